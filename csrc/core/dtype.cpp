@@ -1,0 +1,53 @@
+#include "core/dtype.h"
+
+#include <array>
+#include <cassert>
+#include <cstring>
+
+namespace slimrt {
+namespace {
+
+constexpr DTypeInfo kTypes[] = {
+    {DType::F32, "f32", 1, 4},       {DType::F16, "f16", 1, 2},       {DType::BF16, "bf16", 1, 2},
+    {DType::Q4_0, "q4_0", 32, 18},   {DType::Q4_1, "q4_1", 32, 20},   {DType::Q5_0, "q5_0", 32, 22},
+    {DType::Q5_1, "q5_1", 32, 24},   {DType::Q8_0, "q8_0", 32, 34},   {DType::Q2_K, "q2_k", 256, 84},
+    {DType::Q3_K, "q3_k", 256, 110}, {DType::Q4_K, "q4_k", 256, 144}, {DType::Q5_K, "q5_k", 256, 176},
+    {DType::Q6_K, "q6_k", 256, 210}, {DType::I32, "i32", 1, 4},
+};
+constexpr size_t kNumbers = 31;  // type numbers end with BF16
+
+/// By type number, since views look their type up all the time; holes have block 0.
+constexpr std::array<DTypeInfo, kNumbers> kByNumber = [] {
+    std::array<DTypeInfo, kNumbers> table{};
+    for (const DTypeInfo& info : kTypes) table[static_cast<size_t>(info.dtype)] = info;
+    return table;
+}();
+
+}  // namespace
+
+const DTypeInfo* find_dtype(uint32_t ggml_type) {
+    if (ggml_type >= kNumbers || ggml_type == static_cast<uint32_t>(DType::I32)) return nullptr;
+    const DTypeInfo& info = kByNumber[ggml_type];
+    return info.block == 0 ? nullptr : &info;
+}
+
+const DTypeInfo* find_dtype(const char* name) {
+    for (const DTypeInfo& info : kTypes) {
+        if (std::strcmp(info.name, name) == 0) return &dtype_info(info.dtype);
+    }
+    return nullptr;
+}
+
+const DTypeInfo& dtype_info(DType dtype) {
+    const auto number = static_cast<size_t>(dtype);
+    assert(number < kNumbers && kByNumber[number].block != 0);
+    return kByNumber[number];
+}
+
+size_t row_bytes(DType dtype, int64_t n) {
+    const DTypeInfo& info = dtype_info(dtype);
+    assert(n >= 0 && n % info.block == 0);
+    return static_cast<size_t>(n / info.block) * static_cast<size_t>(info.block_bytes);
+}
+
+}  // namespace slimrt

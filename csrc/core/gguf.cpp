@@ -1,0 +1,149 @@
+// The header of a GGUF file, and typed look-ups. The rest is in gguf_metadata.cpp and gguf_tensors.cpp.
+#include "core/gguf.h"
+
+#include <bit>
+#include <cmath>
+#include <limits>
+
+#include "core/gguf_reader.h"
+
+namespace slimrt {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "GGUF files are read in place");
+
+constexpr uint32_t kMagic = 0x46554747;  // "GGUF"
+
+void read_version(GgufReader& reader) {
+    if (reader.read<uint32_t>() != kMagic) {
+        reader.fail(ErrorCode::format, "does not start with GGUF: this is not a GGUF file");
+    }
+    const auto version = reader.read<uint32_t>();
+    if (version == 2 || version == 3) return;
+    if (version != 0 && (version & 0xffffff) == 0) {
+        reader.fail(
+            ErrorCode::unsupported,
+            "is big-endian, and slimrt reads little-endian files: convert it with gguf-convert-endian");
+    }
+    const char* advice = version == 1 ? "convert the model again with current tools"
+                                      : "the file is damaged, or newer than this slimrt";
+    reader.fail(ErrorCode::unsupported, "has GGUF version ", version,
+                ", and slimrt reads versions 2 and 3: ", advice);
+}
+
+bool is_power_of_two(int64_t n) {
+    return std::has_single_bit(static_cast<uint64_t>(n));
+}
+
+/// Integers as int64; nothing when the value is no integer or does not fit.
+std::optional<int64_t> as_integer(const GgufValue& value) {
+    if (const auto* i = std::get_if<int64_t>(&value)) return *i;
+    const auto* u = std::get_if<uint64_t>(&value);
+    if (u && *u <= static_cast<uint64_t>(std::numeric_limits<int64_t>::max()))
+        return static_cast<int64_t>(*u);
+    return {};
+}
+
+/// Integers and floats as double; nothing when the value is neither.
+std::optional<double> as_number(const GgufValue& value) {
+    if (const auto* d = std::get_if<double>(&value)) return *d;
+    if (const auto* i = std::get_if<int64_t>(&value)) return static_cast<double>(*i);
+    if (const auto* u = std::get_if<uint64_t>(&value)) return static_cast<double>(*u);
+    return {};
+}
+
+}  // namespace
+
+GgufFile GgufFile::open(const std::string& path) {
+    auto mapped = std::make_shared<MappedFile>(path);
+    GgufFile file = parse(mapped->data(), mapped->size(), path);
+    file.file_ = std::move(mapped);
+    return file;
+}
+
+GgufFile GgufFile::parse(const std::byte* data, size_t size, std::string name) {
+    GgufFile file;
+    file.path_ = std::move(name);
+    GgufReader reader(data, size, file.path_);
+    reader.begin("the header");
+    read_version(reader);
+    const auto n_tensors = reader.read<uint64_t>();
+    const auto n_entries = reader.read<uint64_t>();
+    file.metadata_ = read_gguf_metadata(reader, n_entries);
+
+    const int64_t alignment = file.integer("general.alignment", 8, 1 << 30, 32);
+    if (!is_power_of_two(alignment)) {
+        fail(ErrorCode::format, file.path_, ": key 'general.alignment' is ", alignment,
+             ", not a power of two");
+    }
+    file.tensors_ = read_gguf_tensors(reader, n_tensors, static_cast<uint64_t>(alignment));
+    return file;
+}
+
+const GgufValue* GgufFile::find(std::string_view key, bool required) const {
+    const auto it = metadata_.find(key);
+    if (it != metadata_.end()) return &it->second;
+    if (!required) return nullptr;
+    fail(ErrorCode::format, path_, ": key '", key,
+         "' is missing: convert the model again with current tools");
+}
+
+void GgufFile::fail_type(std::string_view key, const GgufValue& value, const char* expected) const {
+    fail(ErrorCode::format, path_, ": key '", key, "' is ", describe_gguf_value(value), ", expected ",
+         expected, ": convert the model again with current tools");
+}
+
+int64_t GgufFile::integer(std::string_view key, int64_t low, int64_t high,
+                          std::optional<int64_t> missing) const {
+    const GgufValue* value = find(key, !missing);
+    if (!value) return *missing;
+    const bool huge = std::holds_alternative<uint64_t>(*value) && !as_integer(*value);
+    const std::optional<int64_t> result = as_integer(*value);
+    if (!result && !huge) fail_type(key, *value, "an integer");
+    if (huge || *result < low || *result > high) {
+        const std::string shown = huge ? concat(std::get<uint64_t>(*value)) : concat(*result);
+        fail(ErrorCode::format, path_, ": key '", key, "' is ", shown, ", expected ", low, " to ", high,
+             ": the file is damaged, or too large for slimrt");
+    }
+    return *result;
+}
+
+double GgufFile::number(std::string_view key, std::optional<double> missing) const {
+    const GgufValue* value = find(key, !missing);
+    if (!value) return *missing;
+    const std::optional<double> result = as_number(*value);
+    if (!result) fail_type(key, *value, "a number");
+    if (!std::isfinite(*result)) fail_type(key, *value, "a finite number");
+    return *result;
+}
+
+bool GgufFile::boolean(std::string_view key, std::optional<bool> missing) const {
+    const GgufValue* value = find(key, !missing);
+    if (!value) return *missing;
+    if (const auto* result = std::get_if<bool>(value)) return *result;
+    fail_type(key, *value, "a boolean");
+}
+
+std::string GgufFile::string(std::string_view key, std::optional<std::string> missing) const {
+    const GgufValue* value = find(key, !missing);
+    if (!value) return *missing;
+    if (const auto* result = std::get_if<std::string_view>(value)) return std::string(*result);
+    fail_type(key, *value, "a string");
+}
+
+std::vector<double> GgufFile::numbers(std::string_view key) const {
+    const GgufValue* value = find(key, false);
+    if (!value) return {};
+    const auto* array = std::get_if<GgufArray>(value);
+    if (!array) fail_type(key, *value, "an array of numbers");
+    std::vector<double> result;
+    for (const GgufValue& element : elements(*array)) {
+        const auto* flag = std::get_if<bool>(&element);
+        const std::optional<double> number = flag ? std::optional<double>(*flag) : as_number(element);
+        if (!number || !std::isfinite(*number)) fail_type(key, *value, "an array of finite numbers");
+        result.push_back(*number);
+    }
+    return result;
+}
+
+}  // namespace slimrt

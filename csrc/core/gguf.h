@@ -1,0 +1,69 @@
+// A GGUF file (version 3, or 2: the same layout), validated. Whatever this class hands out has been checked:
+// counts before they are multiplied, offsets and alignment before they are followed, types by name.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "core/mapped_file.h"
+#include "core/tensor.h"
+
+namespace slimrt {
+
+/// An array of a metadata value: element type and a checked position in the file; read on demand.
+struct GgufArray {
+    uint32_t type = 0;  // GGUF value type of the elements
+    uint64_t count = 0;
+    const std::byte* data = nullptr;  // first element (strings: first length)
+    size_t bytes = 0;
+};
+
+/// Integers and booleans are widened to int64 / uint64 / bool, floats to double.
+using GgufValue = std::variant<uint64_t, int64_t, double, bool, std::string_view, GgufArray>;
+
+/// The elements of an array. Strings view the file's bytes, which need not be UTF-8.
+std::vector<GgufValue> elements(const GgufArray& array);
+
+class GgufFile {
+  public:
+    /// Opens and validates. Throws Error{io} or Error{format, unsupported} naming the tensor or key and the
+    /// byte offset.
+    static GgufFile open(const std::string& path);
+    /// The same on bytes in memory, which must outlive the result (tests, fuzzing). Tensors are aligned in
+    /// memory as far as `data` is.
+    static GgufFile parse(const std::byte* data, size_t size, std::string name);
+
+    const std::string& path() const { return path_; }
+    const std::map<std::string, GgufValue, std::less<>>& metadata() const { return metadata_; }
+    /// By name; weights are [rows = ne1 * ne2 * ne3, cols = ne0].
+    const std::map<std::string, Tensor, std::less<>>& tensors() const { return tensors_; }
+
+    bool has(std::string_view key) const { return metadata_.find(key) != metadata_.end(); }
+    /// Typed look-ups. Without a default a missing key, and always a wrong type, a value outside [low, high]
+    /// or a number that is not finite, throws Error{format} naming the key. Any integer type will do for
+    /// integer(), any integer or float type for number().
+    int64_t integer(std::string_view key, int64_t low, int64_t high,
+                    std::optional<int64_t> missing = {}) const;
+    double number(std::string_view key, std::optional<double> missing = {}) const;
+    bool boolean(std::string_view key, std::optional<bool> missing = {}) const;
+    std::string string(std::string_view key, std::optional<std::string> missing = {}) const;
+    /// Arrays as numbers, booleans as 0 and 1; empty when the key is missing.
+    std::vector<double> numbers(std::string_view key) const;
+
+  private:
+    const GgufValue* find(std::string_view key, bool required) const;
+    [[noreturn]] void fail_type(std::string_view key, const GgufValue& value, const char* expected) const;
+
+    std::string path_;
+    std::shared_ptr<MappedFile> file_;  // none when parsed from memory
+    std::map<std::string, GgufValue, std::less<>> metadata_;
+    std::map<std::string, Tensor, std::less<>> tensors_;
+};
+
+}  // namespace slimrt

@@ -1,0 +1,125 @@
+// The tensor part of a GGUF file: descriptions, then the data they point into.
+#include <algorithm>
+#include <iterator>
+#include <vector>
+
+#include "core/gguf_reader.h"
+
+namespace slimrt {
+namespace {
+
+/// ggml_type by number, to name what slimrt does not read, types since removed from GGUF included.
+constexpr const char* kGgmlTypes[] = {
+    "F32",   "F16",        "Q4_0",       "Q4_1",       "Q4_2",     "Q4_3",     "Q5_0",
+    "Q5_1",  "Q8_0",       "Q8_1",       "Q2_K",       "Q3_K",     "Q4_K",     "Q5_K",
+    "Q6_K",  "Q8_K",       "IQ2_XXS",    "IQ2_XS",     "IQ3_XXS",  "IQ1_S",    "IQ4_NL",
+    "IQ3_S", "IQ2_S",      "IQ4_XS",     "I8",         "I16",      "I32",      "I64",
+    "F64",   "IQ1_M",      "BF16",       "Q4_0_4_4",   "Q4_0_4_8", "Q4_0_8_8", "TQ1_0",
+    "TQ2_0", "IQ4_NL_4_4", "IQ4_NL_4_8", "IQ4_NL_8_8", "MXFP4",    "NVFP4",    "Q1_0",
+};
+constexpr size_t kMaxDims = 4;
+constexpr uint64_t kMaxElements = uint64_t{1} << 60;     // no size in bytes overflows
+constexpr uint64_t kLeastBytes = 8 + 1 + 4 + 8 + 4 + 8;  // name, n_dims, one dimension, type, offset
+
+/// A description as read, its data not yet placed.
+struct Description {
+    std::string name;
+    size_t position = 0;  // of the description
+    const DTypeInfo* type = nullptr;
+    int64_t rows = 1, cols = 1;
+    uint64_t offset = 0, bytes = 0;  // in the data section
+};
+
+const DTypeInfo* read_type(GgufReader& reader) {
+    const auto number = reader.read<uint32_t>();
+    if (const DTypeInfo* info = find_dtype(number)) return info;
+    if (number >= std::size(kGgmlTypes)) {
+        reader.fail(ErrorCode::format, "has type ", number,
+                    ", which is not known: the file is damaged, or newer than this slimrt");
+    }
+    std::string readable;
+    for (uint32_t i = 0; i < std::size(kGgmlTypes); ++i) {
+        if (find_dtype(i)) readable += concat(" ", kGgmlTypes[i]);
+    }
+    reader.fail(ErrorCode::unsupported, "has type ", kGgmlTypes[number], " (", number,
+                "), which slimrt does not read; it reads", readable, ": get the model in one of these");
+}
+
+/// Sets rows and cols. GGUF lists the innermost dimension first.
+void read_shape(GgufReader& reader, Description& tensor) {
+    const auto n_dims = reader.read<uint32_t>();
+    if (n_dims == 0 || n_dims > kMaxDims)
+        reader.fail_damaged("has ", n_dims, " dimensions, not 1 to ", kMaxDims);
+    uint64_t elements = 1;
+    for (uint32_t i = 0; i < n_dims; ++i) {
+        const auto size = reader.read<uint64_t>();
+        if (size == 0) reader.fail_damaged("has dimension ", i, " of size 0");
+        if (size > kMaxElements / elements) reader.fail_damaged("has more than 2^60 elements");
+        elements *= size;
+        (i == 0 ? tensor.cols : tensor.rows) *= static_cast<int64_t>(size);
+    }
+}
+
+Description read_description(GgufReader& reader, uint64_t index, uint64_t alignment) {
+    reader.begin(concat("tensor ", index));
+    Description tensor;
+    tensor.position = reader.position();
+    tensor.name = reader.name();
+    reader.rename(concat("tensor '", tensor.name, "'"));
+    read_shape(reader, tensor);
+    tensor.type = read_type(reader);
+    if (tensor.cols % tensor.type->block != 0) {
+        reader.fail_damaged("has rows of ", tensor.cols, " elements, not a multiple of the ",
+                            tensor.type->block, " in a block of ", tensor.type->name);
+    }
+    tensor.bytes = static_cast<uint64_t>(tensor.rows) * row_bytes(tensor.type->dtype, tensor.cols);
+    tensor.offset = reader.read<uint64_t>();
+    if (tensor.offset % alignment != 0) {
+        reader.fail_damaged("has data at offset ", tensor.offset, ", which is not aligned to ", alignment);
+    }
+    return tensor;
+}
+
+/// Throws when a tensor's data reaches past the end of the file or into the next tensor's data. Sorts by
+/// offset.
+void check_extents(GgufReader& reader, std::vector<Description>& tensors, size_t data_start) {
+    const uint64_t available = data_start <= reader.size() ? reader.size() - data_start : 0;
+    std::sort(tensors.begin(), tensors.end(),
+              [](const Description& a, const Description& b) { return a.offset < b.offset; });
+    for (size_t i = 0; i < tensors.size(); ++i) {
+        const Description& tensor = tensors[i];
+        reader.begin(concat("tensor '", tensor.name, "'"), tensor.position);
+        if (tensor.offset > available || tensor.bytes > available - tensor.offset) {
+            reader.fail_damaged("has ", tensor.bytes, " bytes of data at offset ", tensor.offset,
+                                ", but only ", available, " bytes follow the header");
+        }
+        if (i + 1 < tensors.size() && tensors[i + 1].offset < tensor.offset + tensor.bytes) {
+            reader.fail_damaged("shares bytes with tensor '", tensors[i + 1].name, "' at offset ",
+                                tensors[i + 1].offset);
+        }
+    }
+}
+
+}  // namespace
+
+GgufTensors read_gguf_tensors(GgufReader& reader, uint64_t count, uint64_t alignment) {
+    reader.begin("the tensor list");
+    reader.check_count(count, kLeastBytes, "tensors");
+    GgufTensors tensors;
+    std::vector<Description> descriptions;
+    for (uint64_t i = 0; i < count; ++i) {
+        descriptions.push_back(read_description(reader, i, alignment));
+        if (!tensors.emplace(descriptions.back().name, Tensor()).second) {
+            reader.fail(ErrorCode::format, "appears twice: the file is damaged; convert the model again");
+        }
+    }
+    const size_t data_start = (reader.position() + alignment - 1) / alignment * alignment;
+    check_extents(reader, descriptions, data_start);
+    for (const Description& it : descriptions) {
+        auto* data = const_cast<std::byte*>(reader.at(data_start + static_cast<size_t>(it.offset)));
+        tensors[it.name] = Tensor(data, it.type->dtype, it.rows, it.cols);
+    }
+    return tensors;
+}
+
+}  // namespace slimrt

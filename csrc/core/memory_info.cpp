@@ -1,0 +1,31 @@
+#include "core/memory_info.h"
+
+#include <algorithm>
+#include <fstream>
+#include <string>
+
+namespace slimrt {
+namespace {
+
+/// A file holding one number; 0 when there is none ("max" included).
+uint64_t read_number(const char* path) {
+    std::ifstream file(path);
+    uint64_t value = 0;
+    return file >> value ? value : 0;
+}
+
+}  // namespace
+
+uint64_t available_memory() {
+    std::ifstream file("/proc/meminfo");
+    uint64_t available = 0, kib = 0;
+    for (std::string key; file >> key;)
+        if (key == "MemAvailable:" && file >> kib) available = kib * 1024;
+    if (const uint64_t limit = read_number("/sys/fs/cgroup/memory.max")) {
+        const uint64_t used = std::min(limit, read_number("/sys/fs/cgroup/memory.current"));
+        available = available ? std::min(available, limit - used) : limit - used;
+    }
+    return available;
+}
+
+}  // namespace slimrt
