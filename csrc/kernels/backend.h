@@ -1,0 +1,150 @@
+// Memory and operations on one device. Eager: every call has happened (CPU) or is ordered (CUDA) when it
+// returns. All activations are float32 [tokens, width]; weights are any readable type [out, in].
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "core/tensor.h"
+
+namespace slimrt {
+
+enum class NormKind { rms, layer };
+enum class Activation { silu, gelu_tanh, gelu_erf, relu };
+
+/// Rotary position embedding as a table: row p holds, for each of n_rot/2 pairs, cos and sin of position p
+/// (interleaved: cos0 sin0 cos1 sin1 ...), any attention factor of YaRN or longrope multiplied in.
+/// Of every head the first n_rot columns rotate: pairs (2i, 2i+1) when `interleaved` (GGUF "llama"), else
+/// (i, i + n_rot/2) (neox).
+struct Rope {
+    Tensor table;  // [n_ctx, n_rot] f32; none: no rotation
+    int n_rot = 0;
+    bool interleaved = false;
+    explicit operator bool() const { return bool(table); }
+};
+
+/// The stored rows of one plane. Paged: row r of block b is at base + b * block_stride + r * row_bytes and
+/// position p lies in block table[p / block_tokens]. Dense (block_tokens == 0): position p is at
+/// base + (p - first) * row_bytes.
+struct Rows {
+    const std::byte* base = nullptr;
+    DType dtype = DType::F32;
+    int width = 0;
+    size_t row_bytes = 0, block_stride = 0;
+    int block_tokens = 0;
+    int64_t first = 0;
+};
+
+/// Rows to be written: slot s (= block * block_tokens + row in block) of a plane.
+struct Slots {
+    std::byte* base = nullptr;
+    DType dtype = DType::F32;
+    int width = 0;
+    size_t row_bytes = 0, block_stride = 0;
+    int block_tokens = 0;
+    Tensor slots;  // [1, n] I32
+};
+
+/// One sequence's share of an attention call: queries [query, query + n_queries) at positions position,
+/// position + 1, ...; each sees the stored rows [begin, end) and, when `fresh`, the fresh rows of its own
+/// sequence up to itself; both limited to the last `window` positions.
+struct AttentionSequence {
+    int query = 0, n_queries = 0;
+    int64_t position = 0;
+    int64_t begin = 0, end = 0;
+    bool fresh = true;
+    const int32_t* table = nullptr;  // block table, none for dense rows
+};
+
+/// scores += scale * q . rotate(row[head] + bias). Row heads are shared by n_heads_q / n_heads queries each;
+/// n_heads == 1: the whole row serves every head (absorbed).
+struct ScoreTerm {
+    Rows stored;
+    Tensor fresh;  // [tokens, n_heads * dim] f32, what store() will write
+    int n_heads = 0, dim = 0;
+    Tensor q;      // [tokens, n_heads_q * dim], rotated where rope is set
+    Tensor bias;   // [1, n_heads * dim] added to a row before the rotation, or none
+    Rope rope;     // rotation on read, or none: the rows are used as they are
+};
+
+/// out[head] = sum over rows of softmax weight * row[head].
+struct ValueTerm {
+    Rows stored;
+    Tensor fresh;
+    int n_heads = 0, dim = 0;
+    Tensor out;  // [tokens, n_heads_q * dim]
+};
+
+struct AttentionArgs {
+    std::span<const AttentionSequence> sequences;
+    std::span<const ScoreTerm> scores;  // one or two
+    std::span<const ValueTerm> values;  // one or two
+    int n_heads = 0;                    // query heads
+    float scale = 1;
+    int64_t window = 0;  // 0: none; else a query at p sees positions > p - window
+    Tensor lse;          // [tokens, n_heads]: log of the softmax denominator, with the maximum; or none
+    bool merge = false;  // out and lse already hold earlier rows' result: combine by log-sum-exp
+};
+
+struct MemoryUse {
+    uint64_t weights = 0;  // converted or copied for this process
+    uint64_t derived = 0;  // made from weights: W_KV, transposes, rope tables
+    uint64_t cache = 0;
+    uint64_t scratch = 0;
+};
+enum class MemoryKind { weights, derived, cache, scratch };
+
+class Backend {
+  public:
+    virtual ~Backend() = default;
+    virtual std::string description() const = 0;  // "cpu avx512, 2 threads"
+
+    // Memory. Allocations are zeroed and resident: what was granted never fails later. Throws
+    // Error{wont_fit}. A dry backend (planning) counts and computes nothing.
+    virtual Buffer alloc(MemoryKind kind, size_t bytes, const char* what) = 0;
+    virtual void upload(Tensor to, const void* from, size_t bytes) = 0;
+    virtual void download(void* to, Tensor from, size_t bytes) = 0;
+    virtual bool dry() const = 0;
+    virtual MemoryUse memory() const = 0;
+    /// Bytes of the backend's own workspace so far (part of scratch), and a way to have it all at once: the
+    /// planner measures the first on a dry backend and reserves it on the real one.
+    virtual size_t workspace() const = 0;
+    virtual void reserve_workspace(size_t bytes) = 0;
+
+    /// Whether linear() multiplies with this type as it is stored; other types are unpacked at load.
+    virtual bool native(DType dtype) const = 0;
+
+    /// out[i] = table[ids[i]]; any readable type to f32. ids: [1, n] I32.
+    virtual void gather(Tensor table, Tensor ids, Tensor out) = 0;
+    /// Row-wise; weight and bias [1, width] f32 or none. out may be x.
+    virtual void norm(NormKind kind, Tensor x, Tensor weight, Tensor bias, float eps, Tensor out) = 0;
+    /// out = x W^T + bias; x [n, in], W [out, in], out [n, out]; bias [1, out] f32 or none.
+    virtual void linear(Tensor x, Tensor weight, Tensor bias, Tensor out) = 0;
+    /// Per head: out[:, head] = x[:, head] W_head^T, W = n_heads stacked [m, k]; x [n, n_heads * k],
+    /// out [n, n_heads * m].
+    virtual void linear_per_head(Tensor x, Tensor weight, int n_heads, Tensor out) = 0;
+    /// In place on x [n, n_heads * head_dim]; positions [1, n] I32.
+    virtual void rope(Tensor x, int n_heads, const Rope& rope, Tensor positions) = 0;
+    virtual void activate(Activation kind, Tensor x) = 0;
+    /// gate = activation(gate) * up.
+    virtual void gate(Activation kind, Tensor gate, Tensor up) = 0;
+    /// x += y; y may have one row, which is then added to every row of x.
+    virtual void add(Tensor x, Tensor y) = 0;
+    /// Rounds row i of x (f32) into slot i.
+    virtual void store(Tensor x, const Slots& slots) = 0;
+    /// Rows [begin, end) of a sequence to f32 out [end - begin, width].
+    virtual void load(const Rows& rows, const int32_t* table, int64_t begin, int64_t end, Tensor out) = 0;
+    /// Causal attention of many sequences over stored and fresh rows.
+    virtual void attention(const AttentionArgs& args) = 0;
+};
+
+struct CpuOptions {
+    int n_threads = 0;  // 0: default_threads()
+    std::string isa;    // "avx2", "avx512", "portable"; empty: SLIMRT_ISA, else the best this CPU has
+    bool dry = false;
+};
+std::unique_ptr<Backend> open_cpu_backend(const CpuOptions& options);
+
+}  // namespace slimrt

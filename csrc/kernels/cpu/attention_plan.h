@@ -1,0 +1,75 @@
+// How one attention call is shared out. A job is a tile of queries of one sequence with some or all of the heads;
+// where there are fewer jobs than threads would like, the rows a job reads are split into parts, whose results
+// (maximum, sum, values: a state) are merged at the end.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "kernels/backend.h"
+
+namespace slimrt::cpu {
+
+/// Positions [first, end).
+struct Span {
+    int64_t first = 0, end = 0;
+    int64_t size() const { return end > first ? end - first : 0; }
+};
+
+struct AttentionJob {
+    const AttentionSequence* sequence;
+    int first_query, n_queries;  // within the sequence
+    int first_group, n_groups;
+    Span stored, fresh;  // positions that at least one of the queries sees
+    int n_parts;
+    size_t states;  // of n_parts > 1: where they are in the workspace, in floats
+
+    int64_t position(int query) const { return sequence->position + first_query + query; }
+};
+
+struct AttentionItem {
+    int job, part;
+};
+
+/// Offsets in floats. Every thread has its scratch at thread * size.
+struct AttentionScratch {
+    size_t q[2];     // per score term, [head][query][dim]
+    size_t scores;   // [head][query][tile]
+    size_t rows;     // [tile][stride]
+    size_t factor;   // [head][query]
+    size_t weights;  // [part]
+    size_t state;    // of a job in one part
+    size_t size;
+};
+
+/// Per value term [head][query][stride], then the maxima and sums [head][query].
+struct AttentionState {
+    size_t values[2], max, sum, size;
+};
+
+struct AttentionPlan {
+    AttentionPlan(const AttentionArgs& args, int n_threads);
+
+    int n_groups;         // what the heads divide into without sharing a row between groups
+    int heads_per_group;  // query heads
+    int tile;             // rows read at once
+    std::vector<AttentionJob> jobs;
+    std::vector<AttentionItem> items;
+    AttentionScratch scratch;
+    AttentionState state;
+    size_t floats;  // of workspace
+
+  private:
+    void add_jobs(const AttentionArgs& args, const AttentionSequence& sequence);
+    void split(int n_threads);
+    void lay_out(const AttentionArgs& args, int n_threads);
+};
+
+/// Floats from one row to the next in scratch: whole vectors, and not a multiple of a page, whose rows would all
+/// compete for the same few places of the cache.
+inline size_t row_stride(int64_t width) {
+    return (width + 15) / 16 * 16 + 16;
+}
+
+}  // namespace slimrt::cpu

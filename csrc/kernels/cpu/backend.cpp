@@ -1,0 +1,223 @@
+#include <algorithm>
+#include <cassert>
+#include <cstdlib>
+#include <cstring>
+
+#include "core/error.h"
+#include "kernels/cpu/attention_run.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "kernels/cpu/row_address.h"
+
+namespace slimrt::cpu {
+namespace {
+
+constexpr int64_t kInlineElements = 1 << 15;  // less work than this is done before a thread wakes up
+constexpr int64_t kChunkElements = 1 << 13;
+constexpr int64_t kMinLinearRows = 16;  // rows of a weight in one work item
+constexpr int kLinearChunksPerThread = 8;
+
+uint32_t number(DType dtype) {
+    return static_cast<uint32_t>(dtype);
+}
+
+uint32_t number(Activation kind) {
+    return static_cast<uint32_t>(kind);
+}
+
+int64_t chunks(int64_t n, int64_t chunk) {
+    return (n + chunk - 1) / chunk;
+}
+
+const float* data_or_null(const Tensor& vector) {
+    return vector ? vector.f32() : nullptr;
+}
+
+}  // namespace
+
+CpuBackend::CpuBackend(const Isa& isa, int n_threads, bool dry)
+    : isa_(isa),
+      n_threads_(n_threads),
+      pool_(dry ? nullptr : std::make_unique<ThreadPool>(n_threads)),
+      memory_(pool_.get()) {}
+
+std::string CpuBackend::description() const {
+    return concat("cpu ", isa_.name, ", ", n_threads_, n_threads_ == 1 ? " thread" : " threads");
+}
+
+Buffer CpuBackend::alloc(MemoryKind kind, size_t bytes, const char* what) {
+    return memory_.alloc(kind, bytes, what);
+}
+
+void CpuBackend::upload(Tensor to, const void* from, size_t bytes) {
+    if (!dry()) std::memcpy(to.data, from, bytes);
+}
+
+void CpuBackend::download(void* to, Tensor from, size_t bytes) {
+    if (!dry()) std::memcpy(to, from.data, bytes);
+}
+
+template <class Fn>
+void CpuBackend::run(int64_t n_items, const Fn& fn) {
+    if (pool_) pool_->run(n_items, std::ref(fn));
+}
+
+template <class Fn>
+void CpuBackend::each_row(int64_t rows, int64_t cols, const Fn& fn) {
+    const bool small = rows * cols < kInlineElements;
+    const int64_t chunk = small ? rows : std::max<int64_t>(1, kChunkElements / cols);
+    run(rows == 0 ? 0 : chunks(rows, chunk), [&](int64_t item, int) {
+        const int64_t end = std::min(rows, (item + 1) * chunk);
+        for (int64_t row = item * chunk; row < end; ++row) fn(row);
+    });
+}
+
+void CpuBackend::reserve_workspace(size_t bytes) {
+    if (bytes <= workspace_.bytes) return;
+    workspace_ = {};  // first, so that the two never count together
+    workspace_ = alloc(MemoryKind::scratch, bytes, "the kernels' workspace");
+}
+
+std::byte* CpuBackend::workspace_of(size_t bytes) {
+    reserve_workspace(bytes);
+    return workspace_.data.get();
+}
+
+void CpuBackend::gather(Tensor table, Tensor ids, Tensor out) {
+    each_row(out.rows, out.cols, [&](int64_t i) {
+        const int32_t id = ids.i32()[i];
+        assert(id >= 0 && id < table.rows);
+        isa_.unpack(number(table.dtype), table.row(id), out.cols, out.f32(i));
+    });
+}
+
+void CpuBackend::norm(NormKind kind, Tensor x, Tensor weight, Tensor bias, float eps, Tensor out) {
+    const float *w = data_or_null(weight), *b = data_or_null(bias);
+    each_row(x.rows, x.cols, [&](int64_t i) {
+        if (kind == NormKind::rms) {
+            isa_.rms_norm(x.f32(i), w, eps, x.cols, out.f32(i));
+            if (b) isa_.add(out.f32(i), b, x.cols);
+        } else {
+            isa_.layer_norm(x.f32(i), w, b, eps, x.cols, out.f32(i));
+        }
+    });
+}
+
+const LinearKernel* CpuBackend::find_kernel(DType dtype) const {
+    for (const LinearKernel* kernel = isa_.linear; kernel->product; ++kernel) {
+        if (kernel->weight_type == number(dtype)) return kernel;
+    }
+    return nullptr;
+}
+
+void CpuBackend::linear(Tensor x, Tensor weight, Tensor bias, Tensor out) {
+    multiply(x, weight, 1, bias, out);
+}
+
+void CpuBackend::linear_per_head(Tensor x, Tensor weight, int n_heads, Tensor out) {
+    multiply(x, weight, n_heads, {}, out);
+}
+
+void CpuBackend::multiply(Tensor x, Tensor weight, int n_heads, Tensor bias, Tensor out) {
+    const LinearKernel* kernel = find_kernel(weight.dtype);
+    assert(kernel && "load() unpacks types without a kernel");
+    const int64_t n = x.rows, k = weight.cols, m = weight.rows / n_heads;
+    assert(x.cols == n_heads * k && out.cols == n_heads * m && out.rows == n);
+
+    Tensor packed = x;  // row i, head h at packed.row(i) + h * head_bytes
+    size_t head_bytes = k * sizeof(float);
+    if (kernel->pack) {
+        head_bytes = (kernel->packed_bytes(k) + 63) / 64 * 64;
+        packed.stride = n_heads * head_bytes;
+        packed.data = workspace_of(n * packed.stride);
+        each_row(n * n_heads, k, [&](int64_t i) {
+            const int64_t row = i / n_heads, head = i % n_heads;
+            kernel->pack(x.f32(row) + head * k, k, packed.row(row) + head * head_bytes);
+        });
+    }
+    const int64_t wanted = chunks(m * n_heads, n_threads_ * kLinearChunksPerThread);
+    const int64_t chunk = std::max(kMinLinearRows, chunks(wanted, kMinLinearRows) * kMinLinearRows);
+    const int64_t per_head = chunks(m, chunk);
+    run(n_heads * per_head, [&](int64_t item, int) {
+        const int64_t head = item / per_head, first = item % per_head * chunk;
+        const int64_t rows = std::min(chunk, m - first), column = head * m + first;
+        kernel->product(weight.row(column), weight.stride, rows, packed.data + head * head_bytes, packed.stride, n,
+                        k, out.f32() + column, out.stride / sizeof(float));
+        if (!bias) return;
+        for (int64_t i = 0; i < n; ++i) isa_.add(out.f32(i) + column, bias.f32() + column, rows);
+    });
+}
+
+void CpuBackend::rope(Tensor x, int n_heads, const Rope& rope, Tensor positions) {
+    const int64_t head_dim = x.cols / n_heads;
+    each_row(x.rows, x.cols, [&](int64_t i) {
+        const float* turn = rope.table.f32(positions.i32()[i]);
+        for (int head = 0; head < n_heads; ++head) {
+            isa_.rope(x.f32(i) + head * head_dim, turn, rope.n_rot, rope.interleaved);
+        }
+    });
+}
+
+void CpuBackend::activate(Activation kind, Tensor x) {
+    each_row(x.rows, x.cols, [&](int64_t i) { isa_.activate(number(kind), x.f32(i), x.cols); });
+}
+
+void CpuBackend::gate(Activation kind, Tensor gate, Tensor up) {
+    each_row(gate.rows, gate.cols, [&](int64_t i) { isa_.gate(number(kind), gate.f32(i), up.f32(i), gate.cols); });
+}
+
+void CpuBackend::add(Tensor x, Tensor y) {
+    each_row(x.rows, x.cols, [&](int64_t i) { isa_.add(x.f32(i), y.f32(y.rows == 1 ? 0 : i), x.cols); });
+}
+
+void CpuBackend::store(Tensor x, const Slots& slots) {
+    each_row(x.rows, x.cols, [&](int64_t i) {
+        isa_.narrow(number(slots.dtype), x.f32(i), slots.width, slot_address(slots, slots.slots.i32()[i]));
+    });
+}
+
+void CpuBackend::load(const Rows& rows, const int32_t* table, int64_t begin, int64_t end, Tensor out) {
+    each_row(end - begin, rows.width, [&](int64_t i) {
+        const RowRun run = rows_at(rows, table, begin + i, begin + i + 1);
+        isa_.widen(number(rows.dtype), run.data, rows.row_bytes, 1, rows.width, out.f32(i), 0);
+    });
+}
+
+void CpuBackend::attention(const AttentionArgs& args) {
+    const AttentionPlan plan(args, n_threads_);
+    float* const floats = reinterpret_cast<float*>(workspace_of(plan.floats * sizeof(float)));
+    const AttentionRun attention(isa_, args, plan, floats);
+    run(plan.items.size(), [&](int64_t item, int thread) { attention.compute(plan.items[item], thread); });
+    for (const AttentionJob& job : plan.jobs) {
+        if (job.n_parts == 1) continue;
+        run(job.n_groups * plan.heads_per_group,
+            [&](int64_t head, int thread) { attention.merge(job, static_cast<int>(head), thread); });
+    }
+}
+
+}  // namespace slimrt::cpu
+
+namespace slimrt {
+namespace {
+
+const cpu::Isa& choose_isa(const std::string& asked) {
+    int n = 0;
+    const cpu::Isa* const* isas = cpu::supported_isas(&n);
+    const char* preferred = std::getenv("SLIMRT_ISA");
+    const std::string name = !asked.empty() ? asked : preferred ? preferred : "";
+    if (name.empty()) return *isas[0];
+    std::string known;
+    for (int i = 0; i < n; ++i) {
+        if (name == isas[i]->name) return *isas[i];
+        known += concat(i ? ", " : "", isas[i]->name);
+    }
+    fail(ErrorCode::argument, "isa '", name, "' is not known or not supported here; this machine has: ", known);
+}
+
+}  // namespace
+
+std::unique_ptr<Backend> open_cpu_backend(const CpuOptions& options) {
+    const int n_threads = options.n_threads == 0 ? default_threads() : options.n_threads;
+    return std::make_unique<cpu::CpuBackend>(choose_isa(options.isa), n_threads, options.dry);
+}
+
+}  // namespace slimrt

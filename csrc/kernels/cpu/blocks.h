@@ -1,0 +1,100 @@
+// How GGUF stores a block of quantised weights, and how an element follows from it. Everything is bytes, so
+// that a block may lie at any address; numbers are little endian.
+#pragma once
+
+#include "kernels/cpu/dot.h"
+
+namespace slimrt::cpu::SLIMRT_ISA {
+
+static inline uint32_t u32_at(const void* p) {
+    uint32_t u;
+    memcpy(&u, p, sizeof u);
+    return u;
+}
+
+static inline float f32_at(const void* p) {
+    float f;
+    memcpy(&f, p, sizeof f);
+    return f;
+}
+
+static inline uint16_t u16_at(const void* p) {
+    uint16_t u;
+    memcpy(&u, p, sizeof u);
+    return u;
+}
+
+/// A 16-bit float stored at any address, used as a number.
+struct Scale {
+    uint8_t bytes[2];
+    operator float() const { return half_to_float(u16_at(bytes)); }
+};
+
+// Blocks of 32. Nibble i of `codes`: element i low, element i + 16 high.
+
+struct BlockQ4_0 {  // d * (code - 8)
+    Scale d;
+    uint8_t codes[16];
+};
+struct BlockQ4_1 {  // d * code + m
+    Scale d, m;
+    uint8_t codes[16];
+};
+struct BlockQ5_0 {  // d * (code - 16); bit i of `high` is the fifth bit of element i
+    Scale d;
+    uint8_t high[4], codes[16];
+};
+struct BlockQ5_1 {  // d * code + m
+    Scale d, m;
+    uint8_t high[4], codes[16];
+};
+struct BlockQ8_0 {  // d * code
+    Scale d;
+    int8_t codes[32];
+};
+
+// Blocks of 256, in groups of 16 or 32 elements that have a scale (and a minimum) of their own.
+
+struct BlockQ2_K {  // groups of 16: d * (scale & 15) * code - dmin * (scale >> 4)
+    uint8_t scales[16], codes[64];  // four elements, 32 apart, in a byte
+    Scale d, dmin;
+};
+struct BlockQ3_K {  // groups of 16: d * (scale - 32) * (code - 4); see scales_q3
+    uint8_t high[32];               // bit j of byte i: third bit of element 32 j + i
+    uint8_t codes[64], scales[12];  // codes as in Q2_K
+    Scale d;
+};
+struct BlockQ4_K {  // groups of 32: d * scale * code - dmin * min; see scales_q4
+    Scale d, dmin;
+    uint8_t scales[12], codes[128];  // of every 32 bytes the low nibbles are a group, the high ones the next
+};
+struct BlockQ5_K {  // as Q4_K
+    Scale d, dmin;
+    uint8_t scales[12], high[32], codes[128];  // bit j of high[i]: fifth bit of element 32 j + i
+};
+struct BlockQ6_K {      // groups of 16: d * scale * (code - 32)
+    uint8_t codes[128];  // of every 64 bytes the low nibbles are 64 elements, the high ones the next 64
+    uint8_t high[64];    // upper two bits: four elements, 32 apart, in a byte
+    int8_t scales[16];
+    Scale d;
+};
+
+/// The 8 scales and 8 minima of Q4_K and Q5_K, six bits each.
+static inline void scales_q4(const uint8_t packed[12], uint8_t scale[8], uint8_t min[8]) {
+    const uint32_t a = u32_at(packed), b = u32_at(packed + 4), c = u32_at(packed + 8);
+    const uint32_t six = 0x3f3f3f3f, four = 0x0f0f0f0f, upper = 0x30303030;
+    const uint64_t s = (a & six) | static_cast<uint64_t>((c & four) | (a >> 2 & upper)) << 32;
+    const uint64_t m = (b & six) | static_cast<uint64_t>((c >> 4 & four) | (b >> 2 & upper)) << 32;
+    memcpy(scale, &s, 8);
+    memcpy(min, &m, 8);
+}
+
+/// The 16 scales of Q3_K, six bits each.
+static inline void scales_q3(const uint8_t packed[12], uint8_t scale[16]) {
+    for (int i = 0; i < 16; ++i) {
+        const int low = packed[i & 7] >> (i & 8 ? 4 : 0) & 15;
+        scale[i] = static_cast<uint8_t>(low | (packed[8 + (i & 3)] >> (i / 4 * 2) & 3) << 4);
+    }
+}
+
+}  // namespace slimrt::cpu::SLIMRT_ISA

@@ -1,0 +1,61 @@
+// The CPU backend: shares the rows of every operation out to threads; an Isa computes them.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "core/thread_pool.h"
+#include "kernels/backend.h"
+#include "kernels/cpu/isa.h"
+#include "kernels/cpu/memory.h"
+
+namespace slimrt::cpu {
+
+class CpuBackend final : public Backend {
+  public:
+    CpuBackend(const Isa& isa, int n_threads, bool dry);
+
+    std::string description() const override;
+    Buffer alloc(MemoryKind kind, size_t bytes, const char* what) override;
+    void upload(Tensor to, const void* from, size_t bytes) override;
+    void download(void* to, Tensor from, size_t bytes) override;
+    bool dry() const override { return !pool_; }
+    MemoryUse memory() const override { return memory_.used(); }
+    size_t workspace() const override { return workspace_.bytes; }
+    void reserve_workspace(size_t bytes) override;
+    bool native(DType dtype) const override { return find_kernel(dtype) != nullptr; }
+
+    void gather(Tensor table, Tensor ids, Tensor out) override;
+    void norm(NormKind kind, Tensor x, Tensor weight, Tensor bias, float eps, Tensor out) override;
+    void linear(Tensor x, Tensor weight, Tensor bias, Tensor out) override;
+    void linear_per_head(Tensor x, Tensor weight, int n_heads, Tensor out) override;
+    void rope(Tensor x, int n_heads, const Rope& rope, Tensor positions) override;
+    void activate(Activation kind, Tensor x) override;
+    void gate(Activation kind, Tensor gate, Tensor up) override;
+    void add(Tensor x, Tensor y) override;
+    void store(Tensor x, const Slots& slots) override;
+    void load(const Rows& rows, const int32_t* table, int64_t begin, int64_t end, Tensor out) override;
+    void attention(const AttentionArgs& args) override;
+
+  private:
+    /// fn(item, thread) for every item, on all threads; nothing when dry.
+    template <class Fn>
+    void run(int64_t n_items, const Fn& fn);
+    /// fn(row) for every row; on all threads when rows of `cols` elements are worth waking them.
+    template <class Fn>
+    void each_row(int64_t rows, int64_t cols, const Fn& fn);
+    /// One block for all operations, valid until the next call; grows to the most that was asked for.
+    std::byte* workspace_of(size_t bytes);
+
+    const LinearKernel* find_kernel(DType dtype) const;
+    /// Per head out = x W^T + bias; linear() has one head.
+    void multiply(Tensor x, Tensor weight, int n_heads, Tensor bias, Tensor out);
+
+    const Isa& isa_;
+    const int n_threads_;
+    std::unique_ptr<ThreadPool> pool_;  // none when dry
+    Memory memory_;
+    Buffer workspace_;
+};
+
+}  // namespace slimrt::cpu

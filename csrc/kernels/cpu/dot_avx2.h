@@ -1,0 +1,120 @@
+// dot.h for AVX2, FMA and F16C.
+#pragma once
+
+namespace slimrt::cpu::SLIMRT_ISA {
+
+static inline float half_to_float(uint16_t h) { return _cvtsh_ss(h); }
+static inline void store(Half* p, Vec a) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT));
+}
+
+struct Codes {
+    __m256i low, high;
+};
+using Sums = Codes;
+struct Acc {
+    Vec low, high;
+};
+constexpr int dot_rows = 2;
+
+static inline Acc operator*(Acc a, Acc b) { return {a.low * b.low, a.high * b.high}; }
+static inline Acc fma(Acc a, Acc b, Acc c) { return {fma(a.low, b.low, c.low), fma(a.high, b.high, c.high)}; }
+static inline float sum(Acc a) { return sum(a.low + a.high); }
+
+static inline __m256i load_panel(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+static inline Codes load_halves(const void* p, const void* q) { return {load_panel(p), load_panel(q)}; }
+static inline Codes load_codes(const void* p) { return load_halves(p, static_cast<const __m256i*>(p) + 1); }
+static inline Codes load_twice(const void* p) { return load_halves(p, p); }
+static inline __m256i load_nibbles(const void* p) {
+    const __m128i v = _mm_loadu_si128(static_cast<const __m128i*>(p));
+    return _mm256_and_si256(_mm256_set_m128i(_mm_srli_epi16(v, 4), v), _mm256_set1_epi8(15));
+}
+static inline Codes load_nibbles(const void* p, const void* q) { return {load_nibbles(p), load_nibbles(q)}; }
+static inline Codes fields(Codes c, int shift0, int shift1, int mask) {
+    const __m256i bits = _mm256_set1_epi8(static_cast<char>(mask));
+    return {_mm256_and_si256(_mm256_srli_epi16(c.low, shift0), bits),
+            _mm256_and_si256(_mm256_srli_epi16(c.high, shift1), bits)};
+}
+static inline Codes above(Codes low, Codes high) {
+    return {_mm256_or_si256(low.low, _mm256_slli_epi16(high.low, 4)),
+            _mm256_or_si256(low.high, _mm256_slli_epi16(high.high, 4))};
+}
+
+constexpr int wide_offset = 0;
+static inline Codes wide(Codes c) { return c; }
+/// maddubs adds two products of an unsigned and a signed factor in 16 bits: codes below 64 cannot overflow, wide
+/// ones lend their sign to the activation.
+template <bool is_wide>
+static inline __m256i dot(__m256i acc, __m256i w, __m256i x) {
+    const __m256i pairs = is_wide ? _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w))
+                                  : _mm256_maddubs_epi16(w, x);
+    return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+template <bool is_wide>
+static inline Sums dot(Sums acc, Codes w, Codes x) {
+    return {dot<is_wide>(acc.low, w.low, x.low), dot<is_wide>(acc.high, w.high, x.high)};
+}
+
+static inline Sums start_halves(const void* p) {
+    int32_t a[2];
+    memcpy(a, p, sizeof a);
+    return {_mm256_zextsi128_si256(_mm_cvtsi32_si128(a[0])), _mm256_zextsi128_si256(_mm_cvtsi32_si128(a[1]))};
+}
+static inline Sums start_quarters(const void* p) {
+    int32_t a[4];
+    memcpy(a, p, sizeof a);
+    return {_mm256_setr_epi32(a[0], 0, 0, 0, a[1], 0, 0, 0), _mm256_setr_epi32(a[2], 0, 0, 0, a[3], 0, 0, 0)};
+}
+static inline Vec to_vec(__m256i s) { return {_mm256_cvtepi32_ps(s)}; }
+static inline Acc to_acc(Sums s) { return {to_vec(s.low), to_vec(s.high)}; }
+static inline Acc halves(float a, float b) { return {splat(a), splat(b)}; }
+static inline Acc quarters(const float* p) {
+    return {{_mm256_set_m128(_mm_set1_ps(p[1]), _mm_set1_ps(p[0]))},
+            {_mm256_set_m128(_mm_set1_ps(p[3]), _mm_set1_ps(p[2]))}};
+}
+static inline Acc add_eight(Acc acc, const float* a, const void* b) {
+    return {fma(load(a), load(static_cast<const float*>(b)), acc.low), acc.high};
+}
+
+using PanelCodes = __m256i;
+using PanelSums = __m256i;
+constexpr int panel_vectors = 1, panel_tokens = 4;
+
+static inline PanelCodes splat_four(const void* p) {
+    int32_t four;
+    memcpy(&four, p, sizeof four);
+    return _mm256_set1_epi32(four);
+}
+static inline PanelSums start_all(const void* p) { return splat_four(p); }
+
+/// Eight rows of eight quadruples.
+static inline void store_transposed(const __m256i (&r)[8], uint8_t* to, size_t stride) {
+    __m256i a[2][4];  // a[j][i], 128-bit part p: quadruple 4 p + i of rows 4 j ... 4 j + 3
+    for (int j = 0; j < 2; ++j) {
+        const __m256i low01 = _mm256_unpacklo_epi32(r[4 * j], r[4 * j + 1]);
+        const __m256i low23 = _mm256_unpacklo_epi32(r[4 * j + 2], r[4 * j + 3]);
+        const __m256i high01 = _mm256_unpackhi_epi32(r[4 * j], r[4 * j + 1]);
+        const __m256i high23 = _mm256_unpackhi_epi32(r[4 * j + 2], r[4 * j + 3]);
+        a[j][0] = _mm256_unpacklo_epi64(low01, low23);
+        a[j][1] = _mm256_unpackhi_epi64(low01, low23);
+        a[j][2] = _mm256_unpacklo_epi64(high01, high23);
+        a[j][3] = _mm256_unpackhi_epi64(high01, high23);
+    }
+    for (int i = 0; i < 4; ++i) {
+        const __m256i first = _mm256_permute2x128_si256(a[0][i], a[1][i], 0x20);
+        const __m256i second = _mm256_permute2x128_si256(a[0][i], a[1][i], 0x31);
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i * stride), first);
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + (4 + i) * stride), second);
+    }
+}
+static inline void store_transposed(const Codes* rows, uint8_t* to, size_t stride) {
+    __m256i low[8], high[8];
+    for (int r = 0; r < 8; ++r) {
+        low[r] = rows[r].low;
+        high[r] = rows[r].high;
+    }
+    store_transposed(low, to, stride);
+    store_transposed(high, to + 8 * stride, stride);
+}
+
+}  // namespace slimrt::cpu::SLIMRT_ISA

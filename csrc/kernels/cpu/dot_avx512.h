@@ -1,0 +1,108 @@
+// dot.h for AVX-512 with VNNI.
+#pragma once
+
+namespace slimrt::cpu::SLIMRT_ISA {
+
+static inline float half_to_float(uint16_t h) { return _cvtsh_ss(h); }
+static inline void store(Half* p, Vec a) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT));
+}
+
+using Codes = __m512i;
+using Sums = __m512i;
+using Acc = Vec;
+constexpr int dot_rows = 4;
+
+static inline __m256i load_256(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+static inline Codes join(__m256i a, __m256i b) { return _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1); }
+
+static inline Codes load_codes(const void* p) { return _mm512_loadu_si512(p); }
+static inline Codes load_halves(const void* p, const void* q) { return join(load_256(p), load_256(q)); }
+static inline Codes load_twice(const void* p) { return _mm512_broadcast_i64x4(load_256(p)); }
+static inline Codes load_nibbles(const void* p, const void* q) {
+    const __m128i a = _mm_loadu_si128(static_cast<const __m128i*>(p));
+    const __m128i b = _mm_loadu_si128(static_cast<const __m128i*>(q));
+    const Codes both = join(_mm256_broadcastsi128_si256(a), _mm256_broadcastsi128_si256(b));
+    const Codes shifted = _mm512_srlv_epi64(both, _mm512_set_epi64(4, 4, 0, 0, 4, 4, 0, 0));
+    return _mm512_and_si512(shifted, _mm512_set1_epi8(15));
+}
+static inline Codes fields(Codes c, int shift0, int shift1, int mask) {
+    const long long a = shift0, b = shift1;
+    const Codes shifted = _mm512_srlv_epi64(c, _mm512_set_epi64(b, b, b, b, a, a, a, a));
+    return _mm512_and_si512(shifted, _mm512_set1_epi8(static_cast<char>(mask)));
+}
+static inline Codes above(Codes low, Codes high) {
+    return _mm512_or_si512(low, _mm512_slli_epi16(high, 4));
+}
+
+/// VNNI's first factor is unsigned.
+constexpr int wide_offset = 128;
+static inline Codes wide(Codes c) { return _mm512_xor_si512(c, _mm512_set1_epi8(-128)); }
+template <bool is_wide>
+static inline Sums dot(Sums acc, Codes w, Codes x) {
+    return _mm512_dpbusd_epi32(acc, w, x);
+}
+
+static inline Sums start_halves(const void* p) {
+    const __m128i two = _mm_loadl_epi64(static_cast<const __m128i*>(p));
+    const __m512i to = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0);
+    return _mm512_maskz_permutexvar_epi32(0x0101, to, _mm512_castsi128_si512(two));
+}
+static inline Sums start_quarters(const void* p) {
+    const __m128i four = _mm_loadu_si128(static_cast<const __m128i*>(p));
+    const __m512i to = _mm512_setr_epi32(0, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0);
+    return _mm512_maskz_permutexvar_epi32(0x1111, to, _mm512_castsi128_si512(four));
+}
+static inline Acc to_acc(Sums s) { return {_mm512_cvtepi32_ps(s)}; }
+static inline Acc halves(float a, float b) {
+    return {_mm512_mask_broadcastss_ps(_mm512_set1_ps(a), 0xff00, _mm_set_ss(b))};
+}
+static inline Acc quarters(const float* p) {
+    const __m512i to = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+    return {_mm512_permutevar_ps(_mm512_broadcast_f32x4(_mm_loadu_ps(p)), to)};
+}
+static inline Acc add_eight(Acc acc, const float* a, const void* b) {
+    const __m256 product = _mm256_mul_ps(_mm256_loadu_ps(a), _mm256_loadu_ps(static_cast<const float*>(b)));
+    return {_mm512_add_ps(acc.v, _mm512_zextps256_ps512(product))};
+}
+
+using PanelCodes = __m512i;
+using PanelSums = __m512i;
+constexpr int panel_vectors = 2, panel_tokens = 4;
+
+static inline PanelCodes splat_four(const void* p) {
+    int32_t four;
+    memcpy(&four, p, sizeof four);
+    return _mm512_set1_epi32(four);
+}
+static inline PanelSums start_all(const void* p) { return splat_four(p); }
+static inline PanelCodes load_panel(const void* p) { return _mm512_loadu_si512(p); }
+static inline Vec to_vec(PanelSums s) { return {_mm512_cvtepi32_ps(s)}; }
+
+/// Transposes 4 x 4 blocks of 128 bits.
+static inline void transpose_quarters(__m512i* a) {
+    const __m512i even[2] = {_mm512_shuffle_i32x4(a[0], a[1], 0x88), _mm512_shuffle_i32x4(a[2], a[3], 0x88)};
+    const __m512i odd[2] = {_mm512_shuffle_i32x4(a[0], a[1], 0xdd), _mm512_shuffle_i32x4(a[2], a[3], 0xdd)};
+    a[0] = _mm512_shuffle_i32x4(even[0], even[1], 0x88);
+    a[1] = _mm512_shuffle_i32x4(odd[0], odd[1], 0x88);
+    a[2] = _mm512_shuffle_i32x4(even[0], even[1], 0xdd);
+    a[3] = _mm512_shuffle_i32x4(odd[0], odd[1], 0xdd);
+}
+static inline void store_transposed(const Codes* rows, uint8_t* to, size_t stride) {
+    __m512i a[4][4];  // a[i][j], 128-bit part p: quadruple 4 p + i of rows 4 j ... 4 j + 3
+    for (int j = 0; j < 4; ++j) {
+        const __m512i* r = rows + 4 * j;
+        const __m512i low01 = _mm512_unpacklo_epi32(r[0], r[1]), low23 = _mm512_unpacklo_epi32(r[2], r[3]);
+        const __m512i high01 = _mm512_unpackhi_epi32(r[0], r[1]), high23 = _mm512_unpackhi_epi32(r[2], r[3]);
+        a[0][j] = _mm512_unpacklo_epi64(low01, low23);
+        a[1][j] = _mm512_unpackhi_epi64(low01, low23);
+        a[2][j] = _mm512_unpacklo_epi64(high01, high23);
+        a[3][j] = _mm512_unpackhi_epi64(high01, high23);
+    }
+    for (int i = 0; i < 4; ++i) {
+        transpose_quarters(a[i]);
+        for (int p = 0; p < 4; ++p) _mm512_storeu_si512(to + (4 * p + i) * stride, a[i][p]);
+    }
+}
+
+}  // namespace slimrt::cpu::SLIMRT_ISA

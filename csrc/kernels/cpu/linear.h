@@ -1,0 +1,14 @@
+// What linear.cpp and quant.cpp put into the table of one instruction set.
+#pragma once
+
+#include "kernels/cpu/isa.h"
+
+namespace slimrt::cpu::SLIMRT_ISA {
+
+/// F32 F16 BF16 Q8_0 Q4_0 Q4_K Q5_K Q6_K; the last entry's product is nullptr.
+extern const LinearKernel linear_kernels[];
+
+void unpack(uint32_t type, const void* from, int64_t n, float* to);
+void narrow(uint32_t type, const float* from, int64_t n, void* to);
+
+}  // namespace slimrt::cpu::SLIMRT_ISA

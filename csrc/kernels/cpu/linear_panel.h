@@ -1,0 +1,124 @@
+// Products of quantised weights with many tokens: a panel of rows is unpacked once for all tokens, so that a
+// lane is a row and the sum over a group of codes needs no shuffles.
+#pragma once
+
+#include "kernels/cpu/linear_quant.h"
+
+namespace slimrt::cpu::SLIMRT_ISA {
+
+/// V * lanes rows of up to 256 elements.
+template <class Weight, int V>
+struct Panel {
+    static constexpr int elements = 256, rows = V * lanes;
+
+    alignas(64) uint8_t codes[elements / 4][rows][4];
+    float scale[elements / Weight::group][rows], min[elements / Weight::group][rows];
+
+    /// Unpacks what the rows of k elements hold from element `first` (a multiple of 256) on.
+    void fill(const uint8_t* w, size_t w_stride, int64_t first, int64_t k) {
+        for (int r = 0; r < rows; r += lanes) {
+            for (int i = 0; i < elements && first + i < k; i += Weight::unit) {
+                fill_unit(w + r * w_stride, w_stride, first, i, k, r);
+            }
+        }
+    }
+
+  private:
+    void fill_unit(const uint8_t* w, size_t w_stride, int64_t first, int i, int64_t k, int to) {
+        using Block = typename Weight::Block;
+        constexpr int groups = Weight::unit / Weight::group;
+        Block padded[lanes][2];
+        const Block* blocks[lanes];
+        for (int r = 0; r < lanes; ++r) {
+            const uint8_t* row = w + r * w_stride;
+            blocks[r] = unit_at<Weight>(row, (first + i) / Weight::unit, k, padded[r]);
+            prefetch_unit<Weight>(row, (first + i + elements) / Weight::unit);
+            float s[groups], m[groups];
+            unit_scales<Weight>(blocks[r], s, m);
+            for (int g = 0; g < groups; ++g) {
+                scale[i / Weight::group + g][to + r] = s[g];
+                if constexpr (Weight::has_min) min[i / Weight::group + g][to + r] = m[g];
+            }
+        }
+        for (int j = 0; j < Weight::unit / 64; ++j) {
+            Codes part[lanes];
+            for (int r = 0; r < lanes; ++r) part[r] = Weight::codes(blocks[r], j);
+            store_transposed(part, codes[(i + 64 * j) / 4][to], sizeof codes[0]);
+        }
+    }
+};
+
+/// T tokens' sums for a panel's rows, while they are in registers.
+template <class Weight, int V, int T>
+struct PanelTile {
+    const uint8_t* x;  // token t is t * x_stride further
+    size_t x_stride;
+    Activations first;  // token 0
+    Vec acc[T][V];
+
+    /// Adds group g of the panel, which is group `at` of the row.
+    void add_group(const Panel<Weight, V>& panel, int g, int64_t at) {
+        constexpr int quads = Weight::group / 4;
+        PanelSums s[T][V];
+        for (int t = 0; t < T; ++t) {
+            for (int v = 0; v < V; ++v) {
+                s[t][v] = Weight::offset == 0 ? PanelSums{} : start_all(first.sums + 4 * at + t * x_stride);
+            }
+        }
+        for (int q = 0; q < quads; ++q) {
+            PanelCodes w[V];
+            for (int v = 0; v < V; ++v) w[v] = load_panel(panel.codes[g * quads + q][v * lanes]);
+            for (int t = 0; t < T; ++t) {
+                const PanelCodes four = splat_four(first.codes + 4 * (at * quads + q) + t * x_stride);
+                for (int v = 0; v < V; ++v) s[t][v] = dot<Weight::is_wide>(s[t][v], w[v], four);
+            }
+        }
+        for (int t = 0; t < T; ++t) {
+            const Vec d = splat(f32_at(first.scales + at * Weight::group / 32 * 4 + t * x_stride));
+            for (int v = 0; v < V; ++v) {
+                acc[t][v] = fma(to_vec(s[t][v]), load(panel.scale[g] + v * lanes) * d, acc[t][v]);
+                if constexpr (Weight::has_min) {
+                    const Vec sums = splat(f32_at(first.sums + 4 * at + t * x_stride));
+                    acc[t][v] = fma(load(panel.min[g] + v * lanes), sums, acc[t][v]);
+                }
+            }
+        }
+    }
+};
+
+/// out (+)= the panel, which starts at element `first` of the rows, times T tokens.
+template <class Weight, int V, int T>
+static void panel_tile(const Panel<Weight, V>& panel, const uint8_t* x, size_t x_stride, int64_t first, int64_t k,
+                       float* out, size_t out_stride) {
+    PanelTile<Weight, V, T> tile{x, x_stride, Activations(x, k), {}};
+    if (first > 0) {
+        for (int t = 0; t < T; ++t) {
+            for (int v = 0; v < V; ++v) tile.acc[t][v] = load(out + t * out_stride + v * lanes);
+        }
+    }
+    const int64_t left = k - first < panel.elements ? k - first : panel.elements;
+    for (int g = 0; g < left / Weight::group; ++g) tile.add_group(panel, g, first / Weight::group + g);
+    for (int t = 0; t < T; ++t) {
+        for (int v = 0; v < V; ++v) store(out + t * out_stride + v * lanes, tile.acc[t][v]);
+    }
+}
+
+/// V * lanes rows times all tokens.
+template <class Weight, int V>
+static void panel_product(const uint8_t* w, size_t w_stride, const uint8_t* x, size_t x_stride, int64_t n_tokens,
+                          int64_t k, float* out, size_t out_stride) {
+    Panel<Weight, V> panel;
+    for (int64_t first = 0; first < k; first += panel.elements) {
+        panel.fill(w, w_stride, first, k);
+        int64_t t = 0;
+        for (; t + panel_tokens <= n_tokens; t += panel_tokens) {
+            panel_tile<Weight, V, panel_tokens>(panel, x + t * x_stride, x_stride, first, k, out + t * out_stride,
+                                                out_stride);
+        }
+        for (; t < n_tokens; ++t) {
+            panel_tile<Weight, V, 1>(panel, x + t * x_stride, x_stride, first, k, out + t * out_stride, out_stride);
+        }
+    }
+}
+
+}  // namespace slimrt::cpu::SLIMRT_ISA

@@ -1,0 +1,139 @@
+// Products with quantised weights. Activations are rounded to int8, 32 at a time with an f32 scale. Few
+// tokens: row by row, so that memory is the limit (below). Many: panels (linear_panel.h).
+#pragma once
+
+#include "kernels/cpu/linear_types.h"
+
+namespace slimrt::cpu::SLIMRT_ISA {
+
+/// A packed row of k activations, zeros to a multiple of 64: the codes; a scale (f32) for each 32; and for each
+/// of the weight's groups the sum of its codes, times -offset as int32 or, where there are minima, times the
+/// scale as f32.
+struct Activations {
+    const uint8_t *codes, *scales, *sums;
+
+    static int64_t padded(int64_t k) { return (k + 63) & -64; }
+    Activations(const uint8_t* row, int64_t k)
+        : codes(row), scales(row + padded(k)), sums(row + padded(k) + padded(k) / 8) {}
+};
+
+template <class Weight>
+static size_t packed_bytes(int64_t k) {
+    const int64_t n = Activations::padded(k);
+    return static_cast<size_t>(n + n / 8 + n / Weight::group * 4);
+}
+
+/// 32 activations to codes; returns their scale, which is infinite or NaN if one of them is.
+static inline float round_codes(const float* x, int8_t* codes) {
+    uint32_t largest = 0;  // absolute values order as integers, NaN last
+    for (int i = 0; i < 32; ++i) {
+        const uint32_t absolute = u32_at(x + i) & 0x7fffffff;
+        largest = absolute > largest ? absolute : largest;
+    }
+    const float max = f32_at(&largest), inverse = max > 1e-35f ? 127 / max : 0;
+    for (int i = 0; i < 32; ++i) {
+        const float shifted = f32_at(x + i) * inverse + 0x1.8p23f;  // rounds; the integer is in the low bits
+        codes[i] = static_cast<int8_t>(u32_at(&shifted));
+    }
+    return max / 127;
+}
+
+template <class Weight>
+static void pack(const float* x, int64_t k, void* out) {
+    constexpr int group = Weight::group;
+    uint8_t* codes_to = static_cast<uint8_t*>(out);
+    uint8_t* scales_to = codes_to + Activations::padded(k);
+    uint8_t* sums_to = scales_to + Activations::padded(k) / 8;
+    memset(out, 0, packed_bytes<Weight>(k));
+    for (int64_t b = 0; b < k / 32; ++b) {
+        int8_t codes[32];
+        const float scale = round_codes(x + 32 * b, codes);
+        memcpy(codes_to + 32 * b, codes, 32);
+        memcpy(scales_to + 4 * b, &scale, 4);
+        for (int g = 0; g < 32 / group; ++g) {
+            int32_t total = 0;
+            for (int i = 0; i < group; ++i) total += codes[g * group + i];
+            const int32_t start = -Weight::offset * total;
+            const float scaled = scale * static_cast<float>(total);
+            const uint32_t stored = Weight::has_min ? u32_at(&scaled) : u32_at(&start);
+            memcpy(sums_to + 4 * (b * 32 / group + g), &stored, 4);
+        }
+    }
+}
+
+/// The blocks of unit u of a row of k elements; if half of it is missing, copied to `padded` beside a block of
+/// zeros.
+template <class Weight>
+static inline const typename Weight::Block* unit_at(const uint8_t* row, int64_t u, int64_t k,
+                                                    typename Weight::Block (&padded)[2]) {
+    const auto* blocks = reinterpret_cast<const typename Weight::Block*>(row) + u * (Weight::unit / Weight::block);
+    if (Weight::unit == Weight::block || (u + 1) * Weight::unit <= k) return blocks;
+    padded[0] = blocks[0];
+    padded[1] = {};
+    return padded;
+}
+
+/// Asks for unit u of a row that will be needed soon; it need not exist.
+template <class Weight>
+static inline void prefetch_unit(const uint8_t* row, int64_t u) {
+    constexpr int bytes = Weight::unit / Weight::block * sizeof(typename Weight::Block);
+    for (int i = 0; i < bytes; i += 64) __builtin_prefetch(row + u * bytes + i, 0, 2);
+}
+
+template <class Weight>
+static inline void unit_scales(const typename Weight::Block* blocks, float* scale, float* min) {
+    for (int b = 0; b < Weight::unit / Weight::block; ++b) {
+        constexpr int groups = Weight::block / Weight::group;
+        Weight::scales(blocks[b], scale + b * groups, min + b * groups);
+    }
+}
+
+/// What 64 weights are multiplied with.
+template <class Weight>
+struct Step {
+    Codes codes;
+    Sums start;
+    Acc scale;
+
+    Step(const Activations& x, int64_t i) : codes(load_codes(x.codes + 64 * i)) {
+        const uint8_t* sums = x.sums + i * (64 / Weight::group * 4);
+        if constexpr (Weight::offset == 0) start = Sums{};
+        else if constexpr (Weight::group == 32) start = start_halves(sums);
+        else start = start_quarters(sums);
+        scale = halves(f32_at(x.scales + 8 * i), f32_at(x.scales + 8 * i + 4));
+    }
+    Acc times(Codes weights, const float* weight_scale, Acc acc) const {
+        const Acc s = Weight::group == 32 ? halves(weight_scale[0], weight_scale[1]) : quarters(weight_scale);
+        return fma(to_acc(dot<Weight::is_wide>(start, weights, codes)), s * scale, acc);
+    }
+};
+
+/// R rows times one token.
+template <class Weight, int R>
+static void row_product(const uint8_t* w, size_t w_stride, const Activations& x, int64_t k, float* out) {
+    using Block = typename Weight::Block;
+    constexpr int groups = Weight::unit / Weight::group, steps = Weight::unit / 64;
+    Acc acc[R];
+    for (int r = 0; r < R; ++r) acc[r] = halves(0, 0);
+    for (int64_t u = 0; u * Weight::unit < k; ++u) {
+        Block padded[R][2];
+        const Block* blocks[R];
+        float scale[R][groups], min[R][groups];
+        for (int r = 0; r < R; ++r) {
+            blocks[r] = unit_at<Weight>(w + r * w_stride, u, k, padded[r]);
+            prefetch_unit<Weight>(w + (r + R) * w_stride, u);
+            unit_scales<Weight>(blocks[r], scale[r], min[r]);
+            if constexpr (Weight::has_min) acc[r] = add_eight(acc[r], min[r], x.sums + 32 * u);
+        }
+#pragma GCC unroll 4
+        for (int j = 0; j < steps; ++j) {
+            const Step<Weight> step(x, u * steps + j);
+            for (int r = 0; r < R; ++r) {
+                acc[r] = step.times(Weight::codes(blocks[r], j), scale[r] + j * (64 / Weight::group), acc[r]);
+            }
+        }
+    }
+    for (int r = 0; r < R; ++r) out[r] = sum(acc[r]);
+}
+
+}  // namespace slimrt::cpu::SLIMRT_ISA

@@ -1,0 +1,74 @@
+#include "kernels/cpu/memory.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <string>
+
+#include "core/error.h"
+#include "core/memory_info.h"
+
+namespace slimrt::cpu {
+namespace {
+
+constexpr size_t kHugePage = size_t(2) << 20;
+constexpr size_t kTouchChunk = size_t(8) << 20;  // bytes touched by one work item
+// Smaller allocations are not compared with the memory that is free: reading that takes longer.
+constexpr size_t kUnchecked = size_t(1) << 20;
+
+std::string mebibytes(uint64_t bytes) {
+    return concat((bytes + (1 << 20) - 1) >> 20, " MiB");
+}
+
+[[noreturn]] void fail_alloc(size_t bytes, uint64_t available, const char* what) {
+    throw Error(ErrorCode::wont_fit,
+                concat(what, " needs ", mebibytes(bytes), " of memory, ", mebibytes(available), " are free"), bytes,
+                available);
+}
+
+}  // namespace
+
+Buffer Memory::alloc(MemoryKind kind, size_t bytes, const char* what) {
+    // An overcommitting system grants anything and kills the process when the pages are touched.
+    if (pool_ && bytes > kUnchecked) {
+        const uint64_t available = available_memory();  // 0: unknown
+        if (available && bytes > available) fail_alloc(bytes, available, what);
+    }
+    const size_t mapped = std::max<size_t>(bytes, 1);
+    const int protection = pool_ ? PROT_READ | PROT_WRITE : PROT_NONE;
+    const int flags = MAP_PRIVATE | MAP_ANONYMOUS | (pool_ ? 0 : MAP_NORESERVE);
+    void* data = mmap(nullptr, mapped, protection, flags, -1, 0);
+    if (data == MAP_FAILED) fail_alloc(bytes, available_memory(), what);
+
+    Buffer buffer;
+    buffer.bytes = bytes;
+    std::atomic<uint64_t>& count = used_->bytes[static_cast<int>(kind)];
+    count += bytes;
+    buffer.data = std::shared_ptr<std::byte>(static_cast<std::byte*>(data),
+                                             [used = used_, &count, bytes, mapped](std::byte* p) {
+                                                 munmap(p, mapped);
+                                                 count -= bytes;
+                                             });
+    if (pool_) touch(buffer.data.get(), bytes);
+    return buffer;
+}
+
+void Memory::touch(std::byte* data, size_t bytes) {
+    if (bytes >= 2 * kHugePage) madvise(data, bytes, MADV_HUGEPAGE);  // only a wish
+    const size_t page = sysconf(_SC_PAGESIZE);
+    pool_->run((bytes + kTouchChunk - 1) / kTouchChunk, [=](int64_t item, int) {
+        const size_t first = item * kTouchChunk, end = std::min(bytes, first + kTouchChunk);
+        for (size_t i = first; i < end; i += page) {
+            static_cast<volatile std::byte*>(data)[i] = std::byte(0);
+        }
+    });
+}
+
+MemoryUse Memory::used() const {
+    const auto bytes = [this](MemoryKind kind) { return used_->bytes[static_cast<int>(kind)].load(); };
+    return {bytes(MemoryKind::weights), bytes(MemoryKind::derived), bytes(MemoryKind::cache),
+            bytes(MemoryKind::scratch)};
+}
+
+}  // namespace slimrt::cpu

@@ -1,0 +1,34 @@
+// Memory of the CPU backend: counted, zeroed and resident.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "core/tensor.h"
+#include "core/thread_pool.h"
+#include "kernels/backend.h"
+
+namespace slimrt::cpu {
+
+class Memory {
+  public:
+    /// Without a pool (planning) address space is reserved and counted, but has no memory behind it.
+    explicit Memory(ThreadPool* pool) : pool_(pool), used_(std::make_shared<Counters>()) {}
+
+    /// Throws Error{wont_fit}. `what` is for the message.
+    Buffer alloc(MemoryKind kind, size_t bytes, const char* what);
+    MemoryUse used() const;
+
+  private:
+    struct Counters {  // outlives the backend when a buffer does
+        std::atomic<uint64_t> bytes[4] = {};
+    };
+    void touch(std::byte* data, size_t bytes);
+
+    ThreadPool* pool_;
+    std::shared_ptr<Counters> used_;
+};
+
+}  // namespace slimrt::cpu

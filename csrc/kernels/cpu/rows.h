@@ -1,0 +1,26 @@
+// What elementwise.cpp and attention.cpp give to table.cpp; isa.h says what each does.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+namespace slimrt::cpu::SLIMRT_ISA {
+
+// elementwise.cpp
+void rms_norm(const float* x, const float* weight, float eps, int64_t n, float* out);
+void layer_norm(const float* x, const float* weight, const float* bias, float eps, int64_t n, float* out);
+void rope(float* x, const float* cs, int64_t n_rot, bool interleaved);
+void activate(uint32_t kind, float* x, int64_t n);
+void gate(uint32_t kind, float* gate, const float* up, int64_t n);
+void add(float* x, const float* y, int64_t n);
+
+// attention.cpp
+void widen(uint32_t type, const void* from, size_t from_stride, int64_t n_rows, int64_t n, float* to,
+           size_t to_stride);
+void scores(const float* q, size_t q_stride, int64_t n_q, const float* rows, size_t stride, int64_t n, int64_t dim,
+            float scale, bool accumulate, float* out, size_t ld);
+float softmax(float* s, int64_t n, float* max, float* sum);
+void values(const float* p, size_t ld, int64_t n_q, const float* factor, const float* rows, size_t stride,
+            int64_t n, int64_t dim, float* out, size_t out_stride);
+
+}  // namespace slimrt::cpu::SLIMRT_ISA

@@ -1,0 +1,65 @@
+// Vectors of float for the units compiled once per ISA. SLIMRT_SIMD names the header that has
+//   Vec, lanes, registers; load, load_part, store, store_part, splat; + - * /, fma, min, max, sum, max_of, sums;
+//   round_even, scale_by_power; duplicate_even, duplicate_odd, swap_pairs, deinterleave
+// for one instruction set; everything below is made of these. All functions have internal linkage.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+namespace slimrt::cpu::SLIMRT_ISA {
+
+struct Half {
+    uint16_t bits;  // IEEE binary16
+};
+struct Brain {
+    uint16_t bits;  // bfloat16
+};
+
+}  // namespace slimrt::cpu::SLIMRT_ISA
+
+#include SLIMRT_SIMD
+
+namespace slimrt::cpu::SLIMRT_ISA {
+
+/// The first n < lanes elements, then zeros.
+template <class Stored>
+static inline Vec load_part(const Stored* p, int64_t n) {
+    Stored padded[lanes] = {};
+    memcpy(padded, p, n * sizeof(Stored));
+    return load(padded);
+}
+
+/// e^x to about one ulp; 0 below -104, NaN stays NaN.
+static inline Vec exp(Vec x) {
+    const Vec bounded = min(splat(89.0f), max(splat(-105.0f), x));
+    const Vec n = round_even(bounded * splat(1.44269504f));
+    const Vec r = fma(n, splat(2.12194440e-4f), fma(n, splat(-0.693359375f), bounded));
+    Vec p = splat(1.9875691500e-4f);
+    p = fma(p, r, splat(1.3981999507e-3f));
+    p = fma(p, r, splat(8.3334519073e-3f));
+    p = fma(p, r, splat(4.1665795894e-2f));
+    p = fma(p, r, splat(1.6666665459e-1f));
+    p = fma(p, r, splat(5.0000001201e-1f));
+    return scale_by_power(fma(p, r * r, r + splat(1.0f)), n);
+}
+
+/// 1 - erf(x) for x >= 0, with a relative error of about 1e-7 (of x^2 1e-7 for large x): W. Press et al.'s
+/// Chebyshev fit.
+static inline Vec erfc(Vec x) {
+    const Vec t = splat(1.0f) / fma(splat(0.5f), x, splat(1.0f));
+    Vec p = splat(0.17087277f);
+    p = fma(p, t, splat(-0.82215223f));
+    p = fma(p, t, splat(1.48851587f));
+    p = fma(p, t, splat(-1.13520398f));
+    p = fma(p, t, splat(0.27886807f));
+    p = fma(p, t, splat(-0.18628806f));
+    p = fma(p, t, splat(0.09678418f));
+    p = fma(p, t, splat(0.37409196f));
+    p = fma(p, t, splat(1.00002368f));
+    p = fma(p, t, splat(-1.26551223f));
+    return t * exp(p - x * x);
+}
+
+}  // namespace slimrt::cpu::SLIMRT_ISA

@@ -1,0 +1,84 @@
+// simd.h for AVX2 with FMA and F16C.
+#pragma once
+
+#include <immintrin.h>
+
+namespace slimrt::cpu::SLIMRT_ISA {
+
+struct Vec {
+    __m256 v;
+};
+constexpr int lanes = 8, registers = 16;
+
+static inline __m256i first(int64_t n) {
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(n)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+
+static inline Vec load(const float* p) { return {_mm256_loadu_ps(p)}; }
+static inline Vec load(const Half* p) {
+    return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+}
+static inline Vec load(const Brain* p) {
+    const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(wide, 16))};
+}
+static inline Vec load_part(const float* p, int64_t n) { return {_mm256_maskload_ps(p, first(n))}; }
+static inline void store(float* p, Vec a) { _mm256_storeu_ps(p, a.v); }
+static inline void store_part(float* p, Vec a, int64_t n) { _mm256_maskstore_ps(p, first(n), a.v); }
+static inline Vec splat(float x) { return {_mm256_set1_ps(x)}; }
+
+static inline Vec operator+(Vec a, Vec b) { return {_mm256_add_ps(a.v, b.v)}; }
+static inline Vec operator-(Vec a, Vec b) { return {_mm256_sub_ps(a.v, b.v)}; }
+static inline Vec operator*(Vec a, Vec b) { return {_mm256_mul_ps(a.v, b.v)}; }
+static inline Vec operator/(Vec a, Vec b) { return {_mm256_div_ps(a.v, b.v)}; }
+/// a * b + c
+static inline Vec fma(Vec a, Vec b, Vec c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
+/// min and max return b where either is NaN.
+static inline Vec min(Vec a, Vec b) { return {_mm256_min_ps(a.v, b.v)}; }
+static inline Vec max(Vec a, Vec b) { return {_mm256_max_ps(a.v, b.v)}; }
+static inline float sum(Vec a) {
+    __m128 x = _mm_add_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
+    x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+    return _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)));
+}
+static inline float max_of(Vec a) {
+    __m128 x = _mm_max_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
+    x = _mm_max_ps(x, _mm_movehl_ps(x, x));
+    return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
+}
+
+/// Element i is the sum of a[i], for `lanes` vectors.
+static inline Vec sums(const Vec* a) {
+    const auto quads = [](const Vec* x) {
+        return _mm256_hadd_ps(_mm256_hadd_ps(x[0].v, x[1].v), _mm256_hadd_ps(x[2].v, x[3].v));
+    };
+    const __m256 low = quads(a), high = quads(a + 4);
+    return {_mm256_add_ps(_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31))};
+}
+
+static inline Vec round_even(Vec a) {
+    return {_mm256_round_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+}
+/// a * 2^n for whole n in [-160, 160]: in two halves, so that neither leaves the range of exponents.
+static inline Vec scale_by_power(Vec a, Vec n) {
+    const auto power = [](__m256i e) {
+        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(e, _mm256_set1_epi32(127)), 23));
+    };
+    const __m256i whole = _mm256_cvtps_epi32(n.v), half = _mm256_srai_epi32(whole, 1);
+    return {_mm256_mul_ps(_mm256_mul_ps(a.v, power(half)), power(_mm256_sub_epi32(whole, half)))};
+}
+
+/// a0 a0 a2 a2 ..., a1 a1 a3 a3 ..., a1 a0 a3 a2 ...
+static inline Vec duplicate_even(Vec a) { return {_mm256_moveldup_ps(a.v)}; }
+static inline Vec duplicate_odd(Vec a) { return {_mm256_movehdup_ps(a.v)}; }
+static inline Vec swap_pairs(Vec a) { return {_mm256_permute_ps(a.v, 0xb1)}; }
+/// The even and the odd elements of a followed by b.
+static inline void deinterleave(Vec a, Vec b, Vec* even, Vec* odd) {
+    const auto in_order = [](__m256 x) {
+        return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(x), 0xd8));
+    };
+    even->v = in_order(_mm256_shuffle_ps(a.v, b.v, 0x88));
+    odd->v = in_order(_mm256_shuffle_ps(a.v, b.v, 0xdd));
+}
+
+}  // namespace slimrt::cpu::SLIMRT_ISA

@@ -1,0 +1,74 @@
+// simd.h for AVX-512 (F, BW, DQ, VL).
+#pragma once
+
+#include <immintrin.h>
+
+namespace slimrt::cpu::SLIMRT_ISA {
+
+struct Vec {
+    __m512 v;
+};
+constexpr int lanes = 16, registers = 32;
+
+static inline __mmask16 first(int64_t n) { return static_cast<__mmask16>((1u << n) - 1); }
+
+static inline Vec load(const float* p) { return {_mm512_loadu_ps(p)}; }
+static inline Vec load(const Half* p) {
+    return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
+static inline Vec load(const Brain* p) {
+    const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
+}
+static inline Vec load_part(const float* p, int64_t n) { return {_mm512_maskz_loadu_ps(first(n), p)}; }
+static inline void store(float* p, Vec a) { _mm512_storeu_ps(p, a.v); }
+static inline void store_part(float* p, Vec a, int64_t n) { _mm512_mask_storeu_ps(p, first(n), a.v); }
+static inline Vec splat(float x) { return {_mm512_set1_ps(x)}; }
+
+static inline Vec operator+(Vec a, Vec b) { return {_mm512_add_ps(a.v, b.v)}; }
+static inline Vec operator-(Vec a, Vec b) { return {_mm512_sub_ps(a.v, b.v)}; }
+static inline Vec operator*(Vec a, Vec b) { return {_mm512_mul_ps(a.v, b.v)}; }
+static inline Vec operator/(Vec a, Vec b) { return {_mm512_div_ps(a.v, b.v)}; }
+/// a * b + c
+static inline Vec fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+/// min and max return b where either is NaN.
+static inline Vec min(Vec a, Vec b) { return {_mm512_min_ps(a.v, b.v)}; }
+static inline Vec max(Vec a, Vec b) { return {_mm512_max_ps(a.v, b.v)}; }
+static inline float sum(Vec a) { return _mm512_reduce_add_ps(a.v); }
+static inline float max_of(Vec a) { return _mm512_reduce_max_ps(a.v); }
+
+/// Element i is the sum of a[i], for `lanes` vectors.
+static inline Vec sums(const Vec* a) {
+    const auto pairs = [](Vec x, Vec y) {
+        return _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(x.v, y.v), _mm512_unpackhi_ps(x.v, y.v)));
+    };
+    const auto quads = [&](const Vec* x) {
+        const __m512d low = pairs(x[0], x[1]), high = pairs(x[2], x[3]);
+        return _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(low, high)),
+                             _mm512_castpd_ps(_mm512_unpackhi_pd(low, high)));
+    };
+    const auto halves = [](__m512 x, __m512 y) {
+        return _mm512_add_ps(_mm512_shuffle_f32x4(x, y, 0x88), _mm512_shuffle_f32x4(x, y, 0xdd));
+    };
+    return {halves(halves(quads(a), quads(a + 4)), halves(quads(a + 8), quads(a + 12)))};
+}
+
+static inline Vec round_even(Vec a) {
+    return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+}
+/// a * 2^n for whole n in [-160, 160]
+static inline Vec scale_by_power(Vec a, Vec n) { return {_mm512_scalef_ps(a.v, n.v)}; }
+
+/// a0 a0 a2 a2 ..., a1 a1 a3 a3 ..., a1 a0 a3 a2 ...
+static inline Vec duplicate_even(Vec a) { return {_mm512_moveldup_ps(a.v)}; }
+static inline Vec duplicate_odd(Vec a) { return {_mm512_movehdup_ps(a.v)}; }
+static inline Vec swap_pairs(Vec a) { return {_mm512_permute_ps(a.v, 0xb1)}; }
+/// The even and the odd elements of a followed by b.
+static inline void deinterleave(Vec a, Vec b, Vec* even, Vec* odd) {
+    const __m512i index =
+        _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    even->v = _mm512_permutex2var_ps(a.v, index, b.v);
+    odd->v = _mm512_permutex2var_ps(a.v, _mm512_add_epi32(index, _mm512_set1_epi32(1)), b.v);
+}
+
+}  // namespace slimrt::cpu::SLIMRT_ISA

@@ -1,0 +1,91 @@
+// simd.h for any machine: vectors of four in the compiler's own notation (SSE2, NEON, ...).
+#pragma once
+
+namespace slimrt::cpu::SLIMRT_ISA {
+
+typedef float Floats __attribute__((vector_size(16)));
+typedef uint32_t Bits __attribute__((vector_size(16)));
+typedef int32_t Ints __attribute__((vector_size(16)));
+
+struct Vec {
+    Floats v;
+};
+constexpr int lanes = 4, registers = 16;
+
+static inline Floats as_floats(Bits a) { return reinterpret_cast<Floats>(a); }
+static inline Bits as_bits(Floats a) { return reinterpret_cast<Bits>(a); }
+static inline Bits load_u16(const void* p) {
+    uint16_t x[4];
+    memcpy(x, p, sizeof x);
+    return Bits{x[0], x[1], x[2], x[3]};
+}
+
+static inline Vec load(const float* p) {
+    Vec a;
+    memcpy(&a.v, p, sizeof a.v);
+    return a;
+}
+/// The exponent moves from bias 15 to 127 by a multiplication, which also makes subnormals right; infinities and
+/// NaN get the highest exponent.
+static inline Vec load(const Half* p) {
+    const Bits half = load_u16(p), magnitude = half & 0x7fff, special = (magnitude >= 0x7c00) & 0x7f800000u;
+    const Bits scaled = as_bits(as_floats(magnitude << 13) * 0x1p112f);
+    return {as_floats(scaled | special | (half & 0x8000) << 16)};
+}
+static inline Vec load(const Brain* p) { return {as_floats(load_u16(p) << 16)}; }
+static inline Vec load_part(const float* p, int64_t n) {
+    Vec a = {};
+    memcpy(&a.v, p, n * sizeof(float));
+    return a;
+}
+static inline void store(float* p, Vec a) { memcpy(p, &a.v, sizeof a.v); }
+static inline void store_part(float* p, Vec a, int64_t n) { memcpy(p, &a.v, n * sizeof(float)); }
+static inline Vec splat(float x) { return {Floats{x, x, x, x}}; }
+
+static inline Vec operator+(Vec a, Vec b) { return {a.v + b.v}; }
+static inline Vec operator-(Vec a, Vec b) { return {a.v - b.v}; }
+static inline Vec operator*(Vec a, Vec b) { return {a.v * b.v}; }
+static inline Vec operator/(Vec a, Vec b) { return {a.v / b.v}; }
+/// a * b + c
+static inline Vec fma(Vec a, Vec b, Vec c) { return {a.v * b.v + c.v}; }
+/// min and max return b where either is NaN.
+static inline Vec min(Vec a, Vec b) { return {a.v < b.v ? a.v : b.v}; }
+static inline Vec max(Vec a, Vec b) { return {a.v > b.v ? a.v : b.v}; }
+static inline float sum(Vec a) { return (a.v[0] + a.v[2]) + (a.v[1] + a.v[3]); }
+static inline float max_of(Vec a) {
+    const Vec halves = max(a, Vec{__builtin_shufflevector(a.v, a.v, 2, 3, 2, 3)});
+    return halves.v[0] > halves.v[1] ? halves.v[0] : halves.v[1];
+}
+
+/// Element i is the sum of a[i], for `lanes` vectors.
+static inline Vec sums(const Vec* a) {
+    const auto pairs = [](Floats x, Floats y) {
+        return __builtin_shufflevector(x, y, 0, 4, 1, 5) + __builtin_shufflevector(x, y, 2, 6, 3, 7);
+    };
+    const Floats low = pairs(a[0].v, a[1].v), high = pairs(a[2].v, a[3].v);
+    return {__builtin_shufflevector(low, high, 0, 1, 4, 5) + __builtin_shufflevector(low, high, 2, 3, 6, 7)};
+}
+
+/// Adding 1.5 * 2^23 pushes the fraction out; for |a| < 2^22.
+static inline Vec round_even(Vec a) {
+    const Vec magic = splat(0x1.8p23f);
+    return a + magic - magic;
+}
+/// a * 2^n for whole n in [-160, 160]: in two halves, so that neither leaves the range of exponents.
+static inline Vec scale_by_power(Vec a, Vec n) {
+    const Ints whole = __builtin_convertvector(n.v, Ints), half = whole >> 1;
+    const auto power = [](Ints e) { return as_floats((reinterpret_cast<Bits>(e) + 127) << 23); };
+    return {a.v * power(half) * power(whole - half)};
+}
+
+/// a0 a0 a2 a2 ..., a1 a1 a3 a3 ..., a1 a0 a3 a2 ...
+static inline Vec duplicate_even(Vec a) { return {__builtin_shufflevector(a.v, a.v, 0, 0, 2, 2)}; }
+static inline Vec duplicate_odd(Vec a) { return {__builtin_shufflevector(a.v, a.v, 1, 1, 3, 3)}; }
+static inline Vec swap_pairs(Vec a) { return {__builtin_shufflevector(a.v, a.v, 1, 0, 3, 2)}; }
+/// The even and the odd elements of a followed by b.
+static inline void deinterleave(Vec a, Vec b, Vec* even, Vec* odd) {
+    even->v = __builtin_shufflevector(a.v, b.v, 0, 2, 4, 6);
+    odd->v = __builtin_shufflevector(a.v, b.v, 1, 3, 5, 7);
+}
+
+}  // namespace slimrt::cpu::SLIMRT_ISA

@@ -1,0 +1,26 @@
+// The one symbol of an ISA that the rest of the program knows. Compiled once per ISA.
+#include "kernels/cpu/isa.h"
+#include "kernels/cpu/linear.h"
+#include "kernels/cpu/rows.h"
+
+namespace slimrt::cpu::SLIMRT_ISA {
+
+extern const Isa table;
+const Isa table = {
+    .name = SLIMRT_ISA_NAME,
+    .linear = linear_kernels,
+    .unpack = unpack,
+    .narrow = narrow,
+    .rms_norm = rms_norm,
+    .layer_norm = layer_norm,
+    .rope = rope,
+    .activate = activate,
+    .gate = gate,
+    .add = add,
+    .widen = widen,
+    .scores = scores,
+    .softmax = softmax,
+    .values = values,
+};
+
+}  // namespace slimrt::cpu::SLIMRT_ISA
