@@ -1,0 +1,98 @@
+// The one contract that matters: (x, attention weights) -> attention output. A cache mode decides which
+// projections happen, what one token leaves behind in one layer, and how attention reads it back. Modes are
+// stateless and const; memory belongs to KvCache.
+#pragma once
+
+#include <cmath>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "cache/scratch.h"
+#include "kernels/backend.h"
+
+namespace slimrt {
+
+/// One layer's attention as a mode sees it. Widths: q n_heads * head_dim, k and v n_kv_heads * head_dim.
+struct AttnConfig {
+    int layer = 0;
+    int d_model = 0, n_heads = 0, n_kv_heads = 0, head_dim = 0;
+    bool rope = false;
+    int64_t window = 0;
+    DType type_k = DType::F16, type_v = DType::F16;
+
+    int q_width() const { return n_heads * head_dim; }
+    int kv_width() const { return n_kv_heads * head_dim; }
+    bool mha() const { return n_heads == n_kv_heads; }
+    float scale() const { return 1.0f / std::sqrt(float(head_dim)); }
+};
+
+struct AttnWeights {
+    Tensor q, k, v, o;                          // [out, in], any native type
+    Tensor q_bias, k_bias, v_bias, o_bias;      // f32 or none
+    Tensor w_kv;                                // mode k: W_KV [v width, k width] f32, V = linear(K, W_KV)
+    Tensor w_vk;                                // mode v: W_VK [k width, v width] f32, K = linear(V, W_VK)
+    Tensor absorbed_q;                          // modes v, x: per head, q -> query against the whole row
+    std::vector<Buffer> owned;                  // what prepare() made
+};
+
+/// One stored part of a row.
+struct Plane {
+    const char* name;
+    int width;
+    DType type;
+};
+using Format = std::vector<Plane>;  // how a block is stored: plane after plane, rows of a plane together
+
+/// The tokens of one step: sequences[i] owns the rows [query, query + n_queries).
+struct Batch {
+    Tensor tokens, positions, slots;  // [1, n] I32
+    std::vector<AttentionSequence> sequences;
+    Tensor outputs;  // [1, m] I32: rows whose logits are wanted
+};
+
+struct AttnInput {
+    const AttnConfig& config;
+    const AttnWeights& weights;
+    const Rope& rope;
+    const Batch& batch;
+    const std::vector<Rows>& rows;  // what is stored, a view for each plane
+    Scratch& scratch;
+    Tensor x;  // [n, d_model], normed
+};
+
+/// What the step's tokens leave behind, one f32 tensor [n, width] for each plane, still in scratch.
+using FreshRows = std::vector<Tensor>;
+
+/// Gives prepare() the tensors it needs beyond the model's own.
+class DerivedWeights {
+  public:
+    virtual ~DerivedWeights() = default;
+    /// blk.<layer>.<suffix>, [rows, cols], from the file or the caller. Throws Error{cache_unsupported} that
+    /// says how to make it when there is none.
+    virtual Tensor folded(int layer, const char* suffix, int64_t rows, int64_t cols) = 0;
+};
+
+class CacheMode {
+  public:
+    virtual ~CacheMode() = default;
+    virtual const char* name() const = 0;
+    /// Why this mode is not exact for this attention; empty when it is legal.
+    virtual std::string refusal(const AttnConfig& config) const = 0;
+    virtual Format format(const AttnConfig& config) const = 0;
+    /// Derived weights, once at load.
+    virtual void prepare(Backend&, const AttnConfig&, DerivedWeights&, AttnWeights&) const {}
+    /// out [n, q_width] = attention of the step's tokens over stored and fresh rows, before W_O. Fresh rows are
+    /// used in full precision; the caller stores them afterwards.
+    virtual FreshRows attend(Backend& backend, const AttnInput& in, Tensor out) const = 0;
+};
+
+/// All modes, in the order they are tried and shown. registry.cpp.
+const std::vector<const CacheMode*>& cache_modes();
+/// Throws Error{unsupported} naming the known modes.
+const CacheMode& find_cache_mode(const std::string& name);
+/// The same, and legal for this layer: else Error{cache_unsupported} naming the layer, the reason and the modes
+/// that would work.
+const CacheMode& require_cache_mode(const std::string& name, const AttnConfig& config);
+
+}  // namespace slimrt

@@ -1,0 +1,197 @@
+#include "cache/kv_cache.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+
+namespace slimrt {
+
+namespace {
+int64_t blocks_for(int64_t tokens) { return (tokens + KvCache::kBlockTokens - 1) / KvCache::kBlockTokens; }
+}  // namespace
+
+KvCache::KvCache(Backend& backend, std::vector<Format> formats, int64_t n_ctx, int n_seqs)
+    : backend_(backend), n_ctx_(n_ctx) {
+    const int64_t n_blocks = blocks_for(n_ctx) * n_seqs;
+    for (Format& format : formats) {
+        Layer layer;
+        for (const Plane& plane : format) {
+            layer.plane_row.push_back(slimrt::row_bytes(plane.type, plane.width));
+            layer.plane_offset.push_back(layer.row_bytes * kBlockTokens);
+            layer.row_bytes += layer.plane_row.back();
+        }
+        layer.format = std::move(format);
+        layer.pool = backend.alloc(MemoryKind::cache, layer.row_bytes * kBlockTokens * n_blocks, "cache");
+        layers_.push_back(std::move(layer));
+    }
+    users_.assign(n_blocks, 0);
+    for (int64_t b = n_blocks; b-- > 0;) free_.push_back(int32_t(b));
+}
+
+KvCache::Sequence& KvCache::find(int sequence) {
+    const auto it = sequences_.find(sequence);
+    if (it == sequences_.end()) fail(ErrorCode::argument, "there is no sequence ", sequence);
+    return it->second;
+}
+const KvCache::Sequence& KvCache::find(int sequence) const { return const_cast<KvCache*>(this)->find(sequence); }
+
+int KvCache::create() {
+    sequences_[next_] = {};
+    return next_++;
+}
+
+void KvCache::release(int sequence) {
+    for (const int32_t block : find(sequence).blocks) drop_block(block);
+    sequences_.erase(sequence);
+}
+
+int KvCache::fork(int sequence) {
+    const Sequence copy = find(sequence);
+    for (const int32_t block : copy.blocks) ++users_[block];
+    sequences_[next_] = copy;
+    return next_++;
+}
+
+void KvCache::truncate(int sequence, int64_t length) {
+    Sequence& s = find(sequence);
+    if (length < 0 || length > s.length)
+        fail(ErrorCode::argument, "cannot truncate a sequence of ", s.length, " tokens to ", length);
+    s.length = length;
+    while (int64_t(s.blocks.size()) > blocks_for(length)) {
+        drop_block(s.blocks.back());
+        s.blocks.pop_back();
+    }
+}
+
+int64_t KvCache::length(int sequence) const { return find(sequence).length; }
+const int32_t* KvCache::table(int sequence) const { return find(sequence).blocks.data(); }
+
+int64_t KvCache::new_blocks(const Sequence& s, int64_t n) const {
+    const bool shared_tail = n > 0 && s.length % kBlockTokens && users_[s.blocks[s.length / kBlockTokens]] > 1;
+    return blocks_for(s.length + n) - int64_t(s.blocks.size()) + shared_tail;
+}
+
+void KvCache::require_room(std::span<const std::pair<int, int64_t>> growth) const {
+    int64_t blocks = 0;
+    for (const auto& [id, n] : growth) {
+        const Sequence& s = find(id);
+        if (s.length + n > n_ctx_)
+            fail(ErrorCode::context_overflow, "the context is full: ", s.length, " tokens are cached and ", n,
+                 " more do not fit in n_ctx ", n_ctx_, ". Raise n_ctx (--ctx) or truncate");
+        blocks += new_blocks(s, n);
+    }
+    if (blocks > int64_t(free_.size()))
+        fail(ErrorCode::context_overflow, "the cache has ", free_.size(), " free blocks of ", kBlockTokens,
+             " tokens and ", blocks, " are needed. Raise n_seqs or n_ctx, or free sequences");
+}
+
+void KvCache::reserve(int sequence, int64_t n, std::vector<int32_t>& slots) {
+    Sequence& s = find(sequence);
+    if (n > 0 && s.length % kBlockTokens) {
+        int32_t& tail = s.blocks[s.length / kBlockTokens];
+        if (users_[tail] > 1) {  // copy on write
+            const int32_t own = take_block();
+            copy_block(tail, own);
+            drop_block(tail);
+            tail = own;
+        }
+    }
+    while (int64_t(s.blocks.size()) < blocks_for(s.length + n)) s.blocks.push_back(take_block());
+    for (int64_t p = s.length; p < s.length + n; ++p)
+        slots.push_back(s.blocks[p / kBlockTokens] * kBlockTokens + int32_t(p % kBlockTokens));
+}
+
+void KvCache::commit(int sequence, int64_t n) { find(sequence).length += n; }
+
+int32_t KvCache::take_block() {
+    if (free_.empty()) fail(ErrorCode::context_overflow, "the cache has no free block");
+    const int32_t block = free_.back();
+    free_.pop_back();
+    users_[block] = 1;
+    return block;
+}
+
+void KvCache::drop_block(int32_t block) {
+    if (--users_[block] == 0) free_.push_back(block);
+}
+
+void KvCache::copy_block(int32_t from, int32_t to) {
+    for (const Layer& layer : layers_) {
+        const size_t bytes = layer.row_bytes * kBlockTokens;
+        std::byte* pool = layer.pool.data.get();
+        backend_.upload(Tensor(pool + to * bytes, DType::F32, 1, 0), pool + from * bytes, bytes);
+    }
+}
+
+std::vector<Rows> KvCache::rows(int layer) const {
+    const Layer& l = layers_[layer];
+    std::vector<Rows> views;
+    for (size_t p = 0; p < l.format.size(); ++p)
+        views.push_back({.base = l.pool.data.get() + l.plane_offset[p],
+                         .dtype = l.format[p].type,
+                         .width = l.format[p].width,
+                         .row_bytes = l.plane_row[p],
+                         .block_stride = l.row_bytes * kBlockTokens,
+                         .block_tokens = kBlockTokens});
+    return views;
+}
+
+Slots KvCache::slots(int layer, int plane, Tensor slots) const {
+    const Layer& l = layers_[layer];
+    return {.base = l.pool.data.get() + l.plane_offset[plane],
+            .dtype = l.format[plane].type,
+            .width = l.format[plane].width,
+            .row_bytes = l.plane_row[plane],
+            .block_stride = l.row_bytes * kBlockTokens,
+            .block_tokens = kBlockTokens,
+            .slots = slots};
+}
+
+/// visit(stored rows of one plane in one block, bytes), in a fixed order.
+template <class Visit>
+void KvCache::visit_rows(const Sequence& s, Visit visit) const {
+    for (const Layer& l : layers_)
+        for (size_t p = 0; p < l.format.size(); ++p)
+            for (int64_t first = 0; first < s.length; first += kBlockTokens) {
+                const size_t block = s.blocks[first / kBlockTokens];
+                const int64_t n = std::min<int64_t>(kBlockTokens, s.length - first);
+                visit(l.pool.data.get() + block * l.row_bytes * kBlockTokens + l.plane_offset[p],
+                      n * l.plane_row[p]);
+            }
+}
+
+std::vector<std::byte> KvCache::save(int sequence) const {
+    std::vector<std::byte> out;
+    visit_rows(find(sequence), [&](std::byte* rows, size_t bytes) {
+        out.resize(out.size() + bytes);
+        backend_.download(out.data() + out.size() - bytes, Tensor(rows, DType::F32, 1, 0), bytes);
+    });
+    return out;
+}
+
+int KvCache::restore(std::span<const std::byte> bytes, int64_t length) {
+    size_t expected = 0;
+    for (const Layer& l : layers_) expected += l.row_bytes * length;
+    if (length < 0 || bytes.size() != expected)
+        fail(ErrorCode::format, "saved rows of ", length, " tokens need ", expected, " bytes, the data has ",
+             bytes.size());
+    const int id = create();
+    const std::pair<int, int64_t> growth{id, length};
+    try {
+        require_room({&growth, 1});
+    } catch (...) {
+        release(id);
+        throw;
+    }
+    std::vector<int32_t> slots;
+    reserve(id, length, slots);
+    commit(id, length);
+    size_t at = 0;
+    visit_rows(find(id), [&](std::byte* rows, size_t n) {
+        backend_.upload(Tensor(rows, DType::F32, 1, 0), bytes.data() + at, n);
+        at += n;
+    });
+    return id;
+}
+
+}  // namespace slimrt

@@ -1,0 +1,77 @@
+// Rows of all layers in blocks, and the sequences that own them. It knows how many bytes a row has, not what a
+// row means. A block holds kBlockTokens consecutive tokens of a sequence in every layer; a block table maps a
+// sequence's positions to blocks; forked sequences share full blocks and copy one before writing to it.
+#pragma once
+
+#include <map>
+#include <span>
+#include <vector>
+
+#include "cache/cache_mode.h"
+
+namespace slimrt {
+
+class KvCache {
+  public:
+    static constexpr int kBlockTokens = 32;
+
+    /// formats[layer]; room for n_seqs sequences of n_ctx tokens.
+    KvCache(Backend& backend, std::vector<Format> formats, int64_t n_ctx, int n_seqs);
+
+    int64_t n_ctx() const { return n_ctx_; }
+    size_t bytes_per_token(int layer) const { return layers_[layer].row_bytes; }
+    const Format& format(int layer) const { return layers_[layer].format; }
+
+    // Sequences, by handle. An unknown handle throws Error{argument}.
+    int create();
+    void release(int sequence);
+    int fork(int sequence);
+    void truncate(int sequence, int64_t length);
+    int64_t length(int sequence) const;
+    const int32_t* table(int sequence) const;
+
+    /// Throws Error{context_overflow} unless every sequence can grow by its count; changes nothing.
+    void require_room(std::span<const std::pair<int, int64_t>> growth) const;
+    /// Makes the next n rows of a sequence writable and appends their slots. Its length grows at commit().
+    void reserve(int sequence, int64_t n, std::vector<int32_t>& slots);
+    void commit(int sequence, int64_t n);
+
+    /// Views of a layer's planes for reading and writing.
+    std::vector<Rows> rows(int layer) const;
+    Slots slots(int layer, int plane, Tensor slots) const;
+
+    /// A sequence's rows as bytes, layer after layer, plane after plane; and back into a new sequence.
+    std::vector<std::byte> save(int sequence) const;
+    int restore(std::span<const std::byte> bytes, int64_t length);
+
+  private:
+    struct Layer {
+        Format format;
+        std::vector<size_t> plane_row, plane_offset;  // bytes; offset of a plane inside a block
+        size_t row_bytes = 0;                         // of all planes
+        Buffer pool;
+    };
+    struct Sequence {
+        std::vector<int32_t> blocks;
+        int64_t length = 0;
+    };
+
+    Sequence& find(int sequence);
+    const Sequence& find(int sequence) const;
+    int32_t take_block();
+    void drop_block(int32_t block);
+    void copy_block(int32_t from, int32_t to);
+    int64_t new_blocks(const Sequence& s, int64_t n) const;
+    template <class Visit>
+    void visit_rows(const Sequence& s, Visit visit) const;
+
+    Backend& backend_;
+    int64_t n_ctx_;
+    std::vector<Layer> layers_;
+    std::vector<int32_t> users_;  // sequences sharing each block
+    std::vector<int32_t> free_;
+    std::map<int, Sequence> sequences_;
+    int next_ = 0;
+};
+
+}  // namespace slimrt

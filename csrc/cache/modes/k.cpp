@@ -1,0 +1,87 @@
+// Mode k (slim attention, Graef and Wasielewski): K alone, before RoPE and without bias.
+//   V = K W_KV, W_KV = W_K^-1 W_V (square) or W_K^T (W_K W_K^T)^-1 W_V (wide), folded offline.
+//   head_i = p_i (K W_KV,i) materialised = (p_i K) W_KV,i absorbed.
+#include "cache/modes/modes.h"
+#include "core/error.h"
+
+namespace slimrt {
+namespace {
+
+class K final : public CacheMode {
+  public:
+    const char* name() const override { return "k"; }
+
+    std::string refusal(const AttnConfig& c) const override {
+        if (c.kv_width() >= c.d_model) return "";
+        return concat("K is ", c.kv_width(), " wide (", c.n_kv_heads, " KV heads, ", c.n_heads,
+                      " query heads) and the layer's input ", c.d_model,
+                      ", so V cannot be computed from K; K-only needs multi-head attention");
+    }
+
+    Format format(const AttnConfig& c) const override { return {{"k", c.kv_width(), c.type_k}}; }
+
+    void prepare(Backend& backend, const AttnConfig& c, DerivedWeights& derived, AttnWeights& w) const override {
+        w.w_kv = derived.folded(c.layer, "attn_kv.weight", c.kv_width(), c.kv_width());
+        fold_v_bias(backend, c, w);
+        if (!c.rope) w.k_bias = {};  // without RoPE it shifts all scores of a query alike
+    }
+
+    FreshRows attend(Backend& backend, const AttnInput& in, Tensor out) const override {
+        const Tensor q = project_q(backend, in);
+        const Tensor k = project(backend, in.scratch, in.x, in.weights.k, {});
+        for (const Part& part : split_by_branch(in.config, in.batch)) {
+            const Scratch::Scope scope(in.scratch);
+            if (part.absorb)
+                absorbed(backend, in, part, part.of(q), part.of(k), part.of(out));
+            else
+                materialised(backend, in, part, part.of(q), part.of(k), part.of(out));
+        }
+        return {k};
+    }
+
+  private:
+    static void absorbed(Backend& backend, const AttnInput& in, const Part& part, Tensor q, Tensor k, Tensor out) {
+        const AttnConfig& c = in.config;
+        const Tensor u = in.scratch.f32(part.n, int64_t(c.n_heads) * c.kv_width());  // p_i K, float32 into W_KV
+        const ScoreTerm score{in.rows[0], k, c.n_kv_heads, c.head_dim, q, in.weights.k_bias, in.rope};
+        const ValueTerm value{in.rows[0], k, 1, c.kv_width(), u};
+        backend.attention({.sequences = part.sequences,
+                           .scores = {&score, 1},
+                           .values = {&value, 1},
+                           .n_heads = c.n_heads,
+                           .scale = c.scale(),
+                           .window = c.window});
+        linear_heads(backend, c, u, in.weights.w_kv, out);
+    }
+
+    static void materialised(Backend& backend, const AttnInput& in, const Part& part, Tensor q, Tensor k,
+                             Tensor out) {
+        const AttnConfig& c = in.config;
+        const AttnWeights& w = in.weights;
+        auto finish = [&](Tensor rows, Tensor positions) {
+            if (w.k_bias) backend.add(rows, w.k_bias);
+            if (in.rope) backend.rope(rows, c.n_kv_heads, in.rope, positions);
+        };
+        const Tensor fresh = in.scratch.f32(part.n, c.kv_width());
+        backend.load(dense_rows(k, 0), nullptr, 0, part.n, fresh);
+        finish(fresh, in.batch.positions.cols_of(part.first, part.n));
+        const Tensor v = project(backend, in.scratch, part.of(in.x), w.v, {});
+
+        const int32_t* table = part.sequences[0].table;
+        auto stored = [&](int64_t begin, int64_t end, Tensor k_rows, Tensor v_rows) {
+            backend.load(in.rows[0], table, begin, end, k_rows);
+            backend.linear(k_rows, w.w_kv, {}, v_rows);
+            finish(k_rows, positions_from(backend, in.scratch, begin, end - begin));
+        };
+        attend_materialised(backend, in, part, q, fresh, v, stored, out);
+    }
+};
+
+}  // namespace
+
+const CacheMode* k_mode() {
+    static const K mode;
+    return &mode;
+}
+
+}  // namespace slimrt

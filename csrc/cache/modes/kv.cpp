@@ -1,0 +1,41 @@
+// Mode kv: K (rotated) and V as they are. The baseline every other mode is compared with.
+#include "cache/modes/modes.h"
+
+namespace slimrt {
+namespace {
+
+class Kv final : public CacheMode {
+  public:
+    const char* name() const override { return "kv"; }
+    std::string refusal(const AttnConfig&) const override { return ""; }
+    Format format(const AttnConfig& c) const override {
+        return {{"k", c.kv_width(), c.type_k}, {"v", c.kv_width(), c.type_v}};
+    }
+
+    FreshRows attend(Backend& backend, const AttnInput& in, Tensor out) const override {
+        const AttnConfig& c = in.config;
+        const Tensor q = project_q(backend, in);
+        const Tensor k = project(backend, in.scratch, in.x, in.weights.k, in.weights.k_bias);
+        const Tensor v = project(backend, in.scratch, in.x, in.weights.v, in.weights.v_bias);
+        if (c.rope) backend.rope(k, c.n_kv_heads, in.rope, in.batch.positions);
+
+        const ScoreTerm score{in.rows[0], k, c.n_kv_heads, c.head_dim, q, {}, {}};
+        const ValueTerm value{in.rows[1], v, c.n_kv_heads, c.head_dim, out};
+        backend.attention({.sequences = in.batch.sequences,
+                           .scores = {&score, 1},
+                           .values = {&value, 1},
+                           .n_heads = c.n_heads,
+                           .scale = c.scale(),
+                           .window = c.window});
+        return {k, v};
+    }
+};
+
+}  // namespace
+
+const CacheMode* kv_mode() {
+    static const Kv mode;
+    return &mode;
+}
+
+}  // namespace slimrt

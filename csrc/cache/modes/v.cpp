@@ -1,0 +1,73 @@
+// Mode v: V alone, without bias, for models without RoPE. K = V W_VK, W_VK = W_V^-1 W_K, is absorbed into the
+// query: scores_i = (q_i W_VK,i^T) V^T over the whole row. It amplifies rounding in the scores as k does in V.
+#include "cache/modes/modes.h"
+#include "core/error.h"
+
+namespace slimrt {
+namespace {
+
+class V final : public CacheMode {
+  public:
+    const char* name() const override { return "v"; }
+
+    std::string refusal(const AttnConfig& c) const override {
+        if (c.rope) return "keys are rotated by position (RoPE), which a V row does not know";
+        if (c.kv_width() >= c.d_model) return "";
+        return concat("V is ", c.kv_width(), " wide and the layer's input ", c.d_model,
+                      ", so K cannot be computed from V; V-only needs multi-head attention");
+    }
+
+    Format format(const AttnConfig& c) const override { return {{"v", c.kv_width(), c.type_v}}; }
+
+    void prepare(Backend& backend, const AttnConfig& c, DerivedWeights& derived, AttnWeights& w) const override {
+        w.w_vk = derived.folded(c.layer, "attn_vk.weight", c.kv_width(), c.kv_width());
+        absorb_q(backend, c, w.w_vk, w);
+        fold_v_bias(backend, c, w);
+        w.k_bias = {};  // shifts all scores of a query alike
+    }
+
+    FreshRows attend(Backend& backend, const AttnInput& in, Tensor out) const override {
+        const AttnConfig& c = in.config;
+        const AttnWeights& w = in.weights;
+        const Tensor q = project_q(backend, in);
+        const Tensor v = project(backend, in.scratch, in.x, w.v, {});
+        for (const Part& part : split_by_branch(c, in.batch)) {
+            const Scratch::Scope scope(in.scratch);
+            if (part.absorb) {
+                absorbed(backend, in, part, part.of(q), part.of(v), part.of(out));
+                continue;
+            }
+            const Tensor k = project(backend, in.scratch, part.of(in.x), w.k, {});
+            auto stored = [&](int64_t begin, int64_t end, Tensor k_rows, Tensor v_rows) {
+                backend.load(in.rows[0], part.sequences[0].table, begin, end, v_rows);
+                backend.linear(v_rows, w.w_vk, {}, k_rows);
+            };
+            attend_materialised(backend, in, part, part.of(q), k, part.of(v), stored, part.of(out));
+        }
+        return {v};
+    }
+
+  private:
+    static void absorbed(Backend& backend, const AttnInput& in, const Part& part, Tensor q, Tensor v, Tensor out) {
+        const AttnConfig& c = in.config;
+        const Tensor wide_q = in.scratch.f32(part.n, int64_t(c.n_heads) * c.kv_width());
+        backend.linear_per_head(q, in.weights.absorbed_q, c.n_heads, wide_q);
+        const ScoreTerm score{in.rows[0], v, 1, c.kv_width(), wide_q, {}, {}};
+        const ValueTerm value{in.rows[0], v, c.n_kv_heads, c.head_dim, out};
+        backend.attention({.sequences = part.sequences,
+                           .scores = {&score, 1},
+                           .values = {&value, 1},
+                           .n_heads = c.n_heads,
+                           .scale = c.scale(),
+                           .window = c.window});
+    }
+};
+
+}  // namespace
+
+const CacheMode* v_mode() {
+    static const V mode;
+    return &mode;
+}
+
+}  // namespace slimrt

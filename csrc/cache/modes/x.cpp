@@ -1,0 +1,72 @@
+// Mode x: the layer's normed input, for models without RoPE; any number of KV heads, no inverse anywhere.
+//   scores_i = (q_i W_K,i^T) X^T, head_i = (p_i X) W_V,i: both absorbed over the whole row.
+#include "cache/modes/modes.h"
+
+namespace slimrt {
+namespace {
+
+class X final : public CacheMode {
+  public:
+    const char* name() const override { return "x"; }
+
+    std::string refusal(const AttnConfig& c) const override {
+        return c.rope ? "keys are rotated by position (RoPE), so scores cannot be read from the input" : "";
+    }
+
+    Format format(const AttnConfig& c) const override { return {{"x", c.d_model, c.type_k}}; }
+
+    void prepare(Backend& backend, const AttnConfig& c, DerivedWeights&, AttnWeights& w) const override {
+        absorb_q(backend, c, w.k, w);
+        fold_v_bias(backend, c, w);
+        w.k_bias = {};  // shifts all scores of a query alike
+    }
+
+    FreshRows attend(Backend& backend, const AttnInput& in, Tensor out) const override {
+        const AttnConfig& c = in.config;
+        const AttnWeights& w = in.weights;
+        const Tensor q = project_q(backend, in);
+        for (const Part& part : split_by_branch(c, in.batch)) {
+            const Scratch::Scope scope(in.scratch);
+            if (part.absorb) {
+                absorbed(backend, in, part, part.of(q), part.of(in.x), part.of(out));
+                continue;
+            }
+            const Tensor k = project(backend, in.scratch, part.of(in.x), w.k, {});
+            const Tensor v = project(backend, in.scratch, part.of(in.x), w.v, {});
+            auto stored = [&](int64_t begin, int64_t end, Tensor k_rows, Tensor v_rows) {
+                const Tensor x = in.scratch.f32(end - begin, c.d_model);
+                backend.load(in.rows[0], part.sequences[0].table, begin, end, x);
+                backend.linear(x, w.k, {}, k_rows);
+                backend.linear(x, w.v, {}, v_rows);
+            };
+            attend_materialised(backend, in, part, part.of(q), k, v, stored, part.of(out));
+        }
+        return {in.x};
+    }
+
+  private:
+    static void absorbed(Backend& backend, const AttnInput& in, const Part& part, Tensor q, Tensor x, Tensor out) {
+        const AttnConfig& c = in.config;
+        const int64_t wide = int64_t(c.n_heads) * c.d_model;
+        const Tensor wide_q = in.scratch.f32(part.n, wide), u = in.scratch.f32(part.n, wide);
+        backend.linear_per_head(q, in.weights.absorbed_q, c.n_heads, wide_q);
+        const ScoreTerm score{in.rows[0], x, 1, c.d_model, wide_q, {}, {}};
+        const ValueTerm value{in.rows[0], x, 1, c.d_model, u};
+        backend.attention({.sequences = part.sequences,
+                           .scores = {&score, 1},
+                           .values = {&value, 1},
+                           .n_heads = c.n_heads,
+                           .scale = c.scale(),
+                           .window = c.window});
+        linear_heads(backend, c, u, in.weights.v, out);
+    }
+};
+
+}  // namespace
+
+const CacheMode* x_mode() {
+    static const X mode;
+    return &mode;
+}
+
+}  // namespace slimrt
