@@ -1,0 +1,28 @@
+// What the parts of the Python module share.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <vector>
+
+namespace slimrt {
+
+namespace nb = nanobind;
+
+template <class T>
+using Array = nb::ndarray<T, nb::c_contig, nb::device::cpu>;
+
+/// A new NumPy array of these dimensions that owns `data`.
+template <class T>
+nb::ndarray<nb::numpy, T> numpy_array(std::vector<T>&& data, std::initializer_list<size_t> shape) {
+    auto* owner = new std::vector<T>(std::move(data));
+    nb::capsule free(owner, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+    return nb::ndarray<nb::numpy, T>(owner->data(), shape, free);
+}
+
+void bind_errors(nb::module_& m);
+void bind_engine(nb::module_& m);
+void bind_ops(nb::module_& m);
+
+}  // namespace slimrt

@@ -1,0 +1,260 @@
+// Engine, Sampler and plan over NumPy arrays. The GIL is released while computing; one lock an engine.
+#include "engine/engine.h"
+
+#include <nanobind/stl/function.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "bindings/bindings.h"
+#include "core/error.h"
+#include "engine/sampler.h"
+#include "model/architecture.h"
+
+namespace slimrt {
+namespace {
+
+using Tokens = Array<const int32_t>;
+
+DType cache_type(const std::string& name) {
+    if (name == "f32") return DType::F32;
+    if (name == "f16") return DType::F16;
+    if (name == "bf16") return DType::BF16;
+    fail(ErrorCode::unsupported, "cache type '", name, "' is not supported; supported are: f32, f16, bf16");
+}
+
+EngineOptions read_options(const nb::kwargs& args) {
+    EngineOptions o;
+    for (const auto& [key, value] : args) {
+        const std::string name = nb::cast<std::string>(key);
+        if (name == "n_ctx")
+            o.cache.n_ctx = nb::cast<int64_t>(value);
+        else if (name == "n_seqs")
+            o.cache.n_seqs = nb::cast<int>(value);
+        else if (name == "n_batch")
+            o.cache.n_batch = nb::cast<int>(value);
+        else if (name == "n_threads")
+            o.n_threads = nb::cast<int>(value);
+        else if (name == "cache_type_k")
+            o.cache.type_k = cache_type(nb::cast<std::string>(value));
+        else if (name == "cache_type_v")
+            o.cache.type_v = cache_type(nb::cast<std::string>(value));
+        else if (name == "memory_limit")
+            o.memory_limit = nb::cast<uint64_t>(value);
+        else if (name == "cache" && nb::isinstance<nb::str>(value)) {
+            if (const auto mode = nb::cast<std::string>(value); mode != "auto") o.cache.modes = {mode};
+        } else if (name == "cache")
+            o.cache.modes = nb::cast<std::vector<std::string>>(value);
+        else
+            throw nb::type_error(concat("unexpected argument '", name, "'").c_str());
+    }
+    return o;
+}
+
+void put_memory(nb::dict& d, const MemoryReport& m) {
+    d["weights"] = m.use.weights;
+    d["derived"] = m.use.derived;
+    d["cache"] = m.use.cache;
+    d["scratch"] = m.use.scratch;
+    d["total"] = m.allocated();
+    d["mapped"] = m.mapped;
+    d["cache_bytes_per_token"] = m.cache_bytes_per_token;
+}
+
+void put_info(nb::dict& d, const EngineInfo& info) {
+    const ModelConfig& c = info.config;
+    d["name"] = c.name;
+    d["architecture"] = c.architecture->name;
+    d["d_model"] = c.d_model;
+    d["d_ff"] = c.d_ff;
+    d["n_layers"] = c.n_layers;
+    d["n_heads"] = c.n_heads;
+    d["n_kv_heads"] = c.n_kv_heads;
+    d["head_dim"] = c.head_dim;
+    d["n_vocab"] = c.n_vocab;
+    d["n_ctx_train"] = c.n_ctx_train;
+    d["n_ctx"] = info.cache.n_ctx;
+    d["n_batch"] = info.cache.n_batch;
+    d["n_seqs"] = info.cache.n_seqs;
+    d["n_threads"] = info.n_threads;
+    d["device"] = info.device;
+    nb::list layers;
+    for (size_t i = 0; i < info.layers.size(); ++i) {
+        nb::dict layer;
+        layer["layer"] = i;
+        layer["mode"] = info.layers[i].mode;
+        layer["type"] = info.layers[i].type;
+        layer["bytes_per_token"] = info.layers[i].bytes_per_token;
+        layers.append(layer);
+    }
+    d["layers"] = layers;
+}
+
+ExtraTensors read_extra(const nb::handle& derived, std::vector<Array<const float>>& keep) {
+    ExtraTensors extra;
+    if (derived.is_none()) return extra;
+    for (const auto& [key, value] : nb::cast<nb::dict>(derived)) {
+        const auto array = nb::cast<Array<const float>>(value);
+        if (array.ndim() != 2) fail(ErrorCode::argument, "derived tensors must have two dimensions");
+        keep.push_back(array);
+        extra[nb::cast<std::string>(key)] =
+            Tensor(const_cast<float*>(array.data()), DType::F32, int64_t(array.shape(0)), int64_t(array.shape(1)));
+    }
+    return extra;
+}
+
+/// Between steps, with the GIL: signals, then the caller's progress.
+Engine::Progress checked_progress(const nb::object& callback) {
+    return [callback = nb::handle(callback)](int64_t done, int64_t total) {
+        const nb::gil_scoped_acquire acquire;
+        if (PyErr_CheckSignals() != 0) throw nb::python_error();
+        if (!callback.is_none()) callback(done, total);
+    };
+}
+
+class PyEngine {
+    /// Runs f with the engine to itself and without the GIL.
+    template <class F>
+    void locked(F f) {
+        const nb::gil_scoped_release release;
+        const std::lock_guard lock(mutex_);
+        f();
+    }
+    template <class F>
+    auto with(F f) {
+        const nb::gil_scoped_release release;
+        const std::lock_guard lock(mutex_);
+        return f(engine_->cache());
+    }
+
+  public:
+    PyEngine(const std::string& path, nb::kwargs args) {
+        std::vector<Array<const float>> keep;
+        nb::object derived = nb::none();
+        if (args.contains("derived")) {
+            derived = args["derived"];
+            nb::del(args["derived"]);
+        }
+        const ExtraTensors extra = read_extra(derived, keep);
+        const EngineOptions options = read_options(args);
+        const nb::gil_scoped_release release;
+        engine_ = std::make_unique<Engine>(path, options, extra);
+    }
+
+    nb::object append(const nb::sequence& items, bool all_logits, const nb::object& on_progress) {
+        std::vector<Tokens> keep;
+        std::vector<Engine::Item> list;
+        size_t rows = 0;
+        for (const nb::handle& item : items) {
+            keep.push_back(nb::cast<Tokens>(item[1]));
+            list.push_back({nb::cast<int>(item[0]), {keep.back().data(), keep.back().size()}});
+            rows += all_logits ? keep.back().size() : 1;
+        }
+        const size_t n_vocab = engine_->config().n_vocab;
+        std::vector<float> logits(rows * n_vocab);
+        locked([&] { engine_->append(list, all_logits, logits.data(), checked_progress(on_progress)); });
+        return nb::cast(numpy_array(std::move(logits), {rows, n_vocab}));
+    }
+
+    nb::object attention_inputs(const Tokens& tokens, const nb::object& on_progress) {
+        const ModelConfig& c = engine_->config();
+        const size_t n = tokens.size(), layers = c.n_layers, d = c.d_model;
+        std::vector<float> out(layers * n * d);
+        locked([&] { engine_->attention_inputs({tokens.data(), n}, out.data(), checked_progress(on_progress)); });
+        return nb::cast(numpy_array(std::move(out), {layers, n, d}));
+    }
+
+    nb::object save_sequence(int sequence) {
+        std::vector<std::byte> bytes;
+        locked([&] { bytes = engine_->save_sequence(sequence); });
+        const auto* data = reinterpret_cast<const uint8_t*>(bytes.data());
+        return nb::cast(numpy_array(std::vector<uint8_t>(data, data + bytes.size()), {bytes.size()}));
+    }
+
+    int load_sequence(const Array<const uint8_t>& data) {
+        int id = 0;
+        locked([&] { id = engine_->load_sequence({reinterpret_cast<const std::byte*>(data.data()), data.size()}); });
+        return id;
+    }
+
+    nb::dict info() {
+        nb::dict d;
+        put_info(d, engine_->info());
+        return d;
+    }
+    nb::dict memory() {
+        nb::dict d;
+        put_memory(d, engine_->info().memory);
+        return d;
+    }
+
+    int create() {
+        return with([](KvCache& c) { return c.create(); });
+    }
+    void release(int s) {
+        with([&](KvCache& c) { c.release(s); });
+    }
+    int fork(int s) {
+        return with([&](KvCache& c) { return c.fork(s); });
+    }
+    void truncate(int s, int64_t n) {
+        with([&](KvCache& c) { c.truncate(s, n); });
+    }
+    int64_t length(int s) {
+        return with([&](KvCache& c) { return c.length(s); });
+    }
+
+  private:
+    std::unique_ptr<Engine> engine_;
+    std::mutex mutex_;
+};
+
+nb::dict plan_dict(const std::string& path, const nb::kwargs& args) {
+    const EngineInfo info = plan(GgufFile::open(path), read_options(args));
+    nb::dict d;
+    put_memory(d, info.memory);
+    put_info(d, info);
+    return d;
+}
+
+void bind_sampler(nb::module_& m) {
+    nb::class_<Sampler>(m, "Sampler")
+        .def(
+            "__init__",
+            [](Sampler* self, float temperature, int top_k, float top_p, float min_p, float repeat_penalty,
+               int repeat_last_n, uint64_t seed) {
+                new (self) Sampler({temperature, top_k, top_p, min_p, repeat_penalty, repeat_last_n, seed});
+            },
+            nb::kw_only(), nb::arg("temperature") = 0.8f, nb::arg("top_k") = 40, nb::arg("top_p") = 0.95f,
+            nb::arg("min_p") = 0.05f, nb::arg("repeat_penalty") = 1.0f, nb::arg("repeat_last_n") = 64,
+            nb::arg("seed") = 0)
+        .def(
+            "sample",
+            [](Sampler& self, const Array<const float>& logits, const std::vector<int32_t>& history) {
+                return self.sample({logits.data(), logits.size()}, history);
+            },
+            nb::arg("logits"), nb::arg("history"));
+}
+
+}  // namespace
+
+void bind_engine(nb::module_& m) {
+    nb::class_<PyEngine>(m, "Engine")
+        .def(nb::init<const std::string&, nb::kwargs>(), nb::arg("path"), nb::arg("options"))
+        .def("info", &PyEngine::info)
+        .def("memory", &PyEngine::memory)
+        .def("new_sequence", &PyEngine::create)
+        .def("free_sequence", &PyEngine::release, nb::arg("sequence"))
+        .def("fork", &PyEngine::fork, nb::arg("sequence"))
+        .def("truncate", &PyEngine::truncate, nb::arg("sequence"), nb::arg("length"))
+        .def("length", &PyEngine::length, nb::arg("sequence"))
+        .def("append", &PyEngine::append, nb::arg("items"), nb::kw_only(), nb::arg("all_logits") = false,
+             nb::arg("on_progress") = nb::none())
+        .def("attention_inputs", &PyEngine::attention_inputs, nb::arg("ids"), nb::kw_only(),
+             nb::arg("on_progress") = nb::none())
+        .def("save_sequence", &PyEngine::save_sequence, nb::arg("sequence"))
+        .def("load_sequence", &PyEngine::load_sequence, nb::arg("data"));
+    bind_sampler(m);
+    m.def("plan", &plan_dict, nb::arg("path"), nb::arg("options"));
+}
+
+}  // namespace slimrt

@@ -1,0 +1,38 @@
+// Error{code} -> the Python exception of python/slimrt/errors.py.
+#include "core/error.h"
+
+#include "bindings/bindings.h"
+
+namespace slimrt {
+namespace {
+
+const char* exception_name(ErrorCode code) {
+    switch (code) {
+        case ErrorCode::format: return "ModelFormatError";
+        case ErrorCode::unsupported: return "UnsupportedError";
+        case ErrorCode::cache_unsupported: return "CacheUnsupportedError";
+        case ErrorCode::wont_fit: return "WontFitError";
+        case ErrorCode::context_overflow: return "ContextOverflowError";
+        default: return nullptr;
+    }
+}
+
+void translate(const std::exception_ptr& p, void*) {
+    try {
+        std::rethrow_exception(p);
+    } catch (const Error& e) {
+        if (e.code == ErrorCode::argument) return PyErr_SetString(PyExc_ValueError, e.what());
+        if (e.code == ErrorCode::io) return PyErr_SetString(PyExc_OSError, e.what());
+        const nb::object type = nb::module_::import_("slimrt.errors").attr(exception_name(e.code));
+        if (e.code == ErrorCode::wont_fit)
+            PyErr_SetObject(type.ptr(), type(e.what(), e.needed, e.available).ptr());
+        else
+            PyErr_SetString(type.ptr(), e.what());
+    }
+}
+
+}  // namespace
+
+void bind_errors(nb::module_&) { nb::register_exception_translator(translate); }
+
+}  // namespace slimrt

@@ -1,0 +1,157 @@
+// slimrt._core: the native core as Python sees it. Its contract is python/slimrt/_core.pyi.
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <chrono>
+
+#include "bindings/bindings.h"
+#include "core/error.h"
+#include "core/gguf.h"
+#include "core/memory_info.h"
+#include "core/thread_pool.h"
+#include "kernels/cpu/isa.h"
+#include "model/architecture.h"
+#include "model/decoder.h"
+
+namespace slimrt {
+namespace {
+
+nb::object to_python(const GgufValue& value) {
+    if (const auto* array = std::get_if<GgufArray>(&value)) {
+        nb::list list;
+        for (const GgufValue& element : elements(*array)) list.append(to_python(element));
+        return list;
+    }
+    if (const auto* text = std::get_if<std::string_view>(&value))
+        return nb::steal(PyUnicode_DecodeUTF8(text->data(), Py_ssize_t(text->size()), "replace"));
+    return std::visit(
+        [](const auto& v) -> nb::object {
+            using T = std::decay_t<decltype(v)>;
+            if constexpr (std::is_arithmetic_v<T>) return nb::cast(v);
+            return nb::none();
+        },
+        value);
+}
+
+const Tensor& find_tensor(const GgufFile& file, const std::string& name) {
+    const auto it = file.tensors().find(name);
+    if (it == file.tensors().end()) throw nb::key_error(name.c_str());
+    return it->second;
+}
+
+auto read_tensor(const GgufFile& file, const std::string& name) {
+    const Tensor& t = find_tensor(file, name);
+    int n = 0;
+    const cpu::Isa* isa = cpu::supported_isas(&n)[0];
+    std::vector<float> out(t.rows * t.cols);
+    {
+        nb::gil_scoped_release release;
+        for (int64_t r = 0; r < t.rows; ++r)
+            isa->unpack(uint32_t(t.dtype), t.row(r), t.cols, out.data() + r * t.cols);
+    }
+    return numpy_array(std::move(out), {size_t(t.rows), size_t(t.cols)});
+}
+
+void bind_gguf(nb::module_& m) {
+    nb::class_<GgufFile>(m, "GgufFile")
+        .def(
+            "__init__",
+            [](GgufFile* self, const std::string& path) { new (self) GgufFile(GgufFile::open(path)); }, nb::arg("path"))
+        .def("keys",
+             [](const GgufFile& f) {
+                 std::vector<std::string> keys;
+                 for (const auto& [key, value] : f.metadata()) keys.push_back(key);
+                 return keys;
+             })
+        .def("value",
+             [](const GgufFile& f, const std::string& key) {
+                 const auto it = f.metadata().find(key);
+                 if (it == f.metadata().end()) throw nb::key_error(key.c_str());
+                 return to_python(it->second);
+             })
+        .def("tensors",
+             [](const GgufFile& f) {
+                 nb::dict out;
+                 for (const auto& [name, t] : f.tensors())
+                     out[name.c_str()] =
+                         nb::make_tuple(dtype_info(t.dtype).name, nb::make_tuple(t.rows, t.cols));
+                 return out;
+             })
+        .def("tensor_bytes",
+             [](const GgufFile& f, const std::string& name) { return find_tensor(f, name).bytes(); })
+        .def("read", &read_tensor);
+}
+
+nb::dict cpu_info() {
+    int n = 0;
+    const cpu::Isa* const* isas = cpu::supported_isas(&n);
+    nb::list names;
+    for (int i = 0; i < n; ++i) names.append(isas[i]->name);
+    nb::dict out;
+    out["isas"] = names;
+    out["isa"] = open_cpu_backend({.n_threads = 1, .dry = true})->description();
+    out["default_threads"] = default_threads();
+    out["memory_available"] = available_memory();
+    return out;
+}
+
+/// Sums a buffer far larger than the caches on all threads; GB/s of the best of three passes.
+double read_bandwidth(int n_threads, int megabytes) {
+    if (n_threads < 0 || megabytes < 1) fail(ErrorCode::argument, "n_threads and megabytes must be positive");
+    nb::gil_scoped_release release;
+    ThreadPool pool(n_threads ? n_threads : default_threads());
+    const int64_t words = int64_t(megabytes) * (1 << 20) / 8, chunk = 1 << 17;
+    std::vector<uint64_t> buffer(words, 1);
+    std::atomic<uint64_t> sink{0};
+    double best = 0;
+    for (int pass = 0; pass < 3; ++pass) {
+        const auto start = std::chrono::steady_clock::now();
+        pool.run(words / chunk, [&](int64_t item, int) {
+            const uint64_t* p = buffer.data() + item * chunk;
+            uint64_t sums[8] = {};
+            for (int64_t i = 0; i < chunk; i += 8)
+                for (int j = 0; j < 8; ++j) sums[j] += p[i + j];
+            for (const uint64_t s : sums) sink += s;
+        });
+        const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+        best = std::max(best, double(words) * 8 / seconds.count() / 1e9);
+    }
+    return best;
+}
+
+std::vector<std::string> architecture_names() {
+    std::vector<std::string> names;
+    for (const Architecture* a : architectures()) names.emplace_back(a->name);
+    return names;
+}
+
+nb::list cache_mode_list(const std::string& path) {
+    nb::list out;
+    for (const auto& [mode, reason] : cache_refusals(read_config(GgufFile::open(path)))) {
+        nb::dict entry;
+        entry["mode"] = mode;
+        entry["legal"] = reason.empty();
+        entry["reason"] = reason;
+        out.append(entry);
+    }
+    return out;
+}
+
+}  // namespace
+}  // namespace slimrt
+
+NB_MODULE(_core, m) {
+    using namespace slimrt;
+    m.attr("__version__") = SLIMRT_VERSION;
+    bind_errors(m);
+    bind_gguf(m);
+    bind_engine(m);
+    nb::module_ ops = m.def_submodule("ops", "Kernels over NumPy arrays, for tests and benchmarks.");
+    bind_ops(ops);
+    m.def("cpu_info", &cpu_info);
+    m.def("architectures", &architecture_names);
+    m.def("cache_modes", &cache_mode_list, nb::arg("path"));
+    m.def("read_bandwidth", &read_bandwidth, nb::arg("n_threads") = 0, nb::arg("megabytes") = 512);
+}

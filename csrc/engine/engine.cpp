@@ -1,0 +1,200 @@
+#include "engine/engine.h"
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+
+#include "core/error.h"
+#include "core/memory_info.h"
+#include "core/thread_pool.h"
+#include "engine/step.h"
+#include "model/architecture.h"
+
+namespace slimrt {
+namespace {
+
+std::vector<LayerCache> layer_caches(Decoder& decoder) {
+    std::vector<LayerCache> layers;
+    for (size_t i = 0; i < decoder.modes().size(); ++i) {
+        std::string types;
+        for (const Plane& plane : decoder.cache().format(int(i))) {
+            const std::string name = dtype_info(plane.type).name;
+            if (types.empty())
+                types = name;
+            else if (types != name)
+                types += "+" + name;
+        }
+        layers.push_back({decoder.modes()[i]->name(), types, decoder.cache().bytes_per_token(int(i))});
+    }
+    return layers;
+}
+
+EngineInfo describe(Decoder& decoder, const Backend& backend, int n_threads) {
+    EngineInfo info{decoder.config(),      decoder.options(), layer_caches(decoder),
+                    backend.description(), n_threads,         {}};
+    info.memory.use = backend.memory();
+    info.memory.mapped = decoder.mapped_bytes();
+    for (const LayerCache& layer : info.layers) info.memory.cache_bytes_per_token += layer.bytes_per_token;
+    return info;
+}
+
+/// What the planner measures of one configuration.
+struct Measured {
+    EngineInfo info;
+    size_t activations, workspace;
+};
+
+Measured measure(const GgufFile& file, const EngineOptions& options) {
+    const int n_threads = options.n_threads ? options.n_threads : default_threads();
+    const auto dry = open_cpu_backend({.n_threads = n_threads, .dry = true});
+    Decoder decoder(file, options.cache, *dry);
+    const size_t activations = measure_scratch(decoder, *dry);
+    Measured m{describe(decoder, *dry, n_threads), activations, dry->workspace()};
+    m.info.memory.use.scratch += activations;
+    return m;
+}
+
+std::string gib(uint64_t bytes) {
+    char text[32];
+    std::snprintf(text, sizeof text, bytes < (1u << 30) ? "%.1f MiB" : "%.2f GiB",
+                  double(bytes) / (bytes < (1u << 30) ? 1 << 20 : 1 << 30));
+    return text;
+}
+
+void require_fit(const EngineInfo& info, uint64_t limit) {
+    const uint64_t available = limit ? limit : available_memory();
+    const MemoryReport& m = info.memory;
+    if (available == 0 || m.total() <= available) return;
+    throw Error(ErrorCode::wont_fit,
+                concat("needs ", gib(m.total()), ", ", gib(available), limit ? " allowed" : " free", ": weights ",
+                       gib(m.mapped + m.use.weights), ", derived weights ", gib(m.use.derived), ", cache ",
+                       gib(m.use.cache), " (", info.cache.n_ctx, " tokens x ", m.cache_bytes_per_token,
+                       " bytes x ", info.cache.n_seqs, " sequences), scratch ", gib(m.use.scratch),
+                       ". Try a smaller context (--ctx) or another cache mode (slimrt plan shows what fits)"),
+                m.total(), available);
+}
+
+}  // namespace
+
+EngineInfo plan(const GgufFile& file, const EngineOptions& options) { return measure(file, options).info; }
+
+Engine::Engine(const std::string& path, const EngineOptions& options, const ExtraTensors& extra)
+    : file_(GgufFile::open(path)) {
+    const Measured measured = measure(file_, options);
+    require_fit(measured.info, options.memory_limit);
+    n_threads_ = measured.info.n_threads;
+    backend_ = open_cpu_backend({.n_threads = n_threads_});
+    backend_->reserve_workspace(measured.workspace);
+    decoder_ = std::make_unique<Decoder>(file_, options.cache, *backend_, extra);
+    scratch_ = Scratch(*backend_, measured.activations);
+}
+
+EngineInfo Engine::info() { return describe(*decoder_, *backend_, n_threads_); }
+
+void Engine::append(std::span<const Item> items, bool all_logits, float* out, const Progress& progress) {
+    std::vector<std::pair<int, int64_t>> growth, before;
+    std::set<int> seen;
+    int64_t total = 0, done = 0;
+    for (const Item& item : items) {
+        if (item.tokens.empty()) fail(ErrorCode::argument, "nothing to append: an item has no tokens");
+        if (!seen.insert(item.sequence).second)
+            fail(ErrorCode::argument, "sequence ", item.sequence, " is listed twice in one append");
+        for (const int32_t token : item.tokens)
+            if (token < 0 || token >= config().n_vocab)
+                fail(ErrorCode::argument, "token ", token, " is outside the vocabulary of ", config().n_vocab);
+        growth.emplace_back(item.sequence, item.tokens.size());
+        before.emplace_back(item.sequence, cache().length(item.sequence));
+        total += int64_t(item.tokens.size());
+    }
+    cache().require_room(growth);
+
+    const CacheOptions& o = decoder_->options();
+    size_t current = 0, offset = 0;  // item, token in it
+    try {
+        while (current < items.size()) {
+            Step step;
+            std::vector<std::pair<int, int64_t>> added;
+            while (current < items.size() && int(step.tokens.size()) < o.n_batch && int(added.size()) < o.n_seqs) {
+                const auto [id, tokens] = items[current];
+                const int64_t n = std::min<int64_t>(o.n_batch - step.tokens.size(), tokens.size() - offset);
+                cache().reserve(id, n, step.slots);
+                step.add_sequence(n, cache().length(id), cache().table(id));
+                added.emplace_back(id, n);
+                for (int64_t i = 0; i < n; ++i, ++offset) {
+                    if (all_logits || offset + 1 == tokens.size()) step.outputs.push_back(int32_t(step.tokens.size()));
+                    step.tokens.push_back(tokens[offset]);
+                }
+                if (offset == tokens.size()) ++current, offset = 0;
+            }
+            run_step(*decoder_, *backend_, scratch_, step, out);
+            for (const auto& [id, n] : added) cache().commit(id, n);
+            if (out) out += step.outputs.size() * config().n_vocab;
+            done += int64_t(step.tokens.size());
+            if (progress) progress(done, total);
+        }
+    } catch (...) {
+        for (const auto& [id, length] : before) cache().truncate(id, length);
+        throw;
+    }
+}
+
+void Engine::attention_inputs(std::span<const int32_t> tokens, float* out, const Progress& progress) {
+    const int64_t n = int64_t(tokens.size()), d = config().d_model;
+    const int sequence = cache().create();
+    std::vector<int64_t> filled(config().n_layers, 0);
+    decoder_->observe_attention = [&](int layer, Tensor x) {
+        backend_->download(out + (layer * n + filled[layer]) * d, x, x.bytes());
+        filled[layer] += x.rows;
+    };
+    auto finish = [&] {
+        decoder_->observe_attention = nullptr;
+        cache().release(sequence);
+    };
+    std::vector<float> last(config().n_vocab);
+    const Item item{sequence, tokens};
+    try {
+        append({&item, 1}, false, last.data(), progress);
+    } catch (...) {
+        finish();
+        throw;
+    }
+    finish();
+}
+
+std::string Engine::cache_fingerprint() {
+    std::string text = concat("slimrt rows 1 ", config().architecture->name, " ", config().n_layers);
+    for (int layer = 0; layer < config().n_layers; ++layer)
+        for (const Plane& plane : cache().format(layer))
+            text += concat(" ", plane.name, ":", plane.width, ":", dtype_info(plane.type).name);
+    return text;
+}
+
+// Saved rows: fingerprint length, fingerprint, token count, rows.
+std::vector<std::byte> Engine::save_sequence(int sequence) {
+    const std::string fingerprint = cache_fingerprint();
+    const uint64_t head[2] = {fingerprint.size(), uint64_t(cache().length(sequence))};
+    const std::vector<std::byte> rows = cache().save(sequence);
+    std::vector<std::byte> out(sizeof head + fingerprint.size());
+    std::memcpy(out.data(), head, sizeof head);
+    std::memcpy(out.data() + sizeof head, fingerprint.data(), fingerprint.size());
+    out.insert(out.end(), rows.begin(), rows.end());
+    return out;
+}
+
+int Engine::load_sequence(std::span<const std::byte> bytes) {
+    uint64_t head[2];
+    const std::string expected = cache_fingerprint();
+    if (bytes.size() < sizeof head) fail(ErrorCode::format, "the saved sequence is truncated");
+    std::memcpy(head, bytes.data(), sizeof head);
+    bytes = bytes.subspan(sizeof head);
+    if (head[0] > bytes.size()) fail(ErrorCode::format, "the saved sequence is truncated or not one of slimrt's");
+    const std::string found(reinterpret_cast<const char*>(bytes.data()), head[0]);
+    if (found != expected)
+        fail(ErrorCode::format, "the saved sequence is of another model or cache: it has '", found, "', this is '",
+             expected, "'");
+    if (head[1] > uint64_t(cache().n_ctx()))
+        fail(ErrorCode::context_overflow, "the saved sequence has ", head[1], " tokens, n_ctx is ", cache().n_ctx());
+    return cache().restore(bytes.subspan(head[0]), int64_t(head[1]));
+}
+
+}  // namespace slimrt

@@ -1,0 +1,82 @@
+// Tokens in, logits out, for many sequences: chooses what goes into each step, and knows what fits.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "model/decoder.h"
+
+namespace slimrt {
+
+struct EngineOptions {
+    CacheOptions cache;
+    int n_threads = 0;          // 0: default_threads()
+    uint64_t memory_limit = 0;  // bytes; 0: what the machine has available
+};
+
+/// Bytes. `mapped` weights are read in place from the file; the rest is allocated.
+struct MemoryReport {
+    MemoryUse use;
+    uint64_t mapped = 0, cache_bytes_per_token = 0;
+    uint64_t allocated() const { return use.weights + use.derived + use.cache + use.scratch; }
+    uint64_t total() const { return allocated() + mapped; }
+};
+
+struct LayerCache {
+    std::string mode, type;  // type: of each plane, "f16" or "f16+f32"
+    size_t bytes_per_token;
+};
+
+struct EngineInfo {
+    ModelConfig config;
+    CacheOptions cache;
+    std::vector<LayerCache> layers;
+    std::string device;
+    int n_threads;
+    MemoryReport memory;
+};
+
+/// What Engine would allocate, to the byte: the same code on a backend that only counts. Reads no weight.
+EngineInfo plan(const GgufFile& file, const EngineOptions& options);
+
+class Engine {
+  public:
+    struct Item {
+        int sequence;
+        std::span<const int32_t> tokens;
+    };
+    /// Called after each step; may throw to stop.
+    using Progress = std::function<void(int64_t done, int64_t total)>;
+
+    /// Throws Error{wont_fit} with the numbers before anything large is allocated.
+    Engine(const std::string& path, const EngineOptions& options, const ExtraTensors& extra = {});
+
+    /// Appends tokens in steps of at most n_batch tokens and writes logits rows to `out`: for the last token of
+    /// each item, or for every token (all_logits). An exception leaves the sequences as they were.
+    void append(std::span<const Item> items, bool all_logits, float* out, const Progress& progress);
+
+    /// Each layer's normed attention input, [n_layers, n, d_model] f32.
+    void attention_inputs(std::span<const int32_t> tokens, float* out, const Progress& progress);
+
+    std::vector<std::byte> save_sequence(int sequence);
+    int load_sequence(std::span<const std::byte> bytes);
+
+    KvCache& cache() { return decoder_->cache(); }
+    const ModelConfig& config() const { return decoder_->config(); }
+    EngineInfo info();
+
+  private:
+    std::string cache_fingerprint();
+
+    GgufFile file_;
+    int n_threads_ = 0;
+    std::unique_ptr<Backend> backend_;
+    std::unique_ptr<Decoder> decoder_;
+    Scratch scratch_;
+};
+
+}  // namespace slimrt

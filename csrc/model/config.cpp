@@ -1,0 +1,103 @@
+#include "model/config.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "model/architecture.h"
+
+namespace slimrt {
+namespace {
+
+const Architecture& find_architecture(const GgufFile& file) {
+    const std::string name = file.string("general.architecture");
+    std::string known;
+    for (const Architecture* a : architectures()) {
+        if (name == a->name) return *a;
+        known += concat(known.empty() ? "" : ", ", a->name);
+    }
+    fail(ErrorCode::unsupported, file.path(), ": architecture '", name, "' is not supported; supported are: ", known);
+}
+
+Activation read_activation(const GgufFile& file, Activation usual) {
+    if (!file.has("slimrt.activation")) return usual;
+    const std::string name = file.string("slimrt.activation");
+    if (name == "gelu_tanh") return Activation::gelu_tanh;
+    if (name == "gelu_erf") return Activation::gelu_erf;
+    if (name == "silu") return Activation::silu;
+    if (name == "relu") return Activation::relu;
+    fail(ErrorCode::unsupported, file.path(), ": activation '", name,
+         "' is not supported; supported are: gelu_tanh, gelu_erf, silu, relu");
+}
+
+RopeConfig read_rope(const GgufFile& file, const std::string& prefix, const ModelConfig& c) {
+    RopeConfig r;
+    r.n_rot = int(file.integer(prefix + "rope.dimension_count", 2, c.head_dim, c.head_dim));
+    if (r.n_rot % 2) fail(ErrorCode::format, prefix, "rope.dimension_count is odd: ", r.n_rot);
+    if (r.n_rot != c.head_dim)
+        fail(ErrorCode::unsupported, "partial rotary embedding (", r.n_rot, " of ", c.head_dim,
+             " dimensions) is not supported by architecture '", c.architecture->name, "'");
+    r.base = file.number(prefix + "rope.freq_base", 10000.0);
+    // Old files say only rope.scale_linear.
+    const double old_factor = file.number(prefix + "rope.scale_linear", 1.0);
+    r.factor = file.number(prefix + "rope.scaling.factor", old_factor);
+    const bool longrope = file.tensors().count("rope_factors_long.weight") > 0;
+    const std::string usual = longrope ? "longrope" : r.factor != 1 ? "linear" : "none";
+    const std::string type = file.string(prefix + "rope.scaling.type", usual);
+    if (type == "linear")
+        r.scaling = RopeScaling::linear;
+    else if (type == "yarn")
+        r.scaling = RopeScaling::yarn;
+    else if (type == "longrope")
+        r.scaling = RopeScaling::longrope;
+    else if (type != "none")
+        fail(ErrorCode::unsupported, prefix, "rope.scaling.type '", type,
+             "' is not supported; supported are: none, linear, yarn, longrope");
+    if (!(r.base > 0) || !(r.factor > 0)) fail(ErrorCode::format, prefix, "rope.freq_base and factor must be positive");
+    r.n_ctx_orig = file.integer(prefix + "rope.scaling.original_context_length", 1, 1 << 30, c.n_ctx_train);
+    r.attn_factor = file.number(prefix + "rope.scaling.attn_factor", 0.0);
+    r.beta_fast = file.number(prefix + "rope.scaling.yarn_beta_fast", 32.0);
+    r.beta_slow = file.number(prefix + "rope.scaling.yarn_beta_slow", 1.0);
+    return r;
+}
+
+int read_vocab(const GgufFile& file) {
+    const auto it = file.tensors().find("token_embd.weight");
+    if (it == file.tensors().end())
+        fail(ErrorCode::format, file.path(), ": tensor 'token_embd.weight' is missing",
+             file.tensors().empty() ? " (the file holds a vocabulary only)" : "");
+    if (it->second.rows > (1 << 26)) fail(ErrorCode::format, file.path(), ": a vocabulary of ", it->second.rows);
+    return int(it->second.rows);
+}
+
+}  // namespace
+
+ModelConfig read_config(const GgufFile& file) {
+    ModelConfig c;
+    c.architecture = &find_architecture(file);
+    c.name = file.string("general.name", file.path());
+    const std::string prefix = concat(c.architecture->name, ".");
+    c.n_vocab = read_vocab(file);
+    c.n_layers = int(file.integer(prefix + "block_count", 1, 4096));
+    c.d_model = int(file.integer(prefix + "embedding_length", 1, 1 << 20));
+    c.d_ff = int(file.integer(prefix + "feed_forward_length", 1, 1 << 22));
+    c.n_heads = int(file.integer(prefix + "attention.head_count", 1, 1 << 14));
+    c.n_kv_heads = int(file.integer(prefix + "attention.head_count_kv", 1, c.n_heads, c.n_heads));
+    if (c.n_heads % c.n_kv_heads)
+        fail(ErrorCode::format, prefix, "attention.head_count ", c.n_heads, " is not a multiple of head_count_kv ",
+             c.n_kv_heads);
+    if (!file.has(prefix + "attention.key_length") && c.d_model % c.n_heads)
+        fail(ErrorCode::format, prefix, "embedding_length ", c.d_model, " is not a multiple of head_count ", c.n_heads);
+    c.head_dim = int(file.integer(prefix + "attention.key_length", 1, 1 << 16, std::max(1, c.d_model / c.n_heads)));
+    if (file.integer(prefix + "attention.value_length", 1, 1 << 16, c.head_dim) != c.head_dim)
+        fail(ErrorCode::unsupported, prefix, "attention.value_length differs from key_length");
+    c.n_ctx_train = file.integer(prefix + "context_length", 1, 1 << 30);
+    if (c.architecture->sliding_window) c.window = file.integer(prefix + "attention.sliding_window", 0, 1 << 30, 0);
+    c.norm_eps = float(file.number(prefix + (c.architecture->norm == NormKind::rms
+                                                 ? "attention.layer_norm_rms_epsilon"
+                                                 : "attention.layer_norm_epsilon")));
+    c.activation = read_activation(file, c.architecture->activation);
+    if (c.architecture->positions != Positions::learned) c.rope = read_rope(file, prefix, c);
+    return c;
+}
+
+}  // namespace slimrt

@@ -1,0 +1,44 @@
+// Sizes of one model, read from GGUF metadata and range-checked.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "core/gguf.h"
+#include "kernels/backend.h"
+
+namespace slimrt {
+
+struct Architecture;
+
+enum class RopeScaling { none, linear, yarn, longrope };
+
+struct RopeConfig {
+    RopeScaling scaling = RopeScaling::none;
+    int n_rot = 0;
+    double base = 10000, factor = 1;
+    int64_t n_ctx_orig = 0;      // context before scaling (yarn, longrope)
+    double attn_factor = 0;      // 0: by the scaling's own formula
+    double beta_fast = 32, beta_slow = 1;
+};
+
+struct ModelConfig {
+    std::string name;  // general.name, or the file's
+    const Architecture* architecture = nullptr;
+    int n_layers = 0, d_model = 0, d_ff = 0, n_vocab = 0;
+    int n_heads = 0, n_kv_heads = 0, head_dim = 0;
+    int64_t n_ctx_train = 0;
+    int64_t window = 0;  // 0: none
+    float norm_eps = 0;
+    Activation activation = Activation::silu;
+    RopeConfig rope;
+};
+
+/// Throws Error{unsupported} for an unknown architecture, Error{format} for a missing or absurd size.
+ModelConfig read_config(const GgufFile& file);
+
+/// cos/sin table [n_ctx, n_rot] f32 (kernels/backend.h: Rope), all scalings applied: linear, llama3 (rope_freqs
+/// tensor), YaRN, longrope (its short or long factors by n_ctx, once).
+std::vector<float> rope_table(const ModelConfig& config, const GgufFile& file, int64_t n_ctx);
+
+}  // namespace slimrt

@@ -1,0 +1,134 @@
+#include "model/decoder.h"
+
+#include "core/error.h"
+#include "model/architecture.h"
+
+namespace slimrt {
+
+// x = embed(tokens); per layer: x += attention(norm(x)) W_O, x += ffn(norm(x)); logits = norm(x) W_out.
+void Decoder::forward(const Batch& batch, Scratch& scratch, Tensor hidden) const {
+    const Scratch::Scope scope(scratch);
+    const Tensor x = scratch.f32(batch.tokens.cols, config_.d_model);
+    backend_.gather(weights_.token_embd, batch.tokens, x);
+    if (weights_.position_embd) {
+        const Tensor p = scratch.f32(x.rows, x.cols);
+        backend_.gather(weights_.position_embd, batch.positions, p);
+        backend_.add(x, p);
+    }
+    for (int layer = 0; layer < config_.n_layers; ++layer) {
+        attention(layer, batch, scratch, x);
+        feed_forward(layer, scratch, x);
+    }
+    if (batch.outputs.cols == 0) return;
+    backend_.gather(x, batch.outputs, hidden);
+    norm(weights_.output_norm, hidden, hidden);
+}
+
+void Decoder::attention(int layer, const Batch& batch, Scratch& scratch, Tensor x) const {
+    const Scratch::Scope scope(scratch);
+    const LayerWeights& w = weights_.layers[layer];
+    const AttnConfig& c = attn_[layer];
+    const Tensor normed = scratch.f32(x.rows, x.cols);
+    norm(w.attn_norm, x, normed);
+    if (observe_attention) observe_attention(layer, normed);
+
+    const Tensor heads = scratch.f32(x.rows, c.q_width());
+    const std::vector<Rows> rows = cache_->rows(layer);
+    const FreshRows fresh =
+        modes_[layer]->attend(backend_, {c, w.attn, rope_, batch, rows, scratch, normed}, heads);
+    for (size_t plane = 0; plane < fresh.size(); ++plane)
+        backend_.store(fresh[plane], cache_->slots(layer, int(plane), batch.slots));
+
+    const Tensor out = scratch.f32(x.rows, x.cols);
+    backend_.linear(heads, w.attn.o, w.attn.o_bias, out);
+    backend_.add(x, out);
+}
+
+void Decoder::feed_forward(int layer, Scratch& scratch, Tensor x) const {
+    const Scratch::Scope scope(scratch);
+    const LayerWeights& w = weights_.layers[layer];
+    const Tensor normed = scratch.f32(x.rows, x.cols);
+    norm(w.ffn_norm, x, normed);
+
+    const Tensor up = scratch.f32(x.rows, config_.d_ff);
+    backend_.linear(normed, w.up, w.up_bias, up);
+    Tensor inner = up;
+    if (w.gate) {
+        inner = scratch.f32(x.rows, config_.d_ff);
+        backend_.linear(normed, w.gate, w.gate_bias, inner);
+        backend_.gate(config_.activation, inner, up);
+    } else {
+        backend_.activate(config_.activation, up);
+    }
+    backend_.linear(inner, w.down, w.down_bias, normed);
+    backend_.add(x, normed);
+}
+
+void Decoder::norm(const Norm& w, Tensor x, Tensor out) const {
+    backend_.norm(config_.architecture->norm, x, w.weight, w.bias, config_.norm_eps, out);
+}
+
+void Decoder::logits(Tensor hidden, Tensor out) const { backend_.linear(hidden, weights_.output, {}, out); }
+
+namespace {
+
+/// One mode name a layer, from the options or the file.
+std::vector<std::string> layer_modes(const GgufFile& file, const ModelConfig& c, std::vector<std::string> names) {
+    if (const auto stored = file.metadata().find("slimrt.cache.modes"); names.empty() && stored != file.metadata().end())
+        if (const auto* array = std::get_if<GgufArray>(&stored->second))
+            for (const GgufValue& mode : elements(*array))
+                if (const auto* name = std::get_if<std::string_view>(&mode)) names.emplace_back(*name);
+    if (names.empty()) names = {"kv"};
+    if (names.size() == 1) names.resize(c.n_layers, names[0]);
+    if (int(names.size()) != c.n_layers)
+        fail(ErrorCode::argument, names.size(), " cache modes were given for ", c.n_layers,
+             " layers: give one, or one a layer");
+    return names;
+}
+
+int64_t resolve_n_ctx(const ModelConfig& c, int64_t n_ctx) {
+    constexpr int64_t kUsual = 4096;
+    if (n_ctx == 0) return std::min(c.n_ctx_train, kUsual);
+    const bool learned = c.architecture->positions == Positions::learned;
+    if (n_ctx < 0 || n_ctx > (1 << 30) || (learned && n_ctx > c.n_ctx_train))
+        fail(ErrorCode::argument, "n_ctx ", n_ctx, " is not possible: the model has positions for ", c.n_ctx_train);
+    return n_ctx;
+}
+
+}  // namespace
+
+Decoder::Decoder(const GgufFile& file, const CacheOptions& options, Backend& backend, const ExtraTensors& extra)
+    : backend_(backend), config_(read_config(file)), options_(options) {
+    if (options.n_seqs < 1 || options.n_batch < 1)
+        fail(ErrorCode::argument, "n_seqs and n_batch must be at least 1");
+    options_.n_ctx = resolve_n_ctx(config_, options.n_ctx);
+    options_.modes = layer_modes(file, config_, options.modes);
+    std::vector<Format> formats;
+    for (int layer = 0; layer < config_.n_layers; ++layer) {
+        attn_.push_back(attention_config(config_, layer, options.type_k, options.type_v));
+        modes_.push_back(&require_cache_mode(options_.modes[layer], attn_.back()));
+        formats.push_back(modes_.back()->format(attn_.back()));
+    }
+    weights_ = load_weights(file, config_, backend, modes_, attn_, extra);
+    if (config_.architecture->positions != Positions::learned) {
+        const int n_rot = config_.rope.n_rot;
+        rope_buffer_ = backend.alloc(MemoryKind::derived, options_.n_ctx * n_rot * sizeof(float), "RoPE table");
+        rope_ = {Tensor(rope_buffer_.data.get(), DType::F32, options_.n_ctx, n_rot), n_rot,
+                 config_.architecture->positions == Positions::rope_interleaved};
+        if (!backend.dry())
+            backend.upload(rope_.table, rope_table(config_, file, options_.n_ctx).data(), rope_.table.bytes());
+    }
+    cache_ = std::make_unique<KvCache>(backend, std::move(formats), options_.n_ctx, options_.n_seqs);
+}
+
+std::vector<std::pair<std::string, std::string>> cache_refusals(const ModelConfig& config) {
+    std::vector<std::pair<std::string, std::string>> out;
+    for (const CacheMode* mode : cache_modes()) {
+        std::string reason = mode->refusal(attention_config(config, 0, DType::F16, DType::F16));
+        if (!reason.empty()) reason = "layer 0: " + reason;
+        out.emplace_back(mode->name(), reason);
+    }
+    return out;
+}
+
+}  // namespace slimrt

@@ -1,0 +1,15 @@
+// Every architecture, one line each.
+#include "model/arch/arch.h"
+
+namespace slimrt {
+
+const std::vector<const Architecture*>& architectures() {
+    static const std::vector<const Architecture*> all = {
+        &llama,
+        &gpt2,
+        &phi3,
+    };
+    return all;
+}
+
+}  // namespace slimrt

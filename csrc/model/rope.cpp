@@ -1,0 +1,77 @@
+// Rotary frequencies and their scalings.
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "core/error.h"
+#include "model/config.h"
+
+namespace slimrt {
+namespace {
+
+/// Frequency of pair i before any per-pair factor.
+double frequency(const RopeConfig& r, int i) { return std::pow(r.base, -2.0 * i / r.n_rot); }
+
+/// YaRN (Peng et al. 2023, section 3.2): low frequencies are interpolated, high ones kept, a ramp between.
+double yarn_frequency(const RopeConfig& r, int i) {
+    auto pair_of = [&](double rotations) {  // the pair that makes that many turns over the original context
+        return r.n_rot * std::log(r.n_ctx_orig / (rotations * 2 * std::numbers::pi)) / (2 * std::log(r.base));
+    };
+    const double low = std::max(std::floor(pair_of(r.beta_fast)), 0.0);
+    const double high = std::min(std::ceil(pair_of(r.beta_slow)), r.n_rot - 1.0);
+    const double interpolated = std::clamp((i - low) / std::max(high - low, 1e-3), 0.0, 1.0);
+    return frequency(r, i) * (interpolated / r.factor + 1 - interpolated);
+}
+
+/// Per-pair divisors that come as a tensor (llama3, longrope); empty when there is none.
+std::vector<float> pair_factors(const ModelConfig& c, const GgufFile& file, int64_t n_ctx) {
+    const RopeConfig& r = c.rope;
+    const bool is_long = n_ctx > r.n_ctx_orig;
+    const char* name = r.scaling != RopeScaling::longrope ? "rope_freqs.weight"
+                       : is_long                          ? "rope_factors_long.weight"
+                                                          : "rope_factors_short.weight";
+    const auto it = file.tensors().find(name);
+    if (it == file.tensors().end()) {
+        if (r.scaling == RopeScaling::longrope) fail(ErrorCode::format, file.path(), ": tensor '", name, "' is missing");
+        return {};
+    }
+    const Tensor& t = it->second;
+    if (t.dtype != DType::F32 || t.rows * t.cols != r.n_rot / 2)
+        fail(ErrorCode::format, file.path(), ": tensor '", name, "' must hold ", r.n_rot / 2, " f32 values");
+    return {t.f32(), t.f32() + r.n_rot / 2};
+}
+
+/// What cos and sin are multiplied with. YaRN: attn_factor (1 + 0.1 ln s) as in llama.cpp; longrope:
+/// attn_factor, else sqrt(1 + ln s / ln n_ctx_orig) for the stretch s of the context (Phi-3).
+double magnitude(const ModelConfig& c) {
+    const RopeConfig& r = c.rope;
+    if (r.scaling == RopeScaling::yarn)
+        return (r.attn_factor ? r.attn_factor : 1.0) * (1 + 0.1 * std::log(std::max(r.factor, 1.0)));
+    if (r.scaling != RopeScaling::longrope) return 1;
+    if (r.attn_factor) return r.attn_factor;
+    const double stretch = double(c.n_ctx_train) / r.n_ctx_orig;
+    return stretch > 1 ? std::sqrt(1 + std::log(stretch) / std::log(double(r.n_ctx_orig))) : 1;
+}
+
+}  // namespace
+
+std::vector<float> rope_table(const ModelConfig& c, const GgufFile& file, int64_t n_ctx) {
+    const RopeConfig& r = c.rope;
+    const std::vector<float> factors = pair_factors(c, file, n_ctx);
+    std::vector<double> frequencies;
+    for (int i = 0; i < r.n_rot / 2; ++i) {
+        double f = r.scaling == RopeScaling::yarn ? yarn_frequency(r, i) : frequency(r, i);
+        if (r.scaling == RopeScaling::linear) f /= r.factor;
+        frequencies.push_back(factors.empty() ? f : f / factors[i]);
+    }
+    const double scale = magnitude(c);
+    std::vector<float> table(n_ctx * r.n_rot);
+    for (int64_t p = 0; p < n_ctx; ++p)
+        for (int i = 0; i < r.n_rot / 2; ++i) {
+            table[p * r.n_rot + 2 * i] = float(std::cos(p * frequencies[i]) * scale);
+            table[p * r.n_rot + 2 * i + 1] = float(std::sin(p * frequencies[i]) * scale);
+        }
+    return table;
+}
+
+}  // namespace slimrt

@@ -1,0 +1,118 @@
+"""The native core. Errors are those of slimrt.errors; OSError and ValueError where Python users expect them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__version__: str
+
+class GgufFile:
+    """A validated, memory-mapped GGUF file (v3). Raises ModelFormatError, UnsupportedError, OSError."""
+
+    def __init__(self, path: str) -> None: ...
+    def keys(self) -> list[str]: ...
+    def value(self, key: str) -> Any:
+        """int, float, bool, str, or a list of these. KeyError when there is none."""
+    def tensors(self) -> dict[str, tuple[str, tuple[int, int]]]:
+        """name -> (type name such as "q8_0", (rows, cols))."""
+    def tensor_bytes(self, name: str) -> int: ...
+    def read(self, name: str) -> NDArray[np.float32]:
+        """The tensor unpacked to float32 [rows, cols]."""
+
+class Engine:
+    """A loaded model with its cache. Token rows go in by sequence, logits come out.
+
+    cache: a mode name for all layers or one a layer ("kv", "k", "v", "x"); "auto": what the file says, else kv.
+    derived: tensors the mode needs and the file lacks, by name ("blk.0.attn_kv.weight": W_KV [d_v, d_k] f32).
+    n_ctx: positions each sequence may hold; n_seqs: sequences that may be full at once.
+    memory_limit: bytes, or 0 for what the machine has available.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        n_ctx: int = 0,
+        n_seqs: int = 1,
+        n_batch: int = 512,
+        n_threads: int = 0,
+        cache: str | Sequence[str] = "auto",
+        cache_type_k: str = "f16",
+        cache_type_v: str = "f16",
+        derived: Mapping[str, NDArray[np.float32]] | None = None,
+        memory_limit: int = 0,
+    ) -> None: ...
+    def info(self) -> dict[str, Any]:
+        """architecture, d_model, n_layers, n_heads, n_kv_heads, head_dim, n_vocab, n_ctx, n_ctx_train, n_batch,
+        n_seqs, n_threads, device, name, d_ff, layers: list of {layer, mode, type, bytes_per_token}."""
+    def memory(self) -> dict[str, int]:
+        """Bytes allocated: weights, derived, cache, scratch, total; and mapped (weights read in place from the
+        file) and cache_bytes_per_token."""
+    def new_sequence(self) -> int: ...
+    def free_sequence(self, sequence: int) -> None: ...
+    def fork(self, sequence: int) -> int:
+        """A copy that shares full blocks (copy on write)."""
+    def truncate(self, sequence: int, length: int) -> None: ...
+    def length(self, sequence: int) -> int: ...
+    def append(
+        self,
+        items: Sequence[tuple[int, NDArray[np.int32]]],
+        *,
+        all_logits: bool = False,
+        on_progress: Callable[[int, int], object] | None = None,
+    ) -> NDArray[np.float32]:
+        """Runs the tokens of several sequences in chunks of at most n_batch tokens; the GIL is released.
+
+        Returns logits float32: a row for each item's last token, or with all_logits a row for every token, items
+        one after another. on_progress(done, total) is called with the GIL after each chunk; an exception it raises
+        stops the work, the sequences are truncated to where they stood before, and the exception goes on.
+        Signals (Ctrl-C) are checked between chunks in the same way. ContextOverflowError before anything is computed
+        if it does not fit.
+        """
+    def attention_inputs(self, ids: NDArray[np.int32]) -> NDArray[np.float32]:
+        """The normed input of every layer's attention for one text: float32 [n_layers, n, d_model] (calibration)."""
+    def save_sequence(self, sequence: int) -> NDArray[np.uint8]: ...
+    def load_sequence(self, data: NDArray[np.uint8]) -> int:
+        """A new sequence from saved rows. ModelFormatError when they are of another model or cache."""
+
+class Sampler:
+    """Picks a token from a row of logits. temperature 0: greedy. Deterministic for a seed."""
+
+    def __init__(
+        self,
+        *,
+        temperature: float = 0.8,
+        top_k: int = 40,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        repeat_penalty: float = 1.0,
+        repeat_last_n: int = 64,
+        seed: int = 0,
+    ) -> None: ...
+    def sample(self, logits: NDArray[np.float32], history: Sequence[int] | NDArray[np.int32]) -> int: ...
+
+def plan(
+    path: str,
+    *,
+    n_ctx: int = 0,
+    n_seqs: int = 1,
+    n_batch: int = 512,
+    n_threads: int = 0,
+    cache: str | Sequence[str] = "auto",
+    cache_type_k: str = "f16",
+    cache_type_v: str = "f16",
+) -> dict[str, Any]:
+    """What Engine would allocate with the same arguments, to the byte, without reading a weight: the keys of
+    Engine.memory() and of Engine.info()."""
+
+def cache_modes(path: str) -> list[dict[str, Any]]:
+    """For every registered mode: {"mode": str, "legal": bool, "reason": str} (reason: why not, with the layer)."""
+
+def architectures() -> list[str]: ...
+def cpu_info() -> dict[str, Any]:
+    """isas (best first, those this machine runs), isa (chosen), default_threads, memory_available (bytes)."""
+
+def read_bandwidth(n_threads: int = 0, megabytes: int = 512) -> float:
+    """Measured read bandwidth of main memory, GB/s."""

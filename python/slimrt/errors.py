@@ -1,0 +1,34 @@
+"""The exceptions slimrt raises. Each message says what is wrong, where, and what to do."""
+
+
+class SlimrtError(Exception):
+    """Base of all slimrt errors."""
+
+
+class ModelFormatError(SlimrtError, ValueError):
+    """A file is broken, truncated, or not what it says it is."""
+
+
+class UnsupportedError(SlimrtError):
+    """The file is well-formed but slimrt cannot run it; the message names what is supported."""
+
+
+class CacheUnsupportedError(UnsupportedError):
+    """A cache mode is not legal for this model; the message names the layer, the reason and the legal modes."""
+
+
+class WontFitError(SlimrtError, MemoryError):
+    """Too little memory.
+
+    Attributes:
+        needed, available: bytes.
+        options: what would fit, as flags to try (list of str).
+    """
+
+    def __init__(self, message: str, needed: int = 0, available: int = 0, options: tuple[str, ...] = ()):
+        super().__init__(message)
+        self.needed, self.available, self.options = needed, available, list(options)
+
+
+class ContextOverflowError(SlimrtError):
+    """The context is full: more tokens than n_ctx."""
