@@ -1,0 +1,85 @@
+"""slimrt: a transformer runtime whose context memory is a choice.
+
+    with slimrt.Model("model.gguf", cache="k") as model:
+        print(model.generate("Once upon a time", max_tokens=64).text)
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from slimrt._core import __version__
+from slimrt.errors import (
+    CacheUnsupportedError,
+    ContextOverflowError,
+    ModelFormatError,
+    SlimrtError,
+    UnsupportedError,
+    WontFitError,
+)
+from slimrt.generate import Stream
+from slimrt.model import Model
+from slimrt.plan import plan
+from slimrt.results import CacheUse, Generation, PlanResult, PlanRow, Score, Timings, TokenLogprob, Usage
+from slimrt.session import Session
+from slimrt.source import ModelSource
+from slimrt.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from slimrt.tools.convert import ConvertReport
+
+__all__ = [
+    "CacheUnsupportedError",
+    "CacheUse",
+    "ContextOverflowError",
+    "Generation",
+    "Model",
+    "ModelFormatError",
+    "ModelSource",
+    "PlanResult",
+    "PlanRow",
+    "Score",
+    "Session",
+    "SlimrtError",
+    "Stream",
+    "Timings",
+    "TokenLogprob",
+    "Tokenizer",
+    "UnsupportedError",
+    "Usage",
+    "WontFitError",
+    "__version__",
+    "convert",
+    "plan",
+]
+
+
+def convert(
+    src: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    cache: str | None = None,
+    cache_type: str = "f16",
+    outtype: str | None = None,
+    calibration: str | os.PathLike[str] | None = None,
+    verify: str | os.PathLike[str] | None = None,
+    progress: bool | None = None,
+) -> ConvertReport:
+    """Convert a GGUF file or a Hugging Face directory to a GGUF file that loads with its cache mode at once.
+
+    Args: as slimrt.tools.convert.convert; progress None: bars when stderr is a terminal.
+    """
+    from slimrt.progress import wanted
+    from slimrt.tools import convert as tool  # its readers and writers are needed for nothing else
+
+    return tool.convert(
+        src,
+        out,
+        cache=cache,
+        cache_type=cache_type,
+        outtype=outtype,
+        calibration=calibration,
+        verify=verify,
+        progress=wanted(progress),
+    )

@@ -1,0 +1,146 @@
+"""The pre-tokenizers a GGUF can name in `tokenizer.ggml.pre`, as published in those models' tokenizer.json."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tokenizers import Regex, normalizers, pre_tokenizers
+
+from slimrt.errors import UnsupportedError
+
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_PUNCTUATION_AND_SPACE = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_SLASHED_PUNCTUATION_AND_SPACE = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+_LLAMA3 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_PUNCTUATION_AND_SPACE}"
+_QWEN2 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_PUNCTUATION_AND_SPACE}"
+_QWEN35 = (
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_TEKKEN = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
+    rf"|\p{{N}}|{_SLASHED_PUNCTUATION_AND_SPACE}"
+)
+_GPT4O = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
+    rf"|\p{{N}}{{1,3}}|{_SLASHED_PUNCTUATION_AND_SPACE}"
+)
+_BLOOM = " ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
+_DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+", r"\p{N}")
+_DEEPSEEK_V3 = (
+    r"\p{N}{1,3}",
+    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+
+
+def _split(*patterns: str) -> pre_tokenizers.PreTokenizer:
+    """Cut at each pattern in turn, then write bytes as the byte-level alphabet."""
+    cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
+    return pre_tokenizers.Sequence([*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+def _gpt2() -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+
+
+def _digits_then_gpt2() -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])
+
+
+def _falcon() -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Punctuation("contiguous"),
+            _gpt2(),
+            pre_tokenizers.Digits(individual_digits=False),
+            pre_tokenizers.Split(Regex("[0-9][0-9][0-9]"), "isolated"),
+        ]
+    )
+
+
+@dataclass(frozen=True)
+class PreTokenizer:
+    """What a pre-tokenizer's name says about a byte-level BPE vocabulary.
+
+    Attributes:
+        splitter: cuts text into words and writes them in the byte-level alphabet.
+        nfc: the published tokenizer composes characters (Unicode NFC) first.
+        ignore_merges: a word that is itself a token is taken whole, whatever the merges say.
+        add_bos: BOS is added when the file does not say.
+    """
+
+    splitter: pre_tokenizers.PreTokenizer
+    nfc: bool = False
+    ignore_merges: bool = False
+    add_bos: bool = False
+
+    @property
+    def normalizer(self) -> normalizers.Normalizer | None:
+        return normalizers.NFC() if self.nfc else None
+
+
+def _table() -> dict[str, PreTokenizer]:
+    gpt2 = PreTokenizer(_gpt2())
+    gpt2_nfc = PreTokenizer(_gpt2(), nfc=True)
+    digits = PreTokenizer(_digits_then_gpt2())
+    llama3 = PreTokenizer(_split(_LLAMA3), ignore_merges=True, add_bos=True)
+    llama3_merged = PreTokenizer(_split(_LLAMA3))
+    gpt4o = PreTokenizer(_split(_GPT4O))
+    return {
+        "gpt-2": gpt2,
+        "phi-2": gpt2,
+        "mpt": gpt2_nfc,
+        "olmo": gpt2_nfc,
+        "starcoder": digits,
+        "refact": digits,
+        "codeshell": digits,
+        "smollm": digits,
+        "command-r": PreTokenizer(_digits_then_gpt2(), nfc=True),
+        "falcon": PreTokenizer(_falcon()),
+        "llama-bpe": llama3,
+        "llama3": llama3,
+        "llama-v3": llama3,
+        "falcon3": llama3,
+        "lfm2": llama3,
+        "dbrx": llama3_merged,
+        "smaug-bpe": llama3_merged,
+        "chatglm-bpe": llama3_merged,
+        "glm4": PreTokenizer(_split(_LLAMA3), ignore_merges=True),
+        "qwen2": PreTokenizer(_split(_QWEN2), nfc=True),
+        "deepseek-r1-qwen": PreTokenizer(_split(_QWEN2)),
+        "stablelm2": PreTokenizer(_split(_QWEN2)),
+        "qwen35": PreTokenizer(_split(_QWEN35), nfc=True),
+        "tekken": PreTokenizer(_split(_TEKKEN), ignore_merges=True, add_bos=True),
+        "gpt-4o": gpt4o,
+        "llama4": gpt4o,
+        "bloom": PreTokenizer(_split(_BLOOM)),
+        "deepseek-coder": PreTokenizer(_split(*_DEEPSEEK_CODER)),
+        "deepseek-v3": PreTokenizer(_split(*_DEEPSEEK_V3)),
+    }
+
+
+_TABLE = _table()
+SUPPORTED = tuple(sorted(_TABLE))
+
+
+def lookup(name: str | None) -> PreTokenizer:
+    """Return the pre-tokenizer of that name.
+
+    Args:
+        name: the value of `tokenizer.ggml.pre`; None when the file has none.
+
+    Raises:
+        UnsupportedError: the name is unknown or missing. Another one would give other ids in silence.
+    """
+    if name in _TABLE:
+        return _TABLE[name]
+    what = "the file names no pre-tokenizer (tokenizer.ggml.pre)" if name is None else f"unknown pre-tokenizer {name!r}"
+    raise UnsupportedError(
+        f"{what}; supported: {', '.join(SUPPORTED)}. Convert the model again with a converter that names one of these, "
+        "or open the Hugging Face directory with its tokenizer.json"
+    )

@@ -1,0 +1,156 @@
+"""What the verbs share: flags and their twins in the environment, tables, colours."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, TextIO
+
+from slimrt.model import Model
+from slimrt.source import ModelSource
+
+_COLOURS = {"red": "31", "green": "32", "dim": "2"}
+
+
+class Flags:
+    """Adds flags to a parser; each takes its default from SLIMRT_NAME in the environment, if that is set."""
+
+    def __init__(self, parser: argparse.ArgumentParser):
+        self.parser = parser
+
+    def add(self, *names: str, **settings: Any) -> None:
+        action = self.parser.add_argument(*names, **settings)
+        twin = "SLIMRT_" + max(names, key=len).lstrip("-").replace("-", "_").upper()
+        value = os.environ.get(twin)
+        if not value:
+            return
+        action.required = False
+        if isinstance(action.const, bool):
+            action.default = action.const if value.lower() in ("1", "true", "yes", "on") else not action.const
+        elif settings.get("action") == "count":
+            action.default = int(value) if value.isdecimal() else 1
+        elif settings.get("action") == "append":
+            action.default = [value]
+        else:
+            action.default = value  # argparse converts it, and complains about it, as if it had been typed
+
+    def output(self) -> None:
+        """The flags of every verb."""
+        self.add("--json", action="store_true", help="print the result as JSON")
+        self.add("-v", "--verbose", action="count", default=0, help="say more on stderr; -vv: tracebacks too")
+        self.add("-q", "--quiet", action="store_true", help="nothing on stderr but errors")
+        self.add("--no-progress", action="store_true", help="no progress bars")
+
+    def model(self) -> None:
+        self.parser.add_argument("positional", metavar="MODEL", nargs="?", help="a GGUF file or Hugging Face directory")
+        self.add("-m", "--model", metavar="MODEL", help="the same as a flag")
+
+    def engine(self) -> None:
+        """What a model is loaded, or planned, with."""
+        self.add("-t", "--threads", type=positive, metavar="N", help="default: the physical (or big) cores")
+        self.add("-c", "--ctx", type=positive, metavar="N", help="tokens of context")
+        self.add("--device", default="auto", help="auto or cpu")
+        self.add("--cache", default="auto", metavar="MODE", help="kv, k, v, x, or one a layer with commas between")
+        self.add("--cache-type", default="f16", metavar="TYPE", help="f32, f16 or bf16 (default: f16)")
+        self.add("--cache-type-k", metavar="TYPE", help="of K, where it differs")
+        self.add("--cache-type-v", metavar="TYPE", help="of V, where it differs")
+        self.add("--memory-limit", metavar="SIZE", help="such as 6GiB; default: what the machine has available")
+
+    def sampling(self) -> None:
+        self.add("--temp", type=float, default=0.8, metavar="T", help="temperature; 0: greedy (default: %(default)s)")
+        self.add("--top-k", type=int, default=40, metavar="K", help="0: all (default: %(default)s)")
+        self.add("--top-p", type=float, default=0.95, metavar="P", help="1: all (default: %(default)s)")
+        self.add("--min-p", type=float, default=0.05, metavar="P", help="0: all (default: %(default)s)")
+        self.add("--repeat-penalty", type=float, default=1.0, metavar="R", help="1: none (default: %(default)s)")
+        self.add("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated")
+        self.add("--seed", type=int, metavar="N", help="makes the text reproducible")
+        self.add("--num-beams", type=int, default=1, metavar="N", help="only 1 is supported")
+
+
+def positive(text: str) -> int:
+    """A whole number above zero, for argparse."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
+
+
+def show_progress(args: argparse.Namespace) -> bool | None:
+    """None: when stderr is a terminal."""
+    return False if args.quiet or args.no_progress else None
+
+
+def model_source(args: argparse.Namespace) -> ModelSource:
+    """The model that was named, by position, flag or environment; wrong usage if none or two were."""
+    if args.positional and args.model and args.model not in (args.positional, os.environ.get("SLIMRT_MODEL")):
+        args.usage_error("give one model, as MODEL or with -m")
+    path = args.positional or args.model
+    if not path:
+        args.usage_error("which model? give MODEL, -m MODEL or SLIMRT_MODEL")
+    return ModelSource(path, show_progress=show_progress(args))
+
+
+def cache_arguments(args: argparse.Namespace) -> dict[str, Any]:
+    """The cache flags, as slimrt.Model and slimrt.plan take them."""
+    return {
+        "cache": args.cache.split(",") if "," in args.cache else args.cache,
+        "cache_type": args.cache_type,
+        "cache_type_k": args.cache_type_k,
+        "cache_type_v": args.cache_type_v,
+        "memory_limit": args.memory_limit,
+        "n_threads": args.threads,
+        "progress": show_progress(args),
+    }
+
+
+def open_model(args: argparse.Namespace, source: ModelSource, n_ctx: int) -> Model:
+    """The model with the flags of engine()."""
+    return Model(
+        source, device=args.device, n_ctx=n_ctx, seed=args.seed, verbose=args.verbose > 0, **cache_arguments(args)
+    )
+
+
+def sampling_arguments(args: argparse.Namespace) -> dict[str, Any]:
+    """The flags of sampling(), as Model.generate takes them."""
+    return {
+        "temperature": args.temp,
+        "top_k": args.top_k,
+        "top_p": args.top_p,
+        "min_p": args.min_p,
+        "repeat_penalty": args.repeat_penalty,
+        "stop": args.stop,
+        "seed": args.seed,
+        "num_beams": args.num_beams,
+    }
+
+
+def print_json(value: Any) -> None:
+    print(json.dumps(value, ensure_ascii=False, indent=2))
+
+
+def note(args: argparse.Namespace, message: str) -> None:
+    """Says something on stderr, unless asked to be quiet."""
+    if not args.quiet:
+        print(coloured(message, "dim", sys.stderr), file=sys.stderr)
+
+
+def coloured(text: str, colour: str, stream: TextIO) -> str:
+    """Text in a colour, where there is a terminal that may show it (https://no-color.org)."""
+    if os.environ.get("NO_COLOR") or not stream.isatty():
+        return text
+    return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns under a head; those of numbers are aligned to the right."""
+    cells = [list(head), *[list(row) for row in rows]]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
+    right = [all(row[i][:1].isdigit() for row in rows) for i in range(len(head))]
+    lines = [
+        "  ".join(cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(row, widths, right, strict=True))
+        for row in cells
+    ]
+    return "\n".join(line.rstrip() for line in lines)

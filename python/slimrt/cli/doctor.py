@@ -1,0 +1,66 @@
+"""slimrt doctor: what this machine has, and what slimrt makes of it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from slimrt import __version__, _core
+from slimrt.cli.common import Flags, positive, print_json
+from slimrt.units import format_bytes
+
+HELP = "CPU features, cores, memory bandwidth, versions"
+
+_PACKAGES = ("numpy", "gguf", "safetensors", "tokenizers", "jinja2", "tqdm")
+
+
+def add_flags(flags: Flags) -> None:
+    flags.add("-t", "--threads", type=positive, metavar="N", help="to measure the bandwidth with")
+    flags.output()
+
+
+def run(args: argparse.Namespace) -> int:
+    report = _report(args.threads)
+    if args.json:
+        print_json(report)
+        return 0
+    for name, value in report.items():
+        shown = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else value
+        if isinstance(shown, list):
+            shown = ", ".join(shown)
+        elif name.startswith("memory_"):
+            shown = format_bytes(value)
+        elif name.startswith("read_"):
+            shown = f"{value:.1f} GB/s"
+        print(f"{name.replace('_', ' '):<18} {shown}")
+    return 0
+
+
+def _report(threads: int | None) -> dict[str, Any]:
+    cpu = _core.cpu_info()
+    return {
+        "slimrt": __version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "packages": {name: _version(name) for name in _PACKAGES},
+        "isas": cpu["isas"],
+        "isa": cpu["isa"],
+        "logical_cores": os.cpu_count(),
+        "threads": threads or cpu["default_threads"],
+        "memory_available": cpu["memory_available"],
+        "read_bandwidth": _core.read_bandwidth(threads or 0),
+        "devices": ["cpu"],
+        "architectures": _core.architectures(),
+        "executable": sys.executable,
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "missing"

@@ -1,0 +1,54 @@
+"""slimrt plan: what a model would take in memory, before it is loaded."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import slimrt
+from slimrt.cli.common import Flags, cache_arguments, coloured, model_source, positive, print_json, table
+from slimrt.results import PlanResult
+from slimrt.units import format_bytes
+
+HELP = "weights, cache and scratch for every cache mode; exit code 0 if what was asked for fits, else 1"
+
+
+def add_flags(flags: Flags) -> None:
+    flags.model()
+    flags.add("--batch", type=positive, default=1, metavar="N", help="texts at once (default: %(default)s)")
+    flags.engine()
+    flags.output()
+
+
+def run(args: argparse.Namespace) -> int:
+    result = slimrt.plan(model_source(args), n_ctx=args.ctx or 0, n_seqs=args.batch, **cache_arguments(args))
+    if args.json:
+        print_json(result.to_dict())
+    else:
+        _print(result)
+    return 0 if result.fits else 1
+
+
+def _print(result: PlanResult) -> None:
+    asked = result.asked
+    print(f"{result.path}: context {result.n_ctx} of {result.n_ctx_train} trained, {result.n_seqs} at once")
+    head = ("cache", "weights", "derived", "cache", "scratch", "total", "bytes/token", "largest ctx", "fits")
+    rows = [
+        (
+            row.cache,
+            format_bytes(row.mapped + row.weights),
+            format_bytes(row.derived),
+            format_bytes(row.cache_bytes),
+            format_bytes(row.scratch),
+            format_bytes(row.total),
+            str(row.bytes_per_token),
+            str(row.max_n_ctx),
+            "yes" if row.fits else "no",
+        )
+        for row in (*result.rows, *((asked,) if asked.cache == "mixed" else ()))
+    ]
+    print(table(head, rows))
+    for mode, reason in result.refused:
+        print(f"{mode}: not for this model: {reason}")
+    verdict = coloured("fits", "green", sys.stdout) if asked.fits else coloured("does not fit", "red", sys.stdout)
+    print(f"{asked.cache}: {format_bytes(asked.total)} {verdict} in {format_bytes(result.memory_limit)}")

@@ -1,0 +1,294 @@
+"""slimrt.Model: load a model, generate, look inside."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Unpack, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slimrt import runtime as _runtime
+from slimrt import score as _score
+from slimrt.asynchronous import iterate_in_thread, run_in_thread
+from slimrt.errors import UnsupportedError
+from slimrt.generate import GenerateOptions, Options, Run, Stream, run_together
+from slimrt.plan import CacheChoice, Planner, memory_limit_bytes, unknown
+from slimrt.results import Generation, Score
+from slimrt.session import Session, TokenIds, as_ids, load_session
+from slimrt.source import ModelSource
+from slimrt.tokenizer import Tokenizer
+
+DEVICES = ("auto", "cpu")
+
+Prompt = str | TokenIds
+
+
+class Model:
+    """A model, loaded and ready. Use it as a context manager, or close() it.
+
+    It may be used from several threads: each call has the model to itself until it returns; a stream lets others in
+    between its pieces.
+
+    Args:
+        path: a GGUF file (as it is, or from slimrt.convert), a Hugging Face directory, or a ModelSource.
+        device: "auto" or "cpu".
+        n_ctx: tokens a sequence may hold; 0: the trained context, at most 4096.
+        n_batch: tokens computed at once in a prefill.
+        n_seqs: sequences that may be full at once; also how many texts of a list are generated together.
+        n_threads: None: the physical (or big) cores.
+        cache: what a token leaves behind in each layer: "kv", "k", "v", "x", one of these for each layer, or "auto"
+            (what the file was converted for, else kv). A mode that needs folded weights which the file lacks folds
+            them while loading.
+        cache_type: f32, f16 or bf16; cache_type_k and cache_type_v to differ.
+        memory_limit: bytes, or text like "6GiB"; None: what the machine has available.
+        on_overflow: what a full context does; "error" is the only way.
+        seed: makes the seeds of calls that give none reproducible.
+        verbose: say on stderr what everything resolved to.
+        progress: bars on stderr for long work; None: when it is a terminal. False also silences notes.
+
+    Raises:
+        FileNotFoundError: there is no such path.
+        ModelFormatError: the file is broken.
+        UnsupportedError: an architecture, tensor type, cache mode, cache type or device that slimrt does not have.
+        CacheUnsupportedError: a cache mode that is not legal for this model; said before anything slow begins.
+        WontFitError: too little memory; its `options` would fit.
+        ValueError: an argument out of its range.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | ModelSource,
+        *,
+        device: str = "auto",
+        n_ctx: int = 0,
+        n_batch: int = 512,
+        n_seqs: int = 1,
+        n_threads: int | None = None,
+        cache: str | Sequence[str] = "auto",
+        cache_type: str = "f16",
+        cache_type_k: str | None = None,
+        cache_type_v: str | None = None,
+        memory_limit: str | int | None = None,
+        on_overflow: str = "error",
+        seed: int | None = None,
+        verbose: bool = False,
+        progress: bool | None = None,
+    ):
+        if device not in DEVICES:
+            raise UnsupportedError(unknown("device", device, DEVICES))
+        if on_overflow != "error":
+            raise UnsupportedError(unknown("on_overflow", on_overflow, ["error"]))
+        choice = CacheChoice.of(cache, cache_type, cache_type_k, cache_type_v)
+        source = ModelSource.of(path, progress)
+        planner = Planner(source, memory_limit_bytes(memory_limit), n_seqs, n_batch, n_threads or 0)
+        self._runtime = _runtime.load(
+            source,
+            choice,
+            planner,
+            n_ctx=source.n_ctx(n_ctx),
+            memory_limit=0 if memory_limit is None else planner.limit,
+            show_progress=progress,
+        )
+        self._seeds = random.Random(seed)
+        if verbose:
+            _runtime.describe(self._runtime, self.memory())
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer. UnsupportedError if the model has none (it still works on token ids)."""
+        return self._runtime.source.tokenizer
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens a sequence may hold."""
+        return self._runtime.n_ctx
+
+    @property
+    def n_vocab(self) -> int:
+        """Width of a row of logits."""
+        return self._runtime.n_vocab
+
+    def info(self) -> dict[str, Any]:
+        """Sizes, device, threads and each layer's cache (mode, type, bytes_per_token), as they were resolved."""
+        return dict(self._runtime.info)
+
+    def memory(self) -> dict[str, int]:
+        """Bytes: weights, derived, cache, scratch and total allocated, mapped, cache_bytes_per_token."""
+        with self._runtime.use() as engine:
+            return dict(engine.memory())
+
+    def tokenize(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
+        """The ids of a text, as Tokenizer.encode."""
+        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens, parse_special=parse_special)
+
+    def detokenize(self, ids: Iterable[int]) -> str:
+        """The text of ids, as Tokenizer.decode."""
+        return self.tokenizer.decode(ids)
+
+    @overload
+    def generate(
+        self, prompt: Prompt, *, session: Session | None = None, **options: Unpack[GenerateOptions]
+    ) -> Generation: ...
+
+    @overload
+    def generate(
+        self, prompt: list[str] | list[list[int]], *, session: None = None, **options: Unpack[GenerateOptions]
+    ) -> list[Generation]: ...
+
+    def generate(
+        self,
+        prompt: Prompt | list[str] | list[list[int]],
+        *,
+        session: Session | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> Generation | list[Generation]:
+        """Continue a prompt.
+
+        Args:
+            prompt: text, or token ids; a list of either gives a list of results. The texts of a list are decoded
+                together, n_seqs at a time; the i-th uses seed + i.
+            session: a session of this model whose tokens the prompt repeats: what they have in common is not
+                computed again, the rest of the session is dropped. It ends up with prompt and text, except for the
+                last token, which is not computed yet.
+            max_tokens: 128; -1: until the model ends the text or the context is full.
+            temperature: 0.8; 0: always the likeliest token.
+            top_k: 40; 0: all. top_p: 0.95. min_p: 0.05, relative to the likeliest token.
+            repeat_penalty: 1.0 (none), on the last 64 tokens.
+            stop: text, or several: generation ends before the first of them, and no part of it is shown.
+            ignore_eos: never choose an end token.
+            seed: None: a new one, reported in the result.
+            logprobs: how many of the likeliest tokens to report for each position; 0: no report.
+            num_beams: 1.
+            logits_processor: called as f(ids so far, logits float32 (vocab,)); returns the logits to sample from.
+            on_progress: called as f("prefill" or "decode", done, total) between steps; an exception from it stops
+                the work and goes on to the caller.
+
+        A context that fills up ends the text: what there is is returned with finish_reason "context".
+
+        Raises:
+            ContextOverflowError: a prompt does not fit; nothing was computed.
+            UnsupportedError: num_beams > 1, or text for a model without a tokenizer.
+            ValueError: an option or a token id out of its range, or an empty prompt where the model has no BOS.
+        """
+        settings, called = Options(**options), time.perf_counter()
+        several = isinstance(prompt, list) and (not prompt or not isinstance(prompt[0], (int, np.integer)))
+        if several and session is not None:
+            raise ValueError("a session continues one prompt, not a list of them")
+        prompts: list[Any] = list(prompt) if several else [prompt]
+        seed = self._seed(settings)
+        runs = [self._run(one, settings, seed + i, session, called) for i, one in enumerate(prompts)]
+        with self._runtime.lock:
+            for _ in run_together(self._runtime, runs, int(self._runtime.info["n_seqs"])):
+                pass
+        results = [run.result() for run in runs]
+        return results if several else results[0]
+
+    def stream(self, prompt: Prompt, *, session: Session | None = None, **options: Unpack[GenerateOptions]) -> Stream:
+        """Continue a prompt piece by piece: an iterator of str, whose `result` is the Generation so far.
+
+        Pieces are whole UTF-8 characters and never part of a stop string. Arguments and errors as generate.
+        """
+        settings, called = Options(**options), time.perf_counter()
+        return Stream(self._runtime, self._run(prompt, settings, self._seed(settings), session, called))
+
+    async def agenerate(self, prompt: Prompt | list[str] | list[list[int]], **options: Unpack[GenerateOptions]) -> Any:
+        """generate() in a thread; cancelling it stops the work at the next step."""
+        return await run_in_thread(self.generate, prompt, options)
+
+    def astream(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> AsyncIterator[str]:
+        """stream() in a thread; leaving the loop early stops the work at the next step."""
+        return iterate_in_thread(self.stream, prompt, options)
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[GenerateOptions]) -> Generation:
+        """The assistant's next message, in the model's own chat format.
+
+        Args:
+            messages: {"role": "user", "content": "..."}, in order.
+            options: as generate.
+
+        Raises:
+            UnsupportedError: the model has no chat template.
+            Others as generate.
+        """
+        return self.generate(self.render_chat(messages), **options)
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """The ids of a conversation, up to where the assistant's next message begins. Errors as chat."""
+        from slimrt.chat import render_chat  # jinja2 takes as long to import as a small model to load
+
+        return list(render_chat(self.tokenizer, messages, add_generation_prompt=True))
+
+    def logits(self, ids: TokenIds) -> NDArray[np.float32]:
+        """Logits after each token: float32 (n, vocab).
+
+        Raises:
+            ContextOverflowError: more than n_ctx ids. ValueError: no ids, or one outside the vocabulary.
+        """
+        with self._runtime.lock, self.session() as session:
+            return session.append(ids)
+
+    def score(self, text: Prompt) -> Score:
+        """How likely the model finds a text (or ids), token by token.
+
+        Raises:
+            ContextOverflowError: it does not fit the context. ValueError: fewer than two tokens.
+        """
+        return _score.score(self._runtime, self._ids(text))
+
+    def perplexity(self, text: Prompt, *, stride: int | None = None) -> float:
+        """Perplexity of a text of any length, in windows of n_ctx tokens.
+
+        Each window but the first scores its last `stride` tokens, given all before them in the window. None: half a
+        window. A smaller stride gives every token more context, and takes longer.
+
+        Raises:
+            ValueError: fewer than two tokens, or a stride that is not inside the window.
+        """
+        return _score.perplexity(self._runtime, self._ids(text), stride)
+
+    def session(self) -> Session:
+        """A new, empty session."""
+        return Session.new(self._runtime)
+
+    def load_session(self, path: str | os.PathLike[str]) -> Session:
+        """A session from a file that Session.save wrote.
+
+        Raises:
+            ModelFormatError: not a session file, damaged, or of another model file or cache.
+            ContextOverflowError: it holds more tokens than n_ctx.
+        """
+        return load_session(self._runtime, path)
+
+    def close(self) -> None:
+        """Free all memory; waits for a call in progress. Using the model afterwards is a ValueError."""
+        self._runtime.close()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        info = self._runtime.info
+        modes = "/".join(sorted({layer["mode"] for layer in info["cache"]}))
+        return f"<slimrt.Model {self._runtime.source.path.name}: {info['architecture']}, n_ctx {self.n_ctx}, {modes}>"
+
+    def _ids(self, prompt: Prompt) -> list[int]:
+        return self.tokenize(prompt) if isinstance(prompt, str) else as_ids(prompt, self.n_vocab)
+
+    def _seed(self, options: Options) -> int:
+        return self._seeds.getrandbits(32) if options.seed is None else options.seed
+
+    def _run(self, prompt: Prompt, options: Options, seed: int, session: Session | None, called: float) -> Run:
+        if session is not None and session.runtime is not self._runtime:
+            raise ValueError("the session belongs to another model")
+        ids = self._runtime.source.prompt_ids(prompt) if isinstance(prompt, str) else as_ids(prompt, self.n_vocab)
+        return Run(self._runtime, ids, options, seed, session, called)

@@ -1,0 +1,186 @@
+"""What slimrt returns: frozen records, with `to_dict()` for JSON."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class _Record:
+    """Adds to_dict() to the dataclasses below."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The record as plain JSON-ready values."""
+        return asdict(self)  # type: ignore[call-overload, no-any-return]
+
+
+@dataclass(frozen=True)
+class Usage(_Record):
+    """Counts of tokens. cached_tokens: the part of the prompt that a session already held."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True)
+class Timings(_Record):
+    """Where the time went. In a batch the texts share their steps, so the rates are those of one text among them.
+
+    Attributes:
+        ttft: seconds from the call to the first token (to the end of the prompt when none was asked for).
+        prefill_tok_s: prompt tokens computed a second.
+        decode_tok_s: tokens generated a second after the first one; 0.0 when there is none.
+    """
+
+    ttft: float
+    prefill_tok_s: float
+    decode_tok_s: float
+
+
+@dataclass(frozen=True)
+class CacheUse(_Record):
+    """The context rows of one text.
+
+    Attributes:
+        bytes: of the rows it holds.
+        bytes_per_token: of one token in all layers.
+        modes, types: of each layer, such as "k" and "f16".
+    """
+
+    bytes: int
+    bytes_per_token: int
+    modes: tuple[str, ...]
+    types: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TokenLogprob(_Record):
+    """A generated token and the likeliest ones in its place: natural logarithms of the model's own distribution,
+    before temperature, penalties and filters."""
+
+    token: int
+    text: str
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
+class Generation(_Record):
+    """A generated text.
+
+    Attributes:
+        text: what follows the prompt, without the stop string or end token that ended it.
+        tokens: ids generated; an end token is not among them, the tokens of a stop string are.
+        finish_reason: "stop" (an end token or a stop string), "length" (max_tokens), "context" (the context is full),
+            "unfinished" (a stream read before its end).
+        truncated: the full context cut it off (finish_reason "context").
+        seed: the seed that reproduces it.
+        logprobs: one entry a token, or None when not asked for.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: str
+    truncated: bool
+    seed: int
+    usage: Usage
+    timings: Timings
+    cache: CacheUse
+    logprobs: tuple[TokenLogprob, ...] | None
+
+
+@dataclass(frozen=True)
+class Score:
+    """How likely a model finds a text.
+
+    Attributes:
+        tokens: the ids of the text.
+        logprobs: float32 (len(tokens) - 1,), nats; the first token has nothing before it and no probability.
+    """
+
+    tokens: tuple[int, ...]
+    logprobs: NDArray[np.float32]
+
+    @property
+    def log_likelihood(self) -> float:
+        """Sum of logprobs, nats."""
+        return float(self.logprobs.sum(dtype=np.float64))
+
+    @property
+    def perplexity(self) -> float:
+        """exp of the mean negative logprob."""
+        return float(np.exp(-self.logprobs.mean(dtype=np.float64)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemorySizes(_Record):
+    """What a model takes in memory, in bytes.
+
+    Attributes:
+        modes, types: of each layer's cache.
+        mapped: weights read in place from the file.
+        weights, derived, cache_bytes, scratch: what is allocated beside them.
+        total: the sum of these five, which a limit is compared with.
+        bytes_per_token: cache of one token in all layers.
+    """
+
+    modes: tuple[str, ...]
+    types: tuple[str, ...]
+    mapped: int
+    weights: int
+    derived: int
+    cache_bytes: int
+    scratch: int
+    total: int
+    bytes_per_token: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRow(MemorySizes):
+    """What one choice of cache would take.
+
+    Attributes:
+        cache: mode of all layers, or "mixed".
+        max_n_ctx: the largest context that fits the limit, 0 if none does.
+        fits: the asked context fits.
+    """
+
+    cache: str
+    max_n_ctx: int
+    fits: bool
+
+
+@dataclass(frozen=True)
+class PlanResult(_Record):
+    """What a model would take in memory, for every cache mode that is legal for it.
+
+    Attributes:
+        path: the GGUF file.
+        n_ctx, n_seqs, n_batch: what was planned for; n_ctx_train: what the model was trained on.
+        memory_limit: bytes.
+        asked: the cache that was asked for; rows: every legal mode.
+        refused: (mode, reason) of the others.
+        fits: the cache that was asked for fits.
+    """
+
+    path: str
+    n_ctx: int
+    n_ctx_train: int
+    n_seqs: int
+    n_batch: int
+    memory_limit: int
+    asked: PlanRow
+    rows: tuple[PlanRow, ...]
+    refused: tuple[tuple[str, str], ...]
+
+    @property
+    def fits(self) -> bool:
+        return self.asked.fits
+
+    def to_dict(self) -> dict[str, Any]:
+        """The record as plain JSON-ready values, with fits."""
+        return super().to_dict() | {"fits": self.fits}

@@ -1,0 +1,162 @@
+"""A loaded model: the engine, the lock that one thread at a time holds to use it, and what belongs to both."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slimrt import _core, progress
+from slimrt.errors import WontFitError
+from slimrt.plan import CacheChoice, Planner, check_cache, wont_fit
+from slimrt.source import ModelSource
+from slimrt.units import format_bytes
+
+_FOLDED = {"k": "attn_kv.weight", "v": "attn_vk.weight"}  # the tensor a mode needs beyond the model's own
+
+
+class Runtime:
+    """The engine behind one Model, its Sessions and its Streams.
+
+    Attributes:
+        source: the model's files.
+        info: Engine.info().
+        lock: held for a whole call that must not mix with others'; reentrant.
+        show_progress: whether long work shows a bar.
+    """
+
+    def __init__(self, source: ModelSource, engine: _core.Engine, *, show_progress: bool):
+        self.source = source
+        self.info: dict[str, Any] = engine.info()
+        self.lock = threading.RLock()
+        self.show_progress = show_progress
+        self._engine: _core.Engine | None = engine
+        self._in_use = False
+        self._dropped: deque[int] = deque()
+
+    @property
+    def n_ctx(self) -> int:
+        return int(self.info["n_ctx"])
+
+    @property
+    def n_vocab(self) -> int:
+        return int(self.info["n_vocab"])
+
+    @contextmanager
+    def use(self) -> Iterator[_core.Engine]:
+        """The engine, for this thread alone.
+
+        Raises:
+            ValueError: the model is closed.
+            RuntimeError: called from a callback of the engine's own work.
+        """
+        with self.lock:
+            if self._engine is None:
+                raise ValueError("the model is closed")
+            if self._in_use:
+                raise RuntimeError("a progress callback must not use the model that calls it")
+            self._in_use = True
+            try:
+                while self._dropped:
+                    self._engine.free_sequence(self._dropped.popleft())
+                yield self._engine
+            finally:
+                self._in_use = False
+
+    def drop(self, sequence: int) -> None:
+        """Frees a sequence at the next use: the garbage collector may call this in the middle of one."""
+        self._dropped.append(sequence)
+
+    def close(self) -> None:
+        """Frees everything; waits for a call in progress."""
+        with self.lock:
+            self._engine = None
+
+
+def load(
+    source: ModelSource,
+    choice: CacheChoice,
+    planner: Planner,
+    *,
+    n_ctx: int,
+    memory_limit: int,
+    show_progress: bool | None,
+) -> Runtime:
+    """Load a model; memory_limit 0: what the machine has available.
+
+    Raises:
+        WontFitError: with options, what would fit instead.
+        CacheUnsupportedError, UnsupportedError, ModelFormatError: as slimrt.Model.
+    """
+    check_cache(source, choice)
+    sizes = planner.sizes(choice, n_ctx)
+    try:
+        if folds_at_load(source, sizes.modes) and sizes.total > planner.limit:
+            raise WontFitError(  # the core would say so too, after minutes of folding
+                f"needs {format_bytes(sizes.total)}, {format_bytes(planner.limit)} available.",
+                sizes.total,
+                planner.limit,
+            )
+        engine = _core.Engine(
+            str(source.gguf),
+            n_ctx=n_ctx,
+            n_seqs=planner.n_seqs,
+            n_batch=planner.n_batch,
+            n_threads=planner.n_threads,
+            derived=_fold(source, sizes.modes, show_progress),
+            memory_limit=memory_limit,
+            **choice.arguments,
+        )
+    except WontFitError as error:
+        raise wont_fit(error, planner, choice, n_ctx) from None
+    return Runtime(source, engine, show_progress=progress.wanted(show_progress))
+
+
+def folds_at_load(source: ModelSource, modes: tuple[str, ...]) -> dict[str, list[str]]:
+    """The tensors to fold before these modes (one a layer) can run: mode -> names the file lacks."""
+    present = _core.GgufFile(str(source.gguf)).tensors()
+    missing: dict[str, list[str]] = {}
+    for layer, mode in enumerate(modes):
+        name = f"blk.{layer}.{_FOLDED[mode]}" if mode in _FOLDED else None
+        if name and name not in present:
+            missing.setdefault(mode, []).append(name)
+    return missing
+
+
+def _fold(
+    source: ModelSource, modes: tuple[str, ...], show_progress: bool | None
+) -> Mapping[str, NDArray[np.float32]] | None:
+    missing = folds_at_load(source, modes)
+    if not missing:
+        return None
+    from slimrt.tools.fold import fold_layers
+
+    if show_progress is not False:
+        progress.note_once(
+            f"folding {source.path.name} for its cache mode; `slimrt convert` does this once and for all"
+        )
+    derived: dict[str, NDArray[np.float32]] = {}
+    for mode, names in missing.items():
+        folded = fold_layers(source.gguf, mode, progress=progress.wanted(show_progress))
+        derived |= {name: folded[name] for name in names}
+    return derived
+
+
+def describe(runtime: Runtime, memory: Mapping[str, int]) -> None:
+    """Says on stderr what a load resolved to."""
+    info = runtime.info
+    kinds = sorted({f"{layer['mode']} {layer['type']}" for layer in info["cache"]})
+    print(
+        f"slimrt: {runtime.source.path.name}: {info['architecture']}, {info['n_layers']} layers, "
+        f"{info['device']}, {info['n_threads']} threads, context {info['n_ctx']} of {info['n_ctx_train']} trained"
+        f"{' x ' + str(info['n_seqs']) if info['n_seqs'] > 1 else ''}, cache {', '.join(kinds)} "
+        f"({memory['cache_bytes_per_token']} bytes a token), {format_bytes(memory['total'])} allocated, "
+        f"{format_bytes(memory['mapped'])} mapped",
+        file=sys.stderr,
+    )

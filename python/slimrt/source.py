@@ -1,0 +1,102 @@
+"""Where a model comes from: a GGUF file, or a Hugging Face directory and the GGUF file made from it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from slimrt import _core, progress
+from slimrt.errors import UnsupportedError
+from slimrt.tokenizer import Tokenizer
+
+DEFAULT_N_CTX = 4096
+
+
+class ModelSource:
+    """A model's files, before any weight is read.
+
+    Args:
+        path: a GGUF file (converted or not), or a Hugging Face directory (config.json and safetensors; the GGUF
+            file made from it is kept in a cache, so this is slow once).
+        show_progress: show bars on stderr; None: when it is a terminal.
+
+    Attributes:
+        path: as given; gguf: the file to load.
+
+    Raises:
+        FileNotFoundError: there is nothing at path.
+        ModelFormatError, UnsupportedError: a directory that cannot be converted.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, show_progress: bool | None = None):
+        self.path = Path(path)
+        if not self.path.exists():
+            raise FileNotFoundError(f"{self.path}: no such file or directory")
+        self.gguf = self.path
+        if self.path.is_dir():
+            from slimrt.tools.convert import hf_cache_gguf
+
+            self.gguf = Path(hf_cache_gguf(self.path, progress=progress.wanted(show_progress)))
+
+    @classmethod
+    def of(cls, path: str | os.PathLike[str] | ModelSource, show_progress: bool | None) -> ModelSource:
+        """The argument if it is one already."""
+        return path if isinstance(path, ModelSource) else cls(path, show_progress=show_progress)
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer: a directory's own, else that of the GGUF file.
+
+        Raises:
+            UnsupportedError: there is none, or one of a kind that is not supported.
+        """
+        own = self.path.is_dir() and (self.path / "tokenizer.json").is_file()
+        return Tokenizer(self.path if own else self.gguf)
+
+    @cached_property
+    def tokenizer_if_any(self) -> Tokenizer | None:
+        """The tokenizer, or None: a model without one still works on token ids."""
+        try:
+            return self.tokenizer
+        except UnsupportedError:
+            return None
+
+    def prompt_ids(self, text: str) -> list[int]:
+        """The ids of a prompt; of an empty one BOS alone, if the model has it."""
+        ids = self.tokenizer.encode(text)
+        return ids or ([self.tokenizer.bos_id] if self.tokenizer.bos_id is not None else [])
+
+    @cached_property
+    def defaults(self) -> dict[str, Any]:
+        """The sizes of the model, from _core.plan, without a context."""
+        return _core.plan(str(self.gguf))
+
+    @property
+    def n_ctx_train(self) -> int:
+        """Positions the model was trained on."""
+        return int(self.defaults["n_ctx_train"])
+
+    def n_ctx(self, asked: int = 0) -> int:
+        """The context to use: what was asked for, else the model's own up to DEFAULT_N_CTX."""
+        if asked < 0:
+            raise ValueError(f"n_ctx must not be negative, got {asked}")
+        return asked or min(self.n_ctx_train, DEFAULT_N_CTX)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Identifies the GGUF file: SHA-256 of its size, its first MiB and 256 pages spread over the rest.
+
+        Reading all of a large model would take longer than loading it; any retrained, requantised or converted file
+        differs in every one of these pages.
+        """
+        size = self.gguf.stat().st_size
+        digest = hashlib.sha256(str(size).encode())
+        with self.gguf.open("rb") as file:
+            digest.update(file.read(1 << 20))
+            for i in range(256):
+                file.seek(size * i // 256)
+                digest.update(file.read(4096))
+        return digest.hexdigest()

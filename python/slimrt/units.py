@@ -1,0 +1,35 @@
+"""Sizes as people write them."""
+
+from __future__ import annotations
+
+import re
+
+_UNITS = {"": 1, "b": 1} | {
+    prefix + suffix: base**power
+    for power, prefix in enumerate("kmgt", start=1)
+    for suffix, base in (("", 1024), ("ib", 1024), ("b", 1000))
+}
+
+
+def parse_bytes(size: str | int) -> int:
+    """Bytes of a size such as 6442450944, "6GiB", "6G" (both 1024^3) or "6.4GB" (1000^3).
+
+    Raises:
+        ValueError: not a positive size.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)\s*", str(size).lower())
+    if match is None or match[2] not in _UNITS:
+        raise ValueError(f"'{size}' is not a size: write bytes, or a number with KiB, MiB, GiB, KB, MB or GB")
+    value = int(float(match[1]) * _UNITS[match[2]]) if match[2] else int(float(match[1]))
+    if value <= 0:
+        raise ValueError(f"'{size}': a size must be at least one byte")
+    return value
+
+
+def format_bytes(size: float) -> str:
+    """A size for people: "5.2 GiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"

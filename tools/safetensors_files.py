@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The weights of a Hugging Face directory: safetensors files, one or many, read a tensor at a time."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from slimrt.errors import ModelFormatError, UnsupportedError
+
+# bfloat16, which NumPy lacks, as its bits.
+DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16}
+_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where a tensor is: its file, dtype (a key of DTYPES), shape and first byte."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; ModelFormatError if that is not what it holds."""
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ModelFormatError(f"{path}: not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelFormatError(f"{path}: not a JSON object")
+    return value
+
+
+class Checkpoint:
+    """All tensors of a directory, by name.
+
+    Raises:
+        ModelFormatError: no weights, a missing shard, a truncated or corrupted file, a tensor that its shard lacks.
+        UnsupportedError: weights in another format, or of a type that slimrt does not read.
+    """
+
+    def __init__(self, directory: Path):
+        self.entries: dict[str, Entry] = {}
+        for file, names in _shards(directory).items():
+            found = _read_header(file)
+            missing = sorted(names - found.keys())
+            if missing:
+                raise ModelFormatError(f"{file}: tensor '{missing[0]}' is missing, which {_INDEX} places there")
+            self.entries |= found
+
+    def elements(self, name: str) -> np.ndarray:
+        """The elements of a tensor, mapped from the file [shape]; bfloat16 as its bits (uint16)."""
+        entry = self.entries[name]
+        return np.memmap(entry.file, DTYPES[entry.dtype], "r", entry.offset, entry.shape)
+
+
+def _shards(directory: Path) -> dict[Path, set[str]]:
+    """Each safetensors file, and the tensors that must be in it."""
+    if (directory / _SINGLE).is_file():
+        return {directory / _SINGLE: set()}
+    if not (directory / _INDEX).is_file():
+        others = sorted(p.name for pattern in ("*.bin", "*.pth", "*.pt") for p in directory.glob(pattern))
+        if others:
+            raise UnsupportedError(
+                f"{directory} holds {others[0]}, which can run code when it is read; save it as safetensors: "
+                "model.save_pretrained(DIR) in transformers"
+            )
+        raise ModelFormatError(f"{directory}: neither {_SINGLE} nor {_INDEX}")
+    weight_map = read_json(directory / _INDEX).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ModelFormatError(f"{directory / _INDEX}: no weight_map")
+    shards: dict[Path, set[str]] = {}
+    for name, file in weight_map.items():
+        if not isinstance(file, str) or Path(file).name != file:
+            raise ModelFormatError(f"{directory / _INDEX}: '{name}' is in {file!r}, which is not a file name")
+        shards.setdefault(directory / file, set()).add(name)
+    for file in shards:
+        if not file.is_file():
+            raise ModelFormatError(f"{file} is missing: {len(shards)} shards are named in {_INDEX}")
+    return shards
+
+
+def _read_header(file: Path) -> dict[str, Entry]:
+    """The tensors of one file; the library checks lengths, offsets and overlaps."""
+    try:
+        with safe_open(file, framework="numpy") as opened:
+            names = list(opened.keys())
+    except SafetensorError as error:
+        raise ModelFormatError(f"{file}: not a safetensors file, or a damaged one: {error}") from error
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        header = json.loads(stream.read(length))
+    entries = {}
+    for name in names:
+        tensor = header[name]
+        if tensor["dtype"] not in DTYPES:
+            raise UnsupportedError(
+                f"{file}: tensor '{name}' is {tensor['dtype']}; slimrt converts {', '.join(DTYPES)}"
+            )
+        offset = 8 + length + tensor["data_offsets"][0]
+        entries[name] = Entry(file, tensor["dtype"], tuple(tensor["shape"]), offset)
+    return entries
