@@ -88,6 +88,15 @@ MISTRAL = replace(
     window=True,
 )
 
+QWEN2 = replace(
+    LLAMA,
+    arch="qwen2",
+    biases={ALWAYS: ("attn_q", "attn_k", "attn_v")},
+    defaults={**LLAMA.defaults, "max_position_embeddings": 32768, "use_sliding_window": False, "max_window_layers": 28},
+    permuted=(),
+    window=False,
+)
+
 PHI3 = replace(
     LLAMA,
     arch="phi3",
@@ -159,6 +168,7 @@ GELU = {"gelu": "gelu_erf", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_
 FAMILIES: dict[str, Family] = {
     "llama": LLAMA,
     "mistral": MISTRAL,
+    "qwen2": QWEN2,
     "phi3": PHI3,
     "gpt2": GPT2,
 }

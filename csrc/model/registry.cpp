@@ -8,6 +8,7 @@ const std::vector<const Architecture*>& architectures() {
         &llama,
         &gpt2,
         &phi3,
+        &qwen2,
     };
     return all;
 }
