@@ -77,7 +77,8 @@ class ModelData:
 
     @property
     def arch(self) -> str:
-        return self.value("general.architecture")
+        """The value of general.architecture."""
+        return str(self.value("general.architecture"))
 
     def value(self, key: str, default: Any = None) -> Any:
         """The value of a metadata key, without its type."""

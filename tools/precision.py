@@ -51,7 +51,8 @@ def isotropic_moments(model: ModelData, fold: Fold) -> Moments:
     shift = np.zeros_like(gamma) if beta is None else beta.values().astype(np.float64)
 
     def energy(w: np.ndarray) -> np.ndarray:
-        return gamma**2 @ w**2 + (shift @ w) ** 2
+        squares: np.ndarray = gamma**2 @ w**2 + (shift @ w) ** 2
+        return squares
 
     return Moments(energy(fold.w_in), float(energy(fold.w_out).sum()))
 
@@ -64,6 +65,8 @@ def predicted_error(fold: Fold, moments: Moments, type_name: str) -> float:
         moments: of the layer, see Moments.
         type_name: element type of the stored row, a key of ROUNDOFF.
     """
+    if moments.result == 0:
+        return 0.0  # nothing to get wrong: the projection is zero
     d, e = fold.w_in.shape
     # In float32 everything that is between x and V rounds: the row, W, the sums of d and of e products.
     arithmetic = (2 + (d + e) / (2 * _PARTIAL_SUMS)) * ROUNDOFF["f32"] ** 2

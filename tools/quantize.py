@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from gguf import GGMLQuantizationType, quants
-from gguf.constants import LlamaFileType
+from gguf.constants import GGML_QUANT_SIZES, LlamaFileType
 from slimrt.errors import ModelFormatError, UnsupportedError
 
 from .gguf_file import F32, ModelData, Tensor, uint32
@@ -45,7 +46,7 @@ def requantise(model: ModelData, outtype: str) -> tuple[ModelData, list[str]]:
         if kind == GGMLQuantizationType.F16 != wanted:
             warnings.append(f"{tensor.name} stays f16: its rows of {tensor.shape[-1]} are no multiple of 32")
         if kind != tensor.type:
-            changed.append(replace(tensor, type=kind, load=lambda t=tensor, kind=kind: _converted(t, kind)))
+            changed.append(replace(tensor, type=kind, load=partial(_converted, tensor, kind)))
     metadata = {"general.file_type": uint32(int(_FILE_TYPES[outtype]))}
     if wanted in (GGMLQuantizationType.Q8_0, GGMLQuantizationType.Q4_0):
         metadata["general.quantization_version"] = uint32(2)
@@ -55,7 +56,7 @@ def requantise(model: ModelData, outtype: str) -> tuple[ModelData, list[str]]:
 def _type_for(tensor: Tensor, wanted: GGMLQuantizationType) -> GGMLQuantizationType:
     if len(tensor.shape) == 1 or tensor.name in _KEPT:
         return tensor.type
-    block, _ = quants.GGML_QUANT_SIZES[wanted]
+    block, _ = GGML_QUANT_SIZES[wanted]
     if tensor.shape[-1] % block:
         return GGMLQuantizationType.F16
     if wanted == GGMLQuantizationType.Q4_0 and tensor.name in _ENDS:

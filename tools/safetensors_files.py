@@ -101,9 +101,7 @@ def _read_header(file: Path) -> dict[str, Entry]:
     for name in names:
         tensor = header[name]
         if tensor["dtype"] not in DTYPES:
-            raise UnsupportedError(
-                f"{file}: tensor '{name}' is {tensor['dtype']}; slimrt converts {', '.join(DTYPES)}"
-            )
+            raise UnsupportedError(f"{file}: tensor '{name}' is {tensor['dtype']}; slimrt converts {', '.join(DTYPES)}")
         offset = 8 + length + tensor["data_offsets"][0]
         entries[name] = Entry(file, tensor["dtype"], tuple(tensor["shape"]), offset)
     return entries

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ _PREFERRED = ("gpt-2", "llama-bpe", "qwen2", "smollm", "tekken", "gpt-4o")
 _NO_VOCABULARY = {"tokenizer.ggml.model": string("no_vocab")}
 _PROBE = (
     "Hello world!  It's the 3rd of MAY 2024, 12345.678 + 9 = ?\n\n\tdef f(x):\n        return x**2  # naïve café\r\n"
-    "we'll, THEY'RE don't; Größe, Ελλάδα, привет мир, 你好世界, こんにちは, 한국어, عربى, हिन्दी, e\u0301 \u212b 🙂👩‍👩‍👧  … «x»   "
+    "we'll, THEY'RE don't; Größe, Ελλάδα, привет мир, 你好世界, こんにちは, 한국어, عربى, हिन्दी, "
+    "e\u0301 \u212b \U0001f642\U0001f469\u200d\U0001f467  … «x»   "
 )
 
 
@@ -88,6 +90,7 @@ def _fields(
             "scores": array(_scores(directory, tokens, merges), GGUFValueType.FLOAT32),
             "add_space_prefix": boolean(vocabulary.strips_space),
         }
+    _require_plain_ends(vocabulary, where)
     ids = {"bos": tokenizer.bos_id, "eos": tokenizer.eos_id, "unknown": tokenizer.unk_id, "padding": tokenizer.pad_id}
     fields = kind | {
         "tokens": array(tokens, GGUFValueType.STRING),
@@ -152,6 +155,15 @@ def _pre_tokenizer(vocabulary: Vocabulary, ignore_merges: bool, where: Path) -> 
     )
 
 
+def _require_plain_ends(vocabulary: Vocabulary, where: Path) -> None:
+    ends = {"bos": vocabulary.prefix, "eos": vocabulary.suffix}
+    for name, around in ends.items():
+        if around not in ((), (vocabulary.special_ids.get(name),)):
+            raise UnsupportedError(
+                f"{where}: adds the ids {list(around)} to a text; GGUF can only say whether {name.upper()} is added"
+            )
+
+
 def _require_sentencepiece(vocabulary: Vocabulary, model: Mapping[str, Any], where: Path) -> None:
     backend = vocabulary.backend
     steps = {part["type"] for component in (backend.normalizer, backend.pre_tokenizer) for part in _parts(component)}
@@ -162,11 +174,9 @@ def _require_sentencepiece(vocabulary: Vocabulary, model: Mapping[str, Any], whe
 def _scores(directory: Path, tokens: list[str], merges: list[str]) -> list[float]:
     """SentencePiece's scores: its own when its file can be read, else the order of the merges says the same."""
     model = directory / "tokenizer.model"
-    try:
+    if model.is_file() and find_spec("sentencepiece"):
         import sentencepiece
-    except ImportError:
-        model = None
-    if model and model.is_file():
+
         try:
             pieces = sentencepiece.SentencePieceProcessor(model_file=str(model))
         except (RuntimeError, OSError) as error:

@@ -96,8 +96,8 @@ ExtraTensors read_extra(const nb::handle& derived, std::vector<Array<const float
         const auto array = nb::cast<Array<const float>>(value);
         if (array.ndim() != 2) fail(ErrorCode::argument, "derived tensors must have two dimensions");
         keep.push_back(array);
-        extra[nb::cast<std::string>(key)] =
-            Tensor(const_cast<float*>(array.data()), DType::F32, int64_t(array.shape(0)), int64_t(array.shape(1)));
+        extra[nb::cast<std::string>(key)] = Tensor(const_cast<float*>(array.data()), DType::F32,
+                                                   int64_t(array.shape(0)), int64_t(array.shape(1)));
     }
     return extra;
 }
@@ -159,7 +159,9 @@ class PyEngine {
         const ModelConfig& c = engine_->config();
         const size_t n = tokens.size(), layers = c.n_layers, d = c.d_model;
         std::vector<float> out(layers * n * d);
-        locked([&] { engine_->attention_inputs({tokens.data(), n}, out.data(), checked_progress(on_progress)); });
+        locked([&] {
+            engine_->attention_inputs({tokens.data(), n}, out.data(), checked_progress(on_progress));
+        });
         return nb::cast(numpy_array(std::move(out), {layers, n, d}));
     }
 
@@ -172,7 +174,9 @@ class PyEngine {
 
     int load_sequence(const Array<const uint8_t>& data) {
         int id = 0;
-        locked([&] { id = engine_->load_sequence({reinterpret_cast<const std::byte*>(data.data()), data.size()}); });
+        locked([&] {
+            id = engine_->load_sequence({reinterpret_cast<const std::byte*>(data.data()), data.size()});
+        });
         return id;
     }
 

@@ -1,19 +1,24 @@
 // Error{code} -> the Python exception of python/slimrt/errors.py.
-#include "core/error.h"
-
 #include "bindings/bindings.h"
+#include "core/error.h"
 
 namespace slimrt {
 namespace {
 
 const char* exception_name(ErrorCode code) {
     switch (code) {
-        case ErrorCode::format: return "ModelFormatError";
-        case ErrorCode::unsupported: return "UnsupportedError";
-        case ErrorCode::cache_unsupported: return "CacheUnsupportedError";
-        case ErrorCode::wont_fit: return "WontFitError";
-        case ErrorCode::context_overflow: return "ContextOverflowError";
-        default: return nullptr;
+        case ErrorCode::format:
+            return "ModelFormatError";
+        case ErrorCode::unsupported:
+            return "UnsupportedError";
+        case ErrorCode::cache_unsupported:
+            return "CacheUnsupportedError";
+        case ErrorCode::wont_fit:
+            return "WontFitError";
+        case ErrorCode::context_overflow:
+            return "ContextOverflowError";
+        default:
+            return nullptr;
     }
 }
 

@@ -58,7 +58,8 @@ void bind_gguf(nb::module_& m) {
     nb::class_<GgufFile>(m, "GgufFile")
         .def(
             "__init__",
-            [](GgufFile* self, const std::string& path) { new (self) GgufFile(GgufFile::open(path)); }, nb::arg("path"))
+            [](GgufFile* self, const std::string& path) { new (self) GgufFile(GgufFile::open(path)); },
+            nb::arg("path"))
         .def("keys",
              [](const GgufFile& f) {
                  std::vector<std::string> keys;

@@ -1,5 +1,5 @@
-// slimrt._core.ops: single operations of the CPU backend over NumPy arrays, on a chosen ISA, so that tests and
-// benchmarks reach every kernel.
+// slimrt._core.ops: single operations of the CPU backend over NumPy arrays, on a chosen ISA, so that tests
+// and benchmarks reach every kernel.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -42,14 +42,18 @@ Tensor view(const F32& a) {
     const int64_t cols = int64_t(a.shape(a.ndim() - 1));
     return Tensor(const_cast<float*>(a.data()), DType::F32, int64_t(a.size()) / cols, cols);
 }
-Tensor view(const std::optional<F32>& a) { return a ? Tensor(const_cast<float*>(a->data()), DType::F32, 1, int64_t(a->size())) : Tensor{}; }
+Tensor view(const std::optional<F32>& a) {
+    return a ? Tensor(const_cast<float*>(a->data()), DType::F32, 1, int64_t(a->size())) : Tensor{};
+}
 Tensor view(const I32& a) { return Tensor(const_cast<int32_t*>(a.data()), DType::I32, 1, int64_t(a.size())); }
 
 struct Result {
     std::vector<float> data;
     Tensor tensor;
     Result(int64_t rows, int64_t cols) : data(rows * cols), tensor(data.data(), DType::F32, rows, cols) {}
-    explicit Result(Tensor from) : Result(from.rows, from.cols) { std::copy_n(from.f32(), data.size(), data.data()); }
+    explicit Result(Tensor from) : Result(from.rows, from.cols) {
+        std::copy_n(from.f32(), data.size(), data.data());
+    }
     auto array() { return numpy_array(std::move(data), {size_t(tensor.rows), size_t(tensor.cols)}); }
 };
 
@@ -79,22 +83,24 @@ auto narrow(const std::string& type, const F32& x, const std::string& isa) {
     return numpy_array(std::move(out), {size});
 }
 
-auto linear(const F32& x, const U8& weight, const std::string& type, int64_t rows, const std::optional<F32>& bias,
-            const std::string& isa, int n_threads) {
+auto linear(const F32& x, const U8& weight, const std::string& type, int64_t rows,
+            const std::optional<F32>& bias, const std::string& isa, int n_threads) {
     const auto backend = open(isa, n_threads);
     const Tensor in = view(x);
     const Tensor w(const_cast<uint8_t*>(weight.data()), parse_dtype(type), rows, in.cols);
-    if (w.bytes() != weight.size()) fail(ErrorCode::argument, "the weight has ", weight.size(), " bytes, not ", w.bytes());
+    if (w.bytes() != weight.size())
+        fail(ErrorCode::argument, "the weight has ", weight.size(), " bytes, not ", w.bytes());
     if (!backend->native(w.dtype)) fail(ErrorCode::argument, "there is no native product for ", type);
     Result out(in.rows, rows);
     backend->linear(in, w, view(bias), out.tensor);
     return out.array();
 }
 
-auto norm(const std::string& kind, const F32& x, const std::optional<F32>& weight, const std::optional<F32>& bias,
-          float eps, const std::string& isa) {
+auto norm(const std::string& kind, const F32& x, const std::optional<F32>& weight,
+          const std::optional<F32>& bias, float eps, const std::string& isa) {
     Result out(view(x).rows, view(x).cols);
-    open(isa)->norm(kind == "rms" ? NormKind::rms : NormKind::layer, view(x), view(weight), view(bias), eps, out.tensor);
+    open(isa)->norm(kind == "rms" ? NormKind::rms : NormKind::layer, view(x), view(weight), view(bias), eps,
+                    out.tensor);
     return out.array();
 }
 
@@ -139,7 +145,8 @@ struct StoredRows {
         pool.resize(n_blocks * kBlock * bytes);
         rows = {pool.data(), dtype, int(from.cols), bytes, bytes * kBlock, kBlock, 0};
         std::vector<int32_t> slots;
-        for (int64_t i = 0; i < from.rows; ++i) slots.push_back(table[i / kBlock] * kBlock + int32_t(i % kBlock));
+        for (int64_t i = 0; i < from.rows; ++i)
+            slots.push_back(table[i / kBlock] * kBlock + int32_t(i % kBlock));
         if (from.rows)
             backend.store(from, {pool.data(), dtype, int(from.cols), bytes, bytes * kBlock, kBlock,
                                  Tensor(slots.data(), DType::I32, 1, from.rows)});
@@ -149,8 +156,8 @@ struct StoredRows {
 /// One sequence: the first rows are stored in `dtype`, the last n_fresh are the queries' own.
 auto attention(const F32& q, const F32& score_rows, const F32& value_rows, int n_heads, int score_heads,
                int value_heads, const std::string& dtype, int n_fresh, float scale, int64_t window,
-               const std::string& isa, int n_threads, const std::optional<F32>& table, int n_rot, bool interleaved,
-               const std::optional<F32>& bias) {
+               const std::string& isa, int n_threads, const std::optional<F32>& table, int n_rot,
+               bool interleaved, const std::optional<F32>& bias) {
     const auto backend = open(isa, n_threads);
     const Tensor queries = view(q), s = view(score_rows), v = view(value_rows);
     const int64_t stored = s.rows - n_fresh;
@@ -161,9 +168,11 @@ auto attention(const F32& q, const F32& score_rows, const F32& value_rows, int n
     const int s_dim = int(s.cols) / score_heads, v_dim = int(v.cols) / value_heads;
     Result out(n_fresh, int64_t(n_heads) * v_dim), lse(n_fresh, n_heads);
 
-    const AttentionSequence sequence{.n_queries = n_fresh, .position = stored, .end = stored, .table = s_rows.table.data()};
+    const AttentionSequence sequence{
+        .n_queries = n_fresh, .position = stored, .end = stored, .table = s_rows.table.data()};
     const Rope rotation = table ? Rope{view(*table), n_rot, interleaved} : Rope{};
-    const ScoreTerm score{s_rows.rows, s.rows_of(stored, n_fresh), score_heads, s_dim, queries, view(bias), rotation};
+    const ScoreTerm score{s_rows.rows, s.rows_of(stored, n_fresh), score_heads, s_dim, queries, view(bias),
+                          rotation};
     const ValueTerm value{v_rows.rows, v.rows_of(stored, n_fresh), value_heads, v_dim, out.tensor};
     backend->attention({.sequences = {&sequence, 1},
                         .scores = {&score, 1},
@@ -182,17 +191,18 @@ void bind_ops(nb::module_& m) {
     m.def("backends", &isas);
     m.def("unpack", &unpack, arg("type"), arg("bytes"), arg("n"), arg("isa"));
     m.def("narrow", &narrow, arg("type"), arg("x"), arg("isa"));
-    m.def("linear", &linear, arg("x"), arg("weight"), arg("type"), arg("rows"), arg("bias").none(), arg("isa"),
-          arg("n_threads") = 1);
-    m.def("norm", &norm, arg("kind"), arg("x"), arg("weight").none(), arg("bias").none(), arg("eps"), arg("isa"));
-    m.def("rope", &rope, arg("x"), arg("n_heads"), arg("table"), arg("n_rot"), arg("interleaved"), arg("positions"),
+    m.def("linear", &linear, arg("x"), arg("weight"), arg("type"), arg("rows"), arg("bias").none(),
+          arg("isa"), arg("n_threads") = 1);
+    m.def("norm", &norm, arg("kind"), arg("x"), arg("weight").none(), arg("bias").none(), arg("eps"),
           arg("isa"));
+    m.def("rope", &rope, arg("x"), arg("n_heads"), arg("table"), arg("n_rot"), arg("interleaved"),
+          arg("positions"), arg("isa"));
     m.def("activate", &activate, arg("kind"), arg("x"), arg("isa"));
     m.def("gate", &gate, arg("kind"), arg("gate"), arg("up"), arg("isa"));
-    m.def("attention", &attention, arg("q"), arg("score_rows"), arg("value_rows"), arg("n_heads"), arg("score_heads"),
-          arg("value_heads"), arg("dtype"), arg("n_fresh"), arg("scale"), arg("window"), arg("isa"),
-          arg("n_threads") = 1, arg("table") = nb::none(), arg("n_rot") = 0, arg("interleaved") = false,
-          arg("bias") = nb::none());
+    m.def("attention", &attention, arg("q"), arg("score_rows"), arg("value_rows"), arg("n_heads"),
+          arg("score_heads"), arg("value_heads"), arg("dtype"), arg("n_fresh"), arg("scale"), arg("window"),
+          arg("isa"), arg("n_threads") = 1, arg("table") = nb::none(), arg("n_rot") = 0,
+          arg("interleaved") = false, arg("bias") = nb::none());
 }
 
 }  // namespace slimrt

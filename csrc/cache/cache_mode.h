@@ -28,12 +28,12 @@ struct AttnConfig {
 };
 
 struct AttnWeights {
-    Tensor q, k, v, o;                          // [out, in], any native type
-    Tensor q_bias, k_bias, v_bias, o_bias;      // f32 or none
-    Tensor w_kv;                                // mode k: W_KV [v width, k width] f32, V = linear(K, W_KV)
-    Tensor w_vk;                                // mode v: W_VK [k width, v width] f32, K = linear(V, W_VK)
-    Tensor absorbed_q;                          // modes v, x: per head, q -> query against the whole row
-    std::vector<Buffer> owned;                  // what prepare() made
+    Tensor q, k, v, o;                      // [out, in], any native type
+    Tensor q_bias, k_bias, v_bias, o_bias;  // f32 or none
+    Tensor w_kv;                            // mode k: W_KV [v width, k width] f32, V = linear(K, W_KV)
+    Tensor w_vk;                            // mode v: W_VK [k width, v width] f32, K = linear(V, W_VK)
+    Tensor absorbed_q;                      // modes v, x: per head, q -> query against the whole row
+    std::vector<Buffer> owned;              // what prepare() made
 };
 
 /// One stored part of a row.
@@ -82,8 +82,8 @@ class CacheMode {
     virtual Format format(const AttnConfig& config) const = 0;
     /// Derived weights, once at load.
     virtual void prepare(Backend&, const AttnConfig&, DerivedWeights&, AttnWeights&) const {}
-    /// out [n, q_width] = attention of the step's tokens over stored and fresh rows, before W_O. Fresh rows are
-    /// used in full precision; the caller stores them afterwards.
+    /// out [n, q_width] = attention of the step's tokens over stored and fresh rows, before W_O. Fresh rows
+    /// are used in full precision; the caller stores them afterwards.
     virtual FreshRows attend(Backend& backend, const AttnInput& in, Tensor out) const = 0;
 };
 
@@ -91,8 +91,8 @@ class CacheMode {
 const std::vector<const CacheMode*>& cache_modes();
 /// Throws Error{unsupported} naming the known modes.
 const CacheMode& find_cache_mode(const std::string& name);
-/// The same, and legal for this layer: else Error{cache_unsupported} naming the layer, the reason and the modes
-/// that would work.
+/// The same, and legal for this layer: else Error{cache_unsupported} naming the layer, the reason and the
+/// modes that would work.
 const CacheMode& require_cache_mode(const std::string& name, const AttnConfig& config);
 
 }  // namespace slimrt

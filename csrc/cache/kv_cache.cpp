@@ -33,7 +33,9 @@ KvCache::Sequence& KvCache::find(int sequence) {
     if (it == sequences_.end()) fail(ErrorCode::argument, "there is no sequence ", sequence);
     return it->second;
 }
-const KvCache::Sequence& KvCache::find(int sequence) const { return const_cast<KvCache*>(this)->find(sequence); }
+const KvCache::Sequence& KvCache::find(int sequence) const {
+    return const_cast<KvCache*>(this)->find(sequence);
+}
 
 int KvCache::create() {
     sequences_[next_] = {};
@@ -67,7 +69,8 @@ int64_t KvCache::length(int sequence) const { return find(sequence).length; }
 const int32_t* KvCache::table(int sequence) const { return find(sequence).blocks.data(); }
 
 int64_t KvCache::new_blocks(const Sequence& s, int64_t n) const {
-    const bool shared_tail = n > 0 && s.length % kBlockTokens && users_[s.blocks[s.length / kBlockTokens]] > 1;
+    const bool shared_tail =
+        n > 0 && s.length % kBlockTokens && users_[s.blocks[s.length / kBlockTokens]] > 1;
     return blocks_for(s.length + n) - int64_t(s.blocks.size()) + shared_tail;
 }
 

@@ -1,6 +1,6 @@
-// Rows of all layers in blocks, and the sequences that own them. It knows how many bytes a row has, not what a
-// row means. A block holds kBlockTokens consecutive tokens of a sequence in every layer; a block table maps a
-// sequence's positions to blocks; forked sequences share full blocks and copy one before writing to it.
+// Rows of all layers in blocks, and the sequences that own them. It knows how many bytes a row has, not what
+// a row means. A block holds kBlockTokens consecutive tokens of a sequence in every layer; a block table maps
+// a sequence's positions to blocks; forked sequences share full blocks and copy one before writing to it.
 #pragma once
 
 #include <map>

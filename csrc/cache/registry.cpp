@@ -31,8 +31,8 @@ const CacheMode& require_cache_mode(const std::string& name, const AttnConfig& c
     std::string legal;
     for (const CacheMode* other : cache_modes())
         if (other->refusal(config).empty()) legal += concat(legal.empty() ? "" : ", ", other->name());
-    fail(ErrorCode::cache_unsupported, "cache mode '", name, "' is not possible in layer ", config.layer, ": ",
-         reason, ". Modes that work here: ", legal);
+    fail(ErrorCode::cache_unsupported, "cache mode '", name, "' is not possible in layer ", config.layer,
+         ": ", reason, ". Modes that work here: ", legal);
 }
 
 }  // namespace slimrt

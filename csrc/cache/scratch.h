@@ -39,8 +39,7 @@ class Scratch {
         Tensor t(base_ + used_, dtype, rows, cols);
         used_ += (t.bytes() + kAlign - 1) / kAlign * kAlign;
         peak_ = std::max(peak_, used_);
-        if (buffer_.data && used_ > buffer_.bytes)
-            fail_overflow();
+        if (buffer_.data && used_ > buffer_.bytes) fail_overflow();
         return t;
     }
     [[noreturn]] void fail_overflow() const;

@@ -65,13 +65,14 @@ void require_fit(const EngineInfo& info, uint64_t limit) {
     const uint64_t available = limit ? limit : available_memory();
     const MemoryReport& m = info.memory;
     if (available == 0 || m.total() <= available) return;
-    throw Error(ErrorCode::wont_fit,
-                concat("needs ", gib(m.total()), ", ", gib(available), limit ? " allowed" : " free", ": weights ",
-                       gib(m.mapped + m.use.weights), ", derived weights ", gib(m.use.derived), ", cache ",
-                       gib(m.use.cache), " (", info.cache.n_ctx, " tokens x ", m.cache_bytes_per_token,
-                       " bytes x ", info.cache.n_seqs, " sequences), scratch ", gib(m.use.scratch),
-                       ". Try a smaller context (--ctx) or another cache mode (slimrt plan shows what fits)"),
-                m.total(), available);
+    throw Error(
+        ErrorCode::wont_fit,
+        concat("needs ", gib(m.total()), ", ", gib(available), limit ? " allowed" : " free", ": weights ",
+               gib(m.mapped + m.use.weights), ", derived weights ", gib(m.use.derived), ", cache ",
+               gib(m.use.cache), " (", info.cache.n_ctx, " tokens x ", m.cache_bytes_per_token, " bytes x ",
+               info.cache.n_seqs, " sequences), scratch ", gib(m.use.scratch),
+               ". Try a smaller context (--ctx) or another cache mode (slimrt plan shows what fits)"),
+        m.total(), available);
 }
 
 }  // namespace
@@ -101,7 +102,8 @@ void Engine::append(std::span<const Item> items, bool all_logits, float* out, co
             fail(ErrorCode::argument, "sequence ", item.sequence, " is listed twice in one append");
         for (const int32_t token : item.tokens)
             if (token < 0 || token >= config().n_vocab)
-                fail(ErrorCode::argument, "token ", token, " is outside the vocabulary of ", config().n_vocab);
+                fail(ErrorCode::argument, "token ", token, " is outside the vocabulary of ",
+                     config().n_vocab);
         growth.emplace_back(item.sequence, item.tokens.size());
         before.emplace_back(item.sequence, cache().length(item.sequence));
         total += int64_t(item.tokens.size());
@@ -114,14 +116,16 @@ void Engine::append(std::span<const Item> items, bool all_logits, float* out, co
         while (current < items.size()) {
             Step step;
             std::vector<std::pair<int, int64_t>> added;
-            while (current < items.size() && int(step.tokens.size()) < o.n_batch && int(added.size()) < o.n_seqs) {
+            while (current < items.size() && int(step.tokens.size()) < o.n_batch &&
+                   int(added.size()) < o.n_seqs) {
                 const auto [id, tokens] = items[current];
                 const int64_t n = std::min<int64_t>(o.n_batch - step.tokens.size(), tokens.size() - offset);
                 cache().reserve(id, n, step.slots);
                 step.add_sequence(n, cache().length(id), cache().table(id));
                 added.emplace_back(id, n);
                 for (int64_t i = 0; i < n; ++i, ++offset) {
-                    if (all_logits || offset + 1 == tokens.size()) step.outputs.push_back(int32_t(step.tokens.size()));
+                    if (all_logits || offset + 1 == tokens.size())
+                        step.outputs.push_back(int32_t(step.tokens.size()));
                     step.tokens.push_back(tokens[offset]);
                 }
                 if (offset == tokens.size()) ++current, offset = 0;
@@ -187,13 +191,15 @@ int Engine::load_sequence(std::span<const std::byte> bytes) {
     if (bytes.size() < sizeof head) fail(ErrorCode::format, "the saved sequence is truncated");
     std::memcpy(head, bytes.data(), sizeof head);
     bytes = bytes.subspan(sizeof head);
-    if (head[0] > bytes.size()) fail(ErrorCode::format, "the saved sequence is truncated or not one of slimrt's");
+    if (head[0] > bytes.size())
+        fail(ErrorCode::format, "the saved sequence is truncated or not one of slimrt's");
     const std::string found(reinterpret_cast<const char*>(bytes.data()), head[0]);
     if (found != expected)
-        fail(ErrorCode::format, "the saved sequence is of another model or cache: it has '", found, "', this is '",
-             expected, "'");
+        fail(ErrorCode::format, "the saved sequence is of another model or cache: it has '", found,
+             "', this is '", expected, "'");
     if (head[1] > uint64_t(cache().n_ctx()))
-        fail(ErrorCode::context_overflow, "the saved sequence has ", head[1], " tokens, n_ctx is ", cache().n_ctx());
+        fail(ErrorCode::context_overflow, "the saved sequence has ", head[1], " tokens, n_ctx is ",
+             cache().n_ctx());
     return cache().restore(bytes.subspan(head[0]), int64_t(head[1]));
 }
 

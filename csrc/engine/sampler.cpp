@@ -23,7 +23,8 @@ int32_t Sampler::sample(std::span<const float> logits, std::span<const int32_t> 
     if (logits.empty()) fail(ErrorCode::argument, "there are no logits to sample from");
     candidates_.clear();
     for (size_t i = 0; i < logits.size(); ++i) {
-        if (std::isnan(logits[i])) fail(ErrorCode::format, "the logits are NaN: the weights or the cache are broken");
+        if (std::isnan(logits[i]))
+            fail(ErrorCode::format, "the logits are NaN: the weights or the cache are broken");
         candidates_.push_back({int32_t(i), logits[i], 0});
     }
     const size_t n = std::min(history.size(), size_t(options_.repeat_last_n));
@@ -36,7 +37,8 @@ int32_t Sampler::sample(std::span<const float> logits, std::span<const int32_t> 
         logit = logit > 0 ? logit / options_.repeat_penalty : logit * options_.repeat_penalty;
     }
     auto by_logit = [](const Candidate& a, const Candidate& b) { return a.logit < b.logit; };
-    if (options_.temperature == 0) return std::max_element(candidates_.begin(), candidates_.end(), by_logit)->token;
+    if (options_.temperature == 0)
+        return std::max_element(candidates_.begin(), candidates_.end(), by_logit)->token;
 
     truncate();
     const float top = candidates_[0].logit;
@@ -54,7 +56,8 @@ void Sampler::truncate() {
     auto better = [](const Candidate& a, const Candidate& b) {
         return a.logit != b.logit ? a.logit > b.logit : a.token < b.token;
     };
-    const size_t k = options_.top_k ? std::min(size_t(options_.top_k), candidates_.size()) : candidates_.size();
+    const size_t k =
+        options_.top_k ? std::min(size_t(options_.top_k), candidates_.size()) : candidates_.size();
     std::partial_sort(candidates_.begin(), candidates_.begin() + k, candidates_.end(), better);
     candidates_.resize(k);
     double total = 0;

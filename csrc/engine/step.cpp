@@ -7,7 +7,8 @@ namespace slimrt {
 void Step::add_sequence(int64_t n, int64_t cached, const int32_t* table) {
     const int first = int(positions.size());
     for (int64_t i = 0; i < n; ++i) positions.push_back(int32_t(cached + i));
-    sequences.push_back({.query = first, .n_queries = int(n), .position = cached, .end = cached, .table = table});
+    sequences.push_back(
+        {.query = first, .n_queries = int(n), .position = cached, .end = cached, .table = table});
 }
 
 namespace {

@@ -20,7 +20,7 @@ struct Architecture {
     bool gated_ffn = true;                   // down(act(gate x) * up x), else down(act(up x))
     bool fused_gate_up = false;              // one ffn_up tensor, rows gate | up
     Activation activation = Activation::silu;
-    bool sliding_window = false;             // honours attention.sliding_window
+    bool sliding_window = false;  // honours attention.sliding_window
 };
 
 /// All of them. registry.cpp.

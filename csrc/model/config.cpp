@@ -15,7 +15,8 @@ const Architecture& find_architecture(const GgufFile& file) {
         if (name == a->name) return *a;
         known += concat(known.empty() ? "" : ", ", a->name);
     }
-    fail(ErrorCode::unsupported, file.path(), ": architecture '", name, "' is not supported; supported are: ", known);
+    fail(ErrorCode::unsupported, file.path(), ": architecture '", name,
+         "' is not supported; supported are: ", known);
 }
 
 Activation read_activation(const GgufFile& file, Activation usual) {
@@ -52,7 +53,8 @@ RopeConfig read_rope(const GgufFile& file, const std::string& prefix, const Mode
     else if (type != "none")
         fail(ErrorCode::unsupported, prefix, "rope.scaling.type '", type,
              "' is not supported; supported are: none, linear, yarn, longrope");
-    if (!(r.base > 0) || !(r.factor > 0)) fail(ErrorCode::format, prefix, "rope.freq_base and factor must be positive");
+    if (!(r.base > 0) || !(r.factor > 0))
+        fail(ErrorCode::format, prefix, "rope.freq_base and factor must be positive");
     r.n_ctx_orig = file.integer(prefix + "rope.scaling.original_context_length", 1, 1 << 30, c.n_ctx_train);
     r.attn_factor = file.number(prefix + "rope.scaling.attn_factor", 0.0);
     r.beta_fast = file.number(prefix + "rope.scaling.yarn_beta_fast", 32.0);
@@ -65,7 +67,8 @@ int read_vocab(const GgufFile& file) {
     if (it == file.tensors().end())
         fail(ErrorCode::format, file.path(), ": tensor 'token_embd.weight' is missing",
              file.tensors().empty() ? " (the file holds a vocabulary only)" : "");
-    if (it->second.rows > (1 << 26)) fail(ErrorCode::format, file.path(), ": a vocabulary of ", it->second.rows);
+    if (it->second.rows > (1 << 26))
+        fail(ErrorCode::format, file.path(), ": a vocabulary of ", it->second.rows);
     return int(it->second.rows);
 }
 
@@ -83,18 +86,21 @@ ModelConfig read_config(const GgufFile& file) {
     c.n_heads = int(file.integer(prefix + "attention.head_count", 1, 1 << 14));
     c.n_kv_heads = int(file.integer(prefix + "attention.head_count_kv", 1, c.n_heads, c.n_heads));
     if (c.n_heads % c.n_kv_heads)
-        fail(ErrorCode::format, prefix, "attention.head_count ", c.n_heads, " is not a multiple of head_count_kv ",
-             c.n_kv_heads);
+        fail(ErrorCode::format, prefix, "attention.head_count ", c.n_heads,
+             " is not a multiple of head_count_kv ", c.n_kv_heads);
     if (!file.has(prefix + "attention.key_length") && c.d_model % c.n_heads)
-        fail(ErrorCode::format, prefix, "embedding_length ", c.d_model, " is not a multiple of head_count ", c.n_heads);
-    c.head_dim = int(file.integer(prefix + "attention.key_length", 1, 1 << 16, std::max(1, c.d_model / c.n_heads)));
+        fail(ErrorCode::format, prefix, "embedding_length ", c.d_model, " is not a multiple of head_count ",
+             c.n_heads);
+    c.head_dim =
+        int(file.integer(prefix + "attention.key_length", 1, 1 << 16, std::max(1, c.d_model / c.n_heads)));
     if (file.integer(prefix + "attention.value_length", 1, 1 << 16, c.head_dim) != c.head_dim)
         fail(ErrorCode::unsupported, prefix, "attention.value_length differs from key_length");
     c.n_ctx_train = file.integer(prefix + "context_length", 1, 1 << 30);
-    if (c.architecture->sliding_window) c.window = file.integer(prefix + "attention.sliding_window", 0, 1 << 30, 0);
-    c.norm_eps = float(file.number(prefix + (c.architecture->norm == NormKind::rms
-                                                 ? "attention.layer_norm_rms_epsilon"
-                                                 : "attention.layer_norm_epsilon")));
+    if (c.architecture->sliding_window)
+        c.window = file.integer(prefix + "attention.sliding_window", 0, 1 << 30, 0);
+    c.norm_eps =
+        float(file.number(prefix + (c.architecture->norm == NormKind::rms ? "attention.layer_norm_rms_epsilon"
+                                                                          : "attention.layer_norm_epsilon")));
     c.activation = read_activation(file, c.architecture->activation);
     if (c.architecture->positions != Positions::learned) c.rope = read_rope(file, prefix, c);
     return c;

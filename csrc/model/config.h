@@ -17,8 +17,8 @@ struct RopeConfig {
     RopeScaling scaling = RopeScaling::none;
     int n_rot = 0;
     double base = 10000, factor = 1;
-    int64_t n_ctx_orig = 0;      // context before scaling (yarn, longrope)
-    double attn_factor = 0;      // 0: by the scaling's own formula
+    int64_t n_ctx_orig = 0;  // context before scaling (yarn, longrope)
+    double attn_factor = 0;  // 0: by the scaling's own formula
     double beta_fast = 32, beta_slow = 1;
 };
 
@@ -37,8 +37,8 @@ struct ModelConfig {
 /// Throws Error{unsupported} for an unknown architecture, Error{format} for a missing or absurd size.
 ModelConfig read_config(const GgufFile& file);
 
-/// cos/sin table [n_ctx, n_rot] f32 (kernels/backend.h: Rope), all scalings applied: linear, llama3 (rope_freqs
-/// tensor), YaRN, longrope (its short or long factors by n_ctx, once).
+/// cos/sin table [n_ctx, n_rot] f32 (kernels/backend.h: Rope), all scalings applied: linear, llama3
+/// (rope_freqs tensor), YaRN, longrope (its short or long factors by n_ctx, once).
 std::vector<float> rope_table(const ModelConfig& config, const GgufFile& file, int64_t n_ctx);
 
 }  // namespace slimrt

@@ -73,8 +73,10 @@ void Decoder::logits(Tensor hidden, Tensor out) const { backend_.linear(hidden, 
 namespace {
 
 /// One mode name a layer, from the options or the file.
-std::vector<std::string> layer_modes(const GgufFile& file, const ModelConfig& c, std::vector<std::string> names) {
-    if (const auto stored = file.metadata().find("slimrt.cache.modes"); names.empty() && stored != file.metadata().end())
+std::vector<std::string> layer_modes(const GgufFile& file, const ModelConfig& c,
+                                     std::vector<std::string> names) {
+    if (const auto stored = file.metadata().find("slimrt.cache.modes");
+        names.empty() && stored != file.metadata().end())
         if (const auto* array = std::get_if<GgufArray>(&stored->second))
             for (const GgufValue& mode : elements(*array))
                 if (const auto* name = std::get_if<std::string_view>(&mode)) names.emplace_back(*name);
@@ -91,13 +93,15 @@ int64_t resolve_n_ctx(const ModelConfig& c, int64_t n_ctx) {
     if (n_ctx == 0) return std::min(c.n_ctx_train, kUsual);
     const bool learned = c.architecture->positions == Positions::learned;
     if (n_ctx < 0 || n_ctx > (1 << 30) || (learned && n_ctx > c.n_ctx_train))
-        fail(ErrorCode::argument, "n_ctx ", n_ctx, " is not possible: the model has positions for ", c.n_ctx_train);
+        fail(ErrorCode::argument, "n_ctx ", n_ctx, " is not possible: the model has positions for ",
+             c.n_ctx_train);
     return n_ctx;
 }
 
 }  // namespace
 
-Decoder::Decoder(const GgufFile& file, const CacheOptions& options, Backend& backend, const ExtraTensors& extra)
+Decoder::Decoder(const GgufFile& file, const CacheOptions& options, Backend& backend,
+                 const ExtraTensors& extra)
     : backend_(backend), config_(read_config(file)), options_(options) {
     if (options.n_seqs < 1 || options.n_batch < 1)
         fail(ErrorCode::argument, "n_seqs and n_batch must be at least 1");
@@ -112,11 +116,13 @@ Decoder::Decoder(const GgufFile& file, const CacheOptions& options, Backend& bac
     weights_ = load_weights(file, config_, backend, modes_, attn_, extra);
     if (config_.architecture->positions != Positions::learned) {
         const int n_rot = config_.rope.n_rot;
-        rope_buffer_ = backend.alloc(MemoryKind::derived, options_.n_ctx * n_rot * sizeof(float), "RoPE table");
+        rope_buffer_ =
+            backend.alloc(MemoryKind::derived, options_.n_ctx * n_rot * sizeof(float), "RoPE table");
         rope_ = {Tensor(rope_buffer_.data.get(), DType::F32, options_.n_ctx, n_rot), n_rot,
                  config_.architecture->positions == Positions::rope_interleaved};
         if (!backend.dry())
-            backend.upload(rope_.table, rope_table(config_, file, options_.n_ctx).data(), rope_.table.bytes());
+            backend.upload(rope_.table, rope_table(config_, file, options_.n_ctx).data(),
+                           rope_.table.bytes());
     }
     cache_ = std::make_unique<KvCache>(backend, std::move(formats), options_.n_ctx, options_.n_seqs);
 }

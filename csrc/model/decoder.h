@@ -8,7 +8,8 @@ namespace slimrt {
 
 /// How the context memory is to be used.
 struct CacheOptions {
-    std::vector<std::string> modes;  // one for all layers or one a layer; empty: what the file says, else "kv"
+    std::vector<std::string>
+        modes;  // one for all layers or one a layer; empty: what the file says, else "kv"
     DType type_k = DType::F16, type_v = DType::F16;
     int64_t n_ctx = 0;  // 0: the smaller of the model's training context and 4096
     int n_seqs = 1;     // sequences that may be full at once, and the most in one step
@@ -18,7 +19,8 @@ struct CacheOptions {
 class Decoder {
   public:
     /// Loads weights and allocates the cache, on a dry backend too (then only counted). file must outlive it.
-    Decoder(const GgufFile& file, const CacheOptions& options, Backend& backend, const ExtraTensors& extra = {});
+    Decoder(const GgufFile& file, const CacheOptions& options, Backend& backend,
+            const ExtraTensors& extra = {});
 
     /// One step. hidden [outputs, d_model] receives the final normed state of batch.outputs. The rows of the
     /// step's tokens are in the cache afterwards.

@@ -32,7 +32,8 @@ std::vector<float> pair_factors(const ModelConfig& c, const GgufFile& file, int6
                                                           : "rope_factors_short.weight";
     const auto it = file.tensors().find(name);
     if (it == file.tensors().end()) {
-        if (r.scaling == RopeScaling::longrope) fail(ErrorCode::format, file.path(), ": tensor '", name, "' is missing");
+        if (r.scaling == RopeScaling::longrope)
+            fail(ErrorCode::format, file.path(), ": tensor '", name, "' is missing");
         return {};
     }
     const Tensor& t = it->second;

@@ -111,10 +111,12 @@ class Loader final : public DerivedWeights {
 
     Norm norm(const std::string& name) {
         return {vector(name + ".weight", c_.d_model, Presence::required),
-                arch_.norm == NormKind::layer ? vector(name + ".bias", c_.d_model, Presence::required) : Tensor{}};
+                arch_.norm == NormKind::layer ? vector(name + ".bias", c_.d_model, Presence::required)
+                                              : Tensor{}};
     }
 
-    Tensor matrix(const std::string& name, int64_t rows, int64_t cols, Presence presence = Presence::required) {
+    Tensor matrix(const std::string& name, int64_t rows, int64_t cols,
+                  Presence presence = Presence::required) {
         const Tensor* t = find(name, presence);
         if (!t) return {};
         require_shape(name, *t, rows, cols);
@@ -136,15 +138,15 @@ class Loader final : public DerivedWeights {
             return &it->second;
         }
         if (presence == Presence::required)
-            fail(ErrorCode::format, file_.path(), ": tensor '", name, "' is missing (architecture '", arch_.name,
-                 "' needs it)");
+            fail(ErrorCode::format, file_.path(), ": tensor '", name, "' is missing (architecture '",
+                 arch_.name, "' needs it)");
         return nullptr;
     }
 
     void require_shape(const std::string& name, const Tensor& t, int64_t rows, int64_t cols) const {
         if (t.rows != rows || t.cols != cols)
-            fail(ErrorCode::format, file_.path(), ": tensor '", name, "' is [", t.rows, ", ", t.cols, "], expected [",
-                 rows, ", ", cols, "] from the metadata");
+            fail(ErrorCode::format, file_.path(), ": tensor '", name, "' is [", t.rows, ", ", t.cols,
+                 "], expected [", rows, ", ", cols, "] from the metadata");
     }
 
     Tensor in_place(const Tensor& t) {
@@ -178,8 +180,9 @@ class Loader final : public DerivedWeights {
     /// A tensor we would not use may change what the model computes: say so instead of ignoring it.
     void refuse_unused() const {
         for (const auto& [name, tensor] : file_.tensors()) {
-            const bool known = used_.count(name) || name.starts_with("rope_") || name.ends_with(".attn_kv.weight") ||
-                               name.ends_with(".attn_vk.weight") || name.ends_with(".attn_rot_embd");
+            const bool known = used_.count(name) || name.starts_with("rope_") ||
+                               name.ends_with(".attn_kv.weight") || name.ends_with(".attn_vk.weight") ||
+                               name.ends_with(".attn_rot_embd");
             if (!known)
                 fail(ErrorCode::unsupported, file_.path(), ": tensor '", name,
                      "' is not part of architecture '", arch_.name, "' as slimrt knows it");

@@ -63,7 +63,7 @@ def convert(
     cache_type: str = "f16",
     outtype: str | None = None,
     calibration: str | os.PathLike[str] | None = None,
-    verify: str | os.PathLike[str] | None = None,
+    verify: bool | str | os.PathLike[str] | None = None,
     progress: bool | None = None,
 ) -> ConvertReport:
     """Convert a GGUF file or a Hugging Face directory to a GGUF file that loads with its cache mode at once.

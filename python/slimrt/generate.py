@@ -70,6 +70,8 @@ class Options:
             raise ValueError(f"max_tokens must be -1 (no limit but the context) or more, got {self.max_tokens}")
         if self.logprobs < 0:
             raise ValueError(f"logprobs must not be negative, got {self.logprobs}")
+        if self.seed is not None and not 0 <= self.seed < 1 << 63:
+            raise ValueError(f"seed must be from 0 to 2^63 - 1, got {self.seed}")
         if "" in self.stops:
             raise ValueError("a stop string must not be empty")
 
@@ -223,7 +225,7 @@ class Run:
     def result(self) -> Generation:
         """What there is so far."""
         held = self.session.length if self.session is not None else self._held
-        layers = self.runtime.info["cache"]
+        layers = self.runtime.info["layers"]
         per_token = sum(layer["bytes_per_token"] for layer in layers)
         computed, decoded = len(self.prompt) - self._cached, len(self.tokens) - 1
         return Generation(

@@ -17,13 +17,11 @@ from slimrt import score as _score
 from slimrt.asynchronous import iterate_in_thread, run_in_thread
 from slimrt.errors import UnsupportedError
 from slimrt.generate import GenerateOptions, Options, Run, Stream, run_together
-from slimrt.plan import CacheChoice, Planner, memory_limit_bytes, unknown
+from slimrt.plan import CacheChoice, Planner, check_device, memory_limit_bytes, unknown
 from slimrt.results import Generation, Score
 from slimrt.session import Session, TokenIds, as_ids, load_session
 from slimrt.source import ModelSource
 from slimrt.tokenizer import Tokenizer
-
-DEVICES = ("auto", "cpu")
 
 Prompt = str | TokenIds
 
@@ -79,8 +77,7 @@ class Model:
         verbose: bool = False,
         progress: bool | None = None,
     ):
-        if device not in DEVICES:
-            raise UnsupportedError(unknown("device", device, DEVICES))
+        check_device(device)
         if on_overflow != "error":
             raise UnsupportedError(unknown("on_overflow", on_overflow, ["error"]))
         choice = CacheChoice.of(cache, cache_type, cache_type_k, cache_type_v)
@@ -278,7 +275,7 @@ class Model:
 
     def __repr__(self) -> str:
         info = self._runtime.info
-        modes = "/".join(sorted({layer["mode"] for layer in info["cache"]}))
+        modes = "/".join(sorted({layer["mode"] for layer in info["layers"]}))
         return f"<slimrt.Model {self._runtime.source.path.name}: {info['architecture']}, n_ctx {self.n_ctx}, {modes}>"
 
     def _ids(self, prompt: Prompt) -> list[int]:

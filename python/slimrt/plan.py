@@ -14,6 +14,7 @@ from slimrt.results import MemorySizes, PlanResult, PlanRow
 from slimrt.source import ModelSource
 from slimrt.units import parse_bytes
 
+DEVICES = ("auto", "cpu")
 CACHE_TYPES = ("f32", "f16", "bf16")
 BLOCK = 32  # tokens in a cache block: a context between two multiples costs as much as the larger
 
@@ -57,6 +58,12 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
     return f"{what} '{name}' is not supported{hint}; supported: {', '.join(known)}"
 
 
+def check_device(device: str) -> None:
+    """Raises UnsupportedError for a device that slimrt does not have."""
+    if device not in DEVICES:
+        raise UnsupportedError(unknown("device", device, DEVICES))
+
+
 def check_cache(source: ModelSource, choice: CacheChoice) -> None:
     """Refuses a cache mode that is unknown, or illegal for the model, before anything slow begins.
 
@@ -97,14 +104,14 @@ class Planner:
             **choice.arguments,
         )
         return MemorySizes(
-            modes=tuple(layer["mode"] for layer in sizes["cache"]),
-            types=tuple(layer["type"] for layer in sizes["cache"]),
+            modes=tuple(layer["mode"] for layer in sizes["layers"]),
+            types=tuple(layer["type"] for layer in sizes["layers"]),
             mapped=sizes["mapped"],
             weights=sizes["weights"],
             derived=sizes["derived"],
-            cache_bytes=sizes["cache_bytes"],
+            cache_bytes=sizes["cache"],
             scratch=sizes["scratch"],
-            total=sizes["total"],
+            total=sizes["total"] + sizes["mapped"],
             bytes_per_token=sizes["cache_bytes_per_token"],
         )
 
@@ -153,6 +160,7 @@ def memory_limit_bytes(limit: str | int | None) -> int:
 def plan(
     path: str | os.PathLike[str] | ModelSource,
     *,
+    device: str = "auto",
     n_ctx: int = 0,
     n_seqs: int = 1,
     n_batch: int = 512,
@@ -172,6 +180,7 @@ def plan(
         FileNotFoundError, ModelFormatError, UnsupportedError, CacheUnsupportedError: as slimrt.Model.
         ValueError: an argument out of its range.
     """
+    check_device(device)
     source = ModelSource.of(path, progress)
     choice = CacheChoice.of(cache, cache_type, cache_type_k, cache_type_v)
     check_cache(source, choice)

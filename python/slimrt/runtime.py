@@ -151,10 +151,10 @@ def _fold(
 def describe(runtime: Runtime, memory: Mapping[str, int]) -> None:
     """Says on stderr what a load resolved to."""
     info = runtime.info
-    kinds = sorted({f"{layer['mode']} {layer['type']}" for layer in info["cache"]})
+    kinds = sorted({f"{layer['mode']} {layer['type']}" for layer in info["layers"]})
     print(
         f"slimrt: {runtime.source.path.name}: {info['architecture']}, {info['n_layers']} layers, "
-        f"{info['device']}, {info['n_threads']} threads, context {info['n_ctx']} of {info['n_ctx_train']} trained"
+        f"{info['device']}, context {info['n_ctx']} of {info['n_ctx_train']} trained"
         f"{' x ' + str(info['n_seqs']) if info['n_seqs'] > 1 else ''}, cache {', '.join(kinds)} "
         f"({memory['cache_bytes_per_token']} bytes a token), {format_bytes(memory['total'])} allocated, "
         f"{format_bytes(memory['mapped'])} mapped",

@@ -229,5 +229,5 @@ def load_session(runtime: Runtime, path: str | os.PathLike[str]) -> Session:
 
 def _kind(runtime: Runtime) -> dict[str, Any]:
     """What a session's rows depend on."""
-    cache = [[layer["mode"], layer["type"]] for layer in runtime.info["cache"]]
+    cache = [[layer["mode"], layer["type"]] for layer in runtime.info["layers"]]
     return {"model": runtime.source.fingerprint, "cache": cache}

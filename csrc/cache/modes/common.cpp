@@ -115,8 +115,8 @@ Rows dense_rows(Tensor t, int64_t first) {
     return {.base = t.data, .dtype = t.dtype, .width = int(t.cols), .row_bytes = t.stride, .first = first};
 }
 
-void attend_materialised(Backend& backend, const AttnInput& in, const Part& part, Tensor q, Tensor k, Tensor v,
-                         const Materialise& materialise, Tensor out) {
+void attend_materialised(Backend& backend, const AttnInput& in, const Part& part, Tensor q, Tensor k,
+                         Tensor v, const Materialise& materialise, Tensor out) {
     constexpr int64_t kSegment = 512;
     const AttnConfig& c = in.config;
     AttentionSequence s = part.sequences[0];

@@ -20,7 +20,8 @@ class K final : public CacheMode {
 
     Format format(const AttnConfig& c) const override { return {{"k", c.kv_width(), c.type_k}}; }
 
-    void prepare(Backend& backend, const AttnConfig& c, DerivedWeights& derived, AttnWeights& w) const override {
+    void prepare(Backend& backend, const AttnConfig& c, DerivedWeights& derived,
+                 AttnWeights& w) const override {
         w.w_kv = derived.folded(c.layer, "attn_kv.weight", c.kv_width(), c.kv_width());
         fold_v_bias(backend, c, w);
         if (!c.rope) w.k_bias = {};  // without RoPE it shifts all scores of a query alike
@@ -40,9 +41,11 @@ class K final : public CacheMode {
     }
 
   private:
-    static void absorbed(Backend& backend, const AttnInput& in, const Part& part, Tensor q, Tensor k, Tensor out) {
+    static void absorbed(Backend& backend, const AttnInput& in, const Part& part, Tensor q, Tensor k,
+                         Tensor out) {
         const AttnConfig& c = in.config;
-        const Tensor u = in.scratch.f32(part.n, int64_t(c.n_heads) * c.kv_width());  // p_i K, float32 into W_KV
+        const Tensor u =
+            in.scratch.f32(part.n, int64_t(c.n_heads) * c.kv_width());  // p_i K, float32 into W_KV
         const ScoreTerm score{in.rows[0], k, c.n_kv_heads, c.head_dim, q, in.weights.k_bias, in.rope};
         const ValueTerm value{in.rows[0], k, 1, c.kv_width(), u};
         backend.attention({.sequences = part.sequences,

@@ -19,12 +19,12 @@ Tensor project_q(Backend& backend, const AttnInput& in);
 /// linear_per_head, the weight's heads shared by groups of query heads (GQA).
 void linear_heads(Backend& backend, const AttnConfig& config, Tensor x, Tensor weight, Tensor out);
 
-/// Adds W_O b_V to the output bias and drops b_V, since softmax weights sum to 1. For modes whose rows know no
-/// V bias.
+/// Adds W_O b_V to the output bias and drops b_V, since softmax weights sum to 1. For modes whose rows know
+/// no V bias.
 void fold_v_bias(Backend& backend, const AttnConfig& config, AttnWeights& weights);
 
-/// Sets weights.absorbed_q: weight [kv width, row width] per query head transposed, [n_heads * row width, head_dim]
-/// f32, which takes a head's q to a query against a whole row.
+/// Sets weights.absorbed_q: weight [kv width, row width] per query head transposed, [n_heads * row width,
+/// head_dim] f32, which takes a head's q to a query against a whole row.
 void absorb_q(Backend& backend, const AttnConfig& config, Tensor weight, AttnWeights& weights);
 
 /// Consecutive sequences of a step that take the same branch of an absorbed mode; queries count from `first`.
@@ -36,18 +36,19 @@ struct Part {
     Tensor of(Tensor t) const { return t.rows_of(first, n); }
 };
 
-/// Absorbed attention pays for few queries only: a query costs n_heads times the arithmetic, where materialising
-/// costs one product of the stored rows with a weight (break-even near head_dim queries, cache-math section 1).
-/// Absorbed parts have at most head_dim tokens, so scratch is bounded; a materialised part is one sequence.
+/// Absorbed attention pays for few queries only: a query costs n_heads times the arithmetic, where
+/// materialising costs one product of the stored rows with a weight (break-even near head_dim queries,
+/// cache-math section 1). Absorbed parts have at most head_dim tokens, so scratch is bounded; a materialised
+/// part is one sequence.
 std::vector<Part> split_by_branch(const AttnConfig& config, const Batch& batch);
 
 /// Fills K (final: biased, rotated) and V of the stored positions [begin, end), both [end - begin, kv width].
 using Materialise = std::function<void(int64_t begin, int64_t end, Tensor k, Tensor v)>;
 
-/// Attention of a materialised part over its own fresh K and V and over stored rows turned into K and V segment by
-/// segment, merged by log-sum-exp: scratch does not grow with the context.
-void attend_materialised(Backend& backend, const AttnInput& in, const Part& part, Tensor q, Tensor k, Tensor v,
-                         const Materialise& materialise, Tensor out);
+/// Attention of a materialised part over its own fresh K and V and over stored rows turned into K and V
+/// segment by segment, merged by log-sum-exp: scratch does not grow with the context.
+void attend_materialised(Backend& backend, const AttnInput& in, const Part& part, Tensor q, Tensor k,
+                         Tensor v, const Materialise& materialise, Tensor out);
 
 /// 0, 1, 2 ... as positions first, first + 1, ... in scratch.
 Tensor positions_from(Backend& backend, Scratch& scratch, int64_t first, int64_t n);

@@ -1,5 +1,6 @@
 // Mode v: V alone, without bias, for models without RoPE. K = V W_VK, W_VK = W_V^-1 W_K, is absorbed into the
-// query: scores_i = (q_i W_VK,i^T) V^T over the whole row. It amplifies rounding in the scores as k does in V.
+// query: scores_i = (q_i W_VK,i^T) V^T over the whole row. It amplifies rounding in the scores as k does in
+// V.
 #include "cache/modes/modes.h"
 #include "core/error.h"
 
@@ -19,7 +20,8 @@ class V final : public CacheMode {
 
     Format format(const AttnConfig& c) const override { return {{"v", c.kv_width(), c.type_v}}; }
 
-    void prepare(Backend& backend, const AttnConfig& c, DerivedWeights& derived, AttnWeights& w) const override {
+    void prepare(Backend& backend, const AttnConfig& c, DerivedWeights& derived,
+                 AttnWeights& w) const override {
         w.w_vk = derived.folded(c.layer, "attn_vk.weight", c.kv_width(), c.kv_width());
         absorb_q(backend, c, w.w_vk, w);
         fold_v_bias(backend, c, w);
@@ -48,7 +50,8 @@ class V final : public CacheMode {
     }
 
   private:
-    static void absorbed(Backend& backend, const AttnInput& in, const Part& part, Tensor q, Tensor v, Tensor out) {
+    static void absorbed(Backend& backend, const AttnInput& in, const Part& part, Tensor q, Tensor v,
+                         Tensor out) {
         const AttnConfig& c = in.config;
         const Tensor wide_q = in.scratch.f32(part.n, int64_t(c.n_heads) * c.kv_width());
         backend.linear_per_head(q, in.weights.absorbed_q, c.n_heads, wide_q);

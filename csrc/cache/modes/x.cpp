@@ -45,7 +45,8 @@ class X final : public CacheMode {
     }
 
   private:
-    static void absorbed(Backend& backend, const AttnInput& in, const Part& part, Tensor q, Tensor x, Tensor out) {
+    static void absorbed(Backend& backend, const AttnInput& in, const Part& part, Tensor q, Tensor x,
+                         Tensor out) {
         const AttnConfig& c = in.config;
         const int64_t wide = int64_t(c.n_heads) * c.d_model;
         const Tensor wide_q = in.scratch.f32(part.n, wide), u = in.scratch.f32(part.n, wide);

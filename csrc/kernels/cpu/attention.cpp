@@ -11,7 +11,8 @@ constexpr int tile = registers / 2;
 const float kInfinity = __builtin_inff();
 
 template <class Stored>
-void widen_rows(const void* from, size_t from_stride, int64_t n_rows, int64_t n, float* to, size_t to_stride) {
+void widen_rows(const void* from, size_t from_stride, int64_t n_rows, int64_t n, float* to,
+                size_t to_stride) {
     for (int64_t r = 0; r < n_rows; ++r, to += to_stride) {
         const Stored* row = reinterpret_cast<const Stored*>(static_cast<const char*>(from) + r * from_stride);
         int64_t i = 0;
@@ -101,8 +102,8 @@ void values_tile(const float* p, size_t ld, const float* factor, const float* ro
 
 /// The columns of Q queries: as many vectors at once as fit, then half as many, down to a part of one.
 template <int Q, int V>
-void values_columns(const float* p, size_t ld, const float* factor, const float* rows, size_t stride, int64_t n,
-                    int64_t dim, float* out, size_t out_stride) {
+void values_columns(const float* p, size_t ld, const float* factor, const float* rows, size_t stride,
+                    int64_t n, int64_t dim, float* out, size_t out_stride) {
     int64_t c = 0;
     for (; c + V * lanes <= dim; c += V * lanes) {
         values_tile<Q, V, false>(p, ld, factor, rows + c, stride, n, 0, out + c, out_stride);
@@ -120,14 +121,17 @@ void values_columns(const float* p, size_t ld, const float* factor, const float*
 void widen(uint32_t type, const void* from, size_t from_stride, int64_t n_rows, int64_t n, float* to,
            size_t to_stride) {
     switch (type) {  // numbers: core/dtype.h
-        case 0: return widen_rows<float>(from, from_stride, n_rows, n, to, to_stride);
-        case 1: return widen_rows<Half>(from, from_stride, n_rows, n, to, to_stride);
-        default: return widen_rows<Brain>(from, from_stride, n_rows, n, to, to_stride);
+        case 0:
+            return widen_rows<float>(from, from_stride, n_rows, n, to, to_stride);
+        case 1:
+            return widen_rows<Half>(from, from_stride, n_rows, n, to, to_stride);
+        default:
+            return widen_rows<Brain>(from, from_stride, n_rows, n, to, to_stride);
     }
 }
 
-void scores(const float* q, size_t q_stride, int64_t n_q, const float* rows, size_t stride, int64_t n, int64_t dim,
-            float scale, bool accumulate, float* out, size_t ld) {
+void scores(const float* q, size_t q_stride, int64_t n_q, const float* rows, size_t stride, int64_t n,
+            int64_t dim, float scale, bool accumulate, float* out, size_t ld) {
     int64_t m = 0;
     for (; m + 4 <= n_q; m += 4) {
         scores_of<4>(q + m * q_stride, q_stride, rows, stride, n, dim, scale, accumulate, out + m * ld, ld);

@@ -37,9 +37,7 @@ Span visible(Span span, int64_t first, int64_t last, int64_t window) {
     return span;
 }
 
-size_t aligned(size_t floats) {
-    return (floats + 15) / 16 * 16;
-}
+size_t aligned(size_t floats) { return (floats + 15) / 16 * 16; }
 
 }  // namespace
 
@@ -68,7 +66,8 @@ void AttentionPlan::add_jobs(const AttentionArgs& args, const AttentionSequence&
         if (sequence.fresh) {
             job.fresh = visible({sequence.position, sequence.position + n}, first, last, args.window);
         }
-        for (job.first_group = 0; job.first_group < n_groups; job.first_group += groups_of_job) jobs.push_back(job);
+        for (job.first_group = 0; job.first_group < n_groups; job.first_group += groups_of_job)
+            jobs.push_back(job);
     }
 }
 
@@ -99,11 +98,13 @@ void AttentionPlan::lay_out(const AttentionArgs& args, int n_threads) {
     };
     for (const ScoreTerm& term : args.scores) widen_for(term);
     for (const ValueTerm& term : args.values) widen_for(term);
-    tile = std::clamp<int64_t>(kTileFloats / std::max<size_t>(stride, 1) / kMinTile * kMinTile, kMinTile, kMaxTile);
+    tile = std::clamp<int64_t>(kTileFloats / std::max<size_t>(stride, 1) / kMinTile * kMinTile, kMinTile,
+                               kMaxTile);
 
     size_t end = 0;
     const auto take = [&end](size_t floats) { return std::exchange(end, end + aligned(floats)); };
-    for (size_t i = 0; i < args.values.size(); ++i) state.values[i] = take(pairs * row_stride(args.values[i].dim));
+    for (size_t i = 0; i < args.values.size(); ++i)
+        state.values[i] = take(pairs * row_stride(args.values[i].dim));
     state.max = take(pairs);
     state.sum = take(pairs);
     state.size = end;

@@ -28,8 +28,8 @@ Rows rows_of(const Rows& stored, const Tensor& fresh, const AttentionJob& job, b
 void AttentionRun::compute(const AttentionItem& item, int thread) const {
     const AttentionJob& job = plan_.jobs[item.job];
     float* const own = scratch(thread);
-    float* const state = job.n_parts == 1 ? own + plan_.scratch.state
-                                          : workspace_ + job.states + item.part * plan_.state.size;
+    float* const state =
+        job.n_parts == 1 ? own + plan_.scratch.state : workspace_ + job.states + item.part * plan_.state.size;
     const int heads = job.n_groups * plan_.heads_per_group, pairs = heads * job.n_queries;
     std::fill_n(state + plan_.state.max, pairs, -kInfinity);
     std::fill_n(state + plan_.state.sum, pairs, 0.0f);
@@ -74,7 +74,8 @@ void AttentionRun::compute_span(const AttentionJob& job, bool fresh, Span span, 
     }
 }
 
-void AttentionRun::compute_tile(const AttentionJob& job, const Tile& tile, float* scratch, float* state) const {
+void AttentionRun::compute_tile(const AttentionJob& job, const Tile& tile, float* scratch,
+                                float* state) const {
     float* const rows_scratch = scratch + plan_.scratch.rows;
     float* const scores = scratch + plan_.scratch.scores;
     const int ld = plan_.tile;
@@ -94,14 +95,15 @@ void AttentionRun::compute_tile(const AttentionJob& job, const Tile& tile, float
     for (size_t t = 0; t < args_.values.size(); ++t) {
         const ValueTerm& term = args_.values[t];
         const int per_group = term.n_heads / plan_.n_groups, heads = per_group * job.n_groups;
-        const RowView rows = read(job, rows_of(term.stored, term.fresh, job, tile.fresh), tile,
-                                  job.first_group * per_group * term.dim, heads * term.dim, false, rows_scratch);
+        const RowView rows =
+            read(job, rows_of(term.stored, term.fresh, job, tile.fresh), tile,
+                 job.first_group * per_group * term.dim, heads * term.dim, false, rows_scratch);
         const int share = pairs / heads;
         const size_t stride = row_stride(term.dim);
         for (int head = 0; head < heads; ++head) {
-            isa_.values(scores + head * share * ld, ld, share, factor + head * share, rows.data + head * term.dim,
-                        rows.stride, tile.n, term.dim, state + plan_.state.values[t] + head * share * stride,
-                        stride);
+            isa_.values(scores + head * share * ld, ld, share, factor + head * share,
+                        rows.data + head * term.dim, rows.stride, tile.n, term.dim,
+                        state + plan_.state.values[t] + head * share * stride, stride);
         }
     }
 }
@@ -124,15 +126,17 @@ void AttentionRun::weigh(const AttentionJob& job, const Tile& tile, float* scrat
             std::fill(s, s + begin, 0.0f);
             std::fill(s + end, s + tile.n, 0.0f);
             // Before its first row a pair's values are whatever was in the scratch.
-            if (begin == end) factor[m] = sum[m] == 0 ? 0.0f : 1.0f;
-            else factor[m] = isa_.softmax(s + begin, end - begin, max + m, sum + m);
+            if (begin == end)
+                factor[m] = sum[m] == 0 ? 0.0f : 1.0f;
+            else
+                factor[m] = isa_.softmax(s + begin, end - begin, max + m, sum + m);
         }
     }
 }
 
 /// Columns [first, first + width) of a tile's rows as f32: where they are, or else (`copy`: always) in `to`.
-AttentionRun::RowView AttentionRun::read(const AttentionJob& job, const Rows& rows, const Tile& tile, int first,
-                                         int width, bool copy, float* to) const {
+AttentionRun::RowView AttentionRun::read(const AttentionJob& job, const Rows& rows, const Tile& tile,
+                                         int first, int width, bool copy, float* to) const {
     const size_t offset = row_bytes(rows.dtype, first), stride = row_stride(width);
     const bool direct = !copy && rows.dtype == DType::F32 && rows.row_bytes % sizeof(float) == 0;
     const int64_t end = tile.first + tile.n;
@@ -169,8 +173,8 @@ AttentionRun::RowView AttentionRun::read_for_scores(const AttentionJob& job, con
     return rows;
 }
 
-/// One head of a job: out = the parts' values, each weighted by its share of the softmax, together with what out
-/// and lse already hold when args.merge is set.
+/// One head of a job: out = the parts' values, each weighted by its share of the softmax, together with what
+/// out and lse already hold when args.merge is set.
 void AttentionRun::finish(const AttentionJob& job, const float* states, int head, float* weights) const {
     const int q_head = job.first_group * plan_.heads_per_group + head;
     for (int query = 0; query < job.n_queries; ++query) {

@@ -16,21 +16,13 @@ constexpr int64_t kChunkElements = 1 << 13;
 constexpr int64_t kMinLinearRows = 16;  // rows of a weight in one work item
 constexpr int kLinearChunksPerThread = 8;
 
-uint32_t number(DType dtype) {
-    return static_cast<uint32_t>(dtype);
-}
+uint32_t number(DType dtype) { return static_cast<uint32_t>(dtype); }
 
-uint32_t number(Activation kind) {
-    return static_cast<uint32_t>(kind);
-}
+uint32_t number(Activation kind) { return static_cast<uint32_t>(kind); }
 
-int64_t chunks(int64_t n, int64_t chunk) {
-    return (n + chunk - 1) / chunk;
-}
+int64_t chunks(int64_t n, int64_t chunk) { return (n + chunk - 1) / chunk; }
 
-const float* data_or_null(const Tensor& vector) {
-    return vector ? vector.f32() : nullptr;
-}
+const float* data_or_null(const Tensor& vector) { return vector ? vector.f32() : nullptr; }
 
 }  // namespace
 
@@ -140,8 +132,8 @@ void CpuBackend::multiply(Tensor x, Tensor weight, int n_heads, Tensor bias, Ten
     run(n_heads * per_head, [&](int64_t item, int) {
         const int64_t head = item / per_head, first = item % per_head * chunk;
         const int64_t rows = std::min(chunk, m - first), column = head * m + first;
-        kernel->product(weight.row(column), weight.stride, rows, packed.data + head * head_bytes, packed.stride, n,
-                        k, out.f32() + column, out.stride / sizeof(float));
+        kernel->product(weight.row(column), weight.stride, rows, packed.data + head * head_bytes,
+                        packed.stride, n, k, out.f32() + column, out.stride / sizeof(float));
         if (!bias) return;
         for (int64_t i = 0; i < n; ++i) isa_.add(out.f32(i) + column, bias.f32() + column, rows);
     });
@@ -162,7 +154,8 @@ void CpuBackend::activate(Activation kind, Tensor x) {
 }
 
 void CpuBackend::gate(Activation kind, Tensor gate, Tensor up) {
-    each_row(gate.rows, gate.cols, [&](int64_t i) { isa_.gate(number(kind), gate.f32(i), up.f32(i), gate.cols); });
+    each_row(gate.rows, gate.cols,
+             [&](int64_t i) { isa_.gate(number(kind), gate.f32(i), up.f32(i), gate.cols); });
 }
 
 void CpuBackend::add(Tensor x, Tensor y) {
@@ -210,7 +203,8 @@ const cpu::Isa& choose_isa(const std::string& asked) {
         if (name == isas[i]->name) return *isas[i];
         known += concat(i ? ", " : "", isas[i]->name);
     }
-    fail(ErrorCode::argument, "isa '", name, "' is not known or not supported here; this machine has: ", known);
+    fail(ErrorCode::argument, "isa '", name,
+         "' is not known or not supported here; this machine has: ", known);
 }
 
 }  // namespace

@@ -64,7 +64,7 @@ struct BlockQ3_K {  // groups of 16: d * (scale - 32) * (code - 4); see scales_q
     uint8_t codes[64], scales[12];  // codes as in Q2_K
     Scale d;
 };
-struct BlockQ4_K {  // groups of 32: d * scale * code - dmin * min; see scales_q4
+struct BlockQ4_K {  // groups of 32: d * scale * code - dmin * min; see load_scales
     Scale d, dmin;
     uint8_t scales[12], codes[128];  // of every 32 bytes the low nibbles are a group, the high ones the next
 };
@@ -78,16 +78,6 @@ struct BlockQ6_K {      // groups of 16: d * scale * (code - 32)
     int8_t scales[16];
     Scale d;
 };
-
-/// The 8 scales and 8 minima of Q4_K and Q5_K, six bits each.
-static inline void scales_q4(const uint8_t packed[12], uint8_t scale[8], uint8_t min[8]) {
-    const uint32_t a = u32_at(packed), b = u32_at(packed + 4), c = u32_at(packed + 8);
-    const uint32_t six = 0x3f3f3f3f, four = 0x0f0f0f0f, upper = 0x30303030;
-    const uint64_t s = (a & six) | static_cast<uint64_t>((c & four) | (a >> 2 & upper)) << 32;
-    const uint64_t m = (b & six) | static_cast<uint64_t>((c >> 4 & four) | (b >> 2 & upper)) << 32;
-    memcpy(scale, &s, 8);
-    memcpy(min, &m, 8);
-}
 
 /// The 16 scales of Q3_K, six bits each.
 static inline void scales_q3(const uint8_t packed[12], uint8_t scale[16]) {

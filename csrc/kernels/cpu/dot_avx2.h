@@ -1,9 +1,10 @@
 // dot.h for AVX2, FMA and F16C.
 #pragma once
 
+#include "kernels/cpu/dot_x86.h"
+
 namespace slimrt::cpu::SLIMRT_ISA {
 
-static inline float half_to_float(uint16_t h) { return _cvtsh_ss(h); }
 static inline void store(Half* p, Vec a) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT));
 }
@@ -67,13 +68,50 @@ static inline Sums start_quarters(const void* p) {
 }
 static inline Vec to_vec(__m256i s) { return {_mm256_cvtepi32_ps(s)}; }
 static inline Acc to_acc(Sums s) { return {to_vec(s.low), to_vec(s.high)}; }
-static inline Acc halves(float a, float b) { return {splat(a), splat(b)}; }
-static inline Acc quarters(const float* p) {
-    return {{_mm256_set_m128(_mm_set1_ps(p[1]), _mm_set1_ps(p[0]))},
-            {_mm256_set_m128(_mm_set1_ps(p[3]), _mm_set1_ps(p[2]))}};
+
+using Scales = Acc;
+
+static inline Scales load_eight(const void* p, const void* q) {
+    return {load(static_cast<const float*>(p)), load(static_cast<const float*>(q))};
 }
-static inline Acc add_eight(Acc acc, const float* a, const void* b) {
-    return {fma(load(a), load(static_cast<const float*>(b)), acc.low), acc.high};
+static inline Scales load_two(const void* p) {
+    const __m128i two = _mm_loadl_epi64(static_cast<const __m128i*>(p));
+    return {{_mm256_zextps128_ps256(_mm_castsi128_ps(two))}, splat(0)};
+}
+static inline Scales load_each_twice(const void* p) {
+    const Vec eight = load(static_cast<const float*>(p));
+    return {{_mm256_permutevar8x32_ps(eight.v, _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3))},
+            {_mm256_permutevar8x32_ps(eight.v, _mm256_setr_epi32(4, 4, 5, 5, 6, 6, 7, 7))}};
+}
+static inline Scales two_scales(const void* p, const void* q) {
+    return {{_mm256_zextps128_ps256(load_two_halves(p, q))}, splat(0)};
+}
+static inline Scales eight_scales(const void* p) {
+    const __m128i head = _mm_loadu_si128(static_cast<const __m128i*>(p)), codes = load_six_bits(head);
+    const __m128 d = _mm_cvtph_ps(head);
+    const Vec scales = to_vec(_mm256_cvtepu8_epi32(codes));
+    const Vec minima = to_vec(_mm256_cvtepu8_epi32(_mm_srli_si128(codes, 8)));
+    return {scales * Vec{_mm256_broadcastss_ps(d)}, minima * Vec{_mm256_broadcastss_ps(_mm_movehdup_ps(d))}};
+}
+static inline Scales sixteen_scales(const void* p, float d) {
+    const __m128i codes = _mm_loadu_si128(static_cast<const __m128i*>(p));
+    return {to_vec(_mm256_cvtepi8_epi32(codes)) * splat(d),
+            to_vec(_mm256_cvtepi8_epi32(_mm_srli_si128(codes, 8))) * splat(d)};
+}
+static inline Acc spread_halves(Scales s, int j) {
+    return {{_mm256_permutevar8x32_ps(s.low.v, _mm256_set1_epi32(2 * j))},
+            {_mm256_permutevar8x32_ps(s.low.v, _mm256_set1_epi32(2 * j + 1))}};
+}
+static inline Acc spread_quarters(Scales s, int j) {
+    const __m256 half = j < 2 ? s.low.v : s.high.v;
+    const int i = j % 2 * 4;
+    return {{_mm256_permutevar8x32_ps(half, _mm256_setr_epi32(i, i, i, i, i + 1, i + 1, i + 1, i + 1))},
+            {_mm256_permutevar8x32_ps(half, _mm256_setr_epi32(i + 2, i + 2, i + 2, i + 2, i + 3, i + 3, i + 3, i + 3))}};
+}
+static inline Acc add_last_eight(Acc acc, Scales s) { return {acc.low, acc.high + s.high}; }
+static inline void store(float* p, Scales s) {
+    store(p, s.low);
+    store(p + 8, s.high);
 }
 
 using PanelCodes = __m256i;

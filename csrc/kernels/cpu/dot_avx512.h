@@ -1,9 +1,10 @@
 // dot.h for AVX-512 with VNNI.
 #pragma once
 
+#include "kernels/cpu/dot_x86.h"
+
 namespace slimrt::cpu::SLIMRT_ISA {
 
-static inline float half_to_float(uint16_t h) { return _cvtsh_ss(h); }
 static inline void store(Half* p, Vec a) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT));
 }
@@ -54,16 +55,44 @@ static inline Sums start_quarters(const void* p) {
     return _mm512_maskz_permutexvar_epi32(0x1111, to, _mm512_castsi128_si512(four));
 }
 static inline Acc to_acc(Sums s) { return {_mm512_cvtepi32_ps(s)}; }
-static inline Acc halves(float a, float b) {
-    return {_mm512_mask_broadcastss_ps(_mm512_set1_ps(a), 0xff00, _mm_set_ss(b))};
+
+using Scales = Vec;
+
+static inline Scales load_two(const void* p) {
+    return {_mm512_zextps128_ps512(_mm_castsi128_ps(_mm_loadl_epi64(static_cast<const __m128i*>(p))))};
 }
-static inline Acc quarters(const float* p) {
-    const __m512i to = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
-    return {_mm512_permutevar_ps(_mm512_broadcast_f32x4(_mm_loadu_ps(p)), to)};
+static inline Scales load_eight(const void* p, const void* q) {
+    return {_mm512_castsi512_ps(load_halves(p, q))};
 }
-static inline Acc add_eight(Acc acc, const float* a, const void* b) {
-    const __m256 product = _mm256_mul_ps(_mm256_loadu_ps(a), _mm256_loadu_ps(static_cast<const float*>(b)));
-    return {_mm512_add_ps(acc.v, _mm512_zextps256_ps512(product))};
+static inline Scales load_each_twice(const void* p) {
+    const __m512i twice = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+    return {_mm512_permutexvar_ps(twice, _mm512_castsi512_ps(_mm512_castsi256_si512(load_256(p))))};
+}
+static inline Scales two_scales(const void* p, const void* q) {
+    return {_mm512_zextps128_ps512(load_two_halves(p, q))};
+}
+static inline Scales eight_scales(const void* p) {
+    const __m128i head = _mm_loadu_si128(static_cast<const __m128i*>(p));
+    const __m512 codes = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(load_six_bits(head)));
+    const __m512i to = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
+    return {_mm512_mul_ps(codes, _mm512_permutexvar_ps(to, _mm512_castps128_ps512(_mm_cvtph_ps(head))))};
+}
+static inline Scales sixteen_scales(const void* p, float d) {
+    const __m128i codes = _mm_loadu_si128(static_cast<const __m128i*>(p));
+    return {_mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(codes)), _mm512_set1_ps(d))};
+}
+static inline Acc spread_halves(Scales s, int j) {
+    const long long a = 2 * j * 0x100000001, b = (2 * j + 1) * 0x100000001;
+    return {_mm512_permutexvar_ps(_mm512_set_epi64(b, b, b, b, a, a, a, a), s.v)};
+}
+static inline Acc spread_quarters(Scales s, int j) {
+    const int i = 4 * j;
+    const __m512i to = _mm512_setr_epi32(i, i, i, i, i + 1, i + 1, i + 1, i + 1, i + 2, i + 2, i + 2, i + 2, i + 3,
+                                         i + 3, i + 3, i + 3);
+    return {_mm512_permutexvar_ps(to, s.v)};
+}
+static inline Acc add_last_eight(Acc acc, Scales s) {
+    return {_mm512_mask_add_ps(acc.v, 0xff00, acc.v, s.v)};
 }
 
 using PanelCodes = __m512i;

@@ -96,12 +96,61 @@ static inline Acc to_acc(Sums s) {
     for (int i = 0; i < 4; ++i) a.v[i] = static_cast<float>(s.v[i]);
     return a;
 }
-static inline Acc halves(float a, float b) { return {Floats{a, a, b, b}}; }
-static inline Acc quarters(const float* p) { return load(p); }
-static inline Acc add_eight(Acc acc, const float* a, const void* b) {
-    const float* c = static_cast<const float*>(b);
-    return fma(load(a), load(c), fma(load(a + 4), load(c + 4), acc));
+
+struct Scales {
+    float v[16];
+};
+
+static inline Scales operator*(Scales a, const Scales& b) {
+    for (int i = 0; i < 16; ++i) a.v[i] *= b.v[i];
+    return a;
 }
+static inline void store(float* p, const Scales& s) { memcpy(p, s.v, sizeof s.v); }
+static inline Scales load_eight(const void* p, const void* q) {
+    Scales s;
+    memcpy(s.v, p, 32);
+    memcpy(s.v + 8, q, 32);
+    return s;
+}
+static inline Scales load_two(const void* p) {
+    Scales s = {};
+    memcpy(s.v, p, 8);
+    return s;
+}
+static inline Scales load_each_twice(const void* p) {
+    const Scales once = load_eight(p, p);
+    Scales s;
+    for (int i = 0; i < 16; ++i) s.v[i] = once.v[i / 2];
+    return s;
+}
+static inline float load_half(const void* p) {
+    uint16_t h;
+    memcpy(&h, p, sizeof h);
+    return half_to_float(h);
+}
+static inline Scales two_scales(const void* p, const void* q) { return {{load_half(p), load_half(q)}}; }
+static inline Scales eight_scales(const void* p) {
+    uint32_t words[4];
+    memcpy(words, p, sizeof words);
+    const auto [halves, a, b, c] = words;
+    const uint32_t six = 0x3f3f3f3f, four = 0x0f0f0f0f, upper = 0x30303030;
+    const uint32_t codes[4] = {a & six, (c & four) | (a >> 2 & upper), b & six, (c >> 4 & four) | (b >> 2 & upper)};
+    const float d[2] = {half_to_float(halves & 0xffff), half_to_float(halves >> 16)};
+    Scales s;
+    for (int i = 0; i < 16; ++i) s.v[i] = d[i / 8] * static_cast<float>(codes[i / 4] >> i % 4 * 8 & 255);
+    return s;
+}
+static inline Scales sixteen_scales(const void* p, float d) {
+    Scales s;
+    for (int i = 0; i < 16; ++i) s.v[i] = d * static_cast<const int8_t*>(p)[i];
+    return s;
+}
+static inline Acc spread_halves(const Scales& s, int j) {
+    const float a = s.v[2 * j], b = s.v[2 * j + 1];
+    return {Floats{a, a, b, b}};
+}
+static inline Acc spread_quarters(const Scales& s, int j) { return load(s.v + 4 * j); }
+static inline Acc add_last_eight(Acc acc, const Scales& s) { return acc + (load(s.v + 8) + load(s.v + 12)); }
 
 struct PanelCodes {
     int8_t v[16];

@@ -5,8 +5,8 @@
 namespace slimrt::cpu::SLIMRT_ISA {
 namespace {
 
-/// Calls fn(i, load, store) for every vector of n elements: load(p) and store(p, v) take whole vectors, at the end
-/// the part that is left.
+/// Calls fn(i, load, store) for every vector of n elements: load(p) and store(p, v) take whole vectors, at
+/// the end the part that is left.
 template <class Fn>
 inline void each_vector(int64_t n, const Fn& fn) {
     int64_t i = 0;
@@ -52,22 +52,14 @@ void map_times(float* x, const float* up, int64_t n, const Fn& fn) {
     each_vector(n, [&](int64_t i, auto load, auto store) { store(x + i, fn(load(x + i)) * load(up + i)); });
 }
 
-Vec sigmoid_times(Vec x, Vec argument) {
-    return x / (splat(1) + exp(splat(0) - argument));
-}
+Vec sigmoid_times(Vec x, Vec argument) { return x / (splat(1) + exp(splat(0) - argument)); }
 
-Vec silu(Vec x) {
-    return sigmoid_times(x, x);
-}
+Vec silu(Vec x) { return sigmoid_times(x, x); }
 
 /// x/2 (1 + tanh u) = x sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3)
-Vec gelu_tanh(Vec x) {
-    return sigmoid_times(x, splat(1.5957691216f) * fma(splat(0.044715f) * x * x, x, x));
-}
+Vec gelu_tanh(Vec x) { return sigmoid_times(x, splat(1.5957691216f) * fma(splat(0.044715f) * x * x, x, x)); }
 
-Vec relu(Vec x) {
-    return max(splat(0), x);
-}
+Vec relu(Vec x) { return max(splat(0), x); }
 
 /// x (1 + erf(x / sqrt 2)) / 2 = max(x, 0) - |x| erfc(|x| / sqrt 2) / 2, which loses nothing where x < 0.
 Vec gelu_erf(Vec x) {
@@ -79,10 +71,14 @@ Vec gelu_erf(Vec x) {
 template <class Fn>
 void with_activation(uint32_t kind, const Fn& fn) {
     switch (kind) {
-        case 0: return fn([](Vec x) { return silu(x); });
-        case 1: return fn([](Vec x) { return gelu_tanh(x); });
-        case 2: return fn([](Vec x) { return gelu_erf(x); });
-        default: return fn([](Vec x) { return relu(x); });
+        case 0:
+            return fn([](Vec x) { return silu(x); });
+        case 1:
+            return fn([](Vec x) { return gelu_tanh(x); });
+        case 2:
+            return fn([](Vec x) { return gelu_erf(x); });
+        default:
+            return fn([](Vec x) { return relu(x); });
     }
 }
 

@@ -9,8 +9,9 @@ namespace slimrt::cpu::SLIMRT_ISA {
 
 /// Rows that do not fill a panel, or all rows when the tokens are few, dot_rows at a time.
 template <class Weight, int R>
-static int64_t product_by_rows(const uint8_t* w, size_t w_stride, int64_t first, int64_t n_rows, const uint8_t* x,
-                               size_t x_stride, int64_t n_tokens, int64_t k, float* out, size_t out_stride) {
+static int64_t product_by_rows(const uint8_t* w, size_t w_stride, int64_t first, int64_t n_rows,
+                               const uint8_t* x, size_t x_stride, int64_t n_tokens, int64_t k, float* out,
+                               size_t out_stride) {
     int64_t r = first;
     for (; r + R <= n_rows; r += R) {
         for (int64_t t = 0; t < n_tokens; ++t) {
@@ -41,9 +42,10 @@ static void quant_product(const void* weights, size_t w_stride, int64_t n_rows, 
     int64_t r = 0;
     if constexpr (panel_tokens > 0) {
         if (n_tokens >= panel_tokens) {
-            r = product_by_panels<Weight, panel_vectors>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k, out,
-                                                         out_stride);
-            r = product_by_panels<Weight, 1>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k, out, out_stride);
+            r = product_by_panels<Weight, panel_vectors>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k,
+                                                         out, out_stride);
+            r = product_by_panels<Weight, 1>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k, out,
+                                             out_stride);
         }
     }
     r = product_by_rows<Weight, dot_rows>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k, out, out_stride);
@@ -61,14 +63,10 @@ static constexpr LinearKernel with_codes(DType type) {
 }
 
 const LinearKernel linear_kernels[] = {
-    with_floats<float>(DType::F32),
-    with_floats<Half>(DType::F16),
-    with_floats<Brain>(DType::BF16),
-    with_codes<WeightQ8_0>(DType::Q8_0),
-    with_codes<WeightQ4_0>(DType::Q4_0),
-    with_codes<WeightQ4_K>(DType::Q4_K),
-    with_codes<WeightQ5_K>(DType::Q5_K),
-    with_codes<WeightQ6_K>(DType::Q6_K),
+    with_floats<float>(DType::F32),      with_floats<Half>(DType::F16),
+    with_floats<Brain>(DType::BF16),     with_codes<WeightQ8_0>(DType::Q8_0),
+    with_codes<WeightQ4_0>(DType::Q4_0), with_codes<WeightQ4_K>(DType::Q4_K),
+    with_codes<WeightQ5_K>(DType::Q5_K), with_codes<WeightQ6_K>(DType::Q6_K),
     {0, nullptr, nullptr, nullptr},
 };
 

@@ -33,11 +33,11 @@ struct Panel {
             const uint8_t* row = w + r * w_stride;
             blocks[r] = unit_at<Weight>(row, (first + i) / Weight::unit, k, padded[r]);
             prefetch_unit<Weight>(row, (first + i + elements) / Weight::unit);
-            float s[groups], m[groups];
-            unit_scales<Weight>(blocks[r], s, m);
+            float s[16];
+            store(s, Weight::scales(blocks[r]));
             for (int g = 0; g < groups; ++g) {
                 scale[i / Weight::group + g][to + r] = s[g];
-                if constexpr (Weight::has_min) min[i / Weight::group + g][to + r] = m[g];
+                if constexpr (Weight::has_min) min[i / Weight::group + g][to + r] = s[8 + g];
             }
         }
         for (int j = 0; j < Weight::unit / 64; ++j) {

@@ -7,8 +7,8 @@
 namespace slimrt::cpu::SLIMRT_ISA {
 
 /// A packed row of k activations, zeros to a multiple of 64: the codes; a scale (f32) for each 32; and for each
-/// of the weight's groups the sum of its codes, times -offset as int32 or, where there are minima, times the
-/// scale as f32.
+/// of the weight's groups minus the sum of its codes, times the offset as int32 or, where there are minima, times
+/// the scale as f32.
 struct Activations {
     const uint8_t *codes, *scales, *sums;
 
@@ -54,7 +54,7 @@ static void pack(const float* x, int64_t k, void* out) {
             int32_t total = 0;
             for (int i = 0; i < group; ++i) total += codes[g * group + i];
             const int32_t start = -Weight::offset * total;
-            const float scaled = scale * static_cast<float>(total);
+            const float scaled = -scale * static_cast<float>(total);
             const uint32_t stored = Weight::has_min ? u32_at(&scaled) : u32_at(&start);
             memcpy(sums_to + 4 * (b * 32 / group + g), &stored, 4);
         }
@@ -80,56 +80,50 @@ static inline void prefetch_unit(const uint8_t* row, int64_t u) {
     for (int i = 0; i < bytes; i += 64) __builtin_prefetch(row + u * bytes + i, 0, 2);
 }
 
+/// The starting values of 64 products, see Activations.
 template <class Weight>
-static inline void unit_scales(const typename Weight::Block* blocks, float* scale, float* min) {
-    for (int b = 0; b < Weight::unit / Weight::block; ++b) {
-        constexpr int groups = Weight::block / Weight::group;
-        Weight::scales(blocks[b], scale + b * groups, min + b * groups);
-    }
+static inline Sums start_at(const Activations& x, int64_t i) {
+    const uint8_t* sums = x.sums + i * (64 / Weight::group * 4);
+    if constexpr (Weight::offset == 0) return Sums{};
+    else if constexpr (Weight::group == 32) return start_halves(sums);
+    else return start_quarters(sums);
 }
 
-/// What 64 weights are multiplied with.
+/// What the scales of a weight's unit u are to be multiplied with (its minima: with the sums).
 template <class Weight>
-struct Step {
-    Codes codes;
-    Sums start;
-    Acc scale;
-
-    Step(const Activations& x, int64_t i) : codes(load_codes(x.codes + 64 * i)) {
-        const uint8_t* sums = x.sums + i * (64 / Weight::group * 4);
-        if constexpr (Weight::offset == 0) start = Sums{};
-        else if constexpr (Weight::group == 32) start = start_halves(sums);
-        else start = start_quarters(sums);
-        scale = halves(f32_at(x.scales + 8 * i), f32_at(x.scales + 8 * i + 4));
-    }
-    Acc times(Codes weights, const float* weight_scale, Acc acc) const {
-        const Acc s = Weight::group == 32 ? halves(weight_scale[0], weight_scale[1]) : quarters(weight_scale);
-        return fma(to_acc(dot<Weight::is_wide>(start, weights, codes)), s * scale, acc);
-    }
-};
+static inline Scales scales_of_unit(const Activations& x, int64_t u) {
+    const uint8_t* scales = x.scales + u * (Weight::unit / 32 * 4);
+    if constexpr (Weight::unit == 64) return load_two(scales);
+    else if constexpr (Weight::has_min) return load_eight(scales, x.sums + 32 * u);
+    else return load_each_twice(scales);
+}
 
 /// R rows times one token.
 template <class Weight, int R>
 static void row_product(const uint8_t* w, size_t w_stride, const Activations& x, int64_t k, float* out) {
     using Block = typename Weight::Block;
-    constexpr int groups = Weight::unit / Weight::group, steps = Weight::unit / 64;
-    Acc acc[R];
-    for (int r = 0; r < R; ++r) acc[r] = halves(0, 0);
+    constexpr int steps = Weight::unit / 64;
+    Acc acc[R] = {};
     for (int64_t u = 0; u * Weight::unit < k; ++u) {
         Block padded[R][2];
         const Block* blocks[R];
-        float scale[R][groups], min[R][groups];
+        Scales scales[R];
+#pragma GCC unroll 4
         for (int r = 0; r < R; ++r) {
             blocks[r] = unit_at<Weight>(w + r * w_stride, u, k, padded[r]);
             prefetch_unit<Weight>(w + (r + R) * w_stride, u);
-            unit_scales<Weight>(blocks[r], scale[r], min[r]);
-            if constexpr (Weight::has_min) acc[r] = add_eight(acc[r], min[r], x.sums + 32 * u);
+            scales[r] = Weight::scales(blocks[r]) * scales_of_unit<Weight>(x, u);
+            if constexpr (Weight::has_min) acc[r] = add_last_eight(acc[r], scales[r]);
         }
 #pragma GCC unroll 4
         for (int j = 0; j < steps; ++j) {
-            const Step<Weight> step(x, u * steps + j);
+            const Codes codes = load_codes(x.codes + 64 * (u * steps + j));
+            const Sums start = start_at<Weight>(x, u * steps + j);
+#pragma GCC unroll 4
             for (int r = 0; r < R; ++r) {
-                acc[r] = step.times(Weight::codes(blocks[r], j), scale[r] + j * (64 / Weight::group), acc[r]);
+                const Sums sums = dot<Weight::is_wide>(start, Weight::codes(blocks[r], j), codes);
+                const Acc s = Weight::group == 32 ? spread_halves(scales[r], j) : spread_quarters(scales[r], j);
+                acc[r] = fma(to_acc(sums), s, acc[r]);
             }
         }
     }

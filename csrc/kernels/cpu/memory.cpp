@@ -17,14 +17,12 @@ constexpr size_t kTouchChunk = size_t(8) << 20;  // bytes touched by one work it
 // Smaller allocations are not compared with the memory that is free: reading that takes longer.
 constexpr size_t kUnchecked = size_t(1) << 20;
 
-std::string mebibytes(uint64_t bytes) {
-    return concat((bytes + (1 << 20) - 1) >> 20, " MiB");
-}
+std::string mebibytes(uint64_t bytes) { return concat((bytes + (1 << 20) - 1) >> 20, " MiB"); }
 
 [[noreturn]] void fail_alloc(size_t bytes, uint64_t available, const char* what) {
     throw Error(ErrorCode::wont_fit,
-                concat(what, " needs ", mebibytes(bytes), " of memory, ", mebibytes(available), " are free"), bytes,
-                available);
+                concat(what, " needs ", mebibytes(bytes), " of memory, ", mebibytes(available), " are free"),
+                bytes, available);
 }
 
 }  // namespace

@@ -60,25 +60,23 @@ void unpack_block(const BlockQ3_K& b, float* to) {
 }
 
 void unpack_block(const BlockQ4_K& b, float* to) {
-    const float d = b.d, dmin = b.dmin;
-    uint8_t scale[8], min[8];
-    scales_q4(b.scales, scale, min);
+    float scale[16], *min = scale + 8;
+    store(scale, eight_scales(&b));
     for (int j = 0; j < 8; ++j) {
         for (int i = 0; i < 32; ++i) {
             const int code = b.codes[j / 2 * 32 + i] >> j % 2 * 4 & 15;
-            to[32 * j + i] = d * float(scale[j]) * float(code) - dmin * float(min[j]);
+            to[32 * j + i] = scale[j] * float(code) - min[j];
         }
     }
 }
 
 void unpack_block(const BlockQ5_K& b, float* to) {
-    const float d = b.d, dmin = b.dmin;
-    uint8_t scale[8], min[8];
-    scales_q4(b.scales, scale, min);
+    float scale[16], *min = scale + 8;
+    store(scale, eight_scales(&b));
     for (int j = 0; j < 8; ++j) {
         for (int i = 0; i < 32; ++i) {
             const int code = (b.codes[j / 2 * 32 + i] >> j % 2 * 4 & 15) | (b.high[i] >> j & 1) << 4;
-            to[32 * j + i] = d * float(scale[j]) * float(code) - dmin * float(min[j]);
+            to[32 * j + i] = scale[j] * float(code) - min[j];
         }
     }
 }
@@ -141,28 +139,46 @@ void narrow_bf16(const float* from, int64_t n, void* to) {
 
 void unpack(uint32_t type, const void* from, int64_t n, float* to) {
     switch (DType(type)) {
-        case DType::F32: memcpy(to, from, static_cast<size_t>(n) * 4); return;
-        case DType::F16: return unpack_f16(from, n, to);
-        case DType::BF16: return unpack_bf16(from, n, to);
-        case DType::Q4_0: return unpack_blocks<BlockQ4_0, 32>(from, n, to);
-        case DType::Q4_1: return unpack_blocks<BlockQ4_1, 32>(from, n, to);
-        case DType::Q5_0: return unpack_blocks<BlockQ5_0, 32>(from, n, to);
-        case DType::Q5_1: return unpack_blocks<BlockQ5_1, 32>(from, n, to);
-        case DType::Q8_0: return unpack_blocks<BlockQ8_0, 32>(from, n, to);
-        case DType::Q2_K: return unpack_blocks<BlockQ2_K, 256>(from, n, to);
-        case DType::Q3_K: return unpack_blocks<BlockQ3_K, 256>(from, n, to);
-        case DType::Q4_K: return unpack_blocks<BlockQ4_K, 256>(from, n, to);
-        case DType::Q5_K: return unpack_blocks<BlockQ5_K, 256>(from, n, to);
-        case DType::Q6_K: return unpack_blocks<BlockQ6_K, 256>(from, n, to);
-        case DType::I32: return;  // not a type of weights
+        case DType::F32:
+            memcpy(to, from, static_cast<size_t>(n) * 4);
+            return;
+        case DType::F16:
+            return unpack_f16(from, n, to);
+        case DType::BF16:
+            return unpack_bf16(from, n, to);
+        case DType::Q4_0:
+            return unpack_blocks<BlockQ4_0, 32>(from, n, to);
+        case DType::Q4_1:
+            return unpack_blocks<BlockQ4_1, 32>(from, n, to);
+        case DType::Q5_0:
+            return unpack_blocks<BlockQ5_0, 32>(from, n, to);
+        case DType::Q5_1:
+            return unpack_blocks<BlockQ5_1, 32>(from, n, to);
+        case DType::Q8_0:
+            return unpack_blocks<BlockQ8_0, 32>(from, n, to);
+        case DType::Q2_K:
+            return unpack_blocks<BlockQ2_K, 256>(from, n, to);
+        case DType::Q3_K:
+            return unpack_blocks<BlockQ3_K, 256>(from, n, to);
+        case DType::Q4_K:
+            return unpack_blocks<BlockQ4_K, 256>(from, n, to);
+        case DType::Q5_K:
+            return unpack_blocks<BlockQ5_K, 256>(from, n, to);
+        case DType::Q6_K:
+            return unpack_blocks<BlockQ6_K, 256>(from, n, to);
+        case DType::I32:
+            return;  // not a type of weights
     }
 }
 
 void narrow(uint32_t type, const float* from, int64_t n, void* to) {
     switch (DType(type)) {
-        case DType::F16: return narrow_f16(from, n, to);
-        case DType::BF16: return narrow_bf16(from, n, to);
-        default: memcpy(to, from, static_cast<size_t>(n) * 4);
+        case DType::F16:
+            return narrow_f16(from, n, to);
+        case DType::BF16:
+            return narrow_bf16(from, n, to);
+        default:
+            memcpy(to, from, static_cast<size_t>(n) * 4);
     }
 }
 

@@ -1,5 +1,5 @@
-// Llama 1-3 and everything stored as "llama": Vicuna, CodeLlama, OpenLLaMA, SmolLM2, Mistral (with its window).
-// Q and K rows are permuted in GGUF so that a RoPE pair is adjacent.
+// Llama 1-3 and everything stored as "llama": Vicuna, CodeLlama, OpenLLaMA, SmolLM2, Mistral (with its
+// window). Q and K rows are permuted in GGUF so that a RoPE pair is adjacent.
 #include "model/arch/arch.h"
 
 namespace slimrt {

@@ -93,9 +93,10 @@ def model_source(args: argparse.Namespace) -> ModelSource:
     return ModelSource(path, show_progress=show_progress(args))
 
 
-def cache_arguments(args: argparse.Namespace) -> dict[str, Any]:
-    """The cache flags, as slimrt.Model and slimrt.plan take them."""
+def engine_arguments(args: argparse.Namespace) -> dict[str, Any]:
+    """The flags of engine() but the context, as slimrt.Model and slimrt.plan take them."""
     return {
+        "device": args.device,
         "cache": args.cache.split(",") if "," in args.cache else args.cache,
         "cache_type": args.cache_type,
         "cache_type_k": args.cache_type_k,
@@ -108,9 +109,7 @@ def cache_arguments(args: argparse.Namespace) -> dict[str, Any]:
 
 def open_model(args: argparse.Namespace, source: ModelSource, n_ctx: int) -> Model:
     """The model with the flags of engine()."""
-    return Model(
-        source, device=args.device, n_ctx=n_ctx, seed=args.seed, verbose=args.verbose > 0, **cache_arguments(args)
-    )
+    return Model(source, n_ctx=n_ctx, verbose=args.verbose > 0, **engine_arguments(args))
 
 
 def sampling_arguments(args: argparse.Namespace) -> dict[str, Any]:

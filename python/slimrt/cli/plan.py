@@ -6,7 +6,7 @@ import argparse
 import sys
 
 import slimrt
-from slimrt.cli.common import Flags, cache_arguments, coloured, model_source, positive, print_json, table
+from slimrt.cli.common import Flags, engine_arguments, coloured, model_source, positive, print_json, table
 from slimrt.results import PlanResult
 from slimrt.units import format_bytes
 
@@ -21,7 +21,7 @@ def add_flags(flags: Flags) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    result = slimrt.plan(model_source(args), n_ctx=args.ctx or 0, n_seqs=args.batch, **cache_arguments(args))
+    result = slimrt.plan(model_source(args), n_ctx=args.ctx or 0, n_seqs=args.batch, **engine_arguments(args))
     if args.json:
         print_json(result.to_dict())
     else:

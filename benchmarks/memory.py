@@ -1,0 +1,51 @@
+"""Memory of a real generate run beside what `slimrt plan` says, in a fresh process.
+
+    python benchmarks/memory.py --shape smollm2-1.7b --ctx 2048
+
+Private memory (smaps_rollup: Private_Clean + Private_Dirty) counts the mapped weights too, as long as no other process
+maps the same file; anonymous memory counts what slimrt allocated.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import models
+
+import slimrt
+
+
+def kilobytes(*names: str) -> int:
+    """Bytes of these lines of /proc/self/smaps_rollup, added up."""
+    total = 0
+    with open("/proc/self/smaps_rollup") as lines:
+        for line in lines:
+            key, _, value = line.partition(":")
+            if key in names:
+                total += int(value.split()[0]) * 1024
+    return total
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=sorted(models.SHAPES), default="smollm2-1.7b")
+    parser.add_argument("--ctx", type=int, default=2048)
+    parser.add_argument("--tokens", type=int, default=16)
+    args = parser.parse_args()
+    path = models.make(models.SHAPES[args.shape])
+
+    from slimrt import _core
+
+    private, anonymous = kilobytes("Private_Clean", "Private_Dirty"), kilobytes("Anonymous")
+    with slimrt.Model(path, n_ctx=args.ctx, cache="kv", progress=False) as model:
+        model.generate(list(range(1, 65)), max_tokens=args.tokens, ignore_eos=True)
+        private = kilobytes("Private_Clean", "Private_Dirty") - private
+        anonymous = kilobytes("Anonymous") - anonymous
+    plan = _core.plan(str(path), n_ctx=args.ctx, cache="kv")
+    print(f"plan: allocated {plan['total'] / 2**20:.1f} MiB, mapped {plan['mapped'] / 2**20:.1f} MiB")
+    print(f"private above import: {private / 2**20:.1f} MiB = {private / (plan['total'] + plan['mapped']):.3f} of plan")
+    print(f"anonymous above import: {anonymous / 2**20:.1f} MiB = {anonymous / plan['total']:.3f} of plan's allocated")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+// The parts of dot.h that AVX2 and AVX-512 share.
+#pragma once
+
+#include <immintrin.h>
+
+namespace slimrt::cpu::SLIMRT_ISA {
+
+static inline float half_to_float(uint16_t h) { return _cvtsh_ss(h); }
+
+/// The 8 scales, then the 8 minima, of six bits each at the start of Q4_K and Q5_K: d, dmin, 32-bit words a b c.
+static inline __m128i load_six_bits(__m128i head) {
+    const __m128i acbc = _mm_setr_epi8(4, 5, 6, 7, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m128i _a_b = _mm_setr_epi8(-1, -1, -1, -1, 4, 5, 6, 7, -1, -1, -1, -1, 8, 9, 10, 11);
+    const __m128i low = _mm_srlv_epi32(_mm_shuffle_epi8(head, acbc), _mm_setr_epi32(0, 0, 0, 4));
+    const __m128i high = _mm_srli_epi16(_mm_shuffle_epi8(head, _a_b), 2);
+    return _mm_or_si128(_mm_and_si128(low, _mm_setr_epi32(0x3f3f3f3f, 0x0f0f0f0f, 0x3f3f3f3f, 0x0f0f0f0f)),
+                        _mm_and_si128(high, _mm_set1_epi8(0x30)));
+}
+
+/// 16-bit floats at p and q.
+static inline __m128 load_two_halves(const void* p, const void* q) {
+    uint16_t a, b;
+    memcpy(&a, p, sizeof a);
+    memcpy(&b, q, sizeof b);
+    return _mm_cvtph_ps(_mm_insert_epi16(_mm_insert_epi16(_mm_setzero_si128(), a, 0), b, 1));
+}
+
+}  // namespace slimrt::cpu::SLIMRT_ISA

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What several test files share: the committed tiny models, third-party fixtures, tolerances."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+TESTS = Path(__file__).parent
+GOLDEN = TESTS / "golden"
+FIXTURES = TESTS.parent.parent / "shared" / "fixtures"
+
+
+def third_party(name: str) -> Path:
+    """A file or directory under ../shared/fixtures; the test is skipped, with its name, when it is absent."""
+    path = FIXTURES / name
+    if not path.exists():
+        pytest.skip(f"{path} is absent")
+    return path
+
+
+def relative(got: np.ndarray, wanted: np.ndarray) -> float:
+    """Largest difference, relative to the largest value; not a number anywhere: infinite."""
+    assert got.shape == wanted.shape, (got.shape, wanted.shape)
+    difference = np.abs(np.asarray(got, np.float64) - wanted)
+    return float(difference.max() / np.abs(wanted).max()) if np.isfinite(difference).all() else float("inf")
+
+
+def rms(x: np.ndarray) -> float:
+    return float(np.sqrt(np.mean(np.square(x, dtype=np.float64)))) if np.isfinite(x).all() else float("inf")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def converted_directories_stay_here(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Directories that slimrt converts on loading go here, not into the user's cache."""
+    os.environ["SLIMRT_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="session")
+def convert(tmp_path_factory: pytest.TempPathFactory):
+    """convert(directory) -> the GGUF slimrt makes of it, made once a session."""
+    import slimrt
+
+    made: dict[Path, Path] = {}
+
+    def converted(source: Path) -> Path:
+        if source not in made:
+            out = tmp_path_factory.mktemp("gguf") / f"{source.name}.gguf"
+            slimrt.convert(source, out)
+            made[source] = out
+        return made[source]
+
+    return converted
+
+
+def open_engine(path: Path, mode: str | list[str] = "kv", dtype: str = "f32", **options):
+    """A native engine; what its mode needs derived comes from the reference, not from slimrt.tools.fold."""
+    from slimrt import _core
+
+    return _core.Engine(
+        str(path), cache=mode, derived=derived(path, mode), **({"cache_type_k": dtype, "cache_type_v": dtype} | options)
+    )
+
+
+def derived(path: Path, mode: str | list[str]) -> dict[str, np.ndarray]:
+    """W_KV of the layers in mode k and W_VK of those in mode v, [out, in] float32."""
+    from reference import Reference
+
+    model = Reference(path)
+    modes = [mode] * len(model.w.layers) if isinstance(mode, str) else mode
+    made = {f"blk.{i}.attn_kv.weight": model.w_kv(i) for i, m in enumerate(modes) if m == "k"}
+    made |= {f"blk.{i}.attn_vk.weight": model.w_vk(i) for i, m in enumerate(modes) if m == "v"}
+    return {name: np.ascontiguousarray(w.T, np.float32) for name, w in made.items()}
+
+
+def decode(engine, ids: np.ndarray, n_prefill: int, sequence: int | None = None) -> np.ndarray:
+    """Logits of all ids: a prompt, then one token at a time."""
+    sequence = engine.new_sequence() if sequence is None else sequence
+    steps = [np.asarray(ids[:n_prefill], np.int32)] if n_prefill else []
+    steps += [np.asarray([token], np.int32) for token in ids[n_prefill:]]
+    return np.concatenate([engine.append([(sequence, step)], all_logits=True) for step in steps])

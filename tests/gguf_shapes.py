@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GGUF files of any shape: sparse ones of real models' shapes for the planner, tiny ones to break."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+TYPE = {"f32": gguf.GGMLQuantizationType.F32, "f16": gguf.GGMLQuantizationType.F16}
+
+
+@dataclass
+class Shape:
+    """A Llama-layout (or GPT-2-layout) model by its sizes."""
+
+    d: int
+    n_layers: int
+    n_heads: int
+    n_ctx: int
+    n_kv_heads: int = 0  # 0: as many as n_heads
+    head_dim: int = 0  # 0: d / n_heads
+    d_ff: int = 64
+    n_vocab: int = 64
+    arch: str = "llama"
+    dtype: str = "f16"
+
+    @property
+    def kv_heads(self) -> int:
+        return self.n_kv_heads or self.n_heads
+
+    @property
+    def dk(self) -> int:
+        return self.head_dim or self.d // self.n_heads
+
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """name -> shape, outermost first."""
+        q, kv = self.n_heads * self.dk, self.kv_heads * self.dk
+        gpt2 = self.arch == "gpt2"
+        layer: dict[str, tuple[int, ...]] = {"attn_norm.weight": (self.d,), "ffn_norm.weight": (self.d,)}
+        if gpt2:
+            layer |= {"attn_qkv.weight": (q + 2 * kv, self.d), "attn_qkv.bias": (q + 2 * kv,)}
+            layer |= {f"{name}.bias": (self.d,) for name in ("attn_norm", "ffn_norm", "attn_output", "ffn_down")}
+            layer |= {"ffn_up.bias": (self.d_ff,)}
+        else:
+            layer |= {"attn_q.weight": (q, self.d), "attn_k.weight": (kv, self.d), "attn_v.weight": (kv, self.d)}
+            layer |= {"ffn_gate.weight": (self.d_ff, self.d)}
+        layer |= {
+            "attn_output.weight": (self.d, q),
+            "ffn_up.weight": (self.d_ff, self.d),
+            "ffn_down.weight": (self.d, self.d_ff),
+        }
+        out: dict[str, tuple[int, ...]] = {"token_embd.weight": (self.n_vocab, self.d), "output_norm.weight": (self.d,)}
+        if gpt2:
+            out |= {"position_embd.weight": (self.n_ctx, self.d), "output_norm.bias": (self.d,)}
+        return out | {f"blk.{i}.{name}": shape for i in range(self.n_layers) for name, shape in layer.items()}
+
+
+def header(path: Path, shape: Shape, changes: dict[str, object] | None = None) -> gguf.GGUFWriter:
+    """A writer with the metadata; changes: key -> another value (None: left out)."""
+    writer = gguf.GGUFWriter(path, shape.arch)
+    epsilon = "layer_norm_epsilon" if shape.arch == "gpt2" else "layer_norm_rms_epsilon"
+    values: dict[str, object] = {
+        "context_length": shape.n_ctx,
+        "embedding_length": shape.d,
+        "block_count": shape.n_layers,
+        "feed_forward_length": shape.d_ff,
+        "attention.head_count": shape.n_heads,
+        "attention.head_count_kv": shape.kv_heads,
+        f"attention.{epsilon}": 1e-5,
+    }
+    if shape.head_dim:
+        values |= {"attention.key_length": shape.head_dim, "attention.value_length": shape.head_dim}
+    for key, value in (values | (changes or {})).items():
+        name = f"{shape.arch}.{key}"
+        if isinstance(value, str):
+            writer.add_string(name, value)
+        elif isinstance(value, float):
+            writer.add_float32(name, value)
+        elif isinstance(value, int):
+            writer.add_uint32(name, value)
+    return writer
+
+
+def write_sparse(path: Path, shape: Shape) -> Path:
+    """A file of the model's full size that takes next to no disk: its data is a hole."""
+    writer = header(path, shape)
+    for name, dims in shape.tensors().items():
+        dtype = TYPE["f32" if len(dims) == 1 else shape.dtype]
+        n_bytes = int(np.prod(dims)) * gguf.GGML_QUANT_SIZES[dtype][1]
+        writer.add_tensor_info(name, dims, np.dtype(np.float32 if dtype == TYPE["f32"] else np.float16), n_bytes)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    infos = [info for part in writer.tensors for info in part.values()]
+    writer.close()
+    data = -(-path.stat().st_size // 32) * 32 + sum(-(-info.nbytes // 32) * 32 for info in infos)
+    with path.open("r+b") as file:
+        file.truncate(data)
+    return path
+
+
+def write_random(
+    path: Path, shape: Shape, changes: dict[str, object] | None = None, edit: dict[str, np.ndarray | None] | None = None
+) -> Path:
+    """A small model with random weights. edit: tensor name -> what to write instead (None: leave it out)."""
+    writer, random = header(path, shape, changes), np.random.default_rng(0)
+    tensors: dict[str, np.ndarray | None] = {
+        name: (0.2 * random.normal(size=dims) + (len(dims) == 1)).astype(np.float32 if len(dims) == 1 else np.float16)
+        for name, dims in shape.tensors().items()
+    }
+    for name, data in (tensors | (edit or {})).items():
+        if data is not None:
+            writer.add_tensor(name, data)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path

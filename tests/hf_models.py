@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tiny random Hugging Face models, one for each thing that may go wrong. Needs torch and transformers.
+
+Weights are drawn large (and norms and biases at random) so that every part of a layer matters to the logits.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+N_PROMPT, N_DECODE = 64, 16
+
+SMALL = {
+    "hidden_size": 48,
+    "intermediate_size": 88,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "vocab_size": 101,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": None,
+    "tie_word_embeddings": False,
+}
+GPT2 = {
+    "n_embd": 48,
+    "n_inner": None,
+    "n_layer": 3,
+    "n_head": 4,
+    "n_positions": 128,
+    "vocab_size": 103,
+    "layer_norm_epsilon": 1e-5,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+LONG_FACTORS = {"short_factor": [1.0, 1.1, 1.3, 1.4, 1.7, 2.0], "long_factor": [1.2, 2.1, 3.5, 6.0, 8.5, 11.0]}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 32}  # fmt: skip
+
+
+@dataclass
+class Tiny:
+    """How to make one model. prompt: golden name suffix -> prompt length and the n_ctx to load it with."""
+
+    family: str
+    changes: dict[str, Any] = field(default_factory=dict)
+    prompts: dict[str, tuple[int, int]] = field(default_factory=lambda: {"": (N_PROMPT, 128)})
+    dtype: str = "float32"
+    shard_size: str = "1GB"
+    seed: int = 0  # chosen where a square W_K or W_V is reasonably conditioned (cond up to a few hundred)
+    rewrite: Callable[[dict[str, Any]], None] | None = None  # changes config.json after it is saved
+
+
+def legacy_rope(config: dict[str, Any]) -> None:
+    """The spelling of transformers 4: rope_theta and rope_scaling."""
+    rope = config.pop("rope_parameters")
+    config["rope_theta"] = rope.pop("rope_theta")
+    config["rope_scaling"] = rope
+
+
+def legacy_longrope(config: dict[str, Any]) -> None:
+    """As in the published Phi-3 configurations: "type", and the original context outside."""
+    legacy_rope(config)
+    config["rope_scaling"] = {"type": "longrope", **LONG_FACTORS}
+    config["original_max_position_embeddings"] = 48
+
+
+def unused_window(config: dict[str, Any]) -> None:
+    """Qwen2 configurations state a window that they do not use."""
+    config["sliding_window"], config["use_sliding_window"] = 8, False
+
+
+MODELS = {
+    "llama_mha": Tiny("llama", {"rope_parameters": {"rope_theta": 500.0, "rope_type": "default"}}),
+    "llama_gqa_tied": Tiny("llama", {"num_key_value_heads": 2, "tie_word_embeddings": True}, shard_size="40KB"),
+    "llama_bias": Tiny("llama", {"attention_bias": True, "mlp_bias": True, "num_hidden_layers": 3}, seed=2),
+    "llama_head_dim": Tiny("llama", {"head_dim": 20, "num_key_value_heads": 2}),
+    "llama_gqa_wide": Tiny("llama", {"head_dim": 24, "num_key_value_heads": 2, "attention_bias": True}, seed=5),
+    "llama_wide": Tiny("llama", {"head_dim": 24}),
+    "llama_llama3": Tiny("llama", {"rope_parameters": {"rope_theta": 5000.0, **LLAMA3}}, rewrite=legacy_rope),
+    "llama_linear": Tiny(
+        "llama", {"rope_parameters": {"rope_theta": 10000.0, "rope_type": "linear", "factor": 4.0}}, dtype="float16"
+    ),
+    "llama_yarn": Tiny(
+        "llama",
+        {
+            "head_dim": 24,
+            "rope_parameters": {
+                "rope_theta": 1000.0,
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+            },
+        },
+    ),
+    "mistral_window": Tiny("mistral", {"num_key_value_heads": 2, "sliding_window": 13}),
+    "qwen2_tied": Tiny(
+        "qwen2",
+        {"num_key_value_heads": 2, "tie_word_embeddings": True, "vocab_size": 131},
+        dtype="bfloat16",
+        rewrite=unused_window,
+    ),
+    "qwen2_mha": Tiny("qwen2", {"rms_norm_eps": 1e-6}),
+    "phi3": Tiny(
+        "phi3",
+        {
+            "num_key_value_heads": 2,
+            "sliding_window": 40,
+            "original_max_position_embeddings": 48,
+            "rope_parameters": {"rope_theta": 10000.0, "rope_type": "longrope", **LONG_FACTORS,
+                                "original_max_position_embeddings": 48},
+        },
+        prompts={".short": (32, 48), ".long": (N_PROMPT, 128)},
+        dtype="bfloat16",
+        rewrite=legacy_longrope,
+    ),  # fmt: skip
+    "gpt2_tanh": Tiny("gpt2", {"activation_function": "gelu_new"}),
+    "gpt2_erf": Tiny("gpt2", {"activation_function": "gelu", "tie_word_embeddings": False, "n_inner": 80}, seed=4),
+}
+
+
+def build(name: str) -> Any:
+    """The model, seeded, on the CPU in float32."""
+    import torch
+    import transformers
+
+    tiny = MODELS[name]
+    prefix = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "phi3": "Phi3", "gpt2": "GPT2"}[tiny.family]
+    base = GPT2 if tiny.family == "gpt2" else SMALL
+    config = getattr(transformers, f"{prefix}Config")(**(base | tiny.changes))
+    config._attn_implementation = "eager"
+    head = "GPT2LMHeadModel" if tiny.family == "gpt2" else f"{prefix}ForCausalLM"
+    model = getattr(transformers, head)(config).eval()
+    random = torch.Generator().manual_seed(tiny.seed)
+    with torch.no_grad():
+        for key, value in model.named_parameters():
+            noise = torch.randn(value.shape, generator=random)
+            if "norm" in key or ".ln_" in key:
+                value.copy_(0.2 * noise + (0 if key.endswith("bias") else 1))
+            elif key.endswith("bias"):
+                value.copy_(0.5 * noise)
+            else:
+                value.copy_(0.2 * noise)
+    return model
+
+
+def save(name: str, directory: Path) -> None:
+    """Writes config.json and the weights as Hugging Face does."""
+    import torch
+
+    tiny = MODELS[name]
+    build(name).to(getattr(torch, tiny.dtype)).save_pretrained(directory, max_shard_size=tiny.shard_size)
+    (directory / "generation_config.json").unlink(missing_ok=True)
+    if tiny.rewrite is not None:
+        config = json.loads((directory / "config.json").read_text())
+        tiny.rewrite(config)
+        (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def golden(name: str, directory: Path, suffix: str, seed: int = 1) -> dict[str, Any]:
+    """float32 logits of Hugging Face: of a whole prompt, then of N_DECODE tokens one at a time over its cache."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    n_prompt, n_ctx = MODELS[name].prompts[suffix]
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
+    random = torch.Generator().manual_seed(seed)
+    ids = torch.randint(3, model.config.vocab_size, (1, n_prompt + N_DECODE), generator=random)
+    with torch.no_grad():
+        out = model(ids[:, :n_prompt], use_cache=True)
+        prefill, steps = out.logits[0].numpy(), []
+        for i in range(n_prompt, n_prompt + N_DECODE):
+            out = model(ids[:, i : i + 1], past_key_values=out.past_key_values, use_cache=True)
+            steps.append(out.logits[0, -1].numpy())
+    return {"ids": ids[0].numpy().astype(np.int32), "n_ctx": n_ctx, "prefill": prefill, "decode": np.stack(steps)}

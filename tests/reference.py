@@ -1,0 +1,362 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A transformer in NumPy float64: the specification of what slimrt computes, in plain loops and without its code.
+
+Covers the Llama family (llama, qwen2, phi3) and GPT-2, and what every cache mode stores and reads back
+(cache-math.md). Row vectors: a weight is [out, in] as in the file, so x W is written `x @ w.T`.
+
+    model = Reference("model.gguf")            # or a Hugging Face directory
+    model.logits(ids)                          # [n, vocab], everything exact
+    model.logits_cached(ids, n_prefill=32, mode="k", dtype="f16")   # rows rounded as they are stored
+
+A cache mode is two functions, `store` (what a token leaves behind) and `attend` (how it is read), in CACHE_MODES.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import erf, pi, sqrt
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+
+# ---------------------------------------------------------------- number formats
+def rounded(x: Array, dtype: str | None) -> Array:
+    """x as it is after being stored in `dtype` (round to nearest even); None: exact."""
+    if dtype is None:
+        return x
+    single = np.asarray(x, np.float32)
+    if dtype == "f32":
+        return single.astype(np.float64)
+    if dtype == "f16":
+        return single.astype(np.float16).astype(np.float64)
+    if dtype == "bf16":
+        bits = single.view(np.uint32).astype(np.uint64)
+        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16 << 16
+        return bits.astype(np.uint32).view(np.float32).astype(np.float64)
+    raise ValueError(dtype)
+
+
+# ---------------------------------------------------------------- the parts of a layer
+def rms_norm(x: Array, weight: Array, eps: float) -> Array:
+    return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * weight
+
+
+def layer_norm(x: Array, weight: Array, bias: Array, eps: float) -> Array:
+    centred = x - x.mean(axis=-1, keepdims=True)
+    return centred / np.sqrt(np.mean(centred * centred, axis=-1, keepdims=True) + eps) * weight + bias
+
+
+def softmax(scores: Array) -> Array:
+    p = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return p / p.sum(axis=-1, keepdims=True)
+
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))),
+    "gelu_erf": lambda x: 0.5 * x * (1 + np.vectorize(erf)(x / sqrt(2))),
+    "relu": lambda x: np.maximum(x, 0),
+}
+
+
+@dataclass
+class Rope:
+    """Rotary embedding: pair i of a head turns by position * inv_freq[i]; cos and sin are times `scale`."""
+
+    inv_freq: Array
+    interleaved: bool  # pairs (2i, 2i+1), else (i, i + n_rot/2)
+    scale: float = 1.0
+
+    def __call__(self, x: Array, positions: NDArray[np.int64]) -> Array:
+        """x [n, heads, head_dim] -> the same, its first n_rot columns rotated."""
+        half = len(self.inv_freq)
+        angle = np.outer(positions, self.inv_freq)[:, None, :]
+        cos, sin = np.cos(angle) * self.scale, np.sin(angle) * self.scale
+        first = slice(0, 2 * half, 2) if self.interleaved else slice(0, half)
+        second = slice(1, 2 * half, 2) if self.interleaved else slice(half, 2 * half)
+        out = x.copy()
+        out[..., first] = x[..., first] * cos - x[..., second] * sin
+        out[..., second] = x[..., first] * sin + x[..., second] * cos
+        return out
+
+
+def yarn(inv_freq: Array, factor: float, original_ctx: int, base: float, fast: float, slow: float) -> Array:
+    """Turns fewer than `slow` times within the original context: interpolated; more than `fast` times: kept."""
+    half = len(inv_freq)
+
+    def pair_turning(times: float) -> float:
+        return 2 * half * np.log(original_ctx / (times * 2 * pi)) / (2 * np.log(base))
+
+    low, high = max(np.floor(pair_turning(fast)), 0), min(np.ceil(pair_turning(slow)), 2 * half - 1)
+    kept = 1 - np.clip((np.arange(half) - low) / max(high - low, 0.001), 0, 1)
+    return inv_freq / factor * (1 - kept) + inv_freq * kept
+
+
+# ---------------------------------------------------------------- the model
+@dataclass
+class Layer:
+    """One layer's weights, [out, in]; None where the model has none."""
+
+    attn_norm: Array
+    wq: Array
+    wk: Array
+    wv: Array
+    wo: Array
+    ffn_norm: Array
+    up: Array
+    down: Array
+    gate: Array | None = None
+    attn_norm_b: Array | None = None
+    bq: Array | None = None
+    bk: Array | None = None
+    bv: Array | None = None
+    bo: Array | None = None
+    ffn_norm_b: Array | None = None
+    up_b: Array | None = None
+    down_b: Array | None = None
+    gate_b: Array | None = None
+
+
+@dataclass
+class Weights:
+    """A whole model, as read by reference_files.py."""
+
+    n_heads: int
+    n_kv_heads: int
+    eps: float
+    activation: str
+    embed: Array
+    layers: list[Layer]
+    norm: Array
+    head: Array
+    norm_b: Array | None = None
+    positions: Array | None = None  # learned positions
+    rope: Rope | None = None
+    window: int = 0  # 0: none; else position i sees j > i - window
+
+
+def plus(x: Array, bias: Array | None) -> Array:
+    return x if bias is None else x + bias
+
+
+class Reference:
+    """A model that computes. `wkv_dtype`: how the derived matrices W_KV and W_VK are stored (None: exact)."""
+
+    def __init__(self, path: str | Path | Weights, n_ctx: int = 0, wkv_dtype: str | None = None) -> None:
+        if not isinstance(path, Weights):
+            from reference_files import load
+
+            path = load(path, n_ctx)
+        self.w = path
+        self.wkv_dtype = wkv_dtype
+        first = self.w.layers[0]
+        self.d_model = self.w.embed.shape[1]
+        self.dk, self.dv = first.wk.shape[0] // self.w.n_kv_heads, first.wv.shape[0] // self.w.n_kv_heads
+        self._derived: dict[tuple[str, int], Array] = {}
+
+    # ------------------------------------------------ derived weights
+    def w_kv(self, i: int) -> Array:
+        """V = K W_KV, [d_k, d_v] over all heads: the inverse of W_K, or its right inverse (e > d), times W_V."""
+        return self._derive("kv", i, self.w.layers[i].wk.T, self.w.layers[i].wv.T)
+
+    def w_vk(self, i: int) -> Array:
+        """K = V W_VK."""
+        return self._derive("vk", i, self.w.layers[i].wv.T, self.w.layers[i].wk.T)
+
+    def _derive(self, name: str, i: int, stored: Array, wanted: Array) -> Array:
+        if (name, i) not in self._derived:
+            d, e = stored.shape
+            assert e >= d, "not recoverable: the stored row is shorter than the input"
+            inverse = np.linalg.inv(stored) if e == d else stored.T @ np.linalg.inv(stored @ stored.T)
+            self._derived[name, i] = rounded(inverse @ wanted, self.wkv_dtype)
+        return self._derived[name, i]
+
+    # ------------------------------------------------ running
+    def logits(self, ids: Sequence[int]) -> Array:
+        """All tokens at once, nothing cached: [n, vocab]."""
+        return self.append(ids, self.new_cache("kv", None))
+
+    def logits_cached(
+        self,
+        ids: Sequence[int],
+        n_prefill: int,
+        mode: str | Sequence[str] = "kv",
+        dtype: str | tuple[str, str] | None = None,
+        n_batch: int = 0,
+        absorbed: bool = True,
+    ) -> Array:
+        """n_prefill tokens (in chunks of n_batch, if given), then one at a time; every append reads earlier ones
+        as they were stored. dtype: of the stored rows, or (type of k, type of v)."""
+        cache = self.new_cache(mode, dtype, absorbed)
+        chunk = n_batch or max(n_prefill, 1)
+        parts = [self.append(ids[i : min(i + chunk, n_prefill)], cache) for i in range(0, n_prefill, chunk)]
+        parts += [self.append([token], cache) for token in ids[n_prefill:]]
+        return np.concatenate(parts)
+
+    def new_cache(
+        self, mode: str | Sequence[str], dtype: str | tuple[str, str] | None, absorbed: bool = True
+    ) -> list[Cache]:
+        n = len(self.w.layers)
+        modes = [mode] * n if isinstance(mode, str) else list(mode)
+        types = (dtype, dtype) if dtype is None or isinstance(dtype, str) else dtype
+        return [Cache(m, types, absorbed) for m in modes]
+
+    def append(self, ids: Sequence[int], caches: list[Cache]) -> Array:
+        ids = np.asarray(ids, np.int64)
+        positions = caches[0].length + np.arange(len(ids))
+        x = self.w.embed[ids]
+        if self.w.positions is not None:
+            x = x + self.w.positions[positions]
+        for i, layer in enumerate(self.w.layers):
+            normed = self._norm(x, layer.attn_norm, layer.attn_norm_b)
+            x = x + plus(self._attention(i, normed, positions, caches[i]) @ layer.wo.T, layer.bo)
+            x = x + self._ffn(layer, self._norm(x, layer.ffn_norm, layer.ffn_norm_b))
+        return self._norm(x, self.w.norm, self.w.norm_b) @ self.w.head.T
+
+    def _norm(self, x: Array, weight: Array, bias: Array | None) -> Array:
+        return rms_norm(x, weight, self.w.eps) if bias is None else layer_norm(x, weight, bias, self.w.eps)
+
+    def _ffn(self, layer: Layer, x: Array) -> Array:
+        activation = ACTIVATIONS[self.w.activation]
+        up = plus(x @ layer.up.T, layer.up_b)
+        hidden = activation(up) if layer.gate is None else activation(plus(x @ layer.gate.T, layer.gate_b)) * up
+        return plus(hidden @ layer.down.T, layer.down_b)
+
+    # ------------------------------------------------ attention
+    def _attention(self, i: int, x: Array, positions: NDArray[np.int64], cache: Cache) -> Array:
+        """[n, d_model] -> [n, n_heads * dv]. Own rows fresh and exact, earlier ones as stored."""
+        store, attend, v_bias_stored = CACHE_MODES[cache.mode]
+        fresh = store(self, i, x, positions)
+        rows = {name: np.concatenate([cache.rows[name], row]) if name in cache.rows else row
+                for name, row in fresh.items()}  # fmt: skip
+        q = self.rotate(plus(x @ self.w.layers[i].wq.T, self.w.layers[i].bq), self.w.n_heads, positions)
+        read = attend(self, i, q, rows, positions, cache.absorbed)
+        out = np.stack([read(head) for head in range(self.w.n_heads)], axis=1)
+        cache.append(fresh)
+        if not v_bias_stored:
+            out = plus_per_head(out, self.w.layers[i].bv, self.w.n_kv_heads)
+        return out.reshape(len(x), -1)
+
+    def rotate(self, x: Array, n_heads: int, positions: NDArray[np.int64]) -> Array:
+        """[n, heads * dim] -> [n, heads, dim], rotated where the model has RoPE."""
+        heads = x.reshape(len(x), n_heads, -1)
+        return heads if self.w.rope is None else self.w.rope(heads, positions)
+
+    def weights(self, scores: Array, positions: NDArray[np.int64]) -> Array:
+        """Causal softmax of one head's scores [n, T]."""
+        seen = np.arange(scores.shape[1])[None, :] <= positions[:, None]
+        if self.w.window:
+            seen &= np.arange(scores.shape[1])[None, :] > positions[:, None] - self.w.window
+        return softmax(np.where(seen, scores / sqrt(self.dk), -np.inf))
+
+
+class Cache:
+    """One layer's rows, as stored. dtypes: of planes k and x, and of v."""
+
+    def __init__(self, mode: str, dtypes: tuple[str | None, str | None], absorbed: bool) -> None:
+        self.mode, self.dtypes, self.absorbed = mode, dtypes, absorbed
+        self.rows: dict[str, Array] = {}
+        self.length = 0
+
+    def append(self, fresh: dict[str, Array]) -> None:
+        for name, row in fresh.items():
+            stored = rounded(row, self.dtypes[1] if name == "v" else self.dtypes[0])
+            self.rows[name] = np.concatenate([self.rows[name], stored]) if name in self.rows else stored
+        self.length += len(row)
+
+
+def plus_per_head(out: Array, bias: Array | None, n_kv_heads: int) -> Array:
+    """out [n, heads, dv] + V's bias: softmax weights sum to 1, so it needs no cache. GQA: shared within a group."""
+    if bias is None:
+        return out
+    return out + np.repeat(bias.reshape(n_kv_heads, -1), out.shape[1] // n_kv_heads, axis=0)
+
+
+# ---------------------------------------------------------------- cache modes: store(model, layer, x, positions) ->
+# planes; attend(model, layer, q, planes, positions, absorbed) -> a function: head -> [n, dv]
+def store_kv(m: Reference, i: int, x: Array, positions: NDArray[np.int64]) -> dict[str, Array]:
+    """k and v with their biases, k rotated."""
+    layer = m.w.layers[i]
+    k = m.rotate(plus(x @ layer.wk.T, layer.bk), m.w.n_kv_heads, positions)
+    return {"k": k.reshape(len(x), -1), "v": plus(x @ layer.wv.T, layer.bv)}
+
+
+def attend_kv(m: Reference, i: int, q: Array, rows: dict[str, Array], positions, absorbed: bool):
+    k = rows["k"].reshape(len(rows["k"]), m.w.n_kv_heads, -1)
+    v = rows["v"].reshape(len(rows["v"]), m.w.n_kv_heads, -1)
+    group = m.w.n_heads // m.w.n_kv_heads
+    return lambda head: m.weights(q[:, head] @ k[:, head // group].T, positions) @ v[:, head // group]
+
+
+def store_k(m: Reference, i: int, x: Array, positions: NDArray[np.int64]) -> dict[str, Array]:
+    """k before its bias and before RoPE."""
+    return {"k": x @ m.w.layers[i].wk.T}
+
+
+def attend_k(m: Reference, i: int, q: Array, rows: dict[str, Array], positions, absorbed: bool):
+    """Scores from k, rotated on read (its bias, without RoPE, shifts all scores of a query alike: left out)."""
+    raw = rows["k"]
+    biased = plus(raw, m.w.layers[i].bk) if m.w.rope else raw
+    k = m.rotate(biased, m.w.n_kv_heads, np.arange(len(raw)))
+    w_kv = m.w_kv(i).reshape(len(m.w_kv(i)), m.w.n_kv_heads, -1)
+    group = m.w.n_heads // m.w.n_kv_heads
+
+    def read(head: int) -> Array:
+        p = m.weights(q[:, head] @ k[:, head // group].T, positions)
+        w = w_kv[:, head // group]
+        return (p @ raw) @ w if absorbed else p @ (raw @ w)
+
+    return read
+
+
+def store_v(m: Reference, i: int, x: Array, positions: NDArray[np.int64]) -> dict[str, Array]:
+    """v before its bias."""
+    return {"v": x @ m.w.layers[i].wv.T}
+
+
+def attend_v(m: Reference, i: int, q: Array, rows: dict[str, Array], positions, absorbed: bool):
+    assert m.w.rope is None, "scores come from V: nothing to rotate"
+    row, group = rows["v"], m.w.n_heads // m.w.n_kv_heads
+    w_vk = m.w_vk(i).reshape(len(m.w_vk(i)), m.w.n_kv_heads, -1)
+    v = row.reshape(len(row), m.w.n_kv_heads, -1)
+
+    def read(head: int) -> Array:
+        w = w_vk[:, head // group]
+        scores = (q[:, head] @ w.T) @ row.T if absorbed else q[:, head] @ (row @ w).T
+        return m.weights(scores, positions) @ v[:, head // group]
+
+    return read
+
+
+def store_x(m: Reference, i: int, x: Array, positions: NDArray[np.int64]) -> dict[str, Array]:
+    """The normed input of the layer."""
+    return {"x": x}
+
+
+def attend_x(m: Reference, i: int, q: Array, rows: dict[str, Array], positions, absorbed: bool):
+    assert m.w.rope is None, "an absorbed W_K cannot be rotated"
+    row, layer, group = rows["x"], m.w.layers[i], m.w.n_heads // m.w.n_kv_heads
+    w_k = layer.wk.reshape(m.w.n_kv_heads, m.dk, -1)
+    w_v = layer.wv.reshape(m.w.n_kv_heads, m.dv, -1)
+
+    def read(head: int) -> Array:
+        wk, wv = w_k[head // group], w_v[head // group]
+        scores = (q[:, head] @ wk) @ row.T if absorbed else q[:, head] @ (row @ wk.T).T
+        p = m.weights(scores, positions)
+        return (p @ row) @ wv.T if absorbed else p @ (row @ wv.T)
+
+    return read
+
+
+# name -> store, attend, and whether the rows hold V's bias (else it is added after the softmax).
+CACHE_MODES = {
+    "kv": (store_kv, attend_kv, True),
+    "k": (store_k, attend_k, False),
+    "v": (store_v, attend_v, False),
+    "x": (store_x, attend_x, False),
+}

@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads a model for reference.py from a GGUF file or a Hugging Face directory, without slimrt."""
+
+from __future__ import annotations
+
+import json
+from math import log, sqrt
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from reference import Array, Layer, Rope, Weights, yarn
+from safetensors.numpy import load_file
+
+
+def load(path: str | Path, n_ctx: int = 0) -> Weights:
+    """n_ctx (0: the trained one) chooses between longrope's two tables."""
+    return load_hf(Path(path), n_ctx) if Path(path).is_dir() else load_gguf(Path(path), n_ctx)
+
+
+# ---------------------------------------------------------------- GGUF
+def load_gguf(path: Path, n_ctx: int) -> Weights:
+    reader = gguf.GGUFReader(path)
+    meta = {name: field.contents() for name, field in reader.fields.items()}
+    arch = meta["general.architecture"]
+    tensors = {
+        t.name: gguf.quants.dequantize(t.data, t.tensor_type).reshape(tuple(int(n) for n in reversed(t.shape)))
+        for t in reader.tensors
+    }
+    tensors = {name: np.asarray(t, np.float64) for name, t in tensors.items()}
+
+    def key(name: str, default: Any = None) -> Any:
+        return meta.get(f"{arch}.{name}", default)
+
+    n_heads = key("attention.head_count")
+    n_kv_heads = key("attention.head_count_kv", n_heads)
+    head_dim = key("attention.key_length", key("embedding_length") // n_heads)
+    gpt2 = arch == "gpt2"
+    layers = []
+    for i in range(key("block_count")):
+        prefix = f"blk.{i}."
+        part = {name[len(prefix) :]: t for name, t in tensors.items() if name.startswith(prefix)}
+        layers.append(_layer(part, n_heads * head_dim, n_kv_heads * head_dim))
+    embed = tensors["token_embd.weight"]
+    return Weights(
+        n_heads,
+        n_kv_heads,
+        eps=key("attention.layer_norm_epsilon" if gpt2 else "attention.layer_norm_rms_epsilon"),
+        activation=meta.get("slimrt.activation", "gelu_tanh" if gpt2 else "silu"),
+        embed=embed,
+        layers=layers,
+        norm=tensors["output_norm.weight"],
+        norm_b=tensors.get("output_norm.bias"),
+        head=tensors.get("output.weight", embed),
+        positions=tensors["position_embd.weight"] if gpt2 else None,
+        rope=None if gpt2 else _rope_of_gguf(key, tensors, head_dim, arch, n_ctx),
+        window=key("attention.sliding_window", 0) or 0,
+    )
+
+
+def _rope_of_gguf(key: Any, tensors: dict[str, Array], head_dim: int, arch: str, n_ctx: int) -> Rope:
+    n_rot = key("rope.dimension_count", head_dim)
+    base = key("rope.freq_base", 10000.0)
+    inv_freq = base ** (-np.arange(0, n_rot, 2) / n_rot)
+    kind, factor = key("rope.scaling.type", "none"), key("rope.scaling.factor", 1.0)
+    original = key("rope.scaling.original_context_length", key("context_length"))
+    scale = key("rope.scaling.attn_factor", 1.0)
+    if "rope_freqs.weight" in tensors:
+        inv_freq = inv_freq / tensors["rope_freqs.weight"]
+    if "rope_factors_long.weight" in tensors:
+        which = "long" if (n_ctx or key("context_length")) > original else "short"
+        inv_freq = inv_freq / tensors[f"rope_factors_{which}.weight"]
+        scale = key("rope.scaling.attn_factor", sqrt(1 + log(key("context_length") / original) / log(original)))
+    if kind == "linear":
+        inv_freq = inv_freq / factor
+    if kind == "yarn":
+        fast, slow = key("rope.scaling.yarn_beta_fast", 32.0), key("rope.scaling.yarn_beta_slow", 1.0)
+        inv_freq = yarn(inv_freq, factor, original, base, fast, slow)
+        scale = scale * (0.1 * log(factor) + 1)
+    return Rope(inv_freq, interleaved=arch == "llama", scale=scale)
+
+
+def _layer(part: dict[str, Array], q_rows: int, kv_rows: int) -> Layer:
+    """A layer from its tensors by GGUF name, with fused tensors taken apart."""
+    part = dict(part)
+    for kind in ("weight", "bias"):
+        if (fused := part.pop(f"attn_qkv.{kind}", None)) is not None:
+            names = (f"attn_{n}.{kind}" for n in "qkv")
+            part.update(zip(names, np.split(fused, [q_rows, q_rows + kv_rows]), strict=True))
+    down = part["ffn_down.weight"]
+    if "ffn_gate.weight" not in part and len(part["ffn_up.weight"]) == 2 * down.shape[1]:
+        part["ffn_gate.weight"], part["ffn_up.weight"] = np.split(part["ffn_up.weight"], 2)
+    return Layer(
+        attn_norm=part["attn_norm.weight"],
+        attn_norm_b=part.get("attn_norm.bias"),
+        wq=part["attn_q.weight"],
+        wk=part["attn_k.weight"],
+        wv=part["attn_v.weight"],
+        wo=part["attn_output.weight"],
+        bq=part.get("attn_q.bias"),
+        bk=part.get("attn_k.bias"),
+        bv=part.get("attn_v.bias"),
+        bo=part.get("attn_output.bias"),
+        ffn_norm=part["ffn_norm.weight"],
+        ffn_norm_b=part.get("ffn_norm.bias"),
+        gate=part.get("ffn_gate.weight"),
+        gate_b=part.get("ffn_gate.bias"),
+        up=part["ffn_up.weight"],
+        up_b=part.get("ffn_up.bias"),
+        down=down,
+        down_b=part.get("ffn_down.bias"),
+    )
+
+
+# ---------------------------------------------------------------- Hugging Face directories
+LLAMA_NAMES = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.qkv_proj": "attn_qkv",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.gate_up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+GPT2_NAMES = {
+    "ln_1": "attn_norm",
+    "attn.c_attn": "attn_qkv",
+    "attn.c_proj": "attn_output",
+    "ln_2": "ffn_norm",
+    "mlp.c_fc": "ffn_up",
+    "mlp.c_proj": "ffn_down",
+}
+
+
+def hf_tensors(directory: Path) -> dict[str, Array]:
+    """All tensors of a directory's safetensors files; bfloat16 through its bits."""
+    out: dict[str, Array] = {}
+    for file in sorted(directory.glob("*.safetensors")):
+        try:
+            out.update(load_file(file))
+        except (TypeError, KeyError, AttributeError):  # numpy has no bfloat16
+            out.update(_load_bf16(file))
+    return {name: np.asarray(t, np.float64) for name, t in out.items()}
+
+
+def _load_bf16(file: Path) -> dict[str, Array]:
+    raw = file.read_bytes()
+    size = int.from_bytes(raw[:8], "little")
+    header, data = json.loads(raw[8 : 8 + size]), raw[8 + size :]
+    header.pop("__metadata__", None)
+    out = {}
+    for name, info in header.items():
+        begin, end = info["data_offsets"]
+        assert info["dtype"] == "BF16", (name, info["dtype"])
+        bits = np.frombuffer(data[begin:end], np.uint16).astype(np.uint32) << 16
+        out[name] = bits.view(np.float32).reshape(info["shape"])
+    return out
+
+
+def load_hf(directory: Path, n_ctx: int) -> Weights:
+    config = json.loads((directory / "config.json").read_text())
+    tensors = hf_tensors(directory)
+    gpt2 = config["model_type"] == "gpt2"
+    stem, names = ("transformer.h.", GPT2_NAMES) if gpt2 else ("model.layers.", LLAMA_NAMES)
+    n_layers = config["n_layer" if gpt2 else "num_hidden_layers"]
+    d_model = config["n_embd" if gpt2 else "hidden_size"]
+    n_heads = config["n_head" if gpt2 else "num_attention_heads"]
+    n_kv_heads = config.get("num_key_value_heads") or n_heads
+    head_dim = config.get("head_dim") or d_model // n_heads
+    layers = []
+    for i in range(n_layers):
+        part = {
+            f"{ours}.{kind}": tensors[f"{stem}{i}.{theirs}.{kind}"]
+            for theirs, ours in names.items()
+            for kind in ("weight", "bias")
+            if f"{stem}{i}.{theirs}.{kind}" in tensors
+        }
+        if gpt2:  # Conv1D keeps [in, out]
+            part = {name: t.T if t.ndim == 2 else t for name, t in part.items()}
+        layers.append(_layer(part, n_heads * head_dim, n_kv_heads * head_dim))
+    embed = tensors["transformer.wte.weight" if gpt2 else "model.embed_tokens.weight"]
+    activation = config["activation_function"] if gpt2 else config["hidden_act"]
+    return Weights(
+        n_heads,
+        n_kv_heads,
+        eps=config["layer_norm_epsilon" if gpt2 else "rms_norm_eps"],
+        activation={"gelu_new": "gelu_tanh", "gelu": "gelu_erf", "silu": "silu"}[activation],
+        embed=embed,
+        layers=layers,
+        norm=tensors["transformer.ln_f.weight" if gpt2 else "model.norm.weight"],
+        norm_b=tensors.get("transformer.ln_f.bias"),
+        head=tensors.get("lm_head.weight", embed),
+        positions=tensors["transformer.wpe.weight"] if gpt2 else None,
+        rope=None if gpt2 else _rope_of_hf(config, head_dim, n_ctx),
+        window=(config.get("sliding_window") or 0) if config.get("use_sliding_window", True) else 0,
+    )
+
+
+def _rope_of_hf(config: dict[str, Any], head_dim: int, n_ctx: int) -> Rope:
+    """Both spellings: rope_parameters (transformers 5) and rope_scaling beside rope_theta (before)."""
+    rope = dict(config.get("rope_scaling") or {}) | dict(config.get("rope_parameters") or {})
+    base = rope.get("rope_theta") or config.get("rope_theta", 10000.0)
+    inv_freq = base ** (-np.arange(0, head_dim, 2) / head_dim)
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    max_ctx = config["max_position_embeddings"]
+    factor, scale = rope.get("factor", 1.0), 1.0
+    original = rope.get("original_max_position_embeddings") or config.get("original_max_position_embeddings", max_ctx)
+    if kind == "linear":
+        inv_freq = inv_freq / factor
+    elif kind == "llama3":
+        turns = original * inv_freq / (2 * np.pi)  # full turns within the original context
+        low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+        kept = np.clip((turns - low) / (high - low), 0, 1)
+        inv_freq = inv_freq / factor * (1 - kept) + inv_freq * kept
+    elif kind == "yarn":
+        inv_freq = yarn(inv_freq, factor, original, base, rope.get("beta_fast", 32), rope.get("beta_slow", 1))
+        scale = rope.get("attention_factor") or 0.1 * log(factor) + 1
+    elif kind == "longrope":
+        which = "long" if (n_ctx or max_ctx) > original else "short"
+        inv_freq = inv_freq / np.array(rope[f"{which}_factor"])
+        scale = rope.get("attention_factor") or sqrt(1 + log(max_ctx / original) / log(original))
+    elif kind != "default":
+        raise ValueError(kind)
+    return Rope(inv_freq, interleaved=False, scale=scale)

@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Runs the suite on a core built with AddressSanitizer and UBSan. Usage: tests/sanitize.sh [BUILD_DIR]
+# Needs slimrt's Python dependencies, the extra `test`, and cmake, ninja and nanobind (installed here if missing).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+build=${1:-build/sanitized}
+python -c 'import nanobind, cmake, ninja' 2>/dev/null || python -m pip install -q 'nanobind>=3.1,<4' 'cmake>=3.28' ninja
+
+python -m cmake -S . -B "$build" -G Ninja -DCMAKE_MAKE_PROGRAM="$(command -v ninja)" -DCMAKE_BUILD_TYPE=Release \
+    -DPython_EXECUTABLE="$(command -v python)" -DSLIMRT_SANITIZE=address,undefined -DSKBUILD_PROJECT_VERSION=0.0.0+sanitized >/dev/null
+python -m cmake --build "$build" --parallel 2 >/dev/null
+
+# A package of links to the sources, so that the instrumented module is the one that is imported.
+package=$build/package/slimrt
+rm -rf "$package" && mkdir -p "$package"
+for file in python/slimrt/*; do ln -s "$PWD/$file" "$package/"; done
+rm -f "$package"/_core*.so "$package/tools"
+ln -s "$PWD/tools" "$package/tools"
+cp "$build"/_core*.so "$package/"
+
+export PYTHONPATH="$PWD/$build/package" PYTHONMALLOC=malloc SLIMRT_SANITIZED=1
+case $build in /*) export PYTHONPATH="$build/package" ;; esac
+export ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
+LD_PRELOAD="$(g++ -print-file-name=libasan.so):$(g++ -print-file-name=libstdc++.so)" \
+    python -m pytest -m "not oracle and not slow" -p no:cacheprovider

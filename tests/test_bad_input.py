@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Broken, hostile and absurd GGUF files: a typed error that names the culprit, never a crash or a hang."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import slimrt
+from gguf_shapes import Shape, write_random
+from slimrt import _core
+
+SMALL = Shape(32, 2, 4, 64, d_ff=48, n_vocab=50)
+
+# Loads every file named on stdin, runs a few tokens, and says what happened to each: a crash ends it early.
+RUNNER = """
+import sys
+import numpy as np
+import slimrt
+from slimrt import _core
+
+for path in sys.stdin.read().split():
+    print(path, end=" ", flush=True)
+    try:
+        file = _core.GgufFile(path)
+        for key in file.keys():
+            file.value(key)
+        for name in list(file.tensors())[:50]:
+            file.read(name)
+        _core.plan(path)
+        engine = _core.Engine(path, n_ctx=8, memory_limit=1 << 28)
+        engine.append([(engine.new_sequence(), np.array([3, 1, 4], np.int32))])
+        print("ok", flush=True)
+    except Exception as error:
+        print(type(error).__name__, str(error).replace(chr(10), " ")[:200] or "-", flush=True)
+"""
+TYPED = {"ModelFormatError", "UnsupportedError", "WontFitError", "CacheUnsupportedError", "ContextOverflowError"}
+
+
+def outcomes(paths: list[Path]) -> dict[str, str]:
+    """File name -> "ok" or the name of the exception and its message."""
+    text = "\n".join(str(path) for path in paths)
+    done = subprocess.run(
+        [sys.executable, "-c", RUNNER], input=text, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, f"died with {done.returncode} after: {done.stdout[-400:]}\n{done.stderr[-2000:]}"
+    found = dict(line.split(" ", 1) for line in done.stdout.splitlines())
+    assert len(found) == len(paths)
+    return {Path(path).name: outcome for path, outcome in found.items()}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return write_random(tmp_path_factory.mktemp("good") / "model.gguf", SMALL)
+
+
+@pytest.fixture(scope="module")
+def data_offset(model) -> int:
+    return gguf.GGUFReader(model).data_offset
+
+
+# ---------------------------------------------------------------- cut and flipped files
+def test_the_whole_file_is_good(model):
+    assert outcomes([model]) == {"model.gguf": "ok"}
+
+
+def test_cut_anywhere(model, data_offset, tmp_path):
+    """25 places in the header, 25 in the data."""
+    raw = model.read_bytes()
+    places = [*np.linspace(0, data_offset, 25, dtype=int), *np.linspace(data_offset, len(raw) - 33, 25, dtype=int)]
+    files = [tmp_path / f"{i}_{place}.gguf" for i, place in enumerate(places)]
+    for file, place in zip(files, places, strict=True):
+        file.write_bytes(raw[:place])
+    for name, outcome in outcomes(files).items():
+        assert outcome.startswith("ModelFormatError"), (name, outcome)
+
+
+@pytest.mark.parametrize("mask", [0x01, 0x80, 0xFF])
+def test_flipped_header_bytes(mask, model, data_offset, tmp_path):
+    raw = model.read_bytes()
+    files = []
+    for place in np.linspace(0, data_offset - 1, 50, dtype=int):
+        files.append(tmp_path / f"{place}.gguf")
+        files[-1].write_bytes(raw[:place] + bytes([raw[place] ^ mask]) + raw[place + 1 :])
+    found = outcomes(files)
+    assert all(outcome == "ok" or outcome.split()[0] in TYPED for outcome in found.values()), found
+    assert found["0.gguf"].startswith("ModelFormatError")
+
+
+def test_counts_and_lengths_that_would_overflow(model, tmp_path):
+    """Every 32 bit word of the first 400 bytes, and every aligned 64 bit one, set to huge values."""
+    raw = model.read_bytes()
+    files = []
+    for place in range(4, 400, 4):
+        for size, value in ((4, 0xFFFFFFFF), (4, 0x7FFFFFFF), (8, 2**64 - 1), (8, 2**63), (8, 2**61), (8, 2**32)):
+            files.append(tmp_path / f"{place}_{size}_{value:x}.gguf")
+            files[-1].write_bytes(raw[:place] + struct.pack("<I" if size == 4 else "<Q", value) + raw[place + size :])
+    found = outcomes(files)
+    assert all(outcome == "ok" or outcome.split()[0] in TYPED for outcome in found.values()), found
+
+
+def test_not_a_model_at_all(tmp_path):
+    contents = {
+        "empty": b"",
+        "magic": b"GGUF",
+        "text": b"Once upon a time" * 100,
+        "zeros": bytes(5000),
+        "ones": b"\xff" * 5000,
+        "old": struct.pack("<4sIQQ", b"GGUF", 1, 0, 0),
+        "future": struct.pack("<4sIQQ", b"GGUF", 99, 0, 0) + bytes(64),
+        "big_endian": struct.pack(">4sIQQ", b"GGUF", 3, 0, 0) + bytes(64),
+        "nothing_in_it": struct.pack("<4sIQQ", b"GGUF", 3, 0, 0) + bytes(64),
+    }
+    files = [tmp_path / f"{name}.gguf" for name in contents]
+    for file, content in zip(files, contents.values(), strict=True):
+        file.write_bytes(content)
+    for name, outcome in outcomes(files).items():
+        assert outcome.split()[0] in ("ModelFormatError", "UnsupportedError"), (name, outcome)
+
+
+def test_paths_that_are_no_file(tmp_path):
+    for path in (tmp_path / "absent.gguf", tmp_path):
+        with pytest.raises(OSError, match=path.name):
+            _core.GgufFile(str(path))
+        with pytest.raises(OSError):
+            _core.Engine(str(path))
+
+
+# ---------------------------------------------------------------- well-formed files that make no sense
+def half(*dims: int) -> np.ndarray:
+    return np.ones(dims, np.float16)
+
+
+TENSORS = {
+    "missing": ({"blk.1.ffn_up.weight": None}, slimrt.ModelFormatError, "blk.1.ffn_up.weight"),
+    "missing embedding": ({"token_embd.weight": None}, slimrt.ModelFormatError, "token_embd.weight"),
+    "missing norm": ({"output_norm.weight": None}, slimrt.ModelFormatError, "output_norm.weight"),
+    "too many rows": ({"blk.0.attn_q.weight": half(33, 32)}, slimrt.ModelFormatError, "blk.0.attn_q.weight"),
+    "too few columns": ({"blk.0.attn_q.weight": half(32, 31)}, slimrt.ModelFormatError, "blk.0.attn_q.weight"),
+    "short norm": ({"blk.1.attn_norm.weight": np.ones(31, np.float32)}, slimrt.ModelFormatError, "blk.1.attn_norm"),
+    "transposed": ({"blk.0.ffn_up.weight": half(32, 48)}, slimrt.ModelFormatError, "blk.0.ffn_up.weight"),
+    "three dimensions": ({"blk.0.ffn_up.weight": half(2, 48, 32)}, slimrt.SlimrtError, "blk.0.ffn_up.weight"),
+    "short head": ({"output.weight": half(49, 32)}, slimrt.ModelFormatError, "output.weight"),
+    "empty": ({"blk.0.ffn_up.weight": half(0, 32)}, slimrt.ModelFormatError, "blk.0.ffn_up.weight"),
+    "empty extra": ({"nothing.weight": half(0, 32)}, slimrt.SlimrtError, "nothing.weight"),
+    "unknown": ({"blk.0.surprise.weight": half(4, 32)}, slimrt.UnsupportedError, "blk.0.surprise.weight"),
+    "unknown bias": ({"blk.1.attn_norm.bias": np.ones(32, np.float32)}, slimrt.UnsupportedError, "attn_norm.bias"),
+    "a layer too many": ({"blk.2.attn_q.weight": half(32, 32)}, slimrt.UnsupportedError, "blk.2.attn_q.weight"),
+    "integer weights": ({"blk.0.attn_q.weight": np.ones((32, 32), np.int32)}, slimrt.SlimrtError, "blk.0.attn_q"),
+    "rope factors": ({"rope_freqs.weight": np.ones(3, np.float32)}, slimrt.ModelFormatError, "rope_freqs.weight"),
+}
+
+
+@pytest.mark.parametrize("case", TENSORS)
+def test_tensors_that_do_not_belong(case, tmp_path):
+    edit, error, name = TENSORS[case]
+    path = write_random(tmp_path / "model.gguf", SMALL, edit=edit)
+    for load in (_core.Engine, _core.plan):
+        with pytest.raises(error, match=name):
+            load(str(path), n_ctx=8)
+
+
+METADATA = {
+    "no heads": {"attention.head_count": 0},
+    "heads that do not divide": {"attention.head_count": 5, "attention.head_count_kv": 5},
+    "absurd heads": {"attention.head_count": 2**31, "attention.head_count_kv": 2**31},
+    "more kv heads than heads": {"attention.head_count_kv": 8},
+    "kv heads that do not divide": {"attention.head_count_kv": 3},
+    "no kv heads": {"attention.head_count_kv": 0},
+    "other heads than the tensors": {"attention.head_count_kv": 2},
+    "no layers": {"block_count": 0},
+    "a layer missing": {"block_count": 3},
+    "a million layers": {"block_count": 1_000_000},
+    "no width": {"embedding_length": 0},
+    "other width": {"embedding_length": 64},
+    "no context": {"context_length": 0},
+    "context left out": {"context_length": None},
+    "width left out": {"embedding_length": None},
+    "epsilon left out": {"attention.layer_norm_rms_epsilon": None},
+    "epsilon not a number": {"attention.layer_norm_rms_epsilon": float("nan")},
+    "epsilon negative": {"attention.layer_norm_rms_epsilon": -1.0},
+    "text for a number": {"block_count": "two"},
+    "fraction for a count": {"block_count": 2.5},
+    "odd rotation": {"rope.dimension_count": 7},
+    "rotation wider than a head": {"rope.dimension_count": 16},
+    "no base": {"rope.freq_base": 0.0},
+    "base not a number": {"rope.freq_base": float("nan")},
+    "base infinite": {"rope.freq_base": float("inf")},
+    "negative base": {"rope.freq_base": -10000.0},
+    "unknown scaling": {"rope.scaling.type": "spiral"},
+    "no factor": {"rope.scaling.type": "linear", "rope.scaling.factor": 0.0},
+    "factor not a number": {"rope.scaling.type": "yarn", "rope.scaling.factor": float("nan")},
+    "longrope without factors": {"rope.scaling.type": "longrope"},
+    "wide head": {"attention.key_length": 2**30},
+    "values unlike keys": {"attention.key_length": 8, "attention.value_length": 4},
+}
+
+
+@pytest.mark.parametrize("case", METADATA)
+def test_metadata_that_makes_no_sense(case, tmp_path):
+    path = write_random(tmp_path / "model.gguf", SMALL, changes=METADATA[case])
+    for load in (_core.Engine, _core.plan):
+        with pytest.raises(slimrt.SlimrtError) as caught:
+            load(str(path), n_ctx=8)
+        assert type(caught.value).__name__ in ("ModelFormatError", "UnsupportedError"), caught.value
+
+
+def test_unknown_architecture_names_the_known_ones(tmp_path):
+    path = write_random(tmp_path / "model.gguf", Shape(32, 2, 4, 64, arch="mamba"))
+    with pytest.raises(slimrt.UnsupportedError, match="mamba") as caught:
+        _core.Engine(str(path))
+    assert all(name in str(caught.value) for name in _core.architectures())
+
+
+@pytest.mark.parametrize("number", [16, 36, 999, 2**32 - 1])
+def test_unknown_tensor_type_names_the_tensor(number, model, tmp_path):
+    raw, name = model.read_bytes(), b"blk.0.attn_k.weight"
+    at = raw.index(name) + len(name) + 4 + 2 * 8  # after the count of dimensions and two of them
+    assert struct.unpack_from("<I", raw, at)[0] == 1
+    path = tmp_path / "model.gguf"
+    path.write_bytes(raw[:at] + struct.pack("<I", number) + raw[at + 4 :])
+    with pytest.raises(slimrt.SlimrtError, match="blk.0.attn_k.weight"):
+        _core.Engine(str(path))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 6e4])
+def test_weights_that_are_not_numbers_neither_crash_nor_hang(value, tmp_path):
+    weight = half(32, 32)
+    weight[3, 5] = value
+    path = write_random(tmp_path / "model.gguf", SMALL, edit={"blk.0.attn_q.weight": weight})
+    try:
+        with slimrt.Model(path, n_ctx=16) as model:
+            assert model.logits([3, 1, 4]).shape == (3, 50)
+            assert len(model.generate([3, 1, 4], max_tokens=4).tokens) <= 4
+    except (slimrt.SlimrtError, ValueError) as error:
+        assert "nan" in str(error).lower() or "finite" in str(error).lower(), error
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"n_ctx": -1}, {"n_batch": 0}, {"n_batch": -5}, {"n_seqs": 0}, {"n_seqs": -1}, {"n_threads": -1}],
+    ids=str,
+)
+def test_arguments_out_of_range(options, model):
+    for load in (_core.Engine, _core.plan, lambda path, **o: slimrt.Model(path, **o)):
+        with pytest.raises(ValueError):
+            load(str(model), **options)
+
+
+@pytest.mark.parametrize("options", [{"n_ctx": 2**40}, {"n_seqs": 2**30, "n_ctx": 64}, {"n_ctx": 2**62}], ids=str)
+def test_sizes_beyond_any_machine(options, model):
+    with pytest.raises((slimrt.WontFitError, ValueError)):
+        _core.Engine(str(model), **options)

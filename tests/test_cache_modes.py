@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every cache mode and type computes what the reference predicts when it rounds the same rows in the same way.
+
+Tolerances come from the reference. For one model, mode and type:
+  predicted   what rounding the stored rows does to the logits (reference, rows rounded, minus reference, exact);
+  noise       of an engine that computes in float32: FLOAT32 of all logits, and a few times what this mode makes of
+              one rounding to float32 (its rows so rounded in the reference).
+The engine rounds the same numbers, so it should be much nearer to the reference than `predicted`: only where float32
+puts a row on the other side of a rounding boundary do they differ (seen: up to 0.26 of it).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+import slimrt
+from conftest import GOLDEN, decode, open_engine, rms
+from reference import Reference
+
+IDS = np.random.default_rng(5).integers(3, 100, 60)
+N_PREFILL = 44
+FLOAT32, FLOAT32_STEPS = 2e-6, 8
+SAME_ROUNDING = 0.5
+TYPES = ["f32", "f16", "bf16"]
+CASES = [
+    ("llama_mha", "kv"),
+    ("llama_gqa_tied", "kv"),
+    ("mistral_window", "kv"),
+    ("llama_mha", "k"),
+    ("llama_bias", "k"),
+    ("qwen2_mha", "k"),  # K bias and RoPE
+    ("llama_wide", "k"),  # right inverse: heads * head_dim > d_model
+    ("llama_gqa_wide", "k"),  # grouped heads whose K is as wide as the input
+    ("llama_yarn", "k"),
+    ("gpt2_tanh", "kv"),
+    ("gpt2_tanh", "k"),
+    ("gpt2_tanh", "v"),
+    ("gpt2_tanh", "x"),
+    ("gpt2_erf", "k"),
+    ("gpt2_erf", "v"),
+    ("gpt2_erf", "x"),
+]
+each_case = pytest.mark.parametrize(("name", "mode"), CASES, ids=[f"{name}-{mode}" for name, mode in CASES])
+
+
+@cache
+def reference(path) -> Reference:
+    return Reference(path, wkv_dtype="f32")
+
+
+@cache
+def predict(path, mode, dtype, n_prefill: int, n_batch: int):
+    """Logits with rows rounded, and exact ones."""
+    model = reference(path)
+    return model.logits_cached(IDS, n_prefill, mode, dtype, n_batch), model.logits(IDS)
+
+
+def check(path, mode, dtype, got: np.ndarray, n_prefill: int, n_batch: int = 0) -> None:
+    wanted, exact = predict(path, mode, dtype, n_prefill, n_batch)
+    noise = FLOAT32 * rms(exact) + FLOAT32_STEPS * rms(predict(path, mode, "f32", n_prefill, n_batch)[0] - exact)
+    predicted = 0.0 if dtype == "f32" else rms(wanted - exact)
+    assert rms(got - wanted) <= noise + SAME_ROUNDING * predicted, "not the rounding that the reference does"
+    assert rms(got - exact) <= noise + 1.5 * predicted, "a larger error than the reference predicts"
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@each_case
+def test_prompt_then_steps(name, mode, dtype, convert):
+    path = convert(GOLDEN / name)
+    engine = open_engine(path, mode, dtype, n_ctx=64)
+    check(path, mode, dtype, decode(engine, IDS, N_PREFILL), N_PREFILL)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+@pytest.mark.parametrize("n_batch", [1, 5, 20, 33])
+@each_case
+def test_prompt_in_chunks(name, mode, n_batch, dtype, convert):
+    """Later chunks read earlier ones as stored; short ones through the absorbed branch, long ones materialised."""
+    path = convert(GOLDEN / name)
+    engine = open_engine(path, mode, dtype, n_ctx=64, n_batch=n_batch)
+    check(path, mode, dtype, decode(engine, IDS, len(IDS)), len(IDS), n_batch)
+
+
+@pytest.mark.parametrize("modes", [["v", "k", "x"], ["kv", "x", "kv"], ["k", "kv", "v"]], ids="-".join)
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_modes_by_layer(modes, dtype, convert):
+    path = convert(GOLDEN / "gpt2_erf")
+    engine = open_engine(path, modes, dtype, n_ctx=64)
+    assert [layer["mode"] for layer in engine.info()["layers"]] == modes
+    check(path, tuple(modes), dtype, decode(engine, IDS, N_PREFILL), N_PREFILL)
+
+
+@pytest.mark.parametrize("types", [("f32", "bf16"), ("bf16", "f32"), ("f16", "bf16")])
+@pytest.mark.parametrize("name", ["llama_gqa_tied", "gpt2_tanh"])
+def test_types_of_k_and_v_differ(name, types, convert):
+    path = convert(GOLDEN / name)
+    engine = open_engine(path, "kv", cache_type_k=types[0], cache_type_v=types[1], n_ctx=64)
+    check(path, "kv", types, decode(engine, IDS, N_PREFILL), N_PREFILL)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@each_case
+def test_a_prompt_alone_reads_nothing_stored(name, mode, dtype, convert):
+    """One append computes with its own rows in full precision: the type does not matter."""
+    path = convert(GOLDEN / name)
+    got = decode(open_engine(path, mode, dtype, n_ctx=64), IDS, len(IDS))
+    exact = reference(path).logits(IDS)
+    assert rms(got - exact) / rms(exact) < 2e-5
+
+
+@each_case
+def test_bytes_per_token(name, mode, convert):
+    """The promise of the mode, from the sizes of the model."""
+    path = convert(GOLDEN / name)
+    model = reference(path)
+    k, v = (w.shape[0] for w in (model.w.layers[0].wk, model.w.layers[0].wv))
+    width = {"kv": k + v, "k": k, "v": v, "x": model.d_model}[mode]
+    for dtype, size in (("f32", 4), ("f16", 2), ("bf16", 2)):
+        memory = open_engine(path, mode, dtype, n_ctx=64).memory()
+        assert memory["cache_bytes_per_token"] == width * size * len(model.w.layers)
+        assert memory["cache"] == 64 * memory["cache_bytes_per_token"]
+
+
+@pytest.mark.parametrize(("name", "mode"), [("llama_mha", "k"), ("gpt2_erf", "v"), ("llama_wide", "k")])
+def test_model_folds_by_itself(name, mode, convert):
+    """slimrt.Model folds what the file lacks, or finds it in a converted file; both as the reference does."""
+    path = convert(GOLDEN / name)
+    for source in (path, GOLDEN / name):
+        with slimrt.Model(source, cache=mode, cache_type="f16", n_ctx=64) as model, model.session() as session:
+            steps = [session.append(IDS[:N_PREFILL])] + [session.append([int(i)]) for i in IDS[N_PREFILL:]]
+        check(path, mode, "f16", np.concatenate(steps), N_PREFILL)
+
+
+# ---------------------------------------------------------------- what is refused
+ILLEGAL = [
+    ("llama_gqa_tied", "k", 0, "multi-head|head"),
+    ("llama_head_dim", "k", 0, "multi-head|head"),
+    ("mistral_window", "k", 0, "multi-head|head"),
+    ("llama_mha", "v", 0, "RoPE"),
+    ("llama_mha", "x", 0, "RoPE"),
+    ("qwen2_mha", ["kv", "x"], 1, "RoPE"),
+    ("qwen2_mha", ["k", "v"], 1, "RoPE"),
+]
+
+
+@pytest.mark.parametrize(("name", "mode", "layer", "reason"), ILLEGAL)
+def test_illegal_modes_say_layer_reason_and_alternatives(name, mode, layer, reason, convert):
+    path = convert(GOLDEN / name)
+    legal = [m["mode"] for m in slimrt._core.cache_modes(str(path)) if m["legal"]]
+    for load in (
+        lambda: slimrt._core.Engine(str(path), cache=mode, n_ctx=64),
+        lambda: slimrt.Model(path, cache=mode, n_ctx=64),
+        lambda: slimrt._core.plan(str(path), cache=mode, n_ctx=64),
+    ):
+        with pytest.raises(slimrt.CacheUnsupportedError, match=f"layer {layer}") as caught:
+            load()
+        message = str(caught.value)
+        assert any(word in message for word in reason.split("|")), message
+        assert all(m in message.rsplit(":", 1)[-1] for m in legal), message
+
+
+def test_cache_modes_lists_every_mode_with_a_reason(convert):
+    for name, legal in {
+        "llama_gqa_tied": {"kv"},
+        "llama_mha": {"kv", "k"},
+        "llama_wide": {"kv", "k"},
+        "gpt2_erf": {"kv", "k", "v", "x"},
+    }.items():
+        modes = slimrt._core.cache_modes(str(convert(GOLDEN / name)))
+        assert {m["mode"] for m in modes} >= {"kv", "k", "v", "x"}
+        assert {m["mode"] for m in modes if m["legal"]} == legal
+        assert all(bool(m["reason"]) != m["legal"] for m in modes)
+
+
+def test_unknown_mode_type_and_count(convert):
+    path = str(convert(GOLDEN / "llama_mha"))
+    with pytest.raises(slimrt.UnsupportedError, match="kv"):
+        slimrt._core.Engine(path, cache="kk")
+    with pytest.raises((slimrt.UnsupportedError, ValueError), match="f16"):
+        slimrt._core.Engine(path, cache_type_k="f17")
+    with pytest.raises((slimrt.UnsupportedError, ValueError)):
+        slimrt._core.Engine(path, cache_type_k="q4_k")
+    with pytest.raises(ValueError):
+        slimrt._core.Engine(path, cache=["kv"])
+    with pytest.raises(slimrt.UnsupportedError, match="kv"):
+        slimrt.Model(path, cache="kvv")
+
+
+def test_missing_or_misshapen_fold_is_refused(convert):
+    path = str(convert(GOLDEN / "llama_mha"))
+    with pytest.raises(slimrt.SlimrtError, match="attn_kv"):
+        slimrt._core.Engine(path, cache="k")
+    wrong = {f"blk.{i}.attn_kv.weight": np.zeros((48, 47), np.float32) for i in range(2)}
+    with pytest.raises((slimrt.SlimrtError, ValueError), match="attn_kv"):
+        slimrt._core.Engine(path, cache="k", derived=wrong)

@@ -1,0 +1,352 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The slimrt command: what goes where, exit codes, flags and their twins."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import slimrt
+from conftest import third_party
+from slimrt.cli import main
+from tiny_model import write_tiny
+
+PROMPT = "the cat sat"
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    return str(write_tiny(tmp_path_factory.mktemp("model") / "tiny.gguf"))
+
+
+@pytest.fixture(scope="module")
+def grouped(tmp_path_factory):
+    return str(write_tiny(tmp_path_factory.mktemp("model") / "grouped.gguf", n_kv_heads=2))
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch):
+    for name in list(os.environ):
+        if name.startswith("SLIMRT_"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def run(capsys):
+    """run(*arguments) -> (exit code, stdout, stderr), in this process."""
+
+    def call(*arguments):
+        try:
+            code = main([str(argument) for argument in arguments])
+        except SystemExit as error:
+            code = error.code
+        return code, *capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture
+def typed(monkeypatch):
+    """typed(text): what stdin holds, through a pipe."""
+
+    def put(text: str | bytes):
+        data = text if isinstance(text, bytes) else text.encode()
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8"))
+
+    return put
+
+
+def command(*arguments, **options):
+    """A process of its own, with pipes."""
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen([sys.executable, "-m", "slimrt", *map(str, arguments)], **(pipes | options))
+
+
+# ---------------------------------------------------------------- generate
+def test_published_text_of_stories260k():
+    folder = third_party("models/stories260K")
+    process = command("generate", folder / "stories260K.gguf", "-p", "", "-n", 200, "--temp", 0)
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, err) == (0, b"")
+    assert out == (folder / "expected_greedy_200.txt").read_bytes()
+
+
+def test_generate_prints_prompt_and_text(run, tiny):
+    arguments = ("generate", tiny, "-p", PROMPT, "-n", 9, "--temp", 0, "--ignore-eos")
+    with slimrt.Model(tiny) as model:
+        text = model.generate(PROMPT, max_tokens=9, temperature=0, ignore_eos=True).text
+    assert run(*arguments) == (0, PROMPT + text + "\n", "")
+    assert run(*arguments, "--no-display-prompt") == (0, text + "\n", "")
+    assert run(*arguments, "--no-echo")[1] == text + "\n"
+
+
+def test_prompt_from_file_and_pipe(run, tiny, tmp_path, typed):
+    file = tmp_path / "prompt.txt"
+    file.write_text(PROMPT + "\n")
+    expected = run("generate", tiny, "-p", PROMPT, "-n", 5, "--seed", 1)
+    assert run("generate", tiny, "-f", file, "-n", 5, "--seed", 1) == expected
+    typed(PROMPT + "\n")
+    assert run("generate", tiny, "-n", 5, "--seed", 1) == expected
+    typed(b"\xff")
+    code, out, err = run("generate", tiny)
+    assert (code, out) == (1, "") and "stdin: not UTF-8" in err
+    assert run("generate", tiny, "-p", PROMPT, "-f", file)[0] == 2
+
+
+def test_generate_json(run, tiny):
+    code, out, err = run("generate", tiny, "-p", PROMPT, "-n", 5, "--seed", 1, "--json")
+    result = json.loads(out)
+    assert (code, err) == (0, "")
+    assert result["prompt"] == PROMPT and len(result["tokens"]) == 5 and result["seed"] == 1
+    assert result["finish_reason"] == "length" and result["cache"]["modes"] == ["kv", "kv"]
+
+
+def test_verbose_tells_timings(run, tiny):
+    err = run("generate", tiny, "-p", PROMPT, "-n", 5, "-v")[2]
+    assert "first token after" in err and "tok/s" in err and "cache" in err and "context 32 of 256" in err
+
+
+def test_context_is_as_large_as_needed(run, tiny):
+    ids = 1 + len(PROMPT) + 1
+    assert "context 64 of 256" in run("generate", tiny, "-p", PROMPT, "-n", 65 - ids - 1, "-v")[2]
+    assert "context 96 of 256" in run("generate", tiny, "-p", PROMPT, "-n", 65 - ids, "-v")[2]
+    assert "context 256 of 256" in run("generate", tiny, "-p", PROMPT, "-n", 5000, "--stop", "e", "-v")[2]
+    assert "context 128 of 256" in run("generate", tiny, "-p", PROMPT, "-n", 1, "-c", 128, "-v")[2]
+    code, out, err = run("generate", tiny, "-p", PROMPT, "-n", 99, "-c", 32, "--ignore-eos")
+    assert code == 0 and out.startswith(PROMPT) and "context of 32 tokens is full" in err
+    assert run("generate", tiny, "-p", PROMPT, "-n", 99, "-c", 32, "--ignore-eos", "-q")[2] == ""
+    code, out, err = run("generate", tiny, "-p", "a" * 300)
+    assert (code, out) == (1, "") and err.startswith("slimrt: error: the prompt has 302 tokens")
+
+
+def test_stop(run, tiny):
+    whole = run("generate", tiny, "-p", PROMPT, "-n", 20, "--temp", 0, "--no-echo", "--ignore-eos")[1]
+    stop = whole[6]
+    out = run("generate", tiny, "-p", PROMPT, "-n", 20, "--temp", 0, "--no-echo", "--ignore-eos",
+              "--stop", "0123", "--stop", stop)[1]  # fmt: skip
+    assert out == whole.partition(stop)[0] + "\n"
+
+
+def test_a_session_goes_on_where_it_was_saved(run, tiny, tmp_path):
+    common = ("generate", tiny, "--temp", 0, "--ignore-eos", "-c", 64, "--json")
+    whole, file = json.loads(run(*common, "-p", PROMPT, "-n", 16)[1]), tmp_path / "s"
+    code, first, _ = run(*common, "-p", PROMPT, "-n", 6, "--save-session", file)
+    assert code == 0
+    code, rest, err = run(*common, "-p", "", "-n", 10, "--load-session", file, "-v")
+    assert code == 0
+    assert json.loads(first)["tokens"] + json.loads(rest)["tokens"] == whole["tokens"]
+    assert "prefill 1 tokens" in err
+    assert run(*common, "-p", " and", "-n", 3, "--load-session", file, "--save-session", tmp_path / "t")[0] == 0
+    code, out, err = run(*common, "-p", "", "--load-session", file, "--cache-type", "f32")
+    assert (code, out) == (1, "") and "another cache" in err
+
+
+def test_ctrl_c_keeps_what_was_printed(tiny):
+    process = command("generate", tiny, "-p", PROMPT, "-n", -1, "--temp", 0, "--ignore-eos", "-c", 200000)
+    shown = process.stdout.read(len(PROMPT) + 1)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert (shown + out).startswith(PROMPT.encode()) and out.endswith(b"\n")
+    assert b"Traceback" not in err
+
+
+def test_a_reader_that_goes_away(tiny):
+    process = command("generate", tiny, "-p", PROMPT, "-n", -1, "--temp", 0, "--ignore-eos", "-c", 200000)
+    process.stdout.read(len(PROMPT) + 1)
+    process.stdout.close()
+    assert process.wait(timeout=60) == 141
+    assert b"Traceback" not in process.stderr.read()
+    process.stderr.close()
+
+
+# ---------------------------------------------------------------- chat
+def test_chat_over_a_pipe(run, tiny, typed, tmp_path):
+    saved = tmp_path / "chat.json"
+    typed(f"hello\n/stats\nand now\n/save {saved}\n/reset\nhello\n/wrong\n/exit\nnot read\n")
+    code, out, err = run("chat", tiny, "--temp", 0, "-n", 6, "--json", "--system", "be brief", "-v")
+    assert code == 0
+    first, second, again = [json.loads(line) for line in out.splitlines()]
+    assert first["text"] == again["text"]
+    assert first["usage"]["cached_tokens"] == again["usage"]["cached_tokens"] == 0
+    # All of the first turn but the last token of its answer, which was never computed, if it reads back the same.
+    assert second["usage"]["cached_tokens"] >= first["usage"]["prompt_tokens"]
+    messages = json.loads(saved.read_text())
+    assert [m["role"] for m in messages] == ["system", "user", "assistant", "user", "assistant"]
+    assert messages[2]["content"] == first["text"]
+    assert "of 256 tokens, cache" in err and "/help" in err
+
+
+def test_chat_prints_answers(run, tiny, typed):
+    typed("hello\n")
+    code, out, err = run("chat", tiny, "--seed", 1, "-n", 4)
+    with slimrt.Model(tiny) as model:
+        expected = model.chat([{"role": "user", "content": "hello"}], seed=1, max_tokens=4).text
+    assert (code, out, err) == (0, expected + "\n", "")
+
+
+def test_chat_that_outgrows_the_context(run, tiny, typed):
+    typed("a" * 50 + "\n")
+    code, out, err = run("chat", tiny, "-c", 32)
+    assert (code, out) == (1, "") and "the prompt has" in err
+
+
+def test_chat_without_a_template(run, typed):
+    model = third_party("models/stories260K") / "stories260K.gguf"
+    typed("hello\n")
+    code, out, err = run("chat", model)
+    assert (code, out) == (1, "") and "no chat template" in err
+
+
+# ---------------------------------------------------------------- inspect, plan, doctor, convert
+def test_inspect(run, tiny, grouped):
+    code, out, err = run("inspect", grouped)
+    assert (code, err) == (0, "")
+    assert "llama.context_length = 256" in out and "chat template: yes" in out
+    assert "kv  yes, 128 bytes a token" in out and "k   no: layer 0" in out
+    report = json.loads(run("inspect", tiny, "--json")[1])
+    assert [m["mode"] for m in report["cache_modes"] if m["legal"]] == ["kv", "k"]
+    assert all(m["reason"] for m in report["cache_modes"] if not m["legal"])
+    assert report["bytes"] == sum(tensor["bytes"] for tensor in report["tensors"])
+    assert "blk.0.attn_k.weight" in run("inspect", tiny, "-v")[1]
+
+
+def test_inspect_of_what_cannot_run(run):
+    code, out, _ = run("inspect", third_party("tokenizers/ggml-vocab-mpt.gguf"))
+    assert code == 0 and "0 tensors" in out and "none: " in out
+
+
+def test_plan_and_its_exit_code(run, tiny):
+    code, out, err = run("plan", tiny, "-c", 256)
+    assert (code, err) == (0, "") and "fits" in out and "v: not for this model: layer 0" in out
+    total = json.loads(run("plan", tiny, "--json")[1])["asked"]["total"]
+    assert run("plan", tiny, "--memory-limit", total)[0] == 0
+    code, out, err = run("plan", tiny, "--memory-limit", total - 1)
+    assert (code, err) == (1, "") and "does not fit" in out
+    assert run("plan", tiny, "--memory-limit", total, "--cache", "k")[0] == 0
+    assert run("plan", tiny, "--memory-limit", total, "--batch", 2)[0] == 1
+    mixed = json.loads(run("plan", tiny, "--cache", "kv,k", "--json")[1])
+    assert mixed["asked"]["modes"] == ["kv", "k"] and mixed["fits"]
+
+
+def test_doctor(run):
+    code, out, err = run("doctor")
+    assert (code, err) == (0, "")
+    assert slimrt.__version__ in out and "GB/s" in out
+    report = json.loads(run("doctor", "--json", "-t", 1)[1])
+    assert report["threads"] == 1 and report["read_bandwidth"] > 0 and report["devices"] == ["cpu"]
+
+
+def test_convert_then_load_without_folding(run, tiny, tmp_path):
+    out_file = tmp_path / "k.gguf"
+    code, out, _ = run("convert", tiny, "-o", out_file, "--cache", "k")
+    assert code == 0 and "k" in out
+    arguments = ("-p", PROMPT, "-n", 9, "--temp", 0, "--ignore-eos", "--cache-type", "f32")
+    expected = run("generate", tiny, *arguments)[1]
+    code, out, err = run("generate", out_file, *arguments, "-v")
+    assert (code, out) == (0, expected)
+    assert "cache k f32" in err and "folding" not in err
+    report = json.loads(run("convert", tiny, "-o", out_file, "--cache", "k", "--json", "--calibration", "none")[1])
+    assert report
+
+
+# ---------------------------------------------------------------- flags, errors
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--cache", "kk"), "did you mean 'k'?"),
+        (("--cache", "k+r"), "supported: auto, kv, k, v, x"),
+        (("--cache", "lowrank"), "'lowrank' is not supported"),
+        (("--cache-type", "q8"), "supported: f32, f16, bf16"),
+        (("--device", "cuda"), "supported: auto, cpu"),
+        (("--num-beams", 4), "beam search"),
+        (("--cache", "x"), "layer 0"),
+        (("--memory-limit", "1KiB"), "needs"),
+        (("--memory-limit", "lots"), "not a size"),
+        (("--temp", -1), "temperature"),
+        (("--load-session", "/none"), "No such file"),
+    ],
+)
+def test_errors_are_one_sentence(run, tiny, arguments, said):
+    code, out, err = run("generate", tiny, "-p", PROMPT, *arguments)
+    assert (code, out) == (1, "")
+    assert err.startswith("slimrt: error: ") and err.count("\n") == 1 and said in err
+
+
+def test_a_missing_model(run, tmp_path):
+    assert run("generate", tmp_path / "none", "-p", "x") == (
+        1, "", f"slimrt: error: {tmp_path / 'none'}: no such file or directory\n",
+    )  # fmt: skip
+
+
+def test_tracebacks_only_when_asked_for(run, tiny, monkeypatch):
+    assert "Traceback" not in run("generate", tiny, "-p", "x", "--cache", "q", "-v")[2]
+    assert "Traceback" in run("generate", tiny, "-p", "x", "--cache", "q", "-vv")[2]
+    monkeypatch.setenv("SLIMRT_DEBUG", "1")
+    assert "Traceback" in run("generate", tiny, "-p", "x", "--cache", "q")[2]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [(), ("fly",), ("generate",), ("generate", "a", "-m", "b"), ("generate", "a", "-n", "x"), ("convert", "a"),
+     ("plan", "a", "-c", "0"), ("plan", "a", "--sparse-threshold", "1")],
+)  # fmt: skip
+def test_wrong_usage(run, arguments):
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "") and "error:" in err
+
+
+def test_version_and_help(run):
+    assert run("--version") == (0, f"slimrt {slimrt.__version__}\n", "")
+    for verb in ("generate", "chat", "convert", "inspect", "plan", "doctor"):
+        assert verb in run("--help")[1]
+        assert "SLIMRT_" in run(verb, "--help")[1]
+
+
+def test_model_as_flag_or_in_the_environment(run, tiny, monkeypatch):
+    expected = run("plan", tiny)
+    assert run("plan", "-m", tiny) == expected
+    monkeypatch.setenv("SLIMRT_MODEL", tiny)
+    assert run("plan") == expected
+    assert run("plan", "/none.gguf")[0] == 1
+
+
+def test_twins_in_the_environment(run, tiny, monkeypatch):
+    monkeypatch.setenv("SLIMRT_JSON", "1")
+    monkeypatch.setenv("SLIMRT_CACHE_TYPE", "f32")
+    monkeypatch.setenv("SLIMRT_CTX", "96")
+    monkeypatch.setenv("SLIMRT_SEED", "5")
+    monkeypatch.setenv("SLIMRT_N_PREDICT", "3")
+    result = json.loads(run("generate", tiny, "-p", PROMPT)[1])
+    assert result["cache"]["types"] == ["f32", "f32"] and result["seed"] == 5 and len(result["tokens"]) == 3
+    assert json.loads(run("generate", tiny, "-p", PROMPT, "--seed", "6")[1])["seed"] == 6
+    assert json.loads(run("plan", tiny)[1])["n_ctx"] == 96
+    assert json.loads(run("plan", tiny, "-c", 64)[1])["n_ctx"] == 64
+    monkeypatch.setenv("SLIMRT_CTX", "many")
+    code, _, err = run("plan", tiny)
+    assert code == 2 and "many" in err
+    monkeypatch.setenv("SLIMRT_CTX", "")
+    monkeypatch.setenv("SLIMRT_JSON", "0")
+    assert "largest ctx" in run("plan", tiny)[1]
+    monkeypatch.setenv("SLIMRT_VERBOSE", "1")
+    monkeypatch.setenv("SLIMRT_STOP", "e")
+    assert "first token" in run("generate", tiny, "-p", PROMPT)[2]
+
+
+def test_colour_only_on_a_terminal_that_wants_it(monkeypatch):
+    from slimrt.cli.common import coloured
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert coloured("x", "red", io.StringIO()) == "x"
+    assert coloured("x", "red", Terminal()) == "\x1b[31mx\x1b[0m"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert coloured("x", "red", Terminal()) == "x"

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every kernel, for every instruction set of this machine, against NumPy float64 and the gguf package."""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import pytest
+from conftest import rms
+from reference import ACTIVATIONS, Rope, layer_norm, rms_norm, rounded
+
+ops = pytest.importorskip("slimrt._core").ops
+ISAS = ops.backends()
+EPS = 2.0**-24  # half a unit in the last place of float32
+
+# Quantised types: where a block keeps its float16 numbers (the rest of a block may be any bits).
+HALVES = {
+    "q4_0": (0,),
+    "q4_1": (0, 2),
+    "q5_0": (0,),
+    "q5_1": (0, 2),
+    "q8_0": (0,),
+    "q2_k": (80, 82),
+    "q3_k": (108,),
+    "q4_k": (0, 2),
+    "q5_k": (0, 2),
+    "q6_k": (208,),
+}
+PLAIN = ["f32", "f16", "bf16"]
+NATIVE = ["q4_0", "q8_0", "q4_k", "q5_k", "q6_k"]  # multiplied as they are stored; others are unpacked at load
+ODD = [1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 48, 64, 100, 1000]
+
+
+def ggml(type_name: str) -> gguf.GGMLQuantizationType:
+    return gguf.GGMLQuantizationType[type_name.upper()]
+
+
+def block_size(type_name: str) -> int:
+    return gguf.GGML_QUANT_SIZES[ggml(type_name)][0]
+
+
+def random_weight(type_name: str, rows: int, cols: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Bytes [rows, row bytes] with any bits, and what the gguf package reads from them, float64."""
+    random = np.random.default_rng(seed)
+    if type_name in PLAIN:
+        values = rounded(random.normal(size=(rows, cols)), type_name)
+        return narrowed(values, type_name).reshape(rows, -1), values
+    block, size = gguf.GGML_QUANT_SIZES[ggml(type_name)]
+    raw = random.integers(0, 256, (rows, cols // block, size), dtype=np.uint8)
+    for at in HALVES[type_name]:
+        scale = random.normal(size=raw.shape[:2]).astype(np.float16)
+        raw[:, :, at : at + 2] = scale[..., None].view(np.uint8)
+    raw = raw.reshape(rows, -1)
+    return raw, gguf.quants.dequantize(raw, ggml(type_name)).astype(np.float64)
+
+
+def narrowed(x: np.ndarray, type_name: str) -> np.ndarray:
+    """The bytes of x in a plain type."""
+    single = np.asarray(x, np.float32)
+    if type_name == "bf16":
+        return (np.asarray(rounded(single, "bf16"), np.float32).view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
+    return single.astype({"f32": np.float32, "f16": np.float16}[type_name]).view(np.uint8)
+
+
+def test_the_portable_kernels_are_always_there():
+    assert len(ISAS) >= 1 and len(set(ISAS)) == len(ISAS)
+
+
+# ---------------------------------------------------------------- conversions
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("type_name", [*PLAIN, *HALVES])
+def test_unpack_is_bit_exact(type_name, isa):
+    block = block_size(type_name)
+    for blocks in (1, 2, 5, 33):
+        raw, values = random_weight(type_name, 1, blocks * block, seed=blocks)
+        got = ops.unpack(type_name, raw.reshape(-1), blocks * block, isa).reshape(-1)
+        assert got.dtype == np.float32
+        assert np.array_equal(got, values.reshape(-1).astype(np.float32)), (type_name, blocks)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("type_name", ["f16", "bf16"])
+def test_unpack_of_every_16_bit_number(type_name, isa):
+    bits = np.arange(65536, dtype=np.uint16)
+    wanted = bits.view(np.float16).astype(np.float32)
+    if type_name == "bf16":
+        wanted = (bits.astype(np.uint32) << 16).view(np.float32)
+    got = ops.unpack(type_name, bits.view(np.uint8), bits.size, isa).reshape(-1)
+    assert np.array_equal(got, wanted, equal_nan=True)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("type_name", PLAIN)
+def test_narrow_rounds_to_nearest_even(type_name, isa):
+    random = np.random.default_rng(3)
+    bits = random.integers(0, 2**32, 4099, dtype=np.uint32)
+    halfway = (np.arange(512, dtype=np.uint32) << 13 | 0x38001000) ^ np.uint32(0)  # ties of float16
+    edges = np.array([0, -0.0, 1e-8, 6e-8, 65503, 65504, 65519.9, 65520, 1e30, -1e30, np.inf, -np.inf], np.float32)
+    x = np.concatenate([bits.view(np.float32), halfway.view(np.float32), edges])
+    x = x[~np.isnan(x)]
+    got = np.asarray(ops.narrow(type_name, x, isa), np.uint8)
+    with np.errstate(over="ignore"):
+        assert np.array_equal(got, narrowed(x, type_name))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("type_name", PLAIN)
+def test_narrow_keeps_nan(type_name, isa):
+    x = np.array([np.nan, 1.0, -np.nan], np.float32)
+    raw = np.asarray(ops.narrow(type_name, x, isa), np.uint8)
+    assert np.array_equal(np.isnan(ops.unpack(type_name, raw, 3, isa).reshape(-1)), [True, False, True])
+
+
+# ---------------------------------------------------------------- products
+def activation_rounding(x: np.ndarray, weight: np.ndarray, type_name: str) -> np.ndarray:
+    """Standard deviation of x w^T when x is rounded to int8 by groups (32; K types: 256), uniform error."""
+    group = max(block_size(type_name), 32)
+    size = np.abs(x).reshape(len(x), -1, group).max(axis=2, keepdims=True)
+    step = np.broadcast_to(size / 127, (len(x), x.shape[1] // group, group)).reshape(x.shape)
+    return np.sqrt((step**2 / 12) @ (weight**2).T)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("type_name", PLAIN)
+@pytest.mark.parametrize("k", [1, 3, 8, 17, 33, 48, 100, 257])
+def test_linear_of_plain_types(type_name, k, isa):
+    for rows, tokens, threads in ((1, 1, 1), (3, 2, 1), (17, 5, 2), (33, 19, 2), (5, 64, 1)):
+        raw, weight = random_weight(type_name, rows, k, seed=k)
+        random = np.random.default_rng(rows)
+        x = random.normal(size=(tokens, k)).astype(np.float32)
+        bias = random.normal(size=rows).astype(np.float32) if rows % 2 else None
+        got = ops.linear(x, raw.reshape(-1), type_name, rows, bias, isa, threads)
+        wanted = x.astype(np.float64) @ weight.T + (0 if bias is None else bias)
+        bound = (k + 2) * EPS * (np.abs(x) @ np.abs(weight.T) + 1 + np.abs(wanted))
+        assert got.shape == (tokens, rows)
+        assert (np.abs(got - wanted) <= bound).all(), (rows, tokens, np.abs(got - wanted).max())
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("type_name", NATIVE)
+def test_linear_of_quantised_types(type_name, isa):
+    for rows, blocks, tokens, threads in ((1, 1, 1, 1), (3, 3, 2, 1), (17, 2, 5, 2), (40, 8, 33, 2), (64, 5, 7, 1)):
+        k = blocks * block_size(type_name)
+        raw, weight = random_weight(type_name, rows, k, seed=rows)
+        random = np.random.default_rng(k)
+        x = random.normal(size=(tokens, k)).astype(np.float32)
+        bias = random.normal(size=rows).astype(np.float32) if blocks % 2 else None
+        got = ops.linear(x, raw.reshape(-1), type_name, rows, bias, isa, threads)
+        wanted = x.astype(np.float64) @ weight.T + (0 if bias is None else bias)
+        sigma = activation_rounding(x, weight, type_name) + k * EPS * (np.abs(x) @ np.abs(weight.T))
+        assert (np.abs(got - wanted) <= 6 * sigma).all(), (rows, k, tokens)
+        if got.size > 500:
+            assert rms((got - wanted) / sigma) < 1.25, "more than int8 activations explain"
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("bits", [0x00, 0x7F, 0x80, 0xFF])
+@pytest.mark.parametrize("type_name", NATIVE)
+def test_linear_of_extreme_rows(type_name, bits, isa):
+    """Zero rows, the largest and smallest codes, one huge value among small ones: no overflow, no saturation."""
+    k = 2 * block_size(type_name)
+    raw, _ = random_weight(type_name, 4, k)
+    scales = np.isin(np.arange(raw.shape[1]) % (raw.shape[1] // 2), half_bytes(type_name))
+    filled = {value: np.where(scales, raw, value).astype(np.uint8) for value in (0x00, 0x7F, 0x80, 0xFF)}
+    weights = {value: gguf.quants.dequantize(codes, ggml(type_name)) for value, codes in filled.items()}
+    weight = weights[bits].astype(np.float64)
+    x = np.zeros((4, k), np.float32)
+    x[1], x[2], x[3] = 1.0, -1.0, 1e-3
+    x[3, 5] = 1e4
+    got = ops.linear(x, filled[bits].reshape(-1), type_name, 4, None, isa, 1)
+    wanted = x.astype(np.float64) @ weight.T
+    largest = np.max([np.abs(w) for w in weights.values()], axis=0)  # float32 rounds at the size of a block's range
+    sigma = activation_rounding(x, weight, type_name) + 8 * EPS * (np.abs(x) @ largest.T)
+    assert (got[0] == 0).all()
+    assert (np.abs(got - wanted) <= 6 * sigma).all()
+
+
+@pytest.mark.parametrize("type_name", [name for name in HALVES if name not in NATIVE])
+def test_linear_says_which_types_it_does_not_multiply(type_name):
+    raw, _ = random_weight(type_name, 2, 256)
+    with pytest.raises(ValueError, match="native"):
+        ops.linear(np.zeros((1, 256), np.float32), raw.reshape(-1), type_name, 2, None, ISAS[0], 1)
+
+
+def half_bytes(type_name: str) -> list[int]:
+    return [at + i for at in HALVES[type_name] for i in (0, 1)]
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("type_name", ["f32", "f16", "q8_0", "q4_k"])
+def test_linear_does_not_depend_on_threads(type_name, isa):
+    raw, _ = random_weight(type_name, 67, 256)
+    x = np.random.default_rng(0).normal(size=(9, 256)).astype(np.float32)
+    one, three = (ops.linear(x, raw.reshape(-1), type_name, 67, None, isa, n) for n in (1, 3))
+    assert np.array_equal(one, three)
+
+
+# ---------------------------------------------------------------- element by element
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", ["rms", "layer"])
+@pytest.mark.parametrize("width", ODD)
+def test_norm(kind, width, isa):
+    random = np.random.default_rng(width)
+    x = random.normal(size=(5, width)) * [[1], [1e-4], [1e4], [1], [0]] + [[0], [0], [0], [30], [0]]
+    x = x.astype(np.float32)
+    weight, bias = random.normal(size=(2, width)).astype(np.float32)
+    got = ops.norm(kind, x, weight, bias if kind == "layer" else None, 1e-5, isa)
+    exact = x.astype(np.float64)
+    wanted = rms_norm(exact, weight, 1e-5) if kind == "rms" else layer_norm(exact, weight, bias, 1e-5)
+    spread = np.sqrt(np.mean(np.square(exact - exact.mean(1, keepdims=True)), axis=1, keepdims=True) + 1e-5)
+    size = np.abs(exact).max(1, keepdims=True) / (spread if kind == "layer" else 1)  # cancellation in x - mean
+    bound = 16 * EPS * (np.abs(wanted) + (size + 1) * np.abs(weight) + np.abs(bias))
+    bound = bound if kind == "layer" else 16 * EPS * np.abs(wanted)
+    assert (np.abs(got - wanted) <= bound).all()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", sorted(ACTIVATIONS))
+@pytest.mark.parametrize("n", [1, 7, 16, 33, 4001])
+def test_activation_and_gate(kind, n, isa):
+    x = np.linspace(-30, 30, n, dtype=np.float32).reshape(1, n) if n > 1 else np.array([[0.7]], np.float32)
+    up = np.random.default_rng(n).normal(size=x.shape).astype(np.float32)
+    wanted = ACTIVATIONS[kind](x.astype(np.float64))
+    bound = 1e-6 * np.abs(wanted) + 3e-7 * np.minimum(np.abs(x), 4)
+    assert (np.abs(ops.activate(kind, x, isa) - wanted) <= bound).all()
+    assert (np.abs(ops.gate(kind, x, up, isa) - wanted * up) <= (bound + 1e-7) * np.abs(up)).all()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", sorted(ACTIVATIONS))
+def test_activation_of_extremes(kind, isa):
+    x = np.array([[-1e30, -200, -88.8, 0, 88.8, 200, 1e30]], np.float32)
+    got = ops.activate(kind, x, isa)[0]
+    assert np.isfinite(got).all()
+    assert (np.abs(got[:3]) < 1e-30).all() and got[3] == 0 and np.allclose(got[4:], x[0, 4:])
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("interleaved", [True, False])
+@pytest.mark.parametrize(("head_dim", "n_rot"), [(2, 2), (6, 4), (12, 12), (20, 20), (64, 32), (80, 80), (128, 128)])
+def test_rope(head_dim, n_rot, interleaved, isa):
+    random = np.random.default_rng(head_dim)
+    rope = Rope(100.0 ** (-np.arange(0, n_rot, 2) / n_rot), interleaved, scale=1.1)
+    positions = np.array([0, 5, 2, 99, 98], np.int32)
+    x = random.normal(size=(5, 3 * head_dim)).astype(np.float32)
+    got = ops.rope(x, 3, rope_table(rope, 100), n_rot, interleaved, positions, isa)
+    wanted = rope(x.astype(np.float64).reshape(5, 3, head_dim), positions).reshape(5, -1)
+    assert np.abs(got - wanted).max() < 2e-6
+
+
+def rope_table(rope: Rope, n_ctx: int) -> np.ndarray:
+    """[n_ctx, n_rot]: cos and sin of each pair, side by side."""
+    angle = np.outer(np.arange(n_ctx), rope.inv_freq)
+    return (np.stack([np.cos(angle), np.sin(angle)], axis=2) * rope.scale).reshape(n_ctx, -1).astype(np.float32)

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The attention kernel over stored and fresh rows, for every instruction set, against NumPy float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from reference import Rope, rounded
+from test_kernels import rope_table
+
+ops = pytest.importorskip("slimrt._core").ops
+ISAS = ops.backends()
+
+
+@dataclass
+class Case:
+    """One call: score_heads or value_heads 1 with more query heads: the whole row serves all of them."""
+
+    n_heads: int
+    score_heads: int
+    value_heads: int
+    dk: int
+    dv: int
+    rows: int
+    queries: int
+    window: int = 0
+    rope: str = ""  # "", "neox", "interleaved": rotation on read
+    bias: bool = False
+    n_rot: int = 0
+    loud: float = 1.0  # factor on the queries
+
+    def data(self, seed: int = 0):
+        random = np.random.default_rng(seed)
+        q = self.loud * random.normal(size=(self.queries, self.n_heads * self.dk))
+        scores = random.normal(size=(self.rows, self.score_heads * self.dk))
+        values = random.normal(size=(self.rows, self.value_heads * self.dv))
+        bias = random.normal(size=self.score_heads * self.dk) if self.bias else None
+        return [a if a is None else a.astype(np.float32) for a in (q, scores, values, bias)]
+
+    def make_rope(self) -> Rope | None:
+        n_rot = self.n_rot or self.dk
+        inv_freq = 50.0 ** (-np.arange(0, n_rot, 2) / n_rot)
+        return Rope(inv_freq, self.rope == "interleaved") if self.rope else None
+
+
+CASES = {
+    "mha": Case(4, 4, 4, 12, 12, 70, 1),
+    "one row": Case(2, 2, 2, 8, 8, 1, 1),
+    "prompt": Case(4, 4, 4, 16, 16, 33, 33),
+    "gqa": Case(8, 2, 2, 20, 20, 300, 5),
+    "mqa": Case(5, 1, 1, 64, 64, 129, 3),
+    "dv differs": Case(4, 2, 4, 24, 10, 65, 2),
+    "long": Case(2, 2, 2, 64, 64, 1500, 1),
+    "wide heads": Case(3, 3, 3, 128, 128, 257, 9),
+    "odd": Case(3, 3, 3, 7, 5, 66, 4),
+    "many queries": Case(6, 6, 6, 16, 16, 200, 90),
+    "window": Case(4, 2, 2, 12, 12, 150, 40, window=13),
+    "window of one": Case(2, 2, 2, 8, 8, 40, 3, window=1),
+    "k absorbed": Case(4, 4, 1, 12, 48, 300, 1, rope="neox"),
+    "k absorbed, many": Case(4, 4, 1, 12, 48, 90, 30, rope="interleaved"),
+    "k materialised": Case(4, 4, 4, 12, 12, 90, 30, rope="neox", bias=True),
+    "k with bias": Case(4, 4, 1, 16, 64, 200, 2, rope="interleaved", bias=True),
+    "partial rotation": Case(4, 4, 1, 16, 64, 200, 2, rope="neox", n_rot=6),
+    "x absorbed": Case(8, 1, 1, 40, 40, 260, 3),
+    "v absorbed": Case(8, 1, 8, 64, 8, 260, 3),
+    "loud": Case(4, 4, 4, 32, 32, 200, 3, loud=100.0),
+}
+
+
+def wanted(case: Case, dtype: str):
+    """float64 out and lse, and the float32 error that scores of this size may cause."""
+    q, score_rows, value_rows, bias = (a if a is None else a.astype(np.float64) for a in case.data())
+    n, total = case.queries, case.rows
+    stored = total - n
+    score_rows[:stored], value_rows[:stored] = rounded(score_rows[:stored], dtype), rounded(value_rows[:stored], dtype)
+    keys = (score_rows if bias is None else score_rows + bias).reshape(total, case.score_heads, case.dk)
+    if case.rope:
+        keys = case.make_rope()(keys, np.arange(total))
+    values, heads = value_rows.reshape(total, case.value_heads, case.dv), q.reshape(n, case.n_heads, case.dk)
+    position, row = stored + np.arange(n)[:, None], np.arange(total)[None, :]
+    seen = (row <= position) & ((row > position - case.window) if case.window else True)
+    out, lse = np.zeros((n, case.n_heads, case.dv)), np.zeros((n, case.n_heads))
+    error = np.zeros((n, case.n_heads, 1))
+    for head in range(case.n_heads):
+        key = keys[:, head // (case.n_heads // case.score_heads)]
+        value = values[:, head // (case.n_heads // case.value_heads)]
+        scores = np.where(seen, heads[:, head] @ key.T / np.sqrt(case.dk), -np.inf)
+        top = scores.max(axis=1, keepdims=True)
+        p = np.exp(scores - top)
+        lse[:, head] = (top + np.log(p.sum(axis=1, keepdims=True)))[:, 0]
+        out[:, head] = p / p.sum(axis=1, keepdims=True) @ value
+        size = (np.abs(heads[:, head]) @ np.abs(key).T / np.sqrt(case.dk)).max(axis=1)
+        error[:, head, 0] = 2e-7 * (4 + np.sqrt(case.dk) + size)
+    return out.reshape(n, -1), lse, np.repeat(error, case.dv, axis=2).reshape(n, -1), error[..., 0]
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("name", CASES)
+def test_attention(name, dtype, isa):
+    case = CASES[name]
+    out, lse, out_error, lse_error = wanted(case, dtype)
+    for threads in (1, 2):
+        got, got_lse = run(case, dtype, isa, threads)
+        assert got.shape == out.shape and got_lse.shape == lse.shape
+        assert (np.abs(got - out) <= 4 * out_error).all(), np.abs(got - out).max()
+        assert (np.abs(got_lse - lse) <= 4 * lse_error).all(), np.abs(got_lse - lse).max()
+
+
+def run(case: Case, dtype: str, isa: str, threads: int = 1):
+    q, score_rows, value_rows, bias = case.data()
+    rope = case.make_rope()
+    rotation = {}
+    if rope is not None:
+        rotation = {"table": rope_table(rope, case.rows), "n_rot": 2 * len(rope.inv_freq),
+                    "interleaved": rope.interleaved}  # fmt: skip
+    return ops.attention(
+        q, score_rows, value_rows, case.n_heads, case.score_heads, case.value_heads, dtype, case.queries,
+        1 / np.sqrt(case.dk), case.window, isa, threads, bias=bias, **rotation,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("name", ["mha", "gqa", "window", "k absorbed", "x absorbed"])
+def test_attention_repeats_to_the_bit(name, isa):
+    """The same rows in the same order give the same bits, whatever the threads."""
+    first, second = run(CASES[name], "f16", isa, 1), run(CASES[name], "f16", isa, 3)
+    again = run(CASES[name], "f16", isa, 3)
+    assert np.array_equal(second[0], again[0])
+    assert np.abs(first[0] - second[0]).max() < 1e-5
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_fresh_rows_are_read_in_full_precision(isa):
+    """A prompt alone stores nothing it reads: bf16 rows change nothing."""
+    case = Case(4, 4, 4, 16, 16, 20, 20)
+    assert np.array_equal(run(case, "bf16", isa)[0], run(case, "f32", isa)[0])

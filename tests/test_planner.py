@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The planner: the papers' cache sizes, and what Engine allocates to the byte."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+
+import pytest
+import slimrt
+from conftest import GOLDEN, derived
+from gguf_shapes import Shape, write_sparse
+from slimrt import _core
+
+# Cache elements (K and V) at a context, cache-math.md section 6, for the architectures of this release.
+# name: shape, context, elements in the paper, half a unit of its last digit.
+PAPER = {
+    "CodeLlama-7B": (Shape(4096, 32, 32, 16384), 16384, 4.3e9, 0.05e9),
+    "CodeLlama-13B": (Shape(5120, 40, 40, 16384), 16384, 6.7e9, 0.05e9),
+    "CodeGemma-7B": (Shape(3072, 28, 16, 8192, head_dim=256), 8192, 1.9e9, 0.05e9),
+    "SmolLM2-1.7B": (Shape(2048, 24, 32, 8192), 8192, 0.8e9, 0.05e9),
+    "SmolVLM": (Shape(2048, 24, 32, 16384), 16384, 1.6e9, 0.05e9),
+    "Evo-1-131k": (Shape(4096, 32, 32, 131072), 131072, 34.4e9, 0.05e9),
+    "Phi-3-mini-128k": (Shape(3072, 32, 32, 131072), 131072, 25.8e9, 0.05e9),
+    "OLMo-1B": (Shape(2048, 16, 16, 4096), 4096, 0.3e9, 0.05e9),
+    "OLMo-2-13B": (Shape(5120, 40, 40, 4096), 4096, 1.7e9, 0.05e9),
+    "Vicuna-7B-16k": (Shape(4096, 32, 32, 16384), 16384, 4.3e9, 0.05e9),
+    "GPT-2 XL": (Shape(1600, 48, 25, 1024, arch="gpt2"), 1024, 157e6, 0.5e6),
+}
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_cache_elements_of_the_papers(name, tmp_path):
+    shape, n_ctx, elements, half_digit = PAPER[name]
+    path = write_sparse(tmp_path / "model.gguf", shape)
+    for dtype, size in (("f32", 4), ("f16", 2), ("bf16", 2)):
+        kv = _core.plan(str(path), n_ctx=n_ctx, cache="kv", cache_type_k=dtype, cache_type_v=dtype)
+        assert abs(kv["cache"] / size - elements) <= half_digit * 1.01
+        assert kv["cache"] == 2 * shape.kv_heads * shape.dk * shape.n_layers * n_ctx * size
+    k = _core.plan(str(path), n_ctx=n_ctx, cache="k")
+    assert 2 * k["cache"] == kv["cache"] and 2 * k["cache_bytes_per_token"] == kv["cache_bytes_per_token"]
+
+
+def test_grouped_heads_and_the_aya_table(tmp_path):
+    """aya-23-35B: 5.4 B elements at 8k with its 64 query heads (as many as the paper counts)."""
+    shape = Shape(8192, 40, 64, 8192)
+    path = write_sparse(tmp_path / "aya.gguf", shape)
+    assert abs(_core.plan(str(path), n_ctx=8192)["cache"] / 2 - 5.4e9) < 0.05e9
+    grouped = write_sparse(tmp_path / "grouped.gguf", Shape(8192, 40, 64, 8192, n_kv_heads=8))
+    assert _core.plan(str(grouped), n_ctx=8192)["cache"] * 8 == _core.plan(str(path), n_ctx=8192)["cache"]
+
+
+def test_planning_a_7b_model_takes_no_disk_memory_or_time(tmp_path):
+    """A sparse file of 13 GB: nothing is written, nothing of its weights is read."""
+    path = write_sparse(tmp_path / "7b.gguf", Shape(4096, 32, 32, 16384, d_ff=11008, n_vocab=32000))
+    assert path.stat().st_size > 12e9 and path.stat().st_blocks * 512 < 2e6
+    before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
+    for cache in ("kv", "k"):
+        plan = _core.plan(str(path), n_ctx=16384, cache=cache)
+        assert plan["mapped"] > 12e9
+        assert plan["total"] == plan["weights"] + plan["derived"] + plan["cache"] + plan["scratch"]
+    assert plan["derived"] >= 32 * 4096 * 4096 * 4  # W_KV in float32
+    assert time.monotonic() - start < 5
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB
+
+
+def test_wont_fit_is_said_with_numbers_before_anything_is_read(tmp_path):
+    path = write_sparse(tmp_path / "7b.gguf", Shape(4096, 32, 32, 16384, d_ff=11008, n_vocab=32000))
+    with pytest.raises(slimrt.WontFitError) as caught:
+        _core.Engine(str(path), n_ctx=16384, memory_limit=1 << 30)
+    assert caught.value.needed > 8e9 and caught.value.available == 1 << 30
+    with pytest.raises(slimrt.WontFitError) as caught:
+        slimrt.Model(path, n_ctx=16384, memory_limit="19GiB", cache="kv")
+    assert "--cache k" in caught.value.options
+    assert any(option.startswith("--ctx ") and int(option.split()[1]) > 8192 for option in caught.value.options)
+    assert all(option in str(caught.value) for option in caught.value.options)
+    assert "GiB" in str(caught.value)
+
+
+def test_plan_finds_what_fits(tmp_path):
+    """The largest context that fits is exact: it fits, and one block more does not."""
+    path = write_sparse(tmp_path / "model.gguf", Shape(1024, 8, 8, 32768, d_ff=512))
+    result = slimrt.plan(path, n_ctx=32768, memory_limit="256MiB", cache="kv")
+    assert not result.fits
+    rows = {row.cache: row for row in result.rows}
+    assert set(rows) == {"kv", "k"} and {mode for mode, _ in result.refused} >= {"v", "x"}
+    for mode, row in rows.items():
+        assert 0 < row.max_n_ctx < 32768
+        at = _core.plan(str(path), n_ctx=row.max_n_ctx, cache=mode)
+        beyond = _core.plan(str(path), n_ctx=row.max_n_ctx + 64, cache=mode)
+        needed = [plan["total"] + plan["mapped"] for plan in (at, beyond)]
+        assert needed[0] <= result.memory_limit < needed[1]
+    assert rows["k"].max_n_ctx > 1.5 * rows["kv"].max_n_ctx
+
+
+# ---------------------------------------------------------------- the plan is the allocation
+CONFIGURATIONS = [
+    ("llama_mha", "kv", {"n_ctx": 100}),
+    ("llama_mha", "k", {"n_ctx": 100, "n_seqs": 5, "n_batch": 33}),
+    ("llama_gqa_tied", "kv", {"n_ctx": 64, "cache_type_k": "f32", "cache_type_v": "bf16"}),
+    ("mistral_window", "kv", {"n_ctx": 128, "n_batch": 1}),
+    ("qwen2_mha", "k", {"n_ctx": 31, "n_threads": 1}),
+    ("phi3", "kv", {"n_ctx": 128, "n_seqs": 3, "n_batch": 2}),
+    ("gpt2_tanh", "x", {"n_ctx": 96, "n_seqs": 2}),
+    ("gpt2_erf", "v", {"n_ctx": 40, "n_batch": 512}),
+    ("gpt2_erf", ["kv", "k", "x"], {"n_ctx": 128, "n_seqs": 9, "n_batch": 4}),
+]
+
+
+@pytest.mark.parametrize(("name", "mode", "options"), CONFIGURATIONS)
+def test_plan_equals_allocation(name, mode, options, convert):
+    path = convert(GOLDEN / name)
+    plan = _core.plan(str(path), cache=mode, **options)
+    engine = _core.Engine(str(path), cache=mode, derived=derived(path, mode), **options)
+    memory = engine.memory()
+    assert set(memory) == {"weights", "derived", "cache", "scratch", "total", "mapped", "cache_bytes_per_token"}
+    assert {key: plan[key] for key in memory} == memory
+    assert {key: plan[key] for key in engine.info()} == engine.info()
+    assert memory["total"] == sum(memory[key] for key in ("weights", "derived", "cache", "scratch"))
+
+    # Work at the limits of the plan allocates nothing more.
+    n_ctx, n_seqs = engine.info()["n_ctx"], engine.info()["n_seqs"]
+    sequences = [engine.new_sequence() for _ in range(n_seqs)]
+    ids = [5] * n_ctx
+    import numpy as np
+
+    engine.append([(s, np.array(ids[:-3], np.int32)) for s in sequences], all_logits=True)
+    for _ in range(3):
+        engine.append([(s, np.array([7], np.int32)) for s in sequences])
+    with pytest.raises(slimrt.ContextOverflowError):
+        engine.append([(sequences[0], np.array([7], np.int32))])
+    assert engine.memory() == memory
+
+
+def test_cache_rounds_up_to_blocks_only(convert):
+    path = str(convert(GOLDEN / "llama_mha"))
+    per_token = _core.plan(path, n_ctx=32)["cache_bytes_per_token"]
+    for n_ctx in (1, 31, 32, 33, 64, 100):
+        plan = _core.plan(path, n_ctx=n_ctx, n_seqs=3)
+        assert plan["n_ctx"] == n_ctx
+        assert plan["cache"] == 3 * -(-n_ctx // 32) * 32 * per_token
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="needs /proc")
+def test_resident_memory_is_what_was_said(tmp_path):
+    """64 MiB of cache: the process grows by what memory() says, within a few MiB, and gives it back."""
+    import numpy as np
+    from gguf_shapes import write_random
+
+    def resident() -> int:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * resource.getpagesize()
+
+    path = write_random(tmp_path / "model.gguf", Shape(256, 4, 8, 65536, d_ff=256))
+    before = resident()
+    engine = _core.Engine(str(path), n_ctx=16384, n_batch=64)
+    said = engine.memory()["total"]
+    assert said >= engine.memory()["cache"] == 64 << 20
+    sequence = engine.new_sequence()
+    engine.append([(sequence, np.full(500, 5, np.int32))])
+    assert resident() - before < said + (12 << 20)
+    del engine
+    assert resident() - before < 24 << 20

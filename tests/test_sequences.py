@@ -1,0 +1,389 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sequences: append in pieces, batches, fork, truncate, free, overflow, save; against recomputation.
+
+In float32 rows a token's logits depend on its own text only, up to the order of float32 sums (SAME). In float16 they
+depend on which tokens were appended together, so there the same operations in the same pieces must agree.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+import slimrt
+from conftest import GOLDEN, decode, open_engine, relative
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
+
+SAME = 2e-5
+BLOCK = 32  # tokens in a block of the cache (plan.py)
+MODELS = [("llama_gqa_tied", "kv"), ("llama_mha", "k"), ("mistral_window", "kv"), ("gpt2_erf", "x"), ("gpt2_erf", "v")]
+each_model = pytest.mark.parametrize(("name", "mode"), MODELS, ids=[f"{n}-{m}" for n, m in MODELS])
+
+
+def ids_of(seed: int, n: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(3, 100, n).astype(np.int32)
+
+
+def last(engine, sequence: int, ids: np.ndarray) -> np.ndarray:
+    return engine.append([(sequence, np.asarray(ids, np.int32))])
+
+
+@pytest.fixture
+def engine_of(convert):
+    return lambda name, mode="kv", dtype="f32", **options: open_engine(convert(GOLDEN / name), mode, dtype, **options)
+
+
+# ---------------------------------------------------------------- pieces and batches
+@each_model
+def test_pieces_equal_at_once(name, mode, engine_of):
+    engine, ids = engine_of(name, mode, n_ctx=96, n_seqs=2), ids_of(0, 90)
+    at_once = decode(engine, ids, 90)
+    sequence = engine.new_sequence()
+    cuts = [0, 1, 2, 5, 31, 32, 33, 64, 90]
+    pieces = [engine.append([(sequence, ids[a:b])], all_logits=True) for a, b in zip(cuts, cuts[1:], strict=False)]
+    assert relative(np.concatenate(pieces), at_once) < SAME
+    assert engine.length(sequence) == 90
+
+
+@each_model
+def test_batch_of_unequal_lengths_equals_one_by_one(name, mode, engine_of):
+    engine = engine_of(name, mode, n_ctx=96, n_seqs=8)
+    texts = [ids_of(i, n) for i, n in enumerate([70, 1, 33, 9])]
+    alone = []
+    for ids in texts:
+        sequence = engine.new_sequence()
+        alone.append([engine.append([(sequence, part)], all_logits=True) for part in (ids, ids[:1], ids[:3])])
+        engine.free_sequence(sequence)
+    together = [engine.new_sequence() for _ in texts]
+    for step, part in enumerate((slice(None), slice(1), slice(3))):
+        items = [(s, ids[part]) for s, ids in zip(together, texts, strict=True)]
+        wanted = [logits[step] for logits in alone]
+        # The same batch twice: every row, or only the last of each item.
+        forks = [(engine.fork(s), ids) for s, ids in items]
+        only_last = engine.append(forks)
+        assert relative(only_last, np.stack([w[-1] for w in wanted])) < SAME
+        for sequence, _ in forks:
+            engine.free_sequence(sequence)
+        assert relative(engine.append(items, all_logits=True), np.concatenate(wanted)) < SAME
+
+
+@pytest.mark.parametrize("n_batch", [1, 2, 7])
+def test_batch_in_small_chunks(n_batch, engine_of):
+    texts = [ids_of(i, n) for i, n in enumerate([20, 3, 1, 11])]
+    wanted = [decode(engine_of("llama_gqa_tied", n_ctx=64), ids, len(ids)) for ids in texts]
+    engine = engine_of("llama_gqa_tied", n_ctx=64, n_seqs=4, n_batch=n_batch)
+    items = [(engine.new_sequence(), ids) for ids in texts]
+    assert relative(engine.append(items, all_logits=True), np.concatenate(wanted)) < SAME
+    items = [(engine.new_sequence(), ids[:1]) for ids in texts[:0]] + [(s, ids[:1]) for s, ids in items]
+    assert engine.append(items).shape == (4, wanted[0].shape[1])
+
+
+# ---------------------------------------------------------------- fork, truncate, free
+@each_model
+@pytest.mark.parametrize("at", [1, 31, 32, 33, 50, 64])
+def test_fork_is_a_copy_and_stays_apart(name, mode, at, engine_of):
+    engine, ids = engine_of(name, mode, n_ctx=96, n_seqs=4), ids_of(1, 80)
+    original = engine.new_sequence()
+    last(engine, original, ids[:at])
+    fork = engine.fork(original)
+    assert engine.length(fork) == at
+    last(engine, original, ids_of(7, 9))  # must not be seen by the fork
+    wanted = decode(engine, ids, at)[at:]
+    assert relative(decode(engine, ids[at:], 0, fork), wanted) < SAME
+    engine.free_sequence(original)
+    assert engine.length(fork) == 80
+
+
+@each_model
+@pytest.mark.parametrize("to", [0, 1, 31, 32, 40, 69, 70])
+def test_truncate_then_another_way(name, mode, to, engine_of):
+    engine, ids, other = engine_of(name, mode, n_ctx=96, n_seqs=2), ids_of(2, 70), ids_of(3, 20)
+    sequence = engine.new_sequence()
+    last(engine, sequence, ids)
+    engine.truncate(sequence, to)
+    assert engine.length(sequence) == to
+    text = np.concatenate([ids[:to], other])
+    got = engine.append([(sequence, other)], all_logits=True)
+    assert relative(got, decode(engine, text, len(text))[to:]) < SAME
+
+
+def test_truncating_a_fork_leaves_the_original(engine_of):
+    engine, ids = engine_of("llama_gqa_tied", dtype="f16", n_ctx=96, n_seqs=3), ids_of(4, 60)
+    sequence = engine.new_sequence()
+    last(engine, sequence, ids)
+    twin = engine.fork(sequence)
+    engine.truncate(twin, 41)
+    last(engine, twin, ids_of(5, 30))
+    fresh = engine.new_sequence()
+    last(engine, fresh, ids)
+    token = ids[:1]
+    assert np.array_equal(last(engine, sequence, token), last(engine, fresh, token))
+
+
+def test_freed_blocks_serve_again(engine_of):
+    """Much more is appended in all than the cache holds."""
+    engine, ids = engine_of("llama_gqa_tied", dtype="f16", n_ctx=64, n_seqs=2), ids_of(6, 64)
+    wanted = None
+    for round_ in range(6):
+        pair = [engine.new_sequence(), engine.new_sequence()]
+        got = engine.append([(s, ids) for s in pair])
+        assert np.array_equal(got[0], got[1])
+        wanted = got if wanted is None else wanted
+        assert np.array_equal(got, wanted)
+        if round_ % 2:
+            engine.truncate(pair[0], 0)
+            assert np.array_equal(last(engine, pair[0], ids), wanted[:1])
+        for sequence in pair:
+            engine.free_sequence(sequence)
+
+
+def test_unknown_sequences_and_bad_arguments(engine_of):
+    engine = engine_of("llama_mha", n_ctx=32, n_seqs=2)
+    sequence = engine.new_sequence()
+    token = np.array([5], np.int32)
+    freed = engine.new_sequence()
+    engine.free_sequence(freed)
+    for bad in (freed, 12345, -1):
+        for call in (engine.free_sequence, engine.fork, engine.length, engine.save_sequence):
+            with pytest.raises(ValueError):
+                call(bad)
+        with pytest.raises(ValueError):
+            engine.append([(bad, token)])
+        with pytest.raises(ValueError):
+            engine.truncate(bad, 0)
+    for ids in ([], [101], [-1], [2**31 - 1]):
+        with pytest.raises(ValueError):
+            last(engine, sequence, np.array(ids, np.int32))
+    with pytest.raises(ValueError):
+        engine.append([(sequence, token), (sequence, token)])
+    with pytest.raises(ValueError):
+        engine.append([(sequence, token), (freed, token)])
+    for length in (1, -1):
+        with pytest.raises(ValueError):
+            engine.truncate(sequence, length)
+    assert engine.length(sequence) == 0 and last(engine, sequence, token).shape == (1, 101)
+
+
+# ---------------------------------------------------------------- the end of the context
+@pytest.mark.parametrize("n_ctx", [1, 31, 32, 33, 40])
+def test_exactly_n_ctx_fits_and_one_more_does_not(n_ctx, engine_of):
+    engine, ids = engine_of("llama_gqa_tied", n_ctx=n_ctx), ids_of(8, 50)
+    sequence = engine.new_sequence()
+    with pytest.raises(slimrt.ContextOverflowError, match=str(n_ctx)):
+        last(engine, sequence, ids[: n_ctx + 1])
+    assert engine.length(sequence) == 0
+    wanted = decode(engine_of("llama_gqa_tied", n_ctx=64), ids[:n_ctx], n_ctx)
+    assert relative(decode(engine, ids[:n_ctx], n_ctx // 2, sequence), wanted) < SAME
+    with pytest.raises(slimrt.ContextOverflowError):
+        last(engine, sequence, ids[:1])
+    assert engine.length(sequence) == n_ctx
+    engine.truncate(sequence, n_ctx - 1)
+    assert relative(last(engine, sequence, ids[n_ctx - 1 : n_ctx]), wanted[-1:]) < SAME
+
+
+def test_overflow_of_one_item_computes_none(engine_of):
+    engine, ids = engine_of("llama_gqa_tied", n_ctx=40, n_seqs=2), ids_of(9, 50)
+    short, long = engine.new_sequence(), engine.new_sequence()
+    last(engine, long, ids[:30])
+    with pytest.raises(slimrt.ContextOverflowError):
+        engine.append([(short, ids[:5]), (long, ids[:11])])
+    assert engine.length(short) == 0 and engine.length(long) == 30
+
+
+@pytest.mark.parametrize("start", [0, 10, 32, 40])
+def test_n_seqs_forks_may_all_be_full(start, engine_of):
+    """n_seqs sequences may be full at once, however they came about."""
+    engine, ids = engine_of("llama_gqa_tied", dtype="f16", n_ctx=48, n_seqs=3), ids_of(10, 48)
+    first = engine.new_sequence()
+    if start:
+        last(engine, first, ids[:start])
+    forks = [first, engine.fork(first), engine.fork(first)]
+    got = engine.append([(s, ids[start:]) for s in forks])
+    assert [engine.length(s) for s in forks] == [48] * 3
+    assert np.array_equal(got[0], got[1]) and np.array_equal(got[0], got[2])
+
+
+def test_one_sequence_too_many_overflows_and_changes_nothing(engine_of):
+    engine, ids = engine_of("llama_gqa_tied", n_ctx=32, n_seqs=2), ids_of(11, 32)
+    pair = [engine.new_sequence(), engine.new_sequence()]
+    engine.append([(s, ids) for s in pair])
+    third = engine.new_sequence()
+    with pytest.raises(slimrt.ContextOverflowError):
+        last(engine, third, ids[:1])
+    assert engine.length(third) == 0
+    engine.free_sequence(pair[0])
+    assert last(engine, third, ids).shape[0] == 1
+
+
+# ---------------------------------------------------------------- save and load, interruption, threads
+@pytest.mark.parametrize("length", [1, 32, 50])
+@each_model
+def test_saved_sequence_goes_on_alike(name, mode, length, engine_of):
+    engine, ids = engine_of(name, mode, "f16", n_ctx=96, n_seqs=3), ids_of(12, 80)
+    sequence = engine.new_sequence()
+    last(engine, sequence, ids[:length])
+    saved = engine.save_sequence(sequence)
+    wanted = decode(engine, ids[length:], 3, sequence)
+    for other in (engine, engine_of(name, mode, "f16", n_ctx=128)):
+        loaded = other.load_sequence(saved)
+        assert other.length(loaded) == length
+        assert relative(decode(other, ids[length:], 3, loaded), wanted) < SAME
+
+
+def test_saved_sequence_of_another_kind_is_refused(engine_of):
+    engine = engine_of("llama_mha", dtype="f16", n_ctx=64)
+    sequence = engine.new_sequence()
+    last(engine, sequence, ids_of(13, 40))
+    saved = np.asarray(engine.save_sequence(sequence))
+    for other in (
+        engine_of("llama_mha", dtype="bf16", n_ctx=64),
+        engine_of("llama_mha", "k", "f16", n_ctx=64),
+        engine_of("llama_bias", dtype="f16", n_ctx=64),
+        engine_of("gpt2_tanh", dtype="f16", n_ctx=64),
+    ):
+        with pytest.raises(slimrt.ModelFormatError):
+            other.load_sequence(saved)
+    engine.free_sequence(sequence)
+    damaged = [saved[:n] for n in (0, 1, 15, 16, 40, len(saved) - 1)] + [np.concatenate([saved, saved[:1]])]
+    huge = saved.copy()
+    huge[8:16] = 255
+    for data in [*damaged, huge, np.zeros(100, np.uint8), np.full(100, 255, np.uint8)]:
+        with pytest.raises((slimrt.ModelFormatError, slimrt.ContextOverflowError)):
+            engine.load_sequence(np.ascontiguousarray(data))
+    with pytest.raises(slimrt.ContextOverflowError):
+        engine_of("llama_mha", dtype="f16", n_ctx=32).load_sequence(saved)
+    assert engine.length(engine.load_sequence(saved)) == 40
+
+
+def test_progress_counts_and_may_stop(engine_of):
+    engine, ids = engine_of("llama_gqa_tied", n_ctx=64, n_batch=10), ids_of(14, 45)
+    sequence, seen = engine.new_sequence(), []
+    last(engine, sequence, ids[:5])
+    engine.append([(sequence, ids[5:])], on_progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(10, 40), (20, 40), (30, 40), (40, 40)]
+    engine.truncate(sequence, 5)
+
+    def stop(done: int, total: int) -> None:
+        if done >= 20:
+            raise LookupError("enough")
+
+    with pytest.raises(LookupError, match="enough"):
+        engine.append([(sequence, ids[5:])], on_progress=stop)
+    assert engine.length(sequence) == 5
+    wanted = decode(engine_of("llama_gqa_tied", n_ctx=64), ids, 45)[5:]
+    assert relative(engine.append([(sequence, ids[5:])], all_logits=True), wanted) < SAME
+
+
+def test_two_engines_in_two_threads(engine_of):
+    engines = [engine_of("llama_gqa_tied", dtype="f16", n_ctx=96, n_threads=2) for _ in range(2)]
+    ids, results = ids_of(15, 90), [None, None]
+    wanted = decode(engines[0], ids, 40, None)
+    engines[0].free_sequence(0)
+
+    def work(i: int) -> None:
+        results[i] = decode(engines[i], ids, 40)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert all(np.array_equal(result, wanted) for result in results)
+
+
+def test_attention_inputs_are_the_normed_inputs(convert):
+    from reference import Reference, rms_norm
+
+    path = convert(GOLDEN / "llama_gqa_tied")
+    engine, ids, model = open_engine(path, n_ctx=64, n_batch=13), ids_of(16, 30), Reference(path)
+    got = engine.attention_inputs(ids)
+    assert got.shape == (2, 30, 48)
+    wanted = rms_norm(model.w.embed[ids], model.w.layers[0].attn_norm, model.w.eps)
+    assert relative(got[0], wanted) < 1e-6
+
+
+# ---------------------------------------------------------------- random operations
+class Operations(RuleBasedStateMachine):
+    """Any order of operations leaves every sequence with the logits of its own text."""
+
+    sequences = Bundle("sequences")
+    path = None
+
+    @initialize(batch=st.sampled_from([3, 16, 512]))
+    def load(self, batch: int) -> None:
+        self.engine = open_engine(self.path, "kv", "f32", n_ctx=80, n_seqs=12, n_batch=batch)
+        self.oracle = open_engine(self.path, "kv", "f32", n_ctx=80, n_seqs=1)
+        self.texts: dict[int, list[int]] = {}
+
+    def check(self, sequence: int, logits: np.ndarray) -> None:
+        alone = self.oracle.new_sequence()
+        wanted = last(self.oracle, alone, np.array(self.texts[sequence]))
+        self.oracle.free_sequence(alone)
+        assert relative(logits, wanted) < SAME
+
+    @precondition(lambda self: len(self.texts) < 12)
+    @rule(target=sequences)
+    def new(self) -> int:
+        sequence = self.engine.new_sequence()
+        self.texts[sequence] = []
+        return sequence
+
+    @precondition(lambda self: len(self.texts) < 12)
+    @rule(target=sequences, sequence=sequences)
+    def fork(self, sequence: int) -> int:
+        twin = self.engine.fork(sequence)
+        self.texts[twin] = list(self.texts[sequence])
+        return twin
+
+    @rule(sequence=sequences, ids=st.lists(st.integers(3, 100), min_size=1, max_size=45))
+    def append(self, sequence: int, ids: list[int]) -> None:
+        if len(self.texts[sequence]) + len(ids) > 80:
+            with pytest.raises(slimrt.ContextOverflowError):
+                last(self.engine, sequence, np.array(ids))
+            return
+        logits = last(self.engine, sequence, np.array(ids))
+        self.texts[sequence] += ids
+        self.check(sequence, logits)
+
+    @rule(ids=st.lists(st.integers(3, 100), min_size=12, max_size=12))
+    def append_one_to_each_that_has_room(self, ids: list[int]) -> None:
+        items = [(s, [token]) for (s, text), token in zip(self.texts.items(), ids, strict=False) if len(text) < 80]
+        if not items:
+            return
+        logits = self.engine.append([(s, np.array(one, np.int32)) for s, one in items])
+        for row, (sequence, one) in enumerate(items):
+            self.texts[sequence] += one
+            self.check(sequence, logits[row : row + 1])
+
+    @rule(sequence=sequences, share=st.floats(0, 1))
+    def truncate(self, sequence: int, share: float) -> None:
+        length = round(share * len(self.texts[sequence]))
+        self.engine.truncate(sequence, length)
+        del self.texts[sequence][length:]
+
+    @precondition(lambda self: len(self.texts) < 12)
+    @rule(target=sequences, sequence=sequences)
+    def save_and_load(self, sequence: int) -> int:
+        copy = self.engine.load_sequence(self.engine.save_sequence(sequence))
+        self.texts[copy] = list(self.texts[sequence])
+        return copy
+
+    @rule(sequence=consumes(sequences))
+    def free(self, sequence: int) -> None:
+        self.engine.free_sequence(sequence)
+        del self.texts[sequence]
+
+    @invariant()
+    def lengths(self) -> None:
+        for sequence, text in getattr(self, "texts", {}).items():
+            assert self.engine.length(sequence) == len(text)
+
+
+def test_random_operations(convert):
+    Operations.path = convert(GOLDEN / "llama_gqa_tied")
+    Operations.TestCase.settings = settings(max_examples=25, stateful_step_count=25, deadline=None, derandomize=True)
+    case = Operations.TestCase()
+    case.runTest()

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small random models with a vocabulary and a chat template, for tests of what surrounds the arithmetic."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+from gguf_shapes import Shape, header
+
+CONTROL = ["<unk>", "<s>", "</s>", "<|user|>", "<|assistant|>", "<|system|>"]
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+LETTERS = ["▁", *"abcdefghijklmnopqrstuvwxyz"]
+TOKENS = CONTROL + BYTES + LETTERS
+BOS, EOS, FIRST_BYTE = 1, 2, len(CONTROL)
+
+TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}"
+    "{% if message['role'] == 'assistant' %}</s>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def write_tiny(path: Path, *, arch: str = "llama", n_kv_heads: int = 0, n_ctx: int = 256, seed: int = 0) -> Path:
+    """A model of two layers, d 32, four heads; its text is letters and bytes."""
+    shape = Shape(d=32, n_layers=2, n_heads=4, n_ctx=n_ctx, n_kv_heads=n_kv_heads, n_vocab=len(TOKENS), arch=arch)
+    writer, random = header(path, shape), np.random.default_rng(seed)
+    kinds = gguf.TokenType
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(TOKENS)
+    writer.add_token_scores([0.0] * len(CONTROL + BYTES) + [-1.0] * len(LETTERS))
+    writer.add_token_types(
+        [kinds.UNKNOWN] + [kinds.CONTROL] * (len(CONTROL) - 1) + [kinds.BYTE] * 256 + [kinds.NORMAL] * len(LETTERS)
+    )
+    writer.add_bos_token_id(BOS)
+    writer.add_eos_token_id(EOS)
+    writer.add_chat_template(TEMPLATE)
+    for name, dims in shape.tensors().items():
+        data = random.normal(size=dims) * (0.1 if len(dims) == 1 else 0.3)
+        if name.endswith("norm.weight"):
+            data += 1
+        writer.add_tensor(name, data.astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
