@@ -36,7 +36,7 @@ def rms(x: np.ndarray) -> float:
 @pytest.fixture(scope="session", autouse=True)
 def converted_directories_stay_here(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Directories that slimrt converts on loading go here, not into the user's cache."""
-    os.environ["SLIMRT_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture(scope="session")

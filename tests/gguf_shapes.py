@@ -103,10 +103,16 @@ def write_sparse(path: Path, shape: Shape) -> Path:
 
 
 def write_random(
-    path: Path, shape: Shape, changes: dict[str, object] | None = None, edit: dict[str, np.ndarray | None] | None = None
+    path: Path,
+    shape: Shape,
+    changes: dict[str, object] | None = None,
+    edit: dict[str, np.ndarray | None] | None = None,
+    name: str = "",
 ) -> Path:
     """A small model with random weights. edit: tensor name -> what to write instead (None: leave it out)."""
     writer, random = header(path, shape, changes), np.random.default_rng(0)
+    if name:
+        writer.add_name(name)
     tensors: dict[str, np.ndarray | None] = {
         name: (0.2 * random.normal(size=dims) + (len(dims) == 1)).astype(np.float32 if len(dims) == 1 else np.float16)
         for name, dims in shape.tensors().items()

@@ -73,7 +73,7 @@ CONFIGS = {
     "heads that do not divide": ({"num_attention_heads": 5, "num_key_value_heads": 5, "head_dim": None}, "head"),
     "other heads": ({"num_attention_heads": 8, "num_key_value_heads": 8}, "q_proj|attn_q"),
     "other vocabulary": ({"vocab_size": 102}, "embed|vocab"),
-    "absurd width": ({"hidden_size": 2**40}, ""),
+    "absurd width": ({"hidden_size": 2**40}, "embed|hidden_size|head"),
     "negative width": ({"hidden_size": -48}, "hidden_size"),
     "unknown activation": ({"hidden_act": "maxout"}, "maxout"),
     "unknown scaling": ({"rope_parameters": {"rope_type": "spiral", "rope_theta": 1e4, "factor": 2.0}}, "spiral"),

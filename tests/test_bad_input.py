@@ -228,6 +228,21 @@ def test_unknown_tensor_type_names_the_tensor(number, model, tmp_path):
         _core.Engine(str(path))
 
 
+def test_text_that_is_not_utf8(model, tmp_path):
+    """In the name of the architecture, a key, a tensor: an error that can be read; in a free text: no matter."""
+    raw = model.read_bytes()
+    for text in (b"llama", b"llama.block_count", b"blk.0.attn_q.weight"):
+        path = tmp_path / "model.gguf"
+        at = raw.index(struct.pack("<Q", len(text)) + text) + 8
+        path.write_bytes(raw[:at] + b"\xff\xfe" + raw[at + 2 :])
+        for load in (_core.Engine, _core.plan):
+            with pytest.raises((slimrt.ModelFormatError, slimrt.UnsupportedError)):
+                load(str(path), n_ctx=8)
+    writer_text = write_random(tmp_path / "named.gguf", SMALL, name="Zoe the model")
+    writer_text.write_bytes(writer_text.read_bytes().replace(b"Zoe", b"Zo\xeb"))
+    assert _core.Engine(str(writer_text), n_ctx=8).info()["name"].startswith("Zo")
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, 6e4])
 def test_weights_that_are_not_numbers_neither_crash_nor_hang(value, tmp_path):
     weight = half(32, 32)

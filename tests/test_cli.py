@@ -11,6 +11,7 @@ import subprocess
 import sys
 
 import pytest
+
 import slimrt
 from conftest import third_party
 from slimrt.cli import main
@@ -239,7 +240,7 @@ def test_doctor(run):
     assert (code, err) == (0, "")
     assert slimrt.__version__ in out and "GB/s" in out
     report = json.loads(run("doctor", "--json", "-t", 1)[1])
-    assert report["threads"] == 1 and report["read_bandwidth"] > 0 and report["devices"] == ["cpu"]
+    assert report["threads"] == 1 and report["read_bandwidth"] > 0 and list(report["devices"]) == ["cpu", "cuda"]
 
 
 def test_convert_then_load_without_folding(run, tiny, tmp_path):
@@ -309,10 +310,11 @@ def test_version_and_help(run):
 
 
 def test_model_as_flag_or_in_the_environment(run, tiny, monkeypatch):
-    expected = run("plan", tiny)
-    assert run("plan", "-m", tiny) == expected
+    limit = ("--memory-limit", "1GiB")
+    expected = run("plan", tiny, *limit)
+    assert run("plan", "-m", tiny, *limit) == expected
     monkeypatch.setenv("SLIMRT_MODEL", tiny)
-    assert run("plan") == expected
+    assert run("plan", *limit) == expected
     assert run("plan", "/none.gguf")[0] == 1
 
 

@@ -113,3 +113,12 @@ def test_models_rebuilt(name, tmp_path):
     assert {k: v for k, v in configs[0].items() if k not in changing} == {
         k: v for k, v in configs[1].items() if k not in changing
     }
+
+
+def test_the_twin_of_the_cache_flag_names_no_directory(tmp_path, monkeypatch):
+    """SLIMRT_CACHE stands for --cache (a mode): a directory that is loaded must not be converted into ./k."""
+    monkeypatch.setenv("SLIMRT_CACHE", "k")
+    monkeypatch.chdir(tmp_path)
+    with slimrt.Model(GOLDEN / "llama_mha", n_ctx=16) as model:
+        assert model.n_ctx == 16
+    assert list(tmp_path.iterdir()) == []

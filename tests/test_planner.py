@@ -81,7 +81,7 @@ def test_wont_fit_is_said_with_numbers_before_anything_is_read(tmp_path):
 def test_plan_finds_what_fits(tmp_path):
     """The largest context that fits is exact: it fits, and one block more does not."""
     path = write_sparse(tmp_path / "model.gguf", Shape(1024, 8, 8, 32768, d_ff=512))
-    result = slimrt.plan(path, n_ctx=32768, memory_limit="256MiB", cache="kv")
+    result = slimrt.plan(path, n_ctx=32768, memory_limit="512MiB", cache="kv")
     assert not result.fits
     rows = {row.cache: row for row in result.rows}
     assert set(rows) == {"kv", "k"} and {mode for mode, _ in result.refused} >= {"v", "x"}

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import gguf
 import numpy as np
+
 from gguf_shapes import Shape, header
 
 CONTROL = ["<unk>", "<s>", "</s>", "<|user|>", "<|assistant|>", "<|system|>"]

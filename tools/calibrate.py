@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import numpy as np
+
 from slimrt import progress as bars
 from slimrt.errors import UnsupportedError
 from slimrt.tokenizer import Tokenizer

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from gguf import GGUFValueType
 from gguf.gguf_writer import GGUFValue
+
 from slimrt import progress as bars
 from slimrt.errors import UnsupportedError
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+
 from slimrt import progress as bars
 from slimrt.errors import CacheUnsupportedError, ModelFormatError, UnsupportedError
 

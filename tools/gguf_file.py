@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, quants
 from gguf.gguf_writer import GGUFValue
+
 from slimrt import progress as bars
 from slimrt.errors import ModelFormatError, UnsupportedError
 

@@ -17,6 +17,7 @@ import numpy as np
 from gguf import GGMLQuantizationType
 from gguf.constants import LlamaFileType
 from gguf.gguf_writer import GGUFValue
+
 from slimrt.errors import ModelFormatError, UnsupportedError
 
 from .families import ALWAYS, FAMILIES, GELU, Family
@@ -47,7 +48,7 @@ class Config:
         if not path.is_file():
             raise ModelFormatError(f"{path.parent} is not a model: it has no config.json")
         self.path, values = path, read_json(path)
-        self.model_type = values.get("model_type")
+        self.model_type = str(values.get("model_type"))
         if self.model_type not in FAMILIES:
             raise UnsupportedError(
                 f"{path}: model type {self.model_type!r} is not supported; supported are: {', '.join(FAMILIES)}"
@@ -62,14 +63,21 @@ class Config:
 
     def size(self, key: str, default: int | None = None) -> int:
         """A positive integer; a missing or null one is `default`, ModelFormatError without that."""
+        return int(self._number(key, default, int, 1))
+
+    def number(self, key: str) -> float:
+        """A number that is not negative; ModelFormatError for anything else."""
+        return float(self._number(key, None, int | float, 0))
+
+    def _number(self, key: str, default: int | None, kind: Any, low: int) -> Any:
         value = default if self.get(key) is None else self.get(key)
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
+        if isinstance(value, bool) or not isinstance(value, kind) or not low <= value < 2**31:
             raise ModelFormatError(f"{self.path}: {self.family.spelling.get(key, key)} is {value!r}, not a size")
         return value
 
     def _refuse(self) -> None:
-        if self.get("quantization_config"):
-            method = self.get("quantization_config").get("quant_method")
+        if method := self.get("quantization_config"):
+            method = method.get("quant_method") if isinstance(method, dict) else method
             raise UnsupportedError(f"{self.path}: weights quantised by {method!r}; convert the unquantised model")
         for key, allowed in self.family.only.items():
             if self.get(key) is not None and self.get(key) not in allowed:
@@ -150,7 +158,7 @@ def _metadata(config: Config, sizes: Sizes, name: str) -> dict[str, GGUFValue]:
         "feed_forward_length": uint32(sizes.ff),
         "attention.head_count": uint32(sizes.n_heads),
         "attention.head_count_kv": uint32(sizes.n_kv_heads),
-        f"attention.{eps_key}": float32(float(config.get(eps))),
+        f"attention.{eps_key}": float32(config.number(eps)),
         "vocab_size": uint32(sizes.v),
     }
     if sizes.head_dim * sizes.n_heads != sizes.d:
@@ -174,10 +182,10 @@ def _window(config: Config, sizes: Sizes) -> int | None:
     if config.family.window is None or not config.get("sliding_window") or config.get("use_sliding_window") is False:
         return None
     window = config.size("sliding_window")
-    first = config.get("max_window_layers", 0)
+    first = config.number("max_window_layers") if config.get("max_window_layers") else 0
     sliding = [i >= first for i in range(sizes.n_layers)]
-    if config.get("layer_types"):
-        sliding = [kind == "sliding_attention" for kind in config.get("layer_types")]
+    if isinstance(kinds := config.get("layer_types"), list):
+        sliding = [kind == "sliding_attention" for kind in kinds]
     if window >= sizes.ctx or not any(sliding):
         return None
     if not all(sliding):

@@ -21,11 +21,9 @@ from .gguf_file import ModelData, read_gguf
 
 # Unit roundoff of what a cache row, or a product of it, is stored in.
 ROUNDOFF = {"f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
-# Rounding to nearest is uniform within half a spacing: variance (2 u 2^e)^2 / 12 for a value m 2^e, 1 <= m < 2. With
-# log m uniform, E[m^2] = 1.5 / ln 2, and so the noise is this many u^2 times the channel's own energy.
-_SPREAD = log(2) / 4.5
-# float32 sums are kept in this many parts by a vectorised dot product, which is what their rounding grows with.
-_PARTIAL_SUMS = 32
+# Rounding to nearest is uniform within half a spacing: variance (2 u 2^e)^2 / 12 for a value m 2^e, 1 <= m < 2, that
+# is u^2 / (3 m^2) of its energy. With log m uniform, E[1 / m^2] = 3 / (8 ln 2): noise in u^2 of the channel's energy.
+ROUNDING = 1 / (8 * log(2))
 
 
 @dataclass(frozen=True)
@@ -68,10 +66,11 @@ def predicted_error(fold: Fold, moments: Moments, type_name: str) -> float:
     if moments.result == 0:
         return 0.0  # nothing to get wrong: the projection is zero
     d, e = fold.w_in.shape
-    # In float32 everything that is between x and V rounds: the row, W, the sums of d and of e products.
-    arithmetic = (2 + (d + e) / (2 * _PARTIAL_SUMS)) * ROUNDOFF["f32"] ** 2
+    # In float32 everything between x and V rounds: the row, W, and sums of d and of e products, whose partial sums
+    # have half the energy of the whole on average. Kept in parts by a vector unit, they round less than this says.
+    arithmetic = (2 + (d + e) / 2) * ROUNDOFF["f32"] ** 2
     stored_row = ROUNDOFF[type_name] ** 2 if type_name != "f32" else 0.0
-    noise = moments.row * _SPREAD * (stored_row + arithmetic)
+    noise = moments.row * ROUNDING * (stored_row + arithmetic)
     return sqrt(float(noise @ (fold.weight**2).sum(axis=1)) / moments.result)
 
 

@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 from gguf import GGMLQuantizationType, quants
 from gguf.constants import GGML_QUANT_SIZES, LlamaFileType
+
 from slimrt.errors import ModelFormatError, UnsupportedError
 
 from .gguf_file import F32, ModelData, Tensor, uint32

@@ -9,6 +9,7 @@ answered by looking it up in the context.
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ MEN = (
     "Victor Walter Anton Boris Conrad Dennis Erik Frank Gustav Henry Isaac Jonas Kevin Lucas Max Norman Otto Paul Ralf "
     "Samuel Tim Urban Vincent William Albert Ben Casper Daniel Edgar Fred"
 ).split()
+COMMON = list(itertools.accumulate(1 / (rank + 1) for rank in range(len(MEN))))
 WORDS = (
     "lantern basket hammer ladder mirror pillow ribbon saddle teapot violin window anchor bottle candle drum engine "
     "feather glove harbor island jacket kettle lemon marble needle orange pencil quilt rocket spoon ticket umbrella "
@@ -184,13 +186,22 @@ def _an(phrase: str) -> str:
     return ("an " if phrase[0] in "aeiou" else "a ") + phrase
 
 
-def _cast(rng: random.Random) -> dict[str, str]:
+def _name(rng: random.Random, even: bool) -> tuple[str, bool]:
+    """A name, and whether it is a woman's; the first of each list are the common ones unless `even`.
+
+    A greedy continuation takes the likeliest name, and where a hundred are equally likely, chance picks the hero's own
+    name for the friend.
+    """
+    woman = rng.random() < 0.5
+    names = WOMEN if woman else MEN
+    return (rng.choice(names) if even else rng.choices(names, cum_weights=COMMON)[0]), woman
+
+
+def _cast(rng: random.Random, even: bool) -> dict[str, str]:
     """Choose the people, places and things that one tale keeps to."""
     pick = rng.choice
-    woman = rng.random() < 0.5
-    first = pick(WOMEN if woman else MEN)
-    second_woman = rng.random() < 0.5
-    second = pick(WOMEN if second_woman else MEN)
+    first, woman = _name(rng, even)
+    second, second_woman = _name(rng, even)
     while second == first:
         second = pick(WOMEN if second_woman else MEN)
     trade, goods, shop, made, tool = pick(TRADES)
@@ -213,9 +224,9 @@ def _cast(rng: random.Random) -> dict[str, str]:
     }  # fmt: skip
 
 
-def tale(rng: random.Random) -> list[str]:
-    """One short story, as its sentences."""
-    cast = _cast(rng)
+def tale(rng: random.Random, even: bool = False) -> list[str]:
+    """One short story, as its sentences; `even` makes all names equally common."""
+    cast = _cast(rng, even)
     steps = [OPENINGS, HABITS]
     if rng.random() < 0.6:
         steps.append(WEATHERS)
@@ -264,7 +275,7 @@ def build_tokenizer(vocab_limit: int = 2048) -> Tokenizer:
     The corpus lists each word often, so that merging goes on until all are whole; training is deterministic.
     """
     rng = random.Random(1)
-    corpus = [" ".join(tale(rng)) for _ in range(3000)]
+    corpus = [" ".join(tale(rng, even=True)) for _ in range(3000)]
     lists = " ".join(WOMEN + MEN + WORDS + COLOURS + NUMBERS)
     corpus += [f" {lists} The password number colour of is. Question: What is the? Answer:"] * 50
     corpus += [" ".join(WOMEN + MEN)] * 10 + WOMEN * 10 + MEN * 10  # a name also opens a line, without its space

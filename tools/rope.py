@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from gguf.gguf_writer import GGUFValue
+
 from slimrt.errors import ModelFormatError, UnsupportedError
 
 from .gguf_file import Tensor, float32, string, uint32
@@ -120,7 +121,7 @@ def _yarn(p: _Parameters, n_rot: int) -> _Scaling:
     """YaRN (Peng et al. 2023). GGUF's attn_factor multiplies the paper's own 1 + 0.1 ln s."""
     if p.get("truncate") is False:
         raise UnsupportedError("config.json: YaRN with truncate = false is not supported")
-    factor = p.number("factor", p.stretch())
+    factor = p.number("factor")
 
     def magnitude(scale: float) -> float:
         return 1 + 0.1 * scale * math.log(max(factor, 1.0))

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
+
 from slimrt.errors import ModelFormatError, UnsupportedError
 
 # bfloat16, which NumPy lacks, as its bits.

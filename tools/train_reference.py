@@ -104,45 +104,58 @@ def phase(c: Config, progress: float) -> tuple[int, int]:
     return length, rows
 
 
-def train(c: Config, encode: Encoder, vocab: int, minutes: float, work: Path) -> None:
+def loss_and_hits(model: nn.Module, ids: Tensor, weights: Tensor, answer_weight: float) -> tuple[Tensor, float | None]:
+    """The weighted loss, and the share of repeated values that were looked up right (None where there are none)."""
+    target, weight = ids[:, 1:].flatten(), weights[:, 1:].flatten()
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model(ids[:, :-1]).flatten(0, 1)
+    loss = F.cross_entropy(logits.float(), target, reduction="none")
+    asked = weight == answer_weight
+    hits = (logits[asked].argmax(-1) == target[asked]).float().mean().item() if asked.any() else None
+    return (loss * weight).sum() / weight.sum(), hits
+
+
+def save(path: Path, model: nn.Module, step: int, progress: float) -> None:
+    """Write a checkpoint beside the old one first, so that a usable one always exists."""
+    torch.save({"model": model.state_dict(), "step": step, "progress": progress}, path.with_suffix(".new"))
+    path.with_suffix(".new").replace(path)
+
+
+def train(c: Config, encode: Encoder, vocab: int, minutes: float, path: Path, resume: bool) -> None:
     """Train one model, saving a checkpoint now and then; a time limit shrinks the schedule instead of cutting it."""
     torch.manual_seed(7)
-    rng, model = random.Random(7), build_model(c, vocab)
-    opts = optimizers(model, c)
+    model, first, begin = build_model(c, vocab), 0, 0.0
+    if resume:
+        saved = torch.load(path)
+        model.load_state_dict(saved["model"])
+        first, begin = saved["step"], saved["progress"]
+    opts, rng = optimizers(model, c), random.Random(7 + first)
     rates = [g["lr"] for o in opts for g in o.param_groups]
-    start, step, progress, hit, shown = time.monotonic(), 0, 0.0, 0.0, 0.0
-    bar = tqdm(total=c.steps, desc=c.name, mininterval=10)
     held = [p for n, p in model.named_parameters() if re.match(r"blk\.[01]\.attn_(q|k|qkv)\.", n)]
+    start, step, progress, hit, shown = time.monotonic(), first, begin, 0.0, 0.0
+    bar = tqdm(total=c.steps, initial=first, desc=c.name, mininterval=10)
     while progress < 1:
         for p in held:  # the start that `look_back` gives is soon undone unless the rest has learned to use it
             p.requires_grad_(progress > 0.06)
         ids, weights = batch(rng, encode, c, *phase(c, progress), drill=0.5 if progress < 0.15 else 0.1)
-        target, weight = ids[:, 1:].flatten(), weights[:, 1:].flatten()
-        with torch.autocast("cpu", torch.bfloat16):
-            logits = model(ids[:, :-1])
-        loss = F.cross_entropy(logits.float().flatten(0, 1), target, reduction="none")
-        loss = (loss * weight).sum() / weight.sum()
+        loss, hits = loss_and_hits(model, ids, weights, c.answer_weight)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        rate = min(1.0, (step + 1) / 50) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * progress)))
+        rate = min(1.0, (step - first + 1) / 50) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * progress)))
         for opt, base in zip(opts, rates, strict=True):
             opt.param_groups[0]["lr"] = base * rate
             opt.step()
             opt.zero_grad(set_to_none=True)
-        asked = weight == c.answer_weight
-        if asked.any():
-            right = (logits.flatten(0, 1)[asked].argmax(-1) == target[asked]).float().mean().item()
-            hit = 0.95 * hit + 0.05 * right
+        hit = hit if hits is None else 0.95 * hit + 0.05 * hits
         shown = 0.95 * shown + 0.05 * loss.item()
         step += 1
         bar.update()
         bar.set_postfix(refresh=False, loss=f"{shown:.3f}", lookup=f"{hit:.3f}", length=ids.shape[1] - 1)
         spent = (time.monotonic() - start) / 60 / minutes if minutes else 0.0
-        progress = max(step / c.steps, spent)
-        if step % 100 == 0:
-            torch.save(model.state_dict(), work / f"{c.name}.pt")
+        progress = max(step / c.steps, begin + (1 - begin) * spent)
+        if step % 50 == 0 or progress >= 1:
+            save(path, model, step, progress)
     bar.close()
-    torch.save(model.state_dict(), work / f"{c.name}.pt")
 
 
 def main() -> None:
@@ -153,6 +166,7 @@ def main() -> None:
     parser.add_argument("--only", choices=sorted(CONFIGS), help="train one model only")
     parser.add_argument("--minutes", type=float, default=0, help="time limit for each model (default: none)")
     parser.add_argument("--no-train", action="store_true", help="measure and write the saved checkpoints again")
+    parser.add_argument("--resume", action="store_true", help="go on from the saved checkpoints")
     args = parser.parse_args()
     tokenizer = build_tokenizer()
     encode = Encoder(tokenizer)
@@ -160,10 +174,11 @@ def main() -> None:
     for key, c in CONFIGS.items():
         if args.only not in (None, key):
             continue
+        path = args.work / f"{c.name}.pt"
         if not args.no_train:
-            train(c, encode, tokenizer.get_vocab_size(), args.minutes, args.work)
+            train(c, encode, tokenizer.get_vocab_size(), args.minutes, path, args.resume)
         model = build_model(c, tokenizer.get_vocab_size())
-        model.load_state_dict(torch.load(args.work / f"{c.name}.pt"))
+        model.load_state_dict(torch.load(path)["model"])
         export(model, c, encode, args.out)
 
 

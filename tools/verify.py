@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+
 from slimrt import progress as bars
 
 from .report import VerifyReport

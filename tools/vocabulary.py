@@ -14,6 +14,7 @@ from typing import Any
 
 from gguf import GGUFValueType
 from gguf.gguf_writer import GGUFValue
+
 from slimrt import _pretokenizers
 from slimrt._vocabulary import Vocabulary
 from slimrt.errors import ModelFormatError, UnsupportedError

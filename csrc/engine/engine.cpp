@@ -1,13 +1,14 @@
 #include "engine/engine.h"
 
 #include <algorithm>
+#include <chrono>
+#include <cstdio>
 #include <cstring>
 #include <set>
 
 #include "core/error.h"
 #include "core/memory_info.h"
 #include "core/thread_pool.h"
-#include "engine/step.h"
 #include "model/architecture.h"
 
 namespace slimrt {
@@ -37,6 +38,14 @@ EngineInfo describe(Decoder& decoder, const Backend& backend, int n_threads) {
     for (const LayerCache& layer : info.layers) info.memory.cache_bytes_per_token += layer.bytes_per_token;
     return info;
 }
+
+/// Calls f at the end of a block, however it is left.
+template <class F>
+struct ScopeExit {
+    explicit ScopeExit(F f) : f(std::move(f)) {}
+    ~ScopeExit() { f(); }
+    F f;
+};
 
 /// What the planner measures of one configuration.
 struct Measured {
@@ -92,10 +101,9 @@ Engine::Engine(const std::string& path, const EngineOptions& options, const Extr
 
 EngineInfo Engine::info() { return describe(*decoder_, *backend_, n_threads_); }
 
-void Engine::append(std::span<const Item> items, bool all_logits, float* out, const Progress& progress) {
-    std::vector<std::pair<int, int64_t>> growth, before;
+void Engine::require_valid(std::span<const Item> items) {
     std::set<int> seen;
-    int64_t total = 0, done = 0;
+    std::vector<std::pair<int, int64_t>> growth;
     for (const Item& item : items) {
         if (item.tokens.empty()) fail(ErrorCode::argument, "nothing to append: an item has no tokens");
         if (!seen.insert(item.sequence).second)
@@ -105,36 +113,57 @@ void Engine::append(std::span<const Item> items, bool all_logits, float* out, co
                 fail(ErrorCode::argument, "token ", token, " is outside the vocabulary of ",
                      config().n_vocab);
         growth.emplace_back(item.sequence, item.tokens.size());
+    }
+    cache().require_room(growth);
+}
+
+Step Engine::next_step(std::span<const Item> items, Cursor& at, bool all_logits) {
+    const CacheOptions& o = decoder_->options();
+    Step step;
+    while (at.item < items.size() && int(step.tokens.size()) < o.n_batch &&
+           int(step.sequences.size()) < o.n_seqs) {
+        const auto [id, tokens] = items[at.item];
+        const int64_t n = std::min<int64_t>(o.n_batch - step.tokens.size(), tokens.size() - at.token);
+        cache().reserve(id, n, step.slots);
+        step.add_sequence(n, cache().length(id), cache().table(id));
+        for (int64_t i = 0; i < n; ++i, ++at.token) {
+            if (all_logits || at.token + 1 == tokens.size())
+                step.outputs.push_back(int32_t(step.tokens.size()));
+            step.tokens.push_back(tokens[at.token]);
+        }
+        if (at.token == tokens.size()) at = {at.item + 1, 0};
+    }
+    return step;
+}
+
+void Engine::append(std::span<const Item> items, bool all_logits, float* out, const Progress& progress) {
+    require_valid(items);
+    std::vector<std::pair<int, int64_t>> before;
+    int64_t total = 0, done = 0;
+    for (const Item& item : items) {
         before.emplace_back(item.sequence, cache().length(item.sequence));
         total += int64_t(item.tokens.size());
     }
-    cache().require_room(growth);
-
-    const CacheOptions& o = decoder_->options();
-    size_t current = 0, offset = 0;  // item, token in it
+    using Clock = std::chrono::steady_clock;
+    Clock::time_point reported = Clock::now();
+    auto report = [&] {
+        reported = Clock::now();
+        if (progress) progress(done, total);
+    };
+    decoder_->poll = [&] {
+        if (Clock::now() - reported > std::chrono::milliseconds(200)) report();
+    };
+    const ScopeExit no_poll([&] { decoder_->poll = nullptr; });
     try {
-        while (current < items.size()) {
-            Step step;
-            std::vector<std::pair<int, int64_t>> added;
-            while (current < items.size() && int(step.tokens.size()) < o.n_batch &&
-                   int(added.size()) < o.n_seqs) {
-                const auto [id, tokens] = items[current];
-                const int64_t n = std::min<int64_t>(o.n_batch - step.tokens.size(), tokens.size() - offset);
-                cache().reserve(id, n, step.slots);
-                step.add_sequence(n, cache().length(id), cache().table(id));
-                added.emplace_back(id, n);
-                for (int64_t i = 0; i < n; ++i, ++offset) {
-                    if (all_logits || offset + 1 == tokens.size())
-                        step.outputs.push_back(int32_t(step.tokens.size()));
-                    step.tokens.push_back(tokens[offset]);
-                }
-                if (offset == tokens.size()) ++current, offset = 0;
-            }
+        for (Cursor at; at.item < items.size();) {
+            size_t item = at.item;
+            const Step step = next_step(items, at, all_logits);
             run_step(*decoder_, *backend_, scratch_, step, out);
-            for (const auto& [id, n] : added) cache().commit(id, n);
+            for (const AttentionSequence& s : step.sequences)
+                cache().commit(items[item++].sequence, s.n_queries);
             if (out) out += step.outputs.size() * config().n_vocab;
             done += int64_t(step.tokens.size());
-            if (progress) progress(done, total);
+            report();
         }
     } catch (...) {
         for (const auto& [id, length] : before) cache().truncate(id, length);
@@ -150,19 +179,13 @@ void Engine::attention_inputs(std::span<const int32_t> tokens, float* out, const
         backend_->download(out + (layer * n + filled[layer]) * d, x, x.bytes());
         filled[layer] += x.rows;
     };
-    auto finish = [&] {
+    const ScopeExit finish([&] {
         decoder_->observe_attention = nullptr;
         cache().release(sequence);
-    };
+    });
     std::vector<float> last(config().n_vocab);
     const Item item{sequence, tokens};
-    try {
-        append({&item, 1}, false, last.data(), progress);
-    } catch (...) {
-        finish();
-        throw;
-    }
-    finish();
+    append({&item, 1}, false, last.data(), progress);
 }
 
 std::string Engine::cache_fingerprint() {

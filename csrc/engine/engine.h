@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/step.h"
 #include "model/decoder.h"
 
 namespace slimrt {
@@ -49,7 +50,7 @@ class Engine {
         int sequence;
         std::span<const int32_t> tokens;
     };
-    /// Called after each step; may throw to stop.
+    /// Called after each step, and within a long one about five times a second; may throw to stop.
     using Progress = std::function<void(int64_t done, int64_t total)>;
 
     /// Throws Error{wont_fit} with the numbers before anything large is allocated.
@@ -70,6 +71,12 @@ class Engine {
     EngineInfo info();
 
   private:
+    struct Cursor {
+        size_t item = 0, token = 0;
+    };
+    void require_valid(std::span<const Item> items);
+    /// The next tokens of the items, in order, as many as a step may hold; their slots are reserved.
+    Step next_step(std::span<const Item> items, Cursor& at, bool all_logits);
     std::string cache_fingerprint();
 
     GgufFile file_;

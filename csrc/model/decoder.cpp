@@ -16,6 +16,7 @@ void Decoder::forward(const Batch& batch, Scratch& scratch, Tensor hidden) const
         backend_.add(x, p);
     }
     for (int layer = 0; layer < config_.n_layers; ++layer) {
+        if (poll) poll();
         attention(layer, batch, scratch, x);
         feed_forward(layer, scratch, x);
     }

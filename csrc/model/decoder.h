@@ -30,6 +30,8 @@ class Decoder {
 
     /// Called, where set, with each layer's normed attention input [n, d_model].
     std::function<void(int layer, Tensor x)> observe_attention;
+    /// Called, where set, before each layer; may throw to abandon the step, whose rows then count for nothing.
+    std::function<void()> poll;
 
     const ModelConfig& config() const { return config_; }
     const CacheOptions& options() const { return options_; }

@@ -1,7 +1,7 @@
 """slimrt: a transformer runtime whose context memory is a choice.
 
-    with slimrt.Model("model.gguf", cache="k") as model:
-        print(model.generate("Once upon a time", max_tokens=64).text)
+with slimrt.Model("model.gguf", cache="k") as model:
+    print(model.generate("Once upon a time", max_tokens=64).text)
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from slimrt.errors import (
     UnsupportedError,
     WontFitError,
 )
-from slimrt.generate import Stream
+from slimrt.generate import GenerateOptions, Stream
 from slimrt.model import Model
 from slimrt.plan import plan
 from slimrt.results import CacheUse, Generation, PlanResult, PlanRow, Score, Timings, TokenLogprob, Usage
@@ -27,12 +27,13 @@ from slimrt.source import ModelSource
 from slimrt.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from slimrt.tools.convert import ConvertReport
+    from slimrt.tools.report import ConvertReport
 
 __all__ = [
     "CacheUnsupportedError",
     "CacheUse",
     "ContextOverflowError",
+    "GenerateOptions",
     "Generation",
     "Model",
     "ModelFormatError",

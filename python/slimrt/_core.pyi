@@ -66,10 +66,10 @@ class Engine:
         """Runs the tokens of several sequences in chunks of at most n_batch tokens; the GIL is released.
 
         Returns logits float32: a row for each item's last token, or with all_logits a row for every token, items
-        one after another. on_progress(done, total) is called with the GIL after each chunk; an exception it raises
-        stops the work, the sequences are truncated to where they stood before, and the exception goes on.
-        Signals (Ctrl-C) are checked between chunks in the same way. ContextOverflowError before anything is computed
-        if it does not fit.
+        one after another. on_progress(done, total) is called with the GIL after each chunk and a few times a second
+        within a long one; an exception it raises stops the work, the sequences are truncated to where they stood
+        before, and the exception goes on. Signals (Ctrl-C) are checked at the same times. ContextOverflowError before
+        anything is computed if it does not fit.
         """
     def attention_inputs(self, ids: NDArray[np.int32]) -> NDArray[np.float32]:
         """The normed input of every layer's attention for one text: float32 [n_layers, n, d_model] (calibration)."""

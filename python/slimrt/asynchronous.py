@@ -6,33 +6,35 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from typing import Any
+from typing import TypeVar
 
 from slimrt.generate import GenerateOptions, Stream
+
+Result = TypeVar("Result")
 
 
 class _Cancelled(Exception):
     """Raised inside the thread, between two steps."""
 
 
-async def run_in_thread(generate: Callable[..., Any], prompt: Any, options: GenerateOptions) -> Any:
-    """Await generate(prompt, **options)."""
+async def run_in_thread(generate: Callable[[GenerateOptions], Result], options: GenerateOptions) -> Result:
+    """Await generate(options)."""
     cancelled = threading.Event()
     try:
-        return await asyncio.to_thread(generate, prompt, **_stopping(options, cancelled))
+        return await asyncio.to_thread(generate, _stopping(options, cancelled))
     finally:
         cancelled.set()
 
 
 async def iterate_in_thread(
-    stream: Callable[..., Stream], prompt: Any, options: GenerateOptions
+    stream: Callable[[GenerateOptions], Stream], options: GenerateOptions
 ) -> AsyncIterator[str]:
-    """Iterate over stream(prompt, **options)."""
+    """Iterate over stream(options)."""
     loop, queue, cancelled = asyncio.get_running_loop(), asyncio.Queue[str | None](), threading.Event()
 
     def work() -> None:
         try:
-            with suppress(_Cancelled), stream(prompt, **_stopping(options, cancelled)) as pieces:
+            with suppress(_Cancelled), stream(_stopping(options, cancelled)) as pieces:
                 for piece in pieces:
                     loop.call_soon_threadsafe(queue.put_nowait, piece)
         finally:

@@ -24,6 +24,7 @@ from slimrt.source import ModelSource
 from slimrt.tokenizer import Tokenizer
 
 Prompt = str | TokenIds
+Prompts = list[str] | list[list[int]]
 
 
 class Model:
@@ -134,15 +135,11 @@ class Model:
 
     @overload
     def generate(
-        self, prompt: list[str] | list[list[int]], *, session: None = None, **options: Unpack[GenerateOptions]
+        self, prompt: Prompts, *, session: None = None, **options: Unpack[GenerateOptions]
     ) -> list[Generation]: ...
 
     def generate(
-        self,
-        prompt: Prompt | list[str] | list[list[int]],
-        *,
-        session: Session | None = None,
-        **options: Unpack[GenerateOptions],
+        self, prompt: Prompt | Prompts, *, session: Session | None = None, **options: Unpack[GenerateOptions]
     ) -> Generation | list[Generation]:
         """Continue a prompt.
 
@@ -172,18 +169,7 @@ class Model:
             UnsupportedError: num_beams > 1, or text for a model without a tokenizer.
             ValueError: an option or a token id out of its range, or an empty prompt where the model has no BOS.
         """
-        settings, called = Options(**options), time.perf_counter()
-        several = isinstance(prompt, list) and (not prompt or not isinstance(prompt[0], (int, np.integer)))
-        if several and session is not None:
-            raise ValueError("a session continues one prompt, not a list of them")
-        prompts: list[Any] = list(prompt) if several else [prompt]
-        seed = self._seed(settings)
-        runs = [self._run(one, settings, seed + i, session, called) for i, one in enumerate(prompts)]
-        with self._runtime.lock:
-            for _ in run_together(self._runtime, runs, int(self._runtime.info["n_seqs"])):
-                pass
-        results = [run.result() for run in runs]
-        return results if several else results[0]
+        return self._generate(prompt, session, options)
 
     def stream(self, prompt: Prompt, *, session: Session | None = None, **options: Unpack[GenerateOptions]) -> Stream:
         """Continue a prompt piece by piece: an iterator of str, whose `result` is the Generation so far.
@@ -193,13 +179,27 @@ class Model:
         settings, called = Options(**options), time.perf_counter()
         return Stream(self._runtime, self._run(prompt, settings, self._seed(settings), session, called))
 
-    async def agenerate(self, prompt: Prompt | list[str] | list[list[int]], **options: Unpack[GenerateOptions]) -> Any:
-        """generate() in a thread; cancelling it stops the work at the next step."""
-        return await run_in_thread(self.generate, prompt, options)
+    @overload
+    async def agenerate(
+        self, prompt: Prompt, *, session: Session | None = None, **options: Unpack[GenerateOptions]
+    ) -> Generation: ...
 
-    def astream(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> AsyncIterator[str]:
-        """stream() in a thread; leaving the loop early stops the work at the next step."""
-        return iterate_in_thread(self.stream, prompt, options)
+    @overload
+    async def agenerate(
+        self, prompt: Prompts, *, session: None = None, **options: Unpack[GenerateOptions]
+    ) -> list[Generation]: ...
+
+    async def agenerate(
+        self, prompt: Prompt | Prompts, *, session: Session | None = None, **options: Unpack[GenerateOptions]
+    ) -> Generation | list[Generation]:
+        """generate() in a thread; cancelling it stops the work at the next step."""
+        return await run_in_thread(lambda given: self._generate(prompt, session, given), options)
+
+    def astream(
+        self, prompt: Prompt, *, session: Session | None = None, **options: Unpack[GenerateOptions]
+    ) -> AsyncIterator[str]:
+        """stream() in a thread; closing the iterator stops the work at the next step."""
+        return iterate_in_thread(lambda given: self.stream(prompt, session=session, **given), options)
 
     def chat(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[GenerateOptions]) -> Generation:
         """The assistant's next message, in the model's own chat format.
@@ -277,6 +277,22 @@ class Model:
         info = self._runtime.info
         modes = "/".join(sorted({layer["mode"] for layer in info["layers"]}))
         return f"<slimrt.Model {self._runtime.source.path.name}: {info['architecture']}, n_ctx {self.n_ctx}, {modes}>"
+
+    def _generate(
+        self, prompt: Prompt | Prompts, session: Session | None, options: GenerateOptions
+    ) -> Generation | list[Generation]:
+        settings, called = Options(**options), time.perf_counter()
+        several = isinstance(prompt, list) and (not prompt or not isinstance(prompt[0], (int, np.integer)))
+        if several and session is not None:
+            raise ValueError("a session continues one prompt, not a list of them")
+        prompts: list[Any] = list(prompt) if several else [prompt]
+        seed = self._seed(settings)
+        runs = [self._run(one, settings, seed + i, session, called) for i, one in enumerate(prompts)]
+        with self._runtime.lock:
+            for _ in run_together(self._runtime, runs, int(self._runtime.info["n_seqs"])):
+                pass
+        results = [run.result() for run in runs]
+        return results if several else results[0]
 
     def _ids(self, prompt: Prompt) -> list[int]:
         return self.tokenize(prompt) if isinstance(prompt, str) else as_ids(prompt, self.n_vocab)

@@ -61,8 +61,8 @@ class Runtime:
                 raise ValueError("the model is closed")
             if self._in_use:
                 raise RuntimeError("a progress callback must not use the model that calls it")
-            self._in_use = True
             try:
+                self._in_use = True
                 while self._dropped:
                     self._engine.free_sequence(self._dropped.popleft())
                 yield self._engine
@@ -139,7 +139,7 @@ def _fold(
 
     if show_progress is not False:
         progress.note_once(
-            f"folding {source.path.name} for its cache mode; `slimrt convert` does this once and for all"
+            f"folding {source.path.name} for cache mode {', '.join(missing)}; `slimrt convert` does it once and for all"
         )
     derived: dict[str, NDArray[np.float32]] = {}
     for mode, names in missing.items():

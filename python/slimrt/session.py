@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from slimrt import _core
 from slimrt.errors import ContextOverflowError, ModelFormatError
 from slimrt.runtime import Runtime
 
@@ -100,18 +101,17 @@ class Session:
 
     def fork(self) -> Session:
         """A second session with the same content; the rows are shared until one of them changes."""
-        self.check_open()
         with self.runtime.use() as engine:
+            self._agree(engine)
             return Session(self.runtime, engine.fork(self.sequence), list(self._tokens))
 
     def truncate(self, length: int) -> None:
         """Keep the first `length` tokens. ValueError if it has fewer."""
         if not 0 <= length <= self.length:
             raise ValueError(f"cannot keep {length} tokens of {self.length}")
-        self.check_open()
-        with self.runtime.use() as engine:
-            engine.truncate(self.sequence, length)
         del self._tokens[length:]
+        with self.runtime.use() as engine:
+            self._agree(engine)
 
     def keep_common(self, ids: Sequence[int]) -> list[int]:
         """Truncate to what it has in common with ids; returns the ids that are still to be computed, at least one."""
@@ -125,8 +125,8 @@ class Session:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write tokens and rows to a file, complete or not at all. It loads only into the same model and cache."""
-        self.check_open()
         with self.runtime.use() as engine:
+            self._agree(engine)
             rows = engine.save_sequence(self.sequence)
         header = _kind(self.runtime) | {"version": _VERSION, "tokens": self._tokens, "bytes": int(rows.nbytes)}
         text = json.dumps(header).encode()
@@ -146,9 +146,12 @@ class Session:
         """Give the rows back."""
         self._free()
 
-    def check_open(self) -> None:
+    def _agree(self, engine: _core.Engine) -> None:
+        """Drop rows beyond our tokens: Ctrl-C may strike between a step of the engine and our note of it."""
         if not self._free.alive:
             raise ValueError("the session is closed")
+        if engine.length(self.sequence) != self.length:
+            engine.truncate(self.sequence, self.length)
 
     def __enter__(self) -> Session:
         return self
@@ -170,9 +173,9 @@ def append_together(
     on_progress: Callable[[int, int], object] | None = None,
 ) -> NDArray[np.float32]:
     """One step of the engine for several sessions; logits as Engine.append."""
-    for session, _ in items:
-        session.check_open()
     with runtime.use() as engine:
+        for session, _ in items:
+            session._agree(engine)
         arrays = [(session.sequence, np.array(ids, np.int32)) for session, ids in items]
         logits = engine.append(arrays, all_logits=all_logits, on_progress=on_progress)
     for session, ids in items:

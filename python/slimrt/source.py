@@ -54,6 +54,10 @@ class ModelSource:
             UnsupportedError: there is none, or one of a kind that is not supported.
         """
         own = self.path.is_dir() and (self.path / "tokenizer.json").is_file()
+        file = _core.GgufFile(str(self.gguf))
+        if not own and ("tokenizer.ggml.model" not in file.keys() or file.value("tokenizer.ggml.model") == "no_vocab"):
+            missing = "tokenizer.json" if self.path.is_dir() else "tokenizer in its metadata"
+            raise UnsupportedError(f"{self.path} has no {missing}: it can be used from Python with token ids only")
         return Tokenizer(self.path if own else self.gguf)
 
     @cached_property

@@ -86,20 +86,18 @@ void AttentionPlan::split(int n_threads) {
 
 void AttentionPlan::lay_out(const AttentionArgs& args, int n_threads) {
     size_t pairs = 0;  // (head, query)
-    int groups = 0, parts = 0;
+    int parts = 0;
     for (const AttentionJob& job : jobs) {
         pairs = std::max<size_t>(pairs, job.n_groups * heads_per_group * job.n_queries);
-        groups = std::max(groups, job.n_groups);
         parts = std::max(parts, job.n_parts);
     }
-    size_t stride = 0;
+    int64_t width = 1;  // the widest rows of a group
     const auto widen_for = [&](const auto& term) {
-        stride = std::max(stride, row_stride(int64_t(term.n_heads) / n_groups * groups * term.dim));
+        width = std::max<int64_t>(width, int64_t(term.n_heads) / n_groups * term.dim);
     };
     for (const ScoreTerm& term : args.scores) widen_for(term);
     for (const ValueTerm& term : args.values) widen_for(term);
-    tile = std::clamp<int64_t>(kTileFloats / std::max<size_t>(stride, 1) / kMinTile * kMinTile, kMinTile,
-                               kMaxTile);
+    tile = std::clamp<int64_t>(kTileFloats / width / kMinTile * kMinTile, kMinTile, kMaxTile);
 
     size_t end = 0;
     const auto take = [&end](size_t floats) { return std::exchange(end, end + aligned(floats)); };
@@ -112,7 +110,7 @@ void AttentionPlan::lay_out(const AttentionArgs& args, int n_threads) {
     end = 0;
     for (size_t i = 0; i < args.scores.size(); ++i) scratch.q[i] = take(pairs * args.scores[i].dim);
     scratch.scores = take(pairs * tile);
-    scratch.rows = take(tile * stride);
+    scratch.rows = take(tile * row_stride(width));
     scratch.factor = take(pairs);
     scratch.weights = take(parts);
     scratch.state = take(state.size);

@@ -10,17 +10,24 @@
 namespace slimrt::cpu {
 namespace {
 
+// A group with few (head, query) pairs reads rows once or twice: where and as they are stored, if they lie
+// together, as they do in a tile that is a block. Others first copy them, widened, side by side.
+constexpr int kFewPairs = 8, kFewPairsTile = 32;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 /// Fresh rows are dense rows of f32.
-Rows rows_of(const Rows& stored, const Tensor& fresh, const AttentionJob& job, bool is_fresh) {
-    if (!is_fresh) return stored;
+Rows fresh_rows(const Tensor& fresh, const AttentionSequence& sequence) {
     Rows rows;
-    rows.base = fresh.row(job.sequence->query);
+    rows.base = fresh.row(sequence.query);
     rows.width = static_cast<int>(fresh.cols);
     rows.row_bytes = fresh.stride;
-    rows.first = job.sequence->position;
+    rows.first = sequence.position;
     return rows;
+}
+
+void prefetch(const std::byte* data, size_t bytes) {
+    constexpr size_t kLine = 64;
+    for (size_t i = 0; i < bytes; i += kLine) __builtin_prefetch(data + i, 0, 2);  // to the second level
 }
 
 }  // namespace
@@ -66,104 +73,109 @@ void AttentionRun::pack_queries(const AttentionJob& job, float* scratch) const {
     }
 }
 
+/// Group after group of a tile, so that a group's rows and scores stay in the first-level cache.
 void AttentionRun::compute_span(const AttentionJob& job, bool fresh, Span span, float* scratch,
                                 float* state) const {
-    for (int64_t first = span.first; first < span.end; first += plan_.tile) {
-        const int n = static_cast<int>(std::min<int64_t>(plan_.tile, span.end - first));
-        compute_tile(job, {fresh, first, n}, scratch, state);
+    const int pairs = plan_.heads_per_group * job.n_queries;
+    const int64_t most = pairs <= kFewPairs ? std::min(plan_.tile, kFewPairsTile) : plan_.tile;
+    const auto end_of = [&](int64_t first) { return std::min(span.end, (first / most + 1) * most); };
+    for (int64_t first = span.first, end; first < span.end; first = end) {
+        end = end_of(first);
+        const Tile tile = {fresh, first, static_cast<int>(end - first), static_cast<int>(end_of(end) - end)};
+        for (int i = 0; i < job.n_groups; ++i) {
+            compute_tile({job, job.first_group + i, i * pairs, pairs, scratch, state}, tile);
+        }
     }
 }
 
-void AttentionRun::compute_tile(const AttentionJob& job, const Tile& tile, float* scratch,
-                                float* state) const {
-    float* const rows_scratch = scratch + plan_.scratch.rows;
-    float* const scores = scratch + plan_.scratch.scores;
+void AttentionRun::compute_tile(const Group& group, const Tile& tile) const {
+    float* const scores = group.scratch + plan_.scratch.scores;
     const int ld = plan_.tile;
-    const int pairs = job.n_groups * plan_.heads_per_group * job.n_queries;
     for (size_t t = 0; t < args_.scores.size(); ++t) {
         const ScoreTerm& term = args_.scores[t];
-        const RowView rows = read_for_scores(job, term, tile, rows_scratch);
-        const int heads = term.n_heads / plan_.n_groups * job.n_groups, share = pairs / heads;
-        const float* q = scratch + plan_.scratch.q[t];
+        const RowView rows = read_for_scores(group, term, tile);
+        const int heads = term.n_heads / plan_.n_groups, share = group.n_pairs / heads;
+        const float* q = group.scratch + plan_.scratch.q[t] + int64_t(group.first_pair) * term.dim;
         for (int head = 0; head < heads; ++head) {
-            isa_.scores(q + int64_t(head) * share * term.dim, term.dim, share, rows.data + head * term.dim,
-                        rows.stride, tile.n, term.dim, args_.scale, t > 0, scores + head * share * ld, ld);
+            isa_.scores(q + int64_t(head) * share * term.dim, term.dim, share, rows.type(),
+                        rows.column(head * term.dim), rows.stride, tile.n, term.dim, args_.scale, t > 0,
+                        scores + head * share * ld, ld);
         }
     }
-    weigh(job, tile, scratch, state);
-    const float* factor = scratch + plan_.scratch.factor;
+    weigh(group, tile);
+    const float* factor = group.scratch + plan_.scratch.factor;
     for (size_t t = 0; t < args_.values.size(); ++t) {
         const ValueTerm& term = args_.values[t];
-        const int per_group = term.n_heads / plan_.n_groups, heads = per_group * job.n_groups;
-        const RowView rows =
-            read(job, rows_of(term.stored, term.fresh, job, tile.fresh), tile,
-                 job.first_group * per_group * term.dim, heads * term.dim, false, rows_scratch);
-        const int share = pairs / heads;
+        const RowView rows = read(group, term, tile, false);
+        const int heads = term.n_heads / plan_.n_groups, share = group.n_pairs / heads;
         const size_t stride = row_stride(term.dim);
+        float* sums = group.state + plan_.state.values[t] + group.first_pair * stride;
         for (int head = 0; head < heads; ++head) {
-            isa_.values(scores + head * share * ld, ld, share, factor + head * share,
-                        rows.data + head * term.dim, rows.stride, tile.n, term.dim,
-                        state + plan_.state.values[t] + head * share * stride, stride);
+            isa_.values(scores + head * share * ld, ld, share, factor + head * share, rows.type(),
+                        rows.column(head * term.dim), rows.stride, tile.n, term.dim, sums + head * share * stride,
+                        stride);
         }
     }
 }
 
 /// Scores to softmax weights, zero where a query does not see.
-void AttentionRun::weigh(const AttentionJob& job, const Tile& tile, float* scratch, float* state) const {
-    float* const max = state + plan_.state.max;
-    float* const sum = state + plan_.state.sum;
-    float* const factor = scratch + plan_.scratch.factor;
-    const int heads = job.n_groups * plan_.heads_per_group;
-    for (int query = 0; query < job.n_queries; ++query) {
-        const int64_t position = job.position(query);
+void AttentionRun::weigh(const Group& group, const Tile& tile) const {
+    const int n_queries = group.job.n_queries;
+    for (int query = 0; query < n_queries; ++query) {
+        const int64_t position = group.job.position(query);
         const int64_t last = std::min<int64_t>(position - tile.first + 1, tile.n);
         const int end = static_cast<int>(std::max<int64_t>(last, 0));
         const int64_t unseen = args_.window > 0 ? position - args_.window + 1 - tile.first : 0;
         const int begin = static_cast<int>(std::clamp<int64_t>(unseen, 0, end));
-        for (int head = 0; head < heads; ++head) {
-            const int m = head * job.n_queries + query;
-            float* const s = scratch + plan_.scratch.scores + int64_t(m) * plan_.tile;
+        for (int pair = query; pair < group.n_pairs; pair += n_queries) {
+            float* const s = group.scratch + plan_.scratch.scores + int64_t(pair) * plan_.tile;
+            float* const factor = group.scratch + plan_.scratch.factor + pair;
+            float* const max = group.state + plan_.state.max + group.first_pair + pair;
+            float* const sum = group.state + plan_.state.sum + group.first_pair + pair;
             std::fill(s, s + begin, 0.0f);
             std::fill(s + end, s + tile.n, 0.0f);
             // Before its first row a pair's values are whatever was in the scratch.
-            if (begin == end)
-                factor[m] = sum[m] == 0 ? 0.0f : 1.0f;
-            else
-                factor[m] = isa_.softmax(s + begin, end - begin, max + m, sum + m);
+            *factor = begin < end ? isa_.softmax(s + begin, end - begin, max, sum) : *sum == 0 ? 0.0f : 1.0f;
         }
     }
 }
 
-/// Columns [first, first + width) of a tile's rows as f32: where they are, or else (`copy`: always) in `to`.
-AttentionRun::RowView AttentionRun::read(const AttentionJob& job, const Rows& rows, const Tile& tile,
-                                         int first, int width, bool copy, float* to) const {
-    const size_t offset = row_bytes(rows.dtype, first), stride = row_stride(width);
-    const bool direct = !copy && rows.dtype == DType::F32 && rows.row_bytes % sizeof(float) == 0;
+/// The group's columns of a tile's rows: where they are, or else (`copy`: always) in scratch, as f32. The next
+/// tile's are called for meanwhile: a group's columns of many rows are no pattern that the CPU would foresee.
+template <class Term>
+AttentionRun::RowView AttentionRun::read(const Group& group, const Term& term, const Tile& tile,
+                                         bool copy) const {
+    const Rows rows = tile.fresh ? fresh_rows(term.fresh, *group.job.sequence) : term.stored;
+    const int width = term.n_heads / plan_.n_groups * term.dim;
+    const size_t offset = row_bytes(rows.dtype, group.index * width), bytes = row_bytes(rows.dtype, width);
+    const int32_t* const table = group.job.sequence->table;
     const int64_t end = tile.first + tile.n;
+    for (int64_t position = end; position < end + tile.n_next;) {
+        const RowRun run = rows_at(rows, table, position, end + tile.n_next);
+        for (int64_t i = 0; i < run.n; ++i) prefetch(run.data + i * rows.row_bytes + offset, bytes);
+        position += run.n;
+    }
+    const bool direct = !copy && group.n_pairs <= kFewPairs;
+    float* const to = group.scratch + plan_.scratch.rows;
+    const size_t stride = row_stride(width);
     for (int64_t position = tile.first; position < end;) {
-        const RowRun run = rows_at(rows, job.sequence->table, position, end);
+        const RowRun run = rows_at(rows, table, position, end);
         const std::byte* from = run.data + offset;
-        if (direct && run.n == tile.n) {
-            return {reinterpret_cast<const float*>(from), rows.row_bytes / sizeof(float)};
-        }
+        if (direct && run.n == tile.n) return {from, rows.dtype, rows.row_bytes};
         isa_.widen(static_cast<uint32_t>(rows.dtype), from, rows.row_bytes, run.n, width,
                    to + (position - tile.first) * stride, stride);
         position += run.n;
     }
-    return {to, stride};
+    return {reinterpret_cast<const std::byte*>(to), DType::F32, stride * sizeof(float)};
 }
 
-AttentionRun::RowView AttentionRun::read_for_scores(const AttentionJob& job, const ScoreTerm& term,
-                                                    const Tile& tile, float* to) const {
-    const int per_group = term.n_heads / plan_.n_groups, heads = per_group * job.n_groups;
-    const int first = job.first_group * per_group * term.dim, width = heads * term.dim;
-    const bool changed = term.bias || term.rope;
-    const RowView rows =
-        read(job, rows_of(term.stored, term.fresh, job, tile.fresh), tile, first, width, changed, to);
-    if (!changed) return rows;
-    for (int i = 0; i < tile.n; ++i) {
-        float* const row = to + i * rows.stride;
-        if (term.bias) isa_.add(row, term.bias.f32() + first, width);
+AttentionRun::RowView AttentionRun::read_for_scores(const Group& group, const ScoreTerm& term,
+                                                    const Tile& tile) const {
+    const RowView rows = read(group, term, tile, term.bias || term.rope);
+    const int heads = term.n_heads / plan_.n_groups, width = heads * term.dim;
+    float* row = group.scratch + plan_.scratch.rows;
+    for (int i = 0; i < tile.n; ++i, row += row_stride(width)) {
+        if (term.bias) isa_.add(row, term.bias.f32() + group.index * width, width);
         if (!term.rope) continue;
         const float* const turn = term.rope.table.f32(tile.first + i);
         for (int head = 0; head < heads; ++head) {
@@ -202,9 +214,9 @@ void AttentionRun::finish(const AttentionJob& job, const float* states, int head
         for (size_t t = 0; t < args_.values.size(); ++t) {
             const ValueTerm& term = args_.values[t];
             const size_t stride = row_stride(term.dim);
-            isa_.values(weights, job.n_parts, 1, &keep, states + plan_.state.values[t] + m * stride,
-                        plan_.state.size, seen ? job.n_parts : 0, term.dim,
-                        term.out.f32(row) + int64_t(q_head) * term.dim, 0);
+            isa_.values(weights, job.n_parts, 1, &keep, static_cast<uint32_t>(DType::F32),
+                        states + plan_.state.values[t] + m * stride, plan_.state.size * sizeof(float),
+                        seen ? job.n_parts : 0, term.dim, term.out.f32(row) + int64_t(q_head) * term.dim, 0);
         }
     }
 }

@@ -18,23 +18,32 @@ class AttentionRun {
 
   private:
     struct RowView {
-        const float* data;
-        size_t stride;
+        const std::byte* data;
+        DType dtype;
+        size_t stride;  // bytes
+        const std::byte* column(int64_t i) const { return data + row_bytes(dtype, i); }
+        uint32_t type() const { return static_cast<uint32_t>(dtype); }
     };
     struct Tile {
         bool fresh;
         int64_t first;  // position
-        int n;
+        int n, n_next;  // rows, and how many the next tile has
+    };
+    /// One group of heads of a job, and where its queries and heads are in scratch and state.
+    struct Group {
+        const AttentionJob& job;
+        int index, first_pair, n_pairs;
+        float *scratch, *state;
     };
 
     float* scratch(int thread) const { return workspace_ + thread * plan_.scratch.size; }
     void pack_queries(const AttentionJob& job, float* scratch) const;
     void compute_span(const AttentionJob& job, bool fresh, Span span, float* scratch, float* state) const;
-    void compute_tile(const AttentionJob& job, const Tile& tile, float* scratch, float* state) const;
-    void weigh(const AttentionJob& job, const Tile& tile, float* scratch, float* state) const;
-    RowView read(const AttentionJob& job, const Rows& rows, const Tile& tile, int first, int width, bool copy,
-                 float* to) const;
-    RowView read_for_scores(const AttentionJob& job, const ScoreTerm& term, const Tile& tile, float* to) const;
+    void compute_tile(const Group& group, const Tile& tile) const;
+    void weigh(const Group& group, const Tile& tile) const;
+    template <class Term>
+    RowView read(const Group& group, const Term& term, const Tile& tile, bool copy) const;
+    RowView read_for_scores(const Group& group, const ScoreTerm& term, const Tile& tile) const;
     void finish(const AttentionJob& job, const float* states, int head, float* weights) const;
 
     const Isa& isa_;

@@ -55,11 +55,11 @@ struct BlockQ8_0 {  // d * code
 
 // Blocks of 256, in groups of 16 or 32 elements that have a scale (and a minimum) of their own.
 
-struct BlockQ2_K {  // groups of 16: d * (scale & 15) * code - dmin * (scale >> 4)
+struct BlockQ2_K {                  // groups of 16: d * (scale & 15) * code - dmin * (scale >> 4)
     uint8_t scales[16], codes[64];  // four elements, 32 apart, in a byte
     Scale d, dmin;
 };
-struct BlockQ3_K {  // groups of 16: d * (scale - 32) * (code - 4); see scales_q3
+struct BlockQ3_K {                  // groups of 16: d * (scale - 32) * (code - 4); see scales_q3
     uint8_t high[32];               // bit j of byte i: third bit of element 32 j + i
     uint8_t codes[64], scales[12];  // codes as in Q2_K
     Scale d;
@@ -72,7 +72,7 @@ struct BlockQ5_K {  // as Q4_K
     Scale d, dmin;
     uint8_t scales[12], high[32], codes[128];  // bit j of high[i]: fifth bit of element 32 j + i
 };
-struct BlockQ6_K {      // groups of 16: d * scale * (code - 32)
+struct BlockQ6_K {       // groups of 16: d * scale * (code - 32)
     uint8_t codes[128];  // of every 64 bytes the low nibbles are 64 elements, the high ones the next 64
     uint8_t high[64];    // upper two bits: four elements, 32 apart, in a byte
     int8_t scales[16];

@@ -43,8 +43,8 @@ static inline Codes above(Codes low, Codes high) {
 
 constexpr int wide_offset = 0;
 static inline Codes wide(Codes c) { return c; }
-/// maddubs adds two products of an unsigned and a signed factor in 16 bits: codes below 64 cannot overflow, wide
-/// ones lend their sign to the activation.
+/// maddubs adds two products of an unsigned and a signed factor in 16 bits: codes below 64 cannot overflow,
+/// wide ones lend their sign to the activation.
 template <bool is_wide>
 static inline __m256i dot(__m256i acc, __m256i w, __m256i x) {
     const __m256i pairs = is_wide ? _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w))
@@ -106,7 +106,8 @@ static inline Acc spread_quarters(Scales s, int j) {
     const __m256 half = j < 2 ? s.low.v : s.high.v;
     const int i = j % 2 * 4;
     return {{_mm256_permutevar8x32_ps(half, _mm256_setr_epi32(i, i, i, i, i + 1, i + 1, i + 1, i + 1))},
-            {_mm256_permutevar8x32_ps(half, _mm256_setr_epi32(i + 2, i + 2, i + 2, i + 2, i + 3, i + 3, i + 3, i + 3))}};
+            {_mm256_permutevar8x32_ps(
+                half, _mm256_setr_epi32(i + 2, i + 2, i + 2, i + 2, i + 3, i + 3, i + 3, i + 3))}};
 }
 static inline Acc add_last_eight(Acc acc, Scales s) { return {acc.low, acc.high + s.high}; }
 static inline void store(float* p, Scales s) {

@@ -32,9 +32,7 @@ static inline Codes fields(Codes c, int shift0, int shift1, int mask) {
     const Codes shifted = _mm512_srlv_epi64(c, _mm512_set_epi64(b, b, b, b, a, a, a, a));
     return _mm512_and_si512(shifted, _mm512_set1_epi8(static_cast<char>(mask)));
 }
-static inline Codes above(Codes low, Codes high) {
-    return _mm512_or_si512(low, _mm512_slli_epi16(high, 4));
-}
+static inline Codes above(Codes low, Codes high) { return _mm512_or_si512(low, _mm512_slli_epi16(high, 4)); }
 
 /// VNNI's first factor is unsigned.
 constexpr int wide_offset = 128;
@@ -87,8 +85,8 @@ static inline Acc spread_halves(Scales s, int j) {
 }
 static inline Acc spread_quarters(Scales s, int j) {
     const int i = 4 * j;
-    const __m512i to = _mm512_setr_epi32(i, i, i, i, i + 1, i + 1, i + 1, i + 1, i + 2, i + 2, i + 2, i + 2, i + 3,
-                                         i + 3, i + 3, i + 3);
+    const __m512i to = _mm512_setr_epi32(i, i, i, i, i + 1, i + 1, i + 1, i + 1, i + 2, i + 2, i + 2, i + 2,
+                                         i + 3, i + 3, i + 3, i + 3);
     return {_mm512_permutexvar_ps(to, s.v)};
 }
 static inline Acc add_last_eight(Acc acc, Scales s) {

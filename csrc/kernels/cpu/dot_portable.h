@@ -3,11 +3,19 @@
 
 namespace slimrt::cpu::SLIMRT_ISA {
 
+/// As in simd_portable.h, for one number.
 static inline float half_to_float(uint16_t h) {
-    const Half padded[lanes] = {{h}};
-    return load(padded).v[0];
+    const uint32_t sign = static_cast<uint32_t>(h & 0x8000) << 16,
+                   magnitude = static_cast<uint32_t>(h & 0x7fff) << 13;
+    float f;
+    memcpy(&f, &magnitude, sizeof f);
+    f *= 0x1p112f;
+    uint32_t u;
+    memcpy(&u, &f, sizeof u);
+    u |= sign | (magnitude >= 0x0f800000 ? 0x7f800000 : 0);
+    memcpy(&f, &u, sizeof f);
+    return f;
 }
-
 static inline uint16_t float_to_half(float f) {
     uint32_t u;
     memcpy(&u, &f, sizeof u);
@@ -27,43 +35,59 @@ static inline void store(Half* p, Vec a) {
     memcpy(p, h, sizeof h);
 }
 
+typedef uint8_t Bytes __attribute__((vector_size(16)));
+typedef int8_t HalfBytes __attribute__((vector_size(8)));
+typedef int16_t Shorts __attribute__((vector_size(16)));
+typedef uint16_t ShortBits __attribute__((vector_size(16)));
+
 struct Codes {
-    uint8_t v[64];
+    Bytes v[4];
 };
-struct Sums {  // of 16 products each
-    int32_t v[4];
-};
+using Sums = Ints;  // of 16 products each
 using Acc = Vec;
 constexpr int dot_rows = 1;
 
 static inline Codes load_halves(const void* p, const void* q) {
     Codes c;
     memcpy(c.v, p, 32);
-    memcpy(c.v + 32, q, 32);
+    memcpy(c.v + 2, q, 32);
     return c;
 }
 static inline Codes load_codes(const void* p) { return load_halves(p, static_cast<const uint8_t*>(p) + 32); }
 static inline Codes load_twice(const void* p) { return load_halves(p, p); }
-static inline void nibbles(const uint8_t* from, uint8_t* to) {
-    for (int i = 0; i < 16; ++i) {
-        to[i] = from[i] & 15;
-        to[i + 16] = from[i] >> 4;
-    }
+/// (a >> shift) & mask; the mask removes what comes from the byte above.
+static inline Bytes field(Bytes a, int shift, int mask) {
+    const ShortBits bits = reinterpret_cast<ShortBits>(a) >> static_cast<uint16_t>(shift);
+    return reinterpret_cast<Bytes>(bits) & static_cast<uint8_t>(mask);
 }
 static inline Codes load_nibbles(const void* p, const void* q) {
+    Bytes a, b;
+    memcpy(&a, p, sizeof a);
+    memcpy(&b, q, sizeof b);
+    return {{field(a, 0, 15), field(a, 4, 15), field(b, 0, 15), field(b, 4, 15)}};
+}
+static inline Codes fields(const Codes& c, int shift0, int shift1, int mask) {
+    return {{field(c.v[0], shift0, mask), field(c.v[1], shift0, mask), field(c.v[2], shift1, mask),
+             field(c.v[3], shift1, mask)}};
+}
+static inline Codes above(const Codes& low, const Codes& high) {
     Codes c;
-    nibbles(static_cast<const uint8_t*>(p), c.v);
-    nibbles(static_cast<const uint8_t*>(q), c.v + 32);
+    for (int i = 0; i < 4; ++i) c.v[i] = low.v[i] | high.v[i] << 4;
     return c;
 }
-static inline Codes fields(Codes c, int shift0, int shift1, int mask) {
-    for (int i = 0; i < 32; ++i) c.v[i] = static_cast<uint8_t>(c.v[i] >> shift0 & mask);
-    for (int i = 32; i < 64; ++i) c.v[i] = static_cast<uint8_t>(c.v[i] >> shift1 & mask);
-    return c;
+
+/// Lane i: a[2i] + a[2i + 1].
+static inline Ints add_pairs(Shorts a) {
+    const Ints pairs = reinterpret_cast<Ints>(a);
+    return (pairs << 16 >> 16) + (pairs >> 16);
 }
-static inline Codes above(Codes low, Codes high) {
-    for (int i = 0; i < 64; ++i) low.v[i] = static_cast<uint8_t>(low.v[i] | high.v[i] << 4);
-    return low;
+/// The even bytes and the odd ones, as signed numbers.
+static inline Shorts even(Bytes a) { return reinterpret_cast<Shorts>(a) << 8 >> 8; }
+static inline Shorts odd(Bytes a) { return reinterpret_cast<Shorts>(a) >> 8; }
+/// Two products of int8 fit in 16 bits, since activations are above -128.
+static inline Ints sum_products(Bytes w, Bytes x) { return add_pairs(even(w) * even(x) + odd(w) * odd(x)); }
+static inline Ints add_neighbours(Ints a, Ints b) {
+    return __builtin_shufflevector(a, b, 0, 2, 4, 6) + __builtin_shufflevector(a, b, 1, 3, 5, 7);
 }
 
 /// Codes below 64 read the same as signed bytes.
@@ -71,31 +95,22 @@ constexpr int wide_offset = 0;
 static inline Codes wide(Codes c) { return c; }
 template <bool is_wide>
 static inline Sums dot(Sums acc, const Codes& w, const Codes& x) {
-    for (int g = 0; g < 4; ++g) {
-        int32_t total = 0;
-        for (int i = 16 * g; i < 16 * g + 16; ++i) {
-            total += static_cast<int8_t>(w.v[i]) * static_cast<int8_t>(x.v[i]);
-        }
-        acc.v[g] += total;
-    }
-    return acc;
+    const Ints low = add_neighbours(sum_products(w.v[0], x.v[0]), sum_products(w.v[1], x.v[1]));
+    const Ints high = add_neighbours(sum_products(w.v[2], x.v[2]), sum_products(w.v[3], x.v[3]));
+    return acc + add_neighbours(low, high);
 }
 
 static inline Sums start_quarters(const void* p) {
     Sums s;
-    memcpy(s.v, p, sizeof s.v);
+    memcpy(&s, p, sizeof s);
     return s;
 }
 static inline Sums start_halves(const void* p) {
     int32_t a[2];
     memcpy(a, p, sizeof a);
-    return {{a[0], 0, a[1], 0}};
+    return Ints{a[0], 0, a[1], 0};
 }
-static inline Acc to_acc(Sums s) {
-    Acc a;
-    for (int i = 0; i < 4; ++i) a.v[i] = static_cast<float>(s.v[i]);
-    return a;
-}
+static inline Acc to_acc(Sums s) { return {__builtin_convertvector(s, Floats)}; }
 
 struct Scales {
     float v[16];
@@ -132,10 +147,11 @@ static inline Scales two_scales(const void* p, const void* q) { return {{load_ha
 static inline Scales eight_scales(const void* p) {
     uint32_t words[4];
     memcpy(words, p, sizeof words);
-    const auto [halves, a, b, c] = words;
+    const uint32_t a = words[1], b = words[2], c = words[3];
     const uint32_t six = 0x3f3f3f3f, four = 0x0f0f0f0f, upper = 0x30303030;
-    const uint32_t codes[4] = {a & six, (c & four) | (a >> 2 & upper), b & six, (c >> 4 & four) | (b >> 2 & upper)};
-    const float d[2] = {half_to_float(halves & 0xffff), half_to_float(halves >> 16)};
+    const uint32_t codes[4] = {a & six, (c & four) | (a >> 2 & upper), b & six,
+                               (c >> 4 & four) | (b >> 2 & upper)};
+    const float d[2] = {load_half(p), load_half(static_cast<const uint8_t*>(p) + 2)};
     Scales s;
     for (int i = 0; i < 16; ++i) s.v[i] = d[i / 8] * static_cast<float>(codes[i / 4] >> i % 4 * 8 & 255);
     return s;
@@ -153,43 +169,34 @@ static inline Acc spread_quarters(const Scales& s, int j) { return load(s.v + 4 
 static inline Acc add_last_eight(Acc acc, const Scales& s) { return acc + (load(s.v + 8) + load(s.v + 12)); }
 
 struct PanelCodes {
-    int8_t v[16];
+    Shorts even, odd;
 };
-struct PanelSums {
-    int32_t v[4];
-};
+using PanelSums = Ints;
 constexpr int panel_vectors = 1, panel_tokens = 4;
 
 static inline PanelCodes load_panel(const void* p) {
-    PanelCodes c;
-    memcpy(&c, p, sizeof c);
-    return c;
-}
-static inline PanelCodes splat_four(const void* p) {
-    PanelCodes c;
-    for (int i = 0; i < 4; ++i) memcpy(c.v + 4 * i, p, 4);
-    return c;
+    Bytes a;
+    memcpy(&a, p, sizeof a);
+    return {even(a), odd(a)};
 }
 static inline PanelSums start_all(const void* p) {
-    PanelSums s;
-    for (int i = 0; i < 4; ++i) memcpy(s.v + i, p, 4);
-    return s;
+    int32_t a;
+    memcpy(&a, p, sizeof a);
+    return Ints{a, a, a, a};
+}
+static inline PanelCodes splat_four(const void* p) {
+    const Bytes a = reinterpret_cast<Bytes>(start_all(p));
+    return {even(a), odd(a)};
 }
 template <bool is_wide>
 static inline PanelSums dot(PanelSums acc, const PanelCodes& w, const PanelCodes& x) {
-    int16_t product[16];
-    for (int i = 0; i < 16; ++i) product[i] = static_cast<int16_t>(w.v[i] * x.v[i]);
-    for (int i = 0; i < 16; ++i) acc.v[i / 4] += product[i];
-    return acc;
+    return acc + add_pairs(w.even * x.even + w.odd * x.odd);
 }
-static inline Vec to_vec(PanelSums s) {
-    Vec a;
-    for (int i = 0; i < 4; ++i) a.v[i] = static_cast<float>(s.v[i]);
-    return a;
-}
+static inline Vec to_vec(PanelSums s) { return to_acc(s); }
 static inline void store_transposed(const Codes* rows, uint8_t* to, size_t stride) {
-    for (int q = 0; q < 16; ++q) {
-        for (int r = 0; r < lanes; ++r) memcpy(to + q * stride + 4 * r, rows[r].v + 4 * q, 4);
+    for (int r = 0; r < lanes; ++r) {
+        const uint8_t* from = reinterpret_cast<const uint8_t*>(rows[r].v);
+        for (int q = 0; q < 16; ++q) memcpy(to + q * stride + 4 * r, from + 4 * q, 4);
     }
 }
 

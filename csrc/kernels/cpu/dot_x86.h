@@ -7,7 +7,8 @@ namespace slimrt::cpu::SLIMRT_ISA {
 
 static inline float half_to_float(uint16_t h) { return _cvtsh_ss(h); }
 
-/// The 8 scales, then the 8 minima, of six bits each at the start of Q4_K and Q5_K: d, dmin, 32-bit words a b c.
+/// The 8 scales, then the 8 minima, of six bits each at the start of Q4_K and Q5_K: d, dmin, 32-bit words a b
+/// c.
 static inline __m128i load_six_bits(__m128i head) {
     const __m128i acbc = _mm_setr_epi8(4, 5, 6, 7, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15);
     const __m128i _a_b = _mm_setr_epi8(-1, -1, -1, -1, 4, 5, 6, 7, -1, -1, -1, -1, 8, 9, 10, 11);

@@ -44,19 +44,19 @@ struct Isa {
     void (*widen)(uint32_t type, const void* from, size_t from_stride, int64_t n_rows, int64_t n, float* to,
                   size_t to_stride);
 
-    // One tile of attention: `n` consecutive rows, already float32 in `rows` (row i at rows + i * stride).
+    // One tile of attention: `n` rows of F32, F16 or BF16, `stride` bytes apart.
 
     /// scores[m * ld + i] (+)= scale * q[m] . rows[i]; q row m at q + m * q_stride, dim elements.
-    void (*scores)(const float* q, size_t q_stride, int64_t n_q, const float* rows, size_t stride, int64_t n,
-                   int64_t dim, float scale, bool accumulate, float* out, size_t ld);
+    void (*scores)(const float* q, size_t q_stride, int64_t n_q, uint32_t type, const void* rows, size_t stride,
+                   int64_t n, int64_t dim, float scale, bool accumulate, float* out, size_t ld);
     /// Online softmax of one row of a tile: given the running maximum and sum, replaces s by exp(s - max'),
     /// updates both, and returns the factor exp(max - max') for what was accumulated before: 0 at first, when
     /// the maximum is -inf.
     float (*softmax)(float* s, int64_t n, float* max, float* sum);
     /// out[m] = factor[m] * out[m] + sum_i p[m * ld + i] * rows[i], dim elements. Where factor[m] is 0, out[m]
     /// need not have been written before.
-    void (*values)(const float* p, size_t ld, int64_t n_q, const float* factor, const float* rows, size_t stride,
-                   int64_t n, int64_t dim, float* out, size_t out_stride);
+    void (*values)(const float* p, size_t ld, int64_t n_q, const float* factor, uint32_t type, const void* rows,
+                   size_t stride, int64_t n, int64_t dim, float* out, size_t out_stride);
 };
 
 /// The tables in this build that this CPU can run, best first. Never empty.

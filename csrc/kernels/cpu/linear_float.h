@@ -7,23 +7,25 @@ namespace slimrt::cpu::SLIMRT_ISA {
 
 /// R rows times T tokens, each sum in a register of its own.
 template <class Stored, int R, int T>
-static void float_tile(const uint8_t* w, size_t w_stride, const uint8_t* x, size_t x_stride, int64_t k, float* out,
-                       size_t out_stride) {
+static void float_tile(const uint8_t* w, size_t w_stride, const uint8_t* x, size_t x_stride, int64_t k,
+                       float* out, size_t out_stride) {
     Vec acc[T][R];
     for (int t = 0; t < T; ++t) {
         for (int r = 0; r < R; ++r) acc[t][r] = splat(0);
     }
     const auto row = [=](int r) { return reinterpret_cast<const Stored*>(w + r * w_stride); };
     const auto token = [=](int t) { return reinterpret_cast<const float*>(x + t * x_stride); };
-    const auto multiply = [&](const Vec (&weights)[R], int t, Vec activations) {
+    const auto multiply = [&](const Vec(&weights)[R], int t, Vec activations) {
         for (int r = 0; r < R; ++r) acc[t][r] = fma(weights[r], activations, acc[t][r]);
     };
     Vec weights[R];
     int64_t i = 0;
     for (; i + lanes <= k; i += lanes) {
         for (int r = 0; r < R; ++r) {
-            if constexpr (T == 1) __builtin_prefetch(row(r + R) + i, 0, 2);  // else arithmetic is the limit
             weights[r] = load(row(r) + i);
+        }
+        if constexpr (T == 1) {
+            for (int b = 0; b < R * lanes * int(sizeof(Stored)); b += 64) __builtin_prefetch(w + R * w_stride + i * R * sizeof(Stored) + b);
         }
         for (int t = 0; t < T; ++t) multiply(weights, t, load(token(t) + i));
     }
@@ -42,10 +44,12 @@ static void float_rows(const uint8_t* w, size_t w_stride, const uint8_t* x, size
     constexpr int tile = 6;
     int64_t t = 0;
     for (; t + tile <= n_tokens; t += tile) {
-        float_tile<Stored, R, tile>(w, w_stride, x + t * x_stride, x_stride, k, out + t * out_stride, out_stride);
+        float_tile<Stored, R, tile>(w, w_stride, x + t * x_stride, x_stride, k, out + t * out_stride,
+                                    out_stride);
     }
     for (; t < n_tokens; ++t) {
-        float_tile<Stored, R, 1>(w, w_stride, x + t * x_stride, x_stride, k, out + t * out_stride, out_stride);
+        float_tile<Stored, R, 1>(w, w_stride, x + t * x_stride, x_stride, k, out + t * out_stride,
+                                 out_stride);
     }
 }
 

@@ -32,7 +32,6 @@ struct Panel {
         for (int r = 0; r < lanes; ++r) {
             const uint8_t* row = w + r * w_stride;
             blocks[r] = unit_at<Weight>(row, (first + i) / Weight::unit, k, padded[r]);
-            prefetch_unit<Weight>(row, (first + i + elements) / Weight::unit);
             float s[16];
             store(s, Weight::scales(blocks[r]));
             for (int g = 0; g < groups; ++g) {
@@ -88,8 +87,8 @@ struct PanelTile {
 
 /// out (+)= the panel, which starts at element `first` of the rows, times T tokens.
 template <class Weight, int V, int T>
-static void panel_tile(const Panel<Weight, V>& panel, const uint8_t* x, size_t x_stride, int64_t first, int64_t k,
-                       float* out, size_t out_stride) {
+static void panel_tile(const Panel<Weight, V>& panel, const uint8_t* x, size_t x_stride, int64_t first,
+                       int64_t k, float* out, size_t out_stride) {
     PanelTile<Weight, V, T> tile{x, x_stride, Activations(x, k), {}};
     if (first > 0) {
         for (int t = 0; t < T; ++t) {
@@ -105,18 +104,19 @@ static void panel_tile(const Panel<Weight, V>& panel, const uint8_t* x, size_t x
 
 /// V * lanes rows times all tokens.
 template <class Weight, int V>
-static void panel_product(const uint8_t* w, size_t w_stride, const uint8_t* x, size_t x_stride, int64_t n_tokens,
-                          int64_t k, float* out, size_t out_stride) {
+static void panel_product(const uint8_t* w, size_t w_stride, const uint8_t* x, size_t x_stride,
+                          int64_t n_tokens, int64_t k, float* out, size_t out_stride) {
     Panel<Weight, V> panel;
     for (int64_t first = 0; first < k; first += panel.elements) {
         panel.fill(w, w_stride, first, k);
         int64_t t = 0;
         for (; t + panel_tokens <= n_tokens; t += panel_tokens) {
-            panel_tile<Weight, V, panel_tokens>(panel, x + t * x_stride, x_stride, first, k, out + t * out_stride,
-                                                out_stride);
+            panel_tile<Weight, V, panel_tokens>(panel, x + t * x_stride, x_stride, first, k,
+                                                out + t * out_stride, out_stride);
         }
         for (; t < n_tokens; ++t) {
-            panel_tile<Weight, V, 1>(panel, x + t * x_stride, x_stride, first, k, out + t * out_stride, out_stride);
+            panel_tile<Weight, V, 1>(panel, x + t * x_stride, x_stride, first, k, out + t * out_stride,
+                                     out_stride);
         }
     }
 }

@@ -6,9 +6,9 @@
 
 namespace slimrt::cpu::SLIMRT_ISA {
 
-/// A packed row of k activations, zeros to a multiple of 64: the codes; a scale (f32) for each 32; and for each
-/// of the weight's groups minus the sum of its codes, times the offset as int32 or, where there are minima, times
-/// the scale as f32.
+/// A packed row of k activations, zeros to a multiple of 64: the codes; a scale (f32) for each 32; and for
+/// each of the weight's groups minus the sum of its codes, times the offset as int32 or, where there are
+/// minima, times the scale as f32.
 struct Activations {
     const uint8_t *codes, *scales, *sums;
 
@@ -61,41 +61,48 @@ static void pack(const float* x, int64_t k, void* out) {
     }
 }
 
-/// The blocks of unit u of a row of k elements; if half of it is missing, copied to `padded` beside a block of
-/// zeros.
+/// The blocks of unit u of a row of k elements; if half of it is missing, copied to `padded` beside a block
+/// of zeros.
 template <class Weight>
 static inline const typename Weight::Block* unit_at(const uint8_t* row, int64_t u, int64_t k,
                                                     typename Weight::Block (&padded)[2]) {
-    const auto* blocks = reinterpret_cast<const typename Weight::Block*>(row) + u * (Weight::unit / Weight::block);
+    const auto* blocks =
+        reinterpret_cast<const typename Weight::Block*>(row) + u * (Weight::unit / Weight::block);
     if (Weight::unit == Weight::block || (u + 1) * Weight::unit <= k) return blocks;
     padded[0] = blocks[0];
     padded[1] = {};
     return padded;
 }
 
-/// Asks for unit u of a row that will be needed soon; it need not exist.
-template <class Weight>
-static inline void prefetch_unit(const uint8_t* row, int64_t u) {
-    constexpr int bytes = Weight::unit / Weight::block * sizeof(typename Weight::Block);
-    for (int i = 0; i < bytes; i += 64) __builtin_prefetch(row + u * bytes + i, 0, 2);
+/// Asks for part u of what the next R rows hold, in the order of memory: that suits DRAM and TLB best.
+template <class Weight, int R>
+static inline void prefetch_rows(const uint8_t* rows, int64_t u) {
+    constexpr int bytes = R * (Weight::unit / Weight::block) * sizeof(typename Weight::Block);
+    for (int i = 0; i < bytes; i += 64) __builtin_prefetch(rows + u * bytes + i);
 }
 
 /// The starting values of 64 products, see Activations.
 template <class Weight>
 static inline Sums start_at(const Activations& x, int64_t i) {
     const uint8_t* sums = x.sums + i * (64 / Weight::group * 4);
-    if constexpr (Weight::offset == 0) return Sums{};
-    else if constexpr (Weight::group == 32) return start_halves(sums);
-    else return start_quarters(sums);
+    if constexpr (Weight::offset == 0)
+        return Sums{};
+    else if constexpr (Weight::group == 32)
+        return start_halves(sums);
+    else
+        return start_quarters(sums);
 }
 
 /// What the scales of a weight's unit u are to be multiplied with (its minima: with the sums).
 template <class Weight>
 static inline Scales scales_of_unit(const Activations& x, int64_t u) {
     const uint8_t* scales = x.scales + u * (Weight::unit / 32 * 4);
-    if constexpr (Weight::unit == 64) return load_two(scales);
-    else if constexpr (Weight::has_min) return load_eight(scales, x.sums + 32 * u);
-    else return load_each_twice(scales);
+    if constexpr (Weight::unit == 64)
+        return load_two(scales);
+    else if constexpr (Weight::has_min)
+        return load_eight(scales, x.sums + 32 * u);
+    else
+        return load_each_twice(scales);
 }
 
 /// R rows times one token.
@@ -108,10 +115,10 @@ static void row_product(const uint8_t* w, size_t w_stride, const Activations& x,
         Block padded[R][2];
         const Block* blocks[R];
         Scales scales[R];
+        prefetch_rows<Weight, R>(w + R * w_stride, u);
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) {
             blocks[r] = unit_at<Weight>(w + r * w_stride, u, k, padded[r]);
-            prefetch_unit<Weight>(w + (r + R) * w_stride, u);
             scales[r] = Weight::scales(blocks[r]) * scales_of_unit<Weight>(x, u);
             if constexpr (Weight::has_min) acc[r] = add_last_eight(acc[r], scales[r]);
         }
@@ -122,7 +129,8 @@ static void row_product(const uint8_t* w, size_t w_stride, const Activations& x,
 #pragma GCC unroll 4
             for (int r = 0; r < R; ++r) {
                 const Sums sums = dot<Weight::is_wide>(start, Weight::codes(blocks[r], j), codes);
-                const Acc s = Weight::group == 32 ? spread_halves(scales[r], j) : spread_quarters(scales[r], j);
+                const Acc s =
+                    Weight::group == 32 ? spread_halves(scales[r], j) : spread_quarters(scales[r], j);
                 acc[r] = fma(to_acc(sums), s, acc[r]);
             }
         }

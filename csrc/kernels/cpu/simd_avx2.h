@@ -56,6 +56,23 @@ static inline Vec sums(const Vec* a) {
     return {_mm256_add_ps(_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31))};
 }
 
+/// Element j of a[i] changes places with element i of a[j], for `lanes` vectors: pairs, then fours, then halves.
+static inline void transpose(Vec* a) {
+    __m256 fours[8];
+    for (int i = 0; i < 8; i += 4) {
+        const auto low = [&](int k) { return _mm256_castps_pd(_mm256_unpacklo_ps(a[k].v, a[k + 1].v)); };
+        const auto high = [&](int k) { return _mm256_castps_pd(_mm256_unpackhi_ps(a[k].v, a[k + 1].v)); };
+        fours[i + 0] = _mm256_castpd_ps(_mm256_unpacklo_pd(low(i), low(i + 2)));
+        fours[i + 1] = _mm256_castpd_ps(_mm256_unpackhi_pd(low(i), low(i + 2)));
+        fours[i + 2] = _mm256_castpd_ps(_mm256_unpacklo_pd(high(i), high(i + 2)));
+        fours[i + 3] = _mm256_castpd_ps(_mm256_unpackhi_pd(high(i), high(i + 2)));
+    }
+    for (int i = 0; i < 4; ++i) {
+        a[i].v = _mm256_permute2f128_ps(fours[i], fours[i + 4], 0x20);
+        a[i + 4].v = _mm256_permute2f128_ps(fours[i], fours[i + 4], 0x31);
+    }
+}
+
 static inline Vec round_even(Vec a) {
     return {_mm256_round_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }

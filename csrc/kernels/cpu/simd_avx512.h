@@ -53,6 +53,29 @@ static inline Vec sums(const Vec* a) {
     return {halves(halves(quads(a), quads(a + 4)), halves(quads(a + 8), quads(a + 12)))};
 }
 
+/// Element j of a[i] changes places with element i of a[j], for `lanes` vectors: pairs, then fours, then quarters.
+static inline void transpose(Vec* a) {
+    __m512 fours[16];
+    for (int i = 0; i < 16; i += 4) {
+        const auto low = [&](int k) { return _mm512_castps_pd(_mm512_unpacklo_ps(a[k].v, a[k + 1].v)); };
+        const auto high = [&](int k) { return _mm512_castps_pd(_mm512_unpackhi_ps(a[k].v, a[k + 1].v)); };
+        fours[i + 0] = _mm512_castpd_ps(_mm512_unpacklo_pd(low(i), low(i + 2)));
+        fours[i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low(i), low(i + 2)));
+        fours[i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(high(i), high(i + 2)));
+        fours[i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(high(i), high(i + 2)));
+    }
+    for (int i = 0; i < 4; ++i) {
+        const __m512 even0 = _mm512_shuffle_f32x4(fours[i], fours[i + 4], 0x88);
+        const __m512 odd0 = _mm512_shuffle_f32x4(fours[i], fours[i + 4], 0xdd);
+        const __m512 even1 = _mm512_shuffle_f32x4(fours[i + 8], fours[i + 12], 0x88);
+        const __m512 odd1 = _mm512_shuffle_f32x4(fours[i + 8], fours[i + 12], 0xdd);
+        a[i + 0].v = _mm512_shuffle_f32x4(even0, even1, 0x88);
+        a[i + 4].v = _mm512_shuffle_f32x4(odd0, odd1, 0x88);
+        a[i + 8].v = _mm512_shuffle_f32x4(even0, even1, 0xdd);
+        a[i + 12].v = _mm512_shuffle_f32x4(odd0, odd1, 0xdd);
+    }
+}
+
 static inline Vec round_even(Vec a) {
     return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }

@@ -66,6 +66,18 @@ static inline Vec sums(const Vec* a) {
     return {__builtin_shufflevector(low, high, 0, 1, 4, 5) + __builtin_shufflevector(low, high, 2, 3, 6, 7)};
 }
 
+/// Element j of a[i] changes places with element i of a[j], for `lanes` vectors.
+static inline void transpose(Vec* a) {
+    const Floats low0 = __builtin_shufflevector(a[0].v, a[1].v, 0, 4, 1, 5);
+    const Floats low1 = __builtin_shufflevector(a[2].v, a[3].v, 0, 4, 1, 5);
+    const Floats high0 = __builtin_shufflevector(a[0].v, a[1].v, 2, 6, 3, 7);
+    const Floats high1 = __builtin_shufflevector(a[2].v, a[3].v, 2, 6, 3, 7);
+    a[0].v = __builtin_shufflevector(low0, low1, 0, 1, 4, 5);
+    a[1].v = __builtin_shufflevector(low0, low1, 2, 3, 6, 7);
+    a[2].v = __builtin_shufflevector(high0, high1, 0, 1, 4, 5);
+    a[3].v = __builtin_shufflevector(high0, high1, 2, 3, 6, 7);
+}
+
 /// Adding 1.5 * 2^23 pushes the fraction out; for |a| < 2^22.
 static inline Vec round_even(Vec a) {
     const Vec magic = splat(0x1.8p23f);

@@ -68,11 +68,10 @@ class Conversation:
         options: dict[str, Any] = sampling_arguments(self.args) | {"max_tokens": self.args.n_predict}
         try:
             stream = self.model.stream(self.model.render_chat(self.messages), session=self.session, **options)
-        except (ContextOverflowError, ValueError):
+        except (ContextOverflowError, ValueError) as error:  # too long, or the template will not have it
             self.messages.pop()
             if not sys.stdin.isatty():
                 raise
-            error = sys.exc_info()[1]
             note(self.args, f"slimrt: {error} (/reset begins anew)")
             return
         with stream:

@@ -53,7 +53,7 @@ def _report(threads: int | None) -> dict[str, Any]:
         "threads": threads or cpu["default_threads"],
         "memory_available": cpu["memory_available"],
         "read_bandwidth": _core.read_bandwidth(threads or 0),
-        "devices": ["cpu"],
+        "devices": {"cpu": cpu["isa"], "cuda": "not in this version"},
         "architectures": _core.architectures(),
         "executable": sys.executable,
     }

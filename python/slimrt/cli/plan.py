@@ -6,7 +6,7 @@ import argparse
 import sys
 
 import slimrt
-from slimrt.cli.common import Flags, engine_arguments, coloured, model_source, positive, print_json, table
+from slimrt.cli.common import Flags, coloured, engine_arguments, model_source, positive, print_json, table
 from slimrt.results import PlanResult
 from slimrt.units import format_bytes
 

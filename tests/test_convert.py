@@ -1,0 +1,387 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The converter: what it writes for each family, what it refuses, and that it never leaves half a file."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from conftest import GOLDEN, relative
+from reference_files import hf_tensors
+from slimrt.errors import CacheUnsupportedError, ModelFormatError, UnsupportedError
+from slimrt.tools import convert as tool
+from slimrt.tools import gguf_file
+from slimrt.tools.fold import MODES, Attention
+from slimrt.tools.gguf_file import read_gguf
+from slimrt.tools.hf import interleave_pairs, read_hf
+from slimrt.tools.quantize import OUT_TYPES, requantise
+from slimrt.tools.rope import rope_fields
+
+ALL = sorted(path.name for path in GOLDEN.iterdir())
+
+
+def convert(source: Path, out: Path, **options) -> tool.ConvertReport:
+    return tool.convert(source, out, progress=False, **options)
+
+
+def values_of(path: Path) -> dict[str, np.ndarray]:
+    return {name: tensor.values() for name, tensor in read_gguf(path).tensors.items()}
+
+
+# ---------------------------------------------------------------- what is written
+@pytest.mark.parametrize("name", ALL)
+def test_every_weight_arrives_unchanged(name, convert):
+    """By content: each tensor of the directory is in the file once, whatever it is called and however it is turned."""
+    theirs = sorted(np.sort(t, axis=None).tobytes() for t in hf_tensors(GOLDEN / name).values())
+    ours = values_of(convert(GOLDEN / name))
+    made = {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}
+    written = [np.sort(t.astype(np.float64), axis=None).tobytes() for key, t in ours.items() if key not in made]
+    assert sorted(written) == theirs
+
+
+def test_llama_rows_are_permuted_and_the_others_not(convert):
+    for name, permuted in {"llama_bias": True, "mistral_window": True, "qwen2_mha": False}.items():
+        config = json.loads((GOLDEN / name / "config.json").read_text())
+        theirs, ours = hf_tensors(GOLDEN / name), values_of(convert(GOLDEN / name))
+        n_heads = config["num_attention_heads"]
+        for part in ("weight", "bias"):
+            if f"blk.1.attn_q.{part}" not in ours:
+                continue
+            wanted = theirs[f"model.layers.1.self_attn.q_proj.{part}"]
+            if permuted:  # as llama.cpp's converter does it
+                wanted = (
+                    wanted.reshape(n_heads, 2, len(wanted) // n_heads // 2, *wanted.shape[1:])
+                    .swapaxes(1, 2)
+                    .reshape(wanted.shape)
+                )
+            assert np.array_equal(ours[f"blk.1.attn_q.{part}"], wanted), (name, part)
+        assert np.array_equal(ours["blk.1.attn_v.weight"], theirs["model.layers.1.self_attn.v_proj.weight"])
+
+
+def test_interleaved_pairs_are_neighbours():
+    rows = np.arange(12)  # two heads of six: dimension i goes with i + 3
+    assert interleave_pairs(rows, 2).tolist() == [0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11]
+
+
+METADATA = {
+    "llama_mha": {"llama.rope.freq_base": 500.0, "llama.attention.head_count_kv": 4, "llama.vocab_size": 101},
+    "llama_gqa_tied": {"llama.attention.head_count_kv": 2, "llama.context_length": 128},
+    "llama_head_dim": {"llama.attention.key_length": 20, "llama.attention.value_length": 20},
+    "llama_linear": {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0, "general.file_type": 1},
+    "llama_yarn": {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.original_context_length": 32},
+    "mistral_window": {"general.architecture": "llama", "llama.attention.sliding_window": 13},
+    "qwen2_tied": {"general.architecture": "qwen2", "qwen2.attention.sliding_window": None, "general.file_type": 32},
+    "phi3": {"phi3.rope.scaling.type": "longrope", "phi3.rope.scaling.original_context_length": 48},
+    "gpt2_erf": {"slimrt.activation": "gelu_erf", "gpt2.feed_forward_length": 80, "gpt2.rope.freq_base": None},
+    "gpt2_tanh": {"slimrt.activation": "gelu_tanh", "gpt2.feed_forward_length": 192},
+}
+
+
+@pytest.mark.parametrize("name", METADATA)
+def test_metadata(name, convert):
+    model = read_gguf(convert(GOLDEN / name))
+    found = {key: model.value(key) for key in METADATA[name]}
+    assert found == {key: pytest.approx(v) if isinstance(v, float) else v for key, v in METADATA[name].items()}
+    assert model.value("tokenizer.ggml.model") == "no_vocab"
+
+
+def test_types_are_the_source_s_own(convert):
+    for name, kind in {"llama_linear": "F16", "qwen2_tied": "BF16", "llama_mha": "F32"}.items():
+        tensors = read_gguf(convert(GOLDEN / name)).tensors
+        assert {t.type.name for t in tensors.values() if len(t.shape) == 2} == {kind}
+        assert {t.type.name for t in tensors.values() if len(t.shape) == 1} == {"F32"}
+
+
+def test_llama3_divisors_match_transformers_formula():
+    config = json.loads((GOLDEN / "llama_llama3" / "config.json").read_text())
+    _, (divisors,) = rope_fields(config, 12, {})
+    p = config["rope_scaling"]
+    for i, divisor in enumerate(divisors.values()):
+        wavelength = 2 * np.pi * config["rope_theta"] ** (2 * i / 12)
+        original, low, high = p["original_max_position_embeddings"], p["low_freq_factor"], p["high_freq_factor"]
+        if wavelength < original / high:
+            wanted = 1.0
+        elif wavelength > original / low:
+            wanted = p["factor"]
+        else:
+            smooth = (original / wavelength - low) / (high - low)
+            wanted = 1 / ((1 - smooth) / p["factor"] + smooth)
+        assert divisor == pytest.approx(wanted, rel=1e-6)
+
+
+ROPE = {"max_position_embeddings": 128, "rope_theta": 1e4}
+
+
+def scaling(**parameters) -> dict[str, object]:
+    fields, _ = rope_fields({**ROPE, "rope_scaling": parameters}, 16, {})
+    return {key.removeprefix("rope.scaling."): value.value for key, value in fields.items() if "scaling" in key}
+
+
+def test_yarn_magnitude_is_what_multiplies_llama_cpp_s_own():
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+    usual = 1 + 0.1 * np.log(4)
+    assert "attn_factor" not in scaling(**yarn)
+    assert scaling(**yarn, attention_factor=1.0)["attn_factor"] == pytest.approx(1 / usual)
+    assert scaling(**yarn, mscale=0.5, mscale_all_dim=1.0)["attn_factor"] == pytest.approx(
+        (1 + 0.05 * np.log(4)) / usual**2
+    )
+    assert scaling(**yarn, beta_fast=16)["yarn_beta_fast"] == 16
+
+
+def test_rope_scalings_that_are_refused():
+    assert scaling(type="dynamic", factor=1.0) == {} == scaling(rope_type="default")
+    with pytest.raises(UnsupportedError, match="dynamic.*128"):
+        scaling(type="dynamic", factor=2.0)
+    with pytest.raises(UnsupportedError, match="truncate"):
+        scaling(type="yarn", factor=2.0, truncate=False)
+    with pytest.raises(UnsupportedError, match="differ between layers"):
+        scaling(full_attention={"rope_theta": 1e6}, sliding_attention={"rope_theta": 1e4})
+    with pytest.raises(ModelFormatError, match="long_factor is not a list of 8"):
+        scaling(rope_type="longrope", long_factor=[1.0] * 7, short_factor=[1.0] * 8)
+
+
+# ---------------------------------------------------------------- directories
+def changed_config(tmp_path: Path, name: str, **changes) -> Path:
+    directory = Path(shutil.copytree(GOLDEN / name, tmp_path / "model"))
+    config = json.loads((directory / "config.json").read_text()) | changes
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+REFUSED = {
+    "dynamic scaling": ("llama_mha", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic"),
+    "scaled by layer": ("gpt2_erf", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
+    "unscaled scores": ("gpt2_erf", {"scale_attn_weights": False}, "scale_attn_weights"),
+    "other activation": ("gpt2_erf", {"activation_function": "relu"}, "relu"),
+    "window of some layers": (
+        "qwen2_mha",
+        {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1, "layer_types": None},
+        "1 of 2 layers",
+    ),
+    "window of all layers": (
+        "qwen2_mha",
+        {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0, "layer_types": None},
+        "use_sliding_window",
+    ),
+    "quantised": ("llama_mha", {"quantization_config": {"quant_method": "awq"}}, "awq"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_changes_the_mathematics_is_refused_by_name(case, tmp_path):
+    name, changes, match = REFUSED[case]
+    with pytest.raises(UnsupportedError, match=match):
+        convert(changed_config(tmp_path, name, **changes), tmp_path / "out.gguf")
+
+
+def test_windows_that_have_no_effect(tmp_path):
+    unused = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2, "layer_types": None}
+    model, _ = read_hf(changed_config(tmp_path, "qwen2_mha", **unused))
+    assert "qwen2.attention.sliding_window" not in model.metadata
+    shutil.rmtree(tmp_path / "model")
+    model, _ = read_hf(changed_config(tmp_path, "mistral_window", sliding_window=None))
+    assert "llama.attention.sliding_window" not in model.metadata
+
+
+def save_tensors(directory: Path, tensors: dict[str, np.ndarray]) -> None:
+    from safetensors.numpy import save_file
+
+    save_file(
+        {name: np.ascontiguousarray(t, np.float32) for name, t in tensors.items()}, directory / "model.safetensors"
+    )
+
+
+def test_a_bare_model_and_computed_buffers_are_read(tmp_path):
+    """OpenAI's own GPT-2 files leave "transformer." out and hold the causal mask."""
+    directory = Path(shutil.copytree(GOLDEN / "gpt2_tanh", tmp_path / "model"))
+    tensors = {name.removeprefix("transformer."): t for name, t in hf_tensors(directory).items()}
+    tensors |= {"h.0.attn.bias": np.ones((1, 1, 128, 128)), "h.0.attn.masked_bias": np.array([-1e4])}
+    save_tensors(directory, tensors)
+    wanted, _ = read_hf(GOLDEN / "gpt2_tanh")
+    got, _ = read_hf(directory)
+    assert all(np.array_equal(got.tensor(n).values(), t.values()) for n, t in wanted.tensors.items())
+
+
+def test_a_tied_head_may_be_stored_but_not_differ(tmp_path):
+    directory = Path(shutil.copytree(GOLDEN / "gpt2_tanh", tmp_path / "model"))
+    tensors = hf_tensors(directory)
+    tensors["lm_head.weight"] = tensors["transformer.wte.weight"]
+    save_tensors(directory, tensors)
+    assert "output.weight" not in read_hf(directory)[0].tensors
+    tensors["lm_head.weight"] = tensors["lm_head.weight"] + 1
+    save_tensors(directory, tensors)
+    with pytest.raises(ModelFormatError, match="tie_word_embeddings.*lm_head.weight differs"):
+        read_hf(directory)
+
+
+def test_an_integer_tensor_is_refused_by_name(tmp_path):
+    directory = Path(shutil.copytree(GOLDEN / "llama_mha", tmp_path / "model"))
+    raw = bytearray((directory / "model.safetensors").read_bytes())
+    at = raw.index(b'"F32"')
+    raw[at : at + 5] = b'"I32"'
+    (directory / "model.safetensors").write_bytes(raw)
+    with pytest.raises(UnsupportedError, match="is I32; slimrt converts F64, F32, F16, BF16"):
+        read_hf(directory)
+
+
+# ---------------------------------------------------------------- types of the weights
+@pytest.mark.parametrize("outtype", OUT_TYPES)
+def test_outtype(outtype, tmp_path):
+    directory = changed_config(tmp_path, "gpt2_erf")
+    model, warnings = read_hf(directory)
+    model, warnings = requantise(model, outtype)
+    original, _ = read_hf(directory)
+    step = {"f32": 0, "f16": 2**-11, "bf16": 2**-8, "q8_0": 1 / 254, "q4_0": 1 / 8}[outtype]
+    for name, tensor in model.tensors.items():
+        old, new = original.tensor(name).values(), tensor.values()
+        assert tensor.load().nbytes == tensor.nbytes
+        if len(tensor.shape) == 1 or name == "position_embd.weight":
+            assert tensor.type.name == "F32" and np.array_equal(old, new)
+        else:
+            narrow = tensor.shape[-1] % 32 and outtype in ("q8_0", "q4_0")
+            assert tensor.type.name == ("F16" if narrow else outtype.upper())
+            assert np.abs(new - old).max() <= step * np.abs(old).max()
+    assert len(warnings) == sum(t.type.name == "F16" for t in model.tensors.values()) * (outtype in ("q8_0", "q4_0"))
+
+
+def test_q4_keeps_the_ends_at_eight_bits():
+    model, _ = read_hf(GOLDEN / "gpt2_erf")
+    wide = {
+        name: gguf_file.Tensor.of(name, np.zeros((64, 64)))
+        for name in ("token_embd.weight", "output.weight", "blk.0.ffn_up.weight")
+    }
+    model, _ = requantise(replace(model, tensors=wide), "q4_0")
+    assert [t.type.name for t in model.tensors.values()] == ["Q8_0", "Q8_0", "Q4_0"]
+
+
+def test_values_that_do_not_fit_are_refused_by_name():
+    model, _ = read_hf(GOLDEN / "llama_mha")
+    for value, error, match in (
+        (1e6, UnsupportedError, "reaches 1e\\+06, f16 only"),
+        (np.nan, ModelFormatError, "fin"),
+    ):
+        bad = model.with_tensors(gguf_file.Tensor.of("blk.0.attn_q.weight", np.full((48, 48), value)))
+        with pytest.raises(error, match=f"blk.0.attn_q.weight.*{match}"):
+            requantise(bad, "f16")[0].tensor("blk.0.attn_q.weight").load()
+
+
+# ---------------------------------------------------------------- folded files
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "name", ["llama_bias", "llama_wide", "llama_gqa_wide", "qwen2_mha", "gpt2_erf", "llama_gqa_tied"]
+)
+def test_converted_from_either_source_is_the_same_file(name, mode, convert, tmp_path):
+    plain = convert(GOLDEN / name)
+    attention = Attention.of(read_gguf(plain))
+    outs = [tmp_path / "from_hf.gguf", tmp_path / "from_gguf.gguf"]
+    for source, out in zip((GOLDEN / name, plain), outs, strict=True):
+        if reason := attention.refusal(mode):
+            with pytest.raises(CacheUnsupportedError) as refused:
+                tool.convert(source, out, cache=mode, progress=False)
+            assert "layer 0" in str(refused.value) and reason in str(refused.value)
+            assert not out.exists() and list(tmp_path.iterdir()) == []
+            continue
+        report = tool.convert(source, out, cache=mode, cache_type="f32", progress=False, verify=True)
+        assert report.verify.same_top == 1 and report.verify.max_rel < 1e-4
+        assert [layer.mode for layer in report.layers] == [mode] * attention.n_layers
+    if not attention.refusal(mode):
+        one, two = (values_of(out) for out in outs)
+        assert one.keys() == two.keys() and all(np.array_equal(one[n], two[n]) for n in one)
+
+
+def test_folded_file_says_what_it_is(convert, tmp_path):
+    plain, out = convert(GOLDEN / "gpt2_tanh"), tmp_path / "k.gguf"
+    report = tool.convert(plain, out, cache="k", progress=False)
+    model = read_gguf(out)
+    assert model.value("slimrt.format_version") == 1
+    assert model.value("slimrt.source_hash") == tool.source_hash(plain)
+    assert model.value("slimrt.cache.modes") == [b"k"] * 3
+    assert model.value("slimrt.activation") == "gelu_tanh"
+    for key in ("cond", "error_f32", "error_f16", "error_bf16"):
+        said = model.value(f"slimrt.fold.{key}")
+        kept = [layer.cond if key == "cond" else layer.errors[key.removeprefix("error_")] for layer in report.layers]
+        assert said == pytest.approx(kept)
+    tensor = model.tensor("blk.0.attn_kv.weight")
+    assert tensor.type.name == "F32" and tensor.shape == (48, 48)
+    assert not model.tensor("blk.0.attn_qkv.bias").values()[-48:].any()
+    reader = gguf.GGUFReader(out)  # the file is GGUF to others too
+    assert len(reader.tensors) == len(model.tensors)
+
+
+def test_converting_again_starts_from_the_plain_model(convert, tmp_path):
+    first, second = tmp_path / "k.gguf", tmp_path / "x.gguf"
+    tool.convert(GOLDEN / "gpt2_erf", first, cache="k", progress=False)
+    tool.convert(first, second, cache="x", outtype="f16", progress=False)
+    model = read_gguf(second)
+    assert not any("attn_kv" in name for name in model.tensors)
+    assert model.value("slimrt.cache.modes") == [b"x"] * 3 and "slimrt.fold.cond" not in model.metadata
+    assert model.value("slimrt.activation") == "gelu_erf"
+
+
+def test_the_fold_is_of_the_weights_that_will_run(tmp_path):
+    out = tmp_path / "k.gguf"
+    tool.convert(GOLDEN / "llama_wide", out, cache="k", outtype="bf16", progress=False)
+    values = values_of(out)
+    w_k, w_v, w_kv = (values[f"blk.0.attn_{part}.weight"].astype(np.float64) for part in ("k", "v", "kv"))
+    assert relative(w_k.T @ w_kv.T, w_v.T) < 1e-5
+
+
+def test_report_reads_well(tmp_path):
+    report = tool.convert(GOLDEN / "gpt2_erf", tmp_path / "k.gguf", cache="k", cache_type="bf16", progress=False)
+    table = report.table()
+    assert "predicted relative error of V" in table and "cond(W_K)" in table and "bf16: caution" in table
+    assert any("in bf16: predicted error of V 2." in text and text.endswith("caution") for text in report.warnings)
+    data = json.loads(json.dumps(report.to_dict()))
+    assert data["cache"] == "k" and len(data["layers"]) == 3 and data["layers"][0]["errors"]["f16"] < 0.01
+    plain = tool.convert(GOLDEN / "gpt2_erf", tmp_path / "plain.gguf", progress=False)
+    assert plain.table().splitlines()[0].endswith("plain.gguf")
+
+
+def test_too_large_an_error_is_said_plainly(tmp_path):
+    model, _ = read_hf(GOLDEN / "llama_mha")
+    w_k = model.tensor("blk.0.attn_k.weight").values().astype(np.float64)
+    u, s, vt = np.linalg.svd(w_k)
+    bad = gguf_file.Tensor.of("blk.0.attn_k.weight", (u * np.geomspace(s[0], s[0] / 1e5, len(s))) @ vt)
+    gguf_file.write_gguf(tmp_path / "plain.gguf", model.with_tensors(bad), show_progress=False)
+    report = convert(tmp_path / "plain.gguf", tmp_path / "k.gguf", cache="k")
+    assert report.layers[0].cond == pytest.approx(1e5, rel=0.2) and report.layers[0].errors["f16"] > 0.05
+    assert any("layer 0 (over 5% in 1 of 2 layers): do not use: use kv" in text for text in report.warnings)
+    assert "do not use: use kv" in report.table()
+
+
+def test_arguments_are_checked(tmp_path, convert):
+    source, out = convert(GOLDEN / "llama_mha"), tmp_path / "out.gguf"
+    with pytest.raises(ValueError, match="unknown cache mode 'kk'; the modes are: kv, k, v, x"):
+        tool.convert(source, out, cache="kk")
+    with pytest.raises(ValueError, match="unknown outtype 'q5'"):
+        tool.convert(source, out, outtype="q5")
+    with pytest.raises(ValueError, match="unknown cache type 'f8'"):
+        tool.convert(source, out, cache_type="f8")
+    with pytest.raises(ValueError, match="is the source itself"):
+        tool.convert(source, source.parent / "." / source.name)
+    with pytest.raises(UnsupportedError, match="exact=True"):
+        tool.convert(source, out, exact=False)
+    with pytest.raises(FileNotFoundError, match="no_such"):
+        tool.convert(tmp_path / "no_such.gguf", out)
+    with pytest.raises(FileNotFoundError, match="missing: no such directory"):
+        tool.convert(source, tmp_path / "missing" / "out.gguf")
+    with pytest.raises(IsADirectoryError):
+        tool.convert(source, tmp_path)
+    out.write_text("old")
+    with pytest.raises(FileExistsError):
+        tool.convert(source, out, overwrite=False)
+    assert out.read_text() == "old" and list(tmp_path.iterdir()) == [out]
+
+
+def test_unknown_format_version_is_refused(tmp_path):
+    model, _ = read_hf(GOLDEN / "llama_mha")
+    later = model.with_metadata({"slimrt.format_version": gguf_file.uint32(7)})
+    gguf_file.write_gguf(tmp_path / "later.gguf", later, show_progress=False)
+    with pytest.raises(UnsupportedError, match="format_version is 7"):
+        convert(tmp_path / "later.gguf", tmp_path / "out.gguf")

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A conversion that fails leaves nothing and loses nothing; converted directories are kept and found again."""
+
+from __future__ import annotations
+
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+import slimrt
+from conftest import GOLDEN
+from slimrt.tools import convert as tool
+from test_convert import values_of
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt(), MemoryError()])
+@pytest.mark.parametrize("cache", [None, "k"])
+def test_nothing_is_left_and_nothing_is_lost(cache, error, convert, tmp_path, monkeypatch):
+    source, out = convert(GOLDEN / "llama_mha"), tmp_path / "out.gguf"
+    out.write_text("the old target")
+    before, written = source.read_bytes(), []
+
+    def write(writer, tensor):
+        written.append(tensor)
+        if len(written) == 5:
+            raise error
+        return plain_write(writer, tensor)
+
+    plain_write = gguf.GGUFWriter.write_tensor_data
+    monkeypatch.setattr(gguf.GGUFWriter, "write_tensor_data", write)
+    with pytest.raises(type(error)):
+        tool.convert(source, out, cache=cache, progress=False)
+    assert len(written) == 5 and out.read_text() == "the old target" and source.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_a_full_disk_is_seen_before_anything_is_written(convert, tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    with pytest.raises(OSError, match="GiB for the result, 0.00 GiB free"):
+        tool.convert(convert(GOLDEN / "llama_mha"), tmp_path / "out.gguf", progress=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+RUN = "import sys; from slimrt.tools.convert import convert; convert(sys.argv[1], sys.argv[2], cache='k')"
+
+
+def test_a_write_that_fails_leaves_nothing(convert, tmp_path):
+    def limit_files() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+    command = [sys.executable, "-c", RUN, convert(GOLDEN / "llama_mha"), tmp_path / "out.gguf"]
+    done = subprocess.run(command, preexec_fn=limit_files, capture_output=True, text=True)
+    assert done.returncode == 1 and "OSError" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_leaves_nothing(convert, tmp_path):
+    slow = "import gguf, time; w = gguf.GGUFWriter.write_tensor_data\n"
+    slow += "gguf.GGUFWriter.write_tensor_data = lambda s, t: (print('writing', flush=True), time.sleep(9), w(s, t))\n"
+    command = [sys.executable, "-c", slow + RUN, convert(GOLDEN / "llama_mha"), tmp_path / "out.gguf"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.readline()
+        assert list(tmp_path.iterdir()) != []
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate()
+    assert "KeyboardInterrupt" in errors and list(tmp_path.iterdir()) == []
+
+
+# ---------------------------------------------------------------- the cache of converted directories
+def test_a_directory_is_converted_once_and_again_when_it_changes(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLIMRT_CACHE", str(tmp_path / "cache"))
+    directory = Path(shutil.copytree(GOLDEN / "llama_gqa_tied", tmp_path / "model"))
+    first = tool.hf_cache_gguf(directory)
+    stamp = first.stat().st_mtime_ns
+    assert first.parent == tmp_path / "cache" and first.name.startswith("model-")
+    assert tool.hf_cache_gguf(directory) == first and first.stat().st_mtime_ns == stamp
+    (directory / "config.json").write_text((directory / "config.json").read_text() + "\n")
+    second = tool.hf_cache_gguf(directory)
+    assert second != first and sorted((tmp_path / "cache").iterdir()) == sorted([first, second])
+    one, two = values_of(first), values_of(second)
+    assert all(np.array_equal(one[name], two[name]) for name in one)
+
+
+def test_the_cache_directory_follows_the_environment(monkeypatch):
+    monkeypatch.setenv("SLIMRT_CACHE", "/a/b")
+    assert tool.cache_directory() == Path("/a/b")
+    monkeypatch.delenv("SLIMRT_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/c")
+    assert tool.cache_directory() == Path("/c/slimrt")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert tool.cache_directory() == Path.home() / ".cache" / "slimrt"
+
+
+def test_processes_may_convert_at_once(tmp_path):
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; from slimrt.tools.convert import hf_cache_gguf as f; print(f(sys.argv[1]))",
+    ]
+    environment = {"SLIMRT_CACHE": str(tmp_path / "cache"), "PATH": "/usr/bin"}
+    running = [
+        subprocess.Popen([*command, GOLDEN / "llama_mha"], env=environment, stdout=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    paths = {process.communicate()[0].strip() for process in running}
+    assert len(paths) == 1 and [str(p) for p in (tmp_path / "cache").iterdir()] == list(paths)
+    assert slimrt._core.GgufFile(paths.pop()).tensors()["token_embd.weight"] == ("f32", (101, 48))

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hugging Face tokenizers as GGUF vocabularies, and the texts that a conversion measures a model on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+
+import slimrt
+from reference_files import hf_tensors
+from slimrt import _pretokenizers
+from slimrt.errors import UnsupportedError
+from slimrt.tools.calibrate import DEFAULT_TEXT
+from slimrt.tools.gguf_file import read_gguf
+from slimrt.tools.hf import read_hf
+from test_convert import changed_config, convert, save_tensors
+
+TEXT = DEFAULT_TEXT.read_text()
+
+
+def byte_level(pre: str) -> tokenizers.Tokenizer:
+    """A small byte-level BPE that cuts text as the named pre-tokenizer does."""
+    known = _pretokenizers.lookup(pre)
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(ignore_merges=known.ignore_merges))
+    made.pre_tokenizer, made.decoder = known.splitter, tokenizers.decoders.ByteLevel()
+    if known.normalizer:
+        made.normalizer = known.normalizer
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    made.train_from_iterator(
+        [TEXT],
+        tokenizers.trainers.BpeTrainer(
+            vocab_size=320, initial_alphabet=alphabet, special_tokens=["<s>", "</s>"], show_progress=False
+        ),
+    )
+    return made
+
+
+def sentencepiece_like() -> tokenizers.Tokenizer:
+    """What transformers makes of a Llama tokenizer.model: BPE over whole text, with byte fallback and a BOS."""
+    letters = sorted(set(TEXT.replace(" ", "\u2581")) | {"\u2581"})
+    words = ["th", "the", "\u2581the", "\u2581t", "in", "an", "and", "\u2581a", "er", "\u2581w", "on", "ing"]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *letters, *words]
+    merges = [(w[:cut], w[cut:]) for w in words for cut in range(1, len(w)) if {w[:cut], w[cut:]} <= set(tokens)]
+    model = tokenizers.models.BPE(
+        {t: i for i, t in enumerate(tokens)}, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True
+    )
+    made, parts = tokenizers.Tokenizer(model), tokenizers.decoders
+    made.normalizer = tokenizers.normalizers.Sequence(
+        [tokenizers.normalizers.Prepend("\u2581"), tokenizers.normalizers.Replace(" ", "\u2581")]
+    )
+    made.decoder = parts.Sequence(
+        [parts.Replace("\u2581", " "), parts.ByteFallback(), parts.Fuse(), parts.Strip(" ", 1, 0)]
+    )
+    made.add_special_tokens(["<unk>", "<s>", "</s>"])
+    made.post_processor = tokenizers.processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 1)])
+    return made
+
+
+def with_tokenizer(tmp_path: Path, made: tokenizers.Tokenizer, n_vocab: int, **settings) -> Path:
+    """llama_mha with that tokenizer, its embedding grown to n_vocab rows."""
+    directory = changed_config(tmp_path, "llama_mha", vocab_size=n_vocab)
+    tensors = hf_tensors(directory)
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        tensors[name] = np.random.default_rng(0).normal(size=(n_vocab, 48)) * 0.2
+    save_tensors(directory, tensors)
+    made.save(str(directory / "tokenizer.json"))
+    (directory / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": "</s>", **settings}))
+    return directory
+
+
+@pytest.mark.parametrize("pre", ["gpt-2", "llama-bpe", "qwen2", "smollm", "mpt", "tekken", "gpt-4o"])
+def test_byte_level_tokenizer_is_recognised(pre, tmp_path):
+    directory = with_tokenizer(tmp_path, byte_level(pre), 330, chat_template="{{ bos_token }}")
+    report = convert(directory, tmp_path / "out.gguf")
+    model = read_gguf(tmp_path / "out.gguf")
+    made, own = slimrt.Tokenizer(tmp_path / "out.gguf"), slimrt.Tokenizer(directory)
+    assert (model.value("tokenizer.ggml.model"), model.value("tokenizer.ggml.pre")) == ("gpt2", pre)
+    assert made.encode(TEXT) == own.encode(TEXT) and made.decode(made.encode(TEXT)) == TEXT
+    assert (made.bos_id, made.eos_id, made.add_bos, made.chat_template) == (0, 1, False, "{{ bos_token }}")
+    assert model.value("tokenizer.ggml.tokens")[-1] == b"[PAD329]" and report.warnings == []
+    assert json.loads(model.value("tokenizer.huggingface.json")) == json.loads(
+        (directory / "tokenizer.json").read_text()
+    )
+
+
+def test_sentencepiece_tokenizer(tmp_path):
+    made = sentencepiece_like()
+    directory = with_tokenizer(tmp_path, made, made.get_vocab_size())
+    convert(directory, tmp_path / "out.gguf")
+    got, own = slimrt.Tokenizer(tmp_path / "out.gguf"), slimrt.Tokenizer(directory)
+    assert got.add_bos and got.encode(TEXT) == own.encode(TEXT)
+    assert len(got.encode(TEXT)) < 0.95 * len(TEXT)  # the merges are used
+    assert got.encode("\u4f60 hi") == own.encode("\u4f60 hi")  # bytes where no token is
+
+
+def test_unknown_pre_tokenizer_is_not_guessed(tmp_path):
+    made = byte_level("gpt-2")
+    split = tokenizers.pre_tokenizers.Split(tokenizers.Regex("[aeiou]+"), "isolated")
+    plain = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([split, plain])
+    with pytest.raises(UnsupportedError, match=r"tokenizer.json: its pre-tokenizer is none.*aeiou"):
+        convert(with_tokenizer(tmp_path, made, 330), tmp_path / "out.gguf")
+
+
+def test_tokenizers_that_gguf_cannot_express(tmp_path):
+    made = byte_level("gpt-2")
+    made.post_processor = tokenizers.processors.TemplateProcessing(
+        "<s> </s> $A", special_tokens=[("<s>", 0), ("</s>", 1)]
+    )
+    directory = with_tokenizer(tmp_path, made, 330)
+    with pytest.raises(UnsupportedError, match=r"adds the ids \[0, 1\]"):
+        read_hf(directory)
+    (directory / "tokenizer.json").rename(directory / "tokenizer.model")
+    with pytest.raises(UnsupportedError, match="tokenizer.model but no tokenizer.json.*save_pretrained"):
+        read_hf(directory)
+
+
+def test_tokens_without_a_row_are_left_out(tmp_path):
+    made = byte_level("gpt-2")
+    made.add_special_tokens(["<pad>"])
+    directory = with_tokenizer(tmp_path, made, made.get_vocab_size() - 1)
+    model, warnings = read_hf(directory)
+    assert len(model.value("tokenizer.ggml.tokens")) == 320
+    assert "1 tokens have no row in the embedding of 320" in warnings[0] and "<pad>" in warnings[0]
+
+
+def test_calibration_text(tmp_path):
+    source = with_tokenizer(tmp_path, byte_level("gpt-2"), 330)
+    other = tmp_path / "other.txt"
+    other.write_text("It was a bright cold day. " * 40)
+    basis = {}
+    for name, text in {"built-in": None, "file": other, "none": "none"}.items():
+        report = convert(source, tmp_path / "out.gguf", cache="k", calibration=text)
+        basis[name] = report.calibration
+        assert 1e-4 < report.layers[0].errors["f16"] < 5e-3
+    assert basis["built-in"] == "4096 tokens of the built-in text" and basis["file"].endswith("of other.txt")
+    assert basis["none"] == "no text: white activations assumed"
+    with pytest.raises(FileNotFoundError):
+        convert(source, tmp_path / "out.gguf", cache="k", calibration=tmp_path / "missing.txt")
+    report = convert(source, tmp_path / "out.gguf", cache="k", outtype="q8_0", verify=other)
+    assert report.verify.tokens == 65 and 0 < report.verify.kl < 0.1  # 128 positions, half of them prefilled
+    assert "same top token" in report.table()

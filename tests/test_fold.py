@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fold is exact in float64, refuses what cannot be exact, and its predicted error is the one that is measured."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from conftest import GOLDEN, relative, third_party
+from slimrt.errors import CacheUnsupportedError, ModelFormatError
+from slimrt.tools.calibrate import text_ids, text_moments
+from slimrt.tools.convert import convert as run_convert
+from slimrt.tools.convert import read_model
+from slimrt.tools.fold import (
+    FOLDED,
+    Attention,
+    Fold,
+    fold_layer,
+    fold_layers,
+    fold_matrix,
+    fold_value_bias,
+    projections,
+    stored,
+)
+from slimrt.tools.gguf_file import ModelData, Tensor, read_gguf
+from slimrt.tools.precision import (
+    ROUNDING,
+    ROUNDOFF,
+    Moments,
+    isotropic_moments,
+    measure_error_of_v,
+    predicted_error,
+    predicted_errors,
+    rounded,
+)
+
+EXACT = 1e-9
+FOR_K = ["llama_mha", "llama_bias", "llama_wide", "llama_gqa_wide", "qwen2_mha", "gpt2_erf"]
+
+
+def with_condition(random: np.random.Generator, d: int, e: int, cond: float) -> np.ndarray:
+    """A [d, e] matrix with singular values from 1 down to 1 / cond."""
+    u, _ = np.linalg.qr(random.normal(size=(d, d)))
+    v, _ = np.linalg.qr(random.normal(size=(e, d)))
+    return u * np.geomspace(1, 1 / cond, d) @ v.T
+
+
+@pytest.mark.parametrize("cond", [1.0, 1e3, 1e6])
+@pytest.mark.parametrize(("d", "e"), [(32, 32), (32, 48), (8, 64)])
+def test_fold_is_exact_for_square_and_wide_matrices(d, e, cond):
+    random = np.random.default_rng(0)
+    w_in, w_out = with_condition(random, d, e, cond), random.normal(size=(d, e))
+    weight, found = fold_matrix(w_in, w_out)
+    assert found == pytest.approx(cond, rel=1e-6)
+    assert relative(w_in @ weight, w_out) < EXACT
+    right_inverse = np.linalg.pinv(w_in, rcond=1e-15)
+    assert relative(weight, right_inverse @ w_out) < 1e-6
+
+
+def test_singular_matrix_has_infinite_condition():
+    w_in = with_condition(np.random.default_rng(0), 16, 16, 10.0)
+    w_in[:, 3] = w_in[:, 5]
+    assert fold_matrix(w_in, np.eye(16))[1] == np.inf
+
+
+@pytest.mark.parametrize("name", FOR_K)
+@pytest.mark.parametrize("mode", ["k", "v"])
+def test_fold_layers_gives_what_each_layer_needs(name, mode, convert):
+    path = convert(GOLDEN / name)
+    model = read_gguf(path)
+    attention = Attention.of(model)
+    if attention.refusal(mode):
+        with pytest.raises(CacheUnsupportedError, match="layer 0.*rotary.*Modes that work here: kv, k"):
+            fold_layers(path, mode)
+        return
+    folded = fold_layers(path, mode, progress=False)
+    assert sorted(folded) == sorted(f"blk.{i}.{FOLDED[mode]}" for i in range(attention.n_layers))
+    for layer in range(attention.n_layers):
+        w_k, w_v = projections(model, attention, layer)
+        w_in, w_out = (w_k, w_v) if mode == "k" else (w_v, w_k)
+        weight = folded[f"blk.{layer}.{FOLDED[mode]}"]
+        assert weight.dtype == np.float32 and weight.shape == (attention.kv_width, attention.kv_width)
+        assert relative(w_in @ weight.T, w_out) < 1e-4  # only the rounding of W to float32
+
+
+@pytest.mark.parametrize("name", ["llama_gqa_tied", "mistral_window", "phi3"])
+def test_k_is_refused_when_v_is_no_function_of_it(name, convert):
+    with pytest.raises(CacheUnsupportedError, match=r"layer 0: K is 24 wide \(2 KV heads.*input 48.*: kv$"):
+        fold_layers(convert(GOLDEN / name), "k")
+
+
+def test_other_modes_need_no_fold(convert):
+    with pytest.raises(ValueError, match="'x' needs no fold; those that do: k, v"):
+        fold_layers(convert(GOLDEN / "gpt2_erf"), "x")
+
+
+def changed(model: ModelData, name: str, change) -> ModelData:
+    values = model.tensor(name).values().copy()
+    change(values)
+    return model.with_tensors(Tensor.of(name, values))
+
+
+def test_singular_projection_is_refused_by_layer():
+    model, _ = read_model(GOLDEN / "llama_mha")
+    model = changed(model, "blk.1.attn_k.weight", lambda w: w.__setitem__(3, w[7]))
+    attention = Attention.of(model)
+    fold_layer(model, attention, "k", 0)
+    with pytest.raises(CacheUnsupportedError, match="'k' is not possible in layer 1: W_K is singular.*here: kv"):
+        fold_layer(model, attention, "k", 1)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_weights_that_are_not_finite_are_refused_by_name(value):
+    model, _ = read_model(GOLDEN / "llama_mha")
+    model = changed(model, "blk.0.attn_v.weight", lambda w: w.__setitem__((2, 2), value))
+    with pytest.raises(ModelFormatError, match=r"blk\.0\.attn_v\.weight.*not finite"):
+        fold_layer(model, Attention.of(model), "k", 0)
+
+
+@pytest.mark.parametrize("name", ["qwen2_tied", "qwen2_mha", "llama_bias", "gpt2_erf"])
+def test_value_bias_moves_into_the_output_bias(name):
+    """For any softmax weights, the attention block's output stays what it was; GQA spreads b_V over its query heads."""
+    random = np.random.default_rng(0)
+    model, _ = read_model(GOLDEN / name)
+    attention = Attention.of(model)
+    moved = fold_value_bias(model, attention)
+    weights = random.dirichlet(np.ones(5), attention.n_heads)  # of 5 tokens, a row a head
+    values = random.normal(size=(5, attention.n_kv_heads, attention.head_dim))
+
+    def output(m: ModelData, layer: int) -> np.ndarray:
+        fused = m.tensors.get(f"blk.{layer}.attn_qkv.bias")
+        bias = (fused or m.tensor(f"blk.{layer}.attn_v.bias")).values()[-attention.kv_width :].astype(np.float64)
+        v = values + bias.reshape(attention.n_kv_heads, attention.head_dim)
+        per_head = v.repeat(attention.n_heads // attention.n_kv_heads, axis=1)
+        heads = np.einsum("ht,thd->hd", weights, per_head).ravel()
+        out = m.tensors.get(f"blk.{layer}.attn_output.bias")
+        return m.tensor(f"blk.{layer}.attn_output.weight").values() @ heads + (0 if out is None else out.values())
+
+    for layer in range(attention.n_layers):
+        assert relative(output(moved, layer), output(model, layer)) < 1e-6
+        fused = moved.tensors.get(f"blk.{layer}.attn_qkv.bias")
+        bias = (fused or moved.tensor(f"blk.{layer}.attn_v.bias")).values()
+        assert not bias[-attention.kv_width :].any()
+        if fused:  # Q's and K's stay
+            old = model.tensor(fused.name).values()
+            assert np.array_equal(bias[: -attention.kv_width], old[: -attention.kv_width])
+
+
+@pytest.mark.parametrize("type_name", ["f16", "bf16"])
+def test_rounding_noise_of_a_normal_channel(type_name):
+    """The constant in the prediction, against the rounding itself, over the scales a channel may have."""
+    values = np.random.default_rng(0).normal(size=50_000).astype(np.float32)
+    noise = [
+        np.mean((rounded(v, type_name) - v) ** 2) / np.mean(v**2) for v in np.outer(np.geomspace(1, 2, 16), values)
+    ]
+    assert np.mean(noise) / ROUNDOFF[type_name] ** 2 == pytest.approx(ROUNDING, rel=0.03)
+    assert max(noise) < 1.1 * min(noise)
+
+
+@pytest.mark.parametrize("type_name", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize(("d", "e", "cond"), [(64, 64, 1e2), (128, 128, 1e4), (96, 128, 1e4), (256, 256, 1e5)])
+def test_prediction_holds_for_correlated_inputs(d, e, cond, type_name):
+    random = np.random.default_rng(int(cond) + d)
+    w_in, w_out = with_condition(random, d, e, cond), random.normal(size=(d, e)) / np.sqrt(d)
+    w_in, w_out = (w.astype(np.float32).astype(np.float64) for w in (w_in, w_out))  # as a file holds them
+    x = (random.normal(size=(2000, d)) * np.geomspace(1, 1e-2, d)) @ np.linalg.qr(random.normal(size=(d, d)))[0]
+    x = x.astype(np.float32)
+    fold = Fold(0, *fold_matrix(w_in, w_out), w_in, w_out)
+    exact = x.astype(np.float64) @ w_out
+    moments = Moments(np.mean((x @ w_in) ** 2, axis=0), float(np.mean((exact**2).sum(axis=1))))
+    row = rounded(x @ w_in.astype(np.float32), type_name)
+    measured = np.linalg.norm(row @ stored(fold).T - exact) / np.linalg.norm(exact)
+    assert 0.5 < predicted_error(fold, moments, type_name) / measured < 2
+
+
+def test_prediction_without_a_text_knows_gamma_and_beta():
+    model, _ = read_model(GOLDEN / "gpt2_erf")
+    fold = fold_layer(model, Attention.of(model), "k", 1)
+    random = np.random.default_rng(0)
+    white = random.normal(size=(20_000, fold.w_in.shape[0]))
+    x = white * model.tensor("blk.1.attn_norm.weight").values() + model.tensor("blk.1.attn_norm.bias").values()
+    moments = isotropic_moments(model, fold)
+    assert relative(moments.row, np.mean((x @ fold.w_in) ** 2, axis=0)) < 0.05
+    assert moments.result == pytest.approx(np.mean(((x @ fold.w_out) ** 2).sum(axis=1)), rel=0.05)
+
+
+def test_a_projection_of_zeros_has_no_error():
+    fold = Fold(0, np.zeros((4, 4)), 1.0, np.eye(4), np.zeros((4, 4)))
+    assert set(predicted_errors(fold, Moments(np.ones(4), 0.0)).values()) == {0.0}
+
+
+def trained(name: str, tmp_path):
+    """A trained model as GGUF, and ids of text it knows, disjoint from those it is calibrated on."""
+    import json
+
+    directory = third_party(f"models/{name}")
+    run_convert(directory, tmp_path / "plain.gguf", progress=False)
+    if name == "slm4096":
+        golden = json.loads((directory / "golden.json").read_text())
+        place = {character: id for id, character in enumerate(golden["vocab"])}
+        ids = [place[c] for c in (directory / "corpus.txt").read_text() if c in place]
+    else:
+        ids = np.random.default_rng(0).integers(0, 27, 400).tolist()
+    return tmp_path / "plain.gguf", np.array(ids, np.int32)
+
+
+@pytest.mark.parametrize("mode", ["k", "v"])
+@pytest.mark.parametrize("name", ["slm4096", "makemore_lmj9_model"])
+def test_predicted_error_is_measured_on_trained_models(name, mode, tmp_path):
+    path, ids = trained(name, tmp_path)
+    model = read_gguf(path)
+    attention = Attention.of(model)
+    context = model.size("context_length")
+    moments, _ = text_moments(path, model, mode, ids[:-context], show_progress=False)
+    measured = measure_error_of_v(path, ids[-context:], mode)
+    for layer in range(attention.n_layers):
+        predicted = predicted_errors(fold_layer(model, attention, mode, layer), moments[layer])
+        for type_name in ("f16", "bf16"):
+            ratio = predicted[type_name] / measured[type_name][layer]
+            assert 0.5 < ratio < 2, (layer, type_name, predicted[type_name], measured[type_name][layer])
+
+
+def test_no_tokenizer_means_no_text(convert):
+    assert text_ids(convert(GOLDEN / "llama_mha"), None) is None
