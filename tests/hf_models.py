@@ -93,15 +93,17 @@ MODELS = {
         "llama",
         {
             "head_dim": 24,
+            "max_position_embeddings": 4096,
             "rope_parameters": {
                 "rope_theta": 1000.0,
                 "rope_type": "yarn",
                 "factor": 4.0,
-                "original_max_position_embeddings": 32,
+                "original_max_position_embeddings": 1024,  # the ramp begins at pair 2.8 and ends at 8.9
             },
         },
     ),
     "mistral_window": Tiny("mistral", {"num_key_value_heads": 2, "sliding_window": 13}),
+    "mistral_mha": Tiny("mistral", {"sliding_window": 11, "vocab_size": 104}, seed=2),
     "qwen2_tied": Tiny(
         "qwen2",
         {"num_key_value_heads": 2, "tie_word_embeddings": True, "vocab_size": 131},
@@ -115,8 +117,12 @@ MODELS = {
             "num_key_value_heads": 2,
             "sliding_window": 40,
             "original_max_position_embeddings": 48,
-            "rope_parameters": {"rope_theta": 10000.0, "rope_type": "longrope", **LONG_FACTORS,
-                                "original_max_position_embeddings": 48},
+            "rope_parameters": {
+                "rope_theta": 10000.0,
+                "rope_type": "longrope",
+                **LONG_FACTORS,
+                "original_max_position_embeddings": 48,
+            },
         },
         prompts={".short": (32, 48), ".long": (N_PROMPT, 128)},
         dtype="bfloat16",

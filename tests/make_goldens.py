@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes tests/golden: the tiny models as Hugging Face directories and what Hugging Face computes with them.
 
-    python tests/make_goldens.py [NAME ...]        # needs the extra `oracle`; deterministic
+python tests/make_goldens.py [NAME ...]        # needs the extra `oracle`; deterministic
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import shutil
 import sys
 from pathlib import Path
 
-import hf_models
 import numpy as np
+
+import hf_models
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import gguf
 import numpy as np
-from reference import Array, Layer, Rope, Weights, yarn
 from safetensors.numpy import load_file
+
+from reference import Array, Layer, Rope, Weights, yarn
 
 
 def load(path: str | Path, n_ctx: int = 0) -> Weights:

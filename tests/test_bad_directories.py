@@ -9,6 +9,7 @@ import struct
 from pathlib import Path
 
 import pytest
+
 import slimrt
 from conftest import GOLDEN
 

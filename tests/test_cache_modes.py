@@ -15,6 +15,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+
 import slimrt
 from conftest import GOLDEN, decode, open_engine, rms
 from reference import Reference
@@ -34,6 +35,7 @@ CASES = [
     ("llama_wide", "k"),  # right inverse: heads * head_dim > d_model
     ("llama_gqa_wide", "k"),  # grouped heads whose K is as wide as the input
     ("llama_yarn", "k"),
+    ("mistral_mha", "k"),  # a window shorter than a chunk
     ("gpt2_tanh", "kv"),
     ("gpt2_tanh", "k"),
     ("gpt2_tanh", "v"),

@@ -74,7 +74,7 @@ METADATA = {
     "llama_gqa_tied": {"llama.attention.head_count_kv": 2, "llama.context_length": 128},
     "llama_head_dim": {"llama.attention.key_length": 20, "llama.attention.value_length": 20},
     "llama_linear": {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0, "general.file_type": 1},
-    "llama_yarn": {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.original_context_length": 32},
+    "llama_yarn": {"llama.rope.scaling.type": "yarn", "llama.rope.freq_base": 1000.0},
     "mistral_window": {"general.architecture": "llama", "llama.attention.sliding_window": 13},
     "qwen2_tied": {"general.architecture": "qwen2", "qwen2.attention.sliding_window": None, "general.file_type": 32},
     "phi3": {"phi3.rope.scaling.type": "longrope", "phi3.rope.scaling.original_context_length": 48},
@@ -126,7 +126,9 @@ def scaling(**parameters) -> dict[str, object]:
 def test_yarn_magnitude_is_what_multiplies_llama_cpp_s_own():
     yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
     usual = 1 + 0.1 * np.log(4)
-    assert "attn_factor" not in scaling(**yarn)
+    assert scaling(**yarn) == {
+        "type": "yarn", "factor": 4, "original_context_length": 32, "yarn_beta_fast": 32, "yarn_beta_slow": 1
+    }  # fmt: skip
     assert scaling(**yarn, attention_factor=1.0)["attn_factor"] == pytest.approx(1 / usual)
     assert scaling(**yarn, mscale=0.5, mscale_all_dim=1.0)["attn_factor"] == pytest.approx(
         (1 + 0.05 * np.log(4)) / usual**2
@@ -379,9 +381,16 @@ def test_arguments_are_checked(tmp_path, convert):
     assert out.read_text() == "old" and list(tmp_path.iterdir()) == [out]
 
 
-def test_unknown_format_version_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("key", "value", "match"),
+    [
+        ("slimrt.format_version", gguf_file.uint32(7), "format_version is 7; this slimrt reads 1"),
+        ("split.count", gguf_file.uint32(3), "one of several files.*merge"),
+        ("general.architecture", gguf_file.string("mamba"), "architecture 'mamba' is not supported.*gpt2, llama, phi3"),
+    ],
+)
+def test_files_that_are_refused(key, value, match, tmp_path):
     model, _ = read_hf(GOLDEN / "llama_mha")
-    later = model.with_metadata({"slimrt.format_version": gguf_file.uint32(7)})
-    gguf_file.write_gguf(tmp_path / "later.gguf", later, show_progress=False)
-    with pytest.raises(UnsupportedError, match="format_version is 7"):
-        convert(tmp_path / "later.gguf", tmp_path / "out.gguf")
+    gguf_file.write_gguf(tmp_path / "in.gguf", model.with_metadata({key: value}), show_progress=False)
+    with pytest.raises(UnsupportedError, match=match):
+        convert(tmp_path / "in.gguf", tmp_path / "out.gguf")

@@ -9,6 +9,7 @@ import sys
 
 import numpy as np
 import pytest
+
 import slimrt
 from conftest import relative, third_party
 from reference import Reference

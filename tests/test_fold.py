@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 
 from conftest import GOLDEN, relative, third_party
+from slimrt import _core
 from slimrt.errors import CacheUnsupportedError, ModelFormatError
 from slimrt.tools.calibrate import text_ids, text_moments
 from slimrt.tools.convert import convert as run_convert
 from slimrt.tools.convert import read_model
 from slimrt.tools.fold import (
     FOLDED,
+    MODES,
     Attention,
     Fold,
     fold_layer,
@@ -51,7 +53,7 @@ def test_fold_is_exact_for_square_and_wide_matrices(d, e, cond):
     random = np.random.default_rng(0)
     w_in, w_out = with_condition(random, d, e, cond), random.normal(size=(d, e))
     weight, found = fold_matrix(w_in, w_out)
-    assert found == pytest.approx(cond, rel=1e-6)
+    assert found == pytest.approx(cond, rel=1e-2)
     assert relative(w_in @ weight, w_out) < EXACT
     right_inverse = np.linalg.pinv(w_in, rcond=1e-15)
     assert relative(weight, right_inverse @ w_out) < 1e-6
@@ -87,6 +89,14 @@ def test_fold_layers_gives_what_each_layer_needs(name, mode, convert):
 def test_k_is_refused_when_v_is_no_function_of_it(name, convert):
     with pytest.raises(CacheUnsupportedError, match=r"layer 0: K is 24 wide \(2 KV heads.*input 48.*: kv$"):
         fold_layers(convert(GOLDEN / name), "k")
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in GOLDEN.iterdir()))
+def test_legal_modes_are_those_of_the_runtime(name, convert):
+    path = convert(GOLDEN / name)
+    attention = Attention.of(read_gguf(path))
+    runtime = {row["mode"]: row["legal"] for row in _core.cache_modes(str(path))}
+    assert {mode: not attention.refusal(mode) for mode in MODES} == runtime
 
 
 def test_other_modes_need_no_fold(convert):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import gguf
 import numpy as np
 import pytest
+
 from conftest import rms
 from reference import ACTIVATIONS, Rope, layer_norm, rms_norm, rounded
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+
 from reference import Rope, rounded
 from test_kernels import rope_table
 

@@ -7,10 +7,12 @@ import os
 import resource
 import time
 
+import numpy as np
 import pytest
+
 import slimrt
 from conftest import GOLDEN, derived
-from gguf_shapes import Shape, write_sparse
+from gguf_shapes import Shape, write_random, write_sparse
 from slimrt import _core
 
 # Cache elements (K and V) at a context, cache-math.md section 6, for the architectures of this release.
@@ -123,8 +125,6 @@ def test_plan_equals_allocation(name, mode, options, convert):
     n_ctx, n_seqs = engine.info()["n_ctx"], engine.info()["n_seqs"]
     sequences = [engine.new_sequence() for _ in range(n_seqs)]
     ids = [5] * n_ctx
-    import numpy as np
-
     engine.append([(s, np.array(ids[:-3], np.int32)) for s in sequences], all_logits=True)
     for _ in range(3):
         engine.append([(s, np.array([7], np.int32)) for s in sequences])
@@ -145,8 +145,6 @@ def test_cache_rounds_up_to_blocks_only(convert):
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="needs /proc")
 def test_resident_memory_is_what_was_said(tmp_path):
     """64 MiB of cache: the process grows by what memory() says, within a few MiB, and gives it back."""
-    import numpy as np
-    from gguf_shapes import write_random
 
     def resident() -> int:
         with open("/proc/self/statm") as file:

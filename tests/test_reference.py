@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+
 from conftest import GOLDEN, relative
 from reference import Reference, Rope, rounded, yarn
 from reference_files import load
 
 EXACT = 1e-9
-MHA_ROPE = ["llama_mha", "llama_bias", "qwen2_mha", "llama_wide", "llama_yarn", "llama_gqa_wide"]
+MHA_ROPE = ["llama_mha", "llama_bias", "qwen2_mha", "llama_wide", "llama_yarn", "llama_gqa_wide", "mistral_mha"]
 MHA_NO_ROPE = ["gpt2_tanh", "gpt2_erf"]
 IDS = np.random.default_rng(0).integers(3, 100, 40)
 
@@ -89,9 +90,7 @@ def test_interleaved_and_neox_rope_are_a_permutation_of_rows():
         heads = rows.reshape(w.n_heads, 2, -1, *rows.shape[1:])  # (first half, second half) of each head
         return np.swapaxes(heads, 1, 2).reshape(rows.shape)
 
-    layers = [
-        replace(x, wq=permuted(x.wq), wk=permuted(x.wk), bq=permuted(x.bq), bk=permuted(x.bk)) for x in w.layers
-    ]
+    layers = [replace(x, wq=permuted(x.wq), wk=permuted(x.wk), bq=permuted(x.bq), bk=permuted(x.bk)) for x in w.layers]
     other = Reference(replace(w, layers=layers, rope=replace(w.rope, interleaved=True)))
     assert relative(other.logits(IDS), Reference(w).logits(IDS)) < EXACT
     unpermuted = Reference(replace(w, rope=replace(w.rope, interleaved=True)))

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import numpy as np
+
 from slimrt import _core
 
 

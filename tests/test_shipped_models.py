@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 import slimrt
 from conftest import rms
 from reference import Reference

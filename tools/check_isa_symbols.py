@@ -18,7 +18,7 @@ FOLDER = re.compile(r"slimrt_isa_(\w+)\.dir$")
 
 def objects(build: Path) -> dict[Path, str]:
     """The object files of every instruction set, with its name."""
-    found = {}
+    found: dict[Path, str] = {}
     for folder in build.rglob("slimrt_isa_*.dir"):
         if match := FOLDER.match(folder.name):
             found |= {path: match[1] for pattern in ("*.o", "*.obj") for path in folder.rglob(pattern)}
@@ -27,7 +27,9 @@ def objects(build: Path) -> dict[Path, str]:
 
 def strangers(path: Path, isa: str) -> list[str]:
     """Global, weak and unique symbols that `path` defines outside slimrt::cpu::<isa>."""
-    listing = subprocess.run(["nm", "--defined-only", path], check=True, capture_output=True, text=True).stdout
+    listing = subprocess.run(
+        ["nm", "--defined-only", path], check=True, capture_output=True, text=True
+    ).stdout
     own = re.compile(rf"_Z(?:Z|TV|TI|TS|GV)*NK?6slimrt3cpu{len(isa)}{isa}")
     shared = []
     for line in listing.splitlines():

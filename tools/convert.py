@@ -81,12 +81,11 @@ def convert(
         "slimrt.format_version": uint32(FORMAT_VERSION),
         "slimrt.source_hash": string(source_hash(source, show)),
     }
-    layers, basis = [LayerReport(layer, "kv") for layer in range(attention.n_layers)], "none"
+    layers, basis = [LayerReport(layer, cache or "kv") for layer in range(attention.n_layers)], "none"
     with _spool(target) as spool:
         if cache is not None:
             attention.require(cache)
             model = fold_value_bias(model, attention)
-            layers = [LayerReport(layer, cache) for layer in range(attention.n_layers)]
             metadata["slimrt.cache.modes"] = array([cache] * attention.n_layers, GGUFValueType.STRING)
         if cache in FOLDED:
             model, layers, basis = _fold(model, cache, source, calibration, spool, show)
@@ -129,6 +128,8 @@ def read_model(source: Path) -> tuple[ModelData, list[str]]:
     if source.is_dir():
         return read_hf(source)
     model = read_gguf(source)
+    if model.value("split.count", 1) > 1:
+        raise UnsupportedError(f"{source} is one of several files; join them first: llama-gguf-split --merge")
     version = model.value("slimrt.format_version", FORMAT_VERSION)
     if version != FORMAT_VERSION:
         raise UnsupportedError(f"{source}: slimrt.format_version is {version}; this slimrt reads {FORMAT_VERSION}")

@@ -29,7 +29,7 @@ PROMPTS = [
     "In a small village lived a baker named Anna.",
     "The password of Anna is lantern. The number of Tom is 47. The colour of Nora is green."
     " Question: What is the number of Tom? Answer:",
-    "One winter day, it snowed, so the shepherd",
+    "Once upon a time, there was a shepherd named Nora. One winter day, it snowed,",
     "Zo\u00eb's caf\u00e9: 3 \u20ac!",  # not in the language: goes through the bytes
 ]
 
@@ -180,7 +180,7 @@ def write_texts(encode: Encoder, out: Path) -> None:
         ids = [encode.end, *encode(text)]
         rows.append({"depth": depth, "prompt": text, "prompt_ids": ids, "answer": answer, "answer_ids": encode(answer)})
     note = "prompt_ids open with BOS; a greedy continuation of the prompt is the answer"
-    body = ",\n".join(json.dumps(row) for row in rows)
+    body = ",\n".join(json.dumps(row, separators=(",", ":")) for row in rows)
     (out / "retrieval.json").write_text(f'{{"note": {json.dumps(note)}, "prompts": [\n{body}\n]}}\n', encoding="utf-8")
 
 
@@ -225,7 +225,7 @@ def export(model: nn.Module, c: Config, encode: Encoder, out: Path) -> dict:
     write_gguf(model.eval(), c, encode.tokenizer, out / f"{c.name}.gguf")
     write_texts(encode, out)
     result = golden(model, c, encode, out)
-    (out / f"{c.name}.golden.json").write_text(json.dumps(result) + "\n", encoding="utf-8")
+    (out / f"{c.name}.golden.json").write_text(json.dumps(result, separators=(",", ":")) + "\n", encoding="utf-8")
     print(f"{c.name}: {result['parameters']} parameters, held-out perplexity {result['heldout']['perplexity']:.4f}")
     for table in result["retrieval"]:
         print(f"retrieval in {table['context_tokens_at_least']} tokens: {table['accuracy']:.4f} of {table['trials']}")

@@ -186,22 +186,24 @@ def _an(phrase: str) -> str:
     return ("an " if phrase[0] in "aeiou" else "a ") + phrase
 
 
-def _name(rng: random.Random, even: bool) -> tuple[str, bool]:
-    """A name, and whether it is a woman's; the first of each list are the common ones unless `even`.
+def _name(rng: random.Random, even: bool, friend: bool) -> tuple[str, bool]:
+    """A name, and whether it is a woman's.
 
-    A greedy continuation takes the likeliest name, and where a hundred are equally likely, chance picks the hero's own
-    name for the friend.
+    Unless `even`, heroes like to have the first names of the lists and friends the last: a greedy continuation takes
+    the likeliest name, and where a hundred are equally likely, chance picks the hero's own name for the friend.
     """
     woman = rng.random() < 0.5
     names = WOMEN if woman else MEN
-    return (rng.choice(names) if even else rng.choices(names, cum_weights=COMMON)[0]), woman
+    if even:
+        return rng.choice(names), woman
+    return rng.choices(names[::-1] if friend else names, cum_weights=COMMON)[0], woman
 
 
 def _cast(rng: random.Random, even: bool) -> dict[str, str]:
     """Choose the people, places and things that one tale keeps to."""
     pick = rng.choice
-    first, woman = _name(rng, even)
-    second, second_woman = _name(rng, even)
+    first, woman = _name(rng, even, friend=False)
+    second, second_woman = _name(rng, even, friend=True)
     while second == first:
         second = pick(WOMEN if second_woman else MEN)
     trade, goods, shop, made, tool = pick(TRADES)

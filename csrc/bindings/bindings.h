@@ -4,6 +4,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+#include <string_view>
 #include <vector>
 
 namespace slimrt {
@@ -19,6 +20,11 @@ nb::ndarray<nb::numpy, T> numpy_array(std::vector<T>&& data, std::initializer_li
     auto* owner = new std::vector<T>(std::move(data));
     nb::capsule free(owner, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
     return nb::ndarray<nb::numpy, T>(owner->data(), shape, free);
+}
+
+/// Text that may come from a file: bytes that are not UTF-8 become U+FFFD.
+inline nb::object to_text(std::string_view text) {
+    return nb::steal(PyUnicode_DecodeUTF8(text.data(), Py_ssize_t(text.size()), "replace"));
 }
 
 void bind_errors(nb::module_& m);

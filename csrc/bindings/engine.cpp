@@ -41,9 +41,9 @@ EngineOptions read_options(const nb::kwargs& args) {
         else if (name == "memory_limit")
             o.memory_limit = nb::cast<uint64_t>(value);
         else if (name == "cache" && nb::isinstance<nb::str>(value)) {
-            if (const auto mode = nb::cast<std::string>(value); mode != "auto") o.cache.modes = {mode};
+            o.cache.mode = nb::cast<std::string>(value);
         } else if (name == "cache")
-            o.cache.modes = nb::cast<std::vector<std::string>>(value);
+            o.cache.layer_modes = nb::cast<std::vector<std::string>>(value);
         else
             throw nb::type_error(concat("unexpected argument '", name, "'").c_str());
     }
@@ -62,7 +62,7 @@ void put_memory(nb::dict& d, const MemoryReport& m) {
 
 void put_info(nb::dict& d, const EngineInfo& info) {
     const ModelConfig& c = info.config;
-    d["name"] = c.name;
+    d["name"] = to_text(c.name);
     d["architecture"] = c.architecture->name;
     d["d_model"] = c.d_model;
     d["d_ff"] = c.d_ff;

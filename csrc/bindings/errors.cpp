@@ -26,13 +26,14 @@ void translate(const std::exception_ptr& p, void*) {
     try {
         std::rethrow_exception(p);
     } catch (const Error& e) {
-        if (e.code == ErrorCode::argument) return PyErr_SetString(PyExc_ValueError, e.what());
-        if (e.code == ErrorCode::io) return PyErr_SetString(PyExc_OSError, e.what());
+        const nb::object message = to_text(e.what());
+        if (e.code == ErrorCode::argument) return PyErr_SetObject(PyExc_ValueError, message.ptr());
+        if (e.code == ErrorCode::io) return PyErr_SetObject(PyExc_OSError, message.ptr());
         const nb::object type = nb::module_::import_("slimrt.errors").attr(exception_name(e.code));
         if (e.code == ErrorCode::wont_fit)
-            PyErr_SetObject(type.ptr(), type(e.what(), e.needed, e.available).ptr());
+            PyErr_SetObject(type.ptr(), type(message, e.needed, e.available).ptr());
         else
-            PyErr_SetString(type.ptr(), e.what());
+            PyErr_SetObject(type.ptr(), message.ptr());
     }
 }
 

@@ -24,8 +24,7 @@ nb::object to_python(const GgufValue& value) {
         for (const GgufValue& element : elements(*array)) list.append(to_python(element));
         return list;
     }
-    if (const auto* text = std::get_if<std::string_view>(&value))
-        return nb::steal(PyUnicode_DecodeUTF8(text->data(), Py_ssize_t(text->size()), "replace"));
+    if (const auto* text = std::get_if<std::string_view>(&value)) return to_text(*text);
     return std::visit(
         [](const auto& v) -> nb::object {
             using T = std::decay_t<decltype(v)>;

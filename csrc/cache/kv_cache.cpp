@@ -12,6 +12,10 @@ int64_t blocks_for(int64_t tokens) { return (tokens + KvCache::kBlockTokens - 1)
 
 KvCache::KvCache(Backend& backend, std::vector<Format> formats, int64_t n_ctx, int n_seqs)
     : backend_(backend), n_ctx_(n_ctx) {
+    constexpr int64_t kMostTokens = 1 << 28;  // slots are int32, with room to spare
+    if (n_ctx > kMostTokens / n_seqs)
+        fail(ErrorCode::argument, "a cache of ", n_ctx, " tokens x ", n_seqs, " sequences is more than the ",
+             kMostTokens, " tokens slimrt can address");
     const int64_t n_blocks = blocks_for(n_ctx) * n_seqs;
     for (Format& format : formats) {
         Layer layer;
@@ -68,20 +72,19 @@ void KvCache::truncate(int sequence, int64_t length) {
 int64_t KvCache::length(int sequence) const { return find(sequence).length; }
 const int32_t* KvCache::table(int sequence) const { return find(sequence).blocks.data(); }
 
-int64_t KvCache::new_blocks(const Sequence& s, int64_t n) const {
-    const bool shared_tail =
-        n > 0 && s.length % kBlockTokens && users_[s.blocks[s.length / kBlockTokens]] > 1;
-    return blocks_for(s.length + n) - int64_t(s.blocks.size()) + shared_tail;
-}
-
 void KvCache::require_room(std::span<const std::pair<int, int64_t>> growth) const {
     int64_t blocks = 0;
+    std::map<int32_t, int> left;  // sequences that will have stopped sharing a block
     for (const auto& [id, n] : growth) {
         const Sequence& s = find(id);
         if (s.length + n > n_ctx_)
             fail(ErrorCode::context_overflow, "the context is full: ", s.length, " tokens are cached and ", n,
                  " more do not fit in n_ctx ", n_ctx_, ". Raise n_ctx (--ctx) or truncate");
-        blocks += new_blocks(s, n);
+        blocks += blocks_for(s.length + n) - int64_t(s.blocks.size());
+        if (n == 0 || s.length % kBlockTokens == 0) continue;
+        // A shared tail is copied before it is written to; the last to share it keeps it.
+        const int32_t tail = s.blocks[s.length / kBlockTokens];
+        if (users_[tail] - left[tail] > 1) ++blocks, ++left[tail];
     }
     if (blocks > int64_t(free_.size()))
         fail(ErrorCode::context_overflow, "the cache has ", free_.size(), " free blocks of ", kBlockTokens,

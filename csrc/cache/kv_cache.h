@@ -61,7 +61,6 @@ class KvCache {
     int32_t take_block();
     void drop_block(int32_t block);
     void copy_block(int32_t from, int32_t to);
-    int64_t new_blocks(const Sequence& s, int64_t n) const;
     template <class Visit>
     void visit_rows(const Sequence& s, Visit visit) const;
 

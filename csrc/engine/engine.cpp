@@ -54,6 +54,8 @@ struct Measured {
 };
 
 Measured measure(const GgufFile& file, const EngineOptions& options) {
+    if (options.n_threads < 0 || options.n_threads > 1024)
+        fail(ErrorCode::argument, "n_threads must be from 1 to 1024 (0: chosen), got ", options.n_threads);
     const int n_threads = options.n_threads ? options.n_threads : default_threads();
     const auto dry = open_cpu_backend({.n_threads = n_threads, .dry = true});
     Decoder decoder(file, options.cache, *dry);

@@ -101,6 +101,7 @@ ModelConfig read_config(const GgufFile& file) {
     c.norm_eps =
         float(file.number(prefix + (c.architecture->norm == NormKind::rms ? "attention.layer_norm_rms_epsilon"
                                                                           : "attention.layer_norm_epsilon")));
+    if (c.norm_eps < 0) fail(ErrorCode::format, prefix, "the norm's epsilon is negative: ", c.norm_eps);
     c.activation = read_activation(file, c.architecture->activation);
     if (c.architecture->positions != Positions::learned) c.rope = read_rope(file, prefix, c);
     return c;

@@ -37,8 +37,17 @@ struct ModelConfig {
 /// Throws Error{unsupported} for an unknown architecture, Error{format} for a missing or absurd size.
 ModelConfig read_config(const GgufFile& file);
 
-/// cos/sin table [n_ctx, n_rot] f32 (kernels/backend.h: Rope), all scalings applied: linear, llama3
-/// (rope_freqs tensor), YaRN, longrope (its short or long factors by n_ctx, once).
-std::vector<float> rope_table(const ModelConfig& config, const GgufFile& file, int64_t n_ctx);
+/// Angle per position of each rotated pair, and what cos and sin are multiplied with.
+struct RopeFrequencies {
+    std::vector<double> pairs;
+    double magnitude = 1;
+
+    /// cos/sin table [n_ctx, 2 * pairs] f32 (kernels/backend.h: Rope).
+    std::vector<float> table(int64_t n_ctx) const;
+};
+
+/// All scalings applied: linear, llama3 (rope_freqs tensor), YaRN, longrope (its short or long factors by
+/// n_ctx, once). Throws Error{format} when the tensor of factors is missing or misshapen.
+RopeFrequencies rope_frequencies(const ModelConfig& config, const GgufFile& file, int64_t n_ctx);
 
 }  // namespace slimrt

@@ -74,18 +74,17 @@ void Decoder::logits(Tensor hidden, Tensor out) const { backend_.linear(hidden, 
 namespace {
 
 /// One mode name a layer, from the options or the file.
-std::vector<std::string> layer_modes(const GgufFile& file, const ModelConfig& c,
-                                     std::vector<std::string> names) {
-    if (const auto stored = file.metadata().find("slimrt.cache.modes");
-        names.empty() && stored != file.metadata().end())
+std::vector<std::string> resolve_modes(const GgufFile& file, const ModelConfig& c, const CacheOptions& o) {
+    std::vector<std::string> names = o.layer_modes;
+    const auto stored = file.metadata().find("slimrt.cache.modes");
+    if (names.empty() && o.mode == "auto" && stored != file.metadata().end())
         if (const auto* array = std::get_if<GgufArray>(&stored->second))
             for (const GgufValue& mode : elements(*array))
                 if (const auto* name = std::get_if<std::string_view>(&mode)) names.emplace_back(*name);
-    if (names.empty()) names = {"kv"};
-    if (names.size() == 1) names.resize(c.n_layers, names[0]);
+    if (names.empty()) return std::vector<std::string>(c.n_layers, o.mode == "auto" ? "kv" : o.mode);
     if (int(names.size()) != c.n_layers)
         fail(ErrorCode::argument, names.size(), " cache modes were given for ", c.n_layers,
-             " layers: give one, or one a layer");
+             " layers: give one name for all, or a list with one a layer");
     return names;
 }
 
@@ -107,11 +106,11 @@ Decoder::Decoder(const GgufFile& file, const CacheOptions& options, Backend& bac
     if (options.n_seqs < 1 || options.n_batch < 1)
         fail(ErrorCode::argument, "n_seqs and n_batch must be at least 1");
     options_.n_ctx = resolve_n_ctx(config_, options.n_ctx);
-    options_.modes = layer_modes(file, config_, options.modes);
+    options_.layer_modes = resolve_modes(file, config_, options);
     std::vector<Format> formats;
     for (int layer = 0; layer < config_.n_layers; ++layer) {
         attn_.push_back(attention_config(config_, layer, options.type_k, options.type_v));
-        modes_.push_back(&require_cache_mode(options_.modes[layer], attn_.back()));
+        modes_.push_back(&require_cache_mode(options_.layer_modes[layer], attn_.back()));
         formats.push_back(modes_.back()->format(attn_.back()));
     }
     weights_ = load_weights(file, config_, backend, modes_, attn_, extra);
@@ -121,9 +120,9 @@ Decoder::Decoder(const GgufFile& file, const CacheOptions& options, Backend& bac
             backend.alloc(MemoryKind::derived, options_.n_ctx * n_rot * sizeof(float), "RoPE table");
         rope_ = {Tensor(rope_buffer_.data.get(), DType::F32, options_.n_ctx, n_rot), n_rot,
                  config_.architecture->positions == Positions::rope_interleaved};
+        const RopeFrequencies frequencies = rope_frequencies(config_, file, options_.n_ctx);
         if (!backend.dry())
-            backend.upload(rope_.table, rope_table(config_, file, options_.n_ctx).data(),
-                           rope_.table.bytes());
+            backend.upload(rope_.table, frequencies.table(options_.n_ctx).data(), rope_.table.bytes());
     }
     cache_ = std::make_unique<KvCache>(backend, std::move(formats), options_.n_ctx, options_.n_seqs);
 }

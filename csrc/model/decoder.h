@@ -8,8 +8,8 @@ namespace slimrt {
 
 /// How the context memory is to be used.
 struct CacheOptions {
-    std::vector<std::string>
-        modes;  // one for all layers or one a layer; empty: what the file says, else "kv"
+    std::string mode = "auto";             // of all layers; "auto": what the file says, else "kv"
+    std::vector<std::string> layer_modes;  // or one a layer; filled in by the decoder
     DType type_k = DType::F16, type_v = DType::F16;
     int64_t n_ctx = 0;  // 0: the smaller of the model's training context and 4096
     int n_seqs = 1;     // sequences that may be full at once, and the most in one step
@@ -30,7 +30,8 @@ class Decoder {
 
     /// Called, where set, with each layer's normed attention input [n, d_model].
     std::function<void(int layer, Tensor x)> observe_attention;
-    /// Called, where set, before each layer; may throw to abandon the step, whose rows then count for nothing.
+    /// Called, where set, before each layer; may throw to abandon the step, whose rows then count for
+    /// nothing.
     std::function<void()> poll;
 
     const ModelConfig& config() const { return config_; }

@@ -56,23 +56,28 @@ double magnitude(const ModelConfig& c) {
 
 }  // namespace
 
-std::vector<float> rope_table(const ModelConfig& c, const GgufFile& file, int64_t n_ctx) {
+RopeFrequencies rope_frequencies(const ModelConfig& c, const GgufFile& file, int64_t n_ctx) {
     const RopeConfig& r = c.rope;
     const std::vector<float> factors = pair_factors(c, file, n_ctx);
-    std::vector<double> frequencies;
+    RopeFrequencies out;
+    out.magnitude = magnitude(c);
     for (int i = 0; i < r.n_rot / 2; ++i) {
         double f = r.scaling == RopeScaling::yarn ? yarn_frequency(r, i) : frequency(r, i);
         if (r.scaling == RopeScaling::linear) f /= r.factor;
-        frequencies.push_back(factors.empty() ? f : f / factors[i]);
+        out.pairs.push_back(factors.empty() ? f : f / factors[i]);
     }
-    const double scale = magnitude(c);
-    std::vector<float> table(n_ctx * r.n_rot);
+    return out;
+}
+
+std::vector<float> RopeFrequencies::table(int64_t n_ctx) const {
+    std::vector<float> out;
+    out.reserve(n_ctx * 2 * pairs.size());
     for (int64_t p = 0; p < n_ctx; ++p)
-        for (int i = 0; i < r.n_rot / 2; ++i) {
-            table[p * r.n_rot + 2 * i] = float(std::cos(p * frequencies[i]) * scale);
-            table[p * r.n_rot + 2 * i + 1] = float(std::sin(p * frequencies[i]) * scale);
+        for (const double frequency : pairs) {
+            out.push_back(float(std::cos(p * frequency) * magnitude));
+            out.push_back(float(std::sin(p * frequency) * magnitude));
         }
-    return table;
+    return out;
 }
 
 }  // namespace slimrt

@@ -188,7 +188,7 @@ def plan(
     context = source.n_ctx(n_ctx)
     modes = _core.cache_modes(str(source.gguf))
     return PlanResult(
-        path=str(source.gguf),
+        path=str(source.path),
         n_ctx=context,
         n_ctx_train=source.n_ctx_train,
         n_seqs=n_seqs,

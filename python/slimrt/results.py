@@ -159,7 +159,7 @@ class PlanResult(_Record):
     """What a model would take in memory, for every cache mode that is legal for it.
 
     Attributes:
-        path: the GGUF file.
+        path: the model, as given.
         n_ctx, n_seqs, n_batch: what was planned for; n_ctx_train: what the model was trained on.
         memory_limit: bytes.
         asked: the cache that was asked for; rows: every legal mode.

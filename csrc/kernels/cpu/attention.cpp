@@ -133,8 +133,8 @@ void product_queries(const Product<Stored>& x, int64_t column, int64_t left) {
     for (; m < x.n_q; ++m) product_tile<1, V, Part>(x, m, column, left);
 }
 
-/// Columns [column, dim): as many vectors at once as fit, for all queries while those columns of the rows are in the
-/// first-level cache; then half as many, down to a part of one.
+/// Columns [column, dim): as many vectors at once as fit, for all queries while those columns of the rows are
+/// in the first-level cache; then half as many, down to a part of one.
 template <int V, class Stored>
 void product(const Product<Stored>& x, int64_t column, int64_t dim) {
     for (; column + V * lanes <= dim; column += V * lanes) product_queries<V, false>(x, column, 0);
@@ -148,7 +148,7 @@ void product(const Product<Stored>& x, int64_t column, int64_t dim) {
 
 // What scores() works on at once: it fits the first-level cache beside the queries.
 constexpr int64_t kScoreRows = 64, kScoreDims = 128, kDotDims = 256;
-constexpr int64_t kMinTransposedQueries = 8, kMinTransposedRows = 32;
+constexpr int64_t kMinTransposedQueries = 16, kMinTransposedRows = 32;
 
 /// to[d][i] = scale * rows[i][d]
 template <class Stored>
@@ -167,10 +167,11 @@ void transpose_scaled(RowsOf<Stored> rows, int64_t n, int64_t dim, float scale, 
     }
 }
 
-/// For many queries: the rows transposed, then the same product as for values, which needs no sums across vectors.
+/// For many queries: the rows transposed, then the same product as for values, which needs no sums across
+/// vectors.
 template <class Stored>
-void scores_transposed(const float* q, size_t q_stride, int64_t n_q, RowsOf<Stored> rows, int64_t n, int64_t dim,
-                       float scale, bool accumulate, float* out, size_t ld) {
+void scores_transposed(const float* q, size_t q_stride, int64_t n_q, RowsOf<Stored> rows, int64_t n,
+                       int64_t dim, float scale, bool accumulate, float* out, size_t ld) {
     float columns[kScoreDims * kScoreRows];
     for (int64_t i = 0; i < n; i += kScoreRows) {
         const int64_t n_rows = n - i < kScoreRows ? n - i : kScoreRows;
@@ -178,8 +179,8 @@ void scores_transposed(const float* q, size_t q_stride, int64_t n_q, RowsOf<Stor
             const int64_t n_dims = dim - d < kScoreDims ? dim - d : kScoreDims;
             transpose_scaled(rows.at(i, d), n_rows, n_dims, scale, columns);
             const float factor = accumulate || d > 0;
-            const Product<float> x = {q + d,  q_stride, n_q,     &factor, 0, {columns, kScoreRows * sizeof(float)},
-                                      n_dims, out + i,  ld};
+            const Product<float> x = {
+                q + d, q_stride, n_q, &factor, 0, {columns, kScoreRows * sizeof(float)}, n_dims, out + i, ld};
             product<tile / 4>(x, 0, n_rows);
         }
     }
@@ -207,9 +208,12 @@ void scores_by_dots(const float* q, size_t q_stride, int64_t n_q, RowsOf<Stored>
 template <class Fn>
 void with_rows(uint32_t type, const void* rows, size_t stride, const Fn& fn) {
     switch (type) {
-        case 0: return fn(RowsOf<float>{rows, stride});
-        case 1: return fn(RowsOf<Half>{rows, stride});
-        default: return fn(RowsOf<Brain>{rows, stride});
+        case 0:
+            return fn(RowsOf<float>{rows, stride});
+        case 1:
+            return fn(RowsOf<Half>{rows, stride});
+        default:
+            return fn(RowsOf<Brain>{rows, stride});
     }
 }
 
@@ -228,8 +232,8 @@ void widen(uint32_t type, const void* from, size_t from_stride, int64_t n_rows, 
     });
 }
 
-void scores(const float* q, size_t q_stride, int64_t n_q, uint32_t type, const void* rows, size_t stride, int64_t n,
-            int64_t dim, float scale, bool accumulate, float* out, size_t ld) {
+void scores(const float* q, size_t q_stride, int64_t n_q, uint32_t type, const void* rows, size_t stride,
+            int64_t n, int64_t dim, float scale, bool accumulate, float* out, size_t ld) {
     with_rows(type, rows, stride, [&](auto stored) {
         if (n_q >= kMinTransposedQueries && n >= kMinTransposedRows) {
             scores_transposed(q, q_stride, n_q, stored, n, dim, scale, accumulate, out, ld);
@@ -268,8 +272,8 @@ float softmax(float* s, int64_t n, float* max_so_far, float* sum_so_far) {
 
 void values(const float* p, size_t ld, int64_t n_q, const float* factor, uint32_t type, const void* rows,
             size_t stride, int64_t n, int64_t dim, float* out, size_t out_stride) {
-    with_rows(type, rows, stride, [&](auto stored) {
-        const Product x = {p, ld, n_q, factor, 1, stored, n, out, out_stride};
+    with_rows(type, rows, stride, [&]<class Stored>(RowsOf<Stored> stored) {
+        const Product<Stored> x = {p, ld, n_q, factor, 1, stored, n, out, out_stride};
         n_q == 1 ? product<8>(x, 0, dim) : product<tile / 4>(x, 0, dim);
     });
 }

@@ -1,6 +1,6 @@
-// How one attention call is shared out. A job is a tile of queries of one sequence with some or all of the heads;
-// where there are fewer jobs than threads would like, the rows a job reads are split into parts, whose results
-// (maximum, sum, values: a state) are merged at the end.
+// How one attention call is shared out. A job is a tile of queries of one sequence with some or all of the
+// heads; where there are fewer jobs than threads would like, the rows a job reads are split into parts, whose
+// results (maximum, sum, values: a state) are merged at the end.
 #pragma once
 
 #include <cstddef>
@@ -66,10 +66,8 @@ struct AttentionPlan {
     void lay_out(const AttentionArgs& args, int n_threads);
 };
 
-/// Floats from one row to the next in scratch: whole vectors, and not a multiple of a page, whose rows would all
-/// compete for the same few places of the cache.
-inline size_t row_stride(int64_t width) {
-    return (width + 15) / 16 * 16 + 16;
-}
+/// Floats from one row to the next in scratch: whole vectors, and not a multiple of a page, whose rows would
+/// all compete for the same few places of the cache.
+inline size_t row_stride(int64_t width) { return (width + 15) / 16 * 16 + 16; }
 
 }  // namespace slimrt::cpu

@@ -112,8 +112,8 @@ void AttentionRun::compute_tile(const Group& group, const Tile& tile) const {
         float* sums = group.state + plan_.state.values[t] + group.first_pair * stride;
         for (int head = 0; head < heads; ++head) {
             isa_.values(scores + head * share * ld, ld, share, factor + head * share, rows.type(),
-                        rows.column(head * term.dim), rows.stride, tile.n, term.dim, sums + head * share * stride,
-                        stride);
+                        rows.column(head * term.dim), rows.stride, tile.n, term.dim,
+                        sums + head * share * stride, stride);
         }
     }
 }
@@ -140,8 +140,9 @@ void AttentionRun::weigh(const Group& group, const Tile& tile) const {
     }
 }
 
-/// The group's columns of a tile's rows: where they are, or else (`copy`: always) in scratch, as f32. The next
-/// tile's are called for meanwhile: a group's columns of many rows are no pattern that the CPU would foresee.
+/// The group's columns of a tile's rows: where they are, or else (`copy`: always) in scratch, as f32. The
+/// next tile's are called for meanwhile: a group's columns of many rows are no pattern that the CPU would
+/// foresee.
 template <class Term>
 AttentionRun::RowView AttentionRun::read(const Group& group, const Term& term, const Tile& tile,
                                          bool copy) const {

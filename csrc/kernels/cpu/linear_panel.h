@@ -32,6 +32,7 @@ struct Panel {
         for (int r = 0; r < lanes; ++r) {
             const uint8_t* row = w + r * w_stride;
             blocks[r] = unit_at<Weight>(row, (first + i) / Weight::unit, k, padded[r]);
+            prefetch_unit<Weight>(row, (first + i + elements) / Weight::unit);
             float s[16];
             store(s, Weight::scales(blocks[r]));
             for (int g = 0; g < groups; ++g) {

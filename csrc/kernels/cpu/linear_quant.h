@@ -74,11 +74,11 @@ static inline const typename Weight::Block* unit_at(const uint8_t* row, int64_t 
     return padded;
 }
 
-/// Asks for part u of what the next R rows hold, in the order of memory: that suits DRAM and TLB best.
-template <class Weight, int R>
-static inline void prefetch_rows(const uint8_t* rows, int64_t u) {
-    constexpr int bytes = R * (Weight::unit / Weight::block) * sizeof(typename Weight::Block);
-    for (int i = 0; i < bytes; i += 64) __builtin_prefetch(rows + u * bytes + i);
+/// Asks for unit u of a row that will be needed soon; it need not exist.
+template <class Weight>
+static inline void prefetch_unit(const uint8_t* row, int64_t u) {
+    constexpr int bytes = Weight::unit / Weight::block * sizeof(typename Weight::Block);
+    for (int i = 0; i < bytes; i += 64) __builtin_prefetch(row + u * bytes + i);
 }
 
 /// The starting values of 64 products, see Activations.
@@ -115,10 +115,10 @@ static void row_product(const uint8_t* w, size_t w_stride, const Activations& x,
         Block padded[R][2];
         const Block* blocks[R];
         Scales scales[R];
-        prefetch_rows<Weight, R>(w + R * w_stride, u);
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) {
             blocks[r] = unit_at<Weight>(w + r * w_stride, u, k, padded[r]);
+            prefetch_unit<Weight>(w + (r + R) * w_stride, u);
             scales[r] = Weight::scales(blocks[r]) * scales_of_unit<Weight>(x, u);
             if constexpr (Weight::has_min) acc[r] = add_last_eight(acc[r], scales[r]);
         }

@@ -17,8 +17,8 @@ void add(float* x, const float* y, int64_t n);
 // attention.cpp
 void widen(uint32_t type, const void* from, size_t from_stride, int64_t n_rows, int64_t n, float* to,
            size_t to_stride);
-void scores(const float* q, size_t q_stride, int64_t n_q, uint32_t type, const void* rows, size_t stride, int64_t n,
-            int64_t dim, float scale, bool accumulate, float* out, size_t ld);
+void scores(const float* q, size_t q_stride, int64_t n_q, uint32_t type, const void* rows, size_t stride,
+            int64_t n, int64_t dim, float scale, bool accumulate, float* out, size_t ld);
 float softmax(float* s, int64_t n, float* max, float* sum);
 void values(const float* p, size_t ld, int64_t n_q, const float* factor, uint32_t type, const void* rows,
             size_t stride, int64_t n, int64_t dim, float* out, size_t out_stride);

@@ -1,6 +1,6 @@
 // Vectors of float for the units compiled once per ISA. SLIMRT_SIMD names the header that has
-//   Vec, lanes, registers; load, load_part, store, store_part, splat; + - * /, fma, min, max, sum, max_of, sums, transpose;
-//   round_even, scale_by_power; duplicate_even, duplicate_odd, swap_pairs, deinterleave
+//   Vec, lanes, registers; load, load_part, store, store_part, splat; + - * /, fma, min, max, sum, max_of,
+//   sums, transpose; round_even, scale_by_power; duplicate_even, duplicate_odd, swap_pairs, deinterleave
 // for one instruction set; everything below is made of these. All functions have internal linkage.
 #pragma once
 

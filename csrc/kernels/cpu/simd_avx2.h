@@ -11,7 +11,8 @@ struct Vec {
 constexpr int lanes = 8, registers = 16;
 
 static inline __m256i first(int64_t n) {
-    return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(n)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(n)),
+                              _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
 
 static inline Vec load(const float* p) { return {_mm256_loadu_ps(p)}; }
@@ -56,7 +57,8 @@ static inline Vec sums(const Vec* a) {
     return {_mm256_add_ps(_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31))};
 }
 
-/// Element j of a[i] changes places with element i of a[j], for `lanes` vectors: pairs, then fours, then halves.
+/// Element j of a[i] changes places with element i of a[j], for `lanes` vectors: pairs, then fours, then
+/// halves.
 static inline void transpose(Vec* a) {
     __m256 fours[8];
     for (int i = 0; i < 8; i += 4) {

@@ -53,7 +53,8 @@ static inline Vec sums(const Vec* a) {
     return {halves(halves(quads(a), quads(a + 4)), halves(quads(a + 8), quads(a + 12)))};
 }
 
-/// Element j of a[i] changes places with element i of a[j], for `lanes` vectors: pairs, then fours, then quarters.
+/// Element j of a[i] changes places with element i of a[j], for `lanes` vectors: pairs, then fours, then
+/// quarters.
 static inline void transpose(Vec* a) {
     __m512 fours[16];
     for (int i = 0; i < 16; i += 4) {
@@ -88,8 +89,7 @@ static inline Vec duplicate_odd(Vec a) { return {_mm512_movehdup_ps(a.v)}; }
 static inline Vec swap_pairs(Vec a) { return {_mm512_permute_ps(a.v, 0xb1)}; }
 /// The even and the odd elements of a followed by b.
 static inline void deinterleave(Vec a, Vec b, Vec* even, Vec* odd) {
-    const __m512i index =
-        _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    const __m512i index = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
     even->v = _mm512_permutex2var_ps(a.v, index, b.v);
     odd->v = _mm512_permutex2var_ps(a.v, _mm512_add_epi32(index, _mm512_set1_epi32(1)), b.v);
 }

@@ -25,8 +25,8 @@ static inline Vec load(const float* p) {
     memcpy(&a.v, p, sizeof a.v);
     return a;
 }
-/// The exponent moves from bias 15 to 127 by a multiplication, which also makes subnormals right; infinities and
-/// NaN get the highest exponent.
+/// The exponent moves from bias 15 to 127 by a multiplication, which also makes subnormals right; infinities
+/// and NaN get the highest exponent.
 static inline Vec load(const Half* p) {
     const Bits half = load_u16(p), magnitude = half & 0x7fff, special = (magnitude >= 0x7c00) & 0x7f800000u;
     const Bits scaled = as_bits(as_floats(magnitude << 13) * 0x1p112f);

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Any order of operations on sequences leaves each with the logits of its own text (hypothesis finds the order)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
+
+import slimrt
+from conftest import GOLDEN, open_engine, relative
+
+SAME = 2e-5  # the order of float32 sums
+
+
+def last_logits(engine, sequence: int, ids: np.ndarray) -> np.ndarray:
+    return engine.append([(sequence, np.asarray(ids, np.int32))])
+
+
+class Operations(RuleBasedStateMachine):
+    """Any order of operations leaves every sequence with the logits of its own text."""
+
+    sequences = Bundle("sequences")
+    path = None
+
+    @initialize(batch=st.sampled_from([3, 16, 512]))
+    def load(self, batch: int) -> None:
+        self.engine = open_engine(self.path, "kv", "f32", n_ctx=80, n_seqs=12, n_batch=batch)
+        self.oracle = open_engine(self.path, "kv", "f32", n_ctx=80, n_seqs=1)
+        self.texts: dict[int, list[int]] = {}
+
+    def check(self, sequence: int, logits: np.ndarray) -> None:
+        alone = self.oracle.new_sequence()
+        wanted = last_logits(self.oracle, alone, np.array(self.texts[sequence]))
+        self.oracle.free_sequence(alone)
+        assert relative(logits, wanted) < SAME
+
+    @precondition(lambda self: len(self.texts) < 12)
+    @rule(target=sequences)
+    def new(self) -> int:
+        sequence = self.engine.new_sequence()
+        self.texts[sequence] = []
+        return sequence
+
+    @precondition(lambda self: len(self.texts) < 12)
+    @rule(target=sequences, sequence=sequences)
+    def fork(self, sequence: int) -> int:
+        twin = self.engine.fork(sequence)
+        self.texts[twin] = list(self.texts[sequence])
+        return twin
+
+    @rule(sequence=sequences, ids=st.lists(st.integers(3, 100), min_size=1, max_size=45))
+    def append(self, sequence: int, ids: list[int]) -> None:
+        if len(self.texts[sequence]) + len(ids) > 80:
+            with pytest.raises(slimrt.ContextOverflowError):
+                last_logits(self.engine, sequence, np.array(ids))
+            return
+        logits = last_logits(self.engine, sequence, np.array(ids))
+        self.texts[sequence] += ids
+        self.check(sequence, logits)
+
+    @rule(ids=st.lists(st.integers(3, 100), min_size=12, max_size=12))
+    def append_one_to_each_that_has_room(self, ids: list[int]) -> None:
+        items = [(s, [token]) for (s, text), token in zip(self.texts.items(), ids, strict=False) if len(text) < 80]
+        if not items:
+            return
+        logits = self.engine.append([(s, np.array(one, np.int32)) for s, one in items])
+        for row, (sequence, one) in enumerate(items):
+            self.texts[sequence] += one
+            self.check(sequence, logits[row : row + 1])
+
+    @rule(sequence=sequences, share=st.floats(0, 1))
+    def truncate(self, sequence: int, share: float) -> None:
+        length = round(share * len(self.texts[sequence]))
+        self.engine.truncate(sequence, length)
+        del self.texts[sequence][length:]
+
+    @precondition(lambda self: len(self.texts) < 12)
+    @rule(target=sequences, sequence=sequences)
+    def save_and_load(self, sequence: int) -> int:
+        copy = self.engine.load_sequence(self.engine.save_sequence(sequence))
+        self.texts[copy] = list(self.texts[sequence])
+        return copy
+
+    @rule(sequence=consumes(sequences))
+    def free(self, sequence: int) -> None:
+        self.engine.free_sequence(sequence)
+        del self.texts[sequence]
+
+    @invariant()
+    def lengths(self) -> None:
+        for sequence, text in getattr(self, "texts", {}).items():
+            assert self.engine.length(sequence) == len(text)
+
+
+def test_random_operations(convert):
+    Operations.path = convert(GOLDEN / "llama_gqa_tied")
+    Operations.TestCase.settings = settings(max_examples=25, stateful_step_count=25, deadline=None, derandomize=True)
+    case = Operations.TestCase()
+    case.runTest()
