@@ -76,7 +76,7 @@ def test_ctrl_c_leaves_nothing(convert, tmp_path):
 
 # ---------------------------------------------------------------- the cache of converted directories
 def test_a_directory_is_converted_once_and_again_when_it_changes(tmp_path, monkeypatch):
-    monkeypatch.setenv("SLIMRT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("SLIMRT_CACHE_DIR", str(tmp_path / "cache"))
     directory = Path(shutil.copytree(GOLDEN / "llama_gqa_tied", tmp_path / "model"))
     first = tool.hf_cache_gguf(directory)
     stamp = first.stat().st_mtime_ns
@@ -90,9 +90,9 @@ def test_a_directory_is_converted_once_and_again_when_it_changes(tmp_path, monke
 
 
 def test_the_cache_directory_follows_the_environment(monkeypatch):
-    monkeypatch.setenv("SLIMRT_CACHE", "/a/b")
+    monkeypatch.setenv("SLIMRT_CACHE_DIR", "/a/b")
     assert tool.cache_directory() == Path("/a/b")
-    monkeypatch.delenv("SLIMRT_CACHE")
+    monkeypatch.delenv("SLIMRT_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", "/c")
     assert tool.cache_directory() == Path("/c/slimrt")
     monkeypatch.delenv("XDG_CACHE_HOME")
@@ -105,7 +105,7 @@ def test_processes_may_convert_at_once(tmp_path):
         "-c",
         "import sys; from slimrt.tools.convert import hf_cache_gguf as f; print(f(sys.argv[1]))",
     ]
-    environment = {"SLIMRT_CACHE": str(tmp_path / "cache"), "PATH": "/usr/bin"}
+    environment = {"SLIMRT_CACHE_DIR": str(tmp_path / "cache"), "PATH": "/usr/bin"}
     running = [
         subprocess.Popen([*command, GOLDEN / "llama_mha"], env=environment, stdout=subprocess.PIPE, text=True)
         for _ in range(3)

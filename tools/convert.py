@@ -218,8 +218,8 @@ def model_files(directory: Path) -> list[Path]:
 
 
 def cache_directory() -> Path:
-    """Where converted directories are kept: $SLIMRT_CACHE, else slimrt in $XDG_CACHE_HOME, else ~/.cache/slimrt."""
-    own, xdg = os.environ.get("SLIMRT_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    """Where converted directories are kept: $SLIMRT_CACHE_DIR, else slimrt in $XDG_CACHE_HOME, else ~/.cache/slimrt."""
+    own, xdg = os.environ.get("SLIMRT_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME")
     return Path(own) if own else (Path(xdg) if xdg else Path.home() / ".cache") / "slimrt"
 
 

@@ -11,7 +11,7 @@
 #include "core/gguf.h"
 #include "core/memory_info.h"
 #include "core/thread_pool.h"
-#include "kernels/cpu/isa.h"
+#include "kernels/cpu/cpu_backend.h"
 #include "model/architecture.h"
 #include "model/decoder.h"
 
@@ -91,7 +91,7 @@ nb::dict cpu_info() {
     for (int i = 0; i < n; ++i) names.append(isas[i]->name);
     nb::dict out;
     out["isas"] = names;
-    out["isa"] = open_cpu_backend({.n_threads = 1, .dry = true})->description();
+    out["isa"] = cpu::choose_isa("").name;
     out["default_threads"] = default_threads();
     out["memory_available"] = available_memory();
     return out;

@@ -71,12 +71,8 @@ int quota() {
     return static_cast<int>(std::ceil(least));
 }
 #else
-int usable_cores() {
-    return 0;
-}
-int quota() {
-    return 0;
-}
+int usable_cores() { return 0; }
+int quota() { return 0; }
 #endif
 
 }  // namespace

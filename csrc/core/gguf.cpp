@@ -31,9 +31,7 @@ void read_version(GgufReader& reader) {
                 ", and slimrt reads versions 2 and 3: ", advice);
 }
 
-bool is_power_of_two(int64_t n) {
-    return std::has_single_bit(static_cast<uint64_t>(n));
-}
+bool is_power_of_two(int64_t n) { return std::has_single_bit(static_cast<uint64_t>(n)); }
 
 /// Integers as int64; nothing when the value is no integer or does not fit.
 std::optional<int64_t> as_integer(const GgufValue& value) {

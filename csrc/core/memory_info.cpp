@@ -14,6 +14,15 @@ uint64_t read_number(const char* path) {
     return file >> value ? value : 0;
 }
 
+/// Bytes of file pages in this cgroup: the system takes them back when it needs to.
+uint64_t cached_files() {
+    std::ifstream file("/sys/fs/cgroup/memory.stat");
+    uint64_t bytes = 0;
+    for (std::string key; file >> key >> bytes;)
+        if (key == "file") return bytes;
+    return 0;
+}
+
 }  // namespace
 
 uint64_t available_memory() {
@@ -22,7 +31,8 @@ uint64_t available_memory() {
     for (std::string key; file >> key;)
         if (key == "MemAvailable:" && file >> kib) available = kib * 1024;
     if (const uint64_t limit = read_number("/sys/fs/cgroup/memory.max")) {
-        const uint64_t used = std::min(limit, read_number("/sys/fs/cgroup/memory.current"));
+        const uint64_t current = read_number("/sys/fs/cgroup/memory.current"), cached = cached_files();
+        const uint64_t used = std::min(limit, current - std::min(current, cached));
         available = available ? std::min(available, limit - used) : limit - used;
     }
     return available;

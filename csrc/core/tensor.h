@@ -20,7 +20,11 @@ struct Tensor {
 
     Tensor() = default;
     Tensor(void* data, DType dtype, int64_t rows, int64_t cols)
-        : data(static_cast<std::byte*>(data)), dtype(dtype), rows(rows), cols(cols), stride(row_bytes(dtype, cols)) {}
+        : data(static_cast<std::byte*>(data)),
+          dtype(dtype),
+          rows(rows),
+          cols(cols),
+          stride(row_bytes(dtype, cols)) {}
 
     explicit operator bool() const { return data != nullptr; }
     std::byte* row(int64_t i) const { return data + i * stride; }

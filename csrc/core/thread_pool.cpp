@@ -52,9 +52,7 @@ ThreadPool::ThreadPool(int n_threads) : n_threads_(n_threads) {
     }
 }
 
-ThreadPool::~ThreadPool() {
-    stop();
-}
+ThreadPool::~ThreadPool() { stop(); }
 
 void ThreadPool::stop() {
     state_.fetch_or(kStop);

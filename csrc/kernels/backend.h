@@ -64,9 +64,9 @@ struct ScoreTerm {
     Rows stored;
     Tensor fresh;  // [tokens, n_heads * dim] f32, what store() will write
     int n_heads = 0, dim = 0;
-    Tensor q;      // [tokens, n_heads_q * dim], rotated where rope is set
-    Tensor bias;   // [1, n_heads * dim] added to a row before the rotation, or none
-    Rope rope;     // rotation on read, or none: the rows are used as they are
+    Tensor q;     // [tokens, n_heads_q * dim], rotated where rope is set
+    Tensor bias;  // [1, n_heads * dim] added to a row before the rotation, or none
+    Rope rope;    // rotation on read, or none: the rows are used as they are
 };
 
 /// out[head] = sum over rows of softmax weight * row[head].

@@ -64,7 +64,10 @@ class Loader final : public DerivedWeights {
         l.attn_norm = norm(p + "attn_norm");
         load_qkv(p, l.attn);
         l.attn.o = matrix(p + "attn_output.weight", c_.d_model, int64_t(c_.n_heads) * c_.head_dim);
-        l.attn.o_bias = vector(p + "attn_output.bias", c_.d_model, arch_.linear_bias);
+        // Any architecture may have one here: converting folds the V bias into it.
+        const bool required = arch_.linear_bias == Presence::required;
+        l.attn.o_bias =
+            vector(p + "attn_output.bias", c_.d_model, required ? Presence::required : Presence::optional);
         l.ffn_norm = norm(p + "ffn_norm");
         load_ffn(p, l);
         return l;

@@ -187,14 +187,9 @@ void CpuBackend::attention(const AttentionArgs& args) {
     }
 }
 
-}  // namespace slimrt::cpu
-
-namespace slimrt {
-namespace {
-
-const cpu::Isa& choose_isa(const std::string& asked) {
+const Isa& choose_isa(const std::string& asked) {
     int n = 0;
-    const cpu::Isa* const* isas = cpu::supported_isas(&n);
+    const Isa* const* isas = supported_isas(&n);
     const char* preferred = std::getenv("SLIMRT_ISA");
     const std::string name = !asked.empty() ? asked : preferred ? preferred : "";
     if (name.empty()) return *isas[0];
@@ -207,11 +202,13 @@ const cpu::Isa& choose_isa(const std::string& asked) {
          "' is not known or not supported here; this machine has: ", known);
 }
 
-}  // namespace
+}  // namespace slimrt::cpu
+
+namespace slimrt {
 
 std::unique_ptr<Backend> open_cpu_backend(const CpuOptions& options) {
     const int n_threads = options.n_threads == 0 ? default_threads() : options.n_threads;
-    return std::make_unique<cpu::CpuBackend>(choose_isa(options.isa), n_threads, options.dry);
+    return std::make_unique<cpu::CpuBackend>(cpu::choose_isa(options.isa), n_threads, options.dry);
 }
 
 }  // namespace slimrt

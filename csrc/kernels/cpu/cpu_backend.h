@@ -11,6 +11,10 @@
 
 namespace slimrt::cpu {
 
+/// The table by this name; without one SLIMRT_ISA's, else the best. Throws Error{argument} naming what there
+/// is.
+const Isa& choose_isa(const std::string& asked);
+
 class CpuBackend final : public Backend {
   public:
     CpuBackend(const Isa& isa, int n_threads, bool dry);
