@@ -303,7 +303,7 @@ class Encoder:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self.cache: dict[str, list[int]] = {}
-        self.end = tokenizer.token_to_id(END)
+        self.end: int = tokenizer.token_to_id(END) or 0  # the trainer puts special tokens first
 
     def __call__(self, text: str) -> list[int]:
         ids: list[int] = []
@@ -355,9 +355,9 @@ def lookup_row(
             add(lead, 0.5)
             add(value, answer_weight)
             add(".", 1.0)
-        elif (fact := facts.new()) is not None:
-            unasked.append(fact)
-            lead, value = statement(fact)
+        elif (fresh := facts.new()) is not None:
+            unasked.append(fresh)
+            lead, value = statement(fresh)
             add(lead, 0.3)
             add(value, 0.1)
             add(".", 1.0)

@@ -40,27 +40,23 @@ void run_step(const Decoder& decoder, Backend& backend, Scratch& scratch, const 
 
 size_t measure_scratch(Decoder& decoder, Backend& dry) {
     const CacheOptions& o = decoder.options();
-    const int64_t n_ctx = o.n_ctx, batch = std::min<int64_t>(o.n_batch, n_ctx);
-    const int64_t seqs = std::min<int64_t>(o.n_seqs, o.n_batch);
-    const int64_t few = std::min<int64_t>(decoder.config().head_dim, batch);  // the longest absorbed part
-    // Token counts of the sequences in each kind of step; every sequence's context is full.
-    std::vector<std::vector<int64_t>> steps = {{batch}, {few}, std::vector<int64_t>(seqs, 1)};
-    if (seqs > 1) {
-        steps.push_back(std::vector<int64_t>(seqs, std::min(n_ctx, std::max<int64_t>(1, o.n_batch / seqs))));
-        for (const int64_t share : {few, int64_t(1)}) {
-            std::vector<int64_t> mixed(seqs, 0);
-            int64_t left = o.n_batch;
-            for (size_t i = 1; i < mixed.size() && left > share; ++i, left -= share) mixed[i] = share;
-            mixed[0] = std::min(left, n_ctx);
-            std::erase(mixed, 0);
-            steps.push_back(mixed);
-        }
-    }
+    const int64_t tokens = std::min<int64_t>(o.n_batch, o.n_ctx * o.n_seqs);
+    const int64_t longest = std::min<int64_t>(o.n_batch, o.n_ctx);  // of one sequence
+    const int64_t absorbed = std::min<int64_t>(decoder.config().head_dim, tokens);
+    struct Extreme {
+        int64_t n, cached;
+    };
+    // Attention takes a step part by part (cache/modes), and what a part needs grows with its tokens and with
+    // the rows it reads. So each of these has all tokens a step can have, but as its only part the largest of
+    // one kind: materialised, the same with nothing stored (then also short ones), absorbed. No legal step
+    // needs more, though not every one of these is legal itself.
+    const Extreme extremes[] = {{longest, o.n_ctx - 1}, {longest, 0}, {absorbed, o.n_ctx - 1}};
     Scratch scratch;
-    for (const std::vector<int64_t>& counts : steps) {
-        Step step;
-        for (const int64_t n : counts) step.add_sequence(n, n_ctx - n, nullptr);
-        step.tokens = step.slots = step.outputs = step.positions;
+    Step step;
+    step.tokens.resize(tokens);
+    step.positions = step.slots = step.outputs = step.tokens;
+    for (const auto& [n, cached] : extremes) {
+        step.sequences = {{.n_queries = int(n), .position = cached, .end = cached}};
         run_step(decoder, dry, scratch, step, nullptr);
     }
     return scratch.peak();

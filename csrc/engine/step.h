@@ -18,7 +18,8 @@ struct Step {
 /// Runs a step; logits rows of step.outputs go to `out` (host memory), one after another.
 void run_step(const Decoder& decoder, Backend& backend, Scratch& scratch, const Step& step, float* out);
 
-/// Bytes of scratch the largest steps need: runs them on a dry backend.
+/// Bytes of scratch that no step exceeds: runs the largest on a dry backend, whose workspace afterwards is
+/// what no step exceeds either.
 size_t measure_scratch(Decoder& decoder, Backend& dry);
 
 }  // namespace slimrt

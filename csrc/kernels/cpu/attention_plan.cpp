@@ -37,24 +37,65 @@ Span visible(Span span, int64_t first, int64_t last, int64_t window) {
     return span;
 }
 
+/// How many equal parts the work is worth being split into.
+int64_t shares_of(int n_threads) { return n_threads == 1 ? 1 : int64_t(n_threads) * kPartsPerThread; }
+
 size_t aligned(size_t floats) { return (floats + 15) / 16 * 16; }
 
 }  // namespace
 
-AttentionPlan::AttentionPlan(const AttentionArgs& args, int n_threads)
-    : n_groups(common_groups(args)), heads_per_group(args.n_heads / n_groups) {
+AttentionPlan::AttentionPlan(const AttentionArgs& args)
+    : n_groups(common_groups(args)), heads_per_group(args.n_heads / n_groups) {}
+
+AttentionPlan::AttentionPlan(const AttentionArgs& args, int n_threads) : AttentionPlan(args) {
     for (const AttentionSequence& sequence : args.sequences) add_jobs(args, sequence);
     split(n_threads);
-    lay_out(args, n_threads);
+    size_t pairs = 0;  // (head, query)
+    int parts = 0;
+    for (const AttentionJob& job : jobs) {
+        pairs = std::max<size_t>(pairs, job.n_groups * heads_per_group * job.n_queries);
+        parts = std::max(parts, job.n_parts);
+    }
+    lay_out(args, pairs, parts);
+    floats = scratch.size * n_threads;
+    for (AttentionJob& job : jobs) {
+        if (job.n_parts > 1) job.states = std::exchange(floats, floats + job.n_parts * state.size);
+    }
+}
+
+size_t AttentionPlan::most_floats(const AttentionArgs& args, int n_threads) {
+    int queries = 0;
+    int64_t rows = 0;
+    for (const AttentionSequence& s : args.sequences) {
+        queries = std::max(queries, s.n_queries);
+        rows = std::max(rows, s.end - s.begin + (s.fresh ? s.n_queries : 0));
+    }
+    AttentionPlan plan(args);
+    size_t pairs = 0;
+    for (const int n : {std::min(queries, kFewQueries), queries}) {
+        const JobShape job = plan.shape(args, n);
+        pairs = std::max<size_t>(pairs, job.heads * std::min(job.queries, n));
+    }
+    // A split job has less than twice the parts that its rows are shares, and the rows of all jobs are at
+    // most shares_of() shares.
+    const int64_t shares = rows > kMinPartRows ? shares_of(n_threads) : 1;
+    plan.lay_out(args, pairs, shares);
+    return plan.scratch.size * n_threads + (shares == 1 ? 0 : (2 * shares - 1) * plan.state.size);
+}
+
+/// Of the jobs of a sequence: all groups in one or one each, and at most how many queries.
+AttentionPlan::JobShape AttentionPlan::shape(const AttentionArgs& args, int n_queries) const {
+    const bool few = n_queries <= kFewQueries;
+    const int groups = few ? n_groups : 1, heads = groups * heads_per_group;
+    const int64_t most = std::max<int64_t>(1, kMaxValueFloats / (heads * widest_row(args)));
+    const int queries = few ? n_queries : std::max(1, kRowsOfQueries / heads);
+    return {groups, heads, static_cast<int>(std::min<int64_t>(queries, most))};
 }
 
 /// The last queries come first: they see most.
 void AttentionPlan::add_jobs(const AttentionArgs& args, const AttentionSequence& sequence) {
     const int n = sequence.n_queries;
-    const bool few = n <= kFewQueries;
-    const int groups_of_job = few ? n_groups : 1, heads = groups_of_job * heads_per_group;
-    const int64_t most = std::max<int64_t>(1, kMaxValueFloats / (heads * widest_row(args)));
-    const int queries = std::min<int64_t>(few ? n : std::max(1, kRowsOfQueries / heads), most);
+    const auto [groups_of_job, heads, queries] = shape(args, n);
     for (int tile = (n + queries - 1) / queries; tile-- > 0;) {
         AttentionJob job{};
         job.sequence = &sequence;
@@ -75,7 +116,7 @@ void AttentionPlan::add_jobs(const AttentionArgs& args, const AttentionSequence&
 void AttentionPlan::split(int n_threads) {
     int64_t total = 0;
     for (const AttentionJob& job : jobs) total += job.stored.size() + job.fresh.size();
-    const int64_t shares = n_threads == 1 ? 1 : n_threads * kPartsPerThread;
+    const int64_t shares = shares_of(n_threads);
     const int64_t share = std::max(kMinPartRows, (total + shares - 1) / shares);
     for (size_t i = 0; i < jobs.size(); ++i) {
         const int64_t size = jobs[i].stored.size() + jobs[i].fresh.size();
@@ -84,13 +125,8 @@ void AttentionPlan::split(int n_threads) {
     }
 }
 
-void AttentionPlan::lay_out(const AttentionArgs& args, int n_threads) {
-    size_t pairs = 0;  // (head, query)
-    int parts = 0;
-    for (const AttentionJob& job : jobs) {
-        pairs = std::max<size_t>(pairs, job.n_groups * heads_per_group * job.n_queries);
-        parts = std::max(parts, job.n_parts);
-    }
+/// Scratch and state for at most this many (head, query) pairs and parts in a job.
+void AttentionPlan::lay_out(const AttentionArgs& args, size_t pairs, size_t parts) {
     int64_t width = 1;  // the widest rows of a group
     const auto widen_for = [&](const auto& term) {
         width = std::max<int64_t>(width, int64_t(term.n_heads) / n_groups * term.dim);
@@ -115,12 +151,6 @@ void AttentionPlan::lay_out(const AttentionArgs& args, int n_threads) {
     scratch.weights = take(parts);
     scratch.state = take(state.size);
     scratch.size = end;
-
-    end = scratch.size * n_threads;
-    for (AttentionJob& job : jobs) {
-        if (job.n_parts > 1) job.states = take(job.n_parts * state.size);
-    }
-    floats = end;
 }
 
 }  // namespace slimrt::cpu

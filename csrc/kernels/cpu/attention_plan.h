@@ -51,6 +51,11 @@ struct AttentionState {
 struct AttentionPlan {
     AttentionPlan(const AttentionArgs& args, int n_threads);
 
+    /// At least the `floats` of any call with the terms of `args` whose sequences each have no more queries
+    /// and rows than the longest of args'. How often jobs are split depends on all sequences together, so no
+    /// single call is the largest.
+    static size_t most_floats(const AttentionArgs& args, int n_threads);
+
     int n_groups;         // what the heads divide into without sharing a row between groups
     int heads_per_group;  // query heads
     int tile;             // rows read at once
@@ -61,9 +66,15 @@ struct AttentionPlan {
     size_t floats;  // of workspace
 
   private:
+    struct JobShape {
+        int n_groups, heads, queries;
+    };
+
+    explicit AttentionPlan(const AttentionArgs& args);
+    JobShape shape(const AttentionArgs& args, int n_queries) const;
     void add_jobs(const AttentionArgs& args, const AttentionSequence& sequence);
     void split(int n_threads);
-    void lay_out(const AttentionArgs& args, int n_threads);
+    void lay_out(const AttentionArgs& args, size_t pairs, size_t parts);
 };
 
 /// Floats from one row to the next in scratch: whole vectors, and not a multiple of a page, whose rows would

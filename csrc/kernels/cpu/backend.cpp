@@ -41,7 +41,7 @@ Buffer CpuBackend::alloc(MemoryKind kind, size_t bytes, const char* what) {
 }
 
 void CpuBackend::upload(Tensor to, const void* from, size_t bytes) {
-    if (!dry()) std::memcpy(to.data, from, bytes);
+    if (!dry() && bytes > 0) std::memcpy(to.data, from, bytes);
 }
 
 void CpuBackend::download(void* to, Tensor from, size_t bytes) {
@@ -176,6 +176,10 @@ void CpuBackend::load(const Rows& rows, const int32_t* table, int64_t begin, int
 }
 
 void CpuBackend::attention(const AttentionArgs& args) {
+    if (dry()) {  // the planner asks for what no call like this one will exceed
+        workspace_of(AttentionPlan::most_floats(args, n_threads_) * sizeof(float));
+        return;
+    }
     const AttentionPlan plan(args, n_threads_);
     float* const floats = reinterpret_cast<float*>(workspace_of(plan.floats * sizeof(float)));
     const AttentionRun attention(isa_, args, plan, floats);
