@@ -154,6 +154,7 @@ TENSORS = {
     "unknown bias": ({"blk.1.attn_norm.bias": np.ones(32, np.float32)}, slimrt.UnsupportedError, "attn_norm.bias"),
     "a layer too many": ({"blk.2.attn_q.weight": half(32, 32)}, slimrt.UnsupportedError, "blk.2.attn_q.weight"),
     "integer weights": ({"blk.0.attn_q.weight": np.ones((32, 32), np.int32)}, slimrt.SlimrtError, "blk.0.attn_q"),
+    "rope factor 0": ({"rope_freqs.weight": np.zeros(4, np.float32)}, slimrt.ModelFormatError, "no finite angle"),
     "rope factors": ({"rope_freqs.weight": np.ones(3, np.float32)}, slimrt.ModelFormatError, "rope_freqs.weight"),
 }
 
@@ -198,6 +199,8 @@ METADATA = {
     "no factor": {"rope.scaling.type": "linear", "rope.scaling.factor": 0.0},
     "factor not a number": {"rope.scaling.type": "yarn", "rope.scaling.factor": float("nan")},
     "longrope without factors": {"rope.scaling.type": "longrope"},
+    "no logarithm": {"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0, "rope.scaling.yarn_beta_fast": -1.0},
+    "cos times infinity": {"rope.scaling.type": "yarn", "rope.scaling.attn_factor": 3e38, "rope.scaling.factor": 1e9},
     "wide head": {"attention.key_length": 2**30},
     "values unlike keys": {"attention.key_length": 8, "attention.value_length": 4},
 }
@@ -260,7 +263,15 @@ def test_weights_that_are_not_numbers_neither_crash_nor_hang(value, tmp_path):
 
 @pytest.mark.parametrize(
     "options",
-    [{"n_ctx": -1}, {"n_batch": 0}, {"n_batch": -5}, {"n_seqs": 0}, {"n_seqs": -1}, {"n_threads": -1}],
+    [
+        {"n_ctx": -1},
+        {"n_batch": 0},
+        {"n_batch": -5},
+        {"n_seqs": 0},
+        {"n_seqs": -1},
+        {"n_threads": -1},
+        {"n_ctx": 1, "n_seqs": 2**24},
+    ],
     ids=str,
 )
 def test_arguments_out_of_range(options, model):

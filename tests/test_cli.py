@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -166,6 +167,46 @@ def test_a_reader_that_goes_away(tiny):
     process.stderr.close()
 
 
+@pytest.mark.parametrize("arguments", [("plan", "{tiny}", "--json"), ("--version",)])
+def test_output_that_nobody_takes(tiny, arguments):
+    # Buffered, as without PYTHONUNBUFFERED: a short result meets the pipe or the disk only when it is flushed.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    arguments = [argument.format(tiny=tiny) for argument in arguments]
+    process = command(*arguments, env=environment)
+    process.stdout.close()
+    assert (process.wait(timeout=60), process.stderr.read()) == (141, b"")
+    process.stderr.close()
+    with open("/dev/full", "wb") as full:
+        process = command(*arguments, stdout=full, env=environment)
+        assert process.communicate(timeout=60)[1] == b"slimrt: error: No space left on device\n"
+        assert process.returncode == 1
+
+
+def test_closed_streams(tiny):
+    line = '"$0" -m slimrt plan "$1"'
+    for closed in (">&-", ">&- 2>&-", "<&-"):
+        process = subprocess.run(["sh", "-c", f"{line} {closed}", sys.executable, tiny], capture_output=True)
+        assert (process.returncode, process.stderr) == (0, b"")
+    line = f'"$0" -m slimrt generate "$1" -n 2 --temp 0 -p "{PROMPT}" -v 2>&-'
+    process = subprocess.run(["sh", "-c", line, sys.executable, tiny], capture_output=True, text=True)
+    assert process.returncode == 0 and process.stdout.startswith(PROMPT) and "slimrt:" not in process.stdout
+
+
+def test_a_session_file_is_checked_before_the_work(run, tiny, tmp_path):
+    for target, said in ((tmp_path / "none" / "s", "no such directory"), (tmp_path, "is a directory"),
+                         (os.devnull, "not a plain file"), (tiny, "would replace the model")):  # fmt: skip
+        code, out, err = run("generate", tiny, "-p", PROMPT, "--save-session", target)
+        assert (code, out) == (1, "") and said in err
+
+
+def test_a_session_file_with_broken_tokens(run, tiny, tmp_path):
+    for tokens in ({}, {"tokens": 5}, {"tokens": ["a"]}, {"tokens": [1.5]}):
+        header = json.dumps({"version": 1, "bytes": 0} | tokens).encode()
+        (tmp_path / "s").write_bytes(b"SLIMRTSE" + len(header).to_bytes(8, "little") + header)
+        code, out, err = run("generate", tiny, "-p", PROMPT, "--load-session", tmp_path / "s")
+        assert (code, out) == (1, "") and "the header of this session file is broken" in err
+
+
 # ---------------------------------------------------------------- chat
 def test_chat_over_a_pipe(run, tiny, typed, tmp_path):
     saved = tmp_path / "chat.json"
@@ -256,6 +297,18 @@ def test_convert_then_load_without_folding(run, tiny, tmp_path):
     assert report
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_convert_leaves_nothing(tmp_path, number):
+    big = write_tiny(tmp_path / "big.gguf", d=512, n_layers=24)
+    process = command("convert", big, "-o", tmp_path / "k.gguf", "--cache", "k", "--calibration", "none")
+    while process.poll() is None and not list(tmp_path.glob(".k.gguf.*")):
+        time.sleep(0.005)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, out, err) == (128 + number, b"", b"")
+    assert os.listdir(tmp_path) == ["big.gguf"]
+
+
 # ---------------------------------------------------------------- flags, errors
 @pytest.mark.parametrize(
     ("arguments", "said"),
@@ -338,6 +391,17 @@ def test_twins_in_the_environment(run, tiny, monkeypatch):
     monkeypatch.setenv("SLIMRT_VERBOSE", "1")
     monkeypatch.setenv("SLIMRT_STOP", "e")
     assert "first token" in run("generate", tiny, "-p", PROMPT)[2]
+    monkeypatch.setenv("SLIMRT_JSON", "maybe")
+    code, _, err = run("plan", tiny)
+    assert code == 2 and "SLIMRT_JSON is 'maybe'" in err
+
+
+def test_a_repeated_flag_wins_over_its_twin(run, tiny, monkeypatch):
+    arguments = ("generate", tiny, "-p", PROMPT, "-n", 20, "--temp", 0, "--no-echo", "--ignore-eos")
+    whole = run(*arguments)[1]
+    monkeypatch.setenv("SLIMRT_STOP", whole[3])
+    assert run(*arguments)[1] == whole.partition(whole[3])[0] + "\n"
+    assert run(*arguments, "--stop", "0123", "--stop", "4567")[1] == whole
 
 
 def test_colour_only_on_a_terminal_that_wants_it(monkeypatch):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import shutil
 import signal
@@ -18,6 +19,7 @@ import slimrt
 from conftest import GOLDEN
 from slimrt.tools import convert as tool
 from test_convert import values_of
+from tiny_model import write_tiny
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt(), MemoryError()])
@@ -58,8 +60,53 @@ def test_a_write_that_fails_leaves_nothing(convert, tmp_path):
 
     command = [sys.executable, "-c", RUN, convert(GOLDEN / "llama_mha"), tmp_path / "out.gguf"]
     done = subprocess.run(command, preexec_fn=limit_files, capture_output=True, text=True)
-    assert done.returncode == 1 and "OSError" in done.stderr
+    assert done.returncode == 1 and f"'{tmp_path / 'out.gguf'}'" in done.stderr.splitlines()[-1]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_short_write_names_the_file(convert, tmp_path, monkeypatch):
+    def write(writer, tensor):
+        raise OSError("589824 requested and 49968 written")  # what NumPy makes of a full disk
+
+    monkeypatch.setattr(gguf.GGUFWriter, "write_tensor_data", write)
+    with pytest.raises(OSError, match="not written completely.*out.gguf"):
+        tool.convert(convert(GOLDEN / "llama_mha"), tmp_path / "out.gguf", progress=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_plain_file_is_never_replaced(convert, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for target in (tmp_path / "pipe", Path(os.devnull)):
+        with pytest.raises(OSError, match="not a plain file"):
+            tool.convert(convert(GOLDEN / "llama_mha"), target, progress=False)
+        assert not target.is_file() and target.exists()
+
+
+def test_what_would_fail_in_the_end_fails_at_once(convert, tmp_path, monkeypatch):
+    source, out, binary = convert(GOLDEN / "llama_mha"), tmp_path / "out.gguf", tmp_path / "binary"
+    binary.write_bytes(b"\xff\xfe")
+    monkeypatch.setattr(tool, "source_hash", lambda *arguments: pytest.fail("read the whole source"))
+    for options, error, said in [
+        ({"cache": "kk"}, ValueError, "unknown cache mode"),
+        ({"cache": "v"}, slimrt.CacheUnsupportedError, "layer 0"),
+        ({"verify": tmp_path / "none"}, FileNotFoundError, "none: no such text file"),
+        ({"cache": "k", "calibration": tmp_path / "none"}, FileNotFoundError, "none: no such text file"),
+        ({"cache": "kv", "calibration": binary}, ValueError, "this conversion has none"),
+    ]:
+        with pytest.raises(error, match=said):
+            tool.convert(source, out, progress=False, **options)
+        assert list(tmp_path.iterdir()) == [binary]
+
+
+def test_a_named_text_is_used_or_refused(convert, tmp_path):
+    source, text = convert(GOLDEN / "llama_mha"), tmp_path / "text"  # this model has no tokenizer
+    text.write_text("abc")
+    with pytest.raises(slimrt.UnsupportedError, match="text cannot be measured on.*the GGUF has no tokenizer"):
+        tool.convert(source, tmp_path / "out.gguf", cache="k", calibration=text, progress=False)
+    tiny = write_tiny(tmp_path / "tiny.gguf")
+    text.write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match="text: not UTF-8 text"):
+        tool.convert(tiny, tmp_path / "out.gguf", cache="k", calibration=text, progress=False)
 
 
 def test_ctrl_c_leaves_nothing(convert, tmp_path):

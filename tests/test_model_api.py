@@ -282,6 +282,14 @@ def test_a_callback_must_not_use_the_model(model):
         ({"seed": -1}, ValueError, "seed"),
         ({"stop": ["a", ""]}, ValueError, "stop string"),
         ({"length_penalty": 1.0}, TypeError, "length_penalty"),
+        ({"max_tokens": 2.5}, TypeError, "max_tokens must be a whole number"),
+        ({"max_tokens": None}, TypeError, "max_tokens must be a whole number"),
+        ({"temperature": "hot"}, TypeError, "temperature must be a number"),
+        ({"seed": 1.5}, TypeError, "seed must be a whole number"),
+        ({"stop": None}, TypeError, "stop must be text"),
+        ({"stop": ["a", 3]}, TypeError, "stop must be text"),
+        ({"on_progress": 3}, TypeError, "on_progress must be a function"),
+        ({"session": 3}, TypeError, "session must be one that"),
     ],
 )
 def test_bad_options(model, options, error, message):
@@ -384,6 +392,24 @@ def test_forks_are_independent(tiny):
             again = one.append([7])
         one.truncate(one.length - 1)
         assert np.array_equal(one.append([7]), again)
+
+
+def test_a_session_notes_its_tokens_before_other_threads_may_use_it(tiny):
+    """Else the other thread takes the new rows for left-overs of a Ctrl-C, and drops them."""
+    with slimrt.Model(tiny, n_ctx=64) as model, model.session() as session:
+
+        class Watched(list):
+            def extend(self, ids):
+                free = []
+                thread = threading.Thread(target=lambda: free.append(session.runtime.lock.acquire(blocking=False)))
+                thread.start()
+                thread.join()
+                assert free == [False]
+                super().extend(ids)
+
+        session._tokens = Watched()
+        session.append([BOS, EOS])
+        assert session.tokens == (BOS, EOS)
 
 
 def test_sessions_that_are_dropped_give_their_rows_back(tiny):
@@ -558,6 +584,14 @@ def test_too_little_memory_is_said_before_the_fold(tiny, monkeypatch):
         ({"memory_limit": "lots"}, ValueError, "not a size"),
         ({"n_ctx": -1}, ValueError, "n_ctx"),
         ({"sparse_threshold": 0.1}, TypeError, "sparse_threshold"),
+        ({"n_ctx": 1.5}, TypeError, "n_ctx must be a whole number"),
+        ({"n_threads": "all"}, TypeError, "n_threads must be a whole number"),
+        ({"seed": "abc"}, TypeError, "seed must be a whole number"),
+        ({"cache": []}, ValueError, "cache must be a mode"),
+        ({"cache": 5}, ValueError, "cache must be a mode"),
+        ({"cache": ["kv", None]}, slimrt.UnsupportedError, "'None'"),
+        ({"cache_type": None}, slimrt.UnsupportedError, "f32, f16, bf16"),
+        ({"device": None}, slimrt.UnsupportedError, "auto, cpu"),
     ],
 )
 def test_bad_arguments(tiny, arguments, error, message):

@@ -23,9 +23,18 @@ TEMPLATE = (
 )
 
 
-def write_tiny(path: Path, *, arch: str = "llama", n_kv_heads: int = 0, n_ctx: int = 256, seed: int = 0) -> Path:
-    """A model of two layers, d 32, four heads; its text is letters and bytes."""
-    shape = Shape(d=32, n_layers=2, n_heads=4, n_ctx=n_ctx, n_kv_heads=n_kv_heads, n_vocab=len(TOKENS), arch=arch)
+def write_tiny(
+    path: Path,
+    *,
+    arch: str = "llama",
+    d: int = 32,
+    n_layers: int = 2,
+    n_kv_heads: int = 0,
+    n_ctx: int = 256,
+    seed: int = 0,
+) -> Path:
+    """A model of four heads; its text is letters and bytes."""
+    shape = Shape(d=d, n_layers=n_layers, n_heads=4, n_ctx=n_ctx, n_kv_heads=n_kv_heads, n_vocab=len(TOKENS), arch=arch)
     writer, random = header(path, shape), np.random.default_rng(seed)
     kinds = gguf.TokenType
     writer.add_tokenizer_model("llama")

@@ -10,6 +10,7 @@ import numpy as np
 
 from slimrt import progress as bars
 from slimrt.errors import UnsupportedError
+from slimrt.files import decode_text
 from slimrt.tokenizer import Tokenizer
 
 from .fold import Attention, projections
@@ -26,14 +27,17 @@ def text_ids(gguf: Path, text: str | os.PathLike[str] | None) -> np.ndarray | No
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is empty.
+        ValueError: it is empty, or not UTF-8.
+        UnsupportedError: a text is named, and the model has no tokenizer for it.
     """
     try:
         tokenizer = Tokenizer(gguf)
-    except UnsupportedError:
-        return None
+    except UnsupportedError as error:
+        if text is None:
+            return None
+        raise UnsupportedError(f"{text} cannot be measured on, for want of a tokenizer: {error}") from error
     path = DEFAULT_TEXT if text is None else Path(text)
-    ids = tokenizer.encode(path.read_text("utf-8", errors="replace"))
+    ids = tokenizer.encode(decode_text(path.read_bytes(), str(path)))
     if not ids:
         raise ValueError(f"{path}: no text")
     return np.array(ids, np.int32)

@@ -27,9 +27,7 @@ def objects(build: Path) -> dict[Path, str]:
 
 def strangers(path: Path, isa: str) -> list[str]:
     """Global, weak and unique symbols that `path` defines outside slimrt::cpu::<isa>."""
-    listing = subprocess.run(
-        ["nm", "--defined-only", path], check=True, capture_output=True, text=True
-    ).stdout
+    listing = subprocess.run(["nm", "--defined-only", path], check=True, capture_output=True, text=True).stdout
     own = re.compile(rf"_Z(?:Z|TV|TI|TS|GV)*NK?6slimrt3cpu{len(isa)}{isa}")
     shared = []
     for line in listing.splitlines():

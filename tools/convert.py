@@ -17,6 +17,7 @@ from gguf.gguf_writer import GGUFValue
 
 from slimrt import progress as bars
 from slimrt.errors import UnsupportedError
+from slimrt.files import check_target, writing
 
 from .calibrate import text_ids, text_moments
 from .fold import FOLDED, Attention, Fold, each_fold, fold_value_bias, stored
@@ -31,6 +32,8 @@ FORMAT_VERSION = 1  # of the keys under "slimrt."
 _CONVERTER = 1  # raise it when the same directory converts to other bytes: cached files are made again
 _KEPT_KEY = "slimrt.activation"  # says what the model is, not how it was converted
 _MODEL_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja")
+
+_Text = str | os.PathLike[str] | None
 
 
 def convert(
@@ -54,9 +57,11 @@ def convert(
         cache: the cache mode to fold for ("kv", "k", "v", "x"); None: only convert.
         cache_type: element type the cache will have ("f32", "f16", "bf16"); the report's warnings are about it.
         outtype: type of the weight matrices, a key of `slimrt.tools.quantize.OUT_TYPES`; None: as in the source.
-        calibration: a text file for predicting the fold's error; None: the built-in text; "none": no text.
+        calibration: a text file for predicting the fold's error (modes "k" and "v"); None: the built-in text, if the
+            model has a tokenizer; "none": no text.
         exact: fold without a residual. The only way so far.
-        verify: compare logits of source and result on a text file; True or "": on the built-in text.
+        verify: compare logits of source and result on a text file; True or "": on the built-in text (on arbitrary
+            tokens when the model has no tokenizer).
         progress: show bars on stderr, when that is a terminal.
         overwrite: replace an existing file.
 
@@ -64,7 +69,7 @@ def convert(
         What was written, and what it will cost.
 
     Raises:
-        ValueError: an unknown mode or type, or out is the source.
+        ValueError: an unknown mode or type, a text that is not UTF-8 or has no use, or out is the source.
         FileExistsError: out exists and overwrite is false.
         CacheUnsupportedError: the mode is not exact for this model; names the layer, the reason, and legal modes.
         ModelFormatError, UnsupportedError: the source is broken, or something in it is not handled; by name.
@@ -72,11 +77,14 @@ def convert(
     """
     source, target, show = Path(src), Path(out), progress and bars.wanted(None)
     _check(source, target, cache_type, outtype, exact, overwrite)
+    _check_texts(cache, calibration, verify)
     model, warnings = read_model(source)
     if outtype is not None:
         model, more = requantise(model, outtype)
         warnings += more
     attention = Attention.of(model)
+    if cache is not None:
+        attention.require(cache)
     metadata = {
         "slimrt.format_version": uint32(FORMAT_VERSION),
         "slimrt.source_hash": string(source_hash(source, show)),
@@ -84,7 +92,6 @@ def convert(
     layers, basis = [LayerReport(layer, cache or "kv") for layer in range(attention.n_layers)], "none"
     with _spool(target) as spool:
         if cache is not None:
-            attention.require(cache)
             model = fold_value_bias(model, attention)
             metadata["slimrt.cache.modes"] = array([cache] * attention.n_layers, GGUFValueType.STRING)
         if cache in FOLDED:
@@ -109,14 +116,22 @@ def _check(source: Path, target: Path, cache_type: str, outtype: str | None, exa
         raise UnsupportedError("folding with a residual (k+r) is not there yet; exact=True folds without one")
     if not source.exists():
         raise FileNotFoundError(f"{source}: no such file or directory")
-    if not target.parent.is_dir():
-        raise FileNotFoundError(f"{target.parent}: no such directory")
-    if target.is_dir():
-        raise IsADirectoryError(f"{target} is a directory; name the GGUF file to write")
+    check_target(target)
     if target.exists() and (target.samefile(source) or not overwrite):
         if target.samefile(source):
             raise ValueError(f"{target} is the source itself; write to another file")
         raise FileExistsError(f"{target} exists")
+
+
+def _check_texts(cache: str | None, calibration: _Text, verify: bool | _Text) -> None:
+    if calibration not in (None, "none") and cache not in FOLDED:
+        raise ValueError(
+            f"calibration is for the folds of cache modes {' and '.join(FOLDED)}, and this conversion has none"
+        )
+    texts = (None if calibration == "none" else calibration, None if isinstance(verify, bool) else verify)
+    for text in texts:
+        if text and not Path(text).is_file():
+            raise FileNotFoundError(f"{text}: no such text file")
 
 
 def read_model(source: Path) -> tuple[ModelData, list[str]]:
@@ -143,7 +158,7 @@ def read_model(source: Path) -> tuple[ModelData, list[str]]:
 @contextmanager
 def _spool(target: Path) -> Iterator[Path]:
     """A folder beside the target for what is computed before the header can be written; gone afterwards."""
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
+    with writing(target), tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
         yield Path(folder)
 
 
@@ -164,10 +179,9 @@ def _fold(
     def keep(fold: Fold) -> None:
         at = moments[fold.layer] if moments else isotropic_moments(model, fold)
         layers.append(LayerReport(fold.layer, mode, fold.cond, predicted_errors(fold, at)))
-        file = spool / f"{fold.layer}.npy"
-        np.save(file, stored(fold))
-        name, shape = f"blk.{fold.layer}.{FOLDED[mode]}", fold.weight.T.shape
-        folds.append(Tensor(name, shape, F32, lambda: np.load(file, mmap_mode="r").view(np.uint8)))
+        file, name, shape = spool / str(fold.layer), f"blk.{fold.layer}.{FOLDED[mode]}", fold.weight.T.shape
+        file.write_bytes(stored(fold).data)
+        folds.append(Tensor(name, shape, F32, lambda: np.memmap(file, np.float32, "r", shape=shape).view(np.uint8)))
 
     each_fold(model, attention, mode, keep, show_progress=show)
     return model.with_tensors(*folds), layers, basis

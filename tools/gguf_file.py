@@ -5,12 +5,9 @@ from __future__ import annotations
 
 import errno
 import mmap
-import os
-import secrets
 import shutil
 import struct
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +18,7 @@ from gguf.gguf_writer import GGUFValue
 
 from slimrt import progress as bars
 from slimrt.errors import ModelFormatError, UnsupportedError
+from slimrt.files import written_beside
 
 F32 = GGMLQuantizationType.F32
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -193,19 +191,6 @@ def read_gguf(path: Path) -> ModelData:
         )
 
     return ModelData(metadata, {row[0]: stored(*row) for row in found})
-
-
-@contextmanager
-def written_beside(target: Path) -> Iterator[Path]:
-    """A path to write to, that becomes `target` when all went well and vanishes when anything did not."""
-    partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
-    try:
-        yield partial
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(partial, target)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def write_gguf(path: Path, model: ModelData, *, show_progress: bool) -> None:

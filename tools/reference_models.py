@@ -36,7 +36,7 @@ class Config:
 
 CONFIGS = {
     "llama": Config(
-        name="tale-llama", arch="llama", d_model=256, n_layers=4, n_heads=4, d_ff=640, n_ctx=2048, steps=1800,
+        name="tale-llama", arch="llama", d_model=256, n_layers=4, n_heads=4, d_ff=640, n_ctx=2048, steps=1300,
         phases=((0.12, 128, 32), (0.1, 256, 16), (0.13, 512, 8), (0.35, 1024, 4), (0.3, 2048, 2)), lookup_share=0.5,
         rope_base=500000.0,  # with 10000, too few dimensions keep still over 1000 tokens to tell 400 words apart
     ),

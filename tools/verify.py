@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from slimrt import progress as bars
+from slimrt.generate import log_softmax
 
 from .report import VerifyReport
 
@@ -57,7 +58,7 @@ def _decode(path: Path, ids: np.ndarray, cache: str, cache_type: str, update: Ca
 
 def difference(got: np.ndarray, wanted: np.ndarray) -> VerifyReport:
     """Compare logits [rows, vocab], float64."""
-    log_p, log_q = _log_softmax(wanted), _log_softmax(got)
+    log_p, log_q = log_softmax(wanted), log_softmax(got)
     largest = float(np.abs(got - wanted).max())
     return VerifyReport(
         tokens=len(wanted),
@@ -66,9 +67,3 @@ def difference(got: np.ndarray, wanted: np.ndarray) -> VerifyReport:
         kl=float((np.exp(log_p) * (log_p - log_q)).sum(axis=1).mean()),
         same_top=float((got.argmax(axis=1) == wanted.argmax(axis=1)).mean()),
     )
-
-
-def _log_softmax(logits: np.ndarray) -> np.ndarray:
-    shifted = logits - logits.max(axis=1, keepdims=True)
-    result: np.ndarray = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-    return result

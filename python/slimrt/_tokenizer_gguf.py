@@ -136,8 +136,10 @@ def build(fields: Mapping[str, Any]) -> Vocabulary:
     ggml = _Fields(fields)
     model = ggml.text("model")
     if model not in _MODELS:
-        what = "has no tokenizer (tokenizer.ggml.model)" if model is None else f"unknown tokenizer model {model!r}"
-        raise UnsupportedError(f"the GGUF {what}; supported: {', '.join(_MODELS)} (SentencePiece, BPE, unigram)")
+        what = "no tokenizer" if model in (None, "no_vocab") else f"the unknown tokenizer {model!r}"
+        raise UnsupportedError(
+            f"the GGUF has {what} (tokenizer.ggml.model); supported: {', '.join(_MODELS)} (SentencePiece, BPE, unigram)"
+        )
     tokens = ggml.strings("tokens")
     types = ggml.numbers("token_type", len(tokens), default=_Type.NORMAL)
     special_ids = _special_ids(ggml, tokens, types, sentencepiece=model != "gpt2")

@@ -6,13 +6,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slimrt import _core, progress
+from slimrt.arguments import real, whole
+from slimrt.closing import Closing
 from slimrt.errors import ContextOverflowError, UnsupportedError
 from slimrt.results import CacheUse, Generation, Timings, TokenLogprob, Usage
 from slimrt.runtime import Runtime
@@ -44,7 +45,13 @@ class GenerateOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Options:
-    """The same with their defaults, checked."""
+    """The same with their defaults, checked.
+
+    Raises:
+        UnsupportedError: num_beams > 1.
+        ValueError, TypeError: an option out of its range (the sampler's own are checked in sampler()), or of a wrong
+            kind.
+    """
 
     max_tokens: int = 128
     temperature: float = 0.8
@@ -61,19 +68,34 @@ class Options:
     on_progress: OnProgress | None = None
 
     def __post_init__(self) -> None:
+        self._check_kinds()
         if self.num_beams != 1:
             raise UnsupportedError(
                 f"num_beams={self.num_beams}: beam search is not supported; what is: num_beams=1 with temperature=0 "
                 "(greedy), or sampling with temperature, top_k, top_p and min_p"
             )
         if self.max_tokens < -1:
-            raise ValueError(f"max_tokens must be -1 (no limit but the context) or more, got {self.max_tokens}")
+            raise ValueError(f"max_tokens (-n) must be -1 (no limit but the context) or more, got {self.max_tokens}")
         if self.logprobs < 0:
             raise ValueError(f"logprobs must not be negative, got {self.logprobs}")
         if self.seed is not None and not 0 <= self.seed < 1 << 63:
             raise ValueError(f"seed must be from 0 to 2^63 - 1, got {self.seed}")
         if "" in self.stops:
             raise ValueError("a stop string must not be empty")
+
+    def _check_kinds(self) -> None:
+        for name in ("max_tokens", "top_k", "logprobs", "num_beams"):
+            whole(name, getattr(self, name))
+        for name in ("temperature", "top_p", "min_p", "repeat_penalty"):
+            real(name, getattr(self, name))
+        if self.seed is not None:
+            whole("seed", self.seed)
+        if not isinstance(self.stop, Sequence) or not all(isinstance(stop, str) for stop in self.stops):
+            raise TypeError(f"stop must be text, or a sequence of texts, got {self.stop!r}")
+        for name in ("logits_processor", "on_progress"):
+            function = getattr(self, name)
+            if function is not None and not callable(function):
+                raise TypeError(f"{name} must be a function, got {function!r}")
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -287,7 +309,7 @@ class Run:
         return text + held
 
 
-def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+def log_softmax(logits: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
     """Natural logarithms of the probabilities, along the last axis, in float64."""
     shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
     result: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
@@ -349,7 +371,7 @@ def _append(runtime: Runtime, active: Sequence[Run]) -> NDArray[np.float32]:
         return append_together(runtime, items, on_progress=report)
 
 
-class Stream(Iterator[str]):
+class Stream(Closing, Iterator[str]):
     """Pieces of text as they are generated; `result` is the Generation so far, complete after the last piece.
 
     Close it (or use it as a context manager) to stop early and free its part of the cache.
@@ -371,11 +393,3 @@ class Stream(Iterator[str]):
 
     def close(self) -> None:
         self._steps.close()
-
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -6,7 +6,6 @@ import os
 import random
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Unpack, overload
 
 import numpy as np
@@ -14,10 +13,12 @@ from numpy.typing import NDArray
 
 from slimrt import runtime as _runtime
 from slimrt import score as _score
+from slimrt.arguments import unknown, whole
 from slimrt.asynchronous import iterate_in_thread, run_in_thread
+from slimrt.closing import Closing
 from slimrt.errors import UnsupportedError
 from slimrt.generate import GenerateOptions, Options, Run, Stream, run_together
-from slimrt.plan import CacheChoice, Planner, check_device, memory_limit_bytes, unknown
+from slimrt.plan import CacheChoice, Planner, check_device
 from slimrt.results import Generation, Score
 from slimrt.session import Session, TokenIds, as_ids, load_session
 from slimrt.source import ModelSource
@@ -27,7 +28,7 @@ Prompt = str | TokenIds
 Prompts = list[str] | list[list[int]]
 
 
-class Model:
+class Model(Closing):
     """A model, loaded and ready. Use it as a context manager, or close() it.
 
     It may be used from several threads: each call has the model to itself until it returns; a stream lets others in
@@ -56,7 +57,7 @@ class Model:
         UnsupportedError: an architecture, tensor type, cache mode, cache type or device that slimrt does not have.
         CacheUnsupportedError: a cache mode that is not legal for this model; said before anything slow begins.
         WontFitError: too little memory; its `options` would fit.
-        ValueError: an argument out of its range.
+        ValueError, TypeError: an argument out of its range, or of a wrong kind.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class Model:
             raise UnsupportedError(unknown("on_overflow", on_overflow, ["error"]))
         choice = CacheChoice.of(cache, cache_type, cache_type_k, cache_type_v)
         source = ModelSource.of(path, progress)
-        planner = Planner(source, memory_limit_bytes(memory_limit), n_seqs, n_batch, n_threads or 0)
+        planner = Planner.of(source, memory_limit, n_seqs, n_batch, n_threads)
         self._runtime = _runtime.load(
             source,
             choice,
@@ -92,7 +93,7 @@ class Model:
             memory_limit=0 if memory_limit is None else planner.limit,
             show_progress=progress,
         )
-        self._seeds = random.Random(seed)
+        self._seeds = random.Random(None if seed is None else whole("seed", seed))
         if verbose:
             _runtime.describe(self._runtime, self.memory())
 
@@ -168,6 +169,7 @@ class Model:
             ContextOverflowError: a prompt does not fit; nothing was computed.
             UnsupportedError: num_beams > 1, or text for a model without a tokenizer.
             ValueError: an option or a token id out of its range, or an empty prompt where the model has no BOS.
+            TypeError: an option of a wrong kind, or one that there is not.
         """
         return self._generate(prompt, session, options)
 
@@ -265,14 +267,6 @@ class Model:
         """Free all memory; waits for a call in progress. Using the model afterwards is a ValueError."""
         self._runtime.close()
 
-    def __enter__(self) -> Model:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         info = self._runtime.info
         modes = "/".join(sorted({layer["mode"] for layer in info["layers"]}))
@@ -301,6 +295,8 @@ class Model:
         return self._seeds.getrandbits(32) if options.seed is None else options.seed
 
     def _run(self, prompt: Prompt, options: Options, seed: int, session: Session | None, called: float) -> Run:
+        if session is not None and not isinstance(session, Session):
+            raise TypeError(f"session must be one that Model.session() or load_session() made, got {session!r}")
         if session is not None and session.runtime is not self._runtime:
             raise ValueError("the session belongs to another model")
         ids = self._runtime.source.prompt_ids(prompt) if isinstance(prompt, str) else as_ids(prompt, self.n_vocab)

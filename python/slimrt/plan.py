@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from slimrt import _core
+from slimrt.arguments import unknown, whole
 from slimrt.errors import CacheUnsupportedError, SlimrtError, UnsupportedError, WontFitError
 from slimrt.results import MemorySizes, PlanResult, PlanRow
 from slimrt.source import ModelSource
@@ -35,11 +35,14 @@ class CacheChoice:
     def of(
         cls, cache: str | Sequence[str], cache_type: str, cache_type_k: str | None, cache_type_v: str | None
     ) -> CacheChoice:
-        for name in (cache_type, cache_type_k, cache_type_v):
-            if name is not None and name not in CACHE_TYPES:
+        type_k = cache_type if cache_type_k is None else cache_type_k
+        type_v = cache_type if cache_type_v is None else cache_type_v
+        for name in (cache_type, type_k, type_v):
+            if name not in CACHE_TYPES:
                 raise UnsupportedError(unknown("cache type", name, CACHE_TYPES))
-        mode = cache if isinstance(cache, str) else tuple(cache)
-        return cls(mode, cache_type_k or cache_type, cache_type_v or cache_type)
+        if not isinstance(cache, Sequence) or not cache:
+            raise ValueError(f"cache must be a mode, or a mode for each layer, got {cache!r}")
+        return cls(cache if isinstance(cache, str) else tuple(cache), type_k, type_v)
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -48,14 +51,6 @@ class CacheChoice:
             "cache_type_k": self.type_k,
             "cache_type_v": self.type_v,
         }
-
-
-def unknown(what: str, name: str, known: Iterable[str]) -> str:
-    """The sentence for a name that is not known, with the nearest that is."""
-    known = list(known)
-    nearest = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
-    hint = f" (did you mean '{nearest[0]}'?)" if nearest else ""
-    return f"{what} '{name}' is not supported{hint}; supported: {', '.join(known)}"
 
 
 def check_device(device: str) -> None:
@@ -93,6 +88,19 @@ class Planner:
     n_seqs: int
     n_batch: int
     n_threads: int
+
+    @classmethod
+    def of(
+        cls, source: ModelSource, memory_limit: str | int | None, n_seqs: int, n_batch: int, n_threads: int | None
+    ) -> Planner:
+        """From the arguments of slimrt.Model. TypeError, ValueError: one of a wrong kind, or a limit that is none."""
+        return cls(
+            source,
+            memory_limit_bytes(memory_limit),
+            whole("n_seqs", n_seqs),
+            whole("n_batch", n_batch),
+            0 if n_threads is None else whole("n_threads", n_threads),
+        )
 
     def sizes(self, choice: CacheChoice, n_ctx: int) -> MemorySizes:
         sizes = _core.plan(
@@ -178,13 +186,13 @@ def plan(
 
     Raises:
         FileNotFoundError, ModelFormatError, UnsupportedError, CacheUnsupportedError: as slimrt.Model.
-        ValueError: an argument out of its range.
+        ValueError, TypeError: an argument out of its range, or of a wrong kind.
     """
     check_device(device)
     source = ModelSource.of(path, progress)
     choice = CacheChoice.of(cache, cache_type, cache_type_k, cache_type_v)
     check_cache(source, choice)
-    planner = Planner(source, memory_limit_bytes(memory_limit), n_seqs, n_batch, n_threads or 0)
+    planner = Planner.of(source, memory_limit, n_seqs, n_batch, n_threads)
     context = source.n_ctx(n_ctx)
     modes = _core.cache_modes(str(source.gguf))
     return PlanResult(

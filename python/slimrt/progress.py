@@ -12,7 +12,7 @@ Update = Callable[[int, int], object]
 
 def wanted(progress: bool | None) -> bool:
     """Whether to show bars: None means when stderr is a terminal."""
-    return sys.stderr.isatty() if progress is None else progress
+    return sys.stderr is not None and sys.stderr.isatty() if progress is None else progress
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slimrt import progress
+from slimrt.arguments import whole
 from slimrt.results import Score
 from slimrt.runtime import Runtime
 from slimrt.session import Session, check_length
@@ -22,7 +23,7 @@ def perplexity(runtime: Runtime, ids: list[int], stride: int | None) -> float:
     """exp of the mean negative logprob over windows that overlap; see Model.perplexity."""
     _require_two(ids)
     window = min(runtime.n_ctx, len(ids))
-    stride = max(window // 2, 1) if stride is None else stride
+    stride = max(window // 2, 1) if stride is None else whole("stride", stride)
     if not 0 < stride < max(window, 2):
         raise ValueError(f"stride must be from 1 to {window - 1} (the window is {window} tokens), got {stride}")
     total, scored, end = 0.0, 1, window

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
 import struct
-import tempfile
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slimrt import _core
+from slimrt.arguments import whole
+from slimrt.closing import Closing
 from slimrt.errors import ContextOverflowError, ModelFormatError
+from slimrt.files import written_beside
 from slimrt.runtime import Runtime
 
 _MAGIC = b"SLIMRTSE"
@@ -53,7 +54,7 @@ def check_length(n_tokens: int, runtime: Runtime, what: str) -> None:
         )
 
 
-class Session:
+class Session(Closing):
     """A sequence of tokens whose cache rows stay in memory. Made by Model.session() and Model.load_session().
 
     Every session takes rows from the cache of its model, which holds n_ctx * n_seqs of them; forks share theirs
@@ -107,7 +108,7 @@ class Session:
 
     def truncate(self, length: int) -> None:
         """Keep the first `length` tokens. ValueError if it has fewer."""
-        if not 0 <= length <= self.length:
+        if not 0 <= whole("length", length) <= self.length:
             raise ValueError(f"cannot keep {length} tokens of {self.length}")
         del self._tokens[length:]
         with self.runtime.use() as engine:
@@ -124,23 +125,19 @@ class Session:
         return list(ids[common:])
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write tokens and rows to a file, complete or not at all. It loads only into the same model and cache."""
+        """Write tokens and rows to a file, complete or not at all. It loads only into the same model and cache.
+
+        Raises:
+            OSError: the file cannot be written. ValueError: the session is closed.
+        """
         with self.runtime.use() as engine:
             self._agree(engine)
             rows = engine.save_sequence(self.sequence)
         header = _kind(self.runtime) | {"version": _VERSION, "tokens": self._tokens, "bytes": int(rows.nbytes)}
         text = json.dumps(header).encode()
-        target = Path(path)
-        descriptor, beside = tempfile.mkstemp(prefix=target.name + ".", dir=target.parent)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(_MAGIC + struct.pack("<Q", len(text)) + text)
-                file.write(rows.data)
-            os.replace(beside, target)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(beside)
-            raise
+        with written_beside(Path(path)) as partial, partial.open("wb") as file:
+            file.write(_MAGIC + struct.pack("<Q", len(text)) + text)
+            file.write(rows.data)
 
     def close(self) -> None:
         """Give the rows back."""
@@ -152,14 +149,6 @@ class Session:
             raise ValueError("the session is closed")
         if engine.length(self.sequence) != self.length:
             engine.truncate(self.sequence, self.length)
-
-    def __enter__(self) -> Session:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<slimrt.Session of {self.runtime.source.path.name}: {self.length} of {self.runtime.n_ctx} tokens>"
@@ -178,8 +167,8 @@ def append_together(
             session._agree(engine)
         arrays = [(session.sequence, np.array(ids, np.int32)) for session, ids in items]
         logits = engine.append(arrays, all_logits=all_logits, on_progress=on_progress)
-    for session, ids in items:
-        session._tokens.extend(ids)
+        for session, ids in items:  # before another thread may look: it would drop the rows as not agreed on
+            session._tokens.extend(ids)
     return logits
 
 
@@ -199,6 +188,7 @@ def read_header(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         header = dict(json.loads(text))
         version, n_bytes = int(header["version"]), int(header["bytes"])
+        header["tokens"] = [operator.index(id) for id in header["tokens"]]
     except (ValueError, KeyError, TypeError) as error:
         raise ModelFormatError(f"{path}: the header of this session file is broken") from error
     if version != _VERSION:

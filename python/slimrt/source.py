@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from slimrt import _core, progress
+from slimrt.arguments import whole
 from slimrt.errors import UnsupportedError
 from slimrt.tokenizer import Tokenizer
 
@@ -85,7 +86,7 @@ class ModelSource:
 
     def n_ctx(self, asked: int = 0) -> int:
         """The context to use: what was asked for, else the model's own up to DEFAULT_N_CTX."""
-        if asked < 0:
+        if whole("n_ctx", asked) < 0:
             raise ValueError(f"n_ctx must not be negative, got {asked}")
         return asked or min(self.n_ctx_train, DEFAULT_N_CTX)
 

@@ -77,8 +77,14 @@ class Tokenizer:
 
         Raises:
             ValueError: the text has lone surrogates, which no UTF-8 can write.
+            TypeError: it is not str.
         """
-        text.encode()  # raises for lone surrogates, which the backend calls a TypeError
+        if not isinstance(text, str):
+            raise TypeError(f"a text must be str, got {type(text).__name__}")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:  # the backend calls it a TypeError
+            raise ValueError(f"the text is not valid Unicode: a lone surrogate at character {error.start}") from None
         with self._lock:
             self.vocabulary.backend.encode_special_tokens = not parse_special
             ids = self.vocabulary.backend.encode(text, add_special_tokens=False).ids

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
 
@@ -24,22 +26,57 @@ _EPILOG = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; returns its exit code."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal that is not UTF-8 gets '?', not an exception
-            stream.reconfigure(errors="replace")
-    args = _parser().parse_args(argv)
+    _prepare_streams()
+    _unwind_when_told_to_end()
+    args: argparse.Namespace | None = None
     try:
-        return int(args.run(args))
+        try:
+            args = _parser().parse_args(argv)
+            return int(args.run(args))
+        finally:
+            sys.stdout.flush()  # what a pipe or a disk does not take must be told now, not by the interpreter's exit
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # `slimrt ... | head`: the reader has what it wanted
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except Exception as error:
-        if args.verbose >= 2 or os.environ.get("SLIMRT_DEBUG"):
+        if (args is not None and args.verbose >= 2) or os.environ.get("SLIMRT_DEBUG"):
             traceback.print_exc()
         print(f"{coloured('slimrt: error:', 'red', sys.stderr)} {_sentence(error)}", file=sys.stderr)
         return 1
+    finally:
+        _drop_unwritten_output()
+
+
+def _prepare_streams() -> None:
+    """Gives a stream that the caller closed (`slimrt ... >&-`) the null device, and one that is not UTF-8 a '?'."""
+    sys.stdin = sys.stdin or open(os.devnull)
+    sys.stdout = sys.stdout or open(os.devnull, "w")
+    sys.stderr = sys.stderr or open(os.devnull, "w")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def _drop_unwritten_output() -> None:
+    """Sends what stdout would not take to the null device, or the interpreter complains of it again when it exits."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _unwind_when_told_to_end() -> None:
+    """Lets SIGTERM and SIGHUP end the program as an exception does, so that no partial file stays behind."""
+    if threading.current_thread() is not threading.main_thread():  # only there can signals be handled
+        return
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:  # nohup's choice is kept
+            signal.signal(number, _end)
+
+
+def _end(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)
 
 
 def _parser() -> argparse.ArgumentParser:

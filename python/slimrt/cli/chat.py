@@ -13,6 +13,7 @@ from slimrt.chat import render_chat
 from slimrt.cli.common import Flags, model_source, note, open_model, sampling_arguments
 from slimrt.cli.generate import timings_line
 from slimrt.errors import ContextOverflowError
+from slimrt.files import decode_text
 from slimrt.model import Model
 from slimrt.results import Generation
 from slimrt.units import format_bytes
@@ -100,10 +101,19 @@ class Conversation:
         elif name == "/stats":
             self.stats()
         elif name == "/save" and argument:
-            Path(argument).write_text(json.dumps(self.messages, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+            self.save(Path(argument.strip()))
         else:
             print(_COMMANDS, file=sys.stderr)
         return True
+
+    def save(self, path: Path) -> None:
+        """Write the messages; at a terminal a file that cannot be written does not end the conversation."""
+        try:
+            path.write_text(json.dumps(self.messages, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+        except OSError as error:
+            if not sys.stdin.isatty():
+                raise
+            note(self.args, f"slimrt: not saved: {error}")
 
     def stats(self) -> None:
         size = self.session.length * self.model.memory()["cache_bytes_per_token"]
@@ -115,8 +125,8 @@ class Conversation:
 def _lines(args: argparse.Namespace) -> Iterator[str]:
     """What the user types, or pipes in, a message a line, until the end of it."""
     if not sys.stdin.isatty():
-        for line in sys.stdin:
-            yield line.strip()
+        for line in sys.stdin.buffer:
+            yield decode_text(line, "stdin").strip()
         return
     import readline  # noqa: F401  gives input() its line editing
 

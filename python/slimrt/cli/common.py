@@ -15,6 +15,16 @@ from slimrt.source import ModelSource
 _COLOURS = {"red": "31", "green": "32", "dim": "2"}
 
 
+class _Collect(argparse.Action):
+    """A list of what the flag is given each time, in place of its default; argparse's "append" adds to the default."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        so_far = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, [values] if so_far is self.default else [*so_far, values])
+
+
 class Flags:
     """Adds flags to a parser; each takes its default from SLIMRT_NAME in the environment, if that is set."""
 
@@ -23,19 +33,29 @@ class Flags:
 
     def add(self, *names: str, **settings: Any) -> None:
         action = self.parser.add_argument(*names, **settings)
+        self._take_twin(action, names)
+
+    def _take_twin(self, action: argparse.Action, names: Sequence[str]) -> None:
         twin = "SLIMRT_" + max(names, key=len).lstrip("-").replace("-", "_").upper()
         value = os.environ.get(twin)
         if not value:
             return
         action.required = False
         if isinstance(action.const, bool):
-            action.default = action.const if value.lower() in ("1", "true", "yes", "on") else not action.const
-        elif settings.get("action") == "count":
-            action.default = int(value) if value.isdecimal() else 1
-        elif settings.get("action") == "append":
+            action.default = action.const if self._switch(twin, value) else not action.const
+        elif isinstance(action.default, int) and action.nargs == 0:  # a count
+            action.default = int(value) if value.isdecimal() else int(self._switch(twin, value))
+        elif isinstance(action, _Collect):
             action.default = [value]
         else:
             action.default = value  # argparse converts it, and complains about it, as if it had been typed
+
+    def _switch(self, twin: str, value: str) -> bool:
+        """What a variable says of a flag without a value; wrong usage if that is neither yes nor no."""
+        known = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
+        if value.lower() not in known:
+            self.parser.error(f"{twin} is '{value}'; it may be {', '.join(known)}")
+        return known[value.lower()]
 
     def output(self) -> None:
         """The flags of every verb."""
@@ -65,7 +85,7 @@ class Flags:
         self.add("--top-p", type=float, default=0.95, metavar="P", help="1: all (default: %(default)s)")
         self.add("--min-p", type=float, default=0.05, metavar="P", help="0: all (default: %(default)s)")
         self.add("--repeat-penalty", type=float, default=1.0, metavar="R", help="1: none (default: %(default)s)")
-        self.add("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated")
+        self.add("--stop", action=_Collect, default=[], metavar="TEXT", help="end before this text; may be repeated")
         self.add("--seed", type=int, metavar="N", help="makes the text reproducible")
         self.add("--num-beams", type=int, default=1, metavar="N", help="only 1 is supported")
 

@@ -6,14 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from slimrt.cli.common import (
-    Flags,
-    model_source,
-    note,
-    open_model,
-    print_json,
-    sampling_arguments,
-)
+from slimrt.cli.common import Flags, model_source, note, open_model, print_json, sampling_arguments
+from slimrt.files import check_target, decode_text
 from slimrt.generate import Stream
 from slimrt.plan import BLOCK
 from slimrt.results import Generation
@@ -41,6 +35,8 @@ def add_flags(flags: Flags) -> None:
 
 def run(args: argparse.Namespace) -> int:
     source = model_source(args)
+    if args.save_session:
+        _check_session_file(Path(args.save_session), source)
     prompt = _prompt(args)
     kept = read_header(args.load_session)["tokens"] if args.load_session else []
     ids = kept + source.tokenizer.encode(prompt, add_special_tokens=False) if kept else source.prompt_ids(prompt)
@@ -61,6 +57,12 @@ def run(args: argparse.Namespace) -> int:
     if args.verbose:
         note(args, timings_line(result))
     return code
+
+
+def _check_session_file(target: Path, source: ModelSource) -> None:
+    check_target(target)
+    if target.exists() and target.samefile(source.gguf):
+        raise ValueError(f"--save-session {target} would replace the model; name another file")
 
 
 def enough_context(source: ModelSource, n_prompt: int, n_predict: int) -> int:
@@ -91,10 +93,7 @@ def _prompt(args: argparse.Namespace) -> str:
     if args.file is None and sys.stdin.isatty():
         args.usage_error("what to continue? give -p TEXT, -f FILE, or pipe a text in")
     data = Path(args.file).read_bytes() if args.file is not None else sys.stdin.buffer.read()
-    try:
-        return data.decode().removesuffix("\n")  # the one that an editor or echo put there
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{args.file or 'stdin'}: not UTF-8 text: {error.reason} at byte {error.start}") from None
+    return decode_text(data, args.file or "stdin").removesuffix("\n")  # the one that an editor or echo put there
 
 
 def _print(args: argparse.Namespace, prompt: str, stream: Stream) -> int:

@@ -1,0 +1,32 @@
+"""Checks of the kinds of arguments, so that a wrong one is named where it was given."""
+
+from __future__ import annotations
+
+import difflib
+import numbers
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+
+def whole(name: str, value: Any) -> int:
+    """A whole number, NumPy's included. TypeError for anything else."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be a whole number, got {value!r}") from None
+
+
+def real(name: str, value: Any) -> float:
+    """A number, NumPy's included. TypeError for anything else."""
+    if not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    return float(value)
+
+
+def unknown(what: str, name: object, known: Iterable[str]) -> str:
+    """The sentence for a name that is not known, with the nearest that is."""
+    known = list(known)
+    nearest = difflib.get_close_matches(str(name).lower(), known, n=1, cutoff=0.5)
+    hint = f" (did you mean '{nearest[0]}'?)" if nearest else ""
+    return f"{what} '{name}' is not supported{hint}; supported: {', '.join(known)}"

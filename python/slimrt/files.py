@@ -1,0 +1,66 @@
+"""Files that people name: text to read, and what is written complete or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def decode_text(data: bytes, name: str) -> str:
+    """The text in these bytes; ValueError, with the name of what they are from, when they are not UTF-8."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{name}: not UTF-8 text: {error.reason} at byte {error.start}") from None
+
+
+def check_target(target: Path) -> None:
+    """Refuses a path that no file can be written to, before the work whose result it is for.
+
+    Raises:
+        OSError: no such directory, one that must not be written to, or something there that is not a plain file.
+    """
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"{target.parent}: no such directory")
+    if target.is_dir():
+        raise IsADirectoryError(f"{target} is a directory; name the file to write")
+    if target.exists() and not target.is_file():
+        raise OSError(f"{target} is not a plain file; name another to write")
+    if not os.access(target.parent, os.W_OK | os.X_OK):
+        raise PermissionError(f"{target.parent}: no permission to write to this directory")
+
+
+@contextmanager
+def written_beside(target: Path) -> Iterator[Path]:
+    """A path to write to, that becomes `target` when all went well and vanishes when anything did not.
+
+    Raises:
+        OSError: as check_target; or the disk is full, ...; it names `target`.
+    """
+    check_target(target)
+    partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
+    try:
+        with writing(target, partial):
+            yield partial
+            with partial.open("rb") as file:
+                os.fsync(file.fileno())
+            os.replace(partial, target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def writing(target: Path, *stand_ins: Path) -> Iterator[None]:
+    """Has an OSError that names no file, or one that stands in for the target, name the target."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:  # NumPy's way to say that the disk took only a part
+            raise OSError(errno.EIO, f"not written completely: {error}", str(target)) from error
+        if error.filename in (None, *map(str, stand_ins)):
+            raise OSError(error.errno, error.strerror, str(target)) from error
+        raise
