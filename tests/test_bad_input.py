@@ -291,6 +291,7 @@ except Exception as error:
 """
 
 
+@pytest.mark.unsanitized
 @pytest.mark.parametrize("call", ["Engine", "plan"])
 @pytest.mark.parametrize(
     "options", [{"n_ctx": 2**40}, {"n_seqs": 2**30, "n_ctx": 64}, {"n_ctx": 2**62}, {"n_batch": 2**30}], ids=str

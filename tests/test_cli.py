@@ -270,7 +270,7 @@ def test_plan_and_its_exit_code(run, tiny):
     assert run("plan", tiny, "--memory-limit", total)[0] == 0
     code, out, err = run("plan", tiny, "--memory-limit", total - 1)
     assert (code, err) == (1, "") and "does not fit" in out
-    assert run("plan", tiny, "--memory-limit", total, "--cache", "k")[0] == 0
+    assert run("plan", tiny, "--memory-limit", 2 * total, "--cache", "k")[0] == 0
     assert run("plan", tiny, "--memory-limit", total, "--batch", 2)[0] == 1
     mixed = json.loads(run("plan", tiny, "--cache", "kv,k", "--json")[1])
     assert mixed["asked"]["modes"] == ["kv", "k"] and mixed["fits"]

@@ -134,45 +134,47 @@ def test_plan_equals_allocation(name, mode, options, convert):
 
 
 # What a step needs does not grow with its tokens alone: which branch a part takes, how much is stored, how many
-# sequences share the step and how often a job is split all count. layout, KV heads, modes, options.
-CORNERS = [
-    (("llama", 2, 32), 2, "kv", {"n_ctx": 100, "n_seqs": 2, "n_batch": 151}),  # 100 + 51 tokens
-    (("llama", 2, 32), 2, "k", {"n_ctx": 31, "n_batch": 512}),  # absorbed parts only after the first token
-    (("llama", 1, 32), 1, "k", {"n_ctx": 100, "n_seqs": 2, "n_batch": 2}),  # one new, one old
-    (("gpt2", 8, 2), 8, "v", {"n_ctx": 300, "n_batch": 5, "n_threads": 1}),
-    (("gpt2", 4, 16), 4, "x", {"n_ctx": 600, "n_seqs": 2, "n_batch": 512}),  # 88 tokens over 512 stored ones
-    (("llama", 8, 8), 1, "kv", {"n_ctx": 300, "n_batch": 512, "n_threads": 2}),  # three jobs, six parts
-    (("llama", 4, 16), 4, ["k", "kv"], {"n_ctx": 300, "n_seqs": 3, "n_batch": 200, "n_threads": 4}),
-    (("gpt2", 2, 64), 1, ["x", "kv"], {"n_ctx": 64, "n_seqs": 7, "n_batch": 33, "n_threads": 8}),
-]
+# sequences share the step and how often a job is split all count.
+# architecture, query heads, their width, KV heads; modes; options; a few appends: tokens of each sequence.
+CORNERS = {
+    "100 + 51 tokens": (("llama", 2, 32, 2), "kv", {"n_ctx": 100, "n_seqs": 2, "n_batch": 151}, [[100, 51]]),
+    "absorbed after the first token": (("llama", 2, 32, 2), "k", {"n_ctx": 31}, [[1], [30]]),
+    "one new, one old": (("llama", 1, 32, 1), "k", {"n_ctx": 100, "n_seqs": 2, "n_batch": 2}, [[1], [1, 1]]),
+    "materialised only when new": (("gpt2", 8, 2, 8), "v", {"n_ctx": 300, "n_batch": 5, "n_threads": 1}, [[3]]),
+    "few tokens, 512 stored": (("gpt2", 4, 16, 4), "x", {"n_ctx": 600, "n_seqs": 2}, [[512], [88, 424]]),
+    "three jobs, six parts": (("llama", 8, 8, 1), "kv", {"n_ctx": 300, "n_threads": 2}, [[250], [24]]),
+    "modes": (("gpt2", 2, 64, 1), ["x", "kv"], {"n_ctx": 64, "n_seqs": 7, "n_batch": 33, "n_threads": 8}, []),
+}
 
 
-@pytest.mark.parametrize(("layout", "kv_heads", "mode", "options"), CORNERS)
-def test_no_steps_need_more_than_was_planned(layout, kv_heads, mode, options, tmp_path):
-    """Random appends of every kind of step: never out of scratch, and not a byte more than at the start."""
-    arch, n_heads, dim = layout
+@pytest.mark.parametrize("case", CORNERS)
+def test_no_step_needs_more_than_was_planned(case, tmp_path):
+    """These appends, then random ones: never out of scratch, and not a byte more than at the start."""
+    (arch, n_heads, dim, kv_heads), mode, options, appends = CORNERS[case]
     shape = Shape(n_heads * dim, 2, n_heads, 2048, n_kv_heads=kv_heads, d_ff=8, n_vocab=32, arch=arch)
     path = write_random(tmp_path / "model.gguf", shape)
     square = np.eye(kv_heads * dim, dtype=np.float32)
     made = {f"blk.{layer}.attn_{name}.weight": square for layer in (0, 1) for name in ("kv", "vk")}
     engine = _core.Engine(str(path), cache=mode, derived=made, **options)
     memory, random = engine.memory(), np.random.default_rng(0)
-    n_ctx, n_batch = options["n_ctx"], options["n_batch"]
+    n_ctx, n_batch = options["n_ctx"], options.get("n_batch", 512)
     sequences = [engine.new_sequence() for _ in range(options.get("n_seqs", 1))]
-    lengths = [1, 2, 3, dim, dim + 1, 3 * dim, n_batch // len(sequences), n_batch, n_ctx - 512, n_ctx]
-    for _ in range(60):
-        items = []
-        for sequence in random.permutation(sequences)[: random.integers(1, len(sequences) + 1)]:
-            if engine.length(sequence) == n_ctx or random.random() < 0.2:
-                engine.truncate(
-                    sequence, int(random.choice([0, n_ctx - 1, n_ctx // 2, 512])) % (engine.length(sequence) + 1)
-                )
-            room = n_ctx - engine.length(sequence)
-            n = int(np.clip(random.choice(lengths), 1, room)) if room else 0
-            items += [(int(sequence), np.full(n, 5, np.int32))] if n else []
+
+    def append(counts: list[int], *, all_logits: bool) -> None:
+        items = [(s, np.full(n, 5, np.int32)) for s, n in zip(sequences, counts, strict=False) if n]
         if items:
-            engine.append(items, all_logits=bool(random.random() < 0.3))
+            engine.append(items, all_logits=all_logits)
         assert engine.memory() == memory
+
+    for counts in appends:
+        append(counts, all_logits=True)
+    lengths = [0, 1, 2, 3, dim, dim + 1, 3 * dim, n_batch // len(sequences), n_batch, n_ctx]
+    for _ in range(40):
+        for sequence in sequences:
+            if engine.length(sequence) == n_ctx or random.random() < 0.2:
+                engine.truncate(sequence, int(random.integers(engine.length(sequence) + 1)))
+        counts = [min(int(random.choice(lengths)), n_ctx - engine.length(s)) for s in sequences]
+        append(counts, all_logits=bool(random.random() < 0.3))
 
 
 def test_cache_rounds_up_to_blocks_only(convert):

@@ -5,6 +5,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <mutex>
+
 #include "bindings/bindings.h"
 #include "core/error.h"
 #include "engine/sampler.h"
@@ -42,9 +44,10 @@ EngineOptions read_options(const nb::kwargs& args) {
             o.memory_limit = nb::cast<uint64_t>(value);
         else if (name == "cache" && nb::isinstance<nb::str>(value)) {
             o.cache.mode = nb::cast<std::string>(value);
-        } else if (name == "cache")
+        } else if (name == "cache") {
             o.cache.layer_modes = nb::cast<std::vector<std::string>>(value);
-        else
+            if (o.cache.layer_modes.empty()) fail(ErrorCode::argument, "cache: the list of modes is empty");
+        } else
             throw nb::type_error(concat("unexpected argument '", name, "'").c_str());
     }
     return o;
@@ -141,13 +144,14 @@ class PyEngine {
     }
 
     nb::object append(const nb::sequence& items, bool all_logits, const nb::object& on_progress) {
-        std::vector<Tokens> keep;
+        std::vector<std::vector<int32_t>> keep;  // copies: nobody may change a token once it is checked
         std::vector<Engine::Item> list;
         size_t rows = 0;
         for (const nb::handle& item : items) {
-            keep.push_back(nb::cast<Tokens>(item[1]));
-            list.push_back({nb::cast<int>(item[0]), {keep.back().data(), keep.back().size()}});
-            rows += all_logits ? keep.back().size() : 1;
+            const auto tokens = nb::cast<Tokens>(item[1]);
+            keep.emplace_back(tokens.data(), tokens.data() + tokens.size());
+            list.push_back({nb::cast<int>(item[0]), keep.back()});
+            rows += all_logits ? tokens.size() : 1;
         }
         const size_t n_vocab = engine_->config().n_vocab;
         std::vector<float> logits(rows * n_vocab);
@@ -157,11 +161,10 @@ class PyEngine {
 
     nb::object attention_inputs(const Tokens& tokens, const nb::object& on_progress) {
         const ModelConfig& c = engine_->config();
-        const size_t n = tokens.size(), layers = c.n_layers, d = c.d_model;
+        const std::vector<int32_t> keep(tokens.data(), tokens.data() + tokens.size());
+        const size_t n = keep.size(), layers = c.n_layers, d = c.d_model;
         std::vector<float> out(layers * n * d);
-        locked([&] {
-            engine_->attention_inputs({tokens.data(), n}, out.data(), checked_progress(on_progress));
-        });
+        locked([&] { engine_->attention_inputs(keep, out.data(), checked_progress(on_progress)); });
         return nb::cast(numpy_array(std::move(out), {layers, n, d}));
     }
 

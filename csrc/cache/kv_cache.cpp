@@ -1,6 +1,7 @@
 #include "cache/kv_cache.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/error.h"
 
@@ -13,9 +14,9 @@ int64_t blocks_for(int64_t tokens) { return (tokens + KvCache::kBlockTokens - 1)
 KvCache::KvCache(Backend& backend, std::vector<Format> formats, int64_t n_ctx, int n_seqs)
     : backend_(backend), n_ctx_(n_ctx) {
     constexpr int64_t kMostTokens = 1 << 28;  // slots are int32, with room to spare
-    if (n_ctx > kMostTokens / n_seqs)
-        fail(ErrorCode::argument, "a cache of ", n_ctx, " tokens x ", n_seqs, " sequences is more than the ",
-             kMostTokens, " tokens slimrt can address");
+    if (blocks_for(n_ctx) > kMostTokens / kBlockTokens / n_seqs)
+        fail(ErrorCode::argument, "a cache of ", n_ctx, " tokens x ", n_seqs, " sequences, in blocks of ",
+             kBlockTokens, ", is more than the ", kMostTokens, " tokens slimrt can address");
     const int64_t n_blocks = blocks_for(n_ctx) * n_seqs;
     for (Format& format : formats) {
         Layer layer;
@@ -52,9 +53,9 @@ void KvCache::release(int sequence) {
 }
 
 int KvCache::fork(int sequence) {
-    const Sequence copy = find(sequence);
-    for (const int32_t block : copy.blocks) ++users_[block];
-    sequences_[next_] = copy;
+    Sequence copy = find(sequence);
+    const Sequence& twin = sequences_[next_] = std::move(copy);
+    for (const int32_t block : twin.blocks) ++users_[block];
     return next_++;
 }
 

@@ -17,7 +17,6 @@ enum class ErrorCode {
     cache_unsupported,  // CacheUnsupportedError: this cache mode is not legal for this model
     wont_fit,           // WontFitError: `needed` and `available` are bytes
     context_overflow,   // ContextOverflowError
-    interrupted,        // KeyboardInterrupt: a caller's callback asked to stop
 };
 
 class Error : public std::runtime_error {

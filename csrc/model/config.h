@@ -47,7 +47,8 @@ struct RopeFrequencies {
 };
 
 /// All scalings applied: linear, llama3 (rope_freqs tensor), YaRN, longrope (its short or long factors by
-/// n_ctx, once). Throws Error{format} when the tensor of factors is missing or misshapen.
+/// n_ctx, once). Throws Error{format} when the tensor of factors is missing or misshapen or an angle is not
+/// finite.
 RopeFrequencies rope_frequencies(const ModelConfig& config, const GgufFile& file, int64_t n_ctx);
 
 }  // namespace slimrt

@@ -65,6 +65,10 @@ RopeFrequencies rope_frequencies(const ModelConfig& c, const GgufFile& file, int
         double f = r.scaling == RopeScaling::yarn ? yarn_frequency(r, i) : frequency(r, i);
         if (r.scaling == RopeScaling::linear) f /= r.factor;
         out.pairs.push_back(factors.empty() ? f : f / factors[i]);
+        if (!std::isfinite(out.pairs.back()) || !std::isfinite(float(out.magnitude)))
+            fail(ErrorCode::format, file.path(),
+                 ": base, factors and scaling of the rotary embedding give pair ", i,
+                 " no finite angle: the file is damaged; convert the model again");
     }
     return out;
 }

@@ -78,6 +78,7 @@ void absorb_q(Backend& backend, const AttnConfig& c, Tensor weight, AttnWeights&
         backend.alloc(MemoryKind::derived, c.n_heads * width * dim * sizeof(float), "absorbed query weight");
     w.absorbed_q = Tensor(owned.data.get(), DType::F32, c.n_heads * width, dim);
     w.owned.push_back(owned);
+    if (backend.dry()) return;
     std::vector<float> from(dim * width), to(dim * width);
     for (int h = 0; h < c.n_heads; ++h) {
         unpack_rows(backend, weight, h / group * dim, dim, ids, head);

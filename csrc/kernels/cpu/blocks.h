@@ -64,7 +64,7 @@ struct BlockQ3_K {                  // groups of 16: d * (scale - 32) * (code - 
     uint8_t codes[64], scales[12];  // codes as in Q2_K
     Scale d;
 };
-struct BlockQ4_K {  // groups of 32: d * scale * code - dmin * min; see load_scales
+struct BlockQ4_K {  // groups of 32: d * scale * code - dmin * min; see eight_scales
     Scale d, dmin;
     uint8_t scales[12], codes[128];  // of every 32 bytes the low nibbles are a group, the high ones the next
 };
