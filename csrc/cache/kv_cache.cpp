@@ -130,28 +130,31 @@ void KvCache::copy_block(int32_t from, int32_t to) {
     }
 }
 
-std::vector<Rows> KvCache::rows(int layer) const {
-    const Layer& l = layers_[layer];
-    std::vector<Rows> views;
-    for (size_t p = 0; p < l.format.size(); ++p)
-        views.push_back({.base = l.pool.data.get() + l.plane_offset[p],
-                         .dtype = l.format[p].type,
-                         .width = l.format[p].width,
-                         .row_bytes = l.plane_row[p],
-                         .block_stride = l.row_bytes * kBlockTokens,
-                         .block_tokens = kBlockTokens});
-    return views;
-}
-
-Slots KvCache::slots(int layer, int plane, Tensor slots) const {
+Rows KvCache::plane(int layer, int plane) const {
     const Layer& l = layers_[layer];
     return {.base = l.pool.data.get() + l.plane_offset[plane],
             .dtype = l.format[plane].type,
             .width = l.format[plane].width,
             .row_bytes = l.plane_row[plane],
             .block_stride = l.row_bytes * kBlockTokens,
-            .block_tokens = kBlockTokens,
-            .slots = slots};
+            .block_tokens = kBlockTokens};
+}
+
+std::vector<Rows> KvCache::rows(int layer) const {
+    std::vector<Rows> views;
+    for (size_t p = 0; p < layers_[layer].format.size(); ++p) views.push_back(plane(layer, int(p)));
+    return views;
+}
+
+Slots KvCache::slots(int layer, int plane, Tensor slots) const {
+    const Rows rows = this->plane(layer, plane);
+    return {layers_[layer].pool.data.get() + layers_[layer].plane_offset[plane],
+            rows.dtype,
+            rows.width,
+            rows.row_bytes,
+            rows.block_stride,
+            rows.block_tokens,
+            slots};
 }
 
 /// visit(stored rows of one plane in one block, bytes), in a fixed order.

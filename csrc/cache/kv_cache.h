@@ -56,6 +56,7 @@ class KvCache {
         int64_t length = 0;
     };
 
+    Rows plane(int layer, int plane) const;
     Sequence& find(int sequence);
     const Sequence& find(int sequence) const;
     int32_t take_block();

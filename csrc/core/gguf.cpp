@@ -115,33 +115,11 @@ double GgufFile::number(std::string_view key, std::optional<double> missing) con
     return *result;
 }
 
-bool GgufFile::boolean(std::string_view key, std::optional<bool> missing) const {
-    const GgufValue* value = find(key, !missing);
-    if (!value) return *missing;
-    if (const auto* result = std::get_if<bool>(value)) return *result;
-    fail_type(key, *value, "a boolean");
-}
-
 std::string GgufFile::string(std::string_view key, std::optional<std::string> missing) const {
     const GgufValue* value = find(key, !missing);
     if (!value) return *missing;
     if (const auto* result = std::get_if<std::string_view>(value)) return std::string(*result);
     fail_type(key, *value, "a string");
-}
-
-std::vector<double> GgufFile::numbers(std::string_view key) const {
-    const GgufValue* value = find(key, false);
-    if (!value) return {};
-    const auto* array = std::get_if<GgufArray>(value);
-    if (!array) fail_type(key, *value, "an array of numbers");
-    std::vector<double> result;
-    for (const GgufValue& element : elements(*array)) {
-        const auto* flag = std::get_if<bool>(&element);
-        const std::optional<double> number = flag ? std::optional<double>(*flag) : as_number(element);
-        if (!number || !std::isfinite(*number)) fail_type(key, *value, "an array of finite numbers");
-        result.push_back(*number);
-    }
-    return result;
 }
 
 }  // namespace slimrt

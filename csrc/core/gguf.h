@@ -51,10 +51,7 @@ class GgufFile {
     int64_t integer(std::string_view key, int64_t low, int64_t high,
                     std::optional<int64_t> missing = {}) const;
     double number(std::string_view key, std::optional<double> missing = {}) const;
-    bool boolean(std::string_view key, std::optional<bool> missing = {}) const;
     std::string string(std::string_view key, std::optional<std::string> missing = {}) const;
-    /// Arrays as numbers, booleans as 0 and 1; empty when the key is missing.
-    std::vector<double> numbers(std::string_view key) const;
 
   private:
     const GgufValue* find(std::string_view key, bool required) const;

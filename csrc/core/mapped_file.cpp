@@ -20,7 +20,7 @@ namespace {
 
 }  // namespace
 
-MappedFile::MappedFile(const std::string& path) : path_(path) {
+MappedFile::MappedFile(const std::string& path) {
     // O_NONBLOCK: opening a named pipe must not wait for its writer.
     const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) fail_io(path, errno);

@@ -17,10 +17,8 @@ class MappedFile {
 
     const std::byte* data() const { return data_; }
     size_t size() const { return size_; }
-    const std::string& path() const { return path_; }
 
   private:
-    std::string path_;
     const std::byte* data_ = nullptr;
     size_t size_ = 0;
 };

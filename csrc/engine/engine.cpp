@@ -76,13 +76,16 @@ void require_fit(const EngineInfo& info, uint64_t limit) {
     const uint64_t available = limit ? limit : available_memory();
     const MemoryReport& m = info.memory;
     if (available == 0 || m.total() <= available) return;
+    const bool weights_alone = m.mapped + m.use.weights + m.use.derived > available;
     throw Error(
         ErrorCode::wont_fit,
         concat("needs ", gib(m.total()), ", ", gib(available), limit ? " allowed" : " free", ": weights ",
                gib(m.mapped + m.use.weights), ", derived weights ", gib(m.use.derived), ", cache ",
                gib(m.use.cache), " (", info.cache.n_ctx, " tokens x ", m.cache_bytes_per_token, " bytes x ",
                info.cache.n_seqs, " sequences), scratch ", gib(m.use.scratch),
-               ". Try a smaller context (--ctx) or another cache mode (slimrt plan shows what fits)"),
+               weights_alone
+                   ? ". The weights alone do not fit: try a smaller or more quantised model"
+                   : ". Try a smaller context (--ctx) or another cache mode (slimrt plan shows what fits)"),
         m.total(), available);
 }
 

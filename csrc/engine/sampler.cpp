@@ -11,7 +11,7 @@ Sampler::Sampler(const SamplerOptions& o) : options_(o), random_(o.seed) {
     auto require = [](bool ok, const char* what) {
         if (!ok) fail(ErrorCode::argument, what);
     };
-    require(o.temperature >= 0 && std::isfinite(o.temperature), "temperature must be 0 or more");
+    require(o.temperature >= 0 && std::isfinite(o.temperature), "temperature must be 0 or more, and finite");
     require(o.top_k >= 0, "top_k must be 0 (all) or more");
     require(o.top_p > 0 && o.top_p <= 1, "top_p must lie in (0, 1]");
     require(o.min_p >= 0 && o.min_p <= 1, "min_p must lie in [0, 1]");
@@ -24,7 +24,7 @@ int32_t Sampler::sample(std::span<const float> logits, std::span<const int32_t> 
     candidates_.clear();
     for (size_t i = 0; i < logits.size(); ++i) {
         if (std::isnan(logits[i]))
-            fail(ErrorCode::format, "the logits are NaN: the weights or the cache are broken");
+            fail(ErrorCode::format, "the logits are NaN: the weights (or a logits_processor) are broken");
         candidates_.push_back({int32_t(i), logits[i], 0});
     }
     const size_t n = std::min(history.size(), size_t(options_.repeat_last_n));
@@ -37,8 +37,10 @@ int32_t Sampler::sample(std::span<const float> logits, std::span<const int32_t> 
         logit = logit > 0 ? logit / options_.repeat_penalty : logit * options_.repeat_penalty;
     }
     auto by_logit = [](const Candidate& a, const Candidate& b) { return a.logit < b.logit; };
-    if (options_.temperature == 0)
-        return std::max_element(candidates_.begin(), candidates_.end(), by_logit)->token;
+    const auto best = std::max_element(candidates_.begin(), candidates_.end(), by_logit);
+    if (best->logit == -INFINITY)
+        fail(ErrorCode::argument, "no token is left to choose: every logit is -infinity");
+    if (options_.temperature == 0) return best->token;
 
     truncate();
     const float top = candidates_[0].logit;

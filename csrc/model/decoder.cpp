@@ -74,7 +74,7 @@ void Decoder::logits(Tensor hidden, Tensor out) const { backend_.linear(hidden, 
 namespace {
 
 /// The mode of each layer that converting wrote into the file; empty when it did not.
-std::vector<std::string> stored_modes(const GgufFile& file) {
+std::vector<std::string> stored_modes(const GgufFile& file, int n_layers) {
     constexpr const char* kKey = "slimrt.cache.modes";
     const auto it = file.metadata().find(kKey);
     if (it == file.metadata().end()) return {};
@@ -83,15 +83,15 @@ std::vector<std::string> stored_modes(const GgufFile& file) {
     if (array)
         for (const GgufValue& mode : elements(*array))
             if (const auto* name = std::get_if<std::string_view>(&mode)) names.emplace_back(*name);
-    if (names.empty() || names.size() != array->count)
-        fail(ErrorCode::format, file.path(), ": key '", kKey, "' is not an array of names");
+    if (names.size() != size_t(n_layers) || names.size() != array->count)
+        fail(ErrorCode::format, file.path(), ": key '", kKey, "' is not an array of ", n_layers, " names");
     return names;
 }
 
 /// One mode name a layer, from the options or the file.
 std::vector<std::string> resolve_modes(const GgufFile& file, const ModelConfig& c, const CacheOptions& o) {
     std::vector<std::string> names = o.layer_modes;
-    if (names.empty() && o.mode == "auto") names = stored_modes(file);
+    if (names.empty() && o.mode == "auto") names = stored_modes(file, c.n_layers);
     if (names.empty()) return std::vector<std::string>(c.n_layers, o.mode == "auto" ? "kv" : o.mode);
     if (int(names.size()) != c.n_layers)
         fail(ErrorCode::argument, names.size(), " cache modes were given for ", c.n_layers,

@@ -17,6 +17,16 @@ Tensor project_q(Backend& backend, const AttnInput& in) {
     return q;
 }
 
+AttentionArgs attention_args(const AttnConfig& c, std::span<const AttentionSequence> sequences,
+                             const ScoreTerm& score, const ValueTerm& value) {
+    return {.sequences = sequences,
+            .scores = {&score, 1},
+            .values = {&value, 1},
+            .n_heads = c.n_heads,
+            .scale = c.scale(),
+            .window = c.window};
+}
+
 void linear_heads(Backend& backend, const AttnConfig& c, Tensor x, Tensor weight, Tensor out) {
     if (c.mha()) return backend.linear_per_head(x, weight, c.n_heads, out);
     const int group = c.n_heads / c.n_kv_heads;
@@ -128,14 +138,10 @@ void attend_materialised(Backend& backend, const AttnInput& in, const Part& part
     auto attend = [&](Rows k_rows, Rows v_rows, bool merge) {
         const ScoreTerm score{k_rows, k, c.n_kv_heads, c.head_dim, q, {}, {}};
         const ValueTerm value{v_rows, v, c.n_kv_heads, c.head_dim, out};
-        backend.attention({.sequences = {&s, 1},
-                           .scores = {&score, 1},
-                           .values = {&value, 1},
-                           .n_heads = c.n_heads,
-                           .scale = c.scale(),
-                           .window = c.window,
-                           .lse = lse,
-                           .merge = merge});
+        AttentionArgs args = attention_args(c, {&s, 1}, score, value);
+        args.lse = lse;
+        args.merge = merge;
+        backend.attention(args);
     };
     s.begin = s.end = 0;
     attend({}, {}, false);

@@ -48,12 +48,7 @@ class K final : public CacheMode {
             in.scratch.f32(part.n, int64_t(c.n_heads) * c.kv_width());  // p_i K, float32 into W_KV
         const ScoreTerm score{in.rows[0], k, c.n_kv_heads, c.head_dim, q, in.weights.k_bias, in.rope};
         const ValueTerm value{in.rows[0], k, 1, c.kv_width(), u};
-        backend.attention({.sequences = part.sequences,
-                           .scores = {&score, 1},
-                           .values = {&value, 1},
-                           .n_heads = c.n_heads,
-                           .scale = c.scale(),
-                           .window = c.window});
+        backend.attention(attention_args(c, part.sequences, score, value));
         linear_heads(backend, c, u, in.weights.w_kv, out);
     }
 

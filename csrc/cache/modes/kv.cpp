@@ -21,12 +21,7 @@ class Kv final : public CacheMode {
 
         const ScoreTerm score{in.rows[0], k, c.n_kv_heads, c.head_dim, q, {}, {}};
         const ValueTerm value{in.rows[1], v, c.n_kv_heads, c.head_dim, out};
-        backend.attention({.sequences = in.batch.sequences,
-                           .scores = {&score, 1},
-                           .values = {&value, 1},
-                           .n_heads = c.n_heads,
-                           .scale = c.scale(),
-                           .window = c.window});
+        backend.attention(attention_args(c, in.batch.sequences, score, value));
         return {k, v};
     }
 };

@@ -16,6 +16,10 @@ Tensor project(Backend& backend, Scratch& scratch, Tensor x, Tensor weight, Tens
 /// q of the step's tokens: biased, and rotated where the model rotates.
 Tensor project_q(Backend& backend, const AttnInput& in);
 
+/// Attention with one term for scores and one for values, which must outlive the result.
+AttentionArgs attention_args(const AttnConfig& config, std::span<const AttentionSequence> sequences,
+                             const ScoreTerm& score, const ValueTerm& value);
+
 /// linear_per_head, the weight's heads shared by groups of query heads (GQA).
 void linear_heads(Backend& backend, const AttnConfig& config, Tensor x, Tensor weight, Tensor out);
 

@@ -57,12 +57,7 @@ class V final : public CacheMode {
         backend.linear_per_head(q, in.weights.absorbed_q, c.n_heads, wide_q);
         const ScoreTerm score{in.rows[0], v, 1, c.kv_width(), wide_q, {}, {}};
         const ValueTerm value{in.rows[0], v, c.n_kv_heads, c.head_dim, out};
-        backend.attention({.sequences = part.sequences,
-                           .scores = {&score, 1},
-                           .values = {&value, 1},
-                           .n_heads = c.n_heads,
-                           .scale = c.scale(),
-                           .window = c.window});
+        backend.attention(attention_args(c, part.sequences, score, value));
     }
 };
 

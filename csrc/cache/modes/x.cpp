@@ -53,12 +53,7 @@ class X final : public CacheMode {
         backend.linear_per_head(q, in.weights.absorbed_q, c.n_heads, wide_q);
         const ScoreTerm score{in.rows[0], x, 1, c.d_model, wide_q, {}, {}};
         const ValueTerm value{in.rows[0], x, 1, c.d_model, u};
-        backend.attention({.sequences = part.sequences,
-                           .scores = {&score, 1},
-                           .values = {&value, 1},
-                           .n_heads = c.n_heads,
-                           .scale = c.scale(),
-                           .window = c.window});
+        backend.attention(attention_args(c, part.sequences, score, value));
         linear_heads(backend, c, u, in.weights.v, out);
     }
 };
