@@ -72,6 +72,19 @@ def test_stories_k_is_refused_in_one_clear_sentence():
     assert "layer 0" in lines[0] and "head" in lines[0] and "kv" in lines[0], lines[0]
 
 
+@pytest.mark.parametrize("cache_type", ["f32", "f16"])
+@pytest.mark.parametrize("isa", slimrt._core.cpu_info()["isas"])
+def test_stories_on_every_instruction_set(isa, cache_type, monkeypatch):
+    """The published text, to its last byte, on each kernel path of this machine."""
+    wanted = third_party("models/stories260K/expected_greedy_200.txt").read_text()
+    monkeypatch.setenv("SLIMRT_ISA", isa)
+    done = command(
+        "generate", str(third_party(STORIES)), "-p", "", "-n", "200", "--temp", "0", "--cache-type", cache_type, "-v"
+    )
+    assert f"cpu {isa}" in done.stderr
+    assert done.stdout == wanted
+
+
 def test_stories_on_the_command_line():
     wanted = third_party("models/stories260K/expected_greedy_200.txt").read_text().strip()
     path = str(third_party(STORIES))
