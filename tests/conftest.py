@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What several test files share: the committed tiny models, third-party fixtures, tolerances."""
+"""What several test files share: the committed tiny models, third-party fixtures, tolerances, the command."""
 
 from __future__ import annotations
 
@@ -9,9 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tiny_model import write_tiny
+
 TESTS = Path(__file__).parent
 GOLDEN = TESTS / "golden"
 FIXTURES = TESTS.parent.parent / "shared" / "fixtures"
+
+PROMPT = "the cat sat"
+GREEDY = {"temperature": 0.0, "ignore_eos": True}
 
 
 def third_party(name: str) -> Path:
@@ -54,6 +59,49 @@ def convert(tmp_path_factory: pytest.TempPathFactory):
         return made[source]
 
     return converted
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """Multi-head attention with RoPE: kv and k are legal."""
+    return write_tiny(tmp_path_factory.mktemp("model") / "tiny.gguf")
+
+
+@pytest.fixture(scope="module")
+def grouped(tmp_path_factory):
+    """Grouped-query attention: only kv is legal."""
+    return write_tiny(tmp_path_factory.mktemp("model") / "grouped.gguf", n_kv_heads=2)
+
+
+@pytest.fixture(scope="module")
+def model(tiny):
+    import slimrt
+
+    with slimrt.Model(tiny, n_ctx=64) as model:
+        yield model
+
+
+@pytest.fixture
+def clean_environment(monkeypatch):
+    """No SLIMRT_ variable of the caller's."""
+    for name in list(os.environ):
+        if name.startswith("SLIMRT_"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def run(capsys):
+    """run(*arguments) -> (exit code, stdout, stderr), in this process."""
+    from slimrt.cli import main
+
+    def call(*arguments):
+        try:
+            code = main([str(argument) for argument in arguments])
+        except SystemExit as error:
+            code = error.code
+        return code, *capsys.readouterr()
+
+    return call
 
 
 def open_engine(path: Path, mode: str | list[str] = "kv", dtype: str = "f32", **options):

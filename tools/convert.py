@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -237,12 +237,15 @@ def cache_directory() -> Path:
     return Path(own) if own else (Path(xdg) if xdg else Path.home() / ".cache") / "slimrt"
 
 
-def hf_cache_gguf(directory: str | os.PathLike[str], *, progress: bool = True) -> Path:
+def hf_cache_gguf(
+    directory: str | os.PathLike[str], *, progress: bool = True, on_warning: Callable[[str], object] | None = None
+) -> Path:
     """Convert a Hugging Face directory once, and return the GGUF file in the user's cache.
 
     The file is named after the names, sizes and modification times of the directory's files and the version of this
     converter, so a changed directory is converted again. Processes that convert at once each write their own file
-    beside the target; whichever is last replaces it with equal content.
+    beside the target; whichever is last replaces it with equal content. on_warning is called with what a user should
+    know about the directory.
 
     Raises:
         ModelFormatError, UnsupportedError: the directory cannot be converted.
@@ -255,7 +258,9 @@ def hf_cache_gguf(directory: str | os.PathLike[str], *, progress: bool = True) -
         digest.update(f"\0{file.name}\0{status.st_size}\0{status.st_mtime_ns}".encode())
     target = cache_directory() / f"{source.name}-{digest.hexdigest()[:16]}.gguf"
     if not target.is_file():
-        model, _ = read_hf(source)
+        model, warnings = read_hf(source)
+        for warning in warnings if on_warning else ():
+            on_warning(warning)
         target.parent.mkdir(parents=True, exist_ok=True)
         version = {"slimrt.format_version": uint32(FORMAT_VERSION)}
         write_gguf(target, model.with_metadata(version), show_progress=progress and bars.wanted(None))

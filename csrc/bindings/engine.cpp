@@ -24,31 +24,40 @@ DType cache_type(const std::string& name) {
     fail(ErrorCode::unsupported, "cache type '", name, "' is not supported; supported are: f32, f16, bf16");
 }
 
+void read_option(const std::string& name, nb::handle value, EngineOptions& o) {
+    if (name == "n_ctx")
+        o.cache.n_ctx = nb::cast<int64_t>(value);
+    else if (name == "n_seqs")
+        o.cache.n_seqs = nb::cast<int>(value);
+    else if (name == "n_batch")
+        o.cache.n_batch = nb::cast<int>(value);
+    else if (name == "n_threads")
+        o.n_threads = nb::cast<int>(value);
+    else if (name == "cache_type_k")
+        o.cache.type_k = cache_type(nb::cast<std::string>(value));
+    else if (name == "cache_type_v")
+        o.cache.type_v = cache_type(nb::cast<std::string>(value));
+    else if (name == "memory_limit")
+        o.memory_limit = nb::cast<uint64_t>(value);
+    else if (name == "cache" && nb::isinstance<nb::str>(value))
+        o.cache.mode = nb::cast<std::string>(value);
+    else if (name == "cache") {
+        o.cache.layer_modes = nb::cast<std::vector<std::string>>(value);
+        if (o.cache.layer_modes.empty()) fail(ErrorCode::argument, "cache: the list of modes is empty");
+    } else
+        throw nb::type_error(concat("unexpected argument '", name, "'").c_str());
+}
+
 EngineOptions read_options(const nb::kwargs& args) {
     EngineOptions o;
     for (const auto& [key, value] : args) {
         const std::string name = nb::cast<std::string>(key);
-        if (name == "n_ctx")
-            o.cache.n_ctx = nb::cast<int64_t>(value);
-        else if (name == "n_seqs")
-            o.cache.n_seqs = nb::cast<int>(value);
-        else if (name == "n_batch")
-            o.cache.n_batch = nb::cast<int>(value);
-        else if (name == "n_threads")
-            o.n_threads = nb::cast<int>(value);
-        else if (name == "cache_type_k")
-            o.cache.type_k = cache_type(nb::cast<std::string>(value));
-        else if (name == "cache_type_v")
-            o.cache.type_v = cache_type(nb::cast<std::string>(value));
-        else if (name == "memory_limit")
-            o.memory_limit = nb::cast<uint64_t>(value);
-        else if (name == "cache" && nb::isinstance<nb::str>(value)) {
-            o.cache.mode = nb::cast<std::string>(value);
-        } else if (name == "cache") {
-            o.cache.layer_modes = nb::cast<std::vector<std::string>>(value);
-            if (o.cache.layer_modes.empty()) fail(ErrorCode::argument, "cache: the list of modes is empty");
-        } else
-            throw nb::type_error(concat("unexpected argument '", name, "'").c_str());
+        try {
+            read_option(name, value, o);
+        } catch (const std::bad_cast&) {
+            throw nb::type_error(
+                concat("argument '", name, "' is of the wrong type or out of range").c_str());
+        }
     }
     return o;
 }

@@ -40,7 +40,8 @@ class ModelSource:
         if self.path.is_dir():
             from slimrt.tools.convert import hf_cache_gguf
 
-            self.gguf = Path(hf_cache_gguf(self.path, progress=progress.wanted(show_progress)))
+            warn = None if show_progress is False else progress.note_once
+            self.gguf = Path(hf_cache_gguf(self.path, progress=progress.wanted(show_progress), on_warning=warn))
 
     @classmethod
     def of(cls, path: str | os.PathLike[str] | ModelSource, show_progress: bool | None) -> ModelSource:

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The slimrt command's flags, their twins in the environment, and what wrong ones say."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+
+import slimrt
+from conftest import PROMPT
+
+pytestmark = pytest.mark.usefixtures("clean_environment")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--cache", "kk"), "did you mean 'k'?"),
+        (("--cache", "k+r"), "supported: auto, kv, k, v, x"),
+        (("--cache", "lowrank"), "'lowrank' is not supported"),
+        (("--cache-type", "q8"), "supported: f32, f16, bf16"),
+        (("--device", "cuda"), "supported: auto, cpu"),
+        (("--num-beams", 4), "beam search"),
+        (("--cache", "x"), "layer 0"),
+        (("--memory-limit", "1KiB"), "needs"),
+        (("--memory-limit", "lots"), "not a size"),
+        (("--temp", -1), "temperature"),
+        (("--load-session", "/none"), "No such file"),
+    ],
+)
+def test_errors_are_one_sentence(run, tiny, arguments, said):
+    code, out, err = run("generate", tiny, "-p", PROMPT, *arguments)
+    assert (code, out) == (1, "")
+    assert err.startswith("slimrt: error: ") and err.count("\n") == 1 and said in err
+
+
+def test_a_missing_model(run, tmp_path):
+    assert run("generate", tmp_path / "none", "-p", "x") == (
+        1, "", f"slimrt: error: {tmp_path / 'none'}: no such file or directory\n",
+    )  # fmt: skip
+
+
+def test_tracebacks_only_when_asked_for(run, tiny, monkeypatch):
+    assert "Traceback" not in run("generate", tiny, "-p", "x", "--cache", "q", "-v")[2]
+    assert "Traceback" in run("generate", tiny, "-p", "x", "--cache", "q", "-vv")[2]
+    monkeypatch.setenv("SLIMRT_DEBUG", "1")
+    assert "Traceback" in run("generate", tiny, "-p", "x", "--cache", "q")[2]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [(), ("fly",), ("generate",), ("generate", "a", "-m", "b"), ("generate", "a", "-n", "x"), ("convert", "a"),
+     ("plan", "a", "-c", "0"), ("plan", "a", "--sparse-threshold", "1")],
+)  # fmt: skip
+def test_wrong_usage(run, arguments):
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "") and "error:" in err
+
+
+def test_version_and_help(run):
+    assert run("--version") == (0, f"slimrt {slimrt.__version__}\n", "")
+    for verb in ("generate", "chat", "convert", "inspect", "plan", "doctor"):
+        assert verb in run("--help")[1]
+        assert "SLIMRT_" in run(verb, "--help")[1]
+
+
+def test_model_as_flag_or_in_the_environment(run, tiny, monkeypatch):
+    limit = ("--memory-limit", "1GiB")
+    expected = run("plan", tiny, *limit)
+    assert run("plan", "-m", tiny, *limit) == expected
+    monkeypatch.setenv("SLIMRT_MODEL", str(tiny))
+    assert run("plan", *limit) == expected
+    assert run("plan", "/none.gguf")[0] == 1
+
+
+def test_twins_in_the_environment(run, tiny, monkeypatch):
+    monkeypatch.setenv("SLIMRT_JSON", "1")
+    monkeypatch.setenv("SLIMRT_CACHE_TYPE", "f32")
+    monkeypatch.setenv("SLIMRT_CTX", "96")
+    monkeypatch.setenv("SLIMRT_SEED", "5")
+    monkeypatch.setenv("SLIMRT_N_PREDICT", "3")
+    result = json.loads(run("generate", tiny, "-p", PROMPT)[1])
+    assert result["cache"]["types"] == ["f32", "f32"] and result["seed"] == 5 and len(result["tokens"]) == 3
+    assert json.loads(run("generate", tiny, "-p", PROMPT, "--seed", "6")[1])["seed"] == 6
+    assert json.loads(run("plan", tiny)[1])["n_ctx"] == 96
+    assert json.loads(run("plan", tiny, "-c", 64)[1])["n_ctx"] == 64
+    monkeypatch.setenv("SLIMRT_CTX", "many")
+    code, _, err = run("plan", tiny)
+    assert code == 2 and "many" in err
+    monkeypatch.setenv("SLIMRT_CTX", "")
+    monkeypatch.setenv("SLIMRT_JSON", "0")
+    assert "largest ctx" in run("plan", tiny)[1]
+    monkeypatch.setenv("SLIMRT_VERBOSE", "1")
+    monkeypatch.setenv("SLIMRT_STOP", "e")
+    assert "first token" in run("generate", tiny, "-p", PROMPT)[2]
+    monkeypatch.setenv("SLIMRT_JSON", "maybe")
+    code, _, err = run("plan", tiny)
+    assert code == 2 and "SLIMRT_JSON is 'maybe'" in err
+
+
+def test_a_repeated_flag_wins_over_its_twin(run, tiny, monkeypatch):
+    arguments = ("generate", tiny, "-p", PROMPT, "-n", 20, "--temp", 0, "--no-echo", "--ignore-eos")
+    whole = run(*arguments)[1]
+    monkeypatch.setenv("SLIMRT_STOP", whole[3])
+    assert run(*arguments)[1] == whole.partition(whole[3])[0] + "\n"
+    assert run(*arguments, "--stop", "0123", "--stop", "4567")[1] == whole
+
+
+def test_colour_only_on_a_terminal_that_wants_it(monkeypatch):
+    from slimrt.cli.common import coloured
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert coloured("x", "red", io.StringIO()) == "x"
+    assert coloured("x", "red", Terminal()) == "\x1b[31mx\x1b[0m"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert coloured("x", "red", Terminal()) == "x"

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model in several hands: threads, callbacks, asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+import slimrt
+from conftest import GREEDY, PROMPT
+from tiny_model import BOS, EOS
+
+
+def test_threads(model):
+    expected = model.generate(PROMPT, max_tokens=15, **GREEDY).tokens
+    found = []
+    threads = [
+        threading.Thread(target=lambda: found.append(model.generate(PROMPT, max_tokens=15, **GREEDY).tokens))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [expected] * 4
+
+
+def test_others_may_use_the_model_between_the_pieces_of_a_stream(tiny):
+    with slimrt.Model(tiny, n_ctx=64, n_seqs=2) as model:
+        alone = model.generate(PROMPT, max_tokens=20, **GREEDY).text
+        text = ""
+        for piece in model.stream(PROMPT, max_tokens=20, **GREEDY):
+            text += piece
+            assert alone.startswith(model.generate(PROMPT, max_tokens=2, **GREEDY).text.rstrip("\ufffd"))
+        assert text == alone
+
+
+def test_a_session_notes_its_tokens_before_other_threads_may_use_it(tiny):
+    """Else the other thread takes the new rows for left-overs of a Ctrl-C, and drops them."""
+    with slimrt.Model(tiny, n_ctx=64) as model, model.session() as session:
+
+        class Watched(list):
+            def extend(self, ids):
+                free = []
+                thread = threading.Thread(target=lambda: free.append(session.runtime.lock.acquire(blocking=False)))
+                thread.start()
+                thread.join()
+                assert free == [False]
+                super().extend(ids)
+
+        session._tokens = Watched()
+        session.append([BOS, EOS])
+        assert session.tokens == (BOS, EOS)
+
+
+def test_a_callback_must_not_use_the_model(model):
+    with pytest.raises(RuntimeError, match="callback"):
+        model.generate([BOS] * 4, max_tokens=1, on_progress=lambda *call: model.logits([BOS]))
+    assert model.generate([BOS], max_tokens=1).tokens
+
+
+def test_async(model):
+    async def both():
+        whole = await model.agenerate(PROMPT, max_tokens=12, seed=2)
+        return whole, [piece async for piece in model.astream(PROMPT, max_tokens=12, seed=2)]
+
+    whole, pieces = asyncio.run(both())
+    assert "".join(pieces) == whole.text == model.generate(PROMPT, max_tokens=12, seed=2).text
+
+
+def test_async_cancelled(model):
+    async def cancel():
+        started = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        work = asyncio.create_task(
+            model.agenerate(
+                PROMPT, max_tokens=-1, ignore_eos=True, on_progress=lambda *a: loop.call_soon_threadsafe(started.set)
+            )
+        )
+        await started.wait()
+        work.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await work
+        pieces = model.astream(PROMPT, max_tokens=-1, ignore_eos=True)
+        async for _ in pieces:
+            break
+        await pieces.aclose()
+
+    asyncio.run(cancel())
+    assert model.generate([BOS] * 60, max_tokens=1).tokens
+
+
+def test_async_errors_arrive(model):
+    async def fail():
+        with pytest.raises(slimrt.ContextOverflowError):
+            await model.agenerate([BOS] * 99)
+        with pytest.raises(slimrt.ContextOverflowError):
+            async for _ in model.astream([BOS] * 99):
+                pass
+
+    asyncio.run(fail())

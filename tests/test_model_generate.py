@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Model.generate, stream and chat: what they promise beyond the numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import slimrt
+from conftest import GREEDY, PROMPT, third_party
+from slimrt.generate import StopFilter
+from tiny_model import BOS, EOS, FIRST_BYTE
+
+
+def forcing(text: bytes, then: int = EOS):
+    """A logits_processor that makes the model write these bytes, then one more token."""
+    ids = [FIRST_BYTE + byte for byte in text] + [then]
+    start: list[int] = []
+
+    def process(so_far, logits):
+        if not start:
+            start.append(len(so_far))
+        logits[:] = -1e9
+        logits[ids[len(so_far) - start[0]]] = 0
+        return logits
+
+    return process
+
+
+def test_published_text_of_stories260k():
+    folder = third_party("models/stories260K")
+    with slimrt.Model(folder / "stories260K.gguf", n_ctx=256) as model:
+        text = model.generate("", max_tokens=200, temperature=0).text
+    assert text == (folder / "expected_greedy_200.txt").read_text().removesuffix("\n")
+
+
+def test_result(model):
+    result = model.generate(PROMPT, max_tokens=7, seed=3)
+    n = len(model.tokenize(PROMPT))
+    assert (result.finish_reason, result.truncated, result.seed) == ("length", False, 3)
+    assert dataclasses.astuple(result.usage) == (n, 0, 7)
+    assert len(result.tokens) == 7
+    assert result.timings.ttft > 0 and result.timings.prefill_tok_s > 0 and result.timings.decode_tok_s > 0
+    assert result.cache.bytes == (n + 6) * model.memory()["cache_bytes_per_token"]
+    assert (result.cache.modes, result.cache.types) == (("kv", "kv"), ("f16", "f16"))
+    json.dumps(result.to_dict())
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        result.text = ""
+
+
+def test_stream_is_generate_in_pieces(model):
+    with model.stream(PROMPT, max_tokens=30, seed=5) as stream:
+        pieces = list(stream)
+    assert all(pieces)
+    assert "".join(pieces) == stream.result.text == model.generate(PROMPT, max_tokens=30, seed=5).text
+
+
+def test_stream_left_early(model):
+    with model.stream(PROMPT, max_tokens=30, **GREEDY) as stream:
+        first = next(stream)
+    assert stream.result.finish_reason == "unfinished"
+    assert stream.result.text == first
+    assert list(stream) == []
+
+
+def test_seeds(tiny, model):
+    same = [model.generate(PROMPT, max_tokens=20, seed=1).tokens for _ in range(2)]
+    assert same[0] == same[1] != model.generate(PROMPT, max_tokens=20, seed=2).tokens
+    runs = []
+    for _ in range(2):
+        with slimrt.Model(tiny, n_ctx=64, seed=7) as seeded:
+            runs.append([seeded.generate(PROMPT, max_tokens=20).tokens for _ in range(2)])
+    assert runs[0] == runs[1] and runs[0][0] != runs[0][1]
+    unseeded = model.generate(PROMPT, max_tokens=20)
+    assert model.generate(PROMPT, max_tokens=20, seed=unseeded.seed).tokens == unseeded.tokens
+
+
+@pytest.mark.parametrize("n_seqs", [1, 2, 5])
+def test_a_batch_gives_what_each_prompt_gives_alone(tiny, model, n_seqs):
+    prompts = ["a", "the cat sat on the mat", "dog", "a longer one than that"]
+    alone = [model.generate(p, max_tokens=12, seed=4 + i) for i, p in enumerate(prompts)]
+    with slimrt.Model(tiny, n_ctx=64, n_seqs=n_seqs) as many:
+        together = many.generate(prompts, max_tokens=12, seed=4)
+        assert [r.tokens for r in together] == [r.tokens for r in alone]
+        assert [r.usage for r in together] == [r.usage for r in alone]
+        ids = [many.tokenize(p) for p in prompts]
+        assert [r.text for r in many.generate(ids, max_tokens=12, seed=4)] == [r.text for r in alone]
+        assert many.generate([], max_tokens=3) == []
+
+
+def test_finished_texts_leave_the_batch(tiny):
+    """Different lengths: each ends by its own stop string."""
+    with slimrt.Model(tiny, n_ctx=64, n_seqs=3) as model:
+        prompts = ["a", "b", "c"]
+        whole = [r.text for r in model.generate(prompts, max_tokens=24, **GREEDY)]
+        stop = whole[0][5]
+        stopped = model.generate(prompts, max_tokens=24, stop=stop, **GREEDY)
+        assert [r.text for r in stopped] == [text.partition(stop)[0] for text in whole]
+
+
+def test_ids_as_prompt(model):
+    ids = model.tokenize(PROMPT)
+    expected = model.generate(PROMPT, max_tokens=5, **GREEDY).tokens
+    assert model.generate(ids, max_tokens=5, **GREEDY).tokens == expected
+    assert model.generate(np.array(ids), max_tokens=5, **GREEDY).tokens == expected
+    assert model.generate(tuple(ids), max_tokens=5, **GREEDY).tokens == expected
+
+
+def test_end_token(model):
+    ended = model.generate(PROMPT, max_tokens=9, logits_processor=forcing(b"hi"))
+    assert (ended.text, ended.finish_reason, ended.usage.completion_tokens) == ("hi", "stop", 2)
+    assert EOS not in model.generate(PROMPT, max_tokens=9, ignore_eos=True, logits_processor=forcing(b"hi7" * 3)).tokens
+
+
+def test_pieces_are_whole_characters(model):
+    text = "é€😀 ok"
+    pieces = list(model.stream(PROMPT, max_tokens=99, logits_processor=forcing(text.encode())))
+    assert "".join(pieces) == text
+    assert [p for p in pieces if p in "é€😀"] == ["é", "€", "😀"]
+    cut = model.generate(PROMPT, max_tokens=2, logits_processor=forcing("a€".encode()))
+    assert cut.text == "a\ufffd"
+
+
+def test_no_part_of_a_stop_string_is_shown(model):
+    pieces = list(model.stream(PROMPT, max_tokens=99, stop=["STOP", "END."], logits_processor=forcing(b"go ST END. x")))
+    assert "".join(pieces) == "go ST "
+    result = model.generate(PROMPT, max_tokens=99, stop="STOP", logits_processor=forcing(b"a STO"))
+    assert (result.text, result.finish_reason) == ("a STO", "stop")
+    assert model.generate(PROMPT, max_tokens=4, stop="STOP", logits_processor=forcing(b"aSTOP")).text == "aSTO"
+
+
+@given(st.text("ab", max_size=30), st.text("ab", min_size=1, max_size=5), st.data())
+def test_stop_filter(text, stop, data):
+    """However the text is cut into pieces, what comes out is what stands before the stop string."""
+    filter, shown, rest = StopFilter([stop]), "", text
+    while rest and not filter.stopped:
+        size = data.draw(st.integers(1, len(rest)))
+        shown += filter.feed(rest[:size])
+        rest = rest[size:]
+        assert stop not in shown and text.partition(stop)[0].startswith(shown)
+    assert shown + filter.flush() == text.partition(stop)[0]
+    assert filter.stopped == (stop in text)
+
+
+@pytest.mark.parametrize("stops", [["xb", "abc"], ["abc", "xb"]])
+def test_stop_filter_takes_the_leftmost(stops):
+    filter = StopFilter(stops)
+    assert filter.feed("1abcxb") == "1" and filter.stopped and filter.flush() == ""
+
+
+def test_full_context_keeps_what_there_is(tiny):
+    with slimrt.Model(tiny, n_ctx=32) as model:
+        n = len(model.tokenize(PROMPT))
+        result = model.generate(PROMPT, max_tokens=-1, **GREEDY)
+        assert (result.finish_reason, result.truncated) == ("context", True)
+        assert len(result.tokens) == 32 - n + 1
+        assert result.tokens[:5] == model.generate(PROMPT, max_tokens=5, **GREEDY).tokens
+
+
+def test_prompt_that_does_not_fit(tiny):
+    with slimrt.Model(tiny, n_ctx=32) as model:
+        called = []
+        with pytest.raises(slimrt.ContextOverflowError, match="33 tokens.* holds 32"):
+            model.generate([[BOS], [BOS] * 33], max_tokens=1, on_progress=lambda *a: called.append(a))
+        assert called == []
+        assert model.generate([BOS] * 32, max_tokens=5, **GREEDY).finish_reason == "context"
+
+
+def test_other_sequences_may_fill_the_cache(tiny):
+    with slimrt.Model(tiny, n_ctx=64) as model, model.session() as session:
+        session.append([BOS] * 20)
+        result = model.generate(PROMPT, max_tokens=-1, **GREEDY)
+        assert result.finish_reason == "context" and result.tokens
+        session.append([BOS] * 30)
+        with pytest.raises(slimrt.ContextOverflowError):
+            model.generate([BOS] * 60, max_tokens=1)
+
+
+def test_max_tokens_zero_only_reads_the_prompt(model):
+    result = model.generate(PROMPT, max_tokens=0)
+    assert (result.text, result.tokens, result.finish_reason) == ("", (), "length")
+    assert result.timings.prefill_tok_s > 0
+
+
+def test_logprobs(model):
+    result = model.generate(PROMPT, max_tokens=4, logprobs=3, **GREEDY)
+    ids = model.tokenize(PROMPT)
+    logits = model.logits([*ids, *result.tokens])[len(ids) - 1 : -1].astype(np.float64)
+    expected = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    for i, one in enumerate(result.logprobs):
+        assert one.token == result.tokens[i]
+        assert one.logprob == pytest.approx(expected[i, one.token], abs=5e-3)
+        assert [p for _, p in one.top] == sorted((p for _, p in one.top), reverse=True)
+        assert len(one.top) == 3 and one.top[0][0] == one.token
+    assert model.generate(PROMPT, max_tokens=2).logprobs is None
+
+
+def test_logits_processor_sees_all_ids(model):
+    seen = []
+
+    def process(ids, logits):
+        seen.append(list(ids))
+        return logits
+
+    result = model.generate(PROMPT, max_tokens=3, logits_processor=process, **GREEDY)
+    assert seen[-1] == [*model.tokenize(PROMPT), *result.tokens[:2]]
+    with pytest.raises(ValueError, match="logits_processor returned shape"):
+        model.generate(PROMPT, max_tokens=3, logits_processor=lambda ids, logits: logits[:5])
+
+
+def test_progress_and_stopping_by_it(tiny):
+    calls = []
+    with slimrt.Model(tiny, n_ctx=64, n_batch=16) as model:
+        model.generate([BOS] * 40, max_tokens=2, on_progress=lambda *call: calls.append(call), **GREEDY)
+        prefill = [("prefill", done, 40) for done in (16, 32, 40)]
+        assert calls == [*prefill, ("decode", 1, 2), ("decode", 2, 2)]
+        for stage in ("prefill", "decode"):
+
+            def stop(now, done, total, stage=stage):
+                if now == stage:
+                    raise KeyboardInterrupt
+
+            with pytest.raises(KeyboardInterrupt):
+                model.generate([BOS] * 40, max_tokens=2, on_progress=stop)
+        assert len(model.generate([BOS] * 60, max_tokens=2, **GREEDY).tokens) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"num_beams": 4}, slimrt.UnsupportedError, "beam search is not supported.*temperature=0"),
+        ({"temperature": -1.0}, ValueError, "temperature"),
+        ({"top_p": 2.0}, ValueError, "top_p"),
+        ({"max_tokens": -2}, ValueError, "max_tokens"),
+        ({"logprobs": -1}, ValueError, "logprobs"),
+        ({"seed": -1}, ValueError, "seed"),
+        ({"stop": ["a", ""]}, ValueError, "stop string"),
+        ({"length_penalty": 1.0}, TypeError, "length_penalty"),
+        ({"max_tokens": 2.5}, TypeError, "max_tokens must be a whole number"),
+        ({"max_tokens": None}, TypeError, "max_tokens must be a whole number"),
+        ({"temperature": "hot"}, TypeError, "temperature must be a number"),
+        ({"seed": 1.5}, TypeError, "seed must be a whole number"),
+        ({"stop": None}, TypeError, "stop must be text"),
+        ({"stop": ["a", 3]}, TypeError, "stop must be text"),
+        ({"on_progress": 3}, TypeError, "on_progress must be a function"),
+        ({"session": 3}, TypeError, "session must be one that"),
+    ],
+)
+def test_bad_options(model, options, error, message):
+    with pytest.raises(error, match=message):
+        model.generate(PROMPT, **options)
+    with pytest.raises(error, match=message):
+        model.stream(PROMPT, **options)
+
+
+@pytest.mark.parametrize("ids", [[BOS, 10**6], [-1], [[1, 2], [3, 4]], [0.5]])
+def test_bad_ids(model, ids):
+    with pytest.raises(ValueError):
+        model.logits(ids)
+
+
+def test_chat(model):
+    messages = [{"role": "user", "content": "hi"}]
+    ids = model.tokenize("<s><|user|>hi<|assistant|>", add_special_tokens=False)
+    assert model.render_chat(messages) == ids
+    expected = model.generate(ids, max_tokens=5, **GREEDY)
+    assert model.chat(messages, max_tokens=5, **GREEDY).tokens == expected.tokens

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loading a model, planning its memory, and the sizes in their arguments."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import slimrt
+from conftest import GREEDY, PROMPT, relative, third_party
+from slimrt.units import format_bytes, parse_bytes
+from tiny_model import BOS, write_tiny
+
+
+def test_k_is_folded_while_loading_and_says_so_once(tiny, capsys):
+    from slimrt import progress
+
+    progress.note_once.cache_clear()
+    with slimrt.Model(tiny, n_ctx=64, cache_type="f32") as kv:
+        ids = kv.tokenize(PROMPT)
+        expected, size = kv.logits(ids), kv.memory()["cache_bytes_per_token"]
+    for _ in range(2):
+        with slimrt.Model(tiny, n_ctx=64, cache="k", cache_type="f32") as k, k.session() as session:
+            rows = np.concatenate([session.append([id]) for id in ids])
+            assert relative(rows, expected) < 1e-3
+            assert k.memory()["cache_bytes_per_token"] * 2 == size
+    assert capsys.readouterr().err.count("slimrt convert") == 1
+
+
+def test_a_mode_for_each_layer(tiny):
+    with slimrt.Model(tiny, n_ctx=64, cache=["kv", "k"], progress=False) as mixed:
+        assert [layer["mode"] for layer in mixed.info()["layers"]] == ["kv", "k"]
+        assert mixed.generate(PROMPT, max_tokens=2).cache.modes == ("kv", "k")
+
+
+@pytest.mark.parametrize("mode", ["v", "x"])
+def test_modes_without_rope(tmp_path, mode):
+    path = write_tiny(tmp_path / "gpt2.gguf", arch="gpt2")
+    with slimrt.Model(path, cache_type="f32") as kv, slimrt.Model(path, cache=mode, cache_type="f32") as other:
+        expected = kv.generate(PROMPT, max_tokens=20, **GREEDY).tokens
+        assert other.generate(PROMPT, max_tokens=20, **GREEDY).tokens == expected
+
+
+def test_an_illegal_mode_is_refused_before_the_fold(grouped, monkeypatch):
+    import slimrt.tools.fold
+
+    monkeypatch.setattr(slimrt.tools.fold, "fold_layers", lambda *a, **k: pytest.fail("folded"))
+    with pytest.raises(slimrt.CacheUnsupportedError, match=r"'k' .*layer 0.*Legal for this model: kv"):
+        slimrt.Model(grouped, cache="k")
+    with pytest.raises(slimrt.CacheUnsupportedError, match="layer 1"):
+        slimrt.Model(grouped, cache=["kv", "k"])
+
+
+def test_too_little_memory_is_said_before_the_fold(tiny, monkeypatch):
+    import slimrt.tools.fold
+
+    monkeypatch.setattr(slimrt.tools.fold, "fold_layers", lambda *a, **k: pytest.fail("folded"))
+    with pytest.raises(slimrt.WontFitError):
+        slimrt.Model(tiny, cache="k", memory_limit=1000)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"cache": "kk"}, slimrt.UnsupportedError, "'kk'.*did you mean 'k'.*kv, k, v, x"),
+        ({"cache": "k+r"}, slimrt.UnsupportedError, r"k\+r"),
+        ({"cache": ["kv", "z"]}, slimrt.UnsupportedError, "'z'"),
+        ({"cache_type": "q8"}, slimrt.UnsupportedError, "f32, f16, bf16"),
+        ({"cache_type_v": "fp16"}, slimrt.UnsupportedError, "did you mean 'f16'"),
+        ({"device": "cuda"}, slimrt.UnsupportedError, "auto, cpu"),
+        ({"on_overflow": "shift"}, slimrt.UnsupportedError, "error"),
+        ({"memory_limit": "lots"}, ValueError, "not a size"),
+        ({"n_ctx": -1}, ValueError, "n_ctx"),
+        ({"sparse_threshold": 0.1}, TypeError, "sparse_threshold"),
+        ({"n_ctx": 1.5}, TypeError, "n_ctx must be a whole number"),
+        ({"n_threads": "all"}, TypeError, "n_threads must be a whole number"),
+        ({"seed": "abc"}, TypeError, "seed must be a whole number"),
+        ({"cache": []}, ValueError, "cache must be a mode"),
+        ({"cache": 5}, ValueError, "cache must be a mode"),
+        ({"cache": ["kv", None]}, slimrt.UnsupportedError, "'None'"),
+        ({"cache_type": None}, slimrt.UnsupportedError, "f32, f16, bf16"),
+        ({"device": None}, slimrt.UnsupportedError, "auto, cpu"),
+    ],
+)
+def test_bad_arguments(tiny, arguments, error, message):
+    with pytest.raises(error, match=message):
+        slimrt.Model(tiny, **arguments)
+
+
+def test_files_that_are_no_models(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        slimrt.Model(tmp_path / "none.gguf")
+    bad = tmp_path / "bad.gguf"
+    bad.write_bytes(b"GGUF\x03\0\0\0" + b"\xff" * 64)
+    with pytest.raises(slimrt.ModelFormatError):
+        slimrt.Model(bad)
+    with pytest.raises(slimrt.SlimrtError):
+        slimrt.Model(tmp_path)
+
+
+def test_what_fits_instead(tmp_path):
+    tiny = write_tiny(tmp_path / "long.gguf", n_ctx=4096)  # of a long context the cache is the largest part
+    whole = slimrt.plan(tiny, n_ctx=4096)
+    k = next(row for row in whole.rows if row.cache == "k")
+    with pytest.raises(slimrt.WontFitError) as caught:
+        slimrt.Model(tiny, n_ctx=4096, memory_limit=k.total)
+    error = caught.value
+    assert error.needed == whole.asked.total and error.available == k.total
+    assert "--cache k" in error.options and error.options[0].startswith("--ctx ")
+    assert all(option in str(error) for option in error.options)
+    largest = int(error.options[0].removeprefix("--ctx "))
+    slimrt.Model(tiny, n_ctx=largest, memory_limit=k.total).close()
+    slimrt.Model(tiny, n_ctx=4096, cache="k", memory_limit=k.total, progress=False).close()
+    with pytest.raises(slimrt.WontFitError):
+        slimrt.Model(tiny, n_ctx=largest + 32, memory_limit=k.total)
+
+
+def test_default_context(tmp_path, tiny):
+    long = write_tiny(tmp_path / "long.gguf", n_ctx=10000)
+    with slimrt.Model(long) as model:
+        assert model.n_ctx == 4096
+        with pytest.raises(slimrt.ContextOverflowError, match="holds 4096.*10000"):
+            model.generate([BOS] * 4097)
+    with slimrt.Model(tiny) as model:
+        assert model.n_ctx == 256
+
+
+def test_verbose_says_what_was_resolved(tiny, capsys):
+    slimrt.Model(tiny, n_ctx=64).close()
+    assert capsys.readouterr() == ("", "")
+    slimrt.Model(tiny, n_ctx=64, verbose=True).close()
+    out, err = capsys.readouterr()
+    assert out == "" and "context 64 of 256" in err and "kv f16" in err
+
+
+def test_a_directory_without_a_tokenizer():
+    folder = third_party("models/makemore_lmj9_model")
+    golden = json.loads((folder / "golden.json").read_text())
+    with slimrt.Model(folder, cache_type="f32") as model:
+        with pytest.raises(slimrt.UnsupportedError, match="tokenizer.json"):
+            model.tokenize("x")
+        with pytest.raises(slimrt.UnsupportedError, match="tokenizer.json"):
+            model.generate([0], stop="x")
+        assert model.generate([0], max_tokens=3, **GREEDY).text == ""
+        assert golden
+
+
+# ---------------------------------------------------------------- plan
+def test_plan_is_what_is_allocated(tiny):
+    result = slimrt.plan(tiny, n_ctx=100, n_seqs=2, n_batch=16, cache_type="bf16", memory_limit="1GiB")
+    assert [row.cache for row in result.rows] == ["kv", "k"]
+    assert [mode for mode, reason in result.refused if reason] == ["v", "x"]
+    assert result.fits and result.asked == result.rows[0]
+    for row in result.rows:
+        with slimrt.Model(
+            tiny, n_ctx=100, n_seqs=2, n_batch=16, cache=row.cache, cache_type="bf16", progress=False
+        ) as model:
+            memory = model.memory()
+            parts = (row.weights, row.derived, row.cache_bytes, row.scratch, row.mapped, row.bytes_per_token)
+            names = ("weights", "derived", "cache", "scratch", "mapped", "cache_bytes_per_token")
+            assert parts == tuple(memory[name] for name in names)
+            assert row.total == memory["total"] + memory["mapped"] == sum(parts[:5])
+    json.dumps(result.to_dict())
+
+
+def test_plan_finds_the_largest_context(tiny):
+    half = slimrt.plan(tiny, n_ctx=128).asked.total
+    row = slimrt.plan(tiny, n_ctx=256, memory_limit=half).asked
+    assert not row.fits and row.max_n_ctx == 128
+    assert slimrt.plan(tiny, memory_limit=1000).asked.max_n_ctx == 0
+    assert slimrt.plan(tiny).asked.max_n_ctx == 256
+    assert slimrt.plan(tiny, cache=["kv", "k"]).asked.cache == "mixed"
+
+
+# ---------------------------------------------------------------- sizes
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("6GiB", 6 << 30), ("6g", 6 << 30), ("1.5 MiB", 3 << 19), ("2GB", 2 * 10**9), (77, 77), (".5k", 512)],
+)
+def test_sizes(text, size):
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1", "0", "6 apples", "1e3"])
+def test_bad_sizes(text):
+    with pytest.raises(ValueError):
+        parse_bytes(text)
+
+
+def test_sizes_for_people():
+    assert [format_bytes(n) for n in (5, 2048, 5 << 20, 5.5 * 2**30, 2**42)] == [
+        "5 B", "2.0 KiB", "5.0 MiB", "5.5 GiB", "4.0 TiB",
+    ]  # fmt: skip

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sessions and their files, scores."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import slimrt
+from conftest import GREEDY, PROMPT, relative
+from tiny_model import BOS, FIRST_BYTE
+
+
+def test_session_logits_are_the_model_s(tiny):
+    with slimrt.Model(tiny, n_ctx=64, cache_type="f32") as model, model.session() as session:
+        ids = model.tokenize("the cat sat on the mat")
+        whole = model.logits(ids)
+        assert whole.shape == (len(ids), model.n_vocab) and whole.dtype == np.float32
+        parts = np.concatenate([session.append(ids[:5]), session.append(ids[5:6]), session.append(ids[6:])])
+        assert relative(parts, whole) < 1e-4
+        assert session.tokens == tuple(ids) and session.length == len(ids)
+        session.truncate(5)
+        assert relative(session.append(ids[5:], last_only=True), whole[-1:]) < 1e-4
+
+
+def test_forks_are_independent(tiny):
+    with slimrt.Model(tiny, n_ctx=64, n_seqs=2) as model, model.session() as one:
+        one.append(model.tokenize("the cat"))
+        with one.fork() as other:
+            other.append(model.tokenize(" sat", add_special_tokens=False))
+            assert other.length > one.length
+            assert other.tokens[: one.length] == one.tokens
+            again = one.append([7])
+        one.truncate(one.length - 1)
+        assert np.array_equal(one.append([7]), again)
+
+
+def test_sessions_that_are_dropped_give_their_rows_back(tiny):
+    with slimrt.Model(tiny, n_ctx=64) as model:
+        for _ in range(5):
+            model.session().append([BOS] * 64)
+
+
+def test_generate_reuses_what_a_session_holds(model):
+    with model.session() as session:
+        first = model.generate(PROMPT, max_tokens=6, session=session, **GREEDY)
+        ids = [*model.tokenize(PROMPT), *first.tokens]
+        assert session.tokens == tuple(ids[:-1])
+        longer = [*ids, 9, 9]
+        second = model.generate(longer, max_tokens=6, session=session, **GREEDY)
+        assert second.usage.cached_tokens == len(ids) - 1
+        assert second.tokens == model.generate(longer, max_tokens=6, **GREEDY).tokens
+        other = model.generate([*ids[:4], 8], max_tokens=2, session=session, **GREEDY)
+        assert other.usage.cached_tokens == 4
+        again = model.generate([*ids[:4], 8], max_tokens=2, session=session, **GREEDY)
+        assert again.tokens == other.tokens and again.usage.cached_tokens == 4
+        with pytest.raises(ValueError, match="one prompt"):
+            model.generate(["a", "b"], session=session)
+
+
+def test_session_file(tiny, tmp_path):
+    file = tmp_path / "s.session"
+    with slimrt.Model(tiny, n_ctx=64) as model:
+        session = model.session()
+        session.append(model.tokenize(PROMPT))
+        session.save(file)
+        expected = session.append([9])
+    assert [path.name for path in tmp_path.iterdir()] == ["s.session"]
+    with slimrt.Model(tiny, n_ctx=32) as model:
+        loaded = model.load_session(file)
+        assert loaded.tokens == tuple(model.tokenize(PROMPT))
+        assert np.array_equal(loaded.append([9]), expected)
+
+
+def test_session_files_that_do_not_belong(tiny, grouped, tmp_path):
+    file = tmp_path / "s.session"
+    with slimrt.Model(tiny, n_ctx=64) as model, model.session() as session:
+        session.append([BOS] * 40)
+        session.save(file)
+    with slimrt.Model(grouped) as other, pytest.raises(slimrt.ModelFormatError, match="another model"):
+        other.load_session(file)
+    with slimrt.Model(tiny, cache_type="f32") as other, pytest.raises(slimrt.ModelFormatError, match="another cache"):
+        other.load_session(file)
+    with slimrt.Model(tiny, n_ctx=32) as small, pytest.raises(slimrt.ContextOverflowError):
+        small.load_session(file)
+
+
+def test_damaged_session_files(tiny, tmp_path):
+    file, data = tmp_path / "s.session", tmp_path / "bad.session"
+    with slimrt.Model(tiny, n_ctx=64) as model, model.session() as session:
+        session.append([BOS] * 4)
+        session.save(file)
+        good = file.read_bytes()
+        later = good.replace(b'"version": 1', b'"version": 7')
+        swapped = good.replace(b'"tokens": [1, 1, 1, 1]', b'"tokens": [1, 1, 1,-1]')
+        for bad in (b"", good[:7], good[:100], good[:-1], good + b"x", b"GGUF" + good[4:], later, swapped):
+            data.write_bytes(bad)
+            with pytest.raises(slimrt.ModelFormatError):
+                model.load_session(data)
+        with pytest.raises(FileNotFoundError):
+            model.load_session(tmp_path / "none")
+        with pytest.raises(FileNotFoundError):
+            session.save(tmp_path / "none" / "s")
+
+
+def test_closed(tiny):
+    model = slimrt.Model(tiny, n_ctx=64)
+    session, stream = model.session(), model.stream(PROMPT)
+    session.close()
+    with pytest.raises(ValueError, match="session is closed"):
+        session.append([BOS])
+    model.close()
+    model.close()
+    for use in (lambda: model.generate(PROMPT), lambda: model.logits([BOS]), lambda: next(stream), model.session):
+        with pytest.raises(ValueError, match="model is closed"):
+            use()
+
+
+# ---------------------------------------------------------------- score
+def test_score(model):
+    score = model.score(PROMPT)
+    ids = model.tokenize(PROMPT)
+    logits = model.logits(ids)[:-1].astype(np.float64)
+    expected = (logits - np.log(np.exp(logits).sum(axis=1, keepdims=True)))[range(len(ids) - 1), ids[1:]]
+    assert score.tokens == tuple(ids) and score.logprobs.dtype == np.float32
+    assert np.allclose(score.logprobs, expected, atol=1e-4)
+    assert score.log_likelihood == pytest.approx(expected.sum(), rel=1e-4)
+    assert score.perplexity == pytest.approx(model.perplexity(PROMPT), rel=1e-5)
+    with pytest.raises(ValueError, match="two tokens"):
+        model.score([BOS])
+    with pytest.raises(slimrt.ContextOverflowError):
+        model.score([BOS] * 65)
+
+
+def test_perplexity_of_a_long_text(tiny):
+    """Windows of n_ctx: each token is scored once, with what stands before it in its window."""
+    ids = [BOS, *np.random.default_rng(0).integers(FIRST_BYTE, FIRST_BYTE + 256, 99).tolist()]
+    with slimrt.Model(tiny, n_ctx=32, cache_type="f32", n_batch=32) as model:
+        total, scored, end = 0.0, 1, 32
+        while scored < len(ids):
+            total += model.score(ids[end - 32 : end]).logprobs[scored - end :].sum(dtype=np.float64)
+            scored, end = end, min(end + 10, len(ids))
+        assert model.perplexity(ids, stride=10) == pytest.approx(np.exp(-total / 99), rel=1e-4)
+        for stride in (0, 32):
+            with pytest.raises(ValueError, match="stride"):
+                model.perplexity(ids, stride=stride)
