@@ -5,8 +5,9 @@ Tolerances come from the reference. For one model, mode and type:
   predicted   what rounding the stored rows does to the logits (reference, rows rounded, minus reference, exact);
   noise       of an engine that computes in float32: FLOAT32 of all logits, and a few times what this mode makes of
               one rounding to float32 (its rows so rounded in the reference).
-The engine rounds the same numbers, so it should be much nearer to the reference than `predicted`: only where float32
-puts a row on the other side of a rounding boundary do they differ (seen: up to 0.26 of it).
+The engine rounds the same numbers, so it should be much nearer to the reference than `predicted`: they differ where
+float32 puts a value on the other side of a rounding boundary. test_the_bound_separates shows that noise of that size
+stays below SAME_ROUNDING, and that a wrong rounding does not.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from functools import cache
 import numpy as np
 import pytest
 
+import reference as reference_module
 import slimrt
 from conftest import GOLDEN, decode, open_engine, rms
 from reference import Reference
@@ -65,6 +67,31 @@ def check(path, mode, dtype, got: np.ndarray, n_prefill: int, n_batch: int = 0) 
     predicted = 0.0 if dtype == "f32" else rms(wanted - exact)
     assert rms(got - wanted) <= noise + SAME_ROUNDING * predicted, "not the rounding that the reference does"
     assert rms(got - exact) <= noise + 1.5 * predicted, "a larger error than the reference predicts"
+
+
+def truncated(x: np.ndarray, dtype: str | None) -> np.ndarray:
+    """x stored by cutting bits off instead of rounding to nearest."""
+    if dtype == "bf16":
+        return (np.asarray(x, np.float32).view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32).astype(np.float64)
+    half = np.asarray(x, np.float32).astype(np.float16)
+    return np.where(np.abs(half) > np.abs(x), np.nextafter(half, np.float16(0)), half).astype(np.float64)
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+@each_case
+def test_the_bound_separates(name, mode, dtype, convert, monkeypatch):
+    """Rows with noise of float32's size deviate less than SAME_ROUNDING from the reference, truncated rows more."""
+    model, rng, rounded = reference(convert(GOLDEN / name)), np.random.default_rng(0), reference_module.rounded
+    wanted, exact = predict(convert(GOLDEN / name), mode, dtype, len(IDS), 5)
+
+    def deviation(store) -> float:
+        monkeypatch.setattr(reference_module, "rounded", store)
+        return rms(model.logits_cached(IDS, len(IDS), mode, dtype, 5) - wanted) / rms(wanted - exact)
+
+    def with_noise(x, dtype):
+        return rounded(x + 3e-7 * rms(x) * rng.standard_normal(np.shape(x)), dtype)
+
+    assert deviation(with_noise) < SAME_ROUNDING < 1 < deviation(truncated)
 
 
 @pytest.mark.parametrize("dtype", TYPES)

@@ -231,14 +231,16 @@ def test_inspect_of_what_cannot_run(run):
     assert code == 0 and "0 tensors" in out and "none: " in out
 
 
-def test_plan_and_its_exit_code(run, tiny):
+def test_plan_and_its_exit_code(run, tiny, tmp_path):
     code, out, err = run("plan", tiny, "-c", 256)
     assert (code, err) == (0, "") and "fits" in out and "v: not for this model: layer 0" in out
     total = json.loads(run("plan", tiny, "--json")[1])["asked"]["total"]
     assert run("plan", tiny, "--memory-limit", total)[0] == 0
     code, out, err = run("plan", tiny, "--memory-limit", total - 1)
     assert (code, err) == (1, "") and "does not fit" in out
-    assert run("plan", tiny, "--memory-limit", 2 * total, "--cache", "k")[0] == 0
+    long = write_tiny(tmp_path / "long.gguf", n_ctx=4096)  # where the cache outweighs the scratch
+    total_kv = json.loads(run("plan", long, "--json")[1])["asked"]["total"]
+    assert run("plan", long, "--memory-limit", total_kv, "--cache", "k")[0] == 0
     assert run("plan", tiny, "--memory-limit", total, "--batch", 2)[0] == 1
     mixed = json.loads(run("plan", tiny, "--cache", "kv,k", "--json")[1])
     assert mixed["asked"]["modes"] == ["kv", "k"] and mixed["fits"]

@@ -9,8 +9,8 @@ import pytest
 
 from conftest import rms
 from reference import ACTIVATIONS, Rope, layer_norm, rms_norm, rounded
+from slimrt._core import ops
 
-ops = pytest.importorskip("slimrt._core").ops
 ISAS = ops.backends()
 EPS = 2.0**-24  # half a unit in the last place of float32
 

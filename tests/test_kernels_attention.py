@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from reference import Rope, rounded
+from slimrt._core import ops
 from test_kernels import rope_table
 
-ops = pytest.importorskip("slimrt._core").ops
 ISAS = ops.backends()
 
 

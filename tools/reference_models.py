@@ -38,7 +38,7 @@ CONFIGS = {
     "llama": Config(
         name="tale-llama", arch="llama", d_model=256, n_layers=4, n_heads=4, d_ff=640, n_ctx=2048, steps=1300,
         phases=((0.12, 128, 32), (0.1, 256, 16), (0.13, 512, 8), (0.35, 1024, 4), (0.3, 2048, 2)), lookup_share=0.5,
-        rope_base=500000.0,  # with 10000, too few dimensions keep still over 1000 tokens to tell 400 words apart
+        rope_base=500000.0,  # and 4 heads: 10000 and 8 heads, changed together, learned lookup slowly
     ),
     "gpt2": Config(
         name="tale-gpt2", arch="gpt2", d_model=128, n_layers=4, n_heads=4, d_ff=512, n_ctx=256, steps=1200,
