@@ -44,11 +44,19 @@ struct Plane {
 };
 using Format = std::vector<Plane>;  // how a block is stored: plane after plane, rows of a plane together
 
-/// The tokens of one step: sequences[i] owns the rows [query, query + n_queries).
+/// The tokens of one step or of one chunk of it: sequences[i] owns the rows [query, query + n_queries).
 struct Batch {
     Tensor tokens, positions, slots;  // [1, n] I32
     std::vector<AttentionSequence> sequences;
-    Tensor outputs;  // [1, m] I32: rows whose logits are wanted
+    bool chunk = false;  // of a longer append of one sequence, each layer going through all chunks
+};
+
+/// What the materialised branch of a mode reads in place of stored rows: made once per layer and append, rows
+/// by position.
+struct DenseRows {
+    std::vector<Tensor> planes;      // [n_ctx, width]
+    const int32_t* table = nullptr;  // block table of the sequence whose they are
+    int64_t end = 0;                 // positions from here on are not there yet
 };
 
 struct AttnInput {
@@ -57,6 +65,7 @@ struct AttnInput {
     const Rope& rope;
     const Batch& batch;
     const std::vector<Rows>& rows;  // what is stored, a view for each plane
+    DenseRows& dense;
     Scratch& scratch;
     Tensor x;  // [n, d_model], normed
 };
@@ -80,6 +89,8 @@ class CacheMode {
     /// Why this mode is not exact for this attention; empty when it is legal.
     virtual std::string refusal(const AttnConfig& config) const = 0;
     virtual Format format(const AttnConfig& config) const = 0;
+    /// The planes of AttnInput::dense; none where many queries read stored rows as they are.
+    virtual Format materialised(const AttnConfig&) const { return {}; }
     /// Derived weights, once at load.
     virtual void prepare(Backend&, const AttnConfig&, DerivedWeights&, AttnWeights&) const {}
     /// out [n, q_width] = attention of the step's tokens over stored and fresh rows, before W_O. Fresh rows

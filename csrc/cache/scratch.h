@@ -15,6 +15,13 @@ class Scratch {
     Scratch(Backend& backend, size_t bytes)
         : buffer_(backend.alloc(MemoryKind::scratch, bytes, "activations")), base_(buffer_.data.get()) {}
 
+    Tensor take(DType dtype, int64_t rows, int64_t cols) {
+        Tensor t(base_ + used_, dtype, rows, cols);
+        used_ += (t.bytes() + kAlign - 1) / kAlign * kAlign;
+        peak_ = std::max(peak_, used_);
+        if (buffer_.data && used_ > buffer_.bytes) fail_overflow();
+        return t;
+    }
     Tensor f32(int64_t rows, int64_t cols) { return take(DType::F32, rows, cols); }
     Tensor i32(int64_t n) { return take(DType::I32, 1, n); }
     size_t peak() const { return peak_; }
@@ -34,14 +41,6 @@ class Scratch {
 
   private:
     static constexpr size_t kAlign = 64;
-
-    Tensor take(DType dtype, int64_t rows, int64_t cols) {
-        Tensor t(base_ + used_, dtype, rows, cols);
-        used_ += (t.bytes() + kAlign - 1) / kAlign * kAlign;
-        peak_ = std::max(peak_, used_);
-        if (buffer_.data && used_ > buffer_.bytes) fail_overflow();
-        return t;
-    }
     [[noreturn]] void fail_overflow() const;
 
     Buffer buffer_;

@@ -124,11 +124,14 @@ void Engine::require_valid(std::span<const Item> items) {
 
 Step Engine::next_step(std::span<const Item> items, Cursor& at, bool all_logits) {
     const CacheOptions& o = decoder_->options();
+    const int64_t longest = decoder_->longest_step();
     Step step;
-    while (at.item < items.size() && int(step.tokens.size()) < o.n_batch &&
-           int(step.sequences.size()) < o.n_seqs) {
+    while (at.item < items.size() && int(step.sequences.size()) < o.n_seqs) {
         const auto [id, tokens] = items[at.item];
-        const int64_t n = std::min<int64_t>(o.n_batch - step.tokens.size(), tokens.size() - at.token);
+        const int64_t left = tokens.size() - at.token, room = o.n_batch - int64_t(step.tokens.size());
+        // Where long steps pay, what does not fit beside others is a step of its own.
+        if (room == 0 || (left > room && longest > o.n_batch && room < o.n_batch)) break;
+        const int64_t n = std::min(left, room == o.n_batch ? longest : room);
         cache().reserve(id, n, step.slots);
         step.add_sequence(n, cache().length(id), cache().table(id));
         for (int64_t i = 0; i < n; ++i, ++at.token) {
@@ -137,6 +140,7 @@ Step Engine::next_step(std::span<const Item> items, Cursor& at, bool all_logits)
             step.tokens.push_back(tokens[at.token]);
         }
         if (at.token == tokens.size()) at = {at.item + 1, 0};
+        if (n >= o.n_batch) break;
     }
     return step;
 }
@@ -151,24 +155,26 @@ void Engine::append(std::span<const Item> items, bool all_logits, float* out, co
     }
     using Clock = std::chrono::steady_clock;
     Clock::time_point reported = Clock::now();
-    auto report = [&] {
+    auto report = [&](int64_t so_far) {
         reported = Clock::now();
-        if (progress) progress(done, total);
+        if (progress) progress(so_far, total);
     };
-    decoder_->poll = [&] {
-        if (Clock::now() - reported > std::chrono::milliseconds(200)) report();
+    int64_t in_step = 0;
+    decoder_->poll = [&](double share) {
+        if (Clock::now() - reported > std::chrono::milliseconds(200)) report(done + int64_t(share * in_step));
     };
     const ScopeExit no_poll([&] { decoder_->poll = nullptr; });
     try {
         for (Cursor at; at.item < items.size();) {
             size_t item = at.item;
             const Step step = next_step(items, at, all_logits);
+            in_step = int64_t(step.tokens.size());
             run_step(*decoder_, *backend_, scratch_, step, out);
             for (const AttentionSequence& s : step.sequences)
                 cache().commit(items[item++].sequence, s.n_queries);
             if (out) out += step.outputs.size() * config().n_vocab;
-            done += int64_t(step.tokens.size());
-            report();
+            done += in_step;
+            report(done);
         }
     } catch (...) {
         for (const auto& [id, length] : before) cache().truncate(id, length);

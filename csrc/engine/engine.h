@@ -55,7 +55,7 @@ class Engine {
     /// Throws Error{wont_fit} with the numbers before anything large is allocated.
     Engine(const std::string& path, const EngineOptions& options, const ExtraTensors& extra = {});
 
-    /// Appends tokens in steps of at most n_batch tokens and writes logits rows to `out`: for the last token
+    /// Appends tokens in steps (Decoder::longest_step) and writes logits rows to `out`: for the last token
     /// of each item, or for every token (all_logits). An exception leaves the sequences as they were.
     void append(std::span<const Item> items, bool all_logits, float* out, const Progress& progress);
 

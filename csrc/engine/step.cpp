@@ -25,16 +25,18 @@ void run_step(const Decoder& decoder, Backend& backend, Scratch& scratch, const 
     constexpr int64_t kLogitRows = 32;  // the head's output is wide: a few rows at a time
     const Scratch::Scope scope(scratch);
     const Batch batch{upload(backend, scratch, step.tokens), upload(backend, scratch, step.positions),
-                      upload(backend, scratch, step.slots), step.sequences,
-                      upload(backend, scratch, step.outputs)};
-    const int64_t n = int64_t(step.outputs.size()), n_vocab = decoder.config().n_vocab;
-    const Tensor hidden = scratch.f32(n, decoder.config().d_model);
-    decoder.forward(batch, scratch, hidden);
-    const Tensor rows = scratch.f32(std::min(n, kLogitRows), n_vocab);
+                      upload(backend, scratch, step.slots), step.sequences};
+    const Tensor outputs = upload(backend, scratch, step.outputs);
+    const int64_t n = outputs.cols, n_vocab = decoder.config().n_vocab;
+    const Tensor x = scratch.f32(batch.tokens.cols, decoder.config().d_model);
+    decoder.forward(batch, scratch, x);
+    const Tensor states = scratch.f32(std::min(n, kLogitRows), x.cols);
+    const Tensor logits = scratch.f32(states.rows, n_vocab);
     for (int64_t first = 0; first < n; first += kLogitRows) {
-        const Tensor some = rows.rows_of(0, std::min(kLogitRows, n - first));
-        decoder.logits(hidden.rows_of(first, some.rows), some);
-        backend.download(out + first * n_vocab, some, some.bytes());
+        const int64_t some = std::min(kLogitRows, n - first);
+        backend.gather(x, outputs.cols_of(first, some), states.rows_of(0, some));
+        decoder.logits(states.rows_of(0, some), logits.rows_of(0, some));
+        backend.download(out + first * n_vocab, logits, logits.rows_of(0, some).bytes());
     }
 }
 
@@ -44,18 +46,20 @@ size_t measure_scratch(Decoder& decoder, Backend& dry) {
     const int64_t longest = std::min<int64_t>(o.n_batch, o.n_ctx);  // of one sequence
     const int64_t absorbed = std::min<int64_t>(decoder.config().head_dim, tokens);
     struct Extreme {
-        int64_t n, cached;
+        int64_t tokens, n, cached;
     };
     // Attention takes a step part by part (cache/modes), and what a part needs grows with its tokens and with
     // the rows it reads. So each of these has all tokens a step can have, but as its only part the largest of
-    // one kind: materialised, the same with nothing stored (then also short ones), absorbed. No legal step
-    // needs more, though not every one of these is legal itself.
-    const Extreme extremes[] = {{longest, o.n_ctx - 1}, {longest, 0}, {absorbed, o.n_ctx - 1}};
+    // one kind: materialised, the same with nothing stored (then also short ones), absorbed; and a step of
+    // many chunks. No legal step needs more, though not every one of these is legal itself.
+    std::vector<Extreme> extremes = {
+        {tokens, longest, o.n_ctx - 1}, {tokens, longest, 0}, {tokens, absorbed, o.n_ctx - 1}};
+    if (const int64_t n = decoder.longest_step(); n > o.n_batch) extremes.push_back({n, n, o.n_ctx - 1});
     Scratch scratch;
-    Step step;
-    step.tokens.resize(tokens);
-    step.positions = step.slots = step.outputs = step.tokens;
-    for (const auto& [n, cached] : extremes) {
+    for (const auto& [n_tokens, n, cached] : extremes) {
+        Step step;
+        step.tokens.resize(n_tokens);
+        step.positions = step.slots = step.outputs = step.tokens;
         step.sequences = {{.n_queries = int(n), .position = cached, .end = cached}};
         run_step(decoder, dry, scratch, step, nullptr);
     }

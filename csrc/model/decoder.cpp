@@ -1,31 +1,71 @@
 #include "model/decoder.h"
 
+#include <algorithm>
+#include <cassert>
+
 #include "core/error.h"
 #include "model/architecture.h"
 
 namespace slimrt {
 
-// x = embed(tokens); per layer: x += attention(norm(x)) W_O, x += ffn(norm(x)); logits = norm(x) W_out.
-void Decoder::forward(const Batch& batch, Scratch& scratch, Tensor hidden) const {
-    const Scratch::Scope scope(scratch);
-    const Tensor x = scratch.f32(batch.tokens.cols, config_.d_model);
-    backend_.gather(weights_.token_embd, batch.tokens, x);
-    if (weights_.position_embd) {
-        const Tensor p = scratch.f32(x.rows, x.cols);
-        backend_.gather(weights_.position_embd, batch.positions, p);
-        backend_.add(x, p);
-    }
-    for (int layer = 0; layer < config_.n_layers; ++layer) {
-        if (poll) poll();
-        attention(layer, batch, scratch, x);
-        feed_forward(layer, scratch, x);
-    }
-    if (batch.outputs.cols == 0) return;
-    backend_.gather(x, batch.outputs, hidden);
-    norm(weights_.output_norm, hidden, hidden);
+namespace {
+
+/// The n_batch tokens from `first` on. What comes before them in a sequence is stored by then.
+Batch chunk_of(const Batch& batch, int64_t first, int64_t n_batch) {
+    const int64_t n = std::min(n_batch, batch.tokens.cols - first);
+    if (n == batch.tokens.cols) return batch;
+    assert(batch.sequences.size() == 1);
+    AttentionSequence s = batch.sequences[0];
+    s.n_queries = int(n);
+    s.position += first;
+    s.end += first;
+    return {batch.tokens.cols_of(first, n),
+            batch.positions.cols_of(first, n),
+            batch.slots.cols_of(first, n),
+            {s},
+            true};
 }
 
-void Decoder::attention(int layer, const Batch& batch, Scratch& scratch, Tensor x) const {
+}  // namespace
+
+// x = embed(tokens); per layer: x += attention(norm(x)) W_O, x += ffn(norm(x)); logits = norm(x) W_out.
+void Decoder::forward(const Batch& batch, Scratch& scratch, Tensor x) const {
+    const int64_t n = x.rows, n_batch = options_.n_batch;
+    for (int layer = 0; layer < config_.n_layers; ++layer) {
+        const Scratch::Scope scope(scratch);
+        DenseRows dense;
+        for (const Plane& plane : modes_[layer]->materialised(attn_[layer]))
+            dense.planes.push_back(scratch.take(plane.type, options_.n_ctx, plane.width));
+        for (int64_t first = 0; first < n; first += n_batch) {
+            const Batch chunk = chunk_of(batch, first, n_batch);
+            const Tensor rows = x.rows_of(first, chunk.tokens.cols);
+            if (poll) poll((layer + double(first) / n) / config_.n_layers);
+            if (layer == 0) embed(chunk, scratch, rows);
+            attention(layer, chunk, dense, scratch, rows);
+            feed_forward(layer, scratch, rows);
+        }
+    }
+}
+
+int64_t Decoder::longest_step() const {
+    constexpr int64_t kLeast = 1 << 10, kMost = 1 << 14;
+    for (size_t layer = 0; layer < modes_.size(); ++layer)
+        if (!modes_[layer]->materialised(attn_[layer]).empty())
+            return std::max<int64_t>(options_.n_batch,
+                                     std::min(options_.n_ctx, std::clamp(options_.n_ctx / 4, kLeast, kMost)));
+    return options_.n_batch;
+}
+
+void Decoder::embed(const Batch& batch, Scratch& scratch, Tensor x) const {
+    backend_.gather(weights_.token_embd, batch.tokens, x);
+    if (!weights_.position_embd) return;
+    const Scratch::Scope scope(scratch);
+    const Tensor p = scratch.f32(x.rows, x.cols);
+    backend_.gather(weights_.position_embd, batch.positions, p);
+    backend_.add(x, p);
+}
+
+void Decoder::attention(int layer, const Batch& batch, DenseRows& dense, Scratch& scratch, Tensor x) const {
     const Scratch::Scope scope(scratch);
     const LayerWeights& w = weights_.layers[layer];
     const AttnConfig& c = attn_[layer];
@@ -36,7 +76,7 @@ void Decoder::attention(int layer, const Batch& batch, Scratch& scratch, Tensor 
     const Tensor heads = scratch.f32(x.rows, c.q_width());
     const std::vector<Rows> rows = cache_->rows(layer);
     const FreshRows fresh =
-        modes_[layer]->attend(backend_, {c, w.attn, rope_, batch, rows, scratch, normed}, heads);
+        modes_[layer]->attend(backend_, {c, w.attn, rope_, batch, rows, dense, scratch, normed}, heads);
     for (size_t plane = 0; plane < fresh.size(); ++plane)
         backend_.store(fresh[plane], cache_->slots(layer, int(plane), batch.slots));
 
@@ -69,7 +109,10 @@ void Decoder::norm(const Norm& w, Tensor x, Tensor out) const {
     backend_.norm(config_.architecture->norm, x, w.weight, w.bias, config_.norm_eps, out);
 }
 
-void Decoder::logits(Tensor hidden, Tensor out) const { backend_.linear(hidden, weights_.output, {}, out); }
+void Decoder::logits(Tensor x, Tensor out) const {
+    norm(weights_.output_norm, x, x);
+    backend_.linear(x, weights_.output, {}, out);
+}
 
 namespace {
 

@@ -22,17 +22,23 @@ class Decoder {
     Decoder(const GgufFile& file, const CacheOptions& options, Backend& backend,
             const ExtraTensors& extra = {});
 
-    /// One step. hidden [outputs, d_model] receives the final normed state of batch.outputs. The rows of the
-    /// step's tokens are in the cache afterwards.
-    void forward(const Batch& batch, Scratch& scratch, Tensor hidden) const;
-    /// logits [n, n_vocab] of final states.
-    void logits(Tensor hidden, Tensor out) const;
+    /// One step: x [tokens, d_model] becomes the residual stream after the last layer, and the tokens' rows
+    /// are in the cache. More than n_batch tokens, which must be of one sequence, are computed layer by
+    /// layer, in each layer n_batch at a time.
+    void forward(const Batch& batch, Scratch& scratch, Tensor x) const;
+    /// logits [n, n_vocab] of rows of x, which is normed in place.
+    void logits(Tensor x, Tensor out) const;
+
+    /// The most tokens of one sequence that a step takes. Where a mode makes K and V anew for many queries
+    /// that is far more than n_batch, so that each layer makes them once for all: 1024 or, if that is more, a
+    /// quarter of the context, since x is kept whole.
+    int64_t longest_step() const;
 
     /// Called, where set, with each layer's normed attention input [n, d_model].
     std::function<void(int layer, Tensor x)> observe_attention;
-    /// Called, where set, before each layer; may throw to abandon the step, whose rows then count for
-    /// nothing.
-    std::function<void()> poll;
+    /// Called, where set, before each layer (of each chunk) with the share of the step that is done; may
+    /// throw to abandon the step, whose rows then count for nothing.
+    std::function<void(double done)> poll;
 
     const ModelConfig& config() const { return config_; }
     const CacheOptions& options() const { return options_; }
@@ -41,7 +47,8 @@ class Decoder {
     uint64_t mapped_bytes() const { return weights_.mapped; }
 
   private:
-    void attention(int layer, const Batch& batch, Scratch& scratch, Tensor x) const;
+    void embed(const Batch& batch, Scratch& scratch, Tensor x) const;
+    void attention(int layer, const Batch& batch, DenseRows& dense, Scratch& scratch, Tensor x) const;
     void feed_forward(int layer, Scratch& scratch, Tensor x) const;
     void norm(const Norm& w, Tensor x, Tensor out) const;
 

@@ -38,7 +38,7 @@ class Model(Closing):
         path: a GGUF file (as it is, or from slimrt.convert), a Hugging Face directory, or a ModelSource.
         device: "auto" or "cpu".
         n_ctx: tokens a sequence may hold; 0: the trained context, at most 4096.
-        n_batch: tokens computed at once in a prefill.
+        n_batch: tokens computed at once in a prefill; scratch grows with it.
         n_seqs: sequences that may be full at once; also how many texts of a list are generated together.
         n_threads: None: the physical (or big) cores.
         cache: what a token leaves behind in each layer: "kv", "k", "v", "x", one of these for each layer, or "auto"

@@ -102,7 +102,7 @@ void absorb_q(Backend& backend, const AttnConfig& c, Tensor weight, AttnWeights&
 std::vector<Part> split_by_branch(const AttnConfig& c, const Batch& batch) {
     std::vector<Part> parts;
     for (AttentionSequence s : batch.sequences) {
-        const bool absorb = s.end > s.begin && s.n_queries <= c.head_dim;
+        const bool absorb = s.end > s.begin && s.n_queries <= c.head_dim && !batch.chunk;
         const bool joins =
             absorb && !parts.empty() && parts.back().absorb && parts.back().n + s.n_queries <= c.head_dim;
         if (!joins) parts.push_back({absorb, s.query, 0, {}});
@@ -126,36 +126,48 @@ Rows dense_rows(Tensor t, int64_t first) {
     return {.base = t.data, .dtype = t.dtype, .width = int(t.cols), .row_bytes = t.stride, .first = first};
 }
 
-void attend_materialised(Backend& backend, const AttnInput& in, const Part& part, Tensor q, Tensor k,
-                         Tensor v, const Materialise& materialise, Tensor out) {
-    constexpr int64_t kSegment = 512;
-    const AttnConfig& c = in.config;
-    AttentionSequence s = part.sequences[0];
-    const int64_t end = s.end;
-    const int64_t visible = c.window ? std::max(s.begin, s.position - c.window + 1) : s.begin;
-    const Tensor lse = in.scratch.f32(part.n, c.n_heads);
+DType dense_type(DType stored) { return stored == DType::F32 || stored == DType::BF16 ? stored : DType::F16; }
 
-    auto attend = [&](Rows k_rows, Rows v_rows, bool merge) {
-        const ScoreTerm score{k_rows, k, c.n_kv_heads, c.head_dim, q, {}, {}};
-        const ValueTerm value{v_rows, v, c.n_kv_heads, c.head_dim, out};
-        AttentionArgs args = attention_args(c, {&s, 1}, score, value);
-        args.lse = lse;
-        args.merge = merge;
-        backend.attention(args);
-    };
-    s.begin = s.end = 0;
-    attend({}, {}, false);
+namespace {
 
-    s.fresh = false;
-    for (int64_t begin = visible; begin < end; begin += kSegment) {
-        const Scratch::Scope scope(in.scratch);
-        s.begin = begin;
-        s.end = std::min(begin + kSegment, end);
-        const Tensor k_rows = in.scratch.f32(s.end - begin, c.kv_width());
-        const Tensor v_rows = in.scratch.f32(s.end - begin, c.kv_width());
-        materialise(begin, s.end, k_rows, v_rows);
-        attend(dense_rows(k_rows, begin), dense_rows(v_rows, begin), true);
+void store_dense(Backend& backend, const AttnInput& in, int64_t first, const std::vector<Tensor>& rows) {
+    const Scratch::Scope scope(in.scratch);
+    const Tensor slots = positions_from(backend, in.scratch, first, rows[0].rows);
+    for (size_t p = 0; p < rows.size(); ++p) {
+        const Tensor& to = in.dense.planes[p];
+        backend.store(rows[p], {.base = to.data,
+                                .dtype = to.dtype,
+                                .width = int(to.cols),
+                                .row_bytes = to.stride,
+                                .slots = slots});
     }
+}
+
+}  // namespace
+
+void materialise_before(Backend& backend, const AttnInput& in, const Part& part, const Materialise& make) {
+    constexpr int64_t kSegment = 512;
+    const AttentionSequence& s = part.sequences[0];
+    DenseRows& dense = in.dense;
+    if (dense.table != s.table) {
+        const int64_t window = in.config.window;
+        dense.table = s.table;
+        dense.end = window ? std::max(s.begin, s.position - window + 1) : s.begin;
+    }
+    for (; dense.end < s.end; dense.end = std::min(dense.end + kSegment, s.end)) {
+        const Scratch::Scope scope(in.scratch);
+        const int64_t end = std::min(dense.end + kSegment, s.end);
+        std::vector<Tensor> rows;
+        for (const Tensor& plane : dense.planes) rows.push_back(in.scratch.f32(end - dense.end, plane.cols));
+        make(dense.end, end, rows);
+        store_dense(backend, in, dense.end, rows);
+    }
+}
+
+void keep_dense(Backend& backend, const AttnInput& in, const Part& part, const std::vector<Tensor>& fresh) {
+    if (!in.batch.chunk) return;
+    store_dense(backend, in, part.sequences[0].position, fresh);
+    in.dense.end = part.sequences[0].position + part.n;
 }
 
 }  // namespace slimrt

@@ -20,6 +20,10 @@ class K final : public CacheMode {
 
     Format format(const AttnConfig& c) const override { return {{"k", c.kv_width(), c.type_k}}; }
 
+    Format materialised(const AttnConfig& c) const override {
+        return {{"v", c.kv_width(), dense_type(c.type_k)}};
+    }
+
     void prepare(Backend& backend, const AttnConfig& c, DerivedWeights& derived,
                  AttnWeights& w) const override {
         w.w_kv = derived.folded(c.layer, "attn_kv.weight", c.kv_width(), c.kv_width());
@@ -32,46 +36,42 @@ class K final : public CacheMode {
         const Tensor k = project(backend, in.scratch, in.x, in.weights.k, {});
         for (const Part& part : split_by_branch(in.config, in.batch)) {
             const Scratch::Scope scope(in.scratch);
-            if (part.absorb)
-                absorbed(backend, in, part, part.of(q), part.of(k), part.of(out));
-            else
-                materialised(backend, in, part, part.of(q), part.of(k), part.of(out));
+            const auto branch = part.absorb ? absorbed : materialised_v;
+            branch(backend, in, part, part.of(q), part.of(k), part.of(out));
         }
         return {k};
     }
 
   private:
+    /// Scores of q with k, rotated on read.
+    static ScoreTerm score_term(const AttnInput& in, Tensor q, Tensor k) {
+        return {in.rows[0], k, in.config.n_kv_heads, in.config.head_dim, q, in.weights.k_bias, in.rope};
+    }
+
     static void absorbed(Backend& backend, const AttnInput& in, const Part& part, Tensor q, Tensor k,
                          Tensor out) {
         const AttnConfig& c = in.config;
         const Tensor u =
             in.scratch.f32(part.n, int64_t(c.n_heads) * c.kv_width());  // p_i K, float32 into W_KV
-        const ScoreTerm score{in.rows[0], k, c.n_kv_heads, c.head_dim, q, in.weights.k_bias, in.rope};
+        const ScoreTerm score = score_term(in, q, k);
         const ValueTerm value{in.rows[0], k, 1, c.kv_width(), u};
         backend.attention(attention_args(c, part.sequences, score, value));
         linear_heads(backend, c, u, in.weights.w_kv, out);
     }
 
-    static void materialised(Backend& backend, const AttnInput& in, const Part& part, Tensor q, Tensor k,
-                             Tensor out) {
+    static void materialised_v(Backend& backend, const AttnInput& in, const Part& part, Tensor q, Tensor k,
+                               Tensor out) {
         const AttnConfig& c = in.config;
-        const AttnWeights& w = in.weights;
-        auto finish = [&](Tensor rows, Tensor positions) {
-            if (w.k_bias) backend.add(rows, w.k_bias);
-            if (in.rope) backend.rope(rows, c.n_kv_heads, in.rope, positions);
-        };
-        const Tensor fresh = in.scratch.f32(part.n, c.kv_width());
-        backend.load(dense_rows(k, 0), nullptr, 0, part.n, fresh);
-        finish(fresh, in.batch.positions.cols_of(part.first, part.n));
-        const Tensor v = project(backend, in.scratch, part.of(in.x), w.v, {});
-
-        const int32_t* table = part.sequences[0].table;
-        auto stored = [&](int64_t begin, int64_t end, Tensor k_rows, Tensor v_rows) {
-            backend.load(in.rows[0], table, begin, end, k_rows);
-            backend.linear(k_rows, w.w_kv, {}, v_rows);
-            finish(k_rows, positions_from(backend, in.scratch, begin, end - begin));
-        };
-        attend_materialised(backend, in, part, q, fresh, v, stored, out);
+        const Tensor v = project(backend, in.scratch, part.of(in.x), in.weights.v, {});
+        materialise_before(backend, in, part, [&](int64_t begin, int64_t end, const auto& planes) {
+            const Tensor rows = in.scratch.f32(end - begin, c.kv_width());
+            backend.load(in.rows[0], part.sequences[0].table, begin, end, rows);
+            backend.linear(rows, in.weights.w_kv, {}, planes[0]);
+        });
+        const ScoreTerm score = score_term(in, q, k);
+        const ValueTerm value{dense_rows(in.dense.planes[0], 0), v, c.n_kv_heads, c.head_dim, out};
+        backend.attention(attention_args(c, part.sequences, score, value));
+        keep_dense(backend, in, part, {v});
     }
 };
 

@@ -43,16 +43,20 @@ struct Part {
 /// Absorbed attention pays for few queries only: a query costs n_heads times the arithmetic, where
 /// materialising costs one product of the stored rows with a weight (break-even near head_dim queries,
 /// cache-math section 1). Absorbed parts have at most head_dim tokens, so scratch is bounded; a materialised
-/// part is one sequence.
+/// part is one sequence. A chunk is materialised however short it is, since its append is long.
 std::vector<Part> split_by_branch(const AttnConfig& config, const Batch& batch);
 
-/// Fills K (final: biased, rotated) and V of the stored positions [begin, end), both [end - begin, kv width].
-using Materialise = std::function<void(int64_t begin, int64_t end, Tensor k, Tensor v)>;
+/// Type of a plane of AttnInput::dense beside stored rows of this type: f32 stays exact, bf16 keeps its
+/// range.
+DType dense_type(DType stored);
 
-/// Attention of a materialised part over its own fresh K and V and over stored rows turned into K and V
-/// segment by segment, merged by log-sum-exp: scratch does not grow with the context.
-void attend_materialised(Backend& backend, const AttnInput& in, const Part& part, Tensor q, Tensor k,
-                         Tensor v, const Materialise& materialise, Tensor out);
+/// Fills a dense plane's rows of the stored positions [begin, end), each [end - begin, width] f32.
+using Materialise = std::function<void(int64_t begin, int64_t end, const std::vector<Tensor>& planes)>;
+
+/// Makes the dense rows of the positions before a materialised part that are not there yet.
+void materialise_before(Backend& backend, const AttnInput& in, const Part& part, const Materialise& make);
+/// Adds the part's own rows, f32, for the chunks that follow.
+void keep_dense(Backend& backend, const AttnInput& in, const Part& part, const std::vector<Tensor>& fresh);
 
 /// 0, 1, 2 ... as positions first, first + 1, ... in scratch.
 Tensor positions_from(Backend& backend, Scratch& scratch, int64_t first, int64_t n);

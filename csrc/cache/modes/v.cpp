@@ -20,6 +20,10 @@ class V final : public CacheMode {
 
     Format format(const AttnConfig& c) const override { return {{"v", c.kv_width(), c.type_v}}; }
 
+    Format materialised(const AttnConfig& c) const override {
+        return {{"k", c.kv_width(), dense_type(c.type_v)}};
+    }
+
     void prepare(Backend& backend, const AttnConfig& c, DerivedWeights& derived,
                  AttnWeights& w) const override {
         w.w_vk = derived.folded(c.layer, "attn_vk.weight", c.kv_width(), c.kv_width());
@@ -35,16 +39,8 @@ class V final : public CacheMode {
         const Tensor v = project(backend, in.scratch, in.x, w.v, {});
         for (const Part& part : split_by_branch(c, in.batch)) {
             const Scratch::Scope scope(in.scratch);
-            if (part.absorb) {
-                absorbed(backend, in, part, part.of(q), part.of(v), part.of(out));
-                continue;
-            }
-            const Tensor k = project(backend, in.scratch, part.of(in.x), w.k, {});
-            auto stored = [&](int64_t begin, int64_t end, Tensor k_rows, Tensor v_rows) {
-                backend.load(in.rows[0], part.sequences[0].table, begin, end, v_rows);
-                backend.linear(v_rows, w.w_vk, {}, k_rows);
-            };
-            attend_materialised(backend, in, part, part.of(q), k, part.of(v), stored, part.of(out));
+            const auto branch = part.absorb ? absorbed : materialised_k;
+            branch(backend, in, part, part.of(q), part.of(v), part.of(out));
         }
         return {v};
     }
@@ -58,6 +54,21 @@ class V final : public CacheMode {
         const ScoreTerm score{in.rows[0], v, 1, c.kv_width(), wide_q, {}, {}};
         const ValueTerm value{in.rows[0], v, c.n_kv_heads, c.head_dim, out};
         backend.attention(attention_args(c, part.sequences, score, value));
+    }
+
+    static void materialised_k(Backend& backend, const AttnInput& in, const Part& part, Tensor q, Tensor v,
+                               Tensor out) {
+        const AttnConfig& c = in.config;
+        const Tensor k = project(backend, in.scratch, part.of(in.x), in.weights.k, {});
+        materialise_before(backend, in, part, [&](int64_t begin, int64_t end, const auto& planes) {
+            const Tensor v_rows = in.scratch.f32(end - begin, c.kv_width());
+            backend.load(in.rows[0], part.sequences[0].table, begin, end, v_rows);
+            backend.linear(v_rows, in.weights.w_vk, {}, planes[0]);
+        });
+        const ScoreTerm score{dense_rows(in.dense.planes[0], 0), k, c.n_kv_heads, c.head_dim, q, {}, {}};
+        const ValueTerm value{in.rows[0], v, c.n_kv_heads, c.head_dim, out};
+        backend.attention(attention_args(c, part.sequences, score, value));
+        keep_dense(backend, in, part, {k});
     }
 };
 

@@ -15,6 +15,10 @@ class X final : public CacheMode {
 
     Format format(const AttnConfig& c) const override { return {{"x", c.d_model, c.type_k}}; }
 
+    Format materialised(const AttnConfig& c) const override {
+        return {{"k", c.kv_width(), dense_type(c.type_k)}, {"v", c.kv_width(), dense_type(c.type_k)}};
+    }
+
     void prepare(Backend& backend, const AttnConfig& c, DerivedWeights&, AttnWeights& w) const override {
         absorb_q(backend, c, w.k, w);
         fold_v_bias(backend, c, w);
@@ -23,23 +27,11 @@ class X final : public CacheMode {
 
     FreshRows attend(Backend& backend, const AttnInput& in, Tensor out) const override {
         const AttnConfig& c = in.config;
-        const AttnWeights& w = in.weights;
         const Tensor q = project_q(backend, in);
         for (const Part& part : split_by_branch(c, in.batch)) {
             const Scratch::Scope scope(in.scratch);
-            if (part.absorb) {
-                absorbed(backend, in, part, part.of(q), part.of(in.x), part.of(out));
-                continue;
-            }
-            const Tensor k = project(backend, in.scratch, part.of(in.x), w.k, {});
-            const Tensor v = project(backend, in.scratch, part.of(in.x), w.v, {});
-            auto stored = [&](int64_t begin, int64_t end, Tensor k_rows, Tensor v_rows) {
-                const Tensor x = in.scratch.f32(end - begin, c.d_model);
-                backend.load(in.rows[0], part.sequences[0].table, begin, end, x);
-                backend.linear(x, w.k, {}, k_rows);
-                backend.linear(x, w.v, {}, v_rows);
-            };
-            attend_materialised(backend, in, part, part.of(q), k, v, stored, part.of(out));
+            const auto branch = part.absorb ? absorbed : materialised_kv;
+            branch(backend, in, part, part.of(q), part.of(in.x), part.of(out));
         }
         return {in.x};
     }
@@ -55,6 +47,24 @@ class X final : public CacheMode {
         const ValueTerm value{in.rows[0], x, 1, c.d_model, u};
         backend.attention(attention_args(c, part.sequences, score, value));
         linear_heads(backend, c, u, in.weights.v, out);
+    }
+
+    static void materialised_kv(Backend& backend, const AttnInput& in, const Part& part, Tensor q, Tensor x,
+                                Tensor out) {
+        const AttnConfig& c = in.config;
+        const AttnWeights& w = in.weights;
+        const Tensor k = project(backend, in.scratch, x, w.k, {});
+        const Tensor v = project(backend, in.scratch, x, w.v, {});
+        materialise_before(backend, in, part, [&](int64_t begin, int64_t end, const auto& planes) {
+            const Tensor rows = in.scratch.f32(end - begin, c.d_model);
+            backend.load(in.rows[0], part.sequences[0].table, begin, end, rows);
+            backend.linear(rows, w.k, {}, planes[0]);
+            backend.linear(rows, w.v, {}, planes[1]);
+        });
+        const ScoreTerm score{dense_rows(in.dense.planes[0], 0), k, c.n_kv_heads, c.head_dim, q, {}, {}};
+        const ValueTerm value{dense_rows(in.dense.planes[1], 0), v, c.n_kv_heads, c.head_dim, out};
+        backend.attention(attention_args(c, part.sequences, score, value));
+        keep_dense(backend, in, part, {k, v});
     }
 };
 
