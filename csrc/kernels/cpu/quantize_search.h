@@ -25,6 +25,12 @@ static inline Vec inverse(Vec a) {
 static inline Vec where_less(Vec a, Vec b, Vec x, Vec y) { return {a.v < b.v ? x.v : y.v}; }
 
 static inline float as_half(float x) { return half_to_float(float_to_half(x)); }
+/// The f16 value next to x, away from zero.
+static inline float half_beyond(float x) {
+    const uint16_t half = float_to_half(x);
+    const bool short_of = __builtin_fabsf(half_to_float(half)) < __builtin_fabsf(x);
+    return half_to_float(static_cast<uint16_t>(half + short_of));
+}
 
 /// `lanes` groups of `size` weights: element i of all of them in x[i].
 template <int size>
@@ -67,11 +73,10 @@ bool choose_unit(const float (&values)[n], const float (&weights)[n], Multiples 
         if (__builtin_fabsf(v) > __builtin_fabsf(largest)) largest = v;
     *unit = 0;
     for (float& multiple : k) multiple = 0;
-    if (largest == 0) return true;
+    if (__builtin_fabsf(largest) < 0x1p-30f) return true;  // nothing in f16 is near, but 0
     for (int step = 0; step < 8; ++step) {
-        const float exact = largest / (range.extreme * (1 - static_cast<float>(step) / 64));
-        const float half = as_half(exact), tiny = exact < 0 ? -0x1p-24f : 0x1p-24f;
-        const float u = half != 0 ? half : tiny;
+        // Not below what the largest value needs, however coarse f16 is there.
+        const float u = half_beyond(largest / (range.extreme * (1 - static_cast<float>(step) / 64)));
         float multiples[n], error = 0;
         for (int i = 0; i < n; i += lanes) {
             const Vec v = load(values + i);
@@ -203,6 +208,7 @@ static inline void refit(const Groups32 (&g)[2], float top, float error, AffineB
     } else if (ll > 0 && kk == 0) {
         next.dmin = as_half(static_cast<float>(-lx / ll));
     }
+    if (next.d < 0 || next.dmin < 0) return;  // readers may take both for what they are called
     float next_error = 0;
     for (int half = 0; half < 2; ++half) next_error += sum(affine_pass(g[half], next.at(half), top).error);
     if (next_error < error) *block = next;
