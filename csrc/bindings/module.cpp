@@ -148,6 +148,7 @@ NB_MODULE(_core, m) {
     bind_errors(m);
     bind_gguf(m);
     bind_engine(m);
+    bind_quantize(m);
     nb::module_ ops = m.def_submodule("ops", "Kernels over NumPy arrays, for tests and benchmarks.");
     bind_ops(ops);
     m.def("cpu_info", &cpu_info);

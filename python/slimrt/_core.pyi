@@ -114,5 +114,9 @@ def architectures() -> list[str]: ...
 def cpu_info() -> dict[str, Any]:
     """isas (best first, those this machine runs), isa (chosen), default_threads, memory_available (bytes)."""
 
+def quantize(type: str, x: NDArray[np.float32], n_threads: int = 0) -> NDArray[np.uint8]:
+    """Rows [rows, cols] as blocks of "q4_k", "q5_k" or "q6_k": uint8 [rows, bytes of a row]. The bytes are the same on
+    every machine and for every n_threads. UnsupportedError: a value is not finite, or too large for f16 scales."""
+
 def read_bandwidth(n_threads: int = 0, megabytes: int = 512) -> float:
     """Measured read bandwidth of main memory, GB/s."""

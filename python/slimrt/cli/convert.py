@@ -15,7 +15,8 @@ def add_flags(flags: Flags) -> None:
     flags.add("-o", "--out", required=True, metavar="OUT", help="the file to write")
     flags.add("--cache", metavar="MODE", help="fold for this mode; without it nothing is folded")
     flags.add("--cache-type", default="f16", metavar="TYPE", help="the type to judge the fold for (default: f16)")
-    flags.add("--outtype", metavar="TYPE", help="type of the weights; default: as they are")
+    types = "f32, f16, bf16, q8_0, q4_0, q4_k, q4_k_m, q5_k, q6_k"
+    flags.add("--outtype", metavar="TYPE", help=f"type of the weights: {types}; default: as they are")
     flags.add("--calibration", metavar="FILE", help="text to measure on")
     flags.add("--verify", nargs="?", const="", metavar="TEXTFILE", help="compare the result with kv on a text")
     flags.output()
