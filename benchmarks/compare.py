@@ -26,6 +26,7 @@ from typing import Any
 import engines
 import machine
 import models
+import numpy as np
 import report
 
 PREFILL = 512  # tokens
@@ -124,10 +125,10 @@ def work(one: Contestant, cell: Cell, args: argparse.Namespace, pipe: Connection
     try:
         engine = engines.ENGINES[one.engine](one.load, one.settings)
         engine.fill(cell.filled)
-        if cell.filled == 0:
-            engine.append(engines.prompt(32), 1)  # touches every weight
-            engine.rewind(0)
-        pipe.send({"cache_bytes": engine.cache_bytes, "private_bytes": machine.anonymous_bytes()})
+        logits = engine.append([7], 1)[0]  # and every weight was touched
+        engine.rewind(cell.filled)
+        facts = {"cache_bytes": engine.cache_bytes, "private_bytes": machine.anonymous_bytes()}
+        pipe.send(facts | {"logits": logits})
         while pipe.recv():
             pipe.send(measure(engine, cell, args))
         engine.close()
@@ -141,7 +142,12 @@ class Worker:
     def __init__(self, one: Contestant, cell: Cell, args: argparse.Namespace):
         self._arguments = (one, cell, args)
         self._process: Any = None
+        self.path = one.load.path
         self.facts: dict[str, Any] = {}
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None
 
     def turn(self) -> dict[str, Any]:
         """tok_s and what belongs to it, or an error."""
@@ -153,6 +159,7 @@ class Worker:
             end.close()
             self.facts |= self._answer()
             if "error" in self.facts:
+                self.stop()
                 return self.facts
         self._pipe.send(True)
         return self._answer()
@@ -185,7 +192,6 @@ def run_cell(cell: Cell, args: argparse.Namespace) -> dict[str, Any]:
         workers = {one.name: Worker(one, cell, args) for one in entries}
         for one in entries:
             results[one.name] = {"engine": one.engine, "settings": one.settings, "turns": []}
-        keep = False
         try:
             for turn in range(args.turns):
                 for one in entries if turn % 2 == 0 else entries[::-1]:
@@ -193,19 +199,22 @@ def run_cell(cell: Cell, args: argparse.Namespace) -> dict[str, Any]:
                     if "error" in result:
                         continue
                     figure = worker.turn()
-                    if not keep:
-                        worker.stop()
+                    if not may_stay(worker, list(workers.values()), args.memory):
+                        worker.stop()  # and is loaded anew for its next turn
                     if "error" in figure:
                         result["error"] = figure["error"]
                     else:
                         result["turns"].append(figure | {"read_gbs": _core.read_bandwidth(args.threads)})
                     said = figure.get("error") or f"{figure['tok_s']:.2f} tok/s"
                     print(f"{cell.name}, turn {turn + 1}, {one.name}: {said}", file=sys.stderr, flush=True)
-                keep = keep or fits(list(workers.values()), args.memory)  # else each is loaded anew for its turn
         finally:
             for worker in workers.values():
                 worker.stop()
+    first = next((worker.facts["logits"] for worker in workers.values() if "logits" in worker.facts), None)
     for name, worker in workers.items():
+        logits = worker.facts.pop("logits", None)
+        if logits is not None and results[name]["settings"].get("cache") in (None, "kv"):  # k has a random W_KV here
+            results[name]["logits_agree"] = float(np.corrcoef(logits, first)[0, 1])
         results[name] |= worker.facts
     settings = {"threads": args.threads, "turns": args.turns, "steps": args.steps, "seconds": args.seconds}
     return {
@@ -214,17 +223,19 @@ def run_cell(cell: Cell, args: argparse.Namespace) -> dict[str, Any]:
         "test": cell.test,
         "depth": cell.depth,
         "date": datetime.now().isoformat(timespec="seconds"),
-        "settings": settings | {"kept_loaded": keep, "prefill": PREFILL, "base": engines.BASE},
+        "settings": settings | {"prefill": PREFILL, "base": engines.BASE},
         "weight_bytes": models.bytes_read(cell.shape, cell.weights),
         "multiply_adds": models.multiply_adds(cell.shape, PREFILL, cell.depth),
         "contestants": results,
     }
 
 
-def fits(workers: list[Worker], gigabytes: float) -> bool:
-    """Whether all contestants may stay loaded; the weights they map are one copy in the page cache."""
-    path = workers[0]._arguments[0].load.path
-    return sum(w.facts.get("private_bytes", 0) for w in workers) + Path(path).stat().st_size < gigabytes * 1e9
+def may_stay(worker: Worker, all: list[Worker], gigabytes: float) -> bool:
+    """Whether a contestant may stay loaded, with room for the largest other one beside those that stay."""
+    sizes = [one.facts.get("private_bytes", 0) for one in all]
+    loaded = sum(size for one, size in zip(all, sizes, strict=True) if one.running)
+    mapped = Path(worker.path).stat().st_size  # one copy in the page cache for all
+    return loaded + max(sizes) + mapped < gigabytes * 1e9
 
 
 def parse_test(text: str) -> tuple[str, int]:

@@ -30,6 +30,7 @@ def describe() -> dict[str, dict[str, Any]]:
             "llama-cpp-python": installed("llama-cpp-python"),
             "python": platform.python_version(),
             "system": platform.platform(),
+            "environment": {k: v for k, v in os.environ.items() if k.startswith(("OMP_", "GOMP_", "GGML_"))},
         },
     }
 

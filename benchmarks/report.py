@@ -70,10 +70,13 @@ def achieved(cell: dict[str, Any], one: dict[str, Any]) -> tuple[str, str]:
 def note(one: dict[str, Any]) -> str:
     if "error" in one:
         return f"failed: {one['error']}"
-    if "tok_s_alone" not in one["turns"][0]:
-        return ""
-    alone = zip(speeds(one), speeds(one, "tok_s_alone"), strict=True)
-    return f"{statistics.median(a / b for a, b in alone):.2f} x one sequence"
+    notes = []
+    if "tok_s_alone" in one["turns"][0]:
+        alone = zip(speeds(one), speeds(one, "tok_s_alone"), strict=True)
+        notes.append(f"{statistics.median(a / b for a, b in alone):.2f} x one sequence")
+    if one.get("logits_agree", 1) < 0.98:  # weights and rows of 4 bits stay above
+        notes.append(f"OTHER LOGITS: correlation {one['logits_agree']:.3f}")
+    return "; ".join(notes)
 
 
 def rows(cell: dict[str, Any], *, every: bool) -> list[tuple[str, ...]]:
