@@ -210,12 +210,7 @@ def run_cell(cell: Cell, args: argparse.Namespace) -> dict[str, Any]:
         finally:
             for worker in workers.values():
                 worker.stop()
-    first = next((worker.facts["logits"] for worker in workers.values() if "logits" in worker.facts), None)
-    for name, worker in workers.items():
-        logits = worker.facts.pop("logits", None)
-        if logits is not None and results[name]["settings"].get("cache") in (None, "kv"):  # k has a random W_KV here
-            results[name]["logits_agree"] = float(np.corrcoef(logits, first)[0, 1])
-        results[name] |= worker.facts
+    add_facts(entries, workers, results)
     settings = {"threads": args.threads, "turns": args.turns, "steps": args.steps, "seconds": args.seconds}
     return {
         "shape": cell.shape.name,
@@ -228,6 +223,18 @@ def run_cell(cell: Cell, args: argparse.Namespace) -> dict[str, Any]:
         "multiply_adds": models.multiply_adds(cell.shape, PREFILL, cell.depth),
         "contestants": results,
     }
+
+
+def add_facts(entries: list[Contestant], workers: dict[str, Worker], results: dict[str, dict[str, Any]]) -> None:
+    """What each process told, and how its logits correlate with those of the first one with the same tokens."""
+    first: dict[bool, Any] = {}
+    for one in entries:
+        facts = dict(workers[one.name].facts)
+        logits = facts.pop("logits", None)
+        if logits is not None and one.settings.get("cache") in (None, "kv"):  # k has a random W_KV here
+            wanted = first.setdefault(one.load.real, logits)
+            facts["logits_agree"] = float(np.corrcoef(logits, wanted)[0, 1])
+        results[one.name] |= facts
 
 
 def may_stay(worker: Worker, all: list[Worker], gigabytes: float) -> bool:

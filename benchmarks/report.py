@@ -74,8 +74,8 @@ def note(one: dict[str, Any]) -> str:
     if "tok_s_alone" in one["turns"][0]:
         alone = zip(speeds(one), speeds(one, "tok_s_alone"), strict=True)
         notes.append(f"{statistics.median(a / b for a, b in alone):.2f} x one sequence")
-    if one.get("logits_agree", 1) < 0.98:  # weights and rows of 4 bits stay above
-        notes.append(f"OTHER LOGITS: correlation {one['logits_agree']:.3f}")
+    if one.get("logits_agree", 1) < 0.98:
+        notes.append(f"logits correlate only {one['logits_agree']:.3f} with the first row's")
     return "; ".join(notes)
 
 
