@@ -8,8 +8,8 @@ An engine of either kind has
     cache_bytes        bytes of cache a token takes, all layers
     close()
 
-A depth beyond 512 tokens is reached by tiling: the rows of a real prefill of 512 tokens, over and over. How fast rows
-are read does not depend on what they hold. `real=True` computes every token instead, to check that.
+A depth beyond 512 tokens of one sequence is reached by tiling: the rows of a real prefill of 512 tokens, over and over.
+How fast rows are read does not depend on what they hold. `real=True` computes every token instead, to check that.
 """
 
 from __future__ import annotations
@@ -39,6 +39,10 @@ class Load:
     n_threads: int
     real: bool = False
     base: Path | None = None  # keeps the state after the real prefill for the next load of the same settings
+
+    def tiles(self, depth: int) -> bool:
+        """Several sequences are computed (one of them): llama.cpp can only be tiled in a buffer of one."""
+        return depth > BASE and not self.real and self.n_seqs == 1
 
 
 class Engine(Protocol):
@@ -78,7 +82,7 @@ class Slimrt:
     def fill(self, depth: int) -> None:
         for sequence in self._sequences:
             self._engine.free_sequence(sequence)
-        tiled = depth > BASE and not self._load.real
+        tiled = self._load.tiles(depth)
         base = self._load.base
         if base and base.exists():
             first = self._engine.load_sequence(np.load(base))
@@ -159,7 +163,7 @@ class Llama:
     def fill(self, depth: int) -> None:
         self._c.llama_memory_clear(self._memory, True)
         self._lengths = [0] * self._load.n_seqs
-        tiled = depth > BASE and not self._load.real and self._load.n_seqs == 1
+        tiled = self._load.tiles(depth)
         base = self._load.base
         if base and base.exists():
             self._restore(np.load(base), 0)
