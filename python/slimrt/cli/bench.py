@@ -49,10 +49,12 @@ def run(args: argparse.Namespace) -> int:
     choices = _choices(args)
     for choice in choices:
         check_cache(source, choice)
-    n_ctx = _context(args, source, max(depths))
+    n_ctx = _context(args, max(depths))
     bench, code = Bench(args, source, n_ctx), 0
     try:
         bench.load(choices)
+        if n_ctx > source.n_ctx_train:
+            note(args, f"slimrt: {n_ctx} tokens are beyond the {source.n_ctx_train} trained: speed only, no sense")
         with progress.bar(progress.wanted(show_progress(args)), bench.turns(depths), "bench", " turn") as update:
             for depth in depths:
                 bench.measure(depth, update)
@@ -238,7 +240,7 @@ def _choices(args: argparse.Namespace) -> list[CacheChoice]:
     return [CacheChoice.of(mode, *((type, None, None) if type else types)) for mode, _, type in pairs]
 
 
-def _context(args: argparse.Namespace, source: ModelSource, depth: int) -> int:
+def _context(args: argparse.Namespace, depth: int) -> int:
     """The context for the largest depth, in whole blocks. ValueError: --ctx is smaller."""
     needed = depth + max(args.n_prompt, args.n_gen, 1)
     if args.ctx is not None and args.ctx < needed:
@@ -246,10 +248,7 @@ def _context(args: argparse.Namespace, source: ModelSource, depth: int) -> int:
             f"a depth of {depth} and {needed - depth} tokens after it need a context of {needed}, --ctx is {args.ctx}: "
             "raise it, or lower -d, -p or -n"
         )
-    n_ctx = args.ctx or -(-needed // BLOCK) * BLOCK
-    if n_ctx > source.n_ctx_train:
-        note(args, f"slimrt: {n_ctx} tokens are beyond the {source.n_ctx_train} trained: speed only, no sense")
-    return int(n_ctx)
+    return int(args.ctx or -(-needed // BLOCK) * BLOCK)
 
 
 def _print(bench: Bench, output: str) -> None:
