@@ -1,4 +1,7 @@
-"""Models for speed: random weights in real shapes, seeded, written once into a folder."""
+"""Models for speed: random weights in real shapes, seeded, written once into a folder.
+
+python benchmarks/models.py smollm2-1.7b q8_0 q4_k_m
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,11 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+import blocks
 import gguf
 import numpy as np
 
-BLOCK = 32  # elements of a q8_0 block: an f16 scale and 32 int8
+Type = gguf.GGMLQuantizationType
 
 
 @dataclass(frozen=True)
@@ -25,15 +29,29 @@ class Shape:
     n_vocab: int
     n_ctx: int
     tied: bool
+    rope_base: float = 10000.0
+
+    @property
+    def kv_width(self) -> int:
+        return self.d_model // self.n_heads * self.n_kv_heads
 
 
 SHAPES = {
     shape.name: shape
     for shape in (
-        Shape("smollm2-1.7b", 24, 2048, 32, 32, 8192, 49152, 8192, True),
-        Shape("codellama-7b-4layers", 4, 4096, 32, 32, 11008, 32016, 16384, False),
+        Shape("smollm2-1.7b", 24, 2048, 32, 32, 8192, 49152, 8192, True, 130000.0),
+        Shape("codellama-7b-4layers", 4, 4096, 32, 32, 11008, 32016, 16384, False, 1e6),
+        Shape("llama-3.2-1b", 16, 2048, 32, 8, 8192, 128256, 131072, True, 500000.0),
         Shape("tiny", 2, 256, 4, 4, 512, 1024, 2048, True),
     )
+}
+
+# The file's name for a mixture, and the type of the tensors that it does not treat apart.
+WEIGHTS = {
+    "q8_0": (gguf.LlamaFileType.MOSTLY_Q8_0, Type.Q8_0),
+    "q4_k_m": (gguf.LlamaFileType.MOSTLY_Q4_K_M, Type.Q4_K),
+    "f16": (gguf.LlamaFileType.MOSTLY_F16, Type.F16),
+    "bf16": (gguf.LlamaFileType.MOSTLY_BF16, Type.BF16),
 }
 
 
@@ -42,44 +60,34 @@ def folder() -> Path:
     return Path(os.environ.get("SLIMRT_BENCH_MODELS", Path(__file__).parent / "models"))
 
 
-def q8_0(rng: np.random.Generator, rows: int, cols: int) -> np.ndarray:
-    """Random q8_0 rows as bytes, of a spread that keeps activations of order 1: uint8 [rows, cols / 32 * 34]."""
-    blocks = np.empty((rows, cols // BLOCK, 2 + BLOCK), dtype=np.uint8)
-    scale = np.float16(1.7 / 127 / np.sqrt(cols))  # uniform int8 has a standard deviation of 127 / sqrt(3)
-    blocks[..., :2] = np.frombuffer(scale.tobytes(), dtype=np.uint8)
-    blocks[..., 2:] = rng.integers(-127, 128, blocks[..., 2:].shape, dtype=np.int8).view(np.uint8)
-    return blocks.reshape(rows, -1)
-
-
-def make(shape: Shape, *, seed: int = 0) -> Path:
-    """The q8_0 GGUF of a shape; written when it is not there yet, beside its name and then renamed."""
-    path = folder() / f"{shape.name}.q8_0.gguf"
+def make(shape: Shape, weights: str = "q8_0", *, seed: int = 0) -> Path:
+    """The GGUF of a shape; written when it is not there yet, beside its name and then renamed."""
+    path = folder() / f"{shape.name}.{weights}.gguf"
     if path.exists():
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
+    part = path.with_suffix(f".{os.getpid()}.part")
     writer = gguf.GGUFWriter(part, "llama")
-    _metadata(writer, shape)
-    tensors = _tensors(shape)
-    for name, (rows, cols) in tensors.items():
+    _metadata(writer, shape, weights)
+    layout = tensors(shape, weights)
+    for name, (type, rows, cols) in layout.items():
         if rows:
-            size = rows * cols // BLOCK * (2 + BLOCK)
-            quantised = (rows, cols // BLOCK * (2 + BLOCK))
-            writer.add_tensor_info(name, quantised, np.dtype(np.uint8), size, gguf.GGMLQuantizationType.Q8_0)
+            row = gguf.quant_shape_to_byte_shape((cols,), type)[0]
+            writer.add_tensor_info(name, (rows, row), np.dtype(np.uint8), rows * row, type)
         else:
             writer.add_tensor_info(name, (cols,), np.dtype(np.float32), cols * 4)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     rng = np.random.default_rng(seed)
-    for rows, cols in tensors.values():
-        writer.write_tensor_data(q8_0(rng, rows, cols) if rows else np.ones(cols, np.float32))
+    for type, rows, cols in layout.values():
+        writer.write_tensor_data(blocks.random_rows(type, rng, rows, cols) if rows else np.ones(cols, np.float32))
     writer.close()
     part.rename(path)
     return path
 
 
-def _metadata(writer: gguf.GGUFWriter, shape: Shape) -> None:
+def _metadata(writer: gguf.GGUFWriter, shape: Shape, weights: str) -> None:
     writer.add_name(shape.name)
     writer.add_context_length(shape.n_ctx)
     writer.add_embedding_length(shape.d_model)
@@ -89,32 +97,56 @@ def _metadata(writer: gguf.GGUFWriter, shape: Shape) -> None:
     writer.add_head_count_kv(shape.n_kv_heads)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_dimension_count(shape.d_model // shape.n_heads)
-    writer.add_rope_freq_base(10000.0)
+    writer.add_rope_freq_base(shape.rope_base)
     writer.add_vocab_size(shape.n_vocab)
     writer.add_tokenizer_model("no_vocab")
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0)
+    writer.add_file_type(WEIGHTS[weights][0])
 
 
-def _tensors(shape: Shape) -> dict[str, tuple[int, int]]:
-    """name -> (rows, cols); rows 0: a float32 vector."""
-    d, kv = shape.d_model, shape.d_model // shape.n_heads * shape.n_kv_heads
-    out = {"token_embd.weight": (shape.n_vocab, d), "output_norm.weight": (0, d)}
+def tensors(shape: Shape, weights: str) -> dict[str, tuple[Type, int, int]]:
+    """name -> (type, rows, cols); rows 0: a float32 vector."""
+    plain = WEIGHTS[weights][1]
+    more = Type.Q6_K if weights == "q4_k_m" else plain  # what the mixture spends more bits on
+    d, kv, ff, n = shape.d_model, shape.kv_width, shape.d_ff, shape.n_layers
+    out = {"token_embd.weight": (more if shape.tied else plain, shape.n_vocab, d), "output_norm.weight": (plain, 0, d)}
     if not shape.tied:
-        out["output.weight"] = (shape.n_vocab, d)
-    for layer in range(shape.n_layers):
-        p = f"blk.{layer}."
-        out |= {p + "attn_norm.weight": (0, d), p + "attn_q.weight": (d, d), p + "attn_k.weight": (kv, d)}
-        out |= {p + "attn_v.weight": (kv, d), p + "attn_output.weight": (d, d), p + "ffn_norm.weight": (0, d)}
-        out |= {p + "ffn_gate.weight": (shape.d_ff, d), p + "ffn_up.weight": (shape.d_ff, d)}
-        out |= {p + "ffn_down.weight": (d, shape.d_ff)}
+        out["output.weight"] = (more, shape.n_vocab, d)
+    for i in range(n):
+        p = f"blk.{i}."
+        # llama.cpp's choice for Q4_K_M: the first and last eighth of the layers, and every third between
+        some = more if i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2 else plain
+        out |= {p + "attn_norm.weight": (plain, 0, d), p + "ffn_norm.weight": (plain, 0, d)}
+        out |= {p + "attn_q.weight": (plain, d, d), p + "attn_k.weight": (plain, kv, d)}
+        out |= {p + "attn_v.weight": (some, kv, d), p + "attn_output.weight": (plain, d, d)}
+        out |= {p + "ffn_gate.weight": (plain, ff, d), p + "ffn_up.weight": (plain, ff, d)}
+        out[p + "ffn_down.weight"] = (some, d, ff)
     return out
+
+
+def bytes_read(shape: Shape, weights: str) -> int:
+    """Bytes of weights that a decode step reads: all matrices but an untied embedding."""
+    sizes = {
+        name: rows * gguf.quant_shape_to_byte_shape((cols,), type)[0]
+        for name, (type, rows, cols) in tensors(shape, weights).items()
+        if rows
+    }
+    return sum(sizes.values()) - (0 if shape.tied else sizes["token_embd.weight"])
+
+
+def multiply_adds(shape: Shape, tokens: int, depth: int) -> int:
+    """Of a causal prefill of so many tokens after `depth` others: the layers, attention, and logits of the last one."""
+    layer = 2 * shape.d_model * (shape.d_model + shape.kv_width) + 3 * shape.d_model * shape.d_ff
+    attention = 2 * shape.d_model * (tokens * depth + tokens * (tokens + 1) // 2)
+    return shape.n_layers * (tokens * layer + attention) + shape.n_vocab * shape.d_model
 
 
 if __name__ == "__main__":
     import argparse
 
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shape", choices=sorted(SHAPES))
+    parser.add_argument("weights", nargs="*", choices=sorted(WEIGHTS), default="q8_0")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    print(make(SHAPES[args.shape], seed=args.seed))
+    for weights in [args.weights] if isinstance(args.weights, str) else args.weights:
+        print(make(SHAPES[args.shape], weights, seed=args.seed))

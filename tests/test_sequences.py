@@ -319,3 +319,34 @@ def test_attention_inputs_are_the_normed_inputs(convert):
     assert got.shape == (2, 30, 48)
     wanted = rms_norm(model.w.embed[ids], model.w.layers[0].attn_norm, model.w.eps)
     assert relative(got[0], wanted) < 1e-6
+
+
+# ---------------------------------------------------------------- tiled
+def test_tiling_repeats_whole_blocks_and_leaves_others_alone(engine_of):
+    engine = engine_of("gpt2_erf", "x", n_ctx=128, n_seqs=2)
+    sequence = engine.new_sequence()
+    last(engine, sequence, ids_of(17, 64))
+    twin = engine.fork(sequence)
+    before = np.array(engine.save_sequence(sequence))
+    engine.tile(sequence, 128)
+    assert engine.length(sequence) == 128
+    layers, size = engine.info()["n_layers"], engine.memory()["cache_bytes_per_token"]
+    rows = np.array(engine.save_sequence(sequence))[-128 * size :].reshape(layers, 4, -1)  # 4 blocks of one plane
+    assert np.array_equal(rows[:, :2], before[-64 * size :].reshape(layers, 2, -1))
+    assert rows.any() and np.array_equal(rows, rows[:, [0, 1, 0, 1]])
+    engine.truncate(sequence, 64)
+    for one in (sequence, twin):
+        assert np.array_equal(engine.save_sequence(one), before)
+
+
+def test_tiling_refuses_what_is_no_whole_block(engine_of):
+    engine = engine_of("llama_mha", n_ctx=96)
+    sequence = engine.new_sequence()
+    for ids, length in ((0, 64), (31, 64), (1, 33), (0, 0)):
+        if ids:
+            last(engine, sequence, ids_of(18, ids))
+        with pytest.raises(ValueError, match="multiples of 32"):
+            engine.tile(sequence, length)
+    with pytest.raises(slimrt.ContextOverflowError):
+        engine.tile(sequence, 128)
+    assert engine.length(sequence) == 32

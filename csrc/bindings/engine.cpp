@@ -215,6 +215,9 @@ class PyEngine {
     void truncate(int s, int64_t n) {
         with([&](KvCache& c) { c.truncate(s, n); });
     }
+    void tile(int s, int64_t n) {
+        with([&](KvCache& c) { c.tile(s, n); });
+    }
     int64_t length(int s) {
         return with([&](KvCache& c) { return c.length(s); });
     }
@@ -263,6 +266,7 @@ void bind_engine(nb::module_& m) {
         .def("fork", &PyEngine::fork, nb::arg("sequence"))
         .def("truncate", &PyEngine::truncate, nb::arg("sequence"), nb::arg("length"))
         .def("length", &PyEngine::length, nb::arg("sequence"))
+        .def("tile", &PyEngine::tile, nb::arg("sequence"), nb::arg("length"))
         .def("append", &PyEngine::append, nb::arg("items"), nb::kw_only(), nb::arg("all_logits") = false,
              nb::arg("on_progress") = nb::none())
         .def("attention_inputs", &PyEngine::attention_inputs, nb::arg("ids"), nb::kw_only(),

@@ -204,4 +204,18 @@ int KvCache::restore(std::span<const std::byte> bytes, int64_t length) {
     return id;
 }
 
+void KvCache::tile(int sequence, int64_t length) {
+    Sequence& s = find(sequence);
+    if (s.length == 0 || s.length % kBlockTokens || length % kBlockTokens || length < s.length)
+        fail(ErrorCode::argument, "cannot tile a sequence of ", s.length, " tokens to ", length,
+             ": both must be multiples of ", kBlockTokens, ", and it must grow");
+    const std::pair<int, int64_t> growth{sequence, length - s.length};
+    require_room({&growth, 1});
+    for (size_t from = 0; int64_t(s.blocks.size()) < blocks_for(length); ++from) {
+        s.blocks.push_back(take_block());
+        copy_block(s.blocks[from], s.blocks.back());
+    }
+    s.length = length;
+}
+
 }  // namespace slimrt

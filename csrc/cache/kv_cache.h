@@ -44,6 +44,11 @@ class KvCache {
     std::vector<std::byte> save(int sequence) const;
     int restore(std::span<const std::byte> bytes, int64_t length);
 
+    /// Lengthens a sequence to `length` tokens with copies of its own blocks, in turn: a long context to
+    /// measure with, that nobody waits for. Throws Error{argument} unless both lengths are whole blocks, at
+    /// least one.
+    void tile(int sequence, int64_t length);
+
   private:
     struct Layer {
         Format format;

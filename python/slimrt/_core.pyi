@@ -56,6 +56,9 @@ class Engine:
         """A copy that shares full blocks (copy on write)."""
     def truncate(self, sequence: int, length: int) -> None: ...
     def length(self, sequence: int) -> int: ...
+    def tile(self, sequence: int, length: int) -> None:
+        """Lengthens a sequence with copies of its own rows, in turn, without computing anything: a long context for
+        measurements. ValueError unless both lengths are multiples of 32."""
     def append(
         self,
         items: Sequence[tuple[int, NDArray[np.int32]]],

@@ -1,0 +1,281 @@
+"""slimrt bench: how fast a model prefills and decodes here, at depths and in cache modes of one's choice."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import statistics
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from slimrt import _core, progress
+from slimrt.cli.common import Flags, model_source, note, positive, print_json, show_progress
+from slimrt.errors import WontFitError
+from slimrt.plan import BLOCK, CacheChoice, Planner, check_cache, check_device, memory_limit_bytes
+from slimrt.results import MemorySizes
+from slimrt.runtime import Runtime, load
+from slimrt.source import ModelSource
+from slimrt.units import format_bytes
+
+HELP = "prefill and decode speed at depths, for one or several cache modes in turns, beside the read bandwidth"
+
+_BASE = 512  # tokens computed for a depth; a longer one repeats their rows
+_N_BATCH = 512
+_READ_MIB = 256  # far more than any cache
+
+
+def add_flags(flags: Flags) -> None:
+    flags.model()
+    flags.add("-p", "--n-prompt", type=_count, default=512, metavar="N", help="tokens of a prefill; 0: none (512)")
+    flags.add("-n", "--n-gen", type=_count, default=32, metavar="N", help="tokens of a decode; 0: none (32)")
+    flags.add("-d", "--depths", default="0", metavar="N,...", help="tokens in the cache before each test (default: 0)")
+    flags.add("-r", "--repetitions", type=positive, default=5, metavar="N", help="of each test (default: %(default)s)")
+    flags.add("--compare", metavar="MODE[:TYPE],...", help="caches to take turns, such as kv:f16,k:f16; not --cache's")
+    flags.add("-o", "--output", choices=("md", "csv", "json"), default="md", help="default: %(default)s")
+    flags.engine()
+    flags.output()
+
+
+def run(args: argparse.Namespace) -> int:
+    check_device(args.device)
+    depths = _depths(args)
+    if not args.n_prompt and not args.n_gen:
+        args.usage_error("nothing to measure: -p and -n are both 0")
+    source = model_source(args)
+    choices = _choices(args)
+    for choice in choices:
+        check_cache(source, choice)
+    n_ctx = _context(args, max(depths))
+    bench, code = Bench(args, source, n_ctx), 0
+    try:
+        bench.load(choices)
+        if n_ctx > source.n_ctx_train:
+            note(args, f"slimrt: {n_ctx} tokens are beyond the {source.n_ctx_train} trained: speed only, no sense")
+        with progress.bar(progress.wanted(show_progress(args)), bench.turns(depths), "bench", " turn") as update:
+            for depth in depths:
+                bench.measure(depth, update)
+    except KeyboardInterrupt:  # what there is is worth showing
+        code = 130
+    _print(bench, "json" if args.json else args.output)
+    return code
+
+
+@dataclass
+class Result:
+    """One test of one cache at one depth: a figure a repetition. tok_s; read_gb_s: the pure read, measured after it."""
+
+    cache: str
+    type: str
+    test: str
+    tokens: int
+    depth: int
+    bytes_per_step: float | None  # weights and cache that a decode step reads
+    tok_s: list[float] = field(default_factory=list)
+    read_gb_s: list[float] = field(default_factory=list)
+
+    def row(self) -> dict[str, Any]:
+        """What the outputs show; gb_s and its share of the read bandwidth only of a decode."""
+        mean, read = statistics.fmean(self.tok_s), statistics.fmean(self.read_gb_s)
+        gb_s = None if self.bytes_per_step is None else self.bytes_per_step * mean / 1e9
+        return {
+            "cache": self.cache,
+            "type": self.type,
+            "test": self.test,
+            "tokens": self.tokens,
+            "depth": self.depth,
+            "tok_s": mean,
+            "deviation": statistics.stdev(self.tok_s) if len(self.tok_s) > 1 else 0.0,
+            "repetitions": len(self.tok_s),
+            "gb_s": gb_s,
+            "read_gb_s": read,
+            "read_share": None if gb_s is None else gb_s / read,
+        }
+
+
+class Bench:
+    """The caches that are compared, all loaded, and what was measured so far."""
+
+    def __init__(self, args: argparse.Namespace, source: ModelSource, n_ctx: int):
+        self.source = source
+        self.n_ctx = n_ctx
+        self.results: list[Result] = []
+        self.info: dict[str, Any] = {}
+        self._args = args
+        self._loaded: list[tuple[CacheChoice, Runtime]] = []
+        self._done = 0
+        self._random = np.random.default_rng(0)
+
+    def load(self, choices: list[CacheChoice]) -> None:
+        """All at once, so that they can take turns. WontFitError: they do not fit together."""
+        args = self._args
+        planner = Planner.of(self.source, args.memory_limit, 1, _N_BATCH, args.threads)
+        if len(choices) > 1:
+            _require_fit([planner.sizes(choice, self.n_ctx) for choice in choices], planner.limit)
+        limit = 0 if args.memory_limit is None else memory_limit_bytes(args.memory_limit)
+        for choice in choices:
+            shown = show_progress(args)
+            one = load(self.source, choice, planner, n_ctx=self.n_ctx, memory_limit=limit, show_progress=shown)
+            self._loaded.append((choice, one))
+            self.info = one.info
+
+    def turns(self, depths: list[int]) -> int:
+        return len(depths) * len(self._loaded) * int(self._args.repetitions)
+
+    def measure(self, depth: int, update: progress.Update) -> None:
+        """All tests of all caches at one depth, repetition by repetition."""
+        args = self._args
+        turns = [
+            (runtime, self._fill(runtime, depth), self._tests(choice, runtime, depth))
+            for choice, runtime in self._loaded
+        ]
+        for repetition in range(args.repetitions):
+            for runtime, sequence, results in turns if repetition % 2 == 0 else turns[::-1]:
+                for result in results:
+                    tok_s = self._time(runtime, sequence, result)
+                    result.read_gb_s.append(_core.read_bandwidth(self.info["n_threads"], _READ_MIB))
+                    result.tok_s.append(tok_s)
+                self._done += 1
+                update(self._done, 0)
+        for runtime, sequence, _ in turns:
+            with runtime.use() as engine:
+                engine.free_sequence(sequence)
+
+    def _tests(self, choice: CacheChoice, runtime: Runtime, depth: int) -> list[Result]:
+        args = self._args
+        modes, types = ({layer[key] for layer in runtime.info["layers"]} for key in ("mode", "type"))
+        cache, type = "/".join(sorted(modes)), "/".join(sorted(types))
+        tests = []
+        if args.n_prompt:
+            tests.append(Result(cache, type, "prefill", args.n_prompt, depth, None))
+        if args.n_gen:
+            tests.append(Result(cache, type, "decode", args.n_gen, depth, self._step_bytes(choice, depth)))
+        self.results += tests
+        return tests
+
+    def _step_bytes(self, choice: CacheChoice, depth: int) -> float:
+        """What a decode step reads, on the average of a test: the weights, and the rows that attention looks at."""
+        # a context of 1: of the RoPE table, which grows with it, a step reads a row
+        memory = _core.plan(str(self.source.gguf), n_ctx=1, **choice.arguments)
+        file = _core.GgufFile(str(self.source.gguf))
+        tensors, architecture = file.tensors(), self.info["architecture"]
+        looked_up = ["position_embd.weight"] + (["token_embd.weight"] if "output.weight" in tensors else [])
+        unread = sum(file.tensor_bytes(name) for name in looked_up if name in tensors)
+        rows = depth + (self._args.n_gen + 1) / 2
+        window = f"{architecture}.attention.sliding_window"
+        if window in file.keys():
+            rows = min(rows, file.value(window))
+        weights = memory["mapped"] + memory["weights"] + memory["derived"] - unread
+        return float(weights + rows * memory["cache_bytes_per_token"])
+
+    def _fill(self, runtime: Runtime, depth: int) -> int:
+        """A sequence of so many tokens; afterwards every weight was touched once."""
+        base = min(depth, _BASE)
+        with runtime.use() as engine:
+            sequence = engine.new_sequence()
+            if base:
+                engine.append([(sequence, self._tokens(base))])
+            if depth > base:
+                engine.tile(sequence, depth // BLOCK * BLOCK)
+            if depth > engine.length(sequence):
+                engine.append([(sequence, self._tokens(depth - engine.length(sequence)))])
+            engine.append([(sequence, self._tokens(1))])
+            engine.truncate(sequence, depth)
+        return sequence
+
+    def _time(self, runtime: Runtime, sequence: int, result: Result) -> float:
+        """tok/s of one repetition; the sequence is as long as before afterwards."""
+        tokens = self._tokens(result.tokens)
+        items = [tokens] if result.test == "prefill" else np.split(tokens, len(tokens))
+        with runtime.use() as engine:
+            start = time.perf_counter()
+            for item in items:
+                engine.append([(sequence, item)])
+            seconds = time.perf_counter() - start
+            engine.truncate(sequence, result.depth)
+        return result.tokens / seconds
+
+    def _tokens(self, n: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+        return self._random.integers(0, self.info["n_vocab"], n, np.int32)
+
+
+def _require_fit(sizes: list[MemorySizes], limit: int) -> None:
+    needed = sum(one.total - one.mapped for one in sizes) + max(one.mapped for one in sizes)
+    if needed > limit:
+        raise WontFitError(
+            f"{len(sizes)} caches at once need {format_bytes(needed)}, {format_bytes(limit)} available. "
+            "Compare fewer, or lower the largest depth (-d)",
+            needed,
+            limit,
+        )
+
+
+def _count(text: str) -> int:
+    """A whole number, 0 included, for argparse."""
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"must not be negative, got {value}")
+    return value
+
+
+def _depths(args: argparse.Namespace) -> list[int]:
+    try:
+        depths = sorted({int(one) for one in args.depths.split(",")})
+    except ValueError:
+        args.usage_error(f"-d takes whole numbers with commas between, got '{args.depths}'")
+    if depths[0] < 0:
+        args.usage_error(f"a depth must not be negative, got {depths[0]}")
+    return depths
+
+
+def _choices(args: argparse.Namespace) -> list[CacheChoice]:
+    """The caches of --compare, else the one of --cache; a type that --compare leaves out is --cache-type's."""
+    types = (args.cache_type, args.cache_type_k, args.cache_type_v)
+    if args.compare is None:
+        return [CacheChoice.of(args.cache.split(",") if "," in args.cache else args.cache, *types)]
+    pairs = [one.partition(":") for one in args.compare.split(",")]
+    return [CacheChoice.of(mode, *((type, None, None) if type else types)) for mode, _, type in pairs]
+
+
+def _context(args: argparse.Namespace, depth: int) -> int:
+    """The context for the largest depth, in whole blocks. ValueError: --ctx is smaller."""
+    needed = depth + max(args.n_prompt, args.n_gen, 1)
+    if args.ctx is not None and args.ctx < needed:
+        raise ValueError(
+            f"a depth of {depth} and {needed - depth} tokens after it need a context of {needed}, --ctx is {args.ctx}: "
+            "raise it, or lower -d, -p or -n"
+        )
+    return int(args.ctx or -(-needed // BLOCK) * BLOCK)
+
+
+def _print(bench: Bench, output: str) -> None:
+    rows = [result.row() for result in bench.results if result.tok_s]
+    if output == "json":
+        info = {key: bench.info.get(key) for key in ("architecture", "device", "n_threads", "n_ctx")}
+        print_json({"model": str(bench.source.path)} | info | {"results": rows})
+    elif rows and output == "csv":
+        writer = csv.DictWriter(sys.stdout, rows[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    elif rows:
+        print(_markdown(bench, rows))
+
+
+def _markdown(bench: Bench, rows: list[dict[str, Any]]) -> str:
+    info = bench.info
+    lines = [
+        f"{bench.source.path.name}: {info['architecture']}, {info['device']}\n",
+        "| cache | test | depth | tok/s | GB/s | of the read bandwidth |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        decode = row["gb_s"] is not None
+        gb_s = f"{row['gb_s']:.1f}" if decode else "-"
+        share = f"{100 * row['read_share']:.0f} % of {row['read_gb_s']:.1f} GB/s" if decode else "-"
+        speed = f"{row['tok_s']:.2f} ± {row['deviation']:.2f}"
+        cells = (f"{row['cache']} {row['type']}", f"{row['test']} {row['tokens']}", row["depth"], speed, gb_s, share)
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines)

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""slimrt bench: what is measured, in which form it is told, what is refused, what an interrupt leaves."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import numpy as np
+import pytest
+
+from conftest import TESTS
+from slimrt import _core
+from slimrt.cli import bench
+
+pytestmark = pytest.mark.usefixtures("clean_environment")
+
+TALE = TESTS.parent / "models" / "tale-llama.gguf"
+QUICK = ("-p", 8, "-n", 4, "-r", 2, "-q")
+
+
+@pytest.fixture
+def known_bandwidth(monkeypatch):
+    """The control of 256 MiB takes longer than these tests; its own test uses the real one."""
+    monkeypatch.setattr(_core, "read_bandwidth", lambda n_threads, megabytes: 10.0)
+
+
+def results(out: str) -> list[dict]:
+    return json.loads(out)["results"]
+
+
+def test_the_control_is_measured_for_every_figure(run, tiny, monkeypatch):
+    measured, real = [], _core.read_bandwidth
+
+    def bandwidth(n_threads, megabytes):
+        measured.append(real(n_threads, megabytes))
+        return measured[-1]
+
+    monkeypatch.setattr(_core, "read_bandwidth", bandwidth)
+    rows = results(run("bench", tiny, *QUICK, "-r", 1, "--json")[1])
+    assert [row["read_gb_s"] for row in rows] == measured and min(measured) > 0.01
+
+
+@pytest.mark.usefixtures("known_bandwidth")
+def test_tests_caches_and_depths(run):
+    code, out, err = run("bench", TALE, *QUICK, "-d", "40,0,600", "--compare", "kv:f32,k", "-t", 2, "--json")
+    assert (code, err) == (0, "")
+    got = [(r["depth"], r["cache"], r["type"], r["test"], r["tokens"], r["repetitions"]) for r in results(out)]
+    assert got == [
+        (depth, cache, type, test, tokens, 2)
+        for depth in (0, 40, 600)
+        for cache, type in (("kv", "f32"), ("k", "f16"))
+        for test, tokens in (("prefill", 8), ("decode", 4))
+    ]
+    assert json.loads(out)["n_ctx"] == 608 and json.loads(out)["n_threads"] == 2
+
+
+@pytest.mark.usefixtures("known_bandwidth")
+def test_figures_follow_from_time_and_bytes(run, monkeypatch):
+    seconds = iter(np.cumsum([0, 2.0, 1, 4.0]))  # a repetition of 2 s, a pause, one of 4 s
+    monkeypatch.setattr(bench.time, "perf_counter", lambda: next(seconds))
+    code, out, _ = run("bench", TALE, "-p", 0, "-n", 8, "-r", 2, "-d", 32, "--json")
+    (row,) = results(out)
+    assert code == 0 and row["tok_s"] == pytest.approx(3.0) and row["deviation"] == pytest.approx(2**0.5)
+    file, plan = _core.GgufFile(str(TALE)), _core.plan(str(TALE), n_ctx=1)
+    assert "output.weight" in file.tensors()  # so the embedding is not multiplied with
+    size = plan["mapped"] + plan["weights"] + plan["derived"] - file.tensor_bytes("token_embd.weight")
+    size += (32 + 4.5) * plan["cache_bytes_per_token"]
+    assert row["gb_s"] == pytest.approx(size * 3 / 1e9) and row["read_share"] == pytest.approx(row["gb_s"] / 10)
+
+
+@pytest.mark.usefixtures("known_bandwidth")
+def test_a_tied_embedding_is_counted(run, tiny):
+    assert "output.weight" not in _core.GgufFile(str(tiny)).tensors()
+    (row,) = results(run("bench", tiny, "-p", 0, "-n", 1, "-r", 1, "--json")[1])
+    plan = _core.plan(str(tiny), n_ctx=1)
+    size = plan["mapped"] + plan["weights"] + plan["derived"] + plan["cache_bytes_per_token"]
+    assert row["gb_s"] == pytest.approx(size * row["tok_s"] / 1e9)
+    assert row["deviation"] == 0
+
+
+@pytest.mark.usefixtures("known_bandwidth")
+def test_outputs(run, tiny):
+    code, out, err = run("bench", tiny, *QUICK, "-d", "0,32")
+    lines = out.splitlines()
+    assert (code, err) == (0, "") and lines[0].startswith("tiny.gguf: llama, cpu ")
+    assert [len(line.split("|")) for line in lines[2:]] == [8] * 6
+    assert lines[-1].startswith("| kv f16 | decode 4 | 32 | ") and " ± " in lines[-1] and "of 10.0 GB/s" in lines[-1]
+    rows = list(csv.DictReader(io.StringIO(run("bench", tiny, *QUICK, "-d", "0,32", "-o", "csv")[1])))
+    assert [(row["test"], row["depth"]) for row in rows] == [
+        ("prefill", "0"), ("decode", "0"), ("prefill", "32"), ("decode", "32"),
+    ]  # fmt: skip
+    assert rows[0]["gb_s"] == "" and float(rows[1]["gb_s"]) > 0
+    assert run("bench", tiny, *QUICK, "-o", "json")[1].startswith("{")
+
+
+@pytest.mark.usefixtures("known_bandwidth")
+def test_depth_is_exact_and_kept(run, tiny, monkeypatch):
+    """Not a whole block, and beyond what is computed for real."""
+    monkeypatch.setattr(bench, "_BASE", 64)
+    lengths = []
+    timed = bench.Bench._time
+
+    def time_and_look(self, runtime, sequence, result):
+        with runtime.use() as engine:
+            lengths.append(engine.length(sequence))
+        return timed(self, runtime, sequence, result)
+
+    monkeypatch.setattr(bench.Bench, "_time", time_and_look)
+    assert run("bench", tiny, *QUICK, "-d", "7,64,100")[0] == 0
+    assert lengths == [depth for depth in (7, 64, 100) for _ in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("-d", 100, "-c", 64), 1, "a depth of 100 and 8 tokens after it need a context of 108, --ctx is 64"),
+        (("-d", "1,x"), 2, "whole numbers with commas between"),
+        (("-d", "4,-1"), 2, "negative"),
+        (("-n", -1), 2, "negative"),
+        (("-r", 0), 2, "at least 1"),
+        (("-p", 0, "-n", 0), 2, "nothing to measure"),
+        (("--compare", "kv,kk"), 1, "did you mean 'k'?"),
+        (("--compare", "kv,"), 1, "cache must be a mode"),
+        (("--compare", "kv:f1"), 1, "cache type 'f1' is not supported"),
+        (("--compare", "kv,x"), 1, "layer 0"),
+        (("--device", "tpu"), 1, "supported: auto, cpu"),
+        (("--memory-limit", "1KiB"), 1, "needs"),
+        (("--compare", "kv,k", "--memory-limit", "1KiB"), 1, "2 caches at once need"),
+        (("-o", "xml"), 2, "invalid choice"),
+    ],
+)
+def test_what_is_refused(run, tiny, arguments, code, said):
+    got, out, err = run("bench", tiny, *QUICK, *arguments)
+    assert (got, out) == (code, "") and said in err
+
+
+def test_a_mode_that_is_not_legal_says_why(run, grouped):
+    code, out, err = run("bench", grouped, *QUICK, "--compare", "kv,k")
+    assert (code, out) == (1, "") and "cache mode 'k' cannot be used with grouped.gguf: layer 0" in err
+
+
+@pytest.mark.usefixtures("known_bandwidth")
+def test_beyond_the_trained_context_is_told(run, tiny):
+    code, out, err = run("bench", tiny, "-p", 8, "-n", 4, "-r", 1, "-d", 300)
+    assert code == 0 and "beyond the 256 trained" in err
+
+
+@pytest.mark.parametrize(("turns", "lines"), [(0, 0), (1, 5), (3, 6)])
+def test_ctrl_c_shows_what_was_measured(run, tiny, monkeypatch, turns, lines):
+    """One turn: decode and prefill at depth 0, one repetition. Three: the prefill of depth 32 too."""
+    calls = iter([10.0] * (turns * 2 if turns < 3 else 5))
+
+    def bandwidth(n_threads, megabytes):
+        try:
+            return next(calls)
+        except StopIteration:
+            raise KeyboardInterrupt from None
+
+    monkeypatch.setattr(_core, "read_bandwidth", bandwidth)
+    code, out, _ = run("bench", tiny, *QUICK, "-d", "0,32")
+    assert code == 130 and len(out.splitlines()) == (lines + 1 if lines else 0)
+
+
+def test_help_and_twins(run, tiny, monkeypatch, known_bandwidth):
+    assert "bench" in run("--help")[1] and "SLIMRT_" in run("bench", "--help")[1]
+    for name, value in (("N_PROMPT", "0"), ("N_GEN", "2"), ("DEPTHS", "3,5"), ("REPETITIONS", "1"), ("JSON", "1")):
+        monkeypatch.setenv(f"SLIMRT_{name}", value)
+    assert [(row["test"], row["depth"]) for row in results(run("bench", tiny)[1])] == [("decode", 3), ("decode", 5)]
