@@ -18,10 +18,8 @@ namespace {
 using Tokens = Array<const int32_t>;
 
 DType cache_type(const std::string& name) {
-    if (name == "f32") return DType::F32;
-    if (name == "f16") return DType::F16;
-    if (name == "bf16") return DType::BF16;
-    fail(ErrorCode::unsupported, "cache type '", name, "' is not supported; supported are: f32, f16, bf16");
+    if (const DTypeInfo* info = find_cache_type(name.c_str())) return info->dtype;
+    fail(ErrorCode::unsupported, "cache type '", name, "' is not supported; supported are: ", cache_type_names());
 }
 
 void read_option(const std::string& name, nb::handle value, EngineOptions& o) {

@@ -1,10 +1,13 @@
 // slimrt._core.ops: single operations of the CPU backend over NumPy arrays, on a chosen ISA, so that tests
 // and benchmarks reach every kernel.
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <chrono>
+#include <cmath>
 #include <random>
 
 #include "bindings/bindings.h"
@@ -130,41 +133,78 @@ auto gate(const std::string& kind, const F32& g, const F32& up, const std::strin
     return out.array();
 }
 
+DType parse_cache_type(const std::string& name) {
+    const DTypeInfo* info = find_cache_type(name.c_str());
+    if (!info) fail(ErrorCode::argument, "unknown cache type '", name, "'; there are: ", cache_type_names());
+    return info->dtype;
+}
+
 /// A plane of stored rows in blocks that lie shuffled in memory.
 struct StoredRows {
     static constexpr int kBlock = 32;
-    std::vector<std::byte> pool;
+    Buffer pool;
     std::vector<int32_t> table;
     Rows rows;
 
-    StoredRows(Backend& backend, Tensor from, DType dtype) {
-        const int64_t n_blocks = (from.rows + kBlock - 1) / kBlock;
+    StoredRows(Backend& backend, int64_t n, int width, int heads, DType dtype) {
+        if (width % heads) fail(ErrorCode::argument, width, " columns are not ", heads, " heads");
+        const int64_t n_blocks = (n + kBlock - 1) / kBlock;
         for (int32_t b = 0; b < n_blocks; ++b) table.push_back(b);
         std::shuffle(table.begin(), table.end(), std::mt19937(7));
-        const size_t bytes = row_bytes(dtype, from.cols);
-        pool.resize(n_blocks * kBlock * bytes);
-        rows = {pool.data(), dtype, int(from.cols), bytes, bytes * kBlock, kBlock, 0};
+        const size_t bytes = head_bytes(dtype, width / heads).total() * heads * kBlock;
+        pool = backend.alloc(MemoryKind::cache, bytes * n_blocks, "rows");
+        rows = {.base = pool.data.get(),
+                .dtype = dtype,
+                .width = width,
+                .heads = heads,
+                .block_stride = bytes,
+                .block_tokens = kBlock};
+    }
+    StoredRows(Backend& backend, Tensor from, int heads, DType dtype)
+        : StoredRows(backend, from.rows, int(from.cols), heads, dtype) {
+        store(backend, from, 0);
+    }
+
+    /// Row i of `from` becomes the row of position first + i.
+    void store(Backend& backend, Tensor from, int64_t first) {
         std::vector<int32_t> slots;
-        for (int64_t i = 0; i < from.rows; ++i)
+        for (int64_t i = first; i < first + from.rows; ++i)
             slots.push_back(table[i / kBlock] * kBlock + int32_t(i % kBlock));
-        if (from.rows)
-            backend.store(from, {pool.data(), dtype, int(from.cols), bytes, bytes * kBlock, kBlock,
-                                 Tensor(slots.data(), DType::I32, 1, from.rows)});
+        if (from.rows == 0) return;
+        backend.store(from, {.base = pool.data.get(),
+                             .dtype = rows.dtype,
+                             .width = rows.width,
+                             .heads = rows.heads,
+                             .block_stride = rows.block_stride,
+                             .block_tokens = kBlock,
+                             .slots = Tensor(slots.data(), DType::I32, 1, from.rows)});
     }
 };
 
-/// One sequence: the first rows are stored in `dtype`, the last n_fresh are the queries' own.
+/// Rows after a round trip through a plane of `heads` heads.
+auto cache_round_trip(const F32& x, int heads, const std::string& type, const std::string& isa) {
+    const auto backend = open(isa);
+    const Tensor from = view(x);
+    const StoredRows stored(*backend, from, heads, parse_cache_type(type));
+    Result out(from.rows, from.cols);
+    backend->load(stored.rows, stored.table.data(), 0, from.rows, out.tensor);
+    return out.array();
+}
+
+/// One sequence: the first rows are stored in `dtype`, the last n_fresh are the queries' own. stored_heads: of the
+/// planes of both, where these are not the heads that are read.
 auto attention(const F32& q, const F32& score_rows, const F32& value_rows, int n_heads, int score_heads,
                int value_heads, const std::string& dtype, int n_fresh, float scale, int64_t window,
                const std::string& isa, int n_threads, const std::optional<F32>& table, int n_rot,
-               bool interleaved, const std::optional<F32>& bias) {
+               bool interleaved, const std::optional<F32>& bias, int stored_heads) {
     const auto backend = open(isa, n_threads);
     const Tensor queries = view(q), s = view(score_rows), v = view(value_rows);
     const int64_t stored = s.rows - n_fresh;
     if (stored < 0 || v.rows != s.rows || queries.rows != n_fresh)
         fail(ErrorCode::argument, "rows and queries do not match");
-    const StoredRows s_rows(*backend, s.rows_of(0, stored), parse_dtype(dtype));
-    const StoredRows v_rows(*backend, v.rows_of(0, stored), parse_dtype(dtype));
+    const DType type = parse_cache_type(dtype);
+    const StoredRows s_rows(*backend, s.rows_of(0, stored), stored_heads ? stored_heads : score_heads, type);
+    const StoredRows v_rows(*backend, v.rows_of(0, stored), stored_heads ? stored_heads : value_heads, type);
     const int s_dim = int(s.cols) / score_heads, v_dim = int(v.cols) / value_heads;
     Result out(n_fresh, int64_t(n_heads) * v_dim), lse(n_fresh, n_heads);
 
@@ -182,6 +222,57 @@ auto attention(const F32& q, const F32& score_rows, const F32& value_rows, int n
                         .window = window,
                         .lse = lse.tensor});
     return nb::make_tuple(out.array(), lse.array());
+}
+
+/// Decoding attention over random rows of n_seqs sequences, a query each: seconds of every repetition, and the bytes
+/// of cache one of them reads.
+auto time_attention(int n_heads, int n_kv_heads, int head_dim, const std::string& type_k,
+                    const std::string& type_v, int64_t n, int n_seqs, float loud, int repetitions,
+                    const std::string& isa, int n_threads) {
+    if (n < 1 || n_seqs < 1 || n_kv_heads < 1 || n_heads % n_kv_heads)
+        fail(ErrorCode::argument, "nothing to measure");
+    const nb::gil_scoped_release release;
+    const auto backend = open(isa, n_threads);
+    const int width = n_kv_heads * head_dim;
+    StoredRows k(*backend, n * n_seqs, width, n_kv_heads, parse_cache_type(type_k));
+    StoredRows v(*backend, n * n_seqs, width, n_kv_heads, parse_cache_type(type_v));
+    std::minstd_rand random(1);
+    std::normal_distribution<float> normal;
+    const auto fill = [&](Tensor t, float factor) {
+        for (int64_t i = 0; i < t.rows * t.cols; ++i) t.f32()[i] = factor * normal(random);
+    };
+    Result fresh(StoredRows::kBlock, width), q(n_seqs, int64_t(n_heads) * head_dim);
+    for (int64_t first = 0; first < n * n_seqs; first += fresh.tensor.rows) {
+        const Tensor some = fresh.tensor.rows_of(0, std::min(fresh.tensor.rows, n * n_seqs - first));
+        if (first % (64 * StoredRows::kBlock) == 0) fill(fresh.tensor, 1);  // random numbers take long to make
+        k.store(*backend, some, first);
+        v.store(*backend, some, first);
+    }
+    fill(q.tensor, loud);
+    Result own(n_seqs, width), out(n_seqs, q.tensor.cols);
+    const int64_t blocks = (n + StoredRows::kBlock - 1) / StoredRows::kBlock;
+    std::vector<AttentionSequence> sequences;
+    for (int i = 0; i < n_seqs; ++i)
+        sequences.push_back({.query = i,
+                             .n_queries = 1,
+                             .position = n,
+                             .end = std::min(n, n * n_seqs - i * blocks * StoredRows::kBlock),
+                             .table = k.table.data() + i * blocks});
+    const ScoreTerm score{k.rows, own.tensor, n_kv_heads, head_dim, q.tensor, {}, {}};
+    const ValueTerm value{v.rows, own.tensor, n_kv_heads, head_dim, out.tensor};
+    std::vector<double> seconds;
+    for (int i = 0; i < repetitions; ++i) {
+        const auto start = std::chrono::steady_clock::now();
+        backend->attention({.sequences = sequences,
+                            .scores = {&score, 1},
+                            .values = {&value, 1},
+                            .n_heads = n_heads,
+                            .scale = 1 / std::sqrt(float(head_dim))});
+        seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    }
+    const size_t row = (head_bytes(k.rows.dtype, head_dim).total() + head_bytes(v.rows.dtype, head_dim).total()) *
+                       n_kv_heads;
+    return std::make_pair(seconds, n * n_seqs * row);
 }
 
 }  // namespace
@@ -202,7 +293,11 @@ void bind_ops(nb::module_& m) {
     m.def("attention", &attention, arg("q"), arg("score_rows"), arg("value_rows"), arg("n_heads"),
           arg("score_heads"), arg("value_heads"), arg("dtype"), arg("n_fresh"), arg("scale"), arg("window"),
           arg("isa"), arg("n_threads") = 1, arg("table") = nb::none(), arg("n_rot") = 0,
-          arg("interleaved") = false, arg("bias") = nb::none());
+          arg("interleaved") = false, arg("bias") = nb::none(), arg("stored_heads") = 0);
+    m.def("cache_round_trip", &cache_round_trip, arg("x"), arg("heads"), arg("type"), arg("isa"));
+    m.def("time_attention", &time_attention, arg("n_heads"), arg("n_kv_heads"), arg("head_dim"), arg("type_k"),
+          arg("type_v"), arg("n"), arg("n_seqs") = 1, arg("loud") = 1.0f, arg("repetitions") = 10, arg("isa") = "",
+          arg("n_threads") = 0);
 }
 
 }  // namespace slimrt

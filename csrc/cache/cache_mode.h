@@ -36,13 +36,13 @@ struct AttnWeights {
     std::vector<Buffer> owned;              // what prepare() made
 };
 
-/// One stored part of a row.
+/// One stored part of a row: `heads` equal shares, which lie apart in a block and have scales of their own.
 struct Plane {
     const char* name;
-    int width;
+    int width, heads;
     DType type;
 };
-using Format = std::vector<Plane>;  // how a block is stored: plane after plane, rows of a plane together
+using Format = std::vector<Plane>;  // how a block is stored: plane after plane (see Rows)
 
 /// The tokens of one step or of one chunk of it: sequences[i] owns the rows [query, query + n_queries).
 struct Batch {

@@ -21,9 +21,8 @@ KvCache::KvCache(Backend& backend, std::vector<Format> formats, int64_t n_ctx, i
     for (Format& format : formats) {
         Layer layer;
         for (const Plane& plane : format) {
-            layer.plane_row.push_back(slimrt::row_bytes(plane.type, plane.width));
             layer.plane_offset.push_back(layer.row_bytes * kBlockTokens);
-            layer.row_bytes += layer.plane_row.back();
+            layer.row_bytes += head_bytes(plane.type, plane.width / plane.heads).total() * plane.heads;
         }
         layer.format = std::move(format);
         layer.pool = backend.alloc(MemoryKind::cache, layer.row_bytes * kBlockTokens * n_blocks, "cache");
@@ -135,7 +134,7 @@ Rows KvCache::plane(int layer, int plane) const {
     return {.base = l.pool.data.get() + l.plane_offset[plane],
             .dtype = l.format[plane].type,
             .width = l.format[plane].width,
-            .row_bytes = l.plane_row[plane],
+            .heads = l.format[plane].heads,
             .block_stride = l.row_bytes * kBlockTokens,
             .block_tokens = kBlockTokens};
 }
@@ -148,26 +147,31 @@ std::vector<Rows> KvCache::rows(int layer) const {
 
 Slots KvCache::slots(int layer, int plane, Tensor slots) const {
     const Rows rows = this->plane(layer, plane);
-    return {layers_[layer].pool.data.get() + layers_[layer].plane_offset[plane],
-            rows.dtype,
-            rows.width,
-            rows.row_bytes,
-            rows.block_stride,
-            rows.block_tokens,
-            slots};
+    return {.base = layers_[layer].pool.data.get() + layers_[layer].plane_offset[plane],
+            .dtype = rows.dtype,
+            .width = rows.width,
+            .heads = rows.heads,
+            .block_stride = rows.block_stride,
+            .block_tokens = rows.block_tokens,
+            .slots = slots};
 }
 
-/// visit(stored rows of one plane in one block, bytes), in a fixed order.
+/// visit(elements or scales of one head of one plane in one block, bytes), in a fixed order.
 template <class Visit>
 void KvCache::visit_rows(const Sequence& s, Visit visit) const {
     for (const Layer& l : layers_)
-        for (size_t p = 0; p < l.format.size(); ++p)
+        for (size_t p = 0; p < l.format.size(); ++p) {
+            const HeadBytes bytes = head_bytes(l.format[p].type, l.format[p].width / l.format[p].heads);
             for (int64_t first = 0; first < s.length; first += kBlockTokens) {
                 const size_t block = s.blocks[first / kBlockTokens];
                 const int64_t n = std::min<int64_t>(kBlockTokens, s.length - first);
-                visit(l.pool.data.get() + block * l.row_bytes * kBlockTokens + l.plane_offset[p],
-                      n * l.plane_row[p]);
+                std::byte* head = l.pool.data.get() + block * l.row_bytes * kBlockTokens + l.plane_offset[p];
+                for (int h = 0; h < l.format[p].heads; ++h, head += bytes.total() * kBlockTokens) {
+                    visit(head, n * bytes.elements);
+                    if (bytes.scales) visit(head + kBlockTokens * bytes.elements, n * bytes.scales);
+                }
             }
+        }
 }
 
 std::vector<std::byte> KvCache::save(int sequence) const {

@@ -40,7 +40,8 @@ class KvCache {
     std::vector<Rows> rows(int layer) const;
     Slots slots(int layer, int plane, Tensor slots) const;
 
-    /// A sequence's rows as bytes, layer after layer, plane after plane; and back into a new sequence.
+    /// A sequence's rows as bytes, layer after layer, plane after plane, block after block, head after head; and
+    /// back into a new sequence.
     std::vector<std::byte> save(int sequence) const;
     int restore(std::span<const std::byte> bytes, int64_t length);
 
@@ -52,8 +53,8 @@ class KvCache {
   private:
     struct Layer {
         Format format;
-        std::vector<size_t> plane_row, plane_offset;  // bytes; offset of a plane inside a block
-        size_t row_bytes = 0;                         // of all planes
+        std::vector<size_t> plane_offset;  // bytes; of a plane inside a block
+        size_t row_bytes = 0;              // of all planes
         Buffer pool;
     };
     struct Sequence {

@@ -13,8 +13,12 @@ constexpr DTypeInfo kTypes[] = {
     {DType::Q5_1, "q5_1", 32, 24},   {DType::Q8_0, "q8_0", 32, 34},   {DType::Q2_K, "q2_k", 256, 84},
     {DType::Q3_K, "q3_k", 256, 110}, {DType::Q4_K, "q4_k", 256, 144}, {DType::Q5_K, "q5_k", 256, 176},
     {DType::Q6_K, "q6_k", 256, 210}, {DType::I32, "i32", 1, 4},
+    {DType::Q8, "q8", 1, 0},         {DType::FP8_E4M3, "fp8_e4m3", 1, 0},
+    {DType::FP8_E5M2, "fp8_e5m2", 1, 0}, {DType::Q4, "q4", 1, 0},
 };
-constexpr size_t kNumbers = 31;  // type numbers end with BF16
+constexpr DType kCacheTypes[] = {DType::F32,      DType::F16,      DType::BF16, DType::Q8,
+                                 DType::FP8_E4M3, DType::FP8_E5M2, DType::Q4};
+constexpr size_t kNumbers = 244;  // type numbers end with Q4
 
 /// By type number, since views look their type up all the time; holes have block 0.
 constexpr std::array<DTypeInfo, kNumbers> kByNumber = [] {
@@ -28,15 +32,24 @@ constexpr std::array<DTypeInfo, kNumbers> kByNumber = [] {
 const DTypeInfo* find_dtype(uint32_t ggml_type) {
     if (ggml_type >= kNumbers || ggml_type == static_cast<uint32_t>(DType::I32)) return nullptr;
     const DTypeInfo& info = kByNumber[ggml_type];
-    return info.block == 0 ? nullptr : &info;
+    return info.block == 0 || info.block_bytes == 0 ? nullptr : &info;
 }
 
 const DTypeInfo* find_dtype(const char* name) {
     for (const DTypeInfo& info : kTypes) {
-        if (std::strcmp(info.name, name) == 0) return &dtype_info(info.dtype);
+        if (info.block_bytes && std::strcmp(info.name, name) == 0) return &dtype_info(info.dtype);
     }
     return nullptr;
 }
+
+const DTypeInfo* find_cache_type(const char* name) {
+    for (const DType type : kCacheTypes) {
+        if (std::strcmp(dtype_info(type).name, name) == 0) return &dtype_info(type);
+    }
+    return nullptr;
+}
+
+const char* cache_type_names() { return "f32, f16, bf16, q8, fp8_e4m3, fp8_e5m2, q4"; }
 
 const DTypeInfo& dtype_info(DType dtype) {
     const auto number = static_cast<size_t>(dtype);
@@ -46,8 +59,24 @@ const DTypeInfo& dtype_info(DType dtype) {
 
 size_t row_bytes(DType dtype, int64_t n) {
     const DTypeInfo& info = dtype_info(dtype);
-    assert(n >= 0 && n % info.block == 0);
+    assert(n >= 0 && n % info.block == 0 && info.block_bytes != 0);
     return static_cast<size_t>(n / info.block) * static_cast<size_t>(info.block_bytes);
+}
+
+HeadBytes head_bytes(DType dtype, int64_t dim) {
+    constexpr int64_t kGroup = 32;  // of Q4
+    switch (dtype) {
+        case DType::Q8:
+        case DType::FP8_E4M3:
+            return {static_cast<size_t>(dim), sizeof(float)};
+        case DType::FP8_E5M2:
+            return {static_cast<size_t>(dim), 0};
+        case DType::Q4:  // two elements a byte, each group from a byte of its own
+            return {static_cast<size_t>((dim + 1) / 2),
+                    static_cast<size_t>((dim + kGroup - 1) / kGroup) * 2 * sizeof(uint16_t)};
+        default:
+            return {row_bytes(dtype, dim), 0};
+    }
 }
 
 }  // namespace slimrt

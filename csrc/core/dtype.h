@@ -1,4 +1,10 @@
 // Element types, numbered as in GGUF (ggml_type), and the size of a row of them.
+// Types of cache rows alone (Q8 ...) have numbers that no file may use. They have scales per token and head:
+//   Q8        int8, an f32 scale: max |x| / 127, so that a code is off by at most half a scale
+//   FP8_E4M3  OCP e4m3 of x / 2^e, max |x| below 2^(e + 8); an f32 scale, 2^(e + 8) (see E4M3 in simd.h)
+//   FP8_E5M2  OCP e5m2, no scale; beyond 57344 rounded to nearest, so from 61440 on infinite
+//   Q4        4 bits, an f16 scale and an f16 minimum for each 32 elements: x = minimum + scale * code
+// All round to nearest even. A head that holds NaN or infinity reads back as NaN (E5M2: element by element).
 #pragma once
 
 #include <cstddef>
@@ -21,24 +27,41 @@ enum class DType : uint32_t {
     Q6_K = 14,
     I32 = 26,
     BF16 = 30,
+    Q8 = 240,
+    FP8_E4M3 = 241,
+    FP8_E5M2 = 242,
+    Q4 = 243,
 };
 
 struct DTypeInfo {
     DType dtype;
     const char* name;  // lower case, as on the command line: "f16", "q4_k"
     int block;         // elements in one block (1 for plain types)
-    int block_bytes;
+    int block_bytes;   // 0: of cache rows only, see head_bytes()
 };
 
 /// The entry of a type number read from a file; nullptr when slimrt does not read that type.
 const DTypeInfo* find_dtype(uint32_t ggml_type);
 
-/// The entry of a type by its name ("f16"); nullptr when there is none.
+/// The entry of a type by its name ("f16"); nullptr when there is none, or not outside a cache.
 const DTypeInfo* find_dtype(const char* name);
+
+/// The entry of a type that cache rows may have, by its name; nullptr when there is none.
+const DTypeInfo* find_cache_type(const char* name);
+
+/// All of them, with commas between.
+const char* cache_type_names();
 
 const DTypeInfo& dtype_info(DType dtype);
 
 /// Bytes of `n` consecutive elements; `n` must be a multiple of the type's block.
 size_t row_bytes(DType dtype, int64_t n);
+
+/// Bytes of one head of one cache row: its elements, and beside them its scales.
+struct HeadBytes {
+    size_t elements = 0, scales = 0;
+    size_t total() const { return elements + scales; }
+};
+HeadBytes head_bytes(DType dtype, int64_t dim);
 
 }  // namespace slimrt

@@ -25,24 +25,27 @@ struct Rope {
     explicit operator bool() const { return bool(table); }
 };
 
-/// The stored rows of one plane. Paged: row r of block b is at base + b * block_stride + r * row_bytes and
-/// position p lies in block table[p / block_tokens]. Dense (block_tokens == 0): position p is at
+/// The stored rows of one plane. Paged: position p lies in block table[p / block_tokens], block b begins at
+/// base + b * block_stride, and in a block stands head after head: its elements of all tokens, then its scales
+/// of all tokens (head_bytes()). Dense (block_tokens == 0, one head): position p is at
 /// base + (p - first) * row_bytes.
 struct Rows {
     const std::byte* base = nullptr;
     DType dtype = DType::F32;
-    int width = 0;
+    int width = 0, heads = 1;
     size_t row_bytes = 0, block_stride = 0;
     int block_tokens = 0;
     int64_t first = 0;
+
+    int head_dim() const { return width / heads; }
 };
 
-/// Rows to be written: slot s (= block * block_tokens + row in block) of a plane.
+/// Rows to be written: slot s (= block * block_tokens + row in block) of a plane of Rows.
 struct Slots {
     std::byte* base = nullptr;
     DType dtype = DType::F32;
-    int width = 0;
-    size_t row_bytes = 0, block_stride = 0;
+    int width = 0, heads = 1;
+    size_t block_stride = 0;
     int block_tokens = 0;
     Tensor slots;  // [1, n] I32
 };

@@ -9,7 +9,7 @@ class Kv final : public CacheMode {
     const char* name() const override { return "kv"; }
     std::string refusal(const AttnConfig&) const override { return ""; }
     Format format(const AttnConfig& c) const override {
-        return {{"k", c.kv_width(), c.type_k}, {"v", c.kv_width(), c.type_v}};
+        return {{"k", c.kv_width(), c.n_kv_heads, c.type_k}, {"v", c.kv_width(), c.n_kv_heads, c.type_v}};
     }
 
     FreshRows attend(Backend& backend, const AttnInput& in, Tensor out) const override {

@@ -13,7 +13,10 @@ class X final : public CacheMode {
         return c.rope ? "keys are rotated by position (RoPE), so scores cannot be read from the input" : "";
     }
 
-    Format format(const AttnConfig& c) const override { return {{"x", c.d_model, c.type_k}}; }
+    Format format(const AttnConfig& c) const override {
+        const int heads = c.d_model % c.n_heads == 0 ? c.n_heads : 1;  // shares of a row with a scale each
+        return {{"x", c.d_model, heads, c.type_k}};
+    }
 
     Format materialised(const AttnConfig& c) const override {
         return {{"k", c.kv_width(), dense_type(c.type_k)}, {"v", c.kv_width(), dense_type(c.type_k)}};

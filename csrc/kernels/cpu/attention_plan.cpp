@@ -4,15 +4,17 @@
 #include <numeric>
 #include <utility>
 
+#include "kernels/cpu/isa.h"
+
 namespace slimrt::cpu {
 namespace {
 
 constexpr int kRowsOfQueries = 64;            // (head, query) pairs of a job: enough to use a row often
-constexpr int kFewQueries = 4;                // up to here a job has all heads and so reads whole rows
 constexpr int64_t kMaxValueFloats = 1 << 17;  // what a job accumulates stays in the second-level cache
 constexpr int64_t kTileFloats = 1 << 16;      // and so do the rows it reads at once
 constexpr int kMinTile = 16, kMaxTile = 64;
 constexpr int64_t kMinPartRows = 128;  // shorter parts cost more to merge than they save
+constexpr int64_t kMinSliceWork = 512;  // rows times groups: less does not pay for waking a thread
 constexpr int kPartsPerThread = 2;     // so that threads of unequal speed end together
 
 /// The widest of the rows of one head.
@@ -37,6 +39,20 @@ Span visible(Span span, int64_t first, int64_t last, int64_t window) {
     return span;
 }
 
+/// All stored heads are heads of the term, one in each group.
+template <class Term>
+bool by_head(const Term& term, int n_groups) {
+    return term.n_heads == n_groups && term.stored.heads == n_groups && term.stored.block_tokens == block_rows;
+}
+
+bool fits_blocks(const AttentionArgs& args, int n_groups) {
+    if (args.scores.size() != 1 || args.values.size() != 1) return false;
+    const ScoreTerm& score = args.scores[0];
+    return !score.bias && !score.rope && by_head(score, n_groups) && by_head(args.values[0], n_groups);
+}
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
 /// How many equal parts the work is worth being split into.
 int64_t shares_of(int n_threads) { return n_threads == 1 ? 1 : int64_t(n_threads) * kPartsPerThread; }
 
@@ -45,7 +61,9 @@ size_t aligned(size_t floats) { return (floats + 15) / 16 * 16; }
 }  // namespace
 
 AttentionPlan::AttentionPlan(const AttentionArgs& args)
-    : n_groups(common_groups(args)), heads_per_group(args.n_heads / n_groups) {}
+    : n_groups(common_groups(args)),
+      heads_per_group(args.n_heads / n_groups),
+      by_block(fits_blocks(args, n_groups)) {}
 
 AttentionPlan::AttentionPlan(const AttentionArgs& args, int n_threads) : AttentionPlan(args) {
     for (const AttentionSequence& sequence : args.sequences) add_jobs(args, sequence);
@@ -76,11 +94,13 @@ size_t AttentionPlan::most_floats(const AttentionArgs& args, int n_threads) {
         const JobShape job = plan.shape(args, n);
         pairs = std::max<size_t>(pairs, job.heads * std::min(job.queries, n));
     }
-    // A split job has less than twice the parts that its rows are shares, and the rows of all jobs are at
-    // most shares_of() shares.
+    // The work of all jobs together is shares_of() shares. A job of G groups and w > 1 shares is split by rows
+    // only into more than G pieces, fewer than w + 1, rounded up to a multiple of G: fewer than 2 w where G is
+    // 1; else, as G + 1 >= 3 pieces mean that w > 2, fewer than 2 (w + 1) < 3 w.
     const int64_t shares = rows > kMinPartRows ? shares_of(n_threads) : 1;
-    plan.lay_out(args, pairs, shares);
-    return plan.scratch.size * n_threads + (shares == 1 ? 0 : (2 * shares - 1) * plan.state.size);
+    const int64_t per_share = plan.n_groups == 1 ? 2 : 3;
+    plan.lay_out(args, pairs, per_share * shares);
+    return plan.scratch.size * n_threads + (shares == 1 ? 0 : (per_share * shares - 1) * plan.state.size);
 }
 
 /// Of the jobs of a sequence: all groups in one or one each, and at most how many queries.
@@ -112,17 +132,31 @@ void AttentionPlan::add_jobs(const AttentionArgs& args, const AttentionSequence&
     }
 }
 
-/// Long jobs are split until the longest part is a fair share of all rows.
+/// Long jobs are split until the largest piece is a fair share of all work: first by groups, whose results need
+/// no merging, then by rows too.
 void AttentionPlan::split(int n_threads) {
     int64_t total = 0;
-    for (const AttentionJob& job : jobs) total += job.stored.size() + job.fresh.size();
-    const int64_t shares = shares_of(n_threads);
-    const int64_t share = std::max(kMinPartRows, (total + shares - 1) / shares);
-    for (size_t i = 0; i < jobs.size(); ++i) {
-        const int64_t size = jobs[i].stored.size() + jobs[i].fresh.size();
-        jobs[i].n_parts = std::max<int64_t>(1, (size + share - 1) / share);
-        for (int part = 0; part < jobs[i].n_parts; ++part) items.push_back({static_cast<int>(i), part});
+    for (const AttentionJob& job : jobs) total += job.work();
+    const int64_t share = std::max<int64_t>(1, ceil_div(total, shares_of(n_threads)));
+    std::vector<AttentionJob> slices;
+    for (AttentionJob job : jobs) {
+        const int64_t rows = job.stored.size() + job.fresh.size();
+        const int64_t pieces = std::max<int64_t>(1, ceil_div(job.work(), share));
+        const int64_t most = std::min(pieces, std::max<int64_t>(1, job.work() / kMinSliceWork));
+        const int end = job.first_group + job.n_groups;
+        const int groups = static_cast<int>(ceil_div(job.n_groups, std::min<int64_t>(job.n_groups, most)));
+        job.n_parts = 1;
+        if (groups == 1) {
+            const int64_t parts = ceil_div(pieces, job.n_groups);
+            job.n_parts = static_cast<int>(std::clamp<int64_t>(parts, 1, std::max<int64_t>(1, ceil_div(rows, kMinPartRows))));
+        }
+        for (; job.first_group < end; job.first_group += groups) {
+            job.n_groups = std::min(groups, end - job.first_group);
+            for (int part = 0; part < job.n_parts; ++part) items.push_back({static_cast<int>(slices.size()), part});
+            slices.push_back(job);
+        }
     }
+    jobs = std::move(slices);
 }
 
 /// Scratch and state for at most this many (head, query) pairs and parts in a job.
@@ -146,7 +180,7 @@ void AttentionPlan::lay_out(const AttentionArgs& args, size_t pairs, size_t part
     end = 0;
     for (size_t i = 0; i < args.scores.size(); ++i) scratch.q[i] = take(pairs * args.scores[i].dim);
     scratch.scores = take(pairs * tile);
-    scratch.rows = take(tile * row_stride(width));
+    scratch.rows = take(std::max<int64_t>(tile, by_block ? block_rows : 0) * row_stride(width));
     scratch.factor = take(pairs);
     scratch.weights = take(parts);
     scratch.state = take(state.size);

@@ -1,6 +1,6 @@
 // How one attention call is shared out. A job is a tile of queries of one sequence with some or all of the
-// heads; where there are fewer jobs than threads would like, the rows a job reads are split into parts, whose
-// results (maximum, sum, values: a state) are merged at the end.
+// heads; where there are fewer jobs than threads would like, heads are shared out, then the rows a job reads are
+// split into parts, whose results (maximum, sum, values: a state) are merged at the end.
 #pragma once
 
 #include <cstddef>
@@ -10,6 +10,8 @@
 #include "kernels/backend.h"
 
 namespace slimrt::cpu {
+
+constexpr int kFewQueries = 4;  // up to here a job may have many heads, and so reads whole rows
 
 /// Positions [first, end).
 struct Span {
@@ -25,6 +27,7 @@ struct AttentionJob {
     int n_parts;
     size_t states;  // of n_parts > 1: where they are in the workspace, in floats
 
+    int64_t work() const { return (stored.size() + fresh.size()) * n_groups; }
     int64_t position(int query) const { return sequence->position + first_query + query; }
 };
 
@@ -59,6 +62,7 @@ struct AttentionPlan {
     int n_groups;         // what the heads divide into without sharing a row between groups
     int heads_per_group;  // query heads
     int tile;             // rows read at once
+    bool by_block;        // stored heads are what a group reads: jobs of few queries take attend_block()
     std::vector<AttentionJob> jobs;
     std::vector<AttentionItem> items;
     AttentionScratch scratch;

@@ -1,6 +1,7 @@
 #include "kernels/cpu/attention_run.h"
 
 #include <algorithm>
+#include <cassert>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -23,11 +24,6 @@ Rows fresh_rows(const Tensor& fresh, const AttentionSequence& sequence) {
     rows.row_bytes = fresh.stride;
     rows.first = sequence.position;
     return rows;
-}
-
-void prefetch(const std::byte* data, size_t bytes) {
-    constexpr size_t kLine = 64;
-    for (size_t i = 0; i < bytes; i += kLine) __builtin_prefetch(data + i, 0, 2);  // to the second level
 }
 
 }  // namespace
@@ -73,18 +69,69 @@ void AttentionRun::pack_queries(const AttentionJob& job, float* scratch) const {
     }
 }
 
-/// Group after group of a tile, so that a group's rows and scores stay in the first-level cache.
+/// Rows that every query sees go block by block through one kernel, where queries are few and terms simple;
+/// others tile by tile, group after group of a tile, so that a group's rows and scores stay in the first-level
+/// cache.
 void AttentionRun::compute_span(const AttentionJob& job, bool fresh, Span span, float* scratch,
                                 float* state) const {
+    if (!fresh && plan_.by_block && job.n_queries <= kFewQueries) {
+        const int64_t window = args_.window;
+        const int64_t last = job.position(job.n_queries - 1);  // sees the fewest of the first rows
+        const int64_t seen = window > 0 ? std::clamp(last - window + 1, span.first, span.end) : span.first;
+        compute_tiles(job, false, {span.first, seen}, scratch, state);
+        compute_blocks(job, {seen, span.end}, scratch, state);
+    } else {
+        compute_tiles(job, fresh, span, scratch, state);
+    }
+}
+
+void AttentionRun::compute_tiles(const AttentionJob& job, bool fresh, Span span, float* scratch,
+                                 float* state) const {
     const int pairs = plan_.heads_per_group * job.n_queries;
     const int64_t most = pairs <= kFewPairs ? std::min(plan_.tile, kFewPairsTile) : plan_.tile;
-    const auto end_of = [&](int64_t first) { return std::min(span.end, (first / most + 1) * most); };
     for (int64_t first = span.first, end; first < span.end; first = end) {
-        end = end_of(first);
-        const Tile tile = {fresh, first, static_cast<int>(end - first), static_cast<int>(end_of(end) - end)};
+        end = std::min(span.end, (first / most + 1) * most);
         for (int i = 0; i < job.n_groups; ++i) {
-            compute_tile({job, job.first_group + i, i * pairs, pairs, scratch, state}, tile);
+            compute_tile({job, job.first_group + i, i * pairs, pairs, scratch, state},
+                         {fresh, first, static_cast<int>(end - first)});
         }
+    }
+}
+
+/// Stored rows that all queries of the job see.
+void AttentionRun::compute_blocks(const AttentionJob& job, Span span, float* scratch, float* state) const {
+    const ScoreTerm& score = args_.scores[0];
+    const ValueTerm& value = args_.values[0];
+    const int32_t* const table = job.sequence->table;
+    const auto rows_of = [&](const auto& term, int64_t position) {
+        const HeadRun run = rows_at(term.stored, table, position, span.end, job.first_group);
+        const int64_t next = position + run.n;
+        const size_t head_stride = head_bytes(term.stored.dtype, term.dim).total() * block_rows;
+        return BlockRows{.type = static_cast<uint32_t>(term.stored.dtype),
+                         .data = run.data,
+                         .scales = run.scales,
+                         .next = next < span.end
+                                     ? rows_at(term.stored, table, next, span.end, job.first_group).data
+                                     : nullptr,
+                         .head_stride = head_stride,
+                         .stride = run.stride,
+                         .dim = term.dim};
+    };
+    for (int64_t position = span.first, n; position < span.end; position += n) {
+        n = std::min(block_rows - position % block_rows, span.end - position);
+        isa_.attend_block({.k = rows_of(score, position),
+                           .v = rows_of(value, position),
+                           .n = n,
+                           .n_heads = job.n_groups,
+                           .n_q = plan_.heads_per_group * job.n_queries,
+                           .q = scratch + plan_.scratch.q[0],
+                           .scale = args_.scale,
+                           .max = state + plan_.state.max,
+                           .sum = state + plan_.state.sum,
+                           .values = state + plan_.state.values[0],
+                           .values_stride = row_stride(value.dim),
+                           .rows = scratch + plan_.scratch.rows,
+                           .rows_stride = row_stride(std::max(score.dim, value.dim))});
     }
 }
 
@@ -140,32 +187,30 @@ void AttentionRun::weigh(const Group& group, const Tile& tile) const {
     }
 }
 
-/// The group's columns of a tile's rows: where they are, or else (`copy`: always) in scratch, as f32. The
-/// next tile's are called for meanwhile: a group's columns of many rows are no pattern that the CPU would
-/// foresee.
+/// The group's columns of a tile's rows: where they are, or else (`copy`: always) in scratch, as f32.
 template <class Term>
 AttentionRun::RowView AttentionRun::read(const Group& group, const Term& term, const Tile& tile,
                                          bool copy) const {
     const Rows rows = tile.fresh ? fresh_rows(term.fresh, *group.job.sequence) : term.stored;
-    const int width = term.n_heads / plan_.n_groups * term.dim;
-    const size_t offset = row_bytes(rows.dtype, group.index * width), bytes = row_bytes(rows.dtype, width);
+    const int width = term.n_heads / plan_.n_groups * term.dim, first = group.index * width;
+    const int dim = std::min(width, rows.head_dim());  // columns of one stored head
+    assert(width % dim == 0 && (rows.heads == 1 || first % dim == 0));
     const int32_t* const table = group.job.sequence->table;
     const int64_t end = tile.first + tile.n;
-    for (int64_t position = end; position < end + tile.n_next;) {
-        const RowRun run = rows_at(rows, table, position, end + tile.n_next);
-        for (int64_t i = 0; i < run.n; ++i) prefetch(run.data + i * rows.row_bytes + offset, bytes);
-        position += run.n;
-    }
-    const bool direct = !copy && group.n_pairs <= kFewPairs;
+    const bool plain = rows.dtype == DType::F32 || rows.dtype == DType::F16 || rows.dtype == DType::BF16;
+    const bool direct = !copy && plain && width == dim && group.n_pairs <= kFewPairs;
     float* const to = group.scratch + plan_.scratch.rows;
     const size_t stride = row_stride(width);
-    for (int64_t position = tile.first; position < end;) {
-        const RowRun run = rows_at(rows, table, position, end);
-        const std::byte* from = run.data + offset;
-        if (direct && run.n == tile.n) return {from, rows.dtype, rows.row_bytes};
-        isa_.widen(static_cast<uint32_t>(rows.dtype), from, rows.row_bytes, run.n, width,
-                   to + (position - tile.first) * stride, stride);
-        position += run.n;
+    for (int64_t position = tile.first, n = 0; position < end; position += n) {
+        for (int column = 0; column < width; column += dim) {
+            const int head = (first + column) / rows.head_dim();
+            const HeadRun run = rows_at(rows, table, position, end, head);
+            const std::byte* from = run.data;
+            if (plain) from += row_bytes(rows.dtype, (first + column) % rows.head_dim());
+            if (direct && run.n == tile.n) return {from, rows.dtype, run.stride};
+            isa_.load_head(static_cast<uint32_t>(rows.dtype), from, run.stride, run.scales, n = run.n, dim,
+                           to + (position - tile.first) * stride + column, stride);
+        }
     }
     return {reinterpret_cast<const std::byte*>(to), DType::F32, stride * sizeof(float)};
 }

@@ -27,7 +27,7 @@ class AttentionRun {
     struct Tile {
         bool fresh;
         int64_t first;  // position
-        int n, n_next;  // rows, and how many the next tile has
+        int n;          // rows
     };
     /// One group of heads of a job, and where its queries and heads are in scratch and state.
     struct Group {
@@ -39,6 +39,8 @@ class AttentionRun {
     float* scratch(int thread) const { return workspace_ + thread * plan_.scratch.size; }
     void pack_queries(const AttentionJob& job, float* scratch) const;
     void compute_span(const AttentionJob& job, bool fresh, Span span, float* scratch, float* state) const;
+    void compute_tiles(const AttentionJob& job, bool fresh, Span span, float* scratch, float* state) const;
+    void compute_blocks(const AttentionJob& job, Span span, float* scratch, float* state) const;
     void compute_tile(const Group& group, const Tile& tile) const;
     void weigh(const Group& group, const Tile& tile) const;
     template <class Term>

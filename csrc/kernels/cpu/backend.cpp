@@ -163,15 +163,22 @@ void CpuBackend::add(Tensor x, Tensor y) {
 }
 
 void CpuBackend::store(Tensor x, const Slots& slots) {
+    const int dim = slots.width / slots.heads;
     each_row(x.rows, x.cols, [&](int64_t i) {
-        isa_.narrow(number(slots.dtype), x.f32(i), slots.width, slot_address(slots, slots.slots.i32()[i]));
+        for (int head = 0; head < slots.heads; ++head) {
+            const HeadSlot to = slot_address(slots, slots.slots.i32()[i], head);
+            isa_.store_head(number(slots.dtype), x.f32(i) + head * dim, dim, to.data, to.scales);
+        }
     });
 }
 
 void CpuBackend::load(const Rows& rows, const int32_t* table, int64_t begin, int64_t end, Tensor out) {
+    const int dim = rows.head_dim();
     each_row(end - begin, rows.width, [&](int64_t i) {
-        const RowRun run = rows_at(rows, table, begin + i, begin + i + 1);
-        isa_.widen(number(rows.dtype), run.data, rows.row_bytes, 1, rows.width, out.f32(i), 0);
+        for (int head = 0; head < rows.heads; ++head) {
+            const HeadRun run = rows_at(rows, table, begin + i, begin + i + 1, head);
+            isa_.load_head(number(rows.dtype), run.data, 0, run.scales, 1, dim, out.f32(i) + head * dim, 0);
+        }
     });
 }
 

@@ -1,6 +1,6 @@
 // What one instruction set must provide: single-threaded kernels over rows. The sources linear.cpp,
-// quant.cpp, elementwise.cpp and attention.cpp are compiled once per ISA, each time into a namespace of its
-// own (SLIMRT_ISA), and export exactly one symbol: the table. They include no standard header with inline
+// quant.cpp, elementwise.cpp, cache_rows.cpp and attention*.cpp (not _plan, _run) are compiled once per ISA,
+// each time into a namespace of its own (SLIMRT_ISA), and export exactly one symbol: the table. They include no standard header with inline
 // code, since an inline function shared with a baseline unit could be linked in its AVX-512 form.
 #pragma once
 
@@ -22,6 +22,31 @@ struct LinearKernel {
                     int64_t n_tokens, int64_t k, float* out, size_t out_stride);
 };
 
+/// Rows of consecutive heads of one block of stored rows, as a kernel reads them: row i of head h has its
+/// elements at data + h * head_stride + i * stride and its scales at scales + h * head_stride + i * (scales of a
+/// row). `next`: what will be read after the last head, or nullptr.
+struct BlockRows {
+    uint32_t type;  // DType, any that a cache row may have
+    const void *data, *scales, *next;
+    size_t head_stride, stride;
+    int64_t dim;
+};
+
+/// A step of online softmax: n_q queries of each of n_heads heads over the `n` rows of a block, n <=
+/// block_rows. q [head][query][k.dim]; max, sum [head][query] and values [head][query][values_stride] are
+/// updated, values only read where sum is not 0. rows: scratch of block_rows * rows_stride floats.
+struct BlockAttention {
+    BlockRows k, v;
+    int64_t n, n_heads, n_q;
+    const float* q;
+    float scale;
+    float *max, *sum, *values;
+    size_t values_stride;
+    float* rows;
+    size_t rows_stride;
+};
+constexpr int64_t block_rows = 32;
+
 /// The single-threaded kernels of one instruction set.
 struct Isa {
     const char* name;
@@ -41,9 +66,12 @@ struct Isa {
     void (*gate)(uint32_t kind, float* gate, const float* up, int64_t n);
     void (*add)(float* x, const float* y, int64_t n);
 
-    /// Rows of F32, F16 or BF16 to f32; from_stride in bytes, to_stride in floats.
-    void (*widen)(uint32_t type, const void* from, size_t from_stride, int64_t n_rows, int64_t n, float* to,
-                  size_t to_stride);
+    /// One head of a row to a type of cache rows, and back (n_rows; from_stride in bytes, to_stride in floats).
+    void (*store_head)(uint32_t type, const float* from, int64_t dim, void* to, void* scales);
+    void (*load_head)(uint32_t type, const void* from, size_t from_stride, const void* scales, int64_t n_rows,
+                      int64_t dim, float* to, size_t to_stride);
+
+    void (*attend_block)(const BlockAttention& block);
 
     // One tile of attention: `n` rows of F32, F16 or BF16, `stride` bytes apart.
 

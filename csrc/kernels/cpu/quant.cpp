@@ -167,6 +167,10 @@ void unpack(uint32_t type, const void* from, int64_t n, float* to) {
         case DType::Q6_K:
             return unpack_blocks<BlockQ6_K, 256>(from, n, to);
         case DType::I32:
+        case DType::Q8:
+        case DType::FP8_E4M3:
+        case DType::FP8_E5M2:
+        case DType::Q4:
             return;  // not a type of weights
     }
 }

@@ -8,24 +8,36 @@
 
 namespace slimrt::cpu {
 
-/// `n` rows, row_bytes apart.
-struct RowRun {
-    const std::byte* data;
+/// One head of `n` rows that lie together: elements `stride` bytes apart, scales side by side.
+struct HeadRun {
+    const std::byte *data, *scales;
+    size_t stride;
     int64_t n;
 };
 
 /// The rows from `position` on that lie together, up to `end`.
-inline RowRun rows_at(const Rows& rows, const int32_t* table, int64_t position, int64_t end) {
-    if (rows.block_tokens == 0) return {rows.base + (position - rows.first) * rows.row_bytes, end - position};
-    const int64_t in_block = position % rows.block_tokens;
-    const std::byte* block = rows.base + table[position / rows.block_tokens] * rows.block_stride;
-    return {block + in_block * rows.row_bytes, std::min(rows.block_tokens - in_block, end - position)};
+inline HeadRun rows_at(const Rows& rows, const int32_t* table, int64_t position, int64_t end, int head) {
+    if (rows.block_tokens == 0) {
+        return {rows.base + (position - rows.first) * rows.row_bytes, nullptr, rows.row_bytes, end - position};
+    }
+    const HeadBytes bytes = head_bytes(rows.dtype, rows.head_dim());
+    const int64_t row = position % rows.block_tokens;
+    const std::byte* data = rows.base + table[position / rows.block_tokens] * rows.block_stride +
+                            head * bytes.total() * rows.block_tokens;
+    return {data + row * bytes.elements, data + rows.block_tokens * bytes.elements + row * bytes.scales,
+            bytes.elements, std::min(rows.block_tokens - row, end - position)};
 }
 
-inline std::byte* slot_address(const Slots& slots, int64_t slot) {
-    if (slots.block_tokens == 0) return slots.base + slot * slots.row_bytes;
-    return slots.base + slot / slots.block_tokens * slots.block_stride +
-           slot % slots.block_tokens * slots.row_bytes;
+/// Where head `head` of a slot is written.
+struct HeadSlot {
+    std::byte *data, *scales;
+};
+inline HeadSlot slot_address(const Slots& slots, int64_t slot, int head) {
+    const HeadBytes bytes = head_bytes(slots.dtype, slots.width / slots.heads);
+    const int64_t row = slot % slots.block_tokens;
+    std::byte* data = slots.base + slot / slots.block_tokens * slots.block_stride +
+                      head * bytes.total() * slots.block_tokens;
+    return {data + row * bytes.elements, data + slots.block_tokens * bytes.elements + row * bytes.scales};
 }
 
 }  // namespace slimrt::cpu

@@ -1,8 +1,7 @@
-// What elementwise.cpp and attention.cpp give to table.cpp; isa.h says what each does.
+// What elementwise.cpp, cache_rows.cpp and attention*.cpp give to table.cpp; isa.h says what each does.
 #pragma once
 
-#include <stddef.h>
-#include <stdint.h>
+#include "kernels/cpu/isa.h"
 
 namespace slimrt::cpu::SLIMRT_ISA {
 
@@ -14,9 +13,15 @@ void activate(uint32_t kind, float* x, int64_t n);
 void gate(uint32_t kind, float* gate, const float* up, int64_t n);
 void add(float* x, const float* y, int64_t n);
 
+// cache_rows.cpp
+void store_head(uint32_t type, const float* from, int64_t dim, void* to, void* scales);
+void load_head(uint32_t type, const void* from, size_t from_stride, const void* scales, int64_t n_rows, int64_t dim,
+               float* to, size_t to_stride);
+
+// attention_block.cpp
+void attend_block(const BlockAttention& block);
+
 // attention.cpp
-void widen(uint32_t type, const void* from, size_t from_stride, int64_t n_rows, int64_t n, float* to,
-           size_t to_stride);
 void scores(const float* q, size_t q_stride, int64_t n_q, uint32_t type, const void* rows, size_t stride,
             int64_t n, int64_t dim, float scale, bool accumulate, float* out, size_t ld);
 float softmax(float* s, int64_t n, float* max, float* sum);

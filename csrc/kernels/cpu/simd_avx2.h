@@ -23,6 +23,15 @@ static inline Vec load(const Brain* p) {
     const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
     return {_mm256_castsi256_ps(_mm256_slli_epi32(wide, 16))};
 }
+static inline __m128i load_bytes(const void* p) { return _mm_loadl_epi64(static_cast<const __m128i*>(p)); }
+static inline Vec load(const Int8* p) { return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(load_bytes(p)))}; }
+static inline Vec load(const E4M3* p) {
+    const __m128i shifted = _mm_slli_epi16(_mm_cvtepi8_epi16(load_bytes(p)), 7);
+    return {_mm256_cvtph_ps(_mm_and_si128(shifted, _mm_set1_epi16(short(0xbf80))))};
+}
+static inline Vec load(const E5M2* p) {
+    return {_mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(load_bytes(p)), 8))};
+}
 static inline Vec load_part(const float* p, int64_t n) { return {_mm256_maskload_ps(p, first(n))}; }
 static inline void store(float* p, Vec a) { _mm256_storeu_ps(p, a.v); }
 static inline void store_part(float* p, Vec a, int64_t n) { _mm256_maskstore_ps(p, first(n), a.v); }

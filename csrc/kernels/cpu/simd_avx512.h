@@ -20,6 +20,15 @@ static inline Vec load(const Brain* p) {
     const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
     return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
 }
+static inline __m128i load_bytes(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
+static inline Vec load(const Int8* p) { return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load_bytes(p)))}; }
+static inline Vec load(const E4M3* p) {
+    const __m256i shifted = _mm256_slli_epi16(_mm256_cvtepi8_epi16(load_bytes(p)), 7);
+    return {_mm512_cvtph_ps(_mm256_and_si256(shifted, _mm256_set1_epi16(short(0xbf80))))};
+}
+static inline Vec load(const E5M2* p) {
+    return {_mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(load_bytes(p)), 8))};
+}
 static inline Vec load_part(const float* p, int64_t n) { return {_mm512_maskz_loadu_ps(first(n), p)}; }
 static inline void store(float* p, Vec a) { _mm512_storeu_ps(p, a.v); }
 static inline void store_part(float* p, Vec a, int64_t n) { _mm512_mask_storeu_ps(p, first(n), a.v); }

@@ -27,12 +27,26 @@ static inline Vec load(const float* p) {
 }
 /// The exponent moves from bias 15 to 127 by a multiplication, which also makes subnormals right; infinities
 /// and NaN get the highest exponent.
-static inline Vec load(const Half* p) {
-    const Bits half = load_u16(p), magnitude = half & 0x7fff, special = (magnitude >= 0x7c00) & 0x7f800000u;
+static inline Vec from_half(Bits half) {
+    const Bits magnitude = half & 0x7fff, special = (magnitude >= 0x7c00) & 0x7f800000u;
     const Bits scaled = as_bits(as_floats(magnitude << 13) * 0x1p112f);
     return {as_floats(scaled | special | (half & 0x8000) << 16)};
 }
+static inline Vec load(const Half* p) { return from_half(load_u16(p)); }
 static inline Vec load(const Brain* p) { return {as_floats(load_u16(p) << 16)}; }
+static inline Bits load_u8(const void* p) {
+    uint8_t x[4];
+    memcpy(x, p, sizeof x);
+    return Bits{x[0], x[1], x[2], x[3]};
+}
+static inline Vec load(const Int8* p) {
+    return {__builtin_convertvector(Ints{p[0].code, p[1].code, p[2].code, p[3].code}, Floats)};
+}
+static inline Vec load(const E4M3* p) {
+    const Bits code = load_u8(p);
+    return from_half((code & 0x7f) << 7 | (code & 0x80) << 8);
+}
+static inline Vec load(const E5M2* p) { return from_half(load_u8(p) << 8); }
 static inline Vec load_part(const float* p, int64_t n) {
     Vec a = {};
     memcpy(&a.v, p, n * sizeof(float));

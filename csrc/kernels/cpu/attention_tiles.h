@@ -1,0 +1,150 @@
+// The inner loops of attention: products of tiles, held in registers. For the units compiled once per ISA.
+#pragma once
+
+#include "kernels/cpu/rows.h"
+#include "kernels/cpu/simd.h"
+
+namespace slimrt::cpu::SLIMRT_ISA {
+namespace {
+
+/// Accumulators of a register tile; the other half of the registers holds operands.
+constexpr int tile = registers / 2;
+
+/// Rows `stride` bytes apart.
+template <class Stored>
+struct RowsOf {
+    const void* data;
+    size_t stride;
+
+    const Stored* row(int64_t i) const {
+        return reinterpret_cast<const Stored*>(static_cast<const char*>(data) + i * stride);
+    }
+    RowsOf at(int64_t i, int64_t column) const { return {row(i) + column, stride}; }
+};
+
+/// Q queries times R rows, by dot products. Rows beyond the last one repeat it and are not written.
+template <int Q, class Stored>
+inline void dots_tile(const float* q, size_t q_stride, RowsOf<Stored> rows, int64_t n, int64_t dim, float scale,
+               bool accumulate, float* out, size_t ld) {
+    constexpr int R = tile / Q;
+    const Stored* row[R];
+#pragma GCC unroll 16
+    for (int i = 0; i < R; ++i) row[i] = rows.row(i < n ? i : n - 1);
+    Vec acc[tile];
+#pragma GCC unroll 16
+    for (int i = 0; i < tile; ++i) acc[i] = splat(0);
+    const auto step = [&](int64_t d, auto read) {
+        Vec x[Q];
+#pragma GCC unroll 4
+        for (int m = 0; m < Q; ++m) x[m] = read(q + m * q_stride + d);
+#pragma GCC unroll 16
+        for (int i = 0; i < R; ++i) {
+            const Vec y = read(row[i] + d);
+#pragma GCC unroll 4
+            for (int m = 0; m < Q; ++m) acc[m * R + i] = fma(x[m], y, acc[m * R + i]);
+        }
+    };
+    // The part of a vector comes first, while the sums need not be in registers: it may call memcpy.
+    const int64_t whole = dim / lanes * lanes;
+    if (whole < dim) step(whole, [left = dim - whole](auto p) { return load_part(p, left); });
+    for (int64_t d = 0; d < whole; d += lanes) step(d, [](auto p) { return load(p); });
+
+    float dots[tile];
+#pragma GCC unroll 4
+    for (int i = 0; i < tile; i += lanes) store(dots + i, sums(acc + i) * splat(scale));
+    for (int m = 0; m < Q; ++m) {
+        float* to = out + m * ld;
+        const float* from = dots + m * R;
+        if (n >= R && !accumulate) {
+            memcpy(to, from, R * sizeof(float));
+        } else {
+            for (int i = 0; i < (n < R ? n : R); ++i) to[i] = from[i] + (accumulate ? to[i] : 0);
+        }
+    }
+}
+
+template <int Q, class Stored>
+inline void dots(const float* q, size_t q_stride, RowsOf<Stored> rows, int64_t n, int64_t dim, float scale,
+          bool accumulate, float* out, size_t ld) {
+    constexpr int R = tile / Q;
+    for (int64_t i = 0; i < n; i += R) {
+        dots_tile<Q>(q, q_stride, rows.at(i, 0), n - i, dim, scale, accumulate, out + i, ld);
+    }
+}
+
+/// out[m] = factor[m * factor_step] * out[m] + sum_i p[m * ld + i] * rows[i]
+template <class Stored>
+struct Product {
+    const float* p;
+    size_t ld;
+    int64_t n_q;
+    const float* factor;
+    int64_t factor_step;
+    RowsOf<Stored> rows;
+    int64_t n;
+    float* out;
+    size_t out_stride;
+};
+
+/// Q queries from m on, V vectors of columns, of which there is one with `left` elements when Part.
+template <int Q, int V, bool Part, class Stored>
+inline void product_tile(const Product<Stored>& x, int64_t m, int64_t column, int64_t left) {
+    const auto read = [left](auto p) { return Part ? load_part(p, left) : load(p); };
+    const float* const p = x.p + m * x.ld;
+    float* const out = x.out + m * x.out_stride + column;
+    Vec acc[Q][V];
+#pragma GCC unroll 4
+    for (int k = 0; k < Q; ++k) {
+        const float factor = x.factor[(m + k) * x.factor_step];
+#pragma GCC unroll 16
+        for (int j = 0; j < V; ++j) {
+            acc[k][j] = factor == 0 ? splat(0) : splat(factor) * read(out + k * x.out_stride + j * lanes);
+        }
+    }
+    for (int64_t i = 0; i < x.n; ++i) {
+        const Stored* from = x.rows.row(i) + column;
+        Vec row[V];
+#pragma GCC unroll 16
+        for (int j = 0; j < V; ++j) row[j] = read(from + j * lanes);
+#pragma GCC unroll 4
+        for (int k = 0; k < Q; ++k) {
+            const Vec weight = splat(p[k * x.ld + i]);
+#pragma GCC unroll 16
+            for (int j = 0; j < V; ++j) acc[k][j] = fma(weight, row[j], acc[k][j]);
+        }
+    }
+#pragma GCC unroll 4
+    for (int k = 0; k < Q; ++k) {
+#pragma GCC unroll 16
+        for (int j = 0; j < V; ++j) {
+            float* to = out + k * x.out_stride + j * lanes;
+            Part ? store_part(to, acc[k][j], left) : store(to, acc[k][j]);
+        }
+    }
+}
+
+template <int V, bool Part, class Stored>
+void product_queries(const Product<Stored>& x, int64_t column, int64_t left) {
+    int64_t m = 0;
+    if constexpr (4 * V <= tile) {
+        for (; m + 4 <= x.n_q; m += 4) product_tile<4, V, Part>(x, m, column, left);
+        for (; m + 2 <= x.n_q; m += 2) product_tile<2, V, Part>(x, m, column, left);
+    }
+    for (; m < x.n_q; ++m) product_tile<1, V, Part>(x, m, column, left);
+}
+
+/// Columns [column, dim): as many vectors at once as fit, for all queries while those columns of the rows are
+/// in the first-level cache; then half as many, down to a part of one.
+template <int V, class Stored>
+void product(const Product<Stored>& x, int64_t column, int64_t dim) {
+    for (; column + V * lanes <= dim; column += V * lanes) product_queries<V, false>(x, column, 0);
+    if (column == dim) return;
+    if constexpr (V > 1) {
+        product<V / 2>(x, column, dim);
+    } else {
+        product_queries<1, true>(x, column, dim - column);
+    }
+}
+
+}  // namespace
+}  // namespace slimrt::cpu::SLIMRT_ISA
