@@ -40,7 +40,7 @@ void scores_transposed(const float* q, size_t q_stride, int64_t n_q, RowsOf<Stor
             const int64_t n_dims = dim - d < kScoreDims ? dim - d : kScoreDims;
             transpose_scaled(rows.at(i, d), n_rows, n_dims, scale, columns);
             const float factor = accumulate || d > 0;
-            const Product<float> x = {
+            const Product<RowsOf<float>> x = {
                 q + d, q_stride, n_q, &factor, 0, {columns, kScoreRows * sizeof(float)}, n_dims, out + i, ld};
             product<tile / 4>(x, 0, n_rows);
         }
@@ -59,9 +59,9 @@ void scores_by_dots(const float* q, size_t q_stride, int64_t n_q, RowsOf<Stored>
                    out + m * ld, ld);
             m += step;
         };
-        while (m + 4 <= n_q) with(4, dots<4, Stored>);
-        while (m + 2 <= n_q) with(2, dots<2, Stored>);
-        if (m < n_q) with(1, dots<1, Stored>);
+        while (m + 4 <= n_q) with(4, dots<4, RowsOf<Stored>>);
+        while (m + 2 <= n_q) with(2, dots<2, RowsOf<Stored>>);
+        if (m < n_q) with(1, dots<1, RowsOf<Stored>>);
     }
 }
 
@@ -121,7 +121,7 @@ float softmax(float* s, int64_t n, float* max_so_far, float* sum_so_far) {
 void values(const float* p, size_t ld, int64_t n_q, const float* factor, uint32_t type, const void* rows,
             size_t stride, int64_t n, int64_t dim, float* out, size_t out_stride) {
     with_rows(type, rows, stride, [&]<class Stored>(RowsOf<Stored> stored) {
-        const Product<Stored> x = {p, ld, n_q, factor, 1, stored, n, out, out_stride};
+        const Product<RowsOf<Stored>> x = {p, ld, n_q, factor, 1, stored, n, out, out_stride};
         n_q == 1 ? product<8>(x, 0, dim) : product<tile / 4>(x, 0, dim);
     });
 }

@@ -6,60 +6,72 @@
 namespace slimrt::cpu::SLIMRT_ISA {
 namespace {
 
-constexpr int64_t kQueries = 8;  // worked on at once
+constexpr int64_t kPairs = 64;           // (head, query) pairs whose scores are made before values are read
+constexpr int64_t kAhead = 8 << 10;      // bytes from where memory is called for to where it is read
 
-/// One head's rows; scales: one a row, or none.
-template <class Stored>
+/// Calls for what will be read: the heads from `head` on, then what follows from `then` on. Into the second level:
+/// the first is small. The CPU foresees no page but the one being read.
+class Prefetch {
+  public:
+    Prefetch(const BlockRows& rows, int64_t head, int64_t n_heads, const void* then)
+        : at_(static_cast<const char*>(rows.data) + head * rows.head_stride + kAhead),
+          end_(at_ - kAhead + (n_heads - head) * static_cast<int64_t>(rows.head_stride)),
+          then_(static_cast<const char*>(then)) {}
+
+    /// As the next `bytes` are read.
+    void some(int64_t bytes) {
+        if (at_ >= end_ && then_) {
+            at_ = then_ + (at_ - end_);
+            end_ = then_ + kAhead;
+            then_ = nullptr;
+        }
+        const char* const stop = at_ + bytes < end_ || then_ ? at_ + bytes : end_;
+        for (; at_ < stop; at_ += kLine) __builtin_prefetch(at_, 0, 2);
+    }
+
+  private:
+    static constexpr int64_t kLine = 64;
+    const char *at_, *end_, *then_;
+};
+
+/// One head's rows and their scales: one a row, or none.
+template <class Rows>
 struct Head {
-    RowsOf<Stored> rows;
+    Rows rows;
     const float* scales;
 };
 
-/// A head's rows of a block, and what will be read when they have been.
-struct HeadView {
-    const char *data, *scales, *next;
-    size_t next_bytes;
-};
-
-HeadView head_of(const BlockRows& rows, int64_t head, int64_t n_heads) {
-    const char* const data = static_cast<const char*>(rows.data) + head * rows.head_stride;
-    const char* const next = head + 1 < n_heads ? data + rows.head_stride : static_cast<const char*>(rows.next);
-    return {data, static_cast<const char*>(rows.scales) + head * rows.head_stride, next,
-            next ? rows.head_stride : 0};
+template <class Stored, class Fn>
+void with_width(const BlockRows& rows, const char* data, const float* scales, const Fn& fn) {
+    if (rows.dim == 64 && rows.stride == 64 * sizeof(Stored))
+        return fn(Head<PackedRows<Stored, 64>>{{reinterpret_cast<const Stored*>(data)}, scales});
+    if (rows.dim == 128 && rows.stride == 128 * sizeof(Stored))
+        return fn(Head<PackedRows<Stored, 128>>{{reinterpret_cast<const Stored*>(data)}, scales});
+    fn(Head<RowsOf<Stored>>{{data, rows.stride}, scales});
 }
-
-/// Calls for memory, a share at a time. To the second level: the first is small and a page ahead soon enough.
-struct Prefetch {
-    const char* at;
-    const char* end;
-
-    explicit Prefetch(const HeadView& view) : at(view.next), end(view.next + view.next_bytes) {}
-    void some(int64_t bytes) {
-        for (const char* stop = at + bytes; at < stop && at < end; at += 64) __builtin_prefetch(at, 0, 2);
-    }
-};
 
 /// Calls fn with a head's rows as what they are; Q4 is made f32 in scratch first.
 template <class Fn>
-void with_head(const BlockAttention& block, const BlockRows& rows, const HeadView& view, const Fn& fn) {
-    const float* const scales = reinterpret_cast<const float*>(view.scales);
+void with_head(const BlockAttention& b, const BlockRows& rows, int64_t head, const Fn& fn) {
+    const char* const data = static_cast<const char*>(rows.data) + head * rows.head_stride;
+    const char* const beside = static_cast<const char*>(rows.scales) + head * rows.head_stride;
+    const float* const scales = reinterpret_cast<const float*>(beside);
     switch (DType(rows.type)) {
         case DType::F16:
-            return fn(Head<Half>{{view.data, rows.stride}, nullptr});
+            return with_width<Half>(rows, data, nullptr, fn);
         case DType::BF16:
-            return fn(Head<Brain>{{view.data, rows.stride}, nullptr});
+            return with_width<Brain>(rows, data, nullptr, fn);
         case DType::Q8:
-            return fn(Head<Int8>{{view.data, rows.stride}, scales});
+            return with_width<Int8>(rows, data, scales, fn);
         case DType::FP8_E4M3:
-            return fn(Head<E4M3>{{view.data, rows.stride}, scales});
+            return with_width<E4M3>(rows, data, scales, fn);
         case DType::FP8_E5M2:
-            return fn(Head<E5M2>{{view.data, rows.stride}, nullptr});
+            return with_width<E5M2>(rows, data, nullptr, fn);
         case DType::Q4:
-            load_head(rows.type, view.data, rows.stride, view.scales, block.n, rows.dim, block.rows,
-                      block.rows_stride);
-            return fn(Head<float>{{block.rows, block.rows_stride * sizeof(float)}, nullptr});
+            load_head(rows.type, data, rows.stride, beside, b.n, rows.dim, b.rows, b.rows_stride);
+            return fn(Head<RowsOf<float>>{{b.rows, b.rows_stride * sizeof(float)}, nullptr});
         default:
-            return fn(Head<float>{{view.data, rows.stride}, nullptr});
+            return fn(Head<RowsOf<float>>{{data, rows.stride}, nullptr});
     }
 }
 
@@ -70,57 +82,184 @@ void scale_rows(float* s, const float* scales, int64_t n) {
     if (i < n) store_part(s + i, load_part(s + i, n - i) * load_part(scales + i, n - i), n - i);
 }
 
-/// s[m][i] = scale * q[m] . rows[i]
-template <int Q, class Stored>
-void score(const float* q, const Head<Stored>& head, int64_t n, int64_t dim, float scale, Prefetch& prefetch,
-           float* s) {
-    constexpr int R = tile / Q;
-    for (int64_t i = 0; i < n; i += R) {
-        prefetch.some(R * static_cast<int64_t>(head.rows.stride));
-        dots_tile<Q>(q, dim, head.rows.at(i, 0), n - i, dim, scale, false, s + i, block_rows);
+/// A q that is packed, or floats.
+struct Queries {
+    const float* floats;
+    const char* packed;
+    int64_t dim;
+
+    Queries from(int64_t m) const { return {floats + m * dim, packed + m * packed_query_bytes(dim), dim}; }
+};
+
+/// As dots_tile() with integers.
+template <int Q, class Rows>
+void integer_dots_tile(Queries q, Rows rows, int64_t n, float scale, float* out) {
+    constexpr int R = tile / Q, half = R / 2;
+    using Codes = decltype(raised(rows.row(0)));
+    using Sums = decltype(no_sums(Codes{}));
+    const int64_t dim = q.dim, whole = dim / 64 * 64;
+    const int8_t *high[Q], *low[Q];
+    const PackedQuery* query[Q];
+    for (int m = 0; m < Q; ++m) {
+        query[m] = reinterpret_cast<const PackedQuery*>(q.from(m).packed);
+        high[m] = reinterpret_cast<const int8_t*>(query[m] + 1);
+        low[m] = high[m] + packed_digits(dim);
     }
-    if (!head.scales) return;
-    for (int m = 0; m < Q; ++m) scale_rows(s + m * block_rows, head.scales, n);
+    Vec dots[tile];
+#pragma GCC unroll 2
+    for (int first = 0; first < R; first += half) {
+        Sums highs[Q][half], lows[Q][half];
+#pragma GCC unroll 4
+        for (int m = 0; m < Q; ++m) {
+#pragma GCC unroll 8
+            for (int i = 0; i < half; ++i) {
+                highs[m][i] = no_sums(Codes{});
+                lows[m][i] = load_sums(Codes{}, query[m]->start);
+            }
+        }
+        const auto step = [&](int64_t d, auto read) {
+#pragma GCC unroll 8
+            for (int i = 0; i < half; ++i) {
+                const Codes codes = read(rows.row(Rows::packed || first + i < n ? first + i : n - 1) + d);
+#pragma GCC unroll 4
+                for (int m = 0; m < Q; ++m) {
+                    highs[m][i] = add_dots(highs[m][i], codes, high[m] + d);
+                    lows[m][i] = add_dots(lows[m][i], codes, low[m] + d);
+                }
+            }
+        };
+        for (int64_t d = 0; d < whole; d += 64) step(d, [](auto p) { return raised(p); });
+        if (whole < dim) step(whole, [left = dim - whole](auto p) { return raised_part(p, left); });
+#pragma GCC unroll 4
+        for (int m = 0; m < Q; ++m) {
+#pragma GCC unroll 8
+            for (int i = 0; i < half; ++i) dots[m * R + first + i] = joined(highs[m][i], lows[m][i]);
+        }
+    }
+    float all[tile];
+    store(all, sums(dots));
+    for (int m = 0; m < Q; ++m) {
+        for (int i = 0; i < R && i < n; ++i) out[m * block_rows + i] = all[m * R + i] * (scale * query[m]->scale);
+    }
 }
 
-template <class Stored>
-void score_all(const float* q, int64_t n_q, const Head<Stored>& head, int64_t n, int64_t dim, float scale,
-               Prefetch& prefetch, float* s) {
+/// s[m][i] = scale * q[m] . rows[i] of Q queries.
+template <int Q, class Rows>
+void score(Queries q, const Rows& rows, int64_t n, float scale, Prefetch& next, float* s) {
+    constexpr int R = tile / Q;
+    const auto some_rows = [&](const auto& some, int64_t count, float* out) {
+        if constexpr (integer_scores && Rows::is_int8) {
+            integer_dots_tile<Q>(q, some, count, scale, out);
+        } else {
+            dots_tile<Q>(q.floats, q.dim, some, count, q.dim, scale, false, out, block_rows);
+        }
+    };
+    int64_t i = 0;
+    for (; i + R <= n; i += R) {
+        next.some(R * static_cast<int64_t>(rows.stride));
+        some_rows(rows.at(i, 0), R, s + i);
+    }
+    if (i < n) some_rows(rows_from(rows.row(i), rows.stride), n - i, s + i);
+}
+
+template <class Rows>
+void score_head(Queries q, int64_t n_q, const Head<Rows>& head, int64_t n, float scale, Prefetch& next, float* s) {
     int64_t m = 0;
-    for (; m + 4 <= n_q; m += 4)
-        score<4>(q + m * dim, head, n, dim, scale, prefetch, s + m * block_rows);
-    for (; m + 2 <= n_q; m += 2)
-        score<2>(q + m * dim, head, n, dim, scale, prefetch, s + m * block_rows);
-    if (m < n_q) score<1>(q + m * dim, head, n, dim, scale, prefetch, s + m * block_rows);
+    const auto with = [&](auto kernel, int64_t step) {
+        kernel(q.from(m), head.rows, n, scale, next, s + m * block_rows);
+        m += step;
+    };
+    while (m + 4 <= n_q) with(score<4, Rows>, 4);
+    while (m + 2 <= n_q) with(score<2, Rows>, 2);
+    if (m < n_q) with(score<1, Rows>, 1);
+    if (!head.scales) return;
+    for (m = 0; m < n_q; ++m) scale_rows(s + m * block_rows, head.scales, n);
 }
 
-void attend_head(const BlockAttention& b, int64_t head, int64_t first, int64_t n_q) {
-    float s[kQueries * block_rows], factor[kQueries];
-    const int64_t pair = head * b.n_q + first;
-    const HeadView k = head_of(b.k, head, b.n_heads), v = head_of(b.v, head, b.n_heads);
-    Prefetch next_k(k), next_v(v);
-    with_head(b, b.k, k, [&](auto rows) {
-        score_all(b.q + pair * b.k.dim, n_q, rows, b.n, b.k.dim, b.scale, next_k, s);
-    });
-    for (int64_t m = 0; m < n_q; ++m)
-        factor[m] = softmax(s + m * block_rows, b.n, b.max + pair + m, b.sum + pair + m);
-    with_head(b, b.v, v, [&]<class Stored>(const Head<Stored>& rows) {
-        if (rows.scales)
-            for (int64_t m = 0; m < n_q; ++m) scale_rows(s + m * block_rows, rows.scales, b.n);
-        next_v.some(static_cast<int64_t>(b.v.head_stride));
-        const Product<Stored> product_of = {s,         block_rows, n_q, factor, 1, rows.rows, b.n,
-                                            b.values + pair * b.values_stride, b.values_stride};
-        n_q == 1 ? product<8>(product_of, 0, b.v.dim) : product<tile / 4>(product_of, 0, b.v.dim);
-    });
+/// out = factor * out + weights * rows, a few rows at a time, so that calls for memory are spread out.
+template <class Rows>
+void value_head(Product<Rows> x, int64_t dim, Prefetch& next) {
+    constexpr int64_t kRows = 8;
+    const float one = 1;
+    for (int64_t left = x.n; left > 0; left -= kRows) {
+        x.n = left < kRows ? left : kRows;
+        next.some(x.n * static_cast<int64_t>(x.rows.stride));
+        x.n_q == 1 ? product<8>(x, 0, dim) : product<tile / 4>(x, 0, dim);
+        x.p += kRows;
+        x.rows = x.rows.at(kRows, 0);
+        x.factor = &one;
+        x.factor_step = 0;
+    }
+}
+
+/// Heads [first, end), queries [query, query + n_q) of each: all scores, then all weights, then all values, so that
+/// memory is read in order and no head waits for its softmax.
+void attend_heads(const BlockAttention& b, int64_t first, int64_t end, int64_t query, int64_t n_q) {
+    float scores[kPairs * block_rows], factors[kPairs];
+    const auto pair = [&](int64_t head) { return head * b.n_q + query; };
+    float *s = scores, *factor = factors;
+    Prefetch next(b.k, first, b.n_heads, b.v.data);
+    for (int64_t head = first; head < end; ++head, s += n_q * block_rows) {
+        with_head(b, b.k, head, [&](const auto& rows) {
+            const Queries q = {b.q, static_cast<const char*>(b.packed_q), b.k.dim};
+            score_head(q.from(pair(head)), n_q, rows, b.n, b.scale, next, s);
+        });
+    }
+    s = scores;
+    for (int64_t head = first; head < end; ++head) {
+        for (int64_t m = 0; m < n_q; ++m, s += block_rows)
+            *factor++ = softmax(s, b.n, b.max + pair(head) + m, b.sum + pair(head) + m);
+    }
+    s = scores, factor = factors;
+    next = Prefetch(b.v, first, b.n_heads, b.k.next);
+    for (int64_t head = first; head < end; ++head, s += n_q * block_rows, factor += n_q) {
+        with_head(b, b.v, head, [&]<class Rows>(const Head<Rows>& rows) {
+            if (rows.scales)
+                for (int64_t m = 0; m < n_q; ++m) scale_rows(s + m * block_rows, rows.scales, b.n);
+            float* const out = b.values + pair(head) * b.values_stride;
+            value_head<Rows>({s, block_rows, n_q, factor, 1, rows.rows, b.n, out, b.values_stride}, b.v.dim, next);
+        });
+    }
 }
 
 }  // namespace
 
+void pack_query(const float* q, int64_t dim, void* to) {
+    constexpr float kMost = 127 * 128, magic = 0x1.8p23f;  // adding it rounds to whole numbers
+    PackedQuery* const packed = static_cast<PackedQuery*>(to);
+    int8_t* high = reinterpret_cast<int8_t*>(packed + 1);
+    int8_t* low = high + packed_digits(dim);
+    float most = 0;
+    for (int64_t i = 0; i < dim; ++i) {
+        const float size = __builtin_fabsf(q[i]);
+        most = size > most || size != size ? size : most;  // NaN stays
+    }
+    // Sizes beyond these are no numbers to multiply with.
+    const bool usable = most >= 0x1p-100f && most <= 0x1p100f;
+    const float shrink = usable ? kMost / most : 0;
+    packed->scale = usable || most == 0 ? most / kMost : most < 1 ? 0 : __builtin_nanf("");
+    memset(packed->start, 0, sizeof packed->start);
+    for (int64_t d = 0; d < dim; d += 64, high += 64, low += 64) {
+        float some[64] = {};
+        memcpy(some, q + d, static_cast<size_t>(dim - d < 64 ? dim - d : 64) * sizeof(float));
+        for (int i = 0; i < 64; ++i) {
+            const float code = usable ? some[i] * shrink + magic - magic : 0;
+            const float upper = code * 0x1p-7f + magic - magic;
+            high[i] = static_cast<int8_t>(static_cast<int32_t>(upper));
+            low[i] = static_cast<int8_t>(static_cast<int32_t>(code - 128 * upper));
+            some[i] = code;
+        }
+        for (int i = 0; i < 16; ++i)
+            packed->start[i] -= 128 * static_cast<int32_t>(some[4 * i] + some[4 * i + 1] + some[4 * i + 2] + some[4 * i + 3]);
+    }
+}
+
 void attend_block(const BlockAttention& block) {
-    for (int64_t head = 0; head < block.n_heads; ++head) {
-        for (int64_t m = 0; m < block.n_q; m += kQueries) {
-            const int64_t left = block.n_q - m;
-            attend_head(block, head, m, left < kQueries ? left : kQueries);
+    const int64_t queries = block.n_q < kPairs ? block.n_q : kPairs, heads = kPairs / queries;
+    for (int64_t first = 0; first < block.n_heads; first += heads) {
+        const int64_t end = first + heads < block.n_heads ? first + heads : block.n_heads;
+        for (int64_t m = 0; m < block.n_q; m += queries) {
+            attend_heads(block, first, end, m, block.n_q - m < queries ? block.n_q - m : queries);
         }
     }
 }

@@ -63,6 +63,7 @@ size_t aligned(size_t floats) { return (floats + 15) / 16 * 16; }
 AttentionPlan::AttentionPlan(const AttentionArgs& args)
     : n_groups(common_groups(args)),
       heads_per_group(args.n_heads / n_groups),
+      packs_queries(fits_blocks(args, n_groups) && args.scores[0].stored.dtype == DType::Q8),
       by_block(fits_blocks(args, n_groups)) {}
 
 AttentionPlan::AttentionPlan(const AttentionArgs& args, int n_threads) : AttentionPlan(args) {
@@ -179,6 +180,7 @@ void AttentionPlan::lay_out(const AttentionArgs& args, size_t pairs, size_t part
 
     end = 0;
     for (size_t i = 0; i < args.scores.size(); ++i) scratch.q[i] = take(pairs * args.scores[i].dim);
+    if (packs_queries) scratch.packed_q = take(pairs * packed_query_bytes(args.scores[0].dim) / sizeof(float));
     scratch.scores = take(pairs * tile);
     scratch.rows = take(std::max<int64_t>(tile, by_block ? block_rows : 0) * row_stride(width));
     scratch.factor = take(pairs);

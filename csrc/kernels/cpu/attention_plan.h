@@ -38,6 +38,7 @@ struct AttentionItem {
 /// Offsets in floats. Every thread has its scratch at thread * size.
 struct AttentionScratch {
     size_t q[2];     // per score term, [head][query][dim]
+    size_t packed_q;  // [head][query] PackedQuery, where rows are Q8
     size_t scores;   // [head][query][tile]
     size_t rows;     // [tile][stride]
     size_t factor;   // [head][query]
@@ -62,11 +63,12 @@ struct AttentionPlan {
     int n_groups;         // what the heads divide into without sharing a row between groups
     int heads_per_group;  // query heads
     int tile;             // rows read at once
+    bool packs_queries;   // attend_block() wants them so
     bool by_block;        // stored heads are what a group reads: jobs of few queries take attend_block()
     std::vector<AttentionJob> jobs;
     std::vector<AttentionItem> items;
-    AttentionScratch scratch;
-    AttentionState state;
+    AttentionScratch scratch{};
+    AttentionState state{};
     size_t floats;  // of workspace
 
   private:

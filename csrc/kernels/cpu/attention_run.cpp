@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "kernels/cpu/row_address.h"
 
@@ -60,10 +61,14 @@ void AttentionRun::pack_queries(const AttentionJob& job, float* scratch) const {
     for (size_t t = 0; t < args_.scores.size(); ++t) {
         const ScoreTerm& term = args_.scores[t];
         float* to = scratch + plan_.scratch.q[t];
+        const bool packs = plan_.packs_queries && job.n_queries <= kFewQueries;
+        const int64_t packed_bytes = packed_query_bytes(term.dim);
+        std::byte* packed = reinterpret_cast<std::byte*>(scratch + plan_.scratch.packed_q);
         for (int head = 0; head < job.n_groups * plan_.heads_per_group; ++head) {
             for (int query = 0; query < job.n_queries; ++query, to += term.dim) {
                 const float* from = term.q.f32(first_query + query) + int64_t(first_head + head) * term.dim;
                 std::memcpy(to, from, term.dim * sizeof(float));
+                if (packs) isa_.pack_query(to, term.dim, std::exchange(packed, packed + packed_bytes));
             }
         }
     }
@@ -74,15 +79,14 @@ void AttentionRun::pack_queries(const AttentionJob& job, float* scratch) const {
 /// cache.
 void AttentionRun::compute_span(const AttentionJob& job, bool fresh, Span span, float* scratch,
                                 float* state) const {
-    if (!fresh && plan_.by_block && job.n_queries <= kFewQueries) {
-        const int64_t window = args_.window;
-        const int64_t last = job.position(job.n_queries - 1);  // sees the fewest of the first rows
-        const int64_t seen = window > 0 ? std::clamp(last - window + 1, span.first, span.end) : span.first;
-        compute_tiles(job, false, {span.first, seen}, scratch, state);
-        compute_blocks(job, {seen, span.end}, scratch, state);
-    } else {
-        compute_tiles(job, fresh, span, scratch, state);
-    }
+    if (!plan_.by_block || job.n_queries > kFewQueries) return compute_tiles(job, fresh, span, scratch, state);
+    // The last query sees the fewest of the first rows, the first one the fewest of the last.
+    const int64_t begin = args_.window > 0 ? job.position(job.n_queries - 1) - args_.window + 1 : span.first;
+    const int64_t seen = std::clamp(begin, span.first, span.end);
+    const int64_t end = std::clamp(job.position(0) + 1, seen, span.end);
+    compute_tiles(job, fresh, {span.first, seen}, scratch, state);
+    compute_blocks(job, fresh, {seen, end}, scratch, state);
+    compute_tiles(job, fresh, {end, span.end}, scratch, state);
 }
 
 void AttentionRun::compute_tiles(const AttentionJob& job, bool fresh, Span span, float* scratch,
@@ -98,33 +102,44 @@ void AttentionRun::compute_tiles(const AttentionJob& job, bool fresh, Span span,
     }
 }
 
-/// Stored rows that all queries of the job see.
-void AttentionRun::compute_blocks(const AttentionJob& job, Span span, float* scratch, float* state) const {
+/// A block of the rows from `position` on that all queries of the job see, as attend_block() reads it.
+template <class Term>
+BlockRows AttentionRun::block_at(const AttentionJob& job, const Term& term, bool fresh, int64_t position,
+                                 int64_t end) const {
+    const int32_t* const table = job.sequence->table;
+    if (fresh) {
+        const HeadRun run = rows_at(fresh_rows(term.fresh, *job.sequence), nullptr, position, end, 0);
+        const size_t head = row_bytes(DType::F32, term.dim);
+        return {.type = static_cast<uint32_t>(DType::F32),
+                .data = run.data + job.first_group * head,
+                .head_stride = head,
+                .stride = run.stride,
+                .dim = term.dim};
+    }
+    const HeadRun run = rows_at(term.stored, table, position, end, job.first_group);
+    const bool more = position + run.n < end;
+    return {.type = static_cast<uint32_t>(term.stored.dtype),
+            .data = run.data,
+            .scales = run.scales,
+            .next = more ? rows_at(term.stored, table, position + run.n, end, job.first_group).data : nullptr,
+            .head_stride = head_bytes(term.stored.dtype, term.dim).total() * block_rows,
+            .stride = run.stride,
+            .dim = term.dim};
+}
+
+void AttentionRun::compute_blocks(const AttentionJob& job, bool fresh, Span span, float* scratch,
+                                  float* state) const {
     const ScoreTerm& score = args_.scores[0];
     const ValueTerm& value = args_.values[0];
-    const int32_t* const table = job.sequence->table;
-    const auto rows_of = [&](const auto& term, int64_t position) {
-        const HeadRun run = rows_at(term.stored, table, position, span.end, job.first_group);
-        const int64_t next = position + run.n;
-        const size_t head_stride = head_bytes(term.stored.dtype, term.dim).total() * block_rows;
-        return BlockRows{.type = static_cast<uint32_t>(term.stored.dtype),
-                         .data = run.data,
-                         .scales = run.scales,
-                         .next = next < span.end
-                                     ? rows_at(term.stored, table, next, span.end, job.first_group).data
-                                     : nullptr,
-                         .head_stride = head_stride,
-                         .stride = run.stride,
-                         .dim = term.dim};
-    };
     for (int64_t position = span.first, n; position < span.end; position += n) {
         n = std::min(block_rows - position % block_rows, span.end - position);
-        isa_.attend_block({.k = rows_of(score, position),
-                           .v = rows_of(value, position),
+        isa_.attend_block({.k = block_at(job, score, fresh, position, span.end),
+                           .v = block_at(job, value, fresh, position, span.end),
                            .n = n,
                            .n_heads = job.n_groups,
                            .n_q = plan_.heads_per_group * job.n_queries,
                            .q = scratch + plan_.scratch.q[0],
+                           .packed_q = scratch + plan_.scratch.packed_q,
                            .scale = args_.scale,
                            .max = state + plan_.state.max,
                            .sum = state + plan_.state.sum,

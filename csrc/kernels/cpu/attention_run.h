@@ -40,7 +40,10 @@ class AttentionRun {
     void pack_queries(const AttentionJob& job, float* scratch) const;
     void compute_span(const AttentionJob& job, bool fresh, Span span, float* scratch, float* state) const;
     void compute_tiles(const AttentionJob& job, bool fresh, Span span, float* scratch, float* state) const;
-    void compute_blocks(const AttentionJob& job, Span span, float* scratch, float* state) const;
+    template <class Term>
+    BlockRows block_at(const AttentionJob& job, const Term& term, bool fresh, int64_t position,
+                       int64_t end) const;
+    void compute_blocks(const AttentionJob& job, bool fresh, Span span, float* scratch, float* state) const;
     void compute_tile(const Group& group, const Tile& tile) const;
     void weigh(const Group& group, const Tile& tile) const;
     template <class Term>

@@ -13,6 +13,7 @@ constexpr int tile = registers / 2;
 /// Rows `stride` bytes apart.
 template <class Stored>
 struct RowsOf {
+    static constexpr bool packed = false, is_int8 = __is_same(Stored, Int8);
     const void* data;
     size_t stride;
 
@@ -22,14 +23,31 @@ struct RowsOf {
     RowsOf at(int64_t i, int64_t column) const { return {row(i) + column, stride}; }
 };
 
-/// Q queries times R rows, by dot products. Rows beyond the last one repeat it and are not written.
-template <int Q, class Stored>
-inline void dots_tile(const float* q, size_t q_stride, RowsOf<Stored> rows, int64_t n, int64_t dim, float scale,
+/// Rows of `width` elements without gaps: addresses the compiler knows.
+template <class Stored, int width>
+struct PackedRows {
+    static constexpr bool packed = true, is_int8 = __is_same(Stored, Int8);
+    static constexpr size_t stride = width * sizeof(Stored);
+    const Stored* data;
+
+    const Stored* row(int64_t i) const { return data + i * width; }
+    PackedRows at(int64_t i, int64_t column) const { return {row(i) + column}; }
+};
+
+template <class Stored>
+inline RowsOf<Stored> rows_from(const Stored* row, size_t stride) {
+    return {row, stride};
+}
+
+/// Q queries times R rows, by dot products. Rows beyond the last one (of packed ones there are R) repeat it and
+/// are not written.
+template <int Q, class Rows>
+inline void dots_tile(const float* q, size_t q_stride, Rows rows, int64_t n, int64_t dim, float scale,
                bool accumulate, float* out, size_t ld) {
     constexpr int R = tile / Q;
-    const Stored* row[R];
+    decltype(rows.row(0)) row[R];
 #pragma GCC unroll 16
-    for (int i = 0; i < R; ++i) row[i] = rows.row(i < n ? i : n - 1);
+    for (int i = 0; i < R; ++i) row[i] = rows.row(Rows::packed || i < n ? i : n - 1);
     Vec acc[tile];
 #pragma GCC unroll 16
     for (int i = 0; i < tile; ++i) acc[i] = splat(0);
@@ -63,8 +81,8 @@ inline void dots_tile(const float* q, size_t q_stride, RowsOf<Stored> rows, int6
     }
 }
 
-template <int Q, class Stored>
-inline void dots(const float* q, size_t q_stride, RowsOf<Stored> rows, int64_t n, int64_t dim, float scale,
+template <int Q, class Rows>
+inline void dots(const float* q, size_t q_stride, Rows rows, int64_t n, int64_t dim, float scale,
           bool accumulate, float* out, size_t ld) {
     constexpr int R = tile / Q;
     for (int64_t i = 0; i < n; i += R) {
@@ -73,22 +91,22 @@ inline void dots(const float* q, size_t q_stride, RowsOf<Stored> rows, int64_t n
 }
 
 /// out[m] = factor[m * factor_step] * out[m] + sum_i p[m * ld + i] * rows[i]
-template <class Stored>
+template <class Rows>
 struct Product {
     const float* p;
     size_t ld;
     int64_t n_q;
     const float* factor;
     int64_t factor_step;
-    RowsOf<Stored> rows;
+    Rows rows;
     int64_t n;
     float* out;
     size_t out_stride;
 };
 
 /// Q queries from m on, V vectors of columns, of which there is one with `left` elements when Part.
-template <int Q, int V, bool Part, class Stored>
-inline void product_tile(const Product<Stored>& x, int64_t m, int64_t column, int64_t left) {
+template <int Q, int V, bool Part, class Rows>
+inline void product_tile(const Product<Rows>& x, int64_t m, int64_t column, int64_t left) {
     const auto read = [left](auto p) { return Part ? load_part(p, left) : load(p); };
     const float* const p = x.p + m * x.ld;
     float* const out = x.out + m * x.out_stride + column;
@@ -102,7 +120,7 @@ inline void product_tile(const Product<Stored>& x, int64_t m, int64_t column, in
         }
     }
     for (int64_t i = 0; i < x.n; ++i) {
-        const Stored* from = x.rows.row(i) + column;
+        const auto* from = x.rows.row(i) + column;
         Vec row[V];
 #pragma GCC unroll 16
         for (int j = 0; j < V; ++j) row[j] = read(from + j * lanes);
@@ -123,8 +141,8 @@ inline void product_tile(const Product<Stored>& x, int64_t m, int64_t column, in
     }
 }
 
-template <int V, bool Part, class Stored>
-void product_queries(const Product<Stored>& x, int64_t column, int64_t left) {
+template <int V, bool Part, class Rows>
+void product_queries(const Product<Rows>& x, int64_t column, int64_t left) {
     int64_t m = 0;
     if constexpr (4 * V <= tile) {
         for (; m + 4 <= x.n_q; m += 4) product_tile<4, V, Part>(x, m, column, left);
@@ -135,8 +153,8 @@ void product_queries(const Product<Stored>& x, int64_t column, int64_t left) {
 
 /// Columns [column, dim): as many vectors at once as fit, for all queries while those columns of the rows are
 /// in the first-level cache; then half as many, down to a part of one.
-template <int V, class Stored>
-void product(const Product<Stored>& x, int64_t column, int64_t dim) {
+template <int V, class Rows>
+void product(const Product<Rows>& x, int64_t column, int64_t dim) {
     for (; column + V * lanes <= dim; column += V * lanes) product_queries<V, false>(x, column, 0);
     if (column == dim) return;
     if constexpr (V > 1) {

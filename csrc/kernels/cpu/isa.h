@@ -32,13 +32,27 @@ struct BlockRows {
     int64_t dim;
 };
 
+/// A query as attend_block() may want it beside the floats, for rows of Q8: q = scale * (128 high + low), rounded to
+/// about 15 bits, so that q's own rounding does not matter beside that of the rows. The digits follow: high, then
+/// low, each packed_digits(dim) bytes.
+struct PackedQuery {
+    float scale, unused[15];
+    int32_t start[16];  // what raising the codes by 128 adds to each sum, times -1
+};
+inline constexpr int64_t packed_digits(int64_t dim) { return (dim + 63) / 64 * 64; }
+inline constexpr int64_t packed_query_bytes(int64_t dim) {
+    return static_cast<int64_t>(sizeof(PackedQuery)) + 2 * packed_digits(dim);
+}
+
 /// A step of online softmax: n_q queries of each of n_heads heads over the `n` rows of a block, n <=
 /// block_rows. q [head][query][k.dim]; max, sum [head][query] and values [head][query][values_stride] are
-/// updated, values only read where sum is not 0. rows: scratch of block_rows * rows_stride floats.
+/// updated, values only read where sum is not 0. rows: scratch of block_rows * rows_stride floats. packed_q
+/// [head][query]: for k of Q8, by pack_query().
 struct BlockAttention {
     BlockRows k, v;
     int64_t n, n_heads, n_q;
     const float* q;
+    const void* packed_q;
     float scale;
     float *max, *sum, *values;
     size_t values_stride;
@@ -71,6 +85,8 @@ struct Isa {
     void (*load_head)(uint32_t type, const void* from, size_t from_stride, const void* scales, int64_t n_rows,
                       int64_t dim, float* to, size_t to_stride);
 
+    /// To packed_query_bytes(dim), of multiples of 64.
+    void (*pack_query)(const float* q, int64_t dim, void* to);
     void (*attend_block)(const BlockAttention& block);
 
     // One tile of attention: `n` rows of F32, F16 or BF16, `stride` bytes apart.

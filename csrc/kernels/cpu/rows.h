@@ -19,6 +19,7 @@ void load_head(uint32_t type, const void* from, size_t from_stride, const void* 
                float* to, size_t to_stride);
 
 // attention_block.cpp
+void pack_query(const float* q, int64_t dim, void* to);
 void attend_block(const BlockAttention& block);
 
 // attention.cpp

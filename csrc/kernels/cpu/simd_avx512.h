@@ -29,6 +29,34 @@ static inline Vec load(const E4M3* p) {
 static inline Vec load(const E5M2* p) {
     return {_mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(load_bytes(p)), 8))};
 }
+
+/// Dot products of Int8 rows with integers: 64 codes, raised by 128 to be unsigned, times signed digits.
+constexpr bool integer_scores = true;
+struct RowCodes {
+    __m512i v;
+};
+struct RowSums {
+    __m512i v;
+};
+static inline RowCodes raised(const Int8* p) {
+    return {_mm512_xor_si512(_mm512_loadu_si512(p), _mm512_set1_epi8(-128))};
+}
+static inline RowCodes raised_part(const Int8* p, int64_t n) {
+    const __m512i codes = _mm512_maskz_loadu_epi8(n < 64 ? (1ull << n) - 1 : ~0ull, p);
+    return {_mm512_xor_si512(codes, _mm512_set1_epi8(-128))};
+}
+static inline RowSums no_sums(RowCodes) { return {_mm512_setzero_si512()}; }
+static inline RowSums load_sums(RowCodes, const int32_t* p) { return {_mm512_loadu_si512(p)}; }
+static inline RowSums add_dots(RowSums sums, RowCodes codes, const int8_t* digits) {
+    // g++ 12 copies the sums to and fro around the intrinsic.
+    asm("vpdpbusd %2, %1, %0" : "+v"(sums.v) : "v"(codes.v), "m"(*reinterpret_cast<const __m512i_u*>(digits)));
+    return sums;
+}
+/// 128 a + b
+static inline Vec joined(RowSums a, RowSums b) {
+    return {_mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(a.v, 7), b.v))};
+}
+
 static inline Vec load_part(const float* p, int64_t n) { return {_mm512_maskz_loadu_ps(first(n), p)}; }
 static inline void store(float* p, Vec a) { _mm512_storeu_ps(p, a.v); }
 static inline void store_part(float* p, Vec a, int64_t n) { _mm512_mask_storeu_ps(p, first(n), a.v); }

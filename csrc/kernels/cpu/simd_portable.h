@@ -47,6 +47,7 @@ static inline Vec load(const E4M3* p) {
     return from_half((code & 0x7f) << 7 | (code & 0x80) << 8);
 }
 static inline Vec load(const E5M2* p) { return from_half(load_u8(p) << 8); }
+constexpr bool integer_scores = false;  // see AVX-512
 static inline Vec load_part(const float* p, int64_t n) {
     Vec a = {};
     memcpy(&a.v, p, n * sizeof(float));

@@ -19,6 +19,7 @@ const Isa table = {
     .add = add,
     .store_head = store_head,
     .load_head = load_head,
+    .pack_query = pack_query,
     .attend_block = attend_block,
     .scores = scores,
     .softmax = softmax,
