@@ -25,11 +25,18 @@ Array = NDArray[np.float64]
 
 
 # ---------------------------------------------------------------- number formats
-def rounded(x: Array, dtype: str | None) -> Array:
-    """x as it is after being stored in `dtype` (round to nearest even); None: exact."""
+def rounded(x: Array, dtype: str | None, heads: int = 1) -> Array:
+    """x [n, heads * dim] as it is after being stored in `dtype` (round to nearest even); None: exact.
+
+    q8, fp8_e4m3 and q4 have scales for each row and head."""
     if dtype is None:
         return x
     single = np.asarray(x, np.float32)
+    if dtype in SCALED:
+        return SCALED[dtype](single.reshape(*single.shape[:-1], heads, single.shape[-1] // heads)).reshape(single.shape)
+    if dtype == "fp8_e5m2":
+        value = to_fp8(single, 2, -14)
+        return np.where(np.abs(value) >= 2.0**16, np.copysign(np.inf, value), value)
     if dtype == "f32":
         return single.astype(np.float64)
     if dtype == "f16":
@@ -39,6 +46,49 @@ def rounded(x: Array, dtype: str | None) -> Array:
         bits = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16 << 16
         return bits.astype(np.uint32).view(np.float32).astype(np.float64)
     raise ValueError(dtype)
+
+
+def to_q8(x: NDArray[np.float32]) -> Array:
+    """Codes of -127 to 127 times the largest magnitude / 127."""
+    scale = np.abs(x).max(axis=-1, keepdims=True) / np.float32(127)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(scale == 0, 0.0, np.rint(x / scale)).astype(np.float64) * scale
+
+
+def to_fp8(x: Array, mantissa: int, smallest: int) -> Array:
+    """To so many bits after the first, from 2^smallest on; below it in equal steps."""
+    x = x.astype(np.float64)
+    exponent = np.maximum(np.frexp(x)[1] - 1, smallest)
+    step = 2.0 ** (exponent - mantissa)
+    return np.rint(x / step) * step
+
+
+def to_e4m3(x: NDArray[np.float32]) -> Array:
+    """The largest magnitude brought to [128, 256) by a power of 2."""
+    power = 2.0 ** (np.maximum(np.frexp(np.abs(x).max(axis=-1, keepdims=True))[1] - 1, -100) - 7)
+    return to_fp8(x / power, 3, -6) * power
+
+
+def to_q4(x: NDArray[np.float32]) -> Array:
+    """Groups of 32: minimum + scale * a code of 0 to 15, both float16 and rounded outwards."""
+    out = np.empty(x.shape)
+    for first in range(0, x.shape[-1], 32):
+        group = x[..., first : first + 32]
+        low = -half_above(-group.min(axis=-1, keepdims=True))
+        scale = half_above((group.max(axis=-1, keepdims=True) - low) / np.float32(15))
+        with np.errstate(invalid="ignore", divide="ignore"):
+            code = np.where(scale > 0, np.minimum(np.rint((group - low) / scale), 15), 0)
+        out[..., first : first + 32] = low.astype(np.float64) + code.astype(np.float64) * scale
+    return out
+
+
+def half_above(x: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The smallest float16 that is not below x."""
+    half = x.astype(np.float16)
+    return np.where(half < x, np.nextafter(half, np.float16(np.inf)), half).astype(np.float32)
+
+
+SCALED = {"q8": to_q8, "fp8_e4m3": to_e4m3, "q4": to_q4}  # [..., dim] float32 -> float64
 
 
 # ---------------------------------------------------------------- the parts of a layer
@@ -204,7 +254,13 @@ class Reference:
         n = len(self.w.layers)
         modes = [mode] * n if isinstance(mode, str) else list(mode)
         types = (dtype, dtype) if dtype is None or isinstance(dtype, str) else dtype
-        return [Cache(m, types, absorbed) for m in modes]
+        return [Cache(m, types, absorbed, self.stored_heads(m)) for m in modes]
+
+    def stored_heads(self, mode: str) -> int:
+        """Parts of a stored row that have a scale of their own."""
+        if mode != "x":
+            return self.w.n_kv_heads
+        return self.w.n_heads if self.d_model % self.w.n_heads == 0 else 1
 
     def append(self, ids: Sequence[int], caches: list[Cache]) -> Array:
         ids = np.asarray(ids, np.int64)
@@ -256,16 +312,16 @@ class Reference:
 
 
 class Cache:
-    """One layer's rows, as stored. dtypes: of planes k and x, and of v."""
+    """One layer's rows, as stored. dtypes: of planes k and x, and of v; heads: parts of a row with own scales."""
 
-    def __init__(self, mode: str, dtypes: tuple[str | None, str | None], absorbed: bool) -> None:
-        self.mode, self.dtypes, self.absorbed = mode, dtypes, absorbed
+    def __init__(self, mode: str, dtypes: tuple[str | None, str | None], absorbed: bool, heads: int) -> None:
+        self.mode, self.dtypes, self.absorbed, self.heads = mode, dtypes, absorbed, heads
         self.rows: dict[str, Array] = {}
         self.length = 0
 
     def append(self, fresh: dict[str, Array]) -> None:
         for name, row in fresh.items():
-            stored = rounded(row, self.dtypes[1] if name == "v" else self.dtypes[0])
+            stored = rounded(row, self.dtypes[1] if name == "v" else self.dtypes[0], self.heads)
             self.rows[name] = np.concatenate([self.rows[name], stored]) if name in self.rows else stored
         self.length += len(row)
 

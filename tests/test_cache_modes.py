@@ -26,7 +26,7 @@ IDS = np.random.default_rng(5).integers(3, 100, 60)
 N_PREFILL = 44
 FLOAT32, FLOAT32_STEPS = 2e-6, 8
 SAME_ROUNDING = 0.5
-TYPES = ["f32", "f16", "bf16"]
+TYPES = ["f32", "f16", "bf16", "q8", "fp8_e4m3", "fp8_e5m2", "q4"]
 CASES = [
     ("llama_mha", "kv"),
     ("llama_gqa_tied", "kv"),
@@ -88,15 +88,19 @@ def check(path, mode, dtype, got: np.ndarray, n_prefill: int, n_batch: int = 0) 
     assert rms(got - exact) <= noise + 1.5 * predicted, "a larger error than the reference predicts"
 
 
-def truncated(x: np.ndarray, dtype: str | None) -> np.ndarray:
+def truncated(x: np.ndarray, dtype: str | None, heads: int) -> np.ndarray:
     """x stored by cutting bits off instead of rounding to nearest."""
+    if dtype == "q8":
+        rows = np.asarray(x, np.float32).reshape(len(x), heads, -1)
+        scale = np.abs(rows).max(axis=-1, keepdims=True) / np.float32(127)
+        return (np.trunc(rows / scale) * scale.astype(np.float64)).reshape(x.shape)
     if dtype == "bf16":
         return (np.asarray(x, np.float32).view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32).astype(np.float64)
     half = np.asarray(x, np.float32).astype(np.float16)
     return np.where(np.abs(half) > np.abs(x), np.nextafter(half, np.float16(0)), half).astype(np.float64)
 
 
-@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "q8"])
 @each_case
 def test_the_bound_separates(name, mode, dtype, convert, monkeypatch):
     """Rows with noise of float32's size deviate less than SAME_ROUNDING from the reference, truncated rows more."""
@@ -107,8 +111,8 @@ def test_the_bound_separates(name, mode, dtype, convert, monkeypatch):
         monkeypatch.setattr(reference_module, "rounded", store)
         return rms(model.logits_cached(IDS, len(IDS), mode, dtype, 5) - wanted) / rms(wanted - exact)
 
-    def with_noise(x, dtype):
-        return rounded(x + 3e-7 * rms(x) * rng.standard_normal(np.shape(x)), dtype)
+    def with_noise(x, dtype, heads=1):
+        return rounded(x + 3e-7 * rms(x) * rng.standard_normal(np.shape(x)), dtype, heads)
 
     assert deviation(with_noise) < SAME_ROUNDING < 1 < deviation(truncated)
 
@@ -121,7 +125,7 @@ def test_prompt_then_steps(name, mode, dtype, convert):
     check(path, mode, dtype, decode(engine, IDS, N_PREFILL), N_PREFILL)
 
 
-@pytest.mark.parametrize("dtype", ["f32", "f16"])
+@pytest.mark.parametrize("dtype", ["f32", "f16", "q8"])
 @pytest.mark.parametrize("n_batch", [1, 5, 20, 33])
 @each_case
 def test_prompt_in_chunks(name, mode, n_batch, dtype, convert):
@@ -148,7 +152,7 @@ def test_modes_by_layer(modes, dtype, convert):
     check(path, tuple(modes), dtype, decode(engine, IDS, N_PREFILL), N_PREFILL)
 
 
-@pytest.mark.parametrize("types", [("f32", "bf16"), ("bf16", "f32"), ("f16", "bf16")])
+@pytest.mark.parametrize("types", [("f32", "bf16"), ("bf16", "f32"), ("q8", "f16"), ("q8", "q4"), ("fp8_e4m3", "q8")])
 @pytest.mark.parametrize("name", ["llama_gqa_tied", "gpt2_tanh"])
 def test_types_of_k_and_v_differ(name, types, convert):
     path = convert(GOLDEN / name)
@@ -172,10 +176,14 @@ def test_bytes_per_token(name, mode, convert):
     path = convert(GOLDEN / name)
     model = reference(path)
     k, v = (w.shape[0] for w in (model.w.layers[0].wk, model.w.layers[0].wv))
-    width = {"kv": k + v, "k": k, "v": v, "x": model.d_model}[mode]
-    for dtype, size in (("f32", 4), ("f16", 2), ("bf16", 2)):
+    width, heads = {"kv": k + v, "k": k, "v": v, "x": model.d_model}[mode], model.stored_heads(mode)
+    heads *= 2 if mode == "kv" else 1
+    q4 = heads * ((width // heads + 1) // 2 + 4 * -(-(width // heads) // 32))
+    sizes = {"f32": 4 * width, "f16": 2 * width, "bf16": 2 * width, "q8": width + 4 * heads,
+             "fp8_e4m3": width + 4 * heads, "fp8_e5m2": width, "q4": q4}  # fmt: skip
+    for dtype in TYPES:
         memory = open_engine(path, mode, dtype, n_ctx=64).memory()
-        assert memory["cache_bytes_per_token"] == width * size * len(model.w.layers)
+        assert memory["cache_bytes_per_token"] == sizes[dtype] * len(model.w.layers)
         assert memory["cache"] == 64 * memory["cache_bytes_per_token"]
 
 

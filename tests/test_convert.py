@@ -369,6 +369,8 @@ def test_arguments_are_checked(tmp_path, convert):
         tool.convert(source, out, outtype="q5")
     with pytest.raises(ValueError, match="unknown cache type 'f8'"):
         tool.convert(source, out, cache_type="f8")
+    with pytest.raises(ValueError, match="no errors can be predicted for cache type 'q8'; the types are: f32, f16"):
+        tool.convert(source, out, cache_type="q8")
     with pytest.raises(ValueError, match="is the source itself"):
         tool.convert(source, source.parent / "." / source.name)
     with pytest.raises(UnsupportedError, match="exact=True"):

@@ -13,6 +13,7 @@ from slimrt._core import ops
 from test_kernels import rope_table
 
 ISAS = ops.backends()
+TYPES = ["f32", "f16", "bf16", "q8", "fp8_e4m3", "fp8_e5m2", "q4"]
 
 
 @dataclass
@@ -31,6 +32,7 @@ class Case:
     bias: bool = False
     n_rot: int = 0
     loud: float = 1.0  # factor on the queries
+    stored_heads: int = 0  # of the planes, where these are not the heads that are read
 
     def data(self, seed: int = 0):
         random = np.random.default_rng(seed)
@@ -67,15 +69,25 @@ CASES = {
     "x absorbed": Case(8, 1, 1, 40, 40, 260, 3),
     "v absorbed": Case(8, 1, 8, 64, 8, 260, 3),
     "loud": Case(4, 4, 4, 32, 32, 200, 3, loud=100.0),
+    "blocks of 64": Case(4, 4, 4, 64, 64, 300, 1),
+    "blocks of 128, grouped": Case(8, 2, 2, 128, 128, 300, 1),
+    "blocks, three queries": Case(6, 2, 2, 80, 64, 333, 3, window=200),
+    "blocks, many pairs": Case(36, 2, 2, 64, 128, 133, 4),
+    "k of planes by head": Case(4, 4, 1, 12, 48, 300, 1, rope="neox", stored_heads=4),
+    "x of planes by head": Case(8, 1, 1, 40, 40, 260, 3, stored_heads=4),
+    "v of planes by head": Case(8, 1, 8, 64, 8, 260, 3, stored_heads=8),
 }
 
 
 def wanted(case: Case, dtype: str):
-    """float64 out and lse, and the float32 error that scores of this size may cause."""
+    """float64 out and lse, and the float32 error that scores of this size may cause, and against q8 rows that of a
+    query rounded to steps of its largest magnitude / 16256."""
     q, score_rows, value_rows, bias = (a if a is None else a.astype(np.float64) for a in case.data())
     n, total = case.queries, case.rows
     stored = total - n
-    score_rows[:stored], value_rows[:stored] = rounded(score_rows[:stored], dtype), rounded(value_rows[:stored], dtype)
+    heads = (case.stored_heads or case.score_heads, case.stored_heads or case.value_heads)
+    score_rows[:stored] = rounded(score_rows[:stored], dtype, heads[0])
+    value_rows[:stored] = rounded(value_rows[:stored], dtype, heads[1])
     keys = (score_rows if bias is None else score_rows + bias).reshape(total, case.score_heads, case.dk)
     if case.rope:
         keys = case.make_rope()(keys, np.arange(total))
@@ -94,11 +106,14 @@ def wanted(case: Case, dtype: str):
         out[:, head] = p / p.sum(axis=1, keepdims=True) @ value
         size = (np.abs(heads[:, head]) @ np.abs(key).T / np.sqrt(case.dk)).max(axis=1)
         error[:, head, 0] = 2e-7 * (4 + np.sqrt(case.dk) + size)
+        if dtype == "q8":
+            step = np.abs(heads[:, head]).max(axis=1) / 16256
+            error[:, head, 0] += step / 2 * np.abs(key).sum(axis=1).max() / np.sqrt(case.dk)
     return out.reshape(n, -1), lse, np.repeat(error, case.dv, axis=2).reshape(n, -1), error[..., 0]
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("name", CASES)
 def test_attention(name, dtype, isa):
     case = CASES[name]
@@ -119,7 +134,7 @@ def run(case: Case, dtype: str, isa: str, threads: int = 1):
                     "interleaved": rope.interleaved}  # fmt: skip
     return ops.attention(
         q, score_rows, value_rows, case.n_heads, case.score_heads, case.value_heads, dtype, case.queries,
-        1 / np.sqrt(case.dk), case.window, isa, threads, bias=bias, **rotation,
+        1 / np.sqrt(case.dk), case.window, isa, threads, bias=bias, stored_heads=case.stored_heads, **rotation,
     )  # fmt: skip
 
 

@@ -67,7 +67,7 @@ def test_too_little_memory_is_said_before_the_fold(tiny, monkeypatch):
         ({"cache": "kk"}, slimrt.UnsupportedError, "'kk'.*did you mean 'k'.*kv, k, v, x"),
         ({"cache": "k+r"}, slimrt.UnsupportedError, r"k\+r"),
         ({"cache": ["kv", "z"]}, slimrt.UnsupportedError, "'z'"),
-        ({"cache_type": "q8"}, slimrt.UnsupportedError, "f32, f16, bf16"),
+        ({"cache_type": "int3"}, slimrt.UnsupportedError, "f32, f16, bf16"),
         ({"cache_type_v": "fp16"}, slimrt.UnsupportedError, "did you mean 'f16'"),
         ({"device": "cuda"}, slimrt.UnsupportedError, "auto, cpu"),
         ({"on_overflow": "shift"}, slimrt.UnsupportedError, "error"),

@@ -108,6 +108,31 @@ def test_k_errs_as_much_as_the_reference_predicts(name):
     assert rms(got - exact) < 1.5 * rms(predicted - exact) + 1e-5 * rms(exact)
 
 
+# Mean KL divergence, nats a token, of decoding text with rows of a type from decoding it with float32 rows, at most.
+# 1e-3 would be seen by nobody; the coarser types are held to about twice what they were when they were made.
+DIVERGENCE = {"f16": 1e-5, "bf16": 1e-4, "q8": 2e-4, "fp8_e4m3": 1e-2, "fp8_e5m2": 2e-2, "q4": 3e-2}
+
+
+def decoded(name: str, cache_type: str, ids: list[int]) -> np.ndarray:
+    """Log-probabilities after every token, fed one at a time."""
+    with load(name, "kv", cache_type, n_ctx=len(ids)) as model, model.session() as session:
+        logits = np.concatenate([session.append([token]) for token in ids]).astype(np.float64)
+    logits -= logits.max(axis=1, keepdims=True)
+    return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+
+
+@pytest.mark.unsanitized
+@each_model
+def test_divergence_of_cache_types(name):
+    with load(name) as model:
+        ids = model.tokenize((SHIPPED / "heldout.txt").read_text(encoding="utf-8"))[: min(1024, model.n_ctx)]
+    exact = decoded(name, "f32", ids)
+    for cache_type, most in DIVERGENCE.items():
+        divergence = float((np.exp(exact) * (exact - decoded(name, cache_type, ids))).sum(axis=1).mean())
+        print(f"{name}, {len(ids)} tokens, kv {cache_type}: {divergence:.1e}")
+        assert divergence < most, (cache_type, divergence)
+
+
 @pytest.mark.unsanitized
 @pytest.mark.parametrize(("mode", "cache_type"), [("kv", "f32"), ("kv", "f16"), ("k", "f32")])
 @pytest.mark.parametrize("name", LONG)

@@ -18,6 +18,7 @@ from gguf.gguf_writer import GGUFValue
 from slimrt import progress as bars
 from slimrt.errors import UnsupportedError
 from slimrt.files import check_target, writing
+from slimrt.plan import CACHE_TYPES
 
 from .calibrate import text_ids, text_moments
 from .fold import FOLDED, Attention, Fold, each_fold, fold_value_bias, stored
@@ -109,7 +110,8 @@ def convert(
 
 def _check(source: Path, target: Path, cache_type: str, outtype: str | None, exact: bool, overwrite: bool) -> None:
     if cache_type not in ROUNDOFF:
-        raise ValueError(f"unknown cache type {cache_type!r}; the types are: {', '.join(ROUNDOFF)}")
+        problem = "no errors can be predicted for" if cache_type in CACHE_TYPES else "unknown"
+        raise ValueError(f"{problem} cache type {cache_type!r}; the types are: {', '.join(ROUNDOFF)}")
     if outtype is not None and outtype not in OUT_TYPES:
         raise ValueError(f"unknown outtype {outtype!r}; the types are: {', '.join(OUT_TYPES)}")
     if not exact:

@@ -19,7 +19,8 @@ using Tokens = Array<const int32_t>;
 
 DType cache_type(const std::string& name) {
     if (const DTypeInfo* info = find_cache_type(name.c_str())) return info->dtype;
-    fail(ErrorCode::unsupported, "cache type '", name, "' is not supported; supported are: ", cache_type_names());
+    fail(ErrorCode::unsupported, "cache type '", name,
+         "' is not supported; supported are: ", cache_type_names());
 }
 
 void read_option(const std::string& name, nb::handle value, EngineOptions& o) {

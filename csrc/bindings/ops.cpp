@@ -191,8 +191,8 @@ auto cache_round_trip(const F32& x, int heads, const std::string& type, const st
     return out.array();
 }
 
-/// One sequence: the first rows are stored in `dtype`, the last n_fresh are the queries' own. stored_heads: of the
-/// planes of both, where these are not the heads that are read.
+/// One sequence: the first rows are stored in `dtype`, the last n_fresh are the queries' own. stored_heads:
+/// of the planes of both, where these are not the heads that are read.
 auto attention(const F32& q, const F32& score_rows, const F32& value_rows, int n_heads, int score_heads,
                int value_heads, const std::string& dtype, int n_fresh, float scale, int64_t window,
                const std::string& isa, int n_threads, const std::optional<F32>& table, int n_rot,
@@ -224,8 +224,8 @@ auto attention(const F32& q, const F32& score_rows, const F32& value_rows, int n
     return nb::make_tuple(out.array(), lse.array());
 }
 
-/// Decoding attention over random rows of n_seqs sequences, a query each: seconds of every repetition, and the bytes
-/// of cache one of them reads.
+/// Decoding attention over random rows of n_seqs sequences, a query each: seconds of every repetition, and
+/// the bytes of cache one of them reads.
 auto time_attention(int n_heads, int n_kv_heads, int head_dim, const std::string& type_k,
                     const std::string& type_v, int64_t n, int n_seqs, float loud, int repetitions,
                     const std::string& isa, int n_threads) {
@@ -244,7 +244,8 @@ auto time_attention(int n_heads, int n_kv_heads, int head_dim, const std::string
     Result fresh(StoredRows::kBlock, width), q(n_seqs, int64_t(n_heads) * head_dim);
     for (int64_t first = 0; first < n * n_seqs; first += fresh.tensor.rows) {
         const Tensor some = fresh.tensor.rows_of(0, std::min(fresh.tensor.rows, n * n_seqs - first));
-        if (first % (64 * StoredRows::kBlock) == 0) fill(fresh.tensor, 1);  // random numbers take long to make
+        if (first % (64 * StoredRows::kBlock) == 0)
+            fill(fresh.tensor, 1);  // random numbers take long to make
         k.store(*backend, some, first);
         v.store(*backend, some, first);
     }
@@ -270,8 +271,9 @@ auto time_attention(int n_heads, int n_kv_heads, int head_dim, const std::string
                             .scale = 1 / std::sqrt(float(head_dim))});
         seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
     }
-    const size_t row = (head_bytes(k.rows.dtype, head_dim).total() + head_bytes(v.rows.dtype, head_dim).total()) *
-                       n_kv_heads;
+    const size_t row =
+        (head_bytes(k.rows.dtype, head_dim).total() + head_bytes(v.rows.dtype, head_dim).total()) *
+        n_kv_heads;
     return std::make_pair(seconds, n * n_seqs * row);
 }
 
@@ -295,9 +297,9 @@ void bind_ops(nb::module_& m) {
           arg("isa"), arg("n_threads") = 1, arg("table") = nb::none(), arg("n_rot") = 0,
           arg("interleaved") = false, arg("bias") = nb::none(), arg("stored_heads") = 0);
     m.def("cache_round_trip", &cache_round_trip, arg("x"), arg("heads"), arg("type"), arg("isa"));
-    m.def("time_attention", &time_attention, arg("n_heads"), arg("n_kv_heads"), arg("head_dim"), arg("type_k"),
-          arg("type_v"), arg("n"), arg("n_seqs") = 1, arg("loud") = 1.0f, arg("repetitions") = 10, arg("isa") = "",
-          arg("n_threads") = 0);
+    m.def("time_attention", &time_attention, arg("n_heads"), arg("n_kv_heads"), arg("head_dim"),
+          arg("type_k"), arg("type_v"), arg("n"), arg("n_seqs") = 1, arg("loud") = 1.0f,
+          arg("repetitions") = 10, arg("isa") = "", arg("n_threads") = 0);
 }
 
 }  // namespace slimrt

@@ -40,8 +40,8 @@ class KvCache {
     std::vector<Rows> rows(int layer) const;
     Slots slots(int layer, int plane, Tensor slots) const;
 
-    /// A sequence's rows as bytes, layer after layer, plane after plane, block after block, head after head; and
-    /// back into a new sequence.
+    /// A sequence's rows as bytes, layer after layer, plane after plane, block after block, head after head;
+    /// and back into a new sequence.
     std::vector<std::byte> save(int sequence) const;
     int restore(std::span<const std::byte> bytes, int64_t length);
 

@@ -203,7 +203,8 @@ std::string Engine::cache_fingerprint() {
     std::string text = concat("slimrt rows 2 ", config().architecture->name, " ", config().n_layers);
     for (int layer = 0; layer < config().n_layers; ++layer)
         for (const Plane& plane : cache().format(layer))
-            text += concat(" ", plane.name, ":", plane.heads, "x", plane.width / plane.heads, ":", dtype_info(plane.type).name);
+            text += concat(" ", plane.name, ":", plane.heads, "x", plane.width / plane.heads, ":",
+                           dtype_info(plane.type).name);
     return text;
 }
 

@@ -26,9 +26,9 @@ struct Rope {
 };
 
 /// The stored rows of one plane. Paged: position p lies in block table[p / block_tokens], block b begins at
-/// base + b * block_stride, and in a block stands head after head: its elements of all tokens, then its scales
-/// of all tokens (head_bytes()). Dense (block_tokens == 0, one head): position p is at
-/// base + (p - first) * row_bytes.
+/// base + b * block_stride, and in a block stands head after head: its elements of all tokens, then its
+/// scales of all tokens (head_bytes()). Dense (block_tokens == 0, one head): position p is at base + (p -
+/// first) * row_bytes.
 struct Rows {
     const std::byte* base = nullptr;
     DType dtype = DType::F32;

@@ -44,7 +44,8 @@ class Model(Closing):
         cache: what a token leaves behind in each layer: "kv", "k", "v", "x", one of these for each layer, or "auto"
             (what the file was converted for, else kv). A mode that needs folded weights which the file lacks folds
             them while loading.
-        cache_type: f32, f16 or bf16; cache_type_k and cache_type_v to differ.
+        cache_type: f32, f16 or bf16, or with scales per token and head q8 (8 bits and a float), fp8_e4m3, fp8_e5m2 (8
+            bits, no scale) or q4 (5 bits, of which 1 for scales); cache_type_k and cache_type_v to differ.
         memory_limit: bytes, or text like "6GiB"; None: what the machine has available.
         on_overflow: what a full context does; "error" is the only way.
         seed: makes the seeds of calls that give none reproducible.

@@ -15,7 +15,7 @@ from slimrt.source import ModelSource
 from slimrt.units import parse_bytes
 
 DEVICES = ("auto", "cpu")
-CACHE_TYPES = ("f32", "f16", "bf16")
+CACHE_TYPES = ("f32", "f16", "bf16", "q8", "fp8_e4m3", "fp8_e5m2", "q4")
 BLOCK = 32  # tokens in a cache block: a context between two multiples costs as much as the larger
 
 

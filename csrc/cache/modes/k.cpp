@@ -18,7 +18,9 @@ class K final : public CacheMode {
                       ", so V cannot be computed from K; K-only needs multi-head attention");
     }
 
-    Format format(const AttnConfig& c) const override { return {{"k", c.kv_width(), c.n_kv_heads, c.type_k}}; }
+    Format format(const AttnConfig& c) const override {
+        return {{"k", c.kv_width(), c.n_kv_heads, c.type_k}};
+    }
 
     Format materialised(const AttnConfig& c) const override {
         return {{"v", c.kv_width(), dense_type(c.type_k)}};

@@ -18,7 +18,9 @@ class V final : public CacheMode {
                       ", so K cannot be computed from V; V-only needs multi-head attention");
     }
 
-    Format format(const AttnConfig& c) const override { return {{"v", c.kv_width(), c.n_kv_heads, c.type_v}}; }
+    Format format(const AttnConfig& c) const override {
+        return {{"v", c.kv_width(), c.n_kv_heads, c.type_v}};
+    }
 
     Format materialised(const AttnConfig& c) const override {
         return {{"k", c.kv_width(), dense_type(c.type_v)}};

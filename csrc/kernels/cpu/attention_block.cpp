@@ -6,11 +6,11 @@
 namespace slimrt::cpu::SLIMRT_ISA {
 namespace {
 
-constexpr int64_t kPairs = 64;           // (head, query) pairs whose scores are made before values are read
-constexpr int64_t kAhead = 8 << 10;      // bytes from where memory is called for to where it is read
+constexpr int64_t kPairs = 64;       // (head, query) pairs whose scores are made before values are read
+constexpr int64_t kAhead = 8 << 10;  // bytes from where memory is called for to where it is read
 
-/// Calls for what will be read: the heads from `head` on, then what follows from `then` on. Into the second level:
-/// the first is small. The CPU foresees no page but the one being read.
+/// Calls for what will be read: the heads from `head` on, then what follows from `then` on. Into the second
+/// level: the first is small. The CPU foresees no page but the one being read.
 class Prefetch {
   public:
     Prefetch(const BlockRows& rows, int64_t head, int64_t n_heads, const void* then)
@@ -139,7 +139,8 @@ void integer_dots_tile(Queries q, Rows rows, int64_t n, float scale, float* out)
     float all[tile];
     store(all, sums(dots));
     for (int m = 0; m < Q; ++m) {
-        for (int i = 0; i < R && i < n; ++i) out[m * block_rows + i] = all[m * R + i] * (scale * query[m]->scale);
+        for (int i = 0; i < R && i < n; ++i)
+            out[m * block_rows + i] = all[m * R + i] * (scale * query[m]->scale);
     }
 }
 
@@ -163,7 +164,8 @@ void score(Queries q, const Rows& rows, int64_t n, float scale, Prefetch& next, 
 }
 
 template <class Rows>
-void score_head(Queries q, int64_t n_q, const Head<Rows>& head, int64_t n, float scale, Prefetch& next, float* s) {
+void score_head(Queries q, int64_t n_q, const Head<Rows>& head, int64_t n, float scale, Prefetch& next,
+                float* s) {
     int64_t m = 0;
     const auto with = [&](auto kernel, int64_t step) {
         kernel(q.from(m), head.rows, n, scale, next, s + m * block_rows);
@@ -179,7 +181,7 @@ void score_head(Queries q, int64_t n_q, const Head<Rows>& head, int64_t n, float
 /// out = factor * out + weights * rows, a few rows at a time, so that calls for memory are spread out.
 template <class Rows>
 void value_head(Product<Rows> x, int64_t dim, Prefetch& next) {
-    constexpr int64_t kRows = 8;
+    constexpr int64_t kRows = 16;
     const float one = 1;
     for (int64_t left = x.n; left > 0; left -= kRows) {
         x.n = left < kRows ? left : kRows;
@@ -192,8 +194,8 @@ void value_head(Product<Rows> x, int64_t dim, Prefetch& next) {
     }
 }
 
-/// Heads [first, end), queries [query, query + n_q) of each: all scores, then all weights, then all values, so that
-/// memory is read in order and no head waits for its softmax.
+/// Heads [first, end), queries [query, query + n_q) of each: all scores, then all weights, then all values,
+/// so that memory is read in order and no head waits for its softmax.
 void attend_heads(const BlockAttention& b, int64_t first, int64_t end, int64_t query, int64_t n_q) {
     float scores[kPairs * block_rows], factors[kPairs];
     const auto pair = [&](int64_t head) { return head * b.n_q + query; };
@@ -217,7 +219,8 @@ void attend_heads(const BlockAttention& b, int64_t first, int64_t end, int64_t q
             if (rows.scales)
                 for (int64_t m = 0; m < n_q; ++m) scale_rows(s + m * block_rows, rows.scales, b.n);
             float* const out = b.values + pair(head) * b.values_stride;
-            value_head<Rows>({s, block_rows, n_q, factor, 1, rows.rows, b.n, out, b.values_stride}, b.v.dim, next);
+            value_head<Rows>({s, block_rows, n_q, factor, 1, rows.rows, b.n, out, b.values_stride}, b.v.dim,
+                             next);
         });
     }
 }
@@ -250,7 +253,8 @@ void pack_query(const float* q, int64_t dim, void* to) {
             some[i] = code;
         }
         for (int i = 0; i < 16; ++i)
-            packed->start[i] -= 128 * static_cast<int32_t>(some[4 * i] + some[4 * i + 1] + some[4 * i + 2] + some[4 * i + 3]);
+            packed->start[i] -=
+                128 * static_cast<int32_t>(some[4 * i] + some[4 * i + 1] + some[4 * i + 2] + some[4 * i + 3]);
     }
 }
 

@@ -13,9 +13,9 @@ constexpr int kRowsOfQueries = 64;            // (head, query) pairs of a job: e
 constexpr int64_t kMaxValueFloats = 1 << 17;  // what a job accumulates stays in the second-level cache
 constexpr int64_t kTileFloats = 1 << 16;      // and so do the rows it reads at once
 constexpr int kMinTile = 16, kMaxTile = 64;
-constexpr int64_t kMinPartRows = 128;  // shorter parts cost more to merge than they save
+constexpr int64_t kMinPartRows = 128;   // shorter parts cost more to merge than they save
 constexpr int64_t kMinSliceWork = 512;  // rows times groups: less does not pay for waking a thread
-constexpr int kPartsPerThread = 2;     // so that threads of unequal speed end together
+constexpr int kPartsPerThread = 2;      // so that threads of unequal speed end together
 
 /// The widest of the rows of one head.
 int64_t widest_row(const AttentionArgs& args) {
@@ -42,7 +42,8 @@ Span visible(Span span, int64_t first, int64_t last, int64_t window) {
 /// All stored heads are heads of the term, one in each group.
 template <class Term>
 bool by_head(const Term& term, int n_groups) {
-    return term.n_heads == n_groups && term.stored.heads == n_groups && term.stored.block_tokens == block_rows;
+    return term.n_heads == n_groups && term.stored.heads == n_groups &&
+           term.stored.block_tokens == block_rows;
 }
 
 bool fits_blocks(const AttentionArgs& args, int n_groups) {
@@ -95,9 +96,9 @@ size_t AttentionPlan::most_floats(const AttentionArgs& args, int n_threads) {
         const JobShape job = plan.shape(args, n);
         pairs = std::max<size_t>(pairs, job.heads * std::min(job.queries, n));
     }
-    // The work of all jobs together is shares_of() shares. A job of G groups and w > 1 shares is split by rows
-    // only into more than G pieces, fewer than w + 1, rounded up to a multiple of G: fewer than 2 w where G is
-    // 1; else, as G + 1 >= 3 pieces mean that w > 2, fewer than 2 (w + 1) < 3 w.
+    // The work of all jobs together is shares_of() shares. A job of G groups and w > 1 shares is split by
+    // rows only into more than G pieces, fewer than w + 1, rounded up to a multiple of G: fewer than 2 w
+    // where G is 1; else, as G + 1 >= 3 pieces mean that w > 2, fewer than 2 (w + 1) < 3 w.
     const int64_t shares = rows > kMinPartRows ? shares_of(n_threads) : 1;
     const int64_t per_share = plan.n_groups == 1 ? 2 : 3;
     plan.lay_out(args, pairs, per_share * shares);
@@ -133,8 +134,8 @@ void AttentionPlan::add_jobs(const AttentionArgs& args, const AttentionSequence&
     }
 }
 
-/// Long jobs are split until the largest piece is a fair share of all work: first by groups, whose results need
-/// no merging, then by rows too.
+/// Long jobs are split until the largest piece is a fair share of all work: first by groups, whose results
+/// need no merging, then by rows too.
 void AttentionPlan::split(int n_threads) {
     int64_t total = 0;
     for (const AttentionJob& job : jobs) total += job.work();
@@ -149,11 +150,13 @@ void AttentionPlan::split(int n_threads) {
         job.n_parts = 1;
         if (groups == 1) {
             const int64_t parts = ceil_div(pieces, job.n_groups);
-            job.n_parts = static_cast<int>(std::clamp<int64_t>(parts, 1, std::max<int64_t>(1, ceil_div(rows, kMinPartRows))));
+            job.n_parts = static_cast<int>(
+                std::clamp<int64_t>(parts, 1, std::max<int64_t>(1, ceil_div(rows, kMinPartRows))));
         }
         for (; job.first_group < end; job.first_group += groups) {
             job.n_groups = std::min(groups, end - job.first_group);
-            for (int part = 0; part < job.n_parts; ++part) items.push_back({static_cast<int>(slices.size()), part});
+            for (int part = 0; part < job.n_parts; ++part)
+                items.push_back({static_cast<int>(slices.size()), part});
             slices.push_back(job);
         }
     }
@@ -180,7 +183,8 @@ void AttentionPlan::lay_out(const AttentionArgs& args, size_t pairs, size_t part
 
     end = 0;
     for (size_t i = 0; i < args.scores.size(); ++i) scratch.q[i] = take(pairs * args.scores[i].dim);
-    if (packs_queries) scratch.packed_q = take(pairs * packed_query_bytes(args.scores[0].dim) / sizeof(float));
+    if (packs_queries)
+        scratch.packed_q = take(pairs * packed_query_bytes(args.scores[0].dim) / sizeof(float));
     scratch.scores = take(pairs * tile);
     scratch.rows = take(std::max<int64_t>(tile, by_block ? block_rows : 0) * row_stride(width));
     scratch.factor = take(pairs);

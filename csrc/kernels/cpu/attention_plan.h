@@ -1,6 +1,6 @@
 // How one attention call is shared out. A job is a tile of queries of one sequence with some or all of the
-// heads; where there are fewer jobs than threads would like, heads are shared out, then the rows a job reads are
-// split into parts, whose results (maximum, sum, values: a state) are merged at the end.
+// heads; where there are fewer jobs than threads would like, heads are shared out, then the rows a job reads
+// are split into parts, whose results (maximum, sum, values: a state) are merged at the end.
 #pragma once
 
 #include <cstddef>
@@ -37,13 +37,13 @@ struct AttentionItem {
 
 /// Offsets in floats. Every thread has its scratch at thread * size.
 struct AttentionScratch {
-    size_t q[2];     // per score term, [head][query][dim]
+    size_t q[2];      // per score term, [head][query][dim]
     size_t packed_q;  // [head][query] PackedQuery, where rows are Q8
-    size_t scores;   // [head][query][tile]
-    size_t rows;     // [tile][stride]
-    size_t factor;   // [head][query]
-    size_t weights;  // [part]
-    size_t state;    // of a job in one part
+    size_t scores;    // [head][query][tile]
+    size_t rows;      // [tile][stride]
+    size_t factor;    // [head][query]
+    size_t weights;   // [part]
+    size_t state;     // of a job in one part
     size_t size;
 };
 

@@ -75,11 +75,12 @@ void AttentionRun::pack_queries(const AttentionJob& job, float* scratch) const {
 }
 
 /// Rows that every query sees go block by block through one kernel, where queries are few and terms simple;
-/// others tile by tile, group after group of a tile, so that a group's rows and scores stay in the first-level
-/// cache.
+/// others tile by tile, group after group of a tile, so that a group's rows and scores stay in the
+/// first-level cache.
 void AttentionRun::compute_span(const AttentionJob& job, bool fresh, Span span, float* scratch,
                                 float* state) const {
-    if (!plan_.by_block || job.n_queries > kFewQueries) return compute_tiles(job, fresh, span, scratch, state);
+    if (!plan_.by_block || job.n_queries > kFewQueries)
+        return compute_tiles(job, fresh, span, scratch, state);
     // The last query sees the fewest of the first rows, the first one the fewest of the last.
     const int64_t begin = args_.window > 0 ? job.position(job.n_queries - 1) - args_.window + 1 : span.first;
     const int64_t seen = std::clamp(begin, span.first, span.end);

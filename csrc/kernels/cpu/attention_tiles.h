@@ -39,11 +39,11 @@ inline RowsOf<Stored> rows_from(const Stored* row, size_t stride) {
     return {row, stride};
 }
 
-/// Q queries times R rows, by dot products. Rows beyond the last one (of packed ones there are R) repeat it and
-/// are not written.
+/// Q queries times R rows, by dot products. Rows beyond the last one (of packed ones there are R) repeat it
+/// and are not written.
 template <int Q, class Rows>
 inline void dots_tile(const float* q, size_t q_stride, Rows rows, int64_t n, int64_t dim, float scale,
-               bool accumulate, float* out, size_t ld) {
+                      bool accumulate, float* out, size_t ld) {
     constexpr int R = tile / Q;
     decltype(rows.row(0)) row[R];
 #pragma GCC unroll 16
@@ -83,7 +83,7 @@ inline void dots_tile(const float* q, size_t q_stride, Rows rows, int64_t n, int
 
 template <int Q, class Rows>
 inline void dots(const float* q, size_t q_stride, Rows rows, int64_t n, int64_t dim, float scale,
-          bool accumulate, float* out, size_t ld) {
+                 bool accumulate, float* out, size_t ld) {
     constexpr int R = tile / Q;
     for (int64_t i = 0; i < n; i += R) {
         dots_tile<Q>(q, q_stride, rows.at(i, 0), n - i, dim, scale, accumulate, out + i, ld);

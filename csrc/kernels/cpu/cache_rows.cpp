@@ -69,7 +69,8 @@ void store_e4m3(const float* x, int64_t n, uint8_t* to, void* scale_to) {
     constexpr int kLowest = -100;  // of smaller rows the power would not be a float
     const int exponent = static_cast<int>(bits_of(high) >> 23) - 127;  // high < 2^(exponent + 1)
     const int power = exponent < kLowest ? kLowest : exponent;
-    const float scale = power == 127 ? __builtin_inff() : float_of(static_cast<uint32_t>(power + 1 + 127) << 23);
+    const float scale =
+        power == 127 ? __builtin_inff() : float_of(static_cast<uint32_t>(power + 1 + 127) << 23);
     memcpy(scale_to, &scale, sizeof scale);
     const float shrink = float_of(static_cast<uint32_t>(7 - power + 127) << 23);  // to below 2^8
     for (int64_t i = 0; i < n; ++i) {

@@ -1,7 +1,8 @@
 // What one instruction set must provide: single-threaded kernels over rows. The sources linear.cpp,
 // quant.cpp, elementwise.cpp, cache_rows.cpp and attention*.cpp (not _plan, _run) are compiled once per ISA,
-// each time into a namespace of its own (SLIMRT_ISA), and export exactly one symbol: the table. They include no standard header with inline
-// code, since an inline function shared with a baseline unit could be linked in its AVX-512 form.
+// each time into a namespace of its own (SLIMRT_ISA), and export exactly one symbol: the table. They include
+// no standard header with inline code, since an inline function shared with a baseline unit could be linked
+// in its AVX-512 form.
 #pragma once
 
 #include <stddef.h>
@@ -23,8 +24,8 @@ struct LinearKernel {
 };
 
 /// Rows of consecutive heads of one block of stored rows, as a kernel reads them: row i of head h has its
-/// elements at data + h * head_stride + i * stride and its scales at scales + h * head_stride + i * (scales of a
-/// row). `next`: what will be read after the last head, or nullptr.
+/// elements at data + h * head_stride + i * stride and its scales at scales + h * head_stride + i * (scales
+/// of a row). `next`: what will be read after the last head, or nullptr.
 struct BlockRows {
     uint32_t type;  // DType, any that a cache row may have
     const void *data, *scales, *next;
@@ -32,9 +33,9 @@ struct BlockRows {
     int64_t dim;
 };
 
-/// A query as attend_block() may want it beside the floats, for rows of Q8: q = scale * (128 high + low), rounded to
-/// about 15 bits, so that q's own rounding does not matter beside that of the rows. The digits follow: high, then
-/// low, each packed_digits(dim) bytes.
+/// A query as attend_block() may want it beside the floats, for rows of Q8: q = scale * (128 high + low),
+/// rounded to about 15 bits, so that q's own rounding does not matter beside that of the rows. The digits
+/// follow: high, then low, each packed_digits(dim) bytes.
 struct PackedQuery {
     float scale, unused[15];
     int32_t start[16];  // what raising the codes by 128 adds to each sum, times -1
@@ -80,7 +81,8 @@ struct Isa {
     void (*gate)(uint32_t kind, float* gate, const float* up, int64_t n);
     void (*add)(float* x, const float* y, int64_t n);
 
-    /// One head of a row to a type of cache rows, and back (n_rows; from_stride in bytes, to_stride in floats).
+    /// One head of a row to a type of cache rows, and back (n_rows; from_stride in bytes, to_stride in
+    /// floats).
     void (*store_head)(uint32_t type, const float* from, int64_t dim, void* to, void* scales);
     void (*load_head)(uint32_t type, const void* from, size_t from_stride, const void* scales, int64_t n_rows,
                       int64_t dim, float* to, size_t to_stride);

@@ -18,7 +18,8 @@ struct HeadRun {
 /// The rows from `position` on that lie together, up to `end`.
 inline HeadRun rows_at(const Rows& rows, const int32_t* table, int64_t position, int64_t end, int head) {
     if (rows.block_tokens == 0) {
-        return {rows.base + (position - rows.first) * rows.row_bytes, nullptr, rows.row_bytes, end - position};
+        return {rows.base + (position - rows.first) * rows.row_bytes, nullptr, rows.row_bytes,
+                end - position};
     }
     const HeadBytes bytes = head_bytes(rows.dtype, rows.head_dim());
     const int64_t row = position % rows.block_tokens;

@@ -15,8 +15,8 @@ void add(float* x, const float* y, int64_t n);
 
 // cache_rows.cpp
 void store_head(uint32_t type, const float* from, int64_t dim, void* to, void* scales);
-void load_head(uint32_t type, const void* from, size_t from_stride, const void* scales, int64_t n_rows, int64_t dim,
-               float* to, size_t to_stride);
+void load_head(uint32_t type, const void* from, size_t from_stride, const void* scales, int64_t n_rows,
+               int64_t dim, float* to, size_t to_stride);
 
 // attention_block.cpp
 void pack_query(const float* q, int64_t dim, void* to);

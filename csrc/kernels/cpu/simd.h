@@ -19,8 +19,8 @@ struct Brain {
 struct Int8 {
     int8_t code;
 };
-/// OCP FP8. An E4M3 loads as 2^-8 times its value, which is what its bits are as a float of 16 bits; its scale
-/// makes up for that. It is not NaN: rows that hold one have it in the scale.
+/// OCP FP8. An E4M3 loads as 2^-8 times its value, which is what its bits are as a float of 16 bits; its
+/// scale makes up for that. It is not NaN: rows that hold one have it in the scale.
 struct E4M3 {
     uint8_t bits;
 };

@@ -49,7 +49,9 @@ static inline RowSums no_sums(RowCodes) { return {_mm512_setzero_si512()}; }
 static inline RowSums load_sums(RowCodes, const int32_t* p) { return {_mm512_loadu_si512(p)}; }
 static inline RowSums add_dots(RowSums sums, RowCodes codes, const int8_t* digits) {
     // g++ 12 copies the sums to and fro around the intrinsic.
-    asm("vpdpbusd %2, %1, %0" : "+v"(sums.v) : "v"(codes.v), "m"(*reinterpret_cast<const __m512i_u*>(digits)));
+    asm("vpdpbusd %2, %1, %0"
+        : "+v"(sums.v)
+        : "v"(codes.v), "m"(*reinterpret_cast<const __m512i_u*>(digits)));
     return sums;
 }
 /// 128 a + b

@@ -74,7 +74,7 @@ class Flags:
         self.add("-c", "--ctx", type=positive, metavar="N", help="tokens of context")
         self.add("--device", default="auto", help="auto or cpu")
         self.add("--cache", default="auto", metavar="MODE", help="kv, k, v, x, or one a layer with commas between")
-        self.add("--cache-type", default="f16", metavar="TYPE", help="f32, f16 or bf16 (default: f16)")
+        self.add("--cache-type", default="f16", metavar="TYPE", help="f32, f16, bf16, q8, fp8_e4m3, fp8_e5m2, q4")
         self.add("--cache-type-k", metavar="TYPE", help="of K, where it differs")
         self.add("--cache-type-v", metavar="TYPE", help="of V, where it differs")
         self.add("--memory-limit", metavar="SIZE", help="such as 6GiB; default: what the machine has available")
