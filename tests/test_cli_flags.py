@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("clean_environment")
         (("--cache", "kk"), "did you mean 'k'?"),
         (("--cache", "k+r"), "supported: auto, kv, k, v, x"),
         (("--cache", "lowrank"), "'lowrank' is not supported"),
-        (("--cache-type", "q8"), "supported: f32, f16, bf16"),
+        (("--cache-type", "int3"), "supported: f32, f16, bf16, q8"),
         (("--device", "cuda"), "supported: auto, cpu"),
         (("--num-beams", 4), "beam search"),
         (("--cache", "x"), "layer 0"),

@@ -88,6 +88,9 @@ struct AttentionArgs {
     float scale = 1;
     int64_t window = 0;  // 0: none; else a query at p sees positions > p - window
     Tensor lse;          // [tokens, n_heads]: log of the softmax denominator, with the maximum; or none
+    /// Stored values may go unread whose softmax weights, of a query in a head, add up to at most this; the
+    /// denominator counts them. Few queries over planes of their own heads only (mode kv at decoding).
+    float sparse_threshold = 0;
     bool merge = false;  // out and lse already hold earlier rows' result: combine by log-sum-exp
 };
 
@@ -96,6 +99,11 @@ struct MemoryUse {
     uint64_t derived = 0;  // made from weights: W_KV, transposes, rope tables
     uint64_t cache = 0;
     uint64_t scratch = 0;
+};
+
+/// Rows of values of all heads that attention with a sparse_threshold met, and how many of them it did not read.
+struct SparseCounts {
+    uint64_t rows = 0, skipped = 0;
 };
 enum class MemoryKind { weights, derived, cache, scratch };
 
@@ -141,6 +149,7 @@ class Backend {
     virtual void load(const Rows& rows, const int32_t* table, int64_t begin, int64_t end, Tensor out) = 0;
     /// Causal attention of many sequences over stored and fresh rows.
     virtual void attention(const AttentionArgs& args) = 0;
+    virtual SparseCounts sparse_counts() const = 0;
 };
 
 struct CpuOptions {

@@ -1,7 +1,6 @@
 // Attention of few queries over a block of stored rows, head after head: what decoding spends its time on.
 // Compiled once per ISA.
-#include "core/dtype.h"
-#include "kernels/cpu/attention_tiles.h"
+#include "kernels/cpu/attention_heads.h"
 
 namespace slimrt::cpu::SLIMRT_ISA {
 namespace {
@@ -14,9 +13,11 @@ constexpr int64_t kAhead = 8 << 10;  // bytes from where memory is called for to
 class Prefetch {
   public:
     Prefetch(const BlockRows& rows, int64_t head, int64_t n_heads, const void* then)
-        : at_(static_cast<const char*>(rows.data) + head * rows.head_stride + kAhead),
-          end_(at_ - kAhead + (n_heads - head) * static_cast<int64_t>(rows.head_stride)),
-          then_(static_cast<const char*>(then)) {}
+        : at_(static_cast<const char*>(rows.data) + head * rows.head_stride),
+          end_(at_ + (n_heads - head) * static_cast<int64_t>(rows.head_stride)),
+          then_(static_cast<const char*>(then)) {
+        at_ += end_ - at_ < kAhead ? end_ - at_ : kAhead;
+    }
 
     /// As the next `bytes` are read.
     void some(int64_t bytes) {
@@ -33,54 +34,6 @@ class Prefetch {
     static constexpr int64_t kLine = 64;
     const char *at_, *end_, *then_;
 };
-
-/// One head's rows and their scales: one a row, or none.
-template <class Rows>
-struct Head {
-    Rows rows;
-    const float* scales;
-};
-
-template <class Stored, class Fn>
-void with_width(const BlockRows& rows, const char* data, const float* scales, const Fn& fn) {
-    if (rows.dim == 64 && rows.stride == 64 * sizeof(Stored))
-        return fn(Head<PackedRows<Stored, 64>>{{reinterpret_cast<const Stored*>(data)}, scales});
-    if (rows.dim == 128 && rows.stride == 128 * sizeof(Stored))
-        return fn(Head<PackedRows<Stored, 128>>{{reinterpret_cast<const Stored*>(data)}, scales});
-    fn(Head<RowsOf<Stored>>{{data, rows.stride}, scales});
-}
-
-/// Calls fn with a head's rows as what they are; Q4 is made f32 in scratch first.
-template <class Fn>
-void with_head(const BlockAttention& b, const BlockRows& rows, int64_t head, const Fn& fn) {
-    const char* const data = static_cast<const char*>(rows.data) + head * rows.head_stride;
-    const char* const beside = static_cast<const char*>(rows.scales) + head * rows.head_stride;
-    const float* const scales = reinterpret_cast<const float*>(beside);
-    switch (DType(rows.type)) {
-        case DType::F16:
-            return with_width<Half>(rows, data, nullptr, fn);
-        case DType::BF16:
-            return with_width<Brain>(rows, data, nullptr, fn);
-        case DType::Q8:
-            return with_width<Int8>(rows, data, scales, fn);
-        case DType::FP8_E4M3:
-            return with_width<E4M3>(rows, data, scales, fn);
-        case DType::FP8_E5M2:
-            return with_width<E5M2>(rows, data, nullptr, fn);
-        case DType::Q4:
-            load_head(rows.type, data, rows.stride, beside, b.n, rows.dim, b.rows, b.rows_stride);
-            return fn(Head<RowsOf<float>>{{b.rows, b.rows_stride * sizeof(float)}, nullptr});
-        default:
-            return fn(Head<RowsOf<float>>{{data, rows.stride}, nullptr});
-    }
-}
-
-/// s[i] *= scales[i], which lie anywhere.
-void scale_rows(float* s, const float* scales, int64_t n) {
-    int64_t i = 0;
-    for (; i + lanes <= n; i += lanes) store(s + i, load(s + i) * load(scales + i));
-    if (i < n) store_part(s + i, load_part(s + i, n - i) * load_part(scales + i, n - i), n - i);
-}
 
 /// A q that is packed, or floats.
 struct Queries {
@@ -255,6 +208,21 @@ void pack_query(const float* q, int64_t dim, void* to) {
         for (int i = 0; i < 16; ++i)
             packed->start[i] -=
                 128 * static_cast<int32_t>(some[4 * i] + some[4 * i + 1] + some[4 * i + 2] + some[4 * i + 3]);
+    }
+}
+
+void score_block(const BlockAttention& b, float* s, size_t ld) {
+    float scores[kPairs * block_rows];
+    Prefetch next(b.k, 0, b.n_heads, b.k.next);
+    for (int64_t pair = 0; pair < b.n_heads * b.n_q;) {
+        const int64_t head = pair / b.n_q, left = (head + 1) * b.n_q - pair;
+        const int64_t n_q = left < kPairs ? left : kPairs;
+        with_head(b, b.k, head, [&](const auto& rows) {
+            const Queries q = {b.q, static_cast<const char*>(b.packed_q), b.k.dim};
+            score_head(q.from(pair), n_q, rows, b.n, b.scale, next, scores);
+        });
+        for (int64_t m = 0; m < n_q; ++m, ++pair)
+            memcpy(s + pair * ld, scores + m * block_rows, static_cast<size_t>(b.n) * sizeof(float));
     }
 }
 

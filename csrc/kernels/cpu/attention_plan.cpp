@@ -65,7 +65,8 @@ AttentionPlan::AttentionPlan(const AttentionArgs& args)
     : n_groups(common_groups(args)),
       heads_per_group(args.n_heads / n_groups),
       packs_queries(fits_blocks(args, n_groups) && args.scores[0].stored.dtype == DType::Q8),
-      by_block(fits_blocks(args, n_groups)) {}
+      by_block(fits_blocks(args, n_groups)),
+      by_budget(by_block && args.sparse_threshold > 0) {}
 
 AttentionPlan::AttentionPlan(const AttentionArgs& args, int n_threads) : AttentionPlan(args) {
     for (const AttentionSequence& sequence : args.sequences) add_jobs(args, sequence);
@@ -75,6 +76,7 @@ AttentionPlan::AttentionPlan(const AttentionArgs& args, int n_threads) : Attenti
     for (const AttentionJob& job : jobs) {
         pairs = std::max<size_t>(pairs, job.n_groups * heads_per_group * job.n_queries);
         parts = std::max(parts, job.n_parts);
+        most_rows = std::max(most_rows, job.stored.size());
     }
     lay_out(args, pairs, parts);
     floats = scratch.size * n_threads;
@@ -101,6 +103,7 @@ size_t AttentionPlan::most_floats(const AttentionArgs& args, int n_threads) {
     // where G is 1; else, as G + 1 >= 3 pieces mean that w > 2, fewer than 2 (w + 1) < 3 w.
     const int64_t shares = rows > kMinPartRows ? shares_of(n_threads) : 1;
     const int64_t per_share = plan.n_groups == 1 ? 2 : 3;
+    plan.most_rows = rows;
     plan.lay_out(args, pairs, per_share * shares);
     return plan.scratch.size * n_threads + (shares == 1 ? 0 : (per_share * shares - 1) * plan.state.size);
 }
@@ -187,6 +190,11 @@ void AttentionPlan::lay_out(const AttentionArgs& args, size_t pairs, size_t part
         scratch.packed_q = take(pairs * packed_query_bytes(args.scores[0].dim) / sizeof(float));
     scratch.scores = take(pairs * tile);
     scratch.rows = take(std::max<int64_t>(tile, by_block ? block_rows : 0) * row_stride(width));
+    if (by_budget) {
+        scratch.spread = take(std::max(kSpreadPairs, kFewQueries * heads_per_group) * spread_stride(most_rows));
+        scratch.keep = take(most_rows / sizeof(float) + 1);
+        scratch.kept = take(most_rows + 1);
+    }
     scratch.factor = take(pairs);
     scratch.weights = take(parts);
     scratch.state = take(state.size);

@@ -41,6 +41,9 @@ struct AttentionScratch {
     size_t packed_q;  // [head][query] PackedQuery, where rows are Q8
     size_t scores;    // [head][query][tile]
     size_t rows;      // [tile][stride]
+    size_t spread;    // by_budget: [head][query][row of the longest job], scores, then weights
+    size_t keep;      // by_budget: a mark for each row
+    size_t kept;      // by_budget: a list of rows
     size_t factor;    // [head][query]
     size_t weights;   // [part]
     size_t state;     // of a job in one part
@@ -60,11 +63,17 @@ struct AttentionPlan {
     /// single call is the largest.
     static size_t most_floats(const AttentionArgs& args, int n_threads);
 
+    /// Groups of heads whose scores are held at once by budget, with n_q queries each.
+    static int groups_by_budget(int n_q) { return n_q < kSpreadPairs ? kSpreadPairs / n_q : 1; }
+    static constexpr int kSpreadPairs = 16;
+
     int n_groups;         // what the heads divide into without sharing a row between groups
     int heads_per_group;  // query heads
     int tile;             // rows read at once
     bool packs_queries;   // attend_block() wants them so
     bool by_block;        // stored heads are what a group reads: jobs of few queries take attend_block()
+    bool by_budget;       // or, with args.sparse_threshold, read few values
+    int64_t most_rows = 0;  // stored rows of a job
     std::vector<AttentionJob> jobs;
     std::vector<AttentionItem> items;
     AttentionScratch scratch{};
@@ -86,5 +95,8 @@ struct AttentionPlan {
 /// Floats from one row to the next in scratch: whole vectors, and not a multiple of a page, whose rows would
 /// all compete for the same few places of the cache.
 inline size_t row_stride(int64_t width) { return (width + 15) / 16 * 16 + 16; }
+
+/// Floats from the scores of one query for n rows to those of the next.
+inline size_t spread_stride(int64_t n) { return (n + 15) / 16 * 16; }
 
 }  // namespace slimrt::cpu

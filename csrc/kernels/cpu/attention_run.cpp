@@ -17,16 +17,6 @@ namespace {
 constexpr int kFewPairs = 8, kFewPairsTile = 32;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-/// Fresh rows are dense rows of f32.
-Rows fresh_rows(const Tensor& fresh, const AttentionSequence& sequence) {
-    Rows rows;
-    rows.base = fresh.row(sequence.query);
-    rows.width = static_cast<int>(fresh.cols);
-    rows.row_bytes = fresh.stride;
-    rows.first = sequence.position;
-    return rows;
-}
-
 }  // namespace
 
 void AttentionRun::compute(const AttentionItem& item, int thread) const {
@@ -45,8 +35,8 @@ void AttentionRun::compute(const AttentionItem& item, int thread) const {
         return Span{span.first + std::max<int64_t>(first - before, 0),
                     span.first + std::min(end - before, span.size())};
     };
-    compute_span(job, false, within(job.stored, 0), own, state);
-    compute_span(job, true, within(job.fresh, n_stored), own, state);
+    compute_span(job, false, within(job.stored, 0), thread, state);
+    compute_span(job, true, within(job.fresh, n_stored), thread, state);
     if (job.n_parts > 1) return;
     for (int head = 0; head < heads; ++head) finish(job, state, head, own + plan_.scratch.weights);
 }
@@ -77,17 +67,21 @@ void AttentionRun::pack_queries(const AttentionJob& job, float* scratch) const {
 /// Rows that every query sees go block by block through one kernel, where queries are few and terms simple;
 /// others tile by tile, group after group of a tile, so that a group's rows and scores stay in the
 /// first-level cache.
-void AttentionRun::compute_span(const AttentionJob& job, bool fresh, Span span, float* scratch,
+void AttentionRun::compute_span(const AttentionJob& job, bool fresh, Span span, int thread,
                                 float* state) const {
-    if (!plan_.by_block || job.n_queries > kFewQueries)
-        return compute_tiles(job, fresh, span, scratch, state);
+    float* const own = scratch(thread);
+    if (!plan_.by_block || job.n_queries > kFewQueries) return compute_tiles(job, fresh, span, own, state);
     // The last query sees the fewest of the first rows, the first one the fewest of the last.
     const int64_t begin = args_.window > 0 ? job.position(job.n_queries - 1) - args_.window + 1 : span.first;
     const int64_t seen = std::clamp(begin, span.first, span.end);
     const int64_t end = std::clamp(job.position(0) + 1, seen, span.end);
-    compute_tiles(job, fresh, {span.first, seen}, scratch, state);
-    compute_blocks(job, fresh, {seen, end}, scratch, state);
-    compute_tiles(job, fresh, {end, span.end}, scratch, state);
+    compute_tiles(job, fresh, {span.first, seen}, own, state);
+    if (plan_.by_budget && !fresh) {
+        compute_by_budget(job, {seen, end}, own, state, counts_[thread]);
+    } else {
+        compute_blocks(job, fresh, {seen, end}, own, state);
+    }
+    compute_tiles(job, fresh, {end, span.end}, own, state);
 }
 
 void AttentionRun::compute_tiles(const AttentionJob& job, bool fresh, Span span, float* scratch,
@@ -100,54 +94,6 @@ void AttentionRun::compute_tiles(const AttentionJob& job, bool fresh, Span span,
             compute_tile({job, job.first_group + i, i * pairs, pairs, scratch, state},
                          {fresh, first, static_cast<int>(end - first)});
         }
-    }
-}
-
-/// A block of the rows from `position` on that all queries of the job see, as attend_block() reads it.
-template <class Term>
-BlockRows AttentionRun::block_at(const AttentionJob& job, const Term& term, bool fresh, int64_t position,
-                                 int64_t end) const {
-    const int32_t* const table = job.sequence->table;
-    if (fresh) {
-        const HeadRun run = rows_at(fresh_rows(term.fresh, *job.sequence), nullptr, position, end, 0);
-        const size_t head = row_bytes(DType::F32, term.dim);
-        return {.type = static_cast<uint32_t>(DType::F32),
-                .data = run.data + job.first_group * head,
-                .head_stride = head,
-                .stride = run.stride,
-                .dim = term.dim};
-    }
-    const HeadRun run = rows_at(term.stored, table, position, end, job.first_group);
-    const bool more = position + run.n < end;
-    return {.type = static_cast<uint32_t>(term.stored.dtype),
-            .data = run.data,
-            .scales = run.scales,
-            .next = more ? rows_at(term.stored, table, position + run.n, end, job.first_group).data : nullptr,
-            .head_stride = head_bytes(term.stored.dtype, term.dim).total() * block_rows,
-            .stride = run.stride,
-            .dim = term.dim};
-}
-
-void AttentionRun::compute_blocks(const AttentionJob& job, bool fresh, Span span, float* scratch,
-                                  float* state) const {
-    const ScoreTerm& score = args_.scores[0];
-    const ValueTerm& value = args_.values[0];
-    for (int64_t position = span.first, n; position < span.end; position += n) {
-        n = std::min(block_rows - position % block_rows, span.end - position);
-        isa_.attend_block({.k = block_at(job, score, fresh, position, span.end),
-                           .v = block_at(job, value, fresh, position, span.end),
-                           .n = n,
-                           .n_heads = job.n_groups,
-                           .n_q = plan_.heads_per_group * job.n_queries,
-                           .q = scratch + plan_.scratch.q[0],
-                           .packed_q = scratch + plan_.scratch.packed_q,
-                           .scale = args_.scale,
-                           .max = state + plan_.state.max,
-                           .sum = state + plan_.state.sum,
-                           .values = state + plan_.state.values[0],
-                           .values_stride = row_stride(value.dim),
-                           .rows = scratch + plan_.scratch.rows,
-                           .rows_stride = row_stride(std::max(score.dim, value.dim))});
     }
 }
 

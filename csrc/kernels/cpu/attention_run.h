@@ -8,8 +8,9 @@ namespace slimrt::cpu {
 
 class AttentionRun {
   public:
-    AttentionRun(const Isa& isa, const AttentionArgs& args, const AttentionPlan& plan, float* workspace)
-        : isa_(isa), args_(args), plan_(plan), workspace_(workspace) {}
+    AttentionRun(const Isa& isa, const AttentionArgs& args, const AttentionPlan& plan, float* workspace,
+                 SparseCounts* counts)
+        : isa_(isa), args_(args), plan_(plan), workspace_(workspace), counts_(counts) {}
 
     /// Computes a part of a job and, of a job in one part, the result.
     void compute(const AttentionItem& item, int thread) const;
@@ -38,12 +39,19 @@ class AttentionRun {
 
     float* scratch(int thread) const { return workspace_ + thread * plan_.scratch.size; }
     void pack_queries(const AttentionJob& job, float* scratch) const;
-    void compute_span(const AttentionJob& job, bool fresh, Span span, float* scratch, float* state) const;
+    void compute_span(const AttentionJob& job, bool fresh, Span span, int thread, float* state) const;
     void compute_tiles(const AttentionJob& job, bool fresh, Span span, float* scratch, float* state) const;
     template <class Term>
-    BlockRows block_at(const AttentionJob& job, const Term& term, bool fresh, int64_t position,
-                       int64_t end) const;
+    BlockRows rows_of(const Term& term, const AttentionJob& job, bool fresh, int64_t position, int64_t end,
+                      int group) const;
+    BlockAttention block_at(const AttentionJob& job, bool fresh, int64_t position, int64_t end, int group,
+                            int n_groups, float* scratch, float* state) const;
     void compute_blocks(const AttentionJob& job, bool fresh, Span span, float* scratch, float* state) const;
+    void compute_by_budget(const AttentionJob& job, Span span, float* scratch, float* state,
+                           SparseCounts& counts) const;
+    int64_t keep_rows(int64_t n, int first_pair, int n_q, float* scores, float* scratch, float* state) const;
+    void add_kept_values(const AttentionJob& job, int group, Span span, int64_t n_kept, const float* weights,
+                         float* scratch, float* state) const;
     void compute_tile(const Group& group, const Tile& tile) const;
     void weigh(const Group& group, const Tile& tile) const;
     template <class Term>
@@ -55,6 +63,7 @@ class AttentionRun {
     const AttentionArgs& args_;
     const AttentionPlan& plan_;
     float* workspace_;
+    SparseCounts* counts_;  // of each thread
 };
 
 }  // namespace slimrt::cpu

@@ -189,12 +189,17 @@ void CpuBackend::attention(const AttentionArgs& args) {
     }
     const AttentionPlan plan(args, n_threads_);
     float* const floats = reinterpret_cast<float*>(workspace_of(plan.floats * sizeof(float)));
-    const AttentionRun attention(isa_, args, plan, floats);
+    std::vector<SparseCounts> counts(plan.by_budget ? n_threads_ : 0);
+    const AttentionRun attention(isa_, args, plan, floats, counts.data());
     run(plan.items.size(), [&](int64_t item, int thread) { attention.compute(plan.items[item], thread); });
     for (const AttentionJob& job : plan.jobs) {
         if (job.n_parts == 1) continue;
         run(job.n_groups * plan.heads_per_group,
             [&](int64_t head, int thread) { attention.merge(job, static_cast<int>(head), thread); });
+    }
+    for (const SparseCounts& of_thread : counts) {
+        sparse_counts_.rows += of_thread.rows;
+        sparse_counts_.skipped += of_thread.skipped;
     }
 }
 

@@ -40,6 +40,7 @@ class CpuBackend final : public Backend {
     void store(Tensor x, const Slots& slots) override;
     void load(const Rows& rows, const int32_t* table, int64_t begin, int64_t end, Tensor out) override;
     void attention(const AttentionArgs& args) override;
+    SparseCounts sparse_counts() const override { return sparse_counts_; }
 
   private:
     /// fn(item, thread) for every item, on all threads; nothing when dry.
@@ -60,6 +61,7 @@ class CpuBackend final : public Backend {
     std::unique_ptr<ThreadPool> pool_;  // none when dry
     Memory memory_;
     Buffer workspace_;
+    SparseCounts sparse_counts_;
 };
 
 }  // namespace slimrt::cpu

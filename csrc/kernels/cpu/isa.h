@@ -62,6 +62,21 @@ struct BlockAttention {
 };
 constexpr int64_t block_rows = 32;
 
+/// values[query] += sum over n <= block_rows rows of one head of p[query * ld + index[i]] * row[i]. Row i has its
+/// elements at data[i] and its scales at scales[i]; rows: as above.
+struct KeptRows {
+    uint32_t type;
+    int64_t dim, n, n_q;
+    const void *const *data, *const *scales;
+    const int32_t* index;
+    const float* p;
+    size_t ld;
+    float* values;
+    size_t values_stride;
+    float* rows;
+    size_t rows_stride;
+};
+
 /// The single-threaded kernels of one instruction set.
 struct Isa {
     const char* name;
@@ -90,6 +105,14 @@ struct Isa {
     /// To packed_query_bytes(dim), of multiples of 64.
     void (*pack_query)(const float* q, int64_t dim, void* to);
     void (*attend_block)(const BlockAttention& block);
+
+    // The same in steps, so that the values of rows of little weight are not read.
+
+    /// s[(head * n_q + query) * ld + i] = scale * q . k[i]
+    void (*score_block)(const BlockAttention& block, float* s, size_t ld);
+    /// Marks rows, so that the weights p of those unmarked add up to at most `share` of all n. Marks stay.
+    void (*keep_rows)(const float* p, int64_t n, float share, uint8_t* keep);
+    void (*add_kept_values)(const KeptRows& kept);
 
     // One tile of attention: `n` rows of F32, F16 or BF16, `stride` bytes apart.
 

@@ -29,6 +29,16 @@ inline HeadRun rows_at(const Rows& rows, const int32_t* table, int64_t position,
             bytes.elements, std::min(rows.block_tokens - row, end - position)};
 }
 
+/// Fresh rows are dense rows of f32.
+inline Rows fresh_rows(const Tensor& fresh, const AttentionSequence& sequence) {
+    Rows rows;
+    rows.base = fresh.row(sequence.query);
+    rows.width = static_cast<int>(fresh.cols);
+    rows.row_bytes = fresh.stride;
+    rows.first = sequence.position;
+    return rows;
+}
+
 /// Where head `head` of a slot is written.
 struct HeadSlot {
     std::byte *data, *scales;

@@ -21,6 +21,11 @@ void load_head(uint32_t type, const void* from, size_t from_stride, const void* 
 // attention_block.cpp
 void pack_query(const float* q, int64_t dim, void* to);
 void attend_block(const BlockAttention& block);
+void score_block(const BlockAttention& block, float* s, size_t ld);
+
+// attention_skip.cpp
+void keep_rows(const float* p, int64_t n, float share, uint8_t* keep);
+void add_kept_values(const KeptRows& kept);
 
 // attention.cpp
 void scores(const float* q, size_t q_stride, int64_t n_q, uint32_t type, const void* rows, size_t stride,

@@ -73,6 +73,10 @@ static inline Vec fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.v, b.v, c
 /// min and max return b where either is NaN.
 static inline Vec min(Vec a, Vec b) { return {_mm512_min_ps(a.v, b.v)}; }
 static inline Vec max(Vec a, Vec b) { return {_mm512_max_ps(a.v, b.v)}; }
+/// a where it is less than b, else 0.
+static inline Vec below(Vec a, Vec b) {
+    return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), a.v)};
+}
 static inline float sum(Vec a) { return _mm512_reduce_add_ps(a.v); }
 static inline float max_of(Vec a) { return _mm512_reduce_max_ps(a.v); }
 

@@ -66,6 +66,8 @@ static inline Vec fma(Vec a, Vec b, Vec c) { return {a.v * b.v + c.v}; }
 /// min and max return b where either is NaN.
 static inline Vec min(Vec a, Vec b) { return {a.v < b.v ? a.v : b.v}; }
 static inline Vec max(Vec a, Vec b) { return {a.v > b.v ? a.v : b.v}; }
+/// a where it is less than b, else 0.
+static inline Vec below(Vec a, Vec b) { return {a.v < b.v ? a.v : Floats{}}; }
 static inline float sum(Vec a) { return (a.v[0] + a.v[2]) + (a.v[1] + a.v[3]); }
 static inline float max_of(Vec a) {
     const Vec halves = max(a, Vec{__builtin_shufflevector(a.v, a.v, 2, 3, 2, 3)});

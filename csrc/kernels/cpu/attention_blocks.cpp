@@ -1,0 +1,166 @@
+// Attention of few queries block by block (see attend_block()), or in two passes with values read by a budget.
+#include <algorithm>
+
+#include "kernels/cpu/attention_run.h"
+#include "kernels/cpu/row_address.h"
+
+namespace slimrt::cpu {
+
+/// The rows from `position` on of the heads from `group` on, as far as they lie in one block.
+template <class Term>
+BlockRows AttentionRun::rows_of(const Term& term, const AttentionJob& job, bool fresh, int64_t position,
+                                int64_t end, int group) const {
+    const int32_t* const table = job.sequence->table;
+    if (fresh) {
+        const HeadRun run = rows_at(fresh_rows(term.fresh, *job.sequence), nullptr, position, end, 0);
+        const size_t head = row_bytes(DType::F32, term.dim);
+        return {.type = static_cast<uint32_t>(DType::F32),
+                .data = run.data + group * head,
+                .head_stride = head,
+                .stride = run.stride,
+                .dim = term.dim};
+    }
+    const HeadRun run = rows_at(term.stored, table, position, end, group);
+    const bool more = position + run.n < end;
+    return {.type = static_cast<uint32_t>(term.stored.dtype),
+            .data = run.data,
+            .scales = run.scales,
+            .next = more ? rows_at(term.stored, table, position + run.n, end, group).data : nullptr,
+            .head_stride = head_bytes(term.stored.dtype, term.dim).total() * block_rows,
+            .stride = run.stride,
+            .dim = term.dim};
+}
+
+/// The block of the row at `position`, up to `end`, for n_groups groups of the job from the group-th on.
+BlockAttention AttentionRun::block_at(const AttentionJob& job, bool fresh, int64_t position, int64_t end,
+                                      int group, int n_groups, float* scratch, float* state) const {
+    const ScoreTerm& score = args_.scores[0];
+    const ValueTerm& value = args_.values[0];
+    const int n_q = plan_.heads_per_group * job.n_queries, pair = group * n_q;
+    const auto* packed = reinterpret_cast<const std::byte*>(scratch + plan_.scratch.packed_q);
+    return {.k = rows_of(score, job, fresh, position, end, job.first_group + group),
+            .v = rows_of(value, job, fresh, position, end, job.first_group + group),
+            .n = std::min(block_rows - position % block_rows, end - position),
+            .n_heads = n_groups,
+            .n_q = n_q,
+            .q = scratch + plan_.scratch.q[0] + int64_t(pair) * score.dim,
+            .packed_q = packed + pair * packed_query_bytes(score.dim),
+            .scale = args_.scale,
+            .max = state + plan_.state.max + pair,
+            .sum = state + plan_.state.sum + pair,
+            .values = state + plan_.state.values[0] + pair * row_stride(value.dim),
+            .values_stride = row_stride(value.dim),
+            .rows = scratch + plan_.scratch.rows,
+            .rows_stride = row_stride(std::max(score.dim, value.dim))};
+}
+
+/// Rows that all queries of the job see.
+void AttentionRun::compute_blocks(const AttentionJob& job, bool fresh, Span span, float* scratch,
+                                  float* state) const {
+    for (int64_t position = span.first; position < span.end;) {
+        const BlockAttention block =
+            block_at(job, fresh, position, span.end, 0, job.n_groups, scratch, state);
+        isa_.attend_block(block);
+        position += block.n;
+    }
+}
+
+/// Stored rows that all queries of the job see: scores and weights of all of them, then the values that the budget
+/// does not spare, some groups at a time. A budget of each part and each head is one of the whole.
+void AttentionRun::compute_by_budget(const AttentionJob& job, Span span, float* scratch, float* state,
+                                     SparseCounts& counts) const {
+    const int64_t n = span.size();
+    if (n == 0) return;
+    const int n_q = plan_.heads_per_group * job.n_queries, most = AttentionPlan::groups_by_budget(n_q);
+    const size_t ld = spread_stride(n);
+    float* const spread = scratch + plan_.scratch.spread;
+    for (int group = 0, groups; group < job.n_groups; group += groups) {
+        groups = std::min(most, job.n_groups - group);
+        for (int64_t position = span.first; position < span.end;) {
+            const BlockAttention block =
+                block_at(job, false, position, span.end, group, groups, scratch, state);
+            isa_.score_block(block, spread + (position - span.first), ld);
+            position += block.n;
+        }
+        for (int i = 0; i < groups; ++i) {
+            const int64_t n_kept = keep_rows(n, (group + i) * n_q, n_q, spread + i * n_q * ld, scratch, state);
+            counts.rows += n;
+            counts.skipped += n - n_kept;
+            add_kept_values(job, group + i, span, n_kept, spread + i * n_q * ld, scratch, state);
+        }
+    }
+}
+
+/// Makes weights of the scores of n_q queries, and a list of the rows that one of them needs: how many.
+int64_t AttentionRun::keep_rows(int64_t n, int first_pair, int n_q, float* scores, float* scratch,
+                                float* state) const {
+    const int64_t dim = args_.values[0].dim;
+    uint8_t* const keep = reinterpret_cast<uint8_t*>(scratch + plan_.scratch.keep);
+    int32_t* const list = reinterpret_cast<int32_t*>(scratch + plan_.scratch.kept);
+    std::fill_n(keep, n, uint8_t(0));
+    for (int m = 0; m < n_q; ++m) {
+        const int pair = first_pair + m;
+        float* const weights = scores + m * spread_stride(n);
+        float* const values = state + plan_.state.values[0] + pair * row_stride(dim);
+        const float factor =
+            isa_.softmax(weights, n, state + plan_.state.max + pair, state + plan_.state.sum + pair);
+        isa_.values(weights, 0, 1, &factor, static_cast<uint32_t>(DType::F32), values, 0, 0, dim, values,
+                    0);  // no rows: values times the factor
+        isa_.keep_rows(weights, n, args_.sparse_threshold, keep);
+    }
+    int64_t n_kept = 0;
+    for (int64_t i = 0; i < n; ++i) {
+        list[n_kept] = static_cast<int32_t>(i);
+        n_kept += keep[i];
+    }
+    return n_kept;
+}
+
+/// Some rows at a time, the next ones called for meanwhile.
+void AttentionRun::add_kept_values(const AttentionJob& job, int group, Span span, int64_t n_kept,
+                                   const float* weights, float* scratch, float* state) const {
+    constexpr int64_t kLine = 64;
+    const ValueTerm& term = args_.values[0];
+    const HeadBytes bytes = head_bytes(term.stored.dtype, term.dim);
+    const size_t head = (job.first_group + group) * bytes.total() * block_rows;
+    const int32_t* const list = reinterpret_cast<const int32_t*>(scratch + plan_.scratch.kept);
+    const int n_q = plan_.heads_per_group * job.n_queries;
+    struct Addresses {
+        const void *data[block_rows], *scales[block_rows];
+        int64_t n;
+    } addresses[2];
+    const auto find = [&](int64_t first) {
+        Addresses& a = addresses[first / block_rows % 2];
+        a.n = std::min(block_rows, n_kept - first);
+        for (int64_t i = 0; i < a.n; ++i) {
+            const int64_t position = span.first + list[first + i], row = position % block_rows;
+            const std::byte* block =
+                term.stored.base + job.sequence->table[position / block_rows] * term.stored.block_stride + head;
+            const std::byte* data = block + row * bytes.elements;
+            a.data[i] = data;
+            a.scales[i] = block + block_rows * bytes.elements + row * bytes.scales;
+            for (size_t at = 0; at < bytes.elements; at += kLine) __builtin_prefetch(data + at);
+            if (bytes.scales) __builtin_prefetch(a.scales[i]);
+        }
+    };
+    find(0);
+    for (int64_t first = 0; first < n_kept; first += block_rows) {
+        if (first + block_rows < n_kept) find(first + block_rows);
+        const Addresses& a = addresses[first / block_rows % 2];
+        isa_.add_kept_values({.type = static_cast<uint32_t>(term.stored.dtype),
+                              .dim = term.dim,
+                              .n = a.n,
+                              .n_q = n_q,
+                              .data = a.data,
+                              .scales = a.scales,
+                              .index = list + first,
+                              .p = weights,
+                              .ld = spread_stride(span.size()),
+                              .values = state + plan_.state.values[0] + group * n_q * row_stride(term.dim),
+                              .values_stride = row_stride(term.dim),
+                              .rows = scratch + plan_.scratch.rows,
+                              .rows_stride = row_stride(term.dim)});
+    }
+}
+
+}  // namespace slimrt::cpu
