@@ -153,3 +153,64 @@ def test_fresh_rows_are_read_in_full_precision(isa):
     """A prompt alone stores nothing it reads: bf16 rows change nothing."""
     case = Case(4, 4, 4, 16, 16, 20, 20)
     assert np.array_equal(run(case, "bf16", isa)[0], run(case, "f32", isa)[0])
+
+
+# ---------------------------------------------------------------- sparse_threshold
+def peaked(sharpness: float, n_heads: int = 4, kv_heads: int = 2, dim: int = 64, rows: int = 700, queries: int = 1):
+    """Queries whose weights lie on few rows, the first of them a sink with half of the mass or so."""
+    random = np.random.default_rng(int(10 * sharpness) + queries)
+    keys, values = (random.normal(size=(rows, kv_heads * dim)).astype(np.float32) for _ in range(2))
+    q = (sharpness * random.normal(size=(queries, n_heads * dim))).astype(np.float32)
+    group = n_heads // kv_heads
+    for head in range(kv_heads):  # the sink's key: scores near the largest of any other row
+        own = q[0].reshape(n_heads, dim)[head * group]
+        others = keys[:, head * dim : (head + 1) * dim] @ own
+        keys[0, head * dim : (head + 1) * dim] = own * (others.max() / (own @ own))
+    return q, keys, values
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("threshold", [1e-4, 1e-2, 0.3])
+@pytest.mark.parametrize("sharpness", [0.3, 1.0, 4.0])
+@pytest.mark.parametrize(("dtype", "kv_heads", "queries"), [("f32", 2, 1), ("f32", 1, 3), ("q8", 4, 2), ("q4", 2, 1)])
+def test_skipped_mass_stays_within_the_budget(dtype, kv_heads, queries, sharpness, threshold, threads, isa):
+    """With every value 1 in one column, what is missing there is the skipped mass itself; the denominator counts it."""
+    n_heads, dim = 4, 64
+    q, keys, values = peaked(sharpness, n_heads, kv_heads, dim, queries=queries)
+    values[:, ::dim] = 8.0  # the largest of its head: exact in q8; and of its group: in q4 to 2^-10
+    rest = (n_heads, kv_heads, kv_heads, dtype, queries, 1 / np.sqrt(dim), 0, isa, threads)
+    dense, dense_lse, none = ops.attention(q, keys, values, *rest)
+    out, lse, (rows, skipped) = ops.attention(q, keys, values, *rest, sparse_threshold=threshold)
+    assert none == (0, 0) and rows == (len(keys) - queries) * kv_heads and skipped <= rows
+    exact = 2e-3 if dtype == "q4" else 1e-5
+    missing = 1 - out.reshape(queries, n_heads, dim)[..., 0] / 8
+    assert (missing <= threshold + exact).all() and (missing >= -exact).all()
+    assert np.abs(out - dense).max() <= threshold * np.abs(values).max() * 1.01 + 1e-5
+    assert np.abs(lse - dense_lse).max() < 1e-4
+    if sharpness == 4.0 and threshold >= 1e-2 and n_heads * queries <= 2 * kv_heads:  # few share a row
+        assert skipped > 0.5 * rows  # there is much to skip, and it is skipped
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_what_is_skipped_is_not_read(isa):
+    """Values that are not numbers stay unseen in rows without weight, and are seen in one with weight."""
+    q, keys, values = peaked(4.0, rows=300)
+    rest = (4, 2, 2, "f32", 1, 1 / 8, 0, isa, 1)
+    scores = (q.reshape(2, 2, 64) @ keys.reshape(300, 2, 64).transpose(1, 2, 0) / 8).max(axis=1)[:, :299]
+    least, most = scores.argmin(axis=1), scores.argmax(axis=1)
+    for head in range(2):
+        values[least[head], 64 * head : 64 * head + 64] = np.nan
+    assert np.isfinite(ops.attention(q, keys, values, *rest, sparse_threshold=1e-3)[0]).all()
+    assert np.isnan(ops.attention(q, keys, values, *rest)[0]).all()
+    values[most[0], :64] = np.nan
+    assert np.isnan(ops.attention(q, keys, values, *rest, sparse_threshold=1e-3)[0][:, :64]).any()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_sparse_window(isa):
+    case = Case(4, 2, 2, 64, 64, 500, 3, window=200)
+    q, keys, values, _ = case.data()
+    rest = (4, 2, 2, "f16", 3, 1 / 8, 200, isa, 2)
+    dense, sparse = (ops.attention(q, keys, values, *rest, sparse_threshold=t)[0] for t in (0.0, 1e-3))
+    assert np.abs(sparse - dense).max() <= 1.01e-3 * np.abs(values).max()

@@ -107,6 +107,7 @@ CONFIGURATIONS = [
     ("gpt2_tanh", "x", {"n_ctx": 96, "n_seqs": 2}),
     ("gpt2_erf", "v", {"n_ctx": 40, "n_batch": 512}),
     ("gpt2_erf", ["kv", "k", "x"], {"n_ctx": 128, "n_seqs": 9, "n_batch": 4}),
+    ("llama_gqa_tied", "kv", {"n_ctx": 100, "sparse_threshold": 0.01, "n_batch": 3}),
     ("llama_gqa_tied", "kv", {"n_ctx": 200, "cache_type_k": "q8", "cache_type_v": "q4", "n_threads": 3}),
     ("gpt2_erf", ["kv", "k", "x"], {"n_ctx": 128, "cache_type_k": "q4", "cache_type_v": "fp8_e4m3", "n_threads": 4}),
 ]

@@ -133,6 +133,27 @@ def test_divergence_of_cache_types(name):
         assert divergence < most, (cache_type, divergence)
 
 
+@pytest.mark.parametrize("name", LONG)
+def test_sparse_threshold(name):
+    """A small budget changes little and skips much; none at all changes no bit. What was skipped is reported."""
+    with load(name) as model:
+        text = (SHIPPED / "heldout.txt").read_text(encoding="utf-8")
+        ids = model.tokenize(text)[:1000]
+        wanted = model.generate(ids, max_tokens=20, temperature=0, ignore_eos=True)
+    assert wanted.cache.skipped == 0
+    logits = {}
+    for threshold in (0.0, 1e-3, 1e-2):
+        with load(name, sparse_threshold=threshold) as model:
+            got = model.generate(ids, max_tokens=20, temperature=0, ignore_eos=True)
+            with model.session() as session:
+                session.append(ids)
+                logits[threshold] = session.append([5])[0].astype(np.float64)
+        print(f"{name}: sparse_threshold {threshold}: {got.cache.skipped:.1%} of V not read")
+        assert got.tokens == wanted.tokens or threshold == 1e-2
+        assert got.cache.skipped >= {0.0: 0.0, 1e-3: 0.5, 1e-2: 0.7}[threshold]
+    assert np.abs(logits[1e-3] - logits[0.0]).max() < 0.05 * np.abs(logits[0.0]).max()
+
+
 @pytest.mark.unsanitized
 @pytest.mark.parametrize(("mode", "cache_type"), [("kv", "f32"), ("kv", "f16"), ("k", "f32")])
 @pytest.mark.parametrize("name", LONG)

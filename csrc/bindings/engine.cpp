@@ -36,6 +36,8 @@ void read_option(const std::string& name, nb::handle value, EngineOptions& o) {
         o.cache.type_k = cache_type(nb::cast<std::string>(value));
     else if (name == "cache_type_v")
         o.cache.type_v = cache_type(nb::cast<std::string>(value));
+    else if (name == "sparse_threshold")
+        o.cache.sparse_threshold = nb::cast<float>(value);
     else if (name == "memory_limit")
         o.memory_limit = nb::cast<uint64_t>(value);
     else if (name == "cache" && nb::isinstance<nb::str>(value))
@@ -86,6 +88,7 @@ void put_info(nb::dict& d, const EngineInfo& info) {
     d["n_ctx"] = info.cache.n_ctx;
     d["n_batch"] = info.cache.n_batch;
     d["n_seqs"] = info.cache.n_seqs;
+    d["sparse_threshold"] = info.cache.sparse_threshold;
     d["n_threads"] = info.n_threads;
     d["device"] = info.device;
     nb::list layers;
@@ -202,6 +205,15 @@ class PyEngine {
         return d;
     }
 
+    nb::dict sparse_counts() {
+        SparseCounts counts;
+        locked([&] { counts = engine_->sparse_counts(); });
+        nb::dict d;
+        d["rows"] = counts.rows;
+        d["skipped"] = counts.skipped;
+        return d;
+    }
+
     int create() {
         return with([](KvCache& c) { return c.create(); });
     }
@@ -260,6 +272,7 @@ void bind_engine(nb::module_& m) {
         .def(nb::init<const std::string&, nb::kwargs>(), nb::arg("path"), nb::arg("options"))
         .def("info", &PyEngine::info)
         .def("memory", &PyEngine::memory)
+        .def("sparse_counts", &PyEngine::sparse_counts)
         .def("new_sequence", &PyEngine::create)
         .def("free_sequence", &PyEngine::release, nb::arg("sequence"))
         .def("fork", &PyEngine::fork, nb::arg("sequence"))

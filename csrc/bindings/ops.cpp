@@ -196,8 +196,7 @@ auto cache_round_trip(const F32& x, int heads, const std::string& type, const st
 auto attention(const F32& q, const F32& score_rows, const F32& value_rows, int n_heads, int score_heads,
                int value_heads, const std::string& dtype, int n_fresh, float scale, int64_t window,
                const std::string& isa, int n_threads, const std::optional<F32>& table, int n_rot,
-               bool interleaved, const std::optional<F32>& bias, int stored_heads,
-               float sparse_threshold) {
+               bool interleaved, const std::optional<F32>& bias, int stored_heads, float sparse_threshold) {
     const auto backend = open(isa, n_threads);
     const Tensor queries = view(q), s = view(score_rows), v = view(value_rows);
     const int64_t stored = s.rows - n_fresh;
@@ -227,11 +226,12 @@ auto attention(const F32& q, const F32& score_rows, const F32& value_rows, int n
     return nb::make_tuple(out.array(), lse.array(), nb::make_tuple(counts.rows, counts.skipped));
 }
 
-/// Decoding attention over random rows of n_seqs sequences, a query each: seconds of every repetition, the bytes
-/// of cache that one of them reads without a sparse_threshold, and the share of values that it skips with one.
+/// Decoding attention over random rows of n_seqs sequences, a query each: seconds of every repetition, the
+/// bytes of cache that one of them reads without a sparse_threshold, and the share of values that it skips
+/// with one.
 auto time_attention(int n_heads, int n_kv_heads, int head_dim, const std::string& type_k,
-                    const std::string& type_v, int64_t n, int n_seqs, float loud, float sparse_threshold, int repetitions,
-                    const std::string& isa, int n_threads) {
+                    const std::string& type_v, int64_t n, int n_seqs, float loud, float sparse_threshold,
+                    int repetitions, const std::string& isa, int n_threads) {
     if (n < 1 || n_seqs < 1 || n_kv_heads < 1 || n_heads % n_kv_heads)
         fail(ErrorCode::argument, "nothing to measure");
     const nb::gil_scoped_release release;
@@ -301,11 +301,12 @@ void bind_ops(nb::module_& m) {
     m.def("attention", &attention, arg("q"), arg("score_rows"), arg("value_rows"), arg("n_heads"),
           arg("score_heads"), arg("value_heads"), arg("dtype"), arg("n_fresh"), arg("scale"), arg("window"),
           arg("isa"), arg("n_threads") = 1, arg("table") = nb::none(), arg("n_rot") = 0,
-          arg("interleaved") = false, arg("bias") = nb::none(), arg("stored_heads") = 0, arg("sparse_threshold") = 0.0f);
+          arg("interleaved") = false, arg("bias") = nb::none(), arg("stored_heads") = 0,
+          arg("sparse_threshold") = 0.0f);
     m.def("cache_round_trip", &cache_round_trip, arg("x"), arg("heads"), arg("type"), arg("isa"));
     m.def("time_attention", &time_attention, arg("n_heads"), arg("n_kv_heads"), arg("head_dim"),
-          arg("type_k"), arg("type_v"), arg("n"), arg("n_seqs") = 1, arg("loud") = 1.0f, arg("sparse_threshold") = 0.0f,
-          arg("repetitions") = 10, arg("isa") = "", arg("n_threads") = 0);
+          arg("type_k"), arg("type_v"), arg("n"), arg("n_seqs") = 1, arg("loud") = 1.0f,
+          arg("sparse_threshold") = 0.0f, arg("repetitions") = 10, arg("isa") = "", arg("n_threads") = 0);
 }
 
 }  // namespace slimrt

@@ -20,6 +20,7 @@ struct AttnConfig {
     bool rope = false;
     int64_t window = 0;
     DType type_k = DType::F16, type_v = DType::F16;
+    float sparse_threshold = 0;  // see AttentionArgs
 
     int q_width() const { return n_heads * head_dim; }
     int kv_width() const { return n_kv_heads * head_dim; }
@@ -91,6 +92,8 @@ class CacheMode {
     virtual Format format(const AttnConfig& config) const = 0;
     /// The planes of AttnInput::dense; none where many queries read stored rows as they are.
     virtual Format materialised(const AttnConfig&) const { return {}; }
+    /// Whether a sparse_threshold has something to spare: values that are not needed for scores too.
+    virtual bool has_values_alone() const { return false; }
     /// Derived weights, once at load.
     virtual void prepare(Backend&, const AttnConfig&, DerivedWeights&, AttnWeights&) const {}
     /// out [n, q_width] = attention of the step's tokens over stored and fresh rows, before W_O. Fresh rows

@@ -68,6 +68,7 @@ class Engine {
     KvCache& cache() { return decoder_->cache(); }
     const ModelConfig& config() const { return decoder_->config(); }
     EngineInfo info();
+    SparseCounts sparse_counts() const { return backend_->sparse_counts(); }
 
   private:
     struct Cursor {

@@ -101,7 +101,8 @@ struct MemoryUse {
     uint64_t scratch = 0;
 };
 
-/// Rows of values of all heads that attention with a sparse_threshold met, and how many of them it did not read.
+/// Rows of values of all heads that attention with a sparse_threshold met, and how many of them it did not
+/// read.
 struct SparseCounts {
     uint64_t rows = 0, skipped = 0;
 };

@@ -142,6 +142,16 @@ std::vector<std::string> resolve_modes(const GgufFile& file, const ModelConfig& 
     return names;
 }
 
+void set_sparse_threshold(const CacheMode& mode, float threshold, AttnConfig& c) {
+    if (!(threshold >= 0 && threshold < 1))
+        fail(ErrorCode::argument, "sparse_threshold must be at least 0 and below 1, got ", threshold);
+    if (threshold > 0 && !mode.has_values_alone())
+        fail(ErrorCode::cache_unsupported, "sparse_threshold skips rows of V, which cache mode '",
+             mode.name(), "' of layer ", c.layer,
+             " does not keep apart: use cache mode kv, or sparse_threshold 0");
+    c.sparse_threshold = threshold;
+}
+
 int64_t resolve_n_ctx(const ModelConfig& c, int64_t n_ctx) {
     constexpr int64_t kUsual = 4096;
     if (n_ctx == 0) return std::min(c.n_ctx_train, kUsual);
@@ -165,6 +175,7 @@ Decoder::Decoder(const GgufFile& file, const CacheOptions& options, Backend& bac
     for (int layer = 0; layer < config_.n_layers; ++layer) {
         attn_.push_back(attention_config(config_, layer, options.type_k, options.type_v));
         modes_.push_back(&require_cache_mode(options_.layer_modes[layer], attn_.back()));
+        set_sparse_threshold(*modes_.back(), options.sparse_threshold, attn_.back());
         formats.push_back(modes_.back()->format(attn_.back()));
     }
     weights_ = load_weights(file, config_, backend, modes_, attn_, extra);

@@ -11,6 +11,8 @@ struct CacheOptions {
     std::string mode = "auto";             // of all layers; "auto": what the file says, else "kv"
     std::vector<std::string> layer_modes;  // or one a layer; filled in by the decoder
     DType type_k = DType::F16, type_v = DType::F16;
+    float sparse_threshold =
+        0;              // softmax weight that decoding may leave unread, of each head (AttentionArgs)
     int64_t n_ctx = 0;  // 0: the smaller of the model's training context and 4096
     int n_seqs = 1;     // sequences that may be full at once, and the most in one step
     int n_batch = 512;  // most tokens in one step

@@ -26,6 +26,8 @@ class Engine:
 
     cache: a mode name for all layers or one a layer ("kv", "k", "v", "x"); "auto": what the file says, else kv.
     derived: tensors the mode needs and the file lacks, by name ("blk.0.attn_kv.weight": W_KV [d_v, d_k] f32).
+    sparse_threshold: softmax weight of each head that decoding may leave unread (mode kv): rows of V are skipped whose
+        weights add up to no more.
     n_ctx: positions each sequence may hold; n_seqs: sequences that may be full at once.
     memory_limit: bytes, or 0 for what the machine has available.
     """
@@ -41,15 +43,18 @@ class Engine:
         cache: str | Sequence[str] = "auto",
         cache_type_k: str = "f16",
         cache_type_v: str = "f16",
+        sparse_threshold: float = 0.0,
         derived: Mapping[str, NDArray[np.float32]] | None = None,
         memory_limit: int = 0,
     ) -> None: ...
     def info(self) -> dict[str, Any]:
         """architecture, d_model, n_layers, n_heads, n_kv_heads, head_dim, n_vocab, n_ctx, n_ctx_train, n_batch,
-        n_seqs, n_threads, device, name, d_ff, layers: list of {layer, mode, type, bytes_per_token}."""
+        n_seqs, n_threads, sparse_threshold, device, name, d_ff, layers: list of {layer, mode, type, bytes_per_token}."""
     def memory(self) -> dict[str, int]:
         """Bytes allocated: weights, derived, cache, scratch, total; and mapped (weights read in place from the
         file) and cache_bytes_per_token."""
+    def sparse_counts(self) -> dict[str, int]:
+        """rows: of V, of every head and layer, that decoding with a sparse_threshold came by so far; skipped: of these."""
     def new_sequence(self) -> int: ...
     def free_sequence(self, sequence: int) -> None: ...
     def fork(self, sequence: int) -> int:
@@ -106,6 +111,7 @@ def plan(
     cache: str | Sequence[str] = "auto",
     cache_type_k: str = "f16",
     cache_type_v: str = "f16",
+    sparse_threshold: float = 0.0,
 ) -> dict[str, Any]:
     """What Engine would allocate with the same arguments, to the byte, without reading a weight: the keys of
     Engine.memory() and of Engine.info()."""

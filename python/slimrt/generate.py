@@ -193,6 +193,7 @@ class Run:
         self._called = called
         self._cached = self._held = 0
         self._ttft = self._prefill_seconds = self._decode_seconds = 0.0
+        self._rows = self._skipped = 0
 
     def begin(self) -> None:
         """Take a sequence and note what is to be computed first."""
@@ -244,6 +245,11 @@ class Run:
         else:
             self._decode_seconds += seconds
 
+    def counted(self, rows: int, skipped: int) -> None:
+        """Count the rows of V that a step came by, and those it skipped."""
+        self._rows += rows
+        self._skipped += skipped
+
     def result(self) -> Generation:
         """What there is so far."""
         held = self.session.length if self.session is not None else self._held
@@ -267,6 +273,7 @@ class Run:
                 bytes_per_token=per_token,
                 modes=tuple(layer["mode"] for layer in layers),
                 types=tuple(layer["type"] for layer in layers),
+                skipped=self._skipped / self._rows if self._rows else 0.0,
             ),
             logprobs=tuple(self._logprobs) if self.options.logprobs else None,
         )
@@ -338,7 +345,7 @@ def run_together(runtime: Runtime, runs: Sequence[Run], width: int) -> Generator
 
 
 def _step(runtime: Runtime, active: Sequence[Run]) -> list[tuple[Run, str]]:
-    started = time.perf_counter()
+    started, (rows, skipped) = time.perf_counter(), runtime.sparse_counts()
     try:
         logits = _append(runtime, active)
     except ContextOverflowError:
@@ -346,9 +353,10 @@ def _step(runtime: Runtime, active: Sequence[Run]) -> list[tuple[Run, str]]:
             raise
         return [(run, run.overflow()) for run in active]
     pieces = [(run, run.accept(row)) for run, row in zip(active, logits, strict=True)]
-    seconds = time.perf_counter() - started
+    seconds, (rows_now, skipped_now) = time.perf_counter() - started, runtime.sparse_counts()
     for run in active:
         run.timed(seconds)
+        run.counted(rows_now - rows, skipped_now - skipped)
         if run.options.on_progress is not None and run.tokens:
             run.options.on_progress("decode", len(run.tokens), run.options.max_tokens)
     return pieces

@@ -46,6 +46,9 @@ class Model(Closing):
             them while loading.
         cache_type: f32, f16 or bf16, or with scales per token and head q8 (8 bits and a float), fp8_e4m3, fp8_e5m2 (8
             bits, no scale) or q4 (5 bits, of which 1 for scales); cache_type_k and cache_type_v to differ.
+        sparse_threshold: softmax weight of each head that decoding may leave unread, in cache mode "kv": the rows of V
+            whose weights add up to no more are skipped, which changes an output by at most this share of the largest
+            |v|. 0: every row is read.
         memory_limit: bytes, or text like "6GiB"; None: what the machine has available.
         on_overflow: what a full context does; "error" is the only way.
         seed: makes the seeds of calls that give none reproducible.
@@ -74,6 +77,7 @@ class Model(Closing):
         cache_type: str = "f16",
         cache_type_k: str | None = None,
         cache_type_v: str | None = None,
+        sparse_threshold: float = 0.0,
         memory_limit: str | int | None = None,
         on_overflow: str = "error",
         seed: int | None = None,
@@ -83,7 +87,7 @@ class Model(Closing):
         check_device(device)
         if on_overflow != "error":
             raise UnsupportedError(unknown("on_overflow", on_overflow, ["error"]))
-        choice = CacheChoice.of(cache, cache_type, cache_type_k, cache_type_v)
+        choice = CacheChoice.of(cache, cache_type, cache_type_k, cache_type_v, sparse_threshold)
         source = ModelSource.of(path, progress)
         planner = Planner.of(source, memory_limit, n_seqs, n_batch, n_threads)
         self._runtime = _runtime.load(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from slimrt import _core
-from slimrt.arguments import unknown, whole
+from slimrt.arguments import real, unknown, whole
 from slimrt.errors import CacheUnsupportedError, SlimrtError, UnsupportedError, WontFitError
 from slimrt.results import MemorySizes, PlanResult, PlanRow
 from slimrt.source import ModelSource
@@ -30,10 +30,16 @@ class CacheChoice:
     mode: str | tuple[str, ...]
     type_k: str
     type_v: str
+    sparse_threshold: float
 
     @classmethod
     def of(
-        cls, cache: str | Sequence[str], cache_type: str, cache_type_k: str | None, cache_type_v: str | None
+        cls,
+        cache: str | Sequence[str],
+        cache_type: str,
+        cache_type_k: str | None,
+        cache_type_v: str | None,
+        sparse_threshold: float,
     ) -> CacheChoice:
         type_k = cache_type if cache_type_k is None else cache_type_k
         type_v = cache_type if cache_type_v is None else cache_type_v
@@ -42,7 +48,10 @@ class CacheChoice:
                 raise UnsupportedError(unknown("cache type", name, CACHE_TYPES))
         if not isinstance(cache, Sequence) or not cache:
             raise ValueError(f"cache must be a mode, or a mode for each layer, got {cache!r}")
-        return cls(cache if isinstance(cache, str) else tuple(cache), type_k, type_v)
+        share = real("sparse_threshold", sparse_threshold)
+        if not 0 <= share < 1:
+            raise ValueError(f"sparse_threshold must be at least 0 and below 1, got {sparse_threshold}")
+        return cls(cache if isinstance(cache, str) else tuple(cache), type_k, type_v, share)
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -50,6 +59,7 @@ class CacheChoice:
             "cache": self.mode if isinstance(self.mode, str) else list(self.mode),
             "cache_type_k": self.type_k,
             "cache_type_v": self.type_v,
+            "sparse_threshold": self.sparse_threshold,
         }
 
 
@@ -155,9 +165,9 @@ class Planner:
         return tuple(found)
 
     def legal(self, choice: CacheChoice) -> list[CacheChoice]:
-        """Every mode that is legal for the model, with the types of the choice."""
-        modes = _core.cache_modes(str(self.source.gguf))
-        return [CacheChoice(mode["mode"], choice.type_k, choice.type_v) for mode in modes if mode["legal"]]
+        """Every mode that is legal for the model, with the types of the choice, and its sparsity where V is kept."""
+        modes = [mode["mode"] for mode in _core.cache_modes(str(self.source.gguf)) if mode["legal"]]
+        return [replace(choice, mode=mode, sparse_threshold=choice.sparse_threshold * (mode == "kv")) for mode in modes]
 
 
 def memory_limit_bytes(limit: str | int | None) -> int:
@@ -177,6 +187,7 @@ def plan(
     cache_type: str = "f16",
     cache_type_k: str | None = None,
     cache_type_v: str | None = None,
+    sparse_threshold: float = 0.0,
     memory_limit: str | int | None = None,
     progress: bool | None = None,
 ) -> PlanResult:
@@ -190,7 +201,7 @@ def plan(
     """
     check_device(device)
     source = ModelSource.of(path, progress)
-    choice = CacheChoice.of(cache, cache_type, cache_type_k, cache_type_v)
+    choice = CacheChoice.of(cache, cache_type, cache_type_k, cache_type_v, sparse_threshold)
     check_cache(source, choice)
     planner = Planner.of(source, memory_limit, n_seqs, n_batch, n_threads)
     context = source.n_ctx(n_ctx)

@@ -49,12 +49,14 @@ class CacheUse(_Record):
         bytes: of the rows it holds.
         bytes_per_token: of one token in all layers.
         modes, types: of each layer, such as "k" and "f16".
+        skipped: share of the rows of V that a sparse_threshold left unread while decoding, over all texts of a batch.
     """
 
     bytes: int
     bytes_per_token: int
     modes: tuple[str, ...]
     types: tuple[str, ...]
+    skipped: float
 
 
 @dataclass(frozen=True)

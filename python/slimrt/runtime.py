@@ -48,6 +48,14 @@ class Runtime:
     def n_vocab(self) -> int:
         return int(self.info["n_vocab"])
 
+    def sparse_counts(self) -> tuple[int, int]:
+        """Rows of V that decoding with a sparse_threshold came by so far, and how many of them it skipped."""
+        if not self.info["sparse_threshold"]:
+            return 0, 0
+        with self.use() as engine:
+            counts = engine.sparse_counts()
+        return counts["rows"], counts["skipped"]
+
     @contextmanager
     def use(self) -> Iterator[_core.Engine]:
         """The engine, for this thread alone.

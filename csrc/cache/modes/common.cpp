@@ -24,7 +24,8 @@ AttentionArgs attention_args(const AttnConfig& c, std::span<const AttentionSeque
             .values = {&value, 1},
             .n_heads = c.n_heads,
             .scale = c.scale(),
-            .window = c.window};
+            .window = c.window,
+            .sparse_threshold = c.sparse_threshold};
 }
 
 void linear_heads(Backend& backend, const AttnConfig& c, Tensor x, Tensor weight, Tensor out) {

@@ -7,6 +7,7 @@ namespace {
 class Kv final : public CacheMode {
   public:
     const char* name() const override { return "kv"; }
+    bool has_values_alone() const override { return true; }
     std::string refusal(const AttnConfig&) const override { return ""; }
     Format format(const AttnConfig& c) const override {
         return {{"k", c.kv_width(), c.n_kv_heads, c.type_k}, {"v", c.kv_width(), c.n_kv_heads, c.type_v}};

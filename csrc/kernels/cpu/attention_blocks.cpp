@@ -1,4 +1,5 @@
-// Attention of few queries block by block (see attend_block()), or in two passes with values read by a budget.
+// Attention of few queries block by block (see attend_block()), or in two passes with values read by a
+// budget.
 #include <algorithm>
 
 #include "kernels/cpu/attention_run.h"
@@ -65,8 +66,8 @@ void AttentionRun::compute_blocks(const AttentionJob& job, bool fresh, Span span
     }
 }
 
-/// Stored rows that all queries of the job see: scores and weights of all of them, then the values that the budget
-/// does not spare, some groups at a time. A budget of each part and each head is one of the whole.
+/// Stored rows that all queries of the job see: scores and weights of all of them, then the values that the
+/// budget does not spare, some groups at a time. A budget of each part and each head is one of the whole.
 void AttentionRun::compute_by_budget(const AttentionJob& job, Span span, float* scratch, float* state,
                                      SparseCounts& counts) const {
     const int64_t n = span.size();
@@ -83,7 +84,8 @@ void AttentionRun::compute_by_budget(const AttentionJob& job, Span span, float* 
             position += block.n;
         }
         for (int i = 0; i < groups; ++i) {
-            const int64_t n_kept = keep_rows(n, (group + i) * n_q, n_q, spread + i * n_q * ld, scratch, state);
+            const int64_t n_kept =
+                keep_rows(n, (group + i) * n_q, n_q, spread + i * n_q * ld, scratch, state);
             counts.rows += n;
             counts.skipped += n - n_kept;
             add_kept_values(job, group + i, span, n_kept, spread + i * n_q * ld, scratch, state);
@@ -134,8 +136,9 @@ void AttentionRun::add_kept_values(const AttentionJob& job, int group, Span span
         a.n = std::min(block_rows, n_kept - first);
         for (int64_t i = 0; i < a.n; ++i) {
             const int64_t position = span.first + list[first + i], row = position % block_rows;
-            const std::byte* block =
-                term.stored.base + job.sequence->table[position / block_rows] * term.stored.block_stride + head;
+            const std::byte* block = term.stored.base +
+                                     job.sequence->table[position / block_rows] * term.stored.block_stride +
+                                     head;
             const std::byte* data = block + row * bytes.elements;
             a.data[i] = data;
             a.scales[i] = block + block_rows * bytes.elements + row * bytes.scales;

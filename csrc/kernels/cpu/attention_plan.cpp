@@ -191,7 +191,8 @@ void AttentionPlan::lay_out(const AttentionArgs& args, size_t pairs, size_t part
     scratch.scores = take(pairs * tile);
     scratch.rows = take(std::max<int64_t>(tile, by_block ? block_rows : 0) * row_stride(width));
     if (by_budget) {
-        scratch.spread = take(std::max(kSpreadPairs, kFewQueries * heads_per_group) * spread_stride(most_rows));
+        scratch.spread =
+            take(std::max(kSpreadPairs, kFewQueries * heads_per_group) * spread_stride(most_rows));
         scratch.keep = take(most_rows / sizeof(float) + 1);
         scratch.kept = take(most_rows + 1);
     }

@@ -67,12 +67,12 @@ struct AttentionPlan {
     static int groups_by_budget(int n_q) { return n_q < kSpreadPairs ? kSpreadPairs / n_q : 1; }
     static constexpr int kSpreadPairs = 16;
 
-    int n_groups;         // what the heads divide into without sharing a row between groups
-    int heads_per_group;  // query heads
-    int tile;             // rows read at once
-    bool packs_queries;   // attend_block() wants them so
-    bool by_block;        // stored heads are what a group reads: jobs of few queries take attend_block()
-    bool by_budget;       // or, with args.sparse_threshold, read few values
+    int n_groups;           // what the heads divide into without sharing a row between groups
+    int heads_per_group;    // query heads
+    int tile;               // rows read at once
+    bool packs_queries;     // attend_block() wants them so
+    bool by_block;          // stored heads are what a group reads: jobs of few queries take attend_block()
+    bool by_budget;         // or, with args.sparse_threshold, read few values
     int64_t most_rows = 0;  // stored rows of a job
     std::vector<AttentionJob> jobs;
     std::vector<AttentionItem> items;

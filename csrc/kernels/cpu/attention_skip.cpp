@@ -27,7 +27,8 @@ void with_listed(const KeptRows& rows, const Fn& fn) {
             return fn(ListedRows<E5M2>{rows.data});
         case DType::Q4:
             for (int64_t i = 0; i < rows.n; ++i)
-                load_head(rows.type, rows.data[i], 0, rows.scales[i], 1, rows.dim, rows.rows + i * rows.rows_stride, 0);
+                load_head(rows.type, rows.data[i], 0, rows.scales[i], 1, rows.dim,
+                          rows.rows + i * rows.rows_stride, 0);
             return fn(RowsOf<float>{rows.rows, rows.rows_stride * sizeof(float)});
         default:
             return fn(ListedRows<float>{rows.data});
@@ -54,7 +55,8 @@ void keep_rows(const float* p, int64_t n, float share, uint8_t* keep) {
     constexpr float kSafe = 0.999f;                    // of the budget: sums round
     constexpr float kCoarse = 8, kFine = 1.29683955f;  // 8^(1/8); 8^7 is more than there are rows
     Vec total = splat(0);
-    for (int64_t i = 0; i < n; i += lanes) total = total + (n - i < lanes ? load_part(p + i, n - i) : load(p + i));
+    for (int64_t i = 0; i < n; i += lanes)
+        total = total + (n - i < lanes ? load_part(p + i, n - i) : load(p + i));
     const float budget = kSafe * share * sum(total);
     float levels[kLevels], cut = budget / static_cast<float>(n);  // n weights below this are below the budget
     for (int pass = 0; pass < 2; ++pass) {
@@ -68,17 +70,26 @@ void add_kept_values(const KeptRows& kept) {
     constexpr int64_t kQueries = 16;
     const bool scaled = DType(kept.type) == DType::Q8 || DType(kept.type) == DType::FP8_E4M3;
     float scales[block_rows], weights[kQueries * block_rows];
-    for (int64_t i = 0; i < kept.n; ++i) scales[i] = scaled ? *static_cast<const float*>(kept.scales[i]) : 1.0f;
+    for (int64_t i = 0; i < kept.n; ++i)
+        scales[i] = scaled ? *static_cast<const float*>(kept.scales[i]) : 1.0f;
     const float one = 1;
     with_listed(kept, [&]<class Rows>(const Rows& rows) {
         for (int64_t first = 0; first < kept.n_q; first += kQueries) {
             const int64_t n_q = kept.n_q - first < kQueries ? kept.n_q - first : kQueries;
             for (int64_t m = 0; m < n_q; ++m) {
                 const float* const p = kept.p + (first + m) * kept.ld;
-                for (int64_t i = 0; i < kept.n; ++i) weights[m * block_rows + i] = p[kept.index[i]] * scales[i];
+                for (int64_t i = 0; i < kept.n; ++i)
+                    weights[m * block_rows + i] = p[kept.index[i]] * scales[i];
             }
-            const Product<Rows> x = {weights, block_rows, n_q, &one, 0, rows, kept.n,
-                                     kept.values + first * kept.values_stride, kept.values_stride};
+            const Product<Rows> x = {weights,
+                                     block_rows,
+                                     n_q,
+                                     &one,
+                                     0,
+                                     rows,
+                                     kept.n,
+                                     kept.values + first * kept.values_stride,
+                                     kept.values_stride};
             n_q == 1 ? product<8>(x, 0, kept.dim) : product<tile / 4>(x, 0, kept.dim);
         }
     });

@@ -62,8 +62,8 @@ struct BlockAttention {
 };
 constexpr int64_t block_rows = 32;
 
-/// values[query] += sum over n <= block_rows rows of one head of p[query * ld + index[i]] * row[i]. Row i has its
-/// elements at data[i] and its scales at scales[i]; rows: as above.
+/// values[query] += sum over n <= block_rows rows of one head of p[query * ld + index[i]] * row[i]. Row i has
+/// its elements at data[i] and its scales at scales[i]; rows: as above.
 struct KeptRows {
     uint32_t type;
     int64_t dim, n, n_q;

@@ -77,6 +77,9 @@ class Flags:
         self.add("--cache-type", default="f16", metavar="TYPE", help="f32, f16, bf16, q8, fp8_e4m3, fp8_e5m2, q4")
         self.add("--cache-type-k", metavar="TYPE", help="of K, where it differs")
         self.add("--cache-type-v", metavar="TYPE", help="of V, where it differs")
+        self.add(
+            "--sparse-threshold", type=share, default=0.0, metavar="P", help="attention weight that may be skipped"
+        )
         self.add("--memory-limit", metavar="SIZE", help="such as 6GiB; default: what the machine has available")
 
     def sampling(self) -> None:
@@ -95,6 +98,14 @@ def positive(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
+
+
+def share(text: str) -> float:
+    """A number from 0 up to, but not, 1, for argparse."""
+    value = float(text)
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 0 and below 1, got {text}")
     return value
 
 
@@ -121,6 +132,7 @@ def engine_arguments(args: argparse.Namespace) -> dict[str, Any]:
         "cache_type": args.cache_type,
         "cache_type_k": args.cache_type_k,
         "cache_type_v": args.cache_type_v,
+        "sparse_threshold": args.sparse_threshold,
         "memory_limit": args.memory_limit,
         "n_threads": args.threads,
         "progress": show_progress(args),

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention alone, at decode: one query a sequence over random cached rows, in GB/s of cache beside a pure read.
+
+Rows larger than the caches in all, in shuffled blocks; timed in C++; every cell is a median of repetitions that take
+turns with the other cells', each round with the control beside it, so that ratios hold on a machine that others use.
+
+    python benchmarks/attention.py --threads 2 --tokens 16384
+    python benchmarks/attention.py --types f16 q8 --sparse-threshold 0.001 --sharpness 4
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from statistics import median
+
+from slimrt import _core
+
+SHAPES = {"mha-64": (32, 32, 64), "mha-128": (32, 32, 128), "gqa-128": (32, 8, 128)}  # query heads, KV heads, head_dim
+TYPES = ("f32", "f16", "bf16", "q8", "fp8_e4m3", "fp8_e5m2", "q4")
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--types", nargs="+", choices=TYPES, default=["f16", "q8"])
+    parser.add_argument("--tokens", type=int, nargs="+", default=[16384], help="cached, of each sequence")
+    parser.add_argument("--sequences", type=int, default=1, help="in one call")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--isa", default="", help="default: the best")
+    parser.add_argument("--repetitions", type=int, default=10, help="a round")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--sparse-threshold", type=float, default=0.0)
+    parser.add_argument("--sharpness", type=float, default=1.0, help="standard deviation of the scores")
+    parser.add_argument("--json", action="store_true")
+    return parser.parse_args()
+
+
+def measure(args: argparse.Namespace, shape: str, type_name: str, tokens: int) -> dict[str, float]:
+    seconds, size, skipped = _core.ops.time_attention(
+        *SHAPES[shape], type_name, type_name, tokens, args.sequences, args.sharpness, args.sparse_threshold,
+        args.repetitions, args.isa, args.threads,
+    )  # fmt: skip
+    control = _core.read_bandwidth(args.threads)
+    return {"seconds": median(seconds), "bytes": size, "skipped": skipped, "control": control}
+
+
+def main() -> None:
+    args = arguments()
+    cells = [(shape, t, n) for shape in args.shapes for t in args.types for n in args.tokens]
+    rounds = [{cell: measure(args, *cell) for cell in cells} for _ in range(args.rounds)]
+    rows = []
+    for shape, type_name, tokens in cells:
+        runs = [r[shape, type_name, tokens] for r in rounds]
+        rows.append(
+            {
+                "shape": shape, "type": type_name, "tokens": tokens, "MB": runs[0]["bytes"] / 1e6,
+                "us": 1e6 * median(r["seconds"] for r in runs),
+                "GB/s": median(r["bytes"] / r["seconds"] for r in runs) / 1e9,
+                "control GB/s": median(r["control"] for r in runs),
+                "ratio": median(r["bytes"] / r["seconds"] / 1e9 / r["control"] for r in runs),
+                "skipped": runs[0]["skipped"],
+            }
+        )  # fmt: skip
+    if args.json:
+        print(json.dumps(rows, indent=2))
+        return
+    print("  ".join(f"{name:>12}" for name in rows[0]))
+    for row in rows:
+        print("  ".join(f"{value:12.2f}" if isinstance(value, float) else f"{value:>12}" for value in row.values()))
+
+
+if __name__ == "__main__":
+    main()
