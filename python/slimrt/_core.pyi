@@ -49,12 +49,13 @@ class Engine:
     ) -> None: ...
     def info(self) -> dict[str, Any]:
         """architecture, d_model, n_layers, n_heads, n_kv_heads, head_dim, n_vocab, n_ctx, n_ctx_train, n_batch,
-        n_seqs, n_threads, sparse_threshold, device, name, d_ff, layers: list of {layer, mode, type, bytes_per_token}."""
+        n_seqs, n_threads, sparse_threshold, device, name, d_ff, layers: list of {layer, mode, type,
+        bytes_per_token}."""
     def memory(self) -> dict[str, int]:
         """Bytes allocated: weights, derived, cache, scratch, total; and mapped (weights read in place from the
         file) and cache_bytes_per_token."""
     def sparse_counts(self) -> dict[str, int]:
-        """rows: of V, of every head and layer, that decoding with a sparse_threshold came by so far; skipped: of these."""
+        """rows: of V, of all heads and layers, that decoding with a sparse_threshold came by so far; skipped of these."""
     def new_sequence(self) -> int: ...
     def free_sequence(self, sequence: int) -> None: ...
     def fork(self, sequence: int) -> int:

@@ -5,6 +5,10 @@
 
 namespace slimrt {
 
+Plane whole_plane(const char* name, int width, int heads, DType type) {
+    return {name, width, head_bytes(type, width / heads).scales ? heads : 1, type};
+}
+
 Tensor project(Backend& backend, Scratch& scratch, Tensor x, Tensor weight, Tensor bias) {
     const Tensor out = scratch.f32(x.rows, weight.rows);
     backend.linear(x, weight, bias, out);

@@ -19,7 +19,7 @@ class K final : public CacheMode {
     }
 
     Format format(const AttnConfig& c) const override {
-        return {{"k", c.kv_width(), c.n_kv_heads, c.type_k}};
+        return {whole_plane("k", c.kv_width(), c.n_kv_heads, c.type_k)};
     }
 
     Format materialised(const AttnConfig& c) const override {

@@ -10,6 +10,9 @@ const CacheMode* k_mode();
 const CacheMode* v_mode();
 const CacheMode* x_mode();
 
+/// A plane whose rows are read whole: in one piece, unless the type has scales, one of which each head needs.
+Plane whole_plane(const char* name, int width, int heads, DType type);
+
 /// x W^T (+ bias) in fresh scratch.
 Tensor project(Backend& backend, Scratch& scratch, Tensor x, Tensor weight, Tensor bias);
 

@@ -19,7 +19,7 @@ class V final : public CacheMode {
     }
 
     Format format(const AttnConfig& c) const override {
-        return {{"v", c.kv_width(), c.n_kv_heads, c.type_v}};
+        return {whole_plane("v", c.kv_width(), c.n_kv_heads, c.type_v)};
     }
 
     Format materialised(const AttnConfig& c) const override {

@@ -14,8 +14,7 @@ class X final : public CacheMode {
     }
 
     Format format(const AttnConfig& c) const override {
-        const int heads = c.d_model % c.n_heads == 0 ? c.n_heads : 1;  // shares of a row with a scale each
-        return {{"x", c.d_model, heads, c.type_k}};
+        return {whole_plane("x", c.d_model, c.d_model % c.n_heads == 0 ? c.n_heads : 1, c.type_k)};
     }
 
     Format materialised(const AttnConfig& c) const override {
