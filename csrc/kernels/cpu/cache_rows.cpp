@@ -143,9 +143,9 @@ void load_q4(const uint8_t* from, const uint8_t* scales, int64_t n, float* to) {
         const float scale = half_to_float(scale_and_min[0]), min = half_to_float(scale_and_min[1]);
         const uint8_t* codes = from + i / 2;
         if (n - i >= kGroup) {
-            for (int j = 0; j < 16; ++j) {
-                to[i + j] = static_cast<float>(codes[j] & 15) * scale + min;
-                to[i + j + 16] = static_cast<float>(codes[j] >> 4) * scale + min;
+            for (int j = 0; j < 16; j += lanes) {
+                store(to + i + j, fma(low_nibbles(codes + j), splat(scale), splat(min)));
+                store(to + i + j + 16, fma(high_nibbles(codes + j), splat(scale), splat(min)));
             }
             continue;
         }

@@ -32,6 +32,13 @@ static inline Vec load(const E4M3* p) {
 static inline Vec load(const E5M2* p) {
     return {_mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(load_bytes(p)), 8))};
 }
+static inline Vec low_nibbles(const uint8_t* p) {
+    const __m256i bytes = _mm256_cvtepu8_epi32(load_bytes(p));
+    return {_mm256_cvtepi32_ps(_mm256_and_si256(bytes, _mm256_set1_epi32(15)))};
+}
+static inline Vec high_nibbles(const uint8_t* p) {
+    return {_mm256_cvtepi32_ps(_mm256_srli_epi32(_mm256_cvtepu8_epi32(load_bytes(p)), 4))};
+}
 constexpr bool integer_scores = false;  // see AVX-512
 static inline Vec load_part(const float* p, int64_t n) { return {_mm256_maskload_ps(p, first(n))}; }
 static inline void store(float* p, Vec a) { _mm256_storeu_ps(p, a.v); }

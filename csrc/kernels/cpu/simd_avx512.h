@@ -29,6 +29,13 @@ static inline Vec load(const E4M3* p) {
 static inline Vec load(const E5M2* p) {
     return {_mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(load_bytes(p)), 8))};
 }
+static inline Vec low_nibbles(const uint8_t* p) {
+    const __m512i bytes = _mm512_cvtepu8_epi32(load_bytes(p));
+    return {_mm512_cvtepi32_ps(_mm512_and_si512(bytes, _mm512_set1_epi32(15)))};
+}
+static inline Vec high_nibbles(const uint8_t* p) {
+    return {_mm512_cvtepi32_ps(_mm512_srli_epi32(_mm512_cvtepu8_epi32(load_bytes(p)), 4))};
+}
 
 /// Dot products of Int8 rows with integers: 64 codes, raised by 128 to be unsigned, times signed digits.
 constexpr bool integer_scores = true;
