@@ -80,8 +80,9 @@ CASES = {
 
 
 def wanted(case: Case, dtype: str):
-    """float64 out and lse, and the float32 error that scores of this size may cause, and against q8 rows that of a
-    query rounded to steps of its largest magnitude / 16256."""
+    """float64 out and lse, and the float32 error that scores of this size may cause. With q8 rows, also that of a query
+    rounded to steps of its largest magnitude / 16256, and of the weights of 32 rows rounded to steps of their largest
+    times its row's scale / 16256 (which adds up to 32 / 2 steps for each of the blocks, whose largest add up to 1)."""
     q, score_rows, value_rows, bias = (a if a is None else a.astype(np.float64) for a in case.data())
     n, total = case.queries, case.rows
     stored = total - n
@@ -95,7 +96,7 @@ def wanted(case: Case, dtype: str):
     position, row = stored + np.arange(n)[:, None], np.arange(total)[None, :]
     seen = (row <= position) & ((row > position - case.window) if case.window else True)
     out, lse = np.zeros((n, case.n_heads, case.dv)), np.zeros((n, case.n_heads))
-    error = np.zeros((n, case.n_heads, 1))
+    error, weight_error = np.zeros((n, case.n_heads, 1)), np.zeros((1, case.n_heads, 1))
     for head in range(case.n_heads):
         key = keys[:, head // (case.n_heads // case.score_heads)]
         value = values[:, head // (case.n_heads // case.value_heads)]
@@ -109,7 +110,9 @@ def wanted(case: Case, dtype: str):
         if dtype == "q8":
             step = np.abs(heads[:, head]).max(axis=1) / 16256
             error[:, head, 0] += step / 2 * np.abs(key).sum(axis=1).max() / np.sqrt(case.dk)
-    return out.reshape(n, -1), lse, np.repeat(error, case.dv, axis=2).reshape(n, -1), error[..., 0]
+            weight_error[:, head] = 32 / 2 / 16256 * np.abs(value).max()
+    out_error = 4 * error + weight_error
+    return out.reshape(n, -1), lse, np.repeat(out_error, case.dv, axis=2).reshape(n, -1), 4 * error[..., 0]
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -121,8 +124,8 @@ def test_attention(name, dtype, isa):
     for threads in (1, 2):
         got, got_lse = run(case, dtype, isa, threads)
         assert got.shape == out.shape and got_lse.shape == lse.shape
-        assert (np.abs(got - out) <= 4 * out_error).all(), np.abs(got - out).max()
-        assert (np.abs(got_lse - lse) <= 4 * lse_error).all(), np.abs(got_lse - lse).max()
+        assert (np.abs(got - out) <= out_error).all(), np.abs(got - out).max()
+        assert (np.abs(got_lse - lse) <= lse_error).all(), np.abs(got_lse - lse).max()
 
 
 def run(case: Case, dtype: str, isa: str, threads: int = 1):

@@ -55,7 +55,7 @@ class Engine:
         """Bytes allocated: weights, derived, cache, scratch, total; and mapped (weights read in place from the
         file) and cache_bytes_per_token."""
     def sparse_counts(self) -> dict[str, int]:
-        """rows: of V, of all heads and layers, that decoding with a sparse_threshold came by so far; skipped of these."""
+        """rows: of V, of all heads and layers, that decoding with a sparse_threshold came by; skipped: of these."""
     def new_sequence(self) -> int: ...
     def free_sequence(self, sequence: int) -> None: ...
     def fork(self, sequence: int) -> int:

@@ -1,101 +1,11 @@
 // Attention of few queries over a block of stored rows, head after head: what decoding spends its time on.
 // Compiled once per ISA.
-#include "kernels/cpu/attention_heads.h"
+#include "kernels/cpu/attention_int8.h"
 
 namespace slimrt::cpu::SLIMRT_ISA {
 namespace {
 
-constexpr int64_t kPairs = 64;       // (head, query) pairs whose scores are made before values are read
-constexpr int64_t kAhead = 8 << 10;  // bytes from where memory is called for to where it is read
-
-/// Calls for what will be read: the heads from `head` on, then what follows from `then` on. Into the second
-/// level: the first is small. The CPU foresees no page but the one being read.
-class Prefetch {
-  public:
-    Prefetch(const BlockRows& rows, int64_t head, int64_t n_heads, const void* then)
-        : at_(static_cast<const char*>(rows.data) + head * rows.head_stride),
-          end_(at_ + (n_heads - head) * static_cast<int64_t>(rows.head_stride)),
-          then_(static_cast<const char*>(then)) {
-        at_ += end_ - at_ < kAhead ? end_ - at_ : kAhead;
-    }
-
-    /// As the next `bytes` are read.
-    void some(int64_t bytes) {
-        if (at_ >= end_ && then_) {
-            at_ = then_ + (at_ - end_);
-            end_ = then_ + kAhead;
-            then_ = nullptr;
-        }
-        const char* const stop = at_ + bytes < end_ || then_ ? at_ + bytes : end_;
-        for (; at_ < stop; at_ += kLine) __builtin_prefetch(at_, 0, 2);
-    }
-
-  private:
-    static constexpr int64_t kLine = 64;
-    const char *at_, *end_, *then_;
-};
-
-/// A q that is packed, or floats.
-struct Queries {
-    const float* floats;
-    const char* packed;
-    int64_t dim;
-
-    Queries from(int64_t m) const { return {floats + m * dim, packed + m * packed_query_bytes(dim), dim}; }
-};
-
-/// As dots_tile() with integers.
-template <int Q, class Rows>
-void integer_dots_tile(Queries q, Rows rows, int64_t n, float scale, float* out) {
-    constexpr int R = tile / Q, half = R / 2;
-    using Codes = decltype(raised(rows.row(0)));
-    using Sums = decltype(no_sums(Codes{}));
-    const int64_t dim = q.dim, whole = dim / 64 * 64;
-    const int8_t *high[Q], *low[Q];
-    const PackedQuery* query[Q];
-    for (int m = 0; m < Q; ++m) {
-        query[m] = reinterpret_cast<const PackedQuery*>(q.from(m).packed);
-        high[m] = reinterpret_cast<const int8_t*>(query[m] + 1);
-        low[m] = high[m] + packed_digits(dim);
-    }
-    Vec dots[tile];
-#pragma GCC unroll 2
-    for (int first = 0; first < R; first += half) {
-        Sums highs[Q][half], lows[Q][half];
-#pragma GCC unroll 4
-        for (int m = 0; m < Q; ++m) {
-#pragma GCC unroll 8
-            for (int i = 0; i < half; ++i) {
-                highs[m][i] = no_sums(Codes{});
-                lows[m][i] = load_sums(Codes{}, query[m]->start);
-            }
-        }
-        const auto step = [&](int64_t d, auto read) {
-#pragma GCC unroll 8
-            for (int i = 0; i < half; ++i) {
-                const Codes codes = read(rows.row(Rows::packed || first + i < n ? first + i : n - 1) + d);
-#pragma GCC unroll 4
-                for (int m = 0; m < Q; ++m) {
-                    highs[m][i] = add_dots(highs[m][i], codes, high[m] + d);
-                    lows[m][i] = add_dots(lows[m][i], codes, low[m] + d);
-                }
-            }
-        };
-        for (int64_t d = 0; d < whole; d += 64) step(d, [](auto p) { return raised(p); });
-        if (whole < dim) step(whole, [left = dim - whole](auto p) { return raised_part(p, left); });
-#pragma GCC unroll 4
-        for (int m = 0; m < Q; ++m) {
-#pragma GCC unroll 8
-            for (int i = 0; i < half; ++i) dots[m * R + first + i] = joined(highs[m][i], lows[m][i]);
-        }
-    }
-    float all[tile];
-    store(all, sums(dots));
-    for (int m = 0; m < Q; ++m) {
-        for (int i = 0; i < R && i < n; ++i)
-            out[m * block_rows + i] = all[m * R + i] * (scale * query[m]->scale);
-    }
-}
+constexpr int64_t kPairs = 64;  // (head, query) pairs whose scores are made before values are read
 
 /// s[m][i] = scale * q[m] . rows[i] of Q queries.
 template <int Q, class Rows>
@@ -120,6 +30,12 @@ template <class Rows>
 void score_head(Queries q, int64_t n_q, const Head<Rows>& head, int64_t n, float scale, Prefetch& next,
                 float* s) {
     int64_t m = 0;
+    if constexpr (integer_scores && Rows::is_int8) {
+        if (worth_turning(n_q, q.dim)) {
+            integer_scores_of(q, n_q, head.rows, n, scale, next, s);
+            m = n_q;
+        }
+    }
     const auto with = [&](auto kernel, int64_t step) {
         kernel(q.from(m), head.rows, n, scale, next, s + m * block_rows);
         m += step;
@@ -134,7 +50,7 @@ void score_head(Queries q, int64_t n_q, const Head<Rows>& head, int64_t n, float
 /// out = factor * out + weights * rows, a few rows at a time, so that calls for memory are spread out.
 template <class Rows>
 void value_head(Product<Rows> x, int64_t dim, Prefetch& next) {
-    constexpr int64_t kRows = 16;
+    const int64_t kRows = x.n_q == 1 ? 16 : 8;
     const float one = 1;
     for (int64_t left = x.n; left > 0; left -= kRows) {
         x.n = left < kRows ? left : kRows;
@@ -172,6 +88,11 @@ void attend_heads(const BlockAttention& b, int64_t first, int64_t end, int64_t q
             if (rows.scales)
                 for (int64_t m = 0; m < n_q; ++m) scale_rows(s + m * block_rows, rows.scales, b.n);
             float* const out = b.values + pair(head) * b.values_stride;
+            if constexpr (integer_scores && Rows::is_int8) {
+                const Product<decltype(rows.rows)> x = {s,         block_rows, n_q, factor,         1,
+                                                        rows.rows, b.n,        out, b.values_stride};
+                if (worth_turning(n_q, b.v.dim) && integer_values(x, b.v.dim, next)) return;
+            }
             value_head<Rows>({s, block_rows, n_q, factor, 1, rows.rows, b.n, out, b.values_stride}, b.v.dim,
                              next);
         });
@@ -195,6 +116,7 @@ void pack_query(const float* q, int64_t dim, void* to) {
     const float shrink = usable ? kMost / most : 0;
     packed->scale = usable || most == 0 ? most / kMost : most < 1 ? 0 : __builtin_nanf("");
     memset(packed->start, 0, sizeof packed->start);
+    packed->total = 0;
     for (int64_t d = 0; d < dim; d += 64, high += 64, low += 64) {
         float some[64] = {};
         memcpy(some, q + d, static_cast<size_t>(dim - d < 64 ? dim - d : 64) * sizeof(float));
@@ -205,9 +127,11 @@ void pack_query(const float* q, int64_t dim, void* to) {
             low[i] = static_cast<int8_t>(static_cast<int32_t>(code - 128 * upper));
             some[i] = code;
         }
-        for (int i = 0; i < 16; ++i)
-            packed->start[i] -=
-                128 * static_cast<int32_t>(some[4 * i] + some[4 * i + 1] + some[4 * i + 2] + some[4 * i + 3]);
+        for (int i = 0; i < 16; ++i) {
+            const float four = some[4 * i] + some[4 * i + 1] + some[4 * i + 2] + some[4 * i + 3];
+            packed->start[i] -= 128 * static_cast<int32_t>(four);
+            packed->total -= 128 * static_cast<int32_t>(four);
+        }
     }
 }
 

@@ -7,6 +7,35 @@
 namespace slimrt::cpu::SLIMRT_ISA {
 namespace {
 
+constexpr int64_t kAhead = 16 << 10;  // bytes from where memory is called for to where it is read
+
+/// Calls for what will be read: the heads from `head` on, then what follows from `then` on. Into the second
+/// level: the first is small. The CPU foresees no page but the one being read.
+class Prefetch {
+  public:
+    Prefetch(const BlockRows& rows, int64_t head, int64_t n_heads, const void* then)
+        : at_(static_cast<const char*>(rows.data) + head * rows.head_stride),
+          end_(at_ + (n_heads - head) * static_cast<int64_t>(rows.head_stride)),
+          then_(static_cast<const char*>(then)) {
+        at_ += end_ - at_ < kAhead ? end_ - at_ : kAhead;
+    }
+
+    /// As the next `bytes` are read.
+    void some(int64_t bytes) {
+        if (at_ >= end_ && then_) {
+            at_ = then_ + (at_ - end_);
+            end_ = then_ + kAhead;
+            then_ = nullptr;
+        }
+        const char* const stop = at_ + bytes < end_ || then_ ? at_ + bytes : end_;
+        for (; at_ < stop; at_ += kLine) __builtin_prefetch(at_, 0, 2);
+    }
+
+  private:
+    static constexpr int64_t kLine = 64;
+    const char *at_, *end_, *then_;
+};
+
 /// One head's rows and their scales: one a row, or none.
 template <class Rows>
 struct Head {

@@ -37,8 +37,9 @@ struct BlockRows {
 /// rounded to about 15 bits, so that q's own rounding does not matter beside that of the rows. The digits
 /// follow: high, then low, each packed_digits(dim) bytes.
 struct PackedQuery {
-    float scale, unused[15];
-    int32_t start[16];  // what raising the codes by 128 adds to each sum, times -1
+    float scale;
+    int32_t total, unused[14];  // of start
+    int32_t start[16];          // what raising the codes by 128 adds to each sum, times -1
 };
 inline constexpr int64_t packed_digits(int64_t dim) { return (dim + 63) / 64 * 64; }
 inline constexpr int64_t packed_query_bytes(int64_t dim) {

@@ -61,6 +61,39 @@ static inline RowSums add_dots(RowSums sums, RowCodes codes, const int8_t* digit
         : "v"(codes.v), "m"(*reinterpret_cast<const __m512i_u*>(digits)));
     return sums;
 }
+static inline RowSums add_products(RowSums sums, RowCodes weights, RowCodes codes) {
+    asm("vpdpbusd %2, %1, %0" : "+v"(sums.v) : "v"(weights.v), "v"(codes.v));
+    return sums;
+}
+static inline RowSums same_sums(RowCodes, int32_t sum) { return {_mm512_set1_epi32(sum)}; }
+static inline RowCodes four_digits(RowCodes, const void* p) {
+    int32_t four;
+    memcpy(&four, p, sizeof four);
+    return {_mm512_set1_epi32(four)};
+}
+static inline RowSums times_128(RowSums a) { return {_mm512_slli_epi32(a.v, 7)}; }
+/// 64 columns of four rows as quadruples of a column: of the columns 4 j to 4 j + 3 of each 16 in to[j].
+static inline void turn_rows(const Int8* a, const Int8* b, const Int8* c, const Int8* d, RowCodes* to) {
+    const __m512i row_a = _mm512_loadu_si512(a), row_b = _mm512_loadu_si512(b);
+    const __m512i row_c = _mm512_loadu_si512(c), row_d = _mm512_loadu_si512(d);
+    const __m512i low_ab = _mm512_unpacklo_epi8(row_a, row_b), high_ab = _mm512_unpackhi_epi8(row_a, row_b);
+    const __m512i low_cd = _mm512_unpacklo_epi8(row_c, row_d), high_cd = _mm512_unpackhi_epi8(row_c, row_d);
+    to[0].v = _mm512_unpacklo_epi16(low_ab, low_cd);
+    to[1].v = _mm512_unpackhi_epi16(low_ab, low_cd);
+    to[2].v = _mm512_unpacklo_epi16(high_ab, high_cd);
+    to[3].v = _mm512_unpackhi_epi16(high_ab, high_cd);
+}
+/// Sums of such quadruples, as floats in the order of the columns.
+static inline void turned_back(const RowSums* a, Vec* to) {
+    const __m512i even_low = _mm512_shuffle_i32x4(a[0].v, a[1].v, 0x88);
+    const __m512i even_high = _mm512_shuffle_i32x4(a[2].v, a[3].v, 0x88);
+    const __m512i odd_low = _mm512_shuffle_i32x4(a[0].v, a[1].v, 0xdd);
+    const __m512i odd_high = _mm512_shuffle_i32x4(a[2].v, a[3].v, 0xdd);
+    to[0].v = _mm512_cvtepi32_ps(_mm512_shuffle_i32x4(even_low, even_high, 0x88));
+    to[1].v = _mm512_cvtepi32_ps(_mm512_shuffle_i32x4(odd_low, odd_high, 0x88));
+    to[2].v = _mm512_cvtepi32_ps(_mm512_shuffle_i32x4(even_low, even_high, 0xdd));
+    to[3].v = _mm512_cvtepi32_ps(_mm512_shuffle_i32x4(odd_low, odd_high, 0xdd));
+}
 /// 128 a + b
 static inline Vec joined(RowSums a, RowSums b) {
     return {_mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(a.v, 7), b.v))};
@@ -125,6 +158,14 @@ static inline void transpose(Vec* a) {
         a[i + 8].v = _mm512_shuffle_f32x4(even0, even1, 0xdd);
         a[i + 12].v = _mm512_shuffle_f32x4(odd0, odd1, 0xdd);
     }
+}
+
+/// The 32-bit elements of 16 vectors, as for floats.
+static inline void transpose(RowCodes* a) {
+    Vec floats[16];
+    for (int i = 0; i < 16; ++i) floats[i].v = _mm512_castsi512_ps(a[i].v);
+    transpose(floats);
+    for (int i = 0; i < 16; ++i) a[i].v = _mm512_castps_si512(floats[i].v);
 }
 
 static inline Vec round_even(Vec a) {

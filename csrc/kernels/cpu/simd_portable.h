@@ -48,7 +48,9 @@ static inline Vec load(const E4M3* p) {
 }
 static inline Vec load(const E5M2* p) { return from_half(load_u8(p) << 8); }
 static inline Vec low_nibbles(const uint8_t* p) { return {__builtin_convertvector(load_u8(p) & 15, Floats)}; }
-static inline Vec high_nibbles(const uint8_t* p) { return {__builtin_convertvector(load_u8(p) >> 4, Floats)}; }
+static inline Vec high_nibbles(const uint8_t* p) {
+    return {__builtin_convertvector(load_u8(p) >> 4, Floats)};
+}
 constexpr bool integer_scores = false;  // see AVX-512
 static inline Vec load_part(const float* p, int64_t n) {
     Vec a = {};
