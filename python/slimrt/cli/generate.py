@@ -77,11 +77,12 @@ def timings_line(result: Generation) -> str:
     usage, timings, cache = result.usage, result.timings, result.cache
     computed = usage.prompt_tokens - usage.cached_tokens
     kinds = sorted({f"{mode} {type}" for mode, type in zip(cache.modes, cache.types, strict=True)})
+    skipped = f", {cache.skipped:.0%} of V not read" if cache.skipped else ""
     return (
         f"slimrt: first token after {timings.ttft:.3f} s; "
         f"prefill {computed} tokens, {timings.prefill_tok_s:.1f} tok/s; "
         f"decode {usage.completion_tokens} tokens, {timings.decode_tok_s:.1f} tok/s; "
-        f"cache {format_bytes(cache.bytes)} ({', '.join(kinds)}); seed {result.seed}; {result.finish_reason}"
+        f"cache {format_bytes(cache.bytes)} ({', '.join(kinds)}{skipped}); seed {result.seed}; {result.finish_reason}"
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from slimrt import _core
 from slimrt.cli.common import Flags, coloured, model_source, print_json, table
 from slimrt.errors import SlimrtError
+from slimrt.plan import CACHE_TYPES
 from slimrt.units import format_bytes
 
 HELP = "metadata, tensors, and which cache modes a model may use and why not the others"
@@ -53,9 +54,12 @@ def _report(path: str) -> dict[str, Any]:
 
 
 def _cache_mode(path: str, mode: dict[str, Any]) -> dict[str, Any]:
-    """A line of cache_modes with what a token would take (f16)."""
-    size = _core.plan(path, cache=mode["mode"])["cache_bytes_per_token"] if mode["legal"] else None
-    return mode | {"bytes_per_token": size}
+    """A line of cache_modes with what a token would take, in f16 and in every type."""
+    sizes = {
+        name: _core.plan(path, cache=mode["mode"], cache_type_k=name, cache_type_v=name)["cache_bytes_per_token"]
+        for name in (CACHE_TYPES if mode["legal"] else ())
+    }
+    return mode | {"bytes_per_token": sizes.get("f16"), "bytes_per_token_by_type": sizes}
 
 
 def _short(value: Any) -> Any:
@@ -80,7 +84,9 @@ def _print(report: dict[str, Any], *, all_tensors: bool) -> None:
     print(f"\nchat template: {'yes' if report['chat_template'] else 'no'}\n\ncache modes")
     for mode in report["cache_modes"]:
         if mode["legal"]:
-            answer = coloured("yes", "green", sys.stdout) + f", {mode['bytes_per_token']} bytes a token in f16"
+            sizes = mode["bytes_per_token_by_type"]
+            answer = coloured("yes", "green", sys.stdout) + f", {sizes['f16']} bytes a token in f16"
+            answer += f", {sizes['q8']} in q8, {sizes['q4']} in q4"
         else:
             answer = coloured("no", "red", sys.stdout) + f": {mode['reason']}"
         print(f"  {mode['mode']:3} {answer}")

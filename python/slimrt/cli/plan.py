@@ -32,10 +32,11 @@ def run(args: argparse.Namespace) -> int:
 def _print(result: PlanResult) -> None:
     asked = result.asked
     print(f"{result.path}: context {result.n_ctx} of {result.n_ctx_train} trained, {result.n_seqs} at once")
-    head = ("cache", "weights", "derived", "cache", "scratch", "total", "bytes/token", "largest ctx", "fits")
+    head = ("cache", "type", "weights", "derived", "cache", "scratch", "total", "bytes/token", "largest ctx", "fits")
     rows = [
         (
             row.cache,
+            " ".join(sorted(set(row.types))),
             format_bytes(row.mapped + row.weights),
             format_bytes(row.derived),
             format_bytes(row.cache_bytes),
