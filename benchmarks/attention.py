@@ -4,7 +4,7 @@
 Rows larger than the caches in all, in shuffled blocks; timed in C++; every cell is a median of repetitions that take
 turns with the other cells', each round with the control beside it, so that ratios hold on a machine that others use.
 
-    python benchmarks/attention.py --threads 2 --tokens 16384
+    python benchmarks/attention.py --threads 2 --tokens 16384 65536
     python benchmarks/attention.py --types f16 q8 --sparse-threshold 0.001 --sharpness 4
 """
 
@@ -24,7 +24,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--types", nargs="+", choices=TYPES, default=["f16", "q8"])
-    parser.add_argument("--tokens", type=int, nargs="+", default=[16384], help="cached, of each sequence")
+    parser.add_argument("--tokens", type=int, nargs="+", default=[32768], help="cached, of each sequence")
     parser.add_argument("--sequences", type=int, default=1, help="in one call")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--isa", default="", help="default: the best")

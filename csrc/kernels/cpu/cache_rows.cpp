@@ -136,24 +136,42 @@ void store_q4(const float* x, int64_t n, uint8_t* to, uint8_t* scales) {
     }
 }
 
-void load_q4(const uint8_t* from, const uint8_t* scales, int64_t n, float* to) {
-    for (int64_t i = 0; i < n; i += kGroup, scales += 4) {
-        uint16_t scale_and_min[2];
-        memcpy(scale_and_min, scales, 4);
-        const float scale = half_to_float(scale_and_min[0]), min = half_to_float(scale_and_min[1]);
-        const uint8_t* codes = from + i / 2;
-        if (n - i >= kGroup) {
-            for (int j = 0; j < 16; j += lanes) {
-                store(to + i + j, fma(low_nibbles(codes + j), splat(scale), splat(min)));
-                store(to + i + j + 16, fma(high_nibbles(codes + j), splat(scale), splat(min)));
-            }
-            continue;
+struct ScaleAndMin {
+    Scale scale, min;
+};
+
+/// One whole group of each of n_rows rows, whose groups have their scales one after another.
+void load_q4_groups(const uint8_t* from, size_t from_stride, const ScaleAndMin* scales, int64_t groups,
+                    int64_t n_rows, float* to, size_t to_stride) {
+    for (int64_t r = 0; r < n_rows; ++r, from += from_stride, scales += groups, to += to_stride) {
+        const Vec scale = splat(scales->scale), min = splat(scales->min);
+        for (int j = 0; j < 16; j += lanes) {
+            store(to + j, fma(low_nibbles(from + j), scale, min));
+            store(to + j + 16, fma(high_nibbles(from + j), scale, min));
         }
-        const int64_t left = n - i, half = (left + 1) / 2;
-        for (int64_t j = 0; j < left; ++j) {
-            const int code = j < half ? codes[j] & 15 : codes[j - half] >> 4;
-            to[i + j] = static_cast<float>(code) * scale + min;
-        }
+    }
+}
+
+/// What is left of a row after whole groups.
+void load_q4_rest(const uint8_t* from, const ScaleAndMin& of, int64_t n, float* to) {
+    const float scale = of.scale, min = of.min;
+    const int64_t half = (n + 1) / 2;
+    for (int64_t j = 0; j < n; ++j) {
+        const int code = j < half ? from[j] & 15 : from[j - half] >> 4;
+        to[j] = static_cast<float>(code) * scale + min;
+    }
+}
+
+void load_q4(const uint8_t* from, size_t from_stride, const ScaleAndMin* scales, int64_t n_rows, int64_t n,
+             float* to, size_t to_stride) {
+    const int64_t groups = (n + kGroup - 1) / kGroup, whole = n / kGroup;
+    for (int64_t i = 0; i < whole; ++i)
+        load_q4_groups(from + i * kGroup / 2, from_stride, scales + i, groups, n_rows, to + i * kGroup,
+                       to_stride);
+    if (whole == groups) return;
+    for (int64_t r = 0; r < n_rows; ++r) {
+        load_q4_rest(from + r * from_stride + whole * kGroup / 2, scales[r * groups + whole],
+                     n - whole * kGroup, to + r * to_stride + whole * kGroup);
     }
 }
 
@@ -173,8 +191,6 @@ void load_one(DType type, const void* from, const void* scales, int64_t dim, flo
             return load_scaled<E4M3>(from, f32_at(scales), dim, to);
         case DType::FP8_E5M2:
             return load_scaled<E5M2>(from, 1, dim, to);
-        case DType::Q4:
-            return load_q4(static_cast<const uint8_t*>(from), static_cast<const uint8_t*>(scales), dim, to);
         default:
             return unpack(static_cast<uint32_t>(type), from, dim, to);
     }
@@ -199,6 +215,9 @@ void store_head(uint32_t type, const float* from, int64_t dim, void* to, void* s
 
 void load_head(uint32_t type, const void* from, size_t from_stride, const void* scales, int64_t n_rows,
                int64_t dim, float* to, size_t to_stride) {
+    if (DType(type) == DType::Q4)
+        return load_q4(static_cast<const uint8_t*>(from), from_stride,
+                       static_cast<const ScaleAndMin*>(scales), n_rows, dim, to, to_stride);
     const size_t scales_stride = head_bytes(DType(type), dim).scales;
     const char* row = static_cast<const char*>(from);
     const char* scale = static_cast<const char*>(scales);
