@@ -212,11 +212,11 @@ def test_what_is_skipped_is_not_read(isa):
 
 @pytest.mark.parametrize("isa", ISAS)
 def test_sparse_window(isa):
-    case = Case(4, 2, 2, 64, 64, 500, 3, window=200)
+    case = Case(4, 2, 2, 64, 64, 500, 3, window=200, loud=4.0)
     q, keys, values, _ = case.data()
     rest = (4, 2, 2, "f16", 3, 1 / 8, 200, isa, 2)
     exact, _, error, _ = wanted(case, "f16")
     for threshold in (1e-3, 0.1):
         out, _, (rows, skipped) = ops.attention(q, keys, values, *rest, sparse_threshold=threshold)
         assert (np.abs(out - exact) <= threshold * np.abs(values).max() + error).all()
-        assert 0 < skipped < rows
+        assert (0 if threshold < 0.1 else 0.1 * rows) <= skipped < rows
