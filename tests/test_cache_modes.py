@@ -62,9 +62,9 @@ def predict(path, mode, dtype, n_prefill: int, n_batch: int):
 
 
 @cache
-def predict_chunks(path, dtype, n_batch: int):
-    """The same of a long append in a mode that materialises: its chunks read both k (raw) and v of earlier ones, as
-    stored or kept in that type."""
+def predict_chunks(path, mode, dtype, n_batch: int):
+    """The same of a long append in a mode that materialises: its chunks read both k (raw) and v of earlier ones, what
+    the mode stores as it is stored, the rest as it is kept: in f16 for want of a plain type."""
 
     def store(m, i, x, positions):
         return reference_module.store_k(m, i, x, positions) | reference_module.store_v(m, i, x, positions)
@@ -76,12 +76,16 @@ def predict_chunks(path, dtype, n_batch: int):
 
     reference_module.CACHE_MODES["k and v"] = (store, attend, False)
     model = reference(path)
-    return model.logits_cached(IDS, len(IDS), "k and v", dtype, n_batch), model.logits(IDS)
+    kept = dtype if dtype in ("f32", "bf16") else "f16"
+    types = (dtype if mode == "k" else kept, dtype if mode == "v" else kept)
+    return model.logits_cached(IDS, len(IDS), "k and v", types, n_batch), model.logits(IDS)
 
 
 def check(path, mode, dtype, got: np.ndarray, n_prefill: int, n_batch: int = 0) -> None:
     many = bool(n_batch) and mode != "kv"  # chunks of a materialising mode
-    wanted, exact = predict_chunks(path, dtype, n_batch) if many else predict(path, mode, dtype, n_prefill, n_batch)
+    wanted, exact = (
+        predict_chunks(path, mode, dtype, n_batch) if many else predict(path, mode, dtype, n_prefill, n_batch)
+    )
     noise = FLOAT32 * rms(exact) + FLOAT32_STEPS * rms(predict(path, mode, "f32", n_prefill, n_batch)[0] - exact)
     predicted = 0.0 if dtype == "f32" else rms(wanted - exact)
     assert rms(got - wanted) <= noise + SAME_ROUNDING * predicted, "not the rounding that the reference does"
@@ -125,7 +129,7 @@ def test_prompt_then_steps(name, mode, dtype, convert):
     check(path, mode, dtype, decode(engine, IDS, N_PREFILL), N_PREFILL)
 
 
-@pytest.mark.parametrize("dtype", ["f32", "f16", "q8"])
+@pytest.mark.parametrize("dtype", ["f32", "f16", "q8", "fp8_e5m2"])
 @pytest.mark.parametrize("n_batch", [1, 5, 20, 33])
 @each_case
 def test_prompt_in_chunks(name, mode, n_batch, dtype, convert):

@@ -45,7 +45,7 @@ struct Slots {
     std::byte* base = nullptr;
     DType dtype = DType::F32;
     int width = 0, heads = 1;
-    size_t block_stride = 0;
+    size_t row_bytes = 0, block_stride = 0;
     int block_tokens = 0;
     Tensor slots;  // [1, n] I32
 };

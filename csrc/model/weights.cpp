@@ -175,7 +175,11 @@ class Loader final : public DerivedWeights {
             const Tensor rows(values.data(), DType::F32, n, t.cols), index(ids.data(), DType::I32, 1, n);
             backend_.gather(t.rows_of(first, n), index, rows);
             const Tensor to = out.rows_of(first, n);
-            backend_.store(rows, {to.data, dtype, int(t.cols), to.stride, 0, int(n), index});
+            backend_.store(rows, {.base = to.data,
+                                  .dtype = dtype,
+                                  .width = int(t.cols),
+                                  .row_bytes = to.stride,
+                                  .slots = index});
         }
         return out;
     }

@@ -23,7 +23,7 @@ class K final : public CacheMode {
     }
 
     Format materialised(const AttnConfig& c) const override {
-        return {{"v", c.kv_width(), dense_type(c.type_k)}};
+        return {{"v", c.kv_width(), 1, dense_type(c.type_k)}};
     }
 
     void prepare(Backend& backend, const AttnConfig& c, DerivedWeights& derived,

@@ -23,7 +23,7 @@ class V final : public CacheMode {
     }
 
     Format materialised(const AttnConfig& c) const override {
-        return {{"k", c.kv_width(), dense_type(c.type_v)}};
+        return {{"k", c.kv_width(), 1, dense_type(c.type_v)}};
     }
 
     void prepare(Backend& backend, const AttnConfig& c, DerivedWeights& derived,

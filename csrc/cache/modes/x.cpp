@@ -18,7 +18,7 @@ class X final : public CacheMode {
     }
 
     Format materialised(const AttnConfig& c) const override {
-        return {{"k", c.kv_width(), dense_type(c.type_k)}, {"v", c.kv_width(), dense_type(c.type_k)}};
+        return {{"k", c.kv_width(), 1, dense_type(c.type_k)}, {"v", c.kv_width(), 1, dense_type(c.type_k)}};
     }
 
     void prepare(Backend& backend, const AttnConfig& c, DerivedWeights&, AttnWeights& w) const override {

@@ -1,5 +1,5 @@
-// Scores and values of Int8 rows with integer products, where the ISA has them (integer_scores). For the units
-// compiled once per ISA.
+// Scores and values of Int8 rows with integer products, where the ISA has them (integer_scores). For the
+// units compiled once per ISA.
 #pragma once
 
 #include "kernels/cpu/attention_heads.h"
@@ -77,9 +77,11 @@ inline bool worth_turning(int64_t n_q, int64_t dim) {
     return n_q >= kMinTurnedQueries && dim % 64 == 0 && dim <= kMaxTurnedDim;
 }
 
-/// Scores of Q queries for all rows of a block, codes[g][k] four columns (from 4 k on) of each of `lanes` rows.
+/// Scores of Q queries for all rows of a block, codes[g][k] four columns (from 4 k on) of each of `lanes`
+/// rows.
 template <int Q, class Codes>
-void turned_scores(Queries q, const Codes (*codes)[kMaxTurnedDim / 4], float scale, Prefetch* next, float* s) {
+void turned_scores(Queries q, const Codes (*codes)[kMaxTurnedDim / 4], float scale, Prefetch* next,
+                   float* s) {
     constexpr int kGroups = block_rows / 16;
     using Sums = decltype(no_sums(Codes{}));
     const int8_t *high[Q], *low[Q];
@@ -100,7 +102,8 @@ void turned_scores(Queries q, const Codes (*codes)[kMaxTurnedDim / 4], float sca
         if (next) next->some(4 * block_rows);
 #pragma GCC unroll 4
         for (int m = 0; m < Q; ++m) {
-            const Codes upper = four_digits(Codes{}, high[m] + 4 * k), lower = four_digits(Codes{}, low[m] + 4 * k);
+            const Codes upper = four_digits(Codes{}, high[m] + 4 * k),
+                        lower = four_digits(Codes{}, low[m] + 4 * k);
 #pragma GCC unroll 2
             for (int g = 0; g < kGroups; ++g) {
                 highs[m][g] = add_products(highs[m][g], codes[g][k], upper);
@@ -112,7 +115,8 @@ void turned_scores(Queries q, const Codes (*codes)[kMaxTurnedDim / 4], float sca
     for (int m = 0; m < Q; ++m) {
 #pragma GCC unroll 2
         for (int g = 0; g < kGroups; ++g) {
-            store(s + m * block_rows + g * 16, joined(highs[m][g], lows[m][g]) * splat(scale * query[m]->scale));
+            store(s + m * block_rows + g * 16,
+                  joined(highs[m][g], lows[m][g]) * splat(scale * query[m]->scale));
         }
     }
 }
@@ -159,14 +163,16 @@ inline bool split_weights(const float* p, int64_t n, WeightDigits* digits) {
     const float shrink = most > 0x1p-100f ? kMost / most : 0;
     digits->unit = most / kMost;
     for (int i = 0; i < block_rows; ++i) {
-        const uint32_t code = static_cast<uint32_t>(static_cast<int32_t>(weights[i] * shrink + magic - magic));
+        const uint32_t code =
+            static_cast<uint32_t>(static_cast<int32_t>(weights[i] * shrink + magic - magic));
         digits->high[i] = static_cast<uint8_t>(code >> 7);
         digits->low[i] = static_cast<uint8_t>(code & 127);
     }
     return true;
 }
 
-/// 64 columns of Q queries: out = factor * out + weights * rows, the rows turned into quadruples of four rows.
+/// 64 columns of Q queries: out = factor * out + weights * rows, the rows turned into quadruples of four
+/// rows.
 template <int Q, class Rows, class Codes>
 void integer_columns(const Product<Rows>& x, int64_t m, int64_t column, const WeightDigits* digits,
                      const Codes (*quads)[4], Prefetch* next) {
@@ -213,8 +219,8 @@ void integer_columns(const Product<Rows>& x, int64_t m, int64_t column, const We
     }
 }
 
-/// out = factor * out + weights * rows for a multiple of 64 columns; false, and nothing done, if the weights are not
-/// numbers.
+/// out = factor * out + weights * rows for a multiple of 64 columns; false, and nothing done, if the weights
+/// are not numbers.
 template <class Rows>
 bool integer_values(const Product<Rows>& x, int64_t dim, Prefetch& next) {
     using Codes = decltype(raised(x.rows.row(0)));

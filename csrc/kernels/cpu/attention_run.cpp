@@ -168,7 +168,8 @@ AttentionRun::RowView AttentionRun::read(const Group& group, const Term& term, c
             const int head = (first + column) / rows.head_dim();
             const HeadRun run = rows_at(rows, table, position, end, head);
             const std::byte* from = run.data;
-            if (plain) from += row_bytes(rows.dtype, (first + column) % rows.head_dim());
+            from +=
+                head_bytes(rows.dtype, (first + column) % rows.head_dim()).elements;  // 0 if it has scales
             if (direct && run.n == tile.n) return {from, rows.dtype, run.stride};
             isa_.load_head(static_cast<uint32_t>(rows.dtype), from, run.stride, run.scales, n = run.n, dim,
                            to + (position - tile.first) * stride + column, stride);

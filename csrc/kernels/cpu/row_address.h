@@ -44,6 +44,7 @@ struct HeadSlot {
     std::byte *data, *scales;
 };
 inline HeadSlot slot_address(const Slots& slots, int64_t slot, int head) {
+    if (slots.block_tokens == 0) return {slots.base + slot * slots.row_bytes, nullptr};
     const HeadBytes bytes = head_bytes(slots.dtype, slots.width / slots.heads);
     const int64_t row = slot % slots.block_tokens;
     std::byte* data = slots.base + slot / slots.block_tokens * slots.block_stride +
