@@ -195,3 +195,15 @@ def test_sizes_for_people():
     assert [format_bytes(n) for n in (5, 2048, 5 << 20, 5.5 * 2**30, 2**42)] == [
         "5 B", "2.0 KiB", "5.0 MiB", "5.5 GiB", "4.0 TiB",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("stored", ["Q4_1", "Q5_0", "Q5_1"])
+def test_types_without_a_product_are_unpacked(stored, tmp_path):
+    """The values of their blocks, rounded to float16, multiply like those of a float32 file."""
+    ids = [3, 40, 41, 50, 7]
+    logits = []
+    for dequantised in (False, True):
+        path = write_tiny(tmp_path / f"{dequantised}.gguf", stored=stored, dequantised=dequantised)
+        with slimrt.Model(path, n_ctx=64, cache_type="f32", progress=False) as model:
+            logits.append(model.logits(ids))
+    assert np.abs(logits[0] - logits[1]).max() < 5e-3 * np.abs(logits[1]).max()

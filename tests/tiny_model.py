@@ -32,8 +32,11 @@ def write_tiny(
     n_kv_heads: int = 0,
     n_ctx: int = 256,
     seed: int = 0,
+    stored: str = "F32",
+    dequantised: bool = False,
 ) -> Path:
-    """A model of four heads; its text is letters and bytes."""
+    """A model of four heads; its text is letters and bytes. stored: type of the matrices; dequantised: their values
+    after quantising, as F32."""
     shape = Shape(d=d, n_layers=n_layers, n_heads=4, n_ctx=n_ctx, n_kv_heads=n_kv_heads, n_vocab=len(TOKENS), arch=arch)
     writer, random = header(path, shape), np.random.default_rng(seed)
     kinds = gguf.TokenType
@@ -50,7 +53,12 @@ def write_tiny(
         data = random.normal(size=dims) * (0.1 if len(dims) == 1 else 0.3)
         if name.endswith("norm.weight"):
             data += 1
-        writer.add_tensor(name, data.astype(np.float32))
+        kind = gguf.GGMLQuantizationType[stored if len(dims) == 2 else "F32"]
+        rows = gguf.quants.quantize(data.astype(np.float32), kind)
+        if dequantised:
+            writer.add_tensor(name, gguf.quants.dequantize(rows, kind))
+        else:
+            writer.add_tensor(name, rows, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
