@@ -235,9 +235,13 @@ def _choices(args: argparse.Namespace) -> list[CacheChoice]:
     """The caches of --compare, else the one of --cache; a type that --compare leaves out is --cache-type's."""
     types = (args.cache_type, args.cache_type_k, args.cache_type_v)
     if args.compare is None:
-        return [CacheChoice.of(args.cache.split(",") if "," in args.cache else args.cache, *types)]
+        return [
+            CacheChoice.of(args.cache.split(",") if "," in args.cache else args.cache, *types, args.sparse_threshold)
+        ]
     pairs = [one.partition(":") for one in args.compare.split(",")]
-    return [CacheChoice.of(mode, *((type, None, None) if type else types)) for mode, _, type in pairs]
+    return [
+        CacheChoice.of(mode, *((type, None, None) if type else types), args.sparse_threshold) for mode, _, type in pairs
+    ]
 
 
 def _context(args: argparse.Namespace, depth: int) -> int:
