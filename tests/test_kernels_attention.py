@@ -220,3 +220,17 @@ def test_sparse_window(isa):
         out, _, (rows, skipped) = ops.attention(q, keys, values, *rest, sparse_threshold=threshold)
         assert (np.abs(out - exact) <= threshold * np.abs(values).max() + error).all()
         assert (0 if threshold < 0.1 else 0.1 * rows) <= skipped < rows
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("queries", [1, 3])
+@pytest.mark.parametrize("where", ["q", "k", "v"])
+def test_what_is_not_a_number_is_seen_through_q8_rows(where, queries, isa):
+    """In a query, a key or a value: that head's results are NaN, other heads' are not."""
+    case = Case(4, 2, 2, 64, 64, 100, queries)
+    q, keys, values, _ = case.data()
+    {"q": q, "k": keys, "v": values}[where][0, 5] = np.nan  # head 0; of q also the first query
+    out, _, _ = ops.attention(q, keys, values, 4, 2, 2, "q8", queries, 1 / 8, 0, isa)
+    heads = np.isnan(out.reshape(queries, 4, 64)).all(axis=2)
+    assert heads[0, 0] and not np.isnan(out.reshape(queries, 4, 64)[:, 2:]).any()
+    assert heads[:, :2].all() or where == "q"

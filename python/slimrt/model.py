@@ -87,7 +87,7 @@ class Model(Closing):
         check_device(device)
         if on_overflow != "error":
             raise UnsupportedError(unknown("on_overflow", on_overflow, ["error"]))
-        choice = CacheChoice.of(cache, cache_type, cache_type_k, cache_type_v, sparse_threshold)
+        choice = CacheChoice.of(cache, cache_type, cache_type_k, cache_type_v, sparse_threshold=sparse_threshold)
         source = ModelSource.of(path, progress)
         planner = Planner.of(source, memory_limit, n_seqs, n_batch, n_threads)
         self._runtime = _runtime.load(

@@ -39,6 +39,7 @@ class CacheChoice:
         cache_type: str,
         cache_type_k: str | None,
         cache_type_v: str | None,
+        *,
         sparse_threshold: float,
     ) -> CacheChoice:
         type_k = cache_type if cache_type_k is None else cache_type_k
@@ -201,7 +202,7 @@ def plan(
     """
     check_device(device)
     source = ModelSource.of(path, progress)
-    choice = CacheChoice.of(cache, cache_type, cache_type_k, cache_type_v, sparse_threshold)
+    choice = CacheChoice.of(cache, cache_type, cache_type_k, cache_type_v, sparse_threshold=sparse_threshold)
     check_cache(source, choice)
     planner = Planner.of(source, memory_limit, n_seqs, n_batch, n_threads)
     context = source.n_ctx(n_ctx)

@@ -233,14 +233,14 @@ def _depths(args: argparse.Namespace) -> list[int]:
 
 def _choices(args: argparse.Namespace) -> list[CacheChoice]:
     """The caches of --compare, else the one of --cache; a type that --compare leaves out is --cache-type's."""
-    types = (args.cache_type, args.cache_type_k, args.cache_type_v)
+    types, sparse = (args.cache_type, args.cache_type_k, args.cache_type_v), args.sparse_threshold
     if args.compare is None:
-        return [
-            CacheChoice.of(args.cache.split(",") if "," in args.cache else args.cache, *types, args.sparse_threshold)
-        ]
+        cache = args.cache.split(",") if "," in args.cache else args.cache
+        return [CacheChoice.of(cache, *types, sparse_threshold=sparse)]
     pairs = [one.partition(":") for one in args.compare.split(",")]
     return [
-        CacheChoice.of(mode, *((type, None, None) if type else types), args.sparse_threshold) for mode, _, type in pairs
+        CacheChoice.of(mode, *((type, None, None) if type else types), sparse_threshold=sparse)
+        for mode, _, type in pairs
     ]
 
 
