@@ -1,6 +1,8 @@
 // Vectors of float for the units compiled once per ISA. SLIMRT_SIMD names the header that has
 //   Vec, lanes, registers; load, load_part, store, store_part, splat; + - * /, fma, min, max, sum, max_of,
-//   sums, transpose; round_even, scale_by_power; duplicate_even, duplicate_odd, swap_pairs, deinterleave
+//   sums, transpose, below; round_even, scale_by_power; duplicate_even, duplicate_odd, swap_pairs,
+//   deinterleave; low_nibbles, high_nibbles; integer_scores, and if it is true RowCodes and RowSums (see
+//   simd_avx512.h)
 // for one instruction set; everything below is made of these. All functions have internal linkage.
 #pragma once
 
