@@ -15,6 +15,8 @@ constexpr int64_t kInlineElements = 1 << 15;  // less work than this is done bef
 constexpr int64_t kChunkElements = 1 << 13;
 constexpr int64_t kMinLinearRows = 16;  // rows of a weight in one work item
 constexpr int kLinearChunksPerThread = 8;
+constexpr int64_t kPaddedRows = 16;  // from this many tokens on it pays to pack f32 too
+constexpr size_t kCacheLine = 64;
 
 uint32_t number(DType dtype) { return static_cast<uint32_t>(dtype); }
 
@@ -117,13 +119,19 @@ void CpuBackend::multiply(Tensor x, Tensor weight, int n_heads, Tensor bias, Ten
 
     Tensor packed = x;  // row i, head h at packed.row(i) + h * head_bytes
     size_t head_bytes = k * sizeof(float);
-    if (kernel->pack) {
-        head_bytes = (kernel->packed_bytes(k) + 63) / 64 * 64;
+    if (kernel->pack || n >= kPaddedRows) {
+        head_bytes = kernel->pack ? kernel->packed_bytes(k) : head_bytes;
+        // An odd number of cache lines: rows a power of two apart would all want the same lines of a cache.
+        head_bytes = (chunks(head_bytes, kCacheLine) | 1) * kCacheLine;
         packed.stride = n_heads * head_bytes;
         packed.data = workspace_of(n * packed.stride);
         each_row(n * n_heads, k, [&](int64_t i) {
             const int64_t row = i / n_heads, head = i % n_heads;
-            kernel->pack(x.f32(row) + head * k, k, packed.row(row) + head * head_bytes);
+            std::byte* const to = packed.row(row) + head * head_bytes;
+            if (kernel->pack)
+                kernel->pack(x.f32(row) + head * k, k, to);
+            else
+                std::memcpy(to, x.f32(row) + head * k, k * sizeof(float));
         });
     }
     const int64_t wanted = chunks(m * n_heads, n_threads_ * kLinearChunksPerThread);

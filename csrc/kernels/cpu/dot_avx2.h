@@ -117,7 +117,7 @@ static inline void store(float* p, Scales s) {
 
 using PanelCodes = __m256i;
 using PanelSums = __m256i;
-constexpr int panel_vectors = 1, panel_tokens = 4;
+constexpr int panel_vectors = 1, panel_tokens = 4, panel_least = 99;
 
 static inline PanelCodes splat_four(const void* p) {
     int32_t four;

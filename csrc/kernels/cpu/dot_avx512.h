@@ -95,7 +95,7 @@ static inline Acc add_last_eight(Acc acc, Scales s) {
 
 using PanelCodes = __m512i;
 using PanelSums = __m512i;
-constexpr int panel_vectors = 2, panel_tokens = 4;
+constexpr int panel_vectors = 2, panel_tokens = 4, panel_least = 99;
 
 static inline PanelCodes splat_four(const void* p) {
     int32_t four;

@@ -172,7 +172,7 @@ struct PanelCodes {
     Shorts even, odd;
 };
 using PanelSums = Ints;
-constexpr int panel_vectors = 1, panel_tokens = 4;
+constexpr int panel_vectors = 1, panel_tokens = 4, panel_least = 99;
 
 static inline PanelCodes load_panel(const void* p) {
     Bytes a;

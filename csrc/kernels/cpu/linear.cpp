@@ -1,28 +1,13 @@
 #include "kernels/cpu/linear.h"
 
 #include "core/dtype.h"
-#include "kernels/cpu/linear_float.h"
+#include "kernels/cpu/linear_float_panel.h"
 #include "kernels/cpu/linear_panel.h"
 #include "kernels/cpu/linear_quant.h"
 
 namespace slimrt::cpu::SLIMRT_ISA {
 
-/// Rows that do not fill a panel, or all rows when the tokens are few, dot_rows at a time.
-template <class Weight, int R>
-static int64_t product_by_rows(const uint8_t* w, size_t w_stride, int64_t first, int64_t n_rows,
-                               const uint8_t* x, size_t x_stride, int64_t n_tokens, int64_t k, float* out,
-                               size_t out_stride) {
-    int64_t r = first;
-    for (; r + R <= n_rows; r += R) {
-        for (int64_t t = 0; t < n_tokens; ++t) {
-            row_product<Weight, R>(w + r * w_stride, w_stride, Activations(x + t * x_stride, k), k,
-                                   out + t * out_stride + r);
-        }
-    }
-    return r;
-}
-
-/// The same V * lanes at a time.
+/// As many rows as fill panels of V * lanes; returns the row it ended at.
 template <class Weight, int V>
 static int64_t product_by_panels(const uint8_t* w, size_t w_stride, int64_t first, int64_t n_rows,
                                  const uint8_t* x, size_t x_stride, int64_t n_tokens, int64_t k, float* out,
@@ -40,12 +25,17 @@ static void quant_product(const void* weights, size_t w_stride, int64_t n_rows, 
     const uint8_t* w = static_cast<const uint8_t*>(weights);
     const uint8_t* x = static_cast<const uint8_t*>(activations);
     int64_t r = 0;
-    if (n_tokens >= panel_tokens) {
+    if (n_tokens >= panel_least) {
         r = product_by_panels<Weight, panel_vectors>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k, out,
                                                      out_stride);
         r = product_by_panels<Weight, 1>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k, out, out_stride);
     }
-    r = product_by_rows<Weight, dot_rows>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k, out, out_stride);
+    if (n_tokens > 1)
+        r = product_by_rows<Weight, dot_rows>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k, out,
+                                              out_stride);
+    else
+        r = product_by_rows<Weight, rows_of_one<Weight>>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k,
+                                                         out, out_stride);
     product_by_rows<Weight, 1>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k, out, out_stride);
 }
 
