@@ -115,9 +115,23 @@ static inline void store(float* p, Scales s) {
     store(p + 8, s.high);
 }
 
+static inline void store_columns(Scales* rows, float* to, size_t stride) {
+    Vec low[8], high[8];
+    for (int r = 0; r < 8; ++r) {
+        low[r] = rows[r].low;
+        high[r] = rows[r].high;
+    }
+    transpose(low);
+    transpose(high);
+    for (int i = 0; i < 8; ++i) {
+        store(to + i * stride, low[i]);
+        store(to + (8 + i) * stride, high[i]);
+    }
+}
+
 using PanelCodes = __m256i;
 using PanelSums = __m256i;
-constexpr int panel_vectors = 1, panel_tokens = 4, panel_least = 99;
+constexpr int panel_vectors = 1, panel_tokens = 4, panel_least = 4;
 
 static inline PanelCodes splat_four(const void* p) {
     int32_t four;

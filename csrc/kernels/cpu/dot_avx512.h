@@ -93,9 +93,14 @@ static inline Acc add_last_eight(Acc acc, Scales s) {
     return {_mm512_mask_add_ps(acc.v, 0xff00, acc.v, s.v)};
 }
 
+static inline void store_columns(Scales* rows, float* to, size_t stride) {
+    transpose(rows);
+    for (int i = 0; i < 16; ++i) store(to + i * stride, rows[i]);
+}
+
 using PanelCodes = __m512i;
 using PanelSums = __m512i;
-constexpr int panel_vectors = 2, panel_tokens = 4, panel_least = 99;
+constexpr int panel_vectors = 2, panel_tokens = 4, panel_least = 4;
 
 static inline PanelCodes splat_four(const void* p) {
     int32_t four;

@@ -168,11 +168,17 @@ static inline Acc spread_halves(const Scales& s, int j) {
 static inline Acc spread_quarters(const Scales& s, int j) { return load(s.v + 4 * j); }
 static inline Acc add_last_eight(Acc acc, const Scales& s) { return acc + (load(s.v + 8) + load(s.v + 12)); }
 
+static inline void store_columns(const Scales* rows, float* to, size_t stride) {
+    for (int i = 0; i < 16; ++i) {
+        for (int r = 0; r < lanes; ++r) to[i * stride + r] = rows[r].v[i];
+    }
+}
+
 struct PanelCodes {
     Shorts even, odd;
 };
 using PanelSums = Ints;
-constexpr int panel_vectors = 1, panel_tokens = 4, panel_least = 99;
+constexpr int panel_vectors = 1, panel_tokens = 4, panel_least = 4;
 
 static inline PanelCodes load_panel(const void* p) {
     Bytes a;
