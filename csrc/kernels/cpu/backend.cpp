@@ -121,9 +121,9 @@ void CpuBackend::norm(NormKind kind, Tensor x, Tensor weight, Tensor bias, float
     });
 }
 
-const LinearKernel* CpuBackend::find_kernel(DType dtype) const {
+const LinearKernel* CpuBackend::find_kernel(DType dtype, int64_t n_tokens) const {
     for (const LinearKernel* kernel = isa_.linear; kernel->product; ++kernel) {
-        if (kernel->weight_type == number(dtype)) return kernel;
+        if (kernel->weight_type == number(dtype) && n_tokens >= kernel->least_tokens) return kernel;
     }
     return nullptr;
 }
@@ -140,7 +140,7 @@ std::vector<CpuBackend::Packed> CpuBackend::pack(Tensor x, int n_heads, std::spa
     std::vector<Packed> all;
     size_t bytes = 0;
     for (const Product& product : products) {
-        const LinearKernel* kernel = find_kernel(product.weight.dtype);
+        const LinearKernel* kernel = find_kernel(product.weight.dtype, x.rows);
         assert(kernel && "load() unpacks types without a kernel");
         assert(product.weight.cols == k && product.out.cols == product.weight.rows);
         const auto same = std::find_if(all.begin(), all.end(),

@@ -28,7 +28,7 @@ class CpuBackend final : public Backend {
     MemoryUse memory() const override { return memory_.used(); }
     size_t workspace() const override { return workspace_.bytes; }
     void reserve_workspace(size_t bytes) override;
-    bool native(DType dtype) const override { return find_kernel(dtype) != nullptr; }
+    bool native(DType dtype) const override { return find_kernel(dtype, 0) != nullptr; }
 
     void gather(Tensor table, Tensor ids, Tensor out) override;
     void norm(NormKind kind, Tensor x, Tensor weight, Tensor bias, float eps, Tensor out) override;
@@ -52,7 +52,7 @@ class CpuBackend final : public Backend {
     /// One block for all operations, valid until the next call; grows to the most that was asked for.
     std::byte* workspace_of(size_t bytes);
 
-    const LinearKernel* find_kernel(DType dtype) const;
+    const LinearKernel* find_kernel(DType dtype, int64_t n_tokens) const;
     /// What a product's kernel reads as x: row i, head h at rows.row(i) + h * head_bytes.
     struct Packed {
         const LinearKernel* kernel;

@@ -170,4 +170,8 @@ static inline void store_transposed(const Codes* rows, uint8_t* to, size_t strid
     store_transposed(high, to + 8 * stride, stride);
 }
 
+struct WidePairs {
+    static constexpr int64_t least_tokens = 0;  // f32 products are as fast
+};
+
 }  // namespace slimrt::cpu::SLIMRT_ISA

@@ -206,4 +206,8 @@ static inline void store_transposed(const Codes* rows, uint8_t* to, size_t strid
     }
 }
 
+struct WidePairs {
+    static constexpr int64_t least_tokens = 0;  // f32 products are as fast
+};
+
 }  // namespace slimrt::cpu::SLIMRT_ISA

@@ -12,6 +12,7 @@ namespace slimrt::cpu {
 /// Products of stored weight rows with activation rows, for one weight type.
 struct LinearKernel {
     uint32_t weight_type;  // DType
+    int64_t least_tokens;  // of several kernels for a type, the first in the list that takes so few serves
     /// Bytes of one activation row of k elements once packed, and the packing (for f32 activations: a copy is
     /// not needed, pack is nullptr and x is read as it is).
     size_t (*packed_bytes)(int64_t k);

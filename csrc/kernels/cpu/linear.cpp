@@ -3,6 +3,7 @@
 #include "core/dtype.h"
 #include "kernels/cpu/linear_float_panel.h"
 #include "kernels/cpu/linear_panel.h"
+#include "kernels/cpu/linear_wide.h"
 #include "kernels/cpu/linear_quant.h"
 
 namespace slimrt::cpu::SLIMRT_ISA {
@@ -41,20 +42,30 @@ static void quant_product(const void* weights, size_t w_stride, int64_t n_rows, 
 
 template <class Stored>
 static constexpr LinearKernel with_floats(DType type) {
-    return {static_cast<uint32_t>(type), nullptr, nullptr, float_product<Stored>};
+    return {static_cast<uint32_t>(type), 0, nullptr, nullptr, float_product<Stored>};
+}
+
+/// The same type for many tokens, where the ISA has it.
+template <class Stored, class Ops = WidePairs>
+static constexpr LinearKernel with_wide(DType type) {
+    if constexpr (Ops::least_tokens > 0)
+        return {static_cast<uint32_t>(type), Ops::least_tokens, wide_bytes, wide_pack, wide_product<Stored, Ops>};
+    else
+        return with_floats<Stored>(type);
 }
 
 template <class Weight>
 static constexpr LinearKernel with_codes(DType type) {
-    return {static_cast<uint32_t>(type), packed_bytes<Weight>, pack<Weight>, quant_product<Weight>};
+    return {static_cast<uint32_t>(type), 0, packed_bytes<Weight>, pack<Weight>, quant_product<Weight>};
 }
 
 const LinearKernel linear_kernels[] = {
+    with_wide<Half>(DType::F16),         with_wide<Brain>(DType::BF16),
     with_floats<float>(DType::F32),      with_floats<Half>(DType::F16),
     with_floats<Brain>(DType::BF16),     with_codes<WeightQ8_0>(DType::Q8_0),
     with_codes<WeightQ4_0>(DType::Q4_0), with_codes<WeightQ4_K>(DType::Q4_K),
     with_codes<WeightQ5_K>(DType::Q5_K), with_codes<WeightQ6_K>(DType::Q6_K),
-    {0, nullptr, nullptr, nullptr},
+    {0, 0, nullptr, nullptr, nullptr},
 };
 
 }  // namespace slimrt::cpu::SLIMRT_ISA

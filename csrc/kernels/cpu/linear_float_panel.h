@@ -26,6 +26,7 @@ struct FloatPanel {
                 for (int r = 0; r < lanes; ++r) {
                     const uint8_t* row = w + (v * lanes + r) * w_stride;
                     const Stored* from = reinterpret_cast<const Stored*>(row) + first + i;
+                    __builtin_prefetch(reinterpret_cast<const uint8_t*>(from) + rows * w_stride);  // the next panel
                     block[r] = i + lanes <= n ? load(from) : load_part(from, n - i);
                 }
                 transpose(block);
