@@ -161,7 +161,10 @@ def test_linear_of_many_tokens_is_far_finer_than_16_bit_floats(type_name, k, row
     got = ops.linear(x, raw.reshape(-1), type_name, rows, None, isa, 2)
     error = got - x.astype(np.float64) @ weight.T
     assert rms(error / wide_rounding(x, weight)) < 1.05
-    assert rms(error) < rms((rounded(x, "f16") - x) @ weight.T) and rms(error) < rms((rounded(x, "bf16") - x) @ weight.T) / 8
+    assert (
+        rms(error) < rms((rounded(x, "f16") - x) @ weight.T)
+        and rms(error) < rms((rounded(x, "bf16") - x) @ weight.T) / 8
+    )
 
 
 @pytest.mark.parametrize("isa", ISAS)

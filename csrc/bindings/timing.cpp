@@ -64,7 +64,8 @@ std::vector<double> time_linear(const Array<const uint8_t>& weights, const std::
     const auto backend = open_cpu_backend({.n_threads = n_threads, .isa = isa});
     if (!backend->native(info->dtype)) fail(ErrorCode::argument, "there is no native product for ", type);
     const size_t matrix = size_t(rows) * row_bytes(info->dtype, cols);
-    const Buffer space = backend->alloc(MemoryKind::scratch, size_t(tokens * (rows + cols) * 4), "activations");
+    const Buffer space =
+        backend->alloc(MemoryKind::scratch, size_t(tokens * (rows + cols) * 4), "activations");
     const Tensor x(space.data.get(), DType::F32, tokens, cols);
     const Tensor out(space.data.get() + x.bytes(), DType::F32, tokens, rows);
     for (int64_t i = 0; i < tokens * cols; ++i) x.f32()[i] = float(i * 2654435761 % 1000) / 500 - 1;
@@ -74,7 +75,8 @@ std::vector<double> time_linear(const Array<const uint8_t>& weights, const std::
     for (int pass = 0; pass < passes; ++pass) {
         const auto start = Clock::now();
         for (size_t at = 0; tokens > 0 && at + matrix <= weights.size(); at += matrix)
-            backend->linear(x, Tensor(const_cast<uint8_t*>(weights.data()) + at, info->dtype, rows, cols), {}, out);
+            backend->linear(x, Tensor(const_cast<uint8_t*>(weights.data()) + at, info->dtype, rows, cols), {},
+                            out);
         seconds.push_back(tokens > 0 ? seconds_since(start)
                                      : time_read(pool, reinterpret_cast<const uint64_t*>(weights.data()),
                                                  int64_t(weights.size() / matrix * matrix)));

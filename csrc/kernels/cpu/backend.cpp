@@ -143,8 +143,8 @@ std::vector<CpuBackend::Packed> CpuBackend::pack(Tensor x, int n_heads, std::spa
         const LinearKernel* kernel = find_kernel(product.weight.dtype, x.rows);
         assert(kernel && "load() unpacks types without a kernel");
         assert(product.weight.cols == k && product.out.cols == product.weight.rows);
-        const auto same = std::find_if(all.begin(), all.end(),
-                                       [&](const Packed& other) { return other.kernel->pack == kernel->pack; });
+        const auto same = std::find_if(
+            all.begin(), all.end(), [&](const Packed& other) { return other.kernel->pack == kernel->pack; });
         if (same != all.end()) {
             all.push_back({kernel, same->rows, same->head_bytes, same->offset, true});
             continue;
@@ -180,7 +180,8 @@ void CpuBackend::pack_rows(Tensor x, int n_heads, const Packed& packed) {
 void CpuBackend::multiply(Tensor x, int n_heads, std::span<const Product> products) {
     const int64_t n = x.rows;
     const std::vector<Packed> packed = pack(x, n_heads, products);
-    const std::vector<LinearItem> items = linear_items(products, n_heads, n_threads_, n < kPaddedRows ? 16 : 32);
+    const std::vector<LinearItem> items =
+        linear_items(products, n_heads, n_threads_, n < kPaddedRows ? 16 : 32);
     run(int64_t(items.size()), [&](int64_t i, int) {
         const LinearItem& item = items[i];
         const auto& [weight, bias, out] = products[item.product];

@@ -3,8 +3,8 @@
 #include "core/dtype.h"
 #include "kernels/cpu/linear_float_panel.h"
 #include "kernels/cpu/linear_panel.h"
-#include "kernels/cpu/linear_wide.h"
 #include "kernels/cpu/linear_quant.h"
+#include "kernels/cpu/linear_wide.h"
 
 namespace slimrt::cpu::SLIMRT_ISA {
 
@@ -49,7 +49,8 @@ static constexpr LinearKernel with_floats(DType type) {
 template <class Stored, class Ops = WidePairs>
 static constexpr LinearKernel with_wide(DType type) {
     if constexpr (Ops::least_tokens > 0)
-        return {static_cast<uint32_t>(type), Ops::least_tokens, wide_bytes, wide_pack, wide_product<Stored, Ops>};
+        return {static_cast<uint32_t>(type), Ops::least_tokens, wide_bytes, wide_pack,
+                wide_product<Stored, Ops>};
     else
         return with_floats<Stored>(type);
 }

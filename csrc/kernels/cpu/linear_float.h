@@ -73,9 +73,9 @@ template <class Stored, int R>
 static int64_t float_product_by_rows(const uint8_t* w, size_t w_stride, int64_t first, int64_t n_rows,
                                      const uint8_t* x, size_t x_stride, int64_t n_tokens, int64_t k,
                                      float* out, size_t out_stride) {
-    static constexpr FloatTile tiles[] = {
-        float_tile<Stored, R, 1>, float_tile<Stored, R, 2>, float_tile<Stored, R, 3>,
-        float_tile<Stored, R, 4>, float_tile<Stored, R, 5>, float_tile<Stored, R, 6>};
+    static constexpr FloatTile tiles[] = {float_tile<Stored, R, 1>, float_tile<Stored, R, 2>,
+                                          float_tile<Stored, R, 3>, float_tile<Stored, R, 4>,
+                                          float_tile<Stored, R, 5>, float_tile<Stored, R, 6>};
     const int64_t n_tiles = (n_tokens + float_tokens - 1) / float_tokens;
     int64_t r = first;
     for (; r + R <= n_rows; r += R) {

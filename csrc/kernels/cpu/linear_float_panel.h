@@ -26,7 +26,8 @@ struct FloatPanel {
                 for (int r = 0; r < lanes; ++r) {
                     const uint8_t* row = w + (v * lanes + r) * w_stride;
                     const Stored* from = reinterpret_cast<const Stored*>(row) + first + i;
-                    __builtin_prefetch(reinterpret_cast<const uint8_t*>(from) + rows * w_stride);  // the next panel
+                    __builtin_prefetch(reinterpret_cast<const uint8_t*>(from) +
+                                       rows * w_stride);  // the next panel
                     block[r] = i + lanes <= n ? load(from) : load_part(from, n - i);
                 }
                 transpose(block);
@@ -42,8 +43,7 @@ static void float_panel_tile(const FloatPanel<Stored, V>& panel, const uint8_t* 
                              bool accumulate, float* out, size_t out_stride) {
     Vec acc[T][V];
     for (int t = 0; t < T; ++t) {
-        for (int v = 0; v < V; ++v)
-            acc[t][v] = accumulate ? load(out + t * out_stride + v * lanes) : splat(0);
+        for (int v = 0; v < V; ++v) acc[t][v] = splat(0);
     }
     for (int64_t i = 0; i < n; ++i) {
         Vec w[V];
@@ -54,7 +54,10 @@ static void float_panel_tile(const FloatPanel<Stored, V>& panel, const uint8_t* 
         }
     }
     for (int t = 0; t < T; ++t) {
-        for (int v = 0; v < V; ++v) store(out + t * out_stride + v * lanes, acc[t][v]);
+        for (int v = 0; v < V; ++v) {
+            float* to = out + t * out_stride + v * lanes;
+            store(to, accumulate ? load(to) + acc[t][v] : acc[t][v]);
+        }
     }
 }
 
@@ -109,8 +112,8 @@ static void float_product(const void* weights, size_t w_stride, int64_t n_rows, 
     const uint8_t* x = static_cast<const uint8_t*>(activations);
     int64_t r = 0;
     if (n_tokens >= float_panel_least) {
-        r = float_product_by_panels<Stored, float_panel_vectors>(w, w_stride, r, n_rows, x, x_stride, n_tokens,
-                                                                 k, out, out_stride);
+        r = float_product_by_panels<Stored, float_panel_vectors>(w, w_stride, r, n_rows, x, x_stride,
+                                                                 n_tokens, k, out, out_stride);
         r = float_product_by_panels<Stored, 1>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k, out,
                                                out_stride);
     }

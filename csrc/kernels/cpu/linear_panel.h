@@ -107,15 +107,13 @@ template <class Weight, int V, int T>
 static void panel_tile(const Panel<Weight, V>& panel, const uint8_t* x, size_t x_stride, int64_t first,
                        int64_t k, float* out, size_t out_stride) {
     PanelTile<Weight, V, T> tile{x, x_stride, Activations(x, k), {}};
-    if (first > 0) {
-        for (int t = 0; t < T; ++t) {
-            for (int v = 0; v < V; ++v) tile.acc[t][v] = load(out + t * out_stride + v * lanes);
-        }
-    }
     const int64_t left = k - first < panel.elements ? k - first : panel.elements;
     for (int g = 0; g < left / Weight::group; ++g) tile.add_group(panel, g, first / Weight::group + g);
     for (int t = 0; t < T; ++t) {
-        for (int v = 0; v < V; ++v) store(out + t * out_stride + v * lanes, tile.acc[t][v]);
+        for (int v = 0; v < V; ++v) {
+            float* to = out + t * out_stride + v * lanes;
+            store(to, first > 0 ? load(to) + tile.acc[t][v] : tile.acc[t][v]);
+        }
     }
 }
 

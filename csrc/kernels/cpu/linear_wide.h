@@ -59,7 +59,8 @@ struct WidePanel {
             for (int r = 0; r < lanes; ++r) {
                 const int64_t row = to + r < n_rows ? to + r : n_rows - 1;
                 const Stored* from = reinterpret_cast<const Stored*>(w + row * w_stride) + first + i;
-                __builtin_prefetch(reinterpret_cast<const uint8_t*>(from) + rows * w_stride);  // the next panel
+                __builtin_prefetch(reinterpret_cast<const uint8_t*>(from) +
+                                   rows * w_stride);  // the next panel
                 columns[i + r] = n >= i + lanes ? load(from) : n > i ? load_part(from, n - i) : splat(0);
             }
             transpose(columns + i);
@@ -68,7 +69,8 @@ struct WidePanel {
         store(scales[g] + to, max * splat(1 / wide_most));
         const Vec inverse = Ops::inverse(max, wide_most);
         for (int i = 0; i < wide_group; i += 2) {
-            Ops::store_pairs(codes[(g * wide_group + i) / 2][to], columns[i] * inverse, columns[i + 1] * inverse);
+            Ops::store_pairs(codes[(g * wide_group + i) / 2][to], columns[i] * inverse,
+                             columns[i + 1] * inverse);
         }
     }
 };
@@ -81,11 +83,7 @@ static void wide_tile(const WidePanel<Stored, Ops>& panel, int64_t n_rows, const
     constexpr int V = panel.vectors;
     Vec acc[T][V];
     for (int t = 0; t < T; ++t) {
-        for (int v = 0; v < V; ++v) {
-            const float* from = out + t * out_stride + v * lanes;
-            const int64_t n = n_rows - v * lanes;
-            acc[t][v] = !accumulate || n <= 0 ? splat(0) : n < lanes ? load_part(from, n) : load(from);
-        }
+        for (int v = 0; v < V; ++v) acc[t][v] = splat(0);
     }
     for (int g = 0; g < groups; ++g) {
         typename Ops::Sums sums[T][V] = {};
@@ -110,9 +108,9 @@ static void wide_tile(const WidePanel<Stored, Ops>& panel, int64_t n_rows, const
             float* to = out + t * out_stride + v * lanes;
             const int64_t n = n_rows - v * lanes;
             if (n >= lanes)
-                store(to, acc[t][v]);
+                store(to, accumulate ? load(to) + acc[t][v] : acc[t][v]);
             else if (n > 0)
-                store_part(to, acc[t][v], n);
+                store_part(to, accumulate ? load_part(to, n) + acc[t][v] : acc[t][v], n);
         }
     }
 }
@@ -128,29 +126,32 @@ static void wide_tiles(const WidePanel<Stored, Ops>& panel, int64_t n_rows, cons
                                             x_stride, groups, accumulate, out + t * out_stride, out_stride);
     }
     for (; t < n_tokens; ++t) {
-        wide_tile<Stored, Ops, 1>(panel, n_rows, codes + t * x_stride, scales + t * x_stride, x_stride, groups,
-                                  accumulate, out + t * out_stride, out_stride);
+        wide_tile<Stored, Ops, 1>(panel, n_rows, codes + t * x_stride, scales + t * x_stride, x_stride,
+                                  groups, accumulate, out + t * out_stride, out_stride);
     }
 }
 
 template <class Stored, class Ops>
 static void wide_product(const void* weights, size_t w_stride, int64_t n_rows, const void* activations,
                          size_t x_stride, int64_t n_tokens, int64_t k, float* out, size_t out_stride) {
-    // Tokens in blocks whose activations stay in the second-level cache while all rows pass over them.
-    constexpr int64_t block = 480 / Ops::tokens * Ops::tokens;
+    // A block of tokens' activations, a panel's width of them, and of the output both stay in the cache.
+    constexpr int64_t block = 576 / Ops::tokens * Ops::tokens, row_block = 128;
     const uint8_t* w = static_cast<const uint8_t*>(weights);
     WidePanel<Stored, Ops> panel;
     for (int64_t t = 0; t < n_tokens; t += block) {
         const int64_t tokens = n_tokens - t < block ? n_tokens - t : block;
         const uint8_t* codes = static_cast<const uint8_t*>(activations) + t * x_stride;
         const uint8_t* scales = codes + (k + wide_group - 1) / wide_group * wide_group * 2;
-        for (int64_t first = 0; first < k; first += panel.elements) {
-            const int64_t n = k - first < panel.elements ? k - first : panel.elements;
-            const int groups = static_cast<int>((n + wide_group - 1) / wide_group);
-            for (int64_t r = 0; r < n_rows; r += panel.rows) {
-                panel.fill(w + r * w_stride, w_stride, n_rows - r, first, n);
-                wide_tiles(panel, n_rows - r, codes + 2 * first, scales + first / wide_group * 4, x_stride,
-                           tokens, groups, first > 0, out + t * out_stride + r, out_stride);
+        for (int64_t row = 0; row < n_rows; row += row_block) {
+            const int64_t end = n_rows - row < row_block ? n_rows : row + row_block;
+            for (int64_t first = 0; first < k; first += panel.elements) {
+                const int64_t n = k - first < panel.elements ? k - first : panel.elements;
+                const int groups = static_cast<int>((n + wide_group - 1) / wide_group);
+                for (int64_t r = row; r < end; r += panel.rows) {
+                    panel.fill(w + r * w_stride, w_stride, n_rows - r, first, n);
+                    wide_tiles(panel, n_rows - r, codes + 2 * first, scales + first / wide_group * 4,
+                               x_stride, tokens, groups, first > 0, out + t * out_stride + r, out_stride);
+                }
             }
         }
     }
