@@ -3,7 +3,8 @@
     python benchmarks/linear.py --types q8_0 q4_k f16 --tokens 1 8 512 --threads 1 2
 
 Each type's matrices together are far larger than the caches and hold random codes. GB/s counts the weights' bytes once
-a product, whatever the number of tokens; GMAC/s counts multiply-adds. Medians over interleaved passes.
+a product, whatever the number of tokens; GMAC/s counts multiply-adds, to be held against the dot products that the
+type's arithmetic makes in registers. Medians over interleaved turns.
 """
 
 from __future__ import annotations
@@ -48,33 +49,27 @@ def weights(type_name: str, rows: int, cols: int, megabytes: int) -> np.ndarray:
 
 def measure(type_name: str, args: argparse.Namespace) -> list[dict[str, object]]:
     """One row for each ISA, number of threads and of tokens; tokens 0 is the pure read."""
+    block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[type_name.upper()]]
+    matrix = args.rows * args.cols // block * size
     raw = weights(type_name, args.rows, args.cols, args.megabytes)
     cases = [(isa, n, t) for isa in args.isas for n in args.threads for t in (0, *args.tokens)]
     seconds: dict[tuple[str, int, int], list[float]] = {case: [] for case in cases}
     for _ in range(args.turns):
-        for isa, n_threads, tokens in cases:
-            # Many tokens are limited by arithmetic: one matrix tells.
-            part = raw if tokens <= 16 else raw[: raw.size // max(1, args.megabytes // 32)]
-            n_matrices = max(1, part.size // (raw.size // count(raw, type_name, args)))
-            part = raw[: n_matrices * (raw.size // count(raw, type_name, args))]
-            one = _core.ops.time_linear(part, type_name, args.rows, args.cols, tokens, isa, n_threads, 1)
-            seconds[isa, n_threads, tokens].append(one[0] / n_matrices)
-    size = raw.size / count(raw, type_name, args)
+        for case in cases:
+            isa, n_threads, tokens = case
+            # Many tokens are limited by arithmetic: few matrices tell.
+            part = raw if tokens <= 16 else raw[: 2 * matrix]
+            times = _core.ops.time_linear(part, type_name, args.rows, args.cols, tokens, isa, n_threads, 1)
+            seconds[case].append(times[0] / (part.size // matrix))
     rows = []
     for (isa, n_threads, tokens), times in seconds.items():
         s = statistics.median(times)
-        macs = args.rows * args.cols * tokens
         rows.append(
             {"type": type_name, "isa": isa, "threads": n_threads, "tokens": tokens, "microseconds": s * 1e6}
-            | {"GB/s": size / s / 1e9, "GMAC/s": macs / s / 1e9, "least": min(times) * 1e6, "most": max(times) * 1e6}
+            | {"GB/s": matrix / s / 1e9, "GMAC/s": args.rows * args.cols * tokens / s / 1e9}
+            | {"least": min(times) * 1e6, "most": max(times) * 1e6}
         )
     return rows
-
-
-def count(raw: np.ndarray, type_name: str, args: argparse.Namespace) -> int:
-    """How many matrices lie in raw."""
-    block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[type_name.upper()]]
-    return raw.size // (args.rows * args.cols // block * size)
 
 
 def main() -> None:
@@ -92,6 +87,10 @@ def main() -> None:
     args = parser.parse_args()
     found = []
     for type_name in args.types:
+        for isa in args.isas:
+            peak = _core.ops.dot_peak(type_name, isa)
+            print(f"\n{type_name}, {isa}: dot products in registers, one thread: {peak:.0f} GMAC/s")
+            found.append({"type": type_name, "isa": isa, "threads": 1, "peak GMAC/s": peak})
         print("\n| type | isa | threads | tokens | us | GB/s | GMAC/s |\n|---|---|---|---|---|---|---|")
         for row in measure(type_name, args):
             found.append(row)

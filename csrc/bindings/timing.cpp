@@ -8,7 +8,7 @@
 #include "bindings/bindings.h"
 #include "core/error.h"
 #include "core/thread_pool.h"
-#include "kernels/backend.h"
+#include "kernels/cpu/cpu_backend.h"
 
 namespace slimrt {
 namespace {
@@ -84,11 +84,30 @@ std::vector<double> time_linear(const Array<const uint8_t>& weights, const std::
     return seconds;
 }
 
+/// Multiply-adds a second, in 1e9, of dot products in registers on one thread, as a product with this type of
+/// weight and many tokens does them; the best of five.
+double dot_peak(const std::string& type, const std::string& isa) {
+    const DTypeInfo* info = find_dtype(type.c_str());
+    if (!info) fail(ErrorCode::argument, "unknown element type '", type, "'");
+    const bool half = info->dtype == DType::F16 || info->dtype == DType::BF16;
+    nb::gil_scoped_release release;
+    double best = 0;
+    for (int pass = 0; pass < 5; ++pass) {
+        alignas(64) float out[16];
+        const auto start = Clock::now();
+        const int64_t macs =
+            cpu::choose_isa(isa).busy(uint32_t(half ? DType::F16 : info->dtype), 2000000, out);
+        best = std::max(best, double(macs) / seconds_since(start) / 1e9);
+    }
+    return best;
+}
+
 }  // namespace
 
 void bind_timing(nb::module_& m, nb::module_& ops) {
     using nb::arg;
     m.def("read_bandwidth", &read_bandwidth, arg("n_threads") = 0, arg("megabytes") = 512);
+    ops.def("dot_peak", &dot_peak, arg("type"), arg("isa"));
     ops.def("time_linear", &time_linear, arg("weights"), arg("type"), arg("rows"), arg("cols"), arg("tokens"),
             arg("isa"), arg("n_threads"), arg("passes"));
 }

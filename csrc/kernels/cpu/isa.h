@@ -27,6 +27,9 @@ struct LinearKernel {
 struct Isa {
     const char* name;
     const LinearKernel* linear;  // terminated by an entry whose product is nullptr
+    /// The arithmetic that bounds products with this type of weight, for benchmarks: that many rounds of dot
+    /// products of registers; returns the multiply-adds. `out` takes a vector, so that they happen.
+    int64_t (*busy)(uint32_t type, int64_t rounds, float* out);
 
     /// Any readable type to f32 (type is a DType; n a multiple of its block).
     void (*unpack)(uint32_t type, const void* from, int64_t n, float* to);

@@ -69,4 +69,58 @@ const LinearKernel linear_kernels[] = {
     {0, 0, nullptr, nullptr, nullptr},
 };
 
+/// What the compiler must take for numbers that may change and differ.
+alignas(64) static uint8_t operands[12][64];
+
+/// `rounds` times 12 dots.
+template <class Sum, class Load, class Dot>
+static void keep_busy(int64_t rounds, const Load& read, const Dot& dot_of, float* out) {
+    constexpr int independent = registers == 32 ? 12 : 6;
+    Sum sums[independent];
+    asm volatile("" : : "r"(operands) : "memory");
+#pragma GCC unroll 12
+    for (int j = 0; j < independent; ++j) memcpy(&sums[j], operands[j], sizeof(Sum));
+    for (int64_t i = 0; i < rounds * 12 / independent; ++i) {
+        asm volatile("" : : "r"(operands) : "memory");
+        const auto w = read(), x = read();
+#pragma GCC unroll 12
+        for (int j = 0; j < independent; ++j) sums[j] = dot_of(sums[j], w, x);
+    }
+#pragma GCC unroll 12
+    for (int j = 0; j < independent; ++j) memcpy(operands[j], &sums[j], sizeof(Sum));
+    memcpy(out, operands, sizeof(Sum));
+}
+
+static int64_t busy_floats(int64_t rounds, float* out) {
+    const auto read = [] { return load(reinterpret_cast<const float*>(operands)); };
+    keep_busy<Vec>(rounds, read, [](Vec s, Vec w, Vec x) { return fma(w, x, s); }, out);
+    return rounds * 12 * lanes;
+}
+
+static int64_t busy_codes(int64_t rounds, float* out) {
+    const auto read = [] { return load_panel(operands); };
+    const auto dot_of = [](PanelSums s, const PanelCodes& w, const PanelCodes& x) {
+        return dot<false>(s, w, x);
+    };
+    keep_busy<PanelSums>(rounds, read, dot_of, out);
+    return rounds * 12 * lanes * 4;
+}
+
+template <class Ops>
+static int64_t busy_wide(int64_t rounds, float* out) {
+    if constexpr (Ops::least_tokens > 0) {
+        const auto read = [] { return Ops::load_pairs(operands); };
+        keep_busy<typename Ops::Sums>(rounds, read, Ops::dot, out);
+        return rounds * 12 * lanes * 2;
+    } else {
+        return busy_floats(rounds, out);
+    }
+}
+
+int64_t busy(uint32_t type, int64_t rounds, float* out) {
+    if (type == static_cast<uint32_t>(DType::F32)) return busy_floats(rounds, out);
+    if (type == static_cast<uint32_t>(DType::F16)) return busy_wide<WidePairs>(rounds, out);
+    return busy_codes(rounds, out);
+}
+
 }  // namespace slimrt::cpu::SLIMRT_ISA
