@@ -133,8 +133,6 @@ def test_linear_of_plain_types(type_name, k, isa):
         got = ops.linear(x, raw.reshape(-1), type_name, rows, bias, isa, threads)
         wanted = x.astype(np.float64) @ weight.T + (0 if bias is None else bias)
         bound = (k + 2) * EPS * (np.abs(x) @ np.abs(weight.T) + 1 + np.abs(wanted))
-        if isa == "avx512" and type_name != "f32" and tokens >= 48:  # both factors rounded to 14 bits
-            bound += 6 * wide_rounding(x, weight)
         assert got.shape == (tokens, rows)
         assert (np.abs(got - wanted) <= bound).all(), (rows, tokens, np.abs(got - wanted).max())
 
@@ -153,14 +151,14 @@ def wide_rounding(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("type_name", ["f16", "bf16"])
-@pytest.mark.parametrize(("k", "rows", "tokens"), [(512, 70, 65), (2048, 48, 96), (300, 33, 481)])
+@pytest.mark.parametrize(("k", "rows", "tokens"), [(512, 70, 131), (2048, 48, 192), (300, 33, 600)])
 def test_linear_of_many_tokens_is_far_finer_than_16_bit_floats(type_name, k, rows, tokens, isa):
     """Less error than rounding only the activations to float16 would make, an eighth of bfloat16's."""
     raw, weight = random_weight(type_name, rows, k, seed=k)
     x = np.random.default_rng(k).normal(size=(tokens, k)).astype(np.float32)
     got = ops.linear(x, raw.reshape(-1), type_name, rows, None, isa, 2)
     error = got - x.astype(np.float64) @ weight.T
-    assert rms(error / wide_rounding(x, weight)) < 1.05
+    assert rms(error / wide_rounding(x, weight)) < 1.05, "more than rounding both to 14 bits explains"
     assert (
         rms(error) < rms((rounded(x, "f16") - x) @ weight.T)
         and rms(error) < rms((rounded(x, "bf16") - x) @ weight.T) / 8
@@ -174,7 +172,7 @@ def test_linear_of_many_tokens_with_extreme_rows(type_name, isa):
     weight = np.random.default_rng(0).normal(size=(33, 96)).astype(np.float32)
     weight[1], weight[2], weight[3], weight[4, 7] = 0, 1, -1, 1000
     weight = rounded(weight, type_name).astype(np.float64)
-    x = np.random.default_rng(1).normal(size=(50, 96)).astype(np.float32)
+    x = np.random.default_rng(1).normal(size=(130, 96)).astype(np.float32)
     x[0], x[1], x[2], x[3, 5] = 0, 1, -1, 1e4
     got = ops.linear(x, narrowed(weight, type_name), type_name, 33, None, isa, 1)
     bound = 98 * EPS * (np.abs(x) @ np.abs(weight.T)) + 8 * wide_rounding(x, weight)
@@ -246,7 +244,7 @@ def test_linear_does_not_depend_on_threads(type_name, isa):
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("tokens", [1, 5, 50])
+@pytest.mark.parametrize("tokens", [1, 5, 50, 130])
 def test_linear_together_is_each_alone(tokens, isa):
     """Types that pack x alike, differently and not at all; more rows than threads share in one item."""
     x = np.random.default_rng(tokens).normal(size=(tokens, 256)).astype(np.float32)

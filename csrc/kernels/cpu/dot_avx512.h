@@ -144,7 +144,7 @@ struct WidePairs {
     using Pairs = __m512i;  // two int16 in each lane
     using Sums = __m512i;
     static constexpr int tokens = 6;
-    static constexpr int64_t least_tokens = 48;
+    static constexpr int64_t least_tokens = 128;
 
     static Pairs load_pairs(const void* p) { return _mm512_loadu_si512(p); }
     static Pairs splat_pair(const void* p) { return splat_four(p); }
