@@ -135,6 +135,31 @@ void CpuBackend::linear_per_head(Tensor x, Tensor weight, int n_heads, Tensor ou
     multiply(x, n_heads, {&product, 1});
 }
 
+size_t CpuBackend::packed_stride(const LinearKernel& kernel, int64_t n_tokens, int64_t k) {
+    if (!kernel.pack && n_tokens < kPaddedRows) return 0;  // x is read as it is
+    // An odd number of cache lines: rows a power of two apart would all want the same lines of a cache.
+    return (chunks(kernel.pack ? kernel.packed_bytes(k) : k * sizeof(float), kCacheLine) | 1) * kCacheLine;
+}
+
+size_t CpuBackend::most_packed(Tensor x, int n_heads, std::span<const Product> products) const {
+    size_t bytes = 0;
+    for (size_t i = 0; i < products.size(); ++i) {
+        const DType dtype = products[i].weight.dtype;
+        const auto same = [&](const Product& other) { return other.weight.dtype == dtype; };
+        if (std::any_of(products.begin(), products.begin() + i, same)) continue;
+        size_t most = 0;
+        int64_t n = x.rows;  // the most tokens that the next kernel of this type serves
+        for (const LinearKernel* kernel = isa_.linear; kernel->product; ++kernel) {
+            if (kernel->weight_type != number(dtype) || n < std::max<int64_t>(kernel->least_tokens, 1))
+                continue;
+            most = std::max(most, n * n_heads * packed_stride(*kernel, n, x.cols / n_heads));
+            n = kernel->least_tokens - 1;
+        }
+        bytes += most;
+    }
+    return bytes;
+}
+
 std::vector<CpuBackend::Packed> CpuBackend::pack(Tensor x, int n_heads, std::span<const Product> products) {
     const int64_t k = x.cols / n_heads;
     std::vector<Packed> all;
@@ -149,17 +174,14 @@ std::vector<CpuBackend::Packed> CpuBackend::pack(Tensor x, int n_heads, std::spa
             all.push_back({kernel, same->rows, same->head_bytes, same->offset, true});
             continue;
         }
-        all.push_back({kernel, x, k * sizeof(float), bytes, !kernel->pack && x.rows < kPaddedRows});
-        if (all.back().ready) continue;  // read as it is
-        // An odd number of cache lines: rows a power of two apart would all want the same lines of a cache.
-        const size_t needed = kernel->pack ? kernel->packed_bytes(k) : k * sizeof(float);
-        all.back().head_bytes = (chunks(needed, kCacheLine) | 1) * kCacheLine;
-        all.back().rows.stride = n_heads * all.back().head_bytes;
-        bytes += x.rows * all.back().rows.stride;
+        const size_t stride = packed_stride(*kernel, x.rows, k);
+        all.push_back({kernel, x, stride ? stride : k * sizeof(float), bytes, stride == 0});
+        if (stride) all.back().rows.stride = n_heads * stride;
+        bytes += x.rows * n_heads * stride;
     }
     std::byte* const workspace = bytes > 0 ? workspace_of(bytes) : nullptr;
     for (Packed& packed : all) {
-        if (packed.kernel->pack || x.rows >= kPaddedRows) packed.rows.data = workspace + packed.offset;
+        if (packed_stride(*packed.kernel, x.rows, k)) packed.rows.data = workspace + packed.offset;
         if (!packed.ready) pack_rows(x, n_heads, packed);
     }
     return all;
@@ -178,6 +200,10 @@ void CpuBackend::pack_rows(Tensor x, int n_heads, const Packed& packed) {
 }
 
 void CpuBackend::multiply(Tensor x, int n_heads, std::span<const Product> products) {
+    if (dry()) {  // the planner asks for what no call with fewer tokens will exceed
+        if (const size_t bytes = most_packed(x, n_heads, products)) workspace_of(bytes);
+        return;
+    }
     const int64_t n = x.rows;
     const std::vector<Packed> packed = pack(x, n_heads, products);
     const std::vector<LinearItem> items =
