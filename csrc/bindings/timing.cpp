@@ -28,8 +28,10 @@ double time_read(ThreadPool& pool, const uint64_t* words, int64_t bytes) {
         const uint64_t* p = words + item * chunk;
         const int64_t here = std::min(chunk, n - item * chunk) / 8 * 8;
         uint64_t sums[8] = {};
-        for (int64_t i = 0; i < here; i += 8)
+        for (int64_t i = 0; i < here; i += 8) {
+            __builtin_prefetch(p + i + 512);  // a page ahead: without it two threads read a tenth less
             for (int j = 0; j < 8; ++j) sums[j] += p[i + j];
+        }
         for (const uint64_t s : sums) sink += s;
     });
     return seconds_since(start);
