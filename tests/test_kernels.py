@@ -137,6 +137,53 @@ def test_linear_of_plain_types(type_name, k, isa):
         assert (np.abs(got - wanted) <= bound).all(), (rows, tokens, np.abs(got - wanted).max())
 
 
+def wide_rounding(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """Standard deviation of x W^T when both are rounded to a multiple of 1/8191 of the largest of 32 in a row."""
+
+    def variance(a: np.ndarray) -> np.ndarray:
+        padded = np.pad(np.abs(a.astype(np.float64)), ((0, 0), (0, -a.shape[1] % 32)))
+        steps = padded.reshape(len(a), -1, 32).max(2) / 8191
+        return np.repeat(steps**2 / 12, 32, axis=1)[:, : a.shape[1]]
+
+    squares = x.astype(np.float64) ** 2, weight.astype(np.float64) ** 2
+    return np.sqrt(variance(x) @ squares[1].T + squares[0] @ variance(weight).T + variance(x) @ variance(weight).T)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("type_name", ["f16", "bf16"])
+@pytest.mark.parametrize(("k", "rows", "tokens"), [(512, 70, 131), (2048, 48, 192), (300, 33, 600)])
+def test_linear_of_many_tokens_is_far_finer_than_16_bit_floats(type_name, k, rows, tokens, isa):
+    """Less error than rounding only the activations to float16 would make, an eighth of bfloat16's."""
+    raw, weight = random_weight(type_name, rows, k, seed=k)
+    x = np.random.default_rng(k).normal(size=(tokens, k)).astype(np.float32)
+    got = ops.linear(x, raw.reshape(-1), type_name, rows, None, isa, 2)
+    error = got - x.astype(np.float64) @ weight.T
+    assert rms(error / wide_rounding(x, weight)) < 1.05, "more than rounding both to 14 bits explains"
+    assert (
+        rms(error) < rms((rounded(x, "f16") - x) @ weight.T)
+        and rms(error) < rms((rounded(x, "bf16") - x) @ weight.T) / 8
+    )
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("type_name", PLAIN)
+def test_linear_of_many_tokens_with_extreme_rows(type_name, isa):
+    """Zero rows, one huge value among small ones, all of one sign: no overflow; NaN and infinity are not lost."""
+    weight = np.random.default_rng(0).normal(size=(33, 96)).astype(np.float32)
+    weight[1], weight[2], weight[3], weight[4, 7] = 0, 1, -1, 1000
+    weight = rounded(weight, type_name).astype(np.float64)
+    x = np.random.default_rng(1).normal(size=(130, 96)).astype(np.float32)
+    x[0], x[1], x[2], x[3, 5] = 0, 1, -1, 1e4
+    got = ops.linear(x, narrowed(weight, type_name), type_name, 33, None, isa, 1)
+    bound = 98 * EPS * (np.abs(x) @ np.abs(weight.T)) + 8 * wide_rounding(x, weight)
+    assert (np.abs(got - x @ weight.T) <= bound).all()
+    assert (got[0] == 0).all() and (got[:, 1] == 0).all()
+    for bad in (np.nan, np.inf):
+        x[4, 6] = bad
+        got = ops.linear(x, narrowed(weight, type_name), type_name, 33, None, isa, 1)
+        assert not np.isfinite(got[4, [0, 2, 3]]).any() and np.isfinite(got[5:]).all()
+
+
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("type_name", NATIVE)
 def test_linear_of_quantised_types(type_name, isa):
@@ -194,6 +241,19 @@ def test_linear_does_not_depend_on_threads(type_name, isa):
     x = np.random.default_rng(0).normal(size=(9, 256)).astype(np.float32)
     one, three = (ops.linear(x, raw.reshape(-1), type_name, 67, None, isa, n) for n in (1, 3))
     assert np.array_equal(one, three)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("tokens", [1, 5, 50, 130])
+def test_linear_together_is_each_alone(tokens, isa):
+    """Types that pack x alike, differently and not at all; more rows than threads share in one item."""
+    x = np.random.default_rng(tokens).normal(size=(tokens, 256)).astype(np.float32)
+    kinds = [("q4_k", 67), ("q6_k", 300), ("q4_k", 33), ("f16", 40), ("f32", 16), ("q8_0", 1), ("bf16", 5)]
+    weights = [(random_weight(t, rows, 256, seed=rows)[0].reshape(-1), t, rows) for t, rows in kinds]
+    for threads in (1, 3):
+        together = ops.linear_together(x, weights, isa, threads)
+        for got, (raw, type_name, rows) in zip(together, weights, strict=True):
+            assert np.array_equal(got, ops.linear(x, raw, type_name, rows, None, isa, 1)), (type_name, rows)
 
 
 # ---------------------------------------------------------------- element by element

@@ -145,6 +145,12 @@ CORNERS = {
     "one new, one old": (("llama", 1, 32, 1), "k", {"n_ctx": 100, "n_seqs": 2, "n_batch": 2}, [[1], [1, 1]]),
     "materialised only when new": (("gpt2", 8, 2, 8), "v", {"n_ctx": 300, "n_batch": 5, "n_threads": 1}, [[3]]),
     "few tokens, 512 stored": (("gpt2", 4, 16, 4), "x", {"n_ctx": 600, "n_seqs": 2}, [[512], [88, 424]]),
+    "one token below the 14-bit products": (
+        ("llama", 2, 512, 2),
+        "kv",
+        {"n_ctx": 200, "n_batch": 128, "n_threads": 1},
+        [[127], [73]],
+    ),
     "three jobs, six parts": (("llama", 8, 8, 1), "kv", {"n_ctx": 300, "n_threads": 2}, [[250], [24]]),
     "modes": (("gpt2", 2, 64, 1), ["x", "kv"], {"n_ctx": 64, "n_seqs": 7, "n_batch": 33, "n_threads": 8}, []),
 }

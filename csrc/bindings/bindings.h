@@ -31,5 +31,6 @@ void bind_errors(nb::module_& m);
 void bind_engine(nb::module_& m);
 void bind_ops(nb::module_& m);
 void bind_quantize(nb::module_& m);
+void bind_timing(nb::module_& m, nb::module_& ops);
 
 }  // namespace slimrt

@@ -4,8 +4,6 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <chrono>
-
 #include "bindings/bindings.h"
 #include "core/error.h"
 #include "core/gguf.h"
@@ -97,30 +95,6 @@ nb::dict cpu_info() {
     return out;
 }
 
-/// Sums a buffer far larger than the caches on all threads; GB/s of the best of three passes.
-double read_bandwidth(int n_threads, int megabytes) {
-    if (n_threads < 0 || megabytes < 1) fail(ErrorCode::argument, "n_threads and megabytes must be positive");
-    nb::gil_scoped_release release;
-    ThreadPool pool(n_threads ? n_threads : default_threads());
-    const int64_t words = int64_t(megabytes) * (1 << 20) / 8, chunk = 1 << 17;
-    std::vector<uint64_t> buffer(words, 1);
-    std::atomic<uint64_t> sink{0};
-    double best = 0;
-    for (int pass = 0; pass < 3; ++pass) {
-        const auto start = std::chrono::steady_clock::now();
-        pool.run(words / chunk, [&](int64_t item, int) {
-            const uint64_t* p = buffer.data() + item * chunk;
-            uint64_t sums[8] = {};
-            for (int64_t i = 0; i < chunk; i += 8)
-                for (int j = 0; j < 8; ++j) sums[j] += p[i + j];
-            for (const uint64_t s : sums) sink += s;
-        });
-        const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-        best = std::max(best, double(words) * 8 / seconds.count() / 1e9);
-    }
-    return best;
-}
-
 std::vector<std::string> architecture_names() {
     std::vector<std::string> names;
     for (const Architecture* a : architectures()) names.emplace_back(a->name);
@@ -151,8 +125,8 @@ NB_MODULE(_core, m) {
     bind_quantize(m);
     nb::module_ ops = m.def_submodule("ops", "Kernels over NumPy arrays, for tests and benchmarks.");
     bind_ops(ops);
+    bind_timing(m, ops);
     m.def("cpu_info", &cpu_info);
     m.def("architectures", &architecture_names);
     m.def("cache_modes", &cache_mode_list, nb::arg("path"));
-    m.def("read_bandwidth", &read_bandwidth, nb::arg("n_threads") = 0, nb::arg("megabytes") = 512);
 }

@@ -99,6 +99,26 @@ auto linear(const F32& x, const U8& weight, const std::string& type, int64_t row
     return out.array();
 }
 
+/// Products of one x with several weights (bytes, type, rows) in one call.
+nb::list linear_together(const F32& x, const std::vector<std::tuple<U8, std::string, int64_t>>& weights,
+                         const std::string& isa, int n_threads) {
+    const auto backend = open(isa, n_threads);
+    const Tensor in = view(x);
+    std::vector<Result> results;
+    std::vector<Product> products;
+    for (const auto& [bytes, type, rows] : weights) {
+        const Tensor w(const_cast<uint8_t*>(bytes.data()), parse_dtype(type), rows, in.cols);
+        if (w.bytes() != bytes.size() || !backend->native(w.dtype))
+            fail(ErrorCode::argument, "these are not ", rows, " rows of ", type);
+        results.emplace_back(in.rows, rows);
+        products.push_back({w, {}, results.back().tensor});
+    }
+    backend->linear(in, products);
+    nb::list out;
+    for (Result& result : results) out.append(result.array());
+    return out;
+}
+
 auto norm(const std::string& kind, const F32& x, const std::optional<F32>& weight,
           const std::optional<F32>& bias, float eps, const std::string& isa) {
     Result out(view(x).rows, view(x).cols);
@@ -292,6 +312,7 @@ void bind_ops(nb::module_& m) {
     m.def("narrow", &narrow, arg("type"), arg("x"), arg("isa"));
     m.def("linear", &linear, arg("x"), arg("weight"), arg("type"), arg("rows"), arg("bias").none(),
           arg("isa"), arg("n_threads") = 1);
+    m.def("linear_together", &linear_together, arg("x"), arg("weights"), arg("isa"), arg("n_threads") = 1);
     m.def("norm", &norm, arg("kind"), arg("x"), arg("weight").none(), arg("bias").none(), arg("eps"),
           arg("isa"));
     m.def("rope", &rope, arg("x"), arg("n_heads"), arg("table"), arg("n_rot"), arg("interleaved"),

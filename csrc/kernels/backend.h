@@ -94,6 +94,11 @@ struct AttentionArgs {
     bool merge = false;  // out and lse already hold earlier rows' result: combine by log-sum-exp
 };
 
+/// One of several products of the same x, see Backend::linear.
+struct Product {
+    Tensor weight, bias, out;
+};
+
 struct MemoryUse {
     uint64_t weights = 0;  // converted or copied for this process
     uint64_t derived = 0;  // made from weights: W_KV, transposes, rope tables
@@ -132,8 +137,13 @@ class Backend {
     virtual void gather(Tensor table, Tensor ids, Tensor out) = 0;
     /// Row-wise; weight and bias [1, width] f32 or none. out may be x.
     virtual void norm(NormKind kind, Tensor x, Tensor weight, Tensor bias, float eps, Tensor out) = 0;
-    /// out = x W^T + bias; x [n, in], W [out, in], out [n, out]; bias [1, out] f32 or none.
-    virtual void linear(Tensor x, Tensor weight, Tensor bias, Tensor out) = 0;
+    /// out = x W^T + bias of each product; x [n, in], W [out, in], out [n, out]; bias [1, out] f32 or none.
+    /// Several at once share what is done to x, and the threads do not wait between them.
+    virtual void linear(Tensor x, std::span<const Product> products) = 0;
+    void linear(Tensor x, Tensor weight, Tensor bias, Tensor out) {
+        const Product product{weight, bias, out};
+        linear(x, {&product, 1});
+    }
     /// Per head: out[:, head] = x[:, head] W_head^T, W = n_heads stacked [m, k]; x [n, n_heads * k],
     /// out [n, n_heads * m].
     virtual void linear_per_head(Tensor x, Tensor weight, int n_heads, Tensor out) = 0;

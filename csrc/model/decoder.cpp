@@ -92,13 +92,14 @@ void Decoder::feed_forward(int layer, Scratch& scratch, Tensor x) const {
     norm(w.ffn_norm, x, normed);
 
     const Tensor up = scratch.f32(x.rows, config_.d_ff);
-    backend_.linear(normed, w.up, w.up_bias, up);
     Tensor inner = up;
     if (w.gate) {
         inner = scratch.f32(x.rows, config_.d_ff);
-        backend_.linear(normed, w.gate, w.gate_bias, inner);
+        const Product products[] = {{w.up, w.up_bias, up}, {w.gate, w.gate_bias, inner}};
+        backend_.linear(normed, products);
         backend_.gate(config_.activation, inner, up);
     } else {
+        backend_.linear(normed, w.up, w.up_bias, up);
         backend_.activate(config_.activation, up);
     }
     backend_.linear(inner, w.down, w.down_bias, normed);

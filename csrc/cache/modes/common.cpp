@@ -15,10 +15,17 @@ Tensor project(Backend& backend, Scratch& scratch, Tensor x, Tensor weight, Tens
     return out;
 }
 
-Tensor project_q(Backend& backend, const AttnInput& in) {
-    const Tensor q = project(backend, in.scratch, in.x, in.weights.q, in.weights.q_bias);
-    if (in.rope) backend.rope(q, in.config.n_heads, in.rope, in.batch.positions);
-    return q;
+std::vector<Tensor> project_q_and(Backend& backend, const AttnInput& in,
+                                  std::initializer_list<Projection> others) {
+    std::vector<Tensor> out{in.scratch.f32(in.x.rows, in.weights.q.rows)};
+    std::vector<Product> products{{in.weights.q, in.weights.q_bias, out[0]}};
+    for (const auto& [weight, bias] : others) {
+        out.push_back(in.scratch.f32(in.x.rows, weight.rows));
+        products.push_back({weight, bias, out.back()});
+    }
+    backend.linear(in.x, products);
+    if (in.rope) backend.rope(out[0], in.config.n_heads, in.rope, in.batch.positions);
+    return out;
 }
 
 AttentionArgs attention_args(const AttnConfig& c, std::span<const AttentionSequence> sequences,

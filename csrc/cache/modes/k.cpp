@@ -34,8 +34,8 @@ class K final : public CacheMode {
     }
 
     FreshRows attend(Backend& backend, const AttnInput& in, Tensor out) const override {
-        const Tensor q = project_q(backend, in);
-        const Tensor k = project(backend, in.scratch, in.x, in.weights.k, {});
+        const auto qk = project_q_and(backend, in, {{in.weights.k, {}}});
+        const Tensor q = qk[0], k = qk[1];
         for (const Part& part : split_by_branch(in.config, in.batch)) {
             const Scratch::Scope scope(in.scratch);
             const auto branch = part.absorb ? absorbed : materialised_v;

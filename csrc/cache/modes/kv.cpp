@@ -15,9 +15,9 @@ class Kv final : public CacheMode {
 
     FreshRows attend(Backend& backend, const AttnInput& in, Tensor out) const override {
         const AttnConfig& c = in.config;
-        const Tensor q = project_q(backend, in);
-        const Tensor k = project(backend, in.scratch, in.x, in.weights.k, in.weights.k_bias);
-        const Tensor v = project(backend, in.scratch, in.x, in.weights.v, in.weights.v_bias);
+        const AttnWeights& w = in.weights;
+        const auto qkv = project_q_and(backend, in, {{w.k, w.k_bias}, {w.v, w.v_bias}});
+        const Tensor q = qkv[0], k = qkv[1], v = qkv[2];
         if (c.rope) backend.rope(k, c.n_kv_heads, in.rope, in.batch.positions);
 
         const ScoreTerm score{in.rows[0], k, c.n_kv_heads, c.head_dim, q, {}, {}};

@@ -16,8 +16,13 @@ Plane whole_plane(const char* name, int width, int heads, DType type);
 /// x W^T (+ bias) in fresh scratch.
 Tensor project(Backend& backend, Scratch& scratch, Tensor x, Tensor weight, Tensor bias);
 
-/// q of the step's tokens: biased, and rotated where the model rotates.
-Tensor project_q(Backend& backend, const AttnInput& in);
+struct Projection {
+    Tensor weight, bias;
+};
+/// q of the step's tokens, biased, and rotated where the model rotates; then the other projections of x. All
+/// at once, since they read the same x.
+std::vector<Tensor> project_q_and(Backend& backend, const AttnInput& in,
+                                  std::initializer_list<Projection> others);
 
 /// Attention with one term for scores and one for values, which must outlive the result.
 AttentionArgs attention_args(const AttnConfig& config, std::span<const AttentionSequence> sequences,

@@ -37,8 +37,8 @@ class V final : public CacheMode {
     FreshRows attend(Backend& backend, const AttnInput& in, Tensor out) const override {
         const AttnConfig& c = in.config;
         const AttnWeights& w = in.weights;
-        const Tensor q = project_q(backend, in);
-        const Tensor v = project(backend, in.scratch, in.x, w.v, {});
+        const auto qv = project_q_and(backend, in, {{w.v, {}}});
+        const Tensor q = qv[0], v = qv[1];
         for (const Part& part : split_by_branch(c, in.batch)) {
             const Scratch::Scope scope(in.scratch);
             const auto branch = part.absorb ? absorbed : materialised_k;

@@ -29,7 +29,7 @@ class X final : public CacheMode {
 
     FreshRows attend(Backend& backend, const AttnInput& in, Tensor out) const override {
         const AttnConfig& c = in.config;
-        const Tensor q = project_q(backend, in);
+        const Tensor q = project_q_and(backend, in, {})[0];
         for (const Part& part : split_by_branch(c, in.batch)) {
             const Scratch::Scope scope(in.scratch);
             const auto branch = part.absorb ? absorbed : materialised_kv;

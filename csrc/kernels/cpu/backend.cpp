@@ -13,14 +13,41 @@ namespace {
 
 constexpr int64_t kInlineElements = 1 << 15;  // less work than this is done before a thread wakes up
 constexpr int64_t kChunkElements = 1 << 13;
-constexpr int64_t kMinLinearRows = 16;  // rows of a weight in one work item
-constexpr int kLinearChunksPerThread = 8;
+constexpr int64_t kPaddedRows = 16;  // from this many tokens on it pays to pack f32 too
+constexpr size_t kCacheLine = 64;
 
 uint32_t number(DType dtype) { return static_cast<uint32_t>(dtype); }
 
 uint32_t number(Activation kind) { return static_cast<uint32_t>(kind); }
 
 int64_t chunks(int64_t n, int64_t chunk) { return (n + chunk - 1) / chunk; }
+
+/// What a thread takes at a time: rows of one head of one product.
+struct LinearItem {
+    int product, head;
+    int64_t first, rows;  // of the whole weight
+};
+
+/// Shares all rows out in items that become smaller, down to `least`: long streams at first, and at the end
+/// little to wait for.
+std::vector<LinearItem> linear_items(std::span<const Product> products, int n_heads, int n_threads,
+                                     int64_t least) {
+    int64_t left = 0;
+    for (const Product& product : products) left += product.weight.rows;
+    std::vector<LinearItem> items;
+    for (int product = 0; product < int(products.size()); ++product) {
+        const int64_t m = products[product].weight.rows / n_heads;
+        for (int64_t row = 0; row < m * n_heads;) {
+            const int64_t share = n_threads == 1 ? left : left / (4 * n_threads);
+            const int64_t of_head = m - row % m;
+            const int64_t rows = std::min(of_head, std::max(least, share / least * least));
+            items.push_back({product, int(row / m), row, rows});
+            row += rows;
+            left -= rows;
+        }
+    }
+    return items;
+}
 
 const float* data_or_null(const Tensor& vector) { return vector ? vector.f32() : nullptr; }
 
@@ -94,48 +121,102 @@ void CpuBackend::norm(NormKind kind, Tensor x, Tensor weight, Tensor bias, float
     });
 }
 
-const LinearKernel* CpuBackend::find_kernel(DType dtype) const {
+const LinearKernel* CpuBackend::find_kernel(DType dtype, int64_t n_tokens) const {
     for (const LinearKernel* kernel = isa_.linear; kernel->product; ++kernel) {
-        if (kernel->weight_type == number(dtype)) return kernel;
+        if (kernel->weight_type == number(dtype) && n_tokens >= kernel->least_tokens) return kernel;
     }
     return nullptr;
 }
 
-void CpuBackend::linear(Tensor x, Tensor weight, Tensor bias, Tensor out) {
-    multiply(x, weight, 1, bias, out);
-}
+void CpuBackend::linear(Tensor x, std::span<const Product> products) { multiply(x, 1, products); }
 
 void CpuBackend::linear_per_head(Tensor x, Tensor weight, int n_heads, Tensor out) {
-    multiply(x, weight, n_heads, {}, out);
+    const Product product{weight, {}, out};
+    multiply(x, n_heads, {&product, 1});
 }
 
-void CpuBackend::multiply(Tensor x, Tensor weight, int n_heads, Tensor bias, Tensor out) {
-    const LinearKernel* kernel = find_kernel(weight.dtype);
-    assert(kernel && "load() unpacks types without a kernel");
-    const int64_t n = x.rows, k = weight.cols, m = weight.rows / n_heads;
-    assert(x.cols == n_heads * k && out.cols == n_heads * m && out.rows == n);
+size_t CpuBackend::packed_stride(const LinearKernel& kernel, int64_t n_tokens, int64_t k) {
+    if (!kernel.pack && n_tokens < kPaddedRows) return 0;  // x is read as it is
+    // An odd number of cache lines: rows a power of two apart would all want the same lines of a cache.
+    return (chunks(kernel.pack ? kernel.packed_bytes(k) : k * sizeof(float), kCacheLine) | 1) * kCacheLine;
+}
 
-    Tensor packed = x;  // row i, head h at packed.row(i) + h * head_bytes
-    size_t head_bytes = k * sizeof(float);
-    if (kernel->pack) {
-        head_bytes = (kernel->packed_bytes(k) + 63) / 64 * 64;
-        packed.stride = n_heads * head_bytes;
-        packed.data = workspace_of(n * packed.stride);
-        each_row(n * n_heads, k, [&](int64_t i) {
-            const int64_t row = i / n_heads, head = i % n_heads;
-            kernel->pack(x.f32(row) + head * k, k, packed.row(row) + head * head_bytes);
-        });
+size_t CpuBackend::most_packed(Tensor x, int n_heads, std::span<const Product> products) const {
+    size_t bytes = 0;
+    for (size_t i = 0; i < products.size(); ++i) {
+        const DType dtype = products[i].weight.dtype;
+        const auto same = [&](const Product& other) { return other.weight.dtype == dtype; };
+        if (std::any_of(products.begin(), products.begin() + i, same)) continue;
+        size_t most = 0;
+        int64_t n = x.rows;  // the most tokens that the next kernel of this type serves
+        for (const LinearKernel* kernel = isa_.linear; kernel->product; ++kernel) {
+            if (kernel->weight_type != number(dtype) || n < std::max<int64_t>(kernel->least_tokens, 1))
+                continue;
+            most = std::max(most, n * n_heads * packed_stride(*kernel, n, x.cols / n_heads));
+            n = kernel->least_tokens - 1;
+        }
+        bytes += most;
     }
-    const int64_t wanted = chunks(m * n_heads, n_threads_ * kLinearChunksPerThread);
-    const int64_t chunk = std::max(kMinLinearRows, chunks(wanted, kMinLinearRows) * kMinLinearRows);
-    const int64_t per_head = chunks(m, chunk);
-    run(n_heads * per_head, [&](int64_t item, int) {
-        const int64_t head = item / per_head, first = item % per_head * chunk;
-        const int64_t rows = std::min(chunk, m - first), column = head * m + first;
-        kernel->product(weight.row(column), weight.stride, rows, packed.data + head * head_bytes,
-                        packed.stride, n, k, out.f32() + column, out.stride / sizeof(float));
+    return bytes;
+}
+
+std::vector<CpuBackend::Packed> CpuBackend::pack(Tensor x, int n_heads, std::span<const Product> products) {
+    const int64_t k = x.cols / n_heads;
+    std::vector<Packed> all;
+    size_t bytes = 0;
+    for (const Product& product : products) {
+        const LinearKernel* kernel = find_kernel(product.weight.dtype, x.rows);
+        assert(kernel && "load() unpacks types without a kernel");
+        assert(product.weight.cols == k && product.out.cols == product.weight.rows);
+        const auto same = std::find_if(
+            all.begin(), all.end(), [&](const Packed& other) { return other.kernel->pack == kernel->pack; });
+        if (same != all.end()) {
+            all.push_back({kernel, same->rows, same->head_bytes, same->offset, true});
+            continue;
+        }
+        const size_t stride = packed_stride(*kernel, x.rows, k);
+        all.push_back({kernel, x, stride ? stride : k * sizeof(float), bytes, stride == 0});
+        if (stride) all.back().rows.stride = n_heads * stride;
+        bytes += x.rows * n_heads * stride;
+    }
+    std::byte* const workspace = bytes > 0 ? workspace_of(bytes) : nullptr;
+    for (Packed& packed : all) {
+        if (packed_stride(*packed.kernel, x.rows, k)) packed.rows.data = workspace + packed.offset;
+        if (!packed.ready) pack_rows(x, n_heads, packed);
+    }
+    return all;
+}
+
+void CpuBackend::pack_rows(Tensor x, int n_heads, const Packed& packed) {
+    const int64_t k = x.cols / n_heads;
+    each_row(x.rows * n_heads, k, [&](int64_t item) {
+        const float* const from = x.f32(item / n_heads) + item % n_heads * k;
+        std::byte* const to = packed.rows.row(item / n_heads) + item % n_heads * packed.head_bytes;
+        if (packed.kernel->pack)
+            packed.kernel->pack(from, k, to);
+        else
+            std::memcpy(to, from, k * sizeof(float));
+    });
+}
+
+void CpuBackend::multiply(Tensor x, int n_heads, std::span<const Product> products) {
+    if (dry()) {  // the planner asks for what no call with fewer tokens will exceed
+        if (const size_t bytes = most_packed(x, n_heads, products)) workspace_of(bytes);
+        return;
+    }
+    const int64_t n = x.rows;
+    const std::vector<Packed> packed = pack(x, n_heads, products);
+    const std::vector<LinearItem> items =
+        linear_items(products, n_heads, n_threads_, n < kPaddedRows ? 16 : 32);
+    run(int64_t(items.size()), [&](int64_t i, int) {
+        const LinearItem& item = items[i];
+        const auto& [weight, bias, out] = products[item.product];
+        const Packed& from = packed[item.product];
+        from.kernel->product(weight.row(item.first), weight.stride, item.rows,
+                             from.rows.data + item.head * from.head_bytes, from.rows.stride, n, weight.cols,
+                             out.f32() + item.first, out.stride / sizeof(float));
         if (!bias) return;
-        for (int64_t i = 0; i < n; ++i) isa_.add(out.f32(i) + column, bias.f32() + column, rows);
+        for (int64_t t = 0; t < n; ++t) isa_.add(out.f32(t) + item.first, bias.f32() + item.first, item.rows);
     });
 }
 

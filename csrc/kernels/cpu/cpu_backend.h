@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "core/thread_pool.h"
 #include "kernels/backend.h"
@@ -27,11 +28,11 @@ class CpuBackend final : public Backend {
     MemoryUse memory() const override { return memory_.used(); }
     size_t workspace() const override { return workspace_.bytes; }
     void reserve_workspace(size_t bytes) override;
-    bool native(DType dtype) const override { return find_kernel(dtype) != nullptr; }
+    bool native(DType dtype) const override { return find_kernel(dtype, 0) != nullptr; }
 
     void gather(Tensor table, Tensor ids, Tensor out) override;
     void norm(NormKind kind, Tensor x, Tensor weight, Tensor bias, float eps, Tensor out) override;
-    void linear(Tensor x, Tensor weight, Tensor bias, Tensor out) override;
+    void linear(Tensor x, std::span<const Product> products) override;
     void linear_per_head(Tensor x, Tensor weight, int n_heads, Tensor out) override;
     void rope(Tensor x, int n_heads, const Rope& rope, Tensor positions) override;
     void activate(Activation kind, Tensor x) override;
@@ -52,9 +53,24 @@ class CpuBackend final : public Backend {
     /// One block for all operations, valid until the next call; grows to the most that was asked for.
     std::byte* workspace_of(size_t bytes);
 
-    const LinearKernel* find_kernel(DType dtype) const;
+    const LinearKernel* find_kernel(DType dtype, int64_t n_tokens) const;
+    /// What a product's kernel reads as x: row i, head h at rows.row(i) + h * head_bytes.
+    struct Packed {
+        const LinearKernel* kernel;
+        Tensor rows;
+        size_t head_bytes;
+        size_t offset;  // in the workspace
+        bool ready;     // nothing to pack: x itself, or what another product packs
+    };
+    /// Bytes of one packed row (of one head); 0: x is not packed for so few tokens.
+    static size_t packed_stride(const LinearKernel& kernel, int64_t n_tokens, int64_t k);
+    /// Bytes that packing x or fewer rows of it takes at most.
+    size_t most_packed(Tensor x, int n_heads, std::span<const Product> products) const;
+    /// Of each product; kernels that pack alike share the rows.
+    std::vector<Packed> pack(Tensor x, int n_heads, std::span<const Product> products);
+    void pack_rows(Tensor x, int n_heads, const Packed& packed);
     /// Per head out = x W^T + bias; linear() has one head.
-    void multiply(Tensor x, Tensor weight, int n_heads, Tensor bias, Tensor out);
+    void multiply(Tensor x, int n_heads, std::span<const Product> products);
 
     const Isa& isa_;
     const int n_threads_;

@@ -20,11 +20,14 @@
 // - eight_scales(p): 8 scales and 8 minima from the first 16 bytes of Q4_K and Q5_K.
 // - spread_halves(s, j): s[2j] for the sums' first half, s[2j + 1] for the second; spread_quarters: from 4j.
 // - add_last_eight(acc, s): s[8 ... 15] added to any of acc's.
+// - store_columns(rows, to, stride): number i of `lanes` rows side by side at to + i * stride.
 //
 // PanelCodes: 4 codes in each of `lanes` lanes; PanelSums: a sum in each. See linear_panel.h.
 // - load_panel(p); splat_four(p): the same 4 codes in all; start_all(p): the same integer; dot<wide>; to_vec.
 // - store_transposed(rows, to, stride): the q-th four of rows[r], r < lanes, to to + q * stride + 4 r.
-// - panel_vectors, panel_tokens: the register tile.
+// - panel_vectors, panel_tokens: the register tile; panel_least: tokens from which on panels are faster.
+//
+// WidePairs: products of 16-bit integers, see linear_wide.h; least_tokens 0: they would not be faster.
 #pragma once
 
 #include "kernels/cpu/simd.h"

@@ -115,9 +115,23 @@ static inline void store(float* p, Scales s) {
     store(p + 8, s.high);
 }
 
+static inline void store_columns(Scales* rows, float* to, size_t stride) {
+    Vec low[8], high[8];
+    for (int r = 0; r < 8; ++r) {
+        low[r] = rows[r].low;
+        high[r] = rows[r].high;
+    }
+    transpose(low);
+    transpose(high);
+    for (int i = 0; i < 8; ++i) {
+        store(to + i * stride, low[i]);
+        store(to + (8 + i) * stride, high[i]);
+    }
+}
+
 using PanelCodes = __m256i;
 using PanelSums = __m256i;
-constexpr int panel_vectors = 1, panel_tokens = 4;
+constexpr int panel_vectors = 1, panel_tokens = 4, panel_least = 4;
 
 static inline PanelCodes splat_four(const void* p) {
     int32_t four;
@@ -155,5 +169,9 @@ static inline void store_transposed(const Codes* rows, uint8_t* to, size_t strid
     store_transposed(low, to, stride);
     store_transposed(high, to + 8 * stride, stride);
 }
+
+struct WidePairs {
+    static constexpr int64_t least_tokens = 0;  // f32 products are as fast
+};
 
 }  // namespace slimrt::cpu::SLIMRT_ISA

@@ -37,9 +37,11 @@ static inline Codes above(Codes low, Codes high) { return _mm512_or_si512(low, _
 /// VNNI's first factor is unsigned.
 constexpr int wide_offset = 128;
 static inline Codes wide(Codes c) { return _mm512_xor_si512(c, _mm512_set1_epi8(-128)); }
+/// As instructions: of the intrinsics g++ 12 copies every sum to another register and back.
 template <bool is_wide>
 static inline Sums dot(Sums acc, Codes w, Codes x) {
-    return _mm512_dpbusd_epi32(acc, w, x);
+    asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(w), "v"(x));
+    return acc;
 }
 
 static inline Sums start_halves(const void* p) {
@@ -93,9 +95,14 @@ static inline Acc add_last_eight(Acc acc, Scales s) {
     return {_mm512_mask_add_ps(acc.v, 0xff00, acc.v, s.v)};
 }
 
+static inline void store_columns(Scales* rows, float* to, size_t stride) {
+    transpose(rows);
+    for (int i = 0; i < 16; ++i) store(to + i * stride, rows[i]);
+}
+
 using PanelCodes = __m512i;
 using PanelSums = __m512i;
-constexpr int panel_vectors = 2, panel_tokens = 4;
+constexpr int panel_vectors = 2, panel_tokens = 4, panel_least = 4;
 
 static inline PanelCodes splat_four(const void* p) {
     int32_t four;
@@ -131,5 +138,38 @@ static inline void store_transposed(const Codes* rows, uint8_t* to, size_t strid
         for (int p = 0; p < 4; ++p) _mm512_storeu_si512(to + (4 * p + i) * stride, a[i][p]);
     }
 }
+
+/// See linear_wide.h.
+struct WidePairs {
+    using Pairs = __m512i;  // two int16 in each lane
+    using Sums = __m512i;
+    static constexpr int tokens = 6;
+    static constexpr int64_t least_tokens = 128;
+
+    static Pairs load_pairs(const void* p) { return _mm512_loadu_si512(p); }
+    static Pairs splat_pair(const void* p) { return splat_four(p); }
+    static Sums dot(Sums acc, Pairs w, Pairs x) {
+        asm("vpdpwssd %2, %1, %0" : "+v"(acc) : "v"(w), "v"(x));
+        return acc;
+    }
+    static Vec to_floats(Sums s) { return to_vec(s); }
+    /// Of 32 vectors, lane by lane: the largest absolute value, NaN being the largest.
+    static Vec largest(const Vec* a) {
+        const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+        __m512i most = _mm512_setzero_si512();
+        for (int i = 0; i < 32; ++i)
+            most = _mm512_max_epu32(most, _mm512_and_si512(_mm512_castps_si512(a[i].v), magnitude));
+        return {_mm512_castsi512_ps(most)};
+    }
+    /// n / max; 0 where max is tiny or NaN.
+    static Vec inverse(Vec max, float n) {
+        const __mmask16 usable = _mm512_cmp_ps_mask(max.v, _mm512_set1_ps(1e-35f), _CMP_GT_OQ);
+        return {_mm512_maskz_div_ps(usable, _mm512_set1_ps(n), max.v)};
+    }
+    static void store_pairs(void* p, Vec even, Vec odd) {
+        const __m512i high = _mm512_slli_epi32(_mm512_cvtps_epi32(odd.v), 16);
+        _mm512_storeu_si512(p, _mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_cvtps_epi32(even.v), high));
+    }
+};
 
 }  // namespace slimrt::cpu::SLIMRT_ISA

@@ -168,11 +168,17 @@ static inline Acc spread_halves(const Scales& s, int j) {
 static inline Acc spread_quarters(const Scales& s, int j) { return load(s.v + 4 * j); }
 static inline Acc add_last_eight(Acc acc, const Scales& s) { return acc + (load(s.v + 8) + load(s.v + 12)); }
 
+static inline void store_columns(const Scales* rows, float* to, size_t stride) {
+    for (int i = 0; i < 16; ++i) {
+        for (int r = 0; r < lanes; ++r) to[i * stride + r] = rows[r].v[i];
+    }
+}
+
 struct PanelCodes {
     Shorts even, odd;
 };
 using PanelSums = Ints;
-constexpr int panel_vectors = 1, panel_tokens = 4;
+constexpr int panel_vectors = 1, panel_tokens = 4, panel_least = 4;
 
 static inline PanelCodes load_panel(const void* p) {
     Bytes a;
@@ -199,5 +205,9 @@ static inline void store_transposed(const Codes* rows, uint8_t* to, size_t strid
         for (int q = 0; q < 16; ++q) memcpy(to + q * stride + 4 * r, from + 4 * q, 4);
     }
 }
+
+struct WidePairs {
+    static constexpr int64_t least_tokens = 0;  // f32 products are as fast
+};
 
 }  // namespace slimrt::cpu::SLIMRT_ISA

@@ -13,6 +13,7 @@ namespace slimrt::cpu {
 /// Products of stored weight rows with activation rows, for one weight type.
 struct LinearKernel {
     uint32_t weight_type;  // DType
+    int64_t least_tokens;  // of several kernels for a type, the first in the list that takes so few serves
     /// Bytes of one activation row of k elements once packed, and the packing (for f32 activations: a copy is
     /// not needed, pack is nullptr and x is read as it is).
     size_t (*packed_bytes)(int64_t k);
@@ -82,6 +83,9 @@ struct KeptRows {
 struct Isa {
     const char* name;
     const LinearKernel* linear;  // terminated by an entry whose product is nullptr
+    /// The arithmetic that bounds products with this type of weight, for benchmarks: that many rounds of dot
+    /// products of registers; returns the multiply-adds. `out` takes a vector, so that they happen.
+    int64_t (*busy)(uint32_t type, int64_t rounds, float* out);
 
     /// Any readable type to f32 (type is a DType; n a multiple of its block).
     void (*unpack)(uint32_t type, const void* from, int64_t n, float* to);

@@ -1,28 +1,14 @@
 #include "kernels/cpu/linear.h"
 
 #include "core/dtype.h"
-#include "kernels/cpu/linear_float.h"
+#include "kernels/cpu/linear_float_panel.h"
 #include "kernels/cpu/linear_panel.h"
 #include "kernels/cpu/linear_quant.h"
+#include "kernels/cpu/linear_wide.h"
 
 namespace slimrt::cpu::SLIMRT_ISA {
 
-/// Rows that do not fill a panel, or all rows when the tokens are few, dot_rows at a time.
-template <class Weight, int R>
-static int64_t product_by_rows(const uint8_t* w, size_t w_stride, int64_t first, int64_t n_rows,
-                               const uint8_t* x, size_t x_stride, int64_t n_tokens, int64_t k, float* out,
-                               size_t out_stride) {
-    int64_t r = first;
-    for (; r + R <= n_rows; r += R) {
-        for (int64_t t = 0; t < n_tokens; ++t) {
-            row_product<Weight, R>(w + r * w_stride, w_stride, Activations(x + t * x_stride, k), k,
-                                   out + t * out_stride + r);
-        }
-    }
-    return r;
-}
-
-/// The same V * lanes at a time.
+/// As many rows as fill panels of V * lanes; returns the row it ended at.
 template <class Weight, int V>
 static int64_t product_by_panels(const uint8_t* w, size_t w_stride, int64_t first, int64_t n_rows,
                                  const uint8_t* x, size_t x_stride, int64_t n_tokens, int64_t k, float* out,
@@ -40,31 +26,101 @@ static void quant_product(const void* weights, size_t w_stride, int64_t n_rows, 
     const uint8_t* w = static_cast<const uint8_t*>(weights);
     const uint8_t* x = static_cast<const uint8_t*>(activations);
     int64_t r = 0;
-    if (n_tokens >= panel_tokens) {
+    if (n_tokens >= panel_least) {
         r = product_by_panels<Weight, panel_vectors>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k, out,
                                                      out_stride);
         r = product_by_panels<Weight, 1>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k, out, out_stride);
     }
-    r = product_by_rows<Weight, dot_rows>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k, out, out_stride);
+    if (n_tokens > 1)
+        r = product_by_rows<Weight, dot_rows>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k, out,
+                                              out_stride);
+    else
+        r = product_by_rows<Weight, rows_of_one<Weight>>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k,
+                                                         out, out_stride);
     product_by_rows<Weight, 1>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k, out, out_stride);
 }
 
 template <class Stored>
 static constexpr LinearKernel with_floats(DType type) {
-    return {static_cast<uint32_t>(type), nullptr, nullptr, float_product<Stored>};
+    return {static_cast<uint32_t>(type), 0, nullptr, nullptr, float_product<Stored>};
+}
+
+/// The same type for many tokens, where the ISA has it.
+template <class Stored, class Ops = WidePairs>
+static constexpr LinearKernel with_wide(DType type) {
+    if constexpr (Ops::least_tokens > 0)
+        return {static_cast<uint32_t>(type), Ops::least_tokens, wide_bytes, wide_pack,
+                wide_product<Stored, Ops>};
+    else
+        return with_floats<Stored>(type);
 }
 
 template <class Weight>
 static constexpr LinearKernel with_codes(DType type) {
-    return {static_cast<uint32_t>(type), packed_bytes<Weight>, pack<Weight>, quant_product<Weight>};
+    return {static_cast<uint32_t>(type), 0, packed_bytes<Weight>, pack<Weight>, quant_product<Weight>};
 }
 
 const LinearKernel linear_kernels[] = {
+    with_wide<Half>(DType::F16),         with_wide<Brain>(DType::BF16),
     with_floats<float>(DType::F32),      with_floats<Half>(DType::F16),
     with_floats<Brain>(DType::BF16),     with_codes<WeightQ8_0>(DType::Q8_0),
     with_codes<WeightQ4_0>(DType::Q4_0), with_codes<WeightQ4_K>(DType::Q4_K),
     with_codes<WeightQ5_K>(DType::Q5_K), with_codes<WeightQ6_K>(DType::Q6_K),
-    {0, nullptr, nullptr, nullptr},
+    {0, 0, nullptr, nullptr, nullptr},
 };
+
+/// What the compiler must take for numbers that may change and differ.
+alignas(64) static uint8_t operands[12][64];
+
+/// `rounds` times 12 dots.
+template <class Sum, class Load, class Dot>
+static void keep_busy(int64_t rounds, const Load& read, const Dot& dot_of, float* out) {
+    constexpr int independent = registers == 32 ? 12 : 6;
+    Sum sums[independent];
+    asm volatile("" : : "r"(operands) : "memory");
+#pragma GCC unroll 12
+    for (int j = 0; j < independent; ++j) memcpy(&sums[j], operands[j], sizeof(Sum));
+    for (int64_t i = 0; i < rounds * 12 / independent; ++i) {
+        asm volatile("" : : "r"(operands) : "memory");
+        const auto w = read(), x = read();
+#pragma GCC unroll 12
+        for (int j = 0; j < independent; ++j) sums[j] = dot_of(sums[j], w, x);
+    }
+#pragma GCC unroll 12
+    for (int j = 0; j < independent; ++j) memcpy(operands[j], &sums[j], sizeof(Sum));
+    memcpy(out, operands, sizeof(Sum));
+}
+
+static int64_t busy_floats(int64_t rounds, float* out) {
+    const auto read = [] { return load(reinterpret_cast<const float*>(operands)); };
+    keep_busy<Vec>(rounds, read, [](Vec s, Vec w, Vec x) { return fma(w, x, s); }, out);
+    return rounds * 12 * lanes;
+}
+
+static int64_t busy_codes(int64_t rounds, float* out) {
+    const auto read = [] { return load_panel(operands); };
+    const auto dot_of = [](PanelSums s, const PanelCodes& w, const PanelCodes& x) {
+        return dot<false>(s, w, x);
+    };
+    keep_busy<PanelSums>(rounds, read, dot_of, out);
+    return rounds * 12 * lanes * 4;
+}
+
+template <class Ops>
+static int64_t busy_wide(int64_t rounds, float* out) {
+    if constexpr (Ops::least_tokens > 0) {
+        const auto read = [] { return Ops::load_pairs(operands); };
+        keep_busy<typename Ops::Sums>(rounds, read, Ops::dot, out);
+        return rounds * 12 * lanes * 2;
+    } else {
+        return busy_floats(rounds, out);
+    }
+}
+
+int64_t busy(uint32_t type, int64_t rounds, float* out) {
+    if (type == static_cast<uint32_t>(DType::F32)) return busy_floats(rounds, out);
+    if (type == static_cast<uint32_t>(DType::F16)) return busy_wide<WidePairs>(rounds, out);
+    return busy_codes(rounds, out);
+}
 
 }  // namespace slimrt::cpu::SLIMRT_ISA

@@ -5,9 +5,10 @@
 
 namespace slimrt::cpu::SLIMRT_ISA {
 
-/// F32 F16 BF16 Q8_0 Q4_0 Q4_K Q5_K Q6_K; the last entry's product is nullptr.
+/// F32 F16 BF16 Q8_0 Q4_0 Q4_K Q5_K Q6_K, first those for many tokens; the last entry's product is nullptr.
 extern const LinearKernel linear_kernels[];
 
+int64_t busy(uint32_t type, int64_t rounds, float* out);
 void unpack(uint32_t type, const void* from, int64_t n, float* to);
 void narrow(uint32_t type, const float* from, int64_t n, void* to);
 

@@ -1,9 +1,14 @@
-// Products with F32, F16 and BF16 weights: f32 activations as they are, f32 sums.
+// Products with F32, F16 and BF16 weights: f32 activations as they are, f32 sums. Few tokens: row by row
+// (below), so that memory is the limit. Many: panels (linear_float_panel.h).
 #pragma once
 
 #include "kernels/cpu/dot.h"
 
 namespace slimrt::cpu::SLIMRT_ISA {
+
+constexpr int float_rows = registers == 32 ? 4 : 2;  // the register tile
+constexpr int64_t float_tokens = 6;
+constexpr int64_t float_prefetch = 4096;  // bytes ahead in a row
 
 /// R rows times T tokens, each sum in a register of its own.
 template <class Stored, int R, int T>
@@ -22,6 +27,7 @@ static void float_tile(const uint8_t* w, size_t w_stride, const uint8_t* x, size
     int64_t i = 0;
     for (; i + lanes <= k; i += lanes) {
         for (int r = 0; r < R; ++r) {
+            __builtin_prefetch(reinterpret_cast<const uint8_t*>(row(r) + i) + R * w_stride);
             weights[r] = load(row(r) + i);
         }
         for (int t = 0; t < T; ++t) multiply(weights, t, load(token(t) + i));
@@ -46,6 +52,10 @@ static float float_dot(const uint8_t* w, const uint8_t* x, int64_t k) {
     for (Vec& a : acc) a = splat(0);
     int64_t i = 0;
     for (; i + sums * lanes <= k; i += sums * lanes) {
+        constexpr int bytes = sums * lanes * sizeof(Stored);
+        for (int b = 0; b < bytes; b += 64) {
+            __builtin_prefetch(reinterpret_cast<const uint8_t*>(row + i) + float_prefetch + b);
+        }
         for (int s = 0; s < sums; ++s)
             acc[s] = fma(load(row + i + s * lanes), load(token + i + s * lanes), acc[s]);
     }
@@ -54,43 +64,33 @@ static float float_dot(const uint8_t* w, const uint8_t* x, int64_t k) {
     return sum((acc[0] + acc[1]) + (acc[2] + acc[3]));
 }
 
-template <class Stored, int R>
-static void float_rows(const uint8_t* w, size_t w_stride, const uint8_t* x, size_t x_stride, int64_t n_tokens,
-                       int64_t k, float* out, size_t out_stride) {
-    constexpr int tile = 6;
-    int64_t t = 0;
-    for (; t + tile <= n_tokens; t += tile) {
-        float_tile<Stored, R, tile>(w, w_stride, x + t * x_stride, x_stride, k, out + t * out_stride,
-                                    out_stride);
-    }
-    for (; t + 2 <= n_tokens; t += 2) {
-        float_tile<Stored, R, 2>(w, w_stride, x + t * x_stride, x_stride, k, out + t * out_stride,
-                                 out_stride);
-    }
-    for (int r = 0; t < n_tokens && r < R; ++r) {
-        out[t * out_stride + r] = float_dot<Stored>(w + r * w_stride, x + t * x_stride, k);
-    }
-}
+using FloatTile = void (*)(const uint8_t* w, size_t w_stride, const uint8_t* x, size_t x_stride, int64_t k,
+                           float* out, size_t out_stride);
 
-template <class Stored>
-static void float_product(const void* w, size_t w_stride, int64_t n_rows, const void* x, size_t x_stride,
-                          int64_t n_tokens, int64_t k, float* out, size_t out_stride) {
-    constexpr int rows = registers == 32 ? 4 : 2;
-    // Tokens in blocks whose activations stay in the second-level cache while all rows pass over them.
-    const int64_t fitting = (384 << 10) / (4 * k + 1), block = fitting > 6 ? fitting / 6 * 6 : 6;
-    for (int64_t t = 0; t < n_tokens; t += block) {
-        const int64_t n = n_tokens - t < block ? n_tokens - t : block;
-        const uint8_t* from = static_cast<const uint8_t*>(x) + t * x_stride;
-        const uint8_t* row = static_cast<const uint8_t*>(w);
-        float* to = out + t * out_stride;
-        int64_t r = 0;
-        for (; r + rows <= n_rows; r += rows) {
-            float_rows<Stored, rows>(row + r * w_stride, w_stride, from, x_stride, n, k, to + r, out_stride);
+/// Rows [first, n_rows), R at a time, times tokens in tiles of nearly the same size; returns the row it
+/// ended at.
+template <class Stored, int R>
+static int64_t float_product_by_rows(const uint8_t* w, size_t w_stride, int64_t first, int64_t n_rows,
+                                     const uint8_t* x, size_t x_stride, int64_t n_tokens, int64_t k,
+                                     float* out, size_t out_stride) {
+    static constexpr FloatTile tiles[] = {float_tile<Stored, R, 1>, float_tile<Stored, R, 2>,
+                                          float_tile<Stored, R, 3>, float_tile<Stored, R, 4>,
+                                          float_tile<Stored, R, 5>, float_tile<Stored, R, 6>};
+    const int64_t n_tiles = (n_tokens + float_tokens - 1) / float_tokens;
+    int64_t r = first;
+    for (; r + R <= n_rows; r += R) {
+        const uint8_t* rows = w + r * w_stride;
+        if (n_tokens == 1) {
+            for (int i = 0; i < R; ++i) out[r + i] = float_dot<Stored>(rows + i * w_stride, x, k);
+            continue;
         }
-        for (; r < n_rows; ++r) {
-            float_rows<Stored, 1>(row + r * w_stride, w_stride, from, x_stride, n, k, to + r, out_stride);
+        for (int64_t tile = 0; tile < n_tiles; ++tile) {
+            const int64_t t = tile * n_tokens / n_tiles, end = (tile + 1) * n_tokens / n_tiles;
+            tiles[end - t - 1](rows, w_stride, x + t * x_stride, x_stride, k, out + t * out_stride + r,
+                               out_stride);
         }
     }
+    return r;
 }
 
 }  // namespace slimrt::cpu::SLIMRT_ISA

@@ -9,40 +9,56 @@ namespace slimrt::cpu::SLIMRT_ISA {
 /// V * lanes rows of up to 256 elements.
 template <class Weight, int V>
 struct Panel {
-    static constexpr int elements = 256, rows = V * lanes;
+    static constexpr int elements = 256, rows = V * lanes, groups = elements / Weight::group;
+    using Block = typename Weight::Block;
 
     alignas(64) uint8_t codes[elements / 4][rows][4];
-    float scale[elements / Weight::group][rows], min[elements / Weight::group][rows];
+    alignas(64) float scales[groups * (Weight::has_min ? 2 : 1)][rows];  // then the minima
 
     /// Unpacks what the rows of k elements hold from element `first` (a multiple of 256) on.
     void fill(const uint8_t* w, size_t w_stride, int64_t first, int64_t k) {
         for (int r = 0; r < rows; r += lanes) {
-            for (int i = 0; i < elements && first + i < k; i += Weight::unit) {
-                fill_unit(w + r * w_stride, w_stride, first, i, k, r);
-            }
+            if constexpr (Weight::unit == Weight::block) fill_scales(w + r * w_stride, w_stride, first, r);
+            for (int i = 0; i < elements && first + i < k; i += Weight::unit)
+                fill_codes(w + r * w_stride, w_stride, first, i, k, r);
         }
     }
+    const float* scale(int group) const { return scales[group]; }
+    const float* min(int group) const { return scales[groups + group]; }
+
+    /// What to ask for while unpacking: as many bytes, from here on in the order of memory, which it reads
+    /// much faster than pieces of many rows.
+    const uint8_t* ahead;
 
   private:
-    void fill_unit(const uint8_t* w, size_t w_stride, int64_t first, int i, int64_t k, int to) {
-        using Block = typename Weight::Block;
-        constexpr int groups = Weight::unit / Weight::group;
+    static constexpr int step = sizeof(Block) * 64 / Weight::block;
+
+    void fill_scales(const uint8_t* w, size_t w_stride, int64_t first, int to) {
+        Scales of_rows[lanes];
+        for (int r = 0; r < lanes; ++r)
+            of_rows[r] = Weight::scales(reinterpret_cast<const Block*>(w + r * w_stride) + first / elements);
+        store_columns(of_rows, scales[0] + to, rows);
+    }
+    void fill_codes(const uint8_t* w, size_t w_stride, int64_t first, int i, int64_t k, int to) {
         Block padded[lanes][2];
         const Block* blocks[lanes];
-        for (int r = 0; r < lanes; ++r) {
-            const uint8_t* row = w + r * w_stride;
-            blocks[r] = unit_at<Weight>(row, (first + i) / Weight::unit, k, padded[r]);
-            prefetch_unit<Weight>(row, (first + i + elements) / Weight::unit);
-            float s[16];
-            store(s, Weight::scales(blocks[r]));
-            for (int g = 0; g < groups; ++g) {
-                scale[i / Weight::group + g][to + r] = s[g];
-                if constexpr (Weight::has_min) min[i / Weight::group + g][to + r] = s[8 + g];
+        for (int r = 0; r < lanes; ++r)
+            blocks[r] = unit_at<Weight>(w + r * w_stride, (first + i) / Weight::unit, k, padded[r]);
+        if constexpr (Weight::unit > Weight::block) {
+            Half columns[2][lanes];
+            for (int r = 0; r < lanes; ++r) {
+                memcpy(&columns[0][r], &blocks[r][0].d, sizeof(Half));
+                memcpy(&columns[1][r], &blocks[r][1].d, sizeof(Half));
             }
+            for (int b = 0; b < 2; ++b) store(scales[i / Weight::group + b] + to, load(columns[b]));
         }
         for (int j = 0; j < Weight::unit / 64; ++j) {
             Codes part[lanes];
-            for (int r = 0; r < lanes; ++r) part[r] = Weight::codes(blocks[r], j);
+            for (int r = 0; r < lanes; ++r) {
+                part[r] = Weight::codes(blocks[r], j);
+                __builtin_prefetch(ahead);
+                ahead += step;
+            }
             store_transposed(part, codes[(i + 64 * j) / 4][to], sizeof codes[0]);
         }
     }
@@ -76,10 +92,10 @@ struct PanelTile {
         for (int t = 0; t < T; ++t) {
             const Vec d = splat(f32_at(first.scales + at * Weight::group / 32 * 4 + t * x_stride));
             for (int v = 0; v < V; ++v) {
-                acc[t][v] = fma(to_vec(s[t][v]), load(panel.scale[g] + v * lanes) * d, acc[t][v]);
+                acc[t][v] = fma(to_vec(s[t][v]), load(panel.scale(g) + v * lanes) * d, acc[t][v]);
                 if constexpr (Weight::has_min) {
                     const Vec sums = splat(f32_at(first.sums + 4 * at + t * x_stride));
-                    acc[t][v] = fma(load(panel.min[g] + v * lanes), sums, acc[t][v]);
+                    acc[t][v] = fma(load(panel.min(g) + v * lanes), sums, acc[t][v]);
                 }
             }
         }
@@ -91,15 +107,13 @@ template <class Weight, int V, int T>
 static void panel_tile(const Panel<Weight, V>& panel, const uint8_t* x, size_t x_stride, int64_t first,
                        int64_t k, float* out, size_t out_stride) {
     PanelTile<Weight, V, T> tile{x, x_stride, Activations(x, k), {}};
-    if (first > 0) {
-        for (int t = 0; t < T; ++t) {
-            for (int v = 0; v < V; ++v) tile.acc[t][v] = load(out + t * out_stride + v * lanes);
-        }
-    }
     const int64_t left = k - first < panel.elements ? k - first : panel.elements;
     for (int g = 0; g < left / Weight::group; ++g) tile.add_group(panel, g, first / Weight::group + g);
     for (int t = 0; t < T; ++t) {
-        for (int v = 0; v < V; ++v) store(out + t * out_stride + v * lanes, tile.acc[t][v]);
+        for (int v = 0; v < V; ++v) {
+            float* to = out + t * out_stride + v * lanes;
+            store(to, first > 0 ? load(to) + tile.acc[t][v] : tile.acc[t][v]);
+        }
     }
 }
 
@@ -108,6 +122,7 @@ template <class Weight, int V>
 static void panel_product(const uint8_t* w, size_t w_stride, const uint8_t* x, size_t x_stride,
                           int64_t n_tokens, int64_t k, float* out, size_t out_stride) {
     Panel<Weight, V> panel;
+    panel.ahead = w + panel.rows * w_stride;
     for (int64_t first = 0; first < k; first += panel.elements) {
         panel.fill(w, w_stride, first, k);
         int64_t t = 0;

@@ -15,6 +15,14 @@ struct Activations {
     static int64_t padded(int64_t k) { return (k + 63) & -64; }
     Activations(const uint8_t* row, int64_t k)
         : codes(row), scales(row + padded(k)), sums(row + padded(k) + padded(k) / 8) {}
+    /// A row that many bytes further.
+    Activations moved(size_t bytes) const {
+        Activations a = *this;
+        a.codes += bytes;
+        a.scales += bytes;
+        a.sums += bytes;
+        return a;
+    }
 };
 
 template <class Weight>
@@ -23,14 +31,19 @@ static size_t packed_bytes(int64_t k) {
     return static_cast<size_t>(n + n / 8 + n / Weight::group * 4);
 }
 
-/// 32 activations to codes; returns their scale, which is infinite or NaN if one of them is.
-static inline float round_codes(const float* x, int8_t* codes) {
-    uint32_t largest = 0;  // absolute values order as integers, NaN last
+/// The largest of 32 absolute values, as integers order them: NaN last.
+static inline float largest_of_32(const float* x) {
+    uint32_t largest = 0;
     for (int i = 0; i < 32; ++i) {
         const uint32_t absolute = u32_at(x + i) & 0x7fffffff;
         largest = absolute > largest ? absolute : largest;
     }
-    const float max = f32_at(&largest), inverse = max > 1e-35f ? 127 / max : 0;
+    return f32_at(&largest);
+}
+
+/// 32 activations to codes; returns their scale, which is infinite or NaN if one of them is.
+static inline float round_codes(const float* x, int8_t* codes) {
+    const float max = largest_of_32(x), inverse = max > 1e-35f ? 127 / max : 0;
     for (int i = 0; i < 32; ++i) {
         const float shifted = f32_at(x + i) * inverse + 0x1.8p23f;  // rounds; the integer is in the low bits
         codes[i] = static_cast<int8_t>(u32_at(&shifted));
@@ -74,6 +87,19 @@ static inline const typename Weight::Block* unit_at(const uint8_t* row, int64_t 
     return padded;
 }
 
+/// Rows multiplied side by side with one token: one, a single stream, where a weight has so many bytes that
+/// reading them is the limit; else as many as hide the latency of the arithmetic.
+template <class Weight>
+constexpr int rows_of_one = sizeof(typename Weight::Block) * 5 > Weight::block * 4 ? 1 : dot_rows;
+
+/// How far ahead, in bytes, R rows are asked for: two pages of a single stream, at least 16 KiB of several
+/// rows, in whole groups of R. Two threads read a tenth less where it is a page.
+template <int R>
+static inline size_t prefetch_distance(size_t w_stride) {
+    const size_t rows = R * w_stride;
+    return R == 1 ? 8 << 10 : ((16 << 10) / rows + 1) * rows;
+}
+
 /// Asks for unit u of a row that will be needed soon; it need not exist.
 template <class Weight>
 static inline void prefetch_unit(const uint8_t* row, int64_t u) {
@@ -105,37 +131,79 @@ static inline Scales scales_of_unit(const Activations& x, int64_t u) {
         return load_each_twice(scales);
 }
 
-/// R rows times one token.
-template <class Weight, int R>
-static void row_product(const uint8_t* w, size_t w_stride, const Activations& x, int64_t k, float* out) {
+/// R rows times T tokens: a row's codes and scales are unpacked once for all of them.
+template <class Weight, int R, int T>
+static void row_product(const uint8_t* w, size_t w_stride, const uint8_t* x, size_t x_stride, int64_t k,
+                        float* out, size_t out_stride) {
     using Block = typename Weight::Block;
     constexpr int steps = Weight::unit / 64;
-    Acc acc[R] = {};
+    const Activations first(x, k);
+    const auto token = [=](int t) { return first.moved(t * x_stride); };
+    Acc acc[R][T] = {};
     for (int64_t u = 0; u * Weight::unit < k; ++u) {
         Block padded[R][2];
         const Block* blocks[R];
-        Scales scales[R];
+        Scales scales[R][T];
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) {
             blocks[r] = unit_at<Weight>(w + r * w_stride, u, k, padded[r]);
-            prefetch_unit<Weight>(w + (r + R) * w_stride, u);
-            scales[r] = Weight::scales(blocks[r]) * scales_of_unit<Weight>(x, u);
-            if constexpr (Weight::has_min) acc[r] = add_last_eight(acc[r], scales[r]);
+            prefetch_unit<Weight>(w + r * w_stride + prefetch_distance<R>(w_stride), u);
+            const Scales of_row = Weight::scales(blocks[r]);
+#pragma GCC unroll 8
+            for (int t = 0; t < T; ++t) {
+                scales[r][t] = of_row * scales_of_unit<Weight>(token(t), u);
+                if constexpr (Weight::has_min) acc[r][t] = add_last_eight(acc[r][t], scales[r][t]);
+            }
         }
 #pragma GCC unroll 4
         for (int j = 0; j < steps; ++j) {
-            const Codes codes = load_codes(x.codes + 64 * (u * steps + j));
-            const Sums start = start_at<Weight>(x, u * steps + j);
+            Codes of_rows[R];
 #pragma GCC unroll 4
-            for (int r = 0; r < R; ++r) {
-                const Sums sums = dot<Weight::is_wide>(start, Weight::codes(blocks[r], j), codes);
-                const Acc s =
-                    Weight::group == 32 ? spread_halves(scales[r], j) : spread_quarters(scales[r], j);
-                acc[r] = fma(to_acc(sums), s, acc[r]);
+            for (int r = 0; r < R; ++r) of_rows[r] = Weight::codes(blocks[r], j);
+#pragma GCC unroll 8
+            for (int t = 0; t < T; ++t) {
+                const Codes codes = load_codes(token(t).codes + 64 * (u * steps + j));
+                const Sums start = start_at<Weight>(token(t), u * steps + j);
+#pragma GCC unroll 4
+                for (int r = 0; r < R; ++r) {
+                    const Sums sums = dot<Weight::is_wide>(start, of_rows[r], codes);
+                    const Acc s = Weight::group == 32 ? spread_halves(scales[r][t], j)
+                                                      : spread_quarters(scales[r][t], j);
+                    acc[r][t] = fma(to_acc(sums), s, acc[r][t]);
+                }
             }
         }
     }
-    for (int r = 0; r < R; ++r) out[r] = sum(acc[r]);
+    for (int r = 0; r < R; ++r) {
+        for (int t = 0; t < T; ++t) out[t * out_stride + r] = sum(acc[r][t]);
+    }
+}
+
+using RowProduct = void (*)(const uint8_t* w, size_t w_stride, const uint8_t* x, size_t x_stride, int64_t k,
+                            float* out, size_t out_stride);
+
+using RowProduct = void (*)(const uint8_t* w, size_t w_stride, const uint8_t* x, size_t x_stride, int64_t k,
+                            float* out, size_t out_stride);
+
+/// Rows [first, n_rows), R at a time, times tokens in tiles of nearly the same size; returns the row it
+/// ended at.
+template <class Weight, int R>
+static int64_t product_by_rows(const uint8_t* w, size_t w_stride, int64_t first, int64_t n_rows,
+                               const uint8_t* x, size_t x_stride, int64_t n_tokens, int64_t k, float* out,
+                               size_t out_stride) {
+    static constexpr RowProduct tiles[] = {row_product<Weight, R, 1>, row_product<Weight, R, 2>,
+                                           row_product<Weight, R, 3>, row_product<Weight, R, 4>};
+    constexpr int64_t most = sizeof tiles / sizeof *tiles;
+    const int64_t n_tiles = (n_tokens + most - 1) / most;
+    int64_t r = first;
+    for (; r + R <= n_rows; r += R) {
+        for (int64_t tile = 0; tile < n_tiles; ++tile) {
+            const int64_t t = tile * n_tokens / n_tiles, end = (tile + 1) * n_tokens / n_tiles;
+            tiles[end - t - 1](w + r * w_stride, w_stride, x + t * x_stride, x_stride, k,
+                               out + t * out_stride + r, out_stride);
+        }
+    }
+    return r;
 }
 
 }  // namespace slimrt::cpu::SLIMRT_ISA

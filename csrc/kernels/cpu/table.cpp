@@ -9,6 +9,7 @@ extern const Isa table;
 const Isa table = {
     .name = SLIMRT_ISA_NAME,
     .linear = linear_kernels,
+    .busy = busy,
     .unpack = unpack,
     .narrow = narrow,
     .rms_norm = rms_norm,

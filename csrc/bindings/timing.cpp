@@ -1,0 +1,117 @@
+// What benchmarks time inside C++: weight products over many matrices, and the reading that bounds them.
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "bindings/bindings.h"
+#include "core/error.h"
+#include "core/thread_pool.h"
+#include "kernels/cpu/cpu_backend.h"
+
+namespace slimrt {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+    return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+/// Sums `bytes` (a multiple of 8) on all threads; seconds.
+double time_read(ThreadPool& pool, const uint64_t* words, int64_t bytes) {
+    const int64_t n = bytes / 8, chunk = 1 << 17;
+    std::atomic<uint64_t> sink{0};
+    const auto start = Clock::now();
+    pool.run((n + chunk - 1) / chunk, [&](int64_t item, int) {
+        const uint64_t* p = words + item * chunk;
+        const int64_t here = std::min(chunk, n - item * chunk) / 8 * 8;
+        uint64_t sums[8] = {};
+        for (int64_t i = 0; i < here; i += 8) {
+            __builtin_prefetch(p + i + 512);  // a page ahead: without it two threads read a tenth less
+            for (int j = 0; j < 8; ++j) sums[j] += p[i + j];
+        }
+        for (const uint64_t s : sums) sink += s;
+    });
+    return seconds_since(start);
+}
+
+/// Reads a buffer far larger than the caches, in huge pages where the system grants them; GB/s of the best
+/// of three passes.
+double read_bandwidth(int n_threads, int megabytes) {
+    if (n_threads < 0 || megabytes < 1) fail(ErrorCode::argument, "n_threads and megabytes must be positive");
+    nb::gil_scoped_release release;
+    const auto backend = open_cpu_backend({.n_threads = n_threads});
+    ThreadPool pool(n_threads ? n_threads : default_threads());
+    const int64_t bytes = int64_t(megabytes) << 20;
+    const Buffer buffer = backend->alloc(MemoryKind::scratch, size_t(bytes), "the bandwidth test");
+    std::fill_n(reinterpret_cast<uint64_t*>(buffer.data.get()), bytes / 8, 1);
+    double best = 0;
+    for (int pass = 0; pass < 3; ++pass) {
+        const double seconds = time_read(pool, reinterpret_cast<uint64_t*>(buffer.data.get()), bytes);
+        best = std::max(best, double(bytes) / seconds / 1e9);
+    }
+    return best;
+}
+
+/// Seconds of each pass over all weights: x [tokens, cols] times matrix after matrix of `rows` rows, and,
+/// for tokens 0, the mere reading of them.
+std::vector<double> time_linear(const Array<const uint8_t>& weights, const std::string& type, int64_t rows,
+                                int64_t cols, int64_t tokens, const std::string& isa, int n_threads,
+                                int passes) {
+    const DTypeInfo* info = find_dtype(type.c_str());
+    if (!info || cols % info->block || rows < 1 || tokens < 0)
+        fail(ErrorCode::argument, "there are no such matrices");
+    const auto backend = open_cpu_backend({.n_threads = n_threads, .isa = isa});
+    if (!backend->native(info->dtype)) fail(ErrorCode::argument, "there is no native product for ", type);
+    const size_t matrix = size_t(rows) * row_bytes(info->dtype, cols);
+    const Buffer space =
+        backend->alloc(MemoryKind::scratch, size_t(tokens * (rows + cols) * 4), "activations");
+    const Tensor x(space.data.get(), DType::F32, tokens, cols);
+    const Tensor out(space.data.get() + x.bytes(), DType::F32, tokens, rows);
+    for (int64_t i = 0; i < tokens * cols; ++i) x.f32()[i] = float(i * 2654435761 % 1000) / 500 - 1;
+    nb::gil_scoped_release release;
+    ThreadPool pool(n_threads);
+    std::vector<double> seconds;
+    for (int pass = 0; pass < passes; ++pass) {
+        const auto start = Clock::now();
+        for (size_t at = 0; tokens > 0 && at + matrix <= weights.size(); at += matrix)
+            backend->linear(x, Tensor(const_cast<uint8_t*>(weights.data()) + at, info->dtype, rows, cols), {},
+                            out);
+        seconds.push_back(tokens > 0 ? seconds_since(start)
+                                     : time_read(pool, reinterpret_cast<const uint64_t*>(weights.data()),
+                                                 int64_t(weights.size() / matrix * matrix)));
+    }
+    return seconds;
+}
+
+/// Multiply-adds a second, in 1e9, of dot products in registers on one thread, as a product with this type of
+/// weight and many tokens does them; the best of five.
+double dot_peak(const std::string& type, const std::string& isa) {
+    const DTypeInfo* info = find_dtype(type.c_str());
+    if (!info) fail(ErrorCode::argument, "unknown element type '", type, "'");
+    const bool half = info->dtype == DType::F16 || info->dtype == DType::BF16;
+    nb::gil_scoped_release release;
+    double best = 0;
+    for (int pass = 0; pass < 5; ++pass) {
+        alignas(64) float out[16];
+        const auto start = Clock::now();
+        const int64_t macs =
+            cpu::choose_isa(isa).busy(uint32_t(half ? DType::F16 : info->dtype), 2000000, out);
+        best = std::max(best, double(macs) / seconds_since(start) / 1e9);
+    }
+    return best;
+}
+
+}  // namespace
+
+void bind_timing(nb::module_& m, nb::module_& ops) {
+    using nb::arg;
+    m.def("read_bandwidth", &read_bandwidth, arg("n_threads") = 0, arg("megabytes") = 512);
+    ops.def("dot_peak", &dot_peak, arg("type"), arg("isa"));
+    ops.def("time_linear", &time_linear, arg("weights"), arg("type"), arg("rows"), arg("cols"), arg("tokens"),
+            arg("isa"), arg("n_threads"), arg("passes"));
+}
+
+}  // namespace slimrt

@@ -1,0 +1,160 @@
+// Products of F16 and BF16 weights with many tokens, where the processor multiplies 16-bit integers: weights
+// and activations are rounded to 14 bits, 32 at a time with an f32 scale, in panels as in linear_panel.h. A
+// rounded number is at most 1 / 16382 of its group's largest away; 32 products fit in 32 bits.
+#pragma once
+
+#include "kernels/cpu/linear_quant.h"
+
+namespace slimrt::cpu::SLIMRT_ISA {
+
+constexpr int wide_group = 32;
+constexpr float wide_most = 8191;  // 32 * 8191 * 8191 < 2^31
+
+/// A packed row of k activations, zeros to a multiple of 32: int16 codes, then a scale (f32) for each 32.
+static inline size_t wide_bytes(int64_t k) {
+    const int64_t groups = (k + wide_group - 1) / wide_group;
+    return static_cast<size_t>(groups * (wide_group * 2 + 4));
+}
+
+static inline void wide_pack(const float* x, int64_t k, void* out) {
+    const int64_t groups = (k + wide_group - 1) / wide_group;
+    int16_t* codes = static_cast<int16_t*>(out);
+    float* scales = reinterpret_cast<float*>(codes + groups * wide_group);
+    for (int64_t g = 0; g < groups; ++g) {
+        const int64_t left = k - g * wide_group;
+        float from[wide_group] = {};
+        memcpy(from, x + g * wide_group, static_cast<size_t>(left < wide_group ? left : wide_group) * 4);
+        const float max = largest_of_32(from), inverse = max > 1e-35f ? wide_most / max : 0;
+        for (int i = 0; i < wide_group; ++i) {
+            const float shifted = from[i] * inverse + 0x1.8p23f;  // rounds; the integer is in the low bits
+            codes[g * wide_group + i] = static_cast<int16_t>(u32_at(&shifted));
+        }
+        scales[g] = max / wide_most;
+    }
+}
+
+/// Rows of up to 256 elements; where there are fewer rows than fit, the last one stands for the others.
+template <class Stored, class Ops>
+struct WidePanel {
+    static constexpr int elements = 256, vectors = 2, rows = vectors * lanes, groups = elements / wide_group;
+
+    alignas(64) int16_t codes[elements / 2][rows][2];
+    float scales[groups][rows];
+
+    /// Rounds elements [first, first + n) of n_rows rows, zeros to a multiple of 32.
+    void fill(const uint8_t* w, size_t w_stride, int64_t n_rows, int64_t first, int64_t n) {
+        for (int r = 0; r < rows; r += lanes) {
+            for (int g = 0; g * wide_group < n; ++g) {
+                const int64_t at = first + g * wide_group, left = n - g * wide_group;
+                fill_group(w, w_stride, n_rows, at, left, g, r);
+            }
+        }
+    }
+
+  private:
+    void fill_group(const uint8_t* w, size_t w_stride, int64_t n_rows, int64_t first, int64_t n, int g,
+                    int to) {
+        Vec columns[wide_group];  // of `lanes` rows
+        for (int i = 0; i < wide_group; i += lanes) {
+            for (int r = 0; r < lanes; ++r) {
+                const int64_t row = to + r < n_rows ? to + r : n_rows - 1;
+                const Stored* from = reinterpret_cast<const Stored*>(w + row * w_stride) + first + i;
+                __builtin_prefetch(reinterpret_cast<const uint8_t*>(from) +
+                                   rows * w_stride);  // the next panel
+                columns[i + r] = n >= i + lanes ? load(from) : n > i ? load_part(from, n - i) : splat(0);
+            }
+            transpose(columns + i);
+        }
+        const Vec max = Ops::largest(columns);
+        store(scales[g] + to, max * splat(1 / wide_most));
+        const Vec inverse = Ops::inverse(max, wide_most);
+        for (int i = 0; i < wide_group; i += 2) {
+            Ops::store_pairs(codes[(g * wide_group + i) / 2][to], columns[i] * inverse,
+                             columns[i + 1] * inverse);
+        }
+    }
+};
+
+/// out (+)= n_rows rows and the first `groups` groups of the panel times T tokens.
+template <class Stored, class Ops, int T>
+static void wide_tile(const WidePanel<Stored, Ops>& panel, int64_t n_rows, const uint8_t* codes,
+                      const uint8_t* scales, size_t x_stride, int groups, bool accumulate, float* out,
+                      size_t out_stride) {
+    constexpr int V = panel.vectors;
+    Vec acc[T][V];
+    for (int t = 0; t < T; ++t) {
+        for (int v = 0; v < V; ++v) acc[t][v] = splat(0);
+    }
+    for (int g = 0; g < groups; ++g) {
+        typename Ops::Sums sums[T][V] = {};
+        for (int p = g * wide_group / 2; p < (g + 1) * wide_group / 2; ++p) {
+            typename Ops::Pairs w[V];
+            for (int v = 0; v < V; ++v) w[v] = Ops::load_pairs(panel.codes[p][v * lanes]);
+            for (int t = 0; t < T; ++t) {
+                const typename Ops::Pairs pair = Ops::splat_pair(codes + t * x_stride + 4 * p);
+                for (int v = 0; v < V; ++v) sums[t][v] = Ops::dot(sums[t][v], w[v], pair);
+            }
+        }
+        for (int t = 0; t < T; ++t) {
+            const Vec scale = splat(f32_at(scales + t * x_stride + 4 * g));
+            for (int v = 0; v < V; ++v) {
+                const Vec factor = load(panel.scales[g] + v * lanes) * scale;
+                acc[t][v] = fma(Ops::to_floats(sums[t][v]), factor, acc[t][v]);
+            }
+        }
+    }
+    for (int t = 0; t < T; ++t) {
+        for (int v = 0; v < V; ++v) {
+            float* to = out + t * out_stride + v * lanes;
+            const int64_t n = n_rows - v * lanes;
+            if (n >= lanes)
+                store(to, accumulate ? load(to) + acc[t][v] : acc[t][v]);
+            else if (n > 0)
+                store_part(to, accumulate ? load_part(to, n) + acc[t][v] : acc[t][v], n);
+        }
+    }
+}
+
+/// One panel times the tokens of one block.
+template <class Stored, class Ops>
+static void wide_tiles(const WidePanel<Stored, Ops>& panel, int64_t n_rows, const uint8_t* codes,
+                       const uint8_t* scales, size_t x_stride, int64_t n_tokens, int groups, bool accumulate,
+                       float* out, size_t out_stride) {
+    int64_t t = 0;
+    for (; t + Ops::tokens <= n_tokens; t += Ops::tokens) {
+        wide_tile<Stored, Ops, Ops::tokens>(panel, n_rows, codes + t * x_stride, scales + t * x_stride,
+                                            x_stride, groups, accumulate, out + t * out_stride, out_stride);
+    }
+    for (; t < n_tokens; ++t) {
+        wide_tile<Stored, Ops, 1>(panel, n_rows, codes + t * x_stride, scales + t * x_stride, x_stride,
+                                  groups, accumulate, out + t * out_stride, out_stride);
+    }
+}
+
+template <class Stored, class Ops>
+static void wide_product(const void* weights, size_t w_stride, int64_t n_rows, const void* activations,
+                         size_t x_stride, int64_t n_tokens, int64_t k, float* out, size_t out_stride) {
+    // A block of tokens' activations, a panel's width of them, and of the output both stay in the cache.
+    constexpr int64_t block = 576 / Ops::tokens * Ops::tokens, row_block = 128;
+    const uint8_t* w = static_cast<const uint8_t*>(weights);
+    WidePanel<Stored, Ops> panel;
+    for (int64_t t = 0; t < n_tokens; t += block) {
+        const int64_t tokens = n_tokens - t < block ? n_tokens - t : block;
+        const uint8_t* codes = static_cast<const uint8_t*>(activations) + t * x_stride;
+        const uint8_t* scales = codes + (k + wide_group - 1) / wide_group * wide_group * 2;
+        for (int64_t row = 0; row < n_rows; row += row_block) {
+            const int64_t end = n_rows - row < row_block ? n_rows : row + row_block;
+            for (int64_t first = 0; first < k; first += panel.elements) {
+                const int64_t n = k - first < panel.elements ? k - first : panel.elements;
+                const int groups = static_cast<int>((n + wide_group - 1) / wide_group);
+                for (int64_t r = row; r < end; r += panel.rows) {
+                    panel.fill(w + r * w_stride, w_stride, n_rows - r, first, n);
+                    wide_tiles(panel, n_rows - r, codes + 2 * first, scales + first / wide_group * 4,
+                               x_stride, tokens, groups, first > 0, out + t * out_stride + r, out_stride);
+                }
+            }
+        }
+    }
+}
+
+}  // namespace slimrt::cpu::SLIMRT_ISA
