@@ -28,17 +28,19 @@ struct LinearItem {
     int64_t first, rows;  // of the whole weight
 };
 
-/// Shares all rows out in items that become smaller, down to `least`: long streams at first, and at the end
-/// little to wait for.
+/// Shares all rows out in items that become smaller: long streams at first, and at the end little to wait
+/// for. Panels (several tokens) start slowly, since nobody has asked for the first one's rows: their items
+/// stay larger. Sizes are multiples of 16, so that no row's sum depends on the number of threads.
 std::vector<LinearItem> linear_items(std::span<const Product> products, int n_heads, int n_threads,
-                                     int64_t least) {
+                                     int64_t n_tokens) {
     int64_t left = 0;
     for (const Product& product : products) left += product.weight.rows;
+    const int64_t least = n_tokens < 4 ? 16 : std::clamp<int64_t>(left / (4 * n_threads) / 16 * 16, 16, 128);
     std::vector<LinearItem> items;
     for (int product = 0; product < int(products.size()); ++product) {
         const int64_t m = products[product].weight.rows / n_heads;
         for (int64_t row = 0; row < m * n_heads;) {
-            const int64_t share = n_threads == 1 ? left : left / (4 * n_threads);
+            const int64_t share = n_threads == 1 ? left : left / (2 * n_threads);
             const int64_t of_head = m - row % m;
             const int64_t rows = std::min(of_head, std::max(least, share / least * least));
             items.push_back({product, int(row / m), row, rows});
@@ -206,8 +208,7 @@ void CpuBackend::multiply(Tensor x, int n_heads, std::span<const Product> produc
     }
     const int64_t n = x.rows;
     const std::vector<Packed> packed = pack(x, n_heads, products);
-    const std::vector<LinearItem> items =
-        linear_items(products, n_heads, n_threads_, n < kPaddedRows ? 16 : 32);
+    const std::vector<LinearItem> items = linear_items(products, n_heads, n_threads_, n);
     run(int64_t(items.size()), [&](int64_t i, int) {
         const LinearItem& item = items[i];
         const auto& [weight, bias, out] = products[item.product];
