@@ -7,10 +7,11 @@
 namespace slimrt::cpu::SLIMRT_ISA {
 namespace {
 
-constexpr int64_t kAhead = 16 << 10;  // bytes from where memory is called for to where it is read
+constexpr int64_t kAhead = 10 << 10;  // bytes from where memory is called for to where it is read
 
-/// Calls for what will be read: the heads from `head` on, then what follows from `then` on. Into the second
-/// level: the first is small. The CPU foresees no page but the one being read.
+/// Calls for what will be read: the heads from `head` on, then what follows from `then` on. The CPU foresees
+/// no page but the one being read. Into the first level and only there, since every byte is read once: a line
+/// on its way from memory and again from the second level takes two of the few places for lines on their way.
 class Prefetch {
   public:
     Prefetch(const BlockRows& rows, int64_t head, int64_t n_heads, const void* then)
@@ -28,7 +29,7 @@ class Prefetch {
             then_ = nullptr;
         }
         const char* const stop = at_ + bytes < end_ || then_ ? at_ + bytes : end_;
-        for (; at_ < stop; at_ += kLine) __builtin_prefetch(at_, 0, 2);
+        for (; at_ < stop; at_ += kLine) __builtin_prefetch(at_, 0, 0);
     }
 
   private:
