@@ -102,7 +102,7 @@ static inline void store_columns(Scales* rows, float* to, size_t stride) {
 
 using PanelCodes = __m512i;
 using PanelSums = __m512i;
-constexpr int panel_vectors = 2, panel_tokens = 4, panel_least = 4;
+constexpr int panel_vectors = 2, panel_tokens = 4, panel_least = 6;
 
 static inline PanelCodes splat_four(const void* p) {
     int32_t four;
