@@ -30,7 +30,7 @@ struct LinearItem {
 
 /// Shares all rows out in items that become smaller: long streams at first, and at the end little to wait
 /// for. Panels (several tokens) start slowly, since nobody has asked for the first one's rows: their items
-/// stay larger. Sizes are multiples of 16, so that no row's sum depends on the number of threads.
+/// are larger. Sizes are multiples of 16, so that no row's sum depends on the number of threads.
 std::vector<LinearItem> linear_items(std::span<const Product> products, int n_heads, int n_threads,
                                      int64_t n_tokens) {
     int64_t left = 0;
@@ -40,7 +40,7 @@ std::vector<LinearItem> linear_items(std::span<const Product> products, int n_he
     for (int product = 0; product < int(products.size()); ++product) {
         const int64_t m = products[product].weight.rows / n_heads;
         for (int64_t row = 0; row < m * n_heads;) {
-            const int64_t share = n_threads == 1 ? left : left / (2 * n_threads);
+            const int64_t share = n_threads == 1 ? left : left / ((n_tokens < 4 ? 2 : 1) * n_threads);
             const int64_t of_head = m - row % m;
             const int64_t rows = std::min(of_head, std::max(least, share / least * least));
             items.push_back({product, int(row / m), row, rows});
