@@ -14,6 +14,7 @@ constexpr int64_t kMaxValueFloats = 1 << 17;  // what a job accumulates stays in
 constexpr int64_t kTileFloats = 1 << 16;      // and so do the rows it reads at once
 constexpr int kMinTile = 16, kMaxTile = 64;
 constexpr int64_t kMinPartRows = 128;   // shorter parts cost more to merge than they save
+constexpr int64_t kLongRows = 1024;     // jobs whose parts are as long as this are split by rows alone
 constexpr int64_t kMinSliceWork = 512;  // rows times groups: less does not pay for waking a thread
 constexpr int kPartsPerThread = 2;      // so that threads of unequal speed end together
 
@@ -100,7 +101,8 @@ size_t AttentionPlan::most_floats(const AttentionArgs& args, int n_threads) {
     }
     // The work of all jobs together is shares_of() shares. A job of G groups and w > 1 shares is split by
     // rows only into more than G pieces, fewer than w + 1, rounded up to a multiple of G: fewer than 2 w
-    // where G is 1; else, as G + 1 >= 3 pieces mean that w > 2, fewer than 2 (w + 1) < 3 w.
+    // where G is 1; else, as G + 1 >= 3 pieces mean that w > 2, fewer than 2 (w + 1) < 3 w. A long job is
+    // split by rows alone, into fewer than w + 1 < 2 w.
     const int64_t shares = rows > kMinPartRows ? shares_of(n_threads) : 1;
     const int64_t per_share = plan.n_groups == 1 ? 2 : 3;
     plan.most_rows = rows;
@@ -138,21 +140,27 @@ void AttentionPlan::add_jobs(const AttentionArgs& args, const AttentionSequence&
 }
 
 /// Long jobs are split until the largest piece is a fair share of all work: first by groups, whose results
-/// need no merging, then by rows too.
+/// need no merging, then by rows too. By rows alone where there are many: a thread then reads whole blocks in
+/// the order of memory, which is worth a merge.
 void AttentionPlan::split(int n_threads) {
     int64_t total = 0;
     for (const AttentionJob& job : jobs) total += job.work();
     const int64_t share = std::max<int64_t>(1, ceil_div(total, shares_of(n_threads)));
+    // Grouped q8 queries are limited by arithmetic, whose operands stay near while a thread has few heads.
+    const bool in_order = heads_per_group == 1 || !packs_queries;
     std::vector<AttentionJob> slices;
     for (AttentionJob job : jobs) {
         const int64_t rows = job.stored.size() + job.fresh.size();
         const int64_t pieces = std::max<int64_t>(1, ceil_div(job.work(), share));
         const int64_t most = std::min(pieces, std::max<int64_t>(1, job.work() / kMinSliceWork));
         const int end = job.first_group + job.n_groups;
-        const int groups = static_cast<int>(ceil_div(job.n_groups, std::min<int64_t>(job.n_groups, most)));
+        const bool is_long = in_order && rows >= kLongRows * pieces;
+        const int groups =
+            is_long ? job.n_groups
+                    : static_cast<int>(ceil_div(job.n_groups, std::min<int64_t>(job.n_groups, most)));
         job.n_parts = 1;
-        if (groups == 1) {
-            const int64_t parts = ceil_div(pieces, job.n_groups);
+        if (groups == 1 || is_long) {
+            const int64_t parts = is_long ? pieces : ceil_div(pieces, job.n_groups);
             job.n_parts = static_cast<int>(
                 std::clamp<int64_t>(parts, 1, std::max<int64_t>(1, ceil_div(rows, kMinPartRows))));
         }
