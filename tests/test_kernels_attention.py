@@ -56,6 +56,8 @@ CASES = {
     "mqa": Case(5, 1, 1, 64, 64, 129, 3),
     "dv differs": Case(4, 2, 4, 24, 10, 65, 2),
     "long": Case(2, 2, 2, 64, 64, 1500, 1),
+    "long, split by rows": Case(4, 4, 4, 16, 16, 5000, 1),
+    "long, grouped": Case(8, 4, 4, 16, 16, 5000, 2),
     "wide heads": Case(3, 3, 3, 128, 128, 257, 9),
     "odd": Case(3, 3, 3, 7, 5, 66, 4),
     "many queries": Case(6, 6, 6, 16, 16, 200, 90),
