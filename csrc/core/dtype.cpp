@@ -3,6 +3,7 @@
 #include <array>
 #include <cassert>
 #include <cstring>
+#include <string>
 
 namespace slimrt {
 namespace {
@@ -48,7 +49,14 @@ const DTypeInfo* find_cache_type(const char* name) {
     return nullptr;
 }
 
-const char* cache_type_names() { return "f32, f16, bf16, q8, fp8_e4m3, fp8_e5m2, q4"; }
+const char* cache_type_names() {
+    static const std::string names = [] {
+        std::string all;
+        for (const DType type : kCacheTypes) all += (all.empty() ? "" : ", ") + std::string(dtype_info(type).name);
+        return all;
+    }();
+    return names.c_str();
+}
 
 const DTypeInfo& dtype_info(DType dtype) {
     const auto number = static_cast<size_t>(dtype);

@@ -14,6 +14,7 @@ namespace {
 constexpr int64_t kInlineElements = 1 << 15;  // less work than this is done before a thread wakes up
 constexpr int64_t kChunkElements = 1 << 13;
 constexpr int64_t kPaddedRows = 16;  // from this many tokens on it pays to pack f32 too
+constexpr int64_t kPanelTokens = 4;  // about where products begin to go by panels (panel_least of an ISA)
 constexpr size_t kCacheLine = 64;
 
 uint32_t number(DType dtype) { return static_cast<uint32_t>(dtype); }
@@ -35,12 +36,13 @@ std::vector<LinearItem> linear_items(std::span<const Product> products, int n_he
                                      int64_t n_tokens) {
     int64_t left = 0;
     for (const Product& product : products) left += product.weight.rows;
-    const int64_t least = n_tokens < 4 ? 16 : std::clamp<int64_t>(left / (4 * n_threads) / 16 * 16, 16, 128);
+    const bool by_rows = n_tokens < kPanelTokens;
+    const int64_t least = by_rows ? 16 : std::clamp<int64_t>(left / (4 * n_threads) / 16 * 16, 16, 128);
     std::vector<LinearItem> items;
     for (int product = 0; product < int(products.size()); ++product) {
         const int64_t m = products[product].weight.rows / n_heads;
         for (int64_t row = 0; row < m * n_heads;) {
-            const int64_t share = n_threads == 1 ? left : left / ((n_tokens < 4 ? 2 : 1) * n_threads);
+            const int64_t share = n_threads == 1 ? left : left / ((by_rows ? 2 : 1) * n_threads);
             const int64_t of_head = m - row % m;
             const int64_t rows = std::min(of_head, std::max(least, share / least * least));
             items.push_back({product, int(row / m), row, rows});

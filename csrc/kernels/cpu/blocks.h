@@ -24,6 +24,22 @@ static inline uint16_t u16_at(const void* p) {
     return u;
 }
 
+/// The largest of n magnitudes, as integers order them: infinity, or NaN, if there is one.
+static inline float largest(const float* x, int64_t n) {
+    uint32_t high = 0;
+    for (int64_t i = 0; i < n; ++i) {
+        const uint32_t magnitude = u32_at(x + i) & 0x7fffffff;
+        high = magnitude > high ? magnitude : high;
+    }
+    return f32_at(&high);
+}
+
+/// For |x| < 2^22: adding 1.5 * 2^23 pushes the fraction out, and leaves the integer in the low bits.
+static inline int32_t nearest_even(float x) {
+    const float magic = 0x1.8p23f, shifted = x + magic;
+    return static_cast<int32_t>(u32_at(&shifted) - u32_at(&magic));
+}
+
 /// A 16-bit float stored at any address, used as a number.
 struct Scale {
     uint8_t bytes[2];

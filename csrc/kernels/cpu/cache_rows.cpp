@@ -14,23 +14,7 @@ uint32_t bits_of(float x) { return u32_at(&x); }
 
 float float_of(uint32_t u) { return f32_at(&u); }
 
-/// The largest magnitude; NaN or infinity if there is one.
-float largest(const float* x, int64_t n) {
-    uint32_t high = 0;
-    for (int64_t i = 0; i < n; ++i) {
-        const uint32_t u = bits_of(x[i]) & 0x7fffffff;
-        high = u > high ? u : high;
-    }
-    return float_of(high);
-}
-
 bool finite(float x) { return (bits_of(x) & kExponent) != kExponent; }
-
-/// For |x| < 2^22.
-int32_t nearest_even(float x) {
-    const float magic = 0x1.8p23f;
-    return static_cast<int32_t>(bits_of(x + magic) - bits_of(magic));
-}
 
 /// Codes of zeros whose scale makes them NaN.
 void store_nan(int64_t bytes, void* to, void* scale) {

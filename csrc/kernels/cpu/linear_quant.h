@@ -31,23 +31,10 @@ static size_t packed_bytes(int64_t k) {
     return static_cast<size_t>(n + n / 8 + n / Weight::group * 4);
 }
 
-/// The largest of 32 absolute values, as integers order them: NaN last.
-static inline float largest_of_32(const float* x) {
-    uint32_t largest = 0;
-    for (int i = 0; i < 32; ++i) {
-        const uint32_t absolute = u32_at(x + i) & 0x7fffffff;
-        largest = absolute > largest ? absolute : largest;
-    }
-    return f32_at(&largest);
-}
-
 /// 32 activations to codes; returns their scale, which is infinite or NaN if one of them is.
 static inline float round_codes(const float* x, int8_t* codes) {
-    const float max = largest_of_32(x), inverse = max > 1e-35f ? 127 / max : 0;
-    for (int i = 0; i < 32; ++i) {
-        const float shifted = f32_at(x + i) * inverse + 0x1.8p23f;  // rounds; the integer is in the low bits
-        codes[i] = static_cast<int8_t>(u32_at(&shifted));
-    }
+    const float max = largest(x, 32), inverse = max > 1e-35f ? 127 / max : 0;
+    for (int i = 0; i < 32; ++i) codes[i] = static_cast<int8_t>(nearest_even(f32_at(x + i) * inverse));
     return max / 127;
 }
 

@@ -24,11 +24,9 @@ static inline void wide_pack(const float* x, int64_t k, void* out) {
         const int64_t left = k - g * wide_group;
         float from[wide_group] = {};
         memcpy(from, x + g * wide_group, static_cast<size_t>(left < wide_group ? left : wide_group) * 4);
-        const float max = largest_of_32(from), inverse = max > 1e-35f ? wide_most / max : 0;
-        for (int i = 0; i < wide_group; ++i) {
-            const float shifted = from[i] * inverse + 0x1.8p23f;  // rounds; the integer is in the low bits
-            codes[g * wide_group + i] = static_cast<int16_t>(u32_at(&shifted));
-        }
+        const float max = largest(from, wide_group), inverse = max > 1e-35f ? wide_most / max : 0;
+        for (int i = 0; i < wide_group; ++i)
+            codes[g * wide_group + i] = static_cast<int16_t>(nearest_even(from[i] * inverse));
         scales[g] = max / wide_most;
     }
 }
