@@ -69,7 +69,7 @@ void attend_heads(const BlockAttention& b, int64_t first, int64_t end, int64_t q
     float scores[kPairs * block_rows], factors[kPairs];
     const auto pair = [&](int64_t head) { return head * b.n_q + query; };
     float *s = scores, *factor = factors;
-    Prefetch next(b.k, first, b.n_heads, b.v.data);
+    Prefetch next(b, b.k, first, b.v.data);
     for (int64_t head = first; head < end; ++head, s += n_q * block_rows) {
         with_head(b, b.k, head, [&](const auto& rows) {
             const Queries q = {b.q, static_cast<const char*>(b.packed_q), b.k.dim};
@@ -82,7 +82,7 @@ void attend_heads(const BlockAttention& b, int64_t first, int64_t end, int64_t q
             *factor++ = softmax(s, b.n, b.max + pair(head) + m, b.sum + pair(head) + m);
     }
     s = scores, factor = factors;
-    next = Prefetch(b.v, first, b.n_heads, b.k.next);
+    next = Prefetch(b, b.v, first, b.k.next);
     for (int64_t head = first; head < end; ++head, s += n_q * block_rows, factor += n_q) {
         with_head(b, b.v, head, [&]<class Rows>(const Head<Rows>& rows) {
             if (rows.scales)
@@ -137,7 +137,7 @@ void pack_query(const float* q, int64_t dim, void* to) {
 
 void score_block(const BlockAttention& b, float* s, size_t ld) {
     float scores[kPairs * block_rows];
-    Prefetch next(b.k, 0, b.n_heads, b.k.next);
+    Prefetch next(b, b.k, 0, b.k.next);
     for (int64_t pair = 0; pair < b.n_heads * b.n_q;) {
         const int64_t head = pair / b.n_q, left = (head + 1) * b.n_q - pair;
         const int64_t n_q = left < kPairs ? left : kPairs;

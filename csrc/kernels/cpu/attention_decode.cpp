@@ -52,7 +52,8 @@ BlockAttention AttentionRun::block_at(const AttentionJob& job, bool fresh, int64
             .values = state + plan_.state.values[0] + pair * row_stride(value.dim),
             .values_stride = row_stride(value.dim),
             .rows = scratch + plan_.scratch.rows,
-            .rows_stride = row_stride(std::max(score.dim, value.dim))};
+            .rows_stride = row_stride(std::max(score.dim, value.dim)),
+            .first_level_only = reads_past_second_level()};
 }
 
 /// Rows that all queries of the job see.

@@ -10,13 +10,13 @@ namespace {
 constexpr int64_t kAhead = 10 << 10;  // bytes from where memory is called for to where it is read
 
 /// Calls for what will be read: the heads from `head` on, then what follows from `then` on. The CPU foresees
-/// no page but the one being read. Into the first level and only there, since every byte is read once: a line
-/// on its way from memory and again from the second level takes two of the few places for lines on their way.
+/// no page but the one being read.
 class Prefetch {
   public:
-    Prefetch(const BlockRows& rows, int64_t head, int64_t n_heads, const void* then)
-        : at_(static_cast<const char*>(rows.data) + head * rows.head_stride),
-          end_(at_ + (n_heads - head) * static_cast<int64_t>(rows.head_stride)),
+    Prefetch(const BlockAttention& b, const BlockRows& rows, int64_t head, const void* then)
+        : first_level_only_(b.first_level_only),
+          at_(static_cast<const char*>(rows.data) + head * rows.head_stride),
+          end_(at_ + (b.n_heads - head) * static_cast<int64_t>(rows.head_stride)),
           then_(static_cast<const char*>(then)) {
         at_ += end_ - at_ < kAhead ? end_ - at_ : kAhead;
     }
@@ -29,11 +29,13 @@ class Prefetch {
             then_ = nullptr;
         }
         const char* const stop = at_ + bytes < end_ || then_ ? at_ + bytes : end_;
-        for (; at_ < stop; at_ += kLine) __builtin_prefetch(at_, 0, 0);
+        for (; at_ < stop; at_ += kLine)
+            first_level_only_ ? __builtin_prefetch(at_, 0, 0) : __builtin_prefetch(at_, 0, 3);
     }
 
   private:
     static constexpr int64_t kLine = 64;
+    bool first_level_only_;
     const char *at_, *end_, *then_;
 };
 

@@ -13,4 +13,6 @@ const Isa* const* supported_isas(int* n) {
     return isas;
 }
 
+bool reads_past_second_level() { return false; }
+
 }  // namespace slimrt::cpu

@@ -20,8 +20,7 @@ const Isa* const* supported_isas(int* n) {
                               __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi2");
         const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") &&
                                 __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-                                __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni") &&
-                                __builtin_cpu_supports("avx512bf16");
+                                __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
         int found = 0;
         if (has_avx512) isas[found++] = &avx512::table;
         if (has_avx2) isas[found++] = &avx2::table;
@@ -30,6 +29,11 @@ const Isa* const* supported_isas(int* n) {
     }();
     *n = count;
     return isas;
+}
+
+bool reads_past_second_level() {
+    static const bool amd = __builtin_cpu_is("amd");
+    return amd;
 }
 
 }  // namespace slimrt::cpu

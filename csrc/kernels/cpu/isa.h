@@ -50,7 +50,7 @@ inline constexpr int64_t packed_query_bytes(int64_t dim) {
 /// A step of online softmax: n_q queries of each of n_heads heads over the `n` rows of a block, n <=
 /// block_rows. q [head][query][k.dim]; max, sum [head][query] and values [head][query][values_stride] are
 /// updated, values only read where sum is not 0. rows: scratch of block_rows * rows_stride floats. packed_q
-/// [head][query]: for k of Q8, by pack_query().
+/// [head][query]: for k of Q8, by pack_query(). first_level_only: see reads_past_second_level().
 struct BlockAttention {
     BlockRows k, v;
     int64_t n, n_heads, n_q;
@@ -61,6 +61,7 @@ struct BlockAttention {
     size_t values_stride;
     float* rows;
     size_t rows_stride;
+    bool first_level_only;
 };
 constexpr int64_t block_rows = 32;
 
@@ -137,5 +138,11 @@ struct Isa {
 
 /// The tables in this build that this CPU can run, best first. Never empty.
 const Isa* const* supported_isas(int* n);
+
+/// Whether memory that is read once is best called for into the first-level cache alone. On Zen 5 it is,
+/// since a line on its way from memory, and again from the second level, takes two of the few places for
+/// lines on their way. Intel's cores then fetch a third of what they do otherwise (Cascade Lake: 6 instead of
+/// 16 GB/s).
+bool reads_past_second_level();
 
 }  // namespace slimrt::cpu
