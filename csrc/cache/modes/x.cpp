@@ -10,8 +10,8 @@ class X final : public CacheMode {
     const char* name() const override { return "x"; }
 
     std::string refusal(const AttnConfig& c) const override {
-        if (c.rope) return "keys are rotated by position (RoPE), so scores cannot be read from the input";
-        return c.qk_norm_eps ? "keys are normed (QK-norm), so scores cannot be read from the input" : "";
+        if (c.qk_norm_eps) return "keys are normed (QK-norm), so scores cannot be read from the input";
+        return c.rope ? "keys are rotated by position (RoPE), so scores cannot be read from the input" : "";
     }
 
     Format format(const AttnConfig& c) const override {
