@@ -38,6 +38,11 @@ CASES = [
     ("llama_gqa_wide", "k"),  # grouped heads whose K is as wide as the input
     ("llama_yarn", "k"),
     ("mistral_mha", "k"),  # a window shorter than a chunk
+    ("gptneox", "kv"),
+    ("gptneox", "k"),  # a part of each head rotates, K bias
+    ("gptneox_sequential", "k"),
+    ("phi2", "k"),
+    ("olmo2_gqa", "kv"),  # QK-norm
     ("gpt2_tanh", "kv"),
     ("gpt2_tanh", "k"),
     ("gpt2_tanh", "v"),
@@ -147,6 +152,18 @@ def test_prompt_of_several_long_steps(convert):
     assert rms(k - kv) <= 1e-4 * rms(kv)
 
 
+@pytest.mark.parametrize("name", ["gptneox", "gptneox_sequential", "phi2"])
+def test_k_equals_kv_where_a_part_of_each_head_rotates(name, convert):
+    """In f32: both within their noise of the exact logits, so within twice of each other."""
+    path = convert(GOLDEN / name)
+    model = reference(path)
+    assert 0 < 2 * len(model.w.rope.inv_freq) < model.dk and model.w.layers[0].bk.any()
+    kv, k = (decode(open_engine(path, mode, "f32", n_ctx=64), IDS, N_PREFILL) for mode in ("kv", "k"))
+    rounded, exact = predict(path, "k", "f32", N_PREFILL, 0)
+    noise = FLOAT32 * rms(exact) + FLOAT32_STEPS * rms(rounded - exact)
+    assert rms(k - kv) <= 2 * noise < 1e-3 * rms(exact)
+
+
 @pytest.mark.parametrize("modes", [["v", "k", "x"], ["kv", "x", "kv"], ["k", "kv", "v"]], ids="-".join)
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_modes_by_layer(modes, dtype, convert):
@@ -208,6 +225,11 @@ ILLEGAL = [
     ("mistral_window", "k", 0, "multi-head|head"),
     ("llama_mha", "v", 0, "RoPE"),
     ("llama_mha", "x", 0, "RoPE"),
+    ("gptneox", "v", 0, "RoPE"),
+    ("phi2", "x", 0, "RoPE"),
+    ("phi2_gqa", "k", 0, "head"),
+    ("olmo2", "v", 0, "QK-norm"),
+    ("olmo2", "x", 0, "QK-norm"),
     ("qwen2_mha", ["kv", "x"], 1, "RoPE"),
     ("qwen2_mha", ["k", "v"], 1, "RoPE"),
 ]
@@ -234,6 +256,9 @@ def test_cache_modes_lists_every_mode_with_a_reason(convert):
         "llama_gqa_tied": {"kv"},
         "llama_mha": {"kv", "k"},
         "llama_wide": {"kv", "k"},
+        "gptneox": {"kv", "k"},
+        "phi2": {"kv", "k"},
+        "olmo2_gqa": {"kv"},
         "gpt2_erf": {"kv", "k", "v", "x"},
     }.items():
         modes = slimrt._core.cache_modes(str(convert(GOLDEN / name)))
