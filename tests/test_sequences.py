@@ -137,7 +137,8 @@ def test_freed_blocks_serve_again(engine_of):
         assert np.array_equal(got, wanted)
         if round_ % 2:
             engine.truncate(pair[0], 0)
-            assert np.array_equal(last(engine, pair[0], ids), wanted[:1])
+            # One sequence in a step may take other kernels than two: equal up to float32's sums.
+            assert relative(last(engine, pair[0], ids), wanted[:1]) < SAME
         for sequence in pair:
             engine.free_sequence(sequence)
 
