@@ -9,30 +9,44 @@ Plane whole_plane(const char* name, int width, int heads, DType type) {
     return {name, width, head_bytes(type, width / heads).scales ? heads : 1, type};
 }
 
-Tensor project(Backend& backend, Scratch& scratch, Tensor x, Tensor weight, Tensor bias) {
-    const Tensor out = scratch.f32(x.rows, weight.rows);
-    backend.linear(x, weight, bias, out);
+namespace {
+
+/// Appends a product of x with each projection's weight, and its result in fresh scratch.
+void add_products(Scratch& scratch, Tensor x, std::initializer_list<Projection> projections,
+                  std::vector<Product>& products, std::vector<Tensor>& out) {
+    for (const auto& [weight, bias] : projections) {
+        out.push_back(scratch.f32(x.rows, weight.rows));
+        products.push_back({weight, bias, out.back()});
+    }
+}
+
+}  // namespace
+
+std::vector<Tensor> project(Backend& backend, Scratch& scratch, Tensor x,
+                            std::initializer_list<Projection> projections) {
+    std::vector<Product> products;
+    std::vector<Tensor> out;
+    add_products(scratch, x, projections, products, out);
+    backend.linear(x, products);
     return out;
 }
 
 std::vector<Tensor> project_q_and(Backend& backend, const AttnInput& in,
                                   std::initializer_list<Projection> others) {
-    std::vector<Tensor> out{in.scratch.f32(in.x.rows, in.weights.q.rows)};
-    std::vector<Product> products{{in.weights.q, in.weights.q_bias, out[0]}};
-    for (const auto& [weight, bias] : others) {
-        out.push_back(in.scratch.f32(in.x.rows, weight.rows));
-        products.push_back({weight, bias, out.back()});
-    }
+    std::vector<Product> products;
+    std::vector<Tensor> out;
+    add_products(in.scratch, in.x, {{in.weights.q, in.weights.q_bias}}, products, out);
+    add_products(in.scratch, in.x, others, products, out);
     backend.linear(in.x, products);
     if (in.rope) backend.rope(out[0], in.config.n_heads, in.rope, in.batch.positions);
     return out;
 }
 
 AttentionArgs attention_args(const AttnConfig& c, std::span<const AttentionSequence> sequences,
-                             const ScoreTerm& score, const ValueTerm& value) {
+                             std::span<const ScoreTerm> scores, std::span<const ValueTerm> values) {
     return {.sequences = sequences,
-            .scores = {&score, 1},
-            .values = {&value, 1},
+            .scores = scores,
+            .values = values,
             .n_heads = c.n_heads,
             .scale = c.scale(),
             .window = c.window,
@@ -124,6 +138,13 @@ std::vector<Part> split_by_branch(const AttnConfig& c, const Batch& batch) {
         part.sequences.push_back(s);
     }
     return parts;
+}
+
+void each_part(const AttnInput& in, const Branch& absorbed, const Branch& materialised) {
+    for (const Part& part : split_by_branch(in.config, in.batch)) {
+        const Scratch::Scope scope(in.scratch);
+        (part.absorb ? absorbed : materialised)(part);
+    }
 }
 
 Tensor positions_from(Backend& backend, Scratch& scratch, int64_t first, int64_t n) {

@@ -13,20 +13,19 @@ const CacheMode* x_mode();
 /// A plane whose rows are read whole: in one piece, unless the type has scales, one of which each head needs.
 Plane whole_plane(const char* name, int width, int heads, DType type);
 
-/// x W^T (+ bias) in fresh scratch.
-Tensor project(Backend& backend, Scratch& scratch, Tensor x, Tensor weight, Tensor bias);
-
 struct Projection {
     Tensor weight, bias;
 };
-/// q of the step's tokens, biased, and rotated where the model rotates; then the other projections of x. All
-/// at once, since they read the same x.
+/// x W^T (+ bias) of each in fresh scratch, all at once, since they read the same x.
+std::vector<Tensor> project(Backend& backend, Scratch& scratch, Tensor x,
+                            std::initializer_list<Projection> projections);
+/// q of the step's tokens, biased, and rotated where the model rotates; then the other projections of x.
 std::vector<Tensor> project_q_and(Backend& backend, const AttnInput& in,
                                   std::initializer_list<Projection> others);
 
-/// Attention with one term for scores and one for values, which must outlive the result.
+/// Attention with these terms, which must outlive the result.
 AttentionArgs attention_args(const AttnConfig& config, std::span<const AttentionSequence> sequences,
-                             const ScoreTerm& score, const ValueTerm& value);
+                             std::span<const ScoreTerm> scores, std::span<const ValueTerm> values);
 
 /// linear_per_head, the weight's heads shared by groups of query heads (GQA).
 void linear_heads(Backend& backend, const AttnConfig& config, Tensor x, Tensor weight, Tensor out);
@@ -53,6 +52,10 @@ struct Part {
 /// cache-math section 1). Absorbed parts have at most head_dim tokens, so scratch is bounded; a materialised
 /// part is one sequence. A chunk is materialised however short it is, since its append is long.
 std::vector<Part> split_by_branch(const AttnConfig& config, const Batch& batch);
+
+/// Computes each part by the branch that pays, and gives back the scratch it took.
+using Branch = std::function<void(const Part&)>;
+void each_part(const AttnInput& in, const Branch& absorbed, const Branch& materialised);
 
 /// Type of a plane of AttnInput::dense beside stored rows of this type: f32 stays exact, bf16 keeps its
 /// range.
