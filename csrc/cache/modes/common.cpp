@@ -1,7 +1,9 @@
 // What the modes share: projections, bias folding, the absorbed and the materialised branch.
 #include <algorithm>
+#include <cmath>
 
 #include "cache/modes/modes.h"
+#include "core/error.h"
 
 namespace slimrt {
 
@@ -53,6 +55,27 @@ AttentionArgs attention_args(const AttnConfig& c, std::span<const AttentionSeque
             .sparse_threshold = c.sparse_threshold};
 }
 
+Tensor as_stored(Backend& backend, Scratch& scratch, Tensor x, const Plane& plane) {
+    if (plane.type == DType::F32) return x;
+    const Tensor out = scratch.f32(x.rows, x.cols);
+    backend.round(x, plane.type, plane.heads, out);
+    return out;
+}
+
+std::vector<float> values_of(Backend& backend, Tensor vector) {
+    std::vector<float> values(vector.cols);
+    backend.download(values.data(), vector, vector.bytes());
+    return values;
+}
+
+Tensor derived_vector(Backend& backend, AttnWeights& w, const std::vector<float>& values, const char* what) {
+    const size_t bytes = values.size() * sizeof(float);
+    w.owned.push_back(backend.alloc(MemoryKind::derived, bytes, what));
+    const Tensor out(w.owned.back().data.get(), DType::F32, 1, int64_t(values.size()));
+    backend.upload(out, values.data(), bytes);
+    return out;
+}
+
 void linear_heads(Backend& backend, const AttnConfig& c, Tensor x, Tensor weight, Tensor out) {
     if (c.mha()) return backend.linear_per_head(x, weight, c.n_heads, out);
     const int group = c.n_heads / c.n_kv_heads;
@@ -60,6 +83,27 @@ void linear_heads(Backend& backend, const AttnConfig& c, Tensor x, Tensor weight
     for (int h = 0; h < c.n_heads; ++h)
         backend.linear(x.cols_of(h * weight.cols, weight.cols), weight.rows_of(h / group * m, m), {},
                        out.cols_of(h * m, m));
+}
+
+void load_row_scale(Backend& backend, const AttnConfig& c, DerivedWeights& derived, const char* suffix,
+                    int64_t width, AttnWeights& w) {
+    w.row_scale = derived.folded_if_any(c.layer, suffix, 1, width, !is_float(c.type_k));
+    if (!w.row_scale) return;
+    std::vector<float> shrink = values_of(backend, w.row_scale);
+    for (float& s : shrink) {
+        if (!backend.dry() && !(s > 0 && std::isfinite(s)))
+            fail(ErrorCode::format, "tensor 'blk.", c.layer, ".", suffix, "' holds ", s,
+                 ": the scales of a row must be positive numbers");
+        s = 1 / s;
+    }
+    w.row_shrink = derived_vector(backend, w, shrink, "scales of a row");
+}
+
+std::vector<float> for_query_heads(const AttnConfig& c, const std::vector<float>& v) {
+    const int group = c.n_heads / c.n_kv_heads, dim = c.head_dim;
+    std::vector<float> out(c.q_width());
+    for (int i = 0; i < c.q_width(); ++i) out[i] = v[i / dim / group * dim + i % dim];
+    return out;
 }
 
 namespace {
@@ -77,10 +121,7 @@ void unpack_rows(Backend& backend, Tensor weight, int64_t first, int64_t n, Tens
 
 void fold_v_bias(Backend& backend, const AttnConfig& c, AttnWeights& w) {
     if (!w.v_bias) return;
-    const int group = c.n_heads / c.n_kv_heads, dim = c.head_dim;
-    std::vector<float> b_v(c.kv_width()), expanded(c.q_width());
-    backend.download(b_v.data(), w.v_bias, b_v.size() * sizeof(float));
-    for (int i = 0; i < c.q_width(); ++i) expanded[i] = b_v[i / dim / group * dim + i % dim];
+    const std::vector<float> expanded = for_query_heads(c, values_of(backend, w.v_bias));
 
     constexpr int64_t kRows = 64;
     const Buffer temporary = backend.alloc(

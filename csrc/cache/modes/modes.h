@@ -7,6 +7,7 @@ namespace slimrt {
 
 const CacheMode* kv_mode();
 const CacheMode* k_mode();
+const CacheMode* kr_mode();
 const CacheMode* v_mode();
 const CacheMode* x_mode();
 
@@ -27,8 +28,14 @@ std::vector<Tensor> project_q_and(Backend& backend, const AttnInput& in,
 AttentionArgs attention_args(const AttnConfig& config, std::span<const AttentionSequence> sequences,
                              std::span<const ScoreTerm> scores, std::span<const ValueTerm> values);
 
+/// x as it will be read back from a plane; x itself where that is the same.
+Tensor as_stored(Backend& backend, Scratch& scratch, Tensor x, const Plane& plane);
+
 /// linear_per_head, the weight's heads shared by groups of query heads (GQA).
 void linear_heads(Backend& backend, const AttnConfig& config, Tensor x, Tensor weight, Tensor out);
+
+/// A vector of V's width for the heads that the query heads read: [q width].
+std::vector<float> for_query_heads(const AttnConfig& config, const std::vector<float>& v);
 
 /// Adds W_O b_V to the output bias and drops b_V, since softmax weights sum to 1. For modes whose rows know
 /// no V bias.
@@ -37,6 +44,17 @@ void fold_v_bias(Backend& backend, const AttnConfig& config, AttnWeights& weight
 /// Sets weights.absorbed_q: weight [kv width, row width] per query head transposed, [n_heads * row width,
 /// head_dim] f32, which takes a head's q to a query against a whole row.
 void absorb_q(Backend& backend, const AttnConfig& config, Tensor weight, AttnWeights& weights);
+
+/// A vector of prepare()'s own making, from host memory; f32 [1, n].
+Tensor derived_vector(Backend& backend, AttnWeights& weights, const std::vector<float>& values,
+                      const char* what);
+/// Values of an f32 vector; on a dry backend zeros.
+std::vector<float> values_of(Backend& backend, Tensor vector);
+
+/// Loads the static scales of a row's channels, where there are any, and makes 1 / them. A plan supposes that
+/// floats have none and other types have.
+void load_row_scale(Backend& backend, const AttnConfig& config, DerivedWeights& derived, const char* suffix,
+                    int64_t width, AttnWeights& weights);
 
 /// Consecutive sequences of a step that take the same branch of an absorbed mode; queries count from `first`.
 struct Part {
