@@ -69,7 +69,7 @@ class Shape:
 
 
 def header(path: Path, shape: Shape, changes: dict[str, object] | None = None) -> gguf.GGUFWriter:
-    """A writer with the metadata; changes: key -> another value (None: left out)."""
+    """A writer with the metadata; changes: key -> another value (None: left out); "slimrt." keys as they are."""
     writer = gguf.GGUFWriter(path, shape.arch)
     epsilon = "layer_norm_epsilon" if shape.arch in BIASED else "layer_norm_rms_epsilon"
     values: dict[str, object] = {
@@ -84,8 +84,10 @@ def header(path: Path, shape: Shape, changes: dict[str, object] | None = None) -
     if shape.head_dim:
         values |= {"attention.key_length": shape.head_dim, "attention.value_length": shape.head_dim}
     for key, value in (values | (changes or {})).items():
-        name = f"{shape.arch}.{key}"
-        if isinstance(value, str):
+        name = key if key.startswith("slimrt.") else f"{shape.arch}.{key}"
+        if isinstance(value, list):
+            writer.add_array(name, value)
+        elif isinstance(value, str):
             writer.add_string(name, value)
         elif isinstance(value, float):
             writer.add_float32(name, value)
