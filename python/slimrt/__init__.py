@@ -10,6 +10,7 @@ import os
 from typing import TYPE_CHECKING
 
 from slimrt._core import __version__
+from slimrt.cache import CacheConfig
 from slimrt.errors import (
     CacheUnsupportedError,
     ContextOverflowError,
@@ -18,8 +19,9 @@ from slimrt.errors import (
     UnsupportedError,
     WontFitError,
 )
-from slimrt.generate import GenerateOptions, Stream
+from slimrt.generate import Stream
 from slimrt.model import Model
+from slimrt.options import GenerateOptions
 from slimrt.plan import plan
 from slimrt.results import CacheUse, Generation, PlanResult, PlanRow, Score, Timings, TokenLogprob, Usage
 from slimrt.session import Session
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from slimrt.tools.report import ConvertReport
 
 __all__ = [
+    "CacheConfig",
     "CacheUnsupportedError",
     "CacheUse",
     "ContextOverflowError",
