@@ -23,7 +23,19 @@ from slimrt.generate import Stream
 from slimrt.model import Model
 from slimrt.options import GenerateOptions
 from slimrt.plan import plan
-from slimrt.results import CacheUse, Generation, PlanResult, PlanRow, Score, Timings, TokenLogprob, Usage
+from slimrt.quality import compare_caches
+from slimrt.results import (
+    CacheComparison,
+    CacheQuality,
+    CacheUse,
+    Generation,
+    PlanResult,
+    PlanRow,
+    Score,
+    Timings,
+    TokenLogprob,
+    Usage,
+)
 from slimrt.session import Session
 from slimrt.source import ModelSource
 from slimrt.tokenizer import Tokenizer
@@ -32,7 +44,9 @@ if TYPE_CHECKING:
     from slimrt.tools.report import ConvertReport
 
 __all__ = [
+    "CacheComparison",
     "CacheConfig",
+    "CacheQuality",
     "CacheUnsupportedError",
     "CacheUse",
     "ContextOverflowError",
@@ -54,6 +68,7 @@ __all__ = [
     "Usage",
     "WontFitError",
     "__version__",
+    "compare_caches",
     "convert",
     "plan",
 ]

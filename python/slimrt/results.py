@@ -207,3 +207,68 @@ class PlanResult(_Record):
     def to_dict(self) -> dict[str, Any]:
         """The record as plain JSON-ready values, with fits."""
         return super().to_dict() | {"fits": self.fits}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheQuality(_PerLayer, _Record):
+    """What one cache does to a model's next-token distributions, over all scored tokens.
+
+    Attributes:
+        cache: for people, such as "k+r q8 + 64 q4".
+        modes, types, ranks, residual_types: of each layer.
+        perplexity: exp of the mean surprise, through cached decoding.
+        kl_mean, kl_p99, kl_max: KL divergence from kv f32, nats: mean, 99 % quantile and largest.
+        same_top: share of tokens after which the likeliest one is the same as with kv f32.
+        bytes_per_token: what one more token takes, in all layers.
+        cache_bytes: allocated for a window.
+        extra_weights: bytes of weights beyond those of mode kv, such as the matrix that makes V from K.
+    """
+
+    cache: str
+    modes: tuple[str, ...]
+    types: tuple[str, ...]
+    ranks: tuple[int, ...]
+    residual_types: tuple[str, ...]
+    perplexity: float
+    kl_mean: float
+    kl_p99: float
+    kl_max: float
+    same_top: float
+    bytes_per_token: int
+    cache_bytes: int
+    extra_weights: int
+
+
+@dataclass(frozen=True)
+class CacheComparison(_Record):
+    """Caches of one model on one text, decoded token by token.
+
+    Attributes:
+        path: the model. tokens: scored. windows: how many; window, prefix, chunk: their tokens, those of them that were
+            prefilled, and those fed at once after that.
+        rows: kv f32, which the others are compared with, then the others as they were given.
+    """
+
+    path: str
+    tokens: int
+    windows: int
+    window: int
+    prefix: int
+    chunk: int
+    rows: tuple[CacheQuality, ...]
+
+    def front(self) -> tuple[CacheQuality, ...]:
+        """The Pareto front, smallest first: no other row has fewer bytes a token and no more divergence."""
+        found: list[CacheQuality] = []
+        for row in sorted(self.rows, key=lambda row: (row.bytes_per_token, row.kl_mean)):
+            if not found or row.kl_mean < found[-1].kl_mean:
+                found.append(row)
+        return tuple(found)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The record as plain JSON-ready values: what is not finite becomes None."""
+        rows = [
+            {key: None if isinstance(value, float) and not np.isfinite(value) else value for key, value in row.items()}
+            for row in super().to_dict()["rows"]
+        ]
+        return super().to_dict() | {"rows": rows, "front": [row.cache for row in self.front()]}

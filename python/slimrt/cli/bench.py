@@ -13,8 +13,18 @@ from typing import Any
 import numpy as np
 
 from slimrt import _core, progress
-from slimrt.cache import RESIDUAL_MODE, CacheChoice, CacheConfig, check_cache, row_type
-from slimrt.cli.common import Flags, cache_arguments, count, model_source, note, positive, print_json, show_progress
+from slimrt.cache import CacheChoice, check_cache, row_type
+from slimrt.cli.common import (
+    Flags,
+    cache_arguments,
+    cache_for_comparison,
+    count,
+    model_source,
+    note,
+    positive,
+    print_json,
+    show_progress,
+)
 from slimrt.plan import BLOCK, Planner, check_device, memory_limit_bytes, require_together
 from slimrt.runtime import Runtime, load
 from slimrt.source import ModelSource
@@ -217,14 +227,7 @@ def _choices(args: argparse.Namespace) -> list[CacheChoice]:
     arguments = cache_arguments(args)
     if args.compare is None:
         return [CacheChoice.of(**arguments)]
-    return [CacheChoice.of(**arguments_of(arguments, one)) for one in args.compare.split(",")]
-
-
-def arguments_of(arguments: dict[str, Any], cache: str) -> dict[str, Any]:
-    """The arguments for one cache of several: a rank and residual type only for one that may have them."""
-    config = CacheConfig.parse(cache)
-    no_residual = {} if config.mode == RESIDUAL_MODE else {"rank": None, "residual_type": None}
-    return arguments | {"cache": config} | no_residual
+    return [CacheChoice.of(**cache_for_comparison(arguments, one)) for one in args.compare.split(",")]
 
 
 def _context(args: argparse.Namespace, depth: int) -> int:

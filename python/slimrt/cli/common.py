@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, TextIO
 
+from slimrt.cache import RESIDUAL_MODE, CacheConfig
 from slimrt.model import Model
 from slimrt.source import ModelSource
 
@@ -156,6 +157,13 @@ def cache_arguments(args: argparse.Namespace) -> dict[str, Any]:
         "residual_type": args.residual_type,
         "sparse_threshold": args.sparse_threshold,
     }
+
+
+def cache_for_comparison(arguments: dict[str, Any], cache: str) -> dict[str, Any]:
+    """The arguments for one cache of several: a rank and residual type only for one that may have them."""
+    config = CacheConfig.parse(cache)
+    no_residual = {} if config.mode == RESIDUAL_MODE else {"rank": None, "residual_type": None}
+    return arguments | {"cache": config} | no_residual
 
 
 def engine_arguments(args: argparse.Namespace) -> dict[str, Any]:
