@@ -76,7 +76,7 @@ def compare_caches(
     choices = [one if isinstance(one, CacheChoice) else CacheChoice.of(one) for one in caches]
     for choice in choices:
         check_cache(source, choice)
-    plan = _Windows.of(source, window, prefix, chunk, max_tokens)
+    plan = Windows.of(source, window, prefix, chunk, max_tokens)
     windows = plan.cut(source, text)
     n_sequences = min(_SEQUENCES if sequences is None else _at_least_one("sequences", sequences), len(windows))
     planner = Planner.of(source, memory_limit, n_sequences, _N_BATCH, n_threads)
@@ -108,7 +108,7 @@ def compare_caches(
 
 
 @dataclass(frozen=True)
-class _Windows:
+class Windows:
     """How a text is cut, checked."""
 
     window: int
@@ -117,7 +117,7 @@ class _Windows:
     max_tokens: int | None
 
     @classmethod
-    def of(cls, source: ModelSource, window: int, prefix: int | None, chunk: int, max_tokens: int | None) -> _Windows:
+    def of(cls, source: ModelSource, window: int, prefix: int | None, chunk: int, max_tokens: int | None) -> Windows:
         trained = source.n_ctx_train
         window = whole("window", window) or min(WINDOW, trained)
         prefix = max(window // 4, 1) if prefix is None else whole("prefix", prefix)
@@ -228,9 +228,7 @@ class _Contestant:
         )
 
 
-def _decode(
-    loaded: Sequence[_Contestant], windows: Sequence[Ids], plan: _Windows, n_sequences: int, show: bool
-) -> None:
+def _decode(loaded: Sequence[_Contestant], windows: Sequence[Ids], plan: Windows, n_sequences: int, show: bool) -> None:
     """Feed all windows to all caches, n_sequences windows at a time; the first cache is the reference.
 
     Its logits are kept for some steps, then the others take the same steps in turn: engines that alternate at every
