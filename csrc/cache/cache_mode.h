@@ -18,8 +18,11 @@ struct AttnConfig {
     int layer = 0;
     int d_model = 0, n_heads = 0, n_kv_heads = 0, head_dim = 0;
     bool rope = false;
+    int n_rot = 0;  // columns of a head that rotate
     int64_t window = 0;
     DType type_k = DType::F16, type_v = DType::F16;
+    int rank = 0;  // width of a residual, modes with one; and its type
+    DType type_r = DType::F16;
     float sparse_threshold = 0;  // see AttentionArgs
 
     int q_width() const { return n_heads * head_dim; }
@@ -31,10 +34,15 @@ struct AttnConfig {
 struct AttnWeights {
     Tensor q, k, v, o;                      // [out, in], any native type
     Tensor q_bias, k_bias, v_bias, o_bias;  // f32 or none
-    Tensor w_kv;                            // mode k: W_KV [v width, k width] f32, V = linear(K, W_KV)
-    Tensor w_vk;                            // mode v: W_VK [k width, v width] f32, K = linear(V, W_VK)
-    Tensor absorbed_q;                      // modes v, x: per head, q -> query against the whole row
-    std::vector<Buffer> owned;              // what prepare() made
+    Tensor w_kv;        // modes k, k+r: [v width, k width], V = linear(k row, W_KV) * v_scale + residual
+    Tensor w_vk;        // mode v: W_VK [k width, v width] f32, K = linear(V, W_VK)
+    Tensor absorbed_q;  // modes v, x: per head, q -> query against the whole row
+    // Mode k+r: f32, or none. Of vectors: none is ones.
+    Tensor v_scale, out_scale;      // [1, v width]; the same for query heads
+    Tensor residual_x, residual_k;  // residual row = linear(x, .) + linear(k row, .)
+    Tensor residual_v;              // [v width, rank], V += linear(residual row, .)
+    Tensor row_scale, row_shrink;   // [1, row width]: static channel scales, and 1 / them
+    std::vector<Buffer> owned;      // what prepare() made
 };
 
 /// One stored part of a row: `heads` equal shares, which lie apart in a block and have scales of their own.
@@ -81,6 +89,9 @@ class DerivedWeights {
     /// blk.<layer>.<suffix>, [rows, cols], from the file or the caller. Throws Error{cache_unsupported} that
     /// says how to make it when there is none.
     virtual Tensor folded(int layer, const char* suffix, int64_t rows, int64_t cols) = 0;
+    /// The same for a tensor that a fold may do without: none when there is none. usual: whether a plan is to
+    /// count it while there is no fold yet.
+    virtual Tensor folded_if_any(int layer, const char* suffix, int64_t rows, int64_t cols, bool usual) = 0;
 };
 
 class CacheMode {
@@ -92,6 +103,8 @@ class CacheMode {
     virtual Format format(const AttnConfig& config) const = 0;
     /// The planes of AttnInput::dense; none where many queries read stored rows as they are.
     virtual Format materialised(const AttnConfig&) const { return {}; }
+    /// Whether rows have a part of AttnConfig::rank columns and a type of its own.
+    virtual bool has_residual() const { return false; }
     /// Whether a sparse_threshold has something to spare: values that are not needed for scores too.
     virtual bool has_values_alone() const { return false; }
     /// Derived weights, once at load.

@@ -61,15 +61,17 @@ struct AttentionSequence {
     const int32_t* table = nullptr;  // block table, none for dense rows
 };
 
-/// scores += scale * q . rotate(row[head] + bias). Row heads are shared by n_heads_q / n_heads queries each;
-/// n_heads == 1: the whole row serves every head (absorbed).
+/// scores += scale * q . rotate(row[head] * row_scale + bias). Row heads are shared by n_heads_q / n_heads
+/// queries each; n_heads == 1: the whole row serves every head (absorbed). Rows may be wider than the
+/// n_heads * dim columns that are read: the first ones. So may be the heads of q.
 struct ScoreTerm {
     Rows stored;
-    Tensor fresh;  // [tokens, n_heads * dim] f32, what store() will write
+    Tensor fresh;  // [tokens, width of a row] f32, what store() will write
     int n_heads = 0, dim = 0;
-    Tensor q;     // [tokens, n_heads_q * dim], rotated where rope is set
-    Tensor bias;  // [1, n_heads * dim] added to a row before the rotation, or none
-    Rope rope;    // rotation on read, or none: the rows are used as they are
+    Tensor q;          // [tokens, n_heads_q heads], rotated where rope is set
+    Tensor row_scale;  // [1, n_heads * dim] multiplied into a row, or none
+    Tensor bias;       // [1, n_heads * dim] then added to it, or none
+    Rope rope;         // rotation on read, or none: the rows are used as they are
 };
 
 /// out[head] = sum over rows of softmax weight * row[head].
@@ -154,6 +156,10 @@ class Backend {
     virtual void gate(Activation kind, Tensor gate, Tensor up) = 0;
     /// x += y; y may have one row, which is then added to every row of x.
     virtual void add(Tensor x, Tensor y) = 0;
+    /// x *= y, y [1, width], in every row.
+    virtual void multiply(Tensor x, Tensor y) = 0;
+    /// Rows of x (f32) as they would be read back from a plane of this type and as many heads; out may be x.
+    virtual void round(Tensor x, DType dtype, int heads, Tensor out) = 0;
     /// Rounds row i of x (f32) into slot i.
     virtual void store(Tensor x, const Slots& slots) = 0;
     /// Rows [begin, end) of a sequence to f32 out [end - begin, width].

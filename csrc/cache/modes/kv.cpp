@@ -20,9 +20,9 @@ class Kv final : public CacheMode {
         const Tensor q = qkv[0], k = qkv[1], v = qkv[2];
         if (c.rope) backend.rope(k, c.n_kv_heads, in.rope, in.batch.positions);
 
-        const ScoreTerm score{in.rows[0], k, c.n_kv_heads, c.head_dim, q, {}, {}};
-        const ValueTerm value{in.rows[1], v, c.n_kv_heads, c.head_dim, out};
-        backend.attention(attention_args(c, in.batch.sequences, score, value));
+        const ScoreTerm scores[] = {{in.rows[0], k, c.n_kv_heads, c.head_dim, q}};
+        const ValueTerm values[] = {{in.rows[1], v, c.n_kv_heads, c.head_dim, out}};
+        backend.attention(attention_args(c, in.batch.sequences, scores, values));
         return {k, v};
     }
 };

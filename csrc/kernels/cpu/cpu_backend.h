@@ -38,6 +38,8 @@ class CpuBackend final : public Backend {
     void activate(Activation kind, Tensor x) override;
     void gate(Activation kind, Tensor gate, Tensor up) override;
     void add(Tensor x, Tensor y) override;
+    void multiply(Tensor x, Tensor y) override;
+    void round(Tensor x, DType dtype, int heads, Tensor out) override;
     void store(Tensor x, const Slots& slots) override;
     void load(const Rows& rows, const int32_t* table, int64_t begin, int64_t end, Tensor out) override;
     void attention(const AttentionArgs& args) override;
@@ -47,7 +49,7 @@ class CpuBackend final : public Backend {
     /// fn(item, thread) for every item, on all threads; nothing when dry.
     template <class Fn>
     void run(int64_t n_items, const Fn& fn);
-    /// fn(row) for every row; on all threads when rows of `cols` elements are worth waking them.
+    /// fn(row, thread) for every row; on all threads when rows of `cols` elements are worth waking them.
     template <class Fn>
     void each_row(int64_t rows, int64_t cols, const Fn& fn);
     /// One block for all operations, valid until the next call; grows to the most that was asked for.

@@ -157,4 +157,8 @@ void add(float* x, const float* y, int64_t n) {
     each_vector(n, [&](int64_t i, auto load, auto store) { store(x + i, load(x + i) + load(y + i)); });
 }
 
+void multiply(float* x, const float* y, int64_t n) {
+    each_vector(n, [&](int64_t i, auto load, auto store) { store(x + i, load(x + i) * load(y + i)); });
+}
+
 }  // namespace slimrt::cpu::SLIMRT_ISA

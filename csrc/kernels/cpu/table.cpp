@@ -18,6 +18,7 @@ const Isa table = {
     .activate = activate,
     .gate = gate,
     .add = add,
+    .multiply = multiply,
     .store_head = store_head,
     .load_head = load_head,
     .pack_query = pack_query,
