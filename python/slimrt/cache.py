@@ -168,7 +168,7 @@ class CacheChoice:
         alone = isinstance(cache, (str, CacheConfig))
         if not alone and (not isinstance(cache, Sequence) or not cache):
             raise ValueError(f"cache must be a mode, a CacheConfig, or one of these for each layer, got {cache!r}")
-        entries: Sequence[Any] = [cache] if alone else cache  # type: ignore[assignment,list-item]
+        entries: Sequence[Any] = [cache] if alone else cache  # type: ignore[assignment]
         configs = [CacheConfig.of(one) for one in entries]
         if rank is not None or residual_type is not None:
             configs = _with_residual(configs, rank, residual_type)
