@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,7 +19,8 @@ struct AttnConfig {
     int layer = 0;
     int d_model = 0, n_heads = 0, n_kv_heads = 0, head_dim = 0;
     bool rope = false;
-    int n_rot = 0;  // columns of a head that rotate
+    int n_rot = 0;                     // columns of a head that rotate, from its first on; 0 without RoPE
+    std::optional<float> qk_norm_eps;  // RMS norm of the whole q and k rows, before RoPE; or none
     int64_t window = 0;
     DType type_k = DType::F16, type_v = DType::F16;
     int rank = 0;  // width of a residual, modes with one; and its type
@@ -34,15 +36,19 @@ struct AttnConfig {
 struct AttnWeights {
     Tensor q, k, v, o;                      // [out, in], any native type
     Tensor q_bias, k_bias, v_bias, o_bias;  // f32 or none
-    Tensor w_kv;        // modes k, k+r: [v width, k width], V = linear(k row, W_KV) * v_scale + residual
-    Tensor w_vk;        // mode v: W_VK [k width, v width] f32, K = linear(V, W_VK)
-    Tensor absorbed_q;  // modes v, x: per head, q -> query against the whole row
-    // Mode k+r: f32, or none. Of vectors: none is ones.
-    Tensor v_scale, out_scale;      // [1, v width]; the same for query heads
-    Tensor residual_x, residual_k;  // residual row = linear(x, .) + linear(k row, .)
-    Tensor residual_v;              // [v width, rank], V += linear(residual row, .)
-    Tensor row_scale, row_shrink;   // [1, row width]: static channel scales, and 1 / them
-    std::vector<Buffer> owned;      // what prepare() made
+    Tensor q_norm, k_norm;                  // f32, with AttnConfig::qk_norm_eps
+
+    // Made by prepare(); f32 unless the file holds them. Of vectors none is ones.
+    Tensor w_kv;                // modes k, k+r: [v width, k width], V = linear(k row, .) * v_scale + residual
+    Tensor v_scale, out_scale;  // mode k+r: [1, v width]; the same for query heads
+    Tensor residual_x, residual_k;  // mode k+r: residual row = linear(x, .) + linear(k row, .)
+    Tensor residual_v;              // mode k+r: [v width, rank], residual = linear(residual row, .)
+    Tensor w_vk;                    // mode v: [k width, v width], K = linear(V, .)
+    Tensor row_in, row_k, row_v;    // mode xr: row = linear(x, .), k and v = linear(row, .)
+    Tensor rotated_bias;            // mode xr: of k, the rotated columns
+    Tensor absorbed_q;              // modes v, x, xr: per head, q -> query against the whole row
+    Tensor row_scale, row_shrink;   // [1, row width]: static scales of channels, and 1 / them
+    std::vector<Buffer> owned;
 };
 
 /// One stored part of a row: `heads` equal shares, which lie apart in a block and have scales of their own.

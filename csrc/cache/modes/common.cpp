@@ -40,6 +40,8 @@ std::vector<Tensor> project_q_and(Backend& backend, const AttnInput& in,
     add_products(in.scratch, in.x, {{in.weights.q, in.weights.q_bias}}, products, out);
     add_products(in.scratch, in.x, others, products, out);
     backend.linear(in.x, products);
+    if (in.weights.q_norm)
+        backend.norm(NormKind::rms, out[0], in.weights.q_norm, {}, *in.config.qk_norm_eps, out[0]);
     if (in.rope) backend.rope(out[0], in.config.n_heads, in.rope, in.batch.positions);
     return out;
 }
@@ -64,7 +66,7 @@ Tensor as_stored(Backend& backend, Scratch& scratch, Tensor x, const Plane& plan
 
 std::vector<float> values_of(Backend& backend, Tensor vector) {
     std::vector<float> values(vector.cols);
-    backend.download(values.data(), vector, vector.bytes());
+    backend.download(values.data(), vector, values.size() * sizeof(float));  // may be a part of a row
     return values;
 }
 
@@ -87,7 +89,7 @@ void linear_heads(Backend& backend, const AttnConfig& c, Tensor x, Tensor weight
 
 void load_row_scale(Backend& backend, const AttnConfig& c, DerivedWeights& derived, const char* suffix,
                     int64_t width, AttnWeights& w) {
-    w.row_scale = derived.folded_if_any(c.layer, suffix, 1, width, !is_float(c.type_k));
+    w.row_scale = derived.folded_if_any(c.layer, suffix, 1, width, head_bytes(c.type_k, 1).scales > 0);
     if (!w.row_scale) return;
     std::vector<float> shrink = values_of(backend, w.row_scale);
     for (float& s : shrink) {
@@ -144,7 +146,7 @@ void fold_v_bias(Backend& backend, const AttnConfig& c, AttnWeights& w) {
     w.owned.push_back(folded);
 }
 
-void absorb_q(Backend& backend, const AttnConfig& c, Tensor weight, AttnWeights& w) {
+void absorb_q(Backend& backend, const AttnConfig& c, Tensor weight, AttnWeights& w, int left_out) {
     const int64_t width = weight.cols, dim = c.head_dim, group = c.n_heads / c.n_kv_heads;
     const Buffer temporary =
         backend.alloc(MemoryKind::scratch, dim * (width + 1) * sizeof(float), "transposition of a weight");
@@ -160,7 +162,7 @@ void absorb_q(Backend& backend, const AttnConfig& c, Tensor weight, AttnWeights&
     for (int h = 0; h < c.n_heads; ++h) {
         unpack_rows(backend, weight, h / group * dim, dim, ids, head);
         backend.download(from.data(), head, head.bytes());
-        for (int64_t i = 0; i < dim; ++i)
+        for (int64_t i = left_out; i < dim; ++i)
             for (int64_t j = 0; j < width; ++j) to[j * dim + i] = from[i * width + j];
         backend.upload(w.absorbed_q.rows_of(h * width, width), to.data(), to.size() * sizeof(float));
     }

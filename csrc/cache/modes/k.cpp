@@ -4,20 +4,41 @@
 // Mode k+r (conditioned slim attention, our own): a row also holds what is left of V, in few columns. It is
 // computed from k^, the row as it will be read back, so that the rounding of k is corrected with the rest.
 //   k^ = round(x W_K / s), r = x P + k^ R;   V = k^ W_KV + r^ B, K = k^ s
+// Where keys are normed (QK-norm), k stays as it is and 1 / rms(k) stands beside it, for the scores.
 #include "cache/modes/modes.h"
 #include "core/error.h"
 
 namespace slimrt {
 namespace {
 
+/// The product of two vectors, element by element.
+Tensor product_of(Backend& backend, AttnWeights& w, Tensor a, Tensor b) {
+    std::vector<float> values = values_of(backend, a);
+    const std::vector<float> others = values_of(backend, b);
+    for (size_t i = 0; i < values.size(); ++i) values[i] *= others[i];
+    return derived_vector(backend, w, values, "scales of a normed row");
+}
+
 /// What a step's tokens leave behind, and how values read it: k as it is stored, the residual too.
 struct Written {
-    Tensor q, k, known_k, residual, known_residual;
+    Tensor q, k, inverse_rms, known_k, residual, known_residual;
 
     Written of(const Part& part) const {
-        return {part.of(q), part.of(k), part.of(known_k), part.of(residual), part.of(known_residual)};
+        return {part.of(q),       part.of(k),        part.of(inverse_rms),
+                part.of(known_k), part.of(residual), part.of(known_residual)};
+    }
+    FreshRows rows() const {
+        FreshRows planes = {k};
+        if (residual) planes.push_back(residual);
+        if (inverse_rms) planes.push_back(inverse_rms);
+        return planes;
     }
 };
+
+Format with_norm(Format planes, const AttnConfig& c) {
+    if (c.qk_norm_eps) planes.push_back({"n", 1, 1, DType::F32});
+    return planes;
+}
 
 class K : public CacheMode {
   public:
@@ -31,7 +52,7 @@ class K : public CacheMode {
     }
 
     Format format(const AttnConfig& c) const override {
-        return {whole_plane("k", c.kv_width(), c.n_kv_heads, c.type_k)};
+        return with_norm({whole_plane("k", c.kv_width(), c.n_kv_heads, c.type_k)}, c);
     }
 
     Format materialised(const AttnConfig& c) const override {
@@ -41,6 +62,7 @@ class K : public CacheMode {
     void prepare(Backend& backend, const AttnConfig& c, DerivedWeights& derived,
                  AttnWeights& w) const override {
         w.w_kv = derived.folded(c.layer, "attn_kv.weight", c.kv_width(), c.kv_width());
+        w.row_scale = w.k_norm;
         fold_biases(backend, c, w);
     }
 
@@ -49,8 +71,7 @@ class K : public CacheMode {
         each_part(
             in, [&](const Part& p) { absorbed(backend, in, p, step.of(p), p.of(out)); },
             [&](const Part& p) { materialised_v(backend, in, p, step.of(p), p.of(out)); });
-        if (!step.residual) return {step.k};
-        return {step.k, step.residual};
+        return step.rows();
     }
 
   protected:
@@ -62,11 +83,19 @@ class K : public CacheMode {
     /// The step's own values are read from k in full precision.
     virtual Written write(Backend& backend, const AttnInput& in) const {
         const auto qk = project_q_and(backend, in, {{in.weights.k, {}}});
-        return {.q = qk[0], .k = qk[1], .known_k = qk[1]};
+        return {.q = qk[0], .k = qk[1], .inverse_rms = inverse_rms(backend, in, qk[1]), .known_k = qk[1]};
+    }
+
+    /// Of k for its norm, or none.
+    static Tensor inverse_rms(Backend& backend, const AttnInput& in, Tensor k) {
+        if (!in.config.qk_norm_eps) return {};
+        const Tensor out = in.scratch.f32(k.rows, 1);
+        backend.inverse_rms(k, *in.config.qk_norm_eps, out);
+        return out;
     }
 
   private:
-    /// Scores of q with k, rotated on read.
+    /// Scores of q with k, scaled, normed and rotated on read.
     static ScoreTerm score_term(const AttnInput& in, const Written& own) {
         return {.stored = in.rows[0],
                 .fresh = own.k,
@@ -74,6 +103,8 @@ class K : public CacheMode {
                 .dim = in.config.head_dim,
                 .q = own.q,
                 .row_scale = in.weights.row_scale,
+                .factors = own.inverse_rms ? in.rows.back() : Rows{},
+                .fresh_factors = own.inverse_rms,
                 .bias = in.weights.k_bias,
                 .rope = in.rope};
     }
@@ -137,7 +168,7 @@ class KResidual final : public K {
     Format format(const AttnConfig& c) const override {
         Format planes = {{"k", c.kv_width(), c.type_k == DType::Q4 ? c.n_kv_heads : 1, c.type_k}};
         if (c.rank > 0) planes.push_back({"r", c.rank, 1, c.type_r});
-        return planes;
+        return with_norm(planes, c);
     }
 
     void prepare(Backend& backend, const AttnConfig& c, DerivedWeights& derived,
@@ -149,6 +180,7 @@ class KResidual final : public K {
             w.out_scale = derived_vector(backend, w, for_query_heads(c, values_of(backend, w.v_scale)),
                                          "scales of W_KV");
         load_row_scale(backend, c, derived, "attn_kr_row.scale", wide, w);
+        if (w.k_norm) w.row_scale = w.row_scale ? product_of(backend, w, w.row_scale, w.k_norm) : w.k_norm;
         if (c.rank > 0) {
             w.residual_x = derived.folded(c.layer, "attn_kr_x.weight", c.rank, c.d_model);
             w.residual_k = derived.folded(c.layer, "attn_kr_k.weight", c.rank, wide);
@@ -166,6 +198,7 @@ class KResidual final : public K {
         const auto projected = residual ? project_q_and(backend, in, {{w.k, {}}, {w.residual_x, {}}})
                                         : project_q_and(backend, in, {{w.k, {}}});
         Written step{.q = projected[0], .k = projected[1]};
+        step.inverse_rms = inverse_rms(backend, in, step.k);
         if (w.row_shrink) backend.multiply(step.k, w.row_shrink);
         step.known_k = as_stored(backend, in.scratch, step.k, planes[0]);
         if (!residual) return step;

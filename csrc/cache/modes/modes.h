@@ -10,6 +10,7 @@ const CacheMode* k_mode();
 const CacheMode* kr_mode();
 const CacheMode* v_mode();
 const CacheMode* x_mode();
+const CacheMode* xr_mode();
 
 /// A plane whose rows are read whole: in one piece, unless the type has scales, one of which each head needs.
 Plane whole_plane(const char* name, int width, int heads, DType type);
@@ -20,7 +21,8 @@ struct Projection {
 /// x W^T (+ bias) of each in fresh scratch, all at once, since they read the same x.
 std::vector<Tensor> project(Backend& backend, Scratch& scratch, Tensor x,
                             std::initializer_list<Projection> projections);
-/// q of the step's tokens, biased, and rotated where the model rotates; then the other projections of x.
+/// q of the step's tokens, biased, normed and rotated where the model does so; then the other projections of
+/// x.
 std::vector<Tensor> project_q_and(Backend& backend, const AttnInput& in,
                                   std::initializer_list<Projection> others);
 
@@ -42,8 +44,10 @@ std::vector<float> for_query_heads(const AttnConfig& config, const std::vector<f
 void fold_v_bias(Backend& backend, const AttnConfig& config, AttnWeights& weights);
 
 /// Sets weights.absorbed_q: weight [kv width, row width] per query head transposed, [n_heads * row width,
-/// head_dim] f32, which takes a head's q to a query against a whole row.
-void absorb_q(Backend& backend, const AttnConfig& config, Tensor weight, AttnWeights& weights);
+/// head_dim] f32, which takes a head's q to a query against a whole row. The first `left_out` columns of a
+/// head count for nothing.
+void absorb_q(Backend& backend, const AttnConfig& config, Tensor weight, AttnWeights& weights,
+              int left_out = 0);
 
 /// A vector of prepare()'s own making, from host memory; f32 [1, n].
 Tensor derived_vector(Backend& backend, AttnWeights& weights, const std::vector<float>& values,
@@ -51,8 +55,8 @@ Tensor derived_vector(Backend& backend, AttnWeights& weights, const std::vector<
 /// Values of an f32 vector; on a dry backend zeros.
 std::vector<float> values_of(Backend& backend, Tensor vector);
 
-/// Loads the static scales of a row's channels, where there are any, and makes 1 / them. A plan supposes that
-/// floats have none and other types have.
+/// Loads the static scales of a row's channels, where there are any, and makes 1 / them. A plan supposes them
+/// for types that have scales of their own.
 void load_row_scale(Backend& backend, const AttnConfig& config, DerivedWeights& derived, const char* suffix,
                     int64_t width, AttnWeights& weights);
 

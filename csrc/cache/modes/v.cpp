@@ -12,6 +12,7 @@ class V final : public CacheMode {
     const char* name() const override { return "v"; }
 
     std::string refusal(const AttnConfig& c) const override {
+        if (c.qk_norm_eps) return "keys are normed over the whole row (QK-norm), which a V row does not know";
         if (c.rope) return "keys are rotated by position (RoPE), which a V row does not know";
         if (c.kv_width() >= c.d_model) return "";
         return concat("V is ", c.kv_width(), " wide and the layer's input ", c.d_model,
@@ -35,7 +36,6 @@ class V final : public CacheMode {
     }
 
     FreshRows attend(Backend& backend, const AttnInput& in, Tensor out) const override {
-        const AttnConfig& c = in.config;
         const AttnWeights& w = in.weights;
         const auto qv = project_q_and(backend, in, {{w.v, {}}});
         const Tensor q = qv[0], v = qv[1];

@@ -10,6 +10,7 @@ class X final : public CacheMode {
     const char* name() const override { return "x"; }
 
     std::string refusal(const AttnConfig& c) const override {
+        if (c.qk_norm_eps) return "keys are normed (QK-norm), so scores cannot be read from the input";
         return c.rope ? "keys are rotated by position (RoPE), so scores cannot be read from the input" : "";
     }
 

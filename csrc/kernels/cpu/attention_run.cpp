@@ -178,13 +178,25 @@ AttentionRun::RowView AttentionRun::read(const Group& group, const Term& term, c
     return {reinterpret_cast<const std::byte*>(to), DType::F32, stride * sizeof(float)};
 }
 
+/// The number that row i of a tile is multiplied with.
+float AttentionRun::factor_of(const Group& group, const ScoreTerm& term, const Tile& tile, int i) const {
+    if (!term.fresh_factors) return 1;
+    const AttentionSequence& sequence = *group.job.sequence;
+    const Rows rows = tile.fresh ? fresh_rows(term.fresh_factors, sequence) : term.factors;
+    const HeadRun run = rows_at(rows, sequence.table, tile.first + i, tile.first + i + 1, 0);
+    return *reinterpret_cast<const float*>(run.data);
+}
+
 AttentionRun::RowView AttentionRun::read_for_scores(const Group& group, const ScoreTerm& term,
                                                     const Tile& tile) const {
     const RowView rows = read(group, term, tile, term.row_scale || term.bias || term.rope);
     const int heads = term.n_heads / plan_.n_groups, width = heads * term.dim;
     float* row = group.scratch + plan_.scratch.rows;
     for (int i = 0; i < tile.n; ++i, row += row_stride(width)) {
-        if (term.row_scale) isa_.multiply(row, term.row_scale.f32() + group.index * width, width);
+        if (term.row_scale) {
+            const float factor = factor_of(group, term, tile, i);
+            isa_.multiply(row, term.row_scale.f32() + group.index * width, factor, width);
+        }
         if (term.bias) isa_.add(row, term.bias.f32() + group.index * width, width);
         if (!term.rope) continue;
         const float* const turn = term.rope.table.f32(tile.first + i);

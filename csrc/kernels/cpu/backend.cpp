@@ -123,6 +123,10 @@ void CpuBackend::norm(NormKind kind, Tensor x, Tensor weight, Tensor bias, float
     });
 }
 
+void CpuBackend::inverse_rms(Tensor x, float eps, Tensor out) {
+    each_row(x.rows, x.cols, [&](int64_t i, int) { *out.f32(i) = isa_.inverse_rms(x.f32(i), eps, x.cols); });
+}
+
 const LinearKernel* CpuBackend::find_kernel(DType dtype, int64_t n_tokens) const {
     for (const LinearKernel* kernel = isa_.linear; kernel->product; ++kernel) {
         if (kernel->weight_type == number(dtype) && n_tokens >= kernel->least_tokens) return kernel;
@@ -245,7 +249,7 @@ void CpuBackend::add(Tensor x, Tensor y) {
 }
 
 void CpuBackend::multiply(Tensor x, Tensor y) {
-    each_row(x.rows, x.cols, [&](int64_t i, int) { isa_.multiply(x.f32(i), y.f32(), x.cols); });
+    each_row(x.rows, x.cols, [&](int64_t i, int) { isa_.multiply(x.f32(i), y.f32(), 1, x.cols); });
 }
 
 void CpuBackend::round(Tensor x, DType dtype, int heads, Tensor out) {

@@ -32,6 +32,7 @@ class CpuBackend final : public Backend {
 
     void gather(Tensor table, Tensor ids, Tensor out) override;
     void norm(NormKind kind, Tensor x, Tensor weight, Tensor bias, float eps, Tensor out) override;
+    void inverse_rms(Tensor x, float eps, Tensor out) override;
     void linear(Tensor x, std::span<const Product> products) override;
     void linear_per_head(Tensor x, Tensor weight, int n_heads, Tensor out) override;
     void rope(Tensor x, int n_heads, const Rope& rope, Tensor positions) override;

@@ -12,6 +12,7 @@ const Isa table = {
     .busy = busy,
     .unpack = unpack,
     .narrow = narrow,
+    .inverse_rms = inverse_rms,
     .rms_norm = rms_norm,
     .layer_norm = layer_norm,
     .rope = rope,
