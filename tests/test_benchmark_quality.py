@@ -28,7 +28,8 @@ class PerChannelCache(Cache):
     """k in groups of 32 tokens of a channel, rounded as tokens complete one; until then in float16."""
 
     def __init__(self, heads: int) -> None:
-        super().__init__("kv", ("q4", "q4"), True, heads)
+        super().__init__("kv", {}, True)
+        self.heads = heads
         self.exact: list[np.ndarray] = []
 
     def append(self, fresh: dict[str, np.ndarray]) -> None:
