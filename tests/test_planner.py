@@ -88,11 +88,12 @@ def test_plan_finds_what_fits(tmp_path):
     result = slimrt.plan(path, n_ctx=32768, memory_limit="512MiB", cache="kv")
     assert not result.fits
     rows = {row.cache: row for row in result.rows}
-    assert set(rows) == {"kv", "k"} and {mode for mode, _ in result.refused} >= {"v", "x"}
+    assert set(rows) == {"kv", "k", "k+r"} and {mode for mode, _ in result.refused} >= {"v", "x"}
     for mode, row in rows.items():
         assert 0 < row.max_n_ctx < 32768
-        at = _core.plan(str(path), n_ctx=row.max_n_ctx, cache=mode)
-        beyond = _core.plan(str(path), n_ctx=row.max_n_ctx + 64, cache=mode)
+        residual = {"rank": row.ranks[0], "residual_type": row.residual_types[0]} if mode == "k+r" else {}
+        at = _core.plan(str(path), n_ctx=row.max_n_ctx, cache=mode, **residual)
+        beyond = _core.plan(str(path), n_ctx=row.max_n_ctx + 64, cache=mode, **residual)
         needed = [plan["total"] + plan["mapped"] for plan in (at, beyond)]
         assert needed[0] <= result.memory_limit < needed[1]
     assert rows["k"].max_n_ctx > 1.5 * rows["kv"].max_n_ctx
@@ -210,6 +211,23 @@ def test_no_step_needs_more_than_was_planned(case, tmp_path):
                 engine.truncate(sequence, int(random.integers(engine.length(sequence) + 1)))
         counts = [min(int(random.choice(lengths)), n_ctx - engine.length(s)) for s in sequences]
         append(counts, all_logits=bool(random.random() < 0.3))
+
+
+def test_the_context_from_which_a_mode_is_smaller_than_kv(tmp_path):
+    """At that context it takes fewer bytes in all, a block before it does not."""
+    path = write_random(tmp_path / "model.gguf", Shape(256, 8, 4, 4096, d_ff=64))
+    rows = {row.cache: row for row in slimrt.plan(path).rows}
+    assert rows["kv"].smaller_from is None
+    n_ctx = rows["k"].smaller_from
+    # W_KV in float32 over the half of kv's bytes that a token saves; scratch moves it a little
+    assert n_ctx % 32 == 0 and 256 * 256 * 4 / (256 * 2) <= n_ctx < 4096
+    for context, smaller in ((n_ctx, True), (n_ctx - 32, False)):
+        kv, k = (slimrt.plan(path, n_ctx=context, cache=mode).asked.total for mode in ("kv", "k"))
+        assert (k < kv) == smaller
+    in_f32 = {row.cache: row for row in slimrt.plan(path, cache_type="f32").rows}
+    assert in_f32["k"].smaller_from < n_ctx < rows["k+r"].smaller_from
+    learned = write_random(tmp_path / "gpt2.gguf", Shape(256, 2, 4, 96, d_ff=64, arch="gpt2"))
+    assert {row.smaller_from for row in slimrt.plan(learned).rows} == {None}  # it has no more than 96 positions
 
 
 def test_cache_rounds_up_to_blocks_only(convert):
