@@ -105,23 +105,32 @@ def run(capsys):
 
 
 def open_engine(path: Path, mode: str | list[str] = "kv", dtype: str = "f32", **options):
-    """A native engine; what its mode needs derived comes from the reference, not from slimrt.tools.fold."""
+    """A native engine; what its mode needs derived comes from the reference and folds.py, not from slimrt.tools.fold.
+    Mode k+r: a residual of 8 columns in the type of k, unless the options say otherwise."""
     from slimrt import _core
 
-    return _core.Engine(
-        str(path), cache=mode, derived=derived(path, mode), **({"cache_type_k": dtype, "cache_type_v": dtype} | options)
-    )
+    options = {"cache_type_k": dtype, "cache_type_v": dtype} | options
+    if "k+r" in mode:
+        options = {"rank": RANK, "residual_type": dtype} | options
+    if "derived" not in options:
+        options["derived"] = derived(path, mode, options["cache_type_k"], options.get("rank", RANK))
+    return _core.Engine(str(path), cache=mode, **options)
 
 
-def derived(path: Path, mode: str | list[str]) -> dict[str, np.ndarray]:
-    """W_KV of the layers in mode k and W_VK of those in mode v, [out, in] float32."""
+RANK = 8  # of the residual, where a test does not say otherwise
+
+
+def derived(path: Path, mode: str | list[str], dtype: str = "f32", rank: int = RANK) -> dict[str, np.ndarray]:
+    """W_KV of the layers in mode k, W_VK of those in mode v, and the folds of k+r and xr: [out, in] float32."""
+    from folds import fold_all
     from reference import Reference
 
     model = Reference(path)
     modes = [mode] * len(model.w.layers) if isinstance(mode, str) else mode
     made = {f"blk.{i}.attn_kv.weight": model.w_kv(i) for i, m in enumerate(modes) if m == "k"}
     made |= {f"blk.{i}.attn_vk.weight": model.w_vk(i) for i, m in enumerate(modes) if m == "v"}
-    return {name: np.ascontiguousarray(w.T, np.float32) for name, w in made.items()}
+    made = {name: np.ascontiguousarray(w.T, np.float32) for name, w in made.items()}
+    return made | fold_all(model, modes, dtype, rank)
 
 
 def decode(engine, ids: np.ndarray, n_prefill: int, sequence: int | None = None) -> np.ndarray:

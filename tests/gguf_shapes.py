@@ -9,12 +9,13 @@ from pathlib import Path
 import gguf
 import numpy as np
 
+BIASED = ("gpt2", "gptneox", "phi2")  # with LayerNorm and biases everywhere
 TYPE = {"f32": gguf.GGMLQuantizationType.F32, "f16": gguf.GGMLQuantizationType.F16}
 
 
 @dataclass
 class Shape:
-    """A Llama-layout (or GPT-2-layout) model by its sizes."""
+    """A model by its sizes, in the layout of an architecture (one that is not here: Llama's)."""
 
     d: int
     n_layers: int
@@ -38,14 +39,18 @@ class Shape:
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """name -> shape, outermost first."""
         q, kv = self.n_heads * self.dk, self.kv_heads * self.dk
-        gpt2 = self.arch == "gpt2"
-        layer: dict[str, tuple[int, ...]] = {"attn_norm.weight": (self.d,), "ffn_norm.weight": (self.d,)}
-        if gpt2:
-            layer |= {"attn_qkv.weight": (q + 2 * kv, self.d), "attn_qkv.bias": (q + 2 * kv,)}
-            layer |= {f"{name}.bias": (self.d,) for name in ("attn_norm", "ffn_norm", "attn_output", "ffn_down")}
-            layer |= {"ffn_up.bias": (self.d_ff,)}
+        gpt2, biased = self.arch == "gpt2", self.arch in BIASED
+        norms = {"phi2": ("attn_norm",), "olmo2": ("post_attention_norm", "post_ffw_norm")}
+        layer: dict[str, tuple[int, ...]] = {
+            f"{name}.weight": (self.d,) for name in norms.get(self.arch, ("attn_norm", "ffn_norm"))
+        }
+        if self.arch in ("gpt2", "gptneox"):
+            layer |= {"attn_qkv.weight": (q + 2 * kv, self.d)}
         else:
             layer |= {"attn_q.weight": (q, self.d), "attn_k.weight": (kv, self.d), "attn_v.weight": (kv, self.d)}
+        if self.arch == "olmo2":
+            layer |= {"attn_q_norm.weight": (q,), "attn_k_norm.weight": (kv,)}
+        if not biased:
             layer |= {"ffn_gate.weight": (self.d_ff, self.d)}
         layer |= {
             "attn_output.weight": (self.d, q),
@@ -53,15 +58,20 @@ class Shape:
             "ffn_down.weight": (self.d, self.d_ff),
         }
         out: dict[str, tuple[int, ...]] = {"token_embd.weight": (self.n_vocab, self.d), "output_norm.weight": (self.d,)}
+        if biased:
+            layer |= {name.replace("weight", "bias"): shape[:1] for name, shape in layer.items()}
+            out |= {"output_norm.bias": (self.d,)}
         if gpt2:
-            out |= {"position_embd.weight": (self.n_ctx, self.d), "output_norm.bias": (self.d,)}
+            out |= {"position_embd.weight": (self.n_ctx, self.d)}
+        if self.arch == "phi2":
+            out |= {"output.weight": (self.n_vocab, self.d), "output.bias": (self.n_vocab,)}
         return out | {f"blk.{i}.{name}": shape for i in range(self.n_layers) for name, shape in layer.items()}
 
 
 def header(path: Path, shape: Shape, changes: dict[str, object] | None = None) -> gguf.GGUFWriter:
-    """A writer with the metadata; changes: key -> another value (None: left out)."""
+    """A writer with the metadata; changes: key -> another value (None: left out); "slimrt." keys as they are."""
     writer = gguf.GGUFWriter(path, shape.arch)
-    epsilon = "layer_norm_epsilon" if shape.arch == "gpt2" else "layer_norm_rms_epsilon"
+    epsilon = "layer_norm_epsilon" if shape.arch in BIASED else "layer_norm_rms_epsilon"
     values: dict[str, object] = {
         "context_length": shape.n_ctx,
         "embedding_length": shape.d,
@@ -74,11 +84,15 @@ def header(path: Path, shape: Shape, changes: dict[str, object] | None = None) -
     if shape.head_dim:
         values |= {"attention.key_length": shape.head_dim, "attention.value_length": shape.head_dim}
     for key, value in (values | (changes or {})).items():
-        name = f"{shape.arch}.{key}"
-        if isinstance(value, str):
+        name = key if key.startswith("slimrt.") else f"{shape.arch}.{key}"
+        if isinstance(value, list):
+            writer.add_array(name, value)
+        elif isinstance(value, str):
             writer.add_string(name, value)
         elif isinstance(value, float):
             writer.add_float32(name, value)
+        elif isinstance(value, bool):
+            writer.add_bool(name, value)
         elif isinstance(value, int):
             writer.add_uint32(name, value)
     return writer

@@ -8,7 +8,7 @@ reads back (cache-math.md). Row vectors: a weight is [out, in] as in the file, s
     model.logits(ids)                          # [n, vocab], everything exact
     model.logits_cached(ids, n_prefill=32, mode="k", dtype="f16")   # rows rounded as they are stored
 
-A cache mode is two functions, `store` (what a token leaves behind) and `attend` (how it is read), in CACHE_MODES.
+What a cache mode stores and how it is read back stands in reference_modes.py.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+
+from reference_modes import CACHE_MODES, Planes, plus
 
 Array = NDArray[np.float64]
 
@@ -196,14 +198,17 @@ class Weights:
     window: int = 0  # 0: none; else position i sees j > i - window
 
 
-def plus(x: Array, bias: Array | None) -> Array:
-    return x if bias is None else x + bias
-
-
 class Reference:
-    """A model that computes. `wkv_dtype`: how the derived matrices W_KV and W_VK are stored (None: exact)."""
+    """A model that computes. `wkv_dtype`: how the derived matrices W_KV and W_VK are stored (None: exact). `folds`:
+    what modes k+r and xr need, as the file would hold it ("blk.0.attn_kr_v.weight": [out, in])."""
 
-    def __init__(self, path: str | Path | Weights, n_ctx: int = 0, wkv_dtype: str | None = None) -> None:
+    def __init__(
+        self,
+        path: str | Path | Weights,
+        n_ctx: int = 0,
+        wkv_dtype: str | None = None,
+        folds: dict[str, NDArray[np.floating]] | None = None,
+    ) -> None:
         if not isinstance(path, Weights):
             from reference_files import load
 
@@ -214,6 +219,7 @@ class Reference:
         self.d_model = self.w.embed.shape[1]
         self.dk, self.dv = first.wk.shape[0] // self.w.n_kv_heads, first.wv.shape[0] // self.w.n_kv_heads
         self._derived: dict[tuple[str, int], Array] = {}
+        self._folds = folds or {}
 
     # ------------------------------------------------ derived weights
     def w_kv(self, i: int) -> Array:
@@ -232,6 +238,11 @@ class Reference:
             self._derived[name, i] = rounded(inverse @ wanted, self.wkv_dtype)
         return self._derived[name, i]
 
+    def folded(self, i: int, suffix: str) -> Array | None:
+        """A tensor of `folds` as row vectors multiply with it, [in, out]; a vector as it is; None: there is none."""
+        tensor = self._folds.get(f"blk.{i}.{suffix}")
+        return None if tensor is None else np.asarray(tensor, np.float64).T
+
     # ------------------------------------------------ running
     def logits(self, ids: Sequence[int]) -> Array:
         """All tokens at once, nothing cached: [n, vocab]."""
@@ -247,7 +258,7 @@ class Reference:
         absorbed: bool = True,
     ) -> Array:
         """n_prefill tokens (in chunks of n_batch, if given), then one at a time; every append reads earlier ones
-        as they were stored. dtype: of the stored rows, or (type of k, type of v)."""
+        as they were stored. dtype: of the stored rows, or (type of k, type of v; in mode k+r of the residual)."""
         cache = self.new_cache(mode, dtype, absorbed)
         chunk = n_batch or max(n_prefill, 1)
         parts = [self.append(ids[i : min(i + chunk, n_prefill)], cache) for i in range(0, n_prefill, chunk)]
@@ -260,13 +271,7 @@ class Reference:
         n = len(self.w.layers)
         modes = [mode] * n if isinstance(mode, str) else list(mode)
         types = (dtype, dtype) if dtype is None or isinstance(dtype, str) else dtype
-        return [Cache(m, types, absorbed, self.stored_heads(m)) for m in modes]
-
-    def stored_heads(self, mode: str) -> int:
-        """Parts of a stored row that have a scale of their own."""
-        if mode != "x":
-            return self.w.n_kv_heads
-        return self.w.n_heads if self.d_model % self.w.n_heads == 0 else 1
+        return [Cache(m, CACHE_MODES[m].planes(self, types), absorbed) for m in modes]
 
     def append(self, ids: Sequence[int], caches: list[Cache]) -> Array:
         ids = np.asarray(ids, np.int64)
@@ -296,16 +301,16 @@ class Reference:
     # ------------------------------------------------ attention
     def _attention(self, i: int, x: Array, positions: NDArray[np.int64], cache: Cache) -> Array:
         """[n, d_model] -> [n, n_heads * dv]. Own rows fresh and exact, earlier ones as stored."""
-        store, attend, v_bias_stored = CACHE_MODES[cache.mode]
-        fresh = store(self, i, x, positions)
+        mode = CACHE_MODES[cache.mode]
+        fresh = mode.store(self, i, x, positions, cache)
         rows = {name: np.concatenate([cache.rows[name], row]) if name in cache.rows else row
                 for name, row in fresh.items()}  # fmt: skip
         layer = self.w.layers[i]
         q = self.rotate(self.norm(plus(x @ layer.wq.T, layer.bq), layer.q_norm), self.w.n_heads, positions)
-        read = attend(self, i, q, rows, positions, cache.absorbed)
+        read = mode.attend(self, i, q, rows, positions, cache.absorbed)
         out = np.stack([read(head) for head in range(self.w.n_heads)], axis=1)
         cache.append(fresh)
-        if not v_bias_stored:
+        if not mode.v_bias_stored:
             out = plus_per_head(out, self.w.layers[i].bv, self.w.n_kv_heads)
         return out.reshape(len(x), -1)
 
@@ -323,17 +328,22 @@ class Reference:
 
 
 class Cache:
-    """One layer's rows, as stored. dtypes: of planes k and x, and of v; heads: parts of a row with own scales."""
+    """One layer's rows, as stored."""
 
-    def __init__(self, mode: str, dtypes: tuple[str | None, str | None], absorbed: bool, heads: int) -> None:
-        self.mode, self.dtypes, self.absorbed, self.heads = mode, dtypes, absorbed, heads
+    def __init__(self, mode: str, planes: Planes, absorbed: bool) -> None:
+        self.mode, self.planes, self.absorbed = mode, planes, absorbed
         self.rows: dict[str, Array] = {}
         self.length = 0
 
+    def stored(self, name: str, row: Array) -> Array:
+        """A plane's rows as they will be read back."""
+        return rounded(row, *self.planes[name])
+
     def append(self, fresh: dict[str, Array]) -> None:
-        for name, row in fresh.items():
-            stored = rounded(row, self.dtypes[1] if name == "v" else self.dtypes[0], self.heads)
-            self.rows[name] = np.concatenate([self.rows[name], stored]) if name in self.rows else stored
+        """What is no plane was for the step alone."""
+        for name in self.planes:
+            row = self.stored(name, fresh[name])
+            self.rows[name] = np.concatenate([self.rows[name], row]) if name in self.rows else row
         self.length += len(row)
 
 
@@ -342,88 +352,3 @@ def plus_per_head(out: Array, bias: Array | None, n_kv_heads: int) -> Array:
     if bias is None:
         return out
     return out + np.repeat(bias.reshape(n_kv_heads, -1), out.shape[1] // n_kv_heads, axis=0)
-
-
-# ---------------------------------------------------------------- cache modes: store(model, layer, x, positions) ->
-# planes; attend(model, layer, q, planes, positions, absorbed) -> a function: head -> [n, dv]
-def store_kv(m: Reference, i: int, x: Array, positions: NDArray[np.int64]) -> dict[str, Array]:
-    """k and v with their biases, k normed and rotated."""
-    layer = m.w.layers[i]
-    k = m.rotate(m.norm(plus(x @ layer.wk.T, layer.bk), layer.k_norm), m.w.n_kv_heads, positions)
-    return {"k": k.reshape(len(x), -1), "v": plus(x @ layer.wv.T, layer.bv)}
-
-
-def attend_kv(m: Reference, i: int, q: Array, rows: dict[str, Array], positions, absorbed: bool):
-    k = rows["k"].reshape(len(rows["k"]), m.w.n_kv_heads, -1)
-    v = rows["v"].reshape(len(rows["v"]), m.w.n_kv_heads, -1)
-    group = m.w.n_heads // m.w.n_kv_heads
-    return lambda head: m.weights(q[:, head] @ k[:, head // group].T, positions) @ v[:, head // group]
-
-
-def store_k(m: Reference, i: int, x: Array, positions: NDArray[np.int64]) -> dict[str, Array]:
-    """k before its bias and before RoPE."""
-    return {"k": x @ m.w.layers[i].wk.T}
-
-
-def attend_k(m: Reference, i: int, q: Array, rows: dict[str, Array], positions, absorbed: bool):
-    """Scores from k, rotated on read (its bias, without RoPE, shifts all scores of a query alike: left out)."""
-    raw = rows["k"]
-    biased = plus(raw, m.w.layers[i].bk) if m.w.rope else raw
-    k = m.rotate(biased, m.w.n_kv_heads, np.arange(len(raw)))
-    w_kv = m.w_kv(i).reshape(len(m.w_kv(i)), m.w.n_kv_heads, -1)
-    group = m.w.n_heads // m.w.n_kv_heads
-
-    def read(head: int) -> Array:
-        p = m.weights(q[:, head] @ k[:, head // group].T, positions)
-        w = w_kv[:, head // group]
-        return (p @ raw) @ w if absorbed else p @ (raw @ w)
-
-    return read
-
-
-def store_v(m: Reference, i: int, x: Array, positions: NDArray[np.int64]) -> dict[str, Array]:
-    """v before its bias."""
-    return {"v": x @ m.w.layers[i].wv.T}
-
-
-def attend_v(m: Reference, i: int, q: Array, rows: dict[str, Array], positions, absorbed: bool):
-    assert m.w.rope is None, "scores come from V: nothing to rotate"
-    row, group = rows["v"], m.w.n_heads // m.w.n_kv_heads
-    w_vk = m.w_vk(i).reshape(len(m.w_vk(i)), m.w.n_kv_heads, -1)
-    v = row.reshape(len(row), m.w.n_kv_heads, -1)
-
-    def read(head: int) -> Array:
-        w = w_vk[:, head // group]
-        scores = (q[:, head] @ w.T) @ row.T if absorbed else q[:, head] @ (row @ w).T
-        return m.weights(scores, positions) @ v[:, head // group]
-
-    return read
-
-
-def store_x(m: Reference, i: int, x: Array, positions: NDArray[np.int64]) -> dict[str, Array]:
-    """The normed input of the layer."""
-    return {"x": x}
-
-
-def attend_x(m: Reference, i: int, q: Array, rows: dict[str, Array], positions, absorbed: bool):
-    assert m.w.rope is None, "an absorbed W_K cannot be rotated"
-    row, layer, group = rows["x"], m.w.layers[i], m.w.n_heads // m.w.n_kv_heads
-    w_k = layer.wk.reshape(m.w.n_kv_heads, m.dk, -1)
-    w_v = layer.wv.reshape(m.w.n_kv_heads, m.dv, -1)
-
-    def read(head: int) -> Array:
-        wk, wv = w_k[head // group], w_v[head // group]
-        scores = (q[:, head] @ wk) @ row.T if absorbed else q[:, head] @ (row @ wk.T).T
-        p = m.weights(scores, positions)
-        return (p @ row) @ wv.T if absorbed else p @ (row @ wv.T)
-
-    return read
-
-
-# name -> store, attend, and whether the rows hold V's bias (else it is added after the softmax).
-CACHE_MODES = {
-    "kv": (store_kv, attend_kv, True),
-    "k": (store_k, attend_k, False),
-    "v": (store_v, attend_v, False),
-    "x": (store_x, attend_x, False),
-}

@@ -138,6 +138,10 @@ def half(*dims: int) -> np.ndarray:
     return np.ones(dims, np.float16)
 
 
+def ones(n: int) -> np.ndarray:
+    return np.ones(n, np.float32)
+
+
 TENSORS = {
     "missing": ({"blk.1.ffn_up.weight": None}, slimrt.ModelFormatError, "blk.1.ffn_up.weight"),
     "missing embedding": ({"token_embd.weight": None}, slimrt.ModelFormatError, "token_embd.weight"),
@@ -189,6 +193,7 @@ METADATA = {
     "epsilon negative": {"attention.layer_norm_rms_epsilon": -1.0},
     "text for a number": {"block_count": "two"},
     "fraction for a count": {"block_count": 2.5},
+    "part of a head rotated": {"rope.dimension_count": 4},  # which Llama's interleaved pairs do not know
     "odd rotation": {"rope.dimension_count": 7},
     "rotation wider than a head": {"rope.dimension_count": 16},
     "no base": {"rope.freq_base": 0.0},
@@ -213,6 +218,43 @@ def test_metadata_that_makes_no_sense(case, tmp_path):
         with pytest.raises(slimrt.SlimrtError) as caught:
             load(str(path), n_ctx=8)
         assert type(caught.value).__name__ in ("ModelFormatError", "UnsupportedError"), caught.value
+
+
+# Architecture, change of metadata or tensors, error, what it must name.
+FAMILIES = {
+    "odd rotation": ("gptneox", {"rope.dimension_count": 3}, {}, slimrt.ModelFormatError, "dimension_count is odd"),
+    "no rotation": ("gptneox", {"rope.dimension_count": 0}, {}, slimrt.ModelFormatError, "dimension_count"),
+    "rotation wider than a head": (
+        "phi2",
+        {"rope.dimension_count": 10},
+        {},
+        slimrt.ModelFormatError,
+        "dimension_count",
+    ),
+    "residual neither": ("gptneox", {"use_parallel_residual": 1}, {}, slimrt.ModelFormatError, "use_parallel_residual"),
+    "a window": ("olmo2", {"attention.sliding_window": 16}, {}, slimrt.UnsupportedError, "sliding window"),
+    "no norm after": ("olmo2", {}, {"blk.1.post_ffw_norm.weight": None}, slimrt.ModelFormatError, "1.post_ffw_norm"),
+    "a norm before": ("olmo2", {}, {"blk.0.attn_norm.weight": ones(32)}, slimrt.UnsupportedError, "0.attn_norm"),
+    "no QK-norm": ("olmo2", {}, {"blk.0.attn_k_norm.weight": None}, slimrt.ModelFormatError, "attn_k_norm"),
+    "QK-norm of a head": ("olmo2", {}, {"blk.0.attn_q_norm.weight": ones(8)}, slimrt.ModelFormatError, "attn_q_norm"),
+    "QK-norm of Llama": ("llama", {}, {"blk.0.attn_q_norm.weight": ones(32)}, slimrt.UnsupportedError, "attn_q_norm"),
+    "no norm's bias": ("gptneox", {}, {"blk.1.ffn_norm.bias": None}, slimrt.ModelFormatError, "1.ffn_norm.bias"),
+    "no bias": ("gptneox", {}, {"blk.1.attn_qkv.bias": None}, slimrt.ModelFormatError, "1.attn_qkv.bias"),
+    "a norm too many": ("phi2", {}, {"blk.1.ffn_norm.weight": ones(32)}, slimrt.UnsupportedError, "1.ffn_norm"),
+    "no head's bias": ("phi2", {}, {"output.bias": None}, slimrt.ModelFormatError, "output.bias"),
+    "both layouts": ("phi2", {}, {"blk.0.attn_qkv.weight": half(96, 32)}, slimrt.SlimrtError, "attn_qkv.bias"),
+}
+
+
+@pytest.mark.parametrize("case", FAMILIES)
+def test_what_a_family_must_and_must_not_have(case, tmp_path):
+    arch, changes, edit, error, name = FAMILIES[case]
+    shape = Shape(32, 2, 4, 64, d_ff=48, n_vocab=50, arch=arch)
+    assert outcomes([write_random(tmp_path / "good.gguf", shape)]) == {"good.gguf": "ok"}
+    path = write_random(tmp_path / "model.gguf", shape, changes, edit)
+    for load in (_core.Engine, _core.plan):
+        with pytest.raises(error, match=name):
+            load(str(path), n_ctx=8)
 
 
 def test_unknown_architecture_names_the_known_ones(tmp_path):

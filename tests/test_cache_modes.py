@@ -20,7 +20,8 @@ import pytest
 import reference as reference_module
 import slimrt
 from conftest import GOLDEN, decode, open_engine, rms
-from reference import Reference, plus
+from reference import Reference
+from reference_modes import CACHE_MODES, Mode, attend_heads, by_head, planes_kv, planes_n, read_keys, store_k, store_v
 
 IDS = np.random.default_rng(5).integers(3, 100, 60)
 N_PREFILL = 44
@@ -38,6 +39,11 @@ CASES = [
     ("llama_gqa_wide", "k"),  # grouped heads whose K is as wide as the input
     ("llama_yarn", "k"),
     ("mistral_mha", "k"),  # a window shorter than a chunk
+    ("gptneox", "kv"),
+    ("gptneox", "k"),  # a part of each head rotates, K bias
+    ("gptneox_sequential", "k"),
+    ("phi2", "k"),
+    ("olmo2_gqa", "kv"),  # QK-norm
     ("gpt2_tanh", "kv"),
     ("gpt2_tanh", "k"),
     ("gpt2_tanh", "v"),
@@ -66,15 +72,13 @@ def predict_chunks(path, mode, dtype, n_batch: int):
     """The same of a long append in a mode that materialises: its chunks read both k (raw) and v of earlier ones, what
     the mode stores as it is stored, the rest as it is kept: in f16 for want of a plain type."""
 
-    def store(m, i, x, positions):
-        return reference_module.store_k(m, i, x, positions) | reference_module.store_v(m, i, x, positions)
+    def store(m, i, x, positions, cache):
+        return store_k(m, i, x, positions, cache) | store_v(m, i, x, positions, cache)
 
     def attend(m, i, q, rows, positions, absorbed):
-        bias = m.w.layers[i].bk if m.w.rope else None
-        k = m.rotate(plus(rows["k"], bias), m.w.n_kv_heads, np.arange(len(rows["k"])))
-        return reference_module.attend_kv(m, i, q, {"k": k, "v": rows["v"]}, positions, absorbed)
+        return attend_heads(m, q, read_keys(m, i, rows["k"], rows), by_head(m, rows["v"]), positions)
 
-    reference_module.CACHE_MODES["k and v"] = (store, attend, False)
+    CACHE_MODES["k and v"] = Mode(store, attend, lambda m, types: planes_kv(m, types) | planes_n(m, types))
     model = reference(path)
     kept = dtype if dtype in ("f32", "bf16") else "f16"
     types = (dtype if mode == "k" else kept, dtype if mode == "v" else kept)
@@ -147,6 +151,18 @@ def test_prompt_of_several_long_steps(convert):
     assert rms(k - kv) <= 1e-4 * rms(kv)
 
 
+@pytest.mark.parametrize("name", ["gptneox", "gptneox_sequential", "phi2"])
+def test_k_equals_kv_where_a_part_of_each_head_rotates(name, convert):
+    """In f32: both within their noise of the exact logits, so within twice of each other."""
+    path = convert(GOLDEN / name)
+    model = reference(path)
+    assert 0 < 2 * len(model.w.rope.inv_freq) < model.dk and model.w.layers[0].bk.any()
+    kv, k = (decode(open_engine(path, mode, "f32", n_ctx=64), IDS, N_PREFILL) for mode in ("kv", "k"))
+    rounded, exact = predict(path, "k", "f32", N_PREFILL, 0)
+    noise = FLOAT32 * rms(exact) + FLOAT32_STEPS * rms(rounded - exact)
+    assert rms(k - kv) <= 2 * noise < 1e-3 * rms(exact)
+
+
 @pytest.mark.parametrize("modes", [["v", "k", "x"], ["kv", "x", "kv"], ["k", "kv", "v"]], ids="-".join)
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_modes_by_layer(modes, dtype, convert):
@@ -180,8 +196,8 @@ def test_bytes_per_token(name, mode, convert):
     path = convert(GOLDEN / name)
     model = reference(path)
     k, v = (w.shape[0] for w in (model.w.layers[0].wk, model.w.layers[0].wv))
-    width, heads = {"kv": k + v, "k": k, "v": v, "x": model.d_model}[mode], model.stored_heads(mode)
-    heads *= 2 if mode == "kv" else 1
+    width = {"kv": k + v, "k": k, "v": v, "x": model.d_model}[mode]
+    heads = sum(heads for _, heads in CACHE_MODES[mode].planes(model, (None, None)).values())
     q4 = heads * ((width // heads + 1) // 2 + 4 * -(-(width // heads) // 32))
     sizes = {"f32": 4 * width, "f16": 2 * width, "bf16": 2 * width, "q8": width + 4 * heads,
              "fp8_e4m3": width + 4 * heads, "fp8_e5m2": width, "q4": q4}  # fmt: skip
@@ -208,6 +224,11 @@ ILLEGAL = [
     ("mistral_window", "k", 0, "multi-head|head"),
     ("llama_mha", "v", 0, "RoPE"),
     ("llama_mha", "x", 0, "RoPE"),
+    ("gptneox", "v", 0, "RoPE"),
+    ("phi2", "x", 0, "RoPE"),
+    ("phi2_gqa", "k", 0, "head"),
+    ("olmo2", "v", 0, "QK-norm"),
+    ("olmo2", "x", 0, "QK-norm"),
     ("qwen2_mha", ["kv", "x"], 1, "RoPE"),
     ("qwen2_mha", ["k", "v"], 1, "RoPE"),
 ]
@@ -231,13 +252,17 @@ def test_illegal_modes_say_layer_reason_and_alternatives(name, mode, layer, reas
 
 def test_cache_modes_lists_every_mode_with_a_reason(convert):
     for name, legal in {
-        "llama_gqa_tied": {"kv"},
-        "llama_mha": {"kv", "k"},
-        "llama_wide": {"kv", "k"},
-        "gpt2_erf": {"kv", "k", "v", "x"},
+        "llama_gqa_tied": {"kv", "k+r"},
+        "llama_mha": {"kv", "k", "k+r"},
+        "llama_wide": {"kv", "k", "k+r"},
+        "gptneox": {"kv", "k", "k+r", "xr"},
+        "phi2_gqa": {"kv", "k+r", "xr"},
+        "olmo2": {"kv", "k", "k+r"},
+        "olmo2_gqa": {"kv", "k+r"},
+        "gpt2_erf": {"kv", "k", "k+r", "v", "x"},
     }.items():
         modes = slimrt._core.cache_modes(str(convert(GOLDEN / name)))
-        assert {m["mode"] for m in modes} >= {"kv", "k", "v", "x"}
+        assert {m["mode"] for m in modes} == {"kv", "k", "k+r", "v", "x", "xr"}
         assert {m["mode"] for m in modes if m["legal"]} == legal
         assert all(bool(m["reason"]) != m["legal"] for m in modes)
 

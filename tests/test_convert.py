@@ -19,7 +19,7 @@ from slimrt.tools import convert as tool
 from slimrt.tools import gguf_file
 from slimrt.tools.fold import MODES, Attention
 from slimrt.tools.gguf_file import read_gguf
-from slimrt.tools.hf import interleave_pairs, read_hf
+from slimrt.tools.hf import interleave_pairs, parts_in_order, read_hf
 from slimrt.tools.quantize import OUT_TYPES, requantise
 from slimrt.tools.rope import rope_fields
 
@@ -69,6 +69,11 @@ def test_interleaved_pairs_are_neighbours():
     assert interleave_pairs(rows, 2).tolist() == [0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11]
 
 
+def test_rows_of_heads_are_put_in_order():
+    rows = np.arange(12)  # two heads with two rows each of q, k and v
+    assert parts_in_order(rows, 2).tolist() == [0, 1, 6, 7, 2, 3, 8, 9, 4, 5, 10, 11]
+
+
 METADATA = {
     "llama_mha": {"llama.rope.freq_base": 500.0, "llama.attention.head_count_kv": 4, "llama.vocab_size": 101},
     "llama_gqa_tied": {"llama.attention.head_count_kv": 2, "llama.context_length": 128},
@@ -80,6 +85,22 @@ METADATA = {
     "phi3": {"phi3.rope.scaling.type": "longrope", "phi3.rope.scaling.original_context_length": 48},
     "gpt2_erf": {"slimrt.activation": "gelu_erf", "gpt2.feed_forward_length": 80, "gpt2.rope.freq_base": None},
     "gpt2_tanh": {"slimrt.activation": "gelu_tanh", "gpt2.feed_forward_length": 192},
+    "phi3_partial": {"phi3.rope.dimension_count": 12, "phi3.attention.head_count_kv": 1},
+    "gptneox": {
+        "general.architecture": "gptneox",
+        "slimrt.activation": "gelu_erf",
+        "gptneox.use_parallel_residual": True,
+        "gptneox.rope.dimension_count": 6,
+        "gptneox.attention.layer_norm_epsilon": 1e-5,
+    },
+    "gptneox_sequential": {
+        "slimrt.activation": "gelu_tanh",
+        "gptneox.use_parallel_residual": False,
+        "gptneox.rope.dimension_count": 4,
+        "gptneox.rope.freq_base": 500.0,
+    },
+    "phi2": {"general.architecture": "phi2", "slimrt.activation": "gelu_tanh", "phi2.rope.dimension_count": 8},
+    "olmo2": {"olmo2.attention.layer_norm_rms_epsilon": 1e-6, "slimrt.activation": None},
 }
 
 
@@ -148,6 +169,12 @@ def test_rope_scalings_that_are_refused():
         scaling(rope_type="longrope", long_factor=[1.0] * 7, short_factor=[1.0] * 8)
 
 
+@pytest.mark.parametrize(("share", "n_rot"), [(0.34, 5), (0.1, 1), (1.25, 20), (0.05, 0)])
+def test_shares_of_a_head_that_cannot_turn(share, n_rot):
+    with pytest.raises(ModelFormatError, match=f"turns {n_rot} of a head's 16"):
+        rope_fields({**ROPE, "partial_rotary_factor": share}, 16, {})
+
+
 # ---------------------------------------------------------------- directories
 def changed_config(tmp_path: Path, name: str, **changes) -> Path:
     directory = Path(shutil.copytree(GOLDEN / name, tmp_path / "model"))
@@ -171,6 +198,10 @@ REFUSED = {
         {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0, "layer_types": None},
         "use_sliding_window",
     ),
+    "Phi's QK-norm": ("phi2", {"qk_layernorm": True}, "qk_layernorm"),
+    "another activation of Phi": ("phi2", {"hidden_act": "silu"}, "hidden_act"),
+    "GPT-NeoX without biases": ("gptneox", {"attention_bias": False}, "attention_bias"),
+    "OLMo-2 with biases": ("olmo2", {"attention_bias": True}, "attention_bias"),
     "quantised": ("llama_mha", {"quantization_config": {"quant_method": "awq"}}, "awq"),
 }
 
@@ -392,7 +423,11 @@ def test_arguments_are_checked(tmp_path, convert):
     [
         ("slimrt.format_version", gguf_file.uint32(7), "format_version is 7; this slimrt reads 1"),
         ("split.count", gguf_file.uint32(3), "one of several files.*merge"),
-        ("general.architecture", gguf_file.string("mamba"), "architecture 'mamba' is not supported.*gpt2, llama, phi3"),
+        (
+            "general.architecture",
+            gguf_file.string("mamba"),
+            "architecture 'mamba' is not supported.*gpt2, gptneox, llama, olmo2",
+        ),
     ],
 )
 def test_files_that_are_refused(key, value, match, tmp_path):

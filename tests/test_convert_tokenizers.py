@@ -11,13 +11,16 @@ import pytest
 import tokenizers
 
 import slimrt
+from conftest import third_party
 from reference_files import hf_tensors
 from slimrt import _pretokenizers
 from slimrt.errors import UnsupportedError
 from slimrt.tools.calibrate import DEFAULT_TEXT
 from slimrt.tools.gguf_file import read_gguf
 from slimrt.tools.hf import read_hf
+from slimrt.tools.vocabulary import vocabulary_fields
 from test_convert import changed_config, convert, save_tensors
+from vocabularies import vectors
 
 TEXT = DEFAULT_TEXT.read_text()
 
@@ -72,7 +75,7 @@ def with_tokenizer(tmp_path: Path, made: tokenizers.Tokenizer, n_vocab: int, **s
     return directory
 
 
-@pytest.mark.parametrize("pre", ["gpt-2", "llama-bpe", "qwen2", "smollm", "mpt", "tekken", "gpt-4o"])
+@pytest.mark.parametrize("pre", ["gpt-2", "llama-bpe", "qwen2", "smollm", "mpt", "tekken", "gpt-4o", "dbrx"])
 def test_byte_level_tokenizer_is_recognised(pre, tmp_path):
     directory = with_tokenizer(tmp_path, byte_level(pre), 330, chat_template="{{ bos_token }}")
     report = convert(directory, tmp_path / "out.gguf")
@@ -85,6 +88,19 @@ def test_byte_level_tokenizer_is_recognised(pre, tmp_path):
     assert json.loads(model.value("tokenizer.huggingface.json")) == json.loads(
         (directory / "tokenizer.json").read_text()
     )
+
+
+def test_gpt_neox_tokenizer(tmp_path):
+    """Pythia's and GPT-NeoX-20B's, with tokens of many spaces; by each name that GGUFs give its splitting."""
+    (tmp_path / "tokenizer.json").symlink_to(third_party("tokenizers/20B_tokenizer_neox.json"))
+    fields, warnings = vocabulary_fields(tmp_path, "gptneox", 50432)
+    values = {key: field.value for key, field in fields.items()}
+    assert warnings == [] and values["tokenizer.ggml.tokens"][50431] == "[PAD50431]"
+    for pre in (values["tokenizer.ggml.pre"], "olmo"):
+        made = slimrt.Tokenizer.from_gguf_fields({**values, "tokenizer.ggml.pre": pre})
+        for text, ids in vectors("mpt"):
+            assert made.encode(text) == ids, repr(text)
+        assert made.encode("def f(x):\n        return x\n")[5:7] == [187, 50270]
 
 
 def test_sentencepiece_tokenizer(tmp_path):

@@ -37,7 +37,7 @@ from slimrt.tools.precision import (
 )
 
 EXACT = 1e-9
-FOR_K = ["llama_mha", "llama_bias", "llama_wide", "llama_gqa_wide", "qwen2_mha", "gpt2_erf"]
+FOR_K = ["llama_mha", "llama_bias", "llama_wide", "llama_gqa_wide", "qwen2_mha", "gptneox", "phi2", "gpt2_erf"]
 
 
 def with_condition(random: np.random.Generator, d: int, e: int, cond: float) -> np.ndarray:
@@ -127,7 +127,7 @@ def test_weights_that_are_not_finite_are_refused_by_name(value):
         fold_layer(model, Attention.of(model), "k", 0)
 
 
-@pytest.mark.parametrize("name", ["qwen2_tied", "qwen2_mha", "llama_bias", "gpt2_erf"])
+@pytest.mark.parametrize("name", ["qwen2_tied", "qwen2_mha", "llama_bias", "gptneox", "phi2_gqa", "gpt2_erf"])
 def test_value_bias_moves_into_the_output_bias(name):
     """For any softmax weights, the attention block's output stays what it was; GQA spreads b_V over its query heads."""
     random = np.random.default_rng(0)

@@ -276,6 +276,17 @@ def test_norm(kind, width, isa):
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("width", ODD)
+def test_inverse_rms_and_multiply(width, isa):
+    random = np.random.default_rng(width)
+    x = (random.normal(size=(5, width)) * [[1], [1e-4], [1e4], [1], [0]]).astype(np.float32)
+    wanted = 1 / np.sqrt(np.mean(np.square(x, dtype=np.float64), axis=1, keepdims=True) + 1e-5)
+    assert (np.abs(ops.inverse_rms(x, 1e-5, isa) - wanted) <= 16 * EPS * wanted).all()
+    y = random.normal(size=width).astype(np.float32)
+    assert np.array_equal(ops.multiply(x, y, isa), x * y)
+
+
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("kind", sorted(ACTIVATIONS))
 @pytest.mark.parametrize("n", [1, 7, 16, 33, 4001])
 def test_activation_and_gate(kind, n, isa):

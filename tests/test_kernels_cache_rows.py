@@ -38,6 +38,19 @@ def test_round_trip_is_the_references(shape, dtype, isa):
 
 
 @each_isa
+@each_type
+@pytest.mark.parametrize("shape", SHAPES)
+def test_round_is_a_round_trip(shape, dtype, isa):
+    """To the bit, so that what is computed from rows before they are stored holds for them afterwards."""
+    n, heads, dim = shape
+    x = rows_of(n, heads, dim, seed=4)
+    for threads in (1, 3):
+        got = ops.round(x, heads, dtype, isa, threads)
+        assert np.array_equal(got, ops.cache_round_trip(x, heads, dtype, isa))
+    assert np.array_equal(ops.round(got, heads, "f32", isa), got)
+
+
+@each_isa
 def test_errors_are_at_most_half_a_step(isa):
     n, heads, dim = 64, 4, 96
     x = rows_of(n, heads, dim, seed=1)

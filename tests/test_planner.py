@@ -104,6 +104,8 @@ CONFIGURATIONS = [
     ("mistral_window", "kv", {"n_ctx": 128, "n_batch": 1}),
     ("qwen2_mha", "k", {"n_ctx": 31, "n_threads": 1}),
     ("phi3", "kv", {"n_ctx": 128, "n_seqs": 3, "n_batch": 2}),
+    ("gptneox", "k", {"n_ctx": 100, "n_batch": 21}),
+    ("olmo2_gqa", "kv", {"n_ctx": 100, "n_seqs": 2}),
     ("gpt2_tanh", "x", {"n_ctx": 96, "n_seqs": 2}),
     ("gpt2_erf", "v", {"n_ctx": 40, "n_batch": 512}),
     ("gpt2_erf", ["kv", "k", "x"], {"n_ctx": 128, "n_seqs": 9, "n_batch": 4}),

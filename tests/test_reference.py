@@ -14,6 +14,7 @@ from reference_files import load
 
 EXACT = 1e-9
 MHA_ROPE = ["llama_mha", "llama_bias", "qwen2_mha", "llama_wide", "llama_yarn", "llama_gqa_wide", "mistral_mha"]
+MHA_ROPE += ["gptneox", "gptneox_sequential", "phi2"]  # a part of each head turns
 MHA_NO_ROPE = ["gpt2_tanh", "gpt2_erf"]
 IDS = np.random.default_rng(0).integers(3, 100, 40)
 

@@ -17,10 +17,11 @@ namespace {
 
 using Tokens = Array<const int32_t>;
 
-DType cache_type(const std::string& name) {
-    if (const DTypeInfo* info = find_cache_type(name.c_str())) return info->dtype;
-    fail(ErrorCode::unsupported, "cache type '", name,
-         "' is not supported; supported are: ", cache_type_names());
+/// An option of each layer: one value for all, or a list.
+template <class T>
+std::vector<T> by_layer(nb::handle value) {
+    if (nb::isinstance<nb::str>(value) || nb::isinstance<nb::int_>(value)) return {nb::cast<T>(value)};
+    return nb::cast<std::vector<T>>(value);
 }
 
 void read_option(const std::string& name, nb::handle value, EngineOptions& o) {
@@ -32,20 +33,21 @@ void read_option(const std::string& name, nb::handle value, EngineOptions& o) {
         o.cache.n_batch = nb::cast<int>(value);
     else if (name == "n_threads")
         o.n_threads = nb::cast<int>(value);
+    else if (name == "cache")
+        o.cache.modes = by_layer<std::string>(value);
     else if (name == "cache_type_k")
-        o.cache.type_k = cache_type(nb::cast<std::string>(value));
+        o.cache.types_k = by_layer<std::string>(value);
     else if (name == "cache_type_v")
-        o.cache.type_v = cache_type(nb::cast<std::string>(value));
+        o.cache.types_v = by_layer<std::string>(value);
+    else if (name == "residual_type")
+        o.cache.residual_types = by_layer<std::string>(value);
+    else if (name == "rank")
+        o.cache.ranks = by_layer<int>(value);
     else if (name == "sparse_threshold")
         o.cache.sparse_threshold = nb::cast<float>(value);
     else if (name == "memory_limit")
         o.memory_limit = nb::cast<uint64_t>(value);
-    else if (name == "cache" && nb::isinstance<nb::str>(value))
-        o.cache.mode = nb::cast<std::string>(value);
-    else if (name == "cache") {
-        o.cache.layer_modes = nb::cast<std::vector<std::string>>(value);
-        if (o.cache.layer_modes.empty()) fail(ErrorCode::argument, "cache: the list of modes is empty");
-    } else
+    else
         throw nb::type_error(concat("unexpected argument '", name, "'").c_str());
 }
 
@@ -97,6 +99,8 @@ void put_info(nb::dict& d, const EngineInfo& info) {
         layer["layer"] = i;
         layer["mode"] = info.layers[i].mode;
         layer["type"] = info.layers[i].type;
+        layer["rank"] = info.layers[i].rank;
+        layer["residual_type"] = info.layers[i].residual_type;
         layer["bytes_per_token"] = info.layers[i].bytes_per_token;
         layers.append(layer);
     }
@@ -108,10 +112,12 @@ ExtraTensors read_extra(const nb::handle& derived, std::vector<Array<const float
     if (derived.is_none()) return extra;
     for (const auto& [key, value] : nb::cast<nb::dict>(derived)) {
         const auto array = nb::cast<Array<const float>>(value);
-        if (array.ndim() != 2) fail(ErrorCode::argument, "derived tensors must have two dimensions");
+        const size_t n = array.ndim();
+        if (n != 1 && n != 2) fail(ErrorCode::argument, "derived tensors must have one or two dimensions");
         keep.push_back(array);
-        extra[nb::cast<std::string>(key)] = Tensor(const_cast<float*>(array.data()), DType::F32,
-                                                   int64_t(array.shape(0)), int64_t(array.shape(1)));
+        extra[nb::cast<std::string>(key)] =
+            Tensor(const_cast<float*>(array.data()), DType::F32, n == 1 ? 1 : int64_t(array.shape(0)),
+                   int64_t(array.shape(n - 1)));
     }
     return extra;
 }

@@ -23,6 +23,8 @@ struct AttnConfig {
     std::optional<float> qk_norm_eps;  // RMS norm of the whole q and k rows, before RoPE; or none
     int64_t window = 0;
     DType type_k = DType::F16, type_v = DType::F16;
+    int rank = 0;  // width of a residual, modes with one; and its type
+    DType type_r = DType::F16;
     float sparse_threshold = 0;  // see AttentionArgs
 
     int q_width() const { return n_heads * head_dim; }
@@ -35,10 +37,18 @@ struct AttnWeights {
     Tensor q, k, v, o;                      // [out, in], any native type
     Tensor q_bias, k_bias, v_bias, o_bias;  // f32 or none
     Tensor q_norm, k_norm;                  // f32, with AttnConfig::qk_norm_eps
-    Tensor w_kv;                            // mode k: W_KV [v width, k width] f32, V = linear(K, W_KV)
-    Tensor w_vk;                            // mode v: W_VK [k width, v width] f32, K = linear(V, W_VK)
-    Tensor absorbed_q;                      // modes v, x: per head, q -> query against the whole row
-    std::vector<Buffer> owned;              // what prepare() made
+
+    // Made by prepare(); f32 unless the file holds them. Of vectors none is ones.
+    Tensor w_kv;                // modes k, k+r: [v width, k width], V = linear(k row, .) * v_scale + residual
+    Tensor v_scale, out_scale;  // mode k+r: [1, v width]; the same for query heads
+    Tensor residual_x, residual_k;  // mode k+r: residual row = linear(x, .) + linear(k row, .)
+    Tensor residual_v;              // mode k+r: [v width, rank], residual = linear(residual row, .)
+    Tensor w_vk;                    // mode v: [k width, v width], K = linear(V, .)
+    Tensor row_in, row_k, row_v;    // mode xr: row = linear(x, .), k and v = linear(row, .)
+    Tensor rotated_bias;            // mode xr: of k, the rotated columns
+    Tensor absorbed_q;              // modes v, x, xr: per head, q -> query against the whole row
+    Tensor row_scale, row_shrink;   // [1, row width]: static scales of channels, and 1 / them
+    std::vector<Buffer> owned;
 };
 
 /// One stored part of a row: `heads` equal shares, which lie apart in a block and have scales of their own.
@@ -85,6 +95,9 @@ class DerivedWeights {
     /// blk.<layer>.<suffix>, [rows, cols], from the file or the caller. Throws Error{cache_unsupported} that
     /// says how to make it when there is none.
     virtual Tensor folded(int layer, const char* suffix, int64_t rows, int64_t cols) = 0;
+    /// The same for a tensor that a fold may do without: none when there is none. usual: whether a plan is to
+    /// count it while there is no fold yet.
+    virtual Tensor folded_if_any(int layer, const char* suffix, int64_t rows, int64_t cols, bool usual) = 0;
 };
 
 class CacheMode {
@@ -96,6 +109,8 @@ class CacheMode {
     virtual Format format(const AttnConfig& config) const = 0;
     /// The planes of AttnInput::dense; none where many queries read stored rows as they are.
     virtual Format materialised(const AttnConfig&) const { return {}; }
+    /// Whether rows have a part of AttnConfig::rank columns and a type of its own.
+    virtual bool has_residual() const { return false; }
     /// Whether a sparse_threshold has something to spare: values that are not needed for scores too.
     virtual bool has_values_alone() const { return false; }
     /// Derived weights, once at load.

@@ -7,10 +7,7 @@ namespace slimrt {
 
 const std::vector<const CacheMode*>& cache_modes() {
     static const std::vector<const CacheMode*> modes = {
-        kv_mode(),
-        k_mode(),
-        v_mode(),
-        x_mode(),
+        kv_mode(), k_mode(), kr_mode(), v_mode(), x_mode(), xr_mode(),
     };
     return modes;
 }

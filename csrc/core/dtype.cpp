@@ -56,6 +56,8 @@ const DTypeInfo& dtype_info(DType dtype) {
     return kByNumber[number];
 }
 
+bool is_float(DType dtype) { return dtype == DType::F32 || dtype == DType::F16 || dtype == DType::BF16; }
+
 size_t row_bytes(DType dtype, int64_t n) {
     const DTypeInfo& info = dtype_info(dtype);
     assert(n >= 0 && n % info.block == 0 && info.block_bytes != 0);

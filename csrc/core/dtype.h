@@ -54,6 +54,9 @@ const char* cache_type_names();
 
 const DTypeInfo& dtype_info(DType dtype);
 
+/// F32, F16 and BF16.
+bool is_float(DType dtype);
+
 /// Bytes of `n` consecutive elements; `n` must be a multiple of the type's block.
 size_t row_bytes(DType dtype, int64_t n);
 

@@ -16,16 +16,17 @@ namespace {
 
 std::vector<LayerCache> layer_caches(Decoder& decoder) {
     std::vector<LayerCache> layers;
-    for (size_t i = 0; i < decoder.modes().size(); ++i) {
+    for (const auto& [mode, c] : decoder.layers()) {
         std::string types;
-        for (const Plane& plane : decoder.cache().format(int(i))) {
+        for (const Plane& plane : mode->format(c)) {
             const std::string name = dtype_info(plane.type).name;
             if (types.empty())
                 types = name;
-            else if (types != name)
+            else if (plane.name == std::string_view("v") && types != name)
                 types += "+" + name;
         }
-        layers.push_back({decoder.modes()[i]->name(), types, decoder.cache().bytes_per_token(int(i))});
+        layers.push_back({mode->name(), types, c.rank, c.rank > 0 ? dtype_info(c.type_r).name : "",
+                          decoder.cache().bytes_per_token(c.layer)});
     }
     return layers;
 }
@@ -53,12 +54,12 @@ struct Measured {
     size_t activations, workspace;
 };
 
-Measured measure(const GgufFile& file, const EngineOptions& options) {
+Measured measure(const GgufFile& file, const EngineOptions& options, const ExtraTensors& extra) {
     if (options.n_threads < 0 || options.n_threads > 1024)
         fail(ErrorCode::argument, "n_threads must be from 1 to 1024 (0: chosen), got ", options.n_threads);
     const int n_threads = options.n_threads ? options.n_threads : default_threads();
     const auto dry = open_cpu_backend({.n_threads = n_threads, .dry = true});
-    Decoder decoder(file, options.cache, *dry);
+    Decoder decoder(file, options.cache, *dry, extra);
     const size_t activations = measure_scratch(decoder, *dry);
     Measured m{describe(decoder, *dry, n_threads), activations, dry->workspace()};
     m.info.memory.use.scratch += activations;
@@ -91,11 +92,13 @@ void require_fit(const EngineInfo& info, uint64_t limit) {
 
 }  // namespace
 
-EngineInfo plan(const GgufFile& file, const EngineOptions& options) { return measure(file, options).info; }
+EngineInfo plan(const GgufFile& file, const EngineOptions& options) {
+    return measure(file, options, {}).info;
+}
 
 Engine::Engine(const std::string& path, const EngineOptions& options, const ExtraTensors& extra)
     : file_(GgufFile::open(path)) {
-    const Measured measured = measure(file_, options);
+    const Measured measured = measure(file_, options, extra);
     require_fit(measured.info, options.memory_limit);
     n_threads_ = measured.info.n_threads;
     backend_ = open_cpu_backend({.n_threads = n_threads_});

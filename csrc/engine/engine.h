@@ -27,7 +27,9 @@ struct MemoryReport {
 };
 
 struct LayerCache {
-    std::string mode, type;  // type: of each plane, "f16" or "f16+f32"
+    std::string mode, type;  // type: of k, v or x, "f16" or, of k and v, "f16+f32"
+    int rank;                // of the residual, and its type: 0 and "" where there is none
+    std::string residual_type;
     size_t bytes_per_token;
 };
 

@@ -61,15 +61,19 @@ struct AttentionSequence {
     const int32_t* table = nullptr;  // block table, none for dense rows
 };
 
-/// scores += scale * q . rotate(row[head] + bias). Row heads are shared by n_heads_q / n_heads queries each;
-/// n_heads == 1: the whole row serves every head (absorbed).
+/// scores += scale * q . rotate(row[head] * row_scale * factor + bias). Row heads are shared by n_heads_q /
+/// n_heads queries each; n_heads == 1: the whole row serves every head (absorbed). Rows may be wider than the
+/// n_heads * dim columns that are read: the first ones. So may be the heads of q.
 struct ScoreTerm {
     Rows stored;
-    Tensor fresh;  // [tokens, n_heads * dim] f32, what store() will write
+    Tensor fresh;  // [tokens, width of a row] f32, what store() will write
     int n_heads = 0, dim = 0;
-    Tensor q;     // [tokens, n_heads_q * dim], rotated where rope is set
-    Tensor bias;  // [1, n_heads * dim] added to a row before the rotation, or none
-    Rope rope;    // rotation on read, or none: the rows are used as they are
+    Tensor q;              // [tokens, n_heads_q heads], rotated where rope is set
+    Tensor row_scale;      // [1, n_heads * dim] multiplied into a row, or none
+    Rows factors;          // with it a number for each row, f32 of width 1, or none
+    Tensor fresh_factors;  // [tokens, 1]
+    Tensor bias;           // [1, n_heads * dim] then added to a row, or none
+    Rope rope;             // rotation on read, or none: the rows are used as they are
 };
 
 /// out[head] = sum over rows of softmax weight * row[head].
@@ -137,6 +141,8 @@ class Backend {
     virtual void gather(Tensor table, Tensor ids, Tensor out) = 0;
     /// Row-wise; weight and bias [1, width] f32 or none. out may be x.
     virtual void norm(NormKind kind, Tensor x, Tensor weight, Tensor bias, float eps, Tensor out) = 0;
+    /// out [n, 1] = 1 / sqrt(mean x^2 + eps) of each row.
+    virtual void inverse_rms(Tensor x, float eps, Tensor out) = 0;
     /// out = x W^T + bias of each product; x [n, in], W [out, in], out [n, out]; bias [1, out] f32 or none.
     /// Several at once share what is done to x, and the threads do not wait between them.
     virtual void linear(Tensor x, std::span<const Product> products) = 0;
@@ -154,6 +160,10 @@ class Backend {
     virtual void gate(Activation kind, Tensor gate, Tensor up) = 0;
     /// x += y; y may have one row, which is then added to every row of x.
     virtual void add(Tensor x, Tensor y) = 0;
+    /// x *= y, y [1, width], in every row.
+    virtual void multiply(Tensor x, Tensor y) = 0;
+    /// Rows of x (f32) as they would be read back from a plane of this type and as many heads; out may be x.
+    virtual void round(Tensor x, DType dtype, int heads, Tensor out) = 0;
     /// Rounds row i of x (f32) into slot i.
     virtual void store(Tensor x, const Slots& slots) = 0;
     /// Rows [begin, end) of a sequence to f32 out [end - begin, width].

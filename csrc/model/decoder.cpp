@@ -34,7 +34,7 @@ void Decoder::forward(const Batch& batch, Scratch& scratch, Tensor x) const {
     for (int layer = 0; layer < config_.n_layers; ++layer) {
         const Scratch::Scope scope(scratch);
         DenseRows dense;
-        for (const Plane& plane : modes_[layer]->materialised(attn_[layer]))
+        for (const Plane& plane : layers_[layer].mode->materialised(layers_[layer].config))
             dense.planes.push_back(scratch.take(plane.type, options_.n_ctx, plane.width));
         for (int64_t first = 0; first < n; first += n_batch) {
             const Batch chunk = chunk_of(batch, first, n_batch);
@@ -48,8 +48,8 @@ void Decoder::forward(const Batch& batch, Scratch& scratch, Tensor x) const {
 
 int64_t Decoder::longest_step() const {
     constexpr int64_t kLeast = 1 << 10, kMost = 1 << 14;
-    for (size_t layer = 0; layer < modes_.size(); ++layer)
-        if (!modes_[layer]->materialised(attn_[layer]).empty())
+    for (const LayerChoice& layer : layers_)
+        if (!layer.mode->materialised(layer.config).empty())
             return std::max<int64_t>(options_.n_batch,
                                      std::min(options_.n_ctx, std::clamp(options_.n_ctx / 4, kLeast, kMost)));
     return options_.n_batch;
@@ -85,14 +85,14 @@ void Decoder::attention(int layer, const Batch& batch, DenseRows& dense, Scratch
                         Tensor out) const {
     const Scratch::Scope scope(scratch);
     const LayerWeights& w = weights_.layers[layer];
-    const AttnConfig& c = attn_[layer];
+    const AttnConfig& c = layers_[layer].config;
     const Tensor in = norm(w.attn_norm, x, out);
     if (observe_attention) observe_attention(layer, in);
 
     const Tensor heads = scratch.f32(x.rows, c.q_width());
     const std::vector<Rows> rows = cache_->rows(layer);
     const FreshRows fresh =
-        modes_[layer]->attend(backend_, {c, w.attn, rope_, batch, rows, dense, scratch, in}, heads);
+        layers_[layer].mode->attend(backend_, {c, w.attn, rope_, batch, rows, dense, scratch, in}, heads);
     for (size_t plane = 0; plane < fresh.size(); ++plane)
         backend_.store(fresh[plane], cache_->slots(layer, int(plane), batch.slots));
 
@@ -133,42 +133,6 @@ void Decoder::logits(Tensor x, Tensor out) const {
 
 namespace {
 
-/// The mode of each layer that converting wrote into the file; empty when it did not.
-std::vector<std::string> stored_modes(const GgufFile& file, int n_layers) {
-    constexpr const char* kKey = "slimrt.cache.modes";
-    const auto it = file.metadata().find(kKey);
-    if (it == file.metadata().end()) return {};
-    std::vector<std::string> names;
-    const auto* array = std::get_if<GgufArray>(&it->second);
-    if (array)
-        for (const GgufValue& mode : elements(*array))
-            if (const auto* name = std::get_if<std::string_view>(&mode)) names.emplace_back(*name);
-    if (names.size() != size_t(n_layers) || names.size() != array->count)
-        fail(ErrorCode::format, file.path(), ": key '", kKey, "' is not an array of ", n_layers, " names");
-    return names;
-}
-
-/// One mode name a layer, from the options or the file.
-std::vector<std::string> resolve_modes(const GgufFile& file, const ModelConfig& c, const CacheOptions& o) {
-    std::vector<std::string> names = o.layer_modes;
-    if (names.empty() && o.mode == "auto") names = stored_modes(file, c.n_layers);
-    if (names.empty()) return std::vector<std::string>(c.n_layers, o.mode == "auto" ? "kv" : o.mode);
-    if (int(names.size()) != c.n_layers)
-        fail(ErrorCode::argument, names.size(), " cache modes were given for ", c.n_layers,
-             " layers: give one name for all, or a list with one a layer");
-    return names;
-}
-
-void set_sparse_threshold(const CacheMode& mode, float threshold, AttnConfig& c) {
-    if (!(threshold >= 0 && threshold < 1))
-        fail(ErrorCode::argument, "sparse_threshold must be at least 0 and below 1, got ", threshold);
-    if (threshold > 0 && !mode.has_values_alone())
-        fail(ErrorCode::cache_unsupported, "sparse_threshold skips rows of V, which cache mode '",
-             mode.name(), "' of layer ", c.layer,
-             " does not keep apart: use cache mode kv, or sparse_threshold 0");
-    c.sparse_threshold = threshold;
-}
-
 int64_t resolve_n_ctx(const ModelConfig& c, int64_t n_ctx) {
     constexpr int64_t kUsual = 4096;
     if (n_ctx == 0) return std::min(c.n_ctx_train, kUsual);
@@ -187,15 +151,10 @@ Decoder::Decoder(const GgufFile& file, const CacheOptions& options, Backend& bac
     if (options.n_seqs < 1 || options.n_batch < 1)
         fail(ErrorCode::argument, "n_seqs and n_batch must be at least 1");
     options_.n_ctx = resolve_n_ctx(config_, options.n_ctx);
-    options_.layer_modes = resolve_modes(file, config_, options);
+    layers_ = choose_caches(file, config_, options, extra);
     std::vector<Format> formats;
-    for (int layer = 0; layer < config_.n_layers; ++layer) {
-        attn_.push_back(attention_config(config_, layer, options.type_k, options.type_v));
-        modes_.push_back(&require_cache_mode(options_.layer_modes[layer], attn_.back()));
-        set_sparse_threshold(*modes_.back(), options.sparse_threshold, attn_.back());
-        formats.push_back(modes_.back()->format(attn_.back()));
-    }
-    weights_ = load_weights(file, config_, backend, modes_, attn_, extra);
+    for (const LayerChoice& layer : layers_) formats.push_back(layer.mode->format(layer.config));
+    weights_ = load_weights(file, config_, backend, layers_, extra);
     if (config_.architecture->positions != Positions::learned) {
         const int n_rot = config_.rope.n_rot;
         rope_buffer_ =
@@ -212,7 +171,7 @@ Decoder::Decoder(const GgufFile& file, const CacheOptions& options, Backend& bac
 std::vector<std::pair<std::string, std::string>> cache_refusals(const ModelConfig& config) {
     std::vector<std::pair<std::string, std::string>> out;
     for (const CacheMode* mode : cache_modes()) {
-        std::string reason = mode->refusal(attention_config(config, 0, DType::F16, DType::F16));
+        std::string reason = mode->refusal(attention_config(config, 0));
         if (!reason.empty()) reason = "layer 0: " + reason;
         out.emplace_back(mode->name(), reason);
     }

@@ -2,21 +2,10 @@
 #pragma once
 
 #include "cache/kv_cache.h"
+#include "model/cache_choice.h"
 #include "model/weights.h"
 
 namespace slimrt {
-
-/// How the context memory is to be used.
-struct CacheOptions {
-    std::string mode = "auto";             // of all layers; "auto": what the file says, else "kv"
-    std::vector<std::string> layer_modes;  // or one a layer; filled in by the decoder
-    DType type_k = DType::F16, type_v = DType::F16;
-    float sparse_threshold =
-        0;              // softmax weight that decoding may leave unread, of each head (AttentionArgs)
-    int64_t n_ctx = 0;  // 0: the smaller of the model's training context and 4096
-    int n_seqs = 1;     // sequences that may be full at once, and the most in one step
-    int n_batch = 512;  // most tokens in one step
-};
 
 class Decoder {
   public:
@@ -44,7 +33,7 @@ class Decoder {
 
     const ModelConfig& config() const { return config_; }
     const CacheOptions& options() const { return options_; }
-    const std::vector<const CacheMode*>& modes() const { return modes_; }
+    const std::vector<LayerChoice>& layers() const { return layers_; }
     KvCache& cache() { return *cache_; }
     uint64_t mapped_bytes() const { return weights_.mapped; }
 
@@ -60,8 +49,7 @@ class Decoder {
     Backend& backend_;
     ModelConfig config_;
     CacheOptions options_;
-    std::vector<const CacheMode*> modes_;
-    std::vector<AttnConfig> attn_;
+    std::vector<LayerChoice> layers_;
     Weights weights_;
     Buffer rope_buffer_;
     Rope rope_;

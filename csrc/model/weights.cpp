@@ -5,10 +5,11 @@
 
 #include "core/error.h"
 #include "model/architecture.h"
+#include "model/cache_choice.h"
 
 namespace slimrt {
 
-AttnConfig attention_config(const ModelConfig& c, int layer, DType type_k, DType type_v) {
+AttnConfig attention_config(const ModelConfig& c, int layer) {
     return {.layer = layer,
             .d_model = c.d_model,
             .n_heads = c.n_heads,
@@ -17,9 +18,7 @@ AttnConfig attention_config(const ModelConfig& c, int layer, DType type_k, DType
             .rope = c.architecture->positions != Positions::learned,
             .n_rot = c.rope.n_rot,
             .qk_norm_eps = c.architecture->qk_norm ? std::optional(c.norm_eps) : std::nullopt,
-            .window = c.window,
-            .type_k = type_k,
-            .type_v = type_v};
+            .window = c.window};
 }
 
 namespace {
@@ -29,13 +28,13 @@ class Loader final : public DerivedWeights {
     Loader(const GgufFile& file, const ModelConfig& config, Backend& backend, const ExtraTensors& extra)
         : file_(file), c_(config), arch_(*config.architecture), backend_(backend), extra_(extra) {}
 
-    Weights load(const std::vector<const CacheMode*>& modes, const std::vector<AttnConfig>& attn) {
+    Weights load(const std::vector<LayerChoice>& layers) {
         w_.token_embd = matrix("token_embd.weight", c_.n_vocab, c_.d_model);
         if (arch_.positions == Positions::learned)
             w_.position_embd = matrix("position_embd.weight", c_.n_ctx_train, c_.d_model);
         for (int layer = 0; layer < c_.n_layers; ++layer) {
             w_.layers.push_back(load_layer(layer));
-            modes[layer]->prepare(backend_, attn[layer], *this, w_.layers.back().attn);
+            layers[layer].mode->prepare(backend_, layers[layer].config, *this, w_.layers.back().attn);
         }
         w_.output_norm = norm("output_norm");
         w_.output = matrix("output.weight", c_.n_vocab, c_.d_model, Presence::optional);
@@ -46,12 +45,19 @@ class Loader final : public DerivedWeights {
     }
 
     Tensor folded(int layer, const char* suffix, int64_t rows, int64_t cols) override {
-        const std::string name = concat("blk.", layer, ".", suffix);
-        if (file_.tensors().count(name)) return matrix(name, rows, cols);
-        const auto it = extra_.find(name);
-        if (it == extra_.end() && !backend_.dry())
-            fail(ErrorCode::cache_unsupported, "tensor '", name,
+        const Tensor out = folded_if_any(layer, suffix, rows, cols, true);
+        if (!out)
+            fail(ErrorCode::cache_unsupported, "tensor 'blk.", layer, ".", suffix,
                  "' is neither in the file nor given: fold the model first (slimrt convert --cache)");
+        return out;
+    }
+
+    Tensor folded_if_any(int layer, const char* suffix, int64_t rows, int64_t cols, bool usual) override {
+        const std::string name = concat("blk.", layer, ".", suffix);
+        if (file_.tensors().count(name))
+            return rows == 1 ? vector(name, cols, Presence::required) : matrix(name, rows, cols);
+        const auto it = extra_.find(name);
+        if (it == extra_.end() && !(usual && backend_.dry())) return {};
         const Tensor out = own(DType::F32, rows, cols, MemoryKind::derived, name);
         if (it != extra_.end()) {
             require_shape(name, it->second, rows, cols);
@@ -200,11 +206,16 @@ class Loader final : public DerivedWeights {
         return out;
     }
 
+    /// Of a cache mode, which may be another than the one in use.
+    static bool is_folded(const std::string& name) {
+        return name.ends_with(".attn_kv.weight") || name.ends_with(".attn_vk.weight") ||
+               name.find(".attn_kr_") != std::string::npos || name.find(".attn_xr_") != std::string::npos;
+    }
+
     /// A tensor we would not use may change what the model computes: say so instead of ignoring it.
     void refuse_unused() const {
         for (const auto& [name, tensor] : file_.tensors()) {
-            const bool known = used_.count(name) || name.starts_with("rope_") ||
-                               name.ends_with(".attn_kv.weight") || name.ends_with(".attn_vk.weight") ||
+            const bool known = used_.count(name) || name.starts_with("rope_") || is_folded(name) ||
                                name.ends_with(".attn_rot_embd");
             if (!known)
                 fail(ErrorCode::unsupported, file_.path(), ": tensor '", name,
@@ -224,9 +235,8 @@ class Loader final : public DerivedWeights {
 }  // namespace
 
 Weights load_weights(const GgufFile& file, const ModelConfig& config, Backend& backend,
-                     const std::vector<const CacheMode*>& modes, const std::vector<AttnConfig>& attn,
-                     const ExtraTensors& extra) {
-    return Loader(file, config, backend, extra).load(modes, attn);
+                     const std::vector<LayerChoice>& layers, const ExtraTensors& extra) {
+    return Loader(file, config, backend, extra).load(layers);
 }
 
 }  // namespace slimrt

@@ -34,14 +34,15 @@ struct Weights {
 /// Tensors a caller brings along, by name: float32 [rows, cols] that must outlive the loading.
 using ExtraTensors = std::map<std::string, Tensor>;
 
-/// One layer's attention as its cache mode sees it.
-AttnConfig attention_config(const ModelConfig& config, int layer, DType type_k, DType type_v);
+struct LayerChoice;
+
+/// One layer's attention as a cache mode sees it, but for what depends on the mode.
+AttnConfig attention_config(const ModelConfig& config, int layer);
 
 /// Reads weights in place where the backend multiplies with their type, else unpacks them to f16 (norms and
 /// biases to f32), and prepares each layer for its mode. Throws Error{format} for a missing or misshapen
 /// tensor, Error{unsupported} for one nobody asked for.
 Weights load_weights(const GgufFile& file, const ModelConfig& config, Backend& backend,
-                     const std::vector<const CacheMode*>& modes, const std::vector<AttnConfig>& attn,
-                     const ExtraTensors& extra);
+                     const std::vector<LayerChoice>& layers, const ExtraTensors& extra);
 
 }  // namespace slimrt

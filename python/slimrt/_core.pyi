@@ -81,7 +81,9 @@ class Engine:
         anything is computed if it does not fit.
         """
     def attention_inputs(self, ids: NDArray[np.int32]) -> NDArray[np.float32]:
-        """The normed input of every layer's attention for one text: float32 [n_layers, n, d_model] (calibration)."""
+        """The input of every layer's attention (after its norm, if it has one) for one text: float32 [n_layers, n,
+        d_model], for calibration.
+        """
     def save_sequence(self, sequence: int) -> NDArray[np.uint8]: ...
     def load_sequence(self, data: NDArray[np.uint8]) -> int:
         """A new sequence from saved rows. ModelFormatError when they are of another model or cache."""

@@ -1,7 +1,9 @@
 // What the modes share: projections, bias folding, the absorbed and the materialised branch.
 #include <algorithm>
+#include <cmath>
 
 #include "cache/modes/modes.h"
+#include "core/error.h"
 
 namespace slimrt {
 
@@ -9,20 +11,34 @@ Plane whole_plane(const char* name, int width, int heads, DType type) {
     return {name, width, head_bytes(type, width / heads).scales ? heads : 1, type};
 }
 
-Tensor project(Backend& backend, Scratch& scratch, Tensor x, Tensor weight, Tensor bias) {
-    const Tensor out = scratch.f32(x.rows, weight.rows);
-    backend.linear(x, weight, bias, out);
+namespace {
+
+/// Appends a product of x with each projection's weight, and its result in fresh scratch.
+void add_products(Scratch& scratch, Tensor x, std::initializer_list<Projection> projections,
+                  std::vector<Product>& products, std::vector<Tensor>& out) {
+    for (const auto& [weight, bias] : projections) {
+        out.push_back(scratch.f32(x.rows, weight.rows));
+        products.push_back({weight, bias, out.back()});
+    }
+}
+
+}  // namespace
+
+std::vector<Tensor> project(Backend& backend, Scratch& scratch, Tensor x,
+                            std::initializer_list<Projection> projections) {
+    std::vector<Product> products;
+    std::vector<Tensor> out;
+    add_products(scratch, x, projections, products, out);
+    backend.linear(x, products);
     return out;
 }
 
 std::vector<Tensor> project_q_and(Backend& backend, const AttnInput& in,
                                   std::initializer_list<Projection> others) {
-    std::vector<Tensor> out{in.scratch.f32(in.x.rows, in.weights.q.rows)};
-    std::vector<Product> products{{in.weights.q, in.weights.q_bias, out[0]}};
-    for (const auto& [weight, bias] : others) {
-        out.push_back(in.scratch.f32(in.x.rows, weight.rows));
-        products.push_back({weight, bias, out.back()});
-    }
+    std::vector<Product> products;
+    std::vector<Tensor> out;
+    add_products(in.scratch, in.x, {{in.weights.q, in.weights.q_bias}}, products, out);
+    add_products(in.scratch, in.x, others, products, out);
     backend.linear(in.x, products);
     if (in.weights.q_norm)
         backend.norm(NormKind::rms, out[0], in.weights.q_norm, {}, *in.config.qk_norm_eps, out[0]);
@@ -31,14 +47,35 @@ std::vector<Tensor> project_q_and(Backend& backend, const AttnInput& in,
 }
 
 AttentionArgs attention_args(const AttnConfig& c, std::span<const AttentionSequence> sequences,
-                             const ScoreTerm& score, const ValueTerm& value) {
+                             std::span<const ScoreTerm> scores, std::span<const ValueTerm> values) {
     return {.sequences = sequences,
-            .scores = {&score, 1},
-            .values = {&value, 1},
+            .scores = scores,
+            .values = values,
             .n_heads = c.n_heads,
             .scale = c.scale(),
             .window = c.window,
             .sparse_threshold = c.sparse_threshold};
+}
+
+Tensor as_stored(Backend& backend, Scratch& scratch, Tensor x, const Plane& plane) {
+    if (plane.type == DType::F32) return x;
+    const Tensor out = scratch.f32(x.rows, x.cols);
+    backend.round(x, plane.type, plane.heads, out);
+    return out;
+}
+
+std::vector<float> values_of(Backend& backend, Tensor vector) {
+    std::vector<float> values(vector.cols);
+    backend.download(values.data(), vector, values.size() * sizeof(float));  // may be a part of a row
+    return values;
+}
+
+Tensor derived_vector(Backend& backend, AttnWeights& w, const std::vector<float>& values, const char* what) {
+    const size_t bytes = values.size() * sizeof(float);
+    w.owned.push_back(backend.alloc(MemoryKind::derived, bytes, what));
+    const Tensor out(w.owned.back().data.get(), DType::F32, 1, int64_t(values.size()));
+    backend.upload(out, values.data(), bytes);
+    return out;
 }
 
 void linear_heads(Backend& backend, const AttnConfig& c, Tensor x, Tensor weight, Tensor out) {
@@ -48,6 +85,27 @@ void linear_heads(Backend& backend, const AttnConfig& c, Tensor x, Tensor weight
     for (int h = 0; h < c.n_heads; ++h)
         backend.linear(x.cols_of(h * weight.cols, weight.cols), weight.rows_of(h / group * m, m), {},
                        out.cols_of(h * m, m));
+}
+
+void load_row_scale(Backend& backend, const AttnConfig& c, DerivedWeights& derived, const char* suffix,
+                    int64_t width, AttnWeights& w) {
+    w.row_scale = derived.folded_if_any(c.layer, suffix, 1, width, head_bytes(c.type_k, 1).scales > 0);
+    if (!w.row_scale) return;
+    std::vector<float> shrink = values_of(backend, w.row_scale);
+    for (float& s : shrink) {
+        if (!backend.dry() && !(s > 0 && std::isfinite(s)))
+            fail(ErrorCode::format, "tensor 'blk.", c.layer, ".", suffix, "' holds ", s,
+                 ": the scales of a row must be positive numbers");
+        s = 1 / s;
+    }
+    w.row_shrink = derived_vector(backend, w, shrink, "scales of a row");
+}
+
+std::vector<float> for_query_heads(const AttnConfig& c, const std::vector<float>& v) {
+    const int group = c.n_heads / c.n_kv_heads, dim = c.head_dim;
+    std::vector<float> out(c.q_width());
+    for (int i = 0; i < c.q_width(); ++i) out[i] = v[i / dim / group * dim + i % dim];
+    return out;
 }
 
 namespace {
@@ -65,10 +123,7 @@ void unpack_rows(Backend& backend, Tensor weight, int64_t first, int64_t n, Tens
 
 void fold_v_bias(Backend& backend, const AttnConfig& c, AttnWeights& w) {
     if (!w.v_bias) return;
-    const int group = c.n_heads / c.n_kv_heads, dim = c.head_dim;
-    std::vector<float> b_v(c.kv_width()), expanded(c.q_width());
-    backend.download(b_v.data(), w.v_bias, b_v.size() * sizeof(float));
-    for (int i = 0; i < c.q_width(); ++i) expanded[i] = b_v[i / dim / group * dim + i % dim];
+    const std::vector<float> expanded = for_query_heads(c, values_of(backend, w.v_bias));
 
     constexpr int64_t kRows = 64;
     const Buffer temporary = backend.alloc(
@@ -91,7 +146,7 @@ void fold_v_bias(Backend& backend, const AttnConfig& c, AttnWeights& w) {
     w.owned.push_back(folded);
 }
 
-void absorb_q(Backend& backend, const AttnConfig& c, Tensor weight, AttnWeights& w) {
+void absorb_q(Backend& backend, const AttnConfig& c, Tensor weight, AttnWeights& w, int left_out) {
     const int64_t width = weight.cols, dim = c.head_dim, group = c.n_heads / c.n_kv_heads;
     const Buffer temporary =
         backend.alloc(MemoryKind::scratch, dim * (width + 1) * sizeof(float), "transposition of a weight");
@@ -107,7 +162,7 @@ void absorb_q(Backend& backend, const AttnConfig& c, Tensor weight, AttnWeights&
     for (int h = 0; h < c.n_heads; ++h) {
         unpack_rows(backend, weight, h / group * dim, dim, ids, head);
         backend.download(from.data(), head, head.bytes());
-        for (int64_t i = 0; i < dim; ++i)
+        for (int64_t i = left_out; i < dim; ++i)
             for (int64_t j = 0; j < width; ++j) to[j * dim + i] = from[i * width + j];
         backend.upload(w.absorbed_q.rows_of(h * width, width), to.data(), to.size() * sizeof(float));
     }
@@ -126,6 +181,13 @@ std::vector<Part> split_by_branch(const AttnConfig& c, const Batch& batch) {
         part.sequences.push_back(s);
     }
     return parts;
+}
+
+void each_part(const AttnInput& in, const Branch& absorbed, const Branch& materialised) {
+    for (const Part& part : split_by_branch(in.config, in.batch)) {
+        const Scratch::Scope scope(in.scratch);
+        (part.absorb ? absorbed : materialised)(part);
+    }
 }
 
 Tensor positions_from(Backend& backend, Scratch& scratch, int64_t first, int64_t n) {

@@ -21,9 +21,9 @@ class Kv final : public CacheMode {
         if (w.k_norm) backend.norm(NormKind::rms, k, w.k_norm, {}, *c.qk_norm_eps, k);
         if (c.rope) backend.rope(k, c.n_kv_heads, in.rope, in.batch.positions);
 
-        const ScoreTerm score{in.rows[0], k, c.n_kv_heads, c.head_dim, q, {}, {}};
-        const ValueTerm value{in.rows[1], v, c.n_kv_heads, c.head_dim, out};
-        backend.attention(attention_args(c, in.batch.sequences, score, value));
+        const ScoreTerm scores[] = {{in.rows[0], k, c.n_kv_heads, c.head_dim, q}};
+        const ValueTerm values[] = {{in.rows[1], v, c.n_kv_heads, c.head_dim, out}};
+        backend.attention(attention_args(c, in.batch.sequences, scores, values));
         return {k, v};
     }
 };

@@ -10,8 +10,8 @@ class X final : public CacheMode {
     const char* name() const override { return "x"; }
 
     std::string refusal(const AttnConfig& c) const override {
-        if (c.rope) return "keys are rotated by position (RoPE), so scores cannot be read from the input";
-        return c.qk_norm_eps ? "keys are normed (QK-norm), so scores cannot be read from the input" : "";
+        if (c.qk_norm_eps) return "keys are normed (QK-norm), so scores cannot be read from the input";
+        return c.rope ? "keys are rotated by position (RoPE), so scores cannot be read from the input" : "";
     }
 
     Format format(const AttnConfig& c) const override {
@@ -29,13 +29,10 @@ class X final : public CacheMode {
     }
 
     FreshRows attend(Backend& backend, const AttnInput& in, Tensor out) const override {
-        const AttnConfig& c = in.config;
         const Tensor q = project_q_and(backend, in, {})[0];
-        for (const Part& part : split_by_branch(c, in.batch)) {
-            const Scratch::Scope scope(in.scratch);
-            const auto branch = part.absorb ? absorbed : materialised_kv;
-            branch(backend, in, part, part.of(q), part.of(in.x), part.of(out));
-        }
+        each_part(
+            in, [&](const Part& p) { absorbed(backend, in, p, p.of(q), p.of(in.x), p.of(out)); },
+            [&](const Part& p) { materialised_kv(backend, in, p, p.of(q), p.of(in.x), p.of(out)); });
         return {in.x};
     }
 
@@ -46,9 +43,9 @@ class X final : public CacheMode {
         const int64_t wide = int64_t(c.n_heads) * c.d_model;
         const Tensor wide_q = in.scratch.f32(part.n, wide), u = in.scratch.f32(part.n, wide);
         backend.linear_per_head(q, in.weights.absorbed_q, c.n_heads, wide_q);
-        const ScoreTerm score{in.rows[0], x, 1, c.d_model, wide_q, {}, {}};
-        const ValueTerm value{in.rows[0], x, 1, c.d_model, u};
-        backend.attention(attention_args(c, part.sequences, score, value));
+        const ScoreTerm scores[] = {{in.rows[0], x, 1, c.d_model, wide_q}};
+        const ValueTerm values[] = {{in.rows[0], x, 1, c.d_model, u}};
+        backend.attention(attention_args(c, part.sequences, scores, values));
         linear_heads(backend, c, u, in.weights.v, out);
     }
 
@@ -56,18 +53,18 @@ class X final : public CacheMode {
                                 Tensor out) {
         const AttnConfig& c = in.config;
         const AttnWeights& w = in.weights;
-        const Tensor k = project(backend, in.scratch, x, w.k, {});
-        const Tensor v = project(backend, in.scratch, x, w.v, {});
+        const auto kv = project(backend, in.scratch, x, {{w.k, {}}, {w.v, {}}});
+        const Tensor k = kv[0], v = kv[1];
         materialise_before(backend, in, part, [&](int64_t begin, int64_t end, const auto& planes) {
             const Tensor rows = in.scratch.f32(end - begin, c.d_model);
             backend.load(in.rows[0], part.sequences[0].table, begin, end, rows);
-            backend.linear(rows, w.k, {}, planes[0]);
-            backend.linear(rows, w.v, {}, planes[1]);
+            const Product products[] = {{w.k, {}, planes[0]}, {w.v, {}, planes[1]}};
+            backend.linear(rows, products);
         });
-        const ScoreTerm score{dense_rows(in.dense.planes[0], 0), k, c.n_kv_heads, c.head_dim, q, {}, {}};
-        const ValueTerm value{dense_rows(in.dense.planes[1], 0), v, c.n_kv_heads, c.head_dim, out};
-        backend.attention(attention_args(c, part.sequences, score, value));
-        keep_dense(backend, in, part, {k, v});
+        const ScoreTerm scores[] = {{dense_rows(in.dense.planes[0], 0), k, c.n_kv_heads, c.head_dim, q}};
+        const ValueTerm values[] = {{dense_rows(in.dense.planes[1], 0), v, c.n_kv_heads, c.head_dim, out}};
+        backend.attention(attention_args(c, part.sequences, scores, values));
+        keep_dense(backend, in, part, kv);
     }
 };
 

@@ -71,7 +71,8 @@ void with_head(const BlockAttention& b, const BlockRows& rows, int64_t head, con
         case DType::FP8_E5M2:
             return with_width<E5M2>(rows, data, nullptr, fn);
         case DType::Q4:
-            load_head(rows.type, data, rows.stride, beside, b.n, rows.dim, b.rows, b.rows_stride);
+            load_head(rows.type, data, rows.stride, beside, b.n, rows.dim, 0, rows.dim, b.rows,
+                      b.rows_stride);
             return fn(Head<RowsOf<float>>{{b.rows, b.rows_stride * sizeof(float)}, nullptr});
         default:
             return fn(Head<RowsOf<float>>{{data, rows.stride}, nullptr});

@@ -43,14 +43,15 @@ Span visible(Span span, int64_t first, int64_t last, int64_t window) {
 /// All stored heads are heads of the term, one in each group.
 template <class Term>
 bool by_head(const Term& term, int n_groups) {
-    return term.n_heads == n_groups && term.stored.heads == n_groups &&
+    return term.n_heads == n_groups && term.stored.heads == n_groups && term.stored.head_dim() == term.dim &&
            term.stored.block_tokens == block_rows;
 }
 
 bool fits_blocks(const AttentionArgs& args, int n_groups) {
     if (args.scores.size() != 1 || args.values.size() != 1) return false;
     const ScoreTerm& score = args.scores[0];
-    return !score.bias && !score.rope && by_head(score, n_groups) && by_head(args.values[0], n_groups);
+    return !score.row_scale && !score.bias && !score.rope && by_head(score, n_groups) &&
+           by_head(args.values[0], n_groups);
 }
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

@@ -50,13 +50,14 @@ void AttentionRun::pack_queries(const AttentionJob& job, float* scratch) const {
     const int first_query = job.sequence->query + job.first_query;
     for (size_t t = 0; t < args_.scores.size(); ++t) {
         const ScoreTerm& term = args_.scores[t];
+        const int64_t head_columns = term.q.cols / args_.n_heads;
         float* to = scratch + plan_.scratch.q[t];
         const bool packs = plan_.packs_queries && job.n_queries <= kFewQueries;
         const int64_t packed_bytes = packed_query_bytes(term.dim);
         std::byte* packed = reinterpret_cast<std::byte*>(scratch + plan_.scratch.packed_q);
         for (int head = 0; head < job.n_groups * plan_.heads_per_group; ++head) {
             for (int query = 0; query < job.n_queries; ++query, to += term.dim) {
-                const float* from = term.q.f32(first_query + query) + int64_t(first_head + head) * term.dim;
+                const float* from = term.q.f32(first_query + query) + (first_head + head) * head_columns;
                 std::memcpy(to, from, term.dim * sizeof(float));
                 if (packs) isa_.pack_query(to, term.dim, std::exchange(packed, packed + packed_bytes));
             }
@@ -159,31 +160,43 @@ AttentionRun::RowView AttentionRun::read(const Group& group, const Term& term, c
     assert(width % dim == 0 && (rows.heads == 1 || first % dim == 0));
     const int32_t* const table = group.job.sequence->table;
     const int64_t end = tile.first + tile.n;
-    const bool plain = rows.dtype == DType::F32 || rows.dtype == DType::F16 || rows.dtype == DType::BF16;
-    const bool direct = !copy && plain && width == dim && group.n_pairs <= kFewPairs;
+    const bool direct = !copy && is_float(rows.dtype) && width == dim && group.n_pairs <= kFewPairs;
     float* const to = group.scratch + plan_.scratch.rows;
     const size_t stride = row_stride(width);
     for (int64_t position = tile.first, n = 0; position < end; position += n) {
         for (int column = 0; column < width; column += dim) {
             const int head = (first + column) / rows.head_dim();
+            const int begin = (first + column) % rows.head_dim();
             const HeadRun run = rows_at(rows, table, position, end, head);
-            const std::byte* from = run.data;
-            from +=
-                head_bytes(rows.dtype, (first + column) % rows.head_dim()).elements;  // 0 if it has scales
-            if (direct && run.n == tile.n) return {from, rows.dtype, run.stride};
-            isa_.load_head(static_cast<uint32_t>(rows.dtype), from, run.stride, run.scales, n = run.n, dim,
-                           to + (position - tile.first) * stride + column, stride);
+            if (direct && run.n == tile.n)
+                return {run.data + row_bytes(rows.dtype, begin), rows.dtype, run.stride};
+            isa_.load_head(static_cast<uint32_t>(rows.dtype), run.data, run.stride, run.scales, n = run.n,
+                           rows.head_dim(), begin, dim, to + (position - tile.first) * stride + column,
+                           stride);
         }
     }
     return {reinterpret_cast<const std::byte*>(to), DType::F32, stride * sizeof(float)};
 }
 
+/// The number that row i of a tile is multiplied with.
+float AttentionRun::factor_of(const Group& group, const ScoreTerm& term, const Tile& tile, int i) const {
+    if (!term.fresh_factors) return 1;
+    const AttentionSequence& sequence = *group.job.sequence;
+    const Rows rows = tile.fresh ? fresh_rows(term.fresh_factors, sequence) : term.factors;
+    const HeadRun run = rows_at(rows, sequence.table, tile.first + i, tile.first + i + 1, 0);
+    return *reinterpret_cast<const float*>(run.data);
+}
+
 AttentionRun::RowView AttentionRun::read_for_scores(const Group& group, const ScoreTerm& term,
                                                     const Tile& tile) const {
-    const RowView rows = read(group, term, tile, term.bias || term.rope);
+    const RowView rows = read(group, term, tile, term.row_scale || term.bias || term.rope);
     const int heads = term.n_heads / plan_.n_groups, width = heads * term.dim;
     float* row = group.scratch + plan_.scratch.rows;
     for (int i = 0; i < tile.n; ++i, row += row_stride(width)) {
+        if (term.row_scale) {
+            const float factor = factor_of(group, term, tile, i);
+            isa_.multiply(row, term.row_scale.f32() + group.index * width, factor, width);
+        }
         if (term.bias) isa_.add(row, term.bias.f32() + group.index * width, width);
         if (!term.rope) continue;
         const float* const turn = term.rope.table.f32(tile.first + i);

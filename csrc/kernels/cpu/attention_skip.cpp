@@ -27,7 +27,7 @@ void with_listed(const KeptRows& rows, const Fn& fn) {
             return fn(ListedRows<E5M2>{rows.data});
         case DType::Q4:
             for (int64_t i = 0; i < rows.n; ++i)
-                load_head(rows.type, rows.data[i], 0, rows.scales[i], 1, rows.dim,
+                load_head(rows.type, rows.data[i], 0, rows.scales[i], 1, rows.dim, 0, rows.dim,
                           rows.rows + i * rows.rows_stride, 0);
             return fn(RowsOf<float>{rows.rows, rows.rows_stride * sizeof(float)});
         default:

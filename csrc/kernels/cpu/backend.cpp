@@ -86,9 +86,9 @@ template <class Fn>
 void CpuBackend::each_row(int64_t rows, int64_t cols, const Fn& fn) {
     const bool small = rows * cols < kInlineElements;
     const int64_t chunk = small ? rows : std::max<int64_t>(1, kChunkElements / cols);
-    run(rows == 0 ? 0 : chunks(rows, chunk), [&](int64_t item, int) {
+    run(rows == 0 ? 0 : chunks(rows, chunk), [&](int64_t item, int thread) {
         const int64_t end = std::min(rows, (item + 1) * chunk);
-        for (int64_t row = item * chunk; row < end; ++row) fn(row);
+        for (int64_t row = item * chunk; row < end; ++row) fn(row, thread);
     });
 }
 
@@ -104,7 +104,7 @@ std::byte* CpuBackend::workspace_of(size_t bytes) {
 }
 
 void CpuBackend::gather(Tensor table, Tensor ids, Tensor out) {
-    each_row(out.rows, out.cols, [&](int64_t i) {
+    each_row(out.rows, out.cols, [&](int64_t i, int) {
         const int32_t id = ids.i32()[i];
         assert(id >= 0 && id < table.rows);
         isa_.unpack(number(table.dtype), table.row(id), out.cols, out.f32(i));
@@ -113,7 +113,7 @@ void CpuBackend::gather(Tensor table, Tensor ids, Tensor out) {
 
 void CpuBackend::norm(NormKind kind, Tensor x, Tensor weight, Tensor bias, float eps, Tensor out) {
     const float *w = data_or_null(weight), *b = data_or_null(bias);
-    each_row(x.rows, x.cols, [&](int64_t i) {
+    each_row(x.rows, x.cols, [&](int64_t i, int) {
         if (kind == NormKind::rms) {
             isa_.rms_norm(x.f32(i), w, eps, x.cols, out.f32(i));
             if (b) isa_.add(out.f32(i), b, x.cols);
@@ -121,6 +121,10 @@ void CpuBackend::norm(NormKind kind, Tensor x, Tensor weight, Tensor bias, float
             isa_.layer_norm(x.f32(i), w, b, eps, x.cols, out.f32(i));
         }
     });
+}
+
+void CpuBackend::inverse_rms(Tensor x, float eps, Tensor out) {
+    each_row(x.rows, x.cols, [&](int64_t i, int) { *out.f32(i) = isa_.inverse_rms(x.f32(i), eps, x.cols); });
 }
 
 const LinearKernel* CpuBackend::find_kernel(DType dtype, int64_t n_tokens) const {
@@ -191,7 +195,7 @@ std::vector<CpuBackend::Packed> CpuBackend::pack(Tensor x, int n_heads, std::spa
 
 void CpuBackend::pack_rows(Tensor x, int n_heads, const Packed& packed) {
     const int64_t k = x.cols / n_heads;
-    each_row(x.rows * n_heads, k, [&](int64_t item) {
+    each_row(x.rows * n_heads, k, [&](int64_t item, int) {
         const float* const from = x.f32(item / n_heads) + item % n_heads * k;
         std::byte* const to = packed.rows.row(item / n_heads) + item % n_heads * packed.head_bytes;
         if (packed.kernel->pack)
@@ -223,7 +227,7 @@ void CpuBackend::multiply(Tensor x, int n_heads, std::span<const Product> produc
 
 void CpuBackend::rope(Tensor x, int n_heads, const Rope& rope, Tensor positions) {
     const int64_t head_dim = x.cols / n_heads;
-    each_row(x.rows, x.cols, [&](int64_t i) {
+    each_row(x.rows, x.cols, [&](int64_t i, int) {
         const float* turn = rope.table.f32(positions.i32()[i]);
         for (int head = 0; head < n_heads; ++head) {
             isa_.rope(x.f32(i) + head * head_dim, turn, rope.n_rot, rope.interleaved);
@@ -232,21 +236,39 @@ void CpuBackend::rope(Tensor x, int n_heads, const Rope& rope, Tensor positions)
 }
 
 void CpuBackend::activate(Activation kind, Tensor x) {
-    each_row(x.rows, x.cols, [&](int64_t i) { isa_.activate(number(kind), x.f32(i), x.cols); });
+    each_row(x.rows, x.cols, [&](int64_t i, int) { isa_.activate(number(kind), x.f32(i), x.cols); });
 }
 
 void CpuBackend::gate(Activation kind, Tensor gate, Tensor up) {
     each_row(gate.rows, gate.cols,
-             [&](int64_t i) { isa_.gate(number(kind), gate.f32(i), up.f32(i), gate.cols); });
+             [&](int64_t i, int) { isa_.gate(number(kind), gate.f32(i), up.f32(i), gate.cols); });
 }
 
 void CpuBackend::add(Tensor x, Tensor y) {
-    each_row(x.rows, x.cols, [&](int64_t i) { isa_.add(x.f32(i), y.f32(y.rows == 1 ? 0 : i), x.cols); });
+    each_row(x.rows, x.cols, [&](int64_t i, int) { isa_.add(x.f32(i), y.f32(y.rows == 1 ? 0 : i), x.cols); });
+}
+
+void CpuBackend::multiply(Tensor x, Tensor y) {
+    each_row(x.rows, x.cols, [&](int64_t i, int) { isa_.multiply(x.f32(i), y.f32(), 1, x.cols); });
+}
+
+void CpuBackend::round(Tensor x, DType dtype, int heads, Tensor out) {
+    const int64_t dim = x.cols / heads;
+    const HeadBytes bytes = head_bytes(dtype, dim);
+    const size_t scales = chunks(bytes.elements, sizeof(float)) * sizeof(float), size = scales + bytes.scales;
+    std::byte* const heads_of_threads = workspace_of(n_threads_ * size);
+    each_row(x.rows, x.cols, [&](int64_t i, int thread) {
+        std::byte* const head = heads_of_threads + thread * size;
+        for (int64_t column = 0; column < x.cols; column += dim) {
+            isa_.store_head(number(dtype), x.f32(i) + column, dim, head, head + scales);
+            isa_.load_head(number(dtype), head, 0, head + scales, 1, dim, 0, dim, out.f32(i) + column, 0);
+        }
+    });
 }
 
 void CpuBackend::store(Tensor x, const Slots& slots) {
     const int dim = slots.width / slots.heads;
-    each_row(x.rows, x.cols, [&](int64_t i) {
+    each_row(x.rows, x.cols, [&](int64_t i, int) {
         for (int head = 0; head < slots.heads; ++head) {
             const HeadSlot to = slot_address(slots, slots.slots.i32()[i], head);
             isa_.store_head(number(slots.dtype), x.f32(i) + head * dim, dim, to.data, to.scales);
@@ -256,10 +278,11 @@ void CpuBackend::store(Tensor x, const Slots& slots) {
 
 void CpuBackend::load(const Rows& rows, const int32_t* table, int64_t begin, int64_t end, Tensor out) {
     const int dim = rows.head_dim();
-    each_row(end - begin, rows.width, [&](int64_t i) {
+    each_row(end - begin, rows.width, [&](int64_t i, int) {
         for (int head = 0; head < rows.heads; ++head) {
             const HeadRun run = rows_at(rows, table, begin + i, begin + i + 1, head);
-            isa_.load_head(number(rows.dtype), run.data, 0, run.scales, 1, dim, out.f32(i) + head * dim, 0);
+            isa_.load_head(number(rows.dtype), run.data, 0, run.scales, 1, dim, 0, dim,
+                           out.f32(i) + head * dim, 0);
         }
     });
 }

@@ -152,26 +152,32 @@ void load_q4_groups(const uint8_t* from, size_t from_stride, const ScaleAndMin* 
     }
 }
 
-/// What is left of a row after whole groups.
-void load_q4_rest(const uint8_t* from, const ScaleAndMin& of, int64_t n, float* to) {
+/// Elements [first, end) of a group of `size`.
+void load_q4_part(const uint8_t* from, const ScaleAndMin& of, int64_t size, int64_t first, int64_t end,
+                  float* to) {
     const float scale = of.scale, min = of.min;
-    const int64_t half = (n + 1) / 2;
-    for (int64_t j = 0; j < n; ++j) {
+    const int64_t half = (size + 1) / 2;
+    for (int64_t j = first; j < end; ++j) {
         const int code = j < half ? from[j] & 15 : from[j - half] >> 4;
-        to[j] = static_cast<float>(code) * scale + min;
+        *to++ = static_cast<float>(code) * scale + min;
     }
 }
 
-void load_q4(const uint8_t* from, size_t from_stride, const ScaleAndMin* scales, int64_t n_rows, int64_t n,
-             float* to, size_t to_stride) {
-    const int64_t groups = (n + kGroup - 1) / kGroup, whole = n / kGroup;
-    for (int64_t i = 0; i < whole; ++i)
-        load_q4_groups(from + i * kGroup / 2, from_stride, scales + i, groups, n_rows, to + i * kGroup,
-                       to_stride);
-    if (whole == groups) return;
-    for (int64_t r = 0; r < n_rows; ++r) {
-        load_q4_rest(from + r * from_stride + whole * kGroup / 2, scales[r * groups + whole],
-                     n - whole * kGroup, to + r * to_stride + whole * kGroup);
+void load_q4(const uint8_t* from, size_t from_stride, const ScaleAndMin* scales, int64_t n_rows, int64_t dim,
+             int64_t first, int64_t n, float* to, size_t to_stride) {
+    const int64_t groups = (dim + kGroup - 1) / kGroup, end = first + n;
+    for (int64_t i = first / kGroup, column = i * kGroup; column < end; ++i, column += kGroup) {
+        const uint8_t* const codes = from + column / 2;
+        if (column >= first && column + kGroup <= end) {
+            load_q4_groups(codes, from_stride, scales + i, groups, n_rows, to + (column - first), to_stride);
+            continue;
+        }
+        const int64_t size = dim - column < kGroup ? dim - column : kGroup;
+        const int64_t begin = column < first ? first - column : 0;
+        const int64_t stop = end - column < size ? end - column : size;
+        for (int64_t r = 0; r < n_rows; ++r)
+            load_q4_part(codes + r * from_stride, scales[r * groups + i], size, begin, stop,
+                         to + r * to_stride + (column + begin - first));
     }
 }
 
@@ -214,15 +220,15 @@ void store_head(uint32_t type, const float* from, int64_t dim, void* to, void* s
 }
 
 void load_head(uint32_t type, const void* from, size_t from_stride, const void* scales, int64_t n_rows,
-               int64_t dim, float* to, size_t to_stride) {
+               int64_t dim, int64_t first, int64_t n, float* to, size_t to_stride) {
     if (DType(type) == DType::Q4)
         return load_q4(static_cast<const uint8_t*>(from), from_stride,
-                       static_cast<const ScaleAndMin*>(scales), n_rows, dim, to, to_stride);
+                       static_cast<const ScaleAndMin*>(scales), n_rows, dim, first, n, to, to_stride);
     const size_t scales_stride = head_bytes(DType(type), dim).scales;
-    const char* row = static_cast<const char*>(from);
+    const char* row = static_cast<const char*>(from) + head_bytes(DType(type), first).elements;
     const char* scale = static_cast<const char*>(scales);
     for (int64_t i = 0; i < n_rows; ++i) {
-        load_one(DType(type), row, scale, dim, to);
+        load_one(DType(type), row, scale, n, to);
         row += from_stride;
         scale += scales_stride;
         to += to_stride;

@@ -32,12 +32,15 @@ class CpuBackend final : public Backend {
 
     void gather(Tensor table, Tensor ids, Tensor out) override;
     void norm(NormKind kind, Tensor x, Tensor weight, Tensor bias, float eps, Tensor out) override;
+    void inverse_rms(Tensor x, float eps, Tensor out) override;
     void linear(Tensor x, std::span<const Product> products) override;
     void linear_per_head(Tensor x, Tensor weight, int n_heads, Tensor out) override;
     void rope(Tensor x, int n_heads, const Rope& rope, Tensor positions) override;
     void activate(Activation kind, Tensor x) override;
     void gate(Activation kind, Tensor gate, Tensor up) override;
     void add(Tensor x, Tensor y) override;
+    void multiply(Tensor x, Tensor y) override;
+    void round(Tensor x, DType dtype, int heads, Tensor out) override;
     void store(Tensor x, const Slots& slots) override;
     void load(const Rows& rows, const int32_t* table, int64_t begin, int64_t end, Tensor out) override;
     void attention(const AttentionArgs& args) override;
@@ -47,7 +50,7 @@ class CpuBackend final : public Backend {
     /// fn(item, thread) for every item, on all threads; nothing when dry.
     template <class Fn>
     void run(int64_t n_items, const Fn& fn);
-    /// fn(row) for every row; on all threads when rows of `cols` elements are worth waking them.
+    /// fn(row, thread) for every row; on all threads when rows of `cols` elements are worth waking them.
     template <class Fn>
     void each_row(int64_t rows, int64_t cols, const Fn& fn);
     /// One block for all operations, valid until the next call; grows to the most that was asked for.

@@ -119,9 +119,13 @@ void rope_neox(float* x, const float* cs, int64_t n_rot) {
 
 }  // namespace
 
-void rms_norm(const float* x, const float* weight, float eps, int64_t n, float* out) {
+float inverse_rms(const float* x, float eps, int64_t n) {
     const float mean_square = total(x, n, [](Vec v) { return v * v; }) / static_cast<float>(n);
-    const Vec scale = splat(1 / square_root(mean_square + eps));
+    return 1 / square_root(mean_square + eps);
+}
+
+void rms_norm(const float* x, const float* weight, float eps, int64_t n, float* out) {
+    const Vec scale = splat(inverse_rms(x, eps, n));
     each_vector(n, [&](int64_t i, auto load, auto store) {
         const Vec y = load(x + i) * scale;
         store(out + i, weight ? y * load(weight + i) : y);
@@ -155,6 +159,12 @@ void gate(uint32_t kind, float* gate, const float* up, int64_t n) {
 
 void add(float* x, const float* y, int64_t n) {
     each_vector(n, [&](int64_t i, auto load, auto store) { store(x + i, load(x + i) + load(y + i)); });
+}
+
+void multiply(float* x, const float* y, float factor, int64_t n) {
+    const Vec all = splat(factor);
+    each_vector(n,
+                [&](int64_t i, auto load, auto store) { store(x + i, load(x + i) * (load(y + i) * all)); });
 }
 
 }  // namespace slimrt::cpu::SLIMRT_ISA

@@ -92,6 +92,7 @@ struct Isa {
     /// f32 to F32, F16 or BF16 (round to nearest even).
     void (*narrow)(uint32_t type, const float* from, int64_t n, void* to);
 
+    float (*inverse_rms)(const float* x, float eps, int64_t n);
     void (*rms_norm)(const float* x, const float* weight, float eps, int64_t n, float* out);
     void (*layer_norm)(const float* x, const float* weight, const float* bias, float eps, int64_t n,
                        float* out);
@@ -100,12 +101,14 @@ struct Isa {
     void (*activate)(uint32_t kind, float* x, int64_t n);  // kind: Activation
     void (*gate)(uint32_t kind, float* gate, const float* up, int64_t n);
     void (*add)(float* x, const float* y, int64_t n);
+    void (*multiply)(float* x, const float* y, float factor, int64_t n);  // x *= factor * y
 
-    /// One head of a row to a type of cache rows, and back (n_rows; from_stride in bytes, to_stride in
-    /// floats).
+    /// One head of a row to a type of cache rows.
     void (*store_head)(uint32_t type, const float* from, int64_t dim, void* to, void* scales);
+    /// Columns [first, first + n) of one head of n_rows rows, from_stride bytes apart, to_stride floats
+    /// apart.
     void (*load_head)(uint32_t type, const void* from, size_t from_stride, const void* scales, int64_t n_rows,
-                      int64_t dim, float* to, size_t to_stride);
+                      int64_t dim, int64_t first, int64_t n, float* to, size_t to_stride);
 
     /// To packed_query_bytes(dim), of multiples of 64.
     void (*pack_query)(const float* q, int64_t dim, void* to);

@@ -6,17 +6,19 @@
 namespace slimrt::cpu::SLIMRT_ISA {
 
 // elementwise.cpp
+float inverse_rms(const float* x, float eps, int64_t n);
 void rms_norm(const float* x, const float* weight, float eps, int64_t n, float* out);
 void layer_norm(const float* x, const float* weight, const float* bias, float eps, int64_t n, float* out);
 void rope(float* x, const float* cs, int64_t n_rot, bool interleaved);
 void activate(uint32_t kind, float* x, int64_t n);
 void gate(uint32_t kind, float* gate, const float* up, int64_t n);
 void add(float* x, const float* y, int64_t n);
+void multiply(float* x, const float* y, float factor, int64_t n);
 
 // cache_rows.cpp
 void store_head(uint32_t type, const float* from, int64_t dim, void* to, void* scales);
 void load_head(uint32_t type, const void* from, size_t from_stride, const void* scales, int64_t n_rows,
-               int64_t dim, float* to, size_t to_stride);
+               int64_t dim, int64_t first, int64_t n, float* to, size_t to_stride);
 
 // attention_block.cpp
 void pack_query(const float* q, int64_t dim, void* to);

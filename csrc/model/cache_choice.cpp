@@ -1,0 +1,138 @@
+#include "model/cache_choice.h"
+
+#include "core/error.h"
+
+namespace slimrt {
+namespace {
+
+using Names = std::vector<std::string>;
+
+const std::string kAuto = "auto";
+
+/// The entry of a layer in a list with one for all or one a layer.
+template <class T>
+const T& entry(const std::vector<T>& list, int layer) {
+    return list[list.size() == 1 ? 0 : layer];
+}
+
+template <class T>
+void require_length(const char* what, const std::vector<T>& list, int n_layers) {
+    if (list.size() != 1 && list.size() != size_t(n_layers))
+        fail(ErrorCode::argument, what, ": ", list.size(), " entries were given for ", n_layers,
+             " layers: give one for all, or a list with one a layer");
+}
+
+/// One name a layer that converting wrote into the file; without the key `missing` for each.
+Names stored_names(const GgufFile& file, const char* key, int n_layers, const char* missing) {
+    const auto it = file.metadata().find(key);
+    if (it == file.metadata().end()) return Names(n_layers, missing);
+    Names names;
+    if (const auto* array = std::get_if<GgufArray>(&it->second))
+        for (const GgufValue& value : elements(*array))
+            if (const auto* name = std::get_if<std::string_view>(&value)) names.emplace_back(*name);
+    if (names.size() != size_t(n_layers))
+        fail(ErrorCode::format, file.path(), ": key '", key, "' is not an array of ", n_layers, " names");
+    return names;
+}
+
+DType cache_type(const std::string& name) {
+    if (const DTypeInfo* info = find_cache_type(name.c_str())) return info->dtype;
+    fail(ErrorCode::unsupported, "cache type '", name,
+         "' is not supported; supported are: ", cache_type_names());
+}
+
+/// What was asked for, else what the file says, else f16.
+DType choose_type(const std::string& asked, const std::string& stored) {
+    return cache_type(asked != kAuto ? asked : stored.empty() ? "f16" : stored);
+}
+
+/// The width of the residual that a layer was folded with, -1 if it was not.
+int64_t folded_rank(const GgufFile& file, const ExtraTensors& extra, int layer) {
+    const auto find = [&](const char* suffix) -> const Tensor* {
+        const std::string name = concat("blk.", layer, ".", suffix);
+        if (const auto it = file.tensors().find(name); it != file.tensors().end()) return &it->second;
+        const auto it = extra.find(name);
+        return it == extra.end() ? nullptr : &it->second;
+    };
+    if (const Tensor* out = find("attn_kr_out.weight")) return out->cols;
+    return find("attn_kr_v.weight") ? 0 : -1;
+}
+
+void choose_residual(const CacheMode& mode, int64_t asked, int64_t folded, const std::string& asked_type,
+                     const std::string& stored_type, AttnConfig& c) {
+    const std::string where = concat("cache mode '", mode.name(), "' of layer ", c.layer);
+    if (asked >= 0 && folded >= 0 && asked != folded)
+        fail(ErrorCode::argument, where, " was folded with a residual of rank ", folded, " and rank ", asked,
+             " is asked for: convert the model again (slimrt convert --rank), or leave the rank out");
+    const int64_t rank = asked >= 0 ? asked : folded;
+    if (rank < 0)
+        fail(ErrorCode::cache_unsupported, where, " needs a residual whose rank is neither in the file ",
+             "nor given: convert the model first (slimrt convert --cache ", mode.name(), "), or give a rank");
+    if (rank > c.kv_width())
+        fail(ErrorCode::argument, where, ": rank ", rank, " is more than the width of V, ", c.kv_width());
+    c.rank = int(rank);
+    if (rank == 0) return;
+    const bool given = asked_type != kAuto && !asked_type.empty();
+    if (!given && stored_type.empty())
+        fail(ErrorCode::argument, where,
+             " needs the type of its residual (residual_type); there are: ", cache_type_names());
+    c.type_r = cache_type(given ? asked_type : stored_type);
+}
+
+void require_residual(const CacheOptions& o, const std::vector<LayerChoice>& choices) {
+    bool asked = false;
+    for (const int rank : o.ranks) asked |= rank > 0;
+    for (const std::string& type : o.residual_types) asked |= type != kAuto && !type.empty();
+    for (const LayerChoice& choice : choices)
+        if (!asked || choice.mode->has_residual()) return;
+    std::string names;
+    for (const CacheMode* mode : cache_modes())
+        if (mode->has_residual()) names += concat(names.empty() ? "" : ", ", mode->name());
+    fail(ErrorCode::argument, "rank and residual_type are for cache modes with a residual (", names,
+         "), which no layer uses");
+}
+
+void set_sparse_threshold(const CacheMode& mode, float threshold, AttnConfig& c) {
+    if (!(threshold >= 0 && threshold < 1))
+        fail(ErrorCode::argument, "sparse_threshold must be at least 0 and below 1, got ", threshold);
+    if (threshold > 0 && !mode.has_values_alone())
+        fail(ErrorCode::cache_unsupported, "sparse_threshold skips rows of V, which cache mode '",
+             mode.name(), "' of layer ", c.layer,
+             " does not keep apart: use cache mode kv, or sparse_threshold 0");
+    c.sparse_threshold = threshold;
+}
+
+}  // namespace
+
+std::vector<LayerChoice> choose_caches(const GgufFile& file, const ModelConfig& model, const CacheOptions& o,
+                                       const ExtraTensors& extra) {
+    const int n = model.n_layers;
+    require_length("cache", o.modes, n);
+    require_length("cache_type_k", o.types_k, n);
+    require_length("cache_type_v", o.types_v, n);
+    require_length("residual_type", o.residual_types, n);
+    require_length("rank", o.ranks, n);
+    const Names modes = stored_names(file, "slimrt.cache.modes", n, "kv");
+    const Names types = stored_names(file, "slimrt.cache.types", n, "");
+    const Names residual_types = stored_names(file, "slimrt.cache.residual_types", n, "");
+
+    std::vector<LayerChoice> choices;
+    for (int i = 0; i < n; ++i) {
+        const std::string& asked = entry(o.modes, i);
+        const bool as_stored = asked == kAuto || asked == modes[i];
+        AttnConfig c = attention_config(model, i);
+        const std::string stored_type = as_stored ? types[i] : "";
+        c.type_k = choose_type(entry(o.types_k, i), stored_type);
+        c.type_v = choose_type(entry(o.types_v, i), stored_type);
+        const CacheMode& mode = require_cache_mode(as_stored ? modes[i] : asked, c);
+        if (mode.has_residual())
+            choose_residual(mode, entry(o.ranks, i), folded_rank(file, extra, i), entry(o.residual_types, i),
+                            as_stored ? residual_types[i] : "", c);
+        set_sparse_threshold(mode, o.sparse_threshold, c);
+        choices.push_back({&mode, c});
+    }
+    require_residual(o, choices);
+    return choices;
+}
+
+}  // namespace slimrt

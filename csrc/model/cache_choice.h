@@ -1,0 +1,40 @@
+// How each layer's context memory is used: what was asked for, else what the file says, else the defaults.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cache/cache_mode.h"
+#include "core/gguf.h"
+#include "model/weights.h"
+
+namespace slimrt {
+
+/// Of the lists each has one entry for all layers, or one a layer. "auto": what the file says of the layer,
+/// which holds for its own mode only; without that mode kv and type f16.
+struct CacheOptions {
+    std::vector<std::string> modes = {"auto"};
+    std::vector<std::string> types_k = {"auto"}, types_v = {"auto"};  // of k, v and x: "f16" ...
+    /// Of modes with a residual: its type and width. "auto" and -1: what the file says, or the width of the
+    /// tensors; there is no other default.
+    std::vector<std::string> residual_types = {"auto"};
+    std::vector<int> ranks = {-1};
+    float sparse_threshold =
+        0;              // softmax weight that decoding may leave unread, of each head (AttentionArgs)
+    int64_t n_ctx = 0;  // 0: the smaller of the model's training context and 4096
+    int n_seqs = 1;     // sequences that may be full at once, and the most in one step
+    int n_batch = 512;  // most tokens in one step
+};
+
+struct LayerChoice {
+    const CacheMode* mode;
+    AttnConfig config;
+};
+
+/// One a layer, each legal. `extra`: the tensors that a caller brings along. Throws Error{argument} for lists
+/// of the wrong length and ranks that do not match, Error{unsupported} for unknown names,
+/// Error{cache_unsupported} for a mode that a layer cannot have, Error{format} for a file that says nonsense.
+std::vector<LayerChoice> choose_caches(const GgufFile& file, const ModelConfig& config,
+                                       const CacheOptions& options, const ExtraTensors& extra);
+
+}  // namespace slimrt

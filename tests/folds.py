@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Folds of modes k+r and xr for tests, in a few lines of NumPy from cache-math.md, section 3; nothing of slimrt.tools.
+
+They need not be the best ones: whatever the tensors are, the engine must compute with them what the reference does.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from reference import SCALED, Reference, rounded
+from reference_modes import planes_kr
+
+Tensors = dict[str, np.ndarray]
+
+
+def inputs(model: Reference, seed: int) -> np.ndarray:
+    """Correlated inputs of a layer, [n, d]."""
+    random = np.random.default_rng(seed)
+    mixing = random.normal(size=(model.d_model, model.d_model)) * np.geomspace(2, 0.05, model.d_model)
+    return random.normal(size=(6 * model.d_model, model.d_model)) @ mixing / np.sqrt(model.d_model)
+
+
+def fold_kr(model: Reference, i: int, dtype: str | None, rank: int, *, half: bool = False) -> Tensors:
+    """Tensors of mode k+r for one layer, [out, in] as in the file. dtype None: for rows that are not rounded, without
+    the noise N: then W is W_K^-1 W_V where K is as wide as the input. half: W' as float16 with scales."""
+    layer, x = model.w.layers[i], inputs(model, i)
+    k, v = x @ layer.wk.T, x @ layer.wv.T
+    tensors: Tensors = {}
+    if dtype in SCALED:
+        tensors["attn_kr_row.scale"] = np.abs(k).max(axis=0).astype(np.float32)
+        k = k / tensors["attn_kr_row.scale"]
+    known = rounded(k, *planes_kr(model, (dtype, None))["k"])
+    noise = np.diag(np.mean((known - k) ** 2, axis=0))
+    w = np.linalg.lstsq(np.concatenate([k / np.sqrt(len(k)), np.sqrt(noise)]),
+                        np.concatenate([v / np.sqrt(len(k)), 0 * noise[:, : v.shape[1]]]), rcond=None)[0]  # fmt: skip
+    tensors["attn_kr_v.weight"] = w.T.astype(np.float32)
+    if half:
+        scale = np.abs(w).max(axis=0)
+        tensors["attn_kr_v.scale"] = scale.astype(np.float32)
+        tensors["attn_kr_v.weight"] = (w / scale).T.astype(np.float16)
+        w = tensors["attn_kr_v.weight"].astype(np.float64).T * tensors["attn_kr_v.scale"]
+    if rank:
+        left = v - known @ w
+        basis = np.linalg.eigh(left.T @ left)[1][:, ::-1][:, :rank]
+        sigma = np.maximum(np.abs(left @ basis).max(axis=0), 1e-3 * np.abs(v).max())
+        tensors["attn_kr_x.weight"] = (layer.wv.T @ basis / sigma).T.astype(np.float32)
+        tensors["attn_kr_k.weight"] = -(w @ basis / sigma).T.astype(np.float32)
+        tensors["attn_kr_out.weight"] = (basis * sigma).astype(np.float32)
+    return {f"blk.{i}.{name}": np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
+
+
+def fold_xr(model: Reference, i: int, dtype: str | None) -> Tensors:
+    """Tensors of mode xr for one layer."""
+    layer, x = model.w.layers[i], inputs(model, i)
+    n_rot = 2 * len(model.w.rope.inv_freq)
+    rotated = layer.wk.reshape(model.w.n_kv_heads, model.dk, -1)[:, :n_rot].reshape(-1, model.d_model).T
+    rest = np.linalg.qr(rotated, mode="complete")[0][:, rotated.shape[1] :]
+    basis = np.concatenate([rotated, rest], axis=1)
+    tensors: Tensors = {}
+    if dtype in SCALED:
+        tensors["attn_xr_row.scale"] = np.abs(x @ basis).max(axis=0).astype(np.float32)
+        basis = basis / tensors["attn_xr_row.scale"]
+    tensors["attn_xr_in.weight"] = basis.T
+    inverse = np.linalg.inv(basis.astype(np.float32).astype(np.float64))
+    tensors["attn_xr_k.weight"], tensors["attn_xr_v.weight"] = (inverse @ layer.wk.T).T, (inverse @ layer.wv.T).T
+    return {f"blk.{i}.{name}": np.ascontiguousarray(tensor, np.float32) for name, tensor in tensors.items()}
+
+
+def fold_all(model: Reference, modes: list[str], dtype: str | None, rank: int = 8, *, half: bool = False) -> Tensors:
+    """For the layers in modes k+r and xr."""
+    made: Tensors = {}
+    for i, mode in enumerate(modes):
+        made |= fold_kr(model, i, dtype, rank, half=half) if mode == "k+r" else {}
+        made |= fold_xr(model, i, dtype) if mode == "xr" else {}
+    return made

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each cache mode stores and how it reads it back, in float64 (cache-math.md, sections 1 and 3).
+
+store(model, layer, x, positions, cache) -> planes [n, width] of the step's tokens, exact
+attend(model, layer, q, planes, positions, absorbed) -> a function: head -> [n, dv]
+planes(model, types) -> name -> (type, parts of a row with a scale of their own)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from reference import Cache, Reference
+
+Array = NDArray[np.float64]
+Positions = NDArray[np.int64]
+Rows = dict[str, Array]
+Types = tuple[str | None, str | None]
+Planes = dict[str, tuple[str | None, int]]
+
+
+@dataclass(frozen=True)
+class Mode:
+    store: Callable[[Reference, int, Array, Positions, Cache], Rows]
+    attend: Callable[[Reference, int, Array, Rows, Positions, bool], Callable[[int], Array]]
+    planes: Callable[[Reference, Types], Planes]
+    v_bias_stored: bool = False  # else V's bias is added after the softmax
+
+
+def plus(x: Array, bias: Array | None) -> Array:
+    return x if bias is None else x + bias
+
+
+def times(x: Array, scale: Array | None) -> Array:
+    return x if scale is None else x * scale
+
+
+def by_head(m: Reference, x: Array) -> Array:
+    """[n, kv heads * dim] -> [n, kv heads, dim]."""
+    return x.reshape(len(x), m.w.n_kv_heads, -1)
+
+
+# ---------------------------------------------------------------- kv
+def store_kv(m: Reference, i: int, x: Array, positions: Positions, cache: Cache) -> Rows:
+    """k and v with their biases, k normed and rotated."""
+    layer = m.w.layers[i]
+    k = m.rotate(m.norm(plus(x @ layer.wk.T, layer.bk), layer.k_norm), m.w.n_kv_heads, positions)
+    return {"k": k.reshape(len(x), -1), "v": plus(x @ layer.wv.T, layer.bv)}
+
+
+def attend_kv(m: Reference, i: int, q: Array, rows: Rows, positions: Positions, absorbed: bool):
+    return attend_heads(m, q, by_head(m, rows["k"]), by_head(m, rows["v"]), positions)
+
+
+def attend_heads(m: Reference, q: Array, k: Array, v: Array, positions: Positions):
+    """k and v [T, kv heads, dim]."""
+    group = m.w.n_heads // m.w.n_kv_heads
+    return lambda head: m.weights(q[:, head] @ k[:, head // group].T, positions) @ v[:, head // group]
+
+
+# ---------------------------------------------------------------- k
+def store_k(m: Reference, i: int, x: Array, positions: Positions, cache: Cache) -> Rows:
+    """k before its bias, its norm and RoPE; beside it 1 / rms of k where it is normed."""
+    layer = m.w.layers[i]
+    k = x @ layer.wk.T
+    return {"k": k} if layer.k_norm is None else {"k": k, "n": inverse_rms(m, k)}
+
+
+def inverse_rms(m: Reference, k: Array) -> Array:
+    return 1 / np.sqrt(np.mean(k * k, axis=-1, keepdims=True) + m.w.eps)
+
+
+def read_keys(m: Reference, i: int, k: Array, rows: Rows) -> Array:
+    """k of all rows as scores read it, [T, kv heads, dim]. Its bias, without RoPE, shifts all scores of a query alike:
+    left out."""
+    layer = m.w.layers[i]
+    if layer.k_norm is not None:
+        k = k * rows["n"] * layer.k_norm
+    return m.rotate(plus(k, layer.bk if m.w.rope else None), m.w.n_kv_heads, np.arange(len(k)))
+
+
+def attend_k(m: Reference, i: int, q: Array, rows: Rows, positions: Positions, absorbed: bool):
+    raw = rows["k"]
+    k, w_kv = read_keys(m, i, raw, rows), by_head(m, m.w_kv(i))
+    group = m.w.n_heads // m.w.n_kv_heads
+
+    def read(head: int) -> Array:
+        p = m.weights(q[:, head] @ k[:, head // group].T, positions)
+        w = w_kv[:, head // group]
+        return (p @ raw) @ w if absorbed else p @ (raw @ w)
+
+    return read
+
+
+# ---------------------------------------------------------------- k+r
+def store_kr(m: Reference, i: int, x: Array, positions: Positions, cache: Cache) -> Rows:
+    """k / s, and the residual of V that k, as it will be read back, does not predict. The step's own values are exact
+    where all rows are made anew (nothing is stored, or many queries), else they are read as later ones will."""
+    layer = m.w.layers[i]
+    k = x @ layer.wk.T
+    scale = m.folded(i, "attn_kr_row.scale")
+    rows = {"k": k if scale is None else k / scale}
+    known = {"k": cache.stored("k", rows["k"])}
+    if (w_x := m.folded(i, "attn_kr_x.weight")) is not None:
+        rows["r"] = x @ w_x + known["k"] @ m.folded(i, "attn_kr_k.weight")
+        known["r"] = cache.stored("r", rows["r"])
+    if layer.k_norm is not None:
+        rows["n"] = inverse_rms(m, k)
+    exact = cache.length == 0 or len(x) > m.dk
+    return rows | {"own v": x @ layer.wv.T if exact else read_values(m, i, known)}
+
+
+def read_values(m: Reference, i: int, rows: Rows) -> Array:
+    v = times(rows["k"] @ m.folded(i, "attn_kr_v.weight"), m.folded(i, "attn_kr_v.scale"))
+    return v + rows["r"] @ m.folded(i, "attn_kr_out.weight") if "r" in rows else v
+
+
+def attend_kr(m: Reference, i: int, q: Array, rows: Rows, positions: Positions, absorbed: bool):
+    k = read_keys(m, i, times(rows["k"], m.folded(i, "attn_kr_row.scale")), rows)
+    n_stored = len(k) - len(rows["own v"])
+    stored = read_values(m, i, {name: rows[name][:n_stored] for name in ("k", "r") if name in rows})
+    return attend_heads(m, q, k, by_head(m, np.concatenate([stored, rows["own v"]])), positions)
+
+
+# ---------------------------------------------------------------- v
+def store_v(m: Reference, i: int, x: Array, positions: Positions, cache: Cache) -> Rows:
+    """v before its bias."""
+    return {"v": x @ m.w.layers[i].wv.T}
+
+
+def attend_v(m: Reference, i: int, q: Array, rows: Rows, positions: Positions, absorbed: bool):
+    assert m.w.rope is None, "scores come from V: nothing to rotate"
+    row, group = rows["v"], m.w.n_heads // m.w.n_kv_heads
+    w_vk, v = by_head(m, m.w_vk(i)), by_head(m, row)
+
+    def read(head: int) -> Array:
+        w = w_vk[:, head // group]
+        scores = (q[:, head] @ w.T) @ row.T if absorbed else q[:, head] @ (row @ w).T
+        return m.weights(scores, positions) @ v[:, head // group]
+
+    return read
+
+
+# ---------------------------------------------------------------- x
+def store_x(m: Reference, i: int, x: Array, positions: Positions, cache: Cache) -> Rows:
+    """The normed input of the layer."""
+    return {"x": x}
+
+
+def attend_x(m: Reference, i: int, q: Array, rows: Rows, positions: Positions, absorbed: bool):
+    assert m.w.rope is None, "an absorbed W_K cannot be rotated"
+    row, layer, group = rows["x"], m.w.layers[i], m.w.n_heads // m.w.n_kv_heads
+    w_k = layer.wk.reshape(m.w.n_kv_heads, m.dk, -1)
+    w_v = layer.wv.reshape(m.w.n_kv_heads, m.dv, -1)
+
+    def read(head: int) -> Array:
+        wk, wv = w_k[head // group], w_v[head // group]
+        scores = (q[:, head] @ wk) @ row.T if absorbed else q[:, head] @ (row @ wk.T).T
+        p = m.weights(scores, positions)
+        return (p @ row) @ wv.T if absorbed else p @ (row @ wv.T)
+
+    return read
+
+
+# ---------------------------------------------------------------- xr
+def store_xr(m: Reference, i: int, x: Array, positions: Positions, cache: Cache) -> Rows:
+    """The normed input in the basis of the rotated columns of W_K and what they do not span, by channel scales."""
+    return {"x": x @ m.folded(i, "attn_xr_in.weight")}
+
+
+def attend_xr(m: Reference, i: int, q: Array, rows: Rows, positions: Positions, absorbed: bool):
+    """Rotated columns are read from the row, the others and V through it."""
+    row, layer = rows["x"], m.w.layers[i]
+    n_rot = 2 * len(m.w.rope.inv_freq)
+    k = by_head(m, row @ m.folded(i, "attn_xr_k.weight"))
+    rotated = times(row, m.folded(i, "attn_xr_row.scale"))[:, : m.w.n_kv_heads * n_rot]
+    k[:, :, :n_rot] = by_head(m, rotated)
+    if layer.bk is not None:
+        k = k + layer.bk.reshape(m.w.n_kv_heads, -1)
+    k = m.w.rope(k, np.arange(len(row)))
+    return attend_heads(m, q, k, by_head(m, row @ m.folded(i, "attn_xr_v.weight")), positions)
+
+
+# ---------------------------------------------------------------- all of them
+def planes_kv(m: Reference, types: Types) -> Planes:
+    return {"k": (types[0], m.w.n_kv_heads), "v": (types[1], m.w.n_kv_heads)}
+
+
+def planes_k(m: Reference, types: Types) -> Planes:
+    return {"k": (types[0], m.w.n_kv_heads)} | planes_n(m, types)
+
+
+def planes_n(m: Reference, types: Types) -> Planes:
+    normed = m.w.layers[0].k_norm is not None
+    return {"n": (None if types[0] is None else "f32", 1)} if normed else {}
+
+
+def planes_kr(m: Reference, types: Types) -> Planes:
+    """Static scales even out the channels: one scale a row. q4 has groups of 32 in each head."""
+    residual = {"r": (types[1], 1)} if m.folded(0, "attn_kr_x.weight") is not None else {}
+    return {"k": (types[0], m.w.n_kv_heads if types[0] == "q4" else 1)} | residual | planes_n(m, types)
+
+
+def planes_x(m: Reference, types: Types) -> Planes:
+    return {"x": (types[0], m.w.n_heads if m.d_model % m.w.n_heads == 0 else 1)}
+
+
+CACHE_MODES: dict[str, Mode] = {
+    "kv": Mode(store_kv, attend_kv, planes_kv, v_bias_stored=True),
+    "k": Mode(store_k, attend_k, planes_k),
+    "k+r": Mode(store_kr, attend_kr, planes_kr),
+    "v": Mode(store_v, attend_v, lambda m, types: {"v": (types[1], m.w.n_kv_heads)}),
+    "x": Mode(store_x, attend_x, planes_x),
+    "xr": Mode(store_xr, attend_xr, lambda m, types: {"x": (types[0], 1)}),
+}

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What GGUF files of GPT-NeoX, Phi-2 and OLMo-2 may say or leave out, as other converters write them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import slimrt
+from conftest import GOLDEN, decode, open_engine, relative, rms
+from gguf_shapes import Shape, write_random
+from reference import Reference
+from slimrt.tools.gguf_file import ModelData, Tensor, boolean, read_gguf, string, write_gguf
+
+IDS = np.random.default_rng(3).integers(3, 60, 40)
+FLOAT32 = 1e-5  # of an engine in float32 against the reference in float64, relative to the largest logit
+ARCHITECTURES = ["gptneox", "phi2", "olmo2"]
+
+
+def logits(path: Path) -> np.ndarray:
+    """A prompt, then steps over the cache."""
+    return decode(open_engine(path, "kv", "f32", n_ctx=64), IDS, 30)
+
+
+def rewritten(path: Path, model: ModelData) -> Path:
+    write_gguf(path, model, show_progress=False)
+    return path
+
+
+def without(model: ModelData, key: str) -> ModelData:
+    return ModelData({name: value for name, value in model.metadata.items() if name != key}, model.tensors)
+
+
+def test_phi2_with_fused_rows(convert, tmp_path):
+    """llama.cpp reads Q, K and V of Phi-2 in one tensor or in three."""
+    model = read_gguf(convert(GOLDEN / "phi2"))
+    tensors = dict(model.tensors)
+    for layer in range(2):
+        for part in ("weight", "bias"):
+            rows = [tensors.pop(f"blk.{layer}.attn_{name}.{part}").values() for name in "qkv"]
+            fused = Tensor.of(f"blk.{layer}.attn_qkv.{part}", np.concatenate(rows))
+            tensors[fused.name] = fused
+    path = rewritten(tmp_path / "fused.gguf", ModelData(model.metadata, tensors))
+    assert np.array_equal(logits(path), logits(convert(GOLDEN / "phi2")))
+
+
+@pytest.mark.parametrize(("name", "key"), [("gptneox", "slimrt.activation"), ("phi2", "slimrt.activation"),
+                                           ("gptneox", "gptneox.use_parallel_residual")])  # fmt: skip
+def test_what_is_usual_may_be_left_out(name, key, convert, tmp_path):
+    """The exact GELU in GPT-NeoX, tanh's in Phi-2, the parallel residual."""
+    model = read_gguf(convert(GOLDEN / name))
+    assert key in model.metadata
+    path = rewritten(tmp_path / "model.gguf", without(model, key))
+    assert np.array_equal(logits(path), logits(convert(GOLDEN / name)))
+
+
+@pytest.mark.parametrize(("key", "value"), [("slimrt.activation", string("gelu_tanh")),
+                                            ("gptneox.use_parallel_residual", boolean(False))])  # fmt: skip
+def test_what_is_said_is_done(key, value, convert, tmp_path):
+    path = rewritten(tmp_path / "model.gguf", read_gguf(convert(GOLDEN / "gptneox")).with_metadata({key: value}))
+    wanted, usual = Reference(path).logits(IDS), logits(convert(GOLDEN / "gptneox"))
+    assert relative(logits(path), wanted) < FLOAT32 < 1e-4 < relative(usual, wanted)
+
+
+@pytest.mark.parametrize(("arch", "part"), [("gptneox", "rotation"), ("olmo2", "QK-norm"), ("phi2", "head's bias")])
+def test_each_part_matters(arch, part, tmp_path):
+    """So that agreement with Hugging Face says something: the reference without the part gives other logits."""
+    path = write_random(tmp_path / "model.gguf", Shape(32, 2, 4, 64, d_ff=48, n_vocab=60, arch=arch))
+    whole, changed = Reference(path), Reference(path)
+    if part == "rotation":
+        changed.w.rope.inv_freq = changed.w.rope.inv_freq[:2]
+    elif part == "QK-norm":
+        for layer in changed.w.layers:
+            layer.k_norm = None
+    else:
+        changed.w.head_b = None
+    assert relative(logits(path), whole.logits(IDS)) < 1e-2 * relative(changed.logits(IDS), whole.logits(IDS))
+
+
+@pytest.mark.parametrize("outtype", ["f16", "q8_0", "q4_k_m"])
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_smaller_weights(arch, outtype, tmp_path):
+    """The engine computes with the weights as they are in the file. Beside quantised ones it rounds its activations, 32
+    at a time to 8 bits, which is what q8_0 does to weights: it moves the logits about as far; twice is allowed."""
+    plain = write_random(tmp_path / "plain.gguf", Shape(256, 2, 4, 64, d_ff=512, n_vocab=64, arch=arch))
+    small, q8 = (
+        slimrt.convert(plain, tmp_path / f"{name}.gguf", outtype=kind).path
+        for name, kind in (("small", outtype), ("q8", "q8_0"))
+    )
+    kinds = {tensor.type.name for tensor in read_gguf(small).tensors.values()}
+    assert {"f16": "F16", "q8_0": "Q8_0", "q4_k_m": "Q4_K"}[outtype] in kinds
+    exact = Reference(plain).logits(IDS)
+    rounding = 2 * rms(Reference(q8).logits(IDS) - exact)
+    bound = FLOAT32 * rms(exact) if outtype == "f16" else rounding
+    assert rms(logits(small) - Reference(small).logits(IDS)) < bound < 0.05 * rms(exact)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_v_and_x_say_why_they_are_no_modes_here(arch, tmp_path):
+    path = write_random(tmp_path / "model.gguf", Shape(32, 2, 4, 64, d_ff=48, n_vocab=60, arch=arch))
+    reasons = {mode["mode"]: mode["reason"] for mode in slimrt._core.cache_modes(str(path))}
+    assert all(("QK-norm" if arch == "olmo2" else "RoPE") in reasons[mode] for mode in "vx"), reasons
+    assert reasons["kv"] == ""

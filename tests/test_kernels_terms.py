@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention over several terms, scaled rows and rows with one scale, as modes k+r and xr read them; against NumPy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from reference import Rope, rounded
+from slimrt._core import ops
+from test_kernels import rope_table
+
+ISAS = ops.backends()
+TYPES = ["f32", "f16", "bf16", "q8", "fp8_e4m3", "fp8_e5m2", "q4"]
+
+
+@dataclass
+class Call:
+    """heads: query heads; kv: heads of k; rows in all, the last `queries` fresh."""
+
+    heads: int
+    kv: int
+    dim: int
+    rows: int
+    queries: int
+    n_rot: int
+    window: int = 0
+    interleaved: bool = False
+
+    @property
+    def rope(self) -> Rope:
+        return Rope(50.0 ** (-np.arange(0, self.n_rot, 2) / self.n_rot), self.interleaved)
+
+    def table(self) -> dict:
+        return {"table": rope_table(self.rope, self.rows), "n_rot": self.n_rot, "interleaved": self.interleaved}
+
+    def random(self, *shape: int, seed: int) -> np.ndarray:
+        return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+    def read(self, rows: np.ndarray, dtype: str, stored_heads: int) -> np.ndarray:
+        """float64, the stored ones rounded."""
+        out = rows.astype(np.float64)
+        out[: -self.queries] = rounded(rows[: -self.queries], dtype, stored_heads)
+        return out
+
+
+CALLS = {
+    "one query": Call(4, 4, 12, 70, 1, 12),
+    "grouped": Call(6, 2, 20, 300, 3, 20, window=130),
+    "grouped, many": Call(6, 2, 32, 140, 40, 32, interleaved=True),
+    "partial": Call(4, 4, 16, 200, 2, 6),
+    "partial, q4 groups begin within heads": Call(4, 4, 48, 100, 2, 12),
+    "one kv head": Call(3, 1, 64, 90, 4, 64),
+    "nothing stored": Call(4, 2, 16, 20, 20, 16),
+    "long": Call(4, 4, 16, 3000, 1, 16),
+}
+
+
+def attended(call: Call, scores: np.ndarray, values: list[np.ndarray]) -> list[np.ndarray]:
+    """scores [heads, queries, rows] and values [rows, value heads, dim] each -> [queries, heads * dim] each."""
+    stored = call.rows - call.queries
+    position, row = stored + np.arange(call.queries)[:, None], np.arange(call.rows)[None, :]
+    seen = (row <= position) & ((row > position - call.window) if call.window else True)
+    scores = np.where(seen, scores, -np.inf)
+    p = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    p /= p.sum(axis=-1, keepdims=True)
+    outs = []
+    for value in values:
+        group = call.heads // value.shape[1]
+        heads = [p[head] @ value[:, head // group] for head in range(call.heads)]
+        outs.append(np.concatenate(heads, axis=1))
+    return outs
+
+
+def check(call: Call, isa: str, terms: tuple[list[dict], list[dict]], scores: np.ndarray, values: list[np.ndarray]):
+    """Scores of this size and sums of this length are off by at most a few roundings of float32 for each operand; an
+    error e of a score moves a weight by e at most, and so the result by 2 e of the largest value."""
+    wanted = attended(call, scores, values)
+    size = max(float(np.abs(scores).max()), 1.0)
+    for threads in (1, 2):
+        got = ops.attention_of_terms(*terms, call.heads, call.queries, call.dim**-0.5, call.window, isa, threads)
+        for out, exact, value in zip(got, wanted, values, strict=True):
+            assert out.shape == exact.shape
+            error = 2e-7 * (8 + np.sqrt(call.dim) + 2 * size) * 4 * np.abs(value).max()
+            assert np.abs(out - exact).max() <= error, np.abs(out - exact).max()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("extras", ["", "scale", "scale bias", "scale factors", "bias"])
+@pytest.mark.parametrize("name", CALLS)
+def test_rows_of_k_by_head_and_whole_with_a_residual(name, extras, dtype, isa):
+    """One scale a row (q4: groups within each head), read by head for scores and as a whole for values, where the
+    residual has a type of its own. Many queries read values by head from a plane by themselves."""
+    c = CALLS[name]
+    width, stored_heads = c.kv * c.dim, c.kv if dtype == "q4" else 1
+    q, k, rest = (c.random(n, w, seed=w + n) for n, w in
+                  ((c.queries, c.heads * c.dim), (c.rows, width), (c.rows, 7)))  # fmt: skip
+    score = {"rows": k, "q": q, "type": dtype, "stored_heads": stored_heads, "heads": c.kv, "dim": c.dim, **c.table()}
+    read = c.read(k, dtype, stored_heads)
+    keys = read
+    if "scale" in extras:
+        score["row_scale"] = np.exp(c.random(width, seed=1))
+        keys = keys * score["row_scale"].astype(np.float64)
+    if "factors" in extras:
+        score["factors"] = np.exp(c.random(c.rows, 1, seed=2))
+        keys = keys * score["factors"].astype(np.float64)
+    if "bias" in extras:
+        score["bias"] = c.random(width, seed=3)
+        keys = keys + score["bias"].astype(np.float64)
+    keys = c.rope(keys.reshape(c.rows, c.kv, c.dim), np.arange(c.rows))
+    queries = q.astype(np.float64).reshape(c.queries, c.heads, c.dim) / np.sqrt(c.dim)
+    scores = np.stack([queries[:, h] @ keys[:, h // (c.heads // c.kv)].T for h in range(c.heads)])
+    whole = {"rows": k, "type": dtype, "stored_heads": stored_heads, "heads": 1, "dim": width}
+    by_head = whole | {"heads": c.kv, "dim": c.dim}
+    residual = {"rows": rest, "type": "q4", "stored_heads": 1, "heads": 1, "dim": 7}
+    rest = c.read(rest, "q4", 1)[:, None]
+    check(c, isa, ([score], [whole, residual]), scores, [read[:, None], rest])
+    check(c, isa, ([score], [by_head]), scores, [read.reshape(c.rows, c.kv, c.dim)])
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("name", CALLS)
+def test_first_columns_by_head_and_the_row_as_a_whole(name, scaled, dtype, isa):
+    """Scores of the rotated columns, which come first in a row, and of the whole row. Heads of q are wider than what
+    is read of them."""
+    c = CALLS[name]
+    rotated, width = c.kv * c.n_rot, c.kv * c.n_rot + 37
+    q = c.random(c.queries, c.heads * (c.n_rot + 3), seed=4)
+    wide_q, row = c.random(c.queries, c.heads * width, seed=5), c.random(c.rows, width, seed=6)
+    wide_q /= np.sqrt(width)
+    plane = {"rows": row, "type": dtype, "stored_heads": 1}
+    first = plane | {"q": q, "heads": c.kv, "dim": c.n_rot, **c.table()}
+    read = c.read(row, dtype, 1)
+    keys = read[:, :rotated]
+    if scaled:
+        first["row_scale"] = np.exp(c.random(rotated, seed=1))
+        keys = keys * first["row_scale"].astype(np.float64)
+    keys = c.rope(keys.reshape(c.rows, c.kv, c.n_rot), np.arange(c.rows))
+    queries = q.astype(np.float64).reshape(c.queries, c.heads, -1)[..., : c.n_rot]
+    wide = wide_q.astype(np.float64).reshape(c.queries, c.heads, width)
+    group = c.heads // c.kv
+    scores = [queries[:, h] @ keys[:, h // group].T + wide[:, h] @ read.T for h in range(c.heads)]
+    second = plane | {"q": wide_q, "heads": 1, "dim": width}
+    value = plane | {"heads": 1, "dim": width}
+    check(c, isa, ([first, second], [value]), np.stack(scores) / np.sqrt(c.dim), [read[:, None]])
