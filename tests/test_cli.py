@@ -218,7 +218,7 @@ def test_inspect(run, tiny, grouped):
     code, out, err = run("inspect", grouped)
     assert (code, err) == (0, "")
     assert "llama.context_length = 256" in out and "chat template: yes" in out
-    assert "kv  yes, 128 bytes a token" in out and "k   no: layer 0" in out
+    assert "kv  yes, bytes a token: 128 in f16, 96 in q8" in out and "k   no: layer 0" in out
     report = json.loads(run("inspect", tiny, "--json")[1])
     assert [m["mode"] for m in report["cache_modes"] if m["legal"]] == ["kv", "k"]
     assert all(m["reason"] for m in report["cache_modes"] if not m["legal"])
@@ -242,6 +242,8 @@ def test_plan_and_its_exit_code(run, tiny, tmp_path):
     total_kv = json.loads(run("plan", long, "--json")[1])["asked"]["total"]
     assert run("plan", long, "--memory-limit", total_kv, "--cache", "k")[0] == 0
     assert run("plan", tiny, "--memory-limit", total, "--batch", 2)[0] == 1
+    assert "never" not in run("plan", long)[1] and " from " in run("plan", long)[1]
+    assert run("plan", tiny, "--cache", "kv:q8")[1].splitlines()[-1].startswith("kv q8: ")
     mixed = json.loads(run("plan", tiny, "--cache", "kv,k", "--json")[1])
     assert mixed["asked"]["modes"] == ["kv", "k"] and mixed["fits"]
 

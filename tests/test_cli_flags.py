@@ -18,7 +18,10 @@ pytestmark = pytest.mark.usefixtures("clean_environment")
     ("arguments", "said"),
     [
         (("--cache", "kk"), "did you mean 'k'?"),
-        (("--cache", "k+r"), "supported: auto, kv, k, v, x"),
+        (("--cache", "kr"), "supported: auto, kv, k"),
+        (("--cache", "k:q8:4"), "has no residual"),
+        (("--cache", "kv", "--rank", 4), "no layer has it"),
+        (("--cache", "auto:q8:x"), "not a whole number"),
         (("--cache", "lowrank"), "'lowrank' is not supported"),
         (("--cache-type", "int3"), "supported: f32, f16, bf16, q8"),
         (("--device", "cuda"), "supported: auto, cpu"),
@@ -61,7 +64,7 @@ def test_wrong_usage(run, arguments):
 
 def test_version_and_help(run):
     assert run("--version") == (0, f"slimrt {slimrt.__version__}\n", "")
-    for verb in ("generate", "chat", "convert", "inspect", "plan", "doctor"):
+    for verb in ("generate", "chat", "convert", "inspect", "plan", "perplexity", "doctor"):
         assert verb in run("--help")[1]
         assert "SLIMRT_" in run(verb, "--help")[1]
 

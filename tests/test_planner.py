@@ -188,6 +188,21 @@ def test_no_step_needs_more_than_was_planned(case, tmp_path):
         append(counts, all_logits=bool(random.random() < 0.3))
 
 
+def test_the_context_from_which_a_mode_is_smaller_than_kv(tmp_path):
+    """At that context it takes fewer bytes in all, a block before it does not."""
+    path = write_random(tmp_path / "model.gguf", Shape(256, 2, 4, 4096, d_ff=64))
+    rows = {row.cache: row for row in slimrt.plan(path).rows}
+    assert rows["kv"].smaller_from is None
+    n_ctx = rows["k"].smaller_from
+    # W_KV in float32 over the half of kv's bytes that a token saves; scratch moves it a little
+    assert n_ctx % 32 == 0 and 256 * 256 * 4 / (256 * 2) <= n_ctx < 4096
+    for context, smaller in ((n_ctx, True), (n_ctx - 32, False)):
+        kv, k = (slimrt.plan(path, n_ctx=context, cache=mode).asked.total for mode in ("kv", "k"))
+        assert (k < kv) == smaller
+    in_f32 = {row.cache: row for row in slimrt.plan(path, cache_type="f32").rows}
+    assert in_f32["k"].smaller_from < n_ctx
+
+
 def test_cache_rounds_up_to_blocks_only(convert):
     path = str(convert(GOLDEN / "llama_mha"))
     per_token = _core.plan(path, n_ctx=32)["cache_bytes_per_token"]

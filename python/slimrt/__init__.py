@@ -10,6 +10,7 @@ import os
 from typing import TYPE_CHECKING
 
 from slimrt._core import __version__
+from slimrt.cache import CacheConfig
 from slimrt.errors import (
     CacheUnsupportedError,
     ContextOverflowError,
@@ -18,10 +19,23 @@ from slimrt.errors import (
     UnsupportedError,
     WontFitError,
 )
-from slimrt.generate import GenerateOptions, Stream
+from slimrt.generate import Stream
 from slimrt.model import Model
+from slimrt.options import GenerateOptions
 from slimrt.plan import plan
-from slimrt.results import CacheUse, Generation, PlanResult, PlanRow, Score, Timings, TokenLogprob, Usage
+from slimrt.quality import compare_caches
+from slimrt.results import (
+    CacheComparison,
+    CacheQuality,
+    CacheUse,
+    Generation,
+    PlanResult,
+    PlanRow,
+    Score,
+    Timings,
+    TokenLogprob,
+    Usage,
+)
 from slimrt.session import Session
 from slimrt.source import ModelSource
 from slimrt.tokenizer import Tokenizer
@@ -30,6 +44,9 @@ if TYPE_CHECKING:
     from slimrt.tools.report import ConvertReport
 
 __all__ = [
+    "CacheComparison",
+    "CacheConfig",
+    "CacheQuality",
     "CacheUnsupportedError",
     "CacheUse",
     "ContextOverflowError",
@@ -51,6 +68,7 @@ __all__ = [
     "Usage",
     "WontFitError",
     "__version__",
+    "compare_caches",
     "convert",
     "plan",
 ]

@@ -24,7 +24,10 @@ class GgufFile:
 class Engine:
     """A loaded model with its cache. Token rows go in by sequence, logits come out.
 
-    cache: a mode name for all layers or one a layer ("kv", "k", "v", "x"); "auto": what the file says, else kv.
+    cache: a mode name for all layers or one a layer (cache_modes() has them); "auto": what the file says, else kv.
+    cache_type_k, cache_type_v: for all layers or one a layer; "auto": what the file says, else f16.
+    rank, residual_type: of mode k+r, for all layers or one a layer; -1 and "auto": what the file or derived says, and
+        an error where neither does (slimrt.plan.default_residual is where defaults come from).
     derived: tensors the mode needs and the file lacks, by name ("blk.0.attn_kv.weight": W_KV [d_v, d_k] f32).
     sparse_threshold: softmax weight of each head that decoding may leave unread (mode kv): rows of V are skipped whose
         weights add up to no more.
@@ -41,16 +44,18 @@ class Engine:
         n_batch: int = 512,
         n_threads: int = 0,
         cache: str | Sequence[str] = "auto",
-        cache_type_k: str = "f16",
-        cache_type_v: str = "f16",
+        cache_type_k: str | Sequence[str] = "auto",
+        cache_type_v: str | Sequence[str] = "auto",
+        residual_type: str | Sequence[str] = "auto",
+        rank: int | Sequence[int] = -1,
         sparse_threshold: float = 0.0,
         derived: Mapping[str, NDArray[np.float32]] | None = None,
         memory_limit: int = 0,
     ) -> None: ...
     def info(self) -> dict[str, Any]:
         """architecture, d_model, n_layers, n_heads, n_kv_heads, head_dim, n_vocab, n_ctx, n_ctx_train, n_batch,
-        n_seqs, n_threads, sparse_threshold, device, name, d_ff, layers: list of {layer, mode, type,
-        bytes_per_token}."""
+        n_seqs, n_threads, sparse_threshold, device, name, d_ff, layers: list of {layer, mode, type, rank,
+        residual_type, bytes_per_token}."""
     def memory(self) -> dict[str, int]:
         """Bytes allocated: weights, derived, cache, scratch, total; and mapped (weights read in place from the
         file) and cache_bytes_per_token."""
@@ -112,8 +117,10 @@ def plan(
     n_batch: int = 512,
     n_threads: int = 0,
     cache: str | Sequence[str] = "auto",
-    cache_type_k: str = "f16",
-    cache_type_v: str = "f16",
+    cache_type_k: str | Sequence[str] = "auto",
+    cache_type_v: str | Sequence[str] = "auto",
+    residual_type: str | Sequence[str] = "auto",
+    rank: int | Sequence[int] = -1,
     sparse_threshold: float = 0.0,
 ) -> dict[str, Any]:
     """What Engine would allocate with the same arguments, to the byte, without reading a weight: the keys of

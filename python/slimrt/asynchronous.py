@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import TypeVar
 
-from slimrt.generate import GenerateOptions, Stream
+from slimrt.generate import Stream
+from slimrt.options import GenerateOptions
 
 Result = TypeVar("Result")
 

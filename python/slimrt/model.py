@@ -15,10 +15,12 @@ from slimrt import runtime as _runtime
 from slimrt import score as _score
 from slimrt.arguments import unknown, whole
 from slimrt.asynchronous import iterate_in_thread, run_in_thread
+from slimrt.cache import AUTO, Cache, CacheChoice
 from slimrt.closing import Closing
 from slimrt.errors import UnsupportedError
-from slimrt.generate import GenerateOptions, Options, Run, Stream, run_together
-from slimrt.plan import CacheChoice, Planner, check_device
+from slimrt.generate import Run, Stream, run_together
+from slimrt.options import GenerateOptions, Options
+from slimrt.plan import Planner, check_device
 from slimrt.results import Generation, Score
 from slimrt.session import Session, TokenIds, as_ids, load_session
 from slimrt.source import ModelSource
@@ -41,11 +43,15 @@ class Model(Closing):
         n_batch: tokens computed at once in a prefill; scratch grows with it.
         n_seqs: sequences that may be full at once; also how many texts of a list are generated together.
         n_threads: None: the physical (or big) cores.
-        cache: what a token leaves behind in each layer: "kv", "k", "v", "x", one of these for each layer, or "auto"
-            (what the file was converted for, else kv). A mode that needs folded weights which the file lacks folds
-            them while loading.
-        cache_type: f32, f16 or bf16, or with scales per token and head q8 (8 bits and a float), fp8_e4m3, fp8_e5m2 (8
-            bits, no scale) or q4 (5 bits, of which 1 for scales); cache_type_k and cache_type_v to differ.
+        cache: what a token leaves behind in each layer: "kv", "k", "k+r", "v", "x", "xr", or "auto" (what the file was
+            converted for, else kv); with its types, "k+r:q8" or "k+r:q8:64:q4" (mode, type, rank of the residual, its
+            type), or a CacheConfig; or one of these for each layer. A mode that needs folded weights which the file
+            lacks folds them while loading.
+        cache_type: where the cache does not say its own: f32, f16 or bf16, or with scales per token and head (in mode
+            k+r and xr per token) q8 (8 bits and a float), fp8_e4m3, fp8_e5m2 (8 bits, no scale) or q4 (5 bits, of
+            which 1 for scales), or "auto" (what the file says, else f16); cache_type_k and cache_type_v to differ.
+        rank, residual_type: of mode k+r, where the cache does not say its own: the width of what corrects V, 0 for
+            none, and its type. None: what the file says, else what slimrt.plan.default_residual says.
         sparse_threshold: softmax weight of each head that decoding may leave unread, in cache mode "kv": the rows of V
             whose weights add up to no more are skipped, which changes an output by at most this share of the largest
             |v|. 0: every row is read.
@@ -73,10 +79,12 @@ class Model(Closing):
         n_batch: int = 512,
         n_seqs: int = 1,
         n_threads: int | None = None,
-        cache: str | Sequence[str] = "auto",
-        cache_type: str = "f16",
+        cache: Cache = AUTO,
+        cache_type: str = AUTO,
         cache_type_k: str | None = None,
         cache_type_v: str | None = None,
+        rank: int | None = None,
+        residual_type: str | None = None,
         sparse_threshold: float = 0.0,
         memory_limit: str | int | None = None,
         on_overflow: str = "error",
@@ -87,7 +95,15 @@ class Model(Closing):
         check_device(device)
         if on_overflow != "error":
             raise UnsupportedError(unknown("on_overflow", on_overflow, ["error"]))
-        choice = CacheChoice.of(cache, cache_type, cache_type_k, cache_type_v, sparse_threshold=sparse_threshold)
+        choice = CacheChoice.of(
+            cache,
+            cache_type,
+            cache_type_k,
+            cache_type_v,
+            rank=rank,
+            residual_type=residual_type,
+            sparse_threshold=sparse_threshold,
+        )
         source = ModelSource.of(path, progress)
         planner = Planner.of(source, memory_limit, n_seqs, n_batch, n_threads)
         self._runtime = _runtime.load(
@@ -118,7 +134,7 @@ class Model(Closing):
         return self._runtime.n_vocab
 
     def info(self) -> dict[str, Any]:
-        """Sizes, device, threads and each layer's cache (mode, type, bytes_per_token), as they were resolved."""
+        """Sizes, device, threads and each layer's cache (mode, type, bytes_per_token, ...), as resolved."""
         return dict(self._runtime.info)
 
     def memory(self) -> dict[str, int]:
@@ -248,7 +264,8 @@ class Model(Closing):
         """Perplexity of a text of any length, in windows of n_ctx tokens.
 
         Each window but the first scores its last `stride` tokens, given all before them in the window. None: half a
-        window. A smaller stride gives every token more context, and takes longer.
+        window. A smaller stride gives every token more context, and takes longer. Each window is computed by prefill
+        passes, whose tokens see each other exactly: what a cache costs hardly shows. compare_caches() measures that.
 
         Raises:
             ValueError: fewer than two tokens, or a stride that is not inside the window.

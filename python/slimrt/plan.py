@@ -3,91 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from slimrt import _core
-from slimrt.arguments import real, unknown, whole
-from slimrt.errors import CacheUnsupportedError, SlimrtError, UnsupportedError, WontFitError
+from slimrt.arguments import unknown, whole
+from slimrt.cache import AUTO, Cache, CacheChoice, check_cache
+from slimrt.cache import CACHE_TYPES as CACHE_TYPES
+from slimrt.cache import default_residual as default_residual
+from slimrt.errors import SlimrtError, UnsupportedError, WontFitError
 from slimrt.results import MemorySizes, PlanResult, PlanRow
 from slimrt.source import ModelSource
-from slimrt.units import parse_bytes
+from slimrt.units import format_bytes, parse_bytes
 
 DEVICES = ("auto", "cpu")
-CACHE_TYPES = ("f32", "f16", "bf16", "q8", "fp8_e4m3", "fp8_e5m2", "q4")
 BLOCK = 32  # tokens in a cache block: a context between two multiples costs as much as the larger
-
-
-@dataclass(frozen=True)
-class CacheChoice:
-    """The checked cache arguments, in the form the core takes.
-
-    Attributes:
-        mode: "auto", a mode, or a mode for each layer.
-    """
-
-    mode: str | tuple[str, ...]
-    type_k: str
-    type_v: str
-    sparse_threshold: float
-
-    @classmethod
-    def of(
-        cls,
-        cache: str | Sequence[str],
-        cache_type: str,
-        cache_type_k: str | None,
-        cache_type_v: str | None,
-        *,
-        sparse_threshold: float,
-    ) -> CacheChoice:
-        type_k = cache_type if cache_type_k is None else cache_type_k
-        type_v = cache_type if cache_type_v is None else cache_type_v
-        for name in (cache_type, type_k, type_v):
-            if name not in CACHE_TYPES:
-                raise UnsupportedError(unknown("cache type", name, CACHE_TYPES))
-        if not isinstance(cache, Sequence) or not cache:
-            raise ValueError(f"cache must be a mode, or a mode for each layer, got {cache!r}")
-        share = real("sparse_threshold", sparse_threshold)
-        if not 0 <= share < 1:
-            raise ValueError(f"sparse_threshold must be at least 0 and below 1, got {sparse_threshold}")
-        return cls(cache if isinstance(cache, str) else tuple(cache), type_k, type_v, share)
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        return {
-            "cache": self.mode if isinstance(self.mode, str) else list(self.mode),
-            "cache_type_k": self.type_k,
-            "cache_type_v": self.type_v,
-            "sparse_threshold": self.sparse_threshold,
-        }
+_LONGEST = 1 << 20  # tokens: no break-even is looked for beyond
 
 
 def check_device(device: str) -> None:
     """Raises UnsupportedError for a device that slimrt does not have."""
     if device not in DEVICES:
         raise UnsupportedError(unknown("device", device, DEVICES))
-
-
-def check_cache(source: ModelSource, choice: CacheChoice) -> None:
-    """Refuses a cache mode that is unknown, or illegal for the model, before anything slow begins.
-
-    Raises:
-        UnsupportedError: an unknown mode (the message suggests the nearest).
-        CacheUnsupportedError: an illegal one; the message names the layer, the reason and the legal modes.
-    """
-    modes = {mode["mode"]: mode for mode in _core.cache_modes(str(source.gguf))}
-    asked = [choice.mode] if isinstance(choice.mode, str) else list(choice.mode)
-    for name in asked:
-        if name != "auto" and name not in modes:
-            raise UnsupportedError(unknown("cache mode", name, ["auto", *modes]))
-    if choice.mode in modes and not modes[choice.mode]["legal"]:
-        legal = ", ".join(name for name, mode in modes.items() if mode["legal"])
-        raise CacheUnsupportedError(
-            f"cache mode '{choice.mode}' cannot be used with {source.path.name}: {modes[choice.mode]['reason']}. "
-            f"Legal for this model: {legal}"
-        )
 
 
 @dataclass(frozen=True)
@@ -120,11 +57,14 @@ class Planner:
             n_seqs=self.n_seqs,
             n_batch=self.n_batch,
             n_threads=self.n_threads,
-            **choice.arguments,
+            **choice.arguments(self.source),
         )
+        resolved = choice.layers(self.source)
         return MemorySizes(
             modes=tuple(layer["mode"] for layer in sizes["layers"]),
             types=tuple(layer["type"] for layer in sizes["layers"]),
+            ranks=tuple(layer.rank for layer in resolved),
+            residual_types=tuple(layer.residual_type for layer in resolved),
             mapped=sizes["mapped"],
             weights=sizes["weights"],
             derived=sizes["derived"],
@@ -142,17 +82,28 @@ class Planner:
         most = self.source.n_ctx_train
         if self.fits(choice, most):
             return most
-        low, high = 0, -(-most // BLOCK)  # blocks: low fits (or is none), high does not
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self.fits(choice, middle * BLOCK) else (low, middle)
-        return low * BLOCK
+        return (_first_block(-(-most // BLOCK), lambda n_ctx: not self.fits(choice, n_ctx)) - 1) * BLOCK
+
+    def smaller_from(self, choice: CacheChoice) -> int | None:
+        """The context, in whole blocks, from which the choice takes less memory in all than kv of the same type: its
+        derived weights are paid for, and its scratch. None: it never does, up to a million tokens."""
+        kv = choice.with_mode("kv")
+
+        def smaller(n_ctx: int) -> bool:
+            return self.sizes(choice, n_ctx).total < self.sizes(kv, n_ctx).total
+
+        return _first_block(_LONGEST // BLOCK, smaller) * BLOCK if smaller(_LONGEST) else None
 
     def row(self, choice: CacheChoice, n_ctx: int) -> PlanRow:
         sizes = self.sizes(choice, n_ctx)
         cache = sizes.modes[0] if len(set(sizes.modes)) == 1 else "mixed"
-        fits = sizes.total <= self.limit
-        return PlanRow(cache=cache, max_n_ctx=self.largest_n_ctx(choice), fits=fits, **vars(sizes))
+        return PlanRow(
+            cache=cache,
+            max_n_ctx=self.largest_n_ctx(choice),
+            fits=sizes.total <= self.limit,
+            smaller_from=None if cache == "kv" else self.smaller_from(choice),
+            **vars(sizes),
+        )
 
     def options(self, choice: CacheChoice, n_ctx: int) -> tuple[str, ...]:
         """What would fit instead, as flags: the same cache with less context, another mode with the same."""
@@ -160,15 +111,35 @@ class Planner:
         largest = self.largest_n_ctx(choice)
         if 0 < largest < n_ctx:
             found.append(f"--ctx {largest}")
+        modes = set(self.sizes(choice, n_ctx).modes)
         for other in self.legal(choice):
-            if other.mode != choice.mode and self.fits(other, n_ctx):
-                found.append(f"--cache {other.mode}")
+            mode = other.configs[0].mode
+            if {mode} != modes and self.fits(other, n_ctx):
+                found.append(f"--cache {mode}")
         return tuple(found)
 
     def legal(self, choice: CacheChoice) -> list[CacheChoice]:
         """Every mode that is legal for the model, with the types of the choice, and its sparsity where V is kept."""
-        modes = [mode["mode"] for mode in _core.cache_modes(str(self.source.gguf)) if mode["legal"]]
-        return [replace(choice, mode=mode, sparse_threshold=choice.sparse_threshold * (mode == "kv")) for mode in modes]
+        modes = _core.cache_modes(str(self.source.gguf))
+        return [choice.with_mode(mode["mode"]) for mode in modes if mode["legal"]]
+
+
+def _first_block(most: int, reached: Callable[[int], bool]) -> int:
+    """The fewest blocks, of 1 to `most`, whose tokens reach something that is reached from there on, `most` blocks
+    included."""
+    low, high = 0, most
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if reached(middle * BLOCK) else (middle, high)
+    return high
+
+
+def require_together(sizes: Sequence[MemorySizes], limit: int, what: str) -> None:
+    """Raises WontFitError when these caches of one model do not fit at once; `what` says what to do."""
+    needed = sum(one.total - one.mapped for one in sizes) + max(one.mapped for one in sizes)
+    if needed > limit:
+        message = f"{len(sizes)} caches at once need {format_bytes(needed)}, {format_bytes(limit)} available. {what}"
+        raise WontFitError(message, needed, limit)
 
 
 def memory_limit_bytes(limit: str | int | None) -> int:
@@ -184,10 +155,12 @@ def plan(
     n_seqs: int = 1,
     n_batch: int = 512,
     n_threads: int | None = None,
-    cache: str | Sequence[str] = "auto",
-    cache_type: str = "f16",
+    cache: Cache = AUTO,
+    cache_type: str = AUTO,
     cache_type_k: str | None = None,
     cache_type_v: str | None = None,
+    rank: int | None = None,
+    residual_type: str | None = None,
     sparse_threshold: float = 0.0,
     memory_limit: str | int | None = None,
     progress: bool | None = None,
@@ -202,7 +175,15 @@ def plan(
     """
     check_device(device)
     source = ModelSource.of(path, progress)
-    choice = CacheChoice.of(cache, cache_type, cache_type_k, cache_type_v, sparse_threshold=sparse_threshold)
+    choice = CacheChoice.of(
+        cache,
+        cache_type,
+        cache_type_k,
+        cache_type_v,
+        rank=rank,
+        residual_type=residual_type,
+        sparse_threshold=sparse_threshold,
+    )
     check_cache(source, choice)
     planner = Planner.of(source, memory_limit, n_seqs, n_batch, n_threads)
     context = source.n_ctx(n_ctx)

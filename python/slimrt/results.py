@@ -17,6 +17,20 @@ class _Record:
         return asdict(self)  # type: ignore[call-overload, no-any-return]
 
 
+class _PerLayer:
+    """Adds layers() to records of what each layer's cache is."""
+
+    modes: tuple[str, ...]
+    types: tuple[str, ...]
+    ranks: tuple[int, ...]
+    residual_types: tuple[str, ...]
+
+    def layers(self) -> list[dict[str, Any]]:
+        """One entry a layer: mode, type, rank, residual_type; as in Model.info()."""
+        columns = zip(self.modes, self.types, self.ranks, self.residual_types, strict=True)
+        return [dict(zip(("mode", "type", "rank", "residual_type"), row, strict=True)) for row in columns]
+
+
 @dataclass(frozen=True)
 class Usage(_Record):
     """Counts of tokens. cached_tokens: the part of the prompt that a session already held."""
@@ -42,13 +56,13 @@ class Timings(_Record):
 
 
 @dataclass(frozen=True)
-class CacheUse(_Record):
+class CacheUse(_PerLayer, _Record):
     """The context rows of one text.
 
     Attributes:
         bytes: of the rows it holds.
         bytes_per_token: of one token in all layers.
-        modes, types: of each layer, such as "k" and "f16".
+        modes, types: of each layer, such as "k" and "f16"; ranks, residual_types: of its residual, 0 and "" without.
         skipped: share of the rows of V that a sparse_threshold left unread while decoding, over all texts of a batch.
     """
 
@@ -56,6 +70,8 @@ class CacheUse(_Record):
     bytes_per_token: int
     modes: tuple[str, ...]
     types: tuple[str, ...]
+    ranks: tuple[int, ...]
+    residual_types: tuple[str, ...]
     skipped: float
 
 
@@ -119,11 +135,11 @@ class Score:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MemorySizes(_Record):
+class MemorySizes(_PerLayer, _Record):
     """What a model takes in memory, in bytes.
 
     Attributes:
-        modes, types: of each layer's cache.
+        modes, types: of each layer's cache; ranks, residual_types: of its residual, 0 and "" without one.
         mapped: weights read in place from the file.
         weights, derived, cache_bytes, scratch: what is allocated beside them.
         total: the sum of these five, which a limit is compared with.
@@ -132,6 +148,8 @@ class MemorySizes(_Record):
 
     modes: tuple[str, ...]
     types: tuple[str, ...]
+    ranks: tuple[int, ...]
+    residual_types: tuple[str, ...]
     mapped: int
     weights: int
     derived: int
@@ -149,11 +167,14 @@ class PlanRow(MemorySizes):
         cache: mode of all layers, or "mixed".
         max_n_ctx: the largest context that fits the limit, 0 if none does.
         fits: the asked context fits.
+        smaller_from: the context from which it takes less memory than kv of the same type, derived weights and scratch
+            counted; None for kv itself, and where it never does.
     """
 
     cache: str
     max_n_ctx: int
     fits: bool
+    smaller_from: int | None
 
 
 @dataclass(frozen=True)
@@ -186,3 +207,68 @@ class PlanResult(_Record):
     def to_dict(self) -> dict[str, Any]:
         """The record as plain JSON-ready values, with fits."""
         return super().to_dict() | {"fits": self.fits}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheQuality(_PerLayer, _Record):
+    """What one cache does to a model's next-token distributions, over all scored tokens.
+
+    Attributes:
+        cache: for people, such as "k+r q8 + 64 q4".
+        modes, types, ranks, residual_types: of each layer.
+        perplexity: exp of the mean surprise, through cached decoding.
+        kl_mean, kl_p99, kl_max: KL divergence from kv f32, nats: mean, 99 % quantile and largest.
+        same_top: share of tokens after which the likeliest one is the same as with kv f32.
+        bytes_per_token: what one more token takes, in all layers.
+        cache_bytes: allocated for a window.
+        extra_weights: bytes of weights beyond those of mode kv, such as the matrix that makes V from K.
+    """
+
+    cache: str
+    modes: tuple[str, ...]
+    types: tuple[str, ...]
+    ranks: tuple[int, ...]
+    residual_types: tuple[str, ...]
+    perplexity: float
+    kl_mean: float
+    kl_p99: float
+    kl_max: float
+    same_top: float
+    bytes_per_token: int
+    cache_bytes: int
+    extra_weights: int
+
+
+@dataclass(frozen=True)
+class CacheComparison(_Record):
+    """Caches of one model on one text, decoded token by token.
+
+    Attributes:
+        path: the model. tokens: scored. windows: how many; window, prefix, chunk: their tokens, those of them that were
+            prefilled, and those fed at once after that.
+        rows: kv f32, which the others are compared with, then the others as they were given.
+    """
+
+    path: str
+    tokens: int
+    windows: int
+    window: int
+    prefix: int
+    chunk: int
+    rows: tuple[CacheQuality, ...]
+
+    def front(self) -> tuple[CacheQuality, ...]:
+        """The Pareto front, smallest first: no other row has fewer bytes a token and no more divergence."""
+        found: list[CacheQuality] = []
+        for row in sorted(self.rows, key=lambda row: (row.bytes_per_token, row.kl_mean)):
+            if not found or row.kl_mean < found[-1].kl_mean:
+                found.append(row)
+        return tuple(found)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The record as plain JSON-ready values: what is not finite becomes None."""
+        rows = [
+            {key: None if isinstance(value, float) and not np.isfinite(value) else value for key, value in row.items()}
+            for row in super().to_dict()["rows"]
+        ]
+        return super().to_dict() | {"rows": rows, "front": [row.cache for row in self.front()]}

@@ -13,12 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slimrt import _core, progress
+from slimrt.cache import FOLDED, RESIDUAL_MODE, CacheChoice, LayerCache, check_cache, kinds
 from slimrt.errors import WontFitError
-from slimrt.plan import CacheChoice, Planner, check_cache, wont_fit
+from slimrt.plan import Planner, wont_fit
 from slimrt.source import ModelSource
 from slimrt.units import format_bytes
-
-_FOLDED = {"k": "attn_kv.weight", "v": "attn_vk.weight"}  # the tensor a mode needs beyond the model's own
 
 
 class Runtime:
@@ -104,8 +103,9 @@ def load(
     """
     check_cache(source, choice)
     sizes = planner.sizes(choice, n_ctx)
+    unfolded = folds_at_load(source, choice)
     try:
-        if folds_at_load(source, sizes.modes) and sizes.total > planner.limit:
+        if unfolded and sizes.total > planner.limit:
             raise WontFitError(  # the core would say so too, after minutes of folding
                 f"needs {format_bytes(sizes.total)}, {format_bytes(planner.limit)} available.",
                 sizes.total,
@@ -117,53 +117,59 @@ def load(
             n_seqs=planner.n_seqs,
             n_batch=planner.n_batch,
             n_threads=planner.n_threads,
-            derived=_fold(source, sizes.modes, show_progress),
+            derived=_fold(source, unfolded, show_progress) or None,
             memory_limit=memory_limit,
-            **choice.arguments,
+            **choice.arguments(source),
         )
     except WontFitError as error:
         raise wont_fit(error, planner, choice, n_ctx) from None
     return Runtime(source, engine, show_progress=progress.wanted(show_progress))
 
 
-def folds_at_load(source: ModelSource, modes: tuple[str, ...]) -> dict[str, list[str]]:
-    """The tensors to fold before these modes (one a layer) can run: mode -> names the file lacks."""
+def folds_at_load(source: ModelSource, choice: CacheChoice) -> dict[LayerCache, list[int]]:
+    """The layers whose cache needs folded weights that the file lacks, by the cache they are to have."""
     present = _core.GgufFile(str(source.gguf)).tensors()
-    missing: dict[str, list[str]] = {}
-    for layer, mode in enumerate(modes):
-        name = f"blk.{layer}.{_FOLDED[mode]}" if mode in _FOLDED else None
-        if name and name not in present:
-            missing.setdefault(mode, []).append(name)
+    missing: dict[LayerCache, list[int]] = {}
+    for layer, cache in enumerate(choice.layers(source)):
+        if cache.mode in FOLDED and f"blk.{layer}.{FOLDED[cache.mode]}" not in present:
+            missing.setdefault(cache, []).append(layer)
     return missing
 
 
 def _fold(
-    source: ModelSource, modes: tuple[str, ...], show_progress: bool | None
-) -> Mapping[str, NDArray[np.float32]] | None:
-    missing = folds_at_load(source, modes)
-    if not missing:
-        return None
+    source: ModelSource, unfolded: Mapping[LayerCache, list[int]], show_progress: bool | None
+) -> dict[str, NDArray[np.float32]]:
+    """The tensors that these layers lack, by name."""
+    if not unfolded:
+        return {}
     from slimrt.tools.fold import fold_layers
 
     if show_progress is not False:
+        modes = ", ".join(dict.fromkeys(cache.mode for cache in unfolded))
         progress.note_once(
-            f"folding {source.path.name} for cache mode {', '.join(missing)}; `slimrt convert` does it once and for all"
+            f"folding {source.path.name} for cache mode {modes}; `slimrt convert` does it once and for all"
         )
     derived: dict[str, NDArray[np.float32]] = {}
-    for mode, names in missing.items():
-        folded = fold_layers(source.gguf, mode, progress=progress.wanted(show_progress))
-        derived |= {name: folded[name] for name in names}
+    for cache, layers in unfolded.items():
+        folded = fold_layers(source.gguf, cache.mode, progress=progress.wanted(show_progress), **_fold_arguments(cache))
+        derived |= {name: array for name, array in folded.items() if int(name.split(".")[1]) in layers}
     return derived
+
+
+def _fold_arguments(cache: LayerCache) -> dict[str, Any]:
+    """What the fold of a cache depends on: where rounding is corrected, the types and the rank."""
+    if cache.mode == RESIDUAL_MODE:
+        return {"cache_type": cache.type_k, "rank": cache.rank, "residual_type": cache.residual_type}
+    return {"cache_type": cache.type_k} if cache.mode == "xr" else {}
 
 
 def describe(runtime: Runtime, memory: Mapping[str, int]) -> None:
     """Says on stderr what a load resolved to."""
     info = runtime.info
-    kinds = sorted({f"{layer['mode']} {layer['type']}" for layer in info["layers"]})
     print(
         f"slimrt: {runtime.source.path.name}: {info['architecture']}, {info['n_layers']} layers, "
         f"{info['device']}, context {info['n_ctx']} of {info['n_ctx_train']} trained"
-        f"{' x ' + str(info['n_seqs']) if info['n_seqs'] > 1 else ''}, cache {', '.join(kinds)} "
+        f"{' x ' + str(info['n_seqs']) if info['n_seqs'] > 1 else ''}, cache {kinds(info['layers'])} "
         f"({memory['cache_bytes_per_token']} bytes a token), {format_bytes(memory['total'])} allocated, "
         f"{format_bytes(memory['mapped'])} mapped",
         file=sys.stderr,

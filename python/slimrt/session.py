@@ -222,5 +222,8 @@ def load_session(runtime: Runtime, path: str | os.PathLike[str]) -> Session:
 
 def _kind(runtime: Runtime) -> dict[str, Any]:
     """What a session's rows depend on."""
-    cache = [[layer["mode"], layer["type"]] for layer in runtime.info["layers"]]
+    cache = [
+        [layer["mode"], layer["type"], *([layer["rank"], layer["residual_type"]] if layer.get("rank") else [])]
+        for layer in runtime.info["layers"]
+    ]
     return {"model": runtime.source.fingerprint, "cache": cache}

@@ -10,10 +10,11 @@ from typing import Any
 
 from slimrt import _core, progress
 from slimrt.arguments import whole
-from slimrt.errors import UnsupportedError
+from slimrt.errors import ModelFormatError, UnsupportedError
 from slimrt.tokenizer import Tokenizer
 
 DEFAULT_N_CTX = 4096
+_STORED = {"mode": "modes", "type": "types", "residual": "residual_types"}  # in a file's metadata, a value a layer
 
 
 class ModelSource:
@@ -79,6 +80,38 @@ class ModelSource:
     def defaults(self) -> dict[str, Any]:
         """The sizes of the model, from _core.plan, without a context."""
         return _core.plan(str(self.gguf))
+
+    @property
+    def kv_width(self) -> int:
+        """Columns of K, and of V, in a layer."""
+        return int(self.defaults["n_kv_heads"]) * int(self.defaults["head_dim"])
+
+    @cached_property
+    def stored_cache(self) -> list[dict[str, str]] | None:
+        """The cache that the file was converted for, layer by layer: mode, type and residual (its type), "" where
+        it says nothing; None of a file that was not converted for one.
+
+        Raises:
+            ModelFormatError: not one entry a layer.
+        """
+        file, n_layers = _core.GgufFile(str(self.gguf)), int(self.defaults["n_layers"])
+        keys = {name: f"slimrt.cache.{key}" for name, key in _STORED.items()}
+        if keys["mode"] not in file.keys():
+            return None
+        columns = {name: file.value(key) if key in file.keys() else [""] * n_layers for name, key in keys.items()}
+        for name, column in columns.items():
+            if not isinstance(column, list) or len(column) != n_layers or not all(isinstance(x, str) for x in column):
+                raise ModelFormatError(f"{self.gguf}: key '{keys[name]}' is not an array of {n_layers} names")
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+    @cached_property
+    def folded_ranks(self) -> dict[int, int]:
+        """Rank of the residual of the layers that are folded for mode k+r in the file."""
+        tensors, ranks = _core.GgufFile(str(self.gguf)).tensors(), {}
+        for layer in range(int(self.defaults["n_layers"])):
+            if f"blk.{layer}.attn_kr_v.weight" in tensors:
+                ranks[layer] = tensors.get(f"blk.{layer}.attn_kr_out.weight", ("", (0, 0)))[1][1]
+        return ranks
 
     @property
     def n_ctx_train(self) -> int:

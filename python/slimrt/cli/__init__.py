@@ -12,11 +12,11 @@ import traceback
 from collections.abc import Sequence
 
 from slimrt import __version__
-from slimrt.cli import bench, chat, convert, doctor, generate, inspect, plan
+from slimrt.cli import bench, chat, convert, doctor, generate, inspect, perplexity, plan
 from slimrt.cli.common import Flags, coloured
 from slimrt.errors import SlimrtError
 
-VERBS = (generate, chat, convert, inspect, plan, bench, doctor)
+VERBS = (generate, chat, convert, inspect, plan, perplexity, bench, doctor)
 
 _EPILOG = (
     "Every flag has a twin in the environment: --cache-type is SLIMRT_CACHE_TYPE, MODEL is SLIMRT_MODEL; the flag "

@@ -13,13 +13,21 @@ from typing import Any
 import numpy as np
 
 from slimrt import _core, progress
-from slimrt.cli.common import Flags, model_source, note, positive, print_json, show_progress
-from slimrt.errors import WontFitError
-from slimrt.plan import BLOCK, CacheChoice, Planner, check_cache, check_device, memory_limit_bytes
-from slimrt.results import MemorySizes
+from slimrt.cache import CacheChoice, check_cache, row_type
+from slimrt.cli.common import (
+    Flags,
+    cache_arguments,
+    cache_for_comparison,
+    count,
+    model_source,
+    note,
+    positive,
+    print_json,
+    show_progress,
+)
+from slimrt.plan import BLOCK, Planner, check_device, memory_limit_bytes, require_together
 from slimrt.runtime import Runtime, load
 from slimrt.source import ModelSource
-from slimrt.units import format_bytes
 
 HELP = "prefill and decode speed at depths, for one or several cache modes in turns, beside the read bandwidth"
 
@@ -30,11 +38,11 @@ _READ_MIB = 256  # far more than any cache
 
 def add_flags(flags: Flags) -> None:
     flags.model()
-    flags.add("-p", "--n-prompt", type=_count, default=512, metavar="N", help="tokens of a prefill; 0: none (512)")
-    flags.add("-n", "--n-gen", type=_count, default=32, metavar="N", help="tokens of a decode; 0: none (32)")
+    flags.add("-p", "--n-prompt", type=count, default=512, metavar="N", help="tokens of a prefill; 0: none (512)")
+    flags.add("-n", "--n-gen", type=count, default=32, metavar="N", help="tokens of a decode; 0: none (32)")
     flags.add("-d", "--depths", default="0", metavar="N,...", help="tokens in the cache before each test (default: 0)")
     flags.add("-r", "--repetitions", type=positive, default=5, metavar="N", help="of each test (default: %(default)s)")
-    flags.add("--compare", metavar="MODE[:TYPE],...", help="caches to take turns, such as kv:f16,k:f16; not --cache's")
+    flags.add("--compare", metavar="MODE[:TYPE],...", help="caches to take turns, such as kv:f16,k+r:q8; not --cache's")
     flags.add("-o", "--output", choices=("md", "csv", "json"), default="md", help="default: %(default)s")
     flags.engine()
     flags.output()
@@ -114,7 +122,8 @@ class Bench:
         args = self._args
         planner = Planner.of(self.source, args.memory_limit, 1, _N_BATCH, args.threads)
         if len(choices) > 1:
-            _require_fit([planner.sizes(choice, self.n_ctx) for choice in choices], planner.limit)
+            advice = "Compare fewer, or lower the largest depth (-d)"
+            require_together([planner.sizes(choice, self.n_ctx) for choice in choices], planner.limit, advice)
         limit = 0 if args.memory_limit is None else memory_limit_bytes(args.memory_limit)
         for choice in choices:
             shown = show_progress(args)
@@ -146,8 +155,9 @@ class Bench:
 
     def _tests(self, choice: CacheChoice, runtime: Runtime, depth: int) -> list[Result]:
         args = self._args
-        modes, types = ({layer[key] for layer in runtime.info["layers"]} for key in ("mode", "type"))
-        cache, type = "/".join(sorted(modes)), "/".join(sorted(types))
+        layers = runtime.info["layers"]
+        cache = "/".join(sorted({layer["mode"] for layer in layers}))
+        type = "/".join(sorted({row_type(layer) for layer in layers}))
         tests = []
         if args.n_prompt:
             tests.append(Result(cache, type, "prefill", args.n_prompt, depth, None))
@@ -159,7 +169,7 @@ class Bench:
     def _step_bytes(self, choice: CacheChoice, depth: int) -> float:
         """What a decode step reads, on the average of a test: the weights, and the rows that attention looks at."""
         # a context of 1: of the RoPE table, which grows with it, a step reads a row
-        memory = _core.plan(str(self.source.gguf), n_ctx=1, **choice.arguments)
+        memory = _core.plan(str(self.source.gguf), n_ctx=1, **choice.arguments(self.source))
         file = _core.GgufFile(str(self.source.gguf))
         tensors, architecture = file.tensors(), self.info["architecture"]
         looked_up = ["position_embd.weight"] + (["token_embd.weight"] if "output.weight" in tensors else [])
@@ -202,25 +212,6 @@ class Bench:
         return self._random.integers(0, self.info["n_vocab"], n, np.int32)
 
 
-def _require_fit(sizes: list[MemorySizes], limit: int) -> None:
-    needed = sum(one.total - one.mapped for one in sizes) + max(one.mapped for one in sizes)
-    if needed > limit:
-        raise WontFitError(
-            f"{len(sizes)} caches at once need {format_bytes(needed)}, {format_bytes(limit)} available. "
-            "Compare fewer, or lower the largest depth (-d)",
-            needed,
-            limit,
-        )
-
-
-def _count(text: str) -> int:
-    """A whole number, 0 included, for argparse."""
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"must not be negative, got {value}")
-    return value
-
-
 def _depths(args: argparse.Namespace) -> list[int]:
     try:
         depths = sorted({int(one) for one in args.depths.split(",")})
@@ -232,16 +223,11 @@ def _depths(args: argparse.Namespace) -> list[int]:
 
 
 def _choices(args: argparse.Namespace) -> list[CacheChoice]:
-    """The caches of --compare, else the one of --cache; a type that --compare leaves out is --cache-type's."""
-    types, sparse = (args.cache_type, args.cache_type_k, args.cache_type_v), args.sparse_threshold
+    """The caches of --compare, else the one of --cache; what --compare leaves out is --cache-type's and the like."""
+    arguments = cache_arguments(args)
     if args.compare is None:
-        cache = args.cache.split(",") if "," in args.cache else args.cache
-        return [CacheChoice.of(cache, *types, sparse_threshold=sparse)]
-    pairs = [one.partition(":") for one in args.compare.split(",")]
-    return [
-        CacheChoice.of(mode, *((type, None, None) if type else types), sparse_threshold=sparse)
-        for mode, _, type in pairs
-    ]
+        return [CacheChoice.of(**arguments)]
+    return [CacheChoice.of(**cache_for_comparison(arguments, one)) for one in args.compare.split(",")]
 
 
 def _context(args: argparse.Namespace, depth: int) -> int:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, TextIO
 
+from slimrt.cache import RESIDUAL_MODE, CacheConfig
 from slimrt.model import Model
 from slimrt.source import ModelSource
 
@@ -73,10 +74,23 @@ class Flags:
         self.add("-t", "--threads", type=positive, metavar="N", help="default: the physical (or big) cores")
         self.add("-c", "--ctx", type=positive, metavar="N", help="tokens of context")
         self.add("--device", default="auto", help="auto or cpu")
-        self.add("--cache", default="auto", metavar="MODE", help="kv, k, v, x, or one a layer with commas between")
-        self.add("--cache-type", default="f16", metavar="TYPE", help="f32, f16, bf16, q8, fp8_e4m3, fp8_e5m2, q4")
+        self.add(
+            "--cache",
+            default="auto",
+            metavar="MODE",
+            help="kv, k, k+r, v, x, xr, with types as in k+r:q8 or k+r:q8:64:q4 (mode:type:rank:residual type), or one "
+            "a layer with commas between; default: what the file was converted for, else kv",
+        )
+        self.add(
+            "--cache-type",
+            default="auto",
+            metavar="TYPE",
+            help="f32, f16, bf16, q8, fp8_e4m3, fp8_e5m2, q4; default: what the file says, else f16",
+        )
         self.add("--cache-type-k", metavar="TYPE", help="of K, where it differs")
         self.add("--cache-type-v", metavar="TYPE", help="of V, where it differs")
+        self.add("--rank", type=count, metavar="N", help="width of the residual of mode k+r; 0: none")
+        self.add("--residual-type", metavar="TYPE", help="of the residual of mode k+r")
         self.add(
             "--sparse-threshold", type=share, default=0.0, metavar="P", help="attention weight that may be skipped"
         )
@@ -98,6 +112,14 @@ def positive(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
+
+
+def count(text: str) -> int:
+    """A whole number, 0 included, for argparse."""
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"must not be negative, got {value}")
     return value
 
 
@@ -124,15 +146,31 @@ def model_source(args: argparse.Namespace) -> ModelSource:
     return ModelSource(path, show_progress=show_progress(args))
 
 
-def engine_arguments(args: argparse.Namespace) -> dict[str, Any]:
-    """The flags of engine() but the context, as slimrt.Model and slimrt.plan take them."""
+def cache_arguments(args: argparse.Namespace) -> dict[str, Any]:
+    """The cache among the flags of engine(), as slimrt.Model and CacheChoice.of take it."""
     return {
-        "device": args.device,
         "cache": args.cache.split(",") if "," in args.cache else args.cache,
         "cache_type": args.cache_type,
         "cache_type_k": args.cache_type_k,
         "cache_type_v": args.cache_type_v,
+        "rank": args.rank,
+        "residual_type": args.residual_type,
         "sparse_threshold": args.sparse_threshold,
+    }
+
+
+def cache_for_comparison(arguments: dict[str, Any], cache: str) -> dict[str, Any]:
+    """The arguments for one cache of several: a rank and residual type only for one that may have them."""
+    config = CacheConfig.parse(cache)
+    no_residual = {} if config.mode == RESIDUAL_MODE else {"rank": None, "residual_type": None}
+    return arguments | {"cache": config} | no_residual
+
+
+def engine_arguments(args: argparse.Namespace) -> dict[str, Any]:
+    """The flags of engine() but the context, as slimrt.Model and slimrt.plan take them."""
+    return {
+        "device": args.device,
+        **cache_arguments(args),
         "memory_limit": args.memory_limit,
         "n_threads": args.threads,
         "progress": show_progress(args),

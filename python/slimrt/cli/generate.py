@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from slimrt.cache import kinds
 from slimrt.cli.common import Flags, model_source, note, open_model, print_json, sampling_arguments
 from slimrt.files import check_target, decode_text
 from slimrt.generate import Stream
@@ -76,13 +77,13 @@ def timings_line(result: Generation) -> str:
     """Speed and size of one generation, for people."""
     usage, timings, cache = result.usage, result.timings, result.cache
     computed = usage.prompt_tokens - usage.cached_tokens
-    kinds = sorted({f"{mode} {type}" for mode, type in zip(cache.modes, cache.types, strict=True)})
     skipped = f", {cache.skipped:.0%} of V not read" if cache.skipped else ""
+    held = f"cache {format_bytes(cache.bytes)} ({kinds(cache.layers())}{skipped})"
     return (
         f"slimrt: first token after {timings.ttft:.3f} s; "
         f"prefill {computed} tokens, {timings.prefill_tok_s:.1f} tok/s; "
         f"decode {usage.completion_tokens} tokens, {timings.decode_tok_s:.1f} tok/s; "
-        f"cache {format_bytes(cache.bytes)} ({', '.join(kinds)}{skipped}); seed {result.seed}; {result.finish_reason}"
+        f"{held}; seed {result.seed}; {result.finish_reason}"
     )
 
 

@@ -5,35 +5,51 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from slimrt import _core
-from slimrt.cli.common import Flags, coloured, model_source, print_json, table
+from slimrt.cache import CACHE_TYPES, CacheChoice, kinds, row_type
+from slimrt.cli.common import Flags, coloured, model_source, print_json, show_progress, table
 from slimrt.errors import SlimrtError
-from slimrt.plan import CACHE_TYPES
+from slimrt.plots import check_plot, plot_spectra
+from slimrt.progress import wanted
+from slimrt.source import ModelSource
+from slimrt.spectrum import QUANTILES, Spectrum, spectra
 from slimrt.units import format_bytes
 
 HELP = "metadata, tensors, and which cache modes a model may use and why not the others"
 
+_INVERTED = {"k": "W_K", "v": "W_V"}  # cache-math.md section 2
 _LONG = 16  # a list of more values is shown by its first ones
 
 
 def add_flags(flags: Flags) -> None:
     flags.model()
+    flags.add("--spectrum", nargs="?", const="", metavar="FILE", help="the singular values of every layer's W_K; drawn "
+              "to FILE (.png, .svg, .pdf; needs the extra plot)")  # fmt: skip
     flags.output()
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.spectrum:
+        check_plot(args.spectrum)
     source = model_source(args)
-    report = _report(str(source.gguf))
+    report = _report(source)
+    found = spectra(source.gguf, progress=wanted(show_progress(args))) if args.spectrum is not None else []
+    if args.spectrum:
+        plot_spectra(source.path.name, [one.values for one in found], args.spectrum)
     if args.json:
-        print_json(report)
-    else:
-        _print(report, all_tensors=args.verbose > 0)
+        print_json(report | ({"spectrum": [one.to_dict() for one in found]} if found else {}))
+        return 0
+    _print(report, all_tensors=args.verbose > 0)
+    if found:
+        print(f"\nsingular values of W_K, quantiles over the largest\n{_spectrum_table(found)}")
     return 0
 
 
-def _report(path: str) -> dict[str, Any]:
+def _report(source: ModelSource) -> dict[str, Any]:
+    path = str(source.gguf)
     file = _core.GgufFile(path)
     tensors: list[dict[str, Any]] = [
         {"name": name, "type": type, "rows": rows, "cols": cols, "bytes": file.tensor_bytes(name)}
@@ -48,18 +64,32 @@ def _report(path: str) -> dict[str, Any]:
         "chat_template": "tokenizer.chat_template" in file.keys(),
     }
     try:
-        return report | {"cache_modes": [_cache_mode(path, mode) for mode in _core.cache_modes(path)]}
+        modes = [_cache_mode(source, mode) for mode in _core.cache_modes(path)]
+        return report | {"cache_modes": modes, "cache": _chosen(source)}
     except SlimrtError as error:  # a vocabulary, or an architecture that only others run: still worth a look
-        return report | {"cache_modes": [], "unsupported": str(error)}
+        return report | {"cache_modes": [], "cache": None, "unsupported": str(error)}
 
 
-def _cache_mode(path: str, mode: dict[str, Any]) -> dict[str, Any]:
-    """A line of cache_modes with what a token would take, in f16 and in every type."""
-    sizes = {
-        name: _core.plan(path, cache=mode["mode"], cache_type_k=name, cache_type_v=name)["cache_bytes_per_token"]
-        for name in (CACHE_TYPES if mode["legal"] else ())
-    }
-    return mode | {"bytes_per_token": sizes.get("f16"), "bytes_per_token_by_type": sizes}
+def _cache_mode(source: ModelSource, mode: dict[str, Any]) -> dict[str, Any]:
+    """A line of cache_modes with what a token would take in every type, and its default residual there."""
+    sizes: dict[str, int] = {}
+    rows: dict[str, str] = {}
+    for name in CACHE_TYPES if mode["legal"] else ():
+        choice = CacheChoice.of(mode["mode"], name)
+        sizes[name] = _core.plan(str(source.gguf), **choice.arguments(source))["cache_bytes_per_token"]
+        rows[name] = row_type(vars(choice.layers(source)[0]) | {"type": name})
+    return mode | {"bytes_per_token": sizes.get("f16"), "bytes_per_token_by_type": sizes, "rows_by_type": rows}
+
+
+def _chosen(source: ModelSource) -> list[dict[str, Any]] | None:
+    """What the file was converted for, layer by layer; None: for nothing."""
+    if source.stored_cache is None:
+        return None
+    layers = CacheChoice.of("auto").layers(source)
+    return [
+        {"layer": i, "mode": one.mode, "type": one.type_k, "rank": one.rank, "residual_type": one.residual_type}
+        for i, one in enumerate(layers)
+    ]
 
 
 def _short(value: Any) -> Any:
@@ -83,15 +113,35 @@ def _print(report: dict[str, Any], *, all_tensors: bool) -> None:
         print(table(("name", "type", "rows", "cols", "bytes"), rows))
     print(f"\nchat template: {'yes' if report['chat_template'] else 'no'}\n\ncache modes")
     for mode in report["cache_modes"]:
-        if mode["legal"]:
-            sizes = mode["bytes_per_token_by_type"]
-            answer = coloured("yes", "green", sys.stdout) + f", {sizes['f16']} bytes a token in f16"
-            answer += f", {sizes['q8']} in q8, {sizes['q4']} in q4"
-        else:
-            answer = coloured("no", "red", sys.stdout) + f": {mode['reason']}"
-        print(f"  {mode['mode']:3} {answer}")
+        print(f"  {mode['mode']:3} {_answer(mode)}")
     if "unsupported" in report:
         print(f"  none: {report['unsupported']}")
+    if report["cache"]:
+        print(f"converted for: {kinds(report['cache'])}")
+
+
+def _answer(mode: dict[str, Any]) -> str:
+    """Whether a mode may be used: its bytes, or why not."""
+    if not mode["legal"]:
+        return coloured("no", "red", sys.stdout) + f": {mode['reason']}"
+    sizes, rows = mode["bytes_per_token_by_type"], mode["rows_by_type"]
+    shown = ", ".join(f"{sizes[name]} in {rows[name]}" for name in ("f16", "q8", "q4"))
+    inverted = _INVERTED.get(mode["mode"])
+    caution = f"; inverts {inverted}, which amplifies the rounding of its rows" if inverted else ""
+    return coloured("yes", "green", sys.stdout) + f", bytes a token: {shown}{caution}"
+
+
+def _spectrum_table(found: Sequence[Spectrum]) -> str:
+    head = ("layer", "largest", "smallest", "cond", *(f"{100 * q:g} %" for q in QUANTILES))
+    rows = [
+        (
+            str(one.layer),
+            *(f"{value:.3g}" for value in (one.values[0], one.values[-1], one.cond)),
+            *(f"{value:.2e}" for value in one.quantiles().values()),
+        )
+        for one in found
+    ]
+    return table(head, rows)
 
 
 def _text(value: Any) -> str:

@@ -6,6 +6,7 @@ import argparse
 import sys
 
 import slimrt
+from slimrt.cache import kinds, row_type
 from slimrt.cli.common import Flags, coloured, engine_arguments, model_source, positive, print_json, table
 from slimrt.results import PlanResult
 from slimrt.units import format_bytes
@@ -32,11 +33,12 @@ def run(args: argparse.Namespace) -> int:
 def _print(result: PlanResult) -> None:
     asked = result.asked
     print(f"{result.path}: context {result.n_ctx} of {result.n_ctx_train} trained, {result.n_seqs} at once")
-    head = ("cache", "type", "weights", "derived", "cache", "scratch", "total", "bytes/token", "largest ctx", "fits")
+    head = ("cache", "type", "weights", "derived", "cache", "scratch", "total", "bytes/token", "largest ctx", "fits",
+            "smaller than kv")  # fmt: skip
     rows = [
         (
             row.cache,
-            " ".join(sorted(set(row.types))),
+            ", ".join(sorted({row_type(layer) for layer in row.layers()})),
             format_bytes(row.mapped + row.weights),
             format_bytes(row.derived),
             format_bytes(row.cache_bytes),
@@ -45,11 +47,12 @@ def _print(result: PlanResult) -> None:
             str(row.bytes_per_token),
             str(row.max_n_ctx),
             "yes" if row.fits else "no",
+            "-" if row.cache == "kv" else "never" if row.smaller_from is None else f"from {row.smaller_from}",
         )
-        for row in (*result.rows, *((asked,) if asked.cache == "mixed" else ()))
+        for row in (*result.rows, *(() if asked in result.rows else (asked,)))
     ]
     print(table(head, rows))
     for mode, reason in result.refused:
         print(f"{mode}: not for this model: {reason}")
     verdict = coloured("fits", "green", sys.stdout) if asked.fits else coloured("does not fit", "red", sys.stdout)
-    print(f"{asked.cache}: {format_bytes(asked.total)} {verdict} in {format_bytes(result.memory_limit)}")
+    print(f"{kinds(asked.layers())}: {format_bytes(asked.total)} {verdict} in {format_bytes(result.memory_limit)}")

@@ -1,0 +1,195 @@
+"""What caches cost in quality, on trained models: divergence, tasks, bytes; JSON, a table and a plot of each model.
+
+    python benchmarks/quality.py --models models/tale-llama.gguf --out benchmarks/results/2026-11-21-quality
+
+Perplexity and KL divergence from kv f32 as `slimrt perplexity --compare` measures them: on held-out text, through
+cached decoding. Tasks (tasks.py): a fact to look up, a list to repeat, in a context of which only the last 16 tokens
+are not read from stored rows. Beside slimrt's caches stands one that it does not have (simulated.py). Bits are of a
+(k, v) pair of elements, scales included; bytes of a window are what is allocated for it; W^: the weights beyond kv's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import machine
+import tasks
+
+import slimrt
+from slimrt import CacheComparison, _core
+from slimrt.cache import CacheChoice
+from slimrt.plots import plot_front
+from slimrt.quality import Windows
+
+ROOT = Path(__file__).parent.parent
+CACHES = (
+    ["kv:f16", "kv:bf16", "kv:q8", "kv:fp8_e4m3", "kv:q4"]
+    + ["k:f32", "k:f16", "k:bf16", "k:q8"]
+    + ["k+r:f16", "k+r:f16:8:q8", "k+r:bf16", "k+r:q8:0", "k+r:q8:32:q8", "k+r:q8", "k+r:q8:64:q8"]
+    + ["k+r:fp8_e4m3", "k+r:q4"]
+    + ["xr:f16", "xr:q8", "xr:q4", "x:f16", "x:q8", "x:q4", "v:f16", "v:q8"]
+)
+HEAD = ("cache", "bits", "bytes/token", "of kv f16", "bytes of a window", "W^", "perplexity", "KL mean", "KL 99 %",
+        "KL max", "same top")  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", type=Path, default=sorted((ROOT / "models").glob("*.gguf")))
+    parser.add_argument("--caches", nargs="+", default=CACHES, help="those that a model cannot have are left out")
+    parser.add_argument("--text", type=Path, default=ROOT / "models" / "heldout.txt")
+    parser.add_argument("--tasks", nargs="*", type=Path, default=task_files())
+    parser.add_argument("--prompts", type=int, help="of each task at most; default: all")
+    parser.add_argument("--window", type=int, default=1024, help="or what a model was trained on, if that is less")
+    parser.add_argument("--tokens", type=int, help="scored at most; default: all of the text")
+    parser.add_argument("--no-simulated", action="store_true")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / f"{date.today()}-quality")
+    args = parser.parse_args()
+    if not args.out.parent.is_dir():
+        parser.error(f"{args.out.parent}: no such directory")
+    results: dict[str, Any] = machine.describe() | {"text": args.text.name, "models": {}}
+    for path in args.models:
+        print(f"{path.name}", flush=True)
+        comparison, found = measure(path, args)
+        results["models"][path.name] = comparison.to_dict() | {"tasks": found, "findings": findings(comparison, found)}
+        plot_front(comparison, args.out.with_name(f"{args.out.name}-{path.stem}.png"))
+        args.out.with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")
+        args.out.with_suffix(".md").write_text(report(results))
+    print(report(results))
+
+
+def task_files() -> list[Path]:
+    models = ROOT / "models"
+    return [*sorted(models.glob("retrieval*.json")), *sorted(models.glob("copy*.json"))]
+
+
+def measure(path: Path, args: argparse.Namespace) -> tuple[CacheComparison, dict[str, dict[str, Any]]]:
+    """The comparison on text, and cache -> task -> what was answered."""
+    source = slimrt.ModelSource(path)
+    legal = {mode["mode"] for mode in _core.cache_modes(str(path)) if mode["legal"]}
+    choices = [one for one in args.caches if one.partition(":")[0] in legal]
+    window = min(args.window, source.n_ctx_train)
+    comparison = slimrt.compare_caches(source, args.text, choices, window=window, max_tokens=args.tokens, progress=None)
+    todo = [replace(one, prompts=one.prompts[: args.prompts]) for one in tasks.tasks_for(source, args.tasks)]
+    found: dict[str, dict[str, Any]] = {row.cache: {} for row in comparison.rows}
+    for row, cache in zip(comparison.rows, in_order(source, ["kv:f32", *choices]), strict=True):
+        if todo:
+            with slimrt.Model(source, cache=cache, n_ctx=source.n_ctx_train) as model:
+                predict = tasks.predict_with(model)
+                found[row.cache] = {one.name: tasks.summary(tasks.answers(predict, one)) for one in todo}
+            print(f"  {row.cache}: {found[row.cache]}", flush=True)
+    if not args.no_simulated:
+        import simulated
+
+        model = simulated.Simulated(path)
+        plan = Windows.of(source, window, None, 1, args.tokens)
+        row = simulated.measure(model, plan.cut(source, args.text), plan)
+        comparison = replace(comparison, rows=(*comparison.rows, row))
+        found[row.cache] = {one.name: tasks.summary(tasks.answers(model.predict, one)) for one in todo}
+        print(f"  {row.cache}: {found[row.cache]}", flush=True)
+    return comparison, found
+
+
+def in_order(source: slimrt.ModelSource, choices: Sequence[str]) -> list[str]:
+    """The choices without those that mean the same as one before, as compare_caches orders its rows."""
+    meant = [json.dumps(CacheChoice.of(one).arguments(source)) for one in choices]
+    return [one for i, one in enumerate(choices) if meant[i] not in meant[:i]]
+
+
+def findings(comparison: CacheComparison, found: dict[str, dict[str, Any]]) -> list[str]:
+    """What the rows say of mode k+r, in sentences."""
+    rows = {row.cache: row for row in comparison.rows}
+    said = []
+    for wide, dtype in (("kv f16", "f16"), ("kv q8", "q8")):
+        for row in comparison.rows:
+            if row.cache.startswith(f"k+r {dtype}") and wide in rows:
+                kv = rows[wide]
+                times = f", {row.kl_mean / kv.kl_mean:.2g} times that of {wide}" if kv.kl_mean else ""
+                said.append(
+                    f"{row.cache}: {100 * row.bytes_per_token / kv.bytes_per_token:.1f} % of the bytes of {wide}, KL "
+                    f"{row.kl_mean:.2g}{times}{kept_tasks(row.cache, found)}"
+                )
+    fours = [row for row in comparison.rows if row.cache.startswith("kv q4")]
+    if fours:
+        best = min(fours, key=lambda row: row.kl_mean)
+        inside = [row for row in comparison.rows if row.cache.startswith("k+r")]
+        inside = [row for row in inside if row.bytes_per_token <= best.bytes_per_token and row.kl_mean > 0]
+        if inside:
+            one = min(inside, key=lambda row: row.kl_mean)
+            said.append(
+                f"best own kv q4: {best.cache}, {best.bytes_per_token} bytes, KL {best.kl_mean:.2g}; best k+r in no "
+                f"more bytes: {one.cache}, {one.bytes_per_token} bytes, KL {one.kl_mean:.2g}: "
+                f"{best.kl_mean / one.kl_mean:.3g} times less"
+            )
+    return said
+
+
+def kept_tasks(cache: str, found: dict[str, dict[str, Any]]) -> str:
+    """ ", retrieval 100 % of kv f32's, ..." """
+    shares = [f"{name} {share(cache, name, found)} of kv f32's" for name in found.get(cache, {})]
+    return "".join(f", {one}" for one in shares)
+
+
+def share(cache: str, task: str, found: dict[str, dict[str, Any]]) -> str:
+    """What a cache answers, over what kv f32 answers."""
+    reference = found["kv f32"][task]["answered"]
+    return f"{100 * found[cache][task]['answered'] / reference:.1f} %" if reference else "-"
+
+
+def report(results: dict[str, Any]) -> str:
+    """Markdown."""
+    info, versions = results["machine"], results["versions"]
+    lines = [
+        f"{info['cpu']}, {info['cores']} cores; slimrt {versions['slimrt']} ({versions['slimrt_commit']}, "
+        f"{versions['isa']}); text: {results['text']}",
+    ]
+    for name, model in results["models"].items():
+        lines += ["", f"## {name}", "", *model_table(model), "", *(f"- {one}" for one in model["findings"])]
+    return "\n".join(lines) + "\n"
+
+
+def model_table(model: dict[str, Any]) -> list[str]:
+    rows, found = model["rows"], model["tasks"]
+    names = list(found["kv f32"])
+    f32 = rows[0]["bytes_per_token"]
+    lines = [
+        f"{model['tokens']} tokens in {model['windows']} windows of {model['window']}, decoded one at a time after a "
+        f"prefix of {model['prefix']}. Bold: on the front of bytes and KL. Tasks: share answered (of kv f32's).",
+        "",
+        "| " + " | ".join((*HEAD, *names)) + " |",
+        "|---" * (len(HEAD) + len(names)) + "|",
+    ]
+    for row in rows:
+        cells = [
+            f"**{row['cache']}**" if row["cache"] in model["front"] else row["cache"],
+            f"{64 * row['bytes_per_token'] / f32:.2f}",  # kv f32: 64 bits a pair
+            f"{row['bytes_per_token']}",
+            f"{200 * row['bytes_per_token'] / f32:.1f} %",
+            f"{row['cache_bytes']}",
+            f"{row['extra_weights']}",
+            number(row["perplexity"], ".4f"),
+            *(number(row[key], ".2e") for key in ("kl_mean", "kl_p99", "kl_max")),
+            f"{100 * row['same_top']:.2f} %",
+            *(task_cell(row["cache"], task, found) for task in names),
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def task_cell(cache: str, task: str, found: dict[str, dict[str, Any]]) -> str:
+    return f"{100 * found[cache][task]['answered']:.1f} % ({share(cache, task, found)})"
+
+
+def number(value: float | None, form: str) -> str:
+    return "inf" if value is None or not math.isfinite(value) else format(value, form)
+
+
+if __name__ == "__main__":
+    main()

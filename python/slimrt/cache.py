@@ -1,0 +1,296 @@
+"""What a token leaves behind in each layer: the user's choice, checked, and in the form the core takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from slimrt import _core
+from slimrt.arguments import real, unknown, whole
+from slimrt.errors import CacheUnsupportedError, UnsupportedError
+from slimrt.source import ModelSource
+
+CACHE_TYPES = ("f32", "f16", "bf16", "q8", "fp8_e4m3", "fp8_e5m2", "q4")
+AUTO = "auto"
+DEFAULT_TYPE = "f16"
+RESIDUAL_MODE = "k+r"  # the mode whose rows have a second plane, of a width and type of its own
+
+# type of k -> what part of V's width the residual has, and its type (cache-math.md section 3: in floats k is nearly
+# exact and a thin residual does; in 8 and 4 bits rounding matters more, so it is wider and coarser)
+_RESIDUALS = {
+    "f32": (16, "q8"),
+    "f16": (16, "q8"),
+    "bf16": (16, "q8"),
+    "q8": (4, "q4"),
+    "fp8_e4m3": (4, "q8"),
+    "fp8_e5m2": (4, "q8"),
+    "q4": (4, "q4"),
+}
+
+# mode -> the first tensor of a layer that a plain file lacks; with it come the others of the mode
+FOLDED = {"k": "attn_kv.weight", "v": "attn_vk.weight", "k+r": "attn_kr_v.weight", "xr": "attn_xr_in.weight"}
+
+
+def default_residual(mode: str, type: str, e_v: int) -> tuple[int, str]:
+    """Width and element type of the residual plane when nothing is said.
+
+    Args:
+        mode: a cache mode; type: of its rows; e_v: width of V, KV heads times their width.
+
+    Returns:
+        (rank, type): for mode "k+r" a multiple of 4 from 4 to e_v (or e_v itself, below 4); (0, "") for the others.
+    """
+    if mode != RESIDUAL_MODE:
+        return 0, ""
+    part, residual_type = _RESIDUALS[type]
+    return min(max(e_v // part // 4 * 4, 4), e_v), residual_type
+
+
+@dataclass(frozen=True)
+class CacheConfig:
+    """The cache of one layer, or of all.
+
+    Attributes:
+        mode: "kv", "k", "k+r", "v", "x", "xr", or "auto" (what the file says, else kv).
+        type: element type of the rows; "auto": what the file says, else f16.
+        rank: width of the residual of mode k+r, 0 for none; None: what the file says, else default_residual().
+        residual_type: its element type; None: as rank.
+
+    Raises:
+        UnsupportedError: an unknown type. ValueError, TypeError: a rank below 0 or for a mode without a residual, or
+            an argument of a wrong kind.
+    """
+
+    mode: str
+    type: str = AUTO
+    rank: int | None = None
+    residual_type: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.mode, str) or not self.mode:
+            raise ValueError(f"cache must be a mode such as 'kv', got {self.mode!r}")
+        check_type(self.type, "cache type", (*CACHE_TYPES, AUTO))
+        if self.residual_type is not None:
+            check_type(self.residual_type, "residual type", CACHE_TYPES)
+        if self.rank is not None and whole("rank", self.rank) < 0:
+            raise ValueError(f"rank must not be negative, got {self.rank}")
+        if (self.rank is not None or self.residual_type is not None) and self.mode not in (RESIDUAL_MODE, AUTO):
+            raise ValueError(
+                f"cache mode '{self.mode}' has no residual: rank and residual type belong to mode '{RESIDUAL_MODE}'"
+            )
+
+    @classmethod
+    def parse(cls, text: str) -> CacheConfig:
+        """From "mode", "mode:type", "k+r:type:rank" or "k+r:type:rank:residual type"; a part left empty: its default.
+
+        Raises:
+            ValueError, UnsupportedError: as the class; or more than four parts, or a rank that is not a number.
+        """
+        mode, type, rank, residual_type, *more = [*text.split(":"), "", "", ""]
+        if any(more):
+            raise ValueError(f"cache '{text}' has too many parts; what there may be: mode:type:rank:residual type")
+        if rank and not rank.isdecimal():
+            raise ValueError(f"cache '{text}': the rank '{rank}' is not a whole number (mode:type:rank:residual type)")
+        return cls(mode, type or AUTO, int(rank) if rank else None, residual_type or None)
+
+    @classmethod
+    def of(cls, cache: str | CacheConfig) -> CacheConfig:
+        """The argument if it is one already, else what the text says. Errors as parse; TypeError: neither."""
+        if isinstance(cache, CacheConfig):
+            return cache
+        if not isinstance(cache, str):
+            raise TypeError(f"a cache is a mode such as 'kv' or 'k+r:q8', or a CacheConfig, got {cache!r}")
+        return cls.parse(cache)
+
+    def __str__(self) -> str:
+        parts = [self.mode, "" if self.type == AUTO else self.type]
+        parts += ["" if self.rank is None else str(self.rank), self.residual_type or ""]
+        return ":".join(parts).rstrip(":")
+
+
+Cache = str | CacheConfig | Sequence[str | CacheConfig]
+
+
+def check_type(name: object, what: str, known: Sequence[str]) -> None:
+    """Raises UnsupportedError for a type that is not known; the message suggests the nearest."""
+    if name not in known:
+        raise UnsupportedError(unknown(what, name, known))
+
+
+@dataclass(frozen=True)
+class LayerCache:
+    """One layer's cache with nothing left open. rank 0 and residual_type "": no residual."""
+
+    mode: str
+    type_k: str
+    type_v: str
+    rank: int = 0
+    residual_type: str = ""
+
+
+@dataclass(frozen=True)
+class CacheChoice:
+    """The checked cache arguments of a model.
+
+    Attributes:
+        configs: one for all layers, or one a layer.
+        type_k, type_v: where a config leaves its type open.
+    """
+
+    configs: tuple[CacheConfig, ...]
+    type_k: str
+    type_v: str
+    sparse_threshold: float
+
+    @classmethod
+    def of(
+        cls,
+        cache: Cache,
+        cache_type: str = AUTO,
+        cache_type_k: str | None = None,
+        cache_type_v: str | None = None,
+        *,
+        rank: int | None = None,
+        residual_type: str | None = None,
+        sparse_threshold: float = 0.0,
+    ) -> CacheChoice:
+        """From the arguments of slimrt.Model; what an entry of `cache` says itself goes before the others.
+
+        Raises:
+            UnsupportedError: an unknown type. ValueError, TypeError: as CacheConfig; a threshold that is no share; a
+                rank or residual type, and no layer has a residual.
+        """
+        type_k = cache_type if cache_type_k is None else cache_type_k
+        type_v = cache_type if cache_type_v is None else cache_type_v
+        for name in (cache_type, type_k, type_v):
+            check_type(name, "cache type", (*CACHE_TYPES, AUTO))
+        alone = isinstance(cache, (str, CacheConfig))
+        if not alone and (not isinstance(cache, Sequence) or not cache):
+            raise ValueError(f"cache must be a mode, a CacheConfig, or one of these for each layer, got {cache!r}")
+        entries: Sequence[Any] = [cache] if alone else cache  # type: ignore[assignment]
+        configs = [CacheConfig.of(one) for one in entries]
+        if rank is not None or residual_type is not None:
+            configs = _with_residual(configs, rank, residual_type)
+        threshold = real("sparse_threshold", sparse_threshold)
+        if not 0 <= threshold < 1:
+            raise ValueError(f"sparse_threshold must be at least 0 and below 1, got {sparse_threshold}")
+        return cls(tuple(configs), type_k, type_v, threshold)
+
+    @property
+    def uniform(self) -> CacheConfig | None:
+        """The config of all layers, where there is one."""
+        return self.configs[0] if len(set(self.configs)) == 1 else None
+
+    def with_mode(self, mode: str) -> CacheChoice:
+        """The same types in another mode, with its default residual, and sparsity only where V is kept."""
+        type = self.uniform.type if self.uniform else AUTO
+        return replace(
+            self, configs=(CacheConfig(mode, type),), sparse_threshold=self.sparse_threshold * (mode == "kv")
+        )
+
+    def layers(self, source: ModelSource) -> tuple[LayerCache, ...]:
+        """What each layer gets, with what the file says and the defaults filled in.
+
+        Raises:
+            ValueError: not one config a layer; a rank that a folded file does not have.
+        """
+        n_layers, e_v = int(source.defaults["n_layers"]), source.kv_width
+        if len(self.configs) not in (1, n_layers):
+            raise ValueError(
+                f"{len(self.configs)} cache modes were given for {n_layers} layers: give one for all, or one a layer"
+            )
+        configs = self.configs * n_layers if len(self.configs) == 1 else self.configs
+        return tuple(self._layer(config, source, i, e_v) for i, config in enumerate(configs))
+
+    def _layer(self, config: CacheConfig, source: ModelSource, i: int, e_v: int) -> LayerCache:
+        stored = source.stored_cache[i] if source.stored_cache else None
+        mode = config.mode if config.mode != AUTO else (stored["mode"] if stored else "kv")
+        if stored is None or stored["mode"] != mode:  # what was chosen for another mode says nothing of this one
+            stored = {}
+        type_k, type_v = (config.type, config.type) if config.type != AUTO else (self.type_k, self.type_v)
+        from_file = stored.get("type") or DEFAULT_TYPE
+        type_k, type_v = (from_file if type == AUTO else type for type in (type_k, type_v))
+        if mode != RESIDUAL_MODE:
+            return LayerCache(mode, type_k, type_v)
+        default_rank, default_type = default_residual(mode, type_k, e_v)
+        folded_rank = source.folded_ranks.get(i)
+        rank = config.rank if config.rank is not None else folded_rank
+        rank = default_rank if rank is None else rank
+        if folded_rank is not None and rank != folded_rank:
+            raise ValueError(
+                f"{source.path.name} was folded with a residual of rank {folded_rank} in layer {i}, not {rank}: leave "
+                "the rank out, or fold the model it was made from again (slimrt convert --cache k+r --rank ...)"
+            )
+        if rank > e_v:
+            raise ValueError(f"a residual of rank {rank} is wider than V: layer {i} has {e_v} columns of it")
+        return LayerCache(mode, type_k, type_v, rank, config.residual_type or stored.get("residual") or default_type)
+
+    def arguments(self, source: ModelSource) -> dict[str, Any]:
+        """What _core.plan and _core.Engine take: one value where all layers agree, else one a layer."""
+        layers = self.layers(source)
+        given: dict[str, Any] = {
+            "cache": _one_or_all([layer.mode for layer in layers]),
+            "cache_type_k": _one_or_all([layer.type_k for layer in layers]),
+            "cache_type_v": _one_or_all([layer.type_v for layer in layers]),
+            "sparse_threshold": self.sparse_threshold,
+        }
+        if any(layer.mode == RESIDUAL_MODE for layer in layers):
+            given["rank"] = _one_or_all([layer.rank for layer in layers])
+            given["residual_type"] = _one_or_all([layer.residual_type or AUTO for layer in layers])
+        return given
+
+
+def _with_residual(configs: list[CacheConfig], rank: int | None, residual_type: str | None) -> list[CacheConfig]:
+    """The configs with this residual where they may have one and leave it open. ValueError: none may."""
+    if not any(config.mode in (RESIDUAL_MODE, AUTO) for config in configs):
+        raise ValueError(
+            f"rank and residual type belong to cache mode '{RESIDUAL_MODE}', and no layer has it: "
+            f"{', '.join(map(str, configs))}"
+        )
+    return [
+        replace(
+            config,
+            rank=rank if config.rank is None else config.rank,
+            residual_type=config.residual_type or residual_type,
+        )
+        if config.mode in (RESIDUAL_MODE, AUTO)
+        else config
+        for config in configs
+    ]
+
+
+def _one_or_all(values: list[Any]) -> Any:
+    return values[0] if len(set(values)) == 1 else values
+
+
+def check_cache(source: ModelSource, choice: CacheChoice) -> None:
+    """Refuses a cache that is unknown, or illegal for the model, before anything slow begins.
+
+    Raises:
+        UnsupportedError: an unknown mode (the message suggests the nearest).
+        CacheUnsupportedError: an illegal one; the message names the layer, the reason and the legal modes.
+        ValueError: as CacheChoice.layers.
+    """
+    modes = {mode["mode"]: mode for mode in _core.cache_modes(str(source.gguf))}
+    for config in choice.configs:
+        if config.mode != AUTO and config.mode not in modes:
+            raise UnsupportedError(unknown("cache mode", config.mode, [AUTO, *modes]))
+    if len(choice.configs) == 1 and not modes.get(choice.configs[0].mode, {"legal": True})["legal"]:
+        mode = choice.configs[0].mode
+        legal = ", ".join(name for name, mode in modes.items() if mode["legal"])
+        raise CacheUnsupportedError(
+            f"cache mode '{mode}' cannot be used with {source.path.name}: {modes[mode]['reason']}. "
+            f"Legal for this model: {legal}"
+        )
+    choice.layers(source)
+
+
+def row_type(layer: Mapping[str, Any]) -> str:
+    """The types of a layer's rows, for people: "q8", or "q8 + 64 q4" with a residual. layer: of Engine.info()."""
+    return f"{layer['type']} + {layer['rank']} {layer['residual_type']}" if layer.get("rank") else str(layer["type"])
+
+
+def kinds(layers: Sequence[Mapping[str, Any]]) -> str:
+    """The caches of all layers, for people: "kv f16", or several with commas between. layers: of Engine.info()."""
+    return ", ".join(sorted({f"{layer['mode']} {row_type(layer)}" for layer in layers}))

@@ -1,0 +1,172 @@
+"""slimrt perplexity: how well a model, and each of its caches, predicts a text."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from slimrt.cache import CacheChoice, kinds
+from slimrt.cli.common import (
+    Flags,
+    cache_arguments,
+    cache_for_comparison,
+    engine_arguments,
+    model_source,
+    note,
+    open_model,
+    positive,
+    print_json,
+    show_progress,
+    table,
+)
+from slimrt.files import decode_text
+from slimrt.plots import check_plot, plot_front
+from slimrt.quality import compare_caches
+from slimrt.results import CacheComparison
+from slimrt.source import ModelSource
+from slimrt.text import file_ids
+
+HELP = "perplexity of a text, or with --compare what each cache costs: KL divergence from kv f32 against bytes"
+
+
+def add_flags(flags: Flags) -> None:
+    flags.model()
+    flags.parser.add_argument("text", metavar="FILE|TEXT", nargs="?", help="a UTF-8 file, or a text with spaces in it "
+                              "(else -f or -p, else stdin)")  # fmt: skip
+    flags.add("-f", "--file", metavar="FILE", help="the file as a flag")
+    flags.add("-p", "--prompt", metavar="TEXT", help="the text as a flag")
+    flags.add("--stride", type=positive, metavar="N", help="tokens that each window but the first scores; default: "
+              "half a window; not with --compare")  # fmt: skip
+    flags.add("--compare", nargs="+", metavar="MODE[:TYPE[:RANK[:TYPE]]]", help="caches to compare with kv:f32 through "
+              "cached decoding, such as kv:f16 k:f16 k+r:q8")  # fmt: skip
+    flags.add("--prefix", type=positive, metavar="N", help="with --compare: tokens of each window that are prefilled; "
+              "default: a quarter")  # fmt: skip
+    flags.add("--chunk", type=positive, default=1, metavar="N", help="with --compare: tokens fed at once after the "
+              "prefix; those of a chunk see each other exactly (default: %(default)s)")  # fmt: skip
+    flags.add("--tokens", type=positive, metavar="N", help="tokens of the text scored at most; default: all")
+    flags.add("--sequences", type=positive, metavar="N", help="with --compare: windows decoded together (default: 8)")
+    flags.add("--plot", metavar="FILE", help="with --compare: draw divergence against bytes (.png, .svg, .pdf; needs "
+              "the extra plot)")  # fmt: skip
+    flags.engine()
+    flags.output()
+
+
+def run(args: argparse.Namespace) -> int:
+    text = _text(args)
+    _check_usage(args)
+    source = model_source(args)
+    if args.compare is None:
+        _plain(args, source, text)
+    else:
+        _compare(args, source, text)
+    return 0
+
+
+def _text(args: argparse.Namespace) -> str | Path:
+    """What to score: a path, or the text itself. A lone argument is the text where a flag names the model."""
+    if args.text is None and args.positional and args.model:
+        args.text, args.positional = args.positional, None
+    given = [one for one in (args.text, args.file, args.prompt) if one is not None]
+    if len(given) > 1:
+        args.usage_error("give one text: FILE or TEXT, -f FILE, or -p TEXT")
+    if args.prompt is not None:
+        return str(args.prompt)
+    if args.text is not None and " " in args.text and not os.path.exists(args.text):
+        return str(args.text)
+    if given:
+        return Path(given[0])
+    if sys.stdin.isatty():
+        args.usage_error("what to score? give FILE or TEXT after the model, -f FILE, -p TEXT, or pipe a text in")
+    return decode_text(sys.stdin.buffer.read(), "stdin")
+
+
+def _check_usage(args: argparse.Namespace) -> None:
+    """Flags of the one way of measuring say nothing in the other."""
+    if args.compare is None:
+        flags = {"--prefix": args.prefix, "--plot": args.plot, "--sequences": args.sequences}
+        flags["--chunk"] = None if args.chunk == 1 else args.chunk
+    else:
+        flags = {"--stride": args.stride}
+    for flag, value in flags.items():
+        if value is not None:
+            args.usage_error(f"{flag} belongs to {'--compare' if args.compare is None else 'the plain perplexity'}")
+    if args.plot is not None:
+        check_plot(args.plot)
+
+
+def _plain(args: argparse.Namespace, source: ModelSource, text: str | Path) -> None:
+    """Perplexity over windows of one prefill each."""
+    if isinstance(text, Path):
+        ids = file_ids(source, text, args.tokens).tolist()
+    else:
+        ids = source.tokenizer.encode(text)[: args.tokens]
+    with open_model(args, source, source.n_ctx(args.ctx or 0)) as model:
+        value = model.perplexity(ids, stride=args.stride)
+        window = min(model.n_ctx, len(ids))
+        stride = args.stride or max(window // 2, 1)
+        cache = kinds(model.info()["layers"])
+    result = {"model": str(source.path), "perplexity": value, "tokens": len(ids) - 1, "window": window,
+              "stride": stride, "cache": cache}  # fmt: skip
+    if args.json:
+        print_json(result)
+        return
+    print(f"perplexity {value:.4f}")
+    note(args, f"slimrt: {len(ids) - 1} tokens, windows of {window} that score their last {stride} (the first: all), "
+         f"cache {cache}; by prefill, which hides what a cache costs: --compare shows that")  # fmt: skip
+
+
+def _compare(args: argparse.Namespace, source: ModelSource, text: str | Path) -> None:
+    arguments = cache_arguments(args)
+    choices = [
+        CacheChoice.of(**cache_for_comparison(arguments, one)) for several in args.compare for one in several.split(",")
+    ]
+    engine: dict[str, Any] = {
+        key: value for key, value in engine_arguments(args).items() if key not in arguments and key != "progress"
+    }
+    comparison = compare_caches(
+        source,
+        text,
+        choices,
+        window=args.ctx or 0,
+        prefix=args.prefix,
+        chunk=args.chunk,
+        max_tokens=args.tokens,
+        sequences=args.sequences,
+        progress=show_progress(args),
+        **engine,
+    )
+    if args.plot is not None:
+        plot_front(comparison, args.plot)
+    if args.json:
+        print_json(comparison.to_dict())
+    else:
+        _print(args, comparison)
+
+
+def _print(args: argparse.Namespace, comparison: CacheComparison) -> None:
+    head = ("cache", "perplexity", "KL mean", "KL 99 %", "KL max", "same top", "bytes/token", "cache", "W^", "front")
+    front = comparison.front()
+    rows = [
+        (
+            row.cache,
+            f"{row.perplexity:.4f}",
+            *(f"{value:.2e}" if math.isfinite(value) else "inf" for value in (row.kl_mean, row.kl_p99, row.kl_max)),
+            f"{100 * row.same_top:.2f} %",
+            str(row.bytes_per_token),
+            str(row.cache_bytes),
+            str(row.extra_weights),
+            "*" if row in front else "",
+        )
+        for row in comparison.rows
+    ]
+    print(table(head, rows))
+    note(
+        args,
+        f"slimrt: {comparison.tokens} tokens in {comparison.windows} windows of {comparison.window}, each decoded over "
+        f"the cache after a prefix of {comparison.prefix}, {comparison.chunk} at a time; KL in nats; cache: "
+        "bytes allocated for a window; W^: bytes of weights beyond those of kv; *: on the Pareto front of bytes and KL",
+    )

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The quality suite: the simulated cache against one that is filled token by token, tasks, the report."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+import slimrt
+from conftest import TESTS
+from reference import Cache, Reference, rounded, to_q4
+
+sys.path.insert(0, str(TESTS.parent / "benchmarks"))
+import quality
+import simulated
+import tasks
+
+pytestmark = pytest.mark.usefixtures("clean_environment")
+
+MODELS = TESTS.parent / "models"
+TALE = MODELS / "tale-llama.gguf"
+
+
+class PerChannelCache(Cache):
+    """k in groups of 32 tokens of a channel, rounded as tokens complete one; until then in float16."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__("kv", ("q4", "q4"), True, heads)
+        self.exact: list[np.ndarray] = []
+
+    def append(self, fresh: dict[str, np.ndarray]) -> None:
+        self.exact += list(fresh["k"])
+        rows = list(self.rows.get("v", [])) + list(rounded(fresh["v"], "q4", self.heads))
+        k = []
+        for start in range(0, len(self.exact), 32):
+            group = np.array(self.exact[start : start + 32])
+            if len(group) == 32:
+                k += [
+                    np.array(column) for column in zip(*(to_q4(np.float32(c)[None])[0] for c in group.T), strict=True)
+                ]
+            else:
+                k += list(rounded(group, "f16"))
+        self.rows = {"k": np.array(k), "v": np.array(rows)}
+        self.length += len(fresh["k"])
+
+
+@pytest.mark.parametrize("name", ["llama_mha", "llama_gqa"])
+def test_one_pass_decodes_as_token_by_token(name, tiny, grouped):
+    """75 tokens, 20 of them at once, then 5 in chunks of 3, then one by one: the same sums in another order."""
+    ids = np.random.default_rng(1).integers(6, 289, 75)
+    model = simulated.Simulated({"llama_mha": tiny, "llama_gqa": grouped}[name])
+    begins = [0] * 20 + [20, 20, 20, 23, 23] + list(range(25, 75))
+    got = model.decoded(ids, begins)
+    caches = [PerChannelCache(model.w.n_kv_heads) for _ in model.w.layers]
+    plain, steps = Reference(model.w), [*sorted(set(begins)), 75]
+    wanted = np.concatenate([plain.append(ids[a:b], caches) for a, b in zip(steps, steps[1:], strict=False)])
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-9)
+    assert np.abs(got - plain.logits(ids)).max() > 1e-3  # and rounding shows
+
+
+def test_tasks_in_other_tokens_are_left_out(tmp_path):
+    files = [MODELS / "retrieval.json"]
+    (one,) = tasks.tasks_for(slimrt.ModelSource(TALE), files)
+    assert one.name == "retrieval" and len(one.prompts) == 44
+    assert tasks.tasks_for(slimrt.ModelSource(MODELS / "tale-gpt2.gguf"), files) == []  # too long for it
+    entry = {"depth": 0.0, "prompt": "Anna was", "prompt_ids": [1, 2], "answer": " a", "answer_ids": [3]}
+    (tmp_path / "other.json").write_text(json.dumps({"prompts": [entry]}))
+    assert tasks.tasks_for(slimrt.ModelSource(TALE), [tmp_path / "other.json"]) == []
+
+
+def test_answers_are_read_from_stored_rows():
+    """Each id is fed in a step that begins at most 16 ids before it, an answer's in one of its own."""
+    seen = []
+
+    def predict(ids: list[int], begins: list[int], n: int) -> list[int]:
+        seen.append((ids, begins, n))
+        return [7, 8, 0]
+
+    task = tasks.Task("t", ((0.5, tuple(range(40)), (7, 8, 9)),))
+    found = tasks.answers(predict, task)
+    assert found == [[True, True, False]] and tasks.summary(found) == {"answered": 0.0, "tokens": pytest.approx(2 / 3)}
+    ((ids, begins, n),) = seen
+    assert ids == [*range(40), 7, 8] and n == 3
+    assert begins == [0] * 16 + [16] * 16 + [32] * 7 + [39, 40, 41]
+
+
+def test_engine_and_simulation_agree_where_nothing_is_rounded(tiny):
+    """The likeliest tokens of kv f32 are those of the float64 model: the steps of both are the same."""
+    ids = [int(id) for id in np.random.default_rng(3).integers(6, 289, 40)]
+    begins = [0] * 16 + [16] * 16 + [32] * 4 + [36, 37, 38, 39]
+    with slimrt.Model(tiny, cache="kv:f32", n_ctx=64) as model:
+        predict = tasks.predict_with(model)
+        wanted = [int(one) for one in Reference(tiny).logits(ids)[-5:].argmax(-1)]
+        assert predict(ids, begins, 5) == wanted == predict(ids, begins, 5)
+
+
+def test_the_suite_writes_table_and_picture(tmp_path, monkeypatch, capsys):
+    """A short run on the shipped model: rounding of K-only in q8 is seen by text and task alike."""
+    pytest.importorskip("matplotlib")
+    arguments = ["--models", TALE, "--caches", "kv:f16", "kv:q4", "k:q8", "x:f16", "--tokens", 80, "--window", 128,
+                 "--prompts", 1, "--tasks", MODELS / "retrieval.json", "--out", tmp_path / "q"]  # fmt: skip
+    monkeypatch.setattr(sys, "argv", ["quality.py", *map(str, arguments)])
+    quality.main()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["q-tale-llama.png", "q.json", "q.md"]
+    model = json.loads((tmp_path / "q.json").read_text())["models"][TALE.name]
+    rows = {row["cache"]: row for row in model["rows"]}
+    assert list(rows) == ["kv f32", "kv f16", "kv q4", "k q8", simulated.NAME]  # x is not for this model
+    assert rows["k q8"]["kl_mean"] > 1 > rows["kv q4"]["kl_mean"] > rows["kv f16"]["kl_mean"]
+    assert rows[simulated.NAME]["bytes_per_token"] == rows["kv q4"]["bytes_per_token"] == 4 * 2 * 256 * 5 // 8
+    assert model["tasks"]["kv f32"]["retrieval"]["answered"] == 1 > model["tasks"]["k q8"]["retrieval"]["tokens"]
+    table = (tmp_path / "q.md").read_text()
+    assert "| **kv f16** | 32.00 | 4096 | 100.0 % |" in table and table in capsys.readouterr().out
+
+
+def test_findings():
+    def row(cache, size, kl):
+        return slimrt.CacheQuality(cache=cache, modes=(), types=(), ranks=(), residual_types=(), perplexity=1.0,
+                                    kl_mean=kl, kl_p99=kl, kl_max=kl, same_top=1.0, bytes_per_token=size,
+                                    cache_bytes=0, extra_weights=0)  # fmt: skip
+
+    rows = (row("kv f32", 200, 0.0), row("kv f16", 100, 1e-7), row("kv q8", 50, 1e-5), row("kv q4", 30, 1e-2),
+            row("kv q4, K per channel", 31, 8e-3), row("k+r f16 + 8 q8", 52, 1e-6),
+            row("k+r q8 + 8 q4", 30, 2e-4))  # fmt: skip
+    found = {one.cache: {"retrieval": {"answered": 0.5}} for one in rows}
+    said = quality.findings(slimrt.CacheComparison("m", 1, 1, 8, 1, 1, rows), found)
+    assert said == [
+        "k+r f16 + 8 q8: 52.0 % of the bytes of kv f16, KL 1e-06, 10 times that of kv f16, "
+        "retrieval 100.0 % of kv f32's",
+        "k+r q8 + 8 q4: 60.0 % of the bytes of kv q8, KL 0.0002, 20 times that of kv q8, retrieval 100.0 % of kv f32's",
+        "best own kv q4: kv q4, K per channel, 31 bytes, KL 0.008; best k+r in no more bytes: k+r q8 + 8 q4, 30 bytes, "
+        "KL 0.0002: 40 times less",
+    ]
