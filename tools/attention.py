@@ -109,11 +109,14 @@ class Attention:
 
     def _refusal_of_xr(self) -> str:
         if not self.rope:
-            return "the model has no rotary positions: x stores the input as it is"
+            return "no column of K is rotated (no RoPE): mode x stores the input as it is"
         if self.n_rot >= self.head_dim:
-            return f"all {self.head_dim} dimensions of a head rotate; k+r suits full rotation"
+            return "all columns of K are rotated: mode k or k+r stores them"
         if self.rotated_width > self.d:
-            return f"{self.rotated_width} columns of K rotate, more than the layer's input is wide ({self.d}); use k+r"
+            return (
+                f"the rotated columns of K are {self.rotated_width} and the layer's input is {self.d} wide, so they "
+                "determine more than a row holds"
+            )
         return ""
 
     def legal(self) -> list[str]:

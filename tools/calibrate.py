@@ -20,7 +20,7 @@ import numpy as np
 
 from slimrt import progress as bars
 from slimrt.errors import UnsupportedError
-from slimrt.files import decode_text
+from slimrt.text import text_pieces
 from slimrt.tokenizer import Tokenizer
 
 from .attention import Attention, LayerWeights
@@ -41,8 +41,10 @@ _WHITE = 512  # tokens in place of a text
 Text = str | os.PathLike[str] | None
 
 
-def text_ids(gguf: Path, text: Text) -> np.ndarray | None:
+def text_ids(gguf: Path, text: Text, limit: int | None = None) -> np.ndarray | None:
     """Return the token ids of a text file (None: the built-in one), int32; None for a model without a tokenizer.
+
+    No more of the file is read than `limit` ids need.
 
     Raises:
         OSError: the file cannot be read.
@@ -56,10 +58,14 @@ def text_ids(gguf: Path, text: Text) -> np.ndarray | None:
             return None
         raise UnsupportedError(f"{text} cannot be measured on, for want of a tokenizer: {error}") from error
     path = DEFAULT_TEXT if text is None else Path(text)
-    ids = tokenizer.encode(decode_text(path.read_bytes(), str(path)))
+    ids: list[int] = []
+    for piece in text_pieces(path):
+        ids += tokenizer.encode(piece, add_special_tokens=not ids)
+        if limit is not None and len(ids) >= limit:
+            break
     if not ids:
         raise ValueError(f"{path}: no text")
-    return np.array(ids, np.int32)
+    return np.array(ids[:limit], np.int32)
 
 
 @dataclass(frozen=True)
@@ -144,12 +150,11 @@ def calibrated(
         OSError: too little room for the inputs. Others as `text_ids`.
     """
     attention = Attention.of(model)
-    ids = None if text == "none" else text_ids(gguf, text)
+    wanted = max(_MIN_TOKENS, _PER_WIDTH * attention.d) * _HELD_OUT // (_HELD_OUT - 1)
+    ids = None if text == "none" else text_ids(gguf, text, wanted)
     if ids is None:
         yield Calibration("no text: white activations assumed", model, attention, [])
         return
-    wanted = max(_MIN_TOKENS, _PER_WIDTH * attention.d) * _HELD_OUT // (_HELD_OUT - 1)
-    ids = ids[:wanted]
     length = max(1, min(_CHUNK, model.size("context_length"), len(ids) // _HELD_OUT))
     chunks = [ids[start : start + length] for start in range(0, len(ids), length)]
     name = "the built-in text" if text is None else Path(text).name

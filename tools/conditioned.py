@@ -8,7 +8,6 @@ from functools import cached_property
 import numpy as np
 
 from . import noise
-from .exact import condition, folded
 from .planes import Plane, planes, static_scales
 from .readers import Reader, Sample, half_weights
 from .wiener import error_covariance, half_rows, leading, wiener
@@ -48,7 +47,7 @@ class Conditioned:
     def _fit(self, w_k: np.ndarray) -> np.ndarray:
         weights, a = self.sample.weights, self.sample.weights.attention
         if self.type == "f32" and a.kv_width >= a.d:  # nothing to expect: the limit is slim attention itself
-            return folded(a, "k", weights.layer, w_k, weights.w_v).weight
+            return self.sample.v_from_k.weight
         of_weight = noise.of_float("f16") if self._halved else 0.0
         expected = self.noise + of_weight * noise.energy(self.rows)
         quiet = expected == 0  # a channel that is always zero predicts nothing
@@ -144,6 +143,7 @@ class KrReader(Reader):
     def __init__(self, fold: Conditioned, rank: int, residual_type: str):
         super().__init__(fold.sample, fold.type)
         self.planes = planes(fold.sample.weights.attention, "k+r", fold.type, rank, residual_type)
+        self.cond = fold.sample.cond  # nothing is inverted, but this is what an inverse would amplify by
         self.fold, self.rank, self.residual_type = fold, rank, residual_type
         residual = fold.residual_tensors if rank else {}
         self.tensors = fold.tensors | {
@@ -160,11 +160,6 @@ class KrReader(Reader):
         scales = np.float32(1) if self.fold.scales is None else self.fold.scales.astype(np.float32)
         squares = self._squares(window.k / scales, self.planes[0]) * scales.astype(np.float64) ** 2
         return window.key_noise(squares)
-
-    @cached_property
-    def cond(self) -> float:  # type: ignore[override]  # nothing is inverted, but it says what an inverse would do
-        """Condition of W_K."""
-        return condition(self.sample.weights.w_k)
 
     def read(self, window: Window) -> tuple[np.ndarray, np.ndarray]:
         scales = self.tensors.get("attn_kr_row.scale")

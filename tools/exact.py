@@ -6,13 +6,9 @@ Exact in exact arithmetic; what rounding makes of it is in precision.py, and the
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-
-from slimrt.errors import UnsupportedError
 
 from .attention import Attention, projections
 from .gguf_file import ModelData

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from .attention import Attention, LayerWeights
+from .attention import Attention
+from .exact import fold_layer, stored
 from .gguf_file import read_gguf
 from .noise import ROUNDOFF
-from .readers import KReader, Reader, Sample, VReader
-from .rotation import Rotation
+from .planes import Plane
+from .readers import Reader
 from .window import Window
 
 
@@ -53,3 +54,34 @@ def measured(reader: Reader, windows: list[Window]) -> Errors | None:
 
 def _relative(sums: np.ndarray) -> float:
     return sqrt(sums[0] / sums[1]) if sums[1] else 0.0
+
+
+def measure_error_of_v(path: str | os.PathLike[str], ids: np.ndarray, mode: str = "k") -> dict[str, np.ndarray]:
+    """Return what rounding does to an exact fold on a text, for every float type.
+
+    The real rows of mode "k" (or "v") are computed in float32 from the model's own activations, rounded to the type,
+    multiplied by the stored float32 fold, and compared with the projection in float64.
+
+    Args:
+        path: a GGUF file, folded or not.
+        ids: token ids int32 [n], n at most the model's context.
+
+    Returns:
+        Type name -> relative error of V (of K in mode "v") in each layer, float64 [n_layers].
+    """
+    from slimrt import _core
+
+    model = read_gguf(Path(path))
+    attention = Attention.of(model)
+    attention.require(mode)
+    engine = _core.Engine(str(path), n_ctx=len(ids), cache="kv", cache_type_k="f32", cache_type_v="f32")
+    inputs = engine.attention_inputs(np.asarray(ids, np.int32))
+    errors = {name: np.zeros(attention.n_layers) for name in ROUNDOFF}
+    for layer in range(attention.n_layers):
+        fold = fold_layer(model, attention, mode, layer)
+        weight, row = stored(fold).T, inputs[layer] @ fold.w_in.astype(np.float32)
+        exact = inputs[layer].astype(np.float64) @ fold.w_out
+        for name in ROUNDOFF:
+            off = np.linalg.norm(Plane(attention.kv_width, 1, name).round(row) @ weight - exact)
+            errors[name][layer] = off / np.linalg.norm(exact)
+    return errors

@@ -14,7 +14,7 @@ import numpy as np
 
 from . import noise
 from .attention import LayerWeights
-from .exact import FOLDED, condition, folded, stored
+from .exact import FOLDED, Fold, condition, folded, stored
 from .planes import Plane, planes, static_scales
 from .window import KeyNoise, Window
 
@@ -49,6 +49,30 @@ class Sample:
     def v(self) -> np.ndarray:
         """V without bias, float32 [n, e_v]."""
         return np.concatenate([window.v for window in self.windows])
+
+    @cached_property
+    def v_from_k(self) -> Fold:
+        """The exact fold. CacheUnsupportedError: W_K is singular."""
+        return folded(self.weights.attention, "k", self.weights.layer, self.weights.w_k, self.weights.w_v)
+
+    @cached_property
+    def k_from_v(self) -> Fold:
+        """The exact fold. CacheUnsupportedError: W_V is singular."""
+        return folded(self.weights.attention, "v", self.weights.layer, self.weights.w_k, self.weights.w_v)
+
+    @cached_property
+    def cond(self) -> float:
+        """Condition of W_K; infinite where its columns, or rows, are not independent."""
+        return condition(self.weights.w_k)
+
+    @cached_property
+    def rotated_cond(self) -> float:
+        """Condition of W_K's rotated columns. CacheUnsupportedError: they are not independent."""
+        weights, a = self.weights, self.weights.attention
+        cond = condition(weights.w_k[:, a.rotated])
+        if not np.isfinite(cond):
+            raise a.refuse("xr", weights.layer, "the rotated columns of W_K are not independent")
+        return cond
 
     @cached_property
     def value_energy(self) -> float:
@@ -90,6 +114,10 @@ class Reader(ABC):
     @abstractmethod
     def key_noise(self, window: Window) -> KeyNoise:
         """Of the window's keys, expected from the size of its rounding."""
+
+    def fold_error(self) -> float:
+        """Expected relative error of what is computed from the stored row: of V, in mode "v" of K."""
+        return self.value_error()
 
     def value_error(self) -> float:
         """Expected sqrt(E|v^ - v|^2 / E|v|^2), from S and N."""
@@ -137,8 +165,7 @@ class KReader(Reader):
 
     def __init__(self, sample: Sample, type_name: str):
         super().__init__(sample, type_name)
-        weights = sample.weights
-        fold = folded(weights.attention, "k", weights.layer, weights.w_k, weights.w_v)
+        weights, fold = sample.weights, sample.v_from_k
         self.cond, self.tensors = fold.cond, {FOLDED["k"]: stored(fold)}
         variance, row = noise.of_plane(sample.k, self.planes[0], weights.attention.d), noise.energy(sample.k)
         self.value_noise = (variance + row * noise.of_float("f32")) @ fold.weight**2
@@ -159,11 +186,17 @@ class VReader(Reader):
 
     def __init__(self, sample: Sample, type_name: str):
         super().__init__(sample, type_name)
-        weights = sample.weights
-        fold = folded(weights.attention, "v", weights.layer, weights.w_k, weights.w_v)
+        weights, fold = sample.weights, sample.k_from_v
         self.cond, self.tensors = fold.cond, {FOLDED["v"]: stored(fold)}
         self.value_noise = noise.of_plane(sample.v, self.planes[0], weights.attention.d)
         self.weight = fold.weight
+
+    def fold_error(self) -> float:
+        row = noise.energy(self.sample.v)
+        of_k = (self.value_noise + row * noise.of_float("f32")) @ self.weight**2
+        wanted = noise.energy(self.sample.k)
+        error = float((of_k + noise.of_reading(row, self.weight, wanted)).sum())
+        return float(np.sqrt(error / wanted.sum())) if wanted.any() else 0.0
 
     def key_noise(self, window: Window) -> KeyNoise:
         row = self._squares(window.v, self.planes[0])
@@ -213,9 +246,7 @@ class XrReader(Reader):
         self.scales = np.ones(a.d) if scales is None else scales
         kind = np.float16 if half and type_name != "f32" else np.float32
         stored_in = (basis / self.scales).astype(kind)
-        self.cond = condition(weights.w_k[:, a.rotated])
-        if not np.isfinite(self.cond):
-            raise a.refuse("xr", weights.layer, "the rotated columns of W_K are not independent")
+        self.cond = sample.rotated_cond
         read = np.linalg.solve(stored_in.astype(np.float64), np.concatenate([weights.w_k, weights.w_v], axis=1))
         reads_k, reads_v = np.split(read, 2, axis=1)
         self.tensors = {
