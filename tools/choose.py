@@ -66,8 +66,10 @@ class Option:
         return max(max(errors.value, errors.output) for errors in found)
 
     def meets(self, target: float) -> bool:
-        """Whether every error is within the target; measured only if what is predicted is."""
-        return self.predicted.within(target) and (self.measured is None or self.measured.within(target))
+        """Whether every error is within the target, the dearer ones looked at last."""
+        if self.reader.value_error() > target or not self.predicted.within(target):
+            return False
+        return self.measured is None or self.measured.within(target)
 
     def beats(self, other: Option) -> bool:
         """Nowhere worse, somewhere better."""
