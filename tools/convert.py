@@ -6,25 +6,26 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 from gguf import GGUFValueType
 from gguf.gguf_writer import GGUFValue
 
 from slimrt import progress as bars
+from slimrt.cache import AUTO, CACHE_TYPES, DEFAULT_TYPE
 from slimrt.errors import UnsupportedError
 from slimrt.files import check_target, writing
-from slimrt.plan import CACHE_TYPES
 
-from .calibrate import text_ids, text_moments
-from .fold import FOLDED, Attention, Fold, each_fold, fold_value_bias, stored
-from .gguf_file import F32, ModelData, Tensor, array, read_gguf, string, uint32, write_gguf
+from .attention import Attention, fold_value_bias
+from .calibrate import Text, calibrated, text_ids
+from .choose import AUTO_TYPES
+from .fold import FOLDED, check_rank, without_folds
+from .gguf_file import ModelData, array, read_gguf, string, uint32, write_gguf
 from .hf import read_hf
-from .precision import ROUNDOFF, isotropic_moments, predicted_errors
+from .layers import Request, fold_model
 from .quantize import OUT_TYPES, requantise
 from .report import CAUTION, TOO_LARGE, ConvertReport, LayerReport, verdict
 from .verify import compare
@@ -34,18 +35,19 @@ _CONVERTER = 1  # raise it when the same directory converts to other bytes: cach
 _KEPT_KEY = "slimrt.activation"  # says what the model is, not how it was converted
 _MODEL_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja")
 
-_Text = str | os.PathLike[str] | None
-
 
 def convert(
     src: str | os.PathLike[str],
     out: str | os.PathLike[str],
     *,
     cache: str | None = None,
-    cache_type: str = "f16",
+    cache_type: str | Sequence[str] = "auto",
+    target_error: float | None = None,
+    rank: int | None = None,
+    residual_type: str | None = None,
     outtype: str | None = None,
-    calibration: str | os.PathLike[str] | None = None,
-    exact: bool = True,
+    calibration: Text = None,
+    exact: bool = False,
     verify: bool | str | os.PathLike[str] | None = None,
     progress: bool = True,
     overwrite: bool = True,
@@ -55,12 +57,16 @@ def convert(
     Args:
         src: a GGUF file or a Hugging Face directory (config.json, safetensors); never written to.
         out: the GGUF file to write. It appears, or is replaced, only when it is complete.
-        cache: the cache mode to fold for ("kv", "k", "v", "x"); None: only convert.
-        cache_type: element type the cache will have ("f32", "f16", "bf16"); the report's warnings are about it.
+        cache: the cache mode to fold for ("kv", "k", "k+r", "v", "x", "xr"); "auto": for each layer the cheapest
+            within the target; None: only convert.
+        cache_type: element type the cache will have; with "auto" also several that it may have. "auto": f16, and for
+            cache "auto" any of f16, q8, fp8_e4m3, q4.
+        target_error: with cache "auto", the largest relative error of V and of attention's output; None: 0.01.
+        rank, residual_type: of the residual of "k+r"; None: the default for the type.
         outtype: type of the weight matrices, a key of `slimrt.tools.quantize.OUT_TYPES`; None: as in the source.
-        calibration: a text file for predicting the fold's error (modes "k" and "v"); None: the built-in text, if the
-            model has a tokenizer; "none": no text.
-        exact: fold without a residual. The only way so far.
+        calibration: a text file to fold for, and to predict errors with; None: the built-in text, if the model has a
+            tokenizer; "none": no text.
+        exact: insist on a fold that is exact in exact arithmetic: cache "k" or "v", which always are.
         verify: compare logits of source and result on a text file; True or "": on the built-in text (on arbitrary
             tokens when the model has no tokenizer).
         progress: show bars on stderr, when that is a terminal.
@@ -70,22 +76,25 @@ def convert(
         What was written, and what it will cost.
 
     Raises:
-        ValueError: an unknown mode or type, a text that is not UTF-8 or has no use, or out is the source.
+        ValueError: an unknown mode or type, an argument the mode has no use for, a text that is not UTF-8, or out is
+            the source.
         FileExistsError: out exists and overwrite is false.
         CacheUnsupportedError: the mode is not exact for this model; names the layer, the reason, and legal modes.
         ModelFormatError, UnsupportedError: the source is broken, or something in it is not handled; by name.
         OSError: the disk is full, a file cannot be read or written. Nothing partial stays behind.
     """
     source, target, show = Path(src), Path(out), progress and bars.wanted(None)
-    _check(source, target, cache_type, outtype, exact, overwrite)
+    request = _request(cache, cache_type, target_error, rank, residual_type, exact)
+    _check(source, target, outtype, overwrite)
     _check_texts(cache, calibration, verify)
     model, warnings = read_model(source)
     if outtype is not None:
         model, more = requantise(model, outtype)
         warnings += more
     attention = Attention.of(model)
-    if cache is not None:
+    if cache is not None and cache != AUTO:
         attention.require(cache)
+    check_rank(attention, rank)
     metadata = {
         "slimrt.format_version": uint32(FORMAT_VERSION),
         "slimrt.source_hash": string(source_hash(source, show)),
@@ -94,28 +103,58 @@ def convert(
     with _spool(target) as spool:
         if cache is not None:
             model = fold_value_bias(model, attention)
-            metadata["slimrt.cache.modes"] = array([cache] * attention.n_layers, GGUFValueType.STRING)
-        if cache in FOLDED:
-            model, layers, basis = _fold(model, cache, source, calibration, spool, show)
+        if cache in (*FOLDED, AUTO):
+            plain = source if calibration == "none" else _runnable(source, show)
+            with calibrated(plain, model, calibration, folder=spool, show_progress=show) as known:
+                model, layers = fold_model(known, request, spool, show_progress=show)
+                basis, warnings = known.basis, warnings + known.warnings
             metadata |= _fold_fields(layers, basis)
-            warnings += _error_warnings(layers, cache_type)
+            warnings += _error_warnings(layers, request)
+        if cache is not None:
+            metadata |= _cache_fields(layers, request)
         write_gguf(target, model.with_metadata(metadata), show_progress=show)
-    report = ConvertReport(target, cache, cache_type, basis, layers, warnings)
+    shown = ", ".join(request.types)
+    report = ConvertReport(target, cache, shown, basis, layers, warnings, target_error=request.target)
     if verify is None or verify is False:
         return report
     plain = _runnable(source, show)
     ids = text_ids(plain, None if verify is True else verify or None)
-    return replace(report, verify=compare(plain, target, ids, cache_type, show_progress=show))
+    type_name = "auto" if request.said else request.types[0]
+    return replace(report, verify=compare(plain, target, ids, type_name, show_progress=show))
 
 
-def _check(source: Path, target: Path, cache_type: str, outtype: str | None, exact: bool, overwrite: bool) -> None:
-    if cache_type not in ROUNDOFF:
-        problem = "no errors can be predicted for" if cache_type in CACHE_TYPES else "unknown"
-        raise ValueError(f"{problem} cache type {cache_type!r}; the types are: {', '.join(ROUNDOFF)}")
+def _request(
+    cache: str | None,
+    cache_type: str | Sequence[str],
+    target_error: float | None,
+    rank: int | None,
+    residual_type: str | None,
+    exact: bool,
+) -> Request:
+    """The checked arguments about the cache."""
+    given = (cache_type,) if isinstance(cache_type, str) else tuple(cache_type)
+    said = given != (AUTO,)
+    types = given if said else AUTO_TYPES if cache == AUTO else (DEFAULT_TYPE,)
+    for name in (*types, residual_type or DEFAULT_TYPE):
+        if name not in CACHE_TYPES:
+            raise ValueError(f"unknown cache type {name!r}; the types are: {', '.join(CACHE_TYPES)}")
+    if len(types) != 1 and cache != AUTO:
+        raise ValueError(f"{len(types)} cache types were given; several to choose from are for cache 'auto'")
+    if target_error is not None and cache != AUTO:
+        raise ValueError(f"target_error is for cache 'auto', not for {cache!r}")
+    if target_error is not None and not 0 < target_error < 1:
+        raise ValueError(f"target_error must be above 0 and below 1, got {target_error}")
+    if (rank is not None or residual_type is not None) and cache != "k+r":
+        raise ValueError(f"rank and residual_type are for cache 'k+r', not for {cache!r}")
+    if exact and cache not in ("k", "v"):
+        raise ValueError(f"exact folds are those of cache 'k' and 'v', not of {cache!r}")
+    target = (0.01 if target_error is None else target_error) if cache == AUTO else None
+    return Request(cache, types, said, target, rank, residual_type)
+
+
+def _check(source: Path, target: Path, outtype: str | None, overwrite: bool) -> None:
     if outtype is not None and outtype not in OUT_TYPES:
         raise ValueError(f"unknown outtype {outtype!r}; the types are: {', '.join(OUT_TYPES)}")
-    if not exact:
-        raise UnsupportedError("folding with a residual (k+r) is not there yet; exact=True folds without one")
     if not source.exists():
         raise FileNotFoundError(f"{source}: no such file or directory")
     check_target(target)
@@ -125,10 +164,10 @@ def _check(source: Path, target: Path, cache_type: str, outtype: str | None, exa
         raise FileExistsError(f"{target} exists")
 
 
-def _check_texts(cache: str | None, calibration: _Text, verify: bool | _Text) -> None:
-    if calibration not in (None, "none") and cache not in FOLDED:
+def _check_texts(cache: str | None, calibration: Text, verify: bool | Text) -> None:
+    if calibration not in (None, "none") and cache not in (*FOLDED, AUTO):
         raise ValueError(
-            f"calibration is for the folds of cache modes {' and '.join(FOLDED)}, and this conversion has none"
+            f"calibration is for cache modes that fold ({', '.join(FOLDED)}, {AUTO}), and this conversion has none"
         )
     texts = (None if calibration == "none" else calibration, None if isinstance(verify, bool) else verify)
     for text in texts:
@@ -153,8 +192,7 @@ def read_model(source: Path) -> tuple[ModelData, list[str]]:
     metadata = {
         key: value for key, value in model.metadata.items() if not key.startswith("slimrt.") or key == _KEPT_KEY
     }
-    tensors = {name: tensor for name, tensor in model.tensors.items() if not name.endswith(tuple(FOLDED.values()))}
-    return ModelData(metadata, tensors), []
+    return without_folds(ModelData(metadata, model.tensors)), []
 
 
 @contextmanager
@@ -164,51 +202,63 @@ def _spool(target: Path) -> Iterator[Path]:
         yield Path(folder)
 
 
-def _fold(
-    model: ModelData, mode: str, source: Path, calibration: str | os.PathLike[str] | None, spool: Path, show: bool
-) -> tuple[ModelData, list[LayerReport], str]:
-    """The model with its folds, which wait in files, the reports, and what the predicted errors rest on."""
-    attention, moments, basis = Attention.of(model), None, "no text: white activations assumed"
-    if calibration != "none":
-        plain = _runnable(source, show)
-        ids = text_ids(plain, calibration)
-        if ids is not None:
-            moments, n_tokens = text_moments(plain, model, mode, ids, show_progress=show)
-            basis = f"{n_tokens} tokens of {'the built-in text' if calibration is None else Path(calibration).name}"
-    layers: list[LayerReport] = []
-    folds: list[Tensor] = []
-
-    def keep(fold: Fold) -> None:
-        at = moments[fold.layer] if moments else isotropic_moments(model, fold)
-        layers.append(LayerReport(fold.layer, mode, fold.cond, predicted_errors(fold, at)))
-        file, name, shape = spool / str(fold.layer), f"blk.{fold.layer}.{FOLDED[mode]}", fold.weight.T.shape
-        file.write_bytes(stored(fold).data)
-        folds.append(Tensor(name, shape, F32, lambda: np.memmap(file, np.float32, "r", shape=shape).view(np.uint8)))
-
-    each_fold(model, attention, mode, keep, show_progress=show)
-    return model.with_tensors(*folds), layers, basis
+def _cache_fields(layers: list[LayerReport], request: Request) -> dict[str, GGUFValue]:
+    """What the runtime does when it is left to the file: types only where they were chosen, or folded for."""
+    fields = {"modes": array([layer.mode for layer in layers], GGUFValueType.STRING)}
+    if request.said or request.mode in ("k+r", "xr", AUTO):
+        fields["types"] = array([layer.type or request.types[0] for layer in layers], GGUFValueType.STRING)
+    if any(layer.mode == "k+r" for layer in layers):
+        fields["residual_types"] = array([layer.residual_type for layer in layers], GGUFValueType.STRING)
+        fields["ranks"] = array([layer.rank for layer in layers], GGUFValueType.UINT32)
+    return {f"slimrt.cache.{key}": value for key, value in fields.items()}
 
 
 def _fold_fields(layers: list[LayerReport], basis: str) -> dict[str, GGUFValue]:
-    columns = {"cond": [layer.cond for layer in layers]}
-    columns |= {f"error_{name}": [layer.errors[name] for layer in layers] for name in ROUNDOFF}
-    fields = {key: array(values, GGUFValueType.FLOAT32) for key, values in columns.items()}
+    """The report, a value a layer; 0 where nothing is inverted, or nothing was measured."""
+    columns = {"cond": [layer.cond or 0.0 for layer in layers], "rank": [layer.rank for layer in layers]}
+    columns |= {f"error_{name}": [layer.errors[name] for layer in layers] for name in layers[0].errors}
+    for key in ("predicted", "measured"):
+        for part in ("value", "output"):
+            found = (getattr(layer, key) for layer in layers)
+            columns[f"{key}_{part}"] = [getattr(errors, part) if errors else 0.0 for errors in found]
+    kinds = {"rank": GGUFValueType.UINT32}
+    fields = {key: array(values, kinds.get(key, GGUFValueType.FLOAT32)) for key, values in columns.items()}
     fields["calibration"] = string(basis)
     return {f"slimrt.fold.{key}": value for key, value in fields.items()}
 
 
-def _error_warnings(layers: list[LayerReport], cache_type: str) -> list[str]:
+def _error_warnings(layers: list[LayerReport], request: Request) -> list[str]:
     """One sentence when the stored row's rounding is amplified too much, naming the worst layer."""
-    worst = max(layers, key=lambda layer: layer.errors[cache_type])
-    error = worst.errors[cache_type]
+    if request.target is not None:
+        return _target_warnings(layers, request.target)
+
+    def error_of(layer: LayerReport) -> float:
+        return layer.errors[layer.type] if layer.errors else layer.predicted.value if layer.predicted else 0.0
+
+    worst = max(layers, key=error_of)
+    error = error_of(worst)
     if not verdict(error):
         return []
     limit = TOO_LARGE if error > TOO_LARGE else CAUTION
-    n_over = sum(layer.errors[cache_type] > limit for layer in layers)
-    amplified = "V" if worst.mode == "k" else "K"
+    n_over = sum(error_of(layer) > limit for layer in layers)
+    amplified = "K" if worst.mode == "v" else "V"
     return [
-        f"cache mode '{worst.mode}' in {cache_type}: predicted error of {amplified} {error:.1%} in layer {worst.layer} "
+        f"cache mode '{worst.mode}' in {worst.type}: predicted error of {amplified} {error:.1%} in layer {worst.layer} "
         f"(over {limit:.0%} in {n_over} of {len(layers)} layers): {verdict(error)}"
+    ]
+
+
+def _target_warnings(layers: list[LayerReport], target: float) -> list[str]:
+    over = [
+        layer.layer
+        for layer in layers
+        if any(errors and not errors.within(target) for errors in (layer.predicted, layer.measured))
+    ]
+    if not over:
+        return []
+    return [
+        f"no allowed type meets the target error of {target:.2g} in {len(over)} of {len(layers)} layers (the first is "
+        f"{over[0]}), which have the cache with the smallest error: allow larger types (--cache-type), or a larger error"
     ]
 
 

@@ -1,92 +1,63 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a fold costs: the error of V (or K) that the rounding of the stored row will cause, predicted and measured.
-
-V = K W multiplies whatever noise K carries by the spectrum of W. If channel j of K carries independent noise of
-variance n_j, the error of V has energy sum_j n_j |W[j, :]|^2 (cache-math.md sections 2 and 3), so the relative error
-of V is the root of that over E|v|^2. Only second moments of K and V are needed, never a d x d matrix.
-"""
+"""What a cache costs: the error of V and of attention's output, measured on text that had no part in the fold."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from math import log, sqrt
+from math import sqrt
 from pathlib import Path
 
 import numpy as np
-from gguf import GGMLQuantizationType, quants
 
-from .fold import Attention, Fold, fold_layer, stored
-from .gguf_file import ModelData, read_gguf
-
-# Unit roundoff of what a cache row, or a product of it, is stored in.
-ROUNDOFF = {"f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
-# Rounding to nearest is uniform within half a spacing: variance (2 u 2^e)^2 / 12 for a value m 2^e, 1 <= m < 2, that
-# is u^2 / (3 m^2) of its energy. With log m uniform, E[1 / m^2] = 3 / (8 ln 2): noise in u^2 of the channel's energy.
-ROUNDING = 1 / (8 * log(2))
+from .attention import Attention
+from .exact import fold_layer, stored
+from .gguf_file import read_gguf
+from .noise import ROUNDOFF
+from .planes import Plane
+from .readers import Reader
+from .window import Window
 
 
 @dataclass(frozen=True)
-class Moments:
-    """Second moments of a layer's projections over the tokens of a text.
+class Errors:
+    """Relative errors, root mean square.
 
     Attributes:
-        row: E[k_j^2] of each channel of the stored row [e_in].
-        result: E|v|^2 of what is computed from it, summed over its channels.
+        value: of V, over tokens: sqrt(E|v^ - v|^2 / E|v|^2).
+        output: of what the heads give, before W_O, over the tokens that query.
     """
 
-    row: np.ndarray
-    result: float
+    value: float
+    output: float
+
+    def within(self, target: float) -> bool:
+        return self.value <= target and self.output <= target
 
 
-def isotropic_moments(model: ModelData, fold: Fold) -> Moments:
-    """Moments without any text: the norm's output before gamma and beta is taken to be white.
-
-    Real activations are not, so this is a guess within a small factor; a text is better.
-    """
-    gamma = model.tensor(f"blk.{fold.layer}.attn_norm.weight").values().astype(np.float64)
-    beta = model.tensors.get(f"blk.{fold.layer}.attn_norm.bias")
-    shift = np.zeros_like(gamma) if beta is None else beta.values().astype(np.float64)
-
-    def energy(w: np.ndarray) -> np.ndarray:
-        squares: np.ndarray = gamma**2 @ w**2 + (shift @ w) ** 2
-        return squares
-
-    return Moments(energy(fold.w_in), float(energy(fold.w_out).sum()))
+def predicted(reader: Reader) -> Errors:
+    """What second moments, noise and the softmax weights of the calibration text let expect."""
+    return Errors(reader.value_error(), reader.output_error())
 
 
-def predicted_error(fold: Fold, moments: Moments, type_name: str) -> float:
-    """Return the expected relative error of the folded projection, sqrt(E|v^ - v|^2 / E|v|^2).
-
-    Args:
-        fold: the fold and its projections.
-        moments: of the layer, see Moments.
-        type_name: element type of the stored row, a key of ROUNDOFF.
-    """
-    if moments.result == 0:
-        return 0.0  # nothing to get wrong: the projection is zero
-    d, e = fold.w_in.shape
-    # In float32 everything between x and V rounds: the row, W, and sums of d and of e products, whose partial sums
-    # have half the energy of the whole on average. Kept in parts by a vector unit, they round less than this says.
-    arithmetic = (2 + (d + e) / 2) * ROUNDOFF["f32"] ** 2
-    stored_row = ROUNDOFF[type_name] ** 2 if type_name != "f32" else 0.0
-    noise = moments.row * ROUNDING * (stored_row + arithmetic)
-    return sqrt(float(noise @ (fold.weight**2).sum(axis=1)) / moments.result)
+def measured(reader: Reader, windows: list[Window]) -> Errors | None:
+    """What the real rounding of real rows does to other text; None when there is none."""
+    if not windows:
+        return None
+    value, output = np.zeros(2), np.zeros(2)
+    for window in windows:
+        keys, values = reader.read(window)
+        value += np.square(values - window.exact_v).sum(), np.square(window.exact_v).sum()
+        output += window.output_error(keys, values)
+    return Errors(_relative(value), _relative(output))
 
 
-def predicted_errors(fold: Fold, moments: Moments) -> dict[str, float]:
-    """`predicted_error` for every element type."""
-    return {name: predicted_error(fold, moments, name) for name in ROUNDOFF}
-
-
-def rounded(values: np.ndarray, type_name: str) -> np.ndarray:
-    """The float32 values after a round trip through an element type."""
-    kind = GGMLQuantizationType[type_name.upper()]
-    return quants.dequantize(quants.quantize(values.astype(np.float32), kind), kind)
+def _relative(sums: np.ndarray) -> float:
+    return sqrt(sums[0] / sums[1]) if sums[1] else 0.0
 
 
 def measure_error_of_v(path: str | os.PathLike[str], ids: np.ndarray, mode: str = "k") -> dict[str, np.ndarray]:
-    """Return the measured counterpart of `predicted_error` on a text, for every element type.
+    """Return what rounding does to an exact fold on a text, for every float type.
 
     The real rows of mode "k" (or "v") are computed in float32 from the model's own activations, rounded to the type,
     multiplied by the stored float32 fold, and compared with the projection in float64.
@@ -96,7 +67,7 @@ def measure_error_of_v(path: str | os.PathLike[str], ids: np.ndarray, mode: str 
         ids: token ids int32 [n], n at most the model's context.
 
     Returns:
-        Type name -> relative error of each layer, float64 [n_layers].
+        Type name -> relative error of V (of K in mode "v") in each layer, float64 [n_layers].
     """
     from slimrt import _core
 
@@ -111,6 +82,6 @@ def measure_error_of_v(path: str | os.PathLike[str], ids: np.ndarray, mode: str 
         weight, row = stored(fold).T, inputs[layer] @ fold.w_in.astype(np.float32)
         exact = inputs[layer].astype(np.float64) @ fold.w_out
         for name in ROUNDOFF:
-            off = np.linalg.norm(rounded(row, name) @ weight - exact)
+            off = np.linalg.norm(Plane(attention.kv_width, 1, name).round(row) @ weight - exact)
             errors[name][layer] = off / np.linalg.norm(exact)
     return errors

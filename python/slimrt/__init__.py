@@ -7,6 +7,7 @@ with slimrt.Model("model.gguf", cache="k") as model:
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from slimrt._core import __version__
@@ -79,9 +80,13 @@ def convert(
     out: str | os.PathLike[str],
     *,
     cache: str | None = None,
-    cache_type: str = "f16",
+    cache_type: str | Sequence[str] = "auto",
+    target_error: float | None = None,
+    rank: int | None = None,
+    residual_type: str | None = None,
     outtype: str | None = None,
     calibration: str | os.PathLike[str] | None = None,
+    exact: bool = False,
     verify: bool | str | os.PathLike[str] | None = None,
     progress: bool | None = None,
 ) -> ConvertReport:
@@ -97,8 +102,12 @@ def convert(
         out,
         cache=cache,
         cache_type=cache_type,
+        target_error=target_error,
+        rank=rank,
+        residual_type=residual_type,
         outtype=outtype,
         calibration=calibration,
+        exact=exact,
         verify=verify,
         progress=wanted(progress),
     )

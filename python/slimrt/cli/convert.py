@@ -13,23 +13,53 @@ HELP = "write a GGUF file folded for a cache mode, with a report for each layer"
 def add_flags(flags: Flags) -> None:
     flags.parser.add_argument("source", metavar="SRC", help="a GGUF file or a Hugging Face directory")
     flags.add("-o", "--out", required=True, metavar="OUT", help="the file to write")
-    flags.add("--cache", metavar="MODE", help="fold for this mode; without it nothing is folded")
-    flags.add("--cache-type", default="f16", metavar="TYPE", help="the type to judge the fold for (default: f16)")
+    modes = "kv, k, k+r, v, x, xr, or auto: for each layer the fewest bytes within --target-error"
+    flags.add("--cache", metavar="MODE", help=f"fold for {modes}; without it nothing is folded")
+    types = "f32, f16, bf16, q8, fp8_e4m3, fp8_e5m2, q4"
+    flags.add(
+        "--cache-type",
+        default="auto",
+        metavar="TYPE",
+        help=f"of the rows: {types} (default: f16); for auto with commas between those it may choose from "
+        "(default: f16,q8,fp8_e4m3,q4)",
+    )
+    flags.add(
+        "--target-error",
+        type=error,
+        metavar="E",
+        help="for auto: the largest relative error of V and of attention's output (default: 0.01)",
+    )
+    flags.add("--rank", type=int, metavar="N", help="width of k+r's residual (default: by type)")
+    flags.add("--residual-type", metavar="TYPE", help="element type of k+r's residual (default: by type)")
+    flags.add("--exact", action="store_true", help="insist on an exact fold, without a residual: k or v")
     types = "f32, f16, bf16, q8_0, q4_0, q4_k, q4_k_m, q5_k, q6_k"
     flags.add("--outtype", metavar="TYPE", help=f"type of the weights: {types}; default: as they are")
-    flags.add("--calibration", metavar="FILE", help="text to measure on")
+    flags.add("--calibration", metavar="FILE", help="text to fold for and to measure on; none: do without")
     flags.add("--verify", nargs="?", const="", metavar="TEXTFILE", help="compare the result with kv on a text")
     flags.output()
 
 
+def error(text: str) -> float:
+    """A number between 0 and 1, for argparse."""
+    value = float(text)
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"must be above 0 and below 1, got {text}")
+    return value
+
+
 def run(args: argparse.Namespace) -> int:
+    cache = "auto" if args.cache is None and args.target_error is not None else args.cache
     report = slimrt.convert(
         args.source,
         args.out,
-        cache=args.cache,
-        cache_type=args.cache_type,
+        cache=cache,
+        cache_type=args.cache_type.split(",") if "," in args.cache_type else args.cache_type,
+        target_error=args.target_error,
+        rank=args.rank,
+        residual_type=args.residual_type,
         outtype=args.outtype,
         calibration=args.calibration,
+        exact=args.exact,
         verify=args.verify,
         progress=show_progress(args),
     )

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which cache each layer gets when the choice is left open: the fewest bytes that keep its error within a target.
+
+The rule: the relative error of V and that of attention's output, each both predicted on the calibration text and
+measured on text held out from it, must not exceed the target. V alone would not do: a row may keep V and lose the
+scores; attention's output holds the errors of both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from slimrt.errors import CacheUnsupportedError
+
+from .conditioned import Conditioned
+from .fold import reader
+from .planes import bytes_per_token, planes
+from .precision import Errors, measured, predicted
+from .readers import Reader, Sample
+from .wiener import wiener
+from .window import Window
+
+AUTO_TYPES = ("f16", "q8", "fp8_e4m3", "q4")
+RESIDUAL_TYPES = ("q4", "q8", "f16")
+_LARGEST_PART = 2  # no residual is wider than V over this: k+r would come near the bytes of kv
+_WIDER = (1.0, 1.25, 1.5, 2.0)  # ranks tried above the one that V alone would need
+
+
+@dataclass
+class Option:
+    """One cache for one layer, folded when it is looked at.
+
+    Attributes:
+        mode, type, rank, residual_type: as the runtime knows them.
+        bytes: a token.
+    """
+
+    mode: str
+    type: str
+    rank: int
+    residual_type: str
+    bytes: int
+    make: Callable[[], Reader]
+    held_out: list[Window]
+
+    @cached_property
+    def reader(self) -> Reader:
+        return self.make()
+
+    @cached_property
+    def predicted(self) -> Errors:
+        return predicted(self.reader)
+
+    @cached_property
+    def measured(self) -> Errors | None:
+        return measured(self.reader, self.held_out)
+
+    @property
+    def error(self) -> float:
+        """The largest of the errors that a target bounds."""
+        found = (self.predicted, self.measured or self.predicted)
+        return max(max(errors.value, errors.output) for errors in found)
+
+    def meets(self, target: float) -> bool:
+        """Whether every error is within the target, the dearer ones looked at last."""
+        if self.reader.value_error() > target or not self.predicted.within(target):
+            return False
+        return self.measured is None or self.measured.within(target)
+
+    def beats(self, other: Option) -> bool:
+        """Nowhere worse, somewhere better."""
+        mine, theirs = (self.bytes, self.error), (other.bytes, other.error)
+        return mine != theirs and mine[0] <= theirs[0] and mine[1] <= theirs[1]
+
+
+def choose(
+    sample: Sample, held_out: list[Window], types: Sequence[str], target: float, *, half: bool
+) -> tuple[Option, list[Option]]:
+    """Return a layer's cheapest cache within the target, and the Pareto front where K determines only a part of V.
+
+    Args:
+        sample: the layer and its calibration text.
+        held_out: windows of other text; none: what is predicted has to do.
+        types: element types that rows may have.
+        target: relative error.
+        half: as `fold.reader`.
+
+    Returns:
+        The option; where nothing meets the target, the one with the smallest error. And the options that no other
+        beats in bytes and error, by bytes: for grouped-query attention, where k+r has to earn its place beside kv;
+        empty otherwise.
+    """
+    options = sorted(_options(sample, held_out, types, target, half=half), key=lambda option: option.bytes)
+    found = next((option for option in options if option.meets(target)), None)
+    if found is None:
+        found = min(options, key=lambda option: option.error)
+    attention = sample.weights.attention
+    return found, front(options) if attention.kv_width < attention.d else []
+
+
+def front(options: list[Option]) -> list[Option]:
+    """The options that none beats, fewest bytes first."""
+    return [option for option in options if not any(other.beats(option) for other in options)]
+
+
+def _options(
+    sample: Sample, held_out: list[Window], types: Sequence[str], target: float, *, half: bool
+) -> Iterator[Option]:
+    attention = sample.weights.attention
+    for type_name in types:
+        for mode in attention.legal():
+            if mode == "k+r":
+                yield from _conditioned(sample, held_out, type_name, target, half=half)
+            elif not _singular(sample, mode):
+                size = bytes_per_token(planes(attention, mode, type_name))
+                make = _later(sample, mode, type_name, half)
+                yield Option(mode, type_name, 0, "", size, make, held_out)
+
+
+def _later(sample: Sample, mode: str, type_name: str, half: bool) -> Callable[[], Reader]:
+    return lambda: reader(sample, mode, type_name, half=half)
+
+
+def _singular(sample: Sample, mode: str) -> bool:
+    try:
+        if mode in ("k", "v"):
+            _ = sample.v_from_k if mode == "k" else sample.k_from_v
+        elif mode == "xr":
+            _ = sample.rotated_cond
+    except CacheUnsupportedError:
+        return True
+    return False
+
+
+def _conditioned(
+    sample: Sample, held_out: list[Window], type_name: str, target: float, *, half: bool
+) -> Iterator[Option]:
+    """k+r with the smallest rank, and some above it, at which V is expected to meet the target."""
+    attention = sample.weights.attention
+    most = attention.kv_width // _LARGEST_PART
+    fold = Conditioned(sample, type_name, half=half, max_rank=most)
+    for residual_type in RESIDUAL_TYPES:
+        least = fold.smallest_rank(residual_type, target)
+        if least is None:
+            continue
+        for rank in sorted({min(int(least * wider) // 4 * 4 if least else 0, most) for wider in _WIDER}):
+            kind = residual_type if rank else ""
+            size = bytes_per_token(planes(attention, "k+r", type_name, rank, kind))
+            yield Option("k+r", type_name, rank, kind, size, _at(fold, rank, kind), held_out)
+
+
+def _at(fold: Conditioned, rank: int, residual_type: str) -> Callable[[], Reader]:
+    return lambda: fold.reader(rank, residual_type)
+
+
+def share_of_v(sample: Sample) -> float:
+    """The share of V's variance that an exact K predicts: 1 - tr(C) / E|v|^2, with no noise and no residual.
+
+    1 where W_K has an inverse; with grouped-query attention what K knows of V.
+    """
+    weights, moment = sample.weights, sample.moment
+    if not sample.value_energy:
+        return 1.0
+    energy = np.einsum("ij,ij->j", weights.w_k, moment @ weights.w_k)
+    floor = (
+        np.maximum(energy, energy.max(initial=0.0) * 1e-6) * 1e-12
+    )  # far below any signal, so that S may be singular
+    weight = wiener(moment, weights.w_k, weights.w_v, floor)
+    missed = weights.w_v - weights.w_k @ weight
+    return 1 - float(np.einsum("ij,ij->", missed, moment @ missed)) / sample.value_energy
+
+
+def kv_bytes(sample: Sample) -> int:
+    """Bytes a token of kv f16, which others are compared with."""
+    return bytes_per_token(planes(sample.weights.attention, "kv", "f16"))

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The conditioned fold: V from a rounded K, and the few directions in which that errs most (cache-math.md section 3).
+
+K is known with noise only, so V's best linear prediction from it is a Wiener filter, not W_K^-1 W_V.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Matrix = NDArray[np.float64]
+
+_CHOLESKY_LIMIT = 1e12
+_DENSE = 1024  # up to here all eigenvectors come at once
+
+
+def shrunk(moment: Matrix, n_tokens: int) -> Matrix:
+    """Pull the off-diagonal of a second moment, estimated from n_tokens, towards zero.
+
+    S' = (1 - a) S + a diag(S), a = min(0.1, d / (10 n)). Directions that few tokens have not shown look free to the
+    fit, which then errs there without bound: measured on a trained model of d 256, 256 tokens predicted 0.14 % error
+    of V and had 31 %; with this a 0.9 % and 1.0 %. The weight that minimises the error of S itself (Ledoit and Wolf
+    2004) is too small by ten where tokens repeat, as in a first layer; ours costs nothing measurable with 16 d tokens.
+    The target keeps each channel's own energy, since one coordinate may hold most of a residual stream's.
+    """
+    weight = min(0.1, len(moment) / (10 * n_tokens))
+    out = moment * (1 - weight)
+    out[np.diag_indices(len(out))] = moment.diagonal()
+    return out
+
+
+def wiener(moment: Matrix, w_k: Matrix, w_v: Matrix, noise: Matrix) -> Matrix:
+    """Return W [e_k, e_v] that minimises E|v - (k + n) W|^2 = |S^1/2 (W_K W - W_V)|^2 + |N^1/2 W|^2.
+
+    With channels divided by their noise, the normal equations are (A + I) Z = ..., A the signal over the noise: their
+    condition is at most 1 + trace A, and the smallest eigenvalue, which is where the fit is decided, is 1. A Cholesky
+    solution is off by about 1e-16 of that condition there: nothing for rows of 8 bits (1e5 a channel) or 16 (1e8).
+    Only for float32 rows (1e15) the stacked system is solved by QR instead, which never forms the product.
+
+    Args:
+        moment: S = E[x^T x], [d, d].
+        w_k, w_v: [d, e_k] and [d, e_v].
+        noise: variance of each channel of k as it reads back, above 0, [e_k].
+    """
+    deviation = np.sqrt(noise)
+    per_noise = w_k / deviation
+    weighted = moment @ per_noise
+    signal = per_noise.T @ weighted
+    if 1 + signal.trace() > _CHOLESKY_LIMIT:
+        return stacked_wiener(moment, w_k, w_v, noise)
+    right = weighted.T @ w_v
+    signal[np.diag_indices(len(signal))] += 1
+    return _solve_positive(signal, right) / deviation[:, None]
+
+
+def stacked_wiener(moment: Matrix, w_k: Matrix, w_v: Matrix, noise: Matrix) -> Matrix:
+    """`wiener` as least squares over [S^1/2 W_K N^-1/2; I], by QR: slower, and right for any condition."""
+    deviation = np.sqrt(noise)
+    values, vectors = np.linalg.eigh(moment)
+    root = np.sqrt(np.maximum(values, 0))[:, None] * vectors.T
+    e = w_k.shape[1]
+    q, r = np.linalg.qr(np.concatenate([root @ (w_k / deviation), np.eye(e)]))
+    return np.linalg.solve(r, q[: len(root)].T @ (root @ w_v)) / deviation[:, None]
+
+
+def _solve_positive(matrix: Matrix, right: Matrix) -> Matrix:
+    """matrix^-1 right for a positive definite matrix, through its Cholesky factor.
+
+    NumPy has no triangular solver; the factor's own inverse, in two halves at a time, is products only.
+    """
+    inverse = _inverse_of_lower(np.linalg.cholesky(matrix))
+    return inverse.T @ (inverse @ right)
+
+
+def _inverse_of_lower(lower: Matrix) -> Matrix:
+    n = len(lower)
+    if n <= 256:
+        return np.linalg.inv(lower)
+    half = n // 2
+    out = np.zeros_like(lower)
+    out[:half, :half] = _inverse_of_lower(lower[:half, :half])
+    out[half:, half:] = _inverse_of_lower(lower[half:, half:])
+    out[half:, :half] = -out[half:, half:] @ (lower[half:, :half] @ out[:half, :half])
+    return out
+
+
+def error_covariance(moment: Matrix, missed: Matrix, weight: Matrix, noise: Matrix) -> Matrix:
+    """C = M^T S M + W^T N W, [e_v, e_v]: of v - (k + n) W, with M = W_V - W_K W [d, e_v]."""
+    covariance = missed.T @ (moment @ missed)
+    covariance += weight.T @ (noise[:, None] * weight)
+    return covariance
+
+
+def leading(covariance: Matrix, rank: int) -> tuple[Matrix, Matrix]:
+    """Return the largest eigenvalues [rank], descending, and their eigenvectors [e, rank].
+
+    Large matrices by block subspace iteration, which need not converge to eigenvectors: any orthonormal basis of
+    nearly the same span does, and the values returned are exact for the basis returned.
+    """
+    e = len(covariance)
+    if e <= _DENSE or 2 * rank > e:
+        values, vectors = np.linalg.eigh(covariance)
+        return np.maximum(values[::-1][:rank], 0), np.ascontiguousarray(vectors[:, ::-1][:, :rank])
+    start = np.random.default_rng(0).normal(size=(e, rank + 16))
+    basis, _ = np.linalg.qr(covariance @ start)
+    for _ in range(3):
+        basis, _ = np.linalg.qr(covariance @ basis)
+    values, turn = np.linalg.eigh(basis.T @ (covariance @ basis))
+    return np.maximum(values[::-1][:rank], 0), basis @ turn[:, ::-1][:, :rank]
+
+
+def half_rows(weight: Matrix) -> tuple[NDArray[np.float16], NDArray[np.float32]]:
+    """Return a matrix [out, in] as float16 rows and a float32 scale each: weight = rows * scale[:, None].
+
+    Entries of a fold reach 1e5, which float16 does not hold; divided by the largest of their row they keep 11 bits.
+    """
+    scale = np.abs(weight).max(axis=1)
+    scale = np.where(scale > 0, scale, 1).astype(np.float32)
+    return (weight / scale[:, None]).astype(np.float16), scale

@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One stretch of text in one layer: exact rows, softmax weights, and what errors of keys and values do to the output.
+
+The output of attention meant here is that of the heads, before W_O. A query's own row is never read from the cache
+while its step runs, so it is exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import sqrt
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .attention import LayerWeights
+from .rotation import Rotation
+
+_QUERIES = 256  # rows whose attention is computed, spread over the window
+
+
+@dataclass(frozen=True)
+class KeyNoise:
+    """Noise of a window's keys as queries meet them, from the rounding of the stored rows.
+
+    Its size differs from token to token: floats round large elements more, and a token that is attended to has large
+    elements where the query has.
+
+    Attributes:
+        channels: variance in each channel of each key, independent of the others [n, e_k].
+        row: variance in each channel of each stored row [n, w], which reaches keys through `reads` [w, e_k], if any.
+        repeats: equal tokens have equal noise (no rotation comes after it).
+    """
+
+    channels: np.ndarray
+    row: np.ndarray | None = None
+    reads: np.ndarray | None = None
+    repeats: bool = False
+
+    def of_scores(self, queries: np.ndarray, columns: slice) -> np.ndarray:
+        """Variance of q . k [queries, n] before scaling, for queries [queries, head_dim] of one head."""
+        variance = queries**2 @ self.channels[:, columns].T
+        if self.row is not None and self.reads is not None:
+            variance = variance + (queries @ self.reads[:, columns].T) ** 2 @ self.row.T
+        return np.asarray(variance)
+
+
+@dataclass(frozen=True)
+class Window:
+    """Attention inputs x float32 [n, d] of the positions 0, 1, ... of a text, in one layer."""
+
+    weights: LayerWeights
+    rotation: Rotation | None
+    x: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    @cached_property
+    def k(self) -> NDArray[np.float32]:
+        """K without bias, before any norm and rotation, in the runtime's precision [n, e_k]."""
+        return self.x @ self.weights.w_k.astype(np.float32)
+
+    @cached_property
+    def v(self) -> NDArray[np.float32]:
+        """V without bias, in the runtime's precision [n, e_v]."""
+        return self.x @ self.weights.w_v.astype(np.float32)
+
+    @cached_property
+    def exact_k(self) -> NDArray[np.float64]:
+        """K as `k`, without rounding."""
+        return self.x.astype(np.float64) @ self.weights.w_k
+
+    @cached_property
+    def exact_v(self) -> NDArray[np.float64]:
+        """V as `v`, without rounding."""
+        return self.x.astype(np.float64) @ self.weights.w_v
+
+    @cached_property
+    def k_norm(self) -> np.ndarray:
+        """What QK-norm multiplies k by [n, e_k], or [1, 1]: its gain over the root mean square of each row."""
+        gain = self.weights.gain("k")
+        return np.ones((1, 1)) if gain is None else gain * self._per_rms(self.exact_k)
+
+    @cached_property
+    def keys(self) -> NDArray[np.float32]:
+        """K as queries meet it, in the runtime's precision [n, e_k]."""
+        return self.as_keys(self.k)
+
+    def as_keys(self, k: np.ndarray) -> np.ndarray:
+        """Norm (with the factors of the exact k), bias and rotation on top of k [n, e_k]."""
+        bias = self.weights.bias("k")
+        k = k if self.weights.gain("k") is None else k * self.k_norm.astype(k.dtype)
+        k = k if bias is None else k + bias
+        return k if self.rotation is None else self.rotation.turn(k, self.weights.attention.n_kv_heads)
+
+    def key_noise(self, variance: np.ndarray) -> KeyNoise:
+        """What `as_keys` makes of noise of this variance in k [n, e_k]."""
+        variance = variance * np.square(self.k_norm)
+        if self.rotation is None:
+            return KeyNoise(variance, repeats=True)
+        return KeyNoise(self.rotation.averaged(variance, self.weights.attention.n_kv_heads))
+
+    @cached_property
+    def queries(self) -> NDArray[np.intp]:
+        """The rows whose attention is computed."""
+        return np.unique(np.linspace(0, len(self) - 1, min(_QUERIES, len(self))).astype(np.intp))
+
+    @cached_property
+    def _q(self) -> NDArray[np.float64]:
+        """Queries as keys meet them [queries, q width]."""
+        gain, bias = self.weights.gain("q"), self.weights.bias("q")
+        q = self.x.astype(np.float64) @ self.weights.w_q
+        if gain is not None:
+            q = q * gain * self._per_rms(q)
+        q = q if bias is None else q + bias
+        if self.rotation is not None:
+            q = self.rotation.turn(q, self.weights.attention.n_heads)
+        return q[self.queries]
+
+    def _per_rms(self, rows: np.ndarray) -> np.ndarray:
+        squares = np.mean(np.square(rows, dtype=np.float64), axis=1, keepdims=True)
+        return np.asarray(1 / np.sqrt(squares + self.weights.attention.eps))
+
+    def _scores(self, head: int, keys: np.ndarray) -> np.ndarray:
+        """Scaled scores of one head's queries over the window [queries, n], before the mask."""
+        a = self.weights.attention
+        return self._head(self._q, head) @ self._kv_head(keys, head).T / sqrt(a.head_dim)
+
+    def _head(self, rows: np.ndarray, head: int) -> np.ndarray:
+        dim = self.weights.attention.head_dim
+        return rows[:, head * dim : (head + 1) * dim]
+
+    def columns(self, head: int) -> slice:
+        """The columns of K and V that a query head reads."""
+        a = self.weights.attention
+        first = head // (a.n_heads // a.n_kv_heads) * a.head_dim
+        return slice(first, first + a.head_dim)
+
+    def _kv_head(self, rows: np.ndarray, head: int) -> np.ndarray:
+        return rows[:, self.columns(head)]
+
+    @cached_property
+    def _own(self) -> np.ndarray:
+        """Where a query meets its own row [queries, n]."""
+        return np.arange(len(self)) == self.queries[:, None]
+
+    def _softmax(self, scores: np.ndarray) -> np.ndarray:
+        at, own = np.arange(len(self)), self.queries[:, None]
+        seen = at <= own
+        if window := self.weights.attention.window:
+            seen &= at > own - window
+        scores = np.where(seen, scores, -np.inf)
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        return np.asarray(weights / weights.sum(axis=1, keepdims=True))
+
+    @cached_property
+    def _attention(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Softmax weights [queries, n] and output [queries, head_dim] of each head."""
+        keys, out = self.as_keys(self.exact_k), []
+        for head in range(self.weights.attention.n_heads):
+            p = self._softmax(self._scores(head, keys))
+            out.append((p, p @ self._kv_head(self.exact_v, head)))
+        return out
+
+    @cached_property
+    def _groups(self) -> np.ndarray | None:
+        """The group of each token, tokens with equal inputs together [n]; None where all differ."""
+        _, group = np.unique(self.x, axis=0, return_inverse=True)
+        group = group.ravel()
+        return group if group.max() + 1 < len(self) else None
+
+    def output_error(self, keys: np.ndarray, values: np.ndarray) -> tuple[float, float]:
+        """What attention's output is off when stored rows read back as these keys and values.
+
+        Returns:
+            The sum of squares of the difference, and of the exact output.
+        """
+        error = energy = 0.0
+        exact_keys = self.as_keys(self.exact_k)
+        for head, (_, exact) in enumerate(self._attention):
+            p = self._softmax(np.where(self._own, self._scores(head, exact_keys), self._scores(head, keys)))
+            own, v, read = p[self._own], self._kv_head(self.exact_v, head), self._kv_head(values, head)
+            got = p @ read + own[:, None] * (v - read)[self.queries]
+            error += float(np.square(got - exact).sum())
+            energy += float(np.square(exact).sum())
+        return error, energy
+
+    def predicted_output_error(
+        self, key_noise: KeyNoise, value_noise: np.ndarray, value_missed: np.ndarray | None
+    ) -> tuple[float, float]:
+        """`output_error` to first order, from variances: rounding of different tokens is independent.
+
+        With weights p_j, o = sum p_j v_j changes by sum p_j dv_j + sum p_j ds_j (v_j - o). So noise of values counts
+        with sum p_j^2, noise of scores with sum p_j^2 |v_j - o|^2, and what is a function of the input (value_missed)
+        is summed as it is. Tokens with equal inputs, of which a first layer is full, err alike: their p_j add up first.
+
+        Args:
+            value_noise: variance of each channel of V [e_v].
+            value_missed: v - v^ apart from noise, for each token [n, e_v].
+        """
+        a, error, energy = self.weights.attention, 0.0, 0.0
+        for head, (weights, out) in enumerate(self._attention):
+            columns, p = self.columns(head), np.where(self._own, 0, weights)
+            shared = self._shared(p)
+            error += float(value_noise[columns].sum() * np.square(shared).sum())
+            if value_missed is not None:
+                error += float(np.square(p @ value_missed[:, columns]).sum())
+            squares, at = (np.square(shared), self._first) if key_noise.repeats else (np.square(p), slice(None))
+            v = self.exact_v[at, columns]
+            spread = np.square(v).sum(axis=1) - 2 * out @ v.T + np.square(out).sum(axis=1, keepdims=True)
+            variance = key_noise.of_scores(self._head(self._q, head), columns)[:, at] / a.head_dim
+            error += float((squares * variance * spread).sum())
+            energy += float(np.square(out).sum())
+        return error, energy
+
+    @cached_property
+    def _first(self) -> np.ndarray | slice:
+        """The first token of each group."""
+        return slice(None) if self._groups is None else np.unique(self._groups, return_index=True)[1]
+
+    def _shared(self, p: np.ndarray) -> np.ndarray:
+        """Weights [queries, n] added up over tokens with equal inputs [queries, groups]."""
+        if self._groups is None:
+            return p
+        order = np.argsort(self._groups, kind="stable")
+        starts = np.flatnonzero(np.diff(self._groups[order], prepend=-1))
+        return np.add.reduceat(p[:, order], starts, axis=1)
