@@ -63,7 +63,8 @@ void choose_residual(const CacheMode& mode, int64_t asked, int64_t folded, const
         fail(ErrorCode::cache_unsupported, where, " needs a residual whose rank is neither in the file ",
              "nor given: convert the model first (slimrt convert --cache ", mode.name(), "), or give a rank");
     if (rank > c.kv_width())
-        fail(ErrorCode::argument, where, ": rank ", rank, " is more than the width of V, ", c.kv_width());
+        fail(asked >= 0 ? ErrorCode::argument : ErrorCode::format, where, ": rank ", rank,
+             " is more than the width of V, ", c.kv_width());
     c.rank = int(rank);
     if (rank == 0) return;
     const bool given = asked_type != kAuto && !asked_type.empty();
