@@ -59,7 +59,7 @@ def convert(
         out: the GGUF file to write. It appears, or is replaced, only when it is complete.
         cache: the cache mode to fold for ("kv", "k", "k+r", "v", "x", "xr"); "auto": for each layer the cheapest
             within the target; None: only convert.
-        cache_type: element type the cache will have; with "auto" also several that it may choose from. "auto": f16, and for
+        cache_type: element type the cache will have; with "auto" also several to choose from. "auto": f16, and for
             cache "auto" any of f16, q8, fp8_e4m3, q4.
         target_error: with cache "auto", the largest relative error of V, and over sqrt(2) of attention's output
             (`slimrt.tools.precision.Errors.size`), in any layer; None: 0.01.
