@@ -45,6 +45,8 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", type=Path, default=sorted((ROOT / "models").glob("*.gguf")))
     parser.add_argument("--caches", nargs="+", default=CACHES, help="those that a model cannot have are left out")
     parser.add_argument("--text", type=Path, default=ROOT / "models" / "heldout.txt")
+    parser.add_argument("--calibration", default=str(ROOT / "models" / "calibration.txt"), help="for what is folded; "
+                        "none: the weights alone")  # fmt: skip
     parser.add_argument("--tasks", nargs="*", type=Path, default=task_files())
     parser.add_argument("--prompts", type=int, help="of each task at most; default: all")
     parser.add_argument("--window", type=int, default=1024, help="or what a model was trained on, if that is less")
@@ -54,7 +56,8 @@ def main() -> None:
     args = parser.parse_args()
     if not args.out.parent.is_dir():
         parser.error(f"{args.out.parent}: no such directory")
-    results: dict[str, Any] = machine.describe() | {"text": args.text.name, "models": {}}
+    results: dict[str, Any] = machine.describe() | {"text": args.text.name}
+    results |= {"calibration": Path(args.calibration).name, "models": {}}
     for path in args.models:
         print(f"{path.name}", flush=True)
         comparison, found = measure(path, args)
@@ -76,12 +79,14 @@ def measure(path: Path, args: argparse.Namespace) -> tuple[CacheComparison, dict
     legal = {mode["mode"] for mode in _core.cache_modes(str(path)) if mode["legal"]}
     choices = [one for one in args.caches if one.partition(":")[0] in legal]
     window = min(args.window, source.n_ctx_train)
-    comparison = slimrt.compare_caches(source, args.text, choices, window=window, max_tokens=args.tokens, progress=None)
+    comparison = slimrt.compare_caches(
+        source, args.text, choices, window=window, max_tokens=args.tokens, calibration=args.calibration
+    )
     todo = [replace(one, prompts=one.prompts[: args.prompts]) for one in tasks.tasks_for(source, args.tasks)]
     found: dict[str, dict[str, Any]] = {row.cache: {} for row in comparison.rows}
     for row, cache in zip(comparison.rows, in_order(source, ["kv:f32", *choices]), strict=True):
         if todo:
-            with slimrt.Model(source, cache=cache, n_ctx=source.n_ctx_train) as model:
+            with slimrt.Model(source, cache=cache, n_ctx=source.n_ctx_train, calibration=args.calibration) as model:
                 predict = tasks.predict_with(model)
                 found[row.cache] = {one.name: tasks.summary(tasks.answers(predict, one)) for one in todo}
             print(f"  {row.cache}: {found[row.cache]}", flush=True)
@@ -148,7 +153,7 @@ def report(results: dict[str, Any]) -> str:
     info, versions = results["machine"], results["versions"]
     lines = [
         f"{info['cpu']}, {info['cores']} cores; slimrt {versions['slimrt']} ({versions['slimrt_commit']}, "
-        f"{versions['isa']}); text: {results['text']}",
+        f"{versions['isa']}); text: {results['text']}; calibration: {results['calibration']}",
     ]
     for name, model in results["models"].items():
         lines += ["", f"## {name}", "", *model_table(model), "", *(f"- {one}" for one in model["findings"])]
