@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import date
@@ -29,10 +30,10 @@ from slimrt.plots import plot_front
 from slimrt.quality import Windows
 
 ROOT = Path(__file__).parent.parent
-CACHES = (
+CACHES = (  # a rank of e/N: the N-th part of V's width
     ["kv:f16", "kv:bf16", "kv:q8", "kv:fp8_e4m3", "kv:q4"]
     + ["k:f32", "k:f16", "k:bf16", "k:q8"]
-    + ["k+r:f16", "k+r:f16:8:q8", "k+r:bf16", "k+r:q8:0", "k+r:q8:32:q8", "k+r:q8", "k+r:q8:64:q8"]
+    + ["k+r:f16", "k+r:f16:e/32:q8", "k+r:bf16", "k+r:q8:0", "k+r:q8:e/8:q8", "k+r:q8", "k+r:q8:e/4:q8"]
     + ["k+r:fp8_e4m3", "k+r:q4"]
     + ["xr:f16", "xr:q8", "xr:q4", "x:f16", "x:q8", "x:q4", "v:f16", "v:q8"]
 )
@@ -77,7 +78,7 @@ def measure(path: Path, args: argparse.Namespace) -> tuple[CacheComparison, dict
     """The comparison on text, and cache -> task -> what was answered."""
     source = slimrt.ModelSource(path)
     legal = {mode["mode"] for mode in _core.cache_modes(str(path)) if mode["legal"]}
-    choices = [one for one in args.caches if one.partition(":")[0] in legal]
+    choices = [with_rank(one, source.kv_width) for one in args.caches if one.partition(":")[0] in legal]
     window = min(args.window, source.n_ctx_train)
     comparison = slimrt.compare_caches(
         source, args.text, choices, window=window, max_tokens=args.tokens, calibration=args.calibration
@@ -100,6 +101,11 @@ def measure(path: Path, args: argparse.Namespace) -> tuple[CacheComparison, dict
         found[row.cache] = {one.name: tasks.summary(tasks.answers(model.predict, one)) for one in todo}
         print(f"  {row.cache}: {found[row.cache]}", flush=True)
     return comparison, found
+
+
+def with_rank(cache: str, e_v: int) -> str:
+    """The cache with e/N as a number: a multiple of 4, at least 4 and at most e_v."""
+    return re.sub(r"\be/(\d+)", lambda part: str(min(max(e_v // int(part[1]) // 4 * 4, 4), e_v)), cache)
 
 
 def in_order(source: slimrt.ModelSource, choices: Sequence[str]) -> list[str]:
