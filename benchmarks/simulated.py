@@ -20,7 +20,8 @@ from slimrt import CacheQuality
 from slimrt.quality import Windows, surprise_and_divergence
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-from reference import Cache, Reference, rounded, store_kv, to_q4  # noqa: E402
+from reference import Cache, Reference, plus, rounded, to_q4  # noqa: E402
+from reference_modes import CACHE_MODES  # noqa: E402
 
 GROUP = 32  # tokens
 NAME = "kv q4, K per channel"
@@ -42,10 +43,11 @@ class Simulated(Reference):
         if not hasattr(self, "_begins"):
             return super()._attention(i, x, positions, cache)
         heads = self.w.n_kv_heads
-        fresh = store_kv(self, i, x, positions)
+        fresh = CACHE_MODES["kv"].store(self, i, x, positions, cache)
         k, v, open_k = fresh["k"], fresh["v"], rounded(fresh["k"], "f16")
         closed_k, closed_v = per_channel(k), rounded(v, "q4", heads)
-        q = self.rotate(x @ self.w.layers[i].wq.T + _or_zero(self.w.layers[i].bq), self.w.n_heads, positions)
+        layer = self.w.layers[i]
+        q = self.rotate(self.norm(plus(x @ layer.wq.T, layer.bq), layer.q_norm), self.w.n_heads, positions)
         stored = positions[None, :] < self._begins[:, None]
         closed = (positions[None, :] // GROUP + 1) * GROUP <= self._begins[:, None]
         k, open_k, closed_k, v, closed_v = (
@@ -65,10 +67,6 @@ def per_channel(k: np.ndarray) -> np.ndarray:
     whole = len(k) // GROUP * GROUP
     stored = to_q4(np.ascontiguousarray(k[:whole].T, np.float32)).T
     return np.concatenate([stored, np.zeros_like(k[whole:])])
-
-
-def _or_zero(bias: np.ndarray | None) -> np.ndarray | float:
-    return 0.0 if bias is None else bias
 
 
 def measure(model: Simulated, windows: Sequence[np.ndarray], plan: Windows) -> CacheQuality:

@@ -28,7 +28,8 @@ class PerChannelCache(Cache):
     """k in groups of 32 tokens of a channel, rounded as tokens complete one; until then in float16."""
 
     def __init__(self, heads: int) -> None:
-        super().__init__("kv", ("q4", "q4"), True, heads)
+        super().__init__("kv", {}, True)
+        self.heads = heads
         self.exact: list[np.ndarray] = []
 
     def append(self, fresh: dict[str, np.ndarray]) -> None:
@@ -113,6 +114,12 @@ def test_the_suite_writes_table_and_picture(tmp_path, monkeypatch, capsys):
     assert model["tasks"]["kv f32"]["retrieval"]["answered"] == 1 > model["tasks"]["k q8"]["retrieval"]["tokens"]
     table = (tmp_path / "q.md").read_text()
     assert "| **kv f16** | 32.00 | 4096 | 100.0 % |" in table and table in capsys.readouterr().out
+
+
+def test_ranks_follow_the_width_of_v():
+    assert quality.with_rank("k+r:q8:e/8:q8", 256) == "k+r:q8:32:q8"
+    assert quality.with_rank("k+r:f16:e/32", 200) == quality.with_rank("k+r:f16:e/32", 40) == "k+r:f16:4"
+    assert quality.with_rank("kv:fp8_e4m3", 256) == "kv:fp8_e4m3"
 
 
 def test_findings():

@@ -64,7 +64,7 @@ def test_too_little_memory_is_said_before_the_fold(tiny, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"cache": "kk"}, slimrt.UnsupportedError, "'kk'.*did you mean 'k'.*kv, k, v, x"),
+        ({"cache": "kk"}, slimrt.UnsupportedError, "'kk'.*did you mean 'k'.*kv, k, k[+]r, v, x, xr"),
         ({"cache": "lowrank"}, slimrt.UnsupportedError, "'lowrank'"),
         ({"cache": ["kv", "z"]}, slimrt.UnsupportedError, "'z'"),
         ({"cache_type": "int3"}, slimrt.UnsupportedError, "f32, f16, bf16"),
@@ -152,8 +152,8 @@ def test_a_directory_without_a_tokenizer():
 # ---------------------------------------------------------------- plan
 def test_plan_is_what_is_allocated(tiny):
     result = slimrt.plan(tiny, n_ctx=100, n_seqs=2, n_batch=16, cache_type="bf16", memory_limit="1GiB")
-    assert [row.cache for row in result.rows] == ["kv", "k"]
-    assert [mode for mode, reason in result.refused if reason] == ["v", "x"]
+    assert [row.cache for row in result.rows] == ["kv", "k", "k+r"]
+    assert [mode for mode, reason in result.refused if reason] == ["v", "x", "xr"]
     assert result.fits and result.asked == result.rows[0]
     for row in result.rows:
         with slimrt.Model(

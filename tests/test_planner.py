@@ -12,7 +12,9 @@ import pytest
 
 import slimrt
 from conftest import GOLDEN, derived
+from folds import fold_all
 from gguf_shapes import Shape, write_random, write_sparse
+from reference import Reference
 from slimrt import _core
 
 # Cache elements (K and V) at a context, cache-math.md section 6, for the architectures of this release.
@@ -86,11 +88,12 @@ def test_plan_finds_what_fits(tmp_path):
     result = slimrt.plan(path, n_ctx=32768, memory_limit="512MiB", cache="kv")
     assert not result.fits
     rows = {row.cache: row for row in result.rows}
-    assert set(rows) == {"kv", "k"} and {mode for mode, _ in result.refused} >= {"v", "x"}
+    assert set(rows) == {"kv", "k", "k+r"} and {mode for mode, _ in result.refused} >= {"v", "x"}
     for mode, row in rows.items():
         assert 0 < row.max_n_ctx < 32768
-        at = _core.plan(str(path), n_ctx=row.max_n_ctx, cache=mode)
-        beyond = _core.plan(str(path), n_ctx=row.max_n_ctx + 64, cache=mode)
+        residual = {"rank": row.ranks[0], "residual_type": row.residual_types[0]} if mode == "k+r" else {}
+        at = _core.plan(str(path), n_ctx=row.max_n_ctx, cache=mode, **residual)
+        beyond = _core.plan(str(path), n_ctx=row.max_n_ctx + 64, cache=mode, **residual)
         needed = [plan["total"] + plan["mapped"] for plan in (at, beyond)]
         assert needed[0] <= result.memory_limit < needed[1]
     assert rows["k"].max_n_ctx > 1.5 * rows["kv"].max_n_ctx
@@ -106,6 +109,11 @@ CONFIGURATIONS = [
     ("phi3", "kv", {"n_ctx": 128, "n_seqs": 3, "n_batch": 2}),
     ("gptneox", "k", {"n_ctx": 100, "n_batch": 21}),
     ("olmo2_gqa", "kv", {"n_ctx": 100, "n_seqs": 2}),
+    ("llama_gqa_tied", "k+r", {"n_ctx": 100, "n_seqs": 5, "n_batch": 33, "rank": 6, "residual_type": "q4"}),
+    ("olmo2", "k+r", {"n_ctx": 70, "cache_type_k": "q8", "rank": 8, "residual_type": "q8", "n_batch": 20}),
+    ("gpt2_tanh", ["kv", "k+r", "x"], {"n_ctx": 128, "cache_type_k": "q4", "rank": [-1, 0, -1], "n_threads": 3}),
+    ("gptneox", "xr", {"n_ctx": 100, "n_batch": 21, "n_seqs": 3, "cache_type_k": "q8"}),
+    ("phi2_gqa", "xr", {"n_ctx": 128, "cache_type_k": "q4", "n_threads": 1}),
     ("gpt2_tanh", "x", {"n_ctx": 96, "n_seqs": 2}),
     ("gpt2_erf", "v", {"n_ctx": 40, "n_batch": 512}),
     ("gpt2_erf", ["kv", "k", "x"], {"n_ctx": 128, "n_seqs": 9, "n_batch": 4}),
@@ -119,7 +127,9 @@ CONFIGURATIONS = [
 def test_plan_equals_allocation(name, mode, options, convert):
     path = convert(GOLDEN / name)
     plan = _core.plan(str(path), cache=mode, **options)
-    engine = _core.Engine(str(path), cache=mode, derived=derived(path, mode), **options)
+    rank = max([options.get("rank", 0)] if isinstance(options.get("rank", 0), int) else options["rank"])
+    made = derived(path, mode, options.get("cache_type_k", "f16"), rank)
+    engine = _core.Engine(str(path), cache=mode, derived=made, **options)
     memory = engine.memory()
     assert set(memory) == {"weights", "derived", "cache", "scratch", "total", "mapped", "cache_bytes_per_token"}
     assert {key: plan[key] for key in memory} == memory
@@ -154,6 +164,19 @@ CORNERS = {
         [[127], [73]],
     ),
     "three jobs, six parts": (("llama", 8, 8, 1), "kv", {"n_ctx": 300, "n_threads": 2}, [[250], [24]]),
+    "one residual column": (
+        ("llama", 2, 32, 2),
+        "k+r",
+        {"n_ctx": 300, "n_batch": 70, "n_seqs": 2, "rank": 1, "residual_type": "q8", "cache_type_k": "q8"},
+        [[1], [200, 1], [33, 40]],
+    ),
+    "grouped, all columns": (
+        ("llama", 8, 8, 1),
+        "k+r",
+        {"n_ctx": 90, "n_batch": 16, "rank": 8, "residual_type": "f32", "cache_type_k": "f32", "n_threads": 3},
+        [[30], [8]],
+    ),
+    "a part rotates": (("gptneox", 4, 16, 4), "xr", {"n_ctx": 300, "n_batch": 20, "n_seqs": 3}, [[200], [9, 17, 1]]),
     "modes": (("gpt2", 2, 64, 1), ["x", "kv"], {"n_ctx": 64, "n_seqs": 7, "n_batch": 33, "n_threads": 8}, []),
 }
 
@@ -163,9 +186,11 @@ def test_no_step_needs_more_than_was_planned(case, tmp_path):
     """These appends, then random ones: never out of scratch, and not a byte more than at the start."""
     (arch, n_heads, dim, kv_heads), mode, options, appends = CORNERS[case]
     shape = Shape(n_heads * dim, 2, n_heads, 2048, n_kv_heads=kv_heads, d_ff=8, n_vocab=32, arch=arch)
-    path = write_random(tmp_path / "model.gguf", shape)
-    square = np.eye(kv_heads * dim, dtype=np.float32)
-    made = {f"blk.{layer}.attn_{name}.weight": square for layer in (0, 1) for name in ("kv", "vk")}
+    path = write_random(tmp_path / "model.gguf", shape, {"rope.dimension_count": dim // 4} if mode == "xr" else None)
+    made = {f"blk.{layer}.attn_{name}.weight": np.eye(kv_heads * dim, dtype=np.float32)
+            for layer in (0, 1) for name in ("kv", "vk")}  # fmt: skip
+    if mode in ("k+r", "xr"):
+        made = fold_all(Reference(path), [mode] * 2, options.get("cache_type_k", "f16"), options.get("rank", 0))
     engine = _core.Engine(str(path), cache=mode, derived=made, **options)
     memory, random = engine.memory(), np.random.default_rng(0)
     n_ctx, n_batch = options["n_ctx"], options.get("n_batch", 512)
@@ -190,7 +215,7 @@ def test_no_step_needs_more_than_was_planned(case, tmp_path):
 
 def test_the_context_from_which_a_mode_is_smaller_than_kv(tmp_path):
     """At that context it takes fewer bytes in all, a block before it does not."""
-    path = write_random(tmp_path / "model.gguf", Shape(256, 2, 4, 4096, d_ff=64))
+    path = write_random(tmp_path / "model.gguf", Shape(256, 8, 4, 4096, d_ff=64))
     rows = {row.cache: row for row in slimrt.plan(path).rows}
     assert rows["kv"].smaller_from is None
     n_ctx = rows["k"].smaller_from
@@ -200,7 +225,9 @@ def test_the_context_from_which_a_mode_is_smaller_than_kv(tmp_path):
         kv, k = (slimrt.plan(path, n_ctx=context, cache=mode).asked.total for mode in ("kv", "k"))
         assert (k < kv) == smaller
     in_f32 = {row.cache: row for row in slimrt.plan(path, cache_type="f32").rows}
-    assert in_f32["k"].smaller_from < n_ctx
+    assert in_f32["k"].smaller_from < n_ctx < rows["k+r"].smaller_from
+    learned = write_random(tmp_path / "gpt2.gguf", Shape(256, 2, 4, 96, d_ff=64, arch="gpt2"))
+    assert {row.smaller_from for row in slimrt.plan(learned).rows} == {None}  # it has no more than 96 positions
 
 
 def test_cache_rounds_up_to_blocks_only(convert):

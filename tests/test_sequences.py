@@ -18,6 +18,7 @@ from conftest import GOLDEN, decode, open_engine, relative
 SAME = 2e-5
 BLOCK = 32  # tokens in a block of the cache (plan.py)
 MODELS = [("llama_gqa_tied", "kv"), ("llama_mha", "k"), ("mistral_window", "kv"), ("gpt2_erf", "x"), ("gpt2_erf", "v")]
+MODELS += [("llama_gqa_tied", "k+r"), ("mistral_window", "k+r"), ("olmo2", "k+r"), ("phi2", "xr")]
 each_model = pytest.mark.parametrize(("name", "mode"), MODELS, ids=[f"{n}-{m}" for n, m in MODELS])
 
 
@@ -69,10 +70,11 @@ def test_batch_of_unequal_lengths_equals_one_by_one(name, mode, engine_of):
 
 
 @pytest.mark.parametrize("n_batch", [1, 2, 7])
-def test_batch_in_small_chunks(n_batch, engine_of):
+@pytest.mark.parametrize(("name", "mode"), [("llama_gqa_tied", "kv"), ("llama_gqa_tied", "k+r"), ("phi2", "xr")])
+def test_batch_in_small_chunks(name, mode, n_batch, engine_of):
     texts = [ids_of(i, n) for i, n in enumerate([20, 3, 1, 11])]
-    wanted = [decode(engine_of("llama_gqa_tied", n_ctx=64), ids, len(ids)) for ids in texts]
-    engine = engine_of("llama_gqa_tied", n_ctx=64, n_seqs=4, n_batch=n_batch)
+    wanted = [decode(engine_of(name, mode, n_ctx=64), ids, len(ids)) for ids in texts]
+    engine = engine_of(name, mode, n_ctx=64, n_seqs=4, n_batch=n_batch)
     items = [(engine.new_sequence(), ids) for ids in texts]
     assert relative(engine.append(items, all_logits=True), np.concatenate(wanted)) < SAME
     items = [(engine.new_sequence(), ids[:1]) for ids in texts[:0]] + [(s, ids[:1]) for s, ids in items]
@@ -273,6 +275,7 @@ def test_saved_sequence_of_another_kind_is_refused(engine_of):
     for other in (
         engine_of("llama_mha", dtype="bf16", n_ctx=64),
         engine_of("llama_mha", "k", "f16", n_ctx=64),
+        engine_of("llama_mha", "k+r", "f16", n_ctx=64),
         engine_of("llama_bias", dtype="f16", n_ctx=64),
         engine_of("gpt2_tanh", dtype="f16", n_ctx=64),
     ):

@@ -23,12 +23,12 @@ class Operations(RuleBasedStateMachine):
     """Any order of operations leaves every sequence with the logits of its own text."""
 
     sequences = Bundle("sequences")
-    path = None
+    path, mode = None, "kv"
 
     @initialize(batch=st.sampled_from([3, 16, 512]))
     def load(self, batch: int) -> None:
-        self.engine = open_engine(self.path, "kv", "f32", n_ctx=80, n_seqs=12, n_batch=batch)
-        self.oracle = open_engine(self.path, "kv", "f32", n_ctx=80, n_seqs=1)
+        self.engine = open_engine(self.path, self.mode, "f32", n_ctx=80, n_seqs=12, n_batch=batch)
+        self.oracle = open_engine(self.path, self.mode, "f32", n_ctx=80, n_seqs=1)
         self.texts: dict[int, list[int]] = {}
 
     def check(self, sequence: int, logits: np.ndarray) -> None:
@@ -95,8 +95,14 @@ class Operations(RuleBasedStateMachine):
             assert self.engine.length(sequence) == len(text)
 
 
-def test_random_operations(convert):
-    Operations.path = convert(GOLDEN / "llama_gqa_tied")
-    Operations.TestCase.settings = settings(max_examples=25, stateful_step_count=25, deadline=None, derandomize=True)
+@pytest.mark.parametrize(
+    ("name", "mode", "examples"),
+    [("llama_gqa_tied", "kv", 25), ("llama_gqa_tied", "k+r", 8), ("olmo2", "k+r", 8), ("phi2", "xr", 8)],
+)
+def test_random_operations(name, mode, examples, convert):
+    Operations.path, Operations.mode = convert(GOLDEN / name), mode
+    Operations.TestCase.settings = settings(
+        max_examples=examples, stateful_step_count=25, deadline=None, derandomize=True
+    )
     case = Operations.TestCase()
     case.runTest()

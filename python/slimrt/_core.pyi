@@ -24,11 +24,14 @@ class GgufFile:
 class Engine:
     """A loaded model with its cache. Token rows go in by sequence, logits come out.
 
-    cache: a mode name for all layers or one a layer (cache_modes() has them); "auto": what the file says, else kv.
-    cache_type_k, cache_type_v: for all layers or one a layer; "auto": what the file says, else f16.
-    rank, residual_type: of mode k+r, for all layers or one a layer; -1 and "auto": what the file or derived says, and
-        an error where neither does (slimrt.plan.default_residual is where defaults come from).
-    derived: tensors the mode needs and the file lacks, by name ("blk.0.attn_kv.weight": W_KV [d_v, d_k] f32).
+    cache: a mode name for all layers or one a layer ("kv", "k", "k+r", "v", "x", "xr"); "auto": what the file says,
+        else kv.
+    cache_type_k, cache_type_v: element type of k (or the whole row) and of v, for all layers or one a layer; "auto":
+        what the file says of a layer whose mode is the file's, else f16.
+    rank, residual_type: width and type of the residual of mode "k+r", for all layers or one a layer; -1 and "auto":
+        what the file says. Without either there is no default: CacheUnsupportedError, ValueError.
+    derived: tensors the mode needs and the file lacks, by name ("blk.0.attn_kv.weight": W_KV [d_v, d_k] f32); vectors
+        as [n] or [1, n].
     sparse_threshold: softmax weight of each head that decoding may leave unread (mode kv): rows of V are skipped whose
         weights add up to no more.
     n_ctx: positions each sequence may hold; n_seqs: sequences that may be full at once.
@@ -46,16 +49,17 @@ class Engine:
         cache: str | Sequence[str] = "auto",
         cache_type_k: str | Sequence[str] = "auto",
         cache_type_v: str | Sequence[str] = "auto",
-        residual_type: str | Sequence[str] = "auto",
         rank: int | Sequence[int] = -1,
+        residual_type: str | Sequence[str] = "auto",
         sparse_threshold: float = 0.0,
         derived: Mapping[str, NDArray[np.float32]] | None = None,
         memory_limit: int = 0,
     ) -> None: ...
     def info(self) -> dict[str, Any]:
         """architecture, d_model, n_layers, n_heads, n_kv_heads, head_dim, n_vocab, n_ctx, n_ctx_train, n_batch,
-        n_seqs, n_threads, sparse_threshold, device, name, d_ff, layers: list of {layer, mode, type, rank,
-        residual_type, bytes_per_token}."""
+        n_seqs, n_threads, sparse_threshold, device, name, d_ff, layers: list of {layer, mode, type,
+        rank, residual_type, bytes_per_token}: type of k, v or x ("f16+q8": of k and v), rank 0 and residual_type ""
+        where there is no residual."""
     def memory(self) -> dict[str, int]:
         """Bytes allocated: weights, derived, cache, scratch, total; and mapped (weights read in place from the
         file) and cache_bytes_per_token."""
@@ -119,12 +123,13 @@ def plan(
     cache: str | Sequence[str] = "auto",
     cache_type_k: str | Sequence[str] = "auto",
     cache_type_v: str | Sequence[str] = "auto",
-    residual_type: str | Sequence[str] = "auto",
     rank: int | Sequence[int] = -1,
+    residual_type: str | Sequence[str] = "auto",
     sparse_threshold: float = 0.0,
 ) -> dict[str, Any]:
     """What Engine would allocate with the same arguments, to the byte, without reading a weight: the keys of
-    Engine.memory() and of Engine.info()."""
+    Engine.memory() and of Engine.info(). Of tensors that are in no file yet it supposes float32, and static scales of
+    rows (attn_kr_row.scale, attn_xr_row.scale) for the types q8, fp8_e4m3 and q4."""
 
 def cache_modes(path: str) -> list[dict[str, Any]]:
     """For every registered mode: {"mode": str, "legal": bool, "reason": str} (reason: why not, with the layer)."""

@@ -86,13 +86,14 @@ class Planner:
 
     def smaller_from(self, choice: CacheChoice) -> int | None:
         """The context, in whole blocks, from which the choice takes less memory in all than kv of the same type: its
-        derived weights are paid for, and its scratch. None: it never does, up to a million tokens."""
-        kv = choice.with_mode("kv")
+        derived weights are paid for, and its scratch. None: it never does, up to a million tokens, or as many as a
+        model with learned positions has."""
+        kv, most = choice.with_mode("kv"), self.source.n_ctx_limit or _LONGEST
 
         def smaller(n_ctx: int) -> bool:
             return self.sizes(choice, n_ctx).total < self.sizes(kv, n_ctx).total
 
-        return _first_block(_LONGEST // BLOCK, smaller) * BLOCK if smaller(_LONGEST) else None
+        return _first_block(most // BLOCK, smaller) * BLOCK if smaller(most // BLOCK * BLOCK) else None
 
     def row(self, choice: CacheChoice, n_ctx: int) -> PlanRow:
         sizes = self.sizes(choice, n_ctx)

@@ -118,6 +118,12 @@ class ModelSource:
         """Positions the model was trained on."""
         return int(self.defaults["n_ctx_train"])
 
+    @cached_property
+    def n_ctx_limit(self) -> int | None:
+        """The positions that a model with learned ones has; None: any context is possible."""
+        learned = "position_embd.weight" in _core.GgufFile(str(self.gguf)).tensors()
+        return self.n_ctx_train if learned else None
+
     def n_ctx(self, asked: int = 0) -> int:
         """The context to use: what was asked for, else the model's own up to DEFAULT_N_CTX."""
         if whole("n_ctx", asked) < 0:
