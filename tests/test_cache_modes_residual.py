@@ -340,6 +340,21 @@ def test_a_file_folded_for_one_mode_serves_no_other(folded, convert, tmp_path):
         assert _core.Engine(str(other), n_ctx=64, cache=choice, residual_type="q8" if choice == "auto" else "auto")
 
 
+@pytest.mark.parametrize(
+    ("name", "mode", "rank"), [("llama_mha", "k+r", 8), ("llama_mha", "k+r", 0), ("phi2", "xr", 0)]
+)
+def test_rows_of_another_fold_are_refused(name, mode, rank, convert):
+    """They have the same shape and mean something else."""
+    path = convert(GOLDEN / name)
+    other = {key: 1.01 * tensor if key.endswith((".scale", "x.weight", "in.weight")) else tensor
+             for key, tensor in folds(path, mode, "q8", rank).items()}  # fmt: skip
+    one, same, another = (engine_of(path, mode, "q8", rank, "q8", **given) for given in ({}, {}, {"derived": other}))
+    saved = one.save_sequence(one.new_sequence())
+    assert same.length(same.load_sequence(saved)) == 0
+    with pytest.raises(slimrt.ModelFormatError, match="another model or cache"):
+        another.load_sequence(saved)
+
+
 @pytest.mark.parametrize("scale", [0.0, -1.0, np.nan, np.inf])
 def test_scales_that_are_none_are_refused(scale, convert):
     path = convert(GOLDEN / "llama_mha")

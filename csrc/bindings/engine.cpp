@@ -17,11 +17,14 @@ namespace {
 
 using Tokens = Array<const int32_t>;
 
-/// An option of each layer: one value for all, or a list.
 template <class T>
-std::vector<T> by_layer(nb::handle value) {
-    if (nb::isinstance<nb::str>(value) || nb::isinstance<nb::int_>(value)) return {nb::cast<T>(value)};
-    return nb::cast<std::vector<T>>(value);
+void read_by_layer(const std::string& name, nb::handle value, ByLayer<T>& option) {
+    if (nb::isinstance<nb::str>(value) || nb::isinstance<nb::int_>(value)) {
+        option.all = nb::cast<T>(value);
+        return;
+    }
+    option.each = nb::cast<std::vector<T>>(value);
+    if (option.each.empty()) fail(ErrorCode::argument, name, ": the list is empty");
 }
 
 void read_option(const std::string& name, nb::handle value, EngineOptions& o) {
@@ -34,15 +37,15 @@ void read_option(const std::string& name, nb::handle value, EngineOptions& o) {
     else if (name == "n_threads")
         o.n_threads = nb::cast<int>(value);
     else if (name == "cache")
-        o.cache.modes = by_layer<std::string>(value);
+        read_by_layer(name, value, o.cache.mode);
     else if (name == "cache_type_k")
-        o.cache.types_k = by_layer<std::string>(value);
+        read_by_layer(name, value, o.cache.type_k);
     else if (name == "cache_type_v")
-        o.cache.types_v = by_layer<std::string>(value);
+        read_by_layer(name, value, o.cache.type_v);
     else if (name == "residual_type")
-        o.cache.residual_types = by_layer<std::string>(value);
+        read_by_layer(name, value, o.cache.residual_type);
     else if (name == "rank")
-        o.cache.ranks = by_layer<int>(value);
+        read_by_layer(name, value, o.cache.rank);
     else if (name == "sparse_threshold")
         o.cache.sparse_threshold = nb::cast<float>(value);
     else if (name == "memory_limit")

@@ -204,10 +204,12 @@ void Engine::attention_inputs(std::span<const int32_t> tokens, float* out, const
 
 std::string Engine::cache_fingerprint() {
     std::string text = concat("slimrt rows 2 ", config().architecture->name, " ", config().n_layers);
-    for (int layer = 0; layer < config().n_layers; ++layer)
+    for (int layer = 0; layer < config().n_layers; ++layer) {
         for (const Plane& plane : cache().format(layer))
             text += concat(" ", plane.name, ":", plane.heads, "x", plane.width / plane.heads, ":",
                            dtype_info(plane.type).name);
+        if (const uint64_t fold = decoder_->fold_of_rows(layer)) text += concat(" fold:", fold);
+    }
     return text;
 }
 

@@ -9,16 +9,10 @@ using Names = std::vector<std::string>;
 
 const std::string kAuto = "auto";
 
-/// The entry of a layer in a list with one for all or one a layer.
 template <class T>
-const T& entry(const std::vector<T>& list, int layer) {
-    return list[list.size() == 1 ? 0 : layer];
-}
-
-template <class T>
-void require_length(const char* what, const std::vector<T>& list, int n_layers) {
-    if (list.size() != 1 && list.size() != size_t(n_layers))
-        fail(ErrorCode::argument, what, ": ", list.size(), " entries were given for ", n_layers,
+void require_length(const char* what, const ByLayer<T>& option, int n_layers) {
+    if (!option.each.empty() && option.each.size() != size_t(n_layers))
+        fail(ErrorCode::argument, what, ": ", option.each.size(), " entries were given for ", n_layers,
              " layers: give one for all, or a list with one a layer");
 }
 
@@ -69,7 +63,8 @@ void choose_residual(const CacheMode& mode, int64_t asked, int64_t folded, const
         fail(ErrorCode::cache_unsupported, where, " needs a residual whose rank is neither in the file ",
              "nor given: convert the model first (slimrt convert --cache ", mode.name(), "), or give a rank");
     if (rank > c.kv_width())
-        fail(ErrorCode::argument, where, ": rank ", rank, " is more than the width of V, ", c.kv_width());
+        fail(asked >= 0 ? ErrorCode::argument : ErrorCode::format, where, ": rank ", rank,
+             " is more than the width of V, ", c.kv_width());
     c.rank = int(rank);
     if (rank == 0) return;
     const bool given = asked_type != kAuto && !asked_type.empty();
@@ -81,10 +76,12 @@ void choose_residual(const CacheMode& mode, int64_t asked, int64_t folded, const
 
 void require_residual(const CacheOptions& o, const std::vector<LayerChoice>& choices) {
     bool asked = false;
-    for (const int rank : o.ranks) asked |= rank > 0;
-    for (const std::string& type : o.residual_types) asked |= type != kAuto && !type.empty();
-    for (const LayerChoice& choice : choices)
-        if (!asked || choice.mode->has_residual()) return;
+    for (const LayerChoice& choice : choices) {
+        const std::string& type = o.residual_type.of(choice.config.layer);
+        asked |= o.rank.of(choice.config.layer) > 0 || (type != kAuto && !type.empty());
+        if (choice.mode->has_residual()) return;
+    }
+    if (!asked) return;
     std::string names;
     for (const CacheMode* mode : cache_modes())
         if (mode->has_residual()) names += concat(names.empty() ? "" : ", ", mode->name());
@@ -107,26 +104,26 @@ void set_sparse_threshold(const CacheMode& mode, float threshold, AttnConfig& c)
 std::vector<LayerChoice> choose_caches(const GgufFile& file, const ModelConfig& model, const CacheOptions& o,
                                        const ExtraTensors& extra) {
     const int n = model.n_layers;
-    require_length("cache", o.modes, n);
-    require_length("cache_type_k", o.types_k, n);
-    require_length("cache_type_v", o.types_v, n);
-    require_length("residual_type", o.residual_types, n);
-    require_length("rank", o.ranks, n);
+    require_length("cache", o.mode, n);
+    require_length("cache_type_k", o.type_k, n);
+    require_length("cache_type_v", o.type_v, n);
+    require_length("residual_type", o.residual_type, n);
+    require_length("rank", o.rank, n);
     const Names modes = stored_names(file, "slimrt.cache.modes", n, "kv");
     const Names types = stored_names(file, "slimrt.cache.types", n, "");
     const Names residual_types = stored_names(file, "slimrt.cache.residual_types", n, "");
 
     std::vector<LayerChoice> choices;
     for (int i = 0; i < n; ++i) {
-        const std::string& asked = entry(o.modes, i);
+        const std::string& asked = o.mode.of(i);
         const bool as_stored = asked == kAuto || asked == modes[i];
         AttnConfig c = attention_config(model, i);
         const std::string stored_type = as_stored ? types[i] : "";
-        c.type_k = choose_type(entry(o.types_k, i), stored_type);
-        c.type_v = choose_type(entry(o.types_v, i), stored_type);
+        c.type_k = choose_type(o.type_k.of(i), stored_type);
+        c.type_v = choose_type(o.type_v.of(i), stored_type);
         const CacheMode& mode = require_cache_mode(as_stored ? modes[i] : asked, c);
         if (mode.has_residual())
-            choose_residual(mode, entry(o.ranks, i), folded_rank(file, extra, i), entry(o.residual_types, i),
+            choose_residual(mode, o.rank.of(i), folded_rank(file, extra, i), o.residual_type.of(i),
                             as_stored ? residual_types[i] : "", c);
         set_sparse_threshold(mode, o.sparse_threshold, c);
         choices.push_back({&mode, c});

@@ -10,15 +10,23 @@
 
 namespace slimrt {
 
-/// Of the lists each has one entry for all layers, or one a layer. "auto": what the file says of the layer,
-/// which holds for its own mode only; without that mode kv and type f16.
+/// An option of every layer: one value for all, or a list with one a layer.
+template <class T>
+struct ByLayer {
+    T all;
+    std::vector<T> each;
+
+    const T& of(int layer) const { return each.empty() ? all : each[layer]; }
+};
+
+/// "auto": what the file says of the layer, which holds for its own mode only; else mode kv and type f16.
 struct CacheOptions {
-    std::vector<std::string> modes = {"auto"};
-    std::vector<std::string> types_k = {"auto"}, types_v = {"auto"};  // of k, v and x: "f16" ...
+    ByLayer<std::string> mode{"auto"};
+    ByLayer<std::string> type_k{"auto"}, type_v{"auto"};  // of k, v and x: "f16" ...
     /// Of modes with a residual: its type and width. "auto" and -1: what the file says, or the width of the
     /// tensors; there is no other default.
-    std::vector<std::string> residual_types = {"auto"};
-    std::vector<int> ranks = {-1};
+    ByLayer<std::string> residual_type{"auto"};
+    ByLayer<int> rank{-1};
     float sparse_threshold =
         0;              // softmax weight that decoding may leave unread, of each head (AttentionArgs)
     int64_t n_ctx = 0;  // 0: the smaller of the model's training context and 4096

@@ -55,6 +55,18 @@ int64_t Decoder::longest_step() const {
     return options_.n_batch;
 }
 
+uint64_t Decoder::fold_of_rows(int layer) const {
+    const AttnWeights& w = weights_.layers[layer].attn;
+    uint64_t hash = 0;
+    for (const Tensor& t : {w.row_shrink, w.residual_x, w.residual_k, w.row_in}) {
+        if (!t) continue;
+        std::vector<unsigned char> row(t.stride);  // the first one tells folds apart
+        backend_.download(row.data(), t, row.size());
+        for (const unsigned char byte : row) hash = (hash ^ byte) * 0x100000001b3 + 1;  // as FNV-1a
+    }
+    return hash;
+}
+
 void Decoder::embed(const Batch& batch, Scratch& scratch, Tensor x) const {
     backend_.gather(weights_.token_embd, batch.tokens, x);
     if (!weights_.position_embd) return;

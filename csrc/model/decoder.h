@@ -34,6 +34,9 @@ class Decoder {
     const ModelConfig& config() const { return config_; }
     const CacheOptions& options() const { return options_; }
     const std::vector<LayerChoice>& layers() const { return layers_; }
+    /// A number for the folded tensors that rows of a layer are written with; 0 if there are none. Rows mean
+    /// nothing beside others.
+    uint64_t fold_of_rows(int layer) const;
     KvCache& cache() { return *cache_; }
     uint64_t mapped_bytes() const { return weights_.mapped; }
 
