@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import date
@@ -29,10 +30,10 @@ from slimrt.plots import plot_front
 from slimrt.quality import Windows
 
 ROOT = Path(__file__).parent.parent
-CACHES = (
+CACHES = (  # a rank of e/N: the N-th part of V's width
     ["kv:f16", "kv:bf16", "kv:q8", "kv:fp8_e4m3", "kv:q4"]
     + ["k:f32", "k:f16", "k:bf16", "k:q8"]
-    + ["k+r:f16", "k+r:f16:8:q8", "k+r:bf16", "k+r:q8:0", "k+r:q8:32:q8", "k+r:q8", "k+r:q8:64:q8"]
+    + ["k+r:f16", "k+r:f16:e/32:q8", "k+r:bf16", "k+r:q8:0", "k+r:q8:e/8:q8", "k+r:q8", "k+r:q8:e/4:q8"]
     + ["k+r:fp8_e4m3", "k+r:q4"]
     + ["xr:f16", "xr:q8", "xr:q4", "x:f16", "x:q8", "x:q4", "v:f16", "v:q8"]
 )
@@ -45,6 +46,8 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", type=Path, default=sorted((ROOT / "models").glob("*.gguf")))
     parser.add_argument("--caches", nargs="+", default=CACHES, help="those that a model cannot have are left out")
     parser.add_argument("--text", type=Path, default=ROOT / "models" / "heldout.txt")
+    parser.add_argument("--calibration", default=str(ROOT / "models" / "calibration.txt"), help="for what is folded; "
+                        "none: the weights alone")  # fmt: skip
     parser.add_argument("--tasks", nargs="*", type=Path, default=task_files())
     parser.add_argument("--prompts", type=int, help="of each task at most; default: all")
     parser.add_argument("--window", type=int, default=1024, help="or what a model was trained on, if that is less")
@@ -54,7 +57,8 @@ def main() -> None:
     args = parser.parse_args()
     if not args.out.parent.is_dir():
         parser.error(f"{args.out.parent}: no such directory")
-    results: dict[str, Any] = machine.describe() | {"text": args.text.name, "models": {}}
+    results: dict[str, Any] = machine.describe() | {"text": args.text.name}
+    results |= {"calibration": Path(args.calibration).name, "models": {}}
     for path in args.models:
         print(f"{path.name}", flush=True)
         comparison, found = measure(path, args)
@@ -74,14 +78,16 @@ def measure(path: Path, args: argparse.Namespace) -> tuple[CacheComparison, dict
     """The comparison on text, and cache -> task -> what was answered."""
     source = slimrt.ModelSource(path)
     legal = {mode["mode"] for mode in _core.cache_modes(str(path)) if mode["legal"]}
-    choices = [one for one in args.caches if one.partition(":")[0] in legal]
+    choices = [with_rank(one, source.kv_width) for one in args.caches if one.partition(":")[0] in legal]
     window = min(args.window, source.n_ctx_train)
-    comparison = slimrt.compare_caches(source, args.text, choices, window=window, max_tokens=args.tokens, progress=None)
+    comparison = slimrt.compare_caches(
+        source, args.text, choices, window=window, max_tokens=args.tokens, calibration=args.calibration
+    )
     todo = [replace(one, prompts=one.prompts[: args.prompts]) for one in tasks.tasks_for(source, args.tasks)]
     found: dict[str, dict[str, Any]] = {row.cache: {} for row in comparison.rows}
     for row, cache in zip(comparison.rows, in_order(source, ["kv:f32", *choices]), strict=True):
         if todo:
-            with slimrt.Model(source, cache=cache, n_ctx=source.n_ctx_train) as model:
+            with slimrt.Model(source, cache=cache, n_ctx=source.n_ctx_train, calibration=args.calibration) as model:
                 predict = tasks.predict_with(model)
                 found[row.cache] = {one.name: tasks.summary(tasks.answers(predict, one)) for one in todo}
             print(f"  {row.cache}: {found[row.cache]}", flush=True)
@@ -95,6 +101,11 @@ def measure(path: Path, args: argparse.Namespace) -> tuple[CacheComparison, dict
         found[row.cache] = {one.name: tasks.summary(tasks.answers(model.predict, one)) for one in todo}
         print(f"  {row.cache}: {found[row.cache]}", flush=True)
     return comparison, found
+
+
+def with_rank(cache: str, e_v: int) -> str:
+    """The cache with e/N as a number: a multiple of 4, at least 4 and at most e_v."""
+    return re.sub(r"\be/(\d+)", lambda part: str(min(max(e_v // int(part[1]) // 4 * 4, 4), e_v)), cache)
 
 
 def in_order(source: slimrt.ModelSource, choices: Sequence[str]) -> list[str]:
@@ -148,7 +159,7 @@ def report(results: dict[str, Any]) -> str:
     info, versions = results["machine"], results["versions"]
     lines = [
         f"{info['cpu']}, {info['cores']} cores; slimrt {versions['slimrt']} ({versions['slimrt_commit']}, "
-        f"{versions['isa']}); text: {results['text']}",
+        f"{versions['isa']}); text: {results['text']}; calibration: {results['calibration']}",
     ]
     for name, model in results["models"].items():
         lines += ["", f"## {name}", "", *model_table(model), "", *(f"- {one}" for one in model["findings"])]

@@ -116,6 +116,12 @@ def test_the_suite_writes_table_and_picture(tmp_path, monkeypatch, capsys):
     assert "| **kv f16** | 32.00 | 4096 | 100.0 % |" in table and table in capsys.readouterr().out
 
 
+def test_ranks_follow_the_width_of_v():
+    assert quality.with_rank("k+r:q8:e/8:q8", 256) == "k+r:q8:32:q8"
+    assert quality.with_rank("k+r:f16:e/32", 200) == quality.with_rank("k+r:f16:e/32", 40) == "k+r:f16:4"
+    assert quality.with_rank("kv:fp8_e4m3", 256) == "kv:fp8_e4m3"
+
+
 def test_findings():
     def row(cache, size, kl):
         return slimrt.CacheQuality(cache=cache, modes=(), types=(), ranks=(), residual_types=(), perplexity=1.0,

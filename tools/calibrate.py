@@ -166,8 +166,9 @@ def calibrated(
         used = sum(size for number, size in enumerate(found.chunks) if not found._is_held_out(number))
         if used < _PER_WIDTH * attention.d:
             found.warnings.append(
-                f"calibrated on {used} tokens of {name}, and inputs {attention.d} wide want {_PER_WIDTH * attention.d}: "
-                "the fold is cautious where it has seen nothing; a longer text would serve better (--calibration FILE)"
+                f"calibrated on {used} tokens of {name}, and inputs {attention.d} wide want "
+                f"{_PER_WIDTH * attention.d}: the fold is cautious where it has seen nothing; a longer text would "
+                "serve better (--calibration FILE)"
             )
         yield found
 

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which cache each layer gets when the choice is left open: the fewest bytes that keep its error within a target.
 
-The rule: the relative error of V and that of attention's output, each both predicted on the calibration text and
-measured on text held out from it, must not exceed the target. V alone would not do: a row may keep V and lose the
-scores; attention's output holds the errors of both.
+The rule: `Errors.size`, which is the relative error of V, or that of attention's output over sqrt(2) if that is larger,
+must not exceed the target: neither as predicted on the calibration text nor as measured on text held out from it.
 """
 
 from __future__ import annotations
@@ -61,15 +60,12 @@ class Option:
 
     @property
     def error(self) -> float:
-        """The largest of the errors that a target bounds."""
-        found = (self.predicted, self.measured or self.predicted)
-        return max(max(errors.value, errors.output) for errors in found)
+        """What a target bounds."""
+        return max(self.predicted.size, self.measured.size if self.measured else 0.0)
 
     def meets(self, target: float) -> bool:
         """Whether every error is within the target, the dearer ones looked at last."""
-        if self.reader.value_error() > target or not self.predicted.within(target):
-            return False
-        return self.measured is None or self.measured.within(target)
+        return self.reader.value_error() <= target and self.predicted.size <= target and self.error <= target
 
     def beats(self, other: Option) -> bool:
         """Nowhere worse, somewhere better."""
@@ -96,8 +92,8 @@ def choose(
     """
     options = sorted(_options(sample, held_out, types, target, half=half), key=lambda option: option.bytes)
     found = next((option for option in options if option.meets(target)), None)
-    if found is None:
-        found = min(options, key=lambda option: option.error)
+    equal = [option for option in options if found and option.bytes == found.bytes and option.meets(target)]
+    found = min(equal or options, key=lambda option: option.error)
     attention = sample.weights.attention
     return found, front(options) if attention.kv_width < attention.d else []
 
@@ -166,9 +162,8 @@ def share_of_v(sample: Sample) -> float:
     if not sample.value_energy:
         return 1.0
     energy = np.einsum("ij,ij->j", weights.w_k, moment @ weights.w_k)
-    floor = (
-        np.maximum(energy, energy.max(initial=0.0) * 1e-6) * 1e-12
-    )  # far below any signal, so that S may be singular
+    # far below any signal: S may be singular
+    floor = np.maximum(energy, energy.max(initial=0.0) * 1e-6) * 1e-12
     weight = wiener(moment, weights.w_k, weights.w_v, floor)
     missed = weights.w_v - weights.w_k @ weight
     return 1 - float(np.einsum("ij,ij->", missed, moment @ missed)) / sample.value_energy

@@ -59,9 +59,10 @@ def convert(
         out: the GGUF file to write. It appears, or is replaced, only when it is complete.
         cache: the cache mode to fold for ("kv", "k", "k+r", "v", "x", "xr"); "auto": for each layer the cheapest
             within the target; None: only convert.
-        cache_type: element type the cache will have; with "auto" also several that it may have. "auto": f16, and for
+        cache_type: element type the cache will have; with "auto" also several to choose from. "auto": f16, and for
             cache "auto" any of f16, q8, fp8_e4m3, q4.
-        target_error: with cache "auto", the largest relative error of V and of attention's output; None: 0.01.
+        target_error: with cache "auto", the largest relative error of V, and over sqrt(2) of attention's output
+            (`slimrt.tools.precision.Errors.size`), in any layer; None: 0.01.
         rank, residual_type: of the residual of "k+r"; None: the default for the type.
         outtype: type of the weight matrices, a key of `slimrt.tools.quantize.OUT_TYPES`; None: as in the source.
         calibration: a text file to fold for, and to predict errors with; None: the built-in text, if the model has a
@@ -119,7 +120,7 @@ def convert(
         return report
     plain = _runnable(source, show)
     ids = text_ids(plain, None if verify is True else verify or None)
-    type_name = "auto" if request.said else request.types[0]
+    type_name = AUTO if "slimrt.cache.types" in metadata else request.types[0]
     return replace(report, verify=compare(plain, target, ids, type_name, show_progress=show))
 
 
@@ -252,13 +253,13 @@ def _target_warnings(layers: list[LayerReport], target: float) -> list[str]:
     over = [
         layer.layer
         for layer in layers
-        if any(errors and not errors.within(target) for errors in (layer.predicted, layer.measured))
+        if any(errors and errors.size > target for errors in (layer.predicted, layer.measured))
     ]
     if not over:
         return []
     return [
         f"no allowed type meets the target error of {target:.2g} in {len(over)} of {len(layers)} layers (the first is "
-        f"{over[0]}), which have the cache with the smallest error: allow larger types (--cache-type), or a larger error"
+        f"{over[0]}); they have the cache with the smallest error: allow larger types (--cache-type) or a larger error"
     ]
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Slim attention offline: V from K, or K from V, in float64 (Graef and Wasielewski, "Slim attention", section 2).
 
-Exact in exact arithmetic; what rounding makes of it is in precision.py, and the fold that expects rounding in wiener.py.
+Exact in exact arithmetic; what rounding makes of it is in precision.py, the fold that expects rounding in wiener.py.
 """
 
 from __future__ import annotations

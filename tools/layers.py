@@ -13,6 +13,7 @@ from slimrt import progress as bars
 
 from .calibrate import Calibration
 from .choose import Option, choose, kv_bytes, share_of_v
+from .exact import FOLDED as EXACT
 from .fold import reader
 from .gguf_file import ModelData, Tensor
 from .noise import ROUNDOFF
@@ -75,13 +76,16 @@ def fold_one(known: Calibration, layer: int, request: Request) -> tuple[LayerRep
         )
     assert request.mode is not None
     made = reader(sample, request.mode, request.types[0], request.rank, request.residual_type, half=True)
-    return _report(sample, made, predicted(made), measured(made, held_out), []), made.tensors
+    exact = request.mode in EXACT
+    return _report(sample, made, predicted(made), measured(made, held_out), [], exact=exact), made.tensors
 
 
-def _report(sample: Sample, made: Reader, expected: Errors, found: Errors | None, front: list[Option]) -> LayerReport:
+def _report(
+    sample: Sample, made: Reader, expected: Errors, found: Errors | None, front: list[Option], *, exact: bool = False
+) -> LayerReport:
     attention = sample.weights.attention
     errors: dict[str, float] = {}
-    if made.mode in ("k", "v"):
+    if exact:
         names = dict.fromkeys((*ROUNDOFF, made.type))
         errors = {name: reader(sample, made.mode, name, half=True).fold_error() for name in names}
     return LayerReport(

@@ -31,8 +31,14 @@ class Errors:
     value: float
     output: float
 
-    def within(self, target: float) -> bool:
-        return self.value <= target and self.output <= target
+    @property
+    def size(self) -> float:
+        """What a target bounds: the error of V, and of attention's output over sqrt(2).
+
+        V alone would not do, since a row may keep V and lose the scores. Errors of scores may cost the output as much
+        again as those of V, and no more: with both at the target, it is off by sqrt(2) of it.
+        """
+        return max(self.value, self.output / sqrt(2))
 
 
 def predicted(reader: Reader) -> Errors:

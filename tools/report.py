@@ -175,9 +175,7 @@ class ConvertReport:
         if weights:
             total += f"; folded weights take {format_bytes(weights)}"
             if bytes_ < kv:
-                total += (
-                    f", which pays from {-(-weights // (kv - bytes_))} tokens of context on (all sequences together)"
-                )
+                total += f", which pays from {-(-weights // (kv - bytes_))} tokens on (of all sequences together)"
         lines = [total]
         shares = [layer.share_of_v for layer in self.layers if layer.share_of_v is not None]
         if shares:

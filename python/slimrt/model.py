@@ -55,6 +55,8 @@ class Model(Closing):
         sparse_threshold: softmax weight of each head that decoding may leave unread, in cache mode "kv": the rows of V
             whose weights add up to no more are skipped, which changes an output by at most this share of the largest
             |v|. 0: every row is read.
+        calibration: for modes k+r and xr where they are folded while loading: a text file like what the model is to
+            read; None: a built-in English one; "none": the weights alone.
         memory_limit: bytes, or text like "6GiB"; None: what the machine has available.
         on_overflow: what a full context does; "error" is the only way.
         seed: makes the seeds of calls that give none reproducible.
@@ -86,6 +88,7 @@ class Model(Closing):
         rank: int | None = None,
         residual_type: str | None = None,
         sparse_threshold: float = 0.0,
+        calibration: str | os.PathLike[str] | None = None,
         memory_limit: str | int | None = None,
         on_overflow: str = "error",
         seed: int | None = None,
@@ -113,6 +116,7 @@ class Model(Closing):
             n_ctx=source.n_ctx(n_ctx),
             memory_limit=0 if memory_limit is None else planner.limit,
             show_progress=progress,
+            calibration=calibration,
         )
         self._seeds = random.Random(None if seed is None else whole("seed", seed))
         if verbose:

@@ -44,6 +44,7 @@ def compare_caches(
     chunk: int = 1,
     max_tokens: int | None = None,
     sequences: int | None = None,
+    calibration: str | os.PathLike[str] | None = None,
     device: str = "auto",
     n_threads: int | None = None,
     memory_limit: str | int | None = None,
@@ -64,7 +65,7 @@ def compare_caches(
         chunk: tokens fed at once after the prefix; those of one chunk see each other exactly.
         max_tokens: tokens scored in all at most; None: all of the text.
         sequences: windows decoded together, which is faster; None: up to 8.
-        device, n_threads, memory_limit, progress: as slimrt.Model.
+        calibration, device, n_threads, memory_limit, progress: as slimrt.Model.
 
     Raises:
         ValueError, TypeError: an argument out of its range, or a text that is too short or not UTF-8.
@@ -85,10 +86,18 @@ def compare_caches(
     sizes = [planner.sizes(choice, n_ctx) for choice in distinct]
     require_together(sizes, planner.limit, "Compare fewer, or lower the window or the sequences")
     limit = 0 if memory_limit is None else memory_limit_bytes(memory_limit)
-    loaded = [
-        _Contestant(choice, load(source, choice, planner, n_ctx=n_ctx, memory_limit=limit, show_progress=progress))
-        for choice in distinct
-    ]
+    loaded = []
+    for choice in distinct:
+        runtime = load(
+            source,
+            choice,
+            planner,
+            n_ctx=n_ctx,
+            memory_limit=limit,
+            show_progress=progress,
+            calibration=calibration,
+        )
+        loaded.append(_Contestant(choice, runtime))
     try:
         _decode(loaded, windows, plan, n_sequences, bars.wanted(progress))
     finally:

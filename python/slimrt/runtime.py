@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections import deque
@@ -94,8 +95,9 @@ def load(
     n_ctx: int,
     memory_limit: int,
     show_progress: bool | None,
+    calibration: str | os.PathLike[str] | None = None,
 ) -> Runtime:
-    """Load a model; memory_limit 0: what the machine has available.
+    """Load a model; memory_limit 0: what the machine has available. calibration: for what is folded, as slimrt.Model.
 
     Raises:
         WontFitError: with options, what would fit instead.
@@ -117,7 +119,7 @@ def load(
             n_seqs=planner.n_seqs,
             n_batch=planner.n_batch,
             n_threads=planner.n_threads,
-            derived=_fold(source, unfolded, show_progress) or None,
+            derived=_fold(source, unfolded, calibration, show_progress) or None,
             memory_limit=memory_limit,
             **choice.arguments(source),
         )
@@ -137,7 +139,10 @@ def folds_at_load(source: ModelSource, choice: CacheChoice) -> dict[LayerCache, 
 
 
 def _fold(
-    source: ModelSource, unfolded: Mapping[LayerCache, list[int]], show_progress: bool | None
+    source: ModelSource,
+    unfolded: Mapping[LayerCache, list[int]],
+    calibration: str | os.PathLike[str] | None,
+    show_progress: bool | None,
 ) -> dict[str, NDArray[np.float32]]:
     """The tensors that these layers lack, by name."""
     if not unfolded:
@@ -151,16 +156,16 @@ def _fold(
         )
     derived: dict[str, NDArray[np.float32]] = {}
     for cache, layers in unfolded.items():
-        folded = fold_layers(source.gguf, cache.mode, progress=progress.wanted(show_progress), **_fold_arguments(cache))
-        derived |= {name: array for name, array in folded.items() if int(name.split(".")[1]) in layers}
+        derived |= fold_layers(
+            source.gguf,
+            cache.mode,
+            cache_type=cache.type_k,
+            **({"rank": cache.rank, "residual_type": cache.residual_type} if cache.mode == RESIDUAL_MODE else {}),
+            calibration=calibration,
+            layers=layers,
+            progress=progress.wanted(show_progress),
+        )
     return derived
-
-
-def _fold_arguments(cache: LayerCache) -> dict[str, Any]:
-    """What the fold of a cache depends on: where rounding is corrected, the types and the rank."""
-    if cache.mode == RESIDUAL_MODE:
-        return {"cache_type": cache.type_k, "rank": cache.rank, "residual_type": cache.residual_type}
-    return {"cache_type": cache.type_k} if cache.mode == "xr" else {}
 
 
 def describe(runtime: Runtime, memory: Mapping[str, int]) -> None:

@@ -49,7 +49,7 @@ def spectra(gguf: str | os.PathLike[str], *, progress: bool = False) -> list[Spe
     Raises:
         ModelFormatError, UnsupportedError, OSError: the file is broken or of an unknown architecture.
     """
-    from slimrt.tools.fold import Attention, projections
+    from slimrt.tools.attention import Attention, projections
     from slimrt.tools.gguf_file import read_gguf
 
     model = read_gguf(Path(gguf))

@@ -127,7 +127,15 @@ class Bench:
         limit = 0 if args.memory_limit is None else memory_limit_bytes(args.memory_limit)
         for choice in choices:
             shown = show_progress(args)
-            one = load(self.source, choice, planner, n_ctx=self.n_ctx, memory_limit=limit, show_progress=shown)
+            one = load(
+                self.source,
+                choice,
+                planner,
+                n_ctx=self.n_ctx,
+                memory_limit=limit,
+                show_progress=shown,
+                calibration=args.calibration,
+            )
             self._loaded.append((choice, one))
             self.info = one.info
 

@@ -92,6 +92,11 @@ class Flags:
         self.add("--rank", type=count, metavar="N", help="width of the residual of mode k+r; 0: none")
         self.add("--residual-type", metavar="TYPE", help="of the residual of mode k+r")
         self.add(
+            "--calibration",
+            metavar="FILE",
+            help="a text like what the model is to read, for modes that fold while loading; default: a built-in one",
+        )
+        self.add(
             "--sparse-threshold", type=share, default=0.0, metavar="P", help="attention weight that may be skipped"
         )
         self.add("--memory-limit", metavar="SIZE", help="such as 6GiB; default: what the machine has available")
@@ -179,7 +184,7 @@ def engine_arguments(args: argparse.Namespace) -> dict[str, Any]:
 
 def open_model(args: argparse.Namespace, source: ModelSource, n_ctx: int) -> Model:
     """The model with the flags of engine()."""
-    return Model(source, n_ctx=n_ctx, verbose=args.verbose > 0, **engine_arguments(args))
+    return Model(source, n_ctx=n_ctx, calibration=args.calibration, verbose=args.verbose > 0, **engine_arguments(args))
 
 
 def sampling_arguments(args: argparse.Namespace) -> dict[str, Any]:

@@ -27,7 +27,7 @@ def add_flags(flags: Flags) -> None:
         "--target-error",
         type=error,
         metavar="E",
-        help="for auto: the largest relative error of V and of attention's output (default: 0.01)",
+        help="for auto: the largest relative error of V, and over sqrt(2) of attention's output (default: 0.01)",
     )
     flags.add("--rank", type=int, metavar="N", help="width of k+r's residual (default: by type)")
     flags.add("--residual-type", metavar="TYPE", help="element type of k+r's residual (default: by type)")

@@ -136,6 +136,7 @@ def _compare(args: argparse.Namespace, source: ModelSource, text: str | Path) ->
         chunk=args.chunk,
         max_tokens=args.tokens,
         sequences=args.sequences,
+        calibration=args.calibration,
         progress=show_progress(args),
         **engine,
     )
