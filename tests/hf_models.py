@@ -41,6 +41,11 @@ GPT2 = {
     "bos_token_id": 0,
     "eos_token_id": 0,
 }
+GPT_NEOX = {key: value for key, value in SMALL.items() if key not in ("rms_norm_eps", "num_key_value_heads")}
+BASES = {"gpt2": GPT2, "gpt_neox": GPT_NEOX, "phi": GPT_NEOX}  # others: SMALL
+CLASSES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM",
+           "phi3": "Phi3ForCausalLM", "gpt2": "GPT2LMHeadModel", "gpt_neox": "GPTNeoXForCausalLM",
+           "phi": "PhiForCausalLM", "olmo2": "Olmo2ForCausalLM"}  # fmt: skip
 LONG_FACTORS = {"short_factor": [1.0, 1.1, 1.3, 1.4, 1.7, 2.0], "long_factor": [1.2, 2.1, 3.5, 6.0, 8.5, 11.0]}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 32}  # fmt: skip
@@ -71,6 +76,12 @@ def legacy_longrope(config: dict[str, Any]) -> None:
     legacy_rope(config)
     config["rope_scaling"] = {"type": "longrope", **LONG_FACTORS}
     config["original_max_position_embeddings"] = 48
+
+
+def legacy_partial_rope(config: dict[str, Any]) -> None:
+    """As in Pythia's configurations."""
+    rope = config.pop("rope_parameters")
+    config["rotary_pct"], config["rotary_emb_base"] = rope["partial_rotary_factor"], rope["rope_theta"]
 
 
 def unused_window(config: dict[str, Any]) -> None:
@@ -128,6 +139,47 @@ MODELS = {
         dtype="bfloat16",
         rewrite=legacy_longrope,
     ),  # fmt: skip
+    "phi3_partial": Tiny(  # as Phi-4-mini
+        "phi3",
+        {
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "tie_word_embeddings": True,
+            "original_max_position_embeddings": 48,
+            "rope_parameters": {
+                "rope_theta": 10000.0,
+                "rope_type": "longrope",
+                **LONG_FACTORS,
+                "partial_rotary_factor": 0.75,  # 12 of 16
+                "original_max_position_embeddings": 48,
+            },
+        },
+    ),
+    "gptneox": Tiny("gpt_neox", {"rotary_pct": 0.5}, seed=5),
+    "gptneox_sequential": Tiny(
+        "gpt_neox",
+        {
+            "hidden_size": 60,
+            "num_attention_heads": 5,
+            "rotary_pct": 0.34,  # 4.08 of 12
+            "rotary_emb_base": 500,
+            "use_parallel_residual": False,
+            "hidden_act": "gelu_fast",
+            "tie_word_embeddings": True,
+        },
+        dtype="float16",
+        rewrite=legacy_partial_rope,
+    ),
+    "phi2": Tiny(
+        "phi",
+        {"hidden_size": 60, "num_attention_heads": 3, "partial_rotary_factor": 0.4, "vocab_size": 103},
+        seed=5,
+    ),
+    "phi2_gqa": Tiny("phi", {"num_key_value_heads": 2, "hidden_act": "gelu", "partial_rotary_factor": 0.84}),
+    "olmo2": Tiny("olmo2", {"rms_norm_eps": 1e-6}),
+    "olmo2_gqa": Tiny(
+        "olmo2", {"num_key_value_heads": 2, "head_dim": 20, "tie_word_embeddings": True}, dtype="bfloat16"
+    ),
     "gpt2_tanh": Tiny("gpt2", {"activation_function": "gelu_new"}),
     "gpt2_erf": Tiny("gpt2", {"activation_function": "gelu", "tie_word_embeddings": False, "n_inner": 80}, seed=4),
 }
@@ -139,12 +191,10 @@ def build(name: str) -> Any:
     import transformers
 
     tiny = MODELS[name]
-    prefix = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "phi3": "Phi3", "gpt2": "GPT2"}[tiny.family]
-    base = GPT2 if tiny.family == "gpt2" else SMALL
-    config = getattr(transformers, f"{prefix}Config")(**(base | tiny.changes))
+    kind = getattr(transformers, CLASSES[tiny.family])
+    config = kind.config_class(**(BASES.get(tiny.family, SMALL) | tiny.changes))
     config._attn_implementation = "eager"
-    head = "GPT2LMHeadModel" if tiny.family == "gpt2" else f"{prefix}ForCausalLM"
-    model = getattr(transformers, head)(config).eval()
+    model = kind(config).eval()
     random = torch.Generator().manual_seed(tiny.seed)
     with torch.no_grad():
         for key, value in model.named_parameters():

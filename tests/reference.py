@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A transformer in NumPy float64: the specification of what slimrt computes, in plain loops and without its code.
 
-Covers the Llama family (llama, qwen2, phi3) and GPT-2, and what every cache mode stores and reads back
-(cache-math.md). Row vectors: a weight is [out, in] as in the file, so x W is written `x @ w.T`.
+Covers the Llama family (llama, qwen2, phi3, olmo2), GPT-2, GPT-NeoX and Phi-2, and what every cache mode stores and
+reads back (cache-math.md). Row vectors: a weight is [out, in] as in the file, so x W is written `x @ w.T`.
 
     model = Reference("model.gguf")            # or a Hugging Face directory
     model.logits(ids)                          # [n, vocab], everything exact
@@ -152,21 +152,25 @@ def yarn(inv_freq: Array, factor: float, original_ctx: int, base: float, fast: f
 class Layer:
     """One layer's weights, [out, in]; None where the model has none."""
 
-    attn_norm: Array
     wq: Array
     wk: Array
     wv: Array
     wo: Array
-    ffn_norm: Array
     up: Array
     down: Array
     gate: Array | None = None
+    attn_norm: Array | None = None  # of the input
     attn_norm_b: Array | None = None
+    attn_post_norm: Array | None = None  # of the output
+    q_norm: Array | None = None  # of the whole row, before RoPE
+    k_norm: Array | None = None
     bq: Array | None = None
     bk: Array | None = None
     bv: Array | None = None
     bo: Array | None = None
+    ffn_norm: Array | None = None
     ffn_norm_b: Array | None = None
+    ffn_post_norm: Array | None = None
     up_b: Array | None = None
     down_b: Array | None = None
     gate_b: Array | None = None
@@ -185,6 +189,8 @@ class Weights:
     norm: Array
     head: Array
     norm_b: Array | None = None
+    head_b: Array | None = None
+    parallel: bool = False  # attention and FFN read the same x
     positions: Array | None = None  # learned positions
     rope: Rope | None = None
     window: int = 0  # 0: none; else position i sees j > i - window
@@ -269,12 +275,16 @@ class Reference:
         if self.w.positions is not None:
             x = x + self.w.positions[positions]
         for i, layer in enumerate(self.w.layers):
-            normed = self._norm(x, layer.attn_norm, layer.attn_norm_b)
-            x = x + plus(self._attention(i, normed, positions, caches[i]) @ layer.wo.T, layer.bo)
-            x = x + self._ffn(layer, self._norm(x, layer.ffn_norm, layer.ffn_norm_b))
-        return self._norm(x, self.w.norm, self.w.norm_b) @ self.w.head.T
+            normed = self.norm(x, layer.attn_norm, layer.attn_norm_b)
+            heads = self._attention(i, normed, positions, caches[i])
+            attended = self.norm(plus(heads @ layer.wo.T, layer.bo), layer.attn_post_norm)
+            normed = self.norm(x if self.w.parallel else x + attended, layer.ffn_norm, layer.ffn_norm_b)
+            x = x + attended + self.norm(self._ffn(layer, normed), layer.ffn_post_norm)
+        return plus(self.norm(x, self.w.norm, self.w.norm_b) @ self.w.head.T, self.w.head_b)
 
-    def _norm(self, x: Array, weight: Array, bias: Array | None) -> Array:
+    def norm(self, x: Array, weight: Array | None, bias: Array | None = None) -> Array:
+        if weight is None:
+            return x
         return rms_norm(x, weight, self.w.eps) if bias is None else layer_norm(x, weight, bias, self.w.eps)
 
     def _ffn(self, layer: Layer, x: Array) -> Array:
@@ -290,7 +300,8 @@ class Reference:
         fresh = store(self, i, x, positions)
         rows = {name: np.concatenate([cache.rows[name], row]) if name in cache.rows else row
                 for name, row in fresh.items()}  # fmt: skip
-        q = self.rotate(plus(x @ self.w.layers[i].wq.T, self.w.layers[i].bq), self.w.n_heads, positions)
+        layer = self.w.layers[i]
+        q = self.rotate(self.norm(plus(x @ layer.wq.T, layer.bq), layer.q_norm), self.w.n_heads, positions)
         read = attend(self, i, q, rows, positions, cache.absorbed)
         out = np.stack([read(head) for head in range(self.w.n_heads)], axis=1)
         cache.append(fresh)
@@ -336,9 +347,9 @@ def plus_per_head(out: Array, bias: Array | None, n_kv_heads: int) -> Array:
 # ---------------------------------------------------------------- cache modes: store(model, layer, x, positions) ->
 # planes; attend(model, layer, q, planes, positions, absorbed) -> a function: head -> [n, dv]
 def store_kv(m: Reference, i: int, x: Array, positions: NDArray[np.int64]) -> dict[str, Array]:
-    """k and v with their biases, k rotated."""
+    """k and v with their biases, k normed and rotated."""
     layer = m.w.layers[i]
-    k = m.rotate(plus(x @ layer.wk.T, layer.bk), m.w.n_kv_heads, positions)
+    k = m.rotate(m.norm(plus(x @ layer.wk.T, layer.bk), layer.k_norm), m.w.n_kv_heads, positions)
     return {"k": k.reshape(len(x), -1), "v": plus(x @ layer.wv.T, layer.bv)}
 
 

@@ -38,6 +38,7 @@ def load_gguf(path: Path, n_ctx: int) -> Weights:
     n_kv_heads = key("attention.head_count_kv", n_heads)
     head_dim = key("attention.key_length", key("embedding_length") // n_heads)
     gpt2 = arch == "gpt2"
+    layer_norm = key("attention.layer_norm_epsilon")
     layers = []
     for i in range(key("block_count")):
         prefix = f"blk.{i}."
@@ -47,17 +48,22 @@ def load_gguf(path: Path, n_ctx: int) -> Weights:
     return Weights(
         n_heads,
         n_kv_heads,
-        eps=key("attention.layer_norm_epsilon" if gpt2 else "attention.layer_norm_rms_epsilon"),
-        activation=meta.get("slimrt.activation", "gelu_tanh" if gpt2 else "silu"),
+        eps=key("attention.layer_norm_rms_epsilon") if layer_norm is None else layer_norm,
+        activation=meta.get("slimrt.activation", ACTIVATIONS.get(arch, "silu")),
         embed=embed,
         layers=layers,
         norm=tensors["output_norm.weight"],
         norm_b=tensors.get("output_norm.bias"),
         head=tensors.get("output.weight", embed),
+        head_b=tensors.get("output.bias"),
+        parallel=key("use_parallel_residual", arch in ("gptneox", "phi2")),
         positions=tensors["position_embd.weight"] if gpt2 else None,
         rope=None if gpt2 else _rope_of_gguf(key, tensors, head_dim, arch, n_ctx),
         window=key("attention.sliding_window", 0) or 0,
     )
+
+
+ACTIVATIONS = {"gpt2": "gelu_tanh", "gptneox": "gelu_erf", "phi2": "gelu_tanh"}  # where the file does not say
 
 
 def _rope_of_gguf(key: Any, tensors: dict[str, Array], head_dim: int, arch: str, n_ctx: int) -> Rope:
@@ -93,8 +99,11 @@ def _layer(part: dict[str, Array], q_rows: int, kv_rows: int) -> Layer:
     if "ffn_gate.weight" not in part and len(part["ffn_up.weight"]) == 2 * down.shape[1]:
         part["ffn_gate.weight"], part["ffn_up.weight"] = np.split(part["ffn_up.weight"], 2)
     return Layer(
-        attn_norm=part["attn_norm.weight"],
+        attn_norm=part.get("attn_norm.weight"),
         attn_norm_b=part.get("attn_norm.bias"),
+        attn_post_norm=part.get("post_attention_norm.weight"),
+        q_norm=part.get("attn_q_norm.weight"),
+        k_norm=part.get("attn_k_norm.weight"),
         wq=part["attn_q.weight"],
         wk=part["attn_k.weight"],
         wv=part["attn_v.weight"],
@@ -103,8 +112,9 @@ def _layer(part: dict[str, Array], q_rows: int, kv_rows: int) -> Layer:
         bk=part.get("attn_k.bias"),
         bv=part.get("attn_v.bias"),
         bo=part.get("attn_output.bias"),
-        ffn_norm=part["ffn_norm.weight"],
-        ffn_norm_b=part.get("ffn_norm.bias"),
+        ffn_norm=part.get("ffn_norm.weight", part.get("attn_norm.weight")),  # Phi-2 shares one
+        ffn_norm_b=part.get("ffn_norm.bias", part.get("attn_norm.bias")),
+        ffn_post_norm=part.get("post_ffw_norm.weight"),
         gate=part.get("ffn_gate.weight"),
         gate_b=part.get("ffn_gate.bias"),
         up=part["ffn_up.weight"],
@@ -138,6 +148,35 @@ GPT2_NAMES = {
 }
 
 
+OLMO2_NAMES = {name: ours for name, ours in LLAMA_NAMES.items() if not name.endswith("layernorm")} | {
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "post_attention_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+PHI_NAMES = {name: ours for name, ours in LLAMA_NAMES.items() if name.startswith(("self_attn", "input"))} | {
+    "self_attn.dense": "attn_output",
+    "mlp.fc1": "ffn_up",
+    "mlp.fc2": "ffn_down",
+}
+GPT_NEOX_NAMES = {
+    "input_layernorm": "attn_norm",
+    "attention.query_key_value": "attn_qkv",
+    "attention.dense": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.dense_h_to_4h": "ffn_up",
+    "mlp.dense_4h_to_h": "ffn_down",
+}
+# Stem of the layers' names, their names, embedding, last norm, head.
+LAYOUTS = {
+    "gpt2": ("transformer.h.", GPT2_NAMES, "transformer.wte", "transformer.ln_f", "lm_head"),
+    "gpt_neox": ("gpt_neox.layers.", GPT_NEOX_NAMES, "gpt_neox.embed_in", "gpt_neox.final_layer_norm", "embed_out"),
+    "phi": ("model.layers.", PHI_NAMES, "model.embed_tokens", "model.final_layernorm", "lm_head"),
+    "olmo2": ("model.layers.", OLMO2_NAMES, "model.embed_tokens", "model.norm", "lm_head"),
+}
+LLAMA_LAYOUT = ("model.layers.", LLAMA_NAMES, "model.embed_tokens", "model.norm", "lm_head")
+
+
 def hf_tensors(directory: Path) -> dict[str, Array]:
     """All tensors of a directory's safetensors files; bfloat16 through its bits."""
     out: dict[str, Array] = {}
@@ -166,8 +205,9 @@ def _load_bf16(file: Path) -> dict[str, Array]:
 def load_hf(directory: Path, n_ctx: int) -> Weights:
     config = json.loads((directory / "config.json").read_text())
     tensors = hf_tensors(directory)
-    gpt2 = config["model_type"] == "gpt2"
-    stem, names = ("transformer.h.", GPT2_NAMES) if gpt2 else ("model.layers.", LLAMA_NAMES)
+    kind = config["model_type"]
+    gpt2 = kind == "gpt2"
+    stem, names, embedding, norm, head = LAYOUTS.get(kind, LLAMA_LAYOUT)
     n_layers = config["n_layer" if gpt2 else "num_hidden_layers"]
     d_model = config["n_embd" if gpt2 else "hidden_size"]
     n_heads = config["n_head" if gpt2 else "num_attention_heads"]
@@ -183,19 +223,27 @@ def load_hf(directory: Path, n_ctx: int) -> Weights:
         }
         if gpt2:  # Conv1D keeps [in, out]
             part = {name: t.T if t.ndim == 2 else t for name, t in part.items()}
+        if kind == "gpt_neox":  # each head has its rows of q, k and v together
+            for name in ("attn_qkv.weight", "attn_qkv.bias"):
+                heads = np.split(part[name], n_heads)
+                part[name] = np.concatenate([np.split(rows, 3)[which] for which in range(3) for rows in heads])
         layers.append(_layer(part, n_heads * head_dim, n_kv_heads * head_dim))
-    embed = tensors["transformer.wte.weight" if gpt2 else "model.embed_tokens.weight"]
+    embed = tensors[f"{embedding}.weight"]
+    eps = {"gpt2": "layer_norm_epsilon", "gpt_neox": "layer_norm_eps", "phi": "layer_norm_eps"}.get(kind)
     activation = config["activation_function"] if gpt2 else config["hidden_act"]
+    gelu = {"gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu": "gelu_erf"}
     return Weights(
         n_heads,
         n_kv_heads,
-        eps=config["layer_norm_epsilon" if gpt2 else "rms_norm_eps"],
-        activation={"gelu_new": "gelu_tanh", "gelu": "gelu_erf", "silu": "silu"}[activation],
+        eps=config[eps or "rms_norm_eps"],
+        activation=gelu.get(activation, activation),
         embed=embed,
         layers=layers,
-        norm=tensors["transformer.ln_f.weight" if gpt2 else "model.norm.weight"],
-        norm_b=tensors.get("transformer.ln_f.bias"),
-        head=tensors.get("lm_head.weight", embed),
+        norm=tensors[f"{norm}.weight"],
+        norm_b=tensors.get(f"{norm}.bias"),
+        head=tensors.get(f"{head}.weight", embed),
+        head_b=tensors.get(f"{head}.bias"),
+        parallel=config.get("use_parallel_residual", kind == "phi"),
         positions=tensors["transformer.wpe.weight"] if gpt2 else None,
         rope=None if gpt2 else _rope_of_hf(config, head_dim, n_ctx),
         window=(config.get("sliding_window") or 0) if config.get("use_sliding_window", True) else 0,
@@ -205,8 +253,9 @@ def load_hf(directory: Path, n_ctx: int) -> Weights:
 def _rope_of_hf(config: dict[str, Any], head_dim: int, n_ctx: int) -> Rope:
     """Both spellings: rope_parameters (transformers 5) and rope_scaling beside rope_theta (before)."""
     rope = dict(config.get("rope_scaling") or {}) | dict(config.get("rope_parameters") or {})
-    base = rope.get("rope_theta") or config.get("rope_theta", 10000.0)
-    inv_freq = base ** (-np.arange(0, head_dim, 2) / head_dim)
+    base = rope.get("rope_theta") or config.get("rope_theta") or config.get("rotary_emb_base", 10000.0)
+    n_rot = int(head_dim * (rope.get("partial_rotary_factor") or config.get("rotary_pct", 1.0)))
+    inv_freq = base ** (-np.arange(0, n_rot, 2) / n_rot)
     kind = rope.get("rope_type", rope.get("type", "default"))
     max_ctx = config["max_position_embeddings"]
     factor, scale = rope.get("factor", 1.0), 1.0

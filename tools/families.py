@@ -33,9 +33,13 @@ class Family:
         defaults: what the model type means by a config key that is left out or, for sizes, null.
         only: config key -> the values that are supported.
         norm_eps: GGUF key, config key.
+        head: the output matrix's module, beside the stem.
+        activation: config key of the activation, where GGUF's architecture leaves it open.
+        flags: config keys with a true or false of the same name in GGUF.
         rope: positions are rotary.
         rope_aliases: other names this family has for a RoPE scaling.
         permuted: modules whose rows GGUF reorders, so that the two halves of a RoPE pair are neighbours.
+        by_head: modules of q, k, v whose rows are q | k | v in each head, which GGUF puts in order q | k | v.
         conv1d: the layers' matrices are stored [in, out].
         window: whether the runtime honours the model type's sliding window (None: the model type has none).
         ignored: tensors (regular expressions) that are computed, not learned.
@@ -51,13 +55,20 @@ class Family:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     norm_eps: tuple[str, str] = ("layer_norm_rms_epsilon", "rms_norm_eps")
+    head: str = "lm_head"
+    activation: str = ""
+    flags: tuple[str, ...] = ()
     rope: bool = True
     rope_aliases: Mapping[str, str] = field(default_factory=dict)
     permuted: tuple[str, ...] = ()
+    by_head: tuple[str, ...] = ()
     conv1d: bool = False
     window: bool | None = None
     ignored: tuple[str, ...] = (r".*rotary_emb\.inv_freq",)
 
+
+# The one thing GGUF has no key for where an architecture is used with several: config value -> slimrt.activation.
+GELU = {"gelu": "gelu_erf", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh"}
 
 LLAMA = Family(
     arch="llama",
@@ -121,6 +132,99 @@ PHI3 = replace(
     window=True,
 )
 
+OLMO2 = replace(
+    LLAMA,
+    arch="olmo2",
+    layer={
+        "attn_q": ("self_attn.q_proj", "q d"),
+        "attn_k": ("self_attn.k_proj", "kv d"),
+        "attn_v": ("self_attn.v_proj", "kv d"),
+        "attn_q_norm": ("self_attn.q_norm", "q"),
+        "attn_k_norm": ("self_attn.k_norm", "kv"),
+        "attn_output": ("self_attn.o_proj", "d q"),
+        "post_attention_norm": ("post_attention_layernorm", "d"),
+        "ffn_gate": ("mlp.gate_proj", "ff d"),
+        "ffn_up": ("mlp.up_proj", "ff d"),
+        "ffn_down": ("mlp.down_proj", "d ff"),
+        "post_ffw_norm": ("post_feedforward_layernorm", "d"),
+    },
+    biases={},
+    defaults={**LLAMA.defaults, "rms_norm_eps": 1e-5},
+    only={**LLAMA.only, "attention_bias": (False,)},
+    permuted=(),
+)
+
+GPT_NEOX = Family(
+    arch="gptneox",
+    stem="gpt_neox.",
+    block="layers.{}.",
+    outside={"token_embd": ("embed_in", "v d"), "output_norm": ("final_layer_norm", "d")},
+    layer={
+        "attn_norm": ("input_layernorm", "d"),
+        "attn_qkv": ("attention.query_key_value", "qkv d"),
+        "attn_output": ("attention.dense", "d q"),
+        "ffn_norm": ("post_attention_layernorm", "d"),
+        "ffn_up": ("mlp.dense_h_to_4h", "ff d"),
+        "ffn_down": ("mlp.dense_4h_to_h", "d ff"),
+    },
+    biases={
+        ALWAYS: ("output_norm", "attn_norm", "attn_qkv", "attn_output", "ffn_norm", "ffn_up", "ffn_down"),
+    },
+    spelling={"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"},
+    defaults={
+        "max_position_embeddings": 2048,
+        "layer_norm_eps": 1e-5,
+        "hidden_act": "gelu",
+        "use_parallel_residual": True,
+        "partial_rotary_factor": 0.25,
+    },
+    only={"hidden_act": tuple(GELU), "attention_bias": (True,), "use_parallel_residual": (True, False)},
+    norm_eps=("layer_norm_epsilon", "layer_norm_eps"),
+    head="embed_out",
+    activation="hidden_act",
+    flags=("use_parallel_residual",),
+    by_head=("attn_qkv",),
+    ignored=(r".*rotary_emb\.inv_freq", r".*attention\.(masked_)?bias"),
+)
+
+PHI = Family(
+    arch="phi2",
+    stem="model.",
+    block="layers.{}.",
+    outside={"token_embd": ("embed_tokens", "v d"), "output_norm": ("final_layernorm", "d")},
+    layer={
+        "attn_norm": ("input_layernorm", "d"),
+        "attn_q": ("self_attn.q_proj", "q d"),
+        "attn_k": ("self_attn.k_proj", "kv d"),
+        "attn_v": ("self_attn.v_proj", "kv d"),
+        "attn_output": ("self_attn.dense", "d q"),
+        "ffn_up": ("mlp.fc1", "ff d"),
+        "ffn_down": ("mlp.fc2", "d ff"),
+    },
+    biases={
+        ALWAYS: (
+            "output_norm",
+            "attn_norm",
+            "attn_q",
+            "attn_k",
+            "attn_v",
+            "attn_output",
+            "ffn_up",
+            "ffn_down",
+            "output",
+        ),
+    },
+    defaults={
+        "max_position_embeddings": 2048,
+        "layer_norm_eps": 1e-5,
+        "hidden_act": "gelu_new",
+        "partial_rotary_factor": 0.5,
+    },
+    only={"hidden_act": tuple(GELU), "qk_layernorm": (False,)},
+    norm_eps=("layer_norm_epsilon", "layer_norm_eps"),
+    activation="hidden_act",
+)
+
 GPT2 = Family(
     arch="gpt2",
     stem="transformer.",
@@ -150,25 +254,27 @@ GPT2 = Family(
     },
     defaults={"layer_norm_epsilon": 1e-5, "activation_function": "gelu_new", "tie_word_embeddings": True},
     only={
-        "activation_function": ("gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast"),
+        "activation_function": tuple(GELU),
         "scale_attn_weights": (True,),
         "scale_attn_by_inverse_layer_idx": (False,),
         "add_cross_attention": (False,),
     },
     norm_eps=("layer_norm_epsilon", "layer_norm_epsilon"),
+    activation="activation_function",
     rope=False,
     conv1d=True,
     ignored=(r".*attn\.(masked_)?bias",),
 )
 
-# GPT-2's activation is the one thing GGUF has no key for.
-GELU = {"gelu": "gelu_erf", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh"}
-
-# By Hugging Face model_type. Vicuna, CodeLlama, OpenLLaMA and SmolLM2 call themselves "llama".
+# By Hugging Face model_type. Vicuna, CodeLlama, OpenLLaMA and SmolLM2 call themselves "llama"; Pythia, Dolly 2 and
+# RedPajama "gpt_neox"; Phi-1, 1.5 and 2 "phi".
 FAMILIES: dict[str, Family] = {
     "llama": LLAMA,
     "mistral": MISTRAL,
     "qwen2": QWEN2,
     "phi3": PHI3,
     "gpt2": GPT2,
+    "gpt_neox": GPT_NEOX,
+    "phi": PHI,
+    "olmo2": OLMO2,
 }

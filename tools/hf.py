@@ -21,7 +21,7 @@ from gguf.gguf_writer import GGUFValue
 from slimrt.errors import ModelFormatError, UnsupportedError
 
 from .families import ALWAYS, FAMILIES, GELU, Family
-from .gguf_file import F32, ModelData, Tensor, float32, string, uint32
+from .gguf_file import F32, ModelData, Tensor, boolean, float32, string, uint32
 from .rope import rope_fields
 from .safetensors_files import DTYPES, Checkpoint, Entry, read_json
 from .vocabulary import vocabulary_fields
@@ -33,7 +33,6 @@ _TYPES = {
     "BF16": GGMLQuantizationType.BF16,
 }
 _FILE_TYPES = {"F16": LlamaFileType.MOSTLY_F16, "BF16": LlamaFileType.MOSTLY_BF16}
-_HEAD = "lm_head.weight"
 
 
 class Config:
@@ -168,8 +167,9 @@ def _metadata(config: Config, sizes: Sizes, name: str) -> dict[str, GGUFValue]:
     general = {"architecture": string(arch), "type": string("model"), "name": string(name)}
     metadata = {f"general.{key}": value for key, value in general.items()}
     metadata |= {f"{arch}.{key}": value for key, value in fields.items()}
-    if "activation_function" in config.values and arch == "gpt2":
-        metadata["slimrt.activation"] = string(GELU[config.get("activation_function")])
+    metadata |= {f"{arch}.{flag}": boolean(bool(config.get(flag))) for flag in config.family.flags}
+    if key := config.family.activation:
+        metadata["slimrt.activation"] = string(GELU[config.get(key) or config.family.defaults[key]])
     return metadata
 
 
@@ -206,6 +206,7 @@ class _Layout:
         self.config, self.family, self.sizes, self.checkpoint = config, config.family, sizes, checkpoint
         named = any(name.startswith(self.family.stem) for name in checkpoint.entries)
         self.stem = self.family.stem if named else ""  # a bare model: GPT2Model instead of GPT2LMHeadModel
+        self.head, self.head_bias = f"{self.family.head}.weight", f"{self.family.head}.bias"
         flags = {key: key == ALWAYS or bool(config.get(key)) for key in self.family.biases}
         self.biased = {module for key, modules in self.family.biases.items() if flags[key] for module in modules}
 
@@ -216,13 +217,16 @@ class _Layout:
             ModelFormatError: one is missing or of a wrong shape.
             UnsupportedError: the files hold one that the family does not have.
         """
-        used = {_HEAD}
+        used = {self.head}
         for module, theirs, shape, in_layer in self._modules():
             for part, dims in {"weight": shape, "bias": shape[:1]}.items():
                 if part == "weight" or module.rpartition(".")[2] in self.biased:
                     used.add(f"{theirs}.{part}")
                     yield self._tensor(f"{module}.{part}", f"{theirs}.{part}", dims, in_layer)
         yield from self._head()
+        if "output" in self.biased:
+            used.add(self.head_bias)
+            yield self._tensor("output.bias", self.head_bias, self.sizes.shape("v"), False)
         for name in sorted(self.checkpoint.entries.keys() - used):
             if not any(re.fullmatch(pattern, name) for pattern in self.family.ignored):
                 raise UnsupportedError(
@@ -242,12 +246,12 @@ class _Layout:
     def _head(self) -> Iterator[Tensor]:
         """The output matrix, unless it is the token embedding."""
         if not self.config.get("tie_word_embeddings", False):
-            yield self._tensor("output.weight", _HEAD, self.sizes.shape("v d"), False)
-        elif _HEAD in self.checkpoint.entries:
+            yield self._tensor("output.weight", self.head, self.sizes.shape("v d"), False)
+        elif self.head in self.checkpoint.entries:
             embedding = self.stem + self.family.outside["token_embd"][0] + ".weight"
-            if not np.array_equal(self.checkpoint.elements(_HEAD), self.checkpoint.elements(embedding)):
+            if not np.array_equal(self.checkpoint.elements(self.head), self.checkpoint.elements(embedding)):
                 raise ModelFormatError(
-                    f"{self.config.path}: tie_word_embeddings is true, but {_HEAD} differs from {embedding}"
+                    f"{self.config.path}: tie_word_embeddings is true, but {self.head} differs from {embedding}"
                 )
 
     def _tensor(self, name: str, theirs: str, shape: tuple[int, ...], in_layer: bool) -> Tensor:
@@ -267,6 +271,8 @@ class _Layout:
                 elements = elements.T
             if module in self.family.permuted:
                 elements = interleave_pairs(elements, n_heads)
+            if module in self.family.by_head:
+                elements = parts_in_order(elements, self.sizes.n_heads)
             return _bytes(elements, entry.dtype, kind)
 
         return Tensor(name, shape, kind, load)
@@ -284,6 +290,12 @@ def interleave_pairs(rows: np.ndarray, n_heads: int) -> np.ndarray:
     """
     halves = rows.reshape(n_heads, 2, -1, *rows.shape[1:])
     return halves.swapaxes(1, 2).reshape(rows.shape)
+
+
+def parts_in_order(rows: np.ndarray, n_heads: int) -> np.ndarray:
+    """Reorder rows [n_heads * 3 * head_dim, ...], in each head q | k | v, to q of all heads, then k, then v."""
+    heads = rows.reshape(n_heads, 3, -1, *rows.shape[1:])
+    return heads.swapaxes(0, 1).reshape(rows.shape)
 
 
 def _bytes(elements: np.ndarray, dtype: str, kind: GGMLQuantizationType) -> np.ndarray:

@@ -74,7 +74,13 @@ def rope_fields(
         ModelFormatError: a missing or absurd parameter.
     """
     p = _Parameters(config, aliases)
-    n_rot = int(head_dim * p.number("partial_rotary_factor", 1.0))
+    share = p.number("partial_rotary_factor", 1.0)
+    n_rot = int(head_dim * share)
+    if n_rot % 2 or not 2 <= n_rot <= head_dim:
+        raise ModelFormatError(
+            f"config.json: RoPE's partial_rotary_factor {share:g} turns {n_rot} of a head's {head_dim} dimensions; it "
+            f"must be an even number of them, from 2 to {head_dim}"
+        )
     fields = {
         "rope.dimension_count": uint32(n_rot),
         "rope.freq_base": float32(p.number("rope_theta", 10000.0)),

@@ -24,7 +24,7 @@ from .gguf_file import array, boolean, string, uint32
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # tokenizer.ggml.token_type
 # Where two names mean the same splitting, the one that llama.cpp uses for the families here.
-_PREFERRED = ("gpt-2", "llama-bpe", "qwen2", "smollm", "tekken", "gpt-4o")
+_PREFERRED = ("gpt-2", "llama-bpe", "qwen2", "smollm", "tekken", "gpt-4o", "dbrx")
 _NO_VOCABULARY = {"tokenizer.ggml.model": string("no_vocab")}
 _PROBE = (
     "Hello world!  It's the 3rd of MAY 2024, 12345.678 + 9 = ?\n\n\tdef f(x):\n        return x**2  # naïve café\r\n"

@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,8 @@ struct AttnConfig {
     int layer = 0;
     int d_model = 0, n_heads = 0, n_kv_heads = 0, head_dim = 0;
     bool rope = false;
+    int n_rot = 0;                     // columns of a head that rotate, from its first on; 0 without RoPE
+    std::optional<float> qk_norm_eps;  // RMS norm of the whole q and k rows, before RoPE; or none
     int64_t window = 0;
     DType type_k = DType::F16, type_v = DType::F16;
     float sparse_threshold = 0;  // see AttentionArgs
@@ -31,6 +34,7 @@ struct AttnConfig {
 struct AttnWeights {
     Tensor q, k, v, o;                      // [out, in], any native type
     Tensor q_bias, k_bias, v_bias, o_bias;  // f32 or none
+    Tensor q_norm, k_norm;                  // f32, with AttnConfig::qk_norm_eps
     Tensor w_kv;                            // mode k: W_KV [v width, k width] f32, V = linear(K, W_KV)
     Tensor w_vk;                            // mode v: W_VK [k width, v width] f32, K = linear(V, W_VK)
     Tensor absorbed_q;                      // modes v, x: per head, q -> query against the whole row

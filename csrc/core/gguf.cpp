@@ -115,6 +115,13 @@ double GgufFile::number(std::string_view key, std::optional<double> missing) con
     return *result;
 }
 
+bool GgufFile::boolean(std::string_view key, std::optional<bool> missing) const {
+    const GgufValue* value = find(key, !missing);
+    if (!value) return *missing;
+    if (const auto* result = std::get_if<bool>(value)) return *result;
+    fail_type(key, *value, "a boolean");
+}
+
 std::string GgufFile::string(std::string_view key, std::optional<std::string> missing) const {
     const GgufValue* value = find(key, !missing);
     if (!value) return *missing;

@@ -51,6 +51,7 @@ class GgufFile {
     int64_t integer(std::string_view key, int64_t low, int64_t high,
                     std::optional<int64_t> missing = {}) const;
     double number(std::string_view key, std::optional<double> missing = {}) const;
+    bool boolean(std::string_view key, std::optional<bool> missing = {}) const;
     std::string string(std::string_view key, std::optional<std::string> missing = {}) const;
 
   private:

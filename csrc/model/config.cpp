@@ -34,7 +34,7 @@ RopeConfig read_rope(const GgufFile& file, const std::string& prefix, const Mode
     RopeConfig r;
     r.n_rot = int(file.integer(prefix + "rope.dimension_count", 2, c.head_dim, c.head_dim));
     if (r.n_rot % 2) fail(ErrorCode::format, prefix, "rope.dimension_count is odd: ", r.n_rot);
-    if (r.n_rot != c.head_dim)
+    if (r.n_rot != c.head_dim && !c.architecture->partial_rotary)
         fail(ErrorCode::unsupported, "partial rotary embedding (", r.n_rot, " of ", c.head_dim,
              " dimensions) is not supported by architecture '", c.architecture->name, "'");
     r.base = file.number(prefix + "rope.freq_base", 10000.0);
@@ -96,8 +96,13 @@ ModelConfig read_config(const GgufFile& file) {
     if (file.integer(prefix + "attention.value_length", 1, 1 << 16, c.head_dim) != c.head_dim)
         fail(ErrorCode::unsupported, prefix, "attention.value_length differs from key_length");
     c.n_ctx_train = file.integer(prefix + "context_length", 1, 1 << 30);
+    const int64_t window = file.integer(prefix + "attention.sliding_window", 0, 1 << 30, 0);
     if (c.architecture->sliding_window)
-        c.window = file.integer(prefix + "attention.sliding_window", 0, 1 << 30, 0);
+        c.window = window;
+    else if (window > 0 && window < c.n_ctx_train)
+        fail(ErrorCode::unsupported, file.path(), ": a sliding window (", window,
+             ") is not supported in architecture '", c.architecture->name, "'");
+    c.parallel_residual = file.boolean(prefix + "use_parallel_residual", c.architecture->parallel_residual);
     c.norm_eps =
         float(file.number(prefix + (c.architecture->norm == NormKind::rms ? "attention.layer_norm_rms_epsilon"
                                                                           : "attention.layer_norm_epsilon")));

@@ -29,6 +29,7 @@ struct ModelConfig {
     int n_heads = 0, n_kv_heads = 0, head_dim = 0;
     int64_t n_ctx_train = 0;
     int64_t window = 0;  // 0: none
+    bool parallel_residual = false;
     float norm_eps = 0;
     Activation activation = Activation::silu;
     RopeConfig rope;

@@ -28,7 +28,7 @@ Batch chunk_of(const Batch& batch, int64_t first, int64_t n_batch) {
 
 }  // namespace
 
-// x = embed(tokens); per layer: x += attention(norm(x)) W_O, x += ffn(norm(x)); logits = norm(x) W_out.
+// x = embed(tokens); layers; logits = norm(x) W_out.
 void Decoder::forward(const Batch& batch, Scratch& scratch, Tensor x) const {
     const int64_t n = x.rows, n_batch = options_.n_batch;
     for (int layer = 0; layer < config_.n_layers; ++layer) {
@@ -41,8 +41,7 @@ void Decoder::forward(const Batch& batch, Scratch& scratch, Tensor x) const {
             const Tensor rows = x.rows_of(first, chunk.tokens.cols);
             if (poll) poll((layer + double(first) / n) / config_.n_layers);
             if (layer == 0) embed(chunk, scratch, rows);
-            attention(layer, chunk, dense, scratch, rows);
-            feed_forward(layer, scratch, rows);
+            add_layer(layer, chunk, dense, scratch, rows);
         }
     }
 }
@@ -65,54 +64,71 @@ void Decoder::embed(const Batch& batch, Scratch& scratch, Tensor x) const {
     backend_.add(x, p);
 }
 
-void Decoder::attention(int layer, const Batch& batch, DenseRows& dense, Scratch& scratch, Tensor x) const {
+// x += attention(x), x += ffn(x); in parallel: x += attention(x) + ffn(x).
+void Decoder::add_layer(int layer, const Batch& batch, DenseRows& dense, Scratch& scratch, Tensor x) const {
+    const Scratch::Scope scope(scratch);
+    const Tensor out = scratch.f32(x.rows, x.cols);
+    attention(layer, batch, dense, scratch, x, out);
+    if (config_.parallel_residual) {
+        const Tensor other = scratch.f32(x.rows, x.cols);
+        feed_forward(layer, scratch, x, other);
+        backend_.add(x, other);
+    } else {
+        backend_.add(x, out);
+        feed_forward(layer, scratch, x, out);
+    }
+    backend_.add(x, out);
+}
+
+// out = norm(attend(norm(x)) W_O), with the norms that there are. Until W_O, out holds the normed input.
+void Decoder::attention(int layer, const Batch& batch, DenseRows& dense, Scratch& scratch, Tensor x,
+                        Tensor out) const {
     const Scratch::Scope scope(scratch);
     const LayerWeights& w = weights_.layers[layer];
     const AttnConfig& c = attn_[layer];
-    const Tensor normed = scratch.f32(x.rows, x.cols);
-    norm(w.attn_norm, x, normed);
-    if (observe_attention) observe_attention(layer, normed);
+    const Tensor in = norm(w.attn_norm, x, out);
+    if (observe_attention) observe_attention(layer, in);
 
     const Tensor heads = scratch.f32(x.rows, c.q_width());
     const std::vector<Rows> rows = cache_->rows(layer);
     const FreshRows fresh =
-        modes_[layer]->attend(backend_, {c, w.attn, rope_, batch, rows, dense, scratch, normed}, heads);
+        modes_[layer]->attend(backend_, {c, w.attn, rope_, batch, rows, dense, scratch, in}, heads);
     for (size_t plane = 0; plane < fresh.size(); ++plane)
         backend_.store(fresh[plane], cache_->slots(layer, int(plane), batch.slots));
 
-    const Tensor out = scratch.f32(x.rows, x.cols);
     backend_.linear(heads, w.attn.o, w.attn.o_bias, out);
-    backend_.add(x, out);
+    norm(w.attn_post_norm, out, out);
 }
 
-void Decoder::feed_forward(int layer, Scratch& scratch, Tensor x) const {
+// out = norm(W_down act(W_up norm(x))), gated or not.
+void Decoder::feed_forward(int layer, Scratch& scratch, Tensor x, Tensor out) const {
     const Scratch::Scope scope(scratch);
     const LayerWeights& w = weights_.layers[layer];
-    const Tensor normed = scratch.f32(x.rows, x.cols);
-    norm(w.ffn_norm, x, normed);
-
+    const Tensor in = norm(w.ffn_norm, x, out);
     const Tensor up = scratch.f32(x.rows, config_.d_ff);
     Tensor inner = up;
     if (w.gate) {
         inner = scratch.f32(x.rows, config_.d_ff);
         const Product products[] = {{w.up, w.up_bias, up}, {w.gate, w.gate_bias, inner}};
-        backend_.linear(normed, products);
+        backend_.linear(in, products);
         backend_.gate(config_.activation, inner, up);
     } else {
-        backend_.linear(normed, w.up, w.up_bias, up);
+        backend_.linear(in, w.up, w.up_bias, up);
         backend_.activate(config_.activation, up);
     }
-    backend_.linear(inner, w.down, w.down_bias, normed);
-    backend_.add(x, normed);
+    backend_.linear(inner, w.down, w.down_bias, out);
+    norm(w.ffn_post_norm, out, out);
 }
 
-void Decoder::norm(const Norm& w, Tensor x, Tensor out) const {
+Tensor Decoder::norm(const Norm& w, Tensor x, Tensor out) const {
+    if (!w.weight) return x;
     backend_.norm(config_.architecture->norm, x, w.weight, w.bias, config_.norm_eps, out);
+    return out;
 }
 
 void Decoder::logits(Tensor x, Tensor out) const {
     norm(weights_.output_norm, x, x);
-    backend_.linear(x, weights_.output, {}, out);
+    backend_.linear(x, weights_.output, weights_.output_bias, out);
 }
 
 namespace {

@@ -36,7 +36,7 @@ class Decoder {
     /// quarter of the context, since x is kept whole.
     int64_t longest_step() const;
 
-    /// Called, where set, with each layer's normed attention input [n, d_model].
+    /// Called, where set, with each layer's attention input [n, d_model], after its norm.
     std::function<void(int layer, Tensor x)> observe_attention;
     /// Called, where set, before each layer (of each chunk) with the share of the step that is done; may
     /// throw to abandon the step, whose rows then count for nothing.
@@ -50,9 +50,12 @@ class Decoder {
 
   private:
     void embed(const Batch& batch, Scratch& scratch, Tensor x) const;
-    void attention(int layer, const Batch& batch, DenseRows& dense, Scratch& scratch, Tensor x) const;
-    void feed_forward(int layer, Scratch& scratch, Tensor x) const;
-    void norm(const Norm& w, Tensor x, Tensor out) const;
+    void add_layer(int layer, const Batch& batch, DenseRows& dense, Scratch& scratch, Tensor x) const;
+    void attention(int layer, const Batch& batch, DenseRows& dense, Scratch& scratch, Tensor x,
+                   Tensor out) const;
+    void feed_forward(int layer, Scratch& scratch, Tensor x, Tensor out) const;
+    /// Returns out, the normed x; or x where there is no such norm.
+    Tensor norm(const Norm& w, Tensor x, Tensor out) const;
 
     Backend& backend_;
     ModelConfig config_;

@@ -15,6 +15,8 @@ AttnConfig attention_config(const ModelConfig& c, int layer, DType type_k, DType
             .n_kv_heads = c.n_kv_heads,
             .head_dim = c.head_dim,
             .rope = c.architecture->positions != Positions::learned,
+            .n_rot = c.rope.n_rot,
+            .qk_norm_eps = c.architecture->qk_norm ? std::optional(c.norm_eps) : std::nullopt,
             .window = c.window,
             .type_k = type_k,
             .type_v = type_v};
@@ -38,6 +40,7 @@ class Loader final : public DerivedWeights {
         w_.output_norm = norm("output_norm");
         w_.output = matrix("output.weight", c_.n_vocab, c_.d_model, Presence::optional);
         if (!w_.output) w_.output = w_.token_embd;  // tied
+        w_.output_bias = vector("output.bias", c_.n_vocab, arch_.output_bias);
         refuse_unused();
         return std::move(w_);
     }
@@ -61,21 +64,35 @@ class Loader final : public DerivedWeights {
     LayerWeights load_layer(int layer) {
         const std::string p = concat("blk.", layer, ".");
         LayerWeights l;
-        l.attn_norm = norm(p + "attn_norm");
+        load_norms(p, l);
         load_qkv(p, l.attn);
         l.attn.o = matrix(p + "attn_output.weight", c_.d_model, int64_t(c_.n_heads) * c_.head_dim);
         // Any architecture may have one here: converting folds the V bias into it.
         const bool required = arch_.linear_bias == Presence::required;
         l.attn.o_bias =
             vector(p + "attn_output.bias", c_.d_model, required ? Presence::required : Presence::optional);
-        l.ffn_norm = norm(p + "ffn_norm");
         load_ffn(p, l);
         return l;
     }
 
+    void load_norms(const std::string& p, LayerWeights& l) {
+        if (arch_.norms == Norms::after) {
+            l.attn_post_norm = norm(p + "post_attention_norm");
+            l.ffn_post_norm = norm(p + "post_ffw_norm");
+            return;
+        }
+        l.attn_norm = norm(p + "attn_norm");
+        l.ffn_norm = arch_.norms == Norms::shared ? l.attn_norm : norm(p + "ffn_norm");
+    }
+
     void load_qkv(const std::string& p, AttnWeights& a) {
         const int64_t q = int64_t(c_.n_heads) * c_.head_dim, kv = int64_t(c_.n_kv_heads) * c_.head_dim;
-        if (!arch_.fused_qkv) {
+        if (arch_.qk_norm) {
+            a.q_norm = vector(p + "attn_q_norm.weight", q, Presence::required);
+            a.k_norm = vector(p + "attn_k_norm.weight", kv, Presence::required);
+        }
+        const Tensor weight = matrix(p + "attn_qkv.weight", q + 2 * kv, c_.d_model, arch_.fused_qkv);
+        if (!weight) {
             a.q = matrix(p + "attn_q.weight", q, c_.d_model);
             a.k = matrix(p + "attn_k.weight", kv, c_.d_model);
             a.v = matrix(p + "attn_v.weight", kv, c_.d_model);
@@ -84,7 +101,6 @@ class Loader final : public DerivedWeights {
             a.v_bias = vector(p + "attn_v.bias", kv, arch_.qkv_bias);
             return;
         }
-        const Tensor weight = matrix(p + "attn_qkv.weight", q + 2 * kv, c_.d_model);
         a.q = weight.rows_of(0, q);
         a.k = weight.rows_of(q, kv);
         a.v = weight.rows_of(q + kv, kv);
@@ -120,7 +136,7 @@ class Loader final : public DerivedWeights {
 
     Tensor matrix(const std::string& name, int64_t rows, int64_t cols,
                   Presence presence = Presence::required) {
-        const Tensor* t = find(name, presence);
+        const Tensor* t = presence == Presence::never ? nullptr : find(name, presence);
         if (!t) return {};
         require_shape(name, *t, rows, cols);
         return backend_.native(t->dtype) ? in_place(*t) : unpacked(name, *t, DType::F16);

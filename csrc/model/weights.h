@@ -16,14 +16,15 @@ struct Norm {
 };
 
 struct LayerWeights {
-    Norm attn_norm, ffn_norm;
+    Norm attn_norm, ffn_norm;            // of the inputs, or none
+    Norm attn_post_norm, ffn_post_norm;  // of the outputs, or none
     AttnWeights attn;
     Tensor gate, up, down;
     Tensor gate_bias, up_bias, down_bias;
 };
 
 struct Weights {
-    Tensor token_embd, position_embd, output;
+    Tensor token_embd, position_embd, output, output_bias;
     Norm output_norm;
     std::vector<LayerWeights> layers;
     std::vector<Buffer> owned;  // what could not be used in place

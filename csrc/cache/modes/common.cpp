@@ -24,6 +24,8 @@ std::vector<Tensor> project_q_and(Backend& backend, const AttnInput& in,
         products.push_back({weight, bias, out.back()});
     }
     backend.linear(in.x, products);
+    if (in.weights.q_norm)
+        backend.norm(NormKind::rms, out[0], in.weights.q_norm, {}, *in.config.qk_norm_eps, out[0]);
     if (in.rope) backend.rope(out[0], in.config.n_heads, in.rope, in.batch.positions);
     return out;
 }

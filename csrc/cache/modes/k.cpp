@@ -12,6 +12,8 @@ class K final : public CacheMode {
     const char* name() const override { return "k"; }
 
     std::string refusal(const AttnConfig& c) const override {
+        if (c.qk_norm_eps)
+            return "keys are normed over the whole row (QK-norm), which this mode does not undo";
         if (c.kv_width() >= c.d_model) return "";
         return concat("K is ", c.kv_width(), " wide (", c.n_kv_heads, " KV heads, ", c.n_heads,
                       " query heads) and the layer's input ", c.d_model,

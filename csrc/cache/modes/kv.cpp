@@ -1,4 +1,4 @@
-// Mode kv: K (rotated) and V as they are. The baseline every other mode is compared with.
+// Mode kv: K (normed and rotated) and V as they are. The baseline every other mode is compared with.
 #include "cache/modes/modes.h"
 
 namespace slimrt {
@@ -18,6 +18,7 @@ class Kv final : public CacheMode {
         const AttnWeights& w = in.weights;
         const auto qkv = project_q_and(backend, in, {{w.k, w.k_bias}, {w.v, w.v_bias}});
         const Tensor q = qkv[0], k = qkv[1], v = qkv[2];
+        if (w.k_norm) backend.norm(NormKind::rms, k, w.k_norm, {}, *c.qk_norm_eps, k);
         if (c.rope) backend.rope(k, c.n_kv_heads, in.rope, in.batch.positions);
 
         const ScoreTerm score{in.rows[0], k, c.n_kv_heads, c.head_dim, q, {}, {}};

@@ -19,8 +19,8 @@ Tensor project(Backend& backend, Scratch& scratch, Tensor x, Tensor weight, Tens
 struct Projection {
     Tensor weight, bias;
 };
-/// q of the step's tokens, biased, and rotated where the model rotates; then the other projections of x. All
-/// at once, since they read the same x.
+/// q of the step's tokens, biased, normed and rotated where the model does so; then the other projections of
+/// x. All at once, since they read the same x.
 std::vector<Tensor> project_q_and(Backend& backend, const AttnInput& in,
                                   std::initializer_list<Projection> others);
 

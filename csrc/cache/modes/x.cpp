@@ -10,7 +10,8 @@ class X final : public CacheMode {
     const char* name() const override { return "x"; }
 
     std::string refusal(const AttnConfig& c) const override {
-        return c.rope ? "keys are rotated by position (RoPE), so scores cannot be read from the input" : "";
+        if (c.rope) return "keys are rotated by position (RoPE), so scores cannot be read from the input";
+        return c.qk_norm_eps ? "keys are normed (QK-norm), so scores cannot be read from the input" : "";
     }
 
     Format format(const AttnConfig& c) const override {

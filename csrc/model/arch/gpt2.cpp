@@ -9,7 +9,7 @@ const Architecture gpt2 = {
     .positions = Positions::learned,
     .qkv_bias = Presence::required,
     .linear_bias = Presence::required,
-    .fused_qkv = true,
+    .fused_qkv = Presence::required,
     .gated_ffn = false,
     .activation = Activation::gelu_tanh,
 };
