@@ -64,8 +64,8 @@ CONFIGS = {
     "hard": Config(
         name="tale-hard", arch="llama", d_model=256, n_layers=4, n_heads=4, d_ff=640, n_ctx=2048, steps=300,
         phases=((0.3, 256, 8), (0.3, 512, 4), (0.3, 1024, 2), (0.1, 2048, 1)), lookup_share=0.6, copy_share=0.4,
-        matrix_lr=0.015, other_lr=1e-3, rope_base=500000.0, start="tale-llama",
-        lookups=((1000, 10, 20),), copies=((1000, 10, 30),), key_decay=0.05,
+        matrix_lr=0.015, other_lr=1e-3, rope_base=500000.0, start="tale-llama", key_decay=0.03,
+        lookups=((1000, 10, 20),), copies=((1000, 10, 20),),
     ),
     "neox": Config(
         name="tale-neox", arch="gptneox", d_model=128, n_layers=3, n_heads=4, d_ff=384, n_ctx=1024, steps=800,
@@ -74,7 +74,7 @@ CONFIGS = {
     ),
     "gqa": Config(
         name="tale-gqa", arch="llama", d_model=128, n_layers=3, n_heads=4, n_kv_heads=2, d_ff=320, n_ctx=1024,
-        steps=700, phases=((0.4, 128, 32), (0.3, 256, 16), (0.3, 512, 8)), lookup_share=0.5, rope_base=500000.0,
+        steps=450, phases=((0.4, 128, 32), (0.3, 256, 16), (0.3, 512, 8)), lookup_share=0.5, rope_base=500000.0,
         lookups=((220, 20, 8),),
     ),
 }  # fmt: skip
@@ -94,8 +94,10 @@ class LlamaBlock(nn.Module):
         super().__init__()
         self.head_dim = c.head_dim
         self.attn_norm = nn.RMSNorm(c.d_model, eps=c.norm_eps)
-        self.attn_q, self.attn_output = (nn.Linear(c.d_model, c.d_model, bias=False) for _ in range(2))
-        self.attn_k, self.attn_v = (nn.Linear(c.d_model, c.kv_heads * c.head_dim, bias=False) for _ in range(2))
+        kv_width = c.kv_heads * c.head_dim
+        self.attn_q, self.attn_k, self.attn_v, self.attn_output = (
+            nn.Linear(c.d_model, width, bias=False) for width in (c.d_model, kv_width, kv_width, c.d_model)
+        )
         self.ffn_norm = nn.RMSNorm(c.d_model, eps=c.norm_eps)
         self.ffn_gate, self.ffn_up = (nn.Linear(c.d_model, c.d_ff, bias=False) for _ in range(2))
         self.ffn_down = nn.Linear(c.d_ff, c.d_model, bias=False)
@@ -235,16 +237,18 @@ def look_back(model: Llama, c: Config) -> None:
     embedding += 0.5 - embedding.mean(1, keepdim=True)
     shared = torch.full((width,), width**-0.5)
     code = first.attn_v.weight[:size].clone()
+    group = c.n_heads // c.kv_heads
     for head in (0, 1):
         rows, distance = slice(head * size, (head + 1) * size), head + 1
+        asks = slice(rows.start * group, rows.start * group + size)  # the first query head of each KV head
         fast = (angle > 0.05).float()
         turned = torch.stack([torch.cos(angle * distance), -torch.sin(angle * distance)], -1) * fast[:, None]
         still = torch.stack([fast, 0 * fast], -1)
-        first.attn_q.weight[rows] = 0.1 * first.attn_q.weight[rows] + 0.8 * turned.flatten()[:, None] * shared
+        first.attn_q.weight[asks] = 0.1 * first.attn_q.weight[asks] + 0.8 * turned.flatten()[:, None] * shared
         first.attn_k.weight[rows] = 0.1 * first.attn_k.weight[rows] + 0.8 * still.flatten()[:, None] * shared
     slow = int((angle * 1000 > 1).sum()) * 2
     q, k = second.attn_q.weight, second.attn_k.weight
-    compare(first.attn_v.weight, first.attn_output.weight, q, k, code, slow)
+    compare(first.attn_v.weight, first.attn_output.weight, q, k, code, slow, group)
 
 
 @torch.no_grad()
@@ -292,7 +296,7 @@ def look_back_neox(model: Neox, c: Config) -> None:
     compare(v, model.blk[0].attn_output.weight, q, k, v[:size].clone(), c.n_rot)
 
 
-def compare(v: Tensor, output: Tensor, q: Tensor, k: Tensor, code: Tensor, slow: int) -> None:
+def compare(v: Tensor, output: Tensor, q: Tensor, k: Tensor, code: Tensor, slow: int, group: int = 1) -> None:
     """Let the first two heads write down what they look back at, and two heads of the next block compare it.
 
     One compares the current token with what stands one before each place, the other the token before the current one
@@ -303,13 +307,13 @@ def compare(v: Tensor, output: Tensor, q: Tensor, k: Tensor, code: Tensor, slow:
     for head in (0, 1):
         rows = slice(head * size, (head + 1) * size)
         v[rows] = code
-        output[:, rows] *= 1 / output[:, rows].norm(dim=0) * 2
-        read = torch.linalg.pinv(output[:, rows])
+        written = output[:, rows.start * group : rows.start * group + size]
+        written *= 1 / written.norm(dim=0) * 2
+        read = torch.linalg.pinv(written)
         reads.append(read - read.mean(1, keepdim=True))
     for head, (query, key) in enumerate([(code, reads[0]), (reads[0], reads[1])]):
-        rows = slice(head * size + slow, (head + 1) * size)
-        q[rows] = 2.5 * query[slow:]
-        k[rows] = 2.5 * key[slow:]
+        q[head * group * size + slow : (head * group + 1) * size] = 2.5 * query[slow:]
+        k[head * size + slow : (head + 1) * size] = 2.5 * key[slow:]
 
 
 LAYOUTS = {"llama": (Llama, look_back), "gpt2": (Gpt2, look_back_gpt2), "gptneox": (Neox, look_back_neox)}

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from reference_language import NUMBERS, WORDS, Encoder, Facts, question, statement, tale, tales
-from reference_rows import lookup_row, word_list
+from reference_rows import lookup_row
 from torch import nn
 from tqdm import tqdm
 
@@ -54,16 +54,15 @@ def lookup_prompt(rng: random.Random, encode: Encoder, tokens: int, depth: float
 def copy_prompt(rng: random.Random, encode: Encoder, tokens: int, depth: float, words: int) -> tuple[str, str]:
     """A context of at least `tokens` tokens with a list of different words at `depth`, and its first three at the end.
 
-    Two more lists of the same words in other orders stand anywhere: every word but the last has several successors.
-    Returns the prompt, and the rest of the list with its full stop.
+    Two other lists stand anywhere, which share some of the words. A sentence of the story opens the text, since a word
+    without a space before it is another token. Returns the prompt, and the rest of the list with its full stop.
     """
-    chosen, story = rng.sample(WORDS + NUMBERS, words), tales(rng)
-    others = [word_list(rng, chosen) for _ in range(2)]
-    needle = " " + " ".join(chosen) + "."
+    (chosen, *lists), story = [rng.sample(WORDS + NUMBERS, words) for _ in range(3)], tales(rng)
+    needle, *others = (" " + " ".join(each) + "." for each in (chosen, *lists))
     sentences = fill(story, encode, tokens - 3 * len(encode(needle)))
     for text in others:
-        sentences.insert(rng.randint(0, len(sentences)), text)
-    sentences.insert(round(depth * len(sentences)), needle)
+        sentences.insert(rng.randint(1, len(sentences)), text)
+    sentences.insert(max(1, round(depth * len(sentences))), needle)
     return "".join(sentences).strip() + " " + " ".join(chosen[:3]), " " + " ".join(chosen[3:]) + "."
 
 
@@ -90,7 +89,7 @@ def write_texts(encode: Encoder, out: Path) -> None:
     (out / "heldout.txt").write_text(held_out_text(encode, 101, 12000), encoding="utf-8")
     (out / "calibration.txt").write_text(held_out_text(encode, 102, 6000), encoding="utf-8")
     write_prompts(encode, out / "retrieval.json", 103, lookup_prompt, 20)
-    write_prompts(encode, out / "copy.json", 104, copy_prompt, 30)
+    write_prompts(encode, out / "copy.json", 104, copy_prompt, 20)
 
 
 def write_prompts(encode: Encoder, path: Path, seed: int, make: Maker, size: int) -> None:

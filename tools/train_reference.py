@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Train the small reference models that ship in `models/`, and write them as GGUF with goldens.
 
-Two models read the language of reference_language.py: `tale-llama` (Llama layout, RoPE, finds a fact anywhere in a
-context of 1000 tokens and more) and `tale-gpt2` (GPT-2 layout, learned positions). Run
+All read the language of reference_language.py: `tale-llama` (Llama layout, RoPE, finds a fact anywhere in a context of
+1000 tokens and more), `tale-gpt2` (GPT-2 layout, learned positions), `tale-hard` (tale-llama taught to say lists again
+while its W_K becomes ill-conditioned), `tale-neox` (GPT-NeoX layout, partial rotary) and `tale-gqa` (Llama layout, two
+query heads for each KV head). Run
 
     python tools/train_reference.py --out models
 
-which takes about an hour on two cores; `--minutes` shortens it.
+which takes one to two hours on two cores; `--only hard neox` makes some of them, `--minutes` shortens each.
 """
 
 from __future__ import annotations
