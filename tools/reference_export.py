@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import json
 import math
-import random
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import gguf
 import torch
 import torch.nn.functional as F
-from reference_language import END, Encoder, Facts, lookup_row, question, statement, tale, tales
+from reference_language import END, Encoder
+from reference_tasks import accuracy_table, copy_prompt, lookup_prompt, write_texts
 from tokenizers import Tokenizer
 from torch import nn
-from tqdm import tqdm
 
 if TYPE_CHECKING:
     from reference_models import Config
 
-DEPTHS = [i / 10 for i in range(11)]
 PROMPTS = [
     "Once upon a time",
     "In a small village lived a baker named Anna.",
@@ -58,12 +56,15 @@ def write_gguf(model: nn.Module, c: Config, tokenizer: Tokenizer, path: Path) ->
     w.add_head_count(c.n_heads)
     vocab = tokenizer.get_vocab_size()
     if c.arch == "llama":
-        w.add_head_count_kv(c.n_heads)
+        w.add_head_count_kv(c.kv_heads)
         w.add_layer_norm_rms_eps(c.norm_eps)
-        w.add_rope_dimension_count(c.d_model // c.n_heads)
-        w.add_rope_freq_base(c.rope_base)
     else:
         w.add_layer_norm_eps(c.norm_eps)
+    if c.arch != "gpt2":
+        w.add_rope_dimension_count(c.n_rot or c.head_dim)
+        w.add_rope_freq_base(c.rope_base)
+    if c.arch == "gptneox":
+        w.add_parallel_residual(True)
     w.add_vocab_size(vocab)
     spec = json.loads(tokenizer.to_str())
     end = tokenizer.token_to_id(END)
@@ -85,28 +86,6 @@ def write_gguf(model: nn.Module, c: Config, tokenizer: Tokenizer, path: Path) ->
     w.close()
 
 
-def lookup_prompt(rng: random.Random, encode: Encoder, tokens: int, depth: float, distractors: int) -> tuple[str, str]:
-    """A context of at least `tokens` tokens with one fact at `depth` (0 = first, 1 = last), and a question about it.
-
-    Returns the prompt, ending in "Answer:", and the answer it should be followed by.
-    """
-    facts = Facts(rng)
-    needle = facts.new()
-    others = ["".join(statement(facts.new())) + "." for _ in range(distractors)]
-    room = tokens - sum(len(encode(text)) for text in others) - 25
-    story, sentences, used = tales(rng), [], 0
-    while used < room:
-        sentences.append(" " + next(story))
-        used += len(encode(sentences[-1]))
-    for text in others:
-        sentences.insert(rng.randint(0, len(sentences)), text)
-    sentences.insert(round(depth * len(sentences)), "".join(statement(needle)) + ".")
-    text = "".join(sentences).strip() + question(needle)
-    while len(encode(text)) < tokens:
-        text = next(story) + " " + text if depth > 0.5 else text.replace(" Question:", " " + next(story) + " Question:")
-    return text, "".join(statement(needle)) + "."
-
-
 @torch.no_grad()
 def logits(model: nn.Module, ids: list[int]) -> torch.Tensor:
     """Float32 logits (tokens, vocab) of one sequence."""
@@ -121,28 +100,6 @@ def greedy(model: nn.Module, c: Config, ids: list[int], count: int) -> list[int]
     return ids[start:]
 
 
-def retrieval_table(
-    model: nn.Module, encode: Encoder, tokens: int, trials: int, distractors: int
-) -> dict[str, float | int | dict[str, float]]:
-    """Share of questions answered exactly (every token of the answer sentence is the most likely one), by depth."""
-    rng, table = random.Random(2024), {}
-    shortest = 10**9
-    for depth in tqdm(DEPTHS, desc=f"retrieval in {tokens} tokens"):
-        right = 0
-        for _ in range(trials):
-            text, answer = lookup_prompt(rng, encode, tokens, depth, distractors)
-            ids, wanted = [encode.end, *encode(text)], encode(answer)
-            best = logits(model, ids + wanted[:-1])[len(ids) - 1 :].argmax(-1).tolist()
-            right += best == wanted
-            shortest = min(shortest, len(ids))
-        table[f"{depth:.0%}"] = right / trials
-    mean = sum(table.values()) / len(table)
-    return {
-        "context_tokens_at_least": shortest, "distractor_facts": distractors, "trials_per_depth": trials,
-        "trials": trials * len(DEPTHS), "accuracy": mean, "accuracy_by_depth": table,
-    }  # fmt: skip
-
-
 def perplexity(model: nn.Module, encode: Encoder, text: str, window: int) -> dict[str, float | int]:
     """Perplexity over windows that each open with BOS, as `slimrt perplexity` cuts them without overlap."""
     ids = encode(text)
@@ -152,36 +109,6 @@ def perplexity(model: nn.Module, encode: Encoder, text: str, window: int) -> dic
         nll = F.cross_entropy(logits(model, part[:-1]), torch.tensor(part[1:]), reduction="sum")
         total, count = total + nll.item(), count + len(part) - 1
     return {"tokens": count, "window": window, "nll_per_token": total / count, "perplexity": math.exp(total / count)}
-
-
-def held_out_text(encode: Encoder, seed: int, tokens: int) -> str:
-    """Text the models have not seen: mostly tales, one a line, and now and then facts with questions."""
-    rng, lines, used = random.Random(seed), [], 0
-    while used < tokens:
-        if rng.random() < 0.25:
-            ids, _ = lookup_row(rng, encode, 240, 1.0, dense=False)
-            text = encode.tokenizer.decode(ids, skip_special_tokens=True).strip()
-            text = text[: text.rindex(".") + 1]
-        else:
-            text = " ".join(tale(rng))
-        lines.append(text)
-        used += len(encode(text))
-    return " ".join(lines) + "\n"
-
-
-def write_texts(encode: Encoder, out: Path) -> None:
-    """Held-out text, calibration text, and long prompts with the answers they should get."""
-    (out / "heldout.txt").write_text(held_out_text(encode, 101, 12000), encoding="utf-8")
-    (out / "calibration.txt").write_text(held_out_text(encode, 102, 6000), encoding="utf-8")
-    rng, rows = random.Random(103), []
-    for i in range(44):
-        depth = DEPTHS[i % len(DEPTHS)]
-        text, answer = lookup_prompt(rng, encode, 1000, depth, distractors=20)
-        ids = [encode.end, *encode(text)]
-        rows.append({"depth": depth, "prompt": text, "prompt_ids": ids, "answer": answer, "answer_ids": encode(answer)})
-    note = "prompt_ids open with BOS; a greedy continuation of the prompt is the answer"
-    body = ",\n".join(json.dumps(row, separators=(",", ":")) for row in rows)
-    (out / "retrieval.json").write_text(f'{{"note": {json.dumps(note)}, "prompts": [\n{body}\n]}}\n', encoding="utf-8")
 
 
 def golden(model: nn.Module, c: Config, encode: Encoder, out: Path) -> dict:
@@ -204,17 +131,17 @@ def golden(model: nn.Module, c: Config, encode: Encoder, out: Path) -> dict:
         prompts.append(row)
     start = [encode.end, *encode(PROMPTS[0])]
     sample = greedy(model, c, start, 200)
-    long = c.n_ctx >= 1024
     text = (out / "heldout.txt").read_text(encoding="utf-8")
     result = {
         "model": f"{c.name}.gguf", "computed_in": "float32 from the float16 weights of the file",
         "parameters": sum(p.numel() for p in model.parameters()), "prompts": prompts,
         "greedy_200": {"prompt": PROMPTS[0], "ids": start, "greedy_ids": sample,
                        "greedy_text": tokenizer.decode(sample, skip_special_tokens=False)},
-        "heldout": perplexity(model, encode, text, 1024 if long else c.n_ctx),
-        "retrieval": [retrieval_table(model, encode, n, trials, facts) for n, trials, facts in
-                      ([(1000, 40, 20), (1200, 10, 40)] if long else [(120, 40, 4), (220, 40, 8)])],
+        "heldout": perplexity(model, encode, text, min(1024, c.n_ctx)),
+        "retrieval": [accuracy_table(model, encode, lookup_prompt, *sizes) for sizes in c.lookups],
     }  # fmt: skip
+    if c.copies:
+        result["copy"] = [accuracy_table(model, encode, copy_prompt, *sizes) for sizes in c.copies]
     return result
 
 
@@ -227,8 +154,9 @@ def export(model: nn.Module, c: Config, encode: Encoder, out: Path) -> dict:
     result = golden(model, c, encode, out)
     (out / f"{c.name}.golden.json").write_text(json.dumps(result, separators=(",", ":")) + "\n", encoding="utf-8")
     print(f"{c.name}: {result['parameters']} parameters, held-out perplexity {result['heldout']['perplexity']:.4f}")
-    for table in result["retrieval"]:
-        print(f"retrieval in {table['context_tokens_at_least']} tokens: {table['accuracy']:.4f} of {table['trials']}")
+    for table in [*result["retrieval"], *result.get("copy", [])]:
+        kind = "copy" if "words" in table else "retrieval"
+        print(f"{kind} in {table['context_tokens_at_least']} tokens: {table['accuracy']:.4f} of {table['trials']}")
         print("  " + "  ".join(f"{depth} {share:.3f}" for depth, share in table["accuracy_by_depth"].items()))
     print(PROMPTS[0] + result["greedy_200"]["greedy_text"])
     return result
