@@ -91,7 +91,7 @@ def test_sessions_belong_to_a_residual(tiny, tmp_path):
         with model.load_session(tmp_path / "s") as again:
             np.testing.assert_array_equal(again.append([7]), wanted)
     for cache in ("k+r:q8:4:q8", "k+r:q8:8:q4", "k+r:q8:0", "kv:q8"):
-        with slimrt.Model(tiny, cache=cache, **options) as model:
+        with slimrt.Model(tiny, cache=cache, n_ctx=64, calibration="none") as model:
             with pytest.raises(slimrt.ModelFormatError, match="another cache"):
                 model.load_session(tmp_path / "s")
 
