@@ -59,7 +59,7 @@ def test_only_what_is_missing_is_folded(tiny, folded, tmp_path):
         ("k+r", {"cache_type": "q8", "rank": 8, "residual_type": "q4", "calibration": text, "layers": [0]}),
         ("k+r", {"cache_type": "bf16", "rank": 4, "residual_type": "q8", "calibration": "none", "layers": [0, 1]}),
         ("k+r", {"cache_type": "q8", "rank": 8, "residual_type": "q4", "calibration": "none", "layers": [0]}),
-        ("k", {"cache_type": "f16", "calibration": "none", "layers": [1]}),
+        ("k", {"cache_type": "f16", "rank": None, "residual_type": None, "calibration": "none", "layers": [1]}),
     ]
 
 
