@@ -3,9 +3,9 @@
     python benchmarks/quality.py --models models/tale-llama.gguf --out benchmarks/results/2026-11-21-quality
 
 Perplexity and KL divergence from kv f32 as `slimrt perplexity --compare` measures them: on held-out text, through
-cached decoding. Tasks (tasks.py): a fact to look up, a list to repeat, fed in chunks, and the
-question and the answer token by token. Beside slimrt's caches stands one that it does not have (simulated.py). Bits are of a
-(k, v) pair of elements, scales included; bytes of a window are what is allocated for it; W^: the weights beyond kv's.
+cached decoding. Tasks (tasks.py): a fact to look up, a list to repeat; the prompts are fed in chunks, the question and
+the answer token by token. Beside slimrt's caches stands one that it does not have (simulated.py). Bits are of a (k, v)
+pair of elements, scales included; bytes of a window are what is allocated for it; W^: the weights beyond kv's.
 """
 
 from __future__ import annotations
