@@ -103,11 +103,26 @@ def leading(covariance: Matrix, rank: int) -> tuple[Matrix, Matrix]:
         values, vectors = np.linalg.eigh(covariance)
         return np.maximum(values[::-1][:rank], 0), np.ascontiguousarray(vectors[:, ::-1][:, :rank])
     start = np.random.default_rng(0).normal(size=(e, rank + 16))
-    basis, _ = np.linalg.qr(covariance @ start)
+    basis = _orthonormal(covariance @ start)
     for _ in range(3):
-        basis, _ = np.linalg.qr(covariance @ basis)
+        basis = _orthonormal(covariance @ basis)
     values, turn = np.linalg.eigh(basis.T @ (covariance @ basis))
     return np.maximum(values[::-1][:rank], 0), basis @ turn[:, ::-1][:, :rank]
+
+
+def _orthonormal(columns: Matrix) -> Matrix:
+    """An orthonormal basis of the columns' span: twice through the Cholesky factor of their products (Yamamoto et al.
+    2015, "Roundoff error analysis of the CholeskyQR2 algorithm"), which is products only where NumPy's QR uses one
+    core; QR where the columns are too nearly dependent for it.
+    """
+    basis = columns
+    for _ in range(2):
+        try:
+            factor = np.linalg.cholesky(basis.T @ basis)
+        except np.linalg.LinAlgError:
+            return np.linalg.qr(columns)[0]
+        basis = basis @ _inverse_of_lower(factor).T
+    return basis
 
 
 def half_rows(weight: Matrix) -> tuple[NDArray[np.float16], NDArray[np.float32]]:
