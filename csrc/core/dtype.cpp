@@ -52,7 +52,8 @@ const DTypeInfo* find_cache_type(const char* name) {
 const char* cache_type_names() {
     static const std::string names = [] {
         std::string all;
-        for (const DType type : kCacheTypes) all += (all.empty() ? "" : ", ") + std::string(dtype_info(type).name);
+        for (const DType type : kCacheTypes)
+            all += (all.empty() ? "" : ", ") + std::string(dtype_info(type).name);
         return all;
     }();
     return names.c_str();
