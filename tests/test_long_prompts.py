@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prompts long enough for 16-bit weights to be multiplied as 14-bit integers (where the processor can), against float64.
 """Long prompts, whose 16-bit weights are multiplied as 14-bit integers where the processor can, against float64.
+
 The goldens' prompts have 64 tokens and stay in float32, so the parity tests never come here.
 """
 
