@@ -17,7 +17,7 @@ from reference_files import hf_tensors
 from slimrt.errors import CacheUnsupportedError, ModelFormatError, UnsupportedError
 from slimrt.tools import convert as tool
 from slimrt.tools import gguf_file
-from slimrt.tools.fold import MODES, Attention
+from slimrt.tools.attention import MODES, Attention
 from slimrt.tools.gguf_file import read_gguf
 from slimrt.tools.hf import interleave_pairs, parts_in_order, read_hf
 from slimrt.tools.quantize import OUT_TYPES, requantise
@@ -324,7 +324,8 @@ def test_converted_from_either_source_is_the_same_file(name, mode, convert, tmp_
             assert "layer 0" in str(refused.value) and reason in str(refused.value)
             assert not out.exists() and list(tmp_path.iterdir()) == []
             continue
-        report = tool.convert(source, out, cache=mode, cache_type="f32", progress=False, verify=True)
+        residual = {"rank": attention.kv_width, "residual_type": "f32"} if mode == "k+r" else {}  # a full one is exact
+        report = tool.convert(source, out, cache=mode, cache_type="f32", progress=False, verify=True, **residual)
         assert report.verify.same_top == 1 and report.verify.max_rel < 1e-4
         assert [layer.mode for layer in report.layers] == [mode] * attention.n_layers
     if not attention.refusal(mode):
@@ -394,18 +395,26 @@ def test_too_large_an_error_is_said_plainly(tmp_path):
 
 def test_arguments_are_checked(tmp_path, convert):
     source, out = convert(GOLDEN / "llama_mha"), tmp_path / "out.gguf"
-    with pytest.raises(ValueError, match="unknown cache mode 'kk'; the modes are: kv, k, v, x"):
+    with pytest.raises(ValueError, match=r"unknown cache mode 'kk'; the modes are: kv, k, k\+r, v, x, xr"):
         tool.convert(source, out, cache="kk")
     with pytest.raises(ValueError, match="unknown outtype 'q5'"):
         tool.convert(source, out, outtype="q5")
     with pytest.raises(ValueError, match="unknown cache type 'f8'"):
         tool.convert(source, out, cache_type="f8")
-    with pytest.raises(ValueError, match="no errors can be predicted for cache type 'q8'; the types are: f32, f16"):
-        tool.convert(source, out, cache_type="q8")
+    with pytest.raises(ValueError, match="2 cache types were given; several.*'auto'"):
+        tool.convert(source, out, cache="k", cache_type=("f16", "q8"))
+    with pytest.raises(ValueError, match="target_error is for cache 'auto', not for 'k'"):
+        tool.convert(source, out, cache="k", target_error=0.1)
+    with pytest.raises(ValueError, match="target_error must be above 0 and below 1"):
+        tool.convert(source, out, cache="auto", target_error=1.0)
+    with pytest.raises(ValueError, match=r"rank and residual_type are for cache 'k\+r', not for 'xr'"):
+        tool.convert(source, out, cache="xr", rank=4)
+    with pytest.raises(ValueError, match="rank must be from 0 to 48, the width of V, got 52"):
+        tool.convert(source, out, cache="k+r", rank=52)
+    with pytest.raises(ValueError, match=r"exact folds are those of cache 'k' and 'v', not of 'k\+r'"):
+        tool.convert(source, out, cache="k+r", exact=True)
     with pytest.raises(ValueError, match="is the source itself"):
         tool.convert(source, source.parent / "." / source.name)
-    with pytest.raises(UnsupportedError, match="exact=True"):
-        tool.convert(source, out, exact=False)
     with pytest.raises(FileNotFoundError, match="no_such"):
         tool.convert(tmp_path / "no_such.gguf", out)
     with pytest.raises(FileNotFoundError, match="missing: no such directory"):

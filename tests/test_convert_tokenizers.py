@@ -153,7 +153,7 @@ def test_calibration_text(tmp_path):
         report = convert(source, tmp_path / "out.gguf", cache="k", calibration=text)
         basis[name] = report.calibration
         assert 1e-4 < report.layers[0].errors["f16"] < 5e-3
-    assert basis["built-in"] == "4096 tokens of the built-in text" and basis["file"].endswith("of other.txt")
+    assert basis["built-in"] == "4808 tokens of the built-in text" and basis["file"].endswith("of other.txt")
     assert basis["none"] == "no text: white activations assumed"
     with pytest.raises(FileNotFoundError):
         convert(source, tmp_path / "out.gguf", cache="k", calibration=tmp_path / "missing.txt")

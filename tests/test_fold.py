@@ -9,32 +9,19 @@ import pytest
 from conftest import GOLDEN, relative, third_party
 from slimrt import _core
 from slimrt.errors import CacheUnsupportedError, ModelFormatError
-from slimrt.tools.calibrate import text_ids, text_moments
+from slimrt.tools.attention import MODES, Attention, LayerWeights, fold_value_bias, projections
+from slimrt.tools.calibrate import calibrated, text_ids, white_inputs
 from slimrt.tools.convert import convert as run_convert
 from slimrt.tools.convert import read_model
-from slimrt.tools.fold import (
-    FOLDED,
-    MODES,
-    Attention,
-    Fold,
-    fold_layer,
-    fold_layers,
-    fold_matrix,
-    fold_value_bias,
-    projections,
-    stored,
-)
+from slimrt.tools.exact import FOLDED, condition, fold_layer, fold_matrix
+from slimrt.tools.fold import fold_layers
 from slimrt.tools.gguf_file import ModelData, Tensor, read_gguf
-from slimrt.tools.precision import (
-    ROUNDING,
-    ROUNDOFF,
-    Moments,
-    isotropic_moments,
-    measure_error_of_v,
-    predicted_error,
-    predicted_errors,
-    rounded,
-)
+from slimrt.tools.noise import ROUNDING, ROUNDOFF
+from slimrt.tools.planes import Plane
+from slimrt.tools.precision import measure_error_of_v, measured
+from slimrt.tools.readers import KReader, Sample, VReader
+from slimrt.tools.window import Window
+from synthetic import layer_of
 
 EXACT = 1e-9
 FOR_K = ["llama_mha", "llama_bias", "llama_wide", "llama_gqa_wide", "qwen2_mha", "gptneox", "phi2", "gpt2_erf"]
@@ -57,6 +44,7 @@ def test_fold_is_exact_for_square_and_wide_matrices(d, e, cond):
     assert relative(w_in @ weight, w_out) < EXACT
     right_inverse = np.linalg.pinv(w_in, rcond=1e-15)
     assert relative(weight, right_inverse @ w_out) < 1e-6
+    assert condition(w_in) == pytest.approx(cond, rel=1e-2) == condition(w_in.T)
 
 
 def test_singular_matrix_has_infinite_condition():
@@ -87,7 +75,7 @@ def test_fold_layers_gives_what_each_layer_needs(name, mode, convert):
 
 @pytest.mark.parametrize("name", ["llama_gqa_tied", "mistral_window", "phi3"])
 def test_k_is_refused_when_v_is_no_function_of_it(name, convert):
-    with pytest.raises(CacheUnsupportedError, match=r"layer 0: K is 24 wide \(2 KV heads.*input 48.*: kv$"):
+    with pytest.raises(CacheUnsupportedError, match=r"layer 0: K is 24 wide \(2 KV heads.*input 48.*: kv, k\+r$"):
         fold_layers(convert(GOLDEN / name), "k")
 
 
@@ -100,7 +88,7 @@ def test_legal_modes_are_those_of_the_runtime(name, convert):
 
 
 def test_other_modes_need_no_fold(convert):
-    with pytest.raises(ValueError, match="'x' needs no fold; those that do: k, v"):
+    with pytest.raises(ValueError, match=r"'x' needs no fold; those that do: k, v, k\+r, xr"):
         fold_layers(convert(GOLDEN / "gpt2_erf"), "x")
 
 
@@ -161,7 +149,8 @@ def test_rounding_noise_of_a_normal_channel(type_name):
     """The constant in the prediction, against the rounding itself, over the scales a channel may have."""
     values = np.random.default_rng(0).normal(size=50_000).astype(np.float32)
     noise = [
-        np.mean((rounded(v, type_name) - v) ** 2) / np.mean(v**2) for v in np.outer(np.geomspace(1, 2, 16), values)
+        np.mean((Plane(1, 1, type_name).round(v[:, None])[:, 0] - v) ** 2) / np.mean(v**2)
+        for v in np.outer(np.geomspace(1, 2, 16), values).astype(np.float32)
     ]
     assert np.mean(noise) / ROUNDOFF[type_name] ** 2 == pytest.approx(ROUNDING, rel=0.03)
     assert max(noise) < 1.1 * min(noise)
@@ -175,28 +164,28 @@ def test_prediction_holds_for_correlated_inputs(d, e, cond, type_name):
     w_in, w_out = (w.astype(np.float32).astype(np.float64) for w in (w_in, w_out))  # as a file holds them
     x = (random.normal(size=(2000, d)) * np.geomspace(1, 1e-2, d)) @ np.linalg.qr(random.normal(size=(d, d)))[0]
     x = x.astype(np.float32)
-    fold = Fold(0, *fold_matrix(w_in, w_out), w_in, w_out)
-    exact = x.astype(np.float64) @ w_out
-    moments = Moments(np.mean((x @ w_in) ** 2, axis=0), float(np.mean((exact**2).sum(axis=1))))
-    row = rounded(x @ w_in.astype(np.float32), type_name)
-    measured = np.linalg.norm(row @ stored(fold).T - exact) / np.linalg.norm(exact)
-    assert 0.5 < predicted_error(fold, moments, type_name) / measured < 2
+    weights = layer_of(w_in, w_out)
+    window = Window(weights, None, x)
+    reader = KReader(Sample(weights, x.astype(np.float64).T @ x / len(x), [window]), type_name)
+    assert 1 / 1.5 < reader.value_error() / measured(reader, [window]).value < 1.5
 
 
-def test_prediction_without_a_text_knows_gamma_and_beta():
+def test_inputs_without_a_text_know_gamma_and_beta():
     model, _ = read_model(GOLDEN / "gpt2_erf")
-    fold = fold_layer(model, Attention.of(model), "k", 1)
+    weights = LayerWeights(model, Attention.of(model), 1)
     random = np.random.default_rng(0)
-    white = random.normal(size=(20_000, fold.w_in.shape[0]))
+    white = random.normal(size=(20_000, weights.attention.d))
     x = white * model.tensor("blk.1.attn_norm.weight").values() + model.tensor("blk.1.attn_norm.bias").values()
-    moments = isotropic_moments(model, fold)
-    assert relative(moments.row, np.mean((x @ fold.w_in) ** 2, axis=0)) < 0.05
-    assert moments.result == pytest.approx(np.mean(((x @ fold.w_out) ** 2).sum(axis=1)), rel=0.05)
+    moment, some = white_inputs(weights)
+    assert relative(moment, x.T @ x / len(x)) < 0.05
+    assert np.square(some).sum(axis=1).mean() == pytest.approx(moment.trace(), rel=0.05)
 
 
 def test_a_projection_of_zeros_has_no_error():
-    fold = Fold(0, np.zeros((4, 4)), 1.0, np.eye(4), np.zeros((4, 4)))
-    assert set(predicted_errors(fold, Moments(np.ones(4), 0.0)).values()) == {0.0}
+    weights = layer_of(np.eye(4), np.zeros((4, 4)))
+    x = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
+    reader = KReader(Sample(weights, np.eye(4), [Window(weights, None, x)]), "f16")
+    assert reader.value_error() == reader.output_error() == reader.fold_error() == 0
 
 
 def trained(name: str, tmp_path):
@@ -221,13 +210,14 @@ def test_predicted_error_is_measured_on_trained_models(name, mode, tmp_path):
     model = read_gguf(path)
     attention = Attention.of(model)
     context = model.size("context_length")
-    moments, _ = text_moments(path, model, mode, ids[:-context], show_progress=False)
-    measured = measure_error_of_v(path, ids[-context:], mode)
-    for layer in range(attention.n_layers):
-        predicted = predicted_errors(fold_layer(model, attention, mode, layer), moments[layer])
-        for type_name in ("f16", "bf16"):
-            ratio = predicted[type_name] / measured[type_name][layer]
-            assert 0.5 < ratio < 2, (layer, type_name, predicted[type_name], measured[type_name][layer])
+    found = measure_error_of_v(path, ids[-context:], mode)
+    make = KReader if mode == "k" else VReader
+    with calibrated(path, model, ids[:-context], show_progress=False) as known:
+        for layer in range(attention.n_layers):
+            sample, _ = known.layer(layer)
+            for type_name in ("f16", "bf16"):
+                ratio = make(sample, type_name).fold_error() / found[type_name][layer]
+                assert 0.5 < ratio < 2, (layer, type_name, ratio)  # measured on one short context
 
 
 def test_no_tokenizer_means_no_text(convert):

@@ -136,14 +136,15 @@ def white_inputs(weights: LayerWeights) -> tuple[np.ndarray, np.ndarray]:
 
 @contextmanager
 def calibrated(
-    gguf: Path, model: ModelData, text: Text, *, folder: Path | None = None, show_progress: bool
+    gguf: Path, model: ModelData, text: Text | np.ndarray, *, folder: Path | None = None, show_progress: bool
 ) -> Iterator[Calibration]:
     """Run a text through a model and yield what it did to each layer; its files are gone afterwards.
 
     Args:
         gguf: the file whose activations are taken.
         model: the weights that will run, perhaps requantised.
-        text: a file; None: the built-in text; "none", or None for a model without a tokenizer: no text.
+        text: a file, or its token ids; None: the built-in text; "none", or None for a model without a tokenizer: no
+            text.
         folder: where the inputs wait (None: where temporary files go): d * layers * 4 bytes a token.
 
     Raises:
@@ -151,13 +152,16 @@ def calibrated(
     """
     attention = Attention.of(model)
     wanted = max(_MIN_TOKENS, _PER_WIDTH * attention.d) * _HELD_OUT // (_HELD_OUT - 1)
-    ids = None if text == "none" else text_ids(gguf, text, wanted)
+    if isinstance(text, np.ndarray):
+        ids, name = text[:wanted], "text"
+    else:
+        ids = None if text == "none" else text_ids(gguf, text, wanted)
+        name = "the built-in text" if text is None else Path(text).name
     if ids is None:
         yield Calibration("no text: white activations assumed", model, attention, [])
         return
     length = max(1, min(_CHUNK, model.size("context_length"), len(ids) // _HELD_OUT))
     chunks = [ids[start : start + length] for start in range(0, len(ids), length)]
-    name = "the built-in text" if text is None else Path(text).name
     with TemporaryDirectory(prefix=".slimrt-inputs.", dir=folder) as inner:
         _run(gguf, attention, chunks, Path(inner), show_progress)
         found = Calibration(

@@ -25,7 +25,7 @@ from .window import Window
 
 AUTO_TYPES = ("f16", "q8", "fp8_e4m3", "q4")
 RESIDUAL_TYPES = ("q4", "q8", "f16")
-_LARGEST_PART = 2  # no residual is wider than V over this: k+r would come near the bytes of kv
+_PARTS = (8, 4, 2, 1)  # of V's width, ranks that are looked at whatever the target, where K knows only a part of V
 _WIDER = (1.0, 1.25, 1.5, 2.0)  # ranks tried above the one that V alone would need
 
 
@@ -65,12 +65,25 @@ class Option:
 
     def meets(self, target: float) -> bool:
         """Whether every error is within the target, the dearer ones looked at last."""
-        return self.reader.value_error() <= target and self.predicted.size <= target and self.error <= target
+        return self.value_error <= target and self.predicted.size <= target and self.error <= target
 
     def beats(self, other: Option) -> bool:
         """Nowhere worse, somewhere better."""
-        mine, theirs = (self.bytes, self.error), (other.bytes, other.error)
-        return mine != theirs and mine[0] <= theirs[0] and mine[1] <= theirs[1]
+        return _better((self.bytes, self.predicted.size), (other.bytes, other.predicted.size))
+
+    def reads_v_better(self, other: Option) -> bool:
+        """`beats` among options of k+r that differ in the residual only."""
+        if (self.mode, self.type, other.mode, other.type) != ("k+r", self.type, "k+r", self.type):
+            return False
+        return _better((self.bytes, self.value_error), (other.bytes, other.value_error))
+
+    @cached_property
+    def value_error(self) -> float:
+        return self.reader.value_error()
+
+
+def _better(one: tuple[float, float], other: tuple[float, float]) -> bool:
+    return one != other and one[0] <= other[0] and one[1] <= other[1]
 
 
 def choose(
@@ -86,21 +99,26 @@ def choose(
         half: as `fold.reader`.
 
     Returns:
-        The option; where nothing meets the target, the one with the smallest error. And the options that no other
+        The option, of several with as many bytes one that needs no folded weights, and then the one with the smallest
+        error; where nothing meets the target, the one with the smallest error. And the options that no other
         beats in bytes and error, by bytes: for grouped-query attention, where k+r has to earn its place beside kv;
         empty otherwise.
     """
     options = sorted(_options(sample, held_out, types, target, half=half), key=lambda option: option.bytes)
     found = next((option for option in options if option.meets(target)), None)
     equal = [option for option in options if found and option.bytes == found.bytes and option.meets(target)]
-    found = min(equal or options, key=lambda option: option.error)
+    found = min(equal or options, key=lambda option: (bool(equal) and bool(option.reader.tensors), option.error))
     attention = sample.weights.attention
     return found, front(options) if attention.kv_width < attention.d else []
 
 
 def front(options: list[Option]) -> list[Option]:
-    """The options that none beats, fewest bytes first."""
-    return [option for option in options if not any(other.beats(option) for other in options)]
+    """The options that none beats in bytes and predicted error, fewest bytes first.
+
+    Options of k+r with the same type read the same keys, so one whose V is worse for as many bytes is beaten.
+    """
+    kept = [option for option in options if not any(other.reads_v_better(option) for other in options)]
+    return [option for option in kept if not any(other.beats(option) for other in kept)]
 
 
 def _options(
@@ -137,13 +155,15 @@ def _conditioned(
 ) -> Iterator[Option]:
     """k+r with the smallest rank, and some above it, at which V is expected to meet the target."""
     attention = sample.weights.attention
-    most = attention.kv_width // _LARGEST_PART
+    grouped, width = attention.kv_width < attention.d, attention.kv_width
+    most = width if grouped else width // 2  # where K knows nearly all of V, more would come near the bytes of kv
     fold = Conditioned(sample, type_name, half=half, max_rank=most)
     for residual_type in RESIDUAL_TYPES:
         least = fold.smallest_rank(residual_type, target)
-        if least is None:
-            continue
-        for rank in sorted({min(int(least * wider) // 4 * 4 if least else 0, most) for wider in _WIDER}):
+        ranks = {width // part // 4 * 4 for part in _PARTS} if grouped else set()
+        if least is not None:
+            ranks |= {min(int(least * wider) // 4 * 4, most) for wider in _WIDER}
+        for rank in sorted(ranks):
             kind = residual_type if rank else ""
             size = bytes_per_token(planes(attention, "k+r", type_name, rank, kind))
             yield Option("k+r", type_name, rank, kind, size, _at(fold, rank, kind), held_out)

@@ -112,6 +112,17 @@ class Conditioned:
         """Variance of the float32 sum that reads V back, which no residual knows of [e_v]."""
         return noise.of_reading(noise.energy(self.rows), self.weight, noise.energy(self.sample.v))
 
+    def key_noise(self, window: Window) -> KeyNoise:
+        """Of the keys, whatever the rank."""
+        scales = np.float32(1) if self.scales is None else self.scales.astype(np.float32)
+        squares = noise.squares(window.k / scales, self.plane, self.sample.weights.attention.d)
+        return window.key_noise(squares * scales.astype(np.float64) ** 2)
+
+    @cached_property
+    def score_error(self) -> float:
+        """What errors of scores do to attention's output over the sample, as a sum of squares."""
+        return sum(window.from_scores(self.key_noise(window)) for window in self.sample.windows)
+
     def value_error(self, rank: int, residual_type: str) -> float:
         """Expected relative error of V: what the directions left out carry, and the rounding of the residual."""
         wanted = self.sample.value_energy
@@ -157,9 +168,11 @@ class KrReader(Reader):
         self.value_noise = self.value_noise + basis**2 @ fold.residual_noise(rank, residual_type)
 
     def key_noise(self, window: Window) -> KeyNoise:
-        scales = np.float32(1) if self.fold.scales is None else self.fold.scales.astype(np.float32)
-        squares = self._squares(window.k / scales, self.planes[0]) * scales.astype(np.float64) ** 2
-        return window.key_noise(squares)
+        return self.fold.key_noise(window)
+
+    @property
+    def score_error(self) -> float:  # type: ignore[override]  # whatever the rank
+        return self.fold.score_error
 
     def read(self, window: Window) -> tuple[np.ndarray, np.ndarray]:
         scales = self.tensors.get("attn_kr_row.scale")

@@ -102,7 +102,7 @@ def _report(
         kv_bytes=kv_bytes(sample),
         weights=sum(tensor.nbytes for tensor in made.tensors.values()),
         share_of_v=share_of_v(sample) if attention.kv_width < attention.d else None,
-        front=tuple(FrontReport(o.mode, o.type, o.rank, o.residual_type, o.bytes, o.error) for o in front),
+        front=tuple(FrontReport(o.mode, o.type, o.rank, o.residual_type, o.bytes, o.predicted.size) for o in front),
     )
 
 

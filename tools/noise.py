@@ -51,10 +51,16 @@ def energy(rows: np.ndarray) -> NDArray[np.float64]:
     return np.asarray(np.einsum("ij,ij->j", rows, rows, dtype=np.float64)) / len(rows)
 
 
-def of_plane(rows: np.ndarray, plane: Plane, depth: int) -> NDArray[np.float64]:
-    """Variance [width] of what is added to rows float32 [n, width] until they are read back.
+def squares(rows: np.ndarray, plane: Plane, depth: int) -> NDArray[np.float64]:
+    """Variance [n, width] of what is added to rows float32 [n, width] until they are read back, element by element.
 
     Args:
         depth: products in the float32 sums that made the rows.
     """
-    return energy(plane.round(rows) - rows) + energy(rows) * (of_float("f32") + of_sum(depth))
+    rounding = np.square(plane.round(rows) - rows, dtype=np.float64)
+    return np.asarray(rounding + np.square(rows, dtype=np.float64) * (of_float("f32") + of_sum(depth)))
+
+
+def of_plane(rows: np.ndarray, plane: Plane, depth: int) -> NDArray[np.float64]:
+    """`squares` of a channel [width], over all rows."""
+    return squares(rows, plane, depth).mean(axis=0)

@@ -128,17 +128,20 @@ class Reader(ABC):
 
     def output_error(self) -> float:
         """Expected relative error of attention's output, to first order, over the sample."""
-        error = wanted = 0.0
-        for window in self.sample.windows:
+        error, windows = self.score_error, self.sample.windows
+        for window in windows:
             missed = None if self.value_missed is None else window.x @ self.value_missed.astype(np.float32)
-            part = window.predicted_output_error(self.key_noise(window), self.value_noise, missed)
-            error, wanted = error + part[0], wanted + part[1]
+            error += window.from_values(self.value_noise, missed)
+        wanted = sum(window.output_energy for window in windows)
         return float(np.sqrt(error / wanted)) if wanted else 0.0
 
+    @cached_property
+    def score_error(self) -> float:
+        """The part of output_error that comes through the scores, as a sum of squares."""
+        return sum(window.from_scores(self.key_noise(window)) for window in self.sample.windows)
+
     def _squares(self, rows: np.ndarray, plane: Plane) -> np.ndarray:
-        """Variance of what a plane and the float32 sums that made them add to rows, element by element."""
-        floor = noise.of_float("f32") + noise.of_sum(self.sample.weights.attention.d)
-        return np.asarray(np.square(plane.round(rows) - rows, dtype=np.float64) + np.square(rows) * floor)
+        return noise.squares(rows, plane, self.sample.weights.attention.d)
 
 
 class KvReader(Reader):

@@ -24,7 +24,7 @@ def verdict(error: float) -> str:
 
 @dataclass(frozen=True)
 class FrontReport:
-    """A cache that no other beats in bytes and error, for one layer."""
+    """A cache that no other beats in bytes and error (predicted, `Errors.size`), for one layer."""
 
     mode: str
     type: str

@@ -187,33 +187,48 @@ class Window:
             energy += float(np.square(exact).sum())
         return error, energy
 
-    def predicted_output_error(
-        self, key_noise: KeyNoise, value_noise: np.ndarray, value_missed: np.ndarray | None
-    ) -> tuple[float, float]:
-        """`output_error` to first order, from variances: rounding of different tokens is independent.
+    # What follows is to first order, from variances. With weights p_j, o = sum p_j v_j changes by sum p_j dv_j
+    # + sum p_j ds_j (v_j - o). Rounding of different tokens is independent, so noise of values counts with sum p_j^2,
+    # and that of scores with sum p_j^2 |v_j - o|^2. Tokens with equal inputs, of which a first layer is full, err
+    # alike: their p_j add up first.
 
-        With weights p_j, o = sum p_j v_j changes by sum p_j dv_j + sum p_j ds_j (v_j - o). So noise of values counts
-        with sum p_j^2, noise of scores with sum p_j^2 |v_j - o|^2, and what is a function of the input (value_missed)
-        is summed as it is. Tokens with equal inputs, of which a first layer is full, err alike: their p_j add up first.
+    @cached_property
+    def output_energy(self) -> float:
+        """Sum of squares of attention's exact output."""
+        return sum(float(np.square(out).sum()) for _, out in self._attention)
+
+    @cached_property
+    def _past(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Softmax weights of stored rows, for each head: of tokens [queries, n], and of groups [queries, groups]."""
+        past = [np.where(self._own, 0, weights) for weights, _ in self._attention]
+        return [(p, self._shared(p)) for p in past]
+
+    def from_values(self, noise: np.ndarray, missed: np.ndarray | None) -> float:
+        """Expected sum of squares of what errors of values do to attention's output.
 
         Args:
-            value_noise: variance of each channel of V [e_v].
-            value_missed: v - v^ apart from noise, for each token [n, e_v].
+            noise: variance of each channel of V [e_v].
+            missed: v - v^ apart from noise, for each token [n, e_v]: a function of the input, so it is summed as it is.
         """
-        a, error, energy = self.weights.attention, 0.0, 0.0
-        for head, (weights, out) in enumerate(self._attention):
-            columns, p = self.columns(head), np.where(self._own, 0, weights)
-            shared = self._shared(p)
-            error += float(value_noise[columns].sum() * np.square(shared).sum())
-            if value_missed is not None:
-                error += float(np.square(p @ value_missed[:, columns]).sum())
-            squares, at = (np.square(shared), self._first) if key_noise.repeats else (np.square(p), slice(None))
+        error = 0.0
+        for head, (p, shared) in enumerate(self._past):
+            columns = self.columns(head)
+            error += float(noise[columns].sum() * np.square(shared).sum())
+            if missed is not None:
+                error += float(np.square(p @ missed[:, columns]).sum())
+        return error
+
+    def from_scores(self, noise: KeyNoise) -> float:
+        """Expected sum of squares of what errors of scores do to attention's output."""
+        error = 0.0
+        for head, ((p, shared), (_, out)) in enumerate(zip(self._past, self._attention, strict=True)):
+            columns = self.columns(head)
+            weights, at = (shared, self._first) if noise.repeats else (p, slice(None))
             v = self.exact_v[at, columns]
             spread = np.square(v).sum(axis=1) - 2 * out @ v.T + np.square(out).sum(axis=1, keepdims=True)
-            variance = key_noise.of_scores(self._head(self._q, head), columns)[:, at] / a.head_dim
-            error += float((squares * variance * spread).sum())
-            energy += float(np.square(out).sum())
-        return error, energy
+            variance = noise.of_scores(self._head(self._q, head), columns)[:, at] / self.weights.attention.head_dim
+            error += float((weights**2 * variance * spread).sum())
+        return error
 
     @cached_property
     def _first(self) -> np.ndarray | slice:
