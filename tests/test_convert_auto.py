@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""convert with cache "auto", "k+r" and "xr": what is chosen, what is said of it, and that the runtime does just that."""
+"""convert with cache "auto", "k+r" and "xr": what is chosen and what is said of it, and the runtime doing just that."""
 
 from __future__ import annotations
 
