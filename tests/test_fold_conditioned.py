@@ -23,6 +23,8 @@ from slimrt.tools.wiener import half_rows, leading, shrunk, stacked_wiener, wien
 from slimrt.tools.window import Window
 from synthetic import layer_of
 
+pytestmark = pytest.mark.unsanitized  # NumPy most of the time; the core is tested by others
+
 D = 96
 
 

@@ -11,6 +11,8 @@ import pytest
 
 import slimrt
 
+pytestmark = pytest.mark.unsanitized  # NumPy most of the time; the core is tested by others
+
 SHIPPED = Path(__file__).parent.parent / "models"
 TOKENS = 1200
 
@@ -65,7 +67,6 @@ def test_partial_rotary_needs_no_rescue():
     assert rows["xr:f16"].kl_mean < rows["k:f16"].kl_mean / 10 and rows["xr:f16"].kl_mean < 1e-6
 
 
-@pytest.mark.unsanitized
 @pytest.mark.parametrize("choice", ["k+r:f16", "k+r:q8"])
 def test_facts_are_found_through_the_residual(choice):
     """One prompt for each depth; kv f32 answers all of them (tests/test_shipped_models.py)."""

@@ -12,6 +12,8 @@ from slimrt import quality
 from slimrt.quality import compare_caches, surprise_and_divergence
 from slimrt.text import file_ids, text_pieces
 
+pytestmark = pytest.mark.unsanitized  # NumPy most of the time; the core is tested by others
+
 IDS = list(np.random.default_rng(5).integers(6, 289, 150))
 BOS = 1
 
