@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""convert with cache "auto", "k+r" and "xr": what is chosen, what is said of it, and that the runtime does just that."""
+"""convert with cache "auto", "k+r" and "xr": what is chosen, what is said of it, and that the runtime does so."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_k_knows_a_part_of_v_and_earns_its_place(tmp_path):
 
 def test_nothing_gained_is_one_sentence(grouped, tmp_path):
     """An error that only 16 bits for all of V keep: whatever K knows, kv has as few bytes and no weights to fold."""
-    report = convert(grouped, tmp_path / "a.gguf", cache="auto", target_error=3e-4, calibration="none")
+    report = convert(grouped, tmp_path / "a.gguf", cache="auto", target_error=5e-4, calibration="none")
     assert {(layer.mode, layer.type) for layer in report.layers} == {("kv", "f16")}
     assert "no mode beats kv here at this target: use cache='kv', cache_type='f16'" in report.table()
 
@@ -171,5 +171,5 @@ def test_the_command(run, tmp_path):
         ["--cache", "kv", "--rank", "8"],
         ["--cache", "k", "--cache-type", "f16,q8"],
     ):
-        code, _, error = run("convert", GOLDEN / "llama_mha", "-o", out, *wrong.split())
+        code, _, error = run("convert", GOLDEN / "llama_mha", "-o", out, *wrong)
         assert code != 0 and error
