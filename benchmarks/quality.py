@@ -3,9 +3,9 @@
     python benchmarks/quality.py --models models/tale-llama.gguf --out benchmarks/results/2026-11-21-quality
 
 Perplexity and KL divergence from kv f32 as `slimrt perplexity --compare` measures them: on held-out text, through
-cached decoding. Tasks (tasks.py): a fact to look up, a list to repeat, in a context of which only the last 16 tokens
-are not read from stored rows. Beside slimrt's caches stands one that it does not have (simulated.py). Bits are of a
-(k, v) pair of elements, scales included; bytes of a window are what is allocated for it; W^: the weights beyond kv's.
+cached decoding. Tasks (tasks.py): a fact to look up, a list to repeat; the prompts are fed in chunks, the question and
+the answer token by token. Beside slimrt's caches stands one that it does not have (simulated.py). Bits are of a (k, v)
+pair of elements, scales included; bytes of a window are what is allocated for it; W^: the weights beyond kv's.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def measure(path: Path, args: argparse.Namespace) -> tuple[CacheComparison, dict
     comparison = slimrt.compare_caches(
         source, args.text, choices, window=window, max_tokens=args.tokens, calibration=args.calibration
     )
-    todo = [replace(one, prompts=one.prompts[: args.prompts]) for one in tasks.tasks_for(source, args.tasks)]
+    todo = [tasks.some(one, args.prompts) for one in tasks.tasks_for(source, args.tasks)]
     found: dict[str, dict[str, Any]] = {row.cache: {} for row in comparison.rows}
     for row, cache in zip(comparison.rows, in_order(source, ["kv:f32", *choices]), strict=True):
         if todo:

@@ -12,7 +12,8 @@ import numpy as np
 
 import slimrt
 
-CHUNK = 16  # tokens of a prompt fed at once: what they ask for lies further back, among the stored rows
+CHUNK = 128  # tokens of a prompt fed at once
+SINGLE = 32  # at its end, where the question is, one at a time: all that they read are stored rows
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,14 @@ def predict_with(model: slimrt.Model) -> Predict:
     return predict
 
 
+def some(task: Task, n: int | None) -> Task:
+    """The task with n of its prompts, evenly spread over them (and so over the depths)."""
+    total = len(task.prompts)
+    if n is None or n >= total:
+        return task
+    return Task(task.name, tuple(task.prompts[i * total // n] for i in range(n)))
+
+
 def tasks_for(source: slimrt.ModelSource, files: Sequence[Path]) -> list[Task]:
     """The tasks that are in this model's tokens and fit its context."""
     found = []
@@ -61,7 +70,7 @@ def answers(predict: Predict, task: Task) -> list[list[bool]]:
     """For each prompt, which tokens of the answer were the likeliest, given the right ones before."""
     found = []
     for _, prompt, answer in task.prompts:
-        ids, known = [*prompt, *answer[:-1]], len(prompt) - 1
+        ids, known = [*prompt, *answer[:-1]], max(len(prompt) - SINGLE, 0)
         begins = [at // CHUNK * CHUNK for at in range(known)] + list(range(known, len(ids)))
         likeliest = predict(ids, begins, len(answer))
         found.append([got == wanted for got, wanted in zip(likeliest, answer, strict=True)])

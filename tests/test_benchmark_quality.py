@@ -73,19 +73,20 @@ def test_tasks_in_other_tokens_are_left_out(tmp_path):
 
 
 def test_answers_are_read_from_stored_rows():
-    """Each id is fed in a step that begins at most 16 ids before it, an answer's in one of its own."""
+    """A prompt is fed in chunks of 128, the last 32 ids of it and the answer in steps of their own."""
     seen = []
 
     def predict(ids: list[int], begins: list[int], n: int) -> list[int]:
         seen.append((ids, begins, n))
         return [7, 8, 0]
 
-    task = tasks.Task("t", ((0.5, tuple(range(40)), (7, 8, 9)),))
+    task = tasks.Task("t", ((0.5, tuple(range(200)), (7, 8, 9)), (1.0, (1, 2), (7, 8, 0))))
     found = tasks.answers(predict, task)
-    assert found == [[True, True, False]] and tasks.summary(found) == {"answered": 0.0, "tokens": pytest.approx(2 / 3)}
-    ((ids, begins, n),) = seen
-    assert ids == [*range(40), 7, 8] and n == 3
-    assert begins == [0] * 16 + [16] * 16 + [32] * 7 + [39, 40, 41]
+    assert found == [[True, True, False], [True, True, True]]
+    assert tasks.summary(found) == {"answered": 0.5, "tokens": pytest.approx(5 / 6)}
+    assert seen[0] == ([*range(200), 7, 8], [0] * 128 + [128] * 40 + list(range(168, 202)), 3)
+    assert seen[1] == ([1, 2, 7, 8], [0, 1, 2, 3], 3)
+    assert tasks.some(task, 1).prompts == task.prompts[:1] and tasks.some(task, None) == task == tasks.some(task, 9)
 
 
 def test_engine_and_simulation_agree_where_nothing_is_rounded(tiny):

@@ -59,7 +59,7 @@ def test_only_what_is_missing_is_folded(tiny, folded, tmp_path):
         ("k+r", {"cache_type": "q8", "rank": 8, "residual_type": "q4", "calibration": text, "layers": [0]}),
         ("k+r", {"cache_type": "bf16", "rank": 4, "residual_type": "q8", "calibration": "none", "layers": [0, 1]}),
         ("k+r", {"cache_type": "q8", "rank": 8, "residual_type": "q4", "calibration": "none", "layers": [0]}),
-        ("k", {"cache_type": "f16", "calibration": "none", "layers": [1]}),
+        ("k", {"cache_type": "f16", "rank": None, "residual_type": None, "calibration": "none", "layers": [1]}),
     ]
 
 
@@ -91,7 +91,7 @@ def test_sessions_belong_to_a_residual(tiny, tmp_path):
         with model.load_session(tmp_path / "s") as again:
             np.testing.assert_array_equal(again.append([7]), wanted)
     for cache in ("k+r:q8:4:q8", "k+r:q8:8:q4", "k+r:q8:0", "kv:q8"):
-        with slimrt.Model(tiny, cache=cache, **options) as model:
+        with slimrt.Model(tiny, cache=cache, n_ctx=64, calibration="none") as model:
             with pytest.raises(slimrt.ModelFormatError, match="another cache"):
                 model.load_session(tmp_path / "s")
 

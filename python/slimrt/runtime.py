@@ -156,11 +156,13 @@ def _fold(
         )
     derived: dict[str, NDArray[np.float32]] = {}
     for cache, layers in unfolded.items():
+        residual = cache.mode == RESIDUAL_MODE
         derived |= fold_layers(
             source.gguf,
             cache.mode,
             cache_type=cache.type_k,
-            **({"rank": cache.rank, "residual_type": cache.residual_type} if cache.mode == RESIDUAL_MODE else {}),
+            rank=cache.rank if residual else None,
+            residual_type=cache.residual_type if residual else None,
             calibration=calibration,
             layers=layers,
             progress=progress.wanted(show_progress),
