@@ -70,12 +70,12 @@ class Window:
     @cached_property
     def exact_k(self) -> NDArray[np.float64]:
         """K as `k`, without rounding."""
-        return self.x.astype(np.float64) @ self.weights.w_k
+        return np.asarray(self.x.astype(np.float64) @ self.weights.w_k)
 
     @cached_property
     def exact_v(self) -> NDArray[np.float64]:
         """V as `v`, without rounding."""
-        return self.x.astype(np.float64) @ self.weights.w_v
+        return np.asarray(self.x.astype(np.float64) @ self.weights.w_v)
 
     @cached_property
     def k_norm(self) -> np.ndarray:
@@ -117,7 +117,7 @@ class Window:
         q = q if bias is None else q + bias
         if self.rotation is not None:
             q = self.rotation.turn(q, self.weights.attention.n_heads)
-        return q[self.queries]
+        return np.asarray(q[self.queries])
 
     def _per_rms(self, rows: np.ndarray) -> np.ndarray:
         squares = np.mean(np.square(rows, dtype=np.float64), axis=1, keepdims=True)
@@ -126,7 +126,7 @@ class Window:
     def _scores(self, head: int, keys: np.ndarray) -> np.ndarray:
         """Scaled scores of one head's queries over the window [queries, n], before the mask."""
         a = self.weights.attention
-        return self._head(self._q, head) @ self._kv_head(keys, head).T / sqrt(a.head_dim)
+        return np.asarray(self._head(self._q, head) @ self._kv_head(keys, head).T / sqrt(a.head_dim))
 
     def _head(self, rows: np.ndarray, head: int) -> np.ndarray:
         dim = self.weights.attention.head_dim
@@ -164,7 +164,7 @@ class Window:
         scores -= scores.max(axis=1, keepdims=True)
         np.exp(scores, out=scores)
         scores /= scores.sum(axis=1, keepdims=True)
-        return scores
+        return np.asarray(scores)
 
     @cached_property
     def _mask(self) -> np.ndarray:
