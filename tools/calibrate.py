@@ -152,6 +152,7 @@ def calibrated(
     """
     attention = Attention.of(model)
     wanted = max(_MIN_TOKENS, _PER_WIDTH * attention.d) * _HELD_OUT // (_HELD_OUT - 1)
+    ids: np.ndarray | None
     if isinstance(text, np.ndarray):
         ids, name = text[:wanted], "text"
     else:

@@ -92,7 +92,7 @@ class Conditioned:
     def _residuals(self) -> np.ndarray:
         """rho' of the sample's tokens, float32 [n, max rank]."""
         tensors, read_back = self.residual_tensors, self.plane.round(self.rows)
-        return self.sample.x @ tensors["attn_kr_x.weight"].T + read_back @ tensors["attn_kr_k.weight"].T
+        return np.asarray(self.sample.x @ tensors["attn_kr_x.weight"].T + read_back @ tensors["attn_kr_k.weight"].T)
 
     def residual_noise(self, rank: int, residual_type: str) -> np.ndarray:
         """Variance of the stored residual in each direction of V-space it stands for [rank]."""
@@ -139,7 +139,7 @@ class Conditioned:
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (low, middle) if self.value_error(ranks[middle], residual_type) <= target else (middle, high)
-        return ranks[high]
+        return int(ranks[high])
 
     def reader(self, rank: int, residual_type: str) -> KrReader:
         """The mode at one rank and type of the residual."""
@@ -171,7 +171,7 @@ class KrReader(Reader):
         return self.fold.key_noise(window)
 
     @property
-    def score_error(self) -> float:  # type: ignore[override]  # whatever the rank
+    def score_error(self) -> float:  # whatever the rank
         return self.fold.score_error
 
     def read(self, window: Window) -> tuple[np.ndarray, np.ndarray]:

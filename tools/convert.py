@@ -216,14 +216,17 @@ def _cache_fields(layers: list[LayerReport], request: Request) -> dict[str, GGUF
 
 def _fold_fields(layers: list[LayerReport], basis: str) -> dict[str, GGUFValue]:
     """The report, a value a layer; 0 where nothing is inverted, or nothing was measured."""
-    columns = {"cond": [layer.cond or 0.0 for layer in layers], "rank": [layer.rank for layer in layers]}
+    columns: dict[str, list[float]] = {
+        "cond": [layer.cond or 0.0 for layer in layers],
+        "rank": [layer.rank for layer in layers],
+    }
     columns |= {f"error_{name}": [layer.errors[name] for layer in layers] for name in layers[0].errors}
     for key in ("predicted", "measured"):
         for part in ("value", "output"):
             found = (getattr(layer, key) for layer in layers)
             columns[f"{key}_{part}"] = [getattr(errors, part) if errors else 0.0 for errors in found]
     kinds = {"rank": GGUFValueType.UINT32}
-    fields = {key: array(values, kinds.get(key, GGUFValueType.FLOAT32)) for key, values in columns.items()}
+    fields = {key: array(list(values), kinds.get(key, GGUFValueType.FLOAT32)) for key, values in columns.items()}
     fields["calibration"] = string(basis)
     return {f"slimrt.fold.{key}": value for key, value in fields.items()}
 

@@ -66,7 +66,7 @@ def fold_matrix(w_in: np.ndarray, w_out: np.ndarray) -> tuple[np.ndarray, float]
 def condition(w: np.ndarray) -> float:
     """The largest over the smallest singular value of a matrix of any shape; infinite when its rank is less."""
     tall = w if w.shape[0] >= w.shape[1] else w.T
-    square = np.linalg.qr(tall, mode="r") if tall.shape[0] > tall.shape[1] else tall
+    square: np.ndarray = np.asarray(np.linalg.qr(tall, mode="r")) if tall.shape[0] > tall.shape[1] else tall
     return fold_matrix(square, square[:, :0])[1]
 
 

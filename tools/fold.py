@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +23,7 @@ from .readers import KReader, KvReader, Reader, Sample, VReader, XReader, XrRead
 
 FOLDED = (*EXACT, "k+r", "xr")  # the modes that need tensors of their own
 MADE = (".attn_kv.weight", ".attn_vk.weight", ".attn_kr_", ".attn_xr_")  # in the names of these tensors
-_PLAIN = {"kv": KvReader, "k": KReader, "v": VReader, "x": XReader}
+_PLAIN: dict[str, Callable[[Sample, str], Reader]] = {"kv": KvReader, "k": KReader, "v": VReader, "x": XReader}
 
 
 def reader(
@@ -46,8 +46,7 @@ def reader(
         return Conditioned(sample, type_name, half=half, max_rank=rank).reader(rank, residual_type or usual[1])
     if mode == "xr":
         return XrReader(sample, type_name, half=half)
-    made: Reader = _PLAIN[mode](sample, type_name)
-    return made
+    return _PLAIN[mode](sample, type_name)
 
 
 def fold_layers(

@@ -63,4 +63,4 @@ def squares(rows: np.ndarray, plane: Plane, depth: int) -> NDArray[np.float64]:
 
 def of_plane(rows: np.ndarray, plane: Plane, depth: int) -> NDArray[np.float64]:
     """`squares` of a channel [width], over all rows."""
-    return squares(rows, plane, depth).mean(axis=0)
+    return np.asarray(squares(rows, plane, depth).mean(axis=0))

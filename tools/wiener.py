@@ -6,10 +6,12 @@ K is known with noise only, so V's best linear prediction from it is a Wiener fi
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
-Matrix = NDArray[np.float64]
+Matrix = NDArray[np.floating[Any]]  # float64
 
 _CHOLESKY_LIMIT = 1e12
 _DENSE = 1024  # up to here all eigenvectors come at once

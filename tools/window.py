@@ -70,12 +70,12 @@ class Window:
     @cached_property
     def exact_k(self) -> NDArray[np.float64]:
         """K as `k`, without rounding."""
-        return self.x.astype(np.float64) @ self.weights.w_k
+        return np.asarray(self.x.astype(np.float64) @ self.weights.w_k)
 
     @cached_property
     def exact_v(self) -> NDArray[np.float64]:
         """V as `v`, without rounding."""
-        return self.x.astype(np.float64) @ self.weights.w_v
+        return np.asarray(self.x.astype(np.float64) @ self.weights.w_v)
 
     @cached_property
     def k_norm(self) -> np.ndarray:
@@ -117,7 +117,7 @@ class Window:
         q = q if bias is None else q + bias
         if self.rotation is not None:
             q = self.rotation.turn(q, self.weights.attention.n_heads)
-        return q[self.queries]
+        return np.asarray(q[self.queries])
 
     def _per_rms(self, rows: np.ndarray) -> np.ndarray:
         squares = np.mean(np.square(rows, dtype=np.float64), axis=1, keepdims=True)
@@ -126,7 +126,7 @@ class Window:
     def _scores(self, head: int, keys: np.ndarray) -> np.ndarray:
         """Scaled scores of one head's queries over the window [queries, n], before the mask."""
         a = self.weights.attention
-        return self._head(self._q, head) @ self._kv_head(keys, head).T / sqrt(a.head_dim)
+        return np.asarray(self._head(self._q, head) @ self._kv_head(keys, head).T / sqrt(a.head_dim))
 
     def _head(self, rows: np.ndarray, head: int) -> np.ndarray:
         dim = self.weights.attention.head_dim
@@ -142,23 +142,43 @@ class Window:
         return rows[:, self.columns(head)]
 
     @cached_property
+    def exact_keys(self) -> NDArray[np.float64]:
+        """K as `keys`, without rounding."""
+        return self.as_keys(self.exact_k)
+
+    @cached_property
+    def _own_scores(self) -> list[np.ndarray]:
+        """Scaled scores of each head's queries with their own keys [queries]."""
+        a, keys = self.weights.attention, self.exact_keys[self.queries]
+        each = [(self._head(self._q, head), self._kv_head(keys, head)) for head in range(a.n_heads)]
+        return [np.einsum("ij,ij->i", q, k) / sqrt(a.head_dim) for q, k in each]
+
+    @cached_property
     def _own(self) -> np.ndarray:
         """Where a query meets its own row [queries, n]."""
         return np.arange(len(self)) == self.queries[:, None]
 
     def _softmax(self, scores: np.ndarray) -> np.ndarray:
+        """Weights of scores [queries, n], which are overwritten."""
+        scores += self._mask
+        scores -= scores.max(axis=1, keepdims=True)
+        np.exp(scores, out=scores)
+        scores /= scores.sum(axis=1, keepdims=True)
+        return np.asarray(scores)
+
+    @cached_property
+    def _mask(self) -> np.ndarray:
+        """0 where a query sees a row, else -infinity [queries, n]."""
         at, own = np.arange(len(self)), self.queries[:, None]
         seen = at <= own
         if window := self.weights.attention.window:
             seen &= at > own - window
-        scores = np.where(seen, scores, -np.inf)
-        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-        return np.asarray(weights / weights.sum(axis=1, keepdims=True))
+        return np.where(seen, 0.0, -np.inf)
 
     @cached_property
     def _attention(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """Softmax weights [queries, n] and output [queries, head_dim] of each head."""
-        keys, out = self.as_keys(self.exact_k), []
+        keys, out = self.exact_keys, []
         for head in range(self.weights.attention.n_heads):
             p = self._softmax(self._scores(head, keys))
             out.append((p, p @ self._kv_head(self.exact_v, head)))
@@ -177,15 +197,14 @@ class Window:
         Returns:
             The sum of squares of the difference, and of the exact output.
         """
-        error = energy = 0.0
-        exact_keys = self.as_keys(self.exact_k)
+        error, at = 0.0, (np.arange(len(self.queries)), self.queries)
         for head, (_, exact) in enumerate(self._attention):
-            p = self._softmax(np.where(self._own, self._scores(head, exact_keys), self._scores(head, keys)))
-            own, v, read = p[self._own], self._kv_head(self.exact_v, head), self._kv_head(values, head)
-            got = p @ read + own[:, None] * (v - read)[self.queries]
+            scores = self._scores(head, keys)
+            scores[at] = self._own_scores[head]
+            p, v, read = self._softmax(scores), self._kv_head(self.exact_v, head), self._kv_head(values, head)
+            got = p @ read + p[at][:, None] * (v - read)[self.queries]
             error += float(np.square(got - exact).sum())
-            energy += float(np.square(exact).sum())
-        return error, energy
+        return error, self.output_energy
 
     # What follows is to first order, from variances. With weights p_j, o = sum p_j v_j changes by sum p_j dv_j
     # + sum p_j ds_j (v_j - o). Rounding of different tokens is independent, so noise of values counts with sum p_j^2,
@@ -220,15 +239,29 @@ class Window:
 
     def from_scores(self, noise: KeyNoise) -> float:
         """Expected sum of squares of what errors of scores do to attention's output."""
-        error = 0.0
-        for head, ((p, shared), (_, out)) in enumerate(zip(self._past, self._attention, strict=True)):
-            columns = self.columns(head)
-            weights, at = (shared, self._first) if noise.repeats else (p, slice(None))
-            v = self.exact_v[at, columns]
-            spread = np.square(v).sum(axis=1) - 2 * out @ v.T + np.square(out).sum(axis=1, keepdims=True)
-            variance = noise.of_scores(self._head(self._q, head), columns)[:, at] / self.weights.attention.head_dim
-            error += float((weights**2 * variance * spread).sum())
+        error, dim = 0.0, self.weights.attention.head_dim
+        at = self._first if noise.repeats else slice(None)
+        for head, weights in enumerate(self._of_groups if noise.repeats else self._of_tokens):
+            variance = noise.of_scores(self._head(self._q, head), self.columns(head))[:, at] / dim
+            error += float(np.vdot(weights, variance))
         return error
+
+    @cached_property
+    def _of_tokens(self) -> list[np.ndarray]:
+        """p_j^2 |v_j - o|^2 of each head [queries, n]."""
+        return [self._spread(head, p, self.exact_v) for head, (p, _) in enumerate(self._past)]
+
+    @cached_property
+    def _of_groups(self) -> list[np.ndarray]:
+        """The same of tokens with equal inputs together, for each head [queries, groups]."""
+        if self._groups is None:
+            return self._of_tokens
+        return [self._spread(head, p, self.exact_v[self._first]) for head, (_, p) in enumerate(self._past)]
+
+    def _spread(self, head: int, p: np.ndarray, values: np.ndarray) -> np.ndarray:
+        v, out = values[:, self.columns(head)], self._attention[head][1]
+        squares = np.square(v).sum(axis=1) - 2 * out @ v.T + np.square(out).sum(axis=1, keepdims=True)
+        return np.asarray(p**2 * squares)
 
     @cached_property
     def _first(self) -> np.ndarray | slice:

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 __version__: str
+ops: Any  # single kernels over arrays: for tests and benchmarks, and to fold for the rounding that will happen
 
 class GgufFile:
     """A validated, memory-mapped GGUF file (v3). Raises ModelFormatError, UnsupportedError, OSError."""
