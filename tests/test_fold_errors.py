@@ -17,7 +17,9 @@ from slimrt.tools.precision import measured, predicted
 from slimrt.tools.window import Window
 
 SHIPPED = Path(__file__).parent.parent / "models"
-WITHIN = 1.5  # predicted over measured, either way
+WITHIN = (
+    1.5  # predicted over measured, either way; in f32, where sums round and wide vectors sum better, at least 1 / it
+)
 FIRST_ORDER = 0.01  # errors of attention's output up to which first order has to hold: beyond, weights move as a whole
 
 
@@ -51,12 +53,12 @@ def test_predicted_errors_are_those_of_another_text(known):
                 usual = default_residual(mode, type_name, attention.kv_width)
                 for rank, residual_type in {usual, (0, "")} if mode == "k+r" else {usual}:
                     made = reader(sample, mode, type_name, rank, residual_type, half=True)
-                    expected = predicted(made)
+                    expected, most = predicted(made), np.inf if type_name == "f32" else WITHIN
                     for text, found in (("same", measured(made, held_out)), ("other", measured(made, windows))):
                         what = (layer, mode, type_name, rank, text, expected, found)
-                        if not 1 / WITHIN < expected.value / found.value < WITHIN:
+                        if not 1 / WITHIN < expected.value / found.value < most:
                             off.append(("V", *what))
-                        if expected.output < FIRST_ORDER and not 1 / WITHIN < expected.output / found.output < WITHIN:
+                        if expected.output < FIRST_ORDER and not 1 / WITHIN < expected.output / found.output < most:
                             off.append(("output", *what))
     assert not off, "\n".join(map(str, off))
 
