@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import numpy.random  # noqa: F401 (loaded before the work begins: its extension modules swallow a signal while loading)
 from gguf import GGUFValueType
 from gguf.gguf_writer import GGUFValue
 
