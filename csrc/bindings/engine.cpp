@@ -30,6 +30,12 @@ void read_by_layer(const std::string& name, nb::handle value, ByLayer<T>& option
 void read_option(const std::string& name, nb::handle value, EngineOptions& o) {
     if (name == "n_ctx")
         o.cache.n_ctx = nb::cast<int64_t>(value);
+    else if (name == "n_source")
+        o.cache.n_source = nb::cast<int64_t>(value);
+    else if (name == "cross")
+        o.cache.cross = nb::cast<std::string>(value);
+    else if (name == "cross_type")
+        o.cache.cross_type = nb::cast<std::string>(value);
     else if (name == "n_seqs")
         o.cache.n_seqs = nb::cast<int>(value);
     else if (name == "n_batch")
@@ -78,6 +84,29 @@ void put_memory(nb::dict& d, const MemoryReport& m) {
     d["cache_bytes_per_token"] = m.cache_bytes_per_token;
 }
 
+const char* name_of(Source source) {
+    constexpr const char* kNames[] = {"none", "tokens", "mel", "audio"};
+    return kNames[int(source)];
+}
+
+void put_encoder(nb::dict& d, const EngineInfo& info) {
+    const ModelConfig& c = info.config;
+    d["encoder"] = nb::none();
+    d["cross"] = nb::none();
+    if (c.architecture->source == Source::none) return;
+    nb::dict encoder, cross;
+    encoder["n_layers"] = c.n_encoder_layers;
+    encoder["n_source"] = info.cache.n_source;
+    encoder["inputs"] = name_of(c.architecture->source);
+    encoder["n_inputs"] = c.n_inputs;
+    cross["mode"] = info.cross.mode;
+    cross["type"] = info.cross.type;
+    cross["bytes_per_row"] = info.cross.bytes_per_row;
+    d["encoder"] = encoder;
+    d["cross"] = cross;
+    d["decoder_start_token_id"] = c.decoder_start;
+}
+
 void put_info(nb::dict& d, const EngineInfo& info) {
     const ModelConfig& c = info.config;
     d["name"] = to_text(c.name);
@@ -108,6 +137,7 @@ void put_info(nb::dict& d, const EngineInfo& info) {
         layers.append(layer);
     }
     d["layers"] = layers;
+    put_encoder(d, info);
 }
 
 ExtraTensors read_extra(const nb::handle& derived, std::vector<Array<const float>>& keep) {
@@ -146,7 +176,7 @@ class PyEngine {
     auto with(F f) {
         const nb::gil_scoped_release release;
         const std::lock_guard lock(mutex_);
-        return f(engine_->cache());
+        return f(*engine_);
     }
 
   public:
@@ -163,7 +193,7 @@ class PyEngine {
         engine_ = std::make_unique<Engine>(path, options, extra);
     }
 
-    nb::object append(const nb::sequence& items, bool all_logits, const nb::object& on_progress) {
+    nb::object append(const nb::sequence& items, bool all_logits, bool states, const nb::object& on_progress) {
         std::vector<std::vector<int32_t>> keep;  // copies: nobody may change a token once it is checked
         std::vector<Engine::Item> list;
         size_t rows = 0;
@@ -173,10 +203,53 @@ class PyEngine {
             list.push_back({nb::cast<int>(item[0]), keep.back()});
             rows += all_logits ? tokens.size() : 1;
         }
-        const size_t n_vocab = engine_->config().n_vocab;
-        std::vector<float> logits(rows * n_vocab);
-        locked([&] { engine_->append(list, all_logits, logits.data(), checked_progress(on_progress)); });
-        return nb::cast(numpy_array(std::move(logits), {rows, n_vocab}));
+        const Output output = states ? Output::states : Output::logits;
+        const size_t width = states ? engine_->config().d_model : engine_->config().n_vocab;
+        std::vector<float> out(rows * width);
+        locked([&] { engine_->append(list, all_logits, output, out.data(), checked_progress(on_progress)); });
+        return nb::cast(numpy_array(std::move(out), {rows, width}));
+    }
+
+    nb::object encode(const nb::sequence& items, bool states, const nb::object& on_progress) {
+        const ModelConfig& c = engine_->config();
+        const size_t d = c.d_model;
+        std::vector<std::vector<int32_t>> ids;
+        std::vector<Array<const float>> values;
+        std::vector<Engine::Source> sources;
+        std::vector<size_t> lengths;
+        size_t rows = 0;
+        ids.reserve(nb::len(items));
+        for (const nb::handle& item : items) {
+            Engine::Source source{nb::cast<int>(item[0]), {}};
+            if (Tokens tokens; nb::try_cast(item[1], tokens) && tokens.ndim() == 1) {
+                if (c.n_inputs > 0) fail(ErrorCode::argument, "this encoder reads ", c.n_inputs, " numbers a row, not token ids");
+                ids.emplace_back(tokens.data(), tokens.data() + tokens.size());
+                source.input.ids = ids.back();
+                source.input.rows = int64_t(tokens.size());
+            } else {
+                values.push_back(nb::cast<Array<const float>>(item[1]));
+                const auto& array = values.back();
+                const size_t width = c.n_inputs > 0 ? size_t(c.n_inputs) : d;
+                if (array.ndim() != 2 || array.shape(1) != width)
+                    fail(ErrorCode::argument, "a source must be float32 [rows, ", width, "]",
+                         c.n_inputs > 0 ? "" : " embeddings, or int32 ids [n]");
+                source.input.values = array.data();
+                source.input.rows = int64_t(array.shape(0));
+            }
+            lengths.push_back(size_t(engine_->source_rows(source.input.rows)));
+            rows += lengths.back();
+            sources.push_back(source);
+        }
+        std::vector<float> out(states ? rows * d : 0);
+        locked([&] { engine_->encode(sources, states ? out.data() : nullptr, checked_progress(on_progress)); });
+        if (!states) return nb::none();
+        nb::list list;
+        const float* at = out.data();
+        for (const size_t n : lengths) {
+            list.append(nb::cast(numpy_array(std::vector<float>(at, at + n * d), {n, d})));
+            at += n * d;
+        }
+        return list;
     }
 
     nb::object attention_inputs(const Tokens& tokens, const nb::object& on_progress) {
@@ -224,22 +297,22 @@ class PyEngine {
     }
 
     int create() {
-        return with([](KvCache& c) { return c.create(); });
+        return with([](Engine& e) { return e.create(); });
     }
     void release(int s) {
-        with([&](KvCache& c) { c.release(s); });
+        with([&](Engine& e) { e.release(s); });
     }
     int fork(int s) {
-        return with([&](KvCache& c) { return c.fork(s); });
+        return with([&](Engine& e) { return e.fork(s); });
     }
     void truncate(int s, int64_t n) {
-        with([&](KvCache& c) { c.truncate(s, n); });
+        with([&](Engine& e) { e.cache().truncate(s, n); });
     }
     void tile(int s, int64_t n) {
-        with([&](KvCache& c) { c.tile(s, n); });
+        with([&](Engine& e) { e.cache().tile(s, n); });
     }
     int64_t length(int s) {
-        return with([&](KvCache& c) { return c.length(s); });
+        return with([&](Engine& e) { return e.cache().length(s); });
     }
 
   private:
@@ -289,6 +362,8 @@ void bind_engine(nb::module_& m) {
         .def("length", &PyEngine::length, nb::arg("sequence"))
         .def("tile", &PyEngine::tile, nb::arg("sequence"), nb::arg("length"))
         .def("append", &PyEngine::append, nb::arg("items"), nb::kw_only(), nb::arg("all_logits") = false,
+             nb::arg("states") = false, nb::arg("on_progress") = nb::none())
+        .def("encode", &PyEngine::encode, nb::arg("items"), nb::kw_only(), nb::arg("states") = false,
              nb::arg("on_progress") = nb::none())
         .def("attention_inputs", &PyEngine::attention_inputs, nb::arg("ids"), nb::kw_only(),
              nb::arg("on_progress") = nb::none())

@@ -26,17 +26,18 @@ struct AttnConfig {
     int rank = 0;  // width of a residual, modes with one; and its type
     DType type_r = DType::F16;
     float sparse_threshold = 0;  // see AttentionArgs
+    float scale = 1;             // of scores
 
     int q_width() const { return n_heads * head_dim; }
     int kv_width() const { return n_kv_heads * head_dim; }
     bool mha() const { return n_heads == n_kv_heads; }
-    float scale() const { return 1.0f / std::sqrt(float(head_dim)); }
 };
 
 struct AttnWeights {
     Tensor q, k, v, o;                      // [out, in], any native type
     Tensor q_bias, k_bias, v_bias, o_bias;  // f32 or none
     Tensor q_norm, k_norm;                  // f32, with AttnConfig::qk_norm_eps
+    Tensor relative_bias;  // f32 [n_heads, n_ctx], of scores: the last column is for a query's own token; or none
 
     // Made by prepare(); f32 unless the file holds them. Of vectors none is ones.
     Tensor w_kv;                // modes k, k+r: [v width, k width], V = linear(k row, .) * v_scale + residual
@@ -63,6 +64,7 @@ using Format = std::vector<Plane>;  // how a block is stored: plane after plane 
 struct Batch {
     Tensor tokens, positions, slots;  // [1, n] I32
     std::vector<AttentionSequence> sequences;
+    std::vector<AttentionSequence> sources;  // with an encoder: the rows of its output that each of them sees
     bool chunk = false;  // of a longer append of one sequence, each layer going through all chunks
 };
 

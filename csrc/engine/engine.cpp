@@ -31,9 +31,19 @@ std::vector<LayerCache> layer_caches(Decoder& decoder) {
     return layers;
 }
 
+CrossCache cross_cache(Decoder& decoder) {
+    const auto& [mode, config] = decoder.cross();
+    if (!mode) return {};
+    CrossCache cross{mode->name(), dtype_info(config.type_k).name};
+    for (int layer = 0; layer < (mode->shared() ? 1 : decoder.config().n_layers); ++layer)
+        cross.bytes_per_row += decoder.sources()->bytes_per_token(layer);
+    return cross;
+}
+
 EngineInfo describe(Decoder& decoder, const Backend& backend, int n_threads) {
-    EngineInfo info{decoder.config(),      decoder.options(), layer_caches(decoder),
-                    backend.description(), n_threads,         {}};
+    EngineInfo info{decoder.config(),     decoder.options(),     layer_caches(decoder),
+                    cross_cache(decoder), backend.description(), n_threads,
+                    {}};
     info.memory.use = backend.memory();
     info.memory.mapped = decoder.mapped_bytes();
     for (const LayerCache& layer : info.layers) info.memory.cache_bytes_per_token += layer.bytes_per_token;
@@ -109,6 +119,100 @@ Engine::Engine(const std::string& path, const EngineOptions& options, const Extr
 
 EngineInfo Engine::info() { return describe(*decoder_, *backend_, n_threads_); }
 
+int Engine::create() { return cache().create(); }
+
+int Engine::fork(int sequence) {
+    const int id = cache().fork(sequence);
+    if (const auto it = source_of_.find(sequence); it != source_of_.end())
+        source_of_[id] = decoder_->sources()->fork(it->second);
+    return id;
+}
+
+void Engine::release(int sequence) {
+    cache().release(sequence);
+    forget_source(sequence);
+}
+
+int64_t Engine::source_rows(int64_t n_inputs) const {
+    const Encoder* encoder = decoder_->encoder();
+    if (!encoder)
+        fail(ErrorCode::argument, "architecture '", decoder_->config().architecture->name,
+             "' has no encoder: there is nothing to encode");
+    const int64_t n = encoder->rows_of(n_inputs), most = decoder_->options().n_source;
+    if (n < 1) fail(ErrorCode::argument, "a source of ", n_inputs, " rows is too short for the encoder");
+    if (n > most)
+        fail(ErrorCode::context_overflow, "a source of ", n_inputs, " rows gives ", n,
+             " rows of the encoder's output, more than the ", most,
+             " there is room for: cut the source, or raise n_source");
+    return n;
+}
+
+void Engine::require_no_source(const Source& source) {
+    if (cache().length(source.sequence) > 0 || source_of_.count(source.sequence))
+        fail(ErrorCode::argument, "sequence ", source.sequence, " has a source or tokens already");
+    for (const int32_t id : source.input.ids)
+        if (id < 0 || id >= config().n_vocab)
+            fail(ErrorCode::argument, "token ", id, " is outside the vocabulary of ", config().n_vocab);
+}
+
+void Engine::encode(std::span<const Source> sources, float* states, const Progress& progress) {
+    std::set<int> seen;
+    for (const Source& source : sources) {
+        source_rows(source.input.rows);
+        require_no_source(source);
+        if (!seen.insert(source.sequence).second)
+            fail(ErrorCode::argument, "sequence ", source.sequence, " is listed twice");
+    }
+    Encoder& encoder = *decoder_->encoder();
+    const int64_t most = decoder_->options().n_source, total = int64_t(sources.size());
+    size_t first = 0, end = 0;
+    encoder.poll = [&](double share) {
+        if (progress) progress(int64_t(first) + int64_t(share * double(end - first)), total);
+    };
+    const ScopeExit no_poll([&] { encoder.poll = nullptr; });
+    for (; first < sources.size(); first = end) {
+        int64_t rows = 0;
+        for (end = first; end < sources.size(); ++end) {
+            const int64_t n = source_rows(sources[end].input.rows);
+            if (rows + n > most) break;
+            rows += n;
+        }
+        try {
+            encode_some(sources.subspan(first, end - first), states);
+        } catch (...) {
+            for (const Source& source : sources) forget_source(source.sequence);
+            throw;
+        }
+        if (states) states += rows * config().d_model;
+        if (progress) progress(int64_t(end), total);
+    }
+}
+
+void Engine::forget_source(int sequence) {
+    const auto it = source_of_.find(sequence);
+    if (it == source_of_.end()) return;
+    decoder_->sources()->release(it->second);
+    source_of_.erase(it);
+}
+
+void Engine::encode_some(std::span<const Source> sources, float* states) {
+    KvCache& rows = *decoder_->sources();
+    Encoding encoding;
+    for (const Source& source : sources) {
+        const int64_t n = source_rows(source.input.rows);
+        const int id = rows.create();
+        source_of_[source.sequence] = id;
+        const std::pair<int, int64_t> growth{id, n};
+        rows.require_room({&growth, 1});
+        rows.reserve(id, n, encoding.slots);
+        encoding.sources.push_back(source.input);
+        encoding.lengths.push_back(n);
+    }
+    run_encoding(*decoder_, *backend_, scratch_, encoding, states);
+    for (size_t i = 0; i < sources.size(); ++i)
+        rows.commit(source_of_[sources[i].sequence], encoding.lengths[i]);
+}
+
 void Engine::require_valid(std::span<const Item> items) {
     std::set<int> seen;
     std::vector<std::pair<int, int64_t>> growth;
@@ -137,6 +241,10 @@ Step Engine::next_step(std::span<const Item> items, Cursor& at, bool all_logits)
         const int64_t n = std::min(left, room == o.n_batch ? longest : room);
         cache().reserve(id, n, step.slots);
         step.add_sequence(n, cache().length(id), cache().table(id));
+        if (KvCache* sources = decoder_->sources()) {
+            const int source = source_of_.at(id);
+            step.add_source(sources->length(source), sources->table(source));
+        }
         for (int64_t i = 0; i < n; ++i, ++at.token) {
             if (all_logits || at.token + 1 == tokens.size())
                 step.outputs.push_back(int32_t(step.tokens.size()));
@@ -148,7 +256,8 @@ Step Engine::next_step(std::span<const Item> items, Cursor& at, bool all_logits)
     return step;
 }
 
-void Engine::append(std::span<const Item> items, bool all_logits, float* out, const Progress& progress) {
+void Engine::append(std::span<const Item> items, bool all_logits, Output output, float* out,
+                    const Progress& progress) {
     require_valid(items);
     std::vector<std::pair<int, int64_t>> before;
     int64_t total = 0, done = 0;
@@ -162,6 +271,7 @@ void Engine::append(std::span<const Item> items, bool all_logits, float* out, co
         reported = Clock::now();
         if (progress) progress(so_far, total);
     };
+    const int64_t row_of_output = output == Output::logits ? config().n_vocab : config().d_model;
     int64_t in_step = 0;
     decoder_->poll = [&](double share) {
         if (Clock::now() - reported > std::chrono::milliseconds(200)) report(done + int64_t(share * in_step));
@@ -172,10 +282,10 @@ void Engine::append(std::span<const Item> items, bool all_logits, float* out, co
             size_t item = at.item;
             const Step step = next_step(items, at, all_logits);
             in_step = int64_t(step.tokens.size());
-            run_step(*decoder_, *backend_, scratch_, step, out);
+            run_step(*decoder_, *backend_, scratch_, step, output, out);
             for (const AttentionSequence& s : step.sequences)
                 cache().commit(items[item++].sequence, s.n_queries);
-            if (out) out += step.outputs.size() * config().n_vocab;
+            if (out) out += step.outputs.size() * row_of_output;
             done += in_step;
             report(done);
         }
@@ -199,7 +309,7 @@ void Engine::attention_inputs(std::span<const int32_t> tokens, float* out, const
     });
     std::vector<float> last(config().n_vocab);
     const Item item{sequence, tokens};
-    append({&item, 1}, false, last.data(), progress);
+    append({&item, 1}, false, Output::logits, last.data(), progress);
 }
 
 std::string Engine::cache_fingerprint() {
@@ -215,6 +325,8 @@ std::string Engine::cache_fingerprint() {
 
 // Saved rows: fingerprint length, fingerprint, token count, rows.
 std::vector<std::byte> Engine::save_sequence(int sequence) {
+    if (decoder_->encoder())
+        fail(ErrorCode::unsupported, "sequences with a source cannot be saved: encode the source again instead");
     const std::string fingerprint = cache_fingerprint();
     const uint64_t head[2] = {fingerprint.size(), uint64_t(cache().length(sequence))};
     const std::vector<std::byte> rows = cache().save(sequence);

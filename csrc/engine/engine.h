@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -33,10 +34,17 @@ struct LayerCache {
     size_t bytes_per_token;
 };
 
+/// How an encoder's output is kept; empty mode without an encoder.
+struct CrossCache {
+    std::string mode, type;
+    size_t bytes_per_row = 0;  // of all layers
+};
+
 struct EngineInfo {
     ModelConfig config;
     CacheOptions cache;
     std::vector<LayerCache> layers;
+    CrossCache cross;
     std::string device;
     int n_threads;
     MemoryReport memory;
@@ -57,9 +65,27 @@ class Engine {
     /// Throws Error{wont_fit} with the numbers before anything large is allocated.
     Engine(const std::string& path, const EngineOptions& options, const ExtraTensors& extra = {});
 
+    /// Sequences, by handle; with an encoder each has a source, which forks share.
+    int create();
+    int fork(int sequence);
+    void release(int sequence);
+
+    struct Source {
+        int sequence;
+        SourceInput input;
+    };
+    /// Encodes sources for sequences that have none yet. states: null, or the encoder's outputs, one after
+    /// another. An exception leaves the sequences without.
+    void encode(std::span<const Source> sources, float* states, const Progress& progress);
+    /// Rows of output that the encoder makes of an input of this many rows or ids. Throws Error{argument} when
+    /// there is no encoder, or the input is too short or longer than n_source allows.
+    int64_t source_rows(int64_t n_inputs) const;
+
     /// Appends tokens in steps (Decoder::longest_step) and writes logits rows to `out`: for the last token
-    /// of each item, or for every token (all_logits). An exception leaves the sequences as they were.
-    void append(std::span<const Item> items, bool all_logits, float* out, const Progress& progress);
+    /// of each item, or for every token (all_logits); or states
+    /// (Output). An exception leaves the sequences as they were.
+    void append(std::span<const Item> items, bool all_logits, Output output, float* out,
+                const Progress& progress);
 
     /// Each layer's normed attention input, [n_layers, n, d_model] f32.
     void attention_inputs(std::span<const int32_t> tokens, float* out, const Progress& progress);
@@ -80,12 +106,16 @@ class Engine {
     /// The next tokens of the items, in order, as many as a step may hold; their slots are reserved.
     Step next_step(std::span<const Item> items, Cursor& at, bool all_logits);
     std::string cache_fingerprint();
+    void require_no_source(const Source& source);
+    void forget_source(int sequence);
+    void encode_some(std::span<const Source> sources, float* states);
 
     GgufFile file_;
     int n_threads_ = 0;
     std::unique_ptr<Backend> backend_;
     std::unique_ptr<Decoder> decoder_;
     Scratch scratch_;
+    std::map<int, int> source_of_;  // handle in Decoder::sources() of each sequence that has one
 };
 
 }  // namespace slimrt

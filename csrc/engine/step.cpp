@@ -11,6 +11,15 @@ void Step::add_sequence(int64_t n, int64_t cached, const int32_t* table) {
         {.query = first, .n_queries = int(n), .position = cached, .end = cached, .table = table});
 }
 
+void Step::add_source(int64_t length, const int32_t* table) {
+    AttentionSequence s = sequences.back();
+    s.begin = 0;
+    s.end = length;
+    s.fresh = s.causal = false;
+    s.table = table;
+    sources.push_back(s);
+}
+
 namespace {
 
 Tensor upload(Backend& backend, Scratch& scratch, const std::vector<int32_t>& values) {
@@ -21,23 +30,56 @@ Tensor upload(Backend& backend, Scratch& scratch, const std::vector<int32_t>& va
 
 }  // namespace
 
-void run_step(const Decoder& decoder, Backend& backend, Scratch& scratch, const Step& step, float* out) {
+void run_step(const Decoder& decoder, Backend& backend, Scratch& scratch, const Step& step, Output output,
+              float* out) {
     constexpr int64_t kLogitRows = 32;  // the head's output is wide: a few rows at a time
     const Scratch::Scope scope(scratch);
     const Batch batch{upload(backend, scratch, step.tokens), upload(backend, scratch, step.positions),
-                      upload(backend, scratch, step.slots), step.sequences};
+                      upload(backend, scratch, step.slots), step.sequences, step.sources};
     const Tensor outputs = upload(backend, scratch, step.outputs);
-    const int64_t n = outputs.cols, n_vocab = decoder.config().n_vocab;
+    const int64_t n = outputs.cols;
     const Tensor x = scratch.f32(batch.tokens.cols, decoder.config().d_model);
     decoder.forward(batch, scratch, x);
     const Tensor states = scratch.f32(std::min(n, kLogitRows), x.cols);
-    const Tensor logits = scratch.f32(states.rows, n_vocab);
+    const Tensor logits = scratch.f32(states.rows, decoder.config().n_vocab);
+    const Tensor told = output == Output::logits ? logits : states;
     for (int64_t first = 0; first < n; first += kLogitRows) {
         const int64_t some = std::min(kLogitRows, n - first);
         backend.gather(x, outputs.cols_of(first, some), states.rows_of(0, some));
-        decoder.logits(states.rows_of(0, some), logits.rows_of(0, some));
-        backend.download(out + first * n_vocab, logits, logits.rows_of(0, some).bytes());
+        decoder.finish(states.rows_of(0, some));
+        if (output == Output::logits) decoder.logits(states.rows_of(0, some), logits.rows_of(0, some));
+        backend.download(out + first * told.cols, told, told.rows_of(0, some).bytes());
     }
+}
+
+void run_encoding(const Decoder& decoder, Backend& backend, Scratch& scratch, const Encoding& encoding,
+                  float* states) {
+    const Scratch::Scope scope(scratch);
+    const Encoder& encoder = *decoder.encoder();
+    const ModelConfig& c = decoder.config();
+    const Tensor slots = upload(backend, scratch, encoding.slots);
+    const Tensor x = scratch.f32(slots.cols, c.d_model);
+    int64_t first = 0;
+    for (size_t i = 0; i < encoding.sources.size(); ++i) {
+        const Scratch::Scope of_source(scratch);
+        const auto& [ids, values, n] = encoding.sources[i];
+        const Tensor to = x.rows_of(first, encoding.lengths[i]);
+        first += to.rows;
+        if (c.n_inputs > 0) {
+            const Tensor from = scratch.f32(n, c.n_inputs);
+            backend.upload(from, values, from.bytes());
+            encoder.convolve(from, scratch, to);
+        } else if (values) {
+            backend.upload(to, values, to.bytes());
+        } else {
+            const Tensor tokens = scratch.i32(n);
+            backend.upload(tokens, ids.data(), tokens.bytes());
+            encoder.embed(tokens, to);
+        }
+    }
+    encoder.forward(encoding.lengths, scratch, x);
+    decoder.store_source(x, slots, scratch);
+    if (states) backend.download(states, x, x.bytes());
 }
 
 size_t measure_scratch(Decoder& decoder, Backend& dry) {
@@ -61,7 +103,17 @@ size_t measure_scratch(Decoder& decoder, Backend& dry) {
         step.tokens.resize(n_tokens);
         step.positions = step.slots = step.outputs = step.tokens;
         step.sequences = {{.n_queries = int(n), .position = cached, .end = cached}};
-        run_step(decoder, dry, scratch, step, nullptr);
+        if (decoder.encoder()) step.add_source(o.n_source, nullptr);
+        run_step(decoder, dry, scratch, step, Output::logits, nullptr);
+    }
+    if (decoder.encoder()) {
+        Encoding encoding;
+        encoding.slots.resize(o.n_source);
+        encoding.lengths = {o.n_source};
+        const int64_t n = decoder.encoder()->inputs_of(o.n_source);
+        const std::vector<int32_t> ids(n);
+        encoding.sources = {{.ids = ids, .rows = n}};
+        run_encoding(decoder, dry, scratch, encoding, nullptr);
     }
     return scratch.peak();
 }

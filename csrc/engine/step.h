@@ -9,14 +9,39 @@ namespace slimrt {
 
 struct Step {
     std::vector<int32_t> tokens, positions, slots, outputs;
-    std::vector<AttentionSequence> sequences;
+    std::vector<AttentionSequence> sequences, sources;
 
     /// Adds n tokens after `cached` ones. `tokens` and `slots` are appended to by the caller.
     void add_sequence(int64_t n, int64_t cached, const int32_t* table);
+    /// The rows of an encoder's output that the sequence added last sees.
+    void add_source(int64_t length, const int32_t* table);
 };
 
-/// Runs a step; logits rows of step.outputs go to `out` (host memory), one after another.
-void run_step(const Decoder& decoder, Backend& backend, Scratch& scratch, const Step& step, float* out);
+/// What a step tells of its outputs: logits [n_vocab], or what the head would read [d_model].
+enum class Output { logits, states };
+
+/// Runs a step; rows of step.outputs go to `out` (host memory), one after another.
+void run_step(const Decoder& decoder, Backend& backend, Scratch& scratch, const Step& step, Output output,
+              float* out);
+
+/// What an encoder reads of one source, in host memory: token ids, or rows of floats, of the width of mel
+/// frames or samples, or of embeddings in the place of tokens.
+struct SourceInput {
+    std::span<const int32_t> ids;
+    const float* values = nullptr;
+    int64_t rows = 0;
+};
+
+/// Sources that are encoded together: their output rows together are no more than n_source.
+struct Encoding {
+    std::vector<SourceInput> sources;
+    std::vector<int64_t> lengths;  // of output
+    std::vector<int32_t> slots;    // where its rows are stored
+};
+
+/// Encodes and stores; the encoder's output goes to `states` (host memory), unless null.
+void run_encoding(const Decoder& decoder, Backend& backend, Scratch& scratch, const Encoding& encoding,
+                  float* states);
 
 /// Bytes of scratch that no step exceeds: runs the largest on a dry backend, whose workspace afterwards is
 /// what no step exceeds either.

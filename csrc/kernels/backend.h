@@ -12,7 +12,7 @@
 namespace slimrt {
 
 enum class NormKind { rms, layer };
-enum class Activation { silu, gelu_tanh, gelu_erf, relu };
+enum class Activation { silu, gelu_tanh, gelu_erf, relu, tanh };
 
 /// Rotary position embedding as a table: row p holds, for each of n_rot/2 pairs, cos and sin of position p
 /// (interleaved: cos0 sin0 cos1 sin1 ...), any attention factor of YaRN or longrope multiplied in.
@@ -59,6 +59,7 @@ struct AttentionSequence {
     int64_t begin = 0, end = 0;
     bool fresh = true;
     const int32_t* table = nullptr;  // block table, none for dense rows
+    bool causal = true;              // else every query sees all rows [begin, end)
 };
 
 /// scores += scale * q . rotate(row[head] * row_scale * factor + bias). Row heads are shared by n_heads_q /
@@ -91,6 +92,10 @@ struct AttentionArgs {
     int n_heads = 0;                    // query heads
     float scale = 1;
     int64_t window = 0;  // 0: none; else a query at p sees positions > p - window
+    /// [n_heads, n] f32, or none: a score of a row `distance` positions after its query is raised by the
+    /// column relative_origin + distance, which there must be for every row that a query sees.
+    Tensor relative_bias;
+    int64_t relative_origin = 0;
     Tensor lse;          // [tokens, n_heads]: log of the softmax denominator, with the maximum; or none
     /// Stored values may go unread whose softmax weights, of a query in a head, add up to at most this; the
     /// denominator counts them. Few queries over planes of their own heads only (mode kv at decoding).
@@ -160,15 +165,19 @@ class Backend {
     virtual void gate(Activation kind, Tensor gate, Tensor up) = 0;
     /// x += y; y may have one row, which is then added to every row of x.
     virtual void add(Tensor x, Tensor y) = 0;
-    /// x *= y, y [1, width], in every row.
+    /// x *= y, y [1, width], in every row; x *= factor.
     virtual void multiply(Tensor x, Tensor y) = 0;
+    virtual void scale(Tensor x, float factor) = 0;
     /// Rows of x (f32) as they would be read back from a plane of this type and as many heads; out may be x.
     virtual void round(Tensor x, DType dtype, int heads, Tensor out) = 0;
     /// Rounds row i of x (f32) into slot i.
     virtual void store(Tensor x, const Slots& slots) = 0;
     /// Rows [begin, end) of a sequence to f32 out [end - begin, width].
     virtual void load(const Rows& rows, const int32_t* table, int64_t begin, int64_t end, Tensor out) = 0;
-    /// Causal attention of many sequences over stored and fresh rows.
+    /// What a convolution over rows multiplies with: row i of out is rows i * stride - padding ... of x, side
+    /// by side, as many as fit its width; zeros beyond x.
+    virtual void unfold(Tensor x, int64_t stride, int64_t padding, Tensor out) = 0;
+    /// Attention of many sequences over stored and fresh rows.
     virtual void attention(const AttentionArgs& args) = 0;
     virtual SparseCounts sparse_counts() const = 0;
 };

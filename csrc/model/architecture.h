@@ -1,6 +1,7 @@
 // What a paper says, as data. An architecture is one of these in arch/ and one line in registry.cpp.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "kernels/backend.h"
@@ -8,26 +9,49 @@
 namespace slimrt {
 
 enum class Presence { never, optional, required };
-enum class Positions { learned, rope_interleaved, rope_neox };
+/// relative: a bias of scores by the distance of row and query (T5).
+enum class Positions { learned, rope_interleaved, rope_neox, relative };
 /// Of attention and FFN: norms of their inputs, one for both inputs, or norms of their outputs.
 enum class Norms { before, shared, after };
+/// What an encoder reads: token ids, log-mel frames, samples.
+enum class Source { none, tokens, mel, audio };
+
+/// A convolution in front of an encoder: outputs [n', channels] of rows [n, inputs].
+struct Convolution {
+    const char* name;
+    int width, stride, padding;
+    int channels;  // in units of d_model
+    Activation activation;
+    bool bias = true;
+    bool normed = false;  // then normed over all rows and channels at once
+};
 
 struct Architecture {
     const char* name;  // general.architecture in GGUF, and the prefix of its metadata keys
     NormKind norm = NormKind::rms;
+    bool norm_bias = true;  // of NormKind::layer
     Norms norms = Norms::before;
     Positions positions = Positions::rope_interleaved;
     bool partial_rotary = false;     // rope.dimension_count may be less than a head has
     bool parallel_residual = false;  // x + attention(x) + ffn(x); the key use_parallel_residual may differ
     bool qk_norm = false;            // RMS norms of the whole q and k rows
+    bool scaled_scores = true;       // by 1 / sqrt(head_dim)
     Presence qkv_bias = Presence::never;
-    Presence linear_bias = Presence::never;  // attention output and FFN
+    bool k_bias = true;  // where there is qkv_bias
+    Presence linear_bias = Presence::never;  // attention output and FFN, or
+    bool attn_output_bias = true;            // FFN only
     Presence output_bias = Presence::never;
+    bool scaled_tied_output = false;       // a head tied to the embedding reads states times d_model^-1/2
     Presence fused_qkv = Presence::never;  // one attn_qkv tensor, rows q | k | v
-    bool gated_ffn = true;                 // down(act(gate x) * up x), else down(act(up x))
-    bool fused_gate_up = false;            // one ffn_up tensor, rows gate | up
+    Presence gated_ffn = Presence::required;  // down(act(gate x) * up x), else down(act(up x))
+    bool fused_gate_up = false;               // one ffn_up tensor, rows gate | up
     Activation activation = Activation::silu;
-    bool sliding_window = false;  // honours attention.sliding_window
+    std::optional<Activation> ungated_activation;  // where it differs
+    bool sliding_window = false;                   // honours attention.sliding_window
+    // Of an encoder, whose layers are as the decoder's, but see all rows.
+    Source source = Source::none;
+    bool source_positions = false;  // learned, of what layers read
+    std::vector<Convolution> convolutions;
 };
 
 /// All of them. registry.cpp.

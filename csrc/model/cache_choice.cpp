@@ -1,6 +1,9 @@
 #include "model/cache_choice.h"
 
+#include <algorithm>
+
 #include "core/error.h"
+#include "model/architecture.h"
 
 namespace slimrt {
 namespace {
@@ -41,9 +44,9 @@ DType choose_type(const std::string& asked, const std::string& stored) {
 }
 
 /// The width of the residual that a layer was folded with, -1 if it was not.
-int64_t folded_rank(const GgufFile& file, const ExtraTensors& extra, int layer) {
+int64_t folded_rank(const GgufFile& file, const ModelConfig& model, const ExtraTensors& extra, int layer) {
     const auto find = [&](const char* suffix) -> const Tensor* {
-        const std::string name = concat("blk.", layer, ".", suffix);
+        const std::string name = block_prefix(model, layer) + suffix;
         if (const auto it = file.tensors().find(name); it != file.tensors().end()) return &it->second;
         const auto it = extra.find(name);
         return it == extra.end() ? nullptr : &it->second;
@@ -99,9 +102,24 @@ void set_sparse_threshold(const CacheMode& mode, float threshold, AttnConfig& c)
     c.sparse_threshold = threshold;
 }
 
-}  // namespace
+/// An encoder's output itself, where reading it in every layer moves no more bytes than K and V would: it is
+/// kept once for all layers. Else kv.
+CrossChoice choose_cross(const ModelConfig& model, const CacheOptions& o) {
+    if (model.architecture->source == Source::none) {
+        if (o.cross != kAuto)
+            fail(ErrorCode::argument, "cross-attention cache mode '", o.cross, "' was given for architecture '",
+                 model.architecture->name, "', which has no encoder");
+        return {};
+    }
+    AttnConfig c = attention_config(model, 0);
+    c.rope = false;
+    c.n_rot = 0;
+    c.type_k = c.type_v = cache_type(o.cross_type);
+    const std::string usual = c.d_model <= 2 * c.kv_width() ? "e" : "kv";
+    return {&require_cross_mode(o.cross == kAuto ? usual : o.cross, c), c};
+}
 
-std::vector<LayerChoice> choose_caches(const GgufFile& file, const ModelConfig& model, const CacheOptions& o,
+std::vector<LayerChoice> choose_layers(const GgufFile& file, const ModelConfig& model, const CacheOptions& o,
                                        const ExtraTensors& extra) {
     const int n = model.n_layers;
     require_length("cache", o.mode, n);
@@ -123,13 +141,45 @@ std::vector<LayerChoice> choose_caches(const GgufFile& file, const ModelConfig& 
         c.type_v = choose_type(o.type_v.of(i), stored_type);
         const CacheMode& mode = require_cache_mode(as_stored ? modes[i] : asked, c);
         if (mode.has_residual())
-            choose_residual(mode, o.rank.of(i), folded_rank(file, extra, i), o.residual_type.of(i),
+            choose_residual(mode, o.rank.of(i), folded_rank(file, model, extra, i), o.residual_type.of(i),
                             as_stored ? residual_types[i] : "", c);
         set_sparse_threshold(mode, o.sparse_threshold, c);
         choices.push_back({&mode, c});
     }
     require_residual(o, choices);
     return choices;
+}
+
+int64_t resolve_n_ctx(const ModelConfig& c, int64_t n_ctx) {
+    constexpr int64_t kUsual = 4096;
+    if (n_ctx == 0) return std::min(c.n_ctx_train, kUsual);
+    const bool learned = c.architecture->positions == Positions::learned;
+    if (n_ctx < 0 || n_ctx > (1 << 30) || (learned && n_ctx > c.n_ctx_train))
+        fail(ErrorCode::argument, "n_ctx ", n_ctx, " is not possible: the model has positions for ",
+             c.n_ctx_train);
+    return n_ctx;
+}
+
+int64_t resolve_n_source(const ModelConfig& c, int64_t n_source) {
+    if (c.architecture->source == Source::none) return 0;
+    if (n_source == 0) return c.n_source_train;
+    if (n_source < 0 || n_source > (1 << 24) ||
+        (c.architecture->source_positions && n_source > c.n_source_train))
+        fail(ErrorCode::argument, "n_source ", n_source, " is not possible: the encoder has positions for ",
+             c.n_source_train);
+    return n_source;
+}
+
+}  // namespace
+
+CacheChoices choose_caches(const GgufFile& file, const ModelConfig& model, const CacheOptions& o,
+                           const ExtraTensors& extra) {
+    if (o.n_seqs < 1 || o.n_batch < 1)
+        fail(ErrorCode::argument, "n_seqs and n_batch must be at least 1");
+    return {.layers = choose_layers(file, model, o, extra),
+            .cross = choose_cross(model, o),
+            .n_ctx = resolve_n_ctx(model, o.n_ctx),
+            .n_source = resolve_n_source(model, o.n_source)};
 }
 
 }  // namespace slimrt

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "cache/cache_mode.h"
+#include "cache/cross_mode.h"
 #include "core/gguf.h"
 #include "model/weights.h"
 
@@ -29,6 +29,8 @@ struct CacheOptions {
     ByLayer<int> rank{-1};
     float sparse_threshold =
         0;              // softmax weight that decoding may leave unread, of each head (AttentionArgs)
+    std::string cross = "auto", cross_type = "f16";  // of an encoder's output: CrossMode, type of its rows
+    int64_t n_source = 0;  // most rows of an encoder's output, of each sequence; 0: the model's own
     int64_t n_ctx = 0;  // 0: the smaller of the model's training context and 4096
     int n_seqs = 1;     // sequences that may be full at once, and the most in one step
     int n_batch = 512;  // most tokens in one step
@@ -39,10 +41,28 @@ struct LayerChoice {
     AttnConfig config;
 };
 
+/// How all layers keep an encoder's output; mode null without an encoder.
+struct CrossChoice {
+    const CrossMode* mode = nullptr;
+    AttnConfig config;
+
+    AttnConfig of(int layer) const {
+        AttnConfig c = config;
+        c.layer = layer;
+        return c;
+    }
+};
+
+struct CacheChoices {
+    std::vector<LayerChoice> layers;
+    CrossChoice cross;
+    int64_t n_ctx = 0, n_source = 0;  // resolved
+};
+
 /// One a layer, each legal. `extra`: the tensors that a caller brings along. Throws Error{argument} for lists
 /// of the wrong length and ranks that do not match, Error{unsupported} for unknown names,
 /// Error{cache_unsupported} for a mode that a layer cannot have, Error{format} for a file that says nonsense.
-std::vector<LayerChoice> choose_caches(const GgufFile& file, const ModelConfig& config,
+CacheChoices choose_caches(const GgufFile& file, const ModelConfig& config,
                                        const CacheOptions& options, const ExtraTensors& extra);
 
 }  // namespace slimrt

@@ -1,6 +1,7 @@
 #include "model/config.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "core/error.h"
 #include "model/architecture.h"
@@ -72,7 +73,44 @@ int read_vocab(const GgufFile& file) {
     return int(it->second.rows);
 }
 
+/// What an encoder adds: its own number of layers, the size of what it reads and makes.
+void read_encoder(const GgufFile& file, const std::string& prefix, ModelConfig& c) {
+    const Architecture& a = *c.architecture;
+    if (a.source == Source::none) return;
+    c.n_encoder_layers = c.n_layers;
+    c.n_layers = int(file.integer(prefix + "decoder_block_count", 1, 4096, c.n_layers));
+    c.decoder_start = int(file.integer(prefix + "decoder_start_token_id", 0, c.n_vocab - 1, 0));
+    if (a.source == Source::mel) c.n_inputs = int(file.integer(prefix + "mel_bins", 1, 4096, 80));
+    if (a.source == Source::audio) c.n_inputs = 1;
+    constexpr int64_t kHalfMinute = 1249;  // rows of Moonshine's convolutions
+    const int64_t usual = a.source == Source::tokens ? 512 : a.source == Source::mel ? 1500 : kHalfMinute;
+    c.n_source_train = file.integer(prefix + "encoder.context_length", 1, 1 << 24, usual);
+    if (a.positions != Positions::relative) return;
+    c.relative_buckets = int(file.integer(prefix + "attention.relative_buckets_count", 4, 1 << 16));
+    c.relative_distance = int(file.integer(prefix + "attention.relative_max_distance", 2, 1 << 24, 128));
+    if (c.relative_buckets % 4 || c.relative_distance <= c.relative_buckets / 2)
+        fail(ErrorCode::format, prefix, "attention.relative_buckets_count ", c.relative_buckets,
+             " and relative_max_distance ", c.relative_distance, " do not go together");
+}
+
 }  // namespace
+
+int relative_bucket(const ModelConfig& c, int64_t distance, bool causal) {
+    int n = c.relative_buckets, first = 0;
+    if (causal) {
+        distance = std::max<int64_t>(-distance, 0);
+    } else {
+        n /= 2;
+        first = distance > 0 ? n : 0;
+        distance = std::abs(distance);
+    }
+    const int exact = n / 2;
+    if (distance < exact) return first + int(distance);
+    // In float, as models were trained with: at whole powers another rounding is another bucket.
+    const float octaves = std::log(float(distance) / float(exact)) /
+                          float(std::log(double(c.relative_distance) / exact));
+    return first + std::min(exact + int(octaves * float(n - exact)), n - 1);
+}
 
 ModelConfig read_config(const GgufFile& file) {
     ModelConfig c;
@@ -108,7 +146,9 @@ ModelConfig read_config(const GgufFile& file) {
                                                                           : "attention.layer_norm_epsilon")));
     if (c.norm_eps < 0) fail(ErrorCode::format, prefix, "the norm's epsilon is negative: ", c.norm_eps);
     c.activation = read_activation(file, c.architecture->activation);
-    if (c.architecture->positions != Positions::learned) c.rope = read_rope(file, prefix, c);
+    read_encoder(file, prefix, c);
+    const Positions positions = c.architecture->positions;
+    if (positions == Positions::rope_interleaved || positions == Positions::rope_neox) c.rope = read_rope(file, prefix, c);
     return c;
 }
 

@@ -33,10 +33,21 @@ struct ModelConfig {
     float norm_eps = 0;
     Activation activation = Activation::silu;
     RopeConfig rope;
+    // With an encoder. Its layers are as wide as the decoder's.
+    int n_encoder_layers = 0;
+    int n_inputs = 0;           // width of what it reads: mel bins, 1 for samples, 0 for token ids
+    int64_t n_source_train = 0;  // rows of its output
+    int relative_buckets = 0, relative_distance = 0;
+    int decoder_start = 0;
 };
 
 /// Throws Error{unsupported} for an unknown architecture, Error{format} for a missing or absurd size.
 ModelConfig read_config(const GgufFile& file);
+
+/// T5's bucket of a distance (row - query), as published (Raffel et al., section 2.1): half of them for the
+/// nearest one by one, the others ever wider up to relative_distance. Causal: rows after the query have
+/// bucket 0, else buckets of their own.
+int relative_bucket(const ModelConfig& config, int64_t distance, bool causal);
 
 /// Angle per position of each rotated pair, and what cos and sin are multiplied with.
 struct RopeFrequencies {

@@ -10,6 +10,12 @@ namespace slimrt {
 
 namespace {
 
+std::vector<AttentionSequence> source_of_chunk(const Batch& batch, int64_t n) {
+    std::vector<AttentionSequence> sources = batch.sources;
+    for (AttentionSequence& s : sources) s.n_queries = int(n);
+    return sources;
+}
+
 /// The n_batch tokens from `first` on. What comes before them in a sequence is stored by then.
 Batch chunk_of(const Batch& batch, int64_t first, int64_t n_batch) {
     const int64_t n = std::min(n_batch, batch.tokens.cols - first);
@@ -23,6 +29,7 @@ Batch chunk_of(const Batch& batch, int64_t first, int64_t n_batch) {
             batch.positions.cols_of(first, n),
             batch.slots.cols_of(first, n),
             {s},
+            source_of_chunk(batch, n),
             true};
 }
 
@@ -34,7 +41,7 @@ void Decoder::forward(const Batch& batch, Scratch& scratch, Tensor x) const {
     for (int layer = 0; layer < config_.n_layers; ++layer) {
         const Scratch::Scope scope(scratch);
         DenseRows dense;
-        for (const Plane& plane : layers_[layer].mode->materialised(layers_[layer].config))
+        for (const Plane& plane : choices_.layers[layer].mode->materialised(choices_.layers[layer].config))
             dense.planes.push_back(scratch.take(plane.type, options_.n_ctx, plane.width));
         for (int64_t first = 0; first < n; first += n_batch) {
             const Batch chunk = chunk_of(batch, first, n_batch);
@@ -48,7 +55,7 @@ void Decoder::forward(const Batch& batch, Scratch& scratch, Tensor x) const {
 
 int64_t Decoder::longest_step() const {
     constexpr int64_t kLeast = 1 << 10, kMost = 1 << 14;
-    for (const LayerChoice& layer : layers_)
+    for (const LayerChoice& layer : choices_.layers)
         if (!layer.mode->materialised(layer.config).empty())
             return std::max<int64_t>(options_.n_batch,
                                      std::min(options_.n_ctx, std::clamp(options_.n_ctx / 4, kLeast, kMost)));
@@ -76,18 +83,23 @@ void Decoder::embed(const Batch& batch, Scratch& scratch, Tensor x) const {
     backend_.add(x, p);
 }
 
-// x += attention(x), x += ffn(x); in parallel: x += attention(x) + ffn(x).
+// x += attention(x), x += cross_attention(x) beside an encoder, x += ffn(x); in parallel: x += attention(x) + ffn(x).
 void Decoder::add_layer(int layer, const Batch& batch, DenseRows& dense, Scratch& scratch, Tensor x) const {
     const Scratch::Scope scope(scratch);
     const Tensor out = scratch.f32(x.rows, x.cols);
     attention(layer, batch, dense, scratch, x, out);
+    const LayerWeights& w = weights_.layers[layer];
     if (config_.parallel_residual) {
         const Tensor other = scratch.f32(x.rows, x.cols);
-        feed_forward(layer, scratch, x, other);
+        feed_forward(backend_, config_, w, scratch, x, other);
         backend_.add(x, other);
     } else {
         backend_.add(x, out);
-        feed_forward(layer, scratch, x, out);
+        if (choices_.cross.mode) {
+            cross_attention(layer, batch, scratch, x, out);
+            backend_.add(x, out);
+        }
+        feed_forward(backend_, config_, w, scratch, x, out);
     }
     backend_.add(x, out);
 }
@@ -97,87 +109,84 @@ void Decoder::attention(int layer, const Batch& batch, DenseRows& dense, Scratch
                         Tensor out) const {
     const Scratch::Scope scope(scratch);
     const LayerWeights& w = weights_.layers[layer];
-    const AttnConfig& c = layers_[layer].config;
-    const Tensor in = norm(w.attn_norm, x, out);
+    const AttnConfig& c = choices_.layers[layer].config;
+    const Tensor in = norm(backend_, config_, w.attn_norm, x, out);
     if (observe_attention) observe_attention(layer, in);
 
     const Tensor heads = scratch.f32(x.rows, c.q_width());
     const std::vector<Rows> rows = cache_->rows(layer);
     const FreshRows fresh =
-        layers_[layer].mode->attend(backend_, {c, w.attn, rope_, batch, rows, dense, scratch, in}, heads);
+        choices_.layers[layer].mode->attend(backend_, {c, w.attn, rope_, batch, rows, dense, scratch, in}, heads);
     for (size_t plane = 0; plane < fresh.size(); ++plane)
         backend_.store(fresh[plane], cache_->slots(layer, int(plane), batch.slots));
 
     backend_.linear(heads, w.attn.o, w.attn.o_bias, out);
-    norm(w.attn_post_norm, out, out);
+    norm(backend_, config_, w.attn_post_norm, out, out);
 }
 
-// out = norm(W_down act(W_up norm(x))), gated or not.
-void Decoder::feed_forward(int layer, Scratch& scratch, Tensor x, Tensor out) const {
+// out = attend(norm(x)) W_O over the rows of an encoder's output. Until W_O, out holds the normed input.
+void Decoder::cross_attention(int layer, const Batch& batch, Scratch& scratch, Tensor x, Tensor out) const {
     const Scratch::Scope scope(scratch);
     const LayerWeights& w = weights_.layers[layer];
-    const Tensor in = norm(w.ffn_norm, x, out);
-    const Tensor up = scratch.f32(x.rows, config_.d_ff);
-    Tensor inner = up;
-    if (w.gate) {
-        inner = scratch.f32(x.rows, config_.d_ff);
-        const Product products[] = {{w.up, w.up_bias, up}, {w.gate, w.gate_bias, inner}};
-        backend_.linear(in, products);
-        backend_.gate(config_.activation, inner, up);
-    } else {
-        backend_.linear(in, w.up, w.up_bias, up);
-        backend_.activate(config_.activation, up);
+    const CrossMode& mode = *choices_.cross.mode;
+    const AttnConfig c = choices_.cross.of(layer);
+    const Tensor in = norm(backend_, config_, w.cross_norm, x, out);
+    const Tensor heads = scratch.f32(x.rows, c.q_width());
+    const std::vector<Rows> rows = sources_->rows(mode.shared() ? 0 : layer);
+    mode.attend(backend_, {c, w.cross, batch.sources, rows, scratch, in}, heads);
+    backend_.linear(heads, w.cross.o, w.cross.o_bias, out);
+}
+
+void Decoder::store_source(Tensor states, Tensor slots, Scratch& scratch) const {
+    const CrossMode& mode = *choices_.cross.mode;
+    for (int layer = 0; layer < (mode.shared() ? 1 : config_.n_layers); ++layer) {
+        const Scratch::Scope scope(scratch);
+        const FreshRows planes = mode.rows(backend_, weights_.layers[layer].cross, scratch, states);
+        for (size_t plane = 0; plane < planes.size(); ++plane)
+            backend_.store(planes[plane], sources_->slots(layer, int(plane), slots));
     }
-    backend_.linear(inner, w.down, w.down_bias, out);
-    norm(w.ffn_post_norm, out, out);
 }
 
-Tensor Decoder::norm(const Norm& w, Tensor x, Tensor out) const {
-    if (!w.weight) return x;
-    backend_.norm(config_.architecture->norm, x, w.weight, w.bias, config_.norm_eps, out);
-    return out;
+void Decoder::finish(Tensor x) const {
+    norm(backend_, config_, weights_.output_norm, x, x);
+    if (weights_.output_scale != 1) backend_.scale(x, weights_.output_scale);
 }
 
-void Decoder::logits(Tensor x, Tensor out) const {
-    norm(weights_.output_norm, x, x);
-    backend_.linear(x, weights_.output, weights_.output_bias, out);
+void Decoder::logits(Tensor states, Tensor out) const {
+    backend_.linear(states, weights_.output, weights_.output_bias, out);
 }
-
-namespace {
-
-int64_t resolve_n_ctx(const ModelConfig& c, int64_t n_ctx) {
-    constexpr int64_t kUsual = 4096;
-    if (n_ctx == 0) return std::min(c.n_ctx_train, kUsual);
-    const bool learned = c.architecture->positions == Positions::learned;
-    if (n_ctx < 0 || n_ctx > (1 << 30) || (learned && n_ctx > c.n_ctx_train))
-        fail(ErrorCode::argument, "n_ctx ", n_ctx, " is not possible: the model has positions for ",
-             c.n_ctx_train);
-    return n_ctx;
-}
-
-}  // namespace
 
 Decoder::Decoder(const GgufFile& file, const CacheOptions& options, Backend& backend,
                  const ExtraTensors& extra)
-    : backend_(backend), config_(read_config(file)), options_(options) {
-    if (options.n_seqs < 1 || options.n_batch < 1)
-        fail(ErrorCode::argument, "n_seqs and n_batch must be at least 1");
-    options_.n_ctx = resolve_n_ctx(config_, options.n_ctx);
-    layers_ = choose_caches(file, config_, options, extra);
+    : backend_(backend),
+      config_(read_config(file)),
+      options_(options),
+      choices_(choose_caches(file, config_, options, extra)) {
+    options_.n_ctx = choices_.n_ctx;
+    options_.n_source = choices_.n_source;
+    weights_ = load_weights(file, config_, backend, choices_, extra);
+    load_rope(file);
     std::vector<Format> formats;
-    for (const LayerChoice& layer : layers_) formats.push_back(layer.mode->format(layer.config));
-    weights_ = load_weights(file, config_, backend, layers_, extra);
-    if (config_.architecture->positions != Positions::learned) {
-        const int n_rot = config_.rope.n_rot;
-        rope_buffer_ =
-            backend.alloc(MemoryKind::derived, options_.n_ctx * n_rot * sizeof(float), "RoPE table");
-        rope_ = {Tensor(rope_buffer_.data.get(), DType::F32, options_.n_ctx, n_rot), n_rot,
-                 config_.architecture->positions == Positions::rope_interleaved};
-        const RopeFrequencies frequencies = rope_frequencies(config_, file, options_.n_ctx);
-        if (!backend.dry())
-            backend.upload(rope_.table, frequencies.table(options_.n_ctx).data(), rope_.table.bytes());
-    }
+    for (const LayerChoice& layer : choices_.layers) formats.push_back(layer.mode->format(layer.config));
     cache_ = std::make_unique<KvCache>(backend, std::move(formats), options_.n_ctx, options_.n_seqs);
+    if (const auto& [mode, config] = choices_.cross; mode) {
+        const int n = mode->shared() ? 1 : config_.n_layers;
+        sources_ = std::make_unique<KvCache>(backend, std::vector<Format>(n, mode->format(config)),
+                                             options_.n_source, options_.n_seqs);
+        encoder_ = std::make_unique<Encoder>(backend, config_, weights_, rope_, options_.n_batch);
+    }
+}
+
+void Decoder::load_rope(const GgufFile& file) {
+    const Positions positions = config_.architecture->positions;
+    const int n_rot = config_.rope.n_rot;
+    if (n_rot == 0) return;
+    const int64_t n = std::max(options_.n_ctx, options_.n_source);
+    rope_buffer_ = backend_.alloc(MemoryKind::derived, n * n_rot * sizeof(float), "RoPE table");
+    rope_ = {Tensor(rope_buffer_.data.get(), DType::F32, n, n_rot), n_rot,
+             positions == Positions::rope_interleaved};
+    const RopeFrequencies frequencies = rope_frequencies(config_, file, options_.n_ctx);
+    if (!backend_.dry()) backend_.upload(rope_.table, frequencies.table(n).data(), rope_.table.bytes());
 }
 
 std::vector<std::pair<std::string, std::string>> cache_refusals(const ModelConfig& config) {

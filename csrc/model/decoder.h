@@ -1,9 +1,9 @@
-// A decoder-only transformer: tokens of a step in, logits out. START HERE, then decoder.cpp.
+// A transformer's decoder: tokens of a step in, logits out. START HERE, then decoder.cpp.
 #pragma once
 
 #include "cache/kv_cache.h"
 #include "model/cache_choice.h"
-#include "model/weights.h"
+#include "model/encoder.h"
 
 namespace slimrt {
 
@@ -17,8 +17,12 @@ class Decoder {
     /// are in the cache. More than n_batch tokens, which must be of one sequence, are computed layer by
     /// layer, in each layer n_batch at a time.
     void forward(const Batch& batch, Scratch& scratch, Tensor x) const;
-    /// logits [n, n_vocab] of rows of x, which is normed in place.
-    void logits(Tensor x, Tensor out) const;
+    /// What the head reads: x normed (and scaled) in place; then logits [n, n_vocab].
+    void finish(Tensor x) const;
+    void logits(Tensor states, Tensor out) const;
+
+    /// With an encoder: the rows that its output, states [n, d_model], leaves behind in each layer.
+    void store_source(Tensor states, Tensor slots, Scratch& scratch) const;
 
     /// The most tokens of one sequence that a step takes. Where a mode makes K and V anew for many queries
     /// that is far more than n_batch, so that each layer makes them once for all: 1024 or, if that is more, a
@@ -33,30 +37,34 @@ class Decoder {
 
     const ModelConfig& config() const { return config_; }
     const CacheOptions& options() const { return options_; }
-    const std::vector<LayerChoice>& layers() const { return layers_; }
+    const std::vector<LayerChoice>& layers() const { return choices_.layers; }
     /// A number for the folded tensors that rows of a layer are written with; 0 if there are none. Rows mean
     /// nothing beside others.
     uint64_t fold_of_rows(int layer) const;
+    const CrossChoice& cross() const { return choices_.cross; }
     KvCache& cache() { return *cache_; }
+    /// Rows of sources; null without an encoder.
+    KvCache* sources() { return sources_.get(); }
+    Encoder* encoder() const { return encoder_.get(); }
     uint64_t mapped_bytes() const { return weights_.mapped; }
 
   private:
+    void load_rope(const GgufFile& file);
     void embed(const Batch& batch, Scratch& scratch, Tensor x) const;
     void add_layer(int layer, const Batch& batch, DenseRows& dense, Scratch& scratch, Tensor x) const;
     void attention(int layer, const Batch& batch, DenseRows& dense, Scratch& scratch, Tensor x,
                    Tensor out) const;
-    void feed_forward(int layer, Scratch& scratch, Tensor x, Tensor out) const;
-    /// Returns out, the normed x; or x where there is no such norm.
-    Tensor norm(const Norm& w, Tensor x, Tensor out) const;
+    void cross_attention(int layer, const Batch& batch, Scratch& scratch, Tensor x, Tensor out) const;
 
     Backend& backend_;
     ModelConfig config_;
     CacheOptions options_;
-    std::vector<LayerChoice> layers_;
+    CacheChoices choices_;
     Weights weights_;
     Buffer rope_buffer_;
     Rope rope_;
-    std::unique_ptr<KvCache> cache_;
+    std::unique_ptr<KvCache> cache_, sources_;
+    std::unique_ptr<Encoder> encoder_;
 };
 
 /// The modes a file may use: for each registered mode, why not (empty: legal).

@@ -1,6 +1,7 @@
 #include "model/weights.h"
 
 #include <algorithm>
+#include <cmath>
 #include <set>
 
 #include "core/error.h"
@@ -15,31 +16,45 @@ AttnConfig attention_config(const ModelConfig& c, int layer) {
             .n_heads = c.n_heads,
             .n_kv_heads = c.n_kv_heads,
             .head_dim = c.head_dim,
-            .rope = c.architecture->positions != Positions::learned,
+            .rope = c.rope.n_rot > 0,
             .n_rot = c.rope.n_rot,
             .qk_norm_eps = c.architecture->qk_norm ? std::optional(c.norm_eps) : std::nullopt,
-            .window = c.window};
+            .window = c.window,
+            .scale = c.architecture->scaled_scores ? 1 / std::sqrt(float(c.head_dim)) : 1};
+}
+
+std::string block_prefix(const ModelConfig& c, int layer) {
+    return concat(c.architecture->source == Source::none ? "blk." : "dec.blk.", layer, ".");
 }
 
 namespace {
 
 class Loader final : public DerivedWeights {
   public:
-    Loader(const GgufFile& file, const ModelConfig& config, Backend& backend, const ExtraTensors& extra)
-        : file_(file), c_(config), arch_(*config.architecture), backend_(backend), extra_(extra) {}
+    Loader(const GgufFile& file, const ModelConfig& config, Backend& backend, const ExtraTensors& extra,
+           int64_t n_source)
+        : file_(file),
+          c_(config),
+          arch_(*config.architecture),
+          backend_(backend),
+          extra_(extra),
+          n_source_(n_source) {}
 
-    Weights load(const std::vector<LayerChoice>& layers) {
+    Weights load(const CacheChoices& choices) {
         w_.token_embd = matrix("token_embd.weight", c_.n_vocab, c_.d_model);
+        load_encoder();
+        const std::string part = encoder_decoder() ? "dec." : "";
         if (arch_.positions == Positions::learned)
-            w_.position_embd = matrix("position_embd.weight", c_.n_ctx_train, c_.d_model);
+            w_.position_embd = matrix(part + "position_embd.weight", c_.n_ctx_train, c_.d_model);
         for (int layer = 0; layer < c_.n_layers; ++layer) {
-            w_.layers.push_back(load_layer(layer));
-            layers[layer].mode->prepare(backend_, layers[layer].config, *this, w_.layers.back().attn);
+            LayerWeights l = load_layer(block_prefix(c_, layer));
+            load_cross(block_prefix(c_, layer), l);
+            w_.layers.push_back(l);
+            prepare(choices, layer);
         }
-        w_.output_norm = norm("output_norm");
-        w_.output = matrix("output.weight", c_.n_vocab, c_.d_model, Presence::optional);
-        if (!w_.output) w_.output = w_.token_embd;  // tied
-        w_.output_bias = vector("output.bias", c_.n_vocab, arch_.output_bias);
+        if (arch_.positions == Positions::relative)
+            load_relative_bias(part, choices.n_ctx, true, w_.layers);
+        load_head(part);
         refuse_unused();
         return std::move(w_);
     }
@@ -47,13 +62,13 @@ class Loader final : public DerivedWeights {
     Tensor folded(int layer, const char* suffix, int64_t rows, int64_t cols) override {
         const Tensor out = folded_if_any(layer, suffix, rows, cols, true);
         if (!out)
-            fail(ErrorCode::cache_unsupported, "tensor 'blk.", layer, ".", suffix,
+            fail(ErrorCode::cache_unsupported, "tensor '", block_prefix(c_, layer), suffix,
                  "' is neither in the file nor given: fold the model first (slimrt convert --cache)");
         return out;
     }
 
     Tensor folded_if_any(int layer, const char* suffix, int64_t rows, int64_t cols, bool usual) override {
-        const std::string name = concat("blk.", layer, ".", suffix);
+        const std::string name = block_prefix(c_, layer) + suffix;
         if (file_.tensors().count(name))
             return rows == 1 ? vector(name, cols, Presence::required) : matrix(name, rows, cols);
         const auto it = extra_.find(name);
@@ -67,18 +82,86 @@ class Loader final : public DerivedWeights {
     }
 
   private:
-    LayerWeights load_layer(int layer) {
-        const std::string p = concat("blk.", layer, ".");
+    bool encoder_decoder() const { return arch_.source != Source::none; }
+
+    void prepare(const CacheChoices& choices, int layer) {
+        const auto& [mode, config] = choices.layers[layer];
+        mode->prepare(backend_, config, *this, w_.layers[layer].attn);
+        if (choices.cross.mode)
+            choices.cross.mode->prepare(backend_, choices.cross.of(layer), *this, w_.layers[layer].cross);
+    }
+
+    void load_head(const std::string& part) {
+        w_.output_norm = norm(part + "output_norm");
+        w_.output = matrix("output.weight", c_.n_vocab, c_.d_model, Presence::optional);
+        w_.output_bias = vector("output.bias", c_.n_vocab, arch_.output_bias);
+        if (w_.output) return;
+        w_.output = w_.token_embd;  // tied
+        if (arch_.scaled_tied_output) w_.output_scale = 1 / std::sqrt(float(c_.d_model));
+    }
+
+    void load_encoder() {
+        if (!encoder_decoder()) return;
+        EncoderWeights& e = w_.encoder;
+        int64_t inputs = c_.n_inputs;
+        for (const Convolution& conv : arch_.convolutions) {
+            const std::string name = concat("enc.", conv.name);
+            const int64_t channels = int64_t(conv.channels) * c_.d_model;
+            e.convolutions.push_back({matrix(name + ".weight", channels, conv.width * inputs)});
+            if (conv.bias) e.convolutions.back().bias = vector(name + ".bias", channels, Presence::required);
+            if (conv.normed)
+                e.convolutions.back().norm = {vector("enc.conv_norm.weight", channels, Presence::required),
+                                              vector("enc.conv_norm.bias", channels, Presence::required)};
+            inputs = channels;
+        }
+        if (arch_.source_positions)
+            e.position_embd = matrix("enc.position_embd.weight", c_.n_source_train, c_.d_model);
+        for (int layer = 0; layer < c_.n_encoder_layers; ++layer)
+            e.layers.push_back(load_layer(concat("enc.blk.", layer, ".")));
+        if (arch_.positions == Positions::relative)
+            load_relative_bias("enc.", n_source_, false, e.layers);
+        e.output_norm = norm("enc.output_norm");
+    }
+
+    /// The first layer's serves the others, where they have none. Expanded from buckets to distances, so that
+    /// the biases of neighbouring rows are neighbours.
+    void load_relative_bias(const std::string& part, int64_t n, bool causal, std::vector<LayerWeights>& layers) {
+        const int64_t n_distances = causal ? n : 2 * n - 1;
+        for (size_t i = 0; i < layers.size(); ++i) {
+            const std::string name = concat(part, "blk.", i, ".attn_rel_b.weight");
+            const Presence presence = i == 0 ? Presence::required : Presence::optional;
+            const Tensor* buckets = find(name, presence);
+            if (!buckets) {
+                layers[i].attn.relative_bias = layers[0].attn.relative_bias;
+                continue;
+            }
+            require_shape(name, *buckets, c_.relative_buckets, c_.n_heads);
+            const Tensor values = buckets->dtype == DType::F32 ? *buckets : unpacked(name, *buckets, DType::F32);
+            const Tensor bias = own(DType::F32, c_.n_heads, n_distances, MemoryKind::derived, name);
+            layers[i].attn.relative_bias = bias;
+            if (backend_.dry()) continue;
+            std::vector<float> from(values.rows * values.cols), to(n_distances);
+            backend_.download(from.data(), values, values.bytes());
+            for (int head = 0; head < c_.n_heads; ++head) {
+                for (int64_t j = 0; j < n_distances; ++j)
+                    to[j] = from[relative_bucket(c_, j - (n - 1), causal) * c_.n_heads + head];
+                backend_.upload(bias.rows_of(head, 1), to.data(), to.size() * sizeof(float));
+            }
+        }
+    }
+
+    LayerWeights load_layer(const std::string& p) {
         LayerWeights l;
         load_norms(p, l);
-        load_qkv(p, l.attn);
-        l.attn.o = matrix(p + "attn_output.weight", c_.d_model, int64_t(c_.n_heads) * c_.head_dim);
-        // Any architecture may have one here: converting folds the V bias into it.
-        const bool required = arch_.linear_bias == Presence::required;
-        l.attn.o_bias =
-            vector(p + "attn_output.bias", c_.d_model, required ? Presence::required : Presence::optional);
+        load_qkv(p, "attn", l.attn);
         load_ffn(p, l);
         return l;
+    }
+
+    void load_cross(const std::string& p, LayerWeights& l) {
+        if (!encoder_decoder()) return;
+        l.cross_norm = norm(p + "cross_attn_norm");
+        load_qkv(p, "cross_attn", l.cross);
     }
 
     void load_norms(const std::string& p, LayerWeights& l) {
@@ -91,26 +174,31 @@ class Loader final : public DerivedWeights {
         l.ffn_norm = arch_.norms == Norms::shared ? l.attn_norm : norm(p + "ffn_norm");
     }
 
-    void load_qkv(const std::string& p, AttnWeights& a) {
+    void load_qkv(const std::string& block, const char* what, AttnWeights& a) {
         const int64_t q = int64_t(c_.n_heads) * c_.head_dim, kv = int64_t(c_.n_kv_heads) * c_.head_dim;
+        const std::string p = block + what, o = p + (encoder_decoder() ? "_o" : "_output");
+        a.o = matrix(o + ".weight", c_.d_model, q);
+        // Any architecture may have one here: converting folds the V bias into it.
+        const bool required = arch_.linear_bias == Presence::required && arch_.attn_output_bias;
+        a.o_bias = vector(o + ".bias", c_.d_model, required ? Presence::required : Presence::optional);
         if (arch_.qk_norm) {
-            a.q_norm = vector(p + "attn_q_norm.weight", q, Presence::required);
-            a.k_norm = vector(p + "attn_k_norm.weight", kv, Presence::required);
+            a.q_norm = vector(p + "_q_norm.weight", q, Presence::required);
+            a.k_norm = vector(p + "_k_norm.weight", kv, Presence::required);
         }
-        const Tensor weight = matrix(p + "attn_qkv.weight", q + 2 * kv, c_.d_model, arch_.fused_qkv);
+        const Tensor weight = matrix(p + "_qkv.weight", q + 2 * kv, c_.d_model, arch_.fused_qkv);
         if (!weight) {
-            a.q = matrix(p + "attn_q.weight", q, c_.d_model);
-            a.k = matrix(p + "attn_k.weight", kv, c_.d_model);
-            a.v = matrix(p + "attn_v.weight", kv, c_.d_model);
-            a.q_bias = vector(p + "attn_q.bias", q, arch_.qkv_bias);
-            a.k_bias = vector(p + "attn_k.bias", kv, arch_.qkv_bias);
-            a.v_bias = vector(p + "attn_v.bias", kv, arch_.qkv_bias);
+            a.q = matrix(p + "_q.weight", q, c_.d_model);
+            a.k = matrix(p + "_k.weight", kv, c_.d_model);
+            a.v = matrix(p + "_v.weight", kv, c_.d_model);
+            a.q_bias = vector(p + "_q.bias", q, arch_.qkv_bias);
+            a.k_bias = vector(p + "_k.bias", kv, arch_.k_bias ? arch_.qkv_bias : Presence::never);
+            a.v_bias = vector(p + "_v.bias", kv, arch_.qkv_bias);
             return;
         }
         a.q = weight.rows_of(0, q);
         a.k = weight.rows_of(q, kv);
         a.v = weight.rows_of(q + kv, kv);
-        if (const Tensor bias = vector(p + "attn_qkv.bias", q + 2 * kv, arch_.qkv_bias)) {
+        if (const Tensor bias = vector(p + "_qkv.bias", q + 2 * kv, arch_.qkv_bias)) {
             a.q_bias = bias.cols_of(0, q);
             a.k_bias = bias.cols_of(q, kv);
             a.v_bias = bias.cols_of(q + kv, kv);
@@ -125,10 +213,8 @@ class Loader final : public DerivedWeights {
         } else {
             l.up = matrix(p + "ffn_up.weight", c_.d_ff, c_.d_model);
             l.up_bias = vector(p + "ffn_up.bias", c_.d_ff, arch_.linear_bias);
-            if (arch_.gated_ffn) {
-                l.gate = matrix(p + "ffn_gate.weight", c_.d_ff, c_.d_model);
-                l.gate_bias = vector(p + "ffn_gate.bias", c_.d_ff, arch_.linear_bias);
-            }
+            l.gate = matrix(p + "ffn_gate.weight", c_.d_ff, c_.d_model, arch_.gated_ffn);
+            if (l.gate) l.gate_bias = vector(p + "ffn_gate.bias", c_.d_ff, arch_.linear_bias);
         }
         l.down = matrix(p + "ffn_down.weight", c_.d_model, c_.d_ff);
         l.down_bias = vector(p + "ffn_down.bias", c_.d_model, arch_.linear_bias);
@@ -136,8 +222,9 @@ class Loader final : public DerivedWeights {
 
     Norm norm(const std::string& name) {
         return {vector(name + ".weight", c_.d_model, Presence::required),
-                arch_.norm == NormKind::layer ? vector(name + ".bias", c_.d_model, Presence::required)
-                                              : Tensor{}};
+                arch_.norm == NormKind::layer && arch_.norm_bias
+                    ? vector(name + ".bias", c_.d_model, Presence::required)
+                    : Tensor{}};
     }
 
     Tensor matrix(const std::string& name, int64_t rows, int64_t cols,
@@ -208,15 +295,16 @@ class Loader final : public DerivedWeights {
 
     /// Of a cache mode, which may be another than the one in use.
     static bool is_folded(const std::string& name) {
-        return name.ends_with(".attn_kv.weight") || name.ends_with(".attn_vk.weight") ||
-               name.find(".attn_kr_") != std::string::npos || name.find(".attn_xr_") != std::string::npos;
+        return name.ends_with("attn_kv.weight") || name.ends_with(".attn_vk.weight") ||
+               name.find(".attn_kr_") != std::string::npos || name.find(".attn_xr_") != std::string::npos ||
+               name.find(".cross_attn_k1_") != std::string::npos;
     }
 
     /// A tensor we would not use may change what the model computes: say so instead of ignoring it.
     void refuse_unused() const {
         for (const auto& [name, tensor] : file_.tensors()) {
             const bool known = used_.count(name) || name.starts_with("rope_") || is_folded(name) ||
-                               name.ends_with(".attn_rot_embd");
+                               name.ends_with(".attn_rot_embd") || name.starts_with("slimrt.");
             if (!known)
                 fail(ErrorCode::unsupported, file_.path(), ": tensor '", name,
                      "' is not part of architecture '", arch_.name, "' as slimrt knows it");
@@ -228,6 +316,7 @@ class Loader final : public DerivedWeights {
     const Architecture& arch_;
     Backend& backend_;
     const ExtraTensors& extra_;
+    int64_t n_source_;
     std::set<std::string> used_;
     Weights w_;
 };
@@ -235,8 +324,8 @@ class Loader final : public DerivedWeights {
 }  // namespace
 
 Weights load_weights(const GgufFile& file, const ModelConfig& config, Backend& backend,
-                     const std::vector<LayerChoice>& layers, const ExtraTensors& extra) {
-    return Loader(file, config, backend, extra).load(layers);
+                     const CacheChoices& choices, const ExtraTensors& extra) {
+    return Loader(file, config, backend, extra, choices.n_source).load(choices);
 }
 
 }  // namespace slimrt

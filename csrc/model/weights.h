@@ -16,17 +16,31 @@ struct Norm {
 };
 
 struct LayerWeights {
-    Norm attn_norm, ffn_norm;            // of the inputs, or none
-    Norm attn_post_norm, ffn_post_norm;  // of the outputs, or none
-    AttnWeights attn;
+    Norm attn_norm, cross_norm, ffn_norm;  // of the inputs, or none
+    Norm attn_post_norm, ffn_post_norm;    // of the outputs, or none
+    AttnWeights attn, cross;               // cross: with an encoder
     Tensor gate, up, down;
     Tensor gate_bias, up_bias, down_bias;
 };
 
+struct ConvolutionWeights {
+    Tensor weight, bias;  // [channels, width * inputs]
+    Norm norm;
+};
+
+struct EncoderWeights {
+    std::vector<ConvolutionWeights> convolutions;
+    Tensor position_embd;
+    std::vector<LayerWeights> layers;
+    Norm output_norm;
+};
+
 struct Weights {
     Tensor token_embd, position_embd, output, output_bias;
+    float output_scale = 1;  // of what the head reads
     Norm output_norm;
     std::vector<LayerWeights> layers;
+    EncoderWeights encoder;
     std::vector<Buffer> owned;  // what could not be used in place
     uint64_t mapped = 0;        // bytes read in place from the file
 };
@@ -34,15 +48,18 @@ struct Weights {
 /// Tensors a caller brings along, by name: float32 [rows, cols] that must outlive the loading.
 using ExtraTensors = std::map<std::string, Tensor>;
 
-struct LayerChoice;
+struct CacheChoices;
 
 /// One layer's attention as a cache mode sees it, but for what depends on the mode.
 AttnConfig attention_config(const ModelConfig& config, int layer);
 
+/// What the tensors of a decoder's layer begin with: "blk.0.", or "dec.blk.0." beside an encoder.
+std::string block_prefix(const ModelConfig& config, int layer);
+
 /// Reads weights in place where the backend multiplies with their type, else unpacks them to f16 (norms and
-/// biases to f32), and prepares each layer for its mode. Throws Error{format} for a missing or misshapen
+/// biases to f32), and prepares each layer for its modes. Throws Error{format} for a missing or misshapen
 /// tensor, Error{unsupported} for one nobody asked for.
 Weights load_weights(const GgufFile& file, const ModelConfig& config, Backend& backend,
-                     const std::vector<LayerChoice>& layers, const ExtraTensors& extra);
+                     const CacheChoices& choices, const ExtraTensors& extra);
 
 }  // namespace slimrt

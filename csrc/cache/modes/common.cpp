@@ -46,14 +46,17 @@ std::vector<Tensor> project_q_and(Backend& backend, const AttnInput& in,
     return out;
 }
 
-AttentionArgs attention_args(const AttnConfig& c, std::span<const AttentionSequence> sequences,
+AttentionArgs attention_args(const AttnInput& in, std::span<const AttentionSequence> sequences,
                              std::span<const ScoreTerm> scores, std::span<const ValueTerm> values) {
+    const AttnConfig& c = in.config;
     return {.sequences = sequences,
             .scores = scores,
             .values = values,
             .n_heads = c.n_heads,
-            .scale = c.scale(),
+            .scale = c.scale,
             .window = c.window,
+            .relative_bias = in.weights.relative_bias,
+            .relative_origin = in.weights.relative_bias.cols - 1,
             .sparse_threshold = c.sparse_threshold};
 }
 

@@ -121,7 +121,7 @@ class K : public CacheMode {
             const Tensor u_r = in.scratch.f32(part.n, int64_t(c.n_heads) * c.rank);
             values.push_back({in.rows[1], own.known_residual, 1, c.rank, u_r});
         }
-        backend.attention(attention_args(c, part.sequences, scores, values));
+        backend.attention(attention_args(in, part.sequences, scores, values));
         linear_heads(backend, c, u, w.w_kv, out);
         if (w.out_scale) backend.multiply(out, w.out_scale);
         if (!own.residual) return;
@@ -139,7 +139,7 @@ class K : public CacheMode {
         });
         const ScoreTerm scores[] = {score_term(in, own)};
         const ValueTerm values[] = {{dense_rows(in.dense.planes[0], 0), v, c.n_kv_heads, c.head_dim, out}};
-        backend.attention(attention_args(c, part.sequences, scores, values));
+        backend.attention(attention_args(in, part.sequences, scores, values));
         keep_dense(backend, in, part, {v});
     }
 

@@ -27,7 +27,7 @@ std::vector<Tensor> project_q_and(Backend& backend, const AttnInput& in,
                                   std::initializer_list<Projection> others);
 
 /// Attention with these terms, which must outlive the result.
-AttentionArgs attention_args(const AttnConfig& config, std::span<const AttentionSequence> sequences,
+AttentionArgs attention_args(const AttnInput& in, std::span<const AttentionSequence> sequences,
                              std::span<const ScoreTerm> scores, std::span<const ValueTerm> values);
 
 /// x as it will be read back from a plane; x itself where that is the same.

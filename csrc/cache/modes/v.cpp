@@ -53,7 +53,7 @@ class V final : public CacheMode {
         backend.linear_per_head(q, in.weights.absorbed_q, c.n_heads, wide_q);
         const ScoreTerm scores[] = {{in.rows[0], v, 1, c.kv_width(), wide_q}};
         const ValueTerm values[] = {{in.rows[0], v, c.n_kv_heads, c.head_dim, out}};
-        backend.attention(attention_args(c, part.sequences, scores, values));
+        backend.attention(attention_args(in, part.sequences, scores, values));
     }
 
     static void materialised_k(Backend& backend, const AttnInput& in, const Part& part, Tensor q, Tensor v,
@@ -67,7 +67,7 @@ class V final : public CacheMode {
         });
         const ScoreTerm scores[] = {{dense_rows(in.dense.planes[0], 0), k, c.n_kv_heads, c.head_dim, q}};
         const ValueTerm values[] = {{in.rows[0], v, c.n_kv_heads, c.head_dim, out}};
-        backend.attention(attention_args(c, part.sequences, scores, values));
+        backend.attention(attention_args(in, part.sequences, scores, values));
         keep_dense(backend, in, part, {k});
     }
 };

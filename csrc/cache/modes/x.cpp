@@ -45,7 +45,7 @@ class X final : public CacheMode {
         backend.linear_per_head(q, in.weights.absorbed_q, c.n_heads, wide_q);
         const ScoreTerm scores[] = {{in.rows[0], x, 1, c.d_model, wide_q}};
         const ValueTerm values[] = {{in.rows[0], x, 1, c.d_model, u}};
-        backend.attention(attention_args(c, part.sequences, scores, values));
+        backend.attention(attention_args(in, part.sequences, scores, values));
         linear_heads(backend, c, u, in.weights.v, out);
     }
 
@@ -63,7 +63,7 @@ class X final : public CacheMode {
         });
         const ScoreTerm scores[] = {{dense_rows(in.dense.planes[0], 0), k, c.n_kv_heads, c.head_dim, q}};
         const ValueTerm values[] = {{dense_rows(in.dense.planes[1], 0), v, c.n_kv_heads, c.head_dim, out}};
-        backend.attention(attention_args(c, part.sequences, scores, values));
+        backend.attention(attention_args(in, part.sequences, scores, values));
         keep_dense(backend, in, part, kv);
     }
 };

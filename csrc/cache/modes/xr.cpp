@@ -80,7 +80,7 @@ class Xr final : public CacheMode {
              .rope = in.rope},
             {.stored = in.rows[0], .fresh = row, .n_heads = 1, .dim = c.d_model, .q = wide_q}};
         const ValueTerm values[] = {{in.rows[0], row, 1, c.d_model, u}};
-        backend.attention(attention_args(c, part.sequences, scores, values));
+        backend.attention(attention_args(in, part.sequences, scores, values));
         linear_heads(backend, c, u, w.row_v, out);
     }
 
@@ -102,7 +102,7 @@ class Xr final : public CacheMode {
         });
         const ScoreTerm scores[] = {{dense_rows(in.dense.planes[0], 0), k, c.n_kv_heads, c.head_dim, q}};
         const ValueTerm values[] = {{dense_rows(in.dense.planes[1], 0), v, c.n_kv_heads, c.head_dim, out}};
-        backend.attention(attention_args(c, part.sequences, scores, values));
+        backend.attention(attention_args(in, part.sequences, scores, values));
         keep_dense(backend, in, part, kv);
     }
 };

@@ -48,7 +48,7 @@ bool by_head(const Term& term, int n_groups) {
 }
 
 bool fits_blocks(const AttentionArgs& args, int n_groups) {
-    if (args.scores.size() != 1 || args.values.size() != 1) return false;
+    if (args.scores.size() != 1 || args.values.size() != 1 || args.relative_bias) return false;
     const ScoreTerm& score = args.scores[0];
     return !score.row_scale && !score.bias && !score.rope && by_head(score, n_groups) &&
            by_head(args.values[0], n_groups);
@@ -130,7 +130,7 @@ void AttentionPlan::add_jobs(const AttentionArgs& args, const AttentionSequence&
         job.first_query = tile * queries;
         job.n_queries = std::min(queries, n - job.first_query);
         job.n_groups = groups_of_job;
-        const int64_t first = job.position(0), last = job.position(job.n_queries - 1);
+        const int64_t first = job.position(0), last = job.last_seen(job.n_queries - 1);
         job.stored = visible({sequence.begin, sequence.end}, first, last, args.window);
         if (sequence.fresh) {
             job.fresh = visible({sequence.position, sequence.position + n}, first, last, args.window);

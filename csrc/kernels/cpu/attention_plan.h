@@ -29,6 +29,8 @@ struct AttentionJob {
 
     int64_t work() const { return (stored.size() + fresh.size()) * n_groups; }
     int64_t position(int query) const { return sequence->position + first_query + query; }
+    /// The position that a query sees last.
+    int64_t last_seen(int query) const { return sequence->causal ? position(query) : sequence->end - 1; }
 };
 
 struct AttentionItem {

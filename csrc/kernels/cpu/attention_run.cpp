@@ -75,7 +75,7 @@ void AttentionRun::compute_span(const AttentionJob& job, bool fresh, Span span, 
     // The last query sees the fewest of the first rows, the first one the fewest of the last.
     const int64_t begin = args_.window > 0 ? job.position(job.n_queries - 1) - args_.window + 1 : span.first;
     const int64_t seen = std::clamp(begin, span.first, span.end);
-    const int64_t end = std::clamp(job.position(0) + 1, seen, span.end);
+    const int64_t end = std::clamp(job.last_seen(0) + 1, seen, span.end);
     compute_tiles(job, fresh, {span.first, seen}, own, state);
     if (plan_.by_budget && !fresh) {
         compute_by_budget(job, {seen, end}, own, state, counts_[thread]);
@@ -133,7 +133,7 @@ void AttentionRun::weigh(const Group& group, const Tile& tile) const {
     const int n_queries = group.job.n_queries;
     for (int query = 0; query < n_queries; ++query) {
         const int64_t position = group.job.position(query);
-        const int64_t last = std::min<int64_t>(position - tile.first + 1, tile.n);
+        const int64_t last = std::min<int64_t>(group.job.last_seen(query) - tile.first + 1, tile.n);
         const int end = static_cast<int>(std::max<int64_t>(last, 0));
         const int64_t unseen = args_.window > 0 ? position - args_.window + 1 - tile.first : 0;
         const int begin = static_cast<int>(std::clamp<int64_t>(unseen, 0, end));
@@ -142,6 +142,12 @@ void AttentionRun::weigh(const Group& group, const Tile& tile) const {
             float* const factor = group.scratch + plan_.scratch.factor + pair;
             float* const max = group.state + plan_.state.max + group.first_pair + pair;
             float* const sum = group.state + plan_.state.sum + group.first_pair + pair;
+            if (args_.relative_bias && begin < end) {
+                const int head = group.job.first_group * plan_.heads_per_group +
+                                 (group.first_pair + pair) / n_queries;
+                const int64_t column = args_.relative_origin + tile.first + begin - position;
+                isa_.add(s + begin, args_.relative_bias.f32(head) + column, end - begin);
+            }
             std::fill(s, s + begin, 0.0f);
             std::fill(s + end, s + tile.n, 0.0f);
             // Before its first row a pair's values are whatever was in the scratch.

@@ -254,6 +254,12 @@ void CpuBackend::multiply(Tensor x, Tensor y) {
     each_row(x.rows, x.cols, [&](int64_t i, int) { isa_.multiply(x.f32(i), y.f32(), 1, x.cols); });
 }
 
+void CpuBackend::scale(Tensor x, float factor) {
+    each_row(x.rows, x.cols, [&](int64_t i, int) {
+        for (int64_t j = 0; j < x.cols; ++j) x.f32(i)[j] *= factor;
+    });
+}
+
 void CpuBackend::round(Tensor x, DType dtype, int heads, Tensor out) {
     const int64_t dim = x.cols / heads;
     const HeadBytes bytes = head_bytes(dtype, dim);
@@ -285,6 +291,17 @@ void CpuBackend::load(const Rows& rows, const int32_t* table, int64_t begin, int
             const HeadRun run = rows_at(rows, table, begin + i, begin + i + 1, head);
             isa_.load_head(number(rows.dtype), run.data, 0, run.scales, 1, dim, 0, dim,
                            out.f32(i) + head * dim, 0);
+        }
+    });
+}
+
+void CpuBackend::unfold(Tensor x, int64_t stride, int64_t padding, Tensor out) {
+    each_row(out.rows, out.cols, [&](int64_t i, int) {
+        for (int64_t column = 0, row = i * stride - padding; column < out.cols; column += x.cols, ++row) {
+            const bool inside = row >= 0 && row < x.rows;
+            float* const to = out.f32(i) + column;
+            inside ? std::memcpy(to, x.f32(row), x.cols * sizeof(float))
+                   : std::memset(to, 0, x.cols * sizeof(float));
         }
     });
 }

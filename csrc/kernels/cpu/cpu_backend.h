@@ -43,6 +43,8 @@ class CpuBackend final : public Backend {
     void round(Tensor x, DType dtype, int heads, Tensor out) override;
     void store(Tensor x, const Slots& slots) override;
     void load(const Rows& rows, const int32_t* table, int64_t begin, int64_t end, Tensor out) override;
+    void scale(Tensor x, float factor) override;
+    void unfold(Tensor x, int64_t stride, int64_t padding, Tensor out) override;
     void attention(const AttentionArgs& args) override;
     SparseCounts sparse_counts() const override { return sparse_counts_; }
 

@@ -77,8 +77,10 @@ void with_activation(uint32_t kind, const Fn& fn) {
             return fn([](Vec x) { return gelu_tanh(x); });
         case 2:
             return fn([](Vec x) { return gelu_erf(x); });
-        default:
+        case 3:
             return fn([](Vec x) { return relu(x); });
+        default:
+            return fn([](Vec x) { return tanh(x); });
     }
 }
 

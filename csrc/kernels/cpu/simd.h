@@ -44,18 +44,33 @@ static inline Vec load_part(const Stored* p, int64_t n) {
     return load(padded);
 }
 
-/// e^x to about one ulp; 0 below -104, NaN stays NaN.
-static inline Vec exp(Vec x) {
-    const Vec bounded = min(splat(89.0f), max(splat(-105.0f), x));
-    const Vec n = round_even(bounded * splat(1.44269504f));
-    const Vec r = fma(n, splat(2.12194440e-4f), fma(n, splat(-0.693359375f), bounded));
+/// e^x = 2^n (1 + r + r^2 p).
+struct ExpParts {
+    Vec n, r, p;
+};
+static inline ExpParts exp_parts(Vec x) {
+    const Vec n = round_even(x * splat(1.44269504f));
+    const Vec r = fma(n, splat(2.12194440e-4f), fma(n, splat(-0.693359375f), x));
     Vec p = splat(1.9875691500e-4f);
     p = fma(p, r, splat(1.3981999507e-3f));
     p = fma(p, r, splat(8.3334519073e-3f));
     p = fma(p, r, splat(4.1665795894e-2f));
     p = fma(p, r, splat(1.6666665459e-1f));
     p = fma(p, r, splat(5.0000001201e-1f));
+    return {n, r, p};
+}
+
+/// e^x to about one ulp; 0 below -104, NaN stays NaN.
+static inline Vec exp(Vec x) {
+    const auto [n, r, p] = exp_parts(min(splat(89.0f), max(splat(-105.0f), x)));
     return scale_by_power(fma(p, r * r, r + splat(1.0f)), n);
+}
+
+/// tanh x = m / (m + 2), m = e^2x - 1 = 2^n (r + r^2 p) + (2^n - 1), which loses nothing near 0.
+static inline Vec tanh(Vec x) {
+    const auto [n, r, p] = exp_parts(min(splat(20.0f), max(splat(-20.0f), x + x)));
+    const Vec m = scale_by_power(fma(p, r * r, r), n) + (scale_by_power(splat(1.0f), n) - splat(1.0f));
+    return m / (m + splat(2.0f));
 }
 
 /// 1 - erf(x) for x >= 0, with a relative error of about 1e-7 (of x^2 1e-7 for large x): W. Press et al.'s

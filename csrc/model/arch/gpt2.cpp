@@ -10,7 +10,7 @@ const Architecture gpt2 = {
     .qkv_bias = Presence::required,
     .linear_bias = Presence::required,
     .fused_qkv = Presence::required,
-    .gated_ffn = false,
+    .gated_ffn = Presence::never,
     .activation = Activation::gelu_tanh,
 };
 

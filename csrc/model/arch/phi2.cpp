@@ -15,7 +15,7 @@ const Architecture phi2 = {
     .linear_bias = Presence::required,
     .output_bias = Presence::required,
     .fused_qkv = Presence::optional,
-    .gated_ffn = false,
+    .gated_ffn = Presence::never,
     .activation = Activation::gelu_tanh,
 };
 

@@ -1,0 +1,121 @@
+#include "model/encoder.h"
+
+#include <algorithm>
+
+#include "cache/modes/modes.h"
+#include "model/architecture.h"
+
+namespace slimrt {
+
+int64_t Encoder::rows_of(int64_t n) const {
+    for (const Convolution& c : config_.architecture->convolutions) {
+        n += 2 * c.padding - c.width;
+        if (n < 0) return 0;
+        n = n / c.stride + 1;
+    }
+    return n;
+}
+
+int64_t Encoder::inputs_of(int64_t n) const {
+    const auto& convolutions = config_.architecture->convolutions;
+    for (auto c = convolutions.rbegin(); c != convolutions.rend(); ++c)
+        n = n * c->stride - 1 + c->width - 2 * c->padding;
+    return n;
+}
+
+void Encoder::embed(Tensor ids, Tensor x) const { backend_.gather(weights_.token_embd, ids, x); }
+
+// A convolution is a product with the rows that its window covers, side by side.
+void Encoder::convolve(Tensor source, Scratch& scratch, Tensor x) const {
+    const Scratch::Scope scope(scratch);
+    const auto& convolutions = config_.architecture->convolutions;
+    for (size_t i = 0; i < convolutions.size(); ++i) {
+        const Convolution& c = convolutions[i];
+        const ConvolutionWeights& w = weights_.encoder.convolutions[i];
+        const int64_t n = (source.rows + 2 * c.padding - c.width) / c.stride + 1;
+        const Tensor out = i + 1 == convolutions.size() ? x : scratch.f32(n, w.weight.rows);
+        for (int64_t first = 0; first < n; first += n_batch_) {
+            const Scratch::Scope of_batch(scratch);
+            const Tensor to = out.rows_of(first, std::min(n_batch_, n - first));
+            const Tensor windows = scratch.f32(to.rows, w.weight.cols);
+            backend_.unfold(source, c.stride, c.padding - first * c.stride, windows);
+            backend_.linear(windows, w.weight, w.bias, to);
+        }
+        backend_.activate(c.activation, out);
+        if (w.norm.weight) {
+            const Tensor whole(out.data, out.dtype, 1, out.rows * out.cols);
+            constexpr float kEps = 1e-5f;
+            backend_.norm(NormKind::layer, whole, {}, {}, kEps, whole);
+            backend_.multiply(out, w.norm.weight);
+            backend_.add(out, w.norm.bias);
+        }
+        source = out;
+    }
+    if (weights_.encoder.position_embd) {
+        const Tensor positions = positions_from(backend_, scratch, 0, x.rows), p = scratch.f32(x.rows, x.cols);
+        backend_.gather(weights_.encoder.position_embd, positions, p);
+        backend_.add(x, p);
+    }
+}
+
+// x += attention(norm(x)), x += ffn(norm(x)), norm(x). All rows of a source see each other.
+void Encoder::forward(std::span<const int64_t> lengths, Scratch& scratch, Tensor x) const {
+    const Scratch::Scope scope(scratch);
+    std::vector<AttentionSequence> sequences;
+    std::vector<int32_t> positions;
+    int64_t first = 0;
+    for (const int64_t n : lengths) {
+        sequences.push_back({.query = int(first),
+                             .n_queries = int(n),
+                             .position = first,
+                             .begin = first,
+                             .end = first + n,
+                             .fresh = false,
+                             .causal = false});
+        for (int64_t i = 0; i < n; ++i) positions.push_back(int32_t(i));
+        first += n;
+    }
+    const Tensor at = scratch.i32(x.rows);
+    backend_.upload(at, positions.data(), positions.size() * sizeof(int32_t));
+    const auto& layers = weights_.encoder.layers;
+    for (size_t layer = 0; layer < layers.size(); ++layer) {
+        if (poll) poll(double(layer) / double(layers.size()));
+        attention(layers[layer], sequences, at, scratch, x);
+        for (int64_t i = 0; i < x.rows; i += n_batch_) {
+            const Scratch::Scope of_batch(scratch);
+            const Tensor some = x.rows_of(i, std::min(n_batch_, x.rows - i));
+            const Tensor out = scratch.f32(some.rows, x.cols);
+            feed_forward(backend_, config_, layers[layer], scratch, some, out);
+            backend_.add(some, out);
+        }
+    }
+    norm(backend_, config_, weights_.encoder.output_norm, x, x);
+}
+
+void Encoder::attention(const LayerWeights& w, std::span<const AttentionSequence> sequences, Tensor positions,
+                        Scratch& scratch, Tensor x) const {
+    const Scratch::Scope scope(scratch);
+    const AttnConfig c = attention_config(config_, 0);
+    const Tensor out = scratch.f32(x.rows, x.cols);
+    const Tensor in = norm(backend_, config_, w.attn_norm, x, out);
+    const auto qkv = project(backend_, scratch, in,
+                             {{w.attn.q, w.attn.q_bias}, {w.attn.k, w.attn.k_bias}, {w.attn.v, w.attn.v_bias}});
+    if (rope_) {
+        backend_.rope(qkv[0], c.n_heads, rope_, positions);
+        backend_.rope(qkv[1], c.n_kv_heads, rope_, positions);
+    }
+    const Tensor heads = scratch.f32(x.rows, c.q_width());
+    const ScoreTerm scores[] = {{dense_rows(qkv[1], 0), {}, c.n_kv_heads, c.head_dim, qkv[0]}};
+    const ValueTerm values[] = {{dense_rows(qkv[2], 0), {}, c.n_kv_heads, c.head_dim, heads}};
+    backend_.attention({.sequences = sequences,
+                        .scores = scores,
+                        .values = values,
+                        .n_heads = c.n_heads,
+                        .scale = c.scale,
+                        .relative_bias = w.attn.relative_bias,
+                        .relative_origin = (w.attn.relative_bias.cols - 1) / 2});
+    backend_.linear(heads, w.attn.o, w.attn.o_bias, out);
+    backend_.add(x, out);
+}
+
+}  // namespace slimrt

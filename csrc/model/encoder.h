@@ -1,0 +1,40 @@
+// An encoder: token ids, mel frames or samples in, states that a decoder attends to out.
+#pragma once
+
+#include "model/layer.h"
+
+namespace slimrt {
+
+class Encoder {
+  public:
+    /// rope, n_batch: as of the decoder. All must outlive it.
+    Encoder(Backend& backend, const ModelConfig& config, const Weights& weights, const Rope& rope,
+            int64_t n_batch)
+        : backend_(backend), config_(config), weights_(weights), rope_(rope), n_batch_(n_batch) {}
+
+    /// Rows of output that an input of this many rows gives; 0 if it is too short for the convolutions.
+    int64_t rows_of(int64_t n_inputs) const;
+    /// The longest input that gives no more than this many rows.
+    int64_t inputs_of(int64_t n_rows) const;
+
+    /// First rows of layers: x [n, d_model] of ids [1, n], of a source [rows, n_inputs], or of embeddings.
+    void embed(Tensor ids, Tensor x) const;
+    void convolve(Tensor source, Scratch& scratch, Tensor x) const;
+    /// x [n, d_model], sources of these lengths one after another, becomes the encoder's output.
+    void forward(std::span<const int64_t> lengths, Scratch& scratch, Tensor x) const;
+
+    /// Called, where set, before each layer with the share that is done; may throw.
+    std::function<void(double done)> poll;
+
+  private:
+    void attention(const LayerWeights& w, std::span<const AttentionSequence> sequences, Tensor positions,
+                   Scratch& scratch, Tensor x) const;
+
+    Backend& backend_;
+    const ModelConfig& config_;
+    const Weights& weights_;
+    const Rope& rope_;
+    int64_t n_batch_;
+};
+
+}  // namespace slimrt
