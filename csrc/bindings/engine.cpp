@@ -193,7 +193,8 @@ class PyEngine {
         engine_ = std::make_unique<Engine>(path, options, extra);
     }
 
-    nb::object append(const nb::sequence& items, bool all_logits, bool states, const nb::object& on_progress) {
+    nb::object append(const nb::sequence& items, bool all_logits, bool states,
+                      const nb::object& on_progress) {
         std::vector<std::vector<int32_t>> keep;  // copies: nobody may change a token once it is checked
         std::vector<Engine::Item> list;
         size_t rows = 0;
@@ -222,7 +223,9 @@ class PyEngine {
         for (const nb::handle& item : items) {
             Engine::Source source{nb::cast<int>(item[0]), {}};
             if (Tokens tokens; nb::try_cast(item[1], tokens) && tokens.ndim() == 1) {
-                if (c.n_inputs > 0) fail(ErrorCode::argument, "this encoder reads ", c.n_inputs, " numbers a row, not token ids");
+                if (c.n_inputs > 0)
+                    fail(ErrorCode::argument, "this encoder reads ", c.n_inputs,
+                         " numbers a row, not token ids");
                 ids.emplace_back(tokens.data(), tokens.data() + tokens.size());
                 source.input.ids = ids.back();
                 source.input.rows = int64_t(tokens.size());
@@ -241,7 +244,8 @@ class PyEngine {
             sources.push_back(source);
         }
         std::vector<float> out(states ? rows * d : 0);
-        locked([&] { engine_->encode(sources, states ? out.data() : nullptr, checked_progress(on_progress)); });
+        locked(
+            [&] { engine_->encode(sources, states ? out.data() : nullptr, checked_progress(on_progress)); });
         if (!states) return nb::none();
         nb::list list;
         const float* at = out.data();

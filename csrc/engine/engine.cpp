@@ -41,8 +41,12 @@ CrossCache cross_cache(Decoder& decoder) {
 }
 
 EngineInfo describe(Decoder& decoder, const Backend& backend, int n_threads) {
-    EngineInfo info{decoder.config(),     decoder.options(),     layer_caches(decoder),
-                    cross_cache(decoder), backend.description(), n_threads,
+    EngineInfo info{decoder.config(),
+                    decoder.options(),
+                    layer_caches(decoder),
+                    cross_cache(decoder),
+                    backend.description(),
+                    n_threads,
                     {}};
     info.memory.use = backend.memory();
     info.memory.mapped = decoder.mapped_bytes();
@@ -326,7 +330,8 @@ std::string Engine::cache_fingerprint() {
 // Saved rows: fingerprint length, fingerprint, token count, rows.
 std::vector<std::byte> Engine::save_sequence(int sequence) {
     if (decoder_->encoder())
-        fail(ErrorCode::unsupported, "sequences with a source cannot be saved: encode the source again instead");
+        fail(ErrorCode::unsupported,
+             "sequences with a source cannot be saved: encode the source again instead");
     const std::string fingerprint = cache_fingerprint();
     const uint64_t head[2] = {fingerprint.size(), uint64_t(cache().length(sequence))};
     const std::vector<std::byte> rows = cache().save(sequence);

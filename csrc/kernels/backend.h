@@ -96,7 +96,7 @@ struct AttentionArgs {
     /// column relative_origin + distance, which there must be for every row that a query sees.
     Tensor relative_bias;
     int64_t relative_origin = 0;
-    Tensor lse;          // [tokens, n_heads]: log of the softmax denominator, with the maximum; or none
+    Tensor lse;  // [tokens, n_heads]: log of the softmax denominator, with the maximum; or none
     /// Stored values may go unread whose softmax weights, of a query in a head, add up to at most this; the
     /// denominator counts them. Few queries over planes of their own heads only (mode kv at decoding).
     float sparse_threshold = 0;

@@ -37,12 +37,12 @@ struct Architecture {
     bool qk_norm = false;            // RMS norms of the whole q and k rows
     bool scaled_scores = true;       // by 1 / sqrt(head_dim)
     Presence qkv_bias = Presence::never;
-    bool k_bias = true;  // where there is qkv_bias
+    bool k_bias = true;                      // where there is qkv_bias
     Presence linear_bias = Presence::never;  // attention output and FFN, or
     bool attn_output_bias = true;            // FFN only
     Presence output_bias = Presence::never;
-    bool scaled_tied_output = false;       // a head tied to the embedding reads states times d_model^-1/2
-    Presence fused_qkv = Presence::never;  // one attn_qkv tensor, rows q | k | v
+    bool scaled_tied_output = false;          // a head tied to the embedding reads states times d_model^-1/2
+    Presence fused_qkv = Presence::never;     // one attn_qkv tensor, rows q | k | v
     Presence gated_ffn = Presence::required;  // down(act(gate x) * up x), else down(act(up x))
     bool fused_gate_up = false;               // one ffn_up tensor, rows gate | up
     Activation activation = Activation::silu;

@@ -107,8 +107,8 @@ void set_sparse_threshold(const CacheMode& mode, float threshold, AttnConfig& c)
 CrossChoice choose_cross(const ModelConfig& model, const CacheOptions& o) {
     if (model.architecture->source == Source::none) {
         if (o.cross != kAuto)
-            fail(ErrorCode::argument, "cross-attention cache mode '", o.cross, "' was given for architecture '",
-                 model.architecture->name, "', which has no encoder");
+            fail(ErrorCode::argument, "cross-attention cache mode '", o.cross,
+                 "' was given for architecture '", model.architecture->name, "', which has no encoder");
         return {};
     }
     AttnConfig c = attention_config(model, 0);
@@ -174,8 +174,7 @@ int64_t resolve_n_source(const ModelConfig& c, int64_t n_source) {
 
 CacheChoices choose_caches(const GgufFile& file, const ModelConfig& model, const CacheOptions& o,
                            const ExtraTensors& extra) {
-    if (o.n_seqs < 1 || o.n_batch < 1)
-        fail(ErrorCode::argument, "n_seqs and n_batch must be at least 1");
+    if (o.n_seqs < 1 || o.n_batch < 1) fail(ErrorCode::argument, "n_seqs and n_batch must be at least 1");
     return {.layers = choose_layers(file, model, o, extra),
             .cross = choose_cross(model, o),
             .n_ctx = resolve_n_ctx(model, o.n_ctx),

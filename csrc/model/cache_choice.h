@@ -28,12 +28,12 @@ struct CacheOptions {
     ByLayer<std::string> residual_type{"auto"};
     ByLayer<int> rank{-1};
     float sparse_threshold =
-        0;              // softmax weight that decoding may leave unread, of each head (AttentionArgs)
+        0;  // softmax weight that decoding may leave unread, of each head (AttentionArgs)
     std::string cross = "auto", cross_type = "f16";  // of an encoder's output: CrossMode, type of its rows
     int64_t n_source = 0;  // most rows of an encoder's output, of each sequence; 0: the model's own
-    int64_t n_ctx = 0;  // 0: the smaller of the model's training context and 4096
-    int n_seqs = 1;     // sequences that may be full at once, and the most in one step
-    int n_batch = 512;  // most tokens in one step
+    int64_t n_ctx = 0;     // 0: the smaller of the model's training context and 4096
+    int n_seqs = 1;        // sequences that may be full at once, and the most in one step
+    int n_batch = 512;     // most tokens in one step
 };
 
 struct LayerChoice {
@@ -62,7 +62,7 @@ struct CacheChoices {
 /// One a layer, each legal. `extra`: the tensors that a caller brings along. Throws Error{argument} for lists
 /// of the wrong length and ranks that do not match, Error{unsupported} for unknown names,
 /// Error{cache_unsupported} for a mode that a layer cannot have, Error{format} for a file that says nonsense.
-CacheChoices choose_caches(const GgufFile& file, const ModelConfig& config,
-                                       const CacheOptions& options, const ExtraTensors& extra);
+CacheChoices choose_caches(const GgufFile& file, const ModelConfig& config, const CacheOptions& options,
+                           const ExtraTensors& extra);
 
 }  // namespace slimrt

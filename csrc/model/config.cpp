@@ -107,8 +107,8 @@ int relative_bucket(const ModelConfig& c, int64_t distance, bool causal) {
     const int exact = n / 2;
     if (distance < exact) return first + int(distance);
     // In float, as models were trained with: at whole powers another rounding is another bucket.
-    const float octaves = std::log(float(distance) / float(exact)) /
-                          float(std::log(double(c.relative_distance) / exact));
+    const float octaves =
+        std::log(float(distance) / float(exact)) / float(std::log(double(c.relative_distance) / exact));
     return first + std::min(exact + int(octaves * float(n - exact)), n - 1);
 }
 
@@ -148,7 +148,8 @@ ModelConfig read_config(const GgufFile& file) {
     c.activation = read_activation(file, c.architecture->activation);
     read_encoder(file, prefix, c);
     const Positions positions = c.architecture->positions;
-    if (positions == Positions::rope_interleaved || positions == Positions::rope_neox) c.rope = read_rope(file, prefix, c);
+    if (positions == Positions::rope_interleaved || positions == Positions::rope_neox)
+        c.rope = read_rope(file, prefix, c);
     return c;
 }
 

@@ -35,7 +35,7 @@ struct ModelConfig {
     RopeConfig rope;
     // With an encoder. Its layers are as wide as the decoder's.
     int n_encoder_layers = 0;
-    int n_inputs = 0;           // width of what it reads: mel bins, 1 for samples, 0 for token ids
+    int n_inputs = 0;            // width of what it reads: mel bins, 1 for samples, 0 for token ids
     int64_t n_source_train = 0;  // rows of its output
     int relative_buckets = 0, relative_distance = 0;
     int decoder_start = 0;

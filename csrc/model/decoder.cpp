@@ -25,12 +25,9 @@ Batch chunk_of(const Batch& batch, int64_t first, int64_t n_batch) {
     s.n_queries = int(n);
     s.position += first;
     s.end += first;
-    return {batch.tokens.cols_of(first, n),
-            batch.positions.cols_of(first, n),
-            batch.slots.cols_of(first, n),
-            {s},
-            source_of_chunk(batch, n),
-            true};
+    return {batch.tokens.cols_of(first, n), batch.positions.cols_of(first, n),
+            batch.slots.cols_of(first, n),  {s},
+            source_of_chunk(batch, n),      true};
 }
 
 }  // namespace
@@ -83,7 +80,8 @@ void Decoder::embed(const Batch& batch, Scratch& scratch, Tensor x) const {
     backend_.add(x, p);
 }
 
-// x += attention(x), x += cross_attention(x) beside an encoder, x += ffn(x); in parallel: x += attention(x) + ffn(x).
+// x += attention(x), x += cross_attention(x) beside an encoder, x += ffn(x); in parallel: x += attention(x) +
+// ffn(x).
 void Decoder::add_layer(int layer, const Batch& batch, DenseRows& dense, Scratch& scratch, Tensor x) const {
     const Scratch::Scope scope(scratch);
     const Tensor out = scratch.f32(x.rows, x.cols);
@@ -115,8 +113,8 @@ void Decoder::attention(int layer, const Batch& batch, DenseRows& dense, Scratch
 
     const Tensor heads = scratch.f32(x.rows, c.q_width());
     const std::vector<Rows> rows = cache_->rows(layer);
-    const FreshRows fresh =
-        choices_.layers[layer].mode->attend(backend_, {c, w.attn, rope_, batch, rows, dense, scratch, in}, heads);
+    const FreshRows fresh = choices_.layers[layer].mode->attend(
+        backend_, {c, w.attn, rope_, batch, rows, dense, scratch, in}, heads);
     for (size_t plane = 0; plane < fresh.size(); ++plane)
         backend_.store(fresh[plane], cache_->slots(layer, int(plane), batch.slots));
 

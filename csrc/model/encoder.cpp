@@ -52,7 +52,8 @@ void Encoder::convolve(Tensor source, Scratch& scratch, Tensor x) const {
         source = out;
     }
     if (weights_.encoder.position_embd) {
-        const Tensor positions = positions_from(backend_, scratch, 0, x.rows), p = scratch.f32(x.rows, x.cols);
+        const Tensor positions = positions_from(backend_, scratch, 0, x.rows),
+                     p = scratch.f32(x.rows, x.cols);
         backend_.gather(weights_.encoder.position_embd, positions, p);
         backend_.add(x, p);
     }
@@ -98,8 +99,9 @@ void Encoder::attention(const LayerWeights& w, std::span<const AttentionSequence
     const AttnConfig c = attention_config(config_, 0);
     const Tensor out = scratch.f32(x.rows, x.cols);
     const Tensor in = norm(backend_, config_, w.attn_norm, x, out);
-    const auto qkv = project(backend_, scratch, in,
-                             {{w.attn.q, w.attn.q_bias}, {w.attn.k, w.attn.k_bias}, {w.attn.v, w.attn.v_bias}});
+    const auto qkv =
+        project(backend_, scratch, in,
+                {{w.attn.q, w.attn.q_bias}, {w.attn.k, w.attn.k_bias}, {w.attn.v, w.attn.v_bias}});
     if (rope_) {
         backend_.rope(qkv[0], c.n_heads, rope_, positions);
         backend_.rope(qkv[1], c.n_kv_heads, rope_, positions);

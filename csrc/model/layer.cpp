@@ -10,8 +10,8 @@ Tensor norm(Backend& backend, const ModelConfig& config, const Norm& w, Tensor x
     return out;
 }
 
-void feed_forward(Backend& backend, const ModelConfig& config, const LayerWeights& w, Scratch& scratch, Tensor x,
-                  Tensor out) {
+void feed_forward(Backend& backend, const ModelConfig& config, const LayerWeights& w, Scratch& scratch,
+                  Tensor x, Tensor out) {
     const Scratch::Scope scope(scratch);
     const Tensor in = norm(backend, config, w.ffn_norm, x, out);
     const Tensor up = scratch.f32(x.rows, config.d_ff);

@@ -9,7 +9,7 @@ namespace slimrt {
 Tensor norm(Backend& backend, const ModelConfig& config, const Norm& w, Tensor x, Tensor out);
 
 /// out = norm(W_down act(W_up norm(x))), gated or not.
-void feed_forward(Backend& backend, const ModelConfig& config, const LayerWeights& w, Scratch& scratch, Tensor x,
-                  Tensor out);
+void feed_forward(Backend& backend, const ModelConfig& config, const LayerWeights& w, Scratch& scratch,
+                  Tensor x, Tensor out);
 
 }  // namespace slimrt

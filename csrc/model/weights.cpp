@@ -52,8 +52,7 @@ class Loader final : public DerivedWeights {
             w_.layers.push_back(l);
             prepare(choices, layer);
         }
-        if (arch_.positions == Positions::relative)
-            load_relative_bias(part, choices.n_ctx, true, w_.layers);
+        if (arch_.positions == Positions::relative) load_relative_bias(part, choices.n_ctx, true, w_.layers);
         load_head(part);
         refuse_unused();
         return std::move(w_);
@@ -118,14 +117,14 @@ class Loader final : public DerivedWeights {
             e.position_embd = matrix("enc.position_embd.weight", c_.n_source_train, c_.d_model);
         for (int layer = 0; layer < c_.n_encoder_layers; ++layer)
             e.layers.push_back(load_layer(concat("enc.blk.", layer, ".")));
-        if (arch_.positions == Positions::relative)
-            load_relative_bias("enc.", n_source_, false, e.layers);
+        if (arch_.positions == Positions::relative) load_relative_bias("enc.", n_source_, false, e.layers);
         e.output_norm = norm("enc.output_norm");
     }
 
     /// The first layer's serves the others, where they have none. Expanded from buckets to distances, so that
     /// the biases of neighbouring rows are neighbours.
-    void load_relative_bias(const std::string& part, int64_t n, bool causal, std::vector<LayerWeights>& layers) {
+    void load_relative_bias(const std::string& part, int64_t n, bool causal,
+                            std::vector<LayerWeights>& layers) {
         const int64_t n_distances = causal ? n : 2 * n - 1;
         for (size_t i = 0; i < layers.size(); ++i) {
             const std::string name = concat(part, "blk.", i, ".attn_rel_b.weight");
@@ -136,7 +135,8 @@ class Loader final : public DerivedWeights {
                 continue;
             }
             require_shape(name, *buckets, c_.relative_buckets, c_.n_heads);
-            const Tensor values = buckets->dtype == DType::F32 ? *buckets : unpacked(name, *buckets, DType::F32);
+            const Tensor values =
+                buckets->dtype == DType::F32 ? *buckets : unpacked(name, *buckets, DType::F32);
             const Tensor bias = own(DType::F32, c_.n_heads, n_distances, MemoryKind::derived, name);
             layers[i].attn.relative_bias = bias;
             if (backend_.dry()) continue;

@@ -40,7 +40,10 @@ void some_queries(const CrossInput& in, const SomeQueries& f) {
 
 const std::vector<const CrossMode*>& cross_modes() {
     static const std::vector<const CrossMode*> modes = {
-        cross_kv_mode(), cross_k_mode(), cross_e_mode(), cross_e1_mode(),
+        cross_kv_mode(),
+        cross_k_mode(),
+        cross_e_mode(),
+        cross_e1_mode(),
     };
     return modes;
 }
@@ -54,11 +57,12 @@ const CrossMode& require_cross_mode(const std::string& name, const AttnConfig& c
         if (mode->refusal(config).empty()) legal += concat(legal.empty() ? "" : ", ", mode->name());
     }
     if (!found)
-        fail(ErrorCode::unsupported, "unknown cross-attention cache mode '", name, "'; the modes are: ", known);
+        fail(ErrorCode::unsupported, "unknown cross-attention cache mode '", name,
+             "'; the modes are: ", known);
     const std::string reason = found->refusal(config);
     if (!reason.empty())
-        fail(ErrorCode::cache_unsupported, "cross-attention cache mode '", name, "' is not possible: ", reason,
-             ". Modes that work here: ", legal);
+        fail(ErrorCode::cache_unsupported, "cross-attention cache mode '", name,
+             "' is not possible: ", reason, ". Modes that work here: ", legal);
     return *found;
 }
 
