@@ -19,7 +19,8 @@ from slimrt.tools import convert as tool
 from slimrt.tools import gguf_file
 from slimrt.tools.attention import MODES, Attention
 from slimrt.tools.gguf_file import read_gguf
-from slimrt.tools.hf import interleave_pairs, parts_in_order, read_hf
+from slimrt.tools.hf import read_hf
+from slimrt.tools.hf_layout import interleave_pairs, parts_in_order
 from slimrt.tools.quantize import OUT_TYPES, requantise
 from slimrt.tools.rope import rope_fields
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from slimrt.errors import CacheUnsupportedError, ModelFormatError, UnsupportedError
 
+from .encoder_decoders import ARCHITECTURES
 from .families import FAMILIES
 from .gguf_file import ModelData, Tensor
 
@@ -48,7 +49,16 @@ class Attention:
 
     @classmethod
     def of(cls, model: ModelData) -> Attention:
-        """Read from metadata. UnsupportedError for an architecture that slimrt does not run."""
+        """Read from metadata.
+
+        Raises:
+            UnsupportedError: an architecture that slimrt does not run, or one with an encoder.
+        """
+        if model.arch in ARCHITECTURES:
+            raise UnsupportedError(
+                f"architecture '{model.arch}' has an encoder: its two attentions need no offline fold; choose their "
+                "cache when the model is loaded"
+            )
         known = sorted({family.arch for family in FAMILIES.values()})
         if model.arch not in known:
             raise UnsupportedError(f"architecture '{model.arch}' is not supported; supported are: {', '.join(known)}")

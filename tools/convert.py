@@ -23,6 +23,7 @@ from slimrt.files import check_target, writing
 from .attention import Attention, fold_value_bias
 from .calibrate import Text, calibrated, text_ids
 from .choose import AUTO_TYPES
+from .encoder_decoders import ARCHITECTURES
 from .fold import FOLDED, check_rank, without_folds
 from .gguf_file import ModelData, array, read_gguf, string, uint32, write_gguf
 from .hf import read_hf
@@ -33,7 +34,8 @@ from .verify import compare
 
 FORMAT_VERSION = 1  # of the keys under "slimrt."
 _CONVERTER = 1  # raise it when the same directory converts to other bytes: cached files are made again
-_KEPT_KEY = "slimrt.activation"  # says what the model is, not how it was converted
+# Say what the model is, not how it was converted.
+_KEPT_KEYS = ("slimrt.activation", "slimrt.whisper.", "slimrt.chronos.")
 _MODEL_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja")
 
 
@@ -93,17 +95,15 @@ def convert(
     if outtype is not None:
         model, more = requantise(model, outtype)
         warnings += more
-    attention = Attention.of(model)
-    if cache is not None and cache != AUTO:
-        attention.require(cache)
-    check_rank(attention, rank)
+    attention = _attention(model, cache, rank, verify)
     metadata = {
         "slimrt.format_version": uint32(FORMAT_VERSION),
         "slimrt.source_hash": string(source_hash(source, show)),
     }
-    layers, basis = [LayerReport(layer, cache or "kv") for layer in range(attention.n_layers)], "none"
+    n_layers = attention.n_layers if attention else model.size("decoder_block_count")
+    layers, basis = [LayerReport(layer, cache or "kv") for layer in range(n_layers)], "none"
     with _spool(target) as spool:
-        if cache is not None:
+        if attention and cache is not None:
             model = fold_value_bias(model, attention)
         if cache in (*FOLDED, AUTO):
             plain = source if calibration == "none" else _runnable(source, show)
@@ -154,6 +154,25 @@ def _request(
     return Request(cache, types, said, target, rank, residual_type)
 
 
+def _attention(
+    model: ModelData, cache: str | None, rank: int | None, verify: bool | str | os.PathLike[str] | None
+) -> Attention | None:
+    """The model's attention, which `cache` suits; None of an encoder-decoder that is only converted.
+
+    Raises:
+        CacheUnsupportedError, UnsupportedError, ValueError: as `convert`.
+    """
+    if model.arch in ARCHITECTURES and cache is None:
+        if verify not in (None, False):
+            raise UnsupportedError(f"verify reads text with a decoder alone; '{model.arch}' has an encoder")
+        return None
+    attention = Attention.of(model)
+    if cache is not None and cache != AUTO:
+        attention.require(cache)
+    check_rank(attention, rank)
+    return attention
+
+
 def _check(source: Path, target: Path, outtype: str | None, overwrite: bool) -> None:
     if outtype is not None and outtype not in OUT_TYPES:
         raise ValueError(f"unknown outtype {outtype!r}; the types are: {', '.join(OUT_TYPES)}")
@@ -192,7 +211,9 @@ def read_model(source: Path) -> tuple[ModelData, list[str]]:
     if version != FORMAT_VERSION:
         raise UnsupportedError(f"{source}: slimrt.format_version is {version}; this slimrt reads {FORMAT_VERSION}")
     metadata = {
-        key: value for key, value in model.metadata.items() if not key.startswith("slimrt.") or key == _KEPT_KEY
+        key: value
+        for key, value in model.metadata.items()
+        if not key.startswith("slimrt.") or key.startswith(_KEPT_KEYS)
     }
     return without_folds(ModelData(metadata, model.tensors)), []
 

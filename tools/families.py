@@ -2,20 +2,44 @@
 """What a Hugging Face model type is called and how it is laid out, as data: one block a family.
 
 Shapes are written in symbols: d (width of the model), q (of all query heads), kv (of all key heads), qkv (q + 2 kv),
-ff (of the feed-forward network), 2ff, v (vocabulary), ctx (positions).
+ff (of the feed-forward network), 2d, 2ff, v (vocabulary), ctx (positions), heads, numbers, and what a family adds.
+Encoder-decoders are in encoder_decoders.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+from gguf.gguf_writer import GGUFValue
 
 ALWAYS = ""  # in place of a config key: the biases do not depend on the config
 LLAMA_BIASES = {
     "attention_bias": ("attn_q", "attn_k", "attn_v", "attn_output"),
     "mlp_bias": ("ffn_gate", "ffn_up", "ffn_down"),
 }
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Layers of one kind, one on the other.
+
+    Attributes:
+        prefix: what GGUF calls a layer, with a place for its number.
+        block: what the Hugging Face names of a layer's tensors begin with, after the stem.
+        layer: GGUF module -> (Hugging Face module, shape of its weight), after the prefix.
+        count: config keys of the number of layers, in the usual spelling; the first that is set.
+        only_first: modules that layer 0 alone has.
+        halves: modules that are half of their Hugging Face module's rows: 0 the upper half, 1 the lower.
+    """
+
+    prefix: str
+    block: str
+    layer: Mapping[str, tuple[str, str]]
+    count: tuple[str, ...] = ("num_hidden_layers",)
+    only_first: tuple[str, ...] = ()
+    halves: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -43,13 +67,24 @@ class Family:
         conv1d: the layers' matrices are stored [in, out].
         window: whether the runtime honours the model type's sliding window (None: the model type has none).
         ignored: tensors (regular expressions) that are computed, not learned.
+        several: the stacks of layers, in place of `block` and `layer`, where there is more than one.
+        symbols: further symbols of shapes -> config keys.
+        numbers: further keys of GGUF -> config keys.
+        equal: pairs of config keys that must agree, since GGUF has one key for both.
+        copies: modules that are the token embedding again, where they are stored.
+        convolutions: modules whose weight [out, in, taps] becomes [out, taps * in], tap after tap.
+        float32: modules whose weights are small, and never multiplied as a stored matrix.
+        head_or_embedding: an untied head that is not stored is the token embedding.
+        head_decides: what is stored says whether the head is tied, not the config.
+        settle: the family and config values to use, where the layout depends on the config's.
+        extra: config values, and those of generation_config.json -> what GGUF has no key for.
     """
 
     arch: str
     stem: str
-    block: str
     outside: Mapping[str, tuple[str, str]]
-    layer: Mapping[str, tuple[str, str]]
+    block: str = ""
+    layer: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     biases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     spelling: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -65,10 +100,27 @@ class Family:
     conv1d: bool = False
     window: bool | None = None
     ignored: tuple[str, ...] = (r".*rotary_emb\.inv_freq",)
+    several: tuple[Stack, ...] = ()
+    symbols: Mapping[str, str] = field(default_factory=dict)
+    numbers: Mapping[str, str] = field(default_factory=dict)
+    equal: tuple[tuple[str, str], ...] = ()
+    copies: tuple[str, ...] = ()
+    convolutions: tuple[str, ...] = ()
+    float32: tuple[str, ...] = ("position_embd",)
+    head_or_embedding: bool = False
+    head_decides: bool = False
+    settle: Callable[[Family, dict[str, Any]], tuple[Family, dict[str, Any]]] | None = None
+    extra: Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, GGUFValue]] | None = None
+
+    @property
+    def stacks(self) -> tuple[Stack, ...]:
+        """The stacks of layers: of a decoder alone, one."""
+        return self.several or (Stack("blk.{}.", self.block, self.layer),)
 
 
 # The one thing GGUF has no key for where an architecture is used with several: config value -> slimrt.activation.
 GELU = {"gelu": "gelu_erf", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh"}
+ACTIVATIONS = {**GELU, "relu": "relu", "silu": "silu", "swish": "silu"}
 
 LLAMA = Family(
     arch="llama",

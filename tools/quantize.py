@@ -51,9 +51,11 @@ OUT_TYPES = {
     "q5_k": OutType(_Kind.Q5_K, LlamaFileType.MOSTLY_Q5_K_S, output=_Kind.Q6_K),
     "q6_k": OutType(_Kind.Q6_K, LlamaFileType.MOSTLY_Q6_K),
 }
-_MORE_BITS = re.compile(r"blk\.(\d+)\.(attn_v|attn_qkv|ffn_down)\.weight")
+_MORE_BITS = re.compile(r"(enc\.|dec\.|)blk\.(\d+)\.(?:attn_v|attn_qkv|cross_attn_v|ffn_down)\.weight")
 # Small, and read element by element: never worth a smaller type.
-_KEPT = ("position_embd.weight", "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+_KEPT = re.compile(
+    r"(.*\.)?(position_embd|attn_rel_b|conv\d|rope_freqs|rope_factors_long|rope_factors_short)\.weight|slimrt\.bolt\..*"
+)
 # The largest values; those of the K types follow from a whole block.
 _LARGEST = {_Kind.F16: 65504.0, _Kind.Q8_0: 127 * 65504.0, _Kind.Q4_0: 8 * 65504.0}
 _AT_ONCE = 1 << 23  # elements: 32 MiB of f32, a tenth of a second to quantise on one core
@@ -62,8 +64,8 @@ _AT_ONCE = 1 << 23  # elements: 32 MiB of f32, a tenth of a second to quantise o
 def requantise(model: ModelData, outtype: str) -> tuple[ModelData, list[str]]:
     """Return the model with its weight matrices in another type, converted when they are written.
 
-    Norms, biases and positions stay float32. A matrix whose rows do not divide into blocks of 256 becomes q8_0 in
-    place of a K type, and one whose rows do not divide into blocks of 32 f16.
+    Norms, biases, positions and convolutions stay float32. A matrix whose rows do not divide into blocks of 256
+    becomes q8_0 in place of a K type, and one whose rows do not divide into blocks of 32 f16.
 
     q4_0 has the token embedding and the output matrix in q8_0. The K types have the output matrix, or the token
     embedding if it serves as one, in q6_k. q4_k_m has also attn_v (attn_qkv) and ffn_down in q6_k, in the first and
@@ -77,7 +79,7 @@ def requantise(model: ModelData, outtype: str) -> tuple[ModelData, list[str]]:
     """
     out, warnings, changed = OUT_TYPES[outtype], [], []
     for tensor in model.tensors.values():
-        if len(tensor.shape) == 1 or tensor.name in _KEPT:
+        if len(tensor.shape) == 1 or _KEPT.fullmatch(tensor.name):
             continue
         wanted = _wanted(tensor.name, out, model)
         kind = _fitting(wanted, tensor.shape[-1])
@@ -103,7 +105,10 @@ def _wanted(name: str, out: OutType, model: ModelData) -> GGMLQuantizationType:
     elif name == "token_embd.weight":
         own = out.embedding
     elif out.more_bits and (match := _MORE_BITS.fullmatch(name)):
-        own = out.more_bits if _has_more_bits(int(match[1]), model.size("block_count")) else None
+        n_layers = model.size("block_count")
+        if match[1] == "dec.":
+            n_layers = model.size("decoder_block_count", n_layers)
+        own = out.more_bits if _has_more_bits(int(match[2]), n_layers) else None
     return out.kind if own is None else own
 
 
