@@ -4,12 +4,16 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tiny_model import write_tiny
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # so a shell starts background jobs, and their children
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TESTS = Path(__file__).parent
 GOLDEN = TESTS / "golden"
