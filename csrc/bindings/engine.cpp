@@ -211,7 +211,7 @@ class PyEngine {
         return nb::cast(numpy_array(std::move(out), {rows, width}));
     }
 
-    nb::object encode(const nb::sequence& items, bool states, const nb::object& on_progress) {
+    nb::object encode(const nb::sequence& items, bool states, bool encoded, const nb::object& on_progress) {
         const ModelConfig& c = engine_->config();
         const size_t d = c.d_model;
         std::vector<std::vector<int32_t>> ids;
@@ -232,14 +232,15 @@ class PyEngine {
             } else {
                 values.push_back(nb::cast<Array<const float>>(item[1]));
                 const auto& array = values.back();
-                const size_t width = c.n_inputs > 0 ? size_t(c.n_inputs) : d;
+                const size_t width = c.n_inputs > 0 && !encoded ? size_t(c.n_inputs) : d;
                 if (array.ndim() != 2 || array.shape(1) != width)
                     fail(ErrorCode::argument, "a source must be float32 [rows, ", width, "]",
                          c.n_inputs > 0 ? "" : " embeddings, or int32 ids [n]");
                 source.input.values = array.data();
                 source.input.rows = int64_t(array.shape(0));
+                source.input.encoded = encoded;
             }
-            lengths.push_back(size_t(engine_->source_rows(source.input.rows)));
+            lengths.push_back(size_t(engine_->source_rows(source.input)));
             rows += lengths.back();
             sources.push_back(source);
         }
@@ -368,7 +369,7 @@ void bind_engine(nb::module_& m) {
         .def("append", &PyEngine::append, nb::arg("items"), nb::kw_only(), nb::arg("all_logits") = false,
              nb::arg("states") = false, nb::arg("on_progress") = nb::none())
         .def("encode", &PyEngine::encode, nb::arg("items"), nb::kw_only(), nb::arg("states") = false,
-             nb::arg("on_progress") = nb::none())
+             nb::arg("encoded") = false, nb::arg("on_progress") = nb::none())
         .def("attention_inputs", &PyEngine::attention_inputs, nb::arg("ids"), nb::kw_only(),
              nb::arg("on_progress") = nb::none())
         .def("save_sequence", &PyEngine::save_sequence, nb::arg("sequence"))

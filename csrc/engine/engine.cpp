@@ -137,15 +137,15 @@ void Engine::release(int sequence) {
     forget_source(sequence);
 }
 
-int64_t Engine::source_rows(int64_t n_inputs) const {
+int64_t Engine::source_rows(const SourceInput& input) const {
     const Encoder* encoder = decoder_->encoder();
     if (!encoder)
         fail(ErrorCode::argument, "architecture '", decoder_->config().architecture->name,
              "' has no encoder: there is nothing to encode");
-    const int64_t n = encoder->rows_of(n_inputs), most = decoder_->options().n_source;
-    if (n < 1) fail(ErrorCode::argument, "a source of ", n_inputs, " rows is too short for the encoder");
+    const int64_t n = input.encoded ? input.rows : encoder->rows_of(input.rows), most = decoder_->options().n_source;
+    if (n < 1) fail(ErrorCode::argument, "a source of ", input.rows, " rows is too short for the encoder");
     if (n > most)
-        fail(ErrorCode::context_overflow, "a source of ", n_inputs, " rows gives ", n,
+        fail(ErrorCode::context_overflow, "a source of ", input.rows, " rows gives ", n,
              " rows of the encoder's output, more than the ", most,
              " there is room for: cut the source, or raise n_source");
     return n;
@@ -162,7 +162,7 @@ void Engine::require_no_source(const Source& source) {
 void Engine::encode(std::span<const Source> sources, float* states, const Progress& progress) {
     std::set<int> seen;
     for (const Source& source : sources) {
-        source_rows(source.input.rows);
+        source_rows(source.input);
         require_no_source(source);
         if (!seen.insert(source.sequence).second)
             fail(ErrorCode::argument, "sequence ", source.sequence, " is listed twice");
@@ -177,8 +177,8 @@ void Engine::encode(std::span<const Source> sources, float* states, const Progre
     for (; first < sources.size(); first = end) {
         int64_t rows = 0;
         for (end = first; end < sources.size(); ++end) {
-            const int64_t n = source_rows(sources[end].input.rows);
-            if (rows + n > most) break;
+            const int64_t n = source_rows(sources[end].input);
+            if (rows + n > most || sources[end].input.encoded != sources[first].input.encoded) break;
             rows += n;
         }
         try {
@@ -203,7 +203,7 @@ void Engine::encode_some(std::span<const Source> sources, float* states) {
     KvCache& rows = *decoder_->sources();
     Encoding encoding;
     for (const Source& source : sources) {
-        const int64_t n = source_rows(source.input.rows);
+        const int64_t n = source_rows(source.input);
         const int id = rows.create();
         source_of_[source.sequence] = id;
         const std::pair<int, int64_t> growth{id, n};

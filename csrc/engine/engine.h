@@ -77,9 +77,9 @@ class Engine {
     /// Encodes sources for sequences that have none yet. states: null, or the encoder's outputs, one after
     /// another. An exception leaves the sequences without.
     void encode(std::span<const Source> sources, float* states, const Progress& progress);
-    /// Rows of output that the encoder makes of an input of this many rows or ids. Throws Error{argument}
+    /// Rows of output that the encoder makes of an input. Throws Error{argument}
     /// when there is no encoder, or the input is too short or longer than n_source allows.
-    int64_t source_rows(int64_t n_inputs) const;
+    int64_t source_rows(const SourceInput& input) const;
 
     /// Appends tokens in steps (Decoder::longest_step) and writes logits rows to `out`: for the last token
     /// of each item, or for every token (all_logits); or states

@@ -62,10 +62,10 @@ void run_encoding(const Decoder& decoder, Backend& backend, Scratch& scratch, co
     int64_t first = 0;
     for (size_t i = 0; i < encoding.sources.size(); ++i) {
         const Scratch::Scope of_source(scratch);
-        const auto& [ids, values, n] = encoding.sources[i];
+        const auto& [ids, values, n, encoded] = encoding.sources[i];
         const Tensor to = x.rows_of(first, encoding.lengths[i]);
         first += to.rows;
-        if (c.n_inputs > 0) {
+        if (c.n_inputs > 0 && !encoded) {
             const Tensor from = scratch.f32(n, c.n_inputs);
             backend.upload(from, values, from.bytes());
             encoder.convolve(from, scratch, to);
@@ -77,7 +77,7 @@ void run_encoding(const Decoder& decoder, Backend& backend, Scratch& scratch, co
             encoder.embed(tokens, to);
         }
     }
-    encoder.forward(encoding.lengths, scratch, x);
+    if (!encoding.sources[0].encoded) encoder.forward(encoding.lengths, scratch, x);
     decoder.store_source(x, slots, scratch);
     if (states) backend.download(states, x, x.bytes());
 }

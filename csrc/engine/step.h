@@ -25,11 +25,12 @@ void run_step(const Decoder& decoder, Backend& backend, Scratch& scratch, const 
               float* out);
 
 /// What an encoder reads of one source, in host memory: token ids, or rows of floats, of the width of mel
-/// frames or samples, or of embeddings in the place of tokens.
+/// frames or samples, or of embeddings in the place of tokens. Or what it made of one before: `encoded` rows.
 struct SourceInput {
     std::span<const int32_t> ids;
     const float* values = nullptr;
     int64_t rows = 0;
+    bool encoded = false;
 };
 
 /// Sources that are encoded together: their output rows together are no more than n_source.
