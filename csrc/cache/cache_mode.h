@@ -101,6 +101,9 @@ class DerivedWeights {
     /// The same for a tensor that a fold may do without: none when there is none. usual: whether a plan is to
     /// count it while there is no fold yet.
     virtual Tensor folded_if_any(int layer, const char* suffix, int64_t rows, int64_t cols, bool usual) = 0;
+    /// About how large each channel of the encoder's output is: of its last norm's weight and bias. On a dry
+    /// backend ones.
+    virtual std::vector<float> source_sizes() = 0;
 };
 
 class CacheMode {

@@ -142,7 +142,8 @@ int64_t Engine::source_rows(const SourceInput& input) const {
     if (!encoder)
         fail(ErrorCode::argument, "architecture '", decoder_->config().architecture->name,
              "' has no encoder: there is nothing to encode");
-    const int64_t n = input.encoded ? input.rows : encoder->rows_of(input.rows), most = decoder_->options().n_source;
+    const int64_t n = input.encoded ? input.rows : encoder->rows_of(input.rows),
+                  most = decoder_->options().n_source;
     if (n < 1) fail(ErrorCode::argument, "a source of ", input.rows, " rows is too short for the encoder");
     if (n > most)
         fail(ErrorCode::context_overflow, "a source of ", input.rows, " rows gives ", n,
@@ -224,6 +225,8 @@ void Engine::require_valid(std::span<const Item> items) {
         if (item.tokens.empty()) fail(ErrorCode::argument, "nothing to append: an item has no tokens");
         if (!seen.insert(item.sequence).second)
             fail(ErrorCode::argument, "sequence ", item.sequence, " is listed twice in one append");
+        if (decoder_->encoder() && !source_of_.count(item.sequence))
+            fail(ErrorCode::argument, "sequence ", item.sequence, " has no source: encode one first");
         for (const int32_t token : item.tokens)
             if (token < 0 || token >= config().n_vocab)
                 fail(ErrorCode::argument, "token ", token, " is outside the vocabulary of ",

@@ -165,8 +165,9 @@ class Backend {
     virtual void gate(Activation kind, Tensor gate, Tensor up) = 0;
     /// x += y; y may have one row, which is then added to every row of x.
     virtual void add(Tensor x, Tensor y) = 0;
-    /// x *= y, y [1, width], in every row; x *= factor.
-    virtual void multiply(Tensor x, Tensor y) = 0;
+    /// out = x * y, y [1, width], in every row; out may be x. x *= factor.
+    virtual void multiply(Tensor x, Tensor y, Tensor out) = 0;
+    void multiply(Tensor x, Tensor y) { multiply(x, y, x); }
     virtual void scale(Tensor x, float factor) = 0;
     /// Rows of x (f32) as they would be read back from a plane of this type and as many heads; out may be x.
     virtual void round(Tensor x, DType dtype, int heads, Tensor out) = 0;

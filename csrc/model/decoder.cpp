@@ -145,12 +145,10 @@ void Decoder::store_source(Tensor states, Tensor slots, Scratch& scratch) const 
     }
 }
 
-void Decoder::finish(Tensor x) const {
-    norm(backend_, config_, weights_.output_norm, x, x);
-    if (weights_.output_scale != 1) backend_.scale(x, weights_.output_scale);
-}
+void Decoder::finish(Tensor x) const { norm(backend_, config_, weights_.output_norm, x, x); }
 
 void Decoder::logits(Tensor states, Tensor out) const {
+    if (weights_.output_scale != 1) backend_.scale(states, weights_.output_scale);
     backend_.linear(states, weights_.output, weights_.output_bias, out);
 }
 

@@ -17,7 +17,7 @@ class Decoder {
     /// are in the cache. More than n_batch tokens, which must be of one sequence, are computed layer by
     /// layer, in each layer n_batch at a time.
     void forward(const Batch& batch, Scratch& scratch, Tensor x) const;
-    /// What the head reads: x normed (and scaled) in place; then logits [n, n_vocab].
+    /// The states [n, d_model] that the head reads: x normed in place; then its logits [n, n_vocab].
     void finish(Tensor x) const;
     void logits(Tensor states, Tensor out) const;
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <set>
 
 #include "core/error.h"
@@ -78,6 +79,18 @@ class Loader final : public DerivedWeights {
             backend_.upload(out, it->second.data, out.bytes());
         }
         return out;
+    }
+
+    std::vector<float> source_sizes() override {
+        const Norm& last = w_.encoder.output_norm;
+        std::vector<float> sizes(c_.d_model, 1), bias(c_.d_model, 0);
+        if (backend_.dry()) return sizes;
+        backend_.download(sizes.data(), last.weight, last.weight.bytes());
+        if (last.bias) backend_.download(bias.data(), last.bias, last.bias.bytes());
+        const float least = 1e-3f * std::abs(*std::max_element(sizes.begin(), sizes.end()));
+        for (int i = 0; i < c_.d_model; ++i)
+            sizes[i] = std::max({std::hypot(sizes[i], bias[i]), least, std::numeric_limits<float>::min()});
+        return sizes;
     }
 
   private:

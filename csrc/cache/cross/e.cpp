@@ -3,6 +3,8 @@
 //   scores_i = (q_i W_K,i^T) E^T, head_i = (p_i E) W_V,i.
 // Mode e1 (the hybrid): K of the first layer in its place, K_1 = E W_K,1, and W_K,1^-1 W_K, W_K,1^-1 W_V of
 // the others, folded offline.
+// Types with scales take one for a whole row, so that its products are integer ones; channels are made alike
+// before, by the size that the encoder's last norm gives them.
 #include "cache/cross/cross.h"
 #include "core/error.h"
 
@@ -14,15 +16,30 @@ class CrossE : public CrossMode {
     const char* name() const override { return "e"; }
     bool shared() const override { return true; }
     std::string refusal(const AttnConfig&) const override { return ""; }
-    Format format(const AttnConfig& c) const override { return {plane("e", c.d_model, c)}; }
+    Format format(const AttnConfig& c) const override { return {{"e", c.d_model, 1, c.type_k}}; }
 
-    void prepare(Backend& backend, const AttnConfig& c, DerivedWeights&, AttnWeights& w) const override {
+    void prepare(Backend& backend, const AttnConfig& c, DerivedWeights& derived,
+                 AttnWeights& w) const override {
         w.row_k = w.k;
         w.row_v = w.v;
+        if (head_bytes(c.type_k, 1).scales) {
+            const std::vector<float> sizes = derived.source_sizes();
+            std::vector<float> scale, shrink;
+            for (int head = 0; head < c.n_heads; ++head)
+                scale.insert(scale.end(), sizes.begin(), sizes.end());
+            for (const float size : sizes) shrink.push_back(1 / size);
+            w.row_scale = derived_vector(backend, w, scale, "sizes of an encoder's channels");
+            w.row_shrink = derived_vector(backend, w, shrink, "sizes of an encoder's channels");
+        }
         absorb(backend, c, w);
     }
 
-    FreshRows rows(Backend&, const AttnWeights&, Scratch&, Tensor e) const override { return {e}; }
+    FreshRows rows(Backend& backend, const AttnWeights& w, Scratch& scratch, Tensor e) const override {
+        if (!w.row_shrink) return {e};
+        const Tensor row = scratch.f32(e.rows, e.cols);
+        backend.multiply(e, w.row_shrink, row);
+        return {row};
+    }
 
     void attend(Backend& backend, const CrossInput& in, Tensor out) const override {
         const AttnConfig& c = in.config;
@@ -31,18 +48,17 @@ class CrossE : public CrossMode {
         const Tensor q = cross_queries(backend, in);
         some_queries(in, [&](int64_t first, int64_t n, std::span<const AttentionSequence> sources) {
             const Tensor wide_q = in.scratch.f32(n, wide), u = in.scratch.f32(n, wide);
+            const Tensor scale = in.weights.row_scale;  // of the row's channels, for each head
             backend.linear_per_head(q.rows_of(first, n), in.weights.absorbed_q, c.n_heads, wide_q);
+            if (scale) backend.multiply(wide_q, scale);
             cross_attention(backend, c, sources, {in.rows[0], {}, 1, width, wide_q},
                             {in.rows[0], {}, 1, width, u});
+            if (scale) backend.multiply(u, scale);
             linear_heads(backend, c, u, in.weights.row_v, out.rows_of(first, n));
         });
     }
 
   protected:
-    static Plane plane(const char* name, int width, const AttnConfig& c) {
-        return whole_plane(name, width, width % c.n_heads == 0 ? c.n_heads : 1, c.type_k);
-    }
-
     /// row_k and row_v take a stored row to K and V.
     static void absorb(Backend& backend, const AttnConfig& c, AttnWeights& w) {
         absorb_q(backend, c, w.row_k, w);
@@ -59,7 +75,9 @@ class CrossE1 final : public CrossE {
         return concat("K is ", c.kv_width(), " wide and the encoder's output ", c.d_model,
                       ", so K and V of other layers cannot be computed from the first one's K");
     }
-    Format format(const AttnConfig& c) const override { return {plane("k1", c.kv_width(), c)}; }
+    Format format(const AttnConfig& c) const override {
+        return {whole_plane("k1", c.kv_width(), c.n_kv_heads, c.type_k)};
+    }
 
     void prepare(Backend& backend, const AttnConfig& c, DerivedWeights& derived,
                  AttnWeights& w) const override {

@@ -71,7 +71,7 @@ void integer_dots_tile(Queries q, Rows rows, int64_t n, float scale, float* out)
 
 /// Fewer queries than this do not pay for turning rows round.
 constexpr int64_t kMinTurnedQueries = 2;
-constexpr int64_t kMaxTurnedDim = 256;
+constexpr int64_t kMaxTurnedDim = 1280;  // whole rows of an encoder, too
 
 inline bool worth_turning(int64_t n_q, int64_t dim) {
     return n_q >= kMinTurnedQueries && dim % 64 == 0 && dim <= kMaxTurnedDim;

@@ -250,8 +250,11 @@ void CpuBackend::add(Tensor x, Tensor y) {
     each_row(x.rows, x.cols, [&](int64_t i, int) { isa_.add(x.f32(i), y.f32(y.rows == 1 ? 0 : i), x.cols); });
 }
 
-void CpuBackend::multiply(Tensor x, Tensor y) {
-    each_row(x.rows, x.cols, [&](int64_t i, int) { isa_.multiply(x.f32(i), y.f32(), 1, x.cols); });
+void CpuBackend::multiply(Tensor x, Tensor y, Tensor out) {
+    each_row(x.rows, x.cols, [&](int64_t i, int) {
+        if (out.data != x.data) std::memcpy(out.f32(i), x.f32(i), x.cols * sizeof(float));
+        isa_.multiply(out.f32(i), y.f32(), 1, x.cols);
+    });
 }
 
 void CpuBackend::scale(Tensor x, float factor) {

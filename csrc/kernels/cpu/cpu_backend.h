@@ -39,7 +39,8 @@ class CpuBackend final : public Backend {
     void activate(Activation kind, Tensor x) override;
     void gate(Activation kind, Tensor gate, Tensor up) override;
     void add(Tensor x, Tensor y) override;
-    void multiply(Tensor x, Tensor y) override;
+    using Backend::multiply;
+    void multiply(Tensor x, Tensor y, Tensor out) override;
     void round(Tensor x, DType dtype, int heads, Tensor out) override;
     void store(Tensor x, const Slots& slots) override;
     void load(const Rows& rows, const int32_t* table, int64_t begin, int64_t end, Tensor out) override;
