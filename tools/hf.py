@@ -36,6 +36,8 @@ def read_hf(directory: Path) -> tuple[ModelData, list[str]]:
     config = Config.of(directory)
     model = read_tensors(config, Checkpoint(directory), directory.resolve().name)
     vocabulary, warnings = vocabulary_fields(directory, config.family.arch, Sizes.of(config).v)
+    if "slimrt.chronos.kind" in model.metadata:
+        warnings = []  # a series is no text: it needs no tokenizer
     return model.with_metadata(vocabulary), warnings
 
 
