@@ -7,10 +7,12 @@ et al. 2022, "Robust Speech Recognition via Large-Scale Weak Supervision", secti
 
 from __future__ import annotations
 
+from slimrt._vocabulary import byte_level_alphabet, from_byte_level
 from slimrt.errors import ModelFormatError
 
 END, NO_TIMESTAMPS = "<|endoftext|>", "<|notimestamps|>"
 N_TIMESTAMPS = 1501  # 0.00 to 30.00 s
+_LOST = "\ufffd".encode()
 # In the order of their tokens; the hundredth came with large-v3.
 LANGUAGES = tuple(
     """
@@ -58,10 +60,25 @@ def special_tokens(n_text: int, n_vocab: int) -> list[str]:
     return [f"<|{name}|>" for name in names] + [timestamp(index) for index in range(N_TIMESTAMPS)]
 
 
-def merges_of_ranks(tokens: list[bytes]) -> list[tuple[bytes, bytes]]:
+def restored(tokens: list[bytes]) -> list[bytes]:
+    """The tokens with the 256 bytes in their places, if what is not UTF-8 was replaced, as early converters did.
+
+    Longer tokens that end inside a character stay lost.
+    """
+    if len(tokens) < 256 or all(bytes([byte]) in tokens[:256] for byte in range(256)):
+        return tokens
+    order = [from_byte_level(letter) for letter in byte_level_alphabet()]
+    known = all(token in (byte, _LOST) for token, byte in zip(tokens, order, strict=False))
+    return order + tokens[256:] if known else tokens
+
+
+def merges_of_ranks(tokens: list[bytes], *, lost: bool = False) -> list[tuple[bytes, bytes]]:
     """The merges of a byte-level BPE whose tokens are listed in the order they were learned, bytes first.
 
     A token is the union of the two tokens into which the merges before it cut its bytes.
+
+    Args:
+        lost: some tokens are not what they were (`restored`); they, and what they are parts of, have no merge.
 
     Raises:
         ModelFormatError: a token is no union of two earlier ones, or a byte is missing.
@@ -74,6 +91,8 @@ def merges_of_ranks(tokens: list[bytes]) -> list[tuple[bytes, bytes]]:
         if len(token) < 2:  # a byte, or the empty token that ends Whisper's multilingual list
             continue
         parts = _cut(token, rank, ranks)
+        if len(parts) != 2 and lost:
+            continue
         if len(parts) != 2:
             raise ModelFormatError(f"token {rank}, {token!r}, is no union of two tokens before it")
         merges.append((parts[0], parts[1]))
