@@ -181,15 +181,14 @@ def _entry(cursor: _Cursor, version: int) -> tuple[str, Entry]:
     n_dims, length = cursor.number("a tensor's number of dimensions", 4), cursor.number("the length of a name", 256)
     code = cursor.number("a tensor's type", 1000)
     dims = [cursor.number("a dimension") for _ in range(n_dims)]
+    raw = cursor.take(length, "a tensor's name")
     try:
-        name = cursor.take(length, "a tensor's name").decode()
-        kind = GGMLQuantizationType(code)
+        name = raw.decode()
     except UnicodeDecodeError:
         raise cursor.fail("a tensor's name is not UTF-8") from None
-    except ValueError:
-        raise UnsupportedError(
-            f"{cursor.path}: tensor '{name}' is of GGML's type {code}, which nothing reads"
-        ) from None
+    if code not in GGML_QUANT_SIZES:
+        raise UnsupportedError(f"{cursor.path}: tensor '{name}' is of GGML's type {code}, which nothing reads")
+    kind = GGMLQuantizationType(code)
     block, block_bytes = GGML_QUANT_SIZES[kind]
     plain = kind.name in ("F32", "F16")
     if not plain and (n_dims != 2 or dims[0] % block):
