@@ -61,8 +61,8 @@ def vocabulary_fields(directory: Path, arch: str, n_vocab: int) -> tuple[dict[st
     state = json.loads((directory / "tokenizer.json").read_text("utf-8"))
     fields, warnings = _fields(tokenizer, state, directory, arch, n_vocab)
     made = Tokenizer.from_gguf_fields({"general.architecture": arch, **{k: v.value for k, v in fields.items()}})
-    ends = arch != "whisper"  # whose decoder is started and stopped by rules of its own
-    if made.encode(_PROBE, ends) != tokenizer.encode(_PROBE, ends):
+    around = arch != "whisper"  # whose decoder is started and stopped by rules of its own
+    if made.encode(_PROBE, around) != tokenizer.encode(_PROBE, around):
         if arch != "t5" or made.encode(_PROBE.rstrip()) != tokenizer.encode(_PROBE.rstrip()):
             raise UnsupportedError(f"{directory / 'tokenizer.json'}: GGUF cannot express how it splits text")
         warnings.append("spaces at the end of a text are dropped, as SentencePiece does; tokenizer.json keeps one")
