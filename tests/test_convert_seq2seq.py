@@ -13,7 +13,7 @@ import gguf
 import numpy as np
 import pytest
 from gguf.constants import MODEL_ARCH, MODEL_TENSORS, TENSOR_NAMES
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 import seq2seq_models
 import slimrt
@@ -213,6 +213,18 @@ def test_outtypes(outtype, name, seq2seq, tmp_path):
         plain.arch,
         plain.value("slimrt.activation"),
     ]
+
+
+@each_seeded
+def test_half_precision_stays(name, seq2seq, tmp_path):
+    """Matrices as they are stored, the rest in float32; the same numbers in either."""
+    tensors = load_file(seq2seq(name) / "model.safetensors")
+    save_file({key: tensor.astype(np.float16) for key, tensor in tensors.items()}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text((seq2seq(name) / "config.json").read_text())
+    (half, _), (plain, _) = read_hf(tmp_path), read_hf(seq2seq(name))
+    assert half.value("general.file_type") == 1 and half.tensor("token_embd.weight").type.name == "F16"
+    for key, tensor in half.tensors.items():
+        assert np.array_equal(tensor.values(), plain.tensor(key).values().astype(np.float16))
 
 
 def test_chronos_survives_another_conversion(tmp_path):

@@ -29,6 +29,8 @@ TOKENS = [*BYTES, b" t", b"he", b" the", b"\xc3\xa9"]
 N_LANGUAGES = 3
 N_VOCAB = len(TOKENS) + N_LANGUAGES + whisper_bin.N_SPECIAL
 
+FILE_TYPES = {Kind.F32: 0, Kind.F16: 1, Kind.Q4_0: 2, Kind.Q4_1: 3, Kind.Q8_0: 7, Kind.Q5_0: 8, Kind.Q5_1: 9}
+
 
 @pytest.fixture(scope="module")
 def weights() -> dict[str, np.ndarray]:
@@ -75,6 +77,7 @@ def test_the_same_model_as_from_hugging_face(kind, weights, from_hf, tmp_path):
     keys = [key for key in from_hf.metadata if key.startswith("whisper.") and "start_token" not in key]
     assert {key: model.value(key) for key in keys} == {key: pytest.approx(from_hf.value(key)) for key in keys}
     assert model.value("whisper.decoder_start_token_id") == len(TOKENS) + 1
+    assert model.value("general.file_type") == FILE_TYPES[kind]
 
 
 def test_outtype(weights, tmp_path):
