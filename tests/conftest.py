@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from seq2seq_models import MODELS, write
 from tiny_model import write_tiny
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # so a shell starts background jobs, and their children
@@ -63,6 +64,21 @@ def convert(tmp_path_factory: pytest.TempPathFactory):
         return made[source]
 
     return converted
+
+
+@pytest.fixture(scope="session")
+def seq2seq(tmp_path_factory: pytest.TempPathFactory):
+    """seq2seq(name) -> a model of seq2seq_models as a Hugging Face directory, made once a session."""
+    made: dict[str, Path] = {}
+
+    def directory(name: str) -> Path:
+        if MODELS[name].fixture:
+            return third_party(MODELS[name].fixture)
+        if name not in made:
+            made[name] = write(name, tmp_path_factory.mktemp("hf") / name)
+        return made[name]
+
+    return directory
 
 
 @pytest.fixture(scope="module")

@@ -188,7 +188,8 @@ def describe(name: str) -> None:
         del config["scale_decoder_outputs"]
     (GOLDEN / name).mkdir(parents=True, exist_ok=True)
     (GOLDEN / name / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-    (GOLDEN / name / "tensors.json").write_text(json.dumps(shapes, indent=0) + "\n")
+    lines = ",\n".join(f'"{key}": {shape}' for key, shape in shapes.items())
+    (GOLDEN / name / "tensors.json").write_text(f"{{\n{lines}\n}}\n")
 
 
 def golden(name: str, directory: Path) -> dict[str, np.ndarray]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Convert a model: Hugging Face directory or GGUF in, GGUF out, folded for a cache mode and requantised if asked."""
+"""Convert a model: Hugging Face directory, GGUF or whisper.cpp's ggml in, GGUF out, folded and requantised if asked."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from .calibrate import Text, calibrated, text_ids
 from .choose import AUTO_TYPES
 from .encoder_decoders import ARCHITECTURES
 from .fold import FOLDED, check_rank, without_folds
+from .ggml_bin import is_ggml_bin, read_ggml_bin
 from .gguf_file import ModelData, array, read_gguf, string, uint32, write_gguf
 from .hf import read_hf
 from .layers import Request, fold_model
@@ -58,7 +59,8 @@ def convert(
     """Convert a model.
 
     Args:
-        src: a GGUF file or a Hugging Face directory (config.json, safetensors); never written to.
+        src: a GGUF file, a Hugging Face directory (config.json, safetensors), or a ggml file of whisper.cpp; never
+            written to.
         out: the GGUF file to write. It appears, or is replaced, only when it is complete.
         cache: the cache mode to fold for ("kv", "k", "k+r", "v", "x", "xr"); "auto": for each layer the cheapest
             within the target; None: only convert.
@@ -197,13 +199,16 @@ def _check_texts(cache: str | None, calibration: Text, verify: bool | Text) -> N
 
 
 def read_model(source: Path) -> tuple[ModelData, list[str]]:
-    """Return the plain model in a GGUF file or a Hugging Face directory, an earlier fold left out, and warnings.
+    """Return the plain model in a Hugging Face directory, a GGUF file (an earlier fold left out) or a ggml file of
+    whisper.cpp, and warnings.
 
     Raises:
-        ModelFormatError, UnsupportedError, OSError: see `read_hf` and `read_gguf`.
+        ModelFormatError, UnsupportedError, OSError: see `read_hf`, `read_gguf` and `read_ggml_bin`.
     """
     if source.is_dir():
         return read_hf(source)
+    if is_ggml_bin(source):
+        return read_ggml_bin(source)
     model = read_gguf(source)
     if model.value("split.count", 1) > 1:
         raise UnsupportedError(f"{source} is one of several files; join them first: llama-gguf-split --merge")

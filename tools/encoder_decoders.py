@@ -25,7 +25,7 @@ def _t5_attention(block: int, theirs: str, cross: str = "") -> dict[str, tuple[s
     }
 
 
-def _t5_stacks(*, gated: bool) -> tuple[Stack, Stack]:
+def _t5_stacks(*, gated: bool) -> tuple[Stack, ...]:
     """v1.0 has one matrix before the activation, v1.1 two (T5 v1.1: Shazeer, "GLU Variants Improve Transformer")."""
     bias = {"attn_rel_b": ("layer.0.SelfAttention.relative_attention_bias", "buckets heads")}
 
@@ -74,10 +74,9 @@ def _settle_mt5(family: Family, values: dict[str, Any]) -> tuple[Family, dict[st
     return family, values | {"tie_word_embeddings": False}
 
 
-def _every_layer(stacks: tuple[Stack, Stack]) -> tuple[Stack, Stack]:
+def _every_layer(stacks: tuple[Stack, ...]) -> tuple[Stack, ...]:
     """With a position bias in every layer."""
-    encoder, decoder = stacks
-    return replace(encoder, only_first=()), replace(decoder, only_first=())
+    return tuple(replace(stack, only_first=()) for stack in stacks)
 
 
 # Chronos-Bolt reads patches of the series and writes quantiles of patches, each through a residual block.

@@ -9,21 +9,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 from gguf.constants import LlamaFileType
 from gguf.gguf_writer import GGUFValue
 
 from slimrt.errors import UnsupportedError
 
 from .families import ACTIVATIONS
-from .gguf_file import ModelData, boolean, float32, string, uint32
+from .gguf_file import F32, ModelData, Tensor, boolean, float32, string, uint32
 from .hf_config import Config, Sizes
 from .hf_layout import Layout, Source
 from .rope import rope_fields
-from .safetensors_files import Checkpoint
+from .safetensors_files import DTYPES, Checkpoint
 from .vocabulary import vocabulary_fields
-
-_FILE_TYPES = {"F16": LlamaFileType.MOSTLY_F16, "BF16": LlamaFileType.MOSTLY_BF16}
 
 
 def read_hf(directory: Path) -> tuple[ModelData, list[str]]:
@@ -36,6 +33,8 @@ def read_hf(directory: Path) -> tuple[ModelData, list[str]]:
     config = Config.of(directory)
     model = read_tensors(config, Checkpoint(directory), directory.resolve().name)
     vocabulary, warnings = vocabulary_fields(directory, config.family.arch, Sizes.of(config).v)
+    if "slimrt.chronos.kind" in model.metadata:
+        warnings = []  # a series is no text: it needs no tokenizer
     return model.with_metadata(vocabulary), warnings
 
 
@@ -52,9 +51,19 @@ def read_tensors(config: Config, checkpoint: Source, name: str) -> ModelData:
         rope, more = rope_fields(config.values, sizes.head_dim, config.family.rope_aliases)
         metadata |= {f"{config.family.arch}.{key}": value for key, value in rope.items()}
         tensors += more
-    largest = max(tensors, key=lambda tensor: np.prod(tensor.shape))
-    metadata["general.file_type"] = uint32(int(_FILE_TYPES.get(largest.type.name, LlamaFileType.ALL_F32)))
+    metadata |= _file_type(tensors)
     return ModelData(metadata, {tensor.name: tensor for tensor in tensors})
+
+
+def _file_type(tensors: list[Tensor]) -> dict[str, GGUFValue]:
+    """What the file says of its weights: the type of the largest that is not float32."""
+    smaller = [tensor for tensor in tensors if tensor.type != F32]
+    if not smaller:
+        return {"general.file_type": uint32(int(LlamaFileType.ALL_F32))}
+    kind = max(smaller, key=lambda tensor: tensor.nbytes).type.name
+    names = (name for name in (f"MOSTLY_{kind}", f"MOSTLY_{kind}_S") if name in LlamaFileType.__members__)
+    said = {"general.file_type": uint32(int(LlamaFileType[next(names, "GUESSED")]))}
+    return said if kind in DTYPES else said | {"general.quantization_version": uint32(2)}
 
 
 def _metadata(config: Config, sizes: Sizes, name: str) -> dict[str, GGUFValue]:

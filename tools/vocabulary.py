@@ -21,6 +21,8 @@ from slimrt.errors import ModelFormatError, UnsupportedError
 from slimrt.tokenizer import Tokenizer
 
 from .gguf_file import array, boolean, string, uint32
+from .vocabulary_unigram import SENTENCEPIECE_FILES, sentencepiece_fields, unigram_kind
+from .vocabulary_whisper import is_special, with_timestamps
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # tokenizer.ggml.token_type
 # Where two names mean the same splitting, the one that llama.cpp uses for the families here.
@@ -46,6 +48,8 @@ def vocabulary_fields(directory: Path, arch: str, n_vocab: int) -> tuple[dict[st
         ModelFormatError: a broken file.
     """
     if not (directory / "tokenizer.json").is_file():
+        if arch == "t5" and any((directory / name).is_file() for name in SENTENCEPIECE_FILES):
+            return sentencepiece_fields(directory, n_vocab)
         others = [name for name in ("tokenizer.model", "vocab.json") if (directory / name).is_file()]
         if others:
             raise UnsupportedError(
@@ -55,10 +59,13 @@ def vocabulary_fields(directory: Path, arch: str, n_vocab: int) -> tuple[dict[st
         return _NO_VOCABULARY, [f"{directory} has no tokenizer: the model works by token ids"]
     tokenizer = Tokenizer(directory)
     state = json.loads((directory / "tokenizer.json").read_text("utf-8"))
-    fields, warnings = _fields(tokenizer, state, directory, n_vocab)
+    fields, warnings = _fields(tokenizer, state, directory, arch, n_vocab)
     made = Tokenizer.from_gguf_fields({"general.architecture": arch, **{k: v.value for k, v in fields.items()}})
-    if made.encode(_PROBE) != tokenizer.encode(_PROBE):
-        raise UnsupportedError(f"{directory / 'tokenizer.json'}: GGUF cannot express how it splits text")
+    around = arch != "whisper"  # whose decoder is started and stopped by rules of its own
+    if made.encode(_PROBE, around) != tokenizer.encode(_PROBE, around):
+        if arch != "t5" or made.encode(_PROBE.rstrip()) != tokenizer.encode(_PROBE.rstrip()):
+            raise UnsupportedError(f"{directory / 'tokenizer.json'}: GGUF cannot express how it splits text")
+        warnings.append("spaces at the end of a text are dropped, as SentencePiece does; tokenizer.json keeps one")
     ends = sorted(tokenizer.eog_ids - made.eog_ids)
     fields |= {f"tokenizer.ggml.{name}_token_id": uint32(id) for name, id in zip(("eot", "eom"), ends, strict=False)}
     fields["tokenizer.huggingface.json"] = string(json.dumps(state, ensure_ascii=False, separators=(",", ":")))
@@ -66,10 +73,11 @@ def vocabulary_fields(directory: Path, arch: str, n_vocab: int) -> tuple[dict[st
 
 
 def _fields(
-    tokenizer: Tokenizer, state: Mapping[str, Any], directory: Path, n_vocab: int
+    tokenizer: Tokenizer, state: Mapping[str, Any], directory: Path, arch: str, n_vocab: int
 ) -> tuple[dict[str, GGUFValue], list[str]]:
     vocabulary, warnings = tokenizer.vocabulary, []
-    tokens, types = _tokens(vocabulary, tokenizer.unk_id, n_vocab)
+    whisper = arch == "whisper"
+    tokens, types = _tokens(vocabulary, tokenizer.unk_id, n_vocab, whisper)
     if len(vocabulary.tokens) > n_vocab:
         warnings.append(
             f"{len(vocabulary.tokens) - n_vocab} tokens have no row in the embedding of {n_vocab} and are left out, "
@@ -77,10 +85,13 @@ def _fields(
         )
     where = directory / "tokenizer.json"
     model = state.get("model", {})
+    unigram = model.get("type") == "Unigram"
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model.get("merges", [])]
-    if model.get("type", "BPE") != "BPE" or not merges:
-        raise UnsupportedError(f"{where}: a {model.get('type')} model without merges; supported: BPE")
-    if vocabulary.byte_level:
+    if not unigram and (model.get("type", "BPE") != "BPE" or not merges):
+        raise UnsupportedError(f"{where}: a {model.get('type')} model without merges; supported: BPE and Unigram")
+    if unigram:
+        kind = unigram_kind(tokenizer, state, tokens, where)
+    elif vocabulary.byte_level:
         pre = _pre_tokenizer(vocabulary, bool(model.get("ignore_merges")), where)
         kind = {"model": string("gpt2"), "pre": string(pre), "merges": array(merges, GGUFValueType.STRING)}
     else:
@@ -91,13 +102,14 @@ def _fields(
             "scores": array(_scores(directory, tokens, merges), GGUFValueType.FLOAT32),
             "add_space_prefix": boolean(vocabulary.strips_space),
         }
-    _require_plain_ends(vocabulary, where)
+    if not whisper:
+        _require_plain_ends(vocabulary, where)
     ids = {"bos": tokenizer.bos_id, "eos": tokenizer.eos_id, "unknown": tokenizer.unk_id, "padding": tokenizer.pad_id}
     fields = kind | {
         "tokens": array(tokens, GGUFValueType.STRING),
         "token_type": array(types, GGUFValueType.INT32),
-        "add_bos_token": boolean(tokenizer.add_bos),
-        "add_eos_token": boolean(tokenizer.add_eos),
+        "add_bos_token": boolean(tokenizer.add_bos and not whisper),
+        "add_eos_token": boolean(tokenizer.add_eos and not whisper),
         **{f"{name}_token_id": uint32(id) for name, id in ids.items() if id is not None and id < n_vocab},
     }
     named = {f"tokenizer.ggml.{key}": value for key, value in fields.items()}
@@ -106,16 +118,16 @@ def _fields(
     return named, warnings
 
 
-def _tokens(vocabulary: Vocabulary, unknown: int | None, n_vocab: int) -> tuple[list[str], list[int]]:
+def _tokens(vocabulary: Vocabulary, unknown: int | None, n_vocab: int, whisper: bool) -> tuple[list[str], list[int]]:
     """The text and type of each row of the embedding."""
     tokens, types = [], []
-    for id in range(n_vocab):
-        text = vocabulary.tokens[id] if id < len(vocabulary.tokens) else None
+    named = (vocabulary.tokens + [None] * n_vocab)[:n_vocab]
+    for id, text in enumerate(with_timestamps(named) if whisper else named):
         if text is None:
             kind = UNUSED
         elif id == unknown and not vocabulary.byte_level:
             kind = UNKNOWN
-        elif id in vocabulary.control:
+        elif id in vocabulary.control or whisper and is_special(text):
             kind = CONTROL
         elif id in vocabulary.literal:
             kind = USER_DEFINED

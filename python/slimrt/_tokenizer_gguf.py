@@ -227,8 +227,11 @@ class _Fields:
         return list(array.tolist())
 
     def bytes(self, name: str) -> bytes:
-        value = self._get(name, (np.ndarray, bytes))
-        return b"" if value is None else bytes(value)
+        value = self._get(name, (np.ndarray, bytes, list))
+        try:
+            return b"" if value is None else bytes(value)
+        except (TypeError, ValueError) as error:
+            raise ModelFormatError(f"tokenizer.ggml.{name} is not a list of bytes: {error}") from error
 
     def chat_template(self) -> str | None:
         value = self._fields.get("tokenizer.chat_template")

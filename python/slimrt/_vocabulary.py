@@ -77,7 +77,7 @@ class Vocabulary:
         if id in self.literal:
             return text.encode()
         if self.byte_level:
-            return _byte_level_bytes(text)
+            return from_byte_level(text)
         byte = _BYTE_TOKEN.fullmatch(text)
         return bytes([int(byte[1], 16)]) if byte else text.replace(SPACE, " ").encode()
 
@@ -103,9 +103,21 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 _BYTES = _byte_alphabet()
+_LETTERS = {byte: letter for letter, byte in _BYTES.items()}
 
 
-def _byte_level_bytes(text: str) -> bytes:
+def byte_level_alphabet() -> list[str]:
+    """GPT-2's alphabet in the order of its vocabulary, where it comes first."""
+    return list(_BYTES)
+
+
+def to_byte_level(data: bytes) -> str:
+    """Bytes as GPT-2's alphabet writes them."""
+    return "".join(_LETTERS[byte] for byte in data)
+
+
+def from_byte_level(text: str) -> bytes:
+    """The bytes that a token in GPT-2's alphabet stands for."""
     try:
         return bytes([_BYTES[char] for char in text])
     except KeyError:  # not written in the alphabet: it stands for itself
