@@ -1,8 +1,8 @@
 """The log-mel spectrogram that Whisper hears.
 
-Radford et al., "Robust Speech Recognition via Large-Scale Weak Supervision" (2022), section 2.2: 80 (or 128) mel channels
-of 25 ms windows every 10 ms. The mel scale is that of M. Slaney's Auditory Toolbox (1998), linear below 1 kHz and
-logarithmic above.
+Radford et al., "Robust Speech Recognition via Large-Scale Weak Supervision" (2022), section 2.2: 80 (or 128) mel
+channels of 25 ms windows every 10 ms. The mel scale is that of M. Slaney's Auditory Toolbox (1998), linear below 1 kHz
+and logarithmic above.
 """
 
 from __future__ import annotations

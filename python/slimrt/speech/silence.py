@@ -29,8 +29,9 @@ def frame_energy(samples: Samples) -> NDArray[np.float64]:
 def speech_spans(samples: Samples, pause: float = _PAUSE, margin: float = _MARGIN) -> list[tuple[int, int]]:
     """Where there is speech: [start, end) in samples, in order, apart from each other.
 
-    A frame is speech when its energy is within 40 dB of the loud ones (95 % quantile) and 6 dB above the quiet ones (10 %
-    quantile), unless all are about alike. Silences up to `pause` seconds count as speech, and so does a `margin` around it.
+    A frame is speech when its energy is within 40 dB of the loud ones (95 % quantile) and 6 dB above the quiet ones
+    (10 % quantile), unless all are about alike. Silences up to `pause` seconds count as speech, and so does a `margin`
+    around it.
     """
     energy = frame_energy(samples)
     loud, quiet = np.quantile(energy, 0.95), np.quantile(energy, 0.1)
