@@ -209,7 +209,7 @@ def beam_search(
         limit: tokens at most.
     """
     beams, rows = [_Beam(root, (), (), 0.0)], logits[None]
-    found: list[Hypothesis] = []
+    found, owned = list[Hypothesis](), set[int]()
     try:
         while True:
             at_limit = len(beams[0].tokens) + 1 >= limit
@@ -223,10 +223,10 @@ def beam_search(
             going_on = [one for one in candidates if one[1][-1] not in ends][:num_beams]
             if at_limit or not going_on or _enough(found, going_on[0], num_beams, length_penalty, early_stopping):
                 return found
-            beams = _forked(engine, root, beams, going_on)
+            beams = _forked(engine, beams, going_on, owned)
             rows = yield Append([(beam.sequence, beam.tokens[-1:]) for beam in beams])
     finally:
-        for sequence in {beam.sequence for beam in beams} - {root}:
+        for sequence in owned:
             engine.free_sequence(sequence)
 
 
@@ -259,19 +259,19 @@ def _enough(
     return early_stopping or total / len(tokens) ** length_penalty <= found[-1].score(length_penalty)
 
 
-def _forked(engine: Engine, root: int, beams: Sequence[_Beam], going_on: Sequence[_Continuation]) -> list[_Beam]:
+def _forked(engine: Engine, beams: Sequence[_Beam], going_on: Sequence[_Continuation], owned: set[int]) -> list[_Beam]:
     """Sequences for the next beams: a beam's own for its first continuation, forks for the others."""
-    unused = {beam.sequence for beam in beams} - {root}
-    result = []
+    for sequence in owned - {beams[index].sequence for index, *_ in going_on}:
+        owned.remove(sequence)
+        engine.free_sequence(sequence)
+    result, taken = list[_Beam](), set[int]()
     for index, tokens, logprobs, total in going_on:
         sequence = beams[index].sequence
-        if sequence in unused:
-            unused.remove(sequence)
-        else:
+        if sequence in taken or sequence not in owned:
             sequence = engine.fork(sequence)
+            owned.add(sequence)
+        taken.add(sequence)
         result.append(_Beam(sequence, tokens, logprobs, total))
-    for sequence in unused:
-        engine.free_sequence(sequence)
     return result
 
 

@@ -95,11 +95,12 @@ def pieces(
     times = [first_time is not None and token >= first_time for token in tokens]
     cuts = [i for i in range(1, len(tokens)) if times[i - 1] and times[i]]
     if first_time is None or not cuts:
-        end = n_frames / FRAMES_PER_TIME * SECONDS_PER_TIME
-        last = next((token for token, time in zip(reversed(tokens), reversed(times), strict=True) if time), None)
-        if first_time is not None and last is not None and last != first_time:
-            end = (last - first_time) * SECONDS_PER_TIME
-        return [(0.0, end, list(tokens))], n_frames
+        told = [
+            (token - (first_time or 0)) * SECONDS_PER_TIME for token, time in zip(tokens, times, strict=True) if time
+        ]
+        start = told[0] if told and times[0] else 0.0
+        end = told[-1] if told and told[-1] > start else n_frames / FRAMES_PER_TIME * SECONDS_PER_TIME
+        return [(start, max(start, end), list(tokens))], n_frames
     complete = times[-2:] == [False, True]
     found, start = [], 0
     for cut in [*cuts, len(tokens)] if complete else cuts:
