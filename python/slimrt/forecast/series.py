@@ -16,12 +16,14 @@ def as_series(series: Any) -> list[Values]:
 
     Args:
         series: numbers (n,), one series; (batch, n), or a sequence of (n,) of any lengths: several. What NumPy takes
-            for an array of numbers: lists, arrays, pandas Series.
+            for an array of numbers: lists, arrays, pandas Series. Of a pandas DataFrame every column is a series.
 
     Raises:
         ValueError: empty, of a wrong shape, all missing, or infinite.
         TypeError: not numbers.
     """
+    if hasattr(series, "columns"):
+        series = [series[name] for name in series.columns]
     several = isinstance(series, (list, tuple)) and len(series) > 0 and np.ndim(series[0]) == 1
     rows: Sequence[Any] = series if several else np.asarray(series)
     if not several and np.ndim(rows) == 1:
