@@ -38,6 +38,13 @@ class Sampler(Protocol):
     def sample(self, logits: Logits, history: Sequence[int]) -> int: ...
 
 
+class Greedy:
+    """A Sampler that takes the likeliest token."""
+
+    def sample(self, logits: Logits, history: Sequence[int]) -> int:
+        return int(logits.argmax())
+
+
 @dataclass(frozen=True)
 class Encode:
     """Wanted: a source (int32 ids or float32 rows) encoded into an empty sequence. The answer is nothing."""
@@ -239,7 +246,7 @@ def _continuations(beams: Sequence[_Beam], rows: Logits, rules: Rules, count: in
     for index, (beam, row) in enumerate(zip(beams, rows, strict=True)):
         rules(row, beam.tokens)
         normaliser = log_normaliser(row)
-        best = np.argpartition(-row, min(count, len(row)) - 1)[:count]
+        best = np.argpartition(-row, min(count, len(row)) - 1)[:count]  # slow from the end where many are -inf
         for token in best[np.isfinite(row[best])]:
             logprob = float(row[token]) - normaliser
             options.append((beam.total + logprob, index, int(token), logprob))
@@ -276,6 +283,7 @@ def _forked(engine: Engine, beams: Sequence[_Beam], going_on: Sequence[_Continua
 
 
 def log_normaliser(logits: Logits) -> float:
-    """log(sum(exp(logits))) of a row (vocab,), of which at least one is finite."""
-    largest = float(logits.max())
-    return largest + float(np.log(np.exp(logits - logits.dtype.type(largest)).sum(dtype=np.float64)))
+    """log(sum(exp(logits))) of a row (vocab,), of which at least one is finite. Pairwise sums in float32 will do."""
+    largest = logits.max()
+    shares = logits - largest
+    return float(largest) + float(np.log(np.exp(shares, out=shares).sum()))

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slimrt import _core
-from slimrt.search import Append, Encode, Engine, Hypothesis, Logits, Task, beam_search, follow
+from slimrt.search import Append, Encode, Engine, Greedy, Hypothesis, Logits, Task, beam_search, follow
 from slimrt.speech.audio import SAMPLE_RATE, Samples, seconds
 from slimrt.speech.options import Transcription
 from slimrt.speech.records import Segment
@@ -59,7 +58,7 @@ class Moonshine:
         limit = max(min(round(duration * _TOKENS_PER_SECOND), self.n_ctx - 1), 1)
         ends = frozenset(self.tokenizer.eog_ids)
         if self.options.num_beams == 1:
-            return (yield from follow(sequence, row, _anything, _core.Sampler(temperature=0.0), ends, limit))
+            return (yield from follow(sequence, row, _anything, Greedy(), ends, limit))
         found = yield from beam_search(
             self.engine, sequence, row, _anything, ends, limit,
             num_beams=self.options.num_beams, length_penalty=self.options.length_penalty, early_stopping=True,

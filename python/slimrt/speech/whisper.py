@@ -14,8 +14,10 @@ from slimrt.search import (
     Append,
     Encode,
     Engine,
+    Greedy,
     Hypothesis,
     Logits,
+    Sampler,
     Task,
     beam_search,
     follow,
@@ -185,8 +187,10 @@ class Whisper:
                 self.engine.free_sequence(fork)
         return max(found, key=lambda one: one.score(options.length_penalty))
 
-    def _sampler(self, temperature: float) -> _core.Sampler:
+    def _sampler(self, temperature: float) -> Sampler:
         """Of the whole distribution; each one has a seed of its own."""
+        if temperature == 0.0:
+            return Greedy()
         self.seed = random.Random(self.seed).getrandbits(62)
         return _core.Sampler(temperature=temperature, top_k=0, top_p=1.0, min_p=0.0, seed=self.seed)
 
