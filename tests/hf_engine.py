@@ -13,7 +13,7 @@ class HfEngine(ScriptedEngine):
     """An encoder-decoder model of transformers, in float32.
 
     Args:
-        encode: the encoder's states (1, rows, d_model) from a source array.
+        encode: the encoder's states (1, rows, d_model), or all its output, from a source array.
     """
 
     def __init__(self, model, encode, **info):
@@ -28,8 +28,10 @@ class HfEngine(ScriptedEngine):
                 self._states[id(source)] = self._encode(source)
 
     def _row(self, source, tokens) -> np.ndarray:
+        states = self._states[id(source)]
+        output = (states,) if isinstance(states, torch.Tensor) else states
         with torch.no_grad():
-            out = self._model(encoder_outputs=(self._states[id(source)],), decoder_input_ids=torch.tensor([tokens]))
+            out = self._model(encoder_outputs=output, decoder_input_ids=torch.tensor([tokens]))
         return out.logits[0, -1].numpy()
 
 
