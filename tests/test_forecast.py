@@ -11,9 +11,12 @@ import pytest
 
 from conftest import third_party
 from scripted import ScriptedEngine, scripted_model, write_gguf
+from slimrt.errors import ContextOverflowError
 from slimrt.forecast.bolt import Bolt, ResidualBlock
 from slimrt.forecast.chronos import Chronos
+from slimrt.forecast.predict import enough_context
 from slimrt.forecast.series import as_series
+from slimrt.source import ModelSource
 
 CHRONOS = {"context_length": 16, "prediction_length": 6, "low_limit": -15.0, "high_limit": 15.0, "n_special_tokens": 2,
            "n_tokens": 63, "num_samples": 8, "temperature": 1.0, "top_k": 50, "top_p": 1.0, "use_eos_token": True,
@@ -85,6 +88,20 @@ def test_a_long_horizon_goes_on_from_the_median(path):
     engine = ScriptedEngine(repeating, n_seqs=2, **INFO)
     quantiles = scripted_model(path, engine).predict_quantiles([1.0, 2.0, 3.0], 14, (0.5,), top_k=1)
     assert quantiles.shape == (1, 14, 1) and engine.encodes == [1, 1, 1] and not engine.live
+
+
+def test_the_context_is_no_larger_than_a_forecast(path, tmp_path):
+    assert enough_context(ModelSource(path)) == 32  # 6 steps, in whole blocks
+    assert enough_context(ModelSource(write_gguf(tmp_path / "t5.gguf", "t5", {}))) == 0
+    model = scripted_model(path, ScriptedEngine(repeating, **INFO | {"n_ctx": 4}))
+    with pytest.raises(ContextOverflowError, match="a forecast of 6 steps does not fit the context of 4"):
+        model.predict_quantiles([1.0, 2.0])
+
+
+def test_columns_of_a_data_frame_are_series():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"a": [1.0, 2.0], "b": [3.0, None]})
+    assert [row[0] for row in as_series(frame)] == [1.0, 3.0] and len(as_series(frame["a"])) == 1
 
 
 def test_what_cannot_be_forecast(path):

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from slimrt.cli.common import Collect, Flags, as_json, model_source, open_model, positive
 from slimrt.files import check_target, decode_text, written_beside
+from slimrt.forecast.predict import enough_context
 from slimrt.plots import check_plot, plot_forecast
 
 HELP = "forecast time series with Chronos and Chronos-Bolt: CSV in, quantiles out; several columns are one batch"
@@ -51,7 +52,8 @@ def run(args: argparse.Namespace) -> int:
         args.usage_error("which series? give CSV after the model, or pipe one in")
     data = Path(args.csv).read_bytes() if args.csv is not None else sys.stdin.buffer.read()
     series = read_series(decode_text(data, args.csv or "stdin"), args.csv or "stdin", args.column)
-    with open_model(args, model_source(args), args.ctx or 0, n_seqs=_AT_ONCE) as model:
+    source = model_source(args)
+    with open_model(args, source, args.ctx or enough_context(source), n_seqs=_AT_ONCE) as model:
         quantiles = model.predict_quantiles(
             list(series.values()), args.horizon, args.quantiles, num_samples=args.num_samples, seed=args.seed
         )

@@ -15,9 +15,11 @@ from slimrt.errors import ContextOverflowError
 from slimrt.forecast.bolt import Bolt, ResidualBlock
 from slimrt.forecast.chronos import Chronos, Paths
 from slimrt.forecast.series import Values, as_series, check_levels
-from slimrt.kinds import require
+from slimrt.kinds import kind_of, require
+from slimrt.plan import BLOCK
 from slimrt.runtime import Runtime
 from slimrt.search import run
+from slimrt.source import ModelSource
 
 _BLOCK_TENSORS = [f"{layer}.{kind}" for layer in ("hidden", "output", "residual") for kind in ("weight", "bias")]
 _REGISTER = 1  # the id whose embedding is put behind the patches
@@ -123,6 +125,15 @@ def _bolt_step(runtime: Runtime, bolt: Bolt, rows: Sequence[Values]) -> NDArray[
                     engine.free_sequence(sequence)
             found += [bolt.forecast(state, scales) for state, (_, scales) in zip(states, some, strict=True)]
     return np.stack(found)
+
+
+def enough_context(source: ModelSource) -> int:
+    """The decoder's context for any forecast with a model, in whole blocks; 0, the default one, of another model."""
+    kind = kind_of(source)
+    if kind not in ("chronos", "chronos-bolt"):
+        return 0
+    steps = read_chronos(_core.GgufFile(str(source.gguf))).prediction_length if kind == "chronos" else 1
+    return -(-steps // BLOCK) * BLOCK
 
 
 def read_chronos(file: _core.GgufFile) -> Chronos:

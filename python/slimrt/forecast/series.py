@@ -25,8 +25,8 @@ def as_series(series: Any) -> list[Values]:
     if hasattr(series, "columns"):
         series = [series[name] for name in series.columns]
     several = isinstance(series, (list, tuple)) and len(series) > 0 and np.ndim(series[0]) == 1
-    rows: Sequence[Any] = series if several else np.asarray(series)
-    if not several and np.ndim(rows) == 1:
+    rows: Any = series if several else np.asarray(series)
+    if not several and rows.ndim == 1:
         rows = [rows]
     if len(rows) == 0:
         raise ValueError("no series to forecast")

@@ -36,15 +36,15 @@ def speech_spans(samples: Samples, pause: float = _PAUSE, margin: float = _MARGI
     energy = frame_energy(samples)
     loud, quiet = np.quantile(energy, 0.95), np.quantile(energy, 0.1)
     floor = max(loud * _BELOW_LOUD, min(quiet * _ABOVE_QUIET, loud / _ABOVE_QUIET), _HEARABLE)
-    active = np.flatnonzero(energy >= floor)
+    active: list[int] = np.flatnonzero(energy >= floor).tolist()
     spans: list[tuple[int, int]] = []
     around = int(margin * SAMPLE_RATE)
     for frame in active:
         start, end = max(frame * _FRAME - around, 0), min((frame + 1) * _FRAME + around, len(samples))
         if spans and start - spans[-1][1] < (pause - 2 * margin) * SAMPLE_RATE:
-            spans[-1] = (spans[-1][0], int(end))
+            spans[-1] = (spans[-1][0], end)
         else:
-            spans.append((int(start), int(end)))
+            spans.append((start, end))
     return spans
 
 

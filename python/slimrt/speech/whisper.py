@@ -142,8 +142,9 @@ class Whisper:
         """Decode a window, with rising temperature while the thresholds call it a failure."""
         options, tokens = self.options, self.model.tokens
         room = self.model.n_ctx // 2
-        before = self._previous[-(room - 1) :] if tokens.previous is not None and room > 1 else []
-        prompt = [*([tokens.previous] if before else []), *before, tokens.start]  # previous is not None with before
+        prompt = [tokens.start]
+        if tokens.previous is not None and self._previous and room > 1:
+            prompt = [tokens.previous, *self._previous[-(room - 1) :], tokens.start]
         rest = tokens.instructions(self.language, options.task, options.timestamps)
         row = (yield Append([(sequence, prompt)]))[0]
         silence = 0.0 if tokens.no_speech is None else float(np.exp(row[tokens.no_speech] - log_normaliser(row)))
