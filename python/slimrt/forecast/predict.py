@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from slimrt import _core
 from slimrt.arguments import whole
-from slimrt.errors import ContextOverflowError
+from slimrt.errors import ContextOverflowError, UnsupportedError
 from slimrt.forecast.bolt import Bolt, ResidualBlock
 from slimrt.forecast.chronos import Chronos, Paths
 from slimrt.forecast.series import Values, as_series, check_levels
@@ -22,7 +22,7 @@ from slimrt.search import run
 from slimrt.source import ModelSource
 
 _BLOCK_TENSORS = [f"{layer}.{kind}" for layer in ("hidden", "output", "residual") for kind in ("weight", "bias")]
-_REGISTER = 1  # the id whose embedding is put behind the patches
+_REGISTER = 1  # the id whose embedding is put behind the patches, where the file does not say
 OnDone = Callable[[int, int], object]
 
 
@@ -154,7 +154,11 @@ def read_bolt(file: _core.GgufFile) -> Bolt:
         key = f"slimrt.chronos.{name}"
         return file.value(key) if key in keys or default is None else default
 
-    register = file.read("token_embd.weight")[_REGISTER] if value("use_reg_token", False) else None
+    if "slimrt.activation" in keys and file.value("slimrt.activation") != "relu":
+        raise UnsupportedError(f"a Chronos-Bolt with {file.value('slimrt.activation')}, not relu, is not supported")
+    register = None
+    if value("use_reg_token", False):
+        register = file.read("token_embd.weight")[value("reg_token_id", _REGISTER)]
     return Bolt(
         context_length=int(value("context_length")),
         prediction_length=int(value("prediction_length")),
