@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from slimrt._core import __version__
 from slimrt.cache import CacheConfig
 from slimrt.errors import (
+    AudioError,
     CacheUnsupportedError,
     ContextOverflowError,
     ModelFormatError,
@@ -39,12 +40,14 @@ from slimrt.results import (
 )
 from slimrt.session import Session
 from slimrt.source import ModelSource
+from slimrt.speech.records import Segment, TranscriptionInfo, Word
 from slimrt.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from slimrt.tools.report import ConvertReport
 
 __all__ = [
+    "AudioError",
     "CacheComparison",
     "CacheConfig",
     "CacheQuality",
@@ -59,15 +62,18 @@ __all__ = [
     "PlanResult",
     "PlanRow",
     "Score",
+    "Segment",
     "Session",
     "SlimrtError",
     "Stream",
     "Timings",
     "TokenLogprob",
     "Tokenizer",
+    "TranscriptionInfo",
     "UnsupportedError",
     "Usage",
     "WontFitError",
+    "Word",
     "__version__",
     "compare_caches",
     "convert",

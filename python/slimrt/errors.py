@@ -32,3 +32,7 @@ class WontFitError(SlimrtError, MemoryError):
 
 class ContextOverflowError(SlimrtError):
     """The context is full: more tokens than n_ctx."""
+
+
+class AudioError(SlimrtError, ValueError):
+    """A sound that cannot be used: not an audio file, cut off, empty, or with samples that are no numbers."""

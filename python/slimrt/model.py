@@ -24,13 +24,14 @@ from slimrt.plan import Planner, check_device
 from slimrt.results import Generation, Score
 from slimrt.session import Session, TokenIds, as_ids, load_session
 from slimrt.source import ModelSource
+from slimrt.tasks import Tasks, continues_texts
 from slimrt.tokenizer import Tokenizer
 
 Prompt = str | TokenIds
 Prompts = list[str] | list[list[int]]
 
 
-class Model(Closing):
+class Model(Tasks, Closing):
     """A model, loaded and ready. Use it as a context manager, or close() it.
 
     It may be used from several threads: each call has the model to itself until it returns; a stream lets others in
@@ -318,9 +319,13 @@ class Model(Closing):
         return self.tokenize(prompt) if isinstance(prompt, str) else as_ids(prompt, self.n_vocab)
 
     def _seed(self, options: Options) -> int:
-        return self._seeds.getrandbits(32) if options.seed is None else options.seed
+        return self._seed_of(options.seed)
+
+    def _seed_of(self, seed: int | None) -> int:
+        return self._seeds.getrandbits(32) if seed is None else seed
 
     def _run(self, prompt: Prompt, options: Options, seed: int, session: Session | None, called: float) -> Run:
+        continues_texts(self._runtime)
         if session is not None and not isinstance(session, Session):
             raise TypeError(f"session must be one that Model.session() or load_session() made, got {session!r}")
         if session is not None and session.runtime is not self._runtime:

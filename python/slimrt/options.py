@@ -63,11 +63,7 @@ class Options:
 
     def __post_init__(self) -> None:
         self._check_kinds()
-        if self.num_beams != 1:
-            raise UnsupportedError(
-                f"num_beams={self.num_beams}: beam search is not supported; what is: num_beams=1 with temperature=0 "
-                "(greedy), or sampling with temperature, top_k, top_p and min_p"
-            )
+        self._check_beams()
         if self.max_tokens < -1:
             raise ValueError(f"max_tokens (-n) must be -1 (no limit but the context) or more, got {self.max_tokens}")
         if self.logprobs < 0:
@@ -76,6 +72,13 @@ class Options:
             raise ValueError(f"seed must be from 0 to 2^63 - 1, got {self.seed}")
         if "" in self.stops:
             raise ValueError("a stop string must not be empty")
+
+    def _check_beams(self) -> None:
+        if self.num_beams != 1:
+            raise UnsupportedError(
+                f"num_beams={self.num_beams}: beam search is not supported; what is: num_beams=1 with temperature=0 "
+                "(greedy), or sampling with temperature, top_k, top_p and min_p"
+            )
 
     def _check_kinds(self) -> None:
         for name in ("max_tokens", "top_k", "logprobs", "num_beams"):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,6 +75,36 @@ def plot_spectra(name: str, spectra: Sequence[NDArray[np.float64]], target: str 
     else:
         first, last = axes.lines[0], axes.lines[-1]
         axes.legend([first, last], ["layer 0", f"layer {len(spectra) - 1}"], fontsize=8)
+    _write(figure, target)
+
+
+def plot_forecast(
+    series: Mapping[str, NDArray[np.floating[Any]]],
+    quantiles: NDArray[np.float32],
+    levels: Sequence[float],
+    target: str | os.PathLike[str],
+) -> None:
+    """Draw series and their forecasts (batch, horizon, q): a line for the middle level, bands between the others.
+
+    Errors as check_plot.
+    """
+    check_plot(target)
+    figure = _figure()
+    order = np.argsort(levels)
+    all_axes = figure.subplots(len(series), squeeze=False)[:, 0]
+    for axes, (name, values), rows in zip(all_axes, series.items(), quantiles, strict=True):
+        shown = values[-4 * len(rows) :]  # of a long past the end
+        then = np.arange(len(values), len(values) + len(rows))
+        axes.plot(np.arange(len(values) - len(shown), len(values)), shown, color="0.3", label=name)
+        for low, high in zip(order, order[::-1], strict=True):
+            if levels[low] < levels[high]:
+                axes.fill_between(then, rows[:, low], rows[:, high], color="C0", alpha=0.2, linewidth=0,
+                                  label=f"{levels[low]:g} to {levels[high]:g}")  # fmt: skip
+        middle = order[len(order) // 2]
+        axes.plot(then, rows[:, middle], color="C0", label=f"{levels[middle]:g}")
+        axes.legend(fontsize=8)
+        axes.grid(alpha=0.3)
+    all_axes[-1].set_xlabel("step")
     _write(figure, target)
 
 

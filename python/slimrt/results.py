@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-class _Record:
+class Record:
     """Adds to_dict() to the dataclasses below."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -32,7 +32,7 @@ class _PerLayer:
 
 
 @dataclass(frozen=True)
-class Usage(_Record):
+class Usage(Record):
     """Counts of tokens. cached_tokens: the part of the prompt that a session already held."""
 
     prompt_tokens: int
@@ -41,7 +41,7 @@ class Usage(_Record):
 
 
 @dataclass(frozen=True)
-class Timings(_Record):
+class Timings(Record):
     """Where the time went. In a batch the texts share their steps, so the rates are those of one text among them.
 
     Attributes:
@@ -56,7 +56,7 @@ class Timings(_Record):
 
 
 @dataclass(frozen=True)
-class CacheUse(_PerLayer, _Record):
+class CacheUse(_PerLayer, Record):
     """The context rows of one text.
 
     Attributes:
@@ -76,7 +76,7 @@ class CacheUse(_PerLayer, _Record):
 
 
 @dataclass(frozen=True)
-class TokenLogprob(_Record):
+class TokenLogprob(Record):
     """A generated token and the likeliest ones in its place: natural logarithms of the model's own distribution,
     before temperature, penalties and filters."""
 
@@ -87,7 +87,7 @@ class TokenLogprob(_Record):
 
 
 @dataclass(frozen=True)
-class Generation(_Record):
+class Generation(Record):
     """A generated text.
 
     Attributes:
@@ -135,7 +135,7 @@ class Score:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MemorySizes(_PerLayer, _Record):
+class MemorySizes(_PerLayer, Record):
     """What a model takes in memory, in bytes.
 
     Attributes:
@@ -178,7 +178,7 @@ class PlanRow(MemorySizes):
 
 
 @dataclass(frozen=True)
-class PlanResult(_Record):
+class PlanResult(Record):
     """What a model would take in memory, for every cache mode that is legal for it.
 
     Attributes:
@@ -210,7 +210,7 @@ class PlanResult(_Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CacheQuality(_PerLayer, _Record):
+class CacheQuality(_PerLayer, Record):
     """What one cache does to a model's next-token distributions, over all scored tokens.
 
     Attributes:
@@ -240,7 +240,7 @@ class CacheQuality(_PerLayer, _Record):
 
 
 @dataclass(frozen=True)
-class CacheComparison(_Record):
+class CacheComparison(Record):
     """Caches of one model on one text, decoded token by token.
 
     Attributes:

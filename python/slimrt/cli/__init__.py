@@ -12,11 +12,37 @@ import traceback
 from collections.abc import Sequence
 
 from slimrt import __version__
-from slimrt.cli import bench, chat, convert, doctor, generate, inspect, perplexity, plan
+from slimrt.cli import (
+    bench,
+    chat,
+    convert,
+    doctor,
+    forecast,
+    generate,
+    inspect,
+    perplexity,
+    plan,
+    text2text,
+    transcribe,
+    translate,
+)
 from slimrt.cli.common import Flags, coloured
 from slimrt.errors import SlimrtError
 
-VERBS = (generate, chat, convert, inspect, plan, perplexity, bench, doctor)
+VERBS = (
+    generate,
+    chat,
+    transcribe,
+    translate,
+    text2text,
+    forecast,
+    convert,
+    inspect,
+    plan,
+    perplexity,
+    bench,
+    doctor,
+)
 
 _EPILOG = (
     "Every flag has a twin in the environment: --cache-type is SLIMRT_CACHE_TYPE, MODEL is SLIMRT_MODEL; the flag "

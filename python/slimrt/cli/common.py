@@ -16,7 +16,7 @@ from slimrt.source import ModelSource
 _COLOURS = {"red": "31", "green": "32", "dim": "2"}
 
 
-class _Collect(argparse.Action):
+class Collect(argparse.Action):
     """A list of what the flag is given each time, in place of its default; argparse's "append" adds to the default."""
 
     def __call__(
@@ -46,7 +46,7 @@ class Flags:
             action.default = action.const if self._switch(twin, value) else not action.const
         elif isinstance(action.default, int) and action.nargs == 0:  # a count
             action.default = int(value) if value.isdecimal() else int(self._switch(twin, value))
-        elif isinstance(action, _Collect):
+        elif isinstance(action, Collect):
             action.default = [value]
         else:
             action.default = value  # argparse converts it, and complains about it, as if it had been typed
@@ -101,15 +101,16 @@ class Flags:
         )
         self.add("--memory-limit", metavar="SIZE", help="such as 6GiB; default: what the machine has available")
 
-    def sampling(self) -> None:
-        self.add("--temp", type=float, default=0.8, metavar="T", help="temperature; 0: greedy (default: %(default)s)")
+    def sampling(self, *, temp: float = 0.8, num_beams: int | None = 1, beams: str = "only 1 is supported") -> None:
+        """How tokens are chosen; temp, num_beams: the defaults. beams: what --num-beams says of itself."""
+        self.add("--temp", type=float, default=temp, metavar="T", help="temperature; 0: greedy (default: %(default)s)")
         self.add("--top-k", type=int, default=40, metavar="K", help="0: all (default: %(default)s)")
         self.add("--top-p", type=float, default=0.95, metavar="P", help="1: all (default: %(default)s)")
         self.add("--min-p", type=float, default=0.05, metavar="P", help="0: all (default: %(default)s)")
         self.add("--repeat-penalty", type=float, default=1.0, metavar="R", help="1: none (default: %(default)s)")
-        self.add("--stop", action=_Collect, default=[], metavar="TEXT", help="end before this text; may be repeated")
+        self.add("--stop", action=Collect, default=[], metavar="TEXT", help="end before this text; may be repeated")
         self.add("--seed", type=int, metavar="N", help="makes the text reproducible")
-        self.add("--num-beams", type=int, default=1, metavar="N", help="only 1 is supported")
+        self.add("--num-beams", type=int, default=num_beams, metavar="N", help=beams)
 
 
 def positive(text: str) -> int:
@@ -182,9 +183,16 @@ def engine_arguments(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def open_model(args: argparse.Namespace, source: ModelSource, n_ctx: int) -> Model:
+def open_model(args: argparse.Namespace, source: ModelSource, n_ctx: int, n_seqs: int = 1) -> Model:
     """The model with the flags of engine()."""
-    return Model(source, n_ctx=n_ctx, calibration=args.calibration, verbose=args.verbose > 0, **engine_arguments(args))
+    return Model(
+        source,
+        n_ctx=n_ctx,
+        n_seqs=n_seqs,
+        calibration=args.calibration,
+        verbose=args.verbose > 0,
+        **engine_arguments(args),
+    )
 
 
 def sampling_arguments(args: argparse.Namespace) -> dict[str, Any]:
@@ -201,8 +209,12 @@ def sampling_arguments(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def as_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=2)
+
+
 def print_json(value: Any) -> None:
-    print(json.dumps(value, ensure_ascii=False, indent=2))
+    print(as_json(value))
 
 
 def note(args: argparse.Namespace, message: str) -> None:

@@ -1,0 +1,25 @@
+"""slimrt translate: a text in another language, with models of the T5 family."""
+
+from __future__ import annotations
+
+import argparse
+
+from slimrt.cli import text2text
+from slimrt.cli.common import Flags
+from slimrt.text2text import prefixed
+
+HELP = "translate, with the T5 family; several lines are one batch"
+_NUM_BEAMS = 4
+
+
+def add_flags(flags: Flags) -> None:
+    text2text.add_flags(flags, what="translate", num_beams=None)
+    flags.add("--source", metavar="LANGUAGE", help="such as English: T5's own models are told 'translate English to "
+              "German: '")  # fmt: skip
+    flags.add("--target", metavar="LANGUAGE", help="such as German; with neither the text goes in as it is")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.num_beams is None:
+        args.num_beams = _NUM_BEAMS if args.temp == 0 and args.repeat_penalty == 1 and not args.stop else 1
+    return text2text.transform(args, [prefixed(one, args.source, args.target) for one in text2text.texts(args)])

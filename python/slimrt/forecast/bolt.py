@@ -1,0 +1,112 @@
+"""Chronos-Bolt: patches of a series in, all quantiles of a whole horizon out, in one step of the decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slimrt.forecast.series import Values, recent
+
+_LEAST_SCALE = 1e-5  # stands in for the deviation of a constant series
+
+Weights = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class ResidualBlock:
+    """relu(x W_h + b_h) W_o + b_o + x W_r + b_r; matrices are (outputs, inputs)."""
+
+    hidden: Weights
+    hidden_bias: Weights
+    output: Weights
+    output_bias: Weights
+    residual: Weights
+    residual_bias: Weights
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Weights], prefix: str) -> ResidualBlock:
+        """From tensors named prefix.hidden.weight and so on."""
+        return cls(
+            *(
+                tensors[f"{prefix}.{layer}.{kind}"] if kind == "weight" else tensors[f"{prefix}.{layer}.{kind}"].ravel()
+                for layer in ("hidden", "output", "residual")
+                for kind in ("weight", "bias")
+            )
+        )
+
+    def __call__(self, x: Weights) -> Weights:
+        """(..., inputs) to (..., outputs)."""
+        inner = np.maximum(x @ self.hidden.T + self.hidden_bias, 0)
+        result: Weights = inner @ self.output.T + self.output_bias + x @ self.residual.T + self.residual_bias
+        return result
+
+
+@dataclass(frozen=True)
+class Bolt:
+    """A Chronos-Bolt model but for its encoder and decoder.
+
+    Attributes:
+        context_length, prediction_length, patch_size, patch_stride: values.
+        quantiles: levels it was trained on.
+        register: the embedding put behind the patches (d_model,), or None.
+        arcsinh: normalised values are squeezed by arcsinh.
+    """
+
+    context_length: int
+    prediction_length: int
+    patch_size: int
+    patch_stride: int
+    quantiles: tuple[float, ...]
+    arcsinh: bool
+    register: Weights | None
+    into: ResidualBlock
+    out: ResidualBlock
+
+    def patches(self, series: Values) -> tuple[Weights, tuple[float, float]]:
+        """The encoder's input (rows, d_model) for the end of a series, and its mean and deviation.
+
+        The series is normalised and cut into patches from its end; the values and a mask of those that are there go
+        through the input block together.
+
+        Raises:
+            ValueError: a whole patch is missing.
+        """
+        context = recent(series, self.context_length)
+        mean = np.float32(np.nanmean(context))
+        deviation = np.float32(np.sqrt(np.nanmean(np.square(context - mean)))) or np.float32(_LEAST_SCALE)
+        scaled = (context - mean) / deviation
+        if self.arcsinh:
+            scaled = np.arcsinh(scaled)
+        missing = -len(scaled) % self.patch_size
+        padded = np.pad(scaled, (missing, 0), constant_values=np.nan)
+        cut = np.lib.stride_tricks.sliding_window_view(padded, self.patch_size)[:: self.patch_stride]
+        seen = ~np.isnan(cut)
+        if not seen.any(axis=1).all():
+            raise ValueError(
+                f"{self.patch_size} values or more are missing (NaN) one after another inside a series: fill them in, "
+                "for example by interpolation"
+            )
+        rows = self.into(np.concatenate((np.where(seen, cut, 0), seen), axis=1).astype(np.float32))
+        if self.register is not None:
+            rows = np.concatenate((rows, self.register[None]))
+        return np.ascontiguousarray(rows, np.float32), (float(mean), float(deviation))
+
+    def forecast(self, state: Weights, scales: tuple[float, float]) -> Weights:
+        """Quantiles float32 (quantiles, prediction_length) from the decoder's state (d_model,)."""
+        values = self.out(state).reshape(len(self.quantiles), self.prediction_length)
+        if self.arcsinh:
+            values = np.sinh(values)
+        result: Weights = values * np.float32(scales[1]) + np.float32(scales[0])
+        return result
+
+    def at_levels(self, forecast: Weights, levels: Sequence[float]) -> Weights:
+        """Forecast (..., quantiles, horizon) at other levels (..., horizon, q): its own as they are; else linear
+        between them and constant outside, supposing them evenly apart, as 0.1, 0.2 to 0.9 are."""
+        last = np.moveaxis(forecast, -2, -1)
+        if set(levels) <= set(self.quantiles):
+            return last[..., [self.quantiles.index(level) for level in levels]]
+        ends = np.concatenate((last[..., :1], last, last[..., -1:]), axis=-1)
+        return np.moveaxis(np.quantile(ends, levels, axis=-1), 0, -1).astype(np.float32)

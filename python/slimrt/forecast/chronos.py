@@ -1,0 +1,131 @@
+"""Chronos: a series as tokens, and sample paths of what follows (Ansari et al. 2024, section 3)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slimrt import _core
+from slimrt.forecast.series import Values, recent
+from slimrt.search import Append, Encode, Engine, Logits, Task, follow, together
+
+_FAR = 1e20  # beyond the last boundary
+
+
+@dataclass(frozen=True)
+class Chronos:
+    """What a Chronos model was trained with: the fields of its chronos_config."""
+
+    context_length: int
+    prediction_length: int
+    low_limit: float
+    high_limit: float
+    n_special_tokens: int
+    n_tokens: int
+    num_samples: int
+    temperature: float
+    top_k: int
+    top_p: float
+    use_eos_token: bool
+    eos_token_id: int
+    pad_token_id: int
+
+    @property
+    def centers(self) -> NDArray[np.float32]:
+        """The value each bin stands for, in units of the scale."""
+        return np.linspace(self.low_limit, self.high_limit, self.n_tokens - self.n_special_tokens - 1, dtype=np.float32)
+
+    def encode(self, series: Values) -> tuple[NDArray[np.int32], float]:
+        """The tokens of the end of a series, and its scale: the mean magnitude, 1 of zeros.
+
+        Raises:
+            ValueError: values are missing inside it.
+        """
+        context = recent(series, self.context_length)
+        if np.isnan(context).any():
+            raise ValueError("values are missing (NaN) inside a series: fill them in, for example by interpolation")
+        scale = float(np.abs(context).mean(dtype=np.float32))
+        scale = scale if scale > 0 else 1.0
+        middles = (self.centers[1:] + self.centers[:-1]) / 2
+        boundaries = np.concatenate(([-_FAR], middles, [_FAR])).astype(np.float32)
+        bins = np.searchsorted(boundaries, context / np.float32(scale), side="right")
+        tokens = np.clip(bins + self.n_special_tokens, 0, self.n_tokens - 1)
+        return np.append(tokens, [self.eos_token_id] * self.use_eos_token).astype(np.int32), scale
+
+    def decode(self, tokens: NDArray[np.int64], scale: float) -> NDArray[np.float32]:
+        """The values of tokens of any shape."""
+        centers = self.centers
+        return centers[np.clip(tokens - self.n_special_tokens - 1, 0, len(centers) - 1)] * np.float32(scale)
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Sample paths of one series.
+
+    Args:
+        start: the decoder's first token. width: paths drawn at once.
+        samples, temperature, top_k, top_p: how many, and how drawn.
+        seed: path i of block j has a seed of its own made from it.
+    """
+
+    engine: Engine
+    model: Chronos
+    start: int
+    width: int
+    samples: int
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int
+
+    def draw(self, series: Values, horizon: int) -> Task[NDArray[np.float32]]:
+        """float32 (samples, horizon). Beyond the trained length it goes on from the median of the paths."""
+        seeds, blocks, left = random.Random(self.seed), list[NDArray[np.float32]](), horizon
+        while left > 0:
+            block = yield from self._block(series, min(left, self.model.prediction_length), seeds)
+            blocks.append(block)
+            left -= block.shape[1]
+            middle = np.sort(block, axis=0)[(self.samples - 1) // 2]  # of an even number, the lower one
+            series = np.concatenate((series, middle))
+        return np.concatenate(blocks, axis=1)
+
+    def _block(self, series: Values, horizon: int, seeds: random.Random) -> Task[NDArray[np.float32]]:
+        tokens, scale = self.model.encode(series)
+        root = self.engine.new_sequence()
+        try:
+            yield Encode(root, tokens)
+            paths: list[Sequence[int]] = []
+            while len(paths) < self.samples:
+                some = min(self.width, self.samples - len(paths))
+                paths += yield from self._some(root, [seeds.getrandbits(62) for _ in range(some)], horizon)
+        finally:
+            self.engine.free_sequence(root)
+        return self.model.decode(np.array(paths, np.int64), scale)
+
+    def _some(self, root: int, seeds: Sequence[int], horizon: int) -> Task[list[Sequence[int]]]:
+        forks: list[int] = []
+        try:
+            forks += [self.engine.fork(root) for _ in seeds]
+            rows = yield Append([(fork, [self.start]) for fork in forks])
+            found = yield from together(
+                [
+                    follow(fork, row, self._never_end, self._sampler(seed), frozenset(), horizon)
+                    for fork, row, seed in zip(forks, rows, seeds, strict=True)
+                ]
+            )
+        finally:
+            for fork in forks:
+                self.engine.free_sequence(fork)
+        return [one.tokens for one in found]
+
+    def _never_end(self, row: Logits, tokens: object) -> None:
+        row[self.model.eos_token_id] = -np.inf
+
+    def _sampler(self, seed: int) -> _core.Sampler:
+        return _core.Sampler(
+            temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, min_p=0.0, seed=seed
+        )  # fmt: skip

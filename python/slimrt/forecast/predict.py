@@ -1,0 +1,172 @@
+"""Quantiles of what follows a series, with a loaded model: several series are one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slimrt import _core
+from slimrt.arguments import whole
+from slimrt.errors import ContextOverflowError, UnsupportedError
+from slimrt.forecast.bolt import Bolt, ResidualBlock
+from slimrt.forecast.chronos import Chronos, Paths
+from slimrt.forecast.series import Values, as_series, check_levels
+from slimrt.kinds import kind_of, require
+from slimrt.plan import BLOCK
+from slimrt.runtime import Runtime
+from slimrt.search import run
+from slimrt.source import ModelSource
+
+_BLOCK_TENSORS = [f"{layer}.{kind}" for layer in ("hidden", "output", "residual") for kind in ("weight", "bias")]
+_REGISTER = 1  # the id whose embedding is put behind the patches, where the file does not say
+OnDone = Callable[[int, int], object]
+
+
+def predict_quantiles(
+    runtime: Runtime,
+    series: Any,
+    prediction_length: int | None,
+    quantile_levels: Sequence[float],
+    *,
+    num_samples: int | None,
+    temperature: float | None,
+    top_k: int | None,
+    top_p: float | None,
+    seed: int,
+) -> NDArray[np.float32]:
+    """float32 (batch, horizon, q). Arguments and errors as Model.predict_quantiles."""
+    kind = require(runtime, "chronos", "chronos-bolt", to="forecast")
+    rows, levels = as_series(series), check_levels(quantile_levels)
+    file = _core.GgufFile(str(runtime.source.gguf))
+    if prediction_length is not None and whole("prediction_length", prediction_length) < 1:
+        raise ValueError(f"prediction_length must be at least 1, got {prediction_length}")
+    if kind == "chronos-bolt":
+        if any(option is not None for option in (num_samples, temperature, top_k, top_p)):
+            raise ValueError(
+                "num_samples, temperature, top_k and top_p belong to Chronos; Chronos-Bolt draws no samples"
+            )
+        bolt = read_bolt(file)
+        horizon = prediction_length or bolt.prediction_length
+        return bolt.at_levels(_bolt(runtime, bolt, rows, horizon), list(map(float, quantile_levels)))
+    model = read_chronos(file)
+    given = {"num_samples": num_samples, "temperature": temperature, "top_k": top_k, "top_p": top_p}
+    how = {name: getattr(model, name) if value is None else value for name, value in given.items()}
+    if whole("num_samples", how["num_samples"]) < 1:
+        raise ValueError(f"num_samples must be at least 1, got {num_samples}")
+    horizon = prediction_length or model.prediction_length
+    paths = _paths(runtime, model, rows, horizon, how, seed)
+    return np.moveaxis(np.quantile(paths, levels, axis=1), 0, -1).astype(np.float32)
+
+
+def _paths(
+    runtime: Runtime, model: Chronos, rows: Sequence[Values], horizon: int, how: dict[str, Any], seed: int
+) -> NDArray[np.float32]:
+    """Sample paths float32 (batch, samples, horizon)."""
+    if min(horizon, model.prediction_length) > runtime.n_ctx:
+        raise ContextOverflowError(
+            f"a forecast of {min(horizon, model.prediction_length)} steps does not fit the context of {runtime.n_ctx}: "
+            "give a larger n_ctx"
+        )
+    width, start = int(runtime.info["n_seqs"]), int(runtime.info["decoder_start_token_id"])
+    at_once = min(width, int(how["num_samples"]))
+    with runtime.use() as engine:
+        tasks = [
+            (
+                at_once,
+                Paths(
+                    engine, model, start, at_once, int(how["num_samples"]), float(how["temperature"]),
+                    int(how["top_k"]), float(how["top_p"]), seed + i,
+                ).draw(row, horizon),
+            )
+            for i, row in enumerate(rows)
+        ]  # fmt: skip
+        return np.stack(run(engine, tasks, width))
+
+
+def _bolt(runtime: Runtime, bolt: Bolt, rows: Sequence[Values], horizon: int) -> NDArray[np.float32]:
+    """Quantiles float32 (batch, quantiles, horizon).
+
+    Beyond the trained length each quantile's forecast is put behind the series, and the quantiles of all that these
+    predict are the next stretch.
+    """
+    blocks = [_bolt_step(runtime, bolt, rows)]
+    levels, n = bolt.quantiles, len(bolt.quantiles)
+    branches = [row[-bolt.context_length :] for row in rows for _ in levels]
+    while sum(block.shape[2] for block in blocks) < horizon:
+        latest = blocks[-1].reshape(len(branches), -1)
+        branches = [
+            np.concatenate((branch, more))[-bolt.context_length :]
+            for branch, more in zip(branches, latest, strict=True)
+        ]
+        every = _bolt_step(runtime, bolt, branches).reshape(len(rows), n * n, -1)
+        blocks.append(np.moveaxis(np.quantile(every, levels, axis=1), 0, 1).astype(np.float32))
+    return np.concatenate(blocks, axis=2)[:, :, :horizon]
+
+
+def _bolt_step(runtime: Runtime, bolt: Bolt, rows: Sequence[Values]) -> NDArray[np.float32]:
+    """Quantiles float32 (batch, quantiles, prediction_length), n_seqs series at a time."""
+    width, start = int(runtime.info["n_seqs"]), np.array([runtime.info["decoder_start_token_id"]], np.int32)
+    inputs = [bolt.patches(row) for row in rows]
+    found: list[NDArray[np.float32]] = []
+    with runtime.use() as engine:
+        for at in range(0, len(inputs), width):
+            some = inputs[at : at + width]
+            sequences: list[int] = []
+            try:
+                sequences += [engine.new_sequence() for _ in some]
+                engine.encode([(sequence, patches) for sequence, (patches, _) in zip(sequences, some, strict=True)])
+                states = engine.append([(sequence, start) for sequence in sequences], states=True)
+            finally:
+                for sequence in sequences:
+                    engine.free_sequence(sequence)
+            found += [bolt.forecast(state, scales) for state, (_, scales) in zip(states, some, strict=True)]
+    return np.stack(found)
+
+
+def enough_context(source: ModelSource) -> int:
+    """The decoder's context for any forecast with a model, in whole blocks; 0, the default one, of another model."""
+    kind = kind_of(source)
+    if kind not in ("chronos", "chronos-bolt"):
+        return 0
+    steps = read_chronos(_core.GgufFile(str(source.gguf))).prediction_length if kind == "chronos" else 1
+    return -(-steps // BLOCK) * BLOCK
+
+
+def read_chronos(file: _core.GgufFile) -> Chronos:
+    """What a model file says under slimrt.chronos."""
+    return Chronos(**{field.name: file.value(f"slimrt.chronos.{field.name}") for field in fields(Chronos)})
+
+
+def read_bolt(file: _core.GgufFile) -> Bolt:
+    """The same, with the tensors under slimrt.bolt."""
+    tensors = {
+        f"{end}.{name}": file.read(f"slimrt.bolt.{end}.{name}")
+        for end in ("input", "output")
+        for name in _BLOCK_TENSORS
+    }
+    keys = file.keys()
+
+    def value(name: str, default: Any = None) -> Any:
+        key = f"slimrt.chronos.{name}"
+        return file.value(key) if key in keys or default is None else default
+
+    if "slimrt.activation" in keys and file.value("slimrt.activation") != "relu":
+        raise UnsupportedError(f"a Chronos-Bolt with {file.value('slimrt.activation')}, not relu, is not supported")
+    register = None
+    if value("use_reg_token", False):
+        register = file.read("token_embd.weight")[value("reg_token_id", _REGISTER)]
+    return Bolt(
+        context_length=int(value("context_length")),
+        prediction_length=int(value("prediction_length")),
+        patch_size=int(value("input_patch_size")),
+        patch_stride=int(value("input_patch_stride")),
+        quantiles=tuple(round(float(level), 6) for level in value("quantiles")),  # stored in float32
+        arcsinh=bool(value("use_arcsinh", False)),
+        register=register,
+        into=ResidualBlock.of(tensors, "input"),
+        out=ResidualBlock.of(tensors, "output"),
+    )

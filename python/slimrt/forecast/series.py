@@ -1,0 +1,68 @@
+"""Time series as the models take them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Values = NDArray[np.float32]
+
+
+def as_series(series: Any) -> list[Values]:
+    """Series as float32 (n,), each without what is missing (NaN) at its beginning.
+
+    Args:
+        series: numbers (n,), one series; (batch, n), or a sequence of (n,) of any lengths: several. What NumPy takes
+            for an array of numbers: lists, arrays, pandas Series. Of a pandas DataFrame every column is a series.
+
+    Raises:
+        ValueError: empty, of a wrong shape, all missing, or infinite.
+        TypeError: not numbers.
+    """
+    if hasattr(series, "columns"):
+        series = [series[name] for name in series.columns]
+    several = isinstance(series, (list, tuple)) and len(series) > 0 and np.ndim(series[0]) == 1
+    rows: Any = series if several else np.asarray(series)
+    if not several and rows.ndim == 1:
+        rows = [rows]
+    if len(rows) == 0:
+        raise ValueError("no series to forecast")
+    return [_one(row, i) for i, row in enumerate(rows)]
+
+
+def _one(row: Any, index: int) -> Values:
+    try:
+        values = np.asarray(row, np.float32)
+    except (TypeError, ValueError):
+        raise TypeError(f"series {index} is not numbers: {row!r:.60}") from None
+    if values.ndim != 1:
+        raise ValueError(f"a series has shape (n,), several (batch, n); series {index} has shape {values.shape}")
+    if np.isinf(values).any():
+        raise ValueError(f"series {index} has infinite values")
+    if np.isnan(values).all():
+        raise ValueError(f"series {index} has no values" + (": all are missing" if len(values) else ""))
+    return recent(values, len(values))
+
+
+def recent(series: Values, count: int) -> Values:
+    """The last `count` values, without what is missing at their beginning: the models see no absolute positions.
+
+    Raises:
+        ValueError: all of them are missing.
+    """
+    context = series[-count:]
+    observed = ~np.isnan(context)
+    if not observed.any():
+        raise ValueError(f"the last {count} values of a series are all missing (NaN)")
+    return context[observed.argmax() :]
+
+
+def check_levels(levels: Sequence[float]) -> NDArray[np.float64]:
+    """Quantile levels as float64 (q,). ValueError: none, or one outside [0, 1]."""
+    array = np.asarray(levels, np.float64)
+    if array.ndim != 1 or not len(array) or not ((array >= 0) & (array <= 1)).all():
+        raise ValueError(f"quantile_levels are numbers from 0 to 1, got {levels!r}")
+    return array

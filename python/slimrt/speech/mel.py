@@ -1,0 +1,87 @@
+"""The log-mel spectrogram that Whisper hears.
+
+Radford et al., "Robust Speech Recognition via Large-Scale Weak Supervision" (2022), section 2.2: 80 (or 128) mel
+channels of 25 ms windows every 10 ms. The mel scale is that of M. Slaney's Auditory Toolbox (1998), linear below 1 kHz
+and logarithmic above.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slimrt.speech.audio import SAMPLE_RATE, Samples
+
+WINDOW = 400  # samples of one frame: 25 ms
+HOP = 160  # samples from one frame to the next: 10 ms
+FRAMES_PER_SECOND = SAMPLE_RATE // HOP
+_BINS = WINDOW // 2 + 1
+_LOWEST = 1e-10  # power below which nothing is heard
+_RANGE = 8.0  # decades below the loudest that are kept
+_CHUNK = 4096  # frames transformed at once, to keep the memory of an hour small
+
+Mel = NDArray[np.float32]
+
+
+def log_mel(samples: Samples, n_mels: int, padding: int = 0) -> Mel:
+    """The log-mel spectrogram of a sound, float32 (len // 160 frames, n_mels), about -1 to 1.
+
+    Args:
+        samples: (n,), 16 kHz.
+        n_mels: 80 or 128.
+        padding: samples of silence put behind it.
+
+    The sound is mirrored at both ends, so that frame i is centred on sample 160 i, and the last frame is left off.
+    """
+    n_frames = (len(samples) + padding) // HOP
+    if n_frames == 0:
+        return np.zeros((0, n_mels), np.float32)
+    padded = np.concatenate((samples, np.zeros(max(padding, WINDOW // 2 + 1 - len(samples)), np.float32)))
+    framed = np.lib.stride_tricks.sliding_window_view(np.pad(padded, WINDOW // 2, mode="reflect"), WINDOW)[::HOP]
+    window, filters = _hann(), mel_filters(n_mels).T
+    result = np.empty((n_frames, n_mels), np.float32)
+    for start in range(0, n_frames, _CHUNK):
+        frames = framed[start : min(start + _CHUNK, n_frames)]
+        spectrum = np.fft.rfft(frames * window)
+        power = (spectrum.real**2 + spectrum.imag**2).astype(np.float32)
+        result[start : start + len(frames)] = np.log10(np.maximum(power @ filters, _LOWEST))
+    np.maximum(result, result.max() - _RANGE, out=result)
+    result += 4.0
+    result /= 4.0
+    return result
+
+
+@cache
+def mel_filters(n_mels: int) -> NDArray[np.float32]:
+    """Triangles over the bins of the spectrum, float32 (n_mels, 201), each of area 1 in Hz (Slaney's normalisation).
+
+    Their corners are n_mels + 2 points evenly apart on the mel scale from 0 to 8000 Hz.
+    """
+    corners = _mel_to_hz(np.linspace(0.0, _hz_to_mel(SAMPLE_RATE / 2), n_mels + 2))
+    bins = np.linspace(0.0, SAMPLE_RATE / 2, _BINS)
+    low, middle, high = corners[:-2, None], corners[1:-1, None], corners[2:, None]
+    triangles = np.maximum(0.0, np.minimum((bins - low) / (middle - low), (high - bins) / (high - middle)))
+    return (triangles * (2.0 / (high - low))).astype(np.float32)
+
+
+# Slaney's scale: 3 mel every 200 Hz up to 1 kHz (15 mel), then 27 mel for a factor of 6.4.
+_MEL_PER_HZ = 3.0 / 200.0
+_BREAK_HZ, _BREAK_MEL = 1000.0, 15.0
+_MEL_PER_LOG = 27.0 / np.log(6.4)
+
+
+def _hz_to_mel(hz: float) -> float:
+    return hz * _MEL_PER_HZ if hz < _BREAK_HZ else _BREAK_MEL + _MEL_PER_LOG * float(np.log(hz / _BREAK_HZ))
+
+
+def _mel_to_hz(mel: NDArray[np.float64]) -> NDArray[np.float64]:
+    above = _BREAK_HZ * np.exp((mel - _BREAK_MEL) / _MEL_PER_LOG)
+    return np.where(mel < _BREAK_MEL, mel / _MEL_PER_HZ, above)
+
+
+@cache
+def _hann() -> NDArray[np.float64]:
+    """Hann's window of 400 samples as one period of a repeating one, not symmetric."""
+    return 0.5 - 0.5 * np.cos(2.0 * np.pi * np.arange(WINDOW) / WINDOW)

@@ -1,0 +1,80 @@
+"""Moonshine on one sound: the samples themselves, in stretches that its context holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from slimrt.search import Append, Encode, Engine, Greedy, Hypothesis, Logits, Task, beam_search, follow
+from slimrt.speech.audio import SAMPLE_RATE, Samples, seconds
+from slimrt.speech.options import Transcription
+from slimrt.speech.records import Segment
+from slimrt.speech.rules import compression_ratio
+from slimrt.speech.silence import quietest
+from slimrt.speech.whisper import Heard
+from slimrt.tokenizer import Tokenizer
+
+LONGEST = 30  # seconds at once
+_TOKENS_PER_SECOND = 6.5  # more than this is a loop (Jeffries et al. 2024, section 3)
+_SHORTEST = SAMPLE_RATE // 10  # samples: the first convolution needs some
+
+
+@dataclass(frozen=True)
+class Moonshine:
+    """One sound under way. start: the decoder's first token; n_ctx: tokens a sequence may hold."""
+
+    engine: Engine
+    tokenizer: Tokenizer
+    start: int
+    n_ctx: int
+    options: Transcription
+    heard: Heard
+
+    def transcribe(self, samples: Samples) -> Task[list[Segment]]:
+        """A segment for each stretch of at most 30 s, cut where it is quietest."""
+        segments: list[Segment] = []
+        for begin, end in stretches(samples):
+            sequence = self.engine.new_sequence()
+            try:
+                part = samples[begin:end]
+                yield Encode(sequence, np.pad(part, (0, max(_SHORTEST - len(part), 0)))[:, None])
+                row = (yield Append([(sequence, [self.start])]))[0]
+                found = yield from self._search(sequence, row, seconds(part))
+            finally:
+                self.engine.free_sequence(sequence)
+            text = self.tokenizer.decode(found.tokens, skip_special_tokens=True).strip()
+            if text:
+                segments.append(
+                    Segment(
+                        len(segments), begin / SAMPLE_RATE, end / SAMPLE_RATE, text, found.tokens, 0.0,
+                        found.score(), compression_ratio(text), 0.0,
+                    )
+                )  # fmt: skip
+            self.heard(end / SAMPLE_RATE)
+        return segments
+
+    def _search(self, sequence: int, row: Logits, duration: float) -> Task[Hypothesis]:
+        limit = max(min(round(duration * _TOKENS_PER_SECOND), self.n_ctx - 1), 1)
+        ends = frozenset(self.tokenizer.eog_ids)
+        if self.options.num_beams == 1:
+            return (yield from follow(sequence, row, _anything, Greedy(), ends, limit))
+        found = yield from beam_search(
+            self.engine, sequence, row, _anything, ends, limit,
+            num_beams=self.options.num_beams, length_penalty=self.options.length_penalty, early_stopping=True,
+        )  # fmt: skip
+        return found[0]
+
+
+def _anything(row: Logits, tokens: object) -> None:
+    """Moonshine has no rules for what may come."""
+
+
+def stretches(samples: Samples) -> list[tuple[int, int]]:
+    """A sound cut into [start, end) samples of at most 30 s, where the second half of each is quietest."""
+    longest, found, start = LONGEST * SAMPLE_RATE, [], 0
+    while len(samples) - start > longest:
+        end = quietest(samples, start + longest // 2, start + longest)
+        found.append((start, end))
+        start = end
+    return [*found, (start, len(samples))]

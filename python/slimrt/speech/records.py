@@ -1,0 +1,60 @@
+"""What transcribing returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slimrt.results import Record
+
+
+@dataclass(frozen=True)
+class Word(Record):
+    """A word, with the space before it. start, end: seconds; probability: mean of its tokens'."""
+
+    word: str
+    start: float
+    end: float
+    probability: float
+
+
+@dataclass(frozen=True)
+class Segment(Record):
+    """A stretch of speech.
+
+    Attributes:
+        id: its number, from 0.
+        start, end: seconds.
+        text, tokens: tokens with the times told.
+        temperature: that the window was decoded with.
+        avg_logprob, compression_ratio, no_speech_prob: of the window; no_speech_prob 0.0 where the model tells none.
+        words: None where not asked for.
+    """
+
+    id: int
+    start: float
+    end: float
+    text: str
+    tokens: tuple[int, ...]
+    temperature: float
+    avg_logprob: float
+    compression_ratio: float
+    no_speech_prob: float
+    words: tuple[Word, ...] | None = None
+
+
+@dataclass(frozen=True)
+class TranscriptionInfo(Record):
+    """About a whole sound.
+
+    Attributes:
+        language: code, as given or detected; None of a model that does not tell.
+        language_probability: 1.0 where it was given.
+        duration: seconds. duration_heard: of them, without skipped silence.
+        seed: that reproduces it.
+    """
+
+    language: str | None
+    language_probability: float
+    duration: float
+    duration_heard: float
+    seed: int

@@ -1,0 +1,111 @@
+"""What Whisper may say next: the published rules of its decoding, as changes of a row of logits."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from slimrt.search import Logits, log_normaliser
+from slimrt.speech.vocabulary import WhisperTokens
+
+SECONDS_PER_TIME = 0.02  # from one timestamp token to the next
+FRAMES_PER_TIME = 2  # mel frames of the same
+
+
+class WhisperRules:
+    """Whisper's rules for the next token (Radford et al. 2022, section 4.5, and the decoding code published with it).
+
+    Suppressed tokens never come, some of them only not at the beginning; no control but <|endoftext|> ever does. With
+    timestamps: the first token is a time, at most max_initial seconds; times come in pairs (the end of a segment and
+    the beginning of the next) with text between; they never go back, and a segment has a length; where all times
+    together are likelier than the likeliest text, it is a time.
+
+    Args:
+        suppress, begin_suppress: ids; begin_suppress None: a lone space, and the end.
+    """
+
+    def __init__(
+        self,
+        tokens: WhisperTokens,
+        n_vocab: int,
+        *,
+        timestamps: bool,
+        suppress: Iterable[int] = (),
+        begin_suppress: Iterable[int] | None = None,
+        max_initial: float | None = 1.0,
+    ):
+        first_time = n_vocab if tokens.timestamps is None else tokens.timestamps
+        controls = range(tokens.end + 1, first_time if timestamps else n_vocab)
+        never = {id for id in suppress if 0 <= id < n_vocab and id != tokens.end} | set(controls)
+        at_start = (*tokens.blank, tokens.end) if begin_suppress is None else begin_suppress
+        self._never = np.array(sorted(never), np.int64)
+        self._at_start = np.array(sorted({id for id in at_start if 0 <= id < n_vocab}), np.int64)
+        self._times = timestamps and tokens.timestamps is not None
+        self._first_time, self._end = first_time, tokens.end
+        self._max_initial = None if max_initial is None else round(max_initial / SECONDS_PER_TIME)
+
+    def __call__(self, row: Logits, tokens: Sequence[int]) -> None:
+        """Change a row of logits (vocab,) in place, given the tokens of this window so far."""
+        row[self._never] = -np.inf
+        if self._times:
+            self._tell_times(row, tokens)
+        elif not tokens:
+            row[self._at_start] = -np.inf
+
+    def _tell_times(self, row: Logits, tokens: Sequence[int]) -> None:
+        first = self._first_time
+        if not tokens:
+            row[:first] = -np.inf
+            if self._max_initial is not None:
+                row[first + self._max_initial + 1 :] = -np.inf
+            return
+        after_time = tokens[-1] >= first
+        if after_time and (len(tokens) < 2 or tokens[-2] >= first):  # a segment has begun: its text comes
+            row[first:] = -np.inf
+            return
+        last = next((token for token in reversed(tokens) if token >= first), None)
+        if after_time:  # a segment has ended: the next one begins, maybe at once, or it is the end
+            row[: self._end] = -np.inf
+        if last is not None:
+            row[first : last if after_time else last + 1] = -np.inf
+        if np.isfinite(row[first:].max(initial=-np.inf)) and log_normaliser(row[first:]) > row[:first].max():
+            row[:first] = -np.inf
+
+
+def compression_ratio(text: str) -> float:
+    """Bytes of a text over those it compresses to: high where it repeats itself."""
+    data = text.encode()
+    return len(data) / len(zlib.compress(data))
+
+
+def pieces(
+    tokens: Sequence[int], first_time: int | None, n_frames: int
+) -> tuple[list[tuple[float, float, list[int]]], int]:
+    """The segments of a window, (start, end, tokens) in seconds from its beginning, and the frames that are done.
+
+    Where a pair of times ends the last whole segment, the next window begins there: what follows was cut off. A single
+    time at the end says that nothing more is spoken in this window.
+
+    Args:
+        tokens: of the window; first_time: <|0.00|>, None where no times are told.
+        n_frames: mel frames of sound in the window.
+    """
+    times = [first_time is not None and token >= first_time for token in tokens]
+    cuts = [i for i in range(1, len(tokens)) if times[i - 1] and times[i]]
+    if first_time is None or not cuts:
+        told = [
+            (token - (first_time or 0)) * SECONDS_PER_TIME for token, time in zip(tokens, times, strict=True) if time
+        ]
+        start = told[0] if told and times[0] else 0.0
+        end = told[-1] if told and told[-1] > start else n_frames / FRAMES_PER_TIME * SECONDS_PER_TIME
+        return [(start, max(start, end), list(tokens))], n_frames
+    complete = times[-2:] == [False, True]
+    found, start = [], 0
+    for cut in [*cuts, len(tokens)] if complete else cuts:
+        part = list(tokens[start:cut])
+        found.append(((part[0] - first_time) * SECONDS_PER_TIME, (part[-1] - first_time) * SECONDS_PER_TIME, part))
+        start = cut
+    done = n_frames if complete else (tokens[start - 1] - first_time) * FRAMES_PER_TIME
+    return found, done

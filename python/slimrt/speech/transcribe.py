@@ -1,0 +1,127 @@
+"""Sounds to text with a loaded model: several are one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from slimrt import _core
+from slimrt.errors import UnsupportedError
+from slimrt.kinds import check_sequences, require
+from slimrt.runtime import Runtime
+from slimrt.search import Task, run
+from slimrt.speech.audio import SAMPLE_RATE, Audio, Samples, load_audio, seconds
+from slimrt.speech.moonshine import Moonshine
+from slimrt.speech.options import Transcription
+from slimrt.speech.records import Segment, TranscriptionInfo, Word
+from slimrt.speech.silence import Skipped
+from slimrt.speech.vocabulary import WhisperTokens
+from slimrt.speech.whisper import Heard, SpeechEngine, Whisper, WhisperModel
+
+Transcript = tuple[list[Segment], TranscriptionInfo]
+
+
+def transcribe(
+    runtime: Runtime, audios: Sequence[Audio], options: Transcription, seed: int, sample_rate: int = SAMPLE_RATE
+) -> list[Transcript]:
+    """The segments of each sound, and about it. Arguments and errors as Model.transcribe."""
+    kind = require(runtime, "whisper", "moonshine", to="transcribe")
+    check_sequences(runtime, options.sequences)
+    make = _whisper_maker(runtime, options) if kind == "whisper" else _moonshine_maker(runtime, options)
+    sounds = [load_audio(audio, sample_rate) for audio in audios]
+    heard = [Skipped.silences_of(one) if options.skip_silence else None for one in sounds]
+    progress = _Progress(options, [seconds(one) for one in sounds])
+    with runtime.use() as engine:
+        tasks = [
+            (options.sequences, _one(make, engine, sound, skipped, seed + i, partial(progress.heard, i)))
+            for i, (sound, skipped) in enumerate(zip(sounds, heard, strict=True))
+        ]
+        return run(engine, tasks, int(runtime.info["n_seqs"]))
+
+
+Maker = Callable[[SpeechEngine, int, Heard], Whisper | Moonshine]
+
+
+def _one(
+    make: Maker, engine: SpeechEngine, sound: Samples, skipped: Skipped | None, seed: int, heard: Heard
+) -> Task[Transcript]:
+    """One sound of a batch."""
+    samples = sound if skipped is None else skipped.samples
+    if skipped is not None:
+        inner = heard
+        heard = lambda time: inner(skipped.original_time(time, ends=True))  # noqa: E731
+    model = make(engine, seed, heard)
+    segments = (yield from model.transcribe(samples)) if len(samples) else []
+    if skipped is not None:
+        segments = [_moved(segment, skipped) for segment in segments]
+    language, probability = None, 0.0
+    if isinstance(model, Whisper):
+        language, probability = model.language, model.language_probability
+    return segments, TranscriptionInfo(language, probability, seconds(sound), seconds(samples), seed)
+
+
+def _moved(segment: Segment, skipped: Skipped) -> Segment:
+    """A segment at its time in the sound with its silences."""
+    words = segment.words and tuple(
+        Word(word.word, skipped.original_time(word.start), skipped.original_time(word.end, ends=True), word.probability)
+        for word in segment.words
+    )
+    start, end = skipped.original_time(segment.start), skipped.original_time(segment.end, ends=True)
+    return replace(segment, start=start, end=end, words=words)
+
+
+def _whisper_maker(runtime: Runtime, options: Transcription) -> Maker:
+    model = whisper_model(runtime)
+    model.tokens.check(options.language, options.task, options.timestamps)
+    if options.word_timestamps and not model.heads:
+        raise UnsupportedError("word timestamps need to know the heads that follow the sound, and this file names none "
+                               "(slimrt.whisper.alignment_heads): convert the model again")  # fmt: skip
+    return lambda engine, seed, heard: Whisper(engine, model, options, seed, heard)
+
+
+def whisper_model(runtime: Runtime) -> WhisperModel:
+    """What the model's file says that decoding needs."""
+    file = _core.GgufFile(str(runtime.source.gguf))
+    keys = set(file.keys())
+
+    def listed(name: str) -> tuple[int, ...] | None:
+        key = f"slimrt.whisper.{name}"
+        return tuple(int(id) for id in file.value(key)) if key in keys else None
+
+    tokens = WhisperTokens.of(runtime.source.tokenizer, runtime.n_vocab)
+    heads = listed("alignment_heads") or ()
+    encoder = runtime.info["encoder"]
+    return WhisperModel(
+        tokens,
+        n_mels=int(encoder["n_inputs"]),
+        n_frames=2 * int(encoder["n_source"]),
+        n_ctx=runtime.n_ctx,
+        n_vocab=runtime.n_vocab,
+        suppress=listed("suppress_tokens") or (),
+        begin_suppress=listed("begin_suppress_tokens"),
+        heads=tuple(zip(heads[::2], heads[1::2], strict=True)),
+    )
+
+
+def _moonshine_maker(runtime: Runtime, options: Transcription) -> Maker:
+    if options.word_timestamps:
+        raise UnsupportedError("Moonshine tells no times of words")
+    if options.language not in (None, "en") or options.task != "transcribe":
+        raise UnsupportedError("Moonshine transcribes English, and nothing else")
+    tokenizer, start = runtime.source.tokenizer, int(runtime.info["decoder_start_token_id"])
+    return lambda engine, seed, heard: Moonshine(engine, tokenizer, start, runtime.n_ctx, options, heard)
+
+
+class _Progress:
+    """Adds up what the sounds of a batch have come to, in hundredths of a second."""
+
+    def __init__(self, options: Transcription, durations: Sequence[float]):
+        self._report = options.on_progress
+        self._done = [0.0] * len(durations)
+        self._total = sum(durations)
+
+    def heard(self, index: int, time: float) -> None:
+        self._done[index] = time
+        if self._report is not None:
+            self._report("transcribe", round(100 * sum(self._done)), round(100 * self._total))

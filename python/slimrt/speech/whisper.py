@@ -1,0 +1,275 @@
+"""Whisper on one sound of any length: windows, temperatures, language, previous text."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from slimrt import _core
+from slimrt.search import (
+    Append,
+    Encode,
+    Engine,
+    Greedy,
+    Hypothesis,
+    Logits,
+    Sampler,
+    Task,
+    beam_search,
+    follow,
+    log_normaliser,
+    together,
+)
+from slimrt.speech.audio import Samples, seconds
+from slimrt.speech.mel import FRAMES_PER_SECOND, HOP, Mel, log_mel
+from slimrt.speech.options import Transcription
+from slimrt.speech.records import Segment, Word
+from slimrt.speech.rules import WhisperRules, compression_ratio, pieces
+from slimrt.speech.vocabulary import WhisperTokens
+from slimrt.speech.words import Aligner, spoken_words
+
+Heard = Callable[[float], object]
+
+
+class SpeechEngine(Engine, Aligner, Protocol):
+    """What Whisper needs of _core.Engine."""
+
+
+@dataclass(frozen=True)
+class WhisperModel:
+    """What a Whisper model file says of itself.
+
+    Attributes:
+        n_mels: channels of the spectrogram. n_frames: mel frames of a window, 30 s but for toys.
+        n_ctx: tokens a sequence may hold. n_vocab: width of a row of logits.
+        suppress, begin_suppress: ids that are never said, or not first; None: the file does not say.
+        heads: (layer, head) of the decoder's attention that follows the sound.
+    """
+
+    tokens: WhisperTokens
+    n_mels: int
+    n_frames: int
+    n_ctx: int
+    n_vocab: int
+    suppress: tuple[int, ...]
+    begin_suppress: tuple[int, ...] | None
+    heads: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """One window. no_speech: probability of silence; probabilities: of each token."""
+
+    tokens: tuple[int, ...]
+    text: str
+    temperature: float
+    avg_logprob: float
+    no_speech: float
+    compression_ratio: float
+    probabilities: tuple[float, ...]
+
+
+@dataclass
+class Whisper:
+    """One sound under way.
+
+    Args:
+        heard: told the seconds of the sound that are done.
+        seed: of what is decoded by chance.
+    """
+
+    engine: SpeechEngine
+    model: WhisperModel
+    options: Transcription
+    seed: int
+    heard: Heard
+    language: str = "en"
+    language_probability: float = 1.0
+    _segments: list[Segment] = field(default_factory=list)
+    _previous: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        tokens = self.model.tokens
+        self._rules = WhisperRules(
+            tokens,
+            self.model.n_vocab,
+            timestamps=self.options.timestamps,
+            suppress=self.model.suppress if self.options.suppress_tokens is None else self.options.suppress_tokens,
+            begin_suppress=self.model.begin_suppress,
+            max_initial=self.options.max_initial_timestamp,
+        )
+        self._times = tokens.timestamps if self.options.timestamps else None
+        if self.options.initial_prompt:
+            self._previous = tokens.encode(" " + self.options.initial_prompt.strip())
+
+    def transcribe(self, samples: Samples) -> Task[list[Segment]]:
+        """The segments of a sound, samples (n,) at 16 kHz."""
+        window = self.model.n_frames
+        mel = log_mel(samples, self.model.n_mels, padding=window * HOP)
+        n_frames, seek = len(mel) - window, 0
+        known = not self.model.tokens.languages or self.options.language is not None
+        self.language = self.options.language or "en"
+        while seek < n_frames:
+            size = min(window, n_frames - seek)
+            sequence = self.engine.new_sequence()
+            try:
+                yield Encode(sequence, _padded(mel[seek : seek + size], window))
+                if not known:
+                    yield from self._detect(sequence)
+                    known = True
+                decoded = yield from self._decode(sequence)
+                seek += self._take(sequence, decoded, seek, size)
+            finally:
+                self.engine.free_sequence(sequence)
+            self.heard(min(min(seek, n_frames) / FRAMES_PER_SECOND, seconds(samples)))
+        return self._segments
+
+    def _detect(self, sequence: int) -> Task[None]:
+        """The language of a window: the likeliest of the language tokens after <|startoftranscript|>."""
+        languages = self.model.tokens.languages
+        row = (yield Append([(sequence, [self.model.tokens.start])]))[0]
+        self.engine.truncate(sequence, 0)
+        scores = row[list(languages.values())]
+        best = int(scores.argmax())
+        self.language = list(languages)[best]
+        self.language_probability = float(np.exp(float(scores[best]) - log_normaliser(scores)))
+
+    def _decode(self, sequence: int) -> Task[Decoded]:
+        """Decode a window, with rising temperature while the thresholds call it a failure."""
+        options, tokens = self.options, self.model.tokens
+        room = self.model.n_ctx // 2
+        prompt = [tokens.start]
+        if tokens.previous is not None and self._previous and room > 1:
+            prompt = [tokens.previous, *self._previous[-(room - 1) :], tokens.start]
+        rest = tokens.instructions(self.language, options.task, options.timestamps)
+        row = (yield Append([(sequence, prompt)]))[0]
+        silence = 0.0 if tokens.no_speech is None else float(np.exp(row[tokens.no_speech] - log_normaliser(row)))
+        if rest:
+            row = (yield Append([(sequence, rest)]))[0]
+        length = len(prompt) + len(rest)
+        limit = max(min(room, self.model.n_ctx - length), 1)
+        decoded = None
+        for temperature in options.temperatures:
+            self.engine.truncate(sequence, length)
+            found = yield from self._search(sequence, row.copy(), temperature, limit)
+            decoded = self._judged(found, temperature, silence)
+            if not self._failed(decoded):
+                break
+        assert decoded is not None  # there is at least one temperature
+        return decoded
+
+    def _search(self, sequence: int, row: Logits, temperature: float, limit: int) -> Task[Hypothesis]:
+        """The likeliest text of a window: greedy or by beams at temperature 0, the best of some random ones above."""
+        options, ends = self.options, frozenset({self.model.tokens.end})
+        if temperature == 0.0 and options.num_beams > 1:
+            found = yield from beam_search(
+                self.engine, sequence, row, self._rules, ends, limit,
+                num_beams=options.num_beams, length_penalty=options.length_penalty, early_stopping=True,
+            )  # fmt: skip
+            return found[0]
+        samplers = [self._sampler(temperature) for _ in range(options.best_of if temperature else 1)]
+        if len(samplers) == 1:
+            return (yield from follow(sequence, row, self._rules, samplers[0], ends, limit))
+        forks: list[int] = []
+        try:
+            forks += [self.engine.fork(sequence) for _ in samplers]
+            found = yield from together(
+                [
+                    follow(fork, row.copy(), self._rules, sampler, ends, limit)
+                    for fork, sampler in zip(forks, samplers, strict=True)
+                ]
+            )
+        finally:
+            for fork in forks:
+                self.engine.free_sequence(fork)
+        return max(found, key=lambda one: one.score(options.length_penalty))
+
+    def _sampler(self, temperature: float) -> Sampler:
+        """Of the whole distribution; each one has a seed of its own."""
+        if temperature == 0.0:
+            return Greedy()
+        self.seed = random.Random(self.seed).getrandbits(62)
+        return _core.Sampler(temperature=temperature, top_k=0, top_p=1.0, min_p=0.0, seed=self.seed)
+
+    def _judged(self, found: Hypothesis, temperature: float, silence: float) -> Decoded:
+        text = self.model.tokens.text(found.tokens).strip()
+        probabilities = tuple(float(np.exp(one)) for one in found.logprobs[: len(found.tokens)])
+        return Decoded(
+            found.tokens, text, temperature, found.score(), silence, compression_ratio(text), probabilities
+        )  # fmt: skip
+
+    def _failed(self, decoded: Decoded) -> bool:
+        """Whether to try again: the text repeats itself, or is unlikely, unless it is unlikely because of silence."""
+        options = self.options
+        unlikely = options.logprob_threshold is not None and decoded.avg_logprob < options.logprob_threshold
+        if unlikely and options.no_speech_threshold is not None and decoded.no_speech > options.no_speech_threshold:
+            return False
+        most = options.compression_ratio_threshold
+        return unlikely or (most is not None and decoded.compression_ratio > most)
+
+    def _silent(self, decoded: Decoded) -> bool:
+        options = self.options
+        if options.no_speech_threshold is None or decoded.no_speech <= options.no_speech_threshold:
+            return False
+        return options.logprob_threshold is None or decoded.avg_logprob <= options.logprob_threshold
+
+    def _take(self, sequence: int, decoded: Decoded, seek: int, size: int) -> int:
+        """Add the segments of a window; returns the frames that are done."""
+        if self._silent(decoded):
+            return size
+        parts, done = pieces(decoded.tokens, self._times, size)
+        offset = seek / FRAMES_PER_SECOND
+        words = self._words(sequence, parts, decoded, offset, size)
+        for index, (start, end, tokens) in enumerate(parts):
+            text = self.model.tokens.text(tokens)
+            if start == end or not text.strip():
+                continue
+            self._previous += tokens
+            self._segments.append(
+                Segment(
+                    len(self._segments), offset + start, offset + end, text, tuple(tokens), decoded.temperature,
+                    decoded.avg_logprob, decoded.compression_ratio, decoded.no_speech, words[index] if words else None,
+                )
+            )  # fmt: skip
+        if not self.options.condition_on_previous_text or decoded.temperature > 0.5:
+            self._previous = []
+        return done if done > 0 else size
+
+    def _words(
+        self,
+        sequence: int,
+        parts: Sequence[tuple[float, float, list[int]]],
+        decoded: Decoded,
+        offset: float,
+        size: int,
+    ) -> list[tuple[Word, ...]]:
+        """The words of each part; nothing where they were not asked for."""
+        if not self.options.word_timestamps:
+            return []
+        tokens = self.model.tokens
+        text = [token for _, _, part in parts for token in part if token < tokens.end]
+        likely = [p for token, p in zip(decoded.tokens, decoded.probabilities, strict=True) if token < tokens.end]
+        spoken = spoken_words(
+            self.engine, sequence, tokens, self.model.heads, self.language, self.options.task, text, likely, size
+        )
+        result: list[tuple[Word, ...]] = []
+        at = left = 0
+        for _, _, part in parts:
+            left += sum(token < tokens.end for token in part)
+            mine = []
+            while at < len(spoken) and left > 0:
+                left -= len(spoken[at].tokens)
+                word = spoken[at].word
+                mine.append(Word(word.word, offset + word.start, offset + word.end, word.probability))
+                at += 1
+            result.append(tuple(mine))
+        return result
+
+
+def _padded(mel: Mel, n_frames: int) -> Mel:
+    """A window of full length: nothing is heard in what is missing."""
+    return np.ascontiguousarray(np.pad(mel, ((0, n_frames - len(mel)), (0, 0))))

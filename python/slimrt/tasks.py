@@ -1,0 +1,167 @@
+"""What models with an encoder are for: sound to text, text to text, forecasts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, Unpack, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slimrt.results import Generation
+from slimrt.runtime import Runtime
+from slimrt.session import TokenIds, as_ids
+from slimrt.speech.audio import SAMPLE_RATE, Audio
+from slimrt.speech.options import TranscribeOptions, Transcription
+from slimrt.speech.records import Segment, TranscriptionInfo
+from slimrt.text2text import Text2Text, Text2TextOptions, prefixed, text2text
+
+Text = str | TokenIds
+
+
+class Tasks:
+    """Methods of slimrt.Model; each is for one kind of model, and says so of the others."""
+
+    _runtime: Runtime
+
+    def _seed_of(self, seed: int | None) -> int:
+        raise NotImplementedError
+
+    @overload
+    def transcribe(
+        self, audio: list[Any], *, sample_rate: int = SAMPLE_RATE, **options: Unpack[TranscribeOptions]
+    ) -> list[tuple[list[Segment], TranscriptionInfo]]: ...
+
+    @overload
+    def transcribe(
+        self, audio: Audio, *, sample_rate: int = SAMPLE_RATE, **options: Unpack[TranscribeOptions]
+    ) -> tuple[list[Segment], TranscriptionInfo]: ...
+
+    def transcribe(
+        self, audio: Any, *, sample_rate: int = SAMPLE_RATE, **options: Unpack[TranscribeOptions]
+    ) -> tuple[list[Segment], TranscriptionInfo] | list[tuple[list[Segment], TranscriptionInfo]]:
+        """What is said in a sound of any length: segments, and about the whole. For Whisper and Moonshine.
+
+        Args:
+            audio: a file (WAV, FLAC, Ogg, MP3, ...; the extra `audio`), or an array (n,) or (n, channels); a list of
+                these gives a list of results, decoded together as far as n_seqs allows.
+            sample_rate: of arrays, Hz; files know theirs.
+            language: a code such as "en"; None: detected in the first 30 s.
+            task: "transcribe", or "translate" to English.
+            timestamps: let the model tell times; without, a segment is a window.
+            word_timestamps: when each word was said, by the attention of the decoder.
+            num_beams: 1: greedy. best_of: texts drawn at temperatures above 0, of which the likeliest is taken. Both
+                take so many of the model's n_seqs. length_penalty: power of the length that a score is divided by.
+            temperature: or several, tried while a text fails: compression_ratio_threshold 2.4 (more repeats itself),
+                logprob_threshold -1.0 (mean of the tokens', less is unlikely). None: no threshold.
+            no_speech_threshold: 0.6; an unlikely text where silence is likelier than this is none.
+            condition_on_previous_text: show the model what was said in the windows before.
+            initial_prompt: text that stands before the first window: names, spelling.
+            max_initial_timestamp: 1.0, seconds into a window by which its first segment begins.
+            suppress_tokens: ids that never come; None: what the file says.
+            skip_silence: leave silences longer than 2 s out; times are those of the sound with them.
+            seed: of what is drawn at temperatures above 0; the i-th sound of a list uses seed + i.
+            on_progress: called as f("transcribe", done, total) in hundredths of a second of sound.
+
+        Moonshine transcribes English, tells no times but those of stretches of 30 s, and is greedy or takes num_beams.
+
+        Raises:
+            AudioError: not a sound, cut off, empty, or with NaN in it. FileNotFoundError: no such file.
+            UnsupportedError: not a model of speech, one that lacks what is asked for, or the extra `audio` is missing.
+            ValueError, TypeError: an option out of its range, or of a wrong kind.
+        """
+        from slimrt.speech.transcribe import transcribe
+
+        settings = Transcription(**options)
+        audios = audio if _several(audio) else [audio]
+        results = transcribe(self._runtime, audios, settings, self._seed_of(settings.seed), sample_rate)
+        return results if _several(audio) else results[0]
+
+    @overload
+    def text2text(self, text: Text, **options: Unpack[Text2TextOptions]) -> Generation: ...
+
+    @overload
+    def text2text(self, text: list[str] | list[list[int]], **options: Unpack[Text2TextOptions]) -> list[Generation]: ...
+
+    def text2text(self, text: Any, **options: Unpack[Text2TextOptions]) -> Generation | list[Generation]:
+        """The text a model of the T5 family makes of another one, such as "summarize: ...".
+
+        Args:
+            text: text, or token ids with their end token; a list of either gives a list, decoded together as far as
+                n_seqs allows.
+            num_beams: 1. More search for a likelier text, and take so many of the model's n_seqs; they go with
+                temperature 0 only. length_penalty: 1.0, power of the length that a score is divided by.
+                early_stopping: end the search with the first num_beams texts.
+            max_tokens: 256. temperature: 0, greedy. Others as Model.generate.
+
+        Raises:
+            UnsupportedError: not a model of the T5 family, or text for one without a tokenizer.
+            ContextOverflowError: the text is longer than the encoder takes.
+            ValueError, TypeError: an option out of its range, or of a wrong kind.
+        """
+        settings, called = Text2Text(**options), time.perf_counter()
+        several = _several(text) and (not text or not isinstance(text[0], (int, np.integer)))
+        sources = [self._source_ids(one) for one in (text if several else [text])]
+        results = text2text(self._runtime, sources, settings, self._seed_of(settings.seed), called)
+        return results if several else results[0]
+
+    def translate(
+        self, text: str | list[str], *, source: str | None = None, target: str | None = None,
+        **options: Unpack[Text2TextOptions],
+    ) -> Generation | list[Generation]:  # fmt: skip
+        """text2text(), with "translate English to German: " in front where source and target are named so."""
+        whole = [prefixed(one, source, target) for one in (text if isinstance(text, list) else [text])]
+        return self.text2text(whole if isinstance(text, list) else whole[0], **options)
+
+    def predict_quantiles(
+        self,
+        series: Any,
+        prediction_length: int | None = None,
+        quantile_levels: Sequence[float] = (0.1, 0.5, 0.9),
+        *,
+        num_samples: int | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+    ) -> NDArray[np.float32]:
+        """Quantiles of the values that follow series: float32 (batch, prediction_length, q). For Chronos and Bolt.
+
+        Args:
+            series: numbers (n,), or several: (batch, n), or a list of (n,) of any lengths. NaN is a missing value.
+            prediction_length: steps; None: what the model was trained for. Beyond that it goes on from its own
+                forecast.
+            quantile_levels: from 0 to 1.
+            num_samples, temperature, top_k, top_p: of Chronos' sample paths; None: what the model says. Chronos-Bolt
+                draws none.
+            seed: makes the paths reproducible; series i uses seed + i.
+
+        Raises:
+            UnsupportedError: not a Chronos model.
+            ValueError, TypeError: no numbers, infinite ones, values missing inside, or an option out of its range.
+        """
+        from slimrt.forecast.predict import predict_quantiles
+
+        return predict_quantiles(
+            self._runtime, series, prediction_length, quantile_levels, num_samples=num_samples,
+            temperature=temperature, top_k=top_k, top_p=top_p, seed=self._seed_of(seed),
+        )  # fmt: skip
+
+    def _source_ids(self, text: Text) -> list[int]:
+        if isinstance(text, str):
+            return self._runtime.source.tokenizer.encode(text)
+        return as_ids(text, self._runtime.n_vocab)
+
+
+def _several(given: Any) -> bool:
+    """Whether a list of inputs was given, not one."""
+    return isinstance(given, list)
+
+
+def continues_texts(runtime: Runtime) -> None:
+    """UnsupportedError for a model that has an encoder: there is nothing to continue without a source."""
+    from slimrt.kinds import require
+
+    if runtime.info.get("encoder") is not None:
+        require(runtime, "text", to="continue a text")

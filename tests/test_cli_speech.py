@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""slimrt transcribe, translate, text2text and forecast, with scripted engines."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import numpy as np
+import pytest
+
+from scripted import at, said, scripted_model, whisper_file
+from slimrt.cli import main
+from slimrt.cli.forecast import read_series
+from slimrt.speech.records import Segment
+from slimrt.speech.subtitles import as_srt, as_txt, as_vtt
+from test_forecast import CHRONOS, INFO, chronos_file, repeating
+from test_text2text import INFO as T5_INFO
+from test_text2text import path as t5_path  # noqa: F401  a fixture
+from test_text2text import reversing
+from test_transcribe import ScriptedEngine, Speaker, constant, sound
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """Opens scripted models in place of real ones; notes how."""
+    seen = {}
+
+    def use(path, make):
+        def open_model(args, source, n_ctx, n_seqs=1):
+            seen["n_seqs"] = n_seqs
+            return scripted_model(source.path, make(n_seqs))
+
+        for verb in ("transcribe", "text2text", "forecast"):
+            monkeypatch.setattr(f"slimrt.cli.{verb}.open_model", open_model)
+        return str(path), seen
+
+    return use
+
+
+@pytest.fixture
+def whisper(opened, tmp_path):
+    text = constant([at(0.2), *said(" Hello there."), at(1.4), at(1.4), *said(" Bye"), at(2.0)])
+    return opened(whisper_file(tmp_path / "whisper.gguf"), lambda n_seqs: Speaker(text, n_seqs=n_seqs))
+
+
+@pytest.fixture
+def wavs(tmp_path):
+    soundfile = pytest.importorskip("soundfile")
+    paths = [tmp_path / "one.wav", tmp_path / "two.wav"]
+    for i, path in enumerate(paths):
+        soundfile.write(path, sound((2.0 + i, 0.3)), 16000)
+    return [str(path) for path in paths]
+
+
+def test_formats(whisper, wavs, capsys):
+    model, _ = whisper
+    outputs = {}
+    for form in ("txt", "srt", "vtt", "json"):
+        assert main(["transcribe", model, wavs[0], "--format", form, "-q"]) == 0
+        outputs[form] = capsys.readouterr().out
+    assert outputs["txt"] == "Hello there.\nBye\n"
+    assert outputs["srt"].startswith("1\n00:00:00,200 --> 00:00:01,400\nHello there.\n\n2\n00:00:01,400 -->")
+    assert outputs["vtt"].startswith("WEBVTT\n\n00:00:00.200 --> 00:00:01.400\nHello there.\n\n")
+    record = json.loads(outputs["json"])
+    assert (record["text"], record["language"], record["duration"]) == ("Hello there. Bye", "en", 2.0)
+    assert [segment["end"] for segment in record["segments"]] == [pytest.approx(1.4), pytest.approx(2.0)]
+
+
+def test_several_sounds(whisper, wavs, capsys, tmp_path):
+    model, seen = whisper
+    assert main(["transcribe", "-m", model, *wavs, "--num-beams", "3", "-q"]) == 0
+    assert capsys.readouterr().out == "".join(f"{path}:\nHello there.\nBye\n" for path in wavs)
+    assert seen["n_seqs"] == 6
+    folder = tmp_path / "out"
+    folder.mkdir()
+    assert main(["transcribe", model, *wavs, "--format", "srt", "-o", str(folder), "-q"]) == 0
+    assert sorted(path.name for path in folder.iterdir()) == ["one.srt", "two.srt"]
+    assert main(["transcribe", model, *wavs, "--json", "--word-timestamps", "-q"]) == 0
+    records = json.loads(capsys.readouterr().out)
+    assert [record["audio"] for record in records] == wavs
+    assert records[0]["segments"][0]["words"][0]["word"] == " Hello"
+
+
+def test_wrong_usage_and_errors(whisper, wavs, capsys, tmp_path):
+    model, _ = whisper
+    for wrong in (["transcribe", model], ["transcribe", model, *wavs, "--format", "srt"]):
+        with pytest.raises(SystemExit, match="2"):
+            main(wrong)
+    (tmp_path / "bad.wav").write_text("no sound")
+    capsys.readouterr()
+    assert main(["transcribe", model, str(tmp_path / "bad.wav")]) == 1
+    assert "bad.wav: not a sound that can be read" in capsys.readouterr().err
+    assert main(["transcribe", model, wavs[0], "-o", str(tmp_path / "absent")]) == 1
+    assert "absent: no such directory" in capsys.readouterr().err
+    assert main(["transcribe", model, wavs[0], "-l", "xx"]) == 1
+    assert "language 'xx' is not supported" in capsys.readouterr().err
+
+
+def test_cues_cannot_break_their_file():
+    segment = Segment(0, 3599.9996, 3661.5, " a --> b\n\n c", (), 0.0, 0.0, 0.0, 0.0)
+    assert as_srt([segment]) == "1\n01:00:00,000 --> 01:01:01,500\na -> b c\n\n"
+    assert as_vtt([]) == "WEBVTT\n\n" and as_txt([]) == as_srt([]) == ""
+
+
+def test_text2text_and_translate(opened, t5_path, capsys, tmp_path):  # noqa: F811
+    model, seen = opened(t5_path, lambda n_seqs: ScriptedEngine(reversing, n_seqs=n_seqs, **T5_INFO))
+    assert main(["text2text", model, "-p", "a b c"]) == 0
+    assert capsys.readouterr().out == "c b a\n" and seen["n_seqs"] == 1
+    (tmp_path / "lines.txt").write_text("a b\n\nc d\n")
+    assert main(["translate", model, "-f", str(tmp_path / "lines.txt")]) == 0
+    assert capsys.readouterr().out == "b a\nd c\n" and seen["n_seqs"] == 8  # 4 beams for each
+    assert main(["text2text", model, "-p", "a b c", "--json", "-n", "1"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["text"] == "c" and "cut off at 1 tokens" in captured.err
+    (tmp_path / "lines.txt").write_text("\n")
+    assert main(["text2text", model, "-f", str(tmp_path / "lines.txt")]) == 1
+    assert "no text in it" in capsys.readouterr().err
+
+
+@pytest.fixture
+def chronos(opened, tmp_path):
+    path = chronos_file(tmp_path / "chronos.gguf", CHRONOS | {"kind": "t5"})
+    return opened(path, lambda n_seqs: ScriptedEngine(repeating, n_seqs=n_seqs, **INFO))
+
+
+def test_forecast(chronos, capsys, tmp_path, monkeypatch):
+    model, _ = chronos
+    table = tmp_path / "series.csv"
+    table.write_text("day,a,b\n2020-01-01,1,10\n2020-01-02,2,\n2020-01-03,3,30\n".replace(",\n", ",20\n"))
+    assert main(["forecast", model, str(table), "-n", "3", "--quantiles", "0.1,0.9", "--seed", "1"]) == 0
+    rows = list(csv.reader(io.StringIO(capsys.readouterr().out)))
+    assert rows[0] == ["step", "0.1", "0.9"] and [row[0] for row in rows[1:]] == ["1", "2", "3"]
+    both = ["forecast", model, str(table), "--column", "a", "--column", "3", "--seed", "1"]
+    assert main([*both, "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert list(record["series"]) == ["a", "b"] and record["horizon"] == 6
+    assert np.array(record["series"]["b"]).shape == (6, 3)
+    assert main([*both, "-o", str(tmp_path / "out.csv")]) == 0
+    assert (tmp_path / "out.csv").read_text().startswith("series,step,0.1,0.5,0.9\na,1,")
+    assert main(["forecast", model, str(table), "--column", "day"]) == 1
+    assert "column day is not numbers: see row 2" in capsys.readouterr().err
+
+
+def test_forecast_plot(chronos, capsys, tmp_path):
+    pytest.importorskip("matplotlib")
+    model, _ = chronos
+    (tmp_path / "s.csv").write_text("1\n2\n3\n")
+    assert main(["forecast", model, str(tmp_path / "s.csv"), "--plot", str(tmp_path / "p.png")]) == 0
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_columns_of_a_table():
+    text = "time,x,note,y\n1,1.5,a,\n2,nan,b,4\n"
+    assert list(read_series(text, "t", None)) == ["y"]
+    x = read_series(text, "t", ["x"])["x"]
+    assert x[0] == 1.5 and np.isnan(x[1])
+    assert read_series("1\n2\n", "t", None)["1"].tolist() == [1.0, 2.0]
+    for columns, why in [(["z"], "no column z; there are time, x, note, y"), (["note"], "not numbers: see row 2")]:
+        with pytest.raises(ValueError, match=why):
+            read_series(text, "t", columns)
+    for empty in ("", "a,b\n", "a\nx\n"):
+        with pytest.raises(ValueError, match="no rows|no column of numbers"):
+            read_series(empty, "t", None)

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Forecasts: the parts before and behind the engine, against chronos-forecasting where it is installed."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+from conftest import third_party
+from scripted import ScriptedEngine, scripted_model, write_gguf
+from slimrt.errors import ContextOverflowError
+from slimrt.forecast.bolt import Bolt, ResidualBlock
+from slimrt.forecast.chronos import Chronos
+from slimrt.forecast.predict import enough_context
+from slimrt.forecast.series import as_series
+from slimrt.source import ModelSource
+
+CHRONOS = {"context_length": 16, "prediction_length": 6, "low_limit": -15.0, "high_limit": 15.0, "n_special_tokens": 2,
+           "n_tokens": 63, "num_samples": 8, "temperature": 1.0, "top_k": 50, "top_p": 1.0, "use_eos_token": True,
+           "eos_token_id": 1, "pad_token_id": 0}  # fmt: skip
+INFO = {"architecture": "t5", "decoder_start_token_id": 0, "n_vocab": 63,
+        "encoder": {"n_source": 512, "inputs": "tokens", "n_inputs": 0}}  # fmt: skip
+
+
+def chronos_file(path, config):
+    return write_gguf(path, "t5", {f"slimrt.chronos.{key}": value for key, value in config.items()})
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return chronos_file(tmp_path_factory.mktemp("chronos") / "chronos.gguf", CHRONOS | {"kind": "t5"})
+
+
+def passengers() -> np.ndarray:
+    with third_party("series/prophet_example_air_passengers.csv").open() as file:
+        return np.array([float(row["y"]) for row in csv.DictReader(file)])
+
+
+def test_values_become_bins_and_bins_values():
+    model = Chronos(**CHRONOS)
+    series = np.array([1.0, -2.0, 3.0, 2.0], np.float32)
+    tokens, scale = model.encode(series)
+    assert scale == 2.0 and tokens[-1] == 1 and len(tokens) == 5  # the mean magnitude; the end token
+    back = model.decode(tokens[:-1].astype(np.int64), scale)
+    np.testing.assert_allclose(back, series, atol=scale * (model.centers[1] - model.centers[0]) / 2)
+    assert model.encode(np.zeros(3, np.float32))[1] == 1.0
+    far, _ = model.encode(np.array([0.001] * 200 + [9.0], np.float32)[-16:])
+    assert far[-2] == model.n_tokens - 1  # beyond the last bin
+
+
+def test_series_of_every_kind():
+    assert [row.tolist() for row in as_series([1, 2, 3])] == [[1, 2, 3]]
+    assert [row.tolist() for row in as_series([[1, 2], [3]])] == [[1, 2], [3]]
+    assert [row.tolist() for row in as_series(np.arange(4.0).reshape(2, 2))] == [[0, 1], [2, 3]]
+    assert [row.tolist() for row in as_series([np.nan, np.nan, 5.0])] == [[5.0]]
+    for bad in ([], [[]], [np.nan], [1.0, np.inf], np.zeros((2, 2, 2))):
+        with pytest.raises(ValueError, match="series|value"):
+            as_series(bad)
+    with pytest.raises(TypeError, match="series 0 is not numbers"):
+        as_series(["a", "b"])
+
+
+def repeating(source, tokens):
+    """The last value of the series again and again, or by chance one bin more."""
+    row = np.full(63, -30.0, np.float32)
+    row[[source[-2], source[-2] + 1]] = 0.0
+    row[1] = 50.0  # the end, which never comes
+    return row
+
+
+def test_sample_paths(path):
+    engine = ScriptedEngine(repeating, n_seqs=3, **INFO)
+    model = scripted_model(path, engine)
+    quantiles = model.predict_quantiles([1.0, 2.0, 3.0], 4, (0.0, 0.5, 1.0), seed=1)
+    assert quantiles.shape == (1, 4, 3) and quantiles.dtype == np.float32
+    step = 2.0 * (30 / 59)
+    assert set(np.round((quantiles - quantiles.min()) / step, 3).ravel()) <= {0.0, 0.5, 1.0}
+    assert engine.encodes == [1] and engine.most == 4 and not engine.live  # 8 paths, 3 at a time, and what they share
+    np.testing.assert_array_equal(quantiles, model.predict_quantiles([1.0, 2.0, 3.0], 4, (0.0, 0.5, 1.0), seed=1))
+    batch = model.predict_quantiles([[1.0, 2.0, 3.0], [5.0, 5.0]], num_samples=2, seed=1)
+    assert batch.shape == (2, 6, 3)
+
+
+def test_a_long_horizon_goes_on_from_the_median(path):
+    engine = ScriptedEngine(repeating, n_seqs=2, **INFO)
+    quantiles = scripted_model(path, engine).predict_quantiles([1.0, 2.0, 3.0], 14, (0.5,), top_k=1)
+    assert quantiles.shape == (1, 14, 1) and engine.encodes == [1, 1, 1] and not engine.live
+
+
+def test_the_context_is_no_larger_than_a_forecast(path, tmp_path):
+    assert enough_context(ModelSource(path)) == 32  # 6 steps, in whole blocks
+    assert enough_context(ModelSource(write_gguf(tmp_path / "t5.gguf", "t5", {}))) == 0
+    model = scripted_model(path, ScriptedEngine(repeating, **INFO | {"n_ctx": 4}))
+    with pytest.raises(ContextOverflowError, match="a forecast of 6 steps does not fit the context of 4"):
+        model.predict_quantiles([1.0, 2.0])
+
+
+def test_columns_of_a_data_frame_are_series():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"a": [1.0, 2.0], "b": [3.0, None]})
+    assert [row[0] for row in as_series(frame)] == [1.0, 3.0] and len(as_series(frame["a"])) == 1
+
+
+def test_what_cannot_be_forecast(path):
+    model = scripted_model(path, ScriptedEngine(repeating, **INFO))
+    with pytest.raises(ValueError, match="missing .NaN. inside a series: fill them in"):
+        model.predict_quantiles([1.0, np.nan, 2.0])
+    with pytest.raises(ValueError, match="quantile_levels"):
+        model.predict_quantiles([1.0, 2.0], quantile_levels=(0.5, 1.5))
+    with pytest.raises(ValueError, match="prediction_length must be at least 1"):
+        model.predict_quantiles([1.0, 2.0], 0)
+    with pytest.raises(ValueError, match="num_samples must be at least 1"):
+        model.predict_quantiles([1.0, 2.0], num_samples=0)
+
+
+def random_bolt(arcsinh: bool = False) -> Bolt:
+    rng = np.random.default_rng(0)
+
+    def block(inputs, outputs):
+        shapes = [(7, inputs), (7,), (outputs, 7), (outputs,), (outputs, inputs), (outputs,)]
+        return ResidualBlock(*(rng.normal(size=shape).astype(np.float32) for shape in shapes))
+
+    return Bolt(32, 8, 4, 4, (0.1, 0.5, 0.9), arcsinh, np.ones(6, np.float32), block(8, 6), block(6, 24))
+
+
+@pytest.mark.parametrize("arcsinh", [False, True])
+def test_patches_by_plain_loops(arcsinh):
+    bolt = random_bolt(arcsinh)
+    series = np.random.default_rng(1).normal(size=50).astype(np.float32) * 5 + 20
+    series[40] = np.nan
+    rows, (mean, deviation) = bolt.patches(series)
+    context = series[-32:]
+    seen = [value for value in context.tolist() if value == value]
+    assert mean == pytest.approx(sum(seen) / len(seen), rel=1e-5)
+    assert deviation == pytest.approx(np.std(seen), rel=1e-5)
+    assert rows.shape == (9, 6) and (rows[-1] == 1).all()
+    for patch in range(8):
+        values = [(value - mean) / deviation for value in context[4 * patch : 4 * patch + 4].tolist()]
+        values = [float(np.arcsinh(value)) for value in values] if arcsinh else values
+        x = np.array([0.0 if v != v else v for v in values] + [float(v == v) for v in values])
+        hidden = np.maximum(bolt.into.hidden @ x + bolt.into.hidden_bias, 0)
+        wanted = bolt.into.output @ hidden + bolt.into.output_bias + bolt.into.residual @ x + bolt.into.residual_bias
+        np.testing.assert_allclose(rows[patch], wanted, rtol=2e-4, atol=2e-4)
+    assert len(bolt.patches(series[:5])[0]) == 3  # two patches, the first one with three values missing
+    with pytest.raises(ValueError, match="4 values or more are missing"):
+        bolt.patches(np.r_[np.ones(8), [np.nan] * 4, np.ones(4)].astype(np.float32))
+    constant, scales = bolt.patches(np.full(8, 3.0, np.float32))
+    assert scales == (3.0, pytest.approx(1e-5)) and np.isfinite(constant).all()
+
+
+def test_other_levels_are_between_the_trained_ones():
+    bolt = random_bolt()
+    forecast = np.array([[[1.0], [2.0], [4.0]]], np.float32)
+    np.testing.assert_array_equal(bolt.at_levels(forecast, [0.9, 0.1]), [[[4.0, 1.0]]])
+    assert bolt.at_levels(forecast, [0.0, 0.5, 1.0]).tolist() == [[[1.0, 2.0, 4.0]]]
+
+
+BOLT_NAMES = {"input_patch_embedding": "input", "output_patch_embedding": "output"}
+
+
+def bolt_file(folder, target):
+    """A GGUF file with what the front end reads of a Chronos-Bolt model."""
+    safetensors = pytest.importorskip("safetensors.numpy")
+    config = json.loads((folder / "config.json").read_text())["chronos_config"]
+    state = safetensors.load_file(folder / "model.safetensors")
+    tensors = {"token_embd.weight": state["shared.weight"]}
+    for name, tensor in state.items():
+        parts = name.split(".")
+        if parts[0] in BOLT_NAMES:
+            tensors[f"slimrt.bolt.{BOLT_NAMES[parts[0]]}.{parts[1].removesuffix('_layer')}.{parts[2]}"] = tensor
+    fields = {f"slimrt.chronos.{key}": value for key, value in config.items()} | {"slimrt.chronos.kind": "bolt"}
+    return write_gguf(target, "t5", fields, tensors)
+
+
+@pytest.mark.oracle
+def test_bolt_is_chronos_forecasting(tmp_path):
+    """The whole pipeline, with the encoder and decoder of transformers: a quantile grid, batches, long horizons."""
+    torch, chronos = pytest.importorskip("torch"), pytest.importorskip("chronos")
+    from hf_engine import t5_engine
+
+    folder = third_party("models/dummy-chronos-bolt-model")
+    theirs = chronos.ChronosBoltPipeline.from_pretrained(folder, dtype=torch.float32)
+    engine = t5_engine(theirs.model, n_seqs=4)
+    model = scripted_model(bolt_file(folder, tmp_path / "bolt.gguf"), engine)
+    series = passengers()
+    gap = series.copy()
+    gap[100:105] = np.nan
+    batch = [series, series[:37], gap, series[::-1][:90]]
+    tensors = [torch.tensor(row.copy(), dtype=torch.float32) for row in batch]
+    for horizon in (24, 64, 150):
+        for levels in ((0.1, 0.5, 0.9), (0.05, 0.25, 0.5, 0.99)):
+            with torch.no_grad():
+                wanted, _ = theirs.predict_quantiles(tensors, prediction_length=horizon, quantile_levels=list(levels))
+            ours = model.predict_quantiles(batch, horizon, levels)
+            scale = np.abs(wanted.numpy()).max()
+            np.testing.assert_allclose(ours / scale, wanted.numpy() / scale, atol=1e-4, err_msg=f"{horizon} {levels}")
+    assert not engine.live
+    with pytest.raises(ValueError, match="Chronos-Bolt draws no samples"):
+        model.predict_quantiles(series, num_samples=3)
+
+
+@pytest.mark.oracle
+def test_chronos_is_chronos_forecasting(tmp_path):
+    """The likeliest path (top_k 1), since theirs and ours do not draw alike; and bins of real series."""
+    torch, chronos = pytest.importorskip("torch"), pytest.importorskip("chronos")
+    from hf_engine import t5_engine
+
+    folder = third_party("models/dummy-chronos-model")
+    theirs = chronos.ChronosPipeline.from_pretrained(folder, dtype=torch.float32)
+    config = json.loads((folder / "config.json").read_text())["chronos_config"]
+    own = {key: value for key, value in (config | config["tokenizer_kwargs"]).items() if key in CHRONOS}
+    series = passengers()
+    ids, _, scale = theirs.tokenizer.context_input_transform(torch.tensor(series, dtype=torch.float32)[None])
+    tokens, ours_scale = Chronos(**own).encode(series.astype(np.float32))
+    assert tokens.tolist() == ids[0].tolist() and ours_scale == pytest.approx(float(scale[0]), rel=1e-6)
+    engine = t5_engine(theirs.model.model, n_seqs=4)
+    model = scripted_model(chronos_file(tmp_path / "c.gguf", own | {"kind": "t5"}), engine)
+    batch = [series, series[:50]]
+    wanted, _ = theirs.predict_quantiles(
+        [torch.tensor(row) for row in batch], prediction_length=80, quantile_levels=[0.1, 0.5], top_k=1, num_samples=3
+    )
+    ours = model.predict_quantiles(batch, 80, (0.1, 0.5), top_k=1, num_samples=3)
+    np.testing.assert_allclose(ours, wanted.numpy(), rtol=1e-4)

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Text to text: against transformers' generate() on a tiny random T5, and what is promised beyond the numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from scripted import ScriptedEngine, scripted_model, write_gguf
+from slimrt.errors import ContextOverflowError, UnsupportedError
+from vocabularies import ggml
+
+PAD, EOS, N_VOCAB = 0, 1, 40
+INFO = {"architecture": "t5", "decoder_start_token_id": 0, "n_vocab": N_VOCAB,
+        "encoder": {"n_source": 512, "inputs": "tokens", "n_inputs": 0}}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    letters = ["\u2581" + c for c in "abcdefghijklmnopqr"] + list("abcdefghijklmnopqr")
+    tokens = ["<pad>", "</s>", "<unk>", "\u2581", *letters]
+    fields = ggml(model="t5", tokens=tokens, token_type=[3, 3, 2, *[1] * (len(tokens) - 3)],
+                  scores=[0.0, 0.0, 0.0, *[-float(i) for i in range(len(tokens) - 3)]],
+                  eos_token_id=EOS, padding_token_id=PAD, unknown_token_id=2, add_eos_token=True, add_bos_token=False,
+                  add_space_prefix=True, remove_extra_whitespaces=True)  # fmt: skip
+    return write_gguf(tmp_path_factory.mktemp("t5") / "t5.gguf", "t5", fields)
+
+
+def reversing(source, tokens):
+    """The source backwards, without its end token."""
+    row = np.zeros(N_VOCAB, np.float32)
+    wanted = [*source[-2::-1].tolist(), EOS]
+    row[wanted[min(len(tokens) - 1, len(wanted) - 1)]] = 20
+    return row
+
+
+def test_a_text_and_a_list(path):
+    engine = ScriptedEngine(reversing, n_seqs=3, **INFO)
+    model = scripted_model(path, engine)
+    result = model.text2text("a b c d")
+    assert result.text == "d c b a" and result.finish_reason == "stop" and not result.truncated
+    assert (result.usage.prompt_tokens, result.usage.completion_tokens) == (5, 4)
+    assert result.timings.ttft > 0 and result.timings.prefill_tok_s > 0
+    results = model.text2text(["a b", "c d e", "f g", "h"])
+    assert [one.text for one in results] == ["b a", "e d c", "g f", "h"]
+    assert engine.encodes == [1, 3, 1]
+    assert model.text2text([]) == [] and model.text2text([5, 4, EOS]).tokens == (4, 5)
+    assert model.text2text("a b c d", max_tokens=2).finish_reason == "length"
+    assert model.text2text("a b c d", stop=" b").text == "d c"
+
+
+def test_beams(path):
+    engine = ScriptedEngine(reversing, n_seqs=4, **INFO)
+    model = scripted_model(path, engine)
+    results = model.text2text(["a b", "c d e"], num_beams=4)
+    assert [one.text for one in results] == ["b a", "e d c"] and not engine.live
+    assert [one.usage.completion_tokens for one in results] == [2, 3] and results[0].finish_reason == "stop"
+    with pytest.raises(ValueError, match="num_beams or best_of 5.*n_seqs=5"):
+        model.text2text("a", num_beams=5)
+    for bad in ({"temperature": 0.5}, {"stop": "x"}, {"logprobs": 2}):
+        with pytest.raises(ValueError, match=f"{next(iter(bad))}=.*does not go with num_beams=2"):
+            model.text2text("a", num_beams=2, **bad)
+
+
+def test_translate_puts_the_languages_in_front(path):
+    model = scripted_model(path, ScriptedEngine(lambda source, tokens: reversing(source, tokens), **INFO))
+    plain = model.translate("a b")
+    told = model.translate("a b", source="aa", target="bb")
+    assert plain.text == "b a" and told.usage.prompt_tokens > plain.usage.prompt_tokens
+    with pytest.raises(ValueError, match="both languages"):
+        model.translate("a b", source="aa")
+
+
+def test_what_does_not_fit_or_is_not_for_it(path):
+    model = scripted_model(path, ScriptedEngine(reversing, **INFO))
+    with pytest.raises(ContextOverflowError, match="513 tokens, the encoder takes 512"):
+        model.text2text([5] * 513)
+    with pytest.raises(ValueError, match="not in the vocabulary"):
+        model.text2text([5, N_VOCAB])
+    with pytest.raises(ValueError, match="no tokens"):
+        model.text2text([[]])
+    with pytest.raises(UnsupportedError, match="is a t5 model and cannot transcribe.*use text2text"):
+        model.transcribe(np.zeros(16000, np.float32))
+    with pytest.raises(UnsupportedError, match="cannot continue a text.*use text2text"):
+        model.stream("a")
+
+
+@pytest.fixture(scope="module")
+def tiny_t5():
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(1)
+    config = transformers.T5Config(
+        vocab_size=N_VOCAB, d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2, initializer_factor=2.0,
+        decoder_start_token_id=0, pad_token_id=PAD, eos_token_id=EOS, tie_word_embeddings=False,
+    )  # fmt: skip
+    model = transformers.T5ForConditionalGeneration(config).eval()
+    with torch.no_grad():  # the end is nearly as likely as tokens that come often
+        model.lm_head.weight.normal_(0, 0.5)
+        said = model.generate(torch.arange(3, 35).reshape(8, 4), max_new_tokens=12, do_sample=False)
+        often = torch.bincount(said[:, 2:].flatten(), minlength=N_VOCAB).argmax()
+        model.lm_head.weight[EOS] = 0.9 * model.lm_head.weight[often]
+    return model
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("beams", [1, 2, 4])
+@pytest.mark.parametrize("penalty", [0.0, 1.0, 2.0])
+@pytest.mark.parametrize("early", [False, True])
+def test_results_are_those_of_hugging_face(path, tiny_t5, beams, penalty, early):
+    if beams == 1 and (penalty != 1.0 or early):
+        pytest.skip("greedy search has neither")
+    torch = pytest.importorskip("torch")
+    from hf_engine import t5_engine
+
+    model = scripted_model(path, t5_engine(tiny_t5, n_seqs=2 * beams))
+    rng = np.random.default_rng(0)
+    ended = 0
+    for _ in range(8):
+        source = [*rng.integers(3, N_VOCAB, 6).tolist(), EOS]
+        ours = model.text2text(source, num_beams=beams, length_penalty=penalty, early_stopping=early, max_tokens=12)
+        with torch.no_grad():
+            options = {"length_penalty": penalty, "early_stopping": early} if beams > 1 else {}
+            theirs = tiny_t5.generate(
+                torch.tensor([source]), num_beams=beams, max_new_tokens=12, do_sample=False, **options
+            )[0].tolist()[1:]
+        wanted = theirs[: theirs.index(EOS)] if EOS in theirs else theirs
+        assert list(ours.tokens) == wanted, source
+        ended += ours.finish_reason == "stop"
+    assert ended > 0 or beams == 1 or (penalty >= 1 and not early)  # then longer ones win

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Transcribing with an engine that says what a script says: windows, temperatures, language, batches, words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from scripted import (
+    DE,
+    EN,
+    END,
+    N_VOCAB,
+    NO_SPEECH,
+    NO_TIMES,
+    PREVIOUS,
+    START,
+    TRANSCRIBE,
+    TRANSLATE,
+    ScriptedEngine,
+    after_instructions,
+    at,
+    likely,
+    said,
+    scripted_model,
+    whisper_file,
+)
+from slimrt.errors import AudioError, UnsupportedError
+from slimrt.speech.audio import SAMPLE_RATE
+
+Script = Callable[[float, list[int]], list[int]]
+
+
+def loudness(window: np.ndarray) -> float:
+    """What of a sound the script knows a window by: where its first frames are loud, how loud."""
+    return round(float(window[5].max()), 1)
+
+
+def sound(*parts: tuple[float, float]) -> np.ndarray:
+    """(seconds, amplitude) of a tone each, float32 at 16 kHz."""
+    waves = [np.sin(np.arange(round(s * SAMPLE_RATE)) * 0.3) * amplitude for s, amplitude in parts]
+    return np.concatenate(waves).astype(np.float32)
+
+
+class Speaker(ScriptedEngine):
+    """Says script(n) in the n-th window that is encoded; the text is as likely as `logit` makes it."""
+
+    def __init__(self, script, *, n_seqs=1, logit=20.0, language=EN, silence=0.0):
+        super().__init__(self._say, n_seqs=n_seqs, n_ctx=448, n_vocab=N_VOCAB, architecture="whisper",
+                         encoder={"n_source": 1500, "inputs": "mel", "n_inputs": 80})  # fmt: skip
+        self._script, self._logit, self._language, self._silence = script, logit, language, silence
+        self.windows: list[np.ndarray] = []
+        self.prompts: list[list[int]] = []
+
+    def encode(self, items) -> None:
+        super().encode(items)
+        for sequence, window in items:
+            assert window.shape == (3000, 80) and window.dtype == np.float32
+            self.windows.append(window)
+            self.live[sequence][0] = len(self.windows) - 1
+
+    def _say(self, window, tokens):
+        if tokens[-1] == START:
+            row = likely(self._language)
+            row[NO_SPEECH] = 20.0 + np.log(self._silence / (1 - self._silence)) if self._silence else -50.0
+            return row
+        so_far = after_instructions(tokens)
+        if so_far == []:
+            self.prompts.append(tokens)
+        text = [*self._script(window), END] if so_far is not None else [0]
+        return likely(text[len(so_far)] if so_far is not None and len(so_far) < len(text) else END, self._logit)
+
+    def alignment(self, sequence, tokens, heads):
+        assert self.live[sequence][1] == [] and heads == [(0, 0), (0, 1)]
+        weights = np.full((len(heads), len(tokens), 1500), 1e-4, np.float32)
+        for i in range(len(tokens)):  # from the token before the text on, each looks at the next 0.2 s
+            start = 10 * max(i - tokens.tolist().index(NO_TIMES), 0)
+            weights[:, i, start : start + 10] = 0.1
+        return weights
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return whisper_file(tmp_path_factory.mktemp("whisper") / "whisper.gguf")
+
+
+def constant(tokens: list[int]):
+    return lambda window: tokens
+
+
+HELLO = [at(0.2), *said(" hello there"), at(1.4)]
+
+
+def test_a_short_sound(path):
+    engine = Speaker(constant(HELLO))
+    segments, info = scripted_model(path, engine).transcribe(sound((2.0, 0.3)))
+    assert [(s.id, s.start, s.end, s.text) for s in segments] == [
+        (0, pytest.approx(0.2), pytest.approx(1.4), " hello there")
+    ]
+    assert segments[0].tokens == tuple(HELLO) and segments[0].temperature == 0.0 and segments[0].words is None
+    assert segments[0].avg_logprob == pytest.approx(0.0, abs=1e-4) and segments[0].no_speech_prob < 1e-9
+    assert (info.language, info.duration, info.duration_heard) == ("en", 2.0, 2.0) and info.language_probability > 0.99
+    assert engine.prompts == [[START, EN, TRANSCRIBE]] and not engine.live
+    assert engine.windows[0][199].max() > 0 and (engine.windows[0][200:] == 0).all()  # nothing is heard after the end
+
+
+def test_language_and_task_are_forced_or_detected(path):
+    engine = Speaker(constant(HELLO), language=DE)
+    _, info = scripted_model(path, engine).transcribe(sound((1.0, 0.3)))
+    assert info.language == "de" and engine.prompts == [[START, DE, TRANSCRIBE]] and engine.encodes == [1]
+    engine = Speaker(constant(HELLO), language=DE)
+    _, info = scripted_model(path, engine).transcribe(sound((1.0, 0.3)), language="en", task="translate")
+    assert (info.language, info.language_probability) == ("en", 1.0) and engine.prompts == [[START, EN, TRANSLATE]]
+
+
+def test_windows_go_on_at_the_last_time(path):
+    first = [at(0), *said(" one"), at(10), at(10), *said(" two"), at(25), at(25), *said(" cut o")]
+    script = [first, [at(0), *said(" cut off"), at(5)]]
+    engine = Speaker(lambda window: script[window])
+    done = []
+    segments, _ = scripted_model(path, engine).transcribe(
+        sound((40.0, 0.3)), on_progress=lambda *report: done.append(report)
+    )
+    assert [(s.start, s.end, s.text) for s in segments] == [(0, 10, " one"), (10, 25, " two"), (25, 30, " cut off")]
+    assert len(engine.windows) == 2 and done == [("transcribe", 2500, 4000), ("transcribe", 4000, 4000)]
+    told = [at(0), *said(" one"), at(10), at(10), *said(" two"), at(25)]
+    assert engine.prompts[1] == [PREVIOUS, *told, START, EN, TRANSCRIBE]
+
+
+def test_previous_text_is_left_out_when_asked_and_prompts_go_in(path):
+    first = [at(0), *said(" one"), at(10), at(10), *said(" two")]
+    script = [first, HELLO]
+    engine = Speaker(lambda window: script[window])
+    model = scripted_model(path, engine)
+    model.transcribe(sound((35.0, 0.3)), condition_on_previous_text=False, initial_prompt="names")
+    assert engine.prompts[0] == [PREVIOUS, *said(" names"), START, EN, TRANSCRIBE]
+    assert engine.prompts[1] == [START, EN, TRANSCRIBE]
+
+
+def test_without_timestamps_a_segment_is_a_window(path):
+    engine = Speaker(constant(said("word")))
+    segments, _ = scripted_model(path, engine).transcribe(sound((33.0, 0.3)), timestamps=False)
+    assert [(s.start, s.end, s.text) for s in segments] == [(0, 30, "word"), (30, 33, "word")]
+    assert engine.prompts[0] == [START, EN, TRANSCRIBE, NO_TIMES]
+
+
+def test_a_text_that_repeats_itself_is_tried_again(path):
+    engine = Speaker(constant([at(0), *said(" and" * 50), at(9)]))
+    segments, _ = scripted_model(path, engine).transcribe(sound((1.0, 0.3)), temperature=(0.0, 0.5), seed=1)
+    assert segments[0].temperature == 0.5 and segments[0].compression_ratio > 2.4
+    assert len(engine.prompts) == 1 and engine.encodes == [1]  # the prompt is not computed again
+    segments, _ = scripted_model(path, engine).transcribe(sound((1.0, 0.3)), compression_ratio_threshold=None)
+    assert segments[0].temperature == 0.0
+
+
+def test_an_unlikely_text_is_tried_again_unless_it_is_silence(path):
+    short = [at(0), *said(" hm")]
+    engine = Speaker(constant(short), logit=7.6)  # against e^0 of each other token that may come
+    options = {"temperature": [0.0, 0.1], "logprob_threshold": -0.3, "seed": 0}
+    segments, _ = scripted_model(path, engine).transcribe(sound((1.0, 0.3)), **options)
+    assert segments[0].temperature == 0.1 and segments[0].avg_logprob < -0.3
+    silent = Speaker(constant(short), logit=7.6, silence=0.9)
+    segments, _ = scripted_model(path, silent).transcribe(sound((1.0, 0.3)), **options)
+    assert segments == [] and len(silent.prompts) == 1 and len(silent.appends) < 10
+    segments, _ = scripted_model(path, silent).transcribe(sound((1.0, 0.3)), **options | {"no_speech_threshold": None})
+    assert [s.text for s in segments] == [" hm"] and segments[0].no_speech_prob == pytest.approx(0.9, abs=0.01)
+    sure = Speaker(constant(HELLO), silence=0.9)
+    assert len(scripted_model(path, sure).transcribe(sound((1.0, 0.3)))[0]) == 1  # a likely text is kept
+
+
+def test_what_is_drawn_is_reproducible(path):
+    engine = Speaker(constant(HELLO), logit=8.0)
+    model = scripted_model(path, engine)
+    first = model.transcribe(sound((1.0, 0.3)), temperature=1.0, seed=5)
+    assert first == model.transcribe(sound((1.0, 0.3)), temperature=1.0, seed=5) and first[1].seed == 5
+    assert first != model.transcribe(sound((1.0, 0.3)), temperature=1.0, seed=6)
+
+
+def test_beams_and_the_best_of_several(path):
+    engine = Speaker(constant(HELLO), n_seqs=5)
+    model = scripted_model(path, engine)
+    assert model.transcribe(sound((1.0, 0.3)), num_beams=5)[0][0].tokens == tuple(HELLO)
+    assert engine.most <= 6 and not engine.live
+    drawn = model.transcribe(sound((1.0, 0.3)), temperature=0.4, best_of=5, seed=2)[0]
+    assert drawn[0].tokens == tuple(HELLO) and not engine.live
+    with pytest.raises(ValueError, match="n_seqs=6"):
+        model.transcribe(sound((1.0, 0.3)), num_beams=6)
+
+
+def test_several_sounds_are_one_batch(path):
+    sounds = [sound((1.0 + i, 0.3)) for i in range(5)] + [sound((31.0, 0.3))]
+    engine = Speaker(constant(HELLO), n_seqs=4)
+    results = scripted_model(path, engine).transcribe(sounds, seed=3)
+    assert [info.duration for _, info in results] == [1, 2, 3, 4, 5, 31]
+    assert engine.encodes[0] == 4 and max(engine.appends) == 4 and not engine.live
+    for one, result in zip(sounds, results, strict=True):
+        alone = scripted_model(path, Speaker(constant(HELLO))).transcribe(one, seed=3)
+        assert alone[0] == result[0]
+    # its first window says that nothing comes after 1.4 s: the second one is at 30 s, not there
+    assert [round(segment.start, 3) for segment in results[-1][0]] == [0.2, 30.2]
+    assert scripted_model(path, engine).transcribe([]) == []
+
+
+def test_word_timestamps(path):
+    engine = Speaker(constant([at(0), *said(" ab cd."), at(2), at(2), *said(" e"), at(3)]))
+    segments, _ = scripted_model(path, engine).transcribe(sound((4.0, 0.3)), word_timestamps=True)
+    words = [(w.word, round(w.start, 2), round(w.end, 2)) for s in segments for w in s.words]
+    assert words == [(" ab", 0.0, 0.6), (" cd.", 0.6, 1.2), (" e", 1.4, 1.8)]
+    assert [len(s.words) for s in segments] == [2, 1] and not engine.live
+    assert all(w.probability > 0.99 for s in segments for w in s.words)
+
+
+def test_silences_are_skipped_and_times_are_of_the_whole_sound(path):
+    engine = Speaker(constant([at(0.4), *said(" a"), at(1.4), at(2.2), *said(" b"), at(3.2)]))
+    whole = sound((10.0, 0.0), (1.0, 0.3), (20.0, 0.0), (1.0, 0.3), (5.0, 0.0))
+    segments, info = scripted_model(path, engine).transcribe(whole, skip_silence=True)
+    assert len(engine.windows) == 1 and info.duration == 37.0 and info.duration_heard == pytest.approx(3.6, abs=0.2)
+    assert [s.start for s in segments] == [pytest.approx(10.0, abs=0.1), pytest.approx(31.0, abs=0.15)]
+    nothing, info = scripted_model(path, engine).transcribe(sound((5.0, 0.0)), skip_silence=True)
+    assert nothing == [] and info.duration_heard == 0.0
+
+
+def test_unusable_sounds_and_options(path):
+    model = scripted_model(path, Speaker(constant(HELLO)))
+    with pytest.raises(AudioError, match="no samples"):
+        model.transcribe(np.zeros(0, np.float32))
+    with pytest.raises(AudioError, match="1 samples are NaN or infinite, the first at sample 7"):
+        model.transcribe(np.where(np.arange(99) == 7, np.nan, 0.1))
+    with pytest.raises(FileNotFoundError, match="absent.wav"):
+        model.transcribe("absent.wav")
+    with pytest.raises(UnsupportedError, match="does not know language 'fr'"):
+        model.transcribe(sound((1.0, 0.3)), language="fr")
+    for bad in ({"temperature": -1.0}, {"num_beams": 0}, {"max_initial_timestamp": -1.0}, {"temperature": ()}):
+        with pytest.raises(ValueError, match=next(iter(bad))):
+            model.transcribe(sound((1.0, 0.3)), **bad)
+    with pytest.raises(TypeError, match="beams"):
+        model.transcribe(sound((1.0, 0.3)), beams=3)
+    with pytest.raises(UnsupportedError, match="is a whisper model and cannot forecast.*transcribe"):
+        model.predict_quantiles([1.0, 2.0])
+    with pytest.raises(UnsupportedError, match="cannot continue a text"):
+        model.generate("hello")
+
+
+def test_an_exception_from_on_progress_stops_and_frees(path):
+    engine = Speaker(constant(HELLO))
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        scripted_model(path, engine).transcribe([sound((1.0, 0.3))] * 2, on_progress=stop)
+    assert not engine.live
