@@ -2,6 +2,7 @@
 #include "engine/engine.h"
 
 #include <nanobind/stl/function.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -257,6 +258,20 @@ class PyEngine {
         return list;
     }
 
+    nb::object alignment(int sequence, const Tokens& tokens, const std::vector<std::pair<int, int>>& heads,
+                         const nb::object& on_progress) {
+        const std::vector<int32_t> keep(tokens.data(), tokens.data() + tokens.size());
+        std::vector<Engine::Head> list;
+        for (const auto& [layer, head] : heads) list.push_back({layer, head});
+        std::vector<float> out;
+        size_t rows = 0;
+        locked([&] {
+            rows = size_t(engine_->source_length(sequence));
+            out = engine_->alignment({sequence, keep}, list, checked_progress(on_progress));
+        });
+        return nb::cast(numpy_array(std::move(out), {list.size(), keep.size(), rows}));
+    }
+
     nb::object attention_inputs(const Tokens& tokens, const nb::object& on_progress) {
         const ModelConfig& c = engine_->config();
         const std::vector<int32_t> keep(tokens.data(), tokens.data() + tokens.size());
@@ -370,6 +385,8 @@ void bind_engine(nb::module_& m) {
              nb::arg("states") = false, nb::arg("on_progress") = nb::none())
         .def("encode", &PyEngine::encode, nb::arg("items"), nb::kw_only(), nb::arg("states") = false,
              nb::arg("encoded") = false, nb::arg("on_progress") = nb::none())
+        .def("alignment", &PyEngine::alignment, nb::arg("sequence"), nb::arg("tokens"), nb::arg("heads"),
+             nb::kw_only(), nb::arg("on_progress") = nb::none())
         .def("attention_inputs", &PyEngine::attention_inputs, nb::arg("ids"), nb::kw_only(),
              nb::arg("on_progress") = nb::none())
         .def("save_sequence", &PyEngine::save_sequence, nb::arg("sequence"))

@@ -30,6 +30,9 @@ class CrossMode {
     /// What encoder states [n, d_model] leave behind in a layer: a tensor for each plane.
     virtual FreshRows rows(Backend& backend, const AttnWeights& weights, Scratch& scratch,
                            Tensor states) const = 0;
+    /// K [n, kv_width] of stored rows [n, width] of the first plane.
+    virtual Tensor keys(Backend& backend, const AttnWeights& weights, Scratch& scratch,
+                        Tensor rows) const = 0;
     /// out [n, q_width] = attention of the step's tokens over their sources, before W_O.
     virtual void attend(Backend& backend, const CrossInput& in, Tensor out) const = 0;
 };

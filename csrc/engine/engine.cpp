@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <set>
@@ -317,6 +318,58 @@ void Engine::attention_inputs(std::span<const int32_t> tokens, float* out, const
     std::vector<float> last(config().n_vocab);
     const Item item{sequence, tokens};
     append({&item, 1}, false, Output::logits, last.data(), progress);
+}
+
+int64_t Engine::source_length(int sequence) const {
+    const auto it = source_of_.find(sequence);
+    if (it == source_of_.end())
+        fail(ErrorCode::argument, "sequence ", sequence, " has no source: encode one first");
+    return decoder_->sources()->length(it->second);
+}
+
+namespace {
+
+void softmax(float* scores, int64_t n) {
+    const float most = *std::max_element(scores, scores + n);
+    double sum = 0;
+    for (int64_t i = 0; i < n; ++i) sum += scores[i] = std::exp(scores[i] - most);
+    for (int64_t i = 0; i < n; ++i) scores[i] = float(scores[i] / sum);
+}
+
+}  // namespace
+
+std::vector<float> Engine::alignment(const Item& item, std::span<const Head> heads,
+                                     const Progress& progress) {
+    const int64_t rows = source_length(item.sequence), n = int64_t(item.tokens.size());
+    for (const auto& [layer, head] : heads)
+        if (layer < 0 || layer >= config().n_layers || head < 0 || head >= config().n_heads)
+            fail(ErrorCode::argument, "layer ", layer, " has no head ", head);
+    const int64_t width = config().d_model + 2 * config().n_heads * config().head_dim;
+    Scratch scratch(*backend_, size_t((rows + 1) * (width + n + 64) + n * width) * sizeof(float));
+    const AttentionSequence source{.end = rows,
+                                   .table = decoder_->sources()->table(source_of_.at(item.sequence))};
+    std::vector<float> out(heads.size() * n * rows);
+    std::vector<int64_t> filled(heads.size(), 0);
+    decoder_->observe_cross = [&](int layer, Tensor x) {
+        for (size_t i = 0; i < heads.size(); ++i) {
+            if (heads[i].layer != layer) continue;
+            const Scratch::Scope scope(scratch);
+            const Tensor scores = scratch.f32(x.rows, rows);
+            decoder_->cross_scores(layer, heads[i].head, x, source, scratch, scores);
+            float* const to = out.data() + (i * n + filled[i]) * rows;
+            backend_->download(to, scores, scores.bytes());
+            for (int64_t t = 0; t < x.rows; ++t) softmax(to + t * rows, rows);
+            filled[i] += x.rows;
+        }
+    };
+    const int64_t before = cache().length(item.sequence);
+    const ScopeExit finish([&] {
+        decoder_->observe_cross = nullptr;
+        cache().truncate(item.sequence, before);
+    });
+    std::vector<float> last(config().n_vocab);
+    append({&item, 1}, false, Output::logits, last.data(), progress);
+    return out;
 }
 
 std::string Engine::cache_fingerprint() {

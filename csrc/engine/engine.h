@@ -87,6 +87,14 @@ class Engine {
     void append(std::span<const Item> items, bool all_logits, Output output, float* out,
                 const Progress& progress);
 
+    struct Head {
+        int layer, head;
+    };
+    /// Softmax weights of cross-attention heads, [heads, tokens, rows of the source] f32, when these tokens
+    /// are appended to a sequence, which is then as it was before.
+    std::vector<float> alignment(const Item& item, std::span<const Head> heads, const Progress& progress);
+    int64_t source_length(int sequence) const;
+
     /// Each layer's normed attention input, [n_layers, n, d_model] f32.
     void attention_inputs(std::span<const int32_t> tokens, float* out, const Progress& progress);
 

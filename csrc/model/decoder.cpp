@@ -129,10 +129,28 @@ void Decoder::cross_attention(int layer, const Batch& batch, Scratch& scratch, T
     const CrossMode& mode = *choices_.cross.mode;
     const AttnConfig c = choices_.cross.of(layer);
     const Tensor in = norm(backend_, config_, w.cross_norm, x, out);
+    if (observe_cross) observe_cross(layer, in);
     const Tensor heads = scratch.f32(x.rows, c.q_width());
     const std::vector<Rows> rows = sources_->rows(mode.shared() ? 0 : layer);
     mode.attend(backend_, {c, w.cross, batch.sources, rows, scratch, in}, heads);
     backend_.linear(heads, w.cross.o, w.cross.o_bias, out);
+}
+
+void Decoder::cross_scores(int layer, int head, Tensor x, const AttentionSequence& source, Scratch& scratch,
+                           Tensor out) const {
+    const Scratch::Scope scope(scratch);
+    const AttnWeights& w = weights_.layers[layer].cross;
+    const AttnConfig& c = choices_.cross.config;
+    const CrossMode& mode = *choices_.cross.mode;
+    const Rows stored = sources_->rows(mode.shared() ? 0 : layer)[0];
+    const Tensor rows = scratch.f32(out.cols, stored.width), q = scratch.f32(x.rows, c.head_dim);
+    backend_.load(stored, source.table, source.begin, source.end, rows);
+    const Tensor k = mode.keys(backend_, w, scratch, rows);
+    const int first = head * c.head_dim;
+    const Tensor bias = w.q_bias ? w.q_bias.cols_of(first, c.head_dim) : Tensor{};
+    backend_.linear(x, w.q.rows_of(first, c.head_dim), bias, q);
+    backend_.scale(q, c.scale);
+    backend_.linear(q, k.cols_of(head / (c.n_heads / c.n_kv_heads) * c.head_dim, c.head_dim), {}, out);
 }
 
 void Decoder::store_source(Tensor states, Tensor slots, Scratch& scratch) const {

@@ -31,6 +31,11 @@ class Decoder {
 
     /// Called, where set, with each layer's attention input [n, d_model], after its norm.
     std::function<void(int layer, Tensor x)> observe_attention;
+    /// Called, where set, with each layer's cross-attention input [n, d_model], after its norm.
+    std::function<void(int layer, Tensor x)> observe_cross;
+    /// What a head of a layer gives the rows of a source, [n, rows], before the softmax, for such an input.
+    void cross_scores(int layer, int head, Tensor x, const AttentionSequence& source, Scratch& scratch,
+                      Tensor out) const;
     /// Called, where set, before each layer (of each chunk) with the share of the step that is done; may
     /// throw to abandon the step, whose rows then count for nothing.
     std::function<void(double done)> poll;

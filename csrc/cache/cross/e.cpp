@@ -41,6 +41,11 @@ class CrossE : public CrossMode {
         return {row};
     }
 
+    Tensor keys(Backend& backend, const AttnWeights& w, Scratch& scratch, Tensor rows) const override {
+        if (w.row_scale) backend.multiply(rows, w.row_scale.cols_of(0, rows.cols));
+        return project(backend, scratch, rows, {{w.row_k, {}}})[0];
+    }
+
     void attend(Backend& backend, const CrossInput& in, Tensor out) const override {
         const AttnConfig& c = in.config;
         const int width = in.rows[0].width;

@@ -28,6 +28,8 @@ class CrossK final : public CrossMode {
         return project(backend, scratch, e, {{w.k, {}}});
     }
 
+    Tensor keys(Backend&, const AttnWeights&, Scratch&, Tensor rows) const override { return rows; }
+
     void attend(Backend& backend, const CrossInput& in, Tensor out) const override {
         const AttnConfig& c = in.config;
         const Tensor q = cross_queries(backend, in);

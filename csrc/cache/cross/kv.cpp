@@ -16,6 +16,8 @@ class CrossKv final : public CrossMode {
         return project(backend, scratch, e, {{w.k, w.k_bias}, {w.v, w.v_bias}});
     }
 
+    Tensor keys(Backend&, const AttnWeights&, Scratch&, Tensor rows) const override { return rows; }
+
     void attend(Backend& backend, const CrossInput& in, Tensor out) const override {
         const AttnConfig& c = in.config;
         const Tensor q = cross_queries(backend, in);
