@@ -102,14 +102,16 @@ def test_engine_and_simulation_agree_where_nothing_is_rounded(tiny):
 def test_the_suite_writes_table_and_picture(tmp_path, monkeypatch, capsys):
     """A short run on the shipped model: rounding of K-only in q8 is seen by text and task alike."""
     pytest.importorskip("matplotlib")
-    arguments = ["--models", TALE, "--caches", "kv:f16", "kv:q4", "k:q8", "x:f16", "--tokens", 80, "--window", 128,
-                 "--prompts", 1, "--tasks", MODELS / "retrieval.json", "--out", tmp_path / "q"]  # fmt: skip
+    caches = ["kv:f16", "kv:q4", "k:q8", "x:f16", "auto:0.02"]
+    arguments = ["--models", TALE, "--caches", *caches, "--tokens", 80, "--window", 128, "--prompts", 1,
+                 "--tasks", MODELS / "retrieval.json", "--out", tmp_path / "q"]  # fmt: skip
     monkeypatch.setattr(sys, "argv", ["quality.py", *map(str, arguments)])
     quality.main()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["q-tale-llama.png", "q.json", "q.md"]
     model = json.loads((tmp_path / "q.json").read_text())["models"][TALE.name]
     rows = {row["cache"]: row for row in model["rows"]}
-    assert list(rows) == ["kv f32", "kv f16", "kv q4", "k q8", simulated.NAME]  # x is not for this model
+    assert list(rows) == ["kv f32", "kv f16", "kv q4", "k q8", "auto, 0.02", simulated.NAME]  # x is not for this model
+    assert rows["auto, 0.02"]["kl_mean"] < rows["kv q4"]["kl_mean"] and set(rows["auto, 0.02"]["modes"]) == {"k+r"}
     assert rows["k q8"]["kl_mean"] > 1 > rows["kv q4"]["kl_mean"] > rows["kv f16"]["kl_mean"]
     assert rows[simulated.NAME]["bytes_per_token"] == rows["kv q4"]["bytes_per_token"] == 4 * 2 * 256 * 5 // 8
     assert model["tasks"]["kv f32"]["retrieval"]["answered"] == 1 > model["tasks"]["k q8"]["retrieval"]["tokens"]
