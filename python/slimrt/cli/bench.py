@@ -194,8 +194,8 @@ class Bench:
         file = _core.GgufFile(str(self.source.gguf))
         tensors, architecture = file.tensors(), self.info["architecture"]
         looked_up = ["position_embd.weight"] + (["token_embd.weight"] if "output.weight" in tensors else [])
-        unread = sum(file.tensor_bytes(name) for name in looked_up if name in tensors)
-        unread += sum(_prefill_only(file, memory, i) for i in range(len(memory["layers"])))
+        unread = sum(_prefill_only(file, memory, layer) for layer in range(len(memory["layers"])))
+        unread += sum(file.tensor_bytes(name) for name in looked_up if name in tensors)
         rows = depth + (self._args.n_gen + 1) / 2
         window = f"{architecture}.attention.sliding_window"
         if window in file.keys():
