@@ -154,10 +154,11 @@ def findings(comparison: CacheComparison, found: dict[str, dict[str, Any]]) -> l
         inside = [row for row in inside if row.bytes_per_token <= best.bytes_per_token and row.kl_mean > 0]
         if inside:
             one = min(inside, key=lambda row: row.kl_mean)
+            times = best.kl_mean / one.kl_mean
             said.append(
                 f"best own kv q4: {best.cache}, {best.bytes_per_token} bytes, KL {best.kl_mean:.2g}; best k+r in no "
                 f"more bytes: {one.cache}, {one.bytes_per_token} bytes, KL {one.kl_mean:.2g}: "
-                f"{best.kl_mean / one.kl_mean:.3g} times less"
+                + (f"{times:.3g} times less" if times >= 1 else f"{1 / times:.3g} times more")
             )
     return said
 
@@ -169,8 +170,9 @@ def layer_by_layer(row: slimrt.CacheQuality) -> str:
 
 
 def kept_tasks(cache: str, found: dict[str, dict[str, Any]]) -> str:
-    """ ", retrieval 100 % of kv f32's, ..." """
-    shares = [f"{name} {share(cache, name, found)} of kv f32's" for name in found.get(cache, {})]
+    """ ", retrieval 100 % of kv f32's, ...", of what kv f32 can answer."""
+    answered = [name for name in found.get(cache, {}) if found["kv f32"][name]["answered"]]
+    shares = [f"{name} {share(cache, name, found)} of kv f32's" for name in answered]
     return "".join(f", {one}" for one in shares)
 
 
