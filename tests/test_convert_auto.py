@@ -48,7 +48,7 @@ def runs_as_said(report: ConvertReport) -> None:
 
 
 # ---------------------------------------------------------------- the shipped models
-@pytest.mark.parametrize(("name", "share"), [("tale-llama", 0.30), ("tale-gpt2", 0.30)])
+@pytest.mark.parametrize(("name", "share"), [("tale-llama", 0.30), ("tale-gpt2", 0.30), ("tale-hard", 0.42)])
 def test_auto_meets_its_target_on_trained_models(name, share, tmp_path):
     out = tmp_path / "auto.gguf"
     text = SHIPPED / "calibration.txt"
