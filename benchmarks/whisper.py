@@ -2,10 +2,10 @@
 
     python benchmarks/whisper.py --batches 1 8 64 --turns 3 --json out.json
 
-Weights are random, in the shape of Whisper base unless --shape says another; what is decoded means nothing, and takes as
-long. Every contestant is a process of its own that encodes a clip, then decodes that many copies of its output; they take turns,
-with the pure-read control after each. First token: from the encoder's output on, with each layer's K and V of it where
-they are stored.
+Weights are random, in the shape of Whisper base unless --shape says another; what is decoded means nothing, and takes
+as long. Every contestant is a process of its own that encodes a clip, then decodes that many copies of its output; they
+take turns, with the pure-read control after each. First token: from the encoder's output on, with each layer's K and V
+of it where they are stored.
 """
 
 from __future__ import annotations
