@@ -60,7 +60,7 @@ def fold_model(
         for layer in range(n_layers):
             report, tensors = fold_one(known, layer, request)
             reports.append(report)
-            made += [_in_file(spool, f"blk.{layer}.{name}", tensor) for name, tensor in tensors.items()]
+            made += [_in_file(spool, f"{known.attention.prefix(layer)}{name}", tensor) for name, tensor in tensors.items()]
             update(layer + 1, n_layers)
     return known.model.with_tensors(*made), reports
 

@@ -163,6 +163,9 @@ def plan(
     rank: int | None = None,
     residual_type: str | None = None,
     sparse_threshold: float = 0.0,
+    cross: str = AUTO,
+    cross_type: str = AUTO,
+    n_source: int = 0,
     memory_limit: str | int | None = None,
     progress: bool | None = None,
 ) -> PlanResult:
@@ -184,6 +187,9 @@ def plan(
         rank=rank,
         residual_type=residual_type,
         sparse_threshold=sparse_threshold,
+        cross=cross,
+        cross_type=cross_type,
+        n_source=n_source,
     )
     check_cache(source, choice)
     planner = Planner.of(source, memory_limit, n_seqs, n_batch, n_threads)

@@ -64,6 +64,7 @@ class CacheUse(_PerLayer, Record):
         bytes_per_token: of one token in all layers.
         modes, types: of each layer, such as "k" and "f16"; ranks, residual_types: of its residual, 0 and "" without.
         skipped: share of the rows of V that a sparse_threshold left unread while decoding, over all texts of a batch.
+        cross: beside an encoder, the mode, type, bytes_per_row (of all layers) and reason of its output's rows.
     """
 
     bytes: int
@@ -73,6 +74,7 @@ class CacheUse(_PerLayer, Record):
     ranks: tuple[int, ...]
     residual_types: tuple[str, ...]
     skipped: float
+    cross: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
