@@ -110,9 +110,7 @@ class Attention:
         """
         if model.arch not in ARCHITECTURES:
             raise UnsupportedError(f"architecture '{model.arch}' has no encoder, and so no cross-attention")
-        return replace(
-            cls._beside_encoder(model), rope=False, n_rot=0, part="cross_attn", input_norm="enc.output_norm"
-        )
+        return replace(cls._beside_encoder(model), rope=False, n_rot=0, part="cross_attn", input_norm="enc.output_norm")
 
     def prefix(self, layer: int) -> str:
         """What the names of a layer's tensors begin with."""

@@ -66,7 +66,9 @@ def of_plane(rows: np.ndarray, plane: Plane, depth: int) -> NDArray[np.float64]:
     return np.asarray(squares(rows, plane, depth).mean(axis=0))
 
 
-def of_product(rows: np.ndarray, plane: Plane, depth: int, weight: np.ndarray, result: np.ndarray) -> NDArray[np.float64]:
+def of_product(
+    rows: np.ndarray, plane: Plane, depth: int, weight: np.ndarray, result: np.ndarray
+) -> NDArray[np.float64]:
     """Variance [e_out] of what stored rows float32 [n, e_in] give when they are read back and multiplied.
 
     Args:

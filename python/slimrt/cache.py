@@ -191,6 +191,10 @@ class CacheChoice:
             self, configs=(CacheConfig(mode, type),), sparse_threshold=self.sparse_threshold * (mode == "kv")
         )
 
+    def with_cross(self, cross: CrossConfig) -> CacheChoice:
+        """The same with another cache of an encoder's output."""
+        return replace(self, cross=cross)
+
     def layers(self, source: ModelSource) -> tuple[LayerCache, ...]:
         """What each layer gets, with what the file says and the defaults filled in.
 
