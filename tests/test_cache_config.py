@@ -22,6 +22,8 @@ def source(n_layers: int = 2, stored: list[dict[str, str]] | None = None, folded
         kv_width=256,
         stored_cache=stored,
         folded_ranks=folded or {},
+        has_encoder=False,
+        usual_mode="kv",
     )
 
 

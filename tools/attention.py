@@ -7,8 +7,9 @@ stores each transposed, [out, in], with the columns of K in the file's own order
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from math import sqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +34,9 @@ class Attention:
         n_rot: dimensions of a head that rotate; 0 without RoPE.
         interleaved: RoPE turns neighbours, not halves.
         qk_norm: q and k are normed over the whole row, after the projection and before RoPE (OLMo-2).
+        blocks, part: what the names of its tensors begin with, around the layer's number.
+        input_norm: the norm of its input, without "weight" or "bias"; one for all layers, or with {} for the number.
+        scaled: scores are divided by the square root of a head's width (all but T5's).
     """
 
     d: int
@@ -46,19 +50,20 @@ class Attention:
     qk_norm: bool = False
     window: int = 0
     eps: float = 0.0
+    blocks: str = "blk."
+    part: str = "attn"
+    input_norm: str = "blk.{}.attn_norm"
+    scaled: bool = True
 
     @classmethod
     def of(cls, model: ModelData) -> Attention:
-        """Read from metadata.
+        """The decoder's self-attention, read from metadata.
 
         Raises:
-            UnsupportedError: an architecture that slimrt does not run, or one with an encoder.
+            UnsupportedError: an architecture that slimrt does not run.
         """
         if model.arch in ARCHITECTURES:
-            raise UnsupportedError(
-                f"architecture '{model.arch}' has an encoder: its two attentions need no offline fold; choose their "
-                "cache when the model is loaded"
-            )
+            return cls._beside_encoder(model)
         known = sorted({family.arch for family in FAMILIES.values()})
         if model.arch not in known:
             raise UnsupportedError(f"architecture '{model.arch}' is not supported; supported are: {', '.join(known)}")
@@ -78,9 +83,47 @@ class Attention:
             eps=model.size("attention.layer_norm_rms_epsilon", 0.0),
         )
 
+    @classmethod
+    def _beside_encoder(cls, model: ModelData) -> Attention:
+        d, n_heads = model.size("embedding_length"), model.size("attention.head_count")
+        n_rot = model.size("rope.dimension_count", 0)
+        return cls(
+            d=d,
+            n_layers=model.size("decoder_block_count", model.size("block_count")),
+            n_heads=n_heads,
+            n_kv_heads=n_heads,
+            head_dim=model.size("attention.key_length", d // n_heads),
+            rope=n_rot > 0,
+            n_rot=n_rot,
+            interleaved=True,
+            blocks="dec.blk.",
+            input_norm="dec.blk.{}.attn_norm",
+            scaled=model.arch != "t5",
+        )
+
+    @classmethod
+    def cross(cls, model: ModelData) -> Attention:
+        """What the decoder reads the encoder's output with: no positions, and one input for all layers.
+
+        Raises:
+            UnsupportedError: an architecture without an encoder.
+        """
+        if model.arch not in ARCHITECTURES:
+            raise UnsupportedError(f"architecture '{model.arch}' has no encoder, and so no cross-attention")
+        return replace(cls._beside_encoder(model), rope=False, n_rot=0, part="cross_attn", input_norm="enc.output_norm")
+
+    def prefix(self, layer: int) -> str:
+        """What the names of a layer's tensors begin with."""
+        return f"{self.blocks}{layer}."
+
     @property
     def q_width(self) -> int:
         return self.n_heads * self.head_dim
+
+    @property
+    def scale(self) -> float:
+        """What scores are multiplied by."""
+        return 1 / sqrt(self.head_dim) if self.scaled else 1.0
 
     @property
     def kv_width(self) -> int:
@@ -160,11 +203,12 @@ def projections(model: ModelData, attention: Attention, layer: int) -> tuple[np.
 
 def _qkv(model: ModelData, attention: Attention, layer: int) -> list[np.ndarray]:
     """Weights of q, k and v [out, d], float64."""
-    prefix, widths = f"blk.{layer}.", (attention.q_width, attention.kv_width, attention.kv_width)
-    if f"{prefix}attn_qkv.weight" in model.tensors:
-        fused = _matrix(model, f"{prefix}attn_qkv.weight", (sum(widths), attention.d))
+    prefix = f"{attention.prefix(layer)}{attention.part}"
+    widths = (attention.q_width, attention.kv_width, attention.kv_width)
+    if f"{prefix}_qkv.weight" in model.tensors:
+        fused = _matrix(model, f"{prefix}_qkv.weight", (sum(widths), attention.d))
         return np.split(fused, np.cumsum(widths)[:2])
-    names = (f"{prefix}attn_{part}.weight" for part in "qkv")
+    names = (f"{prefix}_{part}.weight" for part in "qkv")
     return [_matrix(model, name, (width, attention.d)) for name, width in zip(names, widths, strict=True)]
 
 
@@ -208,28 +252,31 @@ class LayerWeights:
 
     def bias(self, part: str) -> np.ndarray | None:
         """The bias of "q" or "k", float32, if the layer has one."""
-        if (own := self._vector(f"attn_{part}.bias")) is not None:
+        if (own := self._vector(f"{self.attention.part}_{part}.bias")) is not None:
             return own
-        fused, at = self._vector("attn_qkv.bias"), self.attention.q_width
+        fused, at = self._vector(f"{self.attention.part}_qkv.bias"), self.attention.q_width
         if fused is None:
             return None
         return fused[:at] if part == "q" else fused[at : at + self.attention.kv_width]
 
     def gain(self, part: str) -> np.ndarray | None:
         """The weight of the norm on "q" or "k", float32, if the layer has one (QK-norm)."""
-        return self._vector(f"attn_{part}_norm.weight")
+        return self._vector(f"{self.attention.part}_{part}_norm.weight")
 
     def input_norm(self) -> tuple[np.ndarray, np.ndarray]:
         """Gain and shift of the norm before the attention, float64 [d]: ones and zeros where there is none."""
-        gain, shift = self._vector("attn_norm.weight"), self._vector("attn_norm.bias")
-        d = self.attention.d
+        name, d = self.attention.input_norm.format(self.layer), self.attention.d
+        gain, shift = self._values(f"{name}.weight"), self._values(f"{name}.bias")
         return (
             np.ones(d) if gain is None else gain.astype(np.float64),
             np.zeros(d) if shift is None else shift.astype(np.float64),
         )
 
     def _vector(self, name: str) -> np.ndarray | None:
-        tensor = self.model.tensors.get(f"blk.{self.layer}.{name}")
+        return self._values(f"{self.attention.prefix(self.layer)}{name}")
+
+    def _values(self, name: str) -> np.ndarray | None:
+        tensor = self.model.tensors.get(name)
         return None if tensor is None else tensor.values()
 
 
@@ -237,8 +284,11 @@ def fold_value_bias(model: ModelData, attention: Attention) -> ModelData:
     """Move each layer's V bias into the output bias: c' = b_V W_O + c, b_V = 0.
 
     Softmax weights sum to 1, so every query head adds its own KV head's b_V whatever it attends to; without it V is
-    linear in x, which every mode but "kv" needs (cache-math.md section 1, "Biases").
+    linear in x, which every mode but "kv" needs (cache-math.md section 1, "Biases"). Beside an encoder the runtime does
+    it while loading, and the model stays as it is.
     """
+    if attention.blocks != "blk.":
+        return model
     changed: list[Tensor] = []
     kv = attention.kv_width
     for layer in range(attention.n_layers):

@@ -143,8 +143,8 @@ def calibrated(
     Args:
         gguf: the file whose activations are taken.
         model: the weights that will run, perhaps requantised.
-        text: a file, or its token ids; None: the built-in text; "none", or None for a model without a tokenizer: no
-            text.
+        text: a file, or its token ids; None: the built-in text; "none", None for a model without a tokenizer, or a model
+            with an encoder: no text.
         folder: where the inputs wait (None: where temporary files go): d * layers * 4 bytes a token.
 
     Raises:
@@ -153,6 +153,8 @@ def calibrated(
     attention = Attention.of(model)
     wanted = max(_MIN_TOKENS, _PER_WIDTH * attention.d) * _HELD_OUT // (_HELD_OUT - 1)
     ids: np.ndarray | None
+    if attention.blocks != "blk.":
+        text = "none"  # what a decoder computes depends on what its encoder read, which no text here says
     if isinstance(text, np.ndarray):
         ids, name = text[:wanted], "text"
     else:

@@ -23,6 +23,7 @@ from slimrt.files import check_target, writing
 from .attention import Attention, fold_value_bias
 from .calibrate import Text, calibrated, text_ids
 from .choose import AUTO_TYPES
+from .cross_model import check_cross, cross_fields, fold_cross_model, require_all_precise
 from .encoder_decoders import ARCHITECTURES
 from .fold import FOLDED, check_rank, without_folds
 from .ggml_bin import is_ggml_bin, read_ggml_bin
@@ -30,7 +31,7 @@ from .gguf_file import ModelData, array, read_gguf, string, uint32, write_gguf
 from .hf import read_hf
 from .layers import Request, fold_model
 from .quantize import OUT_TYPES, requantise
-from .report import CAUTION, TOO_LARGE, ConvertReport, LayerReport, verdict
+from .report import CAUTION, TOO_LARGE, ConvertReport, CrossReport, LayerReport, verdict
 from .verify import compare
 
 FORMAT_VERSION = 1  # of the keys under "slimrt."
@@ -52,6 +53,8 @@ def convert(
     outtype: str | None = None,
     calibration: Text = None,
     exact: bool = False,
+    cross: str | None = None,
+    cross_type: str = "auto",
     verify: bool | str | os.PathLike[str] | None = None,
     progress: bool = True,
     overwrite: bool = True,
@@ -73,6 +76,8 @@ def convert(
         calibration: a text file to fold for, and to predict errors with; None: the built-in text, if the model has a
             tokenizer; "none": no text.
         exact: insist on a fold that is exact in exact arithmetic: cache "k" or "v", which always are.
+        cross: of a model with an encoder, the mode of cross-attention to fold for ("kv", "k", "e", "e1"); None: nothing.
+        cross_type: element type its rows will have; "auto": f16, and the file says none.
         verify: compare logits of source and result on a text file; True or "": on the built-in text (on arbitrary
             tokens when the model has no tokenizer).
         progress: show bars on stderr, when that is a terminal.
@@ -85,7 +90,8 @@ def convert(
         ValueError: an unknown mode or type, an argument the mode has no use for, a text that is not UTF-8, or out is
             the source.
         FileExistsError: out exists and overwrite is false.
-        CacheUnsupportedError: the mode is not exact for this model; names the layer, the reason, and legal modes.
+        CacheUnsupportedError: the mode is not exact for this model; names the layer, the reason, and legal modes. Or the
+            model has an encoder, and the mode amplifies the rounding of this type too much (`gate`).
         ModelFormatError, UnsupportedError: the source is broken, or something in it is not handled; by name.
         OSError: the disk is full, a file cannot be read or written. Nothing partial stays behind.
     """
@@ -98,12 +104,14 @@ def convert(
         model, more = requantise(model, outtype)
         warnings += more
     attention = _attention(model, cache, rank, verify)
+    check_cross(model, cross, cross_type)
     metadata = {
         "slimrt.format_version": uint32(FORMAT_VERSION),
         "slimrt.source_hash": string(source_hash(source, show)),
     }
     n_layers = attention.n_layers if attention else model.size("decoder_block_count")
     layers, basis = [LayerReport(layer, cache or "kv") for layer in range(n_layers)], "none"
+    crossed: list[CrossReport] = []
     with _spool(target) as spool:
         if attention and cache is not None:
             model = fold_value_bias(model, attention)
@@ -114,11 +122,17 @@ def convert(
                 basis, warnings = known.basis, warnings + known.warnings
             metadata |= _fold_fields(layers, basis)
             warnings += _error_warnings(layers, request)
+            require_all_precise(model, layers)
         if cache is not None:
             metadata |= _cache_fields(layers, request)
+        if cross is not None:
+            model, crossed = fold_cross_model(model, cross, cross_type, spool, show_progress=show)
+            metadata |= cross_fields(crossed, cross, cross_type)
         write_gguf(target, model.with_metadata(metadata), show_progress=show)
     shown = ", ".join(request.types)
-    report = ConvertReport(target, cache, shown, basis, layers, warnings, target_error=request.target)
+    report = ConvertReport(
+        target, cache, shown, basis, layers, warnings, target_error=request.target, cross=tuple(crossed)
+    )
     if verify is None or verify is False:
         return report
     plain = _runnable(source, show)
@@ -164,10 +178,12 @@ def _attention(
     Raises:
         CacheUnsupportedError, UnsupportedError, ValueError: as `convert`.
     """
-    if model.arch in ARCHITECTURES and cache is None:
-        if verify not in (None, False):
-            raise UnsupportedError(f"verify reads text with a decoder alone; '{model.arch}' has an encoder")
-        return None
+    if model.arch in ARCHITECTURES:
+        if verify not in (None, False) or cache == AUTO:
+            what = "verify" if cache != AUTO else "cache 'auto'"
+            raise UnsupportedError(f"{what} reads text with a decoder alone; '{model.arch}' has an encoder")
+        if cache is None:
+            return None
     attention = Attention.of(model)
     if cache is not None and cache != AUTO:
         attention.require(cache)

@@ -22,7 +22,8 @@ from .planes import STATIC_SCALES
 from .readers import KReader, KvReader, Reader, Sample, VReader, XReader, XrReader
 
 FOLDED = (*EXACT, "k+r", "xr")  # the modes that need tensors of their own
-MADE = (".attn_kv.weight", ".attn_vk.weight", ".attn_kr_", ".attn_xr_")  # in the names of these tensors
+# In the names of these tensors:
+MADE = (".attn_kv.weight", ".attn_vk.weight", ".attn_kr_", ".attn_xr_", ".cross_attn_kv.weight", ".cross_attn_k1_")
 _PLAIN: dict[str, Callable[[Sample, str], Reader]] = {"kv": KvReader, "k": KReader, "v": VReader, "x": XReader}
 
 
@@ -91,7 +92,7 @@ def fold_layers(
     if mode in EXACT:
         with bars.bar(show, len(wanted), "folding", "layer") as update:
             for done, layer in enumerate(wanted):
-                made[f"blk.{layer}.{EXACT[mode]}"] = stored(fold_layer(model, attention, mode, layer))
+                made[f"{attention.prefix(layer)}{EXACT[mode]}"] = stored(fold_layer(model, attention, mode, layer))
                 update(done + 1, len(wanted))
         return made
     text = calibration if mode == "k+r" or cache_type in STATIC_SCALES else "none"
@@ -101,7 +102,7 @@ def fold_layers(
     ):
         for done, layer in enumerate(wanted):
             folded = reader(known.layer(layer)[0], mode, cache_type, rank, residual_type, half=False)
-            made |= {f"blk.{layer}.{name}": tensor for name, tensor in folded.tensors.items()}
+            made |= {f"{attention.prefix(layer)}{name}": tensor for name, tensor in folded.tensors.items()}
             update(done + 1, len(wanted))
     return made
 

@@ -60,7 +60,9 @@ def fold_model(
         for layer in range(n_layers):
             report, tensors = fold_one(known, layer, request)
             reports.append(report)
-            made += [_in_file(spool, f"blk.{layer}.{name}", tensor) for name, tensor in tensors.items()]
+            made += [
+                in_file(spool, f"{known.attention.prefix(layer)}{name}", tensor) for name, tensor in tensors.items()
+            ]
             update(layer + 1, n_layers)
     return known.model.with_tensors(*made), reports
 
@@ -106,7 +108,8 @@ def _report(
     )
 
 
-def _in_file(spool: Path, name: str, values: np.ndarray) -> Tensor:
+def in_file(spool: Path, name: str, values: np.ndarray) -> Tensor:
+    """A tensor whose values, float32 or float16, wait in a file of the folder."""
     file, shape, kind = spool / name, values.shape, values.dtype
     file.write_bytes(np.ascontiguousarray(values).data)
     return Tensor(name, shape, _STORED[kind], lambda: np.memmap(file, kind, "r", shape=shape).view(np.uint8))

@@ -64,3 +64,17 @@ def squares(rows: np.ndarray, plane: Plane, depth: int) -> NDArray[np.float64]:
 def of_plane(rows: np.ndarray, plane: Plane, depth: int) -> NDArray[np.float64]:
     """`squares` of a channel [width], over all rows."""
     return np.asarray(squares(rows, plane, depth).mean(axis=0))
+
+
+def of_product(
+    rows: np.ndarray, plane: Plane, depth: int, weight: np.ndarray, result: np.ndarray
+) -> NDArray[np.float64]:
+    """Variance [e_out] of what stored rows float32 [n, e_in] give when they are read back and multiplied.
+
+    Args:
+        plane: how they are stored. depth: products in the float32 sums that made them.
+        weight: W [e_in, e_out], stored in float32. result: E (k W)^2 of each channel [e_out].
+    """
+    row = energy(rows)
+    stored = of_plane(rows, plane, depth) + row * of_float("f32")
+    return np.asarray(stored @ weight**2 + of_reading(row, weight, result))

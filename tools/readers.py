@@ -170,9 +170,9 @@ class KReader(Reader):
         super().__init__(sample, type_name)
         weights, fold = sample.weights, sample.v_from_k
         self.cond, self.tensors = fold.cond, {FOLDED["k"]: stored(fold)}
-        variance, row = noise.of_plane(sample.k, self.planes[0], weights.attention.d), noise.energy(sample.k)
-        self.value_noise = (variance + row * noise.of_float("f32")) @ fold.weight**2
-        self.value_noise += noise.of_reading(row, fold.weight, noise.energy(sample.v))
+        self.value_noise = noise.of_product(
+            sample.k, self.planes[0], weights.attention.d, fold.weight, noise.energy(sample.v)
+        )
 
     def key_noise(self, window: Window) -> KeyNoise:
         return window.key_noise(self._squares(window.k, self.planes[0]))
@@ -195,10 +195,8 @@ class VReader(Reader):
         self.weight = fold.weight
 
     def fold_error(self) -> float:
-        row = noise.energy(self.sample.v)
-        of_k = (self.value_noise + row * noise.of_float("f32")) @ self.weight**2
-        wanted = noise.energy(self.sample.k)
-        error = float((of_k + noise.of_reading(row, self.weight, wanted)).sum())
+        wanted, depth = noise.energy(self.sample.k), self.sample.weights.attention.d
+        error = float(noise.of_product(self.sample.v, self.planes[0], depth, self.weight, wanted).sum())
         return float(np.sqrt(error / wanted.sum())) if wanted.any() else 0.0
 
     def key_noise(self, window: Window) -> KeyNoise:

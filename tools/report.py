@@ -70,6 +70,22 @@ class LayerReport:
 
 
 @dataclass(frozen=True)
+class CrossReport:
+    """One layer's cross-attention, folded for mode k or e1.
+
+    Attributes:
+        cond: of the W_K that is inverted.
+        errors: element type -> predicted relative error of V, in mode e1 the larger of K's and V's.
+    """
+
+    layer: int
+    mode: str
+    type: str
+    cond: float
+    errors: dict[str, float]
+
+
+@dataclass(frozen=True)
 class VerifyReport:
     """Logits of the result, with its cache, against those of the source with a float32 `kv` cache.
 
@@ -103,6 +119,7 @@ class ConvertReport:
         layers: one report a layer. warnings: what the user should know.
         verify: the comparison with the source, when asked for.
         target_error: what "auto" kept errors within.
+        cross: one report a layer whose cross-attention was folded.
     """
 
     path: Path
@@ -113,6 +130,7 @@ class ConvertReport:
     warnings: list[str]
     verify: VerifyReport | None = None
     target_error: float | None = None
+    cross: tuple[CrossReport, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain data, for JSON."""
@@ -125,9 +143,23 @@ class ConvertReport:
             lines += self._by_type()
         if any(layer.predicted for layer in self.layers):
             lines += self._by_layer()
+        if self.cross:
+            lines += self._of_cross()
         if self.verify:
             lines.append(str(self.verify))
         return "\n".join(lines + [f"warning: {text}" for text in self.warnings])
+
+    def _of_cross(self) -> list[str]:
+        read = "K and V" if self.cross[0].mode == "e1" else "V"
+        head = (
+            f"predicted relative error of cross-attention's {read} by type of the cache (white encoder states assumed)"
+        )
+        names = "  ".join(f"{name:>8}" for name in self.cross[0].errors)
+        rows = [
+            f"{one.layer:>5}  {one.mode:<4}  {one.cond:9.3g}  " + "  ".join(f"{e:8.2g}" for e in one.errors.values())
+            for one in self.cross
+        ]
+        return [head, f"{'layer':>5}  {'mode':<4}  {'cond(W_K)':>9}  {names}", *rows]
 
     def _by_type(self) -> list[str]:
         """Predicted errors of an exact fold in every float type."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from math import sqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -126,7 +125,7 @@ class Window:
     def _scores(self, head: int, keys: np.ndarray) -> np.ndarray:
         """Scaled scores of one head's queries over the window [queries, n], before the mask."""
         a = self.weights.attention
-        return np.asarray(self._head(self._q, head) @ self._kv_head(keys, head).T / sqrt(a.head_dim))
+        return np.asarray(self._head(self._q, head) @ self._kv_head(keys, head).T * a.scale)
 
     def _head(self, rows: np.ndarray, head: int) -> np.ndarray:
         dim = self.weights.attention.head_dim
@@ -151,7 +150,7 @@ class Window:
         """Scaled scores of each head's queries with their own keys [queries]."""
         a, keys = self.weights.attention, self.exact_keys[self.queries]
         each = [(self._head(self._q, head), self._kv_head(keys, head)) for head in range(a.n_heads)]
-        return [np.einsum("ij,ij->i", q, k) / sqrt(a.head_dim) for q, k in each]
+        return [np.einsum("ij,ij->i", q, k) * a.scale for q, k in each]
 
     @cached_property
     def _own(self) -> np.ndarray:
@@ -239,10 +238,10 @@ class Window:
 
     def from_scores(self, noise: KeyNoise) -> float:
         """Expected sum of squares of what errors of scores do to attention's output."""
-        error, dim = 0.0, self.weights.attention.head_dim
+        error, square = 0.0, self.weights.attention.scale**2
         at = self._first if noise.repeats else slice(None)
         for head, weights in enumerate(self._of_groups if noise.repeats else self._of_tokens):
-            variance = noise.of_scores(self._head(self._q, head), self.columns(head))[:, at] / dim
+            variance = noise.of_scores(self._head(self._q, head), self.columns(head))[:, at] * square
             error += float(np.vdot(weights, variance))
         return error
 

@@ -93,6 +93,8 @@ def convert(
     outtype: str | None = None,
     calibration: str | os.PathLike[str] | None = None,
     exact: bool = False,
+    cross: str | None = None,
+    cross_type: str = "auto",
     verify: bool | str | os.PathLike[str] | None = None,
     progress: bool | None = None,
 ) -> ConvertReport:
@@ -114,6 +116,8 @@ def convert(
         outtype=outtype,
         calibration=calibration,
         exact=exact,
+        cross=cross,
+        cross_type=cross_type,
         verify=verify,
         progress=wanted(progress),
     )

@@ -8,12 +8,14 @@ from typing import Any
 
 from slimrt import _core
 from slimrt.arguments import real, unknown, whole
+from slimrt.cache_types import AUTO as AUTO
+from slimrt.cache_types import CACHE_TYPES as CACHE_TYPES
+from slimrt.cache_types import DEFAULT_TYPE as DEFAULT_TYPE
+from slimrt.cache_types import check_type
+from slimrt.cross import CrossConfig, check_cross
 from slimrt.errors import CacheUnsupportedError, UnsupportedError
 from slimrt.source import ModelSource
 
-CACHE_TYPES = ("f32", "f16", "bf16", "q8", "fp8_e4m3", "fp8_e5m2", "q4")
-AUTO = "auto"
-DEFAULT_TYPE = "f16"
 RESIDUAL_MODE = "k+r"  # the mode whose rows have a second plane, of a width and type of its own
 
 # type of k -> what part of V's width the residual has, and its type (cache-math.md section 3: in floats k is nearly
@@ -52,7 +54,8 @@ class CacheConfig:
     """The cache of one layer, or of all.
 
     Attributes:
-        mode: "kv", "k", "k+r", "v", "x", "xr", or "auto" (what the file says, else kv).
+        mode: "kv", "k", "k+r", "v", "x", "xr", or "auto" (what the file says, else
+            ModelSource.usual_mode).
         type: element type of the rows; "auto": what the file says, else f16.
         rank: width of the residual of mode k+r, 0 for none; None: what the file says, else default_residual().
         residual_type: its element type; None: as rank.
@@ -112,12 +115,6 @@ class CacheConfig:
 Cache = str | CacheConfig | Sequence[str | CacheConfig]
 
 
-def check_type(name: object, what: str, known: Sequence[str]) -> None:
-    """Raises UnsupportedError for a type that is not known; the message suggests the nearest."""
-    if name not in known:
-        raise UnsupportedError(unknown(what, name, known))
-
-
 @dataclass(frozen=True)
 class LayerCache:
     """One layer's cache with nothing left open. rank 0 and residual_type "": no residual."""
@@ -136,12 +133,14 @@ class CacheChoice:
     Attributes:
         configs: one for all layers, or one a layer.
         type_k, type_v: where a config leaves its type open.
+        cross: of the rows that an encoder leaves behind.
     """
 
     configs: tuple[CacheConfig, ...]
     type_k: str
     type_v: str
     sparse_threshold: float
+    cross: CrossConfig = CrossConfig()
 
     @classmethod
     def of(
@@ -154,6 +153,9 @@ class CacheChoice:
         rank: int | None = None,
         residual_type: str | None = None,
         sparse_threshold: float = 0.0,
+        cross: str = AUTO,
+        cross_type: str = AUTO,
+        n_source: int = 0,
     ) -> CacheChoice:
         """From the arguments of slimrt.Model; what an entry of `cache` says itself goes before the others.
 
@@ -175,7 +177,7 @@ class CacheChoice:
         threshold = real("sparse_threshold", sparse_threshold)
         if not 0 <= threshold < 1:
             raise ValueError(f"sparse_threshold must be at least 0 and below 1, got {sparse_threshold}")
-        return cls(tuple(configs), type_k, type_v, threshold)
+        return cls(tuple(configs), type_k, type_v, threshold, CrossConfig(cross, cross_type, n_source))
 
     @property
     def uniform(self) -> CacheConfig | None:
@@ -188,6 +190,10 @@ class CacheChoice:
         return replace(
             self, configs=(CacheConfig(mode, type),), sparse_threshold=self.sparse_threshold * (mode == "kv")
         )
+
+    def with_cross(self, cross: CrossConfig) -> CacheChoice:
+        """The same with another cache of an encoder's output."""
+        return replace(self, cross=cross)
 
     def layers(self, source: ModelSource) -> tuple[LayerCache, ...]:
         """What each layer gets, with what the file says and the defaults filled in.
@@ -205,7 +211,8 @@ class CacheChoice:
 
     def _layer(self, config: CacheConfig, source: ModelSource, i: int, e_v: int) -> LayerCache:
         stored = source.stored_cache[i] if source.stored_cache else None
-        mode = config.mode if config.mode != AUTO else (stored["mode"] if stored else "kv")
+        usual = "kv" if self.sparse_threshold else source.usual_mode  # only kv has values that may be skipped
+        mode = config.mode if config.mode != AUTO else (stored["mode"] if stored else usual)
         if stored is None or stored["mode"] != mode:  # what was chosen for another mode says nothing of this one
             stored = {}
         type_k, type_v = (config.type, config.type) if config.type != AUTO else (self.type_k, self.type_v)
@@ -234,6 +241,7 @@ class CacheChoice:
             "cache_type_k": _one_or_all([layer.type_k for layer in layers]),
             "cache_type_v": _one_or_all([layer.type_v for layer in layers]),
             "sparse_threshold": self.sparse_threshold,
+            **self.cross.arguments(source),
         }
         if any(layer.mode == RESIDUAL_MODE for layer in layers):
             given["rank"] = _one_or_all([layer.rank for layer in layers])
@@ -270,7 +278,7 @@ def check_cache(source: ModelSource, choice: CacheChoice) -> None:
     Raises:
         UnsupportedError: an unknown mode (the message suggests the nearest).
         CacheUnsupportedError: an illegal one; the message names the layer, the reason and the legal modes.
-        ValueError: as CacheChoice.layers.
+        ValueError: as CacheChoice.layers and CrossConfig.arguments.
     """
     modes = {mode["mode"]: mode for mode in _core.cache_modes(str(source.gguf))}
     for config in choice.configs:
@@ -284,6 +292,7 @@ def check_cache(source: ModelSource, choice: CacheChoice) -> None:
             f"Legal for this model: {legal}"
         )
     choice.layers(source)
+    check_cross(source, choice.cross)
 
 
 def row_type(layer: Mapping[str, Any]) -> str:

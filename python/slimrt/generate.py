@@ -188,6 +188,7 @@ class Run:
                 ranks=tuple(layer.get("rank", 0) for layer in layers),
                 residual_types=tuple(layer.get("residual_type", "") for layer in layers),
                 skipped=self._skipped / self._rows if self._rows else 0.0,
+                cross=self.runtime.info.get("cross"),
             ),
             logprobs=tuple(self._logprobs) if self.options.logprobs else None,
         )

@@ -45,7 +45,7 @@ class Model(Tasks, Closing):
         n_seqs: sequences that may be full at once; also how many texts of a list are generated together.
         n_threads: None: the physical (or big) cores.
         cache: what a token leaves behind in each layer: "kv", "k", "k+r", "v", "x", "xr", or "auto" (what the file was
-            converted for, else kv); with its types, "k+r:q8" or "k+r:q8:64:q4" (mode, type, rank of the residual, its
+            converted for, else kv; beside an encoder x where its rows are no wider); with its types, "k+r:q8" or "k+r:q8:64:q4" (mode, type, rank of the residual, its
             type), or a CacheConfig; or one of these for each layer. A mode that needs folded weights which the file
             lacks folds them while loading.
         cache_type: where the cache does not say its own: f32, f16 or bf16, or with scales per token and head (in mode
@@ -56,6 +56,12 @@ class Model(Tasks, Closing):
         sparse_threshold: softmax weight of each head that decoding may leave unread, in cache mode "kv": the rows of V
             whose weights add up to no more are skipped, which changes an output by at most this share of the largest
             |v|. 0: every row is read.
+        cross: of a model with an encoder, what its output leaves behind for cross-attention: "kv" (K and V of each
+            layer), "k" (each layer's K), "e" (the output itself, once for all layers), "e1" (the first layer's K, once),
+            or "auto" (what the file was converted for, else e where its layers read no more bytes than of kv). k and e1,
+            and self-attention's k and v, invert a matrix: where that would amplify rounding too much they are refused.
+        cross_type: of its rows, as cache_type.
+        n_source: most rows of one encoder output, tokens of a source text; 0: the model's own.
         calibration: for modes k+r and xr where they are folded while loading: a text file like what the model is to
             read; None: a built-in English one; "none": the weights alone.
         memory_limit: bytes, or text like "6GiB"; None: what the machine has available.
@@ -89,6 +95,9 @@ class Model(Tasks, Closing):
         rank: int | None = None,
         residual_type: str | None = None,
         sparse_threshold: float = 0.0,
+        cross: str = AUTO,
+        cross_type: str = AUTO,
+        n_source: int = 0,
         calibration: str | os.PathLike[str] | None = None,
         memory_limit: str | int | None = None,
         on_overflow: str = "error",
@@ -107,6 +116,9 @@ class Model(Tasks, Closing):
             rank=rank,
             residual_type=residual_type,
             sparse_threshold=sparse_threshold,
+            cross=cross,
+            cross_type=cross_type,
+            n_source=n_source,
         )
         source = ModelSource.of(path, progress)
         planner = Planner.of(source, memory_limit, n_seqs, n_batch, n_threads)

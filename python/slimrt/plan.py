@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from slimrt import _core
 from slimrt.arguments import unknown, whole
@@ -50,8 +51,9 @@ class Planner:
             0 if n_threads is None else whole("n_threads", n_threads),
         )
 
-    def sizes(self, choice: CacheChoice, n_ctx: int) -> MemorySizes:
-        sizes = _core.plan(
+    def ask(self, choice: CacheChoice, n_ctx: int) -> dict[str, Any]:
+        """What _core.plan says of a choice."""
+        return _core.plan(
             str(self.source.gguf),
             n_ctx=n_ctx,
             n_seqs=self.n_seqs,
@@ -59,6 +61,9 @@ class Planner:
             n_threads=self.n_threads,
             **choice.arguments(self.source),
         )
+
+    def sizes(self, choice: CacheChoice, n_ctx: int) -> MemorySizes:
+        sizes = self.ask(choice, n_ctx)
         resolved = choice.layers(self.source)
         return MemorySizes(
             modes=tuple(layer["mode"] for layer in sizes["layers"]),
@@ -163,6 +168,9 @@ def plan(
     rank: int | None = None,
     residual_type: str | None = None,
     sparse_threshold: float = 0.0,
+    cross: str = AUTO,
+    cross_type: str = AUTO,
+    n_source: int = 0,
     memory_limit: str | int | None = None,
     progress: bool | None = None,
 ) -> PlanResult:
@@ -174,6 +182,8 @@ def plan(
         FileNotFoundError, ModelFormatError, UnsupportedError, CacheUnsupportedError: as slimrt.Model.
         ValueError, TypeError: an argument out of its range, or of a wrong kind.
     """
+    from slimrt.plan_encoder import encoder_rows  # which asks the planner below
+
     check_device(device)
     source = ModelSource.of(path, progress)
     choice = CacheChoice.of(
@@ -184,6 +194,9 @@ def plan(
         rank=rank,
         residual_type=residual_type,
         sparse_threshold=sparse_threshold,
+        cross=cross,
+        cross_type=cross_type,
+        n_source=n_source,
     )
     check_cache(source, choice)
     planner = Planner.of(source, memory_limit, n_seqs, n_batch, n_threads)
@@ -199,6 +212,7 @@ def plan(
         asked=planner.row(choice, context),
         rows=tuple(planner.row(legal, context) for legal in planner.legal(choice)),
         refused=tuple((mode["mode"], mode["reason"]) for mode in modes if not mode["legal"]),
+        encoder=encoder_rows(planner, choice, context),
     )
 
 

@@ -64,6 +64,7 @@ class CacheUse(_PerLayer, Record):
         bytes_per_token: of one token in all layers.
         modes, types: of each layer, such as "k" and "f16"; ranks, residual_types: of its residual, 0 and "" without.
         skipped: share of the rows of V that a sparse_threshold left unread while decoding, over all texts of a batch.
+        cross: beside an encoder, the mode, type, bytes_per_row (of all layers) and reason of its output's rows.
     """
 
     bytes: int
@@ -73,6 +74,7 @@ class CacheUse(_PerLayer, Record):
     ranks: tuple[int, ...]
     residual_types: tuple[str, ...]
     skipped: float
+    cross: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -177,6 +179,42 @@ class PlanRow(MemorySizes):
     smaller_from: int | None
 
 
+@dataclass(frozen=True, kw_only=True)
+class EncoderRow(_PerLayer, Record):
+    """The cache of a decoder beside an encoder, in one of slim attention's options (slimrt.plan_encoder).
+
+    Attributes:
+        name: "baseline", "option 1", "option 2, x", "option 2, k", or "this choice".
+        modes, types, ranks, residual_types: of each layer's self-attention; cross, cross_type: of cross-attention.
+        self_bytes, cross_bytes: allocated for full contexts of all texts.
+        shared: cross-attention's rows are one encoder output (or the first layer's K) for all layers.
+        read: bytes that a token reads where every layer reads shared rows from memory; read_on_chip: where none does.
+    """
+
+    name: str
+    modes: tuple[str, ...]
+    types: tuple[str, ...]
+    ranks: tuple[int, ...]
+    residual_types: tuple[str, ...]
+    cross: str
+    cross_type: str
+    self_bytes: int
+    cross_bytes: int
+    shared: bool
+    read: int
+    read_on_chip: int
+
+    @property
+    def cache_bytes(self) -> int:
+        """Allocated in all."""
+        return self.self_bytes + self.cross_bytes
+
+    @property
+    def uncounted(self) -> int:
+        """The same without shared rows."""
+        return self.self_bytes + (0 if self.shared else self.cross_bytes)
+
+
 @dataclass(frozen=True)
 class PlanResult(Record):
     """What a model would take in memory, for every cache mode that is legal for it.
@@ -188,6 +226,7 @@ class PlanResult(Record):
         asked: the cache that was asked for; rows: every legal mode.
         refused: (mode, reason) of the others.
         fits: the cache that was asked for fits.
+        encoder: of a model with an encoder, slim attention's options for both of its decoder's attentions.
     """
 
     path: str
@@ -199,6 +238,7 @@ class PlanResult(Record):
     asked: PlanRow
     rows: tuple[PlanRow, ...]
     refused: tuple[tuple[str, str], ...]
+    encoder: tuple[EncoderRow, ...] = ()
 
     @property
     def fits(self) -> bool:

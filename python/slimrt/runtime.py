@@ -10,12 +10,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from slimrt import _core, progress
-from slimrt.cache import FOLDED, RESIDUAL_MODE, CacheChoice, LayerCache, check_cache, kinds
+from slimrt.cache import CacheChoice, check_cache, kinds
+from slimrt.cross import describe_cross
 from slimrt.errors import WontFitError
+from slimrt.folding import fold, needs_folding, require_precise
 from slimrt.plan import Planner, wont_fit
 from slimrt.source import ModelSource
 from slimrt.units import format_bytes
@@ -105,69 +104,30 @@ def load(
     """
     check_cache(source, choice)
     sizes = planner.sizes(choice, n_ctx)
-    unfolded = folds_at_load(source, choice)
     try:
-        if unfolded and sizes.total > planner.limit:
+        if sizes.total > planner.limit and needs_folding(source, choice):
             raise WontFitError(  # the core would say so too, after minutes of folding
                 f"needs {format_bytes(sizes.total)}, {format_bytes(planner.limit)} available.",
                 sizes.total,
                 planner.limit,
             )
+        require_precise(source, choice, show_progress)
         engine = _core.Engine(
             str(source.gguf),
             n_ctx=n_ctx,
             n_seqs=planner.n_seqs,
             n_batch=planner.n_batch,
             n_threads=planner.n_threads,
-            derived=_fold(source, unfolded, calibration, show_progress) or None,
+            derived=fold(source, choice, calibration, show_progress) or None,
             memory_limit=memory_limit,
             **choice.arguments(source),
         )
     except WontFitError as error:
         raise wont_fit(error, planner, choice, n_ctx) from None
-    return Runtime(source, engine, show_progress=progress.wanted(show_progress))
-
-
-def folds_at_load(source: ModelSource, choice: CacheChoice) -> dict[LayerCache, list[int]]:
-    """The layers whose cache needs folded weights that the file lacks, by the cache they are to have."""
-    present = _core.GgufFile(str(source.gguf)).tensors()
-    missing: dict[LayerCache, list[int]] = {}
-    for layer, cache in enumerate(choice.layers(source)):
-        if cache.mode in FOLDED and f"blk.{layer}.{FOLDED[cache.mode]}" not in present:
-            missing.setdefault(cache, []).append(layer)
-    return missing
-
-
-def _fold(
-    source: ModelSource,
-    unfolded: Mapping[LayerCache, list[int]],
-    calibration: str | os.PathLike[str] | None,
-    show_progress: bool | None,
-) -> dict[str, NDArray[np.float32]]:
-    """The tensors that these layers lack, by name."""
-    if not unfolded:
-        return {}
-    from slimrt.tools.fold import fold_layers
-
-    if show_progress is not False:
-        modes = ", ".join(dict.fromkeys(cache.mode for cache in unfolded))
-        progress.note_once(
-            f"folding {source.path.name} for cache mode {modes}; `slimrt convert` does it once and for all"
-        )
-    derived: dict[str, NDArray[np.float32]] = {}
-    for cache, layers in unfolded.items():
-        residual = cache.mode == RESIDUAL_MODE
-        derived |= fold_layers(
-            source.gguf,
-            cache.mode,
-            cache_type=cache.type_k,
-            rank=cache.rank if residual else None,
-            residual_type=cache.residual_type if residual else None,
-            calibration=calibration,
-            layers=layers,
-            progress=progress.wanted(show_progress),
-        )
-    return derived
+    runtime = Runtime(source, engine, show_progress=progress.wanted(show_progress))
+    if cross := runtime.info.get("cross"):
+        cross["reason"] = choice.cross.reason(source, cross["mode"])
+    return runtime
 
 
 def describe(runtime: Runtime, memory: Mapping[str, int]) -> None:
@@ -177,7 +137,8 @@ def describe(runtime: Runtime, memory: Mapping[str, int]) -> None:
         f"slimrt: {runtime.source.path.name}: {info['architecture']}, {info['n_layers']} layers, "
         f"{info['device']}, context {info['n_ctx']} of {info['n_ctx_train']} trained"
         f"{' x ' + str(info['n_seqs']) if info['n_seqs'] > 1 else ''}, cache {kinds(info['layers'])} "
-        f"({memory['cache_bytes_per_token']} bytes a token), {format_bytes(memory['total'])} allocated, "
+        f"({memory['cache_bytes_per_token']} bytes a token), "
+        f"{describe_cross(info['cross']) + ', ' if info.get('cross') else ''}{format_bytes(memory['total'])} allocated, "
         f"{format_bytes(memory['mapped'])} mapped",
         file=sys.stderr,
     )

@@ -86,6 +86,35 @@ class ModelSource:
         """Columns of K, and of V, in a layer."""
         return int(self.defaults["n_kv_heads"]) * int(self.defaults["head_dim"])
 
+    @property
+    def has_encoder(self) -> bool:
+        """Whether the decoder reads what an encoder made."""
+        return self.defaults["encoder"] is not None
+
+    @property
+    def blocks(self) -> str:
+        """What the names of the tensors of a decoder's layers begin with, before the layer's number."""
+        return "dec.blk." if self.has_encoder else "blk."
+
+    @cached_property
+    def usual_mode(self) -> str:
+        """The cache of self-attention where neither the user nor the file says one: kv; beside an encoder x, where it
+        is exact and its row, which serves as K and as V, is not wider than both together."""
+        if not self.has_encoder or int(self.defaults["d_model"]) > 2 * self.kv_width:
+            return "kv"
+        legal = {mode["mode"] for mode in _core.cache_modes(str(self.gguf)) if mode["legal"]}
+        return "x" if "x" in legal else "kv"
+
+    @cached_property
+    def stored_cross(self) -> tuple[str, str] | None:
+        """The mode and type ("": it says none) of cross-attention that the file was converted for, if it was."""
+        file = _core.GgufFile(str(self.gguf))
+        keys = [f"slimrt.cache.cross{suffix}" for suffix in ("", "_type")]
+        mode, type = (file.value(key) if key in file.keys() else "" for key in keys)
+        if not isinstance(mode, str) or not isinstance(type, str):
+            raise ModelFormatError(f"{self.gguf}: '{keys[0]}' and '{keys[1]}' must be names")
+        return (mode, type) if mode else None
+
     @cached_property
     def stored_cache(self) -> list[dict[str, str]] | None:
         """The cache that the file was converted for, layer by layer: mode, type and residual (its type), "" where
@@ -109,8 +138,8 @@ class ModelSource:
         """Rank of the residual of the layers that are folded for mode k+r in the file."""
         tensors, ranks = _core.GgufFile(str(self.gguf)).tensors(), {}
         for layer in range(int(self.defaults["n_layers"])):
-            if f"blk.{layer}.attn_kr_v.weight" in tensors:
-                ranks[layer] = tensors.get(f"blk.{layer}.attn_kr_out.weight", ("", (0, 0)))[1][1]
+            if f"{self.blocks}{layer}.attn_kr_v.weight" in tensors:
+                ranks[layer] = tensors.get(f"{self.blocks}{layer}.attn_kr_out.weight", ("", (0, 0)))[1][1]
         return ranks
 
     @property
@@ -121,7 +150,8 @@ class ModelSource:
     @cached_property
     def n_ctx_limit(self) -> int | None:
         """The positions that a model with learned ones has; None: any context is possible."""
-        learned = "position_embd.weight" in _core.GgufFile(str(self.gguf)).tensors()
+        tensors = _core.GgufFile(str(self.gguf)).tensors()
+        learned = not {"position_embd.weight", "dec.position_embd.weight"}.isdisjoint(tensors)
         return self.n_ctx_train if learned else None
 
     def n_ctx(self, asked: int = 0) -> int:

@@ -79,7 +79,8 @@ class Flags:
             default="auto",
             metavar="MODE",
             help="kv, k, k+r, v, x, xr, with types as in k+r:q8 or k+r:q8:64:q4 (mode:type:rank:residual type), or one "
-            "a layer with commas between; default: what the file was converted for, else kv",
+            "a layer with commas between; default: what the file was converted for, else kv (beside an encoder x, where "
+            "its rows are no wider)",
         )
         self.add(
             "--cache-type",
@@ -91,6 +92,14 @@ class Flags:
         self.add("--cache-type-v", metavar="TYPE", help="of V, where it differs")
         self.add("--rank", type=count, metavar="N", help="width of the residual of mode k+r; 0: none")
         self.add("--residual-type", metavar="TYPE", help="of the residual of mode k+r")
+        self.add(
+            "--cross",
+            default="auto",
+            metavar="MODE",
+            help="what an encoder's output leaves behind: kv, k, e, e1; default: what the file was converted for, else e "
+            "where it reads no more bytes than kv",
+        )
+        self.add("--cross-type", default="auto", metavar="TYPE", help="of its rows, as --cache-type")
         self.add(
             "--calibration",
             metavar="FILE",
@@ -162,6 +171,8 @@ def cache_arguments(args: argparse.Namespace) -> dict[str, Any]:
         "rank": args.rank,
         "residual_type": args.residual_type,
         "sparse_threshold": args.sparse_threshold,
+        "cross": args.cross,
+        "cross_type": args.cross_type,
     }
 
 

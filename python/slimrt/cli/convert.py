@@ -32,6 +32,8 @@ def add_flags(flags: Flags) -> None:
     flags.add("--rank", type=int, metavar="N", help="width of k+r's residual (default: by type)")
     flags.add("--residual-type", metavar="TYPE", help="element type of k+r's residual (default: by type)")
     flags.add("--exact", action="store_true", help="insist on an exact fold, without a residual: k or v")
+    flags.add("--cross", metavar="MODE", help="of a model with an encoder, fold cross-attention for kv, k, e or e1")
+    flags.add("--cross-type", default="auto", metavar="TYPE", help="of its rows, as --cache-type (default: f16)")
     types = "f32, f16, bf16, q8_0, q4_0, q4_k, q4_k_m, q5_k, q6_k"
     flags.add("--outtype", metavar="TYPE", help=f"type of the weights: {types}; default: as they are")
     flags.add("--calibration", metavar="FILE", help="text to fold for and to measure on; none: do without")
@@ -60,6 +62,8 @@ def run(args: argparse.Namespace) -> int:
         outtype=args.outtype,
         calibration=args.calibration,
         exact=args.exact,
+        cross=args.cross,
+        cross_type=args.cross_type,
         verify=args.verify,
         progress=show_progress(args),
     )

@@ -11,7 +11,8 @@ from typing import Any
 from slimrt import _core
 from slimrt.cache import CACHE_TYPES, CacheChoice, kinds, row_type
 from slimrt.cli.common import Flags, coloured, model_source, print_json, show_progress, table
-from slimrt.errors import SlimrtError
+from slimrt.cross import cross_modes
+from slimrt.errors import CacheUnsupportedError, SlimrtError
 from slimrt.plots import check_plot, plot_spectra
 from slimrt.progress import wanted
 from slimrt.source import ModelSource
@@ -21,6 +22,7 @@ from slimrt.units import format_bytes
 HELP = "metadata, tensors, and which cache modes a model may use and why not the others"
 
 _INVERTED = {"k": "W_K", "v": "W_V"}  # cache-math.md section 2
+_GATED = ("f16", "bf16", "q8")  # types that are looked at for what an inverse does to their rounding
 _LONG = 16  # a list of more values is shown by its first ones
 
 
@@ -65,20 +67,49 @@ def _report(source: ModelSource) -> dict[str, Any]:
     }
     try:
         modes = [_cache_mode(source, mode) for mode in _core.cache_modes(path)]
-        return report | {"cache_modes": modes, "cache": _chosen(source)}
+        report |= {"cache_modes": modes, "cache": _chosen(source)}
+        return report | ({"cross_modes": _cross_modes(source)} if source.has_encoder else {})
     except SlimrtError as error:  # a vocabulary, or an architecture that only others run: still worth a look
         return report | {"cache_modes": [], "cache": None, "unsupported": str(error)}
 
 
+def _imprecise(source: ModelSource, part: str, mode: dict[str, Any]) -> dict[str, str]:
+    """Beside an encoder, the types in which a mode is refused for what it does to their rounding: why."""
+    from slimrt.tools.gate import check
+
+    refused = {}
+    for name in _GATED if source.has_encoder and mode["legal"] else ():
+        try:
+            check(source.gguf, part, mode["mode"], name)
+        except CacheUnsupportedError as error:
+            refused[name] = str(error)
+    return refused
+
+
+def _cross_modes(source: ModelSource) -> list[dict[str, Any]]:
+    """Every mode of cross-attention: whether and why not, its bytes a row in every type, the types that are refused."""
+    found = []
+    for mode in cross_modes(source):
+        sizes = {
+            name: _core.plan(str(source.gguf), cross=mode["mode"], cross_type=name)["cross"]["bytes_per_row"]
+            for name in (CACHE_TYPES if mode["legal"] else ())
+        }
+        refused = _imprecise(source, "cross-attention", mode)
+        found.append(mode | {"bytes_per_row_by_type": sizes, "imprecise": refused})
+    return found
+
+
 def _cache_mode(source: ModelSource, mode: dict[str, Any]) -> dict[str, Any]:
-    """A line of cache_modes with what a token would take in every type, and its default residual there."""
+    """A line of cache_modes with what a token would take in every type, and its default residual there; beside an
+    encoder with the types that are too imprecise."""
     sizes: dict[str, int] = {}
     rows: dict[str, str] = {}
     for name in CACHE_TYPES if mode["legal"] else ():
         choice = CacheChoice.of(mode["mode"], name)
         sizes[name] = _core.plan(str(source.gguf), **choice.arguments(source))["cache_bytes_per_token"]
         rows[name] = row_type(vars(choice.layers(source)[0]) | {"type": name})
-    return mode | {"bytes_per_token": sizes.get("f16"), "bytes_per_token_by_type": sizes, "rows_by_type": rows}
+    line = mode | {"bytes_per_token": sizes.get("f16"), "bytes_per_token_by_type": sizes, "rows_by_type": rows}
+    return line | ({"imprecise": _imprecise(source, "self-attention", mode)} if source.has_encoder else {})
 
 
 def _chosen(source: ModelSource) -> list[dict[str, Any]] | None:
@@ -114,6 +145,8 @@ def _print(report: dict[str, Any], *, all_tensors: bool) -> None:
     print(f"\nchat template: {'yes' if report['chat_template'] else 'no'}\n\ncache modes")
     for mode in report["cache_modes"]:
         print(f"  {mode['mode']:3} {_answer(mode)}")
+    for mode in report.get("cross_modes", ()):
+        print(f"  cross {mode['mode']:3} {_cross_answer(mode)}")
     if "unsupported" in report:
         print(f"  none: {report['unsupported']}")
     if report["cache"]:
@@ -126,9 +159,28 @@ def _answer(mode: dict[str, Any]) -> str:
         return coloured("no", "red", sys.stdout) + f": {mode['reason']}"
     sizes, rows = mode["bytes_per_token_by_type"], mode["rows_by_type"]
     shown = ", ".join(f"{sizes[name]} in {rows[name]}" for name in ("f16", "q8", "q4"))
+    if mode.get("imprecise"):
+        return f"{coloured('not in every type', 'red', sys.stdout)}, bytes a token: {shown}{_but_not(mode)}"
     inverted = _INVERTED.get(mode["mode"])
     caution = f"; inverts {inverted}, which amplifies the rounding of its rows" if inverted else ""
     return coloured("yes", "green", sys.stdout) + f", bytes a token: {shown}{caution}"
+
+
+def _cross_answer(mode: dict[str, Any]) -> str:
+    """Whether a mode of cross-attention may be used: its bytes, or why not."""
+    if not mode["legal"]:
+        return coloured("no", "red", sys.stdout) + f": {mode['reason']}"
+    sizes = mode["bytes_per_row_by_type"]
+    shown = ", bytes a row of the encoder's output: " + ", ".join(f"{sizes[name]} in {name}" for name in _GATED)
+    if mode["imprecise"]:
+        return coloured("not in every type", "red", sys.stdout) + shown + _but_not(mode)
+    return coloured("yes", "green", sys.stdout) + shown
+
+
+def _but_not(mode: dict[str, Any]) -> str:
+    """The types in which a mode is refused, and why in the first of them."""
+    refused = mode["imprecise"]
+    return f"; not in {', '.join(refused)}: {next(iter(refused.values()))}"
 
 
 def _spectrum_table(found: Sequence[Spectrum]) -> str:

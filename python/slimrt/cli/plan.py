@@ -8,7 +8,7 @@ import sys
 import slimrt
 from slimrt.cache import kinds, row_type
 from slimrt.cli.common import Flags, coloured, engine_arguments, model_source, positive, print_json, table
-from slimrt.results import PlanResult
+from slimrt.results import EncoderRow, PlanResult
 from slimrt.units import format_bytes
 
 HELP = "weights, cache and scratch for every cache mode; exit code 0 if what was asked for fits, else 1"
@@ -54,5 +54,34 @@ def _print(result: PlanResult) -> None:
     print(table(head, rows))
     for mode, reason in result.refused:
         print(f"{mode}: not for this model: {reason}")
+    if result.encoder:
+        _print_encoder(result)
     verdict = coloured("fits", "green", sys.stdout) if asked.fits else coloured("does not fit", "red", sys.stdout)
     print(f"{kinds(asked.layers())}: {format_bytes(asked.total)} {verdict} in {format_bytes(result.memory_limit)}")
+
+
+def _print_encoder(result: PlanResult) -> None:
+    """Both attentions' caches beside the baseline: slim attention's table for encoder-decoders."""
+    base = result.encoder[0]
+
+    def times(part: str, row: EncoderRow) -> str:
+        return f"{getattr(base, part) / getattr(row, part):.2f}x"
+
+    head = ("", "self", "cross", "self bytes", "cross bytes", "smaller", "E not counted", "read a token", "fewer",
+            "E on chip")  # fmt: skip
+    rows = [
+        (
+            row.name,
+            kinds(row.layers()),
+            f"{row.cross} {row.cross_type}",
+            format_bytes(row.self_bytes),
+            format_bytes(row.cross_bytes),
+            times("cache_bytes", row),
+            times("uncounted", row),
+            format_bytes(row.read),
+            times("read", row),
+            times("read_on_chip", row),
+        )
+        for row in result.encoder
+    ]
+    print(f"\nwith the encoder's output, {result.n_seqs} at once, full contexts\n{table(head, rows)}\n")

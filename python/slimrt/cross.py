@@ -1,0 +1,116 @@
+"""How an encoder's output is kept for a decoder's cross-attention: the user's choice, checked and explained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from slimrt import _core
+from slimrt.arguments import unknown, whole
+from slimrt.cache_types import AUTO, CACHE_TYPES, DEFAULT_TYPE, check_type
+from slimrt.errors import CacheUnsupportedError, UnsupportedError
+from slimrt.source import ModelSource
+
+CROSS_MODES = ("kv", "k", "e", "e1")  # csrc/cache/cross
+
+# mode -> the tensors of each layer that a plain file lacks
+CROSS_FOLDED = {
+    "k": ("cross_attn_kv.weight",),
+    "e1": ("cross_attn_k1_k.weight", "cross_attn_k1_v.weight"),
+}
+
+
+@dataclass(frozen=True)
+class CrossConfig:
+    """The cross-attention's cache, for all layers.
+
+    Attributes:
+        mode: "kv" (K and V of each layer), "k" (K of each layer, V from it), "e" (the encoder's output, once), "e1"
+            (the first layer's K, once), or "auto": what the file was converted for, else what moves the fewest bytes.
+        type: element type of its rows; "auto": what the file says of its mode, else f16.
+        n_source: most rows of one encoder output; 0: the model's own.
+
+    Raises:
+        UnsupportedError: an unknown mode or type. ValueError, TypeError: n_source is no number of rows.
+    """
+
+    mode: str = AUTO
+    type: str = AUTO
+    n_source: int = 0
+
+    def __post_init__(self) -> None:
+        if self.mode not in (AUTO, *CROSS_MODES):
+            raise UnsupportedError(unknown("cross-attention cache mode", self.mode, (AUTO, *CROSS_MODES)))
+        check_type(self.type, "cross-attention cache type", (*CACHE_TYPES, AUTO))
+        if whole("n_source", self.n_source) < 0:
+            raise ValueError(f"n_source must not be negative, got {self.n_source}")
+
+    @property
+    def given(self) -> bool:
+        """Whether anything is asked for."""
+        return self != CrossConfig()
+
+    def resolved(self, source: ModelSource) -> CrossConfig:
+        """With what the file says filled in; the mode stays "auto" where the choice is the core's."""
+        stored_mode, stored_type = source.stored_cross or ("", "")
+        mode = stored_mode if self.mode == AUTO and stored_mode else self.mode
+        type = stored_type if self.type == AUTO and stored_mode == mode and stored_type else self.type
+        return CrossConfig(mode, DEFAULT_TYPE if type == AUTO else type, self.n_source)
+
+    def arguments(self, source: ModelSource) -> dict[str, Any]:
+        """What _core.plan and _core.Engine take.
+
+        Raises:
+            ValueError: something is asked for and the model has no encoder.
+        """
+        if not source.has_encoder:
+            if self.given:
+                raise ValueError(
+                    f"cross, cross_type and n_source are for models with an encoder, and {source.path.name} has none: "
+                    "leave them out"
+                )
+            return {}
+        found = self.resolved(source)
+        return {"cross": found.mode, "cross_type": found.type, "n_source": found.n_source}
+
+    def mode_for(self, source: ModelSource) -> str:
+        """The mode that a model will have; "" without an encoder. Errors as arguments()."""
+        given = self.arguments(source)
+        return str(_core.plan(str(source.gguf), **given)["cross"]["mode"]) if given else ""
+
+    def reason(self, source: ModelSource, mode: str) -> str:
+        """Why a model has this mode, for people."""
+        if self.mode != AUTO:
+            return "as asked"
+        if source.stored_cross:
+            return "what the file was converted for"
+        sizes = source.defaults
+        d, kv, n = int(sizes["d_model"]), 2 * source.kv_width, int(sizes["n_layers"])
+        if mode == "e":
+            return f"a row of {d} serves all {n} layers, and each reads no more of it than of its own K and V ({kv})"
+        return f"a row of the encoder's output ({d}) is wider than a layer's K and V ({kv}), and every layer reads it"
+
+
+def check_cross(source: ModelSource, config: CrossConfig) -> None:
+    """Refuses a mode that is not exact for the model, with the core's reason: CacheUnsupportedError, ValueError."""
+    config.mode_for(source)
+
+
+def cross_modes(source: ModelSource) -> list[dict[str, Any]]:
+    """For every mode: {"mode", "legal", "reason"}, as _core.cache_modes says it of self-attention; [] without an
+    encoder."""
+    found = []
+    for mode in CROSS_MODES if source.has_encoder else ():
+        reason = ""
+        try:
+            _core.plan(str(source.gguf), cross=mode)
+        except CacheUnsupportedError as error:
+            reason = str(error).split(" is not possible: ", 1)[-1].split(". Modes that work", 1)[0]
+        found.append({"mode": mode, "legal": not reason, "reason": reason})
+    return found
+
+
+def describe_cross(cross: Mapping[str, Any]) -> str:
+    """The cross-attention's cache, for people. cross: of Model.info()."""
+    return f"cross {cross['mode']} {cross['type']} ({cross['bytes_per_row']} bytes a row: {cross['reason']})"
