@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 
+import gguf
+import numpy as np
 import pytest
 
 import slimrt
@@ -108,3 +110,83 @@ def test_the_command_prints_it(run, whisper):
     assert "4.7" in line and "8.71x" in line and "x f16" in line and "e f16" in line
     code, out, _ = run("plan", whisper("tiny"), "--cross", "kv", "--cross-type", "q8", "--cache", "x", "--json")
     assert code == 0 and json.loads(out)["encoder"][-1]["name"] == "this choice"
+
+
+# ---------------------------------------------------------------- T5-11B's inner width
+D, INNER, HEADS, T5_LAYERS, T5_CTX = 1024, 16384, 128, 2, 64
+
+
+@pytest.fixture(scope="module")
+def wide_t5(tmp_path_factory):
+    """A T5 with 16 times as wide an attention as its model, as T5-11B: random, f16. Large matrices are a smaller random
+    one turned round, which costs less to make and is as good here."""
+    path = tmp_path_factory.mktemp("t5") / "wide.gguf"
+    writer, random = gguf.GGUFWriter(path, "t5"), np.random.default_rng(11)
+    for key, value in {
+        "block_count": 1,
+        "decoder_block_count": T5_LAYERS,
+        "embedding_length": D,
+        "feed_forward_length": 64,
+        "attention.head_count": HEADS,
+        "attention.key_length": INNER // HEADS,
+        "attention.value_length": INNER // HEADS,
+        "context_length": 512,
+        "attention.relative_buckets_count": 32,
+        "decoder_start_token_id": 0,
+        "vocab_size": 128,
+    }.items():
+        writer.add_uint32(f"t5.{key}", value)
+    writer.add_float32("t5.attention.layer_norm_rms_epsilon", 1e-6)
+    writer.add_string("slimrt.activation", "relu")
+    block = (random.normal(size=(INNER, D)) / np.sqrt(D)).astype(np.float16)
+
+    def matrix(rows: int, cols: int, size: float = 1.0) -> np.ndarray:
+        """Elements of variance size^2 / cols."""
+        flat = np.roll(block, int(random.integers(1, block.size))).ravel()[: rows * cols].reshape(rows, cols)
+        return (flat * np.float16(size * np.sqrt(D / cols))).astype(np.float16)
+
+    writer.add_tensor("token_embd.weight", matrix(128, D, size=np.sqrt(D)))
+    writer.add_tensor("output.weight", matrix(128, D))
+    for part, n_layers in (("enc", 1), ("dec", T5_LAYERS)):
+        writer.add_tensor(f"{part}.output_norm.weight", np.ones(D, np.float32))
+        rel_b = random.normal(size=(32, HEADS)).astype(np.float32)
+        writer.add_tensor(f"{part}.blk.0.attn_rel_b.weight", rel_b)
+        attentions = ("attn", "cross_attn") if part == "dec" else ("attn",)
+        for prefix in (f"{part}.blk.{layer}." for layer in range(n_layers)):
+            for attention in attentions:
+                writer.add_tensor(f"{prefix}{attention}_norm.weight", np.ones(D, np.float32))
+                writer.add_tensor(f"{prefix}{attention}_q.weight", matrix(INNER, D, size=(INNER / HEADS) ** -0.5))
+                writer.add_tensor(f"{prefix}{attention}_k.weight", matrix(INNER, D))
+                writer.add_tensor(f"{prefix}{attention}_v.weight", matrix(INNER, D))
+                writer.add_tensor(f"{prefix}{attention}_o.weight", matrix(D, INNER))
+            writer.add_tensor(f"{prefix}ffn_norm.weight", np.ones(D, np.float32))
+            writer.add_tensor(f"{prefix}ffn_up.weight", matrix(64, D))
+            writer.add_tensor(f"{prefix}ffn_down.weight", matrix(D, 64))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_x_is_a_thirty_second_of_kv_where_attention_is_sixteen_times_as_wide(wide_t5):
+    rows = options(wide_t5, n_ctx=T5_CTX)
+    assert rows["baseline"].self_bytes == 32 * rows["option 2, x"].self_bytes
+    assert rows["baseline"].cross_bytes == 32 * T5_LAYERS * rows["option 2, x"].cross_bytes
+
+
+def test_and_says_the_same_words(wide_t5):
+    """Greedily, in float32, from a source of 40 tokens."""
+    said, held = {}, {}
+    read = np.random.default_rng(3).integers(1, 128, 40).astype(np.int32)
+    for mode in ("kv", "x"):
+        types = {"cache_type_k": "f32", "cache_type_v": "f32", "cross": "e", "cross_type": "f32"}
+        engine = _core.Engine(str(wide_t5), n_ctx=T5_CTX, n_source=64, n_batch=64, cache=mode, **types)
+        sequence, ids = engine.new_sequence(), [0]
+        engine.encode([(sequence, read)])
+        for _ in range(24):
+            ids.append(int(engine.append([(sequence, np.array(ids[-1:], np.int32))])[0].argmax()))
+        said[mode], held[mode] = ids, engine.info()["layers"][0]["bytes_per_token"]
+        del engine
+    assert said["x"] == said["kv"] and len(set(said["kv"])) > 4
+    assert held["kv"] == 32 * held["x"] == 2 * INNER * 4
