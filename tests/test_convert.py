@@ -24,7 +24,7 @@ from slimrt.tools.hf_layout import interleave_pairs, parts_in_order
 from slimrt.tools.quantize import OUT_TYPES, requantise
 from slimrt.tools.rope import rope_fields
 
-ALL = sorted(path.name for path in GOLDEN.iterdir())
+ALL = sorted(path.name for path in GOLDEN.iterdir() if path.is_dir())
 
 
 def convert(source: Path, out: Path, **options) -> tool.ConvertReport:
