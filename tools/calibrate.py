@@ -143,8 +143,8 @@ def calibrated(
     Args:
         gguf: the file whose activations are taken.
         model: the weights that will run, perhaps requantised.
-        text: a file, or its token ids; None: the built-in text; "none", None for a model without a tokenizer, or a model
-            with an encoder: no text.
+        text: a file, or its token ids; None: the built-in text; "none", None for a model without a tokenizer, any for
+            a model with an encoder: no text.
         folder: where the inputs wait (None: where temporary files go): d * layers * 4 bytes a token.
 
     Raises:

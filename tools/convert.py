@@ -76,7 +76,7 @@ def convert(
         calibration: a text file to fold for, and to predict errors with; None: the built-in text, if the model has a
             tokenizer; "none": no text.
         exact: insist on a fold that is exact in exact arithmetic: cache "k" or "v", which always are.
-        cross: of a model with an encoder, the mode of cross-attention to fold for ("kv", "k", "e", "e1"); None: nothing.
+        cross: beside an encoder, the mode of cross-attention to fold for ("kv", "k", "e", "e1"); None: nothing.
         cross_type: element type its rows will have; "auto": f16, and the file says none.
         verify: compare logits of source and result on a text file; True or "": on the built-in text (on arbitrary
             tokens when the model has no tokenizer).
@@ -90,8 +90,8 @@ def convert(
         ValueError: an unknown mode or type, an argument the mode has no use for, a text that is not UTF-8, or out is
             the source.
         FileExistsError: out exists and overwrite is false.
-        CacheUnsupportedError: the mode is not exact for this model; names the layer, the reason, and legal modes. Or the
-            model has an encoder, and the mode amplifies the rounding of this type too much (`gate`).
+        CacheUnsupportedError: the mode is not exact for this model; names the layer, the reason, and legal modes. Or
+            there is an encoder, and the mode amplifies the rounding of this type too much (`gate`).
         ModelFormatError, UnsupportedError: the source is broken, or something in it is not handled; by name.
         OSError: the disk is full, a file cannot be read or written. Nothing partial stays behind.
     """

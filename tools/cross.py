@@ -85,7 +85,7 @@ class CrossFold:
 
 
 def require_cross(attention: Attention, mode: str) -> None:
-    """Raises CacheUnsupportedError unless a fold for the mode is exact for this cross-attention; ValueError for none."""
+    """Raises CacheUnsupportedError unless folding for the mode is exact here; ValueError for one that needs no fold."""
     if mode not in CROSS_FOLDED:
         raise ValueError(f"cross-attention mode {mode!r} needs no fold; those that do: {', '.join(CROSS_FOLDED)}")
     if attention.kv_width < attention.d:

@@ -74,8 +74,8 @@ def require_precise(part: str, mode: str, type_name: str, layer: int, error: flo
     flag, other = ("--cross", "e") if part == CROSS else ("--cache", "kv" if rope else "x")
     raise CacheUnsupportedError(
         f"{part} cache mode '{mode}' is too imprecise in {type_name}: it inverts a projection, which amplifies the "
-        f"rounding of the stored row, and the predicted error of {_AMPLIFIED[mode]} is {error:.1%} in layer {layer} (the "
-        f"limit is {TOO_LARGE:.0%}): use {other} ({flag} {other}), which inverts nothing, or type f32"
+        f"rounding of the stored row, and the predicted error of {_AMPLIFIED[mode]} is {error:.1%} in layer {layer} "
+        f"(the limit is {TOO_LARGE:.0%}): use {other} ({flag} {other}), which inverts nothing, or type f32"
     )
 
 

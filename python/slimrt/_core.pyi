@@ -35,6 +35,9 @@ class Engine:
         as [n] or [1, n].
     sparse_threshold: softmax weight of each head that decoding may leave unread (mode kv): rows of V are skipped whose
         weights add up to no more.
+    cross: of a model with an encoder, "kv", "k", "e", "e1" or "auto" (e where a row of the encoder's output is no wider than
+        K and V together, else kv); cross_type: of its rows. ValueError without an encoder.
+    n_source: most rows of one encoder output; 0: the model's own.
     n_ctx: positions each sequence may hold; n_seqs: sequences that may be full at once.
     memory_limit: bytes, or 0 for what the machine has available.
     """
@@ -53,6 +56,9 @@ class Engine:
         rank: int | Sequence[int] = -1,
         residual_type: str | Sequence[str] = "auto",
         sparse_threshold: float = 0.0,
+        cross: str = "auto",
+        cross_type: str = "f16",
+        n_source: int = 0,
         derived: Mapping[str, NDArray[np.float32]] | None = None,
         memory_limit: int = 0,
     ) -> None: ...
@@ -127,6 +133,9 @@ def plan(
     rank: int | Sequence[int] = -1,
     residual_type: str | Sequence[str] = "auto",
     sparse_threshold: float = 0.0,
+    cross: str = "auto",
+    cross_type: str = "f16",
+    n_source: int = 0,
 ) -> dict[str, Any]:
     """What Engine would allocate with the same arguments, to the byte, without reading a weight: the keys of
     Engine.memory() and of Engine.info(). Of tensors that are in no file yet it supposes float32, and static scales of

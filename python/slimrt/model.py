@@ -45,9 +45,9 @@ class Model(Tasks, Closing):
         n_seqs: sequences that may be full at once; also how many texts of a list are generated together.
         n_threads: None: the physical (or big) cores.
         cache: what a token leaves behind in each layer: "kv", "k", "k+r", "v", "x", "xr", or "auto" (what the file was
-            converted for, else kv; beside an encoder x where its rows are no wider); with its types, "k+r:q8" or "k+r:q8:64:q4" (mode, type, rank of the residual, its
-            type), or a CacheConfig; or one of these for each layer. A mode that needs folded weights which the file
-            lacks folds them while loading.
+            converted for, else kv, or beside an encoder x where its rows are no wider); with its types, "k+r:q8" or
+            "k+r:q8:64:q4" (mode, type, rank of the residual, its type), or a CacheConfig; or one of these for each
+            layer. A mode that needs folded weights which the file lacks folds them while loading.
         cache_type: where the cache does not say its own: f32, f16 or bf16, or with scales per token and head (in mode
             k+r and xr per token) q8 (8 bits and a float), fp8_e4m3, fp8_e5m2 (8 bits, no scale) or q4 (5 bits, of
             which 1 for scales), or "auto" (what the file says, else f16); cache_type_k and cache_type_v to differ.
@@ -57,9 +57,9 @@ class Model(Tasks, Closing):
             whose weights add up to no more are skipped, which changes an output by at most this share of the largest
             |v|. 0: every row is read.
         cross: of a model with an encoder, what its output leaves behind for cross-attention: "kv" (K and V of each
-            layer), "k" (each layer's K), "e" (the output itself, once for all layers), "e1" (the first layer's K, once),
-            or "auto" (what the file was converted for, else e where its layers read no more bytes than of kv). k and e1,
-            and self-attention's k and v, invert a matrix: where that would amplify rounding too much they are refused.
+            layer), "k" (each layer's K), "e" (the output itself, once for all layers), "e1" (the first layer's K,
+            once), or "auto" (what the file was converted for, else e where layers read no more bytes than of kv). k and
+            e1, and self-attention's k and v, invert a matrix: where that amplifies rounding too much they are refused.
         cross_type: of its rows, as cache_type.
         n_source: most rows of one encoder output, tokens of a source text; 0: the model's own.
         calibration: for modes k+r and xr where they are folded while loading: a text file like what the model is to

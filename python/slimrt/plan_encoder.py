@@ -1,9 +1,9 @@
 """The cache of a decoder beside an encoder, in the ways that slim attention offers (Graef and Wasielewski, 2025).
 
-Baseline: K and V of both attentions. Option 1: K of both. Option 2: the encoder's output E for cross-attention, once for
-all layers, and x or k for self-attention. Bytes of full contexts, with E and, as the paper's first figures, without it;
-and what decoding a token reads: the decoder's weights, which a batch shares, and the text's own rows, with E read by
-every layer or kept in a cache of the processor, where it is read from memory by none.
+Baseline: K and V of both attentions. Option 1: K of both. Option 2: the encoder's output E for cross-attention, once
+for all layers, and x or k for self-attention. Bytes of full contexts, with E and, as in the paper's first figures,
+without; and what decoding a token reads: the decoder's weights, which a batch shares, and the text's own rows, with E
+read by every layer or kept in a cache of the processor, where it is read from memory by none.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from slimrt.results import EncoderRow
 
 _OPTIONS = (("baseline", "kv", "kv"), ("option 1", "k", "k"), ("option 2, x", "x", "e"), ("option 2, k", "k", "e"))
 _SHARED = ("e", "e1")
+_READ_BEFORE = {"kv": ("cross_attn_k.", "cross_attn_v."), "k": ("cross_attn_k.",), "e": (), "e1": ()}
 _FOLDED = ("attn_kv.weight", "attn_vk.weight", "attn_kr_", "attn_xr_", "cross_attn_k1_")
 
 
@@ -44,7 +45,7 @@ def _row(planner: Planner, name: str, choice: CacheChoice, n_ctx: int) -> Encode
     shared = cross["mode"] in _SHARED
     self_read = found["cache_bytes_per_token"] * found["n_ctx"]
     cross_read = cross["bytes_per_row"] * n_source * (n_layers if shared else 1)
-    weights = decoder_weights(planner) // planner.n_seqs
+    weights = decoder_weights(planner, cross["mode"]) // planner.n_seqs
     return EncoderRow(
         name=name,
         modes=tuple(layer["mode"] for layer in found["layers"]),
@@ -65,15 +66,13 @@ def _whole_blocks(rows: int) -> int:
     return -(-rows // BLOCK) * BLOCK
 
 
-def decoder_weights(planner: Planner) -> int:
+def decoder_weights(planner: Planner, cross: str) -> int:
     """Bytes that a decoding step reads of the file's own tensors: the decoder's layers and its head, which may be the
-    token embeddings; as they are stored, whatever a mode derives from them, so that all options are alike."""
+    token embeddings. Of cross-attention's W_K and W_V only those that its mode reads again after the source's rows are
+    made, or the derived matrix that takes their place: counted as what it stands for."""
     file = _core.GgufFile(str(planner.source.gguf))
     names = list(file.tensors())
     head = "output.weight" if "output.weight" in names else "token_embd.weight"
-    read = [
-        name
-        for name in names
-        if name.startswith("dec.") and name != "dec.position_embd.weight" and not any(part in name for part in _FOLDED)
-    ]
+    skipped = (*_FOLDED, "dec.position_embd.", *_READ_BEFORE[cross])
+    read = [name for name in names if name.startswith("dec.") and not any(part in name for part in skipped)]
     return sum(file.tensor_bytes(name) for name in (*read, head))

@@ -133,12 +133,13 @@ def load(
 def describe(runtime: Runtime, memory: Mapping[str, int]) -> None:
     """Says on stderr what a load resolved to."""
     info = runtime.info
+    cross = f"{describe_cross(info['cross'])}, " if info.get("cross") else ""
     print(
         f"slimrt: {runtime.source.path.name}: {info['architecture']}, {info['n_layers']} layers, "
         f"{info['device']}, context {info['n_ctx']} of {info['n_ctx_train']} trained"
         f"{' x ' + str(info['n_seqs']) if info['n_seqs'] > 1 else ''}, cache {kinds(info['layers'])} "
         f"({memory['cache_bytes_per_token']} bytes a token), "
-        f"{describe_cross(info['cross']) + ', ' if info.get('cross') else ''}{format_bytes(memory['total'])} allocated, "
+        f"{cross}{format_bytes(memory['total'])} allocated, "
         f"{format_bytes(memory['mapped'])} mapped",
         file=sys.stderr,
     )

@@ -79,7 +79,7 @@ class Flags:
             default="auto",
             metavar="MODE",
             help="kv, k, k+r, v, x, xr, with types as in k+r:q8 or k+r:q8:64:q4 (mode:type:rank:residual type), or one "
-            "a layer with commas between; default: what the file was converted for, else kv (beside an encoder x, where "
+            "a layer with commas between; default: what the file says, else kv (beside an encoder x where "
             "its rows are no wider)",
         )
         self.add(
@@ -96,7 +96,7 @@ class Flags:
             "--cross",
             default="auto",
             metavar="MODE",
-            help="what an encoder's output leaves behind: kv, k, e, e1; default: what the file was converted for, else e "
+            help="what an encoder's output leaves behind: kv, k, e, e1; default: what the file says, else e "
             "where it reads no more bytes than kv",
         )
         self.add("--cross-type", default="auto", metavar="TYPE", help="of its rows, as --cache-type")
