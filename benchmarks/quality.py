@@ -2,6 +2,8 @@
 
     python benchmarks/quality.py --models models/tale-llama.gguf --out benchmarks/results/2026-11-21-quality
 
+A cache "auto:E" is what `slimrt convert --cache auto --target-error E` chooses, layer by layer.
+
 Perplexity and KL divergence from kv f32 as `slimrt perplexity --compare` measures them: on held-out text, through
 cached decoding. Tasks (tasks.py): a fact to look up, a list to repeat; the prompts are fed in chunks, the question and
 the answer token by token. Beside slimrt's caches stands one that it does not have (simulated.py). Bits are of a (k, v)
@@ -18,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import machine
@@ -35,7 +38,7 @@ CACHES = (  # a rank of e/N: the N-th part of V's width
     + ["k:f32", "k:f16", "k:bf16", "k:q8"]
     + ["k+r:f16", "k+r:f16:e/32:q8", "k+r:bf16", "k+r:q8:0", "k+r:q8:e/8:q8", "k+r:q8", "k+r:q8:e/4:q8"]
     + ["k+r:fp8_e4m3", "k+r:q4"]
-    + ["xr:f16", "xr:q8", "xr:q4", "x:f16", "x:q8", "x:q4", "v:f16", "v:q8"]
+    + ["xr:f16", "xr:q8", "xr:q4", "x:f16", "x:q8", "x:q4", "v:f16", "v:q8", "auto:0.01"]
 )
 HEAD = ("cache", "bits", "bytes/token", "of kv f16", "bytes of a window", "W^", "perplexity", "KL mean", "KL 99 %",
         "KL max", "same top")  # fmt: skip
@@ -58,7 +61,7 @@ def main() -> None:
     if not args.out.parent.is_dir():
         parser.error(f"{args.out.parent}: no such directory")
     results: dict[str, Any] = machine.describe() | {"text": args.text.name}
-    results |= {"calibration": Path(args.calibration).name, "models": {}}
+    results |= {"date": str(date.today()), "calibration": Path(args.calibration).name, "models": {}}
     for path in args.models:
         print(f"{path.name}", flush=True)
         comparison, found = measure(path, args)
@@ -84,13 +87,19 @@ def measure(path: Path, args: argparse.Namespace) -> tuple[CacheComparison, dict
         source, args.text, choices, window=window, max_tokens=args.tokens, calibration=args.calibration
     )
     todo = [tasks.some(one, args.prompts) for one in tasks.tasks_for(source, args.tasks)]
-    found: dict[str, dict[str, Any]] = {row.cache: {} for row in comparison.rows}
+    found: dict[str, dict[str, Any]] = {}
     for row, cache in zip(comparison.rows, in_order(source, ["kv:f32", *choices]), strict=True):
-        if todo:
-            with slimrt.Model(source, cache=cache, n_ctx=source.n_ctx_train, calibration=args.calibration) as model:
-                predict = tasks.predict_with(model)
-                found[row.cache] = {one.name: tasks.summary(tasks.answers(predict, one)) for one in todo}
-            print(f"  {row.cache}: {found[row.cache]}", flush=True)
+        found[row.cache] = answered(source, cache, todo, args.calibration)
+        print(f"  {row.cache}: {found[row.cache]}", flush=True)
+    for target in (one.partition(":")[2] for one in args.caches if one.startswith("auto:")):
+        with TemporaryDirectory() as folder:
+            file = Path(folder) / path.name
+            slimrt.convert(path, file, cache="auto", target_error=float(target), calibration=args.calibration)
+            row = slimrt.compare_caches(file, args.text, ["auto"], window=window, max_tokens=args.tokens).rows[-1]
+            row = replace(row, cache=f"auto, {float(target):.2g}")
+            found[row.cache] = answered(slimrt.ModelSource(file), "auto", todo, None)
+        comparison = replace(comparison, rows=(*comparison.rows, row))
+        print(f"  {row.cache}: {found[row.cache]}", flush=True)
     if not args.no_simulated:
         import simulated
 
@@ -101,6 +110,17 @@ def measure(path: Path, args: argparse.Namespace) -> tuple[CacheComparison, dict
         found[row.cache] = {one.name: tasks.summary(tasks.answers(model.predict, one)) for one in todo}
         print(f"  {row.cache}: {found[row.cache]}", flush=True)
     return comparison, found
+
+
+def answered(
+    source: slimrt.ModelSource, cache: str, todo: Sequence[tasks.Task], calibration: str | None
+) -> dict[str, Any]:
+    """task -> what is answered with a cache."""
+    if not todo:
+        return {}
+    with slimrt.Model(source, cache=cache, n_ctx=source.n_ctx_train, calibration=calibration) as model:
+        predict = tasks.predict_with(model)
+        return {one.name: tasks.summary(tasks.answers(predict, one)) for one in todo}
 
 
 def with_rank(cache: str, e_v: int) -> str:
@@ -115,9 +135,9 @@ def in_order(source: slimrt.ModelSource, choices: Sequence[str]) -> list[str]:
 
 
 def findings(comparison: CacheComparison, found: dict[str, dict[str, Any]]) -> list[str]:
-    """What the rows say of mode k+r, in sentences."""
+    """What the rows say of mode k+r, in sentences, and what "auto" has chosen."""
     rows = {row.cache: row for row in comparison.rows}
-    said = []
+    said = [f"{row.cache}: {layer_by_layer(row)}" for row in comparison.rows if row.cache.startswith("auto")]
     for wide, dtype in (("kv f16", "f16"), ("kv q8", "q8")):
         for row in comparison.rows:
             if row.cache.startswith(f"k+r {dtype}") and wide in rows:
@@ -134,17 +154,25 @@ def findings(comparison: CacheComparison, found: dict[str, dict[str, Any]]) -> l
         inside = [row for row in inside if row.bytes_per_token <= best.bytes_per_token and row.kl_mean > 0]
         if inside:
             one = min(inside, key=lambda row: row.kl_mean)
+            times = best.kl_mean / one.kl_mean
             said.append(
                 f"best own kv q4: {best.cache}, {best.bytes_per_token} bytes, KL {best.kl_mean:.2g}; best k+r in no "
                 f"more bytes: {one.cache}, {one.bytes_per_token} bytes, KL {one.kl_mean:.2g}: "
-                f"{best.kl_mean / one.kl_mean:.3g} times less"
+                + (f"{times:.3g} times less" if times >= 1 else f"{1 / times:.3g} times more")
             )
     return said
 
 
+def layer_by_layer(row: slimrt.CacheQuality) -> str:
+    """ "k+r q8 + 48 q8 / kv q8": the cache of each layer."""
+    columns = zip(row.modes, row.types, row.ranks, row.residual_types, strict=True)
+    return " / ".join(f"{mode} {type}" + f" + {rank} {kind}" * (rank > 0) for mode, type, rank, kind in columns)
+
+
 def kept_tasks(cache: str, found: dict[str, dict[str, Any]]) -> str:
-    """ ", retrieval 100 % of kv f32's, ..." """
-    shares = [f"{name} {share(cache, name, found)} of kv f32's" for name in found.get(cache, {})]
+    """ ", retrieval 100 % of kv f32's, ...", of what kv f32 can answer."""
+    answered = [name for name in found.get(cache, {}) if found["kv f32"][name]["answered"]]
+    shares = [f"{name} {share(cache, name, found)} of kv f32's" for name in answered]
     return "".join(f", {one}" for one in shares)
 
 
@@ -158,8 +186,9 @@ def report(results: dict[str, Any]) -> str:
     """Markdown."""
     info, versions = results["machine"], results["versions"]
     lines = [
-        f"{info['cpu']}, {info['cores']} cores; slimrt {versions['slimrt']} ({versions['slimrt_commit']}, "
-        f"{versions['isa']}); text: {results['text']}; calibration: {results['calibration']}",
+        f"{results['date']}; {info['cpu']}, {info['cores']} cores; slimrt {versions['slimrt']} "
+        f"({versions['slimrt_commit']}, {versions['isa']}); text: {results['text']}; "
+        f"calibration: {results['calibration']}",
     ]
     for name, model in results["models"].items():
         lines += ["", f"## {name}", "", *model_table(model), "", *(f"- {one}" for one in model["findings"])]

@@ -2,10 +2,10 @@
 
     python benchmarks/whisper.py --batches 1 8 64 --turns 3 --json out.json
 
-Weights are random, in the shape of Whisper base unless --shape says another; what is decoded means nothing, and takes as
-long. Every contestant is a process of its own that encodes a clip, then decodes that many copies of its output; they take turns,
-with the pure-read control after each. First token: from the encoder's output on, with each layer's K and V of it where
-they are stored.
+Weights are random, in the shape of Whisper base unless --shape says another; what is decoded means nothing, and takes
+as long. Every contestant is a process of its own that encodes a clip, then decodes that many copies of its output; they
+take turns, with the pure-read control after each. First token: from the encoder's output on, with each layer's K and V
+of it where they are stored.
 """
 
 from __future__ import annotations
@@ -61,10 +61,21 @@ def make(shape: str) -> Path:
         slimrt.convert(source, folder / f"{type}.gguf", outtype=outtype, progress=False)
     words = {word: i for i, word in enumerate([f"w{i}" for i in range(50257)])}
     special = ["<|endoftext|>", "<|startoftranscript|>", *(f"<|language{i}|>" for i in range(99))]
-    special += ["<|translate|>", "<|transcribe|>", "<|startoflm|>", "<|startofprev|>", "<|nospeech|>", "<|notimestamps|>"]
+    special += [
+        "<|translate|>",
+        "<|transcribe|>",
+        "<|startoflm|>",
+        "<|startofprev|>",
+        "<|nospeech|>",
+        "<|notimestamps|>",
+    ]
     special += [f"<|{i * 0.02:.2f}|>" for i in range(1501)]
     words |= {word: 50257 + i for i, word in enumerate(special)}
-    tokenizer = {"version": "1.0", "added_tokens": [], "model": {"type": "WordLevel", "vocab": words, "unk_token": "<|endoftext|>"}}
+    tokenizer = {
+        "version": "1.0",
+        "added_tokens": [],
+        "model": {"type": "WordLevel", "vocab": words, "unk_token": "<|endoftext|>"},
+    }
     (source / "tokenizer.json").write_text(json.dumps(tokenizer))
     (source / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
     for type in ("int8", "float32"):
@@ -210,7 +221,10 @@ def main() -> None:
     make(args.shape)
     from slimrt import _core
 
-    results: dict[str, Any] = machine.describe() | {"date": datetime.now().isoformat(" ", "seconds"), "shape": args.shape}
+    results: dict[str, Any] = machine.describe() | {
+        "date": datetime.now().isoformat(" ", "seconds"),
+        "shape": args.shape,
+    }
     results |= {"batches": {str(b): {c: [] for c in args.contestants} for b in args.batches}, "read_gbs": []}
     for _ in range(args.turns):
         for batch in args.batches:

@@ -43,6 +43,13 @@ def rms(x: np.ndarray) -> float:
     return float(np.sqrt(np.mean(np.square(x, dtype=np.float64)))) if np.isfinite(x).all() else float("inf")
 
 
+def values_of(path: Path) -> dict[str, np.ndarray]:
+    """The tensors of a GGUF file, unpacked."""
+    from slimrt.tools.gguf_file import read_gguf
+
+    return {name: tensor.values() for name, tensor in read_gguf(path).tensors.items()}
+
+
 @pytest.fixture(scope="session", autouse=True)
 def converted_directories_stay_here(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Directories that slimrt converts on loading go here, not into the user's cache."""

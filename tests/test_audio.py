@@ -112,8 +112,8 @@ def test_filters_are_those_published(n_mels):
 
 @pytest.mark.parametrize("n_mels", [80, 128])
 def test_log_mel_of_a_committed_vector(n_mels):
-    """tests/golden/log_mel.json: frames of reference_signal() by openai/whisper's log_mel_spectrogram, float32."""
-    golden = json.loads((GOLDEN / "log_mel.json").read_text())[str(n_mels)]
+    """golden_speech/log_mel.json: frames of reference_signal() by openai/whisper's log_mel_spectrogram, float32."""
+    golden = json.loads((GOLDEN.parent / "golden_speech" / "log_mel.json").read_text())[str(n_mels)]
     mel = log_mel(reference_signal(), n_mels)
     assert mel.shape == (100, n_mels) and mel.dtype == np.float32 and mel.flags.c_contiguous
     for frame, values in golden.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -102,14 +103,16 @@ def test_engine_and_simulation_agree_where_nothing_is_rounded(tiny):
 def test_the_suite_writes_table_and_picture(tmp_path, monkeypatch, capsys):
     """A short run on the shipped model: rounding of K-only in q8 is seen by text and task alike."""
     pytest.importorskip("matplotlib")
-    arguments = ["--models", TALE, "--caches", "kv:f16", "kv:q4", "k:q8", "x:f16", "--tokens", 80, "--window", 128,
-                 "--prompts", 1, "--tasks", MODELS / "retrieval.json", "--out", tmp_path / "q"]  # fmt: skip
+    caches = ["kv:f16", "kv:q4", "k:q8", "x:f16", "auto:0.02"]
+    arguments = ["--models", TALE, "--caches", *caches, "--tokens", 80, "--window", 128, "--prompts", 1,
+                 "--tasks", MODELS / "retrieval.json", "--out", tmp_path / "q"]  # fmt: skip
     monkeypatch.setattr(sys, "argv", ["quality.py", *map(str, arguments)])
     quality.main()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["q-tale-llama.png", "q.json", "q.md"]
     model = json.loads((tmp_path / "q.json").read_text())["models"][TALE.name]
     rows = {row["cache"]: row for row in model["rows"]}
-    assert list(rows) == ["kv f32", "kv f16", "kv q4", "k q8", simulated.NAME]  # x is not for this model
+    assert list(rows) == ["kv f32", "kv f16", "kv q4", "k q8", "auto, 0.02", simulated.NAME]  # x is not for this model
+    assert rows["auto, 0.02"]["kl_mean"] < rows["kv q4"]["kl_mean"] and set(rows["auto, 0.02"]["modes"]) == {"k+r"}
     assert rows["k q8"]["kl_mean"] > 1 > rows["kv q4"]["kl_mean"] > rows["kv f16"]["kl_mean"]
     assert rows[simulated.NAME]["bytes_per_token"] == rows["kv q4"]["bytes_per_token"] == 4 * 2 * 256 * 5 // 8
     assert model["tasks"]["kv f32"]["retrieval"]["answered"] == 1 > model["tasks"]["k q8"]["retrieval"]["tokens"]
@@ -132,7 +135,7 @@ def test_findings():
     rows = (row("kv f32", 200, 0.0), row("kv f16", 100, 1e-7), row("kv q8", 50, 1e-5), row("kv q4", 30, 1e-2),
             row("kv q4, K per channel", 31, 8e-3), row("k+r f16 + 8 q8", 52, 1e-6),
             row("k+r q8 + 8 q4", 30, 2e-4))  # fmt: skip
-    found = {one.cache: {"retrieval": {"answered": 0.5}} for one in rows}
+    found = {one.cache: {"retrieval": {"answered": 0.5}, "copy": {"answered": 0.0}} for one in rows}
     said = quality.findings(slimrt.CacheComparison("m", 1, 1, 8, 1, 1, rows), found)
     assert said == [
         "k+r f16 + 8 q8: 52.0 % of the bytes of kv f16, KL 1e-06, 10 times that of kv f16, "
@@ -141,3 +144,14 @@ def test_findings():
         "best own kv q4: kv q4, K per channel, 31 bytes, KL 0.008; best k+r in no more bytes: k+r q8 + 8 q4, 30 bytes, "
         "KL 0.0002: 40 times less",
     ]
+    worse = [replace(one, kl_mean=0.1) if one.cache == "k+r q8 + 8 q4" else one for one in rows]
+    last = quality.findings(slimrt.CacheComparison("m", 1, 1, 8, 1, 1, tuple(worse)), found)[-1]
+    assert last.endswith("KL 0.1: 12.5 times more")
+
+
+def test_what_auto_chose_is_said_layer_by_layer():
+    row = slimrt.CacheQuality(cache="auto, 0.01", modes=("k+r", "kv"), types=("q8", "f16"), ranks=(48, 0),
+                              residual_types=("q4", ""), perplexity=1.0, kl_mean=0.0, kl_p99=0.0, kl_max=0.0,
+                              same_top=1.0, bytes_per_token=1, cache_bytes=0, extra_weights=0)  # fmt: skip
+    said = quality.findings(slimrt.CacheComparison("m", 1, 1, 8, 1, 1, (row,)), {})
+    assert said == ["auto, 0.01: k+r q8 + 48 q4 / kv f16"]

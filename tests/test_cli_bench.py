@@ -10,13 +10,15 @@ import json
 import numpy as np
 import pytest
 
+import slimrt
 from conftest import TESTS
 from slimrt import _core
 from slimrt.cli import bench
 
 pytestmark = pytest.mark.usefixtures("clean_environment")
 
-TALE = TESTS.parent / "models" / "tale-llama.gguf"
+MODELS = TESTS.parent / "models"
+TALE = MODELS / "tale-llama.gguf"
 QUICK = ("-p", 8, "-n", 4, "-r", 2, "-q")
 
 
@@ -78,6 +80,48 @@ def test_a_tied_embedding_is_counted(run, tiny):
     size = plan["mapped"] + plan["weights"] + plan["derived"] + plan["cache_bytes_per_token"]
     assert row["gb_s"] == pytest.approx(size * row["tok_s"] / 1e9)
     assert row["deviation"] == 0
+
+
+def decoding_reads(d: int, mode: str, rows: int) -> int:
+    """Bytes of a layer that one query over stored float32 rows needs, beside W_Q, W_O and vectors: the mathematics of
+    csrc/cache/modes, with folded weights in float32, the model's own in float16, and K, V and all heads d wide."""
+    own, folded, row = 2 * d * d, 4 * d * d, 4 * d
+    rank, residual = 32, 4 * 32
+    return {
+        "kv": 2 * own + rows * 2 * row,  # W_K, W_V
+        "k": own + folded + rows * row,  # W_K; W_KV
+        "k+r": own + folded + 3 * 4 * rank * d + rows * (row + residual),  # and the residual of x, of k, to V
+        "v": own + folded + rows * row,  # W_V; W_VK in the query: for each head head_dim columns of it
+        "x": own + folded + rows * row,  # W_V; W_K in the query
+        "xr": 3 * folded + rows * row,  # x to its row, W_K of the row in the query, the row to V
+    }[mode]
+
+
+@pytest.mark.usefixtures("known_bandwidth")
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [("tale-llama", "k"), ("tale-llama", "k+r"), ("tale-gpt2", "k"), ("tale-gpt2", "v"), ("tale-gpt2", "x"),
+     ("tale-neox", "xr"), ("tale-neox", "k+r")],
+)  # fmt: skip
+def test_weights_that_decoding_leaves_unread_are_not_counted(name, mode, run, tmp_path):
+    """Folded at load and in the file alike."""
+    source, file = MODELS / f"{name}.gguf", tmp_path / "folded.gguf"
+    cache, options = f"{mode}:f32", {}
+    if mode == "k+r":
+        cache, options = "k+r:f32:32:f32", {"rank": 32, "residual_type": "f32"}
+    slimrt.convert(source, file, cache=mode, cache_type="f32", calibration="none", progress=False, **options)
+
+    def counted(path, cache: str) -> float:
+        arguments = ("-p", 0, "-n", 1, "-r", 1, "-d", 32, "--compare", cache, "--calibration", "none", "--json", "-q")
+        (row,) = results(run("bench", path, *arguments)[1])
+        return row["gb_s"] * 1e9 / row["tok_s"]
+
+    sizes = slimrt.ModelSource(source).defaults
+    layers, d = sizes["n_layers"], sizes["d_model"]
+    wanted = layers * (decoding_reads(d, mode, 33) - decoding_reads(d, "kv", 33))
+    vectors = layers * 8 * 4 * d  # scales and biases; less than any matrix
+    for path in (source, file):
+        assert counted(path, cache) - counted(source, "kv:f32") == pytest.approx(wanted, abs=vectors)
 
 
 @pytest.mark.usefixtures("known_bandwidth")

@@ -6,10 +6,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import slimrt
-from conftest import GOLDEN, third_party
+from conftest import GOLDEN, relative, rms, third_party
 from slimrt.cache import CACHE_TYPES
 from slimrt.tools.calibrate import calibrated
 from slimrt.tools.choose import AUTO_TYPES, choose
@@ -47,7 +48,7 @@ def runs_as_said(report: ConvertReport) -> None:
 
 
 # ---------------------------------------------------------------- the shipped models
-@pytest.mark.parametrize(("name", "share"), [("tale-llama", 0.30), ("tale-gpt2", 0.30)])
+@pytest.mark.parametrize(("name", "share"), [("tale-llama", 0.30), ("tale-gpt2", 0.30), ("tale-hard", 0.42)])
 def test_auto_meets_its_target_on_trained_models(name, share, tmp_path):
     out = tmp_path / "auto.gguf"
     text = SHIPPED / "calibration.txt"
@@ -95,21 +96,26 @@ def test_a_target_out_of_reach_is_said(tmp_path):
 
 
 # ---------------------------------------------------------------- grouped-query attention
-def test_k_knows_a_part_of_v_and_earns_its_place(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "targets"), [("stories260K", (0.0025, 0.01, 0.05)), ("tale-gqa", (0.001, 0.01, 0.05))]
+)
+def test_k_knows_a_part_of_v_and_earns_its_place(name, targets, tmp_path):
     """k+r is taken exactly where it costs fewer bytes than every kv within the target, looked for here one by one."""
-    source = third_party("models/stories260K") / "stories260K.gguf"
-    report = convert(source, tmp_path / "a.gguf", cache="auto")
+    source, text = SHIPPED / f"{name}.gguf", SHIPPED / "calibration.txt"
+    if name == "stories260K":
+        source, text = third_party("models/stories260K") / "stories260K.gguf", None
+    report = convert(source, tmp_path / "a.gguf", cache="auto", calibration=text)
     print("\n" + report.table())
     runs_as_said(report)
     low, high = (f(layer.share_of_v for layer in report.layers) for f in (min, max))
     assert 0.3 < low < high < 0.95 and f"it predicts {low:.0%} to {high:.0%} of V's variance" in report.table()
     model, seen = read_gguf(source), set()
-    with calibrated(source, model, None, show_progress=False) as known:
-        for layer in (0, 4):
+    with calibrated(source, model, text, show_progress=False) as known:
+        for layer in (0, len(report.layers) - 1):
             sample, held_out = known.layer(layer)
             every_kv = [KvReader(sample, type_name) for type_name in AUTO_TYPES]
             kv = [(bytes_per_token(r.planes), predicted(r).size, measured(r, held_out).size) for r in every_kv]
-            for target in (0.0025, 0.01, 0.05):
+            for target in targets:
                 option, front = choose(sample, held_out, AUTO_TYPES, target, half=True)
                 cheapest = min((size for size, *errors in kv if max(errors) <= target), default=float("inf"))
                 assert option.error <= target and option.bytes <= cheapest
@@ -125,6 +131,37 @@ def test_nothing_gained_is_one_sentence(grouped, tmp_path):
     report = convert(grouped, tmp_path / "a.gguf", cache="auto", target_error=5e-4, calibration="none")
     assert {(layer.mode, layer.type) for layer in report.layers} == {("kv", "f16")}
     assert "no mode beats kv here at this target: use cache='kv', cache_type='f16'" in report.table()
+
+
+# ---------------------------------------------------------------- from a directory to logits
+def decoded_logits(path: Path, cache: str) -> np.ndarray:
+    """Of 64 tokens, each decoded over stored rows."""
+    ids = [int(one) for one in np.random.default_rng(5).integers(3, 100, 80)]
+    with slimrt.Model(path, cache=cache, n_ctx=96) as model:
+        session = model.session()
+        session.append(ids[:16])
+        return np.concatenate([session.append([one]) for one in ids[16:]])
+
+
+@pytest.mark.parametrize("target", [0.05, 0.01, 0.001])
+@pytest.mark.parametrize(("name", "mode"), [("gptneox", "xr"), ("gptneox_sequential", "xr"), ("olmo2", "k+r")])
+def test_a_directory_converted_for_auto_speaks_as_it_did(name, mode, target, tmp_path):
+    """Attention's output may be off by sqrt(2) of the target in a layer. Added up over the layers as if all pointed the
+    same way, and carried to the logits undiminished (beside them stands what attention had no part in)."""
+    report = convert(GOLDEN / name, tmp_path / "a.gguf", cache="auto", target_error=target)
+    runs_as_said(report)
+    assert {layer.mode for layer in report.layers} == {mode}
+    exact, got = decoded_logits(GOLDEN / name, "kv:f32"), decoded_logits(tmp_path / "a.gguf", "auto")
+    assert 0 < rms(got - exact) <= len(report.layers) * np.sqrt(2) * target * rms(exact)
+
+
+@pytest.mark.parametrize(("name", "mode"), [("gptneox", "xr"), ("gptneox", "k+r"), ("olmo2", "k+r")])
+def test_a_directory_in_float32_is_exact(name, mode, tmp_path):
+    """xr as it is, k+r with all of V in its residual."""
+    whole = {"rank": 48, "residual_type": "f32"} if mode == "k+r" else {}
+    convert(GOLDEN / name, tmp_path / "a.gguf", cache=mode, cache_type="f32", **whole)
+    exact, got = decoded_logits(GOLDEN / name, "kv:f32"), decoded_logits(tmp_path / "a.gguf", "auto")
+    assert relative(got, exact) < 1e-5
 
 
 # ---------------------------------------------------------------- one mode for all layers

@@ -16,9 +16,8 @@ import numpy as np
 import pytest
 
 import slimrt
-from conftest import GOLDEN
+from conftest import GOLDEN, values_of
 from slimrt.tools import convert as tool
-from test_convert import values_of
 from tiny_model import write_tiny
 
 

@@ -16,10 +16,11 @@ from reference_files import hf_tensors
 from slimrt import _pretokenizers
 from slimrt.errors import UnsupportedError
 from slimrt.tools.calibrate import DEFAULT_TEXT
+from slimrt.tools.convert import convert
 from slimrt.tools.gguf_file import read_gguf
 from slimrt.tools.hf import read_hf
 from slimrt.tools.vocabulary import vocabulary_fields
-from test_convert import changed_config, convert, save_tensors
+from test_convert_directories import changed_config, save_tensors
 from vocabularies import vectors
 
 TEXT = DEFAULT_TEXT.read_text()

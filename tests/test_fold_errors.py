@@ -17,9 +17,8 @@ from slimrt.tools.precision import measured, predicted
 from slimrt.tools.window import Window
 
 SHIPPED = Path(__file__).parent.parent / "models"
-WITHIN = (
-    1.5  # predicted over measured, either way; in f32, where sums round and wide vectors sum better, at least 1 / it
-)
+# predicted over measured, either way; in f32, where sums round and wide vectors sum better, at least 1 / it
+WITHIN = 1.5
 FIRST_ORDER = 0.01  # errors of attention's output up to which first order has to hold: beyond, weights move as a whole
 
 

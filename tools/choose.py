@@ -156,8 +156,11 @@ def _conditioned(
     """k+r with the smallest rank, and some above it, at which V is expected to meet the target."""
     attention = sample.weights.attention
     grouped, width = attention.kv_width < attention.d, attention.kv_width
-    most = width if grouped else width // 2  # where K knows nearly all of V, more would come near the bytes of kv
+    most = width if grouped else width // 2  # where K knows nearly all of V, half of V's directions are mostly enough
     fold = Conditioned(sample, type_name, half=half, max_rank=most)
+    enough = [rank for kind in RESIDUAL_TYPES if (rank := fold.smallest_rank(kind, target)) is not None]
+    if most < width and min(enough, default=most) * _WIDER[1] > most:
+        most, fold = width, Conditioned(sample, type_name, half=half, max_rank=width)
     for residual_type in RESIDUAL_TYPES:
         least = fold.smallest_rank(residual_type, target)
         ranks = {width // part // 4 * 4 for part in _PARTS} if grouped else set()

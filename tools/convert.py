@@ -342,8 +342,9 @@ def hf_cache_gguf(
     target = cache_directory() / f"{source.name}-{digest.hexdigest()[:16]}.gguf"
     if not target.is_file():
         model, warnings = read_hf(source)
-        for warning in warnings if on_warning else ():
-            on_warning(warning)
+        if on_warning:
+            for warning in warnings:
+                on_warning(warning)
         target.parent.mkdir(parents=True, exist_ok=True)
         version = {"slimrt.format_version": uint32(FORMAT_VERSION)}
         write_gguf(target, model.with_metadata(version), show_progress=progress and bars.wanted(None))

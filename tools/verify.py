@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from slimrt import progress as bars
-from slimrt.generate import log_softmax
+from slimrt.quality import surprise_and_divergence
 
 from .report import VerifyReport
 
@@ -58,12 +58,12 @@ def _decode(path: Path, ids: np.ndarray, cache: str, cache_type: str, update: Ca
 
 def difference(got: np.ndarray, wanted: np.ndarray) -> VerifyReport:
     """Compare logits [rows, vocab], float64."""
-    log_p, log_q = log_softmax(wanted), log_softmax(got)
+    _, kl = surprise_and_divergence(got, wanted, wanted.argmax(axis=1))
     largest = float(np.abs(got - wanted).max())
     return VerifyReport(
         tokens=len(wanted),
         max_abs=largest,
         max_rel=largest / float(np.abs(wanted).max()),
-        kl=float((np.exp(log_p) * (log_p - log_q)).sum(axis=1).mean()),
+        kl=float(kl.mean()),
         same_top=float((got.argmax(axis=1) == wanted.argmax(axis=1)).mean()),
     )

@@ -156,7 +156,7 @@ class Window:
     @cached_property
     def _own(self) -> np.ndarray:
         """Where a query meets its own row [queries, n]."""
-        return np.arange(len(self)) == self.queries[:, None]
+        return np.asarray(np.arange(len(self)) == self.queries[:, None])
 
     def _softmax(self, scores: np.ndarray) -> np.ndarray:
         """Weights of scores [queries, n], which are overwritten."""

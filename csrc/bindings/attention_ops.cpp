@@ -186,23 +186,30 @@ class Terms {
     std::vector<F32> keep_;
 };
 
-/// One sequence, see Terms: out of each value term.
+/// One sequence, see Terms: out of each value term. relative_bias: as AttentionArgs has it, its last column
+/// for a query's own token; or, not causal, its middle one: then the fresh rows are queries only, and see all
+/// stored ones.
 nb::list attention_of_terms(const std::vector<nb::dict>& scores, const std::vector<nb::dict>& values,
                             int n_heads, int n_fresh, float scale, int64_t window, const std::string& isa,
-                            int n_threads) {
+                            int n_threads, const std::optional<F32>& relative_bias, bool causal) {
     const auto backend = open_backend(isa, n_threads);
     Terms terms(*backend, n_fresh);
     std::vector<ScoreTerm> score_terms;
     std::vector<ValueTerm> value_terms;
     for (const nb::dict& term : scores) score_terms.push_back(terms.score(term));
     for (const nb::dict& term : values) value_terms.push_back(terms.value(term, n_heads));
-    const AttentionSequence sequence = terms.sequence();
+    AttentionSequence sequence = terms.sequence();
+    sequence.causal = sequence.fresh = causal;
+    if (!causal) sequence.position = 0;
+    const Tensor bias = relative_bias ? view(*relative_bias) : Tensor{};
     backend->attention({.sequences = {&sequence, 1},
                         .scores = score_terms,
                         .values = value_terms,
                         .n_heads = n_heads,
                         .scale = scale,
-                        .window = window});
+                        .window = window,
+                        .relative_bias = bias,
+                        .relative_origin = causal ? bias.cols - 1 : bias.cols / 2});
     nb::list out;
     for (Result& result : terms.outs) out.append(result.array());
     return out;
@@ -275,7 +282,8 @@ void bind_attention_ops(nb::module_& m) {
           arg("interleaved") = false, arg("bias") = nb::none(), arg("stored_heads") = 0,
           arg("sparse_threshold") = 0.0f);
     m.def("attention_of_terms", &attention_of_terms, arg("scores"), arg("values"), arg("n_heads"),
-          arg("n_fresh"), arg("scale"), arg("window"), arg("isa"), arg("n_threads") = 1);
+          arg("n_fresh"), arg("scale"), arg("window"), arg("isa"), arg("n_threads") = 1,
+          arg("relative_bias") = nb::none(), arg("causal") = true);
     m.def("round", &round, arg("x"), arg("heads"), arg("type"), arg("isa"), arg("n_threads") = 1);
     m.def("cache_round_trip", &cache_round_trip, arg("x"), arg("heads"), arg("type"), arg("isa"));
     m.def("time_attention", &time_attention, arg("n_heads"), arg("n_kv_heads"), arg("head_dim"),

@@ -108,6 +108,13 @@ auto multiply(const F32& x, const F32& y, const std::string& isa) {
     return out.array();
 }
 
+auto unfold(const F32& x, int64_t width, int64_t stride, int64_t padding, int64_t rows,
+            const std::string& isa) {
+    Result out(rows, width * view(x).cols);
+    open_backend(isa)->unfold(view(x), stride, padding, out.tensor);
+    return out.array();
+}
+
 auto rope(const F32& x, int n_heads, const F32& table, int n_rot, bool interleaved, const I32& positions,
           const std::string& isa) {
     Result out(view(x));
@@ -116,8 +123,8 @@ auto rope(const F32& x, int n_heads, const F32& table, int n_rot, bool interleav
 }
 
 Activation parse_activation(const std::string& name) {
-    const char* names[] = {"silu", "gelu_tanh", "gelu_erf", "relu"};
-    for (int i = 0; i < 4; ++i)
+    const char* names[] = {"silu", "gelu_tanh", "gelu_erf", "relu", "tanh"};
+    for (int i = 0; i < 5; ++i)
         if (name == names[i]) return Activation(i);
     fail(ErrorCode::argument, "unknown activation '", name, "'");
 }
@@ -148,6 +155,7 @@ void bind_ops(nb::module_& m) {
           arg("isa"));
     m.def("inverse_rms", &inverse_rms, arg("x"), arg("eps"), arg("isa"));
     m.def("multiply", &multiply, arg("x"), arg("y"), arg("isa"));
+    m.def("unfold", &unfold, arg("x"), arg("width"), arg("stride"), arg("padding"), arg("rows"), arg("isa"));
     m.def("rope", &rope, arg("x"), arg("n_heads"), arg("table"), arg("n_rot"), arg("interleaved"),
           arg("positions"), arg("isa"));
     m.def("activate", &activate, arg("kind"), arg("x"), arg("isa"));

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <set>
@@ -10,6 +9,7 @@
 #include "core/error.h"
 #include "core/memory_info.h"
 #include "core/thread_pool.h"
+#include "engine/scope_exit.h"
 #include "model/architecture.h"
 
 namespace slimrt {
@@ -54,14 +54,6 @@ EngineInfo describe(Decoder& decoder, const Backend& backend, int n_threads) {
     for (const LayerCache& layer : info.layers) info.memory.cache_bytes_per_token += layer.bytes_per_token;
     return info;
 }
-
-/// Calls f at the end of a block, however it is left.
-template <class F>
-struct ScopeExit {
-    explicit ScopeExit(F f) : f(std::move(f)) {}
-    ~ScopeExit() { f(); }
-    F f;
-};
 
 /// What the planner measures of one configuration.
 struct Measured {
@@ -123,101 +115,6 @@ Engine::Engine(const std::string& path, const EngineOptions& options, const Extr
 }
 
 EngineInfo Engine::info() { return describe(*decoder_, *backend_, n_threads_); }
-
-int Engine::create() { return cache().create(); }
-
-int Engine::fork(int sequence) {
-    const int id = cache().fork(sequence);
-    if (const auto it = source_of_.find(sequence); it != source_of_.end())
-        source_of_[id] = decoder_->sources()->fork(it->second);
-    return id;
-}
-
-void Engine::release(int sequence) {
-    cache().release(sequence);
-    forget_source(sequence);
-}
-
-int64_t Engine::source_rows(const SourceInput& input) const {
-    const Encoder* encoder = decoder_->encoder();
-    if (!encoder)
-        fail(ErrorCode::argument, "architecture '", decoder_->config().architecture->name,
-             "' has no encoder: there is nothing to encode");
-    const int64_t n = input.encoded ? input.rows : encoder->rows_of(input.rows),
-                  most = decoder_->options().n_source;
-    if (n < 1) fail(ErrorCode::argument, "a source of ", input.rows, " rows is too short for the encoder");
-    if (n > most)
-        fail(ErrorCode::context_overflow, "a source of ", input.rows, " rows gives ", n,
-             " rows of the encoder's output, more than the ", most,
-             " there is room for: cut the source, or raise n_source");
-    return n;
-}
-
-void Engine::require_no_source(const Source& source) {
-    if (cache().length(source.sequence) > 0 || source_of_.count(source.sequence))
-        fail(ErrorCode::argument, "sequence ", source.sequence, " has a source or tokens already");
-    for (const int32_t id : source.input.ids)
-        if (id < 0 || id >= config().n_vocab)
-            fail(ErrorCode::argument, "token ", id, " is outside the vocabulary of ", config().n_vocab);
-}
-
-void Engine::encode(std::span<const Source> sources, float* states, const Progress& progress) {
-    std::set<int> seen;
-    for (const Source& source : sources) {
-        source_rows(source.input);
-        require_no_source(source);
-        if (!seen.insert(source.sequence).second)
-            fail(ErrorCode::argument, "sequence ", source.sequence, " is listed twice");
-    }
-    Encoder& encoder = *decoder_->encoder();
-    const int64_t most = decoder_->options().n_source, total = int64_t(sources.size());
-    size_t first = 0, end = 0;
-    encoder.poll = [&](double share) {
-        if (progress) progress(int64_t(first) + int64_t(share * double(end - first)), total);
-    };
-    const ScopeExit no_poll([&] { encoder.poll = nullptr; });
-    for (; first < sources.size(); first = end) {
-        int64_t rows = 0;
-        for (end = first; end < sources.size(); ++end) {
-            const int64_t n = source_rows(sources[end].input);
-            if (rows + n > most || sources[end].input.encoded != sources[first].input.encoded) break;
-            rows += n;
-        }
-        try {
-            encode_some(sources.subspan(first, end - first), states);
-        } catch (...) {
-            for (const Source& source : sources) forget_source(source.sequence);
-            throw;
-        }
-        if (states) states += rows * config().d_model;
-        if (progress) progress(int64_t(end), total);
-    }
-}
-
-void Engine::forget_source(int sequence) {
-    const auto it = source_of_.find(sequence);
-    if (it == source_of_.end()) return;
-    decoder_->sources()->release(it->second);
-    source_of_.erase(it);
-}
-
-void Engine::encode_some(std::span<const Source> sources, float* states) {
-    KvCache& rows = *decoder_->sources();
-    Encoding encoding;
-    for (const Source& source : sources) {
-        const int64_t n = source_rows(source.input);
-        const int id = rows.create();
-        source_of_[source.sequence] = id;
-        const std::pair<int, int64_t> growth{id, n};
-        rows.require_room({&growth, 1});
-        rows.reserve(id, n, encoding.slots);
-        encoding.sources.push_back(source.input);
-        encoding.lengths.push_back(n);
-    }
-    run_encoding(*decoder_, *backend_, scratch_, encoding, states);
-    for (size_t i = 0; i < sources.size(); ++i)
-        rows.commit(source_of_[sources[i].sequence], encoding.lengths[i]);
-}
 
 void Engine::require_valid(std::span<const Item> items) {
     std::set<int> seen;
@@ -318,58 +215,6 @@ void Engine::attention_inputs(std::span<const int32_t> tokens, float* out, const
     std::vector<float> last(config().n_vocab);
     const Item item{sequence, tokens};
     append({&item, 1}, false, Output::logits, last.data(), progress);
-}
-
-int64_t Engine::source_length(int sequence) const {
-    const auto it = source_of_.find(sequence);
-    if (it == source_of_.end())
-        fail(ErrorCode::argument, "sequence ", sequence, " has no source: encode one first");
-    return decoder_->sources()->length(it->second);
-}
-
-namespace {
-
-void softmax(float* scores, int64_t n) {
-    const float most = *std::max_element(scores, scores + n);
-    double sum = 0;
-    for (int64_t i = 0; i < n; ++i) sum += scores[i] = std::exp(scores[i] - most);
-    for (int64_t i = 0; i < n; ++i) scores[i] = float(scores[i] / sum);
-}
-
-}  // namespace
-
-std::vector<float> Engine::alignment(const Item& item, std::span<const Head> heads,
-                                     const Progress& progress) {
-    const int64_t rows = source_length(item.sequence), n = int64_t(item.tokens.size());
-    for (const auto& [layer, head] : heads)
-        if (layer < 0 || layer >= config().n_layers || head < 0 || head >= config().n_heads)
-            fail(ErrorCode::argument, "layer ", layer, " has no head ", head);
-    const int64_t width = config().d_model + 2 * config().n_heads * config().head_dim;
-    Scratch scratch(*backend_, size_t((rows + 1) * (width + n + 64) + n * width) * sizeof(float));
-    const AttentionSequence source{.end = rows,
-                                   .table = decoder_->sources()->table(source_of_.at(item.sequence))};
-    std::vector<float> out(heads.size() * n * rows);
-    std::vector<int64_t> filled(heads.size(), 0);
-    decoder_->observe_cross = [&](int layer, Tensor x) {
-        for (size_t i = 0; i < heads.size(); ++i) {
-            if (heads[i].layer != layer) continue;
-            const Scratch::Scope scope(scratch);
-            const Tensor scores = scratch.f32(x.rows, rows);
-            decoder_->cross_scores(layer, heads[i].head, x, source, scratch, scores);
-            float* const to = out.data() + (i * n + filled[i]) * rows;
-            backend_->download(to, scores, scores.bytes());
-            for (int64_t t = 0; t < x.rows; ++t) softmax(to + t * rows, rows);
-            filled[i] += x.rows;
-        }
-    };
-    const int64_t before = cache().length(item.sequence);
-    const ScopeExit finish([&] {
-        decoder_->observe_cross = nullptr;
-        cache().truncate(item.sequence, before);
-    });
-    std::vector<float> last(config().n_vocab);
-    append({&item, 1}, false, Output::logits, last.data(), progress);
-    return out;
 }
 
 std::string Engine::cache_fingerprint() {

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from slimrt import progress as bars
 from slimrt.arguments import whole
 from slimrt.cache import Cache, CacheChoice, check_cache, kinds
+from slimrt.generate import log_softmax
 from slimrt.plan import Planner, check_device, memory_limit_bytes, require_together
 from slimrt.results import CacheComparison, CacheQuality, MemorySizes
 from slimrt.runtime import Runtime, load
@@ -274,7 +275,7 @@ def _all_opened(loaded: Sequence[_Contestant], group: Sequence[Ids], prefix: int
 
 
 def surprise_and_divergence(
-    logits: Logits, reference: Logits, targets: NDArray[np.integer]
+    logits: NDArray[np.floating], reference: NDArray[np.floating], targets: NDArray[np.integer]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """-log q(target), and KL(p || q) = sum p (log p - log q), of q = softmax(logits) and p = softmax(reference).
 
@@ -282,13 +283,13 @@ def surprise_and_divergence(
     never negative, and keeps its digits when p and q are nearly the same.
 
     Args:
-        logits, reference: float32 (n, vocab). targets: (n,).
+        logits, reference: (n, vocab). targets: (n,).
 
     Returns:
         two arrays float64 (n,), nats; infinite where logits are not finite.
     """
     with np.errstate(invalid="ignore", over="ignore"):
-        log_q, log_p = _log_softmax(logits), _log_softmax(reference)
+        log_q, log_p = log_softmax(logits), log_softmax(reference)
         p, difference = np.exp(log_p), log_p - log_q
         near = np.abs(difference) < 1
         small = np.where(near, difference, 0)
@@ -297,12 +298,6 @@ def surprise_and_divergence(
     broken = ~np.isfinite(logits).all(-1)
     nll[broken] = kl[broken] = np.inf
     return nll, kl
-
-
-def _log_softmax(logits: Logits) -> NDArray[np.float64]:
-    shifted = logits.astype(np.float64) - logits.max(-1, keepdims=True)
-    result: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
-    return result
 
 
 def _distinct(source: ModelSource, choices: Sequence[CacheChoice]) -> list[CacheChoice]:

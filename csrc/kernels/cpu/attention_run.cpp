@@ -15,6 +15,8 @@ namespace {
 // A group with few (head, query) pairs reads rows once or twice: where and as they are stored, if they lie
 // together, as they do in a tile that is a block. Others first copy them, widened, side by side.
 constexpr int kFewPairs = 8, kFewPairsTile = 32;
+// So many queries read rows for their scores once too: scores() turns a tile of them round for all queries.
+constexpr int kManyPairs = 16;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 }  // namespace
@@ -116,7 +118,7 @@ void AttentionRun::compute_tile(const Group& group, const Tile& tile) const {
     const float* factor = group.scratch + plan_.scratch.factor;
     for (size_t t = 0; t < args_.values.size(); ++t) {
         const ValueTerm& term = args_.values[t];
-        const RowView rows = read(group, term, tile, false);
+        const RowView rows = read(group, term, tile, false, false);
         const int heads = term.n_heads / plan_.n_groups, share = group.n_pairs / heads;
         const size_t stride = row_stride(term.dim);
         float* sums = group.state + plan_.state.values[t] + group.first_pair * stride;
@@ -143,8 +145,8 @@ void AttentionRun::weigh(const Group& group, const Tile& tile) const {
             float* const max = group.state + plan_.state.max + group.first_pair + pair;
             float* const sum = group.state + plan_.state.sum + group.first_pair + pair;
             if (args_.relative_bias && begin < end) {
-                const int head = group.job.first_group * plan_.heads_per_group +
-                                 (group.first_pair + pair) / n_queries;
+                const int head =
+                    group.job.first_group * plan_.heads_per_group + (group.first_pair + pair) / n_queries;
                 const int64_t column = args_.relative_origin + tile.first + begin - position;
                 isa_.add(s + begin, args_.relative_bias.f32(head) + column, end - begin);
             }
@@ -156,17 +158,19 @@ void AttentionRun::weigh(const Group& group, const Tile& tile) const {
     }
 }
 
-/// The group's columns of a tile's rows: where they are, or else (`copy`: always) in scratch, as f32.
+/// The group's columns of a tile's rows: where they are, if they are read by few or only `once`, or else
+/// (`copy`: always) in scratch, as f32.
 template <class Term>
-AttentionRun::RowView AttentionRun::read(const Group& group, const Term& term, const Tile& tile,
-                                         bool copy) const {
+AttentionRun::RowView AttentionRun::read(const Group& group, const Term& term, const Tile& tile, bool copy,
+                                         bool once) const {
     const Rows rows = tile.fresh ? fresh_rows(term.fresh, *group.job.sequence) : term.stored;
     const int width = term.n_heads / plan_.n_groups * term.dim, first = group.index * width;
     const int dim = std::min(width, rows.head_dim());  // columns of one stored head
     assert(width % dim == 0 && (rows.heads == 1 || first % dim == 0));
     const int32_t* const table = group.job.sequence->table;
     const int64_t end = tile.first + tile.n;
-    const bool direct = !copy && is_float(rows.dtype) && width == dim && group.n_pairs <= kFewPairs;
+    const bool few = group.n_pairs <= kFewPairs || once;
+    const bool direct = !copy && is_float(rows.dtype) && width == dim && few;
     float* const to = group.scratch + plan_.scratch.rows;
     const size_t stride = row_stride(width);
     for (int64_t position = tile.first, n = 0; position < end; position += n) {
@@ -195,8 +199,9 @@ float AttentionRun::factor_of(const Group& group, const ScoreTerm& term, const T
 
 AttentionRun::RowView AttentionRun::read_for_scores(const Group& group, const ScoreTerm& term,
                                                     const Tile& tile) const {
-    const RowView rows = read(group, term, tile, term.row_scale || term.bias || term.rope);
     const int heads = term.n_heads / plan_.n_groups, width = heads * term.dim;
+    const bool changes = term.row_scale || term.bias || term.rope;
+    const RowView rows = read(group, term, tile, changes, heads == 1 && group.n_pairs >= kManyPairs);
     float* row = group.scratch + plan_.scratch.rows;
     for (int i = 0; i < tile.n; ++i, row += row_stride(width)) {
         if (term.row_scale) {

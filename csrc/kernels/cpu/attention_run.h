@@ -55,7 +55,7 @@ class AttentionRun {
     void compute_tile(const Group& group, const Tile& tile) const;
     void weigh(const Group& group, const Tile& tile) const;
     template <class Term>
-    RowView read(const Group& group, const Term& term, const Tile& tile, bool copy) const;
+    RowView read(const Group& group, const Term& term, const Tile& tile, bool copy, bool once) const;
     float factor_of(const Group& group, const ScoreTerm& term, const Tile& tile, int i) const;
     RowView read_for_scores(const Group& group, const ScoreTerm& term, const Tile& tile) const;
     void finish(const AttentionJob& job, const float* states, int head, float* weights) const;

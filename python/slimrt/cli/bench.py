@@ -35,6 +35,16 @@ _BASE = 512  # tokens computed for a depth; a longer one repeats their rows
 _N_BATCH = 512
 _READ_MIB = 256  # far more than any cache
 
+# cache mode -> a layer's weights that are there for prefills: decoding reads what was folded or absorbed in their place
+_PREFILL_ONLY = {
+    "kv": (),
+    "k": ("attn_v",),
+    "k+r": ("attn_v",),
+    "v": ("attn_k", "attn_vk"),
+    "x": ("attn_k",),
+    "xr": ("attn_k", "attn_v", "attn_xr_k"),
+}
+
 
 def add_flags(flags: Flags) -> None:
     flags.model()
@@ -175,13 +185,17 @@ class Bench:
         return tests
 
     def _step_bytes(self, choice: CacheChoice, depth: int) -> float:
-        """What a decode step reads, on the average of a test: the weights, and the rows that attention looks at."""
+        """What a decode step reads, on the average of a test: the weights, and the rows that attention looks at.
+
+        The first token of an empty sequence, which reads other weights in the modes that fold, counts as the others do.
+        """
         # a context of 1: of the RoPE table, which grows with it, a step reads a row
         memory = _core.plan(str(self.source.gguf), n_ctx=1, **choice.arguments(self.source))
         file = _core.GgufFile(str(self.source.gguf))
         tensors, architecture = file.tensors(), self.info["architecture"]
         looked_up = ["position_embd.weight"] + (["token_embd.weight"] if "output.weight" in tensors else [])
-        unread = sum(file.tensor_bytes(name) for name in looked_up if name in tensors)
+        unread = sum(_prefill_only(file, memory, layer) for layer in range(len(memory["layers"])))
+        unread += sum(file.tensor_bytes(name) for name in looked_up if name in tensors)
         rows = depth + (self._args.n_gen + 1) / 2
         window = f"{architecture}.attention.sliding_window"
         if window in file.keys():
@@ -218,6 +232,22 @@ class Bench:
 
     def _tokens(self, n: int) -> np.ndarray[Any, np.dtype[np.int32]]:
         return self._random.integers(0, self.info["n_vocab"], n, np.int32)
+
+
+def _prefill_only(file: _core.GgufFile, info: dict[str, Any], layer: int) -> float:
+    """Bytes of a layer's weights that decoding does not read. info: of _core.plan."""
+    kv_width, q_width = info["n_kv_heads"] * info["head_dim"], info["n_heads"] * info["head_dim"]
+    folded = {"attn_vk": 4 * kv_width * kv_width, "attn_xr_k": 4 * kv_width * info["d_model"]}  # float32, not in a file
+    tensors, fused, size = file.tensors(), f"blk.{layer}.attn_qkv.weight", 0.0
+    for part in _PREFILL_ONLY[info["layers"][layer]["mode"]]:
+        name = f"blk.{layer}.{part}.weight"
+        if name in tensors:
+            size += file.tensor_bytes(name)
+        elif part in folded:
+            size += folded[part]
+        else:
+            size += file.tensor_bytes(fused) * kv_width / (q_width + 2 * kv_width)
+    return size
 
 
 def _depths(args: argparse.Namespace) -> list[int]:

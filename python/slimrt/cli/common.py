@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, TextIO
 
-from slimrt.cache import RESIDUAL_MODE, CacheConfig
+from slimrt.cache import CACHE_TYPES, RESIDUAL_MODE, CacheConfig
 from slimrt.model import Model
 from slimrt.source import ModelSource
 
@@ -85,7 +85,7 @@ class Flags:
             "--cache-type",
             default="auto",
             metavar="TYPE",
-            help="f32, f16, bf16, q8, fp8_e4m3, fp8_e5m2, q4; default: what the file says, else f16",
+            help=f"{', '.join(CACHE_TYPES)}; default: what the file says, else f16",
         )
         self.add("--cache-type-k", metavar="TYPE", help="of K, where it differs")
         self.add("--cache-type-v", metavar="TYPE", help="of V, where it differs")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 import slimrt
+from slimrt.cache import CACHE_TYPES
 from slimrt.cli.common import Flags, print_json, show_progress
 
 HELP = "write a GGUF file folded for a cache mode, with a report for each layer"
@@ -15,13 +16,12 @@ def add_flags(flags: Flags) -> None:
     flags.add("-o", "--out", required=True, metavar="OUT", help="the file to write")
     modes = "kv, k, k+r, v, x, xr, or auto: for each layer the fewest bytes within --target-error"
     flags.add("--cache", metavar="MODE", help=f"fold for {modes}; without it nothing is folded")
-    types = "f32, f16, bf16, q8, fp8_e4m3, fp8_e5m2, q4"
     flags.add(
         "--cache-type",
         default="auto",
         metavar="TYPE",
-        help=f"of the rows: {types} (default: f16); for auto with commas between those it may choose from "
-        "(default: f16,q8,fp8_e4m3,q4)",
+        help=f"of the rows: {', '.join(CACHE_TYPES)} (default: f16); for auto with commas between those it may choose "
+        "from (default: f16,q8,fp8_e4m3,q4)",
     )
     flags.add(
         "--target-error",
