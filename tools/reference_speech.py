@@ -96,6 +96,16 @@ def clips(espeak: Espeak, seed: int, seconds: float, *, held_back: bool = False,
         yield _clip(espeak, rng, seconds, held_back, most)
 
 
+def spoken(espeak: Espeak, words: str, voice: str, pause: float = 0.15) -> Samples:
+    """Words one after another in a quiet room, half a second of it behind them."""
+    gap, parts = np.zeros(round(pause * RATE), np.float32), []
+    for word in words.split():
+        said = espeak.say(word, voice)
+        parts += [gap, 0.7 * said / np.abs(said).max()]
+    samples = np.concatenate([*parts, np.zeros(RATE // 2, np.float32)])
+    return samples + np.random.default_rng(1).normal(0, 1e-3, len(samples)).astype(np.float32)
+
+
 def takes(espeak: Espeak, seed: int, count: int) -> Iterator[dict[str, Samples]]:
     """The ten words as `count` voices of training say them, each in a room of its own, with a short echo behind."""
     rng = random.Random(seed)
@@ -112,7 +122,8 @@ def takes(espeak: Espeak, seed: int, count: int) -> Iterator[dict[str, Samples]]
 def _manner(rng: random.Random, held_back: bool) -> tuple[str, dict[str, int], float]:
     """A voice, how it speaks, and a stretch of its spectrum, as throats of other lengths have."""
     voice, stretch = rng.choice(voices(held_back)), rng.uniform(0.82, 1.22)
-    return voice, {"speed": rng.randrange(110, 260), "pitch": rng.randrange(15, 85), "melody": rng.randrange(20, 80)}, stretch
+    how = {"speed": rng.randrange(110, 260), "pitch": rng.randrange(15, 85), "melody": rng.randrange(20, 80)}
+    return voice, how, stretch
 
 
 def _clip(espeak: Espeak, rng: random.Random, seconds: float, held_back: bool, most: int) -> Clip:

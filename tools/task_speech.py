@@ -2,8 +2,8 @@
 """tale-whisper: Whisper's layout, taught the ten digits by espeak-ng's voices.
 
 Batches are composed anew from a store of spoken words, so that no clip is heard twice. Beside the text, the encoder
-learns which digit each of its rows belongs to; that head is not kept. It is what lets the decoder find the sound at once
-instead of after thousands of steps.
+learns which digit each of its rows belongs to, with a head that is not kept: rows that say what they hear are easy to
+find for the decoder.
 """
 
 from __future__ import annotations
@@ -187,9 +187,11 @@ class Speech:
             one.copy_(one[low] * (1 - share) + one[(low + 1).clamp_max(N_MELS - 1)] * share + tint[:, None])
             if rng.random() < 0.35:  # recorded at 8 kHz: the mel channels from 4 kHz on
                 one[rng.randint(58, 66) :] = -10.0
-        loudest = mel.amax((1, 2), keepdim=True) + torch.tensor([max(rng.uniform(-1, 0.5), 0) for _ in mel])[:, None, None]
+        loudest = (
+            mel.amax((1, 2), keepdim=True) + torch.tensor([max(rng.uniform(-1, 0.5), 0) for _ in mel])[:, None, None]
+        )
         mel = (torch.maximum(mel, loudest - 8.0) + 4.0) / 4.0
-        mel += (torch.tensor([rng.uniform(-0.3, 0.1) for _ in mel]))[:, None, None]  # a level
+        mel += (torch.tensor([rng.uniform(-0.9, 0.1) for _ in mel]))[:, None, None]  # a level
         hidden = mel.amin((1, 2))
         for one, floor in zip(mel, hidden, strict=True):
             for _ in range(2):

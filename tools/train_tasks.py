@@ -82,15 +82,20 @@ def optimizers(model: nn.Module, task: Task) -> list[torch.optim.Optimizer]:
     ]
 
 
-def train(task: Task, minutes: float, seed: int) -> nn.Module:
-    """Train from nothing; a time limit shrinks the schedule instead of cutting it."""
+RESUMED = 0.4  # where in the schedule further training begins
+
+
+def train(task: Task, minutes: float, seed: int, saved: dict[str, Tensor] | None = None) -> nn.Module:
+    """Train from nothing, or on from saved weights; a time limit shrinks the schedule instead of cutting it."""
     torch.manual_seed(seed)
     rng = random.Random(seed)
     task.prepare(seed)
-    model = task.build().train()
+    model, begin = task.build().train(), RESUMED if saved else 0.0
+    if saved:
+        model.load_state_dict(saved)
     opts = optimizers(model, task)
     rates = [o.param_groups[0]["lr"] for o in opts]
-    started, progress, step, shown = time.monotonic(), 0.0, 0, 0.0
+    started, progress, step, shown = time.monotonic(), begin, 0, 0.0
     bar = tqdm(total=task.steps, desc=task.name, mininterval=10)
     while progress < 1:
         loss = task.loss(model, task.batch(model, rng, progress))
@@ -104,7 +109,7 @@ def train(task: Task, minutes: float, seed: int) -> nn.Module:
             o.zero_grad(set_to_none=True)
         step += 1
         elapsed = (time.monotonic() - started) / 60
-        progress = max(progress, step / task.steps, elapsed / minutes if minutes else 0.0)
+        progress = begin + (1 - begin) * max(step / task.steps, elapsed / minutes if minutes else 0.0)
         shown = 0.95 * shown + 0.05 * loss.item()
         bar.set_postfix(loss=f"{shown / (1 - 0.95**step):.3f}", refresh=False)
         bar.update()
@@ -117,11 +122,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("models"), help="where the files go (default: models)")
     parser.add_argument("--only", choices=sorted(TASKS), nargs="+", default=list(TASKS), help="which models")
     parser.add_argument("--minutes", type=float, default=0, help="time limit for each model (default: none)")
-    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--seed", type=int, default=7, help="of everything drawn (default: 7)")
+    parser.add_argument("--work", type=Path, default=Path("build/tasks"), help="for checkpoints (default: build/tasks)")
+    parser.add_argument("--resume", action="store_true", help="go on from the checkpoints, with other numbers drawn")
     args = parser.parse_args()
+    args.work.mkdir(parents=True, exist_ok=True)
     for key in args.only:
         task = TASKS[key]()
-        model = train(task, args.minutes, args.seed)
+        path = args.work / f"{task.name}.pt"
+        model = train(task, args.minutes, args.seed + args.resume, torch.load(path) if args.resume else None)
+        torch.save(model.state_dict(), path)
         with tempfile.TemporaryDirectory() as folder:
             task.save(model, Path(folder))
             slimrt.convert(folder, args.out / f"{task.name}.gguf", outtype=task.outtype)
