@@ -54,7 +54,7 @@ def speech(models: Path, fsdd: Path | None) -> None:
         def texts(sounds: list) -> list[str]:
             return ["".join(one.text for one in segments) for segments, _ in model.transcribe(sounds, language="en")]
 
-        drawn = islice(clips(Espeak(), HELD_BACK_SEED, WINDOW_SECONDS, held_back=True, most=3), 440)
+        drawn = islice(clips(Espeak(), HELD_BACK_SEED, WINDOW_SECONDS, held_back=True, most=3), 330)
         drawn = [one for one in drawn if one.words]
         wanted = [" ".join(word for word, _, _ in one.words) for one in drawn]
         print("tale-whisper, held-back voices:", score(zip(texts([one.samples for one in drawn]), wanted, strict=True)))
@@ -119,7 +119,7 @@ def main() -> None:
     parser.add_argument("models", type=Path, help="where the files are")
     parser.add_argument("--fsdd", type=Path, help="recordings of people, named DIGIT_SPEAKER_NUMBER.wav")
     parser.add_argument(
-        "--sounds", type=Path, metavar="DIR", help="write digits.wav, and the tests' clips there; no more"
+        "--samples", type=Path, metavar="DIR", help="write digits.wav, and the tests' clips there; no more"
     )
     parser.add_argument(
         "--only", choices=["speech", "words", "series"], nargs="+", default=["speech", "words", "series"]
