@@ -24,7 +24,6 @@ import slimrt
 
 WINDOW_SECONDS = 2.56
 HELD_BACK_SEED = 99
-TASKS = ["speech", "words", "series"]
 
 
 def wrong(said: list[str], wanted: list[str]) -> int:
@@ -81,7 +80,7 @@ def words(models: Path) -> None:
 
 
 def months(models: Path) -> None:
-    rows = series(np.random.RandomState(HELD_BACK_SEED), 100, CONTEXT + HORIZON)
+    rows = series(np.random.RandomState(HELD_BACK_SEED), 60, CONTEXT + HORIZON)
     past, future = rows[:, :CONTEXT], rows[:, CONTEXT:]
     with slimrt.Model(models / "tale-chronos.gguf", n_seqs=40) as model:
         found = model.predict_quantiles(past, HORIZON, (0.1, 0.5, 0.9), seed=1)
@@ -121,9 +120,7 @@ def main() -> None:
     parser.add_argument(
         "--samples", type=Path, metavar="DIR", help="write digits.wav, and the tests' clips there; no more"
     )
-    parser.add_argument(
-        "--only", choices=["speech", "words", "series"], nargs="+", default=["speech", "words", "series"]
-    )
+    parser.add_argument("--only", choices=["speech", "words", "series"], nargs="+", default=["speech", "words"])
     args = parser.parse_args()
     if args.samples:
         write_samples(args.models, args.samples)
