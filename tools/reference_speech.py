@@ -96,16 +96,45 @@ def clips(espeak: Espeak, seed: int, seconds: float, *, held_back: bool = False,
         yield _clip(espeak, rng, seconds, held_back, most)
 
 
+def spoken(espeak: Espeak, words: str, voice: str, pause: float = 0.15) -> Samples:
+    """Words one after another in a quiet room, half a second of it behind them."""
+    gap, parts = np.zeros(round(pause * RATE), np.float32), []
+    for word in words.split():
+        said = espeak.say(word, voice)
+        parts += [gap, 0.7 * said / np.abs(said).max()]
+    samples = np.concatenate([*parts, np.zeros(RATE // 2, np.float32)])
+    return samples + np.random.default_rng(1).normal(0, 1e-3, len(samples)).astype(np.float32)
+
+
+def takes(espeak: Espeak, seed: int, count: int) -> Iterator[dict[str, Samples]]:
+    """The ten words as `count` voices of training say them, each in a room of its own, with a short echo behind."""
+    rng = random.Random(seed)
+    for _ in range(count):
+        voice, how, stretch = _manner(rng, held_back=False)
+        room, take = rng.getrandbits(63), {}
+        for word in WORDS:
+            spoken = soxr.resample(espeak.say(word, voice, **how), RATE, RATE * stretch)
+            spoken = np.pad(spoken / max(float(np.abs(spoken).max()), 1e-4), (0, RATE // 20))
+            take[word] = _in_a_room(spoken, random.Random(room), np.random.default_rng(room))
+        yield take
+
+
+def _manner(rng: random.Random, held_back: bool) -> tuple[str, dict[str, int], float]:
+    """A voice, how it speaks, and a stretch of its spectrum, as throats of other lengths have."""
+    voice, stretch = rng.choice(voices(held_back)), rng.uniform(0.82, 1.22)
+    how = {"speed": rng.randrange(110, 260), "pitch": rng.randrange(15, 85), "melody": rng.randrange(20, 80)}
+    return voice, how, stretch
+
+
 def _clip(espeak: Espeak, rng: random.Random, seconds: float, held_back: bool, most: int) -> Clip:
     noise = np.random.default_rng(rng.getrandbits(63))
     silent = rng.random() < 1 / 12
-    voice, stretch = rng.choice(voices(held_back)), rng.uniform(0.82, 1.22)
-    how = {"speed": rng.randrange(110, 260), "pitch": rng.randrange(15, 85), "melody": rng.randrange(20, 80)}
+    voice, how, stretch = _manner(rng, held_back)
     samples, words, at = np.zeros(round(seconds * RATE), np.float32), [], rng.uniform(0.05, 0.5)
     for _ in range(0 if silent else rng.choice([1, 1, *range(1, most + 1)])):
         word = rng.choice(WORDS)
         spoken = espeak.say(word, voice, **how)
-        spoken = soxr.resample(spoken, RATE, RATE * stretch)  # throats of other lengths
+        spoken = soxr.resample(spoken, RATE, RATE * stretch)
         start, end = round(at * RATE), round(at * RATE) + len(spoken)
         if end > len(samples) - RATE // 10:
             break
@@ -117,6 +146,10 @@ def _clip(espeak: Espeak, rng: random.Random, seconds: float, held_back: bool, m
 
 def _recorded(samples: Samples, rng: random.Random, noise: np.random.Generator) -> Samples:
     """As a microphone in a room has it: echoes, a band, a hiss or hum, a level."""
+    return _with_hiss(_in_a_room(samples, rng, noise), rng, noise)
+
+
+def _in_a_room(samples: Samples, rng: random.Random, noise: np.random.Generator) -> Samples:
     n = len(samples)
     if rng.random() < 0.5:
         decay = rng.uniform(0.01, 0.08)
@@ -127,7 +160,11 @@ def _recorded(samples: Samples, rng: random.Random, noise: np.random.Generator) 
         samples = soxr.resample(soxr.resample(samples, RATE, 8000), 8000, RATE)[:n]
         samples = np.pad(samples, (0, n - len(samples)))
     tilt = rng.uniform(-0.6, 0.9)
-    samples = samples - tilt * np.concatenate(([0], samples[:-1])).astype(np.float32)
+    return samples - np.float32(tilt) * np.concatenate((np.zeros(1, np.float32), samples[:-1]))
+
+
+def _with_hiss(samples: Samples, rng: random.Random, noise: np.random.Generator) -> Samples:
+    n = len(samples)
     hiss = noise.normal(size=n)
     colour = rng.random()
     hiss = np.fft.irfft(np.fft.rfft(hiss) / (1 + np.arange(n // 2 + 1) / n * 40) ** colour, n)

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The small encoder-decoders this project trains and ships: what they were taught, in mode kv and in mode e."""
+
+from __future__ import annotations
+
+import random
+import string
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import slimrt
+from conftest import FIXTURES
+from scripted import scripted_model
+from slimrt import _core
+
+TESTS = Path(__file__).parent
+SHIPPED = TESTS.parent / "models"
+WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+CLIPS = sorted((TESTS / "digits").glob("*.wav"))  # voices that training never heard, named after what they say
+MODES = {
+    "kv f32": {"cache": "kv", "cache_type_k": "f32", "cache_type_v": "f32", "cross": "kv", "cross_type": "f32"},
+    "e f16": {"cache": "kv", "cross": "e", "cross_type": "f16"},
+}
+
+
+def opened(name: str, mode: str, **options) -> slimrt.Model:
+    """A shipped model whose caches are these."""
+    path = SHIPPED / f"{name}.gguf"
+    return scripted_model(path, _core.Engine(str(path), n_ctx=64, **MODES[mode], **options))
+
+
+def texts(model: slimrt.Model, paths: list[Path]) -> list[str]:
+    heard = model.transcribe([str(path) for path in paths], language="en", temperature=0.0)
+    return ["".join(one.text for one in segments).strip() for segments, _ in heard]
+
+
+@pytest.fixture(scope="module")
+def by_mode():
+    """What both modes hear in all the clips, a text each."""
+    found = {}
+    for mode in MODES:
+        with opened("tale-whisper", mode, n_seqs=4) as model:
+            found[mode] = texts(model, [SHIPPED / "digits.wav", *CLIPS])
+    return found
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_digits_are_written_down(mode, by_mode):
+    """The sound that ships is longer than a window. Of the clips, one may be misheard (models/README.md: 6 % are)."""
+    first, *others = by_mode[mode]
+    assert first == "three one four one five"
+    right = [text == path.stem.replace("-", " ") for text, path in zip(others, CLIPS, strict=True)]
+    assert len(right) >= 5 and sum(right) >= len(right) - 1, others
+
+
+def test_e_in_f16_hears_what_kv_in_f32_hears(by_mode):
+    assert by_mode["kv f32"] == by_mode["e f16"]
+
+
+def test_times_are_those_of_the_sound():
+    with slimrt.Model(SHIPPED / "tale-whisper.gguf") as model:
+        segments, info = model.transcribe(str(SHIPPED / "digits.wav"))
+    assert info.language == "en"
+    assert abs(segments[0].start - 0.15) < 0.15 and abs(segments[-1].end - (info.duration - 0.5)) < 0.2
+    assert all(one.end <= other.start + 0.02 for one, other in zip(segments, segments[1:], strict=False))
+
+
+def test_silence_is_left_empty():
+    with slimrt.Model(SHIPPED / "tale-whisper.gguf") as model:
+        segments, _ = model.transcribe(np.random.RandomState(1).normal(0, 0.01, 32000).astype(np.float32))
+    assert segments == []
+
+
+@pytest.mark.unsanitized
+def test_people_are_understood_alike_in_both_modes():
+    """fsdd: two people at 8 kHz, whom training never heard."""
+    folder = FIXTURES / "audio" / "fsdd"
+    if not folder.is_dir():
+        pytest.skip(f"{folder} is absent")
+    paths = sorted(folder.glob("*.wav"))
+    found = {}
+    for mode in MODES:
+        with opened("tale-whisper", mode, n_seqs=16) as model:
+            found[mode] = texts(model, paths)
+    assert found["kv f32"] == found["e f16"]
+    right = sum(text == WORDS[int(path.stem[0])] for text, path in zip(found["e f16"], paths, strict=True))
+    print(f"fsdd: {right} of {len(paths)}")
+    assert right >= len(paths) / 2
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_words_are_reversed(mode):
+    rng = random.Random(3)
+    words = ["".join(rng.choices(string.ascii_lowercase, k=rng.randint(2, 12))) for _ in range(30)] + ["lantern"]
+    with opened("tale-t5", mode, n_seqs=8) as model:
+        got = [one.text for one in model.text2text(words)]
+    assert sum(one == word[::-1] for one, word in zip(got, words, strict=True)) >= 0.9 * len(words)
+    assert got[-1] == "nretnal"
+
+
+@pytest.mark.parametrize("name", ["tale-whisper", "tale-t5"])
+def test_files_are_small(name):
+    assert (SHIPPED / f"{name}.gguf").stat().st_size < 3 << 20
