@@ -35,8 +35,8 @@ class Engine:
         as [n] or [1, n].
     sparse_threshold: softmax weight of each head that decoding may leave unread (mode kv): rows of V are skipped whose
         weights add up to no more.
-    cross: of a model with an encoder, "kv", "k", "e", "e1" or "auto" (e where a row of the encoder's output is no wider than
-        K and V together, else kv); cross_type: of its rows. ValueError without an encoder.
+    cross: of a model with an encoder, "kv", "k", "e", "e1" or "auto" (e where a row of the encoder's output is no wider
+        than K and V together, else kv); cross_type: of its rows. ValueError without an encoder.
     n_source: most rows of one encoder output; 0: the model's own.
     n_ctx: positions each sequence may hold; n_seqs: sequences that may be full at once.
     memory_limit: bytes, or 0 for what the machine has available.
