@@ -74,9 +74,6 @@ def _moved(segment: Segment, skipped: Skipped) -> Segment:
 def _whisper_maker(runtime: Runtime, options: Transcription) -> Maker:
     model = whisper_model(runtime)
     model.tokens.check(options.language, options.task, options.timestamps)
-    if options.word_timestamps and not model.heads:
-        raise UnsupportedError("word timestamps need to know the heads that follow the sound, and this file names none "
-                               "(slimrt.whisper.alignment_heads): convert the model again")  # fmt: skip
     return lambda engine, seed, heard: Whisper(engine, model, options, seed, heard)
 
 
@@ -90,7 +87,10 @@ def whisper_model(runtime: Runtime) -> WhisperModel:
         return tuple(int(id) for id in file.value(key)) if key in keys else None
 
     tokens = WhisperTokens.of(runtime.source.tokenizer, runtime.n_vocab)
-    heads = listed("alignment_heads") or ()
+    # A model that names no heads that follow the sound: those of the later half, as openai/whisper has it.
+    layers, n_heads = int(runtime.info["n_layers"]), int(runtime.info["n_heads"])
+    later = [(layer, head) for layer in range(layers // 2, layers) for head in range(n_heads)]
+    named = listed("alignment_heads") or ()
     encoder = runtime.info["encoder"]
     return WhisperModel(
         tokens,
@@ -100,7 +100,7 @@ def whisper_model(runtime: Runtime) -> WhisperModel:
         n_vocab=runtime.n_vocab,
         suppress=listed("suppress_tokens") or (),
         begin_suppress=listed("begin_suppress_tokens"),
-        heads=tuple(zip(heads[::2], heads[1::2], strict=True)),
+        heads=tuple(zip(named[::2], named[1::2], strict=True)) or tuple(later),
     )
 
 
