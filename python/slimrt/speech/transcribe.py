@@ -87,9 +87,6 @@ def whisper_model(runtime: Runtime) -> WhisperModel:
         return tuple(int(id) for id in file.value(key)) if key in keys else None
 
     tokens = WhisperTokens.of(runtime.source.tokenizer, runtime.n_vocab)
-    # A model that names no heads that follow the sound: those of the later half, as openai/whisper has it.
-    layers, n_heads = int(runtime.info["n_layers"]), int(runtime.info["n_heads"])
-    later = [(layer, head) for layer in range(layers // 2, layers) for head in range(n_heads)]
     named = listed("alignment_heads") or ()
     encoder = runtime.info["encoder"]
     return WhisperModel(
@@ -100,8 +97,14 @@ def whisper_model(runtime: Runtime) -> WhisperModel:
         n_vocab=runtime.n_vocab,
         suppress=listed("suppress_tokens") or (),
         begin_suppress=listed("begin_suppress_tokens"),
-        heads=tuple(zip(named[::2], named[1::2], strict=True)) or tuple(later),
+        heads=tuple(zip(named[::2], named[1::2], strict=True)) or _later_heads(runtime),
     )
+
+
+def _later_heads(runtime: Runtime) -> tuple[tuple[int, int], ...]:
+    """What stands for the heads that follow the sound where a file names none: the later half, as in openai/whisper."""
+    layers, heads = int(runtime.info["n_layers"]), int(runtime.info["n_heads"])
+    return tuple((layer, head) for layer in range(layers // 2, layers) for head in range(heads))
 
 
 def _moonshine_maker(runtime: Runtime, options: Transcription) -> Maker:
