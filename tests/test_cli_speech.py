@@ -83,6 +83,12 @@ def test_several_sounds(whisper, wavs, capsys, tmp_path):
     assert records[0]["segments"][0]["words"][0]["word"] == " Hello"
 
 
+def test_a_directory_to_write_to_is_made(whisper, wavs, tmp_path):
+    model, _ = whisper
+    assert main(["transcribe", model, wavs[0], "-o", str(tmp_path / "subtitles"), "--format", "srt"]) == 0
+    assert [path.suffix for path in (tmp_path / "subtitles").iterdir()] == [".srt"]
+
+
 def test_wrong_usage_and_errors(whisper, wavs, capsys, tmp_path):
     model, _ = whisper
     for wrong in (["transcribe", model], ["transcribe", model, *wavs, "--format", "srt"]):
@@ -92,8 +98,8 @@ def test_wrong_usage_and_errors(whisper, wavs, capsys, tmp_path):
     capsys.readouterr()
     assert main(["transcribe", model, str(tmp_path / "bad.wav")]) == 1
     assert "bad.wav: not a sound that can be read" in capsys.readouterr().err
-    assert main(["transcribe", model, wavs[0], "-o", str(tmp_path / "absent")]) == 1
-    assert "absent: no such directory" in capsys.readouterr().err
+    assert main(["transcribe", model, wavs[0], "-o", str(tmp_path / "absent" / "deeper")]) == 1
+    assert "deeper: No such file or directory" in capsys.readouterr().err
     assert main(["transcribe", model, wavs[0], "-l", "xx"]) == 1
     assert "language 'xx' is not supported" in capsys.readouterr().err
 

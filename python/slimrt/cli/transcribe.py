@@ -98,15 +98,14 @@ def _temperatures(text: str) -> tuple[float, ...]:
 
 
 def _targets(args: argparse.Namespace, form: str) -> list[Path]:
-    """The files to write, none for stdout; said before the work."""
+    """The files to write, none for stdout; their directory made, and problems said, before the work."""
     if not args.output_dir:
         return []
     folder = Path(args.output_dir)
-    if not folder.is_dir():
-        raise FileNotFoundError(f"{folder}: no such directory")
     targets = [folder / f"{Path(path).stem}.{form}" for path in args.audio]
     if len(set(targets)) < len(targets):
         raise ValueError("two of the sounds have the same name, and so would their files: do them one by one")
+    folder.mkdir(exist_ok=True)
     return targets
 
 
