@@ -15,6 +15,8 @@ from slimrt.speech.audio import SAMPLE_RATE, load_audio
 from slimrt.speech.mel import log_mel, mel_filters
 from slimrt.speech.silence import Skipped, quietest, speech_spans
 
+pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
+
 
 def tone(seconds: float, rate: int = SAMPLE_RATE, hertz: float = 440.0) -> np.ndarray:
     return (0.5 * np.sin(2 * np.pi * hertz * np.arange(round(seconds * rate)) / rate)).astype(np.float32)

@@ -19,7 +19,7 @@ import quality
 import simulated
 import tasks
 
-pytestmark = pytest.mark.usefixtures("clean_environment")
+pytestmark = [pytest.mark.usefixtures("clean_environment"), pytest.mark.unsanitized]  # Python most of the time
 
 MODELS = TESTS.parent / "models"
 TALE = MODELS / "tale-llama.gguf"

@@ -21,6 +21,8 @@ from test_text2text import path as t5_path  # noqa: F401  a fixture
 from test_text2text import reversing
 from test_transcribe import ScriptedEngine, Speaker, constant, sound
 
+pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
+
 
 @pytest.fixture
 def opened(monkeypatch):

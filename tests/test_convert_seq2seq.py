@@ -25,6 +25,8 @@ from slimrt.tools.gguf_file import ModelData, Tensor, read_gguf, uint32
 from slimrt.tools.hf import read_hf
 from slimrt.tools.quantize import OUT_TYPES, requantise
 
+pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
+
 REFERENCE = 1e-5  # of float64 against float32, relative to the largest value
 SEEDED = [name for name, tiny in MODELS.items() if not tiny.fixture]
 T5_LIKE = [name for name in SEEDED if MODELS[name].family in ("t5", "mt5", "umt5")]

@@ -16,6 +16,8 @@ from slimrt.errors import ModelFormatError, UnsupportedError
 from slimrt.tools.gguf_file import ModelData
 from slimrt.tools.hf import read_hf
 
+pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
+
 each_seeded = pytest.mark.parametrize("name", [name for name, tiny in MODELS.items() if not tiny.fixture])
 
 

@@ -22,6 +22,8 @@ from slimrt.errors import ModelFormatError, UnsupportedError
 from slimrt.tools.sentencepiece_model import read_sentencepiece
 from slimrt.tools.vocabulary import vocabulary_fields
 
+pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
+
 needs_sentencepiece = pytest.mark.skipif(
     importlib.util.find_spec("sentencepiece") is None, reason="needs sentencepiece (the extra `oracle`)"
 )

@@ -18,6 +18,8 @@ from slimrt.forecast.predict import enough_context
 from slimrt.forecast.series import as_series
 from slimrt.source import ModelSource
 
+pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
+
 CHRONOS = {"context_length": 16, "prediction_length": 6, "low_limit": -15.0, "high_limit": 15.0, "n_special_tokens": 2,
            "n_tokens": 63, "num_samples": 8, "temperature": 1.0, "top_k": 50, "top_p": 1.0, "use_eos_token": True,
            "eos_token_id": 1, "pad_token_id": 0}  # fmt: skip

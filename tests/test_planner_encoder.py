@@ -15,6 +15,8 @@ from slimrt.cache import CacheChoice
 from slimrt.source import ModelSource
 from whisper_shapes import N_CTX, SIZES, write_whisper
 
+pytestmark = pytest.mark.unsanitized  # gigabytes of caches are allocated
+
 # Graef and Wasielewski, "Slim attention", table of Whisper (cache-math.md, section 6): millions of elements of the
 # baseline and of option 2 without E; how much smaller with E; how many fewer reads at batch 64 with E on chip.
 PAPER = {

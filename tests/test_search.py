@@ -13,6 +13,8 @@ from slimrt import _core
 from slimrt.generate import log_softmax
 from slimrt.search import Append, Encode, Hypothesis, beam_search, follow, run
 
+pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
+
 N, END, LIMIT = 5, 4, 4
 ENDS = frozenset({END})
 

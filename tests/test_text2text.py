@@ -10,6 +10,8 @@ from scripted import ScriptedEngine, scripted_model, write_gguf
 from slimrt.errors import ContextOverflowError, UnsupportedError
 from vocabularies import ggml
 
+pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
+
 PAD, EOS, N_VOCAB = 0, 1, 40
 INFO = {"architecture": "t5", "decoder_start_token_id": 0, "n_vocab": N_VOCAB,
         "encoder": {"n_source": 512, "inputs": "tokens", "n_inputs": 0}}  # fmt: skip

@@ -30,6 +30,8 @@ from scripted import (
 from slimrt.errors import AudioError, UnsupportedError
 from slimrt.speech.audio import SAMPLE_RATE
 
+pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
+
 Script = Callable[[float, list[int]], list[int]]
 
 

@@ -30,6 +30,8 @@ from slimrt.speech.vocabulary import WhisperTokens
 from slimrt.speech.words import Spoken, median_filter, merge_punctuation, split_words, token_times, warp
 from slimrt.tokenizer import Tokenizer
 
+pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
+
 
 @pytest.fixture(scope="module")
 def tokens() -> WhisperTokens:
