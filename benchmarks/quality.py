@@ -44,9 +44,14 @@ HEAD = ("cache", "bits", "bytes/token", "of kv f16", "bytes of a window", "W^", 
         "KL max", "same top")  # fmt: skip
 
 
+def language_models() -> list[Path]:
+    """The shipped models that continue a text."""
+    return sorted(path for path in (ROOT / "models").glob("*.gguf") if path.with_suffix(".golden.json").exists())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", type=Path, default=sorted((ROOT / "models").glob("*.gguf")))
+    parser.add_argument("--models", nargs="+", type=Path, default=language_models())
     parser.add_argument("--caches", nargs="+", default=CACHES, help="those that a model cannot have are left out")
     parser.add_argument("--text", type=Path, default=ROOT / "models" / "heldout.txt")
     parser.add_argument("--calibration", default=str(ROOT / "models" / "calibration.txt"), help="for what is folded; "

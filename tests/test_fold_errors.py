@@ -41,7 +41,7 @@ def other_text(path: Path, known: Calibration) -> list[list[Window]]:
 
 
 @pytest.mark.unsanitized
-@pytest.mark.parametrize("known", sorted(path.stem for path in SHIPPED.glob("*.gguf")), indirect=True)
+@pytest.mark.parametrize("known", sorted(path.name.split(".")[0] for path in SHIPPED.glob("*.golden.json")), indirect=True)
 def test_predicted_errors_are_those_of_another_text(known):
     path, calibration = known
     attention, off = calibration.attention, []
