@@ -40,8 +40,11 @@ def other_text(path: Path, known: Calibration) -> list[list[Window]]:
         return [found.layer(layer)[0].windows for layer in range(known.attention.n_layers)]
 
 
+LANGUAGE_MODELS = sorted(path.name.removesuffix(".golden.json") for path in SHIPPED.glob("*.golden.json"))
+
+
 @pytest.mark.unsanitized
-@pytest.mark.parametrize("known", sorted(path.name.split(".")[0] for path in SHIPPED.glob("*.golden.json")), indirect=True)
+@pytest.mark.parametrize("known", LANGUAGE_MODELS, indirect=True)
 def test_predicted_errors_are_those_of_another_text(known):
     path, calibration = known
     attention, off = calibration.attention, []
