@@ -165,6 +165,33 @@ Engine::Progress checked_progress(const nb::object& callback) {
     };
 }
 
+/// One source, and what keeps its numbers; ids are a copy, as append()'s.
+struct SourceArray {
+    std::vector<int32_t> ids;
+    Array<const float> values;
+    SourceInput input;
+};
+
+SourceArray read_source(const nb::handle& from, const ModelConfig& c, bool encoded) {
+    SourceArray source;
+    const bool tokens = c.n_inputs == 0 && !encoded;
+    if (Tokens ids; tokens && nb::try_cast(from, ids, false) && ids.ndim() == 1) {
+        source.ids.assign(ids.data(), ids.data() + ids.size());
+        source.input.ids = source.ids;
+        source.input.rows = int64_t(ids.size());
+        return source;
+    }
+    const size_t width = encoded || c.n_inputs == 0 ? c.d_model : c.n_inputs;
+    if (!nb::try_cast(from, source.values, false) || source.values.ndim() != 2 ||
+        source.values.shape(1) != width)
+        fail(ErrorCode::argument, "a source must be a float32 array [rows, ", width, "]",
+             tokens ? " of embeddings, or int32 ids [n]" : "", ", without gaps");
+    source.input.values = source.values.data();
+    source.input.rows = int64_t(source.values.shape(0));
+    source.input.encoded = encoded;
+    return source;
+}
+
 class PyEngine {
     /// Runs f with the engine to itself and without the GIL.
     template <class F>
@@ -213,37 +240,16 @@ class PyEngine {
     }
 
     nb::object encode(const nb::sequence& items, bool states, bool encoded, const nb::object& on_progress) {
-        const ModelConfig& c = engine_->config();
-        const size_t d = c.d_model;
-        std::vector<std::vector<int32_t>> ids;
-        std::vector<Array<const float>> values;
+        std::vector<SourceArray> arrays;
         std::vector<Engine::Source> sources;
         std::vector<size_t> lengths;
+        const size_t d = engine_->config().d_model;
         size_t rows = 0;
-        ids.reserve(nb::len(items));
         for (const nb::handle& item : items) {
-            Engine::Source source{nb::cast<int>(item[0]), {}};
-            if (Tokens tokens; nb::try_cast(item[1], tokens) && tokens.ndim() == 1) {
-                if (c.n_inputs > 0)
-                    fail(ErrorCode::argument, "this encoder reads ", c.n_inputs,
-                         " numbers a row, not token ids");
-                ids.emplace_back(tokens.data(), tokens.data() + tokens.size());
-                source.input.ids = ids.back();
-                source.input.rows = int64_t(tokens.size());
-            } else {
-                values.push_back(nb::cast<Array<const float>>(item[1]));
-                const auto& array = values.back();
-                const size_t width = c.n_inputs > 0 && !encoded ? size_t(c.n_inputs) : d;
-                if (array.ndim() != 2 || array.shape(1) != width)
-                    fail(ErrorCode::argument, "a source must be float32 [rows, ", width, "]",
-                         c.n_inputs > 0 ? "" : " embeddings, or int32 ids [n]");
-                source.input.values = array.data();
-                source.input.rows = int64_t(array.shape(0));
-                source.input.encoded = encoded;
-            }
-            lengths.push_back(size_t(engine_->source_rows(source.input)));
+            arrays.push_back(read_source(item[1], engine_->config(), encoded));
+            sources.push_back({nb::cast<int>(item[0]), arrays.back().input});
+            lengths.push_back(size_t(engine_->source_rows(sources.back().input)));
             rows += lengths.back();
-            sources.push_back(source);
         }
         std::vector<float> out(states ? rows * d : 0);
         locked(

@@ -37,8 +37,7 @@ struct AttnWeights {
     Tensor q, k, v, o;                      // [out, in], any native type
     Tensor q_bias, k_bias, v_bias, o_bias;  // f32 or none
     Tensor q_norm, k_norm;                  // f32, with AttnConfig::qk_norm_eps
-    Tensor relative_bias;  // f32 [n_heads, n_ctx], of scores: the last column is for a query's own token; or
-                           // none
+    Tensor relative_bias;  // f32 [n_heads, n_ctx] or none: the last column is for a query's own token
 
     // Made by prepare(); f32 unless the file holds them. Of vectors none is ones.
     Tensor w_kv;                // modes k, k+r: [v width, k width], V = linear(k row, .) * v_scale + residual

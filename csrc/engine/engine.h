@@ -77,13 +77,13 @@ class Engine {
     /// Encodes sources for sequences that have none yet. states: null, or the encoder's outputs, one after
     /// another. An exception leaves the sequences without.
     void encode(std::span<const Source> sources, float* states, const Progress& progress);
-    /// Rows of output that the encoder makes of an input. Throws Error{argument}
-    /// when there is no encoder, or the input is too short or longer than n_source allows.
+    /// Rows of output that the encoder makes of an input. Throws Error{argument} when there is no encoder or
+    /// the input is too short, Error{context_overflow} when it is longer than n_source allows.
     int64_t source_rows(const SourceInput& input) const;
 
     /// Appends tokens in steps (Decoder::longest_step) and writes logits rows to `out`: for the last token
-    /// of each item, or for every token (all_logits); or states
-    /// (Output). An exception leaves the sequences as they were.
+    /// of each item, or for every token (all_logits); or states (Output). An exception leaves the sequences
+    /// as they were.
     void append(std::span<const Item> items, bool all_logits, Output output, float* out,
                 const Progress& progress);
 

@@ -81,12 +81,12 @@ void Engine::encode(std::span<const Source> sources, float* states, const Progre
         }
         try {
             encode_some(sources.subspan(first, end - first), states);
+            if (progress) progress(int64_t(end), total);
         } catch (...) {
             for (const Source& source : sources) forget_source(source.sequence);
             throw;
         }
         if (states) states += rows * config().d_model;
-        if (progress) progress(int64_t(end), total);
     }
 }
 

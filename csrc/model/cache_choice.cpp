@@ -102,9 +102,12 @@ void set_sparse_threshold(const CacheMode& mode, float threshold, AttnConfig& c)
     c.sparse_threshold = threshold;
 }
 
-/// An encoder's output itself, where reading it in every layer moves no more bytes than K and V would: it is
-/// kept once for all layers. Else kv.
-CrossChoice choose_cross(const ModelConfig& model, const CacheOptions& o) {
+/// Whether a row of a layer's input, or of an encoder's output, is no wider than K and V together.
+bool row_is_narrow(const AttnConfig& c) { return c.d_model <= 2 * c.kv_width(); }
+
+/// What the file says, else an encoder's output itself, where reading it in every layer moves no more bytes
+/// than K and V would: it is kept once for all layers. Else kv.
+CrossChoice choose_cross(const GgufFile& file, const ModelConfig& model, const CacheOptions& o) {
     if (model.architecture->source == Source::none) {
         if (o.cross != kAuto)
             fail(ErrorCode::argument, "cross-attention cache mode '", o.cross,
@@ -114,9 +117,19 @@ CrossChoice choose_cross(const ModelConfig& model, const CacheOptions& o) {
     AttnConfig c = attention_config(model, 0);
     c.rope = false;
     c.n_rot = 0;
-    c.type_k = c.type_v = cache_type(o.cross_type);
-    const std::string usual = c.d_model <= 2 * c.kv_width() ? "e" : "kv";
-    return {&require_cross_mode(o.cross == kAuto ? usual : o.cross, c), c};
+    const std::string stored = file.string("slimrt.cache.cross", row_is_narrow(c) ? "e" : "kv");
+    const bool as_stored = o.cross == kAuto || o.cross == stored;
+    c.type_k = c.type_v =
+        choose_type(o.cross_type, as_stored ? file.string("slimrt.cache.cross_type", "") : "");
+    return {&require_cross_mode(as_stored ? stored : o.cross, c), c};
+}
+
+/// Of a file that says none: kv; beside an encoder x, where it is exact and no wider than K and V.
+const char* usual_mode(const ModelConfig& model, const CacheOptions& o) {
+    const AttnConfig c = attention_config(model, 0);
+    const bool x = model.architecture->source != Source::none && o.sparse_threshold == 0 &&
+                   row_is_narrow(c) && find_cache_mode("x").refusal(c).empty();
+    return x ? "x" : "kv";
 }
 
 std::vector<LayerChoice> choose_layers(const GgufFile& file, const ModelConfig& model, const CacheOptions& o,
@@ -127,7 +140,7 @@ std::vector<LayerChoice> choose_layers(const GgufFile& file, const ModelConfig& 
     require_length("cache_type_v", o.type_v, n);
     require_length("residual_type", o.residual_type, n);
     require_length("rank", o.rank, n);
-    const Names modes = stored_names(file, "slimrt.cache.modes", n, "kv");
+    const Names modes = stored_names(file, "slimrt.cache.modes", n, usual_mode(model, o));
     const Names types = stored_names(file, "slimrt.cache.types", n, "");
     const Names residual_types = stored_names(file, "slimrt.cache.residual_types", n, "");
 
@@ -176,7 +189,7 @@ CacheChoices choose_caches(const GgufFile& file, const ModelConfig& model, const
                            const ExtraTensors& extra) {
     if (o.n_seqs < 1 || o.n_batch < 1) fail(ErrorCode::argument, "n_seqs and n_batch must be at least 1");
     return {.layers = choose_layers(file, model, o, extra),
-            .cross = choose_cross(model, o),
+            .cross = choose_cross(file, model, o),
             .n_ctx = resolve_n_ctx(model, o.n_ctx),
             .n_source = resolve_n_source(model, o.n_source)};
 }

@@ -19,7 +19,8 @@ struct ByLayer {
     const T& of(int layer) const { return each.empty() ? all : each[layer]; }
 };
 
-/// "auto": what the file says of the layer, which holds for its own mode only; else mode kv and type f16.
+/// "auto": what the file says, which holds for its own mode only; else mode kv (beside an encoder x and e,
+/// where their rows are no wider) and type f16.
 struct CacheOptions {
     ByLayer<std::string> mode{"auto"};
     ByLayer<std::string> type_k{"auto"}, type_v{"auto"};  // of k, v and x: "f16" ...
@@ -29,7 +30,7 @@ struct CacheOptions {
     ByLayer<int> rank{-1};
     float sparse_threshold =
         0;  // softmax weight that decoding may leave unread, of each head (AttentionArgs)
-    std::string cross = "auto", cross_type = "f16";  // of an encoder's output: CrossMode, type of its rows
+    std::string cross = "auto", cross_type = "auto";  // of an encoder's output: CrossMode, type of its rows
     int64_t n_source = 0;  // most rows of an encoder's output, of each sequence; 0: the model's own
     int64_t n_ctx = 0;     // 0: the smaller of the model's training context and 4096
     int n_seqs = 1;        // sequences that may be full at once, and the most in one step

@@ -8,7 +8,7 @@ from typing import Any
 
 from slimrt import _core
 from slimrt.arguments import unknown, whole
-from slimrt.cache_types import AUTO, CACHE_TYPES, DEFAULT_TYPE, check_type
+from slimrt.cache_types import AUTO, CACHE_TYPES, check_type
 from slimrt.errors import CacheUnsupportedError, UnsupportedError
 from slimrt.source import ModelSource
 
@@ -51,39 +51,35 @@ class CrossConfig:
         """Whether anything is asked for."""
         return self != CrossConfig()
 
-    def resolved(self, source: ModelSource) -> CrossConfig:
-        """With what the file says filled in; the mode stays "auto" where the choice is the core's."""
-        stored_mode, stored_type = source.stored_cross or ("", "")
-        mode = stored_mode if self.mode == AUTO and stored_mode else self.mode
-        type = stored_type if self.type == AUTO and stored_mode == mode and stored_type else self.type
-        return CrossConfig(mode, DEFAULT_TYPE if type == AUTO else type, self.n_source)
-
     def arguments(self, source: ModelSource) -> dict[str, Any]:
         """What _core.plan and _core.Engine take.
 
         Raises:
             ValueError: something is asked for and the model has no encoder.
         """
-        if not source.has_encoder:
-            if self.given:
-                raise ValueError(
-                    f"cross, cross_type and n_source are for models with an encoder, and {source.path.name} has none: "
-                    "leave them out"
-                )
-            return {}
-        found = self.resolved(source)
-        return {"cross": found.mode, "cross_type": found.type, "n_source": found.n_source}
+        if source.has_encoder:
+            return {"cross": self.mode, "cross_type": self.type, "n_source": self.n_source}
+        if self.given:
+            raise ValueError(
+                f"cross, cross_type and n_source are for models with an encoder, and {source.path.name} has none: "
+                "leave them out"
+            )
+        return {}
+
+    def resolved(self, source: ModelSource) -> CrossConfig:
+        """As a model with an encoder will have it: what is left open is the core's choice. Errors as arguments()."""
+        found = _core.plan(str(source.gguf), **self.arguments(source))["cross"]
+        return CrossConfig(str(found["mode"]), str(found["type"]), self.n_source)
 
     def mode_for(self, source: ModelSource) -> str:
         """The mode that a model will have; "" without an encoder. Errors as arguments()."""
-        given = self.arguments(source)
-        return str(_core.plan(str(source.gguf), **given)["cross"]["mode"]) if given else ""
+        return self.resolved(source).mode if self.arguments(source) else ""
 
     def reason(self, source: ModelSource, mode: str) -> str:
         """Why a model has this mode, for people."""
         if self.mode != AUTO:
             return "as asked"
-        if source.stored_cross:
+        if source.says_cross:
             return "what the file was converted for"
         sizes = source.defaults
         d, kv, n = int(sizes["d_model"]), 2 * source.kv_width, int(sizes["n_layers"])

@@ -96,24 +96,15 @@ class ModelSource:
         """What the names of the tensors of a decoder's layers begin with, before the layer's number."""
         return "dec.blk." if self.has_encoder else "blk."
 
-    @cached_property
+    @property
     def usual_mode(self) -> str:
-        """The cache of self-attention where neither the user nor the file says one: kv; beside an encoder x, where it
-        is exact and its row, which serves as K and as V, is not wider than both together."""
-        if not self.has_encoder or int(self.defaults["d_model"]) > 2 * self.kv_width:
-            return "kv"
-        legal = {mode["mode"] for mode in _core.cache_modes(str(self.gguf)) if mode["legal"]}
-        return "x" if "x" in legal else "kv"
+        """The cache of self-attention that the core chooses where neither the user nor the file says one."""
+        return str(self.defaults["layers"][0]["mode"])
 
-    @cached_property
-    def stored_cross(self) -> tuple[str, str] | None:
-        """The mode and type ("": it says none) of cross-attention that the file was converted for, if it was."""
-        file = _core.GgufFile(str(self.gguf))
-        keys = [f"slimrt.cache.cross{suffix}" for suffix in ("", "_type")]
-        mode, type = (file.value(key) if key in file.keys() else "" for key in keys)
-        if not isinstance(mode, str) or not isinstance(type, str):
-            raise ModelFormatError(f"{self.gguf}: '{keys[0]}' and '{keys[1]}' must be names")
-        return (mode, type) if mode else None
+    @property
+    def says_cross(self) -> bool:
+        """Whether the file was converted for a mode of cross-attention."""
+        return "slimrt.cache.cross" in _core.GgufFile(str(self.gguf)).keys()
 
     @cached_property
     def stored_cache(self) -> list[dict[str, str]] | None:

@@ -6,6 +6,12 @@
 
 namespace slimrt {
 
+std::string narrow_k(const AttnConfig& c, const char* what) {
+    if (c.kv_width() >= c.d_model) return "";
+    return concat("K is ", c.kv_width(), " wide and the encoder's output ", c.d_model, ", so ", what,
+                  " cannot be computed from it");
+}
+
 Tensor cross_queries(Backend& backend, const CrossInput& in) {
     return project(backend, in.scratch, in.x, {{in.weights.q, in.weights.q_bias}})[0];
 }

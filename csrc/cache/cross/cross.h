@@ -11,6 +11,9 @@ const CrossMode* cross_k_mode();
 const CrossMode* cross_e_mode();
 const CrossMode* cross_e1_mode();
 
+/// Why modes that compute V from K refuse; empty where K is wide enough. `what`: cannot be computed from it.
+std::string narrow_k(const AttnConfig& config, const char* what);
+
 /// q of the step's tokens.
 Tensor cross_queries(Backend& backend, const CrossInput& in);
 

@@ -6,7 +6,6 @@
 // Types with scales take one for a whole row, so that its products are integer ones; channels are made alike
 // before, by the size that the encoder's last norm gives them.
 #include "cache/cross/cross.h"
-#include "core/error.h"
 
 namespace slimrt {
 namespace {
@@ -75,11 +74,7 @@ class CrossE : public CrossMode {
 class CrossE1 final : public CrossE {
   public:
     const char* name() const override { return "e1"; }
-    std::string refusal(const AttnConfig& c) const override {
-        if (c.kv_width() >= c.d_model) return "";
-        return concat("K is ", c.kv_width(), " wide and the encoder's output ", c.d_model,
-                      ", so K and V of other layers cannot be computed from the first one's K");
-    }
+    std::string refusal(const AttnConfig& c) const override { return narrow_k(c, "K and V of other layers"); }
     Format format(const AttnConfig& c) const override {
         return {whole_plane("k1", c.kv_width(), c.n_kv_heads, c.type_k)};
     }

@@ -1,6 +1,5 @@
 // Cross-attention mode k (slim attention's option 1): each layer's K alone, V = K W_KV as in mode k.
 #include "cache/cross/cross.h"
-#include "core/error.h"
 
 namespace slimrt {
 namespace {
@@ -8,11 +7,7 @@ namespace {
 class CrossK final : public CrossMode {
   public:
     const char* name() const override { return "k"; }
-    std::string refusal(const AttnConfig& c) const override {
-        if (c.kv_width() >= c.d_model) return "";
-        return concat("K is ", c.kv_width(), " wide and the encoder's output ", c.d_model,
-                      ", so V cannot be computed from K");
-    }
+    std::string refusal(const AttnConfig& c) const override { return narrow_k(c, "V"); }
     Format format(const AttnConfig& c) const override {
         return {whole_plane("k", c.kv_width(), c.n_kv_heads, c.type_k)};
     }

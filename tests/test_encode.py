@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the engine does with sources: what it takes and refuses, what is left after an exception, what it chooses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import slimrt
+from conftest import relative
+from seq2seq_models import source
+from slimrt import _core
+
+
+@pytest.fixture
+def gguf(seq2seq, convert):
+    return lambda name: str(convert(seq2seq(name)))
+
+
+def engine(path: str, **options) -> _core.Engine:
+    return _core.Engine(path, **({"n_ctx": 32, "n_seqs": 2} | options))
+
+
+def states(engine: _core.Engine, values: np.ndarray, **options) -> np.ndarray:
+    return engine.encode([(engine.new_sequence(), values)], states=True, **options)[0]
+
+
+def test_the_core_itself_chooses_x_and_e_and_what_the_file_says(gguf, tmp_path):
+    path, made = gguf("whisper"), tmp_path / "made.gguf"
+    info = engine(path).info()
+    assert ({layer["mode"] for layer in info["layers"]}, info["cross"]["mode"]) == ({"x"}, "e")
+    assert engine(path, cache="kv", sparse_threshold=0.01).info()["layers"][0]["mode"] == "kv"
+    assert engine(path, sparse_threshold=0.01).info()["layers"][0]["mode"] == "kv"
+    slimrt.convert(path, made, cache="kv", cross="kv", cross_type="q8", progress=False)
+    info = engine(str(made)).info()
+    assert (info["layers"][0]["mode"], info["cross"]["mode"], info["cross"]["type"]) == ("kv", "kv", "q8")
+    # what a file says of one mode says nothing of another
+    assert engine(str(made), cross="e").info()["cross"]["type"] == "f16"
+
+
+def test_encoded_states_serve_again(gguf):
+    """Sources that were encoded before, and embeddings in the place of ids."""
+    for name in ("whisper", "t5"):
+        one = engine(gguf(name), cross_type="f32")
+        first = one.new_sequence()
+        (made,) = one.encode([(first, source(name))], states=True)
+        second = one.new_sequence()
+        one.encode([(second, made)], encoded=True)
+        prompt = np.array([3, 4, 5], np.int32)
+        assert np.array_equal(one.append([(first, prompt)]), one.append([(second, prompt)]))
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "options"),
+    [
+        ("t5", np.ones(4, np.float32), {}),
+        ("t5", np.ones((4, 3), np.float32), {}),
+        ("t5", np.ones(4, np.int64), {}),
+        ("t5", np.ones(4, np.int32), {"encoded": True}),
+        ("whisper", np.ones(4, np.int32), {}),
+        ("whisper", np.ones(1600, np.float32), {}),
+        ("whisper", np.ones((80, 100), np.float64), {}),
+        ("moonshine", np.ones(16000, np.float32), {}),
+    ],
+)
+def test_sources_of_another_kind_are_refused_and_never_rounded(name, values, options, gguf):
+    with pytest.raises(ValueError, match="a source must be a float32 array"):
+        states(engine(gguf(name)), values, **options)
+
+
+def test_an_exception_leaves_no_source(gguf):
+    one = engine(gguf("t5"), n_source=16)
+    sequences = [one.new_sequence(), one.new_sequence()]
+    ids = np.arange(12, dtype=np.int32)
+
+    def stop(done: int, total: int) -> None:
+        if done >= 1:
+            raise RuntimeError("enough")
+
+    items = [(sequence, ids) for sequence in sequences]  # one after another: together they are longer than n_source
+    with pytest.raises(RuntimeError, match="enough"):
+        one.encode(items, on_progress=stop)
+    for sequence in sequences:
+        with pytest.raises(ValueError, match="has no source"):
+            one.append([(sequence, ids[:2])])
+    one.encode(items)
+    assert one.append([(sequence, ids[:2]) for sequence in sequences]).shape[0] == 2
+    with pytest.raises(ValueError, match="has a source or tokens already"):
+        one.encode(items[:1])
+
+
+@pytest.mark.parametrize("cross", ["kv", "e"])
+@pytest.mark.parametrize("name", ["whisper", "umt5"])
+def test_alignment_is_the_same_in_every_mode(name, cross, gguf):
+    """Weights are positive and one in all; the sequence stays as it was."""
+    one = engine(gguf(name), cross=cross, cross_type="f32", cache="kv", cache_type_k="f32", cache_type_v="f32")
+    other = engine(gguf(name), cross="kv", cross_type="f32", cache="kv", cache_type_k="f32", cache_type_v="f32")
+    prompt, heads, found = np.array([3, 4, 5, 6], np.int32), [(1, 0), (0, 1)], []
+    for each in (one, other):
+        sequence = each.new_sequence()
+        each.encode([(sequence, source(name))])
+        found.append(each.alignment(sequence, prompt, heads))
+        assert each.length(sequence) == 0
+    assert found[0].shape[:2] == (2, 4) and (found[0] > 0).all()
+    np.testing.assert_allclose(found[0].sum(-1), 1, rtol=1e-5)
+    assert relative(found[0], found[1]) < 1e-5
+    with pytest.raises(ValueError, match="layer 0 has no head 99"):
+        one.alignment(0, prompt, [(0, 99)])
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("name", ["whisper", "umt5", "moonshine"])
+def test_alignment_is_hugging_face_s(name, gguf, seq2seq):
+    import torch
+    import transformers
+
+    values, prompt, heads = source(name), np.array([3, 4, 5, 6], np.int32), [(1, 0), (0, 1)]
+    theirs, given = {
+        "whisper": (
+            transformers.WhisperForConditionalGeneration,
+            lambda: {"input_features": torch.tensor(values.T[None])},
+        ),
+        "moonshine": (
+            transformers.MoonshineForConditionalGeneration,
+            lambda: {"input_values": torch.tensor(values[None, :, 0])},
+        ),
+        "umt5": (transformers.UMT5ForConditionalGeneration, lambda: {"input_ids": torch.tensor(values[None]).long()}),
+    }[name]
+    model = theirs.from_pretrained(seq2seq(name), attn_implementation="eager").eval()
+    with torch.no_grad():
+        out = model(**given(), decoder_input_ids=torch.tensor(prompt[None]).long(), output_attentions=True)
+    one = engine(gguf(name), cross="e", cross_type="f32")
+    sequence = one.new_sequence()
+    one.encode([(sequence, values)])
+    found = one.alignment(sequence, prompt, heads)
+    for weights, (layer, head) in zip(found, heads, strict=True):
+        assert np.abs(weights - out.cross_attentions[layer][0, head].numpy()).max() < 1e-5
