@@ -15,7 +15,7 @@ import pytest
 import slimrt
 from conftest import relative
 from reference_seq2seq import Seq2Seq
-from seq2seq_models import MODELS, N_DECODE, N_PROMPT, source, tokens
+from seq2seq_models import MODELS, N_DECODE, N_PROMPT, committed, decode, source, tokens
 from slimrt import _core
 from slimrt.cross import cross_modes
 from slimrt.errors import CacheUnsupportedError, UnsupportedError
@@ -41,13 +41,6 @@ def gguf(seq2seq, convert):
     return lambda name: convert(seq2seq(name))
 
 
-def steps(engine, sequence: int, ids: np.ndarray) -> np.ndarray:
-    """Logits of a prompt, then of one token at a time."""
-    rows = [engine.append([(sequence, ids[:N_PROMPT])], all_logits=True)]
-    rows += [engine.append([(sequence, ids[at : at + 1])]) for at in range(N_PROMPT, len(ids))]
-    return np.concatenate(rows)
-
-
 def opened(path, mode: str = "auto", cross: str = "auto", type_name: str = "f32", **options) -> slimrt.Model:
     types = {"cache_type": type_name, "cross_type": type_name}
     return slimrt.Model(path, **({"n_ctx": 32, "progress": False} | types | options), cache=mode, cross=cross)
@@ -57,7 +50,7 @@ def logits(path, name: str, mode: str, cross: str, type_name: str = "f32") -> np
     with opened(path, mode, cross, type_name) as model, model._runtime.use() as engine:
         sequence = engine.new_sequence()
         engine.encode([(sequence, source(name))])
-        return steps(engine, sequence, tokens(name))
+        return decode(engine, sequence, tokens(name))
 
 
 def legal(path) -> tuple[list[str], list[str]]:
@@ -122,7 +115,7 @@ def test_e_is_the_model_with_a_rounded_encoder_output(type_name, name, gguf):
     with opened(path, "kv", "e", cross_type=type_name) as model, model._runtime.use() as engine:
         sequence = engine.new_sequence()
         (states,) = engine.encode([(sequence, source(name))], states=True)
-        got = steps(engine, sequence, tokens(name))
+        got = decode(engine, sequence, tokens(name))
     rounded = Plane(states.shape[1], 1, type_name).round(states).astype(np.float64)
     assert relative(got, Seq2Seq(path).logits(tokens(name), rounded)) < EXACT
 
@@ -157,7 +150,7 @@ def test_a_batch_is_as_one_by_one(name, mode, cross, gguf):
         for text in several:
             sequence = engine.new_sequence()
             engine.encode([(sequence, text)])
-            alone.append(steps(engine, sequence, ids))
+            alone.append(decode(engine, sequence, ids))
             engine.free_sequence(sequence)
         held = [engine.new_sequence() for _ in several]
         engine.encode(list(zip(held, several, strict=True)))
@@ -177,9 +170,9 @@ def test_forks_share_the_source_and_truncating_keeps_it(name, mode, cross, gguf)
     with opened(gguf(name), mode, cross, n_seqs=2) as model, model._runtime.use() as engine:
         first = engine.new_sequence()
         engine.encode([(first, source(name))])
-        wanted = steps(engine, first, ids)
+        wanted = decode(engine, first, ids)
         engine.truncate(first, 0)
-        assert relative(steps(engine, first, ids), wanted) == 0
+        assert relative(decode(engine, first, ids), wanted) == 0
         engine.truncate(first, N_PROMPT)
         beams = [engine.fork(first) for _ in range(8)]
         engine.free_sequence(first)
@@ -298,5 +291,4 @@ def greedy(path, mode: str, cross: str, name: str) -> list[int]:
 @each
 def test_the_default_says_the_same_words(name, gguf):
     path = gguf(name)
-    with np.load(f"{__file__.rsplit('/', 1)[0]}/golden_seq2seq/{name}/golden.npz") as golden:
-        assert greedy(path, "auto", "auto", name) == golden["greedy"].tolist()
+    assert greedy(path, "auto", "auto", name) == committed(name)["greedy"].tolist()
