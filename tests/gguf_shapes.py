@@ -68,6 +68,27 @@ class Shape:
         return out | {f"blk.{i}.{name}": shape for i in range(self.n_layers) for name, shape in layer.items()}
 
 
+def finish(writer: gguf.GGUFWriter, path: Path) -> Path:
+    """Writes everything that was added."""
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def finish_sparse(writer: gguf.GGUFWriter, path: Path) -> Path:
+    """Writes what was said of the tensors (add_tensor_info); their data is a hole of its full size, all zero."""
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    sizes = [info.nbytes for part in writer.tensors for info in part.values()]
+    writer.close()
+    with path.open("r+b") as file:
+        file.truncate(sum(-(-size // 32) * 32 for size in (path.stat().st_size, *sizes)))
+    return path
+
+
 def header(path: Path, shape: Shape, changes: dict[str, object] | None = None) -> gguf.GGUFWriter:
     """A writer with the metadata; changes: key -> another value (None: left out); "slimrt." keys as they are."""
     writer = gguf.GGUFWriter(path, shape.arch)
@@ -105,15 +126,7 @@ def write_sparse(path: Path, shape: Shape) -> Path:
         dtype = TYPE["f32" if len(dims) == 1 else shape.dtype]
         n_bytes = int(np.prod(dims)) * gguf.GGML_QUANT_SIZES[dtype][1]
         writer.add_tensor_info(name, dims, np.dtype(np.float32 if dtype == TYPE["f32"] else np.float16), n_bytes)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    infos = [info for part in writer.tensors for info in part.values()]
-    writer.close()
-    data = -(-path.stat().st_size // 32) * 32 + sum(-(-info.nbytes // 32) * 32 for info in infos)
-    with path.open("r+b") as file:
-        file.truncate(data)
-    return path
+    return finish_sparse(writer, path)
 
 
 def write_random(
@@ -134,8 +147,4 @@ def write_random(
     for name, data in (tensors | (edit or {})).items():
         if data is not None:
             writer.add_tensor(name, data)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    return finish(writer, path)

@@ -11,6 +11,7 @@ import gguf
 import numpy as np
 
 import slimrt
+from gguf_shapes import finish
 from slimrt.runtime import Runtime
 from slimrt.source import ModelSource
 from slimrt.tokenizer import Tokenizer
@@ -104,11 +105,7 @@ def write_gguf(path: Path, architecture: str, fields: dict, tensors: dict | None
             kinds[type(value)](key, value)
     for name, tensor in (tensors or {}).items():
         writer.add_tensor(name, tensor)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    return finish(writer, path)
 
 
 def scripted_model(path: Path, engine: ScriptedEngine) -> slimrt.Model:

@@ -165,6 +165,19 @@ def patches() -> np.ndarray:
     return np.random.RandomState(9).standard_normal((33, 8)).astype(np.float32)
 
 
+def committed(name: str) -> dict[str, np.ndarray]:
+    """What golden() computed (golden_bolt() of "chronos_bolt"), from the file."""
+    with np.load(GOLDEN / name / "golden.npz") as data:
+        return dict(data)
+
+
+def decode(engine: Any, sequence: int, ids: np.ndarray) -> np.ndarray:
+    """Logits [len(ids), n_vocab] of a prompt, then of one token at a time over stored rows."""
+    rows = [engine.append([(sequence, ids[:N_PROMPT])], all_logits=True)]
+    rows += [engine.append([(sequence, ids[at : at + 1])]) for at in range(N_PROMPT, len(ids))]
+    return np.concatenate(rows)
+
+
 # ---------------------------------------------------------------- with torch and transformers
 def describe(name: str) -> None:
     """Writes config.json and tensors.json as transformers saves the model."""

@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+import soundfile
 
 from conftest import GOLDEN, third_party
 from slimrt.errors import AudioError, UnsupportedError
@@ -39,8 +40,6 @@ def test_arrays_of_every_kind():
 
 
 def test_a_file_at_8_khz_in_stereo(tmp_path):
-    soundfile = pytest.importorskip("soundfile")
-    pytest.importorskip("soxr")
     left = tone(1.0, 8000)
     soundfile.write(tmp_path / "stereo.wav", np.stack((left, left * 0.5), axis=1), 8000)
     samples = load_audio(tmp_path / "stereo.wav")
@@ -50,13 +49,11 @@ def test_a_file_at_8_khz_in_stereo(tmp_path):
 
 @pytest.mark.parametrize("name", ["a.flac", "a.ogg", "a.wav"])
 def test_formats(tmp_path, name):
-    soundfile = pytest.importorskip("soundfile")
     soundfile.write(tmp_path / name, tone(0.5), SAMPLE_RATE)
     np.testing.assert_allclose(load_audio(str(tmp_path / name))[800:-800], tone(0.5)[800:-800], atol=0.05)
 
 
 def test_files_that_cannot_be_used(tmp_path):
-    soundfile = pytest.importorskip("soundfile")
     path = tmp_path / "a.wav"
     with pytest.raises(FileNotFoundError, match="a.wav: no such file"):
         load_audio(path)
@@ -80,7 +77,6 @@ def test_files_that_cannot_be_used(tmp_path):
 
 @pytest.mark.parametrize("name", ["a.wav", "a.flac"])
 def test_a_file_that_is_cut_off(tmp_path, name):
-    soundfile = pytest.importorskip("soundfile")
     path = tmp_path / name
     soundfile.write(path, tone(2.0), SAMPLE_RATE)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
@@ -165,7 +161,6 @@ def test_the_quietest_place():
 
 
 def test_real_speech_is_not_skipped():
-    pytest.importorskip("soundfile")
     samples = load_audio(third_party("audio/jfk.wav"))
     spans = speech_spans(samples)
     assert len(samples) == 11 * SAMPLE_RATE and sum(end - start for start, end in spans) > 0.9 * len(samples)

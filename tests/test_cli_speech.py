@@ -9,6 +9,7 @@ import json
 
 import numpy as np
 import pytest
+import soundfile
 
 from scripted import at, said, scripted_model, whisper_file
 from slimrt.cli import main
@@ -49,7 +50,6 @@ def whisper(opened, tmp_path):
 
 @pytest.fixture
 def wavs(tmp_path):
-    soundfile = pytest.importorskip("soundfile")
     paths = [tmp_path / "one.wav", tmp_path / "two.wav"]
     for i, path in enumerate(paths):
         soundfile.write(path, sound((2.0 + i, 0.3)), 16000)

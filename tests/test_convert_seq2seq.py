@@ -19,7 +19,7 @@ import seq2seq_models
 import slimrt
 from conftest import relative, third_party
 from reference_seq2seq import Seq2Seq
-from seq2seq_models import BOLT, GOLDEN, MODELS
+from seq2seq_models import BOLT, MODELS, committed
 from slimrt.errors import ModelFormatError, UnsupportedError
 from slimrt.tools.gguf_file import ModelData, Tensor, read_gguf, uint32
 from slimrt.tools.hf import read_hf
@@ -38,11 +38,6 @@ oracle = pytest.mark.skipif(
 )
 
 
-def golden(name: str) -> dict[str, np.ndarray]:
-    with np.load(GOLDEN / name / "golden.npz") as data:
-        return dict(data)
-
-
 def shapes(model: ModelData) -> dict[str, tuple[int, ...]]:
     return {name: tensor.shape for name, tensor in model.tensors.items()}
 
@@ -50,14 +45,14 @@ def shapes(model: ModelData) -> dict[str, tuple[int, ...]]:
 # ---------------------------------------------------------------- what the file says
 @each
 def test_the_file_alone_computes_what_hugging_face_does(name, seq2seq, convert):
-    model, wanted = Seq2Seq(convert(seq2seq(name))), golden(name)
+    model, wanted = Seq2Seq(convert(seq2seq(name))), committed(name)
     states = model.encode(seq2seq_models.source(name))
     assert relative(states, wanted["states"]) < REFERENCE
     assert relative(model.logits(seq2seq_models.tokens(name), states), wanted["logits"]) < REFERENCE
 
 
 def test_chronos_bolt_alone(convert):
-    model, wanted = Seq2Seq(convert(third_party(BOLT))), golden("chronos_bolt")
+    model, wanted = Seq2Seq(convert(third_party(BOLT))), committed("chronos_bolt")
     states = model.encode(seq2seq_models.patches())
     assert relative(states, wanted["states"]) < REFERENCE
     assert relative(model.decode(np.array([0]), states), wanted["decoded"]) < REFERENCE
@@ -276,7 +271,7 @@ def test_what_reads_text_is_for_decoders_alone(seq2seq, tmp_path, convert):
 @pytest.mark.oracle
 @each
 def test_goldens_recomputed(name, seq2seq):
-    fresh, kept = seq2seq_models.golden(name, seq2seq(name)), golden(name)
+    fresh, kept = seq2seq_models.golden(name, seq2seq(name)), committed(name)
     assert fresh.keys() == kept.keys()
     for key in ("states", "logits"):
         assert relative(fresh[key], kept[key]) < REFERENCE
@@ -287,5 +282,5 @@ def test_goldens_recomputed(name, seq2seq):
 @oracle
 @pytest.mark.oracle
 def test_golden_of_bolt_recomputed():
-    fresh, kept = seq2seq_models.golden_bolt(third_party(BOLT)), golden("chronos_bolt")
+    fresh, kept = seq2seq_models.golden_bolt(third_party(BOLT)), committed("chronos_bolt")
     assert all(relative(fresh[key], kept[key]) < REFERENCE for key in kept)

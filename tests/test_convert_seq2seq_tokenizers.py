@@ -206,15 +206,18 @@ def test_bad_sentencepiece_files(case, tmp_path):
 
 
 def test_damaged_sentencepiece_files(tmp_path):
-    """Any byte of a good file changed, or the file cut: it is read, or refused by name."""
-    whole, draw = third_party(SPM).read_bytes(), random.Random(1)
-    whole = whole[-4000:]  # of the charsmap the end, and what follows
-    path = tmp_path / "spiece.model"
-    for _ in range(300):
+    """A byte of a good file changed or left out: it is read, or refused by name."""
+    whole, draw = message(*PIECES * 8, (3, message((3, 0), (4, 0), (2, b"")))), random.Random(1)
+    path, refused = tmp_path / "spiece.model", 0
+    for _ in range(600):
         at = draw.randrange(len(whole))
         path.write_bytes(whole[:at] + bytes([draw.randrange(256)]) * draw.randrange(2) + whole[at + 1 :])
-        with pytest.raises((ModelFormatError, UnsupportedError), match="spiece.model"):
-            read_sentencepiece(path)
+        try:
+            assert read_sentencepiece(path).pieces
+        except (ModelFormatError, UnsupportedError) as error:
+            assert "spiece.model" in str(error)
+            refused += 1
+    assert 100 < refused < 500
 
 
 def test_vocabularies_that_do_not_fit(tmp_path):

@@ -8,6 +8,7 @@ import json
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from conftest import third_party
 from scripted import ScriptedEngine, scripted_model, write_gguf
@@ -165,9 +166,8 @@ BOLT_NAMES = {"input_patch_embedding": "input", "output_patch_embedding": "outpu
 
 def bolt_file(folder, target):
     """A GGUF file with what the front end reads of a Chronos-Bolt model."""
-    safetensors = pytest.importorskip("safetensors.numpy")
     config = json.loads((folder / "config.json").read_text())["chronos_config"]
-    state = safetensors.load_file(folder / "model.safetensors")
+    state = load_file(folder / "model.safetensors")
     tensors = {"token_embd.weight": state["shared.weight"]}
     for name, tensor in state.items():
         parts = name.split(".")

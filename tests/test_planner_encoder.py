@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 import slimrt
+from gguf_shapes import finish
 from slimrt import _core
 from slimrt.cache import CacheChoice
 from slimrt.source import ModelSource
 from whisper_shapes import N_CTX, SIZES, write_whisper
 
-pytestmark = pytest.mark.unsanitized  # gigabytes of caches are allocated
+gigabytes = pytest.mark.unsanitized  # are allocated
 
 # Graef and Wasielewski, "Slim attention", table of Whisper (cache-math.md, section 6): millions of elements of the
 # baseline and of option 2 without E; how much smaller with E; how many fewer reads at batch 64 with E on chip.
@@ -65,6 +66,7 @@ def test_the_papers_table(size, whisper):
         assert READ_AGAIN[0] <= round(first.read / row.read, 2) <= READ_AGAIN[1]
 
 
+@gigabytes
 @pytest.mark.parametrize("size", ["tiny", "base", "small", "medium", "large-v3"])
 @pytest.mark.parametrize(("mode", "cross"), [("kv", "kv"), ("x", "e")])
 def test_measured_cache_bytes_are_the_planners(mode, cross, size, whisper):
@@ -164,19 +166,17 @@ def wide_t5(tmp_path_factory):
             writer.add_tensor(f"{prefix}ffn_norm.weight", np.ones(D, np.float32))
             writer.add_tensor(f"{prefix}ffn_up.weight", matrix(64, D))
             writer.add_tensor(f"{prefix}ffn_down.weight", matrix(D, 64))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    return finish(writer, path)
 
 
+@gigabytes
 def test_x_is_a_thirty_second_of_kv_where_attention_is_sixteen_times_as_wide(wide_t5):
     rows = options(wide_t5, n_ctx=T5_CTX)
     assert rows["baseline"].self_bytes == 32 * rows["option 2, x"].self_bytes
     assert rows["baseline"].cross_bytes == 32 * T5_LAYERS * rows["option 2, x"].cross_bytes
 
 
+@gigabytes
 def test_and_says_the_same_words(wide_t5):
     """Greedily, in float32, from a source of 40 tokens."""
     said, held = {}, {}

@@ -145,6 +145,7 @@ def test_one_that_needs_more_than_there_is_runs_alone():
     engine = ScriptedEngine(toy(2))
     found = run(engine, [(1, greedy(engine, 1)), (9, beams(engine, 2, 2)), (1, greedy(engine, 3))], 2)
     assert isinstance(found[0], Hypothesis) and isinstance(found[1], list) and isinstance(found[2], Hypothesis)
+    assert engine.encodes == [1, 1, 1] and engine.most == 3  # its beams and the sequence they are forks of
 
 
 def test_an_error_frees_every_sequence():

@@ -18,7 +18,9 @@ from slimrt import _core
 TESTS = Path(__file__).parent
 SHIPPED = TESTS.parent / "models"
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-CLIPS = sorted((TESTS / "digits").glob("*.wav"))  # voices that training never heard, named after what they say
+# tests/digits: voices that training never heard, named after what they say.
+CLIPS = ("five-one-five", "four-two-eight-four", "two-zero", "zero-four", "zero-seven")
+MISHEARD = {"zero-seven": "three zero seven"}  # models/README.md: of held-back clips 6 % are
 MODES = {
     "kv f32": {"cache": "kv", "cache_type_k": "f32", "cache_type_v": "f32", "cross": "kv", "cross_type": "f32"},
     "e f16": {"cache": "kv", "cross": "e", "cross_type": "f16"},
@@ -38,21 +40,31 @@ def texts(model: slimrt.Model, paths: list[Path]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def by_mode():
-    """What both modes hear in all the clips, a text each."""
+    """What both modes hear in all the clips and in the sound that ships, by name."""
+    paths = [SHIPPED / "digits.wav", *(TESTS / "digits" / f"{name}.wav" for name in CLIPS)]
     found = {}
     for mode in MODES:
         with opened("tale-whisper", mode, n_seqs=4) as model:
-            found[mode] = texts(model, [SHIPPED / "digits.wav", *CLIPS])
+            found[mode] = dict(zip(("digits", *CLIPS), texts(model, paths), strict=True))
     return found
 
 
+def known(name: str):
+    """A clip, expected to fail where the model is known to mishear it."""
+    if name not in MISHEARD:
+        return name
+    return pytest.param(name, marks=pytest.mark.xfail(strict=True, reason=f"heard as {MISHEARD[name]!r}"))
+
+
 @pytest.mark.parametrize("mode", MODES)
-def test_digits_are_written_down(mode, by_mode):
-    """The sound that ships is longer than a window. Of the clips, one may be misheard (models/README.md: 6 % are)."""
-    first, *others = by_mode[mode]
-    assert first == "three one four one five"
-    right = [text == path.stem.replace("-", " ") for text, path in zip(others, CLIPS, strict=True)]
-    assert len(right) >= 5 and sum(right) >= len(right) - 1, others
+@pytest.mark.parametrize("name", [known(name) for name in CLIPS])
+def test_digits_are_written_down(mode, name, by_mode):
+    assert by_mode[mode][name] == name.replace("-", " ")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_sound_longer_than_a_window(mode, by_mode):
+    assert by_mode[mode]["digits"] == "three one four one five"
 
 
 def test_e_in_f16_hears_what_kv_in_f32_hears(by_mode):
@@ -87,7 +99,7 @@ def test_people_are_understood_alike_in_both_modes():
     assert found["kv f32"] == found["e f16"]
     right = sum(text == WORDS[int(path.stem[0])] for text, path in zip(found["e f16"], paths, strict=True))
     print(f"fsdd: {right} of {len(paths)}")
-    assert right >= len(paths) / 2
+    assert right >= 0.6 * len(paths)  # models/README.md: 61 %
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -96,8 +108,8 @@ def test_words_are_reversed(mode):
     words = ["".join(rng.choices(string.ascii_lowercase, k=rng.randint(2, 12))) for _ in range(30)] + ["lantern"]
     with opened("tale-t5", mode, n_seqs=8) as model:
         got = [one.text for one in model.text2text(words)]
-    assert sum(one == word[::-1] for one, word in zip(got, words, strict=True)) >= 0.9 * len(words)
-    assert got[-1] == "nretnal"
+    wrong = {word for one, word in zip(got, words, strict=True) if one != word[::-1]}
+    assert wrong <= {"lpijijphjuao"}  # models/README.md: 1 % of words of 12 letters are
 
 
 @pytest.mark.parametrize("name", ["tale-whisper", "tale-t5"])

@@ -8,7 +8,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from gguf_shapes import Shape, header
+from gguf_shapes import Shape, finish, header
 
 CONTROL = ["<unk>", "<s>", "</s>", "<|user|>", "<|assistant|>", "<|system|>"]
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
@@ -59,8 +59,4 @@ def write_tiny(
             writer.add_tensor(name, gguf.quants.dequantize(rows, kind))
         else:
             writer.add_tensor(name, rows, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    return finish(writer, path)

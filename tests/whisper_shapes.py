@@ -9,6 +9,8 @@ from pathlib import Path
 import gguf
 import numpy as np
 
+from gguf_shapes import finish_sparse
+
 N_CTX, N_SOURCE = 448, 1500
 
 
@@ -78,16 +80,8 @@ def write_whisper(path: Path, shape: Whisper) -> Path:
         writer.add_uint32(f"whisper.{key}", value)
     writer.add_float32("whisper.attention.layer_norm_epsilon", 1e-5)
     writer.add_string("slimrt.activation", "gelu_erf")
-    size = 0
     for name, dims in shape.tensors().items():
         whole = len(dims) == 1 or name in F32_TENSORS
         n_bytes = int(np.prod(dims)) * (4 if whole else 2)
         writer.add_tensor_info(name, dims, np.dtype(np.float32 if whole else np.float16), n_bytes)
-        size += -(-n_bytes // 32) * 32
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    writer.close()
-    with path.open("r+b") as file:
-        file.truncate(-(-path.stat().st_size // 32) * 32 + size)
-    return path
+    return finish_sparse(writer, path)
