@@ -91,10 +91,10 @@ def measure(path: Path, args: argparse.Namespace) -> tuple[CacheComparison, dict
     comparison = slimrt.compare_caches(
         source, args.text, choices, window=window, max_tokens=args.tokens, calibration=args.calibration
     )
-    todo = [tasks.some(one, args.prompts) for one in tasks.tasks_for(source, args.tasks)]
+    asked = [tasks.some(one, args.prompts) for one in tasks.tasks_for(source, args.tasks)]
     found: dict[str, dict[str, Any]] = {}
     for row, cache in zip(comparison.rows, in_order(source, ["kv:f32", *choices]), strict=True):
-        found[row.cache] = answered(source, cache, todo, args.calibration)
+        found[row.cache] = answered(source, cache, asked, args.calibration)
         print(f"  {row.cache}: {found[row.cache]}", flush=True)
     for target in (one.partition(":")[2] for one in args.caches if one.startswith("auto:")):
         with TemporaryDirectory() as folder:
@@ -102,7 +102,7 @@ def measure(path: Path, args: argparse.Namespace) -> tuple[CacheComparison, dict
             slimrt.convert(path, file, cache="auto", target_error=float(target), calibration=args.calibration)
             row = slimrt.compare_caches(file, args.text, ["auto"], window=window, max_tokens=args.tokens).rows[-1]
             row = replace(row, cache=f"auto, {float(target):.2g}")
-            found[row.cache] = answered(slimrt.ModelSource(file), "auto", todo, None)
+            found[row.cache] = answered(slimrt.ModelSource(file), "auto", asked, None)
         comparison = replace(comparison, rows=(*comparison.rows, row))
         print(f"  {row.cache}: {found[row.cache]}", flush=True)
     if not args.no_simulated:
@@ -112,20 +112,20 @@ def measure(path: Path, args: argparse.Namespace) -> tuple[CacheComparison, dict
         plan = Windows.of(source, window, None, 1, args.tokens)
         row = simulated.measure(model, plan.cut(source, args.text), plan)
         comparison = replace(comparison, rows=(*comparison.rows, row))
-        found[row.cache] = {one.name: tasks.summary(tasks.answers(model.predict, one)) for one in todo}
+        found[row.cache] = {one.name: tasks.summary(tasks.answers(model.predict, one)) for one in asked}
         print(f"  {row.cache}: {found[row.cache]}", flush=True)
     return comparison, found
 
 
 def answered(
-    source: slimrt.ModelSource, cache: str, todo: Sequence[tasks.Task], calibration: str | None
+    source: slimrt.ModelSource, cache: str, asked: Sequence[tasks.Task], calibration: str | None
 ) -> dict[str, Any]:
     """task -> what is answered with a cache."""
-    if not todo:
+    if not asked:
         return {}
     with slimrt.Model(source, cache=cache, n_ctx=source.n_ctx_train, calibration=calibration) as model:
         predict = tasks.predict_with(model)
-        return {one.name: tasks.summary(tasks.answers(predict, one)) for one in todo}
+        return {one.name: tasks.summary(tasks.answers(predict, one)) for one in asked}
 
 
 def with_rank(cache: str, e_v: int) -> str:
@@ -176,8 +176,8 @@ def layer_by_layer(row: slimrt.CacheQuality) -> str:
 
 def kept_tasks(cache: str, found: dict[str, dict[str, Any]]) -> str:
     """ ", retrieval 100 % of kv f32's, ...", of what kv f32 can answer."""
-    answered = [name for name in found.get(cache, {}) if found["kv f32"][name]["answered"]]
-    shares = [f"{name} {share(cache, name, found)} of kv f32's" for name in answered]
+    able = [name for name in found.get(cache, {}) if found["kv f32"][name]["answered"]]
+    shares = [f"{name} {share(cache, name, found)} of kv f32's" for name in able]
     return "".join(f", {one}" for one in shares)
 
 

@@ -46,6 +46,7 @@ def make(shape: str) -> Path:
     import transformers
 
     import slimrt
+    from slimrt.tools.vocabulary_whisper import special_tokens
 
     torch.manual_seed(0)
     d, layers, heads = SHAPES[shape]
@@ -59,18 +60,8 @@ def make(shape: str) -> Path:
     for type in ("f32", "q8_0"):
         outtype = None if type == "f32" else type
         slimrt.convert(source, folder / f"{type}.gguf", outtype=outtype, progress=False)
-    words = {word: i for i, word in enumerate([f"w{i}" for i in range(50257)])}
-    special = ["<|endoftext|>", "<|startoftranscript|>", *(f"<|language{i}|>" for i in range(99))]
-    special += [
-        "<|translate|>",
-        "<|transcribe|>",
-        "<|startoflm|>",
-        "<|startofprev|>",
-        "<|nospeech|>",
-        "<|notimestamps|>",
-    ]
-    special += [f"<|{i * 0.02:.2f}|>" for i in range(1501)]
-    words |= {word: 50257 + i for i, word in enumerate(special)}
+    words = {word: i for i, word in enumerate([f"w{i}" for i in range(END)])}
+    words |= {word: END + i for i, word in enumerate(special_tokens(END, config.vocab_size))}
     tokenizer = {
         "version": "1.0",
         "added_tokens": [],
@@ -116,6 +107,12 @@ def slimrt_turn(folder: Path, weights: str, cross: str, cross_type: str, batch: 
     }  # fmt: skip
 
 
+def float32_kv_mib(folder: Path, batch: int) -> float:
+    """What K and V of every decoder layer take in float32, in MiB."""
+    d, layers, _ = SHAPES[folder.name.removeprefix("whisper-")]
+    return batch * 1500 * 2 * d * layers * 4 / 2**20
+
+
 def ctranslate2_turn(folder: Path, type: str, batch: int, threads: int) -> Figures:
     import ctranslate2
 
@@ -135,10 +132,9 @@ def ctranslate2_turn(folder: Path, type: str, batch: int, threads: int) -> Figur
 
     short, n_short = decode(4)  # one token
     long, n_long = decode(2 * STEPS)
-    d, layers, _ = SHAPES[folder.name.removeprefix("whisper-")]
     return {
         "encode": encode, "first": short, "step": (long - short) / (n_long - n_short),
-        "cross_mib": batch * 1500 * 2 * d * layers * 4 / 2**20,
+        "cross_mib": float32_kv_mib(folder, batch),
     }  # fmt: skip
 
 
@@ -162,10 +158,9 @@ def hugging_face_turn(folder: Path, batch: int, threads: int) -> Figures:
                 encoder_outputs=states, decoder_input_ids=tokens, past_key_values=out.past_key_values, use_cache=True
             )
         done = time.perf_counter()
-    d, layers, _ = SHAPES[folder.name.removeprefix("whisper-")]
     return {
         "encode": encode, "first": first - encoded, "step": (done - first) / STEPS,
-        "cross_mib": batch * 1500 * 2 * d * layers * 4 / 2**20,
+        "cross_mib": float32_kv_mib(folder, batch),
     }  # fmt: skip
 
 
@@ -181,7 +176,7 @@ def turn(contestant: str, shape: str, batch: int, threads: int) -> Figures:
 
 def in_a_process(contestant: str, args: argparse.Namespace, batch: int) -> Figures:
     command = [sys.executable, __file__, "--one", contestant, "--shape", args.shape, "--batches", str(batch)]
-    environment = os.environ | {"OMP_NUM_THREADS": str(args.threads), "QUIETKEEP": "1"}
+    environment = os.environ | {"OMP_NUM_THREADS": str(args.threads)}
     command += ["--threads", str(args.threads)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:

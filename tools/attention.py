@@ -112,6 +112,11 @@ class Attention:
             raise UnsupportedError(f"architecture '{model.arch}' has no encoder, and so no cross-attention")
         return replace(cls._beside_encoder(model), rope=False, n_rot=0, part="cross_attn", input_norm="enc.output_norm")
 
+    @property
+    def beside_encoder(self) -> bool:
+        """Whether a decoder that reads an encoder has it."""
+        return self.blocks != "blk."
+
     def prefix(self, layer: int) -> str:
         """What the names of a layer's tensors begin with."""
         return f"{self.blocks}{layer}."
@@ -287,7 +292,7 @@ def fold_value_bias(model: ModelData, attention: Attention) -> ModelData:
     linear in x, which every mode but "kv" needs (cache-math.md section 1, "Biases"). Beside an encoder the runtime does
     it while loading, and the model stays as it is.
     """
-    if attention.blocks != "blk.":
+    if attention.beside_encoder:
         return model
     changed: list[Tensor] = []
     kv = attention.kv_width

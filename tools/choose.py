@@ -73,7 +73,7 @@ class Option:
 
     def reads_v_better(self, other: Option) -> bool:
         """`beats` among options of k+r that differ in the residual only."""
-        if (self.mode, self.type, other.mode, other.type) != ("k+r", self.type, "k+r", self.type):
+        if self.mode != "k+r" or (self.mode, self.type) != (other.mode, other.type):
             return False
         return _better((self.bytes, self.value_error), (other.bytes, other.value_error))
 

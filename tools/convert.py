@@ -24,7 +24,6 @@ from .attention import Attention, fold_value_bias
 from .calibrate import Text, calibrated, text_ids
 from .choose import AUTO_TYPES
 from .cross_model import check_cross, cross_fields, fold_cross_model, require_all_precise
-from .encoder_decoders import ARCHITECTURES
 from .fold import FOLDED, check_rank, without_folds
 from .ggml_bin import is_ggml_bin, read_ggml_bin
 from .gguf_file import ModelData, array, read_gguf, string, uint32, write_gguf
@@ -35,7 +34,7 @@ from .report import CAUTION, TOO_LARGE, ConvertReport, CrossReport, LayerReport,
 from .verify import compare
 
 FORMAT_VERSION = 1  # of the keys under "slimrt."
-_CONVERTER = 1  # raise it when the same directory converts to other bytes: cached files are made again
+_CONVERTER = 2  # raise it when the same directory converts to other bytes: cached files are made again
 # Say what the model is, not how it was converted.
 _KEPT_KEYS = ("slimrt.activation", "slimrt.whisper.", "slimrt.chronos.")
 _MODEL_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja")
@@ -109,11 +108,10 @@ def convert(
         "slimrt.format_version": uint32(FORMAT_VERSION),
         "slimrt.source_hash": string(source_hash(source, show)),
     }
-    n_layers = attention.n_layers if attention else model.size("decoder_block_count")
-    layers, basis = [LayerReport(layer, cache or "kv") for layer in range(n_layers)], "none"
+    layers, basis = [LayerReport(layer, cache or "kv") for layer in range(attention.n_layers)], "none"
     crossed: list[CrossReport] = []
     with _spool(target) as spool:
-        if attention and cache is not None:
+        if cache is not None:
             model = fold_value_bias(model, attention)
         if cache in (*FOLDED, AUTO):
             plain = source if calibration == "none" else _runnable(source, show)
@@ -172,19 +170,16 @@ def _request(
 
 def _attention(
     model: ModelData, cache: str | None, rank: int | None, verify: bool | str | os.PathLike[str] | None
-) -> Attention | None:
-    """The model's attention, which `cache` suits; None of an encoder-decoder that is only converted.
+) -> Attention:
+    """The model's attention, which `cache` suits.
 
     Raises:
         CacheUnsupportedError, UnsupportedError, ValueError: as `convert`.
     """
-    if model.arch in ARCHITECTURES:
-        if verify not in (None, False) or cache == AUTO:
-            what = "verify" if cache != AUTO else "cache 'auto'"
-            raise UnsupportedError(f"{what} reads text with a decoder alone; '{model.arch}' has an encoder")
-        if cache is None:
-            return None
     attention = Attention.of(model)
+    if attention.beside_encoder and (verify not in (None, False) or cache == AUTO):
+        what = "verify" if cache != AUTO else "cache 'auto'"
+        raise UnsupportedError(f"{what} reads text with a decoder alone; '{model.arch}' has an encoder")
     if cache is not None and cache != AUTO:
         attention.require(cache)
     check_rank(attention, rank)

@@ -15,7 +15,6 @@ from slimrt.cross import CROSS_FOLDED, CROSS_MODES
 
 from .attention import Attention
 from .cross import folds, require_cross
-from .encoder_decoders import ARCHITECTURES
 from .gate import CROSS, SELF, require_precise
 from .gguf_file import ModelData, array, string
 from .layers import in_file
@@ -80,8 +79,8 @@ def cross_fields(reports: Sequence[CrossReport], mode: str, type_name: str) -> d
 
 def require_all_precise(model: ModelData, layers: Sequence[LayerReport]) -> None:
     """Beside an encoder, refuses folds of self-attention that amplify their type's rounding too much."""
-    if model.arch in ARCHITECTURES:
-        rope = Attention.of(model).rope
-        for layer in layers:
-            if layer.errors:
-                require_precise(SELF, layer.mode, layer.type, layer.layer, layer.errors[layer.type], rope=rope)
+    attention = Attention.of(model)
+    for layer in layers if attention.beside_encoder else ():
+        if layer.errors:
+            error = layer.errors[layer.type]
+            require_precise(SELF, layer.mode, layer.type, layer.layer, error, rope=attention.rope)

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
+from slimrt.cross import CROSS_FOLDED
 from slimrt.errors import CacheUnsupportedError
 
 from .attention import Attention
 from .calibrate import Calibration
 from .cross import folds
-from .exact import FOLDED
+from .exact import FOLDED as EXACT
 from .fold import reader
 from .gguf_file import ModelData, read_gguf
 from .report import CAUTION, TOO_LARGE
@@ -41,14 +42,14 @@ def predicted(
         CacheUnsupportedError, ModelFormatError, OSError: as `cross.folds`.
     """
     model = read_gguf(path)
-    wanted = range(Attention.of(model).n_layers) if layers is None else sorted(layers)
+    attention = Attention.of(model)
+    wanted = range(attention.n_layers) if layers is None else sorted(layers)
     written = _written(model, part, mode, type_name)
     if len(written) > max(wanted, default=0):
         yield from ((layer, written[layer]) for layer in wanted)
     elif part == CROSS:
         yield from ((fold.layer, fold.error(type_name)) for fold in folds(model, mode, wanted))
     else:
-        attention = Attention.of(model)
         known = Calibration("", model, attention, [])
         for layer in wanted:
             yield layer, reader(known.layer(layer)[0], mode, type_name, half=False).fold_error()
@@ -81,7 +82,7 @@ def require_precise(part: str, mode: str, type_name: str, layer: int, error: flo
 
 def check(path: Path, part: str, mode: str, type_name: str, layers: Collection[int] | None = None) -> list[int]:
     """The layers whose error wants caution; stops at the first that is refused. Errors as both functions above."""
-    if mode not in (FOLDED if part == SELF else ("k", "e1")):
+    if mode not in (EXACT if part == SELF else CROSS_FOLDED):
         return []
     rope = Attention.of(read_gguf(path)).rope
     found = predicted(path, part, mode, type_name, layers)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFValueType, quants
+from gguf import GGMLQuantizationType, GGUFValueType, TokenType, quants
 from gguf.constants import GGML_QUANT_SIZES
 from gguf.gguf_writer import GGUFValue
 
@@ -35,7 +35,6 @@ _SIZES = ("n_vocab", "n_audio_ctx", "n_audio_state", "n_audio_head", "n_audio_la
 _FIRST_BLOCKS = 2  # quantisation version: how blocks are laid out today; version 1 differs
 _VERSION_FACTOR = 1000  # of ftype
 _MOST = 1 << 24  # of anything counted here
-_NORMAL, _CONTROL = 1, 3  # tokenizer.ggml.token_type
 
 # OpenAI's names, by those of Hugging Face; positions are stored without a module's "weight".
 _OUTSIDE = {
@@ -146,7 +145,7 @@ def read_ggml_bin(path: Path) -> tuple[ModelData, list[str]]:
     tokens = [cursor.take(cursor.number("the length of a token"), "a token") for _ in range(cursor.number("n_tokens"))]
     vocabulary, warnings = _vocabulary(path, tokens, sizes["n_vocab"])
     config = Config(path, _config(sizes), {}, _openai())
-    version, _ = divmod(sizes["ftype"], _VERSION_FACTOR)
+    version = sizes["ftype"] // _VERSION_FACTOR
     entries = {}
     while cursor.at < len(cursor.data):
         name, entry = _entry(cursor, version)
@@ -225,7 +224,7 @@ def _vocabulary(path: Path, tokens: list[bytes], n_vocab: int) -> tuple[dict[str
     except ModelFormatError as error:
         raise ModelFormatError(f"{path}: {error}") from error
     named = [to_byte_level(token) for token in text] + special
-    types = [_NORMAL] * len(text) + [_CONTROL] * len(special)
+    types = [TokenType.NORMAL] * len(text) + [TokenType.CONTROL] * len(special)
     end = uint32(len(text))
     fields = {
         "model": string("gpt2"),

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measure the small encoder-decoders in `models/` on what they were not trained on, and make the samples that ship.
 
-    python tools/measure_tasks.py models --fsdd ../shared/fixtures/audio/fsdd
+    python tools/measure_tasks.py models --fsdd DIR
 
-prints the figures of models/README.md; `--samples tests/digits` writes models/digits.wav,
-models/months.csv and the clips of the tests instead.
+prints the figures of models/README.md; `--samples tests/digits` writes models/digits.wav and the clips of the tests
+instead.
 """
 
 from __future__ import annotations
@@ -95,13 +95,11 @@ def months(models: Path) -> None:
 
 
 def write_samples(models: Path, tests: Path) -> None:
-    """Sounds at 8 kHz, the tests' clips named after what is said in them, and a series."""
+    """Sounds at 8 kHz, the tests' clips named after what is said in them."""
     import soundfile
     import soxr
     from reference_speech import RATE, Espeak, clips, spoken
 
-    row = series(np.random.RandomState(HELD_BACK_SEED), 1, CONTEXT)[0]
-    (models / "months.csv").write_text("value\n" + "".join(f"{value:.4g}\n" for value in row), encoding="utf-8")
     espeak = Espeak()
     said = spoken(espeak, "three one four one five", "en-us+m4")
     soundfile.write(models / "digits.wav", soxr.resample(said, RATE, 8000), 8000, subtype="PCM_16")

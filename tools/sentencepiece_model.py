@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a SentencePiece model (spiece.model): its pieces, and how it changes a text before it is cut.
+"""Reads a SentencePiece model (spiece.model, tokenizer.model): its pieces, and how it changes a text before it is cut.
 
 The file is a protocol buffer (sentencepiece_model.proto of google/sentencepiece). Of that format four kinds of fields
 occur here, and only a few fields matter, so it is read without the library.
@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from gguf import TokenType
+
 from slimrt.errors import ModelFormatError, UnsupportedError
 
 _VARINT, _BITS64, _BYTES, _BITS32 = 0, 1, 2, 5
-_NORMAL = 1  # type of a piece that does not say it; the numbers are those of tokenizer.ggml.token_type
 _KINDS = {1: "unigram", 2: "BPE", 3: "words", 4: "characters"}
 _Value = int | bytes
 
@@ -25,7 +26,7 @@ class UnigramModel:
     """A unigram model.
 
     Attributes:
-        pieces: text, log probability and type of each token.
+        pieces: text, log probability and type (numbers as gguf.TokenType has them) of each token.
         charsmap: the compiled table of character replacements; may be empty.
         space_prefix: a space is put before a text.
         trims: spaces at both ends, and several in a row, are dropped.
@@ -39,6 +40,11 @@ class UnigramModel:
     ids: dict[str, int]
 
 
+def read_scores(path: Path) -> dict[str, float]:
+    """The score of each piece of a model of any kind. ModelFormatError as `read_sentencepiece`."""
+    return {text: score for text, score, _ in _read(path)[0]}
+
+
 def read_sentencepiece(path: Path) -> UnigramModel:
     """Read a unigram model.
 
@@ -46,14 +52,7 @@ def read_sentencepiece(path: Path) -> UnigramModel:
         ModelFormatError: not a SentencePiece model, or a truncated one.
         UnsupportedError: not a unigram model, or one that writes spaces in another way.
     """
-    try:
-        fields = list(_fields(path.read_bytes()))
-        pieces = [_piece(_message(value)) for number, value in fields if number == 1]
-        trainer, normalizer = (_last(fields, number) for number in (2, 3))
-    except (struct.error, UnicodeDecodeError, ValueError) as error:
-        raise ModelFormatError(f"{path}: not a SentencePiece model: {error}") from error
-    if not pieces:
-        raise ModelFormatError(f"{path}: not a SentencePiece model: it has no pieces")
+    pieces, trainer, normalizer = _read(path)
     kind = trainer.get(3, 1)
     if kind != 1:
         raise UnsupportedError(
@@ -71,6 +70,19 @@ def read_sentencepiece(path: Path) -> UnigramModel:
     )
 
 
+def _read(path: Path) -> tuple[list[tuple[str, float, int]], dict[int, _Value], dict[int, _Value]]:
+    """The pieces, and the fields of the trainer's and of the normalizer's settings."""
+    try:
+        fields = list(_fields(path.read_bytes()))
+        pieces = [_piece(_message(value)) for number, value in fields if number == 1]
+        trainer, normalizer = (_last(fields, number) for number in (2, 3))
+    except (struct.error, UnicodeDecodeError, ValueError) as error:
+        raise ModelFormatError(f"{path}: not a SentencePiece model: {error}") from error
+    if not pieces:
+        raise ModelFormatError(f"{path}: not a SentencePiece model: it has no pieces")
+    return pieces, trainer, normalizer
+
+
 def _ids(trainer: dict[int, _Value], n_pieces: int) -> dict[str, int]:
     """Fields 40 to 43 of the trainer's settings; an id of -1 (64 bits of ones) says that there is none."""
     usual = {"unk": (40, 0), "bos": (41, 1), "eos": (42, 2), "pad": (43, -1)}
@@ -84,7 +96,7 @@ def _last(fields: list[tuple[int, _Value]], number: int) -> dict[int, _Value]:
 
 
 def _piece(fields: dict[int, _Value]) -> tuple[str, float, int]:
-    text, score, kind = fields.get(1, b""), fields.get(2, b"\0\0\0\0"), fields.get(3, _NORMAL)
+    text, score, kind = fields.get(1, b""), fields.get(2, b"\0\0\0\0"), fields.get(3, int(TokenType.NORMAL))
     if not isinstance(text, bytes) or not isinstance(score, bytes) or not isinstance(kind, int):
         raise ValueError("a piece has a field of another kind")
     return text.decode(), float(struct.unpack("<f", score)[0]), kind

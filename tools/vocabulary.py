@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from gguf import GGUFValueType
+from gguf import GGUFValueType, TokenType
 from gguf.gguf_writer import GGUFValue
 
 from slimrt import _pretokenizers
 from slimrt._vocabulary import Vocabulary
-from slimrt.errors import ModelFormatError, UnsupportedError
+from slimrt.errors import UnsupportedError
 from slimrt.tokenizer import Tokenizer
 
 from .gguf_file import array, boolean, string, uint32
+from .sentencepiece_model import read_scores
 from .vocabulary_unigram import SENTENCEPIECE_FILES, sentencepiece_fields, unigram_kind
 from .vocabulary_whisper import is_special, with_timestamps
 
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # tokenizer.ggml.token_type
 # Where two names mean the same splitting, the one that llama.cpp uses for the families here.
 _PREFERRED = ("gpt-2", "llama-bpe", "qwen2", "smollm", "tekken", "gpt-4o", "dbrx")
 _NO_VOCABULARY = {"tokenizer.ggml.model": string("no_vocab")}
@@ -124,15 +123,15 @@ def _tokens(vocabulary: Vocabulary, unknown: int | None, n_vocab: int, whisper: 
     named = (vocabulary.tokens + [None] * n_vocab)[:n_vocab]
     for id, text in enumerate(with_timestamps(named) if whisper else named):
         if text is None:
-            kind = UNUSED
+            kind = TokenType.UNUSED
         elif id == unknown and not vocabulary.byte_level:
-            kind = UNKNOWN
+            kind = TokenType.UNKNOWN
         elif id in vocabulary.control or whisper and is_special(text):
-            kind = CONTROL
+            kind = TokenType.CONTROL
         elif id in vocabulary.literal:
-            kind = USER_DEFINED
+            kind = TokenType.USER_DEFINED
         else:
-            kind = BYTE if not vocabulary.byte_level and _is_byte(text) else NORMAL
+            kind = TokenType.BYTE if not vocabulary.byte_level and _is_byte(text) else TokenType.NORMAL
         tokens.append(f"[PAD{id}]" if text is None else text)
         types.append(kind)
     return tokens, types
@@ -185,17 +184,11 @@ def _require_sentencepiece(vocabulary: Vocabulary, model: Mapping[str, Any], whe
 
 
 def _scores(directory: Path, tokens: list[str], merges: list[str]) -> list[float]:
-    """SentencePiece's scores: its own when its file can be read, else the order of the merges says the same."""
+    """SentencePiece's scores: its own when its file is there, else the order of the merges says the same."""
     model = directory / "tokenizer.model"
-    if model.is_file() and find_spec("sentencepiece"):
-        import sentencepiece
-
-        try:
-            pieces = sentencepiece.SentencePieceProcessor(model_file=str(model))
-        except (RuntimeError, OSError) as error:
-            raise ModelFormatError(f"{model}: not a SentencePiece model: {error}") from error
-        own = {pieces.id_to_piece(id): pieces.get_score(id) for id in range(pieces.get_piece_size())}
-        return [float(own.get(token, 0.0)) for token in tokens]
+    if model.is_file():
+        own = read_scores(model)
+        return [own.get(token, 0.0) for token in tokens]
     rank: dict[str, int] = {}
     for place, merge in enumerate(merges):
         rank.setdefault(merge.replace(" ", ""), place)

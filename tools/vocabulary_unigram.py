@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gguf import GGUFValueType
+from gguf import GGUFValueType, TokenType
 from gguf.gguf_writer import GGUFValue
 
 from slimrt.errors import ModelFormatError, UnsupportedError
@@ -20,7 +20,6 @@ from .gguf_file import array, boolean, string, uint32
 from .safetensors_files import read_json
 from .sentencepiece_model import UnigramModel, read_sentencepiece
 
-_CONTROL, _UNUSED = 3, 5  # tokenizer.ggml.token_type
 _UNUSED_SCORE = -10000.0
 _SENTINEL = re.compile(r"<extra_id_\d+>")
 SENTENCEPIECE_FILES = ("spiece.model", "tokenizer.model")
@@ -85,9 +84,9 @@ def sentencepiece_fields(directory: Path, n_vocab: int) -> tuple[dict[str, GGUFV
         raise ModelFormatError(f"{file}: {len(model.pieces)} pieces, but the embedding has {n_vocab} rows")
     if "unk" not in model.ids:
         raise UnsupportedError(f"{file}: it has no token for what it does not know")
-    rows = model.pieces + [(f"[PAD{id}]", _UNUSED_SCORE, _UNUSED) for id in range(len(model.pieces), n_vocab)]
+    rows = model.pieces + [(f"[PAD{id}]", _UNUSED_SCORE, TokenType.UNUSED) for id in range(len(model.pieces), n_vocab)]
     for id, text in _added(directory, model, n_vocab):
-        rows[id] = (text, 0.0, _CONTROL)
+        rows[id] = (text, 0.0, TokenType.CONTROL)
     tokens, scores, types = (list(column) for column in zip(*rows, strict=True))
     named = {"unk": "unknown", "pad": "padding"}
     fields = _kind(scores, model.charsmap, model.space_prefix, model.trims) | {
