@@ -7,7 +7,42 @@ import numpy as np
 from numpy.typing import NDArray
 
 __version__: str
-ops: Any  # single kernels over arrays: for tests and benchmarks, and to fold for the rounding that will happen
+
+class _Ops:
+    """Single kernels over arrays: for tests and benchmarks, and to fold for the rounding that will happen. isa: of
+    backends(). ValueError: shapes that do not match, an unknown isa or type."""
+
+    def unfold(
+        self, x: NDArray[np.float32], width: int, stride: int, padding: int, rows: int, isa: str
+    ) -> NDArray[np.float32]:
+        """What a convolution multiplies with: of x [n, d] float32 [rows, width * d], where row i is the rows
+        i * stride - padding and width - 1 more of x side by side, zeros beyond x."""
+    def attention_of_terms(
+        self,
+        scores: Sequence[Mapping[str, Any]],
+        values: Sequence[Mapping[str, Any]],
+        n_heads: int,
+        n_fresh: int,
+        scale: float,
+        window: int,
+        isa: str,
+        n_threads: int = 1,
+        relative_bias: NDArray[np.float32] | None = None,
+        causal: bool = True,
+    ) -> list[NDArray[np.float32]]:
+        """Attention of one sequence over one or two terms of scores and of values: float32 [n_fresh, n_heads * dim]
+        for each term of values.
+
+        A term says rows (float32 [T, width], the last n_fresh not stored), type (of the stored ones), stored_heads,
+        heads and dim; one of scores also q, and where wanted row_scale, factors [T, 1], bias, and table with n_rot and
+        interleaved. window: 0 for none. relative_bias: float32 [n_heads, n], added to scores by a row's distance from
+        its query; its last column is for the query's own token. Not causal: the fresh rows are queries only, they see
+        all stored rows, and the middle column (n // 2) is for distance 0.
+        """
+    def __getattr__(self, name: str) -> Any:
+        """The others: csrc/bindings/ops.cpp and attention_ops.cpp."""
+
+ops: _Ops
 
 class GgufFile:
     """A validated, memory-mapped GGUF file (v3). Raises ModelFormatError, UnsupportedError, OSError."""
@@ -66,7 +101,10 @@ class Engine:
         """architecture, d_model, n_layers, n_heads, n_kv_heads, head_dim, n_vocab, n_ctx, n_ctx_train, n_batch,
         n_seqs, n_threads, sparse_threshold, device, name, d_ff, layers: list of {layer, mode, type,
         rank, residual_type, bytes_per_token}: type of k, v or x ("f16+q8": of k and v), rank 0 and residual_type ""
-        where there is no residual."""
+        where there is no residual.
+
+        encoder, cross: None without an encoder; else {n_layers, n_source, inputs ("tokens", "mel" or "audio"), n_inputs
+        (numbers a row, 0 for tokens)} and {mode, type, bytes_per_row (in all layers)}, and decoder_start_token_id."""
     def memory(self) -> dict[str, int]:
         """Bytes allocated: weights, derived, cache, scratch, total; and mapped (weights read in place from the
         file) and cache_bytes_per_token."""
@@ -81,20 +119,53 @@ class Engine:
     def tile(self, sequence: int, length: int) -> None:
         """Lengthens a sequence with copies of its own rows, in turn, without computing anything: a long context for
         measurements. ValueError unless both lengths are multiples of 32."""
+    def encode(
+        self,
+        items: Sequence[tuple[int, NDArray[np.int32] | NDArray[np.float32]]],
+        *,
+        states: bool = False,
+        encoded: bool = False,
+        on_progress: Callable[[int, int], object] | None = None,
+    ) -> list[NDArray[np.float32]] | None:
+        """Encodes a source for each of several empty sequences; forks share it, and the GIL is released.
+
+        A source is int32 ids [n] where the encoder reads tokens; else, or instead, float32 rows [n, n_inputs] (of
+        tokens their embeddings, [n, d_model]). encoded: the rows are an encoder's output, [n, d_model]. With states
+        returns what each became, float32 [rows, d_model], else None. on_progress as for append; an exception leaves the
+        sequences without a source. ValueError: no encoder, a source that is too short or of another shape, an id
+        outside the vocabulary, a sequence listed twice or that has a source or tokens; ContextOverflowError: more rows
+        than n_source.
+        """
     def append(
         self,
         items: Sequence[tuple[int, NDArray[np.int32]]],
         *,
         all_logits: bool = False,
+        states: bool = False,
         on_progress: Callable[[int, int], object] | None = None,
     ) -> NDArray[np.float32]:
         """Runs the tokens of several sequences in chunks of at most n_batch tokens; the GIL is released.
 
-        Returns logits float32: a row for each item's last token, or with all_logits a row for every token, items
-        one after another. on_progress(done, total) is called with the GIL after each chunk and a few times a second
-        within a long one; an exception it raises stops the work, the sequences are truncated to where they stood
-        before, and the exception goes on. Signals (Ctrl-C) are checked at the same times. ContextOverflowError before
-        anything is computed if it does not fit.
+        Returns logits float32 [rows, n_vocab], with states what the head would read of them, [rows, d_model]: a row for
+        each item's last token, or with all_logits a row for every token, items one after another.
+
+        on_progress(done, total) is called with the GIL after each chunk and a few times a second within a long one; an
+        exception it raises stops the work, the sequences are truncated to where they stood before, and the exception
+        goes on. Signals (Ctrl-C) are checked at the same times. Before anything is computed:
+        ContextOverflowError if it does not fit, ValueError for an id outside the vocabulary, or beside an encoder for a
+        sequence without a source.
+        """
+    def alignment(
+        self,
+        sequence: int,
+        tokens: NDArray[np.int32],
+        heads: Sequence[tuple[int, int]],
+        *,
+        on_progress: Callable[[int, int], object] | None = None,
+    ) -> NDArray[np.float32]:
+        """Softmax weights of cross-attention's (layer, head)s, float32 [heads, tokens, rows of the source], as these
+        tokens are appended to a sequence, which is then as it was before. ValueError: the sequence has no source, or
+        there is no such head; others as append.
         """
     def attention_inputs(self, ids: NDArray[np.int32]) -> NDArray[np.float32]:
         """The input of every layer's attention (after its norm, if it has one) for one text: float32 [n_layers, n,

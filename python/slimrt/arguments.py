@@ -24,6 +24,18 @@ def real(name: str, value: Any) -> float:
     return float(value)
 
 
+def check_seed(seed: Any) -> None:
+    """TypeError, ValueError unless it is None or from 0 to 2^63 - 1."""
+    if seed is not None and not 0 <= whole("seed", seed) < 1 << 63:
+        raise ValueError(f"seed must be from 0 to 2^63 - 1, got {seed}")
+
+
+def check_function(name: str, value: Any) -> None:
+    """TypeError unless it is None or can be called."""
+    if value is not None and not callable(value):
+        raise TypeError(f"{name} must be a function, got {value!r}")
+
+
 def unknown(what: str, name: object, known: Iterable[str]) -> str:
     """The sentence for a name that is not known, with the nearest that is."""
     known = list(known)

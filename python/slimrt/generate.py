@@ -193,16 +193,20 @@ class Run:
             logprobs=tuple(self._logprobs) if self.options.logprobs else None,
         )
 
-    def _choose(self, logits: NDArray[np.float32]) -> int:
+    def adjusted(self, logits: NDArray[np.float32], tokens: Sequence[int]) -> NDArray[np.float32]:
+        """Logits (vocab,) after these tokens as the options change them; copied where they do."""
         if self.options.logits_processor is not None:
-            ids = [*self.prompt, *self.tokens]
+            ids = [*self.prompt, *tokens]
             logits = np.ascontiguousarray(self.options.logits_processor(ids, logits.copy()), np.float32)
             if logits.shape != (self.runtime.n_vocab,):
                 raise ValueError(f"logits_processor returned shape {logits.shape}, not ({self.runtime.n_vocab},)")
         if self.options.ignore_eos and self._ends:
             logits = logits.copy()
             logits[list(self._ends)] = -np.inf
-        return self._sampler.sample(logits, self._history)
+        return logits
+
+    def _choose(self, logits: NDArray[np.float32]) -> int:
+        return self._sampler.sample(self.adjusted(logits, self.tokens), self._history)
 
     def _token_logprob(self, token: int, logits: NDArray[np.float32]) -> TokenLogprob:
         logprobs = log_softmax(logits)

@@ -42,6 +42,12 @@ def require(runtime: Runtime, *kinds: str, to: str) -> str:
     return kind
 
 
+def continues_texts(runtime: Runtime) -> None:
+    """UnsupportedError for a model that has an encoder: there is nothing to continue without a source."""
+    if runtime.info.get("encoder") is not None:
+        require(runtime, "text", to="continue a text")
+
+
 def check_sequences(runtime: Runtime, needed: int) -> None:
     """ValueError where one search needs more sequences at once than the model was loaded with."""
     if needed > int(runtime.info["n_seqs"]):

@@ -19,12 +19,13 @@ from slimrt.cache import AUTO, Cache, CacheChoice
 from slimrt.closing import Closing
 from slimrt.errors import UnsupportedError
 from slimrt.generate import Run, Stream, run_together
+from slimrt.kinds import continues_texts
 from slimrt.options import GenerateOptions, Options
 from slimrt.plan import Planner, check_device
 from slimrt.results import Generation, Score
 from slimrt.session import Session, TokenIds, as_ids, load_session
 from slimrt.source import ModelSource
-from slimrt.tasks import Tasks, continues_texts
+from slimrt.tasks import Tasks
 from slimrt.tokenizer import Tokenizer
 
 Prompt = str | TokenIds
@@ -217,7 +218,7 @@ class Model(Tasks, Closing):
         Pieces are whole UTF-8 characters and never part of a stop string. Arguments and errors as generate.
         """
         settings, called = Options(**options), time.perf_counter()
-        return Stream(self._runtime, self._run(prompt, settings, self._seed(settings), session, called))
+        return Stream(self._runtime, self._run(prompt, settings, self._seed_of(settings.seed), session, called))
 
     @overload
     async def agenerate(
@@ -319,7 +320,7 @@ class Model(Tasks, Closing):
         if several and session is not None:
             raise ValueError("a session continues one prompt, not a list of them")
         prompts: list[Any] = list(prompt) if several else [prompt]
-        seed = self._seed(settings)
+        seed = self._seed_of(settings.seed)
         runs = [self._run(one, settings, seed + i, session, called) for i, one in enumerate(prompts)]
         with self._runtime.lock:
             for _ in run_together(self._runtime, runs, int(self._runtime.info["n_seqs"])):
@@ -329,9 +330,6 @@ class Model(Tasks, Closing):
 
     def _ids(self, prompt: Prompt) -> list[int]:
         return self.tokenize(prompt) if isinstance(prompt, str) else as_ids(prompt, self.n_vocab)
-
-    def _seed(self, options: Options) -> int:
-        return self._seed_of(options.seed)
 
     def _seed_of(self, seed: int | None) -> int:
         return self._seeds.getrandbits(32) if seed is None else seed

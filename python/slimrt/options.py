@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slimrt import _core
-from slimrt.arguments import real, whole
+from slimrt.arguments import check_function, check_seed, real, whole
 from slimrt.errors import UnsupportedError
 
 REPEAT_LAST_N = 64  # tokens that repeat_penalty looks back on
@@ -68,8 +68,6 @@ class Options:
             raise ValueError(f"max_tokens (-n) must be -1 (no limit but the context) or more, got {self.max_tokens}")
         if self.logprobs < 0:
             raise ValueError(f"logprobs must not be negative, got {self.logprobs}")
-        if self.seed is not None and not 0 <= self.seed < 1 << 63:
-            raise ValueError(f"seed must be from 0 to 2^63 - 1, got {self.seed}")
         if "" in self.stops:
             raise ValueError("a stop string must not be empty")
 
@@ -85,14 +83,11 @@ class Options:
             whole(name, getattr(self, name))
         for name in ("temperature", "top_p", "min_p", "repeat_penalty"):
             real(name, getattr(self, name))
-        if self.seed is not None:
-            whole("seed", self.seed)
+        check_seed(self.seed)
         if not isinstance(self.stop, Sequence) or not all(isinstance(stop, str) for stop in self.stops):
             raise TypeError(f"stop must be text, or a sequence of texts, got {self.stop!r}")
         for name in ("logits_processor", "on_progress"):
-            function = getattr(self, name)
-            if function is not None and not callable(function):
-                raise TypeError(f"{name} must be a function, got {function!r}")
+            check_function(name, getattr(self, name))
 
     @property
     def stops(self) -> tuple[str, ...]:

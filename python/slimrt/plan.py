@@ -19,6 +19,13 @@ from slimrt.units import format_bytes, parse_bytes
 
 DEVICES = ("auto", "cpu")
 BLOCK = 32  # tokens in a cache block: a context between two multiples costs as much as the larger
+
+
+def whole_blocks(rows: int) -> int:
+    """The multiple of BLOCK that holds so many."""
+    return -(-rows // BLOCK) * BLOCK
+
+
 _LONGEST = 1 << 20  # tokens: no break-even is looked for beyond
 
 

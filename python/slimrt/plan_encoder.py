@@ -11,7 +11,7 @@ from __future__ import annotations
 from slimrt import _core
 from slimrt.cache import CacheChoice
 from slimrt.cross import CrossConfig, cross_modes
-from slimrt.plan import BLOCK, Planner
+from slimrt.plan import Planner, whole_blocks
 from slimrt.results import EncoderRow
 
 _OPTIONS = (("baseline", "kv", "kv"), ("option 1", "k", "k"), ("option 2, x", "x", "e"), ("option 2, k", "k", "e"))
@@ -54,16 +54,12 @@ def _row(planner: Planner, name: str, choice: CacheChoice, n_ctx: int) -> Encode
         residual_types=tuple(layer["residual_type"] for layer in found["layers"]),
         cross=cross["mode"],
         cross_type=cross["type"],
-        self_bytes=planner.n_seqs * found["cache_bytes_per_token"] * _whole_blocks(found["n_ctx"]),
-        cross_bytes=planner.n_seqs * cross["bytes_per_row"] * _whole_blocks(n_source),
+        self_bytes=planner.n_seqs * found["cache_bytes_per_token"] * whole_blocks(found["n_ctx"]),
+        cross_bytes=planner.n_seqs * cross["bytes_per_row"] * whole_blocks(n_source),
         shared=shared,
         read=weights + self_read + cross_read,
         read_on_chip=weights + self_read + (0 if shared else cross_read),
     )
-
-
-def _whole_blocks(rows: int) -> int:
-    return -(-rows // BLOCK) * BLOCK
 
 
 def decoder_weights(planner: Planner, cross: str) -> int:

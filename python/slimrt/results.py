@@ -17,8 +17,9 @@ class Record:
         return asdict(self)  # type: ignore[call-overload, no-any-return]
 
 
+@dataclass(frozen=True, kw_only=True)
 class _PerLayer:
-    """Adds layers() to records of what each layer's cache is."""
+    """What each layer's cache is."""
 
     modes: tuple[str, ...]
     types: tuple[str, ...]
@@ -55,7 +56,7 @@ class Timings(Record):
     decode_tok_s: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CacheUse(_PerLayer, Record):
     """The context rows of one text.
 
@@ -69,10 +70,6 @@ class CacheUse(_PerLayer, Record):
 
     bytes: int
     bytes_per_token: int
-    modes: tuple[str, ...]
-    types: tuple[str, ...]
-    ranks: tuple[int, ...]
-    residual_types: tuple[str, ...]
     skipped: float
     cross: dict[str, Any] | None = None
 
@@ -148,10 +145,6 @@ class MemorySizes(_PerLayer, Record):
         bytes_per_token: cache of one token in all layers.
     """
 
-    modes: tuple[str, ...]
-    types: tuple[str, ...]
-    ranks: tuple[int, ...]
-    residual_types: tuple[str, ...]
     mapped: int
     weights: int
     derived: int
@@ -192,10 +185,6 @@ class EncoderRow(_PerLayer, Record):
     """
 
     name: str
-    modes: tuple[str, ...]
-    types: tuple[str, ...]
-    ranks: tuple[int, ...]
-    residual_types: tuple[str, ...]
     cross: str
     cross_type: str
     self_bytes: int
@@ -265,10 +254,6 @@ class CacheQuality(_PerLayer, Record):
     """
 
     cache: str
-    modes: tuple[str, ...]
-    types: tuple[str, ...]
-    ranks: tuple[int, ...]
-    residual_types: tuple[str, ...]
     perplexity: float
     kl_mean: float
     kl_p99: float

@@ -38,13 +38,6 @@ class Sampler(Protocol):
     def sample(self, logits: Logits, history: Sequence[int]) -> int: ...
 
 
-class Greedy:
-    """A Sampler that takes the likeliest token."""
-
-    def sample(self, logits: Logits, history: Sequence[int]) -> int:
-        return int(logits.argmax())
-
-
 @dataclass(frozen=True)
 class Encode:
     """Wanted: a source (int32 ids or float32 rows) encoded into an empty sequence. The answer is nothing."""
@@ -203,6 +196,7 @@ def beam_search(
     num_beams: int,
     length_penalty: float = 1.0,
     early_stopping: bool = False,
+    on_step: Callable[[int], object] | None = None,
 ) -> Task[list[Hypothesis]]:
     """The likeliest sequences that a search with a few beginnings at a time finds, best first.
 
@@ -214,6 +208,10 @@ def beam_search(
     Args:
         root: a sequence computed up to `logits` (vocab,); beams are its forks, it stays as it is.
         limit: tokens at most.
+        on_step: told after each step how many tokens the beams have.
+
+    Raises:
+        ValueError: the rules leave nothing that may come.
     """
     beams, rows = [_Beam(root, (), (), 0.0)], logits[None]
     found, owned = list[Hypothesis](), set[int]()
@@ -228,8 +226,12 @@ def beam_search(
                     found.append(Hypothesis(tokens, logprobs, False))
             found = sorted(found, key=lambda one: -one.score(length_penalty))[:num_beams]
             going_on = [one for one in candidates if one[1][-1] not in ends][:num_beams]
+            if not found and not going_on:
+                raise ValueError("no token is left to choose: every logit is -infinity")
             if at_limit or not going_on or _enough(found, going_on[0], num_beams, length_penalty, early_stopping):
                 return found
+            if on_step is not None:
+                on_step(len(going_on[0][1]))
             beams = _forked(engine, beams, going_on, owned)
             rows = yield Append([(beam.sequence, beam.tokens[-1:]) for beam in beams])
     finally:

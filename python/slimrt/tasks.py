@@ -64,7 +64,8 @@ class Tasks:
             seed: of what is drawn at temperatures above 0; the i-th sound of a list uses seed + i.
             on_progress: called as f("transcribe", done, total) in hundredths of a second of sound.
 
-        Moonshine transcribes English, tells no times but those of stretches of 30 s, and is greedy or takes num_beams.
+        Moonshine transcribes English, tells no times but those of stretches of 30 s, and is greedy or takes num_beams:
+        timestamps, thresholds, condition_on_previous_text and max_initial_timestamp say nothing to it.
 
         Raises:
             AudioError: not a sound, cut off, empty, or with NaN in it. FileNotFoundError: no such file.
@@ -157,11 +158,3 @@ class Tasks:
 def _several(given: Any) -> bool:
     """Whether a list of inputs was given, not one."""
     return isinstance(given, list)
-
-
-def continues_texts(runtime: Runtime) -> None:
-    """UnsupportedError for a model that has an encoder: there is nothing to continue without a source."""
-    from slimrt.kinds import require
-
-    if runtime.info.get("encoder") is not None:
-        require(runtime, "text", to="continue a text")

@@ -146,17 +146,18 @@ class _Beams:
                 found = yield from beam_search(
                     engine, sequence, row, self._rules, self._ends, limit, num_beams=options.num_beams,
                     length_penalty=options.length_penalty, early_stopping=options.early_stopping,
+                    on_step=self._report,
                 )  # fmt: skip
         finally:
             engine.free_sequence(sequence)
-        return self._result(found[0], limit == room, ready)
+        return self._result(found[0], limit != options.max_tokens, ready)
 
     def _rules(self, row: Logits, tokens: Sequence[int]) -> None:
-        options = self._run.options
-        if options.logits_processor is not None:
-            row[:] = options.logits_processor([*self._run.prompt, *tokens], row.copy())
-        if options.ignore_eos:
-            row[list(self._ends)] = -np.inf
+        row[:] = self._run.adjusted(row, tokens)
+
+    def _report(self, n_tokens: int) -> None:
+        if self._run.options.on_progress is not None:
+            self._run.options.on_progress("decode", n_tokens, self._run.options.max_tokens)
 
     def _result(self, found: Hypothesis, full: bool, ready: float) -> Generation:
         tokenizer = self._runtime.source.tokenizer_if_any

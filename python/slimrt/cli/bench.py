@@ -25,7 +25,7 @@ from slimrt.cli.common import (
     print_json,
     show_progress,
 )
-from slimrt.plan import BLOCK, Planner, check_device, memory_limit_bytes, require_together
+from slimrt.plan import BLOCK, Planner, check_device, memory_limit_bytes, require_together, whole_blocks
 from slimrt.runtime import Runtime, load
 from slimrt.source import ModelSource
 
@@ -276,7 +276,7 @@ def _context(args: argparse.Namespace, depth: int) -> int:
             f"a depth of {depth} and {needed - depth} tokens after it need a context of {needed}, --ctx is {args.ctx}: "
             "raise it, or lower -d, -p or -n"
         )
-    return int(args.ctx or -(-needed // BLOCK) * BLOCK)
+    return int(args.ctx or whole_blocks(needed))
 
 
 def _print(bench: Bench, output: str) -> None:

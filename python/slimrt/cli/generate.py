@@ -10,7 +10,7 @@ from slimrt.cache import kinds
 from slimrt.cli.common import Flags, model_source, note, open_model, print_json, sampling_arguments
 from slimrt.files import check_target, decode_text
 from slimrt.generate import Stream
-from slimrt.plan import BLOCK
+from slimrt.plan import whole_blocks
 from slimrt.results import Generation
 from slimrt.session import Session, read_header
 from slimrt.source import ModelSource
@@ -70,7 +70,7 @@ def enough_context(source: ModelSource, n_prompt: int, n_predict: int) -> int:
     """The context for a prompt and what it is continued with, in whole blocks, at most the trained one."""
     if n_predict < 0:
         return source.n_ctx()
-    return min(-(-max(n_prompt + n_predict, 1) // BLOCK) * BLOCK, source.n_ctx_train)
+    return min(whole_blocks(max(n_prompt + n_predict, 1)), source.n_ctx_train)
 
 
 def timings_line(result: Generation) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 from slimrt.cli.common import Flags, model_source, note, open_model, positive, print_json, sampling_arguments
 from slimrt.files import decode_text
 from slimrt.results import Generation
+from slimrt.text2text import Text2Text
 
 HELP = "make a text of another, with the T5 family; several lines are one batch"
 _AT_ONCE = 8  # texts decoded together where the user does not say
@@ -58,6 +59,7 @@ def transform(args: argparse.Namespace, sources: Sequence[str]) -> int:
         "max_tokens": args.n_predict,
         "length_penalty": args.length_penalty,
     }
+    Text2Text(**options)  # what does not go together is said before the model is loaded
     at_once = args.parallel or min(len(sources), _AT_ONCE)
     with open_model(args, model_source(args), args.ctx or 0, n_seqs=at_once * args.num_beams) as model:
         results: list[Generation] = model.text2text(list(sources), **options)

@@ -9,8 +9,8 @@ from typing import Any
 from slimrt import progress
 from slimrt.cli.common import Flags, as_json, model_source, note, open_model, positive, print_json, show_progress
 from slimrt.files import written_beside
-from slimrt.speech.audio import load_audio
-from slimrt.speech.options import TEMPERATURES
+from slimrt.speech.audio import load_audio, seconds
+from slimrt.speech.options import TEMPERATURES, Transcription
 from slimrt.speech.records import Segment, TranscriptionInfo
 from slimrt.speech.subtitles import FORMATS
 
@@ -52,17 +52,18 @@ def run(args: argparse.Namespace) -> int:
     if len(args.audio) > 1 and form in ("srt", "vtt") and not args.output_dir:
         args.usage_error(f"subtitles of several sounds do not go in one stream; give --output-dir or --format json, "
                          f"not {form} alone")  # fmt: skip
+    options = _options(args)
+    sequences = Transcription(**options).sequences
     targets = _targets(args, form)
     sounds = [load_audio(path) for path in args.audio]  # before the model: it is quick, and may fail
     source = model_source(args)
     at_once = args.parallel or min(len(sounds), _AT_ONCE)
-    width = at_once * max(args.num_beams, args.best_of)
-    total = sum(len(sound) for sound in sounds) // 16000
-    with open_model(args, source, args.ctx or 0, n_seqs=width) as model:
+    total = round(sum(seconds(sound) for sound in sounds))
+    with open_model(args, source, args.ctx or 0, n_seqs=at_once * sequences) as model:
         shown = progress.wanted(show_progress(args))
         with progress.bar(shown, total, "transcribe", "s of sound") as update:
             results = model.transcribe(
-                sounds, **_options(args), on_progress=lambda _, done, of: update(done // 100, of)
+                sounds, **options, on_progress=lambda _, done, of: update(done // 100, of // 100)
             )
     if targets:
         for target, path, (segments, info) in zip(targets, args.audio, results, strict=True):

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slimrt import _core
-from slimrt.arguments import whole
-from slimrt.errors import ContextOverflowError, UnsupportedError
+from slimrt.arguments import check_seed, real, whole
+from slimrt.errors import ContextOverflowError, ModelFormatError, UnsupportedError
 from slimrt.forecast.bolt import Bolt, ResidualBlock
 from slimrt.forecast.chronos import Chronos, Paths
 from slimrt.forecast.series import Values, as_series, check_levels
 from slimrt.kinds import kind_of, require
-from slimrt.plan import BLOCK
+from slimrt.plan import whole_blocks
 from slimrt.runtime import Runtime
 from slimrt.search import run
 from slimrt.source import ModelSource
@@ -40,6 +41,7 @@ def predict_quantiles(
 ) -> NDArray[np.float32]:
     """float32 (batch, horizon, q). Arguments and errors as Model.predict_quantiles."""
     kind = require(runtime, "chronos", "chronos-bolt", to="forecast")
+    check_seed(seed)
     rows, levels = as_series(series), check_levels(quantile_levels)
     file = _core.GgufFile(str(runtime.source.gguf))
     if prediction_length is not None and whole("prediction_length", prediction_length) < 1:
@@ -51,12 +53,12 @@ def predict_quantiles(
             )
         bolt = read_bolt(file)
         horizon = prediction_length or bolt.prediction_length
-        return bolt.at_levels(_bolt(runtime, bolt, rows, horizon), list(map(float, quantile_levels)))
+        return bolt.at_levels(_bolt(runtime, bolt, rows, horizon), levels.tolist())
     model = read_chronos(file)
     given = {"num_samples": num_samples, "temperature": temperature, "top_k": top_k, "top_p": top_p}
     how = {name: getattr(model, name) if value is None else value for name, value in given.items()}
     if whole("num_samples", how["num_samples"]) < 1:
-        raise ValueError(f"num_samples must be at least 1, got {num_samples}")
+        raise ValueError(f"num_samples must be at least 1, got {how['num_samples']}")
     horizon = prediction_length or model.prediction_length
     paths = _paths(runtime, model, rows, horizon, how, seed)
     return np.moveaxis(np.quantile(paths, levels, axis=1), 0, -1).astype(np.float32)
@@ -78,8 +80,8 @@ def _paths(
             (
                 at_once,
                 Paths(
-                    engine, model, start, at_once, int(how["num_samples"]), float(how["temperature"]),
-                    int(how["top_k"]), float(how["top_p"]), seed + i,
+                    engine, model, start, at_once, int(how["num_samples"]), real("temperature", how["temperature"]),
+                    whole("top_k", how["top_k"]), real("top_p", how["top_p"]), seed + i,
                 ).draw(row, horizon),
             )
             for i, row in enumerate(rows)
@@ -133,12 +135,22 @@ def enough_context(source: ModelSource) -> int:
     if kind not in ("chronos", "chronos-bolt"):
         return 0
     steps = read_chronos(_core.GgufFile(str(source.gguf))).prediction_length if kind == "chronos" else 1
-    return -(-steps // BLOCK) * BLOCK
+    return whole_blocks(steps)
 
 
 def read_chronos(file: _core.GgufFile) -> Chronos:
     """What a model file says under slimrt.chronos."""
-    return Chronos(**{field.name: file.value(f"slimrt.chronos.{field.name}") for field in fields(Chronos)})
+    return Chronos(**{field.name: _stored(file, field.name) for field in fields(Chronos)})
+
+
+def _stored(file: _core.GgufFile, name: str, default: Any = None) -> Any:
+    """A value under slimrt.chronos. ModelFormatError where it is missing and there is no default."""
+    key = f"slimrt.chronos.{name}"
+    if key in file.keys():
+        return file.value(key)
+    if default is None:
+        raise ModelFormatError(f"the model has no '{key}': convert it again")
+    return default
 
 
 def read_bolt(file: _core.GgufFile) -> Bolt:
@@ -148,13 +160,8 @@ def read_bolt(file: _core.GgufFile) -> Bolt:
         for end in ("input", "output")
         for name in _BLOCK_TENSORS
     }
-    keys = file.keys()
-
-    def value(name: str, default: Any = None) -> Any:
-        key = f"slimrt.chronos.{name}"
-        return file.value(key) if key in keys or default is None else default
-
-    if "slimrt.activation" in keys and file.value("slimrt.activation") != "relu":
+    value = partial(_stored, file)
+    if "slimrt.activation" in file.keys() and file.value("slimrt.activation") != "relu":
         raise UnsupportedError(f"a Chronos-Bolt with {file.value('slimrt.activation')}, not relu, is not supported")
     register = None
     if value("use_reg_token", False):

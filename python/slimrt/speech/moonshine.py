@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slimrt.search import Append, Encode, Engine, Greedy, Hypothesis, Logits, Task, beam_search, follow
+from slimrt import _core
+from slimrt.search import Append, Encode, Engine, Hypothesis, Logits, Task, beam_search, follow
 from slimrt.speech.audio import SAMPLE_RATE, Samples, seconds
 from slimrt.speech.options import Transcription
 from slimrt.speech.records import Segment
@@ -58,7 +59,7 @@ class Moonshine:
         limit = max(min(round(duration * _TOKENS_PER_SECOND), self.n_ctx - 1), 1)
         ends = frozenset(self.tokenizer.eog_ids)
         if self.options.num_beams == 1:
-            return (yield from follow(sequence, row, _anything, Greedy(), ends, limit))
+            return (yield from follow(sequence, row, _anything, _core.Sampler(temperature=0.0), ends, limit))
         found = yield from beam_search(
             self.engine, sequence, row, _anything, ends, limit,
             num_beams=self.options.num_beams, length_penalty=self.options.length_penalty, early_stopping=True,
@@ -71,10 +72,11 @@ def _anything(row: Logits, tokens: object) -> None:
 
 
 def stretches(samples: Samples) -> list[tuple[int, int]]:
-    """A sound cut into [start, end) samples of at most 30 s, where the second half of each is quietest."""
+    """A sound cut into [start, end) samples of at most 30 s, where the second half of each is quietest; no samples, no
+    stretches."""
     longest, found, start = LONGEST * SAMPLE_RATE, [], 0
     while len(samples) - start > longest:
         end = quietest(samples, start + longest // 2, start + longest)
         found.append((start, end))
         start = end
-    return [*found, (start, len(samples))]
+    return [*found, (start, len(samples))] if start < len(samples) else found

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
-from slimrt.arguments import real, whole
+from slimrt.arguments import check_function, check_seed, real, whole
 from slimrt.options import OnProgress
 
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
@@ -74,10 +74,8 @@ class Transcription:
         real("length_penalty", self.length_penalty)
         if not self.temperatures or min(self.temperatures) < 0:
             raise ValueError(f"temperature must be 0 or more, or several of these, got {self.temperature}")
-        if self.seed is not None and not 0 <= whole("seed", self.seed) < 1 << 63:
-            raise ValueError(f"seed must be from 0 to 2^63 - 1, got {self.seed}")
-        if self.on_progress is not None and not callable(self.on_progress):
-            raise TypeError(f"on_progress must be a function, got {self.on_progress!r}")
+        check_seed(self.seed)
+        check_function("on_progress", self.on_progress)
 
     @property
     def temperatures(self) -> tuple[float, ...]:

@@ -48,13 +48,15 @@ def _one(
 ) -> Task[Transcript]:
     """One sound of a batch."""
     samples = sound if skipped is None else skipped.samples
-    if skipped is not None:
-        inner = heard
-        heard = lambda time: inner(skipped.original_time(time, ends=True))  # noqa: E731
-    model = make(engine, seed, heard)
-    segments = (yield from model.transcribe(samples)) if len(samples) else []
+
+    def heard_so_far(time: float) -> None:
+        heard(time if skipped is None else skipped.original_time(time, ends=True))
+
+    model = make(engine, seed, heard_so_far)
+    segments = yield from model.transcribe(samples)
     if skipped is not None:
         segments = [_moved(segment, skipped) for segment in segments]
+        heard(seconds(sound))  # the silence at its end too
     language, probability = None, 0.0
     if isinstance(model, Whisper):
         language, probability = model.language, model.language_probability
@@ -112,6 +114,10 @@ def _moonshine_maker(runtime: Runtime, options: Transcription) -> Maker:
         raise UnsupportedError("Moonshine tells no times of words")
     if options.language not in (None, "en") or options.task != "transcribe":
         raise UnsupportedError("Moonshine transcribes English, and nothing else")
+    if options.initial_prompt or options.suppress_tokens is not None or options.best_of > 1:
+        raise UnsupportedError("initial_prompt, suppress_tokens and best_of are for Whisper, not Moonshine")
+    if 0.0 not in options.temperatures:
+        raise UnsupportedError("Moonshine is greedy or takes num_beams: temperature must be 0, or have 0 among others")
     tokenizer, start = runtime.source.tokenizer, int(runtime.info["decoder_start_token_id"])
     return lambda engine, seed, heard: Moonshine(engine, tokenizer, start, runtime.n_ctx, options, heard)
 

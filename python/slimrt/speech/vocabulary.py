@@ -106,6 +106,3 @@ class WhisperTokens:
     def encode(self, text: str) -> list[int]:
         """The ids of a text; what looks like a control in it is text."""
         return self.tokenizer.encode(text, add_special_tokens=False, parse_special=False)
-
-    def is_time(self, token: int) -> bool:
-        return self.timestamps is not None and token >= self.timestamps

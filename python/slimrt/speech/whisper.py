@@ -14,7 +14,6 @@ from slimrt.search import (
     Append,
     Encode,
     Engine,
-    Greedy,
     Hypothesis,
     Logits,
     Sampler,
@@ -88,7 +87,7 @@ class Whisper:
     seed: int
     heard: Heard
     language: str = "en"
-    language_probability: float = 1.0
+    language_probability: float = 0.0
     _segments: list[Segment] = field(default_factory=list)
     _previous: list[int] = field(default_factory=list)
 
@@ -112,6 +111,7 @@ class Whisper:
         mel = log_mel(samples, self.model.n_mels, padding=window * HOP)
         n_frames, seek = len(mel) - window, 0
         known = not self.model.tokens.languages or self.options.language is not None
+        self.language_probability = 1.0 if known else 0.0
         self.language = self.options.language or "en"
         while seek < n_frames:
             size = min(window, n_frames - seek)
@@ -191,7 +191,7 @@ class Whisper:
     def _sampler(self, temperature: float) -> Sampler:
         """Of the whole distribution; each one has a seed of its own."""
         if temperature == 0.0:
-            return Greedy()
+            return _core.Sampler(temperature=0.0)
         self.seed = random.Random(self.seed).getrandbits(62)
         return _core.Sampler(temperature=temperature, top_k=0, top_p=1.0, min_p=0.0, seed=self.seed)
 
