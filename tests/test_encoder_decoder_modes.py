@@ -145,6 +145,7 @@ COMBINED = pytest.mark.parametrize(("mode", "cross"), [("x", "e"), ("k", "k"), (
 @COMBINED
 @pytest.mark.parametrize("name", ["umt5", "whisper"])
 def test_a_batch_is_as_one_by_one(name, mode, cross, gguf):
+    """Up to the order of sums, whose rounding of K passes the inverse of W_K as any other does."""
     ids, one = tokens(name), source(name)
     several = [one, one[::-1].copy(), one if one.ndim > 1 else one[: len(one) // 2].copy()]
     with opened(gguf(name), mode, cross, n_seqs=3) as model, model._runtime.use() as engine:
@@ -161,7 +162,8 @@ def test_a_batch_is_as_one_by_one(name, mode, cross, gguf):
         for at in range(N_PROMPT, len(ids)):
             rows.append(engine.append([(sequence, ids[at : at + 1]) for sequence in held])[:, None])
         together = np.concatenate(rows, axis=1)
-    assert all(relative(got, wanted) < EXACT for got, wanted in zip(together, alone, strict=True))
+    bound = max(EXACT, amplified(gguf(name), mode, cross))
+    assert all(relative(got, wanted) < bound for got, wanted in zip(together, alone, strict=True))
 
 
 @COMBINED

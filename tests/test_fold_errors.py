@@ -35,7 +35,7 @@ def known(request):
 
 def other_text(path: Path, known: Calibration) -> list[list[Window]]:
     """Windows of heldout.txt in each layer."""
-    ids = text_ids(path, SHIPPED / "heldout.txt", 1500)
+    ids = text_ids(path, SHIPPED / "heldout.txt", 3000)
     with calibrated(path, known.model, ids, show_progress=False) as found:
         return [found.layer(layer)[0].windows for layer in range(known.attention.n_layers)]
 

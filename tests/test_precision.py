@@ -14,7 +14,7 @@ import slimrt
 pytestmark = pytest.mark.unsanitized  # NumPy most of the time; the core is tested by others
 
 SHIPPED = Path(__file__).parent.parent / "models"
-TOKENS = 1200
+TOKENS = 2400
 
 
 @cache

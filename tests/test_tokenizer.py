@@ -31,6 +31,7 @@ class TestVectors:
             assert tokenizer.encode(text, add_special_tokens=False) == ids, repr(text)
             assert tokenizer.decode(ids) == text
 
+    @pytest.mark.unsanitized  # a bound on time
     @pytest.mark.parametrize("name", VOCABULARIES)
     def test_opening_takes_seconds_at_most(self, name):
         path = third_party(f"tokenizers/ggml-vocab-{name}.gguf")
