@@ -14,6 +14,8 @@ from slimrt.chat import render_chat, render_chat_text
 from slimrt.errors import UnsupportedError
 from slimrt.tokenizer import Tokenizer
 
+pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
+
 MESSAGES = [
     {"role": "user", "content": "hi <b>'there'</b>"},
     {"role": "assistant", "content": "hello"},

@@ -17,7 +17,7 @@ import slimrt
 from conftest import PROMPT, third_party
 from tiny_model import write_tiny
 
-pytestmark = pytest.mark.usefixtures("clean_environment")
+pytestmark = [pytest.mark.usefixtures("clean_environment"), pytest.mark.unsanitized]  # Python most of the time
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from conftest import TESTS
 from slimrt import _core
 from slimrt.cli import bench
 
-pytestmark = pytest.mark.usefixtures("clean_environment")
+pytestmark = [pytest.mark.usefixtures("clean_environment"), pytest.mark.unsanitized]  # Python most of the time
 
 MODELS = TESTS.parent / "models"
 TALE = MODELS / "tale-llama.gguf"

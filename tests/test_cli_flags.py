@@ -11,7 +11,7 @@ import pytest
 import slimrt
 from conftest import PROMPT
 
-pytestmark = pytest.mark.usefixtures("clean_environment")
+pytestmark = [pytest.mark.usefixtures("clean_environment"), pytest.mark.unsanitized]  # Python most of the time
 
 
 @pytest.mark.parametrize(

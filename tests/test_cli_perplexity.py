@@ -16,7 +16,7 @@ from slimrt import _core
 from slimrt.spectrum import spectra
 from tiny_model import write_tiny
 
-pytestmark = pytest.mark.usefixtures("clean_environment")
+pytestmark = [pytest.mark.usefixtures("clean_environment"), pytest.mark.unsanitized]  # Python most of the time
 
 TALE = TESTS.parent / "models" / "tale-llama.gguf"
 HELDOUT = TESTS.parent / "models" / "heldout.txt"

@@ -20,6 +20,8 @@ from slimrt.tools.gguf_file import read_gguf
 from slimrt.tools.hf import read_hf
 from slimrt.tools.quantize import OUT_TYPES, requantise
 
+pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
+
 
 # ---------------------------------------------------------------- types of the weights
 @pytest.mark.parametrize("outtype", OUT_TYPES)

@@ -20,6 +20,8 @@ from conftest import GOLDEN, values_of
 from slimrt.tools import convert as tool
 from tiny_model import write_tiny
 
+pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
+
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt(), MemoryError()])
 @pytest.mark.parametrize("cache", [None, "k"])

@@ -23,6 +23,8 @@ from slimrt.tools.vocabulary import vocabulary_fields
 from test_convert_directories import changed_config, save_tensors
 from vocabularies import vectors
 
+pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
+
 TEXT = DEFAULT_TEXT.read_text()
 
 

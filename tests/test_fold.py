@@ -23,6 +23,8 @@ from slimrt.tools.readers import KReader, Sample, VReader
 from slimrt.tools.window import Window
 from synthetic import layer_of
 
+pytestmark = pytest.mark.unsanitized  # NumPy most of the time; the core is tested by others
+
 EXACT = 1e-9
 FOR_K = ["llama_mha", "llama_bias", "llama_wide", "llama_gqa_wide", "qwen2_mha", "gptneox", "phi2", "gpt2_erf"]
 

@@ -16,6 +16,8 @@ from slimrt.tools.gguf_file import read_gguf
 from slimrt.tools.precision import measured, predicted
 from slimrt.tools.window import Window
 
+pytestmark = pytest.mark.unsanitized  # NumPy most of the time; the core is tested by others
+
 SHIPPED = Path(__file__).parent.parent / "models"
 # predicted over measured, either way; in f32, where sums round and wide vectors sum better, at least 1 / it
 WITHIN = 1.5
@@ -43,7 +45,6 @@ def other_text(path: Path, known: Calibration) -> list[list[Window]]:
 LANGUAGE_MODELS = sorted(path.name.removesuffix(".golden.json") for path in SHIPPED.glob("*.golden.json"))
 
 
-@pytest.mark.unsanitized
 @pytest.mark.parametrize("known", LANGUAGE_MODELS, indirect=True)
 def test_predicted_errors_are_those_of_another_text(known):
     path, calibration = known

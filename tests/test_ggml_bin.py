@@ -24,6 +24,8 @@ from slimrt.tools.gguf_file import ModelData, read_gguf
 from slimrt.tools.hf import read_hf
 from slimrt.tools.vocabulary_whisper import LANGUAGES, merges_of_ranks, special_tokens
 
+pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
+
 BYTES = [from_byte_level(letter) for letter in byte_level_alphabet()]
 TOKENS = [*BYTES, b" t", b"he", b" the", b"\xc3\xa9"]
 N_LANGUAGES = 3

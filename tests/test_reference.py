@@ -12,6 +12,8 @@ from conftest import GOLDEN, relative
 from reference import Reference, Rope, rounded, yarn
 from reference_files import load
 
+pytestmark = pytest.mark.unsanitized  # NumPy alone
+
 EXACT = 1e-9
 MHA_ROPE = ["llama_mha", "llama_bias", "qwen2_mha", "llama_wide", "llama_yarn", "llama_gqa_wide", "mistral_mha"]
 MHA_ROPE += ["gptneox", "gptneox_sequential", "phi2"]  # a part of each head turns

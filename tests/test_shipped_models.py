@@ -14,6 +14,8 @@ from conftest import rms
 from reference import Reference
 from slimrt.tools.precision import measure_error_of_v
 
+pytestmark = pytest.mark.unsanitized  # quality, which takes long there; the core is tested by others
+
 SHIPPED = Path(__file__).parent.parent / "models"
 NAMES = ["tale-gpt2", "tale-gqa", "tale-hard", "tale-llama", "tale-neox"]
 
@@ -60,7 +62,6 @@ def test_prompts(name):
                 assert continued(model, row["ids"], len(row["greedy_ids"])) == row["greedy_ids"]
 
 
-@pytest.mark.unsanitized
 @each_model
 def test_perplexity(name):
     """Of the held-out text, in windows that each open with BOS."""
@@ -141,7 +142,6 @@ def decoded(name: str, cache_type: str, ids: list[int]) -> np.ndarray:
     return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
 
 
-@pytest.mark.unsanitized
 @each_model
 def test_divergence_of_cache_types(name):
     with load(name) as model:
@@ -174,7 +174,6 @@ def test_sparse_threshold(name):
     assert np.abs(logits[1e-3] - logits[0.0]).max() < 0.05 * np.abs(logits[0.0]).max()
 
 
-@pytest.mark.unsanitized
 @pytest.mark.parametrize(("mode", "cache_type"), [("kv", "f32"), ("kv", "f16"), ("k", "f32")])
 @pytest.mark.parametrize("name", LONG)
 def test_retrieval(name, mode, cache_type):
@@ -188,7 +187,6 @@ def test_retrieval(name, mode, cache_type):
     assert golden(name)["retrieval"][0]["accuracy"] >= 0.99 and right >= 0.99 * len(prompts)
 
 
-@pytest.mark.unsanitized
 @pytest.mark.parametrize(("mode", "cache_type"), [("kv", "f32"), ("kv", "f16"), ("k", "f32")])
 def test_copy(mode, cache_type):
     """A list of 30 words is said again up to 1000 tokens later, among lists of the same words in other orders."""

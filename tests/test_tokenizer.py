@@ -16,6 +16,8 @@ from slimrt._vocabulary import end_of_generation
 from slimrt.tokenizer import Tokenizer
 from vocabularies import SMALL, VOCABULARIES, quick, sentencepiece_fields, texts, vectors, vocabulary
 
+pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
+
 
 class TestVectors:
     @pytest.mark.parametrize("name", VOCABULARIES)
@@ -31,7 +33,6 @@ class TestVectors:
             assert tokenizer.encode(text, add_special_tokens=False) == ids, repr(text)
             assert tokenizer.decode(ids) == text
 
-    @pytest.mark.unsanitized  # a bound on time
     @pytest.mark.parametrize("name", VOCABULARIES)
     def test_opening_takes_seconds_at_most(self, name):
         path = third_party(f"tokenizers/ggml-vocab-{name}.gguf")

@@ -20,6 +20,8 @@ from slimrt.errors import ModelFormatError, UnsupportedError
 from slimrt.tokenizer import Tokenizer
 from vocabularies import NORMAL, SMALL, byte_level_fields, ggml, opened, quick, sentencepiece_fields, texts
 
+pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
+
 
 def greedy_union(text: str, fields: dict) -> list[int]:
     """SentencePiece's BPE in plain loops: join the best-scored union, leftmost first, until none is a token."""

@@ -20,6 +20,8 @@ from slimrt.errors import ModelFormatError, UnsupportedError
 from slimrt.tokenizer import Tokenizer
 from vocabularies import NORMAL, SMALL, byte_level_fields, ggml, sentencepiece_fields
 
+pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
+
 
 class TestBadFields:
     @pytest.mark.parametrize(

@@ -32,7 +32,8 @@ void score_head(Queries q, int64_t n_q, const Head<Rows>& head, int64_t n, float
     int64_t m = 0;
     if constexpr (integer_scores && Rows::is_int8) {
         if (worth_turning(n_q, q.dim)) {
-            integer_scores_of(q, n_q, head.rows, n, scale, next, s);
+            alignas(64) Int8 copy[block_rows * kMaxTurnedDim];
+            integer_scores_of(q, n_q, whole_block(head.rows, n, q.dim, copy), scale, next, s);
             m = n_q;
         }
     }
@@ -89,9 +90,13 @@ void attend_heads(const BlockAttention& b, int64_t first, int64_t end, int64_t q
                 for (int64_t m = 0; m < n_q; ++m) scale_rows(s + m * block_rows, rows.scales, b.n);
             float* const out = b.values + pair(head) * b.values_stride;
             if constexpr (integer_scores && Rows::is_int8) {
-                const Product<decltype(rows.rows)> x = {s,         block_rows, n_q, factor,         1,
-                                                        rows.rows, b.n,        out, b.values_stride};
-                if (worth_turning(n_q, b.v.dim) && integer_values(x, b.v.dim, next)) return;
+                alignas(64) Int8 copy[block_rows * kMaxTurnedDim];
+                if (worth_turning(n_q, b.v.dim)) {
+                    const auto whole = whole_block(rows.rows, b.n, b.v.dim, copy);
+                    const Product<RowsOf<Int8>> x = {s,     block_rows, n_q, factor,         1,
+                                                     whole, b.n,        out, b.values_stride};
+                    if (integer_values(x, b.v.dim, next)) return;
+                }
             }
             value_head<Rows>({s, block_rows, n_q, factor, 1, rows.rows, b.n, out, b.values_stride}, b.v.dim,
                              next);

@@ -77,71 +77,72 @@ inline bool worth_turning(int64_t n_q, int64_t dim) {
     return n_q >= kMinTurnedQueries && dim % 64 == 0 && dim <= kMaxTurnedDim;
 }
 
-/// Scores of Q queries for all rows of a block, codes[g][k] four columns (from 4 k on) of each of `lanes`
-/// rows.
+/// Rows that are turned at a time: the lanes of a vector of sums.
+constexpr int64_t kTurnedRows = 16;
+
+/// Scores of Q queries for as many rows, codes[k] four columns (from 4 k on) of each.
 template <int Q, class Codes>
-void turned_scores(Queries q, const Codes (*codes)[kMaxTurnedDim / 4], float scale, Prefetch* next,
-                   float* s) {
-    constexpr int kGroups = block_rows / 16;
+void turned_scores(Queries q, const Codes* codes, float scale, Prefetch* next, float* s) {
     using Sums = decltype(no_sums(Codes{}));
     const int8_t *high[Q], *low[Q];
     const PackedQuery* query[Q];
-    Sums highs[Q][kGroups], lows[Q][kGroups];
-#pragma GCC unroll 4
+    Sums highs[Q], lows[Q];
+#pragma GCC unroll 8
     for (int m = 0; m < Q; ++m) {
         query[m] = reinterpret_cast<const PackedQuery*>(q.from(m).packed);
         high[m] = reinterpret_cast<const int8_t*>(query[m] + 1);
         low[m] = high[m] + packed_digits(q.dim);
-#pragma GCC unroll 2
-        for (int g = 0; g < kGroups; ++g) {
-            highs[m][g] = no_sums(Codes{});
-            lows[m][g] = same_sums(Codes{}, query[m]->total);
-        }
+        highs[m] = no_sums(Codes{});
+        lows[m] = same_sums(Codes{}, query[m]->total);
     }
-    for (int64_t k = 0; k < q.dim / 4; ++k) {
-        if (next) next->some(4 * block_rows);
-#pragma GCC unroll 4
-        for (int m = 0; m < Q; ++m) {
-            const Codes upper = four_digits(Codes{}, high[m] + 4 * k),
-                        lower = four_digits(Codes{}, low[m] + 4 * k);
-#pragma GCC unroll 2
-            for (int g = 0; g < kGroups; ++g) {
-                highs[m][g] = add_products(highs[m][g], codes[g][k], upper);
-                lows[m][g] = add_products(lows[m][g], codes[g][k], lower);
+    for (int64_t d = 0; d < q.dim; d += 64) {
+        if (next) next->some(64 * kTurnedRows);
+        for (int64_t k = d / 4; k < d / 4 + 16; ++k) {
+#pragma GCC unroll 8
+            for (int m = 0; m < Q; ++m) {
+                highs[m] = add_products(highs[m], codes[k], four_digits(Codes{}, high[m] + 4 * k));
+                lows[m] = add_products(lows[m], codes[k], four_digits(Codes{}, low[m] + 4 * k));
             }
         }
     }
-#pragma GCC unroll 4
-    for (int m = 0; m < Q; ++m) {
-#pragma GCC unroll 2
-        for (int g = 0; g < kGroups; ++g) {
-            store(s + m * block_rows + g * 16,
-                  joined(highs[m][g], lows[m][g]) * splat(scale * query[m]->scale));
-        }
-    }
+#pragma GCC unroll 8
+    for (int m = 0; m < Q; ++m)
+        store(s + m * block_rows, joined(highs[m], lows[m]) * splat(scale * query[m]->scale));
 }
 
-/// s[m][i] = scale * q[m] . rows[i] of many queries.
+/// A block's rows, all of them: those that it has not are zeros, in `to`.
 template <class Rows>
-void integer_scores_of(Queries q, int64_t n_q, const Rows& rows, int64_t n, float scale, Prefetch& next,
-                       float* s) {
+RowsOf<Int8> whole_block(const Rows& rows, int64_t n, int64_t dim, Int8* to) {
+    if (n == block_rows) return {rows.row(0), rows.stride};
+    for (int64_t i = 0; i < block_rows; ++i) {
+        Int8* const row = to + i * dim;
+        i < n ? memcpy(row, rows.row(i), static_cast<size_t>(dim)) : memset(row, 0, static_cast<size_t>(dim));
+    }
+    return {to, static_cast<size_t>(dim)};
+}
+
+/// s[m][i] = scale * q[m] . rows[i] of many queries and a whole block.
+template <class Rows>
+void integer_scores_of(Queries q, int64_t n_q, const Rows& rows, float scale, Prefetch& next, float* s) {
     using Codes = decltype(raised(rows.row(0)));
-    Codes codes[block_rows / 16][kMaxTurnedDim / 4];
-    for (int64_t first = 0; first < n; first += 16) {
+    Codes codes[kMaxTurnedDim / 4];
+    for (int64_t first = 0; first < block_rows; first += kTurnedRows) {
         for (int64_t d = 0; d < q.dim; d += 64) {
-            Codes* const to = codes[first / 16] + d / 4;
-            for (int64_t i = 0; i < 16; ++i) to[i] = raised(rows.row(first + i < n ? first + i : n - 1) + d);
+            Codes* const to = codes + d / 4;
+            const auto* row = rows.row(first) + d;
+            for (int64_t i = 0; i < kTurnedRows; ++i, row += rows.stride) to[i] = raised(row);
             transpose(to);
         }
+        int64_t m = 0;
+        const auto with = [&](auto kernel, int64_t step) {
+            kernel(q.from(m), codes, scale, m == 0 ? &next : nullptr, s + m * block_rows + first);
+            m += step;
+        };
+        while (m + 8 <= n_q) with(turned_scores<8, Codes>, 8);
+        while (m + 4 <= n_q) with(turned_scores<4, Codes>, 4);
+        while (m + 2 <= n_q) with(turned_scores<2, Codes>, 2);
+        if (m < n_q) with(turned_scores<1, Codes>, 1);
     }
-    int64_t m = 0;
-    const auto with = [&](auto kernel, int64_t step) {
-        kernel(q.from(m), codes, scale, m == 0 ? &next : nullptr, s + m * block_rows);
-        m += step;
-    };
-    while (m + 4 <= n_q) with(turned_scores<4, Codes>, 4);
-    while (m + 2 <= n_q) with(turned_scores<2, Codes>, 2);
-    if (m < n_q) with(turned_scores<1, Codes>, 1);
 }
 
 /// Weights of the rows of a block as unit * (128 high + low), rounded to about 15 bits of the largest.
@@ -175,52 +176,41 @@ inline bool split_weights(const float* p, int64_t n, WeightDigits* digits) {
 /// rows.
 template <int Q, class Rows, class Codes>
 void integer_columns(const Product<Rows>& x, int64_t m, int64_t column, const WeightDigits* digits,
-                     const Codes (*quads)[4], Prefetch* next) {
+                     const Codes (*quads)[4]) {
     using Sums = decltype(no_sums(Codes{}));
-    const int64_t n_quads = (x.n + 3) / 4;
-    Sums acc[Q][4];
-    const auto add = [&](auto of) {
-        for (int64_t t = 0; t < n_quads; ++t) {
-            if (next) next->some(4 * 64 / 2);  // of two passes over four rows
-            Codes weights[Q];
+    Sums highs[Q][4], lows[Q][4];
+#pragma GCC unroll 2
+    for (int k = 0; k < Q; ++k) {
 #pragma GCC unroll 4
-            for (int k = 0; k < Q; ++k) weights[k] = four_digits(Codes{}, of(digits[k]) + 4 * t);
+        for (int j = 0; j < 4; ++j) highs[k][j] = lows[k][j] = no_sums(Codes{});
+    }
+    for (int64_t t = 0; t < block_rows / 4; ++t) {
+#pragma GCC unroll 2
+        for (int k = 0; k < Q; ++k) {
+            const Codes high = four_digits(Codes{}, digits[k].high + 4 * t);
+            const Codes low = four_digits(Codes{}, digits[k].low + 4 * t);
 #pragma GCC unroll 4
             for (int j = 0; j < 4; ++j) {
-#pragma GCC unroll 4
-                for (int k = 0; k < Q; ++k) acc[k][j] = add_products(acc[k][j], weights[k], quads[t][j]);
+                highs[k][j] = add_products(highs[k][j], high, quads[t][j]);
+                lows[k][j] = add_products(lows[k][j], low, quads[t][j]);
             }
         }
-    };
-#pragma GCC unroll 4
-    for (int k = 0; k < Q; ++k) {
-#pragma GCC unroll 4
-        for (int j = 0; j < 4; ++j) acc[k][j] = no_sums(Codes{});
     }
-    add([](const WeightDigits& d) { return d.high; });
-#pragma GCC unroll 4
+#pragma GCC unroll 2
     for (int k = 0; k < Q; ++k) {
-#pragma GCC unroll 4
-        for (int j = 0; j < 4; ++j) acc[k][j] = times_128(acc[k][j]);
-    }
-    add([](const WeightDigits& d) { return d.low; });
-#pragma GCC unroll 4
-    for (int k = 0; k < Q; ++k) {
-        Vec sums[4];
-        turned_back(acc[k], sums);
         const float factor = x.factor[(m + k) * x.factor_step];
         float* const out = x.out + (m + k) * x.out_stride + column;
 #pragma GCC unroll 4
         for (int j = 0; j < 4; ++j) {
-            const Vec added = sums[j] * splat(digits[k].unit);
+            const Vec added = joined(highs[k][j], lows[k][j]) * splat(digits[k].unit);
             float* const to = out + j * lanes;
             store(to, factor == 0 ? added : fma(splat(factor), load(to), added));
         }
     }
 }
 
-/// out = factor * out + weights * rows for a multiple of 64 columns; false, and nothing done, if the weights
-/// are not numbers.
+/// out = factor * out + weights * rows for a multiple of 64 columns of a whole block, of whose rows the first
+/// x.n have weights; false, and nothing done, if these are not numbers.
 template <class Rows>
 bool integer_values(const Product<Rows>& x, int64_t dim, Prefetch& next) {
     using Codes = decltype(raised(x.rows.row(0)));
@@ -230,16 +220,17 @@ bool integer_values(const Product<Rows>& x, int64_t dim, Prefetch& next) {
     }
     for (int64_t column = 0; column < dim; column += 64) {
         Codes quads[block_rows / 4][4];
-        for (int64_t i = 0; i < x.n; i += 4) {
-            const auto row = [&](int64_t k) { return x.rows.row(i + k < x.n ? i + k : x.n - 1) + column; };
-            turn_rows(row(0), row(1), row(2), row(3), quads[i / 4]);
+        const auto* row = x.rows.row(0) + column;
+        for (auto& quad : quads) {
+            turn_rows(row, x.rows.stride, quad);
+            row += 4 * x.rows.stride;
         }
         int64_t m = 0;
         const auto with = [&](auto kernel, int64_t step) {
-            kernel(x, m, column, digits + m, quads, m == 0 ? &next : nullptr);
+            next.some(64 * block_rows * step / x.n_q);
+            kernel(x, m, column, digits + m, quads);
             m += step;
         };
-        while (m + 4 <= x.n_q) with(integer_columns<4, Rows, Codes>, 4);
         while (m + 2 <= x.n_q) with(integer_columns<2, Rows, Codes>, 2);
         if (m < x.n_q) with(integer_columns<1, Rows, Codes>, 1);
     }

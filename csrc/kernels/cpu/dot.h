@@ -25,7 +25,8 @@
 // PanelCodes: 4 codes in each of `lanes` lanes; PanelSums: a sum in each. See linear_panel.h.
 // - load_panel(p); splat_four(p): the same 4 codes in all; start_all(p): the same integer; dot<wide>; to_vec.
 // - store_transposed(rows, to, stride): the q-th four of rows[r], r < lanes, to to + q * stride + 4 r.
-// - panel_vectors, panel_tokens: the register tile; panel_least: tokens from which on panels are faster.
+// - halves_apart(p, stride): 16-bit floats, as many bytes apart, with at least two bytes behind each.
+// - panel_vectors: of a register tile; panel_least: tokens from which on panels are faster.
 //
 // WidePairs: products of 16-bit integers, see linear_wide.h; least_tokens 0: they would not be faster.
 #pragma once

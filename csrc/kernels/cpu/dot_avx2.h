@@ -129,9 +129,18 @@ static inline void store_columns(Scales* rows, float* to, size_t stride) {
     }
 }
 
+static inline Vec halves_apart(const void* p, size_t stride) {
+    const __m256i count = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    const __m256i at = _mm256_mullo_epi32(count, _mm256_set1_epi32(static_cast<int32_t>(stride)));
+    const __m256i found = _mm256_i32gather_epi32(static_cast<const int*>(p), at, 1);
+    const __m256i low = _mm256_and_si256(found, _mm256_set1_epi32(0xffff));
+    const __m256i both = _mm256_permute4x64_epi64(_mm256_packus_epi32(low, low), 0x08);
+    return {_mm256_cvtph_ps(_mm256_castsi256_si128(both))};
+}
+
 using PanelCodes = __m256i;
 using PanelSums = __m256i;
-constexpr int panel_vectors = 1, panel_tokens = 4, panel_least = 4;
+constexpr int panel_vectors = 1, panel_least = 4;
 
 static inline PanelCodes splat_four(const void* p) {
     int32_t four;

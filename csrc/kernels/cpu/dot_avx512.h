@@ -100,9 +100,15 @@ static inline void store_columns(Scales* rows, float* to, size_t stride) {
     for (int i = 0; i < 16; ++i) store(to + i * stride, rows[i]);
 }
 
+static inline Vec halves_apart(const void* p, size_t stride) {
+    const __m512i count = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i at = _mm512_mullo_epi32(count, _mm512_set1_epi32(static_cast<int32_t>(stride)));
+    return {_mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_i32gather_epi32(at, p, 1)))};
+}
+
 using PanelCodes = __m512i;
 using PanelSums = __m512i;
-constexpr int panel_vectors = 2, panel_tokens = 4, panel_least = 6;
+constexpr int panel_vectors = 2, panel_least = 3;
 
 static inline PanelCodes splat_four(const void* p) {
     int32_t four;

@@ -174,11 +174,18 @@ static inline void store_columns(const Scales* rows, float* to, size_t stride) {
     }
 }
 
+static inline Vec halves_apart(const void* p, size_t stride) {
+    Half side_by_side[lanes];
+    for (int r = 0; r < lanes; ++r)
+        memcpy(&side_by_side[r], static_cast<const char*>(p) + r * stride, sizeof(Half));
+    return load(side_by_side);
+}
+
 struct PanelCodes {
     Shorts even, odd;
 };
 using PanelSums = Ints;
-constexpr int panel_vectors = 1, panel_tokens = 4, panel_least = 4;
+constexpr int panel_vectors = 1, panel_least = 4;
 
 static inline PanelCodes load_panel(const void* p) {
     Bytes a;

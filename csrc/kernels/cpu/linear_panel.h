@@ -17,17 +17,24 @@ struct Panel {
 
     /// Unpacks what the rows of k elements hold from element `first` (a multiple of 256) on.
     void fill(const uint8_t* w, size_t w_stride, int64_t first, int64_t k) {
-        for (int r = 0; r < rows; r += lanes) {
-            if constexpr (Weight::unit == Weight::block) fill_scales(w + r * w_stride, w_stride, first, r);
-            for (int i = 0; i < elements && first + i < k; i += Weight::unit)
-                fill_codes(w + r * w_stride, w_stride, first, i, k, r);
+        for (int r = 0; r < rows; r += lanes, w += lanes * w_stride) {
+            if constexpr (Weight::unit == Weight::block) fill_scales(w, w_stride, first, r);
+            for (int i = 0; i < elements && first + i < k; i += Weight::unit) {
+                if constexpr (Weight::unit > Weight::block) {
+                    if (first + i + Weight::unit > k) {
+                        fill_padded(w, w_stride, first, i, k, r);
+                        continue;
+                    }
+                }
+                fill_unit(w + (first + i) / Weight::block * sizeof(Block), w_stride, i, r);
+            }
         }
     }
     const float* scale(int group) const { return scales[group]; }
     const float* min(int group) const { return scales[groups + group]; }
 
-    /// What to ask for while unpacking: as many bytes, from here on in the order of memory, which it reads
-    /// much faster than pieces of many rows.
+    /// What to ask for while unpacking: as many bytes, from here on in the order
+    /// of memory, which it reads much faster than pieces of many rows.
     const uint8_t* ahead;
 
   private:
@@ -39,28 +46,29 @@ struct Panel {
             of_rows[r] = Weight::scales(reinterpret_cast<const Block*>(w + r * w_stride) + first / elements);
         store_columns(of_rows, scales[0] + to, rows);
     }
-    void fill_codes(const uint8_t* w, size_t w_stride, int64_t first, int i, int64_t k, int to) {
-        Block padded[lanes][2];
-        const Block* blocks[lanes];
-        for (int r = 0; r < lanes; ++r)
-            blocks[r] = unit_at<Weight>(w + r * w_stride, (first + i) / Weight::unit, k, padded[r]);
+    /// Of the `lanes` rows of which the first one's blocks, from element i of the panel on, are here.
+    void fill_unit(const uint8_t* blocks, size_t stride, int i, int to) {
         if constexpr (Weight::unit > Weight::block) {
-            Half columns[2][lanes];
-            for (int r = 0; r < lanes; ++r) {
-                memcpy(&columns[0][r], &blocks[r][0].d, sizeof(Half));
-                memcpy(&columns[1][r], &blocks[r][1].d, sizeof(Half));
-            }
-            for (int b = 0; b < 2; ++b) store(scales[i / Weight::group + b] + to, load(columns[b]));
+            for (int b = 0; b < 2; ++b)
+                store(scales[i / Weight::group + b] + to, halves_apart(blocks + b * sizeof(Block), stride));
         }
         for (int j = 0; j < Weight::unit / 64; ++j) {
             Codes part[lanes];
-            for (int r = 0; r < lanes; ++r) {
-                part[r] = Weight::codes(blocks[r], j);
+            const uint8_t* row = blocks;
+            for (int r = 0; r < lanes; ++r, row += stride) {
+                part[r] = Weight::codes(reinterpret_cast<const Block*>(row), j);
                 __builtin_prefetch(ahead);
                 ahead += step;
             }
             store_transposed(part, codes[(i + 64 * j) / 4][to], sizeof codes[0]);
         }
+    }
+    /// Of rows that end within a unit.
+    void fill_padded(const uint8_t* w, size_t w_stride, int64_t first, int i, int64_t k, int to) {
+        Block padded[lanes][2] = {};
+        for (int r = 0; r < lanes; ++r)
+            unit_at<Weight>(w + r * w_stride, (first + i) / Weight::unit, k, padded[r]);
+        fill_unit(reinterpret_cast<const uint8_t*>(padded), sizeof padded[0], i, to);
     }
 };
 
@@ -117,23 +125,24 @@ static void panel_tile(const Panel<Weight, V>& panel, const uint8_t* x, size_t x
     }
 }
 
-/// V * lanes rows times all tokens.
+/// V * lanes rows times all tokens, four at a time.
 template <class Weight, int V>
 static void panel_product(const uint8_t* w, size_t w_stride, const uint8_t* x, size_t x_stride,
                           int64_t n_tokens, int64_t k, float* out, size_t out_stride) {
+    constexpr int64_t most = 4;
+    static constexpr decltype(&panel_tile<Weight, V, 1>) rests[] = {
+        panel_tile<Weight, V, 1>, panel_tile<Weight, V, 2>, panel_tile<Weight, V, 3>};
     Panel<Weight, V> panel;
     panel.ahead = w + panel.rows * w_stride;
     for (int64_t first = 0; first < k; first += panel.elements) {
         panel.fill(w, w_stride, first, k);
         int64_t t = 0;
-        for (; t + panel_tokens <= n_tokens; t += panel_tokens) {
-            panel_tile<Weight, V, panel_tokens>(panel, x + t * x_stride, x_stride, first, k,
-                                                out + t * out_stride, out_stride);
-        }
-        for (; t < n_tokens; ++t) {
-            panel_tile<Weight, V, 1>(panel, x + t * x_stride, x_stride, first, k, out + t * out_stride,
-                                     out_stride);
-        }
+        for (; t + most <= n_tokens; t += most)
+            panel_tile<Weight, V, most>(panel, x + t * x_stride, x_stride, first, k, out + t * out_stride,
+                                        out_stride);
+        if (t < n_tokens)
+            rests[n_tokens - t - 1](panel, x + t * x_stride, x_stride, first, k, out + t * out_stride,
+                                    out_stride);
     }
 }
 

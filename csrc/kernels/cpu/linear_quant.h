@@ -169,9 +169,6 @@ static void row_product(const uint8_t* w, size_t w_stride, const uint8_t* x, siz
 using RowProduct = void (*)(const uint8_t* w, size_t w_stride, const uint8_t* x, size_t x_stride, int64_t k,
                             float* out, size_t out_stride);
 
-using RowProduct = void (*)(const uint8_t* w, size_t w_stride, const uint8_t* x, size_t x_stride, int64_t k,
-                            float* out, size_t out_stride);
-
 /// Rows [first, n_rows), R at a time, times tokens in tiles of nearly the same size; returns the row it
 /// ended at.
 template <class Weight, int R>

@@ -71,28 +71,21 @@ static inline RowCodes four_digits(RowCodes, const void* p) {
     memcpy(&four, p, sizeof four);
     return {_mm512_set1_epi32(four)};
 }
-static inline RowSums times_128(RowSums a) { return {_mm512_slli_epi32(a.v, 7)}; }
-/// 64 columns of four rows as quadruples of a column: of the columns 4 j to 4 j + 3 of each 16 in to[j].
-static inline void turn_rows(const Int8* a, const Int8* b, const Int8* c, const Int8* d, RowCodes* to) {
-    const __m512i row_a = _mm512_loadu_si512(a), row_b = _mm512_loadu_si512(b);
-    const __m512i row_c = _mm512_loadu_si512(c), row_d = _mm512_loadu_si512(d);
-    const __m512i low_ab = _mm512_unpacklo_epi8(row_a, row_b), high_ab = _mm512_unpackhi_epi8(row_a, row_b);
-    const __m512i low_cd = _mm512_unpacklo_epi8(row_c, row_d), high_cd = _mm512_unpackhi_epi8(row_c, row_d);
+/// 64 columns of four rows as quadruples of a column: those of columns 16 j to 16 j + 15 in to[j].
+static inline void turn_rows(const Int8* row, size_t stride, RowCodes* to) {
+    // Quarter l of a row gets columns 4 l ... 4 l + 3 of each 16, so that unpacking within quarters leaves
+    // all in order.
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const auto at = [&](int i) {
+        return _mm512_permutexvar_epi32(order, _mm512_loadu_si512(row + i * stride));
+    };
+    const __m512i a = at(0), b = at(1), c = at(2), d = at(3);
+    const __m512i low_ab = _mm512_unpacklo_epi8(a, b), high_ab = _mm512_unpackhi_epi8(a, b);
+    const __m512i low_cd = _mm512_unpacklo_epi8(c, d), high_cd = _mm512_unpackhi_epi8(c, d);
     to[0].v = _mm512_unpacklo_epi16(low_ab, low_cd);
     to[1].v = _mm512_unpackhi_epi16(low_ab, low_cd);
     to[2].v = _mm512_unpacklo_epi16(high_ab, high_cd);
     to[3].v = _mm512_unpackhi_epi16(high_ab, high_cd);
-}
-/// Sums of such quadruples, as floats in the order of the columns.
-static inline void turned_back(const RowSums* a, Vec* to) {
-    const __m512i even_low = _mm512_shuffle_i32x4(a[0].v, a[1].v, 0x88);
-    const __m512i even_high = _mm512_shuffle_i32x4(a[2].v, a[3].v, 0x88);
-    const __m512i odd_low = _mm512_shuffle_i32x4(a[0].v, a[1].v, 0xdd);
-    const __m512i odd_high = _mm512_shuffle_i32x4(a[2].v, a[3].v, 0xdd);
-    to[0].v = _mm512_cvtepi32_ps(_mm512_shuffle_i32x4(even_low, even_high, 0x88));
-    to[1].v = _mm512_cvtepi32_ps(_mm512_shuffle_i32x4(odd_low, odd_high, 0x88));
-    to[2].v = _mm512_cvtepi32_ps(_mm512_shuffle_i32x4(even_low, even_high, 0xdd));
-    to[3].v = _mm512_cvtepi32_ps(_mm512_shuffle_i32x4(odd_low, odd_high, 0xdd));
 }
 /// 128 a + b
 static inline Vec joined(RowSums a, RowSums b) {
