@@ -148,7 +148,7 @@ def test_forecast(chronos, capsys, tmp_path, monkeypatch):
     assert main([*both, "-o", str(tmp_path / "out.csv")]) == 0
     assert (tmp_path / "out.csv").read_text().startswith("series,step,0.1,0.5,0.9\na,1,")
     assert main(["forecast", model, str(table), "--column", "day"]) == 1
-    assert "column day is not numbers: see row 2" in capsys.readouterr().err
+    assert "column day is not numbers: row 2 says '2020-01-01'" in capsys.readouterr().err
 
 
 def test_forecast_plot(chronos, capsys, tmp_path):
@@ -165,9 +165,29 @@ def test_columns_of_a_table():
     x = read_series(text, "t", ["x"])["x"]
     assert x[0] == 1.5 and np.isnan(x[1])
     assert read_series("1\n2\n", "t", None)["1"].tolist() == [1.0, 2.0]
-    for columns, why in [(["z"], "no column z; there are time, x, note, y"), (["note"], "not numbers: see row 2")]:
+    for columns, why in [
+        (["z"], "no column z; there are time, x, note, y"),
+        (["note"], "column note is not numbers: row 2 says 'a'"),
+    ]:
         with pytest.raises(ValueError, match=why):
             read_series(text, "t", columns)
     for empty in ("", "a,b\n", "a\nx\n"):
         with pytest.raises(ValueError, match="no rows|no column of numbers"):
             read_series(empty, "t", None)
+    assert list(read_series("a,\n1,\n2,\n", "t", None)) == ["a"]
+    with pytest.raises(ValueError, match="column 2 is not numbers: nothing in it"):
+        read_series("a,\n1,\n2,\n", "t", ["2"])
+    with pytest.raises(ValueError, match="no column of numbers in it; day: row 2 says 'Mon'; y: row 3 says 'inf'"):
+        read_series("day,y\nMon,1\nTue,inf\n", "t", None)
+
+
+@pytest.mark.parametrize("between, end", [(",", "\r"), (";", "\r\n"), ("\t", "\n")])
+def test_tables_of_other_programs(between, end):
+    """Any ends of lines, a byte order mark, columns called by a year, by nothing or alike."""
+    lines = ["\ufeffmonth,2020,,a,a", "2019-01,1,2,3,4", "2019-02,5,6,7", ""]
+    text = end.join(line.replace(",", between) for line in lines)
+    assert {name: values[0] for name, values in read_series(text, "t", ["2020", "3", "4", "5"]).items()} == {
+        "2020": 1.0, "3": 2.0, "4": 3.0, "5": 4.0,
+    }  # fmt: skip
+    assert np.isnan(read_series(text, "t", None)["5"][1])
+    assert read_series(text.replace(f"month{between}2020", f"2018-12{between}9"), "t", ["2"])["2"].tolist() == [9, 1, 5]

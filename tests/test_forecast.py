@@ -109,8 +109,8 @@ def test_columns_of_a_data_frame_are_series():
 
 def test_what_cannot_be_forecast(path):
     model = scripted_model(path, ScriptedEngine(repeating, **INFO))
-    with pytest.raises(ValueError, match="missing .NaN. inside a series: fill them in"):
-        model.predict_quantiles([1.0, np.nan, 2.0])
+    with pytest.raises(ValueError, match="series 1: values are missing .NaN. inside it: fill them in"):
+        model.predict_quantiles([[1.0, 2.0], [1.0, np.nan, 2.0]])
     with pytest.raises(ValueError, match="quantile_levels"):
         model.predict_quantiles([1.0, 2.0], quantile_levels=(0.5, 1.5))
     with pytest.raises(ValueError, match="prediction_length must be at least 1"):

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import csv
 import random
+import runpy
 import string
 from pathlib import Path
 
@@ -21,6 +23,7 @@ WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight",
 # tests/digits: voices that training never heard, named after what they say.
 CLIPS = ("five-one-five", "four-two-eight-four", "two-zero", "zero-four", "zero-seven")
 MISHEARD = {"zero-seven": "three zero seven"}  # models/README.md: of held-back clips 6 % are
+LEVELS = tuple(i / 10 for i in range(1, 10))
 MODES = {
     "kv f32": {"cache": "kv", "cache_type_k": "f32", "cache_type_v": "f32", "cross": "kv", "cross_type": "f32"},
     "e f16": {"cache": "kv", "cross": "e", "cross_type": "f16"},
@@ -112,6 +115,64 @@ def test_words_are_reversed(mode):
     assert wrong <= {"lpijijphjuao"}  # models/README.md: 1 % of words of 12 letters are
 
 
-@pytest.mark.parametrize("name", ["tale-whisper", "tale-t5"])
+@pytest.fixture(scope="module")
+def forecasts():
+    """Of held-back series past (n, time), future and the last season repeated (n, 24), quantiles (n, 24, 9) by mode."""
+    made = runpy.run_path(str(TESTS.parent / "tools" / "reference_series.py"))
+    rows, seasons = made["series"](np.random.RandomState(4321), 240, made["CONTEXT"] + made["HORIZON"])
+    past, future = np.split(rows, [made["CONTEXT"]], axis=1)
+    naive = [made["seasonal_naive"](row, season, future.shape[1]) for row, season in zip(past, seasons, strict=True)]
+    found = {}
+    for mode in MODES:
+        with opened("tale-chronos", mode, n_seqs=16) as model:
+            found[mode] = model.predict_quantiles(past, future.shape[1], LEVELS)
+    return past, future, np.stack(naive), found
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_forecasts_beat_the_last_season_repeated(mode, forecasts):
+    _, future, naive, found = forecasts
+    ratio = np.abs(found[mode][..., 4] - future).mean(1) / np.abs(naive - future).mean(1)
+    inside = (found[mode][..., 0] <= future) & (future <= found[mode][..., -1])
+    share, covered = np.exp(np.log(ratio).mean()), inside.mean()
+    print(f"{mode}: {share:.3f} of seasonal naive's error, {covered:.1%} between the 10 and 90 % quantiles")
+    assert share < 0.8 and 0.75 < covered < 0.85
+
+
+def test_quantiles_never_cross(forecasts):
+    """They cannot (tools/task_series.py): a series of one value, too, and far beyond the trained length."""
+    past, _, _, found = forecasts
+    assert all((np.diff(quantiles) >= 0).all() for quantiles in found.values())
+    with opened("tale-chronos", "e f16", n_seqs=16) as model:
+        for series, horizon in ((past[:3], 100), ([[5.0]], 24), ([[2.0] * 60], 24)):
+            assert (np.diff(model.predict_quantiles(series, horizon, LEVELS)) >= 0).all()
+
+
+def test_e_in_f16_forecasts_what_kv_in_f32_forecasts(forecasts):
+    past, _, _, found = forecasts
+    apart = np.abs(found["e f16"] - found["kv f32"]).max((1, 2)) / past.std(1)
+    print(f"at most {apart.max():.1e} deviations apart, typically {np.median(apart):.1e}")
+    assert 0 < apart.max() < 8 * 2**-11  # float16 rounds by 2^-11 of a value, and these are up to a few deviations
+
+
+def test_a_forecaster_says_what_it_is_for(run):
+    for verb in ("text2text", "translate", "generate"):
+        code, _, err = run(verb, str(SHIPPED / "tale-chronos.gguf"), "-p", "hello")
+        assert code == 1 and "forecast" in err and "predict_quantiles()" in err
+
+
+def test_the_sample_series_goes_on(run):
+    """The command of README.md: summers stay above winters."""
+    code, out, _ = run("forecast", str(SHIPPED / "tale-chronos.gguf"), str(SHIPPED / "months.csv"), "-n", "24")
+    rows = list(csv.DictReader(out.splitlines()))
+    middle = np.array([float(row["0.5"]) for row in rows]).reshape(2, 12)
+    assert code == 0 and len(rows) == 24
+    with (SHIPPED / "months.csv").open() as file:
+        before = np.array([float(row["visitors"]) for row in csv.DictReader(file)]).reshape(-1, 12)
+    for year in middle:
+        assert np.corrcoef(year, before[-3:].mean(0))[0, 1] > 0.95
+
+
+@pytest.mark.parametrize("name", ["tale-whisper", "tale-t5", "tale-chronos"])
 def test_files_are_small(name):
     assert (SHIPPED / f"{name}.gguf").stat().st_size < 3 << 20

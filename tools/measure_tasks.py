@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measure the small encoder-decoders in `models/` on what they were not trained on, and make the samples that ship.
 
-    python tools/measure_tasks.py models --fsdd DIR
+    python tools/measure_tasks.py models --fsdd DIR --months CSV
 
-prints the figures of models/README.md; `--samples tests/digits` writes models/digits.wav and the clips of the tests
-instead.
+prints the figures of models/README.md; `--samples tests/digits` writes models/digits.wav, models/months.csv and the
+clips of the tests instead.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
-from reference_series import seasonal_naive, series
-from task_series import CONTEXT, HORIZON
+from reference_series import CONTEXT, HORIZON, SEASONS, Series, seasonal_naive, series
 from task_words import LONGEST, word
 
 import slimrt
+from slimrt.cli.forecast import read_series
 
 WINDOW_SECONDS = 2.56
 HELD_BACK_SEED = 99
+TASKS = ["speech", "words", "series"]
 
 
 def wrong(said: list[str], wanted: list[str]) -> int:
@@ -79,19 +80,40 @@ def words(models: Path) -> None:
             print(f"tale-t5, words of {letters} letters: {right / len(given):.1%} of {len(given)} reversed")
 
 
-def months(models: Path) -> None:
-    rows = series(np.random.RandomState(HELD_BACK_SEED), 60, CONTEXT + HORIZON)
-    past, future = rows[:, :CONTEXT], rows[:, CONTEXT:]
+def forecasts(models: Path, tables: Iterable[Path]) -> None:
+    """Beside the last season repeated: all series, those of each season, and the end of each table of months."""
+    rows, seasons = series(np.random.RandomState(HELD_BACK_SEED), 1000, CONTEXT + HORIZON)
+    groups = {"any": seasons > 0} | {str(season): seasons == season for season in SEASONS}
     with slimrt.Model(models / "tale-chronos.gguf", n_seqs=40) as model:
-        found = model.predict_quantiles(past, HORIZON, (0.1, 0.5, 0.9), seed=1)
-    naive = np.abs(seasonal_naive(past, HORIZON) - future).mean(1)
-    ratio = np.abs(found[..., 1] - future).mean(1) / naive
-    inside = ((future >= found[..., 0]) & (future <= found[..., 2])).mean()
+        for season, some in groups.items():
+            beside_naive(model, f"season {season}", rows[some], seasons[some])
+        for seen in (CONTEXT // 2, CONTEXT // 4):
+            beside_naive(model, f"{seen} values seen", rows[:, -seen - HORIZON :], seasons)
+        for path in tables:
+            (values,) = read_series(path.read_text(encoding="utf-8"), path.name, None).values()
+            windows = np.lib.stride_tricks.sliding_window_view(values.astype(np.float32), 8 * 12 + HORIZON)[-25:]
+            beside_naive(model, path.stem, windows, np.full(len(windows), 12))
+
+
+def beside_naive(model: slimrt.Model, name: str, rows: Series, seasons: np.ndarray) -> None:
+    """Print how the last HORIZON values of each row are forecast from those before them."""
+    past, future = rows[:, :-HORIZON], rows[:, -HORIZON:]
+    naive = [seasonal_naive(row, season, HORIZON) for row, season in zip(past, seasons, strict=True)]
+    low, middle, high = np.moveaxis(model.predict_quantiles(past, HORIZON, (0.1, 0.5, 0.9)), 2, 0)
+    ratio = np.abs(middle - future).mean(1) / np.abs(np.stack(naive) - future).mean(1)
+    inside = ((low <= future) & (future <= high)).mean()
     print(
-        f"tale-chronos, {len(rows)} series: mean absolute error of the median {np.exp(np.log(ratio).mean()):.3f} of "
-        f"seasonal naive's (geometric mean), lower in {(ratio < 1).mean():.0%}; {inside:.1%} of the values "
+        f"tale-chronos, {name}, {len(rows)} forecasts: mean absolute error {np.exp(np.log(ratio).mean()):.3f} of the "
+        f"last season's repeated (geometric mean), lower in {(ratio < 1).mean():.0%}; {inside:.1%} of the values "
         "between the 10 and 90 % quantiles"
     )
+
+
+def write_months(path: Path) -> None:
+    """Ten years of months, from a seed of their own."""
+    rows, seasons = series(np.random.RandomState(HELD_BACK_SEED + 1), 20, 120)
+    lines = [f"{2012 + i // 12}-{i % 12 + 1:02d},{value:.1f}" for i, value in enumerate(rows[seasons == 12][0])]
+    path.write_text("\n".join(["month,visitors", *lines, ""]), encoding="utf-8")
 
 
 def write_samples(models: Path, tests: Path) -> None:
@@ -115,17 +137,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", type=Path, help="where the files are")
     parser.add_argument("--fsdd", type=Path, help="recordings of people, named DIGIT_SPEAKER_NUMBER.wav")
+    parser.add_argument("--months", type=Path, nargs="+", default=[], metavar="CSV", help="series of real months")
     parser.add_argument(
-        "--samples", type=Path, metavar="DIR", help="write digits.wav, and the tests' clips there; no more"
+        "--samples", type=Path, metavar="DIR", help="write digits.wav, months.csv, and the tests' clips there; no more"
     )
-    parser.add_argument("--only", choices=["speech", "words", "series"], nargs="+", default=["speech", "words"])
+    parser.add_argument("--only", choices=TASKS, nargs="+", default=TASKS, help="which models (default: all)")
     args = parser.parse_args()
     if args.samples:
+        write_months(args.models / "months.csv")
         write_samples(args.models, args.samples)
         return
     for key in args.only:
         {"speech": lambda: speech(args.models, args.fsdd), "words": lambda: words(args.models),
-         "series": lambda: months(args.models)}[key]()  # fmt: skip
+         "series": lambda: forecasts(args.models, args.months)}[key]()  # fmt: skip
 
 
 if __name__ == "__main__":

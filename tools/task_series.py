@@ -1,85 +1,108 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tale-chronos: Chronos' layout (T5 v1.0 over bins of scaled values), taught series of months (reference_series.py)."""
+"""tale-chronos: Chronos-Bolt's layout (patches in, quantiles out), taught seasonal series (reference_series.py)."""
 
 from __future__ import annotations
 
 import random
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from reference_series import series
+from reference_series import CONTEXT, HORIZON, series
 from torch import Tensor, nn
-from transformers import T5Config, T5ForConditionalGeneration
+from torch.nn.functional import softplus
+from torch.nn.utils import parametrize
+from transformers import T5Config
 
-from slimrt.forecast.chronos import Chronos
-
-CONTEXT, HORIZON = 96, 24
-PAD, END, SPECIAL, TOKENS, LIMIT = 0, 1, 2, 514, 4.0
-CHRONOS = {
-    "context_length": CONTEXT, "prediction_length": HORIZON, "n_special_tokens": SPECIAL, "n_tokens": TOKENS,
-    "num_samples": 20, "temperature": 1.0, "top_k": 50, "top_p": 1.0, "use_eos_token": True, "eos_token_id": END,
-    "pad_token_id": PAD,
-}  # fmt: skip
+PATCH, ROWS = 12, 96
+LEVELS = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]
+MEDIAN = LEVELS.index(0.5)
+RARE = 3.0  # softplus begins small
+SHORTEST = 48  # of the series learned from: two seasons of the longest
 
 
-class Months:
+class Ordered(nn.Module):
+    """Output rows, quantile by quantile, that cannot cross: the median's are free, the others add what is positive.
+
+    They multiply numbers that are not negative (behind a relu; 1, of a bias).
+    """
+
+    def forward(self, free: Tensor) -> Tensor:
+        """(quantiles * HORIZON, ...) of any numbers, to the rows."""
+        rows = free.unflatten(0, (len(LEVELS), HORIZON))
+        low, median, high = rows.tensor_split((MEDIAN, MEDIAN + 1))
+        above, below = softplus(high - RARE).cumsum(0), softplus(low - RARE).flip(0).cumsum(0).flip(0)
+        return torch.cat((median - below, median, median + above)).flatten(0, 1)
+
+
+class Alike(nn.Module):
+    """Output rows that all quantiles have in common."""
+
+    def forward(self, free: Tensor) -> Tensor:
+        """(quantiles * HORIZON, ...) of any numbers, to the rows: the median's again and again."""
+        return free[MEDIAN * HORIZON : (MEDIAN + 1) * HORIZON].repeat(len(LEVELS), *[1] * (free.dim() - 1))
+
+
+class Seasons:
     """What the trainer asks of a task (train_tasks.py)."""
 
     name, outtype = "tale-chronos", "f16"
-    steps, matrix_lr, other_lr = 1000, 0.02, 3e-3
-
-    def __init__(self) -> None:
-        self.chronos = Chronos(**CHRONOS, low_limit=-LIMIT, high_limit=LIMIT)
-        self._centers = torch.from_numpy(self.chronos.centers)
+    steps, matrix_lr, other_lr = 4000, 0.02, 3e-3
 
     def build(self) -> nn.Module:
-        """Bins start as waves of their value, so that neighbours mean about the same; buckets keep two years apart."""
-        chronos = CHRONOS | {
-            "tokenizer_class": "MeanScaleUniformBins", "model_type": "seq2seq",
-            "tokenizer_kwargs": {"low_limit": -LIMIT, "high_limit": LIMIT},
-        }  # fmt: skip
+        """Position buckets tell all distances between patches apart; the register collects what they say."""
+        from chronos.chronos_bolt import ChronosBoltModelForForecasting
+
         config = T5Config(
-            vocab_size=TOKENS, d_model=64, d_kv=16, d_ff=192, num_heads=4, num_layers=2, num_decoder_layers=2,
-            relative_attention_num_buckets=128, relative_attention_max_distance=128, feed_forward_proj="relu",
-            dropout_rate=0.0, decoder_start_token_id=PAD, tie_word_embeddings=False, n_positions=512,
-            pad_token_id=PAD, eos_token_id=END, chronos_config=chronos,
+            d_model=64, d_kv=16, d_ff=256, num_heads=4, num_layers=2, num_decoder_layers=2, dropout_rate=0.0,
+            relative_attention_num_buckets=64, relative_attention_max_distance=64, feed_forward_proj="relu",
+            decoder_start_token_id=0, pad_token_id=0, eos_token_id=1, reg_token_id=1, tie_word_embeddings=False,
+            chronos_config={
+                "context_length": CONTEXT, "prediction_length": HORIZON, "input_patch_size": PATCH,
+                "input_patch_stride": PATCH, "quantiles": LEVELS, "use_reg_token": True,
+            },
         )  # fmt: skip
-        model = T5ForConditionalGeneration(config)
-        angles = self._centers[:, None] * 2 ** torch.linspace(-2, 4, 32)
-        nn.init.normal_(model.lm_head.weight, std=0.02)
-        with torch.no_grad():
-            waves = torch.cat((angles.sin(), angles.cos()), 1)
-            model.shared.weight[SPECIAL + 1 :] = waves[: TOKENS - SPECIAL - 1]
-            model.lm_head.weight[SPECIAL + 1 :] = 0.1 * waves[: TOKENS - SPECIAL - 1]
+        model = ChronosBoltModelForForecasting(config)
+        block = model.output_patch_embedding
+        for layer, rows in ((block.output_layer, Ordered()), (block.residual_layer, Alike())):
+            for name in ("weight", "bias"):
+                parametrize.register_parametrization(layer, name, rows, unsafe=True)
         return model
 
     def prepare(self, seed: int) -> None:
         self._random = np.random.RandomState(seed)
 
     def batch(self, model: nn.Module, rng: random.Random, progress: float) -> dict[str, Tensor]:
-        """Tokens of the past (n, past + 1), decoder tokens and scaled values to come (n, HORIZON)."""
-        past = rng.randrange(2 * HORIZON, CONTEXT + 1)
-        rows = series(self._random, 48, past + HORIZON)
-        source, tokens, wanted = [], [], []
-        for row in rows:
-            ids, scale = self.chronos.encode(row[:past])
-            values = torch.from_numpy(row[past:] / np.float32(scale))
-            nearest = torch.bucketize(values, (self._centers[1:] + self._centers[:-1]) / 2) + SPECIAL + 1
-            source.append(torch.from_numpy(ids).long())
-            tokens.append(F.pad(nearest[:-1], (1, 0), value=PAD))
-            wanted.append(values)
-        return {"source": torch.stack(source), "tokens": torch.stack(tokens), "values": torch.stack(wanted)}
+        """Values of the past (n, up to CONTEXT), some missing, and to come (n, HORIZON); weight (n,) of each series.
+
+        Its weight is one over what the last season repeated was wrong by within its past, since that is what a forecast
+        is measured against: of the past alone, so that the quantiles stay those of the values.
+        """
+        past = round(CONTEXT * (SHORTEST / CONTEXT) ** max(0.0, rng.uniform(-0.5, 1)))  # a third of them whole
+        rows, seasons = series(self._random, ROWS, past + HORIZON)
+        wrong = [
+            np.abs(row[season:past] - row[: past - season]).mean() for row, season in zip(rows, seasons, strict=True)
+        ]
+        seen = rows[:, :past].copy()
+        missing = rng.choice((0.0, 0.0, 0.1)) * (self._random.uniform(size=(ROWS, 1)) < 0.5)
+        seen[self._random.uniform(size=seen.shape) < missing] = np.nan
+        return {
+            "seen": torch.from_numpy(seen),
+            "values": torch.from_numpy(rows[:, past:]),
+            "weight": 1 / torch.tensor(np.array(wrong, np.float32)),
+        }
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-        """Cross-entropy with a bell of about three bins around the value, so that a bin teaches its neighbours."""
-        logits = model(input_ids=batch["source"], decoder_input_ids=batch["tokens"]).logits
-        width = 1.2 * float(self._centers[1] - self._centers[0])
-        distance = (batch["values"].clamp(-LIMIT, LIMIT)[..., None] - self._centers) / width
-        bell = F.pad(torch.softmax(-0.5 * distance.square(), -1), (SPECIAL + 1, 0))
-        return F.cross_entropy(logits.flatten(0, 1), bell.flatten(0, 1))
+        """The pinball loss in units of the last season repeated, over all quantiles."""
+        quantiles = model(context=batch["seen"]).quantile_preds
+        above = (batch["values"][:, None] - quantiles) * batch["weight"][:, None, None]
+        levels = torch.tensor(LEVELS)[:, None]
+        return 2 * torch.maximum(levels * above, (levels - 1) * above).mean()
 
     def save(self, model: nn.Module, directory: Path) -> None:
-        """As a Hugging Face directory."""
+        """As a Hugging Face directory, the output's rows as they are."""
+        block = model.output_patch_embedding
+        for layer, name in product((block.output_layer, block.residual_layer), ("weight", "bias")):
+            parametrize.remove_parametrizations(layer, name)
         model.save_pretrained(directory)

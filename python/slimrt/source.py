@@ -58,6 +58,10 @@ class ModelSource:
         """
         own = self.path.is_dir() and (self.path / "tokenizer.json").is_file()
         file = _core.GgufFile(str(self.gguf))
+        if "slimrt.chronos.kind" in file.keys():
+            raise UnsupportedError(
+                f"{self.path} reads no texts, it forecasts series: use predict_quantiles() or forecast"
+            )
         if not own and ("tokenizer.ggml.model" not in file.keys() or file.value("tokenizer.ggml.model") == "no_vocab"):
             missing = "tokenizer.json" if self.path.is_dir() else "tokenizer in its metadata"
             raise UnsupportedError(f"{self.path} has no {missing}: it can be used from Python with token ids only")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import csv
 import io
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     if args.csv is None and sys.stdin.isatty():
         args.usage_error("which series? give CSV after the model, or pipe one in")
     data = Path(args.csv).read_bytes() if args.csv is not None else sys.stdin.buffer.read()
-    series = read_series(decode_text(data, args.csv or "stdin"), args.csv or "stdin", args.column)
+    series = read_series(decode_text(data, args.csv or "stdin"), args.csv or "stdin", args.column or None)
     source = model_source(args)
     with open_model(args, source, args.ctx or enough_context(source), n_seqs=_AT_ONCE) as model:
         quantiles = model.predict_quantiles(
@@ -89,22 +90,58 @@ def read_series(text: str, name: str, columns: Sequence[str] | None) -> dict[str
     Raises:
         ValueError: no rows, no such column, or one that is not numbers.
     """
-    rows = [row for row in csv.reader(io.StringIO(text)) if any(cell.strip() for cell in row)]
-    if not rows:
-        raise ValueError(f"{name}: no rows in it")
-    headed = not any(_number(cell) is not None for cell in rows[0])
-    names = [cell.strip() for cell in rows[0]] if headed else [str(i + 1) for i in range(len(rows[0]))]
-    body = rows[1:] if headed else rows
-    table = {column: [_number(row[i]) if i < len(row) else np.nan for row in body] for i, column in enumerate(names)}
-    numeric = [column for column, values in table.items() if values and None not in values]
-    if not numeric:
-        raise ValueError(f"{name}: no column of numbers in it; there are {', '.join(names)}")
-    chosen = [_column(name, one, names) for one in columns] if columns else numeric[-1:]
+    rows = _rows(text, name)
+    headed = _is_header(rows[0], rows[1] if len(rows) > 1 else [])
+    body, numbers = rows[headed:], [str(i + 1) for i in range(len(rows[0]))]
+    if not body:
+        raise ValueError(f"{name}: no rows in it but a header")
+    titles = [cell.strip() for cell in rows[0]] if headed else numbers
+    names = [
+        title if title and titles.count(title) == 1 else number for title, number in zip(titles, numbers, strict=True)
+    ]
+    table = {column: [row[i] if i < len(row) else "" for row in body] for i, column in enumerate(names)}
+    odd = {column: _first_odd(cells, 1 + headed) for column, cells in table.items()}
+    numeric = [column for column, complaint in odd.items() if complaint is None]
+    if columns is None and not numeric:
+        raise ValueError(f"{name}: no column of numbers in it; " + "; ".join(f"{c}: {odd[c]}" for c in names))
+    chosen = numeric[-1:] if columns is None else [_column(name, one, names) for one in columns]
     for column in chosen:
         if column not in numeric:
-            line = table[column].index(None) + 1 + headed if body else 1
-            raise ValueError(f"{name}: column {column} is not numbers: see row {line}")
-    return {column: np.array(table[column], np.float64) for column in chosen}
+            raise ValueError(f"{name}: column {column} is not numbers: {odd[column]}")
+    return {column: np.array([_number(cell) for cell in table[column]], np.float64) for column in chosen}
+
+
+def _rows(text: str, name: str) -> list[list[str]]:
+    """The rows that say something. Lines may end in any way; between cells are semicolons, commas or tabs."""
+    lines = io.StringIO(text.removeprefix("\ufeff"), newline=None)
+    first = next((line for line in lines if line.strip()), "")
+    lines.seek(0)
+    between = ";" if ";" in first else "\t" if "\t" in first and "," not in first else ","
+    try:
+        rows = [row for row in csv.reader(lines, delimiter=between) if any(cell.strip() for cell in row)]
+    except csv.Error as error:
+        raise ValueError(f"{name}: not a CSV file: {error}") from None
+    if not rows:
+        raise ValueError(f"{name}: no rows in it")
+    return rows
+
+
+def _is_header(first: Sequence[str], second: Sequence[str]) -> bool:
+    """It holds no numbers, or a word above a date or the like (columns may be called 2020 and 2021)."""
+    if not any(_number(cell) is not None for cell in first if cell.strip()):
+        return True
+    return any(
+        _number(above) is None and above.strip().isalpha() and _number(below) is None and any(map(str.isdigit, below))
+        for above, below in zip(first, second, strict=False)
+    )
+
+
+def _first_odd(cells: Sequence[str], row: int) -> str | None:
+    """Why a column, whose first cell is in this row, is not one of numbers; None of one that is."""
+    for i, cell in enumerate(cells, row):
+        if _number(cell) is None:
+            return f"row {i} says {cell.strip()!r:.40}"
+    return "nothing in it" if all(math.isnan(_number(cell) or 0) for cell in cells) else None
 
 
 def _column(name: str, asked: str, names: Sequence[str]) -> str:
@@ -116,13 +153,14 @@ def _column(name: str, asked: str, names: Sequence[str]) -> str:
 
 
 def _number(cell: str) -> float | None:
-    """A cell's number, NaN where it is missing, None where it is something else."""
+    """A cell's number, NaN where it is missing, None where it is something else or infinite."""
     if cell.strip().lower() in _MISSING:
         return float("nan")
     try:
-        return float(cell)
+        value = float(cell)
     except ValueError:
         return None
+    return None if math.isinf(value) else value
 
 
 def _csv(names: Sequence[str], levels: Sequence[float], quantiles: NDArray[np.float32]) -> str:

@@ -86,7 +86,7 @@ class Bolt:
         seen = ~np.isnan(cut)
         if not seen.any(axis=1).all():
             raise ValueError(
-                f"{self.patch_size} values or more are missing (NaN) one after another inside a series: fill them in, "
+                f"{self.patch_size} values or more are missing (NaN) one after another inside it: fill them in, "
                 "for example by interpolation"
             )
         rows = self.into(np.concatenate((np.where(seen, cut, 0), seen), axis=1).astype(np.float32))

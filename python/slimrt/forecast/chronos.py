@@ -47,7 +47,7 @@ class Chronos:
         """
         context = recent(series, self.context_length)
         if np.isnan(context).any():
-            raise ValueError("values are missing (NaN) inside a series: fill them in, for example by interpolation")
+            raise ValueError("values are missing (NaN) inside it: fill them in, for example by interpolation")
         scale = float(np.abs(context).mean(dtype=np.float32))
         scale = scale if scale > 0 else 1.0
         middles = (self.centers[1:] + self.centers[:-1]) / 2

@@ -24,7 +24,6 @@ from slimrt.source import ModelSource
 
 _BLOCK_TENSORS = [f"{layer}.{kind}" for layer in ("hidden", "output", "residual") for kind in ("weight", "bias")]
 _REGISTER = 1  # the id whose embedding is put behind the patches, where the file does not say
-OnDone = Callable[[int, int], object]
 
 
 def predict_quantiles(
@@ -52,6 +51,7 @@ def predict_quantiles(
                 "num_samples, temperature, top_k and top_p belong to Chronos; Chronos-Bolt draws no samples"
             )
         bolt = read_bolt(file)
+        _try(bolt.patches, rows)
         horizon = prediction_length or bolt.prediction_length
         return bolt.at_levels(_bolt(runtime, bolt, rows, horizon), levels.tolist())
     model = read_chronos(file)
@@ -59,9 +59,19 @@ def predict_quantiles(
     how = {name: getattr(model, name) if value is None else value for name, value in given.items()}
     if whole("num_samples", how["num_samples"]) < 1:
         raise ValueError(f"num_samples must be at least 1, got {how['num_samples']}")
+    _try(model.encode, rows)
     horizon = prediction_length or model.prediction_length
     paths = _paths(runtime, model, rows, horizon, how, seed)
     return np.moveaxis(np.quantile(paths, levels, axis=1), 0, -1).astype(np.float32)
+
+
+def _try(prepare: Callable[[Values], object], rows: Sequence[Values]) -> None:
+    """ValueError, with the number of the series, where one of them cannot be prepared for a model."""
+    for i, row in enumerate(rows):
+        try:
+            prepare(row)
+        except ValueError as error:
+            raise ValueError(f"series {i}: {error}") from None
 
 
 def _paths(
