@@ -22,4 +22,4 @@ export PYTHONPATH="$PWD/$build/package" PYTHONMALLOC=malloc SLIMRT_SANITIZED=1
 case $build in /*) export PYTHONPATH="$build/package" ;; esac
 export ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
 LD_PRELOAD="$(g++ -print-file-name=libasan.so):$(g++ -print-file-name=libstdc++.so)" \
-    python -m pytest -m "not oracle and not unsanitized" -p no:cacheprovider
+    python -m pytest -n auto -m "not oracle and not unsanitized" -p no:cacheprovider
