@@ -66,7 +66,8 @@ class Flags:
         self.add("--no-progress", action="store_true", help="no progress bars")
 
     def model(self) -> None:
-        self.parser.add_argument("positional", metavar="MODEL", nargs="?", help="a GGUF file or Hugging Face directory")
+        self.parser.add_argument("positional", metavar="MODEL", nargs="?", help="a GGUF file, Hugging Face "
+                                 "directory or whisper.cpp's ggml-*.bin")  # fmt: skip
         self.add("-m", "--model", metavar="MODEL", help="the same as a flag")
 
     def engine(self) -> None:

@@ -12,7 +12,8 @@ HELP = "write a GGUF file folded for a cache mode, with a report for each layer"
 
 
 def add_flags(flags: Flags) -> None:
-    flags.parser.add_argument("source", metavar="SRC", help="a GGUF file or a Hugging Face directory")
+    flags.parser.add_argument("source", metavar="SRC", help="a GGUF file, a Hugging Face "
+                              "directory or whisper.cpp's ggml-*.bin")  # fmt: skip
     flags.add("-o", "--out", required=True, metavar="OUT", help="the file to write")
     modes = "kv, k, k+r, v, x, xr, or auto: for each layer the fewest bytes within --target-error"
     flags.add("--cache", metavar="MODE", help=f"fold for {modes}; without it nothing is folded")
