@@ -78,7 +78,7 @@ def convert(
         cross: beside an encoder, the mode of cross-attention to fold for ("kv", "k", "e", "e1"); None: nothing.
         cross_type: element type its rows will have; "auto": f16, and the file says none.
         verify: compare logits of source and result on a text file; True or "": on the built-in text (on arbitrary
-            tokens when the model has no tokenizer).
+            tokens when the model has no tokenizer). An encoder is given the same text, or noise.
         progress: show bars on stderr, when that is a terminal.
         overwrite: replace an existing file.
 
@@ -102,7 +102,7 @@ def convert(
     if outtype is not None:
         model, more = requantise(model, outtype)
         warnings += more
-    attention = _attention(model, cache, rank, verify)
+    attention = _attention(model, cache, rank, calibration, verify)
     check_cross(model, cross, cross_type)
     metadata = {
         "slimrt.format_version": uint32(FORMAT_VERSION),
@@ -169,7 +169,7 @@ def _request(
 
 
 def _attention(
-    model: ModelData, cache: str | None, rank: int | None, verify: bool | str | os.PathLike[str] | None
+    model: ModelData, cache: str | None, rank: int | None, calibration: Text, verify: bool | Text
 ) -> Attention:
     """The model's attention, which `cache` suits.
 
@@ -177,9 +177,18 @@ def _attention(
         CacheUnsupportedError, UnsupportedError, ValueError: as `convert`.
     """
     attention = Attention.of(model)
-    if attention.beside_encoder and (verify not in (None, False) or cache == AUTO):
-        what = "verify" if cache != AUTO else "cache 'auto'"
-        raise UnsupportedError(f"{what} reads text with a decoder alone; '{model.arch}' has an encoder")
+    if attention.beside_encoder and cache == AUTO:
+        raise UnsupportedError(
+            f"cache 'auto' measures on a text, which says nothing of a decoder beside an encoder ('{model.arch}'): "
+            "choose the modes, such as --cache x --cross e, which invert nothing; slimrt plan and slimrt inspect show "
+            "what each one costs"
+        )
+    if attention.beside_encoder and calibration not in (None, "none"):
+        raise UnsupportedError(
+            f"a text says nothing of a decoder beside an encoder ('{model.arch}'): leave out the calibration"
+        )
+    if verify not in (None, False) and model.value("slimrt.chronos.kind", "") == "bolt":
+        raise UnsupportedError("verify compares logits, and Chronos-Bolt has none: compare forecasts")
     if cache is not None and cache != AUTO:
         attention.require(cache)
     check_rank(attention, rank)
