@@ -38,7 +38,7 @@ def add_flags(flags: Flags) -> None:
     types = "f32, f16, bf16, q8_0, q4_0, q4_k, q4_k_m, q5_k, q6_k"
     flags.add("--outtype", metavar="TYPE", help=f"type of the weights: {types}; default: as they are")
     flags.add("--calibration", metavar="FILE", help="text to fold for and to measure on; none: do without")
-    flags.add("--verify", nargs="?", const="", metavar="TEXTFILE", help="compare the result with the source in kv f32, on a "
+    flags.add("--verify", nargs="?", const="", metavar="TEXTFILE", help="compare with the source in kv f32, on a "
               "text; encoders that hear are given noise")  # fmt: skip
     flags.output()
 
