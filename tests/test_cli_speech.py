@@ -6,6 +6,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from scripted import at, said, scripted_model, whisper_file
 from slimrt.cli import main
 from slimrt.cli.forecast import read_series
 from slimrt.speech.records import Segment
-from slimrt.speech.subtitles import as_srt, as_txt, as_vtt
+from slimrt.speech.subtitles import FORMATS
 from test_forecast import CHRONOS, INFO, chronos_file, repeating
 from test_text2text import INFO as T5_INFO
 from test_text2text import path as t5_path  # noqa: F401  a fixture
@@ -108,8 +109,10 @@ def test_wrong_usage_and_errors(whisper, wavs, capsys, tmp_path):
 
 def test_cues_cannot_break_their_file():
     segment = Segment(0, 3599.9996, 3661.5, " a --> b\n\n c", (), 0.0, 0.0, 0.0, 0.0)
-    assert as_srt([segment]) == "1\n01:00:00,000 --> 01:01:01,500\na -> b c\n\n"
-    assert as_vtt([]) == "WEBVTT\n\n" and as_txt([]) == as_srt([]) == ""
+    assert FORMATS["srt"].whole([segment]) == "1\n01:00:00,000 --> 01:01:01,500\na -> b c\n\n"
+    vtt = FORMATS["vtt"].whole([replace(segment, text=" R&D <i> \n\n--> c")])
+    assert vtt == "WEBVTT\n\n01:00:00.000 --> 01:01:01.500\nR&amp;D &lt;i&gt; --&gt; c\n\n"
+    assert FORMATS["vtt"].whole([]) == "WEBVTT\n\n" and FORMATS["txt"].whole([]) == FORMATS["srt"].whole([]) == ""
 
 
 def test_text2text_and_translate(opened, t5_path, capsys, tmp_path):  # noqa: F811
