@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from slimrt import progress
 from slimrt.cli.common import Flags, as_json, complain, model_source, note, open_model, positive, show_progress
@@ -20,6 +20,7 @@ from slimrt.speech.subtitles import FORMATS
 
 HELP = "speech to text, subtitles or JSON, with Whisper and Moonshine; several sounds are one batch"
 _AT_ONCE = 8  # sounds decoded together where the user does not say
+Number = TypeVar("Number")
 
 
 def add_flags(flags: Flags) -> None:
@@ -82,6 +83,8 @@ def run(args: argparse.Namespace) -> int:
     if len(args.audio) > 1 and form in ("srt", "vtt") and not args.output_dir:
         args.usage_error(f"subtitles of several sounds do not go in one stream; give --output-dir or --format json, "
                          f"not {form} alone")  # fmt: skip
+    if args.word_timestamps and form != "json":
+        args.usage_error(f"times of words go into JSON alone: give --format json with --word-timestamps, not {form}")
     options = _options(args)
     sequences = Transcription.of(options).sequences
     output = _Output(args, form, _targets(args, form))
@@ -115,17 +118,24 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
 
 def _numbers(text: str) -> tuple[float, ...]:
     """Numbers with commas between, for argparse."""
-    return tuple(float(part) for part in text.split(","))
+    return tuple(_parsed(float, part, "numbers with commas between") for part in text.split(","))
 
 
 def _ids(text: str) -> tuple[int, ...]:
     """Whole numbers with commas between, for argparse."""
-    return tuple(int(part) for part in text.split(","))
+    return tuple(_parsed(int, part, "token ids with commas between") for part in text.split(","))
 
 
 def _or_none(text: str) -> float | None:
     """A number or "none", for argparse."""
-    return None if text == "none" else float(text)
+    return None if text == "none" else _parsed(float, text, "a number or none")
+
+
+def _parsed(kind: Callable[[str], Number], text: str, what: str) -> Number:
+    try:
+        return kind(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be {what}, got '{text}'") from None
 
 
 def _targets(args: argparse.Namespace, form: str) -> dict[str, Path]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import inf
 from types import NoneType
 from typing import Any, TypedDict
 
@@ -101,7 +102,7 @@ class Transcription:
         if self.max_initial_timestamp is not None and real("max_initial_timestamp", self.max_initial_timestamp) < 0:
             raise ValueError(f"max_initial_timestamp must not be negative, got {self.max_initial_timestamp}")
         real("length_penalty", self.length_penalty)
-        if real("patience", self.patience) <= 0:
+        if not 0 < real("patience", self.patience) < inf:
             raise ValueError(f"patience must be above 0, got {self.patience}")
         for name in ("language", "initial_prompt", "hotwords", "prefix"):
             if not isinstance(getattr(self, name), (str, NoneType)):
@@ -111,7 +112,7 @@ class Transcription:
         if self.language is not None:
             object.__setattr__(self, "language", code_of(self.language))  # frozen for others
         self._check_clips()
-        if not self.temperatures or min(self.temperatures) < 0:
+        if not self.temperatures or not all(0 <= one < inf for one in self.temperatures):
             raise ValueError(f"temperature must be 0 or more, or several of these, got {self.temperature}")
         check_seed(self.seed)
         for name in ("on_progress", "on_segment", "on_result"):
