@@ -6,6 +6,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from scripted import at, said, scripted_model, whisper_file
 from slimrt.cli import main
 from slimrt.cli.forecast import read_series
 from slimrt.speech.records import Segment
-from slimrt.speech.subtitles import as_srt, as_txt, as_vtt
+from slimrt.speech.subtitles import FORMATS
 from test_forecast import CHRONOS, INFO, chronos_file, repeating
 from test_text2text import INFO as T5_INFO
 from test_text2text import path as t5_path  # noqa: F401  a fixture
@@ -85,6 +86,88 @@ def test_several_sounds(whisper, wavs, capsys, tmp_path):
     assert records[0]["segments"][0]["words"][0]["word"] == " Hello"
 
 
+def test_a_sound_that_cannot_be_used_does_not_hold_the_others_up(whisper, wavs, capsys, tmp_path):
+    model, _ = whisper
+    (tmp_path / "bad.wav").write_text("no sound")
+    bad, absent = str(tmp_path / "bad.wav"), str(tmp_path / "absent.wav")
+    assert main(["transcribe", model, wavs[0], bad, absent, wavs[1]]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == "".join(f"{path}:\nHello there.\nBye\n" for path in wavs)
+    assert "bad.wav: not a sound that can be read" in captured.err and "absent.wav: no such file" in captured.err
+    assert main(["transcribe", model, bad, wavs[0], "--format", "srt", "-o", str(tmp_path / "out")]) == 1
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["one.srt"]
+    assert main(["transcribe", model, bad, wavs[0], "--json"]) == 1
+    assert [record["audio"] for record in json.loads(capsys.readouterr().out)] == [wavs[0]]
+    assert main(["transcribe", model, bad, absent]) == 1 and capsys.readouterr().out == ""
+
+
+@pytest.fixture
+def interrupted(opened, tmp_path):
+    """A model that says one thing in each of two windows, and is interrupted in the third."""
+
+    def script(window):
+        if window == 2:
+            raise KeyboardInterrupt
+        return [at(0.2), *said(f" window {window}"), at(1.4)]
+
+    return opened(whisper_file(tmp_path / "whisper.gguf"), lambda n_seqs: Speaker(script, n_seqs=n_seqs))
+
+
+def test_ctrl_c_keeps_what_was_done(interrupted, wavs, capsys, tmp_path):
+    model, _ = interrupted
+    soundfile.write(wavs[1], sound((70.0, 0.3)), 16000)
+    one_by_one = ["transcribe", model, *wavs, "--parallel", "1", "-q"]
+    assert main([*one_by_one, "-o", str(tmp_path / "out")]) == 130
+    assert {path.name: path.read_text() for path in (tmp_path / "out").iterdir()} == {"one.txt": "window 0\n"}
+    assert main(one_by_one) == 130
+    assert capsys.readouterr().out == f"{wavs[0]}:\nwindow 0\n{wavs[1]}:\nwindow 1\n"
+    assert main(["transcribe", model, wavs[1], "--format", "vtt", "-q"]) == 130
+    cues = ["00:00:00.200 --> 00:00:01.400\nwindow 0", "00:00:30.200 --> 00:00:31.400\nwindow 1"]
+    assert capsys.readouterr().out == "WEBVTT\n\n" + "".join(f"{cue}\n\n" for cue in cues)
+
+
+def test_sounds_come_out_in_their_order(opened, tmp_path, wavs, capsys):
+    """The first of them is the last to be done."""
+    text = constant([at(0.2), *said(" Hello there."), at(1.4)])
+    model, _ = opened(whisper_file(tmp_path / "w.gguf"), lambda n_seqs: Speaker(text, n_seqs=n_seqs))
+    soundfile.write(wavs[0], sound((40.0, 0.3)), 16000)
+    assert main(["transcribe", model, *wavs, "-q"]) == 0
+    assert capsys.readouterr().out == f"{wavs[0]}:\nHello there.\nHello there.\n{wavs[1]}:\nHello there.\n"
+    assert main(["transcribe", model, *wavs, "-q", "--json"]) == 0
+    assert [len(record["segments"]) for record in json.loads(capsys.readouterr().out)] == [2, 1]
+
+
+def test_every_flag_says_something(whisper, wavs, capsys):
+    model, seen = whisper
+
+    def text(*flags):
+        assert main(["transcribe", model, wavs[0], "-q", *flags]) == 0
+        return capsys.readouterr().out
+
+    assert text("--prefix", "Hello", "--hotwords", "names") == "Hello there.\nBye\n"
+    assert text("--clip-timestamps", "0,0.5", "-l", "english", "--initial-prompt", "x") == "Hello there.\nBye\n"
+    assert text("--clip-timestamps", "5") == ""
+    assert "H" not in text(f"--suppress-tokens=-1,{ord('H')}", "--temp", "0", "--logprob-threshold", "none")
+    assert text("--num-beams", "3", "--patience", "2", "--length-penalty", "0.5") and seen["n_seqs"] == 3
+    assert text("--best-of", "2", "--temp", "0.2,0.4", "--seed", "1") and seen["n_seqs"] == 2
+    free = ["--max-initial-timestamp", "none", "--compression-ratio-threshold", "none"]
+    assert text("--no-speech-threshold", "none", *free, "--no-previous-text") == "Hello there.\nBye\n"
+    record = json.loads(text("--format", "json", "--word-timestamps", "--task", "translate"))
+    assert record["segments"][0]["words"][0]["word"] == " Hello"
+    for flags, why in [
+        (["--word-timestamps"], "give --format json"), (["--temp", "a"], "numbers with commas between, got 'a'"),
+        (["--suppress-tokens", "x"], "token ids"), (["--logprob-threshold", "x"], "a number or none"),
+        (["--patience", "x"], "patience"),
+    ]:  # fmt: skip
+        with pytest.raises(SystemExit, match="2"):
+            main(["transcribe", model, wavs[0], *flags])
+        assert why in capsys.readouterr().err
+    for flags, why in [(["--patience", "nan"], "patience must be above 0"), (["--temp", "nan"], "temperature must be"),
+                       (["--clip-timestamps", "2,1"], "each later than the one before")]:  # fmt: skip
+        assert main(["transcribe", model, wavs[0], *flags]) == 1
+        assert why in capsys.readouterr().err
+
+
 def test_a_directory_to_write_to_is_made(whisper, wavs, tmp_path):
     model, _ = whisper
     assert main(["transcribe", model, wavs[0], "-o", str(tmp_path / "subtitles"), "--format", "srt"]) == 0
@@ -98,6 +181,8 @@ def test_wrong_usage_and_errors(whisper, wavs, capsys, tmp_path):
             main(wrong)
     (tmp_path / "bad.wav").write_text("no sound")
     capsys.readouterr()
+    assert main(["transcribe", model, wavs[0], "-o", str(tmp_path / "bad.wav")]) == 1
+    assert "bad.wav is not a directory" in capsys.readouterr().err
     assert main(["transcribe", model, str(tmp_path / "bad.wav")]) == 1
     assert "bad.wav: not a sound that can be read" in capsys.readouterr().err
     assert main(["transcribe", model, wavs[0], "-o", str(tmp_path / "absent" / "deeper")]) == 1
@@ -108,8 +193,10 @@ def test_wrong_usage_and_errors(whisper, wavs, capsys, tmp_path):
 
 def test_cues_cannot_break_their_file():
     segment = Segment(0, 3599.9996, 3661.5, " a --> b\n\n c", (), 0.0, 0.0, 0.0, 0.0)
-    assert as_srt([segment]) == "1\n01:00:00,000 --> 01:01:01,500\na -> b c\n\n"
-    assert as_vtt([]) == "WEBVTT\n\n" and as_txt([]) == as_srt([]) == ""
+    assert FORMATS["srt"].whole([segment]) == "1\n01:00:00,000 --> 01:01:01,500\na -> b c\n\n"
+    vtt = FORMATS["vtt"].whole([replace(segment, text=" R&D <i> \n\n--> c")])
+    assert vtt == "WEBVTT\n\n01:00:00.000 --> 01:01:01.500\nR&amp;D &lt;i&gt; --&gt; c\n\n"
+    assert FORMATS["vtt"].whole([]) == "WEBVTT\n\n" and FORMATS["txt"].whole([]) == FORMATS["srt"].whole([]) == ""
 
 
 def test_text2text_and_translate(opened, t5_path, capsys, tmp_path):  # noqa: F811

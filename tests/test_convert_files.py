@@ -122,16 +122,16 @@ def test_ctrl_c_leaves_nothing(convert, tmp_path):
     assert "KeyboardInterrupt" in errors and list(tmp_path.iterdir()) == []
 
 
-# ---------------------------------------------------------------- the cache of converted directories
+# ---------------------------------------------------------------- the cache of converted models
 def test_a_directory_is_converted_once_and_again_when_it_changes(tmp_path, monkeypatch):
     monkeypatch.setenv("SLIMRT_CACHE_DIR", str(tmp_path / "cache"))
     directory = Path(shutil.copytree(GOLDEN / "llama_gqa_tied", tmp_path / "model"))
-    first = tool.hf_cache_gguf(directory)
+    first = tool.cached_gguf(directory)
     stamp = first.stat().st_mtime_ns
     assert first.parent == tmp_path / "cache" and first.name.startswith("model-")
-    assert tool.hf_cache_gguf(directory) == first and first.stat().st_mtime_ns == stamp
+    assert tool.cached_gguf(directory) == first and first.stat().st_mtime_ns == stamp
     (directory / "config.json").write_text((directory / "config.json").read_text() + "\n")
-    second = tool.hf_cache_gguf(directory)
+    second = tool.cached_gguf(directory)
     assert second != first and sorted((tmp_path / "cache").iterdir()) == sorted([first, second])
     one, two = values_of(first), values_of(second)
     assert all(np.array_equal(one[name], two[name]) for name in one)
@@ -151,7 +151,7 @@ def test_processes_may_convert_at_once(tmp_path):
     command = [
         sys.executable,
         "-c",
-        "import sys; from slimrt.tools.convert import hf_cache_gguf as f; print(f(sys.argv[1]))",
+        "import sys; from slimrt.tools.convert import cached_gguf as f; print(f(sys.argv[1]))",
     ]
     environment = {"SLIMRT_CACHE_DIR": str(tmp_path / "cache"), "PATH": "/usr/bin"}
     running = [

@@ -260,10 +260,40 @@ def test_half_of_the_layers_get_more_bits(tmp_path, seq2seq):
 
 def test_what_reads_text_is_for_decoders_alone(seq2seq, tmp_path, convert):
     path = convert(seq2seq("whisper"))
-    for options in ({"cache": "auto"}, {"verify": True}):
-        with pytest.raises(UnsupportedError, match="has an encoder"):
+    text = tmp_path / "text.txt"
+    text.write_text("A text.")
+    for options, why in (
+        ({"cache": "auto"}, "choose the modes, such as --cache x --cross e"),
+        ({"cache": "k", "cache_type": "f32", "calibration": text}, "leave out the calibration"),
+    ):
+        with pytest.raises(UnsupportedError, match=f"a decoder beside an encoder .*{why}"):
             slimrt.convert(path, tmp_path / "out.gguf", progress=False, **options)
-    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(UnsupportedError, match="Chronos-Bolt has none"):
+        slimrt.convert(third_party(BOLT), tmp_path / "out.gguf", progress=False, verify=True)
+    assert list(tmp_path.iterdir()) == [text]
+
+
+# What these modes keep is enough to compute K and V, so that float32 is what is left of the differences: some 1e-6,
+# amplified where a mode inverts by the condition of what it inverts, which is printed.
+@pytest.mark.parametrize("name, cache, cross", [
+    ("whisper", "x", "e"), ("whisper", "kv", "k"), ("whisper", "k", "e1"), ("umt5", "k", "e1"), ("t5", "x", "e"),
+    ("moonshine", "kv", "e"),
+])  # fmt: skip
+def test_verify(name, cache, cross, seq2seq, tmp_path):
+    options = {"cache": cache, "cache_type": "f32", "cross": cross, "cross_type": "f32", "verify": True}
+    report = slimrt.convert(seq2seq(name), tmp_path / "out.gguf", progress=False, **options)
+    conditions = [one.cond for one in (*report.layers, *report.cross) if one.cond]
+    print(report.verify, conditions)
+    assert 0 < report.verify.max_rel < 1e-6 * max(conditions, default=1) and report.verify.same_top == 1
+
+
+def test_verify_sees_what_a_type_costs(seq2seq, tmp_path):
+    """Rows of 4 bits in cross-attention alone: one part in thirty of each."""
+    reports = [
+        slimrt.convert(seq2seq("whisper"), tmp_path / "out.gguf", cross="e", cross_type=kind, verify=True).verify
+        for kind in ("f32", "q4")
+    ]
+    assert reports[1].max_rel > 10 * reports[0].max_rel and reports[1].max_rel > 1e-3
 
 
 # ---------------------------------------------------------------- the goldens

@@ -244,6 +244,26 @@ def test_the_prediction_is_what_happens(gguf):
         assert expected / 4 < error < 4 * expected
 
 
+@each
+def test_a_residual_must_hold_what_k_does_not_tell(name, gguf, tmp_path):
+    """With W_K narrower than d, K tells a part of V: a residual of the default rank is refused, a full one is not."""
+    path = gguf(name)
+    if "k+r" not in legal(path)[0]:
+        pytest.skip("k+r is not legal here")
+    attention = Attention.of(read_gguf(path))
+    wide = attention.kv_width >= read_gguf(path).size("embedding_length")
+    full = f"k+r:f16:{attention.kv_width}:f16"
+    if wide:
+        opened(path, "k+r", "kv", "f16").close()
+    else:
+        with pytest.raises(CacheUnsupportedError, match=r"k\+r.*residual.*layer 0.*use "):
+            opened(path, "k+r", "kv", "f16")
+        with pytest.raises(CacheUnsupportedError, match=r"k\+r.*residual.*layer 0.*use "):
+            slimrt.convert(path, tmp_path / "made.gguf", cache="k+r", cache_type="f16", progress=False)
+        assert not (tmp_path / "made.gguf").exists()
+    opened(path, full, "kv", "auto").close()
+
+
 # ---------------------------------------------------------------- what is said of it
 def test_a_converted_file_loads_as_it_says(gguf, tmp_path):
     made, path = tmp_path / "made.gguf", gguf("whisper")

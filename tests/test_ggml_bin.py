@@ -18,6 +18,7 @@ import whisper_bin
 from conftest import relative, third_party
 from seq2seq_models import GOLDEN
 from slimrt._vocabulary import byte_level_alphabet, from_byte_level
+from slimrt.cli import main
 from slimrt.errors import ModelFormatError, UnsupportedError
 from slimrt.tools.ggml_bin import read_ggml_bin
 from slimrt.tools.gguf_file import ModelData, read_gguf
@@ -87,6 +88,29 @@ def test_outtype(weights, tmp_path):
     made = read_gguf(slimrt.convert(source, tmp_path / "out.gguf", outtype="q8_0", progress=False).path)
     assert {made.tensor(f"{name}.weight").type.name for name in ("token_embd", "enc.blk.1.ffn_up")} == {"Q8_0"}
     assert relative(made.tensor("token_embd.weight").values(), weights["model.decoder.embed_tokens.weight"]) < 0.01
+
+
+def test_a_model_opens_it_as_it_is(weights, tmp_path, monkeypatch, capsys):
+    """By way of the cache folder, once; the same words as from a file that was converted by hand."""
+    monkeypatch.setenv("SLIMRT_CACHE_DIR", str(tmp_path / "cache"))
+    source = whisper_bin.write_bin(tmp_path / "ggml-tiny.bin", TOKENS, weights, Kind.Q8_0)
+    converted = slimrt.convert(source, tmp_path / "out.gguf", progress=False).path
+    sound = np.sin(np.arange(24000) * 0.3).astype(np.float32)
+    heard = []
+    for path in (source, converted):
+        with slimrt.Model(path) as model:
+            segments, info = model.transcribe(sound, temperature=0.0, no_speech_threshold=None)
+        assert info.language in ("en", "zh", "de")
+        heard.append([(one.start, one.tokens) for one in segments])
+    assert heard[0] == heard[1] != []
+    kept = list((tmp_path / "cache").iterdir())
+    assert len(kept) == 1 and kept[0].name.startswith("ggml-tiny.bin-")
+    assert main(["inspect", str(source), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["metadata"]["whisper.mel_bins"] == whisper_bin.N_MELS
+    assert list((tmp_path / "cache").iterdir()) == kept
+    source.write_bytes(source.read_bytes()[:-1])
+    with pytest.raises(ModelFormatError, match="ggml-tiny.bin: cut off"):
+        slimrt.Model(source)
 
 
 def test_tokens(weights, tmp_path):

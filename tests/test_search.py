@@ -92,6 +92,23 @@ def test_one_beam_is_greedy_and_more_are_no_worse(seed):
     np.testing.assert_allclose(one.logprobs, alone.logprobs, rtol=1e-6)
 
 
+def test_patience_waits_for_more_results():
+    """The likeliest ends of a step come at once; a likelier text needs two more tokens."""
+
+    def logits(source, tokens):
+        p = {0: [0.45, 0, 0, 0, 0.55], 1: [0, 0.9, 0, 0, 0.1], 2: [0, 0, 0.99, 0, 0.01]}.get(
+            len(tokens) - 1, [0, 0, 0, 0, 1.0]
+        )
+        return np.log(np.maximum(np.array(p, np.float32), 1e-9))
+
+    engine, options = ScriptedEngine(logits), {"length_penalty": 1.0, "early_stopping": True}
+    soon, later = run(engine, [(2, beams(engine, 1, 2, patience=p, **options)) for p in (1.0, 2.0)], 4)
+    assert [one.tokens for one in soon] == [(), (0,)]
+    assert [one.tokens for one in later] == [(0, 1, 2), (), (0,), (0, 1)] and not engine.live
+    one = run(engine, [(2, beams(engine, 1, 2, patience=0.5, **options))], 2)[0]
+    assert [found.tokens for found in one] == [()]
+
+
 def test_early_stopping_ends_with_the_first_results():
     """Ending at once has probability 0.6; the better sequence takes longer."""
 

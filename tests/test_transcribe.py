@@ -193,6 +193,98 @@ def test_beams_and_the_best_of_several(path):
         model.transcribe(sound((1.0, 0.3)), num_beams=6)
 
 
+def test_a_prefix_begins_the_first_window_alone(path):
+    """Given tokens are said, and what follows obeys the rules as if the model had said them."""
+    engine = Speaker(lambda window: [at(0), *said(" Hello there"), at(1.4)] if window == 0 else HELLO)
+    segments, _ = scripted_model(path, engine).transcribe(
+        sound((31.0, 0.3)), prefix=" Hello ", condition_on_previous_text=False, word_timestamps=True
+    )
+    assert [(s.start, s.text) for s in segments] == [(0.0, " Hello there"), (pytest.approx(30.2), " hello there")]
+    assert segments[0].tokens == (at(0), *said(" Hello there"), at(1.4))
+    assert [word.word for word in segments[0].words] == [" Hello", " there"]
+    engine = Speaker(constant(said(" Hello there")))
+    segments, _ = scripted_model(path, engine).transcribe(sound((1.0, 0.3)), prefix="Hello", timestamps=False)
+    assert [s.text for s in segments] == [" Hello there"]
+
+
+def test_a_prefix_and_prompts_that_are_too_long_are_cut_to_what_fits(path):
+    engine = Speaker(constant(HELLO))
+    everything = {name: f"{name} " * 99 for name in ("prefix", "initial_prompt", "hotwords")}
+    segments, _ = scripted_model(path, engine).transcribe(sound((1.0, 0.3)), **everything, temperature=0.0)
+    assert segments[0].text.startswith(" prefix prefix") and not engine.live  # the engine checks its n_ctx
+
+
+def test_hotwords_stand_before_every_window(path):
+    script = [[at(0), *said(" one"), at(29)], HELLO]
+    for conditioned, shown in ((True, script[0]), (False, [])):
+        engine = Speaker(lambda window: script[window])
+        scripted_model(path, engine).transcribe(
+            sound((31.0, 0.3)), hotwords="names", condition_on_previous_text=conditioned
+        )
+        assert engine.prompts[0] == [PREVIOUS, *said(" names"), START, EN, TRANSCRIBE]
+        assert engine.prompts[1] == [PREVIOUS, *said(" names"), *shown, START, EN, TRANSCRIBE]
+
+
+@pytest.mark.parametrize("clips, windows", [
+    ([5], [(5, 30), (35, 5)]), ((0, 10, 20.5, 30), [(0, 10), (20.5, 9.5)]), ([38, 50], [(38, 2)]), ([41], []),
+])  # fmt: skip
+def test_clips(path, clips, windows):
+    """The sound is louder from second to second, so that a window shows where it begins."""
+    engine = Speaker(constant([at(0), *said(" x"), at(1)]))
+    whole = np.concatenate([sound((1.0, 0.02 * (1 + i))) for i in range(40)])
+    segments, info = scripted_model(path, engine).transcribe(whole, clip_timestamps=clips, no_speech_threshold=None)
+    assert [s.start for s in segments] == pytest.approx([start for start, _ in windows])
+    assert [int((window.max(axis=1) > 0).sum()) for window in engine.windows] == pytest.approx(
+        [100 * length for _, length in windows], abs=2
+    )
+    assert info.duration == 40.0 and info.duration_heard == pytest.approx(sum(length for _, length in windows))
+
+
+def test_suppressed_tokens(path):
+    def said_with(**options):
+        engine = Speaker(constant([at(0), *said(" b#"), at(1)]))
+        heard = scripted_model(path, engine).transcribe(sound((1.0, 0.3)), temperature=0.0, **options)[0]
+        return "".join(segment.text for segment in heard)
+
+    assert "#" not in said_with() and "#" not in said_with(suppress_tokens=[-1, ord("b")])  # the file's list
+    assert "b" in said_with() and "b" not in said_with(suppress_tokens=[-1, ord("b")])
+    assert said_with(suppress_tokens=[]) == " b#"
+
+
+def test_blanks_are_suppressed_unless_asked_for(path):
+    for blank, first in ((True, "a"), (False, " ")):
+        engine = Speaker(constant(said(" a") if not blank else said("a")))
+        segments, _ = scripted_model(path, engine).transcribe(
+            sound((1.0, 0.3)), timestamps=False, suppress_blank=blank, temperature=0.0
+        )
+        assert segments[0].text[0] == first
+    engine = Speaker(constant(said(" a")))
+    segments, _ = scripted_model(path, engine).transcribe(sound((1.0, 0.3)), timestamps=False, temperature=0.0)
+    assert not segments or segments[0].text[0] != " "
+
+
+def test_languages_by_name_and_options_by_their_name_elsewhere(path):
+    model = scripted_model(path, Speaker(constant(HELLO)))
+    assert model.transcribe(sound((1.0, 0.3)), language="German")[1].language == "de"
+    for theirs, ours in (("beam_size", "num_beams"), ("vad_filter", "skip_silence"), ("without_timestamps", "timest")):
+        with pytest.raises(TypeError, match=f"no {theirs}: here it is called {ours}"):
+            model.transcribe(sound((1.0, 0.3)), **{theirs: 1})
+
+
+def test_callbacks_hear_of_every_segment_and_sound(path):
+    told, done = [], []
+    engine = Speaker(constant(HELLO), n_seqs=2)
+    sounds = [sound((31.0, 0.3)), sound((1.0, 0.3)), sound((3.0, 0.0), (1.0, 0.3), (4.0, 0.0))]
+    results = scripted_model(path, engine).transcribe(
+        sounds, skip_silence=True, on_segment=lambda *told_now: told.append(told_now),
+        on_result=lambda i, segments, info: done.append((i, segments, info)),
+    )  # fmt: skip
+    assert sorted(done, key=lambda one: one[0]) == [(i, *result) for i, result in enumerate(results)]
+    assert done[0][0] == 1  # a long one does not hold the others up
+    for i, (segments, _) in enumerate(results):
+        assert [segment for index, segment in told if index == i] == segments
+
+
 def test_several_sounds_are_one_batch(path):
     sounds = [sound((1.0 + i, 0.3)) for i in range(5)] + [sound((31.0, 0.3))]
     engine = Speaker(constant(HELLO), n_seqs=4)
@@ -236,11 +328,14 @@ def test_unusable_sounds_and_options(path):
         model.transcribe("absent.wav")
     with pytest.raises(UnsupportedError, match="does not know language 'fr'"):
         model.transcribe(sound((1.0, 0.3)), language="fr")
-    for bad in ({"temperature": -1.0}, {"num_beams": 0}, {"max_initial_timestamp": -1.0}, {"temperature": ()}):
+    for bad in ({"temperature": -1.0}, {"num_beams": 0}, {"max_initial_timestamp": -1.0}, {"temperature": ()},
+                {"patience": 0.0}, {"clip_timestamps": [2, 1]}, {"clip_timestamps": [-1]},
+                {"clip_timestamps": [1], "skip_silence": True}):  # fmt: skip
         with pytest.raises(ValueError, match=next(iter(bad))):
             model.transcribe(sound((1.0, 0.3)), **bad)
-    with pytest.raises(TypeError, match="beams"):
-        model.transcribe(sound((1.0, 0.3)), beams=3)
+    for wrong in ({"beams": 3}, {"suppress_tokens": ["a"]}, {"hotwords": ["a"]}, {"on_segment": 1}):
+        with pytest.raises(TypeError, match=next(iter(wrong))):
+            model.transcribe(sound((1.0, 0.3)), **wrong)
     with pytest.raises(UnsupportedError, match="is a whisper model and cannot forecast.*transcribe"):
         model.predict_quantiles([1.0, 2.0])
     with pytest.raises(UnsupportedError, match="cannot continue a text"):

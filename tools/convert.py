@@ -18,14 +18,14 @@ from gguf.gguf_writer import GGUFValue
 from slimrt import progress as bars
 from slimrt.cache import AUTO, CACHE_TYPES, DEFAULT_TYPE
 from slimrt.errors import UnsupportedError
-from slimrt.files import check_target, writing
+from slimrt.files import check_target, is_ggml_bin, writing
 
 from .attention import Attention, fold_value_bias
 from .calibrate import Text, calibrated, text_ids
 from .choose import AUTO_TYPES
 from .cross_model import check_cross, cross_fields, fold_cross_model, require_all_precise
 from .fold import FOLDED, check_rank, without_folds
-from .ggml_bin import is_ggml_bin, read_ggml_bin
+from .ggml_bin import read_ggml_bin
 from .gguf_file import ModelData, array, read_gguf, string, uint32, write_gguf
 from .hf import read_hf
 from .layers import Request, fold_model
@@ -34,7 +34,7 @@ from .report import CAUTION, TOO_LARGE, ConvertReport, CrossReport, LayerReport,
 from .verify import compare
 
 FORMAT_VERSION = 1  # of the keys under "slimrt."
-_CONVERTER = 2  # raise it when the same directory converts to other bytes: cached files are made again
+_CONVERTER = 2  # raise it when the same source converts to other bytes: cached files are made again
 # Say what the model is, not how it was converted.
 _KEPT_KEYS = ("slimrt.activation", "slimrt.whisper.", "slimrt.chronos.")
 _MODEL_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja")
@@ -78,7 +78,7 @@ def convert(
         cross: beside an encoder, the mode of cross-attention to fold for ("kv", "k", "e", "e1"); None: nothing.
         cross_type: element type its rows will have; "auto": f16, and the file says none.
         verify: compare logits of source and result on a text file; True or "": on the built-in text (on arbitrary
-            tokens when the model has no tokenizer).
+            tokens when the model has no tokenizer). An encoder is given the same text, or noise.
         progress: show bars on stderr, when that is a terminal.
         overwrite: replace an existing file.
 
@@ -102,7 +102,7 @@ def convert(
     if outtype is not None:
         model, more = requantise(model, outtype)
         warnings += more
-    attention = _attention(model, cache, rank, verify)
+    attention = _attention(model, cache, rank, calibration, verify)
     check_cross(model, cross, cross_type)
     metadata = {
         "slimrt.format_version": uint32(FORMAT_VERSION),
@@ -169,7 +169,7 @@ def _request(
 
 
 def _attention(
-    model: ModelData, cache: str | None, rank: int | None, verify: bool | str | os.PathLike[str] | None
+    model: ModelData, cache: str | None, rank: int | None, calibration: Text, verify: bool | Text
 ) -> Attention:
     """The model's attention, which `cache` suits.
 
@@ -177,9 +177,18 @@ def _attention(
         CacheUnsupportedError, UnsupportedError, ValueError: as `convert`.
     """
     attention = Attention.of(model)
-    if attention.beside_encoder and (verify not in (None, False) or cache == AUTO):
-        what = "verify" if cache != AUTO else "cache 'auto'"
-        raise UnsupportedError(f"{what} reads text with a decoder alone; '{model.arch}' has an encoder")
+    if attention.beside_encoder and cache == AUTO:
+        raise UnsupportedError(
+            f"cache 'auto' measures on a text, which says nothing of a decoder beside an encoder ('{model.arch}'): "
+            "choose the modes, such as --cache x --cross e, which invert nothing; slimrt plan and slimrt inspect show "
+            "what each one costs"
+        )
+    if attention.beside_encoder and calibration not in (None, "none"):
+        raise UnsupportedError(
+            f"a text says nothing of a decoder beside an encoder ('{model.arch}'): leave out the calibration"
+        )
+    if verify not in (None, False) and model.value("slimrt.chronos.kind", "") == "bolt":
+        raise UnsupportedError("verify compares logits, and Chronos-Bolt has none: compare forecasts")
     if cache is not None and cache != AUTO:
         attention.require(cache)
     check_rank(attention, rank)
@@ -326,33 +335,33 @@ def model_files(directory: Path) -> list[Path]:
 
 
 def cache_directory() -> Path:
-    """Where converted directories are kept: $SLIMRT_CACHE_DIR, else slimrt in $XDG_CACHE_HOME, else ~/.cache/slimrt."""
+    """Where converted models are kept: $SLIMRT_CACHE_DIR, else slimrt in $XDG_CACHE_HOME, else ~/.cache/slimrt."""
     own, xdg = os.environ.get("SLIMRT_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME")
     return Path(own) if own else (Path(xdg) if xdg else Path.home() / ".cache") / "slimrt"
 
 
-def hf_cache_gguf(
-    directory: str | os.PathLike[str], *, progress: bool = True, on_warning: Callable[[str], object] | None = None
+def cached_gguf(
+    path: str | os.PathLike[str], *, progress: bool = True, on_warning: Callable[[str], object] | None = None
 ) -> Path:
-    """Convert a Hugging Face directory once, and return the GGUF file in the user's cache.
+    """Convert a Hugging Face directory or ggml file of whisper.cpp once, and return the GGUF file in the user's cache.
 
-    The file is named after the names, sizes and modification times of the directory's files and the version of this
-    converter, so a changed directory is converted again. Processes that convert at once each write their own file
+    The file is named after the names, sizes and modification times of the source's files and the version of this
+    converter, so a changed source is converted again. Processes that convert at once each write their own file
     beside the target; whichever is last replaces it with equal content. on_warning is called with what a user should
-    know about the directory.
+    know about the source.
 
     Raises:
-        ModelFormatError, UnsupportedError: the directory cannot be converted.
+        ModelFormatError, UnsupportedError: it cannot be converted.
         OSError: the disk is full, the cache cannot be written.
     """
-    source = Path(directory).resolve()
+    source = Path(path).resolve()
     digest = hashlib.sha256(f"{_CONVERTER}\0{source}".encode())
-    for file in model_files(source):
+    for file in model_files(source) if source.is_dir() else [source]:
         status = file.stat()
         digest.update(f"\0{file.name}\0{status.st_size}\0{status.st_mtime_ns}".encode())
     target = cache_directory() / f"{source.name}-{digest.hexdigest()[:16]}.gguf"
     if not target.is_file():
-        model, warnings = read_hf(source)
+        model, warnings = read_model(source)
         if on_warning:
             for warning in warnings:
                 on_warning(warning)
@@ -364,4 +373,4 @@ def hf_cache_gguf(
 
 def _runnable(source: Path, show_progress: bool) -> Path:
     """A GGUF file that the engine can load in place of the source."""
-    return hf_cache_gguf(source, progress=show_progress) if source.is_dir() else source
+    return cached_gguf(source, progress=show_progress) if source.is_dir() or is_ggml_bin(source) else source

@@ -10,7 +10,7 @@ from gguf import GGUFValueType
 from gguf.gguf_writer import GGUFValue
 
 from slimrt import progress as bars
-from slimrt.cache import AUTO, CACHE_TYPES, DEFAULT_TYPE
+from slimrt.cache import AUTO, CACHE_TYPES, DEFAULT_TYPE, RESIDUAL_MODE
 from slimrt.cross import CROSS_FOLDED, CROSS_MODES
 
 from .attention import Attention
@@ -78,9 +78,9 @@ def cross_fields(reports: Sequence[CrossReport], mode: str, type_name: str) -> d
 
 
 def require_all_precise(model: ModelData, layers: Sequence[LayerReport]) -> None:
-    """Beside an encoder, refuses folds of self-attention that amplify their type's rounding too much."""
+    """Beside an encoder, refuses folds of self-attention that lose too much."""
     attention = Attention.of(model)
     for layer in layers if attention.beside_encoder else ():
-        if layer.errors:
-            error = layer.errors[layer.type]
+        if layer.errors or layer.mode == RESIDUAL_MODE:
+            error = layer.errors[layer.type] if layer.errors else layer.predicted.value
             require_precise(SELF, layer.mode, layer.type, layer.layer, error, rope=attention.rope)

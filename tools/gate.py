@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Beside an encoder there is always a mode that inverts nothing, so one that does must be precise: else it is refused.
+"""Beside an encoder there is always a mode that loses nothing, so one that does must be precise: else it is refused.
 
 Published measurements of Whisper's cross-attention (cache-math.md, section 2): with float16 rows, mode k keeps V within
 5 % in no layer of any size.
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
+from slimrt.cache import RESIDUAL_MODE
 from slimrt.cross import CROSS_FOLDED
 from slimrt.errors import CacheUnsupportedError
 
@@ -22,12 +23,19 @@ from .gguf_file import ModelData, read_gguf
 from .report import CAUTION, TOO_LARGE
 
 ErrorOf = Callable[[str], float]  # element type -> predicted relative error
-_AMPLIFIED = {"k": "V", "v": "K", "e1": "K and V"}
+_LOST = {"k": "V", "v": "K", "k+r": "V", "e1": "K and V"}
+_INVERTS = "it inverts a projection, which amplifies the rounding of the stored row"
+_PARTIAL = "K tells a part of V, and the residual of this rank and type does not hold the rest"
 CROSS, SELF = "cross-attention", "self-attention"
 
 
 def predicted(
-    path: Path, part: str, mode: str, type_name: str, layers: Collection[int] | None = None
+    path: Path,
+    part: str,
+    mode: str,
+    type_name: str,
+    layers: Collection[int] | None = None,
+    residual: tuple[int, str] | None = None,
 ) -> Iterator[tuple[int, float]]:
     """The expected relative error of what each layer computes from its rows: (layer, error).
 
@@ -35,8 +43,9 @@ def predicted(
 
     Args:
         path: a GGUF file with an encoder.
-        part: CROSS or SELF. mode: one that inverts: k or e1; k or v. type_name: of the rows.
+        part: CROSS or SELF. mode: one that loses something: k or e1; k, v or k+r. type_name: of the rows.
         layers: which; None: all.
+        residual: rank and type, of k+r; None: the default for the type.
 
     Raises:
         CacheUnsupportedError, ModelFormatError, OSError: as `cross.folds`.
@@ -52,7 +61,8 @@ def predicted(
     else:
         known = Calibration("", model, attention, [])
         for layer in wanted:
-            yield layer, reader(known.layer(layer)[0], mode, type_name, half=False).fold_error()
+            made = reader(known.layer(layer)[0], mode, type_name, *(residual or (None, None)), half=False)
+            yield layer, made.value_error() if mode == RESIDUAL_MODE else made.fold_error()
 
 
 def _written(model: ModelData, part: str, mode: str, type_name: str) -> list[float]:
@@ -73,17 +83,25 @@ def require_precise(part: str, mode: str, type_name: str, layer: int, error: flo
     if error <= TOO_LARGE or type_name == "f32":
         return error > CAUTION
     flag, other = ("--cross", "e") if part == CROSS else ("--cache", "kv" if rope else "x")
+    why = _PARTIAL if mode == RESIDUAL_MODE else _INVERTS
     raise CacheUnsupportedError(
-        f"{part} cache mode '{mode}' is too imprecise in {type_name}: it inverts a projection, which amplifies the "
-        f"rounding of the stored row, and the predicted error of {_AMPLIFIED[mode]} is {error:.1%} in layer {layer} "
-        f"(the limit is {TOO_LARGE:.0%}): use {other} ({flag} {other}), which inverts nothing, or type f32"
+        f"{part} cache mode '{mode}' is too imprecise in {type_name}: {why}, and the predicted error of {_LOST[mode]} "
+        f"is {error:.1%} in layer {layer} (the limit is {TOO_LARGE:.0%}): use {other} ({flag} {other}), which inverts "
+        "nothing, or type f32"
     )
 
 
-def check(path: Path, part: str, mode: str, type_name: str, layers: Collection[int] | None = None) -> list[int]:
+def check(
+    path: Path,
+    part: str,
+    mode: str,
+    type_name: str,
+    layers: Collection[int] | None = None,
+    residual: tuple[int, str] | None = None,
+) -> list[int]:
     """The layers whose error wants caution; stops at the first that is refused. Errors as both functions above."""
-    if mode not in (EXACT if part == SELF else CROSS_FOLDED):
+    if mode not in ((*EXACT, RESIDUAL_MODE) if part == SELF else CROSS_FOLDED):
         return []
     rope = Attention.of(read_gguf(path)).rope
-    found = predicted(path, part, mode, type_name, layers)
+    found = predicted(path, part, mode, type_name, layers, residual)
     return [layer for layer, error in found if require_precise(part, mode, type_name, layer, error, rope=rope)]

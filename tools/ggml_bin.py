@@ -20,6 +20,7 @@ from gguf.gguf_writer import GGUFValue
 
 from slimrt._vocabulary import to_byte_level
 from slimrt.errors import ModelFormatError, UnsupportedError
+from slimrt.files import is_ggml_bin
 
 from .encoder_decoders import WHISPER
 from .families import Family, Stack
@@ -29,7 +30,6 @@ from .hf_config import Config
 from .safetensors_files import Entry
 from .vocabulary_whisper import END, merges_of_ranks, restored, special_tokens
 
-MAGIC = b"lmgg"
 _SIZES = ("n_vocab", "n_audio_ctx", "n_audio_state", "n_audio_head", "n_audio_layer", "n_text_ctx", "n_text_state",
           "n_text_head", "n_text_layer", "n_mels", "ftype")  # fmt: skip
 _FIRST_BLOCKS = 2  # quantisation version: how blocks are laid out today; version 1 differs
@@ -118,12 +118,6 @@ class _Cursor:
         return int(value)
 
 
-def is_ggml_bin(path: Path) -> bool:
-    """Whether a file begins as whisper.cpp's do."""
-    with path.open("rb") as file:
-        return file.read(4) == MAGIC
-
-
 def read_ggml_bin(path: Path) -> tuple[ModelData, list[str]]:
     """Open such a file; tensor data stays on disk until it is asked for. Returns the model, and warnings.
 
@@ -134,9 +128,10 @@ def read_ggml_bin(path: Path) -> tuple[ModelData, list[str]]:
         UnsupportedError: blocks of an old layout, or a type of GGML's that nothing reads any more.
         OSError: it cannot be read.
     """
-    cursor = _Cursor(path)
-    if cursor.take(4, "the magic number") != MAGIC:
+    if not is_ggml_bin(path):
         raise ModelFormatError(f"{path}: not a ggml file of whisper.cpp")
+    cursor = _Cursor(path)
+    cursor.skip(4, "the magic number")
     sizes = {name: cursor.number(name) for name in _SIZES}
     n_mel, n_fft = cursor.number("the number of mel filters"), cursor.number("the width of a mel filter")
     if n_mel != sizes["n_mels"]:

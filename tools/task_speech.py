@@ -124,7 +124,14 @@ class Speech:
         """A window of sound, the tokens, what follows each, the digit of each row, and the samples that are sound."""
         n = self.rows * ROW
         samples, digits, words = np.zeros(n, np.float32), [SILENT] * self.rows, []
-        take, at, cut, speed = rng.choice(self._takes), max(rng.uniform(-0.1, 0.5), 0.0), None, rng.uniform(0.85, 1.2)
+        take, cut, speed = rng.choice(self._takes), None, rng.uniform(0.85, 1.2)
+        at, pause = max(rng.uniform(-0.1, 0.5), 0.0), rng.choice((0.5, 0.5, 1.2))
+        if rng.random() < 0.2:
+            at = rng.uniform(0.0, 1.8)
+        if rng.random() < 0.3:  # the end of a word that the window before has heard
+            rest = take[rng.choice(WORDS)][-round(rng.uniform(0.03, 0.15) * RATE) :]
+            samples[: len(rest)] += rest
+            at = max(at, 0.05)
         for _ in range(0 if rng.random() < 0.06 else rng.randint(1, most)):
             word = rng.choice(WORDS)
             spoken = _faster(take[word], speed * rng.uniform(0.93, 1.07)) * np.float32(rng.uniform(0.6, 1.0))
@@ -138,7 +145,7 @@ class Speech:
                 break
             digits[start // ROW : end // ROW] = [WORDS.index(word)] * (end // ROW - start // ROW)
             words.append((word, start, end))
-            at = end / RATE + rng.uniform(0.0, 0.5)
+            at = end / RATE + rng.uniform(0.0, pause)
         if cut is not None and not words:
             return self._clip(rng, most)
         if cut is None and rng.random() < 0.6:
@@ -157,8 +164,7 @@ class Speech:
     ) -> tuple[list[int], list[int]]:
         """Half with times; a word that the window cuts off is left to the next one, as Whisper does it."""
         ids = self._id
-        before = [ids["startofprev"], *(rng.choice(list(self._words.values())) for _ in range(rng.randint(1, 8)))]
-        before = before if rng.random() < 0.3 else []
+        before = [ids["startofprev"], *self._before(rng)] if rng.random() < 0.5 else []
         head = [*before, ids["startoftranscript"], ids["en"], ids["transcribe"]]
         text = [self._words[word] for word, _, _ in words]
         timed = rng.random() < 0.6 or not words
@@ -173,6 +179,16 @@ class Speech:
         wanted = [IGNORED] * (len(head) - 1) + all_ids[len(head) :]
         wanted[len(before)] = ids["en"] if words else ids["nospeech"]
         return all_ids[:-1], wanted
+
+    def _before(self, rng: random.Random) -> list[int]:
+        """What a prompt shows of the windows before: the end of some segments with their times, or words alone."""
+        timed, shown = rng.random() < 0.7, list[int]()
+        while len(shown) < CONTEXT // 2:
+            words = [self._words[rng.choice(WORDS)] for _ in range(rng.randint(1, 4))]
+            start, end = sorted(rng.sample(range(ROWS + 1), 2))
+            first = self._id["0.00"]
+            shown += [first + start, *words, first + end] if timed else words
+        return shown[-rng.randint(1, CONTEXT // 2 - 1) :]
 
     def _heard(self, samples: Tensor, lengths: Tensor, rng: random.Random) -> Tensor:
         """What slimrt.speech.mel.log_mel makes of it, with the spectrum bent, tinted and partly hidden."""

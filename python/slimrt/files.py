@@ -9,6 +9,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+_GGML = b"lmgg"  # 0x67676d6c, little-endian
+
+
+def is_ggml_bin(path: Path) -> bool:
+    """Whether it is a file that begins as whisper.cpp's own (ggml-*.bin) do."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(_GGML)) == _GGML
+
 
 def decode_text(data: bytes, name: str) -> str:
     """The text in these bytes; ValueError, with the name of what they are from, when they are not UTF-8."""

@@ -13,7 +13,7 @@ from slimrt.cache import FOLDED, RESIDUAL_MODE, CacheChoice, LayerCache
 from slimrt.cross import CROSS_FOLDED
 from slimrt.source import ModelSource
 
-_INVERTING = {"k": "type_k", "v": "type_v"}  # mode -> the type of its rows
+_LOSING = {"k": "type_k", "v": "type_v", RESIDUAL_MODE: "type_k"}  # mode -> the type of its rows
 
 
 def folds_at_load(source: ModelSource, choice: CacheChoice) -> dict[LayerCache, list[int]]:
@@ -40,7 +40,7 @@ def needs_folding(source: ModelSource, choice: CacheChoice) -> bool:
 
 
 def require_precise(source: ModelSource, choice: CacheChoice, show_progress: bool | None) -> None:
-    """Refuses modes of a model with an encoder that invert a projection and lose too much by it.
+    """Refuses modes of a model with an encoder that lose too much, by inverting a projection or by a small residual.
 
     Raises:
         CacheUnsupportedError: with the predicted error, the layer and the mode that loses nothing.
@@ -49,18 +49,19 @@ def require_precise(source: ModelSource, choice: CacheChoice, show_progress: boo
         return
     from slimrt.tools.gate import CROSS, SELF, check
 
-    inverted: dict[tuple[str, str, str], list[int]] = {}
+    losing: dict[tuple[str, str, str, tuple[int, str] | None], list[int]] = {}
     for layer, cache in enumerate(choice.layers(source)):
-        if cache.mode in _INVERTING:
-            inverted.setdefault((SELF, cache.mode, getattr(cache, _INVERTING[cache.mode])), []).append(layer)
+        if cache.mode in _LOSING:
+            residual = (cache.rank, cache.residual_type) if cache.mode == RESIDUAL_MODE else None
+            losing.setdefault((SELF, cache.mode, getattr(cache, _LOSING[cache.mode]), residual), []).append(layer)
     mode = choice.cross.mode_for(source)
     if mode in CROSS_FOLDED:
-        inverted[CROSS, mode, choice.cross.resolved(source).type] = list(range(int(source.defaults["n_layers"])))
-    for (part, mode, type), layers in inverted.items():
-        doubtful = check(source.gguf, part, mode, type, layers)
+        losing[CROSS, mode, choice.cross.resolved(source).type, None] = list(range(int(source.defaults["n_layers"])))
+    for (part, mode, type, residual), layers in losing.items():
+        doubtful = check(source.gguf, part, mode, type, layers, residual)
         if doubtful and show_progress is not False:
             progress.note_once(
-                f"{part} cache mode {mode} in {type} amplifies rounding in layers {', '.join(map(str, doubtful))} of "
+                f"{part} cache mode {mode} in {type} loses more than 1 % in layers {', '.join(map(str, doubtful))} of "
                 f"{source.path.name}; `slimrt inspect` says how far"
             )
 

@@ -39,7 +39,8 @@ class Model(Tasks, Closing):
     between its pieces.
 
     Args:
-        path: a GGUF file (as it is, or from slimrt.convert), a Hugging Face directory, or a ModelSource.
+        path: a GGUF file (as it is, or from slimrt.convert), a Hugging Face directory, whisper.cpp's ggml-*.bin, or a
+            ModelSource.
         device: "auto" or "cpu".
         n_ctx: tokens a sequence may hold; 0: the trained context, at most 4096.
         n_batch: tokens computed at once in a prefill; scratch grows with it.

@@ -27,6 +27,17 @@ def bar(show: bool, total: int, description: str, unit: str) -> Iterator[Update]
         yield lambda done, total: shown.update(done - shown.n)
 
 
+@contextmanager
+def aside() -> Iterator[None]:
+    """Takes bars off the terminal while something else is written to it."""
+    tqdm = sys.modules.get("tqdm")
+    if tqdm is None:  # no bar was ever shown
+        yield
+        return
+    with tqdm.tqdm.external_write_mode():
+        yield
+
+
 @cache
 def note_once(message: str) -> None:
     """Says something on stderr, the first time only."""

@@ -196,6 +196,7 @@ def beam_search(
     num_beams: int,
     length_penalty: float = 1.0,
     early_stopping: bool = False,
+    patience: float = 1.0,
     on_step: Callable[[int], object] | None = None,
 ) -> Task[list[Hypothesis]]:
     """The likeliest sequences that a search with a few beginnings at a time finds, best first.
@@ -204,6 +205,8 @@ def beam_search(
     first num_beams others are the next beams. The search is over when there are num_beams results and the best beam,
     ended now, would not be among them; with early_stopping as soon as there are num_beams results; or at the limit,
     where beams are results too. Scores are sums of logprobs over length ** length_penalty, as Hugging Face has them.
+    patience: so many times num_beams results are waited for, and returned (Kasai et al., "A Call for Clarity in Beam
+    Search: How It Works and When It Stops", 2022).
 
     Args:
         root: a sequence computed up to `logits` (vocab,); beams are its forks, it stays as it is.
@@ -213,7 +216,7 @@ def beam_search(
     Raises:
         ValueError: the rules leave nothing that may come.
     """
-    beams, rows = [_Beam(root, (), (), 0.0)], logits[None]
+    beams, rows, enough = [_Beam(root, (), (), 0.0)], logits[None], max(round(num_beams * patience), 1)
     found, owned = list[Hypothesis](), set[int]()
     try:
         while True:
@@ -224,11 +227,11 @@ def beam_search(
                     found.append(Hypothesis(tokens[:-1], logprobs, True))
                 elif at_limit:
                     found.append(Hypothesis(tokens, logprobs, False))
-            found = sorted(found, key=lambda one: -one.score(length_penalty))[:num_beams]
+            found = sorted(found, key=lambda one: -one.score(length_penalty))[:enough]
             going_on = [one for one in candidates if one[1][-1] not in ends][:num_beams]
             if not found and not going_on:
                 raise ValueError("no token is left to choose: every logit is -infinity")
-            if at_limit or not going_on or _enough(found, going_on[0], num_beams, length_penalty, early_stopping):
+            if at_limit or not going_on or _enough(found, going_on[0], enough, length_penalty, early_stopping):
                 return found
             if on_step is not None:
                 on_step(len(going_on[0][1]))
@@ -260,9 +263,9 @@ def _continuations(beams: Sequence[_Beam], rows: Logits, rules: Rules, count: in
 
 
 def _enough(
-    found: Sequence[Hypothesis], best: _Continuation, num_beams: int, length_penalty: float, early_stopping: bool
+    found: Sequence[Hypothesis], best: _Continuation, count: int, length_penalty: float, early_stopping: bool
 ) -> bool:
-    if len(found) < num_beams:
+    if len(found) < count:
         return False
     _, tokens, _, total = best
     return early_stopping or total / len(tokens) ** length_penalty <= found[-1].score(length_penalty)

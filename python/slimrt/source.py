@@ -1,4 +1,4 @@
-"""Where a model comes from: a GGUF file, or a Hugging Face directory and the GGUF file made from it."""
+"""Where a model comes from: a GGUF file, or what one is made from: a Hugging Face directory, whisper.cpp's own file."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 from slimrt import _core, progress
 from slimrt.arguments import whole
 from slimrt.errors import ModelFormatError, UnsupportedError
+from slimrt.files import is_ggml_bin
 from slimrt.tokenizer import Tokenizer
 
 DEFAULT_N_CTX = 4096
@@ -21,8 +22,8 @@ class ModelSource:
     """A model's files, before any weight is read.
 
     Args:
-        path: a GGUF file (converted or not), or a Hugging Face directory (config.json and safetensors; the GGUF
-            file made from it is kept in a cache, so this is slow once).
+        path: a GGUF file (converted or not), a Hugging Face directory (config.json and safetensors), or whisper.cpp's
+            ggml-*.bin. The GGUF file made from either of the latter is kept in a cache, so this is slow once.
         show_progress: show bars on stderr; None: when it is a terminal.
 
     Attributes:
@@ -30,7 +31,7 @@ class ModelSource:
 
     Raises:
         FileNotFoundError: there is nothing at path.
-        ModelFormatError, UnsupportedError: a directory that cannot be converted.
+        ModelFormatError, UnsupportedError: a directory or ggml file that cannot be converted.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, show_progress: bool | None = None):
@@ -38,11 +39,11 @@ class ModelSource:
         if not self.path.exists():
             raise FileNotFoundError(f"{self.path}: no such file or directory")
         self.gguf = self.path
-        if self.path.is_dir():
-            from slimrt.tools.convert import hf_cache_gguf
+        if self.path.is_dir() or is_ggml_bin(self.path):
+            from slimrt.tools.convert import cached_gguf
 
             warn = None if show_progress is False else progress.note_once
-            self.gguf = Path(hf_cache_gguf(self.path, progress=progress.wanted(show_progress), on_warning=warn))
+            self.gguf = Path(cached_gguf(self.path, progress=progress.wanted(show_progress), on_warning=warn))
 
     @classmethod
     def of(cls, path: str | os.PathLike[str] | ModelSource, show_progress: bool | None) -> ModelSource:

@@ -47,22 +47,28 @@ class Tasks:
             audio: a file (WAV, FLAC, Ogg, MP3, ...; the extra `audio`), or an array (n,) or (n, channels); a list of
                 these gives a list of results, decoded together as far as n_seqs allows.
             sample_rate: of arrays, Hz; files know theirs.
-            language: a code such as "en"; None: detected in the first 30 s.
+            language: a code or name, "en" or "English"; None: detected in the first window.
             task: "transcribe", or "translate" to English.
             timestamps: let the model tell times; without, a segment is a window.
             word_timestamps: when each word was said, by the attention of the decoder.
             num_beams: 1: greedy. best_of: texts drawn at temperatures above 0, of which the likeliest is taken. Both
                 take so many of the model's n_seqs. length_penalty: power of the length that a score is divided by.
+                patience: beams end when there are so many times num_beams texts.
             temperature: or several, tried while a text fails: compression_ratio_threshold 2.4 (more repeats itself),
                 logprob_threshold -1.0 (mean of the tokens', less is unlikely). None: no threshold.
             no_speech_threshold: 0.6; an unlikely text where silence is likelier than this is none.
             condition_on_previous_text: show the model what was said in the windows before.
-            initial_prompt: text that stands before the first window: names, spelling.
+            initial_prompt: text that stands before the first window: names, spelling. hotwords: the same before every
+                window. prefix: what the text of the first window begins with.
             max_initial_timestamp: 1.0, seconds into a window by which its first segment begins.
-            suppress_tokens: ids that never come; None: what the file says.
+            suppress_blank: no text begins with a space alone, or with its end. suppress_tokens: ids that never come;
+                None: what the file says, and so does -1 among others.
+            clip_timestamps: hear only these stretches: seconds start, end, start, end ..., the last end may be missing.
             skip_silence: leave silences longer than 2 s out; times are those of the sound with them.
             seed: of what is drawn at temperatures above 0; the i-th sound of a list uses seed + i.
             on_progress: called as f("transcribe", done, total) in hundredths of a second of sound.
+            on_segment: called as f(i, segment) as soon as there is another one of the i-th sound; on_result: as
+                f(i, segments, info) when that is done. An exception from any of these ends the work.
 
         Moonshine transcribes English, tells no times but those of stretches of 30 s, and is greedy or takes num_beams:
         timestamps, thresholds, condition_on_previous_text and max_initial_timestamp say nothing to it.
@@ -74,7 +80,7 @@ class Tasks:
         """
         from slimrt.speech.transcribe import transcribe
 
-        settings = Transcription(**options)
+        settings = Transcription.of(options)
         audios = audio if _several(audio) else [audio]
         results = transcribe(self._runtime, audios, settings, self._seed_of(settings.seed), sample_rate)
         return results if _several(audio) else results[0]

@@ -26,8 +26,7 @@ from slimrt.cli import (
     transcribe,
     translate,
 )
-from slimrt.cli.common import Flags, coloured
-from slimrt.errors import SlimrtError
+from slimrt.cli.common import Flags, complain
 
 VERBS = (
     generate,
@@ -68,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if (args is not None and args.verbose >= 2) or os.environ.get("SLIMRT_DEBUG"):
             traceback.print_exc()
-        print(f"{coloured('slimrt: error:', 'red', sys.stderr)} {_sentence(error)}", file=sys.stderr)
+        complain(error)
         return 1
     finally:
         _drop_unwritten_output()
@@ -117,14 +116,3 @@ def _parser() -> argparse.ArgumentParser:
         one.set_defaults(run=verb.run, usage_error=one.error)
         verb.add_flags(Flags(one))
     return parser
-
-
-def _sentence(error: Exception) -> str:
-    """What went wrong, in one line."""
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    if isinstance(error, MemoryError) and not str(error):
-        return "out of memory"
-    if isinstance(error, (SlimrtError, OSError, ValueError, MemoryError)):
-        return " ".join(str(error).split())
-    return f"{type(error).__name__}: {error} (a fault in slimrt; -vv shows where)"

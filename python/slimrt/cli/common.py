@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, TextIO
 
 from slimrt.cache import CACHE_TYPES, RESIDUAL_MODE, CacheConfig
+from slimrt.errors import SlimrtError
 from slimrt.model import Model
 from slimrt.source import ModelSource
 
@@ -66,7 +67,8 @@ class Flags:
         self.add("--no-progress", action="store_true", help="no progress bars")
 
     def model(self) -> None:
-        self.parser.add_argument("positional", metavar="MODEL", nargs="?", help="a GGUF file or Hugging Face directory")
+        self.parser.add_argument("positional", metavar="MODEL", nargs="?", help="a GGUF file, Hugging Face "
+                                 "directory or whisper.cpp's ggml-*.bin")  # fmt: skip
         self.add("-m", "--model", metavar="MODEL", help="the same as a flag")
 
     def engine(self) -> None:
@@ -232,6 +234,22 @@ def note(args: argparse.Namespace, message: str) -> None:
     """Says something on stderr, unless asked to be quiet."""
     if not args.quiet:
         print(coloured(message, "dim", sys.stderr), file=sys.stderr)
+
+
+def complain(error: Exception) -> None:
+    """Says on stderr what went wrong."""
+    print(f"{coloured('slimrt: error:', 'red', sys.stderr)} {sentence(error)}", file=sys.stderr)
+
+
+def sentence(error: Exception) -> str:
+    """What went wrong, in one line."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    if isinstance(error, MemoryError) and not str(error):
+        return "out of memory"
+    if isinstance(error, (SlimrtError, OSError, ValueError, MemoryError)):
+        return " ".join(str(error).split())
+    return f"{type(error).__name__}: {error} (a fault in slimrt; -vv shows where)"
 
 
 def coloured(text: str, colour: str, stream: TextIO) -> str:

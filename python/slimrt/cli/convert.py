@@ -12,7 +12,8 @@ HELP = "write a GGUF file folded for a cache mode, with a report for each layer"
 
 
 def add_flags(flags: Flags) -> None:
-    flags.parser.add_argument("source", metavar="SRC", help="a GGUF file or a Hugging Face directory")
+    flags.parser.add_argument("source", metavar="SRC", help="a GGUF file, a Hugging Face "
+                              "directory or whisper.cpp's ggml-*.bin")  # fmt: skip
     flags.add("-o", "--out", required=True, metavar="OUT", help="the file to write")
     modes = "kv, k, k+r, v, x, xr, or auto: for each layer the fewest bytes within --target-error"
     flags.add("--cache", metavar="MODE", help=f"fold for {modes}; without it nothing is folded")
@@ -37,7 +38,8 @@ def add_flags(flags: Flags) -> None:
     types = "f32, f16, bf16, q8_0, q4_0, q4_k, q4_k_m, q5_k, q6_k"
     flags.add("--outtype", metavar="TYPE", help=f"type of the weights: {types}; default: as they are")
     flags.add("--calibration", metavar="FILE", help="text to fold for and to measure on; none: do without")
-    flags.add("--verify", nargs="?", const="", metavar="TEXTFILE", help="compare the result with kv on a text")
+    flags.add("--verify", nargs="?", const="", metavar="TEXTFILE", help="compare with the source in kv f32, on a "
+              "text; encoders that hear are given noise")  # fmt: skip
     flags.output()
 
 

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from slimrt import progress
-from slimrt.cli.common import Flags, as_json, model_source, note, open_model, positive, print_json, show_progress
+from slimrt.cli.common import Flags, as_json, complain, model_source, note, open_model, positive, show_progress
+from slimrt.errors import AudioError
 from slimrt.files import written_beside
-from slimrt.speech.audio import load_audio, seconds
+from slimrt.speech.audio import Samples, load_audio, seconds
 from slimrt.speech.options import TEMPERATURES, Transcription
 from slimrt.speech.records import Segment, TranscriptionInfo
 from slimrt.speech.subtitles import FORMATS
 
 HELP = "speech to text, subtitles or JSON, with Whisper and Moonshine; several sounds are one batch"
 _AT_ONCE = 8  # sounds decoded together where the user does not say
+Number = TypeVar("Number")
 
 
 def add_flags(flags: Flags) -> None:
@@ -24,23 +29,49 @@ def add_flags(flags: Flags) -> None:
     flags.add("--format", choices=[*FORMATS, "json"], default="txt", help="default: %(default)s")
     flags.add("-o", "--output-dir", metavar="DIR", help="write a file for each sound there, named after it; default: "
               "stdout")  # fmt: skip
-    flags.add("-l", "--language", metavar="CODE", help="such as en; default: detected")
+    flags.add("-l", "--language", metavar="NAME", help="such as en or English; default: detected")
     flags.add("--task", choices=["transcribe", "translate"], default="transcribe", help="translate: to English")
     flags.add("--word-timestamps", action="store_true", help="times of each word, in JSON")
     flags.add("--no-timestamps", action="store_true", help="do not let the model tell times")
-    flags.add("--num-beams", type=positive, default=1, metavar="N", help="1: greedy (default: %(default)s)")
-    flags.add("--best-of", type=positive, default=1, metavar="N", help="texts drawn at a temperature above 0 (default: "
-              "%(default)s)")  # fmt: skip
-    flags.add("--temp", type=_temperatures, default=TEMPERATURES, metavar="T[,T]", help="temperatures tried while a "
-              "text fails (default: 0,0.2,0.4,0.6,0.8,1)")  # fmt: skip
-    flags.add("--initial-prompt", metavar="TEXT", help="stands before the first window: names, spelling")
-    flags.add("--no-previous-text", action="store_true", help="do not show the model the text of the windows before")
+    flags.add("--clip-timestamps", type=_numbers, default=(), metavar="S,E[,S,E]", help="hear only from second S to E; "
+              "the last E may be missing")  # fmt: skip
     flags.add("--skip-silence", action="store_true", help="leave silences longer than 2 s out")
     flags.add("--parallel", type=positive, metavar="N", help="sounds decoded together; default: all, at most "
               f"{_AT_ONCE}")  # fmt: skip
-    flags.add("--seed", type=int, metavar="N", help="makes what is drawn reproducible")
+    _search_flags(flags)
+    _text_flags(flags)
     flags.engine()
     flags.output()
+
+
+def _search_flags(flags: Flags) -> None:
+    flags.add("--num-beams", type=positive, default=1, metavar="N", help="1: greedy (default: %(default)s)")
+    flags.add("--patience", type=float, default=1.0, metavar="P", help="beams end with so many times N texts (default: "
+              "%(default)s)")  # fmt: skip
+    flags.add("--length-penalty", type=float, default=1.0, metavar="P", help="power of the length that texts are "
+              "compared by (default: %(default)s)")  # fmt: skip
+    flags.add("--best-of", type=positive, default=1, metavar="N", help="texts drawn at a temperature above 0 (default: "
+              "%(default)s)")  # fmt: skip
+    flags.add("--temp", type=_numbers, default=TEMPERATURES, metavar="T[,T]", help="temperatures tried while a "
+              "text fails (default: 0,0.2,0.4,0.6,0.8,1)")  # fmt: skip
+    flags.add("--compression-ratio-threshold", type=_or_none, default=2.4, metavar="R", help="a text that compresses "
+              "better fails: it repeats itself (default: %(default)s; none: without)")  # fmt: skip
+    flags.add("--logprob-threshold", type=_or_none, default=-1.0, metavar="L", help="a text fails whose tokens are "
+              "less likely than this, on average (default: %(default)s; none)")  # fmt: skip
+    flags.add("--no-speech-threshold", type=_or_none, default=0.6, metavar="P", help="such a text is silence instead, "
+              "where that is likelier than this (default: %(default)s; none)")  # fmt: skip
+    flags.add("--seed", type=int, metavar="N", help="makes what is drawn reproducible")
+
+
+def _text_flags(flags: Flags) -> None:
+    flags.add("--initial-prompt", metavar="TEXT", help="stands before the first window: names, spelling")
+    flags.add("--hotwords", metavar="TEXT", help="the same before every window")
+    flags.add("--prefix", metavar="TEXT", help="what the text of the first window begins with")
+    flags.add("--no-previous-text", action="store_true", help="do not show the model the text of the windows before")
+    flags.add("--max-initial-timestamp", type=_or_none, default=1.0, metavar="S", help="a window's first segment "
+              "begins within so many seconds (default: %(default)s; none)")  # fmt: skip
+    flags.add("--suppress-tokens", type=_ids, metavar="ID[,ID]", help="tokens that never come; -1: those that the file "
+              "names (default)")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
@@ -52,79 +83,158 @@ def run(args: argparse.Namespace) -> int:
     if len(args.audio) > 1 and form in ("srt", "vtt") and not args.output_dir:
         args.usage_error(f"subtitles of several sounds do not go in one stream; give --output-dir or --format json, "
                          f"not {form} alone")  # fmt: skip
+    if args.word_timestamps and form != "json":
+        args.usage_error(f"times of words go into JSON alone: give --format json with --word-timestamps, not {form}")
     options = _options(args)
-    sequences = Transcription(**options).sequences
-    targets = _targets(args, form)
-    sounds = [load_audio(path) for path in args.audio]  # before the model: it is quick, and may fail
+    sequences = Transcription.of(options).sequences
+    output = _Output(args, form, _targets(args, form))
+    sounds = _sounds(args.audio)  # before the model: it is quick, and may fail
+    if not sounds:
+        return 1
     source = model_source(args)
     at_once = args.parallel or min(len(sounds), _AT_ONCE)
-    total = round(sum(seconds(sound) for sound in sounds))
+    total = round(sum(seconds(sound) for _, sound in sounds))
     with open_model(args, source, args.ctx or 0, n_seqs=at_once * sequences) as model:
+        output.begin([path for path, _ in sounds])
         shown = progress.wanted(show_progress(args))
         with progress.bar(shown, total, "transcribe", "s of sound") as update:
-            results = model.transcribe(
-                sounds, **options, on_progress=lambda _, done, of: update(done // 100, of // 100)
-            )
-    if targets:
-        for target, path, (segments, info) in zip(targets, args.audio, results, strict=True):
-            _write(target, form, path, segments, info)
-            note(args, f"slimrt: {target}")
-    else:
-        _print(args, form, results)
-    for path, (_, info) in zip(args.audio, results, strict=True):
-        if args.verbose and info.language:
-            note(args, f"slimrt: {path}: {info.duration:.1f} s, {info.language} ({info.language_probability:.0%})")
-    return 0
+            model.transcribe(
+                [sound for _, sound in sounds], **options, on_segment=output.segment, on_result=output.result,
+                on_progress=lambda _, done, of: update(done // 100, of // 100),
+            )  # fmt: skip
+    return 0 if len(sounds) == len(args.audio) else 1
 
 
 def _options(args: argparse.Namespace) -> dict[str, Any]:
-    return {
-        "language": args.language,
-        "task": args.task,
+    same = ("language", "task", "word_timestamps", "clip_timestamps", "skip_silence", "num_beams", "patience",
+            "length_penalty", "best_of", "compression_ratio_threshold", "logprob_threshold", "no_speech_threshold",
+            "seed", "initial_prompt", "hotwords", "prefix", "max_initial_timestamp", "suppress_tokens")  # fmt: skip
+    return {name: getattr(args, name) for name in same} | {
         "timestamps": not args.no_timestamps,
-        "word_timestamps": args.word_timestamps,
-        "num_beams": args.num_beams,
-        "best_of": args.best_of,
         "temperature": args.temp,
-        "initial_prompt": args.initial_prompt,
         "condition_on_previous_text": not args.no_previous_text,
-        "skip_silence": args.skip_silence,
-        "seed": args.seed,
     }
 
 
-def _temperatures(text: str) -> tuple[float, ...]:
+def _numbers(text: str) -> tuple[float, ...]:
     """Numbers with commas between, for argparse."""
-    return tuple(float(part) for part in text.split(","))
+    return tuple(_parsed(float, part, "numbers with commas between") for part in text.split(","))
 
 
-def _targets(args: argparse.Namespace, form: str) -> list[Path]:
-    """The files to write, none for stdout; their directory made, and problems said, before the work."""
+def _ids(text: str) -> tuple[int, ...]:
+    """Whole numbers with commas between, for argparse."""
+    return tuple(_parsed(int, part, "token ids with commas between") for part in text.split(","))
+
+
+def _or_none(text: str) -> float | None:
+    """A number or "none", for argparse."""
+    return None if text == "none" else _parsed(float, text, "a number or none")
+
+
+def _parsed(kind: Callable[[str], Number], text: str, what: str) -> Number:
+    try:
+        return kind(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be {what}, got '{text}'") from None
+
+
+def _targets(args: argparse.Namespace, form: str) -> dict[str, Path]:
+    """The file to write for each sound, none for stdout; their directory made, and problems said, before the work."""
     if not args.output_dir:
-        return []
+        return {}
     folder = Path(args.output_dir)
-    targets = [folder / f"{Path(path).stem}.{form}" for path in args.audio]
-    if len(set(targets)) < len(targets):
+    targets = {path: folder / f"{Path(path).stem}.{form}" for path in args.audio}
+    if len(set(targets.values())) < len(args.audio):
         raise ValueError("two of the sounds have the same name, and so would their files: do them one by one")
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"{folder} is not a directory: name one to write the files to")
     folder.mkdir(exist_ok=True)
     return targets
 
 
-def _write(target: Path, form: str, path: str, segments: list[Segment], info: TranscriptionInfo) -> None:
-    text = as_json(_record(path, segments, info)) + "\n" if form == "json" else FORMATS[form](segments)
-    with written_beside(target) as partial:
-        partial.write_text(text, encoding="utf-8")
+def _sounds(paths: Sequence[str]) -> list[tuple[str, Samples]]:
+    """The sounds with their paths, without those that cannot be used, which is said."""
+    sounds = []
+    for path in paths:
+        try:
+            sounds.append((path, load_audio(path)))
+        except (AudioError, OSError) as error:
+            complain(error)
+    return sounds
 
 
-def _print(args: argparse.Namespace, form: str, results: list[tuple[list[Segment], TranscriptionInfo]]) -> None:
-    if form == "json":
-        records = [_record(path, *result) for path, result in zip(args.audio, results, strict=True)]
-        print_json(records if len(records) > 1 else records[0])
-        return
-    for path, (segments, _) in zip(args.audio, results, strict=True):
-        if len(results) > 1:
-            print(f"{path}:")
-        print(FORMATS[form](segments), end="")
+class _Output:
+    """Writes what comes of the sounds as soon as it is known: nothing that is finished is lost when the rest fails.
+
+    Args:
+        targets: the file for each sound; empty: all goes to stdout, in the order of the sounds.
+    """
+
+    def __init__(self, args: argparse.Namespace, form: str, targets: dict[str, Path]):
+        self._args, self._form, self._targets = args, form, targets
+        self._paths: list[str] = []
+        self._waiting: dict[int, list[str]] = {}  # what sounds have said whose turn has not come
+        self._done: set[int] = set()
+        self._turn = 0
+
+    def begin(self, paths: list[str]) -> None:
+        """With the sounds that can be used."""
+        self._paths = paths
+        self._waiting = {i: [] for i in range(len(paths))}
+        if not self._targets:
+            self._say(self._head(0))
+
+    def segment(self, index: int, segment: Segment) -> None:
+        if not self._targets and self._form != "json":
+            self._waiting[index].append(FORMATS[self._form].cue(segment))
+            self._flush()
+
+    def result(self, index: int, segments: list[Segment], info: TranscriptionInfo) -> None:
+        path = self._paths[index]
+        record = as_json(_record(path, segments, info)) if self._form == "json" else ""
+        if self._targets:
+            target = self._targets[path]
+            with written_beside(target) as partial:
+                partial.write_text(f"{record}\n" if record else FORMATS[self._form].whole(segments), encoding="utf-8")
+            with progress.aside():
+                note(self._args, f"slimrt: {target}")
+        else:
+            self._waiting[index].append(textwrap.indent(record, "  ") if self._several else record)
+            self._done.add(index)
+            self._flush()
+        if self._args.verbose and info.language:
+            with progress.aside():
+                note(self._args, f"slimrt: {path}: {info.duration:.1f} s, {info.language} "
+                     f"({info.language_probability:.0%})")  # fmt: skip
+
+    @property
+    def _several(self) -> bool:
+        return len(self._args.audio) > 1
+
+    def _head(self, index: int) -> str:
+        """What comes before a sound on stdout."""
+        if self._form == "json":
+            return ("[\n" if index == 0 else ",\n") if self._several else ""
+        return f"{self._paths[index]}:\n" if self._several else FORMATS[self._form].head
+
+    def _flush(self) -> None:
+        """Print what is known of the sound whose turn it is, and of the next if that one is done."""
+        while self._turn < len(self._paths):
+            self._say("".join(self._waiting[self._turn]))
+            self._waiting[self._turn] = []
+            if self._turn not in self._done:
+                return
+            self._turn += 1
+            if self._turn < len(self._paths):
+                self._say(self._head(self._turn))
+            elif self._form == "json":
+                self._say("\n]\n" if self._several else "\n")
+
+    def _say(self, text: str) -> None:
+        if text:
+            with progress.aside():
+                sys.stdout.write(text)
+                sys.stdout.flush()
 
 
 def _record(path: str, segments: list[Segment], info: TranscriptionInfo) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def _as_float(samples: NDArray[Any]) -> Samples:
             f"samples are numbers of shape (n,) or (n, channels), got {samples.dtype} of shape {samples.shape}"
         )
     if samples.dtype.kind == "f":
-        return samples.astype(np.float32)
+        return samples.astype(np.float32, copy=False)
     kind = np.iinfo(samples.dtype)
     middle = (kind.max + 1) // 2 if kind.min == 0 else 0  # unsigned sound is silent in the middle of its range
     return ((samples.astype(np.float64) - middle) / (kind.max + 1 - middle)).astype(np.float32)

@@ -102,3 +102,9 @@ LANGUAGES = {
     "su": "sundanese",
     "yue": "cantonese",
 }
+
+
+def code_of(language: str) -> str:
+    """The code of a language's code or English name, as it is written or not; what is unknown stays as it is."""
+    asked = language.lower()
+    return next((code for code, name in LANGUAGES.items() if asked in (code, name)), language)

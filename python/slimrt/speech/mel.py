@@ -20,7 +20,7 @@ FRAMES_PER_SECOND = SAMPLE_RATE // HOP
 _BINS = WINDOW // 2 + 1
 _LOWEST = 1e-10  # power below which nothing is heard
 _RANGE = 8.0  # decades below the loudest that are kept
-_CHUNK = 4096  # frames transformed at once, to keep the memory of an hour small
+_CHUNK = 512  # frames transformed at once: their spectra take 3 MB, and those of an hour 2 GB
 
 Mel = NDArray[np.float32]
 
@@ -38,12 +38,13 @@ def log_mel(samples: Samples, n_mels: int, padding: int = 0) -> Mel:
     n_frames = (len(samples) + padding) // HOP
     if n_frames == 0:
         return np.zeros((0, n_mels), np.float32)
-    padded = np.concatenate((samples, np.zeros(max(padding, WINDOW // 2 + 1 - len(samples)), np.float32)))
-    framed = np.lib.stride_tricks.sliding_window_view(np.pad(padded, WINDOW // 2, mode="reflect"), WINDOW)[::HOP]
+    length = max(len(samples) + padding, WINDOW // 2 + 1)
     window, filters = _hann(), mel_filters(n_mels).T
     result = np.empty((n_frames, n_mels), np.float32)
     for start in range(0, n_frames, _CHUNK):
-        frames = framed[start : min(start + _CHUNK, n_frames)]
+        stop = min(start + _CHUNK, n_frames)
+        part = _mirrored(samples, length, start * HOP - WINDOW // 2, (stop - 1) * HOP + WINDOW // 2)
+        frames = np.lib.stride_tricks.sliding_window_view(part, WINDOW)[::HOP]
         spectrum = np.fft.rfft(frames * window)
         power = (spectrum.real**2 + spectrum.imag**2).astype(np.float32)
         result[start : start + len(frames)] = np.log10(np.maximum(power @ filters, _LOWEST))
@@ -51,6 +52,17 @@ def log_mel(samples: Samples, n_mels: int, padding: int = 0) -> Mel:
     result += 4.0
     result /= 4.0
     return result
+
+
+def _mirrored(samples: Samples, length: int, start: int, stop: int) -> Samples:
+    """Samples [start, stop) of a sound with silence behind it up to `length`, mirrored at both ends."""
+    if 0 <= start and stop <= len(samples):
+        return samples[start:stop]
+    index = np.abs(np.arange(start, stop))
+    index = np.where(index < length, index, 2 * (length - 1) - index)
+    part, heard = np.zeros(stop - start, np.float32), index < len(samples)
+    part[heard] = samples[index[heard]]
+    return part
 
 
 @cache

@@ -13,7 +13,7 @@ from slimrt.speech.options import Transcription
 from slimrt.speech.records import Segment
 from slimrt.speech.rules import compression_ratio
 from slimrt.speech.silence import quietest
-from slimrt.speech.whisper import Heard
+from slimrt.speech.whisper import Heard, Told
 from slimrt.tokenizer import Tokenizer
 
 LONGEST = 30  # seconds at once
@@ -31,6 +31,7 @@ class Moonshine:
     n_ctx: int
     options: Transcription
     heard: Heard
+    told: Told
 
     def transcribe(self, samples: Samples) -> Task[list[Segment]]:
         """A segment for each stretch of at most 30 s, cut where it is quietest."""
@@ -52,6 +53,7 @@ class Moonshine:
                         found.score(), compression_ratio(text), 0.0,
                     )
                 )  # fmt: skip
+                self.told(segments[-1])
             self.heard(end / SAMPLE_RATE)
         return segments
 
@@ -63,6 +65,7 @@ class Moonshine:
         found = yield from beam_search(
             self.engine, sequence, row, _anything, ends, limit,
             num_beams=self.options.num_beams, length_penalty=self.options.length_penalty, early_stopping=True,
+            patience=self.options.patience,
         )  # fmt: skip
         return found[0]
 

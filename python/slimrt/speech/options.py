@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypedDict
+from itertools import pairwise
+from math import inf
+from types import NoneType
+from typing import Any, TypedDict
 
 from slimrt.arguments import check_function, check_seed, real, whole
 from slimrt.options import OnProgress
+from slimrt.speech.languages import code_of
+from slimrt.speech.records import Segment, TranscriptionInfo
 
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+OnSegment = Callable[[int, Segment], object]
+OnResult = Callable[[int, list[Segment], TranscriptionInfo], object]
+
+# What others call it, and what slimrt does.
+_ELSEWHERE = {
+    "beam_size": "num_beams",
+    "log_prob_threshold": "logprob_threshold",
+    "vad_filter": "skip_silence",
+    "without_timestamps": "timestamps (which says the contrary)",
+    "return_timestamps": "timestamps, or word_timestamps",
+}
 
 
 class TranscribeOptions(TypedDict, total=False):
@@ -21,6 +37,7 @@ class TranscribeOptions(TypedDict, total=False):
     word_timestamps: bool
     num_beams: int
     best_of: int
+    patience: float
     length_penalty: float
     temperature: float | Sequence[float]
     compression_ratio_threshold: float | None
@@ -28,11 +45,17 @@ class TranscribeOptions(TypedDict, total=False):
     no_speech_threshold: float | None
     condition_on_previous_text: bool
     initial_prompt: str | None
+    hotwords: str | None
+    prefix: str | None
     max_initial_timestamp: float | None
+    suppress_blank: bool
     suppress_tokens: Sequence[int] | None
+    clip_timestamps: Sequence[float]
     skip_silence: bool
     seed: int | None
     on_progress: OnProgress | None
+    on_segment: OnSegment | None
+    on_result: OnResult | None
 
 
 @dataclass(frozen=True)
@@ -49,6 +72,7 @@ class Transcription:
     word_timestamps: bool = False
     num_beams: int = 1
     best_of: int = 1
+    patience: float = 1.0
     length_penalty: float = 1.0
     temperature: float | Sequence[float] = TEMPERATURES
     compression_ratio_threshold: float | None = 2.4
@@ -56,11 +80,17 @@ class Transcription:
     no_speech_threshold: float | None = 0.6
     condition_on_previous_text: bool = True
     initial_prompt: str | None = None
+    hotwords: str | None = None
+    prefix: str | None = None
     max_initial_timestamp: float | None = 1.0
+    suppress_blank: bool = True
     suppress_tokens: Sequence[int] | None = None
+    clip_timestamps: Sequence[float] = ()
     skip_silence: bool = False
     seed: int | None = None
     on_progress: OnProgress | None = None
+    on_segment: OnSegment | None = None
+    on_result: OnResult | None = None
 
     def __post_init__(self) -> None:
         for name in ("num_beams", "best_of"):
@@ -72,10 +102,42 @@ class Transcription:
         if self.max_initial_timestamp is not None and real("max_initial_timestamp", self.max_initial_timestamp) < 0:
             raise ValueError(f"max_initial_timestamp must not be negative, got {self.max_initial_timestamp}")
         real("length_penalty", self.length_penalty)
-        if not self.temperatures or min(self.temperatures) < 0:
+        if not 0 < real("patience", self.patience) < inf:
+            raise ValueError(f"patience must be above 0, got {self.patience}")
+        for name in ("language", "initial_prompt", "hotwords", "prefix"):
+            if not isinstance(getattr(self, name), (str, NoneType)):
+                raise TypeError(f"{name} must be a text, got {getattr(self, name)!r}")
+        for id in self.suppress_tokens or ():
+            whole("suppress_tokens", id)
+        if self.language is not None:
+            object.__setattr__(self, "language", code_of(self.language))  # frozen for others
+        self._check_clips()
+        if not self.temperatures or not all(0 <= one < inf for one in self.temperatures):
             raise ValueError(f"temperature must be 0 or more, or several of these, got {self.temperature}")
         check_seed(self.seed)
-        check_function("on_progress", self.on_progress)
+        for name in ("on_progress", "on_segment", "on_result"):
+            check_function(name, getattr(self, name))
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Transcription:
+        """From keywords. TypeError for one there is not, with its name here if others have it."""
+        for name in options:
+            if name in _ELSEWHERE:
+                raise TypeError(f"transcribe has no {name}: here it is called {_ELSEWHERE[name]}")
+        return cls(**options)
+
+    def _check_clips(self) -> None:
+        times = [real("clip_timestamps", time) for time in self.clip_timestamps]
+        if any(later <= earlier for earlier, later in pairwise(times)) or min(times, default=0.0) < 0:
+            raise ValueError(f"clip_timestamps are seconds, each later than the one before, got {times}")
+        if times and self.skip_silence:
+            raise ValueError("clip_timestamps and skip_silence both say what to leave out: give one of them")
+
+    def clips(self, duration: float) -> list[tuple[float, float]]:
+        """What to hear of so many seconds, (start, end): all, or what clip_timestamps names."""
+        times = [min(float(time), duration) for time in self.clip_timestamps] or [0.0]
+        ends = times if len(times) % 2 == 0 else [*times, duration]
+        return list(zip(ends[::2], ends[1::2], strict=True))
 
     @property
     def temperatures(self) -> tuple[float, ...]:

@@ -49,7 +49,7 @@ class TranscriptionInfo(Record):
     Attributes:
         language: code, as given or detected; None of a model that does not tell.
         language_probability: 1.0 where it was given, 0.0 where nothing was heard.
-        duration: seconds. duration_heard: of them, without skipped silence.
+        duration: seconds. duration_heard: of them, without skipped silence or what is outside clip_timestamps.
         seed: that reproduces it.
     """
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 
 from slimrt import _core
 from slimrt.errors import UnsupportedError
@@ -17,8 +16,10 @@ from slimrt.speech.options import Transcription
 from slimrt.speech.records import Segment, TranscriptionInfo, Word
 from slimrt.speech.silence import Skipped
 from slimrt.speech.vocabulary import WhisperTokens
-from slimrt.speech.whisper import Heard, SpeechEngine, Whisper, WhisperModel
+from slimrt.speech.whisper import Heard, SpeechEngine, Told, Whisper, WhisperModel
 
+_WHISPER_ONLY = ("best_of", "initial_prompt", "hotwords", "prefix", "suppress_blank", "suppress_tokens",
+                 "clip_timestamps")  # fmt: skip
 Transcript = tuple[list[Segment], TranscriptionInfo]
 
 
@@ -34,33 +35,39 @@ def transcribe(
     progress = _Progress(options, [seconds(one) for one in sounds])
     with runtime.use() as engine:
         tasks = [
-            (options.sequences, _one(make, engine, sound, skipped, seed + i, partial(progress.heard, i)))
+            (options.sequences, _one(make, engine, sound, skipped, seed + i, _Listener(options, progress, i)))
             for i, (sound, skipped) in enumerate(zip(sounds, heard, strict=True))
         ]
         return run(engine, tasks, int(runtime.info["n_seqs"]))
 
 
-Maker = Callable[[SpeechEngine, int, Heard], Whisper | Moonshine]
+Maker = Callable[[SpeechEngine, int, Heard, Told], Whisper | Moonshine]
 
 
 def _one(
-    make: Maker, engine: SpeechEngine, sound: Samples, skipped: Skipped | None, seed: int, heard: Heard
+    make: Maker, engine: SpeechEngine, sound: Samples, skipped: Skipped | None, seed: int, listener: _Listener
 ) -> Task[Transcript]:
     """One sound of a batch."""
-    samples = sound if skipped is None else skipped.samples
+    samples, segments = sound if skipped is None else skipped.samples, list[Segment]()
 
-    def heard_so_far(time: float) -> None:
-        heard(time if skipped is None else skipped.original_time(time, ends=True))
+    def heard(time: float) -> None:
+        listener.heard(time if skipped is None else skipped.original_time(time, ends=True))
 
-    model = make(engine, seed, heard_so_far)
-    segments = yield from model.transcribe(samples)
-    if skipped is not None:
-        segments = [_moved(segment, skipped) for segment in segments]
-        heard(seconds(sound))  # the silence at its end too
+    def told(segment: Segment) -> None:
+        segments.append(segment if skipped is None else _moved(segment, skipped))
+        listener.told(segments[-1])
+
+    model = make(engine, seed, heard, told)
+    yield from model.transcribe(samples)
+    listener.heard(seconds(sound))  # the silence at its end too, and what was not to be heard
     language, probability = None, 0.0
     if isinstance(model, Whisper):
         language, probability = model.language, model.language_probability
-    return segments, TranscriptionInfo(language, probability, seconds(sound), seconds(samples), seed)
+    clips = listener.options.clips(seconds(samples))
+    spoken = sum(end - start for start, end in clips)
+    info = TranscriptionInfo(language, probability, seconds(sound), spoken, seed)
+    listener.finished(segments, info)
+    return segments, info
 
 
 def _moved(segment: Segment, skipped: Skipped) -> Segment:
@@ -76,7 +83,7 @@ def _moved(segment: Segment, skipped: Skipped) -> Segment:
 def _whisper_maker(runtime: Runtime, options: Transcription) -> Maker:
     model = whisper_model(runtime)
     model.tokens.check(options.language, options.task, options.timestamps)
-    return lambda engine, seed, heard: Whisper(engine, model, options, seed, heard)
+    return lambda engine, seed, heard, told: Whisper(engine, model, options, seed, heard, told)
 
 
 def whisper_model(runtime: Runtime) -> WhisperModel:
@@ -114,12 +121,13 @@ def _moonshine_maker(runtime: Runtime, options: Transcription) -> Maker:
         raise UnsupportedError("Moonshine tells no times of words")
     if options.language not in (None, "en") or options.task != "transcribe":
         raise UnsupportedError("Moonshine transcribes English, and nothing else")
-    if options.initial_prompt or options.suppress_tokens is not None or options.best_of > 1:
-        raise UnsupportedError("initial_prompt, suppress_tokens and best_of are for Whisper, not Moonshine")
+    for name in _WHISPER_ONLY:
+        if getattr(options, name) != getattr(Transcription, name):
+            raise UnsupportedError(f"{name} is for Whisper, not Moonshine")
     if 0.0 not in options.temperatures:
         raise UnsupportedError("Moonshine is greedy or takes num_beams: temperature must be 0, or have 0 among others")
     tokenizer, start = runtime.source.tokenizer, int(runtime.info["decoder_start_token_id"])
-    return lambda engine, seed, heard: Moonshine(engine, tokenizer, start, runtime.n_ctx, options, heard)
+    return lambda engine, seed, heard, told: Moonshine(engine, tokenizer, start, runtime.n_ctx, options, heard, told)
 
 
 class _Progress:
@@ -131,6 +139,28 @@ class _Progress:
         self._total = sum(durations)
 
     def heard(self, index: int, time: float) -> None:
+        if time <= self._done[index]:
+            return
         self._done[index] = time
         if self._report is not None:
             self._report("transcribe", round(100 * sum(self._done)), round(100 * self._total))
+
+
+@dataclass(frozen=True)
+class _Listener:
+    """Passes what becomes of the i-th sound on to who wants to know."""
+
+    options: Transcription
+    progress: _Progress
+    index: int
+
+    def heard(self, time: float) -> None:
+        self.progress.heard(self.index, time)
+
+    def told(self, segment: Segment) -> None:
+        if self.options.on_segment is not None:
+            self.options.on_segment(self.index, segment)
+
+    def finished(self, segments: list[Segment], info: TranscriptionInfo) -> None:
+        if self.options.on_result is not None:
+            self.options.on_result(self.index, segments, info)

@@ -16,6 +16,7 @@ from slimrt.search import (
     Engine,
     Hypothesis,
     Logits,
+    Rules,
     Sampler,
     Task,
     beam_search,
@@ -32,6 +33,7 @@ from slimrt.speech.vocabulary import WhisperTokens
 from slimrt.speech.words import Aligner, spoken_words
 
 Heard = Callable[[float], object]
+Told = Callable[[Segment], object]
 
 
 class SpeechEngine(Engine, Aligner, Protocol):
@@ -77,7 +79,7 @@ class Whisper:
     """One sound under way.
 
     Args:
-        heard: told the seconds of the sound that are done.
+        heard: told the seconds of the sound that are done. told: called with each segment, in order.
         seed: of what is decoded by chance.
     """
 
@@ -86,6 +88,7 @@ class Whisper:
     options: Transcription
     seed: int
     heard: Heard
+    told: Told
     language: str = "en"
     language_probability: float = 0.0
     _segments: list[Segment] = field(default_factory=list)
@@ -97,35 +100,46 @@ class Whisper:
             tokens,
             self.model.n_vocab,
             timestamps=self.options.timestamps,
-            suppress=self.model.suppress if self.options.suppress_tokens is None else self.options.suppress_tokens,
-            begin_suppress=self.model.begin_suppress,
+            suppress=self._suppressed(),
+            begin_suppress=self.model.begin_suppress if self.options.suppress_blank else (),
             max_initial=self.options.max_initial_timestamp,
         )
         self._times = tokens.timestamps if self.options.timestamps else None
-        if self.options.initial_prompt:
-            self._previous = tokens.encode(" " + self.options.initial_prompt.strip())
+        self._previous, self._hotwords, self._prefix = (
+            tokens.encode(" " + text.strip()) if text else []
+            for text in (self.options.initial_prompt, self.options.hotwords, self.options.prefix)
+        )
+
+    def _suppressed(self) -> Sequence[int]:
+        """What never comes: the file's list, the user's, or with -1 among these both."""
+        asked = self.options.suppress_tokens
+        if asked is None:
+            return self.model.suppress
+        return [*asked, *self.model.suppress] if -1 in asked else asked
 
     def transcribe(self, samples: Samples) -> Task[list[Segment]]:
         """The segments of a sound, samples (n,) at 16 kHz."""
         window = self.model.n_frames
         mel = log_mel(samples, self.model.n_mels, padding=window * HOP)
-        n_frames, seek = len(mel) - window, 0
+        n_frames = len(mel) - window
         known = not self.model.tokens.languages or self.options.language is not None
         self.language_probability = 1.0 if known else 0.0
         self.language = self.options.language or "en"
-        while seek < n_frames:
-            size = min(window, n_frames - seek)
-            sequence = self.engine.new_sequence()
-            try:
-                yield Encode(sequence, _padded(mel[seek : seek + size], window))
-                if not known:
-                    yield from self._detect(sequence)
-                    known = True
-                decoded = yield from self._decode(sequence)
-                seek += self._take(sequence, decoded, seek, size)
-            finally:
-                self.engine.free_sequence(sequence)
-            self.heard(min(min(seek, n_frames) / FRAMES_PER_SECOND, seconds(samples)))
+        for clip in self.options.clips(n_frames / FRAMES_PER_SECOND):
+            seek, end = (round(time * FRAMES_PER_SECOND) for time in clip)
+            while seek < end:
+                size = min(window, end - seek)
+                sequence = self.engine.new_sequence()
+                try:
+                    yield Encode(sequence, _padded(mel[seek : seek + size], window))
+                    if not known:
+                        yield from self._detect(sequence)
+                        known = True
+                    decoded = yield from self._decode(sequence)
+                    seek += self._take(sequence, decoded, seek, size)
+                finally:
+                    self.engine.free_sequence(sequence)
+                self.heard(min(min(seek, end) / FRAMES_PER_SECOND, seconds(samples)))
         return self._segments
 
     def _detect(self, sequence: int) -> Task[None]:
@@ -143,9 +157,13 @@ class Whisper:
         options, tokens = self.options, self.model.tokens
         room = self.model.n_ctx // 2
         prompt = [tokens.start]
-        if tokens.previous is not None and self._previous and room > 1:
-            prompt = [tokens.previous, *self._previous[-(room - 1) :], tokens.start]
+        if tokens.previous is not None and room > 1 and (self._previous or self._hotwords):
+            hot = self._hotwords[: room - 1]
+            shown = self._previous[-(room - 1 - len(hot)) :] if len(hot) < room - 1 else []
+            prompt = [tokens.previous, *hot, *shown, tokens.start]
         rest = tokens.instructions(self.language, options.task, options.timestamps)
+        prefix, self._prefix = self._given(self.model.n_ctx - len(prompt) - len(rest) - room // 2), []
+        rest += prefix
         row = (yield Append([(sequence, prompt)]))[0]
         silence = 0.0 if tokens.no_speech is None else float(np.exp(row[tokens.no_speech] - log_normaliser(row)))
         if rest:
@@ -155,31 +173,36 @@ class Whisper:
         decoded = None
         for temperature in options.temperatures:
             self.engine.truncate(sequence, length)
-            found = yield from self._search(sequence, row.copy(), temperature, limit)
-            decoded = self._judged(found, temperature, silence)
+            found = yield from self._search(sequence, row.copy(), temperature, limit, _After(self._rules, prefix))
+            decoded = self._judged(found, prefix, temperature, silence)
             if not self._failed(decoded):
                 break
         assert decoded is not None  # there is at least one temperature
         return decoded
 
-    def _search(self, sequence: int, row: Logits, temperature: float, limit: int) -> Task[Hypothesis]:
+    def _given(self, room: int) -> list[int]:
+        """What the first window's text begins with, so many tokens at most: a time, and the prefix."""
+        given = [*([] if self._times is None else [self._times]), *self._prefix]
+        return given[: max(room, 0)] if self._prefix else []
+
+    def _search(self, sequence: int, row: Logits, temperature: float, limit: int, rules: Rules) -> Task[Hypothesis]:
         """The likeliest text of a window: greedy or by beams at temperature 0, the best of some random ones above."""
         options, ends = self.options, frozenset({self.model.tokens.end})
         if temperature == 0.0 and options.num_beams > 1:
             found = yield from beam_search(
-                self.engine, sequence, row, self._rules, ends, limit,
-                num_beams=options.num_beams, length_penalty=options.length_penalty, early_stopping=True,
+                self.engine, sequence, row, rules, ends, limit, num_beams=options.num_beams,
+                length_penalty=options.length_penalty, early_stopping=True, patience=options.patience,
             )  # fmt: skip
             return found[0]
         samplers = [self._sampler(temperature) for _ in range(options.best_of if temperature else 1)]
         if len(samplers) == 1:
-            return (yield from follow(sequence, row, self._rules, samplers[0], ends, limit))
+            return (yield from follow(sequence, row, rules, samplers[0], ends, limit))
         forks: list[int] = []
         try:
             forks += [self.engine.fork(sequence) for _ in samplers]
             found = yield from together(
                 [
-                    follow(fork, row.copy(), self._rules, sampler, ends, limit)
+                    follow(fork, row.copy(), rules, sampler, ends, limit)
                     for fork, sampler in zip(forks, samplers, strict=True)
                 ]
             )
@@ -195,12 +218,12 @@ class Whisper:
         self.seed = random.Random(self.seed).getrandbits(62)
         return _core.Sampler(temperature=temperature, top_k=0, top_p=1.0, min_p=0.0, seed=self.seed)
 
-    def _judged(self, found: Hypothesis, temperature: float, silence: float) -> Decoded:
-        text = self.model.tokens.text(found.tokens).strip()
-        probabilities = tuple(float(np.exp(one)) for one in found.logprobs[: len(found.tokens)])
-        return Decoded(
-            found.tokens, text, temperature, found.score(), silence, compression_ratio(text), probabilities
-        )  # fmt: skip
+    def _judged(self, found: Hypothesis, prefix: Sequence[int], temperature: float, silence: float) -> Decoded:
+        """A window from what was found after the prefix, which is certain."""
+        tokens = (*prefix, *found.tokens)
+        text = self.model.tokens.text(tokens).strip()
+        probabilities = (*(1.0 for _ in prefix), *(float(np.exp(one)) for one in found.logprobs[: len(found.tokens)]))
+        return Decoded(tokens, text, temperature, found.score(), silence, compression_ratio(text), probabilities)
 
     def _failed(self, decoded: Decoded) -> bool:
         """Whether to try again: the text repeats itself, or is unlikely, unless it is unlikely because of silence."""
@@ -229,12 +252,12 @@ class Whisper:
             if start == end or not text.strip():
                 continue
             self._previous += tokens
-            self._segments.append(
-                Segment(
+            segment = Segment(
                     len(self._segments), offset + start, offset + end, text, tuple(tokens), decoded.temperature,
                     decoded.avg_logprob, decoded.compression_ratio, decoded.no_speech, words[index] if words else None,
-                )
             )  # fmt: skip
+            self._segments.append(segment)
+            self.told(segment)
         if not self.options.condition_on_previous_text or decoded.temperature > 0.5:
             self._previous = []
         return done if done > 0 else size
@@ -268,6 +291,17 @@ class Whisper:
                 at += 1
             result.append(tuple(mine))
         return result
+
+
+@dataclass(frozen=True)
+class _After:
+    """Rules for what follows tokens that are given."""
+
+    rules: Rules
+    given: Sequence[int]
+
+    def __call__(self, row: Logits, tokens: Sequence[int]) -> None:
+        self.rules(row, [*self.given, *tokens] if self.given else tokens)
 
 
 def _padded(mel: Mel, n_frames: int) -> Mel:
