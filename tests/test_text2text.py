@@ -3,15 +3,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+import slimrt
 from scripted import ScriptedEngine, scripted_model, write_gguf
+from slimrt.cli import main
 from slimrt.errors import ContextOverflowError, UnsupportedError
 from vocabularies import ggml
 
 pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
 
+SHIPPED = Path(__file__).parent.parent / "models"
 PAD, EOS, N_VOCAB = 0, 1, 40
 INFO = {"architecture": "t5", "decoder_start_token_id": 0, "n_vocab": N_VOCAB,
         "encoder": {"n_source": 512, "inputs": "tokens", "n_inputs": 0}}  # fmt: skip
@@ -130,3 +135,19 @@ def test_results_are_those_of_hugging_face(path, tiny_t5, beams, penalty, early)
         assert list(ours.tokens) == wanted, source
         ended += ours.finish_reason == "stop"
     assert ended > 0 or beams == 1 or (penalty >= 1 and not early)  # then longer ones win
+
+
+def test_what_continues_texts_is_refused_with_what_to_use(capsys, tmp_path):
+    """Sessions, too: a file of rows says nothing of the source they belong to."""
+    path = SHIPPED / "tale-t5.gguf"
+    with slimrt.Model(path) as model:
+        calls = [model.session, lambda: model.load_session(tmp_path / "s"), lambda: model.logits([1]),
+                 lambda: model.score("ab"), lambda: model.perplexity("ab"), lambda: model.generate("ab"),
+                 lambda: list(model.stream("ab")), lambda: model.chat([{"role": "user", "content": "a"}]),
+                 lambda: slimrt.compare_caches(path, "ab", ["kv:q8"])]  # fmt: skip
+        for call in calls:
+            with pytest.raises(UnsupportedError, match="t5 model.* cannot continue a text .*use text2text"):
+                call()
+    for verb in (["generate", "-p", "a"], ["chat"], ["bench", "-p", "8"], ["perplexity", "-p", "a b"]):
+        assert main([verb[0], str(path), *verb[1:]]) == 1
+        assert "cannot continue a text by itself: use text2text() and translate()" in capsys.readouterr().err

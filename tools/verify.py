@@ -43,8 +43,11 @@ def compare(
         ids = rng.integers(0, shape["n_vocab"], n)
     ids = np.asarray(ids[:n], np.int32)
     heard = None if encoder is None else _source(encoder, ids, rng)
-    plain = {"cache": "kv", "cache_type": "f32"} | ({} if encoder is None else {"cross": "kv", "cross_type": "f32"})
-    own = {"cache": "auto", "cache_type": cache_type} | ({} if encoder is None else {"cross_type": "auto"})
+    plain = {"cache": "kv", "cache_type_k": "f32", "cache_type_v": "f32"}
+    own = {"cache": "auto", "cache_type_k": cache_type, "cache_type_v": cache_type}
+    if encoder is not None:
+        plain |= {"cross": "kv", "cross_type": "f32"}
+        own |= {"cross": "auto", "cross_type": "auto"}
     with bars.bar(show_progress, 2 * n, "verifying", "token") as update:
         wanted = _decode(source, ids, heard, plain, lambda done: update(done, 2 * n))
         got = _decode(result, ids, heard, own, lambda done: update(n + done, 2 * n))
@@ -63,14 +66,12 @@ def _source(encoder: Mapping[str, Any], ids: np.ndarray, rng: np.random.Generato
 
 
 def _decode(
-    path: Path, ids: np.ndarray, heard: np.ndarray | None, cache: Mapping[str, str], update: Callable[[int], object]
+    path: Path, ids: np.ndarray, heard: np.ndarray | None, cache: Mapping[str, Any], update: Callable[[int], object]
 ) -> np.ndarray:
     """Logits float64 [rows, vocab] of the last prefilled token and of each decoded one; heard: what is encoded."""
     from slimrt import _core
 
-    types = {"cache_type_k": cache["cache_type"], "cache_type_v": cache["cache_type"]}
-    others = {key: value for key, value in cache.items() if key != "cache_type"}
-    engine = _core.Engine(str(path), n_ctx=len(ids), **types, **others)
+    engine = _core.Engine(str(path), n_ctx=len(ids), **cache)
     sequence, half = engine.new_sequence(), max(1, len(ids) // 2)
     if heard is not None:
         engine.encode([(sequence, heard)])

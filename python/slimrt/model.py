@@ -258,6 +258,7 @@ class Model(Tasks, Closing):
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """The ids of a conversation, up to where the assistant's next message begins. Errors as chat."""
+        continues_texts(self._runtime.source)
         from slimrt.chat import render_chat  # jinja2 takes as long to import as a small model to load
 
         return list(render_chat(self.tokenizer, messages, add_generation_prompt=True))
@@ -277,6 +278,7 @@ class Model(Tasks, Closing):
         Raises:
             ContextOverflowError: it does not fit the context. ValueError: fewer than two tokens.
         """
+        continues_texts(self._runtime.source)
         return _score.score(self._runtime, self._ids(text))
 
     def perplexity(self, text: Prompt, *, stride: int | None = None) -> float:
@@ -289,10 +291,12 @@ class Model(Tasks, Closing):
         Raises:
             ValueError: fewer than two tokens, or a stride that is not inside the window.
         """
+        continues_texts(self._runtime.source)
         return _score.perplexity(self._runtime, self._ids(text), stride)
 
     def session(self) -> Session:
-        """A new, empty session."""
+        """A new, empty session. UnsupportedError for a model with an encoder."""
+        continues_texts(self._runtime.source)
         return Session.new(self._runtime)
 
     def load_session(self, path: str | os.PathLike[str]) -> Session:
@@ -301,7 +305,9 @@ class Model(Tasks, Closing):
         Raises:
             ModelFormatError: not a session file, damaged, or of another model file or cache.
             ContextOverflowError: it holds more tokens than n_ctx.
+            UnsupportedError: a model with an encoder.
         """
+        continues_texts(self._runtime.source)
         return load_session(self._runtime, path)
 
     def close(self) -> None:
@@ -336,7 +342,7 @@ class Model(Tasks, Closing):
         return self._seeds.getrandbits(32) if seed is None else seed
 
     def _run(self, prompt: Prompt, options: Options, seed: int, session: Session | None, called: float) -> Run:
-        continues_texts(self._runtime)
+        continues_texts(self._runtime.source)
         if session is not None and not isinstance(session, Session):
             raise TypeError(f"session must be one that Model.session() or load_session() made, got {session!r}")
         if session is not None and session.runtime is not self._runtime:

@@ -18,6 +18,7 @@ from slimrt import progress as bars
 from slimrt.arguments import whole
 from slimrt.cache import Cache, CacheChoice, check_cache, kinds
 from slimrt.generate import log_softmax
+from slimrt.kinds import continues_texts
 from slimrt.plan import Planner, check_device, memory_limit_bytes, require_together
 from slimrt.results import CacheComparison, CacheQuality, MemorySizes
 from slimrt.runtime import Runtime, load
@@ -75,6 +76,7 @@ def compare_caches(
     """
     check_device(device)
     source = ModelSource.of(path, progress)
+    continues_texts(source)
     choices = [one if isinstance(one, CacheChoice) else CacheChoice.of(one) for one in caches]
     for choice in choices:
         check_cache(source, choice)

@@ -25,6 +25,7 @@ from slimrt.cli.common import (
     print_json,
     show_progress,
 )
+from slimrt.kinds import continues_texts
 from slimrt.plan import BLOCK, Planner, check_device, memory_limit_bytes, require_together, whole_blocks
 from slimrt.runtime import Runtime, load
 from slimrt.source import ModelSource
@@ -64,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.n_prompt and not args.n_gen:
         args.usage_error("nothing to measure: -p and -n are both 0")
     source = model_source(args)
+    continues_texts(source)
     choices = _choices(args)
     for choice in choices:
         check_cache(source, choice)

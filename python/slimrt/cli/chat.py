@@ -14,6 +14,7 @@ from slimrt.cli.common import Flags, model_source, note, open_model, sampling_ar
 from slimrt.cli.generate import timings_line
 from slimrt.errors import ContextOverflowError
 from slimrt.files import decode_text
+from slimrt.kinds import continues_texts
 from slimrt.model import Model
 from slimrt.results import Generation
 from slimrt.units import format_bytes
@@ -35,6 +36,7 @@ def add_flags(flags: Flags) -> None:
 
 def run(args: argparse.Namespace) -> int:
     source = model_source(args)
+    continues_texts(source)
     if source.tokenizer.chat_template is None:
         render_chat(source.tokenizer, [])  # says so, before the model is loaded
     with open_model(args, source, source.n_ctx(args.ctx or 0)) as model:

@@ -10,6 +10,7 @@ from slimrt.cache import kinds
 from slimrt.cli.common import Flags, model_source, note, open_model, print_json, sampling_arguments
 from slimrt.files import check_target, decode_text
 from slimrt.generate import Stream
+from slimrt.kinds import continues_texts
 from slimrt.plan import whole_blocks
 from slimrt.results import Generation
 from slimrt.session import Session, read_header
@@ -36,6 +37,7 @@ def add_flags(flags: Flags) -> None:
 
 def run(args: argparse.Namespace) -> int:
     source = model_source(args)
+    continues_texts(source)
     if args.save_session:
         _check_session_file(Path(args.save_session), source)
     prompt = _prompt(args)

@@ -24,6 +24,7 @@ from slimrt.cli.common import (
     table,
 )
 from slimrt.files import decode_text
+from slimrt.kinds import continues_texts
 from slimrt.plots import check_plot, plot_front
 from slimrt.quality import compare_caches
 from slimrt.results import CacheComparison
@@ -59,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
     text = _text(args)
     _check_usage(args)
     source = model_source(args)
+    continues_texts(source)
     if args.compare is None:
         _plain(args, source, text)
     else:
