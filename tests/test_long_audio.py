@@ -23,8 +23,8 @@ pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
 TESTS = Path(__file__).parent
 MODEL = TESTS.parent / "models" / "tale-whisper.gguf"
 CELL = 2.56  # seconds of a window
-LEAD = 0.1  # seconds from the beginning of a cell to the first sound in it
-CLIPS = ("five-one-five", "two-zero", "zero-four")
+LEAD = 0.1  # seconds from the beginning of a cell to the first sound in it: with 0.3 more words are misheard
+CLIPS = ("five-one-five", "two-zero", "zero-four")  # of tests/digits those that it hears and times right in a cell
 SILENT = {10: 3, 25: 5}  # cells of silence before these clips
 Truth = list[tuple[str, float, float]]
 
