@@ -22,7 +22,6 @@ SHIPPED = TESTS.parent / "models"
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 # tests/digits: voices that training never heard, named after what they say.
 CLIPS = ("five-one-five", "four-two-eight-four", "two-zero", "zero-four", "zero-seven")
-MISHEARD = {"zero-seven": "three zero seven"}  # models/README.md: of held-back clips 6 % are
 LEVELS = tuple(i / 10 for i in range(1, 10))
 MODES = {
     "kv f32": {"cache": "kv", "cache_type_k": "f32", "cache_type_v": "f32", "cross": "kv", "cross_type": "f32"},
@@ -52,15 +51,8 @@ def by_mode():
     return found
 
 
-def known(name: str):
-    """A clip, expected to fail where the model is known to mishear it."""
-    if name not in MISHEARD:
-        return name
-    return pytest.param(name, marks=pytest.mark.xfail(strict=True, reason=f"heard as {MISHEARD[name]!r}"))
-
-
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", [known(name) for name in CLIPS])
+@pytest.mark.parametrize("name", CLIPS)
 def test_digits_are_written_down(mode, name, by_mode):
     assert by_mode[mode][name] == name.replace("-", " ")
 
@@ -102,7 +94,7 @@ def test_people_are_understood_alike_in_both_modes():
     assert found["kv f32"] == found["e f16"]
     right = sum(text == WORDS[int(path.stem[0])] for text, path in zip(found["e f16"], paths, strict=True))
     print(f"fsdd: {right} of {len(paths)}")
-    assert right >= 0.6 * len(paths)  # models/README.md: 61 %
+    assert right >= 0.65 * len(paths)  # models/README.md: 68 %
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -15,7 +15,7 @@ from slimrt.cross import CROSS_FOLDED, CROSS_MODES
 
 from .attention import Attention
 from .cross import folds, require_cross
-from .gate import CROSS, SELF, require_precise
+from .gate import CROSS, SELF, Lossy, require_precise
 from .gguf_file import ModelData, array, string
 from .layers import in_file
 from .noise import ROUNDOFF
@@ -57,7 +57,7 @@ def fold_cross_model(
     with bars.bar(show_progress, n_layers, "folding cross-attention", "layer") as update:
         for fold in folds(model, mode):
             errors = {name: fold.error(name) for name in dict.fromkeys((*ROUNDOFF, type_name))}
-            require_precise(CROSS, mode, type_name, fold.layer, errors[type_name])
+            require_precise(Lossy(CROSS, mode, type_name), fold.layer, errors[type_name])
             reports.append(CrossReport(fold.layer, mode, type_name, fold.cond, errors))
             made += [in_file(spool, name, values) for name, values in fold.tensors.items()]
             update(fold.layer + 1, n_layers)
@@ -83,4 +83,4 @@ def require_all_precise(model: ModelData, layers: Sequence[LayerReport]) -> None
     for layer in layers if attention.beside_encoder else ():
         if layer.errors or layer.mode == RESIDUAL_MODE:
             error = layer.errors[layer.type] if layer.errors else layer.predicted.value
-            require_precise(SELF, layer.mode, layer.type, layer.layer, error, rope=attention.rope)
+            require_precise(Lossy(SELF, layer.mode, layer.type), layer.layer, error, rope=attention.rope)

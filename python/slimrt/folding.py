@@ -47,22 +47,24 @@ def require_precise(source: ModelSource, choice: CacheChoice, show_progress: boo
     """
     if not source.has_encoder:
         return
-    from slimrt.tools.gate import CROSS, SELF, check
+    from slimrt.tools.gate import CROSS, SELF, Lossy, check
 
-    losing: dict[tuple[str, str, str, tuple[int, str] | None], list[int]] = {}
+    losing: dict[Lossy, list[int]] = {}
     for layer, cache in enumerate(choice.layers(source)):
         if cache.mode in _LOSING:
             residual = (cache.rank, cache.residual_type) if cache.mode == RESIDUAL_MODE else None
-            losing.setdefault((SELF, cache.mode, getattr(cache, _LOSING[cache.mode]), residual), []).append(layer)
+            rows = Lossy(SELF, cache.mode, getattr(cache, _LOSING[cache.mode]), residual)
+            losing.setdefault(rows, []).append(layer)
     mode = choice.cross.mode_for(source)
     if mode in CROSS_FOLDED:
-        losing[CROSS, mode, choice.cross.resolved(source).type, None] = list(range(int(source.defaults["n_layers"])))
-    for (part, mode, type, residual), layers in losing.items():
-        doubtful = check(source.gguf, part, mode, type, layers, residual)
+        rows = Lossy(CROSS, mode, choice.cross.resolved(source).type)
+        losing[rows] = list(range(int(source.defaults["n_layers"])))
+    for rows, layers in losing.items():
+        doubtful = check(source.gguf, rows, layers)
         if doubtful and show_progress is not False:
             progress.note_once(
-                f"{part} cache mode {mode} in {type} loses more than 1 % in layers {', '.join(map(str, doubtful))} of "
-                f"{source.path.name}; `slimrt inspect` says how far"
+                f"{rows.part} cache mode {rows.mode} in {rows.type} loses more than 1 % in layers "
+                f"{', '.join(map(str, doubtful))} of {source.path.name}; `slimrt inspect` says how far"
             )
 
 

@@ -75,12 +75,12 @@ def _report(source: ModelSource) -> dict[str, Any]:
 
 def _imprecise(source: ModelSource, part: str, mode: dict[str, Any]) -> dict[str, str]:
     """Beside an encoder, the types in which a mode is refused for what it does to their rounding: why."""
-    from slimrt.tools.gate import check
+    from slimrt.tools.gate import Lossy, check
 
     refused = {}
     for name in _GATED if source.has_encoder and mode["legal"] else ():
         try:
-            check(source.gguf, part, mode["mode"], name)
+            check(source.gguf, Lossy(part, mode["mode"], name))
         except CacheUnsupportedError as error:
             refused[name] = str(error)
     return refused
