@@ -13,8 +13,8 @@ _USES = {
     "whisper": "transcribe()",
     "moonshine": "transcribe()",
     "t5": "text2text() and translate()",
-    "chronos": "predict_quantiles()",
-    "chronos-bolt": "predict_quantiles()",
+    "chronos": "predict_quantiles() (slimrt forecast)",
+    "chronos-bolt": "predict_quantiles() (slimrt forecast)",
 }
 _TEXT = "generate(), stream() and chat()"
 
