@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
+import secrets
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -245,9 +246,17 @@ def read_model(source: Path) -> tuple[ModelData, list[str]]:
 
 @contextmanager
 def _spool(target: Path) -> Iterator[Path]:
-    """A folder beside the target for what is computed before the header can be written; gone afterwards."""
-    with writing(target), tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
-        yield Path(folder)
+    """A folder beside the target for what is computed before the header can be written; gone afterwards.
+
+    Even where a signal comes as soon as it is there, which `tempfile` does not promise.
+    """
+    folder = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    with writing(target):
+        try:
+            folder.mkdir(mode=0o700)
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _cache_fields(layers: list[LayerReport], request: Request) -> dict[str, GGUFValue]:
