@@ -153,7 +153,7 @@ def test_processes_may_convert_at_once(tmp_path):
         "-c",
         "import sys; from slimrt.tools.convert import cached_gguf as f; print(f(sys.argv[1]))",
     ]
-    environment = {"SLIMRT_CACHE_DIR": str(tmp_path / "cache"), "PATH": "/usr/bin"}
+    environment = os.environ | {"SLIMRT_CACHE_DIR": str(tmp_path / "cache")}
     running = [
         subprocess.Popen([*command, GOLDEN / "llama_mha"], env=environment, stdout=subprocess.PIPE, text=True)
         for _ in range(3)
