@@ -81,7 +81,7 @@ def slimrt_turn(folder: Path, weights: str, cross: str, cross_type: str, batch: 
 
     engine = _core.Engine(
         str(folder / f"{weights}.gguf"), n_ctx=448, n_seqs=batch, n_threads=threads, cross=cross, cross_type=cross_type,
-        cache_type_k="f16", cache_type_v="f16",
+        cache="kv", cache_type_k="f16", cache_type_v="f16",
     )  # fmt: skip
     sequences = [engine.new_sequence() for _ in range(batch)]
     clip = np.ascontiguousarray(mel(1)[0].T)
