@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from slimrt import _core
 from slimrt.errors import UnsupportedError
 from slimrt.runtime import Runtime
@@ -19,7 +17,6 @@ _USES = {
 _TEXT = "generate(), stream() and chat()"
 
 
-@lru_cache(maxsize=16)
 def kind_of(source: ModelSource) -> str:
     """ "whisper", "moonshine", "t5", "chronos" or "chronos-bolt"; "text" of a model that continues texts."""
     file = _core.GgufFile(str(source.gguf))
@@ -47,12 +44,13 @@ def require(runtime: Runtime, *kinds: str, to: str) -> str:
 
 def continues_texts(source: ModelSource) -> None:
     """UnsupportedError for a model that has an encoder: without a source there is nothing to continue or to keep."""
+    if not source.has_encoder:
+        return
     kind = kind_of(source)
-    if kind != "text":
-        raise UnsupportedError(
-            f"{source.path.name} is a {kind} model, and a decoder beside an encoder cannot continue a text by itself: "
-            f"use {_USES[kind]} with this one"
-        )
+    raise UnsupportedError(
+        f"{source.path.name} is a {kind} model, and a decoder beside an encoder cannot continue a text by itself: "
+        f"use {_USES[kind]} with this one"
+    )
 
 
 def check_sequences(runtime: Runtime, needed: int) -> None:
