@@ -111,8 +111,7 @@ def test_alignment_is_the_same_in_every_mode(name, cross, gguf):
 @pytest.mark.oracle
 @pytest.mark.parametrize("name", ["whisper", "umt5", "moonshine"])
 def test_alignment_is_hugging_face_s(name, gguf, seq2seq):
-    import torch
-    import transformers
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
 
     values, prompt, heads = source(name), np.array([3, 4, 5, 6], np.int32), [(1, 0), (0, 1)]
     theirs, given = {

@@ -29,8 +29,8 @@ def check_plot(target: str | os.PathLike[str]) -> None:
     """
     if Path(target).suffix.lower() not in _FORMATS:
         raise UnsupportedError(f"{target}: a picture is written as {', '.join(_FORMATS)}; name the file so")
-    _figure()
     check_target(Path(target))
+    _figure()
 
 
 def plot_front(comparison: CacheComparison, target: str | os.PathLike[str]) -> None:
