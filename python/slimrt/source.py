@@ -15,6 +15,7 @@ from slimrt.files import is_ggml_bin
 from slimrt.tokenizer import Tokenizer
 
 DEFAULT_N_CTX = 4096
+_BESIDE_ENCODERS = ("whisper", "moonshine", "t5")
 _STORED = {"mode": "modes", "type": "types", "residual": "residual_types"}  # in a file's metadata, a value a layer
 
 
@@ -49,6 +50,15 @@ class ModelSource:
     def of(cls, path: str | os.PathLike[str] | ModelSource, show_progress: bool | None) -> ModelSource:
         """The argument if it is one already."""
         return path if isinstance(path, ModelSource) else cls(path, show_progress=show_progress)
+
+    @cached_property
+    def kind(self) -> str:
+        """ "whisper", "moonshine", "t5", "chronos" or "chronos-bolt"; "text" of a model that continues texts."""
+        file = _core.GgufFile(str(self.gguf))
+        if "slimrt.chronos.kind" in file.keys():
+            return "chronos-bolt" if file.value("slimrt.chronos.kind") == "bolt" else "chronos"
+        architecture = str(file.value("general.architecture"))
+        return architecture if architecture in _BESIDE_ENCODERS else "text"
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

@@ -16,7 +16,7 @@ from slimrt.errors import ContextOverflowError, ModelFormatError, UnsupportedErr
 from slimrt.forecast.bolt import Bolt, ResidualBlock
 from slimrt.forecast.chronos import Chronos, Paths
 from slimrt.forecast.series import Values, as_series, check_levels
-from slimrt.kinds import kind_of, require
+from slimrt.kinds import require
 from slimrt.plan import whole_blocks
 from slimrt.runtime import Runtime
 from slimrt.search import run
@@ -141,7 +141,7 @@ def _bolt_step(runtime: Runtime, bolt: Bolt, rows: Sequence[Values]) -> NDArray[
 
 def enough_context(source: ModelSource) -> int:
     """The decoder's context for any forecast with a model, in whole blocks; 0, the default one, of another model."""
-    kind = kind_of(source)
+    kind = source.kind
     if kind not in ("chronos", "chronos-bolt"):
         return 0
     steps = read_chronos(_core.GgufFile(str(source.gguf))).prediction_length if kind == "chronos" else 1
