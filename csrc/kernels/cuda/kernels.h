@@ -1,0 +1,52 @@
+// What the CUDA kernels offer the backend, a unit each. All tensors are device memory; every call is ordered
+// on device.stream and returns at once. What a call starts may depend on its arguments but not on what memory
+// holds (positions, slots, block tables, lengths), so that a step can be recorded once and replayed.
+#pragma once
+
+#include <span>
+
+#include "kernels/backend.h"
+#include "kernels/cuda/device.h"
+
+namespace slimrt::cuda {
+
+// elementwise.cu: see Backend.
+void gather(const Device& device, Tensor table, Tensor ids, Tensor out);
+void norm(const Device& device, NormKind kind, Tensor x, Tensor weight, Tensor bias, float eps, Tensor out);
+void inverse_rms(const Device& device, Tensor x, float eps, Tensor out);
+void rope(const Device& device, Tensor x, int n_heads, const Rope& rope, Tensor positions);
+void activate(const Device& device, Activation kind, Tensor x);
+void gate(const Device& device, Activation kind, Tensor gate, Tensor up);
+void add(const Device& device, Tensor x, Tensor y);
+void multiply(const Device& device, Tensor x, Tensor y, Tensor out);
+void scale(const Device& device, Tensor x, float factor);
+void unfold(const Device& device, Tensor x, int64_t stride, int64_t padding, Tensor out);
+
+// cache_rows.cu: see Backend. Of load() the table is in device memory.
+void round(const Device& device, Tensor x, DType dtype, int heads, Tensor out);
+void store(const Device& device, Tensor x, const Slots& slots);
+void load(const Device& device, const Rows& rows, const int32_t* table, int64_t begin, int64_t end,
+          Tensor out);
+
+// linear.cu. With n_heads > 1: Backend::linear_per_head, one product.
+bool native(DType dtype);
+size_t linear_workspace(const Device& device, Tensor x, int n_heads, std::span<const Product> products);
+void linear(const Device& device, Tensor x, int n_heads, std::span<const Product> products,
+            std::byte* workspace);
+
+/// A sequence as kernels see it, in device memory: AttentionSequence with its table there too.
+struct PlacedSequence {
+    const int32_t* table;
+    int64_t position, begin, end;
+    int32_t query, n_queries;
+    int32_t fresh, causal;
+};
+
+// attention.cu. placed: args.sequences as they are in device memory; their `query` may count from another
+// row, so query_shift is added to it. Where every sequence has one query, what is started depends on no
+// position, begin or end. Counts (device memory) are added to where there is a sparse_threshold.
+size_t attention_workspace(const Device& device, const AttentionArgs& args);
+void attention(const Device& device, const AttentionArgs& args, const PlacedSequence* placed, int query_shift,
+               SparseCounts* counts, std::byte* workspace);
+
+}  // namespace slimrt::cuda

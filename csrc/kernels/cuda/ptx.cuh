@@ -1,0 +1,67 @@
+// The instructions that CUDA C++ has no words for, one function each. Fragments are laid out as the PTX ISA
+// has them (mma.m16n8k16: lane = 4 * group + member; a: rows group, group + 8, columns 2 * member, + 8; b:
+// rows 2 * member, + 8, column group; d: as a of 8 columns). tests/cuda_host has a twin of this file for the
+// host.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace slimrt::cuda {
+
+/// The block's dynamic shared memory; the only kind that kernels of clusters use.
+__device__ inline unsigned char* shared_memory() {
+    extern __shared__ __align__(128) unsigned char slimrt_shared[];
+    return slimrt_shared;
+}
+
+__device__ inline uint32_t shared_address(const void* p) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
+// Copies of 16 bytes from global to shared memory, in the background. Of a row that is not wanted zeros come.
+
+__device__ inline void copy16(void* shared, const void* global, bool wanted = true) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global),
+                 "r"(wanted ? 16 : 0)
+                 : "memory");
+}
+/// Ends a group of copies; all but the last n groups of this thread have arrived after wait_copies<n>().
+__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int n>
+__device__ inline void wait_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(n) : "memory");
+}
+
+// Matrices of 8 x 8 16-bit numbers: lane l gives the address of row l % 8 of matrix l / 8.
+
+__device__ inline void load_matrices(uint32_t (&r)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+__device__ inline void load_matrices_turned(uint32_t (&r)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+
+/// d [16, 8] += a [16, 16] b [16, 8], of f16 and of bf16, summed in f32.
+__device__ inline void multiply_add_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+__device__ inline void multiply_add_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+}  // namespace slimrt::cuda
