@@ -24,11 +24,11 @@ __device__ inline uint32_t pair_bf16(float low, float high) {
     return to_bf16(low) | uint32_t(to_bf16(high)) << 16;
 }
 
-/// OCP e4m3 as the bits of an f16 2^8 times smaller (subnormals too), e5m2 as those of the same f16. Both NaN
-/// codes of e4m3 are finite here: stored rows never hold them.
-__device__ inline uint16_t e4m3_to_f16_small(uint8_t code) { return (code & 0x80) << 8 | (code & 0x7f) << 7; }
+/// OCP fp8 as the bits of an f16. An e4m3 becomes 2^-8 times its value, subnormals too; the scale of a stored
+/// row makes up for that. Its NaN codes are finite here: stored rows have NaN in the scale.
+__device__ inline uint16_t e4m3_to_f16(uint8_t code) {
+    return static_cast<uint16_t>((code & 0x80) << 8 | (code & 0x7f) << 7);
+}
 __device__ inline uint16_t e5m2_to_f16(uint8_t code) { return static_cast<uint16_t>(code << 8); }
-__device__ inline float from_e4m3(uint8_t code) { return 256 * from_f16(e4m3_to_f16_small(code)); }
-__device__ inline float from_e5m2(uint8_t code) { return from_f16(e5m2_to_f16(code)); }
 
 }  // namespace slimrt::cuda

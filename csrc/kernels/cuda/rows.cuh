@@ -59,9 +59,9 @@ __device__ inline float element_of(const RowsView& rows, const HeadRow& row, int
             return reinterpret_cast<const int8_t*>(row.data)[column] *
                    *reinterpret_cast<const float*>(row.scales);
         case DType::FP8_E4M3:
-            return from_e4m3(row.data[column]) * *reinterpret_cast<const float*>(row.scales);
+            return from_f16(e4m3_to_f16(row.data[column])) * *reinterpret_cast<const float*>(row.scales);
         case DType::FP8_E5M2:
-            return from_e5m2(row.data[column]);
+            return from_f16(e5m2_to_f16(row.data[column]));
         default: {  // Q4: a group of 32 (the last may be shorter) has its first half in the low nibbles
             const int group = column / kGroup, at = column % kGroup, left = rows.head_dim - group * kGroup;
             const int half = ((left < kGroup ? left : kGroup) + 1) / 2;
