@@ -53,32 +53,35 @@ struct StoredRows {
         for (int64_t i = first; i < first + from.rows; ++i)
             slots.push_back(table[i / kBlock] * kBlock + int32_t(i % kBlock));
         if (from.rows == 0) return;
+        const Buffer there = backend.alloc(MemoryKind::scratch, slots.size() * sizeof(int32_t), "slots");
+        const Tensor in_order(there.data.get(), DType::I32, 1, from.rows);
+        backend.upload(in_order, slots.data(), in_order.bytes());
         backend.store(from, {.base = pool.data.get(),
                              .dtype = rows.dtype,
                              .width = rows.width,
                              .heads = rows.heads,
                              .block_stride = rows.block_stride,
                              .block_tokens = kBlock,
-                             .slots = Tensor(slots.data(), DType::I32, 1, from.rows)});
+                             .slots = in_order});
     }
 };
 
 /// Rows after a round trip through a plane of `heads` heads.
 auto cache_round_trip(const F32& x, int heads, const std::string& type, const std::string& isa) {
-    const auto backend = open_backend(isa);
-    const Tensor from = view(x);
-    const StoredRows stored(*backend, from, heads, parse_cache_type(type));
-    Result out(from.rows, from.cols);
-    backend->load(stored.rows, stored.table.data(), 0, from.rows, out.tensor);
-    return out.array();
+    Arrays arrays(isa);
+    const Tensor from = arrays.of(x), out = arrays.zeros(from.rows, from.cols);
+    const StoredRows stored(arrays.backend(), from, heads, parse_cache_type(type));
+    arrays->load(stored.rows, stored.table.data(), 0, from.rows, out);
+    return arrays.read(out);
 }
 
 /// The same without a plane, by Backend::round.
 auto round(const F32& x, int heads, const std::string& type, const std::string& isa, int n_threads) {
-    Result out(view(x));
-    if (out.tensor.cols % heads) fail(ErrorCode::argument, "these are not ", heads, " heads");
-    open_backend(isa, n_threads)->round(view(x), parse_cache_type(type), heads, out.tensor);
-    return out.array();
+    Arrays arrays(isa, n_threads);
+    const Tensor from = arrays.of(x), out = arrays.zeros(from.rows, from.cols);
+    if (from.cols % heads) fail(ErrorCode::argument, "these are not ", heads, " heads");
+    arrays->round(from, parse_cache_type(type), heads, out);
+    return arrays.read(out);
 }
 
 /// One sequence: the first rows are stored in `dtype`, the last n_fresh are the queries' own. stored_heads:
@@ -87,38 +90,40 @@ auto attention(const F32& q, const F32& score_rows, const F32& value_rows, int n
                int value_heads, const std::string& dtype, int n_fresh, float scale, int64_t window,
                const std::string& isa, int n_threads, const std::optional<F32>& table, int n_rot,
                bool interleaved, const std::optional<F32>& bias, int stored_heads, float sparse_threshold) {
-    const auto backend = open_backend(isa, n_threads);
-    const Tensor queries = view(q), s = view(score_rows), v = view(value_rows);
+    Arrays arrays(isa, n_threads);
+    const Tensor queries = arrays.of(q), s = arrays.of(score_rows), v = arrays.of(value_rows);
     const int64_t stored = s.rows - n_fresh;
     if (stored < 0 || v.rows != s.rows || queries.rows != n_fresh)
         fail(ErrorCode::argument, "rows and queries do not match");
     const DType type = parse_cache_type(dtype);
-    const StoredRows s_rows(*backend, s.rows_of(0, stored), stored_heads ? stored_heads : score_heads, type);
-    const StoredRows v_rows(*backend, v.rows_of(0, stored), stored_heads ? stored_heads : value_heads, type);
+    const StoredRows s_rows(arrays.backend(), s.rows_of(0, stored), stored_heads ? stored_heads : score_heads,
+                            type);
+    const StoredRows v_rows(arrays.backend(), v.rows_of(0, stored), stored_heads ? stored_heads : value_heads,
+                            type);
     const int s_dim = int(s.cols) / score_heads, v_dim = int(v.cols) / value_heads;
-    Result out(n_fresh, int64_t(n_heads) * v_dim), lse(n_fresh, n_heads);
+    const Tensor out = arrays.zeros(n_fresh, int64_t(n_heads) * v_dim), lse = arrays.zeros(n_fresh, n_heads);
 
     const AttentionSequence sequence{
         .n_queries = n_fresh, .position = stored, .end = stored, .table = s_rows.table.data()};
-    const Rope rotation = table ? Rope{view(*table), n_rot, interleaved} : Rope{};
+    const Rope rotation = table ? Rope{arrays.of(*table), n_rot, interleaved} : Rope{};
     const ScoreTerm score{.stored = s_rows.rows,
                           .fresh = s.rows_of(stored, n_fresh),
                           .n_heads = score_heads,
                           .dim = s_dim,
                           .q = queries,
-                          .bias = view(bias),
+                          .bias = arrays.of(bias),
                           .rope = rotation};
-    const ValueTerm value{v_rows.rows, v.rows_of(stored, n_fresh), value_heads, v_dim, out.tensor};
-    backend->attention({.sequences = {&sequence, 1},
-                        .scores = {&score, 1},
-                        .values = {&value, 1},
-                        .n_heads = n_heads,
-                        .scale = scale,
-                        .window = window,
-                        .lse = lse.tensor,
-                        .sparse_threshold = sparse_threshold});
-    const SparseCounts counts = backend->sparse_counts();
-    return nb::make_tuple(out.array(), lse.array(), nb::make_tuple(counts.rows, counts.skipped));
+    const ValueTerm value{v_rows.rows, v.rows_of(stored, n_fresh), value_heads, v_dim, out};
+    arrays->attention({.sequences = {&sequence, 1},
+                       .scores = {&score, 1},
+                       .values = {&value, 1},
+                       .n_heads = n_heads,
+                       .scale = scale,
+                       .window = window,
+                       .lse = lse,
+                       .sparse_threshold = sparse_threshold});
+    const SparseCounts counts = arrays->sparse_counts();
+    return nb::make_tuple(arrays.read(out), arrays.read(lse), nb::make_tuple(counts.rows, counts.skipped));
 }
 
 /// Terms of attention() as dictionaries, of rows [T, width] whose last n_fresh are fresh: rows, type,
@@ -126,7 +131,7 @@ auto attention(const F32& q, const F32& score_rows, const F32& value_rows, int n
 /// n_rot, interleaved.
 class Terms {
   public:
-    Terms(Backend& backend, int n_fresh) : backend_(backend), n_fresh_(n_fresh) {}
+    Terms(Arrays& arrays, int n_fresh) : arrays_(arrays), n_fresh_(n_fresh) {}
 
     ScoreTerm score(const nb::dict& term) {
         ScoreTerm out;
@@ -145,8 +150,7 @@ class Terms {
     ValueTerm value(const nb::dict& term, int n_heads) {
         ValueTerm out;
         read_rows(term, out);
-        outs.emplace_back(n_fresh_, int64_t(n_heads) * out.dim);
-        out.out = outs.back().tensor;
+        out.out = arrays_.zeros(n_fresh_, int64_t(n_heads) * out.dim);
         return out;
     }
     AttentionSequence sequence() const {
@@ -156,17 +160,13 @@ class Terms {
                 .table = stored_.front().table.data()};  // planes of as many rows have the same
     }
 
-    std::deque<Result> outs;
-
   private:
     Tensor array(const nb::dict& term, const char* key) {
-        if (!term.contains(key)) return {};
-        keep_.push_back(nb::cast<F32>(term[key]));
-        return view(keep_.back());
+        return term.contains(key) ? arrays_.of(nb::cast<F32>(term[key])) : Tensor{};
     }
     Rows store(Tensor rows, int heads, DType type) {
         n_stored_ = rows.rows - n_fresh_;
-        stored_.emplace_back(backend_, rows.rows_of(0, n_stored_), heads, type);
+        stored_.emplace_back(arrays_.backend(), rows.rows_of(0, n_stored_), heads, type);
         return stored_.back().rows;
     }
     template <class Term>
@@ -179,11 +179,10 @@ class Terms {
         out.dim = nb::cast<int>(term["dim"]);
     }
 
-    Backend& backend_;
+    Arrays& arrays_;
     const int n_fresh_;
     int64_t n_stored_ = 0;
     std::deque<StoredRows> stored_;
-    std::vector<F32> keep_;
 };
 
 /// One sequence, see Terms: out of each value term. relative_bias: as AttentionArgs has it, its last column
@@ -192,8 +191,8 @@ class Terms {
 nb::list attention_of_terms(const std::vector<nb::dict>& scores, const std::vector<nb::dict>& values,
                             int n_heads, int n_fresh, float scale, int64_t window, const std::string& isa,
                             int n_threads, const std::optional<F32>& relative_bias, bool causal) {
-    const auto backend = open_backend(isa, n_threads);
-    Terms terms(*backend, n_fresh);
+    Arrays arrays(isa, n_threads);
+    Terms terms(arrays, n_fresh);
     std::vector<ScoreTerm> score_terms;
     std::vector<ValueTerm> value_terms;
     for (const nb::dict& term : scores) score_terms.push_back(terms.score(term));
@@ -201,18 +200,88 @@ nb::list attention_of_terms(const std::vector<nb::dict>& scores, const std::vect
     AttentionSequence sequence = terms.sequence();
     sequence.causal = sequence.fresh = causal;
     if (!causal) sequence.position = 0;
-    const Tensor bias = relative_bias ? view(*relative_bias) : Tensor{};
-    backend->attention({.sequences = {&sequence, 1},
-                        .scores = score_terms,
-                        .values = value_terms,
-                        .n_heads = n_heads,
-                        .scale = scale,
-                        .window = window,
-                        .relative_bias = bias,
-                        .relative_origin = causal ? bias.cols - 1 : bias.cols / 2});
+    const Tensor bias = relative_bias ? arrays.of(*relative_bias) : Tensor{};
+    arrays->attention({.sequences = {&sequence, 1},
+                       .scores = score_terms,
+                       .values = value_terms,
+                       .n_heads = n_heads,
+                       .scale = scale,
+                       .window = window,
+                       .relative_bias = bias,
+                       .relative_origin = causal ? bias.cols - 1 : bias.cols / 2});
     nb::list out;
-    for (Result& result : terms.outs) out.append(result.array());
+    for (const ValueTerm& term : value_terms) out.append(arrays.read(term.out));
     return out;
+}
+
+/// What time_attention() measures.
+struct Decoding {
+    int n_heads, n_kv_heads, head_dim;
+    int64_t n;
+    int n_seqs;
+    bool absorbed;  // values are whole rows of the plane of keys, which rotate on read (mode k)
+    int width() const { return n_kv_heads * head_dim; }
+    int value_dim() const { return absorbed ? width() : head_dim; }
+};
+
+/// Random rows; new ones only now and then, since they take long to make.
+void fill_rows(Arrays& arrays, int64_t n, int width, std::span<StoredRows> planes, std::minstd_rand& random) {
+    constexpr int64_t kNew = 64;
+    std::normal_distribution<float> normal;
+    std::vector<float> values(StoredRows::kBlock * width);
+    const Tensor rows = arrays.zeros(StoredRows::kBlock, width);
+    for (int64_t first = 0; first < n; first += rows.rows) {
+        if (first % (kNew * rows.rows) == 0) {
+            for (float& x : values) x = normal(random);
+            arrays->upload(rows, values.data(), rows.bytes());
+        }
+        for (StoredRows& plane : planes)
+            plane.store(arrays.backend(), rows.rows_of(0, std::min(rows.rows, n - first)), first);
+    }
+}
+
+Tensor random_queries(Arrays& arrays, const Decoding& d, float loud, std::minstd_rand& random) {
+    std::normal_distribution<float> normal;
+    std::vector<float> values(d.n_seqs * d.n_heads * d.head_dim);
+    for (float& x : values) x = loud * normal(random);
+    return arrays.put(values.data(), DType::F32, d.n_seqs, int64_t(d.n_heads) * d.head_dim);
+}
+
+/// Rotations of all positions, each pair at its usual pace.
+Rope usual_rope(Arrays& arrays, const Decoding& d) {
+    std::vector<float> table;
+    for (int64_t position = 0; position <= d.n; ++position)
+        for (int i = 0; i < d.head_dim; i += 2) {
+            const float angle = float(position) * std::pow(1e4f, -float(i) / float(d.head_dim));
+            table.insert(table.end(), {std::cos(angle), std::sin(angle)});
+        }
+    return {arrays.put(table.data(), DType::F32, d.n + 1, d.head_dim), d.head_dim, false};
+}
+
+std::vector<AttentionSequence> sequences_of(const Decoding& d, const int32_t* table) {
+    const int64_t blocks = (d.n + StoredRows::kBlock - 1) / StoredRows::kBlock;
+    std::vector<AttentionSequence> sequences;
+    for (int i = 0; i < d.n_seqs; ++i)
+        sequences.push_back({.query = i,
+                             .n_queries = 1,
+                             .position = d.n,
+                             .end = std::min(d.n, d.n * d.n_seqs - i * blocks * StoredRows::kBlock),
+                             .table = table + i * blocks});
+    return sequences;
+}
+
+/// Seconds of a call, a number for each repetition of `calls` calls.
+std::vector<double> time_calls(Arrays& arrays, const AttentionArgs& args, int repetitions, int calls) {
+    std::vector<double> seconds;
+    float first = 0;
+    for (int i = 0; i < repetitions; ++i) {
+        const auto start = std::chrono::steady_clock::now();
+        for (int call = 0; call < calls; ++call) arrays->attention(args);
+        arrays->download(&first, args.values[0].out, sizeof first);  // waits for a device
+        const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - start;
+        seconds.push_back(passed.count() / calls);
+    }
+    return seconds;
 }
 
 /// Decoding attention over random rows of n_seqs sequences, a query each: seconds of every repetition, the
@@ -220,54 +289,36 @@ nb::list attention_of_terms(const std::vector<nb::dict>& scores, const std::vect
 /// with one.
 auto time_attention(int n_heads, int n_kv_heads, int head_dim, const std::string& type_k,
                     const std::string& type_v, int64_t n, int n_seqs, float loud, float sparse_threshold,
-                    int repetitions, const std::string& isa, int n_threads) {
-    if (n < 1 || n_seqs < 1 || n_kv_heads < 1 || n_heads % n_kv_heads)
+                    int repetitions, int calls, bool absorbed, const std::string& isa, int n_threads) {
+    if (n < 1 || n_seqs < 1 || n_kv_heads < 1 || n_heads % n_kv_heads || calls < 1)
         fail(ErrorCode::argument, "nothing to measure");
     const nb::gil_scoped_release release;
-    const auto backend = open_backend(isa, n_threads);
-    const int width = n_kv_heads * head_dim;
-    StoredRows k(*backend, n * n_seqs, width, n_kv_heads, parse_cache_type(type_k));
-    StoredRows v(*backend, n * n_seqs, width, n_kv_heads, parse_cache_type(type_v));
+    Arrays arrays(isa, n_threads);
+    const Decoding d{n_heads, n_kv_heads, head_dim, n, n_seqs, absorbed};
+    std::vector<StoredRows> planes;
+    planes.emplace_back(arrays.backend(), n * n_seqs, d.width(), n_kv_heads, parse_cache_type(type_k));
+    if (!absorbed)
+        planes.emplace_back(arrays.backend(), n * n_seqs, d.width(), n_kv_heads, parse_cache_type(type_v));
     std::minstd_rand random(1);
-    std::normal_distribution<float> normal;
-    const auto fill = [&](Tensor t, float factor) {
-        for (int64_t i = 0; i < t.rows * t.cols; ++i) t.f32()[i] = factor * normal(random);
-    };
-    Result fresh(StoredRows::kBlock, width), q(n_seqs, int64_t(n_heads) * head_dim);
-    for (int64_t first = 0; first < n * n_seqs; first += fresh.tensor.rows) {
-        const Tensor some = fresh.tensor.rows_of(0, std::min(fresh.tensor.rows, n * n_seqs - first));
-        if (first % (64 * StoredRows::kBlock) == 0)
-            fill(fresh.tensor, 1);  // random numbers take long to make
-        k.store(*backend, some, first);
-        v.store(*backend, some, first);
-    }
-    fill(q.tensor, loud);
-    Result own(n_seqs, width), out(n_seqs, q.tensor.cols);
-    const int64_t blocks = (n + StoredRows::kBlock - 1) / StoredRows::kBlock;
-    std::vector<AttentionSequence> sequences;
-    for (int i = 0; i < n_seqs; ++i)
-        sequences.push_back({.query = i,
-                             .n_queries = 1,
-                             .position = n,
-                             .end = std::min(n, n * n_seqs - i * blocks * StoredRows::kBlock),
-                             .table = k.table.data() + i * blocks});
-    const ScoreTerm score{k.rows, own.tensor, n_kv_heads, head_dim, q.tensor};
-    const ValueTerm value{v.rows, own.tensor, n_kv_heads, head_dim, out.tensor};
-    std::vector<double> seconds;
-    for (int i = 0; i < repetitions; ++i) {
-        const auto start = std::chrono::steady_clock::now();
-        backend->attention({.sequences = sequences,
-                            .scores = {&score, 1},
-                            .values = {&value, 1},
-                            .n_heads = n_heads,
-                            .scale = 1 / std::sqrt(float(head_dim)),
-                            .sparse_threshold = sparse_threshold});
-        seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
-    }
-    const size_t row =
-        (head_bytes(k.rows.dtype, head_dim).total() + head_bytes(v.rows.dtype, head_dim).total()) *
-        n_kv_heads;
-    const SparseCounts counts = backend->sparse_counts();
+    fill_rows(arrays, n * n_seqs, d.width(), planes, random);
+    std::vector<AttentionSequence> sequences = sequences_of(d, planes[0].table.data());
+    arrays->place(sequences, {});
+    const Tensor own = arrays.zeros(n_seqs, d.width());
+    ScoreTerm score{planes[0].rows, own, n_kv_heads, head_dim, random_queries(arrays, d, loud, random)};
+    if (absorbed) score.rope = usual_rope(arrays, d);
+    const ValueTerm value{planes.back().rows, own, absorbed ? 1 : n_kv_heads, d.value_dim(),
+                          arrays.zeros(n_seqs, int64_t(n_heads) * d.value_dim())};
+    const std::vector<double> seconds = time_calls(arrays,
+                                                   {.sequences = sequences,
+                                                    .scores = {&score, 1},
+                                                    .values = {&value, 1},
+                                                    .n_heads = n_heads,
+                                                    .scale = 1 / std::sqrt(float(head_dim)),
+                                                    .sparse_threshold = sparse_threshold},
+                                                   repetitions, calls);
+    size_t row = 0;
+    for (const StoredRows& plane : planes) row += plane.rows.block_stride / StoredRows::kBlock;
+    const SparseCounts counts = arrays->sparse_counts();
     const double skipped = counts.rows ? double(counts.skipped) / double(counts.rows) : 0;
     return std::make_tuple(seconds, n * n_seqs * row, skipped);
 }
@@ -288,7 +339,8 @@ void bind_attention_ops(nb::module_& m) {
     m.def("cache_round_trip", &cache_round_trip, arg("x"), arg("heads"), arg("type"), arg("isa"));
     m.def("time_attention", &time_attention, arg("n_heads"), arg("n_kv_heads"), arg("head_dim"),
           arg("type_k"), arg("type_v"), arg("n"), arg("n_seqs") = 1, arg("loud") = 1.0f,
-          arg("sparse_threshold") = 0.0f, arg("repetitions") = 10, arg("isa") = "", arg("n_threads") = 0);
+          arg("sparse_threshold") = 0.0f, arg("repetitions") = 10, arg("calls") = 1, arg("absorbed") = false,
+          arg("isa") = "", arg("n_threads") = 0);
 }
 
 }  // namespace slimrt

@@ -41,6 +41,8 @@ void read_option(const std::string& name, nb::handle value, EngineOptions& o) {
         o.cache.n_seqs = nb::cast<int>(value);
     else if (name == "n_batch")
         o.cache.n_batch = nb::cast<int>(value);
+    else if (name == "device")
+        o.device = nb::cast<std::string>(value);
     else if (name == "n_threads")
         o.n_threads = nb::cast<int>(value);
     else if (name == "cache")

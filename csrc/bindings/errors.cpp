@@ -17,6 +17,8 @@ const char* exception_name(ErrorCode code) {
             return "WontFitError";
         case ErrorCode::context_overflow:
             return "ContextOverflowError";
+        case ErrorCode::device:
+            return "DeviceError";
         default:
             return nullptr;
     }

@@ -7,8 +7,8 @@
 #include "bindings/bindings.h"
 #include "core/error.h"
 #include "core/gguf.h"
-#include "core/memory_info.h"
 #include "core/thread_pool.h"
+#include "engine/engine.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "model/architecture.h"
 #include "model/decoder.h"
@@ -91,8 +91,13 @@ nb::dict cpu_info() {
     out["isas"] = names;
     out["isa"] = cpu::choose_isa("").name;
     out["default_threads"] = default_threads();
-    out["memory_available"] = available_memory();
     return out;
+}
+
+nb::tuple cuda() {
+    std::string why_none;
+    const std::vector<std::string> names = cuda_devices(&why_none);
+    return nb::make_tuple(names, why_none);
 }
 
 std::vector<std::string> architecture_names() {
@@ -127,6 +132,8 @@ NB_MODULE(_core, m) {
     bind_ops(ops);
     bind_timing(m, ops);
     m.def("cpu_info", &cpu_info);
+    m.def("cuda_devices", &cuda);
+    m.def("available_memory", &available_on, nb::arg("device") = "cpu");
     m.def("architectures", &architecture_names);
     m.def("cache_modes", &cache_mode_list, nb::arg("path"));
 }

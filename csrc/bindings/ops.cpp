@@ -1,5 +1,5 @@
-// slimrt._core.ops: single operations of the CPU backend over NumPy arrays, on a chosen ISA, so that tests
-// and benchmarks reach every kernel.
+// slimrt._core.ops: single operations over NumPy arrays, on a chosen backend (an instruction set of the CPU,
+// or "cuda"), so that tests and benchmarks reach every kernel.
 #include "bindings/ops.h"
 
 #include <nanobind/stl/optional.h>
@@ -39,9 +39,9 @@ auto unpack(const std::string& type, const U8& bytes, int64_t n, const std::stri
     const DType dtype = parse_dtype(type);
     if (n % dtype_info(dtype).block || row_bytes(dtype, n) != bytes.size())
         fail(ErrorCode::argument, n, " elements of ", type, " do not take ", bytes.size(), " bytes");
-    Result out(1, n);
-    find_isa(isa).unpack(uint32_t(dtype), bytes.data(), n, out.data.data());
-    return out.array();
+    std::vector<float> out(n);
+    find_isa(isa).unpack(uint32_t(dtype), bytes.data(), n, out.data());
+    return numpy_array(std::move(out), {size_t(1), size_t(n)});
 }
 
 auto narrow(const std::string& type, const F32& x, const std::string& isa) {
@@ -53,73 +53,111 @@ auto narrow(const std::string& type, const F32& x, const std::string& isa) {
     return numpy_array(std::move(out), {size});
 }
 
+/// `rows` rows as wide as x, as the bytes of a weight.
+Tensor weight_of(Arrays& arrays, const U8& bytes, const std::string& type, int64_t rows, int64_t cols) {
+    const DType dtype = parse_dtype(type);
+    if (size_t(rows) * row_bytes(dtype, cols) != bytes.size())
+        fail(ErrorCode::argument, "the weight has ", bytes.size(), " bytes, not ", rows, " rows of ", type);
+    if (!arrays->native(dtype)) fail(ErrorCode::argument, "there is no native product for ", type);
+    return arrays.put(bytes.data(), dtype, rows, cols);
+}
+
 auto linear(const F32& x, const U8& weight, const std::string& type, int64_t rows,
             const std::optional<F32>& bias, const std::string& isa, int n_threads) {
-    const auto backend = open_backend(isa, n_threads);
-    const Tensor in = view(x);
-    const Tensor w(const_cast<uint8_t*>(weight.data()), parse_dtype(type), rows, in.cols);
-    if (w.bytes() != weight.size())
-        fail(ErrorCode::argument, "the weight has ", weight.size(), " bytes, not ", w.bytes());
-    if (!backend->native(w.dtype)) fail(ErrorCode::argument, "there is no native product for ", type);
-    Result out(in.rows, rows);
-    backend->linear(in, w, view(bias), out.tensor);
-    return out.array();
+    Arrays arrays(isa, n_threads);
+    const Tensor in = arrays.of(x), out = arrays.zeros(in.rows, rows);
+    arrays->linear(in, weight_of(arrays, weight, type, rows, in.cols), arrays.of(bias), out);
+    return arrays.read(out);
 }
 
 /// Products of one x with several weights (bytes, type, rows) in one call.
 nb::list linear_together(const F32& x, const std::vector<std::tuple<U8, std::string, int64_t>>& weights,
                          const std::string& isa, int n_threads) {
-    const auto backend = open_backend(isa, n_threads);
-    const Tensor in = view(x);
-    std::vector<Result> results;
+    Arrays arrays(isa, n_threads);
+    const Tensor in = arrays.of(x);
     std::vector<Product> products;
-    for (const auto& [bytes, type, rows] : weights) {
-        const Tensor w(const_cast<uint8_t*>(bytes.data()), parse_dtype(type), rows, in.cols);
-        if (w.bytes() != bytes.size() || !backend->native(w.dtype))
-            fail(ErrorCode::argument, "these are not ", rows, " rows of ", type);
-        results.emplace_back(in.rows, rows);
-        products.push_back({w, {}, results.back().tensor});
-    }
-    backend->linear(in, products);
+    for (const auto& [bytes, type, rows] : weights)
+        products.push_back({weight_of(arrays, bytes, type, rows, in.cols), {}, arrays.zeros(in.rows, rows)});
+    arrays->linear(in, products);
     nb::list out;
-    for (Result& result : results) out.append(result.array());
+    for (const Product& product : products) out.append(arrays.read(product.out));
     return out;
+}
+
+/// x [n, n_heads * cols] and a weight of n_heads times `rows` rows.
+auto linear_per_head(const F32& x, const U8& weight, const std::string& type, int64_t rows, int n_heads,
+                     const std::string& isa, int n_threads) {
+    Arrays arrays(isa, n_threads);
+    const Tensor in = arrays.of(x), out = arrays.zeros(in.rows, n_heads * rows);
+    arrays->linear_per_head(in, weight_of(arrays, weight, type, n_heads * rows, in.cols / n_heads), n_heads,
+                            out);
+    return arrays.read(out);
+}
+
+/// Rows of a weight as f32.
+auto gather(const U8& table, const std::string& type, int64_t rows, int64_t cols, const I32& ids,
+            const std::string& isa) {
+    Arrays arrays(isa);
+    const Tensor out = arrays.zeros(int64_t(ids.size()), cols);
+    if (size_t(rows) * row_bytes(parse_dtype(type), cols) != table.size())
+        fail(ErrorCode::argument, "these are not ", rows, " rows of ", type);
+    arrays->gather(arrays.put(table.data(), parse_dtype(type), rows, cols), arrays.of(ids), out);
+    return arrays.read(out);
 }
 
 auto norm(const std::string& kind, const F32& x, const std::optional<F32>& weight,
           const std::optional<F32>& bias, float eps, const std::string& isa) {
-    Result out(view(x).rows, view(x).cols);
-    open_backend(isa)->norm(kind == "rms" ? NormKind::rms : NormKind::layer, view(x), view(weight),
-                            view(bias), eps, out.tensor);
-    return out.array();
+    Arrays arrays(isa);
+    const Tensor in = arrays.of(x), out = arrays.zeros(in.rows, in.cols);
+    arrays->norm(kind == "rms" ? NormKind::rms : NormKind::layer, in, arrays.of(weight), arrays.of(bias), eps,
+                 out);
+    return arrays.read(out);
 }
 
 auto inverse_rms(const F32& x, float eps, const std::string& isa) {
-    Result out(view(x).rows, 1);
-    open_backend(isa)->inverse_rms(view(x), eps, out.tensor);
-    return out.array();
+    Arrays arrays(isa);
+    const Tensor in = arrays.of(x), out = arrays.zeros(in.rows, 1);
+    arrays->inverse_rms(in, eps, out);
+    return arrays.read(out);
 }
 
 auto multiply(const F32& x, const F32& y, const std::string& isa) {
-    Result out(view(x));
-    if (view(y).rows != 1 || view(y).cols != out.tensor.cols)
-        fail(ErrorCode::argument, "y is not a row of x");
-    open_backend(isa)->multiply(out.tensor, view(y));
-    return out.array();
+    Arrays arrays(isa);
+    const Tensor out = arrays.of(x), factors = arrays.of(y);
+    if (factors.rows != 1 || factors.cols != out.cols) fail(ErrorCode::argument, "y is not a row of x");
+    arrays->multiply(out, factors);
+    return arrays.read(out);
+}
+
+/// x + y, where y is of one row or of as many.
+auto add(const F32& x, const F32& y, const std::string& isa) {
+    Arrays arrays(isa);
+    const Tensor out = arrays.of(x);
+    arrays->add(out, arrays.of(y));
+    return arrays.read(out);
+}
+
+auto scale(const F32& x, float factor, const std::string& isa) {
+    Arrays arrays(isa);
+    const Tensor out = arrays.of(x);
+    arrays->scale(out, factor);
+    return arrays.read(out);
 }
 
 auto unfold(const F32& x, int64_t width, int64_t stride, int64_t padding, int64_t rows,
             const std::string& isa) {
-    Result out(rows, width * view(x).cols);
-    open_backend(isa)->unfold(view(x), stride, padding, out.tensor);
-    return out.array();
+    Arrays arrays(isa);
+    const Tensor in = arrays.of(x), out = arrays.zeros(rows, width * in.cols);
+    arrays->unfold(in, stride, padding, out);
+    return arrays.read(out);
 }
 
 auto rope(const F32& x, int n_heads, const F32& table, int n_rot, bool interleaved, const I32& positions,
           const std::string& isa) {
-    Result out(view(x));
-    open_backend(isa)->rope(out.tensor, n_heads, {view(table), n_rot, interleaved}, view(positions));
-    return out.array();
+    Arrays arrays(isa);
+    const Tensor out = arrays.of(x);
+    arrays->rope(out, n_heads, {arrays.of(table), n_rot, interleaved}, arrays.of(positions));
+    return arrays.read(out);
 }
 
 Activation parse_activation(const std::string& name) {
@@ -130,15 +168,17 @@ Activation parse_activation(const std::string& name) {
 }
 
 auto activate(const std::string& kind, const F32& x, const std::string& isa) {
-    Result out(view(x));
-    open_backend(isa)->activate(parse_activation(kind), out.tensor);
-    return out.array();
+    Arrays arrays(isa);
+    const Tensor out = arrays.of(x);
+    arrays->activate(parse_activation(kind), out);
+    return arrays.read(out);
 }
 
 auto gate(const std::string& kind, const F32& g, const F32& up, const std::string& isa) {
-    Result out(view(g));
-    open_backend(isa)->gate(parse_activation(kind), out.tensor, view(up));
-    return out.array();
+    Arrays arrays(isa);
+    const Tensor out = arrays.of(g);
+    arrays->gate(parse_activation(kind), out, arrays.of(up));
+    return arrays.read(out);
 }
 
 }  // namespace
@@ -151,6 +191,11 @@ void bind_ops(nb::module_& m) {
     m.def("linear", &linear, arg("x"), arg("weight"), arg("type"), arg("rows"), arg("bias").none(),
           arg("isa"), arg("n_threads") = 1);
     m.def("linear_together", &linear_together, arg("x"), arg("weights"), arg("isa"), arg("n_threads") = 1);
+    m.def("linear_per_head", &linear_per_head, arg("x"), arg("weight"), arg("type"), arg("rows"),
+          arg("n_heads"), arg("isa"), arg("n_threads") = 1);
+    m.def("gather", &gather, arg("table"), arg("type"), arg("rows"), arg("cols"), arg("ids"), arg("isa"));
+    m.def("add", &add, arg("x"), arg("y"), arg("isa"));
+    m.def("scale", &scale, arg("x"), arg("factor"), arg("isa"));
     m.def("norm", &norm, arg("kind"), arg("x"), arg("weight").none(), arg("bias").none(), arg("eps"),
           arg("isa"));
     m.def("inverse_rms", &inverse_rms, arg("x"), arg("eps"), arg("isa"));

@@ -1,7 +1,6 @@
 // What the bindings of single operations share: NumPy arrays as tensors, and a backend to compute with.
 #pragma once
 
-#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
@@ -16,30 +15,50 @@ using F32 = Array<const float>;
 using U8 = Array<const uint8_t>;
 using I32 = Array<const int32_t>;
 
-inline std::unique_ptr<Backend> open_backend(const std::string& isa, int n_threads = 1) {
-    return open_cpu_backend({.n_threads = n_threads, .isa = isa});
+/// By name: an instruction set of the CPU, or "cuda".
+inline std::unique_ptr<Backend> open_backend(const std::string& name, int n_threads = 1) {
+    return name == "cuda" ? open_cuda_backend(0) : open_cpu_backend({.n_threads = n_threads, .isa = name});
 }
 
-/// A float32 array as a matrix of its last dimension.
-inline Tensor view(const F32& a) {
-    const int64_t cols = int64_t(a.shape(a.ndim() - 1));
-    return Tensor(const_cast<float*>(a.data()), DType::F32, int64_t(a.size()) / cols, cols);
-}
-inline Tensor view(const std::optional<F32>& a) {
-    return a ? Tensor(const_cast<float*>(a->data()), DType::F32, 1, int64_t(a->size())) : Tensor{};
-}
-inline Tensor view(const I32& a) {
-    return Tensor(const_cast<int32_t*>(a.data()), DType::I32, 1, int64_t(a.size()));
-}
+/// A backend, and NumPy arrays in its memory for as long as this lives.
+class Arrays {
+  public:
+    explicit Arrays(const std::string& backend, int n_threads = 1)
+        : backend_(open_backend(backend, n_threads)) {}
+    Backend& backend() const { return *backend_; }
+    Backend* operator->() const { return backend_.get(); }
 
-struct Result {
-    std::vector<float> data;
-    Tensor tensor;
-    Result(int64_t rows, int64_t cols) : data(rows * cols), tensor(data.data(), DType::F32, rows, cols) {}
-    explicit Result(Tensor from) : Result(from.rows, from.cols) {
-        std::copy_n(from.f32(), data.size(), data.data());
+    /// A float32 array as a matrix of its last dimension.
+    Tensor of(const F32& a) {
+        const int64_t cols = int64_t(a.shape(a.ndim() - 1));
+        return put(a.data(), DType::F32, int64_t(a.size()) / cols, cols);
     }
-    auto array() { return numpy_array(std::move(data), {size_t(tensor.rows), size_t(tensor.cols)}); }
+    Tensor of(const std::optional<F32>& a) {
+        return a ? put(a->data(), DType::F32, 1, int64_t(a->size())) : Tensor{};
+    }
+    Tensor of(const I32& a) { return put(a.data(), DType::I32, 1, int64_t(a.size())); }
+    Tensor of(const std::vector<int32_t>& a) { return put(a.data(), DType::I32, 1, int64_t(a.size())); }
+    Tensor put(const void* from, DType dtype, int64_t rows, int64_t cols) {
+        const Tensor to = space(dtype, rows, cols);
+        backend_->upload(to, from, to.bytes());
+        return to;
+    }
+    Tensor zeros(int64_t rows, int64_t cols) { return space(DType::F32, rows, cols); }
+
+    auto read(Tensor t) const {
+        std::vector<float> data(t.rows * t.cols);
+        backend_->download(data.data(), t, t.bytes());
+        return numpy_array(std::move(data), {size_t(t.rows), size_t(t.cols)});
+    }
+
+  private:
+    Tensor space(DType dtype, int64_t rows, int64_t cols) {
+        buffers_.push_back(backend_->alloc(MemoryKind::scratch, rows * row_bytes(dtype, cols), "an array"));
+        return Tensor(buffers_.back().data.get(), dtype, rows, cols);
+    }
+
+    std::unique_ptr<Backend> backend_;
+    std::vector<Buffer> buffers_;
 };
 
 void bind_attention_ops(nb::module_& m);

@@ -13,7 +13,7 @@ namespace slimrt {
 
 class KvCache {
   public:
-    static constexpr int kBlockTokens = 32;
+    static constexpr int kBlockTokens = slimrt::kBlockTokens;
 
     /// formats[layer]; room for n_seqs sequences of n_ctx tokens.
     KvCache(Backend& backend, std::vector<Format> formats, int64_t n_ctx, int n_seqs);

@@ -1,13 +1,13 @@
 #include "engine/engine.h"
 
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <set>
 
 #include "core/error.h"
-#include "core/memory_info.h"
 #include "core/thread_pool.h"
 #include "engine/scope_exit.h"
 #include "model/architecture.h"
@@ -55,20 +55,40 @@ EngineInfo describe(Decoder& decoder, const Backend& backend, int n_threads) {
     return info;
 }
 
+/// The number of a CUDA device, -1 of the CPU.
+int device_number(const std::string& device) {
+    constexpr std::string_view kCuda = "cuda";
+    if (device == "cpu") return -1;
+    if (device == kCuda) return 0;
+    int number = 0;
+    const char* const end = device.data() + device.size();
+    if (device.starts_with("cuda:") &&
+        std::from_chars(device.data() + kCuda.size() + 1, end, number) == std::from_chars_result{end, {}} &&
+        number >= 0)
+        return number;
+    fail(ErrorCode::unsupported, "unknown device '", device, "'; there are: cpu, cuda, cuda:1 ...");
+}
+
+std::unique_ptr<Backend> open_backend(const EngineOptions& options, int n_threads, bool dry) {
+    const int cuda = device_number(options.device);
+    return cuda < 0 ? open_cpu_backend({.n_threads = n_threads, .dry = dry}) : open_cuda_backend(cuda, dry);
+}
+
 /// What the planner measures of one configuration.
 struct Measured {
     EngineInfo info;
     size_t activations, workspace;
+    uint64_t available;
 };
 
 Measured measure(const GgufFile& file, const EngineOptions& options, const ExtraTensors& extra) {
     if (options.n_threads < 0 || options.n_threads > 1024)
         fail(ErrorCode::argument, "n_threads must be from 1 to 1024 (0: chosen), got ", options.n_threads);
     const int n_threads = options.n_threads ? options.n_threads : default_threads();
-    const auto dry = open_cpu_backend({.n_threads = n_threads, .dry = true});
+    const auto dry = open_backend(options, n_threads, true);
     Decoder decoder(file, options.cache, *dry, extra);
     const size_t activations = measure_scratch(decoder, *dry);
-    Measured m{describe(decoder, *dry, n_threads), activations, dry->workspace()};
+    Measured m{describe(decoder, *dry, n_threads), activations, dry->workspace(), dry->available()};
     m.info.memory.use.scratch += activations;
     return m;
 }
@@ -80,8 +100,9 @@ std::string gib(uint64_t bytes) {
     return text;
 }
 
-void require_fit(const EngineInfo& info, uint64_t limit) {
-    const uint64_t available = limit ? limit : available_memory();
+void require_fit(const Measured& measured, uint64_t limit) {
+    const EngineInfo& info = measured.info;
+    const uint64_t available = limit ? limit : measured.available;
     const MemoryReport& m = info.memory;
     if (available == 0 || m.total() <= available) return;
     const bool weights_alone = m.mapped + m.use.weights + m.use.derived > available;
@@ -99,6 +120,10 @@ void require_fit(const EngineInfo& info, uint64_t limit) {
 
 }  // namespace
 
+uint64_t available_on(const std::string& device) {
+    return open_backend({.device = device}, 1, true)->available();
+}
+
 EngineInfo plan(const GgufFile& file, const EngineOptions& options) {
     return measure(file, options, {}).info;
 }
@@ -106,9 +131,9 @@ EngineInfo plan(const GgufFile& file, const EngineOptions& options) {
 Engine::Engine(const std::string& path, const EngineOptions& options, const ExtraTensors& extra)
     : file_(GgufFile::open(path)) {
     const Measured measured = measure(file_, options, extra);
-    require_fit(measured.info, options.memory_limit);
+    require_fit(measured, options.memory_limit);
     n_threads_ = measured.info.n_threads;
-    backend_ = open_cpu_backend({.n_threads = n_threads_});
+    backend_ = open_backend(options, n_threads_, false);
     backend_->reserve_workspace(measured.workspace);
     decoder_ = std::make_unique<Decoder>(file_, options.cache, *backend_, extra);
     scratch_ = Scratch(*backend_, measured.activations);

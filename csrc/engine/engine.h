@@ -15,8 +15,9 @@ namespace slimrt {
 
 struct EngineOptions {
     CacheOptions cache;
-    int n_threads = 0;          // 0: default_threads()
-    uint64_t memory_limit = 0;  // bytes; 0: what the machine has available
+    std::string device = "cpu";  // or "cuda", "cuda:1" ...
+    int n_threads = 0;           // 0: default_threads()
+    uint64_t memory_limit = 0;   // bytes; 0: what the device has available
 };
 
 /// Bytes. `mapped` weights are read in place from the file; the rest is allocated.
@@ -49,6 +50,9 @@ struct EngineInfo {
     int n_threads;
     MemoryReport memory;
 };
+
+/// Bytes free on a device, as EngineOptions names it; 0: unknown. Throws Error{unsupported}: there is none.
+uint64_t available_on(const std::string& device);
 
 /// What Engine would allocate, to the byte: the same code on a backend that only counts. Reads no weight.
 EngineInfo plan(const GgufFile& file, const EngineOptions& options);

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "core/error.h"
+
 namespace slimrt {
 
 void Step::add_sequence(int64_t n, int64_t cached, const int32_t* table) {
@@ -34,12 +36,17 @@ void run_step(const Decoder& decoder, Backend& backend, Scratch& scratch, const 
               float* out) {
     constexpr int64_t kLogitRows = 32;  // the head's output is wide: a few rows at a time
     const Scratch::Scope scope(scratch);
-    const Batch batch{upload(backend, scratch, step.tokens), upload(backend, scratch, step.positions),
-                      upload(backend, scratch, step.slots), step.sequences, step.sources};
+    Batch batch{upload(backend, scratch, step.tokens), upload(backend, scratch, step.positions),
+                upload(backend, scratch, step.slots), step.sequences, step.sources};
+    backend.place(batch.sequences, batch.sources);
     const Tensor outputs = upload(backend, scratch, step.outputs);
     const int64_t n = outputs.cols;
     const Tensor x = scratch.f32(batch.tokens.cols, decoder.config().d_model);
-    decoder.forward(batch, scratch, x);
+    const auto forward = [&] { decoder.forward(batch, scratch, x); };
+    if (decoder.observed() || batch.tokens.cols > int64_t(batch.sequences.size()))
+        forward();
+    else  // a token each: the same calls whatever the tokens and the lengths
+        backend.repeat(concat(batch.tokens.cols, " ", n), forward);
     const Tensor states = scratch.f32(std::min(n, kLogitRows), x.cols);
     const Tensor logits = scratch.f32(states.rows, decoder.config().n_vocab);
     const Tensor told = output == Output::logits ? logits : states;

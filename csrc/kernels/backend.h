@@ -3,9 +3,11 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "core/tensor.h"
 
@@ -24,6 +26,8 @@ struct Rope {
     bool interleaved = false;
     explicit operator bool() const { return bool(table); }
 };
+
+inline constexpr int kBlockTokens = 32;  // of a paged plane
 
 /// The stored rows of one plane. Paged: position p lies in block table[p / block_tokens], block b begins at
 /// base + b * block_stride, and in a block stands head after head: its elements of all tokens, then its
@@ -58,8 +62,9 @@ struct AttentionSequence {
     int64_t position = 0;
     int64_t begin = 0, end = 0;
     bool fresh = true;
-    const int32_t* table = nullptr;  // block table, none for dense rows
+    const int32_t* table = nullptr;  // block table (host memory), none for dense rows
     bool causal = true;              // else every query sees all rows [begin, end)
+    int place = -1;                  // where Backend::place() put it, if it did
 };
 
 /// scores += scale * q . rotate(row[head] * row_scale * factor + bias). Row heads are shared by n_heads_q /
@@ -133,6 +138,10 @@ class Backend {
     virtual void upload(Tensor to, const void* from, size_t bytes) = 0;
     virtual void download(void* to, Tensor from, size_t bytes) = 0;
     virtual bool dry() const = 0;
+    /// Whether tensors may lie in any host memory: weights are then read where the file is mapped.
+    virtual bool on_host() const = 0;
+    /// Bytes that are free now; 0: unknown.
+    virtual uint64_t available() const = 0;
     virtual MemoryUse memory() const = 0;
     /// Bytes of the backend's own workspace so far (part of scratch), and a way to have it all at once: the
     /// planner measures the first on a dry backend and reserves it on the real one.
@@ -181,6 +190,14 @@ class Backend {
     /// Attention of many sequences over stored and fresh rows.
     virtual void attention(const AttentionArgs& args) = 0;
     virtual SparseCounts sparse_counts() const = 0;
+
+    /// Says which sequences the calls of a step will be about and sets their `place`: a device then has them,
+    /// with their tables, before the calls. A call about others works too. They follow one another in its
+    /// arguments as they do here.
+    virtual void place(std::span<AttentionSequence>, std::span<AttentionSequence>) {}
+    /// body(), whose calls must be the same whenever `shape` is, but for what memory holds and the positions
+    /// and lengths of placed sequences of one query each: a device may record the calls and play them again.
+    virtual void repeat(const std::string&, const std::function<void()>& body) { body(); }
 };
 
 struct CpuOptions {
@@ -189,5 +206,10 @@ struct CpuOptions {
     bool dry = false;
 };
 std::unique_ptr<Backend> open_cpu_backend(const CpuOptions& options);
+
+/// Names of the CUDA devices that can be used; empty without any, and `why_none` says why.
+std::vector<std::string> cuda_devices(std::string* why_none = nullptr);
+/// Throws Error{unsupported}: there is no such device, and why.
+std::unique_ptr<Backend> open_cuda_backend(int device, bool dry = false);
 
 }  // namespace slimrt

@@ -12,7 +12,10 @@ namespace {
 
 std::vector<AttentionSequence> source_of_chunk(const Batch& batch, int64_t n) {
     std::vector<AttentionSequence> sources = batch.sources;
-    for (AttentionSequence& s : sources) s.n_queries = int(n);
+    for (AttentionSequence& s : sources) {
+        s.n_queries = int(n);
+        s.place = -1;
+    }
     return sources;
 }
 
@@ -25,6 +28,7 @@ Batch chunk_of(const Batch& batch, int64_t first, int64_t n_batch) {
     s.n_queries = int(n);
     s.position += first;
     s.end += first;
+    s.place = -1;
     return {batch.tokens.cols_of(first, n), batch.positions.cols_of(first, n),
             batch.slots.cols_of(first, n),  {s},
             source_of_chunk(batch, n),      true};

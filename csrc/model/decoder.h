@@ -33,6 +33,7 @@ class Decoder {
     std::function<void(int layer, Tensor x)> observe_attention;
     /// Called, where set, with each layer's cross-attention input [n, d_model], after its norm.
     std::function<void(int layer, Tensor x)> observe_cross;
+    bool observed() const { return observe_attention || observe_cross; }
     /// What a head of a layer gives the rows of a source, [n, rows], before the softmax, for such an input.
     void cross_scores(int layer, int head, Tensor x, const AttentionSequence& source, Scratch& scratch,
                       Tensor out) const;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <set>
 
 #include "core/error.h"
@@ -274,9 +275,15 @@ class Loader final : public DerivedWeights {
                  "], expected [", rows, ", ", cols, "] from the metadata");
     }
 
+    /// Where the file is mapped; on a device a copy.
     Tensor in_place(const Tensor& t) {
-        w_.mapped += t.bytes();
-        return t;
+        if (backend_.on_host()) {
+            w_.mapped += t.bytes();
+            return t;
+        }
+        const Tensor out = own(t.dtype, t.rows, t.cols, MemoryKind::weights, "a weight");
+        backend_.upload(out, t.data, t.bytes());
+        return out;
     }
 
     Tensor own(DType dtype, int64_t rows, int64_t cols, MemoryKind kind, const std::string& name) {
@@ -285,23 +292,27 @@ class Loader final : public DerivedWeights {
         return Tensor(buffer.data.get(), dtype, rows, cols);
     }
 
+    /// A few rows at a time: raw, as f32, as they are kept.
     Tensor unpacked(const std::string& name, const Tensor& t, DType dtype) {
         const Tensor out = own(dtype, t.rows, t.cols, MemoryKind::weights, name);
         if (backend_.dry()) return out;
-        const int64_t step = std::max<int64_t>(1, (1 << 20) / t.cols);
-        std::vector<float> values(std::min(step, t.rows) * t.cols);
-        std::vector<int32_t> ids(std::min(step, t.rows));
+        const int64_t step = std::clamp<int64_t>((1 << 20) / t.cols, 1, t.rows);
+        std::vector<int32_t> ids(step);
+        std::iota(ids.begin(), ids.end(), 0);
+        Scratch scratch(backend_, step * (t.stride + t.cols * sizeof(float) + sizeof(int32_t)) + (1 << 10));
+        const Tensor raw = scratch.take(t.dtype, step, t.cols), values = scratch.f32(step, t.cols);
+        const Tensor index = scratch.i32(step);
+        backend_.upload(index, ids.data(), index.bytes());
         for (int64_t first = 0; first < t.rows; first += step) {
             const int64_t n = std::min(step, t.rows - first);
-            for (int64_t i = 0; i < n; ++i) ids[i] = int32_t(i);
-            const Tensor rows(values.data(), DType::F32, n, t.cols), index(ids.data(), DType::I32, 1, n);
-            backend_.gather(t.rows_of(first, n), index, rows);
-            const Tensor to = out.rows_of(first, n);
-            backend_.store(rows, {.base = to.data,
-                                  .dtype = dtype,
-                                  .width = int(t.cols),
-                                  .row_bytes = to.stride,
-                                  .slots = index});
+            const Tensor to = out.rows_of(first, n), some = index.cols_of(0, n);
+            backend_.upload(raw, t.row(first), n * t.stride);
+            backend_.gather(raw, some, values.rows_of(0, n));
+            backend_.store(values.rows_of(0, n), {.base = to.data,
+                                                  .dtype = dtype,
+                                                  .width = int(t.cols),
+                                                  .row_bytes = to.stride,
+                                                  .slots = some});
         }
         return out;
     }

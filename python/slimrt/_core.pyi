@@ -74,7 +74,8 @@ class Engine:
         than K and V together, else kv); cross_type: of its rows. ValueError without an encoder.
     n_source: most rows of one encoder output; 0: the model's own.
     n_ctx: positions each sequence may hold; n_seqs: sequences that may be full at once.
-    memory_limit: bytes, or 0 for what the machine has available.
+    device: "cpu", "cuda" or "cuda:N". UnsupportedError: there is no such device.
+    memory_limit: bytes, or 0 for what the device has available.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class Engine:
         cross_type: str = "f16",
         n_source: int = 0,
         derived: Mapping[str, NDArray[np.float32]] | None = None,
+        device: str = "cpu",
         memory_limit: int = 0,
     ) -> None: ...
     def info(self) -> dict[str, Any]:
@@ -207,6 +209,7 @@ def plan(
     cross: str = "auto",
     cross_type: str = "f16",
     n_source: int = 0,
+    device: str = "cpu",
 ) -> dict[str, Any]:
     """What Engine would allocate with the same arguments, to the byte, without reading a weight: the keys of
     Engine.memory() and of Engine.info(). Of tensors that are in no file yet it supposes float32, and static scales of
@@ -217,7 +220,13 @@ def cache_modes(path: str) -> list[dict[str, Any]]:
 
 def architectures() -> list[str]: ...
 def cpu_info() -> dict[str, Any]:
-    """isas (best first, those this machine runs), isa (chosen), default_threads, memory_available (bytes)."""
+    """isas (best first, those this machine runs), isa (chosen), default_threads."""
+
+def cuda_devices() -> tuple[list[str], str]:
+    """Names of the CUDA devices that can be used, and why there are none ("" if there are)."""
+
+def available_memory(device: str = "cpu") -> int:
+    """Bytes free on a device; 0: unknown. UnsupportedError: there is no such device."""
 
 def quantize(type: str, x: NDArray[np.float32], n_threads: int = 0) -> NDArray[np.uint8]:
     """Rows [rows, cols] as blocks of "q4_k", "q5_k" or "q6_k": uint8 [rows, bytes of a row]. The bytes are the same on

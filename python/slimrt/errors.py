@@ -34,5 +34,9 @@ class ContextOverflowError(SlimrtError):
     """The context is full: more tokens than n_ctx."""
 
 
+class DeviceError(SlimrtError, RuntimeError):
+    """A GPU failed at something it should be able to do; the message says at what. A new process may do better."""
+
+
 class AudioError(SlimrtError, ValueError):
     """A sound that cannot be used: not an audio file, cut off, empty, or with samples that are no numbers."""

@@ -21,7 +21,7 @@ from slimrt.errors import UnsupportedError
 from slimrt.generate import Run, Stream, run_together
 from slimrt.kinds import continues_texts
 from slimrt.options import GenerateOptions, Options
-from slimrt.plan import Planner, check_device
+from slimrt.plan import Planner, resolve_device
 from slimrt.results import Generation, Score
 from slimrt.session import Session, TokenIds, as_ids, load_session
 from slimrt.source import ModelSource
@@ -41,7 +41,7 @@ class Model(Tasks, Closing):
     Args:
         path: a GGUF file (as it is, or from slimrt.convert), a Hugging Face directory, whisper.cpp's ggml-*.bin, or a
             ModelSource.
-        device: "auto" or "cpu".
+        device: "cpu", "cuda" (an NVIDIA GPU) or "cuda:N"; "auto" is the CPU.
         n_ctx: tokens a sequence may hold; 0: the trained context, at most 4096.
         n_batch: tokens computed at once in a prefill; scratch grows with it.
         n_seqs: sequences that may be full at once; also how many texts of a list are generated together.
@@ -107,7 +107,7 @@ class Model(Tasks, Closing):
         verbose: bool = False,
         progress: bool | None = None,
     ):
-        check_device(device)
+        resolve_device(device)  # before anything slow
         if on_overflow != "error":
             raise UnsupportedError(unknown("on_overflow", on_overflow, ["error"]))
         choice = CacheChoice.of(
@@ -123,7 +123,7 @@ class Model(Tasks, Closing):
             n_source=n_source,
         )
         source = ModelSource.of(path, progress)
-        planner = Planner.of(source, memory_limit, n_seqs, n_batch, n_threads)
+        planner = Planner.of(source, memory_limit, n_seqs, n_batch, n_threads, device)
         self._runtime = _runtime.load(
             source,
             choice,

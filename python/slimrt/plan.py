@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,8 @@ from slimrt.results import MemorySizes, PlanResult, PlanRow
 from slimrt.source import ModelSource
 from slimrt.units import format_bytes, parse_bytes
 
-DEVICES = ("auto", "cpu")
+DEVICES = ("auto", "cpu", "cuda", "cuda:1")
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 BLOCK = 32  # tokens in a cache block: a context between two multiples costs as much as the larger
 
 
@@ -29,10 +31,11 @@ def whole_blocks(rows: int) -> int:
 _LONGEST = 1 << 20  # tokens: no break-even is looked for beyond
 
 
-def check_device(device: str) -> None:
-    """Raises UnsupportedError for a device that slimrt does not have."""
-    if device not in DEVICES:
+def resolve_device(device: str) -> str:
+    """ "cpu", which is what "auto" means, "cuda" or "cuda:N". UnsupportedError: another."""
+    if not isinstance(device, str) or not _DEVICE.fullmatch(device):
         raise UnsupportedError(unknown("device", device, DEVICES))
+    return "cpu" if device == "auto" else device
 
 
 @dataclass(frozen=True)
@@ -44,18 +47,28 @@ class Planner:
     n_seqs: int
     n_batch: int
     n_threads: int
+    device: str = "cpu"
 
     @classmethod
     def of(
-        cls, source: ModelSource, memory_limit: str | int | None, n_seqs: int, n_batch: int, n_threads: int | None
+        cls,
+        source: ModelSource,
+        memory_limit: str | int | None,
+        n_seqs: int,
+        n_batch: int,
+        n_threads: int | None,
+        device: str = "cpu",
     ) -> Planner:
-        """From the arguments of slimrt.Model. TypeError, ValueError: one of a wrong kind, or a limit that is none."""
+        """From the arguments of slimrt.Model. TypeError, ValueError: one of a wrong kind, or a limit that is none.
+        UnsupportedError: there is no such device."""
+        device = resolve_device(device)
         return cls(
             source,
-            memory_limit_bytes(memory_limit),
+            memory_limit_bytes(memory_limit, device),
             whole("n_seqs", n_seqs),
             whole("n_batch", n_batch),
             0 if n_threads is None else whole("n_threads", n_threads),
+            device,
         )
 
     def ask(self, choice: CacheChoice, n_ctx: int) -> dict[str, Any]:
@@ -66,6 +79,7 @@ class Planner:
             n_seqs=self.n_seqs,
             n_batch=self.n_batch,
             n_threads=self.n_threads,
+            device=self.device,
             **choice.arguments(self.source),
         )
 
@@ -155,9 +169,9 @@ def require_together(sizes: Sequence[MemorySizes], limit: int, what: str) -> Non
         raise WontFitError(message, needed, limit)
 
 
-def memory_limit_bytes(limit: str | int | None) -> int:
-    """Bytes of a memory_limit argument; None: what the machine has available now."""
-    return parse_bytes(limit) if limit is not None else int(_core.cpu_info()["memory_available"])
+def memory_limit_bytes(limit: str | int | None, device: str = "cpu") -> int:
+    """Bytes of a memory_limit argument; None: what the device has available now."""
+    return parse_bytes(limit) if limit is not None else _core.available_memory(device)
 
 
 def plan(
@@ -183,7 +197,7 @@ def plan(
 ) -> PlanResult:
     """What a model would take in memory for every cache mode that is legal for it. No weights are loaded.
 
-    Args: as for slimrt.Model; memory_limit in bytes or as "6GiB", None: what the machine has available now.
+    Args: as for slimrt.Model; memory_limit in bytes or as "6GiB", None: what the device has available now.
 
     Raises:
         FileNotFoundError, ModelFormatError, UnsupportedError, CacheUnsupportedError: as slimrt.Model.
@@ -191,7 +205,7 @@ def plan(
     """
     from slimrt.plan_encoder import encoder_rows  # which asks the planner below
 
-    check_device(device)
+    resolve_device(device)  # before anything slow
     source = ModelSource.of(path, progress)
     choice = CacheChoice.of(
         cache,
@@ -206,7 +220,7 @@ def plan(
         n_source=n_source,
     )
     check_cache(source, choice)
-    planner = Planner.of(source, memory_limit, n_seqs, n_batch, n_threads)
+    planner = Planner.of(source, memory_limit, n_seqs, n_batch, n_threads, device)
     context = source.n_ctx(n_ctx)
     modes = _core.cache_modes(str(source.gguf))
     return PlanResult(

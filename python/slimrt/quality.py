@@ -19,7 +19,7 @@ from slimrt.arguments import whole
 from slimrt.cache import Cache, CacheChoice, check_cache, kinds
 from slimrt.generate import log_softmax
 from slimrt.kinds import continues_texts
-from slimrt.plan import Planner, check_device, memory_limit_bytes, require_together
+from slimrt.plan import Planner, memory_limit_bytes, require_together, resolve_device
 from slimrt.results import CacheComparison, CacheQuality, MemorySizes
 from slimrt.runtime import Runtime, load
 from slimrt.session import Session, TokenIds, append_together, as_ids
@@ -74,7 +74,7 @@ def compare_caches(
         WontFitError: the caches do not fit at once.
         Others as slimrt.Model.
     """
-    check_device(device)
+    resolve_device(device)  # before anything slow
     source = ModelSource.of(path, progress)
     continues_texts(source)
     choices = [one if isinstance(one, CacheChoice) else CacheChoice.of(one) for one in caches]
@@ -83,7 +83,7 @@ def compare_caches(
     plan = Windows.of(source, window, prefix, chunk, max_tokens)
     windows = plan.cut(source, text)
     n_sequences = min(_SEQUENCES if sequences is None else _at_least_one("sequences", sequences), len(windows))
-    planner = Planner.of(source, memory_limit, n_sequences, _N_BATCH, n_threads)
+    planner = Planner.of(source, memory_limit, n_sequences, _N_BATCH, n_threads, device)
     distinct = _distinct(source, choices)
     n_ctx = max(map(len, windows))
     sizes = [planner.sizes(choice, n_ctx) for choice in distinct]
@@ -106,7 +106,7 @@ def compare_caches(
     finally:
         for one in loaded:
             one.runtime.close()
-    alone = Planner.of(source, memory_limit, 1, _N_BATCH, n_threads)
+    alone = Planner.of(source, memory_limit, 1, _N_BATCH, n_threads, device)
     held = [alone.sizes(one.choice, n_ctx) for one in loaded]
     return CacheComparison(
         path=str(source.path),

@@ -118,6 +118,7 @@ def load(
             n_seqs=planner.n_seqs,
             n_batch=planner.n_batch,
             n_threads=planner.n_threads,
+            device=planner.device,
             derived=fold(source, choice, calibration, show_progress) or None,
             memory_limit=memory_limit,
             **choice.arguments(source),

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "core/memory_info.h"
 #include "core/thread_pool.h"
 #include "kernels/backend.h"
 #include "kernels/cpu/isa.h"
@@ -25,6 +26,8 @@ class CpuBackend final : public Backend {
     void upload(Tensor to, const void* from, size_t bytes) override;
     void download(void* to, Tensor from, size_t bytes) override;
     bool dry() const override { return !pool_; }
+    bool on_host() const override { return true; }
+    uint64_t available() const override { return available_memory(); }
     MemoryUse memory() const override { return memory_.used(); }
     size_t workspace() const override { return workspace_.bytes; }
     void reserve_workspace(size_t bytes) override;

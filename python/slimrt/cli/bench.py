@@ -26,7 +26,7 @@ from slimrt.cli.common import (
     show_progress,
 )
 from slimrt.kinds import continues_texts
-from slimrt.plan import BLOCK, Planner, check_device, memory_limit_bytes, require_together, whole_blocks
+from slimrt.plan import BLOCK, Planner, memory_limit_bytes, require_together, resolve_device, whole_blocks
 from slimrt.runtime import Runtime, load
 from slimrt.source import ModelSource
 
@@ -60,7 +60,7 @@ def add_flags(flags: Flags) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    check_device(args.device)
+    resolve_device(args.device)
     depths = _depths(args)
     if not args.n_prompt and not args.n_gen:
         args.usage_error("nothing to measure: -p and -n are both 0")
@@ -132,7 +132,7 @@ class Bench:
     def load(self, choices: list[CacheChoice]) -> None:
         """All at once, so that they can take turns. WontFitError: they do not fit together."""
         args = self._args
-        planner = Planner.of(self.source, args.memory_limit, 1, _N_BATCH, args.threads)
+        planner = Planner.of(self.source, args.memory_limit, 1, _N_BATCH, args.threads, args.device)
         if len(choices) > 1:
             advice = "Compare fewer, or lower the largest depth (-d)"
             require_together([planner.sizes(choice, self.n_ctx) for choice in choices], planner.limit, advice)

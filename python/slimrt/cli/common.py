@@ -75,7 +75,7 @@ class Flags:
         """What a model is loaded, or planned, with."""
         self.add("-t", "--threads", type=positive, metavar="N", help="default: the physical (or big) cores")
         self.add("-c", "--ctx", type=positive, metavar="N", help="tokens of context")
-        self.add("--device", default="auto", help="auto or cpu")
+        self.add("--device", default="auto", help="cpu (which auto is), cuda or cuda:N")
         self.add(
             "--cache",
             default="auto",

@@ -51,12 +51,18 @@ def _report(threads: int | None) -> dict[str, Any]:
         "isa": cpu["isa"],
         "logical_cores": os.cpu_count(),
         "threads": threads or cpu["default_threads"],
-        "memory_available": cpu["memory_available"],
+        "memory_available": _core.available_memory(),
         "read_bandwidth": _core.read_bandwidth(threads or 0),
-        "devices": {"cpu": cpu["isa"], "cuda": "not in this version"},
+        "devices": {"cpu": cpu["isa"], **_cuda_devices()},
         "architectures": _core.architectures(),
         "executable": sys.executable,
     }
+
+
+def _cuda_devices() -> dict[str, str]:
+    """What each is, or why there is none."""
+    names, why_none = _core.cuda_devices()
+    return {f"cuda:{i}": name for i, name in enumerate(names)} or {"cuda": f"none ({why_none})"}
 
 
 def _version(package: str) -> str:

@@ -1,0 +1,177 @@
+#include <algorithm>
+#include <cassert>
+#include <cstring>
+
+#include "core/error.h"
+#include "kernels/cuda/cuda_backend.h"
+
+namespace slimrt::cuda {
+
+CudaBackend::CudaBackend(Device device, bool dry)
+    : device_(std::move(device)), memory_(device_), small_(device_) {
+    if (dry) return;
+    check(cudaSetDevice(device_.id), "choosing the device");
+    check(cudaStreamCreateWithFlags(&device_.stream, cudaStreamNonBlocking), "making a stream");
+    counts_ = small_.alloc(MemoryKind::scratch, sizeof(SparseCounts), "counts");
+}
+
+CudaBackend::~CudaBackend() {
+    if (dry()) return;
+    cudaSetDevice(device_.id);
+    forget_graphs();
+    cudaStreamSynchronize(device_.stream);
+    cudaStreamDestroy(device_.stream);
+}
+
+std::string CudaBackend::description() const { return concat("cuda ", device_.id, ", ", device_.name); }
+
+bool CudaBackend::ready() const {
+    if (dry()) return false;
+    check(cudaSetDevice(device_.id), "choosing the device");
+    return true;
+}
+
+Buffer CudaBackend::alloc(MemoryKind kind, size_t bytes, const char* what) {
+    assert(!recording_);
+    ready();
+    return memory_.alloc(kind, bytes, what);
+}
+
+uint64_t CudaBackend::available() const {
+    size_t available = 0, total = 0;
+    check(cudaSetDevice(device_.id), "choosing the device");
+    check(cudaMemGetInfo(&available, &total), "asking for the free memory");
+    return available;
+}
+
+void CudaBackend::copy(void* to, const void* from, size_t bytes) {
+    if (bytes == 0 || !ready()) return;
+    if (recording_) fail(ErrorCode::device, "a step that is recorded copies from or to the host");
+    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, device_.stream), "copying");
+}
+
+void CudaBackend::upload(Tensor to, const void* from, size_t bytes) { copy(to.data, from, bytes); }
+
+void CudaBackend::download(void* to, Tensor from, size_t bytes) {
+    copy(to, from.data, bytes);
+    if (!dry()) check(cudaStreamSynchronize(device_.stream), "waiting for results");
+}
+
+void CudaBackend::reserve_workspace(size_t bytes) {
+    if (bytes <= workspace_.bytes) return;
+    forget_graphs();  // they know its address
+    workspace_ = {};
+    workspace_ = alloc(MemoryKind::scratch, bytes, "the kernels' workspace");
+}
+
+std::byte* CudaBackend::workspace_of(size_t bytes) {
+    reserve_workspace(bytes);
+    return workspace_.data.get();
+}
+
+void CudaBackend::gather(Tensor table, Tensor ids, Tensor out) {
+    if (ready()) cuda::gather(device_, table, ids, out);
+}
+
+void CudaBackend::norm(NormKind kind, Tensor x, Tensor weight, Tensor bias, float eps, Tensor out) {
+    if (ready()) cuda::norm(device_, kind, x, weight, bias, eps, out);
+}
+
+void CudaBackend::inverse_rms(Tensor x, float eps, Tensor out) {
+    if (ready()) cuda::inverse_rms(device_, x, eps, out);
+}
+
+void CudaBackend::linear(Tensor x, std::span<const Product> products) {
+    std::byte* const workspace = workspace_of(linear_workspace(device_, x, 1, products));
+    if (ready()) cuda::linear(device_, x, 1, products, workspace);
+}
+
+void CudaBackend::linear_per_head(Tensor x, Tensor weight, int n_heads, Tensor out) {
+    const Product product{weight, {}, out};
+    std::byte* const workspace = workspace_of(linear_workspace(device_, x, n_heads, {&product, 1}));
+    if (ready()) cuda::linear(device_, x, n_heads, {&product, 1}, workspace);
+}
+
+void CudaBackend::rope(Tensor x, int n_heads, const Rope& rope, Tensor positions) {
+    if (ready()) cuda::rope(device_, x, n_heads, rope, positions);
+}
+
+void CudaBackend::activate(Activation kind, Tensor x) {
+    if (ready()) cuda::activate(device_, kind, x);
+}
+
+void CudaBackend::gate(Activation kind, Tensor gate, Tensor up) {
+    if (ready()) cuda::gate(device_, kind, gate, up);
+}
+
+void CudaBackend::add(Tensor x, Tensor y) {
+    if (ready()) cuda::add(device_, x, y);
+}
+
+void CudaBackend::multiply(Tensor x, Tensor y, Tensor out) {
+    if (ready()) cuda::multiply(device_, x, y, out);
+}
+
+void CudaBackend::scale(Tensor x, float factor) {
+    if (ready()) cuda::scale(device_, x, factor);
+}
+
+void CudaBackend::round(Tensor x, DType dtype, int heads, Tensor out) {
+    if (ready()) cuda::round(device_, x, dtype, heads, out);
+}
+
+void CudaBackend::store(Tensor x, const Slots& slots) {
+    if (ready()) cuda::store(device_, x, slots);
+}
+
+void CudaBackend::unfold(Tensor x, int64_t stride, int64_t padding, Tensor out) {
+    if (ready()) cuda::unfold(device_, x, stride, padding, out);
+}
+
+void CudaBackend::load(const Rows& rows, const int32_t* table, int64_t begin, int64_t end, Tensor out) {
+    if (!ready()) return;
+    if (rows.block_tokens && table) {
+        AttentionSequence sequence{.end = end, .table = table};
+        const auto known = [&](const auto& at) { return at.first == table; };
+        const auto& placed = places_.table_at;
+        const auto it = std::find_if(placed.begin(), placed.end(), known);
+        if (it == placed.end()) {
+            AttentionSequence* const one[] = {&sequence};
+            put(loose_, one);
+        }
+        const Places& places = it == placed.end() ? loose_ : places_;
+        const size_t at = it == placed.end() ? 0 : it->second;
+        table = reinterpret_cast<const int32_t*>(places.tables.data.get()) + at;
+    }
+    cuda::load(device_, rows, table, begin, end, out);
+}
+
+void CudaBackend::attention(const AttentionArgs& args) {
+    std::byte* const workspace = workspace_of(attention_workspace(device_, args));
+    if (!ready() || args.sequences.empty()) return;
+    int first = args.sequences[0].place;
+    const bool placed = first >= 0;
+    if (!placed) {
+        std::vector<AttentionSequence> copies(args.sequences.begin(), args.sequences.end());
+        std::vector<AttentionSequence*> sequences;
+        for (AttentionSequence& s : copies) sequences.push_back(&s);
+        put(loose_, sequences);
+        first = 0;
+    }
+    const Places& places = placed ? places_ : loose_;
+    const auto* const there = reinterpret_cast<const PlacedSequence*>(places.sequences.data.get()) + first;
+    const int shift = args.sequences[0].query - places.placed[first].query;
+    cuda::attention(device_, args, there, shift, reinterpret_cast<SparseCounts*>(counts_.data.get()),
+                    workspace);
+}
+
+SparseCounts CudaBackend::sparse_counts() const {
+    SparseCounts counts;
+    if (!ready()) return counts;
+    check(cudaMemcpyAsync(&counts, counts_.data.get(), sizeof counts, cudaMemcpyDefault, device_.stream),
+          "copying");
+    check(cudaStreamSynchronize(device_.stream), "waiting for results");
+    return counts;
+}
+
+}  // namespace slimrt::cuda

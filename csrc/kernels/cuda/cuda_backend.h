@@ -1,0 +1,84 @@
+// The operations on one CUDA device, all in the order of one stream.
+#pragma once
+
+#include <map>
+#include <vector>
+
+#include "kernels/cuda/kernels.h"
+#include "kernels/cuda/memory.h"
+
+namespace slimrt::cuda {
+
+class CudaBackend final : public Backend {
+  public:
+    CudaBackend(Device device, bool dry);
+    ~CudaBackend() override;
+    CudaBackend(const CudaBackend&) = delete;
+    CudaBackend& operator=(const CudaBackend&) = delete;
+
+    std::string description() const override;
+    Buffer alloc(MemoryKind kind, size_t bytes, const char* what) override;
+    void upload(Tensor to, const void* from, size_t bytes) override;
+    void download(void* to, Tensor from, size_t bytes) override;
+    bool dry() const override { return !device_.stream; }
+    bool on_host() const override { return false; }
+    uint64_t available() const override;
+    MemoryUse memory() const override { return memory_.used(); }
+    size_t workspace() const override { return workspace_.bytes; }
+    void reserve_workspace(size_t bytes) override;
+    bool native(DType dtype) const override { return cuda::native(dtype); }
+
+    void gather(Tensor table, Tensor ids, Tensor out) override;
+    void norm(NormKind kind, Tensor x, Tensor weight, Tensor bias, float eps, Tensor out) override;
+    void inverse_rms(Tensor x, float eps, Tensor out) override;
+    void linear(Tensor x, std::span<const Product> products) override;
+    void linear_per_head(Tensor x, Tensor weight, int n_heads, Tensor out) override;
+    void rope(Tensor x, int n_heads, const Rope& rope, Tensor positions) override;
+    void activate(Activation kind, Tensor x) override;
+    void gate(Activation kind, Tensor gate, Tensor up) override;
+    void add(Tensor x, Tensor y) override;
+    using Backend::multiply;
+    void multiply(Tensor x, Tensor y, Tensor out) override;
+    void scale(Tensor x, float factor) override;
+    void round(Tensor x, DType dtype, int heads, Tensor out) override;
+    void store(Tensor x, const Slots& slots) override;
+    void load(const Rows& rows, const int32_t* table, int64_t begin, int64_t end, Tensor out) override;
+    void unfold(Tensor x, int64_t stride, int64_t padding, Tensor out) override;
+    void attention(const AttentionArgs& args) override;
+    SparseCounts sparse_counts() const override;
+
+    void place(std::span<AttentionSequence> sequences, std::span<AttentionSequence> sources) override;
+    void repeat(const std::string& shape, const std::function<void()>& body) override;
+
+  private:
+    /// Sequences and their block tables in device memory, and as they were put there.
+    struct Places {
+        Buffer sequences, tables;
+        std::vector<PlacedSequence> placed;
+        std::vector<int32_t> ids;                                 // of all tables
+        std::vector<std::pair<const int32_t*, size_t>> table_at;  // of the caller's tables, where in ids
+    };
+    struct Graph {
+        cudaGraphExec_t exec = nullptr;  // none: its calls were made once, one by one
+    };
+
+    void put(Places& places, std::span<AttentionSequence* const> sequences);
+    /// Whether it is a new one now.
+    bool grow(Buffer& buffer, size_t bytes, const char* what);
+    void copy(void* to, const void* from, size_t bytes);
+    void record(Graph& graph, const std::function<void()>& body);
+    void forget_graphs();
+    /// Makes the device this thread's own; nothing is to be done when dry.
+    bool ready() const;
+    std::byte* workspace_of(size_t bytes);
+
+    Device device_;
+    Memory memory_;
+    Memory small_;  // sequences, tables and counts: some KiB that no plan counts
+    Buffer workspace_, counts_;
+    Places places_, loose_;
+    std::map<std::string, Graph> graphs_;
+    bool recording_ = false;
+};
+
+}  // namespace slimrt::cuda

@@ -1,0 +1,60 @@
+#include "kernels/cuda/memory.h"
+
+#include "core/error.h"
+
+namespace slimrt::cuda {
+namespace {
+
+constexpr size_t kAlign = 256, kSlab = size_t(4) << 20, kSmall = size_t(1) << 19;
+
+size_t aligned(size_t bytes) { return (std::max<size_t>(bytes, 1) + kAlign - 1) / kAlign * kAlign; }
+
+uint64_t& count_of(MemoryUse& use, MemoryKind kind) {
+    uint64_t* const counts[] = {&use.weights, &use.derived, &use.cache, &use.scratch};
+    return *counts[static_cast<int>(kind)];
+}
+
+}  // namespace
+
+Buffer Memory::alloc(MemoryKind kind, size_t bytes, const char* what) {
+    const std::shared_ptr<std::byte> data = take(aligned(bytes), what);
+    count_of(*used_, kind) += bytes;
+    // The address again, with an owner that also counts: one slab has many.
+    const auto give_back = [data, used = used_, kind, bytes](std::byte*) { count_of(*used, kind) -= bytes; };
+    return {std::shared_ptr<std::byte>(data.get(), give_back), bytes};
+}
+
+std::shared_ptr<std::byte> Memory::take(size_t bytes, const char* what) {
+    if (!device_.stream) {
+        const uintptr_t address = next_;
+        next_ += bytes;
+        return {reinterpret_cast<std::byte*>(address), [](std::byte*) {}};
+    }
+    if (bytes > kSmall) return take_whole(bytes, what);
+    if (!slab_ || slab_used_ + bytes > kSlab) {
+        slab_ = take_whole(kSlab, what);
+        slab_used_ = 0;
+    }
+    slab_used_ += bytes;
+    return {slab_, slab_.get() + slab_used_ - bytes};
+}
+
+std::shared_ptr<std::byte> Memory::take_whole(size_t bytes, const char* what) const {
+    void* data = nullptr;
+    if (const cudaError_t result = cudaMalloc(&data, bytes); result == cudaErrorMemoryAllocation) {
+        cudaGetLastError();  // this one is told below
+        size_t available = 0, total = 0;
+        check(cudaMemGetInfo(&available, &total), "asking for the free memory");
+        throw Error(ErrorCode::wont_fit,
+                    concat(what, " needs ", (bytes + (1 << 20) - 1) >> 20, " MiB of memory on ", device_.name,
+                           ", ", available >> 20, " MiB are free"),
+                    bytes, available);
+    } else {
+        check(result, "allocating memory");
+    }
+    const std::shared_ptr<std::byte> owner(static_cast<std::byte*>(data), [](std::byte* p) { cudaFree(p); });
+    check(cudaMemsetAsync(data, 0, bytes, device_.stream), "clearing memory");
+    return owner;
+}
+
+}  // namespace slimrt::cuda

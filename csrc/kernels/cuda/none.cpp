@@ -1,0 +1,18 @@
+// In the place of the CUDA backend where there is no CUDA compiler.
+#include "core/error.h"
+#include "kernels/backend.h"
+
+namespace slimrt {
+
+std::vector<std::string> cuda_devices(std::string* why_none) {
+    if (why_none) *why_none = "built without CUDA";
+    return {};
+}
+
+std::unique_ptr<Backend> open_cuda_backend(int, bool) {
+    fail(ErrorCode::unsupported,
+         "this slimrt was built without CUDA: build it where nvcc is, with "
+         "-DSLIMRT_CUDA=ON");
+}
+
+}  // namespace slimrt
