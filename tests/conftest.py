@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from seq2seq_models import MODELS, write
+from slimrt import _core
 from tiny_model import write_tiny
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # so a shell starts background jobs, and their children
@@ -19,6 +20,13 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # so a shell starts backg
 TESTS = Path(__file__).parent
 GOLDEN = TESTS / "golden"
 FIXTURES = TESTS.parent.parent / "shared" / "fixtures"
+
+# Why there is no CUDA device; "" if there is one. Operations are tested on each of DEVICES.
+CUDA_MISSING = "" if _core.cuda_devices()[0] else _core.cuda_devices()[1]
+DEVICES = [
+    *_core.ops.backends(),
+    pytest.param("cuda", marks=pytest.mark.skipif(bool(CUDA_MISSING), reason=f"no CUDA device: {CUDA_MISSING}")),
+]
 
 PROMPT = "the cat sat"
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
@@ -166,3 +174,10 @@ def decode(engine, ids: np.ndarray, n_prefill: int, sequence: int | None = None)
     steps = [np.asarray(ids[:n_prefill], np.int32)] if n_prefill else []
     steps += [np.asarray([token], np.int32) for token in ids[n_prefill:]]
     return np.concatenate([engine.append([(sequence, step)], all_logits=True) for step in steps])
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+    """How many tests wait for a GPU: among other skips they would go unnoticed."""
+    skipped = sum("no CUDA device" in str(report.longrepr) for report in terminalreporter.stats.get("skipped", []))
+    if skipped:
+        terminalreporter.write_line(f"{skipped} tests of the CUDA backend skipped: {CUDA_MISSING}")

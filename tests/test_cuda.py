@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models on a CUDA device compute what the CPU computes, in every mode; without a device these are skipped.
+
+CPU and device round the same numbers to the same bits, and both sum in float32. Rows of float32 are computed in float32
+on both, so results differ by the order of sums; beside rows of 16 bits or less the device multiplies in 16 bits: each
+of a layer's products may then be off by a unit of that type, which errors of many products only add up to in squares.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import slimrt
+from conftest import CUDA_MISSING, GOLDEN, GREEDY, decode, open_engine, relative
+from seq2seq_models import MODELS, source, tokens
+from seq2seq_models import decode as decode_seq2seq
+from slimrt import _core
+from slimrt.errors import ModelFormatError, UnsupportedError, WontFitError
+from tiny_model import write_tiny
+
+needs_device = pytest.mark.skipif(bool(CUDA_MISSING), reason=f"no CUDA device: {CUDA_MISSING}")
+IDS = np.random.default_rng(5).integers(3, 100, 40)
+N_PREFILL = 30
+FLOAT32 = 1e-5  # of the largest logit; inverses of W_K in modes k and v lose up to two digits
+INVERTED = 1e-3
+UNIT = {"f16": 2.0**-11, "bf16": 2.0**-8, "q8": 1 / 254, "fp8_e4m3": 2.0**-4, "q4": 1 / 30}
+CASES = [
+    ("llama_mha", "kv"),
+    ("llama_gqa_tied", "kv"),
+    ("mistral_window", "kv"),
+    ("gpt2_tanh", "kv"),
+    ("olmo2_gqa", "kv"),
+    ("llama_mha", "k"),
+    ("qwen2_mha", "k"),  # K bias and RoPE
+    ("gptneox", "k"),  # a part of each head rotates
+    ("olmo2", "k"),  # QK-norm
+    ("mistral_mha", "k"),
+    ("llama_mha", "k+r"),
+    ("llama_gqa_tied", "k+r"),
+    ("olmo2", "k+r"),
+    ("gpt2_tanh", "v"),
+    ("gpt2_tanh", "x"),
+    ("gptneox", "xr"),
+    ("phi2", "xr"),
+]
+each_case = pytest.mark.parametrize(("name", "mode"), CASES, ids=[f"{name}-{mode}" for name, mode in CASES])
+
+
+def bound(mode: str, dtype: str) -> float:
+    """Four standard deviations of what four products and two layers make of a unit, beside what float32 does."""
+    exact = INVERTED if mode in ("k", "v") else FLOAT32
+    return exact if dtype == "f32" else exact + 4 * np.sqrt(8) * UNIT.get(dtype, 0) / 2
+
+
+@needs_device
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "q8", "fp8_e4m3", "q4"])
+@each_case
+def test_every_mode(name, mode, dtype, convert):
+    """A prompt, then token by token: recorded steps are played again."""
+    path = convert(GOLDEN / name)
+    on_cpu, on_device = (decode(open_engine(path, mode, dtype, device=d), IDS, N_PREFILL) for d in ("cpu", "cuda"))
+    assert relative(on_device, on_cpu) < bound(mode, dtype)
+
+
+@needs_device
+@pytest.mark.parametrize("n_batch", [1, 7, 16])
+@pytest.mark.parametrize(("name", "mode"), [("llama_mha", "kv"), ("llama_mha", "k"), ("gpt2_tanh", "x")])
+def test_prompts_in_chunks(name, mode, n_batch, convert):
+    path = convert(GOLDEN / name)
+    on_cpu, on_device = (
+        decode(open_engine(path, mode, "f32", device=d, n_batch=n_batch), IDS, len(IDS)) for d in ("cpu", "cuda")
+    )
+    assert relative(on_device, on_cpu) < bound(mode, "f32")
+
+
+@needs_device
+@pytest.mark.parametrize("stored", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q5_0"])
+@pytest.mark.parametrize("n_prefill", [0, 24])
+def test_weights_of_every_type(stored, n_prefill, tmp_path):
+    """Prompts multiply in 16 bits, single tokens in float32 with weights as they are stored; on the CPU activations
+    beside quantised weights are of 8 bits, so float32 values of the same weights are what to compare with."""
+    path = write_tiny(tmp_path / "quantised.gguf", d=256, n_kv_heads=2, stored=stored)
+    exact = write_tiny(tmp_path / "exact.gguf", d=256, n_kv_heads=2, stored=stored, dequantised=True)
+    got = decode(_core.Engine(str(path), device="cuda", cache_type_k="f32", cache_type_v="f32"), IDS[:26], n_prefill)
+    wanted = decode(_core.Engine(str(exact), cache_type_k="f32", cache_type_v="f32"), IDS[:26], n_prefill)
+    several = n_prefill and stored != "F32"
+    unit = UNIT["bf16" if stored == "BF16" else "f16"]
+    assert relative(got, wanted) < FLOAT32 + (4 * np.sqrt(8) * unit if several else 0)
+
+
+@needs_device
+@pytest.mark.parametrize("mode", ["kv", "k"])
+def test_sequences_of_unequal_length_in_one_step(mode, convert):
+    """Created, forked, truncated and released between steps; each says what it says alone."""
+    path = convert(GOLDEN / "llama_mha")
+    engine = open_engine(path, mode, "f16", device="cuda", n_ctx=96, n_seqs=4)
+    alone = open_engine(path, mode, "f16", device="cuda", n_ctx=96)
+    texts = {engine.new_sequence(): list(IDS[:n]) for n in (1, 9, 33)}
+    engine.append([(s, np.array(ids, np.int32)) for s, ids in texts.items()])
+    for step in range(6):
+        if step == 2:
+            first = next(iter(texts))
+            texts[engine.fork(first)] = list(texts[first])
+        if step == 3:
+            engine.truncate(first, 2)
+            texts[first] = texts[first][:2]
+        if step == 5:
+            engine.free_sequence(first)
+            del texts[first]
+        token = int(IDS[step])
+        got = engine.append([(s, np.array([token], np.int32)) for s in texts])
+        for ids in texts.values():
+            ids.append(token)
+        for row, ids in zip(got, texts.values(), strict=True):
+            wanted = decode(alone, np.array(ids), len(ids) - 1)[-1]
+            assert relative(row, wanted) < bound(mode, "f16")
+
+
+@needs_device
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "q8", "fp8_e4m3", "fp8_e5m2", "q4"])
+def test_saved_sequences_move_between_devices(dtype, convert):
+    path = convert(GOLDEN / "llama_mha")
+    engines = {device: open_engine(path, "kv", dtype, device=device) for device in ("cpu", "cuda")}
+    for there, back in (("cpu", "cuda"), ("cuda", "cpu")):
+        sequence = engines[there].new_sequence()
+        engines[there].append([(sequence, IDS[:35].astype(np.int32))])
+        saved = engines[there].save_sequence(sequence)
+        moved = engines[back].load_sequence(saved)
+        assert np.array_equal(engines[back].save_sequence(moved), saved)
+        got, wanted = (
+            engine.append([(s, IDS[35:36].astype(np.int32))])
+            for engine, s in ((engines[back], moved), (engines[there], sequence))
+        )
+        assert relative(got, wanted) < bound("kv", dtype)
+
+
+@needs_device
+@pytest.mark.parametrize("name", [name for name, tiny in MODELS.items() if not tiny.fixture])
+@pytest.mark.parametrize("cross", ["kv", "e"])
+def test_encoders_and_their_decoders(name, cross, seq2seq, convert):
+    path = convert(seq2seq(name))
+    results = []
+    for device in ("cpu", "cuda"):
+        engine = _core.Engine(
+            str(path), n_ctx=32, cross=cross, cross_type="f32", cache_type_k="f32", cache_type_v="f32", device=device
+        )
+        sequence = engine.new_sequence()
+        (states,) = engine.encode([(sequence, source(name))], states=True)
+        results.append((states, decode_seq2seq(engine, sequence, tokens(name))))
+    for on_cpu, on_device in zip(*results, strict=True):
+        assert relative(on_device, on_cpu) < FLOAT32
+
+
+@needs_device
+@each_case
+def test_the_plan_is_what_is_allocated(name, mode, convert):
+    path = convert(GOLDEN / name)
+    engine = open_engine(path, mode, "q8", device="cuda", n_ctx=64, n_seqs=2)
+    options = {"cache": mode, "cache_type_k": "q8", "cache_type_v": "q8", "n_ctx": 64, "n_seqs": 2}
+    if mode == "k+r":
+        options |= {"rank": 24, "residual_type": "q8"}
+    plan = _core.plan(str(path), device="cuda", **options)
+    memory = engine.memory()
+    sequence = engine.new_sequence()
+    engine.append([(sequence, IDS.astype(np.int32))], all_logits=True)
+    assert engine.memory() == memory  # nothing grows later
+    # Scales of rows are supposed by a plan, and given or not by a fold.
+    assert {k: plan[k] for k in ("weights", "cache", "mapped")} == {
+        k: memory[k] for k in ("weights", "cache", "mapped")
+    }
+    assert memory["mapped"] == 0 and memory["scratch"] <= plan["scratch"]
+
+
+@needs_device
+def test_a_model_on_a_device(tiny):
+    with slimrt.Model(tiny, device="cuda", n_ctx=64) as model, slimrt.Model(tiny, n_ctx=64) as on_cpu:
+        assert model.info["device"].startswith("cuda 0, ")
+        texts = [m.generate("the cat sat", max_tokens=12, **GREEDY).text for m in (model, on_cpu)]
+        assert texts[0] == texts[1]
+
+
+@needs_device
+def test_too_little_memory_is_said_before_anything_is_lost(tiny):
+    with pytest.raises(WontFitError, match="allowed"):
+        slimrt.Model(tiny, device="cuda", memory_limit="100KiB")
+    with pytest.raises(WontFitError) as error:
+        slimrt.Model(tiny, device="cuda", n_ctx=256, n_seqs=2**22)
+    assert error.value.needed > error.value.available > 0
+    with slimrt.Model(tiny, device="cuda", n_ctx=64) as model:
+        assert model.generate("a", max_tokens=2, **GREEDY).tokens
+
+
+def test_devices_that_are_not_there(tiny, run):
+    for device in ("gpu", "cuda:", "cuda:-1", "CUDA", ""):
+        with pytest.raises(UnsupportedError, match="device"):
+            slimrt.Model(tiny, device=device)
+    with pytest.raises(UnsupportedError, match="device 99"):
+        slimrt.Model(tiny, device="cuda:99")
+    if CUDA_MISSING:
+        with pytest.raises(UnsupportedError, match="CUDA"):
+            slimrt.Model(tiny, device="cuda")
+    code, out, err = run("generate", tiny, "-p", "a", "--device", "cuda:99")
+    assert code == 1 and not out and "cuda" in err.lower()
+
+
+def test_doctor_says_what_there_is(run):
+    code, out, _ = run("doctor", "-t", "1")
+    assert code == 0 and (CUDA_MISSING or _core.cuda_devices()[0][0]) in out
+    assert _core.available_memory() > 0
+
+
+def test_a_broken_file_is_said_before_a_device_is_asked_for(tmp_path):
+    (tmp_path / "broken.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ModelFormatError):
+        slimrt.Model(tmp_path / "broken.gguf", device="cuda" if not CUDA_MISSING else "cpu")
