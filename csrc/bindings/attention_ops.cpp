@@ -226,10 +226,10 @@ struct Decoding {
 
 /// Random rows; new ones only now and then, since they take long to make.
 void fill_rows(Arrays& arrays, int64_t n, int width, std::span<StoredRows> planes, std::minstd_rand& random) {
-    constexpr int64_t kNew = 64;
+    constexpr int64_t kRows = 8 * StoredRows::kBlock, kNew = 32;
     std::normal_distribution<float> normal;
-    std::vector<float> values(StoredRows::kBlock * width);
-    const Tensor rows = arrays.zeros(StoredRows::kBlock, width);
+    std::vector<float> values(kRows * width);
+    const Tensor rows = arrays.zeros(kRows, width);
     for (int64_t first = 0; first < n; first += rows.rows) {
         if (first % (kNew * rows.rows) == 0) {
             for (float& x : values) x = normal(random);

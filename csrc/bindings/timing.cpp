@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <chrono>
 
-#include "bindings/bindings.h"
+#include "bindings/ops.h"
 #include "core/error.h"
 #include "core/thread_pool.h"
 #include "kernels/cpu/cpu_backend.h"
@@ -63,25 +63,45 @@ std::vector<double> time_linear(const Array<const uint8_t>& weights, const std::
     const DTypeInfo* info = find_dtype(type.c_str());
     if (!info || cols % info->block || rows < 1 || tokens < 0)
         fail(ErrorCode::argument, "there are no such matrices");
-    const auto backend = open_cpu_backend({.n_threads = n_threads, .isa = isa});
-    if (!backend->native(info->dtype)) fail(ErrorCode::argument, "there is no native product for ", type);
+    Arrays arrays(isa, n_threads);
+    if (!arrays->native(info->dtype)) fail(ErrorCode::argument, "there is no native product for ", type);
     const size_t matrix = size_t(rows) * row_bytes(info->dtype, cols);
-    const Buffer space =
-        backend->alloc(MemoryKind::scratch, size_t(tokens * (rows + cols) * 4), "activations");
-    const Tensor x(space.data.get(), DType::F32, tokens, cols);
-    const Tensor out(space.data.get() + x.bytes(), DType::F32, tokens, rows);
-    for (int64_t i = 0; i < tokens * cols; ++i) x.f32()[i] = float(i * 2654435761 % 1000) / 500 - 1;
+    std::vector<float> values(tokens * cols);
+    for (size_t i = 0; i < values.size(); ++i) values[i] = float(i * 2654435761 % 1000) / 500 - 1;
+    const Tensor x = arrays.put(values.data(), DType::F32, tokens, cols), out = arrays.zeros(tokens, rows);
+    const int64_t n = int64_t(weights.size() / matrix);
+    const Tensor all = arrays->on_host()
+                           ? Tensor(const_cast<uint8_t*>(weights.data()), info->dtype, n * rows, cols)
+                           : arrays.put(weights.data(), info->dtype, n * rows, cols);
     nb::gil_scoped_release release;
     ThreadPool pool(n_threads);
+    float first = 0;
     std::vector<double> seconds;
     for (int pass = 0; pass < passes; ++pass) {
         const auto start = Clock::now();
-        for (size_t at = 0; tokens > 0 && at + matrix <= weights.size(); at += matrix)
-            backend->linear(x, Tensor(const_cast<uint8_t*>(weights.data()) + at, info->dtype, rows, cols), {},
-                            out);
+        for (int64_t i = 0; tokens > 0 && i < n; ++i) arrays->linear(x, all.rows_of(i * rows, rows), {}, out);
+        if (tokens > 0) arrays->download(&first, out, sizeof first);  // waits for a device
         seconds.push_back(tokens > 0 ? seconds_since(start)
                                      : time_read(pool, reinterpret_cast<const uint64_t*>(weights.data()),
-                                                 int64_t(weights.size() / matrix * matrix)));
+                                                 int64_t(n * matrix)));
+    }
+    return seconds;
+}
+
+/// Seconds of every copy of so many bytes inside a backend's memory, as `calls` of them one after another
+/// take.
+std::vector<double> time_copy(size_t bytes, int repetitions, int calls, const std::string& name) {
+    if (bytes < sizeof(float) || calls < 1) fail(ErrorCode::argument, "nothing to copy");
+    const nb::gil_scoped_release release;
+    Arrays arrays(name);
+    const Tensor from = arrays.zeros(1, int64_t(bytes / sizeof(float))), to = arrays.zeros(1, from.cols);
+    std::vector<double> seconds;
+    float first = 0;
+    for (int i = 0; i < repetitions; ++i) {
+        const auto start = Clock::now();
+        for (int call = 0; call < calls; ++call) arrays->upload(to, from.data, to.bytes());
+        arrays->download(&first, to, sizeof first);  // waits for a device
+        seconds.push_back(seconds_since(start) / calls);
     }
     return seconds;
 }
@@ -110,6 +130,7 @@ void bind_timing(nb::module_& m, nb::module_& ops) {
     using nb::arg;
     m.def("read_bandwidth", &read_bandwidth, arg("n_threads") = 0, arg("megabytes") = 512);
     ops.def("dot_peak", &dot_peak, arg("type"), arg("isa"));
+    ops.def("time_copy", &time_copy, arg("bytes"), arg("repetitions"), arg("calls"), arg("isa"));
     ops.def("time_linear", &time_linear, arg("weights"), arg("type"), arg("rows"), arg("cols"), arg("tokens"),
             arg("isa"), arg("n_threads"), arg("passes"));
 }

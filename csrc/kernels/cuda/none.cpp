@@ -9,10 +9,9 @@ std::vector<std::string> cuda_devices(std::string* why_none) {
     return {};
 }
 
-std::unique_ptr<Backend> open_cuda_backend(int, bool) {
-    fail(ErrorCode::unsupported,
-         "this slimrt was built without CUDA: build it where nvcc is, with "
-         "-DSLIMRT_CUDA=ON");
+std::unique_ptr<Backend> open_cuda_backend(int device, bool) {
+    fail(ErrorCode::unsupported, "there is no CUDA device ", device,
+         ": this slimrt was built without CUDA (build it where nvcc is, with -DSLIMRT_CUDA=ON)");
 }
 
 }  // namespace slimrt
