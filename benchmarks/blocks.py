@@ -28,6 +28,13 @@ def q8_0(rng: np.random.Generator, rows: int, cols: int) -> Bytes:
     return blocks.reshape(rows, -1)
 
 
+def q4_0(rng: np.random.Generator, rows: int, cols: int) -> Bytes:
+    """32 elements: f16 scale, 16 bytes of (-8..7) + 8."""
+    blocks = rng.integers(0, 256, (rows, cols // 32, 18), np.uint8)
+    blocks[..., :2] = _f16(_UNIFORM / 16 / cols**0.5)
+    return blocks.reshape(rows, -1)
+
+
 def q4_k(rng: np.random.Generator, rows: int, cols: int) -> Bytes:
     """256 elements, d * scale * (0..15) - dmin * min: f16 d, f16 dmin, 8 scales and 8 mins of 6 bits, 128 bytes.
 
@@ -69,6 +76,7 @@ def bf16(rng: np.random.Generator, rows: int, cols: int) -> Bytes:
 
 TYPES: dict[gguf.GGMLQuantizationType, Callable[[np.random.Generator, int, int], Bytes]] = {
     gguf.GGMLQuantizationType.Q8_0: q8_0,
+    gguf.GGMLQuantizationType.Q4_0: q4_0,
     gguf.GGMLQuantizationType.Q4_K: q4_k,
     gguf.GGMLQuantizationType.Q6_K: q6_k,
     gguf.GGMLQuantizationType.F16: f16,
