@@ -7,7 +7,7 @@ import gguf
 import numpy as np
 import pytest
 
-from conftest import rms
+from conftest import DEVICES, product_unit, rms
 from reference import ACTIVATIONS, Rope, layer_norm, rms_norm, rounded
 from slimrt._core import ops
 
@@ -121,7 +121,7 @@ def activation_rounding(x: np.ndarray, weight: np.ndarray, type_name: str) -> np
     return np.sqrt((step**2 / 12) @ (weight**2).T)
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", DEVICES)
 @pytest.mark.parametrize("type_name", PLAIN)
 @pytest.mark.parametrize("k", [1, 3, 8, 17, 33, 48, 100, 257])
 def test_linear_of_plain_types(type_name, k, isa):
@@ -132,7 +132,8 @@ def test_linear_of_plain_types(type_name, k, isa):
         bias = random.normal(size=rows).astype(np.float32) if rows % 2 else None
         got = ops.linear(x, raw.reshape(-1), type_name, rows, bias, isa, threads)
         wanted = x.astype(np.float64) @ weight.T + (0 if bias is None else bias)
-        bound = (k + 2) * EPS * (np.abs(x) @ np.abs(weight.T) + 1 + np.abs(wanted))
+        size = np.abs(x) @ np.abs(weight.T)
+        bound = (k + 2) * EPS * (size + 1 + np.abs(wanted)) + product_unit(isa, type_name) * size
         assert got.shape == (tokens, rows)
         assert (np.abs(got - wanted) <= bound).all(), (rows, tokens, np.abs(got - wanted).max())
 
@@ -165,7 +166,7 @@ def test_linear_of_many_tokens_is_far_finer_than_16_bit_floats(type_name, k, row
     )
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", DEVICES)
 @pytest.mark.parametrize("type_name", PLAIN)
 def test_linear_of_many_tokens_with_extreme_rows(type_name, isa):
     """Zero rows, one huge value among small ones, all of one sign: no overflow; NaN and infinity are not lost."""
@@ -175,7 +176,8 @@ def test_linear_of_many_tokens_with_extreme_rows(type_name, isa):
     x = np.random.default_rng(1).normal(size=(130, 96)).astype(np.float32)
     x[0], x[1], x[2], x[3, 5] = 0, 1, -1, 1e4
     got = ops.linear(x, narrowed(weight, type_name), type_name, 33, None, isa, 1)
-    bound = 98 * EPS * (np.abs(x) @ np.abs(weight.T)) + 8 * wide_rounding(x, weight)
+    size = np.abs(x) @ np.abs(weight.T)
+    bound = 98 * EPS * size + 8 * wide_rounding(x, weight) + product_unit(isa, type_name) * size
     assert (np.abs(got - x @ weight.T) <= bound).all()
     assert (got[0] == 0).all() and (got[:, 1] == 0).all()
     for bad in (np.nan, np.inf):
@@ -184,7 +186,7 @@ def test_linear_of_many_tokens_with_extreme_rows(type_name, isa):
         assert not np.isfinite(got[4, [0, 2, 3]]).any() and np.isfinite(got[5:]).all()
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", DEVICES)
 @pytest.mark.parametrize("type_name", NATIVE)
 def test_linear_of_quantised_types(type_name, isa):
     shapes = ((1, 1, 1, 1), (3, 3, 2, 1), (17, 2, 5, 2), (40, 8, 33, 2), (64, 5, 7, 1), (70, 5, 3, 1), (70, 9, 6, 2))
@@ -196,13 +198,14 @@ def test_linear_of_quantised_types(type_name, isa):
         bias = random.normal(size=rows).astype(np.float32) if blocks % 2 else None
         got = ops.linear(x, raw.reshape(-1), type_name, rows, bias, isa, threads)
         wanted = x.astype(np.float64) @ weight.T + (0 if bias is None else bias)
-        sigma = activation_rounding(x, weight, type_name) + k * EPS * (np.abs(x) @ np.abs(weight.T))
+        size = np.abs(x) @ np.abs(weight.T)
+        sigma = activation_rounding(x, weight, type_name) + (k * EPS + product_unit(isa, type_name)) * size
         assert (np.abs(got - wanted) <= 6 * sigma).all(), (rows, k, tokens)
         if got.size > 500:
             assert rms((got - wanted) / sigma) < 1.25, "more than int8 activations explain"
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", DEVICES)
 @pytest.mark.parametrize("bits", [0x00, 0x7F, 0x80, 0xFF])
 @pytest.mark.parametrize("type_name", NATIVE)
 def test_linear_of_extreme_rows(type_name, bits, isa):
@@ -219,7 +222,9 @@ def test_linear_of_extreme_rows(type_name, bits, isa):
     got = ops.linear(x, filled[bits].reshape(-1), type_name, 4, None, isa, 1)
     wanted = x.astype(np.float64) @ weight.T
     largest = np.max([np.abs(w) for w in weights.values()], axis=0)  # float32 rounds at the size of a block's range
-    sigma = activation_rounding(x, weight, type_name) + 8 * EPS * (np.abs(x) @ largest.T)
+    sigma = activation_rounding(x, weight, type_name) + (8 * EPS + product_unit(isa, type_name)) * (
+        np.abs(x) @ largest.T
+    )
     assert (got[0] == 0).all()
     assert (np.abs(got - wanted) <= 6 * sigma).all()
 
@@ -258,7 +263,7 @@ def test_linear_together_is_each_alone(tokens, isa):
 
 
 # ---------------------------------------------------------------- element by element
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", DEVICES)
 @pytest.mark.parametrize("kind", ["rms", "layer"])
 @pytest.mark.parametrize("width", ODD)
 def test_norm(kind, width, isa):
@@ -276,7 +281,7 @@ def test_norm(kind, width, isa):
     assert (np.abs(got - wanted) <= bound).all()
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", DEVICES)
 @pytest.mark.parametrize("width", ODD)
 def test_inverse_rms_and_multiply(width, isa):
     random = np.random.default_rng(width)
@@ -287,7 +292,7 @@ def test_inverse_rms_and_multiply(width, isa):
     assert np.array_equal(ops.multiply(x, y, isa), x * y)
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", DEVICES)
 @pytest.mark.parametrize("kind", sorted(ACTIVATIONS))
 @pytest.mark.parametrize("n", [1, 7, 16, 33, 4001])
 def test_activation_and_gate(kind, n, isa):
@@ -299,7 +304,7 @@ def test_activation_and_gate(kind, n, isa):
     assert (np.abs(ops.gate(kind, x, up, isa) - wanted * up) <= (bound + 1e-7) * np.abs(up)).all()
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", DEVICES)
 @pytest.mark.parametrize("kind", sorted(ACTIVATIONS))
 def test_activation_of_extremes(kind, isa):
     x = np.array([[-1e30, -200, -88.8, 0, 88.8, 200, 1e30]], np.float32)
@@ -308,7 +313,7 @@ def test_activation_of_extremes(kind, isa):
     assert (np.abs(got[:3]) < 1e-30).all() and got[3] == 0 and np.allclose(got[4:], x[0, 4:])
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", DEVICES)
 @pytest.mark.parametrize("interleaved", [True, False])
 @pytest.mark.parametrize(("head_dim", "n_rot"), [(2, 2), (6, 4), (12, 12), (20, 20), (64, 32), (80, 80), (128, 128)])
 def test_rope(head_dim, n_rot, interleaved, isa):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from conftest import DEVICES
 from reference import rounded
 from slimrt._core import ops
 
@@ -13,7 +14,7 @@ ISAS = ops.backends()
 TYPES = ["f32", "f16", "bf16", "q8", "fp8_e4m3", "fp8_e5m2", "q4"]
 SHAPES = [(1, 1, 1), (3, 2, 7), (40, 4, 64), (70, 3, 80), (33, 2, 128), (5, 1, 200)]  # rows, heads, dim
 
-each_isa = pytest.mark.parametrize("isa", ISAS)
+each_isa = pytest.mark.parametrize("isa", DEVICES)
 each_type = pytest.mark.parametrize("dtype", TYPES)
 
 
