@@ -17,6 +17,7 @@ enum class ErrorCode {
     cache_unsupported,  // CacheUnsupportedError: this cache mode is not legal for this model
     wont_fit,           // WontFitError: `needed` and `available` are bytes
     context_overflow,   // ContextOverflowError
+    device,             // DeviceError: the device failed at something it should be able to do
 };
 
 class Error : public std::runtime_error {

@@ -2,11 +2,11 @@
 //
 // A block takes 16 rows of the weight (32 where it is quantised) and its warps take turns at the chunks of k,
 // each alone: it copies the bytes of its chunk and x's columns to shared memory, splits x in a high and a low
-// 16-bit part (f16: 22 bits of a float, after a power of two per token and chunk; bf16: 16 bits), and multiplies
-// rows by tokens with mma, whose cost does not depend on how many of the eight columns are tokens. Codes are
-// exact in f16; scales multiply the f32 sums of their groups. In the end the warps' sums are added in order.
-// Nothing is in flight but copies of other warps and blocks, of which a multiprocessor holds many: 24 KB
-// outstanding are enough for 4.3 TB/s on 132 of them.
+// 16-bit part (f16: 22 bits of a float, after a power of two per token and chunk; bf16: 16 bits), and
+// multiplies rows by tokens with mma, whose cost does not depend on how many of the eight columns are tokens.
+// Codes are exact in f16; scales multiply the f32 sums of their groups. In the end the warps' sums are added
+// in order. Nothing is in flight but copies of other warps and blocks, of which a multiprocessor holds many:
+// 24 KB outstanding are enough for 4.3 TB/s on 132 of them.
 //
 // The order of a sum depends on k and the weight's type alone, so a token's result does not depend on the
 // other tokens or products.
@@ -179,7 +179,8 @@ struct Chunk {
 
 /// Adds the warps' sums in order, and the bias, and writes out.
 template <class W>
-__device__ void finish(const Job& job, const Tile& tile, const Sums<W>& sums, int warp, int group, int member) {
+__device__ void finish(const Job& job, const Tile& tile, const Sums<W>& sums, int warp, int group,
+                       int member) {
     constexpr int kRows = Layout<W>::kRows;
     float* const all = reinterpret_cast<float*>(shared_memory());  // [warp, token, row]
     __syncthreads();
@@ -235,7 +236,8 @@ __global__ void __launch_bounds__(kWarps* kWarp) few_kernel(Job job, size_t row_
         __syncwarp();
         Chunk<W> chunk{{}, scales, tokens, job.tokens, group, member};
 #pragma unroll
-        for (int i = 0; i < 2 * W::kTiles; ++i) chunk.rows[i] = staged_row<W>(own, tile, group + 8 * i, offset);
+        for (int i = 0; i < 2 * W::kTiles; ++i)
+            chunk.rows[i] = staged_row<W>(own, tile, group + 8 * i, offset);
         Sums<W> of_chunk{};
         chunk.multiply(of_chunk, divide_up(k, kGroup));
         const float back[2] = {inverse[min(2 * member, job.tokens - 1)],

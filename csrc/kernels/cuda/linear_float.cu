@@ -1,6 +1,6 @@
-// Products with F32 weights in float32 throughout. Few tokens: a warp per row of the weight, eight loads at once.
-// Many: tiles of 64 tokens by 64 rows, 4 by 4 of them a thread, 16 of k at a time through shared memory, the next
-// 16 on their way in registers.
+// Products with F32 weights in float32 throughout. Few tokens: a warp per row of the weight, eight loads at
+// once. Many: tiles of 64 tokens by 64 rows, 4 by 4 of them a thread, 16 of k at a time through shared
+// memory, the next 16 on their way in registers.
 #include <algorithm>
 
 #include "kernels/cuda/linear_job.cuh"
@@ -77,7 +77,8 @@ __global__ void many_float_kernel(Job job) {
     const int token = blockIdx.x * kSide;
     const auto x_at = [&](int t) { return x_row(job, tile.head, token + t); };
     const auto w_at = [&](int row) { return floats_of(tile, tile.row + row); };
-    const int own_token = threadIdx.x / (kSide / kEach) * kEach, own_row = threadIdx.x % (kSide / kEach) * kEach;
+    const int own_token = threadIdx.x / (kSide / kEach) * kEach,
+              own_row = threadIdx.x % (kSide / kEach) * kEach;
     float sums[kEach][kEach] = {}, x_next[kEach], w_next[kEach];
     const auto load = [&](int first) {
         load_step(x_next, x_at, job.tokens - token, first, job.k);
@@ -114,7 +115,8 @@ __global__ void many_float_kernel(Job job) {
 
 void float_products(const Device& device, const Job& job) {
     const Shape few{.grid = dim3(tiles_of(job, kWarps)), .block = dim3(kThreads)};
-    const Shape many{.grid = dim3(divide_up(job.tokens, kSide), tiles_of(job, kSide)), .block = dim3(kThreads)};
+    const Shape many{.grid = dim3(divide_up(job.tokens, kSide), tiles_of(job, kSide)),
+                     .block = dim3(kThreads)};
     if (job.tokens <= kFewTokens)
         launch(device, few_float_kernel, few, job);
     else

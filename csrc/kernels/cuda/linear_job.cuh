@@ -10,8 +10,8 @@
 
 namespace slimrt::cuda {
 
-constexpr int kParts = 4;        // products at once
-constexpr int kFewTokens = 8;    // up to here the weights' bytes are the limit
+constexpr int kParts = 4;      // products at once
+constexpr int kFewTokens = 8;  // up to here the weights' bytes are the limit
 constexpr int kWarp = 32;
 
 /// One product. Per head `rows` rows of the weight and as many columns of out.
@@ -64,8 +64,8 @@ __device__ inline const float* x_row(const Job& job, int head, int token) {
     return reinterpret_cast<const float*>(job.x + token * job.x_stride) + size_t(head) * job.k;
 }
 __device__ inline float& out_at(const Tile& tile, int token, int row) {
-    return reinterpret_cast<float*>(tile.part.out + token * tile.part.out_stride)[tile.head * tile.part.rows +
-                                                                                  row];
+    return reinterpret_cast<float*>(tile.part.out +
+                                    token * tile.part.out_stride)[tile.head * tile.part.rows + row];
 }
 __device__ inline float bias_at(const Tile& tile, int row) {
     return tile.part.bias ? tile.part.bias[tile.head * tile.part.rows + row] : 0.0f;

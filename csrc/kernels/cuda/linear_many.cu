@@ -1,12 +1,12 @@
-// Products of many tokens with 16-bit and quantised weights: tiles of 32 or 128 tokens by 64 rows of the weight,
-// multiplied by mma with f32 sums.
+// Products of many tokens with 16-bit and quantised weights: tiles of 32 or 128 tokens by 64 rows of the
+// weight, multiplied by mma with f32 sums.
 //
-// x is rounded to f16 (bf16 for BF16 weights) once, by a kernel of its own. A tile then goes along k in steps of
-// 64: x arrives by copies in the background, a step ahead; the weight's bytes a chunk (128 or 256 of k) ahead,
-// and before each step its part of them is unpacked to f16: scale * code - minimum in f32, rounded once. Where a
-// scale is so large that f16 might not hold a weight, the block starts over with all weights times 2^-13.
-// Where tiles are too few for the device, k is dealt out to several blocks, whose sums a last kernel adds in
-// order.
+// x is rounded to f16 (bf16 for BF16 weights) once, by a kernel of its own. A tile then goes along k in steps
+// of 64: x arrives by copies in the background, a step ahead; the weight's bytes a chunk (128 or 256 of k)
+// ahead, and before each step its part of them is unpacked to f16: scale * code - minimum in f32, rounded
+// once. Where a scale is so large that f16 might not hold a weight, the block starts over with all weights
+// times 2^-13. Where tiles are too few for the device, k is dealt out to several blocks, whose sums a last
+// kernel adds in order.
 #include <algorithm>
 
 #include "kernels/cuda/linear_weights.cuh"
@@ -16,10 +16,10 @@ namespace slimrt::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kRows = 64;               // of the weight
-constexpr int kSpace = kStep + 8;       // halves between rows of a step: reads of eight rows meet all banks
-constexpr int kFewer = 32, kMore = 128; // tokens of a tile
-constexpr int kShift = 13;              // Q6_K: 65504 * 128 * 32 * 2^-13 is below 65504
+constexpr int kRows = 64;                // of the weight
+constexpr int kSpace = kStep + 8;        // halves between rows of a step: reads of eight rows meet all banks
+constexpr int kFewer = 32, kMore = 128;  // tokens of a tile
+constexpr int kShift = 13;               // Q6_K: 65504 * 128 * 32 * 2^-13 is below 65504
 constexpr int kSplits = 16, kLeastPart = 512;  // of k
 
 /// Scratch of one block, in bytes from the beginning of its shared memory.
@@ -39,8 +39,8 @@ struct Share {
     int token, first, last;
 };
 
-/// Blocks of the grid are tiles of tokens, so that those that read the same weights run together, tiles of rows,
-/// and parts of k.
+/// Blocks of the grid are tiles of tokens, so that those that read the same weights run together, tiles of
+/// rows, and parts of k.
 template <class W>
 __device__ Share share_of(const Job& job, int tokens) {
     const int chunks = divide_up(job.k, W::kChunk), splits = gridDim.z, split = blockIdx.z;
@@ -55,8 +55,8 @@ __device__ void stage_x(unsigned char* to, const Job& job, const Rounded& x, con
         const int row = i / kPerRow, piece = i % kPerRow, token = share.token + row;
         const bool there = token < job.tokens;
         const size_t from = size_t(there ? token : 0) * job.heads + share.tile.head;
-        copy16(to + row * kSpace * 2 + piece * kPiece, x.x + from * x.stride + step * kStep + piece * kPiece / 2,
-               there);
+        copy16(to + row * kSpace * 2 + piece * kPiece,
+               x.x + from * x.stride + step * kStep + piece * kPiece / 2, there);
     }
 }
 
@@ -107,7 +107,8 @@ __device__ void unpack_step(uint16_t* to, const unsigned char* staged, const flo
     out[1] = {words[4], words[5], words[6], words[7]};
 }
 
-/// A warp's part of a tile: kA times 16 tokens by 16 kB rows of the weight, whose places are `token` and `row`.
+/// A warp's part of a tile: kA times 16 tokens by 16 kB rows of the weight, whose places are `token` and
+/// `row`.
 template <int kTokens>
 struct WarpTile {
     static constexpr int kWide = kTokens == kMore ? 4 : 2;  // warps along tokens
@@ -135,10 +136,12 @@ struct WarpTile {
             uint32_t a[kA][4], b[kB][4];
 #pragma unroll
             for (int i = 0; i < kA; ++i)
-                load_matrices(a[i], x + (token + 16 * i + eight % 2 * 8 + in_eight) * kSpace + k + eight / 2 * 8);
+                load_matrices(a[i],
+                              x + (token + 16 * i + eight % 2 * 8 + in_eight) * kSpace + k + eight / 2 * 8);
 #pragma unroll
             for (int j = 0; j < kB; ++j)
-                load_matrices(b[j], w + (row + 16 * j + eight / 2 * 8 + in_eight) * kSpace + k + eight % 2 * 8);
+                load_matrices(b[j],
+                              w + (row + 16 * j + eight / 2 * 8 + in_eight) * kSpace + k + eight % 2 * 8);
 #pragma unroll
             for (int i = 0; i < kA; ++i) {
 #pragma unroll
@@ -162,7 +165,8 @@ struct WarpTile {
             for (int j = 0; j < 2 * kB; ++j) {
 #pragma unroll
                 for (int e = 0; e < 4; ++e)
-                    put(token + 16 * i + lane / 4 + e / 2 * 8, row + 8 * j + lane % 4 * 2 + e % 2, sums[i][j][e]);
+                    put(token + 16 * i + lane / 4 + e / 2 * 8, row + 8 * j + lane % 4 * 2 + e % 2,
+                        sums[i][j][e]);
             }
         }
     }
@@ -179,8 +183,8 @@ __device__ void multiply_share(const Job& job, const Rounded& x, const Share& sh
     const auto x_at = [&](int step) { return shared + step % 2 * L::kXBytes; };
     const auto staged_at = [&](int chunk) { return shared + L::kStagedAt + chunk % 2 * L::kStaged; };
     const auto stage_chunk = [&](int chunk) {
-        stage_rows<W>(staged_at(chunk), share.tile, kRows, size_t(chunk) * W::kChunkBytes, row_bytes, threadIdx.x,
-                      kThreads);
+        stage_rows<W>(staged_at(chunk), share.tile, kRows, size_t(chunk) * W::kChunkBytes, row_bytes,
+                      threadIdx.x, kThreads);
     };
     constexpr int kSubs = W::kChunk / kStep;
     const int last = min(share.last * kSubs, divide_up(job.k, kStep));  // step
@@ -266,7 +270,7 @@ __global__ void add_splits(Job job, const float* partial, int columns, int split
 
 /// A block a row of x.
 __global__ void round_kernel(Job job, bool brain, uint16_t* to, float* inverse, int stride) {
-    constexpr int kUsual = 14;                   // above: brought to it
+    constexpr int kUsual = 14;  // above: brought to it
     constexpr int kSmall = -8, kTop = 126;
     __shared__ uint32_t largest_of[kWarp];
     const int token = blockIdx.x / job.heads, head = blockIdx.x % job.heads;
@@ -310,8 +314,8 @@ void start(const Device& device, const Job& job, const Rounded& x, float* partia
     const Shape shape{.grid = dim3(token_tiles, tiles, splits),
                       .block = dim3(kThreads),
                       .shared_bytes = Layout<W, kTokens>::kBytes};
-    launch(device, many_kernel<W, kTokens>, shape, job, x, W::row_bytes(job.k), splits > 1 ? partial : nullptr,
-           columns);
+    launch(device, many_kernel<W, kTokens>, shape, job, x, W::row_bytes(job.k),
+           splits > 1 ? partial : nullptr, columns);
     if (splits == 1) return;
     const Shape adding{.grid = dim3(divide_up(columns, kThreads), job.tokens), .block = dim3(kThreads)};
     launch(device, add_splits, adding, job, partial, columns, splits);
@@ -327,8 +331,8 @@ void start(const Device& device, const Job& job, const Rounded& x, float* partia
 
 void round_rows(const Device& device, const Job& job, bool brain, const Rounded& to) {
     const Shape shape{.grid = dim3(job.tokens * job.heads), .block = dim3(kThreads)};
-    launch(device, round_kernel, shape, job, brain, const_cast<uint16_t*>(to.x), const_cast<float*>(to.inverse),
-           to.stride);
+    launch(device, round_kernel, shape, job, brain, const_cast<uint16_t*>(to.x),
+           const_cast<float*>(to.inverse), to.stride);
 }
 
 size_t split_bytes(const Device& device, const Job& job) {

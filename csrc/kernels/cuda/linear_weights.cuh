@@ -1,8 +1,8 @@
-// Weights as they are stored (kernels/cpu/blocks.h), made ready for mma: codes become f16 integers, exactly, by
-// way of the bits of 1024 + code; their scales are applied to sums, or to the tile of many tokens, in f32.
+// Weights as they are stored (kernels/cpu/blocks.h), made ready for mma: codes become f16 integers, exactly,
+// by way of the bits of 1024 + code; their scales are applied to sums, or to the tile of many tokens, in f32.
 //
-// A row is taken a chunk of k at a time: its bytes go to shared memory as they are (rows of blocks of 18, 34 or
-// 210 bytes start anywhere, so 16-byte pieces are copied from the multiple of 16 before the first), and a
+// A row is taken a chunk of k at a time: its bytes go to shared memory as they are (rows of blocks of 18, 34
+// or 210 bytes start anywhere, so 16-byte pieces are copied from the multiple of 16 before the first), and a
 // group of 32 is read as two halves `s` of 16, of which member m of four lanes has 4: elements 16 s + 4 m ...
 #pragma once
 
@@ -91,7 +91,8 @@ struct Q4_KWeight : CodedWeight<256, 144> {  // at multiples of 4 bytes
     static constexpr float kLargest = 15;
     static __device__ uint2 codes(const unsigned char* row, int group, int s, int member) {
         const unsigned char* p = row + 16 + group / 2 * 32 + 16 * s + 4 * member;
-        return codes_of_nibbles(*reinterpret_cast<const uint32_t*>(p), group % 2 == 1, 0xe400e400, 0xd400d400);
+        return codes_of_nibbles(*reinterpret_cast<const uint32_t*>(p), group % 2 == 1, 0xe400e400,
+                                0xd400d400);
     }
     static __device__ void scales(const unsigned char* row, float (&scale)[16]) {
         const uint32_t* const words = reinterpret_cast<const uint32_t*>(row);
@@ -134,16 +135,18 @@ constexpr int kRowSpace = ((kPieces<W> * kPiece + W::kRowUnit - 1) / W::kRowUnit
 /// Starts the copy of bytes [offset, offset + kChunkBytes) of the tile's next `rows` rows, zeros beyond the
 /// end and for rows that there are not; thread `index` of `count`.
 template <class W>
-__device__ inline void stage_rows(unsigned char* to, const Tile& tile, int rows, size_t offset, size_t row_bytes,
-                                  int index, int count) {
+__device__ inline void stage_rows(unsigned char* to, const Tile& tile, int rows, size_t offset,
+                                  size_t row_bytes, int index, int count) {
     for (int i = index; i < rows * kPieces<W>; i += count) {
         const int row = i / kPieces<W>, piece = i % kPieces<W>;
         const bool there = tile.row + row < tile.part.rows;
         const unsigned char* const begin = weight_row(tile, there ? tile.row + row : tile.row) + offset;
-        const unsigned char* const from = begin - reinterpret_cast<uintptr_t>(begin) % kPiece + piece * kPiece;
+        const unsigned char* const from =
+            begin - reinterpret_cast<uintptr_t>(begin) % kPiece + piece * kPiece;
         const int64_t left = begin + min(row_bytes - offset, size_t(W::kChunkBytes)) - from;
         const int bytes = there ? int(max(int64_t(0), min(left, int64_t(kPiece)))) : 0;
-        copy_part_of_16(to + row * kRowSpace<W> + piece * kPiece, bytes ? from : begin - (reinterpret_cast<uintptr_t>(begin) % kPiece), bytes);
+        copy_part_of_16(to + row * kRowSpace<W> + piece * kPiece,
+                        bytes ? from : begin - (reinterpret_cast<uintptr_t>(begin) % kPiece), bytes);
     }
 }
 
