@@ -40,7 +40,8 @@ void* shared_of(const void* own, unsigned rank);
 unsigned cluster_rank();
 
 /// copy16() and its groups, of this thread. from == nullptr: zeros.
-void copy_later(void* to, const void* from);
+/// Sixteen bytes, of which the first `bytes` come from `from` and the rest are zeros.
+void copy_later(void* to, const void* from, size_t bytes = 16);
 void end_copy_group();
 void finish_copies(unsigned groups_left);
 

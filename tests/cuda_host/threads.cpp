@@ -376,11 +376,14 @@ void* shared_of(const void* own, unsigned rank) {
     return cluster.blocks[rank].shared + offset;
 }
 
-void copy_later(void* to, const void* from) {
+void copy_later(void* to, const void* from, size_t bytes) {
     require_aligned(to, "copy16");
     require_aligned(from, "copy16");
+    if (bytes > 16) die("copy16: %zu bytes", bytes);
     std::memset(to, 0xff, 16);
-    cluster.current->groups.back().push_back({to, from, 16, nullptr});
+    auto& group = cluster.current->groups.back();
+    group.push_back({to, from, bytes, nullptr});
+    if (bytes < 16) group.push_back({static_cast<char*>(to) + bytes, nullptr, 16 - bytes, nullptr});
 }
 
 void end_copy_group() { cluster.current->groups.emplace_back(); }

@@ -28,11 +28,30 @@ __device__ inline void copy16(void* shared, const void* global, bool wanted = tr
                  "r"(wanted ? 16 : 0)
                  : "memory");
 }
+/// The same of the first `bytes` of the 16; zeros for the rest.
+__device__ inline void copy_part_of_16(void* shared, const void* global, int bytes) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global),
+                 "r"(bytes)
+                 : "memory");
+}
 /// Ends a group of copies; all but the last n groups of this thread have arrived after wait_copies<n>().
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int n>
 __device__ inline void wait_copies() {
     asm volatile("cp.async.wait_group %0;" ::"n"(n) : "memory");
+}
+
+// Two f16 in a register each: x + y, and x * y + z.
+
+__device__ inline uint32_t add_f16x2(uint32_t x, uint32_t y) {
+    uint32_t sum;
+    asm("add.rn.f16x2 %0, %1, %2;" : "=r"(sum) : "r"(x), "r"(y));
+    return sum;
+}
+__device__ inline uint32_t multiply_add_f16x2(uint32_t x, uint32_t y, uint32_t z) {
+    uint32_t sum;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(x), "r"(y), "r"(z));
+    return sum;
 }
 
 // Matrices of 8 x 8 16-bit numbers: lane l gives the address of row l % 8 of matrix l / 8.

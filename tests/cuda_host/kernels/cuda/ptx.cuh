@@ -14,6 +14,9 @@ inline unsigned char* shared_memory() { return cuda_host::shared_memory(); }
 inline void copy16(void* shared, const void* global, bool wanted = true) {
     cuda_host::copy_later(shared, wanted ? global : nullptr);
 }
+inline void copy_part_of_16(void* shared, const void* global, int bytes) {
+    cuda_host::copy_later(shared, global, size_t(bytes));
+}
 inline void commit_copies() { cuda_host::end_copy_group(); }
 template <int n>
 inline void wait_copies() {
@@ -87,6 +90,17 @@ struct MultiplyAdd final : cuda_host::Collective {
 };
 
 }  // namespace host
+
+inline uint32_t multiply_add_f16x2(uint32_t x, uint32_t y, uint32_t z) {
+    uint32_t sum = 0;
+    for (int i = 0; i < 32; i += 16) {
+        const float s = std::fma(host::from_f16(uint16_t(x >> i)), host::from_f16(uint16_t(y >> i)),
+                                 host::from_f16(uint16_t(z >> i)));
+        sum |= uint32_t{__half_as_ushort(__float2half_rn(s))} << i;
+    }
+    return sum;
+}
+inline uint32_t add_f16x2(uint32_t x, uint32_t y) { return multiply_add_f16x2(x, 0x3c003c00, y); }
 
 inline void load_matrices(uint32_t (&r)[4], const void* row) {
     host::LoadMatrices call(r, row, false);

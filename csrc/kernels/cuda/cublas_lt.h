@@ -1,0 +1,56 @@
+// NVIDIA's cuBLASLt, where its library is found at run time, for products of many tokens with F16 and BF16
+// weights: it gets more out of newer tensor cores than kernels that run on all of them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <tuple>
+
+namespace slimrt::cuda {
+
+/// out [n, m] f32 = x [n, k] weight [m, k]^T, both f16 or bf16; `heads` of them side by side: x_step and
+/// out_step elements on, weights m rows on. Strides are of elements.
+struct LtProduct {
+    bool brain = false;
+    int m = 0, n = 0, k = 0, heads = 1;
+    const void *weight = nullptr, *x = nullptr;
+    float* out = nullptr;
+    int64_t weight_stride = 0, x_stride = 0, out_stride = 0, x_step = 0, out_step = 0;
+};
+
+class CublasLt {
+  public:
+    /// Bytes of workspace, at a multiple of 256; what the library's makers advise for Hopper.
+    static constexpr size_t kWorkspace = size_t(32) << 20;
+
+    /// For the current device; throws Error{device}, later too.
+    explicit CublasLt(void* library);
+    ~CublasLt();
+    CublasLt(const CublasLt&) = delete;
+
+    /// Whether the library is of use: 16-byte rows, which its fast kernels need.
+    static bool fits(const LtProduct& product);
+    void multiply(const LtProduct& product, void* workspace, void* stream) const;
+
+  private:
+    struct Calls;
+    struct Descriptions;
+    using Key = std::tuple<bool, int, int, int, int, int64_t, int64_t, int64_t, int>;
+    struct Algorithm {
+        uint64_t data[8];
+    };
+    Algorithm algorithm_of(const LtProduct& product, const Descriptions& descriptions) const;
+
+    const Calls* calls_;
+    void* handle_ = nullptr;
+    mutable std::mutex mutex_;
+    mutable std::map<Key, Algorithm> algorithms_;
+};
+
+/// The library's for the current device, whose number is `device`; nullptr when there is none, or the
+/// environment has SLIMRT_CUBLASLT=0.
+const CublasLt* cublas_lt(int device);
+
+}  // namespace slimrt::cuda

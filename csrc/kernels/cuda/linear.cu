@@ -1,0 +1,175 @@
+// Which kernel multiplies. F32 weights: float32 (linear_float.cu). Else up to eight tokens: linear_few.cu;
+// more: x is rounded to 16 bits in the workspace, and tiles are multiplied by linear_many.cu, or by cuBLASLt
+// where it is there and has enough tokens.
+#include <algorithm>
+#include <vector>
+
+#include "core/error.h"
+#include "kernels/cuda/cublas_lt.h"
+#include "kernels/cuda/kernels.h"
+#include "kernels/cuda/linear_job.cuh"
+
+namespace slimrt::cuda {
+
+namespace {
+
+constexpr int kLtTokens = 64;  // from here on cuBLASLt, where it is there
+constexpr size_t kAlignment = 256;
+
+size_t padded(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+/// Products of one type, as many as a kernel takes.
+struct Group {
+    DType dtype;
+    Job job;
+};
+
+void require_aligned(const Tensor& weight) {
+    const size_t unit = weight.dtype == DType::F32 || weight.dtype == DType::Q4_K ? 4 : 2;
+    if (reinterpret_cast<uintptr_t>(weight.data) % unit == 0 && weight.stride % unit == 0) return;
+    fail(ErrorCode::argument, "a ", dtype_info(weight.dtype).name,
+         " weight must have its rows at multiples of ", unit, " bytes");
+}
+
+std::vector<Group> group(Tensor x, int n_heads, std::span<const Product> products) {
+    std::vector<Group> groups;
+    for (const Product& product : products) {
+        if (product.weight.rows == 0) continue;
+        require_aligned(product.weight);
+        auto own = std::find_if(groups.begin(), groups.end(), [&](const Group& g) {
+            return g.dtype == product.weight.dtype && g.job.n_parts < kParts;
+        });
+        if (own == groups.end()) {
+            const Job job{.x = reinterpret_cast<const unsigned char*>(x.data),
+                          .x_stride = x.stride,
+                          .tokens = int(x.rows),
+                          .k = int(x.cols / n_heads),
+                          .heads = n_heads,
+                          .n_parts = 0,
+                          .parts = {}};
+            own = groups.insert(groups.end(), {product.weight.dtype, job});
+        }
+        own->job.parts[own->job.n_parts++] = {
+            .weight = reinterpret_cast<const unsigned char*>(product.weight.data),
+            .stride = product.weight.stride,
+            .bias = product.bias ? product.bias.f32() : nullptr,
+            .out = reinterpret_cast<unsigned char*>(product.out.data),
+            .out_stride = product.out.stride,
+            .rows = int(product.weight.rows / n_heads)};
+    }
+    return groups;
+}
+
+/// What the workspace holds, one after the other: x in 16 bits, its powers of two, and what the kernels need.
+struct Workspace {
+    size_t x = 0, inverse = 0, rest = 0;
+    size_t total() const { return x + inverse + rest; }
+};
+
+Workspace workspace_of(const Device& device, const std::vector<Group>& groups) {
+    Workspace w;
+    for (const Group& g : groups) {
+        const Job& job = g.job;
+        if (g.dtype == DType::F32 || job.tokens <= kFewTokens) continue;
+        const size_t rows = size_t(job.tokens) * job.heads;
+        w.x = padded(rows * divide_up(job.k, kStep) * kStep * 2);
+        w.inverse = padded(rows * sizeof(float));
+        w.rest = std::max(w.rest, padded(split_bytes(device, job)));
+        const bool lt = is_float(g.dtype) && job.tokens >= kLtTokens && cublas_lt(device.id);
+        if (lt) w.rest = std::max(w.rest, CublasLt::kWorkspace);
+    }
+    return w;
+}
+
+/// out = out * inverse + bias, where there is something to do; a block a head of a token.
+__global__ void finish_kernel(Job job, const float* inverse, int p) {
+    const Part part = job.parts[p];
+    const int token = blockIdx.x / job.heads, head = blockIdx.x % job.heads;
+    const float factor = inverse[blockIdx.x];
+    if (factor == 1 && !part.bias) return;
+    float* const out = reinterpret_cast<float*>(part.out + token * part.out_stride) + head * part.rows;
+    for (int i = threadIdx.x; i < part.rows; i += blockDim.x)
+        out[i] = out[i] * factor + (part.bias ? part.bias[head * part.rows + i] : 0.0f);
+}
+
+LtProduct lt_product(const Group& group, const Part& part, const Rounded& x) {
+    const Job& job = group.job;
+    return {.brain = group.dtype == DType::BF16,
+            .m = part.rows,
+            .n = job.tokens,
+            .k = job.k,
+            .heads = job.heads,
+            .weight = part.weight,
+            .x = x.x,
+            .out = reinterpret_cast<float*>(part.out),
+            .weight_stride = int64_t(part.stride / 2),
+            .x_stride = int64_t(x.stride) * job.heads,
+            .out_stride = int64_t(part.out_stride / sizeof(float)),
+            .x_step = x.stride,
+            .out_step = part.rows};
+}
+
+/// Whether cuBLASLt did it.
+bool multiply_by_lt(const Device& device, const Group& group, const Rounded& x, std::byte* workspace) {
+    if (!is_float(group.dtype) || group.job.tokens < kLtTokens) return false;
+    const CublasLt* const lt = cublas_lt(device.id);
+    const std::span parts(group.job.parts, size_t(group.job.n_parts));
+    const auto fits = [&](const Part& part) { return CublasLt::fits(lt_product(group, part, x)); };
+    if (!lt || !std::all_of(parts.begin(), parts.end(), fits)) return false;
+    for (const Part& part : parts) {
+        lt->multiply(lt_product(group, part, x), workspace, device.stream);
+        const Shape shape{.grid = dim3(group.job.tokens * group.job.heads), .block = dim3(256)};
+        launch(device, finish_kernel, shape, group.job, x.inverse, int(&part - group.job.parts));
+    }
+    return true;
+}
+
+}  // namespace
+
+bool native(DType dtype) {
+    switch (dtype) {
+        case DType::F32:
+        case DType::F16:
+        case DType::BF16:
+        case DType::Q8_0:
+        case DType::Q4_0:
+        case DType::Q4_K:
+        case DType::Q6_K:
+            return true;
+        default:
+            return false;
+    }
+}
+
+size_t linear_workspace(const Device& device, Tensor x, int n_heads, std::span<const Product> products) {
+    return workspace_of(device, group(x, n_heads, products)).total();
+}
+
+void linear(const Device& device, Tensor x, int n_heads, std::span<const Product> products,
+            std::byte* workspace) {
+    if (x.rows == 0) return;
+    const std::vector<Group> groups = group(x, n_heads, products);
+    const Workspace sizes = workspace_of(device, groups);
+    std::byte* const rest = workspace + sizes.x + sizes.inverse;
+    enum { none, half, brain } rounded = none;
+    for (const Group& g : groups) {
+        if (g.dtype == DType::F32) {
+            float_products(device, g.job);
+            continue;
+        }
+        if (g.job.tokens <= kFewTokens) {
+            few_tokens(device, g.dtype, g.job);
+            continue;
+        }
+        const Rounded to{.x = reinterpret_cast<const uint16_t*>(workspace),
+                         .inverse = reinterpret_cast<const float*>(workspace + sizes.x),
+                         .stride = divide_up(g.job.k, kStep) * kStep};
+        const auto wanted = g.dtype == DType::BF16 ? brain : half;
+        if (rounded != wanted) round_rows(device, g.job, wanted == brain, to);
+        rounded = wanted;
+        if (!multiply_by_lt(device, g, to, rest))
+            many_tokens(device, g.dtype, g.job, to, reinterpret_cast<float*>(rest));
+    }
+}
+
+}  // namespace slimrt::cuda

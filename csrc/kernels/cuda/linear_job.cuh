@@ -1,0 +1,103 @@
+// What the kernels of linear.cu share: some products of one x with weights of one type, and how the rows of
+// their weights are dealt out to blocks.
+#pragma once
+
+#include <span>
+
+#include "kernels/backend.h"
+#include "kernels/cuda/device.h"
+#include "kernels/cuda/numbers.cuh"
+
+namespace slimrt::cuda {
+
+constexpr int kParts = 4;      // products at once
+constexpr int kFewTokens = 8;  // up to here the weights' bytes are the limit
+constexpr int kWarp = 32;
+
+/// One product. Per head `rows` rows of the weight and as many columns of out.
+struct Part {
+    const unsigned char* weight = nullptr;
+    size_t stride = 0;  // bytes
+    const float* bias = nullptr;
+    unsigned char* out = nullptr;
+    size_t out_stride = 0;  // bytes
+    int rows = 0;
+};
+
+/// Kernels take it by value. x is [tokens, heads * k] f32.
+struct Job {
+    const unsigned char* x = nullptr;
+    size_t x_stride = 0;  // bytes
+    int tokens = 0, k = 0, heads = 1, n_parts = 0;
+    Part parts[kParts];
+};
+
+/// Rows [row, row + as many as a tile has) of a head of a part; row counts within the head.
+struct Tile {
+    Part part;
+    int head, row;
+};
+
+__host__ __device__ inline int divide_up(int a, int b) { return (a + b - 1) / b; }
+
+/// Tiles of this many rows in all parts.
+inline int tiles_of(const Job& job, int rows) {
+    int tiles = 0;
+    for (int p = 0; p < job.n_parts; ++p) tiles += job.heads * divide_up(job.parts[p].rows, rows);
+    return tiles;
+}
+
+__device__ inline Tile tile_at(const Job& job, int index, int rows) {
+    int p = 0, in_head = divide_up(job.parts[0].rows, rows);
+    while (index >= job.heads * in_head) {
+        index -= job.heads * in_head;
+        in_head = divide_up(job.parts[++p].rows, rows);
+    }
+    return {job.parts[p], index / in_head, index % in_head * rows};
+}
+
+/// Row `row` of the tile's head, and x's and out's columns of that head.
+__device__ inline const unsigned char* weight_row(const Tile& tile, int row) {
+    return tile.part.weight + (size_t(tile.head) * tile.part.rows + row) * tile.part.stride;
+}
+__device__ inline const float* x_row(const Job& job, int head, int token) {
+    return reinterpret_cast<const float*>(job.x + token * job.x_stride) + size_t(head) * job.k;
+}
+__device__ inline float& out_at(const Tile& tile, int token, int row) {
+    return reinterpret_cast<float*>(tile.part.out +
+                                    token * tile.part.out_stride)[tile.head * tile.part.rows + row];
+}
+__device__ inline float bias_at(const Tile& tile, int row) {
+    return tile.part.bias ? tile.part.bias[tile.head * tile.part.rows + row] : 0.0f;
+}
+
+/// A power of two by its exponent, -126 to 127.
+__device__ inline float power_of_2(int exponent) { return __uint_as_float(uint32_t(exponent + 127) << 23); }
+
+/// Exponent of the largest magnitude, given its bits (128: infinity or NaN).
+__device__ inline int exponent_of(uint32_t magnitude) { return int(magnitude >> 23) - 127; }
+
+__device__ inline uint32_t largest_in_warp(uint32_t x) {
+    for (int offset = kWarp / 2; offset; offset /= 2) x = max(x, __shfl_xor_sync(0xffffffff, x, offset));
+    return x;
+}
+
+/// 16-bit activations: a power of two brings the rows of x whose largest magnitude is outside
+/// [2^-8, 2^15) to it; out has to be multiplied by `inverse`.
+struct Rounded {
+    const uint16_t* x;     // [tokens * heads, stride], zeros beyond k
+    const float* inverse;  // [tokens * heads]
+    int stride;
+};
+constexpr int kStep = 64;  // what `stride` is a multiple of, and what is multiplied between barriers
+
+// linear_few.cu: up to kFewTokens tokens. linear_float.cu: F32 weights, any number of tokens.
+void few_tokens(const Device& device, DType dtype, const Job& job);
+void float_products(const Device& device, const Job& job);
+
+// linear_many.cu. `partial`: split_bytes() of memory.
+void round_rows(const Device& device, const Job& job, bool brain, const Rounded& to);
+void many_tokens(const Device& device, DType dtype, const Job& job, const Rounded& x, float* partial);
+size_t split_bytes(const Device& device, const Job& job);
+
+}  // namespace slimrt::cuda
