@@ -1,0 +1,108 @@
+// The twin of csrc/kernels/cuda/ptx.cuh for the host.
+#pragma once
+
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace slimrt::cuda {
+
+inline unsigned char* shared_memory() { return cuda_host::shared_memory(); }
+
+inline void copy16(void* shared, const void* global, bool wanted = true) {
+    cuda_host::copy_later(shared, wanted ? global : nullptr);
+}
+inline void commit_copies() { cuda_host::end_copy_group(); }
+template <int n>
+inline void wait_copies() {
+    cuda_host::finish_copies(n);
+}
+
+namespace host {
+
+constexpr unsigned kAllLanes = ~0u;
+
+inline float from_bf16(uint16_t bits) { return __uint_as_float(uint32_t{bits} << 16); }
+inline float from_f16(uint16_t bits) { return __half2float(__ushort_as_half(bits)); }
+
+struct LoadMatrices final : cuda_host::Collective {
+    LoadMatrices(uint32_t* r, const void* row, bool turned)
+        : Collective("load_matrices", kAllLanes), r(r), row(row), turned(turned) {
+        cuda_host::require_aligned(row, "load_matrices");
+    }
+    void run(Collective* const* lanes) override {
+        uint16_t numbers[32][8];
+        for (int i = 0; i < 32; ++i) {
+            if (lanes[i] == nullptr) cuda_host::die("load_matrices: lane %d is not there", i);
+            memcpy(numbers[i], static_cast<LoadMatrices*>(lanes[i])->row, 16);
+        }
+        for (int i = 0; i < 32; ++i) {
+            const int group = i / 4, pair = i % 4 * 2;
+            const LoadMatrices& to = static_cast<LoadMatrices&>(*lanes[i]);
+            for (int m = 0; m < 4; ++m) {
+                const uint16_t* const own = numbers[8 * m + group] + pair;
+                to.r[m] = to.turned ? numbers[8 * m + pair][group] | numbers[8 * m + pair + 1][group] << 16
+                                    : own[0] | uint32_t{own[1]} << 16;
+            }
+        }
+    }
+    uint32_t* r;
+    const void* row;
+    bool turned;
+};
+
+template <float (*number)(uint16_t)>
+struct MultiplyAdd final : cuda_host::Collective {
+    MultiplyAdd(float* d, const uint32_t* a, uint32_t b0, uint32_t b1)
+        : Collective("multiply_add", kAllLanes), d(d), a(a), b{b0, b1} {}
+    void run(Collective* const* lanes) override {
+        float left[16][16], right[16][8];
+        for (int i = 0; i < 32; ++i) {
+            if (lanes[i] == nullptr) cuda_host::die("multiply_add: lane %d is not there", i);
+            const MultiplyAdd& from = static_cast<MultiplyAdd&>(*lanes[i]);
+            const int group = i / 4, pair = i % 4 * 2;
+            for (int half = 0; half < 2; ++half) {
+                for (int j = 0; j < 4; ++j)
+                    left[group + j % 2 * 8][pair + j / 2 * 8 + half] =
+                        number(uint16_t(from.a[j] >> 16 * half));
+                for (int j = 0; j < 2; ++j)
+                    right[pair + j * 8 + half][group] = number(uint16_t(from.b[j] >> 16 * half));
+            }
+        }
+        for (int i = 0; i < 32; ++i) {
+            const MultiplyAdd& to = static_cast<MultiplyAdd&>(*lanes[i]);
+            for (int j = 0; j < 4; ++j) {
+                const int row = i / 4 + j / 2 * 8, column = i % 4 * 2 + j % 2;
+                float sum = 0;
+                for (int k = 0; k < 16; ++k) sum += left[row][k] * right[k][column];
+                to.d[j] += sum;
+            }
+        }
+    }
+    float* d;
+    const uint32_t* a;
+    uint32_t b[2];
+};
+
+}  // namespace host
+
+inline void load_matrices(uint32_t (&r)[4], const void* row) {
+    host::LoadMatrices call(r, row, false);
+    cuda_host::meet(call);
+}
+inline void load_matrices_turned(uint32_t (&r)[4], const void* row) {
+    host::LoadMatrices call(r, row, true);
+    cuda_host::meet(call);
+}
+inline void multiply_add_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    host::MultiplyAdd<host::from_f16> call(d, a, b0, b1);
+    cuda_host::meet(call);
+}
+inline void multiply_add_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    host::MultiplyAdd<host::from_bf16> call(d, a, b0, b1);
+    cuda_host::meet(call);
+}
+
+}  // namespace slimrt::cuda

@@ -1,0 +1,458 @@
+// Devices, memory, streams and graphs as the CUDA runtime has them. A stream is a list of what is yet to run.
+#include <sys/mman.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <iterator>
+#include <map>
+#include <mutex>
+#include <set>
+#include <vector>
+
+#include "cuda_host_api.h"
+
+// Only there under AddressSanitizer.
+extern "C" {
+[[gnu::weak]] void __asan_poison_memory_region(const volatile void* p, size_t bytes);
+[[gnu::weak]] void __asan_unpoison_memory_region(const volatile void* p, size_t bytes);
+}
+
+using Work = std::function<void()>;
+using Clock = std::chrono::steady_clock;
+
+struct CUgraph_st {
+    std::vector<Work> nodes;
+};
+struct CUgraphExec_st {
+    std::vector<Work> nodes;
+};
+struct CUstream_st {
+    bool waits_for_default = true;
+    std::vector<Work> queue;
+    bool capturing = false;
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
+    std::vector<Work> captured;
+};
+struct CUevent_st {
+    cudaStream_t stream = nullptr;
+    Clock::time_point time;
+};
+
+namespace {
+
+constexpr size_t kPage = 4096, kAlignment = 256, kUsualShared = 48 << 10, kMostShared = 227 << 10;
+constexpr size_t kDefaultMemory = size_t{4} << 30;
+constexpr unsigned kMostThreads = 1024, kMostGridYZ = 65535, kPortableCluster = 8, kLargestCluster = 16;
+
+/// Pages of their own, between pages that nobody may touch; the bytes are at their end.
+struct Allocation {
+    char* pages;
+    size_t page_bytes, bytes;
+};
+struct KernelLimits {
+    size_t shared_bytes = kUsualShared;
+    unsigned cluster = kPortableCluster;
+};
+
+std::recursive_mutex all;  // guards what follows
+std::map<char*, Allocation> device_memory;
+std::map<char*, size_t> pinned;
+std::map<const void*, KernelLimits> limits;
+std::set<cudaStream_t> streams;
+CUstream_st default_stream;
+int drains = 0;  // running streams now
+thread_local cudaError_t last_error = cudaSuccess;
+
+using Lock = std::lock_guard<std::recursive_mutex>;
+
+cudaError_t result(cudaError_t error) {
+    if (error != cudaSuccess) last_error = error;
+    return error;
+}
+
+size_t from_environment(const char* name, size_t otherwise) {
+    const char* const text = std::getenv(name);
+    return text ? std::strtoull(text, nullptr, 10) : otherwise;
+}
+
+size_t total_memory() { return from_environment("SLIMRT_EMULATED_MEMORY", kDefaultMemory); }
+
+size_t used_memory() {
+    size_t used = 0;
+    for (const auto& [p, allocation] : device_memory) used += allocation.bytes;
+    return used;
+}
+
+CUstream_st& stream_of(cudaStream_t stream) { return stream ? *stream : default_stream; }
+
+bool is_stream(cudaStream_t stream) { return stream == nullptr || streams.contains(stream); }
+
+/// Device memory is there for what streams run, and for nobody else.
+void let_touch(bool yes) {
+    for (const auto& [p, allocation] : device_memory)
+        mprotect(allocation.pages, allocation.page_bytes, yes ? PROT_READ | PROT_WRITE : PROT_NONE);
+}
+
+void drain(CUstream_st& stream) {
+    if (stream.queue.empty()) return;
+    if (drains++ == 0) let_touch(true);
+    for (const Work& work : std::exchange(stream.queue, {})) work();
+    if (--drains == 0) let_touch(false);
+}
+
+void drain_all() {
+    drain(default_stream);
+    for (const cudaStream_t stream : streams) drain(*stream);
+}
+
+/// As the default stream waits: for all that wait for it.
+void drain_default() {
+    drain(default_stream);
+    for (const cudaStream_t stream : streams)
+        if (stream->waits_for_default) drain(*stream);
+}
+
+/// Whether a capture forbids what concerns the whole device.
+bool capture_forbids() {
+    for (const cudaStream_t stream : streams)
+        if (stream->capturing && stream->mode != cudaStreamCaptureModeRelaxed) return true;
+    return false;
+}
+
+cudaError_t enqueue(cudaStream_t handle, Work work) {
+    if (!is_stream(handle)) return result(cudaErrorInvalidResourceHandle);
+    CUstream_st& stream = stream_of(handle);
+    if (handle == nullptr && capture_forbids()) return result(cudaErrorStreamCaptureUnsupported);
+    (stream.capturing ? stream.captured : stream.queue).push_back(std::move(work));
+    return cudaSuccess;
+}
+
+/// Whether these bytes are all in one allocation.
+template <class Map, class Bytes>
+bool inside(const Map& map, const void* p, size_t bytes, Bytes&& bytes_of) {
+    char* const first = static_cast<char*>(const_cast<void*>(p));
+    const auto next = map.upper_bound(first);
+    if (next == map.begin()) return false;
+    const auto& [start, allocation] = *std::prev(next);
+    return first + bytes <= start + bytes_of(allocation);
+}
+bool on_device(const void* p, size_t bytes) {
+    return inside(device_memory, p, bytes, [](const Allocation& allocation) { return allocation.bytes; });
+}
+bool is_pinned(const void* p, size_t bytes) {
+    return inside(pinned, p, bytes, [](size_t size) { return size; });
+}
+
+bool fits_kind(const void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
+    if (kind == cudaMemcpyDefault) return true;
+    const bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
+    const bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
+    return on_device(to, bytes) == to_device && on_device(from, bytes) == from_device;
+}
+
+}  // namespace
+
+const char* cudaGetErrorName(cudaError_t error) {
+    switch (error) {
+        case cudaSuccess:
+            return "cudaSuccess";
+        case cudaErrorInvalidValue:
+            return "cudaErrorInvalidValue";
+        case cudaErrorMemoryAllocation:
+            return "cudaErrorMemoryAllocation";
+        case cudaErrorInvalidConfiguration:
+            return "cudaErrorInvalidConfiguration";
+        case cudaErrorNoDevice:
+            return "cudaErrorNoDevice";
+        case cudaErrorInvalidDevice:
+            return "cudaErrorInvalidDevice";
+        case cudaErrorInvalidResourceHandle:
+            return "cudaErrorInvalidResourceHandle";
+        case cudaErrorNotReady:
+            return "cudaErrorNotReady";
+        case cudaErrorStreamCaptureUnsupported:
+            return "cudaErrorStreamCaptureUnsupported";
+    }
+    return "unrecognized error code";
+}
+const char* cudaGetErrorString(cudaError_t error) { return cudaGetErrorName(error); }
+cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
+cudaError_t cudaPeekAtLastError() { return last_error; }
+
+cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, cudaSuccess; }
+cudaError_t cudaSetDevice(int device) { return result(device == 0 ? cudaSuccess : cudaErrorInvalidDevice); }
+cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
+cudaError_t cudaDriverGetVersion(int* version) { return *version = 13000, cudaSuccess; }
+cudaError_t cudaRuntimeGetVersion(int* version) { return *version = 13000, cudaSuccess; }
+
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
+    if (device != 0) return result(cudaErrorInvalidDevice);
+    const int capability = int(from_environment("SLIMRT_EMULATED_CAPABILITY", 90));
+    *properties = {.name = "emulated",
+                   .totalGlobalMem = total_memory(),
+                   .sharedMemPerBlock = kUsualShared,
+                   .sharedMemPerBlockOptin = capability == 89   ? size_t{99 << 10}
+                                             : capability == 80 ? size_t{163 << 10}
+                                                                : kMostShared,
+                   .sharedMemPerMultiprocessor = 228 << 10,
+                   .major = capability / 10,
+                   .minor = capability % 10,
+                   .multiProcessorCount = 4,
+                   .l2CacheSize = 8 << 20,
+                   .maxThreadsPerBlock = kMostThreads,
+                   .warpSize = warpSize};
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
+    cudaDeviceProp all_of_it;
+    if (cudaGetDeviceProperties(&all_of_it, device) != cudaSuccess) return last_error;
+    switch (attribute) {
+        case cudaDevAttrMaxThreadsPerBlock:
+            return *value = all_of_it.maxThreadsPerBlock, cudaSuccess;
+        case cudaDevAttrMaxSharedMemoryPerBlock:
+            return *value = int(all_of_it.sharedMemPerBlock), cudaSuccess;
+        case cudaDevAttrMultiProcessorCount:
+            return *value = all_of_it.multiProcessorCount, cudaSuccess;
+        case cudaDevAttrL2CacheSize:
+            return *value = all_of_it.l2CacheSize, cudaSuccess;
+        case cudaDevAttrComputeCapabilityMajor:
+            return *value = all_of_it.major, cudaSuccess;
+        case cudaDevAttrComputeCapabilityMinor:
+            return *value = all_of_it.minor, cudaSuccess;
+        case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
+            return *value = int(all_of_it.sharedMemPerMultiprocessor), cudaSuccess;
+        case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+            return *value = int(all_of_it.sharedMemPerBlockOptin), cudaSuccess;
+    }
+    return result(cudaErrorInvalidValue);
+}
+
+cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
+    const Lock lock(all);
+    *total = total_memory();
+    *free = *total - std::min(*total, used_memory());
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceSynchronize() {
+    const Lock lock(all);
+    if (capture_forbids()) return result(cudaErrorStreamCaptureUnsupported);
+    drain_all();
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
+    const Lock lock(all);
+    *stream = new CUstream_st{.waits_for_default = flags != cudaStreamNonBlocking};
+    streams.insert(*stream);
+    return cudaSuccess;
+}
+cudaError_t cudaStreamCreate(cudaStream_t* stream) {
+    return cudaStreamCreateWithFlags(stream, cudaStreamDefault);
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+    const Lock lock(all);
+    if (stream == nullptr || !is_stream(stream)) return result(cudaErrorInvalidResourceHandle);
+    drain(*stream);
+    streams.erase(stream);
+    delete stream;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+    const Lock lock(all);
+    if (!is_stream(stream)) return result(cudaErrorInvalidResourceHandle);
+    if (stream_of(stream).capturing) return result(cudaErrorStreamCaptureUnsupported);
+    stream ? drain(*stream) : drain_default();
+    return cudaSuccess;
+}
+cudaError_t cudaStreamQuery(cudaStream_t stream) { return cudaStreamSynchronize(stream); }
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+    *event = new CUevent_st;
+    return cudaSuccess;
+}
+cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, cudaEventDefault); }
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+    const Lock lock(all);
+    event->stream = stream;
+    return enqueue(stream, [event] { event->time = Clock::now(); });
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t event) { return cudaStreamSynchronize(event->stream); }
+
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+    const Lock lock(all);
+    if (is_stream(event->stream)) drain(stream_of(event->stream));  // who has it still to record
+    delete event;
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end) {
+    *milliseconds = std::chrono::duration<float, std::milli>(end->time - start->time).count();
+    return cudaSuccess;
+}
+
+cudaError_t cudaMalloc(void** p, size_t bytes) {
+    const Lock lock(all);
+    *p = nullptr;
+    if (capture_forbids()) return result(cudaErrorStreamCaptureUnsupported);
+    if (bytes == 0) return cudaSuccess;
+    const size_t total = total_memory(), used = used_memory();
+    if (used > total || bytes > total - used) return result(cudaErrorMemoryAllocation);
+    const size_t page_bytes = (bytes + kAlignment - 1 + kPage - 1) / kPage * kPage;
+    void* const memory =
+        mmap(nullptr, page_bytes + 2 * kPage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) return result(cudaErrorMemoryAllocation);
+    char* const pages = static_cast<char*>(memory) + kPage;
+    char* const first = pages + (page_bytes - bytes) / kAlignment * kAlignment;
+    mprotect(pages, page_bytes, PROT_READ | PROT_WRITE);
+    std::memset(pages, 0xff, page_bytes);
+    if (drains == 0) mprotect(pages, page_bytes, PROT_NONE);
+    if (__asan_poison_memory_region) {
+        __asan_poison_memory_region(pages, first - pages);
+        __asan_poison_memory_region(first + bytes, pages + page_bytes - (first + bytes));
+    }
+    device_memory[first] = {pages, page_bytes, bytes};
+    *p = first;
+    return cudaSuccess;
+}
+
+cudaError_t cudaFree(void* p) {
+    const Lock lock(all);
+    if (p == nullptr) return cudaSuccess;
+    if (capture_forbids()) return result(cudaErrorStreamCaptureUnsupported);
+    const auto found = device_memory.find(static_cast<char*>(p));
+    if (found == device_memory.end()) return result(cudaErrorInvalidValue);
+    drain_all();
+    const Allocation allocation = found->second;
+    if (__asan_unpoison_memory_region) __asan_unpoison_memory_region(allocation.pages, allocation.page_bytes);
+    munmap(allocation.pages - kPage, allocation.page_bytes + 2 * kPage);
+    device_memory.erase(found);
+    return cudaSuccess;
+}
+
+cudaError_t cudaMallocHost(void** p, size_t bytes) {
+    const Lock lock(all);
+    *p = std::malloc(bytes);
+    if (*p == nullptr) return result(cudaErrorMemoryAllocation);
+    pinned[static_cast<char*>(*p)] = bytes;
+    return cudaSuccess;
+}
+
+cudaError_t cudaFreeHost(void* p) {
+    const Lock lock(all);
+    drain_all();
+    if (p != nullptr && pinned.erase(static_cast<char*>(p)) == 0) return result(cudaErrorInvalidValue);
+    std::free(p);
+    return cudaSuccess;
+}
+
+/// Of host memory that is not pinned the source is read now, and the target is there when this returns.
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
+                            cudaStream_t stream) {
+    const Lock lock(all);
+    if (bytes == 0) return cudaSuccess;
+    if (!fits_kind(to, from, bytes, kind)) return result(cudaErrorInvalidValue);
+    const auto pageable = [bytes](const void* p) { return !on_device(p, bytes) && !is_pinned(p, bytes); };
+    if (!is_stream(stream) || stream_of(stream).capturing)
+        return enqueue(stream, [=] { std::memmove(to, from, bytes); });
+    if (pageable(from)) {
+        std::vector<char> now(static_cast<const char*>(from), static_cast<const char*>(from) + bytes);
+        return enqueue(stream, [=, now = std::move(now)] { std::memcpy(to, now.data(), bytes); });
+    }
+    const cudaError_t done = enqueue(stream, [=] { std::memmove(to, from, bytes); });
+    return done == cudaSuccess && pageable(to) ? cudaStreamSynchronize(stream) : done;
+}
+
+cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
+    const cudaError_t error = cudaMemcpyAsync(to, from, bytes, kind, nullptr);
+    return error == cudaSuccess ? cudaStreamSynchronize(nullptr) : error;
+}
+
+cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
+    const Lock lock(all);
+    if (bytes == 0) return cudaSuccess;
+    if (!on_device(to, bytes)) return result(cudaErrorInvalidValue);
+    return enqueue(stream, [=] { std::memset(to, value, bytes); });
+}
+cudaError_t cudaMemset(void* to, int value, size_t bytes) {
+    return cudaMemsetAsync(to, value, bytes, nullptr);
+}
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
+    const Lock lock(all);
+    if (stream == nullptr) return result(cudaErrorStreamCaptureUnsupported);
+    if (!is_stream(stream) || stream->capturing) return result(cudaErrorInvalidValue);
+    stream->capturing = true;
+    stream->mode = mode;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+    const Lock lock(all);
+    if (stream == nullptr || !is_stream(stream) || !stream->capturing) return result(cudaErrorInvalidValue);
+    stream->capturing = false;
+    *graph = new CUgraph_st{std::exchange(stream->captured, {})};
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
+    const Lock lock(all);
+    if (!is_stream(stream)) return result(cudaErrorInvalidResourceHandle);
+    *status = stream_of(stream).capturing ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
+    *exec = new CUgraphExec_st{graph->nodes};
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
+    const Lock lock(all);
+    return enqueue(stream, [nodes = exec->nodes] {
+        for (const Work& node : nodes) node();
+    });
+}
+
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) { return delete exec, cudaSuccess; }
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) { return delete graph, cudaSuccess; }
+
+cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
+    const Lock lock(all);
+    KernelLimits& of = limits[kernel];
+    cudaDeviceProp device;
+    cudaGetDeviceProperties(&device, 0);
+    if (attribute == cudaFuncAttributeMaxDynamicSharedMemorySize) {
+        if (value < 0 || size_t(value) > device.sharedMemPerBlockOptin) return result(cudaErrorInvalidValue);
+        of.shared_bytes = std::max(kUsualShared, size_t(value));
+    }
+    if (attribute == cudaFuncAttributeNonPortableClusterSizeAllowed)
+        of.cluster = value ? kLargestCluster : kPortableCluster;
+    return cudaSuccess;
+}
+
+cudaError_t cuda_host::launch(const cudaLaunchConfig_t& config, const void* kernel,
+                              std::function<void()> thread) {
+    const Lock lock(all);
+    Launch launch{config.gridDim, config.blockDim, 1, config.dynamicSmemBytes, std::move(thread)};
+    for (unsigned i = 0; i < config.numAttrs; ++i) {
+        const auto& cluster = config.attrs[i].val.clusterDim;
+        if (cluster.y != 1 || cluster.z != 1) return result(cudaErrorInvalidValue);
+        launch.cluster = cluster.x;
+    }
+    const dim3 grid = launch.grid, block = launch.block;
+    const uint64_t threads = uint64_t{block.x} * block.y * block.z;
+    if (threads == 0 || threads > kMostThreads || block.z > 64 || grid.x == 0 || grid.x > 0x7fffffff ||
+        grid.y == 0 || grid.y > kMostGridYZ || grid.z == 0 || grid.z > kMostGridYZ)
+        return result(cudaErrorInvalidConfiguration);
+    const KernelLimits& of = limits[kernel];
+    if (launch.shared_bytes > of.shared_bytes || launch.cluster == 0 || launch.cluster > of.cluster ||
+        grid.x % launch.cluster != 0)
+        return result(cudaErrorInvalidValue);
+    return enqueue(config.stream, [launch = std::move(launch)] { run(launch); });
+}
