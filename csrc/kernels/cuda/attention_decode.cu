@@ -47,13 +47,14 @@ struct Seen {
     __device__ bool has(int row) const { return row >= first && row < end; }
 };
 
-__device__ void fetch(const TilePlane& p, const int32_t* table_entry, int64_t tile, int head, Seen seen,
+/// Starts the copies of a tile's head; `block` is where it is, if paged.
+__device__ void fetch(const TilePlane& p, int32_t block, int64_t tile, int head, Seen seen,
                       unsigned char* to) {
     const int lane = threadIdx.x % 32;
     const unsigned char* const from =
         p.rows.block_tokens == 0
             ? p.rows.base + (tile * kBlockRows - p.rows.first) * static_cast<int64_t>(p.rows.row_bytes)
-            : p.rows.base + *table_entry * p.rows.block_stride;
+            : p.rows.base + block * p.rows.block_stride;
     const unsigned char* const rows = from + head * p.head_bytes;
 #pragma unroll 4
     for (int i = lane; i < kBlockRows * p.chunks; i += 32) {
@@ -304,19 +305,21 @@ __device__ void add_stored(const Job& job, Range rows, int64_t begin, int64_t en
     const bool spares = threshold > 0;
     const int query = threadIdx.x % 32 / 4;
     unsigned long long met = 0, skipped = 0;
-    const auto fetch_k = [&](int64_t tile) {
-        if (tile < end) fetch(k, job.s.table + tile, tile, job.kv_head, seen_of(tile, rows), job.tiles);
+    const auto block_of = [&](int64_t tile) { return job.s.table && tile < end ? job.s.table[tile] : 0; };
+    const auto fetch_k = [&](int64_t tile, int32_t block) {
+        if (tile < end) fetch(k, block, tile, job.kv_head, seen_of(tile, rows), job.tiles);
         commit_copies();
     };
-    const auto fetch_v = [&](int64_t tile) {
-        if (tile < end)
-            fetch(v, job.s.table + tile, tile, job.kv_head, seen_of(tile, rows), job.tiles + k.bytes);
+    const auto fetch_v = [&](int64_t tile, int32_t block) {
+        if (tile < end) fetch(v, block, tile, job.kv_head, seen_of(tile, rows), job.tiles + k.bytes);
         commit_copies();
     };
     int64_t tile = begin + threadIdx.x / 32;
-    fetch_k(tile);
-    if (!spares) fetch_v(tile);
-    for (; tile < end; tile += step) {
+    int32_t block = block_of(tile), next = block_of(tile + step), after;
+    fetch_k(tile, block);
+    if (!spares) fetch_v(tile, block);
+    for (; tile < end; tile += step, block = next, next = after) {
+        after = block_of(tile + 2 * step);  // known long before it is needed
         if (spares) wait_copies<0>();
         else wait_copies<1>();
         __syncwarp();
@@ -324,16 +327,16 @@ __device__ void add_stored(const Job& job, Range rows, int64_t begin, int64_t en
         float w[4][2], mass;
         score_tile(job, tile * kBlockRows, seen, w);
         __syncwarp();
-        if (!spares) fetch_k(tile + step);
-        float factor = weigh(w, state, mass);
+        if (!spares) fetch_k(tile + step, next);
+        const float factor = weigh(w, state, mass);
         bool needed = true;
         if (spares) {
             const bool negligible = state.skipped + mass <= threshold * state.sum;
             needed = __any_sync(~0u, !negligible && query < job.n_queries);
             met += seen.end - seen.first;
-            if (needed) fetch_v(tile);
+            if (needed) fetch_v(tile, block);
             else skipped += seen.end - seen.first;
-            fetch_k(tile + step);
+            fetch_k(tile + step, next);
         }
         if (needed) {
             wait_copies<1>();
@@ -348,7 +351,7 @@ __device__ void add_stored(const Job& job, Range rows, int64_t begin, int64_t en
                 for (int i = 0; i < 4; ++i) sums[n][i] *= factor;
             }
         }
-        if (!spares) fetch_v(tile + step);
+        if (!spares) fetch_v(tile + step, next);
     }
     wait_copies<0>();
     if (spares && job.a.counts && threadIdx.x % 32 == 0 && met > 0) {
@@ -411,7 +414,7 @@ __device__ void write_results(const Job& job, const Parts& parts, int part, cons
     const auto slot = [&](int i) {
         return pair_of(job.a, blockIdx.z, 0, job.first_head + i) * parts.n + part;
     };
-    if (threadIdx.x < job.n_queries) combine(job, parts, slot(threadIdx.x), threadIdx.x, shared);
+    if (const int i = threadIdx.x; i < job.n_queries) combine(job, parts, slot(i), i, shared);
     __syncthreads();
     for (int at = threadIdx.x; at < job.n_queries * dim; at += blockDim.x) {
         const int i = at / dim, column = at % dim;
@@ -489,7 +492,7 @@ TilePlane plane_of(const Rows& rows, int dim) {
     p.reading = reading_of(rows.dtype);
     p.pitch = rows.block_tokens ? p.rows.head_elements : rows.row_bytes;
     p.head_bytes = own_heads ? head.total() * kBlockRows : head.elements;
-    p.head_scales = 0;
+    p.head_scales = own_heads ? p.head_bytes : 0;
     p.chunks = static_cast<int>(head.elements / 16);
     p.chunk_divisor = 65536 / p.chunks + 1;
     p.scale_chunks = static_cast<int>(head.scales * kBlockRows / 16);
@@ -521,7 +524,7 @@ void run(const Device& device, const AttentionArgs& args, const AttentionView& v
     while (warps > 1 && warps * shape.warp_bytes + queries > most) warps /= 2;
     const size_t shared = warps * shape.warp_bytes + queries;
 
-    constexpr int kMostAtOnce = kTiles <= 16 ? 4 : 2;  // of registers
+    constexpr int kMostAtOnce = kTiles == 8 ? 4 : kTiles == 16 ? 3 : 2;  // for their registers
     const int at_once = std::clamp<int>(static_cast<int>(device.shared_bytes / (shared + 2048)), 1, kMostAtOnce);
     const int groups = score.n_heads * shape.query_groups;
     constexpr int kMost = 128;
