@@ -69,6 +69,18 @@ __device__ inline void load_matrices_turned(uint32_t (&r)[4], const void* row) {
                  : "memory");
 }
 
+/// Pairs of f16: a - b, and a * b + c rounded once.
+__device__ inline uint32_t subtract_pairs(uint32_t a, uint32_t b) {
+    uint32_t d;
+    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+__device__ inline uint32_t multiply_add_pairs(uint32_t a, uint32_t b, uint32_t c) {
+    uint32_t d;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+
 /// d [16, 8] += a [16, 16] b [16, 8], of f16 and of bf16, summed in f32.
 __device__ inline void multiply_add_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "

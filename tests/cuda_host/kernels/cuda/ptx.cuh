@@ -101,6 +101,20 @@ inline uint32_t multiply_add_f16x2(uint32_t x, uint32_t y, uint32_t z) {
     return sum;
 }
 inline uint32_t add_f16x2(uint32_t x, uint32_t y) { return multiply_add_f16x2(x, 0x3c003c00, y); }
+template <class Fn>
+inline uint32_t each_of_pair(Fn fn) {
+    return __half_as_ushort(__float2half_rn(fn(0))) | uint32_t{__half_as_ushort(__float2half_rn(fn(16)))} << 16;
+}
+inline uint32_t subtract_pairs(uint32_t a, uint32_t b) {
+    return each_of_pair(
+        [&](int at) { return host::from_f16(uint16_t(a >> at)) - host::from_f16(uint16_t(b >> at)); });
+}
+inline uint32_t multiply_add_pairs(uint32_t a, uint32_t b, uint32_t c) {
+    return each_of_pair([&](int at) {
+        return __fmaf_rn(host::from_f16(uint16_t(a >> at)), host::from_f16(uint16_t(b >> at)),
+                         host::from_f16(uint16_t(c >> at)));
+    });
+}
 
 inline void load_matrices(uint32_t (&r)[4], const void* row) {
     host::LoadMatrices call(r, row, false);

@@ -1,0 +1,207 @@
+// Fragments of mma from rows as they are stored, in shared memory. Of rows of codes a lane gets four columns
+// side by side, not two and two: queries are laid out to match (query_column), and result columns are where
+// value_column() says.
+#pragma once
+
+#include "kernels/cuda/attention_view.h"
+#include "kernels/cuda/ptx.cuh"
+
+namespace slimrt::cuda {
+
+/// How rows of a type are read.
+enum class Reading { halves, brains, bytes, nibbles };
+
+__host__ __device__ inline Reading reading_of(DType type) {
+    return type == DType::F16    ? Reading::halves
+           : type == DType::BF16 ? Reading::brains
+           : type == DType::Q4   ? Reading::nibbles
+                                 : Reading::bytes;
+}
+
+/// Which column of a step of 16 is k-index `pair` * 2 (0: first, 1: second eight) of a lane.
+__device__ inline int query_column(Reading reading, int member, int second) {
+    const bool whole = reading == Reading::halves || reading == Reading::brains;
+    return whole ? 2 * member + 8 * second : 4 * member + 2 * second;
+}
+/// Which column of a row is column c of tile n of the sums.
+__device__ inline int value_column(Reading reading, int n, int c) {
+    if (reading == Reading::bytes) return n / 4 * 32 + 4 * c + n % 4;
+    if (reading == Reading::nibbles) return n / 8 * 64 + c / 4 * 32 + n / 4 % 2 * 16 + c % 4 * 4 + n % 4;
+    return 8 * n + c;
+}
+
+/// Codes of one byte as f16, two at a time: bytes 0 and 1 of `codes` or, `high`, 2 and 3. Without their
+/// scale; see e4m3_to_f16.
+template <DType type>
+__device__ inline uint32_t code_pair(uint32_t codes, bool high) {
+    if constexpr (type == DType::Q8) {
+        const uint32_t raised = __byte_perm(codes ^ 0x80808080u, 0x64646464u, high ? 0x4342 : 0x4140);
+        return subtract_pairs(raised, 0x64806480u);  // 1024 + 128 + code
+    } else {
+        const uint32_t e5m2 = __byte_perm(codes, 0, high ? 0x3424 : 0x1404);
+        if constexpr (type == DType::FP8_E5M2) return e5m2;
+        return (e5m2 & 0x80008000u) | (e5m2 >> 1 & 0x3f803f80u);
+    }
+}
+/// Low nibbles of bytes 0 and 1 or 2 and 3, with scales and minima of each.
+__device__ inline uint32_t nibble_pair(uint32_t codes, bool high, uint32_t scales, uint32_t minima) {
+    const uint32_t raised = __byte_perm(codes & 0x0f0f0f0fu, 0x64646464u, high ? 0x4342 : 0x4140);
+    return multiply_add_pairs(subtract_pairs(raised, 0x64006400u), scales, minima);
+}
+
+template <bool brain>
+__device__ inline void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    if constexpr (brain) multiply_add_bf16(d, a, b0, b1);
+    else multiply_add_f16(d, a, b0, b1);
+}
+
+/// 32 rows in shared memory, `stride` bytes apart (an odd number of 16 bytes: no bank is asked twice), and
+/// behind them their scales.
+struct CodeTile {
+    const unsigned char* rows;
+    int stride;
+    int groups;  // of Q4, in a row
+    __device__ const unsigned char* scales() const { return rows + kBlockRows * stride; }
+};
+
+__device__ inline void load_step(uint32_t (&a)[4], const uint4* queries, int step) {
+    const uint4 q = queries[step * 32 + threadIdx.x % 32];
+    a[0] = q.x, a[1] = q.y, a[2] = q.z, a[3] = q.w;
+}
+
+/// s[i] += queries [16] times rows 8 i ... 8 i + 7; `steps` of 16 columns.
+template <bool brain>
+__device__ inline void score_halves(const CodeTile& tile, const uint4* queries, int steps, float (&s)[4][4]) {
+    const int lane = threadIdx.x % 32;
+    const unsigned char* const row =
+        tile.rows + (lane / 16 * 8 + lane % 8) * tile.stride + lane / 8 % 2 * 16;
+#pragma unroll 4
+    for (int step = 0; step < steps; ++step) {
+        uint32_t a[4], b[4];
+        load_step(a, queries, step);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            load_matrices(b, row + half * 16 * tile.stride + step * 32);
+            multiply_add<brain>(s[2 * half], a, b[0], b[1]);
+            multiply_add<brain>(s[2 * half + 1], a, b[2], b[3]);
+        }
+    }
+}
+
+template <DType type>
+__device__ inline void score_bytes(const CodeTile& tile, const uint4* queries, int steps, float (&s)[4][4]) {
+    const unsigned char* const row = tile.rows + threadIdx.x % 32 * tile.stride;
+#pragma unroll 4
+    for (int step = 0; step < steps; ++step) {
+        uint32_t a[4], codes[4];
+        load_step(a, queries, step);
+        load_matrices(codes, row + step * 16);
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            multiply_add_f16(s[i], a, code_pair<type>(codes[i], false), code_pair<type>(codes[i], true));
+    }
+}
+
+__device__ inline void score_nibbles(const CodeTile& tile, const uint4* queries, int steps,
+                                     float (&s)[4][4]) {
+    const int lane = threadIdx.x % 32;
+    const unsigned char* const row = tile.rows + lane * tile.stride;
+    const uint32_t* const scales = reinterpret_cast<const uint32_t*>(tile.scales());
+#pragma unroll 2
+    for (int group = 0; group < steps / 2; ++group) {
+        uint32_t low[4], high[4], codes[4];
+        load_step(low, queries, 2 * group);
+        load_step(high, queries, 2 * group + 1);
+        load_matrices(codes, row + group * 16);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const uint32_t both = scales[(8 * i + lane / 4) * tile.groups + group];
+            const uint32_t scale = __byte_perm(both, 0, 0x1010), minimum = __byte_perm(both, 0, 0x3232);
+            multiply_add_f16(s[i], low, nibble_pair(codes[i], false, scale, minimum),
+                             nibble_pair(codes[i], true, scale, minimum));
+            multiply_add_f16(s[i], high, nibble_pair(codes[i] >> 4, false, scale, minimum),
+                             nibble_pair(codes[i] >> 4, true, scale, minimum));
+        }
+    }
+}
+
+/// sums[n] += weights [16] times columns of 16 rows from `first` on; `columns` of a row are read.
+template <bool brain, int kTiles>
+__device__ inline void add_halves(const CodeTile& tile, int first, int columns, const uint32_t (&weights)[4],
+                                  float (&sums)[kTiles][4]) {
+    const int lane = threadIdx.x % 32;
+    const unsigned char* const row =
+        tile.rows + (first + lane / 8 % 2 * 8 + lane % 8) * tile.stride + lane / 16 * 16;
+#pragma unroll
+    for (int n = 0; n < kTiles; n += 2) {
+        if (8 * n >= columns) break;
+        uint32_t b[4];
+        load_matrices_turned(b, row + n * 16);
+        multiply_add<brain>(sums[n], weights, b[0], b[1]);
+        multiply_add<brain>(sums[n + 1], weights, b[2], b[3]);
+    }
+}
+
+/// Words of the four rows whose weights this lane's products have.
+struct RowWords {
+    uint32_t rows[4];
+    __device__ RowWords(const unsigned char* row, int stride, bool wanted) {
+        const auto word = [&](int i) {
+            return wanted ? *reinterpret_cast<const uint32_t*>(row + i * stride) : 0;
+        };
+        rows[0] = word(0), rows[1] = word(1), rows[2] = word(8), rows[3] = word(9);
+    }
+    /// Bytes 2 * upper and 2 * upper + 1 of rows 2 second and 2 second + 1, alternating.
+    __device__ uint32_t mixed(int second, bool upper) const {
+        return __byte_perm(rows[2 * second], rows[2 * second + 1], upper ? 0x7362 : 0x5140);
+    }
+};
+
+template <DType type, int kTiles>
+__device__ inline void add_bytes(const CodeTile& tile, int first, int columns, const uint32_t (&weights)[4],
+                                 float (&sums)[kTiles][4]) {
+    const int lane = threadIdx.x % 32, group = lane / 4, member = lane % 4;
+    const unsigned char* const row = tile.rows + (first + 2 * member) * tile.stride + 4 * group;
+#pragma unroll
+    for (int n = 0; n < kTiles; n += 4) {
+        if (8 * n >= columns) break;
+        const RowWords words(row + 8 * n, tile.stride, 8 * n + 4 * group < columns);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            multiply_add_f16(sums[n + i], weights, code_pair<type>(words.mixed(0, i / 2), i % 2),
+                             code_pair<type>(words.mixed(1, i / 2), i % 2));
+        }
+    }
+}
+
+template <int kTiles>
+__device__ inline void add_nibbles(const CodeTile& tile, int first, int columns, const uint32_t (&weights)[4],
+                                   float (&sums)[kTiles][4]) {
+    const int lane = threadIdx.x % 32, group = lane / 4, own = first + 2 * (lane % 4);
+    const unsigned char* const row = tile.rows + own * tile.stride + 4 * group;
+    const uint32_t* const scales = reinterpret_cast<const uint32_t*>(tile.scales()) + own * tile.groups;
+#pragma unroll
+    for (int n = 0; n < kTiles; n += 8) {
+        if (8 * n >= columns) break;
+        const int at = n / 4 + group / 4;  // group of 32 columns
+        const bool wanted = at < tile.groups;
+        const RowWords words(row + 4 * n, tile.stride, wanted);
+        const RowWords of_group(reinterpret_cast<const unsigned char*>(scales + at), 4 * tile.groups, wanted);
+        uint32_t scale[2], minimum[2];
+#pragma unroll
+        for (int k = 0; k < 2; ++k) {
+            scale[k] = __byte_perm(of_group.rows[2 * k], of_group.rows[2 * k + 1], 0x5410);
+            minimum[k] = __byte_perm(of_group.rows[2 * k], of_group.rows[2 * k + 1], 0x7632);
+        }
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            const int shift = i / 4 * 4, byte = i % 4;
+            const auto pair = [&](int k) {
+                return nibble_pair(words.mixed(k, byte / 2) >> shift, byte % 2, scale[k], minimum[k]);
+            };
+            multiply_add_f16(sums[n + i], weights, pair(0), pair(1));
+        }
+    }
+}
+
+}  // namespace slimrt::cuda

@@ -1,0 +1,62 @@
+// What the attention kernels share: which rows a query sees, and how its result is written.
+#pragma once
+
+#include "kernels/cuda/attention_view.h"
+
+namespace slimrt::cuda {
+
+__device__ inline float infinity() { return __uint_as_float(0x7f800000u); }
+
+/// Positions [first, end).
+struct Range {
+    int64_t first, end;
+    __device__ int64_t size() const { return end > first ? end - first : 0; }
+};
+
+/// The positions of `rows` that at least one of the queries at [first, last] sees.
+__device__ inline Range seen(const AttentionView& a, const PlacedSequence& s, Range rows, int64_t first,
+                             int64_t last) {
+    if (a.window > 0) rows.first = max(rows.first, first - a.window + 1);
+    rows.end = min(rows.end, s.causal ? last + 1 : s.end);
+    return rows;
+}
+__device__ inline Range stored_rows(const AttentionView& a, const PlacedSequence& s, int64_t first,
+                                    int64_t last) {
+    return seen(a, s, {s.begin, s.end}, first, last);
+}
+__device__ inline Range fresh_rows(const AttentionView& a, const PlacedSequence& s, int64_t first,
+                                   int64_t last) {
+    return seen(a, s, {s.position, s.fresh ? s.position + s.n_queries : s.position}, first, last);
+}
+
+/// What is subtracted from scores: rows that are all -inf have no maximum.
+__device__ inline float reference(float max) { return max == -infinity() ? 0.0f : max; }
+
+/// out = keep * out + share * values; keep 0: out is not read.
+struct Share {
+    float keep, share;
+};
+
+/// Of a (query, head) whose rows are all known; writes its lse. Called by one thread of those that share it.
+__device__ inline Share finish(const AttentionView& a, int64_t row, int head, float max, float sum) {
+    float* const lse = a.lse.data ? a.lse.row(row) + head : nullptr;
+    const float before = a.merge ? *lse * kLog2E : -infinity();
+    const float high = reference(fmaxf(before, max));
+    const float keep = exp2f(before - high), own = exp2f(max - high);
+    const float total = keep + (sum == 0 ? 0 : own * sum);
+    if (lse) *lse = (high + log2f(total)) * kLn2;
+    if (total == 0) return {0, 0};
+    return {keep / total, sum == 0 ? 0 : own / total};
+}
+
+__device__ inline void write(float* out, Share share, float value) {
+    const float own = share.share == 0 ? 0 : share.share * value;
+    *out = share.keep == 0 ? own : share.keep * *out + own;
+}
+
+/// Number of a pair in Parts.
+__device__ inline int64_t pair_of(const AttentionView& a, int sequence, int query, int head) {
+    return (int64_t(sequence) * a.most_queries + query) * a.n_heads + head;
+}
+
+}  // namespace slimrt::cuda

@@ -1,0 +1,89 @@
+// What the attention kernels are given, and how results in parts are laid out. Scores and maxima are in
+// powers of two: 2^x costs one instruction.
+#pragma once
+
+#include "kernels/cuda/kernels.h"
+#include "kernels/cuda/rows.cuh"
+
+namespace slimrt::cuda {
+
+constexpr float kLog2E = 1.44269504f, kLn2 = 0.69314718f;
+constexpr int kBlockRows = 32;                  // of paged planes
+constexpr size_t kMostPartBytes = 16ull << 20;  // of results in parts
+
+/// A tensor of f32; strides in floats.
+struct FloatRows {
+    float* data = nullptr;
+    int64_t stride = 0;
+
+    FloatRows() = default;
+    explicit FloatRows(Tensor t) : data(t ? t.f32() : nullptr), stride(int64_t(t.stride / sizeof(float))) {}
+    __host__ __device__ float* row(int64_t i) const { return data + i * stride; }
+};
+
+struct ScoreView {
+    RowsView stored, factors;
+    FloatRows fresh, fresh_factors, q, turns;  // turns: the table of the rotation on read
+    const float *row_scale = nullptr, *bias = nullptr;
+    int n_heads = 0, dim = 0;
+    int q_columns = 0;  // of a head of q
+    int n_rot = 0;
+    bool interleaved = false;
+};
+
+struct ValueView {
+    RowsView stored;
+    FloatRows fresh, out;
+    int n_heads = 0, dim = 0;
+};
+
+struct AttentionView {
+    ScoreView scores[2];
+    ValueView values[2];
+    FloatRows relative_bias, lse;
+    const PlacedSequence* sequences = nullptr;
+    SparseCounts* counts = nullptr;
+    int64_t window = 0, relative_origin = 0;
+    int n_scores = 0, n_values = 0, n_heads = 0;
+    int value_columns = 0;  // of all value terms
+    int query_shift = 0;
+    int most_queries = 0;  // of a sequence
+    float scale = 1;       // into powers of two
+    float sparse_threshold = 0;
+    bool merge = false;
+};
+AttentionView view_of(const AttentionArgs& args, const PlacedSequence* placed, int query_shift,
+                      SparseCounts* counts);
+
+/// Results of `n` parts of every (query, head): the pair of query i of sequence s and head h is number
+/// (s * most_queries + i) * n_heads + h. Values are sums in units of 2^max.
+struct Parts {
+    int n = 1;
+    float* values = nullptr;   // [pair][part][value_columns]; where there is a sum
+    float2* states = nullptr;  // [pair][part]: maximum and sum
+};
+/// Bytes of the parts of a call. Throws nothing.
+size_t part_bytes(const AttentionArgs& args, int n_parts);
+Parts place_parts(const AttentionArgs& args, int n_parts, std::byte* workspace);
+/// Combines the parts, and with them what out and lse hold when args.merge is set. attention_parts.cu.
+void merge_parts(const Device& device, const AttentionArgs& args, const AttentionView& view,
+                 const Parts& parts);
+
+/// Into how many parts to split the rows, where `blocks` blocks do the work in one and `places` run at once:
+/// so many that the last blocks end together, but no more than `most`, and than fit kMostPartBytes. One, if
+/// there are enough blocks.
+int parts_for(const AttentionArgs& args, int64_t blocks, int64_t places, int most);
+
+int most_queries(const AttentionArgs& args);
+
+// The kernels, and what each can do.
+void attention_general(const Device& device, const AttentionArgs& args, const AttentionView& view,
+                       std::byte* workspace);
+bool decode_can(const Device& device, const AttentionArgs& args);
+void attention_decode(const Device& device, const AttentionArgs& args, const AttentionView& view,
+                      std::byte* workspace);
+bool prefill_can(const Device& device, const AttentionArgs& args);
+void attention_prefill(const Device& device, const AttentionArgs& args, const AttentionView& view,
+                       std::byte* workspace);
+
+}  // namespace slimrt::cuda
