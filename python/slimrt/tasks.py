@@ -148,7 +148,7 @@ class Tasks:
 
         Raises:
             UnsupportedError: not a Chronos model.
-            ValueError, TypeError: no numbers, infinite ones, values missing inside, or an option out of its range.
+            ValueError, TypeError: no numbers, infinite ones, none that the model reads, or an option out of range.
         """
         from slimrt.forecast.predict import predict_quantiles
 
