@@ -13,7 +13,8 @@ class HfEngine(ScriptedEngine):
     """An encoder-decoder model of transformers, in float32.
 
     Args:
-        encode: the encoder's states (1, rows, d_model), or all its output, from a source array.
+        encode: the encoder's states (1, rows, d_model), or all its output, from a source array, and its positions if
+            there are some.
     """
 
     def __init__(self, model, encode, **info):
@@ -24,8 +25,8 @@ class HfEngine(ScriptedEngine):
     def encode(self, items) -> None:
         super().encode(items)
         with torch.no_grad():
-            for _, source in items:
-                self._states[id(source)] = self._encode(source)
+            for _, source, *positions in items:
+                self._states[id(source)] = self._encode(source, *positions)
 
     def _row(self, source, tokens) -> np.ndarray:
         states = self._states[id(source)]
@@ -52,12 +53,15 @@ class HfStates(HfEngine):
 
 
 def t5_engine(model, **info) -> HfEngine:
-    """Sources are ids int32 (n,), or embeddings float32 (n, d_model)."""
+    """Sources are ids int32 (n,), or embeddings float32 (n, d_model). What positions leave out is there, and masked."""
 
-    def encode(source):
-        if source.dtype == np.int32:
-            return model.encoder(input_ids=torch.tensor(source.astype(np.int64))[None]).last_hidden_state
-        return model.encoder(inputs_embeds=torch.tensor(source)[None]).last_hidden_state
+    def encode(source, positions=None):
+        at = np.arange(len(source)) if positions is None else positions
+        whole, mask = np.zeros((at[-1] + 1, *source.shape[1:]), source.dtype), np.zeros(at[-1] + 1, np.int64)
+        whole[at], mask[at] = source, 1
+        name = "input_ids" if source.dtype == np.int32 else "inputs_embeds"
+        given = torch.tensor(whole.astype(np.int64) if source.dtype == np.int32 else whole)[None]
+        return model.encoder(**{name: given}, attention_mask=torch.tensor(mask)[None]).last_hidden_state[:, at]
 
     bolt = not hasattr(model, "lm_head")
     info = {"architecture": "t5", "decoder_start_token_id": 0,

@@ -128,13 +128,13 @@ class Seq2Seq:
         usual = fixed.get(self.arch, "gelu_tanh" if gated else "relu")
         return str(self.meta.get("slimrt.activation", usual))
 
-    def position_bias(self, side: str, layer: int, n: int) -> Array | float:
-        """[heads, n, n]: T5's, of this layer or of the first."""
+    def position_bias(self, side: str, layer: int, at: Array) -> Array | float:
+        """[heads, n, n]: T5's, of this layer or of the first, for rows at these positions."""
         found = self.w.get(f"{side}.blk.{layer}.attn_rel_b.weight", self.w.get(f"{side}.blk.0.attn_rel_b.weight"))
         if found is None:
             return 0.0
         count, most = self.key("attention.relative_buckets_count"), self.key("attention.relative_max_distance", 128)
-        places = [[bucket(j - i, count, most, side == "enc") for j in range(n)] for i in range(n)]
+        places = [[bucket(j - i, count, most, side == "enc") for j in at.tolist()] for i in at.tolist()]
         return found[np.array(places)].transpose(2, 0, 1)
 
     def convolved(self, name: str, x: Array, width: int, stride: int, pad: int = 0) -> Array:
@@ -158,12 +158,13 @@ class Seq2Seq:
             return gelu_erf(self.convolved("enc.conv3", x, 3, 2))
         return source if source.ndim == 2 else self.w["token_embd.weight"][source]
 
-    def encode(self, source: Array) -> Array:
-        """States [rows, d]."""
+    def encode(self, source: Array, positions: Array | None = None) -> Array:
+        """States [rows, d]. positions: of rows between which others are missing, for T5."""
         x = self.embedded(source)
+        at = np.arange(len(x)) if positions is None else positions
         for layer in range(self.key("block_count")):
             prefix = f"enc.blk.{layer}."
-            normed, bias = self.norm(f"{prefix}attn_norm", x), self.position_bias("enc", layer, len(x))
+            normed, bias = self.norm(f"{prefix}attn_norm", x), self.position_bias("enc", layer, at)
             x = x + self.attention(f"{prefix}attn", normed, normed, bias, rotate=True)
             x = x + self.ffn(prefix, self.norm(f"{prefix}ffn_norm", x), self.activation(decoder=False))
         return self.norm("enc.output_norm", x)
@@ -176,7 +177,7 @@ class Seq2Seq:
         later = np.triu(np.full((n, n), -np.inf), 1)
         for layer in range(self.key("decoder_block_count", self.key("block_count"))):
             prefix = f"dec.blk.{layer}."
-            normed, bias = self.norm(f"{prefix}attn_norm", x), later + self.position_bias("dec", layer, n)
+            normed, bias = self.norm(f"{prefix}attn_norm", x), later + self.position_bias("dec", layer, np.arange(n))
             x = x + self.attention(f"{prefix}attn", normed, normed, bias, rotate=True)
             normed = self.norm(f"{prefix}cross_attn_norm", x)
             x = x + self.attention(f"{prefix}cross_attn", normed, states, 0.0, rotate=False)

@@ -75,9 +75,11 @@ class ScriptedEngine:
 
     def encode(self, items) -> None:
         self.encodes.append(len(items))
-        for sequence, source in items:
+        for sequence, source, *positions in items:
             assert self.live[sequence] == [None, []]
             assert isinstance(source, np.ndarray) and source.flags.c_contiguous
+            for one in positions:
+                assert one.dtype == np.int32 and one.shape == source.shape[:1] and (np.diff(one) > 0).all()
             self.live[sequence][0] = source
 
     def append(self, items, *, all_logits=False, states=False, on_progress=None) -> np.ndarray:

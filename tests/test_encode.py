@@ -8,8 +8,10 @@ import pytest
 
 import slimrt
 from conftest import relative
-from seq2seq_models import source
+from reference_seq2seq import Seq2Seq
+from seq2seq_models import source, tokens
 from slimrt import _core
+from slimrt.errors import ContextOverflowError
 
 
 @pytest.fixture
@@ -66,6 +68,71 @@ def test_encoded_states_serve_again(gguf):
 def test_sources_of_another_kind_are_refused_and_never_rounded(name, values, options, gguf):
     with pytest.raises(ValueError, match="a source must be a float32 array"):
         states(engine(gguf(name)), values, **options)
+
+
+GAPS = {  # positions of all but these of n rows
+    "one": lambda n: [n // 2],
+    "wide": lambda n: range(3, n - 2),
+    "every other": lambda n: range(1, n, 2),
+    "ends and runs": lambda n: [0, 1, 5, 6, 7, n - 3, n - 1],
+    "none": lambda n: [],
+}
+
+
+@pytest.mark.parametrize("gaps", GAPS)
+@pytest.mark.parametrize("name", ["t5", "t5_v11", "umt5"])
+def test_rows_at_positions_with_gaps_between(name, gaps, gguf):
+    """States and logits are those of the reference: float32 beside float64, as elsewhere."""
+    ids, path = source(name), gguf(name)
+    at = np.delete(np.arange(len(ids), dtype=np.int32), list(GAPS[gaps](len(ids))))
+    model, prompt = Seq2Seq(path), tokens(name)[:6]
+    wanted = model.encode(ids[at], at)
+    for cross in ("kv", "e"):
+        one = engine(path, n_source=len(ids), cross=cross, cross_type="f32", cache="kv", cache_type_k="f32",
+                     cache_type_v="f32")  # fmt: skip
+        plain, sequence = one.new_sequence(), one.new_sequence()
+        (got,) = one.encode([(sequence, ids[at], at)], states=True)
+        assert relative(got, wanted) < 1e-5
+        logits = one.append([(sequence, prompt)], all_logits=True)
+        assert relative(logits, model.logits(prompt, wanted)) < 1e-5
+        (without,) = one.encode([(plain, ids[at])], states=True)
+        assert (relative(without, wanted) > 1e-3) == (gaps != "none")  # positions matter
+
+
+def test_positions_of_a_batch_and_of_embeddings(gguf):
+    """Sources of a call with more and fewer gaps do not mix; where they begin does not matter, nor a list of all."""
+    path = gguf("t5")
+    one, d = engine(path, n_seqs=8, n_source=64), 64
+    rows = np.random.default_rng(3).normal(size=(20, d)).astype(np.float32)
+    some = [np.arange(12), np.arange(0, 40, 2), np.arange(12), np.r_[0:5, 9:12, 60:64], np.arange(7, 19)]
+    some = [at.astype(np.int32) for at in some]
+    items = [(one.new_sequence(), rows[: len(at)], *([at] if i else [])) for i, at in enumerate(some)]
+    got = one.encode(items, states=True)
+    model = Seq2Seq(path)
+    for states, at in zip(got, some, strict=True):
+        assert relative(states, model.encode(rows[: len(at)].astype(np.float64), at)) < 1e-5
+    np.testing.assert_array_equal(got[0], got[2])
+    assert relative(got[4], got[0]) < 1e-6
+
+
+def test_positions_that_cannot_be(gguf):
+    one, ids = engine(gguf("t5"), n_source=16), np.arange(4, dtype=np.int32)
+    for positions, error, why in [
+        ([0, 1, 2], ValueError, "a source of 4 rows has 3 positions"),
+        ([0, 2, 2, 3], ValueError, "positions must ascend .*row 2 is at 2"),
+        ([-1, 0, 1, 2], ValueError, "positions must ascend .*row 0 is at -1"),
+        ([0, 1, 2, 16], ContextOverflowError, "a row at position 16, the last that there is room for is 15"),
+    ]:
+        with pytest.raises(error, match=why):
+            one.encode([(one.new_sequence(), ids, np.array(positions, np.int32))])
+    for positions in (np.arange(4), np.zeros(0, np.int32), np.zeros((4, 1), np.int32), [0, 1, 2, 3], None):
+        with pytest.raises(ValueError, match="positions must be an int32 array"):
+            one.encode([(0, ids, positions)])
+    with pytest.raises(ValueError, match="yet to be encoded"):
+        one.encode([(0, np.ones((4, 64), np.float32), ids)], encoded=True)
+    other = engine(gguf("whisper"))
+    with pytest.raises(ValueError, match="positions are for rows of tokens or embeddings"):
+        other.encode([(other.new_sequence(), source("whisper"), np.arange(100, dtype=np.int32))])
 
 
 def test_an_exception_leaves_no_source(gguf):

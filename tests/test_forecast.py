@@ -42,16 +42,36 @@ def passengers() -> np.ndarray:
         return np.array([float(row["y"]) for row in csv.DictReader(file)])
 
 
+def with_gaps(series: np.ndarray) -> np.ndarray:
+    """Without values at both ends, here and there, and for so long that patches are missing as a whole."""
+    result = series.copy()
+    for gap in (slice(0, 5), slice(20, 60), slice(70, 90, 2), slice(-30, -13), slice(-3, None)):
+        result[gap] = np.nan
+    return result
+
+
 def test_values_become_bins_and_bins_values():
     model = Chronos(**CHRONOS)
     series = np.array([1.0, -2.0, 3.0, 2.0], np.float32)
-    tokens, scale = model.encode(series)
+    tokens, positions, scale = model.encode(series)
     assert scale == 2.0 and tokens[-1] == 1 and len(tokens) == 5  # the mean magnitude; the end token
+    assert positions is None
     back = model.decode(tokens[:-1].astype(np.int64), scale)
     np.testing.assert_allclose(back, series, atol=scale * (model.centers[1] - model.centers[0]) / 2)
-    assert model.encode(np.zeros(3, np.float32))[1] == 1.0
-    far, _ = model.encode(np.array([0.001] * 200 + [9.0], np.float32)[-16:])
+    assert model.encode(np.zeros(3, np.float32))[2] == 1.0
+    far, *_ = model.encode(np.array([0.001] * 200 + [9.0], np.float32)[-16:])
     assert far[-2] == model.n_tokens - 1  # beyond the last bin
+
+
+def test_missing_values_have_no_token():
+    """The others keep their places, those before the first do not count, and the end is behind the last."""
+    model, nan = Chronos(**CHRONOS), np.nan
+    whole, _, scale = model.encode(np.array([1.0, -2.0, 3.0], np.float32))
+    tokens, positions, same = model.encode(np.array([nan, 1.0, nan, nan, -2.0, 3.0, nan], np.float32))
+    assert tokens.tolist() == whole.tolist() and same == scale
+    assert positions.tolist() == [0, 3, 4, 6] and positions.dtype == np.int32
+    with pytest.raises(ValueError, match="the last 16 values of a series are all missing"):
+        model.encode(np.r_[1.0, [nan] * 16].astype(np.float32))
 
 
 def test_series_of_every_kind():
@@ -109,8 +129,10 @@ def test_columns_of_a_data_frame_are_series():
 
 def test_what_cannot_be_forecast(path):
     model = scripted_model(path, ScriptedEngine(repeating, **INFO))
-    with pytest.raises(ValueError, match="series 1: values are missing .NaN. inside it: fill them in"):
-        model.predict_quantiles([[1.0, 2.0], [1.0, np.nan, 2.0]])
+    with pytest.raises(ValueError, match="series 1: the last 16 values of a series are all missing"):
+        model.predict_quantiles([[1.0, 2.0], [1.0, *[np.nan] * 16]])
+    with pytest.raises(ValueError, match="series 1 has no values: all are missing"):
+        model.predict_quantiles([[1.0, 2.0], [np.nan, np.nan]])
     with pytest.raises(ValueError, match="quantile_levels"):
         model.predict_quantiles([1.0, 2.0], quantile_levels=(0.5, 1.5))
     with pytest.raises(ValueError, match="prediction_length must be at least 1"):
@@ -134,7 +156,8 @@ def test_patches_by_plain_loops(arcsinh):
     bolt = random_bolt(arcsinh)
     series = np.random.default_rng(1).normal(size=50).astype(np.float32) * 5 + 20
     series[40] = np.nan
-    rows, (mean, deviation) = bolt.patches(series)
+    rows, positions, (mean, deviation) = bolt.patches(series)
+    assert positions is None
     context = series[-32:]
     seen = [value for value in context.tolist() if value == value]
     assert mean == pytest.approx(sum(seen) / len(seen), rel=1e-5)
@@ -148,9 +171,18 @@ def test_patches_by_plain_loops(arcsinh):
         wanted = bolt.into.output @ hidden + bolt.into.output_bias + bolt.into.residual @ x + bolt.into.residual_bias
         np.testing.assert_allclose(rows[patch], wanted, rtol=2e-4, atol=2e-4)
     assert len(bolt.patches(series[:5])[0]) == 3  # two patches, the first one with three values missing
-    with pytest.raises(ValueError, match="4 values or more are missing"):
-        bolt.patches(np.r_[np.ones(8), [np.nan] * 4, np.ones(4)].astype(np.float32))
-    constant, scales = bolt.patches(np.full(8, 3.0, np.float32))
+    series[-12:-4] = np.nan
+    fewer, positions, _ = bolt.patches(series)
+    assert len(fewer) == 7 and positions.tolist() == [
+        0,
+        1,
+        2,
+        3,
+        4,
+        7,
+        8,
+    ]  # none of a missing patch
+    constant, _, scales = bolt.patches(np.full(8, 3.0, np.float32))
     assert scales == (3.0, pytest.approx(1e-5)) and np.isfinite(constant).all()
 
 
@@ -190,7 +222,7 @@ def test_bolt_is_chronos_forecasting(tmp_path):
     series = passengers()
     gap = series.copy()
     gap[100:105] = np.nan
-    batch = [series, series[:37], gap, series[::-1][:90]]
+    batch = [series, series[:37], gap, series[::-1][:90], with_gaps(series)]
     tensors = [torch.tensor(row.copy(), dtype=torch.float32) for row in batch]
     for horizon in (24, 64, 150):
         for levels in ((0.1, 0.5, 0.9), (0.05, 0.25, 0.5, 0.99)):
@@ -216,11 +248,16 @@ def test_chronos_is_chronos_forecasting(tmp_path):
     own = {key: value for key, value in (config | config["tokenizer_kwargs"]).items() if key in CHRONOS}
     series = passengers()
     ids, _, scale = theirs.tokenizer.context_input_transform(torch.tensor(series, dtype=torch.float32)[None])
-    tokens, ours_scale = Chronos(**own).encode(series.astype(np.float32))
+    tokens, _, ours_scale = Chronos(**own).encode(series.astype(np.float32))
     assert tokens.tolist() == ids[0].tolist() and ours_scale == pytest.approx(float(scale[0]), rel=1e-6)
+    gaps = with_gaps(series)
+    ids, mask, scale = theirs.tokenizer.context_input_transform(torch.tensor(gaps, dtype=torch.float32)[None])
+    tokens, positions, ours_scale = Chronos(**own).encode(gaps.astype(np.float32))
+    assert tokens.tolist() == ids[mask].tolist() and ours_scale == pytest.approx(float(scale[0]), rel=1e-6)
+    assert np.diff(positions).tolist() == np.diff(np.flatnonzero(mask[0])).tolist()
     engine = t5_engine(theirs.model.model, n_seqs=4)
     model = scripted_model(chronos_file(tmp_path / "c.gguf", own | {"kind": "t5"}), engine)
-    batch = [series, series[:50]]
+    batch = [series, series[:50], gaps]
     wanted, _ = theirs.predict_quantiles(
         [torch.tensor(row) for row in batch], prediction_length=80, quantile_levels=[0.1, 0.5], top_k=1, num_samples=3
     )

@@ -10,19 +10,20 @@ import pytest
 
 import slimrt
 from conftest import third_party
+from test_forecast import with_gaps
 
 pytestmark = pytest.mark.oracle
 SERIES = ("prophet_example_air_passengers", "prophet_example_retail_sales", "prophet_example_yosemite_temps")
 
 
 def real_series() -> list[np.ndarray]:
-    """The last 500 values of each."""
+    """The last 500 values of each, then the same with gaps."""
     rows = []
     for name in SERIES:
         with third_party(f"series/{name}.csv").open() as file:
             values = [float(row["y"] or "nan") for row in csv.DictReader(file)]
         rows.append(np.array([value for value in values if value == value][-500:]))
-    return rows
+    return [*rows, *(with_gaps(row) for row in rows)]
 
 
 def converted(name, tmp_path):
@@ -48,10 +49,11 @@ def test_bolt_s_quantiles(tmp_path):
 
 
 def test_chronos_likeliest_path(tmp_path):
-    """top_k 1, since theirs and ours do not draw alike."""
+    """top_k 1, since theirs and ours do not draw alike. Of a longer series the last 512 values and the end are read."""
     torch, chronos = pytest.importorskip("torch"), pytest.importorskip("chronos")
     theirs = chronos.ChronosPipeline.from_pretrained(third_party("models/dummy-chronos-model"), dtype=torch.float32)
     batch = real_series()
+    batch += [np.resize(row, 700) for row in batch[-2:]]
     wanted, _ = theirs.predict_quantiles(
         [torch.tensor(row) for row in batch], prediction_length=40, quantile_levels=[0.1, 0.5], top_k=1, num_samples=3
     )

@@ -69,6 +69,32 @@ def test_beams(path):
             model.text2text("a", num_beams=2, **bad)
 
 
+@pytest.mark.parametrize("beams", [1, 2])
+def test_results_are_told_as_soon_as_they_are_done(path, beams):
+    """The shortest first; what is told is what is returned. An exception ends the work, and nothing is left of it."""
+    engine = ScriptedEngine(reversing, n_seqs=3 * beams, **INFO)
+    model, told = scripted_model(path, engine), []
+
+    def left():
+        with model._runtime.use():  # what was dropped is freed at the next use
+            return engine.live
+
+    four = ["a b c", "d", "e f", "g"]
+    results = model.text2text(four, num_beams=beams, on_result=lambda i, one: told.append((i, one)))
+    assert [i for i, _ in told] == [1, 2, 0, 3] and not left()
+    assert [one.text for _, one in sorted(told, key=lambda pair: pair[0])] == [one.text for one in results]
+    assert [one.seed - results[0].seed for one in results] == [0, 1, 2, 3]
+
+    def stop(index, one):
+        raise RuntimeError(f"{index}: {one.text}")
+
+    with pytest.raises(RuntimeError, match="1: d"):
+        model.translate(["a b c", "d"], num_beams=beams, on_result=stop)
+    assert not left()
+    with pytest.raises(TypeError, match="on_result must be"):
+        model.text2text("a", on_result=3)
+
+
 def test_translate_puts_the_languages_in_front(path):
     model = scripted_model(path, ScriptedEngine(lambda source, tokens: reversing(source, tokens), **INFO))
     plain = model.translate("a b")

@@ -23,6 +23,7 @@ _CHRONOS = {
     **dict.fromkeys(("use_eos_token", "use_reg_token", "use_arcsinh"), _BOOL),
 }
 _BINS = "MeanScaleUniformBins"
+_USUAL_ROWS = 512  # of T5's encoder where the file does not say
 
 
 def whisper_fields(config: Mapping[str, Any], generation: Mapping[str, Any]) -> dict[str, GGUFValue]:
@@ -54,7 +55,7 @@ def _is_list_of_pairs(values: Any) -> bool:
 
 
 def chronos_fields(config: Mapping[str, Any], generation: Mapping[str, Any]) -> dict[str, GGUFValue]:
-    """chronos_config, if there is one: its own fields and those of its tokenizer_kwargs.
+    """chronos_config, if there is one: its own fields and those of its tokenizer_kwargs, and the rows they lead to.
 
     Raises:
         ModelFormatError: a field is not of its kind.
@@ -82,7 +83,10 @@ def chronos_fields(config: Mapping[str, Any], generation: Mapping[str, Any]) -> 
         if not isinstance(quantiles, list) or not all(isinstance(q, float) and 0 < q < 1 for q in quantiles):
             raise ModelFormatError("config.json: chronos_config's quantiles are not a list of numbers between 0 and 1")
         fields["quantiles"] = array(quantiles, _FLOAT32)
-    return {f"slimrt.chronos.{key}": value for key, value in fields.items()}
+    told = {f"slimrt.chronos.{key}": value for key, value in fields.items()}
+    if not bolt and "context_length" in fields:  # a token a value, and the end: one more than T5's usual 512
+        told["t5.encoder.context_length"] = uint32(max(_USUAL_ROWS, fields["context_length"].value + 1))
+    return told
 
 
 def _field(key: str, value: Any, kind: GGUFValueType) -> GGUFValue:

@@ -169,7 +169,7 @@ Engine::Progress checked_progress(const nb::object& callback) {
 
 /// One source, and what keeps its numbers; ids are a copy, as append()'s.
 struct SourceArray {
-    std::vector<int32_t> ids;
+    std::vector<int32_t> ids, positions;
     Array<const float> values;
     SourceInput input;
 };
@@ -192,6 +192,15 @@ SourceArray read_source(const nb::handle& from, const ModelConfig& c, bool encod
     source.input.rows = int64_t(source.values.shape(0));
     source.input.encoded = encoded;
     return source;
+}
+
+/// The positions of an item of encode(), (sequence, source) or (sequence, source, positions).
+std::vector<int32_t> read_positions(const nb::handle& item) {
+    if (nb::len(item) < 3) return {};
+    Tokens positions;
+    if (!nb::try_cast(item[2], positions, false) || positions.ndim() != 1 || positions.size() == 0)
+        fail(ErrorCode::argument, "positions must be an int32 array [n], one for each row of the source");
+    return {positions.data(), positions.data() + positions.size()};
 }
 
 class PyEngine {
@@ -249,6 +258,8 @@ class PyEngine {
         size_t rows = 0;
         for (const nb::handle& item : items) {
             arrays.push_back(read_source(item[1], engine_->config(), encoded));
+            arrays.back().positions = read_positions(item);
+            arrays.back().input.positions = arrays.back().positions;
             sources.push_back({nb::cast<int>(item[0]), arrays.back().input});
             lengths.push_back(size_t(engine_->source_rows(sources.back().input)));
             rows += lengths.back();

@@ -118,6 +118,7 @@ class Engine {
     /// The next tokens of the items, in order, as many as a step may hold; their slots are reserved.
     Step next_step(std::span<const Item> items, Cursor& at, bool all_logits);
     std::string cache_fingerprint();
+    void require_positions(const SourceInput& input) const;
     void require_no_source(const Source& source);
     void forget_source(int sequence);
     void encode_some(std::span<const Source> sources, float* states);

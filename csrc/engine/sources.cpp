@@ -49,6 +49,24 @@ int64_t Engine::source_rows(const SourceInput& input) const {
     return n;
 }
 
+void Engine::require_positions(const SourceInput& input) const {
+    const auto& positions = input.positions;
+    if (positions.empty()) return;
+    if (input.encoded || config().n_inputs > 0)
+        fail(ErrorCode::argument,
+             "positions are for rows of tokens or embeddings that are yet to be encoded");
+    if (int64_t(positions.size()) != input.rows)
+        fail(ErrorCode::argument, "a source of ", input.rows, " rows has ", positions.size(),
+             " positions: give one for each row");
+    for (size_t i = 0; i < positions.size(); ++i)
+        if (positions[i] < 0 || (i > 0 && positions[i] <= positions[i - 1]))
+            fail(ErrorCode::argument, "positions must ascend from 0 or more, but row ", i, " is at ",
+                 positions[i]);
+    if (const int64_t most = decoder_->options().n_source; positions.back() >= most)
+        fail(ErrorCode::context_overflow, "a source has a row at position ", positions.back(),
+             ", the last that there is room for is ", most - 1, ": cut the source, or raise n_source");
+}
+
 void Engine::require_no_source(const Source& source) {
     if (cache().length(source.sequence) > 0 || source_of_.count(source.sequence))
         fail(ErrorCode::argument, "sequence ", source.sequence, " has a source or tokens already");
@@ -61,6 +79,7 @@ void Engine::encode(std::span<const Source> sources, float* states, const Progre
     std::set<int> seen;
     for (const Source& source : sources) {
         source_rows(source.input);
+        require_positions(source.input);
         require_no_source(source);
         if (!seen.insert(source.sequence).second)
             fail(ErrorCode::argument, "sequence ", source.sequence, " is listed twice");
@@ -107,8 +126,7 @@ void Engine::encode_some(std::span<const Source> sources, float* states) {
         const std::pair<int, int64_t> growth{id, n};
         rows.require_room({&growth, 1});
         rows.reserve(id, n, encoding.slots);
-        encoding.sources.push_back(source.input);
-        encoding.lengths.push_back(n);
+        encoding.add(source.input, n);
     }
     run_encoding(*decoder_, *backend_, scratch_, encoding, states);
     for (size_t i = 0; i < sources.size(); ++i)

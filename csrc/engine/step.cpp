@@ -1,6 +1,7 @@
 #include "engine/step.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "core/error.h"
 
@@ -20,6 +21,16 @@ void Step::add_source(int64_t length, const int32_t* table) {
     s.fresh = s.causal = false;
     s.table = table;
     sources.push_back(s);
+}
+
+void Encoding::add(const SourceInput& source, int64_t length) {
+    sources.push_back(source);
+    lengths.push_back(length);
+    const auto& given = source.positions;
+    positions.insert(positions.end(), given.begin(), given.end());
+    if (!given.empty()) return;
+    positions.resize(positions.size() + length);
+    std::iota(positions.end() - length, positions.end(), 0);
 }
 
 namespace {
@@ -69,7 +80,7 @@ void run_encoding(const Decoder& decoder, Backend& backend, Scratch& scratch, co
     int64_t first = 0;
     for (size_t i = 0; i < encoding.sources.size(); ++i) {
         const Scratch::Scope of_source(scratch);
-        const auto& [ids, values, n, encoded] = encoding.sources[i];
+        const auto& [ids, values, n, encoded, positions] = encoding.sources[i];
         const Tensor to = x.rows_of(first, encoding.lengths[i]);
         first += to.rows;
         if (c.n_inputs > 0 && !encoded) {
@@ -84,7 +95,7 @@ void run_encoding(const Decoder& decoder, Backend& backend, Scratch& scratch, co
             encoder.embed(tokens, to);
         }
     }
-    if (!encoding.sources[0].encoded) encoder.forward(encoding.lengths, scratch, x);
+    if (!encoding.sources[0].encoded) encoder.forward(encoding.lengths, encoding.positions, scratch, x);
     decoder.store_source(x, slots, scratch);
     if (states) backend.download(states, x, x.bytes());
 }
@@ -116,10 +127,9 @@ size_t measure_scratch(Decoder& decoder, Backend& dry) {
     if (decoder.encoder()) {
         Encoding encoding;
         encoding.slots.resize(o.n_source);
-        encoding.lengths = {o.n_source};
         const int64_t n = decoder.encoder()->inputs_of(o.n_source);
         const std::vector<int32_t> ids(n);
-        encoding.sources = {{.ids = ids, .rows = n}};
+        encoding.add({.ids = ids, .rows = n}, o.n_source);
         run_encoding(decoder, dry, scratch, encoding, nullptr);
     }
     return scratch.peak();

@@ -26,18 +26,23 @@ void run_step(const Decoder& decoder, Backend& backend, Scratch& scratch, const 
 
 /// What an encoder reads of one source, in host memory: token ids, or rows of floats, of the width of mel
 /// frames or samples, or of embeddings in the place of tokens. Or what it made of one before: `encoded` rows.
+/// Tokens and embeddings may have positions that ascend with gaps: rows that are missing, which nobody sees.
 struct SourceInput {
     std::span<const int32_t> ids;
     const float* values = nullptr;
     int64_t rows = 0;
     bool encoded = false;
+    std::span<const int32_t> positions;  // none: 0, 1, 2 ...
 };
 
 /// Sources that are encoded together: their output rows together are no more than n_source.
 struct Encoding {
     std::vector<SourceInput> sources;
-    std::vector<int64_t> lengths;  // of output
-    std::vector<int32_t> slots;    // where its rows are stored
+    std::vector<int64_t> lengths;    // of output
+    std::vector<int32_t> positions;  // of its rows, each source's own
+    std::vector<int32_t> slots;      // where its rows are stored
+
+    void add(const SourceInput& source, int64_t length);
 };
 
 /// Encodes and stores; the encoder's output goes to `states` (host memory), unless null.

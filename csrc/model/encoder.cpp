@@ -59,29 +59,60 @@ void Encoder::convolve(Tensor source, Scratch& scratch, Tensor x) const {
     }
 }
 
-// x += attention(norm(x)), x += ffn(norm(x)), norm(x). All rows of a source see each other.
-void Encoder::forward(std::span<const int64_t> lengths, Scratch& scratch, Tensor x) const {
-    const Scratch::Scope scope(scratch);
-    std::vector<AttentionSequence> sequences;
-    std::vector<int32_t> positions;
+namespace {
+
+/// Rows of a source at neighbouring positions.
+struct Run {
+    int64_t first, n, position;
+};
+
+std::vector<Run> runs_of(int64_t first, std::span<const int32_t> positions) {
+    std::vector<Run> runs;
+    for (size_t i = 0; i < positions.size(); ++i) {
+        if (i == 0 || positions[i] != positions[i - 1] + 1)
+            runs.push_back({first + int64_t(i), 0, positions[i]});
+        ++runs.back().n;
+    }
+    return runs;
+}
+
+}  // namespace
+
+// All rows of a source see each other. Attention takes neighbouring rows for neighbouring positions, which
+// holds within a run; so a call is of one run of each source, seen by every run from where its distance is.
+Encoder::Calls Encoder::calls_of(std::span<const int64_t> lengths, std::span<const int32_t> positions) {
+    Calls calls;
     int64_t first = 0;
     for (const int64_t n : lengths) {
-        sequences.push_back({.query = int(first),
-                             .n_queries = int(n),
-                             .position = first,
-                             .begin = first,
-                             .end = first + n,
-                             .fresh = false,
-                             .causal = false});
-        for (int64_t i = 0; i < n; ++i) positions.push_back(int32_t(i));
+        const std::vector<Run> runs = runs_of(first, positions.subspan(first, n));
+        calls.resize(std::max(calls.size(), runs.size()));
+        for (size_t i = 0; i < runs.size(); ++i) {
+            const Run& seen = runs[i];
+            for (const Run& run : runs)
+                calls[i].push_back({.query = int(run.first),
+                                    .n_queries = int(run.n),
+                                    .position = seen.first + run.position - seen.position,
+                                    .begin = seen.first,
+                                    .end = seen.first + seen.n,
+                                    .fresh = false,
+                                    .causal = false});
+        }
         first += n;
     }
+    return calls;
+}
+
+// x += attention(norm(x)), x += ffn(norm(x)), norm(x).
+void Encoder::forward(std::span<const int64_t> lengths, std::span<const int32_t> positions, Scratch& scratch,
+                      Tensor x) const {
+    const Scratch::Scope scope(scratch);
+    const Calls calls = calls_of(lengths, positions);
     const Tensor at = scratch.i32(x.rows);
     backend_.upload(at, positions.data(), positions.size() * sizeof(int32_t));
     const auto& layers = weights_.encoder.layers;
     for (size_t layer = 0; layer < layers.size(); ++layer) {
         if (poll) poll(double(layer) / double(layers.size()));
-        attention(layers[layer], sequences, at, scratch, x);
+        attention(layers[layer], calls, at, scratch, x);
         for (int64_t i = 0; i < x.rows; i += n_batch_) {
             const Scratch::Scope of_batch(scratch);
             const Tensor some = x.rows_of(i, std::min(n_batch_, x.rows - i));
@@ -93,8 +124,8 @@ void Encoder::forward(std::span<const int64_t> lengths, Scratch& scratch, Tensor
     norm(backend_, config_, weights_.encoder.output_norm, x, x);
 }
 
-void Encoder::attention(const LayerWeights& w, std::span<const AttentionSequence> sequences, Tensor positions,
-                        Scratch& scratch, Tensor x) const {
+void Encoder::attention(const LayerWeights& w, const Calls& calls, Tensor positions, Scratch& scratch,
+                        Tensor x) const {
     const Scratch::Scope scope(scratch);
     const AttnConfig c = attention_config(config_, 0);
     const Tensor out = scratch.f32(x.rows, x.cols);
@@ -109,13 +140,18 @@ void Encoder::attention(const LayerWeights& w, std::span<const AttentionSequence
     const Tensor heads = scratch.f32(x.rows, c.q_width());
     const ScoreTerm scores[] = {{dense_rows(qkv[1], 0), {}, c.n_kv_heads, c.head_dim, qkv[0]}};
     const ValueTerm values[] = {{dense_rows(qkv[2], 0), {}, c.n_kv_heads, c.head_dim, heads}};
-    backend_.attention({.sequences = sequences,
-                        .scores = scores,
-                        .values = values,
-                        .n_heads = c.n_heads,
-                        .scale = c.scale,
-                        .relative_bias = w.attn.relative_bias,
-                        .relative_origin = (w.attn.relative_bias.cols - 1) / 2});
+    AttentionArgs args{.scores = scores,
+                       .values = values,
+                       .n_heads = c.n_heads,
+                       .scale = c.scale,
+                       .relative_bias = w.attn.relative_bias,
+                       .relative_origin = (w.attn.relative_bias.cols - 1) / 2};
+    if (args.relative_bias) args.lse = scratch.f32(x.rows, c.n_heads);  // planned for, be there gaps or not
+    for (const auto& sequences : calls) {
+        args.sequences = sequences;
+        backend_.attention(args);
+        args.merge = true;
+    }
     backend_.linear(heads, w.attn.o, w.attn.o_bias, out);
     backend_.add(x, out);
 }

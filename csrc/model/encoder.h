@@ -20,15 +20,20 @@ class Encoder {
     /// First rows of layers: x [n, d_model] of ids [1, n], of a source [rows, n_inputs], or of embeddings.
     void embed(Tensor ids, Tensor x) const;
     void convolve(Tensor source, Scratch& scratch, Tensor x) const;
-    /// x [n, d_model], sources of these lengths one after another, becomes the encoder's output.
-    void forward(std::span<const int64_t> lengths, Scratch& scratch, Tensor x) const;
+    /// x [n, d_model], sources of these lengths one after another, becomes the encoder's output. positions:
+    /// of each row, ascending in a source.
+    void forward(std::span<const int64_t> lengths, std::span<const int32_t> positions, Scratch& scratch,
+                 Tensor x) const;
 
     /// Called, where set, before each layer with the share that is done; may throw.
     std::function<void(double done)> poll;
 
   private:
-    void attention(const LayerWeights& w, std::span<const AttentionSequence> sequences, Tensor positions,
-                   Scratch& scratch, Tensor x) const;
+    /// One call of attention after the other, whose results are combined.
+    using Calls = std::vector<std::vector<AttentionSequence>>;
+    static Calls calls_of(std::span<const int64_t> lengths, std::span<const int32_t> positions);
+    void attention(const LayerWeights& w, const Calls& calls, Tensor positions, Scratch& scratch,
+                   Tensor x) const;
 
     Backend& backend_;
     const ModelConfig& config_;

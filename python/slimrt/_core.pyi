@@ -123,7 +123,10 @@ class Engine:
         measurements. ValueError unless both lengths are multiples of 32."""
     def encode(
         self,
-        items: Sequence[tuple[int, NDArray[np.int32] | NDArray[np.float32]]],
+        items: Sequence[
+            tuple[int, NDArray[np.int32] | NDArray[np.float32]]
+            | tuple[int, NDArray[np.int32] | NDArray[np.float32], NDArray[np.int32]]
+        ],
         *,
         states: bool = False,
         encoded: bool = False,
@@ -132,11 +135,13 @@ class Engine:
         """Encodes a source for each of several empty sequences; forks share it, and the GIL is released.
 
         A source is int32 ids [n] where the encoder reads tokens; else, or instead, float32 rows [n, n_inputs] (of
-        tokens their embeddings, [n, d_model]). encoded: the rows are an encoder's output, [n, d_model]. With states
-        returns what each became, float32 [rows, d_model], else None. on_progress as for append; an exception leaves the
-        sequences without a source. ValueError: no encoder, a source that is too short or of another shape, an id
-        outside the vocabulary, a sequence listed twice or that has a source or tokens; ContextOverflowError: more rows
-        than n_source.
+        tokens their embeddings, [n, d_model]). encoded: the rows are an encoder's output, [n, d_model]. An item may end
+        in positions, int32 [n], of tokens or embeddings that have gaps between them (rows that are masked elsewhere):
+        ascending and below n_source; else they are 0, 1, 2 ... With states returns what each became, float32
+        [rows, d_model], else None. on_progress as for append; an exception leaves the sequences without a source.
+        ValueError: no encoder, a source that is too short or of another shape, an id outside the vocabulary, positions
+        that do not ascend or are not as many, a sequence listed twice or that has a source or tokens;
+        ContextOverflowError: more rows than n_source, or positions beyond it.
         """
     def append(
         self,

@@ -28,7 +28,7 @@ class Engine(Protocol):
     def free_sequence(self, sequence: int) -> None: ...
     def fork(self, sequence: int) -> int: ...
     def truncate(self, sequence: int, length: int) -> None: ...
-    def encode(self, items: Sequence[tuple[int, NDArray[Any]]]) -> Any: ...
+    def encode(self, items: Sequence[Any]) -> Any: ...
     def append(self, items: Sequence[tuple[int, NDArray[np.int32]]]) -> Logits: ...
 
 
@@ -40,10 +40,19 @@ class Sampler(Protocol):
 
 @dataclass(frozen=True)
 class Encode:
-    """Wanted: a source (int32 ids or float32 rows) encoded into an empty sequence. The answer is nothing."""
+    """Wanted: a source (int32 ids or float32 rows) encoded into an empty sequence. The answer is nothing.
+
+    positions: of its rows, int32 (n,), where there are gaps between them.
+    """
 
     sequence: int
     source: NDArray[Any]
+    positions: NDArray[np.int32] | None = None
+
+    @property
+    def item(self) -> tuple[Any, ...]:
+        """As the engine takes it."""
+        return (self.sequence, self.source) + (() if self.positions is None else (self.positions,))
 
 
 @dataclass(frozen=True)
@@ -121,7 +130,7 @@ def run(engine: Engine, tasks: Iterable[tuple[int, Task[Result]]], width: int) -
 def _serve(engine: Engine, running: Sequence[_Running[Any]]) -> None:
     """Give every task what it wants: all sources in one call, then all tokens in one."""
     while encodes := [(one, one.wants) for one in running if isinstance(one.wants, Encode)]:
-        engine.encode([(wanted.sequence, wanted.source) for _, wanted in encodes])
+        engine.encode([wanted.item for _, wanted in encodes])
         for one, _ in encodes:
             one.answer()
     appends = [(one, one.wants) for one in running if isinstance(one.wants, Append)]

@@ -101,6 +101,8 @@ class Tasks:
                 temperature 0 only. length_penalty: 1.0, power of the length that a score is divided by.
                 early_stopping: end the search with the first num_beams texts.
             max_tokens: 256. temperature: 0, greedy. Others as Model.generate.
+            on_result: called as f(i, generation) as soon as the i-th text is done, in whatever order they are. An
+                exception from it ends the work.
 
         Raises:
             UnsupportedError: not a model of the T5 family, or text for one without a tokenizer.
@@ -146,7 +148,7 @@ class Tasks:
 
         Raises:
             UnsupportedError: not a Chronos model.
-            ValueError, TypeError: no numbers, infinite ones, values missing inside, or an option out of its range.
+            ValueError, TypeError: no numbers, infinite ones, none that the model reads, or an option out of range.
         """
         from slimrt.forecast.predict import predict_quantiles
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from slimrt.arguments import real
+from slimrt.arguments import check_function, real
 from slimrt.errors import ContextOverflowError
 from slimrt.generate import Run, run_together
 from slimrt.kinds import check_sequences, require
@@ -17,12 +18,15 @@ from slimrt.results import Generation, Timings
 from slimrt.runtime import Runtime
 from slimrt.search import Append, Encode, Engine, Hypothesis, Logits, Task, beam_search, run
 
+OnResult = Callable[[int, Generation], object]
+
 
 class Text2TextOptions(GenerateOptions, total=False):
     """The keywords of text2text and translate. See Model.text2text."""
 
     length_penalty: float
     early_stopping: bool
+    on_result: OnResult | None
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,11 @@ class Text2Text(Options):
     temperature: float = 0.0
     length_penalty: float = 1.0
     early_stopping: bool = False
+    on_result: OnResult | None = None
+
+    def _check_kinds(self) -> None:
+        super()._check_kinds()
+        check_function("on_result", self.on_result)
 
     def _check_beams(self) -> None:
         real("length_penalty", self.length_penalty)
@@ -56,11 +65,15 @@ class EncodedRun(Run):
 
     Args:
         source: ids of the other one.
+        index: its place among those of the call; the seed is that many above the call's.
     """
 
-    def __init__(self, runtime: Runtime, source: Sequence[int], options: Options, seed: int, called: float):
-        super().__init__(runtime, [int(runtime.info["decoder_start_token_id"])], options, seed, None, called)
-        self.source = source
+    def __init__(
+        self, runtime: Runtime, source: Sequence[int], index: int, options: Text2Text, seed: int, called: float
+    ):
+        start = int(runtime.info["decoder_start_token_id"])
+        super().__init__(runtime, [start], options, seed + index, None, called)
+        self.source, self.index, self._on_result = source, index, options.on_result
         if self._tokenizer is not None:  # the text begins here, whatever token the decoder starts with
             self._detokenizer = self._tokenizer.detokenizer((), skip_special_tokens=True)
 
@@ -90,6 +103,11 @@ class EncodedRun(Run):
             timings=replace(result.timings, prefill_tok_s=speed),
         )
 
+    def tell(self, result: Generation) -> None:
+        """Let who wants to know hear that the text is done."""
+        if self._on_result is not None:
+            self._on_result(self.index, result)
+
 
 def text2text(
     runtime: Runtime, sources: Sequence[Sequence[int]], options: Text2Text, seed: int, called: float
@@ -98,12 +116,13 @@ def text2text(
     require(runtime, "t5", to="turn a text into another")
     for source in sources:
         check_source(runtime, len(source))
-    runs = [EncodedRun(runtime, source, options, seed + i, called) for i, source in enumerate(sources)]
+    runs = [EncodedRun(runtime, source, i, options, seed, called) for i, source in enumerate(sources)]
     width = int(runtime.info["n_seqs"])
     if options.num_beams == 1:
-        with runtime.lock:
-            for _ in run_together(runtime, runs, width):
-                pass
+        with runtime.lock, closing(run_together(runtime, runs, width)) as steps:
+            for one, _ in steps:
+                if one.finish_reason is not None and isinstance(one, EncodedRun):
+                    one.tell(one.result())
         return [one.result() for one in runs]
     check_sequences(runtime, options.num_beams)
     searches = [_Beams(runtime, one, called) for one in runs]
@@ -150,7 +169,9 @@ class _Beams:
                 )  # fmt: skip
         finally:
             engine.free_sequence(sequence)
-        return self._result(found[0], limit != options.max_tokens, ready)
+        result = self._result(found[0], limit != options.max_tokens, ready)
+        self._run.tell(result)
+        return result
 
     def _rules(self, row: Logits, tokens: Sequence[int]) -> None:
         row[:] = self._run.adjusted(row, tokens)

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import argparse
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from slimrt.cli.common import Flags, model_source, note, open_model, positive, print_json, sampling_arguments
+from slimrt import progress
+from slimrt.cli.common import (
+    Flags,
+    as_json,
+    model_source,
+    note,
+    open_model,
+    positive,
+    sampling_arguments,
+    show_progress,
+)
 from slimrt.files import decode_text
 from slimrt.results import Generation
 from slimrt.text2text import Text2Text
@@ -60,17 +71,86 @@ def transform(args: argparse.Namespace, sources: Sequence[str]) -> int:
         "length_penalty": args.length_penalty,
     }
     Text2Text(**options)  # what does not go together is said before the model is loaded
-    at_once = args.parallel or min(len(sources), _AT_ONCE)
+    at_once, n = args.parallel or min(len(sources), _AT_ONCE), len(sources)
+    output = _Output(args, sources)
     with open_model(args, model_source(args), args.ctx or 0, n_seqs=at_once * args.num_beams) as model:
-        results: list[Generation] = model.text2text(list(sources), **options)
-    if args.json:
-        records = [{"source": source} | one.to_dict() for source, one in zip(sources, results, strict=True)]
-        print_json(records if len(records) > 1 else records[0])
-    else:
-        for one in results:
-            print(" ".join(one.text.split("\n")) if len(results) > 1 else one.text)
-    cut = sum(one.finish_reason in ("length", "context") for one in results)
-    if cut:
-        note(args, f"slimrt: {cut} of {len(results)} texts are cut off at {args.n_predict} tokens or a full context; "
-             "-n and --ctx make room")  # fmt: skip
+        shown = n > 1 and progress.wanted(show_progress(args))
+        with progress.bar(shown, n, "texts", "text") as update:
+
+            def done(index: int, one: Generation) -> None:
+                output.result(index, one)
+                update(output.n_done, n)
+
+            try:
+                model.text2text(list(sources), **options, on_result=done)
+            except KeyboardInterrupt:
+                output.interrupted()
+                raise
+            finally:
+                output.end()
     return 0
+
+
+class _Output:
+    """Prints what is made of the texts, in their order, as soon as it and what comes before it is known."""
+
+    def __init__(self, args: argparse.Namespace, sources: Sequence[str]):
+        self._args, self._sources = args, sources
+        self._results: dict[int, Generation] = {}
+        self._turn = 0
+        self._begun = False
+
+    @property
+    def n_done(self) -> int:
+        return len(self._results)
+
+    def result(self, index: int, one: Generation) -> None:
+        self._results[index] = one
+        while self._turn in self._results:
+            self._print(self._turn)
+            self._turn += 1
+
+    def interrupted(self) -> None:
+        """Say how much there is, when no more comes."""
+        holes = self._turn < max(self._results, default=-1) and not self._args.json
+        with progress.aside():
+            note(self._args, f"slimrt: interrupted: {self.n_done} of {len(self._sources)} texts are done"
+                 + "; an empty line stands for one that is not" * holes)  # fmt: skip
+
+    def end(self) -> None:
+        """Print what is done though not all before it is, and say what is cut off."""
+        for index in range(self._turn, max(self._results, default=-1) + 1):
+            self._print(index)
+        if self._begun and self._args.json and self._several:
+            self._say("\n]\n")
+        cut = sum(one.finish_reason in ("length", "context") for one in self._results.values())
+        if cut:
+            with progress.aside():
+                note(self._args, f"slimrt: {cut} of {self.n_done} texts are cut off at {self._args.n_predict} tokens "
+                     "or a full context; -n and --ctx make room")  # fmt: skip
+
+    @property
+    def _several(self) -> bool:
+        return len(self._sources) > 1
+
+    def _print(self, index: int) -> None:
+        """A text, as a record, or as a line, which is empty where there is none."""
+        one = self._results.get(index)
+        if self._args.json:
+            if one is not None:
+                self._say(self._record(self._sources[index], one))
+        else:
+            text = one.text if one is not None else ""
+            self._say((" ".join(text.split("\n")) if self._several else text) + "\n")
+
+    def _record(self, source: str, one: Generation) -> str:
+        record = as_json({"source": source} | one.to_dict())
+        if not self._several:
+            return f"{record}\n"
+        return (",\n" if self._begun else "[\n") + textwrap.indent(record, "  ")
+
+    def _say(self, text: str) -> None:
+        self._begun = True
+        with progress.aside():
+            sys.stdout.write(text)
+            sys.stdout.flush()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from slimrt.forecast.series import Values, recent
+from slimrt.forecast.series import Positions, Values, positions_of, recent
 
 _LEAST_SCALE = 1e-5  # stands in for the deviation of a constant series
 
@@ -65,14 +65,14 @@ class Bolt:
     into: ResidualBlock
     out: ResidualBlock
 
-    def patches(self, series: Values) -> tuple[Weights, tuple[float, float]]:
-        """The encoder's input (rows, d_model) for the end of a series, and its mean and deviation.
+    def patches(self, series: Values) -> tuple[Weights, Positions, tuple[float, float]]:
+        """The encoder's input (rows, d_model) for the end of a series, its positions, and its mean and deviation.
 
         The series is normalised and cut into patches from its end; the values and a mask of those that are there go
-        through the input block together.
+        through the input block together. A patch that is missing as a whole has no row.
 
         Raises:
-            ValueError: a whole patch is missing.
+            ValueError: all values are missing.
         """
         context = recent(series, self.context_length)
         mean = np.float32(np.nanmean(context))
@@ -84,15 +84,12 @@ class Bolt:
         padded = np.pad(scaled, (missing, 0), constant_values=np.nan)
         cut = np.lib.stride_tricks.sliding_window_view(padded, self.patch_size)[:: self.patch_stride]
         seen = ~np.isnan(cut)
-        if not seen.any(axis=1).all():
-            raise ValueError(
-                f"{self.patch_size} values or more are missing (NaN) one after another inside it: fill them in, "
-                "for example by interpolation"
-            )
+        there = seen.any(axis=1)
+        cut, seen = cut[there], seen[there]
         rows = self.into(np.concatenate((np.where(seen, cut, 0), seen), axis=1).astype(np.float32))
         if self.register is not None:
-            rows = np.concatenate((rows, self.register[None]))
-        return np.ascontiguousarray(rows, np.float32), (float(mean), float(deviation))
+            rows, there = np.concatenate((rows, self.register[None])), np.append(there, True)
+        return np.ascontiguousarray(rows, np.float32), positions_of(there), (float(mean), float(deviation))
 
     def forecast(self, state: Weights, scales: tuple[float, float]) -> Weights:
         """Quantiles float32 (quantiles, prediction_length) from the decoder's state (d_model,)."""

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slimrt import _core
-from slimrt.forecast.series import Values, recent
+from slimrt.forecast.series import Positions, Values, positions_of, recent
 from slimrt.search import Append, Encode, Engine, Logits, Task, follow, together
 
 _FAR = 1e20  # beyond the last boundary
@@ -39,22 +39,26 @@ class Chronos:
         """The value each bin stands for, in units of the scale."""
         return np.linspace(self.low_limit, self.high_limit, self.n_tokens - self.n_special_tokens - 1, dtype=np.float32)
 
-    def encode(self, series: Values) -> tuple[NDArray[np.int32], float]:
-        """The tokens of the end of a series, and its scale: the mean magnitude, 1 of zeros.
+    def encode(self, series: Values) -> tuple[NDArray[np.int32], Positions, float]:
+        """The tokens of the end of a series, their positions, and its scale: the mean magnitude, 1 of zeros.
+
+        Values that are missing (NaN) have no token.
 
         Raises:
-            ValueError: values are missing inside it.
+            ValueError: all of them are missing.
         """
         context = recent(series, self.context_length)
-        if np.isnan(context).any():
-            raise ValueError("values are missing (NaN) inside it: fill them in, for example by interpolation")
-        scale = float(np.abs(context).mean(dtype=np.float32))
+        there = ~np.isnan(context)
+        positions = positions_of(np.append(there, [True] * self.use_eos_token))
+        values = context[there]
+        scale = float(np.abs(values).mean(dtype=np.float32))
         scale = scale if scale > 0 else 1.0
         middles = (self.centers[1:] + self.centers[:-1]) / 2
         boundaries = np.concatenate(([-_FAR], middles, [_FAR])).astype(np.float32)
-        bins = np.searchsorted(boundaries, context / np.float32(scale), side="right")
+        bins = np.searchsorted(boundaries, values / np.float32(scale), side="right")
         tokens = np.clip(bins + self.n_special_tokens, 0, self.n_tokens - 1)
-        return np.append(tokens, [self.eos_token_id] * self.use_eos_token).astype(np.int32), scale
+        tokens = np.append(tokens, [self.eos_token_id] * self.use_eos_token)
+        return tokens.astype(np.int32), positions, scale
 
     def decode(self, tokens: NDArray[np.int64], scale: float) -> NDArray[np.float32]:
         """The values of tokens of any shape."""
@@ -94,10 +98,10 @@ class Paths:
         return np.concatenate(blocks, axis=1)
 
     def _block(self, series: Values, horizon: int, seeds: random.Random) -> Task[NDArray[np.float32]]:
-        tokens, scale = self.model.encode(series)
+        tokens, positions, scale = self.model.encode(series)
         root = self.engine.new_sequence()
         try:
-            yield Encode(root, tokens)
+            yield Encode(root, tokens, positions)
             paths: list[Sequence[int]] = []
             while len(paths) < self.samples:
                 some = min(self.width, self.samples - len(paths))

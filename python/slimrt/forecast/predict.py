@@ -19,7 +19,7 @@ from slimrt.forecast.series import Values, as_series, check_levels
 from slimrt.kinds import require
 from slimrt.plan import whole_blocks
 from slimrt.runtime import Runtime
-from slimrt.search import run
+from slimrt.search import Encode, run
 from slimrt.source import ModelSource
 
 _BLOCK_TENSORS = [f"{layer}.{kind}" for layer in ("hidden", "output", "residual") for kind in ("weight", "bias")]
@@ -130,12 +130,16 @@ def _bolt_step(runtime: Runtime, bolt: Bolt, rows: Sequence[Values]) -> NDArray[
             sequences: list[int] = []
             try:
                 sequences += [engine.new_sequence() for _ in some]
-                engine.encode([(sequence, patches) for sequence, (patches, _) in zip(sequences, some, strict=True)])
+                wanted = [
+                    Encode(sequence, patches, positions)
+                    for sequence, (patches, positions, _) in zip(sequences, some, strict=True)
+                ]
+                engine.encode([one.item for one in wanted])
                 states = engine.append([(sequence, start) for sequence in sequences], states=True)
             finally:
                 for sequence in sequences:
                     engine.free_sequence(sequence)
-            found += [bolt.forecast(state, scales) for state, (_, scales) in zip(states, some, strict=True)]
+            found += [bolt.forecast(state, scales) for state, (*_, scales) in zip(states, some, strict=True)]
     return np.stack(found)
 
 

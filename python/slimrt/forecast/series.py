@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Values = NDArray[np.float32]
+Positions = NDArray[np.int32] | None
 
 
 def as_series(series: Any) -> list[Values]:
@@ -58,6 +59,14 @@ def recent(series: Values, count: int) -> Values:
     if not observed.any():
         raise ValueError(f"the last {count} values of a series are all missing (NaN)")
     return context[observed.argmax() :]
+
+
+def positions_of(there: NDArray[np.bool_]) -> Positions:
+    """Where rows that are there (n,) stand among all, int32; None where none is missing.
+
+    An encoder that reads only these, at their positions, makes of them what one makes that reads all and masks others.
+    """
+    return None if there.all() else np.flatnonzero(there).astype(np.int32)
 
 
 def check_levels(levels: Sequence[float]) -> NDArray[np.float64]:
