@@ -106,11 +106,12 @@ void drain_all() {
     for (const cudaStream_t stream : streams) drain(*stream);
 }
 
-/// As the default stream waits: for all that wait for it.
-void drain_default() {
-    drain(default_stream);
+/// The default stream comes after all that blocking streams have been given, and they after what it has.
+void put_in_order(cudaStream_t handle) {
+    if (handle != nullptr && handle->waits_for_default) drain(default_stream);
+    if (handle != nullptr) return;
     for (const cudaStream_t stream : streams)
-        if (stream->waits_for_default) drain(*stream);
+        if (stream->waits_for_default && !stream->capturing) drain(*stream);
 }
 
 /// Whether a capture forbids what concerns the whole device.
@@ -124,6 +125,7 @@ cudaError_t enqueue(cudaStream_t handle, Work work) {
     if (!is_stream(handle)) return result(cudaErrorInvalidResourceHandle);
     CUstream_st& stream = stream_of(handle);
     if (handle == nullptr && capture_forbids()) return result(cudaErrorStreamCaptureUnsupported);
+    if (!stream.capturing) put_in_order(handle);
     (stream.capturing ? stream.captured : stream.queue).push_back(std::move(work));
     return cudaSuccess;
 }
@@ -266,7 +268,8 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     const Lock lock(all);
     if (!is_stream(stream)) return result(cudaErrorInvalidResourceHandle);
     if (stream_of(stream).capturing) return result(cudaErrorStreamCaptureUnsupported);
-    stream ? drain(*stream) : drain_default();
+    put_in_order(stream);
+    drain(stream_of(stream));
     return cudaSuccess;
 }
 cudaError_t cudaStreamQuery(cudaStream_t stream) { return cudaStreamSynchronize(stream); }
