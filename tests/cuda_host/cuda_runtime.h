@@ -5,7 +5,7 @@
 // This folder comes first among the include paths, so its <cuda_runtime.h>, <cuda_fp16.h>, <cuda_bf16.h> and
 // kernels/cuda/ptx*.cuh are found instead of the real ones. Every thread of a block is a fiber (threads.cpp);
 // the blocks of a cluster are there at the same time, clusters run one after another, and which of the
-// threads that can go on does is drawn by chance. The device is a dull sm_90 of 4 processors (runtime.cpp).
+// threads that can go on does is drawn by chance. The device is a dull sm_90 of 4 processors (device.cpp).
 //
 // What it is strict about; it prints where and aborts unless noted otherwise:
 //   * threads that wait for each other in vain: who waits for what
