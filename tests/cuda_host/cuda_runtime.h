@@ -14,8 +14,9 @@
 //   * dynamic shared memory: as large as asked for and no larger (AddressSanitizer), NaN when a block starts
 //   * copies in the background: the target is NaN from the call on, the bytes arrive when they are waited for
 //   * addresses that are not multiples of 16 where they must be (of vector types: UBSan)
-//   * streams run when something waits for them, so host memory that is reused too early shows; but host code
-//     that touches device memory faults at once, and so do accesses beyond an allocation
+//   * streams run when something waits for them, so host memory that is reused too early shows; host code
+//     that touches device memory faults at once, and so do accesses beyond an allocation (up to 255 bytes
+//     beyond only under AddressSanitizer)
 //   * launches beyond a limit and calls that a capture forbids: the error code of CUDA
 // What it cannot show: memory order between threads that no barrier orders, host memory read by kernels,
 // limits of registers, static shared memory that is read before it is written, races of several streams, any
