@@ -41,6 +41,13 @@ __device__ inline void wait_copies() {
     asm volatile("cp.async.wait_group %0;" ::"n"(n) : "memory");
 }
 
+/// x & mask | bits.
+__device__ inline uint32_t and_or(uint32_t x, uint32_t mask, uint32_t bits) {
+    uint32_t both;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(both) : "r"(x), "r"(mask), "r"(bits));
+    return both;
+}
+
 // Two f16 in a register each: x + y, and x * y + z.
 
 __device__ inline uint32_t add_f16x2(uint32_t x, uint32_t y) {

@@ -91,6 +91,8 @@ struct MultiplyAdd final : cuda_host::Collective {
 
 }  // namespace host
 
+inline uint32_t and_or(uint32_t x, uint32_t mask, uint32_t bits) { return (x & mask) | bits; }
+
 inline uint32_t multiply_add_f16x2(uint32_t x, uint32_t y, uint32_t z) {
     uint32_t sum = 0;
     for (int i = 0; i < 32; i += 16) {
