@@ -35,61 +35,75 @@ struct Layout {
     __host__ __device__ static constexpr int bytes(int tokens) { return kTokensAt + tokens * kTokenSpace<W>; }
 };
 
-/// Adds each of four numbers up over half a warp; the sum of v[i] is in lanes 4 i to 4 i + 3 of the half.
-__device__ float sum_of_half(float (&v)[4], int lane) {
-#pragma unroll
-    for (int keep = 2; keep; keep /= 2) {
-        const bool upper = lane & 4 * keep;
-#pragma unroll
-        for (int i = 0; i < keep; ++i) {
-            const float other = __shfl_xor_sync(0xffffffff, upper ? v[i] : v[i + keep], 4 * keep);
-            v[i] = (upper ? v[i + keep] : v[i]) + other;
-        }
+/// Adds both numbers up over each eight lanes; the sum of a is in their lanes 0 to 3, that of b in 4 to 7.
+__device__ float sum_of_eight(float a, float b, int lane) {
+    const bool upper = lane & 4;
+    float sum = (upper ? b : a) + __shfl_xor_sync(0xffffffff, upper ? a : b, 4);
+    sum += __shfl_xor_sync(0xffffffff, sum, 2);
+    return sum + __shfl_xor_sync(0xffffffff, sum, 1);
+}
+
+/// Four numbers as two words in the order in which codes come.
+template <class W>
+__device__ uint2 pack(const float (&v)[4]) {
+    if constexpr (W::kBrain)
+        return {pair_bf16(v[0], v[1]), pair_bf16(v[2], v[3])};
+    else if constexpr (W::kScales == 0)
+        return {pair_f16(v[0], v[1]), pair_f16(v[2], v[3])};
+    else
+        return {pair_f16(v[0], v[2]), pair_f16(v[1], v[3])};
+}
+template <class W>
+__device__ float unpack(uint2 words, int i) {
+    if constexpr (W::kScales == 0) {
+        const uint16_t bits = uint16_t((i / 2 ? words.y : words.x) >> i % 2 * 16);
+        return W::kBrain ? from_bf16(bits) : from_f16(bits);
+    } else {
+        return from_f16(uint16_t((i % 2 ? words.y : words.x) >> i / 2 * 16));
     }
-    v[0] += __shfl_xor_sync(0xffffffff, v[0], 2);
-    return v[0] + __shfl_xor_sync(0xffffffff, v[0], 1);
 }
 
 /// Writes k elements of a token as two parts, zeros beyond, and for minima the sums of their groups, in two
 /// parts too. Returns the inverse of the power of two they are multiplied by.
 template <class W>
 __device__ float split_floats(unsigned char* to, const float* from, int k, int lane) {
-    constexpr int kPairs = W::kChunk / (2 * kWarp);
-    // Where codes come as elements 0, 2 and 1, 3, so does x.
-    const int at = W::kScales ? lane / 2 * 4 + lane % 2 : 2 * lane, apart = W::kScales ? 2 : 1;
-    float v[kPairs][2];
+    constexpr int kEach = W::kChunk / (4 * kWarp);  // times four of the lane's
+    float v[kEach][4];
+    const int at = 4 * lane;
+    if (k == W::kChunk && reinterpret_cast<uintptr_t>(from) % kPiece == 0) {
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) {
+            const float4 four = reinterpret_cast<const float4*>(from)[lane + i * kWarp];
+            v[i][0] = four.x, v[i][1] = four.y, v[i][2] = four.z, v[i][3] = four.w;
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4 * kEach; ++i) {
+            const int index = at + i / 4 * 4 * kWarp + i % 4;
+            v[i / 4][i % 4] = index < k ? from[index] : 0.0f;
+        }
+    }
     uint32_t largest = 0;
 #pragma unroll
-    for (int i = 0; i < 2 * kPairs; ++i) {
-        const int index = i / 2 * 2 * kWarp + at + i % 2 * apart;
-        v[i / 2][i % 2] = index < k ? from[index] : 0.0f;
-    }
-#pragma unroll
-    for (int i = 0; i < 2 * kPairs; ++i)
-        largest = max(largest, __float_as_uint(v[i / 2][i % 2]) & 0x7fffffff);
+    for (int i = 0; i < 4 * kEach; ++i) largest = max(largest, __float_as_uint(v[i / 4][i % 4]) & 0x7fffffff);
     largest = largest_in_warp(largest);
     const bool finite = largest < 0x7f800000;  // else no low parts: infinity less itself
     const int shift = min(kTop - exponent_of(largest), 126);
     const float factor = power_of_2(shift);
-    uint32_t* const words = reinterpret_cast<uint32_t*>(to) + lane;
+    uint2* const words = reinterpret_cast<uint2*>(to) + lane;
 #pragma unroll
-    for (int i = 0; i < kPairs; ++i) {
-        v[i][0] *= factor;
-        v[i][1] *= factor;
-        const uint32_t high = W::kBrain ? pair_bf16(v[i][0], v[i][1]) : pair_f16(v[i][0], v[i][1]);
-        const auto low = [&](int e) {
-            const uint16_t own = uint16_t(high >> 16 * e);
-            return finite ? v[i][e] - (W::kBrain ? from_bf16(own) : from_f16(own)) : 0.0f;
-        };
+    for (int i = 0; i < kEach; ++i) {
+        for (float& x : v[i]) x *= factor;
+        const uint2 high = pack<W>(v[i]);
+        float low[4];
+        for (int j = 0; j < 4; ++j) low[j] = finite ? v[i][j] - unpack<W>(high, j) : 0.0f;
         words[i * kWarp] = high;
-        words[W::kChunk / 2 + i * kWarp] = W::kBrain ? pair_bf16(low(0), low(1)) : pair_f16(low(0), low(1));
+        words[W::kChunk / 4 + i * kWarp] = pack<W>(low);
     }
     if constexpr (W::kMins) {
-        float sums[kPairs];
-        for (int i = 0; i < kPairs; ++i) sums[i] = v[i][0] + v[i][1];
-        const float sum = sum_of_half(sums, lane);
-        const int group = lane % 16 / 4 * 2 + lane / 16;
-        uint16_t* const out = reinterpret_cast<uint16_t*>(to + 4 * W::kChunk) + group;
+        const auto four = [&](int i) { return (v[i][0] + v[i][1]) + (v[i][2] + v[i][3]); };
+        const float sum = sum_of_eight(four(0), four(1), lane);
+        uint16_t* const out = reinterpret_cast<uint16_t*>(to + 4 * W::kChunk) + lane / 4 % 2 * 4 + lane / 8;
         const uint16_t high = to_f16(sum);
         if (lane % 4 == 0) {
             out[0] = high;
@@ -134,13 +148,11 @@ struct Chunk {
     using L = Layout<W, kTiles>;
     const unsigned char* rows[2 * kTiles];  // group, group + 8, group + 16, ...
     const unsigned char* own;               // the warp's memory
-    int n_tokens, group, member;
+    const unsigned char* token;             // of the lane's column; beyond the last the last once more
+    int group, member;
 
     /// Elements `at` ... of a token's high parts.
-    __device__ uint2 part_of_x(int at) const {
-        if (group >= n_tokens) return {0, 0};
-        return *reinterpret_cast<const uint2*>(own + L::kTokensAt + group * kTokenSpace<W> + 2 * at);
-    }
+    __device__ uint2 part_of_x(int at) const { return *reinterpret_cast<const uint2*>(token + 2 * at); }
 
     /// sums += factors * d, of rows group and group + 8 of a tile.
     __device__ void fold(float (&sums)[4], const float (&d)[4], const float* factors, int tile) const {
@@ -164,8 +176,8 @@ struct Chunk {
         for (int t = 0; t < kTiles; ++t) {
             const uint32_t upper = codes[(16 * t + group) * 4 + member];
             const uint32_t lower = codes[(16 * t + group + 8) * 4 + member];
-            float d[4] = {};
-            multiply_add<W>(d, {upper, lower, upper, lower}, x);
+            float d[4];
+            multiply_f16(d, {upper, lower, upper, lower}, x.x, x.y);
             for (float& sum : d) sum = -sum;
             fold(sums[t], d, factors, t);
         }
@@ -184,18 +196,23 @@ struct Chunk {
             }
 #pragma unroll
             for (int t = 0; t < kTiles; ++t) {
-                float d[4] = {};
+                float d[4];
 #pragma unroll
                 for (int s = 0; s < 2; ++s) {
                     const uint2 u = W::codes(rows[2 * t], g, s, member);
                     const uint2 l = W::codes(rows[2 * t + 1], g, s, member);
                     const uint32_t a[4] = {u.x, l.x, u.y, l.y};
-                    multiply_add<W>(W::kScales ? d : sums[t], a, high[s]);
-                    multiply_add<W>(W::kScales ? d : sums[t], a, low[s]);
-                    if constexpr (kHalves) {
-                        fold(sums[t], d, scales(2 * g + s), t);
-                        for (float& sum : d) sum = 0;
+                    float(&own_sums)[4] = W::kScales ? d : sums[t];
+                    if constexpr (W::kScales > 0) {
+                        if (kHalves || s == 0)
+                            multiply_f16(d, a, high[s].x, high[s].y);
+                        else
+                            multiply_add<W>(d, a, high[s]);
+                    } else {
+                        multiply_add<W>(sums[t], a, high[s]);
                     }
+                    multiply_add<W>(own_sums, a, low[s]);
+                    if constexpr (kHalves) fold(sums[t], d, scales(2 * g + s), t);
                 }
                 if constexpr (W::kScales && !kHalves) fold(sums[t], d, scales(g), t);
             }
@@ -229,7 +246,7 @@ __device__ void finish(const Job& job, const Tile& tile, const Sums<kTiles>& sum
 }
 
 template <class W, int kTiles>
-__global__ void __launch_bounds__(kWarps* kWarp) few_kernel(Job job, size_t row_bytes) {
+__global__ void __launch_bounds__(kWarps* kWarp, 3) few_kernel(Job job, size_t row_bytes) {
     using L = Layout<W, kTiles>;
     const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, group = lane / 4, member = lane % 4;
     const Tile tile = tile_at(job, blockIdx.x, L::kRows);
@@ -252,7 +269,8 @@ __global__ void __launch_bounds__(kWarps* kWarp) few_kernel(Job job, size_t row_
             if (lane < L::kRows) unpack_scales<W, kTiles>(own, staged_row<W>(own, tile, lane, offset), lane);
             __syncwarp();
         }
-        Chunk<W, kTiles> chunk{{}, own, job.tokens, group, member};
+        const int token = min(group, job.tokens - 1);
+        Chunk<W, kTiles> chunk{{}, own, own + L::kTokensAt + token * kTokenSpace<W>, group, member};
 #pragma unroll
         for (int i = 0; i < 2 * kTiles; ++i) chunk.rows[i] = staged_row<W>(own, tile, group + 8 * i, offset);
         Sums<kTiles> of_chunk{};

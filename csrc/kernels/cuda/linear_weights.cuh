@@ -153,12 +153,22 @@ __device__ inline void stage_rows(unsigned char* to, const Tile& tile, int rows,
     int row = index / kPieces<W>;
     if (row >= at_once) return;
     const unsigned char* begin = weight_row(tile, tile.row + row) + offset;
+    const size_t step = at_once * tile.part.stride;
     to += row * kRowSpace<W> + piece * kPiece;
+    if ((reinterpret_cast<uintptr_t>(tile.part.weight) | offset | tile.part.stride | wanted) % kPiece == 0) {
+        begin += piece * kPiece < wanted ? piece * kPiece : 0;
+        for (; row < there; row += at_once) {
+            copy16(to, begin, piece * kPiece < wanted);
+            begin += step;
+            to += at_once * kRowSpace<W>;
+        }
+        return;
+    }
     for (; row < there; row += at_once) {
         const int before = int(reinterpret_cast<uintptr_t>(begin) % kPiece), at = piece * kPiece - before;
         const int bytes = max(0, min(wanted - at, kPiece));
         copy_part_of_16(to, begin + (bytes ? at : -before), bytes);
-        begin += at_once * tile.part.stride;
+        begin += step;
         to += at_once * kRowSpace<W>;
     }
 }

@@ -116,6 +116,10 @@ inline void multiply_add_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
     host::MultiplyAdd<host::from_f16> call(d, a, b0, b1);
     cuda_host::meet(call);
 }
+inline void multiply_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    for (float& sum : d) sum = 0;
+    multiply_add_f16(d, a, b0, b1);
+}
 inline void multiply_add_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     host::MultiplyAdd<host::from_bf16> call(d, a, b0, b1);
     cuda_host::meet(call);
