@@ -36,7 +36,7 @@ template <DType type>
 __device__ inline uint32_t code_pair(uint32_t codes, bool high) {
     if constexpr (type == DType::Q8) {
         const uint32_t raised = __byte_perm(codes ^ 0x80808080u, 0x64646464u, high ? 0x4342 : 0x4140);
-        return subtract_pairs(raised, 0x64806480u);  // 1024 + 128 + code
+        return add_f16x2(raised, 0xe480e480u);  // less 1024 + 128
     } else {
         const uint32_t e5m2 = __byte_perm(codes, 0, high ? 0x3424 : 0x1404);
         if constexpr (type == DType::FP8_E5M2) return e5m2;
@@ -46,7 +46,7 @@ __device__ inline uint32_t code_pair(uint32_t codes, bool high) {
 /// Low nibbles of bytes 0 and 1 or 2 and 3, with scales and minima of each.
 __device__ inline uint32_t nibble_pair(uint32_t codes, bool high, uint32_t scales, uint32_t minima) {
     const uint32_t raised = __byte_perm(codes & 0x0f0f0f0fu, 0x64646464u, high ? 0x4342 : 0x4140);
-    return multiply_add_pairs(subtract_pairs(raised, 0x64006400u), scales, minima);
+    return multiply_add_f16x2(add_f16x2(raised, 0xe400e400u), scales, minima);
 }
 
 template <bool brain>

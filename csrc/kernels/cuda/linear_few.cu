@@ -19,74 +19,115 @@ namespace slimrt::cuda {
 namespace {
 
 constexpr int kWarps = 8;
-constexpr int kTop = 14;  // exponent that a row's largest magnitude gets
+constexpr int kTop = 9;  // exponent that the largest magnitude gets: sums of 32 fit f16 then
+
+template <class W>
+constexpr int kTokenSpace = 4 * W::kChunk + 32;  // bytes: high parts, low parts, sums of groups
 
 /// A warp's shared memory, in bytes from its beginning.
-template <class W>
+template <class W, int kTiles>
 struct Layout {
-    static constexpr int kRows = 16 * W::kTiles;
-    static constexpr int kTokenSpace = 4 * W::kChunk + 32;  // high parts, low parts, sums of groups
-    static constexpr int kScaleAt = kRows * kRowSpace<W>;
-    static constexpr int kInverseAt = kScaleAt + 4 * W::kScales * kRows;
+    static constexpr int kRows = 16 * kTiles;
+    static constexpr int kScaleAt = kRows * kRowSpace<W>;               // [kScales, kRows]
+    static constexpr int kMinimaAt = kScaleAt + 4 * W::kScales * kRows; // [kRows, 8 f16], [kRows] factors
+    static constexpr int kInverseAt = kMinimaAt + (W::kMins ? 20 * kRows : 0);
     static constexpr int kTokensAt = kInverseAt + 4 * kFewTokens;
-    __host__ __device__ static constexpr int bytes(int tokens) { return kTokensAt + tokens * kTokenSpace; }
+    __host__ __device__ static constexpr int bytes(int tokens) { return kTokensAt + tokens * kTokenSpace<W>; }
 };
 
-/// Starts the copy of k elements of x from `from`, which begins (address % 16) bytes after `to`.
-__device__ void stage_floats(unsigned char* to, const float* from, int k, int space, int lane) {
-    const unsigned char* const bytes = reinterpret_cast<const unsigned char*>(from);
-    const int before = int(reinterpret_cast<uintptr_t>(bytes) % kPiece);
-    for (int at = lane * kPiece; at < space; at += kWarp * kPiece) {
-        const int wanted = max(0, min(before + 4 * k - at, kPiece));
-        copy_part_of_16(to + at, bytes - before + (wanted ? at : 0), wanted);
+/// Adds both numbers up over each eight lanes; the sum of a is in their lanes 0 to 3, that of b in 4 to 7.
+__device__ float sum_of_eight(float a, float b, int lane) {
+    const bool upper = lane & 4;
+    float sum = (upper ? b : a) + __shfl_xor_sync(0xffffffff, upper ? a : b, 4);
+    sum += __shfl_xor_sync(0xffffffff, sum, 2);
+    return sum + __shfl_xor_sync(0xffffffff, sum, 1);
+}
+
+/// Four numbers as two words in the order in which codes come.
+template <class W>
+__device__ uint2 pack(const float (&v)[4]) {
+    if constexpr (W::kBrain)
+        return {pair_bf16(v[0], v[1]), pair_bf16(v[2], v[3])};
+    else if constexpr (W::kScales == 0)
+        return {pair_f16(v[0], v[1]), pair_f16(v[2], v[3])};
+    else
+        return {pair_f16(v[0], v[2]), pair_f16(v[1], v[3])};
+}
+template <class W>
+__device__ float unpack(uint2 words, int i) {
+    if constexpr (W::kScales == 0) {
+        const uint16_t bits = uint16_t((i / 2 ? words.y : words.x) >> i % 2 * 16);
+        return W::kBrain ? from_bf16(bits) : from_f16(bits);
+    } else {
+        return from_f16(uint16_t((i % 2 ? words.y : words.x) >> i / 2 * 16));
     }
 }
 
-/// Adds each of eight numbers up over the warp; the sum of v[i] is in lanes 4 i to 4 i + 3.
-__device__ float sum_eight(float (&v)[8], int lane) {
+/// Writes k elements of a token as two parts, zeros beyond, and for minima the sums of their groups, in two
+/// parts too. Returns the inverse of the power of two they are multiplied by.
+template <class W>
+__device__ float split_floats(unsigned char* to, const float* from, int k, int lane) {
+    constexpr int kEach = W::kChunk / (4 * kWarp);  // times four of the lane's
+    float v[kEach][4];
+    const int at = 4 * lane;
+    if (k == W::kChunk && reinterpret_cast<uintptr_t>(from) % kPiece == 0) {
 #pragma unroll
-    for (int keep = 4; keep; keep /= 2) {
-        const bool upper = lane & 4 * keep;
+        for (int i = 0; i < kEach; ++i) {
+            const float4 four = reinterpret_cast<const float4*>(from)[lane + i * kWarp];
+            v[i][0] = four.x, v[i][1] = four.y, v[i][2] = four.z, v[i][3] = four.w;
+        }
+    } else {
 #pragma unroll
-        for (int i = 0; i < keep; ++i) {
-            const float other = __shfl_xor_sync(0xffffffff, upper ? v[i] : v[i + keep], 4 * keep);
-            v[i] = (upper ? v[i + keep] : v[i]) + other;
+        for (int i = 0; i < 4 * kEach; ++i) {
+            const int index = at + i / 4 * 4 * kWarp + i % 4;
+            v[i / 4][i % 4] = index < k ? from[index] : 0.0f;
         }
     }
-    v[0] += __shfl_xor_sync(0xffffffff, v[0], 2);
-    return v[0] + __shfl_xor_sync(0xffffffff, v[0], 1);
-}
-
-/// Turns a chunk of a token, floats that begin `before` bytes after `token`, into its two parts in place.
-template <class W>
-__device__ void split_floats(unsigned char* token, int before, float* inverse, int lane) {
-    constexpr int kEach = W::kChunk / kWarp;
-    float v[kEach];
     uint32_t largest = 0;
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-        v[i] = reinterpret_cast<const float*>(token + before)[i * kWarp + lane];
-        largest = max(largest, __float_as_uint(v[i]) & 0x7fffffff);
-    }
-    const int shift = min(kTop - exponent_of(largest_in_warp(largest)), 126);  // all lanes have read
+    for (int i = 0; i < 4 * kEach; ++i) largest = max(largest, __float_as_uint(v[i / 4][i % 4]) & 0x7fffffff);
+    largest = largest_in_warp(largest);
+    const bool finite = largest < 0x7f800000;  // else no low parts: infinity less itself
+    const int shift = min(kTop - exponent_of(largest), 126);
     const float factor = power_of_2(shift);
-    uint16_t* const high = reinterpret_cast<uint16_t*>(token);
-    // Where codes come as elements 0, 2, 1, 3, so does x.
-    const int at = W::kScales ? (lane & ~3) | (lane & 1) << 1 | (lane >> 1 & 1) : lane;
+    uint2* const words = reinterpret_cast<uint2*>(to) + lane;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-        v[i] *= factor;
-        const uint16_t upper = W::kBrain ? to_bf16(v[i]) : to_f16(v[i]);
-        const float rest = v[i] - (W::kBrain ? from_bf16(upper) : from_f16(upper));
-        const float lower = fabsf(v[i]) < power_of_2(kTop + 2) ? rest : 0.0f;  // of infinity: not NaN
-        high[i * kWarp + at] = upper;
-        high[W::kChunk + i * kWarp + at] = W::kBrain ? to_bf16(lower) : to_f16(lower);
+        for (float& x : v[i]) x *= factor;
+        const uint2 high = pack<W>(v[i]);
+        float low[4];
+        for (int j = 0; j < 4; ++j) low[j] = finite ? v[i][j] - unpack<W>(high, j) : 0.0f;
+        words[i * kWarp] = high;
+        words[W::kChunk / 4 + i * kWarp] = pack<W>(low);
     }
     if constexpr (W::kMins) {
-        const float sum = sum_eight(v, lane);
-        if (lane % 4 == 0) reinterpret_cast<float*>(token + 4 * W::kChunk)[lane / 4] = sum;
+        const auto four = [&](int i) { return (v[i][0] + v[i][1]) + (v[i][2] + v[i][3]); };
+        const float sum = sum_of_eight(four(0), four(1), lane);
+        uint16_t* const out = reinterpret_cast<uint16_t*>(to + 4 * W::kChunk) + lane / 4 % 2 * 4 + lane / 8;
+        const uint16_t high = to_f16(sum);
+        if (lane % 4 == 0) {
+            out[0] = high;
+            out[8] = to_f16(finite ? sum - from_f16(high) : 0.0f);
+        }
     }
-    if (lane == 0) *inverse = power_of_2(-shift);
+    return power_of_2(-shift);
+}
+
+/// The scales and minima of a staged row.
+template <class W, int kTiles>
+__device__ void unpack_scales(unsigned char* own, const unsigned char* row, int index) {
+    using L = Layout<W, kTiles>;
+    float scale[W::kScales];
+    W::scales(row, scale);
+#pragma unroll
+    for (int i = 0; i < W::kScales; ++i)
+        reinterpret_cast<float*>(own + L::kScaleAt)[i * L::kRows + index] = scale[i];
+    if constexpr (W::kMins) {
+        uint4 codes;
+        const float factor = W::minima(row, codes);
+        reinterpret_cast<uint4*>(own + L::kMinimaAt)[index] = codes;
+        reinterpret_cast<float*>(own + L::kMinimaAt + 16 * L::kRows)[index] = factor;
+    }
 }
 
 template <class W>
@@ -98,49 +139,52 @@ __device__ void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint2 b) {
 }
 
 /// What one lane has of a warp's tiles: rows group, group + 8 (+ 16 ...) by tokens 2 * member, + 1.
-template <class W>
-using Sums = float[W::kTiles][4];
+template <int kTiles>
+using Sums = float[kTiles][4];
 
 /// A chunk of rows times its tokens, without the tokens' powers of two.
-template <class W>
+template <class W, int kTiles>
 struct Chunk {
-    const unsigned char* rows[2 * W::kTiles];  // group, group + 8, group + 16, ...
-    const float* scales;                       // [kScales, kRows]
-    const unsigned char* tokens;
-    int n_tokens, group, member;
+    using L = Layout<W, kTiles>;
+    const unsigned char* rows[2 * kTiles];  // group, group + 8, group + 16, ...
+    const unsigned char* own;               // the warp's memory
+    const unsigned char* token;             // of the lane's column; beyond the last the last once more
+    int group, member;
 
-    __device__ uint2 part_of_x(int at) const {
-        using L = Layout<W>;
-        if (group >= n_tokens) return {0, 0};
-        return *reinterpret_cast<const uint2*>(tokens + group * L::kTokenSpace + 2 * at);
-    }
-    __device__ float scale(int i, int row) const { return scales[i * Layout<W>::kRows + row]; }
+    /// Elements `at` ... of a token's high parts.
+    __device__ uint2 part_of_x(int at) const { return *reinterpret_cast<const uint2*>(token + 2 * at); }
 
-    /// sums += scale * d, of rows group and group + 8 of a tile.
-    __device__ void fold(float (&sums)[4], const float (&d)[4], int i, int tile) const {
-        const float upper = scale(i, 16 * tile + group), lower = scale(i, 16 * tile + group + 8);
+    /// sums += factors * d, of rows group and group + 8 of a tile.
+    __device__ void fold(float (&sums)[4], const float (&d)[4], const float* factors, int tile) const {
+        const float upper = factors[16 * tile + group], lower = factors[16 * tile + group + 8];
         sums[0] = fmaf(upper, d[0], sums[0]);
         sums[1] = fmaf(upper, d[1], sums[1]);
         sums[2] = fmaf(lower, d[2], sums[2]);
         sums[3] = fmaf(lower, d[3], sums[3]);
     }
+    __device__ const float* scales(int i) const {
+        return reinterpret_cast<const float*>(own + L::kScaleAt) + i * L::kRows;
+    }
 
-    /// The minima's share: minus minimum times the sum of x.
-    __device__ void fold_minima(Sums<W>& sums, int g) const {
-        using L = Layout<W>;
-        float of_tokens[2];
-        for (int i = 0; i < 2; ++i) {
-            const int token = min(2 * member + i, n_tokens - 1);
-            of_tokens[i] = reinterpret_cast<const float*>(tokens + token * L::kTokenSpace + 4 * W::kChunk)[g];
-        }
+    /// The minima's share: codes of groups times the sums of x, high parts and low parts side by side.
+    __device__ void fold_minima(Sums<kTiles>& sums) const {
+        const uint32_t* const codes = reinterpret_cast<const uint32_t*>(own + L::kMinimaAt);
+        const float* const factors = reinterpret_cast<const float*>(own + L::kMinimaAt + 16 * L::kRows);
+        const int pair = 2 * W::kChunk + 2 * member;
+        const uint2 x = {part_of_x(pair).x, part_of_x(pair + 8).x};
 #pragma unroll
-        for (int t = 0; t < W::kTiles; ++t) {
-            const float d[4] = {-of_tokens[0], -of_tokens[1], -of_tokens[0], -of_tokens[1]};
-            fold(sums[t], d, W::kScales / 2 + g, t);
+        for (int t = 0; t < kTiles; ++t) {
+            const uint32_t upper = codes[(16 * t + group) * 4 + member];
+            const uint32_t lower = codes[(16 * t + group + 8) * 4 + member];
+            float d[4];
+            multiply_f16(d, {upper, lower, upper, lower}, x.x, x.y);
+            for (float& sum : d) sum = -sum;
+            fold(sums[t], d, factors, t);
         }
     }
 
-    __device__ void multiply(Sums<W>& sums, int groups) const {
+    __device__ void multiply(Sums<kTiles>& sums, int groups) const {
+        constexpr bool kHalves = W::kScales * 16 == W::kChunk;  // a scale for each 16 elements
 #pragma unroll 2
         for (int g = 0; g < groups; ++g) {
             uint2 high[2], low[2];
@@ -151,41 +195,41 @@ struct Chunk {
                 low[s] = part_of_x(W::kChunk + at);
             }
 #pragma unroll
-            for (int t = 0; t < W::kTiles; ++t) {
-                float d[4] = {};
+            for (int t = 0; t < kTiles; ++t) {
+                float d[4];
 #pragma unroll
                 for (int s = 0; s < 2; ++s) {
                     const uint2 u = W::codes(rows[2 * t], g, s, member);
                     const uint2 l = W::codes(rows[2 * t + 1], g, s, member);
                     const uint32_t a[4] = {u.x, l.x, u.y, l.y};
-                    if constexpr (W::kScales == 0) {
-                        multiply_add<W>(sums[t], a, high[s]);
-                        multiply_add<W>(sums[t], a, low[s]);
+                    float(&own_sums)[4] = W::kScales ? d : sums[t];
+                    if constexpr (W::kScales > 0) {
+                        if (kHalves || s == 0)
+                            multiply_f16(d, a, high[s].x, high[s].y);
+                        else
+                            multiply_add<W>(d, a, high[s]);
                     } else {
-                        multiply_add<W>(d, a, high[s]);
-                        multiply_add<W>(d, a, low[s]);
-                        if constexpr (W::kScales == 16 && !W::kMins) {  // a scale for each 16
-                            fold(sums[t], d, 2 * g + s, t);
-                            for (float& x : d) x = 0;
-                        }
+                        multiply_add<W>(sums[t], a, high[s]);
                     }
+                    multiply_add<W>(own_sums, a, low[s]);
+                    if constexpr (kHalves) fold(sums[t], d, scales(2 * g + s), t);
                 }
-                if constexpr (W::kScales == 8 || W::kMins) fold(sums[t], d, g, t);
+                if constexpr (W::kScales && !kHalves) fold(sums[t], d, scales(g), t);
             }
-            if constexpr (W::kMins) fold_minima(sums, g);
         }
+        if constexpr (W::kMins) fold_minima(sums);
     }
 };
 
 /// Adds the warps' sums in order, and the bias, and writes out.
-template <class W>
-__device__ void finish(const Job& job, const Tile& tile, const Sums<W>& sums, int warp, int group,
-                       int member) {
-    constexpr int kRows = Layout<W>::kRows;
+template <int kTiles>
+__device__ void finish(const Job& job, const Tile& tile, const Sums<kTiles>& sums) {
+    constexpr int kRows = 16 * kTiles;
+    const int warp = threadIdx.x / kWarp, group = threadIdx.x % kWarp / 4, member = threadIdx.x % 4;
     float* const all = reinterpret_cast<float*>(shared_memory());  // [warp, token, row]
     __syncthreads();
 #pragma unroll
-    for (int t = 0; t < W::kTiles; ++t) {
+    for (int t = 0; t < kTiles; ++t) {
         for (int i = 0; i < 4; ++i) {
             const int token = 2 * member + i % 2, row = 16 * t + group + i / 2 * 8;
             all[(warp * kFewTokens + token) * kRows + row] = sums[t][i];
@@ -201,59 +245,50 @@ __device__ void finish(const Job& job, const Tile& tile, const Sums<W>& sums, in
     }
 }
 
-template <class W>
-__global__ void __launch_bounds__(kWarps* kWarp) few_kernel(Job job, size_t row_bytes) {
-    using L = Layout<W>;
+template <class W, int kTiles>
+__global__ void __launch_bounds__(kWarps* kWarp, 3) few_kernel(Job job, size_t row_bytes) {
+    using L = Layout<W, kTiles>;
     const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, group = lane / 4, member = lane % 4;
     const Tile tile = tile_at(job, blockIdx.x, L::kRows);
     unsigned char* const own = shared_memory() + warp * L::bytes(job.tokens);
-    unsigned char* const tokens = own + L::kTokensAt;
-    float* const scales = reinterpret_cast<float*>(own + L::kScaleAt);
     float* const inverse = reinterpret_cast<float*>(own + L::kInverseAt);
-    Sums<W> sums{};
+    Sums<kTiles> sums{};
     for (int first = warp * W::kChunk; first < job.k; first += kWarps * W::kChunk) {
         const size_t offset = size_t(first / W::kChunk) * W::kChunkBytes;
         const int k = min(job.k - first, W::kChunk);
         stage_rows<W>(own, tile, L::kRows, offset, row_bytes, lane, kWarp);
-        for (int t = 0; t < job.tokens; ++t)
-            stage_floats(tokens + t * L::kTokenSpace, x_row(job, tile.head, t) + first, k,
-                         4 * W::kChunk + kPiece, lane);
         commit_copies();
+        for (int t = 0; t < job.tokens; ++t) {
+            const float back = split_floats<W>(own + L::kTokensAt + t * kTokenSpace<W>,
+                                               x_row(job, tile.head, t) + first, k, lane);
+            if (lane == 0) inverse[t] = back;
+        }
         wait_copies<0>();
         __syncwarp();
-        for (int t = 0; t < job.tokens; ++t) {
-            const int before = int(reinterpret_cast<uintptr_t>(x_row(job, tile.head, t)) % kPiece);
-            split_floats<W>(tokens + t * L::kTokenSpace, before, inverse + t, lane);
-        }
         if constexpr (W::kScales > 0) {
-            if (lane < L::kRows) {
-                float scale[W::kScales];
-                W::scales(staged_row<W>(own, tile, lane, offset), scale);
-#pragma unroll
-                for (int i = 0; i < W::kScales; ++i) scales[i * L::kRows + lane] = scale[i];
-            }
+            if (lane < L::kRows) unpack_scales<W, kTiles>(own, staged_row<W>(own, tile, lane, offset), lane);
+            __syncwarp();
         }
-        __syncwarp();
-        Chunk<W> chunk{{}, scales, tokens, job.tokens, group, member};
+        const int token = min(group, job.tokens - 1);
+        Chunk<W, kTiles> chunk{{}, own, own + L::kTokensAt + token * kTokenSpace<W>, group, member};
 #pragma unroll
-        for (int i = 0; i < 2 * W::kTiles; ++i)
-            chunk.rows[i] = staged_row<W>(own, tile, group + 8 * i, offset);
-        Sums<W> of_chunk{};
+        for (int i = 0; i < 2 * kTiles; ++i) chunk.rows[i] = staged_row<W>(own, tile, group + 8 * i, offset);
+        Sums<kTiles> of_chunk{};
         chunk.multiply(of_chunk, divide_up(k, kGroup));
         const float back[2] = {inverse[min(2 * member, job.tokens - 1)],
                                inverse[min(2 * member + 1, job.tokens - 1)]};
 #pragma unroll
-        for (int t = 0; t < W::kTiles; ++t) {
+        for (int t = 0; t < kTiles; ++t) {
             for (int i = 0; i < 4; ++i) sums[t][i] = fmaf(of_chunk[t][i], back[i % 2], sums[t][i]);
         }
         __syncwarp();
     }
-    finish<W>(job, tile, sums, warp, group, member);
+    finish<kTiles>(job, tile, sums);
 }
 
-template <class W>
+template <class W, int kTiles>
 void start(const Device& device, const Job& job) {
-    using L = Layout<W>;
+    using L = Layout<W, kTiles>;
     static constexpr size_t kFinish = size_t(4) * kWarps * kFewTokens * L::kRows;
     const auto bytes = [](int tokens) { return std::max(kFinish, size_t(kWarps) * L::bytes(tokens)); };
     int at_once = job.tokens;  // what shared memory has room for
@@ -266,8 +301,17 @@ void start(const Device& device, const Job& job) {
         const Shape shape{.grid = dim3(tiles_of(job, L::kRows)),
                           .block = dim3(kWarps * kWarp),
                           .shared_bytes = bytes(now.tokens)};
-        launch(device, few_kernel<W>, shape, now, W::row_bytes(job.k));
+        launch(device, few_kernel<W, kTiles>, shape, now, W::row_bytes(job.k));
     }
+}
+
+/// Two tiles a warp where there are enough rows for all multiprocessors.
+template <class W>
+void start_coded(const Device& device, const Job& job) {
+    if (tiles_of(job, 32) >= 2 * device.processors)
+        start<W, 2>(device, job);
+    else
+        start<W, 1>(device, job);
 }
 
 }  // namespace
@@ -275,17 +319,17 @@ void start(const Device& device, const Job& job) {
 void few_tokens(const Device& device, DType dtype, const Job& job) {
     switch (dtype) {
         case DType::F16:
-            return start<PlainWeight>(device, job);
+            return start<PlainWeight, 1>(device, job);
         case DType::BF16:
-            return start<BrainWeight>(device, job);
+            return start<BrainWeight, 1>(device, job);
         case DType::Q8_0:
-            return start<Q8_0Weight>(device, job);
+            return start_coded<Q8_0Weight>(device, job);
         case DType::Q4_0:
-            return start<Q4_0Weight>(device, job);
+            return start_coded<Q4_0Weight>(device, job);
         case DType::Q4_K:
-            return start<Q4_KWeight>(device, job);
+            return start_coded<Q4_KWeight>(device, job);
         default:
-            return start<Q6_KWeight>(device, job);
+            return start_coded<Q6_KWeight>(device, job);
     }
 }
 

@@ -29,7 +29,7 @@ struct Layout {
     static constexpr int kWeightAt = 2 * kXBytes;
     static constexpr int kStagedAt = kWeightAt + kRows * kSpace * 2;
     static constexpr int kScaleAt = kStagedAt + 2 * kStaged;
-    static constexpr int kFlagAt = kScaleAt + 4 * W::kScales * kRows;
+    static constexpr int kFlagAt = kScaleAt + 4 * (W::kScales + 8 * W::kMins) * kRows;
     static constexpr int kBytes = kFlagAt + 16;
 };
 
@@ -60,23 +60,32 @@ __device__ void stage_x(unsigned char* to, const Job& job, const Rounded& x, con
     }
 }
 
-/// The scales of a staged chunk, times `factor`; raises the flag if a weight could exceed f16.
+/// The scales, and minima, of a staged chunk, times `factor`; raises the flag if a weight could exceed f16.
 template <class W>
 __device__ void unpack_scales(float* to, const unsigned char* staged, const Tile& tile, size_t offset,
                               float factor, int* flag) {
     const int row = threadIdx.x;
-    if (row >= kRows) return;
+    if (row >= min(kRows, tile.part.rows - tile.row)) return;
     constexpr float kLargestF16 = 65504;
-    float scale[W::kScales];
-    W::scales(staged_row<W>(staged, tile, row, offset), scale);
-    float largest = 0;
+    const unsigned char* const from = staged_row<W>(staged, tile, row, offset);
+    float scale[W::kScales], largest = 0;
+    W::scales(from, scale);
 #pragma unroll
     for (int i = 0; i < W::kScales; ++i) {
-        const bool minimum = W::kMins && i >= W::kScales / 2;
-        largest = fmaxf(largest, fabsf(scale[i]) * (minimum ? 1 : W::kLargest));
+        largest = fmaxf(largest, fabsf(scale[i]) * W::kLargest);
         to[i * kRows + row] = scale[i] * factor;
     }
-    if (largest * (W::kMins ? 2 : 1) > kLargestF16) *flag = 1;
+    if constexpr (W::kMins) {
+        constexpr float kLargestCode = 63;
+        uint4 codes;
+        const float each = W::minima(from, codes) * factor;
+        largest += fabsf(each) * kLargestCode;
+        const uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+            to[(W::kScales + i) * kRows + row] = each * from_f16(uint16_t(words[i / 2] >> i % 2 * 16));
+    }
+    if (largest > kLargestF16) *flag = 1;
 }
 
 /// Step `sub` of a staged chunk as f16, 16 weights a thread.
@@ -95,8 +104,8 @@ __device__ void unpack_step(uint16_t* to, const unsigned char* staged, const flo
             words[2 * m] = c.x;
             words[2 * m + 1] = c.y;
         } else {
-            const float scale = scales[(W::kScales == 16 && !W::kMins ? 2 * group + s : group) * kRows + row];
-            const float minimum = W::kMins ? scales[(W::kScales / 2 + group) * kRows + row] : 0.0f;
+            const float scale = scales[(W::kScales * 16 == W::kChunk ? 2 * group + s : group) * kRows + row];
+            const float minimum = W::kMins ? scales[(W::kScales + group) * kRows + row] : 0.0f;
             const auto weight = [&](uint32_t code) { return scale * from_f16(uint16_t(code)) - minimum; };
             words[2 * m] = pair_f16(weight(c.x & 0xffff), weight(c.y & 0xffff));
             words[2 * m + 1] = pair_f16(weight(c.x >> 16), weight(c.y >> 16));

@@ -26,17 +26,17 @@ __device__ inline uint2 codes_of_bytes(uint32_t bytes, uint32_t offset) {
 }
 /// The same of the low or high nibbles, with what is added to 1024 + code or to 64 + code.
 __device__ inline uint2 codes_of_nibbles(uint32_t bytes, bool high, uint32_t offset, uint32_t offset_high) {
-    const uint32_t odd = bytes >> 8, sixteenth = 0x2c002c00;
+    const uint32_t odd = bytes >> 8, sixteenth = 0x2c002c00, kilo = 0x64006400;
     if (high)
-        return {multiply_add_f16x2((bytes & 0x00f000f0) | 0x64006400, sixteenth, offset_high),
-                multiply_add_f16x2((odd & 0x00f000f0) | 0x64006400, sixteenth, offset_high)};
-    return {add_f16x2((bytes & 0x000f000f) | 0x64006400, offset),
-            add_f16x2((odd & 0x000f000f) | 0x64006400, offset)};
+        return {multiply_add_f16x2(and_or(bytes, 0x00f000f0, kilo), sixteenth, offset_high),
+                multiply_add_f16x2(and_or(odd, 0x00f000f0, kilo), sixteenth, offset_high)};
+    return {add_f16x2(and_or(bytes, 0x000f000f, kilo), offset),
+            add_f16x2(and_or(odd, 0x000f000f, kilo), offset)};
 }
 
 /// F16 and BF16, in the order they have.
 struct PlainWeight {
-    static constexpr int kChunk = 128, kChunkBytes = 256, kTiles = 1;
+    static constexpr int kChunk = 128, kChunkBytes = 256;
     static constexpr int kScales = 0;  // of a chunk of a row; no scales
     static constexpr bool kMins = false, kBrain = false;
     static constexpr int kRowUnit = 32;  // an odd multiple of it keeps reads of rows off each other's banks
@@ -55,7 +55,7 @@ struct BrainWeight : PlainWeight {
 /// What the quantised types share. codes(): elements 0, 2 and 1, 3 of the four.
 template <int block, int bytes>
 struct CodedWeight {
-    static constexpr int kChunk = 256, kChunkBytes = 256 / block * bytes, kTiles = 2;
+    static constexpr int kChunk = 256, kChunkBytes = 256 / block * bytes;
     static constexpr int kScales = 8;
     static constexpr bool kMins = false, kBrain = false;
     static constexpr int kRowUnit = 16;
@@ -86,7 +86,6 @@ struct Q4_0Weight : CodedWeight<32, 18> {  // scale, nibbles: elements 0 to 15 l
 };
 
 struct Q4_KWeight : CodedWeight<256, 144> {  // at multiples of 4 bytes
-    static constexpr int kScales = 16;       // of 8 groups, then their minima
     static constexpr bool kMins = true;
     static constexpr float kLargest = 15;
     static __device__ uint2 codes(const unsigned char* row, int group, int s, int member) {
@@ -94,16 +93,28 @@ struct Q4_KWeight : CodedWeight<256, 144> {  // at multiples of 4 bytes
         return codes_of_nibbles(*reinterpret_cast<const uint32_t*>(p), group % 2 == 1, 0xe400e400,
                                 0xd400d400);
     }
-    static __device__ void scales(const unsigned char* row, float (&scale)[16]) {
+    static __device__ void scales(const unsigned char* row, float (&scale)[8]) {
         const uint32_t* const words = reinterpret_cast<const uint32_t*>(row);
-        const uint32_t a = words[1], b = words[2], c = words[3];
-        const uint32_t six = 0x3f3f3f3f, four = 0x0f0f0f0f, upper = 0x30303030;
-        const uint32_t codes[4] = {a & six, (c & four) | (a >> 2 & upper), b & six,
-                                   (c >> 4 & four) | (b >> 2 & upper)};
+        const uint32_t a = words[1], c = words[3];
+        const uint32_t codes[2] = {a & kSix, (c & kFour) | (a >> 2 & kUpper)};
+        const float d = scale_at(row);
 #pragma unroll
-        for (int i = 0; i < 16; ++i)
-            scale[i] = scale_at(row + i / 8 * 2) * float(codes[i / 4] >> i % 4 * 8 & 255);
+        for (int i = 0; i < 8; ++i) scale[i] = d * float(codes[i / 4] >> i % 4 * 8 & 255);
     }
+    /// The codes of the groups' minima as f16; they are to be multiplied by what is returned.
+    static __device__ float minima(const unsigned char* row, uint4& codes) {
+        const uint32_t* const words = reinterpret_cast<const uint32_t*>(row);
+        const uint32_t b = words[2], c = words[3], kilo = 0x64646464, minus = 0xe400e400;
+        const uint32_t first = b & kSix, last = (c >> 4 & kFour) | (b >> 2 & kUpper);
+        codes = {add_f16x2(__byte_perm(first, kilo, 0x4140), minus),
+                 add_f16x2(__byte_perm(first, kilo, 0x4342), minus),
+                 add_f16x2(__byte_perm(last, kilo, 0x4140), minus),
+                 add_f16x2(__byte_perm(last, kilo, 0x4342), minus)};
+        return scale_at(row + 2);
+    }
+
+  private:
+    static constexpr uint32_t kSix = 0x3f3f3f3f, kFour = 0x0f0f0f0f, kUpper = 0x30303030;
 };
 
 struct Q6_KWeight : CodedWeight<256, 210> {
@@ -132,30 +143,41 @@ constexpr int kPieces = (W::kChunkBytes + kPiece - 2 + kPiece - 1) / kPiece;
 template <class W>
 constexpr int kRowSpace = ((kPieces<W> * kPiece + W::kRowUnit - 1) / W::kRowUnit | 1) * W::kRowUnit;
 
-/// Starts the copy of bytes [offset, offset + kChunkBytes) of the tile's next `rows` rows, zeros beyond the
-/// end and for rows that there are not; thread `index` of `count`.
+/// Starts the copy of bytes [offset, offset + kChunkBytes) of as many as there are of the tile's next `rows`
+/// rows, zeros beyond a row's end; thread `index` of `count`.
 template <class W>
 __device__ inline void stage_rows(unsigned char* to, const Tile& tile, int rows, size_t offset,
                                   size_t row_bytes, int index, int count) {
-    for (int i = index; i < rows * kPieces<W>; i += count) {
-        const int row = i / kPieces<W>, piece = i % kPieces<W>;
-        const bool there = tile.row + row < tile.part.rows;
-        const unsigned char* const begin = weight_row(tile, there ? tile.row + row : tile.row) + offset;
-        const unsigned char* const from =
-            begin - reinterpret_cast<uintptr_t>(begin) % kPiece + piece * kPiece;
-        const int64_t left = begin + min(row_bytes - offset, size_t(W::kChunkBytes)) - from;
-        const int bytes = there ? int(max(int64_t(0), min(left, int64_t(kPiece)))) : 0;
-        copy_part_of_16(to + row * kRowSpace<W> + piece * kPiece,
-                        bytes ? from : begin - (reinterpret_cast<uintptr_t>(begin) % kPiece), bytes);
+    const int at_once = count / kPieces<W>, there = min(rows, tile.part.rows - tile.row);
+    const int piece = index % kPieces<W>, wanted = int(min(row_bytes - offset, size_t(W::kChunkBytes)));
+    int row = index / kPieces<W>;
+    if (row >= at_once) return;
+    const unsigned char* begin = weight_row(tile, tile.row + row) + offset;
+    const size_t step = at_once * tile.part.stride;
+    to += row * kRowSpace<W> + piece * kPiece;
+    if ((reinterpret_cast<uintptr_t>(tile.part.weight) | offset | tile.part.stride | wanted) % kPiece == 0) {
+        begin += piece * kPiece < wanted ? piece * kPiece : 0;
+        for (; row < there; row += at_once) {
+            copy16(to, begin, piece * kPiece < wanted);
+            begin += step;
+            to += at_once * kRowSpace<W>;
+        }
+        return;
+    }
+    for (; row < there; row += at_once) {
+        const int before = int(reinterpret_cast<uintptr_t>(begin) % kPiece), at = piece * kPiece - before;
+        const int bytes = max(0, min(wanted - at, kPiece));
+        copy_part_of_16(to, begin + (bytes ? at : -before), bytes);
+        begin += step;
+        to += at_once * kRowSpace<W>;
     }
 }
 
-/// Where a row so copied begins.
+/// Where a row so copied begins. Rows that there are not hold anything.
 template <class W>
 __device__ inline const unsigned char* staged_row(const unsigned char* staged, const Tile& tile, int row,
                                                   size_t offset) {
-    const bool there = tile.row + row < tile.part.rows;
-    const uintptr_t begin = reinterpret_cast<uintptr_t>(weight_row(tile, there ? tile.row + row : tile.row));
+    const uintptr_t begin = reinterpret_cast<uintptr_t>(weight_row(tile, tile.row + row));
     return staged + row * kRowSpace<W> + (begin + offset) % kPiece;
 }
 

@@ -41,6 +41,13 @@ __device__ inline void wait_copies() {
     asm volatile("cp.async.wait_group %0;" ::"n"(n) : "memory");
 }
 
+/// x & mask | bits.
+__device__ inline uint32_t and_or(uint32_t x, uint32_t mask, uint32_t bits) {
+    uint32_t both;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(both) : "r"(x), "r"(mask), "r"(bits));
+    return both;
+}
+
 // Two f16 in a register each: x + y, and x * y + z.
 
 __device__ inline uint32_t add_f16x2(uint32_t x, uint32_t y) {
@@ -69,24 +76,18 @@ __device__ inline void load_matrices_turned(uint32_t (&r)[4], const void* row) {
                  : "memory");
 }
 
-/// Pairs of f16: a - b, and a * b + c rounded once.
-__device__ inline uint32_t subtract_pairs(uint32_t a, uint32_t b) {
-    uint32_t d;
-    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
-    return d;
-}
-__device__ inline uint32_t multiply_add_pairs(uint32_t a, uint32_t b, uint32_t c) {
-    uint32_t d;
-    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-    return d;
-}
-
-/// d [16, 8] += a [16, 16] b [16, 8], of f16 and of bf16, summed in f32.
+/// d [16, 8] += a [16, 16] b [16, 8], of f16 and of bf16, summed in f32; and d = a b.
 __device__ inline void multiply_add_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
         "{%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+__device__ inline void multiply_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%10, %10, %10, %10};"
+        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0f));
 }
 __device__ inline void multiply_add_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "

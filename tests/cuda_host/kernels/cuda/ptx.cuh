@@ -91,6 +91,8 @@ struct MultiplyAdd final : cuda_host::Collective {
 
 }  // namespace host
 
+inline uint32_t and_or(uint32_t x, uint32_t mask, uint32_t bits) { return (x & mask) | bits; }
+
 inline uint32_t multiply_add_f16x2(uint32_t x, uint32_t y, uint32_t z) {
     uint32_t sum = 0;
     for (int i = 0; i < 32; i += 16) {
@@ -101,21 +103,6 @@ inline uint32_t multiply_add_f16x2(uint32_t x, uint32_t y, uint32_t z) {
     return sum;
 }
 inline uint32_t add_f16x2(uint32_t x, uint32_t y) { return multiply_add_f16x2(x, 0x3c003c00, y); }
-template <class Fn>
-inline uint32_t each_of_pair(Fn fn) {
-    return __half_as_ushort(__float2half_rn(fn(0))) | uint32_t{__half_as_ushort(__float2half_rn(fn(16)))} << 16;
-}
-inline uint32_t subtract_pairs(uint32_t a, uint32_t b) {
-    return each_of_pair(
-        [&](int at) { return host::from_f16(uint16_t(a >> at)) - host::from_f16(uint16_t(b >> at)); });
-}
-inline uint32_t multiply_add_pairs(uint32_t a, uint32_t b, uint32_t c) {
-    return each_of_pair([&](int at) {
-        return __fmaf_rn(host::from_f16(uint16_t(a >> at)), host::from_f16(uint16_t(b >> at)),
-                         host::from_f16(uint16_t(c >> at)));
-    });
-}
-
 inline void load_matrices(uint32_t (&r)[4], const void* row) {
     host::LoadMatrices call(r, row, false);
     cuda_host::meet(call);
@@ -127,6 +114,10 @@ inline void load_matrices_turned(uint32_t (&r)[4], const void* row) {
 inline void multiply_add_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     host::MultiplyAdd<host::from_f16> call(d, a, b0, b1);
     cuda_host::meet(call);
+}
+inline void multiply_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    for (float& sum : d) sum = 0;
+    multiply_add_f16(d, a, b0, b1);
 }
 inline void multiply_add_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     host::MultiplyAdd<host::from_bf16> call(d, a, b0, b1);
