@@ -16,12 +16,6 @@ constexpr int kWarps = 4, kThreads = kWarps * 32;
 constexpr int kPairs = kWarps * 16;
 constexpr int kMostDim = 256;
 
-template <Number number>
-__device__ void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    if constexpr (number == Number::brain) multiply_add_bf16(d, a, b0, b1);
-    else multiply_add_f16(d, a, b0, b1);
-}
-
 /// What a block works on.
 struct Job {
     const AttentionView& a;
@@ -62,10 +56,10 @@ __device__ HeadSource keys_of(const Job& job, bool fresh) {
     return from;
 }
 
-template <Number number>
+template <bool exact>
 __device__ void load_queries(const Job& job) {
     const ScoreView& term = job.a.scores[0];
-    fill_tile<number>(job.q, term.dim, [&](int pair, int column, float (&x)[8]) {
+    fill_tile<exact>(job.q, term.dim, [&](int pair, int column, float (&x)[8]) {
         if (pair >= job.n_pairs) return;
         const float* const from =
             term.q.row(job.row + job.query(pair)) + int64_t(job.head(pair)) * term.q_columns + column;
@@ -83,30 +77,30 @@ struct Row {
 };
 
 /// Scores of this warp's 16 pairs and a tile's rows.
-template <Number number, int kRows>
+template <bool exact, int kRows>
 __device__ void score_tile(const Job& job, float (&s)[kRows / 8][4]) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const unsigned char* const q = job.q.at(warp * 16 + lane % 16, lane / 16 * 8);
     const unsigned char* const k = job.k.at(lane / 16 * 8 + lane % 8, lane / 8 % 2 * 8);
     const int steps = padded(job.a.scores[0].dim) / 16;
-#pragma unroll 2
+#pragma unroll 1
     for (int step = 0; step < steps; ++step) {
         uint32_t a[4], a_rest[4], b[4], b_rest[4];
         load_matrices(a, q + step * 32);
-        if constexpr (number == Number::two_halves) load_matrices(a_rest, q + job.q.second() + step * 32);
+        if constexpr (exact) load_matrices(a_rest, q + job.q.rest() + step * 32);
 #pragma unroll
         for (int i = 0; i < kRows / 8; i += 2) {
             const unsigned char* const at = k + i * 8 * job.k.stride + step * 32;
             load_matrices(b, at);
-            if constexpr (number == Number::two_halves) {
-                load_matrices(b_rest, at + job.k.second());
-                multiply_add<number>(s[i], a, b_rest[0], b_rest[1]);
-                multiply_add<number>(s[i + 1], a, b_rest[2], b_rest[3]);
-                multiply_add<number>(s[i], a_rest, b[0], b[1]);
-                multiply_add<number>(s[i + 1], a_rest, b[2], b[3]);
+            if constexpr (exact) {
+                load_matrices(b_rest, at + job.k.rest());
+                multiply_add_f16(s[i], a, b_rest[0], b_rest[1]);
+                multiply_add_f16(s[i + 1], a, b_rest[2], b_rest[3]);
+                multiply_add_f16(s[i], a_rest, b[0], b[1]);
+                multiply_add_f16(s[i + 1], a_rest, b[2], b[3]);
             }
-            multiply_add<number>(s[i], a, b[0], b[1]);
-            multiply_add<number>(s[i + 1], a, b[2], b[3]);
+            multiply_add_f16(s[i], a, b[0], b[1]);
+            multiply_add_f16(s[i + 1], a, b[2], b[3]);
         }
     }
 }
@@ -187,7 +181,7 @@ __device__ float scale_weights(const Job& job, float& unit, float (&w)[kRows / 8
 }
 
 /// sums += weights times the tile's rows.
-template <Number number, int kRows, int kTiles>
+template <bool exact, int kRows, int kTiles>
 __device__ void add_values(const Job& job, const float (&w)[kRows / 8][4], float (&sums)[kTiles][4]) {
     const int lane = threadIdx.x % 32, columns = job.a.values[0].dim;
     const unsigned char* const v = job.v.at(lane % 16, lane / 16 * 8);
@@ -197,43 +191,47 @@ __device__ void add_values(const Job& job, const float (&w)[kRows / 8][4], float
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
             const float x = w[i + k / 2][k % 2 * 2], y = w[i + k / 2][k % 2 * 2 + 1];
-            a[k] = pair_of<number>(x, y);
-            if constexpr (number == Number::two_halves) a_rest[k] = rest_of_pair(x, y, a[k]);
+            a[k] = pair_f16(x, y);
+            if constexpr (exact) a_rest[k] = rest_of_pair(x, y, a[k]);
         }
 #pragma unroll
         for (int n = 0; n < kTiles; n += 2) {
             if (8 * n >= columns) break;
             const unsigned char* const at = v + i * 8 * job.v.stride + n * 16;
             load_matrices_turned(b, at);
-            if constexpr (number == Number::two_halves) {
-                load_matrices_turned(b_rest, at + job.v.second());
-                multiply_add<number>(sums[n], a, b_rest[0], b_rest[1]);
-                multiply_add<number>(sums[n + 1], a, b_rest[2], b_rest[3]);
-                multiply_add<number>(sums[n], a_rest, b[0], b[1]);
-                multiply_add<number>(sums[n + 1], a_rest, b[2], b[3]);
+            if constexpr (exact) {
+                load_matrices_turned(b_rest, at + job.v.rest());
+                multiply_add_f16(sums[n], a, b_rest[0], b_rest[1]);
+                multiply_add_f16(sums[n + 1], a, b_rest[2], b_rest[3]);
+                multiply_add_f16(sums[n], a_rest, b[0], b[1]);
+                multiply_add_f16(sums[n + 1], a_rest, b[2], b[3]);
             }
-            multiply_add<number>(sums[n], a, b[0], b[1]);
-            multiply_add<number>(sums[n + 1], a, b[2], b[3]);
+            multiply_add_f16(sums[n], a, b[0], b[1]);
+            multiply_add_f16(sums[n + 1], a, b[2], b[3]);
         }
     }
 }
 
-/// Tiles [begin, end) of the stored or of the fresh rows in `rows`.
-template <Number number, int kRows, int kTiles>
-__device__ void add_rows(const Job& job, bool fresh, Range rows, int64_t begin, int64_t end, Row (&own)[2],
-                         float& unit, float (&sums)[kTiles][4]) {
-    const HeadSource keys = keys_of(job, fresh), values = source_of(job, job.a.values[0], fresh);
+/// Where a block reads: the same for all its threads, so not in their registers.
+struct Sources {
+    HeadSource keys, values;
+};
+
+/// Tiles [begin, end) of the rows in `rows`.
+template <bool exact, int kRows, int kTiles>
+__device__ void add_rows(const Job& job, const Sources& from, Range rows, int64_t begin, int64_t end,
+                         Row (&own)[2], float& unit, float (&sums)[kTiles][4]) {
     for (int64_t tile = begin; tile < end; ++tile) {
         const int64_t first = rows.first + tile * kRows;
         const int n = static_cast<int>(min(int64_t(kRows), rows.end - first));
         __syncthreads();  // the last tile has been read
-        load_tile<number>(keys, first, n, job.k);
-        load_tile<number>(values, first, n, job.v);
+        load_tile<exact>(from.keys, first, n, job.k);
+        load_tile<exact>(from.values, first, n, job.v);
         commit_copies();
         wait_copies<0>();
         __syncthreads();
         float w[kRows / 8][4] = {}, factor[2];
-        score_tile<number, kRows>(job, w);
+        score_tile<exact, kRows>(job, w);
         finish_scores<kRows>(job, rows, first, own, w);
         weigh<kRows>(own, w, factor);
         const float of_units = scale_weights<kRows>(job, unit, w);
@@ -242,7 +240,7 @@ __device__ void add_rows(const Job& job, bool fresh, Range rows, int64_t begin, 
 #pragma unroll
             for (int j = 0; j < 4; ++j) sums[i][j] *= factor[j / 2] * of_units;
         }
-        add_values<number, kRows>(job, w, sums);
+        add_values<exact, kRows>(job, w, sums);
     }
 }
 
@@ -282,15 +280,17 @@ __device__ void write_results(const Job& job, const Parts& parts, int part, Row 
 }
 
 /// Blocks: pairs of a sequence (the last, which see most, first), KV heads x parts, sequences.
-template <Number number, int kRows, int kTiles>
-__global__ void __launch_bounds__(kThreads) prefill_kernel(AttentionView a, Parts parts) {
+template <bool exact, int kRows, int kTiles>
+__global__ void __launch_bounds__(kThreads, kTiles <= 16 ? 3 : 2) prefill_kernel(AttentionView a, Parts parts) {
     __shared__ float q_units[kPairs], k_units[kRows], v_units[kRows];
+    __shared__ __align__(8) unsigned char source_bytes[sizeof(Sources)];
+    Sources* const sources = reinterpret_cast<Sources*>(source_bytes);
     const PlacedSequence& s = a.sequences[blockIdx.z];
     const int sharing = a.n_heads / a.scores[0].n_heads, part = blockIdx.y % parts.n;
     const int first_pair = int(gridDim.x - 1 - blockIdx.x) * kPairs;
     const int n_pairs = min(kPairs, s.n_queries * sharing - first_pair);
     if (n_pairs <= 0) return;
-    constexpr int kCopies = number == Number::two_halves ? 2 : 1;
+    constexpr int kCopies = exact ? 2 : 1;
     const int k_stride = tile_stride(a.scores[0].dim), v_stride = tile_stride(a.values[0].dim);
     unsigned char* const q = shared_memory();
     unsigned char* const k = q + kCopies * kPairs * k_stride;
@@ -298,7 +298,7 @@ __global__ void __launch_bounds__(kThreads) prefill_kernel(AttentionView a, Part
                      {q, k_stride, kPairs, q_units},
                      {k, k_stride, kRows, k_units},
                      {k + kCopies * kRows * k_stride, v_stride, kRows, v_units}};
-    load_queries<number>(job);
+    load_queries<exact>(job);
     __syncthreads();
     Row own[2];
 #pragma unroll
@@ -315,9 +315,15 @@ __global__ void __launch_bounds__(kThreads) prefill_kernel(AttentionView a, Part
     const int64_t n = n_stored + (fresh.size() + kRows - 1) / kRows;
     const int64_t begin = n * part / parts.n, end = n * (part + 1) / parts.n;
     float sums[kTiles][4] = {}, unit = 0;
-    add_rows<number, kRows>(job, false, stored, begin, min(end, n_stored), own, unit, sums);
-    add_rows<number, kRows>(job, true, fresh, max(begin - n_stored, int64_t(0)), end - n_stored, own, unit,
-                            sums);
+#pragma unroll 1
+    for (int pass = 0; pass < 2; ++pass) {  // stored rows, fresh rows
+        __syncthreads();
+        if (threadIdx.x == 0) *sources = {keys_of(job, pass == 1), source_of(job, a.values[0], pass == 1)};
+        __syncthreads();
+        add_rows<exact, kRows>(job, *sources, pass ? fresh : stored,
+                               pass ? max(begin - n_stored, int64_t(0)) : begin,
+                               pass ? end - n_stored : min(end, n_stored), own, unit, sums);
+    }
     write_results(job, parts, part, own, unit, sums);
 }
 
@@ -326,7 +332,7 @@ size_t shared_bytes(const AttentionArgs& args, int copies, int rows) {
     return size_t(copies) * (kPairs * k + rows * (k + v));
 }
 
-template <Number number, int kRows, int kTiles>
+template <bool exact, int kRows, int kTiles>
 void run(const Device& device, const AttentionArgs& args, const AttentionView& view, std::byte* workspace) {
     const int heads = args.scores[0].n_heads;
     const int tiles = (most_queries(args) * (args.n_heads / heads) + kPairs - 1) / kPairs;
@@ -335,21 +341,21 @@ void run(const Device& device, const AttentionArgs& args, const AttentionView& v
     const int64_t places = int64_t(device.processors) * kBlocksAtOnce;
     const int n_parts = blocks < places ? parts_for(args, blocks, places, kMost) : 1;
     const Parts parts = place_parts(args, n_parts, workspace);
-    launch(device, prefill_kernel<number, kRows, kTiles>,
+    launch(device, prefill_kernel<exact, kRows, kTiles>,
            {.grid = dim3(unsigned(tiles), unsigned(heads * n_parts), unsigned(args.sequences.size())),
             .block = dim3(kThreads),
-            .shared_bytes = shared_bytes(args, number == Number::two_halves ? 2 : 1, kRows)},
+            .shared_bytes = shared_bytes(args, exact ? 2 : 1, kRows)},
            view, parts);
     if (n_parts > 1) merge_parts(device, args, view, parts);
 }
 
-template <Number number, int kRows>
+template <bool exact, int kRows>
 void run_of(const Device& device, const AttentionArgs& args, const AttentionView& view,
             std::byte* workspace) {
     const int dim = args.values[0].dim;
-    if (dim <= 64) return run<number, kRows, 8>(device, args, view, workspace);
-    if (dim <= 128) return run<number, kRows, 16>(device, args, view, workspace);
-    run<number, 32, 32>(device, args, view, workspace);
+    if (dim <= 64) return run<exact, kRows, 8>(device, args, view, workspace);
+    if (dim <= 128) return run<exact, kRows, 16>(device, args, view, workspace);
+    run<exact, 32, 32>(device, args, view, workspace);
 }
 
 bool is_exact(const AttentionArgs& args) {
@@ -382,11 +388,8 @@ bool prefill_can(const Device& device, const AttentionArgs& args) {
 
 void attention_prefill(const Device& device, const AttentionArgs& args, const AttentionView& view,
                        std::byte* workspace) {
-    if (is_exact(args)) return run_of<Number::two_halves, 32>(device, args, view, workspace);
-    const bool brains =
-        args.scores[0].stored.dtype == DType::BF16 && args.values[0].stored.dtype == DType::BF16;
-    if (brains) return run_of<Number::brain, 64>(device, args, view, workspace);
-    run_of<Number::half, 64>(device, args, view, workspace);
+    if (is_exact(args)) return run_of<true, 32>(device, args, view, workspace);
+    run_of<false, 64>(device, args, view, workspace);
 }
 
 }  // namespace slimrt::cuda

@@ -7,18 +7,16 @@
 
 namespace slimrt::cuda {
 
-/// What a tile's numbers are: f16 or bf16, or two f16 that add up to a float of 22 bits.
-enum class Number { half, brain, two_halves };
-
-/// `rows` rows `stride` bytes apart (an odd number of 16 bytes); of two_halves the second ones follow. A row's
-/// numbers are in units of a power of two, so that none is too large; of bf16 in ones.
+/// `rows` rows of f16 `stride` bytes apart (an odd number of 16 bytes). A row's numbers are in units of a power
+/// of two, so that none is too large or lost. Of `exact` ones the rests follow, as many f16 that the first ones
+/// leave out: together they have 22 bits.
 struct Tile {
     unsigned char* data;
     int stride, rows;
     float* units;
 
     __device__ unsigned char* at(int row, int column) const { return data + row * stride + column * 2; }
-    __device__ int second() const { return rows * stride; }  // bytes
+    __device__ int rest() const { return rows * stride; }  // bytes
 };
 
 /// Padded columns of a head, and bytes from a row of a tile to the next.
@@ -30,10 +28,6 @@ __device__ inline float power_below(float x) {
     return power == 0 || power == infinity() ? 1.0f : power;
 }
 
-template <Number number>
-__device__ inline uint32_t pair_of(float x, float y) {
-    return number == Number::brain ? pair_bf16(x, y) : pair_f16(x, y);
-}
 /// What pair_f16(x, y) = `high` leaves out.
 __device__ inline uint32_t rest_of_pair(float x, float y, uint32_t high) {
     return pair_f16(x - from_f16(high & 0xffff), y - from_f16(high >> 16));
@@ -133,33 +127,27 @@ __device__ inline void read_rotated(const HeadSource& from, const HeadRow& row, 
 }
 
 /// Eight numbers of a row to where they belong in a tile; all lanes of the row's group (of `lanes`) call it.
-template <Number number>
-__device__ inline void write8(const Tile& to, int row, int column, bool wanted, int lanes, float (&x)[8]) {
-    if constexpr (number != Number::brain) {
-        float most = 0;
+template <bool exact>
+__device__ inline void write8(const Tile& to, int row, int column, bool wanted, int lanes,
+                              const float (&x)[8]) {
+    float most = 0;
 #pragma unroll
-        for (int i = 0; i < 8; ++i) most = fmaxf(most, fabsf(x[i]));
-        for (int step = lanes / 2; step > 0; step /= 2)
-            most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
-        const float unit = power_below(most);
-        const float shrink = 1 / unit;
-#pragma unroll
-        for (int i = 0; i < 8; ++i) x[i] *= shrink;
-        if (column == 0) to.units[row] = unit;
-    } else if (column == 0) {
-        to.units[row] = 1;
-    }
+    for (int i = 0; i < 8; ++i) most = fmaxf(most, fabsf(x[i]));
+    for (int step = lanes / 2; step > 0; step /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
+    const float unit = power_below(most), shrink = 1 / unit;
+    if (column == 0) to.units[row] = unit;
     if (!wanted) return;
     uint32_t words[4], rest[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        words[i] = pair_of<number>(x[2 * i], x[2 * i + 1]);
-        if constexpr (number == Number::two_halves) rest[i] = rest_of_pair(x[2 * i], x[2 * i + 1], words[i]);
+        const float low = x[2 * i] * shrink, high = x[2 * i + 1] * shrink;
+        words[i] = pair_f16(low, high);
+        if constexpr (exact) rest[i] = rest_of_pair(low, high, words[i]);
     }
     uint4* const at = reinterpret_cast<uint4*>(to.at(row, column));
     *at = make_uint4(words[0], words[1], words[2], words[3]);
-    if constexpr (number == Number::two_halves)
-        *reinterpret_cast<uint4*>(to.at(row, column) + to.second()) =
+    if constexpr (exact)
+        *reinterpret_cast<uint4*>(to.at(row, column) + to.rest()) =
             make_uint4(rest[0], rest[1], rest[2], rest[3]);
 }
 
@@ -171,22 +159,23 @@ __device__ inline int lanes_of_row(int dim) {
 }
 
 /// Calls fn(row, column, x) for a tile's eight columns at a time, to fill x, zeros at first, and writes them.
-template <Number number, class Fn>
+template <bool exact, class Fn>
 __device__ inline void fill_tile(const Tile& to, int dim, const Fn& fn) {
     const int lanes = lanes_of_row(dim), column = threadIdx.x % lanes * 8;
+#pragma unroll 1
     for (int row = threadIdx.x / lanes; row < to.rows; row += blockDim.x / lanes) {
         float x[8] = {};
         if (column < dim) fn(row, column, x);
-        write8<number>(to, row, column, column < padded(dim), lanes, x);
+        write8<exact>(to, row, column, column < padded(dim), lanes, x);
     }
 }
 
 /// Rows [first, first + n) to a tile; the others are zeros. Copies that are still under way are committed.
-template <Number number>
+template <bool exact>
 __device__ inline void load_tile(const HeadSource& from, int64_t first, int n, const Tile& to) {
-    constexpr DType same = number == Number::brain ? DType::BF16 : DType::F16;
-    if (number != Number::two_halves && from.rows.dtype == same && from.plain()) {
+    if (!exact && from.rows.dtype == DType::F16 && from.plain()) {
         const int lanes = lanes_of_row(from.dim), column = threadIdx.x % lanes * 8;
+#pragma unroll 2
         for (int row = threadIdx.x / lanes; row < to.rows; row += blockDim.x / lanes) {
             if (column == 0) to.units[row] = 1;
             if (column >= padded(from.dim)) continue;
@@ -197,7 +186,7 @@ __device__ inline void load_tile(const HeadSource& from, int64_t first, int n, c
         }
         return;
     }
-    fill_tile<number>(to, from.dim, [&](int row, int column, float (&x)[8]) {
+    fill_tile<exact>(to, from.dim, [&](int row, int column, float (&x)[8]) {
         if (row >= n) return;
         read_rotated(from, row_at(from.rows, from.table, first + row, from.head), first + row, column, x);
     });
