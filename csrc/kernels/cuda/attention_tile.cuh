@@ -1,0 +1,195 @@
+// Rows of any type, stored or fresh, into tiles of 16-bit numbers in shared memory, as the products of many
+// queries read them: scaled, biased and rotated in float32, once for all queries of a block.
+#pragma once
+
+#include "kernels/cuda/attention_parts.cuh"
+#include "kernels/cuda/ptx.cuh"
+
+namespace slimrt::cuda {
+
+/// `rows` rows of f16 `stride` bytes apart (an odd number of 16 bytes). A row's numbers are in units of a power
+/// of two, so that none is too large or lost. Of `exact` ones the rests follow, as many f16 that the first ones
+/// leave out: together they have 22 bits.
+struct Tile {
+    unsigned char* data;
+    int stride, rows;
+    float* units;
+
+    __device__ unsigned char* at(int row, int column) const { return data + row * stride + column * 2; }
+    __device__ int rest() const { return rows * stride; }  // bytes
+};
+
+/// Padded columns of a head, and bytes from a row of a tile to the next.
+__host__ __device__ inline int padded(int dim) { return (dim + 15) / 16 * 16; }
+__host__ __device__ inline int tile_stride(int dim) { return padded(dim) * 2 + 16; }
+
+__device__ inline float power_below(float x) {
+    const float power = __uint_as_float(__float_as_uint(x) & 0x7f800000u);
+    return power == 0 || power == infinity() ? 1.0f : power;
+}
+
+/// What pair_f16(x, y) = `high` leaves out.
+__device__ inline uint32_t rest_of_pair(float x, float y, uint32_t high) {
+    return pair_f16(x - from_f16(high & 0xffff), y - from_f16(high >> 16));
+}
+
+/// Columns [column, column + 8) of a head of a row, at a multiple of 8.
+__device__ inline void read8(const RowsView& rows, const HeadRow& row, int column, float (&x)[8]) {
+    if (rows.dtype == DType::F32) {
+        const float4* const from = reinterpret_cast<const float4*>(row.data + column * 4);
+        const float4 low = from[0], high = from[1];
+        x[0] = low.x, x[1] = low.y, x[2] = low.z, x[3] = low.w;
+        x[4] = high.x, x[5] = high.y, x[6] = high.z, x[7] = high.w;
+    } else if (rows.dtype == DType::F16 || rows.dtype == DType::BF16) {
+        const uint4 from = *reinterpret_cast<const uint4*>(row.data + column * 2);
+        const uint32_t words[4] = {from.x, from.y, from.z, from.w};
+        const bool brain = rows.dtype == DType::BF16;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            x[2 * i] = brain ? from_bf16(words[i] & 0xffff) : from_f16(words[i] & 0xffff);
+            x[2 * i + 1] = brain ? from_bf16(words[i] >> 16) : from_f16(words[i] >> 16);
+        }
+    } else if (rows.dtype == DType::Q8) {
+        const uint2 from = *reinterpret_cast<const uint2*>(row.data + column);
+        const float scale = *reinterpret_cast<const float*>(row.scales);
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+            x[i] = static_cast<float>(static_cast<int8_t>((i < 4 ? from.x : from.y) >> i % 4 * 8)) * scale;
+    } else {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) x[i] = element_of(rows, row, column + i);
+    }
+}
+
+/// One head of rows, and what is done to it.
+struct HeadSource {
+    RowsView rows;
+    const int32_t* table;
+    int head, first, dim;                         // stored head, and where in it the columns begin
+    const float *row_scale = nullptr, *bias = nullptr;  // of these columns
+    RowsView factors;
+    FloatRows turns;
+    int n_rot = 0;
+    bool interleaved = false;
+
+    __device__ bool plain() const { return !row_scale && !bias && !n_rot; }
+};
+
+/// Fresh rows as dense rows of f32.
+__device__ inline RowsView fresh_view(const FloatRows& fresh, int64_t first_row, int64_t first_position) {
+    RowsView rows;
+    rows.base = reinterpret_cast<const unsigned char*>(fresh.row(first_row));
+    rows.head_dim = 1 << 30;
+    rows.row_bytes = fresh.stride * sizeof(float);
+    rows.first = first_position;
+    return rows;
+}
+
+/// Eight columns of a row, with all that is done to it but the rotation.
+__device__ inline void read_scaled(const HeadSource& from, const HeadRow& row, float factor, int column,
+                                   float (&x)[8]) {
+    read8(from.rows, row, from.first + column, x);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        if (from.row_scale) x[i] *= from.row_scale[column + i] * factor;
+        if (from.bias) x[i] += from.bias[column + i];
+    }
+}
+
+/// Rotated on top, where n_rot / 2 (of neighbours n_rot) is a multiple of 8.
+__device__ inline void read_rotated(const HeadSource& from, const HeadRow& row, int64_t position, int column,
+                                    float (&x)[8]) {
+    float factor = 1;
+    if (from.row_scale && from.factors.base)
+        factor = *reinterpret_cast<const float*>(row_at(from.factors, from.table, position, 0).data);
+    read_scaled(from, row, factor, column, x);
+    if (column >= from.n_rot) return;
+    const float* const turn = from.turns.row(position);
+    if (from.interleaved) {
+#pragma unroll
+        for (int i = 0; i < 8; i += 2) {
+            const float cos = turn[column + i], sin = turn[column + i + 1], a = x[i], b = x[i + 1];
+            x[i] = a * cos - b * sin;
+            x[i + 1] = a * sin + b * cos;
+        }
+        return;
+    }
+    const int half = from.n_rot / 2;
+    const bool upper = column >= half;
+    const int pair = upper ? column - half : column;
+    float other[8];
+    read_scaled(from, row, factor, upper ? column - half : column + half, other);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        const float cos = turn[2 * (pair + i)], sin = turn[2 * (pair + i) + 1];
+        x[i] = x[i] * cos + (upper ? other[i] : -other[i]) * sin;
+    }
+}
+
+/// Eight numbers of a row to where they belong in a tile; all lanes of the row's group (of `lanes`) call it.
+template <bool exact>
+__device__ inline void write8(const Tile& to, int row, int column, bool wanted, int lanes,
+                              const float (&x)[8]) {
+    float most = 0;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) most = fmaxf(most, fabsf(x[i]));
+    for (int step = lanes / 2; step > 0; step /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
+    const float unit = power_below(most), shrink = 1 / unit;
+    if (column == 0) to.units[row] = unit;
+    if (!wanted) return;
+    uint32_t words[4], rest[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const float low = x[2 * i] * shrink, high = x[2 * i + 1] * shrink;
+        words[i] = pair_f16(low, high);
+        if constexpr (exact) rest[i] = rest_of_pair(low, high, words[i]);
+    }
+    uint4* const at = reinterpret_cast<uint4*>(to.at(row, column));
+    *at = make_uint4(words[0], words[1], words[2], words[3]);
+    if constexpr (exact)
+        *reinterpret_cast<uint4*>(to.at(row, column) + to.rest()) =
+            make_uint4(rest[0], rest[1], rest[2], rest[3]);
+}
+
+/// Threads that share a row: a power of two, eight columns each.
+__device__ inline int lanes_of_row(int dim) {
+    int lanes = 2;
+    while (lanes * 8 < padded(dim)) lanes *= 2;
+    return lanes;
+}
+
+/// Calls fn(row, column, x) for a tile's eight columns at a time, to fill x, zeros at first, and writes them.
+template <bool exact, class Fn>
+__device__ inline void fill_tile(const Tile& to, int dim, const Fn& fn) {
+    const int lanes = lanes_of_row(dim), column = threadIdx.x % lanes * 8;
+#pragma unroll 1
+    for (int row = threadIdx.x / lanes; row < to.rows; row += blockDim.x / lanes) {
+        float x[8] = {};
+        if (column < dim) fn(row, column, x);
+        write8<exact>(to, row, column, column < padded(dim), lanes, x);
+    }
+}
+
+/// Rows [first, first + n) to a tile; the others are zeros. Copies that are still under way are committed.
+template <bool exact>
+__device__ inline void load_tile(const HeadSource& from, int64_t first, int n, const Tile& to) {
+    if (!exact && from.rows.dtype == DType::F16 && from.plain()) {
+        const int lanes = lanes_of_row(from.dim), column = threadIdx.x % lanes * 8;
+#pragma unroll 2
+        for (int row = threadIdx.x / lanes; row < to.rows; row += blockDim.x / lanes) {
+            if (column == 0) to.units[row] = 1;
+            if (column >= padded(from.dim)) continue;
+            const bool wanted = row < n && column < from.dim;
+            const unsigned char* const data =
+                wanted ? row_at(from.rows, from.table, first + row, from.head).data : from.rows.base;
+            copy16(to.at(row, column), wanted ? data + (from.first + column) * 2 : data, wanted);
+        }
+        return;
+    }
+    fill_tile<exact>(to, from.dim, [&](int row, int column, float (&x)[8]) {
+        if (row >= n) return;
+        read_rotated(from, row_at(from.rows, from.table, first + row, from.head), first + row, column, x);
+    });
+}
+
+}  // namespace slimrt::cuda
