@@ -62,7 +62,7 @@ struct AbsorbedLayout {
     int turns, factors;       // in a stage: rows of the rope table, factors of rows
     int tiles, n_tiles, tile_bytes;  // operands; of planes that need no conversion the stages themselves
     int weights, slots, slot_heads, slot_bytes;  // softmax weights of a tile; then what sums shrink by
-    int q, turned_q, affine, scores, sums, parts, state, barriers;
+    int q, turned_q, key_turns, affine, scores, sums, parts, state, barriers;
     int bytes;
 };
 

@@ -60,6 +60,58 @@ __device__ inline int pair_of(const HeadScores& head, int c) {
     return head.interleaved ? c / 2 : c % (head.n_rot / 2);
 }
 
+/// What columns c and c + 1 of a head are turned by in `rows` positions: cosines and signed sines, as the table has
+/// them but for what it is scaled by.
+__device__ inline uint2 turns_of(const HeadScores& head, int c, int rows) {
+    float cosine[2] = {1, 1}, sine[2] = {0, 0};
+    const float* const row = head.table + min(int64_t{rows}, head.table_rows - 1) * head.n_rot;
+    for (int i = 0; i < 2 && c < head.n_rot; ++i) {
+        const int pair = pair_of(head, c + i);
+        const float scale = 1 / head.table[2 * pair];
+        const bool first = head.interleaved ? i == 0 : c < head.n_rot / 2;
+        cosine[i] = row[2 * pair] * scale;
+        sine[i] = first ? -row[2 * pair + 1] * scale : row[2 * pair + 1] * scale;
+    }
+    return {pair_f16(cosine[0], cosine[1]), pair_f16(sine[0], sine[1])};
+}
+
+/// For every step and lane of a score warp the four numbers that stay the same.
+__device__ inline void prepare_turns(const Absorbed& x, int thread, int threads) {
+    auto* const to = reinterpret_cast<uint4*>(shared_memory() + x.at.key_turns);
+    for (int i = thread; x.head.table && i < x.head.dim / 16 * 32; i += threads) {
+        const Chunks chunks(x.head, i / 32);
+        const int lane = i % 32, within = lane % 4 * 2;
+        const uint2 a = turns_of(x.head, 8 * chunks.a + within, lane / 4);
+        const uint2 b = turns_of(x.head, 8 * chunks.b + within, lane / 4);
+        to[i] = {a.x, a.y, b.x, b.y};
+    }
+}
+
+/// Queries turned back by the positions 8 o of a tile; `turns`: rows of the rope table, of each o one.
+__device__ inline void turn_queries(const Absorbed& x, const float* turns, int heads, const Crew& crew) {
+    const HeadScores& head = x.head;
+    const float* const q = reinterpret_cast<const float*>(shared_memory() + x.at.q);
+    const int q_row = head.dim + kPad / 2, half = head.n_rot / 2;
+    auto* const to = reinterpret_cast<uint16_t*>(shared_memory() + x.at.turned_q);
+    for (int i = crew.warp; i < 4 * heads; i += crew.warps) {
+        const float* const from = q + i / 4 * head.dim;
+        uint16_t* const high = to + (i / 4 * 8 + i % 4 * 2) * q_row;
+        const auto put = [&](int c, float value) {
+            high[c] = to_f16(value);
+            high[c + q_row] = to_f16(value - from_f16(high[c]));
+        };
+        for (int pair = crew.lane; pair < head.dim / 2; pair += 32) {
+            const bool turns_pair = head.table && pair < half;
+            const bool apart = turns_pair && !head.interleaved;
+            const int c = apart ? pair : 2 * pair, d = apart ? pair + half : c + 1;
+            const float cosine = turns_pair ? turns[i % 4 * head.n_rot + 2 * pair] : 1;
+            const float sine = turns_pair ? turns[i % 4 * head.n_rot + 2 * pair + 1] : 0;
+            put(c, cosine * from[c] + sine * from[d]);
+            put(d, cosine * from[d] - sine * from[c]);
+        }
+    }
+}
+
 template <class Operand>
 struct HeadScorer {
     const Absorbed& x;
@@ -67,33 +119,16 @@ struct HeadScorer {
     uint32_t turn[kSteps][4];  // cosines and signed sines of chunks a and b, for this lane's token and columns
 
     __device__ HeadScorer(const Absorbed& x, int lane) : x(x), lane(lane) {
-        const HeadScores& head = x.head;
+        const auto* const from = reinterpret_cast<const uint4*>(shared_memory() + x.at.key_turns) + lane;
 #pragma unroll
         for (int i = 0; i < kSteps; ++i) {
-            const Chunks chunks(head, i);
-            if (!head.table || 16 * i >= head.dim) continue;
-            turns_of(8 * chunks.a + lane % 4 * 2, turn[i][0], turn[i][1]);
-            turns_of(8 * chunks.b + lane % 4 * 2, turn[i][2], turn[i][3]);
+            const bool there = x.head.table && 16 * i < x.head.dim;
+            const uint4 four = there ? from[32 * i] : uint4{};
+            turn[i][0] = four.x;
+            turn[i][1] = four.y;
+            turn[i][2] = four.z;
+            turn[i][3] = four.w;
         }
-    }
-
-    /// Of columns c and c + 1, by lane / 4 positions: the table's row for that, without what it is scaled by.
-    __device__ void turns_of(int c, uint32_t& cosines, uint32_t& sines) const {
-        const HeadScores& head = x.head;
-        float cosine[2] = {1, 1}, sine[2] = {0, 0};
-        if (c < head.n_rot) {
-            const int64_t row = min(int64_t(lane / 4), head.table_rows - 1);
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                const float* const at = head.table + row * head.n_rot + 2 * pair_of(head, c + i);
-                const float scale = 1 / head.table[2 * pair_of(head, c + i)];
-                const bool first = head.interleaved ? i == 0 : c < head.n_rot / 2;
-                cosine[i] = at[0] * scale;
-                sine[i] = first ? -at[1] * scale : at[1] * scale;
-            }
-        }
-        cosines = pair_f16(cosine[0], cosine[1]);
-        sines = pair_f16(sine[0], sine[1]);
     }
 
     /// Two numbers of a tile's row as f16.
@@ -158,31 +193,6 @@ struct HeadScorer {
         const int octet = lane % 4;  // of the columns that this lane has sums of
         if (octet == 2 * half) scores[16 * half + lane / 4] = sum[0] + sum[1];
         if (octet == 2 * half + 1) scores[16 * half + 8 + lane / 4] = sum[2] + sum[3];
-    }
-
-    /// Queries turned back by the positions 8 o of a tile; `turns`: rows of the rope table, of each o one.
-    __device__ void turn_queries(const float* turns, int heads, const Crew& crew) const {
-        const HeadScores& head = x.head;
-        const float* const q = reinterpret_cast<const float*>(shared_memory() + x.at.q);
-        const int q_row = head.dim + kPad / 2, half = head.n_rot / 2;
-        auto* const to = reinterpret_cast<uint16_t*>(shared_memory() + x.at.turned_q);
-        for (int i = crew.warp; i < 4 * heads; i += crew.warps) {
-            const float* const from = q + i / 4 * head.dim;
-            uint16_t* const high = to + (i / 4 * 8 + i % 4 * 2) * q_row;
-            const auto put = [&](int c, float value) {
-                high[c] = to_f16(value);
-                high[c + q_row] = to_f16(value - from_f16(high[c]));
-            };
-            for (int pair = lane; pair < head.dim / 2; pair += 32) {
-                const bool turns_pair = head.table && pair < half;
-                const bool apart = turns_pair && !head.interleaved;
-                const int c = apart ? pair : 2 * pair, d = apart ? pair + half : c + 1;
-                const float cosine = turns_pair ? turns[i % 4 * head.n_rot + 2 * pair] : 1;
-                const float sine = turns_pair ? turns[i % 4 * head.n_rot + 2 * pair + 1] : 0;
-                put(c, cosine * from[c] + sine * from[d]);
-                put(d, cosine * from[d] - sine * from[c]);
-            }
-        }
     }
 };
 

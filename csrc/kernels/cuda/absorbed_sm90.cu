@@ -58,6 +58,7 @@ __device__ void prepare(const Absorbed& x, const AbsorbedShare& share) {
         q[i] = head.q[share.query * head.q_stride + int64_t(first_head + of) * head.q_head + i - of * head.dim] *
                (x.scale / unit);
     }
+    prepare_turns(x, thread, n);
     auto* const scale = reinterpret_cast<uint16_t*>(shared + x.at.affine);
     const bool affine = head.row_scale || head.bias;
     for (int i = thread; affine && i < x.rows.slice; i += n) {
@@ -178,11 +179,11 @@ struct Scores {
     __device__ void by_heads() {
         const HeadScorer<Operand> scorer(x, crew.lane);
         const int heads = heads_of_slice(x, share.rank);
-        if (!x.head.table) scorer.turn_queries(nullptr, heads, crew);
+        if (!x.head.table) turn_queries(x, nullptr, heads, crew);
         Ring slot(x.at.slots);
         for (int tile = 0; tile < share.n_tiles; ++tile, slot.next()) {
             receive(tile);
-            if (x.head.table) scorer.turn_queries(of_stage(x.at.turns), heads, crew);
+            if (x.head.table) turn_queries(x, of_stage(x.at.turns), heads, crew);
             crew.meet();
             read_heads(scorer, heads);
             crew.meet();
@@ -193,19 +194,18 @@ struct Scores {
 
     __device__ void of_whole_rows() {
         constexpr int kParts = Operand::kBrain ? 2 : 1, kWideSteps = kMaxSlice / 16 / kScoreWarps;
-        const HeadScorer<Operand> scorer(x, crew.lane);
         const WideScorer<Operand, kM, kParts, kWideSteps> wide(x, share, crew);
         const int heads = x.head.dim ? heads_of_slice(x, share.rank) : 0;
-        if (!x.head.table) scorer.turn_queries(nullptr, heads, crew);
+        if (!x.head.table) turn_queries(x, nullptr, heads, crew);
         float* const sums = reinterpret_cast<float*>(shared_memory() + x.at.sums) +
                             crew.warp * x.at.slot_heads * kSumStride;
         Ring slot(x.at.slots), part(kPartSlots), sent(kPartSlots);
         for (int tile = 0; tile <= share.n_tiles; ++tile) {
             if (tile < share.n_tiles) {
                 receive(tile);
-                if (x.head.table) scorer.turn_queries(of_stage(x.at.turns), heads, crew);
+                if (x.head.table) turn_queries(x, of_stage(x.at.turns), heads, crew);
                 crew.meet();
-                read_heads(scorer, heads);
+                if (heads) read_heads(HeadScorer<Operand>(x, crew.lane), heads);
                 wide.score(tile_data(), sums);
                 crew.meet();
                 send_parts(x, share, crew, sent.at, barriers.parts);
@@ -249,7 +249,7 @@ constexpr int kThreads = 32 * (kProductWarps + kScoreWarpsOf<kM>);
 
 template <class Operand, int kM, bool kWide>
 __global__ void __launch_bounds__(kThreads<kM>, 1) absorbed_kernel(const __grid_constant__ Absorbed x) {
-    constexpr int kScoreWarps = kScoreWarpsOf<kM>, kGroups = kM > 2 ? 4 : 5;
+    constexpr int kScoreWarps = kScoreWarpsOf<kM>, kGroups = 4;
     const AbsorbedShare share(x);
     const Barriers barriers(x);
     const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
