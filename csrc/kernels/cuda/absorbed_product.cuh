@@ -81,22 +81,19 @@ struct Products {
     }
 
     __device__ void add(const unsigned char* tile, const WeightSlot& slot) {
+        const float* const shrink = slot.shrink + lane / 4;
         bool same = true;
-        float shrink[kM][2];
 #pragma unroll
-        for (int m = 0; m < kM; ++m)
-#pragma unroll
-            for (int j = 0; j < 2; ++j) {
-                shrink[m][j] = slot.shrink[16 * m + lane / 4 + 8 * j];
-                same &= shrink[m][j] == 1;
-            }
+        for (int i = 0; i < 2 * kM; ++i) same &= shrink[8 * i] == 1;
         if (!__all_sync(~0u, same)) {
 #pragma unroll
             for (int m = 0; m < kM; ++m)
 #pragma unroll
-                for (int j = 0; j < kGroups; ++j)
+                for (int i = 0; i < 8; ++i) {
+                    const float factor = shrink[16 * m + i % 4 / 2 * 8];
 #pragma unroll
-                    for (int i = 0; i < 8; ++i) sum[m][j][i / 4][i % 4] *= shrink[m][i % 4 / 2];
+                    for (int j = 0; j < kGroups; ++j) sum[m][j][i / 4][i % 4] *= factor;
+                }
         }
 #pragma unroll
         for (int k = 0; k < kTileTokens / 16; ++k) {

@@ -230,32 +230,33 @@ struct WideScorer {
     /// This warp's sums, to [heads][kSumStride].
     __device__ void score(const unsigned char* tile, float* sums) const {
         const int lane = crew.lane;
-        float sum[kM][4][4] = {};
+#pragma unroll 1
+        for (int row = 0; row < kTileTokens; row += 16) {
+            float sum[kM][2][4] = {};
+            const unsigned char* const from =
+                tile + x.rows.tile + (row + lane / 16 * 8 + lane % 8) * x.rows.stride + lane / 8 % 2 * 16;
 #pragma unroll
-        for (int i = 0; i < kWideSteps; ++i) {
-            if (16 * step(i) >= x.rows.slice) break;
-#pragma unroll
-            for (int n = 0; n < 4; n += 2) {
-                const int row = 8 * n + lane / 16 * 8 + lane % 8, column = 16 * step(i) + lane / 8 % 2 * 8;
+            for (int i = 0; i < kWideSteps; ++i) {
+                if (16 * step(i) >= x.rows.slice) break;
                 uint32_t b[4];
-                load_matrices(b, tile + x.rows.tile + row * x.rows.stride + 2 * column);
+                load_matrices(b, from + 32 * step(i));
 #pragma unroll
                 for (int part = 0; part < kParts; ++part)
 #pragma unroll
                     for (int m = 0; m < kM; ++m) {
-                        Operand::multiply_add(sum[m][n], q[part][m][i], b[0], b[1]);
-                        Operand::multiply_add(sum[m][n + 1], q[part][m][i], b[2], b[3]);
+                        Operand::multiply_add(sum[m][0], q[part][m][i], b[0], b[1]);
+                        Operand::multiply_add(sum[m][1], q[part][m][i], b[2], b[3]);
                     }
             }
+#pragma unroll
+            for (int m = 0; m < kM; ++m)
+#pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                    const int head = 16 * m + lane / 4 + j % 2 * 8, column = row + j / 2 * 8 + lane % 4 * 2;
+                    const float* const two = sum[m][j / 2] + j % 2 * 2;
+                    *reinterpret_cast<float2*>(sums + head * kSumStride + column) = {two[0], two[1]};
+                }
         }
-#pragma unroll
-        for (int m = 0; m < kM; ++m)
-#pragma unroll
-            for (int n = 0; n < 4; ++n)
-#pragma unroll
-                for (int j = 0; j < 2; ++j)
-                    *reinterpret_cast<float2*>(sums + (16 * m + lane / 4 + 8 * j) * kSumStride + 8 * n +
-                                               lane % 4 * 2) = {sum[m][n][2 * j], sum[m][n][2 * j + 1]};
     }
 };
 

@@ -247,9 +247,9 @@ constexpr int kScoreWarpsOf = kM > 2 ? 4 : 8;
 template <int kM>
 constexpr int kThreads = 32 * (kProductWarps + kScoreWarpsOf<kM>);
 
-template <class Operand, int kM, bool kWide>
+template <class Operand, int kM, int kGroups, bool kWide>
 __global__ void __launch_bounds__(kThreads<kM>, 1) absorbed_kernel(const __grid_constant__ Absorbed x) {
-    constexpr int kScoreWarps = kScoreWarpsOf<kM>, kGroups = 4;
+    constexpr int kScoreWarps = kScoreWarpsOf<kM>;
     const AbsorbedShare share(x);
     const Barriers barriers(x);
     const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
@@ -277,20 +277,23 @@ __global__ void __launch_bounds__(kThreads<kM>, 1) absorbed_kernel(const __grid_
     cluster_sync();  // others may still write here
 }
 
-template <class Operand, int kM, bool kWide>
+template <class Operand, int kM, int kGroups, bool kWide>
 void start(const Device& device, const Absorbed& x) {
     const Shape shape = {.grid = dim3(x.cluster * x.splits, x.sequences),
                          .block = dim3(kThreads<kM>),
                          .shared_bytes = static_cast<size_t>(x.at.bytes),
                          .cluster = static_cast<unsigned>(x.cluster)};
-    launch(device, absorbed_kernel<Operand, kM, kWide>, shape, x);
+    launch(device, absorbed_kernel<Operand, kM, kGroups, kWide>, shape, x);
 }
 
 template <class Operand>
 void start_as(const Device& device, const Absorbed& x) {
-    if (x.wide.dim) return x.n_heads > 16 ? start<Operand, 2, true>(device, x) : start<Operand, 1, true>(device, x);
-    if (x.n_heads > 32) return start<Operand, 4, false>(device, x);
-    x.n_heads > 16 ? start<Operand, 2, false>(device, x) : start<Operand, 1, false>(device, x);
+    const int groups = (x.rows.slice + x.residual.slice) / kGroupColumns;
+    if (x.wide.dim)
+        return x.n_heads > 16 ? start<Operand, 2, 4, true>(device, x) : start<Operand, 1, 4, true>(device, x);
+    if (x.n_heads > 32) return start<Operand, 4, 4, false>(device, x);
+    if (x.n_heads <= 16) return start<Operand, 1, 5, false>(device, x);
+    groups > 4 * kProductWarps ? start<Operand, 2, 5, false>(device, x) : start<Operand, 2, 4, false>(device, x);
 }
 
 }  // namespace
