@@ -15,7 +15,7 @@ void attention(const Device& device, const AttentionArgs& args, const PlacedSequ
                SparseCounts* counts, std::byte* workspace) {
     if (args.sequences.empty() || most_queries(args) == 0) return;
     if (absorbed_can(device, args))
-        return absorbed(device, args, placed, query_shift, counts, workspace);
+        return absorbed(device, args, placed, query_shift, workspace);
     const AttentionView view = view_of(args, placed, query_shift, counts);
     if (decode_can(device, args)) return attention_decode(device, args, view, workspace);
     if (prefill_can(device, args)) return attention_prefill(device, args, view, workspace);

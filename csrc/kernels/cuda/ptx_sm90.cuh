@@ -45,8 +45,10 @@ __device__ inline void barrier_arrive_expect(uint64_t* barrier, uint32_t bytes) 
 }
 /// Arrives at the barrier of another block of the cluster; `barrier` as shared_of() gives it.
 __device__ inline void barrier_arrive_remote(uint64_t* barrier) {
-    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(shared_address(barrier))
-                 : "memory");
+    asm volatile(
+        "{\n.reg .u64 there;\ncvta.to.shared::cluster.u64 there, %0;\n"
+        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}" ::"l"(barrier)
+        : "memory");
 }
 /// Waits until the phase of this parity has ended; sees what remote arrivals released.
 __device__ inline void barrier_wait(uint64_t* barrier, uint32_t parity) {

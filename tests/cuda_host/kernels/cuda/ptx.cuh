@@ -124,4 +124,13 @@ inline void multiply_add_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0
     cuda_host::meet(call);
 }
 
+inline uint32_t multiply_add_pair(uint32_t a, uint32_t b, uint32_t c) {
+    const auto one = [](uint16_t x, uint16_t y, uint16_t z) {
+        return __half_as_ushort(
+            __float2half_rn(std::fma(host::from_f16(x), host::from_f16(y), host::from_f16(z))));
+    };
+    return one(uint16_t(a), uint16_t(b), uint16_t(c)) |
+           uint32_t(one(uint16_t(a >> 16), uint16_t(b >> 16), uint16_t(c >> 16))) << 16;
+}
+
 }  // namespace slimrt::cuda

@@ -1,0 +1,349 @@
+// Absorbed decode attention: what of it is possible, how it is shared out, and the merge of its splits with each
+// query's own row, in f32.
+#include "kernels/cuda/absorbed.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "kernels/cuda/absorbed_plan.h"
+
+namespace slimrt::cuda {
+namespace {
+
+constexpr int kMaxCluster = 16, kMaxHeads = 64, kMaxWideHeads = 32, kMaxSplits = 128, kMostStages = 6;
+constexpr int kClusterCapability = 90;
+
+template <class Number>
+Number round_up(Number n, Number unit) {
+    return (n + unit - 1) / unit * unit;
+}
+
+// What is possible.
+
+bool in_tiles(const Rows& rows) {
+    const HeadBytes bytes = head_bytes(rows.dtype, rows.head_dim());
+    return rows.block_tokens == kTileTokens && rows.block_stride % 16 == 0 &&
+           reinterpret_cast<uintptr_t>(rows.base) % 16 == 0 && bytes.elements % 2 == 0;
+}
+
+bool fits_rows(const Rows& rows) {
+    switch (rows.dtype) {
+        case DType::F16:
+        case DType::BF16:
+        case DType::Q8:
+        case DType::FP8_E4M3:
+        case DType::FP8_E5M2:
+            return in_tiles(rows) && rows.head_dim() % 16 == 0;
+        default:
+            return false;
+    }
+}
+
+bool is_wide(const ScoreTerm& term) {
+    return term.n_heads == 1 && term.dim == term.stored.width && !term.rope && !term.row_scale && !term.bias;
+}
+
+bool fits_heads(const ScoreTerm& term, int n_heads) {
+    const bool factors = term.row_scale && term.factors.base;
+    if (term.dim % 16 || term.dim > kMaxDim || n_heads % term.n_heads) return false;
+    if (term.n_heads * term.dim > term.stored.width || (factors && (term.bias || !in_tiles(term.factors)))) return false;
+    if (!term.rope) return true;
+    return term.rope.n_rot <= term.dim && term.rope.n_rot % (term.rope.interleaved ? 4 : 16) == 0;
+}
+
+bool fits_values(std::span<const ValueTerm> values) {
+    if (values.empty() || values.size() > 2) return false;
+    for (const ValueTerm& term : values)
+        if (term.n_heads != 1 || term.dim != term.stored.width) return false;
+    if (values.size() == 1) return true;
+    const Rows& residual = values[1].stored;
+    return residual.heads == 1 && residual.dtype != DType::F32 && residual.width % 4 == 0 && in_tiles(residual);
+}
+
+bool fits(const AttentionArgs& args) {
+    if (args.merge || args.n_heads > kMaxHeads || args.sequences.empty() || !fits_values(args.values)) return false;
+    for (const AttentionSequence& sequence : args.sequences)
+        if (sequence.n_queries != 1) return false;
+    const Rows& rows = args.values[0].stored;
+    int wide = 0;
+    for (const ScoreTerm& term : args.scores) {
+        if (term.stored.base != rows.base || term.stored.width != rows.width) return false;
+        wide += is_wide(term);
+        if (!is_wide(term) && !fits_heads(term, args.n_heads)) return false;
+    }
+    const int by_heads = static_cast<int>(args.scores.size()) - wide;
+    return fits_rows(rows) && wide <= 1 && by_heads <= 1 && (!wide || args.n_heads <= kMaxWideHeads);
+}
+
+// How it is shared out.
+
+const float* floats(Tensor t) { return t ? t.f32() : nullptr; }
+int64_t stride_of(Tensor t) { return static_cast<int64_t>(t.stride / sizeof(float)); }
+
+HeadScores head_scores(const ScoreTerm& term, int n_heads) {
+    HeadScores out{.q = term.q.f32(),
+                   .row_scale = floats(term.row_scale),
+                   .bias = floats(term.bias),
+                   .table = floats(term.rope.table),
+                   .q_stride = stride_of(term.q),
+                   .q_head = static_cast<int>(term.q.cols / n_heads),
+                   .n_heads = term.n_heads,
+                   .dim = term.dim,
+                   .group = n_heads / term.n_heads,
+                   .table_rows = term.rope.table.rows,
+                   .n_rot = term.rope.n_rot,
+                   .interleaved = term.rope.interleaved,
+                   .has_factors = term.row_scale && term.factors.base,
+                   .fresh = floats(term.fresh),
+                   .fresh_factors = floats(term.fresh_factors),
+                   .fresh_stride = stride_of(term.fresh)};
+    if (out.has_factors) out.factors = RowsView(term.factors);
+    return out;
+}
+
+/// The operands' and the stored planes' places in a stage and in a tile; how large those are.
+void lay_out_rows(Absorbed& x) {
+    AbsorbedLayout& at = x.at;
+    const auto take = [](int& end, int bytes) { return std::exchange(end, end + round_up(bytes, 16)); };
+    at.tile_bytes = at.stage_bytes = 0;
+    for (AbsorbedPlane* plane : {&x.rows, &x.residual}) {
+        plane->stride = 2 * plane->slice + kPad;
+        plane->tile = take(at.tile_bytes, plane->slice ? kTileTokens * plane->stride : 0);
+    }
+    if (!x.converted) at.stage_bytes = at.tile_bytes;
+    if (x.converted) {
+        x.rows.raw_row = x.rows.piece;
+        x.rows.raw_piece = kTileTokens * (x.rows.piece + x.rows.rows.head_scales);
+        x.rows.raw = take(at.stage_bytes, x.rows.slice / x.rows.piece * x.rows.raw_piece);
+    }
+    if (x.residual.width) {
+        x.residual.raw_row = round_up(2 * x.residual.slice, 16) + 32;
+        x.residual.raw = take(at.stage_bytes, kTileTokens * (x.residual.raw_row + x.residual.rows.head_scales));
+    }
+    at.turns = take(at.stage_bytes, x.head.table ? kTileTokens / 8 * x.head.n_rot * 4 : 0);
+    at.factors = take(at.stage_bytes, x.head.has_factors ? kTileTokens * 4 : 0);
+}
+
+/// With so many stages and tiles of converted rows.
+void lay_out(Absorbed& x, int stages, int tiles) {
+    AbsorbedLayout& at = x.at;
+    constexpr int kWideWarps = 8, kFloat = sizeof(float);
+    int end = stages * at.stage_bytes;
+    const auto take = [&](int bytes) { return std::exchange(end, end + round_up(bytes, 16)); };
+    at.stages = stages;
+    at.n_tiles = tiles;
+    at.tiles = x.converted ? take(tiles * at.tile_bytes) : 0;
+    if (!x.converted) at.tile_bytes = at.stage_bytes;
+    at.slot_heads = x.n_heads > 32 ? 64 : x.n_heads > 16 ? 32 : 16;
+    at.slots = 2 * tiles;
+    at.slot_bytes = at.slot_heads * (kWeightStride + kFloat);
+    at.weights = take(at.slots * at.slot_bytes);
+    at.q = take(x.head.per_slice * x.head.dim * kFloat);
+    at.turned_q = take(x.head.per_slice * 8 * (2 * x.head.dim + kPad));
+    at.key_turns = take(x.head.table ? x.head.dim / 16 * 32 * 16 : 0);
+    at.affine = take(x.head.row_scale || x.head.bias ? 4 * x.rows.slice : 0);
+    at.scores = take(x.head.per_slice * kTileTokens * kFloat);
+    at.sums = take(x.wide.dim ? kWideWarps * at.slot_heads * kSumStride * kFloat : 0);
+    at.parts = take(x.wide.dim ? kPartSlots * x.n_heads * kTileTokens * kFloat : 0);
+    at.state = take(2 * x.own_heads * kFloat);
+    at.barriers = take((2 * stages + tiles + at.slots + kPartSlots + 1) * static_cast<int>(sizeof(uint64_t)));
+    at.bytes = end;
+}
+
+/// As many stages as fit, or false: fewer than two.
+bool fill_memory(Absorbed& x, size_t shared_bytes) {
+    lay_out_rows(x);
+    for (int stages = kMostStages; stages >= 2; --stages) {
+        const int tiles = x.converted ? std::min(stages, 3) : stages;
+        lay_out(x, stages, tiles);
+        if (static_cast<size_t>(x.at.bytes) <= shared_bytes) return true;
+    }
+    return false;
+}
+
+/// Slices for a cluster of so many blocks, or false.
+bool share_columns(Absorbed& x, int cluster, size_t shared_bytes) {
+    const int width = x.rows.width, unit = x.residual.rows.dtype == DType::Q4 ? 32 : kGroupColumns;
+    if (x.n_heads % cluster || width % (cluster * kGroupColumns)) return false;
+    x.cluster = cluster;
+    x.own_heads = x.n_heads / cluster;
+    const int slice = x.rows.slice = width / cluster, stored = x.rows.rows.head_dim;
+    x.rows.piece = std::min(slice, stored);
+    if (slice > kMaxSlice || (stored < width && slice % stored)) return false;
+    x.residual.slice = x.residual.width ? round_up((x.residual.width + cluster - 1) / cluster, unit) : 0;
+    const int groups = (slice + x.residual.slice) / kGroupColumns;
+    if (groups > kProductWarps * (x.n_heads > 32 ? 4 : 5)) return false;
+    if (x.head.dim) {
+        if (slice % x.head.dim) return false;
+        x.head.per_slice = slice / x.head.dim * x.head.group;
+        if (!x.wide.dim && x.head.per_slice != x.own_heads) return false;
+    }
+    return fill_memory(x, shared_bytes);
+}
+
+/// So many that the last of the waves, in which clusters run, is nearly full; more waves cost a little.
+int splits_of(int processors, int cluster, int sequences) {
+    constexpr double kWaveCost = 0.02;
+    const int clusters = std::max(1, processors / cluster), most = (clusters + sequences - 1) / sequences + 3;
+    int best = 1;
+    double best_use = -1;
+    for (int splits = 1; splits <= std::min(most, kMaxSplits); ++splits) {
+        const int jobs = splits * sequences, waves = (jobs + clusters - 1) / clusters;
+        const double use = double(jobs) / (double(waves) * clusters) - kWaveCost * waves;
+        if (use > best_use + 1e-9) {
+            best_use = use;
+            best = splits;
+        }
+    }
+    return best;
+}
+
+std::optional<Absorbed> plan(const Device& device, const AttentionArgs& args) {
+    if (device.capability != kClusterCapability || !fits(args)) return std::nullopt;
+    Absorbed x{.n_heads = args.n_heads,
+               .sequences = static_cast<int>(args.sequences.size()),
+               .scale = args.scale,
+               .window = args.window,
+               .relative_bias = floats(args.relative_bias),
+               .relative_stride = stride_of(args.relative_bias),
+               .relative_origin = args.relative_origin,
+               .lse = args.lse ? args.lse.f32() : nullptr,
+               .lse_stride = stride_of(args.lse)};
+    for (size_t t = 0; t < args.values.size(); ++t) {
+        const ValueTerm& term = args.values[t];
+        AbsorbedPlane& plane = t == 0 ? x.rows : x.residual;
+        plane.rows = RowsView(term.stored);
+        plane.width = term.stored.width;
+        x.values[t] = {floats(term.fresh), term.out.f32(), stride_of(term.fresh), stride_of(term.out), term.dim};
+        x.columns += plane.width;
+    }
+    for (const ScoreTerm& term : args.scores) {
+        if (is_wide(term)) {
+            x.wide = {term.q.f32(),  floats(term.fresh), stride_of(term.q), stride_of(term.fresh),
+                      static_cast<int>(term.q.cols / args.n_heads), term.dim};
+        } else {
+            x.head = head_scores(term, args.n_heads);
+        }
+    }
+    x.bf16 = x.rows.rows.dtype == DType::BF16;
+    x.converted = !x.bf16 && x.rows.rows.dtype != DType::F16;
+    for (int cluster = 1; cluster <= kMaxCluster; ++cluster) {
+        if (!share_columns(x, cluster, device.shared_bytes)) continue;
+        x.splits = splits_of(device.processors, cluster, x.sequences);
+        return x;
+    }
+    return std::nullopt;
+}
+
+size_t partial_floats(const Absorbed& x) { return size_t(x.sequences) * x.splits * x.n_heads * x.columns; }
+size_t end_floats(const Absorbed& x) { return size_t(x.sequences) * x.splits * x.n_heads * 2; }
+
+// The merge.
+
+constexpr int kMergeThreads = 256, kMergeColumns = 4 * kMergeThreads;
+
+__device__ float block_sum(float sum) {
+    __shared__ float of_warp[kMergeThreads / 32];
+    for (int i = 16; i > 0; i /= 2) sum += __shfl_xor_sync(~0u, sum, i);
+    if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = sum;
+    __syncthreads();
+    sum = 0;
+    for (const float some : of_warp) sum += some;
+    return sum;
+}
+
+/// This thread's part of q . rotate(fresh * scale * factor + bias).
+__device__ float fresh_head_score(const HeadScores& head, int64_t token, int64_t position, int of) {
+    const int first = of / head.group * head.dim;
+    const float* const q = head.q + token * head.q_stride + int64_t(of) * head.q_head;
+    const float* const row = head.fresh + token * head.fresh_stride + first;
+    const float factor = head.has_factors ? head.fresh_factors[token] : 1;
+    const auto key = [&](int c) {
+        float k = row[c];
+        if (head.row_scale) k *= head.row_scale[first + c] * factor;
+        return head.bias ? k + head.bias[first + c] : k;
+    };
+    float sum = 0;
+    for (int pair = static_cast<int>(threadIdx.x); pair < head.dim / 2; pair += kMergeThreads) {
+        const bool turns = head.table && pair < head.n_rot / 2, apart = turns && !head.interleaved;
+        const int c = apart ? pair : 2 * pair, d = apart ? pair + head.n_rot / 2 : c + 1;
+        const float a = key(c), b = key(d);
+        const float* const turn = head.table + position * head.n_rot + 2 * pair;
+        const float cosine = turns ? turn[0] : 1, sine = turns ? turn[1] : 0;
+        sum += q[c] * (cosine * a - sine * b) + q[d] * (sine * a + cosine * b);
+    }
+    return sum;
+}
+
+__device__ float fresh_score(const Absorbed& x, int64_t token, int64_t position, int head) {
+    float sum = 0;
+    if (x.head.dim) sum = fresh_head_score(x.head, token, position, head);
+    const float* const q = x.wide.q + token * x.wide.q_stride + int64_t(head) * x.wide.q_head;
+    const float* const row = x.wide.fresh + token * x.wide.fresh_stride;
+    for (int c = static_cast<int>(threadIdx.x); c < x.wide.dim; c += kMergeThreads) sum += q[c] * row[c];
+    sum = block_sum(sum) * x.scale;
+    return x.relative_bias ? sum + x.relative_bias[head * x.relative_stride + x.relative_origin] : sum;
+}
+
+__global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_constant__ Absorbed x) {
+    __shared__ float weights[kMaxSplits];
+    const int thread = static_cast<int>(threadIdx.x), head = static_cast<int>(blockIdx.y);
+    const PlacedSequence& sequence = x.placed[blockIdx.z];
+    const int64_t token = sequence.query + x.query_shift, job = int64_t(blockIdx.z) * x.splits;
+    const float own = sequence.fresh ? fresh_score(x, token, sequence.position, head) : -__builtin_inff();
+    const auto* const ends = reinterpret_cast<const float2*>(x.ends) + job * x.n_heads + head;
+
+    float high = own, total = 0;
+    for (int i = 0; i < x.splits; ++i) high = max(high, ends[i * x.n_heads].x);
+    const float reference = high > -__builtin_inff() ? high : 0;  // nothing seen, or only NaN
+    for (int i = 0; i < x.splits; ++i) total += __expf(ends[i * x.n_heads].x - reference) * ends[i * x.n_heads].y;
+    const float own_weight = sequence.fresh ? __expf(own - reference) : 0;
+    total += own_weight;
+    const float share = total == 0 ? 0 : 1 / total;
+    if (thread < x.splits) {
+        const float2 end = ends[thread * x.n_heads];
+        weights[thread] = end.y == 0 ? 0 : __expf(end.x - reference) * share;  // 0: there are no sums
+    }
+    __syncthreads();
+    if (x.lse && blockIdx.x == 0 && thread == 0) x.lse[token * x.lse_stride + head] = reference + logf(total);
+
+    const int column = static_cast<int>(blockIdx.x) * kMergeColumns + 4 * thread;
+    if (column >= x.columns) return;
+    const bool first = column < x.rows.width;
+    const AbsorbedValues& values = x.values[first ? 0 : 1];
+    const int within = first ? column : column - x.rows.width;
+    float4 sum = {0, 0, 0, 0};
+    const auto add = [&](float weight, const float* from) {
+        const float4 some = *reinterpret_cast<const float4*>(from);
+        sum = {sum.x + weight * some.x, sum.y + weight * some.y, sum.z + weight * some.z, sum.w + weight * some.w};
+    };
+    if (sequence.fresh) add(own_weight * share, values.fresh + token * values.fresh_stride + within);
+    for (int i = 0; i < x.splits; ++i)
+        if (ends[i * x.n_heads].y != 0)
+            add(weights[i], x.partial + ((job + i) * x.n_heads + head) * x.columns + column);
+    *reinterpret_cast<float4*>(values.out + token * values.out_stride + int64_t(head) * values.dim + within) = sum;
+}
+
+}  // namespace
+
+bool absorbed_can(const Device& device, const AttentionArgs& args) { return plan(device, args).has_value(); }
+
+size_t absorbed_workspace(const Device& device, const AttentionArgs& args) {
+    const std::optional<Absorbed> x = plan(device, args);
+    return x ? (partial_floats(*x) + end_floats(*x)) * sizeof(float) : 0;
+}
+
+void absorbed(const Device& device, const AttentionArgs& args, const PlacedSequence* placed, int query_shift,
+              std::byte* workspace) {
+    Absorbed x = *plan(device, args);
+    x.placed = placed;
+    x.query_shift = query_shift;
+    x.partial = reinterpret_cast<float*>(workspace);
+    x.ends = x.partial + partial_floats(x);
+    absorbed_clusters(device, x);
+    const unsigned chunks = (x.columns + kMergeColumns - 1) / kMergeColumns;
+    launch(device, merge_kernel,
+           {.grid = dim3(chunks, x.n_heads, x.sequences), .block = dim3(kMergeThreads)}, x);
+}
+
+}  // namespace slimrt::cuda
