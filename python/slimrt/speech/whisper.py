@@ -115,7 +115,8 @@ class Whisper:
         asked = self.options.suppress_tokens
         if asked is None:
             return self.model.suppress
-        return [*asked, *self.model.suppress] if -1 in asked else asked
+        named = [id for id in asked if id >= 0]
+        return [*named, *self.model.suppress] if len(named) < len(asked) else named
 
     def transcribe(self, samples: Samples) -> Task[list[Segment]]:
         """The segments of a sound, samples (n,) at 16 kHz."""
