@@ -159,6 +159,17 @@ def test_a_text_that_repeats_itself_is_tried_again(path):
     assert segments[0].temperature == 0.0
 
 
+def test_several_at_once_are_tried_again_from_the_same_prompt(path):
+    """Beams and drawn texts take the rows of the window's own sequence, which gets them back."""
+    engine = Speaker(constant([at(0), *said(" and" * 50), at(9)]), n_seqs=2)
+    segments, _ = scripted_model(path, engine).transcribe(
+        sound((1.0, 0.3)), num_beams=2, best_of=2, temperature=(0.0, 0.5, 0.7), initial_prompt="and", seed=1
+    )
+    assert segments[0].temperature == 0.7 and segments[0].tokens == (at(0), *said(" and" * 50), at(9))
+    assert len(engine.prompts) == 3 and engine.prompts[0] == engine.prompts[1] == engine.prompts[2]
+    assert engine.encodes == [1] and not engine.live
+
+
 def test_an_unlikely_text_is_tried_again_unless_it_is_silence(path):
     short = [at(0), *said(" hm")]
     engine = Speaker(constant(short), logit=7.6)  # against e^0 of each other token that may come
