@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -13,6 +16,7 @@ import soundfile
 from conftest import GOLDEN, third_party
 from slimrt.errors import AudioError, UnsupportedError
 from slimrt.speech.audio import SAMPLE_RATE, load_audio
+from slimrt.speech.complete import cut_off
 from slimrt.speech.mel import log_mel, mel_filters
 from slimrt.speech.silence import Skipped, quietest, speech_spans
 
@@ -75,19 +79,57 @@ def test_files_that_cannot_be_used(tmp_path):
         load_audio(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["a.wav", "a.flac"])
+@pytest.mark.parametrize("name", ["a.wav", "a.flac", "a.aiff", "a.au", "a.ogg", "a.opus"])
 def test_a_file_that_is_cut_off(tmp_path, name):
     path = tmp_path / name
-    soundfile.write(path, tone(2.0), SAMPLE_RATE)
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    with pytest.raises(AudioError, match="a.(wav: cut off after 1.0|flac: )"):
-        load_audio(path)
+    opus = {"format": "OGG", "subtype": "OPUS"} if name == "a.opus" else {}
+    noise = np.random.default_rng(0).normal(0, 0.1, 20 * SAMPLE_RATE)  # long, and no codec makes it short: many pages
+    soundfile.write(path, noise, SAMPLE_RATE, **opus)
+    whole = path.read_bytes()
+    assert abs(len(load_audio(path)) - len(noise)) <= 1000
+    for left in (len(whole) // 2, len(whole) * 2 // 3 + 1, len(whole) - 2):
+        path.write_bytes(whole[:left])
+        with pytest.raises(AudioError, match=r"a\.(flac: |\w+: cut off after)"):
+            load_audio(path)
+
+
+def test_headers_of_streams_and_broken_files_are_no_reason_to_read_on():
+    assert not cut_off(b"RIFF\xff\xff\xff\xffWAVEdata\xff\xff\xff\xff12")  # the length was not known
+    assert not cut_off(b"RIFF\0\0\0\0WAVEdata\0\0\0\0" + bytes(8))
+    assert not cut_off(b"RIFF\0\0\0\0WAVEfmt \x02\0\0\0ab")  # no samples: another complaint
+    assert cut_off(b"OggS" + bytes(9)) and cut_off(b"OggS" + bytes(22) + b"\x02\x01")  # within a page's header
+    assert cut_off(b"OggS" + bytes(22) + b"\x01\x03ab") and not cut_off(b"OggS" + bytes(22) + b"\x01\x03abc")
+    assert not cut_off(b"") and not cut_off(b"ID3" + bytes(20))
+
+
+def test_pipes_and_open_files(tmp_path):
+    path, pipe = tmp_path / "a.flac", tmp_path / "pipe"
+    soundfile.write(path, tone(1.0), SAMPLE_RATE)
+    expected = load_audio(path)
+    with path.open("rb") as file:
+        np.testing.assert_array_equal(load_audio(file), expected)
+    np.testing.assert_array_equal(load_audio(io.BytesIO(path.read_bytes())), expected)
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=lambda: pipe.write_bytes(path.read_bytes()))
+    writer.start()
+    np.testing.assert_array_equal(load_audio(pipe), expected)
+    writer.join()
+    with pytest.raises(AudioError, match="audio: an empty file"):
+        load_audio(io.BytesIO())
+    with pytest.raises(AudioError, match="opened as text"):
+        load_audio(io.StringIO("x"))
 
 
 def test_arrays_that_cannot_be_used():
-    for bad, why in [([], "no samples"), (["a"], "samples are numbers"), (np.zeros((2, 2, 2)), "samples are numbers")]:
+    for bad, why in [([], "no samples"), (["a"], "array of numbers"), (np.zeros((2, 2, 2)), "array of numbers")]:
         with pytest.raises(AudioError, match=why):
             load_audio(bad)
+    with pytest.raises(AudioError, match="channels first: transpose"):
+        load_audio(np.stack([tone(0.1)] * 2))
+    assert len(load_audio(np.zeros((1, 2), np.float32))) == 1  # a sound of one sample may be
+    with pytest.raises(AudioError, match="full scale is 1, and samples reach 16383.5"):
+        load_audio(tone(0.1, hertz=4000) * 32767)  # full scale of int16, taken for floats
+    load_audio(tone(0.1) * 20)
     with pytest.raises(ValueError, match="sample_rate must be positive"):
         load_audio(tone(0.1), 0)
 

@@ -127,6 +127,9 @@ def test_what_a_model_cannot_have():
         CacheChoice.of(["kv"] * 3).layers(source())
     with pytest.raises(ValueError, match="wider than V: layer 0 has 256"):
         CacheChoice.of("k+r::260").layers(source())
+    with pytest.raises(ValueError, match="no layer has it: kv"):  # what "auto" comes to is known here
+        CacheChoice.of("auto", rank=4).layers(source())
+    assert CacheChoice.of(["auto", "k+r"], rank=4).layers(source())[1].rank == 4
 
 
 def test_the_core_is_given_one_value_where_all_agree():

@@ -27,6 +27,9 @@ pytestmark = [pytest.mark.usefixtures("clean_environment"), pytest.mark.unsaniti
         (("--device", "cuda"), "supported: auto, cpu"),
         (("--num-beams", 4), "beam search"),
         (("--cache", "x"), "layer 0"),
+        (("--rank", 4), "no layer has it: kv"),
+        (("--n-source", 4), "for models with an encoder"),
+        (("--calibration", "/none.txt"), "/none.txt: no such calibration text"),
         (("--memory-limit", "1KiB"), "needs"),
         (("--memory-limit", "lots"), "not a size"),
         (("--temp", -1), "temperature"),
@@ -55,11 +58,12 @@ def test_tracebacks_only_when_asked_for(run, tiny, monkeypatch):
 @pytest.mark.parametrize(
     "arguments",
     [(), ("fly",), ("generate",), ("generate", "a", "-m", "b"), ("generate", "a", "-n", "x"), ("convert", "a"),
+     ("plan", "a", "-c", "many"), ("plan", "a", "--sparse-threshold", "x"), ("forecast", "a", "--quantiles", "x"),
      ("plan", "a", "-c", "0"), ("plan", "a", "--sparse-threshold", "1")],
 )  # fmt: skip
 def test_wrong_usage(run, arguments):
     code, out, err = run(*arguments)
-    assert (code, out) == (2, "") and "error:" in err
+    assert (code, out) == (2, "") and "error:" in err and " _" not in err  # no name of ours
 
 
 def test_version_and_help(run):
@@ -101,6 +105,17 @@ def test_twins_in_the_environment(run, tiny, monkeypatch):
     monkeypatch.setenv("SLIMRT_JSON", "maybe")
     code, _, err = run("plan", tiny)
     assert code == 2 and "SLIMRT_JSON is 'maybe'" in err
+
+
+def test_a_wrong_twin_is_said_by_its_own_verb_alone(run, tiny, monkeypatch):
+    monkeypatch.setenv("SLIMRT_FORMAT", "doc")
+    monkeypatch.setenv("SLIMRT_WORD_TIMESTAMPS", "maybe")
+    assert run("plan", tiny)[0] == 0
+    code, _, err = run("transcribe", tiny, "a.wav")
+    assert code == 2 and "--format: invalid choice: 'doc' (choose from txt, srt, vtt, json)" in err
+    code, _, err = run("transcribe", tiny, "a.wav", "--format", "txt")  # the flag wins
+    assert code == 2 and "SLIMRT_WORD_TIMESTAMPS is 'maybe'" in err
+    assert run("transcribe", tiny, "a.wav", "--format", "json", "--word-timestamps")[0] == 1  # a.wav is missing
 
 
 def test_a_repeated_flag_wins_over_its_twin(run, tiny, monkeypatch):

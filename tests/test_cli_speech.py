@@ -8,6 +8,7 @@ import io
 import json
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from test_text2text import path as t5_path  # noqa: F401  a fixture
 from test_text2text import reversing
 from test_transcribe import ScriptedEngine, Speaker, constant, sound
 
+SHIPPED = Path(__file__).parent.parent / "models"
 pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
 
 
@@ -163,8 +165,10 @@ def test_every_flag_says_something(whisper, wavs, capsys):
         with pytest.raises(SystemExit, match="2"):
             main(["transcribe", model, wavs[0], *flags])
         assert why in capsys.readouterr().err
-    for flags, why in [(["--patience", "nan"], "patience must be above 0"), (["--temp", "nan"], "temperature must be"),
-                       (["--clip-timestamps", "2,1"], "each later than the one before")]:  # fmt: skip
+    for flags, why in [
+        (["--patience", "nan"], "patience must be a number, got nan"), (["--temp", "nan"], "temperature must be"),
+        (["--clip-timestamps", "2,1"], "each later than the one before"),
+    ]:  # fmt: skip
         assert main(["transcribe", model, wavs[0], *flags]) == 1
         assert why in capsys.readouterr().err
 
@@ -186,10 +190,31 @@ def test_wrong_usage_and_errors(whisper, wavs, capsys, tmp_path):
     assert "bad.wav is not a directory" in capsys.readouterr().err
     assert main(["transcribe", model, str(tmp_path / "bad.wav")]) == 1
     assert "bad.wav: not a sound that can be read" in capsys.readouterr().err
-    assert main(["transcribe", model, wavs[0], "-o", str(tmp_path / "absent" / "deeper")]) == 1
-    assert "deeper: No such file or directory" in capsys.readouterr().err
+    assert main(["transcribe", model, wavs[0], wavs[0], "-o", str(tmp_path / "out")]) == 1
+    assert "several sounds would be written to" in capsys.readouterr().err
+    assert main(["transcribe", model, wavs[0], "-o", str(tmp_path / "absent" / "deeper")]) == 0
+    assert (tmp_path / "absent" / "deeper" / "one.txt").read_text() == "Hello there.\nBye\n"
     assert main(["transcribe", model, wavs[0], "-l", "xx"]) == 1
     assert "language 'xx' is not supported" in capsys.readouterr().err
+
+
+def test_standard_input_is_a_sound(whisper, wavs, capsys, tmp_path, monkeypatch):
+    model, _ = whisper
+    for extra in ([], ["-o", str(tmp_path)]):
+        with open(wavs[0], "rb") as file:
+            monkeypatch.setattr("sys.stdin", io.TextIOWrapper(file))
+            assert main(["transcribe", model, "-", *extra]) == 0
+    assert capsys.readouterr().out == (tmp_path / "stdin.txt").read_text() == "Hello there.\nBye\n"
+
+
+def test_it_is_said_when_nothing_was_heard(whisper, wavs, capsys, tmp_path):
+    model, _ = whisper
+    assert main(["transcribe", model, wavs[0], "--clip-timestamps", "9,10"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "" and "nothing of its 2.0 s was heard: clips begin later" in captured.err
+    soundfile.write(tmp_path / "silence.wav", np.zeros(16000), 16000)
+    assert main(["transcribe", model, str(tmp_path / "silence.wav"), "--skip-silence"]) == 0
+    assert "nothing of its 1.0 s was heard: all is silence" in capsys.readouterr().err
 
 
 def test_cues_cannot_break_their_file():
@@ -318,6 +343,18 @@ def test_forecast(chronos, capsys, tmp_path, monkeypatch):
     assert "column day is not numbers: row 2 says '2020-01-01'" in capsys.readouterr().err
 
 
+def test_levels_that_were_not_trained_are_named(capsys, tmp_path):
+    (tmp_path / "s.csv").write_text("1\n2\n3\n")
+    asked = ["forecast", str(SHIPPED / "tale-chronos.gguf"), str(tmp_path / "s.csv"), "-n", "1", "--quantiles"]
+    assert main([*asked, "0.02,0.1,0.5,0.99"]) == 0
+    captured = capsys.readouterr()
+    row = captured.out.splitlines()[1].split(",")
+    assert row[1] == row[2] != row[3] and "trained for quantiles 0.1 to 0.9" in captured.err
+    assert "the nearest: 0.02, 0.99" in captured.err
+    assert main([*asked, "0.1,0.5"]) == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_forecast_plot(chronos, capsys, tmp_path):
     pytest.importorskip("matplotlib")
     model, _ = chronos
@@ -344,6 +381,12 @@ def test_columns_of_a_table():
     assert list(read_series("a,\n1,\n2,\n", "t", None)) == ["a"]
     with pytest.raises(ValueError, match="column 2 is not numbers: nothing in it"):
         read_series("a,\n1,\n2,\n", "t", ["2"])
+    for text, why in (
+        ("y\n1,000\n", "row 2 has 2 cells, the first has 1: is there a comma in a number"),
+        ("d;y\nx;1,5\n", "y: row 2 says '1,5' .decimals take a point"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            read_series(text, "t", None)
     with pytest.raises(ValueError, match="no column of numbers in it; day: row 2 says 'Mon'; y: row 3 says 'inf'"):
         read_series("day,y\nMon,1\nTue,inf\n", "t", None)
 

@@ -139,6 +139,11 @@ def test_what_cannot_be_forecast(path):
         model.predict_quantiles([1.0, 2.0], 0)
     with pytest.raises(ValueError, match="num_samples must be at least 1"):
         model.predict_quantiles([1.0, 2.0], num_samples=0)
+    with pytest.raises(ValueError, match="series 1 reaches 2e\\+38, more than 1e\\+17: divide it"):
+        model.predict_quantiles([[1.0, 2.0], [1e38, -2e38]])
+    for nothing in (None, {"a": [1.0]}, 3.0):
+        with pytest.raises(TypeError, match="a series is numbers"):
+            model.predict_quantiles(nothing)
 
 
 def random_bolt(arcsinh: bool = False) -> Bolt:

@@ -16,6 +16,7 @@ import slimrt
 from conftest import FIXTURES
 from scripted import scripted_model
 from slimrt import _core
+from slimrt.speech.audio import load_audio
 
 TESTS = Path(__file__).parent
 SHIPPED = TESTS.parent / "models"
@@ -38,6 +39,15 @@ def opened(name: str, mode: str, **options) -> slimrt.Model:
 def texts(model: slimrt.Model, paths: list[Path]) -> list[str]:
     heard = model.transcribe([str(path) for path in paths], language="en", temperature=0.0)
     return ["".join(one.text for one in segments).strip() for segments, _ in heard]
+
+
+@pytest.mark.parametrize("options", [{"num_beams": 2}, {"temperature": 1.0, "best_of": 2, "seed": 0}])
+def test_as_many_sequences_as_texts_have_room_for_them(options):
+    """Long sounds, with the text before as a prompt: texts at once cross blocks of 32 rows after they have parted."""
+    sound = np.tile(np.pad(load_audio(SHIPPED / "digits.wav"), (0, 8000)), 30)
+    with slimrt.Model(SHIPPED / "tale-whisper.gguf", n_seqs=2) as model:
+        segments, info = model.transcribe(sound, **options)
+    assert segments[-1].end > info.duration - 5 and len(segments) > 30
 
 
 @pytest.fixture(scope="module")

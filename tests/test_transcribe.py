@@ -29,7 +29,7 @@ from scripted import (
     whisper_file,
     write_gguf,
 )
-from slimrt.errors import AudioError, UnsupportedError
+from slimrt.errors import AudioError, ContextOverflowError, UnsupportedError
 from slimrt.speech.audio import SAMPLE_RATE
 
 pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
@@ -51,8 +51,8 @@ def sound(*parts: tuple[float, float]) -> np.ndarray:
 class Speaker(ScriptedEngine):
     """Says script(n) in the n-th window that is encoded; the text is as likely as `logit` makes it."""
 
-    def __init__(self, script, *, n_seqs=1, logit=20.0, language=EN, silence=0.0):
-        super().__init__(self._say, n_seqs=n_seqs, n_ctx=448, n_vocab=N_VOCAB, architecture="whisper",
+    def __init__(self, script, *, n_seqs=1, n_ctx=448, logit=20.0, language=EN, silence=0.0):
+        super().__init__(self._say, n_seqs=n_seqs, n_ctx=n_ctx, n_vocab=N_VOCAB, architecture="whisper",
                          encoder={"n_source": 1500, "inputs": "mel", "n_inputs": 80})  # fmt: skip
         self._script, self._logit, self._language, self._silence = script, logit, language, silence
         self.windows: list[np.ndarray] = []
@@ -157,6 +157,17 @@ def test_a_text_that_repeats_itself_is_tried_again(path):
     assert len(engine.prompts) == 1 and engine.encodes == [1]  # the prompt is not computed again
     segments, _ = scripted_model(path, engine).transcribe(sound((1.0, 0.3)), compression_ratio_threshold=None)
     assert segments[0].temperature == 0.0
+
+
+def test_several_at_once_are_tried_again_from_the_same_prompt(path):
+    """Beams and drawn texts take the rows of the window's own sequence, which gets them back."""
+    engine = Speaker(constant([at(0), *said(" and" * 50), at(9)]), n_seqs=2)
+    segments, _ = scripted_model(path, engine).transcribe(
+        sound((1.0, 0.3)), num_beams=2, best_of=2, temperature=(0.0, 0.5, 0.7), initial_prompt="and", seed=1
+    )
+    assert segments[0].temperature == 0.7 and segments[0].tokens == (at(0), *said(" and" * 50), at(9))
+    assert len(engine.prompts) == 3 and engine.prompts[0] == engine.prompts[1] == engine.prompts[2]
+    assert engine.encodes == [1] and not engine.live
 
 
 def test_an_unlikely_text_is_tried_again_unless_it_is_silence(path):
@@ -329,13 +340,26 @@ def test_unusable_sounds_and_options(path):
     with pytest.raises(UnsupportedError, match="does not know language 'fr'"):
         model.transcribe(sound((1.0, 0.3)), language="fr")
     for bad in ({"temperature": -1.0}, {"num_beams": 0}, {"max_initial_timestamp": -1.0}, {"temperature": ()},
-                {"patience": 0.0}, {"clip_timestamps": [2, 1]}, {"clip_timestamps": [-1]},
+                {"patience": 0.0}, {"clip_timestamps": "x"}, {"clip_timestamps": "nan"}, {"length_penalty": np.nan},
+                {"logprob_threshold": np.nan}, {"suppress_tokens": [-2]}, {"suppress_tokens": [10**6]},
+                {"clip_timestamps": [2, 1]}, {"clip_timestamps": [-1]},
                 {"clip_timestamps": [1], "skip_silence": True}):  # fmt: skip
         with pytest.raises(ValueError, match=next(iter(bad))):
             model.transcribe(sound((1.0, 0.3)), **bad)
-    for wrong in ({"beams": 3}, {"suppress_tokens": ["a"]}, {"hotwords": ["a"]}, {"on_segment": 1}):
+    for wrong in (
+        {"beams": 3},
+        {"suppress_tokens": ["a"]},
+        {"hotwords": ["a"]},
+        {"on_segment": 1},
+        {"suppress_tokens": 3},
+        {"suppress_tokens": "-1"},
+        {"clip_timestamps": 3},
+    ):
         with pytest.raises(TypeError, match=next(iter(wrong))):
             model.transcribe(sound((1.0, 0.3)), **wrong)
+    small = scripted_model(path, Speaker(constant(HELLO), n_ctx=8))
+    with pytest.raises(ContextOverflowError, match="a context of 8 tokens leaves no room"):
+        small.transcribe(sound((1.0, 0.3)))
     with pytest.raises(UnsupportedError, match="is a whisper model and cannot forecast.*transcribe"):
         model.predict_quantiles([1.0, 2.0])
     with pytest.raises(UnsupportedError, match="cannot continue a text"):

@@ -81,6 +81,7 @@ def require_all_precise(model: ModelData, layers: Sequence[LayerReport]) -> None
     """Beside an encoder, refuses folds of self-attention that lose too much."""
     attention = Attention.of(model)
     for layer in layers if attention.beside_encoder else ():
-        if layer.errors or layer.mode == RESIDUAL_MODE:
-            error = layer.errors[layer.type] if layer.errors else layer.predicted.value
+        residual = layer.predicted.value if layer.mode == RESIDUAL_MODE and layer.predicted else None
+        error = layer.errors[layer.type] if layer.errors else residual
+        if error is not None:
             require_precise(Lossy(SELF, layer.mode, layer.type), layer.layer, error, rope=attention.rope)

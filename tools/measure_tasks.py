@@ -14,6 +14,7 @@ import random
 from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from reference_series import CONTEXT, HORIZON, SEASONS, Series, seasonal_naive, series
@@ -51,11 +52,11 @@ def speech(models: Path, fsdd: Path | None) -> None:
 
     with slimrt.Model(models / "tale-whisper.gguf", n_seqs=8) as model:
 
-        def texts(sounds: list) -> list[str]:
+        def texts(sounds: list[Any]) -> list[str]:
             return ["".join(one.text for one in segments) for segments, _ in model.transcribe(sounds, language="en")]
 
-        drawn = islice(clips(Espeak(), HELD_BACK_SEED, WINDOW_SECONDS, held_back=True, most=3), 330)
-        drawn = [one for one in drawn if one.words]
+        voices = clips(Espeak(), HELD_BACK_SEED, WINDOW_SECONDS, held_back=True, most=3)
+        drawn = [one for one in islice(voices, 330) if one.words]
         wanted = [" ".join(word for word, _, _ in one.words) for one in drawn]
         print("tale-whisper, held-back voices:", score(zip(texts([one.samples for one in drawn]), wanted, strict=True)))
         silence = np.random.default_rng(1).normal(0, 0.01, 2 * RATE).astype(np.float32)

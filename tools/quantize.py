@@ -138,7 +138,7 @@ def _converted(tensor: Tensor, kind: GGMLQuantizationType) -> np.ndarray:
     step = max(1, _AT_ONCE // row)
     for start in range(0, len(stored), step):
         part = stored[start : start + step]
-        values = replace(tensor, shape=(len(part), row), load=lambda part=part: part).values()
+        values = replace(tensor, shape=(len(part), row), load=partial(np.asarray, part)).values()
         out[start : start + step] = _stored(tensor.name, values, kind)
     return out.reshape(quants.quant_shape_to_byte_shape(tensor.shape, kind))
 

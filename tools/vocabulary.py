@@ -119,7 +119,7 @@ def _fields(
 
 def _tokens(vocabulary: Vocabulary, unknown: int | None, n_vocab: int, whisper: bool) -> tuple[list[str], list[int]]:
     """The text and type of each row of the embedding."""
-    tokens, types = [], []
+    tokens, types = list[str](), list[int]()
     named = (vocabulary.tokens + [None] * n_vocab)[:n_vocab]
     for id, text in enumerate(with_timestamps(named) if whisper else named):
         if text is None:

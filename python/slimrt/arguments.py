@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import numbers
 import operator
 from collections.abc import Iterable
@@ -18,9 +19,11 @@ def whole(name: str, value: Any) -> int:
 
 
 def real(name: str, value: Any) -> float:
-    """A number, NumPy's included. TypeError for anything else."""
+    """A number, NumPy's included. TypeError for anything else, ValueError for NaN."""
     if not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be a number, got {value!r}")
+    if math.isnan(value):
+        raise ValueError(f"{name} must be a number, got nan")
     return float(value)
 
 

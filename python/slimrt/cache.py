@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -199,7 +199,7 @@ class CacheChoice:
         """What each layer gets, with what the file says and the defaults filled in.
 
         Raises:
-            ValueError: not one config a layer; a rank that a folded file does not have.
+            ValueError: not one config a layer; a rank that a folded file does not have, or that no layer can.
         """
         n_layers, e_v = int(source.defaults["n_layers"]), source.kv_width
         if len(self.configs) not in (1, n_layers):
@@ -207,7 +207,11 @@ class CacheChoice:
                 f"{len(self.configs)} cache modes were given for {n_layers} layers: give one for all, or one a layer"
             )
         configs = self.configs * n_layers if len(self.configs) == 1 else self.configs
-        return tuple(self._layer(config, source, i, e_v) for i, config in enumerate(configs))
+        layers = tuple(self._layer(config, source, i, e_v) for i, config in enumerate(configs))
+        asked = any(config.rank is not None or config.residual_type is not None for config in configs)
+        if asked and not any(layer.mode == RESIDUAL_MODE for layer in layers):
+            raise ValueError(_no_residual(layer.mode for layer in layers))
+        return layers
 
     def _layer(self, config: CacheConfig, source: ModelSource, i: int, e_v: int) -> LayerCache:
         stored = source.stored_cache[i] if source.stored_cache else None
@@ -252,10 +256,7 @@ class CacheChoice:
 def _with_residual(configs: list[CacheConfig], rank: int | None, residual_type: str | None) -> list[CacheConfig]:
     """The configs with this residual where they may have one and leave it open. ValueError: none may."""
     if not any(config.mode in (RESIDUAL_MODE, AUTO) for config in configs):
-        raise ValueError(
-            f"rank and residual type belong to cache mode '{RESIDUAL_MODE}', and no layer has it: "
-            f"{', '.join(map(str, configs))}"
-        )
+        raise ValueError(_no_residual(map(str, configs)))
     return [
         replace(
             config,
@@ -266,6 +267,12 @@ def _with_residual(configs: list[CacheConfig], rank: int | None, residual_type: 
         else config
         for config in configs
     ]
+
+
+def _no_residual(modes: Iterable[str]) -> str:
+    """What is wrong with a rank or residual type where layers have these modes."""
+    have = ", ".join(dict.fromkeys(modes))
+    return f"rank and residual type belong to cache mode '{RESIDUAL_MODE}', and no layer has it: {have}"
 
 
 def _one_or_all(values: list[Any]) -> Any:

@@ -8,6 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from slimrt import _core, progress
@@ -101,8 +102,10 @@ def load(
     Raises:
         WontFitError: with options, what would fit instead.
         CacheUnsupportedError, UnsupportedError, ModelFormatError: as slimrt.Model.
+        FileNotFoundError, ValueError: no such calibration text, or one beside an encoder.
     """
     check_cache(source, choice)
+    _check_calibration(source, calibration)
     sizes = planner.sizes(choice, n_ctx)
     try:
         if sizes.total > planner.limit and needs_folding(source, choice):
@@ -129,6 +132,18 @@ def load(
     if cross := runtime.info.get("cross"):
         cross["reason"] = choice.cross.reason(source, cross["mode"])
     return runtime
+
+
+def _check_calibration(source: ModelSource, calibration: str | os.PathLike[str] | None) -> None:
+    """Refuses a text that is not there or of no use, whether or not anything is folded with it."""
+    if calibration in (None, "none"):
+        return
+    if source.has_encoder:
+        raise ValueError(
+            f"a text says nothing of a decoder beside an encoder ('{source.path.name}'): leave out the calibration"
+        )
+    if not Path(calibration).is_file():
+        raise FileNotFoundError(f"{calibration}: no such calibration text")
 
 
 def describe(runtime: Runtime, memory: Mapping[str, int]) -> None:

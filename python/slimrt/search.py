@@ -218,7 +218,8 @@ def beam_search(
     Search: How It Works and When It Stops", 2022).
 
     Args:
-        root: a sequence computed up to `logits` (vocab,); beams are its forks, it stays as it is.
+        root: a sequence computed up to `logits` (vocab,). Beams are its forks and take its rows, so that num_beams
+            sequences always have room for a full context; it may end up with its source alone.
         limit: tokens at most.
         on_step: told after each step how many tokens the beams have.
 
@@ -245,6 +246,7 @@ def beam_search(
             if on_step is not None:
                 on_step(len(going_on[0][1]))
             beams = _forked(engine, beams, going_on, owned)
+            engine.truncate(root, 0)
             rows = yield Append([(beam.sequence, beam.tokens[-1:]) for beam in beams])
     finally:
         for sequence in owned:

@@ -44,8 +44,9 @@ class Tasks:
         """What is said in a sound of any length: segments, and about the whole. For Whisper and Moonshine.
 
         Args:
-            audio: a file (WAV, FLAC, Ogg, MP3, ...; the extra `audio`), or an array (n,) or (n, channels); a list of
-                these gives a list of results, decoded together as far as n_seqs allows.
+            audio: a file (WAV, FLAC, Ogg, MP3, ...; the extra `audio`), by its path or opened in binary, or an array
+                (n,) or (n, channels), full scale 1; a list of these gives a list of results, decoded together as far as
+                n_seqs allows.
             sample_rate: of arrays, Hz; files know theirs.
             language: a code or name, "en" or "English"; None: detected in the first window.
             task: "transcribe", or "translate" to English.
@@ -63,7 +64,8 @@ class Tasks:
             max_initial_timestamp: 1.0, seconds into a window by which its first segment begins.
             suppress_blank: no text begins with a space alone, or with its end. suppress_tokens: ids that never come;
                 None: what the file says, and so does -1 among others.
-            clip_timestamps: hear only these stretches: seconds start, end, start, end ..., the last end may be missing.
+            clip_timestamps: hear only these stretches: seconds start, end, start, end ..., the last end may be missing;
+                text such as "0,5" too.
             skip_silence: leave silences longer than 2 s out; times are those of the sound with them.
             seed: of what is drawn at temperatures above 0; the i-th sound of a list uses seed + i.
             on_progress: called as f("transcribe", done, total) in hundredths of a second of sound.
@@ -75,6 +77,7 @@ class Tasks:
 
         Raises:
             AudioError: not a sound, cut off, empty, or with NaN in it. FileNotFoundError: no such file.
+            ContextOverflowError: n_ctx is too small for any text.
             UnsupportedError: not a model of speech, one that lacks what is asked for, or the extra `audio` is missing.
             ValueError, TypeError: an option out of its range, or of a wrong kind.
         """
@@ -141,14 +144,16 @@ class Tasks:
             series: numbers (n,), or several: (batch, n), or a list of (n,) of any lengths. NaN is a missing value.
             prediction_length: steps; None: what the model was trained for. Beyond that it goes on from its own
                 forecast.
-            quantile_levels: from 0 to 1.
+            quantile_levels: from 0 to 1. Chronos-Bolt has nothing outside those it was trained for, mostly 0.1 to 0.9:
+                its lowest and highest stand for what is beyond.
             num_samples, temperature, top_k, top_p: of Chronos' sample paths; None: what the model says. Chronos-Bolt
                 draws none.
             seed: makes the paths reproducible; series i uses seed + i.
 
         Raises:
             UnsupportedError: not a Chronos model.
-            ValueError, TypeError: no numbers, infinite ones, none that the model reads, or an option out of range.
+            ValueError, TypeError: no numbers, infinite ones or beyond 1e17, none that the model reads, or an option out
+                of its range.
         """
         from slimrt.forecast.predict import predict_quantiles
 

@@ -6,14 +6,15 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
-from typing import Any, TextIO
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TextIO, TypeVar
 
 from slimrt.cache import CACHE_TYPES, RESIDUAL_MODE, CacheConfig
 from slimrt.errors import SlimrtError
 from slimrt.model import Model
 from slimrt.source import ModelSource
 
+Number = TypeVar("Number")
 _COLOURS = {"red": "31", "green": "32", "dim": "2"}
 
 
@@ -44,13 +45,16 @@ class Flags:
             return
         action.required = False
         if isinstance(action.const, bool):
-            action.default = action.const if self._switch(twin, value) else not action.const
+            const = action.const
+            action.type = lambda text: const if self._switch(twin, text) else not const
+            action.default = value
         elif isinstance(action.default, int) and action.nargs == 0:  # a count
             action.default = int(value) if value.isdecimal() else int(self._switch(twin, value))
         elif isinstance(action, Collect):
             action.default = [value]
-        else:
-            action.default = value  # argparse converts it, and complains about it, as if it had been typed
+        else:  # argparse converts it, and complains about it, as if it had been typed, but for the choices
+            action.type = action.type or _choice(action.choices)
+            action.default = value
 
     def _switch(self, twin: str, value: str) -> bool:
         """What a variable says of a flag without a value; wrong usage if that is neither yes nor no."""
@@ -99,9 +103,11 @@ class Flags:
             default="auto",
             metavar="MODE",
             help="what an encoder's output leaves behind: kv, k, e, e1; default: what the file says, else e "
-            "where it reads no more bytes than kv",
+            "where layers read no more bytes of it than of kv",
         )
         self.add("--cross-type", default="auto", metavar="TYPE", help="of its rows, as --cache-type")
+        self.add("--n-source", type=count, default=0, metavar="N", help="most rows of it, tokens of a source text; "
+                 "default: the model's own")  # fmt: skip
         self.add(
             "--calibration",
             metavar="FILE",
@@ -126,7 +132,7 @@ class Flags:
 
 def positive(text: str) -> int:
     """A whole number above zero, for argparse."""
-    value = int(text)
+    value = _integer(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
     return value
@@ -134,7 +140,7 @@ def positive(text: str) -> int:
 
 def count(text: str) -> int:
     """A whole number, 0 included, for argparse."""
-    value = int(text)
+    value = _integer(text)
     if value < 0:
         raise argparse.ArgumentTypeError(f"must not be negative, got {value}")
     return value
@@ -142,10 +148,36 @@ def count(text: str) -> int:
 
 def share(text: str) -> float:
     """A number from 0 up to, but not, 1, for argparse."""
-    value = float(text)
+    value = parsed(float, text, "a number")
     if not 0 <= value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 0 and below 1, got {text}")
     return value
+
+
+def parsed(kind: Callable[[str], Number], text: str, what: str) -> Number:
+    """A value from a text, for argparse, which says what it must be."""
+    try:
+        return kind(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be {what}, got '{text}'") from None
+
+
+def _integer(text: str) -> int:
+    return parsed(int, text, "a whole number")
+
+
+def _choice(choices: Iterable[str] | None) -> Callable[[str], str] | None:
+    """Takes what is among the choices; None: anything goes."""
+    if choices is None:
+        return None
+    known = list(choices)
+
+    def one_of(text: str) -> str:
+        if text not in known:
+            raise argparse.ArgumentTypeError(f"invalid choice: '{text}' (choose from {', '.join(known)})")
+        return text
+
+    return one_of
 
 
 def show_progress(args: argparse.Namespace) -> bool | None:
@@ -175,6 +207,7 @@ def cache_arguments(args: argparse.Namespace) -> dict[str, Any]:
         "sparse_threshold": args.sparse_threshold,
         "cross": args.cross,
         "cross_type": args.cross_type,
+        "n_source": args.n_source,
     }
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from slimrt.cli.common import Collect, Flags, as_json, model_source, open_model, positive
+from slimrt.cli.common import Collect, Flags, as_json, model_source, note, open_model, parsed, positive
 from slimrt.files import check_target, decode_text, written_beside
-from slimrt.forecast.predict import enough_context
+from slimrt.forecast.predict import enough_context, trained_levels
 from slimrt.plots import check_plot, plot_forecast
 
 HELP = "forecast time series with Chronos and Chronos-Bolt: CSV in, quantiles out; several columns are one batch"
@@ -58,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
         quantiles = model.predict_quantiles(
             list(series.values()), args.horizon, args.quantiles, num_samples=args.num_samples, seed=args.seed
         )
+    _tell_of_levels(args, trained_levels(source))
     if args.plot is not None:
         plot_forecast(series, quantiles, args.quantiles, args.plot)
     names = list(series)
@@ -73,9 +74,17 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _tell_of_levels(args: argparse.Namespace, trained: Sequence[float]) -> None:
+    """Says which of the levels a model cannot tell apart from its own outermost ones."""
+    beyond = [f"{level:g}" for level in args.quantiles if trained and not min(trained) <= level <= max(trained)]
+    if beyond:
+        note(args, f"slimrt: the model was trained for quantiles {min(trained):g} to {max(trained):g}; beyond them it "
+             f"repeats the nearest: {', '.join(beyond)}")  # fmt: skip
+
+
 def _levels(text: str) -> tuple[float, ...]:
     """Numbers from 0 to 1 with commas between, for argparse."""
-    levels = tuple(float(part) for part in text.split(","))
+    levels = tuple(parsed(float, part, "numbers with commas between") for part in text.split(","))
     if not all(0 <= level <= 1 for level in levels):
         raise argparse.ArgumentTypeError(f"must be from 0 to 1, got {text}")
     return levels
@@ -93,6 +102,7 @@ def read_series(text: str, name: str, columns: Sequence[str] | None) -> dict[str
     rows = _rows(text, name)
     headed = _is_header(rows[0], rows[1] if len(rows) > 1 else [])
     body, numbers = rows[headed:], [str(i + 1) for i in range(len(rows[0]))]
+    _check_widths(rows, name)
     if not body:
         raise ValueError(f"{name}: no rows in it but a header")
     titles = [cell.strip() for cell in rows[0]] if headed else numbers
@@ -126,6 +136,16 @@ def _rows(text: str, name: str) -> list[list[str]]:
     return rows
 
 
+def _check_widths(rows: Sequence[Sequence[str]], name: str) -> None:
+    """ValueError where a row has more in it than the first one names, as 1,000 for a thousand would."""
+    for i, row in enumerate(rows, 1):
+        if any(cell.strip() for cell in row[len(rows[0]) :]):
+            raise ValueError(
+                f"{name}: row {i} has {len(row)} cells, the first has {len(rows[0])}: is there a comma in a number? "
+                "Decimals take a point, thousands nothing"
+            )
+
+
 def _is_header(first: Sequence[str], second: Sequence[str]) -> bool:
     """It holds no numbers, or a word above a date or the like (columns may be called 2020 and 2021)."""
     if not any(_number(cell) is not None for cell in first if cell.strip()):
@@ -140,7 +160,8 @@ def _first_odd(cells: Sequence[str], row: int) -> str | None:
     """Why a column, whose first cell is in this row, is not one of numbers; None of one that is."""
     for i, cell in enumerate(cells, row):
         if _number(cell) is None:
-            return f"row {i} says {cell.strip()!r:.40}"
+            comma = " (decimals take a point, thousands nothing)" if _number(cell.replace(",", "")) is not None else ""
+            return f"row {i} says {cell.strip()!r:.40}{comma}"
     return "nothing in it" if all(math.isnan(_number(cell) or 0) for cell in cells) else None
 
 

@@ -5,12 +5,22 @@ from __future__ import annotations
 import argparse
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from slimrt import progress
-from slimrt.cli.common import Flags, as_json, complain, model_source, note, open_model, positive, show_progress
+from slimrt.cli.common import (
+    Flags,
+    as_json,
+    complain,
+    model_source,
+    note,
+    open_model,
+    parsed,
+    positive,
+    show_progress,
+)
 from slimrt.errors import AudioError
 from slimrt.files import written_beside
 from slimrt.speech.audio import Samples, load_audio, seconds
@@ -19,13 +29,15 @@ from slimrt.speech.records import Segment, TranscriptionInfo
 from slimrt.speech.subtitles import FORMATS
 
 HELP = "speech to text, subtitles or JSON, with Whisper and Moonshine; several sounds are one batch"
+_STDIN = "-"
 _AT_ONCE = 8  # sounds decoded together where the user does not say
-Number = TypeVar("Number")
 
 
 def add_flags(flags: Flags) -> None:
     flags.model()
-    flags.parser.add_argument("audio", metavar="AUDIO", nargs="*", help="sound files: WAV, FLAC, Ogg, MP3, ...")
+    flags.parser.add_argument(
+        "audio", metavar="AUDIO", nargs="*", help="sound files: WAV, FLAC, Ogg, MP3, ...; -: stdin"
+    )
     flags.add("--format", choices=[*FORMATS, "json"], default="txt", help="default: %(default)s")
     flags.add("-o", "--output-dir", metavar="DIR", help="write a file for each sound there, named after it; default: "
               "stdout")  # fmt: skip
@@ -118,24 +130,17 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
 
 def _numbers(text: str) -> tuple[float, ...]:
     """Numbers with commas between, for argparse."""
-    return tuple(_parsed(float, part, "numbers with commas between") for part in text.split(","))
+    return tuple(parsed(float, part, "numbers with commas between") for part in text.split(","))
 
 
 def _ids(text: str) -> tuple[int, ...]:
     """Whole numbers with commas between, for argparse."""
-    return tuple(_parsed(int, part, "token ids with commas between") for part in text.split(","))
+    return tuple(parsed(int, part, "token ids with commas between") for part in text.split(","))
 
 
 def _or_none(text: str) -> float | None:
     """A number or "none", for argparse."""
-    return None if text == "none" else _parsed(float, text, "a number or none")
-
-
-def _parsed(kind: Callable[[str], Number], text: str, what: str) -> Number:
-    try:
-        return kind(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be {what}, got '{text}'") from None
+    return None if text == "none" else parsed(float, text, "a number or none")
 
 
 def _targets(args: argparse.Namespace, form: str) -> dict[str, Path]:
@@ -143,12 +148,14 @@ def _targets(args: argparse.Namespace, form: str) -> dict[str, Path]:
     if not args.output_dir:
         return {}
     folder = Path(args.output_dir)
-    targets = {path: folder / f"{Path(path).stem}.{form}" for path in args.audio}
+    targets = {path: folder / f"{'stdin' if path == _STDIN else Path(path).stem}.{form}" for path in args.audio}
     if len(set(targets.values())) < len(args.audio):
-        raise ValueError("two of the sounds have the same name, and so would their files: do them one by one")
+        names = [target.name for target in targets.values()]
+        twice = next((name for name in names if names.count(name) > 1), names[0])
+        raise ValueError(f"several sounds would be written to {folder / twice}: give each its own --output-dir")
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"{folder} is not a directory: name one to write the files to")
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     return targets
 
 
@@ -157,7 +164,7 @@ def _sounds(paths: Sequence[str]) -> list[tuple[str, Samples]]:
     sounds = []
     for path in paths:
         try:
-            sounds.append((path, load_audio(path)))
+            sounds.append((path, load_audio(sys.stdin.buffer if path == _STDIN else path)))
         except (AudioError, OSError) as error:
             complain(error)
     return sounds
@@ -202,6 +209,10 @@ class _Output:
             self._waiting[index].append(textwrap.indent(record, "  ") if self._several else record)
             self._done.add(index)
             self._flush()
+        if not info.duration_heard:
+            with progress.aside():
+                note(self._args, f"slimrt: {path}: nothing of its {info.duration:.1f} s was heard: "
+                     f"{'all is silence' if self._args.skip_silence else 'clips begin later'}")  # fmt: skip
         if self._args.verbose and info.language:
             with progress.aside():
                 note(self._args, f"slimrt: {path}: {info.duration:.1f} s, {info.language} "

@@ -152,6 +152,16 @@ def enough_context(source: ModelSource) -> int:
     return whole_blocks(steps)
 
 
+def trained_levels(source: ModelSource) -> tuple[float, ...]:
+    """The quantile levels that Chronos-Bolt was trained for, in order; () of a model that draws its paths."""
+    file = _core.GgufFile(str(source.gguf))
+    return _levels(file) if source.kind == "chronos-bolt" else ()
+
+
+def _levels(file: _core.GgufFile) -> tuple[float, ...]:
+    return tuple(round(float(level), 6) for level in _stored(file, "quantiles"))  # stored in float32
+
+
 def read_chronos(file: _core.GgufFile) -> Chronos:
     """What a model file says under slimrt.chronos."""
     return Chronos(**{field.name: _stored(file, field.name) for field in fields(Chronos)})
@@ -185,7 +195,7 @@ def read_bolt(file: _core.GgufFile) -> Bolt:
         prediction_length=int(value("prediction_length")),
         patch_size=int(value("input_patch_size")),
         patch_stride=int(value("input_patch_stride")),
-        quantiles=tuple(round(float(level), 6) for level in value("quantiles")),  # stored in float32
+        quantiles=_levels(file),
         arcsinh=bool(value("use_arcsinh", False)),
         register=register,
         into=ResidualBlock.of(tensors, "input"),

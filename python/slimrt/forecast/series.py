@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 Values = NDArray[np.float32]
 Positions = NDArray[np.int32] | None
+_LARGEST = 1e17  # the sum of the squares of a few thousand of these is within float32, which reaches 3e38
 
 
 def as_series(series: Any) -> list[Values]:
@@ -20,13 +21,15 @@ def as_series(series: Any) -> list[Values]:
             for an array of numbers: lists, arrays, pandas Series. Of a pandas DataFrame every column is a series.
 
     Raises:
-        ValueError: empty, of a wrong shape, all missing, or infinite.
+        ValueError: empty, of a wrong shape, all missing, infinite, or too large for float32.
         TypeError: not numbers.
     """
     if hasattr(series, "columns"):
         series = [series[name] for name in series.columns]
     several = isinstance(series, (list, tuple)) and len(series) > 0 and np.ndim(series[0]) == 1
     rows: Any = series if several else np.asarray(series)
+    if not several and rows.ndim == 0:
+        raise TypeError(f"a series is numbers (n,), and several a list of these, got {series!r:.60}")
     if not several and rows.ndim == 1:
         rows = [rows]
     if len(rows) == 0:
@@ -36,15 +39,19 @@ def as_series(series: Any) -> list[Values]:
 
 def _one(row: Any, index: int) -> Values:
     try:
-        values = np.asarray(row, np.float32)
+        exact = np.asarray(row, np.float64)
     except (TypeError, ValueError):
         raise TypeError(f"series {index} is not numbers: {row!r:.60}") from None
-    if values.ndim != 1:
-        raise ValueError(f"a series has shape (n,), several (batch, n); series {index} has shape {values.shape}")
-    if np.isinf(values).any():
+    if exact.ndim != 1:
+        raise ValueError(f"a series has shape (n,), several (batch, n); series {index} has shape {exact.shape}")
+    if np.isinf(exact).any():
         raise ValueError(f"series {index} has infinite values")
-    if np.isnan(values).all():
-        raise ValueError(f"series {index} has no values" + (": all are missing" if len(values) else ""))
+    if np.isnan(exact).all():
+        raise ValueError(f"series {index} has no values" + (": all are missing" if len(exact) else ""))
+    largest = float(np.nanmax(np.abs(exact)))
+    if largest > _LARGEST:
+        raise ValueError(f"series {index} reaches {largest:.3g}, more than {_LARGEST:g}: divide it by something first")
+    values = exact.astype(np.float32)
     return recent(values, len(values))
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
 from types import NoneType
 from typing import Any, TypedDict
 
-from slimrt.arguments import check_function, check_seed, real, whole
+from slimrt.arguments import check_function, check_seed, real, unknown, whole
 from slimrt.options import OnProgress
 from slimrt.speech.languages import code_of
 from slimrt.speech.records import Segment, TranscriptionInfo
@@ -50,7 +50,7 @@ class TranscribeOptions(TypedDict, total=False):
     max_initial_timestamp: float | None
     suppress_blank: bool
     suppress_tokens: Sequence[int] | None
-    clip_timestamps: Sequence[float]
+    clip_timestamps: Sequence[float] | str
     skip_silence: bool
     seed: int | None
     on_progress: OnProgress | None
@@ -85,7 +85,7 @@ class Transcription:
     max_initial_timestamp: float | None = 1.0
     suppress_blank: bool = True
     suppress_tokens: Sequence[int] | None = None
-    clip_timestamps: Sequence[float] = ()
+    clip_timestamps: Sequence[float] | str = ()
     skip_silence: bool = False
     seed: int | None = None
     on_progress: OnProgress | None = None
@@ -107,7 +107,7 @@ class Transcription:
         for name in ("language", "initial_prompt", "hotwords", "prefix"):
             if not isinstance(getattr(self, name), (str, NoneType)):
                 raise TypeError(f"{name} must be a text, got {getattr(self, name)!r}")
-        for id in self.suppress_tokens or ():
+        for id in _listed("suppress_tokens", () if self.suppress_tokens is None else self.suppress_tokens):
             whole("suppress_tokens", id)
         if self.language is not None:
             object.__setattr__(self, "language", code_of(self.language))  # frozen for others
@@ -124,18 +124,30 @@ class Transcription:
         for name in options:
             if name in _ELSEWHERE:
                 raise TypeError(f"transcribe has no {name}: here it is called {_ELSEWHERE[name]}")
+            if name not in cls.__dataclass_fields__:
+                raise TypeError(unknown("transcribe's keyword", name, cls.__dataclass_fields__))
         return cls(**options)
 
     def _check_clips(self) -> None:
-        times = [real("clip_timestamps", time) for time in self.clip_timestamps]
+        times = self._clip_times()
         if any(later <= earlier for earlier, later in pairwise(times)) or min(times, default=0.0) < 0:
             raise ValueError(f"clip_timestamps are seconds, each later than the one before, got {times}")
         if times and self.skip_silence:
             raise ValueError("clip_timestamps and skip_silence both say what to leave out: give one of them")
 
+    def _clip_times(self) -> list[float]:
+        """clip_timestamps as numbers, from text as from others."""
+        given: Any = self.clip_timestamps
+        if isinstance(given, str):
+            try:
+                given = [float(part) for part in given.split(",")]
+            except ValueError:
+                raise ValueError(f"clip_timestamps must be seconds with commas between, got '{given}'") from None
+        return [real("clip_timestamps", time) for time in _listed("clip_timestamps", given)]
+
     def clips(self, duration: float) -> list[tuple[float, float]]:
         """What to hear of so many seconds, (start, end): all, or what clip_timestamps names."""
-        times = [min(float(time), duration) for time in self.clip_timestamps] or [0.0]
+        times = [min(time, duration) for time in self._clip_times()] or [0.0]
         ends = times if len(times) % 2 == 0 else [*times, duration]
         return list(zip(ends[::2], ends[1::2], strict=True))
 
@@ -149,3 +161,10 @@ class Transcription:
     def sequences(self) -> int:
         """That one sound takes at once."""
         return max(self.num_beams if 0.0 in self.temperatures else 1, self.best_of)
+
+
+def _listed(name: str, given: Any) -> list[Any]:
+    """Several values. TypeError: one, or a text."""
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise TypeError(f"{name} must be a list, got {given!r}")
+    return list(given)

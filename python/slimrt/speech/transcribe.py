@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from slimrt import _core
-from slimrt.errors import UnsupportedError
+from slimrt.errors import ContextOverflowError, UnsupportedError
 from slimrt.kinds import check_sequences, require
 from slimrt.runtime import Runtime
 from slimrt.search import Task, run
@@ -20,6 +20,7 @@ from slimrt.speech.whisper import Heard, SpeechEngine, Told, Whisper, WhisperMod
 
 _WHISPER_ONLY = ("best_of", "initial_prompt", "hotwords", "prefix", "suppress_blank", "suppress_tokens",
                  "clip_timestamps")  # fmt: skip
+_LEAST_CONTEXT = 16  # half of it is for text: two times and some words
 Transcript = tuple[list[Segment], TranscriptionInfo]
 
 
@@ -83,6 +84,14 @@ def _moved(segment: Segment, skipped: Skipped) -> Segment:
 def _whisper_maker(runtime: Runtime, options: Transcription) -> Maker:
     model = whisper_model(runtime)
     model.tokens.check(options.language, options.task, options.timestamps)
+    for id in () if options.suppress_tokens is None else options.suppress_tokens:
+        if not -1 <= id < model.n_vocab:
+            raise ValueError(f"suppress_tokens: the model has no token {id}, only 0 to {model.n_vocab - 1}")
+    if model.n_ctx < _LEAST_CONTEXT:
+        raise ContextOverflowError(
+            f"a context of {model.n_ctx} tokens leaves no room for a text beside what says how to write it: give n_ctx "
+            f"{_LEAST_CONTEXT} or more"
+        )
     return lambda engine, seed, heard, told: Whisper(engine, model, options, seed, heard, told)
 
 

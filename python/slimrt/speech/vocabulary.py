@@ -83,7 +83,7 @@ class WhisperTokens:
         if task not in TASKS:
             raise ValueError(unknown("task", task, TASKS))
         if language is not None and language not in LANGUAGES:
-            raise ValueError(unknown("language", language, LANGUAGES))
+            raise ValueError(unknown("language", language, self.known))
         if language is not None and language not in (self.languages or ("en",)):
             raise UnsupportedError(f"this model does not know language '{language}', only {', '.join(self.known)}")
         if task == "translate" and task not in self.tasks:

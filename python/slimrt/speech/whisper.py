@@ -115,7 +115,8 @@ class Whisper:
         asked = self.options.suppress_tokens
         if asked is None:
             return self.model.suppress
-        return [*asked, *self.model.suppress] if -1 in asked else asked
+        named = [id for id in asked if id >= 0]
+        return [*named, *self.model.suppress] if len(named) < len(asked) else named
 
     def transcribe(self, samples: Samples) -> Task[list[Segment]]:
         """The segments of a sound, samples (n,) at 16 kHz."""
@@ -172,13 +173,29 @@ class Whisper:
         limit = max(min(room, self.model.n_ctx - length), 1)
         decoded = None
         for temperature in options.temperatures:
-            self.engine.truncate(sequence, length)
+            if decoded is not None:
+                yield from self._restore(sequence, prompt, rest, decoded.temperature)
             found = yield from self._search(sequence, row.copy(), temperature, limit, _After(self._rules, prefix))
             decoded = self._judged(found, prefix, temperature, silence)
             if not self._failed(decoded):
                 break
         assert decoded is not None  # there is at least one temperature
         return decoded
+
+    def _restore(self, sequence: int, prompt: Sequence[int], rest: Sequence[int], temperature: float) -> Task[None]:
+        """Takes a sequence back to its prompt after a search, which was at this temperature: several texts at once had
+        its rows."""
+        if self._width(temperature) == 1:
+            self.engine.truncate(sequence, len(prompt) + len(rest))
+            return
+        self.engine.truncate(sequence, 0)
+        for part in (prompt, rest):
+            if part:
+                yield Append([(sequence, part)])
+
+    def _width(self, temperature: float) -> int:
+        """How many texts of a window are decoded at once."""
+        return self.options.best_of if temperature else self.options.num_beams
 
     def _given(self, room: int) -> list[int]:
         """What the first window's text begins with, so many tokens at most: a time, and the prefix."""
@@ -188,18 +205,19 @@ class Whisper:
     def _search(self, sequence: int, row: Logits, temperature: float, limit: int, rules: Rules) -> Task[Hypothesis]:
         """The likeliest text of a window: greedy or by beams at temperature 0, the best of some random ones above."""
         options, ends = self.options, frozenset({self.model.tokens.end})
-        if temperature == 0.0 and options.num_beams > 1:
+        if temperature == 0.0 and self._width(temperature) > 1:
             found = yield from beam_search(
                 self.engine, sequence, row, rules, ends, limit, num_beams=options.num_beams,
                 length_penalty=options.length_penalty, early_stopping=True, patience=options.patience,
             )  # fmt: skip
             return found[0]
-        samplers = [self._sampler(temperature) for _ in range(options.best_of if temperature else 1)]
+        samplers = [self._sampler(temperature) for _ in range(self._width(temperature))]
         if len(samplers) == 1:
             return (yield from follow(sequence, row, rules, samplers[0], ends, limit))
         forks: list[int] = []
         try:
             forks += [self.engine.fork(sequence) for _ in samplers]
+            self.engine.truncate(sequence, 0)  # so many sequences have room, and not one more
             found = yield from together(
                 [
                     follow(fork, row.copy(), rules, sampler, ends, limit)
