@@ -28,8 +28,8 @@ constexpr int kTokenSpace = 4 * W::kChunk + 32;  // bytes: high parts, low parts
 template <class W, int kTiles>
 struct Layout {
     static constexpr int kRows = 16 * kTiles;
-    static constexpr int kScaleAt = kRows * kRowSpace<W>;               // [kScales, kRows]
-    static constexpr int kMinimaAt = kScaleAt + 4 * W::kScales * kRows; // [kRows, 8 f16], [kRows] factors
+    static constexpr int kScaleAt = kRows * kRowSpace<W>;                // [kScales, kRows]
+    static constexpr int kMinimaAt = kScaleAt + 4 * W::kScales * kRows;  // [kRows, 8 f16], [kRows] factors
     static constexpr int kInverseAt = kMinimaAt + (W::kMins ? 20 * kRows : 0);
     static constexpr int kTokensAt = kInverseAt + 4 * kFewTokens;
     __host__ __device__ static constexpr int bytes(int tokens) { return kTokensAt + tokens * kTokenSpace<W>; }
@@ -238,10 +238,10 @@ __device__ void finish(const Job& job, const Tile& tile, const Sums<kTiles>& sum
     __syncthreads();
     for (int i = threadIdx.x; i < job.tokens * kRows; i += kWarps * kWarp) {
         const int row = tile.row + i % kRows;
-        if (row >= tile.part.rows) continue;
+        if (row >= job.parts[tile.part].rows) continue;
         float sum = 0;
         for (int w = 0; w < kWarps; ++w) sum += all[w * kFewTokens * kRows + i];
-        out_at(tile, i / kRows, row) = sum + bias_at(tile, row);
+        out_at(job, tile, i / kRows, row) = sum + bias_at(job, tile, row);
     }
 }
 
@@ -256,7 +256,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, 3) few_kernel(Job job, size_t r
     for (int first = warp * W::kChunk; first < job.k; first += kWarps * W::kChunk) {
         const size_t offset = size_t(first / W::kChunk) * W::kChunkBytes;
         const int k = min(job.k - first, W::kChunk);
-        stage_rows<W>(own, tile, L::kRows, offset, row_bytes, lane, kWarp);
+        stage_rows<W>(own, job, tile, L::kRows, offset, row_bytes, lane, kWarp);
         commit_copies();
         for (int t = 0; t < job.tokens; ++t) {
             const float back = split_floats<W>(own + L::kTokensAt + t * kTokenSpace<W>,
@@ -266,13 +266,15 @@ __global__ void __launch_bounds__(kWarps* kWarp, 3) few_kernel(Job job, size_t r
         wait_copies<0>();
         __syncwarp();
         if constexpr (W::kScales > 0) {
-            if (lane < L::kRows) unpack_scales<W, kTiles>(own, staged_row<W>(own, tile, lane, offset), lane);
+            if (lane < L::kRows)
+                unpack_scales<W, kTiles>(own, staged_row<W>(own, job, tile, lane, offset), lane);
             __syncwarp();
         }
         const int token = min(group, job.tokens - 1);
         Chunk<W, kTiles> chunk{{}, own, own + L::kTokensAt + token * kTokenSpace<W>, group, member};
 #pragma unroll
-        for (int i = 0; i < 2 * kTiles; ++i) chunk.rows[i] = staged_row<W>(own, tile, group + 8 * i, offset);
+        for (int i = 0; i < 2 * kTiles; ++i)
+            chunk.rows[i] = staged_row<W>(own, job, tile, group + 8 * i, offset);
         Sums<kTiles> of_chunk{};
         chunk.multiply(of_chunk, divide_up(k, kGroup));
         const float back[2] = {inverse[min(2 * member, job.tokens - 1)],
