@@ -1,12 +1,12 @@
 // Products of up to eight tokens: as fast as the weights' bytes arrive, and nearly as exact as float32.
 //
-// A block takes 16 rows of the weight (32 where it is quantised) and its warps take turns at the chunks of k,
-// each alone: it copies the bytes of its chunk and x's columns to shared memory, splits x in a high and a low
+// A block takes 16 rows of the weight (32 where many are quantised) and its warps take turns at the chunks of
+// k, each alone: it copies the bytes of its chunk to shared memory, meanwhile splits x in a high and a low
 // 16-bit part (f16: 22 bits of a float, after a power of two per token and chunk; bf16: 16 bits), and
 // multiplies rows by tokens with mma, whose cost does not depend on how many of the eight columns are tokens.
 // Codes are exact in f16; scales multiply the f32 sums of their groups. In the end the warps' sums are added
-// in order. Nothing is in flight but copies of other warps and blocks, of which a multiprocessor holds many:
-// 24 KB outstanding are enough for 4.3 TB/s on 132 of them.
+// in order. A warp does not copy ahead: the 24 warps of a multiprocessor have enough on the way among them
+// (24 KB on each of 132 multiprocessors hold 4.3 TB/s up).
 //
 // The order of a sum depends on k and the weight's type alone, so a token's result does not depend on the
 // other tokens or products.
@@ -28,8 +28,8 @@ constexpr int kTokenSpace = 4 * W::kChunk + 32;  // bytes: high parts, low parts
 template <class W, int kTiles>
 struct Layout {
     static constexpr int kRows = 16 * kTiles;
-    static constexpr int kScaleAt = kRows * kRowSpace<W>;               // [kScales, kRows]
-    static constexpr int kMinimaAt = kScaleAt + 4 * W::kScales * kRows; // [kRows, 8 f16], [kRows] factors
+    static constexpr int kScaleAt = kRows * kRowSpace<W>;                // [kScales, kRows]
+    static constexpr int kMinimaAt = kScaleAt + 4 * W::kScales * kRows;  // [kRows, 8 f16], [kRows] factors
     static constexpr int kInverseAt = kMinimaAt + (W::kMins ? 20 * kRows : 0);
     static constexpr int kTokensAt = kInverseAt + 4 * kFewTokens;
     __host__ __device__ static constexpr int bytes(int tokens) { return kTokensAt + tokens * kTokenSpace<W>; }
@@ -170,14 +170,13 @@ struct Chunk {
     __device__ void fold_minima(Sums<kTiles>& sums) const {
         const uint32_t* const codes = reinterpret_cast<const uint32_t*>(own + L::kMinimaAt);
         const float* const factors = reinterpret_cast<const float*>(own + L::kMinimaAt + 16 * L::kRows);
-        const int pair = 2 * W::kChunk + 2 * member;
-        const uint2 x = {part_of_x(pair).x, part_of_x(pair + 8).x};
+        const uint32_t* const x = reinterpret_cast<const uint32_t*>(token + 4 * W::kChunk) + member;
 #pragma unroll
         for (int t = 0; t < kTiles; ++t) {
             const uint32_t upper = codes[(16 * t + group) * 4 + member];
             const uint32_t lower = codes[(16 * t + group + 8) * 4 + member];
             float d[4];
-            multiply_f16(d, {upper, lower, upper, lower}, x.x, x.y);
+            multiply_f16(d, {upper, lower, upper, lower}, x[0], x[4]);
             for (float& sum : d) sum = -sum;
             fold(sums[t], d, factors, t);
         }
@@ -202,16 +201,12 @@ struct Chunk {
                     const uint2 u = W::codes(rows[2 * t], g, s, member);
                     const uint2 l = W::codes(rows[2 * t + 1], g, s, member);
                     const uint32_t a[4] = {u.x, l.x, u.y, l.y};
-                    float(&own_sums)[4] = W::kScales ? d : sums[t];
-                    if constexpr (W::kScales > 0) {
-                        if (kHalves || s == 0)
-                            multiply_f16(d, a, high[s].x, high[s].y);
-                        else
-                            multiply_add<W>(d, a, high[s]);
-                    } else {
-                        multiply_add<W>(sums[t], a, high[s]);
-                    }
-                    multiply_add<W>(own_sums, a, low[s]);
+                    float(&to)[4] = W::kScales ? d : sums[t];
+                    if (W::kScales > 0 && (kHalves || s == 0))
+                        multiply_f16(to, a, high[s].x, high[s].y);
+                    else
+                        multiply_add<W>(to, a, high[s]);
+                    multiply_add<W>(to, a, low[s]);
                     if constexpr (kHalves) fold(sums[t], d, scales(2 * g + s), t);
                 }
                 if constexpr (W::kScales && !kHalves) fold(sums[t], d, scales(g), t);
@@ -238,10 +233,10 @@ __device__ void finish(const Job& job, const Tile& tile, const Sums<kTiles>& sum
     __syncthreads();
     for (int i = threadIdx.x; i < job.tokens * kRows; i += kWarps * kWarp) {
         const int row = tile.row + i % kRows;
-        if (row >= tile.part.rows) continue;
+        if (row >= job.parts[tile.part].rows) continue;
         float sum = 0;
         for (int w = 0; w < kWarps; ++w) sum += all[w * kFewTokens * kRows + i];
-        out_at(tile, i / kRows, row) = sum + bias_at(tile, row);
+        out_at(job, tile, i / kRows, row) = sum + bias_at(job, tile, row);
     }
 }
 
@@ -256,7 +251,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, 3) few_kernel(Job job, size_t r
     for (int first = warp * W::kChunk; first < job.k; first += kWarps * W::kChunk) {
         const size_t offset = size_t(first / W::kChunk) * W::kChunkBytes;
         const int k = min(job.k - first, W::kChunk);
-        stage_rows<W>(own, tile, L::kRows, offset, row_bytes, lane, kWarp);
+        stage_rows<W>(own, job, tile, L::kRows, offset, row_bytes, lane, kWarp);
         commit_copies();
         for (int t = 0; t < job.tokens; ++t) {
             const float back = split_floats<W>(own + L::kTokensAt + t * kTokenSpace<W>,
@@ -266,13 +261,15 @@ __global__ void __launch_bounds__(kWarps* kWarp, 3) few_kernel(Job job, size_t r
         wait_copies<0>();
         __syncwarp();
         if constexpr (W::kScales > 0) {
-            if (lane < L::kRows) unpack_scales<W, kTiles>(own, staged_row<W>(own, tile, lane, offset), lane);
+            if (lane < L::kRows)
+                unpack_scales<W, kTiles>(own, staged_row<W>(own, job, tile, lane, offset), lane);
             __syncwarp();
         }
         const int token = min(group, job.tokens - 1);
         Chunk<W, kTiles> chunk{{}, own, own + L::kTokensAt + token * kTokenSpace<W>, group, member};
 #pragma unroll
-        for (int i = 0; i < 2 * kTiles; ++i) chunk.rows[i] = staged_row<W>(own, tile, group + 8 * i, offset);
+        for (int i = 0; i < 2 * kTiles; ++i)
+            chunk.rows[i] = staged_row<W>(own, job, tile, group + 8 * i, offset);
         Sums<kTiles> of_chunk{};
         chunk.multiply(of_chunk, divide_up(k, kGroup));
         const float back[2] = {inverse[min(2 * member, job.tokens - 1)],

@@ -11,16 +11,16 @@ namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / kWarp;
 
-__device__ const float* floats_of(const Tile& tile, int row) {
-    return reinterpret_cast<const float*>(weight_row(tile, row));
+__device__ const float* floats_of(const Job& job, const Tile& tile, int row) {
+    return reinterpret_cast<const float*>(weight_row(job, tile, row));
 }
 
 __global__ void few_float_kernel(Job job) {
     constexpr int kAtOnce = 8;
     const Tile tile = tile_at(job, blockIdx.x, kWarps);
     const int row = tile.row + threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-    if (row >= tile.part.rows) return;
-    const float* const weights = floats_of(tile, row);
+    if (row >= job.parts[tile.part].rows) return;
+    const float* const weights = floats_of(job, tile, row);
     const float* x[kFewTokens];
 #pragma unroll
     for (int t = 0; t < kFewTokens; ++t) x[t] = x_row(job, tile.head, min(t, job.tokens - 1));
@@ -46,7 +46,7 @@ __global__ void few_float_kernel(Job job) {
     for (int t = 0; t < kFewTokens; ++t) {
         for (int offset = kWarp / 2; offset; offset /= 2)
             sums[t] += __shfl_xor_sync(0xffffffff, sums[t], offset);
-        if (lane == 0 && t < job.tokens) out_at(tile, t, row) = sums[t] + bias_at(tile, row);
+        if (lane == 0 && t < job.tokens) out_at(job, tile, t, row) = sums[t] + bias_at(job, tile, row);
     }
 }
 
@@ -76,13 +76,13 @@ __global__ void many_float_kernel(Job job) {
     const Tile tile = tile_at(job, blockIdx.y, kSide);
     const int token = blockIdx.x * kSide;
     const auto x_at = [&](int t) { return x_row(job, tile.head, token + t); };
-    const auto w_at = [&](int row) { return floats_of(tile, tile.row + row); };
+    const auto w_at = [&](int row) { return floats_of(job, tile, tile.row + row); };
     const int own_token = threadIdx.x / (kSide / kEach) * kEach,
               own_row = threadIdx.x % (kSide / kEach) * kEach;
     float sums[kEach][kEach] = {}, x_next[kEach], w_next[kEach];
     const auto load = [&](int first) {
         load_step(x_next, x_at, job.tokens - token, first, job.k);
-        load_step(w_next, w_at, tile.part.rows - tile.row, first, job.k);
+        load_step(w_next, w_at, job.parts[tile.part].rows - tile.row, first, job.k);
     };
     load(0);
     for (int first = 0; first < job.k; first += kDeep) {
@@ -106,8 +106,8 @@ __global__ void many_float_kernel(Job job) {
 #pragma unroll
     for (int i = 0; i < kEach * kEach; ++i) {
         const int t = token + own_token + i / kEach, row = tile.row + own_row + i % kEach;
-        if (t < job.tokens && row < tile.part.rows)
-            out_at(tile, t, row) = sums[i / kEach][i % kEach] + bias_at(tile, row);
+        if (t < job.tokens && row < job.parts[tile.part].rows)
+            out_at(job, tile, t, row) = sums[i / kEach][i % kEach] + bias_at(job, tile, row);
     }
 }
 

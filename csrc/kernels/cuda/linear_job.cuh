@@ -34,8 +34,7 @@ struct Job {
 
 /// Rows [row, row + as many as a tile has) of a head of a part; row counts within the head.
 struct Tile {
-    Part part;
-    int head, row;
+    int part, head, row;
 };
 
 __host__ __device__ inline int divide_up(int a, int b) { return (a + b - 1) / b; }
@@ -53,22 +52,25 @@ __device__ inline Tile tile_at(const Job& job, int index, int rows) {
         index -= job.heads * in_head;
         in_head = divide_up(job.parts[++p].rows, rows);
     }
-    return {job.parts[p], index / in_head, index % in_head * rows};
+    return {p, index / in_head, index % in_head * rows};
 }
 
 /// Row `row` of the tile's head, and x's and out's columns of that head.
-__device__ inline const unsigned char* weight_row(const Tile& tile, int row) {
-    return tile.part.weight + (size_t(tile.head) * tile.part.rows + row) * tile.part.stride;
+__device__ inline const unsigned char* weight_row(const Job& job, const Tile& tile, int row) {
+    return job.parts[tile.part].weight +
+           (size_t(tile.head) * job.parts[tile.part].rows + row) * job.parts[tile.part].stride;
 }
 __device__ inline const float* x_row(const Job& job, int head, int token) {
     return reinterpret_cast<const float*>(job.x + token * job.x_stride) + size_t(head) * job.k;
 }
-__device__ inline float& out_at(const Tile& tile, int token, int row) {
-    return reinterpret_cast<float*>(tile.part.out +
-                                    token * tile.part.out_stride)[tile.head * tile.part.rows + row];
+__device__ inline float& out_at(const Job& job, const Tile& tile, int token, int row) {
+    return reinterpret_cast<float*>(
+        job.parts[tile.part].out +
+        token * job.parts[tile.part].out_stride)[tile.head * job.parts[tile.part].rows + row];
 }
-__device__ inline float bias_at(const Tile& tile, int row) {
-    return tile.part.bias ? tile.part.bias[tile.head * tile.part.rows + row] : 0.0f;
+__device__ inline float bias_at(const Job& job, const Tile& tile, int row) {
+    return job.parts[tile.part].bias ? job.parts[tile.part].bias[tile.head * job.parts[tile.part].rows + row]
+                                     : 0.0f;
 }
 
 /// A power of two by its exponent, -126 to 127.

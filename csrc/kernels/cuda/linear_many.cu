@@ -62,12 +62,12 @@ __device__ void stage_x(unsigned char* to, const Job& job, const Rounded& x, con
 
 /// The scales, and minima, of a staged chunk, times `factor`; raises the flag if a weight could exceed f16.
 template <class W>
-__device__ void unpack_scales(float* to, const unsigned char* staged, const Tile& tile, size_t offset,
-                              float factor, int* flag) {
+__device__ void unpack_scales(float* to, const unsigned char* staged, const Job& job, const Tile& tile,
+                              size_t offset, float factor, int* flag) {
     const int row = threadIdx.x;
-    if (row >= min(kRows, tile.part.rows - tile.row)) return;
+    if (row >= min(kRows, job.parts[tile.part].rows - tile.row)) return;
     constexpr float kLargestF16 = 65504;
-    const unsigned char* const from = staged_row<W>(staged, tile, row, offset);
+    const unsigned char* const from = staged_row<W>(staged, job, tile, row, offset);
     float scale[W::kScales], largest = 0;
     W::scales(from, scale);
 #pragma unroll
@@ -90,12 +90,12 @@ __device__ void unpack_scales(float* to, const unsigned char* staged, const Tile
 
 /// Step `sub` of a staged chunk as f16, 16 weights a thread.
 template <class W>
-__device__ void unpack_step(uint16_t* to, const unsigned char* staged, const float* scales, const Tile& tile,
-                            size_t offset, int sub) {
+__device__ void unpack_step(uint16_t* to, const unsigned char* staged, const float* scales, const Job& job,
+                            const Tile& tile, size_t offset, int sub) {
     constexpr int kParts = kStep / 16;
     const int row = threadIdx.x / kParts, part = threadIdx.x % kParts;
     const int group = sub * 2 + part / 2, s = part % 2;
-    const unsigned char* const from = staged_row<W>(staged, tile, row, offset);
+    const unsigned char* const from = staged_row<W>(staged, job, tile, row, offset);
     uint32_t words[8];
 #pragma unroll
     for (int m = 0; m < 4; ++m) {
@@ -192,7 +192,7 @@ __device__ void multiply_share(const Job& job, const Rounded& x, const Share& sh
     const auto x_at = [&](int step) { return shared + step % 2 * L::kXBytes; };
     const auto staged_at = [&](int chunk) { return shared + L::kStagedAt + chunk % 2 * L::kStaged; };
     const auto stage_chunk = [&](int chunk) {
-        stage_rows<W>(staged_at(chunk), share.tile, kRows, size_t(chunk) * W::kChunkBytes, row_bytes,
+        stage_rows<W>(staged_at(chunk), job, share.tile, kRows, size_t(chunk) * W::kChunkBytes, row_bytes,
                       threadIdx.x, kThreads);
     };
     constexpr int kSubs = W::kChunk / kStep;
@@ -209,7 +209,7 @@ __device__ void multiply_share(const Job& job, const Rounded& x, const Share& sh
         __syncthreads();
         if (sub == 0) {
             if constexpr (W::kScales > 0) {
-                unpack_scales<W>(scales, staged_at(chunk), share.tile, offset, factor,
+                unpack_scales<W>(scales, staged_at(chunk), job, share.tile, offset, factor,
                                  reinterpret_cast<int*>(shared + L::kFlagAt));
                 __syncthreads();
             }
@@ -217,7 +217,7 @@ __device__ void multiply_share(const Job& job, const Rounded& x, const Share& sh
         }
         if (step + 1 < last) stage_x<kTokens>(x_at(step + 1), job, x, share, step + 1);
         commit_copies();
-        unpack_step<W>(weights, staged_at(chunk), scales, share.tile, offset, sub);
+        unpack_step<W>(weights, staged_at(chunk), scales, job, share.tile, offset, sub);
         __syncthreads();
         warp.template multiply<W::kBrain>(reinterpret_cast<const uint16_t*>(x_at(step)), weights);
     }
@@ -255,12 +255,12 @@ __global__ void __launch_bounds__(kThreads, 2)
     const int first = column_of(job, blockIdx.y);
     warp.each([&](int t, int r, float sum) {
         const int token = share.token + t, row = share.tile.row + r;
-        if (token >= job.tokens || row >= share.tile.part.rows) return;
+        if (token >= job.tokens || row >= job.parts[share.tile.part].rows) return;
         const float value = sum / factor * x.inverse[token * job.heads + share.tile.head];
         if (partial)
             partial[(size_t(blockIdx.z) * job.tokens + token) * columns + first + r] = value;
         else
-            out_at(share.tile, token, row) = value + bias_at(share.tile, row);
+            out_at(job, share.tile, token, row) = value + bias_at(job, share.tile, row);
     });
 }
 

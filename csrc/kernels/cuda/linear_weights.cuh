@@ -146,16 +146,19 @@ constexpr int kRowSpace = ((kPieces<W> * kPiece + W::kRowUnit - 1) / W::kRowUnit
 /// Starts the copy of bytes [offset, offset + kChunkBytes) of as many as there are of the tile's next `rows`
 /// rows, zeros beyond a row's end; thread `index` of `count`.
 template <class W>
-__device__ inline void stage_rows(unsigned char* to, const Tile& tile, int rows, size_t offset,
-                                  size_t row_bytes, int index, int count) {
-    const int at_once = count / kPieces<W>, there = min(rows, tile.part.rows - tile.row);
+__device__ inline void stage_rows(unsigned char* to, const Job& job, const Tile& tile, int rows,
+                                  size_t offset, size_t row_bytes, int index, int count) {
+    const int at_once = count / kPieces<W>, there = min(rows, job.parts[tile.part].rows - tile.row);
     const int piece = index % kPieces<W>, wanted = int(min(row_bytes - offset, size_t(W::kChunkBytes)));
     int row = index / kPieces<W>;
     if (row >= at_once) return;
-    const unsigned char* begin = weight_row(tile, tile.row + row) + offset;
-    const size_t step = at_once * tile.part.stride;
+    const unsigned char* begin = weight_row(job, tile, tile.row + row) + offset;
+    const size_t step = at_once * job.parts[tile.part].stride;
     to += row * kRowSpace<W> + piece * kPiece;
-    if ((reinterpret_cast<uintptr_t>(tile.part.weight) | offset | tile.part.stride | wanted) % kPiece == 0) {
+    if ((reinterpret_cast<uintptr_t>(job.parts[tile.part].weight) | offset | job.parts[tile.part].stride |
+         wanted) %
+            kPiece ==
+        0) {
         begin += piece * kPiece < wanted ? piece * kPiece : 0;
         for (; row < there; row += at_once) {
             copy16(to, begin, piece * kPiece < wanted);
@@ -175,9 +178,9 @@ __device__ inline void stage_rows(unsigned char* to, const Tile& tile, int rows,
 
 /// Where a row so copied begins. Rows that there are not hold anything.
 template <class W>
-__device__ inline const unsigned char* staged_row(const unsigned char* staged, const Tile& tile, int row,
-                                                  size_t offset) {
-    const uintptr_t begin = reinterpret_cast<uintptr_t>(weight_row(tile, tile.row + row));
+__device__ inline const unsigned char* staged_row(const unsigned char* staged, const Job& job,
+                                                  const Tile& tile, int row, size_t offset) {
+    const uintptr_t begin = reinterpret_cast<uintptr_t>(weight_row(job, tile, tile.row + row));
     return staged + row * kRowSpace<W> + (begin + offset) % kPiece;
 }
 

@@ -1,0 +1,244 @@
+// CUDA's linear() against float64 where the operations' tests cannot look: weights at any even address and
+// stride, a weight beyond f16, rows of x of any magnitude and with NaN, the bits of a token alone and among
+// others, the workspace that a plan reserves. Runs on the emulator or a device whose memory the host may
+// touch.
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "kernels/cuda/kernels.h"
+#include "kernels/cuda/numbers.cuh"
+
+using namespace slimrt;
+using namespace slimrt::cuda;
+
+void slimrt::cuda::check(cudaError_t result, const char* what) {
+    if (result == cudaSuccess) return;
+    std::fprintf(stderr, "cuda_linear_test: %s: %s\n", what, cudaGetErrorString(result));
+    std::exit(1);
+}
+
+namespace {
+
+std::mt19937 rng(7);
+int failures = 0;
+
+float normal() {
+    static std::normal_distribution<float> distribution;
+    return distribution(rng);
+}
+
+/// Exactly as many bytes, so that AddressSanitizer sees the first beyond them.
+struct Bytes {
+    explicit Bytes(size_t n) {
+        if (posix_memalign(&data, 256, n ? n : 1)) std::abort();
+        std::memset(data, 0xff, n);
+    }
+    ~Bytes() { std::free(data); }
+    Bytes(const Bytes&) = delete;
+    void* data = nullptr;
+};
+
+uint16_t u16_at(const unsigned char* p) { return uint16_t(p[0] | p[1] << 8); }
+
+/// Element i of a stored row, by the definition of its type (GGUF).
+double element(DType dtype, const unsigned char* row, int64_t i) {
+    const auto f16 = [](const unsigned char* p) { return double(from_f16(u16_at(p))); };
+    switch (dtype) {
+        case DType::F32: {
+            float x;
+            std::memcpy(&x, row + 4 * i, sizeof x);
+            return x;
+        }
+        case DType::F16:
+            return f16(row + 2 * i);
+        case DType::BF16:
+            return from_bf16(u16_at(row + 2 * i));
+        case DType::Q8_0: {
+            const unsigned char* const block = row + i / 32 * 34;
+            return f16(block) * int8_t(block[2 + i % 32]);
+        }
+        case DType::Q4_0: {
+            const unsigned char* const block = row + i / 32 * 18;
+            return f16(block) * ((block[2 + i % 16] >> (i % 32 < 16 ? 0 : 4) & 15) - 8);
+        }
+        case DType::Q4_K: {
+            const unsigned char *const block = row + i / 256 * 144, *const packed = block + 4;
+            const int at = int(i % 256), g = at / 32;
+            const int scale = g < 4 ? packed[g] & 63 : (packed[g + 4] & 15) | packed[g - 4] >> 6 << 4;
+            const int minimum = g < 4 ? packed[g + 4] & 63 : packed[g + 4] >> 4 | packed[g] >> 6 << 4;
+            const int code = block[16 + g / 2 * 32 + at % 32] >> g % 2 * 4 & 15;
+            return f16(block) * scale * code - f16(block + 2) * minimum;
+        }
+        default: {  // Q6_K
+            const unsigned char* const block = row + i / 256 * 210;
+            const int at = int(i % 256), half = at / 128, part = at / 32 % 4;
+            const int low = block[half * 64 + part % 2 * 32 + at % 32] >> part / 2 * 4 & 15;
+            const int high = block[128 + half * 32 + at % 32] >> part * 2 & 3;
+            return f16(block + 208) * int8_t(block[192 + at / 16]) * (low + 16 * high - 32);
+        }
+    }
+}
+
+/// Random bytes, with numbers and scales of about `size`.
+void fill(DType dtype, unsigned char* row, int64_t k, float size) {
+    const DTypeInfo& type = dtype_info(dtype);
+    const auto put = [](unsigned char* p, uint16_t bits) { std::memcpy(p, &bits, sizeof bits); };
+    for (int64_t b = 0; b < k / type.block; ++b) {
+        unsigned char* const block = row + b * type.block_bytes;
+        for (int i = 0; i < type.block_bytes; ++i) block[i] = uint8_t(rng());
+        const float x = normal() * size;
+        if (dtype == DType::F32)
+            std::memcpy(block, &x, sizeof x);
+        else if (dtype == DType::BF16)
+            put(block, to_bf16(x));
+        else
+            put(block + (dtype == DType::Q6_K ? 208 : 0), to_f16(x));
+        if (dtype == DType::Q4_K) put(block + 2, to_f16(normal() * size));
+    }
+}
+
+/// A tensor whose first byte is `before` bytes into its memory and whose rows are `between` bytes apart.
+struct Matrix {
+    Matrix(DType dtype, int64_t rows, int64_t columns, size_t before, size_t between)
+        : memory(before + (rows - 1) * (row_bytes(dtype, columns) + between) + row_bytes(dtype, columns)),
+          view(static_cast<unsigned char*>(memory.data) + before, dtype, rows, columns) {
+        view.stride += between;
+    }
+    unsigned char* row(int64_t i) const { return reinterpret_cast<unsigned char*>(view.row(i)); }
+    Bytes memory;
+    Tensor view;
+};
+
+struct Case {
+    DType dtype;
+    int tokens, m, k, heads = 1;
+    bool uneven = false;  // addresses and strides; a bias too
+    bool wild = false;    // magnitudes of x
+    float size = 0.05f;   // of weights or their scales
+};
+
+/// x with a row of 1e30, one of 1e-30, one with NaN, one of zeros.
+void fill_x(const Matrix& x, bool wild) {
+    constexpr float factor[] = {1, 1e30f, 1e-30f, 1e-3f, 1, 3e4f, 0};
+    for (int t = 0; t < x.view.rows; ++t) {
+        for (int64_t i = 0; i < x.view.cols; ++i) {
+            x.view.f32(t)[i] = normal() * (wild && t < 7 ? factor[t] : 1);
+            if (wild && t == 4 && i % 100 == 50) x.view.f32(t)[i] = NAN;
+        }
+    }
+}
+
+/// What the kernels may be off, relative to the sum of magnitudes: F32 by the rounding of sums; few tokens by
+/// what two 16-bit parts of x leave (2^-22 of f16, 2^-16 of bf16) and of sums; many by the rounding of x, and
+/// of quantised weights, to 16 bits (2^-11 each, 2^-8 of bf16), of whose sum over k random signs leave
+/// little.
+double allowed(const Case& c) {
+    if (c.dtype == DType::F32) return 0x1p-21;
+    const bool brain = c.dtype == DType::BF16;
+    if (c.tokens <= 8) return brain ? 0x1p-16 : 0x1p-21;
+    return brain ? 0x1p-9 : 0x1p-11;
+}
+
+void compare(const Case& c, const Matrix& x, const Matrix& w, const Tensor& bias, const Matrix& out) {
+    for (int t = 0; t < c.tokens; ++t) {
+        for (int64_t r = 0; r < int64_t(c.m) * c.heads; ++r) {
+            double sum = bias ? bias.f32()[r] : 0, magnitude = std::fabs(sum);
+            for (int i = 0; i < c.k; ++i) {
+                const double product =
+                    double(x.view.f32(t)[r / c.m * c.k + i]) * element(c.dtype, w.row(r), i);
+                sum += product;
+                magnitude += std::fabs(product);
+            }
+            const double got = out.view.f32(t)[r], error = std::fabs(got - sum);
+            const bool ok = std::isnan(sum) ? std::isnan(got) : error <= allowed(c) * magnitude + 1e-37;
+            if (ok || failures++ > 10) continue;
+            std::fprintf(stderr, "type %s, %d tokens, k %d: token %d row %d is %g, not %g (of %g)\n",
+                         dtype_info(c.dtype).name, c.tokens, c.k, t, int(r), got, sum, magnitude);
+        }
+    }
+}
+
+void run(const Device& device, const Case& c) {
+    const size_t block = size_t(dtype_info(c.dtype).block_bytes), word = c.uneven ? 4 : 0;
+    const size_t even = c.uneven ? (c.dtype == DType::F32 || c.dtype == DType::Q4_K ? 4 : 2) : 0;
+    const Matrix x(DType::F32, c.tokens, int64_t(c.k) * c.heads, word, 3 * word);
+    const Matrix w(c.dtype, int64_t(c.m) * c.heads, c.k, even, c.uneven ? block : 0);
+    const Matrix out(DType::F32, c.tokens, int64_t(c.m) * c.heads, word, 5 * word);
+    const Matrix bias(DType::F32, 1, int64_t(c.m) * c.heads, word, 0);
+    fill_x(x, c.wild);
+    for (int64_t r = 0; r < w.view.rows; ++r) fill(c.dtype, w.row(r), c.k, c.size);
+    for (int64_t i = 0; i < bias.view.cols; ++i) bias.view.f32()[i] = normal();
+    const Product product{w.view, c.uneven ? bias.view : Tensor(), out.view};
+    Device plan = device;
+    plan.stream = nullptr;
+    Tensor more = x.view;
+    more.data = nullptr;
+    more.rows += 21;
+    const size_t bytes = linear_workspace(device, x.view, c.heads, {&product, 1});
+    if (linear_workspace(plan, more, c.heads, {&product, 1}) < bytes) {
+        std::fprintf(stderr, "%d tokens need more workspace than %d\n", c.tokens, int(more.rows));
+        ++failures;
+    }
+    const Bytes workspace(bytes);
+    linear(device, x.view, c.heads, {&product, 1}, static_cast<std::byte*>(workspace.data));
+    check(cudaStreamSynchronize(device.stream), "cudaStreamSynchronize");
+    compare(c, x, w, product.bias, out);
+}
+
+/// Few tokens: bits depend neither on the other tokens nor on the other products.
+void compare_bits(const Device& device, DType dtype) {
+    constexpr int kTokens = 8, kRows = 50, kColumns = 1024;
+    const Matrix x(DType::F32, kTokens, kColumns, 0, 0), w(dtype, kRows, kColumns, 0, 0);
+    const Matrix alone(DType::F32, kTokens, kRows, 0, 0), together(DType::F32, kTokens, kRows, 0, 0);
+    const Matrix other(DType::F32, kTokens, kRows, 0, 0);
+    fill_x(x, false);
+    for (int r = 0; r < kRows; ++r) fill(dtype, w.row(r), kColumns, 0.05f);
+    const Product both[] = {{w.view.rows_of(7, 20), {}, other.view.cols_of(0, 20)},
+                            {w.view, {}, together.view}};
+    linear(device, x.view, 1, both, nullptr);
+    for (int t = 0; t < kTokens; ++t) {
+        const Product one{w.view, {}, alone.view.rows_of(t, 1)};
+        linear(device, x.view.rows_of(t, 1), 1, {&one, 1}, nullptr);
+    }
+    check(cudaStreamSynchronize(device.stream), "cudaStreamSynchronize");
+    if (std::memcmp(alone.memory.data, together.memory.data, alone.view.bytes()) == 0) return;
+    std::fprintf(stderr, "type %s: a token alone differs from the same among others\n",
+                 dtype_info(dtype).name);
+    ++failures;
+}
+
+}  // namespace
+
+int main() {
+    Device device;
+    device.capability = 90;
+    device.processors = 3;
+    device.shared_bytes = size_t(99) << 10;
+    check(cudaStreamCreate(&device.stream), "cudaStreamCreate");
+    for (const DType dtype :
+         {DType::F32, DType::F16, DType::BF16, DType::Q8_0, DType::Q4_0, DType::Q4_K, DType::Q6_K}) {
+        const int block = dtype_info(dtype).block;
+        const int k = block == 1 ? 333 : block == 32 ? 352 : 768;
+        for (const int tokens : {1, 2, 3, 5, 8, 9, 17, 64, 130}) {
+            run(device, {.dtype = dtype, .tokens = tokens, .m = 37, .k = k, .uneven = true, .wild = true});
+            run(device, {.dtype = dtype, .tokens = tokens, .m = 129, .k = 1024});
+        }
+        for (const int tokens : {1, 5, 40, 70})
+            run(device, {.dtype = dtype, .tokens = tokens, .m = 24, .k = k, .heads = 3, .wild = true});
+        if (block > 1)  // Q6_K: 3000 * 128 * 32 is far beyond f16
+            for (const int tokens : {4, 12})
+                run(device, {.dtype = dtype, .tokens = tokens, .m = 40, .k = 512, .size = 3000});
+        for (int odd = 1; block == 1 && odd < 140; odd += 31) {
+            run(device, {.dtype = dtype, .tokens = 2, .m = 18, .k = odd, .uneven = true});
+            run(device, {.dtype = dtype, .tokens = 11, .m = 18, .k = odd, .uneven = true});
+        }
+        compare_bits(device, dtype);
+    }
+    check(cudaStreamDestroy(device.stream), "cudaStreamDestroy");
+    if (failures) return 1;
+    std::puts("cuda_linear_test: ok");
+}
