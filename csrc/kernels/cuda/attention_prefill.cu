@@ -27,7 +27,6 @@ struct Job {
 
     __device__ int query(int pair) const { return (first_pair + pair) / sharing; }
     __device__ int head(int pair) const { return kv_head * sharing + (first_pair + pair) % sharing; }
-    __device__ int64_t position(int pair) const { return s.position + query(pair); }
 };
 
 /// A plane's head: where stored heads are not those of the term, a row has one.
@@ -70,8 +69,7 @@ __device__ void load_queries(const Job& job) {
 
 /// One of the two pairs of a lane: rows lane / 4 and lane / 4 + 8 of its warp's 16.
 struct Row {
-    int pair, query, head;
-    int64_t position;
+    int pair, query;
     float unit;  // of its scores
     float max = -infinity(), sum = 0;
 };
@@ -113,7 +111,8 @@ __device__ void finish_scores(const Job& job, const Range& rows, int64_t first, 
     int begin[2], end[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-        const Range range = seen(job.a, job.s, rows, own[r].position, own[r].position);
+        const int64_t position = job.s.position + own[r].query;
+        const Range range = seen(job.a, job.s, rows, position, position);
         begin[r] = static_cast<int>(min(max(range.first - first, int64_t(0)), int64_t(kRows)));
         end[r] = static_cast<int>(max(min(range.end - first, int64_t(kRows)), int64_t(0)));
     }
@@ -128,9 +127,9 @@ __device__ void finish_scores(const Job& job, const Range& rows, int64_t first, 
             float x = s[i][j] * (own[r].unit * (j % 2 ? units.y : units.x));
             const bool sees = !masks || (at >= begin[r] && at < end[r]);
             if (job.a.relative_bias.data && sees && own[r].pair < job.n_pairs) {
-                x += job.a.relative_bias.row(own[r].head)[job.a.relative_origin + first + at -
-                                                          own[r].position] *
-                     kLog2E;
+                const int64_t distance = first + at - (job.s.position + own[r].query);
+                const float* const of_head = job.a.relative_bias.row(job.head(own[r].pair));
+                x += of_head[job.a.relative_origin + distance] * kLog2E;
             }
             s[i][j] = sees ? x : -infinity();
         }
@@ -219,10 +218,9 @@ struct Sources {
 
 /// Tiles [begin, end) of the rows in `rows`.
 template <bool exact, int kRows, int kTiles>
-__device__ void add_rows(const Job& job, const Sources& from, Range rows, int64_t begin, int64_t end,
-                         Row (&own)[2], float& unit, float (&sums)[kTiles][4]) {
-    for (int64_t tile = begin; tile < end; ++tile) {
-        const int64_t first = rows.first + tile * kRows;
+__device__ void add_rows(const Job& job, const Sources& from, Range rows, int begin, int end, Row (&own)[2], float& unit, float (&sums)[kTiles][4]) {
+    for (int tile = begin; tile < end; ++tile) {
+        const int64_t first = rows.first + int64_t(tile) * kRows;
         const int n = static_cast<int>(min(int64_t(kRows), rows.end - first));
         __syncthreads();  // the last tile has been read
         load_tile<exact>(from.keys, first, n, job.k);
@@ -255,19 +253,20 @@ __device__ void write_results(const Job& job, const Parts& parts, int part, Row 
         sum += __shfl_xor_sync(~0u, sum, 1);
         sum += __shfl_xor_sync(~0u, sum, 2);
         const bool exists = own[r].pair < job.n_pairs;
+        const int head = job.head(own[r].pair);
         const int64_t row = job.row + own[r].query;
-        const int64_t slot = pair_of(a, blockIdx.z, own[r].query, own[r].head) * parts.n + part;
+        const int64_t slot = pair_of(a, blockIdx.z, own[r].query, head) * parts.n + part;
         Share share{0, 0};
         if (exists && member == 0) {
             if (parts.n > 1) parts.states[slot] = make_float2(own[r].max, sum);
-            else share = finish(a, row, own[r].head, own[r].max, sum);
+            else share = finish(a, row, head, own[r].max, sum);
         }
         share.keep = __shfl_sync(~0u, share.keep, threadIdx.x % 32 - member);
         share.share = __shfl_sync(~0u, share.share, threadIdx.x % 32 - member) * unit;
         if (!exists) continue;
         float* const out = parts.n > 1
                                ? parts.values + slot * dim
-                               : a.values[0].out.row(row) + int64_t(own[r].head) * dim;
+                               : a.values[0].out.row(row) + int64_t(head) * dim;
         const Share how = parts.n > 1 ? Share{0, unit} : share;
 #pragma unroll
         for (int i = 0; i < kTiles; ++i) {
@@ -304,16 +303,14 @@ __global__ void __launch_bounds__(kThreads, kTiles <= 16 ? 3 : 2) prefill_kernel
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         own[r].pair = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + 8 * r;
-        const int exists = min(own[r].pair, n_pairs - 1);
-        own[r].query = job.query(exists), own[r].head = job.head(exists);
-        own[r].position = job.position(exists);
+        own[r].query = job.query(min(own[r].pair, n_pairs - 1));
         own[r].unit = q_units[own[r].pair] * a.scale;
     }
-    const int64_t first = job.position(0), last = job.position(n_pairs - 1);
+    const int64_t first = s.position + job.query(0), last = s.position + job.query(n_pairs - 1);
     const Range stored = stored_rows(a, s, first, last), fresh = fresh_rows(a, s, first, last);
-    const int64_t n_stored = (stored.size() + kRows - 1) / kRows;
+    const int n_stored = static_cast<int>((stored.size() + kRows - 1) / kRows);
     const int64_t n = n_stored + (fresh.size() + kRows - 1) / kRows;
-    const int64_t begin = n * part / parts.n, end = n * (part + 1) / parts.n;
+    const int begin = static_cast<int>(n * part / parts.n), end = static_cast<int>(n * (part + 1) / parts.n);
     float sums[kTiles][4] = {}, unit = 0;
 #pragma unroll 1
     for (int pass = 0; pass < 2; ++pass) {  // stored rows, fresh rows
@@ -321,7 +318,7 @@ __global__ void __launch_bounds__(kThreads, kTiles <= 16 ? 3 : 2) prefill_kernel
         if (threadIdx.x == 0) *sources = {keys_of(job, pass == 1), source_of(job, a.values[0], pass == 1)};
         __syncthreads();
         add_rows<exact, kRows>(job, *sources, pass ? fresh : stored,
-                               pass ? max(begin - n_stored, int64_t(0)) : begin,
+                               pass ? max(begin - n_stored, 0) : begin,
                                pass ? end - n_stored : min(end, n_stored), own, unit, sums);
     }
     write_results(job, parts, part, own, unit, sums);
