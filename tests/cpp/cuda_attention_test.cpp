@@ -1,5 +1,5 @@
-// The attention kernels of csrc/kernels/cuda, run by tests/cuda_host, against loops in float64 over the rows as
-// they read back; and so that the loops mean what AttentionArgs says, the CPU backend's attention too.
+// The attention kernels of csrc/kernels/cuda, run by tests/cuda_host, against loops in float64 over the rows
+// as they read back; and so that the loops mean what AttentionArgs says, the CPU backend's attention too.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -24,7 +24,7 @@ void check(cudaError_t result, const char* what) {
 // Not under test here.
 bool absorbed_can(const Device&, const AttentionArgs&) { return false; }
 size_t absorbed_workspace(const Device&, const AttentionArgs&) { return 0; }
-void absorbed(const Device&, const AttentionArgs&, const PlacedSequence*, int, SparseCounts*, std::byte*) {}
+void absorbed(const Device&, const AttentionArgs&, const PlacedSequence*, int, std::byte*) {}
 
 }  // namespace slimrt::cuda
 
@@ -87,8 +87,8 @@ struct Plane {
             read.emplace_back(size_t(n) * width);
             if (n) {
                 backend.store(Tensor(from.data(), DType::F32, n, width),
-                              {rows.base ? const_cast<std::byte*>(rows.base) : nullptr, type, width, rows.heads,
-                               rows.row_bytes, rows.block_stride, rows.block_tokens,
+                              {rows.base ? const_cast<std::byte*>(rows.base) : nullptr, type, width,
+                               rows.heads, rows.row_bytes, rows.block_stride, rows.block_tokens,
                                Tensor(slots.data(), DType::I32, 1, n)});
                 backend.load(rows, tables[s].data(), 0, n, Tensor(read[s].data(), DType::F32, n, width));
             }
@@ -134,10 +134,15 @@ struct Problem {
         }
         add_terms(backend, n_blocks, most);
         lse = random_floats(size_t(n) * c.heads, 1, 77);
-        for (const ValueTerm& term : values) outs.push_back(random_floats(size_t(n) * c.heads * term.dim, 1, 78));
+        for (const ValueTerm& term : values)
+            outs.push_back(random_floats(size_t(n) * c.heads * term.dim, 1, 78));
         if (c.relative) bias_table = random_floats(size_t(c.heads) * (2 * most + 1), 1, 79);
-        args = {.sequences = sequences, .scores = scores, .values = values, .n_heads = c.heads,
-                .scale = 1 / std::sqrt(float(c.dk)), .window = c.window};
+        args = {.sequences = sequences,
+                .scores = scores,
+                .values = values,
+                .n_heads = c.heads,
+                .scale = 1 / std::sqrt(float(c.dk)),
+                .window = c.window};
         if (c.relative) args.relative_bias = Tensor(bias_table.data(), DType::F32, c.heads, 2 * most + 1);
         args.relative_origin = most;
         args.sparse_threshold = c.sparse;
@@ -154,7 +159,10 @@ struct Problem {
         Plane& k = planes.emplace_back(backend, c, tables, n_blocks, c.kv * c.dk, kv_heads, c.k, 1);
         Plane& v = planes.emplace_back(backend, c, tables, n_blocks, c.kv * c.dv, kv_heads, c.v, 2);
         keep.push_back(random_floats(size_t(n) * c.heads * c.dk, c.loud, 3));
-        ScoreTerm s{.stored = k.rows, .fresh = k.fresh_rows(), .n_heads = c.kv, .dim = c.dk,
+        ScoreTerm s{.stored = k.rows,
+                    .fresh = k.fresh_rows(),
+                    .n_heads = c.kv,
+                    .dim = c.dk,
                     .q = Tensor(keep.back().data(), DType::F32, n, c.heads * c.dk)};
         if (c.scaled) {
             s.row_scale = vector(random_floats(c.kv * c.dk, 1, 5));
@@ -176,12 +184,18 @@ struct Problem {
         scores.push_back(s);
         score_planes.push_back(&k);
         Plane& of_values = c.one_value ? k : v;
-        values.push_back({of_values.rows, of_values.fresh_rows(), c.one_value ? 1 : c.kv,
-                          c.one_value ? of_values.width : c.dv, {}});
+        values.push_back({of_values.rows,
+                          of_values.fresh_rows(),
+                          c.one_value ? 1 : c.kv,
+                          c.one_value ? of_values.width : c.dv,
+                          {}});
         value_planes.push_back(&of_values);
         if (!c.second) return;
         keep.push_back(random_floats(size_t(n) * c.heads * v.width, 0.3f, 8));
-        scores.push_back({.stored = v.rows, .fresh = v.fresh_rows(), .n_heads = 1, .dim = v.width,
+        scores.push_back({.stored = v.rows,
+                          .fresh = v.fresh_rows(),
+                          .n_heads = 1,
+                          .dim = v.width,
                           .q = Tensor(keep.back().data(), DType::F32, n, c.heads * v.width)});
         score_planes.push_back(&v);
         values.push_back({v.rows, v.fresh_rows(), 1, v.width - 3, {}});
@@ -206,7 +220,8 @@ std::vector<double> key(const Problem& p, size_t t, size_t s, int64_t position, 
     std::vector<double> x(term.dim);
     for (int i = 0; i < term.dim; ++i) {
         x[i] = plane.read[s][position * plane.width + first + i];
-        if (term.row_scale) x[i] *= double(term.row_scale.f32()[first + i]) * p.factor_plane->read[s][position];
+        if (term.row_scale)
+            x[i] *= double(term.row_scale.f32()[first + i]) * p.factor_plane->read[s][position];
         if (term.bias) x[i] += term.bias.f32()[first + i];
     }
     for (int i = 0; term.rope && i < term.rope.n_rot / 2; ++i) {
@@ -241,12 +256,14 @@ void reference(const Problem& p, std::vector<Floats>& outs, Floats& lse) {
                         for (int d = 0; d < term.dim; ++d) dot += x[d] * query[d];
                     }
                     weights[r] = dot * p.args.scale;
-                    if (p.c.relative) weights[r] += p.args.relative_bias.f32(head)[p.args.relative_origin + r - at];
+                    if (p.c.relative)
+                        weights[r] += p.args.relative_bias.f32(head)[p.args.relative_origin + r - at];
                     high = std::max(high, weights[r]);
                 }
                 const double before = p.args.merge ? lse[row * p.c.heads + head] : -INFINITY;
                 high = std::max(high, before);
-                for (int64_t r = 0; r < rows; ++r) sum += weights[r] = sees[r] ? std::exp(weights[r] - high) : 0;
+                for (int64_t r = 0; r < rows; ++r)
+                    sum += weights[r] = sees[r] ? std::exp(weights[r] - high) : 0;
                 const double keep = std::exp(before - high);
                 sum = high == -INFINITY ? 0 : sum + keep;
                 for (size_t t = 0; t < p.values.size(); ++t) {
@@ -289,7 +306,8 @@ bool compare(const char* what, const Case& c, const std::vector<Floats>& outs, c
     const double lse_error = worst(lse, wanted_lse);
     const bool ok = error <= bound && lse_error <= 2 * bound;
     if (!ok || getenv("VERBOSE"))
-        std::printf("%s %s: %s: out %.2g, lse %.2g, bound %.2g\n", ok ? "    " : "FAIL", c.name.c_str(), what, error, lse_error, bound);
+        std::printf("%s %s: %s: out %.2g, lse %.2g, bound %.2g\n", ok ? "    " : "FAIL", c.name.c_str(), what,
+                    error, lse_error, bound);
     return ok;
 }
 
@@ -315,7 +333,8 @@ void test(Backend& backend, Case c, const char* what, Run run, double bound, int
     std::vector<cuda::PlacedSequence> placed;
     constexpr int kShift = 5;
     for (const AttentionSequence& s : p.sequences)
-        placed.push_back({s.table, s.position, s.begin, s.end, s.query + kShift, s.n_queries, s.fresh, s.causal});
+        placed.push_back(
+            {s.table, s.position, s.begin, s.end, s.query + kShift, s.n_queries, s.fresh, s.causal});
     cuda::Device device;
     device.capability = 90, device.processors = processors, device.shared_bytes = 227 << 10;
     SparseCounts counts;
@@ -338,12 +357,59 @@ void test_general(Backend& b) {
         }
     };
     for (const int processors : {1, 132}) {
-        t({.name = "ragged", .stored = {0, 1, 31, 32, 33, 100}, .queries = {1, 2, 1, 5, 4, 3}, .dk = 12, .dv = 20}, processors);
-        t({.name = "grouped", .stored = {70}, .queries = {9}, .heads = 8, .kv = 2, .dk = 20, .dv = 7, .window = 13}, processors);
-        t({.name = "merge", .stored = {70, 0}, .queries = {3, 1}, .dk = 16, .dv = 8, .fresh = false, .merge = true}, processors);
-        t({.name = "encoder", .stored = {40, 33}, .queries = {5, 7}, .dk = 16, .dv = 16, .fresh = false, .causal = false, .relative = true}, processors);
-        t({.name = "absorbed", .stored = {70, 3}, .queries = {2, 1}, .dk = 12, .scaled = true, .biased = true, .n_rot = 6, .one_value = true, .second = true}, processors);
-        t({.name = "interleaved", .stored = {70, 3}, .queries = {2, 30}, .heads = 6, .kv = 2, .dk = 12, .hidden = 5, .biased = true, .n_rot = 12, .interleaved = true}, processors);
+        t({.name = "ragged",
+           .stored = {0, 1, 31, 32, 33, 100},
+           .queries = {1, 2, 1, 5, 4, 3},
+           .dk = 12,
+           .dv = 20},
+          processors);
+        t({.name = "grouped",
+           .stored = {70},
+           .queries = {9},
+           .heads = 8,
+           .kv = 2,
+           .dk = 20,
+           .dv = 7,
+           .window = 13},
+          processors);
+        t({.name = "merge",
+           .stored = {70, 0},
+           .queries = {3, 1},
+           .dk = 16,
+           .dv = 8,
+           .fresh = false,
+           .merge = true},
+          processors);
+        t({.name = "encoder",
+           .stored = {40, 33},
+           .queries = {5, 7},
+           .dk = 16,
+           .dv = 16,
+           .fresh = false,
+           .causal = false,
+           .relative = true},
+          processors);
+        t({.name = "absorbed",
+           .stored = {70, 3},
+           .queries = {2, 1},
+           .dk = 12,
+           .scaled = true,
+           .biased = true,
+           .n_rot = 6,
+           .one_value = true,
+           .second = true},
+          processors);
+        t({.name = "interleaved",
+           .stored = {70, 3},
+           .queries = {2, 30},
+           .heads = 6,
+           .kv = 2,
+           .dk = 12,
+           .hidden = 5,
+           .biased = true,
+           .n_rot = 12,
+           .interleaved = true},
+          processors);
         t({.name = "loud", .stored = {70}, .queries = {2}, .loud = 30}, processors);
     }
 }
@@ -363,16 +429,60 @@ void test_decode(Backend& b) {
     for (const DType type : kTypes) {
         for (const int processors : {1, 132}) {
             t({.name = "ragged", .stored = ragged, .k = type, .v = type}, processors);
-            t({.name = "grouped 4", .stored = ragged, .heads = 8, .kv = 2, .dk = 128, .dv = 128, .k = type, .v = type}, processors);
+            t({.name = "grouped 4",
+               .stored = ragged,
+               .heads = 8,
+               .kv = 2,
+               .dk = 128,
+               .dv = 128,
+               .k = type,
+               .v = type},
+              processors);
         }
-        t({.name = "grouped 12", .stored = {100, 40}, .heads = 12, .kv = 1, .dk = 96, .dv = 96, .k = type, .v = type});
-        t({.name = "wide", .stored = {100, 500}, .heads = 2, .kv = 1, .dk = 256, .dv = 256, .k = type, .v = type});
+        t({.name = "grouped 12",
+           .stored = {100, 40},
+           .heads = 12,
+           .kv = 1,
+           .dk = 96,
+           .dv = 96,
+           .k = type,
+           .v = type});
+        t({.name = "wide",
+           .stored = {100, 500},
+           .heads = 2,
+           .kv = 1,
+           .dk = 256,
+           .dv = 256,
+           .k = type,
+           .v = type});
         t({.name = "window", .stored = ragged, .k = type, .v = type, .window = 40, .relative = true}, 4);
-        t({.name = "merge", .stored = {0, 50}, .k = type, .v = type, .fresh = false, .hidden = 7, .merge = true}, 132);
+        t({.name = "merge",
+           .stored = {0, 50},
+           .k = type,
+           .v = type,
+           .fresh = false,
+           .hidden = 7,
+           .merge = true},
+          132);
         t({.name = "loud", .stored = {200}, .k = type, .v = type, .loud = 30}, 1);
         t({.name = "tiny queries", .stored = {200}, .k = type, .v = type, .loud = 1e-6f}, 1);
-        t({.name = "encoder", .stored = {200}, .k = type, .v = type, .fresh = false, .causal = false, .relative = true}, 1);
-        t({.name = "sparse", .stored = {900, 64}, .heads = 4, .kv = 2, .k = type, .v = type, .loud = 10, .sparse = 1e-6f}, 1);
+        t({.name = "encoder",
+           .stored = {200},
+           .k = type,
+           .v = type,
+           .fresh = false,
+           .causal = false,
+           .relative = true},
+          1);
+        t({.name = "sparse",
+           .stored = {900, 64},
+           .heads = 4,
+           .kv = 2,
+           .k = type,
+           .v = type,
+           .loud = 10,
+           .sparse = 1e-6f},
+          1);
     }
     t({.name = "mixed", .stored = ragged, .dk = 64, .dv = 128, .k = DType::Q8, .v = DType::Q4});
     t({.name = "mixed", .stored = ragged, .dk = 80, .dv = 48, .k = DType::BF16, .v = DType::FP8_E4M3});
@@ -397,19 +507,103 @@ void test_prefill(Backend& b) {
     for (const DType type : types) {
         for (const int processors : {1, 132})
             t({.name = "ragged", .stored = stored, .queries = queries, .k = type, .v = type}, processors);
-        t({.name = "grouped", .stored = {100, 40}, .queries = {3, 30}, .heads = 8, .kv = 2, .dk = 128, .dv = 96, .k = type, .v = type});
-        t({.name = "wide", .stored = {100, 5}, .queries = {3, 9}, .heads = 2, .kv = 1, .dk = 256, .dv = 160, .k = type, .v = type}, 1);
-        t({.name = "window", .stored = stored, .queries = queries, .dk = 80, .dv = 40, .k = type, .v = type, .window = 40, .relative = true}, 4);
-        t({.name = "merge", .stored = {0, 50}, .queries = {2, 20}, .k = type, .v = type, .fresh = false, .hidden = 7, .merge = true});
-        t({.name = "encoder", .stored = {200, 70}, .queries = {200, 70}, .heads = 2, .kv = 2, .k = type, .v = type, .fresh = false, .causal = false, .relative = true}, 1);
-        t({.name = "rotated", .stored = stored, .queries = queries, .heads = 2, .kv = 2, .dk = 64, .k = type, .v = type, .scaled = true, .biased = true, .n_rot = 64}, 1);
-        t({.name = "partial", .stored = {70}, .queries = {30}, .heads = 2, .kv = 1, .dk = 80, .k = type, .v = type, .whole = true, .biased = true, .n_rot = 32}, 1);
-        t({.name = "interleaved", .stored = {70}, .queries = {30}, .heads = 2, .kv = 1, .dk = 40, .k = type, .v = type, .n_rot = 24, .interleaved = true}, 1);
-        t({.name = "large fresh rows", .stored = {70}, .queries = {30}, .k = type, .v = type, .loud = 1e-6f, .fresh_size = 1e6f}, 1);
+        t({.name = "grouped",
+           .stored = {100, 40},
+           .queries = {3, 30},
+           .heads = 8,
+           .kv = 2,
+           .dk = 128,
+           .dv = 96,
+           .k = type,
+           .v = type});
+        t({.name = "wide",
+           .stored = {100, 5},
+           .queries = {3, 9},
+           .heads = 2,
+           .kv = 1,
+           .dk = 256,
+           .dv = 160,
+           .k = type,
+           .v = type},
+          1);
+        t({.name = "window",
+           .stored = stored,
+           .queries = queries,
+           .dk = 80,
+           .dv = 40,
+           .k = type,
+           .v = type,
+           .window = 40,
+           .relative = true},
+          4);
+        t({.name = "merge",
+           .stored = {0, 50},
+           .queries = {2, 20},
+           .k = type,
+           .v = type,
+           .fresh = false,
+           .hidden = 7,
+           .merge = true});
+        t({.name = "encoder",
+           .stored = {200, 70},
+           .queries = {200, 70},
+           .heads = 2,
+           .kv = 2,
+           .k = type,
+           .v = type,
+           .fresh = false,
+           .causal = false,
+           .relative = true},
+          1);
+        t({.name = "rotated",
+           .stored = stored,
+           .queries = queries,
+           .heads = 2,
+           .kv = 2,
+           .dk = 64,
+           .k = type,
+           .v = type,
+           .scaled = true,
+           .biased = true,
+           .n_rot = 64},
+          1);
+        t({.name = "partial",
+           .stored = {70},
+           .queries = {30},
+           .heads = 2,
+           .kv = 1,
+           .dk = 80,
+           .k = type,
+           .v = type,
+           .whole = true,
+           .biased = true,
+           .n_rot = 32},
+          1);
+        t({.name = "interleaved",
+           .stored = {70},
+           .queries = {30},
+           .heads = 2,
+           .kv = 1,
+           .dk = 40,
+           .k = type,
+           .v = type,
+           .n_rot = 24,
+           .interleaved = true},
+          1);
+        t({.name = "large fresh rows",
+           .stored = {70},
+           .queries = {30},
+           .k = type,
+           .v = type,
+           .loud = 1e-6f,
+           .fresh_size = 1e6f},
+          1);
     }
     t({.name = "mixed", .stored = stored, .queries = queries, .k = DType::Q8, .v = DType::F16});
-    t({.name = "dense", .stored = {100}, .queries = {70}, .k = DType::F16, .v = DType::F16, .dense = true}, 1);
-    t({.name = "dense", .stored = {100}, .queries = {70}, .k = DType::F32, .v = DType::F32, .dense = true}, 1);
+    t({.name = "dense", .stored = {100}, .queries = {70}, .k = DType::F16, .v = DType::F16, .dense = true},
+      1);
+    t({.name = "dense", .stored = {100}, .queries = {70}, .k = DType::F32, .v = DType::F32, .dense = true},
+      1);
 }
 
 }  // namespace

@@ -1,10 +1,10 @@
 // Attention of many queries a sequence over planes of their own heads: prompts, encoders, few queries too.
 //
 // A block has 64 (query, head) pairs of one head of K and V, a warp 16 of them; it goes through the rows they
-// see, 64 at a time (fewer where they are wide), as tiles of 16-bit numbers in shared memory. Products are mma
-// of 16 x 8 x 16; softmax weights stay in registers, where the first product leaves them as the second one
-// wants them. F32 rows become two f16 numbers each, and so do queries and weights: three products instead of
-// one, as exact as float32 to a few units.
+// see, 64 at a time (fewer where they are wide), as tiles of 16-bit numbers in shared memory. Products are
+// mma of 16 x 8 x 16; softmax weights stay in registers, where the first product leaves them as the second
+// one wants them. F32 rows become two f16 numbers each, and so do queries and weights: three products instead
+// of one, as exact as float32 to a few units.
 #include <algorithm>
 
 #include "kernels/cuda/attention_tile.cuh"
@@ -58,7 +58,7 @@ __device__ HeadSource keys_of(const Job& job, bool fresh) {
 template <bool exact>
 __device__ void load_queries(const Job& job) {
     const ScoreView& term = job.a.scores[0];
-    fill_tile<exact>(job.q, term.dim, [&](int pair, int column, float (&x)[8]) {
+    fill_tile<exact>(job.q, term.dim, [&](int pair, int column, float(&x)[8]) {
         if (pair >= job.n_pairs) return;
         const float* const from =
             term.q.row(job.row + job.query(pair)) + int64_t(job.head(pair)) * term.q_columns + column;
@@ -69,10 +69,12 @@ __device__ void load_queries(const Job& job) {
 
 /// One of the two pairs of a lane: rows lane / 4 and lane / 4 + 8 of its warp's 16.
 struct Row {
-    int pair, query;
+    int query;
     float unit;  // of its scores
     float max = -infinity(), sum = 0;
 };
+
+__device__ int pair_of_lane(int r) { return threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + 8 * r; }
 
 /// Scores of this warp's 16 pairs and a tile's rows.
 template <bool exact, int kRows>
@@ -126,9 +128,9 @@ __device__ void finish_scores(const Job& job, const Range& rows, int64_t first, 
             const int r = j / 2, at = 8 * i + 2 * member + j % 2;
             float x = s[i][j] * (own[r].unit * (j % 2 ? units.y : units.x));
             const bool sees = !masks || (at >= begin[r] && at < end[r]);
-            if (job.a.relative_bias.data && sees && own[r].pair < job.n_pairs) {
+            if (job.a.relative_bias.data && sees && pair_of_lane(r) < job.n_pairs) {
                 const int64_t distance = first + at - (job.s.position + own[r].query);
-                const float* const of_head = job.a.relative_bias.row(job.head(own[r].pair));
+                const float* const of_head = job.a.relative_bias.row(job.head(pair_of_lane(r)));
                 x += of_head[job.a.relative_origin + distance] * kLog2E;
             }
             s[i][j] = sees ? x : -infinity();
@@ -147,14 +149,14 @@ __device__ void weigh(Row (&own)[2], float (&s)[kRows / 8][4], float (&factor)[2
         high = fmaxf(high, __shfl_xor_sync(~0u, high, 1));
         high = fmaxf(high, __shfl_xor_sync(~0u, high, 2));
         const float zero = reference(high);
-        factor[r] = exp2f(own[r].max - zero);
+        factor[r] = power_of_two(own[r].max - zero);
         own[r].max = high;
         own[r].sum *= factor[r];
 #pragma unroll
         for (int i = 0; i < kRows / 8; ++i) {
 #pragma unroll
             for (int j = 2 * r; j < 2 * r + 2; ++j) {
-                s[i][j] = exp2f(s[i][j] - zero);
+                s[i][j] = power_of_two(s[i][j] - zero);
                 own[r].sum += s[i][j];  // of this lane's rows
             }
         }
@@ -218,7 +220,8 @@ struct Sources {
 
 /// Tiles [begin, end) of the rows in `rows`.
 template <bool exact, int kRows, int kTiles>
-__device__ void add_rows(const Job& job, const Sources& from, Range rows, int begin, int end, Row (&own)[2], float& unit, float (&sums)[kTiles][4]) {
+__device__ void add_rows(const Job& job, const Sources& from, Range rows, int begin, int end, Row (&own)[2],
+                         float& unit, float (&sums)[kTiles][4]) {
     for (int tile = begin; tile < end; ++tile) {
         const int64_t first = rows.first + int64_t(tile) * kRows;
         const int n = static_cast<int>(min(int64_t(kRows), rows.end - first));
@@ -252,21 +255,22 @@ __device__ void write_results(const Job& job, const Parts& parts, int part, Row 
         float sum = own[r].sum;
         sum += __shfl_xor_sync(~0u, sum, 1);
         sum += __shfl_xor_sync(~0u, sum, 2);
-        const bool exists = own[r].pair < job.n_pairs;
-        const int head = job.head(own[r].pair);
+        const bool exists = pair_of_lane(r) < job.n_pairs;
+        const int head = job.head(pair_of_lane(r));
         const int64_t row = job.row + own[r].query;
         const int64_t slot = pair_of(a, blockIdx.z, own[r].query, head) * parts.n + part;
         Share share{0, 0};
         if (exists && member == 0) {
-            if (parts.n > 1) parts.states[slot] = make_float2(own[r].max, sum);
-            else share = finish(a, row, head, own[r].max, sum);
+            if (parts.n > 1)
+                parts.states[slot] = make_float2(own[r].max, sum);
+            else
+                share = finish(a, row, head, own[r].max, sum);
         }
         share.keep = __shfl_sync(~0u, share.keep, threadIdx.x % 32 - member);
         share.share = __shfl_sync(~0u, share.share, threadIdx.x % 32 - member) * unit;
         if (!exists) continue;
-        float* const out = parts.n > 1
-                               ? parts.values + slot * dim
-                               : a.values[0].out.row(row) + int64_t(head) * dim;
+        float* const out =
+            parts.n > 1 ? parts.values + slot * dim : a.values[0].out.row(row) + int64_t(head) * dim;
         const Share how = parts.n > 1 ? Share{0, unit} : share;
 #pragma unroll
         for (int i = 0; i < kTiles; ++i) {
@@ -280,7 +284,8 @@ __device__ void write_results(const Job& job, const Parts& parts, int part, Row 
 
 /// Blocks: pairs of a sequence (the last, which see most, first), KV heads x parts, sequences.
 template <bool exact, int kRows, int kTiles>
-__global__ void __launch_bounds__(kThreads, kTiles <= 16 ? 3 : 2) prefill_kernel(AttentionView a, Parts parts) {
+__global__ void __launch_bounds__(kThreads, exact || kTiles > 16 ? 2 : 3)
+    prefill_kernel(AttentionView a, Parts parts) {
     __shared__ float q_units[kPairs], k_units[kRows], v_units[kRows];
     __shared__ __align__(8) unsigned char source_bytes[sizeof(Sources)];
     Sources* const sources = reinterpret_cast<Sources*>(source_bytes);
@@ -293,7 +298,13 @@ __global__ void __launch_bounds__(kThreads, kTiles <= 16 ? 3 : 2) prefill_kernel
     const int k_stride = tile_stride(a.scores[0].dim), v_stride = tile_stride(a.values[0].dim);
     unsigned char* const q = shared_memory();
     unsigned char* const k = q + kCopies * kPairs * k_stride;
-    const Job job = {a, s, s.query + a.query_shift, int(blockIdx.y) / parts.n, sharing, first_pair, n_pairs,
+    const Job job = {a,
+                     s,
+                     s.query + a.query_shift,
+                     int(blockIdx.y) / parts.n,
+                     sharing,
+                     first_pair,
+                     n_pairs,
                      {q, k_stride, kPairs, q_units},
                      {k, k_stride, kRows, k_units},
                      {k + kCopies * kRows * k_stride, v_stride, kRows, v_units}};
@@ -302,9 +313,8 @@ __global__ void __launch_bounds__(kThreads, kTiles <= 16 ? 3 : 2) prefill_kernel
     Row own[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-        own[r].pair = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + 8 * r;
-        own[r].query = job.query(min(own[r].pair, n_pairs - 1));
-        own[r].unit = q_units[own[r].pair] * a.scale;
+        own[r].query = job.query(min(pair_of_lane(r), n_pairs - 1));
+        own[r].unit = q_units[pair_of_lane(r)] * a.scale;
     }
     const int64_t first = s.position + job.query(0), last = s.position + job.query(n_pairs - 1);
     const Range stored = stored_rows(a, s, first, last), fresh = fresh_rows(a, s, first, last);
@@ -317,8 +327,7 @@ __global__ void __launch_bounds__(kThreads, kTiles <= 16 ? 3 : 2) prefill_kernel
         __syncthreads();
         if (threadIdx.x == 0) *sources = {keys_of(job, pass == 1), source_of(job, a.values[0], pass == 1)};
         __syncthreads();
-        add_rows<exact, kRows>(job, *sources, pass ? fresh : stored,
-                               pass ? max(begin - n_stored, 0) : begin,
+        add_rows<exact, kRows>(job, *sources, pass ? fresh : stored, pass ? max(begin - n_stored, 0) : begin,
                                pass ? end - n_stored : min(end, n_stored), own, unit, sums);
     }
     write_results(job, parts, part, own, unit, sums);
@@ -334,7 +343,7 @@ void run(const Device& device, const AttentionArgs& args, const AttentionView& v
     const int heads = args.scores[0].n_heads;
     const int tiles = (most_queries(args) * (args.n_heads / heads) + kPairs - 1) / kPairs;
     const int64_t blocks = int64_t(tiles) * heads * int64_t(args.sequences.size());
-    constexpr int kBlocksAtOnce = kTiles <= 16 ? 3 : 2, kMost = 32;
+    constexpr int kBlocksAtOnce = exact || kTiles > 16 ? 2 : 3, kMost = 32;
     const int64_t places = int64_t(device.processors) * kBlocksAtOnce;
     const int n_parts = blocks < places ? parts_for(args, blocks, places, kMost) : 1;
     const Parts parts = place_parts(args, n_parts, workspace);
@@ -359,7 +368,9 @@ bool is_exact(const AttentionArgs& args) {
     return args.scores[0].stored.dtype == DType::F32 || args.values[0].stored.dtype == DType::F32;
 }
 
-bool aligned(const void* p, size_t stride) { return reinterpret_cast<uintptr_t>(p) % 16 == 0 && stride % 16 == 0; }
+bool aligned(const void* p, size_t stride) {
+    return reinterpret_cast<uintptr_t>(p) % 16 == 0 && stride % 16 == 0;
+}
 
 template <class Term>
 bool can_read(const Term& term) {
@@ -377,7 +388,8 @@ bool can_read(const Term& term) {
 bool prefill_can(const Device& device, const AttentionArgs& args) {
     if (args.scores.size() != 1 || args.values.size() != 1) return false;
     const ScoreTerm& score = args.scores[0];
-    if (score.n_heads != args.values[0].n_heads || !can_read(score) || !can_read(args.values[0])) return false;
+    if (score.n_heads != args.values[0].n_heads || !can_read(score) || !can_read(args.values[0]))
+        return false;
     const int n_rot = score.rope ? score.rope.n_rot : 0;
     if (n_rot % (score.rope.interleaved ? 8 : 16)) return false;
     return shared_bytes(args, is_exact(args) ? 2 : 1, is_exact(args) ? 32 : 64) + 2048 <= device.shared_bytes;

@@ -50,6 +50,13 @@ __device__ inline void load_matrices_turned(uint32_t (&r)[4], const void* row) {
                  : "memory");
 }
 
+/// 2^x to 2 units in the last place; 0 below 2^-126.
+__device__ inline float power_of_two(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 /// Pairs of f16: a - b, and a * b + c rounded once.
 __device__ inline uint32_t subtract_pairs(uint32_t a, uint32_t b) {
     uint32_t d;

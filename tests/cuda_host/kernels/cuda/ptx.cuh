@@ -88,9 +88,12 @@ struct MultiplyAdd final : cuda_host::Collective {
 
 }  // namespace host
 
+inline float power_of_two(float x) { return x < -126 ? 0 : std::exp2(x); }
+
 template <class Fn>
 inline uint32_t each_of_pair(Fn fn) {
-    return __half_as_ushort(__float2half_rn(fn(0))) | uint32_t{__half_as_ushort(__float2half_rn(fn(16)))} << 16;
+    return __half_as_ushort(__float2half_rn(fn(0))) | uint32_t{__half_as_ushort(__float2half_rn(fn(16)))}
+                                                          << 16;
 }
 inline uint32_t subtract_pairs(uint32_t a, uint32_t b) {
     return each_of_pair(
