@@ -44,7 +44,10 @@ __device__ void add_rows(const PrefillJob& job, const Sources& from, Range rows,
 #pragma unroll
             for (int j = 0; j < 4; ++j) sums[i][j] *= factor[j / 2] * of_units;
         }
-        add_values<exact, kRows>(job, w, sums);
+        if (job.a.values[0].dim == 8 * kTiles)
+            add_values<exact, true, kRows>(job, w, sums);
+        else
+            add_values<exact, false, kRows>(job, w, sums);
     }
 }
 

@@ -170,8 +170,8 @@ __device__ inline float scale_weights(const PrefillJob& job, float& unit, float 
     return factor;
 }
 
-/// sums += weights times the tile's rows.
-template <bool exact, int kRows, int kTiles>
+/// sums += weights times the tile's rows; all: of 8 * kTiles columns, without a branch between products.
+template <bool exact, bool all, int kRows, int kTiles>
 __device__ inline void add_values(const PrefillJob& job, const float (&w)[kRows / 8][4],
                                   float (&sums)[kTiles][4]) {
     const int lane = threadIdx.x % 32, columns = job.a.values[0].dim;
@@ -187,7 +187,7 @@ __device__ inline void add_values(const PrefillJob& job, const float (&w)[kRows 
         }
 #pragma unroll
         for (int n = 0; n < kTiles; n += 2) {
-            if (8 * n >= columns) break;
+            if (!all && 8 * n >= columns) break;
             const unsigned char* const at = v + i * 8 * job.v.stride + n * 16;
             load_matrices_turned(b, at);
             if constexpr (exact) {
