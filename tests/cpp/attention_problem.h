@@ -30,6 +30,7 @@ struct Case {
     bool one_value = false;  // the whole row of K serves every head
     bool second = false;     // a second score term over whole rows, and a second value term
     float fresh_size = 1;
+    int processors = 132;  // few: the rows are in one part
 };
 
 inline Floats random_floats(size_t n, float size, unsigned seed) {

@@ -3,7 +3,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "attention_problem.h"
+#include "attention_cases.h"
 #include "kernels/cuda/absorbed.h"
 #include "kernels/cuda/attention_view.h"
 
@@ -58,7 +58,7 @@ const char* type_name(DType type) { return dtype_info(type).name; }
 
 int failures = 0, runs = 0;
 
-void test(Backend& backend, Case c, const char* what, Run run, double bound, int processors) {
+void test(Backend& backend, Case c, const char* what, Run run, double bound) {
     c.name += std::string(" ") + type_name(c.k) + "/" + type_name(c.v);
     Problem p(backend, c);
     std::vector<Floats> wanted = p.outs;
@@ -79,7 +79,7 @@ void test(Backend& backend, Case c, const char* what, Run run, double bound, int
         placed.push_back(
             {s.table, s.position, s.begin, s.end, s.query + kShift, s.n_queries, s.fresh, s.causal});
     cuda::Device device;
-    device.capability = 90, device.processors = processors, device.shared_bytes = 227 << 10;
+    device.capability = 90, device.processors = c.processors, device.shared_bytes = 227 << 10;
     SparseCounts counts;
     std::vector<std::byte> workspace(cuda::attention_workspace(device, args), std::byte{0xff});
     if (run)
@@ -128,73 +128,19 @@ void test_choice(Backend& b) {
     expect({.name = "odd", .stored = {9}, .queries = {1}, .dk = 12}, "general");
     expect({.name = "absorbed", .stored = {9}, .queries = {3}, .one_value = true}, "general");
     const std::vector<int> stored = {9, 40};
-    test(b, {.name = "one query", .stored = stored, .queries = {1, 1}}, "attention", nullptr, 2e-5, 132);
-    test(b, {.name = "few queries", .stored = stored, .queries = {2, 1}}, "attention", nullptr, 6e-3, 132);
-    test(b, {.name = "odd", .stored = stored, .queries = {2, 1}, .dk = 12}, "attention", nullptr, 2e-5, 132);
+    test(b, {.name = "one query", .stored = stored, .queries = {1, 1}}, "attention", nullptr, 2e-5);
+    test(b, {.name = "few queries", .stored = stored, .queries = {2, 1}}, "attention", nullptr, 6e-3);
+    test(b, {.name = "odd", .stored = stored, .queries = {2, 1}, .dk = 12}, "attention", nullptr, 2e-5);
 }
 
 void test_general(Backend& b) {
-    const auto t = [&](Case c, int processors) {
-        for (const DType type : {DType::F32, DType::Q8, DType::Q4}) {
-            c.k = c.v = type;
-            test(b, c, "general", cuda::attention_general, 2e-5 * c.loud, processors);
+    for (const DType type : {DType::F32, DType::Q8, DType::Q4}) {
+        for (Case c : kGeneralCases) {
+            for (c.processors = 1; c.processors < 200; c.processors += 131) {
+                c.k = c.v = type;
+                test(b, c, "general", cuda::attention_general, 2e-5 * c.loud);
+            }
         }
-    };
-    for (const int processors : {1, 132}) {
-        t({.name = "ragged",
-           .stored = {0, 1, 31, 32, 33, 100},
-           .queries = {1, 2, 1, 5, 4, 3},
-           .dk = 12,
-           .dv = 20},
-          processors);
-        t({.name = "grouped",
-           .stored = {70},
-           .queries = {9},
-           .heads = 8,
-           .kv = 2,
-           .dk = 20,
-           .dv = 7,
-           .window = 13},
-          processors);
-        t({.name = "merge",
-           .stored = {70, 0},
-           .queries = {3, 1},
-           .dk = 16,
-           .dv = 8,
-           .fresh = false,
-           .merge = true},
-          processors);
-        t({.name = "encoder",
-           .stored = {40, 33},
-           .queries = {5, 7},
-           .dk = 16,
-           .dv = 16,
-           .fresh = false,
-           .causal = false,
-           .relative = true},
-          processors);
-        t({.name = "absorbed",
-           .stored = {70, 3},
-           .queries = {2, 1},
-           .dk = 12,
-           .scaled = true,
-           .biased = true,
-           .n_rot = 6,
-           .one_value = true,
-           .second = true},
-          processors);
-        t({.name = "interleaved",
-           .stored = {70, 3},
-           .queries = {2, 30},
-           .heads = 6,
-           .kv = 2,
-           .dk = 12,
-           .hidden = 5,
-           .biased = true,
-           .n_rot = 12,
-           .interleaved = true},
-          processors);
-        t({.name = "loud", .stored = {70}, .queries = {2}, .loud = 30}, processors);
     }
 }
 
@@ -206,83 +152,17 @@ double bound_of(const Case& c) {
 }
 
 void test_decode(Backend& b) {
-    const auto t = [&](Case c, int processors = 132) {
+    const auto run = [&](Case c) {
         c.queries.assign(c.stored.size(), 1);
-        test(b, c, "decode", cuda::attention_decode, bound_of(c), processors);
+        test(b, c, "decode", cuda::attention_decode, bound_of(c));
     };
-    const std::vector<int> ragged = {0, 1, 31, 32, 33, 100, 300};
     for (const DType type : kTypes) {
-        for (const int processors : {1, 132}) {
-            t({.name = "ragged", .stored = ragged, .k = type, .v = type}, processors);
-            t({.name = "grouped 4",
-               .stored = ragged,
-               .heads = 8,
-               .kv = 2,
-               .dk = 128,
-               .dv = 128,
-               .k = type,
-               .v = type},
-              processors);
+        for (Case c : kDecodeCases) {
+            c.k = c.v = type;
+            run(c);
         }
-        t({.name = "grouped 12",
-           .stored = {100, 40},
-           .heads = 12,
-           .kv = 1,
-           .dk = 96,
-           .dv = 96,
-           .k = type,
-           .v = type});
-        t({.name = "wide",
-           .stored = {100, 500},
-           .heads = 2,
-           .kv = 1,
-           .dk = 256,
-           .dv = 256,
-           .k = type,
-           .v = type});
-        t({.name = "window", .stored = ragged, .k = type, .v = type, .window = 40, .relative = true}, 4);
-        t({.name = "merge",
-           .stored = {0, 50},
-           .k = type,
-           .v = type,
-           .fresh = false,
-           .hidden = 7,
-           .merge = true},
-          132);
-        t({.name = "loud", .stored = {200}, .k = type, .v = type, .loud = 30}, 1);
-        t({.name = "tiny queries", .stored = {200}, .k = type, .v = type, .loud = 1e-6f}, 1);
-        t({.name = "encoder",
-           .stored = {200},
-           .k = type,
-           .v = type,
-           .fresh = false,
-           .causal = false,
-           .relative = true},
-          1);
-        t({.name = "sparse",
-           .stored = {900, 64},
-           .heads = 4,
-           .kv = 2,
-           .k = type,
-           .v = type,
-           .loud = 10,
-           .sparse = 1e-6f},
-          1);
-        t({.name = "sparse, much unread",
-           .stored = {900, 64},
-           .heads = 4,
-           .kv = 2,
-           .k = type,
-           .v = type,
-           .loud = 10,
-           .sparse = 1e-2f},
-          1);
     }
-    t({.name = "mixed", .stored = ragged, .dk = 64, .dv = 128, .k = DType::Q8, .v = DType::Q4});
-    t({.name = "mixed", .stored = ragged, .dk = 80, .dv = 48, .k = DType::BF16, .v = DType::FP8_E4M3});
-    t({.name = "whole", .stored = ragged, .k = DType::Q8, .v = DType::F16, .whole = true});
-    t({.name = "dense", .stored = {100}, .k = DType::BF16, .v = DType::F16, .dense = true});
-    t({.name = "80", .stored = ragged, .dk = 80, .dv = 80, .k = DType::Q8, .v = DType::Q8});
+    for (const Case& c : kMixedDecodeCases) run(c);
 }
 
 /// Of f16 products: queries, weights and what is not stored in 16 bits are rounded to 2^-11 .
@@ -292,112 +172,15 @@ double bound_of_many(const Case& c) {
 }
 
 void test_prefill(Backend& b) {
-    const auto t = [&](Case c, int processors = 132) {
-        test(b, c, "prefill", cuda::attention_prefill, bound_of_many(c), processors);
-    };
-    const std::vector<int> stored = {0, 1, 31, 32, 33, 100}, queries = {65, 2, 1, 33, 40, 5};
     std::vector<DType> types(std::begin(kTypes), std::end(kTypes));
     types.push_back(DType::F32);
     for (const DType type : types) {
-        for (const int processors : {1, 132})
-            t({.name = "ragged", .stored = stored, .queries = queries, .k = type, .v = type}, processors);
-        t({.name = "grouped",
-           .stored = {100, 40},
-           .queries = {3, 30},
-           .heads = 8,
-           .kv = 2,
-           .dk = 128,
-           .dv = 96,
-           .k = type,
-           .v = type});
-        t({.name = "wide",
-           .stored = {100, 5},
-           .queries = {3, 9},
-           .heads = 2,
-           .kv = 1,
-           .dk = 256,
-           .dv = 160,
-           .k = type,
-           .v = type},
-          1);
-        t({.name = "window",
-           .stored = stored,
-           .queries = queries,
-           .dk = 80,
-           .dv = 40,
-           .k = type,
-           .v = type,
-           .window = 40,
-           .relative = true},
-          4);
-        t({.name = "merge",
-           .stored = {0, 50},
-           .queries = {2, 20},
-           .k = type,
-           .v = type,
-           .fresh = false,
-           .hidden = 7,
-           .merge = true});
-        t({.name = "encoder",
-           .stored = {200, 70},
-           .queries = {200, 70},
-           .heads = 2,
-           .kv = 2,
-           .k = type,
-           .v = type,
-           .fresh = false,
-           .causal = false,
-           .relative = true},
-          1);
-        t({.name = "rotated",
-           .stored = stored,
-           .queries = queries,
-           .heads = 2,
-           .kv = 2,
-           .dk = 64,
-           .k = type,
-           .v = type,
-           .scaled = true,
-           .biased = true,
-           .n_rot = 64},
-          1);
-        t({.name = "partial",
-           .stored = {70},
-           .queries = {30},
-           .heads = 2,
-           .kv = 1,
-           .dk = 80,
-           .k = type,
-           .v = type,
-           .whole = true,
-           .biased = true,
-           .n_rot = 32},
-          1);
-        t({.name = "interleaved",
-           .stored = {70},
-           .queries = {30},
-           .heads = 2,
-           .kv = 1,
-           .dk = 40,
-           .k = type,
-           .v = type,
-           .n_rot = 24,
-           .interleaved = true},
-          1);
-        t({.name = "large fresh rows",
-           .stored = {70},
-           .queries = {30},
-           .k = type,
-           .v = type,
-           .loud = 1e-6f,
-           .fresh_size = 1e6f},
-          1);
+        for (Case c : kPrefillCases) {
+            c.k = c.v = type;
+            test(b, c, "prefill", cuda::attention_prefill, bound_of_many(c));
+        }
     }
-    t({.name = "mixed", .stored = stored, .queries = queries, .k = DType::Q8, .v = DType::F16});
-    t({.name = "dense", .stored = {100}, .queries = {70}, .k = DType::F16, .v = DType::F16, .dense = true},
-      1);
-    t({.name = "dense", .stored = {100}, .queries = {70}, .k = DType::F32, .v = DType::F32, .dense = true},
-      1);
+    for (const Case& c : kMixedPrefillCases) test(b, c, "prefill", cuda::attention_prefill, bound_of_many(c));
 }
 
 }  // namespace
