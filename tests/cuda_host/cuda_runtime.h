@@ -5,7 +5,7 @@
 // This folder comes first among the include paths, so its <cuda_runtime.h>, <cuda_fp16.h>, <cuda_bf16.h> and
 // kernels/cuda/ptx*.cuh are found instead of the real ones. Every thread of a block is a fiber (threads.cpp);
 // the blocks of a cluster are there at the same time, clusters run one after another, and which of the
-// threads that can go on does is drawn by chance. The device is a dull sm_90 of 4 processors (runtime.cpp).
+// threads that can go on does is drawn by chance. The device is a dull sm_90 of 4 processors (device.cpp).
 //
 // What it is strict about; it prints where and aborts unless noted otherwise:
 //   * threads that wait for each other in vain: who waits for what
@@ -14,8 +14,9 @@
 //   * dynamic shared memory: as large as asked for and no larger (AddressSanitizer), NaN when a block starts
 //   * copies in the background: the target is NaN from the call on, the bytes arrive when they are waited for
 //   * addresses that are not multiples of 16 where they must be (of vector types: UBSan)
-//   * streams run when something waits for them, so host memory that is reused too early shows; but host code
-//     that touches device memory faults at once, and so do accesses beyond an allocation
+//   * streams run when something waits for them, so host memory that is reused too early shows; host code
+//     that touches device memory faults at once, and so do accesses beyond an allocation (up to 255 bytes
+//     beyond only under AddressSanitizer)
 //   * launches beyond a limit and calls that a capture forbids: the error code of CUDA
 // What it cannot show: memory order between threads that no barrier orders, host memory read by kernels,
 // limits of registers, static shared memory that is read before it is written, races of several streams, any

@@ -1,4 +1,4 @@
-// Devices, memory, streams and graphs as the CUDA runtime has them. A stream is a list of what is yet to run.
+// Memory, streams and graphs as the CUDA runtime has them. A stream is a list of what is yet to run.
 #include <sys/mman.h>
 
 #include <chrono>
@@ -6,11 +6,10 @@
 #include <cstring>
 #include <iterator>
 #include <map>
-#include <mutex>
 #include <set>
 #include <vector>
 
-#include "cuda_host_api.h"
+#include "cuda_host_runtime.h"
 
 // Only there under AddressSanitizer.
 extern "C" {
@@ -18,7 +17,7 @@ extern "C" {
 [[gnu::weak]] void __asan_unpoison_memory_region(const volatile void* p, size_t bytes);
 }
 
-using Work = std::function<void()>;
+using namespace cuda_host;
 using Clock = std::chrono::steady_clock;
 
 struct CUgraph_st {
@@ -41,42 +40,19 @@ struct CUevent_st {
 
 namespace {
 
-constexpr size_t kPage = 4096, kAlignment = 256, kUsualShared = 48 << 10, kMostShared = 227 << 10;
-constexpr size_t kDefaultMemory = size_t{4} << 30;
-constexpr unsigned kMostThreads = 1024, kMostGridYZ = 65535, kPortableCluster = 8, kLargestCluster = 16;
+constexpr size_t kPage = 4096, kAlignment = 256;
 
 /// Pages of their own, between pages that nobody may touch; the bytes are at their end.
 struct Allocation {
     char* pages;
     size_t page_bytes, bytes;
 };
-struct KernelLimits {
-    size_t shared_bytes = kUsualShared;
-    unsigned cluster = kPortableCluster;
-};
-
-std::recursive_mutex all;  // guards what follows
+// Guarded by cuda_host::all.
 std::map<char*, Allocation> device_memory;
 std::map<char*, size_t> pinned;
-std::map<const void*, KernelLimits> limits;
 std::set<cudaStream_t> streams;
 CUstream_st default_stream;
 int drains = 0;  // running streams now
-thread_local cudaError_t last_error = cudaSuccess;
-
-using Lock = std::lock_guard<std::recursive_mutex>;
-
-cudaError_t result(cudaError_t error) {
-    if (error != cudaSuccess) last_error = error;
-    return error;
-}
-
-size_t from_environment(const char* name, size_t otherwise) {
-    const char* const text = std::getenv(name);
-    return text ? std::strtoull(text, nullptr, 10) : otherwise;
-}
-
-size_t total_memory() { return from_environment("SLIMRT_EMULATED_MEMORY", kDefaultMemory); }
 
 size_t used_memory() {
     size_t used = 0;
@@ -106,11 +82,12 @@ void drain_all() {
     for (const cudaStream_t stream : streams) drain(*stream);
 }
 
-/// As the default stream waits: for all that wait for it.
-void drain_default() {
-    drain(default_stream);
+/// The default stream comes after all that blocking streams have been given, and they after what it has.
+void put_in_order(cudaStream_t handle) {
+    if (handle != nullptr && handle->waits_for_default) drain(default_stream);
+    if (handle != nullptr) return;
     for (const cudaStream_t stream : streams)
-        if (stream->waits_for_default) drain(*stream);
+        if (stream->waits_for_default && !stream->capturing) drain(*stream);
 }
 
 /// Whether a capture forbids what concerns the whole device.
@@ -118,14 +95,6 @@ bool capture_forbids() {
     for (const cudaStream_t stream : streams)
         if (stream->capturing && stream->mode != cudaStreamCaptureModeRelaxed) return true;
     return false;
-}
-
-cudaError_t enqueue(cudaStream_t handle, Work work) {
-    if (!is_stream(handle)) return result(cudaErrorInvalidResourceHandle);
-    CUstream_st& stream = stream_of(handle);
-    if (handle == nullptr && capture_forbids()) return result(cudaErrorStreamCaptureUnsupported);
-    (stream.capturing ? stream.captured : stream.queue).push_back(std::move(work));
-    return cudaSuccess;
 }
 
 /// Whether these bytes are all in one allocation.
@@ -153,80 +122,13 @@ bool fits_kind(const void* to, const void* from, size_t bytes, cudaMemcpyKind ki
 
 }  // namespace
 
-const char* cudaGetErrorName(cudaError_t error) {
-    switch (error) {
-        case cudaSuccess:
-            return "cudaSuccess";
-        case cudaErrorInvalidValue:
-            return "cudaErrorInvalidValue";
-        case cudaErrorMemoryAllocation:
-            return "cudaErrorMemoryAllocation";
-        case cudaErrorInvalidConfiguration:
-            return "cudaErrorInvalidConfiguration";
-        case cudaErrorNoDevice:
-            return "cudaErrorNoDevice";
-        case cudaErrorInvalidDevice:
-            return "cudaErrorInvalidDevice";
-        case cudaErrorInvalidResourceHandle:
-            return "cudaErrorInvalidResourceHandle";
-        case cudaErrorNotReady:
-            return "cudaErrorNotReady";
-        case cudaErrorStreamCaptureUnsupported:
-            return "cudaErrorStreamCaptureUnsupported";
-    }
-    return "unrecognized error code";
-}
-const char* cudaGetErrorString(cudaError_t error) { return cudaGetErrorName(error); }
-cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
-cudaError_t cudaPeekAtLastError() { return last_error; }
-
-cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, cudaSuccess; }
-cudaError_t cudaSetDevice(int device) { return result(device == 0 ? cudaSuccess : cudaErrorInvalidDevice); }
-cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
-cudaError_t cudaDriverGetVersion(int* version) { return *version = 13000, cudaSuccess; }
-cudaError_t cudaRuntimeGetVersion(int* version) { return *version = 13000, cudaSuccess; }
-
-cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
-    if (device != 0) return result(cudaErrorInvalidDevice);
-    const int capability = int(from_environment("SLIMRT_EMULATED_CAPABILITY", 90));
-    *properties = {.name = "emulated",
-                   .totalGlobalMem = total_memory(),
-                   .sharedMemPerBlock = kUsualShared,
-                   .sharedMemPerBlockOptin = capability == 89   ? size_t{99 << 10}
-                                             : capability == 80 ? size_t{163 << 10}
-                                                                : kMostShared,
-                   .sharedMemPerMultiprocessor = 228 << 10,
-                   .major = capability / 10,
-                   .minor = capability % 10,
-                   .multiProcessorCount = 4,
-                   .l2CacheSize = 8 << 20,
-                   .maxThreadsPerBlock = kMostThreads,
-                   .warpSize = warpSize};
+cudaError_t cuda_host::enqueue(cudaStream_t handle, Work work) {
+    if (!is_stream(handle)) return result(cudaErrorInvalidResourceHandle);
+    CUstream_st& stream = stream_of(handle);
+    if (handle == nullptr && capture_forbids()) return result(cudaErrorStreamCaptureUnsupported);
+    if (!stream.capturing) put_in_order(handle);
+    (stream.capturing ? stream.captured : stream.queue).push_back(std::move(work));
     return cudaSuccess;
-}
-
-cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
-    cudaDeviceProp all_of_it;
-    if (cudaGetDeviceProperties(&all_of_it, device) != cudaSuccess) return last_error;
-    switch (attribute) {
-        case cudaDevAttrMaxThreadsPerBlock:
-            return *value = all_of_it.maxThreadsPerBlock, cudaSuccess;
-        case cudaDevAttrMaxSharedMemoryPerBlock:
-            return *value = int(all_of_it.sharedMemPerBlock), cudaSuccess;
-        case cudaDevAttrMultiProcessorCount:
-            return *value = all_of_it.multiProcessorCount, cudaSuccess;
-        case cudaDevAttrL2CacheSize:
-            return *value = all_of_it.l2CacheSize, cudaSuccess;
-        case cudaDevAttrComputeCapabilityMajor:
-            return *value = all_of_it.major, cudaSuccess;
-        case cudaDevAttrComputeCapabilityMinor:
-            return *value = all_of_it.minor, cudaSuccess;
-        case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
-            return *value = int(all_of_it.sharedMemPerMultiprocessor), cudaSuccess;
-        case cudaDevAttrMaxSharedMemoryPerBlockOptin:
-            return *value = int(all_of_it.sharedMemPerBlockOptin), cudaSuccess;
-    }
-    return result(cudaErrorInvalidValue);
 }
 
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
@@ -266,7 +168,8 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     const Lock lock(all);
     if (!is_stream(stream)) return result(cudaErrorInvalidResourceHandle);
     if (stream_of(stream).capturing) return result(cudaErrorStreamCaptureUnsupported);
-    stream ? drain(*stream) : drain_default();
+    put_in_order(stream);
+    drain(stream_of(stream));
     return cudaSuccess;
 }
 cudaError_t cudaStreamQuery(cudaStream_t stream) { return cudaStreamSynchronize(stream); }
@@ -421,38 +324,3 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
 
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) { return delete exec, cudaSuccess; }
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) { return delete graph, cudaSuccess; }
-
-cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
-    const Lock lock(all);
-    KernelLimits& of = limits[kernel];
-    cudaDeviceProp device;
-    cudaGetDeviceProperties(&device, 0);
-    if (attribute == cudaFuncAttributeMaxDynamicSharedMemorySize) {
-        if (value < 0 || size_t(value) > device.sharedMemPerBlockOptin) return result(cudaErrorInvalidValue);
-        of.shared_bytes = std::max(kUsualShared, size_t(value));
-    }
-    if (attribute == cudaFuncAttributeNonPortableClusterSizeAllowed)
-        of.cluster = value ? kLargestCluster : kPortableCluster;
-    return cudaSuccess;
-}
-
-cudaError_t cuda_host::launch(const cudaLaunchConfig_t& config, const void* kernel,
-                              std::function<void()> thread) {
-    const Lock lock(all);
-    Launch launch{config.gridDim, config.blockDim, 1, config.dynamicSmemBytes, std::move(thread)};
-    for (unsigned i = 0; i < config.numAttrs; ++i) {
-        const auto& cluster = config.attrs[i].val.clusterDim;
-        if (cluster.y != 1 || cluster.z != 1) return result(cudaErrorInvalidValue);
-        launch.cluster = cluster.x;
-    }
-    const dim3 grid = launch.grid, block = launch.block;
-    const uint64_t threads = uint64_t{block.x} * block.y * block.z;
-    if (threads == 0 || threads > kMostThreads || block.z > 64 || grid.x == 0 || grid.x > 0x7fffffff ||
-        grid.y == 0 || grid.y > kMostGridYZ || grid.z == 0 || grid.z > kMostGridYZ)
-        return result(cudaErrorInvalidConfiguration);
-    const KernelLimits& of = limits[kernel];
-    if (launch.shared_bytes > of.shared_bytes || launch.cluster == 0 || launch.cluster > of.cluster ||
-        grid.x % launch.cluster != 0)
-        return result(cudaErrorInvalidValue);
-    return enqueue(config.stream, [launch = std::move(launch)] { run(launch); });
-}

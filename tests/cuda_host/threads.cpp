@@ -1,6 +1,4 @@
 // The threads of a cluster as fibers: each runs until it waits; when none can go on, the launch is dead.
-#include <sys/mman.h>
-
 #include <bit>
 #include <cstdarg>
 #include <cstdio>
@@ -13,58 +11,12 @@
 #include <typeinfo>
 #include <vector>
 
+#include "cuda_host_fibers.h"
 #include "cuda_host_threads.h"
-
-/// Saves what a call must keep and where it stands into *from, and goes on where `to` was saved.
-extern "C" void cuda_host_switch(void** from, void* to);
-#if defined(__x86_64__)
-asm(R"(
-.text
-.globl cuda_host_switch
-.type cuda_host_switch, @function
-cuda_host_switch:
-    push %rbp; push %rbx; push %r12; push %r13; push %r14; push %r15
-    mov %rsp, (%rdi)
-    mov %rsi, %rsp
-    pop %r15; pop %r14; pop %r13; pop %r12; pop %rbx; pop %rbp
-    ret
-.size cuda_host_switch, . - cuda_host_switch
-)");
-constexpr size_t kSaved = 8,
-                 kReturn = 6;  // words on the stack (the last keeps it aligned), the address there
-#elif defined(__aarch64__)
-asm(R"(
-.text
-.globl cuda_host_switch
-.type cuda_host_switch, %function
-cuda_host_switch:
-    sub sp, sp, #160
-    stp x19, x20, [sp]; stp x21, x22, [sp, #16]; stp x23, x24, [sp, #32]
-    stp x25, x26, [sp, #48]; stp x27, x28, [sp, #64]; stp x29, x30, [sp, #80]
-    stp d8, d9, [sp, #96]; stp d10, d11, [sp, #112]; stp d12, d13, [sp, #128]; stp d14, d15, [sp, #144]
-    mov x9, sp
-    str x9, [x0]
-    mov sp, x1
-    ldp x19, x20, [sp]; ldp x21, x22, [sp, #16]; ldp x23, x24, [sp, #32]
-    ldp x25, x26, [sp, #48]; ldp x27, x28, [sp, #64]; ldp x29, x30, [sp, #80]
-    ldp d8, d9, [sp, #96]; ldp d10, d11, [sp, #112]; ldp d12, d13, [sp, #128]; ldp d14, d15, [sp, #144]
-    add sp, sp, #160
-    ret
-.size cuda_host_switch, . - cuda_host_switch
-)");
-constexpr size_t kSaved = 20, kReturn = 11;
-#endif
-
-// Only there under AddressSanitizer, which must know what is a stack.
-extern "C" {
-[[gnu::weak]] void __sanitizer_start_switch_fiber(void** fake, const void* bottom, size_t size);
-[[gnu::weak]] void __sanitizer_finish_switch_fiber(void* fake, const void** bottom, size_t* size);
-}
 
 namespace cuda_host {
 namespace {
 
-constexpr size_t kStackBytes = 256 << 10, kPage = 4096;
 constexpr int kLanes = 32;
 
 struct Copy {
@@ -80,9 +32,8 @@ struct Block {
     int live = 0, at_barrier = 0;
 };
 
-struct Fiber {
-    void* stack = nullptr;  // kept from launch to launch
-    void *saved = nullptr, *fake = nullptr;
+struct Thread {
+    Fiber fiber;
     Block* block = nullptr;
     int number = 0;  // in the block
     uint3 index{};
@@ -99,22 +50,19 @@ struct Cluster {
     const Launch* launch = nullptr;
     unsigned threads = 0;  // of a block
     std::vector<Block> blocks;
-    std::vector<std::unique_ptr<Fiber>> fibers;  // block after block; more than there are threads
-    std::vector<Fiber*> ready;
+    std::vector<std::unique_ptr<Thread>> all;  // block after block; more than there are threads
+    std::vector<Thread*> ready;
     size_t live = 0, at_barrier = 0;
     std::vector<Copy> bulk;
     std::minstd_rand chance;
 
-    Fiber* current = nullptr;
-    void *host_saved = nullptr, *host_fake = nullptr;
-    const void* host_bottom = nullptr;
-    size_t host_size = 0;
+    Thread* current = nullptr;
 
-    Fiber* warp_of(const Fiber& fiber, int lane) {
-        const size_t number = fiber.number / kLanes * kLanes + lane;
-        return number < threads ? fibers[(fiber.block - blocks.data()) * threads + number].get() : nullptr;
+    Thread* warp_of(const Thread& thread, int lane) {
+        const size_t number = thread.number / kLanes * kLanes + lane;
+        return number < threads ? all[(thread.block - blocks.data()) * threads + number].get() : nullptr;
     }
-    size_t n_fibers() const { return blocks.size() * threads; }
+    size_t n_threads() const { return blocks.size() * threads; }
 };
 Cluster cluster;
 
@@ -122,16 +70,16 @@ std::string place(const uint3& at) {
     return "(" + std::to_string(at.x) + ", " + std::to_string(at.y) + ", " + std::to_string(at.z) + ")";
 }
 
-void release(Fiber& fiber) {
-    fiber.waits_for = nullptr;
-    cluster.ready.push_back(&fiber);
+void release(Thread& thread) {
+    thread.waits_for = nullptr;
+    cluster.ready.push_back(&thread);
 }
 
 /// Lets those go on who wait for `what` in this block, or in all blocks.
 void release_all(const char* what, const Block* of) {
-    for (size_t i = 0; i < cluster.n_fibers(); ++i) {
-        Fiber& fiber = *cluster.fibers[i];
-        if (fiber.waits_for == what && (of == nullptr || fiber.block == of)) release(fiber);
+    for (size_t i = 0; i < cluster.n_threads(); ++i) {
+        Thread& thread = *cluster.all[i];
+        if (thread.waits_for == what && (of == nullptr || thread.block == of)) release(thread);
     }
 }
 
@@ -151,11 +99,11 @@ void check_cluster_barrier() {
 }
 
 /// Runs the collective that this lane waits in if everybody is there.
-void try_collective(Fiber& fiber) {
-    Collective& call = *fiber.collective;
+void try_collective(Thread& thread) {
+    Collective& call = *thread.collective;
     Collective* calls[kLanes] = {};
     for (int i = 0; i < kLanes; ++i) {
-        Fiber* const other = call.mask >> i & 1 ? cluster.warp_of(fiber, i) : nullptr;
+        Thread* const other = call.mask >> i & 1 ? cluster.warp_of(thread, i) : nullptr;
         if (other == nullptr || other->exited) continue;
         if (other->collective == nullptr || other->collective->mask != call.mask) return;
         if (typeid(*other->collective) != typeid(call)) return;
@@ -164,78 +112,57 @@ void try_collective(Fiber& fiber) {
     call.run(calls);
     for (int i = 0; i < kLanes; ++i) {
         if (calls[i] == nullptr) continue;
-        Fiber& other = *cluster.warp_of(fiber, i);
+        Thread& other = *cluster.warp_of(thread, i);
         other.collective = nullptr;
         if (&other != cluster.current) release(other);
     }
 }
 
-void exit_thread(Fiber& fiber) {
-    fiber.exited = true;
+void exit_thread(Thread& thread) {
+    thread.exited = true;
     --cluster.live;
-    --fiber.block->live;
-    check_block_barrier(*fiber.block);
+    --thread.block->live;
+    check_block_barrier(*thread.block);
     check_cluster_barrier();
     for (int i = 0; i < kLanes; ++i) {
-        Fiber* const other = cluster.warp_of(fiber, i);
+        Thread* const other = cluster.warp_of(thread, i);
         if (other && other->collective) try_collective(*other);
     }
 }
 
-/// From a fiber to the scheduler.
-void leave(bool for_good = false) {
-    Fiber& fiber = *cluster.current;
-    if (__sanitizer_start_switch_fiber)
-        __sanitizer_start_switch_fiber(for_good ? nullptr : &fiber.fake, cluster.host_bottom,
-                                       cluster.host_size);
-    cuda_host_switch(&fiber.saved, cluster.host_saved);
-    if (__sanitizer_finish_switch_fiber)
-        __sanitizer_finish_switch_fiber(fiber.fake, &cluster.host_bottom, &cluster.host_size);
-}
+/// Lets others run until somebody has released this thread.
+void pause() { stop(cluster.current->fiber); }
 
 void wait_for(const char* what) {
     cluster.current->waits_for = what;
-    leave();
+    pause();
 }
 
-void fiber_main() {
-    if (__sanitizer_finish_switch_fiber)
-        __sanitizer_finish_switch_fiber(nullptr, &cluster.host_bottom, &cluster.host_size);
+void thread_main() {
+    started();
     cluster.launch->kernel();
     exit_thread(*cluster.current);
-    leave(true);
+    stop_for_good(cluster.current->fiber);
 }
 
-/// From the scheduler to a fiber, until it waits or exits.
-void enter(Fiber& fiber) {
-    cluster.current = &fiber;
-    threadIdx = fiber.index;
-    blockIdx = fiber.block->index;
-    if (__sanitizer_start_switch_fiber)
-        __sanitizer_start_switch_fiber(&cluster.host_fake, fiber.stack, kStackBytes);
-    cuda_host_switch(&cluster.host_saved, fiber.saved);
-    if (__sanitizer_finish_switch_fiber) __sanitizer_finish_switch_fiber(cluster.host_fake, nullptr, nullptr);
+/// Until it waits or exits.
+void go_on(Thread& thread) {
+    cluster.current = &thread;
+    threadIdx = thread.index;
+    blockIdx = thread.block->index;
+    resume(thread.fiber);
     cluster.current = nullptr;
 }
 
-void make_fiber(Fiber& fiber, Block& block, unsigned number) {
-    if (fiber.stack == nullptr) {
-        fiber.stack = mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE,
-                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (fiber.stack == MAP_FAILED || mprotect(fiber.stack, kPage, PROT_NONE) != 0)
-            die("no memory for the stacks of the threads");
-    }
-    void** const words = static_cast<void**>(fiber.stack) + kStackBytes / sizeof(void*) - kSaved;
-    std::memset(words, 0, kSaved * sizeof(void*));
-    words[kReturn] = reinterpret_cast<void*>(fiber_main);
+void make_thread(Thread& thread, Block& block, unsigned number) {
+    if (!prepare(thread.fiber, thread_main)) die("no memory for the stacks of the threads");
     const dim3 size = cluster.launch->block;
-    fiber.saved = words;
-    fiber.block = &block;
-    fiber.number = int(number);
-    fiber.index = {number % size.x, number / size.x % size.y, number / size.x / size.y};
-    fiber.exited = false;
-    fiber.groups.assign(1, {});
-    release(fiber);
+    thread.block = &block;
+    thread.number = int(number);
+    thread.index = {number % size.x, number / size.x % size.y, number / size.x / size.y};
+    thread.exited = false;
+    thread.groups.assign(1, {});
+    release(thread);
 }
 
 void deliver(const Copy& copy) {
@@ -278,26 +205,26 @@ bool has_ended(uint64_t* barrier, uint32_t parity) {
 
 /// Whether somebody who waits for copies or arrivals at a counting barrier can go on now.
 bool poll_barriers() {
-    for (size_t i = 0; i < cluster.n_fibers(); ++i) {
-        Fiber& fiber = *cluster.fibers[i];
-        if (fiber.waits_for == kCountingBarrier && has_ended(fiber.barrier, fiber.parity)) release(fiber);
+    for (size_t i = 0; i < cluster.n_threads(); ++i) {
+        Thread& thread = *cluster.all[i];
+        if (thread.waits_for == kCountingBarrier && has_ended(thread.barrier, thread.parity)) release(thread);
     }
     return !cluster.ready.empty();
 }
 
 [[noreturn]] void report_deadlock() {
     std::map<std::string, std::string> waiting;  // the threads of each block and reason
-    for (size_t i = 0; i < cluster.n_fibers(); ++i) {
-        const Fiber& fiber = *cluster.fibers[i];
-        if (fiber.exited) continue;
+    for (size_t i = 0; i < cluster.n_threads(); ++i) {
+        const Thread& thread = *cluster.all[i];
+        if (thread.exited) continue;
         char mask[40] = "";
-        if (fiber.collective) std::snprintf(mask, sizeof mask, " of lanes %#x", fiber.collective->mask);
+        if (thread.collective) std::snprintf(mask, sizeof mask, " of lanes %#x", thread.collective->mask);
         std::string& threads =
-            waiting["block " + place(fiber.block->index) + " in " + fiber.waits_for + mask];
-        threads += (threads.empty() ? "" : " ") + std::to_string(fiber.number);
+            waiting["block " + place(thread.block->index) + " in " + thread.waits_for + mask];
+        threads += (threads.empty() ? "" : " ") + std::to_string(thread.number);
     }
     std::fprintf(stderr, "cuda_host: deadlock, %zu of %zu threads have exited\n",
-                 cluster.n_fibers() - cluster.live, cluster.n_fibers());
+                 cluster.n_threads() - cluster.live, cluster.n_threads());
     for (const auto& [where, threads] : waiting)
         std::fprintf(stderr, "  %s: threads %s\n", where.c_str(), threads.c_str());
     std::abort();
@@ -310,14 +237,14 @@ void run_cluster() {
         block.live = int(cluster.threads);
         block.at_barrier = 0;
         if (block.shared) std::memset(block.shared, 0xff, cluster.launch->shared_bytes);
-        for (unsigned i = 0; i < cluster.threads; ++i) make_fiber(*cluster.fibers[cluster.live++], block, i);
+        for (unsigned i = 0; i < cluster.threads; ++i) make_thread(*cluster.all[cluster.live++], block, i);
     }
     while (cluster.live > 0) {
         if (cluster.ready.empty() && !poll_barriers()) report_deadlock();
         std::swap(cluster.ready[cluster.chance() % cluster.ready.size()], cluster.ready.back());
-        Fiber& next = *cluster.ready.back();
+        Thread& next = *cluster.ready.back();
         cluster.ready.pop_back();
-        enter(next);
+        go_on(next);
     }
     if (!cluster.bulk.empty()) die("the cluster ends with bulk copies that nobody has waited for");
 }
@@ -341,12 +268,12 @@ void require_aligned(const void* p, const char* what) {
 }
 
 void meet(Collective& call) {
-    Fiber& fiber = *cluster.current;
-    if (!(call.mask >> fiber.number % kLanes & 1))
+    Thread& thread = *cluster.current;
+    if (!(call.mask >> thread.number % kLanes & 1))
         die("%s: the lane is not in its mask %#x", call.name, call.mask);
-    fiber.collective = &call;
-    try_collective(fiber);
-    if (fiber.collective) wait_for(call.name);
+    thread.collective = &call;
+    try_collective(thread);
+    if (thread.collective) wait_for(call.name);
 }
 
 void sync_block() {
@@ -354,14 +281,14 @@ void sync_block() {
     cluster.current->waits_for = kBlockBarrier;
     ++block.at_barrier;
     check_block_barrier(block);
-    leave();
+    pause();
 }
 
 void sync_cluster() {
     cluster.current->waits_for = kClusterBarrier;
     ++cluster.at_barrier;
     check_cluster_barrier();
-    leave();
+    pause();
 }
 
 unsigned char* shared_memory() { return cluster.current->block->shared; }
@@ -428,7 +355,7 @@ void run(const Launch& launch) {
     cluster.launch = &launch;
     cluster.threads = launch.block.x * launch.block.y * launch.block.z;
     cluster.blocks.assign(launch.cluster, {});
-    while (cluster.fibers.size() < cluster.n_fibers()) cluster.fibers.push_back(std::make_unique<Fiber>());
+    while (cluster.all.size() < cluster.n_threads()) cluster.all.push_back(std::make_unique<Thread>());
     gridDim = launch.grid;
     blockDim = launch.block;
     std::vector<std::unique_ptr<unsigned char, decltype(&std::free)>> shared;

@@ -1,0 +1,361 @@
+// Rows of f32 to the types of cache rows (core/dtype.h) and back, bit for bit as kernels/cpu/cache_rows.cpp
+// rounds them, so that a saved sequence goes on anywhere. A block has one head of one row; the groups of Q4
+// are a warp's.
+#include <type_traits>
+
+#include "kernels/cuda/kernels.h"
+#include "kernels/cuda/numbers.cuh"
+#include "kernels/cuda/packs.cuh"
+#include "kernels/cuda/rows.cuh"
+
+namespace slimrt::cuda {
+namespace {
+
+constexpr uint32_t kMagnitude = 0x7fffffff, kExponent = 0x7f800000;
+constexpr int kGroup = 32;  // elements of Q4 with a scale of their own
+constexpr unsigned kMostThreads = 512;
+
+__device__ uint32_t magnitude(float x) { return __float_as_uint(x) & kMagnitude; }
+__device__ bool finite(float x) { return magnitude(x) < kExponent; }
+__device__ float nan() { return __uint_as_float(0x7fc00000); }
+__device__ uint8_t sign(float x) { return __float_as_uint(x) >> 24 & 0x80; }
+
+// How one element of a head is coded. Types with a scale choose it by the largest magnitude of the head.
+
+struct CodeF32 {
+    using Code = float;
+    static constexpr bool kScaled = false;
+    float scale = 1;
+    __device__ static Code encode(float x) { return x; }
+    __device__ static float decode(Code code, float) { return code; }
+};
+
+struct CodeF16 {
+    using Code = uint16_t;
+    static constexpr bool kScaled = false;
+    float scale = 1;
+    __device__ static Code encode(float x) {  // of NaN the device would keep neither sign nor digits
+        const uint32_t u = __float_as_uint(x), nan = 0x7e00 | (u >> 16 & 0x8000) | (u >> 13 & 0x3ff);
+        return magnitude(x) > kExponent ? static_cast<Code>(nan) : to_f16(x);
+    }
+    __device__ static float decode(Code code, float) { return from_f16(code); }
+};
+
+struct CodeBF16 {
+    using Code = uint16_t;
+    static constexpr bool kScaled = false;
+    float scale = 1;
+    __device__ static Code encode(float x) {
+        return magnitude(x) > kExponent ? static_cast<Code>(__float_as_uint(x) >> 16 | 0x40) : to_bf16(x);
+    }
+    __device__ static float decode(Code code, float) { return from_bf16(code); }
+};
+
+struct CodeQ8 {
+    using Code = int8_t;
+    static constexpr bool kScaled = true;
+    float scale;
+    bool zeros;  // the scale says it all
+    __device__ explicit CodeQ8(float high)
+        : scale(finite(high) ? high / 127 : nan()), zeros(!finite(high) || scale == 0) {}
+    __device__ Code encode(float x) const {
+        const float code = zeros ? 0.0f : x / scale;
+        return static_cast<Code>(__float2int_rn(code > 127 ? 127.0f : code < -127 ? -127.0f : code));
+    }
+    __device__ static float decode(Code code, float scale) { return static_cast<float>(code) * scale; }
+};
+
+/// A finite magnitude to a float of so many bits of mantissa whose smallest normal number is 2^smallest: to
+/// the nearest, ties to even. Larger exponents go on as if there were enough bits for them.
+template <int mantissa, int smallest>
+__device__ uint32_t to_fp8(uint32_t magnitude) {
+    constexpr int drop = 23 - mantissa;
+    if (magnitude < static_cast<uint32_t>(127 + smallest) << 23) {
+        const float steps = __uint_as_float(static_cast<uint32_t>(127 + mantissa - smallest) << 23);
+        return static_cast<uint32_t>(__float2int_rn(__uint_as_float(magnitude) * steps));
+    }
+    const uint32_t rounded = (magnitude + (1u << (drop - 1)) - 1 + (magnitude >> drop & 1)) >> drop;
+    return rounded - (static_cast<uint32_t>(126 + smallest) << mantissa);
+}
+
+struct CodeE4M3 {
+    using Code = uint8_t;
+    static constexpr bool kScaled = true;
+    float scale, shrink;  // to below 2^8
+    bool zeros;
+    __device__ explicit CodeE4M3(float high) : scale(nan()), shrink(0), zeros(!finite(high)) {
+        if (zeros) return;
+        constexpr int kLowest = -100;  // of smaller rows the power would not be a float
+        const int exponent = static_cast<int>(__float_as_uint(high) >> 23) - 127;
+        const int power = exponent < kLowest ? kLowest : exponent;
+        scale = __uint_as_float(static_cast<uint32_t>(power + 1 + 127) << 23);  // infinite for power 127
+        shrink = __uint_as_float(static_cast<uint32_t>(7 - power + 127) << 23);
+    }
+    __device__ Code encode(float x) const {
+        const float small = x * shrink;
+        return zeros ? 0 : static_cast<Code>(to_fp8<3, -6>(magnitude(small)) | sign(small));
+    }
+    __device__ static float decode(Code code, float scale) { return from_f16(e4m3_to_f16(code)) * scale; }
+};
+
+struct CodeE5M2 {
+    using Code = uint8_t;
+    static constexpr bool kScaled = false;
+    float scale = 1;
+    __device__ static Code encode(float x) {
+        constexpr uint32_t kInfinity = 0x7c, kNan = 0x7e, kMost = 0x48000000;
+        const uint32_t m = magnitude(x), rounded = to_fp8<2, -14>(m > kMost ? kMost : m);
+        return static_cast<Code>((m > kExponent         ? kNan
+                                  : rounded > kInfinity ? kInfinity
+                                                        : rounded) |
+                                 sign(x));
+    }
+    __device__ static float decode(Code code, float) { return from_f16(e5m2_to_f16(code)); }
+};
+
+/// The plane that is written, with the slots of rows; or where rows go as they would be read back.
+struct Target {
+    RowsView plane;
+    const int32_t* slots = nullptr;  // none: `out`
+    Matrix out;
+
+    struct Head {
+        unsigned char *data, *scales;
+    };
+    __device__ Head head(int64_t row, int head) const {
+        const int32_t slot = slots[row], tokens = plane.block_tokens, block = tokens ? slot / tokens : 0;
+        const HeadRow to = row_at(plane, &block, tokens ? slot % tokens : slot, head);
+        return {const_cast<unsigned char*>(to.data), const_cast<unsigned char*>(to.scales)};
+    }
+    __device__ float* numbers(int64_t row, int head) const { return out.row(row) + head * plane.head_dim; }
+};
+
+/// How a head of x is coded; all threads of the block call it.
+template <class Coder, int n>
+__device__ Coder coder_of(const float* x, int dim, uint32_t* shared) {
+    if constexpr (Coder::kScaled) {
+        uint32_t high = 0;
+        for (int i = threadIdx.x * n; i < dim; i += blockDim.x * n) {
+            for (const float value : load_pack<n>(x + i).at) high = max(high, magnitude(value));
+        }
+        const auto larger = [](uint32_t a, uint32_t b) { return max(a, b); };
+        return Coder(__uint_as_float(join_block(high, 0u, shared, larger)));
+    } else {
+        return Coder();
+    }
+}
+
+/// Blocks (head, row).
+template <class Coder, int n, bool stored>
+__global__ void code_heads(Matrix x, int64_t rows, Target to) {
+    __shared__ uint32_t shared[kWarp];
+    const int dim = to.plane.head_dim, head = blockIdx.x;
+    for (int64_t row = blockIdx.y; row < rows; row += gridDim.y) {
+        const float* const from = x.row(row) + head * dim;
+        const Coder coder = coder_of<Coder, n>(from, dim, shared);
+        Target::Head place{};
+        if constexpr (stored) place = to.head(row, head);
+        if (stored && Coder::kScaled && threadIdx.x == 0)
+            *reinterpret_cast<float*>(place.scales) = coder.scale;
+        for (int i = threadIdx.x * n; i < dim; i += blockDim.x * n) {
+            const auto values = load_pack<n>(from + i);
+            Pack<typename Coder::Code, n> codes;
+            for (int j = 0; j < n; ++j) codes.at[j] = coder.encode(values.at[j]);
+            if constexpr (stored) {
+                store_pack(reinterpret_cast<typename Coder::Code*>(place.data) + i, codes);
+            } else {
+                Pack<float, n> back;
+                for (int j = 0; j < n; ++j) back.at[j] = Coder::decode(codes.at[j], coder.scale);
+                store_pack(to.numbers(row, head) + i, back);
+            }
+        }
+    }
+}
+
+// Q4.
+
+/// The largest f16 not above x, and the smallest not below.
+__device__ uint16_t half_below(float x) {
+    const uint16_t h = to_f16(x);
+    if (!(from_f16(h) > x)) return h;
+    return static_cast<uint16_t>(h == 0 ? 0x8001 : h & 0x8000 ? h + 1 : h - 1);
+}
+__device__ uint16_t half_above(float x) { return half_below(-x) ^ 0x8000; }
+
+/// The first of a warp's numbers that equals the one which `better` prefers to all: of zeros the sign counts.
+template <class Better>
+__device__ float first_best(float x, Better better) {
+    float best = x;
+    for (int bits = kWarp / 2; bits > 0; bits /= 2) {
+        const float other = __shfl_xor_sync(kAll, best, bits);
+        best = better(other, best) ? other : best;
+    }
+    return __shfl_sync(kAll, x, __ffs(static_cast<int>(__ballot_sync(kAll, x == best))) - 1);
+}
+
+struct CodedGroup {
+    int code;  // of this lane's element
+    uint16_t scale, min;
+};
+
+/// A group, an element in each lane; lanes without one have the first.
+__device__ CodedGroup code_group(float x) {
+    constexpr int kMost = 15;
+    if (__any_sync(kAll, !finite(x))) return {0, 0x7e00, 0x7e00};
+    const float low = first_best(x, [](float a, float b) { return a < b; });
+    const float high = first_best(x, [](float a, float b) { return a > b; });
+    // Rounded outwards, so that every element lies between minimum and minimum + 15 scales.
+    CodedGroup group;
+    group.min = half_below(low);
+    const float min = from_f16(group.min);
+    group.scale = half_above((high - min) / kMost);
+    const float scale = from_f16(group.scale), code = scale > 0 ? (x - min) / scale : 0.0f;
+    group.code = __float2int_rn(code < kMost ? code : static_cast<float>(kMost));
+    return group;
+}
+
+/// Blocks (head, row); each warp takes every so many groups.
+template <bool stored>
+__global__ void code_groups(Matrix x, int64_t rows, Target to) {
+    const int dim = to.plane.head_dim, head = blockIdx.x, lane = threadIdx.x % kWarp;
+    for (int64_t row = blockIdx.y; row < rows; row += gridDim.y) {
+        const float* const from = x.row(row) + head * dim;
+        Target::Head place{};
+        if constexpr (stored) place = to.head(row, head);
+        for (int first = threadIdx.x - lane; first < dim; first += blockDim.x) {
+            const int size = min(kGroup, dim - first), half = (size + 1) / 2;
+            const CodedGroup group = code_group(from[first + (lane < size ? lane : 0)]);
+            if constexpr (stored) {
+                const int other = __shfl_down_sync(kAll, group.code, half);
+                const int high = lane + half < size ? other : 0;
+                if (lane < half)
+                    place.data[first / 2 + lane] = static_cast<unsigned char>(group.code | high << 4);
+                uint16_t* const scales = reinterpret_cast<uint16_t*>(place.scales) + first / kGroup * 2;
+                if (lane == 0) scales[0] = group.scale;
+                if (lane == 1) scales[1] = group.min;
+            } else if (lane < size) {
+                to.numbers(row, head)[first + lane] =
+                    fmaf(static_cast<float>(group.code), from_f16(group.scale), from_f16(group.min));
+            }
+        }
+    }
+}
+
+// And back.
+
+template <class Coder>
+struct Load {
+    RowsView rows;
+    const int32_t* table;
+    int64_t begin;
+    Matrix out;
+    template <int n>
+    __device__ void run(int64_t row, int64_t column) const {
+        const int head = static_cast<int>(column) / rows.head_dim;
+        const int at = static_cast<int>(column) % rows.head_dim;
+        const HeadRow from = row_at(rows, table, begin + row, head);
+        const auto codes = load_pack<n>(reinterpret_cast<const typename Coder::Code*>(from.data) + at);
+        const float scale = Coder::kScaled ? *reinterpret_cast<const float*>(from.scales) : 1;
+        Pack<float, n> to;
+        for (int j = 0; j < n; ++j) to.at[j] = Coder::decode(codes.at[j], scale);
+        store_pack(out.row(row) + column, to);
+    }
+};
+
+struct LoadGroups {
+    RowsView rows;
+    const int32_t* table;
+    int64_t begin;
+    Matrix out;
+    template <int>
+    __device__ void run(int64_t row, int64_t column) const {
+        const int head = static_cast<int>(column) / rows.head_dim;
+        const HeadRow from = row_at(rows, table, begin + row, head);
+        out.row(row)[column] = element_of(rows, from, static_cast<int>(column) % rows.head_dim);
+    }
+};
+
+/// Calls fn with the coder of a type other than Q4.
+template <class Fn>
+void with_coder(DType dtype, const Fn& fn) {
+    switch (dtype) {
+        case DType::F16:
+            return fn(std::type_identity<CodeF16>());
+        case DType::BF16:
+            return fn(std::type_identity<CodeBF16>());
+        case DType::Q8:
+            return fn(std::type_identity<CodeQ8>());
+        case DType::FP8_E4M3:
+            return fn(std::type_identity<CodeE4M3>());
+        case DType::FP8_E5M2:
+            return fn(std::type_identity<CodeE5M2>());
+        default:
+            return fn(std::type_identity<CodeF32>());
+    }
+}
+
+/// Whether heads of a plane may be moved in packs of codes of this size.
+bool plane_fits(const RowsView& plane, size_t size) {
+    const size_t stride = plane.block_tokens ? plane.block_stride : plane.row_bytes;
+    return packs_fit(plane.base, stride, plane.head_dim, size);
+}
+
+/// x [rows, heads of head_dim] to the target.
+template <bool stored>
+void code(const Device& device, const Tensor& x, int heads, const Target& to) {
+    const int dim = to.plane.head_dim;
+    if (x.rows == 0 || dim == 0) return;
+    Shape shape;
+    shape.grid = dim3(heads, static_cast<unsigned>(x.rows < kMostGridY ? x.rows : kMostGridY));
+    if (to.plane.dtype == DType::Q4) {
+        shape.block = dim3(threads_for(dim, kMostThreads));
+        return launch(device, &code_groups<stored>, shape, Matrix(x), x.rows, to);
+    }
+    with_coder(to.plane.dtype, [&]<class Coder>(std::type_identity<Coder>) {
+        const bool fits = stored ? plane_fits(to.plane, sizeof(typename Coder::Code))
+                                 : packs_fit(to.out.data, to.out.stride * sizeof(float), dim);
+        const bool packed = fits && packs_fit(x) && dim % kPack == 0;
+        shape.block = dim3(threads_for(packed ? dim / kPack : dim, kMostThreads));
+        launch(device, packed ? &code_heads<Coder, kPack, stored> : &code_heads<Coder, 1, stored>, shape,
+               Matrix(x), x.rows, to);
+    });
+}
+
+}  // namespace
+
+void round(const Device& device, Tensor x, DType dtype, int heads, Tensor out) {
+    Rows rows;
+    rows.dtype = dtype;
+    rows.width = static_cast<int>(x.cols);
+    rows.heads = heads;
+    Target to;
+    to.plane = RowsView(rows);
+    to.out = Matrix(out);
+    code<false>(device, x, heads, to);
+}
+
+void store(const Device& device, Tensor x, const Slots& slots) {
+    Target to;
+    to.plane = RowsView({.base = slots.base,
+                         .dtype = slots.dtype,
+                         .width = slots.width,
+                         .heads = slots.heads,
+                         .row_bytes = slots.row_bytes,
+                         .block_stride = slots.block_stride,
+                         .block_tokens = slots.block_tokens});
+    to.slots = slots.slots.i32();
+    code<true>(device, x, slots.heads, to);
+}
+
+void load(const Device& device, const Rows& rows, const int32_t* table, int64_t begin, int64_t end,
+          Tensor out) {
+    const RowsView view(rows);
+    if (rows.dtype == DType::Q4)
+        return each<1>(device, end - begin, rows.width, false, LoadGroups{view, table, begin, Matrix(out)});
+    with_coder(rows.dtype, [&]<class Coder>(std::type_identity<Coder>) {
+        const bool packed = plane_fits(view, sizeof(typename Coder::Code)) && packs_fit(out);
+        each(device, end - begin, rows.width, packed, Load<Coder>{view, table, begin, Matrix(out)});
+    });
+}
+
+}  // namespace slimrt::cuda

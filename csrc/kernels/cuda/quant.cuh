@@ -1,0 +1,174 @@
+// Quantised weights as GGUF stores them, 16 at a time: signed codes, their scale and what is added. A block
+// may begin at any multiple of two bytes. Formats: kernels/cpu/blocks.h; a code times its scale is exact in
+// f32, so the weights are those of kernels/cpu/quant.cpp to the bit.
+#pragma once
+
+#include "kernels/cuda/numbers.cuh"
+
+namespace slimrt::cuda {
+
+/// Weight i is scale * (byte i of codes, signed) + offset.
+struct Sixteen {
+    uint32_t codes[4];
+    float scale, offset = -0.0f;  // -0: every sum, even of zeros, is the product
+
+    __device__ float operator[](int i) const {
+        return fmaf(scale, static_cast<float>(static_cast<int8_t>(codes[i / 4] >> i % 4 * 8)), offset);
+    }
+};
+
+__device__ inline uint32_t word_at(const unsigned char* p) {
+    const uint16_t* const halves = reinterpret_cast<const uint16_t*>(p);
+    return halves[0] | uint32_t(halves[1]) << 16;
+}
+__device__ inline float f16_at(const unsigned char* p) {
+    return from_f16(*reinterpret_cast<const uint16_t*>(p));
+}
+__device__ inline uint32_t in_each_byte(uint32_t x) { return x * 0x01010101; }
+/// Every byte less by `amount`, of bytes below 128.
+__device__ inline uint32_t less_by(uint32_t bytes, uint32_t amount) {
+    return ((bytes | in_each_byte(0x80)) - in_each_byte(amount)) ^ in_each_byte(0x80);
+}
+/// The low four bits, one to a byte.
+__device__ inline uint32_t spread_bits(uint32_t bits) { return (bits & 15) * 0x00204081 & 0x01010101; }
+/// Fields of `width` bits of 16 bytes, from bit `shift` on.
+__device__ inline void fields(const unsigned char* p, int shift, int width, uint32_t (&out)[4]) {
+    for (int j = 0; j < 4; ++j) out[j] = word_at(p + 4 * j) >> shift & in_each_byte((1u << width) - 1);
+}
+/// Raises codes by bit `shift` of each of 16 bytes, as their bit `to`.
+__device__ inline void add_bits(const unsigned char* p, int shift, int width, int to, uint32_t (&codes)[4]) {
+    uint32_t bits[4];
+    fields(p, shift, width, bits);
+    for (int j = 0; j < 4; ++j) codes[j] |= bits[j] << to;
+}
+
+// Each type: elements and bytes of a block, and the 16 weights of a block from `at`, a multiple of 16, on.
+
+template <int lead>  // bytes before the nibbles
+struct Nibbles {
+    static constexpr int kElements = 32;
+    __device__ static Sixteen codes(const unsigned char* block, int at) {
+        Sixteen s;
+        fields(block + lead, at / 4, 4, s.codes);
+        s.scale = f16_at(block);
+        return s;
+    }
+    /// With the fifth bits, which lie just before the nibbles.
+    __device__ static Sixteen five_bits(const unsigned char* block, int at) {
+        Sixteen s = codes(block, at);
+        const uint32_t high = word_at(block + lead - 4) >> at;
+        for (int j = 0; j < 4; ++j) s.codes[j] |= spread_bits(high >> 4 * j) << 4;
+        return s;
+    }
+};
+struct WeightsQ4_0 : Nibbles<2> {
+    static constexpr int kBytes = 18;
+    __device__ static Sixteen load(const unsigned char* block, int at) {
+        Sixteen s = codes(block, at);
+        for (uint32_t& word : s.codes) word = less_by(word, 8);
+        return s;
+    }
+};
+struct WeightsQ4_1 : Nibbles<4> {
+    static constexpr int kBytes = 20;
+    __device__ static Sixteen load(const unsigned char* block, int at) {
+        Sixteen s = codes(block, at);
+        s.offset = f16_at(block + 2);
+        return s;
+    }
+};
+struct WeightsQ5_0 : Nibbles<6> {
+    static constexpr int kBytes = 22;
+    __device__ static Sixteen load(const unsigned char* block, int at) {
+        Sixteen s = five_bits(block, at);
+        for (uint32_t& word : s.codes) word = less_by(word, 16);
+        return s;
+    }
+};
+struct WeightsQ5_1 : Nibbles<8> {
+    static constexpr int kBytes = 24;
+    __device__ static Sixteen load(const unsigned char* block, int at) {
+        Sixteen s = five_bits(block, at);
+        s.offset = f16_at(block + 2);
+        return s;
+    }
+};
+struct WeightsQ8_0 {
+    static constexpr int kElements = 32, kBytes = 34;
+    __device__ static Sixteen load(const unsigned char* block, int at) {
+        Sixteen s;
+        fields(block + 2 + at, 0, 8, s.codes);
+        s.scale = f16_at(block);
+        return s;
+    }
+};
+
+struct WeightsQ2_K {
+    static constexpr int kElements = 256, kBytes = 84;
+    __device__ static Sixteen load(const unsigned char* block, int at) {
+        const int group = at / 32, scale = block[at / 16];
+        Sixteen s;
+        fields(block + 16 + group / 4 * 32 + at % 32, group % 4 * 2, 2, s.codes);
+        s.scale = f16_at(block + 80) * static_cast<float>(scale & 15);
+        s.offset = -(f16_at(block + 82) * static_cast<float>(scale >> 4));
+        return s;
+    }
+};
+struct WeightsQ3_K {
+    static constexpr int kElements = 256, kBytes = 110;
+    __device__ static Sixteen load(const unsigned char* block, int at) {
+        const int group = at / 32, i = at / 16;
+        const unsigned char* const scales = block + 96;
+        const int scale = (scales[i % 8] >> i / 8 * 4 & 15) | (scales[8 + i % 4] >> i / 4 * 2 & 3) << 4;
+        Sixteen s;
+        fields(block + 32 + group / 4 * 32 + at % 32, group % 4 * 2, 2, s.codes);
+        add_bits(block + at % 32, group, 1, 2, s.codes);
+        for (uint32_t& word : s.codes) word = less_by(word, 4);
+        s.scale = f16_at(block + 108) * static_cast<float>(scale - 32);
+        return s;
+    }
+};
+/// The scale and the minimum of a group of 32 of Q4_K and Q5_K, six bits each.
+__device__ inline void six_bits(const unsigned char* block, int group, Sixteen* s) {
+    const unsigned char* const packed = block + 4 + group % 4;
+    const int a = packed[0], b = packed[4], c = packed[8];
+    const int scale = group < 4 ? a & 63 : (c & 15) | a >> 6 << 4;
+    const int min = group < 4 ? b & 63 : c >> 4 | b >> 6 << 4;
+    s->scale = f16_at(block) * static_cast<float>(scale);
+    s->offset = -(f16_at(block + 2) * static_cast<float>(min));
+}
+struct WeightsQ4_K {
+    static constexpr int kElements = 256, kBytes = 144;
+    __device__ static Sixteen load(const unsigned char* block, int at) {
+        const int group = at / 32;
+        Sixteen s;
+        fields(block + 16 + group / 2 * 32 + at % 32, group % 2 * 4, 4, s.codes);
+        six_bits(block, group, &s);
+        return s;
+    }
+};
+struct WeightsQ5_K {
+    static constexpr int kElements = 256, kBytes = 176;
+    __device__ static Sixteen load(const unsigned char* block, int at) {
+        const int group = at / 32;
+        Sixteen s;
+        fields(block + 48 + group / 2 * 32 + at % 32, group % 2 * 4, 4, s.codes);
+        add_bits(block + 16 + at % 32, group, 1, 4, s.codes);
+        six_bits(block, group, &s);
+        return s;
+    }
+};
+struct WeightsQ6_K {
+    static constexpr int kElements = 256, kBytes = 210;
+    __device__ static Sixteen load(const unsigned char* block, int at) {
+        const int half = at / 128, part = at / 32 % 4;
+        Sixteen s;
+        fields(block + half * 64 + part % 2 * 32 + at % 32, part / 2 * 4, 4, s.codes);
+        add_bits(block + 128 + half * 32 + at % 32, part * 2, 2, 4, s.codes);
+        for (uint32_t& word : s.codes) word = less_by(word, 32);
+        s.scale = f16_at(block + 208) * static_cast<float>(static_cast<int8_t>(block[192 + at / 16]));
+        return s;
+    }
+};
+
+}  // namespace slimrt::cuda

@@ -1,0 +1,353 @@
+// The elementwise kernels and the cache rows of CUDA against the CPU's, over the same bytes: rows apart from
+// each other, at crooked addresses, none at all. Whole buffers are compared, so what is written beside a
+// result shows. Runs on a device or on tests/cuda_host.
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "kernels/backend.h"
+#include "kernels/cuda/kernels.h"
+
+using namespace slimrt;
+
+void slimrt::cuda::check(cudaError_t result, const char* what) {
+    if (result == cudaSuccess) return;
+    std::fprintf(stderr, "cuda_rows_test: %s: %s\n", what, cudaGetErrorString(result));
+    std::exit(1);
+}
+
+namespace {
+
+using cuda::check;
+
+cuda::Device device;
+std::unique_ptr<Backend> cpu;
+std::mt19937 chance(1);
+
+constexpr DType kWeights[] = {DType::F32,  DType::F16,  DType::BF16, DType::Q4_0, DType::Q4_1,
+                              DType::Q5_0, DType::Q5_1, DType::Q8_0, DType::Q2_K, DType::Q3_K,
+                              DType::Q4_K, DType::Q5_K, DType::Q6_K};
+constexpr DType kRows[] = {DType::F32,      DType::F16,      DType::BF16, DType::Q8,
+                           DType::FP8_E4M3, DType::FP8_E5M2, DType::Q4};
+
+/// The same bytes in host and in device memory.
+struct Twin {
+    std::vector<std::byte> host;
+    std::byte* there = nullptr;
+
+    explicit Twin(size_t bytes) : host(bytes) {
+        for (std::byte& byte : host) byte = std::byte(chance());
+        check(cudaMalloc(reinterpret_cast<void**>(&there), bytes + 1), "cudaMalloc");
+        upload();
+    }
+    Twin(const Twin&) = delete;
+    ~Twin() { check(cudaFree(there), "cudaFree"); }
+    void upload() {
+        check(cudaMemcpy(there, host.data(), host.size(), cudaMemcpyHostToDevice), "cudaMemcpy");
+    }
+    /// Differences of floats relative to 1 and the larger of both; 0: bytes are compared.
+    void compare(float bound, const char* what) const {
+        std::vector<std::byte> got(host.size());
+        check(cudaMemcpy(got.data(), there, got.size(), cudaMemcpyDeviceToHost), "cudaMemcpy");
+        if (std::memcmp(got.data(), host.data(), got.size()) == 0) return;
+        size_t bad = 0, first = 0;
+        for (size_t i = 0; i + 4 <= got.size(); i += 4) {
+            float a, b;
+            std::memcpy(&a, &got[i], 4);
+            std::memcpy(&b, &host[i], 4);
+            const bool same = std::memcmp(&a, &b, 4) == 0 || (std::isnan(a) && std::isnan(b)) ||
+                              std::abs(a - b) <= bound * std::max(1.0f, std::abs(b));
+            if (same && bound > 0) continue;
+            if (std::memcmp(&a, &b, 4) != 0 && bad++ == 0) first = i;
+        }
+        if (bad == 0 && bound > 0) return;
+        uint32_t a, b;
+        std::memcpy(&a, &got[first], 4);
+        std::memcpy(&b, &host[first], 4);
+        std::fprintf(stderr, "cuda_rows_test: %s: %zu words differ, at byte %zu %08x, not %08x\n", what, bad,
+                     first, a, b);
+        std::exit(1);
+    }
+};
+
+/// A tensor at both places, `gap` elements between rows, `shift` elements behind an aligned address.
+struct Both {
+    Tensor here, there;
+    Twin twin;
+
+    Both(DType dtype, int64_t rows, int64_t cols, int64_t gap = 0, int64_t shift = 0)
+        : twin(row_bytes(dtype, shift) + (row_bytes(dtype, cols) + row_bytes(dtype, gap)) * rows + 16) {
+        here = there = Tensor(nullptr, dtype, rows, cols);
+        here.stride = there.stride = row_bytes(dtype, cols) + row_bytes(dtype, gap);
+        here.data = twin.host.data() + row_bytes(dtype, shift);
+        there.data = twin.there + row_bytes(dtype, shift);
+    }
+};
+
+/// With numbers of many sizes; `odd`: also NaN, infinities, zeros of both signs, in some of the rows.
+struct Floats : Both {
+    Floats(int64_t rows, int64_t cols, int64_t gap = 0, int64_t shift = 0, bool odd = false)
+        : Both(DType::F32, rows, cols, gap, shift) {
+        constexpr float kOdd[] = {NAN, INFINITY, -INFINITY, 0.0f, -0.0f, 1e-42f, -3e38f, 65519.0f};
+        std::normal_distribution<float> normal;
+        for (int64_t i = 0; i < rows; ++i) {
+            const float size = odd ? std::exp2(float(int(chance() % 60) - 30)) : 1;
+            for (int64_t j = 0; j < cols; ++j) here.f32(i)[j] = size * normal(chance);
+            for (int n = odd && cols ? chance() % 4 : 0; n > 0; --n)
+                here.f32(i)[chance() % cols] = kOdd[chance() % 8];
+            if (odd && i % 5 == 4) std::fill_n(here.f32(i), cols, i % 2 ? -0.0f : float(i));
+            if (odd && i % 7 == 6)  // zeros of both signs as the smallest
+                for (int64_t j = 0; j < cols; ++j) here.f32(i)[j] = chance() % 2 ? 0.0f : -0.0f;
+        }
+        twin.upload();
+    }
+};
+
+struct Ints : Both {
+    explicit Ints(const std::vector<int32_t>& values) : Both(DType::I32, 1, int64_t(values.size())) {
+        if (!values.empty()) std::memcpy(here.data, values.data(), values.size() * 4);
+        twin.upload();
+    }
+};
+
+std::vector<int32_t> some_of(int64_t n, int64_t end) {
+    std::vector<int32_t> values(n);
+    for (int32_t& value : values) value = int32_t(chance() % end);
+    return values;
+}
+
+struct Layout {
+    int64_t rows, cols, gap, shift;
+};
+constexpr Layout kLayouts[] = {{1, 4096, 0, 0}, {3, 96, 0, 0},   {3, 96, 4, 4},   {5, 98, 0, 0},
+                               {2, 100, 2, 0},  {4, 64, 0, 1},   {9, 33, 3, 0},   {1, 1, 0, 0},
+                               {0, 64, 0, 0},   {2, 2052, 0, 0}, {30, 128, 8, 0}, {1, 4097, 0, 0}};
+
+// sums in another order: some 2^-24 of each of up to 4097 terms at most, in fact far less
+constexpr float kSums = 1e-5f, kFew = 2e-6f;
+
+void test_norms() {
+    for (const auto& [rows, cols, gap, shift] : kLayouts) {
+        const Floats x(rows, cols, gap, shift), weight(1, cols), bias(1, cols, 0, shift);
+        for (const NormKind kind : {NormKind::rms, NormKind::layer}) {
+            for (int with = 0; with < 4; ++with) {
+                const Floats out(rows, cols, gap);
+                const bool w = with & 1, b = with & 2;
+                cpu->norm(kind, x.here, w ? weight.here : Tensor(), b ? bias.here : Tensor(), 1e-5f,
+                          out.here);
+                cuda::norm(device, kind, x.there, w ? weight.there : Tensor(), b ? bias.there : Tensor(),
+                           1e-5f, out.there);
+                out.twin.compare(kSums, "norm");
+            }
+        }
+        const Floats out(rows, 1);
+        cpu->inverse_rms(x.here, 1e-5f, out.here);
+        cuda::inverse_rms(device, x.there, 1e-5f, out.there);
+        out.twin.compare(kSums, "inverse_rms");
+        cpu->norm(NormKind::rms, x.here, {}, {}, 1e-5f, x.here);
+        cuda::norm(device, NormKind::rms, x.there, {}, {}, 1e-5f, x.there);
+        x.twin.compare(kSums, "norm in place");
+    }
+}
+
+void test_elementwise() {
+    for (const auto& [rows, cols, gap, shift] : kLayouts) {
+        for (int kind = 0; kind < 5; ++kind) {
+            const Floats x(rows, cols, gap, shift), gate(rows, cols, gap), up(rows, cols, 0, shift);
+            cpu->activate(Activation(kind), x.here);
+            cuda::activate(device, Activation(kind), x.there);
+            x.twin.compare(kFew, "activate");
+            cpu->gate(Activation(kind), gate.here, up.here);
+            cuda::gate(device, Activation(kind), gate.there, up.there);
+            gate.twin.compare(kFew, "gate");
+        }
+        const Floats x(rows, cols, gap, shift), y(rows, cols, shift), row(1, cols), out(rows, cols);
+        cpu->add(x.here, y.here);
+        cuda::add(device, x.there, y.there);
+        cpu->add(x.here, row.here);
+        cuda::add(device, x.there, row.there);
+        x.twin.compare(0, "add");
+        cpu->multiply(x.here, row.here, out.here);
+        cuda::multiply(device, x.there, row.there, out.there);
+        out.twin.compare(0, "multiply");
+        static_cast<Backend&>(*cpu).multiply(x.here, row.here);
+        cuda::multiply(device, x.there, row.there, x.there);
+        cpu->scale(x.here, 1.7f);
+        cuda::scale(device, x.there, 1.7f);
+        x.twin.compare(0, "multiply in place, scale");
+    }
+}
+
+void test_rope() {
+    struct Case {
+        int heads, head_dim, n_rot;
+        int64_t rows, gap, shift;
+    };
+    for (const auto& [heads, head_dim, n_rot, rows, gap, shift] : {Case{4, 64, 64, 3, 0, 0},
+                                                                   {32, 128, 128, 1, 0, 0},
+                                                                   {3, 40, 20, 5, 4, 0},
+                                                                   {2, 48, 24, 2, 0, 1},
+                                                                   {2, 16, 6, 2, 1, 0},
+                                                                   {1, 64, 32, 0, 0, 0}}) {
+        for (const bool interleaved : {false, true}) {
+            const Floats x(rows, int64_t(heads) * head_dim, gap, shift), table(50, n_rot);
+            const Ints positions(some_of(rows, 50));
+            cpu->rope(x.here, heads, {table.here, n_rot, interleaved}, positions.here);
+            cuda::rope(device, x.there, heads, {table.there, n_rot, interleaved}, positions.there);
+            x.twin.compare(kFew, "rope");
+        }
+    }
+}
+
+void test_unfold() {
+    for (const auto& [rows, cols, gap, shift] : kLayouts) {
+        if (rows == 0) continue;
+        const Floats x(rows, cols, gap, shift), out(rows + 2, 3 * cols);
+        cpu->unfold(x.here, 2, 1, out.here);
+        cuda::unfold(device, x.there, 2, 1, out.there);
+        out.twin.compare(0, "unfold");
+    }
+}
+
+void test_gather() {
+    for (const DType dtype : kWeights) {
+        const int block = dtype_info(dtype).block;
+        for (const int64_t rows : {0, 1, 7}) {
+            for (const int64_t cols : {256, 768, block == 1 ? 77 : 256}) {
+                for (const int64_t gap : {0, block}) {
+                    const Both table(dtype, 20, cols, gap, block);
+                    const Ints ids(some_of(rows, 20));
+                    const Floats out(rows, cols, 0, rows % 2);
+                    cpu->gather(table.here, ids.here, out.here);
+                    cuda::gather(device, table.there, ids.there, out.there);
+                    // NaN as such, whatever its bits; codes times scales are exact
+                    out.twin.compare(1e-37f, dtype_info(dtype).name);
+                }
+            }
+        }
+    }
+}
+
+void test_cache_rows() {
+    struct Case {
+        int heads, dim;
+        int64_t gap, shift;
+    };
+    for (const auto& [heads, dim, gap, shift] : {Case{1, 4096, 0, 0},
+                                                 {4, 64, 0, 0},
+                                                 {3, 40, 4, 0},
+                                                 {2, 128, 0, 1},
+                                                 {1, 33, 0, 0},
+                                                 {3, 7, 1, 0},
+                                                 {2, 1, 0, 0},
+                                                 {5, 96, 4, 4}}) {
+        for (const DType dtype : kRows) {
+            for (const int64_t n : {0, 1, 70}) {
+                constexpr int kTokens = 16, kBlocks = 6;
+                const int width = heads * dim;
+                const size_t block_stride = head_bytes(dtype, dim).total() * heads * kTokens;
+                const Floats x(n, width, gap, shift, true), rounded(n, width, 0, shift),
+                    loaded(kTokens * 3, width);
+                const Twin plane(block_stride * kBlocks);
+                std::vector<int32_t> slots(kTokens * kBlocks), order = {4, 1, 5};
+                for (size_t i = 0; i < slots.size(); ++i) slots[i] = int32_t(i);
+                std::shuffle(slots.begin(), slots.end(), chance);
+                slots.resize(n);
+                const Ints where(slots), table(order);
+                const char* const name = dtype_info(dtype).name;
+                Slots to{.dtype = dtype,
+                         .width = width,
+                         .heads = heads,
+                         .block_stride = block_stride,
+                         .block_tokens = kTokens};
+                to.base = const_cast<std::byte*>(plane.host.data());
+                to.slots = where.here;
+                cpu->store(x.here, to);
+                to.base = plane.there;
+                to.slots = where.there;
+                cuda::store(device, x.there, to);
+                plane.compare(0, name);
+
+                cpu->round(x.here, dtype, heads, rounded.here);
+                cuda::round(device, x.there, dtype, heads, rounded.there);
+                rounded.twin.compare(1e-37f, name);
+
+                Rows rows{.dtype = dtype,
+                          .width = width,
+                          .heads = heads,
+                          .block_stride = block_stride,
+                          .block_tokens = kTokens};
+                rows.base = plane.host.data();
+                cpu->load(rows, table.here.i32(), 5, 5 + 37, loaded.here);
+                rows.base = plane.there;
+                cuda::load(device, rows, table.there.i32(), 5, 5 + 37, loaded.there);
+                loaded.twin.compare(1e-37f, name);
+            }
+        }
+    }
+}
+
+/// Dense rows, one head: what weights are converted with.
+void test_dense_rows() {
+    for (const DType dtype : {DType::F32, DType::F16, DType::BF16}) {
+        for (const int width : {512, 77}) {
+            const size_t row = row_bytes(dtype, width) + 16;
+            const Floats x(9, width, 0, 0, true), loaded(9, width);
+            const Twin plane(row * 12);
+            const Ints where({11, 0, 3, 4, 5, 7, 6, 1, 2});
+            Slots to{.dtype = dtype, .width = width, .row_bytes = row};
+            to.base = const_cast<std::byte*>(plane.host.data());
+            to.slots = where.here;
+            cpu->store(x.here, to);
+            to.base = plane.there;
+            to.slots = where.there;
+            cuda::store(device, x.there, to);
+            plane.compare(0, "dense rows");
+            Rows rows{.dtype = dtype, .width = width, .row_bytes = row, .first = 100};
+            rows.base = plane.host.data();
+            cpu->load(rows, nullptr, 101, 105, loaded.here);
+            rows.base = plane.there;
+            cuda::load(device, rows, nullptr, 101, 105, loaded.there);
+            loaded.twin.compare(1e-37f, "dense rows");
+        }
+    }
+}
+
+/// Every float16 and its neighbours, where rounding and the edges of types are.
+void test_every_size() {
+    constexpr int kDim = 64;
+    const Floats x(0x10000 * 3 / kDim, kDim), out(x.here.rows, kDim);
+    for (int64_t i = 0; i < 0x10000; ++i) {
+        const uint32_t h = uint32_t(i), sign = (h & 0x8000) << 16, e = h >> 10 & 31, m = h & 0x3ff;
+        const uint32_t bits = sign | (e + 112) << 23 | m << 13;
+        const uint32_t three[] = {bits, bits | 0x1000, bits | 0x1001};
+        std::memcpy(x.here.f32() + 3 * i, three, sizeof three);
+    }
+    const_cast<Twin&>(x.twin).upload();
+    for (const DType dtype : kRows) {
+        cpu->round(x.here, dtype, 1, out.here);
+        cuda::round(device, x.there, dtype, 1, out.there);
+        out.twin.compare(1e-37f, dtype_info(dtype).name);
+    }
+}
+
+}  // namespace
+
+int main() {
+    device.processors = 4;
+    check(cudaStreamCreate(&device.stream), "cudaStreamCreate");
+    cpu = open_cpu_backend({.n_threads = 1});
+    test_norms();
+    test_elementwise();
+    test_rope();
+    test_unfold();
+    test_gather();
+    test_cache_rows();
+    test_dense_rows();
+    test_every_size();
+    std::puts("cuda_rows_test: ok");
+}

@@ -1,0 +1,23 @@
+// Code with a stack of its own, that stops and goes on. Implemented in fibers.cpp.
+#pragma once
+
+#include <cstddef>
+
+namespace cuda_host {
+
+struct Fiber {
+    void* stack = nullptr;  // made at first, and kept
+    void *saved = nullptr, *fake = nullptr;
+};
+
+/// The next resume() calls main, which must end with stop_for_good(). False: no memory.
+bool prepare(Fiber& fiber, void (*main)());
+/// From the host's stack to the fiber, until it stops.
+void resume(Fiber& fiber);
+/// First of all in a fiber's main.
+void started();
+/// From the fiber that runs back to the host's stack.
+void stop(Fiber& fiber);
+void stop_for_good(Fiber& fiber);
+
+}  // namespace cuda_host

@@ -1,0 +1,21 @@
+// What the parts of the runtime share.
+#pragma once
+
+#include <functional>
+#include <mutex>
+
+#include "cuda_host_api.h"
+
+namespace cuda_host {
+
+using Work = std::function<void()>;
+using Lock = std::lock_guard<std::recursive_mutex>;
+inline std::recursive_mutex all;  // of every call that reads or changes what the runtime knows
+
+/// The error itself, which cudaGetLastError() will give too.
+cudaError_t result(cudaError_t error);
+size_t total_memory();
+/// To run on the stream after what it has, or to be recorded where the stream is captured.
+cudaError_t enqueue(cudaStream_t stream, Work work);
+
+}  // namespace cuda_host

@@ -1,0 +1,148 @@
+// The device, its limits, and how kernels are started on it.
+#include <algorithm>
+#include <cstdlib>
+#include <map>
+
+#include "cuda_host_runtime.h"
+
+using namespace cuda_host;
+
+namespace {
+
+constexpr size_t kUsualShared = 48 << 10, kDefaultMemory = size_t{4} << 30;
+constexpr unsigned kMostThreads = 1024, kMostGridYZ = 65535, kPortableCluster = 8, kLargestCluster = 16;
+
+struct KernelLimits {
+    size_t shared_bytes = kUsualShared;
+    unsigned cluster = kPortableCluster;
+};
+
+std::map<const void*, KernelLimits> limits;
+thread_local cudaError_t last_error = cudaSuccess;
+
+size_t from_environment(const char* name, size_t otherwise) {
+    const char* const text = std::getenv(name);
+    return text ? std::strtoull(text, nullptr, 10) : otherwise;
+}
+
+size_t most_shared(int capability) {
+    return capability == 90 ? 227 << 10 : capability == 80 ? 163 << 10 : 99 << 10;
+}
+
+}  // namespace
+
+cudaError_t cuda_host::result(cudaError_t error) {
+    if (error != cudaSuccess) last_error = error;
+    return error;
+}
+
+size_t cuda_host::total_memory() { return from_environment("SLIMRT_EMULATED_MEMORY", kDefaultMemory); }
+
+const char* cudaGetErrorName(cudaError_t error) {
+    switch (error) {
+        case cudaSuccess:
+            return "cudaSuccess";
+        case cudaErrorInvalidValue:
+            return "cudaErrorInvalidValue";
+        case cudaErrorMemoryAllocation:
+            return "cudaErrorMemoryAllocation";
+        case cudaErrorInvalidConfiguration:
+            return "cudaErrorInvalidConfiguration";
+        case cudaErrorNoDevice:
+            return "cudaErrorNoDevice";
+        case cudaErrorInvalidDevice:
+            return "cudaErrorInvalidDevice";
+        case cudaErrorInvalidResourceHandle:
+            return "cudaErrorInvalidResourceHandle";
+        case cudaErrorNotReady:
+            return "cudaErrorNotReady";
+        case cudaErrorStreamCaptureUnsupported:
+            return "cudaErrorStreamCaptureUnsupported";
+    }
+    return "unrecognized error code";
+}
+const char* cudaGetErrorString(cudaError_t error) { return cudaGetErrorName(error); }
+cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
+cudaError_t cudaPeekAtLastError() { return last_error; }
+
+cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, cudaSuccess; }
+cudaError_t cudaSetDevice(int device) { return result(device == 0 ? cudaSuccess : cudaErrorInvalidDevice); }
+cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
+cudaError_t cudaDriverGetVersion(int* version) { return *version = 13000, cudaSuccess; }
+cudaError_t cudaRuntimeGetVersion(int* version) { return *version = 13000, cudaSuccess; }
+
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
+    if (device != 0) return result(cudaErrorInvalidDevice);
+    const int capability = int(from_environment("SLIMRT_EMULATED_CAPABILITY", 90));
+    *properties = {.name = "emulated",
+                   .totalGlobalMem = total_memory(),
+                   .sharedMemPerBlock = kUsualShared,
+                   .sharedMemPerBlockOptin = most_shared(capability),
+                   .sharedMemPerMultiprocessor = 228 << 10,
+                   .major = capability / 10,
+                   .minor = capability % 10,
+                   .multiProcessorCount = 4,
+                   .l2CacheSize = 8 << 20,
+                   .maxThreadsPerBlock = kMostThreads,
+                   .warpSize = warpSize};
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
+    cudaDeviceProp all_of_it;
+    if (cudaGetDeviceProperties(&all_of_it, device) != cudaSuccess) return last_error;
+    switch (attribute) {
+        case cudaDevAttrMaxThreadsPerBlock:
+            return *value = all_of_it.maxThreadsPerBlock, cudaSuccess;
+        case cudaDevAttrMaxSharedMemoryPerBlock:
+            return *value = int(all_of_it.sharedMemPerBlock), cudaSuccess;
+        case cudaDevAttrMultiProcessorCount:
+            return *value = all_of_it.multiProcessorCount, cudaSuccess;
+        case cudaDevAttrL2CacheSize:
+            return *value = all_of_it.l2CacheSize, cudaSuccess;
+        case cudaDevAttrComputeCapabilityMajor:
+            return *value = all_of_it.major, cudaSuccess;
+        case cudaDevAttrComputeCapabilityMinor:
+            return *value = all_of_it.minor, cudaSuccess;
+        case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
+            return *value = int(all_of_it.sharedMemPerMultiprocessor), cudaSuccess;
+        case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+            return *value = int(all_of_it.sharedMemPerBlockOptin), cudaSuccess;
+    }
+    return result(cudaErrorInvalidValue);
+}
+
+cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
+    const Lock lock(all);
+    KernelLimits& of = limits[kernel];
+    cudaDeviceProp device;
+    cudaGetDeviceProperties(&device, 0);
+    if (attribute == cudaFuncAttributeMaxDynamicSharedMemorySize) {
+        if (value < 0 || size_t(value) > device.sharedMemPerBlockOptin) return result(cudaErrorInvalidValue);
+        of.shared_bytes = std::max(kUsualShared, size_t(value));
+    }
+    if (attribute == cudaFuncAttributeNonPortableClusterSizeAllowed)
+        of.cluster = value ? kLargestCluster : kPortableCluster;
+    return cudaSuccess;
+}
+
+cudaError_t cuda_host::launch(const cudaLaunchConfig_t& config, const void* kernel,
+                              std::function<void()> thread) {
+    const Lock lock(all);
+    Launch launch{config.gridDim, config.blockDim, 1, config.dynamicSmemBytes, std::move(thread)};
+    for (unsigned i = 0; i < config.numAttrs; ++i) {
+        const auto& cluster = config.attrs[i].val.clusterDim;
+        if (cluster.y != 1 || cluster.z != 1) return result(cudaErrorInvalidValue);
+        launch.cluster = cluster.x;
+    }
+    const dim3 grid = launch.grid, block = launch.block;
+    const uint64_t threads = uint64_t{block.x} * block.y * block.z;
+    if (threads == 0 || threads > kMostThreads || block.z > 64 || grid.x == 0 || grid.x > 0x7fffffff ||
+        grid.y == 0 || grid.y > kMostGridYZ || grid.z == 0 || grid.z > kMostGridYZ)
+        return result(cudaErrorInvalidConfiguration);
+    const KernelLimits& of = limits[kernel];
+    if (launch.shared_bytes > of.shared_bytes || launch.cluster == 0 || launch.cluster > of.cluster ||
+        grid.x % launch.cluster != 0)
+        return result(cudaErrorInvalidValue);
+    return enqueue(config.stream, [launch = std::move(launch)] { run(launch); });
+}
