@@ -13,7 +13,7 @@ import pytest
 
 import slimrt
 from conftest import CUDA_MISSING, GOLDEN, GREEDY, decode, open_engine, relative
-from seq2seq_models import MODELS, source, tokens
+from seq2seq_models import MODELS, N_PROMPT, source, tokens
 from seq2seq_models import decode as decode_seq2seq
 from slimrt import _core
 from slimrt.errors import ModelFormatError, UnsupportedError, WontFitError
@@ -21,7 +21,7 @@ from tiny_model import write_tiny
 
 needs_device = pytest.mark.skipif(bool(CUDA_MISSING), reason=f"no CUDA device: {CUDA_MISSING}")
 IDS = np.random.default_rng(5).integers(3, 100, 40)
-N_PREFILL = 30
+N_PREFILL = 36
 FLOAT32 = 1e-5  # of the largest logit; inverses of W_K in modes k and v lose up to two digits
 INVERTED = 1e-3
 UNIT = {"f16": 2.0**-11, "bf16": 2.0**-8, "q8": 1 / 254, "fp8_e4m3": 2.0**-4, "q4": 1 / 30}
@@ -74,19 +74,34 @@ def test_prompts_in_chunks(name, mode, n_batch, convert):
     assert relative(on_device, on_cpu) < bound(mode, "f32")
 
 
+@pytest.fixture(scope="module")
+def amplification(tmp_path_factory) -> float:
+    """How much larger an error of the logits of write_tiny's model is than that of its weights."""
+    folder = tmp_path_factory.mktemp("amplification")
+    exact, rounded = (logits_in_float32(write_tiny(folder / stored, d=64, stored=stored)) for stored in ("F32", "F16"))
+    return relative(rounded, exact) / UNIT["f16"]
+
+
+def logits_in_float32(path, device: str = "cpu", n_prefill: int = 24) -> np.ndarray:
+    return decode(
+        _core.Engine(str(path), device=device, cache_type_k="f32", cache_type_v="f32", n_ctx=64), IDS[:26], n_prefill
+    )
+
+
 @needs_device
 @pytest.mark.parametrize("stored", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q5_0"])
 @pytest.mark.parametrize("n_prefill", [0, 24])
-def test_weights_of_every_type(stored, n_prefill, tmp_path):
-    """Prompts multiply in 16 bits, single tokens in float32 with weights as they are stored; on the CPU activations
-    beside quantised weights are of 8 bits, so float32 values of the same weights are what to compare with."""
-    path = write_tiny(tmp_path / "quantised.gguf", d=256, n_kv_heads=2, stored=stored)
-    exact = write_tiny(tmp_path / "exact.gguf", d=256, n_kv_heads=2, stored=stored, dequantised=True)
-    got = decode(_core.Engine(str(path), device="cuda", cache_type_k="f32", cache_type_v="f32"), IDS[:26], n_prefill)
-    wanted = decode(_core.Engine(str(exact), cache_type_k="f32", cache_type_v="f32"), IDS[:26], n_prefill)
-    several = n_prefill and stored != "F32"
-    unit = UNIT["bf16" if stored == "BF16" else "f16"]
-    assert relative(got, wanted) < FLOAT32 + (4 * np.sqrt(8) * unit if several else 0)
+def test_weights_of_every_type(stored, n_prefill, amplification, tmp_path):
+    """Against float32 values of the same weights on the CPU. A device rounds what it multiplies to 16 bits in prompts,
+    to two halves of 16 bits with tokens alone (of bf16 these hold fewer bits); Q5_0 is kept as f16. The largest of
+    thousands of errors is some four times another's."""
+    path = write_tiny(tmp_path / "stored", d=64, n_kv_heads=2, stored=stored)
+    exact = write_tiny(tmp_path / "exact", d=64, n_kv_heads=2, stored=stored, dequantised=True)
+    got, wanted = logits_in_float32(path, "cuda", n_prefill), logits_in_float32(exact)
+    halves = UNIT["bf16" if stored == "BF16" else "f16"] ** 2
+    rounded = stored == "Q5_0" or (n_prefill and stored != "F32")
+    unit = (UNIT["bf16"] if stored == "BF16" else UNIT["f16"]) if rounded else halves
+    assert relative(got, wanted) < FLOAT32 + 4 * amplification * unit
 
 
 @needs_device
@@ -94,7 +109,7 @@ def test_weights_of_every_type(stored, n_prefill, tmp_path):
 def test_sequences_of_unequal_length_in_one_step(mode, convert):
     """Created, forked, truncated and released between steps; each says what it says alone."""
     path = convert(GOLDEN / "llama_mha")
-    engine = open_engine(path, mode, "f16", device="cuda", n_ctx=96, n_seqs=4)
+    engine = open_engine(path, mode, "f16", device="cuda", n_ctx=96, n_seqs=8)
     alone = open_engine(path, mode, "f16", device="cuda", n_ctx=96)
     texts = {engine.new_sequence(): list(IDS[:n]) for n in (1, 9, 33)}
     engine.append([(s, np.array(ids, np.int32)) for s, ids in texts.items()])
@@ -113,7 +128,9 @@ def test_sequences_of_unequal_length_in_one_step(mode, convert):
         for ids in texts.values():
             ids.append(token)
         for row, ids in zip(got, texts.values(), strict=True):
-            wanted = decode(alone, np.array(ids), len(ids) - 1)[-1]
+            sequence = alone.new_sequence()
+            wanted = decode(alone, np.array(ids), len(ids) - 1, sequence)[-1]
+            alone.free_sequence(sequence)
             assert relative(row, wanted) < bound(mode, "f16")
 
 
@@ -147,7 +164,7 @@ def test_encoders_and_their_decoders(name, cross, seq2seq, convert):
         )
         sequence = engine.new_sequence()
         (states,) = engine.encode([(sequence, source(name))], states=True)
-        results.append((states, decode_seq2seq(engine, sequence, tokens(name))))
+        results.append((states, decode_seq2seq(engine, sequence, tokens(name)[: N_PROMPT + 4])))
     for on_cpu, on_device in zip(*results, strict=True):
         assert relative(on_device, on_cpu) < FLOAT32
 
@@ -175,17 +192,18 @@ def test_the_plan_is_what_is_allocated(name, mode, convert):
 @needs_device
 def test_a_model_on_a_device(tiny):
     with slimrt.Model(tiny, device="cuda", n_ctx=64) as model, slimrt.Model(tiny, n_ctx=64) as on_cpu:
-        assert model.info["device"].startswith("cuda 0, ")
+        assert model.info()["device"].startswith("cuda 0, ")
         texts = [m.generate("the cat sat", max_tokens=12, **GREEDY).text for m in (model, on_cpu)]
         assert texts[0] == texts[1]
 
 
 @needs_device
-def test_too_little_memory_is_said_before_anything_is_lost(tiny):
+def test_too_little_memory_is_said_before_anything_is_lost(tiny, tmp_path):
+    deep = write_tiny(tmp_path / "deep.gguf", n_layers=12)  # whose cache would take 400 GB
     with pytest.raises(WontFitError, match="allowed"):
         slimrt.Model(tiny, device="cuda", memory_limit="100KiB")
     with pytest.raises(WontFitError) as error:
-        slimrt.Model(tiny, device="cuda", n_ctx=256, n_seqs=2**22)
+        slimrt.Model(deep, device="cuda", n_ctx=256, n_seqs=2**19, cache_type="f32")
     assert error.value.needed > error.value.available > 0
     with slimrt.Model(tiny, device="cuda", n_ctx=64) as model:
         assert model.generate("a", max_tokens=2, **GREEDY).tokens

@@ -1,8 +1,8 @@
 // Which kernel answers a call: the first that can.
+#include <algorithm>
+
 #include "kernels/cuda/absorbed.h"
 #include "kernels/cuda/attention_view.h"
-
-#include <algorithm>
 
 namespace slimrt::cuda {
 
@@ -14,8 +14,7 @@ size_t attention_workspace(const Device& device, const AttentionArgs& args) {
 void attention(const Device& device, const AttentionArgs& args, const PlacedSequence* placed, int query_shift,
                SparseCounts* counts, std::byte* workspace) {
     if (args.sequences.empty() || most_queries(args) == 0) return;
-    if (absorbed_can(device, args))
-        return absorbed(device, args, placed, query_shift, workspace);
+    if (absorbed_can(device, args)) return absorbed(device, args, placed, query_shift, workspace);
     const AttentionView view = view_of(args, placed, query_shift, counts);
     if (decode_can(device, args)) return attention_decode(device, args, view, workspace);
     if (prefill_can(device, args)) return attention_prefill(device, args, view, workspace);

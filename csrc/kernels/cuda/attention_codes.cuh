@@ -51,8 +51,10 @@ __device__ inline uint32_t nibble_pair(uint32_t codes, bool high, uint32_t scale
 
 template <bool brain>
 __device__ inline void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    if constexpr (brain) multiply_add_bf16(d, a, b0, b1);
-    else multiply_add_f16(d, a, b0, b1);
+    if constexpr (brain)
+        multiply_add_bf16(d, a, b0, b1);
+    else
+        multiply_add_f16(d, a, b0, b1);
 }
 
 /// 32 rows in shared memory, `stride` bytes apart (an odd number of 16 bytes: no bank is asked twice), and
@@ -73,8 +75,7 @@ __device__ inline void load_step(uint32_t (&a)[4], const uint4* queries, int ste
 template <bool brain>
 __device__ inline void score_halves(const CodeTile& tile, const uint4* queries, int steps, float (&s)[4][4]) {
     const int lane = threadIdx.x % 32;
-    const unsigned char* const row =
-        tile.rows + (lane / 16 * 8 + lane % 8) * tile.stride + lane / 8 % 2 * 16;
+    const unsigned char* const row = tile.rows + (lane / 16 * 8 + lane % 8) * tile.stride + lane / 8 % 2 * 16;
 #pragma unroll 4
     for (int step = 0; step < steps; ++step) {
         uint32_t a[4], b[4];

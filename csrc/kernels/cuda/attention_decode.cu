@@ -8,285 +8,12 @@
 // at the end, the parts' in merge_parts(). How much is started depends on no length.
 #include <algorithm>
 
-#include "kernels/cuda/attention_codes.cuh"
-#include "kernels/cuda/attention_parts.cuh"
+#include "kernels/cuda/attention_decode.cuh"
 
 namespace slimrt::cuda {
 namespace {
 
-constexpr int kQueries = 8;
 constexpr int kMostWarps = 4;
-constexpr int kMostDim = 256;
-
-/// A plane as its tiles are fetched.
-struct TilePlane {
-    RowsView rows;
-    size_t head_bytes, head_scales;  // from a head's elements and scales to the next one's
-    size_t pitch;                    // from a row to the next
-    int chunks, chunk_divisor;       // of 16 bytes in a head of a row; i / chunks = i * divisor >> 16
-    int scale_chunks;                // of a tile
-    int stride;                      // of rows in shared memory
-    int groups;
-    int bytes;  // of a tile in shared memory
-    Reading reading;
-
-    __device__ CodeTile at(const unsigned char* shared) const { return {shared, stride, groups}; }
-    __device__ bool row_scales() const { return reading == Reading::bytes && scale_chunks > 0; }
-};
-
-struct DecodeShape {
-    TilePlane k, v;
-    int query_groups;  // of up to 8 queries of a head
-    int warp_bytes;    // of tiles in shared memory
-};
-
-/// Rows [first, end) of a tile.
-struct Seen {
-    int first, end;
-    __device__ bool all() const { return first == 0 && end == kBlockRows; }
-    __device__ bool has(int row) const { return row >= first && row < end; }
-};
-
-/// Starts the copies of a tile's head; `block` is where it is, if paged.
-__device__ void fetch(const TilePlane& p, int32_t block, int64_t tile, int head, Seen seen,
-                      unsigned char* to) {
-    const int lane = threadIdx.x % 32;
-    const unsigned char* const from =
-        p.rows.block_tokens == 0
-            ? p.rows.base + (tile * kBlockRows - p.rows.first) * static_cast<int64_t>(p.rows.row_bytes)
-            : p.rows.base + block * p.rows.block_stride;
-    const unsigned char* const rows = from + head * p.head_bytes;
-#pragma unroll 4
-    for (int i = lane; i < kBlockRows * p.chunks; i += 32) {
-        const int row = i * p.chunk_divisor >> 16, chunk = i - row * p.chunks;
-        copy16(to + row * p.stride + chunk * 16, rows + row * p.pitch + chunk * 16, seen.has(row));
-    }
-    const unsigned char* const scales = from + kBlockRows * p.pitch + head * p.head_scales;
-    for (int i = lane; i < p.scale_chunks; i += 32)
-        copy16(to + kBlockRows * p.stride + i * 16, scales + i * 16);
-}
-
-/// Rows that are not seen may have any scales; their codes are zeros.
-__device__ void clear_scales(const TilePlane& p, Seen seen, unsigned char* tile) {
-    const int lane = threadIdx.x % 32;
-    uint32_t* const scales = reinterpret_cast<uint32_t*>(tile + kBlockRows * p.stride) + lane * p.groups;
-    for (int i = 0; i < p.groups && !seen.has(lane); ++i) scales[i] = 0;
-    __syncwarp();
-}
-
-__device__ void score(const TilePlane& p, const CodeTile& tile, const uint4* queries, int steps,
-                      float (&s)[4][4]) {
-    switch (p.rows.dtype) {
-        case DType::F16:
-            return score_halves<false>(tile, queries, steps, s);
-        case DType::BF16:
-            return score_halves<true>(tile, queries, steps, s);
-        case DType::Q8:
-            return score_bytes<DType::Q8>(tile, queries, steps, s);
-        case DType::FP8_E4M3:
-            return score_bytes<DType::FP8_E4M3>(tile, queries, steps, s);
-        case DType::FP8_E5M2:
-            return score_bytes<DType::FP8_E5M2>(tile, queries, steps, s);
-        default:
-            return score_nibbles(tile, queries, steps, s);
-    }
-}
-
-template <int kTiles>
-__device__ void add(const TilePlane& p, const CodeTile& tile, int first, int dim, const uint32_t (&w)[4],
-                    float (&sums)[kTiles][4]) {
-    switch (p.rows.dtype) {
-        case DType::F16:
-            return add_halves<false>(tile, first, dim, w, sums);
-        case DType::BF16:
-            return add_halves<true>(tile, first, dim, w, sums);
-        case DType::Q8:
-            return add_bytes<DType::Q8>(tile, first, dim, w, sums);
-        case DType::FP8_E4M3:
-            return add_bytes<DType::FP8_E4M3>(tile, first, dim, w, sums);
-        case DType::FP8_E5M2:
-            return add_bytes<DType::FP8_E5M2>(tile, first, dim, w, sums);
-        default:
-            return add_nibbles(tile, first, dim, w, sums);
-    }
-}
-
-__device__ float max_of_members(float x) {
-    x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
-    return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
-}
-__device__ float sum_of_members(float x) {
-    x += __shfl_xor_sync(~0u, x, 1);
-    return x + __shfl_xor_sync(~0u, x, 2);
-}
-
-/// The largest power of two up to |x|; 1 for 0.
-__device__ float power_below(float x) {
-    const float power = __uint_as_float(__float_as_uint(x) & 0x7f800000u);
-    return power == 0 ? 1.0f : power;
-}
-
-/// Two pairs of numbers of 16 bits that add up to a pair of floats.
-__device__ void split_pair(bool brain, float x, float y, uint32_t& high, uint32_t& low) {
-    if (brain) {
-        high = pair_bf16(x, y);
-        low = pair_bf16(x - from_bf16(high & 0xffff), y - from_bf16(high >> 16));
-    } else {
-        high = pair_f16(x, y);
-        low = pair_f16(x - from_f16(high & 0xffff), y - from_f16(high >> 16));
-    }
-}
-
-/// What a block works on.
-struct Job {
-    const AttentionView& a;
-    const DecodeShape& shape;
-    const PlacedSequence& s;
-    int64_t row;                           // of the query
-    int kv_head, first_head, n_queries;    // query heads [first_head, first_head + n_queries)
-    uint4* queries;                        // [step][lane]
-    float* units;                          // of queries: scores are in them
-    unsigned char* tiles;                  // of this warp
-    __device__ const ScoreView& scores() const { return a.scores[0]; }
-    __device__ const ValueView& values() const { return a.values[0]; }
-    __device__ const float* query(int i) const {
-        return scores().q.row(row) + int64_t(first_head + i) * scores().q_columns;
-    }
-    __device__ float bias(int i, int64_t position) const {
-        return a.relative_bias.row(first_head + i)[a.relative_origin + position - s.position] * kLog2E;
-    }
-};
-
-/// Queries as the products want them; each scaled to about 1, whatever its size. A warp a query.
-__device__ void place_queries(const Job& job) {
-    const int lane = threadIdx.x % 32, dim = job.scores().dim, steps = dim / 16;
-    const Reading reading = job.shape.k.reading;
-    for (int i = threadIdx.x / 32; i < kQueries; i += blockDim.x / 32) {
-        const bool exists = i < job.n_queries;
-        const float* const q = job.query(exists ? i : 0);
-        float most = 0;
-        for (int column = lane; column < dim; column += 32) most = fmaxf(most, fabsf(q[column]));
-        for (int lanes = 16; lanes > 0; lanes /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, lanes));
-        const float unit = power_below(most);
-        if (lane == 0) job.units[i] = unit * job.a.scale;
-        for (int at = lane; at < steps * 4; at += 32) {
-            const int step = at / 4, member = at % 4;
-            uint32_t high[2], low[2];
-            for (int second = 0; second < 2; ++second) {
-                const float* const from = q + step * 16 + query_column(reading, member, second);
-                split_pair(reading == Reading::brains, exists ? from[0] / unit : 0,
-                           exists ? from[1] / unit : 0, high[second], low[second]);
-            }
-            job.queries[step * 32 + i * 4 + member] = make_uint4(high[0], low[0], high[1], low[1]);
-        }
-    }
-}
-
-/// Weights of a warp's rows so far, of the query of this lane.
-struct Sums {
-    float max = -infinity(), sum = 0, skipped = 0;
-    float unit = 1;  // values are in units of this: the largest scale of a row so far
-    bool any = false;
-};
-
-/// Scores of a tile, 8 of this lane's query: rows 8 i + 2 member, + 1.
-__device__ void score_tile(const Job& job, int64_t first_position, Seen seen, float (&out)[4][2]) {
-    const TilePlane& k = job.shape.k;
-    const CodeTile tile = k.at(job.tiles);
-    const int lane = threadIdx.x % 32, query = lane / 4;
-    float s[4][4] = {};
-    score(k, tile, job.queries, job.scores().dim / 16, s);
-    const float* const scales = reinterpret_cast<const float*>(tile.scales());
-    const float unit = job.units[query];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-            const int row = 8 * i + 2 * (lane % 4) + j;
-            float x = (s[i][j] + s[i][j + 2]) * unit;
-            if (k.row_scales()) x *= scales[row];
-            if (!seen.has(row)) {
-                x = -infinity();
-            } else if (job.a.relative_bias.data && query < job.n_queries) {
-                x += job.bias(query, first_position + row);
-            }
-            out[i][j] = x;
-        }
-    }
-}
-
-/// Scores to weights; returns what earlier sums are multiplied with, and the weights' sum.
-__device__ float weigh(float (&s)[4][2], Sums& sums, float& mass) {
-    float high = sums.max;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) high = fmaxf(high, fmaxf(s[i][0], s[i][1]));
-    high = max_of_members(high);
-    const float zero = reference(high), factor = exp2f(sums.max - zero);
-    mass = 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-            s[i][j] = exp2f(s[i][j] - zero);
-            mass += s[i][j];
-        }
-    }
-    mass = sum_of_members(mass);
-    sums.max = high;
-    sums.sum = sums.sum * factor + mass;
-    sums.skipped *= factor;
-    return factor;
-}
-
-/// Weights times the scales of rows, in units of the largest of them so far; returns what that makes of
-/// earlier sums.
-__device__ float scale_weights(const CodeTile& tile, Seen seen, float (&w)[4][2], Sums& sums) {
-    const int lane = threadIdx.x % 32;
-    const float* const scales = reinterpret_cast<const float*>(tile.scales());
-    float most = seen.has(lane) ? scales[lane] : 0;
-    for (int lanes = 16; lanes > 0; lanes /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, lanes));
-    const float unit = most == 0 ? sums.unit : sums.any ? fmaxf(sums.unit, most) : most;
-    const float factor = sums.any ? sums.unit / unit : 1.0f;
-    sums.any = sums.any || most != 0;
-    sums.unit = unit;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-            const int row = 8 * i + 2 * (lane % 4) + j;
-            w[i][j] = seen.has(row) ? w[i][j] * (scales[row] / unit) : 0.0f;
-        }
-    }
-    return factor;
-}
-
-/// sums += weights times the tile's rows, after sums *= factor.
-template <int kTiles>
-__device__ void add_tile(const Job& job, Seen seen, float factor, float (&w)[4][2], Sums& state,
-                         float (&sums)[kTiles][4]) {
-    const TilePlane& v = job.shape.v;
-    unsigned char* const at = job.tiles + job.shape.k.bytes;
-    const CodeTile tile = v.at(at);
-    if (v.reading == Reading::nibbles && !seen.all()) clear_scales(v, seen, at);
-    if (v.row_scales()) factor *= scale_weights(tile, seen, w, state);
-    if (__any_sync(~0u, factor != 1.0f)) {
-#pragma unroll
-        for (int n = 0; n < kTiles; ++n) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) sums[n][i] *= factor;
-        }
-    }
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        uint32_t weights[4];
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            split_pair(v.reading == Reading::brains, w[2 * half + i][0], w[2 * half + i][1],
-                       weights[2 * i], weights[2 * i + 1]);
-        }
-        add(v, tile, 16 * half, job.values().dim, weights, sums);
-    }
-}
 
 /// Which rows of a tile are seen, of those in `rows`.
 __device__ Seen seen_of(int64_t tile, Range rows) {
@@ -297,7 +24,7 @@ __device__ Seen seen_of(int64_t tile, Range rows) {
 
 /// Tiles [begin, end) of 32 rows, every n-th of which is this warp's.
 template <int kTiles>
-__device__ void add_stored(const Job& job, Range rows, int64_t begin, int64_t end, Sums& state,
+__device__ void add_stored(const DecodeJob& job, Range rows, int64_t begin, int64_t end, Sums& state,
                            float (&sums)[kTiles][4]) {
     const TilePlane &k = job.shape.k, &v = job.shape.v;
     const int step = blockDim.x / 32;
@@ -320,8 +47,10 @@ __device__ void add_stored(const Job& job, Range rows, int64_t begin, int64_t en
     if (!spares) fetch_v(tile, block);
     for (; tile < end; tile += step, block = next, next = after) {
         after = block_of(tile + 2 * step);  // known long before it is needed
-        if (spares) wait_copies<0>();
-        else wait_copies<1>();
+        if (spares)
+            wait_copies<0>();
+        else
+            wait_copies<1>();
         __syncwarp();
         const Seen seen = seen_of(tile, rows);
         float w[4][2], mass;
@@ -334,8 +63,10 @@ __device__ void add_stored(const Job& job, Range rows, int64_t begin, int64_t en
             const bool negligible = state.skipped + mass <= threshold * state.sum;
             needed = __any_sync(~0u, !negligible && query < job.n_queries);
             met += seen.end - seen.first;
-            if (needed) fetch_v(tile, block);
-            else skipped += seen.end - seen.first;
+            if (needed)
+                fetch_v(tile, block);
+            else
+                skipped += seen.end - seen.first;
             fetch_k(tile + step, next);
         }
         if (needed) {
@@ -369,7 +100,7 @@ struct Shared {
 };
 
 /// The fresh row's score, of the part that reads it.
-__device__ void score_fresh(const Job& job, bool wanted, Shared& shared) {
+__device__ void score_fresh(const DecodeJob& job, bool wanted, Shared& shared) {
     const int lane = threadIdx.x % 32, dim = job.scores().dim;
     const bool sees = wanted && fresh_rows(job.a, job.s, job.s.position, job.s.position).size() > 0;
     for (int i = threadIdx.x / 32; i < job.n_queries; i += blockDim.x / 32) {
@@ -390,7 +121,7 @@ __device__ void score_fresh(const Job& job, bool wanted, Shared& shared) {
 }
 
 /// Weights of the warps and of the fresh row; a thread a query.
-__device__ void combine(const Job& job, const Parts& parts, int64_t slot, int i, Shared& shared) {
+__device__ void combine(const DecodeJob& job, const Parts& parts, int64_t slot, int i, Shared& shared) {
     float high = -infinity(), sum = 0;
     const auto each = [&](auto f) {
         for (int w = 0; w < static_cast<int>(blockDim.x / 32); ++w) f(w);
@@ -403,12 +134,14 @@ __device__ void combine(const Job& job, const Parts& parts, int64_t slot, int i,
         shared.weights[w][i] = weight;
         if (of_warp != 0) sum += weight * of_warp;
     });
-    if (parts.n > 1) parts.states[slot] = make_float2(high, sum);
-    else shared.shares[i] = finish(job.a, job.row, job.first_head + i, high, sum);
+    if (parts.n > 1)
+        parts.states[slot] = make_float2(high, sum);
+    else
+        shared.shares[i] = finish(job.a, job.row, job.first_head + i, high, sum);
 }
 
 /// values: the warps' sums [warp][query][dim].
-__device__ void write_results(const Job& job, const Parts& parts, int part, const float* values,
+__device__ void write_results(const DecodeJob& job, const Parts& parts, int part, const float* values,
                               Shared& shared) {
     const int dim = job.values().dim, n_warps = blockDim.x / 32;
     const auto slot = [&](int i) {
@@ -426,9 +159,11 @@ __device__ void write_results(const Job& job, const Parts& parts, int part, cons
         const float weight = shared.weights[kMostWarps][i];
         if (weight != 0)
             sum = fmaf(weight, job.values().fresh.row(job.row)[int64_t(job.kv_head) * dim + column], sum);
-        if (parts.n > 1) parts.values[slot(i) * dim + column] = sum;
-        else write(job.values().out.row(job.row) + int64_t(job.first_head + i) * dim + column,
-                   shared.shares[i], sum);
+        if (parts.n > 1)
+            parts.values[slot(i) * dim + column] = sum;
+        else
+            write(job.values().out.row(job.row) + int64_t(job.first_head + i) * dim + column,
+                  shared.shares[i], sum);
     }
 }
 
@@ -444,16 +179,16 @@ __global__ void __launch_bounds__(kMostWarps * 32)
     const int part = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int dim = a.values[0].dim;
     unsigned char* const tiles = shared_memory();
-    const Job job = {a,
-                     shape,
-                     s,
-                     s.query + a.query_shift,
-                     kv_head,
-                     kv_head * sharing + group * kQueries,
-                     min(kQueries, sharing - group * kQueries),
-                     reinterpret_cast<uint4*>(tiles + blockDim.x / 32 * shape.warp_bytes),
-                     units,
-                     tiles + warp * shape.warp_bytes};
+    const DecodeJob job = {a,
+                           shape,
+                           s,
+                           s.query + a.query_shift,
+                           kv_head,
+                           kv_head * sharing + group * kQueries,
+                           min(kQueries, sharing - group * kQueries),
+                           reinterpret_cast<uint4*>(tiles + blockDim.x / 32 * shape.warp_bytes),
+                           units,
+                           tiles + warp * shape.warp_bytes};
     place_queries(job);
     score_fresh(job, part == parts.n - 1, shared);
     __syncthreads();
@@ -477,40 +212,12 @@ __global__ void __launch_bounds__(kMostWarps * 32)
         for (int j = 0; j < 2; ++j) {
             const int column = value_column(shape.v.reading, i, lane % 4 * 2 + j);
             if (column < dim)
-                values[(warp * kQueries + lane / 4) * dim + column] = (sums[i][j] + sums[i][j + 2]) * state.unit;
+                values[(warp * kQueries + lane / 4) * dim + column] =
+                    (sums[i][j] + sums[i][j + 2]) * state.unit;
         }
     }
     __syncthreads();
     write_results(job, parts, part, values, shared);
-}
-
-TilePlane plane_of(const Rows& rows, int dim) {
-    const HeadBytes head = head_bytes(rows.dtype, dim);
-    const bool own_heads = rows.heads > 1;  // else a row's heads lie side by side
-    TilePlane p{};
-    p.rows = RowsView(rows);
-    p.reading = reading_of(rows.dtype);
-    p.pitch = rows.block_tokens ? p.rows.head_elements : rows.row_bytes;
-    p.head_bytes = own_heads ? head.total() * kBlockRows : head.elements;
-    p.head_scales = own_heads ? p.head_bytes : 0;
-    p.chunks = static_cast<int>(head.elements / 16);
-    p.chunk_divisor = 65536 / p.chunks + 1;
-    p.scale_chunks = static_cast<int>(head.scales * kBlockRows / 16);
-    p.stride = static_cast<int>(head.elements) | 16;
-    p.groups = p.reading == Reading::nibbles ? dim / 32 : 0;
-    p.bytes = kBlockRows * p.stride + p.scale_chunks * 16;
-    return p;
-}
-
-/// Heads of rows are whole pieces of 16 bytes.
-bool can_fetch(const Rows& rows, int n_heads, int dim) {
-    const bool nibbles = rows.dtype == DType::Q4;
-    if (rows.dtype == DType::F32 || dim % (nibbles ? 32 : 16) || dim > kMostDim) return false;
-    if (reinterpret_cast<uintptr_t>(rows.base) % 16) return false;
-    if (rows.block_tokens == 0) return is_float(rows.dtype) && rows.row_bytes % 16 == 0;
-    const bool own = rows.heads == n_heads && rows.head_dim() == dim;
-    const bool side_by_side = rows.heads == 1 && !nibbles;
-    return rows.block_tokens == kBlockRows && rows.block_stride % 16 == 0 && (own || side_by_side);
 }
 
 template <int kTiles>
@@ -525,7 +232,8 @@ void run(const Device& device, const AttentionArgs& args, const AttentionView& v
     const size_t shared = warps * shape.warp_bytes + queries;
 
     constexpr int kMostAtOnce = kTiles == 8 ? 4 : kTiles == 16 ? 3 : 2;  // for their registers
-    const int at_once = std::clamp<int>(static_cast<int>(device.shared_bytes / (shared + 2048)), 1, kMostAtOnce);
+    const int at_once =
+        std::clamp<int>(static_cast<int>(device.shared_bytes / (shared + 2048)), 1, kMostAtOnce);
     const int groups = score.n_heads * shape.query_groups;
     constexpr int kMost = 128;
     const int n_parts = parts_for(args, int64_t(groups) * int64_t(args.sequences.size()),

@@ -1,6 +1,6 @@
-// Attention of any terms in float32. A block has up to 8 (query, head) pairs that read the same heads of rows,
-// and goes through its rows 32 at a time: a warp a row for scores, a thread a column for values, whose sums
-// are in shared memory.
+// Attention of any terms in float32. A block has up to 8 (query, head) pairs that read the same heads of
+// rows, and goes through its rows 32 at a time: a warp a row for scores, a thread a column for values, whose
+// sums are in shared memory.
 #include <algorithm>
 #include <numeric>
 
@@ -233,14 +233,14 @@ __device__ void load_queries(const Group& g, int q_stride) {
 __device__ void write_results(const Group& g, const Parts& parts, int part, const float (&max)[kPairsOfWarp],
                               const float (&sum)[kPairsOfWarp], Share* shares) {
     const AttentionView& a = g.a;
-    const auto slot = [&](int p) {
-        return pair_of(a, blockIdx.z, g.query(p), g.head(p)) * parts.n + part;
-    };
+    const auto slot = [&](int p) { return pair_of(a, blockIdx.z, g.query(p), g.head(p)) * parts.n + part; };
     for (int k = 0; k < kPairsOfWarp; ++k) {
         const int p = k * kWarps + threadIdx.x / 32;
         if (p >= g.n_pairs || threadIdx.x % 32) continue;
-        if (parts.n > 1) parts.states[slot(p)] = make_float2(max[k], sum[k]);
-        else shares[p] = finish(a, g.first_row + g.query(p), g.head(p), max[k], sum[k]);
+        if (parts.n > 1)
+            parts.states[slot(p)] = make_float2(max[k], sum[k]);
+        else
+            shares[p] = finish(a, g.first_row + g.query(p), g.head(p), max[k], sum[k]);
     }
     __syncthreads();
     for (int i = threadIdx.x; i < g.n_pairs * a.value_columns; i += kThreads) {
@@ -267,8 +267,8 @@ __global__ void __launch_bounds__(kThreads)
     if (n_pairs <= 0) return;
     float* const q = reinterpret_cast<float*>(shared_memory());
     const int part = blockIdx.y % parts.n, first_head = blockIdx.y / parts.n * shared;
-    const Group g = {a, s, s.query + a.query_shift, first_head, shared, first_pair, n_pairs,
-                     q, q + pairs * q_stride, weights, factors, places};
+    const Group g = {a,       s, s.query + a.query_shift, first_head, shared,  first_pair,
+                     n_pairs, q, q + pairs * q_stride,    weights,    factors, places};
     load_queries(g, q_stride);
     for (int i = threadIdx.x; i < n_pairs * a.value_columns; i += kThreads) g.sums[i] = 0;
     float highs[kPairsOfWarp], sums[kPairsOfWarp] = {};

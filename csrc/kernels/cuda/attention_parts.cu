@@ -1,8 +1,8 @@
 // Results in parts, and one of them all; AttentionArgs as a view.
-#include "kernels/cuda/attention_parts.cuh"
-
 #include <algorithm>
 #include <numeric>
+
+#include "kernels/cuda/attention_parts.cuh"
 
 namespace slimrt::cuda {
 namespace {

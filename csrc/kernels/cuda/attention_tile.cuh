@@ -7,9 +7,9 @@
 
 namespace slimrt::cuda {
 
-/// `rows` rows of f16 `stride` bytes apart (an odd number of 16 bytes). A row's numbers are in units of a power
-/// of two, so that none is too large or lost. Of `exact` ones the rests follow, as many f16 that the first ones
-/// leave out: together they have 22 bits.
+/// `rows` rows of f16 `stride` bytes apart (an odd number of 16 bytes). A row's numbers are in units of a
+/// power of two, so that none is too large or lost. Of `exact` ones the rests follow, as many f16 that the
+/// first ones leave out: together they have 22 bits.
 struct Tile {
     unsigned char* data;
     int stride, rows;
@@ -33,6 +33,31 @@ __device__ inline uint32_t rest_of_pair(float x, float y, uint32_t high) {
     return pair_f16(x - from_f16(high & 0xffff), y - from_f16(high >> 16));
 }
 
+/// read8() of Q4: where a group's halves are whole pieces of 8, all are in one byte each.
+__device__ inline void read8_nibbles(const RowsView& rows, const HeadRow& row, int column, float (&x)[8]) {
+    constexpr int kGroup = 32;
+    const int group = column / kGroup, at = column % kGroup;
+    const int half = (min(kGroup, rows.head_dim - group * kGroup) + 1) / 2;
+    if (half % 8) {
+#pragma unroll 1
+        for (int i = 0; i < 8; ++i) {
+            const float y = element_of(rows, row, column + i);
+#pragma unroll
+            for (int k = 0; k < 8; ++k) x[k] = k == i ? y : x[k];  // x stays in registers
+        }
+        return;
+    }
+    const bool upper = at >= half;
+    const unsigned char* const from = row.data + group * kGroup / 2 + (upper ? at - half : at);
+    const uint16_t* const of_group = reinterpret_cast<const uint16_t*>(row.scales) + 2 * group;
+    const float scale = from_f16(of_group[0]), minimum = from_f16(of_group[1]);
+    const uint32_t words[2] = {*reinterpret_cast<const uint32_t*>(from),
+                               *reinterpret_cast<const uint32_t*>(from + 4)};
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+        x[i] = scale * static_cast<float>(words[i / 4] >> (i % 4 * 8 + (upper ? 4 : 0)) & 15) + minimum;
+}
+
 /// Columns [column, column + 8) of a head of a row, at a multiple of 8.
 __device__ inline void read8(const RowsView& rows, const HeadRow& row, int column, float (&x)[8]) {
     if (rows.dtype == DType::F32) {
@@ -49,15 +74,18 @@ __device__ inline void read8(const RowsView& rows, const HeadRow& row, int colum
             x[2 * i] = brain ? from_bf16(words[i] & 0xffff) : from_f16(words[i] & 0xffff);
             x[2 * i + 1] = brain ? from_bf16(words[i] >> 16) : from_f16(words[i] >> 16);
         }
-    } else if (rows.dtype == DType::Q8) {
-        const uint2 from = *reinterpret_cast<const uint2*>(row.data + column);
-        const float scale = *reinterpret_cast<const float*>(row.scales);
-#pragma unroll
-        for (int i = 0; i < 8; ++i)
-            x[i] = static_cast<float>(static_cast<int8_t>((i < 4 ? from.x : from.y) >> i % 4 * 8)) * scale;
+    } else if (rows.dtype == DType::Q4) {
+        read8_nibbles(rows, row, column, x);
     } else {
+        const uint2 codes = *reinterpret_cast<const uint2*>(row.data + column);
+        const float scale = rows.head_scales ? *reinterpret_cast<const float*>(row.scales) : 1.0f;
 #pragma unroll
-        for (int i = 0; i < 8; ++i) x[i] = element_of(rows, row, column + i);
+        for (int i = 0; i < 8; ++i) {
+            const uint8_t code = static_cast<uint8_t>((i < 4 ? codes.x : codes.y) >> i % 4 * 8);
+            x[i] = scale * (rows.dtype == DType::Q8         ? static_cast<float>(static_cast<int8_t>(code))
+                            : rows.dtype == DType::FP8_E4M3 ? from_f16(e4m3_to_f16(code))
+                                                            : from_f16(e5m2_to_f16(code)));
+        }
     }
 }
 
@@ -65,7 +93,7 @@ __device__ inline void read8(const RowsView& rows, const HeadRow& row, int colum
 struct HeadSource {
     RowsView rows;
     const int32_t* table;
-    int head, first, dim;                         // stored head, and where in it the columns begin
+    int head, first, dim;                               // stored head, and where in it the columns begin
     const float *row_scale = nullptr, *bias = nullptr;  // of these columns
     RowsView factors;
     FloatRows turns;
@@ -186,7 +214,7 @@ __device__ inline void load_tile(const HeadSource& from, int64_t first, int n, c
         }
         return;
     }
-    fill_tile<exact>(to, from.dim, [&](int row, int column, float (&x)[8]) {
+    fill_tile<exact>(to, from.dim, [&](int row, int column, float(&x)[8]) {
         if (row >= n) return;
         read_rotated(from, row_at(from.rows, from.table, first + row, from.head), first + row, column, x);
     });

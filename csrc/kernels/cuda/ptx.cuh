@@ -76,6 +76,13 @@ __device__ inline void load_matrices_turned(uint32_t (&r)[4], const void* row) {
                  : "memory");
 }
 
+/// 2^x to 2 units in the last place; 0 below 2^-126.
+__device__ inline float power_of_two(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 /// d [16, 8] += a [16, 16] b [16, 8], of f16 and of bf16, summed in f32; and d = a b.
 __device__ inline void multiply_add_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "

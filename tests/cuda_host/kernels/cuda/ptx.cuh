@@ -91,6 +91,7 @@ struct MultiplyAdd final : cuda_host::Collective {
 
 }  // namespace host
 
+inline float power_of_two(float x) { return x < -126 ? 0 : std::exp2(x); }
 inline uint32_t and_or(uint32_t x, uint32_t mask, uint32_t bits) { return (x & mask) | bits; }
 
 inline uint32_t multiply_add_f16x2(uint32_t x, uint32_t y, uint32_t z) {

@@ -1,0 +1,195 @@
+// What a warp does with 32 rows when every sequence has one query: scores, weights, sums of values.
+#pragma once
+
+#include "kernels/cuda/attention_fetch.cuh"
+#include "kernels/cuda/attention_parts.cuh"
+
+namespace slimrt::cuda {
+
+constexpr int kQueries = 8;  // of a block
+
+struct DecodeShape {
+    TilePlane k, v;
+    int query_groups;  // of up to 8 queries of a head
+    int warp_bytes;    // of tiles in shared memory
+};
+
+__device__ inline float max_of_members(float x) {
+    x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+    return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}
+__device__ inline float sum_of_members(float x) {
+    x += __shfl_xor_sync(~0u, x, 1);
+    return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+/// The largest power of two up to |x|; 1 for 0.
+__device__ inline float power_below(float x) {
+    const float power = __uint_as_float(__float_as_uint(x) & 0x7f800000u);
+    return power == 0 ? 1.0f : power;
+}
+
+/// Two pairs of numbers of 16 bits that add up to a pair of floats.
+__device__ inline void split_pair(bool brain, float x, float y, uint32_t& high, uint32_t& low) {
+    if (brain) {
+        high = pair_bf16(x, y);
+        low = pair_bf16(x - from_bf16(high & 0xffff), y - from_bf16(high >> 16));
+    } else {
+        high = pair_f16(x, y);
+        low = pair_f16(x - from_f16(high & 0xffff), y - from_f16(high >> 16));
+    }
+}
+
+/// What a block works on.
+struct DecodeJob {
+    const AttentionView& a;
+    const DecodeShape& shape;
+    const PlacedSequence& s;
+    int64_t row;                         // of the query
+    int kv_head, first_head, n_queries;  // query heads [first_head, first_head + n_queries)
+    uint4* queries;                      // [step][lane]
+    float* units;                        // of queries: scores are in them
+    unsigned char* tiles;                // of this warp
+    __device__ const ScoreView& scores() const { return a.scores[0]; }
+    __device__ const ValueView& values() const { return a.values[0]; }
+    __device__ const float* query(int i) const {
+        return scores().q.row(row) + int64_t(first_head + i) * scores().q_columns;
+    }
+    __device__ float bias(int i, int64_t position) const {
+        return a.relative_bias.row(first_head + i)[a.relative_origin + position - s.position] * kLog2E;
+    }
+};
+
+/// Queries as the products want them; each scaled to about 1, whatever its size. A warp a query.
+__device__ inline void place_queries(const DecodeJob& job) {
+    const int lane = threadIdx.x % 32, dim = job.scores().dim, steps = dim / 16;
+    const Reading reading = job.shape.k.reading;
+    for (int i = threadIdx.x / 32; i < kQueries; i += blockDim.x / 32) {
+        const bool exists = i < job.n_queries;
+        const float* const q = job.query(exists ? i : 0);
+        float most = 0;
+        for (int column = lane; column < dim; column += 32) most = fmaxf(most, fabsf(q[column]));
+        for (int lanes = 16; lanes > 0; lanes /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, lanes));
+        const float unit = power_below(most);
+        if (lane == 0) job.units[i] = unit * job.a.scale;
+        for (int at = lane; at < steps * 4; at += 32) {
+            const int step = at / 4, member = at % 4;
+            uint32_t high[2], low[2];
+            for (int second = 0; second < 2; ++second) {
+                const float* const from = q + step * 16 + query_column(reading, member, second);
+                split_pair(reading == Reading::brains, exists ? from[0] / unit : 0,
+                           exists ? from[1] / unit : 0, high[second], low[second]);
+            }
+            job.queries[step * 32 + i * 4 + member] = make_uint4(high[0], low[0], high[1], low[1]);
+        }
+    }
+}
+
+/// Weights of a warp's rows so far, of the query of this lane.
+struct Sums {
+    float max = -infinity(), sum = 0, skipped = 0;
+    float unit = 1;  // values are in units of this: the largest scale of a row so far
+    bool any = false;
+};
+
+/// Scores of a tile, 8 of this lane's query: rows 8 i + 2 member, + 1.
+__device__ inline void score_tile(const DecodeJob& job, int64_t first_position, Seen seen,
+                                  float (&out)[4][2]) {
+    const TilePlane& k = job.shape.k;
+    const CodeTile tile = k.at(job.tiles);
+    const int lane = threadIdx.x % 32, query = lane / 4;
+    float s[4][4] = {};
+    score(k, tile, job.queries, job.scores().dim / 16, s);
+    const float* const scales = reinterpret_cast<const float*>(tile.scales());
+    const float unit = job.units[query];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+            const int row = 8 * i + 2 * (lane % 4) + j;
+            float x = (s[i][j] + s[i][j + 2]) * unit;
+            if (k.row_scales()) x *= scales[row];
+            if (!seen.has(row)) {
+                x = -infinity();
+            } else if (job.a.relative_bias.data && query < job.n_queries) {
+                x += job.bias(query, first_position + row);
+            }
+            out[i][j] = x;
+        }
+    }
+}
+
+/// Scores to weights; returns what earlier sums are multiplied with, and the weights' sum.
+__device__ inline float weigh(float (&s)[4][2], Sums& sums, float& mass) {
+    float high = sums.max;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) high = fmaxf(high, fmaxf(s[i][0], s[i][1]));
+    high = max_of_members(high);
+    const float zero = reference(high), factor = power_of_two(sums.max - zero);
+    mass = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+            s[i][j] = power_of_two(s[i][j] - zero);
+            mass += s[i][j];
+        }
+    }
+    mass = sum_of_members(mass);
+    sums.max = high;
+    sums.sum = sums.sum * factor + mass;
+    sums.skipped *= factor;
+    return factor;
+}
+
+/// Weights times the scales of rows, in units of the largest of them so far; returns what that makes of
+/// earlier sums.
+__device__ inline float scale_weights(const CodeTile& tile, Seen seen, float (&w)[4][2], Sums& sums) {
+    const int lane = threadIdx.x % 32;
+    const float* const scales = reinterpret_cast<const float*>(tile.scales());
+    float most = seen.has(lane) ? scales[lane] : 0;
+    for (int lanes = 16; lanes > 0; lanes /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, lanes));
+    const float unit = most == 0 ? sums.unit : sums.any ? fmaxf(sums.unit, most) : most;
+    const float factor = sums.any ? sums.unit / unit : 1.0f;
+    sums.any = sums.any || most != 0;
+    sums.unit = unit;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+            const int row = 8 * i + 2 * (lane % 4) + j;
+            w[i][j] = seen.has(row) ? w[i][j] * (scales[row] / unit) : 0.0f;
+        }
+    }
+    return factor;
+}
+
+/// sums += weights times the tile's rows, after sums *= factor.
+template <int kTiles>
+__device__ inline void add_tile(const DecodeJob& job, Seen seen, float factor, float (&w)[4][2], Sums& state,
+                                float (&sums)[kTiles][4]) {
+    const TilePlane& v = job.shape.v;
+    unsigned char* const at = job.tiles + job.shape.k.bytes;
+    const CodeTile tile = v.at(at);
+    if (v.reading == Reading::nibbles && !seen.all()) clear_scales(v, seen, at);
+    if (v.row_scales()) factor *= scale_weights(tile, seen, w, state);
+    if (__any_sync(~0u, factor != 1.0f)) {
+#pragma unroll
+        for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) sums[n][i] *= factor;
+        }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        uint32_t weights[4];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            split_pair(v.reading == Reading::brains, w[2 * half + i][0], w[2 * half + i][1], weights[2 * i],
+                       weights[2 * i + 1]);
+        }
+        add(v, tile, 16 * half, job.values().dim, weights, sums);
+    }
+}
+
+}  // namespace slimrt::cuda

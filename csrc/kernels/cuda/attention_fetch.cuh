@@ -1,0 +1,125 @@
+// Tiles of 32 rows of one head as they are stored: how they come to shared memory, and the products with
+// them.
+#pragma once
+
+#include "kernels/cuda/attention_codes.cuh"
+
+namespace slimrt::cuda {
+
+/// A plane as its tiles are fetched.
+struct TilePlane {
+    RowsView rows;
+    size_t head_bytes, head_scales;  // from a head's elements and scales to the next one's
+    size_t pitch;                    // from a row to the next
+    int chunks, chunk_divisor;       // of 16 bytes in a head of a row; i / chunks = i * divisor >> 16
+    int scale_chunks;                // of a tile
+    int stride;                      // of rows in shared memory
+    int groups;
+    int bytes;  // of a tile in shared memory
+    Reading reading;
+
+    __device__ CodeTile at(const unsigned char* shared) const { return {shared, stride, groups}; }
+    __device__ bool row_scales() const { return reading == Reading::bytes && scale_chunks > 0; }
+};
+
+/// Rows [first, end) of a tile.
+struct Seen {
+    int first, end;
+    __device__ bool all() const { return first == 0 && end == kBlockRows; }
+    __device__ bool has(int row) const { return row >= first && row < end; }
+};
+
+/// Starts the copies of a tile's head; `block` is where it is, if paged.
+__device__ inline void fetch(const TilePlane& p, int32_t block, int64_t tile, int head, Seen seen,
+                             unsigned char* to) {
+    const int lane = threadIdx.x % 32;
+    const unsigned char* const from =
+        p.rows.block_tokens == 0
+            ? p.rows.base + (tile * kBlockRows - p.rows.first) * static_cast<int64_t>(p.rows.row_bytes)
+            : p.rows.base + block * p.rows.block_stride;
+    const unsigned char* const rows = from + head * p.head_bytes;
+#pragma unroll 4
+    for (int i = lane; i < kBlockRows * p.chunks; i += 32) {
+        const int row = i * p.chunk_divisor >> 16, chunk = i - row * p.chunks;
+        copy16(to + row * p.stride + chunk * 16, rows + row * p.pitch + chunk * 16, seen.has(row));
+    }
+    const unsigned char* const scales = from + kBlockRows * p.pitch + head * p.head_scales;
+    for (int i = lane; i < p.scale_chunks; i += 32)
+        copy16(to + kBlockRows * p.stride + i * 16, scales + i * 16);
+}
+
+/// Rows that are not seen may have any scales; their codes are zeros.
+__device__ inline void clear_scales(const TilePlane& p, Seen seen, unsigned char* tile) {
+    const int lane = threadIdx.x % 32;
+    uint32_t* const scales = reinterpret_cast<uint32_t*>(tile + kBlockRows * p.stride) + lane * p.groups;
+    for (int i = 0; i < p.groups && !seen.has(lane); ++i) scales[i] = 0;
+    __syncwarp();
+}
+
+__device__ inline void score(const TilePlane& p, const CodeTile& tile, const uint4* queries, int steps,
+                             float (&s)[4][4]) {
+    switch (p.rows.dtype) {
+        case DType::F16:
+            return score_halves<false>(tile, queries, steps, s);
+        case DType::BF16:
+            return score_halves<true>(tile, queries, steps, s);
+        case DType::Q8:
+            return score_bytes<DType::Q8>(tile, queries, steps, s);
+        case DType::FP8_E4M3:
+            return score_bytes<DType::FP8_E4M3>(tile, queries, steps, s);
+        case DType::FP8_E5M2:
+            return score_bytes<DType::FP8_E5M2>(tile, queries, steps, s);
+        default:
+            return score_nibbles(tile, queries, steps, s);
+    }
+}
+
+template <int kTiles>
+__device__ inline void add(const TilePlane& p, const CodeTile& tile, int first, int dim,
+                           const uint32_t (&w)[4], float (&sums)[kTiles][4]) {
+    switch (p.rows.dtype) {
+        case DType::F16:
+            return add_halves<false>(tile, first, dim, w, sums);
+        case DType::BF16:
+            return add_halves<true>(tile, first, dim, w, sums);
+        case DType::Q8:
+            return add_bytes<DType::Q8>(tile, first, dim, w, sums);
+        case DType::FP8_E4M3:
+            return add_bytes<DType::FP8_E4M3>(tile, first, dim, w, sums);
+        case DType::FP8_E5M2:
+            return add_bytes<DType::FP8_E5M2>(tile, first, dim, w, sums);
+        default:
+            return add_nibbles(tile, first, dim, w, sums);
+    }
+}
+
+inline TilePlane plane_of(const Rows& rows, int dim) {
+    const HeadBytes head = head_bytes(rows.dtype, dim);
+    const bool own_heads = rows.heads > 1;  // else a row's heads lie side by side
+    TilePlane p{};
+    p.rows = RowsView(rows);
+    p.reading = reading_of(rows.dtype);
+    p.pitch = rows.block_tokens ? p.rows.head_elements : rows.row_bytes;
+    p.head_bytes = own_heads ? head.total() * kBlockRows : head.elements;
+    p.head_scales = own_heads ? p.head_bytes : 0;
+    p.chunks = static_cast<int>(head.elements / 16);
+    p.chunk_divisor = 65536 / p.chunks + 1;
+    p.scale_chunks = static_cast<int>(head.scales * kBlockRows / 16);
+    p.stride = static_cast<int>(head.elements) | 16;
+    p.groups = p.reading == Reading::nibbles ? dim / 32 : 0;
+    p.bytes = kBlockRows * p.stride + p.scale_chunks * 16;
+    return p;
+}
+
+/// Heads of rows are whole pieces of 16 bytes.
+inline bool can_fetch(const Rows& rows, int n_heads, int dim) {
+    const bool nibbles = rows.dtype == DType::Q4;
+    if (rows.dtype == DType::F32 || dim % (nibbles ? 32 : 16) || dim > 256) return false;
+    if (reinterpret_cast<uintptr_t>(rows.base) % 16) return false;
+    if (rows.block_tokens == 0) return is_float(rows.dtype) && rows.row_bytes % 16 == 0;
+    const bool own = rows.heads == n_heads && rows.head_dim() == dim;
+    const bool side_by_side = rows.heads == 1 && !nibbles;
+    return rows.block_tokens == kBlockRows && rows.block_stride % 16 == 0 && (own || side_by_side);
+}
+
+}  // namespace slimrt::cuda
