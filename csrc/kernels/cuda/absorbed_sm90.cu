@@ -11,6 +11,7 @@
 // arrival for each head; `parts`: partial scores. A block's scores are less than n_tiles ahead of its own products,
 // and those less than n_tiles ahead of any other block's (whose weights they need), so with twice as many slots no
 // weight is overwritten before it is used, without anybody saying so.
+#include "kernels/cuda/absorbed_heads.cuh"
 #include "kernels/cuda/absorbed_product.cuh"
 
 namespace slimrt::cuda {
@@ -58,14 +59,14 @@ __device__ void prepare(const Absorbed& x, const AbsorbedShare& share) {
         q[i] = head.q[share.query * head.q_stride + int64_t(first_head + of) * head.q_head + i - of * head.dim] *
                (x.scale / unit);
     }
-    prepare_turns(x, thread, n);
+    prepare_turns<Operand>(x, thread, n);
     auto* const scale = reinterpret_cast<uint16_t*>(shared + x.at.affine);
     const bool affine = head.row_scale || head.bias;
     for (int i = thread; affine && i < x.rows.slice; i += n) {
         const int column = share.rank * x.rows.slice + i;
         const bool there = column < head.n_heads * head.dim;
         scale[i] = to_f16(there && head.row_scale ? head.row_scale[column] : 1);
-        scale[x.rows.slice + i] = to_f16(there && head.bias ? head.bias[column] * unit : 0);
+        scale[x.rows.slice + i] = to_f16(there && head.bias ? head.bias[column] : 0);
     }
     for (int slot = 0; slot < x.at.slots; ++slot) {
         const WeightSlot to(x, slot);
@@ -165,7 +166,7 @@ struct Scores {
         stage.next();
         tile_at.next();
     }
-    __device__ void read_heads(const HeadScorer<Operand>& scorer, int heads) const {
+    __device__ void read_heads(const auto& scorer, int heads) const {
         float* const scores = reinterpret_cast<float*>(shared_memory() + x.at.scores);
         for (int i = crew.warp; i < 2 * heads; i += crew.warps) {
             const int head = i < heads ? i : i - heads;
@@ -177,7 +178,7 @@ struct Scores {
     }
 
     __device__ void by_heads() {
-        const HeadScorer<Operand> scorer(x, crew.lane);
+        const HeadScorer<Operand, true> scorer(x, crew.lane);
         const int heads = heads_of_slice(x, share.rank);
         if (!x.head.table) turn_queries(x, nullptr, heads, crew);
         Ring slot(x.at.slots);
@@ -205,7 +206,7 @@ struct Scores {
                 receive(tile);
                 if (x.head.table) turn_queries(x, of_stage(x.at.turns), heads, crew);
                 crew.meet();
-                if (heads) read_heads(HeadScorer<Operand>(x, crew.lane), heads);
+                if (heads) read_heads(HeadScorer<Operand, false>(x, crew.lane), heads);
                 wide.score(tile_data(), sums);
                 crew.meet();
                 send_parts(x, share, crew, sent.at, barriers.parts);
