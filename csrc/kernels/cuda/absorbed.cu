@@ -140,7 +140,7 @@ void lay_out(Absorbed& x, int stages, int tiles) {
     at.weights = take(at.slots * at.slot_bytes);
     at.q = take(x.head.per_slice * x.head.dim * kFloat);
     at.turned_q = take(x.head.per_slice * 8 * (2 * x.head.dim + kPad));
-    at.key_turns = take(x.head.dim / 16 * 32 * (x.bf16 ? 32 : 16));
+    at.key_turns = take(x.head.dim / 16 * 32 * 16);
     at.affine = take(x.head.row_scale || x.head.bias ? 4 * x.rows.slice : 0);
     at.scores = take(x.head.per_slice * kTileTokens * kFloat);
     at.sums = take(x.wide.dim ? kWideWarps * at.slot_heads * kSumStride * kFloat : 0);

@@ -40,17 +40,21 @@ __device__ inline float key_turn(const HeadScores& head, int i, int lane, int t)
     return sine ? (first ? -row[1] : row[1]) * scale : row[0] * scale;
 }
 
-/// [step][lane] of them, in f32 for bf16 rows and else as pairs of f16.
+/// [step][lane] of them, four words: for rows that are f16 all eight as pairs of f16; for bf16 rows those that differ in
+/// more than sign, in f32: cosines and sines of both columns where pairs are halves apart, else of both chunks.
 template <class Operand>
 __device__ void prepare_turns(const Absorbed& x, int thread, int threads) {
-    unsigned char* const to = shared_memory() + x.at.key_turns;
-    for (int i = thread; i < x.head.dim / 16 * 32 * 4; i += threads) {
-        const int step = i / 128, lane = i / 4 % 32, t = i % 4 * 2;
-        const float one = key_turn(x.head, step, lane, t), two = key_turn(x.head, step, lane, t + 1);
-        if (Operand::kBrain)
-            reinterpret_cast<float2*>(to)[i] = {one * kBrainShrink, two * kBrainShrink};
+    auto* const to = reinterpret_cast<uint4*>(shared_memory() + x.at.key_turns);
+    for (int i = thread; i < x.head.dim / 16 * 32; i += threads) {
+        const auto turn = [&](int t) { return key_turn(x.head, i / 32, i % 32, t); };
+        const auto number = [&](int t) { return __float_as_uint(turn(t) * kBrainShrink); };
+        if (!Operand::kBrain)
+            to[i] = {pair_f16(turn(0), turn(1)), pair_f16(turn(2), turn(3)), pair_f16(turn(4), turn(5)),
+                     pair_f16(turn(6), turn(7))};
+        else if (x.head.interleaved)
+            to[i] = {number(0), number(4), number(3), number(7)};
         else
-            reinterpret_cast<uint32_t*>(to)[i] = pair_f16(one, two);
+            to[i] = {number(0), number(1), number(6), number(7)};
     }
 }
 
@@ -92,7 +96,7 @@ __device__ inline void turn_queries(const Absorbed& x, const float* turns, int h
 /// kPinned: with what keys are turned by in registers.
 template <class Operand, bool kPinned>
 struct HeadScorer {
-    static constexpr int kWords = Operand::kBrain ? 8 : 4;
+    static constexpr int kWords = 4;
 
     const Absorbed& x;
     const int lane, half;
@@ -104,16 +108,11 @@ struct HeadScorer {
             if (kPinned && 16 * i < x.head.dim) read_turns(i, turn[i]);
     }
     __device__ void read_turns(int i, uint32_t (&to)[kWords]) const {
-        const auto* const from =
-            reinterpret_cast<const uint4*>(shared_memory() + x.at.key_turns) + (32 * i + lane) * (kWords / 4);
-#pragma unroll
-        for (int j = 0; j < kWords / 4; ++j) {
-            const uint4 four = from[j];
-            to[4 * j] = four.x;
-            to[4 * j + 1] = four.y;
-            to[4 * j + 2] = four.z;
-            to[4 * j + 3] = four.w;
-        }
+        const uint4 four = reinterpret_cast<const uint4*>(shared_memory() + x.at.key_turns)[32 * i + lane];
+        to[0] = four.x;
+        to[1] = four.y;
+        to[2] = four.z;
+        to[3] = four.w;
     }
 
     /// Keys, as they are stored, scaled, biased and turned: two rows' two columns of chunk a, the same of chunk b.
@@ -162,9 +161,12 @@ struct HeadScorer {
             float turned[2];
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                const float other = kTurning == Turning::halves ? key[j ^ 2][i] : key[j][1 - i];
-                turned[i] = key[j][i] * __uint_as_float(turns[j / 2 * 4 + i]);
-                if (kTurning != Turning::none) turned[i] += other * __uint_as_float(turns[j / 2 * 4 + 2 + i]);
+                constexpr bool kApart = kTurning == Turning::halves;
+                const int t = kApart ? i : j / 2;
+                const bool first = kApart ? j < 2 : i == 0;
+                const float other = kApart ? key[j ^ 2][i] : key[j][1 - i], sine = __uint_as_float(turns[2 + t]);
+                turned[i] = key[j][i] * (kTurning == Turning::none ? kBrainShrink : __uint_as_float(turns[t]));
+                if (kTurning != Turning::none) turned[i] += other * (first ? -sine : sine);
             }
             a[j] = pair_f16(turned[0], turned[1]);
         }
@@ -191,10 +193,11 @@ struct HeadScorer {
         for (int i = 0; i < kSteps; ++i) {
             if (16 * i >= head.dim) break;
             if (i % 2 == 0) load_matrices(b, q + 32 * i);
-            uint32_t a[4], read[kWords];
+            uint32_t a[4], turns[kWords];
             load_matrices(a, kTurning == Turning::halves && i < half ? apart + 16 * i : together + 32 * i);
-            if (!kPinned) read_turns(i, read);
-            const uint32_t(&turns)[kWords] = kPinned ? turn[kPinned ? i : 0] : read;
+            if (!kPinned) read_turns(i, turns);
+#pragma unroll
+            for (int j = 0; kPinned && j < kWords; ++j) turns[j] = turn[kPinned ? i : 0][j];
             if constexpr (Operand::kBrain)
                 turn_brain<kTurning>(a, turns, affine, i);
             else
