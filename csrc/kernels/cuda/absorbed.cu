@@ -114,7 +114,7 @@ void lay_out_rows(Absorbed& x) {
     if (x.converted) {
         x.rows.raw_row = x.rows.piece;
         x.rows.raw_piece = kTileTokens * (x.rows.piece + x.rows.rows.head_scales);
-        x.rows.raw = take(at.stage_bytes, x.rows.slice / x.rows.piece * x.rows.raw_piece);
+        x.rows.raw = take(at.stage_bytes, x.rows.pieces * x.rows.raw_piece);
     }
     if (x.residual.width) {
         x.residual.raw_row = round_up(2 * x.residual.slice, 16) + 32;
@@ -150,10 +150,12 @@ void lay_out(Absorbed& x, int stages, int tiles) {
     at.bytes = end;
 }
 
-/// As many stages as fit, or false: fewer than two.
+/// As many stages as fit, or false: too few. A stage is filled again a tile later than it might be, and shares of
+/// whole rows' scores are sent a tile before softmax.
 bool fill_memory(Absorbed& x, size_t shared_bytes) {
     lay_out_rows(x);
-    for (int stages = kMostStages; stages >= 2; --stages) {
+    const int least = x.wide.dim ? 3 : 2;
+    for (int stages = kMostStages; stages >= least; --stages) {
         const int tiles = x.converted ? std::min(stages, 3) : stages;
         lay_out(x, stages, tiles);
         if (static_cast<size_t>(x.at.bytes) <= shared_bytes) return true;
@@ -168,7 +170,12 @@ bool share_columns(Absorbed& x, int cluster, size_t shared_bytes) {
     x.cluster = cluster;
     x.own_heads = x.n_heads / cluster;
     const int slice = x.rows.slice = width / cluster, stored = x.rows.rows.head_dim;
+    x.rows.by_heads = stored < width;
     x.rows.piece = std::min(slice, stored);
+    x.rows.pieces = slice / x.rows.piece;
+    x.rows.slice_bytes = x.rows.by_heads
+                             ? x.rows.pieces * (x.rows.rows.head_elements + x.rows.rows.head_scales) * kTileTokens
+                             : bytes_of(x.rows.rows.dtype, slice);
     if (slice > kMaxSlice || (stored < width && slice % stored)) return false;
     x.residual.slice = x.residual.width ? round_up((x.residual.width + cluster - 1) / cluster, unit) : 0;
     const int groups = (slice + x.residual.slice) / kGroupColumns;

@@ -20,12 +20,20 @@ inline constexpr int kPad = 16;                // bytes after a row of a tile, s
 struct AbsorbedPlane {
     RowsView rows;
     int width = 0, slice = 0;     // columns, and of them a block's (the last blocks may have fewer)
+    bool by_heads = false;        // stored in several heads, of which a slice has whole ones
+    int slice_bytes = 0;          // from slice to slice in a block of the cache
     int tile = 0, stride = 0;     // where a tile of operands has it, and bytes from row to row
     int raw = 0;                  // where a stage has it as it is stored, if it is converted: pieces, each
-    int piece = 0;                // of so many columns, a stored head or the slice,
+    int pieces = 1, piece = 0;    // of so many columns, a stored head or the slice,
     int raw_row = 0;              // and so many bytes from row to row,
     int raw_piece = 0;            // and from piece to piece, scales with them
 };
+
+/// Of consecutive columns of a head, a whole number of bytes.
+__host__ __device__ inline int bytes_of(DType dtype, int columns) {
+    const bool two = dtype == DType::F16 || dtype == DType::BF16;
+    return two ? 2 * columns : dtype == DType::Q4 ? columns / 2 : columns;
+}
 
 /// A score term that is read head by head.
 struct HeadScores {

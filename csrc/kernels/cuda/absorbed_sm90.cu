@@ -29,8 +29,9 @@ struct Barriers {
     }
     __device__ void init(const Absorbed& x, int score_warps) const {
         for (int i = 0; i < x.at.stages; ++i) {
-            barrier_init(full + i, 1);
-            barrier_init(empty + i, x.converted ? score_warps : kProductWarps);
+            const int loaders = x.converted ? score_warps : kProductWarps;
+            barrier_init(full + i, loaders);
+            barrier_init(empty + i, loaders);
         }
         for (int i = 0; i < x.at.n_tiles; ++i) barrier_init(free + i, kProductWarps);
         for (int i = 0; i < x.at.slots; ++i) barrier_init(arrived + i, x.n_heads);
