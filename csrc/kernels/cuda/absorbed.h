@@ -1,6 +1,6 @@
-// Absorbed decode attention: one query a sequence, values that read the whole row for every head (modes k, k+r,
-// v, x, xr, e). Each byte of the stored rows is read once. A rope table must be that of rotations by angles
-// proportional to the position.
+// Absorbed decode attention: one query a sequence, values that read the whole row for every head (modes k,
+// k+r, v, x, xr, e). Each byte of the stored rows is read once. A rope table must be that of rotations by
+// angles proportional to the position.
 #pragma once
 
 #include "kernels/cuda/kernels.h"

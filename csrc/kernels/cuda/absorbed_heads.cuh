@@ -1,18 +1,18 @@
 // Scores of a tile that are read head by head, of the heads of a block's slice.
 //
 // With rotation on read: a row at position 8 o + g is turned by the rows 8 o and g of the table,
-// q . R(8 o + g) k = (R(8 o)^T q) . (R(g) k). What keys are turned by stays in registers, as lane 4 g + m of a
-// product always has the tokens g and g + 8; queries are turned for the four o of a tile, and become the eight
-// columns of a product, each as two f16 that add up to it. Keys are multiplied as f16: those of bf16 rows are turned
-// in f32 first, f16 rows (and those of a byte, which are f16 by now) as they are.
+// q . R(8 o + g) k = (R(8 o)^T q) . (R(g) k). What keys are turned by stays in registers, as lane 4 g + m of
+// a product always has the tokens g and g + 8; queries are turned for the four o of a tile, and become the
+// eight columns of a product, each as two f16 that add up to it. Keys are multiplied as f16: those of bf16
+// rows are turned in f32 first, f16 rows (and those of a byte, which are f16 by now) as they are.
 #pragma once
 
 #include "kernels/cuda/absorbed_scores.cuh"
 
 namespace slimrt::cuda {
 
-constexpr int kSteps = kMaxDim / 16;            // of 16 columns
-constexpr float kBrainShrink = 1.0f / 64;       // of keys from bf16, for f16's range; queries make up for it
+constexpr int kSteps = kMaxDim / 16;       // of 16 columns
+constexpr float kBrainShrink = 1.0f / 64;  // of keys from bf16, for f16's range; queries make up for it
 enum class Turning { none, halves, neighbours };  // no rotation, pairs (i, i + n_rot / 2), (2 i, 2 i + 1)
 
 /// Chunks of 8 columns that step i multiplies: partners of each other where pairs are halves apart.
@@ -26,8 +26,8 @@ __device__ inline int half_chunks(const HeadScores& head) {
     return head.interleaved || !head.table ? 0 : head.n_rot / 16;
 }
 
-/// Number t of what a lane's keys are turned by in step i: a cosine and a signed sine for each of two columns of
-/// chunk a, then of b, as the table has them but for what it is scaled by.
+/// Number t of what a lane's keys are turned by in step i: a cosine and a signed sine for each of two columns
+/// of chunk a, then of b, as the table has them but for what it is scaled by.
 __device__ inline float key_turn(const HeadScores& head, int i, int lane, int t) {
     const Chunks chunks(half_chunks(head), i);
     const int column = 8 * (t < 4 ? chunks.a : chunks.b) + lane % 4 * 2 + t % 2;
@@ -40,8 +40,9 @@ __device__ inline float key_turn(const HeadScores& head, int i, int lane, int t)
     return sine ? (first ? -row[1] : row[1]) * scale : row[0] * scale;
 }
 
-/// [step][lane] of them, four words: for rows that are f16 all eight as pairs of f16; for bf16 rows those that differ in
-/// more than sign, in f32: cosines and sines of both columns where pairs are halves apart, else of both chunks.
+/// [step][lane] of them, four words: for rows that are f16 all eight as pairs of f16; for bf16 rows those
+/// that differ in more than sign, in f32: cosines and sines of both columns where pairs are halves apart,
+/// else of both chunks.
 template <class Operand>
 __device__ void prepare_turns(const Absorbed& x, int thread, int threads) {
     auto* const to = reinterpret_cast<uint4*>(shared_memory() + x.at.key_turns);
@@ -58,8 +59,8 @@ __device__ void prepare_turns(const Absorbed& x, int thread, int threads) {
     }
 }
 
-/// Queries turned back by the positions 8 o of a tile, columns in the order of steps; `turns`: rows of the rope table,
-/// one for each o.
+/// Queries turned back by the positions 8 o of a tile, columns in the order of steps; `turns`: rows of the
+/// rope table, one for each o.
 __device__ inline void turn_queries(const Absorbed& x, const float* turns, int heads, const Crew& crew) {
     const HeadScores& head = x.head;
     const float* const q = reinterpret_cast<const float*>(shared_memory() + x.at.q);
@@ -71,14 +72,16 @@ __device__ inline void turn_queries(const Absorbed& x, const float* turns, int h
         const auto put = [&](int c, float a, float b) {
             const uint32_t both = pair_f16(a, b);
             *reinterpret_cast<uint32_t*>(high + c) = both;
-            *reinterpret_cast<uint32_t*>(high + q_row + c) =
-                pair_f16(a - from_f16(static_cast<uint16_t>(both)), b - from_f16(static_cast<uint16_t>(both >> 16)));
+            *reinterpret_cast<uint32_t*>(high + q_row + c) = pair_f16(
+                a - from_f16(static_cast<uint16_t>(both)), b - from_f16(static_cast<uint16_t>(both >> 16)));
         };
         for (int unit = crew.lane; unit < head.dim / 4; unit += 32) {  // two pairs
             const bool apart = unit < 4 * half;
-            const int c = apart ? 2 * unit : 8 * half + 4 * (unit - 2 * half), d = apart ? c + 8 * half : c + 2;
-            const float2 a = *reinterpret_cast<const float2*>(from + c), b = *reinterpret_cast<const float2*>(from + d);
-            const float4 t = apart ? *reinterpret_cast<const float4*>(turn + 2 * c)
+            const int c = apart ? 2 * unit : 8 * half + 4 * (unit - 2 * half),
+                      d = apart ? c + 8 * half : c + 2;
+            const float2 a = *reinterpret_cast<const float2*>(from + c),
+                         b = *reinterpret_cast<const float2*>(from + d);
+            const float4 t = apart        ? *reinterpret_cast<const float4*>(turn + 2 * c)
                              : c < turned ? *reinterpret_cast<const float4*>(turn + c)
                                           : float4{1, 0, 1, 0};
             const int chunk = c / 8;
@@ -115,9 +118,11 @@ struct HeadScorer {
         to[3] = four.w;
     }
 
-    /// Keys, as they are stored, scaled, biased and turned: two rows' two columns of chunk a, the same of chunk b.
+    /// Keys, as they are stored, scaled, biased and turned: two rows' two columns of chunk a, the same of
+    /// chunk b.
     template <Turning kTurning>
-    __device__ void turn_half(uint32_t (&a)[4], const uint32_t (&turns)[kWords], const uint32_t* affine, int step) const {
+    __device__ void turn_half(uint32_t (&a)[4], const uint32_t (&turns)[kWords], const uint32_t* affine,
+                              int step) const {
         if (affine) {
             const Chunks chunks(half, step);
 #pragma unroll
@@ -164,8 +169,10 @@ struct HeadScorer {
                 constexpr bool kApart = kTurning == Turning::halves;
                 const int t = kApart ? i : j / 2;
                 const bool first = kApart ? j < 2 : i == 0;
-                const float other = kApart ? key[j ^ 2][i] : key[j][1 - i], sine = __uint_as_float(turns[2 + t]);
-                turned[i] = key[j][i] * (kTurning == Turning::none ? kBrainShrink : __uint_as_float(turns[t]));
+                const float other = kApart ? key[j ^ 2][i] : key[j][1 - i],
+                            sine = __uint_as_float(turns[2 + t]);
+                turned[i] =
+                    key[j][i] * (kTurning == Turning::none ? kBrainShrink : __uint_as_float(turns[t]));
                 if (kTurning != Turning::none) turned[i] += other * (first ? -sine : sine);
             }
             a[j] = pair_f16(turned[0], turned[1]);
@@ -173,7 +180,8 @@ struct HeadScorer {
     }
 
     template <Turning kTurning>
-    __device__ void score_as(const unsigned char* tile, int head_in_slice, int rows_half, float* scores) const {
+    __device__ void score_as(const unsigned char* tile, int head_in_slice, int rows_half,
+                             float* scores) const {
         const HeadScores& head = x.head;
         const unsigned char* const shared = shared_memory();
         const int column = head_in_slice / head.group * head.dim;
@@ -185,8 +193,8 @@ struct HeadScorer {
             tile + x.rows.tile + (16 * rows_half + lane % 16) * x.rows.stride + 2 * column;
         const unsigned char* const apart = row + (lane < 16 ? 0 : 16 * half);
         const unsigned char* const together = row + (lane < 16 ? 0 : 16);
-        const unsigned char* const q = shared + x.at.turned_q +
-                                       (8 * head_in_slice + lane % 8) * (2 * head.dim + kPad) + lane / 8 * 16;
+        const unsigned char* const q =
+            shared + x.at.turned_q + (8 * head_in_slice + lane % 8) * (2 * head.dim + kPad) + lane / 8 * 16;
         float sum[4] = {};
         uint32_t b[4];
 #pragma unroll

@@ -80,7 +80,8 @@ __device__ void copy_rows(const Absorbed& x, const AbsorbedShare& share, int til
 }
 
 /// Where a residual's row of a tile begins, in its block.
-__device__ inline int residual_begin(const AbsorbedPlane& plane, const AbsorbedShare& share, int tile, int row) {
+__device__ inline int residual_begin(const AbsorbedPlane& plane, const AbsorbedShare& share, int tile,
+                                     int row) {
     return share.seen_row(tile, row) * plane.rows.head_elements +
            bytes_of(plane.rows.dtype, share.rank * plane.slice);
 }
@@ -108,12 +109,11 @@ __device__ void copy_besides(const Absorbed& x, const AbsorbedShare& share, int 
         const int64_t turn = min(share.first_row(tile) + row, head.table_rows - 1);
         copy(x.at.turns + row / 8 * head.n_rot * 4, head.table + turn * head.n_rot, head.n_rot * 4);
     }
-    if (head.has_factors && row == 0)
-        copy(x.at.factors, share.block_of(head.factors, tile), kTileTokens * 4);
+    if (head.has_factors && row == 0) copy(x.at.factors, share.block_of(head.factors, tile), kTileTokens * 4);
 }
 
-/// The warps that empty the stages, who fill them again. Each brings a few rows of every tile: a bulk copy is started by
-/// one lane after the other, so none of the warps should start all of them.
+/// The warps that empty the stages, who fill them again. Each brings a few rows of every tile: a bulk copy is
+/// started by one lane after the other, so none of the warps should start all of them.
 struct Loader {
     const Absorbed& x;
     const AbsorbedShare& share;
@@ -155,11 +155,14 @@ struct Loader {
 struct Q8Rows {
     static constexpr float kScale = 256;
     static __device__ uint32_t two(uint32_t codes, uint32_t selector) {  // times 2^-8
-        constexpr uint32_t kSpread = 0x64646464, kShrink = 0x1c001c00, kOffset = 0xc480c480;  // 2^-8, -1152/256
+        constexpr uint32_t kSpread = 0x64646464, kShrink = 0x1c001c00,
+                           kOffset = 0xc480c480;  // 2^-8, -1152/256
         return multiply_add_pair(__byte_perm(codes ^ 0x80808080, kSpread, selector), kShrink, kOffset);
     }
     static __device__ uint4 eight(uint2 codes, uint32_t high, uint32_t low) {
-        const auto scaled = [&](uint32_t c) { return multiply_add_pair(c, high, multiply_add_pair(c, low, 0)); };
+        const auto scaled = [&](uint32_t c) {
+            return multiply_add_pair(c, high, multiply_add_pair(c, low, 0));
+        };
         return {scaled(two(codes.x, 0x4140)), scaled(two(codes.x, 0x4342)), scaled(two(codes.y, 0x4140)),
                 scaled(two(codes.y, 0x4342))};
     }
@@ -189,13 +192,14 @@ template <class Stored>
 __device__ void convert_as(const AbsorbedPlane& plane, const AbsorbedShare& share, int tile,
                            const unsigned char* stage, unsigned char* to, int warp, int warps, int lane) {
     for (int column = 8 * lane; column < plane.slice; column += 8 * 32) {
-        const int piece = column / plane.piece, within = column - piece * plane.piece;
+        const int piece = column / 8 * plane.of_piece >> 16, within = column - piece * plane.piece;
         const unsigned char* const from = stage + plane.raw + piece * plane.raw_piece;
         for (int row = warp; row < kTileTokens; row += warps) {
             const int seen = share.seen_row(tile, row);
             uint32_t high = 0, low = 0;
             if (Stored::kScale > 0) {
-                const float* const scales = reinterpret_cast<const float*>(from + kTileTokens * plane.raw_row);
+                const float* const scales =
+                    reinterpret_cast<const float*>(from + kTileTokens * plane.raw_row);
                 const float scale = scales[seen] * Stored::kScale;
                 high = pair_f16(scale, scale);
                 const float rest = scale - from_f16(static_cast<uint16_t>(high));
@@ -230,9 +234,9 @@ __device__ inline void convert_residual(const Absorbed& x, const AbsorbedShare& 
     const unsigned char* const from = stage + plane.raw;
     for (int row = warp; row < kTileTokens; row += warps) {
         const int shift = residual_begin(plane, share, tile, row) % 16 - bytes_of(plane.rows.dtype, first);
-        const HeadRow stored = {from + row * plane.raw_row + shift,
-                                from + kTileTokens * plane.raw_row +
-                                    share.seen_row(tile, row) * plane.rows.head_scales};
+        const HeadRow stored = {
+            from + row * plane.raw_row + shift,
+            from + kTileTokens * plane.raw_row + share.seen_row(tile, row) * plane.rows.head_scales};
         for (int column = lane; column < plane.slice; column += 32) {
             const float value = column < columns ? element_of(plane.rows, stored, first + column) : 0.0f;
             reinterpret_cast<uint16_t*>(to + plane.tile + row * plane.stride)[column] =

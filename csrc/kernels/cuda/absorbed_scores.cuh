@@ -1,5 +1,5 @@
-// What the warps of a block have in common: operands of products, and how score warps meet. And scores of whole rows:
-// of all heads, a slice's share.
+// What the warps of a block have in common: operands of products, and how score warps meet. And scores of
+// whole rows: of all heads, a slice's share.
 #pragma once
 
 #include "kernels/cuda/absorbed_rows.cuh"
@@ -46,7 +46,8 @@ struct WideScorer {
 
     __device__ int step(int i) const { return crew.warp + i * crew.warps; }  // of 16 columns
 
-    __device__ WideScorer(const Absorbed& x, const AbsorbedShare& share, const Crew& crew) : x(x), crew(crew) {
+    __device__ WideScorer(const Absorbed& x, const AbsorbedShare& share, const Crew& crew)
+        : x(x), crew(crew) {
         const float* const from = x.wide.q + share.query * x.wide.q_stride + share.rank * x.rows.slice;
 #pragma unroll
         for (int m = 0; m < kM; ++m)

@@ -1,16 +1,18 @@
-// Absorbed decode attention on sm_90a. A cluster shares a split of a sequence's rows; each of its blocks has a slice
-// of the columns, brings that of tile after tile into a ring of stages with bulk copies, and has as large a share of the heads:
-//   score warps    rows to f16 where they are stored in a byte; scores of the slice; of the own heads maxima, sums
+// Absorbed decode attention on sm_90a. A cluster shares a split of a sequence's rows; each of its blocks has
+// a slice of the columns, brings that of tile after tile into a ring of stages with bulk copies, and has as
+// large a share of the heads:
+//   score warps    rows to f16 where they are stored in a byte; scores of the slice; of the own heads maxima,
+//   sums
 //                  and softmax weights, which go to all blocks of the cluster
 //   product warps  all heads' weights times the slice, [heads, slice] in registers
-// So a byte of the cache is read once, and neither kind of warp waits for the other while stages are full: scores run
-// ahead. Where scores are of whole rows (modes v, x, e), blocks first send their shares of them to the heads' owners,
-// a tile ahead of the softmax.
+// So a byte of the cache is read once, and neither kind of warp waits for the other while stages are full:
+// scores run ahead. Where scores are of whole rows (modes v, x, e), blocks first send their shares of them to
+// the heads' owners, a tile ahead of the softmax.
 //
-// Who waits for whom. `full`, `empty`: stages; `free`: tiles of converted rows; `arrived`: weights of a slot, an
-// arrival for each head; `parts`: partial scores. A block's scores are less than n_tiles ahead of its own products,
-// and those less than n_tiles ahead of any other block's (whose weights they need), so with twice as many slots no
-// weight is overwritten before it is used, without anybody saying so.
+// Who waits for whom. `full`, `empty`: stages; `free`: tiles of converted rows; `arrived`: weights of a slot,
+// an arrival for each head; `parts`: partial scores. A block's scores are less than n_tiles ahead of its own
+// products, and those less than n_tiles ahead of any other block's (whose weights they need), so with twice
+// as many slots no weight is overwritten before it is used, without anybody saying so.
 #include "kernels/cuda/absorbed_heads.cuh"
 #include "kernels/cuda/absorbed_product.cuh"
 
@@ -57,8 +59,9 @@ __device__ void prepare(const Absorbed& x, const AbsorbedShare& share) {
     auto* const q = reinterpret_cast<float*>(shared + x.at.q);
     for (int i = thread; i < heads * head.dim; i += n) {
         const int of = i / head.dim;
-        q[i] = head.q[share.query * head.q_stride + int64_t(first_head + of) * head.q_head + i - of * head.dim] *
-               (x.scale / unit);
+        q[i] =
+            head.q[share.query * head.q_stride + int64_t(first_head + of) * head.q_head + i - of * head.dim] *
+            (x.scale / unit);
     }
     prepare_turns<Operand>(x, thread, n);
     auto* const scale = reinterpret_cast<uint16_t*>(shared + x.at.affine);
@@ -82,7 +85,8 @@ __device__ void prepare(const Absorbed& x, const AbsorbedShare& share) {
     }
 }
 
-/// A block's shares of the scores of a tile, from its warps' sums and what it read head by head, to the owners.
+/// A block's shares of the scores of a tile, from its warps' sums and what it read head by head, to the
+/// owners.
 __device__ void send_parts(const Absorbed& x, const AbsorbedShare& share, const Crew& crew, int slot,
                            uint64_t* parts) {
     unsigned char* const shared = shared_memory();
@@ -110,10 +114,12 @@ __device__ void send_parts(const Absorbed& x, const AbsorbedShare& share, const 
 
 /// Softmax weights of the own heads, from this block's scores or, `kWide`, from all blocks' parts of them.
 template <class Operand, bool kWide>
-__device__ void soften(const Absorbed& x, const AbsorbedShare& share, const Crew& crew, const Barriers& barriers,
-                       int tile, int part, int slot, const float* factors) {
+__device__ void soften(const Absorbed& x, const AbsorbedShare& share, const Crew& crew,
+                       const Barriers& barriers, int tile, int part, int slot, const float* factors) {
     const unsigned char* const shared = shared_memory();
-    for (int own = crew.warp; own < x.own_heads; own += crew.warps) {
+    // By other warps in every tile, where all have met since the last one.
+    const int first = kWide ? crew.warp : (crew.warp + tile * x.own_heads) % crew.warps;
+    for (int own = first; own < x.own_heads; own += crew.warps) {
         float score = 0;
         if (kWide) {
             const auto* const from = reinterpret_cast<const float*>(shared + x.at.parts) +
@@ -136,7 +142,8 @@ struct Scores {
     Crew crew;
     Ring stage, tile_at;
 
-    __device__ Scores(const Absorbed& x, const AbsorbedShare& share, const Barriers& barriers, int warp, int lane)
+    __device__ Scores(const Absorbed& x, const AbsorbedShare& share, const Barriers& barriers, int warp,
+                      int lane)
         : x(x),
           share(share),
           barriers(barriers),
@@ -192,6 +199,7 @@ struct Scores {
             soften<Operand, false>(x, share, crew, barriers, tile, 0, slot.at, of_stage(x.at.factors));
             leave(tile);
         }
+        crew.meet();
     }
 
     __device__ void of_whole_rows() {
@@ -199,8 +207,8 @@ struct Scores {
         const WideScorer<Operand, kM, kParts, kWideSteps> wide(x, share, crew);
         const int heads = x.head.dim ? heads_of_slice(x, share.rank) : 0;
         if (!x.head.table) turn_queries(x, nullptr, heads, crew);
-        float* const sums = reinterpret_cast<float*>(shared_memory() + x.at.sums) +
-                            crew.warp * x.at.slot_heads * kSumStride;
+        float* const sums =
+            reinterpret_cast<float*>(shared_memory() + x.at.sums) + crew.warp * x.at.slot_heads * kSumStride;
         Ring slot(x.at.slots), part(kPartSlots), sent(kPartSlots);
         for (int tile = 0; tile <= share.n_tiles; ++tile) {
             if (tile < share.n_tiles) {
@@ -295,7 +303,8 @@ void start_as(const Device& device, const Absorbed& x) {
         return x.n_heads > 16 ? start<Operand, 2, 4, true>(device, x) : start<Operand, 1, 4, true>(device, x);
     if (x.n_heads > 32) return start<Operand, 4, 4, false>(device, x);
     if (x.n_heads <= 16) return start<Operand, 1, 5, false>(device, x);
-    groups > 4 * kProductWarps ? start<Operand, 2, 5, false>(device, x) : start<Operand, 2, 4, false>(device, x);
+    groups > 4 * kProductWarps ? start<Operand, 2, 5, false>(device, x)
+                               : start<Operand, 2, 4, false>(device, x);
 }
 
 }  // namespace
