@@ -48,6 +48,7 @@ bool fits_heads(const ScoreTerm& term, int n_heads) {
     if (term.n_heads * term.dim > term.stored.width || (factors && (term.bias || !in_tiles(term.factors))))
         return false;
     if (!term.rope) return true;
+    if (reinterpret_cast<uintptr_t>(term.rope.table.data) % 16) return false;
     return term.rope.n_rot <= term.dim && term.rope.n_rot % (term.rope.interleaved ? 4 : 16) == 0;
 }
 

@@ -25,7 +25,7 @@ struct AbsorbedPlane {
     int tile = 0, stride = 0;   // where a tile of operands has it, and bytes from row to row
     int raw = 0;                // where a stage has it as it is stored, if it is converted: pieces, each
     int pieces = 1, piece = 0;  // of so many columns, a stored head or the slice,
-    int of_piece = 0;               // (its number is i * of_piece / 2^16 for columns [8 i, 8 i + 8))
+    int of_piece = 0;           // (its number is i * of_piece / 2^16 for columns [8 i, 8 i + 8))
     int raw_row = 0;            // and so many bytes from row to row,
     int raw_piece = 0;          // and from piece to piece, scales with them
 };
