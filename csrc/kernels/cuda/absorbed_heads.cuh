@@ -3,17 +3,26 @@
 // With rotation on read: a row at position 8 o + g is turned by the rows 8 o and g of the table,
 // q . R(8 o + g) k = (R(8 o)^T q) . (R(g) k). What keys are turned by stays in registers, as lane 4 g + m of
 // a product always has the tokens g and g + 8; queries are turned for the four o of a tile, and become the
-// eight columns of a product, each as two f16 that add up to it. Keys are multiplied as f16: those of bf16
-// rows are turned in f32 first, f16 rows (and those of a byte, which are f16 by now) as they are.
+// eight columns of a product, each as two f16 that add up to it.
 #pragma once
 
 #include "kernels/cuda/absorbed_scores.cuh"
 
 namespace slimrt::cuda {
 
-constexpr int kSteps = kMaxDim / 16;       // of 16 columns
-constexpr float kBrainShrink = 1.0f / 64;  // of keys from bf16, for f16's range; queries make up for it
+constexpr int kSteps = kMaxDim / 16;  // of 16 columns
+
+/// Keys are multiplied as f16: from bf16 shrunk into its range, which queries make up for.
+template <class Operand>
+constexpr float key_unit = Operand::kBrain ? 1.0f / 64 : 1.0f;
+
 enum class Turning { none, halves, neighbours };  // no rotation, pairs (i, i + n_rot / 2), (2 i, 2 i + 1)
+
+/// Whether keys are turned in f32. Those of a byte, which are f16 by now, are turned as they are.
+template <class Operand>
+__device__ bool turns_exactly(const Absorbed& x) {
+    return Operand::kBrain || !x.converted;
+}
 
 /// Chunks of 8 columns that step i multiplies: partners of each other where pairs are halves apart.
 struct Chunks {
@@ -40,16 +49,15 @@ __device__ inline float key_turn(const HeadScores& head, int i, int lane, int t)
     return sine ? (first ? -row[1] : row[1]) * scale : row[0] * scale;
 }
 
-/// [step][lane] of them, four words: for rows that are f16 all eight as pairs of f16; for bf16 rows those
-/// that differ in more than sign, in f32: cosines and sines of both columns where pairs are halves apart,
-/// else of both chunks.
+/// [step][lane] of them, four words. Exactly: in f32 those that differ in more than sign, cosines and sines
+/// of both columns where pairs are halves apart, else of both chunks; otherwise all eight as pairs of f16.
 template <class Operand>
 __device__ void prepare_turns(const Absorbed& x, int thread, int threads) {
     auto* const to = reinterpret_cast<uint4*>(shared_memory() + x.at.key_turns);
     for (int i = thread; i < x.head.dim / 16 * 32; i += threads) {
         const auto turn = [&](int t) { return key_turn(x.head, i / 32, i % 32, t); };
-        const auto number = [&](int t) { return __float_as_uint(turn(t) * kBrainShrink); };
-        if (!Operand::kBrain)
+        const auto number = [&](int t) { return __float_as_uint(turn(t) * key_unit<Operand>); };
+        if (!turns_exactly<Operand>(x))
             to[i] = {pair_f16(turn(0), turn(1)), pair_f16(turn(2), turn(3)), pair_f16(turn(4), turn(5)),
                      pair_f16(turn(6), turn(7))};
         else if (x.head.interleaved)
@@ -100,6 +108,7 @@ __device__ inline void turn_queries(const Absorbed& x, const float* turns, int h
 template <class Operand, bool kPinned>
 struct HeadScorer {
     static constexpr int kWords = 4;
+    static constexpr float kUnit = key_unit<Operand>;
 
     const Absorbed& x;
     const int lane, half;
@@ -141,13 +150,13 @@ struct HeadScorer {
         }
     }
     template <Turning kTurning>
-    __device__ void turn_brain(uint32_t (&a)[4], const uint32_t (&turns)[kWords], const uint32_t* affine,
-                               int step) const {
+    __device__ void turn_exactly(uint32_t (&a)[4], const uint32_t (&turns)[kWords], const uint32_t* affine,
+                                 int step) const {
         float key[4][2];
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-            key[j][0] = __uint_as_float(a[j] << 16);
-            key[j][1] = __uint_as_float(a[j] & 0xffff0000);
+            key[j][0] = Operand::number(a[j]);
+            key[j][1] = Operand::number(a[j] >> 16);
         }
         if (affine) {
             const Chunks chunks(half, step);
@@ -171,8 +180,7 @@ struct HeadScorer {
                 const bool first = kApart ? j < 2 : i == 0;
                 const float other = kApart ? key[j ^ 2][i] : key[j][1 - i],
                             sine = __uint_as_float(turns[2 + t]);
-                turned[i] =
-                    key[j][i] * (kTurning == Turning::none ? kBrainShrink : __uint_as_float(turns[t]));
+                turned[i] = key[j][i] * (kTurning == Turning::none ? kUnit : __uint_as_float(turns[t]));
                 if (kTurning != Turning::none) turned[i] += other * (first ? -sine : sine);
             }
             a[j] = pair_f16(turned[0], turned[1]);
@@ -195,6 +203,7 @@ struct HeadScorer {
         const unsigned char* const together = row + (lane < 16 ? 0 : 16);
         const unsigned char* const q =
             shared + x.at.turned_q + (8 * head_in_slice + lane % 8) * (2 * head.dim + kPad) + lane / 8 * 16;
+        const bool exact = turns_exactly<Operand>(x);
         float sum[4] = {};
         uint32_t b[4];
 #pragma unroll
@@ -206,8 +215,8 @@ struct HeadScorer {
             if (!kPinned) read_turns(i, turns);
 #pragma unroll
             for (int j = 0; kPinned && j < kWords; ++j) turns[j] = turn[kPinned ? i : 0][j];
-            if constexpr (Operand::kBrain)
-                turn_brain<kTurning>(a, turns, affine, i);
+            if (exact)
+                turn_exactly<kTurning>(a, turns, affine, i);
             else
                 turn_half<kTurning>(a, turns, affine, i);
             multiply_add_f16(sum, a, b[i % 2 * 2], b[i % 2 * 2 + 1]);

@@ -54,7 +54,7 @@ __device__ void prepare(const Absorbed& x, const AbsorbedShare& share) {
     const HeadScores& head = x.head;
     unsigned char* const shared = shared_memory();
     const int n = static_cast<int>(blockDim.x), thread = static_cast<int>(threadIdx.x);
-    const float unit = Operand::kBrain ? kBrainShrink : 1;
+    constexpr float unit = key_unit<Operand>;
     const int first_head = share.rank * head.per_slice, heads = heads_of_slice(x, share.rank);
     auto* const q = reinterpret_cast<float*>(shared + x.at.q);
     for (int i = thread; i < heads * head.dim; i += n) {
