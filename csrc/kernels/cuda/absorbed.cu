@@ -1,10 +1,9 @@
-// Absorbed decode attention: what of it is possible, how it is shared out, and the merge of its splits with each
-// query's own row, in f32.
-#include "kernels/cuda/absorbed.h"
-
+// Absorbed decode attention: what of it is possible, how it is shared out, and the merge of its splits with
+// each query's own row, in f32.
 #include <algorithm>
 #include <optional>
 
+#include "kernels/cuda/absorbed.h"
 #include "kernels/cuda/absorbed_plan.h"
 
 namespace slimrt::cuda {
@@ -46,8 +45,10 @@ bool is_wide(const ScoreTerm& term) {
 bool fits_heads(const ScoreTerm& term, int n_heads) {
     const bool factors = term.row_scale && term.factors.base;
     if (term.dim % 16 || term.dim > kMaxDim || n_heads % term.n_heads) return false;
-    if (term.n_heads * term.dim > term.stored.width || (factors && (term.bias || !in_tiles(term.factors)))) return false;
+    if (term.n_heads * term.dim > term.stored.width || (factors && (term.bias || !in_tiles(term.factors))))
+        return false;
     if (!term.rope) return true;
+    if (reinterpret_cast<uintptr_t>(term.rope.table.data) % 16) return false;
     return term.rope.n_rot <= term.dim && term.rope.n_rot % (term.rope.interleaved ? 4 : 16) == 0;
 }
 
@@ -57,11 +58,13 @@ bool fits_values(std::span<const ValueTerm> values) {
         if (term.n_heads != 1 || term.dim != term.stored.width) return false;
     if (values.size() == 1) return true;
     const Rows& residual = values[1].stored;
-    return residual.heads == 1 && residual.dtype != DType::F32 && residual.width % 4 == 0 && in_tiles(residual);
+    return residual.heads == 1 && residual.dtype != DType::F32 && residual.width % 4 == 0 &&
+           in_tiles(residual);
 }
 
 bool fits(const AttentionArgs& args) {
-    if (args.merge || args.n_heads > kMaxHeads || args.sequences.empty() || !fits_values(args.values)) return false;
+    if (args.merge || args.n_heads > kMaxHeads || args.sequences.empty() || !fits_values(args.values))
+        return false;
     for (const AttentionSequence& sequence : args.sequences)
         if (sequence.n_queries != 1) return false;
     const Rows& rows = args.values[0].stored;
@@ -114,11 +117,12 @@ void lay_out_rows(Absorbed& x) {
     if (x.converted) {
         x.rows.raw_row = x.rows.piece;
         x.rows.raw_piece = kTileTokens * (x.rows.piece + x.rows.rows.head_scales);
-        x.rows.raw = take(at.stage_bytes, x.rows.slice / x.rows.piece * x.rows.raw_piece);
+        x.rows.raw = take(at.stage_bytes, x.rows.pieces * x.rows.raw_piece);
     }
     if (x.residual.width) {
         x.residual.raw_row = round_up(2 * x.residual.slice, 16) + 32;
-        x.residual.raw = take(at.stage_bytes, kTileTokens * (x.residual.raw_row + x.residual.rows.head_scales));
+        x.residual.raw =
+            take(at.stage_bytes, kTileTokens * (x.residual.raw_row + x.residual.rows.head_scales));
     }
     at.turns = take(at.stage_bytes, x.head.table ? kTileTokens / 8 * x.head.n_rot * 4 : 0);
     at.factors = take(at.stage_bytes, x.head.has_factors ? kTileTokens * 4 : 0);
@@ -140,7 +144,7 @@ void lay_out(Absorbed& x, int stages, int tiles) {
     at.weights = take(at.slots * at.slot_bytes);
     at.q = take(x.head.per_slice * x.head.dim * kFloat);
     at.turned_q = take(x.head.per_slice * 8 * (2 * x.head.dim + kPad));
-    at.key_turns = take(x.head.table ? x.head.dim / 16 * 32 * 16 : 0);
+    at.key_turns = take(x.head.dim / 16 * 32 * 16);
     at.affine = take(x.head.row_scale || x.head.bias ? 4 * x.rows.slice : 0);
     at.scores = take(x.head.per_slice * kTileTokens * kFloat);
     at.sums = take(x.wide.dim ? kWideWarps * at.slot_heads * kSumStride * kFloat : 0);
@@ -150,10 +154,12 @@ void lay_out(Absorbed& x, int stages, int tiles) {
     at.bytes = end;
 }
 
-/// As many stages as fit, or false: fewer than two.
+/// As many stages as fit, or false: too few. A stage is filled again a tile later than it might be, and
+/// shares of whole rows' scores are sent a tile before softmax.
 bool fill_memory(Absorbed& x, size_t shared_bytes) {
     lay_out_rows(x);
-    for (int stages = kMostStages; stages >= 2; --stages) {
+    const int least = x.wide.dim ? 3 : 2;
+    for (int stages = kMostStages; stages >= least; --stages) {
         const int tiles = x.converted ? std::min(stages, 3) : stages;
         lay_out(x, stages, tiles);
         if (static_cast<size_t>(x.at.bytes) <= shared_bytes) return true;
@@ -168,7 +174,13 @@ bool share_columns(Absorbed& x, int cluster, size_t shared_bytes) {
     x.cluster = cluster;
     x.own_heads = x.n_heads / cluster;
     const int slice = x.rows.slice = width / cluster, stored = x.rows.rows.head_dim;
+    x.rows.by_heads = stored < width;
     x.rows.piece = std::min(slice, stored);
+    x.rows.pieces = slice / x.rows.piece;
+    x.rows.of_piece = 65536 * 8 / x.rows.piece + 1;
+    x.rows.slice_bytes =
+        x.rows.by_heads ? x.rows.pieces * (x.rows.rows.head_elements + x.rows.rows.head_scales) * kTileTokens
+                        : bytes_of(x.rows.rows.dtype, slice);
     if (slice > kMaxSlice || (stored < width && slice % stored)) return false;
     x.residual.slice = x.residual.width ? round_up((x.residual.width + cluster - 1) / cluster, unit) : 0;
     const int groups = (slice + x.residual.slice) / kGroupColumns;
@@ -214,13 +226,18 @@ std::optional<Absorbed> plan(const Device& device, const AttentionArgs& args) {
         AbsorbedPlane& plane = t == 0 ? x.rows : x.residual;
         plane.rows = RowsView(term.stored);
         plane.width = term.stored.width;
-        x.values[t] = {floats(term.fresh), term.out.f32(), stride_of(term.fresh), stride_of(term.out), term.dim};
+        x.values[t] = {floats(term.fresh), term.out.f32(), stride_of(term.fresh), stride_of(term.out),
+                       term.dim};
         x.columns += plane.width;
     }
     for (const ScoreTerm& term : args.scores) {
         if (is_wide(term)) {
-            x.wide = {term.q.f32(),  floats(term.fresh), stride_of(term.q), stride_of(term.fresh),
-                      static_cast<int>(term.q.cols / args.n_heads), term.dim};
+            x.wide = {term.q.f32(),
+                      floats(term.fresh),
+                      stride_of(term.q),
+                      stride_of(term.fresh),
+                      static_cast<int>(term.q.cols / args.n_heads),
+                      term.dim};
         } else {
             x.head = head_scores(term, args.n_heads);
         }
@@ -296,7 +313,8 @@ __global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_const
     float high = own, total = 0;
     for (int i = 0; i < x.splits; ++i) high = max(high, ends[i * x.n_heads].x);
     const float reference = high > -__builtin_inff() ? high : 0;  // nothing seen, or only NaN
-    for (int i = 0; i < x.splits; ++i) total += __expf(ends[i * x.n_heads].x - reference) * ends[i * x.n_heads].y;
+    for (int i = 0; i < x.splits; ++i)
+        total += __expf(ends[i * x.n_heads].x - reference) * ends[i * x.n_heads].y;
     const float own_weight = sequence.fresh ? __expf(own - reference) : 0;
     total += own_weight;
     const float share = total == 0 ? 0 : 1 / total;
@@ -315,13 +333,15 @@ __global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_const
     float4 sum = {0, 0, 0, 0};
     const auto add = [&](float weight, const float* from) {
         const float4 some = *reinterpret_cast<const float4*>(from);
-        sum = {sum.x + weight * some.x, sum.y + weight * some.y, sum.z + weight * some.z, sum.w + weight * some.w};
+        sum = {sum.x + weight * some.x, sum.y + weight * some.y, sum.z + weight * some.z,
+               sum.w + weight * some.w};
     };
     if (sequence.fresh) add(own_weight * share, values.fresh + token * values.fresh_stride + within);
     for (int i = 0; i < x.splits; ++i)
         if (ends[i * x.n_heads].y != 0)
             add(weights[i], x.partial + ((job + i) * x.n_heads + head) * x.columns + column);
-    *reinterpret_cast<float4*>(values.out + token * values.out_stride + int64_t(head) * values.dim + within) = sum;
+    *reinterpret_cast<float4*>(values.out + token * values.out_stride + int64_t(head) * values.dim + within) =
+        sum;
 }
 
 }  // namespace
@@ -342,8 +362,8 @@ void absorbed(const Device& device, const AttentionArgs& args, const PlacedSeque
     x.ends = x.partial + partial_floats(x);
     absorbed_clusters(device, x);
     const unsigned chunks = (x.columns + kMergeColumns - 1) / kMergeColumns;
-    launch(device, merge_kernel,
-           {.grid = dim3(chunks, x.n_heads, x.sequences), .block = dim3(kMergeThreads)}, x);
+    launch(device, merge_kernel, {.grid = dim3(chunks, x.n_heads, x.sequences), .block = dim3(kMergeThreads)},
+           x);
 }
 
 }  // namespace slimrt::cuda

@@ -1,5 +1,5 @@
-// How an absorbed attention is shared out, as the host decides it and as kernels see it. A cluster of blocks takes
-// a split of a sequence; each of its blocks a slice of the columns and as large a share of the heads.
+// How an absorbed attention is shared out, as the host decides it and as kernels see it. A cluster of blocks
+// takes a split of a sequence; each of its blocks a slice of the columns and as large a share of the heads.
 #pragma once
 
 #include "kernels/cuda/kernels.h"
@@ -11,29 +11,38 @@ inline constexpr int kTileTokens = 32;    // a tile is a block of the cache
 inline constexpr int kGroupColumns = 16;  // what two products of 8 columns take at once
 inline constexpr int kMaxSlice = 512, kMaxDim = 128;
 inline constexpr int kProductWarps = 8;
-inline constexpr int kWeightStride = 80;       // bytes between heads of 32 softmax weights, none in the same banks
-inline constexpr int kSumStride = 36;          // floats between heads of 32 partial scores
-inline constexpr int kPartSlots = 4;           // tiles whose partial scores may be on their way
-inline constexpr int kPad = 16;                // bytes after a row of a tile, so that 8 rows lie in all banks
+inline constexpr int kWeightStride = 80;  // bytes between heads of 32 softmax weights, none in the same banks
+inline constexpr int kSumStride = 36;     // floats between heads of 32 partial scores
+inline constexpr int kPartSlots = 4;      // tiles whose partial scores may be on their way
+inline constexpr int kPad = 16;           // bytes after a row of a tile, so that 8 rows lie in all banks
 
 /// A plane of rows whose columns the blocks of a cluster share.
 struct AbsorbedPlane {
     RowsView rows;
-    int width = 0, slice = 0;     // columns, and of them a block's (the last blocks may have fewer)
-    int tile = 0, stride = 0;     // where a tile of operands has it, and bytes from row to row
-    int raw = 0;                  // where a stage has it as it is stored, if it is converted: pieces, each
-    int piece = 0;                // of so many columns, a stored head or the slice,
-    int raw_row = 0;              // and so many bytes from row to row,
-    int raw_piece = 0;            // and from piece to piece, scales with them
+    int width = 0, slice = 0;   // columns, and of them a block's (the last blocks may have fewer)
+    bool by_heads = false;      // stored in several heads, of which a slice has whole ones
+    int slice_bytes = 0;        // from slice to slice in a block of the cache
+    int tile = 0, stride = 0;   // where a tile of operands has it, and bytes from row to row
+    int raw = 0;                // where a stage has it as it is stored, if it is converted: pieces, each
+    int pieces = 1, piece = 0;  // of so many columns, a stored head or the slice,
+    int of_piece = 0;           // (its number is i * of_piece / 2^16 for columns [8 i, 8 i + 8))
+    int raw_row = 0;            // and so many bytes from row to row,
+    int raw_piece = 0;          // and from piece to piece, scales with them
 };
+
+/// Of consecutive columns of a head, a whole number of bytes.
+__host__ __device__ inline int bytes_of(DType dtype, int columns) {
+    const bool two = dtype == DType::F16 || dtype == DType::BF16;
+    return two ? 2 * columns : dtype == DType::Q4 ? columns / 2 : columns;
+}
 
 /// A score term that is read head by head.
 struct HeadScores {
     const float *q = nullptr, *row_scale = nullptr, *bias = nullptr, *table = nullptr;
-    int64_t q_stride = 0;   // floats from token to token
-    int q_head = 0;         // and from head to head
+    int64_t q_stride = 0;                 // floats from token to token
+    int q_head = 0;                       // and from head to head
     int n_heads = 0, dim = 0, group = 1;  // group: query heads of a stored head
-    int per_slice = 0;      // query heads whose columns a slice holds
+    int per_slice = 0;                    // query heads whose columns a slice holds
     int64_t table_rows = 0;
     int n_rot = 0;
     bool interleaved = false, has_factors = false;
@@ -58,8 +67,8 @@ struct AbsorbedValues {
 
 /// Byte offsets into a block's shared memory.
 struct AbsorbedLayout {
-    int stages, stage_bytes;  // stages as the copies fill them
-    int turns, factors;       // in a stage: rows of the rope table, factors of rows
+    int stages, stage_bytes;         // stages as the copies fill them
+    int turns, factors;              // in a stage: rows of the rope table, factors of rows
     int tiles, n_tiles, tile_bytes;  // operands; of planes that need no conversion the stages themselves
     int weights, slots, slot_heads, slot_bytes;  // softmax weights of a tile; then what sums shrink by
     int q, turned_q, key_turns, affine, scores, sums, parts, state, barriers;
@@ -84,7 +93,7 @@ struct Absorbed {
     float *partial, *ends;  // [sequence][split][head][columns]; [..][head][maximum, sum]
     AbsorbedLayout at;
 
-    int columns;                      // of rows and residual together
+    int columns;  // of rows and residual together
 };
 
 /// The part of an absorbed attention that clusters compute, for sm_90a: absorbed_sm90.cu.

@@ -1,5 +1,5 @@
-// Softmax weights of a tile, and their product with its rows: what every block of a cluster does with its slice of
-// the columns once the weights of all heads are there.
+// Softmax weights of a tile, and their product with its rows: what every block of a cluster does with its
+// slice of the columns once the weights of all heads are there.
 #pragma once
 
 #include "kernels/cuda/absorbed_scores.cuh"
@@ -8,8 +8,8 @@ namespace slimrt::cuda {
 
 constexpr float kAbsorbedInfinity = __builtin_inff();
 
-/// A slot of softmax weights: [heads][kWeightStride] bytes, then for each head what earlier sums are multiplied
-/// with.
+/// A slot of softmax weights: [heads][kWeightStride] bytes, then for each head what earlier sums are
+/// multiplied with.
 struct WeightSlot {
     unsigned char* weights;
     float* shrink;
@@ -18,7 +18,8 @@ struct WeightSlot {
           shrink(reinterpret_cast<float*>(weights + x.at.slot_heads * kWeightStride)) {}
 };
 
-/// One warp, one of this block's own heads, lane: row of the tile. Its weights go to all blocks of the cluster.
+/// One warp, one of this block's own heads, lane: row of the tile. Its weights go to all blocks of the
+/// cluster.
 template <class Operand>
 __device__ void share_weights(const Absorbed& x, const AbsorbedShare& share, int tile, int own, float score,
                               int slot, uint64_t* arrived, int lane) {
@@ -74,9 +75,8 @@ struct Products {
             const AbsorbedPlane& plane = group < slice_groups ? x.rows : x.residual;
             const int within = group < slice_groups ? group : group - slice_groups;
             stride[j] = plane.stride;
-            at[j] = group < groups
-                        ? plane.tile + row * plane.stride + 2 * (within * kGroupColumns + column)
-                        : -1;
+            at[j] =
+                group < groups ? plane.tile + row * plane.stride + 2 * (within * kGroupColumns + column) : -1;
         }
     }
 
@@ -100,7 +100,8 @@ struct Products {
             uint32_t a[kM][4];
 #pragma unroll
             for (int m = 0; m < kM; ++m)
-                load_matrices(a[m], slot.weights + (16 * m + lane % 16) * kWeightStride + 32 * k + lane / 16 * 16);
+                load_matrices(a[m],
+                              slot.weights + (16 * m + lane % 16) * kWeightStride + 32 * k + lane / 16 * 16);
 #pragma unroll
             for (int j = 0; j < kGroups; ++j) {
                 if (at[j] < 0) break;

@@ -59,105 +59,95 @@ __device__ inline int columns_of(const AbsorbedPlane& plane, int rank) {
     return max(0, min(plane.slice, plane.width - rank * plane.slice));
 }
 
-__device__ inline int bytes_of(DType dtype, int columns) {
-    const bool two = dtype == DType::F16 || dtype == DType::BF16;
-    return two ? 2 * columns : dtype == DType::Q4 ? columns / 2 : columns;
-}
-
-/// Calls copy(to, from, bytes) for what this lane brings of the rows of a tile.
+/// Calls copy(to, from, bytes) for what the one who brings row `row` brings of the rows of a tile.
 template <class Copy>
-__device__ void copy_rows(const Absorbed& x, const AbsorbedShare& share, int tile, int lane, Copy&& copy) {
+__device__ void copy_rows(const Absorbed& x, const AbsorbedShare& share, int tile, int row, Copy&& copy) {
     const AbsorbedPlane& plane = x.rows;
     const RowsView& rows = plane.rows;
-    const int first = share.rank * plane.slice, head_bytes = rows.head_elements + rows.head_scales;
-    const unsigned char* from = share.block_of(rows, tile);
-    const bool heads = plane.piece < plane.slice || rows.head_dim < plane.width;
-    const int pieces = plane.slice / plane.piece;
-    if (heads) from += static_cast<size_t>(first / rows.head_dim) * head_bytes * kTileTokens;
-    if (heads && x.converted) {
-        if (lane == 0) copy(plane.raw, from, pieces * plane.raw_piece);
+    const unsigned char* const from = share.block_of(rows, tile) + share.rank * plane.slice_bytes;
+    if (plane.by_heads && x.converted) {
+        if (row == 0) copy(plane.raw, from, plane.slice_bytes);
         return;
     }
-    const unsigned char* row = from + share.seen_row(tile, lane) * rows.head_elements;
-    if (!heads) row += bytes_of(rows.dtype, first);
+    const unsigned char* data = from + share.seen_row(tile, row) * rows.head_elements;
     const int to = x.converted ? plane.raw : plane.tile, stride = x.converted ? plane.raw_row : plane.stride;
     const int bytes = bytes_of(rows.dtype, plane.piece);
-    for (int i = 0; i < pieces; ++i, row += head_bytes * kTileTokens)
-        copy(to + lane * stride + i * bytes, row, bytes);
-    if (x.converted && rows.head_scales && lane == 0)
-        copy(plane.raw + kTileTokens * plane.raw_row, from + kTileTokens * rows.head_elements,
-             kTileTokens * rows.head_scales);
+    for (int i = 0; i < plane.pieces; ++i, data += (rows.head_elements + rows.head_scales) * kTileTokens)
+        copy(to + row * stride + i * bytes, data, bytes);
+    if (x.converted && rows.head_scales && row == 0)
+        copy(plane.raw + kTileTokens * plane.raw_row,
+             share.block_of(rows, tile) + kTileTokens * rows.head_elements, kTileTokens * rows.head_scales);
 }
 
 /// Where a residual's row of a tile begins, in its block.
-__device__ inline int residual_begin(const AbsorbedPlane& plane, const AbsorbedShare& share, int tile, int row) {
+__device__ inline int residual_begin(const AbsorbedPlane& plane, const AbsorbedShare& share, int tile,
+                                     int row) {
     return share.seen_row(tile, row) * plane.rows.head_elements +
            bytes_of(plane.rows.dtype, share.rank * plane.slice);
 }
 
 /// The same for the residual, whose rows begin at any byte: copies of 16 bytes reach beyond them.
 template <class Copy>
-__device__ void copy_residual(const Absorbed& x, const AbsorbedShare& share, int tile, int lane, Copy&& copy) {
+__device__ void copy_residual(const Absorbed& x, const AbsorbedShare& share, int tile, int row, Copy&& copy) {
     const AbsorbedPlane& plane = x.residual;
     const int columns = columns_of(plane, share.rank);
     if (columns == 0) return;
     const unsigned char* const from = share.block_of(plane.rows, tile);
-    const int begin = residual_begin(plane, share, tile, lane);
+    const int begin = residual_begin(plane, share, tile, row);
     const int end = begin + bytes_of(plane.rows.dtype, columns + 1), aligned = begin / 16 * 16;
     const int whole = kTileTokens * plane.rows.head_elements;
-    copy(plane.raw + lane * plane.raw_row, from + aligned, (min(end, whole) + 15) / 16 * 16 - aligned);
-    if (plane.rows.head_scales && lane == 0)
+    copy(plane.raw + row * plane.raw_row, from + aligned, (min(end, whole) + 15) / 16 * 16 - aligned);
+    if (plane.rows.head_scales && row == 0)
         copy(plane.raw + kTileTokens * plane.raw_row, from + whole, kTileTokens * plane.rows.head_scales);
 }
 
 /// And for what scores take besides: of the rope table the row of every eighth token, and the rows' factors.
 template <class Copy>
-__device__ void copy_besides(const Absorbed& x, const AbsorbedShare& share, int tile, int lane, Copy&& copy) {
+__device__ void copy_besides(const Absorbed& x, const AbsorbedShare& share, int tile, int row, Copy&& copy) {
     const HeadScores& head = x.head;
-    if (head.table && lane < kTileTokens / 8) {
-        const int64_t row = min(share.first_row(tile) + 8 * lane, head.table_rows - 1);
-        copy(x.at.turns + lane * head.n_rot * 4, head.table + row * head.n_rot, head.n_rot * 4);
+    if (head.table && row % 8 == 0) {
+        const int64_t turn = min(share.first_row(tile) + row, head.table_rows - 1);
+        copy(x.at.turns + row / 8 * head.n_rot * 4, head.table + turn * head.n_rot, head.n_rot * 4);
     }
-    if (head.has_factors && lane == 0)
-        copy(x.at.factors, share.block_of(head.factors, tile), kTileTokens * 4);
+    if (head.has_factors && row == 0) copy(x.at.factors, share.block_of(head.factors, tile), kTileTokens * 4);
 }
 
-/// One warp: fills a stage, which is empty.
-__device__ inline void load_tile(const Absorbed& x, const AbsorbedShare& share, int tile, int stage, uint64_t* full,
-                                 int lane) {
-    unsigned char* const to = shared_memory() + stage * x.at.stage_bytes;
-    const auto each = [&](auto&& copy) {
-        copy_rows(x, share, tile, lane, copy);
-        if (x.residual.width) copy_residual(x, share, tile, lane, copy);
-        copy_besides(x, share, tile, lane, copy);
-    };
-    unsigned bytes = 0;
-    each([&](int, const void*, int n) { bytes += n; });
-    for (int i = 16; i > 0; i /= 2) bytes += __shfl_xor_sync(~0u, bytes, i);
-    if (lane == 0) barrier_arrive_expect(full + stage, bytes);
-    __syncwarp();
-    each([&](int at, const void* from, int n) { copy_bulk(to + at, from, n, full + stage); });
-}
-
-/// The warps that empty the stages: each brings the first tile of a stage, then in turn one when all are done with
-/// the tile before it.
+/// The warps that empty the stages, who fill them again. Each brings a few rows of every tile: a bulk copy is
+/// started by one lane after the other, so none of the warps should start all of them.
 struct Loader {
     const Absorbed& x;
     const AbsorbedShare& share;
     uint64_t *full, *empty;
     int warp, warps, lane;
 
-    __device__ void start() const {
-        for (int tile = warp; tile < min(x.at.stages, share.n_tiles); tile += warps)
-            load_tile(x, share, tile, tile, full, lane);
+    __device__ void load(int tile, int stage) const {
+        const int rows = kTileTokens / warps, row = warp * rows + lane;
+        unsigned char* const to = shared_memory() + stage * x.at.stage_bytes;
+        const auto each = [&](auto&& copy) {
+            if (lane >= rows) return;
+            copy_rows(x, share, tile, row, copy);
+            if (x.residual.width) copy_residual(x, share, tile, row, copy);
+            copy_besides(x, share, tile, row, copy);
+        };
+        unsigned bytes = 0;
+        each([&](int, const void*, int n) { bytes += n; });
+        for (int i = 4; i > 0; i /= 2) bytes += __shfl_xor_sync(~0u, bytes, i);  // there are at most 8 rows
+        if (lane == 0) barrier_arrive_expect(full + stage, bytes);
+        __syncwarp();
+        each([&](int at, const void* from, int n) { copy_bulk(to + at, from, n, full + stage); });
     }
+    __device__ void start() const {
+        for (int tile = 0; tile < min(x.at.stages, share.n_tiles); ++tile) load(tile, tile);
+    }
+    /// After a tile: the stage of the one before, which the other warps have left by now, gets its next.
     __device__ void done(int tile, const Ring& stage) const {
         __syncwarp();
         if (lane == 0) barrier_arrive(empty + stage.at);
-        const int next = tile + x.at.stages;
-        if (tile % warps != warp || next >= share.n_tiles) return;
-        barrier_wait(empty + stage.at, stage.parity);
-        load_tile(x, share, next, stage.at, full, lane);
+        const int next = tile - 1 + x.at.stages;
+        if (tile == 0 || next >= share.n_tiles) return;
+        const int before = stage.at == 0 ? x.at.stages - 1 : stage.at - 1;
+        barrier_wait(empty + before, stage.at == 0 ? stage.parity ^ 1 : stage.parity);
+        load(next, before);
     }
 };
 
@@ -165,11 +155,14 @@ struct Loader {
 struct Q8Rows {
     static constexpr float kScale = 256;
     static __device__ uint32_t two(uint32_t codes, uint32_t selector) {  // times 2^-8
-        constexpr uint32_t kSpread = 0x64646464, kShrink = 0x1c001c00, kOffset = 0xc480c480;  // 2^-8, -1152/256
+        constexpr uint32_t kSpread = 0x64646464, kShrink = 0x1c001c00,
+                           kOffset = 0xc480c480;  // 2^-8, -1152/256
         return multiply_add_pair(__byte_perm(codes ^ 0x80808080, kSpread, selector), kShrink, kOffset);
     }
     static __device__ uint4 eight(uint2 codes, uint32_t high, uint32_t low) {
-        const auto scaled = [&](uint32_t c) { return multiply_add_pair(c, high, multiply_add_pair(c, low, 0)); };
+        const auto scaled = [&](uint32_t c) {
+            return multiply_add_pair(c, high, multiply_add_pair(c, low, 0));
+        };
         return {scaled(two(codes.x, 0x4140)), scaled(two(codes.x, 0x4342)), scaled(two(codes.y, 0x4140)),
                 scaled(two(codes.y, 0x4342))};
     }
@@ -199,13 +192,14 @@ template <class Stored>
 __device__ void convert_as(const AbsorbedPlane& plane, const AbsorbedShare& share, int tile,
                            const unsigned char* stage, unsigned char* to, int warp, int warps, int lane) {
     for (int column = 8 * lane; column < plane.slice; column += 8 * 32) {
-        const int piece = column / plane.piece, within = column - piece * plane.piece;
+        const int piece = column / 8 * plane.of_piece >> 16, within = column - piece * plane.piece;
         const unsigned char* const from = stage + plane.raw + piece * plane.raw_piece;
         for (int row = warp; row < kTileTokens; row += warps) {
             const int seen = share.seen_row(tile, row);
             uint32_t high = 0, low = 0;
             if (Stored::kScale > 0) {
-                const float* const scales = reinterpret_cast<const float*>(from + kTileTokens * plane.raw_row);
+                const float* const scales =
+                    reinterpret_cast<const float*>(from + kTileTokens * plane.raw_row);
                 const float scale = scales[seen] * Stored::kScale;
                 high = pair_f16(scale, scale);
                 const float rest = scale - from_f16(static_cast<uint16_t>(high));
@@ -240,9 +234,9 @@ __device__ inline void convert_residual(const Absorbed& x, const AbsorbedShare& 
     const unsigned char* const from = stage + plane.raw;
     for (int row = warp; row < kTileTokens; row += warps) {
         const int shift = residual_begin(plane, share, tile, row) % 16 - bytes_of(plane.rows.dtype, first);
-        const HeadRow stored = {from + row * plane.raw_row + shift,
-                                from + kTileTokens * plane.raw_row +
-                                    share.seen_row(tile, row) * plane.rows.head_scales};
+        const HeadRow stored = {
+            from + row * plane.raw_row + shift,
+            from + kTileTokens * plane.raw_row + share.seen_row(tile, row) * plane.rows.head_scales};
         for (int column = lane; column < plane.slice; column += 32) {
             const float value = column < columns ? element_of(plane.rows, stored, first + column) : 0.0f;
             reinterpret_cast<uint16_t*>(to + plane.tile + row * plane.stride)[column] =

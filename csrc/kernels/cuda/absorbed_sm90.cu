@@ -1,16 +1,19 @@
-// Absorbed decode attention on sm_90a. A cluster shares a split of a sequence's rows; each of its blocks has a slice
-// of the columns, brings that of tile after tile into a ring of stages with bulk copies, and has as large a share of the heads:
-//   score warps    rows to f16 where they are stored in a byte; scores of the slice; of the own heads maxima, sums
+// Absorbed decode attention on sm_90a. A cluster shares a split of a sequence's rows; each of its blocks has
+// a slice of the columns, brings that of tile after tile into a ring of stages with bulk copies, and has as
+// large a share of the heads:
+//   score warps    rows to f16 where they are stored in a byte; scores of the slice; of the own heads maxima,
+//   sums
 //                  and softmax weights, which go to all blocks of the cluster
 //   product warps  all heads' weights times the slice, [heads, slice] in registers
-// So a byte of the cache is read once, and neither kind of warp waits for the other while stages are full: scores run
-// ahead. Where scores are of whole rows (modes v, x, e), blocks first send their shares of them to the heads' owners,
-// a tile ahead of the softmax.
+// So a byte of the cache is read once, and neither kind of warp waits for the other while stages are full:
+// scores run ahead. Where scores are of whole rows (modes v, x, e), blocks first send their shares of them to
+// the heads' owners, a tile ahead of the softmax.
 //
-// Who waits for whom. `full`, `empty`: stages; `free`: tiles of converted rows; `arrived`: weights of a slot, an
-// arrival for each head; `parts`: partial scores. A block's scores are less than n_tiles ahead of its own products,
-// and those less than n_tiles ahead of any other block's (whose weights they need), so with twice as many slots no
-// weight is overwritten before it is used, without anybody saying so.
+// Who waits for whom. `full`, `empty`: stages; `free`: tiles of converted rows; `arrived`: weights of a slot,
+// an arrival for each head; `parts`: partial scores. A block's scores are less than n_tiles ahead of its own
+// products, and those less than n_tiles ahead of any other block's (whose weights they need), so with twice
+// as many slots no weight is overwritten before it is used, without anybody saying so.
+#include "kernels/cuda/absorbed_heads.cuh"
 #include "kernels/cuda/absorbed_product.cuh"
 
 namespace slimrt::cuda {
@@ -28,8 +31,9 @@ struct Barriers {
     }
     __device__ void init(const Absorbed& x, int score_warps) const {
         for (int i = 0; i < x.at.stages; ++i) {
-            barrier_init(full + i, 1);
-            barrier_init(empty + i, x.converted ? score_warps : kProductWarps);
+            const int loaders = x.converted ? score_warps : kProductWarps;
+            barrier_init(full + i, loaders);
+            barrier_init(empty + i, loaders);
         }
         for (int i = 0; i < x.at.n_tiles; ++i) barrier_init(free + i, kProductWarps);
         for (int i = 0; i < x.at.slots; ++i) barrier_init(arrived + i, x.n_heads);
@@ -50,22 +54,23 @@ __device__ void prepare(const Absorbed& x, const AbsorbedShare& share) {
     const HeadScores& head = x.head;
     unsigned char* const shared = shared_memory();
     const int n = static_cast<int>(blockDim.x), thread = static_cast<int>(threadIdx.x);
-    const float unit = Operand::kBrain ? kBrainShrink : 1;
+    constexpr float unit = key_unit<Operand>;
     const int first_head = share.rank * head.per_slice, heads = heads_of_slice(x, share.rank);
     auto* const q = reinterpret_cast<float*>(shared + x.at.q);
     for (int i = thread; i < heads * head.dim; i += n) {
         const int of = i / head.dim;
-        q[i] = head.q[share.query * head.q_stride + int64_t(first_head + of) * head.q_head + i - of * head.dim] *
-               (x.scale / unit);
+        q[i] =
+            head.q[share.query * head.q_stride + int64_t(first_head + of) * head.q_head + i - of * head.dim] *
+            (x.scale / unit);
     }
-    prepare_turns(x, thread, n);
+    prepare_turns<Operand>(x, thread, n);
     auto* const scale = reinterpret_cast<uint16_t*>(shared + x.at.affine);
     const bool affine = head.row_scale || head.bias;
     for (int i = thread; affine && i < x.rows.slice; i += n) {
         const int column = share.rank * x.rows.slice + i;
         const bool there = column < head.n_heads * head.dim;
         scale[i] = to_f16(there && head.row_scale ? head.row_scale[column] : 1);
-        scale[x.rows.slice + i] = to_f16(there && head.bias ? head.bias[column] * unit : 0);
+        scale[x.rows.slice + i] = to_f16(there && head.bias ? head.bias[column] : 0);
     }
     for (int slot = 0; slot < x.at.slots; ++slot) {
         const WeightSlot to(x, slot);
@@ -80,7 +85,8 @@ __device__ void prepare(const Absorbed& x, const AbsorbedShare& share) {
     }
 }
 
-/// A block's shares of the scores of a tile, from its warps' sums and what it read head by head, to the owners.
+/// A block's shares of the scores of a tile, from its warps' sums and what it read head by head, to the
+/// owners.
 __device__ void send_parts(const Absorbed& x, const AbsorbedShare& share, const Crew& crew, int slot,
                            uint64_t* parts) {
     unsigned char* const shared = shared_memory();
@@ -108,10 +114,12 @@ __device__ void send_parts(const Absorbed& x, const AbsorbedShare& share, const 
 
 /// Softmax weights of the own heads, from this block's scores or, `kWide`, from all blocks' parts of them.
 template <class Operand, bool kWide>
-__device__ void soften(const Absorbed& x, const AbsorbedShare& share, const Crew& crew, const Barriers& barriers,
-                       int tile, int part, int slot, const float* factors) {
+__device__ void soften(const Absorbed& x, const AbsorbedShare& share, const Crew& crew,
+                       const Barriers& barriers, int tile, int part, int slot, const float* factors) {
     const unsigned char* const shared = shared_memory();
-    for (int own = crew.warp; own < x.own_heads; own += crew.warps) {
+    // By other warps in every tile, where all have met since the last one.
+    const int first = kWide ? crew.warp : (crew.warp + tile * x.own_heads) % crew.warps;
+    for (int own = first; own < x.own_heads; own += crew.warps) {
         float score = 0;
         if (kWide) {
             const auto* const from = reinterpret_cast<const float*>(shared + x.at.parts) +
@@ -134,7 +142,8 @@ struct Scores {
     Crew crew;
     Ring stage, tile_at;
 
-    __device__ Scores(const Absorbed& x, const AbsorbedShare& share, const Barriers& barriers, int warp, int lane)
+    __device__ Scores(const Absorbed& x, const AbsorbedShare& share, const Barriers& barriers, int warp,
+                      int lane)
         : x(x),
           share(share),
           barriers(barriers),
@@ -165,7 +174,7 @@ struct Scores {
         stage.next();
         tile_at.next();
     }
-    __device__ void read_heads(const HeadScorer<Operand>& scorer, int heads) const {
+    __device__ void read_heads(const auto& scorer, int heads) const {
         float* const scores = reinterpret_cast<float*>(shared_memory() + x.at.scores);
         for (int i = crew.warp; i < 2 * heads; i += crew.warps) {
             const int head = i < heads ? i : i - heads;
@@ -177,7 +186,7 @@ struct Scores {
     }
 
     __device__ void by_heads() {
-        const HeadScorer<Operand> scorer(x, crew.lane);
+        const HeadScorer<Operand, true> scorer(x, crew.lane);
         const int heads = heads_of_slice(x, share.rank);
         if (!x.head.table) turn_queries(x, nullptr, heads, crew);
         Ring slot(x.at.slots);
@@ -190,6 +199,7 @@ struct Scores {
             soften<Operand, false>(x, share, crew, barriers, tile, 0, slot.at, of_stage(x.at.factors));
             leave(tile);
         }
+        crew.meet();
     }
 
     __device__ void of_whole_rows() {
@@ -197,15 +207,15 @@ struct Scores {
         const WideScorer<Operand, kM, kParts, kWideSteps> wide(x, share, crew);
         const int heads = x.head.dim ? heads_of_slice(x, share.rank) : 0;
         if (!x.head.table) turn_queries(x, nullptr, heads, crew);
-        float* const sums = reinterpret_cast<float*>(shared_memory() + x.at.sums) +
-                            crew.warp * x.at.slot_heads * kSumStride;
+        float* const sums =
+            reinterpret_cast<float*>(shared_memory() + x.at.sums) + crew.warp * x.at.slot_heads * kSumStride;
         Ring slot(x.at.slots), part(kPartSlots), sent(kPartSlots);
         for (int tile = 0; tile <= share.n_tiles; ++tile) {
             if (tile < share.n_tiles) {
                 receive(tile);
                 if (x.head.table) turn_queries(x, of_stage(x.at.turns), heads, crew);
                 crew.meet();
-                if (heads) read_heads(HeadScorer<Operand>(x, crew.lane), heads);
+                if (heads) read_heads(HeadScorer<Operand, false>(x, crew.lane), heads);
                 wide.score(tile_data(), sums);
                 crew.meet();
                 send_parts(x, share, crew, sent.at, barriers.parts);
@@ -293,7 +303,8 @@ void start_as(const Device& device, const Absorbed& x) {
         return x.n_heads > 16 ? start<Operand, 2, 4, true>(device, x) : start<Operand, 1, 4, true>(device, x);
     if (x.n_heads > 32) return start<Operand, 4, 4, false>(device, x);
     if (x.n_heads <= 16) return start<Operand, 1, 5, false>(device, x);
-    groups > 4 * kProductWarps ? start<Operand, 2, 5, false>(device, x) : start<Operand, 2, 4, false>(device, x);
+    groups > 4 * kProductWarps ? start<Operand, 2, 5, false>(device, x)
+                               : start<Operand, 2, 4, false>(device, x);
 }
 
 }  // namespace
