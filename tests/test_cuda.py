@@ -8,11 +8,14 @@ of a layer's products may then be off by a unit of that type, which errors of ma
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import slimrt
 from conftest import CUDA_MISSING, GOLDEN, GREEDY, decode, open_engine, relative
+from gguf_shapes import Shape, write_random
 from seq2seq_models import MODELS, N_PROMPT, source, tokens
 from seq2seq_models import decode as decode_seq2seq
 from slimrt import _core
@@ -61,6 +64,25 @@ def test_every_mode(name, mode, dtype, convert):
     path = convert(GOLDEN / name)
     on_cpu, on_device = (decode(open_engine(path, mode, dtype, device=d), IDS, N_PREFILL) for d in ("cpu", "cuda"))
     assert relative(on_device, on_cpu) < bound(mode, dtype)
+
+
+WIDE = Shape(d=128, n_layers=2, n_heads=4, n_ctx=256, n_vocab=120)  # heads that whole tiles of matrices fit
+
+
+@needs_device
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "q8", "fp8_e4m3", "fp8_e5m2"])
+@pytest.mark.parametrize(("arch", "mode"), [("llama", "kv"), ("llama", "k"), ("llama", "k+r"), ("gpt2", "x")])
+def test_wide_heads(arch, mode, dtype, tmp_path):
+    """Tokens alone over more than a tile of rows, in the kernels that are fast: RoPE on read, whole rows, a residual.
+    Beside the CPU these tokens are no more off than those of the prompt, and than what rounding of rows makes."""
+    changes = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0} if arch == "llama" else {}
+    changes |= {"llama.rope.scaling.original_context_length": 64} if arch == "llama" else {}
+    path = write_random(tmp_path / "wide.gguf", replace(WIDE, arch=arch), changes)
+    ids = np.random.default_rng(1).integers(3, 100, 84)
+    on_cpu, on_device = (decode(open_engine(path, mode, dtype, device=d), ids, 80) for d in ("cpu", "cuda"))
+    rounded = relative(on_cpu, decode(open_engine(path, mode, "f32"), ids, 80))
+    prompt, alone = (relative(on_device[part], on_cpu[part]) for part in (slice(80), slice(80, None)))
+    assert prompt < max(1e-2, rounded) and alone < 2 * max(prompt, rounded)
 
 
 @needs_device

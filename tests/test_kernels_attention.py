@@ -177,7 +177,7 @@ def peaked(sharpness: float, n_heads: int = 4, kv_heads: int = 2, dim: int = 64,
     return q, keys, values
 
 
-@pytest.mark.parametrize("isa", DEVICES)
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("threshold", [1e-4, 1e-2, 0.3])
 @pytest.mark.parametrize("sharpness", [0.3, 1.0, 4.0])
@@ -198,6 +198,26 @@ def test_skipped_mass_stays_within_the_budget(dtype, kv_heads, queries, sharpnes
     assert np.abs(lse - dense_lse).max() < 1e-4
     if sharpness == 4.0 and threshold >= 1e-2 and n_heads * queries <= 2 * kv_heads:  # few share a row
         assert skipped > 0.5 * rows  # there is much to skip, and it is skipped
+
+
+@pytest.mark.parametrize("isa", DEVICES[len(ISAS) :])
+@pytest.mark.parametrize("threshold", [1e-2, 0.3])
+@pytest.mark.parametrize("sharpness", [0.3, 6.0])
+@pytest.mark.parametrize(("dtype", "kv_heads"), [("f16", 2), ("q8", 2), ("q4", 2), ("fp8_e4m3", 1)])
+def test_tiles_of_a_device_are_skipped_within_the_budget(dtype, kv_heads, sharpness, threshold, isa):
+    """As above for a query alone; but rows are skipped 32 at a time, by each part of the rows within its own budget."""
+    n_heads, dim = 2, 64
+    q, keys, values = peaked(sharpness, n_heads, kv_heads, dim, rows=4000)
+    values[:, ::dim] = 8.0
+    rest = (n_heads, kv_heads, kv_heads, dtype, 1, 1 / np.sqrt(dim), 0, isa, 1)
+    out, _, (rows, skipped) = ops.attention(q, keys, values, *rest, sparse_threshold=threshold)
+    assert rows == (len(keys) - 1) * kv_heads and skipped <= rows
+    missing = 1 - out.reshape(n_heads, dim)[:, 0] / 8
+    exact = 4e-3 if dtype == "q4" else 4 * product_unit(isa, dtype)
+    assert (missing <= threshold + exact).all() and (missing >= -exact).all()
+    if (sharpness, threshold) == (6.0, 0.3) and kv_heads == n_heads:
+        assert skipped > 0.1 * rows
+    assert ops.attention(q, keys, values, *rest)[2] == (0, 0)
 
 
 @pytest.mark.parametrize("isa", ISAS)
