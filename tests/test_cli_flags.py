@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.usefixtures("clean_environment"), pytest.mark.unsaniti
         (("--cache", "auto:q8:x"), "not a whole number"),
         (("--cache", "lowrank"), "'lowrank' is not supported"),
         (("--cache-type", "int3"), "supported: f32, f16, bf16, q8"),
-        (("--device", "cuda"), "supported: auto, cpu"),
+        (("--device", "tpu"), "supported: auto, cpu"),
         (("--num-beams", 4), "beam search"),
         (("--cache", "x"), "layer 0"),
         (("--rank", 4), "no layer has it: kv"),

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TextIO, TypeVar
+from typing import Any, NoReturn, TextIO, TypeVar
 
 from slimrt.cache import CACHE_TYPES, RESIDUAL_MODE, CacheConfig
 from slimrt.errors import SlimrtError
@@ -26,6 +26,10 @@ class Collect(argparse.Action):
     ) -> None:
         so_far = getattr(namespace, self.dest)
         setattr(namespace, self.dest, [values] if so_far is self.default else [*so_far, values])
+
+
+def _no_layers(_: str) -> NoReturn:
+    raise argparse.ArgumentTypeError("a model is on one device as a whole: choose it with --device cpu or cuda")
 
 
 class Flags:
@@ -80,6 +84,7 @@ class Flags:
         self.add("-t", "--threads", type=positive, metavar="N", help="default: the physical (or big) cores")
         self.add("-c", "--ctx", type=positive, metavar="N", help="tokens of context")
         self.add("--device", default="auto", help="cpu (which auto is), cuda or cuda:N")
+        self.add("-ngl", "--n-gpu-layers", type=_no_layers, help=argparse.SUPPRESS)
         self.add(
             "--cache",
             default="auto",
