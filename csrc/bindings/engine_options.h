@@ -1,0 +1,17 @@
+// Options of an engine out of Python's arguments, and what it says of itself as dictionaries.
+#pragma once
+
+#include "bindings/bindings.h"
+#include "engine/engine.h"
+
+namespace slimrt {
+
+/// Throws TypeError for what is unknown or of the wrong type.
+EngineOptions read_options(const nb::kwargs& args);
+/// Tensors by name; `keep` holds the arrays that they are views of.
+ExtraTensors read_extra(const nb::handle& derived, std::vector<Array<const float>>& keep);
+
+void put_memory(nb::dict& d, const MemoryReport& m);
+void put_info(nb::dict& d, const EngineInfo& info);
+
+}  // namespace slimrt
