@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the suite on a core built with AddressSanitizer and UBSan, its CUDA kernels by the emulator of tests/cuda_host. Usage: tests/sanitize.sh [BUILD_DIR]
+# Runs the suite on a core built with AddressSanitizer and UBSan. Usage: tests/sanitize.sh [BUILD_DIR]
 # Needs slimrt's Python dependencies, the extra `test`, and cmake, ninja and nanobind (installed here if missing).
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -7,7 +7,7 @@ build=${1:-build/sanitized}
 python -c 'import nanobind, cmake, ninja' 2>/dev/null || python -m pip install -q 'nanobind>=3.1,<4' 'cmake>=3.28' ninja
 
 python -m cmake -S . -B "$build" -G Ninja -DCMAKE_MAKE_PROGRAM="$(command -v ninja)" -DCMAKE_BUILD_TYPE=Release \
-    -DPython_EXECUTABLE="$(command -v python)" -DSLIMRT_SANITIZE=address,undefined -DSLIMRT_CUDA=EMULATED -DSKBUILD_PROJECT_VERSION=0.0.0+sanitized >/dev/null
+    -DPython_EXECUTABLE="$(command -v python)" -DSLIMRT_SANITIZE=address,undefined -DSLIMRT_CUDA=OFF -DSKBUILD_PROJECT_VERSION=0.0.0+sanitized >/dev/null
 python -m cmake --build "$build" --parallel 2 >/dev/null
 
 # A package of links to the sources, so that the instrumented module is the one that is imported.

@@ -126,7 +126,7 @@ def wanted(case: Case, dtype: str, unit: float = 0.0):
 def test_attention(name, dtype, isa):
     case = CASES[name]
     out, lse, out_error, lse_error = wanted(case, dtype, product_unit(isa, dtype))
-    for threads in (1, 2):
+    for threads in (1, 2) if isa != "cuda" else (1,):
         got, got_lse = run(case, dtype, isa, threads)
         assert got.shape == out.shape and got_lse.shape == lse.shape
         assert (np.abs(got - out) <= out_error).all(), np.abs(got - out).max()

@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Runs the tests of the CUDA backend without a GPU, by the emulator of tests/cuda_host. Usage: tests/emulated.sh BUILD_DIR
+# BUILD_DIR: a CMake build folder with SLIMRT_EMULATOR=ON. Tests marked slow_emulated are left out; a GPU runs them too
+# (python -m pytest -k cuda).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+emulated=$(realpath "$1")/emulated
+
+printf '%s\n' absorbed cuda_attention cuda_host cuda_linear cuda_rows |
+    xargs -P "$(nproc)" -I{} sh -c "$emulated/{}_test >$emulated/{}.txt 2>&1 || { cat $emulated/{}.txt; exit 1; }"
+
+# A package of links to the sources, so that the emulating module is the one that is imported.
+package=$emulated/package/slimrt
+rm -rf "$package" && mkdir -p "$package"
+for file in python/slimrt/*; do ln -s "$PWD/$file" "$package/"; done
+rm -f "$package"/_core*.so "$package/tools"
+ln -s "$PWD/tools" "$package/tools"
+cp "$emulated"/_core*.so "$package/"
+PYTHONPATH="$emulated/package" python -m pytest -n auto -m "not slow_emulated" -k "cuda" -p no:cacheprovider \
+    tests/test_cuda.py tests/test_kernels.py tests/test_kernels_*.py
