@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the tests of the CUDA backend without a GPU, by the emulator of tests/cuda_host. Usage: tests/emulated.sh BUILD_DIR
 # BUILD_DIR: a CMake build folder with SLIMRT_EMULATOR=ON. Tests marked slow_emulated are left out; a GPU runs them too
-# (python -m pytest -k cuda).
+# (python -m pytest -k cuda), and those of thousands of rows ("long").
 set -euo pipefail
 cd "$(dirname "$0")/.."
 emulated=$(realpath "$1")/emulated
@@ -16,5 +16,5 @@ for file in python/slimrt/*; do ln -s "$PWD/$file" "$package/"; done
 rm -f "$package"/_core*.so "$package/tools"
 ln -s "$PWD/tools" "$package/tools"
 cp "$emulated"/_core*.so "$package/"
-PYTHONPATH="$emulated/package" python -m pytest -n auto -m "not slow_emulated" -k "cuda" -p no:cacheprovider \
+PYTHONPATH="$emulated/package" python -m pytest -n auto -m "not slow_emulated" -k "cuda and not long" -p no:cacheprovider \
     tests/test_cuda.py tests/test_kernels.py tests/test_kernels_*.py
