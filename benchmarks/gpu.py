@@ -127,9 +127,7 @@ def decode_seconds(path: Path, cache: str, type: str, depth: int, steps: int = 2
     """A sequence of `depth` tokens, made by tiling a short prefill; seconds of a step."""
     from slimrt import _core
 
-    engine = _core.Engine(
-        str(path), n_ctx=depth + 64, cache=cache, cache_type_k=type, cache_type_v=type, rank=0, device="cuda"
-    )
+    engine = _core.Engine(str(path), n_ctx=depth + 64, cache=cache, cache_type_k=type, cache_type_v=type, device="cuda")
     sequence = engine.new_sequence()
     start = time.perf_counter()
     engine.append([(sequence, np.arange(1024, dtype=np.int32) % 1000 + 3)])

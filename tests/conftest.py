@@ -185,6 +185,14 @@ def decode(engine, ids: np.ndarray, n_prefill: int, sequence: int | None = None)
     return np.concatenate([engine.append([(sequence, step)], all_logits=True) for step in steps])
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Attention beside rows of every type is slow without a GPU, and tests/cpp has it too."""
+    for item in items:
+        params = getattr(getattr(item, "callspec", None), "params", {})
+        if params.get("isa") == "cuda" and params.get("dtype") in ("bf16", "fp8_e4m3", "fp8_e5m2", "q4"):
+            item.add_marker(pytest.mark.slow_emulated)
+
+
 def pytest_terminal_summary(terminalreporter) -> None:
     """How many tests wait for a GPU: among other skips they would go unnoticed."""
     skipped = sum("no CUDA device" in str(report.longrepr) for report in terminalreporter.stats.get("skipped", []))

@@ -1,9 +1,8 @@
 // Absorbed decode attention on sm_90a. A cluster shares a split of a sequence's rows; each of its blocks has
 // a slice of the columns, brings that of tile after tile into a ring of stages with bulk copies, and has as
 // large a share of the heads:
-//   score warps    rows to f16 where they are stored in a byte; scores of the slice; of the own heads maxima,
-//   sums
-//                  and softmax weights, which go to all blocks of the cluster
+//   score warps    rows to f16 where they are stored in a byte; scores of the slice; of the own heads
+//                  maxima, sums and softmax weights, which go to all blocks of the cluster
 //   product warps  all heads' weights times the slice, [heads, slice] in registers
 // So a byte of the cache is read once, and neither kind of warp waits for the other while stages are full:
 // scores run ahead. Where scores are of whole rows (modes v, x, e), blocks first send their shares of them to
