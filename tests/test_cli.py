@@ -253,7 +253,8 @@ def test_doctor(run):
     assert (code, err) == (0, "")
     assert slimrt.__version__ in out and "GB/s" in out
     report = json.loads(run("doctor", "--json", "-t", 1)[1])
-    assert report["threads"] == 1 and report["read_bandwidth"] > 0 and [name[:4] for name in report["devices"]][:2] == ["cpu", "cuda"]
+    assert report["threads"] == 1 and report["read_bandwidth"] > 0
+    assert {name.split(":")[0] for name in report["devices"]} == {"cpu", "cuda"}
 
 
 def test_convert_then_load_without_folding(run, tiny, tmp_path):
