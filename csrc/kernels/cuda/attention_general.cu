@@ -39,16 +39,6 @@ __device__ float element(const RowsView& rows, const Place& at, int column) {
                       column - head * rows.head_dim);
 }
 
-/// Fresh rows as dense rows of f32.
-__device__ RowsView fresh_view(const FloatRows& fresh, int64_t first_row, int64_t first_position) {
-    RowsView rows;
-    rows.base = reinterpret_cast<const unsigned char*>(fresh.row(first_row));
-    rows.head_dim = 1 << 30;
-    rows.row_bytes = fresh.stride * sizeof(float);
-    rows.first = first_position;
-    return rows;
-}
-
 /// A block's share of the work, and what its threads have in common.
 struct Group {
     const AttentionView& a;

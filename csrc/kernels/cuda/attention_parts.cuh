@@ -29,6 +29,16 @@ __device__ inline Range fresh_rows(const AttentionView& a, const PlacedSequence&
     return seen(a, s, {s.position, s.fresh ? s.position + s.n_queries : s.position}, first, last);
 }
 
+/// Fresh rows as dense rows of f32.
+__device__ inline RowsView fresh_view(const FloatRows& fresh, int64_t first_row, int64_t first_position) {
+    RowsView rows;
+    rows.base = reinterpret_cast<const unsigned char*>(fresh.row(first_row));
+    rows.head_dim = 1 << 30;
+    rows.row_bytes = fresh.stride * sizeof(float);
+    rows.first = first_position;
+    return rows;
+}
+
 /// What is subtracted from scores: rows that are all -inf have no maximum.
 __device__ inline float reference(float max) { return max == -infinity() ? 0.0f : max; }
 

@@ -65,6 +65,20 @@ struct PairRow {
 
 __device__ inline int pair_of_lane(int r) { return threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + 8 * r; }
 
+/// Two products of a with what load_matrices() gave; and where numbers are two f16, of each with the other's
+/// rest.
+__device__ inline void multiply_add_two(float (&first)[4], float (&second)[4], const uint32_t (&a)[4],
+                                        const uint32_t (&b)[4]) {
+    multiply_add_f16(first, a, b[0], b[1]);
+    multiply_add_f16(second, a, b[2], b[3]);
+}
+__device__ inline void multiply_add_rests(float (&first)[4], float (&second)[4], const uint32_t (&a)[4],
+                                          const uint32_t (&a_rest)[4], const uint32_t (&b)[4],
+                                          const uint32_t (&b_rest)[4]) {
+    multiply_add_two(first, second, a, b_rest);
+    multiply_add_two(first, second, a_rest, b);
+}
+
 /// Scores of this warp's 16 pairs and a tile's rows.
 template <bool exact, int kRows>
 __device__ inline void score_tile(const PrefillJob& job, float (&s)[kRows / 8][4]) {
@@ -83,13 +97,9 @@ __device__ inline void score_tile(const PrefillJob& job, float (&s)[kRows / 8][4
             load_matrices(b, at);
             if constexpr (exact) {
                 load_matrices(b_rest, at + job.k.rest());
-                multiply_add_f16(s[i], a, b_rest[0], b_rest[1]);
-                multiply_add_f16(s[i + 1], a, b_rest[2], b_rest[3]);
-                multiply_add_f16(s[i], a_rest, b[0], b[1]);
-                multiply_add_f16(s[i + 1], a_rest, b[2], b[3]);
+                multiply_add_rests(s[i], s[i + 1], a, a_rest, b, b_rest);
             }
-            multiply_add_f16(s[i], a, b[0], b[1]);
-            multiply_add_f16(s[i + 1], a, b[2], b[3]);
+            multiply_add_two(s[i], s[i + 1], a, b);
         }
     }
 }
@@ -192,13 +202,9 @@ __device__ inline void add_values(const PrefillJob& job, const float (&w)[kRows 
             load_matrices_turned(b, at);
             if constexpr (exact) {
                 load_matrices_turned(b_rest, at + job.v.rest());
-                multiply_add_f16(sums[n], a, b_rest[0], b_rest[1]);
-                multiply_add_f16(sums[n + 1], a, b_rest[2], b_rest[3]);
-                multiply_add_f16(sums[n], a_rest, b[0], b[1]);
-                multiply_add_f16(sums[n + 1], a_rest, b[2], b[3]);
+                multiply_add_rests(sums[n], sums[n + 1], a, a_rest, b, b_rest);
             }
-            multiply_add_f16(sums[n], a, b[0], b[1]);
-            multiply_add_f16(sums[n + 1], a, b[2], b[3]);
+            multiply_add_two(sums[n], sums[n + 1], a, b);
         }
     }
 }

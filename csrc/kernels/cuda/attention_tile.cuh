@@ -103,16 +103,6 @@ struct HeadSource {
     __device__ bool plain() const { return !row_scale && !bias && !n_rot; }
 };
 
-/// Fresh rows as dense rows of f32.
-__device__ inline RowsView fresh_view(const FloatRows& fresh, int64_t first_row, int64_t first_position) {
-    RowsView rows;
-    rows.base = reinterpret_cast<const unsigned char*>(fresh.row(first_row));
-    rows.head_dim = 1 << 30;
-    rows.row_bytes = fresh.stride * sizeof(float);
-    rows.first = first_position;
-    return rows;
-}
-
 /// Eight columns of a row, with all that is done to it but the rotation.
 __device__ inline void read_scaled(const HeadSource& from, const HeadRow& row, float factor, int column,
                                    float (&x)[8]) {

@@ -26,9 +26,8 @@ CudaBackend::~CudaBackend() {
 std::string CudaBackend::description() const { return concat("cuda ", device_.id, ", ", device_.name); }
 
 bool CudaBackend::ready() const {
-    if (dry()) return false;
     check(cudaSetDevice(device_.id), "choosing the device");
-    return true;
+    return !dry();
 }
 
 Buffer CudaBackend::alloc(MemoryKind kind, size_t bytes, const char* what) {
@@ -81,15 +80,17 @@ void CudaBackend::inverse_rms(Tensor x, float eps, Tensor out) {
     if (ready()) cuda::inverse_rms(device_, x, eps, out);
 }
 
-void CudaBackend::linear(Tensor x, std::span<const Product> products) {
-    std::byte* const workspace = workspace_of(linear_workspace(device_, x, 1, products));
-    if (ready()) cuda::linear(device_, x, 1, products, workspace);
-}
+void CudaBackend::linear(Tensor x, std::span<const Product> products) { multiply(x, 1, products); }
 
 void CudaBackend::linear_per_head(Tensor x, Tensor weight, int n_heads, Tensor out) {
     const Product product{weight, {}, out};
-    std::byte* const workspace = workspace_of(linear_workspace(device_, x, n_heads, {&product, 1}));
-    if (ready()) cuda::linear(device_, x, n_heads, {&product, 1}, workspace);
+    multiply(x, n_heads, {&product, 1});
+}
+
+void CudaBackend::multiply(Tensor x, int n_heads, std::span<const Product> products) {
+    const bool real = ready();  // libraries too ask for the device when they are opened, so when planning
+    std::byte* const workspace = workspace_of(linear_workspace(device_, x, n_heads, products));
+    if (real) cuda::linear(device_, x, n_heads, products, workspace);
 }
 
 void CudaBackend::rope(Tensor x, int n_heads, const Rope& rope, Tensor positions) {

@@ -62,13 +62,14 @@ class CudaBackend final : public Backend {
         cudaGraphExec_t exec = nullptr;  // none: its calls were made once, one by one
     };
 
+    void multiply(Tensor x, int n_heads, std::span<const Product> products);
     void put(Places& places, std::span<AttentionSequence* const> sequences);
     /// Whether it is a new one now.
     bool grow(Buffer& buffer, size_t bytes, const char* what);
     void copy(void* to, const void* from, size_t bytes);
     void record(Graph& graph, const std::function<void()>& body);
     void forget_graphs();
-    /// Makes the device this thread's own; nothing is to be done when dry.
+    /// Makes the device this thread's own. Whether there is something to be done: not when dry.
     bool ready() const;
     std::byte* workspace_of(size_t bytes);
 
