@@ -44,7 +44,7 @@ Tensor maybe(bool there, const Vector& v) { return there ? v.tensor : Tensor{}; 
 /// A case's rows and queries, what the kernels make of them, and what that should be.
 class Run {
   public:
-    explicit Run(const Case& c);
+    Run(const Case& c, int capability);
     void call();
     void compare();
     /// The largest error, as a share of its bound.
@@ -61,6 +61,7 @@ class Run {
                         const float* got, int width);
 
     const Case& c;
+    const int capability;
     const int n = int(c.ends.size()), shift = 1, tokens = n + shift, rank = std::max(c.rank, 4);
     const int64_t longest = *std::max_element(c.ends.begin(), c.ends.end());
     const float scaling = 1.1f;
@@ -82,7 +83,7 @@ class Run {
     double reach = 0;  // the largest sqrt(sum (q_i k_i)^2) of a score
 };
 
-Run::Run(const Case& c) : c(c) {
+Run::Run(const Case& c, int capability) : c(c), capability(capability) {
     fill(plane, rows, 1);
     if (c.rank) fill(residual, residuals, 0.25);
     if (c.factors) fill(factor, factors, 1, 1);
@@ -178,12 +179,16 @@ void Run::call() {
                              .relative_origin = longest,
                              .lse = maybe(c.lse, lse)};
     const cuda::Device device{
-        .capability = 90, .processors = c.processors, .shared_bytes = size_t(c.kib) << 10};
-    if (!cuda::absorbed_can(device, args)) std::printf("%s: refused\n", c.name), std::exit(1);
-    std::vector<std::byte> workspace(cuda::absorbed_workspace(device, args) + 16, std::byte{0xff});
-    const uintptr_t address = reinterpret_cast<uintptr_t>(workspace.data());
-    cuda::absorbed(device, args, placed.data(), shift, workspace.data() + (16 - address % 16) % 16);
+        .capability = capability, .processors = c.processors, .shared_bytes = size_t(c.kib) << 10};
+    if (!cuda::absorbed_can(device, args))
+        std::printf("sm_%d %s: refused\n", capability, c.name), std::exit(1);
+    void* workspace = nullptr;
+    const size_t bytes = cuda::absorbed_workspace(device, args);
+    cuda::check(cudaMalloc(&workspace, bytes), "allocating a workspace");
+    cuda::check(cudaMemset(workspace, 0xff, bytes), "filling it");
+    cuda::absorbed(device, args, placed.data(), shift, static_cast<std::byte*>(workspace));
     cuda::check(cudaDeviceSynchronize(), "waiting for kernels");
+    cuda::check(cudaFree(workspace), "freeing it");
 }
 
 double Run::expected_score(int s, int h, const double* row, double row_factor, int64_t at) {
@@ -264,8 +269,8 @@ double Run::report() {
     const double u = 0x1p-12;
     const double bound = (c.type == DType::BF16 ? 0x1p-9 : u) + 4 * 2 / std::sqrt(3.0) * u * reach;
     worst /= largest;
-    std::printf("%-34s error %.1e of the largest, of lse %.1e, bound %.1e\n", c.name, worst, worst_lse,
-                bound);
+    std::printf("sm_%d %-34s error %.1e of the largest, of lse %.1e, bound %.1e\n", capability, c.name, worst,
+                worst_lse, bound);
     return std::max(worst, worst_lse) / bound;
 }
 
@@ -273,12 +278,13 @@ double Run::report() {
 
 int main(int argc, char** argv) {
     bool good = true;
-    for (const Case& c : cases)
-        if (argc < 2 || std::strstr(c.name, argv[1])) {
-            Run run(c);
-            run.call();
-            run.compare();
-            good &= run.report() <= 1;
-        }
+    for (const int capability : {90, 80})  // clusters; teams of blocks that write to each other
+        for (const Case& c : cases)
+            if (argc < 2 || std::strstr(c.name, argv[1])) {
+                Run run(c, capability);
+                run.call();
+                run.compare();
+                good &= run.report() <= 1;
+            }
     return good ? 0 : 1;
 }

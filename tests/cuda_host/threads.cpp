@@ -1,4 +1,6 @@
-// The threads of a cluster as fibers: each runs until it waits; when none can go on, the launch is dead.
+// The threads of a cluster as fibers: each runs until it waits; when none can go on, the launch is dead. Of a
+// launch without clusters more blocks are started when one waits for what others write to device memory.
+#include <algorithm>
 #include <bit>
 #include <cstdarg>
 #include <cstdio>
@@ -20,15 +22,16 @@ namespace {
 constexpr int kLanes = 32;
 
 struct Copy {
-    void* to;
-    const void* from;
-    size_t bytes;
-    uint64_t* barrier;  // of bulk copies
+    void* to = nullptr;
+    const void* from = nullptr;  // nullptr: zeros
+    size_t bytes = 0;
+    uint64_t* barrier = nullptr;  // that is told when the copy is there: of so many bytes, of an arrival
+    uint32_t told_bytes = 0, told_arrivals = 0;
 };
 
 struct Block {
     uint3 index;
-    unsigned char* shared;
+    std::unique_ptr<unsigned char, decltype(&std::free)> shared{nullptr, &std::free};
     int live = 0, at_barrier = 0;
 };
 
@@ -42,14 +45,19 @@ struct Thread {
     Collective* collective = nullptr;
     uint64_t* barrier = nullptr;
     uint32_t parity = 0;
+    const uint32_t* count = nullptr;
+    uint32_t wanted = 0;
     std::vector<std::vector<Copy>> groups{1};  // the last one is open
 };
 
-/// The cluster that is running.
+constexpr size_t kMostBlocks = 64;
+
+/// The cluster that is running, or the blocks.
 struct Cluster {
     const Launch* launch = nullptr;
-    unsigned threads = 0;  // of a block
-    std::vector<Block> blocks;
+    unsigned threads = 0;                      // of a block
+    uint64_t next = 0;                         // block of the launch
+    std::vector<Block> blocks;                 // stay where they are: room for all is kept
     std::vector<std::unique_ptr<Thread>> all;  // block after block; more than there are threads
     std::vector<Thread*> ready;
     size_t live = 0, at_barrier = 0;
@@ -84,7 +92,7 @@ void release_all(const char* what, const Block* of) {
 }
 
 constexpr char kBlockBarrier[] = "__syncthreads", kClusterBarrier[] = "cluster_sync",
-               kCountingBarrier[] = "barrier_wait";
+               kCountingBarrier[] = "barrier_wait", kCount[] = "count_wait";
 
 void check_block_barrier(Block& block) {
     if (block.at_barrier == 0 || block.at_barrier < block.live) return;
@@ -166,6 +174,7 @@ void make_thread(Thread& thread, Block& block, unsigned number) {
 }
 
 void deliver(const Copy& copy) {
+    if (copy.bytes == 0) return;
     copy.from ? std::memcpy(copy.to, copy.from, copy.bytes) : std::memset(copy.to, 0, copy.bytes);
 }
 
@@ -196,20 +205,29 @@ bool has_ended(uint64_t* barrier, uint32_t parity) {
         if (copy.barrier != barrier) return false;
         deliver(copy);
         Counting counting = read(barrier, "copy_bulk");
-        counting.bytes -= copy.bytes;
+        counting.bytes -= copy.told_bytes;
+        counting.left -= copy.told_arrivals;
         write(barrier, counting);
         return true;
     });
     return read(barrier, kCountingBarrier).parity != parity;
 }
 
-/// Whether somebody who waits for copies or arrivals at a counting barrier can go on now.
-bool poll_barriers() {
+/// Whether somebody who waits for copies, arrivals at a counting barrier or a count can go on now.
+bool poll() {
     for (size_t i = 0; i < cluster.n_threads(); ++i) {
         Thread& thread = *cluster.all[i];
-        if (thread.waits_for == kCountingBarrier && has_ended(thread.barrier, thread.parity)) release(thread);
+        if ((thread.waits_for == kCountingBarrier && has_ended(thread.barrier, thread.parity)) ||
+            (thread.waits_for == kCount && *thread.count >= thread.wanted))
+            release(thread);
     }
     return !cluster.ready.empty();
+}
+
+bool somebody_waits_for_a_count() {
+    for (size_t i = 0; i < cluster.n_threads(); ++i)
+        if (cluster.all[i]->waits_for == kCount) return true;
+    return false;
 }
 
 [[noreturn]] void report_deadlock() {
@@ -230,23 +248,47 @@ bool poll_barriers() {
     std::abort();
 }
 
+bool there_are_more() { return cluster.next < uint64_t{gridDim.x} * gridDim.y * gridDim.z; }
+
+/// The next block of the launch begins.
+void start_block() {
+    const uint64_t i = cluster.next++;
+    cluster.blocks.push_back({.index = {unsigned(i % gridDim.x), unsigned(i / gridDim.x % gridDim.y),
+                                        unsigned(i / gridDim.x / gridDim.y)},
+                              .live = int(cluster.threads)});
+    Block& block = cluster.blocks.back();
+    void* memory = nullptr;
+    const size_t bytes = cluster.launch->shared_bytes;
+    if (bytes > 0 && posix_memalign(&memory, 1024, bytes) != 0) die("no memory for shared memory");
+    if (memory) std::memset(memory, 0xff, bytes);
+    block.shared.reset(static_cast<unsigned char*>(memory));
+    cluster.live += cluster.threads;
+    const size_t first = cluster.n_threads() - cluster.threads;
+    while (cluster.all.size() < cluster.n_threads()) cluster.all.push_back(std::make_unique<Thread>());
+    for (unsigned i = 0; i < cluster.threads; ++i) make_thread(*cluster.all[first + i], block, i);
+}
+
+/// Blocks that wait for others that have not begun: those begin, as on a device with room for them.
+bool start_more() {
+    if (cluster.launch->cluster > 1 || !there_are_more() || !somebody_waits_for_a_count()) return false;
+    if (cluster.blocks.size() == kMostBlocks) die("more than %zu blocks wait for each other", kMostBlocks);
+    start_block();
+    return true;
+}
+
 void run_cluster() {
     cluster.live = cluster.at_barrier = 0;
     cluster.ready.clear();
-    for (Block& block : cluster.blocks) {
-        block.live = int(cluster.threads);
-        block.at_barrier = 0;
-        if (block.shared) std::memset(block.shared, 0xff, cluster.launch->shared_bytes);
-        for (unsigned i = 0; i < cluster.threads; ++i) make_thread(*cluster.all[cluster.live++], block, i);
-    }
+    cluster.blocks.clear();
+    for (unsigned rank = 0; rank < cluster.launch->cluster; ++rank) start_block();
     while (cluster.live > 0) {
-        if (cluster.ready.empty() && !poll_barriers()) report_deadlock();
+        if (cluster.ready.empty() && !poll() && !start_more()) report_deadlock();
         std::swap(cluster.ready[cluster.chance() % cluster.ready.size()], cluster.ready.back());
         Thread& next = *cluster.ready.back();
         cluster.ready.pop_back();
         go_on(next);
     }
-    if (!cluster.bulk.empty()) die("the cluster ends with bulk copies that nobody has waited for");
+    if (!cluster.bulk.empty()) die("blocks end with copies that nobody has waited for");
 }
 
 }  // namespace
@@ -291,7 +333,7 @@ void sync_cluster() {
     pause();
 }
 
-unsigned char* shared_memory() { return cluster.current->block->shared; }
+unsigned char* shared_memory() { return cluster.current->block->shared.get(); }
 
 unsigned cluster_rank() { return unsigned(cluster.current->block - cluster.blocks.data()); }
 
@@ -300,7 +342,7 @@ void* shared_of(const void* own, unsigned rank) {
     if (offset >= cluster.launch->shared_bytes) die("shared_of: not in the block's dynamic shared memory");
     if (rank >= cluster.blocks.size())
         die("shared_of: block %u of a cluster of %zu", rank, cluster.blocks.size());
-    return cluster.blocks[rank].shared + offset;
+    return cluster.blocks[rank].shared.get() + offset;
 }
 
 void copy_later(void* to, const void* from, size_t bytes) {
@@ -309,8 +351,8 @@ void copy_later(void* to, const void* from, size_t bytes) {
     if (bytes > 16) die("copy16: %zu bytes", bytes);
     std::memset(to, 0xff, 16);
     auto& group = cluster.current->groups.back();
-    group.push_back({to, from, bytes, nullptr});
-    if (bytes < 16) group.push_back({static_cast<char*>(to) + bytes, nullptr, 16 - bytes, nullptr});
+    group.push_back({to, from, bytes});
+    if (bytes < 16) group.push_back({static_cast<char*>(to) + bytes, nullptr, 16 - bytes});
 }
 
 void end_copy_group() { cluster.current->groups.emplace_back(); }
@@ -349,7 +391,25 @@ void copy_bulk(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
     if (bytes % 16 != 0) die("copy_bulk: %u bytes are no multiple of 16", bytes);
     read(barrier, "copy_bulk");
     std::memset(to, 0xff, bytes);
-    cluster.bulk.push_back({to, from, bytes, barrier});
+    cluster.bulk.push_back({to, from, bytes, barrier, bytes});
+}
+
+void arrive_after_copies(uint64_t* barrier) {
+    read(barrier, "arrive_after_copies");
+    for (auto& group : cluster.current->groups)
+        for (Copy& copy : group) {
+            copy.barrier = barrier;
+            cluster.bulk.push_back(copy);
+        }
+    cluster.current->groups.assign(1, {});
+    cluster.bulk.push_back({.barrier = barrier, .told_arrivals = 1});
+}
+
+void wait_for_count(const uint32_t* count, uint32_t wanted) {
+    if (*count >= wanted) return;
+    cluster.current->count = count;
+    cluster.current->wanted = wanted;
+    wait_for(kCount);
 }
 
 void run(const Launch& launch) {
@@ -357,24 +417,11 @@ void run(const Launch& launch) {
     cluster.chance.seed(seed ? unsigned(std::atoi(seed)) : 1);
     cluster.launch = &launch;
     cluster.threads = launch.block.x * launch.block.y * launch.block.z;
-    cluster.blocks.assign(launch.cluster, {});
-    while (cluster.all.size() < cluster.n_threads()) cluster.all.push_back(std::make_unique<Thread>());
+    cluster.blocks.reserve(std::max<size_t>(launch.cluster, kMostBlocks));
     gridDim = launch.grid;
     blockDim = launch.block;
-    std::vector<std::unique_ptr<unsigned char, decltype(&std::free)>> shared;
-    for (Block& block : cluster.blocks) {
-        void* memory = nullptr;
-        if (launch.shared_bytes > 0 && posix_memalign(&memory, 1024, launch.shared_bytes) != 0)
-            die("no memory for shared memory");
-        shared.emplace_back(block.shared = static_cast<unsigned char*>(memory), &std::free);
-    }
-    for (unsigned z = 0; z < launch.grid.z; ++z)
-        for (unsigned y = 0; y < launch.grid.y; ++y)
-            for (unsigned x = 0; x < launch.grid.x; x += launch.cluster) {
-                for (unsigned rank = 0; rank < launch.cluster; ++rank)
-                    cluster.blocks[rank].index = {x + rank, y, z};
-                run_cluster();
-            }
+    for (cluster.next = 0; there_are_more();) run_cluster();
+    cluster.blocks.clear();
 }
 
 }  // namespace cuda_host

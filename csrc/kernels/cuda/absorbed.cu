@@ -9,8 +9,9 @@
 namespace slimrt::cuda {
 namespace {
 
-constexpr int kMaxCluster = 16, kMaxHeads = 64, kMaxWideHeads = 32, kMaxSplits = 128, kMostStages = 6;
-constexpr int kClusterCapability = 90;
+constexpr int kMaxCluster = 16, kMaxTeam = 32, kMaxHeads = 64, kMaxWideHeads = 32, kMaxSplits = 128;
+constexpr int kMostStages = 6, kGoodStages = 4;
+constexpr int kFirstCapability = 80, kClusterCapability = 90;
 
 template <class Number>
 Number round_up(Number n, Number unit) {
@@ -148,7 +149,8 @@ void lay_out(Absorbed& x, int stages, int tiles) {
     at.affine = take(x.head.row_scale || x.head.bias ? 4 * x.rows.slice : 0);
     at.scores = take(x.head.per_slice * kTileTokens * kFloat);
     at.sums = take(x.wide.dim ? kWideWarps * at.slot_heads * kSumStride * kFloat : 0);
-    at.parts = take(x.wide.dim ? kPartSlots * x.n_heads * kTileTokens * kFloat : 0);
+    at.parts = take(x.wide.dim && !x.mailed ? kPartSlots * x.n_heads * kTileTokens * kFloat : 0);
+    at.ticket = take(kFloat);
     at.state = take(2 * x.own_heads * kFloat);
     at.barriers = take((2 * stages + tiles + at.slots + kPartSlots + 1) * static_cast<int>(sizeof(uint64_t)));
     at.bytes = end;
@@ -167,13 +169,13 @@ bool fill_memory(Absorbed& x, size_t shared_bytes) {
     return false;
 }
 
-/// Slices for a cluster of so many blocks, or false.
-bool share_columns(Absorbed& x, int cluster, size_t shared_bytes) {
+/// Slices for a team of so many blocks, or false.
+bool share_columns(Absorbed& x, int team, size_t shared_bytes) {
     const int width = x.rows.width, unit = x.residual.rows.dtype == DType::Q4 ? 32 : kGroupColumns;
-    if (x.n_heads % cluster || width % (cluster * kGroupColumns)) return false;
-    x.cluster = cluster;
-    x.own_heads = x.n_heads / cluster;
-    const int slice = x.rows.slice = width / cluster, stored = x.rows.rows.head_dim;
+    if (x.n_heads % team || width % (team * kGroupColumns)) return false;
+    x.team = team;
+    x.own_heads = x.n_heads / team;
+    const int slice = x.rows.slice = width / team, stored = x.rows.rows.head_dim;
     x.rows.by_heads = stored < width;
     x.rows.piece = std::min(slice, stored);
     x.rows.pieces = slice / x.rows.piece;
@@ -182,7 +184,7 @@ bool share_columns(Absorbed& x, int cluster, size_t shared_bytes) {
         x.rows.by_heads ? x.rows.pieces * (x.rows.rows.head_elements + x.rows.rows.head_scales) * kTileTokens
                         : bytes_of(x.rows.rows.dtype, slice);
     if (slice > kMaxSlice || (stored < width && slice % stored)) return false;
-    x.residual.slice = x.residual.width ? round_up((x.residual.width + cluster - 1) / cluster, unit) : 0;
+    x.residual.slice = x.residual.width ? round_up((x.residual.width + team - 1) / team, unit) : 0;
     const int groups = (slice + x.residual.slice) / kGroupColumns;
     if (groups > kProductWarps * (x.n_heads > 32 ? 4 : 5)) return false;
     if (x.head.dim) {
@@ -193,15 +195,15 @@ bool share_columns(Absorbed& x, int cluster, size_t shared_bytes) {
     return fill_memory(x, shared_bytes);
 }
 
-/// So many that the last of the waves, in which clusters run, is nearly full; more waves cost a little.
-int splits_of(int processors, int cluster, int sequences) {
+/// So many that the last of the waves, in which teams run, is nearly full; more waves cost a little.
+int splits_of(int processors, int team, int sequences) {
     constexpr double kWaveCost = 0.02;
-    const int clusters = std::max(1, processors / cluster), most = (clusters + sequences - 1) / sequences + 3;
+    const int teams = std::max(1, processors / team), most = (teams + sequences - 1) / sequences + 3;
     int best = 1;
     double best_use = -1;
     for (int splits = 1; splits <= std::min(most, kMaxSplits); ++splits) {
-        const int jobs = splits * sequences, waves = (jobs + clusters - 1) / clusters;
-        const double use = double(jobs) / (double(waves) * clusters) - kWaveCost * waves;
+        const int jobs = splits * sequences, waves = (jobs + teams - 1) / teams;
+        const double use = double(jobs) / (double(waves) * teams) - kWaveCost * waves;
         if (use > best_use + 1e-9) {
             best_use = use;
             best = splits;
@@ -210,10 +212,25 @@ int splits_of(int processors, int cluster, int sequences) {
     return best;
 }
 
+/// The smallest cluster that fits. The smallest team with enough stages, since weights that go through device
+/// memory are longer on their way, else the one with the most. False: none fits.
+bool choose_team(Absorbed& x, const Device& device) {
+    const int most = std::min(x.mailed ? kMaxTeam : kMaxCluster, device.processors);
+    const int enough = x.mailed ? kGoodStages : 1;
+    int best = 0, stages = 0;
+    for (int team = 1; team <= most && stages < enough; ++team) {
+        if (!share_columns(x, team, device.shared_bytes) || x.at.stages <= stages) continue;
+        best = team;
+        stages = x.at.stages;
+    }
+    return best > 0 && share_columns(x, best, device.shared_bytes);
+}
+
 std::optional<Absorbed> plan(const Device& device, const AttentionArgs& args) {
-    if (device.capability != kClusterCapability || !fits(args)) return std::nullopt;
+    if (device.capability < kFirstCapability || !fits(args)) return std::nullopt;
     Absorbed x{.n_heads = args.n_heads,
                .sequences = static_cast<int>(args.sequences.size()),
+               .mailed = device.capability < kClusterCapability,
                .scale = args.scale,
                .window = args.window,
                .relative_bias = floats(args.relative_bias),
@@ -244,16 +261,33 @@ std::optional<Absorbed> plan(const Device& device, const AttentionArgs& args) {
     }
     x.bf16 = x.rows.rows.dtype == DType::BF16;
     x.converted = !x.bf16 && x.rows.rows.dtype != DType::F16;
-    for (int cluster = 1; cluster <= kMaxCluster; ++cluster) {
-        if (!share_columns(x, cluster, device.shared_bytes)) continue;
-        x.splits = splits_of(device.processors, cluster, x.sequences);
-        return x;
+    if (!choose_team(x, device)) return std::nullopt;
+    x.splits = splits_of(device.processors, x.team, x.sequences);
+    if (x.mailed) {
+        x.mail.team_counts = x.wide.dim ? x.team * kPartSlots : 0;
+        x.mail.team_words = x.at.slots * x.n_heads * kMailWords;
+        x.mail.team_parts = x.wide.dim ? x.team * kPartSlots * x.n_heads * kTileTokens : 0;
     }
-    return std::nullopt;
+    return x;
 }
 
-size_t partial_floats(const Absorbed& x) { return size_t(x.sequences) * x.splits * x.n_heads * x.columns; }
-size_t end_floats(const Absorbed& x) { return size_t(x.sequences) * x.splits * x.n_heads * 2; }
+/// Memory for all of it, with what is in it set in x.
+size_t share_workspace(Absorbed& x, std::byte* workspace) {
+    const size_t teams = size_t(x.sequences) * x.splits;
+    size_t end = 0;
+    const auto take = [&]<class T>(T*& part, size_t bytes) {
+        part = reinterpret_cast<T*>(workspace + end);
+        end += round_up(bytes, size_t{16});
+    };
+    if (x.mailed) {
+        take(x.mail.counts, (1 + teams * x.mail.team_counts) * kCountBytes);
+        take(x.mail.words, teams * x.mail.team_words * sizeof(uint64_t));
+        take(x.mail.parts, teams * x.mail.team_parts * sizeof(float));
+    }
+    take(x.partial, teams * x.n_heads * x.columns * sizeof(float));
+    take(x.ends, teams * x.n_heads * 2 * sizeof(float));
+    return end;
+}
 
 // The merge.
 
@@ -349,8 +383,8 @@ __global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_const
 bool absorbed_can(const Device& device, const AttentionArgs& args) { return plan(device, args).has_value(); }
 
 size_t absorbed_workspace(const Device& device, const AttentionArgs& args) {
-    const std::optional<Absorbed> x = plan(device, args);
-    return x ? (partial_floats(*x) + end_floats(*x)) * sizeof(float) : 0;
+    std::optional<Absorbed> x = plan(device, args);
+    return x ? share_workspace(*x, nullptr) : 0;
 }
 
 void absorbed(const Device& device, const AttentionArgs& args, const PlacedSequence* placed, int query_shift,
@@ -358,9 +392,8 @@ void absorbed(const Device& device, const AttentionArgs& args, const PlacedSeque
     Absorbed x = *plan(device, args);
     x.placed = placed;
     x.query_shift = query_shift;
-    x.partial = reinterpret_cast<float*>(workspace);
-    x.ends = x.partial + partial_floats(x);
-    absorbed_clusters(device, x);
+    share_workspace(x, workspace);
+    x.mailed ? absorbed_teams(device, x) : absorbed_clusters(device, x);
     const unsigned chunks = (x.columns + kMergeColumns - 1) / kMergeColumns;
     launch(device, merge_kernel, {.grid = dim3(chunks, x.n_heads, x.sequences), .block = dim3(kMergeThreads)},
            x);

@@ -1,4 +1,4 @@
-// How an absorbed attention is shared out, as the host decides it and as kernels see it. A cluster of blocks
+// How an absorbed attention is shared out, as the host decides it and as kernels see it. A team of blocks
 // takes a split of a sequence; each of its blocks a slice of the columns and as large a share of the heads.
 #pragma once
 
@@ -16,7 +16,7 @@ inline constexpr int kSumStride = 36;     // floats between heads of 32 partial 
 inline constexpr int kPartSlots = 4;      // tiles whose partial scores may be on their way
 inline constexpr int kPad = 16;           // bytes after a row of a tile, so that 8 rows lie in all banks
 
-/// A plane of rows whose columns the blocks of a cluster share.
+/// A plane of rows whose columns the blocks of a team share.
 struct AbsorbedPlane {
     RowsView rows;
     int width = 0, slice = 0;   // columns, and of them a block's (the last blocks may have fewer)
@@ -71,14 +71,27 @@ struct AbsorbedLayout {
     int turns, factors;              // in a stage: rows of the rope table, factors of rows
     int tiles, n_tiles, tile_bytes;  // operands; of planes that need no conversion the stages themselves
     int weights, slots, slot_heads, slot_bytes;  // softmax weights of a tile; then what sums shrink by
-    int q, turned_q, key_turns, affine, scores, sums, parts, state, barriers;
+    int q, turned_q, key_turns, affine, scores, sums, parts, state, ticket, barriers;
     int bytes;
 };
+
+/// Where the blocks of a team that is no cluster write for each other, in device memory, and how much of it
+/// is a team's. Counts and words, one after the other, are zeros at first.
+struct AbsorbedMail {
+    uint32_t* counts =
+        nullptr;  // tickets drawn; then of partial scores [team][owner][slot], each on kCountBytes
+    uint64_t* words = nullptr;  // [team][slot][head][kMailWords]
+    float* parts = nullptr;     // [team][owner][slot][rank][own head][kTileTokens]
+    int team_counts = 0, team_words = 0, team_parts = 0;
+};
+inline constexpr int kCountBytes = 32;
+inline constexpr int kMailWords = kTileTokens / 2 + 1;  // two softmax weights each, and what sums shrink by
 
 struct Absorbed {
     const PlacedSequence* placed;
     int query_shift;
-    int n_heads, own_heads, cluster, splits, sequences;
+    int n_heads, own_heads, team, splits, sequences;
+    bool mailed;  // teams are no clusters: they have mail
     float scale;
     int64_t window;
     AbsorbedPlane rows, residual;  // residual.width == 0: none
@@ -92,11 +105,14 @@ struct Absorbed {
     int64_t lse_stride;
     float *partial, *ends;  // [sequence][split][head][columns]; [..][head][maximum, sum]
     AbsorbedLayout at;
+    AbsorbedMail mail;
 
     int columns;  // of rows and residual together
 };
 
-/// The part of an absorbed attention that clusters compute, for sm_90a: absorbed_sm90.cu.
+/// The part of an absorbed attention that teams compute: clusters of sm_90a, absorbed_sm90.cu, and blocks
+/// that write to each other through device memory, absorbed_sm80.cu.
 void absorbed_clusters(const Device& device, const Absorbed& x);
+void absorbed_teams(const Device& device, const Absorbed& x);
 
 }  // namespace slimrt::cuda

@@ -1,5 +1,5 @@
-// Softmax weights of a tile, and their product with its rows: what every block of a cluster does with its
-// slice of the columns once the weights of all heads are there.
+// Softmax weights of a tile, and their product with its rows: what every block of a team does with its slice
+// of the columns once the weights of all heads are there.
 #pragma once
 
 #include "kernels/cuda/absorbed_scores.cuh"
@@ -18,11 +18,10 @@ struct WeightSlot {
           shrink(reinterpret_cast<float*>(weights + x.at.slot_heads * kWeightStride)) {}
 };
 
-/// One warp, one of this block's own heads, lane: row of the tile. Its weights go to all blocks of the
-/// cluster.
-template <class Operand>
-__device__ void share_weights(const Absorbed& x, const AbsorbedShare& share, int tile, int own, float score,
-                              int slot, uint64_t* arrived, int lane) {
+/// One warp, one of this block's own heads, lane: row of the tile. Its weights go to all blocks of the team.
+template <class Operand, class Team>
+__device__ void share_weights(const Absorbed& x, const AbsorbedShare& share, const Team& team, int tile,
+                              int own, float score, const Ring& slot, int lane) {
     const int head = share.rank * x.own_heads + own;
     float* const state = reinterpret_cast<float*>(shared_memory() + x.at.state) + 2 * own;  // maximum, sum
     const bool seen = share.sees(tile, lane);
@@ -44,18 +43,8 @@ __device__ void share_weights(const Absorbed& x, const AbsorbedShare& share, int
         state[1] = state[1] * shrink + sum;
     }
 
-    // Lane 8 i + c brings blocks i, i + 4 ... chunk c: the weights of rows [8 c, 8 c + 8).
-    const uint32_t two = weight | __shfl_xor_sync(~0u, weight, 1) << 16;
-    uint32_t words[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) words[i] = __shfl_sync(~0u, two, lane % 4 * 8 + 2 * i);
-    const WeightSlot to(x, slot);
-    auto* const chunk = reinterpret_cast<uint4*>(to.weights + head * kWeightStride) + lane % 4;
-    for (int rank = lane / 4; rank < x.cluster; rank += 8)
-        *shared_of(chunk, rank) = {words[0], words[1], words[2], words[3]};
-    if (lane < x.cluster) *shared_of(to.shrink + head, lane) = shrink;
-    __syncwarp();
-    if (lane < x.cluster) barrier_arrive_remote(shared_of(arrived + slot, lane));
+    const uint32_t pair = weight | __shfl_xor_sync(~0u, weight, 1) << 16;  // on even lanes
+    team.send_weights(x, slot, head, pair, shrink, lane);
 }
 
 /// A product warp's sums: of every kProductWarps-th group of 16 columns, all heads.

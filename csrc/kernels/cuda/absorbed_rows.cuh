@@ -1,8 +1,8 @@
-// Rows on their way into a block: bulk copies of its slice of each tile, and their conversion to f16.
+// Rows on their way into a block: which bytes are its slice of a tile, and their conversion to f16.
 #pragma once
 
 #include "kernels/cuda/absorbed_plan.h"
-#include "kernels/cuda/ptx_sm90.cuh"
+#include "kernels/cuda/ptx.cuh"
 
 namespace slimrt::cuda {
 
@@ -14,10 +14,9 @@ struct AbsorbedShare {
     int64_t first;
     int n_tiles;
 
-    __device__ AbsorbedShare(const Absorbed& x)
-        : rank(static_cast<int>(cluster_rank())),
-          sequence(static_cast<int>(blockIdx.y)),
-          split(static_cast<int>(blockIdx.x) / x.cluster) {
+    /// Of block `rank` of team `team`.
+    __device__ AbsorbedShare(const Absorbed& x, int team, int rank)
+        : rank(rank), sequence(team / x.splits), split(team % x.splits) {
         const PlacedSequence& s = x.placed[sequence];
         query = s.query + x.query_shift;
         position = s.position;
@@ -38,20 +37,18 @@ struct AbsorbedShare {
         const int64_t at = first_row(tile) + row;
         return static_cast<int>(max(begin, min(at, end - 1)) - first_row(tile));
     }
-    __device__ const unsigned char* block_of(const RowsView& rows, int tile) const {
-        return rows.base + table[first + tile] * rows.block_stride;
-    }
 };
 
-/// A place in a ring of n, and the parity that its barrier's phase has.
+/// A place in a ring of n, and the parity that its barrier's phase has in this round.
 struct Ring {
     int n, at = 0;
-    uint32_t parity = 0;
+    uint32_t round = 0;
     __device__ explicit Ring(int n) : n(n) {}
+    __device__ uint32_t parity() const { return round & 1; }
     __device__ void next() {
         if (++at < n) return;
         at = 0;
-        parity ^= 1;
+        ++round;
     }
 };
 
@@ -59,61 +56,87 @@ __device__ inline int columns_of(const AbsorbedPlane& plane, int rank) {
     return max(0, min(plane.slice, plane.width - rank * plane.slice));
 }
 
+/// Where a tile's rows are.
+struct TileSource {
+    const unsigned char *rows, *residual, *factors;  // their blocks of the cache
+    int64_t first;                                   // row
+    int low, high;                                   // rows of it that are seen
+
+    __device__ TileSource(const Absorbed& x, const AbsorbedShare& share, int tile)
+        : first(share.first_row(tile)),
+          low(share.seen_row(tile, 0)),
+          high(share.seen_row(tile, kTileTokens - 1)) {
+        const int64_t block = share.table[share.first + tile];
+        rows = x.rows.rows.base + block * x.rows.rows.block_stride;
+        residual = x.residual.rows.base + block * x.residual.rows.block_stride;
+        factors = x.head.factors.base + block * x.head.factors.block_stride;
+    }
+    __device__ int seen(int row) const { return max(low, min(row, high)); }
+};
+
 /// Calls copy(to, from, bytes) for what the one who brings row `row` brings of the rows of a tile.
 template <class Copy>
-__device__ void copy_rows(const Absorbed& x, const AbsorbedShare& share, int tile, int row, Copy&& copy) {
-    const AbsorbedPlane& plane = x.rows;
+__device__ void copy_rows(const AbsorbedPlane& plane, bool converted, int rank, const TileSource& source,
+                          int row, Copy&& copy) {
     const RowsView& rows = plane.rows;
-    const unsigned char* const from = share.block_of(rows, tile) + share.rank * plane.slice_bytes;
-    if (plane.by_heads && x.converted) {
-        if (row == 0) copy(plane.raw, from, plane.slice_bytes);
+    const unsigned char* const from = source.rows + rank * plane.slice_bytes;
+    if (plane.by_heads && converted) {  // all rows at once, in eight parts
+        const int part = plane.slice_bytes / 8;
+        if (row % 4 == 0) copy(plane.raw + row / 4 * part, from + row / 4 * part, part);
         return;
     }
-    const unsigned char* data = from + share.seen_row(tile, row) * rows.head_elements;
-    const int to = x.converted ? plane.raw : plane.tile, stride = x.converted ? plane.raw_row : plane.stride;
+    const unsigned char* data = from + source.seen(row) * rows.head_elements;
+    const int to = converted ? plane.raw : plane.tile, stride = converted ? plane.raw_row : plane.stride;
     const int bytes = bytes_of(rows.dtype, plane.piece);
     for (int i = 0; i < plane.pieces; ++i, data += (rows.head_elements + rows.head_scales) * kTileTokens)
         copy(to + row * stride + i * bytes, data, bytes);
-    if (x.converted && rows.head_scales && row == 0)
-        copy(plane.raw + kTileTokens * plane.raw_row,
-             share.block_of(rows, tile) + kTileTokens * rows.head_elements, kTileTokens * rows.head_scales);
+    if (converted && rows.head_scales && row == 0)
+        copy(plane.raw + kTileTokens * plane.raw_row, source.rows + kTileTokens * rows.head_elements,
+             kTileTokens * rows.head_scales);
 }
 
 /// Where a residual's row of a tile begins, in its block.
-__device__ inline int residual_begin(const AbsorbedPlane& plane, const AbsorbedShare& share, int tile,
-                                     int row) {
-    return share.seen_row(tile, row) * plane.rows.head_elements +
-           bytes_of(plane.rows.dtype, share.rank * plane.slice);
+__device__ inline int residual_begin(const AbsorbedPlane& plane, int rank, int seen_row) {
+    return seen_row * plane.rows.head_elements + bytes_of(plane.rows.dtype, rank * plane.slice);
 }
 
 /// The same for the residual, whose rows begin at any byte: copies of 16 bytes reach beyond them.
 template <class Copy>
-__device__ void copy_residual(const Absorbed& x, const AbsorbedShare& share, int tile, int row, Copy&& copy) {
-    const AbsorbedPlane& plane = x.residual;
-    const int columns = columns_of(plane, share.rank);
+__device__ void copy_residual(const AbsorbedPlane& plane, int rank, const TileSource& source, int row,
+                              Copy&& copy) {
+    const int columns = columns_of(plane, rank);
     if (columns == 0) return;
-    const unsigned char* const from = share.block_of(plane.rows, tile);
-    const int begin = residual_begin(plane, share, tile, row);
+    const int begin = residual_begin(plane, rank, source.seen(row));
     const int end = begin + bytes_of(plane.rows.dtype, columns + 1), aligned = begin / 16 * 16;
     const int whole = kTileTokens * plane.rows.head_elements;
-    copy(plane.raw + row * plane.raw_row, from + aligned, (min(end, whole) + 15) / 16 * 16 - aligned);
+    copy(plane.raw + row * plane.raw_row, source.residual + aligned,
+         (min(end, whole) + 15) / 16 * 16 - aligned);
     if (plane.rows.head_scales && row == 0)
-        copy(plane.raw + kTileTokens * plane.raw_row, from + whole, kTileTokens * plane.rows.head_scales);
+        copy(plane.raw + kTileTokens * plane.raw_row, source.residual + whole,
+             kTileTokens * plane.rows.head_scales);
 }
 
 /// And for what scores take besides: of the rope table the row of every eighth token, and the rows' factors.
 template <class Copy>
-__device__ void copy_besides(const Absorbed& x, const AbsorbedShare& share, int tile, int row, Copy&& copy) {
+__device__ void copy_besides(const Absorbed& x, const TileSource& source, int row, Copy&& copy) {
     const HeadScores& head = x.head;
     if (head.table && row % 8 == 0) {
-        const int64_t turn = min(share.first_row(tile) + row, head.table_rows - 1);
+        const int64_t turn = min(source.first + row, head.table_rows - 1);
         copy(x.at.turns + row / 8 * head.n_rot * 4, head.table + turn * head.n_rot, head.n_rot * 4);
     }
-    if (head.has_factors && row == 0) copy(x.at.factors, share.block_of(head.factors, tile), kTileTokens * 4);
+    if (head.has_factors && row == 0) copy(x.at.factors, source.factors, kTileTokens * 4);
 }
 
-/// The warps that empty the stages, who fill them again. Each brings a few rows of every tile: a bulk copy is
-/// started by one lane after the other, so none of the warps should start all of them.
+/// All that the one who brings row `row` brings of a tile.
+template <class Copy>
+__device__ void copy_share(const Absorbed& x, int rank, const TileSource& source, int row, Copy&& copy) {
+    copy_rows(x.rows, x.converted, rank, source, row, copy);
+    if (x.residual.width) copy_residual(x.residual, rank, source, row, copy);
+    copy_besides(x, source, row, copy);
+}
+
+/// The warps that empty the stages, who fill them again: each brings a few rows of every tile.
+template <class Team>
 struct Loader {
     const Absorbed& x;
     const AbsorbedShare& share;
@@ -121,20 +144,9 @@ struct Loader {
     int warp, warps, lane;
 
     __device__ void load(int tile, int stage) const {
-        const int rows = kTileTokens / warps, row = warp * rows + lane;
-        unsigned char* const to = shared_memory() + stage * x.at.stage_bytes;
-        const auto each = [&](auto&& copy) {
-            if (lane >= rows) return;
-            copy_rows(x, share, tile, row, copy);
-            if (x.residual.width) copy_residual(x, share, tile, row, copy);
-            copy_besides(x, share, tile, row, copy);
-        };
-        unsigned bytes = 0;
-        each([&](int, const void*, int n) { bytes += n; });
-        for (int i = 4; i > 0; i /= 2) bytes += __shfl_xor_sync(~0u, bytes, i);  // there are at most 8 rows
-        if (lane == 0) barrier_arrive_expect(full + stage, bytes);
-        __syncwarp();
-        each([&](int at, const void* from, int n) { copy_bulk(to + at, from, n, full + stage); });
+        const int rows = kTileTokens / warps;
+        Team::bring(x, share.rank, TileSource(x, share, tile), warp * rows, rows,
+                    shared_memory() + stage * x.at.stage_bytes, full + stage, lane);
     }
     __device__ void start() const {
         for (int tile = 0; tile < min(x.at.stages, share.n_tiles); ++tile) load(tile, tile);
@@ -146,7 +158,7 @@ struct Loader {
         const int next = tile - 1 + x.at.stages;
         if (tile == 0 || next >= share.n_tiles) return;
         const int before = stage.at == 0 ? x.at.stages - 1 : stage.at - 1;
-        barrier_wait(empty + before, stage.at == 0 ? stage.parity ^ 1 : stage.parity);
+        Team::wait(empty + before, stage.at == 0 ? stage.parity() ^ 1 : stage.parity());
         load(next, before);
     }
 };
@@ -233,7 +245,8 @@ __device__ inline void convert_residual(const Absorbed& x, const AbsorbedShare& 
     const int first = share.rank * plane.slice, columns = columns_of(plane, share.rank);
     const unsigned char* const from = stage + plane.raw;
     for (int row = warp; row < kTileTokens; row += warps) {
-        const int shift = residual_begin(plane, share, tile, row) % 16 - bytes_of(plane.rows.dtype, first);
+        const int shift = residual_begin(plane, share.rank, share.seen_row(tile, row)) % 16 -
+                          bytes_of(plane.rows.dtype, first);
         const HeadRow stored = {
             from + row * plane.raw_row + shift,
             from + kTileTokens * plane.raw_row + share.seen_row(tile, row) * plane.rows.head_scales};

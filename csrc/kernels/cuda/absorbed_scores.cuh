@@ -1,5 +1,4 @@
-// What the warps of a block have in common: operands of products, and how score warps meet. And scores of
-// whole rows: of all heads, a slice's share.
+// Operands of products. And scores of whole rows: of all heads, a slice's share.
 #pragma once
 
 #include "kernels/cuda/absorbed_rows.cuh"
@@ -24,17 +23,9 @@ struct BrainOperand {
     static __device__ float number(uint32_t bits) { return from_bf16(static_cast<uint16_t>(bits)); }
 };
 
-/// The score warps of a block, who wait for each other.
+/// A warp of a block's score warps.
 struct Crew {
-    uint64_t* barrier;
     int warp, warps, lane;
-    uint32_t parity = 0;
-    __device__ void meet() {
-        __syncwarp();
-        if (lane == 0) barrier_arrive(barrier);
-        barrier_wait(barrier, parity);
-        parity ^= 1;
-    }
 };
 
 /// All heads' queries of a whole row, this warp's columns of the slice, as operands: `kParts` that add up.

@@ -41,6 +41,56 @@ __device__ inline void wait_copies() {
     asm volatile("cp.async.wait_group %0;" ::"n"(n) : "memory");
 }
 
+// Barriers in shared memory. A phase ends when `arrivals` threads have arrived; phases are counted by parity,
+// the first is 0.
+
+__device__ inline void barrier_init(uint64_t* barrier, uint32_t arrivals) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals)
+                 : "memory");
+}
+__device__ inline void barrier_arrive(uint64_t* barrier) {
+    asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+/// Arrives when all copies that this thread has begun are there.
+__device__ inline void barrier_arrive_after_copies(uint64_t* barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+/// Waits until the phase of this parity has ended.
+__device__ inline void barrier_wait(uint64_t* barrier, uint32_t parity) {
+    asm volatile(
+        "{\n.reg .pred done;\nagain:\n"
+        "mbarrier.test_wait.parity.shared.b64 done, [%0], %1;\n"
+        "@done bra ended;\nnanosleep.u32 20;\nbra again;\nended:\n}" ::"r"(shared_address(barrier)),
+        "r"(parity)
+        : "memory");
+}
+
+// Counts in device memory, of what blocks have written there for each other. count_up() after __syncwarp()
+// also speaks for what the other lanes wrote.
+
+__device__ inline void count_up(uint32_t* count) {
+    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(count) : "memory");
+}
+/// Waits until there have been so many, and sees what was written before them.
+__device__ inline void count_wait(const uint32_t* count, uint32_t wanted) {
+    uint32_t is;
+    do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(is) : "l"(count) : "memory");
+    while (is < wanted);
+}
+
+// Words in device memory that one block sends to others: 32 bits and a tag that tells them from what was
+// there before. They are read and written as a whole.
+
+__device__ inline void send_word(uint64_t* to, uint32_t data, uint32_t tag) {
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(uint64_t{tag} << 32 | data) : "memory");
+}
+/// What is there now; if it has another tag, look again.
+__device__ inline uint64_t look_at_word(const uint64_t* from, uint32_t /*tag*/) {
+    uint64_t word;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(from) : "memory");
+    return word;
+}
+
 /// x & mask | bits.
 __device__ inline uint32_t and_or(uint32_t x, uint32_t mask, uint32_t bits) {
     uint32_t both;

@@ -24,19 +24,12 @@ __device__ inline T* shared_of(T* own, uint32_t rank) {
     return reinterpret_cast<T*>(there);
 }
 
-// Barriers in shared memory. A phase ends when `arrivals` threads have arrived and all expected bytes are
-// there; phases are counted by parity, the first is 0.
+// What barriers (ptx.cuh) can do besides: a phase ends when all have arrived and all expected bytes are
+// there.
 
-__device__ inline void barrier_init(uint64_t* barrier, uint32_t arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals)
-                 : "memory");
-}
 /// Makes initialised barriers known to copies and to the cluster; then cluster_sync().
 __device__ inline void barrier_init_done() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-__device__ inline void barrier_arrive(uint64_t* barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 __device__ inline void barrier_arrive_expect(uint64_t* barrier, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
@@ -50,8 +43,8 @@ __device__ inline void barrier_arrive_remote(uint64_t* barrier) {
         "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}" ::"l"(barrier)
         : "memory");
 }
-/// Waits until the phase of this parity has ended; sees what remote arrivals released.
-__device__ inline void barrier_wait(uint64_t* barrier, uint32_t parity) {
+/// barrier_wait() that sees what remote arrivals released.
+__device__ inline void barrier_wait_cluster(uint64_t* barrier, uint32_t parity) {
     asm volatile(
         "{\n.reg .pred done;\nagain:\n"
         "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"

@@ -23,6 +23,21 @@ inline void wait_copies() {
     cuda_host::finish_copies(n);
 }
 
+inline void barrier_init(uint64_t* barrier, uint32_t arrivals) { cuda_host::barrier_init(barrier, arrivals); }
+inline void barrier_arrive(uint64_t* barrier) { cuda_host::barrier_arrive(barrier); }
+inline void barrier_arrive_after_copies(uint64_t* barrier) { cuda_host::arrive_after_copies(barrier); }
+inline void barrier_wait(uint64_t* barrier, uint32_t parity) { cuda_host::barrier_wait(barrier, parity); }
+
+inline void count_up(uint32_t* count) { ++*count; }
+inline void count_wait(const uint32_t* count, uint32_t wanted) { cuda_host::wait_for_count(count, wanted); }
+
+inline void send_word(uint64_t* to, uint32_t data, uint32_t tag) { *to = uint64_t{tag} << 32 | data; }
+/// Waits for the tag: who looks again and again lets nobody else run here.
+inline uint64_t look_at_word(const uint64_t* from, uint32_t tag) {
+    cuda_host::wait_for_count(reinterpret_cast<const uint32_t*>(from) + 1, tag);
+    return *from;
+}
+
 namespace host {
 
 constexpr unsigned kAllLanes = ~0u;

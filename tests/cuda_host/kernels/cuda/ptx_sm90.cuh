@@ -12,14 +12,14 @@ inline T* shared_of(T* own, uint32_t rank) {
     return static_cast<T*>(cuda_host::shared_of(own, rank));
 }
 
-inline void barrier_init(uint64_t* barrier, uint32_t arrivals) { cuda_host::barrier_init(barrier, arrivals); }
 inline void barrier_init_done() {}
-inline void barrier_arrive(uint64_t* barrier) { cuda_host::barrier_arrive(barrier); }
 inline void barrier_arrive_expect(uint64_t* barrier, uint32_t bytes) {
     cuda_host::barrier_arrive(barrier, bytes);
 }
 inline void barrier_arrive_remote(uint64_t* barrier) { cuda_host::barrier_arrive(barrier); }
-inline void barrier_wait(uint64_t* barrier, uint32_t parity) { cuda_host::barrier_wait(barrier, parity); }
+inline void barrier_wait_cluster(uint64_t* barrier, uint32_t parity) {
+    cuda_host::barrier_wait(barrier, parity);
+}
 inline void copy_bulk(void* shared, const void* global, uint32_t bytes, uint64_t* barrier) {
     cuda_host::copy_bulk(shared, global, bytes, barrier);
 }

@@ -1,0 +1,330 @@
+// Absorbed decode attention as a team of blocks computes it. A team shares a split of a sequence's rows; each
+// of its blocks has a slice of the columns, brings that of tile after tile into a ring of stages, and has as
+// large a share of the heads:
+//   score warps    rows to f16 where they are stored in a byte; scores of the slice; of the own heads
+//                  maxima, sums and softmax weights, which go to all blocks of the team
+//   product warps  all heads' weights times the slice, [heads, slice] in registers
+// So a byte of the cache is read once, and neither kind of warp waits for the other while stages are full:
+// scores run ahead. Where scores are of whole rows (modes v, x, e), blocks first send their shares of them to
+// the heads' owners, a tile ahead of the softmax.
+//
+// Who waits for whom. `full`, `empty`: stages; `free`: tiles of converted rows; `arrived`: weights of a slot;
+// `parts`: partial scores. A block's scores are less than n_tiles ahead of its own products, and those less
+// than n_tiles ahead of any other block's (whose weights they need), so with twice as many slots no weight is
+// overwritten before it is used, without anybody saying so. Scores of a tile are sent after the block's warps
+// have met, so after they have softened the tile before the last: no part is overwritten either.
+//
+// What a Team is, on top of that: how rows come (bring) and waits go (wait), and how a block's weights and
+// partial scores get to the others: absorbed_sm90.cu, absorbed_sm80.cu.
+#pragma once
+
+#include "kernels/cuda/absorbed_heads.cuh"
+#include "kernels/cuda/absorbed_product.cuh"
+#include "kernels/cuda/device.h"
+
+namespace slimrt::cuda {
+
+struct Barriers {
+    uint64_t *full, *empty, *free, *arrived, *parts, *crew;
+    __device__ explicit Barriers(const Absorbed& x) {
+        full = reinterpret_cast<uint64_t*>(shared_memory() + x.at.barriers);
+        empty = full + x.at.stages;
+        free = empty + x.at.stages;
+        arrived = free + x.at.n_tiles;
+        parts = arrived + x.at.slots;
+        crew = parts + kPartSlots;
+    }
+    template <class Team>
+    __device__ void init(const Absorbed& x, int score_warps) const {
+        for (int i = 0; i < x.at.stages; ++i) {
+            const int loaders = x.converted ? score_warps : kProductWarps;
+            barrier_init(full + i, loaders * Team::kCopyArrivals);
+            barrier_init(empty + i, loaders);
+        }
+        for (int i = 0; i < x.at.n_tiles; ++i) barrier_init(free + i, kProductWarps);
+        for (int i = 0; i < x.at.slots; ++i) barrier_init(arrived + i, Team::arrivals_of_weights(x));
+        for (int i = 0; i < kPartSlots; ++i) barrier_init(parts + i, x.team * score_warps);
+        barrier_init(crew, score_warps);
+    }
+};
+
+/// Query heads that are read head by head in this block's slice.
+__device__ inline int heads_of_slice(const Absorbed& x, int rank) {
+    return max(0, min(x.head.per_slice, x.n_heads - rank * x.head.per_slice));
+}
+
+/// What stays as it is: queries, channel scales and biases; and what must not be NaN: weights of no head.
+template <class Operand>
+__device__ void prepare(const Absorbed& x, const AbsorbedShare& share) {
+    const HeadScores& head = x.head;
+    unsigned char* const shared = shared_memory();
+    const int n = static_cast<int>(blockDim.x), thread = static_cast<int>(threadIdx.x);
+    constexpr float unit = key_unit<Operand>;
+    const int first_head = share.rank * head.per_slice, heads = heads_of_slice(x, share.rank);
+    auto* const q = reinterpret_cast<float*>(shared + x.at.q);
+    for (int i = thread; i < heads * head.dim; i += n) {
+        const int of = i / head.dim;
+        q[i] =
+            head.q[share.query * head.q_stride + int64_t(first_head + of) * head.q_head + i - of * head.dim] *
+            (x.scale / unit);
+    }
+    prepare_turns<Operand>(x, thread, n);
+    auto* const scale = reinterpret_cast<uint16_t*>(shared + x.at.affine);
+    const bool affine = head.row_scale || head.bias;
+    for (int i = thread; affine && i < x.rows.slice; i += n) {
+        const int column = share.rank * x.rows.slice + i;
+        const bool there = column < head.n_heads * head.dim;
+        scale[i] = to_f16(there && head.row_scale ? head.row_scale[column] : 1);
+        scale[x.rows.slice + i] = to_f16(there && head.bias ? head.bias[column] : 0);
+    }
+    for (int slot = 0; slot < x.at.slots; ++slot) {
+        const WeightSlot to(x, slot);
+        const int begin = x.n_heads * kWeightStride / 4, end = x.at.slot_heads * kWeightStride / 4;
+        for (int i = begin + thread; i < end; i += n) reinterpret_cast<uint32_t*>(to.weights)[i] = 0;
+        for (int i = x.n_heads + thread; i < x.at.slot_heads; i += n) to.shrink[i] = 1;
+    }
+    auto* const state = reinterpret_cast<float*>(shared + x.at.state);
+    for (int i = thread; i < x.own_heads; i += n) {
+        state[2 * i] = -kAbsorbedInfinity;
+        state[2 * i + 1] = 0;
+    }
+}
+
+/// A block's shares of the scores of a tile, from its warps' sums and what it read head by head, to the
+/// owners.
+template <class Team>
+__device__ void send_parts(const Absorbed& x, const AbsorbedShare& share, const Team& team, const Crew& crew,
+                           int slot) {
+    unsigned char* const shared = shared_memory();
+    const auto* const sums = reinterpret_cast<const float*>(shared + x.at.sums);
+    const auto* const scores = reinterpret_cast<const float*>(shared + x.at.scores);
+    const int first = share.rank * x.head.per_slice, heads = x.head.dim ? heads_of_slice(x, share.rank) : 0;
+    for (int i = crew.warp * 32 + crew.lane; i < x.n_heads * 8; i += crew.warps * 32) {
+        const int head = i / 8, column = i % 8 * 4;
+        float4 sum = {};
+        const auto add = [&](const float* from) {
+            const float4 some = *reinterpret_cast<const float4*>(from + column);
+            sum = {sum.x + some.x, sum.y + some.y, sum.z + some.z, sum.w + some.w};
+        };
+        for (int warp = 0; warp < crew.warps; ++warp)
+            add(sums + (warp * x.at.slot_heads + head) * kSumStride);
+        if (head >= first && head < first + heads) add(scores + (head - first) * kTileTokens);
+        const int owner = head / x.own_heads, own = head % x.own_heads;
+        float* const to = team.parts_of(x, slot, owner) + share.rank * x.own_heads * kTileTokens;
+        *reinterpret_cast<float4*>(to + own * kTileTokens + column) = sum;
+    }
+    __syncwarp();
+    team.parts_sent(x, slot, crew.lane);
+}
+
+/// Softmax weights of the own heads, from this block's scores or, `kWide`, from all blocks' parts of them.
+template <class Operand, bool kWide, class Team>
+__device__ void soften(const Absorbed& x, const AbsorbedShare& share, const Team& team, const Crew& crew,
+                       int tile, int part, const Ring& slot, const float* factors) {
+    // By other warps in every tile, where all have met since the last one.
+    const int first = kWide ? crew.warp : (crew.warp + tile * x.own_heads) % crew.warps;
+    for (int own = first; own < x.own_heads; own += crew.warps) {
+        float score = 0;
+        if (kWide) {
+            const float* const from = team.own_parts(x, part) + own * kTileTokens + crew.lane;
+            for (int rank = 0; rank < x.team; ++rank) score += from[rank * x.own_heads * kTileTokens];
+        } else {
+            const auto* const scores = reinterpret_cast<const float*>(shared_memory() + x.at.scores);
+            score = scores[own * kTileTokens + crew.lane];
+            if (x.head.has_factors) score *= factors[share.seen_row(tile, crew.lane)];
+        }
+        share_weights<Operand>(x, share, team, tile, own, score, slot, crew.lane);
+    }
+}
+
+template <class Team, class Operand, int kM, int kScoreWarps>
+struct Scores {
+    const Absorbed& x;
+    const AbsorbedShare& share;
+    const Team& team;
+    const Barriers& barriers;
+    const Loader<Team> loader;
+    const Crew crew;
+    Ring stage, tile_at, meeting{1};
+
+    __device__ Scores(const Absorbed& x, const AbsorbedShare& share, const Team& team,
+                      const Barriers& barriers, int warp, int lane)
+        : x(x),
+          share(share),
+          team(team),
+          barriers(barriers),
+          loader{x, share, barriers.full, barriers.empty, warp, kScoreWarps, lane},
+          crew{warp, kScoreWarps, lane},
+          stage(x.at.stages),
+          tile_at(x.at.n_tiles) {
+        if (x.converted) loader.start();
+    }
+
+    /// All score warps.
+    __device__ void meet() {
+        __syncwarp();
+        if (crew.lane == 0) barrier_arrive(barriers.crew);
+        Team::wait(barriers.crew, meeting.parity());
+        meeting.next();
+    }
+    __device__ unsigned char* stage_data() const { return shared_memory() + stage.at * x.at.stage_bytes; }
+    __device__ unsigned char* tile_data() const {
+        return shared_memory() + x.at.tiles + tile_at.at * x.at.tile_bytes;
+    }
+
+    /// Waits for a tile, and makes of it what products read.
+    __device__ void receive(int tile) {
+        Team::wait(barriers.full + stage.at, stage.parity());
+        if (x.converted) {
+            Team::wait(barriers.free + tile_at.at, tile_at.parity() ^ 1);
+            convert_rows(x.rows, share, tile, stage_data(), tile_data(), crew.warp, crew.warps, crew.lane);
+        }
+        if (x.residual.width)
+            convert_residual(x, share, tile, stage_data(), tile_data(), crew.warp, crew.warps, crew.lane);
+    }
+    __device__ void leave(int tile) {
+        if (x.converted) loader.done(tile, stage);
+        stage.next();
+        tile_at.next();
+    }
+    __device__ void read_heads(const auto& scorer, int heads) const {
+        float* const scores = reinterpret_cast<float*>(shared_memory() + x.at.scores);
+        for (int i = crew.warp; i < 2 * heads; i += crew.warps) {
+            const int head = i < heads ? i : i - heads;
+            scorer.score(tile_data(), head, i >= heads, scores + head * kTileTokens);
+        }
+    }
+    __device__ const float* of_stage(int offset) const {
+        return reinterpret_cast<const float*>(stage_data() + offset);
+    }
+
+    __device__ void by_heads() {
+        const HeadScorer<Operand, true> scorer(x, crew.lane);
+        const int heads = heads_of_slice(x, share.rank);
+        if (!x.head.table) turn_queries(x, nullptr, heads, crew);
+        Ring slot(x.at.slots);
+        for (int tile = 0; tile < share.n_tiles; ++tile, slot.next()) {
+            receive(tile);
+            if (x.head.table) turn_queries(x, of_stage(x.at.turns), heads, crew);
+            meet();
+            read_heads(scorer, heads);
+            meet();
+            soften<Operand, false>(x, share, team, crew, tile, 0, slot, of_stage(x.at.factors));
+            leave(tile);
+        }
+        meet();
+    }
+
+    __device__ void of_whole_rows() {
+        constexpr int kParts = Operand::kBrain ? 2 : 1, kWideSteps = kMaxSlice / 16 / kScoreWarps;
+        const WideScorer<Operand, kM, kParts, kWideSteps> wide(x, share, crew);
+        const int heads = x.head.dim ? heads_of_slice(x, share.rank) : 0;
+        if (!x.head.table) turn_queries(x, nullptr, heads, crew);
+        float* const sums =
+            reinterpret_cast<float*>(shared_memory() + x.at.sums) + crew.warp * x.at.slot_heads * kSumStride;
+        Ring slot(x.at.slots), part(kPartSlots), sent(kPartSlots);
+        for (int tile = 0; tile <= share.n_tiles; ++tile) {
+            if (tile < share.n_tiles) {
+                receive(tile);
+                if (x.head.table) turn_queries(x, of_stage(x.at.turns), heads, crew);
+                meet();
+                if (heads) read_heads(HeadScorer<Operand, false>(x, crew.lane), heads);
+                wide.score(tile_data(), sums);
+                meet();
+                send_parts(x, share, team, crew, sent.at);
+                sent.next();
+                leave(tile);
+            }
+            if (tile == 0) continue;
+            team.wait_parts(x, part);
+            soften<Operand, true>(x, share, team, crew, tile - 1, part.at, slot, nullptr);
+            part.next();
+            slot.next();
+        }
+    }
+};
+
+template <class Team, class Operand, int kM, int kGroups>
+__device__ void multiply(const Absorbed& x, const AbsorbedShare& share, const Team& team,
+                         const Barriers& barriers, int warp, int lane) {
+    Products<Operand, kM, kGroups> products(x, warp, lane);
+    Ring stage(x.at.stages), tile_at(x.at.n_tiles), slot(x.at.slots);
+    const Loader<Team> loader{x, share, barriers.full, barriers.empty, warp, kProductWarps, lane};
+    if (!x.converted) loader.start();
+    for (int tile = 0; tile < share.n_tiles; ++tile, stage.next(), tile_at.next(), slot.next()) {
+        if (!x.converted) Team::wait(barriers.full + stage.at, stage.parity());
+        team.template fetch_weights<16 * kM>(x, slot, warp, lane);
+        Team::wait(barriers.arrived + slot.at, slot.parity());
+        products.add(shared_memory() + x.at.tiles + tile_at.at * x.at.tile_bytes, WeightSlot(x, slot.at));
+        if (!x.converted) {
+            loader.done(tile, stage);
+            continue;
+        }
+        __syncwarp();
+        if (lane == 0) barrier_arrive(barriers.free + tile_at.at);
+    }
+    if (share.n_tiles) products.store(x, share, warp);
+}
+
+template <int kM>
+constexpr int kScoreWarpsOf = kM > 2 ? 4 : 8;
+template <int kM>
+constexpr int kThreads = 32 * (kProductWarps + kScoreWarpsOf<kM>);
+
+template <class Team, class Operand, int kM, int kGroups, bool kWide>
+__global__ void __launch_bounds__(kThreads<kM>, 1) absorbed_kernel(const __grid_constant__ Absorbed x) {
+    constexpr int kScoreWarps = kScoreWarpsOf<kM>;
+    const Barriers barriers(x);
+    const Team team(x, barriers);
+    const AbsorbedShare share(x, team.number, team.rank);
+    const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+    if (threadIdx.x == 0) barriers.init<Team>(x, kScoreWarps);
+    prepare<Operand>(x, share);
+    Team::begin();
+
+    if (warp < kProductWarps) {
+        multiply<Team, Operand, kM, kGroups>(x, share, team, barriers, warp, lane);
+    } else {
+        Scores<Team, Operand, kM, kScoreWarps> scores(x, share, team, barriers, warp - kProductWarps, lane);
+        if constexpr (kWide)
+            scores.of_whole_rows();
+        else
+            scores.by_heads();
+        const auto* const state = reinterpret_cast<const float2*>(shared_memory() + x.at.state);
+        float2* const ends = reinterpret_cast<float2*>(x.ends) +
+                             (int64_t(share.sequence) * x.splits + share.split) * x.n_heads +
+                             share.rank * x.own_heads;
+        __syncwarp();
+        for (int own = warp - kProductWarps; own < x.own_heads; own += kScoreWarps)
+            if (lane == 0) ends[own] = state[own];
+    }
+    __syncwarp();
+    Team::end();
+}
+
+template <class Team, class Operand, int kM, int kGroups, bool kWide>
+void start(const Device& device, const Absorbed& x) {
+    Shape shape = Team::shape(x);
+    shape.block = dim3(kThreads<kM>);
+    shape.shared_bytes = static_cast<size_t>(x.at.bytes);
+    launch(device, absorbed_kernel<Team, Operand, kM, kGroups, kWide>, shape, x);
+}
+
+template <class Team, class Operand>
+void start_as(const Device& device, const Absorbed& x) {
+    const int groups = (x.rows.slice + x.residual.slice) / kGroupColumns;
+    if (x.wide.dim)
+        return x.n_heads > 16 ? start<Team, Operand, 2, 4, true>(device, x)
+                              : start<Team, Operand, 1, 4, true>(device, x);
+    if (x.n_heads > 32) return start<Team, Operand, 4, 4, false>(device, x);
+    if (x.n_heads <= 16) return start<Team, Operand, 1, 5, false>(device, x);
+    groups > 4 * kProductWarps ? start<Team, Operand, 2, 5, false>(device, x)
+                               : start<Team, Operand, 2, 4, false>(device, x);
+}
+
+template <class Team>
+void start_team(const Device& device, const Absorbed& x) {
+    x.bf16 ? start_as<Team, BrainOperand>(device, x) : start_as<Team, HalfOperand>(device, x);
+}
+
+}  // namespace slimrt::cuda

@@ -1,0 +1,112 @@
+// Absorbed decode attention on what has no clusters: sm_80 and sm_89. A team is as many blocks as began one
+// after the other, told by a ticket each draws: whoever waits for one with a later ticket waits for a block
+// that comes when earlier teams end, and those wait for nobody else. So nothing hangs, and no launch must fit
+// the device as a whole. Weights and partial scores go through device memory, a few kilobytes a tile that
+// stay in the L2 cache.
+#include "kernels/cuda/absorbed_kernel.cuh"
+
+namespace slimrt::cuda {
+namespace {
+
+struct Blocks {
+    static constexpr int kCopyArrivals = 32;  // of a warp: each lane, when its copies are there
+
+    int number, rank;
+    uint64_t* const arrived;
+
+    __device__ Blocks(const Absorbed& x, const Barriers& barriers) : arrived(barriers.arrived) {
+        auto* const ticket = reinterpret_cast<unsigned*>(shared_memory() + x.at.ticket);
+        if (threadIdx.x == 0) *ticket = atomicAdd(x.mail.counts, 1u);
+        __syncthreads();
+        number = static_cast<int>(*ticket) / x.team;
+        rank = static_cast<int>(*ticket) % x.team;
+    }
+
+    static Shape shape(const Absorbed& x) { return {.grid = dim3(x.team * x.splits * x.sequences)}; }
+    static __device__ int arrivals_of_weights(const Absorbed&) { return kProductWarps; }
+    static __device__ void begin() { __syncthreads(); }
+    static __device__ void end() {}
+    static __device__ void wait(uint64_t* barrier, uint32_t parity) { barrier_wait(barrier, parity); }
+
+    /// A warp's rows of a tile, 512 bytes at a time.
+    static __device__ void bring(const Absorbed& x, int rank, const TileSource& source, int first, int rows,
+                                 unsigned char* to, uint64_t* full, int lane) {
+        for (int row = first; row < first + rows; ++row)
+            copy_share(x, rank, source, row, [&](int at, const void* from, int n) {
+#pragma unroll 1
+                for (int i = 16 * lane; i < n; i += 16 * 32)
+                    copy16(to + at + i, static_cast<const unsigned char*>(from) + i);
+            });
+        barrier_arrive_after_copies(full);
+    }
+
+    /// A word's tag is the round of its slot, so it tells by itself that it is there, and needs no fence.
+    __device__ uint64_t* words_of(const Absorbed& x, int slot) const {
+        return x.mail.words + int64_t(number) * x.mail.team_words + slot * x.n_heads * kMailWords;
+    }
+    __device__ void send_weights(const Absorbed& x, const Ring& slot, int head, uint32_t pair, float shrink,
+                                 int lane) const {
+        uint64_t* const to = words_of(x, slot.at) + head * kMailWords;
+        const uint32_t own = __shfl_sync(~0u, pair, 2 * lane % 32);
+        if (lane < kMailWords)
+            send_word(to + lane, lane < kMailWords - 1 ? own : __float_as_uint(shrink), slot.round + 1);
+    }
+    /// All product warps, each a share of the words of at most kHeads heads.
+    template <int kHeads>
+    __device__ void fetch_weights(const Absorbed& x, const Ring& slot, int warp, int lane) const {
+        constexpr int kThreads = 32 * kProductWarps, kMost = (kMailWords * kHeads + kThreads - 1) / kThreads;
+        const uint64_t* const from = words_of(x, slot.at);
+        const WeightSlot to(x, slot.at);
+        const int first = 32 * warp + lane, words = x.n_heads * kMailWords;
+        uint32_t missing = 0;
+#pragma unroll
+        for (int j = 0; j < kMost; ++j)
+            if (first + j * kThreads < words) missing |= 1u << j;
+        while (missing) {
+            uint64_t word[kMost] = {};  // all are asked for before one is looked at
+#pragma unroll
+            for (int j = 0; j < kMost; ++j)
+                if (missing >> j & 1) word[j] = look_at_word(from + first + j * kThreads, slot.round + 1);
+#pragma unroll
+            for (int j = 0; j < kMost; ++j) {
+                if (!(missing >> j & 1) || word[j] >> 32 != slot.round + 1) continue;
+                const int i = first + j * kThreads, head = i / kMailWords, within = i % kMailWords;
+                uint32_t* const weights = reinterpret_cast<uint32_t*>(to.weights + head * kWeightStride);
+                const auto data = static_cast<uint32_t>(word[j]);
+                (within < kMailWords - 1 ? weights[within] : reinterpret_cast<uint32_t*>(to.shrink)[head]) =
+                    data;
+                missing &= ~(1u << j);
+            }
+        }
+        __syncwarp();
+        if (lane == 0) barrier_arrive(arrived + slot.at);
+    }
+
+    __device__ float* parts_of(const Absorbed& x, int slot, int owner) const {
+        return x.mail.parts + int64_t(number) * x.mail.team_parts +
+               (owner * kPartSlots + slot) * x.n_heads * kTileTokens;
+    }
+    __device__ uint32_t* count_of_parts(const Absorbed& x, int slot, int owner) const {
+        const int64_t count = int64_t(number) * x.mail.team_counts + owner * kPartSlots + slot;
+        return x.mail.counts + (1 + count) * (kCountBytes / sizeof(uint32_t));
+    }
+    __device__ const float* own_parts(const Absorbed& x, int slot) const { return parts_of(x, slot, rank); }
+    __device__ void parts_sent(const Absorbed& x, int slot, int lane) const {
+        if (lane < x.team) count_up(count_of_parts(x, slot, lane));
+    }
+    __device__ void wait_parts(const Absorbed& x, const Ring& slot) const {
+        const uint32_t each = x.team * (blockDim.x / 32 - kProductWarps);
+        count_wait(count_of_parts(x, slot.at, rank), each * (slot.round + 1));
+    }
+};
+
+}  // namespace
+
+void absorbed_teams(const Device& device, const Absorbed& x) {
+    const size_t bytes =
+        reinterpret_cast<std::byte*>(x.mail.parts) - reinterpret_cast<std::byte*>(x.mail.counts);
+    check(cudaMemsetAsync(x.mail.counts, 0, bytes, device.stream), "emptying the mail of blocks");
+    start_team<Blocks>(device, x);
+}
+
+}  // namespace slimrt::cuda
