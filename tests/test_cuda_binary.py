@@ -36,8 +36,8 @@ def tool(name: str) -> str:
     return found
 
 
-# Products of matrices, copies to shared memory in the background, matrices out of shared memory; of whole rows on sm_90a
-# bulk copies, barriers that count their bytes and a barrier of the cluster, before it barriers that count copies.
+# Products of matrices, copies to shared memory in the background, matrices out of shared memory. Whole rows on sm_90a:
+# bulk copies, barriers that count their bytes and a barrier of the cluster; before it barriers that count copies.
 WANTED = {
     "decode_kernel": {"HMMA", "LDGSTS"},
     "prefill_kernel": {"HMMA", "LDSM"},

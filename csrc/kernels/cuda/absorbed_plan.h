@@ -85,6 +85,7 @@ struct AbsorbedMail {
     int team_counts = 0, team_words = 0, team_parts = 0;
 };
 inline constexpr int kCountBytes = 32;
+inline constexpr int kMaxSplits = 128;
 inline constexpr int kMailWords = kTileTokens / 2 + 1;  // two softmax weights each, and what sums shrink by
 
 struct Absorbed {
@@ -114,5 +115,7 @@ struct Absorbed {
 /// that write to each other through device memory, absorbed_sm80.cu.
 void absorbed_clusters(const Device& device, const Absorbed& x);
 void absorbed_teams(const Device& device, const Absorbed& x);
+/// And what then becomes of it: absorbed_merge.cu.
+void absorbed_merge(const Device& device, const Absorbed& x);
 
 }  // namespace slimrt::cuda

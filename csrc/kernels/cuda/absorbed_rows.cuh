@@ -199,27 +199,35 @@ struct E5M2Rows {
     }
 };
 
-/// The slice of a tile to f16, by the warps of a crew.
+/// The slice of a tile to f16, by the warps of a crew; a lane has the same columns of every row.
 template <class Stored>
 __device__ void convert_as(const AbsorbedPlane& plane, const AbsorbedShare& share, int tile,
                            const unsigned char* stage, unsigned char* to, int warp, int warps, int lane) {
-    for (int column = 8 * lane; column < plane.slice; column += 8 * 32) {
-        const int piece = column / 8 * plane.of_piece >> 16, within = column - piece * plane.piece;
+    constexpr int kEach = 8 * 32, kPasses = kMaxSlice / kEach;
+    const unsigned char *codes[kPasses], *scales[kPasses];
+#pragma unroll
+    for (int i = 0; i < kPasses; ++i) {
+        const int column = kEach * i + 8 * lane, piece = column / 8 * plane.of_piece >> 16;
         const unsigned char* const from = stage + plane.raw + piece * plane.raw_piece;
-        for (int row = warp; row < kTileTokens; row += warps) {
-            const int seen = share.seen_row(tile, row);
+        codes[i] = from + column - piece * plane.piece;
+        scales[i] = from + kTileTokens * plane.raw_row;
+    }
+    const int low_row = share.seen_row(tile, 0), high_row = share.seen_row(tile, kTileTokens - 1);
+    for (int row = warp; row < kTileTokens; row += warps) {
+        const int seen = max(low_row, min(row, high_row));
+        unsigned char* const out = to + plane.tile + row * plane.stride + 16 * lane;
+#pragma unroll
+        for (int i = 0; i < kPasses; ++i) {
+            if (kEach * i + 8 * lane >= plane.slice) break;
             uint32_t high = 0, low = 0;
             if (Stored::kScale > 0) {
-                const float* const scales =
-                    reinterpret_cast<const float*>(from + kTileTokens * plane.raw_row);
-                const float scale = scales[seen] * Stored::kScale;
+                const float scale = reinterpret_cast<const float*>(scales[i])[seen] * Stored::kScale;
                 high = pair_f16(scale, scale);
                 const float rest = scale - from_f16(static_cast<uint16_t>(high));
                 low = pair_f16(rest, rest);
             }
-            const uint2 codes = *reinterpret_cast<const uint2*>(from + seen * plane.raw_row + within);
-            *reinterpret_cast<uint4*>(to + plane.tile + row * plane.stride + 2 * column) =
-                Stored::eight(codes, high, low);
+            const uint2 eight = *reinterpret_cast<const uint2*>(codes[i] + seen * plane.raw_row);
+            *reinterpret_cast<uint4*>(out + 2 * kEach * i) = Stored::eight(eight, high, low);
         }
     }
 }

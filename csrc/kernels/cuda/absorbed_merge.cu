@@ -1,0 +1,102 @@
+// The last part of an absorbed attention: its splits, and each query's own row, merged in f32.
+#include "kernels/cuda/absorbed_plan.h"
+
+namespace slimrt::cuda {
+namespace {
+
+constexpr int kMergeThreads = 256, kMergeColumns = 4 * kMergeThreads;
+
+__device__ float block_sum(float sum) {
+    __shared__ float of_warp[kMergeThreads / 32];
+    for (int i = 16; i > 0; i /= 2) sum += __shfl_xor_sync(~0u, sum, i);
+    if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = sum;
+    __syncthreads();
+    sum = 0;
+    for (const float some : of_warp) sum += some;
+    return sum;
+}
+
+/// This thread's part of q . rotate(fresh * scale * factor + bias).
+__device__ float fresh_head_score(const HeadScores& head, int64_t token, int64_t position, int of) {
+    const int first = of / head.group * head.dim;
+    const float* const q = head.q + token * head.q_stride + int64_t(of) * head.q_head;
+    const float* const row = head.fresh + token * head.fresh_stride + first;
+    const float factor = head.has_factors ? head.fresh_factors[token] : 1;
+    const auto key = [&](int c) {
+        float k = row[c];
+        if (head.row_scale) k *= head.row_scale[first + c] * factor;
+        return head.bias ? k + head.bias[first + c] : k;
+    };
+    float sum = 0;
+    for (int pair = static_cast<int>(threadIdx.x); pair < head.dim / 2; pair += kMergeThreads) {
+        const bool turns = head.table && pair < head.n_rot / 2, apart = turns && !head.interleaved;
+        const int c = apart ? pair : 2 * pair, d = apart ? pair + head.n_rot / 2 : c + 1;
+        const float a = key(c), b = key(d);
+        const float* const turn = head.table + position * head.n_rot + 2 * pair;
+        const float cosine = turns ? turn[0] : 1, sine = turns ? turn[1] : 0;
+        sum += q[c] * (cosine * a - sine * b) + q[d] * (sine * a + cosine * b);
+    }
+    return sum;
+}
+
+__device__ float fresh_score(const Absorbed& x, int64_t token, int64_t position, int head) {
+    float sum = 0;
+    if (x.head.dim) sum = fresh_head_score(x.head, token, position, head);
+    const float* const q = x.wide.q + token * x.wide.q_stride + int64_t(head) * x.wide.q_head;
+    const float* const row = x.wide.fresh + token * x.wide.fresh_stride;
+    for (int c = static_cast<int>(threadIdx.x); c < x.wide.dim; c += kMergeThreads) sum += q[c] * row[c];
+    sum = block_sum(sum) * x.scale;
+    return x.relative_bias ? sum + x.relative_bias[head * x.relative_stride + x.relative_origin] : sum;
+}
+
+__global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_constant__ Absorbed x) {
+    __shared__ float weights[kMaxSplits];
+    const int thread = static_cast<int>(threadIdx.x), head = static_cast<int>(blockIdx.y);
+    const PlacedSequence& sequence = x.placed[blockIdx.z];
+    const int64_t token = sequence.query + x.query_shift, job = int64_t(blockIdx.z) * x.splits;
+    const float own = sequence.fresh ? fresh_score(x, token, sequence.position, head) : -__builtin_inff();
+    const auto* const ends = reinterpret_cast<const float2*>(x.ends) + job * x.n_heads + head;
+
+    float high = own, total = 0;
+    for (int i = 0; i < x.splits; ++i) high = max(high, ends[i * x.n_heads].x);
+    const float reference = high > -__builtin_inff() ? high : 0;  // nothing seen, or only NaN
+    for (int i = 0; i < x.splits; ++i)
+        total += __expf(ends[i * x.n_heads].x - reference) * ends[i * x.n_heads].y;
+    const float own_weight = sequence.fresh ? __expf(own - reference) : 0;
+    total += own_weight;
+    const float share = total == 0 ? 0 : 1 / total;
+    if (thread < x.splits) {
+        const float2 end = ends[thread * x.n_heads];
+        weights[thread] = end.y == 0 ? 0 : __expf(end.x - reference) * share;  // 0: there are no sums
+    }
+    __syncthreads();
+    if (x.lse && blockIdx.x == 0 && thread == 0) x.lse[token * x.lse_stride + head] = reference + logf(total);
+
+    const int column = static_cast<int>(blockIdx.x) * kMergeColumns + 4 * thread;
+    if (column >= x.columns) return;
+    const bool first = column < x.rows.width;
+    const AbsorbedValues& values = x.values[first ? 0 : 1];
+    const int within = first ? column : column - x.rows.width;
+    float4 sum = {0, 0, 0, 0};
+    const auto add = [&](float weight, const float* from) {
+        const float4 some = *reinterpret_cast<const float4*>(from);
+        sum = {sum.x + weight * some.x, sum.y + weight * some.y, sum.z + weight * some.z,
+               sum.w + weight * some.w};
+    };
+    if (sequence.fresh) add(own_weight * share, values.fresh + token * values.fresh_stride + within);
+    for (int i = 0; i < x.splits; ++i)
+        if (ends[i * x.n_heads].y != 0)
+            add(weights[i], x.partial + ((job + i) * x.n_heads + head) * x.columns + column);
+    *reinterpret_cast<float4*>(values.out + token * values.out_stride + int64_t(head) * values.dim + within) =
+        sum;
+}
+
+}  // namespace
+
+void absorbed_merge(const Device& device, const Absorbed& x) {
+    const unsigned chunks = (x.columns + kMergeColumns - 1) / kMergeColumns;
+    launch(device, merge_kernel, {.grid = dim3(chunks, x.n_heads, x.sequences), .block = dim3(kMergeThreads)},
+           x);
+}
+
+}  // namespace slimrt::cuda
