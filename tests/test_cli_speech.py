@@ -391,6 +391,30 @@ def test_columns_of_a_table():
         read_series("day,y\nMon,1\nTue,inf\n", "t", None)
 
 
+def test_stacked_series():
+    """Rows of an id are a series, wherever they are; without --id a column that looks like one is named."""
+    text = "item_id,day,a,y\nB,1,1,10\nB,2,2,20\nA,1,3,30\nA,2,4,40\n"
+    told: list[str] = []
+    assert read_series(text, "t", None, tell=told.append)["y"].tolist() == [10, 20, 30, 40]
+    assert len(told) == 1 and "--id item_id" in told[0]
+    mixed = text + "B,3,,50\n"
+    series = read_series(mixed, "t", None, "item_id", told.append)
+    assert {name: values.tolist() for name, values in series.items()} == {"B": [10, 20, 50], "A": [30, 40]}
+    assert list(read_series(mixed, "t", ["y", "a"], "1")) == ["B y", "B a", "A y", "A a"]
+    assert len(told) == 1
+    for plain in ("season,y\nwet,1\nwet,2\ndry,3\nwet,4\n", "day,y\nMon,1\nTue,2\n", "year,y\n1,1\n1,2\n2,3\n2,4\n"):
+        read_series(plain, "t", None, tell=told.append)
+    assert len(told) == 1
+    for columns, ids, why in (
+        (None, "x", "no column x; there are item_id, day, a, y"),
+        (["a"], "a", "column a is not numbers: it tells series apart"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            read_series(text, "t", columns, ids)
+    with pytest.raises(ValueError, match="row 6 has nothing in column item_id"):
+        read_series(text + ",3,5,50\n", "t", None, "item_id")
+
+
 @pytest.mark.parametrize("between, end", [(",", "\r"), (";", "\r\n"), ("\t", "\n")])
 def test_tables_of_other_programs(between, end):
     """Any ends of lines, a byte order mark, columns called by a year, by nothing or alike."""

@@ -7,7 +7,7 @@ import csv
 import io
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +30,7 @@ def add_flags(flags: Flags) -> None:
     )
     flags.add("--column", action=Collect, default=[], metavar="NAME", help="to forecast, by name or number from 1; may "
               "be repeated; default: the last one of numbers")  # fmt: skip
+    flags.add("--id", metavar="NAME", help="column that says which series a row belongs to, where several are stacked")
     flags.add("-n", "--horizon", type=positive, metavar="N", help="steps; default: what the model was trained for")
     flags.add("--quantiles", type=_levels, default=(0.1, 0.5, 0.9), metavar="Q[,Q]", help="default: 0.1,0.5,0.9")
     flags.add(
@@ -52,7 +53,8 @@ def run(args: argparse.Namespace) -> int:
     if args.csv is None and sys.stdin.isatty():
         args.usage_error("which series? give CSV after the model, or pipe one in")
     data = Path(args.csv).read_bytes() if args.csv is not None else sys.stdin.buffer.read()
-    series = read_series(decode_text(data, args.csv or "stdin"), args.csv or "stdin", args.column or None)
+    name = args.csv or "stdin"
+    series = read_series(decode_text(data, name), name, args.column or None, args.id, lambda text: note(args, text))
     source = model_source(args)
     with open_model(args, source, args.ctx or enough_context(source), n_seqs=_AT_ONCE) as model:
         quantiles = model.predict_quantiles(
@@ -90,11 +92,19 @@ def _levels(text: str) -> tuple[float, ...]:
     return levels
 
 
-def read_series(text: str, name: str, columns: Sequence[str] | None) -> dict[str, NDArray[np.float64]]:
-    """The columns of a CSV text, by name; what is empty or says NaN is missing.
+def read_series(
+    text: str,
+    name: str,
+    columns: Sequence[str] | None,
+    ids: str | None = None,
+    tell: Callable[[str], None] = lambda text: None,
+) -> dict[str, NDArray[np.float64]]:
+    """The series of a CSV text, by name; what is empty or says NaN is missing.
 
     Args:
         columns: names, or numbers from 1; None: the last column that holds numbers.
+        ids: the column that tells stacked series apart, likewise; None: a column is a series.
+        tell: is told of a column that looks like `ids`, where none is given.
 
     Raises:
         ValueError: no rows, no such column, or one that is not numbers.
@@ -110,15 +120,43 @@ def read_series(text: str, name: str, columns: Sequence[str] | None) -> dict[str
         title if title and titles.count(title) == 1 else number for title, number in zip(titles, numbers, strict=True)
     ]
     table = {column: [row[i] if i < len(row) else "" for row in body] for i, column in enumerate(names)}
+    by = None if ids is None else _column(name, ids, names)
     odd = {column: _first_odd(cells, 1 + headed) for column, cells in table.items()}
-    numeric = [column for column, complaint in odd.items() if complaint is None]
+    numeric = [column for column, complaint in odd.items() if complaint is None and column != by]
     if columns is None and not numeric:
-        raise ValueError(f"{name}: no column of numbers in it; " + "; ".join(f"{c}: {odd[c]}" for c in names))
+        complaints = "; ".join(f"{column}: {odd[column]}" for column in names if column != by)
+        raise ValueError(f"{name}: no column of numbers in it; {complaints}")
     chosen = numeric[-1:] if columns is None else [_column(name, one, names) for one in columns]
     for column in chosen:
         if column not in numeric:
-            raise ValueError(f"{name}: column {column} is not numbers: {odd[column]}")
-    return {column: np.array([_number(cell) for cell in table[column]], np.float64) for column in chosen}
+            raise ValueError(f"{name}: column {column} is not numbers: {odd[column] or 'it tells series apart (--id)'}")
+    values = {column: np.array([_number(cell) for cell in table[column]], np.float64) for column in chosen}
+    if by is not None:
+        of = [cell.strip() for cell in table[by]]
+        if "" in of:
+            raise ValueError(f"{name}: row {of.index('') + 1 + headed} has nothing in column {by}, so is of no series")
+        return _unstacked(values, of)
+    for column in names:
+        if odd[column] is not None and _repeats(table[column]):
+            tell(f"slimrt: {name}: column {column} says the same in rows that follow each other; if it tells series "
+                 f"apart, give --id {column}")  # fmt: skip
+    return values
+
+
+def _unstacked(values: dict[str, NDArray[np.float64]], ids: Sequence[str]) -> dict[str, NDArray[np.float64]]:
+    """The rows of each id, ids as they first come; named by it, and by the column where there are several."""
+    where = np.array(ids)
+    return {
+        one if len(values) == 1 else f"{one} {column}": cells[where == one]
+        for one in dict.fromkeys(ids)
+        for column, cells in values.items()
+    }
+
+
+def _repeats(cells: Sequence[str]) -> bool:
+    """Whether several words come in many rows each, one after the other, and then never again."""
+    runs = sum(a != b for a, b in zip(cells, cells[1:], strict=False)) + 1
+    return 1 < runs == len(set(cells)) <= len(cells) / 2
 
 
 def _rows(text: str, name: str) -> list[list[str]]:
