@@ -229,7 +229,7 @@ std::optional<Absorbed> plan(const Device& device, const AttentionArgs& args) {
     if (device.capability < kFirstCapability || !fits(args)) return std::nullopt;
     Absorbed x{.n_heads = args.n_heads,
                .sequences = static_cast<int>(args.sequences.size()),
-               .mailed = device.capability < kClusterCapability,
+               .mailed = device.capability != kClusterCapability,
                .scale = args.scale,
                .window = args.window,
                .relative_bias = floats(args.relative_bias),

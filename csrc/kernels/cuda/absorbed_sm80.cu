@@ -1,8 +1,8 @@
-// Absorbed decode attention on what has no clusters: sm_80 and sm_89. A team is as many blocks as began one
-// after the other, told by a ticket each draws: whoever waits for one with a later ticket waits for a block
-// that comes when earlier teams end, and those wait for nobody else. So nothing hangs, and no launch must fit
-// the device as a whole. Weights and partial scores go through device memory, a few kilobytes a tile that
-// stay in the L2 cache.
+// Absorbed decode attention wherever absorbed_sm90.cu is not for: sm_80, sm_89, newer ones from PTX. A team
+// is as many blocks as began one after the other, told by a ticket each draws: whoever waits for one with a
+// later ticket waits for a block that comes when earlier teams end, and those wait for nobody else. So
+// nothing hangs, and no launch must fit the device as a whole. Weights and partial scores go through device
+// memory, a few kilobytes a tile that stay in the L2 cache.
 #include "kernels/cuda/absorbed_kernel.cuh"
 
 namespace slimrt::cuda {
