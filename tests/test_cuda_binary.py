@@ -68,3 +68,8 @@ def test_every_architecture_has_the_instructions_that_kernels_are_for(tmp_path):
             assert bodies, (architecture, name)
             assert all(wanted <= body for body in bodies), (architecture, name, [sorted(wanted - b) for b in bodies])
     assert not found, "kernels of clusters beyond sm_90a"
+
+
+def test_devices_that_are_newer_find_code_that_they_can_compile():
+    listing = subprocess.run([tool("cuobjdump"), "-lptx", CORE], check=True, capture_output=True, text=True).stdout
+    assert "sm_89.ptx" in listing
