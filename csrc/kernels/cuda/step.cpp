@@ -50,10 +50,14 @@ void CudaBackend::place(std::span<AttentionSequence> sequences, std::span<Attent
 
 void CudaBackend::repeat(const std::string& shape, const std::function<void()>& body) {
     if (!ready()) return body();
-    const auto [it, first_time] = graphs_.try_emplace(shape);
-    if (first_time) return body();  // what it allocates, it has then
-    if (!it->second.exec) record(it->second, body);
-    check(cudaGraphLaunch(it->second.exec, device_.stream), "starting a recorded step");
+    const auto known = graphs_.find(shape);
+    if (known == graphs_.end()) {
+        body();  // what it allocates and loads, it has then
+        graphs_.try_emplace(shape);
+        return;
+    }
+    if (!known->second.exec) record(known->second, body);
+    check(cudaGraphLaunch(known->second.exec, device_.stream), "starting a recorded step");
 }
 
 void CudaBackend::record(Graph& graph, const std::function<void()>& body) {
