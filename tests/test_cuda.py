@@ -162,6 +162,20 @@ def test_sequences_of_unequal_length_in_one_step(mode, convert):
 
 
 @needs_device
+@pytest.mark.parametrize(("name", "mode"), [("llama_mha", "k"), ("gpt2_tanh", "v"), ("gpt2_tanh", "x")])
+def test_first_tokens_are_not_recorded_for_later_ones(name, mode, convert):
+    """A token alone comes first in its sequence, computed as a prompt, just when a step of one token is to be recorded:
+    the first sequence's second token has made the block tables grow, after which recordings begin anew."""
+    path = convert(GOLDEN / name)
+    on_cpu, on_device = [], []
+    for device, logits in (("cpu", on_cpu), ("cuda", on_device)):
+        engine = open_engine(path, mode, "f32", device=device, n_ctx=32, n_seqs=2)
+        for ids in (IDS[:2], IDS[2:8]):
+            logits.append(decode(engine, ids, 0))
+    assert relative(np.concatenate(on_device), np.concatenate(on_cpu)) < bound(mode, "f32", path)
+
+
+@needs_device
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "q8", "fp8_e4m3", "fp8_e5m2", "q4"])
 def test_saved_sequences_move_between_devices(dtype, convert):
     path = convert(GOLDEN / "llama_mha")

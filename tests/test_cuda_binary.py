@@ -69,3 +69,9 @@ def test_every_architecture_has_the_instructions_that_kernels_are_for(tmp_path):
             assert bodies, (architecture, name)
             assert all(wanted <= body for body in bodies), (architecture, name, [sorted(wanted - b) for b in bodies])
     assert not found, "kernels where they have no use"
+
+
+def test_devices_that_are_newer_find_code_that_they_can_compile():
+    """Of kernels of clusters none: the others' are for them too."""
+    listing = subprocess.run([tool("cuobjdump"), "-lptx", CORE], check=True, capture_output=True, text=True).stdout
+    assert {"sm_80.ptx", "sm_89.ptx"} == set(re.findall(r"sm_\w+\.ptx", listing))

@@ -41,6 +41,13 @@ Tensor upload(Backend& backend, Scratch& scratch, const std::vector<int32_t>& va
     return t;
 }
 
+/// A token each, of sequences that have some: the same calls whatever the tokens and the lengths. The first
+/// token of a sequence is computed as a prompt, by other calls in some modes.
+bool is_repeated(const Step& step) {
+    return std::ranges::all_of(
+        step.sequences, [](const AttentionSequence& s) { return s.n_queries == 1 && s.end > s.begin; });
+}
+
 }  // namespace
 
 void run_step(const Decoder& decoder, Backend& backend, Scratch& scratch, const Step& step, Output output,
@@ -54,10 +61,10 @@ void run_step(const Decoder& decoder, Backend& backend, Scratch& scratch, const 
     const int64_t n = outputs.cols;
     const Tensor x = scratch.f32(batch.tokens.cols, decoder.config().d_model);
     const auto forward = [&] { decoder.forward(batch, scratch, x); };
-    if (decoder.observed() || batch.tokens.cols > int64_t(batch.sequences.size()))
-        forward();
-    else  // a token each: the same calls whatever the tokens and the lengths
+    if (!decoder.observed() && is_repeated(step))
         backend.repeat(concat(batch.tokens.cols, " ", n), forward);
+    else
+        forward();
     const Tensor states = scratch.f32(std::min(n, kLogitRows), x.cols);
     const Tensor logits = scratch.f32(states.rows, decoder.config().n_vocab);
     const Tensor told = output == Output::logits ? logits : states;

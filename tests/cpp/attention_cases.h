@@ -70,6 +70,7 @@ inline const std::vector<Case> kMixedDecodeCases = {
     {.name = "whole", .stored = kMore, .k = DType::Q8, .v = DType::F16, .whole = true},
     {.name = "dense", .stored = {100}, .k = DType::BF16, .v = DType::F16, .dense = true},
     {.name = "80", .stored = kMore, .dk = 80, .dv = 80, .k = DType::Q8, .v = DType::Q8},
+    {.name = "46.5 KB of shared memory", .stored = {40}, .dk = 80, .dv = 80},
 };
 
 inline const std::vector<Case> kPrefillCases = {

@@ -104,8 +104,9 @@ const DType kTypes[] = {DType::F16, DType::BF16, DType::Q8, DType::FP8_E4M3, DTy
 
 /// The kernel that a call goes to.
 void test_choice(Backend& b) {
-    const auto chosen = [&](Case c) {
+    const auto chosen = [&](Case c, int wider) {
         Problem p(b, c);
+        for (ScoreTerm& term : p.scores) term.stored.width += wider;
         std::vector<Floats> outs = p.outs;
         Floats lse = p.lse;
         const AttentionArgs args = p.with(outs, lse);
@@ -114,8 +115,8 @@ void test_choice(Backend& b) {
                            : cuda::prefill_can(device, args) ? "prefill"
                                                              : "general");
     };
-    const auto expect = [&](Case c, const char* wanted) {
-        const std::string got = chosen(c);
+    const auto expect = [&](Case c, const char* wanted, int wider = 0) {
+        const std::string got = chosen(c, wider);
         if (got == wanted) return;
         std::printf("FAIL %s: %s, not %s\n", c.name.c_str(), got.c_str(), wanted);
         ++failures;
@@ -126,6 +127,11 @@ void test_choice(Backend& b) {
     expect({.name = "one query, f32", .stored = {9}, .queries = {1}, .k = DType::F32}, "prefill");
     expect({.name = "q4 of 80", .stored = {9}, .queries = {1}, .dk = 80, .k = DType::Q4}, "prefill");
     expect({.name = "odd", .stored = {9}, .queries = {1}, .dk = 12}, "general");
+    // Rows wider than their heads begin anywhere.
+    expect({.name = "wider by 8", .stored = {9}, .queries = {1}, .whole = true}, "decode", 8);
+    expect({.name = "wider by 8, q8", .stored = {9}, .queries = {1}, .k = DType::Q8, .whole = true},
+           "prefill", 8);
+    expect({.name = "wider by 4", .stored = {9}, .queries = {1}, .whole = true}, "general", 4);
     expect({.name = "absorbed", .stored = {9}, .queries = {3}, .one_value = true}, "general");
     const std::vector<int> stored = {9, 40};
     test(b, {.name = "one query", .stored = stored, .queries = {1, 1}}, "attention", nullptr, 2e-5);

@@ -83,6 +83,12 @@ enum cudaMemcpyKind {
     cudaMemcpyDefault,
 };
 
+enum cudaMemoryType { cudaMemoryTypeUnregistered, cudaMemoryTypeHost, cudaMemoryTypeDevice };
+struct cudaPointerAttributes {
+    cudaMemoryType type;
+};
+
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* p);
 cudaError_t cudaMalloc(void** p, size_t bytes);
 template <class T>
 cudaError_t cudaMalloc(T** p, size_t bytes) {

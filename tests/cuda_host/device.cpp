@@ -12,8 +12,11 @@ namespace {
 constexpr size_t kUsualShared = 48 << 10, kDefaultMemory = size_t{4} << 30;
 constexpr unsigned kMostThreads = 1024, kMostGridYZ = 65535, kPortableCluster = 8, kLargestCluster = 16;
 
+/// A kernel's static shared memory, which nobody knows here, is part of what it has unasked.
+constexpr size_t kMostStatic = 8 << 10;
+
 struct KernelLimits {
-    size_t shared_bytes = kUsualShared;
+    size_t shared_bytes = kUsualShared - kMostStatic;
     unsigned cluster = kPortableCluster;
 };
 
@@ -119,7 +122,7 @@ cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute
     cudaGetDeviceProperties(&device, 0);
     if (attribute == cudaFuncAttributeMaxDynamicSharedMemorySize) {
         if (value < 0 || size_t(value) > device.sharedMemPerBlockOptin) return result(cudaErrorInvalidValue);
-        of.shared_bytes = std::max(kUsualShared, size_t(value));
+        of.shared_bytes = size_t(value);
     }
     if (attribute == cudaFuncAttributeNonPortableClusterSizeAllowed)
         of.cluster = value ? kLargestCluster : kPortableCluster;

@@ -254,21 +254,25 @@ cudaError_t cudaFreeHost(void* p) {
     return cudaSuccess;
 }
 
-/// Of host memory that is not pinned the source is read now, and the target is there when this returns.
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* p) {
+    const Lock lock(all);
+    attributes->type = on_device(p, 1)   ? cudaMemoryTypeDevice
+                       : is_pinned(p, 1) ? cudaMemoryTypeHost
+                                         : cudaMemoryTypeUnregistered;
+    return cudaSuccess;
+}
+
+/// Host memory is read when the copy runs, as may be even if it is not pinned: where a device reads it by the
+/// host's page tables. What is copied to host memory that is not pinned is there when this returns.
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t stream) {
     const Lock lock(all);
     if (bytes == 0) return cudaSuccess;
     if (!fits_kind(to, from, bytes, kind)) return result(cudaErrorInvalidValue);
-    const auto pageable = [bytes](const void* p) { return !on_device(p, bytes) && !is_pinned(p, bytes); };
-    if (!is_stream(stream) || stream_of(stream).capturing)
-        return enqueue(stream, [=] { std::memmove(to, from, bytes); });
-    if (pageable(from)) {
-        std::vector<char> now(static_cast<const char*>(from), static_cast<const char*>(from) + bytes);
-        return enqueue(stream, [=, now = std::move(now)] { std::memcpy(to, now.data(), bytes); });
-    }
+    const bool waits = !on_device(to, bytes) && !is_pinned(to, bytes);
     const cudaError_t done = enqueue(stream, [=] { std::memmove(to, from, bytes); });
-    return done == cudaSuccess && pageable(to) ? cudaStreamSynchronize(stream) : done;
+    if (done != cudaSuccess || stream_of(stream).capturing) return done;
+    return waits ? cudaStreamSynchronize(stream) : done;
 }
 
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {

@@ -194,10 +194,18 @@ bool share_columns(Absorbed& x, int team, size_t shared_bytes) {
     return fill_memory(x, shared_bytes);
 }
 
+/// How many run at once. The blocks of a cluster share a group of 16 processors or a few more (on Hopper).
+int teams_at_once(const Absorbed& x, int processors) {
+    constexpr int kGroup = 16;
+    const bool in_groups = !x.mailed && x.team > 1;
+    return std::max(1, in_groups ? processors / kGroup * (kGroup / x.team) : processors / x.team);
+}
+
 /// So many that the last of the waves, in which teams run, is nearly full; more waves cost a little.
-int splits_of(int processors, int team, int sequences) {
+int splits_of(const Absorbed& x, int processors) {
     constexpr double kWaveCost = 0.02;
-    const int teams = std::max(1, processors / team), most = (teams + sequences - 1) / sequences + 3;
+    const int teams = teams_at_once(x, processors), sequences = x.sequences;
+    const int most = (teams + sequences - 1) / sequences + 3;
     int best = 1;
     double best_use = -1;
     for (int splits = 1; splits <= std::min(most, kMaxSplits); ++splits) {
@@ -261,7 +269,7 @@ std::optional<Absorbed> plan(const Device& device, const AttentionArgs& args) {
     x.bf16 = x.rows.rows.dtype == DType::BF16;
     x.converted = !x.bf16 && x.rows.rows.dtype != DType::F16;
     if (!choose_team(x, device)) return std::nullopt;
-    x.splits = splits_of(device.processors, x.team, x.sequences);
+    x.splits = splits_of(x, device.processors);
     if (x.mailed) {
         x.mail.team_counts = x.wide.dim ? x.team * kPartSlots : 0;
         x.mail.team_words = x.at.slots * x.n_heads * kMailWords;

@@ -118,7 +118,8 @@ inline bool can_fetch(const Rows& rows, int n_heads, int dim) {
     if (reinterpret_cast<uintptr_t>(rows.base) % 16) return false;
     if (rows.block_tokens == 0) return is_float(rows.dtype) && rows.row_bytes % 16 == 0;
     const bool own = rows.heads == n_heads && rows.head_dim() == dim;
-    const bool side_by_side = rows.heads == 1 && !nibbles;
+    const bool side_by_side =
+        rows.heads == 1 && !nibbles && head_bytes(rows.dtype, rows.width).elements % 16 == 0;
     return rows.block_tokens == kBlockRows && rows.block_stride % 16 == 0 && (own || side_by_side);
 }
 

@@ -8,7 +8,7 @@ namespace slimrt::cuda {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kMostParts = 128;
+constexpr int kMostParts = 128, kWarp = 32;
 
 /// A block for every (query, head).
 __global__ void merge_kernel(AttentionView a, Parts parts) {
@@ -19,21 +19,34 @@ __global__ void merge_kernel(AttentionView a, Parts parts) {
     if (query >= s.n_queries) return;
     const int64_t row = s.query + a.query_shift + query, pair = pair_of(a, blockIdx.y, query, head);
     const float2* const states = parts.states + pair * parts.n;
-    if (threadIdx.x == 0) {
+    if (threadIdx.x < kWarp) {  // the loads of all parts are under way at once
+        float2 state[kMostParts / kWarp];
         float high = -infinity(), sum = 0;
-        for (int i = 0; i < parts.n; ++i) high = fmaxf(high, states[i].x);
-        for (int i = 0; i < parts.n; ++i) {
-            weights[i] = states[i].y == 0 ? 0 : exp2f(states[i].x - reference(high));
-            sum += weights[i] * states[i].y;
+#pragma unroll
+        for (int i = 0; i < kMostParts / kWarp; ++i) {
+            const int part = i * kWarp + threadIdx.x;
+            state[i] = part < parts.n ? states[part] : float2{-infinity(), 0};
+            high = fmaxf(high, state[i].x);
         }
-        share = finish(a, row, head, high, sum);
+        for (int lanes = kWarp / 2; lanes > 0; lanes /= 2)
+            high = fmaxf(high, __shfl_xor_sync(~0u, high, lanes));
+#pragma unroll
+        for (int i = 0; i < kMostParts / kWarp; ++i) {
+            const float weight = state[i].y == 0 ? 0 : exp2f(state[i].x - reference(high));
+            weights[i * kWarp + threadIdx.x] = weight;
+            sum += weight * state[i].y;
+        }
+        for (int lanes = kWarp / 2; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
+        if (threadIdx.x == 0) share = finish(a, row, head, high, sum);
     }
     __syncthreads();
     for (int column = threadIdx.x; column < a.value_columns; column += blockDim.x) {
         const float* const values = parts.values + pair * parts.n * a.value_columns + column;
         float sum = 0;
+#pragma unroll 8
         for (int i = 0; i < parts.n; ++i) {
-            if (weights[i] != 0) sum += weights[i] * values[int64_t(i) * a.value_columns];
+            const float value = values[int64_t(i) * a.value_columns];  // of no meaning where the weight is 0
+            sum = weights[i] == 0 ? sum : fmaf(weights[i], value, sum);
         }
         const bool second = column >= a.values[0].dim;
         const ValueView& term = a.values[second];

@@ -92,7 +92,7 @@ __device__ void write_results(const PrefillJob& job, const Parts& parts, int par
 template <bool exact, int kRows, int kTiles>
 __global__ void __launch_bounds__(kThreads, exact || kTiles > 16 ? 2 : 3)
     prefill_kernel(AttentionView a, Parts parts) {
-    __shared__ float q_units[kPairs], k_units[kRows], v_units[kRows];
+    __shared__ __align__(8) float q_units[kPairs], k_units[kRows], v_units[kRows];  // read two at a time
     __shared__ __align__(8) unsigned char source_bytes[sizeof(Sources)];
     Sources* const sources = reinterpret_cast<Sources*>(source_bytes);
     const PlacedSequence& s = a.sequences[blockIdx.z];
@@ -186,7 +186,8 @@ bool can_read(const Term& term) {
     if (rows.block_tokens == 0)
         return is_float(rows.dtype) && (!rows.base || aligned(rows.base, rows.row_bytes));
     const bool own = rows.heads == term.n_heads && rows.head_dim() == term.dim;
-    return aligned(rows.base, rows.block_stride) && (own || rows.heads == 1);
+    const bool side_by_side = rows.heads == 1 && rows.width % 8 == 0;  // eight columns are read at once
+    return aligned(rows.base, rows.block_stride) && (own || side_by_side);
 }
 
 }  // namespace

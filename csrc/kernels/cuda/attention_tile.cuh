@@ -23,7 +23,8 @@ struct Tile {
 __host__ __device__ inline int padded(int dim) { return (dim + 15) / 16 * 16; }
 __host__ __device__ inline int tile_stride(int dim) { return padded(dim) * 2 + 16; }
 
-__device__ inline float power_below(float x) {
+/// A row's unit: the largest power of two up to |x|; 1 for 0 and what is not finite.
+__device__ inline float unit_below(float x) {
     const float power = __uint_as_float(__float_as_uint(x) & 0x7f800000u);
     return power == 0 || power == infinity() ? 1.0f : power;
 }
@@ -152,7 +153,7 @@ __device__ inline void write8(const Tile& to, int row, int column, bool wanted, 
 #pragma unroll
     for (int i = 0; i < 8; ++i) most = fmaxf(most, fabsf(x[i]));
     for (int step = lanes / 2; step > 0; step /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
-    const float unit = power_below(most), shrink = 1 / unit;
+    const float unit = unit_below(most), shrink = 1 / unit;
     if (column == 0) to.units[row] = unit;
     if (!wanted) return;
     uint32_t words[4], rest[4];

@@ -8,7 +8,7 @@
 namespace slimrt::cuda {
 
 CudaBackend::CudaBackend(Device device, bool dry)
-    : device_(std::move(device)), memory_(device_), small_(device_) {
+    : device_(std::move(device)), memory_(device_), small_(device_), staging_(device_) {
     if (dry) return;
     check(cudaSetDevice(device_.id), "choosing the device");
     check(cudaStreamCreateWithFlags(&device_.stream, cudaStreamNonBlocking), "making a stream");
@@ -43,17 +43,23 @@ uint64_t CudaBackend::available() const {
     return available;
 }
 
-void CudaBackend::copy(void* to, const void* from, size_t bytes) {
-    if (bytes == 0 || !ready()) return;
+void CudaBackend::require_no_recording() const {
     if (recording_) fail(ErrorCode::device, "a step that is recorded copies from or to the host");
-    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, device_.stream), "copying");
 }
 
-void CudaBackend::upload(Tensor to, const void* from, size_t bytes) { copy(to.data, from, bytes); }
+void CudaBackend::send(void* to, const void* from, size_t bytes) {
+    if (bytes == 0 || !ready()) return;
+    require_no_recording();
+    staging_.copy(to, from, bytes);
+}
+
+void CudaBackend::upload(Tensor to, const void* from, size_t bytes) { send(to.data, from, bytes); }
 
 void CudaBackend::download(void* to, Tensor from, size_t bytes) {
-    copy(to, from.data, bytes);
-    if (!dry()) check(cudaStreamSynchronize(device_.stream), "waiting for results");
+    if (!ready()) return;
+    require_no_recording();
+    check(cudaMemcpyAsync(to, from.data, bytes, cudaMemcpyDefault, device_.stream), "copying");
+    staging_.wait();
 }
 
 void CudaBackend::reserve_workspace(size_t bytes) {

@@ -157,7 +157,7 @@ CublasLt::Algorithm CublasLt::algorithm_of(const LtProduct& p, const Description
     must(calls_->ask(handle_, descriptions.product.get(), descriptions.weight.get(), descriptions.x.get(),
                      descriptions.out.get(), descriptions.out.get(), raw, 1, &result, &found),
          "asking for an algorithm");
-    if (found < 1) must(result.state ? result.state : -1, "finding an algorithm");
+    if (found < 1 || result.state != 0) must(result.state ? result.state : -1, "finding an algorithm");
     Algorithm algorithm;
     std::copy(std::begin(result.algorithm), std::end(result.algorithm), algorithm.data);
     return algorithms_.emplace(key, algorithm).first->second;
@@ -183,7 +183,8 @@ const CublasLt* cublas_lt(int device) {
     }();
     if (!library) return nullptr;
     static std::mutex mutex;
-    static std::map<int, std::unique_ptr<CublasLt>> of_devices;
+    // Never destroyed: when the process ends, the driver may have gone before.
+    static auto& of_devices = *new std::map<int, std::unique_ptr<CublasLt>>;
     const std::lock_guard lock(mutex);
     std::unique_ptr<CublasLt>& own = of_devices[device];
     if (!own) own = std::make_unique<CublasLt>(library);

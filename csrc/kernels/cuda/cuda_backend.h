@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/memory.h"
+#include "kernels/cuda/staging.h"
 
 namespace slimrt::cuda {
 
@@ -66,7 +67,9 @@ class CudaBackend final : public Backend {
     void put(Places& places, std::span<AttentionSequence* const> sequences);
     /// Whether it is a new one now.
     bool grow(Buffer& buffer, size_t bytes, const char* what);
-    void copy(void* to, const void* from, size_t bytes);
+    /// To the device.
+    void send(void* to, const void* from, size_t bytes);
+    void require_no_recording() const;
     void record(Graph& graph, const std::function<void()>& body);
     void forget_graphs();
     /// Makes the device this thread's own. Whether there is something to be done: not when dry.
@@ -76,6 +79,7 @@ class CudaBackend final : public Backend {
     Device device_;
     Memory memory_;
     Memory small_;  // sequences, tables and counts: some KiB that no plan counts
+    Staging staging_;
     Buffer workspace_, counts_;
     Places places_, loose_;
     std::map<std::string, Graph> graphs_;

@@ -28,18 +28,17 @@ struct Shape {
     unsigned cluster = 1;     // blocks of a cluster, along x
 };
 
+/// Lets a kernel have so much dynamic shared memory and, if `large_cluster`, clusters of more than 8 blocks.
+/// Never less again: other threads and recorded steps start the same kernel. Throws Error{device}.
+void allow(int device, const void* kernel, size_t shared_bytes, bool large_cluster);
+
 /// Starts a kernel on the device's stream. Throws Error{device}.
 template <class... Params, class... Args>
 void launch(const Device& device, void (*kernel)(Params...), const Shape& shape, Args&&... args) {
-    constexpr size_t kUsual = 48 << 10, kPortableCluster = 8;
-    const auto untyped = reinterpret_cast<const void*>(kernel);
-    if (shape.shared_bytes > kUsual)
-        check(cudaFuncSetAttribute(untyped, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                   int(shape.shared_bytes)),
-              "asking for shared memory");
-    if (shape.cluster > kPortableCluster)
-        check(cudaFuncSetAttribute(untyped, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
-              "asking for a large cluster");
+    constexpr size_t kUnasked = 40 << 10, kPortableCluster = 8;  // 48 KB less static shared memory
+    const bool large_cluster = shape.cluster > kPortableCluster;
+    if (shape.shared_bytes > kUnasked || large_cluster)
+        allow(device.id, reinterpret_cast<const void*>(kernel), shape.shared_bytes, large_cluster);
     cudaLaunchAttribute cluster{};
     cluster.id = cudaLaunchAttributeClusterDimension;
     cluster.val.clusterDim.x = shape.cluster;

@@ -25,7 +25,7 @@ void CudaBackend::put(Places& places, std::span<AttentionSequence* const> sequen
     }
     const bool moved = grow(places.tables, ids.size() * sizeof(int32_t), "block tables");
     auto* const tables = reinterpret_cast<const int32_t*>(places.tables.data.get());
-    if (moved || ids != places.ids) copy(places.tables.data.get(), ids.data(), ids.size() * sizeof(int32_t));
+    if (moved || ids != places.ids) send(places.tables.data.get(), ids.data(), ids.size() * sizeof(int32_t));
     places.ids = std::move(ids);
     places.placed.clear();
     size_t table = 0;
@@ -37,7 +37,7 @@ void CudaBackend::put(Places& places, std::span<AttentionSequence* const> sequen
     }
     const size_t bytes = places.placed.size() * sizeof(PlacedSequence);
     grow(places.sequences, bytes, "sequences");
-    copy(places.sequences.data.get(), places.placed.data(), bytes);
+    send(places.sequences.data.get(), places.placed.data(), bytes);
 }
 
 void CudaBackend::place(std::span<AttentionSequence> sequences, std::span<AttentionSequence> sources) {
@@ -50,10 +50,14 @@ void CudaBackend::place(std::span<AttentionSequence> sequences, std::span<Attent
 
 void CudaBackend::repeat(const std::string& shape, const std::function<void()>& body) {
     if (!ready()) return body();
-    const auto [it, first_time] = graphs_.try_emplace(shape);
-    if (first_time) return body();  // what it allocates, it has then
-    if (!it->second.exec) record(it->second, body);
-    check(cudaGraphLaunch(it->second.exec, device_.stream), "starting a recorded step");
+    const auto known = graphs_.find(shape);
+    if (known == graphs_.end()) {
+        body();  // what it allocates and loads, it has then
+        graphs_.try_emplace(shape);
+        return;
+    }
+    if (!known->second.exec) record(known->second, body);
+    check(cudaGraphLaunch(known->second.exec, device_.stream), "starting a recorded step");
 }
 
 void CudaBackend::record(Graph& graph, const std::function<void()>& body) {

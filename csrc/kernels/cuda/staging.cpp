@@ -1,0 +1,34 @@
+#include "kernels/cuda/staging.h"
+
+#include <cstring>
+
+namespace slimrt::cuda {
+
+Staging::~Staging() {
+    if (pinned_) cudaFreeHost(pinned_);
+}
+
+// Of copies from pageable memory CUDA says no more than that they "might be synchronous": where devices read
+// host memory by the host's page tables (Grace) they are not. So a little goes by way of pinned memory, which
+// stays as it is until the stream has been waited for, and more is waited for.
+void Staging::copy(void* to, const void* from, size_t bytes) {
+    cudaPointerAttributes at{};
+    check(cudaPointerGetAttributes(&at, from), "asking where memory is");
+    const bool on_device = at.type == cudaMemoryTypeDevice, staged = !on_device && bytes <= kBytes;
+    if (staged) {
+        if (!pinned_)
+            check(cudaMallocHost(reinterpret_cast<void**>(&pinned_), kBytes), "allocating pinned memory");
+        if (used_ + bytes > kBytes) wait();
+        from = std::memcpy(pinned_ + used_, from, bytes);
+        used_ += (bytes + kAlign - 1) / kAlign * kAlign;
+    }
+    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, device_.stream), "copying");
+    if (!on_device && !staged) wait();
+}
+
+void Staging::wait() {
+    check(cudaStreamSynchronize(device_.stream), "waiting for the device");
+    used_ = 0;
+}
+
+}  // namespace slimrt::cuda

@@ -1,0 +1,28 @@
+// Copies to the device whose source may change as soon as they are asked for.
+#pragma once
+
+#include "kernels/cuda/device.h"
+
+namespace slimrt::cuda {
+
+class Staging {
+  public:
+    explicit Staging(const Device& device) : device_(device) {}
+    ~Staging();
+    Staging(const Staging&) = delete;
+    Staging& operator=(const Staging&) = delete;
+
+    /// From host or device memory to device memory, in the stream's order. Throws Error{device}.
+    void copy(void* to, const void* from, size_t bytes);
+    /// Until the stream has done all it was given. Throws Error{device}.
+    void wait();
+
+  private:
+    static constexpr size_t kBytes = size_t(1) << 20, kAlign = 64;
+
+    const Device& device_;
+    std::byte* pinned_ = nullptr;
+    size_t used_ = 0;  // by copies that may not have run
+};
+
+}  // namespace slimrt::cuda
