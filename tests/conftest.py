@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from remembered import remembered
 from seq2seq_models import MODELS, write
 from slimrt import _core
 from tiny_model import write_tiny
@@ -166,6 +167,13 @@ RANK = 24  # all of V in the golden models with two KV heads, so that k+r is exa
 
 def derived(path: Path, mode: str | list[str], dtype: str = "f32", rank: int = RANK) -> dict[str, np.ndarray]:
     """W_KV of the layers in mode k, W_VK of those in mode v, and the folds of k+r and xr: [out, in] float32."""
+    if mode == "kv":
+        return {}
+    return dict(_derived(Path(path), mode if isinstance(mode, str) else tuple(mode), dtype, rank))
+
+
+@remembered
+def _derived(path: Path, mode: str | tuple[str, ...], dtype: str, rank: int) -> dict[str, np.ndarray]:
     from folds import fold_all
     from reference import Reference
 

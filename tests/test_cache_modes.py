@@ -22,6 +22,7 @@ import slimrt
 from conftest import GOLDEN, decode, open_engine, rms
 from reference import Reference
 from reference_modes import CACHE_MODES, Mode, attend_heads, by_head, planes_kv, planes_n, read_keys, store_k, store_v
+from remembered import remembered
 
 IDS = np.random.default_rng(5).integers(3, 100, 60)
 N_PREFILL = 44
@@ -60,14 +61,18 @@ def reference(path) -> Reference:
     return Reference(path, wkv_dtype="f32")
 
 
-@cache
+@remembered
+def exact_logits(path) -> np.ndarray:
+    return reference(path).logits(IDS)
+
+
+@remembered
 def predict(path, mode, dtype, n_prefill: int, n_batch: int):
     """Logits with rows rounded, and exact ones."""
-    model = reference(path)
-    return model.logits_cached(IDS, n_prefill, mode, dtype, n_batch), model.logits(IDS)
+    return reference(path).logits_cached(IDS, n_prefill, mode, dtype, n_batch), exact_logits(path)
 
 
-@cache
+@remembered
 def predict_chunks(path, mode, dtype, n_batch: int):
     """The same of a long append in a mode that materialises: its chunks read both k (raw) and v of earlier ones, what
     the mode stores as it is stored, the rest as it is kept: in f16 for want of a plain type."""
@@ -79,10 +84,9 @@ def predict_chunks(path, mode, dtype, n_batch: int):
         return attend_heads(m, q, read_keys(m, i, rows["k"], rows), by_head(m, rows["v"]), positions)
 
     CACHE_MODES["k and v"] = Mode(store, attend, lambda m, types: planes_kv(m, types) | planes_n(m, types))
-    model = reference(path)
     kept = dtype if dtype in ("f32", "bf16") else "f16"
     types = (dtype if mode == "k" else kept, dtype if mode == "v" else kept)
-    return model.logits_cached(IDS, len(IDS), "k and v", types, n_batch), model.logits(IDS)
+    return reference(path).logits_cached(IDS, len(IDS), "k and v", types, n_batch), exact_logits(path)
 
 
 def check(path, mode, dtype, got: np.ndarray, n_prefill: int, n_batch: int = 0) -> None:
@@ -108,6 +112,7 @@ def truncated(x: np.ndarray, dtype: str | None, heads: int) -> np.ndarray:
     return np.where(np.abs(half) > np.abs(x), np.nextafter(half, np.float16(0)), half).astype(np.float64)
 
 
+@pytest.mark.unsanitized  # the reference alone
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "q8"])
 @each_case
 def test_the_bound_separates(name, mode, dtype, convert, monkeypatch):
@@ -186,7 +191,7 @@ def test_a_prompt_alone_reads_nothing_stored(name, mode, dtype, convert):
     """One append computes with its own rows in full precision: the type does not matter."""
     path = convert(GOLDEN / name)
     got = decode(open_engine(path, mode, dtype, n_ctx=64), IDS, len(IDS))
-    exact = reference(path).logits(IDS)
+    exact = exact_logits(path)
     assert rms(got - exact) / rms(exact) < 2e-5
 
 

@@ -9,8 +9,6 @@ not rounded, since k+r is exact for full rank only:
 
 from __future__ import annotations
 
-from functools import cache
-
 import numpy as np
 import pytest
 
@@ -31,8 +29,9 @@ from reference_modes import (
     store_v,
     times,
 )
+from remembered import remembered
 from slimrt import _core
-from test_cache_modes import FLOAT32, FLOAT32_STEPS, IDS, N_PREFILL, SAME_ROUNDING, TYPES
+from test_cache_modes import FLOAT32, FLOAT32_STEPS, IDS, N_PREFILL, SAME_ROUNDING, TYPES, exact_logits
 
 # The residual's rank and type.
 KR_CASES = {
@@ -54,7 +53,7 @@ CASES = [(name, "k+r", *residual) for name, residual in KR_CASES.items()] + [(na
 each_case = pytest.mark.parametrize(("name", "mode", "rank", "residual"), CASES, ids=[f"{c[0]}-{c[1]}" for c in CASES])
 
 
-@cache
+@remembered
 def folds(path, mode: str, dtype: str | None, rank: int, half: bool = False) -> dict[str, np.ndarray]:
     model = Reference(path)
     return fold_all(model, [mode] * len(model.w.layers), dtype, rank, half=half)
@@ -74,7 +73,7 @@ def types_of(mode, dtype, residual) -> tuple[str, str]:
     return (dtype, residual if mode == "k+r" else dtype)
 
 
-@cache
+@remembered
 def predict(path, mode, dtype, rank, residual, n_prefill: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Logits with rows rounded, rounded to float32, and not rounded."""
     model = reference(path, mode, dtype, rank)
@@ -82,7 +81,7 @@ def predict(path, mode, dtype, rank, residual, n_prefill: int) -> tuple[np.ndarr
     return tuple(model.logits_cached(IDS, n_prefill, mode, t) for t in types)
 
 
-@cache
+@remembered
 def predict_chunks(path, mode, dtype, rank, n_batch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The same of a long append: its chunks read rows of k (k+r) as stored, V (and K in xr) as they are kept: in f16
     for want of a plain type."""
@@ -172,7 +171,7 @@ def test_prompt_in_chunks(name, mode, rank, residual, n_batch, dtype, convert):
 def test_a_prompt_alone_reads_nothing_stored(name, mode, rank, residual, dtype, convert):
     path = convert(GOLDEN / name)
     got = decode(engine_of(path, mode, dtype, rank, residual), IDS, len(IDS))
-    exact = Reference(path).logits(IDS)
+    exact = exact_logits(path)
     assert rms(got - exact) / rms(exact) < 2e-5
 
 

@@ -134,6 +134,7 @@ def test_no_part_of_a_stop_string_is_shown(model):
     assert model.generate(PROMPT, max_tokens=4, stop="STOP", logits_processor=forcing(b"aSTOP")).text == "aSTO"
 
 
+@pytest.mark.unsanitized  # Python alone
 @given(st.text("ab", max_size=30), st.text("ab", min_size=1, max_size=5), st.data())
 def test_stop_filter(text, stop, data):
     """However the text is cut into pieces, what comes out is what stands before the stop string."""

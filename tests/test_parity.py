@@ -64,12 +64,14 @@ def test_small_chunks_and_two_threads(name, suffix, convert):
     assert relative(got, logits) < PARITY
 
 
+@pytest.mark.unsanitized  # the reference alone
 @each_golden
 def test_reference_agrees(name, suffix):
     ids, _, logits, n_ctx = golden(name, suffix)
     assert relative(Reference(GOLDEN / name, n_ctx).logits(ids), logits) < REFERENCE
 
 
+@pytest.mark.unsanitized  # the reference alone
 @each_golden
 def test_reference_reads_the_converted_file_alike(name, suffix, convert):
     """The converter alone, in float64: a wrong permutation, bias or key shows here."""

@@ -315,6 +315,7 @@ def test_a_trained_model_keeps_its_perplexity(tale_q4):
         assert model.perplexity(text) <= 1.02 * plain
 
 
+@pytest.mark.unsanitized  # quantises a whole model for a minute there; smaller ones are in test_families.py
 def test_the_fold_is_of_the_weights_that_run(tale_q4):
     """Mode k answers as mode kv of the same file does, closer than the file's quantisation moved it."""
     stored = read_gguf(tale_q4)

@@ -27,12 +27,21 @@ from slimrt.speech.mel import log_mel
 from test_transcribe import sound
 
 pytestmark = pytest.mark.oracle
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
 
 
 @pytest.fixture(scope="module")
-def tiny_whisper():
+def torch():
+    """Not imported before it is needed: that takes 11 s under sanitizers, where no test here runs."""
+    return pytest.importorskip("torch")
+
+
+@pytest.fixture(scope="module")
+def transformers():
+    return pytest.importorskip("transformers")
+
+
+@pytest.fixture(scope="module")
+def tiny_whisper(torch, transformers):
     torch.manual_seed(0)
     config = transformers.WhisperConfig(
         vocab_size=N_VOCAB, num_mel_bins=80, d_model=32, encoder_layers=1, decoder_layers=2, encoder_attention_heads=2,
@@ -52,7 +61,7 @@ def tiny_whisper():
 
 @pytest.mark.parametrize("timestamps", [False, True])
 @pytest.mark.parametrize("task", ["transcribe", "translate"])
-def test_whisper_says_what_hugging_face_says(tmp_path, tiny_whisper, timestamps, task):
+def test_whisper_says_what_hugging_face_says(tmp_path, torch, tiny_whisper, timestamps, task):
     """A full window, greedily, 30 tokens: prompt and rules. Both hear our spectrogram: a random model is not sure of
     much, and theirs differs by 5e-5."""
     from hf_engine import HfEngine
@@ -84,7 +93,7 @@ def test_whisper_says_what_hugging_face_says(tmp_path, tiny_whisper, timestamps,
     assert timestamps or first == 30
 
 
-def test_whisper_detects_the_language_hugging_face_detects(tmp_path, tiny_whisper):
+def test_whisper_detects_the_language_hugging_face_detects(tmp_path, torch, transformers, tiny_whisper):
     from hf_engine import HfEngine
 
     samples = sound((30.0, 0.2))
@@ -99,7 +108,7 @@ def test_whisper_detects_the_language_hugging_face_detects(tmp_path, tiny_whispe
     assert info.language == {EN: "en", DE: "de"}[theirs]
 
 
-def test_moonshine_says_what_hugging_face_says(tmp_path):
+def test_moonshine_says_what_hugging_face_says(tmp_path, torch, transformers):
     from hf_engine import HfEngine
 
     torch.manual_seed(2)
