@@ -74,4 +74,4 @@ def test_every_architecture_has_the_instructions_that_kernels_are_for(tmp_path):
 def test_devices_that_are_newer_find_code_that_they_can_compile():
     """Of kernels of clusters none: the others' are for them too."""
     listing = subprocess.run([tool("cuobjdump"), "-lptx", CORE], check=True, capture_output=True, text=True).stdout
-    assert {"sm_80.ptx", "sm_89.ptx"} == set(re.findall(r"sm_\w+\.ptx", listing))
+    assert set(re.findall(r"sm_\w+\.ptx", listing)) == {"sm_80.ptx"}
