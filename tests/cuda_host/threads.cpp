@@ -66,7 +66,7 @@ struct Cluster {
     std::vector<std::unique_ptr<Thread>> all;  // block after block; more than there are threads
     std::vector<Thread*> ready;
     size_t live = 0, at_barrier = 0;
-    char began = 0, ended = 0;  // addresses for cuda_host_races.h
+    char began = 0, ended = 0;   // addresses for cuda_host_races.h
     std::vector<void*> copiers;  // of blocks; more than there are
     std::vector<Copy> bulk;
     std::minstd_rand chance;
