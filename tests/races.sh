@@ -6,8 +6,8 @@ cd "$(dirname "$0")/.."
 build=$1
 tests="absorbed cuda_attention cuda_host cuda_linear cuda_rows"
 cmake -S . -B "$build" -DSLIMRT_PYTHON=OFF -DSLIMRT_CUDA=OFF -DSLIMRT_EMULATOR=ON -DSLIMRT_EMULATOR_RACES=ON >/dev/null
-# shellcheck disable=SC2086  # a word each
+# shellcheck disable=SC2086
 cmake --build "$build" --parallel 2 --target $(printf '%s_test ' $tests) >/dev/null
 
 printf '%s\n' $tests | xargs -P "$(nproc)" -I{} sh -c \
-    "timeout 900 $build/emulated/{}_test >$build/emulated/{}.txt 2>&1 || { cat $build/emulated/{}.txt; exit 1; }"
+    "timeout 1800 $build/emulated/{}_test >$build/emulated/{}.txt 2>&1 || { cat $build/emulated/{}.txt; exit 1; }"
