@@ -295,6 +295,13 @@ __global__ void unwaited(const float* from) {
     barrier_arrive_expect(barrier, 16);
     copy_bulk(barrier + 2, from, 16, barrier);
 }
+/// Each thread gets the number of one of another warp, in order if they wait for each other.
+__global__ void exchange(int* out, bool wait) {
+    int* const numbers = reinterpret_cast<int*>(shared_memory());
+    numbers[threadIdx.x] = int(threadIdx.x);
+    if (wait) __syncthreads();
+    out[threadIdx.x] = numbers[threadIdx.x ^ 32];
+}
 __global__ void uninitialised() { barrier_wait(reinterpret_cast<uint64_t*>(shared_memory()), 0); }
 
 /// Runs fn in a process of its own; it must abort and say all of this.
@@ -340,6 +347,12 @@ void test_deaths() {
                [&] { start(uninitialised, 1, 1, 64, 1, nullptr); });
     check_dies("the host in device memory", {},
                [&] { *static_cast<volatile float*>(x.device) = 1; });  // from the host
+    Array<int> numbers(std::vector<int>(64));
+    check(start(exchange, 1, 64, 64 * 4, 1, nullptr, numbers.device, true), cudaSuccess, "exchange");
+    check(numbers.read()[1] == 33, "a number of another warp");
+    if (cuda_host::races::are_found())
+        check_dies("a race", {"data race", "exchange"},
+                   [&] { start(exchange, 1, 64, 64 * 4, 1, nullptr, numbers.device, false); });
     check_dies("an access behind an allocation", {},
                [&] { start(add_to, 1, 1, 0, 1, nullptr, x.device, x.device + 64); });
 }

@@ -8,6 +8,7 @@ namespace cuda_host {
 struct Fiber {
     void* stack = nullptr;  // made at first, and kept
     void *saved = nullptr, *fake = nullptr;
+    void* known_as = nullptr;  // to cuda_host_races.h
 };
 
 /// The next resume() calls main, which must end with stop_for_good(). False: no memory.

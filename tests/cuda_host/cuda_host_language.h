@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cmath>
 #include <cstdlib>
@@ -99,25 +100,36 @@ inline size_t __cvta_generic_to_shared(const T* p) {
 }
 inline void __threadfence() {}
 inline void __threadfence_block() {}
+
+// Atomic accesses order nothing else.
+
+template <class T, class Change>
+inline T cuda_host_change(T* p, Change&& change) {
+    const std::atomic_ref<T> word(*p);
+    T old = word.load(std::memory_order_relaxed);
+    while (!word.compare_exchange_weak(old, change(old), std::memory_order_relaxed)) {
+    }
+    return old;
+}
 template <class T, class U>
 inline T atomicAdd(T* p, U value) {
-    return std::exchange(*p, T(*p + value));
+    return cuda_host_change(p, [&](T old) { return T(old + value); });
 }
 template <class T, class U>
 inline T atomicMax(T* p, U value) {
-    return std::exchange(*p, std::max(*p, T(value)));
+    return cuda_host_change(p, [&](T old) { return std::max(old, T(value)); });
 }
 template <class T, class U>
 inline T atomicMin(T* p, U value) {
-    return std::exchange(*p, std::min(*p, T(value)));
+    return cuda_host_change(p, [&](T old) { return std::min(old, T(value)); });
 }
 template <class T, class U>
 inline T atomicExch(T* p, U value) {
-    return std::exchange(*p, T(value));
+    return cuda_host_change(p, [&](T) { return T(value); });
 }
 template <class T>
 inline T atomicCAS(T* p, T expected, T value) {
-    return *p == expected ? std::exchange(*p, value) : *p;
+    return cuda_host_change(p, [&](T old) { return old == expected ? value : old; });
 }
 
 // Threads together.
@@ -174,6 +186,11 @@ struct Vote final : Collective {
     bool yes;
     unsigned result = 0, there = 0;
 };
+/// Nothing but the order.
+struct WarpBarrier final : Collective {
+    explicit WarpBarrier(unsigned mask) : Collective("__syncwarp", mask, true) {}
+    void run(Collective* const*) override {}
+};
 inline Vote vote(const char* name, unsigned mask, bool yes) {
     Vote call(name, mask, yes);
     meet(call);
@@ -182,7 +199,10 @@ inline Vote vote(const char* name, unsigned mask, bool yes) {
 
 }  // namespace cuda_host
 
-inline void __syncwarp(unsigned mask = ~0u) { cuda_host::vote("__syncwarp", mask, true); }
+inline void __syncwarp(unsigned mask = ~0u) {
+    cuda_host::WarpBarrier call(mask);
+    cuda_host::meet(call);
+}
 inline unsigned __ballot_sync(unsigned mask, int yes) {
     return cuda_host::vote("__ballot_sync", mask, yes).result;
 }

@@ -20,13 +20,15 @@ void require_aligned(const void* p, const char* what);
 
 /// A call that lanes of a warp make together. The last of them runs it for all.
 struct Collective {
-    Collective(const char* name, unsigned mask) : name(name), mask(mask) {}
+    Collective(const char* name, unsigned mask, bool orders = false)
+        : name(name), mask(mask), orders(orders) {}
     virtual ~Collective() = default;
     /// The calls of the warp's lanes: nullptr where a lane has no part in this or has exited.
     virtual void run(Collective* const* lanes) = 0;
 
     const char* name;
     unsigned mask;
+    bool orders;  // what lanes did before it comes before what any of them does after it
 };
 /// Returns when all lanes of the mask that have not exited have called it with the same kind and mask.
 void meet(Collective& call);

@@ -18,7 +18,9 @@
 //     that touches device memory faults at once, and so do accesses beyond an allocation (up to 255 bytes
 //     beyond only under AddressSanitizer)
 //   * launches beyond a limit and calls that a capture forbids: the error code of CUDA
-// What it cannot show: memory order between threads that no barrier orders, host memory read by kernels,
+// Built with ThreadSanitizer (tests/races.sh, cuda_host_races.h) it also finds accesses of two threads that
+// no barrier, copy that is waited for or count orders. Blocks that run one after another count as ordered.
+// What it cannot show: barriers and fences of too small a scope, host memory read by kernels,
 // limits of registers, static shared memory that is read before it is written, races of several streams, any
 // speed. Sums of products have another order than the tensor cores'.
 //

@@ -1,9 +1,10 @@
-// Switching stacks without system calls, and known to AddressSanitizer.
+// Switching stacks without system calls, and known to AddressSanitizer and ThreadSanitizer.
 #include <sys/mman.h>
 
 #include <cstring>
 
 #include "cuda_host_fibers.h"
+#include "cuda_host_races.h"
 
 /// Saves what a call must keep and where it stands into *from, and goes on where `to` was saved.
 extern "C" void cuda_host_switch(void** from, void* to);
@@ -45,6 +46,9 @@ cuda_host_switch:
 constexpr size_t kSaved = 20, kReturn = 11;
 #endif
 
+// Asked for by ThreadSanitizer: the first race ends the process.
+extern "C" const char* __tsan_default_options() { return "halt_on_error=1"; }
+
 // Only there under AddressSanitizer, which must know what is a stack.
 extern "C" {
 [[gnu::weak]] void __sanitizer_start_switch_fiber(void** fake, const void* bottom, size_t size);
@@ -56,11 +60,12 @@ namespace {
 
 constexpr size_t kStackBytes = 256 << 10, kPage = 4096;
 
-void *host_saved, *host_fake;
+void *host_saved, *host_fake, *host_known_as;
 const void* host_bottom;
 size_t host_size;
 
 void leave(Fiber& fiber, void** fake) {
+    races::become(host_known_as);
     if (__sanitizer_start_switch_fiber) __sanitizer_start_switch_fiber(fake, host_bottom, host_size);
     cuda_host_switch(&fiber.saved, host_saved);
 }
@@ -73,6 +78,7 @@ bool prepare(Fiber& fiber, void (*main)()) {
                                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (memory == MAP_FAILED || mprotect(memory, kPage, PROT_NONE) != 0) return false;
         fiber.stack = memory;
+        fiber.known_as = races::make_thread();
     }
     void** const words = static_cast<void**>(fiber.stack) + kStackBytes / sizeof(void*) - kSaved;
     std::memset(words, 0, kSaved * sizeof(void*));
@@ -82,6 +88,8 @@ bool prepare(Fiber& fiber, void (*main)()) {
 }
 
 void resume(Fiber& fiber) {
+    host_known_as = races::this_thread();
+    races::become(fiber.known_as);
     if (__sanitizer_start_switch_fiber) __sanitizer_start_switch_fiber(&host_fake, fiber.stack, kStackBytes);
     cuda_host_switch(&host_saved, fiber.saved);
     if (__sanitizer_finish_switch_fiber) __sanitizer_finish_switch_fiber(host_fake, nullptr, nullptr);

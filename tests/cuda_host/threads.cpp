@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "cuda_host_fibers.h"
+#include "cuda_host_races.h"
 #include "cuda_host_threads.h"
 
 namespace cuda_host {
@@ -21,18 +22,22 @@ namespace {
 
 constexpr int kLanes = 32;
 
+struct Block;
+
 struct Copy {
     void* to = nullptr;
     const void* from = nullptr;  // nullptr: zeros
     size_t bytes = 0;
     uint64_t* barrier = nullptr;  // that is told when the copy is there: of so many bytes, of an arrival
     uint32_t told_bytes = 0, told_arrivals = 0;
+    const Block* block = nullptr;  // whose copy that is
 };
 
 struct Block {
     uint3 index;
     std::unique_ptr<unsigned char, decltype(&std::free)> shared{nullptr, &std::free};
     int live = 0, at_barrier = 0;
+    void* copier = nullptr;  // known to cuda_host_races.h as who makes its copies in the background
 };
 
 struct Thread {
@@ -61,6 +66,8 @@ struct Cluster {
     std::vector<std::unique_ptr<Thread>> all;  // block after block; more than there are threads
     std::vector<Thread*> ready;
     size_t live = 0, at_barrier = 0;
+    char began = 0, ended = 0;   // addresses for cuda_host_races.h
+    std::vector<void*> copiers;  // of blocks; more than there are
     std::vector<Copy> bulk;
     std::minstd_rand chance;
 
@@ -83,12 +90,27 @@ void release(Thread& thread) {
     cluster.ready.push_back(&thread);
 }
 
+/// What each of them has done comes before what any does from now on.
+void order(const std::vector<Thread*>& threads) {
+    if (!races::are_found() || threads.empty()) return;
+    void* const current = races::this_thread();
+    for (const auto ordered : {races::ordered_before, races::ordered_after})
+        for (Thread* const thread : threads) {
+            races::become(thread->fiber.known_as);
+            ordered(threads.front());
+        }
+    races::become(current);
+}
+
 /// Lets those go on who wait for `what` in this block, or in all blocks.
 void release_all(const char* what, const Block* of) {
+    std::vector<Thread*> there;
     for (size_t i = 0; i < cluster.n_threads(); ++i) {
         Thread& thread = *cluster.all[i];
-        if (thread.waits_for == what && (of == nullptr || thread.block == of)) release(thread);
+        if (thread.waits_for == what && (of == nullptr || thread.block == of)) there.push_back(&thread);
     }
+    order(there);
+    for (Thread* const thread : there) release(*thread);
 }
 
 constexpr char kBlockBarrier[] = "__syncthreads", kClusterBarrier[] = "cluster_sync",
@@ -118,15 +140,18 @@ void try_collective(Thread& thread) {
         calls[i] = other->collective;
     }
     call.run(calls);
-    for (int i = 0; i < kLanes; ++i) {
-        if (calls[i] == nullptr) continue;
-        Thread& other = *cluster.warp_of(thread, i);
-        other.collective = nullptr;
-        if (&other != cluster.current) release(other);
+    std::vector<Thread*> there;
+    for (int i = 0; i < kLanes; ++i)
+        if (calls[i] != nullptr) there.push_back(cluster.warp_of(thread, i));
+    if (call.orders) order(there);
+    for (Thread* const other : there) {
+        other->collective = nullptr;
+        if (other != cluster.current) release(*other);
     }
 }
 
 void exit_thread(Thread& thread) {
+    const races::Unwatched own;
     thread.exited = true;
     --cluster.live;
     --thread.block->live;
@@ -148,7 +173,9 @@ void wait_for(const char* what) {
 
 void thread_main() {
     started();
+    races::ordered_after(&cluster.began);
     cluster.launch->kernel();
+    races::ordered_before(&cluster.ended);
     exit_thread(*cluster.current);
     stop_for_good(cluster.current->fiber);
 }
@@ -174,8 +201,15 @@ void make_thread(Thread& thread, Block& block, unsigned number) {
 }
 
 void deliver(const Copy& copy) {
+    const races::Unwatched own;
     if (copy.bytes == 0) return;
     copy.from ? std::memcpy(copy.to, copy.from, copy.bytes) : std::memset(copy.to, 0, copy.bytes);
+}
+
+/// Tells cuda_host_races.h.
+void show(const Copy& copy) {
+    if (copy.from) races::reads(copy.from, copy.bytes);
+    if (copy.bytes > 0) races::writes(copy.to, copy.bytes);
 }
 
 // A counting barrier is a word of shared memory; while no block has initialised it, it is NaN like the rest.
@@ -199,12 +233,29 @@ void write(uint64_t* barrier, Counting counting) {
     *barrier = std::bit_cast<uint64_t>(counting);
 }
 
+/// An address for cuda_host_races.h.
+const void* phase_of(const uint64_t* barrier, uint32_t parity) {
+    return reinterpret_cast<const char*>(barrier) + parity;
+}
+
+/// The accesses come after what the block's threads did before they began copies, and before the phase ends.
+void show_in_background(const Copy& copy, const void* phase) {
+    void* const current = races::this_thread();
+    races::become(copy.block->copier);
+    races::ordered_after(copy.block);
+    show(copy);
+    races::ordered_before(phase);
+    races::become(current);
+}
+
 /// Delivers what comes to this barrier; whether the phase of this parity has ended.
 bool has_ended(uint64_t* barrier, uint32_t parity) {
+    const races::Unwatched own;
     std::erase_if(cluster.bulk, [barrier](const Copy& copy) {
         if (copy.barrier != barrier) return false;
-        deliver(copy);
         Counting counting = read(barrier, "copy_bulk");
+        show_in_background(copy, phase_of(barrier, counting.parity));
+        deliver(copy);
         counting.bytes -= copy.told_bytes;
         counting.left -= copy.told_arrivals;
         write(barrier, counting);
@@ -257,6 +308,8 @@ void start_block() {
                                         unsigned(i / gridDim.x / gridDim.y)},
                               .live = int(cluster.threads)});
     Block& block = cluster.blocks.back();
+    while (cluster.copiers.size() < cluster.blocks.size()) cluster.copiers.push_back(races::make_thread());
+    block.copier = cluster.copiers[cluster.blocks.size() - 1];
     void* memory = nullptr;
     const size_t bytes = cluster.launch->shared_bytes;
     if (bytes > 0 && posix_memalign(&memory, 1024, bytes) != 0) die("no memory for shared memory");
@@ -266,6 +319,7 @@ void start_block() {
     const size_t first = cluster.n_threads() - cluster.threads;
     while (cluster.all.size() < cluster.n_threads()) cluster.all.push_back(std::make_unique<Thread>());
     for (unsigned i = 0; i < cluster.threads; ++i) make_thread(*cluster.all[first + i], block, i);
+    races::ordered_before(&cluster.began);
 }
 
 /// Blocks that wait for others that have not begun: those begin, as on a device with room for them.
@@ -288,6 +342,7 @@ void run_cluster() {
         cluster.ready.pop_back();
         go_on(next);
     }
+    races::ordered_after(&cluster.ended);
     if (!cluster.bulk.empty()) die("blocks end with copies that nobody has waited for");
 }
 
@@ -310,6 +365,7 @@ void require_aligned(const void* p, const char* what) {
 }
 
 void meet(Collective& call) {
+    const races::Unwatched own;
     Thread& thread = *cluster.current;
     if (!(call.mask >> thread.number % kLanes & 1))
         die("%s: the lane is not in its mask %#x", call.name, call.mask);
@@ -319,6 +375,7 @@ void meet(Collective& call) {
 }
 
 void sync_block() {
+    const races::Unwatched own;
     Block& block = *cluster.current->block;
     cluster.current->waits_for = kBlockBarrier;
     ++block.at_barrier;
@@ -327,6 +384,7 @@ void sync_block() {
 }
 
 void sync_cluster() {
+    const races::Unwatched own;
     cluster.current->waits_for = kClusterBarrier;
     ++cluster.at_barrier;
     check_cluster_barrier();
@@ -349,6 +407,8 @@ void copy_later(void* to, const void* from, size_t bytes) {
     require_aligned(to, "copy16");
     require_aligned(from, "copy16");
     if (bytes > 16) die("copy16: %zu bytes", bytes);
+    races::writes(to, 16);
+    const races::Unwatched own;
     std::memset(to, 0xff, 16);
     auto& group = cluster.current->groups.back();
     group.push_back({to, from, bytes});
@@ -360,7 +420,10 @@ void end_copy_group() { cluster.current->groups.emplace_back(); }
 void finish_copies(unsigned groups_left) {
     auto& groups = cluster.current->groups;
     while (groups.size() > groups_left + 1) {
-        for (const Copy& copy : groups.front()) deliver(copy);
+        for (const Copy& copy : groups.front()) {
+            show(copy);
+            deliver(copy);
+        }
         groups.erase(groups.begin());
     }
 }
@@ -372,6 +435,7 @@ void barrier_init(uint64_t* barrier, uint32_t arrivals) {
 
 void barrier_arrive(uint64_t* barrier, uint32_t expected_bytes) {
     Counting counting = read(barrier, "barrier_arrive");
+    races::ordered_before(phase_of(barrier, counting.parity));
     if (counting.left == 0) die("barrier_arrive: more arrivals than the barrier was initialised with");
     counting.bytes += expected_bytes;
     --counting.left;
@@ -379,10 +443,12 @@ void barrier_arrive(uint64_t* barrier, uint32_t expected_bytes) {
 }
 
 void barrier_wait(uint64_t* barrier, uint32_t parity) {
-    if (has_ended(barrier, parity)) return;
-    cluster.current->barrier = barrier;
-    cluster.current->parity = parity;
-    wait_for(kCountingBarrier);
+    if (!has_ended(barrier, parity)) {
+        cluster.current->barrier = barrier;
+        cluster.current->parity = parity;
+        wait_for(kCountingBarrier);
+    }
+    races::ordered_after(phase_of(barrier, parity));
 }
 
 void copy_bulk(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
@@ -390,19 +456,26 @@ void copy_bulk(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
     require_aligned(from, "copy_bulk");
     if (bytes % 16 != 0) die("copy_bulk: %u bytes are no multiple of 16", bytes);
     read(barrier, "copy_bulk");
+    races::writes(to, bytes);
+    races::ordered_before(cluster.current->block);
+    const races::Unwatched own;
     std::memset(to, 0xff, bytes);
-    cluster.bulk.push_back({to, from, bytes, barrier, bytes});
+    cluster.bulk.push_back({to, from, bytes, barrier, bytes, 0, cluster.current->block});
 }
 
 void arrive_after_copies(uint64_t* barrier) {
     read(barrier, "arrive_after_copies");
+    Block* const block = cluster.current->block;
+    races::ordered_before(block);
+    const races::Unwatched own;
     for (auto& group : cluster.current->groups)
         for (Copy& copy : group) {
             copy.barrier = barrier;
+            copy.block = block;
             cluster.bulk.push_back(copy);
         }
     cluster.current->groups.assign(1, {});
-    cluster.bulk.push_back({.barrier = barrier, .told_arrivals = 1});
+    cluster.bulk.push_back({.barrier = barrier, .told_arrivals = 1, .block = block});
 }
 
 void wait_for_count(const uint32_t* count, uint32_t wanted) {

@@ -121,6 +121,7 @@ __device__ void send_parts(const Absorbed& x, const AbsorbedShare& share, const 
 template <class Operand, bool kWide, class Team>
 __device__ void soften(const Absorbed& x, const AbsorbedShare& share, const Team& team, const Crew& crew,
                        int tile, int part, const Ring& slot, const float* factors) {
+    team.scored(slot, crew);
     // By other warps in every tile, where all have met since the last one.
     const int first = kWide ? crew.warp : (crew.warp + tile * x.own_heads) % crew.warps;
     for (int own = first; own < x.own_heads; own += crew.warps) {

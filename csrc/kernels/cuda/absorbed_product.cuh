@@ -42,6 +42,7 @@ __device__ void share_weights(const Absorbed& x, const AbsorbedShare& share, con
         state[0] = high;
         state[1] = state[1] * shrink + sum;
     }
+    __syncwarp();  // all lanes read it at the next tile
 
     const uint32_t pair = weight | __shfl_xor_sync(~0u, weight, 1) << 16;  // on even lanes
     team.send_weights(x, slot, head, pair, shrink, lane);

@@ -23,7 +23,7 @@ struct Blocks {
     }
 
     static Shape shape(const Absorbed& x) { return {.grid = dim3(x.team * x.splits * x.sequences)}; }
-    static __device__ int arrivals_of_weights(const Absorbed&) { return kProductWarps; }
+    static __device__ int arrivals_of_weights(const Absorbed&) { return kProductWarps + 1; }
     static __device__ void begin() { __syncthreads(); }
     static __device__ void end() {}
     static __device__ void wait(uint64_t* barrier, uint32_t parity) { barrier_wait(barrier, parity); }
@@ -50,6 +50,11 @@ struct Blocks {
         const uint32_t own = __shfl_sync(~0u, pair, 2 * lane % 32);
         if (lane < kMailWords)
             send_word(to + lane, lane < kMailWords - 1 ? own : __float_as_uint(shrink), slot.round + 1);
+    }
+    /// Words order nothing: this does it between the block's score warps, that have read and converted the
+    /// tile and met, and its product warps, that read it and then bring another in its place.
+    __device__ void scored(const Ring& slot, const Crew& crew) const {
+        if (crew.warp == 0 && crew.lane == 0) barrier_arrive(arrived + slot.at);
     }
     /// All product warps, each a share of the words of at most kHeads heads.
     template <int kHeads>

@@ -58,6 +58,7 @@ struct Cluster {
         __syncwarp();
         if (lane < x.team) barrier_arrive_remote(shared_of(arrived + slot.at, lane));
     }
+    __device__ void scored(const Ring&, const Crew&) const {}  // who reads weights comes after it anyway
     template <int kHeads>
     __device__ void fetch_weights(const Absorbed&, const Ring&, int, int) const {}  // they are brought
 

@@ -85,7 +85,7 @@ __device__ void unpack_scales(float* to, const unsigned char* staged, const Job&
         for (int i = 0; i < 8; ++i)
             to[(W::kScales + i) * kRows + row] = each * from_f16(uint16_t(words[i / 2] >> i % 2 * 16));
     }
-    if (largest > kLargestF16) *flag = 1;
+    if (largest > kLargestF16) atomicExch(flag, 1);  // as others may
 }
 
 /// Step `sub` of a staged chunk as f16, 16 weights a thread.

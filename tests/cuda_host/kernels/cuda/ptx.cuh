@@ -4,8 +4,11 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+
+#include "cuda_host_races.h"
 
 namespace slimrt::cuda {
 
@@ -28,14 +31,21 @@ inline void barrier_arrive(uint64_t* barrier) { cuda_host::barrier_arrive(barrie
 inline void barrier_arrive_after_copies(uint64_t* barrier) { cuda_host::arrive_after_copies(barrier); }
 inline void barrier_wait(uint64_t* barrier, uint32_t parity) { cuda_host::barrier_wait(barrier, parity); }
 
-inline void count_up(uint32_t* count) { ++*count; }
-inline void count_wait(const uint32_t* count, uint32_t wanted) { cuda_host::wait_for_count(count, wanted); }
+inline void count_up(uint32_t* count) {
+    std::atomic_ref<uint32_t>(*count).fetch_add(1, std::memory_order_release);
+}
+inline void count_wait(const uint32_t* count, uint32_t wanted) {
+    cuda_host::wait_for_count(count, wanted);
+    std::atomic_ref<uint32_t>(*const_cast<uint32_t*>(count)).load(std::memory_order_acquire);
+}
 
-inline void send_word(uint64_t* to, uint32_t data, uint32_t tag) { *to = uint64_t{tag} << 32 | data; }
+inline void send_word(uint64_t* to, uint32_t data, uint32_t tag) {
+    std::atomic_ref<uint64_t>(*to).store(uint64_t{tag} << 32 | data, std::memory_order_relaxed);
+}
 /// Waits for the tag: who looks again and again lets nobody else run here.
 inline uint64_t look_at_word(const uint64_t* from, uint32_t tag) {
     cuda_host::wait_for_count(reinterpret_cast<const uint32_t*>(from) + 1, tag);
-    return *from;
+    return std::atomic_ref<uint64_t>(*const_cast<uint64_t*>(from)).load(std::memory_order_relaxed);
 }
 
 namespace host {
@@ -49,6 +59,7 @@ struct LoadMatrices final : cuda_host::Collective {
     LoadMatrices(uint32_t* r, const void* row, bool turned)
         : Collective("load_matrices", kAllLanes), r(r), row(row), turned(turned) {
         cuda_host::require_aligned(row, "load_matrices");
+        cuda_host::races::reads(row, 16);
     }
     void run(Collective* const* lanes) override {
         uint16_t numbers[32][8];
