@@ -1,93 +1,38 @@
 // The threads of a cluster as fibers: each runs until it waits; when none can go on, the launch is dead. Of a
 // launch without clusters more blocks are started when one waits for what others write to device memory.
 #include <algorithm>
-#include <bit>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
-#include <memory>
-#include <random>
 #include <string>
 #include <typeinfo>
 #include <vector>
 
-#include "cuda_host_fibers.h"
+#include "cuda_host_cluster.h"
 #include "cuda_host_races.h"
-#include "cuda_host_threads.h"
 
 namespace cuda_host {
-namespace {
 
-constexpr int kLanes = 32;
-
-struct Block;
-
-struct Copy {
-    void* to = nullptr;
-    const void* from = nullptr;  // nullptr: zeros
-    size_t bytes = 0;
-    uint64_t* barrier = nullptr;  // that is told when the copy is there: of so many bytes, of an arrival
-    uint32_t told_bytes = 0, told_arrivals = 0;
-    const Block* block = nullptr;  // whose copy that is
-};
-
-struct Block {
-    uint3 index;
-    std::unique_ptr<unsigned char, decltype(&std::free)> shared{nullptr, &std::free};
-    int live = 0, at_barrier = 0;
-    void* copier = nullptr;  // known to cuda_host_races.h as who makes its copies in the background
-};
-
-struct Thread {
-    Fiber fiber;
-    Block* block = nullptr;
-    int number = 0;  // in the block
-    uint3 index{};
-    bool exited = false;
-    const char* waits_for = nullptr;  // nullptr: can go on
-    Collective* collective = nullptr;
-    uint64_t* barrier = nullptr;
-    uint32_t parity = 0;
-    const uint32_t* count = nullptr;
-    uint32_t wanted = 0;
-    std::vector<std::vector<Copy>> groups{1};  // the last one is open
-};
-
-constexpr size_t kMostBlocks = 64;
-
-/// The cluster that is running, or the blocks.
-struct Cluster {
-    const Launch* launch = nullptr;
-    unsigned threads = 0;                      // of a block
-    uint64_t next = 0;                         // block of the launch
-    std::vector<Block> blocks;                 // stay where they are: room for all is kept
-    std::vector<std::unique_ptr<Thread>> all;  // block after block; more than there are threads
-    std::vector<Thread*> ready;
-    size_t live = 0, at_barrier = 0;
-    char began = 0, ended = 0;   // addresses for cuda_host_races.h
-    std::vector<void*> copiers;  // of blocks; more than there are
-    std::vector<Copy> bulk;
-    std::minstd_rand chance;
-
-    Thread* current = nullptr;
-
-    Thread* warp_of(const Thread& thread, int lane) {
-        const size_t number = thread.number / kLanes * kLanes + lane;
-        return number < threads ? all[(thread.block - blocks.data()) * threads + number].get() : nullptr;
-    }
-    size_t n_threads() const { return blocks.size() * threads; }
-};
 Cluster cluster;
-
-std::string place(const uint3& at) {
-    return "(" + std::to_string(at.x) + ", " + std::to_string(at.y) + ", " + std::to_string(at.z) + ")";
-}
 
 void release(Thread& thread) {
     thread.waits_for = nullptr;
     cluster.ready.push_back(&thread);
+}
+
+void pause() { stop(cluster.current->fiber); }
+
+void wait_for(const char* what) {
+    cluster.current->waits_for = what;
+    pause();
+}
+
+namespace {
+
+std::string place(const uint3& at) {
+    return "(" + std::to_string(at.x) + ", " + std::to_string(at.y) + ", " + std::to_string(at.z) + ")";
 }
 
 /// What each of them has done comes before what any does from now on.
@@ -112,9 +57,6 @@ void release_all(const char* what, const Block* of) {
     order(there);
     for (Thread* const thread : there) release(*thread);
 }
-
-constexpr char kBlockBarrier[] = "__syncthreads", kClusterBarrier[] = "cluster_sync",
-               kCountingBarrier[] = "barrier_wait", kCount[] = "count_wait";
 
 void check_block_barrier(Block& block) {
     if (block.at_barrier == 0 || block.at_barrier < block.live) return;
@@ -163,14 +105,6 @@ void exit_thread(Thread& thread) {
     }
 }
 
-/// Lets others run until somebody has released this thread.
-void pause() { stop(cluster.current->fiber); }
-
-void wait_for(const char* what) {
-    cluster.current->waits_for = what;
-    pause();
-}
-
 void thread_main() {
     started();
     races::ordered_after(&cluster.began);
@@ -198,70 +132,6 @@ void make_thread(Thread& thread, Block& block, unsigned number) {
     thread.exited = false;
     thread.groups.assign(1, {});
     release(thread);
-}
-
-void deliver(const Copy& copy) {
-    const races::Unwatched own;
-    if (copy.bytes == 0) return;
-    copy.from ? std::memcpy(copy.to, copy.from, copy.bytes) : std::memset(copy.to, 0, copy.bytes);
-}
-
-/// Tells cuda_host_races.h.
-void show(const Copy& copy) {
-    if (copy.from) races::reads(copy.from, copy.bytes);
-    if (copy.bytes > 0) races::writes(copy.to, copy.bytes);
-}
-
-// A counting barrier is a word of shared memory; while no block has initialised it, it is NaN like the rest.
-struct Counting {
-    uint64_t bytes : 24;  // to come, modulo 2^24
-    uint64_t arrivals : 16, left : 16;
-    uint64_t parity : 1, unused : 7;
-};
-
-Counting read(const uint64_t* barrier, const char* what) {
-    const auto counting = std::bit_cast<Counting>(*barrier);
-    if (counting.unused != 0) die("%s: the barrier has not been initialised", what);
-    return counting;
-}
-
-void write(uint64_t* barrier, Counting counting) {
-    if (counting.left == 0 && counting.bytes == 0) {
-        counting.left = counting.arrivals;
-        counting.parity ^= 1;
-    }
-    *barrier = std::bit_cast<uint64_t>(counting);
-}
-
-/// An address for cuda_host_races.h.
-const void* phase_of(const uint64_t* barrier, uint32_t parity) {
-    return reinterpret_cast<const char*>(barrier) + parity;
-}
-
-/// The accesses come after what the block's threads did before they began copies, and before the phase ends.
-void show_in_background(const Copy& copy, const void* phase) {
-    void* const current = races::this_thread();
-    races::become(copy.block->copier);
-    races::ordered_after(copy.block);
-    show(copy);
-    races::ordered_before(phase);
-    races::become(current);
-}
-
-/// Delivers what comes to this barrier; whether the phase of this parity has ended.
-bool has_ended(uint64_t* barrier, uint32_t parity) {
-    const races::Unwatched own;
-    std::erase_if(cluster.bulk, [barrier](const Copy& copy) {
-        if (copy.barrier != barrier) return false;
-        Counting counting = read(barrier, "copy_bulk");
-        show_in_background(copy, phase_of(barrier, counting.parity));
-        deliver(copy);
-        counting.bytes -= copy.told_bytes;
-        counting.left -= copy.told_arrivals;
-        write(barrier, counting);
-        return true;
-    });
-    return read(barrier, kCountingBarrier).parity != parity;
 }
 
 /// Whether somebody who waits for copies, arrivals at a counting barrier or a count can go on now.
@@ -401,81 +271,6 @@ void* shared_of(const void* own, unsigned rank) {
     if (rank >= cluster.blocks.size())
         die("shared_of: block %u of a cluster of %zu", rank, cluster.blocks.size());
     return cluster.blocks[rank].shared.get() + offset;
-}
-
-void copy_later(void* to, const void* from, size_t bytes) {
-    require_aligned(to, "copy16");
-    require_aligned(from, "copy16");
-    if (bytes > 16) die("copy16: %zu bytes", bytes);
-    races::writes(to, 16);
-    const races::Unwatched own;
-    std::memset(to, 0xff, 16);
-    auto& group = cluster.current->groups.back();
-    group.push_back({to, from, bytes});
-    if (bytes < 16) group.push_back({static_cast<char*>(to) + bytes, nullptr, 16 - bytes});
-}
-
-void end_copy_group() { cluster.current->groups.emplace_back(); }
-
-void finish_copies(unsigned groups_left) {
-    auto& groups = cluster.current->groups;
-    while (groups.size() > groups_left + 1) {
-        for (const Copy& copy : groups.front()) {
-            show(copy);
-            deliver(copy);
-        }
-        groups.erase(groups.begin());
-    }
-}
-
-void barrier_init(uint64_t* barrier, uint32_t arrivals) {
-    if (arrivals == 0 || arrivals > 0xffff) die("barrier_init: %u arrivals", arrivals);
-    *barrier = std::bit_cast<uint64_t>(Counting{0, arrivals, arrivals, 0, 0});
-}
-
-void barrier_arrive(uint64_t* barrier, uint32_t expected_bytes) {
-    Counting counting = read(barrier, "barrier_arrive");
-    races::ordered_before(phase_of(barrier, counting.parity));
-    if (counting.left == 0) die("barrier_arrive: more arrivals than the barrier was initialised with");
-    counting.bytes += expected_bytes;
-    --counting.left;
-    write(barrier, counting);
-}
-
-void barrier_wait(uint64_t* barrier, uint32_t parity) {
-    if (!has_ended(barrier, parity)) {
-        cluster.current->barrier = barrier;
-        cluster.current->parity = parity;
-        wait_for(kCountingBarrier);
-    }
-    races::ordered_after(phase_of(barrier, parity));
-}
-
-void copy_bulk(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
-    require_aligned(to, "copy_bulk");
-    require_aligned(from, "copy_bulk");
-    if (bytes % 16 != 0) die("copy_bulk: %u bytes are no multiple of 16", bytes);
-    read(barrier, "copy_bulk");
-    races::writes(to, bytes);
-    races::ordered_before(cluster.current->block);
-    const races::Unwatched own;
-    std::memset(to, 0xff, bytes);
-    cluster.bulk.push_back({to, from, bytes, barrier, bytes, 0, cluster.current->block});
-}
-
-void arrive_after_copies(uint64_t* barrier) {
-    read(barrier, "arrive_after_copies");
-    Block* const block = cluster.current->block;
-    races::ordered_before(block);
-    const races::Unwatched own;
-    for (auto& group : cluster.current->groups)
-        for (Copy& copy : group) {
-            copy.barrier = barrier;
-            copy.block = block;
-            cluster.bulk.push_back(copy);
-        }
-    cluster.current->groups.assign(1, {});
-    cluster.bulk.push_back({.barrier = barrier, .told_arrivals = 1, .block = block});
 }
 
 void wait_for_count(const uint32_t* count, uint32_t wanted) {
