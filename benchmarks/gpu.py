@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -231,14 +233,20 @@ def checks(minutes: float) -> Row:
 
 
 def build() -> None:
-    """build/gpu, and its module in the place where this checkout's package is imported from."""
+    """build/gpu, and there a package of links to the sources with its module, for this process and those it starts."""
     folder = ROOT / "build" / "gpu"
     cmake = ["cmake", "-S", ROOT, "-B", folder, "-DSLIMRT_CUDA=ON", "-DSKBUILD_PROJECT_VERSION=0.0.0+gpu"]
     subprocess.run([*cmake, f"-DPython_EXECUTABLE={sys.executable}"], check=True, stdout=sys.stderr)
     subprocess.run(["cmake", "--build", folder, "--parallel"], check=True, stdout=sys.stderr)
-    (module,) = folder.glob("_core*.so")
-    (ROOT / "python" / "slimrt" / module.name).write_bytes(module.read_bytes())
-    sys.path.insert(0, str(ROOT / "python"))
+    package = folder / "package" / "slimrt"
+    shutil.rmtree(package, ignore_errors=True)
+    package.mkdir(parents=True)
+    sources = (path for path in (ROOT / "python" / "slimrt").iterdir() if path.name != "tools")
+    for path in (*sources, ROOT / "tools", *folder.glob("_core*.so")):
+        if path.suffix != ".so" or path.parent == folder:
+            (package / path.name).symlink_to(path)
+    sys.path.insert(0, str(package.parent))
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(package.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def show(row: Row) -> None:
