@@ -19,25 +19,37 @@ Result = TypeVar("Result")
 
 
 @cache
-def _contents(path: Path) -> str:
+def _digest(path: Path, _changed: int) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _stands_for(argument: object) -> object:
+    """Of a file its contents, as they are now: tests write models anew at the same path."""
+    return _digest(argument, argument.stat().st_mtime_ns) if isinstance(argument, Path) else argument
 
 
 def remembered(function: Callable[..., Result]) -> Callable[..., Result]:
     """functools.cache, and a file for each call: a path among the arguments stands for the contents of its file."""
+    known: dict[str, Result] = {}
 
-    @cache
     @wraps(function)
     def call(*arguments):
-        if not (folder := os.environ.get("SLIMRT_REMEMBERED")):
-            return function(*arguments)
-        key = [_contents(a) if isinstance(a, Path) else a for a in arguments]
-        name = hashlib.sha256(repr([function.__module__, function.__qualname__, *key]).encode()).hexdigest()
-        file = Path(folder) / name
-        if not file.exists():
-            part = file.with_suffix(f".{os.getpid()}")
-            part.write_bytes(pickle.dumps(function(*arguments)))
-            part.replace(file)  # whole, for whoever reads at the same time
-        return pickle.loads(file.read_bytes())
+        key = [function.__module__, function.__qualname__, *map(_stands_for, arguments)]
+        name = hashlib.sha256(repr(key).encode()).hexdigest()
+        if name not in known:
+            known[name] = _shared(name, lambda: function(*arguments))
+        return known[name]
 
     return call
+
+
+def _shared(name: str, compute: Callable[[], Result]) -> Result:
+    """From the folder's file of this name, which is written first where it is not there."""
+    if not (folder := os.environ.get("SLIMRT_REMEMBERED")):
+        return compute()
+    file = Path(folder) / name
+    if not file.exists():
+        part = file.with_suffix(f".{os.getpid()}")
+        part.write_bytes(pickle.dumps(compute()))
+        part.replace(file)  # whole, for whoever reads at the same time
+    return pickle.loads(file.read_bytes())

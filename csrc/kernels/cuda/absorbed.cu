@@ -278,12 +278,12 @@ std::optional<Absorbed> plan(const Device& device, const AttentionArgs& args) {
     return x;
 }
 
-/// Memory for all of it, with what is in it set in x.
+/// Bytes for all of it; where it is in a workspace, if there is one, is set in x.
 size_t share_workspace(Absorbed& x, std::byte* workspace) {
     const size_t teams = size_t(x.sequences) * x.splits;
     size_t end = 0;
     const auto take = [&]<class T>(T*& part, size_t bytes) {
-        part = reinterpret_cast<T*>(workspace + end);
+        if (workspace) part = reinterpret_cast<T*>(workspace + end);
         end += round_up(bytes, size_t{16});
     };
     if (x.mailed) {

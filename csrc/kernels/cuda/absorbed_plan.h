@@ -78,10 +78,9 @@ struct AbsorbedLayout {
 /// Where the blocks of a team that is no cluster write for each other, in device memory, and how much of it
 /// is a team's. Counts and words, one after the other, are zeros at first.
 struct AbsorbedMail {
-    uint32_t* counts =
-        nullptr;  // tickets drawn; then of partial scores [team][owner][slot], each on kCountBytes
-    uint64_t* words = nullptr;  // [team][slot][head][kMailWords]
-    float* parts = nullptr;     // [team][owner][slot][rank][own head][kTileTokens]
+    uint32_t* counts = nullptr;  // of tickets; then of parts: [team][owner][slot], each on kCountBytes
+    uint64_t* words = nullptr;   // [team][slot][head][kMailWords]
+    float* parts = nullptr;      // [team][owner][slot][rank][own head][kTileTokens]
     int team_counts = 0, team_words = 0, team_parts = 0;
 };
 inline constexpr int kCountBytes = 32;
