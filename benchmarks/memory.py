@@ -1,6 +1,7 @@
 """Memory of a real generate run beside what `slimrt plan` says, in a fresh process.
 
     python benchmarks/memory.py --shape smollm2-1.7b --ctx 2048
+    python benchmarks/memory.py --shape mistral-7b-2layers --ctx 32768 --prompt 32700   # rows behind the window leave
 
 Private memory (smaps_rollup: Private_Clean + Private_Dirty) counts the mapped weights too, as long as no other process
 maps the same file; anonymous memory counts what slimrt allocated.
@@ -30,19 +31,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=sorted(models.SHAPES), default="smollm2-1.7b")
     parser.add_argument("--ctx", type=int, default=2048)
-    parser.add_argument("--tokens", type=int, default=16)
+    parser.add_argument("--prompt", type=int, default=64, help="tokens of the prompt")
+    parser.add_argument("--tokens", type=int, default=16, help="tokens generated after it")
+    parser.add_argument("--cache", default="kv")
     args = parser.parse_args()
     path = models.make(models.SHAPES[args.shape])
 
     from slimrt import _core
 
     private, anonymous = kilobytes("Private_Clean", "Private_Dirty"), kilobytes("Anonymous")
-    with slimrt.Model(path, n_ctx=args.ctx, cache="kv", progress=False) as model:
-        model.generate(list(range(1, 65)), max_tokens=args.tokens, ignore_eos=True)
+    with slimrt.Model(path, n_ctx=args.ctx, cache=args.cache, progress=False) as model:
+        model.generate([1 + i % 999 for i in range(args.prompt)], max_tokens=args.tokens, ignore_eos=True)
         private = kilobytes("Private_Clean", "Private_Dirty") - private
         anonymous = kilobytes("Anonymous") - anonymous
-    plan = _core.plan(str(path), n_ctx=args.ctx, cache="kv")
-    print(f"plan: allocated {plan['total'] / 2**20:.1f} MiB, mapped {plan['mapped'] / 2**20:.1f} MiB")
+    plan = _core.plan(str(path), n_ctx=args.ctx, cache=args.cache)
+    print(f"plan: cache {plan['cache'] / 2**20:.1f} MiB, allocated {plan['total'] / 2**20:.1f} MiB, mapped {plan['mapped'] / 2**20:.1f} MiB")
     print(f"private above import: {private / 2**20:.1f} MiB = {private / (plan['total'] + plan['mapped']):.3f} of plan")
     print(f"anonymous above import: {anonymous / 2**20:.1f} MiB = {anonymous / plan['total']:.3f} of plan's allocated")
 

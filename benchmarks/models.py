@@ -30,6 +30,7 @@ class Shape:
     n_ctx: int
     tied: bool
     rope_base: float = 10000.0
+    window: int = 0  # positions that a query sees; 0: all
 
     @property
     def kv_width(self) -> int:
@@ -42,6 +43,7 @@ SHAPES = {
         Shape("smollm2-1.7b", 24, 2048, 32, 32, 8192, 49152, 8192, True, 130000.0),
         Shape("codellama-7b-4layers", 4, 4096, 32, 32, 11008, 32016, 16384, False, 1e6),
         Shape("llama-3.2-1b", 16, 2048, 32, 8, 8192, 128256, 131072, True, 500000.0),
+        Shape("mistral-7b-2layers", 2, 4096, 32, 8, 14336, 32000, 32768, False, window=4096),
         Shape("tiny", 2, 256, 4, 4, 512, 1024, 2048, True),
     )
 }
@@ -98,6 +100,8 @@ def _metadata(writer: gguf.GGUFWriter, shape: Shape, weights: str) -> None:
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_dimension_count(shape.d_model // shape.n_heads)
     writer.add_rope_freq_base(shape.rope_base)
+    if shape.window:
+        writer.add_sliding_window(shape.window)
     writer.add_vocab_size(shape.n_vocab)
     writer.add_tokenizer_model("no_vocab")
     writer.add_file_type(WEIGHTS[weights][0])
