@@ -45,7 +45,8 @@ def main() -> None:
         private = kilobytes("Private_Clean", "Private_Dirty") - private
         anonymous = kilobytes("Anonymous") - anonymous
     plan = _core.plan(str(path), n_ctx=args.ctx, cache=args.cache)
-    print(f"plan: cache {plan['cache'] / 2**20:.1f} MiB, allocated {plan['total'] / 2**20:.1f} MiB, mapped {plan['mapped'] / 2**20:.1f} MiB")
+    cache, total, mapped = (plan[key] / 2**20 for key in ("cache", "total", "mapped"))
+    print(f"plan: cache {cache:.1f} MiB, allocated {total:.1f} MiB, mapped {mapped:.1f} MiB")
     print(f"private above import: {private / 2**20:.1f} MiB = {private / (plan['total'] + plan['mapped']):.3f} of plan")
     print(f"anonymous above import: {anonymous / 2**20:.1f} MiB = {anonymous / plan['total']:.3f} of plan's allocated")
 
