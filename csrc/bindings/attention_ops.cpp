@@ -302,7 +302,8 @@ auto time_attention(int n_heads, int n_kv_heads, int head_dim, const std::string
     std::minstd_rand random(1);
     fill_rows(arrays, n * n_seqs, d.width(), planes, random);
     std::vector<AttentionSequence> sequences = sequences_of(d, planes[0].table.data());
-    arrays->place(sequences, {});
+    const std::span<AttentionSequence> list = sequences;
+    arrays->place({&list, 1});
     const Tensor own = arrays.zeros(n_seqs, d.width());
     ScoreTerm score{planes[0].rows, own, n_kv_heads, head_dim, random_queries(arrays, d, loud, random)};
     if (absorbed) score.rope = usual_rope(arrays, d);

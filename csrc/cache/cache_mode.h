@@ -60,10 +60,17 @@ struct Plane {
 };
 using Format = std::vector<Plane>;  // how a block is stored: plane after plane (see Rows)
 
-/// The tokens of one step or of one chunk of it: sequences[i] owns the rows [query, query + n_queries).
-struct Batch {
-    Tensor tokens, positions, slots;  // [1, n] I32
+/// What a step's tokens read and write in the layers of one group (see KvCache): their slots, and their
+/// sequences with the group's block tables: sequences[i] owns the rows [query, query + n_queries).
+struct GroupBatch {
+    Tensor slots;  // [1, n] I32
     std::vector<AttentionSequence> sequences;
+};
+
+/// The tokens of one step or of one chunk of it.
+struct Batch {
+    Tensor tokens, positions;                // [1, n] I32
+    std::vector<GroupBatch> groups;          // the same sequences in each
     std::vector<AttentionSequence> sources;  // with an encoder: the rows of its output that each of them sees
     bool chunk = false;  // of a longer append of one sequence, each layer going through all chunks
 };
@@ -81,6 +88,7 @@ struct AttnInput {
     const AttnWeights& weights;
     const Rope& rope;
     const Batch& batch;
+    const GroupBatch& group;        // of the layer
     const std::vector<Rows>& rows;  // what is stored, a view for each plane
     DenseRows& dense;
     Scratch& scratch;

@@ -70,7 +70,7 @@ void KvCache::truncate(int sequence, int64_t length) {
 }
 
 int64_t KvCache::length(int sequence) const { return find(sequence).length; }
-const int32_t* KvCache::table(int sequence) const { return find(sequence).blocks.data(); }
+const int32_t* KvCache::table(int sequence, int) const { return find(sequence).blocks.data(); }
 
 void KvCache::require_room(std::span<const std::pair<int, int64_t>> growth) const {
     int64_t blocks = 0;
@@ -91,7 +91,7 @@ void KvCache::require_room(std::span<const std::pair<int, int64_t>> growth) cons
              " tokens and ", blocks, " are needed. Raise n_seqs or n_ctx, or free sequences");
 }
 
-void KvCache::reserve(int sequence, int64_t n, std::vector<int32_t>& slots) {
+void KvCache::reserve(int sequence, int64_t n) {
     Sequence& s = find(sequence);
     if (n > 0 && s.length % kBlockTokens) {
         int32_t& tail = s.blocks[s.length / kBlockTokens];
@@ -103,6 +103,10 @@ void KvCache::reserve(int sequence, int64_t n, std::vector<int32_t>& slots) {
         }
     }
     while (int64_t(s.blocks.size()) < blocks_for(s.length + n)) s.blocks.push_back(take_block());
+}
+
+void KvCache::add_slots(int sequence, int, int64_t n, std::vector<int32_t>& slots) const {
+    const Sequence& s = find(sequence);
     for (int64_t p = s.length; p < s.length + n; ++p)
         slots.push_back(s.blocks[p / kBlockTokens] * kBlockTokens + int32_t(p % kBlockTokens));
 }
@@ -197,8 +201,7 @@ int KvCache::restore(std::span<const std::byte> bytes, int64_t length) {
         release(id);
         throw;
     }
-    std::vector<int32_t> slots;
-    reserve(id, length, slots);
+    reserve(id, length);
     commit(id, length);
     size_t at = 0;
     visit_rows(find(id), [&](std::byte* rows, size_t n) {

@@ -28,12 +28,18 @@ class KvCache {
     int fork(int sequence);
     void truncate(int sequence, int64_t length);
     int64_t length(int sequence) const;
-    const int32_t* table(int sequence) const;
+
+    // Layers of a group keep rows of the same positions, with block tables of their own.
+    int n_groups() const { return 1; }
+    int group_of(int) const { return 0; }
+    const int32_t* table(int sequence, int group) const;
 
     /// Throws Error{context_overflow} unless every sequence can grow by its count; changes nothing.
     void require_room(std::span<const std::pair<int, int64_t>> growth) const;
-    /// Makes the next n rows of a sequence writable and appends their slots. Its length grows at commit().
-    void reserve(int sequence, int64_t n, std::vector<int32_t>& slots);
+    /// Makes the next n rows of a sequence writable. Its length grows at commit().
+    void reserve(int sequence, int64_t n);
+    /// Appends the slots of these rows in the layers of a group.
+    void add_slots(int sequence, int group, int64_t n, std::vector<int32_t>& slots) const;
     void commit(int sequence, int64_t n);
 
     /// Views of a layer's planes for reading and writing.

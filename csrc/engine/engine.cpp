@@ -162,18 +162,17 @@ void Engine::require_valid(std::span<const Item> items) {
 Step Engine::next_step(std::span<const Item> items, Cursor& at, bool all_logits) {
     const CacheOptions& o = decoder_->options();
     const int64_t longest = decoder_->longest_step();
-    Step step;
-    while (at.item < items.size() && int(step.sequences.size()) < o.n_seqs) {
+    Step step(cache());
+    while (at.item < items.size() && int(step.n_sequences()) < o.n_seqs) {
         const auto [id, tokens] = items[at.item];
         const int64_t left = tokens.size() - at.token, room = o.n_batch - int64_t(step.tokens.size());
         // Where long steps pay, what does not fit beside others is a step of its own.
         if (room == 0 || (left > room && longest > o.n_batch && room < o.n_batch)) break;
         const int64_t n = std::min(left, room == o.n_batch ? longest : room);
-        cache().reserve(id, n, step.slots);
-        step.add_sequence(n, cache().length(id), cache().table(id));
+        step.add_sequence(cache(), id, n);
         if (KvCache* sources = decoder_->sources()) {
             const int source = source_of_.at(id);
-            step.add_source(sources->length(source), sources->table(source));
+            step.add_source(sources->length(source), sources->table(source, 0));
         }
         for (int64_t i = 0; i < n; ++i, ++at.token) {
             if (all_logits || at.token + 1 == tokens.size())
@@ -213,7 +212,7 @@ void Engine::append(std::span<const Item> items, bool all_logits, Output output,
             const Step step = next_step(items, at, all_logits);
             in_step = int64_t(step.tokens.size());
             run_step(*decoder_, *backend_, scratch_, step, output, out);
-            for (const AttentionSequence& s : step.sequences)
+            for (const AttentionSequence& s : step.groups[0].sequences)
                 cache().commit(items[item++].sequence, s.n_queries);
             if (out) out += step.outputs.size() * row_of_output;
             done += in_step;

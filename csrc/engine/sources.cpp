@@ -125,7 +125,8 @@ void Engine::encode_some(std::span<const Source> sources, float* states) {
         source_of_[source.sequence] = id;
         const std::pair<int, int64_t> growth{id, n};
         rows.require_room({&growth, 1});
-        rows.reserve(id, n, encoding.slots);
+        rows.reserve(id, n);
+        rows.add_slots(id, 0, n, encoding.slots);
         encoding.add(source.input, n);
     }
     run_encoding(*decoder_, *backend_, scratch_, encoding, states);
@@ -149,7 +150,7 @@ std::vector<float> Engine::alignment(const Item& item, std::span<const Head> hea
     const int64_t width = config().d_model + 2 * config().n_heads * config().head_dim;
     Scratch scratch(*backend_, size_t((rows + 1) * (width + n + 64) + n * width) * sizeof(float));
     const AttentionSequence source{.end = rows,
-                                   .table = decoder_->sources()->table(source_of_.at(item.sequence))};
+                                   .table = decoder_->sources()->table(source_of_.at(item.sequence), 0)};
     std::vector<float> out(heads.size() * n * rows);
     std::vector<int64_t> filled(heads.size(), 0);
     decoder_->observe_cross = [&](int layer, Tensor x) {

@@ -7,15 +7,23 @@
 
 namespace slimrt {
 
-void Step::add_sequence(int64_t n, int64_t cached, const int32_t* table) {
+void Step::add_sequence(KvCache& cache, int sequence, int64_t n) {
     const int first = int(positions.size());
+    const int64_t cached = cache.length(sequence);
+    cache.reserve(sequence, n);
     for (int64_t i = 0; i < n; ++i) positions.push_back(int32_t(cached + i));
-    sequences.push_back(
-        {.query = first, .n_queries = int(n), .position = cached, .end = cached, .table = table});
+    for (int g = 0; g < cache.n_groups(); ++g) {
+        cache.add_slots(sequence, g, n, groups[g].slots);
+        groups[g].sequences.push_back({.query = first,
+                                       .n_queries = int(n),
+                                       .position = cached,
+                                       .end = cached,
+                                       .table = cache.table(sequence, g)});
+    }
 }
 
 void Step::add_source(int64_t length, const int32_t* table) {
-    AttentionSequence s = sequences.back();
+    AttentionSequence s = groups[0].sequences.back();
     s.begin = 0;
     s.end = length;
     s.fresh = s.causal = false;
@@ -44,8 +52,24 @@ Tensor upload(Backend& backend, Scratch& scratch, const std::vector<int32_t>& va
 /// A token each, of sequences that have some: the same calls whatever the tokens and the lengths. The first
 /// token of a sequence is computed as a prompt, by other calls in some modes.
 bool is_repeated(const Step& step) {
-    return std::ranges::all_of(
-        step.sequences, [](const AttentionSequence& s) { return s.n_queries == 1 && s.end > s.begin; });
+    return std::ranges::all_of(step.groups[0].sequences, [](const AttentionSequence& s) {
+        return s.n_queries == 1 && s.end > s.begin;
+    });
+}
+
+/// The step in the backend's memory, its sequences placed.
+Batch batch_of(Backend& backend, Scratch& scratch, const Step& step) {
+    Batch batch{.tokens = upload(backend, scratch, step.tokens),
+                .positions = upload(backend, scratch, step.positions),
+                .groups = {},
+                .sources = step.sources};
+    std::vector<std::span<AttentionSequence>> lists;
+    for (const Step::Group& group : step.groups)
+        batch.groups.push_back({upload(backend, scratch, group.slots), group.sequences});
+    for (GroupBatch& group : batch.groups) lists.push_back(group.sequences);
+    lists.push_back(batch.sources);
+    backend.place(lists);
+    return batch;
 }
 
 }  // namespace
@@ -54,9 +78,7 @@ void run_step(const Decoder& decoder, Backend& backend, Scratch& scratch, const 
               float* out) {
     constexpr int64_t kLogitRows = 32;  // the head's output is wide: a few rows at a time
     const Scratch::Scope scope(scratch);
-    Batch batch{upload(backend, scratch, step.tokens), upload(backend, scratch, step.positions),
-                upload(backend, scratch, step.slots), step.sequences, step.sources};
-    backend.place(batch.sequences, batch.sources);
+    Batch batch = batch_of(backend, scratch, step);
     const Tensor outputs = upload(backend, scratch, step.outputs);
     const int64_t n = outputs.cols;
     const Tensor x = scratch.f32(batch.tokens.cols, decoder.config().d_model);
@@ -124,10 +146,11 @@ size_t measure_scratch(Decoder& decoder, Backend& dry) {
     if (const int64_t n = decoder.longest_step(); n > o.n_batch) extremes.push_back({n, n, o.n_ctx - 1});
     Scratch scratch;
     for (const auto& [n_tokens, n, cached] : extremes) {
-        Step step;
+        Step step(decoder.cache());
         step.tokens.resize(n_tokens);
-        step.positions = step.slots = step.outputs = step.tokens;
-        step.sequences = {{.n_queries = int(n), .position = cached, .end = cached}};
+        step.positions = step.outputs = step.tokens;
+        for (Step::Group& group : step.groups)
+            group = {step.tokens, {{.n_queries = int(n), .position = cached, .end = cached}}};
         if (decoder.encoder()) step.add_source(o.n_source, nullptr);
         run_step(decoder, dry, scratch, step, Output::logits, nullptr);
     }

@@ -8,11 +8,18 @@
 namespace slimrt {
 
 struct Step {
-    std::vector<int32_t> tokens, positions, slots, outputs;
-    std::vector<AttentionSequence> sequences, sources;
+    struct Group {
+        std::vector<int32_t> slots;
+        std::vector<AttentionSequence> sequences;
+    };
+    std::vector<int32_t> tokens, positions, outputs;
+    std::vector<Group> groups;  // of layers, see KvCache
+    std::vector<AttentionSequence> sources;
 
-    /// Adds n tokens after `cached` ones. `tokens` and `slots` are appended to by the caller.
-    void add_sequence(int64_t n, int64_t cached, const int32_t* table);
+    explicit Step(const KvCache& cache) : groups(cache.n_groups()) {}
+    int n_sequences() const { return int(groups[0].sequences.size()); }
+    /// Adds n tokens of a sequence, whose rows it reserves. `tokens` is appended to by the caller.
+    void add_sequence(KvCache& cache, int sequence, int64_t n);
     /// The rows of an encoder's output that the sequence added last sees.
     void add_source(int64_t length, const int32_t* table);
 };

@@ -193,8 +193,8 @@ class Backend {
 
     /// Says which sequences the calls of a step will be about and sets their `place`: a device then has them,
     /// with their tables, before the calls. A call about others works too. They follow one another in its
-    /// arguments as they do here.
-    virtual void place(std::span<AttentionSequence>, std::span<AttentionSequence>) {}
+    /// arguments as they do in one of these lists.
+    virtual void place(std::span<const std::span<AttentionSequence>>) {}
     /// body(), whose calls must be the same whenever `shape` is, but for what memory holds and the positions
     /// and lengths of placed sequences of one query each: a device may record the calls and play them again.
     virtual void repeat(const std::string&, const std::function<void()>& body) { body(); }

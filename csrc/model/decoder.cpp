@@ -10,28 +10,29 @@ namespace slimrt {
 
 namespace {
 
-std::vector<AttentionSequence> source_of_chunk(const Batch& batch, int64_t n) {
-    std::vector<AttentionSequence> sources = batch.sources;
-    for (AttentionSequence& s : sources) {
-        s.n_queries = int(n);
-        s.place = -1;
-    }
-    return sources;
-}
-
 /// The n_batch tokens from `first` on. What comes before them in a sequence is stored by then.
 Batch chunk_of(const Batch& batch, int64_t first, int64_t n_batch) {
     const int64_t n = std::min(n_batch, batch.tokens.cols - first);
     if (n == batch.tokens.cols) return batch;
-    assert(batch.sequences.size() == 1);
-    AttentionSequence s = batch.sequences[0];
-    s.n_queries = int(n);
-    s.position += first;
-    s.end += first;
-    s.place = -1;
-    return {batch.tokens.cols_of(first, n), batch.positions.cols_of(first, n),
-            batch.slots.cols_of(first, n),  {s},
-            source_of_chunk(batch, n),      true};
+    Batch chunk{.tokens = batch.tokens.cols_of(first, n),
+                .positions = batch.positions.cols_of(first, n),
+                .groups = batch.groups,
+                .sources = batch.sources,
+                .chunk = true};
+    for (GroupBatch& group : chunk.groups) {
+        assert(group.sequences.size() == 1);
+        AttentionSequence& s = group.sequences[0];
+        group.slots = group.slots.cols_of(first, n);
+        s.n_queries = int(n);
+        s.position += first;
+        s.end += first;
+        s.place = -1;
+    }
+    for (AttentionSequence& s : chunk.sources) {
+        s.n_queries = int(n);
+        s.place = -1;
+    }
+    return chunk;
 }
 
 }  // namespace
@@ -117,10 +118,11 @@ void Decoder::attention(int layer, const Batch& batch, DenseRows& dense, Scratch
 
     const Tensor heads = scratch.f32(x.rows, c.q_width());
     const std::vector<Rows> rows = cache_->rows(layer);
+    const GroupBatch& group = batch.groups[cache_->group_of(layer)];
     const FreshRows fresh = choices_.layers[layer].mode->attend(
-        backend_, {c, w.attn, rope_, batch, rows, dense, scratch, in}, heads);
+        backend_, {c, w.attn, rope_, batch, group, rows, dense, scratch, in}, heads);
     for (size_t plane = 0; plane < fresh.size(); ++plane)
-        backend_.store(fresh[plane], cache_->slots(layer, int(plane), batch.slots));
+        backend_.store(fresh[plane], cache_->slots(layer, int(plane), group.slots));
 
     backend_.linear(heads, w.attn.o, w.attn.o_bias, out);
     norm(backend_, config_, w.attn_post_norm, out, out);

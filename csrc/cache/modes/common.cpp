@@ -171,10 +171,11 @@ void absorb_q(Backend& backend, const AttnConfig& c, Tensor weight, AttnWeights&
     }
 }
 
-std::vector<Part> split_by_branch(const AttnConfig& c, const Batch& batch) {
+std::vector<Part> split_by_branch(const AttnInput& in) {
+    const AttnConfig& c = in.config;
     std::vector<Part> parts;
-    for (AttentionSequence s : batch.sequences) {
-        const bool absorb = s.end > s.begin && s.n_queries <= c.head_dim && !batch.chunk;
+    for (AttentionSequence s : in.group.sequences) {
+        const bool absorb = s.end > s.begin && s.n_queries <= c.head_dim && !in.batch.chunk;
         const bool joins =
             absorb && !parts.empty() && parts.back().absorb && parts.back().n + s.n_queries <= c.head_dim;
         if (!joins) parts.push_back({absorb, s.query, 0, {}});
@@ -187,7 +188,7 @@ std::vector<Part> split_by_branch(const AttnConfig& c, const Batch& batch) {
 }
 
 void each_part(const AttnInput& in, const Branch& absorbed, const Branch& materialised) {
-    for (const Part& part : split_by_branch(in.config, in.batch)) {
+    for (const Part& part : split_by_branch(in)) {
         const Scratch::Scope scope(in.scratch);
         (part.absorb ? absorbed : materialised)(part);
     }

@@ -23,7 +23,7 @@ class Kv final : public CacheMode {
 
         const ScoreTerm scores[] = {{in.rows[0], k, c.n_kv_heads, c.head_dim, q}};
         const ValueTerm values[] = {{in.rows[1], v, c.n_kv_heads, c.head_dim, out}};
-        backend.attention(attention_args(in, in.batch.sequences, scores, values));
+        backend.attention(attention_args(in, in.group.sequences, scores, values));
         return {k, v};
     }
 };

@@ -73,7 +73,7 @@ struct Part {
 /// materialising costs one product of the stored rows with a weight (break-even near head_dim queries,
 /// cache-math section 1). Absorbed parts have at most head_dim tokens, so scratch is bounded; a materialised
 /// part is one sequence. A chunk is materialised however short it is, since its append is long.
-std::vector<Part> split_by_branch(const AttnConfig& config, const Batch& batch);
+std::vector<Part> split_by_branch(const AttnInput& in);
 
 /// Computes each part by the branch that pays, and gives back the scratch it took.
 using Branch = std::function<void(const Part&)>;

@@ -48,7 +48,7 @@ class CudaBackend final : public Backend {
     void attention(const AttentionArgs& args) override;
     SparseCounts sparse_counts() const override;
 
-    void place(std::span<AttentionSequence> sequences, std::span<AttentionSequence> sources) override;
+    void place(std::span<const std::span<AttentionSequence>> lists) override;
     void repeat(const std::string& shape, const std::function<void()>& body) override;
 
   private:

@@ -40,11 +40,11 @@ void CudaBackend::put(Places& places, std::span<AttentionSequence* const> sequen
     send(places.sequences.data.get(), places.placed.data(), bytes);
 }
 
-void CudaBackend::place(std::span<AttentionSequence> sequences, std::span<AttentionSequence> sources) {
+void CudaBackend::place(std::span<const std::span<AttentionSequence>> lists) {
     if (!ready()) return;
     std::vector<AttentionSequence*> all;
-    for (AttentionSequence& s : sequences) all.push_back(&s);
-    for (AttentionSequence& s : sources) all.push_back(&s);
+    for (const std::span<AttentionSequence> list : lists)
+        for (AttentionSequence& s : list) all.push_back(&s);
     put(places_, all);
 }
 
