@@ -17,11 +17,11 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from slimrt.tools.attention import Attention
-from slimrt.tools.calibrate import Calibration
-from slimrt.tools.gguf_file import F32, ModelData, Tensor, float32, string, uint32
-from slimrt.tools.layers import Request, fold_one
-from slimrt.tools.report import ConvertReport
+from slimrt.folding.attention import Attention
+from slimrt.folding.calibrate import Calibration
+from slimrt.folding.layers import Request, fold_one
+from slimrt.folding.report import ConvertReport
+from slimrt.modelfile.gguf import F32, ModelData, Tensor, float32, string, uint32
 
 _CHUNK = 1024
 

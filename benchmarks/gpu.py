@@ -241,8 +241,7 @@ def build() -> None:
     package = folder / "package" / "slimrt"
     shutil.rmtree(package, ignore_errors=True)
     package.mkdir(parents=True)
-    sources = (path for path in (ROOT / "python" / "slimrt").iterdir() if path.name != "tools")
-    for path in (*sources, ROOT / "tools", *folder.glob("_core*.so")):
+    for path in (*(ROOT / "python" / "slimrt").iterdir(), *folder.glob("_core*.so")):
         if path.suffix != ".so" or path.parent == folder:
             (package / path.name).symlink_to(path)
     sys.path.insert(0, str(package.parent))

@@ -28,9 +28,9 @@ import tasks
 
 import slimrt
 from slimrt import CacheComparison, _core
-from slimrt.cache import CacheChoice
-from slimrt.plots import plot_front
-from slimrt.quality import Windows
+from slimrt.cache.config import CacheChoice
+from slimrt.measure.plots import plot_front
+from slimrt.measure.quality import Windows
 
 ROOT = Path(__file__).parent.parent
 CACHES = (  # a rank of e/N: the N-th part of V's width

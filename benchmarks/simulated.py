@@ -17,7 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from slimrt import CacheQuality
-from slimrt.quality import Windows, surprise_and_divergence
+from slimrt.measure.quality import Windows
+from slimrt.plumbing.numbers import surprise_and_divergence
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from reference import Cache, Reference, plus, rounded, to_q4  # noqa: E402

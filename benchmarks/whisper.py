@@ -46,7 +46,7 @@ def make(shape: str) -> Path:
     import transformers
 
     import slimrt
-    from slimrt.tools.vocabulary_whisper import special_tokens
+    from slimrt.modelfile.hf.vocabulary_whisper import special_tokens
 
     torch.manual_seed(0)
     d, layers, heads = SHAPES[shape]

@@ -63,7 +63,7 @@ def rms(x: np.ndarray) -> float:
 
 def values_of(path: Path) -> dict[str, np.ndarray]:
     """The tensors of a GGUF file, unpacked."""
-    from slimrt.tools.gguf_file import read_gguf
+    from slimrt.modelfile.gguf import read_gguf
 
     return {name: tensor.values() for name, tensor in read_gguf(path).tensors.items()}
 
@@ -150,7 +150,7 @@ def run(capsys):
 
 
 def open_engine(path: Path, mode: str | list[str] = "kv", dtype: str = "f32", **options):
-    """A native engine; what its mode needs derived comes from the reference and folds.py, not from slimrt.tools.fold.
+    """A native engine; what its mode needs derived comes from the reference and folds.py, not from slimrt.folding.fold.
     Mode k+r: a residual of RANK columns in the type of k, unless the options say otherwise."""
     from slimrt import _core
 

@@ -13,8 +13,7 @@ printf '%s\n' absorbed cuda_attention cuda_host cuda_linear cuda_rows |
 package=$emulated/package/slimrt
 rm -rf "$package" && mkdir -p "$package"
 for file in python/slimrt/*; do ln -s "$PWD/$file" "$package/"; done
-rm -f "$package"/_core*.so "$package/tools"
-ln -s "$PWD/tools" "$package/tools"
+rm -f "$package"/_core*.so
 cp "$emulated"/_core*.so "$package/"
 PYTHONPATH="$emulated/package" python -m pytest -n auto -m "not slow_emulated" -k "cuda and not long" -p no:cacheprovider \
     tests/test_cuda.py tests/test_kernels.py tests/test_kernels_*.py

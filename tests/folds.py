@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folds of modes k+r and xr for tests, in a few lines of NumPy from cache-math.md, section 3; nothing of slimrt.tools.
+"""Folds of modes k+r and xr for tests, in a few lines of NumPy from cache-math.md, section 3; nothing of slimrt.
 
 They need not be the best ones: whatever the tensors are, the engine must compute with them what the reference does.
 """

@@ -14,8 +14,7 @@ python -m cmake --build "$build" --parallel 2 >/dev/null
 package=$build/package/slimrt
 rm -rf "$package" && mkdir -p "$package"
 for file in python/slimrt/*; do ln -s "$PWD/$file" "$package/"; done
-rm -f "$package"/_core*.so "$package/tools"
-ln -s "$PWD/tools" "$package/tools"
+rm -f "$package"/_core*.so
 cp "$build"/_core*.so "$package/"
 
 export PYTHONPATH="$PWD/$build/package" PYTHONMALLOC=malloc SLIMRT_SANITIZED=1

@@ -12,9 +12,9 @@ import numpy as np
 
 import slimrt
 from gguf_shapes import finish
-from slimrt.runtime import Runtime
-from slimrt.source import ModelSource
-from slimrt.tokenizer import Tokenizer
+from slimrt.modelfile.source import ModelSource
+from slimrt.runtime.runtime import Runtime
+from slimrt.tokenizer.tokenizer import Tokenizer
 from vocabularies import ggml
 
 Next = Callable[[object, list[int]], np.ndarray]

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from slimrt.tools.attention import Attention, LayerWeights
-from slimrt.tools.gguf_file import ModelData, Tensor, float32, string, uint32
+from slimrt.folding.attention import Attention, LayerWeights
+from slimrt.modelfile.gguf import ModelData, Tensor, float32, string, uint32
 
 
 def layer_of(w_k: np.ndarray, w_v: np.ndarray, n_heads: int = 1, arch: str = "gpt2") -> LayerWeights:

@@ -10,8 +10,8 @@ import pytest
 
 import slimrt
 from slimrt import CacheConfig
-from slimrt.cache import CacheChoice, LayerCache, kinds, row_type
-from slimrt.plan import default_residual
+from slimrt.cache.config import CacheChoice, LayerCache, kinds, row_type
+from slimrt.modes import default_residual
 
 
 def source(n_layers: int = 2, stored: list[dict[str, str]] | None = None, folded: dict[int, int] | None = None):

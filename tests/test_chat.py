@@ -10,9 +10,9 @@ import pytest
 from tokenizers import pre_tokenizers
 
 from conftest import third_party
-from slimrt.chat import render_chat, render_chat_text
 from slimrt.errors import UnsupportedError
-from slimrt.tokenizer import Tokenizer
+from slimrt.tokenizer.chat import render_chat, render_chat_text
+from slimrt.tokenizer.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
 

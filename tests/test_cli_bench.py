@@ -12,7 +12,7 @@ import pytest
 
 import slimrt
 from conftest import TESTS
-from slimrt import _core
+from slimrt import core
 from slimrt.cli import bench
 
 pytestmark = [pytest.mark.usefixtures("clean_environment"), pytest.mark.unsanitized]  # Python most of the time
@@ -25,7 +25,7 @@ QUICK = ("-p", 8, "-n", 4, "-r", 2, "-q")
 @pytest.fixture
 def known_bandwidth(monkeypatch):
     """The control of 256 MiB takes longer than these tests; its own test uses the real one."""
-    monkeypatch.setattr(_core, "read_bandwidth", lambda n_threads, megabytes: 10.0)
+    monkeypatch.setattr(core, "read_bandwidth", lambda n_threads, megabytes: 10.0)
 
 
 def results(out: str) -> list[dict]:
@@ -33,13 +33,13 @@ def results(out: str) -> list[dict]:
 
 
 def test_the_control_is_measured_for_every_figure(run, tiny, monkeypatch):
-    measured, real = [], _core.read_bandwidth
+    measured, real = [], core.read_bandwidth
 
     def bandwidth(n_threads, megabytes):
         measured.append(real(n_threads, megabytes))
         return measured[-1]
 
-    monkeypatch.setattr(_core, "read_bandwidth", bandwidth)
+    monkeypatch.setattr(core, "read_bandwidth", bandwidth)
     rows = results(run("bench", tiny, *QUICK, "-r", 1, "--json")[1])
     assert [row["read_gb_s"] for row in rows] == measured and min(measured) > 0.01
 
@@ -65,7 +65,7 @@ def test_figures_follow_from_time_and_bytes(run, monkeypatch):
     code, out, _ = run("bench", TALE, "-p", 0, "-n", 8, "-r", 2, "-d", 32, "--json")
     (row,) = results(out)
     assert code == 0 and row["tok_s"] == pytest.approx(3.0) and row["deviation"] == pytest.approx(2**0.5)
-    file, plan = _core.GgufFile(str(TALE)), _core.plan(str(TALE), n_ctx=1)
+    file, plan = core.GgufFile(str(TALE)), core.plan(str(TALE), n_ctx=1)
     assert "output.weight" in file.tensors()  # so the embedding is not multiplied with
     size = plan["mapped"] + plan["weights"] + plan["derived"] - file.tensor_bytes("token_embd.weight")
     size += (32 + 4.5) * plan["cache_bytes_per_token"]
@@ -74,9 +74,9 @@ def test_figures_follow_from_time_and_bytes(run, monkeypatch):
 
 @pytest.mark.usefixtures("known_bandwidth")
 def test_a_tied_embedding_is_counted(run, tiny):
-    assert "output.weight" not in _core.GgufFile(str(tiny)).tensors()
+    assert "output.weight" not in core.GgufFile(str(tiny)).tensors()
     (row,) = results(run("bench", tiny, "-p", 0, "-n", 1, "-r", 1, "--json")[1])
-    plan = _core.plan(str(tiny), n_ctx=1)
+    plan = core.plan(str(tiny), n_ctx=1)
     size = plan["mapped"] + plan["weights"] + plan["derived"] + plan["cache_bytes_per_token"]
     assert row["gb_s"] == pytest.approx(size * row["tok_s"] / 1e9)
     assert row["deviation"] == 0
@@ -202,7 +202,7 @@ def test_ctrl_c_shows_what_was_measured(run, tiny, monkeypatch, turns, lines):
         except StopIteration:
             raise KeyboardInterrupt from None
 
-    monkeypatch.setattr(_core, "read_bandwidth", bandwidth)
+    monkeypatch.setattr(core, "read_bandwidth", bandwidth)
     code, out, _ = run("bench", tiny, *QUICK, "-d", "0,32")
     assert code == 130 and len(out.splitlines()) == (lines + 1 if lines else 0)
 

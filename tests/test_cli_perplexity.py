@@ -13,7 +13,7 @@ import pytest
 import slimrt
 from conftest import TESTS
 from slimrt import _core
-from slimrt.spectrum import spectra
+from slimrt.folding.spectrum import spectra
 from tiny_model import write_tiny
 
 pytestmark = [pytest.mark.usefixtures("clean_environment"), pytest.mark.unsanitized]  # Python most of the time

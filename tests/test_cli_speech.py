@@ -311,7 +311,7 @@ def test_a_bar_counts_texts_on_a_terminal(texts, monkeypatch):
         bars.append([show, total])
         yield lambda done, of: bars[-1].append((done, of))
 
-    monkeypatch.setattr("slimrt.progress.bar", bar)
+    monkeypatch.setattr("slimrt.plumbing.progress.bar", bar)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     for flags, shown in (([], True), (["--no-progress"], False), (["-q"], False)):
         assert main(["text2text", *call, "--parallel", "2", *flags]) == 0

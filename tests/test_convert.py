@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from conftest import GOLDEN, relative, values_of
+from slimrt.converter import convert as tool
+from slimrt.converter.quantize import OUT_TYPES, requantise
 from slimrt.errors import CacheUnsupportedError, ModelFormatError, UnsupportedError
-from slimrt.tools import convert as tool
-from slimrt.tools import gguf_file
-from slimrt.tools.attention import MODES, Attention
-from slimrt.tools.gguf_file import read_gguf
-from slimrt.tools.hf import read_hf
-from slimrt.tools.quantize import OUT_TYPES, requantise
+from slimrt.folding.attention import MODES, Attention
+from slimrt.modelfile import gguf as gguf_file
+from slimrt.modelfile.gguf import read_gguf
+from slimrt.modelfile.hf.directory import read_hf
 
 pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
 

@@ -11,15 +11,15 @@ import pytest
 
 import slimrt
 from conftest import GOLDEN, relative, rms, third_party
-from slimrt.cache import CACHE_TYPES
-from slimrt.tools.calibrate import calibrated
-from slimrt.tools.choose import AUTO_TYPES, choose
-from slimrt.tools.convert import convert
-from slimrt.tools.gguf_file import read_gguf
-from slimrt.tools.planes import bytes_per_token
-from slimrt.tools.precision import measured, predicted
-from slimrt.tools.readers import KvReader
-from slimrt.tools.report import ConvertReport
+from slimrt.converter.convert import convert
+from slimrt.folding.calibrate import calibrated
+from slimrt.folding.choose import AUTO_TYPES, choose
+from slimrt.folding.planes import bytes_per_token
+from slimrt.folding.precision import measured, predicted
+from slimrt.folding.readback import KvReader
+from slimrt.folding.report import ConvertReport
+from slimrt.modelfile.gguf import read_gguf
+from slimrt.modes import CACHE_TYPES
 
 pytestmark = pytest.mark.unsanitized  # NumPy most of the time; the core is tested by others
 

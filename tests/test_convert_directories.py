@@ -12,12 +12,12 @@ import pytest
 
 from conftest import GOLDEN, values_of
 from reference_files import hf_tensors
+from slimrt.converter import convert as tool
 from slimrt.errors import ModelFormatError, UnsupportedError
-from slimrt.tools import convert as tool
-from slimrt.tools.gguf_file import read_gguf
-from slimrt.tools.hf import read_hf
-from slimrt.tools.hf_layout import interleave_pairs, parts_in_order
-from slimrt.tools.rope import rope_fields
+from slimrt.modelfile.gguf import read_gguf
+from slimrt.modelfile.hf.directory import read_hf
+from slimrt.modelfile.hf.layout import interleave_pairs, parts_in_order
+from slimrt.modelfile.hf.rope import rope_fields
 
 ALL = sorted(path.name for path in GOLDEN.iterdir())
 

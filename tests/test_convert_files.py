@@ -17,7 +17,8 @@ import pytest
 
 import slimrt
 from conftest import GOLDEN, values_of
-from slimrt.tools import convert as tool
+from slimrt.converter import convert as tool
+from slimrt.modelfile import reading
 from tiny_model import write_tiny
 
 pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
@@ -52,7 +53,7 @@ def test_a_full_disk_is_seen_before_anything_is_written(convert, tmp_path, monke
     assert list(tmp_path.iterdir()) == []
 
 
-RUN = "import sys; from slimrt.tools.convert import convert; convert(sys.argv[1], sys.argv[2], cache='k')"
+RUN = "import sys; from slimrt.converter.convert import convert; convert(sys.argv[1], sys.argv[2], cache='k')"
 
 
 def test_a_write_that_fails_leaves_nothing(convert, tmp_path):
@@ -126,12 +127,12 @@ def test_ctrl_c_leaves_nothing(convert, tmp_path):
 def test_a_directory_is_converted_once_and_again_when_it_changes(tmp_path, monkeypatch):
     monkeypatch.setenv("SLIMRT_CACHE_DIR", str(tmp_path / "cache"))
     directory = Path(shutil.copytree(GOLDEN / "llama_gqa_tied", tmp_path / "model"))
-    first = tool.cached_gguf(directory)
+    first = reading.cached_gguf(directory)
     stamp = first.stat().st_mtime_ns
     assert first.parent == tmp_path / "cache" and first.name.startswith("model-")
-    assert tool.cached_gguf(directory) == first and first.stat().st_mtime_ns == stamp
+    assert reading.cached_gguf(directory) == first and first.stat().st_mtime_ns == stamp
     (directory / "config.json").write_text((directory / "config.json").read_text() + "\n")
-    second = tool.cached_gguf(directory)
+    second = reading.cached_gguf(directory)
     assert second != first and sorted((tmp_path / "cache").iterdir()) == sorted([first, second])
     one, two = values_of(first), values_of(second)
     assert all(np.array_equal(one[name], two[name]) for name in one)
@@ -139,19 +140,19 @@ def test_a_directory_is_converted_once_and_again_when_it_changes(tmp_path, monke
 
 def test_the_cache_directory_follows_the_environment(monkeypatch):
     monkeypatch.setenv("SLIMRT_CACHE_DIR", "/a/b")
-    assert tool.cache_directory() == Path("/a/b")
+    assert reading.cache_directory() == Path("/a/b")
     monkeypatch.delenv("SLIMRT_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", "/c")
-    assert tool.cache_directory() == Path("/c/slimrt")
+    assert reading.cache_directory() == Path("/c/slimrt")
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert tool.cache_directory() == Path.home() / ".cache" / "slimrt"
+    assert reading.cache_directory() == Path.home() / ".cache" / "slimrt"
 
 
 def test_processes_may_convert_at_once(tmp_path):
     command = [
         sys.executable,
         "-c",
-        "import sys; from slimrt.tools.convert import cached_gguf as f; print(f(sys.argv[1]))",
+        "import sys; from slimrt.modelfile.reading import cached_gguf as f; print(f(sys.argv[1]))",
     ]
     environment = os.environ | {"SLIMRT_CACHE_DIR": str(tmp_path / "cache")}
     running = [

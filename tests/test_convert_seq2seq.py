@@ -20,10 +20,10 @@ import slimrt
 from conftest import relative, third_party
 from reference_seq2seq import Seq2Seq
 from seq2seq_models import BOLT, MODELS, committed
+from slimrt.converter.quantize import OUT_TYPES, requantise
 from slimrt.errors import ModelFormatError, UnsupportedError
-from slimrt.tools.gguf_file import ModelData, Tensor, read_gguf, uint32
-from slimrt.tools.hf import read_hf
-from slimrt.tools.quantize import OUT_TYPES, requantise
+from slimrt.modelfile.gguf import ModelData, Tensor, read_gguf, uint32
+from slimrt.modelfile.hf.directory import read_hf
 
 pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
 

@@ -13,8 +13,8 @@ from safetensors.numpy import load_file, save_file
 import slimrt
 from seq2seq_models import MODELS
 from slimrt.errors import ModelFormatError, UnsupportedError
-from slimrt.tools.gguf_file import ModelData
-from slimrt.tools.hf import read_hf
+from slimrt.modelfile.gguf import ModelData
+from slimrt.modelfile.hf.directory import read_hf
 
 pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
 

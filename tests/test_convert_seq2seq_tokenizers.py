@@ -17,10 +17,10 @@ from tokenizers import normalizers, pre_tokenizers
 import slimrt
 from conftest import third_party
 from seq2seq_models import GOLDEN
-from slimrt._vocabulary import byte_level_alphabet
 from slimrt.errors import ModelFormatError, UnsupportedError
-from slimrt.tools.sentencepiece_model import read_sentencepiece
-from slimrt.tools.vocabulary import vocabulary_fields
+from slimrt.modelfile.hf.sentencepiece_model import read_sentencepiece
+from slimrt.modelfile.hf.vocabulary import vocabulary_fields
+from slimrt.tokenizer.vocabulary import byte_level_alphabet
 
 pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
 

@@ -13,13 +13,13 @@ import tokenizers
 import slimrt
 from conftest import third_party
 from reference_files import hf_tensors
-from slimrt import _pretokenizers
+from slimrt.converter.convert import convert
 from slimrt.errors import UnsupportedError
-from slimrt.tools.calibrate import DEFAULT_TEXT
-from slimrt.tools.convert import convert
-from slimrt.tools.gguf_file import read_gguf
-from slimrt.tools.hf import read_hf
-from slimrt.tools.vocabulary import vocabulary_fields
+from slimrt.folding.calibrate import DEFAULT_TEXT
+from slimrt.modelfile.gguf import read_gguf
+from slimrt.modelfile.hf.directory import read_hf
+from slimrt.modelfile.hf.vocabulary import vocabulary_fields
+from slimrt.tokenizer import pretokenizers
 from test_convert_directories import changed_config, save_tensors
 from vocabularies import vectors
 
@@ -30,7 +30,7 @@ TEXT = DEFAULT_TEXT.read_text()
 
 def byte_level(pre: str) -> tokenizers.Tokenizer:
     """A small byte-level BPE that cuts text as the named pre-tokenizer does."""
-    known = _pretokenizers.lookup(pre)
+    known = pretokenizers.lookup(pre)
     made = tokenizers.Tokenizer(tokenizers.models.BPE(ignore_merges=known.ignore_merges))
     made.pre_tokenizer, made.decoder = known.splitter, tokenizers.decoders.ByteLevel()
     if known.normalizer:

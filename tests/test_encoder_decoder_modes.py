@@ -17,15 +17,15 @@ from conftest import relative
 from reference_seq2seq import Seq2Seq
 from seq2seq_models import MODELS, N_DECODE, N_PROMPT, committed, decode, source, tokens
 from slimrt import _core
-from slimrt.cross import cross_modes
+from slimrt.cache.cross import cross_modes
 from slimrt.errors import CacheUnsupportedError, UnsupportedError
-from slimrt.source import ModelSource
-from slimrt.tools.attention import Attention, projections
-from slimrt.tools.cross import folds
-from slimrt.tools.gate import CROSS, SELF, Lossy, check, predicted
-from slimrt.tools.gguf_file import Tensor, read_gguf, write_gguf
-from slimrt.tools.planes import Plane
-from slimrt.tools.report import TOO_LARGE
+from slimrt.folding.attention import Attention, projections
+from slimrt.folding.cross import folds
+from slimrt.folding.gate import CROSS, SELF, Lossy, check, predicted
+from slimrt.folding.planes import Plane
+from slimrt.folding.report import TOO_LARGE
+from slimrt.modelfile.gguf import Tensor, read_gguf, write_gguf
+from slimrt.modelfile.source import ModelSource
 
 EXACT = 1e-5  # float32 against float32, relative to the largest logit
 OWN = [name for name, tiny in MODELS.items() if not tiny.fixture]

@@ -228,7 +228,7 @@ def test_info(name, opened, convert, seq2seq):
 
 def test_files_of_llama_cpp_may_leave_keys_out(seq2seq, convert, opened, tmp_path: Path):
     """relative_max_distance always, decoder_block_count where it is the encoder's; it also writes another epsilon."""
-    from slimrt.tools.gguf_file import ModelData, read_gguf, write_gguf
+    from slimrt.modelfile.gguf import ModelData, read_gguf, write_gguf
 
     wanted = opened("t5")
     model = read_gguf(convert(seq2seq("t5")))

@@ -12,7 +12,7 @@ import slimrt
 from conftest import GOLDEN, decode, open_engine, relative, rms
 from gguf_shapes import Shape, write_random
 from reference import Reference
-from slimrt.tools.gguf_file import ModelData, Tensor, boolean, read_gguf, string, write_gguf
+from slimrt.modelfile.gguf import ModelData, Tensor, boolean, read_gguf, string, write_gguf
 
 IDS = np.random.default_rng(3).integers(3, 60, 40)
 FLOAT32 = 1e-5  # of an engine in float32 against the reference in float64, relative to the largest logit

@@ -8,19 +8,19 @@ import pytest
 
 from conftest import GOLDEN, relative, third_party
 from slimrt import _core
+from slimrt.converter.convert import convert as run_convert
 from slimrt.errors import CacheUnsupportedError, ModelFormatError
-from slimrt.tools.attention import MODES, Attention, LayerWeights, fold_value_bias, projections
-from slimrt.tools.calibrate import calibrated, text_ids, white_inputs
-from slimrt.tools.convert import convert as run_convert
-from slimrt.tools.convert import read_model
-from slimrt.tools.exact import FOLDED, condition, fold_layer, fold_matrix
-from slimrt.tools.fold import fold_layers
-from slimrt.tools.gguf_file import ModelData, Tensor, read_gguf
-from slimrt.tools.noise import ROUNDING, ROUNDOFF
-from slimrt.tools.planes import Plane
-from slimrt.tools.precision import measure_error_of_v, measured
-from slimrt.tools.readers import KReader, Sample, VReader
-from slimrt.tools.window import Window
+from slimrt.folding.attention import MODES, Attention, LayerWeights, fold_value_bias, projections
+from slimrt.folding.calibrate import calibrated, text_ids, white_inputs
+from slimrt.folding.exact import FOLDED, condition, fold_layer, fold_matrix
+from slimrt.folding.fold import fold_layers
+from slimrt.folding.noise import ROUNDING, ROUNDOFF
+from slimrt.folding.planes import Plane
+from slimrt.folding.precision import measure_error_of_v, measured
+from slimrt.folding.readback import KReader, Sample, VReader
+from slimrt.folding.window import Window
+from slimrt.modelfile.gguf import ModelData, Tensor, read_gguf
+from slimrt.modelfile.reading import read_model
 from synthetic import layer_of
 
 pytestmark = pytest.mark.unsanitized  # NumPy most of the time; the core is tested by others

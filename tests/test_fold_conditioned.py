@@ -9,18 +9,18 @@ import pytest
 import slimrt
 from conftest import GOLDEN, relative
 from slimrt import _core
-from slimrt.cache import CACHE_TYPES, default_residual
 from slimrt.errors import CacheUnsupportedError
-from slimrt.tools.attention import Attention
-from slimrt.tools.conditioned import Conditioned
-from slimrt.tools.exact import fold_matrix
-from slimrt.tools.fold import fold_layers
-from slimrt.tools.gguf_file import read_gguf
-from slimrt.tools.planes import Plane, bytes_per_token, planes, static_scales
-from slimrt.tools.precision import measured
-from slimrt.tools.readers import Sample, XrReader
-from slimrt.tools.wiener import half_rows, leading, shrunk, stacked_wiener, wiener
-from slimrt.tools.window import Window
+from slimrt.folding.attention import Attention
+from slimrt.folding.conditioned import Conditioned
+from slimrt.folding.exact import fold_matrix
+from slimrt.folding.fold import fold_layers
+from slimrt.folding.planes import Plane, bytes_per_token, planes, static_scales
+from slimrt.folding.precision import measured
+from slimrt.folding.readback import Sample, XrReader
+from slimrt.folding.wiener import half_rows, leading, shrunk, stacked_wiener, wiener
+from slimrt.folding.window import Window
+from slimrt.modelfile.gguf import read_gguf
+from slimrt.modes import CACHE_TYPES, default_residual
 from synthetic import layer_of
 
 pytestmark = pytest.mark.unsanitized  # NumPy most of the time; the core is tested by others

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slimrt.cache import CACHE_TYPES, default_residual
-from slimrt.tools.attention import Attention, fold_value_bias
-from slimrt.tools.calibrate import Calibration, calibrated, text_ids
-from slimrt.tools.fold import reader
-from slimrt.tools.gguf_file import read_gguf
-from slimrt.tools.precision import measured, predicted
-from slimrt.tools.window import Window
+from slimrt.folding.attention import Attention, fold_value_bias
+from slimrt.folding.calibrate import Calibration, calibrated, text_ids
+from slimrt.folding.fold import reader
+from slimrt.folding.precision import measured, predicted
+from slimrt.folding.window import Window
+from slimrt.modelfile.gguf import read_gguf
+from slimrt.modes import CACHE_TYPES, default_residual
 
 pytestmark = pytest.mark.unsanitized  # NumPy most of the time; the core is tested by others
 

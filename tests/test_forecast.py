@@ -17,7 +17,7 @@ from slimrt.forecast.bolt import Bolt, ResidualBlock
 from slimrt.forecast.chronos import Chronos
 from slimrt.forecast.predict import enough_context
 from slimrt.forecast.series import as_series
-from slimrt.source import ModelSource
+from slimrt.modelfile.source import ModelSource
 
 pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
 

@@ -17,13 +17,13 @@ import slimrt
 import whisper_bin
 from conftest import relative, third_party
 from seq2seq_models import GOLDEN
-from slimrt._vocabulary import byte_level_alphabet, from_byte_level
 from slimrt.cli import main
 from slimrt.errors import ModelFormatError, UnsupportedError
-from slimrt.tools.ggml_bin import read_ggml_bin
-from slimrt.tools.gguf_file import ModelData, read_gguf
-from slimrt.tools.hf import read_hf
-from slimrt.tools.vocabulary_whisper import LANGUAGES, merges_of_ranks, special_tokens
+from slimrt.modelfile.ggml_bin import read_ggml_bin
+from slimrt.modelfile.gguf import ModelData, read_gguf
+from slimrt.modelfile.hf.directory import read_hf
+from slimrt.modelfile.hf.vocabulary_whisper import LANGUAGES, merges_of_ranks, special_tokens
+from slimrt.tokenizer.vocabulary import byte_level_alphabet, from_byte_level
 
 pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
 

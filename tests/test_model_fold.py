@@ -11,7 +11,7 @@ import pytest
 import slimrt
 from conftest import GOLDEN, relative
 from slimrt import CacheConfig
-from slimrt.tools import fold
+from slimrt.folding import fold
 
 IDS = [int(id) for id in np.random.default_rng(2).integers(6, 60, 40)]
 KR = "k+r:f32:32:f32"  # as wide as V: all of V's error is corrected

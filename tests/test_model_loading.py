@@ -10,12 +10,12 @@ import pytest
 
 import slimrt
 from conftest import GREEDY, PROMPT, relative, third_party
-from slimrt.units import format_bytes, parse_bytes
+from slimrt.plumbing.units import format_bytes, parse_bytes
 from tiny_model import BOS, write_tiny
 
 
 def test_k_is_folded_while_loading_and_says_so_once(tiny, capsys):
-    from slimrt import progress
+    from slimrt.plumbing import progress
 
     progress.note_once.cache_clear()
     with slimrt.Model(tiny, n_ctx=64, cache_type="f32") as kv:
@@ -44,9 +44,9 @@ def test_modes_without_rope(tmp_path, mode):
 
 
 def test_an_illegal_mode_is_refused_before_the_fold(grouped, monkeypatch):
-    import slimrt.tools.fold
+    import slimrt.folding.fold
 
-    monkeypatch.setattr(slimrt.tools.fold, "fold_layers", lambda *a, **k: pytest.fail("folded"))
+    monkeypatch.setattr(slimrt.folding.fold, "fold_layers", lambda *a, **k: pytest.fail("folded"))
     with pytest.raises(slimrt.CacheUnsupportedError, match=r"'k' .*layer 0.*Legal for this model: kv"):
         slimrt.Model(grouped, cache="k")
     with pytest.raises(slimrt.CacheUnsupportedError, match="layer 1"):
@@ -54,9 +54,9 @@ def test_an_illegal_mode_is_refused_before_the_fold(grouped, monkeypatch):
 
 
 def test_too_little_memory_is_said_before_the_fold(tiny, monkeypatch):
-    import slimrt.tools.fold
+    import slimrt.folding.fold
 
-    monkeypatch.setattr(slimrt.tools.fold, "fold_layers", lambda *a, **k: pytest.fail("folded"))
+    monkeypatch.setattr(slimrt.folding.fold, "fold_layers", lambda *a, **k: pytest.fail("folded"))
     with pytest.raises(slimrt.WontFitError):
         slimrt.Model(tiny, cache="k", memory_limit=1000)
 

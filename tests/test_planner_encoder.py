@@ -12,8 +12,8 @@ import pytest
 import slimrt
 from gguf_shapes import finish
 from slimrt import _core
-from slimrt.cache import CacheChoice
-from slimrt.source import ModelSource
+from slimrt.cache.config import CacheChoice
+from slimrt.modelfile.source import ModelSource
 from whisper_shapes import N_CTX, SIZES, write_whisper
 
 gigabytes = pytest.mark.unsanitized  # are allocated

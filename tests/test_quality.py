@@ -8,9 +8,10 @@ import pytest
 
 import slimrt
 from conftest import decode, open_engine
-from slimrt import quality
-from slimrt.quality import compare_caches, surprise_and_divergence
-from slimrt.text import file_ids, text_pieces
+from slimrt.measure import quality
+from slimrt.measure.quality import compare_caches
+from slimrt.modelfile.text import file_ids, text_pieces
+from slimrt.plumbing.numbers import surprise_and_divergence
 
 pytestmark = pytest.mark.unsanitized  # NumPy most of the time; the core is tested by others
 
@@ -169,7 +170,7 @@ def test_a_file_in_pieces(tiny, tmp_path, monkeypatch):
     whole = file_ids(source, file)
     assert whole.tolist() == source.tokenizer.encode(text)
     for size in (1, 2, 7, 64):
-        monkeypatch.setattr("slimrt.text._PIECE", size)
+        monkeypatch.setattr("slimrt.modelfile.text._PIECE", size)
         pieces = list(text_pieces(file))
         assert "".join(pieces) == text and len(pieces) > 3
     first = next(text_pieces(file))
@@ -182,7 +183,7 @@ def test_only_as_much_is_read_as_is_needed(tiny, tmp_path, monkeypatch):
     """The text is broken further on, where nobody looks."""
     file = tmp_path / "text.txt"
     file.write_bytes(b"the cat sat\n" * 50 + b"\xff")
-    monkeypatch.setattr("slimrt.text._PIECE", 64)
+    monkeypatch.setattr("slimrt.modelfile.text._PIECE", 64)
     assert compare_caches(tiny, file, [], window=16, prefix=2, max_tokens=20).tokens == 20
     with pytest.raises(ValueError, match=r"text.txt: not UTF-8 text: invalid start byte at byte 600"):
         compare_caches(tiny, file, [], window=16, prefix=2)

@@ -12,9 +12,9 @@ from gguf import GGMLQuantizationType, quants
 import slimrt
 from conftest import TESTS, decode, rms
 from slimrt import _core
+from slimrt.converter import quantize
 from slimrt.errors import ModelFormatError, UnsupportedError
-from slimrt.tools import quantize
-from slimrt.tools.gguf_file import ModelData, Tensor, read_gguf, string, uint32
+from slimrt.modelfile.gguf import ModelData, Tensor, read_gguf, string, uint32
 
 TYPES = ["q4_k", "q5_k", "q6_k"]
 LEVELS = {"q4_k": 15, "q5_k": 31}  # steps from the lowest to the highest code

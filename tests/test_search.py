@@ -10,8 +10,8 @@ import pytest
 
 from scripted import ScriptedEngine
 from slimrt import _core
-from slimrt.generate import log_softmax
-from slimrt.search import Append, Encode, Hypothesis, beam_search, follow, run
+from slimrt.generation.search import Append, Encode, Hypothesis, beam_search, follow, run
+from slimrt.plumbing.numbers import log_softmax
 
 pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
 

@@ -12,7 +12,7 @@ import pytest
 import slimrt
 from conftest import rms
 from reference import Reference
-from slimrt.tools.precision import measure_error_of_v
+from slimrt.folding.precision import measure_error_of_v
 
 pytestmark = pytest.mark.unsanitized  # quality, which takes long there; the core is tested by others
 

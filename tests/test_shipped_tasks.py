@@ -120,7 +120,7 @@ def test_words_are_reversed(mode):
 @pytest.fixture(scope="module")
 def forecasts():
     """Of held-back series past (n, time), future and the last season repeated (n, 24), quantiles (n, 24, 9) by mode."""
-    made = runpy.run_path(str(TESTS.parent / "tools" / "reference_series.py"))
+    made = runpy.run_path(str(TESTS.parent / "training" / "reference_series.py"))
     rows, seasons = made["series"](np.random.RandomState(4321), 240, made["CONTEXT"] + made["HORIZON"])
     past, future = np.split(rows, [made["CONTEXT"]], axis=1)
     naive = [made["seasonal_naive"](row, season, future.shape[1]) for row, season in zip(past, seasons, strict=True)]
@@ -142,7 +142,7 @@ def test_forecasts_beat_the_last_season_repeated(mode, forecasts):
 
 
 def test_quantiles_never_cross(forecasts):
-    """They cannot (tools/task_series.py): a series of one value, too, and far beyond the trained length."""
+    """They cannot (training/task_series.py): a series of one value, too, and far beyond the trained length."""
     past, _, _, found = forecasts
     assert all((np.diff(quantiles) >= 0).all() for quantiles in found.values())
     with opened("tale-chronos", "e f16", n_seqs=16) as model:

@@ -12,8 +12,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from conftest import third_party
-from slimrt._vocabulary import end_of_generation
-from slimrt.tokenizer import Tokenizer
+from slimrt.tokenizer.tokenizer import Tokenizer
+from slimrt.tokenizer.vocabulary import end_of_generation
 from vocabularies import SMALL, VOCABULARIES, quick, sentencepiece_fields, texts, vectors, vocabulary
 
 pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others

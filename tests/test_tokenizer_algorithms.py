@@ -14,10 +14,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from conftest import third_party
-from slimrt import _pretokenizers
-from slimrt._tokenizer_gguf import read_fields
 from slimrt.errors import ModelFormatError, UnsupportedError
-from slimrt.tokenizer import Tokenizer
+from slimrt.tokenizer import pretokenizers
+from slimrt.tokenizer.gguf import read_fields
+from slimrt.tokenizer.tokenizer import Tokenizer
 from vocabularies import NORMAL, SMALL, byte_level_fields, ggml, opened, quick, sentencepiece_fields, texts
 
 pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
@@ -170,7 +170,7 @@ class TestUnigram:
 
 
 def cut(name: str, text: str) -> list[str]:
-    pieces = _pretokenizers.lookup(name).splitter.pre_tokenize_str(text)
+    pieces = pretokenizers.lookup(name).splitter.pre_tokenize_str(text)
     return [text[start:end] for _, (start, end) in pieces]
 
 
@@ -193,12 +193,12 @@ class TestPreTokenizers:
     def test_cuts(self, name, expected):
         assert cut(name, "I've 12345 DON'T end...\n  camelCase") == expected.split("_")
 
-    @pytest.mark.parametrize("name", _pretokenizers.SUPPORTED)
+    @pytest.mark.parametrize("name", pretokenizers.SUPPORTED)
     @settings(deadline=None, max_examples=25)
     @given(texts)
     def test_no_byte_is_lost(self, name, text):
         tokenizer = Tokenizer.from_gguf_fields(byte_level_fields(pre=name, add_bos_token=False))
-        composed = unicodedata.normalize("NFC", text) if _pretokenizers.lookup(name).nfc else text
+        composed = unicodedata.normalize("NFC", text) if pretokenizers.lookup(name).nfc else text
         assume(unicodedata.normalize("NFC", composed) == composed)
         assert tokenizer.decode(tokenizer.encode(text)) == composed
 

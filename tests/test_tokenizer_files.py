@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, processors
 
-from slimrt._tokenizer_gguf import read_fields
 from slimrt.errors import ModelFormatError, UnsupportedError
-from slimrt.tokenizer import Tokenizer
+from slimrt.tokenizer.gguf import read_fields
+from slimrt.tokenizer.tokenizer import Tokenizer
 from vocabularies import NORMAL, SMALL, byte_level_fields, ggml, sentencepiece_fields
 
 pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others

@@ -28,7 +28,7 @@ from slimrt.speech.records import Word
 from slimrt.speech.rules import WhisperRules, compression_ratio, pieces
 from slimrt.speech.vocabulary import WhisperTokens
 from slimrt.speech.words import Spoken, median_filter, merge_punctuation, split_words, token_times, warp
-from slimrt.tokenizer import Tokenizer
+from slimrt.tokenizer.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
 

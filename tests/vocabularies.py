@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
 from conftest import third_party
-from slimrt.tokenizer import Tokenizer
+from slimrt.tokenizer.tokenizer import Tokenizer
 
 VOCABULARIES = ["gpt-2", "llama-bpe", "llama-spm", "mpt", "phi-3", "qwen2"]
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6

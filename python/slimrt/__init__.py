@@ -10,8 +10,9 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from slimrt._core import __version__
-from slimrt.cache import CacheConfig
+from slimrt.cache.config import CacheConfig
+from slimrt.cache.plan import plan
+from slimrt.core import __version__
 from slimrt.errors import (
     AudioError,
     CacheUnsupportedError,
@@ -21,11 +22,11 @@ from slimrt.errors import (
     UnsupportedError,
     WontFitError,
 )
-from slimrt.generate import Stream
+from slimrt.generation.generate import Stream
+from slimrt.generation.options import GenerateOptions
+from slimrt.measure.quality import compare_caches
 from slimrt.model import Model
-from slimrt.options import GenerateOptions
-from slimrt.plan import plan
-from slimrt.quality import compare_caches
+from slimrt.modelfile.source import ModelSource
 from slimrt.results import (
     CacheComparison,
     CacheQuality,
@@ -38,13 +39,12 @@ from slimrt.results import (
     TokenLogprob,
     Usage,
 )
-from slimrt.session import Session
-from slimrt.source import ModelSource
+from slimrt.runtime.session import Session
 from slimrt.speech.records import Segment, TranscriptionInfo, Word
-from slimrt.tokenizer import Tokenizer
+from slimrt.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from slimrt.tools.report import ConvertReport
+    from slimrt.folding.report import ConvertReport
 
 __all__ = [
     "AudioError",
@@ -100,10 +100,10 @@ def convert(
 ) -> ConvertReport:
     """Convert a GGUF file or a Hugging Face directory to a GGUF file that loads with its cache mode at once.
 
-    Args: as slimrt.tools.convert.convert; progress None: bars when stderr is a terminal.
+    Args: as slimrt.converter.convert.convert; progress None: bars when stderr is a terminal.
     """
-    from slimrt.progress import wanted
-    from slimrt.tools import convert as tool  # its readers and writers are needed for nothing else
+    from slimrt.converter import convert as tool  # its readers and writers are needed for nothing else
+    from slimrt.plumbing.progress import wanted
 
     return tool.convert(
         src,

@@ -11,22 +11,23 @@ from typing import Any, Unpack, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from slimrt import runtime as _runtime
-from slimrt import score as _score
-from slimrt.arguments import unknown, whole
-from slimrt.asynchronous import iterate_in_thread, run_in_thread
-from slimrt.cache import AUTO, Cache, CacheChoice
-from slimrt.closing import Closing
+from slimrt.cache.config import Cache, CacheChoice
+from slimrt.cache.planner import Planner, resolve_device
 from slimrt.errors import UnsupportedError
-from slimrt.generate import Run, Stream, run_together
-from slimrt.kinds import continues_texts
-from slimrt.options import GenerateOptions, Options
-from slimrt.plan import Planner, resolve_device
+from slimrt.generation.asynchronous import iterate_in_thread, run_in_thread
+from slimrt.generation.generate import Run, Stream, run_together
+from slimrt.generation.options import GenerateOptions, Options
+from slimrt.measure import score as _score
+from slimrt.modelfile.source import ModelSource
+from slimrt.modes import AUTO
+from slimrt.plumbing.arguments import unknown, whole
+from slimrt.plumbing.closing import Closing
 from slimrt.results import Generation, Score
-from slimrt.session import Session, TokenIds, as_ids, load_session
-from slimrt.source import ModelSource
+from slimrt.runtime import runtime as _runtime
+from slimrt.runtime.kinds import continues_texts
+from slimrt.runtime.session import Session, TokenIds, as_ids, load_session
 from slimrt.tasks import Tasks
-from slimrt.tokenizer import Tokenizer
+from slimrt.tokenizer.tokenizer import Tokenizer
 
 Prompt = str | TokenIds
 Prompts = list[str] | list[list[int]]
@@ -54,7 +55,7 @@ class Model(Tasks, Closing):
             k+r and xr per token) q8 (8 bits and a float), fp8_e4m3, fp8_e5m2 (8 bits, no scale) or q4 (5 bits, of
             which 1 for scales), or "auto" (what the file says, else f16); cache_type_k and cache_type_v to differ.
         rank, residual_type: of mode k+r, where the cache does not say its own: the width of what corrects V, 0 for
-            none, and its type. None: what the file says, else what slimrt.plan.default_residual says.
+            none, and its type. None: what the file says, else what slimrt.modes.default_residual says.
         sparse_threshold: softmax weight of each head that decoding may leave unread, in cache mode "kv": the rows of V
             whose weights add up to no more are skipped, which changes an output by at most this share of the largest
             |v|. 0: every row is read.
@@ -259,7 +260,7 @@ class Model(Tasks, Closing):
     def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """The ids of a conversation, up to where the assistant's next message begins. Errors as chat."""
         continues_texts(self._runtime.source)
-        from slimrt.chat import render_chat  # jinja2 takes as long to import as a small model to load
+        from slimrt.tokenizer.chat import render_chat  # jinja2 takes as long to import as a small model to load
 
         return list(render_chat(self.tokenizer, messages, add_generation_prompt=True))
 

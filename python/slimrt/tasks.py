@@ -9,13 +9,13 @@ from typing import Any, Unpack, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from slimrt.generation.text2text import Text2Text, Text2TextOptions, prefixed, text2text
 from slimrt.results import Generation
-from slimrt.runtime import Runtime
-from slimrt.session import TokenIds, as_ids
+from slimrt.runtime.runtime import Runtime
+from slimrt.runtime.session import TokenIds, as_ids
 from slimrt.speech.audio import SAMPLE_RATE, Audio
 from slimrt.speech.options import TranscribeOptions, Transcription
 from slimrt.speech.records import Segment, TranscriptionInfo
-from slimrt.text2text import Text2Text, Text2TextOptions, prefixed, text2text
 
 Text = str | TokenIds
 

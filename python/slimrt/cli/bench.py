@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from slimrt import _core, progress
-from slimrt.cache import CacheChoice, check_cache, row_type
+from slimrt import core
+from slimrt.cache.config import CacheChoice, check_cache, row_type
+from slimrt.cache.planner import BLOCK, Planner, memory_limit_bytes, require_together, resolve_device, whole_blocks
 from slimrt.cli.common import (
     Flags,
     cache_arguments,
@@ -25,10 +26,10 @@ from slimrt.cli.common import (
     print_json,
     show_progress,
 )
-from slimrt.kinds import continues_texts
-from slimrt.plan import BLOCK, Planner, memory_limit_bytes, require_together, resolve_device, whole_blocks
-from slimrt.runtime import Runtime, load
-from slimrt.source import ModelSource
+from slimrt.modelfile.source import ModelSource
+from slimrt.plumbing import progress
+from slimrt.runtime.kinds import continues_texts
+from slimrt.runtime.runtime import Runtime, load
 
 HELP = "prefill and decode speed at depths, for one or several cache modes in turns, beside the read bandwidth"
 
@@ -165,7 +166,7 @@ class Bench:
             for runtime, sequence, results in turns if repetition % 2 == 0 else turns[::-1]:
                 for result in results:
                     tok_s = self._time(runtime, sequence, result)
-                    result.read_gb_s.append(_core.read_bandwidth(self.info["n_threads"], _READ_MIB))
+                    result.read_gb_s.append(core.read_bandwidth(self.info["n_threads"], _READ_MIB))
                     result.tok_s.append(tok_s)
                 self._done += 1
                 update(self._done, 0)
@@ -192,8 +193,8 @@ class Bench:
         The first token of an empty sequence, which reads other weights in the modes that fold, counts as the others do.
         """
         # a context of 1: of the RoPE table, which grows with it, a step reads a row
-        memory = _core.plan(str(self.source.gguf), n_ctx=1, **choice.arguments(self.source))
-        file = _core.GgufFile(str(self.source.gguf))
+        memory = core.plan(str(self.source.gguf), n_ctx=1, **choice.arguments(self.source))
+        file = core.GgufFile(str(self.source.gguf))
         tensors, architecture = file.tensors(), self.info["architecture"]
         looked_up = ["position_embd.weight"] + (["token_embd.weight"] if "output.weight" in tensors else [])
         unread = sum(_prefill_only(file, memory, layer) for layer in range(len(memory["layers"])))
@@ -236,8 +237,8 @@ class Bench:
         return self._random.integers(0, self.info["n_vocab"], n, np.int32)
 
 
-def _prefill_only(file: _core.GgufFile, info: dict[str, Any], layer: int) -> float:
-    """Bytes of a layer's weights that decoding does not read. info: of _core.plan."""
+def _prefill_only(file: core.GgufFile, info: dict[str, Any], layer: int) -> float:
+    """Bytes of a layer's weights that decoding does not read. info: of core.plan."""
     kv_width, q_width = info["n_kv_heads"] * info["head_dim"], info["n_heads"] * info["head_dim"]
     folded = {"attn_vk": 4 * kv_width * kv_width, "attn_xr_k": 4 * kv_width * info["d_model"]}  # float32, not in a file
     tensors, fused, size = file.tensors(), f"blk.{layer}.attn_qkv.weight", 0.0

@@ -9,15 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from slimrt.chat import render_chat
 from slimrt.cli.common import Flags, model_source, note, open_model, sampling_arguments
 from slimrt.cli.generate import timings_line
 from slimrt.errors import ContextOverflowError
-from slimrt.files import decode_text
-from slimrt.kinds import continues_texts
 from slimrt.model import Model
+from slimrt.plumbing.files import decode_text
+from slimrt.plumbing.units import format_bytes
 from slimrt.results import Generation
-from slimrt.units import format_bytes
+from slimrt.runtime.kinds import continues_texts
+from slimrt.tokenizer.chat import render_chat
 
 HELP = "a conversation in the terminal"
 

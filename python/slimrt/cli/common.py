@@ -9,10 +9,11 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn, TextIO, TypeVar
 
-from slimrt.cache import CACHE_TYPES, RESIDUAL_MODE, CacheConfig
+from slimrt.cache.config import CacheConfig
 from slimrt.errors import SlimrtError
 from slimrt.model import Model
-from slimrt.source import ModelSource
+from slimrt.modelfile.source import ModelSource
+from slimrt.modes import CACHE_TYPES, RESIDUAL_MODE
 
 Number = TypeVar("Number")
 _COLOURS = {"red": "31", "green": "32", "dim": "2"}

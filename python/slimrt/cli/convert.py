@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 import slimrt
-from slimrt.cache import CACHE_TYPES
 from slimrt.cli.common import Flags, print_json, show_progress
+from slimrt.modes import CACHE_TYPES
 
 HELP = "write a GGUF file folded for a cache mode, with a report for each layer"
 

@@ -9,9 +9,9 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from slimrt import __version__, _core
+from slimrt import __version__, core
 from slimrt.cli.common import Flags, positive, print_json
-from slimrt.units import format_bytes
+from slimrt.plumbing.units import format_bytes
 
 HELP = "CPU features, cores, memory bandwidth, versions"
 
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _report(threads: int | None) -> dict[str, Any]:
-    cpu = _core.cpu_info()
+    cpu = core.cpu_info()
     return {
         "slimrt": __version__,
         "python": platform.python_version(),
@@ -51,17 +51,17 @@ def _report(threads: int | None) -> dict[str, Any]:
         "isa": cpu["isa"],
         "logical_cores": os.cpu_count(),
         "threads": threads or cpu["default_threads"],
-        "memory_available": _core.available_memory(),
-        "read_bandwidth": _core.read_bandwidth(threads or 0),
+        "memory_available": core.available_memory(),
+        "read_bandwidth": core.read_bandwidth(threads or 0),
         "devices": {"cpu": cpu["isa"], **_cuda_devices()},
-        "architectures": _core.architectures(),
+        "architectures": core.architectures(),
         "executable": sys.executable,
     }
 
 
 def _cuda_devices() -> dict[str, str]:
     """What each is, or why there is none."""
-    names, why_none = _core.cuda_devices()
+    names, why_none = core.cuda_devices()
     return {f"cuda:{i}": name for i, name in enumerate(names)} or {"cuda": f"none ({why_none})"}
 
 

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slimrt.cli.common import Collect, Flags, as_json, model_source, note, open_model, parsed, positive
-from slimrt.files import check_target, decode_text, written_beside
 from slimrt.forecast.predict import enough_context, trained_levels
-from slimrt.plots import check_plot, plot_forecast
+from slimrt.measure.plots import check_plot, plot_forecast
+from slimrt.plumbing.files import check_target, decode_text, written_beside
 
 HELP = "forecast time series with Chronos and Chronos-Bolt: CSV in, quantiles out; several columns are one batch"
 _AT_ONCE = 32  # sequences: sample paths, or series

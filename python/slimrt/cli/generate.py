@@ -6,16 +6,16 @@ import argparse
 import sys
 from pathlib import Path
 
-from slimrt.cache import kinds
+from slimrt.cache.config import kinds
+from slimrt.cache.planner import whole_blocks
 from slimrt.cli.common import Flags, model_source, note, open_model, print_json, sampling_arguments
-from slimrt.files import check_target, decode_text
-from slimrt.generate import Stream
-from slimrt.kinds import continues_texts
-from slimrt.plan import whole_blocks
+from slimrt.generation.generate import Stream
+from slimrt.modelfile.source import ModelSource
+from slimrt.plumbing.files import check_target, decode_text
+from slimrt.plumbing.units import format_bytes
 from slimrt.results import Generation
-from slimrt.session import Session, read_header
-from slimrt.source import ModelSource
-from slimrt.units import format_bytes
+from slimrt.runtime.kinds import continues_texts
+from slimrt.runtime.session import Session, read_header
 
 HELP = "continue a text"
 

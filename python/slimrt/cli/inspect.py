@@ -8,16 +8,17 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from slimrt import _core
-from slimrt.cache import CACHE_TYPES, CacheChoice, kinds, row_type
+from slimrt import core
+from slimrt.cache.config import CacheChoice, kinds, row_type
+from slimrt.cache.cross import cross_modes
 from slimrt.cli.common import Flags, coloured, model_source, print_json, show_progress, table
-from slimrt.cross import cross_modes
 from slimrt.errors import CacheUnsupportedError, SlimrtError
-from slimrt.plots import check_plot, plot_spectra
-from slimrt.progress import wanted
-from slimrt.source import ModelSource
-from slimrt.spectrum import QUANTILES, Spectrum, spectra
-from slimrt.units import format_bytes
+from slimrt.folding.spectrum import QUANTILES, Spectrum, spectra
+from slimrt.measure.plots import check_plot, plot_spectra
+from slimrt.modelfile.source import ModelSource
+from slimrt.modes import CACHE_TYPES
+from slimrt.plumbing.progress import wanted
+from slimrt.plumbing.units import format_bytes
 
 HELP = "metadata, tensors, and which cache modes a model may use and why not the others"
 
@@ -52,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _report(source: ModelSource) -> dict[str, Any]:
     path = str(source.gguf)
-    file = _core.GgufFile(path)
+    file = core.GgufFile(path)
     tensors: list[dict[str, Any]] = [
         {"name": name, "type": type, "rows": rows, "cols": cols, "bytes": file.tensor_bytes(name)}
         for name, (type, (rows, cols)) in file.tensors().items()
@@ -66,7 +67,7 @@ def _report(source: ModelSource) -> dict[str, Any]:
         "chat_template": "tokenizer.chat_template" in file.keys(),
     }
     try:
-        modes = [_cache_mode(source, mode) for mode in _core.cache_modes(path)]
+        modes = [_cache_mode(source, mode) for mode in core.cache_modes(path)]
         report |= {"cache_modes": modes, "cache": _chosen(source)}
         return report | ({"cross_modes": _cross_modes(source)} if source.has_encoder else {})
     except SlimrtError as error:  # a vocabulary, or an architecture that only others run: still worth a look
@@ -75,7 +76,7 @@ def _report(source: ModelSource) -> dict[str, Any]:
 
 def _imprecise(source: ModelSource, part: str, mode: dict[str, Any]) -> dict[str, str]:
     """Beside an encoder, the types in which a mode is refused for what it does to their rounding: why."""
-    from slimrt.tools.gate import Lossy, check
+    from slimrt.folding.gate import Lossy, check
 
     refused = {}
     for name in _GATED if source.has_encoder and mode["legal"] else ():
@@ -91,7 +92,7 @@ def _cross_modes(source: ModelSource) -> list[dict[str, Any]]:
     found = []
     for mode in cross_modes(source):
         sizes = {
-            name: _core.plan(str(source.gguf), cross=mode["mode"], cross_type=name)["cross"]["bytes_per_row"]
+            name: core.plan(str(source.gguf), cross=mode["mode"], cross_type=name)["cross"]["bytes_per_row"]
             for name in (CACHE_TYPES if mode["legal"] else ())
         }
         refused = _imprecise(source, "cross-attention", mode)
@@ -106,7 +107,7 @@ def _cache_mode(source: ModelSource, mode: dict[str, Any]) -> dict[str, Any]:
     rows: dict[str, str] = {}
     for name in CACHE_TYPES if mode["legal"] else ():
         choice = CacheChoice.of(mode["mode"], name)
-        sizes[name] = _core.plan(str(source.gguf), **choice.arguments(source))["cache_bytes_per_token"]
+        sizes[name] = core.plan(str(source.gguf), **choice.arguments(source))["cache_bytes_per_token"]
         rows[name] = row_type(vars(choice.layers(source)[0]) | {"type": name})
     line = mode | {"bytes_per_token": sizes.get("f16"), "bytes_per_token_by_type": sizes, "rows_by_type": rows}
     return line | ({"imprecise": _imprecise(source, "self-attention", mode)} if source.has_encoder else {})

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from slimrt.cache import CacheChoice, kinds
+from slimrt.cache.config import CacheChoice, kinds
 from slimrt.cli.common import (
     Flags,
     cache_arguments,
@@ -23,13 +23,13 @@ from slimrt.cli.common import (
     show_progress,
     table,
 )
-from slimrt.files import decode_text
-from slimrt.kinds import continues_texts
-from slimrt.plots import check_plot, plot_front
-from slimrt.quality import compare_caches
+from slimrt.measure.plots import check_plot, plot_front
+from slimrt.measure.quality import compare_caches
+from slimrt.modelfile.source import ModelSource
+from slimrt.modelfile.text import file_ids
+from slimrt.plumbing.files import decode_text
 from slimrt.results import CacheComparison
-from slimrt.source import ModelSource
-from slimrt.text import file_ids
+from slimrt.runtime.kinds import continues_texts
 
 HELP = "perplexity of a text, or with --compare what each cache costs: KL divergence from kv f32 against bytes"
 

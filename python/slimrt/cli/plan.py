@@ -6,10 +6,10 @@ import argparse
 import sys
 
 import slimrt
-from slimrt.cache import kinds, row_type
+from slimrt.cache.config import kinds, row_type
 from slimrt.cli.common import Flags, coloured, engine_arguments, model_source, positive, print_json, table
+from slimrt.plumbing.units import format_bytes
 from slimrt.results import EncoderRow, PlanResult
-from slimrt.units import format_bytes
 
 HELP = "weights, cache and scratch for every cache mode; exit code 0 if what was asked for fits, else 1"
 

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from slimrt import progress
 from slimrt.cli.common import (
     Flags,
     as_json,
@@ -20,9 +19,10 @@ from slimrt.cli.common import (
     sampling_arguments,
     show_progress,
 )
-from slimrt.files import decode_text
+from slimrt.generation.text2text import Text2Text
+from slimrt.plumbing import progress
+from slimrt.plumbing.files import decode_text
 from slimrt.results import Generation
-from slimrt.text2text import Text2Text
 
 HELP = "make a text of another, with the T5 family; several lines are one batch"
 _AT_ONCE = 8  # texts decoded together where the user does not say

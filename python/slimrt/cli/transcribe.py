@@ -9,20 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from slimrt import progress
-from slimrt.cli.common import (
-    Flags,
-    as_json,
-    complain,
-    model_source,
-    note,
-    open_model,
-    parsed,
-    positive,
-    show_progress,
-)
+from slimrt.cli.common import Flags, as_json, complain, model_source, note, open_model, parsed, positive, show_progress
 from slimrt.errors import AudioError
-from slimrt.files import written_beside
+from slimrt.plumbing import progress
+from slimrt.plumbing.files import written_beside
 from slimrt.speech.audio import Samples, load_audio, seconds
 from slimrt.speech.options import TEMPERATURES, Transcription
 from slimrt.speech.records import Segment, TranscriptionInfo

@@ -6,7 +6,7 @@ import argparse
 
 from slimrt.cli import text2text
 from slimrt.cli.common import Flags
-from slimrt.text2text import prefixed
+from slimrt.generation.text2text import prefixed
 
 HELP = "translate, with the T5 family; several lines are one batch"
 _NUM_BEAMS = 4

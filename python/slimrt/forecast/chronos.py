@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from slimrt import _core
+from slimrt import core
 from slimrt.forecast.series import Positions, Values, positions_of, recent
-from slimrt.search import Append, Encode, Engine, Logits, Task, follow, together
+from slimrt.generation.search import Append, Encode, Engine, Logits, Task, follow, together
 
 _FAR = 1e20  # beyond the last boundary
 
@@ -129,7 +129,7 @@ class Paths:
     def _never_end(self, row: Logits, tokens: object) -> None:
         row[self.model.eos_token_id] = -np.inf
 
-    def _sampler(self, seed: int) -> _core.Sampler:
-        return _core.Sampler(
+    def _sampler(self, seed: int) -> core.Sampler:
+        return core.Sampler(
             temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, min_p=0.0, seed=seed
         )  # fmt: skip

@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slimrt import _core
-from slimrt.arguments import check_seed, real, whole
+from slimrt import core
+from slimrt.cache.planner import whole_blocks
 from slimrt.errors import ContextOverflowError, ModelFormatError, UnsupportedError
 from slimrt.forecast.bolt import Bolt, ResidualBlock
 from slimrt.forecast.chronos import Chronos, Paths
 from slimrt.forecast.series import Values, as_series, check_levels
-from slimrt.kinds import require
-from slimrt.plan import whole_blocks
-from slimrt.runtime import Runtime
-from slimrt.search import Encode, run
-from slimrt.source import ModelSource
+from slimrt.generation.search import Encode, run
+from slimrt.modelfile.source import ModelSource
+from slimrt.plumbing.arguments import check_seed, real, whole
+from slimrt.runtime.kinds import require
+from slimrt.runtime.runtime import Runtime
 
 _BLOCK_TENSORS = [f"{layer}.{kind}" for layer in ("hidden", "output", "residual") for kind in ("weight", "bias")]
 _REGISTER = 1  # the id whose embedding is put behind the patches, where the file does not say
@@ -42,7 +42,7 @@ def predict_quantiles(
     kind = require(runtime, "chronos", "chronos-bolt", to="forecast")
     check_seed(seed)
     rows, levels = as_series(series), check_levels(quantile_levels)
-    file = _core.GgufFile(str(runtime.source.gguf))
+    file = core.GgufFile(str(runtime.source.gguf))
     if prediction_length is not None and whole("prediction_length", prediction_length) < 1:
         raise ValueError(f"prediction_length must be at least 1, got {prediction_length}")
     if kind == "chronos-bolt":
@@ -148,26 +148,26 @@ def enough_context(source: ModelSource) -> int:
     kind = source.kind
     if kind not in ("chronos", "chronos-bolt"):
         return 0
-    steps = read_chronos(_core.GgufFile(str(source.gguf))).prediction_length if kind == "chronos" else 1
+    steps = read_chronos(core.GgufFile(str(source.gguf))).prediction_length if kind == "chronos" else 1
     return whole_blocks(steps)
 
 
 def trained_levels(source: ModelSource) -> tuple[float, ...]:
     """The quantile levels that Chronos-Bolt was trained for, in order; () of a model that draws its paths."""
-    file = _core.GgufFile(str(source.gguf))
+    file = core.GgufFile(str(source.gguf))
     return _levels(file) if source.kind == "chronos-bolt" else ()
 
 
-def _levels(file: _core.GgufFile) -> tuple[float, ...]:
+def _levels(file: core.GgufFile) -> tuple[float, ...]:
     return tuple(round(float(level), 6) for level in _stored(file, "quantiles"))  # stored in float32
 
 
-def read_chronos(file: _core.GgufFile) -> Chronos:
+def read_chronos(file: core.GgufFile) -> Chronos:
     """What a model file says under slimrt.chronos."""
     return Chronos(**{field.name: _stored(file, field.name) for field in fields(Chronos)})
 
 
-def _stored(file: _core.GgufFile, name: str, default: Any = None) -> Any:
+def _stored(file: core.GgufFile, name: str, default: Any = None) -> Any:
     """A value under slimrt.chronos. ModelFormatError where it is missing and there is no default."""
     key = f"slimrt.chronos.{name}"
     if key in file.keys():
@@ -177,7 +177,7 @@ def _stored(file: _core.GgufFile, name: str, default: Any = None) -> Any:
     return default
 
 
-def read_bolt(file: _core.GgufFile) -> Bolt:
+def read_bolt(file: core.GgufFile) -> Bolt:
     """The same, with the tensors under slimrt.bolt."""
     tensors = {
         f"{end}.{name}": file.read(f"slimrt.bolt.{end}.{name}")

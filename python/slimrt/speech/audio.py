@@ -12,8 +12,8 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from slimrt.arguments import whole
 from slimrt.errors import AudioError, UnsupportedError
+from slimrt.plumbing.arguments import whole
 from slimrt.speech.complete import Content, cut_off
 
 SAMPLE_RATE = 16000  # samples a second

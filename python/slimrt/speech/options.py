@@ -9,8 +9,8 @@ from math import inf
 from types import NoneType
 from typing import Any, TypedDict
 
-from slimrt.arguments import check_function, check_seed, real, unknown, whole
-from slimrt.options import OnProgress
+from slimrt.generation.options import OnProgress
+from slimrt.plumbing.arguments import check_function, check_seed, real, unknown, whole
 from slimrt.speech.languages import code_of
 from slimrt.speech.records import Segment, TranscriptionInfo
 

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from slimrt.search import Logits, log_normaliser
+from slimrt.generation.search import Logits
+from slimrt.plumbing.numbers import log_normaliser
 from slimrt.speech.vocabulary import WhisperTokens
 
 SECONDS_PER_TIME = 0.02  # from one timestamp token to the next

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from slimrt import _core
+from slimrt import core
 from slimrt.errors import ContextOverflowError, UnsupportedError
-from slimrt.kinds import check_sequences, require
-from slimrt.runtime import Runtime
-from slimrt.search import Task, run
+from slimrt.generation.search import Task, run
+from slimrt.runtime.kinds import check_sequences, require
+from slimrt.runtime.runtime import Runtime
 from slimrt.speech.audio import SAMPLE_RATE, Audio, Samples, load_audio, seconds
 from slimrt.speech.moonshine import Moonshine
 from slimrt.speech.options import Transcription
@@ -97,7 +97,7 @@ def _whisper_maker(runtime: Runtime, options: Transcription) -> Maker:
 
 def whisper_model(runtime: Runtime) -> WhisperModel:
     """What the model's file says that decoding needs."""
-    file = _core.GgufFile(str(runtime.source.gguf))
+    file = core.GgufFile(str(runtime.source.gguf))
     keys = set(file.keys())
 
     def listed(name: str) -> tuple[int, ...] | None:

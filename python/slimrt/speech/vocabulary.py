@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from slimrt.arguments import unknown
 from slimrt.errors import UnsupportedError
+from slimrt.plumbing.arguments import unknown
 from slimrt.speech.languages import LANGUAGES
-from slimrt.tokenizer import Tokenizer
+from slimrt.tokenizer.tokenizer import Tokenizer
 
 TASKS = ("transcribe", "translate")
 _ENGLISH_ONLY = 51864  # tokens of the English-only models, whose language tokens were never trained

@@ -9,8 +9,8 @@ from typing import Protocol
 
 import numpy as np
 
-from slimrt import _core
-from slimrt.search import (
+from slimrt import core
+from slimrt.generation.search import (
     Append,
     Encode,
     Engine,
@@ -21,9 +21,9 @@ from slimrt.search import (
     Task,
     beam_search,
     follow,
-    log_normaliser,
     together,
 )
+from slimrt.plumbing.numbers import log_normaliser
 from slimrt.speech.audio import Samples, seconds
 from slimrt.speech.mel import FRAMES_PER_SECOND, HOP, Mel, log_mel
 from slimrt.speech.options import Transcription
@@ -37,7 +37,7 @@ Told = Callable[[Segment], object]
 
 
 class SpeechEngine(Engine, Aligner, Protocol):
-    """What Whisper needs of _core.Engine."""
+    """What Whisper needs of core.Engine."""
 
 
 @dataclass(frozen=True)
@@ -232,9 +232,9 @@ class Whisper:
     def _sampler(self, temperature: float) -> Sampler:
         """Of the whole distribution; each one has a seed of its own."""
         if temperature == 0.0:
-            return _core.Sampler(temperature=0.0)
+            return core.Sampler(temperature=0.0)
         self.seed = random.Random(self.seed).getrandbits(62)
-        return _core.Sampler(temperature=temperature, top_k=0, top_p=1.0, min_p=0.0, seed=self.seed)
+        return core.Sampler(temperature=temperature, top_k=0, top_p=1.0, min_p=0.0, seed=self.seed)
 
     def _judged(self, found: Hypothesis, prefix: Sequence[int], temperature: float, silence: float) -> Decoded:
         """A window from what was found after the prefix, which is certain."""

@@ -22,7 +22,7 @@ _CLOSING = "\"'.。,，!！?？:：”)]}、"  # belong to the word before them
 
 
 class Aligner(Protocol):
-    """What alignment needs of _core.Engine."""
+    """What alignment needs of core.Engine."""
 
     def truncate(self, sequence: int, length: int) -> None: ...
     def alignment(self, sequence: int, tokens: NDArray[np.int32], heads: Sequence[tuple[int, int]]) -> Weights: ...

@@ -1,0 +1,104 @@
+"""How an encoder's output is kept for a decoder's cross-attention: the user's choice, checked and explained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from slimrt import core
+from slimrt.errors import CacheUnsupportedError, UnsupportedError
+from slimrt.modelfile.source import ModelSource
+from slimrt.modes import AUTO, CACHE_TYPES, CROSS_MODES, check_type
+from slimrt.plumbing.arguments import unknown, whole
+
+
+@dataclass(frozen=True)
+class CrossConfig:
+    """The cross-attention's cache, for all layers.
+
+    Attributes:
+        mode: "kv" (K and V of each layer), "k" (K of each layer, V from it), "e" (the encoder's output, once), "e1"
+            (the first layer's K, once), or "auto": what the file was converted for, else what moves the fewest bytes.
+        type: element type of its rows; "auto": what the file says of its mode, else f16.
+        n_source: most rows of one encoder output; 0: the model's own.
+
+    Raises:
+        UnsupportedError: an unknown mode or type. ValueError, TypeError: n_source is no number of rows.
+    """
+
+    mode: str = AUTO
+    type: str = AUTO
+    n_source: int = 0
+
+    def __post_init__(self) -> None:
+        if self.mode not in (AUTO, *CROSS_MODES):
+            raise UnsupportedError(unknown("cross-attention cache mode", self.mode, (AUTO, *CROSS_MODES)))
+        check_type(self.type, "cross-attention cache type", (*CACHE_TYPES, AUTO))
+        if whole("n_source", self.n_source) < 0:
+            raise ValueError(f"n_source must not be negative, got {self.n_source}")
+
+    @property
+    def given(self) -> bool:
+        """Whether anything is asked for."""
+        return self != CrossConfig()
+
+    def arguments(self, source: ModelSource) -> dict[str, Any]:
+        """What core.plan and core.Engine take.
+
+        Raises:
+            ValueError: something is asked for and the model has no encoder.
+        """
+        if source.has_encoder:
+            return {"cross": self.mode, "cross_type": self.type, "n_source": self.n_source}
+        if self.given:
+            raise ValueError(
+                f"cross, cross_type and n_source are for models with an encoder, and {source.path.name} has none: "
+                "leave them out"
+            )
+        return {}
+
+    def resolved(self, source: ModelSource) -> CrossConfig:
+        """As a model with an encoder will have it: what is left open is the core's choice. Errors as arguments()."""
+        found = core.plan(str(source.gguf), **self.arguments(source))["cross"]
+        return CrossConfig(str(found["mode"]), str(found["type"]), self.n_source)
+
+    def mode_for(self, source: ModelSource) -> str:
+        """The mode that a model will have; "" without an encoder. Errors as arguments()."""
+        return self.resolved(source).mode if self.arguments(source) else ""
+
+    def reason(self, source: ModelSource, mode: str) -> str:
+        """Why a model has this mode, for people."""
+        if self.mode != AUTO:
+            return "as asked"
+        if source.says_cross:
+            return "what the file was converted for"
+        sizes = source.defaults
+        d, kv, n = int(sizes["d_model"]), 2 * source.kv_width, int(sizes["n_layers"])
+        if mode == "e":
+            return f"a row of {d} serves all {n} layers, and each reads no more of it than of its own K and V ({kv})"
+        return f"a row of the encoder's output ({d}) is wider than a layer's K and V ({kv}), and every layer reads it"
+
+
+def check_cross(source: ModelSource, config: CrossConfig) -> None:
+    """Refuses a mode that is not exact for the model, with the core's reason: CacheUnsupportedError, ValueError."""
+    config.mode_for(source)
+
+
+def cross_modes(source: ModelSource) -> list[dict[str, Any]]:
+    """For every mode: {"mode", "legal", "reason"}, as core.cache_modes says it of self-attention; [] without an
+    encoder."""
+    found = []
+    for mode in CROSS_MODES if source.has_encoder else ():
+        reason = ""
+        try:
+            core.plan(str(source.gguf), cross=mode)
+        except CacheUnsupportedError as error:
+            reason = str(error).split(" is not possible: ", 1)[-1].split(". Modes that work", 1)[0]
+        found.append({"mode": mode, "legal": not reason, "reason": reason})
+    return found
+
+
+def describe_cross(cross: Mapping[str, Any]) -> str:
+    """The cross-attention's cache, for people. cross: of Model.info()."""
+    return f"cross {cross['mode']} {cross['type']} ({cross['bytes_per_row']} bytes a row: {cross['reason']})"

@@ -1,0 +1,74 @@
+"""What a model would take in memory, in every cache that is legal for it."""
+
+from __future__ import annotations
+
+import os
+
+from slimrt import core
+from slimrt.cache.config import Cache, CacheChoice, check_cache
+from slimrt.cache.planner import Planner, resolve_device
+from slimrt.cache.planner_encoder import encoder_rows
+from slimrt.modelfile.source import ModelSource
+from slimrt.modes import AUTO
+from slimrt.results import PlanResult
+
+
+def plan(
+    path: str | os.PathLike[str] | ModelSource,
+    *,
+    device: str = "auto",
+    n_ctx: int = 0,
+    n_seqs: int = 1,
+    n_batch: int = 512,
+    n_threads: int | None = None,
+    cache: Cache = AUTO,
+    cache_type: str = AUTO,
+    cache_type_k: str | None = None,
+    cache_type_v: str | None = None,
+    rank: int | None = None,
+    residual_type: str | None = None,
+    sparse_threshold: float = 0.0,
+    cross: str = AUTO,
+    cross_type: str = AUTO,
+    n_source: int = 0,
+    memory_limit: str | int | None = None,
+    progress: bool | None = None,
+) -> PlanResult:
+    """What a model would take in memory for every cache mode that is legal for it. No weights are loaded.
+
+    Args: as for slimrt.Model; memory_limit in bytes or as "6GiB", None: what the device has available now.
+
+    Raises:
+        FileNotFoundError, ModelFormatError, UnsupportedError, CacheUnsupportedError: as slimrt.Model.
+        ValueError, TypeError: an argument out of its range, or of a wrong kind.
+    """
+    resolve_device(device)  # before anything slow
+    source = ModelSource.of(path, progress)
+    choice = CacheChoice.of(
+        cache,
+        cache_type,
+        cache_type_k,
+        cache_type_v,
+        rank=rank,
+        residual_type=residual_type,
+        sparse_threshold=sparse_threshold,
+        cross=cross,
+        cross_type=cross_type,
+        n_source=n_source,
+    )
+    check_cache(source, choice)
+    planner = Planner.of(source, memory_limit, n_seqs, n_batch, n_threads, device)
+    context = source.n_ctx(n_ctx)
+    modes = core.cache_modes(str(source.gguf))
+    return PlanResult(
+        path=str(source.path),
+        n_ctx=context,
+        n_ctx_train=source.n_ctx_train,
+        n_seqs=n_seqs,
+        n_batch=n_batch,
+        memory_limit=planner.limit,
+        asked=planner.row(choice, context),
+        rows=tuple(planner.row(legal, context) for legal in planner.legal(choice)),
+        refused=tuple((mode["mode"], mode["reason"]) for mode in modes if not mode["legal"]),
+        encoder=encoder_rows(planner, choice, context),
+    )

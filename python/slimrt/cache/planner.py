@@ -1,0 +1,181 @@
+"""What a model would take in memory, by the allocator's own count, without reading a weight."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slimrt import core
+from slimrt.cache.config import CacheChoice
+from slimrt.errors import SlimrtError, UnsupportedError, WontFitError
+from slimrt.modelfile.source import ModelSource
+from slimrt.plumbing.arguments import unknown, whole
+from slimrt.plumbing.units import format_bytes, parse_bytes
+from slimrt.results import MemorySizes, PlanRow
+
+DEVICES = ("auto", "cpu", "cuda", "cuda:1")
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
+BLOCK = 32  # tokens in a cache block: a context between two multiples costs as much as the larger
+
+
+def whole_blocks(rows: int) -> int:
+    """The multiple of BLOCK that holds so many."""
+    return -(-rows // BLOCK) * BLOCK
+
+
+_LONGEST = 1 << 20  # tokens: no break-even is looked for beyond
+
+
+def resolve_device(device: str) -> str:
+    """ "cpu", which is what "auto" means, "cuda" or "cuda:N". UnsupportedError: another."""
+    if not isinstance(device, str) or not _DEVICE.fullmatch(device):
+        raise UnsupportedError(unknown("device", device, DEVICES))
+    return "cpu" if device == "auto" else device
+
+
+@dataclass(frozen=True)
+class Planner:
+    """Asks the core about one model under one limit; everything but cache and context is fixed."""
+
+    source: ModelSource
+    limit: int
+    n_seqs: int
+    n_batch: int
+    n_threads: int
+    device: str = "cpu"
+
+    @classmethod
+    def of(
+        cls,
+        source: ModelSource,
+        memory_limit: str | int | None,
+        n_seqs: int,
+        n_batch: int,
+        n_threads: int | None,
+        device: str = "cpu",
+    ) -> Planner:
+        """From the arguments of slimrt.Model. TypeError, ValueError: one of a wrong kind, or a limit that is none.
+        UnsupportedError: there is no such device."""
+        device = resolve_device(device)
+        return cls(
+            source,
+            memory_limit_bytes(memory_limit, device),
+            whole("n_seqs", n_seqs),
+            whole("n_batch", n_batch),
+            0 if n_threads is None else whole("n_threads", n_threads),
+            device,
+        )
+
+    def ask(self, choice: CacheChoice, n_ctx: int) -> dict[str, Any]:
+        """What core.plan says of a choice."""
+        return core.plan(
+            str(self.source.gguf),
+            n_ctx=n_ctx,
+            n_seqs=self.n_seqs,
+            n_batch=self.n_batch,
+            n_threads=self.n_threads,
+            device=self.device,
+            **choice.arguments(self.source),
+        )
+
+    def sizes(self, choice: CacheChoice, n_ctx: int) -> MemorySizes:
+        sizes = self.ask(choice, n_ctx)
+        resolved = choice.layers(self.source)
+        return MemorySizes(
+            modes=tuple(layer["mode"] for layer in sizes["layers"]),
+            types=tuple(layer["type"] for layer in sizes["layers"]),
+            ranks=tuple(layer.rank for layer in resolved),
+            residual_types=tuple(layer.residual_type for layer in resolved),
+            mapped=sizes["mapped"],
+            weights=sizes["weights"],
+            derived=sizes["derived"],
+            cache_bytes=sizes["cache"],
+            scratch=sizes["scratch"],
+            total=sizes["total"] + sizes["mapped"],
+            bytes_per_token=sizes["cache_bytes_per_token"],
+        )
+
+    def fits(self, choice: CacheChoice, n_ctx: int) -> bool:
+        return self.sizes(choice, n_ctx).total <= self.limit
+
+    def largest_n_ctx(self, choice: CacheChoice) -> int:
+        """The largest context, up to the trained one and in whole blocks, that fits the limit; 0 if none does."""
+        most = self.source.n_ctx_train
+        if self.fits(choice, most):
+            return most
+        return (_first_block(-(-most // BLOCK), lambda n_ctx: not self.fits(choice, n_ctx)) - 1) * BLOCK
+
+    def smaller_from(self, choice: CacheChoice) -> int | None:
+        """The context, in whole blocks, from which the choice takes less memory in all than kv of the same type: its
+        derived weights are paid for, and its scratch. None: it never does, up to a million tokens, or as many as a
+        model with learned positions has."""
+        kv, most = choice.with_mode("kv"), self.source.n_ctx_limit or _LONGEST
+
+        def smaller(n_ctx: int) -> bool:
+            return self.sizes(choice, n_ctx).total < self.sizes(kv, n_ctx).total
+
+        return _first_block(most // BLOCK, smaller) * BLOCK if smaller(most // BLOCK * BLOCK) else None
+
+    def row(self, choice: CacheChoice, n_ctx: int) -> PlanRow:
+        sizes = self.sizes(choice, n_ctx)
+        cache = sizes.modes[0] if len(set(sizes.modes)) == 1 else "mixed"
+        return PlanRow(
+            cache=cache,
+            max_n_ctx=self.largest_n_ctx(choice),
+            fits=sizes.total <= self.limit,
+            smaller_from=None if cache == "kv" else self.smaller_from(choice),
+            **vars(sizes),
+        )
+
+    def options(self, choice: CacheChoice, n_ctx: int) -> tuple[str, ...]:
+        """What would fit instead, as flags: the same cache with less context, another mode with the same."""
+        found = []
+        largest = self.largest_n_ctx(choice)
+        if 0 < largest < n_ctx:
+            found.append(f"--ctx {largest}")
+        modes = set(self.sizes(choice, n_ctx).modes)
+        for other in self.legal(choice):
+            mode = other.configs[0].mode
+            if {mode} != modes and self.fits(other, n_ctx):
+                found.append(f"--cache {mode}")
+        return tuple(found)
+
+    def legal(self, choice: CacheChoice) -> list[CacheChoice]:
+        """Every mode that is legal for the model, with the types of the choice, and its sparsity where V is kept."""
+        modes = core.cache_modes(str(self.source.gguf))
+        return [choice.with_mode(mode["mode"]) for mode in modes if mode["legal"]]
+
+
+def _first_block(most: int, reached: Callable[[int], bool]) -> int:
+    """The fewest blocks, of 1 to `most`, whose tokens reach something that is reached from there on, `most` blocks
+    included."""
+    low, high = 0, most
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if reached(middle * BLOCK) else (middle, high)
+    return high
+
+
+def require_together(sizes: Sequence[MemorySizes], limit: int, what: str) -> None:
+    """Raises WontFitError when these caches of one model do not fit at once; `what` says what to do."""
+    needed = sum(one.total - one.mapped for one in sizes) + max(one.mapped for one in sizes)
+    if needed > limit:
+        message = f"{len(sizes)} caches at once need {format_bytes(needed)}, {format_bytes(limit)} available. {what}"
+        raise WontFitError(message, needed, limit)
+
+
+def memory_limit_bytes(limit: str | int | None, device: str = "cpu") -> int:
+    """Bytes of a memory_limit argument; None: what the device has available now."""
+    return parse_bytes(limit) if limit is not None else core.available_memory(device)
+
+
+def wont_fit(error: WontFitError, planner: Planner, choice: CacheChoice, n_ctx: int) -> WontFitError:
+    """The core's refusal with what would fit added to it."""
+    try:
+        options = planner.options(choice, n_ctx)
+    except SlimrtError:  # the refusal is the news; a failed search for ways out must not hide it
+        options = ()
+    message = str(error) + (f". These would fit: {', '.join(options)}" if options else "")
+    return WontFitError(message, error.needed, error.available, options)

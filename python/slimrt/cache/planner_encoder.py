@@ -1,0 +1,74 @@
+"""The cache of a decoder beside an encoder, in the ways that slim attention offers (Graef and Wasielewski, 2025).
+
+Baseline: K and V of both attentions. Option 1: K of both. Option 2: the encoder's output E for cross-attention, once
+for all layers, and x or k for self-attention. Bytes of full contexts, with E and, as in the paper's first figures,
+without; and what decoding a token reads: the decoder's weights, which a batch shares, and the text's own rows, with E
+read by every layer or kept in a cache of the processor, where it is read from memory by none.
+"""
+
+from __future__ import annotations
+
+from slimrt import core
+from slimrt.cache.config import CacheChoice
+from slimrt.cache.cross import CrossConfig, cross_modes
+from slimrt.cache.planner import Planner, whole_blocks
+from slimrt.results import EncoderRow
+
+_OPTIONS = (("baseline", "kv", "kv"), ("option 1", "k", "k"), ("option 2, x", "x", "e"), ("option 2, k", "k", "e"))
+_SHARED = ("e", "e1")
+_READ_BEFORE = {"kv": ("cross_attn_k.", "cross_attn_v."), "k": ("cross_attn_k.",), "e": (), "e1": ()}
+_FOLDED = ("attn_kv.weight", "attn_vk.weight", "attn_kr_", "attn_xr_", "cross_attn_k1_")
+
+
+def encoder_rows(planner: Planner, choice: CacheChoice, n_ctx: int) -> tuple[EncoderRow, ...]:
+    """The paper's options that are legal for the model, in the types of the choice, and the choice itself last where it
+    is none of them; () without an encoder."""
+    source = planner.source
+    legal = {mode["mode"] for mode in core.cache_modes(str(source.gguf)) if mode["legal"]}
+    legal_cross = {mode["mode"] for mode in cross_modes(source) if mode["legal"]}
+    if not legal_cross:
+        return ()
+    asked = choice.cross.resolved(source)
+    rows = []
+    for name, mode, cross in _OPTIONS:
+        if mode in legal and cross in legal_cross:
+            option = choice.with_mode(mode).with_cross(CrossConfig(cross, asked.type, asked.n_source))
+            rows.append(_row(planner, name, option, n_ctx))
+    own = _row(planner, "this choice", choice, n_ctx)
+    known = any((row.modes, row.types, row.cross) == (own.modes, own.types, own.cross) for row in rows)
+    return tuple(rows if known else [*rows, own])
+
+
+def _row(planner: Planner, name: str, choice: CacheChoice, n_ctx: int) -> EncoderRow:
+    found = planner.ask(choice, n_ctx)
+    cross, n_source, n_layers = found["cross"], found["encoder"]["n_source"], found["n_layers"]
+    shared = cross["mode"] in _SHARED
+    self_read = found["cache_bytes_per_token"] * found["n_ctx"]
+    cross_read = cross["bytes_per_row"] * n_source * (n_layers if shared else 1)
+    weights = decoder_weights(planner, cross["mode"]) // planner.n_seqs
+    return EncoderRow(
+        name=name,
+        modes=tuple(layer["mode"] for layer in found["layers"]),
+        types=tuple(layer["type"] for layer in found["layers"]),
+        ranks=tuple(layer["rank"] for layer in found["layers"]),
+        residual_types=tuple(layer["residual_type"] for layer in found["layers"]),
+        cross=cross["mode"],
+        cross_type=cross["type"],
+        self_bytes=planner.n_seqs * found["cache_bytes_per_token"] * whole_blocks(found["n_ctx"]),
+        cross_bytes=planner.n_seqs * cross["bytes_per_row"] * whole_blocks(n_source),
+        shared=shared,
+        read=weights + self_read + cross_read,
+        read_on_chip=weights + self_read + (0 if shared else cross_read),
+    )
+
+
+def decoder_weights(planner: Planner, cross: str) -> int:
+    """Bytes that a decoding step reads of the file's own tensors: the decoder's layers and its head, which may be the
+    token embeddings. Of cross-attention's W_K and W_V only those that its mode reads again after the source's rows are
+    made, or the derived matrix that takes their place: counted as what it stands for."""
+    file = core.GgufFile(str(planner.source.gguf))
+    names = list(file.tensors())
+    head = "output.weight" if "output.weight" in names else "token_embd.weight"
+    skipped = (*_FOLDED, "dec.position_embd.", *_READ_BEFORE[cross])
+    read = [name for name in names if name.startswith("dec.") and not any(part in name for part in skipped)]
+    return sum(file.tensor_bytes(name) for name in (*read, head))

@@ -1,0 +1,1 @@
+"""Model files made from model files: folded, requantised, verified."""

@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Convert a model: Hugging Face directory, GGUF or whisper.cpp's ggml in, GGUF out, folded and requantised if asked."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy.random  # noqa: F401 (loaded before the work begins: its extension modules swallow a signal while loading)
+from gguf import GGUFValueType
+from gguf.gguf_writer import GGUFValue
+
+from slimrt.converter.quantize import OUT_TYPES, requantise
+from slimrt.converter.verify import compare
+from slimrt.errors import UnsupportedError
+from slimrt.folding.attention import Attention, fold_value_bias
+from slimrt.folding.calibrate import Text, calibrated, text_ids
+from slimrt.folding.choose import AUTO_TYPES
+from slimrt.folding.cross_model import check_cross, cross_fields, fold_cross_model, require_all_precise
+from slimrt.folding.fold import FOLDED, check_rank
+from slimrt.folding.layers import Request, fold_model
+from slimrt.folding.report import CAUTION, TOO_LARGE, ConvertReport, CrossReport, LayerReport, verdict
+from slimrt.modelfile.gguf import ModelData, array, string, uint32, write_gguf
+from slimrt.modelfile.reading import FORMAT_VERSION, read_model, runnable, source_hash
+from slimrt.modes import AUTO, CACHE_TYPES, DEFAULT_TYPE
+from slimrt.plumbing import progress as bars
+from slimrt.plumbing.files import check_target, writing
+
+
+def convert(
+    src: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    cache: str | None = None,
+    cache_type: str | Sequence[str] = "auto",
+    target_error: float | None = None,
+    rank: int | None = None,
+    residual_type: str | None = None,
+    outtype: str | None = None,
+    calibration: Text = None,
+    exact: bool = False,
+    cross: str | None = None,
+    cross_type: str = "auto",
+    verify: bool | str | os.PathLike[str] | None = None,
+    progress: bool = True,
+    overwrite: bool = True,
+) -> ConvertReport:
+    """Convert a model.
+
+    Args:
+        src: a GGUF file, a Hugging Face directory (config.json, safetensors), or a ggml file of whisper.cpp; never
+            written to.
+        out: the GGUF file to write. It appears, or is replaced, only when it is complete.
+        cache: the cache mode to fold for ("kv", "k", "k+r", "v", "x", "xr"); "auto": for each layer the cheapest
+            within the target; None: only convert.
+        cache_type: element type the cache will have; with "auto" also several to choose from. "auto": f16, and for
+            cache "auto" any of f16, q8, fp8_e4m3, q4.
+        target_error: with cache "auto", the largest relative error of V, and over sqrt(2) of attention's output
+            (`slimrt.folding.precision.Errors.size`), in any layer; None: 0.01.
+        rank, residual_type: of the residual of "k+r"; None: the default for the type.
+        outtype: type of the weight matrices, a key of `slimrt.converter.quantize.OUT_TYPES`; None: as in the source.
+        calibration: a text file to fold for, and to predict errors with; None: the built-in text, if the model has a
+            tokenizer; "none": no text.
+        exact: insist on a fold that is exact in exact arithmetic: cache "k" or "v", which always are.
+        cross: beside an encoder, the mode of cross-attention to fold for ("kv", "k", "e", "e1"); None: nothing.
+        cross_type: element type its rows will have; "auto": f16, and the file says none.
+        verify: compare logits of source and result on a text file; True or "": on the built-in text (on arbitrary
+            tokens when the model has no tokenizer). An encoder is given the same text, or noise.
+        progress: show bars on stderr, when that is a terminal.
+        overwrite: replace an existing file.
+
+    Returns:
+        What was written, and what it will cost.
+
+    Raises:
+        ValueError: an unknown mode or type, an argument the mode has no use for, a text that is not UTF-8, or out is
+            the source.
+        FileExistsError: out exists and overwrite is false.
+        CacheUnsupportedError: the mode is not exact for this model; names the layer, the reason, and legal modes. Or
+            there is an encoder, and the mode amplifies the rounding of this type too much (`gate`).
+        ModelFormatError, UnsupportedError: the source is broken, or something in it is not handled; by name.
+        OSError: the disk is full, a file cannot be read or written. Nothing partial stays behind.
+    """
+    source, target, show = Path(src), Path(out), progress and bars.wanted(None)
+    request = _request(cache, cache_type, target_error, rank, residual_type, exact)
+    _check(source, target, outtype, overwrite)
+    _check_texts(cache, calibration, verify)
+    model, warnings = read_model(source)
+    if outtype is not None:
+        model, more = requantise(model, outtype)
+        warnings += more
+    attention = _attention(model, cache, rank, calibration, verify)
+    check_cross(model, cross, cross_type)
+    metadata = {
+        "slimrt.format_version": uint32(FORMAT_VERSION),
+        "slimrt.source_hash": string(source_hash(source, show)),
+    }
+    layers, basis = [LayerReport(layer, cache or "kv") for layer in range(attention.n_layers)], "none"
+    crossed: list[CrossReport] = []
+    with _spool(target) as spool:
+        if cache is not None:
+            model = fold_value_bias(model, attention)
+        if cache in (*FOLDED, AUTO):
+            plain = source if calibration == "none" else runnable(source, show)
+            with calibrated(plain, model, calibration, folder=spool, show_progress=show) as known:
+                model, layers = fold_model(known, request, spool, show_progress=show)
+                basis, warnings = known.basis, warnings + known.warnings
+            metadata |= _fold_fields(layers, basis)
+            warnings += _error_warnings(layers, request)
+            require_all_precise(model, layers)
+        if cache is not None:
+            metadata |= _cache_fields(layers, request)
+        if cross is not None:
+            model, crossed = fold_cross_model(model, cross, cross_type, spool, show_progress=show)
+            metadata |= cross_fields(crossed, cross, cross_type)
+        write_gguf(target, model.with_metadata(metadata), show_progress=show)
+    shown = ", ".join(request.types)
+    report = ConvertReport(
+        target, cache, shown, basis, layers, warnings, target_error=request.target, cross=tuple(crossed)
+    )
+    if verify is None or verify is False:
+        return report
+    plain = runnable(source, show)
+    ids = text_ids(plain, None if verify is True else verify or None)
+    type_name = AUTO if "slimrt.cache.types" in metadata else request.types[0]
+    return replace(report, verify=compare(plain, target, ids, type_name, show_progress=show))
+
+
+def _request(
+    cache: str | None,
+    cache_type: str | Sequence[str],
+    target_error: float | None,
+    rank: int | None,
+    residual_type: str | None,
+    exact: bool,
+) -> Request:
+    """The checked arguments about the cache."""
+    given = (cache_type,) if isinstance(cache_type, str) else tuple(cache_type)
+    said = given != (AUTO,)
+    types = given if said else AUTO_TYPES if cache == AUTO else (DEFAULT_TYPE,)
+    for name in (*types, residual_type or DEFAULT_TYPE):
+        if name not in CACHE_TYPES:
+            raise ValueError(f"unknown cache type {name!r}; the types are: {', '.join(CACHE_TYPES)}")
+    if len(types) != 1 and cache != AUTO:
+        raise ValueError(f"{len(types)} cache types were given; several to choose from are for cache 'auto'")
+    if target_error is not None and cache != AUTO:
+        raise ValueError(f"target_error is for cache 'auto', not for {cache!r}")
+    if target_error is not None and not 0 < target_error < 1:
+        raise ValueError(f"target_error must be above 0 and below 1, got {target_error}")
+    if (rank is not None or residual_type is not None) and cache != "k+r":
+        raise ValueError(f"rank and residual_type are for cache 'k+r', not for {cache!r}")
+    if exact and cache not in ("k", "v"):
+        raise ValueError(f"exact folds are those of cache 'k' and 'v', not of {cache!r}")
+    target = (0.01 if target_error is None else target_error) if cache == AUTO else None
+    return Request(cache, types, said, target, rank, residual_type)
+
+
+def _attention(
+    model: ModelData, cache: str | None, rank: int | None, calibration: Text, verify: bool | Text
+) -> Attention:
+    """The model's attention, which `cache` suits.
+
+    Raises:
+        CacheUnsupportedError, UnsupportedError, ValueError: as `convert`.
+    """
+    attention = Attention.of(model)
+    if attention.beside_encoder and cache == AUTO:
+        raise UnsupportedError(
+            f"cache 'auto' measures on a text, which says nothing of a decoder beside an encoder ('{model.arch}'): "
+            "choose the modes, such as --cache x --cross e, which invert nothing; slimrt plan and slimrt inspect show "
+            "what each one costs"
+        )
+    if attention.beside_encoder and calibration not in (None, "none"):
+        raise UnsupportedError(
+            f"a text says nothing of a decoder beside an encoder ('{model.arch}'): leave out the calibration"
+        )
+    if verify not in (None, False) and model.value("slimrt.chronos.kind", "") == "bolt":
+        raise UnsupportedError("verify compares logits, and Chronos-Bolt has none: compare forecasts")
+    if cache is not None and cache != AUTO:
+        attention.require(cache)
+    check_rank(attention, rank)
+    return attention
+
+
+def _check(source: Path, target: Path, outtype: str | None, overwrite: bool) -> None:
+    if outtype is not None and outtype not in OUT_TYPES:
+        raise ValueError(f"unknown outtype {outtype!r}; the types are: {', '.join(OUT_TYPES)}")
+    if not source.exists():
+        raise FileNotFoundError(f"{source}: no such file or directory")
+    check_target(target)
+    if target.exists() and (target.samefile(source) or not overwrite):
+        if target.samefile(source):
+            raise ValueError(f"{target} is the source itself; write to another file")
+        raise FileExistsError(f"{target} exists")
+
+
+def _check_texts(cache: str | None, calibration: Text, verify: bool | Text) -> None:
+    if calibration not in (None, "none") and cache not in (*FOLDED, AUTO):
+        raise ValueError(
+            f"calibration is for cache modes that fold ({', '.join(FOLDED)}, {AUTO}), and this conversion has none"
+        )
+    texts = (None if calibration == "none" else calibration, None if isinstance(verify, bool) else verify)
+    for text in texts:
+        if text and not Path(text).is_file():
+            raise FileNotFoundError(f"{text}: no such text file")
+
+
+@contextmanager
+def _spool(target: Path) -> Iterator[Path]:
+    """A folder beside the target for what is computed before the header can be written; gone afterwards.
+
+    Even where a signal comes as soon as it is there, which `tempfile` does not promise.
+    """
+    folder = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    with writing(target):
+        try:
+            folder.mkdir(mode=0o700)
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _cache_fields(layers: list[LayerReport], request: Request) -> dict[str, GGUFValue]:
+    """What the runtime does when it is left to the file: types only where they were chosen, or folded for."""
+    fields = {"modes": array([layer.mode for layer in layers], GGUFValueType.STRING)}
+    if request.said or request.mode in ("k+r", "xr", AUTO):
+        fields["types"] = array([layer.type or request.types[0] for layer in layers], GGUFValueType.STRING)
+    if any(layer.mode == "k+r" for layer in layers):
+        fields["residual_types"] = array([layer.residual_type for layer in layers], GGUFValueType.STRING)
+        fields["ranks"] = array([layer.rank for layer in layers], GGUFValueType.UINT32)
+    return {f"slimrt.cache.{key}": value for key, value in fields.items()}
+
+
+def _fold_fields(layers: list[LayerReport], basis: str) -> dict[str, GGUFValue]:
+    """The report, a value a layer; 0 where nothing is inverted, or nothing was measured."""
+    columns: dict[str, list[float]] = {
+        "cond": [layer.cond or 0.0 for layer in layers],
+        "rank": [layer.rank for layer in layers],
+    }
+    columns |= {f"error_{name}": [layer.errors[name] for layer in layers] for name in layers[0].errors}
+    for key in ("predicted", "measured"):
+        for part in ("value", "output"):
+            found = (getattr(layer, key) for layer in layers)
+            columns[f"{key}_{part}"] = [getattr(errors, part) if errors else 0.0 for errors in found]
+    kinds = {"rank": GGUFValueType.UINT32}
+    fields = {key: array(list(values), kinds.get(key, GGUFValueType.FLOAT32)) for key, values in columns.items()}
+    fields["calibration"] = string(basis)
+    return {f"slimrt.fold.{key}": value for key, value in fields.items()}
+
+
+def _error_warnings(layers: list[LayerReport], request: Request) -> list[str]:
+    """One sentence when the stored row's rounding is amplified too much, naming the worst layer."""
+    if request.target is not None:
+        return _target_warnings(layers, request.target)
+
+    def error_of(layer: LayerReport) -> float:
+        return layer.errors[layer.type] if layer.errors else layer.predicted.value if layer.predicted else 0.0
+
+    worst = max(layers, key=error_of)
+    error = error_of(worst)
+    if not verdict(error):
+        return []
+    limit = TOO_LARGE if error > TOO_LARGE else CAUTION
+    n_over = sum(error_of(layer) > limit for layer in layers)
+    amplified = "K" if worst.mode == "v" else "V"
+    return [
+        f"cache mode '{worst.mode}' in {worst.type}: predicted error of {amplified} {error:.1%} in layer {worst.layer} "
+        f"(over {limit:.0%} in {n_over} of {len(layers)} layers): {verdict(error)}"
+    ]
+
+
+def _target_warnings(layers: list[LayerReport], target: float) -> list[str]:
+    over = [
+        layer.layer
+        for layer in layers
+        if any(errors and errors.size > target for errors in (layer.predicted, layer.measured))
+    ]
+    if not over:
+        return []
+    return [
+        f"no allowed type meets the target error of {target:.2g} in {len(over)} of {len(layers)} layers (the first is "
+        f"{over[0]}); they have the cache with the smallest error: allow larger types (--cache-type) or a larger error"
+    ]

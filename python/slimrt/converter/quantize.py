@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Store a model's weights in another type."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+from gguf import GGMLQuantizationType, quants
+from gguf.constants import GGML_QUANT_SIZES, LlamaFileType
+
+from slimrt.errors import ModelFormatError, UnsupportedError
+from slimrt.modelfile.gguf import ModelData, Tensor, uint32
+
+_Kind = GGMLQuantizationType
+_PLAIN = (_Kind.F32, _Kind.F16, _Kind.BF16)
+_BY_US = (_Kind.Q4_K, _Kind.Q5_K, _Kind.Q6_K)  # gguf has no quantisers of these
+
+
+@dataclass(frozen=True)
+class OutType:
+    """Which type each weight matrix gets.
+
+    Attributes:
+        kind: of all matrices but those below.
+        file_type: what the file says it is.
+        output: of the output matrix, or the token embedding if it serves as one; None: `kind`. Few bits cost most
+            where a token leaves the model, or enters it.
+        embedding: of a token embedding beside an output matrix; None: `kind`.
+        more_bits: of attn_v, attn_qkv and ffn_down in half of the layers; None: `kind`.
+    """
+
+    kind: GGMLQuantizationType
+    file_type: LlamaFileType
+    output: GGMLQuantizationType | None = None
+    embedding: GGMLQuantizationType | None = None
+    more_bits: GGMLQuantizationType | None = None
+
+
+OUT_TYPES = {
+    "f32": OutType(_Kind.F32, LlamaFileType.ALL_F32),
+    "f16": OutType(_Kind.F16, LlamaFileType.MOSTLY_F16),
+    "bf16": OutType(_Kind.BF16, LlamaFileType.MOSTLY_BF16),
+    "q8_0": OutType(_Kind.Q8_0, LlamaFileType.MOSTLY_Q8_0),
+    "q4_0": OutType(_Kind.Q4_0, LlamaFileType.MOSTLY_Q4_0, output=_Kind.Q8_0, embedding=_Kind.Q8_0),
+    "q4_k": OutType(_Kind.Q4_K, LlamaFileType.MOSTLY_Q4_K_S, output=_Kind.Q6_K),
+    "q4_k_m": OutType(_Kind.Q4_K, LlamaFileType.MOSTLY_Q4_K_M, output=_Kind.Q6_K, more_bits=_Kind.Q6_K),
+    "q5_k": OutType(_Kind.Q5_K, LlamaFileType.MOSTLY_Q5_K_S, output=_Kind.Q6_K),
+    "q6_k": OutType(_Kind.Q6_K, LlamaFileType.MOSTLY_Q6_K),
+}
+_MORE_BITS = re.compile(r"(enc\.|dec\.|)blk\.(\d+)\.(?:attn_v|attn_qkv|cross_attn_v|ffn_down)\.weight")
+# Small, and read element by element: never worth a smaller type.
+_KEPT = re.compile(
+    r"(.*\.)?(position_embd|attn_rel_b|conv\d|rope_freqs|rope_factors_long|rope_factors_short)\.weight|slimrt\.bolt\..*"
+)
+# The largest values; those of the K types follow from a whole block.
+_LARGEST = {_Kind.F16: 65504.0, _Kind.Q8_0: 127 * 65504.0, _Kind.Q4_0: 8 * 65504.0}
+_AT_ONCE = 1 << 23  # elements: 32 MiB of f32, a tenth of a second to quantise on one core
+
+
+def requantise(model: ModelData, outtype: str) -> tuple[ModelData, list[str]]:
+    """Return the model with its weight matrices in another type, converted when they are written.
+
+    Norms, biases, positions and convolutions stay float32. A matrix whose rows do not divide into blocks of 256
+    becomes q8_0 in place of a K type, and one whose rows do not divide into blocks of 32 f16.
+
+    q4_0 has the token embedding and the output matrix in q8_0. The K types have the output matrix, or the token
+    embedding if it serves as one, in q6_k. q4_k_m has also attn_v (attn_qkv) and ffn_down in q6_k, in the first and
+    last eighth of the layers and every third between: the tensors and layers of llama.cpp's Q4_K_M.
+
+    Args:
+        outtype: a key of OUT_TYPES.
+
+    Returns:
+        The model, and a warning for each matrix that could not get the type.
+    """
+    out, warnings, changed = OUT_TYPES[outtype], [], []
+    for tensor in model.tensors.values():
+        if len(tensor.shape) == 1 or _KEPT.fullmatch(tensor.name):
+            continue
+        wanted = _wanted(tensor.name, out, model)
+        kind = _fitting(wanted, tensor.shape[-1])
+        if kind != wanted:
+            verb = "stays" if kind == tensor.type else "becomes"
+            block = GGML_QUANT_SIZES[wanted if kind == _Kind.Q8_0 else _Kind.Q8_0][0]
+            warnings.append(
+                f"{tensor.name} {verb} {kind.name.lower()}, not {wanted.name.lower()}: "
+                f"its rows of {tensor.shape[-1]} are no multiple of {block}"
+            )
+        if kind != tensor.type:
+            changed.append(replace(tensor, type=kind, load=partial(_converted, tensor, kind)))
+    metadata = {"general.file_type": uint32(int(out.file_type))}
+    if out.kind not in _PLAIN:
+        metadata["general.quantization_version"] = uint32(2)
+    return model.with_tensors(*changed).with_metadata(metadata), warnings
+
+
+def _wanted(name: str, out: OutType, model: ModelData) -> GGMLQuantizationType:
+    own, output = None, "output.weight" if "output.weight" in model.tensors else "token_embd.weight"
+    if name == output:
+        own = out.output
+    elif name == "token_embd.weight":
+        own = out.embedding
+    elif out.more_bits and (match := _MORE_BITS.fullmatch(name)):
+        n_layers = model.size("block_count")
+        if match[1] == "dec.":
+            n_layers = model.size("decoder_block_count", n_layers)
+        own = out.more_bits if _has_more_bits(int(match[2]), n_layers) else None
+    return out.kind if own is None else own
+
+
+def _has_more_bits(layer: int, n_layers: int) -> bool:
+    eighth = n_layers // 8
+    return layer < eighth or layer >= 7 * n_layers // 8 or (layer - eighth) % 3 == 2
+
+
+def _fitting(kind: GGMLQuantizationType, row: int) -> GGMLQuantizationType:
+    """The type, or the next larger one whose blocks divide a row."""
+    for candidate in (kind, _Kind.Q8_0):
+        if row % GGML_QUANT_SIZES[candidate][0] == 0:
+            return candidate
+    return _Kind.F16
+
+
+def _converted(tensor: Tensor, kind: GGMLQuantizationType) -> np.ndarray:
+    """The stored bytes of a tensor in another type, unpacked a few rows at a time.
+
+    Raises:
+        ModelFormatError: it holds NaN or infinity, which a block scale would spread.
+        UnsupportedError: the type cannot hold it.
+    """
+    stored, row = tensor.load(), tensor.shape[-1]
+    stored = stored.reshape(-1, stored.shape[-1])
+    out = np.empty(quants.quant_shape_to_byte_shape((len(stored), row), kind), np.uint8)
+    step = max(1, _AT_ONCE // row)
+    for start in range(0, len(stored), step):
+        part = stored[start : start + step]
+        values = replace(tensor, shape=(len(part), row), load=partial(np.asarray, part)).values()
+        out[start : start + step] = _stored(tensor.name, values, kind)
+    return out.reshape(quants.quant_shape_to_byte_shape(tensor.shape, kind))
+
+
+def _stored(name: str, values: np.ndarray, kind: GGMLQuantizationType) -> np.ndarray:
+    """Bytes [rows, bytes of a row] of float32 values [rows, row]."""
+    from slimrt import core
+
+    largest = float(np.abs(values).max(initial=0.0))
+    if not np.isfinite(largest):
+        raise ModelFormatError(f"tensor '{name}' holds values that are not finite")
+    if largest > _LARGEST.get(kind, largest):
+        limit = f"{kind.name.lower()} only {_LARGEST[kind]:.6g}"
+        raise UnsupportedError(f"tensor '{name}' reaches {largest:.3g}, {limit}; use bf16 or f32")
+    if kind not in _BY_US:
+        return quants.quantize(values, kind).view(np.uint8)
+    try:
+        return core.quantize(kind.name.lower(), np.ascontiguousarray(values, np.float32))
+    except UnsupportedError as error:
+        raise UnsupportedError(f"tensor '{name}': {error}") from error

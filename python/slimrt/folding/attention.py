@@ -1,0 +1,315 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shape of a model's attention, which cache modes suit it, and one layer's weights.
+
+Row vectors, as in the papers: x [d], W_K [d, e_k], W_V [d, e_v]; k = x W_K and v = x W_V without their biases. GGUF
+stores each transposed, [out, in], with the columns of K in the file's own order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import sqrt
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slimrt.errors import CacheUnsupportedError, ModelFormatError, UnsupportedError
+from slimrt.modelfile.gguf import ModelData, Tensor
+from slimrt.modelfile.hf.encoder_decoders import ARCHITECTURES
+from slimrt.modelfile.hf.families import FAMILIES
+
+MODES = ("kv", "k", "k+r", "v", "x", "xr")
+_WITHOUT_ROPE = frozenset(family.arch for family in FAMILIES.values() if not family.rope)
+_INTERLEAVED = frozenset(family.arch for family in FAMILIES.values() if family.permuted)
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The shape of a model's attention layers, and which cache modes are exact for it.
+
+    Attributes:
+        d: width of the layer's input.
+        n_rot: dimensions of a head that rotate; 0 without RoPE.
+        interleaved: RoPE turns neighbours, not halves.
+        qk_norm: q and k are normed over the whole row, after the projection and before RoPE (OLMo-2).
+        blocks, part: what the names of its tensors begin with, around the layer's number.
+        input_norm: the norm of its input, without "weight" or "bias"; one for all layers, or with {} for the number.
+        scaled: scores are divided by the square root of a head's width (all but T5's).
+    """
+
+    d: int
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    rope: bool
+    n_rot: int = 0
+    interleaved: bool = False
+    qk_norm: bool = False
+    window: int = 0
+    eps: float = 0.0
+    blocks: str = "blk."
+    part: str = "attn"
+    input_norm: str = "blk.{}.attn_norm"
+    scaled: bool = True
+
+    @classmethod
+    def of(cls, model: ModelData) -> Attention:
+        """The decoder's self-attention, read from metadata.
+
+        Raises:
+            UnsupportedError: an architecture that slimrt does not run.
+        """
+        if model.arch in ARCHITECTURES:
+            return cls._beside_encoder(model)
+        known = sorted({family.arch for family in FAMILIES.values()})
+        if model.arch not in known:
+            raise UnsupportedError(f"architecture '{model.arch}' is not supported; supported are: {', '.join(known)}")
+        d, n_heads = model.size("embedding_length"), model.size("attention.head_count")
+        head_dim, rope = model.size("attention.key_length", d // n_heads), model.arch not in _WITHOUT_ROPE
+        return cls(
+            d=d,
+            n_layers=model.size("block_count"),
+            n_heads=n_heads,
+            n_kv_heads=model.size("attention.head_count_kv", n_heads),
+            head_dim=head_dim,
+            rope=rope,
+            n_rot=model.size("rope.dimension_count", head_dim) if rope else 0,
+            interleaved=model.arch in _INTERLEAVED,
+            qk_norm="blk.0.attn_k_norm.weight" in model.tensors,
+            window=model.size("attention.sliding_window", 0) or 0,
+            eps=model.size("attention.layer_norm_rms_epsilon", 0.0),
+        )
+
+    @classmethod
+    def _beside_encoder(cls, model: ModelData) -> Attention:
+        d, n_heads = model.size("embedding_length"), model.size("attention.head_count")
+        n_rot = model.size("rope.dimension_count", 0)
+        return cls(
+            d=d,
+            n_layers=model.size("decoder_block_count", model.size("block_count")),
+            n_heads=n_heads,
+            n_kv_heads=n_heads,
+            head_dim=model.size("attention.key_length", d // n_heads),
+            rope=n_rot > 0,
+            n_rot=n_rot,
+            interleaved=True,
+            blocks="dec.blk.",
+            input_norm="dec.blk.{}.attn_norm",
+            scaled=model.arch != "t5",
+        )
+
+    @classmethod
+    def cross(cls, model: ModelData) -> Attention:
+        """What the decoder reads the encoder's output with: no positions, and one input for all layers.
+
+        Raises:
+            UnsupportedError: an architecture without an encoder.
+        """
+        if model.arch not in ARCHITECTURES:
+            raise UnsupportedError(f"architecture '{model.arch}' has no encoder, and so no cross-attention")
+        return replace(cls._beside_encoder(model), rope=False, n_rot=0, part="cross_attn", input_norm="enc.output_norm")
+
+    @property
+    def beside_encoder(self) -> bool:
+        """Whether a decoder that reads an encoder has it."""
+        return self.blocks != "blk."
+
+    def prefix(self, layer: int) -> str:
+        """What the names of a layer's tensors begin with."""
+        return f"{self.blocks}{layer}."
+
+    @property
+    def q_width(self) -> int:
+        return self.n_heads * self.head_dim
+
+    @property
+    def scale(self) -> float:
+        """What scores are multiplied by."""
+        return 1 / sqrt(self.head_dim) if self.scaled else 1.0
+
+    @property
+    def kv_width(self) -> int:
+        return self.n_kv_heads * self.head_dim
+
+    @property
+    def rotated_width(self) -> int:
+        """Columns of K that RoPE turns."""
+        return self.n_kv_heads * self.n_rot
+
+    @property
+    def rotated(self) -> NDArray[np.bool_]:
+        """Which columns of K RoPE turns, [e_k]."""
+        return np.tile(np.arange(self.head_dim) < self.n_rot, self.n_kv_heads)
+
+    def refusal(self, mode: str) -> str:
+        """Why a mode is not exact here, as the runtime says it; empty when it is (cache-math.md, section 1).
+
+        "k+r" suits every attention: what K cannot predict, the residual holds.
+        """
+        if mode in ("v", "x", "xr") and self.qk_norm:
+            return "the model norms K after the projection (QK-norm)"
+        if mode in ("v", "x") and self.rope:
+            return "the model has rotary positions, which turn K after the projection"
+        if mode == "xr":
+            return self._refusal_of_xr()
+        if mode == "v" and self.n_heads != self.n_kv_heads:
+            return f"{self.n_kv_heads} KV heads serve {self.n_heads} query heads; V-only needs multi-head attention"
+        if mode in ("k", "v") and self.kv_width < self.d:
+            one, other = ("K", "V") if mode == "k" else ("V", "K")
+            return (
+                f"{one} is {self.kv_width} wide ({self.n_kv_heads} KV heads, {self.n_heads} query heads) and the "
+                f"layer's input {self.d}, so {other} cannot be computed from it"
+            )
+        return ""
+
+    def _refusal_of_xr(self) -> str:
+        if not self.rope:
+            return "no column of K is rotated (no RoPE): mode x stores the input as it is"
+        if self.n_rot >= self.head_dim:
+            return "all columns of K are rotated: mode k or k+r stores them"
+        if self.rotated_width > self.d:
+            return (
+                f"the rotated columns of K are {self.rotated_width} and the layer's input is {self.d} wide, so they "
+                "determine more than a row holds"
+            )
+        return ""
+
+    def legal(self) -> list[str]:
+        """The modes that are exact here."""
+        return [mode for mode in MODES if not self.refusal(mode)]
+
+    def refuse(self, mode: str, layer: int, reason: str) -> CacheUnsupportedError:
+        """The error that names the layer, the reason and the modes that would work."""
+        legal = ", ".join(other for other in self.legal() if other != mode)
+        return CacheUnsupportedError(
+            f"cache mode '{mode}' is not possible in layer {layer}: {reason}. Modes that work here: {legal}"
+        )
+
+    def require(self, mode: str) -> None:
+        """Raise CacheUnsupportedError unless the mode is exact for this attention; ValueError for no mode at all."""
+        if mode not in MODES:
+            raise ValueError(f"unknown cache mode {mode!r}; the modes are: {', '.join(MODES)}")
+        if reason := self.refusal(mode):
+            raise self.refuse(mode, 0, reason)
+
+
+def projections(model: ModelData, attention: Attention, layer: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return W_K [d, e_k] and W_V [d, e_v] of a layer, float64, as they will run (after any quantisation).
+
+    Raises:
+        ModelFormatError: a tensor is missing, of a wrong shape, or holds NaN or infinity.
+    """
+    _, w_k, w_v = _qkv(model, attention, layer)
+    return w_k.T, w_v.T
+
+
+def _qkv(model: ModelData, attention: Attention, layer: int) -> list[np.ndarray]:
+    """Weights of q, k and v [out, d], float64."""
+    prefix = f"{attention.prefix(layer)}{attention.part}"
+    widths = (attention.q_width, attention.kv_width, attention.kv_width)
+    if f"{prefix}_qkv.weight" in model.tensors:
+        fused = _matrix(model, f"{prefix}_qkv.weight", (sum(widths), attention.d))
+        return np.split(fused, np.cumsum(widths)[:2])
+    names = (f"{prefix}_{part}.weight" for part in "qkv")
+    return [_matrix(model, name, (width, attention.d)) for name, width in zip(names, widths, strict=True)]
+
+
+def _matrix(model: ModelData, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    tensor = model.tensor(name)
+    if tensor.shape != shape:
+        raise ModelFormatError(f"tensor '{name}' is {list(tensor.shape)}, expected {list(shape)}")
+    values = tensor.values().astype(np.float64)
+    if not np.isfinite(values).all():
+        raise ModelFormatError(f"tensor '{name}' holds values that are not finite; the model is damaged")
+    return values
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """What one layer's attention does to its input, up to the softmax."""
+
+    model: ModelData
+    attention: Attention
+    layer: int
+
+    @cached_property
+    def _projections(self) -> list[np.ndarray]:
+        w_q, w_k, w_v = _qkv(self.model, self.attention, self.layer)
+        return [w_q.astype(np.float32).T, w_k.T, w_v.T]
+
+    @property
+    def w_q(self) -> np.ndarray:
+        """float32 [d, q width]."""
+        return self._projections[0]
+
+    @property
+    def w_k(self) -> np.ndarray:
+        """float64 [d, e_k]."""
+        return self._projections[1]
+
+    @property
+    def w_v(self) -> np.ndarray:
+        """float64 [d, e_v]."""
+        return self._projections[2]
+
+    def bias(self, part: str) -> np.ndarray | None:
+        """The bias of "q" or "k", float32, if the layer has one."""
+        if (own := self._vector(f"{self.attention.part}_{part}.bias")) is not None:
+            return own
+        fused, at = self._vector(f"{self.attention.part}_qkv.bias"), self.attention.q_width
+        if fused is None:
+            return None
+        return fused[:at] if part == "q" else fused[at : at + self.attention.kv_width]
+
+    def gain(self, part: str) -> np.ndarray | None:
+        """The weight of the norm on "q" or "k", float32, if the layer has one (QK-norm)."""
+        return self._vector(f"{self.attention.part}_{part}_norm.weight")
+
+    def input_norm(self) -> tuple[np.ndarray, np.ndarray]:
+        """Gain and shift of the norm before the attention, float64 [d]: ones and zeros where there is none."""
+        name, d = self.attention.input_norm.format(self.layer), self.attention.d
+        gain, shift = self._values(f"{name}.weight"), self._values(f"{name}.bias")
+        return (
+            np.ones(d) if gain is None else gain.astype(np.float64),
+            np.zeros(d) if shift is None else shift.astype(np.float64),
+        )
+
+    def _vector(self, name: str) -> np.ndarray | None:
+        return self._values(f"{self.attention.prefix(self.layer)}{name}")
+
+    def _values(self, name: str) -> np.ndarray | None:
+        tensor = self.model.tensors.get(name)
+        return None if tensor is None else tensor.values()
+
+
+def fold_value_bias(model: ModelData, attention: Attention) -> ModelData:
+    """Move each layer's V bias into the output bias: c' = b_V W_O + c, b_V = 0.
+
+    Softmax weights sum to 1, so every query head adds its own KV head's b_V whatever it attends to; without it V is
+    linear in x, which every mode but "kv" needs (cache-math.md section 1, "Biases"). Beside an encoder the runtime does
+    it while loading, and the model stays as it is.
+    """
+    if attention.beside_encoder:
+        return model
+    changed: list[Tensor] = []
+    kv = attention.kv_width
+    for layer in range(attention.n_layers):
+        prefix = f"blk.{layer}."
+        fused = model.tensors.get(f"{prefix}attn_qkv.bias")
+        bias = fused or model.tensors.get(f"{prefix}attn_v.bias")
+        if bias is None:
+            continue
+        values = bias.values().copy()
+        b_v = values[-kv:].astype(np.float64)
+        if not b_v.any():
+            continue
+        values[-kv:] = 0
+        group = attention.n_heads // attention.n_kv_heads
+        per_query_head = b_v.reshape(attention.n_kv_heads, -1).repeat(group, axis=0).ravel()
+        w_o = _matrix(model, f"{prefix}attn_output.weight", (attention.d, attention.q_width))
+        old = model.tensors.get(f"{prefix}attn_output.bias")
+        moved = w_o @ per_query_head + (0 if old is None else old.values().astype(np.float64))
+        changed += [Tensor.of(bias.name, values), Tensor.of(f"{prefix}attn_output.bias", moved)]
+    return model.with_tensors(*changed)

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mode k+r in one layer: K, a prediction of V from K as it reads back, and a residual in a few directions."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from slimrt.folding import noise
+from slimrt.folding.planes import Plane, planes, static_scales
+from slimrt.folding.readback import Reader, Sample, half_weights
+from slimrt.folding.wiener import error_covariance, half_rows, leading, wiener
+from slimrt.folding.window import KeyNoise, Window
+
+
+class Conditioned:
+    """The conditioned fold of a layer for one element type of K, for every rank up to a largest.
+
+    k' = k / s is stored and reads back as k^; v is predicted as k^ W', W' the Wiener filter as it is stored, so that
+    what its own rounding costs is corrected too. What is missing is stored in the directions B in which it is largest:
+    rho' = (x W_V - k^ W') B / sigma. Channels of rho' share a scale, hence sigma: with a common step t, sum sigma_i^2
+    t^2 is least when all |rho'_i| reach the same size (see `planes.static_scales`); the root mean square serves.
+
+    Args:
+        sample: the layer and its text.
+        type_name: of K's plane.
+        half: store W' in float16 with a scale a row, beside types with 8 bits or fewer.
+        max_rank: directions to prepare.
+    """
+
+    def __init__(self, sample: Sample, type_name: str, *, half: bool, max_rank: int):
+        self.sample, self.type = sample, type_name
+        weights, a = sample.weights, sample.weights.attention
+        self.plane = planes(a, "k+r", type_name)[0]
+        self.scales = static_scales(sample.k, type_name)
+        self.rows = sample.k if self.scales is None else sample.k / self.scales.astype(np.float32)
+        w_k = weights.w_k if self.scales is None else weights.w_k / self.scales
+        self.noise = noise.of_plane(self.rows, self.plane, a.d)
+        self._halved = half and half_weights(type_name)
+        self._store(self._fit(w_k))
+        missed = weights.w_v - w_k @ self.weight
+        covariance = error_covariance(sample.moment, missed, self.weight, self.noise)
+        self.missed, self.total = missed, float(covariance.trace())
+        self.values, self.basis = leading(covariance, min(max_rank, a.kv_width))
+
+    def _fit(self, w_k: np.ndarray) -> np.ndarray:
+        weights, a = self.sample.weights, self.sample.weights.attention
+        if self.type == "f32" and a.kv_width >= a.d:  # nothing to expect: the limit is slim attention itself
+            return self.sample.v_from_k.weight
+        of_weight = noise.of_float("f16") if self._halved else 0.0
+        expected = self.noise + of_weight * noise.energy(self.rows)
+        quiet = expected == 0  # a channel that is always zero predicts nothing
+        if not quiet.any():
+            return wiener(self.sample.moment, w_k, weights.w_v, expected)
+        out = np.zeros((a.kv_width, a.kv_width))
+        if not quiet.all():
+            out[~quiet] = wiener(self.sample.moment, w_k[:, ~quiet], weights.w_v, expected[~quiet])
+        return out
+
+    def _store(self, weight: np.ndarray) -> None:
+        """Keep W' as it is stored, and the tensors that say so."""
+        self.tensors: dict[str, np.ndarray] = {}
+        if self._halved:
+            rows, scale = half_rows(weight.T)
+            self.tensors |= {"attn_kr_v.weight": rows, "attn_kr_v.scale": scale}
+            self.weight = (rows.astype(np.float64) * scale[:, None]).T
+        else:
+            self.tensors["attn_kr_v.weight"] = np.ascontiguousarray(weight.T, np.float32)
+            self.weight = self.tensors["attn_kr_v.weight"].T.astype(np.float64)
+        if self.scales is not None:
+            self.tensors["attn_kr_row.scale"] = self.scales.astype(np.float32)
+
+    @cached_property
+    def sigma(self) -> np.ndarray:
+        """What each direction is divided by [max rank]."""
+        deviation = np.sqrt(self.values)
+        largest = float(deviation.max(initial=0.0))
+        return np.maximum(deviation, 1e-6 * largest) if largest else np.ones(len(deviation))
+
+    @cached_property
+    def residual_tensors(self) -> dict[str, np.ndarray]:
+        """Those of the largest rank; a smaller one has their first rows, or columns."""
+        per_sigma = self.basis / self.sigma
+        return {
+            "attn_kr_x.weight": np.ascontiguousarray((self.sample.weights.w_v @ per_sigma).T, np.float32),
+            "attn_kr_k.weight": np.ascontiguousarray(-(self.weight @ per_sigma).T, np.float32),
+            "attn_kr_out.weight": np.ascontiguousarray(self.basis * self.sigma, np.float32),
+        }
+
+    @cached_property
+    def _residuals(self) -> np.ndarray:
+        """rho' of the sample's tokens, float32 [n, max rank]."""
+        tensors, read_back = self.residual_tensors, self.plane.round(self.rows)
+        return np.asarray(self.sample.x @ tensors["attn_kr_x.weight"].T + read_back @ tensors["attn_kr_k.weight"].T)
+
+    def residual_noise(self, rank: int, residual_type: str) -> np.ndarray:
+        """Variance of the stored residual in each direction of V-space it stands for [rank]."""
+        if not rank:
+            return np.zeros(0)
+        rows = self._residuals[:, :rank]
+        rounding = Plane(rank, 1, residual_type).round(rows) - np.ascontiguousarray(rows)
+        # rho' is the small difference of two float32 sums of v's size
+        basis = self.basis[:, :rank]
+        size = noise.energy(self.sample.v @ basis.astype(np.float32))
+        sums = size * noise.of_sum(self.sample.weights.attention.d)
+        sums += noise.of_reading(noise.energy(self.rows), self.weight @ basis, size)
+        return np.asarray(noise.energy(rounding) * self.sigma[:rank] ** 2 + sums)
+
+    @cached_property
+    def read_noise(self) -> np.ndarray:
+        """Variance of the float32 sum that reads V back, which no residual knows of [e_v]."""
+        return noise.of_reading(noise.energy(self.rows), self.weight, noise.energy(self.sample.v))
+
+    def key_noise(self, window: Window) -> KeyNoise:
+        """Of the keys, whatever the rank."""
+        scales = np.float32(1) if self.scales is None else self.scales.astype(np.float32)
+        squares = noise.squares(window.k / scales, self.plane, self.sample.weights.attention.d)
+        return window.key_noise(squares * scales.astype(np.float64) ** 2)
+
+    @cached_property
+    def score_error(self) -> float:
+        """What errors of scores do to attention's output over the sample, as a sum of squares."""
+        return sum(window.from_scores(self.key_noise(window)) for window in self.sample.windows)
+
+    def value_error(self, rank: int, residual_type: str) -> float:
+        """Expected relative error of V: what the directions left out carry, and the rounding of the residual."""
+        wanted = self.sample.value_energy
+        left = max(self.total - float(self.values[:rank].sum()), 0.0)
+        left += float(self.residual_noise(rank, residual_type).sum() + self.read_noise.sum())
+        return float(np.sqrt(left / wanted)) if wanted else 0.0
+
+    def smallest_rank(self, residual_type: str, target: float) -> int | None:
+        """The smallest multiple of 4 (or the largest rank) whose value_error meets the target; None if none does."""
+        ranks = [*range(0, len(self.values), 4), len(self.values)]
+        if self.value_error(ranks[-1], residual_type) > target:
+            return None
+        low, high = -1, len(ranks) - 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self.value_error(ranks[middle], residual_type) <= target else (middle, high)
+        return int(ranks[high])
+
+    def reader(self, rank: int, residual_type: str) -> KrReader:
+        """The mode at one rank and type of the residual."""
+        return KrReader(self, rank, residual_type if rank else "")
+
+
+class KrReader(Reader):
+    """K and a residual; V = k^ W' + rho^ B'."""
+
+    mode = "k+r"
+
+    def __init__(self, fold: Conditioned, rank: int, residual_type: str):
+        super().__init__(fold.sample, fold.type)
+        self.planes = planes(fold.sample.weights.attention, "k+r", fold.type, rank, residual_type)
+        self.cond = fold.sample.cond  # nothing is inverted, but this is what an inverse would amplify by
+        self.fold, self.rank, self.residual_type = fold, rank, residual_type
+        residual = fold.residual_tensors if rank else {}
+        self.tensors = fold.tensors | {
+            name: np.ascontiguousarray(tensor[:, :rank] if name == "attn_kr_out.weight" else tensor[:rank])
+            for name, tensor in residual.items()
+        }
+        basis = fold.basis[:, :rank]
+        weight = fold.weight - (fold.weight @ basis) @ basis.T
+        self.value_missed = fold.missed - (fold.missed @ basis) @ basis.T
+        self.value_noise = fold.noise @ weight**2 + fold.read_noise
+        self.value_noise = self.value_noise + basis**2 @ fold.residual_noise(rank, residual_type)
+
+    def key_noise(self, window: Window) -> KeyNoise:
+        return self.fold.key_noise(window)
+
+    @property
+    def score_error(self) -> float:  # whatever the rank
+        return self.fold.score_error
+
+    def read(self, window: Window) -> tuple[np.ndarray, np.ndarray]:
+        scales = self.tensors.get("attn_kr_row.scale")
+        row = self.planes[0].round(window.k if scales is None else window.k / scales)
+        values = row @ self.tensors["attn_kr_v.weight"].T.astype(np.float32)
+        if (per_row := self.tensors.get("attn_kr_v.scale")) is not None:
+            values = values * per_row
+        if self.rank:
+            tensors = self.tensors
+            residual = window.x @ tensors["attn_kr_x.weight"].T + row @ tensors["attn_kr_k.weight"].T
+            values = values + self.planes[1].round(residual) @ tensors["attn_kr_out.weight"].T
+        return window.as_keys(row if scales is None else row * scales), values

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Converting for a mode of cross-attention: the folded tensors, what the file says of them, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from gguf import GGUFValueType
+from gguf.gguf_writer import GGUFValue
+
+from slimrt.folding.attention import Attention
+from slimrt.folding.cross import folds, require_cross
+from slimrt.folding.gate import CROSS, SELF, Lossy, require_precise
+from slimrt.folding.layers import in_file
+from slimrt.folding.noise import ROUNDOFF
+from slimrt.folding.report import CrossReport, LayerReport
+from slimrt.modelfile.gguf import ModelData, array, string
+from slimrt.modes import AUTO, CACHE_TYPES, CROSS_FOLDED, CROSS_MODES, DEFAULT_TYPE, RESIDUAL_MODE
+from slimrt.plumbing import progress as bars
+
+
+def check_cross(model: ModelData, mode: str | None, type_name: str) -> None:
+    """Refuses what no conversion could do, before it begins.
+
+    Raises:
+        ValueError: an unknown mode or type, or a type and no mode.
+        UnsupportedError: the model has no encoder. CacheUnsupportedError: K is too narrow for the mode.
+    """
+    if type_name not in (AUTO, *CACHE_TYPES):
+        raise ValueError(f"unknown cross-attention cache type {type_name!r}; the types are: {', '.join(CACHE_TYPES)}")
+    if mode is None:
+        if type_name != AUTO:
+            raise ValueError("cross_type is for a conversion with cross, and this one has none")
+        return
+    if mode not in CROSS_MODES:
+        raise ValueError(f"unknown cross-attention cache mode {mode!r}; the modes are: {', '.join(CROSS_MODES)}")
+    attention = Attention.cross(model)
+    if mode in CROSS_FOLDED:
+        require_cross(attention, mode)
+
+
+def fold_cross_model(
+    model: ModelData, mode: str, type_name: str, spool: Path, *, show_progress: bool
+) -> tuple[ModelData, list[CrossReport]]:
+    """Return the model with what the mode needs, which waits in files of `spool`, and the reports ([]: nothing).
+
+    Raises:
+        CacheUnsupportedError: a W_K that has to be inverted is singular, or amplifies the type's rounding too much.
+    """
+    if mode not in CROSS_FOLDED:
+        return model, []
+    n_layers, type_name = Attention.cross(model).n_layers, DEFAULT_TYPE if type_name == AUTO else type_name
+    made, reports = [], []
+    with bars.bar(show_progress, n_layers, "folding cross-attention", "layer") as update:
+        for fold in folds(model, mode):
+            errors = {name: fold.error(name) for name in dict.fromkeys((*ROUNDOFF, type_name))}
+            require_precise(Lossy(CROSS, mode, type_name), fold.layer, errors[type_name])
+            reports.append(CrossReport(fold.layer, mode, type_name, fold.cond, errors))
+            made += [in_file(spool, name, values) for name, values in fold.tensors.items()]
+            update(fold.layer + 1, n_layers)
+    return model.with_tensors(*made), reports
+
+
+def cross_fields(reports: Sequence[CrossReport], mode: str, type_name: str) -> dict[str, GGUFValue]:
+    """What the runtime does when it is left to the file, and the report, a value a layer."""
+    fields = {"slimrt.cache.cross": string(mode)}
+    if type_name != AUTO:
+        fields["slimrt.cache.cross_type"] = string(type_name)
+    for name in reports[0].errors if reports else ():
+        errors = [one.errors[name] for one in reports]
+        fields[f"slimrt.fold.cross_error_{name}"] = array(errors, GGUFValueType.FLOAT32)
+    if reports:
+        fields["slimrt.fold.cross_cond"] = array([one.cond for one in reports], GGUFValueType.FLOAT32)
+    return fields
+
+
+def require_all_precise(model: ModelData, layers: Sequence[LayerReport]) -> None:
+    """Beside an encoder, refuses folds of self-attention that lose too much."""
+    attention = Attention.of(model)
+    for layer in layers if attention.beside_encoder else ():
+        residual = layer.predicted.value if layer.mode == RESIDUAL_MODE and layer.predicted else None
+        error = layer.errors[layer.type] if layer.errors else residual
+        if error is not None:
+            require_precise(Lossy(SELF, layer.mode, layer.type), layer.layer, error, rope=attention.rope)

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Folding: what a cache mode needs in each layer beyond a model's own tensors."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+import numpy as np
+
+from slimrt.folding.attention import Attention, fold_value_bias
+from slimrt.folding.calibrate import Text, calibrated
+from slimrt.folding.conditioned import Conditioned
+from slimrt.folding.exact import FOLDED as EXACT
+from slimrt.folding.exact import fold_layer, stored
+from slimrt.folding.planes import STATIC_SCALES
+from slimrt.folding.readback import KReader, KvReader, Reader, Sample, VReader, XReader, XrReader
+from slimrt.modelfile.gguf import read_gguf
+from slimrt.modes import default_residual
+from slimrt.plumbing import progress as bars
+
+FOLDED = (*EXACT, "k+r", "xr")  # the modes that need tensors of their own
+# In the names of these tensors:
+_PLAIN: dict[str, Callable[[Sample, str], Reader]] = {"kv": KvReader, "k": KReader, "v": VReader, "x": XReader}
+
+
+def reader(
+    sample: Sample, mode: str, type_name: str, rank: int | None = None, residual_type: str | None = None, *, half: bool
+) -> Reader:
+    """Fold one layer for a mode.
+
+    Args:
+        sample: the layer and what it is folded for.
+        mode: a mode that is legal here. type_name: of its rows.
+        rank, residual_type: of mode "k+r"; None: the default.
+        half: folds may be float16 beside types that are coarser anyway.
+
+    Raises:
+        CacheUnsupportedError: a projection that has to be inverted is singular.
+    """
+    if mode == "k+r":
+        usual = default_residual(mode, type_name, sample.weights.attention.kv_width)
+        rank = usual[0] if rank is None else rank
+        return Conditioned(sample, type_name, half=half, max_rank=rank).reader(rank, residual_type or usual[1])
+    if mode == "xr":
+        return XrReader(sample, type_name, half=half)
+    return _PLAIN[mode](sample, type_name)
+
+
+def fold_layers(
+    path: str | os.PathLike[str],
+    mode: str,
+    *,
+    cache_type: str = "f16",
+    rank: int | None = None,
+    residual_type: str | None = None,
+    calibration: Text = None,
+    layers: Collection[int] | None = None,
+    progress: bool = True,
+) -> dict[str, np.ndarray]:
+    """Return what a cache mode needs beyond a plain GGUF's own tensors, to load it without converting.
+
+    Args:
+        path: a GGUF file.
+        mode: "k", "v", "k+r" or "xr".
+        cache_type: element type of the rows, which k+r and xr are folded for.
+        rank, residual_type: of the residual of k+r; None: the default for the type.
+        calibration: a text file for k+r and xr; None: the built-in text, if the model has a tokenizer; "none": none.
+        layers: which; None: all.
+        progress: show a bar on stderr, when that is a terminal.
+
+    Returns:
+        Tensors by name ("blk.N.attn_kv.weight", ...), float32: for "k" [e_v, e_k] with V = K @ it.T, for "v"
+        [e_k, e_v] with K = V @ it.T. Folded in float64, one layer in memory at a time.
+
+    Raises:
+        ValueError: another mode, or a rank wider than V.
+        CacheUnsupportedError: the mode is not exact for this model; names the layer, the reason, and legal modes.
+        ModelFormatError, UnsupportedError, OSError: the file is broken or of an unknown architecture.
+    """
+    if mode not in FOLDED:
+        raise ValueError(f"cache mode {mode!r} needs no fold; those that do: {', '.join(FOLDED)}")
+    model = read_gguf(Path(path))
+    attention = Attention.of(model)
+    attention.require(mode)
+    check_rank(attention, rank)
+    wanted, show = sorted(layers) if layers is not None else range(attention.n_layers), bars.wanted(None) and progress
+    made: dict[str, np.ndarray] = {}
+    if mode in EXACT:
+        with bars.bar(show, len(wanted), "folding", "layer") as update:
+            for done, layer in enumerate(wanted):
+                made[f"{attention.prefix(layer)}{EXACT[mode]}"] = stored(fold_layer(model, attention, mode, layer))
+                update(done + 1, len(wanted))
+        return made
+    text = calibration if mode == "k+r" or cache_type in STATIC_SCALES else "none"
+    with (
+        calibrated(Path(path), fold_value_bias(model, attention), text, show_progress=show) as known,
+        bars.bar(show, len(wanted), "folding", "layer") as update,
+    ):
+        for done, layer in enumerate(wanted):
+            folded = reader(known.layer(layer)[0], mode, cache_type, rank, residual_type, half=False)
+            made |= {f"{attention.prefix(layer)}{name}": tensor for name, tensor in folded.tensors.items()}
+            update(done + 1, len(wanted))
+    return made
+
+
+def check_rank(attention: Attention, rank: int | None) -> None:
+    """Raises ValueError for a residual wider than V, or of a negative width."""
+    if rank is not None and not 0 <= rank <= attention.kv_width:
+        raise ValueError(f"rank must be from 0 to {attention.kv_width}, the width of V, got {rank}")

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Folding a whole model, a layer at a time: what was asked for, what each layer gets, and its tensors in files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from gguf import GGMLQuantizationType
+
+from slimrt.folding.calibrate import Calibration
+from slimrt.folding.choose import Option, choose, kv_bytes, share_of_v
+from slimrt.folding.exact import FOLDED as EXACT
+from slimrt.folding.fold import reader
+from slimrt.folding.noise import ROUNDOFF
+from slimrt.folding.planes import bytes_per_token
+from slimrt.folding.precision import Errors, measured, predicted
+from slimrt.folding.readback import Reader, Sample
+from slimrt.folding.report import FrontReport, LayerReport
+from slimrt.modelfile.gguf import ModelData, Tensor
+from slimrt.plumbing import progress as bars
+
+_STORED = {np.dtype(np.float32): GGMLQuantizationType.F32, np.dtype(np.float16): GGMLQuantizationType.F16}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a conversion is to do about the cache.
+
+    Attributes:
+        mode: for all layers; "auto": to be chosen; None: nothing.
+        types: of the rows; several to choose from.
+        said: the types were given, not the defaults.
+        target: the error to choose for.
+        rank, residual_type: of mode "k+r"; None: the default.
+    """
+
+    mode: str | None
+    types: tuple[str, ...]
+    said: bool
+    target: float | None
+    rank: int | None
+    residual_type: str | None
+
+
+def fold_model(
+    known: Calibration, request: Request, spool: Path, *, show_progress: bool
+) -> tuple[ModelData, list[LayerReport]]:
+    """Return the model with what its cache needs, which waits in files of `spool`, and the reports.
+
+    Raises:
+        CacheUnsupportedError: a projection that has to be inverted is singular.
+    """
+    made: list[Tensor] = []
+    reports: list[LayerReport] = []
+    n_layers = known.attention.n_layers
+    with bars.bar(show_progress, n_layers, "folding", "layer") as update:
+        for layer in range(n_layers):
+            report, tensors = fold_one(known, layer, request)
+            reports.append(report)
+            made += [
+                in_file(spool, f"{known.attention.prefix(layer)}{name}", tensor) for name, tensor in tensors.items()
+            ]
+            update(layer + 1, n_layers)
+    return known.model.with_tensors(*made), reports
+
+
+def fold_one(known: Calibration, layer: int, request: Request) -> tuple[LayerReport, dict[str, np.ndarray]]:
+    """One layer's report and tensors, by name after "blk.N."."""
+    sample, held_out = known.layer(layer)
+    if request.target is not None:
+        option, front = choose(sample, held_out, request.types, request.target, half=True)
+        return (
+            _report(sample, option.reader, option.predicted, option.measured, front),
+            option.reader.tensors,
+        )
+    assert request.mode is not None
+    made = reader(sample, request.mode, request.types[0], request.rank, request.residual_type, half=True)
+    exact = request.mode in EXACT
+    return _report(sample, made, predicted(made), measured(made, held_out), [], exact=exact), made.tensors
+
+
+def _report(
+    sample: Sample, made: Reader, expected: Errors, found: Errors | None, front: list[Option], *, exact: bool = False
+) -> LayerReport:
+    attention = sample.weights.attention
+    errors: dict[str, float] = {}
+    if exact:
+        names = dict.fromkeys((*ROUNDOFF, made.type))
+        errors = {name: reader(sample, made.mode, name, half=True).fold_error() for name in names}
+    return LayerReport(
+        layer=sample.weights.layer,
+        mode=made.mode,
+        type=made.type,
+        rank=made.rank,
+        residual_type=made.residual_type,
+        cond=sample.cond if made.cond is None else made.cond,
+        errors=errors,
+        predicted=expected,
+        measured=found,
+        bytes_per_token=bytes_per_token(made.planes),
+        kv_bytes=kv_bytes(sample),
+        weights=sum(tensor.nbytes for tensor in made.tensors.values()),
+        share_of_v=share_of_v(sample) if attention.kv_width < attention.d else None,
+        front=tuple(FrontReport(o.mode, o.type, o.rank, o.residual_type, o.bytes, o.predicted.size) for o in front),
+    )
+
+
+def in_file(spool: Path, name: str, values: np.ndarray) -> Tensor:
+    """A tensor whose values, float32 or float16, wait in a file of the folder."""
+    file, shape, kind = spool / name, values.shape, values.dtype
+    file.write_bytes(np.ascontiguousarray(values).data)
+    return Tensor(name, shape, _STORED[kind], lambda: np.memmap(file, kind, "r", shape=shape).view(np.uint8))

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a conversion did, layer by layer, as data and as a table."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from slimrt.folding.precision import Errors
+from slimrt.plumbing.units import format_bytes
+
+CAUTION, TOO_LARGE = 0.01, 0.05  # relative error of V
+_AMPLIFIED = {"k": "V", "v": "K"}  # mode -> what is computed from the stored row
+
+
+def verdict(error: float) -> str:
+    """What to say of a predicted relative error: nothing, "caution", or "do not use: use kv"."""
+    if error > TOO_LARGE:
+        return "do not use: use kv"
+    return "caution" if error > CAUTION else ""
+
+
+@dataclass(frozen=True)
+class FrontReport:
+    """A cache that no other beats in bytes and error (predicted, `Errors.size`), for one layer."""
+
+    mode: str
+    type: str
+    rank: int
+    residual_type: str
+    bytes_per_token: int
+    error: float
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """One layer.
+
+    Attributes:
+        layer: which. mode: its cache mode. type: of its rows. rank, residual_type: of the residual of k+r.
+        cond: condition of the projection that is, or would be, inverted; None when none is.
+        errors: element type -> predicted relative error of V (of K in mode "v"); for exact folds only.
+        predicted: relative errors of V and of attention's output. measured: the same, on text held out.
+        bytes_per_token: of the cache. kv_bytes: the same of kv f16. weights: bytes of what is folded.
+        share_of_v: of V's variance, what K predicts; where K is narrower than the input.
+        front: caches that no other beats, where K is narrower than the input and the choice was left open.
+    """
+
+    layer: int
+    mode: str
+    type: str = ""
+    rank: int = 0
+    residual_type: str = ""
+    cond: float | None = None
+    errors: dict[str, float] = field(default_factory=dict)
+    predicted: Errors | None = None
+    measured: Errors | None = None
+    bytes_per_token: int = 0
+    kv_bytes: int = 0
+    weights: int = 0
+    share_of_v: float | None = None
+    front: tuple[FrontReport, ...] = ()
+
+    @property
+    def share(self) -> float:
+        """Of the bytes of kv f16."""
+        return self.bytes_per_token / self.kv_bytes
+
+
+@dataclass(frozen=True)
+class CrossReport:
+    """One layer's cross-attention, folded for mode k or e1.
+
+    Attributes:
+        cond: of the W_K that is inverted.
+        errors: element type -> predicted relative error of V, in mode e1 the larger of K's and V's.
+    """
+
+    layer: int
+    mode: str
+    type: str
+    cond: float
+    errors: dict[str, float]
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """Logits of the result, with its cache, against those of the source with a float32 `kv` cache.
+
+    Attributes:
+        tokens: how many rows of logits were compared, each one decoded over the cache.
+        max_abs: the largest difference. max_rel: that over the largest logit.
+        kl: mean KL divergence of the next-token distributions, nats. same_top: share of equal top tokens.
+    """
+
+    tokens: int
+    max_abs: float
+    max_rel: float
+    kl: float
+    same_top: float
+
+    def __str__(self) -> str:
+        return (
+            f"verified on {self.tokens} tokens: max |difference| {self.max_abs:.3g} ({self.max_rel:.3g} relative), "
+            f"KL {self.kl:.3g}, same top token {self.same_top:.2%}"
+        )
+
+
+@dataclass(frozen=True)
+class ConvertReport:
+    """What `convert` wrote.
+
+    Attributes:
+        path: the new file. cache: the cache mode asked for ("auto": chosen by layer), None when it is a plain model.
+        cache_type: the element type that the warnings are about, or those that were allowed.
+        calibration: what the predicted errors rest on.
+        layers: one report a layer. warnings: what the user should know.
+        verify: the comparison with the source, when asked for.
+        target_error: what "auto" kept errors within.
+        cross: one report a layer whose cross-attention was folded.
+    """
+
+    path: Path
+    cache: str | None
+    cache_type: str
+    calibration: str
+    layers: list[LayerReport]
+    warnings: list[str]
+    verify: VerifyReport | None = None
+    target_error: float | None = None
+    cross: tuple[CrossReport, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain data, for JSON."""
+        return asdict(self) | {"path": str(self.path)}
+
+    def table(self) -> str:
+        """The report as text: a row a layer, a total, then warnings."""
+        lines = [str(self.path)]
+        if any(layer.errors for layer in self.layers):
+            lines += self._by_type()
+        if any(layer.predicted for layer in self.layers):
+            lines += self._by_layer()
+        if self.cross:
+            lines += self._of_cross()
+        if self.verify:
+            lines.append(str(self.verify))
+        return "\n".join(lines + [f"warning: {text}" for text in self.warnings])
+
+    def _of_cross(self) -> list[str]:
+        read = "K and V" if self.cross[0].mode == "e1" else "V"
+        head = (
+            f"predicted relative error of cross-attention's {read} by type of the cache (white encoder states assumed)"
+        )
+        names = "  ".join(f"{name:>8}" for name in self.cross[0].errors)
+        rows = [
+            f"{one.layer:>5}  {one.mode:<4}  {one.cond:9.3g}  " + "  ".join(f"{e:8.2g}" for e in one.errors.values())
+            for one in self.cross
+        ]
+        return [head, f"{'layer':>5}  {'mode':<4}  {'cond(W_K)':>9}  {names}", *rows]
+
+    def _by_type(self) -> list[str]:
+        """Predicted errors of an exact fold in every float type."""
+        mode = self.layers[0].mode
+        head = [
+            f"predicted relative error of {_AMPLIFIED[mode]} by type of the cache ({self.calibration})",
+            f"{'layer':>5}  {'mode':<4}  {f'cond(W_{mode.upper()})':>9}  "
+            + "  ".join(f"{name:>8}" for name in self.layers[0].errors),
+        ]
+        return head + [self._type_row(layer) for layer in self.layers]
+
+    @staticmethod
+    def _type_row(layer: LayerReport) -> str:
+        errors = "  ".join(f"{error:8.2g}" for error in layer.errors.values())
+        said = ", ".join(f"{name}: {verdict(error)}" for name, error in layer.errors.items() if verdict(error))
+        return f"{layer.layer:>5}  {layer.mode:<4}  {layer.cond or 0:9.3g}  {errors}  {said}".rstrip()
+
+    def _by_layer(self) -> list[str]:
+        """What each layer's cache costs and saves."""
+        head = [
+            f"relative errors of V and of attention's output, predicted and measured ({self.calibration})",
+            f"{'layer':>5}  {'mode':<4}  {'type':<8}  {'residual':<8}  {'cond(W_K)':>9}  {'V pred.':>8}  {'V meas.':>8}"
+            f"  {'out pred.':>9}  {'out meas.':>9}  {'bytes/token':>11}  {'of kv f16':>9}",
+        ]
+        return head + [self._row(layer) for layer in self.layers] + self.summary()
+
+    @staticmethod
+    def _row(layer: LayerReport) -> str:
+        residual = f"{layer.rank} {layer.residual_type}" if layer.rank else "-"
+        cond = f"{layer.cond:9.3g}" if layer.cond is not None else f"{'-':>9}"
+        shown = []
+        for name, width in (("value", 8), ("output", 9)):
+            for errors in (layer.predicted, layer.measured):
+                shown.append(f"{getattr(errors, name):{width}.2g}" if errors else f"{'-':>{width}}")
+        return (
+            f"{layer.layer:>5}  {layer.mode:<4}  {layer.type:<8}  {residual:<8}  {cond}  {'  '.join(shown)}  "
+            f"{layer.bytes_per_token:>11}  {layer.share:>9.1%}"
+        )
+
+    def summary(self) -> list[str]:
+        """What the whole model saves and what that costs, in sentences."""
+        bytes_, kv = sum(layer.bytes_per_token for layer in self.layers), sum(layer.kv_bytes for layer in self.layers)
+        weights = sum(layer.weights for layer in self.layers)
+        total = f"total: {bytes_} bytes a token, {bytes_ / kv:.1%} of kv f16"
+        if weights:
+            total += f"; folded weights take {format_bytes(weights)}"
+            if bytes_ < kv:
+                total += f", which pays from {-(-weights // (kv - bytes_))} tokens on (of all sequences together)"
+        lines = [total]
+        shares = [layer.share_of_v for layer in self.layers if layer.share_of_v is not None]
+        if shares:
+            lines.append(self._about_groups(shares))
+        if self.cache == "auto" and all(layer.mode == "kv" for layer in self.layers):
+            lines.append(self._nothing_gained())
+        return lines
+
+    def _about_groups(self, shares: list[float]) -> str:
+        low, high = min(shares), max(shares)
+        between = f"{low:.0%}" if f"{low:.0%}" == f"{high:.0%}" else f"{low:.0%} to {high:.0%}"
+        text = f"K is narrower than the layer's input; it predicts {between} of V's variance"
+        if self.cache != "auto":
+            return text
+        offered = sum(any(option.mode == "k+r" for option in layer.front) for layer in self.layers)
+        return f"{text}, and k+r beats kv at its bytes in {offered} of {len(self.layers)} layers"
+
+    def _nothing_gained(self) -> str:
+        types = sorted({layer.type for layer in self.layers})
+        use = f"cache='kv', cache_type='{types[0]}'" if len(types) == 1 else "this file, whose types differ by layer"
+        return f"no mode beats kv here at this target: use {use}"

@@ -1,0 +1,63 @@
+"""The singular values of W_K, which say how far a mode that inverts it amplifies rounding (cache-math section 2)."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slimrt.plumbing import progress as bars
+
+QUANTILES = (0.75, 0.5, 0.25, 0.1, 0.01)  # of the values over the largest; the low ones decide
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """Of one layer's W_K [d, e_k], in float64. values: descending, min(d, e_k) of them."""
+
+    layer: int
+    values: NDArray[np.float64]
+
+    @property
+    def cond(self) -> float:
+        """Largest over smallest; infinite of a singular matrix."""
+        return float(self.values[0] / self.values[-1]) if self.values[-1] > 0 else float("inf")
+
+    def quantiles(self) -> dict[float, float]:
+        """Quantile -> singular value there, over the largest."""
+        return {q: float(np.quantile(self.values, q) / self.values[0]) for q in QUANTILES}
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON-ready values; cond None where it is infinite."""
+        return {
+            "layer": self.layer,
+            "largest": float(self.values[0]),
+            "smallest": float(self.values[-1]),
+            "cond": self.cond if np.isfinite(self.cond) else None,
+            "quantiles": {f"{q:g}": value for q, value in self.quantiles().items()},
+            "values": self.values.tolist(),
+        }
+
+
+def spectra(gguf: str | os.PathLike[str], *, progress: bool = False) -> list[Spectrum]:
+    """The spectrum of W_K in every layer, one layer in memory at a time; progress: show a bar on stderr.
+
+    Raises:
+        ModelFormatError, UnsupportedError, OSError: the file is broken or of an unknown architecture.
+    """
+    from slimrt.folding.attention import Attention, projections
+    from slimrt.modelfile.gguf import read_gguf
+
+    model = read_gguf(Path(gguf))
+    attention = Attention.of(model)
+    found = []
+    with bars.bar(progress, attention.n_layers, "spectrum", "layer") as update:
+        for layer in range(attention.n_layers):
+            w_k, _ = projections(model, attention, layer)
+            found.append(Spectrum(layer, np.linalg.svd(w_k, compute_uv=False)))
+            update(layer + 1, attention.n_layers)
+    return found

@@ -1,0 +1,63 @@
+"""The async twins: the same calls in a thread, stopped when their task is."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from typing import TypeVar
+
+from slimrt.generation.generate import Stream
+from slimrt.generation.options import GenerateOptions
+
+Result = TypeVar("Result")
+
+
+class _Cancelled(Exception):
+    """Raised inside the thread, between two steps."""
+
+
+async def run_in_thread(generate: Callable[[GenerateOptions], Result], options: GenerateOptions) -> Result:
+    """Await generate(options)."""
+    cancelled = threading.Event()
+    try:
+        return await asyncio.to_thread(generate, _stopping(options, cancelled))
+    finally:
+        cancelled.set()
+
+
+async def iterate_in_thread(
+    stream: Callable[[GenerateOptions], Stream], options: GenerateOptions
+) -> AsyncIterator[str]:
+    """Iterate over stream(options)."""
+    loop, queue, cancelled = asyncio.get_running_loop(), asyncio.Queue[str | None](), threading.Event()
+
+    def work() -> None:
+        try:
+            with suppress(_Cancelled), stream(_stopping(options, cancelled)) as pieces:
+                for piece in pieces:
+                    loop.call_soon_threadsafe(queue.put_nowait, piece)
+        finally:
+            loop.call_soon_threadsafe(queue.put_nowait, None)
+
+    worker = asyncio.create_task(asyncio.to_thread(work))
+    try:
+        while (piece := await queue.get()) is not None:
+            yield piece
+    finally:
+        cancelled.set()
+        await worker
+
+
+def _stopping(options: GenerateOptions, cancelled: threading.Event) -> GenerateOptions:
+    """The options with an on_progress that also stops the work."""
+    on_progress = options.get("on_progress")
+
+    def report(stage: str, done: int, total: int) -> None:
+        if cancelled.is_set():
+            raise _Cancelled
+        if on_progress is not None:
+            on_progress(stage, done, total)
+
+    return options | {"on_progress": report}

@@ -1,0 +1,300 @@
+"""Searches for token sequences over the engine: many at once, each written as if it were alone.
+
+A task is a generator: it yields what it wants computed (Encode or Append), is sent the result, and returns what it
+found. run() puts what all tasks want into one call of the engine. So a batch forms by itself: who ends leaves it, and
+who waits takes the place.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slimrt.plumbing.numbers import log_normaliser
+
+Result = TypeVar("Result")
+Logits = NDArray[np.float32]
+Rules = Callable[[Logits, Sequence[int]], None]
+"""Changes a row of logits (vocab,) in place, given the tokens found so far."""
+
+
+class Engine(Protocol):
+    """What searches need of core.Engine."""
+
+    def new_sequence(self) -> int: ...
+    def free_sequence(self, sequence: int) -> None: ...
+    def fork(self, sequence: int) -> int: ...
+    def truncate(self, sequence: int, length: int) -> None: ...
+    def encode(self, items: Sequence[Any]) -> Any: ...
+    def append(self, items: Sequence[tuple[int, NDArray[np.int32]]]) -> Logits: ...
+
+
+class Sampler(Protocol):
+    """What searches need of core.Sampler."""
+
+    def sample(self, logits: Logits, history: Sequence[int]) -> int: ...
+
+
+@dataclass(frozen=True)
+class Encode:
+    """Wanted: a source (int32 ids or float32 rows) encoded into an empty sequence. The answer is nothing.
+
+    positions: of its rows, int32 (n,), where there are gaps between them.
+    """
+
+    sequence: int
+    source: NDArray[Any]
+    positions: NDArray[np.int32] | None = None
+
+    @property
+    def item(self) -> tuple[Any, ...]:
+        """As the engine takes it."""
+        return (self.sequence, self.source) + (() if self.positions is None else (self.positions,))
+
+
+@dataclass(frozen=True)
+class Append:
+    """Wanted: tokens at the ends of sequences. The answer: logits float32 (sequences, vocab), the task's to change."""
+
+    items: Sequence[tuple[int, Sequence[int]]]
+
+
+Task = Generator[Encode | Append, Any, Result]
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """Tokens, and how likely they are.
+
+    Attributes:
+        tokens: without the end token.
+        logprobs: natural logarithms of their probabilities after the rules, and of the end token's if it came.
+        ended: an end token came; else there was no room for more.
+    """
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    ended: bool
+
+    def score(self, length_penalty: float = 1.0) -> float:
+        """Sum of logprobs over length ** length_penalty, the end token counted."""
+        return float(sum(self.logprobs)) / float(max(len(self.logprobs), 1) ** length_penalty)
+
+
+class _Running(Generic[Result]):
+    """A task under way, what it wants next (None: it is done), and its result."""
+
+    result: Result
+
+    def __init__(self, needs: int, task: Task[Result]):
+        self.needs, self.task = needs, task
+        self.wants: Encode | Append | None = None
+
+    def answer(self, value: Any = None) -> None:
+        try:
+            self.wants = self.task.send(value)
+        except StopIteration as end:
+            self.wants, self.result = None, end.value
+
+
+def run(engine: Engine, tasks: Iterable[tuple[int, Task[Result]]], width: int) -> list[Result]:
+    """Run tasks together; their results in order.
+
+    Args:
+        tasks: (sequences that it uses at once, task).
+        width: sequences that all running tasks may use at once; one that needs more runs alone.
+
+    An exception closes every task, which frees its sequences, and goes on.
+    """
+    waiting = deque(enumerate(tasks))
+    running: dict[int, _Running[Result]] = {}
+    results: dict[int, Result] = {}
+    try:
+        while waiting or running:
+            while waiting and (not running or sum(r.needs for r in running.values()) + waiting[0][1][0] <= width):
+                index, (needs, task) = waiting.popleft()
+                running[index] = _Running(needs, task)
+                running[index].answer()
+            _serve(engine, list(running.values()))
+            for index in [index for index, one in running.items() if one.wants is None]:
+                results[index] = running.pop(index).result
+    finally:
+        for one in running.values():
+            one.task.close()
+    return [results[index] for index in range(len(results))]
+
+
+def _serve(engine: Engine, running: Sequence[_Running[Any]]) -> None:
+    """Give every task what it wants: all sources in one call, then all tokens in one."""
+    while encodes := [(one, one.wants) for one in running if isinstance(one.wants, Encode)]:
+        engine.encode([wanted.item for _, wanted in encodes])
+        for one, _ in encodes:
+            one.answer()
+    appends = [(one, one.wants) for one in running if isinstance(one.wants, Append)]
+    if not appends:
+        return
+    items = [(sequence, np.array(tokens, np.int32)) for _, wanted in appends for sequence, tokens in wanted.items]
+    logits, at = engine.append(items), 0
+    for one, wanted in appends:
+        one.answer(logits[at : at + len(wanted.items)])
+        at += len(wanted.items)
+
+
+def together(tasks: Sequence[Task[Result]]) -> Task[list[Result]]:
+    """One task of several that only append: they go in step, and their results come in order."""
+    running = [_Running(1, task) for task in tasks]
+    try:
+        for one in running:
+            one.answer()
+        while active := [(one, one.wants) for one in running if isinstance(one.wants, Append)]:
+            logits, at = (yield Append([item for _, wanted in active for item in wanted.items])), 0
+            for one, wanted in active:
+                one.answer(logits[at : at + len(wanted.items)])
+                at += len(wanted.items)
+    finally:
+        for one in running:
+            one.task.close()
+    return [one.result for one in running]
+
+
+def follow(
+    sequence: int, logits: Logits, rules: Rules, sampler: Sampler, ends: frozenset[int], limit: int
+) -> Task[Hypothesis]:
+    """One token after the other, as the sampler picks them: greedy or by chance.
+
+    Args:
+        sequence: computed up to `logits` (vocab,); the tokens are appended to it.
+        rules: applied to every row before the sampler; logprobs are what they leave of the model's distribution.
+        limit: tokens at most.
+    """
+    tokens: list[int] = []
+    logprobs: list[float] = []
+    while True:
+        rules(logits, tokens)
+        token = sampler.sample(logits, tokens)
+        logprobs.append(float(logits[token]) - log_normaliser(logits))
+        if token in ends:
+            return Hypothesis(tuple(tokens), tuple(logprobs), True)
+        tokens.append(token)
+        if len(tokens) >= limit:
+            return Hypothesis(tuple(tokens), tuple(logprobs), False)
+        logits = (yield Append([(sequence, [token])]))[0]
+
+
+@dataclass(frozen=True)
+class _Beam:
+    """A beginning. sequence: where it is computed, but for its last token."""
+
+    sequence: int
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    total: float
+
+
+def beam_search(
+    engine: Engine,
+    root: int,
+    logits: Logits,
+    rules: Rules,
+    ends: frozenset[int],
+    limit: int,
+    *,
+    num_beams: int,
+    length_penalty: float = 1.0,
+    early_stopping: bool = False,
+    patience: float = 1.0,
+    on_step: Callable[[int], object] | None = None,
+) -> Task[list[Hypothesis]]:
+    """The likeliest sequences that a search with a few beginnings at a time finds, best first.
+
+    Of the likeliest continuations of all beams, those that end within the first num_beams places are results, and the
+    first num_beams others are the next beams. The search is over when there are num_beams results and the best beam,
+    ended now, would not be among them; with early_stopping as soon as there are num_beams results; or at the limit,
+    where beams are results too. Scores are sums of logprobs over length ** length_penalty, as Hugging Face has them.
+    patience: so many times num_beams results are waited for, and returned (Kasai et al., "A Call for Clarity in Beam
+    Search: How It Works and When It Stops", 2022).
+
+    Args:
+        root: a sequence computed up to `logits` (vocab,). Beams are its forks and take its rows, so that num_beams
+            sequences always have room for a full context; it may end up with its source alone.
+        limit: tokens at most.
+        on_step: told after each step how many tokens the beams have.
+
+    Raises:
+        ValueError: the rules leave nothing that may come.
+    """
+    beams, rows, enough = [_Beam(root, (), (), 0.0)], logits[None], max(round(num_beams * patience), 1)
+    found, owned = list[Hypothesis](), set[int]()
+    try:
+        while True:
+            at_limit = len(beams[0].tokens) + 1 >= limit
+            candidates = _continuations(beams, rows, rules, num_beams * (1 + max(len(ends), 1)))
+            for _, tokens, logprobs, _ in candidates[:num_beams]:
+                if tokens[-1] in ends:
+                    found.append(Hypothesis(tokens[:-1], logprobs, True))
+                elif at_limit:
+                    found.append(Hypothesis(tokens, logprobs, False))
+            found = sorted(found, key=lambda one: -one.score(length_penalty))[:enough]
+            going_on = [one for one in candidates if one[1][-1] not in ends][:num_beams]
+            if not found and not going_on:
+                raise ValueError("no token is left to choose: every logit is -infinity")
+            if at_limit or not going_on or _enough(found, going_on[0], enough, length_penalty, early_stopping):
+                return found
+            if on_step is not None:
+                on_step(len(going_on[0][1]))
+            beams = _forked(engine, beams, going_on, owned)
+            engine.truncate(root, 0)
+            rows = yield Append([(beam.sequence, beam.tokens[-1:]) for beam in beams])
+    finally:
+        for sequence in owned:
+            engine.free_sequence(sequence)
+
+
+_Continuation = tuple[int, tuple[int, ...], tuple[float, ...], float]  # beam it continues, tokens, logprobs, total
+
+
+def _continuations(beams: Sequence[_Beam], rows: Logits, rules: Rules, count: int) -> list[_Continuation]:
+    """The likeliest `count` continuations of beams by a token, best first."""
+    options: list[tuple[float, int, int, float]] = []
+    for index, (beam, row) in enumerate(zip(beams, rows, strict=True)):
+        rules(row, beam.tokens)
+        normaliser = log_normaliser(row)
+        best = np.argpartition(-row, min(count, len(row)) - 1)[:count]  # slow from the end where many are -inf
+        for token in best[np.isfinite(row[best])]:
+            logprob = float(row[token]) - normaliser
+            options.append((beam.total + logprob, index, int(token), logprob))
+    options.sort(key=lambda option: (-option[0], option[1], option[2]))
+    return [
+        (index, (*beams[index].tokens, token), (*beams[index].logprobs, logprob), total)
+        for total, index, token, logprob in options[:count]
+    ]
+
+
+def _enough(
+    found: Sequence[Hypothesis], best: _Continuation, count: int, length_penalty: float, early_stopping: bool
+) -> bool:
+    if len(found) < count:
+        return False
+    _, tokens, _, total = best
+    return early_stopping or total / len(tokens) ** length_penalty <= found[-1].score(length_penalty)
+
+
+def _forked(engine: Engine, beams: Sequence[_Beam], going_on: Sequence[_Continuation], owned: set[int]) -> list[_Beam]:
+    """Sequences for the next beams: a beam's own for its first continuation, forks for the others."""
+    for sequence in owned - {beams[index].sequence for index, *_ in going_on}:
+        owned.remove(sequence)
+        engine.free_sequence(sequence)
+    result, taken = list[_Beam](), set[int]()
+    for index, tokens, logprobs, total in going_on:
+        sequence = beams[index].sequence
+        if sequence in taken or sequence not in owned:
+            sequence = engine.fork(sequence)
+            owned.add(sequence)
+        taken.add(sequence)
+        result.append(_Beam(sequence, tokens, logprobs, total))
+    return result

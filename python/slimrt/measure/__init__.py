@@ -1,0 +1,1 @@
+"""Measurements of a loaded model: scores, perplexity, what caches cost, and their plots."""

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a Hugging Face config.json says of a model, and the sizes that follow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slimrt.errors import ModelFormatError, UnsupportedError
+from slimrt.modelfile.hf.encoder_decoders import ENCODER_DECODERS
+from slimrt.modelfile.hf.families import FAMILIES, Family, Stack
+from slimrt.modelfile.hf.safetensors_files import read_json
+
+_MODEL_TYPES = {**FAMILIES, **ENCODER_DECODERS}
+
+
+class Config:
+    """A model's config, in the usual spelling of its keys.
+
+    Args:
+        path: the file that the values are from.
+        values: config.json's, as they are.
+        generation: generation_config.json's.
+        family: how the model is laid out; None: as Hugging Face has its model type.
+
+    Attributes:
+        where: what holds the model's tensors, for messages.
+
+    Raises:
+        ModelFormatError: a value is broken, or contradicts another.
+        UnsupportedError: another model type, or a value that slimrt does not handle.
+    """
+
+    def __init__(self, path: Path, values: dict[str, Any], generation: dict[str, Any], family: Family | None = None):
+        self.path, self.generation = path, generation
+        self.where = path.parent if path.suffix == ".json" else path
+        self.model_type = str(values.get("model_type"))
+        if family is None and self.model_type not in _MODEL_TYPES:
+            raise UnsupportedError(
+                f"{path}: model type {self.model_type!r} is not supported; supported are: {', '.join(_MODEL_TYPES)}"
+            )
+        self.family: Family = family or _MODEL_TYPES[self.model_type]
+        usual = {theirs: ours for ours, theirs in self.family.spelling.items()}
+        said = {key: generation[key] for key in self.family.numbers if generation.get(key) is not None}
+        # In its own spelling a key counts more: transformers writes some twice.
+        own = {usual[key]: value for key, value in values.items() if key in usual}
+        self.values = {**self.family.defaults, **said, **values, **own}
+        self._refuse()
+        if self.family.settle is not None:
+            self.family, self.values = self.family.settle(self.family, self.values)
+
+    @classmethod
+    def of(cls, directory: Path) -> Config:
+        """Of a Hugging Face directory. ModelFormatError: it has no config.json, or a broken one."""
+        path, beside = directory / "config.json", directory / "generation_config.json"
+        if not path.is_file():
+            raise ModelFormatError(f"{directory} is not a model: it has no config.json")
+        return cls(path, read_json(path), read_json(beside) if beside.is_file() else {})
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self.values.get(key, default)
+
+    def size(self, key: str, default: int | None = None) -> int:
+        """A positive integer; a missing or null one is `default`, ModelFormatError without that."""
+        return int(self._number(key, default, int, 1))
+
+    def number(self, key: str) -> float:
+        """A number that is not negative; ModelFormatError for anything else."""
+        return float(self._number(key, None, int | float, 0))
+
+    def layers(self, stack: Stack) -> int:
+        """How many layers a stack has; ModelFormatError when no key says it."""
+        said = [key for key in stack.count if self.get(key) is not None]
+        return self.size(said[0] if said else stack.count[0])
+
+    def _number(self, key: str, default: int | None, kind: Any, low: int) -> Any:
+        value = default if self.get(key) is None else self.get(key)
+        if isinstance(value, bool) or not isinstance(value, kind) or not low <= value < 2**31:
+            raise ModelFormatError(f"{self.path}: {self.family.spelling.get(key, key)} is {value!r}, not a size")
+        return value
+
+    def _refuse(self) -> None:
+        if method := self.get("quantization_config"):
+            method = method.get("quant_method") if isinstance(method, dict) else method
+            raise UnsupportedError(f"{self.path}: weights quantised by {method!r}; convert the unquantised model")
+        for key, allowed in self.family.only.items():
+            if self.get(key) is not None and self.get(key) not in allowed:
+                raise UnsupportedError(
+                    f"{self.path}: {key} = {self.get(key)!r} is not supported for model type '{self.model_type}'; "
+                    f"supported: {', '.join(map(str, allowed))}"
+                )
+        for one, other in self.family.equal:
+            if None not in (self.get(one), self.get(other)) and self.get(one) != self.get(other):
+                names = (self.family.spelling.get(key, key) for key in (one, other))
+                raise UnsupportedError(
+                    f"{self.path}: {' and '.join(names)} are {self.get(one)!r} and {self.get(other)!r}; only models "
+                    "where they are equal are supported"
+                )
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of a model, in elements."""
+
+    d: int
+    ff: int
+    v: int
+    ctx: int
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    others: Mapping[str, int]
+
+    @classmethod
+    def of(cls, config: Config) -> Sizes:
+        d, n_heads = config.size("hidden_size"), config.size("num_attention_heads")
+        n_kv_heads = config.size("num_key_value_heads", n_heads)
+        if config.get("head_dim") is None and d % n_heads or n_heads % n_kv_heads:
+            raise ModelFormatError(
+                f"{config.path}: {n_heads} query heads and {n_kv_heads} key heads do not divide a width of {d}"
+            )
+        return cls(
+            d=d,
+            ff=config.size("intermediate_size", 4 * d if config.family.arch == "gpt2" else None),
+            v=config.size("vocab_size"),
+            ctx=config.size("max_position_embeddings"),
+            n_layers=config.size("num_hidden_layers"),
+            n_heads=n_heads,
+            n_kv_heads=n_kv_heads,
+            head_dim=config.size("head_dim", d // n_heads),
+            others={symbol: config.size(key) for symbol, key in config.family.symbols.items()},
+        )
+
+    def shape(self, symbols: str) -> tuple[int, ...]:
+        """The shape that a family's table writes in symbols."""
+        q, kv = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
+        known = {"d": self.d, "q": q, "kv": kv, "qkv": q + 2 * kv, "ff": self.ff, "2ff": 2 * self.ff, "v": self.v}
+        known |= {"ctx": self.ctx, "2d": 2 * self.d, "heads": self.n_heads, **self.others}
+        return tuple(int(symbol) if symbol.isdecimal() else known[symbol] for symbol in symbols.split())

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Hugging Face directory (config.json, safetensors, tokenizer) as GGUF metadata and tensors.
+
+Nothing is guessed: a tensor that the family does not name, a config value that changes the mathematics and is not
+handled, a missing tensor or a wrong shape are refused by name.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gguf.constants import LlamaFileType
+from gguf.gguf_writer import GGUFValue
+
+from slimrt.errors import UnsupportedError
+from slimrt.modelfile.gguf import F32, ModelData, Tensor, boolean, float32, string, uint32
+from slimrt.modelfile.hf.config import Config, Sizes
+from slimrt.modelfile.hf.families import ACTIVATIONS
+from slimrt.modelfile.hf.layout import Layout, Source
+from slimrt.modelfile.hf.rope import rope_fields
+from slimrt.modelfile.hf.safetensors_files import DTYPES, Checkpoint
+from slimrt.modelfile.hf.vocabulary import vocabulary_fields
+
+
+def read_hf(directory: Path) -> tuple[ModelData, list[str]]:
+    """Return the model in a Hugging Face directory, and warnings; tensor data stays on disk until asked for.
+
+    Raises:
+        ModelFormatError: a file is missing, broken, or contradicts config.json.
+        UnsupportedError: an unknown model type, or something that changes the mathematics and is not handled.
+    """
+    config = Config.of(directory)
+    model = read_tensors(config, Checkpoint(directory), directory.resolve().name)
+    vocabulary, warnings = vocabulary_fields(directory, config.family.arch, Sizes.of(config).v)
+    if "slimrt.chronos.kind" in model.metadata:
+        warnings = []  # a series is no text: it needs no tokenizer
+    return model.with_metadata(vocabulary), warnings
+
+
+def read_tensors(config: Config, checkpoint: Source, name: str) -> ModelData:
+    """Return a model without its vocabulary: what `config` describes, from the tensors that `checkpoint` holds.
+
+    Raises:
+        ModelFormatError, UnsupportedError: they do not fit each other.
+    """
+    sizes = Sizes.of(config)
+    metadata = _metadata(config, sizes, name)
+    tensors = list(Layout(config, sizes, checkpoint).tensors())
+    if config.family.rope:
+        rope, more = rope_fields(config.values, sizes.head_dim, config.family.rope_aliases)
+        metadata |= {f"{config.family.arch}.{key}": value for key, value in rope.items()}
+        tensors += more
+    metadata |= _file_type(tensors)
+    return ModelData(metadata, {tensor.name: tensor for tensor in tensors})
+
+
+def _file_type(tensors: list[Tensor]) -> dict[str, GGUFValue]:
+    """What the file says of its weights: the type of the largest that is not float32."""
+    smaller = [tensor for tensor in tensors if tensor.type != F32]
+    if not smaller:
+        return {"general.file_type": uint32(int(LlamaFileType.ALL_F32))}
+    kind = max(smaller, key=lambda tensor: tensor.nbytes).type.name
+    names = (name for name in (f"MOSTLY_{kind}", f"MOSTLY_{kind}_S") if name in LlamaFileType.__members__)
+    said = {"general.file_type": uint32(int(LlamaFileType[next(names, "GUESSED")]))}
+    return said if kind in DTYPES else said | {"general.quantization_version": uint32(2)}
+
+
+def _metadata(config: Config, sizes: Sizes, name: str) -> dict[str, GGUFValue]:
+    arch = config.family.arch
+    eps_key, eps = config.family.norm_eps
+    fields = {
+        "context_length": uint32(sizes.ctx),
+        "embedding_length": uint32(sizes.d),
+        "block_count": uint32(sizes.n_layers),
+        "feed_forward_length": uint32(sizes.ff),
+        "attention.head_count": uint32(sizes.n_heads),
+        "attention.head_count_kv": uint32(sizes.n_kv_heads),
+        f"attention.{eps_key}": float32(config.number(eps)),
+        "vocab_size": uint32(sizes.v),
+    }
+    if len(config.family.stacks) > 1:
+        fields["decoder_block_count"] = uint32(config.layers(config.family.stacks[-1]))
+    if sizes.head_dim * sizes.n_heads != sizes.d or len(config.family.stacks) > 1:
+        fields |= {f"attention.{part}_length": uint32(sizes.head_dim) for part in ("key", "value")}
+    if window := _window(config, sizes):
+        fields["attention.sliding_window"] = uint32(window)
+    general = {"architecture": string(arch), "type": string("model"), "name": string(name)}
+    metadata = {f"general.{key}": value for key, value in general.items()}
+    metadata |= {f"{arch}.{key}": value for key, value in fields.items()}
+    metadata |= {f"{arch}.{flag}": boolean(bool(config.get(flag))) for flag in config.family.flags}
+    metadata |= {f"{arch}.{ours}": uint32(int(config.number(key))) for ours, key in config.family.numbers.items()}
+    if key := config.family.activation:
+        metadata["slimrt.activation"] = string(ACTIVATIONS[config.get(key) or config.family.defaults[key]])
+    if config.family.extra is not None:
+        metadata |= config.family.extra(config.values, config.generation)
+    return metadata
+
+
+def _window(config: Config, sizes: Sizes) -> int | None:
+    """The sliding window of every layer, None when there is none or it is wider than the context.
+
+    Raises:
+        UnsupportedError: only some layers have it, or the runtime cannot honour it in this family.
+    """
+    if config.family.window is None or not config.get("sliding_window") or config.get("use_sliding_window") is False:
+        return None
+    window = config.size("sliding_window")
+    first = config.number("max_window_layers") if config.get("max_window_layers") else 0
+    sliding = [i >= first for i in range(sizes.n_layers)]
+    if isinstance(kinds := config.get("layer_types"), list):
+        sliding = [kind == "sliding_attention" for kind in kinds]
+    if window >= sizes.ctx or not any(sliding):
+        return None
+    if not all(sliding):
+        raise UnsupportedError(
+            f"{config.path}: a sliding window in {sum(sliding)} of {sizes.n_layers} layers is not supported"
+        )
+    if not config.family.window:
+        raise UnsupportedError(
+            f"{config.path}: use_sliding_window is not supported for model type '{config.model_type}'"
+        )
+    return window

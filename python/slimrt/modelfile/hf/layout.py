@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where each tensor of a Hugging Face model goes in GGUF, and how its elements are turned on the way."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from gguf import GGMLQuantizationType, quants
+
+from slimrt.errors import ModelFormatError, UnsupportedError
+from slimrt.modelfile.gguf import F32, Tensor
+from slimrt.modelfile.hf.config import Config, Sizes
+from slimrt.modelfile.hf.families import ALWAYS
+from slimrt.modelfile.hf.safetensors_files import DTYPES, Entry
+
+# What an Entry's dtype becomes: safetensors' names, and those of GGML's quantised types.
+TYPES = {kind.name: kind for kind in GGMLQuantizationType} | {"F64": F32}
+
+
+class Source(Protocol):
+    """Tensors of a model by the names that they were saved under (`safetensors_files.Checkpoint`)."""
+
+    @property
+    def entries(self) -> Mapping[str, Entry]: ...
+
+    def elements(self, name: str) -> np.ndarray:
+        """Elements [shape], bfloat16 as its bits; of a quantised type its bytes, uint8 [rows, bytes of a row]."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Module:
+    """A weight, and its bias if it has one.
+
+    Attributes:
+        name, theirs: GGUF's and the source's name of it, without "weight" or "bias".
+        shape: of the weight in the source, but for `transposed` and `half`.
+        transposed: the weight is stored the other way round.
+        half: which half of the source's rows it is; None: all.
+    """
+
+    name: str
+    theirs: str
+    shape: tuple[int, ...]
+    transposed: bool = False
+    half: int | None = None
+
+    @property
+    def part(self) -> str:
+        return self.name.rpartition(".")[2]
+
+    def among(self, names: Collection[str]) -> bool:
+        return self.name in names or self.part in names
+
+
+class Layout:
+    """Finds each tensor that the family names, and refuses the others."""
+
+    def __init__(self, config: Config, sizes: Sizes, checkpoint: Source):
+        self.config, self.family, self.sizes, self.checkpoint = config, config.family, sizes, checkpoint
+        named = any(name.startswith(self.family.stem) for name in checkpoint.entries)
+        self.stem = self.family.stem if named else ""  # a bare model: GPT2Model instead of GPT2LMHeadModel
+        self.head, self.head_bias = f"{self.family.head}.weight", f"{self.family.head}.bias"
+        flags = {key: key == ALWAYS or bool(config.get(key)) for key in self.family.biases}
+        self.biased = {module for key, modules in self.family.biases.items() if flags[key] for module in modules}
+        names = (self.family.outside["token_embd"][0], *self.family.copies)
+        self.embeddings = [name for name in (f"{self.stem}{theirs}.weight" for theirs in names) if self._has(name)]
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Every tensor of the model, in GGUF's order.
+
+        Raises:
+            ModelFormatError: one is missing, of a wrong shape, or should be another's copy and is not.
+            UnsupportedError: the files hold one that the family does not have.
+        """
+        used = {self.head, *self.embeddings}
+        for copy in self.embeddings[1:]:
+            if not self._equal(copy, self.embeddings[0]):
+                raise ModelFormatError(f"{self.config.where}: {copy} differs from {self.embeddings[0]}")
+        for module in self._modules():
+            for part, dims in {"weight": module.shape, "bias": module.shape[:1]}.items():
+                if part == "weight" or module.among(self.biased):
+                    used.add(f"{module.theirs}.{part}")
+                    yield self._tensor(module, part, dims)
+        yield from self._head()
+        if "output" in self.biased:
+            used.add(self.head_bias)
+            yield self._tensor(_Module("output", self.family.head, ()), "bias", self.sizes.shape("v"))
+        for name in sorted(self.checkpoint.entries.keys() - used):
+            if not any(re.fullmatch(pattern, name) for pattern in self.family.ignored):
+                raise UnsupportedError(
+                    f"{self.config.where}: tensor '{name}' has no place in model type "
+                    f"'{self.config.model_type}'; leaving it out would change the model"
+                )
+
+    def _has(self, name: str) -> bool:
+        return name in self.checkpoint.entries
+
+    def _equal(self, name: str, other: str) -> bool:
+        return np.array_equal(self.checkpoint.elements(name), self.checkpoint.elements(other))
+
+    def _modules(self) -> Iterator[_Module]:
+        for name, (theirs, symbols) in self.family.outside.items():
+            stored = f"{self.stem}{theirs}"
+            if name == "token_embd" and self.embeddings:
+                stored = self.embeddings[0].removesuffix(".weight")
+            yield _Module(name, stored, self.sizes.shape(symbols))
+        for stack in self.family.stacks:
+            for layer in range(self.config.layers(stack)):
+                prefix, theirs = stack.prefix.format(layer), self.stem + stack.block.format(layer)
+                for name, (module, symbols) in stack.layer.items():
+                    if layer == 0 or name not in stack.only_first:
+                        half, shape = stack.halves.get(name), self.sizes.shape(symbols)
+                        yield _Module(prefix + name, theirs + module, shape, self.family.conv1d, half)
+
+    def _head(self) -> Iterator[Tensor]:
+        """The output matrix, unless it is the token embedding."""
+        embedding = self.embeddings[0] if self.embeddings else ""
+        if not self.family.head:
+            return
+        tied, stored = bool(self.config.get("tie_word_embeddings", False)), self._has(self.head)
+        differs = stored and not (embedding and self._equal(self.head, embedding))
+        if self.family.head_decides:
+            tied = not differs
+        if not tied:
+            source = embedding if self.family.head_or_embedding and not stored else self.head
+            module = _Module("output", source.removesuffix(".weight"), ())
+            yield self._tensor(module, "weight", self.sizes.shape("v d"))
+        elif differs:
+            raise ModelFormatError(
+                f"{self.config.path}: tie_word_embeddings is true, but {self.head} differs from {embedding}"
+            )
+
+    def _tensor(self, module: _Module, part: str, shape: tuple[int, ...]) -> Tensor:
+        theirs = f"{module.theirs}.{part}"
+        entry = self._entry(theirs)
+        transposed = module.transposed and len(shape) == 2
+        stored = shape[::-1] if transposed else shape
+        if module.half is not None:
+            stored = (2 * stored[0], *stored[1:])
+        if entry.shape != stored:
+            raise ModelFormatError(f"{entry.file}: tensor '{theirs}' is {list(entry.shape)}, expected {list(stored)}")
+        convolution = len(shape) > 2 and module.among(self.family.convolutions)
+        if convolution:
+            shape = (shape[0], shape[1] * shape[2])
+        kind = F32 if len(shape) == 1 or module.among(self.family.float32) else TYPES[entry.dtype]
+        n_heads = {"attn_q": self.sizes.n_heads, "attn_k": self.sizes.n_kv_heads}.get(module.part, 1)
+
+        def load() -> np.ndarray:
+            elements = self.checkpoint.elements(theirs)
+            if module.half is not None:
+                elements = np.split(elements, 2)[module.half]
+            if transposed:
+                elements = elements.T
+            if convolution:
+                elements = elements.swapaxes(1, 2).reshape(shape)
+            if module.part in self.family.permuted:
+                elements = interleave_pairs(elements, n_heads)
+            if module.part in self.family.by_head:
+                elements = parts_in_order(elements, self.sizes.n_heads)
+            return _bytes(elements, entry.dtype, kind)
+
+        return Tensor(f"{module.name}.{part}", shape, kind, load)
+
+    def _entry(self, name: str) -> Entry:
+        if not self._has(name):
+            raise ModelFormatError(f"{self.config.where}: tensor '{name}' is missing")
+        return self.checkpoint.entries[name]
+
+
+def interleave_pairs(rows: np.ndarray, n_heads: int) -> np.ndarray:
+    """Reorder the rows of W_Q or W_K (or their biases) [n_heads * head_dim, ...] as GGUF's "llama" wants them.
+
+    Hugging Face rotates dimension i of a head together with i + head_dim / 2, llama.cpp neighbours.
+    """
+    halves = rows.reshape(n_heads, 2, -1, *rows.shape[1:])
+    return halves.swapaxes(1, 2).reshape(rows.shape)
+
+
+def parts_in_order(rows: np.ndarray, n_heads: int) -> np.ndarray:
+    """Reorder rows [n_heads * 3 * head_dim, ...], in each head q | k | v, to q of all heads, then k, then v."""
+    heads = rows.reshape(n_heads, 3, -1, *rows.shape[1:])
+    return heads.swapaxes(0, 1).reshape(rows.shape)
+
+
+def _bytes(elements: np.ndarray, dtype: str, kind: GGMLQuantizationType) -> np.ndarray:
+    """The stored bytes of elements in their own type, or widened to float32."""
+    if dtype != "F64" and TYPES[dtype] == kind:
+        return np.ascontiguousarray(elements).view(np.uint8)
+    if dtype not in DTYPES:
+        return np.ascontiguousarray(quants.dequantize(elements, TYPES[dtype])).view(np.uint8)
+    assert kind == F32 and elements.dtype == DTYPES[dtype]
+    wide = (elements.astype(np.uint32) << 16).view(np.float32) if dtype == "BF16" else elements.astype(np.float32)
+    return np.ascontiguousarray(wide).view(np.uint8)

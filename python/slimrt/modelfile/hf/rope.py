@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rotary positions: from a Hugging Face config's spelling to GGUF's keys and tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from gguf.gguf_writer import GGUFValue
+
+from slimrt.errors import ModelFormatError, UnsupportedError
+from slimrt.modelfile.gguf import Tensor, float32, string, uint32
+
+_ALIASES = {"su": "longrope", "none": "default"}
+
+
+class _Parameters:
+    """The RoPE parameters of a config, in either spelling: transformers 4's rope_scaling or 5's rope_parameters."""
+
+    def __init__(self, config: Mapping[str, Any], aliases: Mapping[str, str]):
+        found = config.get("rope_scaling") or config.get("rope_parameters") or {}
+        if not isinstance(found, dict):
+            raise ModelFormatError(f"config.json: rope_parameters is {found!r}, not an object")
+        if any(isinstance(value, dict) for value in found.values()):
+            raise UnsupportedError("config.json: rope_parameters that differ between layers are not supported")
+        self._config, self._found = config, found
+        kind = str(self.get("rope_type") or self.get("type") or "default")
+        kind = _ALIASES.get(kind, kind)
+        self.kind = aliases.get(kind, kind)
+
+    def get(self, key: str) -> Any:
+        return self._found.get(key, self._config.get(key))
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = default if self.get(key) is None else self.get(key)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise ModelFormatError(f"config.json: RoPE's {key} is {value!r}, not a positive number")
+        return float(value)
+
+    def factors(self, key: str, count: int) -> np.ndarray:
+        values = self.get(key)
+        numbers = isinstance(values, list) and all(isinstance(v, int | float) and 0 < v < math.inf for v in values)
+        if not numbers or len(values) != count:
+            raise ModelFormatError(f"config.json: RoPE's {key} is not a list of {count} positive numbers")
+        return np.array(values, np.float64)
+
+    def original_context(self) -> float:
+        """The context before scaling; at the top of the config (Phi-3) it counts more than inside."""
+        top = self._config.get("original_max_position_embeddings")
+        return float(top) if top else self.number("original_max_position_embeddings", self._context())
+
+    def _context(self) -> float:
+        return float(self._config["max_position_embeddings"])
+
+    def stretch(self) -> float:
+        return self._context() / self.original_context()
+
+
+def rope_fields(
+    config: Mapping[str, Any], head_dim: int, aliases: Mapping[str, str]
+) -> tuple[dict[str, GGUFValue], list[Tensor]]:
+    """Return the GGUF fields (without the architecture's prefix) and tensors that say how positions are rotated.
+
+    Args:
+        config: the config's keys in the usual spelling, with at least max_position_embeddings.
+        head_dim: elements of a head.
+        aliases: names of scalings that mean another one in this family.
+
+    Raises:
+        UnsupportedError: a scaling that cannot be expressed, by name.
+        ModelFormatError: a missing or absurd parameter.
+    """
+    p = _Parameters(config, aliases)
+    share = p.number("partial_rotary_factor", 1.0)
+    n_rot = int(head_dim * share)
+    if n_rot % 2 or not 2 <= n_rot <= head_dim:
+        raise ModelFormatError(
+            f"config.json: RoPE's partial_rotary_factor {share:g} turns {n_rot} of a head's {head_dim} dimensions; it "
+            f"must be an even number of them, from 2 to {head_dim}"
+        )
+    fields = {
+        "rope.dimension_count": uint32(n_rot),
+        "rope.freq_base": float32(p.number("rope_theta", 10000.0)),
+    }
+    if p.kind == "default":
+        return fields, []
+    if p.kind not in _SCALINGS:
+        raise UnsupportedError(
+            f"config.json: RoPE scaling '{p.kind}' is not supported; supported are: {', '.join(_SCALINGS)}"
+        )
+    scaling, tensors = _SCALINGS[p.kind](p, n_rot)
+    return fields | {f"rope.scaling.{key}": value for key, value in scaling.items()}, tensors
+
+
+_Scaling = tuple[dict[str, GGUFValue], list[Tensor]]
+
+
+def _linear(p: _Parameters, n_rot: int) -> _Scaling:
+    return {"type": string("linear"), "factor": float32(p.number("factor"))}, []
+
+
+def _dynamic(p: _Parameters, n_rot: int) -> _Scaling:
+    if p.number("factor", 1.0) != 1:
+        raise UnsupportedError(
+            "config.json: RoPE scaling 'dynamic' turns the positions already cached anew whenever the context grows "
+            f"past {p.get('max_position_embeddings')}, which GGUF cannot say; without rope_scaling in config.json the "
+            "model is the same up to that many positions"
+        )
+    return {}, []
+
+
+def _llama3(p: _Parameters, n_rot: int) -> _Scaling:
+    """Llama 3.1: low frequencies are divided by the factor, high ones kept, a ramp between; kept as divisors."""
+    wavelength = 2 * math.pi * p.number("rope_theta", 10000.0) ** (np.arange(0, n_rot, 2) / n_rot)
+    low, high = p.number("low_freq_factor"), p.number("high_freq_factor")
+    if not low < high:
+        raise ModelFormatError(f"config.json: RoPE's low_freq_factor {low} is not below high_freq_factor {high}")
+    kept = np.clip((p.original_context() / wavelength - low) / (high - low), 0, 1)
+    divisors = 1 / ((1 - kept) / p.number("factor") + kept)
+    return {}, [Tensor.of("rope_freqs.weight", divisors)]
+
+
+def _yarn(p: _Parameters, n_rot: int) -> _Scaling:
+    """YaRN (Peng et al. 2023). GGUF's attn_factor multiplies the paper's own 1 + 0.1 ln s."""
+    if p.get("truncate") is False:
+        raise UnsupportedError("config.json: YaRN with truncate = false is not supported")
+    factor = p.number("factor")
+
+    def magnitude(scale: float) -> float:
+        return 1 + 0.1 * scale * math.log(max(factor, 1.0))
+
+    wanted = magnitude(1)
+    if p.get("attention_factor") is not None:
+        wanted = p.number("attention_factor")
+    elif p.get("mscale") and p.get("mscale_all_dim"):
+        wanted = magnitude(p.number("mscale")) / magnitude(p.number("mscale_all_dim"))
+    fields = {
+        "type": string("yarn"),
+        "factor": float32(factor),
+        "original_context_length": uint32(int(p.original_context())),
+        "yarn_beta_fast": float32(p.number("beta_fast", 32.0)),
+        "yarn_beta_slow": float32(p.number("beta_slow", 1.0)),
+    }
+    if wanted != magnitude(1):
+        fields["attn_factor"] = float32(wanted / magnitude(1))
+    return fields, []
+
+
+def _longrope(p: _Parameters, n_rot: int) -> _Scaling:
+    """Phi-3's longrope: a divisor for each pair, one set up to the original context and one past it."""
+    original = p.original_context()
+    stretch = p.number("factor", p.stretch())
+    usual = math.sqrt(1 + math.log(stretch) / math.log(original)) if stretch > 1 else 1.0
+    fields = {
+        "type": string("longrope"),
+        "original_context_length": uint32(int(original)),
+        "attn_factor": float32(p.number("attention_factor", usual)),
+    }
+    return fields, [
+        Tensor.of(f"rope_factors_{name}.weight", p.factors(f"{name}_factor", n_rot // 2)) for name in ("long", "short")
+    ]
+
+
+_SCALINGS = {"linear": _linear, "llama3": _llama3, "yarn": _yarn, "longrope": _longrope, "dynamic": _dynamic}

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Hugging Face directory's tokenizer as GGUF fields.
+
+The result is tried on a text before it is accepted: it must give the ids that the directory's own tokenizer gives.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from gguf import GGUFValueType, TokenType
+from gguf.gguf_writer import GGUFValue
+
+from slimrt.errors import UnsupportedError
+from slimrt.modelfile.gguf import array, boolean, string, uint32
+from slimrt.modelfile.hf.sentencepiece_model import read_scores
+from slimrt.modelfile.hf.vocabulary_unigram import SENTENCEPIECE_FILES, sentencepiece_fields, unigram_kind
+from slimrt.modelfile.hf.vocabulary_whisper import is_special, with_timestamps
+from slimrt.tokenizer import pretokenizers
+from slimrt.tokenizer.tokenizer import Tokenizer
+from slimrt.tokenizer.vocabulary import Vocabulary
+
+# Where two names mean the same splitting, the one that llama.cpp uses for the families here.
+_PREFERRED = ("gpt-2", "llama-bpe", "qwen2", "smollm", "tekken", "gpt-4o", "dbrx")
+_NO_VOCABULARY = {"tokenizer.ggml.model": string("no_vocab")}
+_PROBE = (
+    "Hello world!  It's the 3rd of MAY 2024, 12345.678 + 9 = ?\n\n\tdef f(x):\n        return x**2  # naïve café\r\n"
+    "we'll, THEY'RE don't; Größe, Ελλάδα, привет мир, 你好世界, こんにちは, 한국어, عربى, हिन्दी, "
+    "e\u0301 \u212b \U0001f642\U0001f469\u200d\U0001f467  … «x»   "
+)
+
+
+def vocabulary_fields(directory: Path, arch: str, n_vocab: int) -> tuple[dict[str, GGUFValue], list[str]]:
+    """Return the `tokenizer.*` fields for a directory's tokenizer, and warnings.
+
+    Args:
+        directory: a Hugging Face directory; without tokenizer files the model works by token ids ("no_vocab").
+        arch: GGUF architecture.
+        n_vocab: rows of the token embedding; unused ones get placeholders.
+
+    Raises:
+        UnsupportedError: a tokenizer that GGUF cannot express; nothing is guessed.
+        ModelFormatError: a broken file.
+    """
+    if not (directory / "tokenizer.json").is_file():
+        if arch == "t5" and any((directory / name).is_file() for name in SENTENCEPIECE_FILES):
+            return sentencepiece_fields(directory, n_vocab)
+        others = [name for name in ("tokenizer.model", "vocab.json") if (directory / name).is_file()]
+        if others:
+            raise UnsupportedError(
+                f"{directory} has {others[0]} but no tokenizer.json. Make one: "
+                "transformers.AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
+            )
+        return _NO_VOCABULARY, [f"{directory} has no tokenizer: the model works by token ids"]
+    tokenizer = Tokenizer(directory)
+    state = json.loads((directory / "tokenizer.json").read_text("utf-8"))
+    fields, warnings = _fields(tokenizer, state, directory, arch, n_vocab)
+    made = Tokenizer.from_gguf_fields({"general.architecture": arch, **{k: v.value for k, v in fields.items()}})
+    around = arch != "whisper"  # whose decoder is started and stopped by rules of its own
+    if made.encode(_PROBE, around) != tokenizer.encode(_PROBE, around):
+        if arch != "t5" or made.encode(_PROBE.rstrip()) != tokenizer.encode(_PROBE.rstrip()):
+            raise UnsupportedError(f"{directory / 'tokenizer.json'}: GGUF cannot express how it splits text")
+        warnings.append("spaces at the end of a text are dropped, as SentencePiece does; tokenizer.json keeps one")
+    ends = sorted(tokenizer.eog_ids - made.eog_ids)
+    fields |= {f"tokenizer.ggml.{name}_token_id": uint32(id) for name, id in zip(("eot", "eom"), ends, strict=False)}
+    fields["tokenizer.huggingface.json"] = string(json.dumps(state, ensure_ascii=False, separators=(",", ":")))
+    return fields, warnings
+
+
+def _fields(
+    tokenizer: Tokenizer, state: Mapping[str, Any], directory: Path, arch: str, n_vocab: int
+) -> tuple[dict[str, GGUFValue], list[str]]:
+    vocabulary, warnings = tokenizer.vocabulary, []
+    whisper = arch == "whisper"
+    tokens, types = _tokens(vocabulary, tokenizer.unk_id, n_vocab, whisper)
+    if len(vocabulary.tokens) > n_vocab:
+        warnings.append(
+            f"{len(vocabulary.tokens) - n_vocab} tokens have no row in the embedding of {n_vocab} and are left out, "
+            f"the first is {vocabulary.tokens[n_vocab]!r}"
+        )
+    where = directory / "tokenizer.json"
+    model = state.get("model", {})
+    unigram = model.get("type") == "Unigram"
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model.get("merges", [])]
+    if not unigram and (model.get("type", "BPE") != "BPE" or not merges):
+        raise UnsupportedError(f"{where}: a {model.get('type')} model without merges; supported: BPE and Unigram")
+    if unigram:
+        kind = unigram_kind(tokenizer, state, tokens, where)
+    elif vocabulary.byte_level:
+        pre = _pre_tokenizer(vocabulary, bool(model.get("ignore_merges")), where)
+        kind = {"model": string("gpt2"), "pre": string(pre), "merges": array(merges, GGUFValueType.STRING)}
+    else:
+        _require_sentencepiece(vocabulary, model, where)
+        kind = {
+            "model": string("llama"),
+            "pre": string("default"),
+            "scores": array(_scores(directory, tokens, merges), GGUFValueType.FLOAT32),
+            "add_space_prefix": boolean(vocabulary.strips_space),
+        }
+    if not whisper:
+        _require_plain_ends(vocabulary, where)
+    ids = {"bos": tokenizer.bos_id, "eos": tokenizer.eos_id, "unknown": tokenizer.unk_id, "padding": tokenizer.pad_id}
+    fields = kind | {
+        "tokens": array(tokens, GGUFValueType.STRING),
+        "token_type": array(types, GGUFValueType.INT32),
+        "add_bos_token": boolean(tokenizer.add_bos and not whisper),
+        "add_eos_token": boolean(tokenizer.add_eos and not whisper),
+        **{f"{name}_token_id": uint32(id) for name, id in ids.items() if id is not None and id < n_vocab},
+    }
+    named = {f"tokenizer.ggml.{key}": value for key, value in fields.items()}
+    if tokenizer.chat_template:
+        named["tokenizer.chat_template"] = string(tokenizer.chat_template)
+    return named, warnings
+
+
+def _tokens(vocabulary: Vocabulary, unknown: int | None, n_vocab: int, whisper: bool) -> tuple[list[str], list[int]]:
+    """The text and type of each row of the embedding."""
+    tokens, types = list[str](), list[int]()
+    named = (vocabulary.tokens + [None] * n_vocab)[:n_vocab]
+    for id, text in enumerate(with_timestamps(named) if whisper else named):
+        if text is None:
+            kind = TokenType.UNUSED
+        elif id == unknown and not vocabulary.byte_level:
+            kind = TokenType.UNKNOWN
+        elif id in vocabulary.control or whisper and is_special(text):
+            kind = TokenType.CONTROL
+        elif id in vocabulary.literal:
+            kind = TokenType.USER_DEFINED
+        else:
+            kind = TokenType.BYTE if not vocabulary.byte_level and _is_byte(text) else TokenType.NORMAL
+        tokens.append(f"[PAD{id}]" if text is None else text)
+        types.append(kind)
+    return tokens, types
+
+
+def _is_byte(text: str) -> bool:
+    return len(text) == 6 and text.startswith("<0x") and text.endswith(">")
+
+
+def _parts(component: Any) -> Iterator[dict[str, Any]]:
+    """The steps of a tokenizer component, sequences unrolled."""
+    state = component if isinstance(component, dict) or component is None else json.loads(component.__getstate__())
+    if state is None:
+        return
+    if state.get("type") == "Sequence":
+        for inner in state.get("pretokenizers") or state.get("normalizers") or ():
+            yield from _parts(inner)
+    else:
+        yield {key: value for key, value in state.items() if key != "trim_offsets"}  # which moves no cut
+
+
+def _pre_tokenizer(vocabulary: Vocabulary, ignore_merges: bool, where: Path) -> str:
+    """The name in `slimrt._pretokenizers` of what cuts this vocabulary's text into words."""
+    backend = vocabulary.backend
+    wanted = list(_parts(backend.pre_tokenizer)), list(_parts(backend.normalizer)), ignore_merges
+    for name in dict.fromkeys(_PREFERRED + pretokenizers.SUPPORTED):
+        known = pretokenizers.lookup(name)
+        if (list(_parts(known.splitter)), list(_parts(known.normalizer)), known.ignore_merges) == wanted:
+            return name
+    raise UnsupportedError(
+        f"{where}: its pre-tokenizer is none that GGUF has a name for in slimrt "
+        f"({', '.join(pretokenizers.SUPPORTED)}): {json.dumps(wanted[0])[:300]}"
+    )
+
+
+def _require_plain_ends(vocabulary: Vocabulary, where: Path) -> None:
+    ends = {"bos": vocabulary.prefix, "eos": vocabulary.suffix}
+    for name, around in ends.items():
+        if around not in ((), (vocabulary.special_ids.get(name),)):
+            raise UnsupportedError(
+                f"{where}: adds the ids {list(around)} to a text; GGUF can only say whether {name.upper()} is added"
+            )
+
+
+def _require_sentencepiece(vocabulary: Vocabulary, model: Mapping[str, Any], where: Path) -> None:
+    backend = vocabulary.backend
+    steps = {part["type"] for component in (backend.normalizer, backend.pre_tokenizer) for part in _parts(component)}
+    if not model.get("byte_fallback") or not steps <= {"Prepend", "Replace", "Metaspace"}:
+        raise UnsupportedError(f"{where}: neither byte-level BPE nor SentencePiece's with byte fallback")
+
+
+def _scores(directory: Path, tokens: list[str], merges: list[str]) -> list[float]:
+    """SentencePiece's scores: its own when its file is there, else the order of the merges says the same."""
+    model = directory / "tokenizer.model"
+    if model.is_file():
+        own = read_scores(model)
+        return [own.get(token, 0.0) for token in tokens]
+    rank: dict[str, int] = {}
+    for place, merge in enumerate(merges):
+        rank.setdefault(merge.replace(" ", ""), place)
+    return [-float(rank.get(token, len(merges))) for token in tokens]

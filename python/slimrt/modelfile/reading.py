@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model of any source, read; and what is no GGUF file, converted once and kept in the user's cache."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from slimrt.errors import UnsupportedError
+from slimrt.modelfile.ggml_bin import read_ggml_bin
+from slimrt.modelfile.gguf import ModelData, read_gguf, uint32, write_gguf
+from slimrt.modelfile.hf.directory import read_hf
+from slimrt.plumbing import progress as bars
+from slimrt.plumbing.files import is_ggml_bin
+
+FORMAT_VERSION = 1  # of the keys under "slimrt."
+_CONVERTER = 2  # raise it when the same source converts to other bytes: cached files are made again
+# Say what the model is, not how it was converted.
+_KEPT_KEYS = ("slimrt.activation", "slimrt.whisper.", "slimrt.chronos.")
+_MODEL_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja")
+# What is in the names of the tensors that a conversion folds.
+_FOLDED = (".attn_kv.weight", ".attn_vk.weight", ".attn_kr_", ".attn_xr_", ".cross_attn_kv.weight", ".cross_attn_k1_")
+
+
+def read_model(source: Path) -> tuple[ModelData, list[str]]:
+    """Return the plain model in a Hugging Face directory, a GGUF file (an earlier fold left out) or a ggml file of
+    whisper.cpp, and warnings.
+
+    Raises:
+        ModelFormatError, UnsupportedError, OSError: see `read_hf`, `read_gguf` and `read_ggml_bin`.
+    """
+    if source.is_dir():
+        return read_hf(source)
+    if is_ggml_bin(source):
+        return read_ggml_bin(source)
+    model = read_gguf(source)
+    if model.value("split.count", 1) > 1:
+        raise UnsupportedError(f"{source} is one of several files; join them first: llama-gguf-split --merge")
+    version = model.value("slimrt.format_version", FORMAT_VERSION)
+    if version != FORMAT_VERSION:
+        raise UnsupportedError(f"{source}: slimrt.format_version is {version}; this slimrt reads {FORMAT_VERSION}")
+    metadata = {
+        key: value
+        for key, value in model.metadata.items()
+        if not key.startswith("slimrt.") or key.startswith(_KEPT_KEYS)
+    }
+    return without_folds(ModelData(metadata, model.tensors)), []
+
+
+def without_folds(model: ModelData) -> ModelData:
+    """The model without the tensors that an earlier conversion folded."""
+    kept = {name: tensor for name, tensor in model.tensors.items() if not any(part in name for part in _FOLDED)}
+    return ModelData(model.metadata, kept)
+
+
+def source_hash(source: Path, show_progress: bool = False) -> str:
+    """Return "sha256:..." over the bytes of a file, or over names and bytes of a directory's model files."""
+    files = [source] if source.is_file() else model_files(source)
+    total, done, digest = sum(file.stat().st_size for file in files), 0, hashlib.sha256()
+    with bars.bar(show_progress, total, "hashing", "B") as update:
+        for file in files:
+            if source.is_dir():
+                digest.update(f"{file.name}\0{file.stat().st_size}\0".encode())
+            with file.open("rb") as stream:
+                while block := stream.read(1 << 24):
+                    digest.update(block)
+                    done += len(block)
+                    update(done, total)
+    return f"sha256:{digest.hexdigest()}"
+
+
+def model_files(directory: Path) -> list[Path]:
+    """The files of a Hugging Face directory that a conversion may read, by name."""
+    return sorted(file for pattern in _MODEL_FILES for file in directory.glob(pattern) if file.is_file())
+
+
+def cache_directory() -> Path:
+    """Where converted models are kept: $SLIMRT_CACHE_DIR, else slimrt in $XDG_CACHE_HOME, else ~/.cache/slimrt."""
+    own, xdg = os.environ.get("SLIMRT_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME")
+    return Path(own) if own else (Path(xdg) if xdg else Path.home() / ".cache") / "slimrt"
+
+
+def cached_gguf(
+    path: str | os.PathLike[str], *, progress: bool = True, on_warning: Callable[[str], object] | None = None
+) -> Path:
+    """Convert a Hugging Face directory or ggml file of whisper.cpp once, and return the GGUF file in the user's cache.
+
+    The file is named after the names, sizes and modification times of the source's files and the version of this
+    converter, so a changed source is converted again. Processes that convert at once each write their own file
+    beside the target; whichever is last replaces it with equal content. on_warning is called with what a user should
+    know about the source.
+
+    Raises:
+        ModelFormatError, UnsupportedError: it cannot be converted.
+        OSError: the disk is full, the cache cannot be written.
+    """
+    source = Path(path).resolve()
+    digest = hashlib.sha256(f"{_CONVERTER}\0{source}".encode())
+    for file in model_files(source) if source.is_dir() else [source]:
+        status = file.stat()
+        digest.update(f"\0{file.name}\0{status.st_size}\0{status.st_mtime_ns}".encode())
+    target = cache_directory() / f"{source.name}-{digest.hexdigest()[:16]}.gguf"
+    if not target.is_file():
+        model, warnings = read_model(source)
+        if on_warning:
+            for warning in warnings:
+                on_warning(warning)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        version = {"slimrt.format_version": uint32(FORMAT_VERSION)}
+        write_gguf(target, model.with_metadata(version), show_progress=progress and bars.wanted(None))
+    return target
+
+
+def runnable(source: Path, show_progress: bool) -> Path:
+    """A GGUF file that the engine can load in place of the source."""
+    return cached_gguf(source, progress=show_progress) if source.is_dir() or is_ggml_bin(source) else source

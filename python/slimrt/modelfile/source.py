@@ -1,0 +1,184 @@
+"""Where a model comes from: a GGUF file, or what one is made from: a Hugging Face directory, whisper.cpp's own file."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from slimrt import core
+from slimrt.errors import ModelFormatError, UnsupportedError
+from slimrt.plumbing import progress
+from slimrt.plumbing.arguments import whole
+from slimrt.plumbing.files import is_ggml_bin
+from slimrt.tokenizer.tokenizer import Tokenizer
+
+DEFAULT_N_CTX = 4096
+_BESIDE_ENCODERS = ("whisper", "moonshine", "t5")
+_STORED = {"mode": "modes", "type": "types", "residual": "residual_types"}  # in a file's metadata, a value a layer
+
+
+class ModelSource:
+    """A model's files, before any weight is read.
+
+    Args:
+        path: a GGUF file (converted or not), a Hugging Face directory (config.json and safetensors), or whisper.cpp's
+            ggml-*.bin. The GGUF file made from either of the latter is kept in a cache, so this is slow once.
+        show_progress: show bars on stderr; None: when it is a terminal.
+
+    Attributes:
+        path: as given; gguf: the file to load.
+
+    Raises:
+        FileNotFoundError: there is nothing at path.
+        ModelFormatError, UnsupportedError: a directory or ggml file that cannot be converted.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, show_progress: bool | None = None):
+        self.path = Path(path)
+        if not self.path.exists():
+            raise FileNotFoundError(f"{self.path}: no such file or directory")
+        self.gguf = self.path
+        if self.path.is_dir() or is_ggml_bin(self.path):
+            from slimrt.modelfile.reading import cached_gguf
+
+            warn = None if show_progress is False else progress.note_once
+            self.gguf = Path(cached_gguf(self.path, progress=progress.wanted(show_progress), on_warning=warn))
+
+    @classmethod
+    def of(cls, path: str | os.PathLike[str] | ModelSource, show_progress: bool | None) -> ModelSource:
+        """The argument if it is one already."""
+        return path if isinstance(path, ModelSource) else cls(path, show_progress=show_progress)
+
+    @cached_property
+    def kind(self) -> str:
+        """ "whisper", "moonshine", "t5", "chronos" or "chronos-bolt"; "text" of a model that continues texts."""
+        file = core.GgufFile(str(self.gguf))
+        if "slimrt.chronos.kind" in file.keys():
+            return "chronos-bolt" if file.value("slimrt.chronos.kind") == "bolt" else "chronos"
+        architecture = str(file.value("general.architecture"))
+        return architecture if architecture in _BESIDE_ENCODERS else "text"
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer: a directory's own, else that of the GGUF file.
+
+        Raises:
+            UnsupportedError: there is none, or one of a kind that is not supported.
+        """
+        own = self.path.is_dir() and (self.path / "tokenizer.json").is_file()
+        file = core.GgufFile(str(self.gguf))
+        if "slimrt.chronos.kind" in file.keys():
+            raise UnsupportedError(
+                f"{self.path} reads no texts, it forecasts series: use predict_quantiles() or forecast"
+            )
+        if not own and ("tokenizer.ggml.model" not in file.keys() or file.value("tokenizer.ggml.model") == "no_vocab"):
+            missing = "tokenizer.json" if self.path.is_dir() else "tokenizer in its metadata"
+            raise UnsupportedError(f"{self.path} has no {missing}: it can be used from Python with token ids only")
+        return Tokenizer(self.path if own else self.gguf)
+
+    @cached_property
+    def tokenizer_if_any(self) -> Tokenizer | None:
+        """The tokenizer, or None: a model without one still works on token ids."""
+        try:
+            return self.tokenizer
+        except UnsupportedError:
+            return None
+
+    def prompt_ids(self, text: str) -> list[int]:
+        """The ids of a prompt; of an empty one BOS alone, if the model has it."""
+        ids = self.tokenizer.encode(text)
+        return ids or ([self.tokenizer.bos_id] if self.tokenizer.bos_id is not None else [])
+
+    @cached_property
+    def defaults(self) -> dict[str, Any]:
+        """The sizes of the model, from core.plan, without a context."""
+        return core.plan(str(self.gguf))
+
+    @property
+    def kv_width(self) -> int:
+        """Columns of K, and of V, in a layer."""
+        return int(self.defaults["n_kv_heads"]) * int(self.defaults["head_dim"])
+
+    @property
+    def has_encoder(self) -> bool:
+        """Whether the decoder reads what an encoder made."""
+        return self.defaults["encoder"] is not None
+
+    @property
+    def blocks(self) -> str:
+        """What the names of the tensors of a decoder's layers begin with, before the layer's number."""
+        return "dec.blk." if self.has_encoder else "blk."
+
+    @property
+    def usual_mode(self) -> str:
+        """The cache of self-attention that the core chooses where neither the user nor the file says one."""
+        return str(self.defaults["layers"][0]["mode"])
+
+    @property
+    def says_cross(self) -> bool:
+        """Whether the file was converted for a mode of cross-attention."""
+        return "slimrt.cache.cross" in core.GgufFile(str(self.gguf)).keys()
+
+    @cached_property
+    def stored_cache(self) -> list[dict[str, str]] | None:
+        """The cache that the file was converted for, layer by layer: mode, type and residual (its type), "" where
+        it says nothing; None of a file that was not converted for one.
+
+        Raises:
+            ModelFormatError: not one entry a layer.
+        """
+        file, n_layers = core.GgufFile(str(self.gguf)), int(self.defaults["n_layers"])
+        keys = {name: f"slimrt.cache.{key}" for name, key in _STORED.items()}
+        if keys["mode"] not in file.keys():
+            return None
+        columns = {name: file.value(key) if key in file.keys() else [""] * n_layers for name, key in keys.items()}
+        for name, column in columns.items():
+            if not isinstance(column, list) or len(column) != n_layers or not all(isinstance(x, str) for x in column):
+                raise ModelFormatError(f"{self.gguf}: key '{keys[name]}' is not an array of {n_layers} names")
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+    @cached_property
+    def folded_ranks(self) -> dict[int, int]:
+        """Rank of the residual of the layers that are folded for mode k+r in the file."""
+        tensors, ranks = core.GgufFile(str(self.gguf)).tensors(), {}
+        for layer in range(int(self.defaults["n_layers"])):
+            if f"{self.blocks}{layer}.attn_kr_v.weight" in tensors:
+                ranks[layer] = tensors.get(f"{self.blocks}{layer}.attn_kr_out.weight", ("", (0, 0)))[1][1]
+        return ranks
+
+    @property
+    def n_ctx_train(self) -> int:
+        """Positions the model was trained on."""
+        return int(self.defaults["n_ctx_train"])
+
+    @cached_property
+    def n_ctx_limit(self) -> int | None:
+        """The positions that a model with learned ones has; None: any context is possible."""
+        tensors = core.GgufFile(str(self.gguf)).tensors()
+        learned = not {"position_embd.weight", "dec.position_embd.weight"}.isdisjoint(tensors)
+        return self.n_ctx_train if learned else None
+
+    def n_ctx(self, asked: int = 0) -> int:
+        """The context to use: what was asked for, else the model's own up to DEFAULT_N_CTX."""
+        if whole("n_ctx", asked) < 0:
+            raise ValueError(f"n_ctx must not be negative, got {asked}")
+        return asked or min(self.n_ctx_train, DEFAULT_N_CTX)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Identifies the GGUF file: SHA-256 of its size, its first MiB and 256 pages spread over the rest.
+
+        Reading all of a large model would take longer than loading it; any retrained, requantised or converted file
+        differs in every one of these pages.
+        """
+        size = self.gguf.stat().st_size
+        digest = hashlib.sha256(str(size).encode())
+        with self.gguf.open("rb") as file:
+            digest.update(file.read(1 << 20))
+            for i in range(256):
+                file.seek(size * i // 256)
+                digest.update(file.read(4096))
+        return digest.hexdigest()

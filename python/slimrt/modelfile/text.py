@@ -1,0 +1,59 @@
+"""Text to measure on: files of any size, a piece at a time."""
+
+from __future__ import annotations
+
+import codecs
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slimrt.modelfile.source import ModelSource
+
+_PIECE = 1 << 20  # bytes read, and characters tokenized, at a time
+
+
+def text_pieces(path: str | os.PathLike[str]) -> Iterator[str]:
+    """A UTF-8 file in pieces that end with a line where they can, else with a word.
+
+    Raises:
+        OSError: it cannot be read. ValueError: it is not UTF-8; names the byte.
+    """
+    decoder, held = codecs.getincrementaldecoder("utf-8")(), ""
+    with Path(path).open("rb") as file:
+        while True:
+            start = file.tell() - len(decoder.getstate()[0])  # bytes of a character that is not complete yet
+            data = file.read(_PIECE)
+            try:
+                held += decoder.decode(data, final=not data)
+            except UnicodeDecodeError as error:
+                at = start + error.start
+                raise ValueError(f"{path}: not UTF-8 text: {error.reason} at byte {at}") from None
+            if not data:
+                break
+            if len(data) == _PIECE:
+                cut = (held.rfind("\n") + 1) or (held.rfind(" ")) or len(held)
+                piece, held = held[:cut], held[cut:]
+                yield piece
+    if held:
+        yield held
+
+
+def file_ids(source: ModelSource, path: str | os.PathLike[str], limit: int | None = None) -> NDArray[np.int32]:
+    """The ids of a text file, int32 (n,), of which no more is read than `limit` ids need.
+
+    A file of up to a MiB is tokenized as a whole; a longer one in pieces, at whose seams a tokenizer that looks beyond
+    lines may choose other tokens.
+
+    Raises:
+        OSError, ValueError: as text_pieces. UnsupportedError: the model has no tokenizer.
+    """
+    tokenizer, parts, n = source.tokenizer, list[NDArray[np.int32]](), 0
+    for piece in text_pieces(path):
+        parts.append(np.array(tokenizer.encode(piece, add_special_tokens=not parts), np.int32))
+        n += len(parts[-1])
+        if limit is not None and n >= limit:
+            break
+    return np.concatenate(parts)[:limit] if parts else np.empty(0, np.int32)

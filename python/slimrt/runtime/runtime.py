@@ -1,0 +1,162 @@
+"""A loaded model: the engine, the lock that one thread at a time holds to use it, and what belongs to both."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from slimrt import core
+from slimrt.cache.config import CacheChoice, check_cache, kinds
+from slimrt.cache.cross import describe_cross
+from slimrt.cache.planner import Planner, wont_fit
+from slimrt.errors import WontFitError
+from slimrt.modelfile.source import ModelSource
+from slimrt.plumbing import progress
+from slimrt.plumbing.units import format_bytes
+from slimrt.runtime.fold_at_load import fold, needs_folding, require_precise
+
+
+class Runtime:
+    """The engine behind one Model, its Sessions and its Streams.
+
+    Attributes:
+        source: the model's files.
+        info: Engine.info().
+        lock: held for a whole call that must not mix with others'; reentrant.
+        show_progress: whether long work shows a bar.
+    """
+
+    def __init__(self, source: ModelSource, engine: core.Engine, *, show_progress: bool):
+        self.source = source
+        self.info: dict[str, Any] = engine.info()
+        self.lock = threading.RLock()
+        self.show_progress = show_progress
+        self._engine: core.Engine | None = engine
+        self._in_use = False
+        self._dropped: deque[int] = deque()
+
+    @property
+    def n_ctx(self) -> int:
+        return int(self.info["n_ctx"])
+
+    @property
+    def n_vocab(self) -> int:
+        return int(self.info["n_vocab"])
+
+    def sparse_counts(self) -> tuple[int, int]:
+        """Rows of V that decoding with a sparse_threshold came by so far, and how many of them it skipped."""
+        if not self.info["sparse_threshold"]:
+            return 0, 0
+        with self.use() as engine:
+            counts = engine.sparse_counts()
+        return counts["rows"], counts["skipped"]
+
+    @contextmanager
+    def use(self) -> Iterator[core.Engine]:
+        """The engine, for this thread alone.
+
+        Raises:
+            ValueError: the model is closed.
+            RuntimeError: called from a callback of the engine's own work.
+        """
+        with self.lock:
+            if self._engine is None:
+                raise ValueError("the model is closed")
+            if self._in_use:
+                raise RuntimeError("a progress callback must not use the model that calls it")
+            try:
+                self._in_use = True
+                while self._dropped:
+                    self._engine.free_sequence(self._dropped.popleft())
+                yield self._engine
+            finally:
+                self._in_use = False
+
+    def drop(self, sequence: int) -> None:
+        """Frees a sequence at the next use: the garbage collector may call this in the middle of one."""
+        self._dropped.append(sequence)
+
+    def close(self) -> None:
+        """Frees everything; waits for a call in progress."""
+        with self.lock:
+            self._engine = None
+
+
+def load(
+    source: ModelSource,
+    choice: CacheChoice,
+    planner: Planner,
+    *,
+    n_ctx: int,
+    memory_limit: int,
+    show_progress: bool | None,
+    calibration: str | os.PathLike[str] | None = None,
+) -> Runtime:
+    """Load a model; memory_limit 0: what the machine has available. calibration: for what is folded, as slimrt.Model.
+
+    Raises:
+        WontFitError: with options, what would fit instead.
+        CacheUnsupportedError, UnsupportedError, ModelFormatError: as slimrt.Model.
+        FileNotFoundError, ValueError: no such calibration text, or one beside an encoder.
+    """
+    check_cache(source, choice)
+    _check_calibration(source, calibration)
+    sizes = planner.sizes(choice, n_ctx)
+    try:
+        if sizes.total > planner.limit and needs_folding(source, choice):
+            raise WontFitError(  # the core would say so too, after minutes of folding
+                f"needs {format_bytes(sizes.total)}, {format_bytes(planner.limit)} available.",
+                sizes.total,
+                planner.limit,
+            )
+        require_precise(source, choice, show_progress)
+        engine = core.Engine(
+            str(source.gguf),
+            n_ctx=n_ctx,
+            n_seqs=planner.n_seqs,
+            n_batch=planner.n_batch,
+            n_threads=planner.n_threads,
+            device=planner.device,
+            derived=fold(source, choice, calibration, show_progress) or None,
+            memory_limit=memory_limit,
+            **choice.arguments(source),
+        )
+    except WontFitError as error:
+        raise wont_fit(error, planner, choice, n_ctx) from None
+    runtime = Runtime(source, engine, show_progress=progress.wanted(show_progress))
+    if cross := runtime.info.get("cross"):
+        cross["reason"] = choice.cross.reason(source, cross["mode"])
+    return runtime
+
+
+def _check_calibration(source: ModelSource, calibration: str | os.PathLike[str] | None) -> None:
+    """Refuses a text that is not there or of no use, whether or not anything is folded with it."""
+    if calibration in (None, "none"):
+        return
+    if source.has_encoder:
+        raise ValueError(
+            f"a text says nothing of a decoder beside an encoder ('{source.path.name}'): leave out the calibration"
+        )
+    if not Path(calibration).is_file():
+        raise FileNotFoundError(f"{calibration}: no such calibration text")
+
+
+def describe(runtime: Runtime, memory: Mapping[str, int]) -> None:
+    """Says on stderr what a load resolved to."""
+    info = runtime.info
+    cross = f"{describe_cross(info['cross'])}, " if info.get("cross") else ""
+    print(
+        f"slimrt: {runtime.source.path.name}: {info['architecture']}, {info['n_layers']} layers, "
+        f"{info['device']}, context {info['n_ctx']} of {info['n_ctx_train']} trained"
+        f"{' x ' + str(info['n_seqs']) if info['n_seqs'] > 1 else ''}, cache {kinds(info['layers'])} "
+        f"({memory['cache_bytes_per_token']} bytes a token), "
+        f"{cross}{format_bytes(memory['total'])} allocated, "
+        f"{format_bytes(memory['mapped'])} mapped",
+        file=sys.stderr,
+    )

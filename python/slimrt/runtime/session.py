@@ -1,0 +1,229 @@
+"""A context that is kept: append, fork, truncate, save."""
+
+from __future__ import annotations
+
+import json
+import operator
+import os
+import struct
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slimrt import core
+from slimrt.errors import ContextOverflowError, ModelFormatError
+from slimrt.plumbing.arguments import whole
+from slimrt.plumbing.closing import Closing
+from slimrt.plumbing.files import written_beside
+from slimrt.runtime.runtime import Runtime
+
+_MAGIC = b"SLIMRTSE"
+_VERSION = 1
+_MAX_HEADER = 1 << 28
+
+TokenIds = Sequence[int] | NDArray[np.integer[Any]]
+
+
+def as_ids(ids: TokenIds, n_vocab: int) -> list[int]:
+    """Token ids as a list of int.
+
+    Raises:
+        ValueError: not one-dimensional integers, or one that is not in the vocabulary.
+    """
+    array = np.asarray(ids)
+    if array.size == 0:
+        return []
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise ValueError(f"token ids are a one-dimensional sequence of int, got {array.dtype} of shape {array.shape}")
+    if array.min() < 0 or array.max() >= n_vocab:
+        bad = array.min() if array.min() < 0 else array.max()
+        raise ValueError(f"token id {bad} is not in the vocabulary of {n_vocab} tokens")
+    return [int(id) for id in array]
+
+
+def check_length(n_tokens: int, runtime: Runtime, what: str) -> None:
+    """Raises ContextOverflowError when so many tokens do not fit a context."""
+    if n_tokens > runtime.n_ctx:
+        raise ContextOverflowError(
+            f"{what} has {n_tokens} tokens, the context holds {runtime.n_ctx} (without n_ctx or --ctx it is the "
+            f"trained {runtime.info['n_ctx_train']} or 4096, whichever is less). Shorten it, or give a larger context"
+        )
+
+
+class Session(Closing):
+    """A sequence of tokens whose cache rows stay in memory. Made by Model.session() and Model.load_session().
+
+    Every session takes rows from the cache of its model, which holds n_ctx * n_seqs of them; forks share theirs
+    until they differ. Use it as a context manager, or close() it.
+    """
+
+    def __init__(self, runtime: Runtime, sequence: int, tokens: list[int]):
+        self.runtime = runtime
+        self.sequence = sequence
+        self._tokens = tokens
+        self._free = weakref.finalize(self, runtime.drop, sequence)
+        self._free.atexit = False
+
+    @classmethod
+    def new(cls, runtime: Runtime) -> Session:
+        with runtime.use() as engine:
+            return cls(runtime, engine.new_sequence(), [])
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """The ids whose rows it holds."""
+        return tuple(self._tokens)
+
+    @property
+    def length(self) -> int:
+        """Tokens it holds."""
+        return len(self._tokens)
+
+    def append(self, ids: TokenIds, *, last_only: bool = False) -> NDArray[np.float32]:
+        """Compute the tokens and keep their rows.
+
+        Returns:
+            logits float32 (n, vocab), a row for each appended token; (1, vocab) with last_only, which saves the
+            memory of the others.
+
+        Raises:
+            ContextOverflowError: they do not fit; nothing was computed.
+            ValueError: no ids, or one outside the vocabulary; or the session or the model is closed.
+        """
+        new = as_ids(ids, self.runtime.n_vocab)
+        if not new:
+            raise ValueError("append needs at least one token")
+        check_length(self.length + len(new), self.runtime, "the session with what is appended")
+        return append_together(self.runtime, [(self, new)], all_logits=not last_only)
+
+    def fork(self) -> Session:
+        """A second session with the same content; the rows are shared until one of them changes."""
+        with self.runtime.use() as engine:
+            self._agree(engine)
+            return Session(self.runtime, engine.fork(self.sequence), list(self._tokens))
+
+    def truncate(self, length: int) -> None:
+        """Keep the first `length` tokens. ValueError if it has fewer."""
+        if not 0 <= whole("length", length) <= self.length:
+            raise ValueError(f"cannot keep {length} tokens of {self.length}")
+        del self._tokens[length:]
+        with self.runtime.use() as engine:
+            self._agree(engine)
+
+    def keep_common(self, ids: Sequence[int]) -> list[int]:
+        """Truncate to what it has in common with ids; returns the ids that are still to be computed, at least one."""
+        common = 0
+        for mine, wanted in zip(self._tokens, ids[:-1], strict=False):
+            if mine != wanted:
+                break
+            common += 1
+        self.truncate(common)
+        return list(ids[common:])
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write tokens and rows to a file, complete or not at all. It loads only into the same model and cache.
+
+        Raises:
+            OSError: the file cannot be written. ValueError: the session is closed.
+        """
+        with self.runtime.use() as engine:
+            self._agree(engine)
+            rows = engine.save_sequence(self.sequence)
+        header = _kind(self.runtime) | {"version": _VERSION, "tokens": self._tokens, "bytes": int(rows.nbytes)}
+        text = json.dumps(header).encode()
+        with written_beside(Path(path)) as partial, partial.open("wb") as file:
+            file.write(_MAGIC + struct.pack("<Q", len(text)) + text)
+            file.write(rows.data)
+
+    def close(self) -> None:
+        """Give the rows back."""
+        self._free()
+
+    def _agree(self, engine: core.Engine) -> None:
+        """Drop rows beyond our tokens: Ctrl-C may strike between a step of the engine and our note of it."""
+        if not self._free.alive:
+            raise ValueError("the session is closed")
+        if engine.length(self.sequence) != self.length:
+            engine.truncate(self.sequence, self.length)
+
+    def __repr__(self) -> str:
+        return f"<slimrt.Session of {self.runtime.source.path.name}: {self.length} of {self.runtime.n_ctx} tokens>"
+
+
+def append_together(
+    runtime: Runtime,
+    items: Sequence[tuple[Session, list[int]]],
+    *,
+    all_logits: bool = False,
+    on_progress: Callable[[int, int], object] | None = None,
+) -> NDArray[np.float32]:
+    """One step of the engine for several sessions; logits as Engine.append."""
+    with runtime.use() as engine:
+        for session, _ in items:
+            session._agree(engine)
+        arrays = [(session.sequence, np.array(ids, np.int32)) for session, ids in items]
+        logits = engine.append(arrays, all_logits=all_logits, on_progress=on_progress)
+        for session, ids in items:  # before another thread may look: it would drop the rows as not agreed on
+            session._tokens.extend(ids)
+    return logits
+
+
+def read_header(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The header of a session file: version, model, cache, tokens, bytes (of rows), offset (where they begin).
+
+    Raises:
+        ModelFormatError: not a session file, of an unknown version, or cut off.
+    """
+    with Path(path).open("rb") as file:
+        start = file.read(16)
+        if len(start) < 16 or start[:8] != _MAGIC:
+            raise ModelFormatError(f"{path}: not a slimrt session file")
+        size = struct.unpack("<Q", start[8:])[0]
+        text = file.read(size) if size <= _MAX_HEADER else b""
+        length = os.fstat(file.fileno()).st_size
+    try:
+        header = dict(json.loads(text))
+        version, n_bytes = int(header["version"]), int(header["bytes"])
+        header["tokens"] = [operator.index(id) for id in header["tokens"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ModelFormatError(f"{path}: the header of this session file is broken") from error
+    if version != _VERSION:
+        raise ModelFormatError(f"{path}: session format {version}; this slimrt reads {_VERSION}")
+    if length != 16 + size + n_bytes:
+        raise ModelFormatError(f"{path}: this session file is cut off: {length} bytes, not {16 + size + n_bytes}")
+    return header | {"offset": 16 + size}
+
+
+def load_session(runtime: Runtime, path: str | os.PathLike[str]) -> Session:
+    """A session from a file; see Model.load_session."""
+    header = read_header(path)
+    for key, value in _kind(runtime).items():
+        if header.get(key) != value:
+            what = "another model file" if key == "model" else f"another cache ({header.get(key)}, here {value})"
+            raise ModelFormatError(f"{path}: this session is of {what} and cannot continue here")
+    try:
+        tokens = as_ids(header["tokens"], runtime.n_vocab)
+    except (KeyError, ValueError) as error:
+        raise ModelFormatError(f"{path}: the token ids of this session file are broken: {error}") from error
+    check_length(len(tokens), runtime, f"{path}")
+    rows = np.fromfile(path, np.uint8, offset=header["offset"])
+    with runtime.use() as engine:
+        sequence = engine.load_sequence(rows)
+        session = Session(runtime, sequence, tokens)
+        length = engine.length(sequence)
+    if length != len(tokens):
+        raise ModelFormatError(f"{path}: {len(tokens)} tokens but {length} rows")
+    return session
+
+
+def _kind(runtime: Runtime) -> dict[str, Any]:
+    """What a session's rows depend on."""
+    cache = [
+        [layer["mode"], layer["type"], *([layer["rank"], layer["residual_type"]] if layer.get("rank") else [])]
+        for layer in runtime.info["layers"]
+    ]
+    return {"model": runtime.source.fingerprint, "cache": cache}

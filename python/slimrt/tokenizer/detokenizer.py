@@ -1,0 +1,44 @@
+"""Incremental detokenisation: text as soon as it is complete, never half a UTF-8 character."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable
+
+from slimrt.tokenizer.vocabulary import Vocabulary
+
+
+class IncrementalDetokenizer:
+    """Turns ids into text one at a time; the pieces joined equal `Tokenizer.decode` of all the ids.
+
+    Args:
+        vocabulary: whose ids are fed.
+        prompt_ids: the ids before the first one fed. SentencePiece writes a space before a text; it is taken off at
+            the start of a text (nothing or only BOS before) and kept where the ids continue one.
+        skip_special_tokens: leave control tokens out.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, prompt_ids: Iterable[int] = (), skip_special_tokens: bool = False):
+        self._token_bytes = vocabulary.token_bytes
+        self._skipped = vocabulary.control if skip_special_tokens else frozenset()
+        self._bos_id = vocabulary.special_ids.get("bos")
+        self._strip_space = vocabulary.strips_space and all(id == self._bos_id for id in prompt_ids)
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def feed(self, id: int) -> str:
+        """Return the text that this id completes; empty while a character is unfinished.
+
+        Raises:
+            ValueError: the id is negative.
+        """
+        if id in self._skipped:
+            return ""
+        piece = self._token_bytes(id)
+        if self._strip_space and piece and id != self._bos_id:
+            self._strip_space = False
+            piece = piece.removeprefix(b" ")
+        return self._utf8.decode(piece)
+
+    def flush(self) -> str:
+        """Return what is left at the end; bytes that never became a character are U+FFFD."""
+        return self._utf8.decode(b"", final=True)

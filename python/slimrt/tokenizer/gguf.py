@@ -1,0 +1,377 @@
+"""The vocabulary inside a GGUF file: its fields read straight from the memory map, and the tokenizer they describe."""
+
+from __future__ import annotations
+
+import mmap
+import secrets
+import struct
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+from tokenizers import AddedToken, Regex, models, normalizers
+
+from slimrt.errors import ModelFormatError, UnsupportedError
+from slimrt.tokenizer import pretokenizers
+from slimrt.tokenizer.vocabulary import SPACE, Vocabulary, end_of_generation
+
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_STRING, _ARRAY = 8, 9
+_NO_TOKEN = 0xFFFFFFFF
+_MODELS = ("llama", "gpt2", "t5")
+
+
+class _Type(IntEnum):
+    """The values of tokenizer.ggml.token_type."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+def read_fields(path: Path) -> dict[str, Any]:
+    """Return the `tokenizer.*` fields and `general.architecture` of a GGUF file.
+
+    Only the header is read, and every length in it is checked against the file's.
+
+    Raises:
+        ModelFormatError: not a GGUF file, another version, truncated or corrupted.
+    """
+    with path.open("rb") as file:
+        try:
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except ValueError:
+            raise ModelFormatError(f"{path}: the file is empty") from None
+    with data:
+        try:
+            return _Header(data).fields()
+        except (ModelFormatError, UnicodeDecodeError) as error:
+            raise ModelFormatError(f"{path}: corrupted GGUF header: {error}") from error
+
+
+class _Header:
+    """A cursor over a GGUF header."""
+
+    def __init__(self, data: mmap.mmap):
+        self._data = data
+        self._at = 0
+
+    def fields(self) -> dict[str, Any]:
+        if self._take(4) != b"GGUF":
+            raise ModelFormatError("the file does not begin with GGUF")
+        version = self._scalar("I")
+        if version not in (2, 3):
+            raise ModelFormatError(f"GGUF version {version}; this reads versions 2 and 3, little-endian")
+        self._scalar("Q")  # tensors
+        found: dict[str, Any] = {}
+        for _ in range(self._scalar("Q")):
+            key = self._take(self._scalar("Q")).decode()
+            keep = key.startswith("tokenizer.") or key == "general.architecture"
+            value = self._value(self._scalar("I"), keep)
+            if keep:
+                found[key] = value
+        return found
+
+    def _take(self, size: int) -> bytes:
+        if size > len(self._data) - self._at:
+            raise ModelFormatError(f"{size} bytes wanted at byte {self._at}, the file has {len(self._data)}")
+        self._at += size
+        return self._data[self._at - size : self._at]
+
+    def _scalar(self, code: str) -> Any:
+        return struct.unpack("<" + code, self._take(struct.calcsize("<" + code)))[0]
+
+    def _value(self, kind: int, keep: bool) -> Any:
+        if kind == _STRING:
+            text = self._take(self._scalar("Q"))
+            return text.decode() if keep else None
+        if kind == _ARRAY:
+            item, count = self._scalar("I"), self._scalar("Q")
+            if item == _STRING:
+                return self._strings(count, keep)
+            data = self._take(count * struct.calcsize("<" + self._code(item)))
+            return np.frombuffer(data, dtype="<" + self._code(item)) if keep else None
+        return self._scalar(self._code(kind))
+
+    def _code(self, kind: int) -> str:
+        if kind not in _SCALARS:
+            raise ModelFormatError(f"unknown value type {kind} at byte {self._at}")
+        return _SCALARS[kind]
+
+    def _strings(self, count: int, keep: bool) -> list[str]:
+        # The one hot loop of loading (hundreds of thousands of strings), hence written out.
+        data, at, end = self._data, self._at, len(self._data)
+        length_at = struct.Struct("<Q").unpack_from
+        found: list[str] = []
+        for _ in range(count):
+            if end - at < 8:
+                raise ModelFormatError(f"an array of {count} strings runs past the end of the file")
+            (length,) = length_at(data, at)
+            at += 8
+            if length > end - at:
+                raise ModelFormatError(f"a string of {length} bytes at byte {at} runs past the end of the file")
+            if keep:
+                found.append(data[at : at + length].decode())
+            at += length
+        self._at = at
+        return found
+
+
+def build(fields: Mapping[str, Any]) -> Vocabulary:
+    """Return the vocabulary that a GGUF's fields describe.
+
+    Args:
+        fields: as `read_fields` gives them.
+
+    Raises:
+        ModelFormatError: a field is missing, of the wrong kind or contradicts another.
+        UnsupportedError: an unknown tokenizer model or pre-tokenizer.
+    """
+    ggml = _Fields(fields)
+    model = ggml.text("model")
+    if model not in _MODELS:
+        what = "no tokenizer" if model in (None, "no_vocab") else f"the unknown tokenizer {model!r}"
+        raise UnsupportedError(
+            f"the GGUF has {what} (tokenizer.ggml.model); supported: {', '.join(_MODELS)} (SentencePiece, BPE, unigram)"
+        )
+    tokens = ggml.strings("tokens")
+    types = ggml.numbers("token_type", len(tokens), default=_Type.NORMAL)
+    special_ids = _special_ids(ggml, tokens, types, sentencepiece=model != "gpt2")
+    space_prefix = model != "gpt2" and ggml.flag("add_space_prefix", True)
+
+    pre = pretokenizers.lookup(ggml.text("pre")) if model == "gpt2" else None
+    try:
+        if pre:
+            backend = _bpe(tokens, ggml.strings("merges"), pre)
+        elif model == "llama":
+            backend = _sentencepiece(tokens, ggml.numbers("scores", len(tokens)), types, space_prefix)
+        else:
+            backend = _unigram(tokens, types, special_ids, space_prefix, ggml)
+    except (ModelFormatError, UnsupportedError):
+        raise
+    except Exception as error:  # the tokenizers library raises plain Exception for whatever it refuses
+        raise ModelFormatError(f"the GGUF's {model!r} vocabulary is inconsistent: {error}") from error
+
+    by_type = {kind: [id for id, value in enumerate(types) if value == kind] for kind in _Type}
+    control = frozenset(by_type[_Type.CONTROL])
+    rstrip = _strips_after_special(fields, model)
+    aliases = _add_special(backend, tokens, sorted(control) + by_type[_Type.UNKNOWN], rstrip, special=True)
+    aliases |= _add_special(backend, tokens, by_type[_Type.USER_DEFINED], rstrip, special=False)
+    default_bos = pre.add_bos if pre else model == "llama"
+    return Vocabulary(
+        backend=backend,
+        tokens=list(tokens),
+        control=control,
+        literal=control.union(by_type[_Type.UNKNOWN], by_type[_Type.USER_DEFINED]),
+        byte_level=model == "gpt2",
+        strips_space=space_prefix,
+        prefix=_around("bos", ggml, special_ids, default_bos),
+        suffix=_around("eos", ggml, special_ids, model == "t5"),
+        special_ids=special_ids,
+        eog_ids=end_of_generation(
+            {tokens[id]: id for id in control},
+            [special_ids.get("eos"), ggml.id("eot", len(tokens)), ggml.id("eom", len(tokens))],
+        ),
+        chat_template=ggml.chat_template(),
+        aliases=aliases,
+    )
+
+
+class _Fields:
+    """The `tokenizer.ggml.*` fields, each checked for its kind."""
+
+    def __init__(self, fields: Mapping[str, Any]):
+        self._fields = fields
+
+    def _get(self, name: str, kind: type | tuple[type, ...]) -> Any:
+        value = self._fields.get(f"tokenizer.ggml.{name}")
+        if value is not None and not isinstance(value, kind):
+            raise ModelFormatError(f"tokenizer.ggml.{name} is {type(value).__name__}, which it cannot be")
+        return value
+
+    def text(self, name: str) -> str | None:
+        value: str | None = self._get(name, str)
+        return value
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self._get(name, bool)
+        return default if value is None else value
+
+    def id(self, name: str, n_tokens: int) -> int | None:
+        value: int | None = self._get(f"{name}_token_id", int)
+        if value is None or value in (_NO_TOKEN, -1):
+            return None
+        if not 0 <= value < n_tokens:
+            raise ModelFormatError(f"tokenizer.ggml.{name}_token_id is {value}, the vocabulary has {n_tokens} tokens")
+        return value
+
+    def strings(self, name: str) -> list[str]:
+        value: list[str] | None = self._get(name, list)
+        if not value or not all(isinstance(item, str) for item in value):
+            raise ModelFormatError(f"tokenizer.ggml.{name} is missing, empty or not a list of strings")
+        return value
+
+    def numbers(self, name: str, count: int, default: float | None = None) -> list[Any]:
+        value = self._get(name, (np.ndarray, Sequence))
+        if value is None and default is not None:
+            return [default] * count
+        array = np.asarray([] if value is None else value)
+        if array.shape != (count,) or array.dtype.kind not in "iuf" or not np.isfinite(array).all():
+            raise ModelFormatError(f"tokenizer.ggml.{name} is not {count} finite numbers, one for each token")
+        return list(array.tolist())
+
+    def bytes(self, name: str) -> bytes:
+        value = self._get(name, (np.ndarray, bytes, list))
+        try:
+            return b"" if value is None else bytes(value)
+        except (TypeError, ValueError) as error:
+            raise ModelFormatError(f"tokenizer.ggml.{name} is not a list of bytes: {error}") from error
+
+    def chat_template(self) -> str | None:
+        value = self._fields.get("tokenizer.chat_template")
+        return value if isinstance(value, str) else None
+
+
+def _special_ids(ggml: _Fields, tokens: list[str], types: list[int], sentencepiece: bool) -> dict[str, int]:
+    """The ids of bos, eos, unk and pad: as declared, else for SentencePiece by the names it always gives them."""
+    fallback = {"bos": "<s>", "eos": "</s>", "unk": "<unk>", "pad": "<pad>"} if sentencepiece else {}
+    found = {}
+    for name, field in {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}.items():
+        id = ggml.id(field, len(tokens))
+        if id is None and fallback.get(name) in tokens:
+            candidate = tokens.index(fallback[name])
+            id = candidate if types[candidate] in (_Type.CONTROL, _Type.UNKNOWN) else None
+        if id is not None:
+            found[name] = id
+    return found
+
+
+def _around(name: str, ggml: _Fields, special_ids: Mapping[str, int], default: bool) -> tuple[int, ...]:
+    """The ids to put at one end of a text: BOS or EOS if the file, or else the kind of vocabulary, wants it."""
+    wanted = ggml.flag(f"add_{name}_token", default and name in special_ids)
+    if wanted and name not in special_ids:
+        raise ModelFormatError(f"tokenizer.ggml.add_{name}_token is true, but the file declares no {name} token")
+    return (special_ids[name],) if wanted else ()
+
+
+def _strips_after_special(fields: Mapping[str, Any], model: str) -> frozenset[str] | None:
+    """The special tokens that do not swallow the white space after them; None when none swallows it.
+
+    Phi-3's tokenizer.json has this flag on its special tokens but a GGUF cannot carry it.
+    """
+    if fields.get("general.architecture") == "phi3" and model == "llama":
+        return frozenset(("<unk>", "<s>", "<|endoftext|>"))
+    return None
+
+
+def _add_special(
+    backend: tokenizers.Tokenizer, tokens: list[str], ids: list[int], rstrip: frozenset[str] | None, special: bool
+) -> dict[int, int]:
+    """Have these tokens matched whole in a text, before anything else.
+
+    Returns:
+        The ids that the backend made up for tokens its model hides (see `_unigram`), to their true ids.
+    """
+    added = {tokens[id]: id for id in reversed(ids) if tokens[id]}
+    backend.add_tokens(
+        [
+            AddedToken(text, special=special, normalized=False, rstrip=rstrip is not None and text not in rstrip)
+            for text in added
+        ]
+    )
+    found = {backend.token_to_id(text): id for text, id in added.items()}
+    return {got: id for got, id in found.items() if got is not None and got >= len(tokens)}
+
+
+def _first_ids(tokens: list[str]) -> dict[str, int]:
+    """Each text to its id, the first one where a text occurs twice."""
+    return {text: id for id, text in reversed(list(enumerate(tokens)))}
+
+
+def _bpe(tokens: list[str], merges: list[str], pre: pretokenizers.PreTokenizer) -> tokenizers.Tokenizer:
+    pairs = []
+    for merge in merges:
+        cut = merge.find(" ", 1)  # a left side that is itself a space keeps it
+        if cut < 0:
+            raise ModelFormatError(f"the merge {merge!r} has no space between its two sides")
+        pairs.append((merge[:cut], merge[cut + 1 :]))
+    backend = tokenizers.Tokenizer(models.BPE(_first_ids(tokens), pairs, ignore_merges=pre.ignore_merges))
+    backend.pre_tokenizer = pre.splitter
+    if pre.normalizer:
+        backend.normalizer = pre.normalizer
+    return backend
+
+
+def _space_escape(prefix: bool) -> list[normalizers.Normalizer]:
+    """How SentencePiece writes spaces, with one more in front of a text that is not empty."""
+    return [normalizers.Prepend(SPACE)] * prefix + [normalizers.Replace(" ", SPACE)]
+
+
+def _sentencepiece(
+    tokens: list[str], scores: list[float], types: list[int], space_prefix: bool
+) -> tokenizers.Tokenizer:
+    """SentencePiece's BPE: of all neighbours whose union is a token, it joins those with the best score first.
+
+    As a list of merges: every way to cut a token in two tokens, ranked by the token's score.
+    """
+    normal = {text: scores[id] for id, text in enumerate(tokens) if types[id] == _Type.NORMAL}
+    merges = [
+        (text[:cut], text[cut:])
+        for text in sorted(normal, key=normal.__getitem__, reverse=True)
+        for cut in range(1, len(text))
+        if text[:cut] in normal and text[cut:] in normal
+    ]
+    unknown = next((tokens[id] for id, kind in enumerate(types) if kind == _Type.UNKNOWN), None)
+    model = models.BPE(_first_ids(tokens), merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    backend = tokenizers.Tokenizer(model)
+    backend.normalizer = normalizers.Sequence(_space_escape(space_prefix))
+    return backend
+
+
+def _unigram(
+    tokens: list[str], types: list[int], special_ids: Mapping[str, int], space_prefix: bool, ggml: _Fields
+) -> tokenizers.Tokenizer:
+    """SentencePiece's unigram model: the cut with the best total score."""
+    if "unk" not in special_ids:
+        raise ModelFormatError("a unigram vocabulary needs an unknown token (tokenizer.ggml.unknown_token_id)")
+    # Unigram finds every token of its vocabulary in a text, control tokens too. Those get names that no text can
+    # hold, so that only the special-token matcher finds them.
+    hidden = secrets.token_hex(16)
+    pieces = [
+        (text if types[id] in (_Type.NORMAL, _Type.USER_DEFINED, _Type.BYTE) else f"{hidden}{id}", score)
+        for id, (text, score) in enumerate(zip(tokens, ggml.numbers("scores", len(tokens)), strict=True))
+    ]
+    backend = tokenizers.Tokenizer(models.Unigram(pieces, special_ids["unk"], _Type.BYTE in types))
+    charsmap = ggml.bytes("precompiled_charsmap")
+    if charsmap:
+        _check_charsmap(charsmap)
+    steps: list[normalizers.Normalizer] = [normalizers.Precompiled(charsmap)] if charsmap else []
+    if ggml.flag("remove_extra_whitespaces", True):
+        steps += [normalizers.Replace(Regex(r"\A +| +\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
+    backend.normalizer = normalizers.Sequence(steps + _space_escape(space_prefix))
+    return backend
+
+
+def _check_charsmap(charsmap: bytes) -> None:
+    """Refuse a charsmap whose links lead outside it: the library follows them unchecked, and panics while encoding.
+
+    It is a double-array trie (its size in bytes, then 32-bit units) and the replacements, each ended by a zero byte.
+    """
+    size = int.from_bytes(charsmap[:4], "little")
+    text = np.frombuffer(charsmap[4 + size :], np.uint8)
+    if size == 0 or size % 4 or not text.size or text[-1]:
+        raise ModelFormatError("tokenizer.ggml.precompiled_charsmap is truncated")
+    units = np.frombuffer(charsmap, "<u4", size // 4, 4).astype(np.int64)
+    inner = units >> 31 == 0
+    child = np.arange(len(units)) ^ ((units >> 10) << ((units & 0x200) >> 6))
+    if ((child[inner] | 0xFF) >= len(units)).any():
+        raise ModelFormatError("tokenizer.ggml.precompiled_charsmap has a link past its end")
+    replacement = units[child[inner & (units >> 8 & 1 == 1)]] & 0x7FFFFFFF
+    if (replacement >= text.size).any() or (text[replacement] & 0xC0 == 0x80).any():
+        raise ModelFormatError("tokenizer.ggml.precompiled_charsmap has a replacement outside its text")

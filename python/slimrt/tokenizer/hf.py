@@ -1,0 +1,176 @@
+"""The tokenizer of a Hugging Face directory: tokenizer.json and the small files beside it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from slimrt.errors import ModelFormatError, UnsupportedError
+from slimrt.tokenizer.vocabulary import Vocabulary, end_of_generation
+
+_SENTENCEPIECE_DECODERS = {"Metaspace", "ByteFallback", "Replace"}
+
+
+def load_directory(directory: Path) -> Vocabulary:
+    """Return the vocabulary of a Hugging Face directory.
+
+    Raises:
+        UnsupportedError: it has no tokenizer.json, or one of a kind that is not supported.
+        ModelFormatError: a file in it is broken.
+    """
+    file = directory / "tokenizer.json"
+    if not file.is_file():
+        raise UnsupportedError(
+            f"{directory} has no tokenizer.json. Make one: "
+            "transformers.AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
+        )
+    return load_file(file)
+
+
+def load_file(path: Path) -> Vocabulary:
+    """Return the vocabulary of a tokenizer.json; the files beside it count only if it has exactly that name.
+
+    Raises:
+        UnsupportedError: a decoder that is neither byte-level nor SentencePiece.
+        ModelFormatError: it, or a file beside it, is broken.
+    """
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises plain Exception for any bad file
+        raise ModelFormatError(f"{path}: not a tokenizer.json: {error}") from error
+    # Both would change a prompt in silence.
+    backend.no_truncation()
+    backend.no_padding()
+
+    directory = path.parent if path.name == "tokenizer.json" else None
+    config = _read_json(directory, "tokenizer_config.json")
+    ids = backend.get_vocab(with_added_tokens=True)
+    tokens: list[str | None] = [None] * (max(ids.values(), default=-1) + 1)
+    for text, id in ids.items():
+        tokens[id] = text
+    added = backend.get_added_tokens_decoder()
+    control = frozenset(id for id, token in added.items() if token.special)
+    byte_level, strips_space = _decoding(backend, path)
+    prefix, suffix = _around(backend, tokens)
+    special_ids, ends = _special_ids(directory, config, ids)
+    # Without the files that name them: a lone id in front of every text is BOS, a lone one behind is EOS.
+    for name, around in {"bos": prefix, "eos": suffix}.items():
+        if len(around) == 1:
+            special_ids.setdefault(name, around[0])
+    prefix, suffix = _as_configured(config, special_ids, prefix, suffix)
+    return Vocabulary(
+        backend=backend,
+        tokens=tokens,
+        control=control,
+        literal=frozenset(added),
+        byte_level=byte_level,
+        strips_space=strips_space,
+        prefix=prefix,
+        suffix=suffix,
+        special_ids=special_ids,
+        eog_ids=end_of_generation({added[id].content: id for id in control}, [special_ids.get("eos"), *ends]),
+        chat_template=_chat_template(directory, config),
+    )
+
+
+def _read_json(directory: Path | None, name: str) -> dict[str, Any]:
+    """The object in a JSON file; empty when there is no such file."""
+    if directory is None or not (directory / name).is_file():
+        return {}
+    try:
+        value = json.loads((directory / name).read_text("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ModelFormatError(f"{directory / name}: not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelFormatError(f"{directory / name}: not a JSON object")
+    return value
+
+
+def _decoders(state: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    yield state
+    for inner in state.get("decoders", ()):
+        yield from _decoders(inner)
+
+
+def _decoding(backend: tokenizers.Tokenizer, path: Path) -> tuple[bool, bool]:
+    """Whether tokens are byte-level, and whether decoding takes off a first space."""
+    state = json.loads(backend.decoder.__getstate__()) if backend.decoder else {}
+    parts = {part.get("type"): part for part in _decoders(state)}
+    if "ByteLevel" in parts:
+        return True, False
+    if not _SENTENCEPIECE_DECODERS & parts.keys():
+        raise UnsupportedError(
+            f"{path}: its decoder is {state.get('type', 'missing')}; supported: ByteLevel and SentencePiece's "
+            f"({', '.join(sorted(_SENTENCEPIECE_DECODERS))})"
+        )
+    metaspace = parts.get("Metaspace", {}).get("prepend_scheme", "never")
+    return False, metaspace != "never" or parts.get("Strip", {}).get("start", 0) > 0
+
+
+def _around(backend: tokenizers.Tokenizer, tokens: list[str | None]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The ids that the post-processor puts before and after a text, found by trying one."""
+    for text in ("a", *filter(None, tokens)):
+        inner = backend.encode(text, add_special_tokens=False).ids
+        if inner:
+            whole = backend.encode(text, add_special_tokens=True).ids
+            start = next(at for at in range(len(whole)) if whole[at : at + len(inner)] == inner)
+            return tuple(whole[:start]), tuple(whole[start + len(inner) :])
+    return (), ()
+
+
+def _special_ids(
+    directory: Path | None, config: dict[str, Any], ids: Mapping[str, int]
+) -> tuple[dict[str, int], list[int]]:
+    """The ids of bos, eos, unk and pad, and every id that the generation settings end on."""
+    named = _read_json(directory, "special_tokens_map.json") | config
+    settings = _read_json(directory, "config.json") | _read_json(directory, "generation_config.json")
+    known = set(ids.values())
+    found, ends = {}, []
+    for name in ("bos", "eos", "unk", "pad"):
+        token = named.get(f"{name}_token")
+        text = token.get("content") if isinstance(token, dict) else token
+        declared = settings.get(f"{name}_token_id")
+        numbers = [id for id in (declared if isinstance(declared, list) else [declared]) if id in known]
+        if isinstance(text, str) and text in ids:
+            found[name] = ids[text]
+        elif numbers:
+            found[name] = numbers[0]
+        if name == "eos":
+            ends = numbers
+    return found, ends
+
+
+def _as_configured(
+    config: Mapping[str, Any], special_ids: Mapping[str, int], prefix: tuple[int, ...], suffix: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Let add_bos_token and add_eos_token of tokenizer_config.json overrule the post-processor, as in transformers."""
+    bos, eos = special_ids.get("bos"), special_ids.get("eos")
+    if bos is not None:
+        if config.get("add_bos_token") is True and not prefix:
+            prefix = (bos,)
+        elif config.get("add_bos_token") is False and prefix == (bos,):
+            prefix = ()
+    if eos is not None:
+        if config.get("add_eos_token") is True and not suffix:
+            suffix = (eos,)
+        elif config.get("add_eos_token") is False and suffix == (eos,):
+            suffix = ()
+    return prefix, suffix
+
+
+def _chat_template(directory: Path | None, config: Mapping[str, Any]) -> str | None:
+    """The default template: its own file, else the configuration's (one, or a list of named ones)."""
+    if directory is not None and (directory / "chat_template.jinja").is_file():
+        try:
+            return (directory / "chat_template.jinja").read_text("utf-8")
+        except UnicodeDecodeError as error:
+            raise ModelFormatError(f"{directory / 'chat_template.jinja'}: not UTF-8: {error}") from error
+    template = _read_json(directory, "chat_template.json").get("chat_template", config.get("chat_template"))
+    if isinstance(template, list):
+        named = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None

@@ -1,0 +1,134 @@
+"""Text to token ids and back, from the vocabulary a model file carries."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from slimrt.errors import ModelFormatError
+from slimrt.tokenizer import gguf, hf
+from slimrt.tokenizer.detokenizer import IncrementalDetokenizer
+from slimrt.tokenizer.vocabulary import Vocabulary
+
+
+class Tokenizer:
+    """A model's tokenizer.
+
+    Args:
+        path: a GGUF file (a model, or only a vocabulary), a Hugging Face directory, or a tokenizer.json.
+
+    Attributes:
+        vocab_size: one more than the largest id.
+        bos_id, eos_id, unk_id, pad_id: the ids the file declares, or None.
+        add_bos, add_eos: whether `encode` puts ids before and after a text.
+        eog_ids: every id that ends a generation: end of text, of a turn, of a message.
+        special_tokens: the text of each control token, to its id.
+        chat_template: the file's chat template (jinja2), or None.
+        vocabulary: the loaded facts, for `slimrt.tokenizer.detokenizer` and `slimrt.tokenizer.chat`.
+
+    Raises:
+        FileNotFoundError: there is no such path.
+        ModelFormatError: the file is broken.
+        UnsupportedError: an unknown kind of vocabulary or pre-tokenizer; the message lists the supported ones.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self._adopt(_load(Path(path)))
+
+    @classmethod
+    def from_gguf_fields(cls, fields: Mapping[str, Any]) -> Tokenizer:
+        """Build from a GGUF's metadata that is already read.
+
+        Args:
+            fields: each `tokenizer.*` key and `general.architecture`, to its value (arrays as lists or NumPy arrays).
+
+        Raises:
+            ModelFormatError, UnsupportedError: as for a path.
+        """
+        tokenizer = cls.__new__(cls)
+        tokenizer._adopt(gguf.build(fields))
+        return tokenizer
+
+    def _adopt(self, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
+        self.vocab_size = len(vocabulary.tokens)
+        self.bos_id = vocabulary.special_ids.get("bos")
+        self.eos_id = vocabulary.special_ids.get("eos")
+        self.unk_id = vocabulary.special_ids.get("unk")
+        self.pad_id = vocabulary.special_ids.get("pad")
+        self.add_bos = bool(vocabulary.prefix)
+        self.add_eos = bool(vocabulary.suffix)
+        self.eog_ids = vocabulary.eog_ids
+        self.special_tokens = {vocabulary.tokens[id]: id for id in sorted(vocabulary.control)}
+        self.chat_template = vocabulary.chat_template
+        # The backend keeps "control tokens are plain text" as a setting, not as an argument of encode.
+        self._lock = threading.Lock()
+
+    def encode(self, text: str, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
+        """Return the ids of a text.
+
+        Args:
+            text: any string.
+            add_special_tokens: add BOS and EOS as the model wants them; never a second one next to one in the text.
+            parse_special: read the text of a control token ("<s>") as that token; False for untrusted text.
+
+        Raises:
+            ValueError: the text has lone surrogates, which no UTF-8 can write.
+            TypeError: it is not str.
+        """
+        if not isinstance(text, str):
+            raise TypeError(f"a text must be str, got {type(text).__name__}")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:  # the backend calls it a TypeError
+            raise ValueError(f"the text is not valid Unicode: a lone surrogate at character {error.start}") from None
+        with self._lock:
+            self.vocabulary.backend.encode_special_tokens = not parse_special
+            ids = self.vocabulary.backend.encode(text, add_special_tokens=False).ids
+        if self.vocabulary.aliases:
+            ids = [self.vocabulary.aliases.get(id, id) for id in ids]
+        if not add_special_tokens:
+            return ids
+        ids, suffix = self.with_bos(ids), list(self.vocabulary.suffix)
+        return ids if not suffix or ids[-len(suffix) :] == suffix else ids + suffix
+
+    def with_bos(self, ids: list[int]) -> list[int]:
+        """Return the ids with the model's BOS in front, unless it has none or it is already there."""
+        prefix = list(self.vocabulary.prefix)
+        return ids if ids[: len(prefix)] == prefix else prefix + ids
+
+    def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
+        """Return the text of ids; bytes that are not UTF-8 become U+FFFD.
+
+        Args:
+            ids: a list, tuple or array of ids.
+            skip_special_tokens: leave control tokens out.
+
+        Raises:
+            ValueError: an id is negative.
+        """
+        detokenizer = self.detokenizer(skip_special_tokens=skip_special_tokens)
+        return "".join([detokenizer.feed(int(id)) for id in ids]) + detokenizer.flush()
+
+    def token_bytes(self, id: int) -> bytes:
+        """Return the bytes one token stands for; empty for an id without a token, ValueError if negative."""
+        return self.vocabulary.token_bytes(id)
+
+    def detokenizer(self, prompt_ids: Iterable[int] = (), skip_special_tokens: bool = False) -> IncrementalDetokenizer:
+        """Return a detokenizer for ids that follow `prompt_ids` (see IncrementalDetokenizer)."""
+        return IncrementalDetokenizer(self.vocabulary, prompt_ids, skip_special_tokens)
+
+
+def _load(path: Path) -> Vocabulary:
+    if path.is_dir():
+        return hf.load_directory(path)
+    with path.open("rb") as file:
+        magic = file.read(4)
+    if magic == b"GGUF":
+        return gguf.build(gguf.read_fields(path))
+    if path.suffix == ".json":
+        return hf.load_file(path)
+    raise ModelFormatError(f"{path}: not a GGUF file, a tokenizer.json or a Hugging Face directory")
