@@ -89,4 +89,11 @@ HeadBytes head_bytes(DType dtype, int64_t dim) {
     }
 }
 
+HeadBytes head_bytes(DType dtype, int64_t dim, int64_t tokens, int scale_tokens) {
+    const HeadBytes row = head_bytes(dtype, dim);
+    if (scale_tokens == 0 || row.scales == 0) return {row.elements * tokens, row.scales * tokens};
+    assert(tokens % scale_tokens == 0);
+    return {row.elements * tokens, head_bytes(dtype, 1).scales * dim * (tokens / scale_tokens)};
+}
+
 }  // namespace slimrt

@@ -66,5 +66,7 @@ struct HeadBytes {
     size_t total() const { return elements + scales; }
 };
 HeadBytes head_bytes(DType dtype, int64_t dim);
+/// The same of `tokens` rows of a block: all elements, then all scales. scale_tokens: see Rows.
+HeadBytes head_bytes(DType dtype, int64_t dim, int64_t tokens, int scale_tokens);
 
 }  // namespace slimrt

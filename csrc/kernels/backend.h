@@ -31,8 +31,9 @@ inline constexpr int kBlockTokens = 32;  // of a paged plane
 
 /// The stored rows of one plane. Paged: position p lies in block table[p / block_tokens], block b begins at
 /// base + b * block_stride, and in a block stands head after head: its elements of all tokens, then its
-/// scales of all tokens (head_bytes()). Dense (block_tokens == 0, one head): position p is at base + (p -
-/// first) * row_bytes.
+/// scales (head_bytes()). Dense (block_tokens == 0, one head): position p is at base + (p - first) *
+/// row_bytes. Scales belong to a row and head (scale_tokens == 0); or to a channel of a head and each
+/// `scale_tokens` neighbouring tokens of a block: such a plane is written by recode() alone.
 struct Rows {
     const std::byte* base = nullptr;
     DType dtype = DType::F32;
@@ -40,6 +41,7 @@ struct Rows {
     size_t row_bytes = 0, block_stride = 0;
     int block_tokens = 0;
     int64_t first = 0;
+    int scale_tokens = 0;
 
     int head_dim() const { return width / heads; }
 };
@@ -52,6 +54,7 @@ struct Slots {
     size_t row_bytes = 0, block_stride = 0;
     int block_tokens = 0;
     Tensor slots;  // [1, n] I32
+    int scale_tokens = 0;
 };
 
 /// One sequence's share of an attention call: queries [query, query + n_queries) at positions position,
@@ -82,12 +85,13 @@ struct ScoreTerm {
     Rope rope;             // rotation on read, or none: the rows are used as they are
 };
 
-/// out[head] = sum over rows of softmax weight * row[head].
+/// out[head] = sum over rows of softmax weight * row[head]. Heads of out are out.cols / n_heads_q >= dim
+/// columns wide; those past dim are left alone, by `merge` too.
 struct ValueTerm {
     Rows stored;
     Tensor fresh;
     int n_heads = 0, dim = 0;
-    Tensor out;  // [tokens, n_heads_q * dim]
+    Tensor out;  // [tokens, n_heads_q heads]
 };
 
 struct AttentionArgs {
@@ -96,16 +100,23 @@ struct AttentionArgs {
     std::span<const ValueTerm> values;  // one or two
     int n_heads = 0;                    // query heads
     float scale = 1;
+    /// cap: a score s is cap * tanh(s / cap), before relative_bias is added to it. 0: none.
+    float score_cap = 0;
     int64_t window = 0;  // 0: none; else a query at p sees positions > p - window
     /// [n_heads, n] f32, or none: a score of a row `distance` positions after its query is raised by the
     /// column relative_origin + distance, which there must be for every row that a query sees.
     Tensor relative_bias;
     int64_t relative_origin = 0;
+    /// [1, n_heads] f32, or none: a score in every query's softmax that has no value. Of calls that merge,
+    /// one has them.
+    Tensor sinks;
     Tensor lse;  // [tokens, n_heads]: log of the softmax denominator, with the maximum; or none
     /// Stored values may go unread whose softmax weights, of a query in a head, add up to at most this; the
     /// denominator counts them. Few queries over planes of their own heads only (mode kv at decoding).
     float sparse_threshold = 0;
-    bool merge = false;  // out and lse already hold earlier rows' result: combine by log-sum-exp
+    /// out and lse already hold earlier rows' result: combine by log-sum-exp. Of calls of unequal dim the
+    /// narrow ones come first, over zeros.
+    bool merge = false;
 };
 
 /// One of several products of the same x, see Backend::linear.
@@ -184,6 +195,12 @@ class Backend {
     virtual void store(Tensor x, const Slots& slots) = 0;
     /// Rows [begin, end) of a sequence to f32 out [end - begin, width].
     virtual void load(const Rows& rows, const int32_t* table, int64_t begin, int64_t end, Tensor out) = 0;
+    /// Rows [begin, end) of a sequence, of each head the first columns that `to` has, become rows of `to`:
+    /// row begin + i is read as load() reads it and coded for slot i. Where `to` has scale_tokens, that many
+    /// slots after another are neighbours in a block, from a multiple of scale_tokens on, and the last group
+    /// is whole.
+    virtual void recode(const Rows& from, const int32_t* table, int64_t begin, int64_t end,
+                        const Slots& to) = 0;
     /// What a convolution over rows multiplies with: row i of out is rows i * stride - padding ... of x, side
     /// by side, as many as fit its width; zeros beyond x.
     virtual void unfold(Tensor x, int64_t stride, int64_t padding, Tensor out) = 0;

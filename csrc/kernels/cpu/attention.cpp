@@ -91,6 +91,19 @@ void scores(const float* q, size_t q_stride, int64_t n_q, uint32_t type, const v
     });
 }
 
+void finish_scores(float* s, int64_t n, float cap, const float* bias) {
+    const Vec high = splat(cap), inverse = splat(1 / cap);
+    const auto finished = [&](Vec x, const auto& bias_at) {
+        if (cap > 0) x = high * tanh(x * inverse);
+        return bias ? x + bias_at() : x;
+    };
+    int64_t i = 0;
+    for (; i + lanes <= n; i += lanes) store(s + i, finished(load(s + i), [&] { return load(bias + i); }));
+    if (i < n)
+        store_part(s + i, finished(load_part(s + i, n - i), [&] { return load_part(bias + i, n - i); }),
+                   n - i);
+}
+
 float softmax(float* s, int64_t n, float* max_so_far, float* sum_so_far) {
     Vec high = splat(-kInfinity);
     const int64_t whole = n / lanes * lanes, left = n - whole;

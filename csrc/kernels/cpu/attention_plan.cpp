@@ -48,7 +48,8 @@ bool by_head(const Term& term, int n_groups) {
 }
 
 bool fits_blocks(const AttentionArgs& args, int n_groups) {
-    if (args.scores.size() != 1 || args.values.size() != 1 || args.relative_bias) return false;
+    if (args.scores.size() != 1 || args.values.size() != 1 || args.relative_bias || args.score_cap > 0)
+        return false;
     const ScoreTerm& score = args.scores[0];
     return !score.row_scale && !score.bias && !score.rope && by_head(score, n_groups) &&
            by_head(args.values[0], n_groups);
@@ -67,6 +68,7 @@ AttentionPlan::AttentionPlan(const AttentionArgs& args)
     : n_groups(common_groups(args)),
       heads_per_group(args.n_heads / n_groups),
       packs_queries(fits_blocks(args, n_groups) && args.scores[0].stored.dtype == DType::Q8),
+      finishes_scores(args.score_cap > 0 || args.relative_bias),
       by_block(fits_blocks(args, n_groups)),
       by_budget(by_block && args.sparse_threshold > 0) {}
 
@@ -123,6 +125,7 @@ AttentionPlan::JobShape AttentionPlan::shape(const AttentionArgs& args, int n_qu
 /// The last queries come first: they see most.
 void AttentionPlan::add_jobs(const AttentionArgs& args, const AttentionSequence& sequence) {
     const int n = sequence.n_queries;
+    if (n == 0) return;
     const auto [groups_of_job, heads, queries] = shape(args, n);
     for (int tile = (n + queries - 1) / queries; tile-- > 0;) {
         AttentionJob job{};

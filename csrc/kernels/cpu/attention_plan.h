@@ -73,6 +73,7 @@ struct AttentionPlan {
     int heads_per_group;    // query heads
     int tile;               // rows read at once
     bool packs_queries;     // attend_block() wants them so
+    bool finishes_scores;   // by a cap or a bias
     bool by_block;          // stored heads are what a group reads: jobs of few queries take attend_block()
     bool by_budget;         // or, with args.sparse_threshold, read few values
     int64_t most_rows = 0;  // stored rows of a job

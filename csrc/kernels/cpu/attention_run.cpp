@@ -130,6 +130,11 @@ void AttentionRun::compute_tile(const Group& group, const Tile& tile) const {
     }
 }
 
+/// What is added to the scores of a head from the row so far from its query on; nullptr: nothing.
+const float* AttentionRun::bias_of(int head, int64_t distance) const {
+    return args_.relative_bias ? args_.relative_bias.f32(head) + args_.relative_origin + distance : nullptr;
+}
+
 /// Scores to softmax weights, zero where a query does not see.
 void AttentionRun::weigh(const Group& group, const Tile& tile) const {
     const int n_queries = group.job.n_queries;
@@ -144,12 +149,11 @@ void AttentionRun::weigh(const Group& group, const Tile& tile) const {
             float* const factor = group.scratch + plan_.scratch.factor + pair;
             float* const max = group.state + plan_.state.max + group.first_pair + pair;
             float* const sum = group.state + plan_.state.sum + group.first_pair + pair;
-            if (args_.relative_bias && begin < end) {
-                const int head =
-                    group.job.first_group * plan_.heads_per_group + (group.first_pair + pair) / n_queries;
-                const int64_t column = args_.relative_origin + tile.first + begin - position;
-                isa_.add(s + begin, args_.relative_bias.f32(head) + column, end - begin);
-            }
+            const int head =
+                group.job.first_group * plan_.heads_per_group + (group.first_pair + pair) / n_queries;
+            if (plan_.finishes_scores && begin < end)
+                isa_.finish_scores(s + begin, end - begin, args_.score_cap,
+                                   bias_of(head, tile.first + begin - position));
             std::fill(s, s + begin, 0.0f);
             std::fill(s + end, s + tile.n, 0.0f);
             // Before its first row a pair's values are whatever was in the scratch.
@@ -230,10 +234,11 @@ void AttentionRun::finish(const AttentionJob& job, const float* states, int head
         const auto sum = [&](int part) { return states[part * plan_.state.size + plan_.state.sum + m]; };
 
         const float before = args_.merge ? *lse : -kInfinity;
-        float high = before;
+        const float sink = args_.sinks ? args_.sinks.f32()[q_head] : -kInfinity;
+        float high = std::max(before, sink);
         for (int part = 0; part < job.n_parts; ++part) high = std::max(high, max(part));
         if (high == -kInfinity) high = 0;  // nothing seen, or only NaN
-        float keep = std::exp(before - high), total = keep;
+        float keep = std::exp(before - high), total = keep + std::exp(sink - high);
         bool seen = false;  // else there may be no values to read
         for (int part = 0; part < job.n_parts; ++part) {
             weights[part] = std::exp(max(part) - high);
@@ -249,7 +254,8 @@ void AttentionRun::finish(const AttentionJob& job, const float* states, int head
             const size_t stride = row_stride(term.dim);
             isa_.values(weights, job.n_parts, 1, &keep, static_cast<uint32_t>(DType::F32),
                         states + plan_.state.values[t] + m * stride, plan_.state.size * sizeof(float),
-                        seen ? job.n_parts : 0, term.dim, term.out.f32(row) + int64_t(q_head) * term.dim, 0);
+                        seen ? job.n_parts : 0, term.dim,
+                        term.out.f32(row) + q_head * (term.out.cols / args_.n_heads), 0);
         }
     }
 }

@@ -53,6 +53,7 @@ class AttentionRun {
     void add_kept_values(const AttentionJob& job, int group, Span span, int64_t n_kept, const float* weights,
                          float* scratch, float* state) const;
     void compute_tile(const Group& group, const Tile& tile) const;
+    const float* bias_of(int head, int64_t distance) const;
     void weigh(const Group& group, const Tile& tile) const;
     template <class Term>
     RowView read(const Group& group, const Term& term, const Tile& tile, bool copy, bool once) const;

@@ -298,6 +298,24 @@ void CpuBackend::load(const Rows& rows, const int32_t* table, int64_t begin, int
     });
 }
 
+void CpuBackend::recode(const Rows& from, const int32_t* table, int64_t begin, int64_t end, const Slots& to) {
+    if (from.scale_tokens || to.scale_tokens)
+        fail(ErrorCode::unsupported, "rows with scales along tokens cannot be recoded yet");
+    assert(from.heads == to.heads && from.width >= to.width);
+    const int64_t dim = to.width / to.heads, stride = chunks(dim, kCacheLine) * kCacheLine;
+    float* const heads = reinterpret_cast<float*>(workspace_of(n_threads_ * stride * sizeof(float)));
+    each_row(end - begin, to.width, [&](int64_t i, int thread) {
+        float* const values = heads + thread * stride;
+        for (int head = 0; head < to.heads; ++head) {
+            const HeadRun run = rows_at(from, table, begin + i, begin + i + 1, head);
+            isa_.load_head(number(from.dtype), run.data, 0, run.scales, 1, from.head_dim(), 0, dim, values,
+                           0);
+            const HeadSlot slot = slot_address(to, to.slots.i32()[i], head);
+            isa_.store_head(number(to.dtype), values, dim, slot.data, slot.scales);
+        }
+    });
+}
+
 void CpuBackend::unfold(Tensor x, int64_t stride, int64_t padding, Tensor out) {
     each_row(out.rows, out.cols, [&](int64_t i, int) {
         for (int64_t column = 0, row = i * stride - padding; column < out.cols; column += x.cols, ++row) {

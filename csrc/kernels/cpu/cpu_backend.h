@@ -47,6 +47,7 @@ class CpuBackend final : public Backend {
     void round(Tensor x, DType dtype, int heads, Tensor out) override;
     void store(Tensor x, const Slots& slots) override;
     void load(const Rows& rows, const int32_t* table, int64_t begin, int64_t end, Tensor out) override;
+    void recode(const Rows& from, const int32_t* table, int64_t begin, int64_t end, const Slots& to) override;
     void scale(Tensor x, float factor) override;
     void unfold(Tensor x, int64_t stride, int64_t padding, Tensor out) override;
     void attention(const AttentionArgs& args) override;

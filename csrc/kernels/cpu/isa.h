@@ -129,6 +129,9 @@ struct Isa {
     void (*scores)(const float* q, size_t q_stride, int64_t n_q, uint32_t type, const void* rows,
                    size_t stride, int64_t n, int64_t dim, float scale, bool accumulate, float* out,
                    size_t ld);
+    /// What is left to do for scores, scale * q . row, of one query: the cap (0: none), then the bias (or
+    /// nullptr), see AttentionArgs.
+    void (*finish_scores)(float* s, int64_t n, float cap, const float* bias);
     /// Online softmax of one row of a tile: given the running maximum and sum, replaces s by exp(s - max'),
     /// updates both, and returns the factor exp(max - max') for what was accumulated before: 0 at first, when
     /// the maximum is -inf.

@@ -32,6 +32,7 @@ void add_kept_values(const KeptRows& kept);
 // attention.cpp
 void scores(const float* q, size_t q_stride, int64_t n_q, uint32_t type, const void* rows, size_t stride,
             int64_t n, int64_t dim, float scale, bool accumulate, float* out, size_t ld);
+void finish_scores(float* s, int64_t n, float cap, const float* bias);
 float softmax(float* s, int64_t n, float* max, float* sum);
 void values(const float* p, size_t ld, int64_t n_q, const float* factor, uint32_t type, const void* rows,
             size_t stride, int64_t n, int64_t dim, float* out, size_t out_stride);

@@ -28,6 +28,7 @@ const Isa table = {
     .keep_rows = keep_rows,
     .add_kept_values = add_kept_values,
     .scores = scores,
+    .finish_scores = finish_scores,
     .softmax = softmax,
     .values = values,
 };

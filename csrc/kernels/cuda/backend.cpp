@@ -153,7 +153,19 @@ void CudaBackend::load(const Rows& rows, const int32_t* table, int64_t begin, in
     cuda::load(device_, rows, table, begin, end, out);
 }
 
+void CudaBackend::recode(const Rows& from, const int32_t* table, int64_t begin, int64_t end,
+                         const Slots& to) {
+    if (from.scale_tokens || to.scale_tokens || from.width != to.width)
+        fail(ErrorCode::unsupported, "rows cannot be recoded so on a CUDA device yet");
+    const Tensor rows(workspace_of((end - begin) * from.width * sizeof(float)), DType::F32, end - begin,
+                      from.width);
+    load(from, table, begin, end, rows);
+    store(rows, to);
+}
+
 void CudaBackend::attention(const AttentionArgs& args) {
+    if (args.sinks || args.score_cap > 0)
+        fail(ErrorCode::unsupported, "attention with sinks or a cap cannot run on a CUDA device yet");
     std::byte* const workspace = workspace_of(attention_workspace(device_, args));
     if (!ready() || args.sequences.empty()) return;
     int first = args.sequences[0].place;
