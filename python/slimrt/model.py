@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from slimrt.cache.config import Cache, CacheChoice
 from slimrt.cache.planner import Planner, resolve_device
 from slimrt.errors import UnsupportedError
+from slimrt.generation import search
 from slimrt.generation.asynchronous import iterate_in_thread, run_in_thread
-from slimrt.generation.generate import Run, Stream, run_together
+from slimrt.generation.generate import Run, SessionEngine, Stream
 from slimrt.generation.options import GenerateOptions, Options
 from slimrt.measure import score as _score
 from slimrt.modelfile.source import ModelSource
@@ -330,10 +331,10 @@ class Model(Tasks, Closing):
         prompts: list[Any] = list(prompt) if several else [prompt]
         seed = self._seed_of(settings.seed)
         runs = [self._run(one, settings, seed + i, session, called) for i, one in enumerate(prompts)]
+        engine = SessionEngine(self._runtime, settings.on_progress)
         with self._runtime.lock:
-            for _ in run_together(self._runtime, runs, int(self._runtime.info["n_seqs"])):
-                pass
-        results = [run.result() for run in runs]
+            tasks = [(1, run.task(engine)) for run in runs]
+            results = search.run(engine, tasks, int(self._runtime.info["n_seqs"]))
         return results if several else results[0]
 
     def _ids(self, prompt: Prompt) -> list[int]:

@@ -1,16 +1,17 @@
-"""From a prompt to text: stop strings, and the loop that decodes several texts together."""
+"""From a prompt to text: a text as a task of the scheduler, with stop strings; a stream of its pieces."""
 
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slimrt.errors import ContextOverflowError
-from slimrt.generation.options import REPEAT_LAST_N, Options
+from slimrt.generation.options import REPEAT_LAST_N, OnProgress, Options
+from slimrt.generation.search import Append, Task, steps
 from slimrt.plumbing import progress
 from slimrt.plumbing.closing import Closing
 from slimrt.plumbing.numbers import log_softmax
@@ -53,6 +54,46 @@ class StopFilter:
         return 0
 
 
+class SessionEngine:
+    """The engine for tasks whose sequences are Sessions; each call has the model to itself, and notes what it did.
+
+    Attributes:
+        started: time.perf_counter() when the last call began.
+        rows, skipped: rows of V that the last append came by, and those it skipped.
+    """
+
+    def __init__(self, runtime: Runtime, on_progress: OnProgress | None):
+        self.started = 0.0
+        self.rows = self.skipped = 0
+        self._runtime = runtime
+        self._on_progress = on_progress
+
+    def encode(self, items: Sequence[tuple[Session, NDArray[Any]]]) -> None:
+        self.started = time.perf_counter()
+        with self._runtime.use() as engine:
+            engine.encode([(session.sequence, source) for session, source in items])
+
+    def append(self, items: Sequence[tuple[Session, NDArray[np.int32]]]) -> NDArray[np.float32]:
+        self.started, (rows, skipped) = time.perf_counter(), self._runtime.sparse_counts()
+        logits = self._append([(session, ids.tolist()) for session, ids in items])
+        rows_now, skipped_now = self._runtime.sparse_counts()
+        self.rows, self.skipped = rows_now - rows, skipped_now - skipped
+        return logits
+
+    def _append(self, items: Sequence[tuple[Session, list[int]]]) -> NDArray[np.float32]:
+        n_tokens = sum(len(ids) for _, ids in items)
+        if n_tokens == len(items):
+            return append_together(self._runtime, items)
+        with progress.bar(self._runtime.show_progress, n_tokens, "prefill", "tok") as update:
+
+            def report(done: int, total: int) -> None:
+                update(done, total)
+                if self._on_progress is not None:
+                    self._on_progress("prefill", done, total)
+
+            return append_together(self._runtime, items, on_progress=report)
+
+
 class Run:
     """One text in the making.
 
@@ -85,7 +126,6 @@ class Run:
         self.runtime, self.prompt, self.options, self.seed = runtime, prompt, options, seed
         self.session = session
         self.tokens: list[int] = []
-        self.pending: list[int] = []
         self.finish_reason: str | None = None
         self._own_session = session is None
         self._tokenizer = tokenizer
@@ -95,26 +135,47 @@ class Run:
         self._sampler = options.sampler(seed)
         self._history = list(prompt[-REPEAT_LAST_N:])
         self._text: list[str] = []
+        self._n_taken = 0
         self._logprobs: list[TokenLogprob] = []
         self._called = called
         self._cached = self._held = 0
         self._ttft = self._prefill_seconds = self._decode_seconds = 0.0
         self._rows = self._skipped = 0
 
-    def begin(self) -> None:
-        """Take a sequence and note what is to be computed first."""
+    def task(self, engine: SessionEngine) -> Task[Generation]:
+        """Make the text; take() has the pieces that may be shown."""
+        try:
+            pending = yield from self._begin(engine)
+            while self.finish_reason is None:
+                try:
+                    (logits,) = yield Append([(self.session, pending)])
+                except ContextOverflowError:
+                    if not self.tokens:
+                        raise
+                    self._finish("context")  # others hold the rows that the next token needs
+                    break
+                self._accept(logits)
+                self._count(engine)
+                pending = self.tokens[-1:]
+        finally:
+            self._end()
+        return self.result()
+
+    def take(self) -> str:
+        """The text that may be shown and has not been taken yet."""
+        text, self._n_taken = "".join(self._text[self._n_taken :]), len(self._text)
+        return text
+
+    def _begin(self, engine: SessionEngine) -> Task[list[int]]:
+        """Take a sequence; returns what is to be computed first."""
         if self.session is None:
             self.session = Session.new(self.runtime)
-        self.pending = self.session.keep_common(self.prompt)
+        pending = self.session.keep_common(self.prompt)
         self._cached = self.session.length
+        yield from ()
+        return pending
 
-    @classmethod
-    def begin_together(cls, runs: Sequence[Run]) -> None:
-        """begin() for several runs of one kind, which may have work that is quicker for all at once."""
-        for run in runs:
-            run.begin()
-
-    def end(self) -> None:
+    def _end(self) -> None:
         """Let the sequence go, unless it is the user's."""
         if self.session is not None:
             self._held = self.session.length
@@ -122,8 +183,8 @@ class Run:
                 self.session.close()
                 self.session = None
 
-    def accept(self, logits: NDArray[np.float32]) -> str:
-        """Choose a token from logits (vocab,); returns the text that may be shown now."""
+    def _accept(self, logits: NDArray[np.float32]) -> None:
+        """Choose a token from logits (vocab,)."""
         if self.options.max_tokens == 0:
             return self._finish("length")
         token = self._choose(logits)
@@ -133,34 +194,28 @@ class Run:
         self._history = [*self._history[1 - REPEAT_LAST_N :], token]
         if self.options.logprobs:
             self._logprobs.append(self._token_logprob(token, logits))
-        text = self._show(self._detokenizer.feed(token)) if self._detokenizer else ""
+        if self._detokenizer:
+            self._show(self._detokenizer.feed(token))
+        assert self.session is not None
         if self._filter.stopped:
             self.finish_reason = "stop"
-            return text
-        if len(self.tokens) == self.options.max_tokens:
-            return text + self._finish("length")
-        assert self.session is not None
-        if self.session.length >= self.runtime.n_ctx:
-            return text + self._finish("context")
-        self.pending = [token]
-        return text
+        elif len(self.tokens) == self.options.max_tokens:
+            self._finish("length")
+        elif self.session.length >= self.runtime.n_ctx:
+            self._finish("context")
 
-    def overflow(self) -> str:
-        """End here: other sequences hold the rows that the next token needs."""
-        return self._finish("context")
-
-    def timed(self, seconds: float) -> None:
-        """Count the seconds of the step that ended in the last accept()."""
+    def _count(self, engine: SessionEngine) -> None:
+        """Note what the step took, and tell who wants to know."""
+        seconds = time.perf_counter() - engine.started
         if self._ttft == 0.0:
             self._prefill_seconds += seconds
             self._ttft = time.perf_counter() - self._called
         else:
             self._decode_seconds += seconds
-
-    def counted(self, rows: int, skipped: int) -> None:
-        """Count the rows of V that a step came by, and those it skipped."""
-        self._rows += rows
-        self._skipped += skipped
+        self._rows += engine.rows
+        self._skipped += engine.skipped
+        if self.options.on_progress is not None and self.tokens:
+            self.options.on_progress("decode", len(self.tokens), self.options.max_tokens)
 
     def result(self) -> Generation:
         """What there is so far."""
@@ -218,78 +273,18 @@ class Run:
             token, text, float(logprobs[token]), tuple((int(id), float(logprobs[id])) for id in likeliest)
         )
 
-    def _show(self, text: str) -> str:
-        text = self._filter.feed(text)
-        self._text.append(text)
-        return text
+    def _show(self, text: str) -> None:
+        self._text.append(self._filter.feed(text))
 
-    def _finish(self, reason: str) -> str:
-        """End for this reason; returns the text that was held back."""
+    def _finish(self, reason: str) -> None:
+        """End for this reason; what was held back is shown."""
         self.finish_reason = reason
-        text = self._show(self._detokenizer.flush()) if self._detokenizer else ""
+        if self._detokenizer:
+            self._show(self._detokenizer.flush())
         if self._filter.stopped:
             self.finish_reason = "stop"
-            return text
-        held = self._filter.flush()
-        self._text.append(held)
-        return text + held
-
-
-def run_together(runtime: Runtime, runs: Sequence[Run], width: int) -> Generator[tuple[Run, str]]:
-    """Decode texts, at most `width` at once, a token of each per step; a finished one makes room for the next.
-
-    Yields (run, text that may be shown now). Closing the iterator, or any exception, frees what is still running.
-    """
-    waiting, active = deque(runs), list[Run]()
-    try:
-        while waiting or active:
-            starting = [waiting.popleft() for _ in range(min(len(waiting), width - len(active)))]
-            active += starting
-            if starting:
-                starting[0].begin_together(starting)
-            yield from _step(runtime, active)
-            for run in active:
-                if run.finish_reason is not None:
-                    run.end()
-            active = [run for run in active if run.finish_reason is None]
-    finally:
-        for run in active:
-            run.end()
-
-
-def _step(runtime: Runtime, active: Sequence[Run]) -> list[tuple[Run, str]]:
-    started, (rows, skipped) = time.perf_counter(), runtime.sparse_counts()
-    try:
-        logits = _append(runtime, active)
-    except ContextOverflowError:
-        if not all(run.tokens for run in active):
-            raise
-        return [(run, run.overflow()) for run in active]
-    pieces = [(run, run.accept(row)) for run, row in zip(active, logits, strict=True)]
-    seconds, (rows_now, skipped_now) = time.perf_counter() - started, runtime.sparse_counts()
-    for run in active:
-        run.timed(seconds)
-        run.counted(rows_now - rows, skipped_now - skipped)
-        if run.options.on_progress is not None and run.tokens:
-            run.options.on_progress("decode", len(run.tokens), run.options.max_tokens)
-    return pieces
-
-
-def _append(runtime: Runtime, active: Sequence[Run]) -> NDArray[np.float32]:
-    """Compute the pending tokens of every run; logits of the last one of each."""
-    items = [(run.session, run.pending) for run in active if run.session is not None]
-    n_tokens = sum(len(ids) for _, ids in items)
-    if n_tokens == len(active):
-        return append_together(runtime, items)
-    on_progress = active[0].options.on_progress  # all runs of one call have the same options
-    with progress.bar(runtime.show_progress, n_tokens, "prefill", "tok") as update:
-
-        def report(done: int, total: int) -> None:
-            update(done, total)
-            if on_progress is not None:
-                on_progress("prefill", done, total)
-
-        return append_together(runtime, items, on_progress=report)
+        else:
+            self._text.append(self._filter.flush())
 
 
 class Stream(Closing, Iterator[str]):
@@ -299,16 +294,17 @@ class Stream(Closing, Iterator[str]):
     """
 
     def __init__(self, runtime: Runtime, run: Run):
+        engine = SessionEngine(runtime, run.options.on_progress)
         self._run = run
-        self._steps = run_together(runtime, [run], 1)
+        self._steps = steps(engine, [(1, run.task(engine))], 1)
 
     @property
     def result(self) -> Generation:
         return self._run.result()
 
     def __next__(self) -> str:
-        for _, text in self._steps:
-            if text:
+        for _ in self._steps:
+            if text := self._run.take():
                 return text
         raise StopIteration
 

@@ -1,8 +1,8 @@
 """Searches for token sequences over the engine: many at once, each written as if it were alone.
 
 A task is a generator: it yields what it wants computed (Encode or Append), is sent the result, and returns what it
-found. run() puts what all tasks want into one call of the engine. So a batch forms by itself: who ends leaves it, and
-who waits takes the place.
+found. steps() puts what all tasks want into one call of the engine. So a batch forms by itself: who ends leaves it, and
+who waits takes the place. Greedy and sampled texts, beams, transcripts and forecasts are all made by it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from slimrt.errors import ContextOverflowError
 from slimrt.plumbing.numbers import log_normaliser
 
 Result = TypeVar("Result")
@@ -23,15 +24,20 @@ Rules = Callable[[Logits, Sequence[int]], None]
 """Changes a row of logits (vocab,) in place, given the tokens found so far."""
 
 
-class Engine(Protocol):
+class Computing(Protocol):
+    """What computes a step. Sequences are what its tasks call them: ids of core.Engine's, or Sessions."""
+
+    def encode(self, items: Sequence[Any]) -> Any: ...
+    def append(self, items: Sequence[tuple[Any, NDArray[np.int32]]]) -> Logits: ...
+
+
+class Engine(Computing, Protocol):
     """What searches need of core.Engine."""
 
     def new_sequence(self) -> int: ...
     def free_sequence(self, sequence: int) -> None: ...
     def fork(self, sequence: int) -> int: ...
     def truncate(self, sequence: int, length: int) -> None: ...
-    def encode(self, items: Sequence[Any]) -> Any: ...
-    def append(self, items: Sequence[tuple[int, NDArray[np.int32]]]) -> Logits: ...
 
 
 class Sampler(Protocol):
@@ -47,7 +53,7 @@ class Encode:
     positions: of its rows, int32 (n,), where there are gaps between them.
     """
 
-    sequence: int
+    sequence: Any
     source: NDArray[Any]
     positions: NDArray[np.int32] | None = None
 
@@ -59,9 +65,13 @@ class Encode:
 
 @dataclass(frozen=True)
 class Append:
-    """Wanted: tokens at the ends of sequences. The answer: logits float32 (sequences, vocab), the task's to change."""
+    """Wanted: tokens at the ends of sequences. The answer: logits float32 (sequences, vocab), the task's to change.
 
-    items: Sequence[tuple[int, Sequence[int]]]
+    Where not all tasks' tokens find room, each is thrown the ContextOverflowError: nothing was computed, and a task
+    that is content with what it has returns it.
+    """
+
+    items: Sequence[tuple[Any, Sequence[int]]]
 
 
 Task = Generator[Encode | Append, Any, Result]
@@ -96,24 +106,37 @@ class _Running(Generic[Result]):
         self.wants: Encode | Append | None = None
 
     def answer(self, value: Any = None) -> None:
+        self._resume(lambda: self.task.send(value))
+
+    def throw(self, error: Exception) -> None:
+        self._resume(lambda: self.task.throw(error))
+
+    def _resume(self, resume: Callable[[], Encode | Append]) -> None:
         try:
-            self.wants = self.task.send(value)
+            self.wants = resume()
         except StopIteration as end:
             self.wants, self.result = None, end.value
 
 
-def run(engine: Engine, tasks: Iterable[tuple[int, Task[Result]]], width: int) -> list[Result]:
-    """Run tasks together; their results in order.
+def run(engine: Computing, tasks: Iterable[tuple[int, Task[Result]]], width: int) -> list[Result]:
+    """Run tasks together; their results in order. Arguments and errors as steps()."""
+    results: dict[int, Result] = {}
+    for finished in steps(engine, tasks, width):
+        results |= finished
+    return [results[index] for index in range(len(results))]
+
+
+def steps(engine: Computing, tasks: Iterable[tuple[int, Task[Result]]], width: int) -> Generator[dict[int, Result]]:
+    """Run tasks together, a step of all for each item: the results of the tasks that it ended, by place.
 
     Args:
         tasks: (sequences that it uses at once, task).
         width: sequences that all running tasks may use at once; one that needs more runs alone.
 
-    An exception closes every task, which frees its sequences, and goes on.
+    An exception, or closing the iterator, closes every task, which frees its sequences.
     """
     waiting = deque(enumerate(tasks))
     running: dict[int, _Running[Result]] = {}
-    results: dict[int, Result] = {}
     try:
         while waiting or running:
             while waiting and (not running or sum(r.needs for r in running.values()) + waiting[0][1][0] <= width):
@@ -121,15 +144,14 @@ def run(engine: Engine, tasks: Iterable[tuple[int, Task[Result]]], width: int) -
                 running[index] = _Running(needs, task)
                 running[index].answer()
             _serve(engine, list(running.values()))
-            for index in [index for index, one in running.items() if one.wants is None]:
-                results[index] = running.pop(index).result
+            ended = [index for index, one in running.items() if one.wants is None]
+            yield {index: running.pop(index).result for index in ended}
     finally:
         for one in running.values():
             one.task.close()
-    return [results[index] for index in range(len(results))]
 
 
-def _serve(engine: Engine, running: Sequence[_Running[Any]]) -> None:
+def _serve(engine: Computing, running: Sequence[_Running[Any]]) -> None:
     """Give every task what it wants: all sources in one call, then all tokens in one."""
     while encodes := [(one, one.wants) for one in running if isinstance(one.wants, Encode)]:
         engine.encode([wanted.item for _, wanted in encodes])
@@ -139,7 +161,12 @@ def _serve(engine: Engine, running: Sequence[_Running[Any]]) -> None:
     if not appends:
         return
     items = [(sequence, np.array(tokens, np.int32)) for _, wanted in appends for sequence, tokens in wanted.items]
-    logits, at = engine.append(items), 0
+    try:
+        logits, at = engine.append(items), 0
+    except ContextOverflowError as error:
+        for one, _ in appends:
+            one.throw(error)
+        return
     for one, wanted in appends:
         one.answer(logits[at : at + len(wanted.items)])
         at += len(wanted.items)

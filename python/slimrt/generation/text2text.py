@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from slimrt.errors import ContextOverflowError
-from slimrt.generation.generate import Run, run_together
+from slimrt.generation.generate import Run, SessionEngine
 from slimrt.generation.options import GenerateOptions, Options
 from slimrt.generation.search import Append, Encode, Engine, Hypothesis, Logits, Task, beam_search, run
 from slimrt.plumbing.arguments import check_function, real
@@ -77,21 +76,16 @@ class EncodedRun(Run):
         if self._tokenizer is not None:  # the text begins here, whatever token the decoder starts with
             self._detokenizer = self._tokenizer.detokenizer((), skip_special_tokens=True)
 
-    @classmethod
-    def begin_together(cls, runs: Sequence[Run]) -> None:
-        """Encode the sources of several runs in one go."""
-        super().begin_together(runs)
-        started = time.perf_counter()
-        with runs[0].runtime.use() as engine:
-            engine.encode(
-                [
-                    (one.session.sequence, np.array(one.source, np.int32))
-                    for one in runs
-                    if isinstance(one, EncodedRun) and one.session is not None
-                ]
-            )
-        for one in runs:
-            one._prefill_seconds += time.perf_counter() - started
+    def task(self, engine: SessionEngine) -> Task[Generation]:
+        result = yield from super().task(engine)
+        self.tell(result)
+        return result
+
+    def _begin(self, engine: SessionEngine) -> Task[list[int]]:
+        pending = yield from super()._begin(engine)
+        yield Encode(self.session, np.array(self.source, np.int32))
+        self._prefill_seconds += time.perf_counter() - engine.started
+        return pending
 
     def result(self) -> Generation:
         """What there is so far; its prompt is the source."""
@@ -119,11 +113,9 @@ def text2text(
     runs = [EncodedRun(runtime, source, i, options, seed, called) for i, source in enumerate(sources)]
     width = int(runtime.info["n_seqs"])
     if options.num_beams == 1:
-        with runtime.lock, closing(run_together(runtime, runs, width)) as steps:
-            for one, _ in steps:
-                if one.finish_reason is not None and isinstance(one, EncodedRun):
-                    one.tell(one.result())
-        return [one.result() for one in runs]
+        sessions = SessionEngine(runtime, options.on_progress)
+        with runtime.lock:
+            return run(sessions, [(1, one.task(sessions)) for one in runs], width)
     check_sequences(runtime, options.num_beams)
     searches = [_Beams(runtime, one, called) for one in runs]
     with runtime.use() as engine:
