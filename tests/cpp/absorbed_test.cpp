@@ -58,7 +58,7 @@ class Run {
     double expected_score(int s, int h, const double* row, double factor, int64_t at);
     void compare_head(int s, int h);
     void compare_values(const std::vector<double>& p, const std::vector<const double*>& rows,
-                        const float* got, int width);
+                        const float* got, const float* before, int width);
 
     const Case& c;
     const int capability;
@@ -75,8 +75,10 @@ class Run {
         wide_q{tokens, int64_t(c.heads) * c.width, 1.5 / std::sqrt(c.width)};
     Vector scale{1, c.kv* c.dim, 1}, bias{1, c.kv* c.dim, 1}, table{longest + 1, std::max(c.n_rot, 4), 1},
         relative{c.heads, longest + 1, 1};
-    Vector out{tokens, int64_t(c.heads) * c.width, 1}, out_residual{tokens, int64_t(c.heads) * rank, 1},
-        lse{tokens, c.heads, 1};
+    Vector sinks{1, c.heads, 1};
+    Vector out{tokens, int64_t(c.heads) * (c.width + c.gap), 1},
+        out_residual{tokens, int64_t(c.heads) * (rank + c.gap), 1}, lse{tokens, c.heads, 1};
+    const std::vector<float> old = out.values, old_residual = out_residual.values, old_lse = lse.values;
     std::vector<AttentionSequence> sequences;
     std::vector<cuda::PlacedSequence> placed;
     double worst = 0, largest = 0, worst_lse = 0;
@@ -174,10 +176,13 @@ void Run::call() {
                              .values = values,
                              .n_heads = c.heads,
                              .scale = scaling,
+                             .score_cap = c.cap,
                              .window = c.window,
                              .relative_bias = maybe(c.relative, relative),
                              .relative_origin = longest,
-                             .lse = maybe(c.lse, lse)};
+                             .sinks = maybe(c.sinks, sinks),
+                             .lse = maybe(c.lse, lse),
+                             .merge = c.merge};
     const cuda::Device device{
         .capability = capability, .processors = c.processors, .shared_bytes = size_t(c.kib) << 10};
     if (!cuda::absorbed_can(device, args))
@@ -213,11 +218,14 @@ double Run::expected_score(int s, int h, const double* row, double row_factor, i
     }
     for (int i = 0; i < c.dim && c.by_heads; ++i) add(k[i] * q.tensor.f32(token)[h * (c.dim + 16) + i]);
     reach = std::max(reach, scaling * std::sqrt(squares));
-    return scaling * sum + (c.relative ? relative.tensor.f32(h)[longest + at - sequences[s].position] : 0);
+    const double score = c.cap > 0 ? c.cap * std::tanh(scaling * sum / c.cap) : scaling * sum;
+    return score + (c.relative ? relative.tensor.f32(h)[longest + at - sequences[s].position] : 0);
 }
 
 void Run::compare_values(const std::vector<double>& p, const std::vector<const double*>& of, const float* got,
-                         int width) {
+                         const float* before, int width) {
+    for (int i = width; i < width + c.gap; ++i)
+        if (got[i] != before[i]) worst = INFINITY;
     for (int i = 0; i < width; ++i) {
         double expected = 0;
         for (size_t j = 0; j < p.size(); ++j) expected += p[j] * of[j][i];
@@ -246,12 +254,26 @@ void Run::compare_head(int s, int h) {
         row.push_back(own.data());
         rest.push_back(own_rest.data());
     }
+    const int64_t at = (int64_t(token) * c.heads + h) * (c.width + c.gap),
+                  at_residual = (int64_t(token) * c.heads + h) * (rank + c.gap);
+    const std::vector<double> old_row(old.begin() + at, old.begin() + at + c.width),
+        old_rest(old_residual.begin() + at_residual, old_residual.begin() + at_residual + rank),
+        nothing(c.width + rank);
+    const auto also = [&](double score, const std::vector<double>& of_row,
+                          const std::vector<double>& of_rest) {
+        p.push_back(score);
+        row.push_back(of_row.data());
+        rest.push_back(of_rest.data());
+    };
+    if (c.merge) also(old_lse[token * c.heads + h], old_row, old_rest);
+    if (c.sinks) also(sinks.values[h], nothing, nothing);
     const double high = p.empty() ? 0 : *std::max_element(p.begin(), p.end());
     double total = 0;
     for (double& x : p) total += x = std::exp(x - high);
     for (double& x : p) x /= total;
-    compare_values(p, row, out.tensor.f32(token) + h * c.width, c.width);
-    if (c.rank) compare_values(p, rest, out_residual.tensor.f32(token) + h * c.rank, c.rank);
+    compare_values(p, row, &out.values[at], &old[at], c.width);
+    if (c.rank)
+        compare_values(p, rest, &out_residual.values[at_residual], &old_residual[at_residual], c.rank);
     const double expected = high + std::log(total), got = lse.tensor.f32(token)[h];
     if (expected == got || !c.lse) return;  // both -inf where there is no row
     worst_lse = std::isnan(got) ? INFINITY : std::max(worst_lse, std::fabs(got - expected));

@@ -30,6 +30,9 @@ struct Case {
     bool one_value = false;  // the whole row of K serves every head
     bool second = false;     // a second score term over whole rows, and a second value term
     float fresh_size = 1;
+    float cap = 0;
+    bool sinks = false;
+    int gap = 0;           // columns of a head of out that are no result
     int processors = 132;  // few: the rows are in one part
 };
 
@@ -118,14 +121,16 @@ struct Problem {
         add_terms(backend, n_blocks, most);
         lse = random_floats(size_t(n) * c.heads, 1, 77);
         for (const ValueTerm& term : values)
-            outs.push_back(random_floats(size_t(n) * c.heads * term.dim, 1, 78));
+            outs.push_back(random_floats(size_t(n) * c.heads * (term.dim + c.gap), 1, 78));
         if (c.relative) bias_table = random_floats(size_t(c.heads) * (2 * most + 1), 1, 79);
         args = {.sequences = sequences,
                 .scores = scores,
                 .values = values,
                 .n_heads = c.heads,
                 .scale = 1 / std::sqrt(float(c.dk)),
+                .score_cap = c.cap,
                 .window = c.window};
+        if (c.sinks) args.sinks = vector(random_floats(c.heads, 2, 80));
         if (c.relative) args.relative_bias = Tensor(bias_table.data(), DType::F32, c.heads, 2 * most + 1);
         args.relative_origin = most;
         args.sparse_threshold = c.sparse;
@@ -188,7 +193,7 @@ struct Problem {
     /// Sets what a call writes to copies.
     AttentionArgs with(std::vector<Floats>& to, Floats& to_lse) {
         for (size_t t = 0; t < values.size(); ++t)
-            values[t].out = Tensor(to[t].data(), DType::F32, n, c.heads * values[t].dim);
+            values[t].out = Tensor(to[t].data(), DType::F32, n, c.heads * (values[t].dim + c.gap));
         AttentionArgs a = args;
         a.lse = Tensor(to_lse.data(), DType::F32, n, c.heads);
         return a;
@@ -239,22 +244,24 @@ inline void reference(const Problem& p, std::vector<Floats>& outs, Floats& lse) 
                         for (int d = 0; d < term.dim; ++d) dot += x[d] * query[d];
                     }
                     weights[r] = dot * p.args.scale;
+                    if (p.c.cap > 0) weights[r] = p.c.cap * std::tanh(weights[r] / p.c.cap);
                     if (p.c.relative)
                         weights[r] += p.args.relative_bias.f32(head)[p.args.relative_origin + r - at];
                     high = std::max(high, weights[r]);
                 }
                 const double before = p.args.merge ? lse[row * p.c.heads + head] : -INFINITY;
-                high = std::max(high, before);
+                const double sink = p.c.sinks ? p.args.sinks.f32()[head] : -INFINITY;
+                high = std::max({high, before, sink});
                 for (int64_t r = 0; r < rows; ++r)
                     sum += weights[r] = sees[r] ? std::exp(weights[r] - high) : 0;
                 const double keep = std::exp(before - high);
-                sum = high == -INFINITY ? 0 : sum + keep;
+                sum = high == -INFINITY ? 0 : sum + keep + std::exp(sink - high);
                 for (size_t t = 0; t < p.values.size(); ++t) {
                     const ValueTerm& term = p.values[t];
                     const Plane& plane = *p.value_planes[t];
                     const int first = head / (p.c.heads / term.n_heads) * term.dim;
                     for (int d = 0; d < term.dim; ++d) {
-                        float& out = outs[t][(row * p.c.heads + head) * term.dim + d];
+                        float& out = outs[t][(row * p.c.heads + head) * (term.dim + p.c.gap) + d];
                         double x = p.args.merge ? keep * out : 0;
                         for (int64_t r = 0; r < rows; ++r)
                             if (sees[r]) x += weights[r] * plane.read[s][r * plane.width + first + d];

@@ -52,10 +52,17 @@ bool fits_heads(const ScoreTerm& term, int n_heads) {
     return term.rope.n_rot <= term.dim && term.rope.n_rot % (term.rope.interleaved ? 4 : 16) == 0;
 }
 
-bool fits_values(std::span<const ValueTerm> values) {
+/// Results are written four columns at a time.
+bool fits_out(const Tensor& out, int n_heads) {
+    constexpr int kColumns = 4, kBytes = kColumns * sizeof(float);
+    return out.cols / n_heads % kColumns == 0 && out.stride % kBytes == 0 &&
+           reinterpret_cast<uintptr_t>(out.data) % kBytes == 0;
+}
+
+bool fits_values(std::span<const ValueTerm> values, int n_heads) {
     if (values.empty() || values.size() > 2) return false;
     for (const ValueTerm& term : values)
-        if (term.n_heads != 1 || term.dim != term.stored.width) return false;
+        if (term.n_heads != 1 || term.dim != term.stored.width || !fits_out(term.out, n_heads)) return false;
     if (values.size() == 1) return true;
     const Rows& residual = values[1].stored;
     return residual.heads == 1 && residual.dtype != DType::F32 && residual.width % 4 == 0 &&
@@ -63,7 +70,7 @@ bool fits_values(std::span<const ValueTerm> values) {
 }
 
 bool fits(const AttentionArgs& args) {
-    if (args.merge || args.n_heads > kMaxHeads || args.sequences.empty() || !fits_values(args.values))
+    if (args.n_heads > kMaxHeads || args.sequences.empty() || !fits_values(args.values, args.n_heads))
         return false;
     for (const AttentionSequence& sequence : args.sequences)
         if (sequence.n_queries != 1) return false;
@@ -240,18 +247,17 @@ std::optional<Absorbed> plan(const Device& device, const AttentionArgs& args) {
                .mailed = device.capability != kClusterCapability,
                .scale = args.scale,
                .window = args.window,
-               .relative_bias = floats(args.relative_bias),
-               .relative_stride = stride_of(args.relative_bias),
-               .relative_origin = args.relative_origin,
+               .finish = ScoreFinish(args, 1),
                .lse = args.lse ? args.lse.f32() : nullptr,
-               .lse_stride = stride_of(args.lse)};
+               .lse_stride = stride_of(args.lse),
+               .merge = args.merge};
     for (size_t t = 0; t < args.values.size(); ++t) {
         const ValueTerm& term = args.values[t];
         AbsorbedPlane& plane = t == 0 ? x.rows : x.residual;
         plane.rows = RowsView(term.stored);
         plane.width = term.stored.width;
         x.values[t] = {floats(term.fresh), term.out.f32(), stride_of(term.fresh), stride_of(term.out),
-                       term.dim};
+                       static_cast<int>(term.out.cols / args.n_heads)};
         x.columns += plane.width;
     }
     for (const ScoreTerm& term : args.scores) {

@@ -1,4 +1,5 @@
-// The last part of an absorbed attention: its splits, and each query's own row, merged in f32.
+// The last part of an absorbed attention: its splits, each query's own row and what out held before, merged
+// in f32.
 #include "kernels/cuda/absorbed_plan.h"
 
 namespace slimrt::cuda {
@@ -45,8 +46,7 @@ __device__ float fresh_score(const Absorbed& x, int64_t token, int64_t position,
     const float* const q = x.wide.q + token * x.wide.q_stride + int64_t(head) * x.wide.q_head;
     const float* const row = x.wide.fresh + token * x.wide.fresh_stride;
     for (int c = static_cast<int>(threadIdx.x); c < x.wide.dim; c += kMergeThreads) sum += q[c] * row[c];
-    sum = block_sum(sum) * x.scale;
-    return x.relative_bias ? sum + x.relative_bias[head * x.relative_stride + x.relative_origin] : sum;
+    return finish_score(x.finish, block_sum(sum), x.scale, true, head, 0);
 }
 
 __global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_constant__ Absorbed x) {
@@ -57,44 +57,51 @@ __global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_const
     const float own = sequence.fresh ? fresh_score(x, token, sequence.position, head) : -__builtin_inff();
     const auto* const ends = reinterpret_cast<const float2*>(x.ends) + job * x.n_heads + head;
 
-    float high = own, total = 0;
+    float* const lse = x.lse ? x.lse + token * x.lse_stride + head : nullptr;
+    const float before = x.merge ? *lse : -__builtin_inff(), sink = x.finish.sink(head);
+    float high = max(max(own, before), sink), total = 0;
     for (int i = 0; i < x.splits; ++i) high = max(high, ends[i * x.n_heads].x);
     const float reference = high > -__builtin_inff() ? high : 0;  // nothing seen, or only NaN
     for (int i = 0; i < x.splits; ++i)
         total += __expf(ends[i * x.n_heads].x - reference) * ends[i * x.n_heads].y;
     const float own_weight = sequence.fresh ? __expf(own - reference) : 0;
-    total += own_weight;
+    const float kept_weight = __expf(before - reference);
+    total += own_weight + kept_weight + __expf(sink - reference);
     const float share = total == 0 ? 0 : 1 / total;
     if (thread < x.splits) {
         const float2 end = ends[thread * x.n_heads];
         weights[thread] = end.y == 0 ? 0 : __expf(end.x - reference) * share;  // 0: there are no sums
     }
     __syncthreads();
-    if (x.lse && blockIdx.x == 0 && thread == 0) x.lse[token * x.lse_stride + head] = reference + logf(total);
+    if (lse && blockIdx.x == 0 && thread == 0) *lse = reference + logf(total);
 
-    const int column = static_cast<int>(blockIdx.x) * kMergeColumns + 4 * thread;
-    if (column >= x.columns) return;
-    const bool first = column < x.rows.width;
-    const AbsorbedValues& values = x.values[first ? 0 : 1];
-    const int within = first ? column : column - x.rows.width;
-    float4 sum = {0, 0, 0, 0};
-    const auto add = [&](float weight, const float* from) {
-        const float4 some = *reinterpret_cast<const float4*>(from);
-        sum = {sum.x + weight * some.x, sum.y + weight * some.y, sum.z + weight * some.z,
-               sum.w + weight * some.w};
-    };
-    if (sequence.fresh) add(own_weight * share, values.fresh + token * values.fresh_stride + within);
-    for (int i = 0; i < x.splits; ++i)
-        if (ends[i * x.n_heads].y != 0)
-            add(weights[i], x.partial + ((job + i) * x.n_heads + head) * x.columns + column);
-    *reinterpret_cast<float4*>(values.out + token * values.out_stride + int64_t(head) * values.dim + within) =
-        sum;
+    const int step = static_cast<int>(gridDim.x) * kMergeColumns;
+    for (int column = static_cast<int>(blockIdx.x) * kMergeColumns + 4 * thread; column < x.columns;
+         column += step) {
+        const bool first = column < x.rows.width;
+        const AbsorbedValues& values = x.values[first ? 0 : 1];
+        const int within = first ? column : column - x.rows.width;
+        float* const out = values.out + token * values.out_stride + int64_t(head) * values.out_head + within;
+        float4 sum = {0, 0, 0, 0};
+        const auto add = [&](float weight, const float* from) {
+            const float4 some = *reinterpret_cast<const float4*>(from);
+            sum = {sum.x + weight * some.x, sum.y + weight * some.y, sum.z + weight * some.z,
+                   sum.w + weight * some.w};
+        };
+        if (sequence.fresh) add(own_weight * share, values.fresh + token * values.fresh_stride + within);
+        for (int i = 0; i < x.splits; ++i)
+            if (ends[i * x.n_heads].y != 0)
+                add(weights[i], x.partial + ((job + i) * x.n_heads + head) * x.columns + column);
+        if (kept_weight != 0) add(kept_weight * share, out);
+        *reinterpret_cast<float4*>(out) = sum;
+    }
 }
 
 }  // namespace
 
 void absorbed_merge(const Device& device, const Absorbed& x) {
-    const unsigned chunks = (x.columns + kMergeColumns - 1) / kMergeColumns;
+    // What is merged with is read before it is written: a head's lse by one block then.
+    const unsigned chunks = x.merge ? 1 : (x.columns + kMergeColumns - 1) / kMergeColumns;
     launch(device, merge_kernel, {.grid = dim3(chunks, x.n_heads, x.sequences), .block = dim3(kMergeThreads)},
            x);
 }

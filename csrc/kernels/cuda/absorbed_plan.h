@@ -2,6 +2,7 @@
 // takes a split of a sequence; each of its blocks a slice of the columns and as large a share of the heads.
 #pragma once
 
+#include "kernels/cuda/finish_score.cuh"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/rows.cuh"
 
@@ -62,7 +63,7 @@ struct AbsorbedValues {
     const float* fresh = nullptr;
     float* out = nullptr;
     int64_t fresh_stride = 0, out_stride = 0;
-    int dim = 0;
+    int out_head = 0;  // floats from head to head of out
 };
 
 /// Byte offsets into a block's shared memory.
@@ -98,11 +99,11 @@ struct Absorbed {
     bool bf16, converted;          // what is multiplied; whether rows must first become f16
     HeadScores head;               // dim == 0: none
     WideScores wide;               // dim == 0: none
-    const float* relative_bias;
-    int64_t relative_stride, relative_origin;
+    ScoreFinish finish;
     AbsorbedValues values[2];
     float* lse;
     int64_t lse_stride;
+    bool merge;             // out and lse hold earlier rows' result
     float *partial, *ends;  // [sequence][split][head][columns]; [..][head][maximum, sum]
     AbsorbedLayout at;
     AbsorbedMail mail;

@@ -24,16 +24,15 @@ __device__ void share_weights(const Absorbed& x, const AbsorbedShare& share, con
                               int own, float score, const Ring& slot, int lane) {
     const int head = share.rank * x.own_heads + own;
     float* const state = reinterpret_cast<float*>(shared_memory() + x.at.state) + 2 * own;  // maximum, sum
-    const bool seen = share.sees(tile, lane);
-    if (x.relative_bias && seen)
-        score += x.relative_bias[head * x.relative_stride + x.relative_origin + share.first_row(tile) + lane -
-                                 share.position];
+    const int64_t row = share.first_row(tile) + lane;
+    constexpr float kScaled = 1;  // as queries are
+    score = finish_score(x.finish, score, kScaled, share.sees(tile, lane), head, row - share.position);
     const float before = state[0];
-    float high = seen ? score : -kAbsorbedInfinity;
+    float high = score;
     for (int i = 16; i > 0; i /= 2) high = max(high, __shfl_xor_sync(~0u, high, i));
     high = max(high, before);
     const float reference = high == -kAbsorbedInfinity ? 0 : high;
-    const uint32_t weight = Operand::pair(seen ? __expf(score - reference) : 0, 0);
+    const uint32_t weight = Operand::pair(__expf(score - reference), 0);
     float sum = Operand::number(weight);
     for (int i = 16; i > 0; i /= 2) sum += __shfl_xor_sync(~0u, sum, i);
     const float shrink = __expf(before - reference);

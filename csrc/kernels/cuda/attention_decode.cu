@@ -111,11 +111,10 @@ __device__ void score_fresh(const DecodeJob& job, bool wanted, Shared& shared) {
                 dot = fmaf(job.query(i)[column], row[column], dot);
         }
         for (int lanes = 16; lanes > 0; lanes /= 2) dot += __shfl_xor_sync(~0u, dot, lanes);
-        dot *= job.a.scale;
-        if (sees && job.a.relative_bias.data) dot += job.bias(i, job.s.position);
+        const float score = job.finish(i, dot, job.a.scale, sees, job.s.position);
         if (lane == 0) {
-            shared.max[kMostWarps][i] = sees ? dot : -infinity();
-            shared.sum[kMostWarps][i] = sees ? (dot == dot ? 1.0f : dot) : 0.0f;
+            shared.max[kMostWarps][i] = score;
+            shared.sum[kMostWarps][i] = sees ? (score == score ? 1.0f : score) : 0.0f;
         }
     }
 }
@@ -162,8 +161,7 @@ __device__ void write_results(const DecodeJob& job, const Parts& parts, int part
         if (parts.n > 1)
             parts.values[slot(i) * dim + column] = sum;
         else
-            write(job.values().out.row(job.row) + int64_t(job.first_head + i) * dim + column,
-                  shared.shares[i], sum);
+            write(job.values().result(job.row, job.first_head + i) + column, shared.shares[i], sum);
     }
 }
 

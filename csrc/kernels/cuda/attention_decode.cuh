@@ -55,8 +55,8 @@ struct DecodeJob {
     __device__ const float* query(int i) const {
         return scores().q.row(row) + int64_t(first_head + i) * scores().q_columns;
     }
-    __device__ float bias(int i, int64_t position) const {
-        return a.relative_bias.row(first_head + i)[a.relative_origin + position - s.position] * kLog2E;
+    __device__ float finish(int i, float product, float scale, bool sees, int64_t position) const {
+        return finish_score(a.finish, product, scale, sees, first_head + i, position - s.position);
     }
 };
 
@@ -97,24 +97,19 @@ __device__ inline void score_tile(const DecodeJob& job, int64_t first_position, 
                                   float (&out)[4][2]) {
     const TilePlane& k = job.shape.k;
     const CodeTile tile = k.at(job.tiles);
-    const int lane = threadIdx.x % 32, query = lane / 4;
+    const int lane = threadIdx.x % 32, query = min(lane / 4, job.n_queries - 1);
     float s[4][4] = {};
     score(k, tile, job.queries, job.scores().dim / 16, s);
     const float* const scales = reinterpret_cast<const float*>(tile.scales());
-    const float unit = job.units[query];
+    const float unit = job.units[lane / 4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
             const int row = 8 * i + 2 * (lane % 4) + j;
-            float x = (s[i][j] + s[i][j + 2]) * unit;
-            if (k.row_scales()) x *= scales[row];
-            if (!seen.has(row)) {
-                x = -infinity();
-            } else if (job.a.relative_bias.data && query < job.n_queries) {
-                x += job.bias(query, first_position + row);
-            }
-            out[i][j] = x;
+            const float scale = k.row_scales() ? scales[row] : 1.0f;
+            out[i][j] =
+                job.finish(query, (s[i][j] + s[i][j + 2]) * unit, scale, seen.has(row), first_position + row);
         }
     }
 }

@@ -131,12 +131,9 @@ __device__ void score_row(const Group& g, const Sources& from, int64_t position,
     }
     for (int p = 0; p < g.n_pairs; ++p) {
         const Range range = seen(a, g.s, from.range, g.position(p), g.position(p));
-        float s = sum_of_warp(dots[p]) * a.scale;
-        if (position < range.first || position >= range.end) {
-            s = -infinity();
-        } else if (a.relative_bias.data) {
-            s += a.relative_bias.row(g.head(p))[a.relative_origin + position - g.position(p)] * kLog2E;
-        }
+        const bool sees = position >= range.first && position < range.end;
+        const float s =
+            finish_score(a.finish, sum_of_warp(dots[p]), a.scale, sees, g.head(p), position - g.position(p));
         if (threadIdx.x % 32 == 0) g.weights[p][i] = s;
     }
 }
@@ -242,7 +239,7 @@ __device__ void write_results(const Group& g, const Parts& parts, int part, cons
         const bool second = column >= a.values[0].dim;
         const ValueView& term = a.values[second];
         const int at = second ? column - a.values[0].dim : column;
-        write(term.out.row(g.first_row + g.query(p)) + g.head(p) * term.dim + at, shares[p], g.sums[i]);
+        write(term.result(g.first_row + g.query(p), g.head(p)) + at, shares[p], g.sums[i]);
     }
 }
 

@@ -51,7 +51,7 @@ __global__ void merge_kernel(AttentionView a, Parts parts) {
         const bool second = column >= a.values[0].dim;
         const ValueView& term = a.values[second];
         const int at = second ? column - a.values[0].dim : column;
-        write(term.out.row(row) + int64_t(head) * term.dim + at, share, sum);
+        write(term.result(row, head) + at, share, sum);
     }
 }
 
@@ -85,13 +85,14 @@ ScoreView view_of(const ScoreTerm& term, int n_heads) {
     return v;
 }
 
-ValueView view_of(const ValueTerm& term) {
+ValueView view_of(const ValueTerm& term, int n_heads) {
     ValueView v;
     v.stored = RowsView(term.stored);
     v.fresh = FloatRows(term.fresh);
     v.out = FloatRows(term.out);
     v.n_heads = term.n_heads;
     v.dim = term.dim;
+    v.out_columns = static_cast<int>(term.out.cols / n_heads);
     return v;
 }
 
@@ -107,13 +108,12 @@ AttentionView view_of(const AttentionArgs& args, const PlacedSequence* placed, i
                       SparseCounts* counts) {
     AttentionView v;
     for (const ScoreTerm& term : args.scores) v.scores[v.n_scores++] = view_of(term, args.n_heads);
-    for (const ValueTerm& term : args.values) v.values[v.n_values++] = view_of(term);
-    v.relative_bias = FloatRows(args.relative_bias);
+    for (const ValueTerm& term : args.values) v.values[v.n_values++] = view_of(term, args.n_heads);
+    v.finish = ScoreFinish(args, kLog2E);
     v.lse = FloatRows(args.lse);
     v.sequences = placed;
     v.counts = counts;
     v.window = args.window;
-    v.relative_origin = args.relative_origin;
     v.n_heads = args.n_heads;
     v.value_columns = value_columns(args);
     v.query_shift = query_shift;

@@ -50,10 +50,10 @@ struct Share {
 /// Of a (query, head) whose rows are all known; writes its lse. Called by one thread of those that share it.
 __device__ inline Share finish(const AttentionView& a, int64_t row, int head, float max, float sum) {
     float* const lse = a.lse.data ? a.lse.row(row) + head : nullptr;
-    const float before = a.merge ? *lse * kLog2E : -infinity();
-    const float high = reference(fmaxf(before, max));
+    const float before = a.merge ? *lse * kLog2E : -infinity(), sink = a.finish.sink(head);
+    const float high = reference(fmaxf(fmaxf(before, sink), max));
     const float keep = exp2f(before - high), own = exp2f(max - high);
-    const float total = keep + (sum == 0 ? 0 : own * sum);
+    const float total = keep + exp2f(sink - high) + (sum == 0 ? 0 : own * sum);
     if (lse) *lse = (high + log2f(total)) * kLn2;
     if (total == 0) return {0, 0};
     return {keep / total, sum == 0 ? 0 : own / total};

@@ -75,8 +75,7 @@ __device__ void write_results(const PrefillJob& job, const Parts& parts, int par
         share.keep = __shfl_sync(~0u, share.keep, threadIdx.x % 32 - member);
         share.share = __shfl_sync(~0u, share.share, threadIdx.x % 32 - member) * unit;
         if (!exists) continue;
-        float* const out =
-            parts.n > 1 ? parts.values + slot * dim : a.values[0].out.row(row) + int64_t(head) * dim;
+        float* const out = parts.n > 1 ? parts.values + slot * dim : a.values[0].result(row, head);
         const Share how = parts.n > 1 ? Share{0, unit} : share;
 #pragma unroll
         for (int i = 0; i < kTiles; ++i) {

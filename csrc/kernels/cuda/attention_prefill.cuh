@@ -125,14 +125,9 @@ __device__ inline void finish_scores(const PrefillJob& job, const Range& rows, i
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
             const int r = j / 2, at = 8 * i + 2 * member + j % 2;
-            float x = s[i][j] * (own[r].unit * (j % 2 ? units.y : units.x));
             const bool sees = !masks || (at >= begin[r] && at < end[r]);
-            if (job.a.relative_bias.data && sees && pair_of_lane(r) < job.n_pairs) {
-                const int64_t distance = first + at - (job.s.position + own[r].query);
-                const float* const of_head = job.a.relative_bias.row(job.head(pair_of_lane(r)));
-                x += of_head[job.a.relative_origin + distance] * kLog2E;
-            }
-            s[i][j] = sees ? x : -infinity();
+            s[i][j] = finish_score(job.a.finish, s[i][j], own[r].unit * (j % 2 ? units.y : units.x), sees,
+                                   job.head(pair_of_lane(r)), first + at - (job.s.position + own[r].query));
         }
     }
 }

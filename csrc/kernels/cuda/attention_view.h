@@ -2,6 +2,7 @@
 // powers of two: 2^x costs one instruction.
 #pragma once
 
+#include "kernels/cuda/finish_score.cuh"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/rows.cuh"
 
@@ -35,15 +36,21 @@ struct ValueView {
     RowsView stored;
     FloatRows fresh, out;
     int n_heads = 0, dim = 0;
+    int out_columns = 0;  // of a head of out
+
+    __device__ float* result(int64_t row, int head) const {
+        return out.row(row) + int64_t(head) * out_columns;
+    }
 };
 
 struct AttentionView {
     ScoreView scores[2];
     ValueView values[2];
-    FloatRows relative_bias, lse;
+    ScoreFinish finish;
+    FloatRows lse;
     const PlacedSequence* sequences = nullptr;
     SparseCounts* counts = nullptr;
-    int64_t window = 0, relative_origin = 0;
+    int64_t window = 0;
     int n_scores = 0, n_values = 0, n_heads = 0;
     int value_columns = 0;  // of all value terms
     int query_shift = 0;

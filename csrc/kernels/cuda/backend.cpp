@@ -164,8 +164,6 @@ void CudaBackend::recode(const Rows& from, const int32_t* table, int64_t begin, 
 }
 
 void CudaBackend::attention(const AttentionArgs& args) {
-    if (args.sinks || args.score_cap > 0)
-        fail(ErrorCode::unsupported, "attention with sinks or a cap cannot run on a CUDA device yet");
     std::byte* const workspace = workspace_of(attention_workspace(device_, args));
     if (!ready() || args.sequences.empty()) return;
     int first = args.sequences[0].place;
