@@ -291,6 +291,53 @@ void test_cache_rows() {
     }
 }
 
+/// Rows of every type to every type, all columns of their heads or the first; begun within a block.
+void test_recode() {
+    constexpr int kTokens = 16, kHeads = 3, kBegin = 5, kRecoded = 37;
+    const std::vector<int32_t> order = {4, 1, 5};
+    const auto plane_of = [](auto& rows, DType dtype, int dim, const Twin& plane) {
+        rows = {.base = const_cast<std::byte*>(plane.host.data()),
+                .dtype = dtype,
+                .width = kHeads * dim,
+                .heads = kHeads,
+                .block_stride = head_bytes(dtype, dim).total() * kHeads * kTokens,
+                .block_tokens = kTokens};
+    };
+    const auto plane_bytes = [](DType dtype, int dim) {
+        return head_bytes(dtype, dim).total() * kHeads * kTokens * 6;
+    };
+    for (const int dim : {64, 40}) {
+        for (const DType type : kRows) {
+            std::vector<int32_t> slots, recoded;
+            for (int i = 0; i < kTokens * 3; ++i) slots.push_back(order[i / kTokens] * kTokens + i % kTokens);
+            for (int i = 0; i < kRecoded; ++i) recoded.push_back(i * 7 % (kTokens * 6));
+            const Floats x(int64_t(slots.size()), kHeads * dim);
+            const Ints where(slots), table(order), to(recoded);
+            const Twin stored(plane_bytes(type, dim));
+            Slots at;
+            plane_of(at, type, dim, stored);
+            at.slots = where.here;
+            cpu->store(x.here, at);
+            const_cast<Twin&>(stored).upload();
+            for (const DType other : kRows) {
+                for (const int narrow : {dim, dim * 3 / 8}) {
+                    const Twin written(plane_bytes(other, narrow));
+                    Rows from;
+                    plane_of(from, type, dim, stored);
+                    plane_of(at, other, narrow, written);
+                    at.slots = to.here;
+                    cpu->recode(from, order.data(), kBegin, kBegin + kRecoded, at);
+                    from.base = stored.there;
+                    at.base = written.there;
+                    at.slots = to.there;
+                    cuda::recode(device, from, table.there.i32(), kBegin, kBegin + kRecoded, at);
+                    written.compare(0, "recode");
+                }
+            }
+        }
+    }
+}
+
 /// Dense rows, one head: what weights are converted with.
 void test_dense_rows() {
     for (const DType dtype : {DType::F32, DType::F16, DType::BF16}) {
@@ -347,6 +394,7 @@ int main() {
     test_unfold();
     test_gather();
     test_cache_rows();
+    test_recode();
     test_dense_rows();
     test_every_size();
     std::puts("cuda_rows_test: ok");

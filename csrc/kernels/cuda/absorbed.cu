@@ -21,7 +21,7 @@ Number round_up(Number n, Number unit) {
 
 bool in_tiles(const Rows& rows) {
     const HeadBytes bytes = head_bytes(rows.dtype, rows.head_dim());
-    return rows.block_tokens == kTileTokens && rows.block_stride % 16 == 0 &&
+    return rows.block_tokens == kTileTokens && !rows.scale_tokens && rows.block_stride % 16 == 0 &&
            reinterpret_cast<uintptr_t>(rows.base) % 16 == 0 && bytes.elements % 2 == 0;
 }
 

@@ -164,7 +164,10 @@ struct Loader {
 };
 
 /// Eight codes as f16, multiplied with the row's scale; `low` is what of the scale f16 does not hold.
-struct Q8Rows {
+template <class Row>
+struct Halves;
+template <>
+struct Halves<RowQ8> {
     static constexpr float kScale = 256;
     static __device__ uint32_t two(uint32_t codes, uint32_t selector) {  // times 2^-8
         constexpr uint32_t kSpread = 0x64646464, kShrink = 0x1c001c00,
@@ -179,7 +182,8 @@ struct Q8Rows {
                 scaled(two(codes.y, 0x4342))};
     }
 };
-struct E4M3Rows {
+template <>
+struct Halves<RowE4M3> {
     static constexpr float kScale = 1;
     static __device__ uint32_t two(uint32_t codes, uint32_t selector) {  // times 2^-8
         const uint32_t spread = __byte_perm(codes, 0, selector);         // a code in each upper byte
@@ -191,7 +195,8 @@ struct E4M3Rows {
                 scaled(two(codes.y, 0x3424))};
     }
 };
-struct E5M2Rows {
+template <>
+struct Halves<RowE5M2> {
     static constexpr float kScale = 0;  // none
     static __device__ uint4 eight(uint2 codes, uint32_t, uint32_t) {
         return {__byte_perm(codes.x, 0, 0x1404), __byte_perm(codes.x, 0, 0x3424),
@@ -235,14 +240,10 @@ __device__ void convert_as(const AbsorbedPlane& plane, const AbsorbedShare& shar
 __device__ inline void convert_rows(const AbsorbedPlane& plane, const AbsorbedShare& share, int tile,
                                     const unsigned char* stage, unsigned char* to, int warp, int warps,
                                     int lane) {
-    switch (plane.rows.dtype) {
-        case DType::Q8:
-            return convert_as<Q8Rows>(plane, share, tile, stage, to, warp, warps, lane);
-        case DType::FP8_E4M3:
-            return convert_as<E4M3Rows>(plane, share, tile, stage, to, warp, warps, lane);
-        default:
-            return convert_as<E5M2Rows>(plane, share, tile, stage, to, warp, warps, lane);
-    }
+    with_row_type(plane.rows.dtype, [&]<class Row>(Row) {
+        if constexpr (sizeof(typename Row::Code) == 1 && Row::kGroup == 0)
+            convert_as<Halves<Row>>(plane, share, tile, stage, to, warp, warps, lane);
+    });
 }
 
 /// The residual's slice, of any type, to operands; columns that are not there become zeros.

@@ -8,11 +8,12 @@
 
 namespace slimrt::cuda {
 
-/// How rows of a type are read.
-enum class Reading { halves, brains, bytes, nibbles };
+/// How rows of a type are read; those of f32 are not.
+enum class Reading { floats, halves, brains, bytes, nibbles };
 
-__host__ __device__ inline Reading reading_of(DType type) {
-    return type == DType::F16    ? Reading::halves
+__host__ __device__ constexpr Reading reading_of(DType type) {
+    return type == DType::F32    ? Reading::floats
+           : type == DType::F16  ? Reading::halves
            : type == DType::BF16 ? Reading::brains
            : type == DType::Q4   ? Reading::nibbles
                                  : Reading::bytes;
@@ -32,14 +33,14 @@ __device__ inline int value_column(Reading reading, int n, int c) {
 
 /// Codes of one byte as f16, two at a time: bytes 0 and 1 of `codes` or, `high`, 2 and 3. Without their
 /// scale; see e4m3_to_f16.
-template <DType type>
+template <class Row>
 __device__ inline uint32_t code_pair(uint32_t codes, bool high) {
-    if constexpr (type == DType::Q8) {
+    if constexpr (Row::kType == DType::Q8) {
         const uint32_t raised = __byte_perm(codes ^ 0x80808080u, 0x64646464u, high ? 0x4342 : 0x4140);
         return add_f16x2(raised, 0xe480e480u);  // less 1024 + 128
     } else {
         const uint32_t e5m2 = __byte_perm(codes, 0, high ? 0x3424 : 0x1404);
-        if constexpr (type == DType::FP8_E5M2) return e5m2;
+        if constexpr (Row::kType == DType::FP8_E5M2) return e5m2;
         return (e5m2 & 0x80008000u) | (e5m2 >> 1 & 0x3f803f80u);
     }
 }
@@ -89,7 +90,7 @@ __device__ inline void score_halves(const CodeTile& tile, const uint4* queries, 
     }
 }
 
-template <DType type>
+template <class Row>
 __device__ inline void score_bytes(const CodeTile& tile, const uint4* queries, int steps, float (&s)[4][4]) {
     const unsigned char* const row = tile.rows + threadIdx.x % 32 * tile.stride;
 #pragma unroll 4
@@ -99,7 +100,7 @@ __device__ inline void score_bytes(const CodeTile& tile, const uint4* queries, i
         load_matrices(codes, row + step * 16);
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-            multiply_add_f16(s[i], a, code_pair<type>(codes[i], false), code_pair<type>(codes[i], true));
+            multiply_add_f16(s[i], a, code_pair<Row>(codes[i], false), code_pair<Row>(codes[i], true));
     }
 }
 
@@ -158,7 +159,7 @@ struct RowWords {
     }
 };
 
-template <DType type, int kTiles>
+template <class Row, int kTiles>
 __device__ inline void add_bytes(const CodeTile& tile, int first, int columns, const uint32_t (&weights)[4],
                                  float (&sums)[kTiles][4]) {
     const int lane = threadIdx.x % 32, group = lane / 4, member = lane % 4;
@@ -169,8 +170,8 @@ __device__ inline void add_bytes(const CodeTile& tile, int first, int columns, c
         const RowWords words(row + 8 * n, tile.stride, 8 * n + 4 * group < columns);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            multiply_add_f16(sums[n + i], weights, code_pair<type>(words.mixed(0, i / 2), i % 2),
-                             code_pair<type>(words.mixed(1, i / 2), i % 2));
+            multiply_add_f16(sums[n + i], weights, code_pair<Row>(words.mixed(0, i / 2), i % 2),
+                             code_pair<Row>(words.mixed(1, i / 2), i % 2));
         }
     }
 }

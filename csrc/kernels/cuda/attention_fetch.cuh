@@ -58,39 +58,29 @@ __device__ inline void clear_scales(const TilePlane& p, Seen seen, unsigned char
 
 __device__ inline void score(const TilePlane& p, const CodeTile& tile, const uint4* queries, int steps,
                              float (&s)[4][4]) {
-    switch (p.rows.dtype) {
-        case DType::F16:
-            return score_halves<false>(tile, queries, steps, s);
-        case DType::BF16:
-            return score_halves<true>(tile, queries, steps, s);
-        case DType::Q8:
-            return score_bytes<DType::Q8>(tile, queries, steps, s);
-        case DType::FP8_E4M3:
-            return score_bytes<DType::FP8_E4M3>(tile, queries, steps, s);
-        case DType::FP8_E5M2:
-            return score_bytes<DType::FP8_E5M2>(tile, queries, steps, s);
-        default:
-            return score_nibbles(tile, queries, steps, s);
-    }
+    with_row_type(p.rows.dtype, [&]<class Row>(Row) {
+        constexpr Reading reading = reading_of(Row::kType);
+        if constexpr (reading == Reading::bytes)
+            score_bytes<Row>(tile, queries, steps, s);
+        else if constexpr (reading == Reading::nibbles)
+            score_nibbles(tile, queries, steps, s);
+        else if constexpr (reading != Reading::floats)
+            score_halves<reading == Reading::brains>(tile, queries, steps, s);
+    });
 }
 
 template <int kTiles>
 __device__ inline void add(const TilePlane& p, const CodeTile& tile, int first, int dim,
                            const uint32_t (&w)[4], float (&sums)[kTiles][4]) {
-    switch (p.rows.dtype) {
-        case DType::F16:
-            return add_halves<false>(tile, first, dim, w, sums);
-        case DType::BF16:
-            return add_halves<true>(tile, first, dim, w, sums);
-        case DType::Q8:
-            return add_bytes<DType::Q8>(tile, first, dim, w, sums);
-        case DType::FP8_E4M3:
-            return add_bytes<DType::FP8_E4M3>(tile, first, dim, w, sums);
-        case DType::FP8_E5M2:
-            return add_bytes<DType::FP8_E5M2>(tile, first, dim, w, sums);
-        default:
-            return add_nibbles(tile, first, dim, w, sums);
-    }
+    with_row_type(p.rows.dtype, [&]<class Row>(Row) {
+        constexpr Reading reading = reading_of(Row::kType);
+        if constexpr (reading == Reading::bytes)
+            add_bytes<Row>(tile, first, dim, w, sums);
+        else if constexpr (reading == Reading::nibbles)
+            add_nibbles(tile, first, dim, w, sums);
+        else if constexpr (reading != Reading::floats)
+            add_halves<reading == Reading::brains>(tile, first, dim, w, sums);
+    });
 }
 
 inline TilePlane plane_of(const Rows& rows, int dim) {
@@ -114,7 +104,7 @@ inline TilePlane plane_of(const Rows& rows, int dim) {
 /// Heads of rows are whole pieces of 16 bytes.
 inline bool can_fetch(const Rows& rows, int n_heads, int dim) {
     const bool nibbles = rows.dtype == DType::Q4;
-    if (rows.dtype == DType::F32 || dim % (nibbles ? 32 : 16) || dim > 256) return false;
+    if (rows.dtype == DType::F32 || rows.scale_tokens || dim % (nibbles ? 32 : 16) || dim > 256) return false;
     if (reinterpret_cast<uintptr_t>(rows.base) % 16) return false;
     if (rows.block_tokens == 0) return is_float(rows.dtype) && rows.row_bytes % 16 == 0;
     const bool own = rows.heads == n_heads && rows.head_dim() == dim;

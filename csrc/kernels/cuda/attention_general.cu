@@ -31,12 +31,7 @@ __device__ Place place_of(const RowsView& rows, const int32_t* table, int64_t po
 __device__ float element(const RowsView& rows, const Place& at, int column) {
     const int head = column < rows.head_dim ? 0 : column / rows.head_dim;
     if (rows.block_tokens == 0) return element_of(rows, {at.data, nullptr}, column);
-    const unsigned char* const data =
-        at.data + static_cast<size_t>(head) * (rows.head_elements + rows.head_scales) * rows.block_tokens;
-    return element_of(rows,
-                      {data + at.row * rows.head_elements,
-                       data + rows.block_tokens * rows.head_elements + at.row * rows.head_scales},
-                      column - head * rows.head_dim);
+    return element_of(rows, row_in(rows, at.data, at.row, head), column - head * rows.head_dim);
 }
 
 /// A block's share of the work, and what its threads have in common.

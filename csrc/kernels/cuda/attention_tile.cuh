@@ -59,35 +59,21 @@ __device__ inline void read8_nibbles(const RowsView& rows, const HeadRow& row, i
         x[i] = scale * static_cast<float>(words[i / 4] >> (i % 4 * 8 + (upper ? 4 : 0)) & 15) + minimum;
 }
 
-/// Columns [column, column + 8) of a head of a row, at a multiple of 8.
+/// Columns [column, column + 8) of a head of a row, at a multiple of 8; the row is aligned to 16 bytes.
 __device__ inline void read8(const RowsView& rows, const HeadRow& row, int column, float (&x)[8]) {
-    if (rows.dtype == DType::F32) {
-        const float4* const from = reinterpret_cast<const float4*>(row.data + column * 4);
-        const float4 low = from[0], high = from[1];
-        x[0] = low.x, x[1] = low.y, x[2] = low.z, x[3] = low.w;
-        x[4] = high.x, x[5] = high.y, x[6] = high.z, x[7] = high.w;
-    } else if (rows.dtype == DType::F16 || rows.dtype == DType::BF16) {
-        const uint4 from = *reinterpret_cast<const uint4*>(row.data + column * 2);
-        const uint32_t words[4] = {from.x, from.y, from.z, from.w};
-        const bool brain = rows.dtype == DType::BF16;
+    with_row_type(rows.dtype, [&]<class Row>(Row) {
+        if constexpr (Row::kGroup) return read8_nibbles(rows, row, column, x);
+        using Code = typename Row::Code;
+        constexpr int kAtOnce = 16 / sizeof(Code) < 8 ? 16 / sizeof(Code) : 8;
+        typename Row::Scale scale{};
+        if constexpr (Row::kScaled) scale = *reinterpret_cast<const typename Row::Scale*>(row.scales);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            x[2 * i] = brain ? from_bf16(words[i] & 0xffff) : from_f16(words[i] & 0xffff);
-            x[2 * i + 1] = brain ? from_bf16(words[i] >> 16) : from_f16(words[i] >> 16);
-        }
-    } else if (rows.dtype == DType::Q4) {
-        read8_nibbles(rows, row, column, x);
-    } else {
-        const uint2 codes = *reinterpret_cast<const uint2*>(row.data + column);
-        const float scale = rows.head_scales ? *reinterpret_cast<const float*>(row.scales) : 1.0f;
+        for (int first = 0; first < 8; first += kAtOnce) {
+            const auto codes = load_pack<kAtOnce>(reinterpret_cast<const Code*>(row.data) + column + first);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            const uint8_t code = static_cast<uint8_t>((i < 4 ? codes.x : codes.y) >> i % 4 * 8);
-            x[i] = scale * (rows.dtype == DType::Q8         ? static_cast<float>(static_cast<int8_t>(code))
-                            : rows.dtype == DType::FP8_E4M3 ? from_f16(e4m3_to_f16(code))
-                                                            : from_f16(e5m2_to_f16(code)));
+            for (int i = 0; i < kAtOnce; ++i) x[first + i] = Row::number(codes.at[i], scale);
         }
-    }
+    });
 }
 
 /// One head of rows, and what is done to it.

@@ -135,32 +135,32 @@ void CudaBackend::unfold(Tensor x, int64_t stride, int64_t padding, Tensor out) 
     if (ready()) cuda::unfold(device_, x, stride, padding, out);
 }
 
-void CudaBackend::load(const Rows& rows, const int32_t* table, int64_t begin, int64_t end, Tensor out) {
-    if (!ready()) return;
-    if (rows.block_tokens && table) {
+const int32_t* CudaBackend::table_of(const Rows& rows, const int32_t* table, int64_t end) {
+    if (rows.block_tokens == 0 || !table) return table;
+    const auto known = [&](const auto& at) { return at.first == table; };
+    const auto& placed = places_.table_at;
+    const auto it = std::find_if(placed.begin(), placed.end(), known);
+    if (it == placed.end()) {
         AttentionSequence sequence{.end = end, .table = table};
-        const auto known = [&](const auto& at) { return at.first == table; };
-        const auto& placed = places_.table_at;
-        const auto it = std::find_if(placed.begin(), placed.end(), known);
-        if (it == placed.end()) {
-            AttentionSequence* const one[] = {&sequence};
-            put(loose_, one);
-        }
-        const Places& places = it == placed.end() ? loose_ : places_;
-        const size_t at = it == placed.end() ? 0 : it->second;
-        table = reinterpret_cast<const int32_t*>(places.tables.data.get()) + at;
+        AttentionSequence* const one[] = {&sequence};
+        put(loose_, one);
     }
-    cuda::load(device_, rows, table, begin, end, out);
+    const Places& places = it == placed.end() ? loose_ : places_;
+    const size_t at = it == placed.end() ? 0 : it->second;
+    return reinterpret_cast<const int32_t*>(places.tables.data.get()) + at;
+}
+
+void CudaBackend::load(const Rows& rows, const int32_t* table, int64_t begin, int64_t end, Tensor out) {
+    if (ready()) cuda::load(device_, rows, table_of(rows, table, end), begin, end, out);
 }
 
 void CudaBackend::recode(const Rows& from, const int32_t* table, int64_t begin, int64_t end,
                          const Slots& to) {
-    if (from.scale_tokens || to.scale_tokens || from.width != to.width)
-        fail(ErrorCode::unsupported, "rows cannot be recoded so on a CUDA device yet");
-    const Tensor rows(workspace_of((end - begin) * from.width * sizeof(float)), DType::F32, end - begin,
-                      from.width);
-    load(from, table, begin, end, rows);
-    store(rows, to);
+    if (to.scale_tokens)
+        fail(ErrorCode::unsupported,
+             "rows with scales along tokens cannot be made on a CUDA device yet; choose a cache type whose "
+             "scales belong to a row");
+    if (ready()) cuda::recode(device_, from, table_of(from, table, end), begin, end, to);
 }
 
 void CudaBackend::attention(const AttentionArgs& args) {

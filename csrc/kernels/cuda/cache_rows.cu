@@ -1,7 +1,6 @@
 // Rows of f32 to the types of cache rows (core/dtype.h) and back, bit for bit as kernels/cpu/cache_rows.cpp
 // rounds them, so that a saved sequence goes on anywhere. A block has one head of one row; the groups of Q4
 // are a warp's.
-#include <type_traits>
 
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/numbers.cuh"
@@ -12,7 +11,6 @@ namespace slimrt::cuda {
 namespace {
 
 constexpr uint32_t kMagnitude = 0x7fffffff, kExponent = 0x7f800000;
-constexpr int kGroup = 32;  // elements of Q4 with a scale of their own
 constexpr unsigned kMostThreads = 512;
 
 __device__ uint32_t magnitude(float x) { return __float_as_uint(x) & kMagnitude; }
@@ -22,47 +20,42 @@ __device__ uint8_t sign(float x) { return __float_as_uint(x) >> 24 & 0x80; }
 
 // How one element of a head is coded. Types with a scale choose it by the largest magnitude of the head.
 
-struct CodeF32 {
-    using Code = float;
-    static constexpr bool kScaled = false;
-    float scale = 1;
-    __device__ static Code encode(float x) { return x; }
-    __device__ static float decode(Code code, float) { return code; }
+template <class Row>
+struct Coder;
+
+template <>
+struct Coder<RowF32> {
+    NoScale scale;
+    __device__ static float encode(float x) { return x; }
 };
 
-struct CodeF16 {
-    using Code = uint16_t;
-    static constexpr bool kScaled = false;
-    float scale = 1;
-    __device__ static Code encode(float x) {  // of NaN the device would keep neither sign nor digits
+template <>
+struct Coder<RowF16> {
+    NoScale scale;
+    __device__ static uint16_t encode(float x) {  // of NaN the device would keep neither sign nor digits
         const uint32_t u = __float_as_uint(x), nan = 0x7e00 | (u >> 16 & 0x8000) | (u >> 13 & 0x3ff);
-        return magnitude(x) > kExponent ? static_cast<Code>(nan) : to_f16(x);
+        return magnitude(x) > kExponent ? static_cast<uint16_t>(nan) : to_f16(x);
     }
-    __device__ static float decode(Code code, float) { return from_f16(code); }
 };
 
-struct CodeBF16 {
-    using Code = uint16_t;
-    static constexpr bool kScaled = false;
-    float scale = 1;
-    __device__ static Code encode(float x) {
-        return magnitude(x) > kExponent ? static_cast<Code>(__float_as_uint(x) >> 16 | 0x40) : to_bf16(x);
+template <>
+struct Coder<RowBF16> {
+    NoScale scale;
+    __device__ static uint16_t encode(float x) {
+        return magnitude(x) > kExponent ? static_cast<uint16_t>(__float_as_uint(x) >> 16 | 0x40) : to_bf16(x);
     }
-    __device__ static float decode(Code code, float) { return from_bf16(code); }
 };
 
-struct CodeQ8 {
-    using Code = int8_t;
-    static constexpr bool kScaled = true;
+template <>
+struct Coder<RowQ8> {
     float scale;
     bool zeros;  // the scale says it all
-    __device__ explicit CodeQ8(float high)
+    __device__ explicit Coder(float high)
         : scale(finite(high) ? high / 127 : nan()), zeros(!finite(high) || scale == 0) {}
-    __device__ Code encode(float x) const {
+    __device__ int8_t encode(float x) const {
         const float code = zeros ? 0.0f : x / scale;
-        return static_cast<Code>(__float2int_rn(code > 127 ? 127.0f : code < -127 ? -127.0f : code));
+        return static_cast<int8_t>(__float2int_rn(code > 127 ? 127.0f : code < -127 ? -127.0f : code));
     }
-    __device__ static float decode(Code code, float scale) { return static_cast<float>(code) * scale; }
 };
 
 /// A finite magnitude to a float of so many bits of mantissa whose smallest normal number is 2^smallest: to
@@ -78,12 +71,11 @@ __device__ uint32_t to_fp8(uint32_t magnitude) {
     return rounded - (static_cast<uint32_t>(126 + smallest) << mantissa);
 }
 
-struct CodeE4M3 {
-    using Code = uint8_t;
-    static constexpr bool kScaled = true;
+template <>
+struct Coder<RowE4M3> {
     float scale, shrink;  // to below 2^8
     bool zeros;
-    __device__ explicit CodeE4M3(float high) : scale(nan()), shrink(0), zeros(!finite(high)) {
+    __device__ explicit Coder(float high) : scale(nan()), shrink(0), zeros(!finite(high)) {
         if (zeros) return;
         constexpr int kLowest = -100;  // of smaller rows the power would not be a float
         const int exponent = static_cast<int>(__float_as_uint(high) >> 23) - 127;
@@ -91,26 +83,45 @@ struct CodeE4M3 {
         scale = __uint_as_float(static_cast<uint32_t>(power + 1 + 127) << 23);  // infinite for power 127
         shrink = __uint_as_float(static_cast<uint32_t>(7 - power + 127) << 23);
     }
-    __device__ Code encode(float x) const {
+    __device__ uint8_t encode(float x) const {
         const float small = x * shrink;
-        return zeros ? 0 : static_cast<Code>(to_fp8<3, -6>(magnitude(small)) | sign(small));
+        return zeros ? 0 : static_cast<uint8_t>(to_fp8<3, -6>(magnitude(small)) | sign(small));
     }
-    __device__ static float decode(Code code, float scale) { return from_f16(e4m3_to_f16(code)) * scale; }
 };
 
-struct CodeE5M2 {
-    using Code = uint8_t;
-    static constexpr bool kScaled = false;
-    float scale = 1;
-    __device__ static Code encode(float x) {
+template <>
+struct Coder<RowE5M2> {
+    NoScale scale;
+    __device__ static uint8_t encode(float x) {
         constexpr uint32_t kInfinity = 0x7c, kNan = 0x7e, kMost = 0x48000000;
         const uint32_t m = magnitude(x), rounded = to_fp8<2, -14>(m > kMost ? kMost : m);
-        return static_cast<Code>((m > kExponent         ? kNan
-                                  : rounded > kInfinity ? kInfinity
-                                                        : rounded) |
-                                 sign(x));
+        return static_cast<uint8_t>((m > kExponent         ? kNan
+                                     : rounded > kInfinity ? kInfinity
+                                                           : rounded) |
+                                    sign(x));
     }
-    __device__ static float decode(Code code, float) { return from_f16(e5m2_to_f16(code)); }
+};
+
+/// Rows that are coded: of f32, or stored ones, of each head the first columns.
+struct FloatSource {
+    Matrix x;
+    int head_dim;
+    template <int n>
+    __device__ Pack<float, n> at(int64_t row, int head, int column) const {
+        return load_pack<n>(x.row(row) + head * head_dim + column);
+    }
+};
+struct StoredSource {
+    RowsView rows;
+    const int32_t* table;
+    int64_t begin;
+    template <int n>
+    __device__ Pack<float, n> at(int64_t row, int head, int column) const {
+        const HeadRow from = row_at(rows, table, begin + row, head);
+        Pack<float, n> x;
+        for (int i = 0; i < n; ++i) x.at[i] = element_of(rows, from, column + i);
+        return x;
+    }
 };
 
 /// The plane that is written, with the slots of rows; or where rows go as they would be read back.
@@ -130,42 +141,43 @@ struct Target {
     __device__ float* numbers(int64_t row, int head) const { return out.row(row) + head * plane.head_dim; }
 };
 
-/// How a head of x is coded; all threads of the block call it.
-template <class Coder, int n>
-__device__ Coder coder_of(const float* x, int dim, uint32_t* shared) {
-    if constexpr (Coder::kScaled) {
+/// How a head of a row is coded; all threads of the block call it.
+template <class Row, int n, class Source>
+__device__ Coder<Row> coder_of(const Source& x, int64_t row, int head, int dim, uint32_t* shared) {
+    if constexpr (Row::kScaled) {
         uint32_t high = 0;
         for (int i = threadIdx.x * n; i < dim; i += blockDim.x * n) {
-            for (const float value : load_pack<n>(x + i).at) high = max(high, magnitude(value));
+            for (const float value : x.template at<n>(row, head, i).at) high = max(high, magnitude(value));
         }
         const auto larger = [](uint32_t a, uint32_t b) { return max(a, b); };
-        return Coder(__uint_as_float(join_block(high, 0u, shared, larger)));
+        return Coder<Row>(__uint_as_float(join_block(high, 0u, shared, larger)));
     } else {
-        return Coder();
+        return Coder<Row>();
     }
 }
 
 /// Blocks (head, row).
-template <class Coder, int n, bool stored>
-__global__ void code_heads(Matrix x, int64_t rows, Target to) {
+template <class Row, int n, bool stored, class Source>
+__global__ void code_heads(Source x, int64_t rows, Target to) {
+    using Code = typename Row::Code;
     __shared__ uint32_t shared[kWarp];
     const int dim = to.plane.head_dim, head = blockIdx.x;
     for (int64_t row = blockIdx.y; row < rows; row += gridDim.y) {
-        const float* const from = x.row(row) + head * dim;
-        const Coder coder = coder_of<Coder, n>(from, dim, shared);
+        const Coder<Row> coder = coder_of<Row, n>(x, row, head, dim, shared);
         Target::Head place{};
         if constexpr (stored) place = to.head(row, head);
-        if (stored && Coder::kScaled && threadIdx.x == 0)
-            *reinterpret_cast<float*>(place.scales) = coder.scale;
+        if constexpr (stored && Row::kScaled) {
+            if (threadIdx.x == 0) *reinterpret_cast<float*>(place.scales) = coder.scale;
+        }
         for (int i = threadIdx.x * n; i < dim; i += blockDim.x * n) {
-            const auto values = load_pack<n>(from + i);
-            Pack<typename Coder::Code, n> codes;
+            const auto values = x.template at<n>(row, head, i);
+            Pack<Code, n> codes;
             for (int j = 0; j < n; ++j) codes.at[j] = coder.encode(values.at[j]);
             if constexpr (stored) {
-                store_pack(reinterpret_cast<typename Coder::Code*>(place.data) + i, codes);
+                store_pack(reinterpret_cast<Code*>(place.data) + i, codes);
             } else {
                 Pack<float, n> back;
-                for (int j = 0; j < n; ++j) back.at[j] = Coder::decode(codes.at[j], coder.scale);
+                for (int j = 0; j < n; ++j) back.at[j] = Row::number(codes.at[j], coder.scale);
                 store_pack(to.numbers(row, head) + i, back);
             }
         }
@@ -195,47 +207,46 @@ __device__ float first_best(float x, Better better) {
 
 struct CodedGroup {
     int code;  // of this lane's element
-    uint16_t scale, min;
+    Affine how;
 };
 
 /// A group, an element in each lane; lanes without one have the first.
 __device__ CodedGroup code_group(float x) {
     constexpr int kMost = 15;
-    if (__any_sync(kAll, !finite(x))) return {0, 0x7e00, 0x7e00};
+    if (__any_sync(kAll, !finite(x))) return {0, {0x7e00, 0x7e00}};
     const float low = first_best(x, [](float a, float b) { return a < b; });
     const float high = first_best(x, [](float a, float b) { return a > b; });
     // Rounded outwards, so that every element lies between minimum and minimum + 15 scales.
     CodedGroup group;
-    group.min = half_below(low);
-    const float min = from_f16(group.min);
-    group.scale = half_above((high - min) / kMost);
-    const float scale = from_f16(group.scale), code = scale > 0 ? (x - min) / scale : 0.0f;
+    group.how.minimum = half_below(low);
+    const float min = from_f16(group.how.minimum);
+    group.how.scale = half_above((high - min) / kMost);
+    const float scale = from_f16(group.how.scale), code = scale > 0 ? (x - min) / scale : 0.0f;
     group.code = __float2int_rn(code < kMost ? code : static_cast<float>(kMost));
     return group;
 }
 
 /// Blocks (head, row); each warp takes every so many groups.
-template <bool stored>
-__global__ void code_groups(Matrix x, int64_t rows, Target to) {
+template <bool stored, class Source>
+__global__ void code_groups(Source x, int64_t rows, Target to) {
+    constexpr int kGroup = RowQ4::kGroup;
     const int dim = to.plane.head_dim, head = blockIdx.x, lane = threadIdx.x % kWarp;
     for (int64_t row = blockIdx.y; row < rows; row += gridDim.y) {
-        const float* const from = x.row(row) + head * dim;
         Target::Head place{};
         if constexpr (stored) place = to.head(row, head);
         for (int first = threadIdx.x - lane; first < dim; first += blockDim.x) {
             const int size = min(kGroup, dim - first), half = (size + 1) / 2;
-            const CodedGroup group = code_group(from[first + (lane < size ? lane : 0)]);
+            const CodedGroup group =
+                code_group(x.template at<1>(row, head, first + (lane < size ? lane : 0)).at[0]);
             if constexpr (stored) {
                 const int other = __shfl_down_sync(kAll, group.code, half);
                 const int high = lane + half < size ? other : 0;
                 if (lane < half)
                     place.data[first / 2 + lane] = static_cast<unsigned char>(group.code | high << 4);
-                uint16_t* const scales = reinterpret_cast<uint16_t*>(place.scales) + first / kGroup * 2;
-                if (lane == 0) scales[0] = group.scale;
-                if (lane == 1) scales[1] = group.min;
+                if (lane == 0) reinterpret_cast<Affine*>(place.scales)[first / kGroup] = group.how;
             } else if (lane < size) {
                 to.numbers(row, head)[first + lane] =
-                    fmaf(static_cast<float>(group.code), from_f16(group.scale), from_f16(group.min));
+                    RowQ4::number(static_cast<uint8_t>(group.code), group.how);
             }
         }
     }
@@ -243,7 +254,7 @@ __global__ void code_groups(Matrix x, int64_t rows, Target to) {
 
 // And back.
 
-template <class Coder>
+template <class Row>
 struct Load {
     RowsView rows;
     const int32_t* table;
@@ -254,43 +265,43 @@ struct Load {
         const int head = static_cast<int>(column) / rows.head_dim;
         const int at = static_cast<int>(column) % rows.head_dim;
         const HeadRow from = row_at(rows, table, begin + row, head);
-        const auto codes = load_pack<n>(reinterpret_cast<const typename Coder::Code*>(from.data) + at);
-        const float scale = Coder::kScaled ? *reinterpret_cast<const float*>(from.scales) : 1;
+        const auto codes = load_pack<n>(reinterpret_cast<const typename Row::Code*>(from.data) + at);
+        typename Row::Scale scale{};
+        if constexpr (Row::kScaled) scale = *reinterpret_cast<const typename Row::Scale*>(from.scales);
         Pack<float, n> to;
-        for (int j = 0; j < n; ++j) to.at[j] = Coder::decode(codes.at[j], scale);
+        for (int j = 0; j < n; ++j) to.at[j] = Row::number(codes.at[j], scale);
         store_pack(out.row(row) + column, to);
     }
 };
 
-struct LoadGroups {
-    RowsView rows;
-    const int32_t* table;
-    int64_t begin;
+/// Where not all columns of a head have one scale.
+struct LoadElements {
+    StoredSource from;
     Matrix out;
     template <int>
     __device__ void run(int64_t row, int64_t column) const {
-        const int head = static_cast<int>(column) / rows.head_dim;
-        const HeadRow from = row_at(rows, table, begin + row, head);
-        out.row(row)[column] = element_of(rows, from, static_cast<int>(column) % rows.head_dim);
+        const int head = static_cast<int>(column) / from.rows.head_dim;
+        const int at = static_cast<int>(column) % from.rows.head_dim;
+        store_pack(out.row(row) + column, from.at<1>(row, head, at));
     }
 };
 
-/// Calls fn with the coder of a type other than Q4.
+/// Calls fn with the trait of a type other than Q4.
 template <class Fn>
-void with_coder(DType dtype, const Fn& fn) {
+void with_whole_codes(DType dtype, const Fn& fn) {
     switch (dtype) {
         case DType::F16:
-            return fn(std::type_identity<CodeF16>());
+            return fn(RowF16());
         case DType::BF16:
-            return fn(std::type_identity<CodeBF16>());
+            return fn(RowBF16());
         case DType::Q8:
-            return fn(std::type_identity<CodeQ8>());
+            return fn(RowQ8());
         case DType::FP8_E4M3:
-            return fn(std::type_identity<CodeE4M3>());
+            return fn(RowE4M3());
         case DType::FP8_E5M2:
-            return fn(std::type_identity<CodeE5M2>());
+            return fn(RowE5M2());
         default:
-            return fn(std::type_identity<CodeF32>());
+            return fn(RowF32());
     }
 }
 
@@ -300,25 +311,39 @@ bool plane_fits(const RowsView& plane, size_t size) {
     return packs_fit(plane.base, stride, plane.head_dim, size);
 }
 
-/// x [rows, heads of head_dim] to the target.
-template <bool stored>
-void code(const Device& device, const Tensor& x, int heads, const Target& to) {
+/// Rows of `x` to the target; `packs`: those of f32 may be read in packs.
+template <bool stored, class Source>
+void code(const Device& device, const Source& x, int64_t rows, int heads, bool packs, const Target& to) {
     const int dim = to.plane.head_dim;
-    if (x.rows == 0 || dim == 0) return;
+    if (rows == 0 || dim == 0) return;
     Shape shape;
-    shape.grid = dim3(heads, static_cast<unsigned>(x.rows < kMostGridY ? x.rows : kMostGridY));
+    shape.grid = dim3(heads, static_cast<unsigned>(rows < kMostGridY ? rows : kMostGridY));
     if (to.plane.dtype == DType::Q4) {
         shape.block = dim3(threads_for(dim, kMostThreads));
-        return launch(device, &code_groups<stored>, shape, Matrix(x), x.rows, to);
+        return launch(device, &code_groups<stored, Source>, shape, x, rows, to);
     }
-    with_coder(to.plane.dtype, [&]<class Coder>(std::type_identity<Coder>) {
-        const bool fits = stored ? plane_fits(to.plane, sizeof(typename Coder::Code))
+    with_whole_codes(to.plane.dtype, [&]<class Row>(Row) {
+        const bool fits = stored ? plane_fits(to.plane, sizeof(typename Row::Code))
                                  : packs_fit(to.out.data, to.out.stride * sizeof(float), dim);
-        const bool packed = fits && packs_fit(x) && dim % kPack == 0;
+        const bool packed = fits && packs && dim % kPack == 0;
         shape.block = dim3(threads_for(packed ? dim / kPack : dim, kMostThreads));
-        launch(device, packed ? &code_heads<Coder, kPack, stored> : &code_heads<Coder, 1, stored>, shape,
-               Matrix(x), x.rows, to);
+        launch(device, packed ? &code_heads<Row, kPack, stored, Source> : &code_heads<Row, 1, stored, Source>,
+               shape, x, rows, to);
     });
+}
+
+Target target_of(const Slots& slots) {
+    Target to;
+    to.plane = RowsView({.base = slots.base,
+                         .dtype = slots.dtype,
+                         .width = slots.width,
+                         .heads = slots.heads,
+                         .row_bytes = slots.row_bytes,
+                         .block_stride = slots.block_stride,
+                         .block_tokens = slots.block_tokens,
+                         .scale_tokens = slots.scale_tokens});
+    to.slots = slots.slots.i32();
+    return to;
 }
 
 }  // namespace
@@ -331,30 +356,30 @@ void round(const Device& device, Tensor x, DType dtype, int heads, Tensor out) {
     Target to;
     to.plane = RowsView(rows);
     to.out = Matrix(out);
-    code<false>(device, x, heads, to);
+    code<false>(device, FloatSource{Matrix(x), to.plane.head_dim}, x.rows, heads, packs_fit(x), to);
 }
 
 void store(const Device& device, Tensor x, const Slots& slots) {
-    Target to;
-    to.plane = RowsView({.base = slots.base,
-                         .dtype = slots.dtype,
-                         .width = slots.width,
-                         .heads = slots.heads,
-                         .row_bytes = slots.row_bytes,
-                         .block_stride = slots.block_stride,
-                         .block_tokens = slots.block_tokens});
-    to.slots = slots.slots.i32();
-    code<true>(device, x, slots.heads, to);
+    const Target to = target_of(slots);
+    code<true>(device, FloatSource{Matrix(x), to.plane.head_dim}, x.rows, slots.heads, packs_fit(x), to);
+}
+
+void recode(const Device& device, const Rows& from, const int32_t* table, int64_t begin, int64_t end,
+            const Slots& slots) {
+    constexpr bool kPacks = true;
+    code<true>(device, StoredSource{RowsView(from), table, begin}, end - begin, slots.heads, kPacks,
+               target_of(slots));
 }
 
 void load(const Device& device, const Rows& rows, const int32_t* table, int64_t begin, int64_t end,
           Tensor out) {
     const RowsView view(rows);
-    if (rows.dtype == DType::Q4)
-        return each<1>(device, end - begin, rows.width, false, LoadGroups{view, table, begin, Matrix(out)});
-    with_coder(rows.dtype, [&]<class Coder>(std::type_identity<Coder>) {
-        const bool packed = plane_fits(view, sizeof(typename Coder::Code)) && packs_fit(out);
-        each(device, end - begin, rows.width, packed, Load<Coder>{view, table, begin, Matrix(out)});
+    if (rows.dtype == DType::Q4 || rows.scale_tokens)
+        return each<1>(device, end - begin, rows.width, false,
+                       LoadElements{{view, table, begin}, Matrix(out)});
+    with_whole_codes(rows.dtype, [&]<class Row>(Row) {
+        const bool packed = plane_fits(view, sizeof(typename Row::Code)) && packs_fit(out);
+        each(device, end - begin, rows.width, packed, Load<Row>{view, table, begin, Matrix(out)});
     });
 }
 

@@ -65,6 +65,8 @@ class CudaBackend final : public Backend {
     };
 
     void multiply(Tensor x, int n_heads, std::span<const Product> products);
+    /// A caller's block table, of rows up to `end`, as it is in device memory.
+    const int32_t* table_of(const Rows& rows, const int32_t* table, int64_t end);
     void put(Places& places, std::span<AttentionSequence* const> sequences);
     /// Whether it is a new one now.
     bool grow(Buffer& buffer, size_t bytes, const char* what);

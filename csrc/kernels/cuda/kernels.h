@@ -22,9 +22,11 @@ void multiply(const Device& device, Tensor x, Tensor y, Tensor out);
 void scale(const Device& device, Tensor x, float factor);
 void unfold(const Device& device, Tensor x, int64_t stride, int64_t padding, Tensor out);
 
-// cache_rows.cu: see Backend. Of load() the table is in device memory.
+// cache_rows.cu: see Backend. Of recode() and load() the table is in device memory.
 void round(const Device& device, Tensor x, DType dtype, int heads, Tensor out);
 void store(const Device& device, Tensor x, const Slots& slots);
+void recode(const Device& device, const Rows& from, const int32_t* table, int64_t begin, int64_t end,
+            const Slots& to);
 void load(const Device& device, const Rows& rows, const int32_t* table, int64_t begin, int64_t end,
           Tensor out);
 

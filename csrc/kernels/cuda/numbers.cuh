@@ -1,4 +1,4 @@
-// Element types of weights, activations and cache rows as numbers (core/dtype.h).
+// Element types of weights, activations and cache rows as numbers (core/dtype.h), and how several are moved.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -30,5 +30,19 @@ __device__ inline uint16_t e4m3_to_f16(uint8_t code) {
     return static_cast<uint16_t>((code & 0x80) << 8 | (code & 0x7f) << 7);
 }
 __device__ inline uint16_t e5m2_to_f16(uint8_t code) { return static_cast<uint16_t>(code << 8); }
+
+/// n elements that one instruction moves; they lie at a multiple of their size.
+template <class T, int n>
+struct alignas(n * sizeof(T)) Pack {
+    T at[n];
+};
+template <int n, class T>
+__device__ inline Pack<T, n> load_pack(const T* p) {
+    return *reinterpret_cast<const Pack<T, n>*>(p);
+}
+template <int n, class T>
+__device__ inline void store_pack(T* p, const Pack<T, n>& pack) {
+    *reinterpret_cast<Pack<T, n>*>(p) = pack;
+}
 
 }  // namespace slimrt::cuda

@@ -5,22 +5,9 @@
 
 #include "core/tensor.h"
 #include "kernels/cuda/device.h"
+#include "kernels/cuda/numbers.cuh"
 
 namespace slimrt::cuda {
-
-/// n elements that one instruction moves; they lie at a multiple of their size.
-template <class T, int n>
-struct alignas(n * sizeof(T)) Pack {
-    T at[n];
-};
-template <int n, class T>
-__device__ inline Pack<T, n> load_pack(const T* p) {
-    return *reinterpret_cast<const Pack<T, n>*>(p);
-}
-template <int n, class T>
-__device__ inline void store_pack(T* p, const Pack<T, n>& pack) {
-    *reinterpret_cast<Pack<T, n>*>(p) = pack;
-}
 
 constexpr int kPack = 4;
 

@@ -1,0 +1,88 @@
+// The types that stored rows may have (core/dtype.h), a trait each: what a code is, where it stands and which
+// number it means with its scale. What else depends on the type is told by with_row_type().
+#pragma once
+
+#include <type_traits>
+
+#include "core/dtype.h"
+#include "kernels/cuda/numbers.cuh"
+
+namespace slimrt::cuda {
+
+struct NoScale {};
+struct Affine {
+    uint16_t scale, minimum;  // f16
+};
+
+/// A code for each element, side by side. kGroup: columns of a row that share a scale, 0: all of a head.
+template <class C, class S = NoScale>
+struct RowOf {
+    using Code = C;
+    using Scale = S;
+    static constexpr bool kScaled = !std::is_same_v<Scale, NoScale>;
+    static constexpr int kGroup = 0;
+    __device__ static Code code(const unsigned char* data, int column, int) {
+        return reinterpret_cast<const Code*>(data)[column];
+    }
+};
+
+struct RowF32 : RowOf<float> {
+    static constexpr DType kType = DType::F32;
+    __device__ static float number(float code, NoScale) { return code; }
+};
+struct RowF16 : RowOf<uint16_t> {
+    static constexpr DType kType = DType::F16;
+    __device__ static float number(uint16_t code, NoScale) { return from_f16(code); }
+};
+struct RowBF16 : RowOf<uint16_t> {
+    static constexpr DType kType = DType::BF16;
+    __device__ static float number(uint16_t code, NoScale) { return from_bf16(code); }
+};
+struct RowQ8 : RowOf<int8_t, float> {
+    static constexpr DType kType = DType::Q8;
+    __device__ static float number(int8_t code, float scale) { return static_cast<float>(code) * scale; }
+};
+struct RowE4M3 : RowOf<uint8_t, float> {
+    static constexpr DType kType = DType::FP8_E4M3;
+    __device__ static float number(uint8_t code, float scale) { return from_f16(e4m3_to_f16(code)) * scale; }
+};
+struct RowE5M2 : RowOf<uint8_t> {
+    static constexpr DType kType = DType::FP8_E5M2;
+    __device__ static float number(uint8_t code, NoScale) { return from_f16(e5m2_to_f16(code)); }
+};
+struct RowQ4 : RowOf<uint8_t, Affine> {
+    static constexpr DType kType = DType::Q4;
+    static constexpr int kGroup = 32;  // the last may be shorter; its first half is in the low nibbles
+    __device__ static uint8_t code(const unsigned char* data, int column, int head_dim) {
+        const int group = column / kGroup, at = column % kGroup, left = head_dim - group * kGroup;
+        const int half = ((left < kGroup ? left : kGroup) + 1) / 2;
+        const unsigned char byte = data[group * kGroup / 2 + (at < half ? at : at - half)];
+        return at < half ? byte & 15 : byte >> 4;
+    }
+    __device__ static float number(uint8_t code, Affine of) {
+        return fmaf(from_f16(of.scale), static_cast<float>(code), from_f16(of.minimum));
+    }
+};
+
+/// fn(the trait of a type).
+template <class Fn>
+__device__ inline auto with_row_type(DType dtype, const Fn& fn) {
+    switch (dtype) {
+        case DType::F32:
+            return fn(RowF32());
+        case DType::F16:
+            return fn(RowF16());
+        case DType::BF16:
+            return fn(RowBF16());
+        case DType::Q8:
+            return fn(RowQ8());
+        case DType::FP8_E4M3:
+            return fn(RowE4M3());
+        case DType::FP8_E5M2:
+            return fn(RowE5M2());
+        default:
+            return fn(RowQ4());
+    }
+}
+
+}  // namespace slimrt::cuda
