@@ -119,9 +119,9 @@ def header(path: Path, shape: Shape, changes: dict[str, object] | None = None) -
     return writer
 
 
-def write_sparse(path: Path, shape: Shape) -> Path:
+def write_sparse(path: Path, shape: Shape, changes: dict[str, object] | None = None) -> Path:
     """A file of the model's full size that takes next to no disk: its data is a hole."""
-    writer = header(path, shape)
+    writer = header(path, shape, changes)
     for name, dims in shape.tensors().items():
         dtype = TYPE["f32" if len(dims) == 1 else shape.dtype]
         n_bytes = int(np.prod(dims)) * gguf.GGML_QUANT_SIZES[dtype][1]

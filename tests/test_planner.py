@@ -105,6 +105,8 @@ CONFIGURATIONS = [
     ("llama_mha", "k", {"n_ctx": 100, "n_seqs": 5, "n_batch": 33}),
     ("llama_gqa_tied", "kv", {"n_ctx": 64, "cache_type_k": "f32", "cache_type_v": "bf16"}),
     ("mistral_window", "kv", {"n_ctx": 128, "n_batch": 1}),
+    ("mistral_window", "kv", {"n_ctx": 300, "n_batch": 20, "n_seqs": 3}),
+    ("mistral_mha", "k", {"n_ctx": 128, "n_batch": 3}),
     ("qwen2_mha", "k", {"n_ctx": 31, "n_threads": 1}),
     ("phi3", "kv", {"n_ctx": 128, "n_seqs": 3, "n_batch": 2}),
     ("gptneox", "k", {"n_ctx": 100, "n_batch": 21}),

@@ -13,6 +13,7 @@ import slimrt
 from conftest import GOLDEN, open_engine, relative
 
 SAME = 2e-5  # the order of float32 sums
+WINDOWS = ("mistral_window", "mistral_mha")
 
 
 def last_logits(engine, sequence: int, ids: np.ndarray) -> np.ndarray:
@@ -23,12 +24,12 @@ class Operations(RuleBasedStateMachine):
     """Any order of operations leaves every sequence with the logits of its own text."""
 
     sequences = Bundle("sequences")
-    path, mode = None, "kv"
+    path, mode, n_ctx, window = None, "kv", 80, False
 
     @initialize(batch=st.sampled_from([3, 16, 512]))
     def load(self, batch: int) -> None:
-        self.engine = open_engine(self.path, self.mode, "f32", n_ctx=80, n_seqs=12, n_batch=batch)
-        self.oracle = open_engine(self.path, self.mode, "f32", n_ctx=80, n_seqs=1)
+        self.engine = open_engine(self.path, self.mode, "f32", n_ctx=self.n_ctx, n_seqs=12, n_batch=batch)
+        self.oracle = open_engine(self.path, self.mode, "f32", n_ctx=self.n_ctx, n_seqs=1)
         self.texts: dict[int, list[int]] = {}
 
     def check(self, sequence: int, logits: np.ndarray) -> None:
@@ -53,7 +54,7 @@ class Operations(RuleBasedStateMachine):
 
     @rule(sequence=sequences, ids=st.lists(st.integers(3, 100), min_size=1, max_size=45))
     def append(self, sequence: int, ids: list[int]) -> None:
-        if len(self.texts[sequence]) + len(ids) > 80:
+        if len(self.texts[sequence]) + len(ids) > self.n_ctx:
             with pytest.raises(slimrt.ContextOverflowError):
                 last_logits(self.engine, sequence, np.array(ids))
             return
@@ -61,9 +62,26 @@ class Operations(RuleBasedStateMachine):
         self.texts[sequence] += ids
         self.check(sequence, logits)
 
+    @rule(sequence=sequences, ids=st.lists(st.integers(3, 100), min_size=1, max_size=45), after=st.integers(0, 45))
+    def append_until_interrupted(self, sequence: int, ids: list[int], after: int) -> None:
+        before = len(self.texts[sequence])
+
+        def stop(done: int, total: int) -> None:
+            if done >= min(after, total):
+                raise KeyError
+
+        if before + len(ids) <= self.n_ctx:
+            with pytest.raises(KeyError):
+                self.engine.append([(sequence, np.array(ids, np.int32))], on_progress=stop)
+            kept = self.engine.length(sequence) - before
+            assert kept == 0 or self.window and not self.engine.can_truncate(sequence, before)
+            self.texts[sequence] += ids[:kept]
+
     @rule(ids=st.lists(st.integers(3, 100), min_size=12, max_size=12))
     def append_one_to_each_that_has_room(self, ids: list[int]) -> None:
-        items = [(s, [token]) for (s, text), token in zip(self.texts.items(), ids, strict=False) if len(text) < 80]
+        items = [
+            (s, [token]) for (s, text), token in zip(self.texts.items(), ids, strict=False) if len(text) < self.n_ctx
+        ]
         if not items:
             return
         logits = self.engine.append([(s, np.array(one, np.int32)) for s, one in items])
@@ -74,6 +92,11 @@ class Operations(RuleBasedStateMachine):
     @rule(sequence=sequences, share=st.floats(0, 1))
     def truncate(self, sequence: int, share: float) -> None:
         length = round(share * len(self.texts[sequence]))
+        if not self.engine.can_truncate(sequence, length):
+            assert self.window and length > 0
+            with pytest.raises(ValueError, match="window"):
+                self.engine.truncate(sequence, length)
+            return
         self.engine.truncate(sequence, length)
         del self.texts[sequence][length:]
 
@@ -97,10 +120,18 @@ class Operations(RuleBasedStateMachine):
 
 @pytest.mark.parametrize(
     ("name", "mode", "examples"),
-    [("llama_gqa_tied", "kv", 25), ("llama_gqa_tied", "k+r", 8), ("olmo2", "k+r", 8), ("phi2", "xr", 8)],
+    [
+        ("llama_gqa_tied", "kv", 25),
+        ("llama_gqa_tied", "k+r", 8),
+        ("olmo2", "k+r", 8),
+        ("phi2", "xr", 8),
+        ("mistral_window", "kv", 40),
+        ("mistral_mha", "k", 8),
+    ],
 )
 def test_random_operations(name, mode, examples, convert):
-    Operations.path, Operations.mode = convert(GOLDEN / name), mode
+    Operations.path, Operations.mode, Operations.window = convert(GOLDEN / name), mode, name in WINDOWS
+    Operations.n_ctx = 240 if Operations.window else 80  # several times what a window keeps
     Operations.TestCase.settings = settings(
         max_examples=examples, stateful_step_count=25, deadline=None, derandomize=True
     )

@@ -205,13 +205,16 @@ class PyEngine {
         return with([&](Engine& e) { return e.fork(s); });
     }
     void truncate(int s, int64_t n) {
-        with([&](Engine& e) { e.cache().truncate(s, n); });
+        with([&](Engine& e) { e.truncate(s, n); });
+    }
+    bool can_truncate(int s, int64_t n) {
+        return with([&](Engine& e) { return e.can_truncate(s, n); });
     }
     void tile(int s, int64_t n) {
-        with([&](Engine& e) { e.cache().tile(s, n); });
+        with([&](Engine& e) { e.tile(s, n); });
     }
     int64_t length(int s) {
-        return with([&](Engine& e) { return e.cache().length(s); });
+        return with([&](Engine& e) { return e.length(s); });
     }
 
   private:
@@ -258,6 +261,7 @@ void bind_engine(nb::module_& m) {
         .def("free_sequence", &PyEngine::release, nb::arg("sequence"))
         .def("fork", &PyEngine::fork, nb::arg("sequence"))
         .def("truncate", &PyEngine::truncate, nb::arg("sequence"), nb::arg("length"))
+        .def("can_truncate", &PyEngine::can_truncate, nb::arg("sequence"), nb::arg("length"))
         .def("length", &PyEngine::length, nb::arg("sequence"))
         .def("tile", &PyEngine::tile, nb::arg("sequence"), nb::arg("length"))
         .def("append", &PyEngine::append, nb::arg("items"), nb::kw_only(), nb::arg("all_logits") = false,

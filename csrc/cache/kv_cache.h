@@ -1,53 +1,77 @@
-// Rows of all layers in blocks, and the sequences that own them. It knows how many bytes a row has, not what
-// a row means. A block holds kBlockTokens consecutive tokens of a sequence in every layer; a block table maps
-// a sequence's positions to blocks; forked sequences share full blocks and copy one before writing to it.
+// The rows of all layers, and the sequences that own them.
+//
+// Layers that keep rows of the same positions are a group: those that attend to the whole context, or those
+// that attend to the last `window` positions. A group has a pool of blocks, and each sequence a block table
+// in it: entry i is the block of the positions [i * kBlockTokens, (i + 1) * kBlockTokens), or -1 where the
+// rows were given back. Forked sequences share blocks and copy one before writing to it.
+//
+// Behind a window no row is read again, unless the sequence is truncated. So a sequence keeps as many blocks
+// as a window and one step may need, and gives the oldest one back when it needs another: what at most
+// longest_step tokens have appended can always be undone.
 #pragma once
 
 #include <map>
 #include <span>
+#include <utility>
 #include <vector>
 
-#include "cache/cache_mode.h"
+#include "cache/block_pool.h"
 
 namespace slimrt {
+
+/// What a layer keeps: of a token a row of this format, for the next `window` positions (0: all).
+struct LayerRows {
+    Format format;
+    int64_t window = 0;
+};
 
 class KvCache {
   public:
     static constexpr int kBlockTokens = slimrt::kBlockTokens;
+    /// Sequences, and by how many tokens each.
+    using Growth = std::span<const std::pair<int, int64_t>>;
 
-    /// formats[layer]; room for n_seqs sequences of n_ctx tokens.
-    KvCache(Backend& backend, std::vector<Format> formats, int64_t n_ctx, int n_seqs);
+    /// Room for n_seqs sequences of n_ctx tokens that grow by at most longest_step tokens at once.
+    KvCache(Backend& backend, const std::vector<LayerRows>& layers, int64_t n_ctx, int n_seqs,
+            int64_t longest_step);
 
     int64_t n_ctx() const { return n_ctx_; }
-    size_t bytes_per_token(int layer) const { return layers_[layer].row_bytes; }
-    const Format& format(int layer) const { return layers_[layer].format; }
+    size_t bytes_per_token(int layer) const { return pool(layer).row_bytes(where_[layer].index); }
+    const Format& format(int layer) const { return pool(layer).format(where_[layer].index); }
+    int64_t window(int layer) const { return groups_[group_of(layer)].window; }
+    /// The most rows that a layer keeps of a sequence.
+    int64_t max_rows(int layer) const;
 
     // Sequences, by handle. An unknown handle throws Error{argument}.
     int create();
     void release(int sequence);
     int fork(int sequence);
+    int64_t length(int sequence) const { return find(sequence).length; }
+    /// Throws Error{argument} for a length it has not, or to which can_truncate() is false.
     void truncate(int sequence, int64_t length);
-    int64_t length(int sequence) const;
+    /// Whether every row that a window of a text of this length looks back to is still there; to 0 always.
+    bool can_truncate(int sequence, int64_t length) const;
 
-    // Layers of a group keep rows of the same positions, with block tables of their own.
-    int n_groups() const { return 1; }
-    int group_of(int) const { return 0; }
+    int n_groups() const { return int(groups_.size()); }
+    int group_of(int layer) const { return where_[layer].group; }
     const int32_t* table(int sequence, int group) const;
+    /// The first row that tokens after `length` ones look back to.
+    int64_t begin(int group, int64_t length) const;
 
     /// Throws Error{context_overflow} unless every sequence can grow by its count; changes nothing.
-    void require_room(std::span<const std::pair<int, int64_t>> growth) const;
+    void require_room(Growth growth) const;
     /// Makes the next n rows of a sequence writable. Its length grows at commit().
     void reserve(int sequence, int64_t n);
     /// Appends the slots of these rows in the layers of a group.
     void add_slots(int sequence, int group, int64_t n, std::vector<int32_t>& slots) const;
-    void commit(int sequence, int64_t n);
+    void commit(int sequence, int64_t n) { find(sequence).length += n; }
 
     /// Views of a layer's planes for reading and writing.
     std::vector<Rows> rows(int layer) const;
     Slots slots(int layer, int plane, Tensor slots) const;
 
-    /// A sequence's rows as bytes, layer after layer, plane after plane, block after block, head after head;
-    /// and back into a new sequence.
+    /// The rows of a sequence that later tokens may read, as bytes, group after group (see
+    /// BlockPool::visit_rows); and back into a new sequence.
     std::vector<std::byte> save(int sequence) const;
     int restore(std::span<const std::byte> bytes, int64_t length);
 
@@ -57,31 +81,38 @@ class KvCache {
     void tile(int sequence, int64_t length);
 
   private:
-    struct Layer {
-        Format format;
-        std::vector<size_t> plane_offset;  // bytes; of a plane inside a block
-        size_t row_bytes = 0;              // of all planes
-        Buffer pool;
+    struct Group {
+        int64_t window;
+        int64_t max_blocks;  // of a sequence
+        BlockPool pool;
+    };
+    struct Place {
+        int group, index;  // of a layer: in its group
+    };
+    /// What a sequence has in a group.
+    struct Kept {
+        std::vector<int32_t> table;
+        int64_t first = 0;  // position of the oldest row
+
+        int64_t front() const { return first / kBlockTokens; }  // its block
+        int64_t n_blocks() const { return int64_t(table.size()) - front(); }
     };
     struct Sequence {
-        std::vector<int32_t> blocks;
+        std::vector<Kept> groups;
         int64_t length = 0;
     };
 
-    Rows plane(int layer, int plane) const;
+    const BlockPool& pool(int layer) const { return groups_[where_[layer].group].pool; }
     Sequence& find(int sequence);
     const Sequence& find(int sequence) const;
-    int32_t take_block();
-    void drop_block(int32_t block);
-    void copy_block(int32_t from, int32_t to);
-    template <class Visit>
-    void visit_rows(const Sequence& s, Visit visit) const;
+    int64_t blocks_taken(int group, Growth growth) const;
+    void require_free(const Group& group, int64_t blocks) const;
+    static void give_back(Group& group, Kept& kept, int64_t front);
 
     Backend& backend_;
     int64_t n_ctx_;
-    std::vector<Layer> layers_;
-    std::vector<int32_t> users_;  // sequences sharing each block
-    std::vector<int32_t> free_;
+    std::vector<Group> groups_;
+    std::vector<Place> where_;  // each layer
     std::map<int, Sequence> sequences_;
     int next_ = 0;
 };

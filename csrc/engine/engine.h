@@ -8,54 +8,10 @@
 #include <string>
 #include <vector>
 
+#include "engine/planner.h"
 #include "engine/step.h"
-#include "model/decoder.h"
 
 namespace slimrt {
-
-struct EngineOptions {
-    CacheOptions cache;
-    std::string device = "cpu";  // or "cuda", "cuda:1" ...
-    int n_threads = 0;           // 0: default_threads()
-    uint64_t memory_limit = 0;   // bytes; 0: what the device has available
-};
-
-/// Bytes. `mapped` weights are read in place from the file; the rest is allocated.
-struct MemoryReport {
-    MemoryUse use;
-    uint64_t mapped = 0, cache_bytes_per_token = 0;
-    uint64_t allocated() const { return use.weights + use.derived + use.cache + use.scratch; }
-    uint64_t total() const { return allocated() + mapped; }
-};
-
-struct LayerCache {
-    std::string mode, type;  // type: of k, v or x, "f16" or, of k and v, "f16+f32"
-    int rank;                // of the residual, and its type: 0 and "" where there is none
-    std::string residual_type;
-    size_t bytes_per_token;
-};
-
-/// How an encoder's output is kept; empty mode without an encoder.
-struct CrossCache {
-    std::string mode, type;
-    size_t bytes_per_row = 0;  // of all layers
-};
-
-struct EngineInfo {
-    ModelConfig config;
-    CacheOptions cache;
-    std::vector<LayerCache> layers;
-    CrossCache cross;
-    std::string device;
-    int n_threads;
-    MemoryReport memory;
-};
-
-/// Bytes free on a device, as EngineOptions names it; 0: unknown. Throws Error{unsupported}: there is none.
-uint64_t available_on(const std::string& device);
-
-/// What Engine would allocate, to the byte: the same code on a backend that only counts. Reads no weight.
-EngineInfo plan(const GgufFile& file, const EngineOptions& options);
 
 class Engine {
   public:
@@ -69,10 +25,14 @@ class Engine {
     /// Throws Error{wont_fit} with the numbers before anything large is allocated.
     Engine(const std::string& path, const EngineOptions& options, const ExtraTensors& extra = {});
 
-    /// Sequences, by handle; with an encoder each has a source, which forks share.
+    /// Sequences, by handle; with an encoder each has a source, which forks share. See KvCache.
     int create();
     int fork(int sequence);
     void release(int sequence);
+    void truncate(int sequence, int64_t length) { cache().truncate(sequence, length); }
+    bool can_truncate(int sequence, int64_t length) { return cache().can_truncate(sequence, length); }
+    void tile(int sequence, int64_t length) { cache().tile(sequence, length); }
+    int64_t length(int sequence) { return cache().length(sequence); }
 
     struct Source {
         int sequence;
@@ -87,7 +47,8 @@ class Engine {
 
     /// Appends tokens in steps (Decoder::longest_step) and writes logits rows to `out`: for the last token
     /// of each item, or for every token (all_logits); or states (Output). An exception leaves the sequences
-    /// as they were.
+    /// as they were; one whose rows are gone by then, behind a window, keeps the tokens of the steps that
+    /// were done, and an Error says so.
     void append(std::span<const Item> items, bool all_logits, Output output, float* out,
                 const Progress& progress);
 
@@ -105,16 +66,22 @@ class Engine {
     std::vector<std::byte> save_sequence(int sequence);
     int load_sequence(std::span<const std::byte> bytes);
 
-    KvCache& cache() { return decoder_->cache(); }
     const ModelConfig& config() const { return decoder_->config(); }
     EngineInfo info();
     SparseCounts sparse_counts() const { return backend_->sparse_counts(); }
 
   private:
+    /// A sequence, and how long it was.
+    using Lengths = std::vector<std::pair<int, int64_t>>;
     struct Cursor {
         size_t item = 0, token = 0;
     };
+    KvCache& cache() { return decoder_->cache(); }
     void require_valid(std::span<const Item> items);
+    void run_steps(std::span<const Item> items, bool all_logits, Output output, float* out,
+                   const Progress& progress);
+    /// Drops what was appended since; says of which sequences it cannot.
+    std::string undo(const Lengths& before);
     /// The next tokens of the items, in order, as many as a step may hold; their slots are reserved.
     Step next_step(std::span<const Item> items, Cursor& at, bool all_logits);
     std::string cache_fingerprint();

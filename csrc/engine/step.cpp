@@ -17,6 +17,7 @@ void Step::add_sequence(KvCache& cache, int sequence, int64_t n) {
         groups[g].sequences.push_back({.query = first,
                                        .n_queries = int(n),
                                        .position = cached,
+                                       .begin = cache.begin(g, cached),
                                        .end = cached,
                                        .table = cache.table(sequence, g)});
     }
@@ -127,42 +128,6 @@ void run_encoding(const Decoder& decoder, Backend& backend, Scratch& scratch, co
     if (!encoding.sources[0].encoded) encoder.forward(encoding.lengths, encoding.positions, scratch, x);
     decoder.store_source(x, slots, scratch);
     if (states) backend.download(states, x, x.bytes());
-}
-
-size_t measure_scratch(Decoder& decoder, Backend& dry) {
-    const CacheOptions& o = decoder.options();
-    const int64_t tokens = std::min<int64_t>(o.n_batch, o.n_ctx * o.n_seqs);
-    const int64_t longest = std::min<int64_t>(o.n_batch, o.n_ctx);  // of one sequence
-    const int64_t absorbed = std::min<int64_t>(decoder.config().head_dim, tokens);
-    struct Extreme {
-        int64_t tokens, n, cached;
-    };
-    // Attention takes a step part by part (cache/modes), and what a part needs grows with its tokens and with
-    // the rows it reads. So each of these has all tokens a step can have, but as its only part the largest of
-    // one kind: materialised, the same with nothing stored (then also short ones), absorbed; and a step of
-    // many chunks. No legal step needs more, though not every one of these is legal itself.
-    std::vector<Extreme> extremes = {
-        {tokens, longest, o.n_ctx - 1}, {tokens, longest, 0}, {tokens, absorbed, o.n_ctx - 1}};
-    if (const int64_t n = decoder.longest_step(); n > o.n_batch) extremes.push_back({n, n, o.n_ctx - 1});
-    Scratch scratch;
-    for (const auto& [n_tokens, n, cached] : extremes) {
-        Step step(decoder.cache());
-        step.tokens.resize(n_tokens);
-        step.positions = step.outputs = step.tokens;
-        for (Step::Group& group : step.groups)
-            group = {step.tokens, {{.n_queries = int(n), .position = cached, .end = cached}}};
-        if (decoder.encoder()) step.add_source(o.n_source, nullptr);
-        run_step(decoder, dry, scratch, step, Output::logits, nullptr);
-    }
-    if (decoder.encoder()) {
-        Encoding encoding;
-        encoding.slots.resize(o.n_source);
-        const int64_t n = decoder.encoder()->inputs_of(o.n_source);
-        const std::vector<int32_t> ids(n);
-        encoding.add({.ids = ids, .rows = n}, o.n_source);
-        run_encoding(decoder, dry, scratch, encoding, nullptr);
-    }
-    return scratch.peak();
 }
 
 }  // namespace slimrt

@@ -56,8 +56,4 @@ struct Encoding {
 void run_encoding(const Decoder& decoder, Backend& backend, Scratch& scratch, const Encoding& encoding,
                   float* states);
 
-/// Bytes of scratch that no step exceeds: runs the largest on a dry backend, whose workspace afterwards is
-/// what no step exceeds either.
-size_t measure_scratch(Decoder& decoder, Backend& dry);
-
 }  // namespace slimrt

@@ -186,13 +186,14 @@ Decoder::Decoder(const GgufFile& file, const CacheOptions& options, Backend& bac
     options_.n_source = choices_.n_source;
     weights_ = load_weights(file, config_, backend, choices_, extra);
     load_rope(file);
-    std::vector<Format> formats;
-    for (const LayerChoice& layer : choices_.layers) formats.push_back(layer.mode->format(layer.config));
-    cache_ = std::make_unique<KvCache>(backend, std::move(formats), options_.n_ctx, options_.n_seqs);
+    std::vector<LayerRows> layers;
+    for (const LayerChoice& layer : choices_.layers)
+        layers.push_back({layer.mode->format(layer.config), layer.config.window});
+    cache_ = std::make_unique<KvCache>(backend, layers, options_.n_ctx, options_.n_seqs, longest_step());
     if (const auto& [mode, config] = choices_.cross; mode) {
         const int n = mode->shared() ? 1 : config_.n_layers;
-        sources_ = std::make_unique<KvCache>(backend, std::vector<Format>(n, mode->format(config)),
-                                             options_.n_source, options_.n_seqs);
+        sources_ = std::make_unique<KvCache>(backend, std::vector<LayerRows>(n, {mode->format(config)}),
+                                             options_.n_source, options_.n_seqs, options_.n_source);
         encoder_ = std::make_unique<Encoder>(backend, config_, weights_, rope_, options_.n_batch);
     }
 }

@@ -102,21 +102,26 @@ class Engine:
     def info(self) -> dict[str, Any]:
         """architecture, d_model, n_layers, n_heads, n_kv_heads, head_dim, n_vocab, n_ctx, n_ctx_train, n_batch,
         n_seqs, n_threads, sparse_threshold, device, name, d_ff, layers: list of {layer, mode, type,
-        rank, residual_type, bytes_per_token}: type of k, v or x ("f16+q8": of k and v), rank 0 and residual_type ""
-        where there is no residual.
+        rank, residual_type, bytes_per_token, max_rows}: type of k, v or x ("f16+q8": of k and v), rank 0 and
+        residual_type "" where there is no residual; max_rows: the most rows of a sequence that are kept, n_ctx, or what
+        a sliding window and the longest step need.
 
         encoder, cross: None without an encoder; else {n_layers, n_source, inputs ("tokens", "mel" or "audio"), n_inputs
         (numbers a row, 0 for tokens)} and {mode, type, bytes_per_row (in all layers)}, and decoder_start_token_id."""
     def memory(self) -> dict[str, int]:
         """Bytes allocated: weights, derived, cache, scratch, total; and mapped (weights read in place from the
-        file) and cache_bytes_per_token."""
+        file) and cache_bytes_per_token: what a token leaves behind in all layers, at any n_ctx."""
     def sparse_counts(self) -> dict[str, int]:
         """rows: of V, of all heads and layers, that decoding with a sparse_threshold came by; skipped: of these."""
     def new_sequence(self) -> int: ...
     def free_sequence(self, sequence: int) -> None: ...
     def fork(self, sequence: int) -> int:
         """A copy that shares full blocks (copy on write)."""
-    def truncate(self, sequence: int, length: int) -> None: ...
+    def truncate(self, sequence: int, length: int) -> None:
+        """ValueError: it has fewer tokens, or can_truncate() is false."""
+    def can_truncate(self, sequence: int, length: int) -> bool:
+        """Whether all rows that a text of this length looks back to are still there, behind a window: always after an
+        append of no more than n_batch tokens, and for 0."""
     def length(self, sequence: int) -> int: ...
     def tile(self, sequence: int, length: int) -> None:
         """Lengthens a sequence with copies of its own rows, in turn, without computing anything: a long context for
@@ -158,7 +163,8 @@ class Engine:
 
         on_progress(done, total) is called with the GIL after each chunk and a few times a second within a long one; an
         exception it raises stops the work, the sequences are truncated to where they stood before, and the exception
-        goes on. Signals (Ctrl-C) are checked at the same times. Before anything is computed:
+        goes on. A sequence whose rows from before are gone behind a window keeps the chunks that were done instead: see
+        length() and can_truncate(). Signals (Ctrl-C) are checked at the same times. Before anything is computed:
         ContextOverflowError if it does not fit, ValueError for an id outside the vocabulary, or beside an encoder for a
         sequence without a source.
         """

@@ -61,7 +61,7 @@ class CacheUse(_PerLayer, Record):
     """The context rows of one text.
 
     Attributes:
-        bytes: of the rows it holds.
+        bytes: of the rows it holds; layers with a sliding window hold those of the window and of a step before it.
         bytes_per_token: of one token in all layers.
         modes, types: of each layer, such as "k" and "f16"; ranks, residual_types: of its residual, 0 and "" without.
         skipped: share of the rows of V that a sparse_threshold left unread while decoding, over all texts of a batch.

@@ -208,18 +208,21 @@ class Bench:
 
     def _fill(self, runtime: Runtime, depth: int) -> int:
         """A sequence of so many tokens; afterwards every weight was touched once."""
-        base = min(depth, _BASE)
         with runtime.use() as engine:
             sequence = engine.new_sequence()
-            if base:
-                engine.append([(sequence, self._tokens(base))])
-            if depth > base:
-                engine.tile(sequence, depth // BLOCK * BLOCK)
-            if depth > engine.length(sequence):
-                engine.append([(sequence, self._tokens(depth - engine.length(sequence)))])
-            engine.append([(sequence, self._tokens(1))])
-            engine.truncate(sequence, depth)
+            self._lengthen(engine, sequence, depth)
         return sequence
+
+    def _lengthen(self, engine: core.Engine, sequence: int, depth: int) -> None:
+        """An empty sequence to so many tokens."""
+        if base := min(depth, _BASE):
+            engine.append([(sequence, self._tokens(base))])
+        if depth > base:
+            engine.tile(sequence, depth // BLOCK * BLOCK)
+        if depth > engine.length(sequence):
+            engine.append([(sequence, self._tokens(depth - engine.length(sequence)))])
+        engine.append([(sequence, self._tokens(1))])
+        engine.truncate(sequence, depth)
 
     def _time(self, runtime: Runtime, sequence: int, result: Result) -> float:
         """tok/s of one repetition; the sequence is as long as before afterwards."""
@@ -230,7 +233,10 @@ class Bench:
             for item in items:
                 engine.append([(sequence, item)])
             seconds = time.perf_counter() - start
-            engine.truncate(sequence, result.depth)
+            again = not engine.can_truncate(sequence, result.depth)  # rows behind a window are gone
+            engine.truncate(sequence, 0 if again else result.depth)
+            if again:
+                self._lengthen(engine, sequence, result.depth)
         return result.tokens / seconds
 
     def _tokens(self, n: int) -> np.ndarray[Any, np.dtype[np.int32]]:

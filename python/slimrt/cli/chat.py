@@ -118,7 +118,7 @@ class Conversation:
             note(self.args, f"slimrt: not saved: {error}")
 
     def stats(self) -> None:
-        size = self.session.length * self.model.memory()["cache_bytes_per_token"]
+        size = self.session.runtime.cache_bytes(self.session.length)
         print(f"{self.session.length} of {self.model.n_ctx} tokens, cache {format_bytes(size)}", file=sys.stderr)
         if self.last is not None:
             print(timings_line(self.last), file=sys.stderr)

@@ -236,7 +236,7 @@ class Run:
                 decode_tok_s=decoded / self._decode_seconds if decoded > 0 and self._decode_seconds else 0.0,
             ),
             cache=CacheUse(
-                bytes=held * per_token,
+                bytes=self.runtime.cache_bytes(held),
                 bytes_per_token=per_token,
                 modes=tuple(layer["mode"] for layer in layers),
                 types=tuple(layer["type"] for layer in layers),

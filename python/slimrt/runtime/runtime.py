@@ -57,6 +57,10 @@ class Runtime:
             counts = engine.sparse_counts()
         return counts["rows"], counts["skipped"]
 
+    def cache_bytes(self, n_tokens: int) -> int:
+        """Of the rows that a text of so many tokens holds: layers with a sliding window keep no more than max_rows."""
+        return sum(layer["bytes_per_token"] * min(n_tokens, layer["max_rows"]) for layer in self.info["layers"])
+
     @contextmanager
     def use(self) -> Iterator[core.Engine]:
         """The engine, for this thread alone.

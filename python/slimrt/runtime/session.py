@@ -59,6 +59,9 @@ class Session(Closing):
 
     Every session takes rows from the cache of its model, which holds n_ctx * n_seqs of them; forks share theirs
     until they differ. Use it as a context manager, or close() it.
+
+    A model with a sliding window keeps the rows of the window and of about n_batch tokens before it: a session that is
+    truncated to a text that looks further back computes its rows again, when it is next used.
     """
 
     def __init__(self, runtime: Runtime, sequence: int, tokens: list[int]):
@@ -103,7 +106,7 @@ class Session(Closing):
     def fork(self) -> Session:
         """A second session with the same content; the rows are shared until one of them changes."""
         with self.runtime.use() as engine:
-            self._agree(engine)
+            self._complete(engine)
             return Session(self.runtime, engine.fork(self.sequence), list(self._tokens))
 
     def truncate(self, length: int) -> None:
@@ -121,6 +124,10 @@ class Session(Closing):
             if mine != wanted:
                 break
             common += 1
+        with self.runtime.use() as engine:
+            self._agree(engine)
+            if not engine.can_truncate(self.sequence, common):  # rows behind its window are gone
+                common = 0
         self.truncate(common)
         return list(ids[common:])
 
@@ -131,7 +138,7 @@ class Session(Closing):
             OSError: the file cannot be written. ValueError: the session is closed.
         """
         with self.runtime.use() as engine:
-            self._agree(engine)
+            self._complete(engine)
             rows = engine.save_sequence(self.sequence)
         header = _kind(self.runtime) | {"version": _VERSION, "tokens": self._tokens, "bytes": int(rows.nbytes)}
         text = json.dumps(header).encode()
@@ -144,11 +151,19 @@ class Session(Closing):
         self._free()
 
     def _agree(self, engine: core.Engine) -> None:
-        """Drop rows beyond our tokens: Ctrl-C may strike between a step of the engine and our note of it."""
+        """Drop rows beyond our tokens: Ctrl-C may strike between a step of the engine and our note of it. Where a
+        window has given back what the others look back to, drop all."""
         if not self._free.alive:
             raise ValueError("the session is closed")
-        if engine.length(self.sequence) != self.length:
-            engine.truncate(self.sequence, self.length)
+        if engine.length(self.sequence) > self.length:
+            kept = self.length if engine.can_truncate(self.sequence, self.length) else 0
+            engine.truncate(self.sequence, kept)
+
+    def _complete(self, engine: core.Engine) -> None:
+        """Rows for all our tokens, and no others."""
+        self._agree(engine)
+        if missing := self._tokens[engine.length(self.sequence) :]:
+            engine.append([(self.sequence, np.array(missing, np.int32))])
 
     def __repr__(self) -> str:
         return f"<slimrt.Session of {self.runtime.source.path.name}: {self.length} of {self.runtime.n_ctx} tokens>"
@@ -164,7 +179,7 @@ def append_together(
     """One step of the engine for several sessions; logits as Engine.append."""
     with runtime.use() as engine:
         for session, _ in items:
-            session._agree(engine)
+            session._complete(engine)
         arrays = [(session.sequence, np.array(ids, np.int32)) for session, ids in items]
         logits = engine.append(arrays, all_logits=all_logits, on_progress=on_progress)
         for session, ids in items:  # before another thread may look: it would drop the rows as not agreed on

@@ -1,0 +1,71 @@
+#include "cache/block_pool.h"
+
+#include <utility>
+
+#include "core/error.h"
+
+namespace slimrt {
+
+BlockPool::BlockPool(Backend& backend, std::vector<Format> formats, int64_t n_blocks) : backend_(backend) {
+    for (Format& format : formats) {
+        Layer layer;
+        for (const Plane& plane : format) {
+            layer.plane_offset.push_back(layer.row_bytes * kBlockTokens);
+            layer.row_bytes += head_bytes(plane.type, plane.width / plane.heads).total() * plane.heads;
+        }
+        layer.format = std::move(format);
+        layer.pool = backend.alloc(MemoryKind::cache, layer.row_bytes * kBlockTokens * n_blocks, "cache");
+        layers_.push_back(std::move(layer));
+    }
+    users_.assign(n_blocks, 0);
+    for (int64_t b = n_blocks; b-- > 0;) free_.push_back(int32_t(b));
+}
+
+size_t BlockPool::row_bytes() const {
+    size_t bytes = 0;
+    for (const Layer& layer : layers_) bytes += layer.row_bytes;
+    return bytes;
+}
+
+int32_t BlockPool::take() {
+    if (free_.empty()) fail(ErrorCode::context_overflow, "the cache has no free block");
+    const int32_t block = free_.back();
+    free_.pop_back();
+    users_[block] = 1;
+    return block;
+}
+
+void BlockPool::drop(int32_t block) {
+    if (--users_[block] == 0) free_.push_back(block);
+}
+
+void BlockPool::copy(int32_t from, int32_t to) {
+    for (const Layer& layer : layers_) {
+        const size_t bytes = layer.row_bytes * kBlockTokens;
+        std::byte* pool = layer.pool.data.get();
+        backend_.upload(Tensor(pool + to * bytes, DType::F32, 1, 0), pool + from * bytes, bytes);
+    }
+}
+
+Rows BlockPool::rows(int layer, int plane) const {
+    const Layer& l = layers_[layer];
+    return {.base = l.plane(0, plane),
+            .dtype = l.format[plane].type,
+            .width = l.format[plane].width,
+            .heads = l.format[plane].heads,
+            .block_stride = l.row_bytes * kBlockTokens,
+            .block_tokens = kBlockTokens};
+}
+
+Slots BlockPool::slots(int layer, int plane, Tensor slots) const {
+    const Rows rows = this->rows(layer, plane);
+    return {.base = layers_[layer].plane(0, plane),
+            .dtype = rows.dtype,
+            .width = rows.width,
+            .heads = rows.heads,
+            .block_stride = rows.block_stride,
+            .block_tokens = rows.block_tokens,
+            .slots = slots};
+}
+
+}  // namespace slimrt

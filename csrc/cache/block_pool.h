@@ -1,0 +1,76 @@
+// Rows of some layers in blocks: a pool of blocks for each layer, the same blocks in all of them, and which
+// of these are free. It knows how many bytes a row has, not what a row means or whose it is.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "cache/cache_mode.h"
+
+namespace slimrt {
+
+class BlockPool {
+  public:
+    /// formats[layer]; layers are counted from 0 here. A layer of an empty format has no rows.
+    BlockPool(Backend& backend, std::vector<Format> formats, int64_t n_blocks);
+
+    const Format& format(int layer) const { return layers_[layer].format; }
+    size_t row_bytes(int layer) const { return layers_[layer].row_bytes; }
+    size_t row_bytes() const;  // of all layers
+    int n_layers() const { return int(layers_.size()); }
+
+    int64_t n_free() const { return int64_t(free_.size()); }
+    /// Sequences that use a block; more than one may, as long as none writes to it.
+    int users(int32_t block) const { return users_[block]; }
+    int32_t take();
+    void share(int32_t block) { ++users_[block]; }
+    void drop(int32_t block);
+    void copy(int32_t from, int32_t to);
+
+    /// Views of a layer's planes for reading and writing.
+    Rows rows(int layer, int plane) const;
+    Slots slots(int layer, int plane, Tensor slots) const;
+
+    /// Calls visit(address, bytes) for the rows of the positions [begin, end) in the blocks of a table, layer
+    /// after layer, plane after plane, block after block, head after head: elements, then scales.
+    template <class Visit>
+    void visit_rows(std::span<const int32_t> table, int64_t begin, int64_t end, Visit visit) const;
+
+  private:
+    struct Layer {
+        Format format;
+        std::vector<size_t> plane_offset;  // bytes; of a plane inside a block
+        size_t row_bytes = 0;              // of all planes
+        Buffer pool;
+
+        std::byte* plane(int32_t block, int p) const {
+            return pool.data.get() + block * row_bytes * kBlockTokens + plane_offset[p];
+        }
+    };
+
+    Backend& backend_;
+    std::vector<Layer> layers_;
+    std::vector<int32_t> users_;
+    std::vector<int32_t> free_;
+};
+
+template <class Visit>
+void BlockPool::visit_rows(std::span<const int32_t> table, int64_t begin, int64_t end, Visit visit) const {
+    for (const Layer& layer : layers_)
+        for (size_t p = 0; p < layer.format.size(); ++p) {
+            const Plane& plane = layer.format[p];
+            const HeadBytes bytes = head_bytes(plane.type, plane.width / plane.heads);
+            for (int64_t first = begin, n; first < end; first += n) {
+                const int64_t row = first % kBlockTokens;
+                n = std::min(kBlockTokens - row, end - first);
+                std::byte* head = layer.plane(table[first / kBlockTokens], int(p));
+                for (int h = 0; h < plane.heads; ++h, head += bytes.total() * kBlockTokens) {
+                    visit(head + row * bytes.elements, n * bytes.elements);
+                    if (bytes.scales)
+                        visit(head + kBlockTokens * bytes.elements + row * bytes.scales, n * bytes.scales);
+                }
+            }
+        }
+}
+
+}  // namespace slimrt

@@ -1,0 +1,162 @@
+#include "engine/planner.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstdio>
+
+#include "core/error.h"
+#include "core/thread_pool.h"
+#include "engine/step.h"
+
+namespace slimrt {
+namespace {
+
+std::vector<LayerCache> layer_caches(Decoder& decoder) {
+    std::vector<LayerCache> layers;
+    for (const auto& [mode, c] : decoder.layers()) {
+        std::string types;
+        for (const Plane& plane : mode->format(c)) {
+            const std::string name = dtype_info(plane.type).name;
+            if (types.empty())
+                types = name;
+            else if (plane.name == std::string_view("v") && types != name)
+                types += "+" + name;
+        }
+        layers.push_back({mode->name(), types, c.rank, c.rank > 0 ? dtype_info(c.type_r).name : "",
+                          decoder.cache().bytes_per_token(c.layer), decoder.cache().max_rows(c.layer)});
+    }
+    return layers;
+}
+
+CrossCache cross_cache(Decoder& decoder) {
+    const auto& [mode, config] = decoder.cross();
+    if (!mode) return {};
+    CrossCache cross{mode->name(), dtype_info(config.type_k).name};
+    for (int layer = 0; layer < (mode->shared() ? 1 : decoder.config().n_layers); ++layer)
+        cross.bytes_per_row += decoder.sources()->bytes_per_token(layer);
+    return cross;
+}
+
+/// The number of a CUDA device, -1 of the CPU.
+int device_number(const std::string& device) {
+    constexpr std::string_view kCuda = "cuda";
+    if (device == "cpu") return -1;
+    if (device == kCuda) return 0;
+    int number = 0;
+    const char* const end = device.data() + device.size();
+    if (device.starts_with("cuda:") &&
+        std::from_chars(device.data() + kCuda.size() + 1, end, number) == std::from_chars_result{end, {}} &&
+        number >= 0)
+        return number;
+    fail(ErrorCode::unsupported, "unknown device '", device, "'; there are: cpu, cuda, cuda:1 ...");
+}
+
+std::string gib(uint64_t bytes) {
+    char text[32];
+    std::snprintf(text, sizeof text, bytes < (1u << 30) ? "%.1f MiB" : "%.2f GiB",
+                  double(bytes) / (bytes < (1u << 30) ? 1 << 20 : 1 << 30));
+    return text;
+}
+
+/// Bytes of scratch that no step exceeds: runs the largest on a dry backend, whose workspace afterwards is
+/// what no step exceeds either.
+size_t measure_scratch(Decoder& decoder, Backend& dry) {
+    const CacheOptions& o = decoder.options();
+    const int64_t tokens = std::min<int64_t>(o.n_batch, o.n_ctx * o.n_seqs);
+    const int64_t longest = std::min<int64_t>(o.n_batch, o.n_ctx);  // of one sequence
+    const int64_t absorbed = std::min<int64_t>(decoder.config().head_dim, tokens);
+    struct Extreme {
+        int64_t tokens, n, cached;
+    };
+    // Attention takes a step part by part (cache/modes), and what a part needs grows with its tokens and with
+    // the rows it reads. So each of these has all tokens a step can have, but as its only part the largest of
+    // one kind: materialised, the same with nothing stored (then also short ones), absorbed; and a step of
+    // many chunks. No legal step needs more, though not every one of these is legal itself.
+    std::vector<Extreme> extremes = {
+        {tokens, longest, o.n_ctx - 1}, {tokens, longest, 0}, {tokens, absorbed, o.n_ctx - 1}};
+    if (const int64_t n = decoder.longest_step(); n > o.n_batch) extremes.push_back({n, n, o.n_ctx - 1});
+    Scratch scratch;
+    for (const auto& [n_tokens, n, cached] : extremes) {
+        Step step(decoder.cache());
+        step.tokens.resize(n_tokens);
+        step.positions = step.outputs = step.tokens;
+        for (size_t g = 0; g < step.groups.size(); ++g) {
+            const int64_t begin = decoder.cache().begin(int(g), cached);
+            step.groups[g] = {step.tokens,
+                              {{.n_queries = int(n), .position = cached, .begin = begin, .end = cached}}};
+        }
+        if (decoder.encoder()) step.add_source(o.n_source, nullptr);
+        run_step(decoder, dry, scratch, step, Output::logits, nullptr);
+    }
+    if (decoder.encoder()) {
+        Encoding encoding;
+        encoding.slots.resize(o.n_source);
+        const int64_t n = decoder.encoder()->inputs_of(o.n_source);
+        const std::vector<int32_t> ids(n);
+        encoding.add({.ids = ids, .rows = n}, o.n_source);
+        run_encoding(decoder, dry, scratch, encoding, nullptr);
+    }
+    return scratch.peak();
+}
+
+}  // namespace
+
+std::unique_ptr<Backend> open_backend(const std::string& device, int n_threads, bool dry) {
+    const int cuda = device_number(device);
+    return cuda < 0 ? open_cpu_backend({.n_threads = n_threads, .dry = dry}) : open_cuda_backend(cuda, dry);
+}
+
+uint64_t available_on(const std::string& device) { return open_backend(device, 1, true)->available(); }
+
+EngineInfo describe(Decoder& decoder, const Backend& backend, int n_threads) {
+    EngineInfo info{decoder.config(),
+                    decoder.options(),
+                    layer_caches(decoder),
+                    cross_cache(decoder),
+                    backend.description(),
+                    n_threads,
+                    {}};
+    info.memory.use = backend.memory();
+    info.memory.mapped = decoder.mapped_bytes();
+    for (const LayerCache& layer : info.layers) info.memory.cache_bytes_per_token += layer.bytes_per_token;
+    return info;
+}
+
+Measured measure(const GgufFile& file, const EngineOptions& options, const ExtraTensors& extra) {
+    if (options.n_threads < 0 || options.n_threads > 1024)
+        fail(ErrorCode::argument, "n_threads must be from 1 to 1024 (0: chosen), got ", options.n_threads);
+    const int n_threads = options.n_threads ? options.n_threads : default_threads();
+    const auto dry = open_backend(options.device, n_threads, true);
+    Decoder decoder(file, options.cache, *dry, extra);
+    const size_t activations = measure_scratch(decoder, *dry);
+    Measured m{describe(decoder, *dry, n_threads), activations, dry->workspace(), dry->available()};
+    m.info.memory.use.scratch += activations;
+    return m;
+}
+
+void require_fit(const Measured& measured, uint64_t limit) {
+    const EngineInfo& info = measured.info;
+    const uint64_t available = limit ? limit : measured.available;
+    const MemoryReport& m = info.memory;
+    if (available == 0 || m.total() <= available) return;
+    const bool weights_alone = m.mapped + m.use.weights + m.use.derived > available;
+    int64_t rows = 0;  // of a sequence
+    for (const LayerCache& layer : info.layers) rows = std::max(rows, layer.max_rows);
+    const std::string kept = rows < info.cache.n_ctx ? concat(rows, " of ", info.cache.n_ctx) : concat(rows);
+    throw Error(
+        ErrorCode::wont_fit,
+        concat("needs ", gib(m.total()), ", ", gib(available), limit ? " allowed" : " free", ": weights ",
+               gib(m.mapped + m.use.weights), ", derived weights ", gib(m.use.derived), ", cache ",
+               gib(m.use.cache), " (", kept, " tokens x ", m.cache_bytes_per_token, " bytes x ",
+               info.cache.n_seqs, " sequences), scratch ", gib(m.use.scratch),
+               weights_alone
+                   ? ". The weights alone do not fit: try a smaller or more quantised model"
+                   : ". Try a smaller context (--ctx) or another cache mode (slimrt plan shows what fits)"),
+        m.total(), available);
+}
+
+EngineInfo plan(const GgufFile& file, const EngineOptions& options) {
+    return measure(file, options, {}).info;
+}
+
+}  // namespace slimrt
