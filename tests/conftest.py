@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -43,10 +44,11 @@ GREEDY = {"temperature": 0.0, "ignore_eos": True}
 
 
 def third_party(name: str) -> Path:
-    """A file or directory under ../shared/fixtures; the test is skipped, with its name, when it is absent."""
+    """A file or directory under ../shared/fixtures; without that folder the test is skipped."""
     path = FIXTURES / name
-    if not path.exists():
-        pytest.skip(f"{path} is absent")
+    if not FIXTURES.is_dir():
+        pytest.skip("../shared/fixtures is absent")
+    assert path.exists(), f"../shared/fixtures is there, {name} is not in it"
     return path
 
 
@@ -194,15 +196,21 @@ def decode(engine, ids: np.ndarray, n_prefill: int, sequence: int | None = None)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Attention beside rows of every type is slow without a GPU, and tests/cpp has it too."""
+    """Attention beside rows of every type is slow without a GPU, and tests/cpp has it too. Under sanitizers kernels see
+    every type, models one of each kind: plain rows (f32, f16), rows with a scale (q8), rows in groups (q4)."""
     for item in items:
         params = getattr(getattr(item, "callspec", None), "params", {})
-        if params.get("isa") == "cuda" and params.get("dtype") in ("bf16", "fp8_e4m3", "fp8_e5m2", "q4"):
+        dtype = params.get("dtype")
+        if params.get("isa") == "cuda" and dtype in ("bf16", "fp8_e4m3", "fp8_e5m2", "q4"):
             item.add_marker(pytest.mark.slow_emulated)
+        if dtype in ("bf16", "fp8_e4m3", "fp8_e5m2") and not item.path.name.startswith("test_kernels"):
+            item.add_marker(pytest.mark.unsanitized)
 
 
 def pytest_terminal_summary(terminalreporter) -> None:
-    """How many tests wait for a GPU: among other skips they would go unnoticed."""
-    skipped = sum("no CUDA device" in str(report.longrepr) for report in terminalreporter.stats.get("skipped", []))
-    if skipped:
-        terminalreporter.write_line(f"{skipped} tests of the CUDA backend skipped: {CUDA_MISSING}")
+    """Why tests were skipped, and how many: tests that wait for a GPU, a package or ../shared would go unnoticed."""
+    reasons = Counter(
+        report.longrepr[2].removeprefix("Skipped: ") for report in terminalreporter.stats.get("skipped", [])
+    )
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"{count} skipped: {reason}")

@@ -13,6 +13,7 @@ stays below SAME_ROUNDING, and that a wrong rounding does not.
 from __future__ import annotations
 
 from functools import cache
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ import pytest
 import reference as reference_module
 import slimrt
 from conftest import GOLDEN, decode, open_engine, rms
+from pairwise import pairwise
 from reference import Reference
 from reference_modes import CACHE_MODES, Mode, attend_heads, by_head, planes_kv, planes_n, read_keys, store_k, store_v
 from remembered import remembered
@@ -83,10 +85,11 @@ def predict_chunks(path, mode, dtype, n_batch: int):
     def attend(m, i, q, rows, positions, absorbed):
         return attend_heads(m, q, read_keys(m, i, rows["k"], rows), by_head(m, rows["v"]), positions)
 
-    CACHE_MODES["k and v"] = Mode(store, attend, lambda m, types: planes_kv(m, types) | planes_n(m, types))
+    both = Mode(store, attend, lambda m, types: planes_kv(m, types) | planes_n(m, types))
     kept = dtype if dtype in ("f32", "bf16") else "f16"
     types = (dtype if mode == "k" else kept, dtype if mode == "v" else kept)
-    return reference(path).logits_cached(IDS, len(IDS), "k and v", types, n_batch), exact_logits(path)
+    with patch.dict(CACHE_MODES, {"k and v": both}):
+        return reference(path).logits_cached(IDS, len(IDS), "k and v", types, n_batch), exact_logits(path)
 
 
 def check(path, mode, dtype, got: np.ndarray, n_prefill: int, n_batch: int = 0) -> None:
@@ -113,10 +116,10 @@ def truncated(x: np.ndarray, dtype: str | None, heads: int) -> np.ndarray:
 
 
 @pytest.mark.unsanitized  # the reference alone
-@pytest.mark.parametrize("dtype", ["f16", "bf16", "q8"])
-@each_case
-def test_the_bound_separates(name, mode, dtype, convert, monkeypatch):
+@pairwise(lambda case, dtype: case == ("llama_mha", "k"), case=CASES, dtype=["f16", "bf16", "q8"])
+def test_the_bound_separates(case, dtype, convert, monkeypatch):
     """Rows with noise of float32's size deviate less than SAME_ROUNDING from the reference, truncated rows more."""
+    name, mode = case
     model, rng, rounded = reference(convert(GOLDEN / name)), np.random.default_rng(0), reference_module.rounded
     wanted, exact = predict(convert(GOLDEN / name), mode, dtype, len(IDS), 5)
 
@@ -138,11 +141,10 @@ def test_prompt_then_steps(name, mode, dtype, convert):
     check(path, mode, dtype, decode(engine, IDS, N_PREFILL), N_PREFILL)
 
 
-@pytest.mark.parametrize("dtype", ["f32", "f16", "q8", "fp8_e5m2"])
-@pytest.mark.parametrize("n_batch", [1, 5, 20, 33])
-@each_case
-def test_prompt_in_chunks(name, mode, n_batch, dtype, convert):
+@pairwise(case=CASES, n_batch=[1, 5, 20, 33], dtype=["f32", "f16", "q8", "fp8_e5m2"])
+def test_prompt_in_chunks(case, n_batch, dtype, convert):
     """Mode kv: later chunks read earlier ones as stored. Others compute the prompt layer by layer."""
+    name, mode = case
     path = convert(GOLDEN / name)
     engine = open_engine(path, mode, dtype, n_ctx=64, n_batch=n_batch)
     check(path, mode, dtype, decode(engine, IDS, len(IDS)), len(IDS), n_batch)
@@ -278,9 +280,9 @@ def test_unknown_mode_type_and_count(convert):
         slimrt._core.Engine(path, cache="kk")
     with pytest.raises((slimrt.UnsupportedError, ValueError), match="f16"):
         slimrt._core.Engine(path, cache_type_k="f17")
-    with pytest.raises((slimrt.UnsupportedError, ValueError)):
+    with pytest.raises((slimrt.UnsupportedError, ValueError), match="q4_k"):
         slimrt._core.Engine(path, cache_type_k="q4_k")
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="2 layers|1"):
         slimrt._core.Engine(path, cache=["kv"])
     with pytest.raises(slimrt.UnsupportedError, match="kv"):
         slimrt.Model(path, cache="kvv")

@@ -16,6 +16,7 @@ import slimrt
 from conftest import GOLDEN, decode, open_engine, relative, rms
 from folds import fold_all, fold_kr
 from gguf_shapes import Shape, write_random
+from pairwise import pairwise
 from reference import Reference
 from reference_modes import (
     CACHE_MODES,
@@ -157,10 +158,9 @@ def test_every_instruction_set(name, mode, dtype, isa, convert, monkeypatch):
     )
 
 
-@pytest.mark.parametrize("dtype", ["f32", "f16", "q8", "q4"])
-@pytest.mark.parametrize("n_batch", [1, 5, 33])
-@each_case
-def test_prompt_in_chunks(name, mode, rank, residual, n_batch, dtype, convert):
+@pairwise(case=CASES, n_batch=[1, 5, 33], dtype=["f32", "f16", "q8", "q4"])
+def test_prompt_in_chunks(case, n_batch, dtype, convert):
+    name, mode, rank, residual = case
     path = convert(GOLDEN / name)
     engine = engine_of(path, mode, dtype, rank, residual, n_batch=n_batch)
     check(decode(engine, IDS, len(IDS)), predict_chunks(path, mode, dtype, rank, n_batch), dtype)

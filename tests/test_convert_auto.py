@@ -48,7 +48,10 @@ def runs_as_said(report: ConvertReport) -> None:
 
 
 # ---------------------------------------------------------------- the shipped models
-@pytest.mark.parametrize(("name", "share"), [("tale-llama", 0.30), ("tale-gpt2", 0.30), ("tale-hard", 0.42)])
+@pytest.mark.parametrize(
+    ("name", "share"),
+    [("tale-llama", 0.30), pytest.param("tale-gpt2", 0.30, marks=pytest.mark.nightly), ("tale-hard", 0.42)],
+)
 def test_auto_meets_its_target_on_trained_models(name, share, tmp_path):
     out = tmp_path / "auto.gguf"
     text = SHIPPED / "calibration.txt"
@@ -97,7 +100,11 @@ def test_a_target_out_of_reach_is_said(tmp_path):
 
 # ---------------------------------------------------------------- grouped-query attention
 @pytest.mark.parametrize(
-    ("name", "targets"), [("stories260K", (0.0025, 0.01, 0.05)), ("tale-gqa", (0.001, 0.01, 0.05))]
+    ("name", "targets"),
+    [
+        pytest.param("stories260K", (0.0025, 0.01, 0.05), marks=pytest.mark.nightly),
+        ("tale-gqa", (0.001, 0.01, 0.05)),
+    ],
 )
 def test_k_knows_a_part_of_v_and_earns_its_place(name, targets, tmp_path):
     """k+r is taken exactly where it costs fewer bytes than every kv within the target, looked for here one by one."""

@@ -183,31 +183,31 @@ def test_truncate_and_fork_keep_the_source(name, opened):
 def test_a_sequence_must_have_read_something(opened):
     engine = opened("t5")
     sequence = engine.new_sequence()
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="has no source: encode one first"):
         engine.append([(sequence, tokens("t5")[:1])])
     engine.encode([(sequence, source("t5"))])
     engine.append([(sequence, tokens("t5")[:1])])
-    with pytest.raises(ValueError):  # it has rows that belong to another source
+    with pytest.raises(ValueError, match="has a source or tokens already"):
         engine.encode([(sequence, source("t5"))])
 
 
 WRONG = {
-    "mel frames of another width": ("whisper", np.zeros((100, 81), np.float32)),
-    "too many frames": ("whisper", np.zeros((102, 80), np.float32)),
-    "ids where frames should be": ("whisper", np.zeros(4, np.int32)),
-    "frames where ids should be": ("t5", np.zeros((4, 80), np.float32)),
-    "an id past the vocabulary": ("t5", np.array([101], np.int32)),
-    "nothing": ("t5", np.zeros(0, np.int32)),
-    "less audio than one row": ("moonshine", np.zeros((100, 1), np.float32)),
+    "mel frames of another width": ("whisper", np.zeros((100, 81), np.float32), r"\[rows, 80\]"),
+    "too many frames": ("whisper", np.zeros((102, 80), np.float32), "102 rows gives 51"),
+    "ids where frames should be": ("whisper", np.zeros(4, np.int32), r"float32 array \[rows, 80\]"),
+    "frames where ids should be": ("t5", np.zeros((4, 80), np.float32), r"\[rows, 64\]"),
+    "an id past the vocabulary": ("t5", np.array([101], np.int32), "token 101 is outside the vocabulary"),
+    "nothing": ("t5", np.zeros(0, np.int32), "0 rows is too short"),
+    "less audio than one row": ("moonshine", np.zeros((100, 1), np.float32), "100 rows is too short"),
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
 def test_sources_that_do_not_fit(case, opened):
-    name, wrong = WRONG[case]
+    name, wrong, reason = WRONG[case]
     engine = opened(name)
     sequence = engine.new_sequence()
-    with pytest.raises((ValueError, slimrt.SlimrtError)):
+    with pytest.raises((ValueError, slimrt.ContextOverflowError), match=reason):
         engine.encode([(sequence, wrong)])
     engine.encode([(sequence, source(name))])  # it is as it was
     assert len(engine.append([(sequence, tokens(name)[:1])])) == 1

@@ -70,26 +70,54 @@ def test_async(model):
     assert "".join(pieces) == whole.text == model.generate(PROMPT, max_tokens=12, seed=2).text
 
 
+class Paused:
+    """An on_progress that, from its `after`-th call on, holds the thread that computes until it may go on."""
+
+    def __init__(self, after: int) -> None:
+        self.after, self.calls, self.go_on = after, 0, threading.Event()
+        self.reached, self.loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def __call__(self, *progress) -> None:
+        self.calls += 1
+        if self.calls >= self.after:
+            self.loop.call_soon_threadsafe(self.reached.set)
+            assert self.go_on.wait(30)
+
+
 def test_async_cancelled(model):
+    """Nothing is computed after the step that was under way."""
+
     async def cancel():
-        started = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        work = asyncio.create_task(
-            model.agenerate(
-                PROMPT, max_tokens=-1, ignore_eos=True, on_progress=lambda *a: loop.call_soon_threadsafe(started.set)
-            )
-        )
-        await started.wait()
+        paused = Paused(3)
+        work = asyncio.create_task(model.agenerate(PROMPT, max_tokens=-1, ignore_eos=True, on_progress=paused))
+        await paused.reached.wait()
         work.cancel()
         with pytest.raises(asyncio.CancelledError):
             await work
-        pieces = model.astream(PROMPT, max_tokens=-1, ignore_eos=True)
+        paused.go_on.set()
+        return paused
+
+    paused = asyncio.run(cancel())
+    assert model.generate([BOS] * 60, max_tokens=1).tokens  # waits for the thread, and has room
+    assert paused.calls == 3
+
+
+def test_async_stream_closed(model):
+    """Nothing is computed after the step that was under way."""
+
+    async def close():
+        paused = Paused(8)
+        pieces = model.astream(PROMPT, max_tokens=-1, ignore_eos=True, on_progress=paused)
         async for _ in pieces:
             break
-        await pieces.aclose()
+        await paused.reached.wait()
+        closing = asyncio.create_task(pieces.aclose())
+        await asyncio.sleep(0)  # it says so, and waits for the thread
+        paused.go_on.set()
+        await closing
+        return paused
 
-    asyncio.run(cancel())
-    assert model.generate([BOS] * 60, max_tokens=1).tokens
+    assert asyncio.run(close()).calls == 8
 
 
 def test_async_errors_arrive(model):

@@ -167,21 +167,23 @@ def test_unknown_sequences_and_bad_arguments(engine_of):
     engine.free_sequence(freed)
     for bad in (freed, 12345, -1):
         for call in (engine.free_sequence, engine.fork, engine.length, engine.save_sequence):
-            with pytest.raises(ValueError):
+            with pytest.raises(ValueError, match=f"no sequence {bad}"):
                 call(bad)
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match=f"no sequence {bad}"):
             engine.append([(bad, token)])
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match=f"no sequence {bad}"):
             engine.truncate(bad, 0)
-    for ids in ([], [101], [-1], [2**31 - 1]):
-        with pytest.raises(ValueError):
-            last(engine, sequence, np.array(ids, np.int32))
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="no tokens"):
+        last(engine, sequence, np.array([], np.int32))
+    for id in (101, -1, 2**31 - 1):
+        with pytest.raises(ValueError, match=f"token {id} is outside the vocabulary of 101"):
+            last(engine, sequence, np.array([id], np.int32))
+    with pytest.raises(ValueError, match=f"sequence {sequence} is listed twice"):
         engine.append([(sequence, token), (sequence, token)])
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match=f"no sequence {freed}"):
         engine.append([(sequence, token), (freed, token)])
     for length in (1, -1):
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match=f"truncate a sequence of 0 tokens to {length}"):
             engine.truncate(sequence, length)
     assert engine.length(sequence) == 0 and last(engine, sequence, token).shape == (1, 101)
 

@@ -49,12 +49,12 @@ class GgufFile:
 
     def __init__(self, path: str) -> None: ...
     def keys(self) -> list[str]: ...
-    def value(self, key: str) -> Any:
+    def value(self, key: str, /) -> Any:
         """int, float, bool, str, or a list of these. KeyError when there is none."""
     def tensors(self) -> dict[str, tuple[str, tuple[int, int]]]:
         """name -> (type name such as "q8_0", (rows, cols))."""
-    def tensor_bytes(self, name: str) -> int: ...
-    def read(self, name: str) -> NDArray[np.float32]:
+    def tensor_bytes(self, name: str, /) -> int: ...
+    def read(self, name: str, /) -> NDArray[np.float32]:
         """The tensor unpacked to float32 [rows, cols]."""
 
 class Engine:
@@ -71,7 +71,8 @@ class Engine:
     sparse_threshold: softmax weight of each head that decoding may leave unread (mode kv): rows of V are skipped whose
         weights add up to no more.
     cross: of a model with an encoder, "kv", "k", "e", "e1" or "auto" (e where a row of the encoder's output is no wider
-        than K and V together, else kv); cross_type: of its rows. ValueError without an encoder.
+        than K and V together, else kv); cross_type: of its rows, "auto": what the file says, else f16. ValueError
+        without an encoder.
     n_source: most rows of one encoder output; 0: the model's own.
     n_ctx: positions each sequence may hold; n_seqs: sequences that may be full at once.
     device: "cpu", "cuda" or "cuda:N". UnsupportedError: there is no such device.
@@ -93,7 +94,7 @@ class Engine:
         residual_type: str | Sequence[str] = "auto",
         sparse_threshold: float = 0.0,
         cross: str = "auto",
-        cross_type: str = "f16",
+        cross_type: str = "auto",
         n_source: int = 0,
         derived: Mapping[str, NDArray[np.float32]] | None = None,
         device: str = "cpu",
@@ -180,9 +181,11 @@ class Engine:
         tokens are appended to a sequence, which is then as it was before. ValueError: the sequence has no source, or
         there is no such head; others as append.
         """
-    def attention_inputs(self, ids: NDArray[np.int32]) -> NDArray[np.float32]:
+    def attention_inputs(
+        self, ids: NDArray[np.int32], *, on_progress: Callable[[int, int], object] | None = None
+    ) -> NDArray[np.float32]:
         """The input of every layer's attention (after its norm, if it has one) for one text: float32 [n_layers, n,
-        d_model], for calibration.
+        d_model], for calibration. on_progress as for append.
         """
     def save_sequence(self, sequence: int) -> NDArray[np.uint8]: ...
     def load_sequence(self, data: NDArray[np.uint8]) -> int:
@@ -218,7 +221,7 @@ def plan(
     residual_type: str | Sequence[str] = "auto",
     sparse_threshold: float = 0.0,
     cross: str = "auto",
-    cross_type: str = "f16",
+    cross_type: str = "auto",
     n_source: int = 0,
     device: str = "cpu",
 ) -> dict[str, Any]:
