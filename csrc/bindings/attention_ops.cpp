@@ -122,7 +122,7 @@ auto attention(const F32& q, const F32& score_rows, const F32& value_rows, int n
                        .window = window,
                        .lse = lse,
                        .sparse_threshold = sparse_threshold});
-    const SparseCounts counts = arrays->sparse_counts();
+    const SparseCounts counts = arrays.sparse_counts();
     return nb::make_tuple(arrays.read(out), arrays.read(lse), nb::make_tuple(counts.rows, counts.skipped));
 }
 
@@ -319,7 +319,7 @@ auto time_attention(int n_heads, int n_kv_heads, int head_dim, const std::string
                                                    repetitions, calls);
     size_t row = 0;
     for (const StoredRows& plane : planes) row += plane.rows.block_stride / StoredRows::kBlock;
-    const SparseCounts counts = arrays->sparse_counts();
+    const SparseCounts counts = arrays.sparse_counts();
     const double skipped = counts.rows ? double(counts.skipped) / double(counts.rows) : 0;
     return std::make_tuple(seconds, n * n_seqs * row, skipped);
 }

@@ -6,6 +6,11 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
+#include <unistd.h>
+
+#include <map>
+#include <mutex>
+#include <tuple>
 
 #include "core/error.h"
 #include "kernels/cpu/isa.h"
@@ -182,6 +187,26 @@ auto gate(const std::string& kind, const F32& g, const F32& up, const std::strin
 }
 
 }  // namespace
+
+std::shared_ptr<Backend> borrow_backend(const std::string& name, int n_threads) {
+    static std::mutex mutex;
+    // Never destroyed: a module's end is too late to join threads. Threads do not outlive a fork.
+    static auto& idle = *new std::map<std::tuple<pid_t, std::string, int>, std::vector<Backend*>>;
+    const std::lock_guard lock(mutex);
+    std::vector<Backend*>& same = idle[{getpid(), name, n_threads}];
+    std::unique_ptr<Backend> backend;
+    if (same.empty()) {
+        backend =
+            name == "cuda" ? open_cuda_backend(0) : open_cpu_backend({.n_threads = n_threads, .isa = name});
+    } else {
+        backend.reset(same.back());
+        same.pop_back();
+    }
+    return {backend.release(), [&same](Backend* done) {
+                const std::lock_guard lock(mutex);
+                same.push_back(done);
+            }};
+}
 
 void bind_ops(nb::module_& m) {
     using nb::arg;

@@ -15,16 +15,15 @@ using F32 = Array<const float>;
 using U8 = Array<const uint8_t>;
 using I32 = Array<const int32_t>;
 
-/// By name: an instruction set of the CPU, or "cuda".
-inline std::unique_ptr<Backend> open_backend(const std::string& name, int n_threads = 1) {
-    return name == "cuda" ? open_cuda_backend(0) : open_cpu_backend({.n_threads = n_threads, .isa = name});
-}
+/// A backend by name, an instruction set of the CPU or "cuda", for one caller at a time. What is given back
+/// keeps its threads and serves the next call that asks for the same: tests make thousands.
+std::shared_ptr<Backend> borrow_backend(const std::string& name, int n_threads);
 
 /// A backend, and NumPy arrays in its memory for as long as this lives.
 class Arrays {
   public:
     explicit Arrays(const std::string& backend, int n_threads = 1)
-        : backend_(open_backend(backend, n_threads)) {}
+        : backend_(borrow_backend(backend, n_threads)), counted_(backend_->sparse_counts()) {}
     Backend& backend() const { return *backend_; }
     Backend* operator->() const { return backend_.get(); }
 
@@ -45,6 +44,12 @@ class Arrays {
     }
     Tensor zeros(int64_t rows, int64_t cols) { return space(DType::F32, rows, cols); }
 
+    /// Since these arrays are there: others had the backend before.
+    SparseCounts sparse_counts() const {
+        const SparseCounts now = backend_->sparse_counts();
+        return {now.rows - counted_.rows, now.skipped - counted_.skipped};
+    }
+
     auto read(Tensor t) const {
         std::vector<float> data(t.rows * t.cols);
         backend_->download(data.data(), t, t.bytes());
@@ -57,7 +62,8 @@ class Arrays {
         return Tensor(buffers_.back().data.get(), dtype, rows, cols);
     }
 
-    std::unique_ptr<Backend> backend_;
+    std::shared_ptr<Backend> backend_;
+    SparseCounts counted_;
     std::vector<Buffer> buffers_;
 };
 
