@@ -60,7 +60,8 @@ class KvCache {
 
     /// Throws Error{context_overflow} unless every sequence can grow by its count; changes nothing.
     void require_room(Growth growth) const;
-    /// Makes the next n rows of a sequence writable. Its length grows at commit().
+    /// Makes the next n rows of a sequence writable, n at most longest_step. Its length grows at commit();
+    /// until then truncate() to its length gives them up, before anything else is done with it.
     void reserve(int sequence, int64_t n);
     /// Appends the slots of these rows in the layers of a group.
     void add_slots(int sequence, int group, int64_t n, std::vector<int32_t>& slots) const;
