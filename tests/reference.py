@@ -200,7 +200,8 @@ class Weights:
 
 class Reference:
     """A model that computes. `wkv_dtype`: how the derived matrices W_KV and W_VK are stored (None: exact). `folds`:
-    what modes k+r and xr need, as the file would hold it ("blk.0.attn_kr_v.weight": [out, in])."""
+    what modes k+r and xr need, as the file would hold it ("blk.0.attn_kr_v.weight": [out, in]). `owners`: the layer
+    whose rows each layer reads with queries of its own (None: its own)."""
 
     def __init__(
         self,
@@ -208,6 +209,7 @@ class Reference:
         n_ctx: int = 0,
         wkv_dtype: str | None = None,
         folds: dict[str, NDArray[np.floating]] | None = None,
+        owners: Sequence[int] | None = None,
     ) -> None:
         if not isinstance(path, Weights):
             from reference_files import load
@@ -220,6 +222,7 @@ class Reference:
         self.dk, self.dv = first.wk.shape[0] // self.w.n_kv_heads, first.wv.shape[0] // self.w.n_kv_heads
         self._derived: dict[tuple[str, int], Array] = {}
         self._folds = folds or {}
+        self.owners = list(owners or range(len(self.w.layers)))
 
     # ------------------------------------------------ derived weights
     def w_kv(self, i: int) -> Array:
@@ -281,7 +284,7 @@ class Reference:
             x = x + self.w.positions[positions]
         for i, layer in enumerate(self.w.layers):
             normed = self.norm(x, layer.attn_norm, layer.attn_norm_b)
-            heads = self._attention(i, normed, positions, caches[i])
+            heads = self._attention(i, normed, positions, caches)
             attended = self.norm(plus(heads @ layer.wo.T, layer.bo), layer.attn_post_norm)
             normed = self.norm(x if self.w.parallel else x + attended, layer.ffn_norm, layer.ffn_norm_b)
             x = x + attended + self.norm(self._ffn(layer, normed), layer.ffn_post_norm)
@@ -299,19 +302,18 @@ class Reference:
         return plus(hidden @ layer.down.T, layer.down_b)
 
     # ------------------------------------------------ attention
-    def _attention(self, i: int, x: Array, positions: NDArray[np.int64], cache: Cache) -> Array:
-        """[n, d_model] -> [n, n_heads * dv]. Own rows fresh and exact, earlier ones as stored."""
+    def _attention(self, i: int, x: Array, positions: NDArray[np.int64], caches: list[Cache]) -> Array:
+        """[n, d_model] -> [n, n_heads * dv]. Rows of the owner: the step's exact, earlier ones as stored."""
+        owner = self.owners[i]
+        cache, layer = caches[owner], self.w.layers[i]
         mode = CACHE_MODES[cache.mode]
-        fresh = mode.store(self, i, x, positions, cache)
-        rows = {name: np.concatenate([cache.rows[name], row]) if name in cache.rows else row
-                for name, row in fresh.items()}  # fmt: skip
-        layer = self.w.layers[i]
+        if owner == i:
+            cache.extend(mode.store(self, i, x, positions, cache))
         q = self.rotate(self.norm(plus(x @ layer.wq.T, layer.bq), layer.q_norm), self.w.n_heads, positions)
-        read = mode.attend(self, i, q, rows, positions, cache.absorbed)
+        read = mode.attend(self, owner, q, cache.seen, positions, cache.absorbed)
         out = np.stack([read(head) for head in range(self.w.n_heads)], axis=1)
-        cache.append(fresh)
         if not mode.v_bias_stored:
-            out = plus_per_head(out, self.w.layers[i].bv, self.w.n_kv_heads)
+            out = plus_per_head(out, self.w.layers[owner].bv, self.w.n_kv_heads)
         return out.reshape(len(x), -1)
 
     def rotate(self, x: Array, n_heads: int, positions: NDArray[np.int64]) -> Array:
@@ -333,14 +335,17 @@ class Cache:
     def __init__(self, mode: str, planes: Planes, absorbed: bool) -> None:
         self.mode, self.planes, self.absorbed = mode, planes, absorbed
         self.rows: dict[str, Array] = {}
+        self.seen: dict[str, Array] = {}  # by the step's queries: rows as stored, then its own in full
         self.length = 0
 
     def stored(self, name: str, row: Array) -> Array:
         """A plane's rows as they will be read back."""
         return rounded(row, *self.planes[name])
 
-    def append(self, fresh: dict[str, Array]) -> None:
-        """What is no plane was for the step alone."""
+    def extend(self, fresh: dict[str, Array]) -> None:
+        """What is no plane is for the step alone."""
+        self.seen = {name: np.concatenate([self.rows[name], row]) if name in self.rows else row
+                     for name, row in fresh.items()}  # fmt: skip
         for name in self.planes:
             row = self.stored(name, fresh[name])
             self.rows[name] = np.concatenate([self.rows[name], row]) if name in self.rows else row

@@ -1,11 +1,14 @@
 // The one contract that matters: (x, attention weights) -> attention output. A cache mode decides which
-// projections happen, what one token leaves behind in one layer, and how attention reads it back. Modes are
-// stateless and const; memory belongs to KvCache.
+// projections happen, what one token leaves behind in one layer, and how attention reads it back: an owner
+// writes, it and any layer that shares its rows read. The rows of cross-attention are the same, but for their
+// owner: the encoder. Modes are stateless and const; memory belongs to KvCache.
 #pragma once
 
 #include <cmath>
-#include <functional>
+#include <map>
+#include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -17,6 +20,7 @@ namespace slimrt {
 /// One layer's attention as a mode sees it. Widths: q n_heads * head_dim, k and v n_kv_heads * head_dim.
 struct AttnConfig {
     int layer = 0;
+    bool cross = false;  // over the rows of an encoder's output, all of which a query sees
     int d_model = 0, n_heads = 0, n_kv_heads = 0, head_dim = 0;
     bool rope = false;
     int n_rot = 0;                     // columns of a head that rotate, from its first on; 0 without RoPE
@@ -33,23 +37,39 @@ struct AttnConfig {
     bool mha() const { return n_heads == n_kv_heads; }
 };
 
+/// A model's own tensors of one attention.
 struct AttnWeights {
-    Tensor q, k, v, o;                      // [out, in], any native type
+    Tensor q, k, v, o;                      // [out, in], any native type; k and v none where rows are shared
     Tensor q_bias, k_bias, v_bias, o_bias;  // f32 or none
     Tensor q_norm, k_norm;                  // f32, with AttnConfig::qk_norm_eps
     Tensor relative_bias;  // f32 [n_heads, n_ctx] or none: the last column is for a query's own token
+};
 
-    // Made by prepare(); f32 unless the file holds them. Of vectors none is ones.
-    Tensor w_kv;                // modes k, k+r: [v width, k width], V = linear(k row, .) * v_scale + residual
-    Tensor v_scale, out_scale;  // mode k+r: [1, v width]; the same for query heads
-    Tensor residual_x, residual_k;  // mode k+r: residual row = linear(x, .) + linear(k row, .)
-    Tensor residual_v;              // mode k+r: [v width, rank], residual = linear(residual row, .)
-    Tensor w_vk;                    // mode v: [k width, v width], K = linear(V, .)
-    Tensor row_in, row_k, row_v;    // mode xr: row = linear(x, .), k and v = linear(row, .)
-    Tensor rotated_bias;            // mode xr: of k, the rotated columns
-    Tensor absorbed_q;              // modes v, x, xr: per head, q -> query against the whole row
-    Tensor row_scale, row_shrink;   // [1, row width]: static scales of channels, and 1 / them
+/// A tensor that folding makes for a mode, blk.<layer>.<suffix> [rows, cols].
+struct Fold {
+    const char* suffix;
+    int64_t rows, cols;
+    bool required = true;  // else a fold may do without
+    bool planned = true;   // whether a plan counts it while there is no fold yet
+};
+
+/// What a mode made of a layer's weights at load.
+struct Prepared {
+    explicit Prepared(const AttnWeights& weights) : model(weights) {}
+    virtual ~Prepared() = default;
+    /// A number for the folded tensors that rows are written with; 0 if there are none. Rows mean nothing
+    /// beside others.
+    virtual uint64_t fingerprint(Backend&) const { return 0; }
+
+    AttnWeights model;
     std::vector<Buffer> owned;
+};
+
+struct PrepareInput {
+    const AttnConfig& config;
+    const AttnWeights& weights;
+    const std::map<std::string, Tensor>& folded;  // by suffix, all of CacheMode::folds(); or none
+    std::span<const float> source_sizes;  // cross: about how large each channel of the encoder's output is
 };
 
 /// One stored part of a row: `heads` equal shares, which lie apart in a block and have scales of their own.
@@ -83,60 +103,98 @@ struct DenseRows {
     int64_t end = 0;                 // positions from here on are not there yet
 };
 
+/// The tokens that an owner writes and its readers read.
 struct AttnInput {
     const AttnConfig& config;
-    const AttnWeights& weights;
-    const Rope& rope;
-    const Batch& batch;
-    const GroupBatch& group;        // of the layer
-    const std::vector<Rows>& rows;  // what is stored, a view for each plane
-    DenseRows& dense;
+    const Prepared& prepared;                      // the owner's
+    const Rope& rope;                              // none where keys are not rotated
+    Tensor positions;                              // [1, n] I32
+    std::span<const AttentionSequence> sequences;  // none of an encoder's output, which is only written
+    bool chunk;                                    // see Batch
     Scratch& scratch;
-    Tensor x;  // [n, d_model], normed
 };
 
-/// What the step's tokens leave behind, one f32 tensor [n, width] for each plane, still in scratch.
-using FreshRows = std::vector<Tensor>;
+struct WriteInput : AttnInput {
+    Tensor x;                       // [n, d_model], normed, or an encoder's output
+    std::vector<Tensor> projected;  // x times each of CacheMode::projections()
+    bool shared = false;            // other layers read it too, after x is gone; scratch lives until the last
+};
 
-/// Gives prepare() the tensors it needs beyond the model's own.
-class DerivedWeights {
-  public:
-    virtual ~DerivedWeights() = default;
-    /// blk.<layer>.<suffix>, [rows, cols], from the file or the caller. Throws Error{cache_unsupported} that
-    /// says how to make it when there is none.
-    virtual Tensor folded(int layer, const char* suffix, int64_t rows, int64_t cols) = 0;
-    /// The same for a tensor that a fold may do without: none when there is none. usual: whether a plan is to
-    /// count it while there is no fold yet.
-    virtual Tensor folded_if_any(int layer, const char* suffix, int64_t rows, int64_t cols, bool usual) = 0;
-    /// About how large each channel of the encoder's output is: of its last norm's weight and bias. On a dry
-    /// backend ones.
-    virtual std::vector<float> source_sizes() = 0;
+/// What a step's tokens leave behind in an owner's layer, in scratch; all none for an encoder's rows, which
+/// no step writes.
+struct Written {
+    std::vector<Tensor> planes;     // [n, width] f32, of each plane of the format: these are stored
+    std::vector<Tensor> read_back;  // the same as readers take them for values, where it differs
+    std::vector<Tensor> dense;  // rows of each of CacheMode::dense_format(); or none: made of x when needed
+    Tensor x;                   // the owner's
+
+    Tensor plane(size_t i) const { return i < planes.size() ? planes[i] : Tensor{}; }
+    Tensor value(size_t i) const { return i < read_back.size() ? read_back[i] : plane(i); }
+    Written rows_of(int64_t first, int64_t n) const;
+};
+
+struct ReadInput : AttnInput {
+    Tensor relative_bias;           // of the reader, as in AttnWeights
+    const std::vector<Rows>& rows;  // what is stored, a view for each plane
+    DenseRows& dense;
+    Tensor q;  // [n, q_width], biased, normed and rotated
+};
+
+struct Projection {
+    Tensor weight, bias;
+};
+
+/// A step that the planner tries: n tokens of one sequence, `cached` ones before them.
+struct Extreme {
+    int64_t n, cached;
 };
 
 class CacheMode {
   public:
     virtual ~CacheMode() = default;
     virtual const char* name() const = 0;
+    /// Whether it is one of self-attention's modes, or one of cross-attention's.
+    virtual bool serves(bool cross) const { return !cross; }
     /// Why this mode is not exact for this attention; empty when it is legal.
     virtual std::string refusal(const AttnConfig& config) const = 0;
     virtual Format format(const AttnConfig& config) const = 0;
-    /// The planes of AttnInput::dense; none where many queries read stored rows as they are.
-    virtual Format materialised(const AttnConfig&) const { return {}; }
+    /// The planes of DenseRows; none where many queries read stored rows as they are.
+    virtual Format dense_format(const AttnConfig&) const { return {}; }
     /// Whether rows have a part of AttnConfig::rank columns and a type of its own.
     virtual bool has_residual() const { return false; }
     /// Whether a sparse_threshold has something to spare: values that are not needed for scores too.
     virtual bool has_values_alone() const { return false; }
+    /// Whether rows know the bias of V. Else W_O b_V belongs to the output's, since softmax weights sum to 1.
+    virtual bool keeps_v_bias() const { return false; }
+    /// Of an encoder's output: whether one layer's rows serve all.
+    virtual bool shared() const { return false; }
+
+    /// The tensors that folding makes for it.
+    virtual std::vector<Fold> folds(const AttnConfig&) const { return {}; }
     /// Derived weights, once at load.
-    virtual void prepare(Backend&, const AttnConfig&, DerivedWeights&, AttnWeights&) const {}
-    /// out [n, q_width] = attention of the step's tokens over stored and fresh rows, before W_O. Fresh rows
-    /// are used in full precision; the caller stores them afterwards.
-    virtual FreshRows attend(Backend& backend, const AttnInput& in, Tensor out) const = 0;
+    virtual std::unique_ptr<Prepared> prepare(Backend&, const PrepareInput& in) const {
+        return std::make_unique<Prepared>(in.weights);
+    }
+
+    /// What write() needs x multiplied with: one product, and with the q of the owner's own layer.
+    virtual std::vector<Projection> projections(const Prepared&) const { return {}; }
+    /// Owner: x -> what the tokens leave behind. The caller stores the planes.
+    virtual Written write(Backend& backend, const WriteInput& in) const = 0;
+    /// Reader: out [n, q_width] = attention of the tokens over stored and written rows, before W_O. Written
+    /// rows are used in full precision.
+    virtual void read(Backend& backend, const ReadInput& in, const Written& written, Tensor out) const = 0;
+    /// Cross-attention: K [n, kv_width] of stored rows [n, width] of the first plane.
+    virtual Tensor keys(Backend&, const Prepared&, Scratch&, Tensor rows) const { return rows; }
+
+    /// Steps that need as much scratch as any, where one sequence has at most `longest` of a step's tokens:
+    /// many queries over a full context, the same over nothing, and few.
+    virtual std::vector<Extreme> extremes(const AttnConfig& config, int64_t longest, int64_t n_ctx) const;
 };
 
-/// All modes, in the order they are tried and shown. registry.cpp.
-const std::vector<const CacheMode*>& cache_modes();
+/// The modes of one of the two kinds of attention, in the order they are tried and shown. registry.cpp.
+std::vector<const CacheMode*> cache_modes(bool cross);
 /// Throws Error{unsupported} naming the known modes.
-const CacheMode& find_cache_mode(const std::string& name);
+const CacheMode& find_cache_mode(const std::string& name, bool cross);
 /// The same, and legal for this layer: else Error{cache_unsupported} naming the layer, the reason and the
 /// modes that would work.
 const CacheMode& require_cache_mode(const std::string& name, const AttnConfig& config);

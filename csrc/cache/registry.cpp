@@ -1,35 +1,62 @@
 // Every cache mode, one line each.
-#include "cache/cache_mode.h"
 #include "cache/modes/modes.h"
 #include "core/error.h"
 
 namespace slimrt {
+namespace {
 
-const std::vector<const CacheMode*>& cache_modes() {
+const std::vector<const CacheMode*>& all_modes() {
     static const std::vector<const CacheMode*> modes = {
-        kv_mode(), k_mode(), kr_mode(), v_mode(), x_mode(), xr_mode(),
+        kv_mode(), k_mode(), kr_mode(), v_mode(), x_mode(), xr_mode(), e_mode(), e1_mode(),
     };
     return modes;
 }
 
-const CacheMode& find_cache_mode(const std::string& name) {
-    std::string known;
-    for (const CacheMode* mode : cache_modes()) {
+const char* kind_of_mode(bool cross) { return cross ? "cross-attention cache mode" : "cache mode"; }
+
+std::string names_of(const std::vector<const CacheMode*>& modes) {
+    std::string names;
+    for (const CacheMode* mode : modes) names += concat(names.empty() ? "" : ", ", mode->name());
+    return names;
+}
+
+}  // namespace
+
+std::vector<const CacheMode*> cache_modes(bool cross) {
+    std::vector<const CacheMode*> modes;
+    for (const CacheMode* mode : all_modes())
+        if (mode->serves(cross)) modes.push_back(mode);
+    return modes;
+}
+
+const CacheMode& find_cache_mode(const std::string& name, bool cross) {
+    for (const CacheMode* mode : cache_modes(cross))
         if (name == mode->name()) return *mode;
-        known += concat(known.empty() ? "" : ", ", mode->name());
-    }
-    fail(ErrorCode::unsupported, "unknown cache mode '", name, "'; the modes are: ", known);
+    fail(ErrorCode::unsupported, "unknown ", kind_of_mode(cross), " '", name,
+         "'; the modes are: ", names_of(cache_modes(cross)));
 }
 
 const CacheMode& require_cache_mode(const std::string& name, const AttnConfig& config) {
-    const CacheMode& mode = find_cache_mode(name);
+    const CacheMode& mode = find_cache_mode(name, config.cross);
     const std::string reason = mode.refusal(config);
     if (reason.empty()) return mode;
-    std::string legal;
-    for (const CacheMode* other : cache_modes())
-        if (other->refusal(config).empty()) legal += concat(legal.empty() ? "" : ", ", other->name());
-    fail(ErrorCode::cache_unsupported, "cache mode '", name, "' is not possible in layer ", config.layer,
-         ": ", reason, ". Modes that work here: ", legal);
+    std::vector<const CacheMode*> legal = cache_modes(config.cross);
+    std::erase_if(legal, [&](const CacheMode* other) { return !other->refusal(config).empty(); });
+    fail(ErrorCode::cache_unsupported, kind_of_mode(config.cross), " '", name, "' is not possible",
+         config.cross ? "" : concat(" in layer ", config.layer), ": ", reason,
+         ". Modes that work here: ", names_of(legal));
+}
+
+std::vector<Extreme> CacheMode::extremes(const AttnConfig& c, int64_t longest, int64_t n_ctx) const {
+    return {{longest, n_ctx - 1}, {longest, 0}, {std::min<int64_t>(c.head_dim, longest), n_ctx - 1}};
+}
+
+Written Written::rows_of(int64_t first, int64_t n) const {
+    Written some = *this;
+    for (std::vector<Tensor>* rows : {&some.planes, &some.read_back, &some.dense})
+        for (Tensor& t : *rows) t = t.rows_of(first, n);
+    some.x = x.rows_of(first, n);
+    return some;
 }
 
 }  // namespace slimrt

@@ -1,5 +1,5 @@
-// Activations of one forward pass: a bump allocator over one buffer. Without a buffer it only measures,
-// which is how the planner learns the size the real one gets.
+// Activations of one forward pass: a bump allocator over one buffer, from both of its ends. Without a buffer
+// it only measures, which is how the planner learns the size the real one gets.
 #pragma once
 
 #include <algorithm>
@@ -11,41 +11,61 @@ namespace slimrt {
 class Scratch {
   public:
     /// Measures only: its tensors must not be read.
-    Scratch() = default;
-    Scratch(Backend& backend, size_t bytes)
-        : buffer_(backend.alloc(MemoryKind::scratch, bytes, "activations")), base_(buffer_.data.get()) {}
+    Scratch() : arena_(std::make_shared<Arena>()) {}
+    Scratch(Backend& backend, size_t bytes) : Scratch() {
+        arena_->buffer = backend.alloc(MemoryKind::scratch, bytes, "activations");
+        arena_->base = arena_->buffer.data.get();
+        arena_->end = arena_->base + bytes / kAlign * kAlign;
+    }
+
+    /// The other end of the same buffer, for what outlives the blocks that take from this one.
+    Scratch other_end() const {
+        Scratch other = *this;
+        other.end_ = 1 - end_;
+        return other;
+    }
 
     Tensor take(DType dtype, int64_t rows, int64_t cols) {
-        Tensor t(base_ + used_, dtype, rows, cols);
-        used_ += (t.bytes() + kAlign - 1) / kAlign * kAlign;
-        peak_ = std::max(peak_, used_);
-        if (buffer_.data && used_ > buffer_.bytes) fail_overflow();
+        Tensor t(nullptr, dtype, rows, cols);
+        const size_t bytes = (t.bytes() + kAlign - 1) / kAlign * kAlign;
+        t.data = end_ == 0 ? arena_->base + arena_->used[0] : arena_->end - arena_->used[1] - bytes;
+        arena_->used[end_] += bytes;
+        const size_t used = arena_->used[0] + arena_->used[1];
+        arena_->peak = std::max(arena_->peak, used);
+        if (arena_->buffer.data && used > arena_->buffer.bytes) fail_overflow();
         return t;
     }
     Tensor f32(int64_t rows, int64_t cols) { return take(DType::F32, rows, cols); }
     Tensor i32(int64_t n) { return take(DType::I32, 1, n); }
-    size_t peak() const { return peak_; }
+    size_t peak() const { return arena_->peak; }
 
-    /// Gives back, at the end of a block, what was taken inside it.
+    /// Gives back, at the end of a block, what was taken from this end inside it.
     class Scope {
       public:
-        explicit Scope(Scratch& scratch) : scratch_(scratch), used_(scratch.used_) {}
-        ~Scope() { scratch_.used_ = used_; }
+        explicit Scope(Scratch& scratch)
+            : used_(scratch.arena_->used[scratch.end_]), before_(used_), arena_(scratch.arena_) {}
+        ~Scope() { used_ = before_; }
         Scope(const Scope&) = delete;
         Scope& operator=(const Scope&) = delete;
 
       private:
-        Scratch& scratch_;
-        size_t used_;
+        size_t& used_;
+        size_t before_;
+        std::shared_ptr<void> arena_;
     };
 
   private:
     static constexpr size_t kAlign = 64;
+    struct Arena {
+        Buffer buffer;
+        std::byte* base = reinterpret_cast<std::byte*>(uintptr_t(1) << 20);  // never followed
+        std::byte* end = reinterpret_cast<std::byte*>(uintptr_t(1) << 46);   // nor this
+        size_t used[2] = {0, 0}, peak = 0;                                   // used: from each end
+    };
     [[noreturn]] void fail_overflow() const;
 
-    Buffer buffer_;
-    std::byte* base_ = reinterpret_cast<std::byte*>(uintptr_t(1) << 20);  // never followed
-    size_t used_ = 0, peak_ = 0;
+    std::shared_ptr<Arena> arena_;
+    int end_ = 0;
 };
 
 }  // namespace slimrt

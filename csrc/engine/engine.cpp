@@ -82,12 +82,12 @@ std::string Engine::undo(const Lengths& before) {
 }
 
 void Engine::append(std::span<const Item> items, bool all_logits, Output output, float* out,
-                    const Progress& progress) {
+                    const Progress& progress, const StepObserver& observer) {
     require_valid(items);
     Lengths before;
     for (const Item& item : items) before.emplace_back(item.sequence, cache().length(item.sequence));
     try {
-        run_steps(items, all_logits, output, out, progress);
+        run_steps(items, all_logits, output, out, progress, observer);
     } catch (const Error& error) {
         throw Error(error.code, error.what() + undo(before), error.needed, error.available);
     } catch (...) {
@@ -97,7 +97,7 @@ void Engine::append(std::span<const Item> items, bool all_logits, Output output,
 }
 
 void Engine::run_steps(std::span<const Item> items, bool all_logits, Output output, float* out,
-                       const Progress& progress) {
+                       const Progress& progress, StepObserver observer) {
     int64_t total = 0, done = 0;
     for (const Item& item : items) total += int64_t(item.tokens.size());
     using Clock = std::chrono::steady_clock;
@@ -108,15 +108,14 @@ void Engine::run_steps(std::span<const Item> items, bool all_logits, Output outp
     };
     const int64_t row_of_output = output == Output::logits ? config().n_vocab : config().d_model;
     int64_t in_step = 0;
-    decoder_->poll = [&](double share) {
+    observer.progress = [&](double share) {
         if (Clock::now() - reported > std::chrono::milliseconds(200)) report(done + int64_t(share * in_step));
     };
-    const ScopeExit no_poll([&] { decoder_->poll = nullptr; });
     for (Cursor at; at.item < items.size();) {
         size_t item = at.item;
         const Step step = next_step(items, at, all_logits);
         in_step = int64_t(step.tokens.size());
-        run_step(*decoder_, *backend_, scratch_, step, output, out);
+        run_step(*decoder_, *backend_, scratch_, step, output, out, observer);
         for (const AttentionSequence& s : step.groups[0].sequences)
             cache().commit(items[item++].sequence, s.n_queries);
         if (out) out += step.outputs.size() * row_of_output;
@@ -129,17 +128,15 @@ void Engine::attention_inputs(std::span<const int32_t> tokens, float* out, const
     const int64_t n = int64_t(tokens.size()), d = config().d_model;
     const int sequence = cache().create();
     std::vector<int64_t> filled(config().n_layers, 0);
-    decoder_->observe_attention = [&](int layer, Tensor x) {
+    StepObserver observer;
+    observer.attention_input = [&](int layer, Tensor x) {
         backend_->download(out + (layer * n + filled[layer]) * d, x, x.bytes());
         filled[layer] += x.rows;
     };
-    const ScopeExit finish([&] {
-        decoder_->observe_attention = nullptr;
-        cache().release(sequence);
-    });
+    const ScopeExit finish([&] { cache().release(sequence); });
     std::vector<float> last(config().n_vocab);
     const Item item{sequence, tokens};
-    append({&item, 1}, false, Output::logits, last.data(), progress);
+    append({&item, 1}, false, Output::logits, last.data(), progress, observer);
 }
 
 std::string Engine::cache_fingerprint() {

@@ -50,7 +50,7 @@ class Engine {
     /// as they were; one whose rows are gone by then, behind a window, keeps the tokens of the steps that
     /// were done, and an Error says so.
     void append(std::span<const Item> items, bool all_logits, Output output, float* out,
-                const Progress& progress);
+                const Progress& progress, const StepObserver& observer = {});
 
     struct Head {
         int layer, head;
@@ -79,7 +79,7 @@ class Engine {
     KvCache& cache() { return decoder_->cache(); }
     void require_valid(std::span<const Item> items);
     void run_steps(std::span<const Item> items, bool all_logits, Output output, float* out,
-                   const Progress& progress);
+                   const Progress& progress, StepObserver observer);
     /// Drops what was appended since; says of which sequences it cannot.
     std::string undo(const Lengths& before);
     /// The next tokens of the items, in order, as many as a step may hold; their slots are reserved.
@@ -88,7 +88,7 @@ class Engine {
     void require_positions(const SourceInput& input) const;
     void require_no_source(const Source& source);
     void forget_source(int sequence);
-    void encode_some(std::span<const Source> sources, float* states);
+    void encode_some(std::span<const Source> sources, float* states, const Encoder::Progress& progress);
 
     GgufFile file_;
     int n_threads_ = 0;

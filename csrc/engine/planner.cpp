@@ -1,8 +1,10 @@
 #include "engine/planner.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cstdio>
+#include <set>
 
 #include "core/error.h"
 #include "core/thread_pool.h"
@@ -13,7 +15,7 @@ namespace {
 
 std::vector<LayerCache> layer_caches(Decoder& decoder) {
     std::vector<LayerCache> layers;
-    for (const auto& [mode, c] : decoder.layers()) {
+    for (const auto& [mode, c, owner, shared] : decoder.layers()) {
         std::string types;
         for (const Plane& plane : mode->format(c)) {
             const std::string name = dtype_info(plane.type).name;
@@ -29,10 +31,10 @@ std::vector<LayerCache> layer_caches(Decoder& decoder) {
 }
 
 CrossCache cross_cache(Decoder& decoder) {
-    const auto& [mode, config] = decoder.cross();
-    if (!mode) return {};
-    CrossCache cross{mode->name(), dtype_info(config.type_k).name};
-    for (int layer = 0; layer < (mode->shared() ? 1 : decoder.config().n_layers); ++layer)
+    if (decoder.cross().empty()) return {};
+    const LayerChoice& first = decoder.cross()[0];
+    CrossCache cross{first.mode->name(), dtype_info(first.config.type_k).name};
+    for (int layer = 0; layer < decoder.config().n_layers; ++layer)
         cross.bytes_per_row += decoder.sources()->bytes_per_token(layer);
     return cross;
 }
@@ -64,17 +66,15 @@ size_t measure_scratch(Decoder& decoder, Backend& dry) {
     const CacheOptions& o = decoder.options();
     const int64_t tokens = std::min<int64_t>(o.n_batch, o.n_ctx * o.n_seqs);
     const int64_t longest = std::min<int64_t>(o.n_batch, o.n_ctx);  // of one sequence
-    const int64_t absorbed = std::min<int64_t>(decoder.config().head_dim, tokens);
-    struct Extreme {
-        int64_t tokens, n, cached;
-    };
-    // Attention takes a step part by part (cache/modes), and what a part needs grows with its tokens and with
-    // the rows it reads. So each of these has all tokens a step can have, but as its only part the largest of
-    // one kind: materialised, the same with nothing stored (then also short ones), absorbed; and a step of
-    // many chunks. No legal step needs more, though not every one of these is legal itself.
-    std::vector<Extreme> extremes = {
-        {tokens, longest, o.n_ctx - 1}, {tokens, longest, 0}, {tokens, absorbed, o.n_ctx - 1}};
-    if (const int64_t n = decoder.longest_step(); n > o.n_batch) extremes.push_back({n, n, o.n_ctx - 1});
+    // What attention needs grows with a sequence's tokens and with the rows it reads: each of these has all
+    // tokens a step can have, but one sequence that is the worst of its kind for a mode; and there is a step
+    // of many chunks. No legal step needs more, though not every one of these is legal itself.
+    std::set<std::array<int64_t, 3>> extremes;
+    for (const std::vector<LayerChoice>* choices : {&decoder.layers(), &decoder.cross()})
+        for (const LayerChoice& choice : *choices)
+            for (const Extreme& extreme : choice.mode->extremes(choice.config, longest, o.n_ctx))
+                extremes.insert({tokens, extreme.n, extreme.cached});
+    if (const int64_t n = decoder.longest_step(); n > o.n_batch) extremes.insert({n, n, o.n_ctx - 1});
     Scratch scratch;
     for (const auto& [n_tokens, n, cached] : extremes) {
         Step step(decoder.cache());

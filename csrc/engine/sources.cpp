@@ -84,13 +84,11 @@ void Engine::encode(std::span<const Source> sources, float* states, const Progre
         if (!seen.insert(source.sequence).second)
             fail(ErrorCode::argument, "sequence ", source.sequence, " is listed twice");
     }
-    Encoder& encoder = *decoder_->encoder();
     const int64_t most = decoder_->options().n_source, total = int64_t(sources.size());
     size_t first = 0, end = 0;
-    encoder.poll = [&](double share) {
+    const Encoder::Progress within = [&](double share) {
         if (progress) progress(int64_t(first) + int64_t(share * double(end - first)), total);
     };
-    const ScopeExit no_poll([&] { encoder.poll = nullptr; });
     for (; first < sources.size(); first = end) {
         int64_t rows = 0;
         for (end = first; end < sources.size(); ++end) {
@@ -99,7 +97,7 @@ void Engine::encode(std::span<const Source> sources, float* states, const Progre
             rows += n;
         }
         try {
-            encode_some(sources.subspan(first, end - first), states);
+            encode_some(sources.subspan(first, end - first), states, within);
             if (progress) progress(int64_t(end), total);
         } catch (...) {
             for (const Source& source : sources) forget_source(source.sequence);
@@ -116,7 +114,7 @@ void Engine::forget_source(int sequence) {
     source_of_.erase(it);
 }
 
-void Engine::encode_some(std::span<const Source> sources, float* states) {
+void Engine::encode_some(std::span<const Source> sources, float* states, const Encoder::Progress& progress) {
     KvCache& rows = *decoder_->sources();
     Encoding encoding;
     for (const Source& source : sources) {
@@ -129,7 +127,7 @@ void Engine::encode_some(std::span<const Source> sources, float* states) {
         rows.add_slots(id, 0, n, encoding.slots);
         encoding.add(source.input, n);
     }
-    run_encoding(*decoder_, *backend_, scratch_, encoding, states);
+    run_encoding(*decoder_, *backend_, scratch_, encoding, states, progress);
     for (size_t i = 0; i < sources.size(); ++i)
         rows.commit(source_of_[sources[i].sequence], encoding.lengths[i]);
 }
@@ -153,7 +151,8 @@ std::vector<float> Engine::alignment(const Item& item, std::span<const Head> hea
                                    .table = decoder_->sources()->table(source_of_.at(item.sequence), 0)};
     std::vector<float> out(heads.size() * n * rows);
     std::vector<int64_t> filled(heads.size(), 0);
-    decoder_->observe_cross = [&](int layer, Tensor x) {
+    StepObserver observer;
+    observer.cross_input = [&](int layer, Tensor x) {
         for (size_t i = 0; i < heads.size(); ++i) {
             if (heads[i].layer != layer) continue;
             const Scratch::Scope scope(scratch);
@@ -166,12 +165,9 @@ std::vector<float> Engine::alignment(const Item& item, std::span<const Head> hea
         }
     };
     const int64_t before = cache().length(item.sequence);
-    const ScopeExit finish([&] {
-        decoder_->observe_cross = nullptr;
-        undo({{item.sequence, before}});
-    });
+    const ScopeExit finish([&] { undo({{item.sequence, before}}); });
     std::vector<float> last(config().n_vocab);
-    append({&item, 1}, false, Output::logits, last.data(), progress);
+    append({&item, 1}, false, Output::logits, last.data(), progress, observer);
     return out;
 }
 

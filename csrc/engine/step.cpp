@@ -76,15 +76,15 @@ Batch batch_of(Backend& backend, Scratch& scratch, const Step& step) {
 }  // namespace
 
 void run_step(const Decoder& decoder, Backend& backend, Scratch& scratch, const Step& step, Output output,
-              float* out) {
+              float* out, const StepObserver& observer) {
     constexpr int64_t kLogitRows = 32;  // the head's output is wide: a few rows at a time
     const Scratch::Scope scope(scratch);
     Batch batch = batch_of(backend, scratch, step);
     const Tensor outputs = upload(backend, scratch, step.outputs);
     const int64_t n = outputs.cols;
     const Tensor x = scratch.f32(batch.tokens.cols, decoder.config().d_model);
-    const auto forward = [&] { decoder.forward(batch, scratch, x); };
-    if (!decoder.observed() && is_repeated(step))
+    const auto forward = [&] { decoder.forward(batch, scratch, x, observer); };
+    if (!observer.looks() && is_repeated(step))
         backend.repeat(concat(batch.tokens.cols, " ", n), forward);
     else
         forward();
@@ -101,7 +101,7 @@ void run_step(const Decoder& decoder, Backend& backend, Scratch& scratch, const 
 }
 
 void run_encoding(const Decoder& decoder, Backend& backend, Scratch& scratch, const Encoding& encoding,
-                  float* states) {
+                  float* states, const Encoder::Progress& progress) {
     const Scratch::Scope scope(scratch);
     const Encoder& encoder = *decoder.encoder();
     const ModelConfig& c = decoder.config();
@@ -125,7 +125,8 @@ void run_encoding(const Decoder& decoder, Backend& backend, Scratch& scratch, co
             encoder.embed(tokens, to);
         }
     }
-    if (!encoding.sources[0].encoded) encoder.forward(encoding.lengths, encoding.positions, scratch, x);
+    if (!encoding.sources[0].encoded)
+        encoder.forward(encoding.lengths, encoding.positions, scratch, x, progress);
     decoder.store_source(x, slots, scratch);
     if (states) backend.download(states, x, x.bytes());
 }

@@ -29,7 +29,7 @@ enum class Output { logits, states };
 
 /// Runs a step; rows of step.outputs go to `out` (host memory), one after another.
 void run_step(const Decoder& decoder, Backend& backend, Scratch& scratch, const Step& step, Output output,
-              float* out);
+              float* out, const StepObserver& observer = {});
 
 /// What an encoder reads of one source, in host memory: token ids, or rows of floats, of the width of mel
 /// frames or samples, or of embeddings in the place of tokens. Or what it made of one before: `encoded` rows.
@@ -54,6 +54,6 @@ struct Encoding {
 
 /// Encodes and stores; the encoder's output goes to `states` (host memory), unless null.
 void run_encoding(const Decoder& decoder, Backend& backend, Scratch& scratch, const Encoding& encoding,
-                  float* states);
+                  float* states, const Encoder::Progress& progress = {});
 
 }  // namespace slimrt

@@ -26,6 +26,10 @@ struct Convolution {
     bool normed = false;  // then normed over all rows and channels at once
 };
 
+/// Of a layer's feed-forward part, model/ffn.h.
+struct Ffn;
+extern const Ffn dense_ffn;
+
 struct Architecture {
     const char* name;  // general.architecture in GGUF, and the prefix of its metadata keys
     NormKind norm = NormKind::rms;
@@ -41,8 +45,9 @@ struct Architecture {
     Presence linear_bias = Presence::never;  // attention output and FFN, or
     bool attn_output_bias = true;            // FFN only
     Presence output_bias = Presence::never;
-    bool scaled_tied_output = false;          // a head tied to the embedding reads states times d_model^-1/2
-    Presence fused_qkv = Presence::never;     // one attn_qkv tensor, rows q | k | v
+    bool scaled_tied_output = false;       // a head tied to the embedding reads states times d_model^-1/2
+    Presence fused_qkv = Presence::never;  // one attn_qkv tensor, rows q | k | v
+    const Ffn* ffn = &dense_ffn;
     Presence gated_ffn = Presence::required;  // down(act(gate x) * up x), else down(act(up x))
     bool fused_gate_up = false;               // one ffn_up tensor, rows gate | up
     Activation activation = Activation::silu;

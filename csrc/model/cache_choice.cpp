@@ -1,6 +1,7 @@
 #include "model/cache_choice.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "core/error.h"
 #include "model/architecture.h"
@@ -86,7 +87,7 @@ void require_residual(const CacheOptions& o, const std::vector<LayerChoice>& cho
     }
     if (!asked) return;
     std::string names;
-    for (const CacheMode* mode : cache_modes())
+    for (const CacheMode* mode : cache_modes(false))
         if (mode->has_residual()) names += concat(names.empty() ? "" : ", ", mode->name());
     fail(ErrorCode::argument, "rank and residual_type are for cache modes with a residual (", names,
          "), which no layer uses");
@@ -107,29 +108,77 @@ bool row_is_narrow(const AttnConfig& c) { return c.d_model <= 2 * c.kv_width(); 
 
 /// What the file says, else an encoder's output itself, where reading it in every layer moves no more bytes
 /// than K and V would: it is kept once for all layers. Else kv.
-CrossChoice choose_cross(const GgufFile& file, const ModelConfig& model, const CacheOptions& o) {
+std::vector<LayerChoice> choose_cross(const GgufFile& file, const ModelConfig& model, const CacheOptions& o) {
     if (model.architecture->source == Source::none) {
         if (o.cross != kAuto)
             fail(ErrorCode::argument, "cross-attention cache mode '", o.cross,
                  "' was given for architecture '", model.architecture->name, "', which has no encoder");
         return {};
     }
-    AttnConfig c = attention_config(model, 0);
-    c.rope = false;
-    c.n_rot = 0;
+    AttnConfig c = attention_config(model, 0, true);
     const std::string stored = file.string("slimrt.cache.cross", row_is_narrow(c) ? "e" : "kv");
     const bool as_stored = o.cross == kAuto || o.cross == stored;
     c.type_k = c.type_v =
         choose_type(o.cross_type, as_stored ? file.string("slimrt.cache.cross_type", "") : "");
-    return {&require_cross_mode(as_stored ? stored : o.cross, c), c};
+    const CacheMode& mode = require_cache_mode(as_stored ? stored : o.cross, c);
+    std::vector<LayerChoice> choices;
+    for (; c.layer < model.n_layers; ++c.layer) choices.push_back({&mode, c, mode.shared() ? 0 : c.layer});
+    return choices;
 }
 
 /// Of a file that says none: kv; beside an encoder x, where it is exact and no wider than K and V.
 const char* usual_mode(const ModelConfig& model, const CacheOptions& o) {
     const AttnConfig c = attention_config(model, 0);
     const bool x = model.architecture->source != Source::none && o.sparse_threshold == 0 &&
-                   row_is_narrow(c) && find_cache_mode("x").refusal(c).empty();
+                   row_is_narrow(c) && find_cache_mode("x", false).refusal(c).empty();
     return x ? "x" : "kv";
+}
+
+bool same_shape(const AttnConfig& a, const AttnConfig& b) {
+    return a.n_heads == b.n_heads && a.n_kv_heads == b.n_kv_heads && a.head_dim == b.head_dim &&
+           a.n_rot == b.n_rot && a.window == b.window;
+}
+
+/// The layer whose rows each layer reads; without the key its own.
+std::vector<int> read_owners(const GgufFile& file, const ModelConfig& model) {
+    constexpr const char* kKey = "slimrt.cache.owners";
+    std::vector<int> owners(model.n_layers);
+    std::iota(owners.begin(), owners.end(), 0);
+    const auto it = file.metadata().find(kKey);
+    if (it == file.metadata().end()) return owners;
+    const auto* array = std::get_if<GgufArray>(&it->second);
+    if (!array || array->count != owners.size())
+        fail(ErrorCode::format, file.path(), ": key '", kKey, "' is not an array of ", owners.size(),
+             " layers");
+    const std::vector<GgufValue> values = elements(*array);
+    for (int i = 0; i < model.n_layers; ++i) {
+        const auto* signed_owner = std::get_if<int64_t>(&values[i]);
+        const auto* unsigned_owner = std::get_if<uint64_t>(&values[i]);
+        const int64_t owner = signed_owner ? *signed_owner : unsigned_owner ? int64_t(*unsigned_owner) : -1;
+        const auto where = [&] {
+            return concat(file.path(), ": key '", kKey, "' says that layer ", i, " reads the rows of layer ",
+                          owner, ", ");
+        };
+        if (owner < 0 || owner > i)
+            fail(ErrorCode::format, where(), "but an owner is the layer itself or one before it");
+        if (owners[owner] != owner)
+            fail(ErrorCode::format, where(), "which reads those of layer ", owners[owner],
+                 ": an owner reads its own");
+        if (!same_shape(attention_config(model, i), attention_config(model, int(owner))))
+            fail(ErrorCode::format, where(), "whose attention has another shape");
+        owners[i] = int(owner);
+    }
+    return owners;
+}
+
+/// A layer without rows of its own has no option of its own either.
+template <class T, class Stored>
+void require_option_of_owner(const char* what, const ByLayer<T>& asked, const T& none, const Stored& stored,
+                             int layer, int owner) {
+    const T& own = asked.of(layer);
+    if ((own == none || own == asked.of(owner)) && stored[layer] == stored[owner]) return;
+    fail(ErrorCode::argument, what, " of layer ", layer, " is not that of layer ", owner,
+         ", whose rows it reads: give both the same");
 }
 
 std::vector<LayerChoice> choose_layers(const GgufFile& file, const ModelConfig& model, const CacheOptions& o,
@@ -143,9 +192,22 @@ std::vector<LayerChoice> choose_layers(const GgufFile& file, const ModelConfig& 
     const Names modes = stored_names(file, "slimrt.cache.modes", n, usual_mode(model, o));
     const Names types = stored_names(file, "slimrt.cache.types", n, "");
     const Names residual_types = stored_names(file, "slimrt.cache.residual_types", n, "");
+    const std::vector<int> owners = read_owners(file, model);
 
     std::vector<LayerChoice> choices;
     for (int i = 0; i < n; ++i) {
+        if (const int owner = owners[i]; owner != i) {
+            require_option_of_owner("cache", o.mode, kAuto, modes, i, owner);
+            require_option_of_owner("cache_type_k", o.type_k, kAuto, types, i, owner);
+            require_option_of_owner("cache_type_v", o.type_v, kAuto, types, i, owner);
+            require_option_of_owner("residual_type", o.residual_type, kAuto, residual_types, i, owner);
+            require_option_of_owner("rank", o.rank, -1, residual_types, i, owner);
+            choices.push_back(choices[owner]);
+            choices.back().config.layer = i;
+            choices.back().shared = false;
+            choices[owner].shared = true;
+            continue;
+        }
         const std::string& asked = o.mode.of(i);
         const bool as_stored = asked == kAuto || asked == modes[i];
         AttnConfig c = attention_config(model, i);
@@ -157,7 +219,7 @@ std::vector<LayerChoice> choose_layers(const GgufFile& file, const ModelConfig& 
             choose_residual(mode, o.rank.of(i), folded_rank(file, model, extra, i), o.residual_type.of(i),
                             as_stored ? residual_types[i] : "", c);
         set_sparse_threshold(mode, o.sparse_threshold, c);
-        choices.push_back({&mode, c});
+        choices.push_back({&mode, c, i});
     }
     require_residual(o, choices);
     return choices;

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "cache/cross_mode.h"
+#include "cache/cache_mode.h"
 #include "core/gguf.h"
 #include "model/weights.h"
 
@@ -30,7 +30,7 @@ struct CacheOptions {
     ByLayer<int> rank{-1};
     float sparse_threshold =
         0;  // softmax weight that decoding may leave unread, of each head (AttentionArgs)
-    std::string cross = "auto", cross_type = "auto";  // of an encoder's output: CrossMode, type of its rows
+    std::string cross = "auto", cross_type = "auto";  // of an encoder's output: mode, type of its rows
     int64_t n_source = 0;  // most rows of an encoder's output, of each sequence; 0: the model's own
     int64_t n_ctx = 0;     // 0: the smaller of the model's training context and 4096
     int n_seqs = 1;        // sequences that may be full at once, and the most in one step
@@ -40,23 +40,15 @@ struct CacheOptions {
 struct LayerChoice {
     const CacheMode* mode;
     AttnConfig config;
-};
+    int owner;            // the layer whose rows this one reads: itself, or one before it
+    bool shared = false;  // layers after it read its rows too
 
-/// How all layers keep an encoder's output; mode null without an encoder.
-struct CrossChoice {
-    const CrossMode* mode = nullptr;
-    AttnConfig config;
-
-    AttnConfig of(int layer) const {
-        AttnConfig c = config;
-        c.layer = layer;
-        return c;
-    }
+    bool owns() const { return owner == config.layer; }
 };
 
 struct CacheChoices {
     std::vector<LayerChoice> layers;
-    CrossChoice cross;
+    std::vector<LayerChoice> cross;   // of an encoder's output, in one mode; none without an encoder
     int64_t n_ctx = 0, n_source = 0;  // resolved
 };
 

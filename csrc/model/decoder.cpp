@@ -3,12 +3,32 @@
 #include <algorithm>
 #include <cassert>
 
+#include "cache/attend.h"
 #include "core/error.h"
 #include "model/architecture.h"
 
 namespace slimrt {
 
 namespace {
+
+const Rope kNoRope;
+
+std::vector<LayerSpan> spans_of(const std::vector<LayerChoice>& layers) {
+    std::vector<LayerSpan> spans;
+    for (const LayerChoice& layer : layers) {
+        spans.push_back({layer.config.layer, layer.config.layer + 1});
+        while (spans.back().begin > layer.owner) spans.pop_back(), spans.back().end = layer.config.layer + 1;
+    }
+    return spans;
+}
+
+/// What each layer keeps: nothing where it reads another's rows.
+std::vector<LayerRows> rows_of(const std::vector<LayerChoice>& layers) {
+    std::vector<LayerRows> rows;
+    for (const LayerChoice& layer : layers)
+        rows.push_back({layer.owns() ? layer.mode->format(layer.config) : Format{}, layer.config.window});
+    return rows;
+}
 
 /// The n_batch tokens from `first` on. What comes before them in a sequence is stored by then.
 Batch chunk_of(const Batch& batch, int64_t first, int64_t n_batch) {
@@ -37,43 +57,48 @@ Batch chunk_of(const Batch& batch, int64_t first, int64_t n_batch) {
 
 }  // namespace
 
-// x = embed(tokens); layers; logits = norm(x) W_out.
-void Decoder::forward(const Batch& batch, Scratch& scratch, Tensor x) const {
+// x = embed(tokens); layers; logits = norm(x) W_out. Layers that share rows go together, chunk by chunk.
+void Decoder::forward(const Batch& batch, Scratch& scratch, Tensor x, const StepObserver& observer) const {
     const int64_t n = x.rows, n_batch = options_.n_batch;
-    for (int layer = 0; layer < config_.n_layers; ++layer) {
+    Scratch lasting = scratch.other_end();
+    for (const LayerSpan& span : spans_) {
         const Scratch::Scope scope(scratch);
-        DenseRows dense;
-        for (const Plane& plane : choices_.layers[layer].mode->materialised(choices_.layers[layer].config))
-            dense.planes.push_back(scratch.take(plane.type, options_.n_ctx, plane.width));
+        StepState state{observer, {}};
+        take_dense_rows(span, scratch, state);
         for (int64_t first = 0; first < n; first += n_batch) {
             const Batch chunk = chunk_of(batch, first, n_batch);
             const Tensor rows = x.rows_of(first, chunk.tokens.cols);
-            if (poll) poll((layer + double(first) / n) / config_.n_layers);
-            if (layer == 0) embed(chunk, scratch, rows);
-            add_layer(layer, chunk, dense, scratch, rows);
+            const Scratch::Scope of_chunk(lasting);
+            for (int layer = span.begin; layer < span.end; ++layer) {
+                const double done = layer + (span.end - span.begin) * double(first) / n;
+                if (observer.progress) observer.progress(done / config_.n_layers);
+                if (layer == 0) embed(chunk, scratch, rows);
+                add_layer(layer, chunk, state, scratch, rows);
+            }
         }
+    }
+}
+
+void Decoder::take_dense_rows(const LayerSpan& span, Scratch& scratch, StepState& state) const {
+    for (int layer = span.begin; layer < span.end; ++layer) {
+        const LayerChoice& choice = choices_.layers[layer];
+        if (!choice.owns()) continue;
+        for (const Plane& plane : choice.mode->dense_format(choice.config))
+            state.owners[layer].dense.planes.push_back(scratch.take(plane.type, options_.n_ctx, plane.width));
     }
 }
 
 int64_t Decoder::longest_step() const {
     constexpr int64_t kLeast = 1 << 10, kMost = 1 << 14;
     for (const LayerChoice& layer : choices_.layers)
-        if (!layer.mode->materialised(layer.config).empty())
+        if (!layer.mode->dense_format(layer.config).empty())
             return std::max<int64_t>(options_.n_batch,
                                      std::min(options_.n_ctx, std::clamp(options_.n_ctx / 4, kLeast, kMost)));
     return options_.n_batch;
 }
 
 uint64_t Decoder::fold_of_rows(int layer) const {
-    const AttnWeights& w = weights_.layers[layer].attn;
-    uint64_t hash = 0;
-    for (const Tensor& t : {w.row_shrink, w.residual_x, w.residual_k, w.row_in}) {
-        if (!t) continue;
-        std::vector<unsigned char> row(t.stride);  // the first one tells folds apart
-        backend_.download(row.data(), t, row.size());
-        for (const unsigned char byte : row) hash = (hash ^ byte) * 0x100000001b3 + 1;  // as FNV-1a
-    }
-    return hash;
+    return weights_.layers[layer].attn_prepared->fingerprint(backend_);
 }
 
 void Decoder::embed(const Batch& batch, Scratch& scratch, Tensor x) const {
@@ -87,10 +112,10 @@ void Decoder::embed(const Batch& batch, Scratch& scratch, Tensor x) const {
 
 // x += attention(x), x += cross_attention(x) beside an encoder, x += ffn(x); in parallel: x += attention(x) +
 // ffn(x).
-void Decoder::add_layer(int layer, const Batch& batch, DenseRows& dense, Scratch& scratch, Tensor x) const {
+void Decoder::add_layer(int layer, const Batch& batch, StepState& state, Scratch& scratch, Tensor x) const {
     const Scratch::Scope scope(scratch);
     const Tensor out = scratch.f32(x.rows, x.cols);
-    attention(layer, batch, dense, scratch, x, out);
+    attention(layer, batch, state, scratch, x, out);
     const LayerWeights& w = weights_.layers[layer];
     if (config_.parallel_residual) {
         const Tensor other = scratch.f32(x.rows, x.cols);
@@ -98,8 +123,8 @@ void Decoder::add_layer(int layer, const Batch& batch, DenseRows& dense, Scratch
         backend_.add(x, other);
     } else {
         backend_.add(x, out);
-        if (choices_.cross.mode) {
-            cross_attention(layer, batch, scratch, x, out);
+        if (!choices_.cross.empty()) {
+            cross_attention(layer, batch, state, scratch, x, out);
             backend_.add(x, out);
         }
         feed_forward(backend_, config_, w, scratch, x, out);
@@ -107,65 +132,99 @@ void Decoder::add_layer(int layer, const Batch& batch, DenseRows& dense, Scratch
     backend_.add(x, out);
 }
 
-// out = norm(attend(norm(x)) W_O), with the norms that there are. Until W_O, out holds the normed input.
-void Decoder::attention(int layer, const Batch& batch, DenseRows& dense, Scratch& scratch, Tensor x,
+// q = norm(x W_Q + b), rotated, and other projections of x, which last longer: all one product.
+std::vector<Tensor> Decoder::queries_and(std::span<const Projection> others, Scratch& lasting,
+                                         const AttnWeights& w, const AttnInput& in, Tensor x) const {
+    const Tensor q = in.scratch.f32(x.rows, w.q.rows);
+    std::vector<Product> products = {{w.q, w.q_bias, q}};
+    for (const auto& [weight, bias] : others)
+        products.push_back({weight, bias, lasting.f32(x.rows, weight.rows)});
+    backend_.linear(x, products);
+    if (w.q_norm) backend_.norm(NormKind::rms, q, w.q_norm, {}, *in.config.qk_norm_eps, q);
+    if (in.rope) backend_.rope(q, in.config.n_heads, in.rope, in.positions);
+    std::vector<Tensor> out;
+    for (const Product& product : products) out.push_back(product.out);
+    return out;
+}
+
+void Decoder::store(const Written& written, const KvCache& cache, int layer, Tensor slots) const {
+    for (size_t plane = 0; plane < written.planes.size(); ++plane)
+        backend_.store(written.planes[plane], cache.slots(layer, int(plane), slots));
+}
+
+// out = norm(read(norm(x)) W_O), with the norms that there are. Until W_O, out holds the normed input.
+void Decoder::attention(int layer, const Batch& batch, StepState& state, Scratch& scratch, Tensor x,
                         Tensor out) const {
     const Scratch::Scope scope(scratch);
     const LayerWeights& w = weights_.layers[layer];
-    const AttnConfig& c = choices_.layers[layer].config;
+    const auto& [mode, config, owner, shared] = choices_.layers[layer];
+    const Prepared& prepared = *w.attn_prepared;
+    const GroupBatch& group = batch.groups[cache_->group_of(owner)];
     const Tensor in = norm(backend_, config_, w.attn_norm, x, out);
-    if (observe_attention) observe_attention(layer, in);
+    if (state.observer.attention_input) state.observer.attention_input(layer, in);
 
-    const Tensor heads = scratch.f32(x.rows, c.q_width());
-    const std::vector<Rows> rows = cache_->rows(layer);
-    const GroupBatch& group = batch.groups[cache_->group_of(layer)];
-    const FreshRows fresh = choices_.layers[layer].mode->attend(
-        backend_, {c, w.attn, rope_, batch, group, rows, dense, scratch, in}, heads);
-    for (size_t plane = 0; plane < fresh.size(); ++plane)
-        backend_.store(fresh[plane], cache_->slots(layer, int(plane), group.slots));
-
+    const Tensor heads = scratch.f32(x.rows, config.q_width());
+    Scratch lasting = shared ? scratch.other_end() : scratch;
+    const auto step = [&, &config = config](Scratch& of) {
+        return AttnInput{config, prepared, rope_, batch.positions, group.sequences, batch.chunk, of};
+    };
+    const bool owns = owner == layer;
+    const auto others = owns ? mode->projections(prepared) : std::vector<Projection>{};
+    std::vector<Tensor> projected = queries_and(others, lasting, w.attn, step(scratch), in);
+    const Tensor q = projected[0];
+    auto& [dense, written] = state.owners[owner];
+    if (owns) {
+        projected.erase(projected.begin());
+        written = mode->write(backend_, {step(lasting), in, projected, shared});
+        store(written, *cache_, layer, group.slots);
+    }
+    mode->read(backend_, {step(scratch), w.attn.relative_bias, cache_->rows(owner), dense, q}, written,
+               heads);
     backend_.linear(heads, w.attn.o, w.attn.o_bias, out);
     norm(backend_, config_, w.attn_post_norm, out, out);
 }
 
-// out = attend(norm(x)) W_O over the rows of an encoder's output. Until W_O, out holds the normed input.
-void Decoder::cross_attention(int layer, const Batch& batch, Scratch& scratch, Tensor x, Tensor out) const {
+// out = read(norm(x)) W_O over the rows of an encoder's output. Until W_O, out holds the normed input.
+void Decoder::cross_attention(int layer, const Batch& batch, StepState& state, Scratch& scratch, Tensor x,
+                              Tensor out) const {
     const Scratch::Scope scope(scratch);
     const LayerWeights& w = weights_.layers[layer];
-    const CrossMode& mode = *choices_.cross.mode;
-    const AttnConfig c = choices_.cross.of(layer);
+    const LayerChoice& choice = choices_.cross[layer];
+    const AttnConfig& config = choice.config;
     const Tensor in = norm(backend_, config_, w.cross_norm, x, out);
-    if (observe_cross) observe_cross(layer, in);
-    const Tensor heads = scratch.f32(x.rows, c.q_width());
-    const std::vector<Rows> rows = sources_->rows(mode.shared() ? 0 : layer);
-    mode.attend(backend_, {c, w.cross, batch.sources, rows, scratch, in}, heads);
+    if (state.observer.cross_input) state.observer.cross_input(layer, in);
+    const Tensor heads = scratch.f32(x.rows, config.q_width());
+    const AttnInput step{config, *w.cross_prepared, kNoRope, batch.positions, batch.sources, false, scratch};
+    const Tensor q = queries_and({}, scratch, w.cross, step, in)[0];
+    DenseRows none;
+    choice.mode->read(backend_, {step, {}, sources_->rows(choice.owner), none, q}, {}, heads);
     backend_.linear(heads, w.cross.o, w.cross.o_bias, out);
 }
 
 void Decoder::cross_scores(int layer, int head, Tensor x, const AttentionSequence& source, Scratch& scratch,
                            Tensor out) const {
     const Scratch::Scope scope(scratch);
-    const AttnWeights& w = weights_.layers[layer].cross;
-    const AttnConfig& c = choices_.cross.config;
-    const CrossMode& mode = *choices_.cross.mode;
-    const Rows stored = sources_->rows(mode.shared() ? 0 : layer)[0];
+    const LayerWeights& w = weights_.layers[layer];
+    const auto& [mode, c, owner, shared] = choices_.cross[layer];
+    const Rows stored = sources_->rows(owner)[0];
     const Tensor rows = scratch.f32(out.cols, stored.width), q = scratch.f32(x.rows, c.head_dim);
     backend_.load(stored, source.table, source.begin, source.end, rows);
-    const Tensor k = mode.keys(backend_, w, scratch, rows);
+    const Tensor k = mode->keys(backend_, *w.cross_prepared, scratch, rows);
     const int first = head * c.head_dim;
-    const Tensor bias = w.q_bias ? w.q_bias.cols_of(first, c.head_dim) : Tensor{};
-    backend_.linear(x, w.q.rows_of(first, c.head_dim), bias, q);
+    const Tensor bias = w.cross.q_bias ? w.cross.q_bias.cols_of(first, c.head_dim) : Tensor{};
+    backend_.linear(x, w.cross.q.rows_of(first, c.head_dim), bias, q);
     backend_.scale(q, c.scale);
     backend_.linear(q, k.cols_of(head / (c.n_heads / c.n_kv_heads) * c.head_dim, c.head_dim), {}, out);
 }
 
 void Decoder::store_source(Tensor states, Tensor slots, Scratch& scratch) const {
-    const CrossMode& mode = *choices_.cross.mode;
-    for (int layer = 0; layer < (mode.shared() ? 1 : config_.n_layers); ++layer) {
+    for (const LayerChoice& choice : choices_.cross) {
+        if (!choice.owns()) continue;
         const Scratch::Scope scope(scratch);
-        const FreshRows planes = mode.rows(backend_, weights_.layers[layer].cross, scratch, states);
-        for (size_t plane = 0; plane < planes.size(); ++plane)
-            backend_.store(planes[plane], sources_->slots(layer, int(plane), slots));
+        const Prepared& prepared = *weights_.layers[choice.owner].cross_prepared;
+        const auto projected = project(backend_, scratch, states, choice.mode->projections(prepared));
+        const AttnInput step{choice.config, prepared, kNoRope, {}, {}, false, scratch};
+        store(choice.mode->write(backend_, {step, states, projected}), *sources_, choice.owner, slots);
     }
 }
 
@@ -186,14 +245,12 @@ Decoder::Decoder(const GgufFile& file, const CacheOptions& options, Backend& bac
     options_.n_source = choices_.n_source;
     weights_ = load_weights(file, config_, backend, choices_, extra);
     load_rope(file);
-    std::vector<LayerRows> layers;
-    for (const LayerChoice& layer : choices_.layers)
-        layers.push_back({layer.mode->format(layer.config), layer.config.window});
-    cache_ = std::make_unique<KvCache>(backend, layers, options_.n_ctx, options_.n_seqs, longest_step());
-    if (const auto& [mode, config] = choices_.cross; mode) {
-        const int n = mode->shared() ? 1 : config_.n_layers;
-        sources_ = std::make_unique<KvCache>(backend, std::vector<LayerRows>(n, {mode->format(config)}),
-                                             options_.n_source, options_.n_seqs, options_.n_source);
+    spans_ = spans_of(choices_.layers);
+    cache_ = std::make_unique<KvCache>(backend, rows_of(choices_.layers), options_.n_ctx, options_.n_seqs,
+                                       longest_step());
+    if (!choices_.cross.empty()) {
+        sources_ = std::make_unique<KvCache>(backend, rows_of(choices_.cross), options_.n_source,
+                                             options_.n_seqs, options_.n_source);
         encoder_ = std::make_unique<Encoder>(backend, config_, weights_, rope_, options_.n_batch);
     }
 }
@@ -210,11 +267,11 @@ void Decoder::load_rope(const GgufFile& file) {
     if (!backend_.dry()) backend_.upload(rope_.table, frequencies.table(n).data(), rope_.table.bytes());
 }
 
-std::vector<std::pair<std::string, std::string>> cache_refusals(const ModelConfig& config) {
+std::vector<std::pair<std::string, std::string>> cache_refusals(const ModelConfig& config, bool cross) {
     std::vector<std::pair<std::string, std::string>> out;
-    for (const CacheMode* mode : cache_modes()) {
-        std::string reason = mode->refusal(attention_config(config, 0));
-        if (!reason.empty()) reason = "layer 0: " + reason;
+    for (const CacheMode* mode : cache_modes(cross)) {
+        std::string reason = mode->refusal(attention_config(config, 0, cross));
+        if (!reason.empty() && !cross) reason = "layer 0: " + reason;
         out.emplace_back(mode->name(), reason);
     }
     return out;

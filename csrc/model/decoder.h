@@ -1,11 +1,30 @@
 // A transformer's decoder: tokens of a step in, logits out. START HERE, then decoder.cpp.
 #pragma once
 
+#include <functional>
+#include <map>
+
 #include "cache/kv_cache.h"
 #include "model/cache_choice.h"
 #include "model/encoder.h"
 
 namespace slimrt {
+
+/// Layers [begin, end) none of whose rows are read by others.
+struct LayerSpan {
+    int begin, end;
+};
+
+/// Who watches a step from inside; what is not set is not called.
+struct StepObserver {
+    /// Before each layer (of each chunk), with the share of the step that is done; may throw to abandon the
+    /// step, whose rows then count for nothing.
+    std::function<void(double done)> progress;
+    /// Each layer's input [n, d_model] of one of its attentions, normed.
+    std::function<void(int layer, Tensor x)> attention_input, cross_input;
+
+    bool looks() const { return attention_input || cross_input; }
+};
 
 class Decoder {
   public:
@@ -16,7 +35,7 @@ class Decoder {
     /// One step: x [tokens, d_model] becomes the residual stream after the last layer, and the tokens' rows
     /// are in the cache. More than n_batch tokens, which must be of one sequence, are computed layer by
     /// layer, in each layer n_batch at a time.
-    void forward(const Batch& batch, Scratch& scratch, Tensor x) const;
+    void forward(const Batch& batch, Scratch& scratch, Tensor x, const StepObserver& observer) const;
     /// The states [n, d_model] that the head reads: x normed in place; then its logits [n, n_vocab].
     void finish(Tensor x) const;
     void logits(Tensor states, Tensor out) const;
@@ -29,17 +48,9 @@ class Decoder {
     /// quarter of the context, since x is kept whole.
     int64_t longest_step() const;
 
-    /// Called, where set, with each layer's attention input [n, d_model], after its norm.
-    std::function<void(int layer, Tensor x)> observe_attention;
-    /// Called, where set, with each layer's cross-attention input [n, d_model], after its norm.
-    std::function<void(int layer, Tensor x)> observe_cross;
-    bool observed() const { return observe_attention || observe_cross; }
     /// What a head of a layer gives the rows of a source, [n, rows], before the softmax, for such an input.
     void cross_scores(int layer, int head, Tensor x, const AttentionSequence& source, Scratch& scratch,
                       Tensor out) const;
-    /// Called, where set, before each layer (of each chunk) with the share of the step that is done; may
-    /// throw to abandon the step, whose rows then count for nothing.
-    std::function<void(double done)> poll;
 
     const ModelConfig& config() const { return config_; }
     const CacheOptions& options() const { return options_; }
@@ -47,7 +58,8 @@ class Decoder {
     /// A number for the folded tensors that rows of a layer are written with; 0 if there are none. Rows mean
     /// nothing beside others.
     uint64_t fold_of_rows(int layer) const;
-    const CrossChoice& cross() const { return choices_.cross; }
+    /// Of cross-attention; none without an encoder.
+    const std::vector<LayerChoice>& cross() const { return choices_.cross; }
     KvCache& cache() { return *cache_; }
     /// Rows of sources; null without an encoder.
     KvCache* sources() { return sources_.get(); }
@@ -57,10 +69,25 @@ class Decoder {
   private:
     void load_rope(const GgufFile& file);
     void embed(const Batch& batch, Scratch& scratch, Tensor x) const;
-    void add_layer(int layer, const Batch& batch, DenseRows& dense, Scratch& scratch, Tensor x) const;
-    void attention(int layer, const Batch& batch, DenseRows& dense, Scratch& scratch, Tensor x,
+    /// What an owner has for its readers: of a step, and of a chunk of it. By layer.
+    struct OwnerRows {
+        DenseRows dense;
+        Written written;
+    };
+    struct StepState {
+        const StepObserver& observer;
+        std::map<int, OwnerRows> owners;
+    };
+
+    void take_dense_rows(const LayerSpan& span, Scratch& scratch, StepState& state) const;
+    void add_layer(int layer, const Batch& batch, StepState& state, Scratch& scratch, Tensor x) const;
+    void attention(int layer, const Batch& batch, StepState& state, Scratch& scratch, Tensor x,
                    Tensor out) const;
-    void cross_attention(int layer, const Batch& batch, Scratch& scratch, Tensor x, Tensor out) const;
+    std::vector<Tensor> queries_and(std::span<const Projection> others, Scratch& lasting,
+                                    const AttnWeights& w, const AttnInput& in, Tensor x) const;
+    void store(const Written& written, const KvCache& cache, int layer, Tensor slots) const;
+    void cross_attention(int layer, const Batch& batch, StepState& state, Scratch& scratch, Tensor x,
+                         Tensor out) const;
 
     Backend& backend_;
     ModelConfig config_;
@@ -69,11 +96,13 @@ class Decoder {
     Weights weights_;
     Buffer rope_buffer_;
     Rope rope_;
+    std::vector<LayerSpan> spans_;
     std::unique_ptr<KvCache> cache_, sources_;
     std::unique_ptr<Encoder> encoder_;
 };
 
 /// The modes a file may use: for each registered mode, why not (empty: legal).
-std::vector<std::pair<std::string, std::string>> cache_refusals(const ModelConfig& config);
+std::vector<std::pair<std::string, std::string>> cache_refusals(const ModelConfig& config,
+                                                                bool cross = false);
 
 }  // namespace slimrt

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "cache/modes/modes.h"
+#include "cache/attend.h"
 #include "model/architecture.h"
 
 namespace slimrt {
@@ -104,14 +104,14 @@ Encoder::Calls Encoder::calls_of(std::span<const int64_t> lengths, std::span<con
 
 // x += attention(norm(x)), x += ffn(norm(x)), norm(x).
 void Encoder::forward(std::span<const int64_t> lengths, std::span<const int32_t> positions, Scratch& scratch,
-                      Tensor x) const {
+                      Tensor x, const Progress& progress) const {
     const Scratch::Scope scope(scratch);
     const Calls calls = calls_of(lengths, positions);
     const Tensor at = scratch.i32(x.rows);
     backend_.upload(at, positions.data(), positions.size() * sizeof(int32_t));
     const auto& layers = weights_.encoder.layers;
     for (size_t layer = 0; layer < layers.size(); ++layer) {
-        if (poll) poll(double(layer) / double(layers.size()));
+        if (progress) progress(double(layer) / double(layers.size()));
         attention(layers[layer], calls, at, scratch, x);
         for (int64_t i = 0; i < x.rows; i += n_batch_) {
             const Scratch::Scope of_batch(scratch);

@@ -22,11 +22,10 @@ class Encoder {
     void convolve(Tensor source, Scratch& scratch, Tensor x) const;
     /// x [n, d_model], sources of these lengths one after another, becomes the encoder's output. positions:
     /// of each row, ascending in a source.
+    /// progress: called, where set, before each layer with the share that is done; may throw.
+    using Progress = std::function<void(double done)>;
     void forward(std::span<const int64_t> lengths, std::span<const int32_t> positions, Scratch& scratch,
-                 Tensor x) const;
-
-    /// Called, where set, before each layer with the share that is done; may throw.
-    std::function<void(double done)> poll;
+                 Tensor x, const Progress& progress) const;
 
   private:
     /// One call of attention after the other, whose results are combined.

@@ -1,6 +1,6 @@
 #include "model/layer.h"
 
-#include "model/architecture.h"
+#include "model/ffn.h"
 
 namespace slimrt {
 
@@ -14,18 +14,7 @@ void feed_forward(Backend& backend, const ModelConfig& config, const LayerWeight
                   Tensor x, Tensor out) {
     const Scratch::Scope scope(scratch);
     const Tensor in = norm(backend, config, w.ffn_norm, x, out);
-    const Tensor up = scratch.f32(x.rows, config.d_ff);
-    Tensor inner = up;
-    if (w.gate) {
-        inner = scratch.f32(x.rows, config.d_ff);
-        const Product products[] = {{w.up, w.up_bias, up}, {w.gate, w.gate_bias, inner}};
-        backend.linear(in, products);
-        backend.gate(config.activation, inner, up);
-    } else {
-        backend.linear(in, w.up, w.up_bias, up);
-        backend.activate(config.architecture->ungated_activation.value_or(config.activation), up);
-    }
-    backend.linear(inner, w.down, w.down_bias, out);
+    config.architecture->ffn->run(backend, config, w, scratch, in, out);
     norm(backend, config, w.ffn_post_norm, out, out);
 }
 

@@ -6,22 +6,25 @@
 #include <numeric>
 #include <set>
 
+#include "cache/prepare.h"
 #include "core/error.h"
-#include "model/architecture.h"
 #include "model/cache_choice.h"
+#include "model/ffn.h"
 
 namespace slimrt {
 
-AttnConfig attention_config(const ModelConfig& c, int layer) {
+AttnConfig attention_config(const ModelConfig& c, int layer, bool cross) {
+    const int n_rot = cross ? 0 : c.rope.n_rot;
     return {.layer = layer,
+            .cross = cross,
             .d_model = c.d_model,
             .n_heads = c.n_heads,
             .n_kv_heads = c.n_kv_heads,
             .head_dim = c.head_dim,
-            .rope = c.rope.n_rot > 0,
-            .n_rot = c.rope.n_rot,
+            .rope = n_rot > 0,
+            .n_rot = n_rot,
             .qk_norm_eps = c.architecture->qk_norm ? std::optional(c.norm_eps) : std::nullopt,
-            .window = c.window,
+            .window = cross ? 0 : c.window,
             .scale = c.architecture->scaled_scores ? 1 / std::sqrt(float(c.head_dim)) : 1};
 }
 
@@ -31,7 +34,7 @@ std::string block_prefix(const ModelConfig& c, int layer) {
 
 namespace {
 
-class Loader final : public DerivedWeights {
+class Loader final : public TensorSource {
   public:
     Loader(const GgufFile& file, const ModelConfig& config, Backend& backend, const ExtraTensors& extra,
            int64_t n_source)
@@ -49,10 +52,12 @@ class Loader final : public DerivedWeights {
         if (arch_.positions == Positions::learned)
             w_.position_embd = matrix(part + "position_embd.weight", c_.n_ctx_train, c_.d_model);
         for (int layer = 0; layer < c_.n_layers; ++layer) {
-            LayerWeights l = load_layer(block_prefix(c_, layer));
+            LayerWeights l = load_layer(block_prefix(c_, layer), choices.layers[layer].owns());
             load_cross(block_prefix(c_, layer), l);
             w_.layers.push_back(l);
-            prepare(choices, layer);
+            w_.layers.back().attn_prepared = prepare(choices.layers[layer], &LayerWeights::attn);
+            if (!choices.cross.empty())
+                w_.layers.back().cross_prepared = prepare(choices.cross[layer], &LayerWeights::cross);
         }
         if (arch_.positions == Positions::relative) load_relative_bias(part, choices.n_ctx, true, w_.layers);
         load_head(part);
@@ -60,20 +65,48 @@ class Loader final : public DerivedWeights {
         return std::move(w_);
     }
 
-    Tensor folded(int layer, const char* suffix, int64_t rows, int64_t cols) override {
-        const Tensor out = folded_if_any(layer, suffix, rows, cols, true);
-        if (!out)
-            fail(ErrorCode::cache_unsupported, "tensor '", block_prefix(c_, layer), suffix,
-                 "' is neither in the file nor given: fold the model first (slimrt convert --cache)");
-        return out;
+    Tensor matrix(const std::string& name, int64_t rows, int64_t cols,
+                  Presence presence = Presence::required) override {
+        const Tensor* t = presence == Presence::never ? nullptr : find(name, presence);
+        if (!t) return {};
+        require_shape(name, *t, rows, cols);
+        return backend_.native(t->dtype) ? in_place(*t) : unpacked(name, *t, DType::F16);
     }
 
-    Tensor folded_if_any(int layer, const char* suffix, int64_t rows, int64_t cols, bool usual) override {
+    Tensor vector(const std::string& name, int64_t n, Presence presence) override {
+        const Tensor* t = presence == Presence::never ? nullptr : find(name, presence);
+        if (!t) return {};
+        require_shape(name, *t, 1, n);
+        return t->dtype == DType::F32 ? in_place(*t) : unpacked(name, *t, DType::F32);
+    }
+
+  private:
+    bool encoder_decoder() const { return arch_.source != Source::none; }
+
+    /// What a layer's mode makes of the weights in which its rows are written and read, and of its bias.
+    std::shared_ptr<const Prepared> prepare(const LayerChoice& choice, AttnWeights LayerWeights::* part) {
+        const AttnConfig& c = choice.config;
+        AttnWeights& w = w_.layers[c.layer].*part;
+        const Tensor v_bias = c.cross ? w.v_bias : w_.layers[choice.owner].attn.v_bias;
+        if (!choice.mode->keeps_v_bias()) w.o_bias = fold_v_bias(backend_, c, w, v_bias, w_.owned);
+        if (!c.cross && !choice.owns()) return w_.layers[choice.owner].attn_prepared;
+        std::map<std::string, Tensor> folded;
+        for (const Fold& fold : choice.mode->folds(c)) folded[fold.suffix] = load_fold(c.layer, fold);
+        return choice.mode->prepare(backend_, {c, w, folded, source_sizes_});
+    }
+
+    /// From the file or the caller, or none.
+    Tensor load_fold(int layer, const Fold& fold) {
+        const auto& [suffix, rows, cols, required, planned] = fold;
         const std::string name = block_prefix(c_, layer) + suffix;
         if (file_.tensors().count(name))
             return rows == 1 ? vector(name, cols, Presence::required) : matrix(name, rows, cols);
         const auto it = extra_.find(name);
-        if (it == extra_.end() && !(usual && backend_.dry())) return {};
+        if (it == extra_.end() && !(planned && backend_.dry())) {
+            if (!required) return {};
+            fail(ErrorCode::cache_unsupported, "tensor '", name,
+                 "' is neither in the file nor given: fold the model first (slimrt convert --cache)");
+        }
         const Tensor out = own(DType::F32, rows, cols, MemoryKind::derived, name);
         if (it != extra_.end()) {
             require_shape(name, it->second, rows, cols);
@@ -82,7 +115,9 @@ class Loader final : public DerivedWeights {
         return out;
     }
 
-    std::vector<float> source_sizes() override {
+    /// About how large each channel of the encoder's output is: of its last norm's weight and bias. On a dry
+    /// backend ones.
+    std::vector<float> source_sizes() {
         const Norm& last = w_.encoder.output_norm;
         std::vector<float> sizes(c_.d_model, 1), bias(c_.d_model, 0);
         if (backend_.dry()) return sizes;
@@ -92,16 +127,6 @@ class Loader final : public DerivedWeights {
         for (int i = 0; i < c_.d_model; ++i)
             sizes[i] = std::max({std::hypot(sizes[i], bias[i]), least, std::numeric_limits<float>::min()});
         return sizes;
-    }
-
-  private:
-    bool encoder_decoder() const { return arch_.source != Source::none; }
-
-    void prepare(const CacheChoices& choices, int layer) {
-        const auto& [mode, config] = choices.layers[layer];
-        mode->prepare(backend_, config, *this, w_.layers[layer].attn);
-        if (choices.cross.mode)
-            choices.cross.mode->prepare(backend_, choices.cross.of(layer), *this, w_.layers[layer].cross);
     }
 
     void load_head(const std::string& part) {
@@ -133,6 +158,7 @@ class Loader final : public DerivedWeights {
             e.layers.push_back(load_layer(concat("enc.blk.", layer, ".")));
         if (arch_.positions == Positions::relative) load_relative_bias("enc.", n_source_, false, e.layers);
         e.output_norm = norm("enc.output_norm");
+        source_sizes_ = source_sizes();
     }
 
     /// The first layer's serves the others, where they have none. Expanded from buckets to distances, so that
@@ -164,11 +190,14 @@ class Loader final : public DerivedWeights {
         }
     }
 
-    LayerWeights load_layer(const std::string& p) {
+    LayerWeights load_layer(const std::string& p, bool owns_rows = true) {
         LayerWeights l;
         load_norms(p, l);
-        load_qkv(p, "attn", l.attn);
-        load_ffn(p, l);
+        if (owns_rows)
+            load_qkv(p, "attn", l.attn);
+        else
+            load_q(p, l.attn);
+        arch_.ffn->load(*this, c_, p, l);
         return l;
     }
 
@@ -188,13 +217,14 @@ class Loader final : public DerivedWeights {
         l.ffn_norm = arch_.norms == Norms::shared ? l.attn_norm : norm(p + "ffn_norm");
     }
 
+    int64_t q_width() const { return int64_t(c_.n_heads) * c_.head_dim; }
+    int64_t kv_width() const { return int64_t(c_.n_kv_heads) * c_.head_dim; }
+
+    /// `what`: "attn" or "cross_attn".
     void load_qkv(const std::string& block, const char* what, AttnWeights& a) {
-        const int64_t q = int64_t(c_.n_heads) * c_.head_dim, kv = int64_t(c_.n_kv_heads) * c_.head_dim;
-        const std::string p = block + what, o = p + (encoder_decoder() ? "_o" : "_output");
-        a.o = matrix(o + ".weight", c_.d_model, q);
-        // Any architecture may have one here: converting folds the V bias into it.
-        const bool required = arch_.linear_bias == Presence::required && arch_.attn_output_bias;
-        a.o_bias = vector(o + ".bias", c_.d_model, required ? Presence::required : Presence::optional);
+        const int64_t q = q_width(), kv = kv_width();
+        const std::string p = block + what;
+        load_output(p, a);
         if (arch_.qk_norm) {
             a.q_norm = vector(p + "_q_norm.weight", q, Presence::required);
             a.k_norm = vector(p + "_k_norm.weight", kv, Presence::required);
@@ -219,19 +249,30 @@ class Loader final : public DerivedWeights {
         }
     }
 
-    void load_ffn(const std::string& p, LayerWeights& l) {
-        if (arch_.fused_gate_up) {
-            const Tensor both = matrix(p + "ffn_up.weight", 2 * int64_t(c_.d_ff), c_.d_model);
-            l.gate = both.rows_of(0, c_.d_ff);
-            l.up = both.rows_of(c_.d_ff, c_.d_ff);
-        } else {
-            l.up = matrix(p + "ffn_up.weight", c_.d_ff, c_.d_model);
-            l.up_bias = vector(p + "ffn_up.bias", c_.d_ff, arch_.linear_bias);
-            l.gate = matrix(p + "ffn_gate.weight", c_.d_ff, c_.d_model, arch_.gated_ffn);
-            if (l.gate) l.gate_bias = vector(p + "ffn_gate.bias", c_.d_ff, arch_.linear_bias);
+    void load_output(const std::string& p, AttnWeights& a) {
+        const std::string o = p + (encoder_decoder() ? "_o" : "_output");
+        a.o = matrix(o + ".weight", c_.d_model, q_width());
+        // Any architecture may have one here: converting folds the V bias into it.
+        const bool required = arch_.linear_bias == Presence::required && arch_.attn_output_bias;
+        a.o_bias = vector(o + ".bias", c_.d_model, required ? Presence::required : Presence::optional);
+    }
+
+    /// Of a layer that reads another's rows: no file needs its K and V, and one that has them is not refused.
+    void load_q(const std::string& block, AttnWeights& a) {
+        const std::string p = block + "attn";
+        load_output(p, a);
+        if (arch_.qk_norm) a.q_norm = vector(p + "_q_norm.weight", q_width(), Presence::required);
+        for (const char* unread : {"_k.weight", "_v.weight", "_k.bias", "_v.bias", "_k_norm.weight"})
+            find(p + unread, Presence::optional);
+        if (file_.tensors().count(p + "_qkv.weight")) {
+            const int64_t all = q_width() + 2 * kv_width();
+            a.q = matrix(p + "_qkv.weight", all, c_.d_model, arch_.fused_qkv).rows_of(0, q_width());
+            const Tensor bias = vector(p + "_qkv.bias", all, arch_.qkv_bias);
+            if (bias) a.q_bias = bias.cols_of(0, q_width());
+            return;
         }
-        l.down = matrix(p + "ffn_down.weight", c_.d_model, c_.d_ff);
-        l.down_bias = vector(p + "ffn_down.bias", c_.d_model, arch_.linear_bias);
+        a.q = matrix(p + "_q.weight", q_width(), c_.d_model);
+        a.q_bias = vector(p + "_q.bias", q_width(), arch_.qkv_bias);
     }
 
     Norm norm(const std::string& name) {
@@ -239,22 +280,6 @@ class Loader final : public DerivedWeights {
                 arch_.norm == NormKind::layer && arch_.norm_bias
                     ? vector(name + ".bias", c_.d_model, Presence::required)
                     : Tensor{}};
-    }
-
-    Tensor matrix(const std::string& name, int64_t rows, int64_t cols,
-                  Presence presence = Presence::required) {
-        const Tensor* t = presence == Presence::never ? nullptr : find(name, presence);
-        if (!t) return {};
-        require_shape(name, *t, rows, cols);
-        return backend_.native(t->dtype) ? in_place(*t) : unpacked(name, *t, DType::F16);
-    }
-
-    /// A norm's weight or a bias: f32.
-    Tensor vector(const std::string& name, int64_t n, Presence presence) {
-        const Tensor* t = presence == Presence::never ? nullptr : find(name, presence);
-        if (!t) return {};
-        require_shape(name, *t, 1, n);
-        return t->dtype == DType::F32 ? in_place(*t) : unpacked(name, *t, DType::F32);
     }
 
     const Tensor* find(const std::string& name, Presence presence) {
@@ -317,17 +342,22 @@ class Loader final : public DerivedWeights {
         return out;
     }
 
-    /// Of a cache mode, which may be another than the one in use.
-    static bool is_folded(const std::string& name) {
-        return name.ends_with("attn_kv.weight") || name.ends_with(".attn_vk.weight") ||
-               name.find(".attn_kr_") != std::string::npos || name.find(".attn_xr_") != std::string::npos ||
-               name.find(".cross_attn_k1_") != std::string::npos;
+    /// Of all modes, which may be others than those in use.
+    std::set<std::string> fold_names() const {
+        std::set<std::string> names;
+        for (int layer = 0; layer < c_.n_layers; ++layer)
+            for (const bool cross : {false, true})
+                for (const CacheMode* mode : cache_modes(cross))
+                    for (const Fold& fold : mode->folds(attention_config(c_, layer, cross)))
+                        names.insert(block_prefix(c_, layer) + fold.suffix);
+        return names;
     }
 
     /// A tensor we would not use may change what the model computes: say so instead of ignoring it.
     void refuse_unused() const {
+        const std::set<std::string> folds = fold_names();
         for (const auto& [name, tensor] : file_.tensors()) {
-            const bool known = used_.count(name) || name.starts_with("rope_") || is_folded(name) ||
+            const bool known = used_.count(name) || folds.count(name) || name.starts_with("rope_") ||
                                name.ends_with(".attn_rot_embd") || name.starts_with("slimrt.");
             if (!known)
                 fail(ErrorCode::unsupported, file_.path(), ": tensor '", name,
@@ -341,6 +371,7 @@ class Loader final : public DerivedWeights {
     Backend& backend_;
     const ExtraTensors& extra_;
     int64_t n_source_;
+    std::vector<float> source_sizes_;  // with an encoder
     std::set<std::string> used_;
     Weights w_;
 };

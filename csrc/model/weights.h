@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,8 @@ struct LayerWeights {
     Norm attn_norm, cross_norm, ffn_norm;  // of the inputs, or none
     Norm attn_post_norm, ffn_post_norm;    // of the outputs, or none
     AttnWeights attn, cross;               // cross: with an encoder
+    /// What their modes made of them; of a decoder. Layers that share rows share what reads them.
+    std::shared_ptr<const Prepared> attn_prepared, cross_prepared;
     Tensor gate, up, down;
     Tensor gate_bias, up_bias, down_bias;
 };
@@ -50,8 +53,9 @@ using ExtraTensors = std::map<std::string, Tensor>;
 
 struct CacheChoices;
 
-/// One layer's attention as a cache mode sees it, but for what depends on the mode.
-AttnConfig attention_config(const ModelConfig& config, int layer);
+/// One layer's attention as a cache mode sees it, but for what depends on the mode. cross: over an encoder's
+/// rows, which have no positions.
+AttnConfig attention_config(const ModelConfig& config, int layer, bool cross = false);
 
 /// What the tensors of a decoder's layer begin with: "blk.0.", or "dec.blk.0." beside an encoder.
 std::string block_prefix(const ModelConfig& config, int layer);

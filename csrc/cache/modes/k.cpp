@@ -5,46 +5,42 @@
 // computed from k^, the row as it will be read back, so that the rounding of k is corrected with the rest.
 //   k^ = round(x W_K / s), r = x P + k^ R;   V = k^ W_KV + r^ B, K = k^ s
 // Where keys are normed (QK-norm), k stays as it is and 1 / rms(k) stands beside it, for the scores.
+#include "cache/attend.h"
 #include "cache/modes/modes.h"
+#include "cache/prepare.h"
 #include "core/error.h"
 
 namespace slimrt {
 namespace {
 
-/// The product of two vectors, element by element.
-Tensor product_of(Backend& backend, AttnWeights& w, Tensor a, Tensor b) {
-    std::vector<float> values = values_of(backend, a);
-    const std::vector<float> others = values_of(backend, b);
-    for (size_t i = 0; i < values.size(); ++i) values[i] *= others[i];
-    return derived_vector(backend, w, values, "scales of a normed row");
-}
+struct PreparedK : Prepared {
+    using Prepared::Prepared;
+    Tensor w_kv;                    // [v width, k width], V = linear(k row, .) * v_scale + residual
+    Tensor v_scale, out_scale;      // k+r: [1, v width] or none; the same for query heads
+    Tensor residual_x, residual_k;  // k+r: residual row = linear(x, .) + linear(k row, .)
+    Tensor residual_v;              // k+r: [v width, rank], residual = linear(residual row, .)
+    Tensor row_scale, row_shrink;   // [1, k width] of channels: K = row * row_scale, static scales' inverses
+    Tensor bias;                    // of K, where it matters
 
-/// What a step's tokens leave behind, and how values read it: k as it is stored, the residual too.
-struct Written {
-    Tensor q, k, inverse_rms, known_k, residual, known_residual;
-
-    Written of(const Part& part) const {
-        return {part.of(q),       part.of(k),        part.of(inverse_rms),
-                part.of(known_k), part.of(residual), part.of(known_residual)};
-    }
-    FreshRows rows() const {
-        FreshRows planes = {k};
-        if (residual) planes.push_back(residual);
-        if (inverse_rms) planes.push_back(inverse_rms);
-        return planes;
+    uint64_t fingerprint(Backend& backend) const override {
+        return fingerprint_of(backend, {row_shrink, residual_x, residual_k});
     }
 };
+
+const PreparedK& prepared(const AttnInput& in) { return static_cast<const PreparedK&>(in.prepared); }
 
 Format with_norm(Format planes, const AttnConfig& c) {
     if (c.qk_norm_eps) planes.push_back({"n", 1, 1, DType::F32});
     return planes;
 }
 
-class K : public CacheMode {
+class K : public AbsorbingMode {
   public:
     const char* name() const override { return "k"; }
+    bool serves(bool) const override { return true; }
 
     std::string refusal(const AttnConfig& c) const override {
+        if (c.cross) return narrow_source_k(c, "V");
         if (c.kv_width() >= c.d_model) return "";
         return concat("K is ", c.kv_width(), " wide (", c.n_kv_heads, " KV heads, ", c.n_heads,
                       " query heads) and the layer's input ", c.d_model,
@@ -55,112 +51,120 @@ class K : public CacheMode {
         return with_norm({whole_plane("k", c.kv_width(), c.n_kv_heads, c.type_k)}, c);
     }
 
-    Format materialised(const AttnConfig& c) const override {
+    Format dense_format(const AttnConfig& c) const override {
         return {{"v", c.kv_width(), 1, dense_type(c.type_k)}};
     }
 
-    void prepare(Backend& backend, const AttnConfig& c, DerivedWeights& derived,
-                 AttnWeights& w) const override {
-        w.w_kv = derived.folded(c.layer, "attn_kv.weight", c.kv_width(), c.kv_width());
-        w.row_scale = w.k_norm;
-        fold_biases(backend, c, w);
+    std::vector<Fold> folds(const AttnConfig& c) const override {
+        return {{folded(c), c.kv_width(), c.kv_width()}};
     }
 
-    FreshRows attend(Backend& backend, const AttnInput& in, Tensor out) const override {
-        const Written step = write(backend, in);
-        each_part(
-            in, [&](const Part& p) { absorbed(backend, in, p, step.of(p), p.of(out)); },
-            [&](const Part& p) { materialised_v(backend, in, p, step.of(p), p.of(out)); });
-        return step.rows();
+    std::unique_ptr<Prepared> prepare(Backend&, const PrepareInput& in) const override {
+        auto p = std::make_unique<PreparedK>(in.weights);
+        p->w_kv = in.folded.at(folded(in.config));
+        p->row_scale = in.weights.k_norm;
+        p->bias = bias_that_matters(in);
+        return p;
     }
+
+    std::vector<Projection> projections(const Prepared& p) const override { return {{p.model.k, {}}}; }
 
   protected:
-    static void fold_biases(Backend& backend, const AttnConfig& c, AttnWeights& w) {
-        fold_v_bias(backend, c, w);
-        if (!c.rope) w.k_bias = {};  // without RoPE it shifts all scores of a query alike
+    /// Without RoPE a bias of K shifts all scores of a query alike.
+    static Tensor bias_that_matters(const PrepareInput& in) {
+        return in.config.rope ? in.weights.k_bias : Tensor{};
     }
 
     /// The step's own values are read from k in full precision.
-    virtual Written write(Backend& backend, const AttnInput& in) const {
-        const auto qk = project_q_and(backend, in, {{in.weights.k, {}}});
-        return {.q = qk[0], .k = qk[1], .inverse_rms = inverse_rms(backend, in, qk[1]), .known_k = qk[1]};
+    Written write_rows(Backend& backend, const WriteInput& in) const override {
+        Written written{.planes = in.projected};
+        add_inverse_rms(backend, in, written);
+        return written;
     }
 
-    /// Of k for its norm, or none.
-    static Tensor inverse_rms(Backend& backend, const AttnInput& in, Tensor k) {
-        if (!in.config.qk_norm_eps) return {};
-        const Tensor out = in.scratch.f32(k.rows, 1);
-        backend.inverse_rms(k, *in.config.qk_norm_eps, out);
-        return out;
+    /// The plane of normed keys: 1 / rms of each row.
+    static void add_inverse_rms(Backend& backend, const WriteInput& in, Written& written) {
+        if (!in.config.qk_norm_eps) return;
+        written.planes.push_back(in.scratch.f32(in.x.rows, 1));
+        backend.inverse_rms(written.planes[0], *in.config.qk_norm_eps, written.planes.back());
     }
 
-  private:
-    /// Scores of q with k, scaled, normed and rotated on read.
-    static ScoreTerm score_term(const AttnInput& in, const Written& own) {
-        return {.stored = in.rows[0],
-                .fresh = own.k,
-                .n_heads = in.config.n_kv_heads,
-                .dim = in.config.head_dim,
-                .q = own.q,
-                .row_scale = in.weights.row_scale,
-                .factors = own.inverse_rms ? in.rows.back() : Rows{},
-                .fresh_factors = own.inverse_rms,
-                .bias = in.weights.k_bias,
-                .rope = in.rope};
-    }
-
-    static void absorbed(Backend& backend, const AttnInput& in, const Part& part, const Written& own,
-                         Tensor out) {
+    void absorbed(Backend& backend, const ReadInput& in, const Written& own, Tensor out) const override {
         const AttnConfig& c = in.config;
-        const AttnWeights& w = in.weights;
-        const Tensor u =
-            in.scratch.f32(part.n, int64_t(c.n_heads) * c.kv_width());  // p_i K, float32 into W_KV
+        const PreparedK& p = prepared(in);
+        const int64_t n = in.q.rows;
+        const Tensor u = in.scratch.f32(n, int64_t(c.n_heads) * c.kv_width());  // p_i K, float32 into W_KV
         const ScoreTerm scores[] = {score_term(in, own)};
-        std::vector<ValueTerm> values = {{in.rows[0], own.known_k, 1, c.kv_width(), u}};
-        if (own.residual) {
-            const Tensor u_r = in.scratch.f32(part.n, int64_t(c.n_heads) * c.rank);
-            values.push_back({in.rows[1], own.known_residual, 1, c.rank, u_r});
+        std::vector<ValueTerm> values = {{in.rows[0], own.value(0), 1, c.kv_width(), u}};
+        if (p.residual_v) {
+            const Tensor u_r = in.scratch.f32(n, int64_t(c.n_heads) * c.rank);
+            values.push_back({in.rows[1], own.value(1), 1, c.rank, u_r});
         }
-        backend.attention(attention_args(in, part.sequences, scores, values));
-        linear_heads(backend, c, u, w.w_kv, out);
-        if (w.out_scale) backend.multiply(out, w.out_scale);
-        if (!own.residual) return;
+        backend.attention(attention_args(in, scores, values));
+        linear_heads(backend, c, u, p.w_kv, out);
+        if (p.out_scale) backend.multiply(out, p.out_scale);
+        if (!p.residual_v) return;
         const Tensor rest = in.scratch.f32(out.rows, out.cols);
-        linear_heads(backend, c, values[1].out, w.residual_v, rest);
+        linear_heads(backend, c, values[1].out, p.residual_v, rest);
         backend.add(out, rest);
     }
 
-    static void materialised_v(Backend& backend, const AttnInput& in, const Part& part, const Written& own,
-                               Tensor out) {
-        const AttnConfig& c = in.config;
-        const Tensor v = project(backend, in.scratch, part.of(in.x), {{in.weights.v, {}}})[0];
-        materialise_before(backend, in, part, [&](int64_t begin, int64_t end, const auto& planes) {
-            read_v(backend, in, part.sequences[0].table, begin, end, planes[0]);
-        });
-        const ScoreTerm scores[] = {score_term(in, own)};
-        const ValueTerm values[] = {{dense_rows(in.dense.planes[0], 0), v, c.n_kv_heads, c.head_dim, out}};
-        backend.attention(attention_args(in, part.sequences, scores, values));
-        keep_dense(backend, in, part, {v});
+    std::vector<Tensor> dense_of(Backend& backend, const AttnInput& in, Tensor x) const override {
+        return project(backend, in.scratch, x, {{in.prepared.model.v, {}}});
     }
 
-    /// V of the stored rows [begin, end).
-    static void read_v(Backend& backend, const AttnInput& in, const int32_t* table, int64_t begin,
-                       int64_t end, Tensor v) {
-        const AttnWeights& w = in.weights;
-        const Tensor k = in.scratch.f32(end - begin, in.config.kv_width());
+    void dense_of_stored(Backend& backend, const ReadInput& in, int64_t begin, int64_t end,
+                         const std::vector<Tensor>& planes) const override {
+        const PreparedK& p = prepared(in);
+        const int32_t* const table = in.sequences[0].table;
+        const Tensor v = planes[0], k = in.scratch.f32(end - begin, in.config.kv_width());
         backend.load(in.rows[0], table, begin, end, k);
-        backend.linear(k, w.w_kv, {}, v);
-        if (w.v_scale) backend.multiply(v, w.v_scale);
-        if (!w.residual_v) return;
+        backend.linear(k, p.w_kv, {}, v);
+        if (p.v_scale) backend.multiply(v, p.v_scale);
+        if (!p.residual_v) return;
         const Tensor residual = in.scratch.f32(end - begin, in.config.rank);
         backend.load(in.rows[1], table, begin, end, residual);
-        backend.add(v, project(backend, in.scratch, residual, {{w.residual_v, {}}})[0]);
+        backend.add(v, project(backend, in.scratch, residual, {{p.residual_v, {}}})[0]);
+    }
+
+    void materialised(Backend& backend, const ReadInput& in, const Written& own, Tensor out) const override {
+        const AttnConfig& c = in.config;
+        const ScoreTerm scores[] = {score_term(in, own)};
+        const ValueTerm values[] = {
+            {dense_rows(in.dense.planes[0], 0), own.dense[0], c.n_kv_heads, c.head_dim, out}};
+        backend.attention(attention_args(in, scores, values));
+    }
+
+  private:
+    static const char* folded(const AttnConfig& c) {
+        return c.cross ? "cross_attn_kv.weight" : "attn_kv.weight";
+    }
+
+    /// Scores of q with k, scaled, normed and rotated on read.
+    static ScoreTerm score_term(const ReadInput& in, const Written& own) {
+        const PreparedK& p = prepared(in);
+        const bool normed = in.config.qk_norm_eps.has_value();
+        return {.stored = in.rows[0],
+                .fresh = own.plane(0),
+                .n_heads = in.config.n_kv_heads,
+                .dim = in.config.head_dim,
+                .q = in.q,
+                .row_scale = p.row_scale,
+                .factors = normed ? in.rows.back() : Rows{},
+                .fresh_factors = normed ? own.planes.back() : Tensor{},
+                .bias = p.bias,
+                .rope = in.rope};
     }
 };
+
+constexpr const char *kWkv = "attn_kr_v.weight", *kWkvScale = "attn_kr_v.scale",
+                     *kRowScale = "attn_kr_row.scale", *kResidualX = "attn_kr_x.weight",
+                     *kResidualK = "attn_kr_k.weight", *kResidualV = "attn_kr_out.weight";
 
 class KResidual final : public K {
   public:
     const char* name() const override { return "k+r"; }
+    bool serves(bool cross) const override { return !cross; }
     bool has_residual() const override { return true; }
     std::string refusal(const AttnConfig&) const override { return ""; }
 
@@ -171,42 +175,70 @@ class KResidual final : public K {
         return with_norm(planes, c);
     }
 
-    void prepare(Backend& backend, const AttnConfig& c, DerivedWeights& derived,
-                 AttnWeights& w) const override {
+    std::vector<Fold> folds(const AttnConfig& c) const override {
         const int wide = c.kv_width();
-        w.w_kv = derived.folded(c.layer, "attn_kr_v.weight", wide, wide);
-        w.v_scale = derived.folded_if_any(c.layer, "attn_kr_v.scale", 1, wide, false);
-        if (w.v_scale)
-            w.out_scale = derived_vector(backend, w, for_query_heads(c, values_of(backend, w.v_scale)),
-                                         "scales of W_KV");
-        load_row_scale(backend, c, derived, "attn_kr_row.scale", wide, w);
-        if (w.k_norm) w.row_scale = w.row_scale ? product_of(backend, w, w.row_scale, w.k_norm) : w.k_norm;
-        if (c.rank > 0) {
-            w.residual_x = derived.folded(c.layer, "attn_kr_x.weight", c.rank, c.d_model);
-            w.residual_k = derived.folded(c.layer, "attn_kr_k.weight", c.rank, wide);
-            w.residual_v = derived.folded(c.layer, "attn_kr_out.weight", wide, c.rank);
-        }
-        fold_biases(backend, c, w);
+        const bool residual = c.rank > 0;
+        return {{kWkv, wide, wide},
+                {kWkvScale, 1, wide, false, false},
+                row_scale_fold(c, kRowScale, wide),
+                {kResidualX, c.rank, c.d_model, residual, residual},
+                {kResidualK, c.rank, wide, residual, residual},
+                {kResidualV, wide, c.rank, residual, residual}};
+    }
+
+    std::unique_ptr<Prepared> prepare(Backend& backend, const PrepareInput& in) const override {
+        const AttnConfig& c = in.config;
+        auto p = std::make_unique<PreparedK>(in.weights);
+        p->w_kv = in.folded.at(kWkv);
+        p->v_scale = in.folded.at(kWkvScale);
+        if (p->v_scale)
+            p->out_scale = derived_vector(backend, for_query_heads(c, values_of(backend, p->v_scale)),
+                                          "scales of W_KV", p->owned);
+        p->row_scale = in.folded.at(kRowScale);
+        p->row_shrink = row_shrink(backend, c, kRowScale, p->row_scale, p->owned);
+        if (in.weights.k_norm) p->row_scale = scaled_norm(backend, in.weights.k_norm, p->row_scale, p->owned);
+        p->residual_x = in.folded.at(kResidualX);
+        p->residual_k = in.folded.at(kResidualK);
+        p->residual_v = in.folded.at(kResidualV);
+        p->bias = bias_that_matters(in);
+        return p;
+    }
+
+    std::vector<Projection> projections(const Prepared& prepared) const override {
+        const PreparedK& p = static_cast<const PreparedK&>(prepared);
+        if (!p.residual_x) return {{p.model.k, {}}};
+        return {{p.model.k, {}}, {p.residual_x, {}}};
     }
 
   protected:
     /// The step's own values are read as later steps will read them.
-    Written write(Backend& backend, const AttnInput& in) const override {
-        const AttnWeights& w = in.weights;
+    Written write_rows(Backend& backend, const WriteInput& in) const override {
+        const PreparedK& p = prepared(in);
         const Format planes = format(in.config);
-        const bool residual = in.config.rank > 0;
-        const auto projected = residual ? project_q_and(backend, in, {{w.k, {}}, {w.residual_x, {}}})
-                                        : project_q_and(backend, in, {{w.k, {}}});
-        Written step{.q = projected[0], .k = projected[1]};
-        step.inverse_rms = inverse_rms(backend, in, step.k);
-        if (w.row_shrink) backend.multiply(step.k, w.row_shrink);
-        step.known_k = as_stored(backend, in.scratch, step.k, planes[0]);
-        if (!residual) return step;
-        step.residual = projected[2];
-        const Tensor correction = project(backend, in.scratch, step.known_k, {{w.residual_k, {}}})[0];
-        backend.add(step.residual, correction);
-        step.known_residual = as_stored(backend, in.scratch, step.residual, planes[1]);
-        return step;
+        const Tensor k = in.projected[0];
+        Written written{.planes = in.projected};
+        add_inverse_rms(backend, in, written);
+        if (p.row_shrink) backend.multiply(k, p.row_shrink);
+        written.read_back = {as_stored(backend, in.scratch, k, planes[0])};
+        if (!p.residual_x) return written;
+        const Tensor residual = in.projected[1];
+        {
+            const Scratch::Scope scope(in.scratch);
+            const Tensor known_k = written.read_back[0];
+            backend.add(residual, project(backend, in.scratch, known_k, {{p.residual_k, {}}})[0]);
+        }
+        written.read_back.push_back(as_stored(backend, in.scratch, residual, planes[1]));
+        return written;
+    }
+
+  private:
+    /// The norm's weight times the static scales, if there are any.
+    static Tensor scaled_norm(Backend& backend, Tensor norm, Tensor scale, std::vector<Buffer>& owned) {
+        if (!scale) return norm;
+        std::vector<float> values = values_of(backend, scale);
+        const std::vector<float> others = values_of(backend, norm);
+        for (size_t i = 0; i < values.size(); ++i) values[i] *= others[i];
+        return derived_vector(backend, values, "scales of a normed row", owned);
     }
 };
 

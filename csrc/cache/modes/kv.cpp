@@ -1,4 +1,5 @@
 // Mode kv: K (normed and rotated) and V as they are. The baseline every other mode is compared with.
+#include "cache/attend.h"
 #include "cache/modes/modes.h"
 
 namespace slimrt {
@@ -7,24 +8,30 @@ namespace {
 class Kv final : public CacheMode {
   public:
     const char* name() const override { return "kv"; }
+    bool serves(bool) const override { return true; }
     bool has_values_alone() const override { return true; }
+    bool keeps_v_bias() const override { return true; }
     std::string refusal(const AttnConfig&) const override { return ""; }
     Format format(const AttnConfig& c) const override {
         return {{"k", c.kv_width(), c.n_kv_heads, c.type_k}, {"v", c.kv_width(), c.n_kv_heads, c.type_v}};
     }
 
-    FreshRows attend(Backend& backend, const AttnInput& in, Tensor out) const override {
-        const AttnConfig& c = in.config;
-        const AttnWeights& w = in.weights;
-        const auto qkv = project_q_and(backend, in, {{w.k, w.k_bias}, {w.v, w.v_bias}});
-        const Tensor q = qkv[0], k = qkv[1], v = qkv[2];
-        if (w.k_norm) backend.norm(NormKind::rms, k, w.k_norm, {}, *c.qk_norm_eps, k);
-        if (c.rope) backend.rope(k, c.n_kv_heads, in.rope, in.batch.positions);
+    std::vector<Projection> projections(const Prepared& p) const override {
+        return {{p.model.k, p.model.k_bias}, {p.model.v, p.model.v_bias}};
+    }
 
-        const ScoreTerm scores[] = {{in.rows[0], k, c.n_kv_heads, c.head_dim, q}};
-        const ValueTerm values[] = {{in.rows[1], v, c.n_kv_heads, c.head_dim, out}};
-        backend.attention(attention_args(in, in.group.sequences, scores, values));
-        return {k, v};
+    Written write(Backend& backend, const WriteInput& in) const override {
+        const Tensor k = in.projected[0], k_norm = in.prepared.model.k_norm;
+        if (k_norm) backend.norm(NormKind::rms, k, k_norm, {}, *in.config.qk_norm_eps, k);
+        if (in.rope) backend.rope(k, in.config.n_kv_heads, in.rope, in.positions);
+        return {.planes = in.projected};
+    }
+
+    void read(Backend& backend, const ReadInput& in, const Written& written, Tensor out) const override {
+        const AttnConfig& c = in.config;
+        const ScoreTerm scores[] = {{in.rows[0], written.plane(0), c.n_kv_heads, c.head_dim, in.q}};
+        const ValueTerm values[] = {{in.rows[1], written.plane(1), c.n_kv_heads, c.head_dim, out}};
+        backend.attention(attention_args(in, scores, values));
     }
 };
 

@@ -1,13 +1,25 @@
 // Mode v: V alone, without bias, for models without RoPE. K = V W_VK, W_VK = W_V^-1 W_K, is absorbed into the
 // query: scores_i = (q_i W_VK,i^T) V^T over the whole row. It amplifies rounding in the scores as k does in
-// V.
+// V. The bias of K shifts all scores of a query alike.
+#include "cache/attend.h"
 #include "cache/modes/modes.h"
+#include "cache/prepare.h"
 #include "core/error.h"
 
 namespace slimrt {
 namespace {
 
-class V final : public CacheMode {
+constexpr const char* kFolded = "attn_vk.weight";
+
+struct PreparedV : Prepared {
+    using Prepared::Prepared;
+    Tensor w_vk;        // [k width, v width], K = linear(V, .)
+    Tensor absorbed_q;  // per head, q -> query against the whole row
+};
+
+const PreparedV& prepared(const AttnInput& in) { return static_cast<const PreparedV&>(in.prepared); }
+
+class V final : public AbsorbingMode {
   public:
     const char* name() const override { return "v"; }
 
@@ -23,52 +35,52 @@ class V final : public CacheMode {
         return {whole_plane("v", c.kv_width(), c.n_kv_heads, c.type_v)};
     }
 
-    Format materialised(const AttnConfig& c) const override {
+    Format dense_format(const AttnConfig& c) const override {
         return {{"k", c.kv_width(), 1, dense_type(c.type_v)}};
     }
 
-    void prepare(Backend& backend, const AttnConfig& c, DerivedWeights& derived,
-                 AttnWeights& w) const override {
-        w.w_vk = derived.folded(c.layer, "attn_vk.weight", c.kv_width(), c.kv_width());
-        absorb_q(backend, c, w.w_vk, w);
-        fold_v_bias(backend, c, w);
-        w.k_bias = {};  // shifts all scores of a query alike
+    std::vector<Fold> folds(const AttnConfig& c) const override {
+        return {{kFolded, c.kv_width(), c.kv_width()}};
     }
 
-    FreshRows attend(Backend& backend, const AttnInput& in, Tensor out) const override {
-        const AttnWeights& w = in.weights;
-        const auto qv = project_q_and(backend, in, {{w.v, {}}});
-        const Tensor q = qv[0], v = qv[1];
-        each_part(
-            in, [&](const Part& p) { absorbed(backend, in, p, p.of(q), p.of(v), p.of(out)); },
-            [&](const Part& p) { materialised_k(backend, in, p, p.of(q), p.of(v), p.of(out)); });
-        return {v};
+    std::unique_ptr<Prepared> prepare(Backend& backend, const PrepareInput& in) const override {
+        auto p = std::make_unique<PreparedV>(in.weights);
+        p->w_vk = in.folded.at(kFolded);
+        p->absorbed_q = absorb_q(backend, in.config, p->w_vk, p->owned);
+        return p;
     }
 
-  private:
-    static void absorbed(Backend& backend, const AttnInput& in, const Part& part, Tensor q, Tensor v,
-                         Tensor out) {
+    std::vector<Projection> projections(const Prepared& p) const override { return {{p.model.v, {}}}; }
+
+  protected:
+    Written write_rows(Backend&, const WriteInput& in) const override { return {.planes = in.projected}; }
+
+    void absorbed(Backend& backend, const ReadInput& in, const Written& own, Tensor out) const override {
         const AttnConfig& c = in.config;
-        const Tensor wide_q = in.scratch.f32(part.n, int64_t(c.n_heads) * c.kv_width());
-        backend.linear_per_head(q, in.weights.absorbed_q, c.n_heads, wide_q);
-        const ScoreTerm scores[] = {{in.rows[0], v, 1, c.kv_width(), wide_q}};
-        const ValueTerm values[] = {{in.rows[0], v, c.n_kv_heads, c.head_dim, out}};
-        backend.attention(attention_args(in, part.sequences, scores, values));
+        const Tensor wide_q = in.scratch.f32(in.q.rows, int64_t(c.n_heads) * c.kv_width());
+        backend.linear_per_head(in.q, prepared(in).absorbed_q, c.n_heads, wide_q);
+        const ScoreTerm scores[] = {{in.rows[0], own.plane(0), 1, c.kv_width(), wide_q}};
+        const ValueTerm values[] = {{in.rows[0], own.plane(0), c.n_kv_heads, c.head_dim, out}};
+        backend.attention(attention_args(in, scores, values));
     }
 
-    static void materialised_k(Backend& backend, const AttnInput& in, const Part& part, Tensor q, Tensor v,
-                               Tensor out) {
+    std::vector<Tensor> dense_of(Backend& backend, const AttnInput& in, Tensor x) const override {
+        return project(backend, in.scratch, x, {{in.prepared.model.k, {}}});
+    }
+
+    void dense_of_stored(Backend& backend, const ReadInput& in, int64_t begin, int64_t end,
+                         const std::vector<Tensor>& planes) const override {
+        const Tensor v = in.scratch.f32(end - begin, in.config.kv_width());
+        backend.load(in.rows[0], in.sequences[0].table, begin, end, v);
+        backend.linear(v, prepared(in).w_vk, {}, planes[0]);
+    }
+
+    void materialised(Backend& backend, const ReadInput& in, const Written& own, Tensor out) const override {
         const AttnConfig& c = in.config;
-        const Tensor k = project(backend, in.scratch, part.of(in.x), {{in.weights.k, {}}})[0];
-        materialise_before(backend, in, part, [&](int64_t begin, int64_t end, const auto& planes) {
-            const Tensor v_rows = in.scratch.f32(end - begin, c.kv_width());
-            backend.load(in.rows[0], part.sequences[0].table, begin, end, v_rows);
-            backend.linear(v_rows, in.weights.w_vk, {}, planes[0]);
-        });
-        const ScoreTerm scores[] = {{dense_rows(in.dense.planes[0], 0), k, c.n_kv_heads, c.head_dim, q}};
-        const ValueTerm values[] = {{in.rows[0], v, c.n_kv_heads, c.head_dim, out}};
-        backend.attention(attention_args(in, part.sequences, scores, values));
-        keep_dense(backend, in, part, {k});
+        const ScoreTerm scores[] = {
+            {dense_rows(in.dense.planes[0], 0), own.dense[0], c.n_kv_heads, c.head_dim, in.q}};
+        const ValueTerm values[] = {{in.rows[0], own.plane(0), c.n_kv_heads, c.head_dim, out}};
+        backend.attention(attention_args(in, scores, values));
     }
 };
 

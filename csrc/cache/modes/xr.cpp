@@ -4,13 +4,32 @@
 // Scores of rotated columns are read from them; those of the others, and values, are absorbed over the row:
 //   scores_i = q_i,rot rotate(row_i,rot s)^T + (q_i,rest W_k,i^T) row^T,   head_i = (p_i row) W_v,i
 // with k = row W_k, v = row W_v, both folded offline.
+#include "cache/attend.h"
 #include "cache/modes/modes.h"
+#include "cache/prepare.h"
 #include "core/error.h"
 
 namespace slimrt {
 namespace {
 
-class Xr final : public CacheMode {
+constexpr const char *kIn = "attn_xr_in.weight", *kK = "attn_xr_k.weight", *kV = "attn_xr_v.weight",
+                     *kScale = "attn_xr_row.scale";
+
+struct PreparedXr : Prepared {
+    using Prepared::Prepared;
+    Tensor row_in, row_k, row_v;   // row = linear(x, .) / s, k and v = linear(row, .)
+    Tensor absorbed_q;             // per head, q -> query against the whole row
+    Tensor rotated_bias;           // of k, the rotated columns
+    Tensor row_scale, row_shrink;  // [1, d_model]: static scales of channels, 1 / them; or none
+
+    uint64_t fingerprint(Backend& backend) const override {
+        return fingerprint_of(backend, {row_shrink, row_in});
+    }
+};
+
+const PreparedXr& prepared(const AttnInput& in) { return static_cast<const PreparedXr&>(in.prepared); }
+
+class Xr final : public AbsorbingMode {
   public:
     const char* name() const override { return "xr"; }
 
@@ -26,30 +45,78 @@ class Xr final : public CacheMode {
     /// Static scales even out the channels: one scale a row is enough for the types that have one.
     Format format(const AttnConfig& c) const override { return {{"x", c.d_model, 1, c.type_k}}; }
 
-    Format materialised(const AttnConfig& c) const override {
+    Format dense_format(const AttnConfig& c) const override {
         return {{"k", c.kv_width(), 1, dense_type(c.type_k)}, {"v", c.kv_width(), 1, dense_type(c.type_k)}};
     }
 
-    void prepare(Backend& backend, const AttnConfig& c, DerivedWeights& derived,
-                 AttnWeights& w) const override {
-        w.row_in = derived.folded(c.layer, "attn_xr_in.weight", c.d_model, c.d_model);
-        w.row_k = derived.folded(c.layer, "attn_xr_k.weight", c.kv_width(), c.d_model);
-        w.row_v = derived.folded(c.layer, "attn_xr_v.weight", c.kv_width(), c.d_model);
-        load_row_scale(backend, c, derived, "attn_xr_row.scale", c.d_model, w);
-        absorb_q(backend, c, w.row_k, w, c.n_rot);
-        fold_v_bias(backend, c, w);
-        if (w.k_bias)  // that of the others shifts all scores of a query alike
-            w.rotated_bias = derived_vector(backend, w, rotated_of(c, values_of(backend, w.k_bias)),
-                                            "bias of the rotated columns");
+    std::vector<Fold> folds(const AttnConfig& c) const override {
+        return {{kIn, c.d_model, c.d_model},
+                {kK, c.kv_width(), c.d_model},
+                {kV, c.kv_width(), c.d_model},
+                row_scale_fold(c, kScale, c.d_model)};
     }
 
-    FreshRows attend(Backend& backend, const AttnInput& in, Tensor out) const override {
-        const auto projected = project_q_and(backend, in, {{in.weights.row_in, {}}});
-        const Tensor q = projected[0], row = projected[1];
-        each_part(
-            in, [&](const Part& p) { absorbed(backend, in, p, p.of(q), p.of(row), p.of(out)); },
-            [&](const Part& p) { materialised_kv(backend, in, p, p.of(q), p.of(out)); });
-        return {row};
+    std::unique_ptr<Prepared> prepare(Backend& backend, const PrepareInput& in) const override {
+        const AttnConfig& c = in.config;
+        auto p = std::make_unique<PreparedXr>(in.weights);
+        p->row_in = in.folded.at(kIn);
+        p->row_k = in.folded.at(kK);
+        p->row_v = in.folded.at(kV);
+        p->row_scale = in.folded.at(kScale);
+        p->row_shrink = row_shrink(backend, c, kScale, p->row_scale, p->owned);
+        p->absorbed_q = absorb_q(backend, c, p->row_k, p->owned, c.n_rot);
+        if (const Tensor bias = in.weights.k_bias)  // that of the others shifts all scores of a query alike
+            p->rotated_bias = derived_vector(backend, rotated_of(c, values_of(backend, bias)),
+                                             "bias of the rotated columns", p->owned);
+        return p;
+    }
+
+    std::vector<Projection> projections(const Prepared& p) const override {
+        return {{static_cast<const PreparedXr&>(p).row_in, {}}};
+    }
+
+  protected:
+    Written write_rows(Backend&, const WriteInput& in) const override { return {.planes = in.projected}; }
+
+    void absorbed(Backend& backend, const ReadInput& in, const Written& own, Tensor out) const override {
+        const AttnConfig& c = in.config;
+        const PreparedXr& p = prepared(in);
+        const int64_t wide = int64_t(c.n_heads) * c.d_model;
+        const Tensor wide_q = in.scratch.f32(in.q.rows, wide), u = in.scratch.f32(in.q.rows, wide);
+        backend.linear_per_head(in.q, p.absorbed_q, c.n_heads, wide_q);
+        const Tensor row = own.plane(0);
+        const ScoreTerm scores[] = {
+            {.stored = in.rows[0],
+             .fresh = row,
+             .n_heads = c.n_kv_heads,
+             .dim = c.n_rot,
+             .q = in.q,
+             .row_scale = p.row_scale ? p.row_scale.cols_of(0, rotated(c)) : Tensor{},
+             .bias = p.rotated_bias,
+             .rope = in.rope},
+            {.stored = in.rows[0], .fresh = row, .n_heads = 1, .dim = c.d_model, .q = wide_q}};
+        const ValueTerm values[] = {{in.rows[0], row, 1, c.d_model, u}};
+        backend.attention(attention_args(in, scores, values));
+        linear_heads(backend, c, u, p.row_v, out);
+    }
+
+    /// Dense rows of K are biased and rotated, so that they are read as they are.
+    std::vector<Tensor> dense_of(Backend& backend, const AttnInput& in, Tensor x) const override {
+        const AttnWeights& w = in.prepared.model;
+        const auto kv = project(backend, in.scratch, x, {{w.k, w.k_bias}, {w.v, {}}});
+        backend.rope(kv[0], in.config.n_kv_heads, in.rope, in.positions);
+        return kv;
+    }
+
+    void dense_of_stored(Backend& backend, const ReadInput& in, int64_t begin, int64_t end,
+                         const std::vector<Tensor>& planes) const override {
+        const PreparedXr& p = prepared(in);
+        const Tensor rows = in.scratch.f32(end - begin, in.config.d_model);
+        backend.load(in.rows[0], in.sequences[0].table, begin, end, rows);
+        const Product products[] = {{p.row_k, p.model.k_bias, planes[0]}, {p.row_v, {}, planes[1]}};
+        backend.linear(rows, products);
+        const Tensor positions = positions_from(backend, in.scratch, begin, end - begin);
+        backend.rope(planes[0], in.config.n_kv_heads, in.rope, positions);
     }
 
   private:
@@ -60,50 +127,6 @@ class Xr final : public CacheMode {
         std::vector<float> out(rotated(c));
         for (int i = 0; i < rotated(c); ++i) out[i] = k[i / c.n_rot * c.head_dim + i % c.n_rot];
         return out;
-    }
-
-    static void absorbed(Backend& backend, const AttnInput& in, const Part& part, Tensor q, Tensor row,
-                         Tensor out) {
-        const AttnConfig& c = in.config;
-        const AttnWeights& w = in.weights;
-        const int64_t wide = int64_t(c.n_heads) * c.d_model;
-        const Tensor wide_q = in.scratch.f32(part.n, wide), u = in.scratch.f32(part.n, wide);
-        backend.linear_per_head(q, w.absorbed_q, c.n_heads, wide_q);
-        const ScoreTerm scores[] = {
-            {.stored = in.rows[0],
-             .fresh = row,
-             .n_heads = c.n_kv_heads,
-             .dim = c.n_rot,
-             .q = q,
-             .row_scale = w.row_scale ? w.row_scale.cols_of(0, rotated(c)) : Tensor{},
-             .bias = w.rotated_bias,
-             .rope = in.rope},
-            {.stored = in.rows[0], .fresh = row, .n_heads = 1, .dim = c.d_model, .q = wide_q}};
-        const ValueTerm values[] = {{in.rows[0], row, 1, c.d_model, u}};
-        backend.attention(attention_args(in, part.sequences, scores, values));
-        linear_heads(backend, c, u, w.row_v, out);
-    }
-
-    /// Dense rows of K are biased and rotated, so that they are read as they are.
-    static void materialised_kv(Backend& backend, const AttnInput& in, const Part& part, Tensor q,
-                                Tensor out) {
-        const AttnConfig& c = in.config;
-        const AttnWeights& w = in.weights;
-        const auto kv = project(backend, in.scratch, part.of(in.x), {{w.k, w.k_bias}, {w.v, {}}});
-        const Tensor k = kv[0], v = kv[1];
-        backend.rope(k, c.n_kv_heads, in.rope, in.batch.positions.cols_of(part.first, part.n));
-        materialise_before(backend, in, part, [&](int64_t begin, int64_t end, const auto& planes) {
-            const Tensor rows = in.scratch.f32(end - begin, c.d_model);
-            backend.load(in.rows[0], part.sequences[0].table, begin, end, rows);
-            const Product products[] = {{w.row_k, w.k_bias, planes[0]}, {w.row_v, {}, planes[1]}};
-            backend.linear(rows, products);
-            const Tensor positions = positions_from(backend, in.scratch, begin, end - begin);
-            backend.rope(planes[0], c.n_kv_heads, in.rope, positions);
-        });
-        const ScoreTerm scores[] = {{dense_rows(in.dense.planes[0], 0), k, c.n_kv_heads, c.head_dim, q}};
-        const ValueTerm values[] = {{dense_rows(in.dense.planes[1], 0), v, c.n_kv_heads, c.head_dim, out}};
-        backend.attention(attention_args(in, part.sequences, scores, values));
-        keep_dense(backend, in, part, kv);
     }
 };
 

@@ -1,0 +1,132 @@
+// The two branches of modes that absorb weights: which part of a step takes which, and dense rows.
+#include <algorithm>
+
+#include "cache/attend.h"
+
+namespace slimrt {
+namespace {
+
+/// Consecutive tokens of a step that take the same branch; queries of their sequences count from `first`.
+struct Part {
+    bool absorb = false;
+    int64_t first = 0, n = 0;
+    std::vector<AttentionSequence> sequences;
+};
+
+bool pays_absorbed(const AttnInput& in, const AttentionSequence& s) {
+    return s.end > s.begin && s.n_queries <= in.config.head_dim && !in.chunk;
+}
+
+std::vector<Part> parts_of_step(const AttnInput& in) {
+    std::vector<Part> parts;
+    for (AttentionSequence s : in.sequences) {
+        const bool absorb = pays_absorbed(in, s);
+        const bool joins = absorb && !parts.empty() && parts.back().absorb &&
+                           parts.back().n + s.n_queries <= in.config.head_dim;
+        if (!joins) parts.push_back({absorb, s.query, 0, {}});
+        Part& part = parts.back();
+        s.query -= int(part.first);
+        part.n += s.n_queries;
+        part.sequences.push_back(s);
+    }
+    return parts;
+}
+
+/// Over an encoder's rows a sequence's queries do not see each other: a few at a time.
+std::vector<Part> parts_over_source(const AttnInput& in, int64_t n_tokens) {
+    std::vector<Part> parts;
+    for (int64_t first = 0; first < n_tokens; first += in.config.head_dim) {
+        Part part{true, first, std::min<int64_t>(in.config.head_dim, n_tokens - first), {}};
+        for (AttentionSequence s : in.sequences) {
+            const int64_t begin = std::max<int64_t>(s.query, first);
+            const int64_t end = std::min<int64_t>(s.query + s.n_queries, first + part.n);
+            if (begin >= end) continue;
+            s.query = int(begin - first);
+            s.n_queries = int(end - begin);
+            part.sequences.push_back(s);
+        }
+        parts.push_back(std::move(part));
+    }
+    return parts;
+}
+
+void store_dense(Backend& backend, const ReadInput& in, int64_t first, const std::vector<Tensor>& rows) {
+    const Scratch::Scope scope(in.scratch);
+    const Tensor slots = positions_from(backend, in.scratch, first, rows[0].rows);
+    for (size_t p = 0; p < rows.size(); ++p) {
+        const Tensor& to = in.dense.planes[p];
+        backend.store(rows[p], {.base = to.data,
+                                .dtype = to.dtype,
+                                .width = int(to.cols),
+                                .row_bytes = to.stride,
+                                .slots = slots});
+    }
+}
+
+}  // namespace
+
+Written AbsorbingMode::write(Backend& backend, const WriteInput& in) const {
+    Written written = write_rows(backend, in);
+    const auto many = [&](const AttentionSequence& s) { return !pays_absorbed(in, s); };
+    if (!in.shared)
+        written.x = in.x;
+    else if (std::ranges::any_of(in.sequences, many))
+        written.dense = dense_of(backend, in, in.x);
+    return written;
+}
+
+void AbsorbingMode::read(Backend& backend, const ReadInput& in, const Written& written, Tensor out) const {
+    for (const Part& part : in.config.cross ? parts_over_source(in, in.q.rows) : parts_of_step(in)) {
+        const Scratch::Scope scope(in.scratch);
+        ReadInput some = in;
+        some.sequences = part.sequences;
+        some.positions = in.positions.cols_of(part.first, part.n);
+        some.q = in.q.rows_of(part.first, part.n);
+        const Written own = written.rows_of(part.first, part.n);
+        const Tensor to = out.rows_of(part.first, part.n);
+        part.absorb ? absorbed(backend, some, own, to) : materialise(backend, some, own, to);
+    }
+}
+
+/// Keeps the part's own rows for the chunks that follow.
+void AbsorbingMode::materialise(Backend& backend, const ReadInput& in, Written own, Tensor out) const {
+    if (own.dense.empty()) own.dense = dense_of(backend, in, own.x);
+    materialise_before(backend, in);
+    materialised(backend, in, own, out);
+    const int64_t position = in.sequences[0].position, end = position + own.dense[0].rows;
+    if (!in.chunk || in.dense.end >= end) return;
+    store_dense(backend, in, position, own.dense);
+    in.dense.end = end;
+}
+
+/// Makes the dense rows of the positions before a part that are not there yet.
+void AbsorbingMode::materialise_before(Backend& backend, const ReadInput& in) const {
+    constexpr int64_t kSegment = 512;
+    const AttentionSequence& s = in.sequences[0];
+    DenseRows& dense = in.dense;
+    if (dense.table != s.table) {
+        const int64_t window = in.config.window;
+        dense.table = s.table;
+        dense.end = window ? std::max(s.begin, s.position - window + 1) : s.begin;
+    }
+    for (; dense.end < s.end; dense.end = std::min(dense.end + kSegment, s.end)) {
+        const Scratch::Scope scope(in.scratch);
+        const int64_t end = std::min(dense.end + kSegment, s.end);
+        std::vector<Tensor> rows;
+        for (const Tensor& plane : dense.planes) rows.push_back(in.scratch.f32(end - dense.end, plane.cols));
+        dense_of_stored(backend, in, dense.end, end, rows);
+        store_dense(backend, in, dense.end, rows);
+    }
+}
+
+void AbsorbingMode::materialised(Backend& backend, const ReadInput& in, const Written& own,
+                                 Tensor out) const {
+    const AttnConfig& c = in.config;
+    const ScoreTerm scores[] = {
+        {dense_rows(in.dense.planes[0], 0), own.dense[0], c.n_kv_heads, c.head_dim, in.q}};
+    const ValueTerm values[] = {
+        {dense_rows(in.dense.planes[1], 0), own.dense[1], c.n_kv_heads, c.head_dim, out}};
+    backend.attention(attention_args(in, scores, values));
+}
+
+}  // namespace slimrt

@@ -1,0 +1,73 @@
+#include "cache/attend.h"
+
+#include "core/error.h"
+
+namespace slimrt {
+
+Plane whole_plane(const char* name, int width, int heads, DType type) {
+    return {name, width, head_bytes(type, width / heads).scales ? heads : 1, type};
+}
+
+std::vector<Tensor> project(Backend& backend, Scratch& scratch, Tensor x,
+                            std::span<const Projection> projections) {
+    std::vector<Product> products;
+    std::vector<Tensor> out;
+    for (const auto& [weight, bias] : projections) {
+        out.push_back(scratch.f32(x.rows, weight.rows));
+        products.push_back({weight, bias, out.back()});
+    }
+    if (!products.empty()) backend.linear(x, products);
+    return out;
+}
+
+AttentionArgs attention_args(const ReadInput& in, std::span<const ScoreTerm> scores,
+                             std::span<const ValueTerm> values) {
+    const AttnConfig& c = in.config;
+    return {.sequences = in.sequences,
+            .scores = scores,
+            .values = values,
+            .n_heads = c.n_heads,
+            .scale = c.scale,
+            .window = c.window,
+            .relative_bias = in.relative_bias,
+            .relative_origin = in.relative_bias.cols - 1,
+            .sparse_threshold = c.sparse_threshold};
+}
+
+Tensor as_stored(Backend& backend, Scratch& scratch, Tensor x, const Plane& plane) {
+    if (plane.type == DType::F32) return x;
+    const Tensor out = scratch.f32(x.rows, x.cols);
+    backend.round(x, plane.type, plane.heads, out);
+    return out;
+}
+
+std::string narrow_source_k(const AttnConfig& c, const char* what) {
+    if (c.kv_width() >= c.d_model) return "";
+    return concat("K is ", c.kv_width(), " wide and the encoder's output ", c.d_model, ", so ", what,
+                  " cannot be computed from it");
+}
+
+void linear_heads(Backend& backend, const AttnConfig& c, Tensor x, Tensor weight, Tensor out) {
+    if (c.mha()) return backend.linear_per_head(x, weight, c.n_heads, out);
+    const int group = c.n_heads / c.n_kv_heads;
+    const int64_t m = weight.rows / c.n_kv_heads;
+    for (int h = 0; h < c.n_heads; ++h)
+        backend.linear(x.cols_of(h * weight.cols, weight.cols), weight.rows_of(h / group * m, m), {},
+                       out.cols_of(h * m, m));
+}
+
+DType dense_type(DType stored) { return stored == DType::F32 || stored == DType::BF16 ? stored : DType::F16; }
+
+Tensor positions_from(Backend& backend, Scratch& scratch, int64_t first, int64_t n) {
+    std::vector<int32_t> host(n);
+    for (int64_t i = 0; i < n; ++i) host[i] = int32_t(first + i);
+    const Tensor positions = scratch.i32(n);
+    backend.upload(positions, host.data(), n * sizeof(int32_t));
+    return positions;
+}
+
+Rows dense_rows(Tensor t, int64_t first) {
+    return {.base = t.data, .dtype = t.dtype, .width = int(t.cols), .row_bytes = t.stride, .first = first};
+}
+
+}  // namespace slimrt

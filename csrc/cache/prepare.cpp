@@ -1,0 +1,119 @@
+#include "cache/prepare.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/error.h"
+
+namespace slimrt {
+namespace {
+
+/// Rows [first, first + n) of a weight of any type, unpacked.
+void unpack_rows(Backend& backend, Tensor weight, int64_t first, int64_t n, Tensor ids, Tensor out) {
+    std::vector<int32_t> host(n);
+    for (int64_t i = 0; i < n; ++i) host[i] = int32_t(first + i);
+    ids.cols = n;
+    backend.upload(ids, host.data(), n * sizeof(int32_t));
+    backend.gather(weight, ids, out);
+}
+
+}  // namespace
+
+std::vector<float> values_of(Backend& backend, Tensor vector) {
+    std::vector<float> values(vector.cols);
+    backend.download(values.data(), vector, values.size() * sizeof(float));  // may be a part of a row
+    return values;
+}
+
+Tensor derived_vector(Backend& backend, const std::vector<float>& values, const char* what,
+                      std::vector<Buffer>& owned) {
+    const size_t bytes = values.size() * sizeof(float);
+    owned.push_back(backend.alloc(MemoryKind::derived, bytes, what));
+    const Tensor out(owned.back().data.get(), DType::F32, 1, int64_t(values.size()));
+    backend.upload(out, values.data(), bytes);
+    return out;
+}
+
+std::vector<float> for_query_heads(const AttnConfig& c, const std::vector<float>& v) {
+    const int group = c.n_heads / c.n_kv_heads, dim = c.head_dim;
+    std::vector<float> out(c.q_width());
+    for (int i = 0; i < c.q_width(); ++i) out[i] = v[i / dim / group * dim + i % dim];
+    return out;
+}
+
+Fold row_scale_fold(const AttnConfig& c, const char* suffix, int64_t width) {
+    return {suffix, 1, width, false, head_bytes(c.type_k, 1).scales > 0};
+}
+
+Tensor row_shrink(Backend& backend, const AttnConfig& c, const char* suffix, Tensor row_scale,
+                  std::vector<Buffer>& owned) {
+    if (!row_scale) return {};
+    std::vector<float> shrink = values_of(backend, row_scale);
+    for (float& s : shrink) {
+        if (!backend.dry() && !(s > 0 && std::isfinite(s)))
+            fail(ErrorCode::format, "tensor 'blk.", c.layer, ".", suffix, "' holds ", s,
+                 ": the scales of a row must be positive numbers");
+        s = 1 / s;
+    }
+    return derived_vector(backend, shrink, "scales of a row", owned);
+}
+
+Tensor fold_v_bias(Backend& backend, const AttnConfig& c, const AttnWeights& w, Tensor v_bias,
+                   std::vector<Buffer>& owned) {
+    if (!v_bias) return w.o_bias;
+    const std::vector<float> expanded = for_query_heads(c, values_of(backend, v_bias));
+
+    constexpr int64_t kRows = 64;
+    const Buffer temporary = backend.alloc(
+        MemoryKind::scratch, (c.q_width() * (kRows + 1) + kRows) * sizeof(float), "folding of the V bias");
+    const Tensor bias(temporary.data.get(), DType::F32, 1, c.q_width());
+    const Tensor rows(bias.row(1), DType::F32, kRows, c.q_width());
+    const Tensor ids(rows.row(kRows), DType::I32, 1, kRows);
+    backend.upload(bias, expanded.data(), bias.bytes());
+
+    owned.push_back(backend.alloc(MemoryKind::derived, c.d_model * sizeof(float), "output bias"));
+    const Tensor out(owned.back().data.get(), DType::F32, 1, c.d_model);
+    for (int64_t first = 0; first < c.d_model; first += kRows) {
+        const int64_t n = std::min<int64_t>(kRows, c.d_model - first);
+        unpack_rows(backend, w.o, first, n, ids, rows.rows_of(0, n));
+        backend.linear(bias, rows.rows_of(0, n), {}, out.cols_of(first, n));
+    }
+    if (w.o_bias) backend.add(out, w.o_bias);
+    return out;
+}
+
+Tensor absorb_q(Backend& backend, const AttnConfig& c, Tensor weight, std::vector<Buffer>& owned,
+                int left_out) {
+    const int64_t width = weight.cols, dim = c.head_dim, group = c.n_heads / c.n_kv_heads;
+    const Buffer temporary =
+        backend.alloc(MemoryKind::scratch, dim * (width + 1) * sizeof(float), "transposition of a weight");
+    const Tensor head(temporary.data.get(), DType::F32, dim, width);
+    const Tensor ids(head.row(dim), DType::I32, 1, dim);
+
+    owned.push_back(
+        backend.alloc(MemoryKind::derived, c.n_heads * width * dim * sizeof(float), "absorbed query weight"));
+    const Tensor out(owned.back().data.get(), DType::F32, c.n_heads * width, dim);
+    if (backend.dry()) return out;
+    std::vector<float> from(dim * width), to(dim * width);
+    for (int h = 0; h < c.n_heads; ++h) {
+        unpack_rows(backend, weight, h / group * dim, dim, ids, head);
+        backend.download(from.data(), head, head.bytes());
+        for (int64_t i = left_out; i < dim; ++i)
+            for (int64_t j = 0; j < width; ++j) to[j * dim + i] = from[i * width + j];
+        backend.upload(out.rows_of(h * width, width), to.data(), to.size() * sizeof(float));
+    }
+    return out;
+}
+
+uint64_t fingerprint_of(Backend& backend, std::initializer_list<Tensor> tensors) {
+    uint64_t hash = 0;
+    for (const Tensor& t : tensors) {
+        if (!t) continue;
+        std::vector<unsigned char> row(t.stride);  // the first one tells folds apart
+        backend.download(row.data(), t, row.size());
+        for (const unsigned char byte : row) hash = (hash ^ byte) * 0x100000001b3 + 1;  // as FNV-1a
+    }
+    return hash;
+}
+
+}  // namespace slimrt

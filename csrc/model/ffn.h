@@ -1,0 +1,30 @@
+// The feed-forward part of a layer: how its tensors are loaded and what it computes. An architecture with
+// another one brings its own in arch/.
+#pragma once
+
+#include "model/architecture.h"
+#include "model/weights.h"
+
+namespace slimrt {
+
+/// Checked tensors of a file, by name, as Loader reads them.
+class TensorSource {
+  public:
+    virtual ~TensorSource() = default;
+    /// [rows, cols] as it multiplies; none where it is never there or optional and missing. Throws
+    /// Error{format}.
+    virtual Tensor matrix(const std::string& name, int64_t rows, int64_t cols,
+                          Presence presence = Presence::required) = 0;
+    /// A norm's weight or a bias: f32 [1, n].
+    virtual Tensor vector(const std::string& name, int64_t n, Presence presence) = 0;
+};
+
+struct Ffn {
+    /// The tensors of the layer whose names begin with `prefix`.
+    void (*load)(TensorSource& file, const ModelConfig& config, const std::string& prefix, LayerWeights& w);
+    /// out [n, d_model] of the normed x, which may be out itself.
+    void (*run)(Backend& backend, const ModelConfig& config, const LayerWeights& w, Scratch& scratch,
+                Tensor x, Tensor out);
+};
+
+}  // namespace slimrt
