@@ -28,19 +28,22 @@ struct StoredRows {
     std::vector<int32_t> table;
     Rows rows;
 
-    StoredRows(Backend& backend, int64_t n, int width, int heads, DType dtype) {
+    StoredRows(Backend& backend, int64_t n, int width, int heads, DType dtype, int scale_tokens = 0) {
         if (width % heads) fail(ErrorCode::argument, width, " columns are not ", heads, " heads");
         const int64_t n_blocks = (n + kBlock - 1) / kBlock;
         for (int32_t b = 0; b < n_blocks; ++b) table.push_back(b);
         std::shuffle(table.begin(), table.end(), std::mt19937(7));
-        const size_t bytes = head_bytes(dtype, width / heads).total() * heads * kBlock;
+        if (scale_tokens < 0 || (scale_tokens && kBlock % scale_tokens))
+            fail(ErrorCode::argument, scale_tokens, " tokens do not divide a block of ", kBlock);
+        const size_t bytes = head_bytes(dtype, width / heads, kBlock, scale_tokens).total() * heads;
         pool = backend.alloc(MemoryKind::cache, bytes * n_blocks, "rows");
         rows = {.base = pool.data.get(),
                 .dtype = dtype,
                 .width = width,
                 .heads = heads,
                 .block_stride = bytes,
-                .block_tokens = kBlock};
+                .block_tokens = kBlock,
+                .scale_tokens = scale_tokens};
     }
     StoredRows(Backend& backend, Tensor from, int heads, DType dtype)
         : StoredRows(backend, from.rows, int(from.cols), heads, dtype) {
@@ -49,20 +52,33 @@ struct StoredRows {
 
     /// Row i of `from` becomes the row of position first + i.
     void store(Backend& backend, Tensor from, int64_t first) {
+        with_slots(backend, first, from.rows, [&](const Slots& to) { backend.store(from, to); });
+    }
+    /// The rows [begin, end) of `from` become rows of the positions that they have there.
+    void recode(Backend& backend, const StoredRows& from, int64_t begin, int64_t end) {
+        with_slots(backend, begin, end - begin,
+                   [&](const Slots& to) { backend.recode(from.rows, from.table.data(), begin, end, to); });
+    }
+
+  private:
+    /// use(slots of n positions from `first` on), if there are any.
+    template <class Use>
+    void with_slots(Backend& backend, int64_t first, int64_t n, const Use& use) {
         std::vector<int32_t> slots;
-        for (int64_t i = first; i < first + from.rows; ++i)
+        for (int64_t i = first; i < first + n; ++i)
             slots.push_back(table[i / kBlock] * kBlock + int32_t(i % kBlock));
-        if (from.rows == 0) return;
+        if (n <= 0) return;
         const Buffer there = backend.alloc(MemoryKind::scratch, slots.size() * sizeof(int32_t), "slots");
-        const Tensor in_order(there.data.get(), DType::I32, 1, from.rows);
+        const Tensor in_order(there.data.get(), DType::I32, 1, n);
         backend.upload(in_order, slots.data(), in_order.bytes());
-        backend.store(from, {.base = pool.data.get(),
-                             .dtype = rows.dtype,
-                             .width = rows.width,
-                             .heads = rows.heads,
-                             .block_stride = rows.block_stride,
-                             .block_tokens = kBlock,
-                             .slots = in_order});
+        use({.base = pool.data.get(),
+             .dtype = rows.dtype,
+             .width = rows.width,
+             .heads = rows.heads,
+             .block_stride = rows.block_stride,
+             .block_tokens = kBlock,
+             .slots = in_order,
+             .scale_tokens = rows.scale_tokens});
     }
 };
 
@@ -72,6 +88,23 @@ auto cache_round_trip(const F32& x, int heads, const std::string& type, const st
     const Tensor from = arrays.of(x), out = arrays.zeros(from.rows, from.cols);
     const StoredRows stored(arrays.backend(), from, heads, parse_cache_type(type));
     arrays->load(stored.rows, stored.table.data(), 0, from.rows, out);
+    return arrays.read(out);
+}
+
+/// Rows [begin, end) after a plane of one type and Backend::recode() to a plane of another, whose scales
+/// belong to scale_tokens tokens (0: to a row), and which has `width` columns, the first of each head.
+auto recoded(const F32& x, int heads, const std::string& from_type, const std::string& to_type,
+             int scale_tokens, int64_t width, int64_t begin, int64_t end, const std::string& isa,
+             int n_threads) {
+    Arrays arrays(isa, n_threads);
+    const Tensor rows = arrays.of(x), out = arrays.zeros(end - begin, width);
+    const int64_t group = std::max(scale_tokens, 1);
+    if (begin < 0 || end > rows.rows || begin > end || begin % group || end % group || width > rows.cols)
+        fail(ErrorCode::argument, "these are not rows, or no whole groups of them");
+    const StoredRows from(arrays.backend(), rows, heads, parse_cache_type(from_type));
+    StoredRows to(arrays.backend(), rows.rows, int(width), heads, parse_cache_type(to_type), scale_tokens);
+    to.recode(arrays.backend(), from, begin, end);
+    arrays->load(to.rows, to.table.data(), begin, end, out);
     return arrays.read(out);
 }
 
@@ -127,8 +160,9 @@ auto attention(const F32& q, const F32& score_rows, const F32& value_rows, int n
 }
 
 /// Terms of attention() as dictionaries, of rows [T, width] whose last n_fresh are fresh: rows, type,
-/// stored_heads, heads, dim; of scores also q, and where wanted row_scale, factors [T, 1], bias, table,
-/// n_rot, interleaved.
+/// stored_heads, heads, dim, and where wanted scale_tokens (groups of the first rows; those of no whole group
+/// must be fresh); of scores also q, and where wanted row_scale, factors [T, 1], bias, table, n_rot,
+/// interleaved; of values where wanted out, what it holds before.
 class Terms {
   public:
     Terms(Arrays& arrays, int n_fresh) : arrays_(arrays), n_fresh_(n_fresh) {}
@@ -150,7 +184,10 @@ class Terms {
     ValueTerm value(const nb::dict& term, int n_heads) {
         ValueTerm out;
         read_rows(term, out);
-        out.out = arrays_.zeros(n_fresh_, int64_t(n_heads) * out.dim);
+        out.out = array(term, "out");
+        if (!out.out) out.out = arrays_.zeros(n_fresh_, int64_t(n_heads) * out.dim);
+        if (out.out.rows != n_fresh_ || out.out.cols < int64_t(n_heads) * out.dim || out.out.cols % n_heads)
+            fail(ErrorCode::argument, "out has no ", n_heads, " heads of ", out.dim, " columns a query");
         return out;
     }
     AttentionSequence sequence() const {
@@ -164,16 +201,23 @@ class Terms {
     Tensor array(const nb::dict& term, const char* key) {
         return term.contains(key) ? arrays_.of(nb::cast<F32>(term[key])) : Tensor{};
     }
-    Rows store(Tensor rows, int heads, DType type) {
+    Rows store(Tensor rows, int heads, DType type, int scale_tokens = 0) {
         n_stored_ = rows.rows - n_fresh_;
-        stored_.emplace_back(arrays_.backend(), rows.rows_of(0, n_stored_), heads, type);
+        stored_.emplace_back(arrays_.backend(), rows.rows_of(0, n_stored_), heads,
+                             scale_tokens ? DType::F32 : type);
+        if (scale_tokens == 0) return stored_.back().rows;
+        if (n_stored_ % scale_tokens) fail(ErrorCode::argument, "a group of tokens is not whole");
+        const StoredRows& exact = stored_.back();
+        stored_.emplace_back(arrays_.backend(), n_stored_, int(rows.cols), heads, type, scale_tokens);
+        stored_.back().recode(arrays_.backend(), exact, 0, n_stored_);
         return stored_.back().rows;
     }
     template <class Term>
     void read_rows(const nb::dict& term, Term& out) {
         const Tensor rows = array(term, "rows");
         out.stored = store(rows, nb::cast<int>(term["stored_heads"]),
-                           parse_cache_type(nb::cast<std::string>(term["type"])));
+                           parse_cache_type(nb::cast<std::string>(term["type"])),
+                           term.contains("scale_tokens") ? nb::cast<int>(term["scale_tokens"]) : 0);
         out.fresh = rows.rows_of(n_stored_, n_fresh_);
         out.n_heads = nb::cast<int>(term["heads"]);
         out.dim = nb::cast<int>(term["dim"]);
@@ -187,10 +231,12 @@ class Terms {
 
 /// One sequence, see Terms: out of each value term. relative_bias: as AttentionArgs has it, its last column
 /// for a query's own token; or, not causal, its middle one: then the fresh rows are queries only, and see all
-/// stored ones.
+/// stored ones. sinks: one a head. lse [n_fresh, heads]: merges what the terms' `out` hold with it, and adds
+/// the new one to what is returned.
 nb::list attention_of_terms(const std::vector<nb::dict>& scores, const std::vector<nb::dict>& values,
                             int n_heads, int n_fresh, float scale, int64_t window, const std::string& isa,
-                            int n_threads, const std::optional<F32>& relative_bias, bool causal) {
+                            int n_threads, const std::optional<F32>& relative_bias, bool causal,
+                            float score_cap, const std::optional<F32>& sinks, const std::optional<F32>& lse) {
     Arrays arrays(isa, n_threads);
     Terms terms(arrays, n_fresh);
     std::vector<ScoreTerm> score_terms;
@@ -201,16 +247,25 @@ nb::list attention_of_terms(const std::vector<nb::dict>& scores, const std::vect
     sequence.causal = sequence.fresh = causal;
     if (!causal) sequence.position = 0;
     const Tensor bias = relative_bias ? arrays.of(*relative_bias) : Tensor{};
+    const Tensor sums = lse ? arrays.of(*lse) : Tensor{};
+    if ((sinks && int64_t(sinks->size()) != n_heads) ||
+        (sums && (sums.rows != n_fresh || sums.cols != n_heads)))
+        fail(ErrorCode::argument, "sinks or lse are not those of ", n_heads, " heads");
     arrays->attention({.sequences = {&sequence, 1},
                        .scores = score_terms,
                        .values = value_terms,
                        .n_heads = n_heads,
                        .scale = scale,
+                       .score_cap = score_cap,
                        .window = window,
                        .relative_bias = bias,
-                       .relative_origin = causal ? bias.cols - 1 : bias.cols / 2});
+                       .relative_origin = causal ? bias.cols - 1 : bias.cols / 2,
+                       .sinks = arrays.of(sinks),
+                       .lse = sums,
+                       .merge = bool(lse)});
     nb::list out;
     for (const ValueTerm& term : value_terms) out.append(arrays.read(term.out));
+    if (sums) out.append(arrays.read(sums));
     return out;
 }
 
@@ -286,10 +341,11 @@ std::vector<double> time_calls(Arrays& arrays, const AttentionArgs& args, int re
 
 /// Decoding attention over random rows of n_seqs sequences, a query each: seconds of every repetition, the
 /// bytes of cache that one of them reads without a sparse_threshold, and the share of values that it skips
-/// with one.
+/// with one. biased: with a relative_bias (of zeros).
 auto time_attention(int n_heads, int n_kv_heads, int head_dim, const std::string& type_k,
                     const std::string& type_v, int64_t n, int n_seqs, float loud, float sparse_threshold,
-                    int repetitions, int calls, bool absorbed, const std::string& isa, int n_threads) {
+                    int repetitions, int calls, bool absorbed, const std::string& isa, int n_threads,
+                    bool biased, float score_cap) {
     if (n < 1 || n_seqs < 1 || n_kv_heads < 1 || n_heads % n_kv_heads || calls < 1)
         fail(ErrorCode::argument, "nothing to measure");
     const nb::gil_scoped_release release;
@@ -309,12 +365,16 @@ auto time_attention(int n_heads, int n_kv_heads, int head_dim, const std::string
     if (absorbed) score.rope = usual_rope(arrays, d);
     const ValueTerm value{planes.back().rows, own, absorbed ? 1 : n_kv_heads, d.value_dim(),
                           arrays.zeros(n_seqs, int64_t(n_heads) * d.value_dim())};
+    const Tensor bias = biased ? arrays.zeros(n_heads, n + 1) : Tensor{};
     const std::vector<double> seconds = time_calls(arrays,
                                                    {.sequences = sequences,
                                                     .scores = {&score, 1},
                                                     .values = {&value, 1},
                                                     .n_heads = n_heads,
                                                     .scale = 1 / std::sqrt(float(head_dim)),
+                                                    .score_cap = score_cap,
+                                                    .relative_bias = bias,
+                                                    .relative_origin = n,
                                                     .sparse_threshold = sparse_threshold},
                                                    repetitions, calls);
     size_t row = 0;
@@ -335,13 +395,16 @@ void bind_attention_ops(nb::module_& m) {
           arg("sparse_threshold") = 0.0f);
     m.def("attention_of_terms", &attention_of_terms, arg("scores"), arg("values"), arg("n_heads"),
           arg("n_fresh"), arg("scale"), arg("window"), arg("isa"), arg("n_threads") = 1,
-          arg("relative_bias") = nb::none(), arg("causal") = true);
+          arg("relative_bias") = nb::none(), arg("causal") = true, arg("score_cap") = 0.0f,
+          arg("sinks") = nb::none(), arg("lse") = nb::none());
+    m.def("recoded", &recoded, arg("x"), arg("heads"), arg("from_type"), arg("to_type"), arg("scale_tokens"),
+          arg("width"), arg("begin"), arg("end"), arg("isa"), arg("n_threads") = 1);
     m.def("round", &round, arg("x"), arg("heads"), arg("type"), arg("isa"), arg("n_threads") = 1);
     m.def("cache_round_trip", &cache_round_trip, arg("x"), arg("heads"), arg("type"), arg("isa"));
     m.def("time_attention", &time_attention, arg("n_heads"), arg("n_kv_heads"), arg("head_dim"),
           arg("type_k"), arg("type_v"), arg("n"), arg("n_seqs") = 1, arg("loud") = 1.0f,
           arg("sparse_threshold") = 0.0f, arg("repetitions") = 10, arg("calls") = 1, arg("absorbed") = false,
-          arg("isa") = "", arg("n_threads") = 0);
+          arg("isa") = "", arg("n_threads") = 0, arg("biased") = false, arg("score_cap") = 0.0f);
 }
 
 }  // namespace slimrt

@@ -100,6 +100,21 @@ nb::tuple cuda() {
     return nb::make_tuple(names, why_none);
 }
 
+nb::list cache_type_list() {
+    int n = 0;
+    const CacheType* const types = cache_types(&n);
+    nb::list out;
+    for (int i = 0; i < n; ++i) {
+        nb::dict entry;
+        entry["name"] = dtype_info(types[i].dtype).name;
+        entry["bits"] = types[i].bits;
+        entry["group"] = types[i].group;
+        entry["scale_bytes"] = types[i].scale_bytes;
+        out.append(entry);
+    }
+    return out;
+}
+
 std::vector<std::string> architecture_names() {
     std::vector<std::string> names;
     for (const Architecture* a : architectures()) names.emplace_back(a->name);
@@ -135,5 +150,6 @@ NB_MODULE(_core, m) {
     m.def("cuda_devices", &cuda);
     m.def("available_memory", &available_on, nb::arg("device") = "cpu");
     m.def("architectures", &architecture_names);
+    m.def("cache_types", &cache_type_list);
     m.def("cache_modes", &cache_mode_list, nb::arg("path"));
 }

@@ -16,14 +16,27 @@ constexpr DTypeInfo kTypes[] = {
     {DType::Q6_K, "q6_k", 256, 210},     {DType::I32, "i32", 1, 4},           {DType::Q8, "q8", 1, 0},
     {DType::FP8_E4M3, "fp8_e4m3", 1, 0}, {DType::FP8_E5M2, "fp8_e5m2", 1, 0}, {DType::Q4, "q4", 1, 0},
 };
-constexpr DType kCacheTypes[] = {DType::F32,      DType::F16,      DType::BF16, DType::Q8,
-                                 DType::FP8_E4M3, DType::FP8_E5M2, DType::Q4};
+constexpr CacheType kCacheTypes[] = {
+    {DType::F32, 32, 0, 0},
+    {DType::F16, 16, 0, 0},
+    {DType::BF16, 16, 0, 0},
+    {DType::Q8, 8, 0, sizeof(float)},
+    {DType::FP8_E4M3, 8, 0, sizeof(float)},
+    {DType::FP8_E5M2, 8, 0, 0},
+    {DType::Q4, 4, 32, 2 * sizeof(uint16_t)},
+};
 constexpr size_t kNumbers = 244;  // type numbers end with Q4
 
 /// By type number, since views look their type up all the time; holes have block 0.
 constexpr std::array<DTypeInfo, kNumbers> kByNumber = [] {
     std::array<DTypeInfo, kNumbers> table{};
     for (const DTypeInfo& info : kTypes) table[static_cast<size_t>(info.dtype)] = info;
+    return table;
+}();
+
+constexpr std::array<CacheType, kNumbers> kCacheTypeByNumber = [] {
+    std::array<CacheType, kNumbers> table{};
+    for (const CacheType& type : kCacheTypes) table[static_cast<size_t>(type.dtype)] = type;
     return table;
 }();
 
@@ -43,8 +56,8 @@ const DTypeInfo* find_dtype(const char* name) {
 }
 
 const DTypeInfo* find_cache_type(const char* name) {
-    for (const DType type : kCacheTypes) {
-        if (std::strcmp(dtype_info(type).name, name) == 0) return &dtype_info(type);
+    for (const CacheType& type : kCacheTypes) {
+        if (std::strcmp(dtype_info(type.dtype).name, name) == 0) return &dtype_info(type.dtype);
     }
     return nullptr;
 }
@@ -52,8 +65,8 @@ const DTypeInfo* find_cache_type(const char* name) {
 const char* cache_type_names() {
     static const std::string names = [] {
         std::string all;
-        for (const DType type : kCacheTypes)
-            all += (all.empty() ? "" : ", ") + std::string(dtype_info(type).name);
+        for (const CacheType& type : kCacheTypes)
+            all += (all.empty() ? "" : ", ") + std::string(dtype_info(type.dtype).name);
         return all;
     }();
     return names.c_str();
@@ -73,27 +86,24 @@ size_t row_bytes(DType dtype, int64_t n) {
     return static_cast<size_t>(n / info.block) * static_cast<size_t>(info.block_bytes);
 }
 
+const CacheType* cache_types(int* n) {
+    *n = std::size(kCacheTypes);
+    return kCacheTypes;
+}
+
 HeadBytes head_bytes(DType dtype, int64_t dim) {
-    constexpr int64_t kGroup = 32;  // of Q4
-    switch (dtype) {
-        case DType::Q8:
-        case DType::FP8_E4M3:
-            return {static_cast<size_t>(dim), sizeof(float)};
-        case DType::FP8_E5M2:
-            return {static_cast<size_t>(dim), 0};
-        case DType::Q4:  // two elements a byte, each group from a byte of its own
-            return {static_cast<size_t>((dim + 1) / 2),
-                    static_cast<size_t>((dim + kGroup - 1) / kGroup) * 2 * sizeof(uint16_t)};
-        default:
-            return {row_bytes(dtype, dim), 0};
-    }
+    const CacheType& type = kCacheTypeByNumber[static_cast<size_t>(dtype)];
+    assert(type.bits != 0);
+    const int64_t groups = type.group ? (dim + type.group - 1) / type.group : 1;
+    return {static_cast<size_t>(dim * type.bits + 7) / 8, static_cast<size_t>(groups * type.scale_bytes)};
 }
 
 HeadBytes head_bytes(DType dtype, int64_t dim, int64_t tokens, int scale_tokens) {
     const HeadBytes row = head_bytes(dtype, dim);
-    if (scale_tokens == 0 || row.scales == 0) return {row.elements * tokens, row.scales * tokens};
+    if (scale_tokens == 0) return {row.elements * tokens, row.scales * tokens};
     assert(tokens % scale_tokens == 0);
-    return {row.elements * tokens, head_bytes(dtype, 1).scales * dim * (tokens / scale_tokens)};
+    const CacheType& type = kCacheTypeByNumber[static_cast<size_t>(dtype)];
+    return {row.elements * tokens, static_cast<size_t>(tokens / scale_tokens * dim * type.scale_bytes)};
 }
 
 }  // namespace slimrt

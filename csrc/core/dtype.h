@@ -46,6 +46,15 @@ const DTypeInfo* find_dtype(uint32_t ggml_type);
 /// The entry of a type by its name ("f16"); nullptr when there is none, or not outside a cache.
 const DTypeInfo* find_dtype(const char* name);
 
+/// A type that cache rows may have: bits of an element, whose codes begin with a byte in every head; elements
+/// of a head with a scale of their own (0: all, if there are scales), and the bytes of such a scale.
+struct CacheType {
+    DType dtype = DType::F32;
+    int bits = 0, group = 0, scale_bytes = 0;
+};
+/// All n of them, as they are shown.
+const CacheType* cache_types(int* n);
+
 /// The entry of a type that cache rows may have, by its name; nullptr when there is none.
 const DTypeInfo* find_cache_type(const char* name);
 

@@ -1,6 +1,6 @@
 // Scores, softmax and values of tiles of rows. Compiled once per ISA.
-#include "core/dtype.h"
 #include "kernels/cpu/attention_tiles.h"
+#include "kernels/cpu/stored.h"
 
 namespace slimrt::cpu::SLIMRT_ISA {
 namespace {
@@ -68,14 +68,9 @@ void scores_by_dots(const float* q, size_t q_stride, int64_t n_q, RowsOf<Stored>
 /// Calls fn with the rows as what they are.
 template <class Fn>
 void with_rows(uint32_t type, const void* rows, size_t stride, const Fn& fn) {
-    switch (DType(type)) {
-        case DType::F16:
-            return fn(RowsOf<Half>{rows, stride});
-        case DType::BF16:
-            return fn(RowsOf<Brain>{rows, stride});
-        default:
-            return fn(RowsOf<float>{rows, stride});
-    }
+    with_stored(type, [&]<class Stored>(Stored) {
+        if constexpr (Stored::is_float) fn(RowsOf<typename Stored::Code>{rows, stride});
+    });
 }
 
 }  // namespace

@@ -64,6 +64,14 @@ void value_head(Product<Rows> x, int64_t dim, Prefetch& next) {
     }
 }
 
+/// The scores of the pair-th (head, query) as the softmax wants them.
+void finish(const BlockAttention& b, int64_t pair, float* s) {
+    if (b.score_cap == 0 && !b.bias) return;
+    const int64_t head = pair / b.n_queries, query = pair % b.n_queries;
+    finish_scores(s, b.n, b.score_cap,
+                  b.bias ? b.bias + head * static_cast<int64_t>(b.bias_stride) - query : nullptr);
+}
+
 /// Heads [first, end), queries [query, query + n_q) of each: all scores, then all weights, then all values,
 /// so that memory is read in order and no head waits for its softmax.
 void attend_heads(const BlockAttention& b, int64_t first, int64_t end, int64_t query, int64_t n_q) {
@@ -79,8 +87,10 @@ void attend_heads(const BlockAttention& b, int64_t first, int64_t end, int64_t q
     }
     s = scores;
     for (int64_t head = first; head < end; ++head) {
-        for (int64_t m = 0; m < n_q; ++m, s += block_rows)
+        for (int64_t m = 0; m < n_q; ++m, s += block_rows) {
+            finish(b, pair(head) + m, s);
             *factor++ = softmax(s, b.n, b.max + pair(head) + m, b.sum + pair(head) + m);
+        }
     }
     s = scores, factor = factors;
     next = Prefetch(b, b.v, first, b.k.next);
@@ -150,8 +160,10 @@ void score_block(const BlockAttention& b, float* s, size_t ld) {
             const Queries q = {b.q, static_cast<const char*>(b.packed_q), b.k.dim};
             score_head(q.from(pair), n_q, rows, b.n, b.scale, next, scores);
         });
-        for (int64_t m = 0; m < n_q; ++m, ++pair)
+        for (int64_t m = 0; m < n_q; ++m, ++pair) {
+            finish(b, pair, scores + m * block_rows);
             memcpy(s + pair * ld, scores + m * block_rows, static_cast<size_t>(b.n) * sizeof(float));
+        }
     }
 }
 

@@ -1,8 +1,8 @@
 // One head's rows of a block, as what they are. For the units compiled once per ISA.
 #pragma once
 
-#include "core/dtype.h"
 #include "kernels/cpu/attention_tiles.h"
+#include "kernels/cpu/stored.h"
 
 namespace slimrt::cpu::SLIMRT_ISA {
 namespace {
@@ -61,24 +61,18 @@ void with_head(const BlockAttention& b, const BlockRows& rows, int64_t head, con
     const char* const data = static_cast<const char*>(rows.data) + head * rows.head_stride;
     const char* const beside = static_cast<const char*>(rows.scales) + head * rows.head_stride;
     const float* const scales = reinterpret_cast<const float*>(beside);
-    switch (DType(rows.type)) {
-        case DType::F16:
-            return with_width<Half>(rows, data, nullptr, fn);
-        case DType::BF16:
-            return with_width<Brain>(rows, data, nullptr, fn);
-        case DType::Q8:
-            return with_width<Int8>(rows, data, scales, fn);
-        case DType::FP8_E4M3:
-            return with_width<E4M3>(rows, data, scales, fn);
-        case DType::FP8_E5M2:
-            return with_width<E5M2>(rows, data, nullptr, fn);
-        case DType::Q4:
+    with_stored(rows.type, [&]<class Stored>(Stored) {
+        using Code = typename Stored::Code;
+        if constexpr (__is_same(Code, void)) {
             load_head(rows.type, data, rows.stride, beside, b.n, rows.dim, 0, rows.dim, b.rows,
                       b.rows_stride);
-            return fn(Head<RowsOf<float>>{{b.rows, b.rows_stride * sizeof(float)}, nullptr});
-        default:
-            return fn(Head<RowsOf<float>>{{data, rows.stride}, nullptr});
-    }
+            fn(Head<RowsOf<float>>{{b.rows, b.rows_stride * sizeof(float)}, nullptr});
+        } else if constexpr (__is_same(Code, float)) {
+            fn(Head<RowsOf<float>>{{data, rows.stride}, nullptr});
+        } else {
+            with_width<Code>(rows, data, Stored::scaled ? scales : nullptr, fn);
+        }
+    });
 }
 
 /// s[i] *= scales[i], which lie anywhere.

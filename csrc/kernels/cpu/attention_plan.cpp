@@ -44,12 +44,11 @@ Span visible(Span span, int64_t first, int64_t last, int64_t window) {
 template <class Term>
 bool by_head(const Term& term, int n_groups) {
     return term.n_heads == n_groups && term.stored.heads == n_groups && term.stored.head_dim() == term.dim &&
-           term.stored.block_tokens == block_rows;
+           term.stored.block_tokens == block_rows && term.stored.scale_tokens == 0;
 }
 
 bool fits_blocks(const AttentionArgs& args, int n_groups) {
-    if (args.scores.size() != 1 || args.values.size() != 1 || args.relative_bias || args.score_cap > 0)
-        return false;
+    if (args.scores.size() != 1 || args.values.size() != 1) return false;
     const ScoreTerm& score = args.scores[0];
     return !score.row_scale && !score.bias && !score.rope && by_head(score, n_groups) &&
            by_head(args.values[0], n_groups);

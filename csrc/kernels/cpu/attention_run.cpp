@@ -184,9 +184,8 @@ AttentionRun::RowView AttentionRun::read(const Group& group, const Term& term, c
             const HeadRun run = rows_at(rows, table, position, end, head);
             if (direct && run.n == tile.n)
                 return {run.data + row_bytes(rows.dtype, begin), rows.dtype, run.stride};
-            isa_.load_head(static_cast<uint32_t>(rows.dtype), run.data, run.stride, run.scales, n = run.n,
-                           rows.head_dim(), begin, dim, to + (position - tile.first) * stride + column,
-                           stride);
+            load_run(isa_, rows, run, begin, dim, to + (position - tile.first) * stride + column, stride);
+            n = run.n;
         }
     }
     return {reinterpret_cast<const std::byte*>(to), DType::F32, stride * sizeof(float)};

@@ -14,25 +14,17 @@ struct ListedRows {
 
 template <class Fn>
 void with_listed(const KeptRows& rows, const Fn& fn) {
-    switch (DType(rows.type)) {
-        case DType::F16:
-            return fn(ListedRows<Half>{rows.data});
-        case DType::BF16:
-            return fn(ListedRows<Brain>{rows.data});
-        case DType::Q8:
-            return fn(ListedRows<Int8>{rows.data});
-        case DType::FP8_E4M3:
-            return fn(ListedRows<E4M3>{rows.data});
-        case DType::FP8_E5M2:
-            return fn(ListedRows<E5M2>{rows.data});
-        case DType::Q4:
+    with_stored(rows.type, [&]<class Stored>(Stored) {
+        using Code = typename Stored::Code;
+        if constexpr (__is_same(Code, void)) {
             for (int64_t i = 0; i < rows.n; ++i)
                 load_head(rows.type, rows.data[i], 0, rows.scales[i], 1, rows.dim, 0, rows.dim,
                           rows.rows + i * rows.rows_stride, 0);
-            return fn(RowsOf<float>{rows.rows, rows.rows_stride * sizeof(float)});
-        default:
-            return fn(ListedRows<float>{rows.data});
-    }
+            fn(RowsOf<float>{rows.rows, rows.rows_stride * sizeof(float)});
+        } else {
+            fn(ListedRows<Code>{rows.data});
+        }
+    });
 }
 
 constexpr int kLevels = 7;
@@ -68,7 +60,7 @@ void keep_rows(const float* p, int64_t n, float share, uint8_t* keep) {
 
 void add_kept_values(const KeptRows& kept) {
     constexpr int64_t kQueries = 16;
-    const bool scaled = DType(kept.type) == DType::Q8 || DType(kept.type) == DType::FP8_E4M3;
+    const bool scaled = with_stored(kept.type, []<class Stored>(Stored) { return Stored::scaled; });
     float scales[block_rows], weights[kQueries * block_rows];
     for (int64_t i = 0; i < kept.n; ++i)
         scales[i] = scaled ? *static_cast<const float*>(kept.scales[i]) : 1.0f;

@@ -278,6 +278,7 @@ void CpuBackend::round(Tensor x, DType dtype, int heads, Tensor out) {
 }
 
 void CpuBackend::store(Tensor x, const Slots& slots) {
+    assert(slots.scale_tokens == 0);
     const int dim = slots.width / slots.heads;
     each_row(x.rows, x.cols, [&](int64_t i, int) {
         for (int head = 0; head < slots.heads; ++head) {
@@ -290,29 +291,33 @@ void CpuBackend::store(Tensor x, const Slots& slots) {
 void CpuBackend::load(const Rows& rows, const int32_t* table, int64_t begin, int64_t end, Tensor out) {
     const int dim = rows.head_dim();
     each_row(end - begin, rows.width, [&](int64_t i, int) {
-        for (int head = 0; head < rows.heads; ++head) {
-            const HeadRun run = rows_at(rows, table, begin + i, begin + i + 1, head);
-            isa_.load_head(number(rows.dtype), run.data, 0, run.scales, 1, dim, 0, dim,
-                           out.f32(i) + head * dim, 0);
-        }
+        for (int head = 0; head < rows.heads; ++head)
+            load_run(isa_, rows, rows_at(rows, table, begin + i, begin + i + 1, head), 0, dim,
+                     out.f32(i) + head * dim, 0);
     });
 }
 
 void CpuBackend::recode(const Rows& from, const int32_t* table, int64_t begin, int64_t end, const Slots& to) {
-    if (from.scale_tokens || to.scale_tokens)
-        fail(ErrorCode::unsupported, "rows with scales along tokens cannot be recoded yet");
     assert(from.heads == to.heads && from.width >= to.width);
-    const int64_t dim = to.width / to.heads, stride = chunks(dim, kCacheLine) * kCacheLine;
-    float* const heads = reinterpret_cast<float*>(workspace_of(n_threads_ * stride * sizeof(float)));
-    each_row(end - begin, to.width, [&](int64_t i, int thread) {
-        float* const values = heads + thread * stride;
-        for (int head = 0; head < to.heads; ++head) {
-            const HeadRun run = rows_at(from, table, begin + i, begin + i + 1, head);
-            isa_.load_head(number(from.dtype), run.data, 0, run.scales, 1, from.head_dim(), 0, dim, values,
-                           0);
-            const HeadSlot slot = slot_address(to, to.slots.i32()[i], head);
-            isa_.store_head(number(to.dtype), values, dim, slot.data, slot.scales);
+    const int64_t group = std::max(to.scale_tokens, 1), dim = to.width / to.heads;
+    assert((end - begin) % group == 0);
+    const size_t stride = chunks(dim, kCacheLine) * kCacheLine;
+    float* const rows_of_threads =
+        reinterpret_cast<float*>(workspace_of(n_threads_ * group * stride * sizeof(float)));
+    each_row((end - begin) / group * to.heads, group * dim, [&](int64_t item, int thread) {
+        const int head = int(item % to.heads);
+        const int64_t first = begin + item / to.heads * group, last = first + group;
+        float* const rows = rows_of_threads + thread * group * stride;
+        for (int64_t position = first, n; position < last; position += n) {
+            const HeadRun run = rows_at(from, table, position, last, head);
+            load_run(isa_, from, run, 0, dim, rows + (position - first) * stride, stride);
+            n = run.n;
         }
+        const int32_t slot = to.slots.i32()[first - begin];
+        const HeadSlot at = slot_address(to, slot, head);
+        if (to.scale_tokens == 0) return isa_.store_head(number(to.dtype), rows, dim, at.data, at.scales);
+        assert(slot % group == 0 && to.slots.i32()[last - 1 - begin] == slot + group - 1);
+        isa_.store_channels(number(to.dtype), rows, stride, group, dim, at.data, at.scales);
     });
 }
 

@@ -1,128 +1,12 @@
 // Heads of cache rows to and from their stored types (core/dtype.h). Compiled once per ISA.
-#include "core/dtype.h"
-#include "kernels/cpu/blocks.h"
-#include "kernels/cpu/linear.h"
 #include "kernels/cpu/rows.h"
+#include "kernels/cpu/stored.h"
 
 namespace slimrt::cpu::SLIMRT_ISA {
 namespace {
 
-constexpr uint32_t kExponent = 0x7f800000;  // of a float: all ones in infinities and NaN
-constexpr int64_t kGroup = 32;              // elements of Q4 with a scale of their own
-
-uint32_t bits_of(float x) { return u32_at(&x); }
-
-float float_of(uint32_t u) { return f32_at(&u); }
-
-bool finite(float x) { return (bits_of(x) & kExponent) != kExponent; }
-
-/// Codes of zeros whose scale makes them NaN.
-void store_nan(int64_t bytes, void* to, void* scale) {
-    const float nan = __builtin_nanf("");
-    memset(to, 0, static_cast<size_t>(bytes));
-    memcpy(scale, &nan, sizeof nan);
-}
-
-void store_q8(const float* x, int64_t n, int8_t* to, void* scale_to) {
-    const float high = largest(x, n);
-    if (!finite(high)) return store_nan(n, to, scale_to);
-    const float scale = high / 127;
-    memcpy(scale_to, &scale, sizeof scale);
-    for (int64_t i = 0; i < n; ++i) {
-        const float code = scale == 0 ? 0.0f : x[i] / scale;
-        to[i] = static_cast<int8_t>(nearest_even(code > 127 ? 127.0f : code < -127 ? -127.0f : code));
-    }
-}
-
-/// A finite float to a float of `mantissa` bits whose smallest normal number is 2^smallest: round to nearest
-/// even. Larger exponents go on as if there were enough bits for them.
-template <int mantissa, int smallest>
-uint32_t to_fp8(uint32_t magnitude) {
-    constexpr int drop = 23 - mantissa;
-    const uint32_t normal = (magnitude + (1u << (drop - 1)) - 1 + (magnitude >> drop & 1)) >> drop;
-    const float step = float_of(static_cast<uint32_t>(127 + mantissa - smallest) << 23);  // subnormal steps
-    const bool small = magnitude < static_cast<uint32_t>(127 + smallest) << 23;
-    const float few = small ? float_of(magnitude) * step : 0;
-    return small ? static_cast<uint32_t>(nearest_even(few))
-                 : normal - (static_cast<uint32_t>(126 + smallest) << mantissa);
-}
-
-void store_e4m3(const float* x, int64_t n, uint8_t* to, void* scale_to) {
-    const float high = largest(x, n);
-    if (!finite(high)) return store_nan(n, to, scale_to);
-    constexpr int kLowest = -100;  // of smaller rows the power would not be a float
-    const int exponent = static_cast<int>(bits_of(high) >> 23) - 127;  // high < 2^(exponent + 1)
-    const int power = exponent < kLowest ? kLowest : exponent;
-    const float scale =
-        power == 127 ? __builtin_inff() : float_of(static_cast<uint32_t>(power + 1 + 127) << 23);
-    memcpy(scale_to, &scale, sizeof scale);
-    const float shrink = float_of(static_cast<uint32_t>(7 - power + 127) << 23);  // to below 2^8
-    for (int64_t i = 0; i < n; ++i) {
-        const uint32_t u = bits_of(x[i] * shrink);
-        to[i] = static_cast<uint8_t>(to_fp8<3, -6>(u & 0x7fffffff) | (u >> 24 & 0x80));
-    }
-}
-
-void store_e5m2(const float* x, int64_t n, uint8_t* to) {
-    constexpr uint32_t kInfinity = 0x7c, kNan = 0x7e;
-    for (int64_t i = 0; i < n; ++i) {
-        const uint32_t u = bits_of(x[i]), magnitude = u & 0x7fffffff;
-        const uint32_t rounded = to_fp8<2, -14>(magnitude > 0x48000000 ? 0x48000000 : magnitude);
-        const uint32_t code = magnitude > kExponent ? kNan : rounded > kInfinity ? kInfinity : rounded;
-        to[i] = static_cast<uint8_t>(code | (u >> 24 & 0x80));
-    }
-}
-
-uint16_t half_of(float x) {
-    Half halves[lanes];
-    store(halves, splat(x));
-    return halves[0].bits;
-}
-
-/// The largest half not above x, the smallest not below.
-uint16_t half_below(float x) {
-    const uint16_t h = half_of(x);
-    if (!(half_to_float(h) > x)) return h;
-    return static_cast<uint16_t>(h == 0 ? 0x8001 : h & 0x8000 ? h + 1 : h - 1);
-}
-uint16_t half_above(float x) { return half_below(-x) ^ 0x8000; }
-
-void store_q4_group(const float* x, int64_t n, uint8_t* to, uint16_t* scale_and_min) {
-    constexpr int kMost = 15;
-    const int64_t half = (n + 1) / 2;
-    memset(to, 0, static_cast<size_t>(half));
-    if (!finite(largest(x, n))) {
-        scale_and_min[0] = scale_and_min[1] = 0x7e00;
-        return;
-    }
-    float low = x[0], high = x[0];
-    for (int64_t i = 1; i < n; ++i) {
-        low = x[i] < low ? x[i] : low;
-        high = x[i] > high ? x[i] : high;
-    }
-    // Rounded outwards, so that every element lies between minimum and minimum + 15 scales.
-    scale_and_min[1] = half_below(low);
-    const float min = half_to_float(scale_and_min[1]);
-    scale_and_min[0] = half_above((high - min) / kMost);
-    const float scale = half_to_float(scale_and_min[0]);
-    for (int64_t i = 0; i < n; ++i) {
-        const float code = scale > 0 ? (x[i] - min) / scale : 0.0f;
-        const int bounded = nearest_even(code < kMost ? code : float(kMost));
-        to[i % half] |= static_cast<uint8_t>(i < half ? bounded : bounded << 4);
-    }
-}
-
-void store_q4(const float* x, int64_t n, uint8_t* to, uint8_t* scales) {
-    for (int64_t i = 0; i < n; i += kGroup) {
-        uint16_t scale_and_min[2];
-        store_q4_group(x + i, n - i < kGroup ? n - i : kGroup, to + i / 2, scale_and_min);
-        memcpy(scales + i / kGroup * 4, scale_and_min, 4);
-    }
-}
-
-struct ScaleAndMin {
-    Scale scale, min;
-};
+using ScaleAndMin = StoredQ4::ScaleAndMin;
+constexpr int64_t kGroup = StoredQ4::kGroup;
 
 /// One whole group of each of n_rows rows, whose groups have their scales one after another.
 void load_q4_groups(const uint8_t* from, size_t from_stride, const ScaleAndMin* scales, int64_t groups,
@@ -165,58 +49,113 @@ void load_q4(const uint8_t* from, size_t from_stride, const ScaleAndMin* scales,
     }
 }
 
-template <class Stored>
-void load_scaled(const void* from, float scale, int64_t n, float* to) {
-    const Stored* p = static_cast<const Stored*>(from);
+template <class Code>
+void load_scaled(const char* from, float scale, int64_t n, float* to) {
+    const Code* p = reinterpret_cast<const Code*>(from);
     int64_t i = 0;
     for (; i + lanes <= n; i += lanes) store(to + i, load(p + i) * splat(scale));
     if (i < n) store_part(to + i, load_part(p + i, n - i) * splat(scale), n - i);
 }
 
-void load_one(DType type, const void* from, const void* scales, int64_t dim, float* to) {
-    switch (type) {
-        case DType::Q8:
-            return load_scaled<Int8>(from, f32_at(scales), dim, to);
-        case DType::FP8_E4M3:
-            return load_scaled<E4M3>(from, f32_at(scales), dim, to);
-        case DType::FP8_E5M2:
-            return load_scaled<E5M2>(from, 1, dim, to);
-        default:
-            return unpack(static_cast<uint32_t>(type), from, dim, to);
+/// The scales of channels one after another.
+template <class Stored>
+void store_by_channel(const float* x, size_t x_stride, int64_t n_rows, int64_t dim, uint8_t* to,
+                      size_t to_stride, uint8_t* scales) {
+    constexpr bool nibbles = __is_same(typename Stored::Code, void);
+    float column[block_rows];
+    for (int64_t r = 0; nibbles && r < n_rows; ++r) memset(to + r * to_stride, 0, to_stride);
+    for (int64_t c = 0; c < dim; ++c) {
+        for (int64_t r = 0; r < n_rows; ++r) column[r] = x[r * x_stride + c];
+        const typename Stored::Fit fit = Stored::fit(column, n_rows);
+        const bool numbers = fit.scale == fit.scale;
+        if constexpr (nibbles) {
+            memcpy(scales + c * sizeof fit.stored, fit.stored, sizeof fit.stored);
+            const auto [byte, shift] = StoredQ4::nibble(c, dim);
+            for (int64_t r = 0; numbers && r < n_rows; ++r)
+                to[r * to_stride + byte] |= static_cast<uint8_t>(Stored::code(column[r], fit) << shift);
+        } else {
+            memcpy(scales + c * sizeof fit.scale, &fit.scale, sizeof fit.scale);
+            for (int64_t r = 0; r < n_rows; ++r)
+                to[r * to_stride + c] = numbers ? Stored::code(column[r], fit) : uint8_t(0);
+        }
+    }
+}
+
+/// Columns [first, first + n) of dim.
+template <class Stored>
+void load_by_channel(const uint8_t* from, size_t from_stride, const uint8_t* scales, int64_t n_rows,
+                     int64_t dim, int64_t first, int64_t n, float* to, size_t to_stride) {
+    for (int64_t r = 0; r < n_rows; ++r, from += from_stride, to += to_stride) {
+        if constexpr (__is_same(typename Stored::Code, void)) {
+            const auto* const of = reinterpret_cast<const ScaleAndMin*>(scales) + first;
+            for (int64_t i = 0; i < n; ++i) {
+                const auto [byte, shift] = StoredQ4::nibble(first + i, dim);
+                to[i] = static_cast<float>(from[byte] >> shift & 15) * of[i].scale + of[i].min;
+            }
+        } else {
+            const auto* const codes = reinterpret_cast<const typename Stored::Code*>(from) + first;
+            const float* const scale = reinterpret_cast<const float*>(scales) + first;
+            int64_t i = 0;
+            for (; i + lanes <= n; i += lanes) store(to + i, load(codes + i) * load(scale + i));
+            if (i < n) store_part(to + i, load_part(codes + i, n - i) * load_part(scale + i, n - i), n - i);
+        }
     }
 }
 
 }  // namespace
 
 void store_head(uint32_t type, const float* from, int64_t dim, void* to, void* scales) {
-    switch (DType(type)) {
-        case DType::Q8:
-            return store_q8(from, dim, static_cast<int8_t*>(to), scales);
-        case DType::FP8_E4M3:
-            return store_e4m3(from, dim, static_cast<uint8_t*>(to), scales);
-        case DType::FP8_E5M2:
-            return store_e5m2(from, dim, static_cast<uint8_t*>(to));
-        case DType::Q4:
-            return store_q4(from, dim, static_cast<uint8_t*>(to), static_cast<uint8_t*>(scales));
-        default:
-            return narrow(type, from, dim, to);
-    }
+    with_stored(type, [&]<class Stored>(Stored) {
+        Stored::write_row(from, dim, static_cast<uint8_t*>(to), static_cast<uint8_t*>(scales));
+    });
 }
 
 void load_head(uint32_t type, const void* from, size_t from_stride, const void* scales, int64_t n_rows,
                int64_t dim, int64_t first, int64_t n, float* to, size_t to_stride) {
-    if (DType(type) == DType::Q4)
-        return load_q4(static_cast<const uint8_t*>(from), from_stride,
-                       static_cast<const ScaleAndMin*>(scales), n_rows, dim, first, n, to, to_stride);
-    const size_t scales_stride = head_bytes(DType(type), dim).scales;
-    const char* row = static_cast<const char*>(from) + head_bytes(DType(type), first).elements;
-    const char* scale = static_cast<const char*>(scales);
-    for (int64_t i = 0; i < n_rows; ++i) {
-        load_one(DType(type), row, scale, n, to);
-        row += from_stride;
-        scale += scales_stride;
-        to += to_stride;
-    }
+    with_stored(type, [&]<class Stored>(Stored) {
+        using Code = typename Stored::Code;
+        if constexpr (__is_same(Code, void)) {
+            load_q4(static_cast<const uint8_t*>(from), from_stride, static_cast<const ScaleAndMin*>(scales),
+                    n_rows, dim, first, n, to, to_stride);
+        } else {
+            const char* row = static_cast<const char*>(from) + first * static_cast<int64_t>(sizeof(Code));
+            const float* scale = static_cast<const float*>(scales);
+            for (int64_t i = 0; i < n_rows; ++i, row += from_stride, to += to_stride) {
+                if constexpr (Stored::is_float)
+                    unpack(type, row, n, to);
+                else
+                    load_scaled<Code>(row, Stored::scaled ? *scale++ : 1.0f, n, to);
+            }
+        }
+    });
+}
+
+void store_channels(uint32_t type, const float* from, size_t from_stride, int64_t n_rows, int64_t dim,
+                    void* to, void* scales) {
+    const size_t stride = head_bytes(DType(type), dim).elements;
+    with_stored(type, [&]<class Stored>(Stored) {
+        uint8_t* const codes = static_cast<uint8_t*>(to);
+        if constexpr (has_scales<Stored>) {
+            store_by_channel<Stored>(from, from_stride, n_rows, dim, codes, stride,
+                                     static_cast<uint8_t*>(scales));
+        } else {
+            for (int64_t r = 0; r < n_rows; ++r)
+                Stored::write_row(from + r * from_stride, dim, codes + r * stride, nullptr);
+        }
+    });
+}
+
+void load_channels(uint32_t type, const void* from, size_t from_stride, const void* scales, int64_t n_rows,
+                   int64_t dim, int64_t first, int64_t n, float* to, size_t to_stride) {
+    with_stored(type, [&]<class Stored>(Stored) {
+        if constexpr (has_scales<Stored>) {
+            load_by_channel<Stored>(static_cast<const uint8_t*>(from), from_stride,
+                                    static_cast<const uint8_t*>(scales), n_rows, dim, first, n, to,
+                                    to_stride);
+        } else {
+            load_head(type, from, from_stride, scales, n_rows, dim, first, n, to, to_stride);
+        }
+    });
 }
 
 }  // namespace slimrt::cpu::SLIMRT_ISA

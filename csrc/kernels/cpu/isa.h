@@ -56,7 +56,10 @@ struct BlockAttention {
     int64_t n, n_heads, n_q;
     const float* q;
     const void* packed_q;
-    float scale;
+    float scale, score_cap;  // see finish_scores()
+    const float* bias;       // of the first head's first query and the first row, or nullptr
+    size_t bias_stride;      // from head to head; the next query's is one float before
+    int64_t n_queries;       // of one query head: what n_q is a multiple of
     float *max, *sum, *values;
     size_t values_stride;
     float* rows;
@@ -111,13 +114,21 @@ struct Isa {
     void (*load_head)(uint32_t type, const void* from, size_t from_stride, const void* scales, int64_t n_rows,
                       int64_t dim, int64_t first, int64_t n, float* to, size_t to_stride);
 
+    // The same of at most block_rows rows that have a scale for each channel.
+
+    /// Rows from_stride floats apart; of `to` without gaps.
+    void (*store_channels)(uint32_t type, const float* from, size_t from_stride, int64_t n_rows, int64_t dim,
+                           void* to, void* scales);
+    void (*load_channels)(uint32_t type, const void* from, size_t from_stride, const void* scales,
+                          int64_t n_rows, int64_t dim, int64_t first, int64_t n, float* to, size_t to_stride);
+
     /// To packed_query_bytes(dim), of multiples of 64.
     void (*pack_query)(const float* q, int64_t dim, void* to);
     void (*attend_block)(const BlockAttention& block);
 
     // The same in steps, so that the values of rows of little weight are not read.
 
-    /// s[(head * n_q + query) * ld + i] = scale * q . k[i]
+    /// s[(head * n_q + query) * ld + i] = the finished scale * q . k[i]
     void (*score_block)(const BlockAttention& block, float* s, size_t ld);
     /// Marks rows, so that the weights p of those unmarked add up to at most `share` of all n. Marks stay.
     void (*keep_rows)(const float* p, int64_t n, float share, uint8_t* keep);

@@ -5,15 +5,38 @@
 #include <cstdint>
 
 #include "kernels/backend.h"
+#include "kernels/cpu/isa.h"
 
 namespace slimrt::cpu {
 
-/// One head of `n` rows that lie together: elements `stride` bytes apart, scales side by side.
+/// One head of `n` rows that lie together: elements `stride` bytes apart; scales side by side, of each row or
+/// (by_channel) of all of them.
 struct HeadRun {
     const std::byte *data, *scales;
     size_t stride;
     int64_t n;
+    bool by_channel = false;
 };
+
+/// Where head `head` of a row in a block stands.
+struct HeadOffsets {
+    size_t data, scales;
+};
+/// `plane`: Rows or Slots.
+template <class Plane>
+HeadOffsets offsets_in_block(const Plane& plane, int64_t row, int head) {
+    const int dim = plane.width / plane.heads;
+    if (plane.scale_tokens == 0) {
+        const HeadBytes bytes = head_bytes(plane.dtype, dim);
+        const size_t first = head * bytes.total() * plane.block_tokens;
+        return {first + row * bytes.elements,
+                first + plane.block_tokens * bytes.elements + row * bytes.scales};
+    }
+    const HeadBytes bytes = head_bytes(plane.dtype, dim, plane.block_tokens, plane.scale_tokens);
+    const size_t first = head * bytes.total(), groups = plane.block_tokens / plane.scale_tokens;
+    return {first + row * (bytes.elements / plane.block_tokens),
+            first + bytes.elements + row / plane.scale_tokens * (bytes.scales / groups)};
+}
 
 /// The rows from `position` on that lie together, up to `end`.
 inline HeadRun rows_at(const Rows& rows, const int32_t* table, int64_t position, int64_t end, int head) {
@@ -21,12 +44,20 @@ inline HeadRun rows_at(const Rows& rows, const int32_t* table, int64_t position,
         return {rows.base + (position - rows.first) * rows.row_bytes, nullptr, rows.row_bytes,
                 end - position};
     }
-    const HeadBytes bytes = head_bytes(rows.dtype, rows.head_dim());
     const int64_t row = position % rows.block_tokens;
-    const std::byte* data = rows.base + table[position / rows.block_tokens] * rows.block_stride +
-                            head * bytes.total() * rows.block_tokens;
-    return {data + row * bytes.elements, data + rows.block_tokens * bytes.elements + row * bytes.scales,
-            bytes.elements, std::min(rows.block_tokens - row, end - position)};
+    const std::byte* block = rows.base + table[position / rows.block_tokens] * rows.block_stride;
+    const HeadOffsets at = offsets_in_block(rows, row, head);
+    const int64_t together = rows.scale_tokens ? rows.scale_tokens : rows.block_tokens;
+    return {block + at.data, block + at.scales, head_bytes(rows.dtype, rows.head_dim()).elements,
+            std::min(together - row % together, end - position), rows.scale_tokens > 0};
+}
+
+/// Columns [first, first + n) of the run's rows to f32, to_stride floats apart.
+inline void load_run(const Isa& isa, const Rows& rows, const HeadRun& run, int64_t first, int64_t n,
+                     float* to, size_t to_stride) {
+    const auto load = run.by_channel ? isa.load_channels : isa.load_head;
+    load(static_cast<uint32_t>(rows.dtype), run.data, run.stride, run.scales, run.n, rows.head_dim(), first,
+         n, to, to_stride);
 }
 
 /// Fresh rows are dense rows of f32.
@@ -45,11 +76,9 @@ struct HeadSlot {
 };
 inline HeadSlot slot_address(const Slots& slots, int64_t slot, int head) {
     if (slots.block_tokens == 0) return {slots.base + slot * slots.row_bytes, nullptr};
-    const HeadBytes bytes = head_bytes(slots.dtype, slots.width / slots.heads);
-    const int64_t row = slot % slots.block_tokens;
-    std::byte* data = slots.base + slot / slots.block_tokens * slots.block_stride +
-                      head * bytes.total() * slots.block_tokens;
-    return {data + row * bytes.elements, data + slots.block_tokens * bytes.elements + row * bytes.scales};
+    std::byte* const block = slots.base + slot / slots.block_tokens * slots.block_stride;
+    const HeadOffsets at = offsets_in_block(slots, slot % slots.block_tokens, head);
+    return {block + at.data, block + at.scales};
 }
 
 }  // namespace slimrt::cpu

@@ -20,6 +20,11 @@ void store_head(uint32_t type, const float* from, int64_t dim, void* to, void* s
 void load_head(uint32_t type, const void* from, size_t from_stride, const void* scales, int64_t n_rows,
                int64_t dim, int64_t first, int64_t n, float* to, size_t to_stride);
 
+void store_channels(uint32_t type, const float* from, size_t from_stride, int64_t n_rows, int64_t dim,
+                    void* to, void* scales);
+void load_channels(uint32_t type, const void* from, size_t from_stride, const void* scales, int64_t n_rows,
+                   int64_t dim, int64_t first, int64_t n, float* to, size_t to_stride);
+
 // attention_block.cpp
 void pack_query(const float* q, int64_t dim, void* to);
 void attend_block(const BlockAttention& block);
