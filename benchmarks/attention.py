@@ -6,6 +6,7 @@ turns with the other cells', each round with the control beside it, so that rati
 
     python benchmarks/attention.py --threads 2 --tokens 16384 65536
     python benchmarks/attention.py --types f16 q8 --sparse-threshold 0.001 --sharpness 4
+    python benchmarks/attention.py --tokens 4096 --scores plain bias cap
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from statistics import median
 from slimrt import _core
 
 SHAPES = {"mha-64": (32, 32, 64), "mha-128": (32, 32, 128), "gqa-128": (32, 8, 128)}  # query heads, KV heads, head_dim
+SCORES = {"plain": {}, "bias": {"biased": True}, "cap": {"score_cap": 30.0}}  # what is done to them before the softmax
 TYPES = ("f32", "f16", "bf16", "q8", "fp8_e4m3", "fp8_e5m2", "q4")
 
 
@@ -24,6 +26,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--types", nargs="+", choices=TYPES, default=["f16", "q8"])
+    parser.add_argument("--scores", nargs="+", choices=SCORES, default=["plain"])
     parser.add_argument("--tokens", type=int, nargs="+", default=[32768], help="cached, of each sequence")
     parser.add_argument("--sequences", type=int, default=1, help="in one call")
     parser.add_argument("--threads", type=int, default=2)
@@ -36,10 +39,10 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def measure(args: argparse.Namespace, shape: str, type_name: str, tokens: int) -> dict[str, float]:
+def measure(args: argparse.Namespace, shape: str, type_name: str, tokens: int, scores: str) -> dict[str, float]:
     seconds, size, skipped = _core.ops.time_attention(
         *SHAPES[shape], type_name, type_name, tokens, args.sequences, args.sharpness, args.sparse_threshold,
-        args.repetitions, args.isa, args.threads,
+        args.repetitions, isa=args.isa, n_threads=args.threads, **SCORES[scores],
     )  # fmt: skip
     control = _core.read_bandwidth(args.threads)
     return {"seconds": median(seconds), "bytes": size, "skipped": skipped, "control": control}
@@ -47,18 +50,28 @@ def measure(args: argparse.Namespace, shape: str, type_name: str, tokens: int) -
 
 def main() -> None:
     args = arguments()
-    cells = [(shape, t, n) for shape in args.shapes for t in args.types for n in args.tokens]
+    cells = [
+        (shape, t, n, scores)
+        for shape in args.shapes
+        for t in args.types
+        for n in args.tokens
+        for scores in args.scores
+    ]
     rounds = [{cell: measure(args, *cell) for cell in cells} for _ in range(args.rounds)]
     rows = []
-    for shape, type_name, tokens in cells:
-        runs = [r[shape, type_name, tokens] for r in rounds]
+    for shape, type_name, tokens, scores in cells:
+        runs = [r[shape, type_name, tokens, scores] for r in rounds]
         rows.append(
             {
-                "shape": shape, "type": type_name, "tokens": tokens, "MB": runs[0]["bytes"] / 1e6,
+                "shape": shape, "type": type_name, "tokens": tokens, "scores": scores, "MB": runs[0]["bytes"] / 1e6,
                 "us": 1e6 * median(r["seconds"] for r in runs),
                 "GB/s": median(r["bytes"] / r["seconds"] for r in runs) / 1e9,
                 "control GB/s": median(r["control"] for r in runs),
                 "ratio": median(r["bytes"] / r["seconds"] / 1e9 / r["control"] for r in runs),
+                "x first": median(
+                    r[shape, type_name, tokens, scores]["seconds"] / r[shape, type_name, tokens, args.scores[0]]["seconds"]
+                    for r in rounds
+                ),
                 "skipped": runs[0]["skipped"],
             }
         )  # fmt: skip

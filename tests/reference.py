@@ -50,6 +50,12 @@ def rounded(x: Array, dtype: str | None, heads: int = 1) -> Array:
     raise ValueError(dtype)
 
 
+def rounded_by_channel(x: Array, dtype: str, tokens: int) -> Array:
+    """x [n, width] with scales for each channel of `tokens` rows: a column of such a group is coded as a head is."""
+    groups = np.asarray(x).reshape(-1, tokens, np.shape(x)[1]).swapaxes(1, 2)
+    return rounded(np.ascontiguousarray(groups), dtype).swapaxes(1, 2).reshape(np.shape(x))
+
+
 def to_q8(x: NDArray[np.float32]) -> Array:
     """Codes of -127 to 127 times the largest magnitude / 127."""
     scale = np.abs(x).max(axis=-1, keepdims=True) / np.float32(127)

@@ -229,6 +229,10 @@ def plan(
     Engine.memory() and of Engine.info(). Of tensors that are in no file yet it supposes float32, and static scales of
     rows (attn_kr_row.scale, attn_xr_row.scale) for the types q8, fp8_e4m3 and q4."""
 
+def cache_types() -> list[dict[str, Any]]:
+    """The element types of cache rows, in the order they are shown: name (str), bits of an element, group (elements of
+    a head that share a scale; 0: all of them) and scale_bytes (of one such scale; 0: no scales)."""
+
 def cache_modes(path: str) -> list[dict[str, Any]]:
     """For every registered mode: {"mode": str, "legal": bool, "reason": str} (reason: why not, with the layer)."""
 
