@@ -59,8 +59,9 @@ def main() -> None:
     ]
     rounds = [{cell: measure(args, *cell) for cell in cells} for _ in range(args.rounds)]
     rows = []
-    for shape, type_name, tokens, scores in cells:
-        runs = [r[shape, type_name, tokens, scores] for r in rounds]
+    for cell in cells:
+        shape, type_name, tokens, scores = cell
+        runs = [r[cell] for r in rounds]
         rows.append(
             {
                 "shape": shape, "type": type_name, "tokens": tokens, "scores": scores, "MB": runs[0]["bytes"] / 1e6,
@@ -68,10 +69,7 @@ def main() -> None:
                 "GB/s": median(r["bytes"] / r["seconds"] for r in runs) / 1e9,
                 "control GB/s": median(r["control"] for r in runs),
                 "ratio": median(r["bytes"] / r["seconds"] / 1e9 / r["control"] for r in runs),
-                "x first": median(
-                    r[shape, type_name, tokens, scores]["seconds"] / r[shape, type_name, tokens, args.scores[0]]["seconds"]
-                    for r in rounds
-                ),
+                "x first": median(r[cell]["seconds"] / r[*cell[:-1], args.scores[0]]["seconds"] for r in rounds),
                 "skipped": runs[0]["skipped"],
             }
         )  # fmt: skip

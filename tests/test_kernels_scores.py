@@ -43,12 +43,12 @@ CALLS = {
 
 
 def data(call: Call, seed: int = 0) -> list[np.ndarray]:
-    """Queries loud enough for a cap of 2 to bend most scores; k; v; a bias by distance; sinks."""
+    """Queries loud enough for a cap of 2 to bend most scores; k; v; a bias by distance; sinks with some of the mass."""
     random = np.random.default_rng(seed)
     shapes = (call.queries, call.heads * call.dim), *[(call.rows, call.kv * call.dim)] * 2
     q, k, v = (random.normal(size=shape).astype(np.float32) for shape in shapes)
     bias = random.normal(size=(call.heads, call.rows)).astype(np.float32)
-    return [2 * q, k, v, bias, random.normal(size=call.heads).astype(np.float32)]
+    return [2 * q, k, v, bias, random.normal(6, size=call.heads).astype(np.float32)]
 
 
 def attended(call, q, k, v, cap=0.0, bias=None, sinks=None):
@@ -84,9 +84,10 @@ def stored(call: Call, rows: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def bound(isa: str, dtype: str, high: float, values: np.ndarray) -> float:
-    """Of results: a few float32 roundings of scores up to `high`, of queries as 15 bits where rows are q8 (2^-14 of the
-    largest, over the root of the sum of squares), and what a device rounds its factors to."""
-    error = 4e-6 * (1 + high) + (2.0**-11 * (1 + high) if dtype == "q8" else 0)
+    """Of results: a few float32 roundings of scores up to `high`; with integer products over q8 rows those of queries
+    and weights to 15 bits (2^-14 of the largest each); and what a device rounds its factors to."""
+    integers = dtype == "q8" and isa not in ("portable", "avx2")
+    error = 4e-6 * (1 + high) + (2.0**-11 * (1 + high) if integers else 0)
     return float((error + 4 * product_unit(isa, dtype) * (1 + high)) * np.abs(values).max())
 
 
@@ -123,7 +124,7 @@ def test_cap_bias_and_sinks(name, extras, dtype, isa):
         assert np.abs(got.reshape(exact.shape) - exact).max() <= bound(isa, dtype, high, values)
     if wanted and call.rows > 1:  # and they matter
         plain, _, _ = attended(call, q, keys, values)
-        assert np.abs(plain - exact).max() > 10 * bound(isa, dtype, high, values)
+        assert np.abs(plain - exact).max() > 10 * bound("portable", dtype, high, values)
 
 
 @pytest.mark.parametrize("isa", DEVICES)
@@ -137,7 +138,7 @@ def test_parts_merge_as_one(name, isa):
     wide = call.dim + 5
     random = np.random.default_rng(7)
     first_out = random.normal(size=(call.queries, call.heads, call.dim))
-    first_lse = random.normal(size=(call.queries, call.heads)) + 4  # of a hundred rows or so
+    first_lse = random.normal(size=(call.queries, call.heads)) + 6
     held = np.full((call.queries, call.heads, wide), 9.0, np.float32)
     held[..., : call.dim] = first_out
     rest = (call.heads, call.queries, call.dim**-0.5, call.window, isa, 1)
