@@ -29,6 +29,9 @@ class _Ops:
         n_threads: int = 1,
         relative_bias: NDArray[np.float32] | None = None,
         causal: bool = True,
+        score_cap: float = 0.0,
+        sinks: NDArray[np.float32] | None = None,
+        lse: NDArray[np.float32] | None = None,
     ) -> list[NDArray[np.float32]]:
         """Attention of one sequence over one or two terms of scores and of values: float32 [n_fresh, n_heads * dim]
         for each term of values.
@@ -37,7 +40,9 @@ class _Ops:
         heads and dim; one of scores also q, and where wanted row_scale, factors [T, 1], bias, and table with n_rot and
         interleaved. window: 0 for none. relative_bias: float32 [n_heads, n], added to scores by a row's distance from
         its query; its last column is for the query's own token. Not causal: the fresh rows are queries only, they see
-        all stored rows, and the middle column (n // 2) is for distance 0.
+        all stored rows, and the middle column (n // 2) is for distance 0. score_cap c > 0: a score s is c tanh(s / c),
+        before the bias. sinks: float32 [n_heads], scores in the denominator without a value. lse [n_fresh, n_heads]:
+        combines the result with the terms' `out` by log-sum-exp, and returns the new one last.
         """
     def __getattr__(self, name: str) -> Any:
         """The others: csrc/bindings/ops.cpp and attention_ops.cpp."""
