@@ -11,6 +11,7 @@ python -m cmake -S . -B "$build" -G Ninja -DCMAKE_MAKE_PROGRAM="$(command -v nin
     -DPython_EXECUTABLE="$(command -v python)" -DSLIMRT_SANITIZE=address,undefined -DSLIMRT_CUDA=OFF -DSKBUILD_PROJECT_VERSION=0.0.0+sanitized >/dev/null
 python -m cmake --build "$build" --parallel 2 >/dev/null
 [ "${2:-}" != build ] || exit 0
+"$build/kv_cache_test"
 
 # A package of links to the sources, so that the instrumented module is the one that is imported.
 package=$build/package/slimrt

@@ -1,0 +1,177 @@
+// KvCache with two groups of layers, beside plain vectors: layers 0 and 2 keep the whole context, layer 1 a
+// window. No model that slimrt reads has both kinds yet. Every row holds its token, so that what is read says
+// whose it is.
+#include "cache/kv_cache.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <random>
+
+#include "core/error.h"
+
+using namespace slimrt;
+
+namespace {
+
+constexpr int kLayers = 3, kWidth = 4, kContext = 300, kSequences = 4, kLongestStep = 16, kWindow = 13;
+
+void require(bool holds, const char* what) {
+    if (holds) return;
+    std::fprintf(stderr, "kv_cache_test: %s\n", what);
+    std::abort();
+}
+
+class RandomWalk {
+  public:
+    RandomWalk()
+        : backend_(open_cpu_backend({.n_threads = 1})),
+          format_{{"k", kWidth, 1, DType::F32}},
+          cache_(*backend_, {{format_, 0}, {format_, kWindow}, {format_, 0}}, kContext, kSequences,
+                 kLongestStep),
+          memory_(backend_->alloc(MemoryKind::scratch, 1 << 16, "rows of the test")) {
+        require(cache_.n_groups() == 2, "full and window layers are two groups");
+        require(cache_.max_rows(0) == kContext && cache_.max_rows(1) < kContext, "a window keeps less");
+    }
+
+    void step() {
+        const int choice = pick(10);
+        const bool room = texts_.size() < kSequences;
+        if (texts_.empty() || (choice == 0 && room)) {
+            texts_[cache_.create()] = {};
+            return;
+        }
+        const int id = std::next(texts_.begin(), pick(int(texts_.size())))->first;
+        if (choice == 1 && room)
+            fork(id);
+        else if (choice == 2 && pick(3) == 0)
+            release(id);
+        else if (choice == 3)
+            truncate(id);
+        else if (choice == 4 && room)
+            save_and_restore(id);
+        else
+            append(id);
+    }
+
+    void check_all() {
+        for (const auto& [id, text] : texts_) check(id);
+    }
+    void report() const {
+        std::printf("kv_cache_test: %ld rows read, %ld truncations refused, %ld appends without room: ok\n",
+                    rows_read_, refused_, without_room_);
+        require(rows_read_ > 0 && refused_ > 0 && without_room_ > 0, "every kind of step was tried");
+    }
+
+  private:
+    using Text = std::vector<float>;
+    int pick(int n) { return int(random_() % unsigned(n)); }
+
+    void check(int id) {
+        const Text& text = texts_[id];
+        const int64_t end = int64_t(text.size());
+        require(cache_.length(id) == end, "the length is that of the text");
+        for (int layer = 0; layer < kLayers; ++layer) {
+            const int group = cache_.group_of(layer);
+            const int64_t begin = cache_.begin(group, end);
+            if (begin == end) continue;
+            const Tensor rows(memory_.data.get(), DType::F32, end - begin, kWidth);
+            backend_->load(cache_.rows(layer)[0], cache_.table(id, group), begin, end, rows);
+            for (int64_t p = begin; p < end; ++p, ++rows_read_)
+                require(rows.f32(p - begin)[kWidth - 1] == text[p] + float(layer), "a row is its token's");
+        }
+    }
+
+    void fork(int id) {
+        const Text copy = texts_[id];
+        texts_[cache_.fork(id)] = copy;
+    }
+
+    void release(int id) {
+        cache_.release(id);
+        texts_.erase(id);
+    }
+
+    void truncate(int id) {
+        Text& text = texts_[id];
+        const int64_t length = int64_t(text.size()), back = pick(2) ? pick(kLongestStep + 1) : pick(kContext);
+        const int64_t to = std::max<int64_t>(0, length - back);
+        const bool can = cache_.can_truncate(id, to);
+        try {
+            cache_.truncate(id, to);
+            require(can, "what cannot be truncated is refused");
+            text.resize(to);
+        } catch (const Error&) {
+            require(!can, "what can be truncated is not refused");
+            ++refused_;
+        }
+        check(id);
+    }
+
+    void save_and_restore(int id) {
+        const std::vector<std::byte> saved = cache_.save(id);
+        const Text copy = texts_[id];
+        const int twin = cache_.restore(saved, int64_t(copy.size()));
+        texts_[twin] = copy;
+        check(twin);
+        require(cache_.save(twin) == saved, "restored rows are saved alike");
+    }
+
+    void append(int id) {
+        Text& text = texts_[id];
+        const int64_t before = int64_t(text.size()), n = 1 + pick(kLongestStep);
+        const std::pair<int, int64_t> growth{id, n};
+        try {
+            cache_.require_room({&growth, 1});
+        } catch (const Error&) {
+            require(before + n > kContext, "there is room for every sequence's whole context");
+            ++without_room_;
+            cache_.truncate(id, 0);
+            text.clear();
+            return;
+        }
+        cache_.reserve(id, n);
+        check(id);           // what the step reads is still there
+        if (pick(4) == 0) {  // the step fails
+            cache_.truncate(id, before);
+            return check(id);
+        }
+        next_token_ += kLongestStep;
+        for (int layer = 0; layer < kLayers; ++layer) store(id, layer, n);
+        for (int64_t i = 0; i < n; ++i) text.push_back(float(next_token_ + i));
+        cache_.commit(id, n);
+        check(id);
+    }
+
+    void store(int id, int layer, int64_t n) {
+        std::vector<int32_t> slots;
+        cache_.add_slots(id, cache_.group_of(layer), n, slots);
+        const Tensor index(memory_.data.get(), DType::I32, 1, n);
+        const Tensor rows(memory_.data.get() + (1 << 12), DType::F32, n, kWidth);
+        backend_->upload(index, slots.data(), slots.size() * sizeof(int32_t));
+        for (int64_t i = 0; i < n; ++i)
+            std::fill_n(rows.f32(i), kWidth, float(next_token_ + i) + float(layer));
+        backend_->store(rows, cache_.slots(layer, 0, index));
+    }
+
+    std::unique_ptr<Backend> backend_;
+    Format format_;
+    KvCache cache_;
+    Buffer memory_;
+    std::map<int, Text> texts_;
+    std::mt19937 random_{1};
+    int64_t next_token_ = 0;  // below 2^24, where floats count
+    long rows_read_ = 0, refused_ = 0, without_room_ = 0;
+};
+
+}  // namespace
+
+int main() {
+    RandomWalk walk;
+    for (int step = 0; step < 20000; ++step) {
+        walk.step();
+        if (step % 500 == 0) walk.check_all();
+    }
+    walk.report();
+}
