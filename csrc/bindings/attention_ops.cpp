@@ -108,12 +108,13 @@ auto recoded(const F32& x, int heads, const std::string& from_type, const std::s
     return arrays.read(out);
 }
 
-/// The same without a plane, by Backend::round.
-auto round(const F32& x, int heads, const std::string& type, const std::string& isa, int n_threads) {
+/// The same without a plane, by Backend::quantize_dequantize.
+auto quantize_dequantize(const F32& x, int heads, const std::string& type, const std::string& isa,
+                         int n_threads) {
     Arrays arrays(isa, n_threads);
     const Tensor from = arrays.of(x), out = arrays.zeros(from.rows, from.cols);
     if (from.cols % heads) fail(ErrorCode::argument, "these are not ", heads, " heads");
-    arrays->round(from, parse_cache_type(type), heads, out);
+    arrays->quantize_dequantize(from, parse_cache_type(type), heads, out);
     return arrays.read(out);
 }
 
@@ -359,7 +360,7 @@ auto time_attention(int n_heads, int n_kv_heads, int head_dim, const std::string
     fill_rows(arrays, n * n_seqs, d.width(), planes, random);
     std::vector<AttentionSequence> sequences = sequences_of(d, planes[0].table.data());
     const std::span<AttentionSequence> list = sequences;
-    arrays->place({&list, 1});
+    arrays->upload_sequences({&list, 1});
     const Tensor own = arrays.zeros(n_seqs, d.width());
     ScoreTerm score{planes[0].rows, own, n_kv_heads, head_dim, random_queries(arrays, d, loud, random)};
     if (absorbed) score.rope = usual_rope(arrays, d);
@@ -399,7 +400,8 @@ void bind_attention_ops(nb::module_& m) {
           arg("sinks") = nb::none(), arg("lse") = nb::none());
     m.def("recoded", &recoded, arg("x"), arg("heads"), arg("from_type"), arg("to_type"), arg("scale_tokens"),
           arg("width"), arg("begin"), arg("end"), arg("isa"), arg("n_threads") = 1);
-    m.def("round", &round, arg("x"), arg("heads"), arg("type"), arg("isa"), arg("n_threads") = 1);
+    m.def("quantize_dequantize", &quantize_dequantize, arg("x"), arg("heads"), arg("type"), arg("isa"),
+          arg("n_threads") = 1);
     m.def("cache_round_trip", &cache_round_trip, arg("x"), arg("heads"), arg("type"), arg("isa"));
     m.def("time_attention", &time_attention, arg("n_heads"), arg("n_kv_heads"), arg("head_dim"),
           arg("type_k"), arg("type_v"), arg("n"), arg("n_seqs") = 1, arg("loud") = 1.0f,

@@ -37,7 +37,7 @@ AttentionArgs attention_args(const ReadInput& in, std::span<const ScoreTerm> sco
 Tensor as_stored(Backend& backend, Scratch& scratch, Tensor x, const Plane& plane) {
     if (plane.type == DType::F32) return x;
     const Tensor out = scratch.f32(x.rows, x.cols);
-    backend.round(x, plane.type, plane.heads, out);
+    backend.quantize_dequantize(x, plane.type, plane.heads, out);
     return out;
 }
 

@@ -69,7 +69,7 @@ Batch batch_of(Backend& backend, Scratch& scratch, const Step& step) {
         batch.groups.push_back({upload(backend, scratch, group.slots), group.sequences});
     for (GroupBatch& group : batch.groups) lists.push_back(group.sequences);
     lists.push_back(batch.sources);
-    backend.place(lists);
+    backend.upload_sequences(lists);
     return batch;
 }
 
@@ -85,7 +85,7 @@ void run_step(const Decoder& decoder, Backend& backend, Scratch& scratch, const 
     const Tensor x = scratch.f32(batch.tokens.cols, decoder.config().d_model);
     const auto forward = [&] { decoder.forward(batch, scratch, x, observer); };
     if (!observer.looks() && is_repeated(step))
-        backend.repeat(concat(batch.tokens.cols, " ", n), forward);
+        backend.capture_and_replay(concat(batch.tokens.cols, " ", n), forward);
     else
         forward();
     const Tensor states = scratch.f32(std::min(n, kLogitRows), x.cols);

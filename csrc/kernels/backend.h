@@ -67,7 +67,7 @@ struct AttentionSequence {
     bool fresh = true;
     const int32_t* table = nullptr;  // block table (host memory), none for dense rows
     bool causal = true;              // else every query sees all rows [begin, end)
-    int place = -1;                  // where Backend::place() put it, if it did
+    int uploaded = -1;               // where Backend::upload_sequences() put it, if it did
 };
 
 /// scores += scale * q . rotate(row[head] * row_scale * factor + bias). Row heads are shared by n_heads_q /
@@ -190,7 +190,7 @@ class Backend {
     void multiply(Tensor x, Tensor y) { multiply(x, y, x); }
     virtual void scale(Tensor x, float factor) = 0;
     /// Rows of x (f32) as they would be read back from a plane of this type and as many heads; out may be x.
-    virtual void round(Tensor x, DType dtype, int heads, Tensor out) = 0;
+    virtual void quantize_dequantize(Tensor x, DType dtype, int heads, Tensor out) = 0;
     /// Rounds row i of x (f32) into slot i.
     virtual void store(Tensor x, const Slots& slots) = 0;
     /// Rows [begin, end) of a sequence to f32 out [end - begin, width].
@@ -208,13 +208,14 @@ class Backend {
     virtual void attention(const AttentionArgs& args) = 0;
     virtual SparseCounts sparse_counts() const = 0;
 
-    /// Says which sequences the calls of a step will be about and sets their `place`: a device then has them,
-    /// with their tables, before the calls. A call about others works too. They follow one another in its
-    /// arguments as they do in one of these lists.
-    virtual void place(std::span<const std::span<AttentionSequence>>) {}
-    /// body(), whose calls must be the same whenever `shape` is, but for what memory holds and the positions
-    /// and lengths of placed sequences of one query each: a device may record the calls and play them again.
-    virtual void repeat(const std::string&, const std::function<void()>& body) { body(); }
+    /// Uploads the attention metadata of a step, positions, lengths and block tables, so that a device has
+    /// them before the calls; sets `uploaded` of every sequence. The sequences of a later call follow one
+    /// another as they do in one of these lists. Calls about other sequences work too, and upload their own.
+    virtual void upload_sequences(std::span<const std::span<AttentionSequence>>) {}
+    /// Calls body(). A device may capture its calls the first time and replay them whenever `shape` is the
+    /// same: then they must not differ, but for what memory holds and for the positions and lengths of
+    /// uploaded sequences of one query each.
+    virtual void capture_and_replay(const std::string&, const std::function<void()>& body) { body(); }
 };
 
 struct CpuOptions {

@@ -46,11 +46,11 @@ Batch chunk_of(const Batch& batch, int64_t first, int64_t n_batch) {
         s.n_queries = int(n);
         s.position += first;
         s.end += first;
-        s.place = -1;
+        s.uploaded = -1;
     }
     for (AttentionSequence& s : chunk.sources) {
         s.n_queries = int(n);
-        s.place = -1;
+        s.uploaded = -1;
     }
     return chunk;
 }

@@ -272,7 +272,7 @@ void test_cache_rows() {
                 cuda::store(device, x.there, to);
                 plane.compare(0, name);
 
-                cpu->round(x.here, dtype, heads, rounded.here);
+                cpu->quantize_dequantize(x.here, dtype, heads, rounded.here);
                 cuda::round(device, x.there, dtype, heads, rounded.there);
                 rounded.twin.compare(1e-37f, name);
 
@@ -376,7 +376,7 @@ void test_every_size() {
     }
     const_cast<Twin&>(x.twin).upload();
     for (const DType dtype : kRows) {
-        cpu->round(x.here, dtype, 1, out.here);
+        cpu->quantize_dequantize(x.here, dtype, 1, out.here);
         cuda::round(device, x.there, dtype, 1, out.there);
         out.twin.compare(1e-37f, dtype_info(dtype).name);
     }

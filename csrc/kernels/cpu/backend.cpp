@@ -263,7 +263,7 @@ void CpuBackend::scale(Tensor x, float factor) {
     });
 }
 
-void CpuBackend::round(Tensor x, DType dtype, int heads, Tensor out) {
+void CpuBackend::quantize_dequantize(Tensor x, DType dtype, int heads, Tensor out) {
     const int64_t dim = x.cols / heads;
     const HeadBytes bytes = head_bytes(dtype, dim);
     const size_t scales = chunks(bytes.elements, sizeof(float)) * sizeof(float), size = scales + bytes.scales;

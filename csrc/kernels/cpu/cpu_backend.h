@@ -44,7 +44,7 @@ class CpuBackend final : public Backend {
     void add(Tensor x, Tensor y) override;
     using Backend::multiply;
     void multiply(Tensor x, Tensor y, Tensor out) override;
-    void round(Tensor x, DType dtype, int heads, Tensor out) override;
+    void quantize_dequantize(Tensor x, DType dtype, int heads, Tensor out) override;
     void store(Tensor x, const Slots& slots) override;
     void load(const Rows& rows, const int32_t* table, int64_t begin, int64_t end, Tensor out) override;
     void recode(const Rows& from, const int32_t* table, int64_t begin, int64_t end, const Slots& to) override;

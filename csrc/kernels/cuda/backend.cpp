@@ -123,7 +123,7 @@ void CudaBackend::scale(Tensor x, float factor) {
     if (ready()) cuda::scale(device_, x, factor);
 }
 
-void CudaBackend::round(Tensor x, DType dtype, int heads, Tensor out) {
+void CudaBackend::quantize_dequantize(Tensor x, DType dtype, int heads, Tensor out) {
     if (ready()) cuda::round(device_, x, dtype, heads, out);
 }
 
@@ -166,7 +166,7 @@ void CudaBackend::recode(const Rows& from, const int32_t* table, int64_t begin, 
 void CudaBackend::attention(const AttentionArgs& args) {
     std::byte* const workspace = workspace_of(attention_workspace(device_, args));
     if (!ready() || args.sequences.empty()) return;
-    int first = args.sequences[0].place;
+    int first = args.sequences[0].uploaded;
     const bool placed = first >= 0;
     if (!placed) {
         std::vector<AttentionSequence> copies(args.sequences.begin(), args.sequences.end());

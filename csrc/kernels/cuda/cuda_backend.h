@@ -41,7 +41,7 @@ class CudaBackend final : public Backend {
     using Backend::multiply;
     void multiply(Tensor x, Tensor y, Tensor out) override;
     void scale(Tensor x, float factor) override;
-    void round(Tensor x, DType dtype, int heads, Tensor out) override;
+    void quantize_dequantize(Tensor x, DType dtype, int heads, Tensor out) override;
     void store(Tensor x, const Slots& slots) override;
     void load(const Rows& rows, const int32_t* table, int64_t begin, int64_t end, Tensor out) override;
     void recode(const Rows& from, const int32_t* table, int64_t begin, int64_t end, const Slots& to) override;
@@ -49,8 +49,8 @@ class CudaBackend final : public Backend {
     void attention(const AttentionArgs& args) override;
     SparseCounts sparse_counts() const override;
 
-    void place(std::span<const std::span<AttentionSequence>> lists) override;
-    void repeat(const std::string& shape, const std::function<void()>& body) override;
+    void upload_sequences(std::span<const std::span<AttentionSequence>> lists) override;
+    void capture_and_replay(const std::string& shape, const std::function<void()>& body) override;
 
   private:
     /// Sequences and their block tables in device memory, and as they were put there.

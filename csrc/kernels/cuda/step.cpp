@@ -31,7 +31,7 @@ void CudaBackend::put(Places& places, std::span<AttentionSequence* const> sequen
     size_t table = 0;
     for (AttentionSequence* s : sequences) {
         const int32_t* const there = s->table ? tables + places.table_at[table++].second : nullptr;
-        s->place = static_cast<int>(places.placed.size());
+        s->uploaded = static_cast<int>(places.placed.size());
         places.placed.push_back(
             {there, s->position, s->begin, s->end, s->query, s->n_queries, s->fresh, s->causal});
     }
@@ -40,7 +40,7 @@ void CudaBackend::put(Places& places, std::span<AttentionSequence* const> sequen
     send(places.sequences.data.get(), places.placed.data(), bytes);
 }
 
-void CudaBackend::place(std::span<const std::span<AttentionSequence>> lists) {
+void CudaBackend::upload_sequences(std::span<const std::span<AttentionSequence>> lists) {
     if (!ready()) return;
     std::vector<AttentionSequence*> all;
     for (const std::span<AttentionSequence> list : lists)
@@ -48,7 +48,7 @@ void CudaBackend::place(std::span<const std::span<AttentionSequence>> lists) {
     put(places_, all);
 }
 
-void CudaBackend::repeat(const std::string& shape, const std::function<void()>& body) {
+void CudaBackend::capture_and_replay(const std::string& shape, const std::function<void()>& body) {
     if (!ready()) return body();
     const auto known = graphs_.find(shape);
     if (known == graphs_.end()) {
