@@ -70,15 +70,6 @@ const float* bias_of(const BlockAttention& b, int64_t pair) {
     return b.bias + pair / b.n_queries * static_cast<int64_t>(b.bias_stride) - pair % b.n_queries;
 }
 
-/// Calls for the biases of some pairs while their scores are made: the rows before have driven them out of
-/// the nearer caches, and the CPU foresees no 32 streams.
-void prefetch_bias(const BlockAttention& b, int64_t pair, int64_t n) {
-    for (int64_t m = 0; b.bias && m < n; ++m) {
-        const float* const bias = bias_of(b, pair + m);
-        for (int64_t i = 0; i < block_rows + 16; i += 16) __builtin_prefetch(bias + i);
-    }
-}
-
 /// The scores of the pair-th (head, query) as the softmax wants them.
 void finish(const BlockAttention& b, int64_t pair, float* s) {
     if (b.score_cap > 0 || b.bias) finish_scores(s, b.n, b.score_cap, bias_of(b, pair));
@@ -92,7 +83,6 @@ void attend_heads(const BlockAttention& b, int64_t first, int64_t end, int64_t q
     float *s = scores, *factor = factors;
     Prefetch next(b, b.k, first, b.v.data);
     for (int64_t head = first; head < end; ++head, s += n_q * block_rows) {
-        prefetch_bias(b, pair(head), n_q);
         with_head(b, b.k, head, [&](const auto& rows) {
             const Queries q = {b.q, static_cast<const char*>(b.packed_q), b.k.dim};
             score_head(q.from(pair(head)), n_q, rows, b.n, b.scale, next, s);
@@ -169,7 +159,6 @@ void score_block(const BlockAttention& b, float* s, size_t ld) {
     for (int64_t pair = 0; pair < b.n_heads * b.n_q;) {
         const int64_t head = pair / b.n_q, left = (head + 1) * b.n_q - pair;
         const int64_t n_q = left < kPairs ? left : kPairs;
-        prefetch_bias(b, pair, n_q);
         with_head(b, b.k, head, [&](const auto& rows) {
             const Queries q = {b.q, static_cast<const char*>(b.packed_q), b.k.dim};
             score_head(q.from(pair), n_q, rows, b.n, b.scale, next, scores);

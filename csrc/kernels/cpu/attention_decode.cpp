@@ -1,6 +1,7 @@
 // Attention of few queries block by block (see attend_block()), or in two passes with values read by a
 // budget.
 #include <algorithm>
+#include <cstring>
 
 #include "kernels/cpu/attention_run.h"
 #include "kernels/cpu/row_address.h"
@@ -38,6 +39,9 @@ BlockAttention AttentionRun::block_at(const AttentionJob& job, bool fresh, int64
     const ScoreTerm& score = args_.scores[0];
     const ValueTerm& value = args_.values[0];
     const int n_q = plan_.heads_per_group * job.n_queries, pair = group * n_q;
+    const int head = group * plan_.heads_per_group;
+    const float* const bias = scratch + plan_.scratch.bias + head * AttentionPlan::kBiasStride +
+                              position % AttentionPlan::kBiasRows + job.n_queries - 1;
     const auto* packed = reinterpret_cast<const std::byte*>(scratch + plan_.scratch.packed_q);
     return {.k = rows_of(score, job, fresh, position, end, job.first_group + group),
             .v = rows_of(value, job, fresh, position, end, job.first_group + group),
@@ -48,8 +52,8 @@ BlockAttention AttentionRun::block_at(const AttentionJob& job, bool fresh, int64
             .packed_q = packed + pair * packed_query_bytes(score.dim),
             .scale = args_.scale,
             .score_cap = args_.score_cap,
-            .bias = bias_of((job.first_group + group) * plan_.heads_per_group, position - job.position(0)),
-            .bias_stride = args_.relative_bias.stride / sizeof(float),
+            .bias = args_.relative_bias ? bias : nullptr,
+            .bias_stride = AttentionPlan::kBiasStride,
             .n_queries = job.n_queries,
             .max = state + plan_.state.max + pair,
             .sum = state + plan_.state.sum + pair,
@@ -60,10 +64,30 @@ BlockAttention AttentionRun::block_at(const AttentionJob& job, bool fresh, int64
             .first_level_only = reads_past_second_level()};
 }
 
+/// Copies the biases of some groups' heads for the rows from `position` on, before the first of kBiasRows of
+/// them. In the table the 32 columns of a block are on another page in every head, which rows that stream by
+/// drive out of the TLB; here they are side by side. Columns before them are those of later queries.
+void AttentionRun::copy_biases(const AttentionJob& job, Span span, int64_t position, int group, int n_groups,
+                               float* scratch) const {
+    constexpr int64_t kRows = AttentionPlan::kBiasRows;
+    static_assert(kFewQueries - 1 <= AttentionPlan::kBiasStride - kRows && kRows % block_rows == 0);
+    if (!args_.relative_bias || (position != span.first && position % kRows != 0)) return;
+    const int64_t end = std::min(span.end, (position / kRows + 1) * kRows);
+    const int64_t columns = end - position + job.n_queries - 1;
+    const int first = group * plan_.heads_per_group, last = first + n_groups * plan_.heads_per_group;
+    for (int head = first; head < last; ++head) {
+        const float* const from = bias_of(job.first_group * plan_.heads_per_group + head,
+                                          position - job.position(job.n_queries - 1));
+        float* const to = scratch + plan_.scratch.bias + head * AttentionPlan::kBiasStride;
+        std::memcpy(to + position % kRows, from, columns * sizeof(float));
+    }
+}
+
 /// Rows that all queries of the job see.
 void AttentionRun::compute_blocks(const AttentionJob& job, bool fresh, Span span, float* scratch,
                                   float* state) const {
     for (int64_t position = span.first; position < span.end;) {
+        copy_biases(job, span, position, 0, job.n_groups, scratch);
         const BlockAttention block =
             block_at(job, fresh, position, span.end, 0, job.n_groups, scratch, state);
         isa_.attend_block(block);
@@ -83,6 +107,7 @@ void AttentionRun::compute_by_budget(const AttentionJob& job, Span span, float* 
     for (int group = 0, groups; group < job.n_groups; group += groups) {
         groups = std::min(most, job.n_groups - group);
         for (int64_t position = span.first; position < span.end;) {
+            copy_biases(job, span, position, group, groups, scratch);
             const BlockAttention block =
                 block_at(job, false, position, span.end, group, groups, scratch, state);
             isa_.score_block(block, spread + (position - span.first), ld);

@@ -201,6 +201,7 @@ void AttentionPlan::lay_out(const AttentionArgs& args, size_t pairs, size_t part
         scratch.packed_q = take(pairs * packed_query_bytes(args.scores[0].dim) / sizeof(float));
     scratch.scores = take(pairs * tile);
     scratch.rows = take(std::max<int64_t>(tile, by_block ? block_rows : 0) * row_stride(width));
+    if (by_block && args.relative_bias) scratch.bias = take(size_t(args.n_heads) * kBiasStride);
     if (by_budget) {
         scratch.spread =
             take(std::max(kSpreadPairs, kFewQueries * heads_per_group) * spread_stride(most_rows));

@@ -43,6 +43,7 @@ struct AttentionScratch {
     size_t packed_q;  // [head][query] PackedQuery, where rows are Q8
     size_t scores;    // [head][query][tile]
     size_t rows;      // [tile][stride]
+    size_t bias;      // by_block: [head][kBiasStride]
     size_t spread;    // by_budget: [head][query][row of the longest job], scores, then weights
     size_t keep;      // by_budget: a mark for each row
     size_t kept;      // by_budget: a list of rows
@@ -68,6 +69,8 @@ struct AttentionPlan {
     /// Groups of heads whose scores are held at once by budget, with n_q queries each.
     static int groups_by_budget(int n_q) { return n_q < kSpreadPairs ? kSpreadPairs / n_q : 1; }
     static constexpr int kSpreadPairs = 16;
+    /// Rows whose biases are copied at once, head after head; a head has more columns for more queries.
+    static constexpr int kBiasRows = 256, kBiasStride = kBiasRows + 16;
 
     int n_groups;           // what the heads divide into without sharing a row between groups
     int heads_per_group;    // query heads
