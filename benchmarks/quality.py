@@ -27,7 +27,7 @@ import machine
 import tasks
 
 import slimrt
-from slimrt import CacheComparison, _core
+from slimrt import CacheComparison
 from slimrt.cache.config import CacheChoice
 from slimrt.measure.plots import plot_front
 from slimrt.measure.quality import Windows
@@ -85,7 +85,7 @@ def task_files() -> list[Path]:
 def measure(path: Path, args: argparse.Namespace) -> tuple[CacheComparison, dict[str, dict[str, Any]]]:
     """The comparison on text, and cache -> task -> what was answered."""
     source = slimrt.ModelSource(path)
-    legal = {mode["mode"] for mode in _core.cache_modes(str(path)) if mode["legal"]}
+    legal = {name for name, mode in source.modes().items() if mode.legal}
     choices = [with_rank(one, source.kv_width) for one in args.caches if one.partition(":")[0] in legal]
     window = min(args.window, source.n_ctx_train)
     comparison = slimrt.compare_caches(

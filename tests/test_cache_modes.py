@@ -25,6 +25,7 @@ from pairwise import pairwise
 from reference import Reference
 from reference_modes import CACHE_MODES, Mode, attend_heads, by_head, planes_kv, planes_n, read_keys, store_k, store_v
 from remembered import remembered
+from slimrt import core
 
 IDS = np.random.default_rng(5).integers(3, 100, 60)
 N_PREFILL = 44
@@ -244,7 +245,7 @@ ILLEGAL = [
 @pytest.mark.parametrize(("name", "mode", "layer", "reason"), ILLEGAL)
 def test_illegal_modes_say_layer_reason_and_alternatives(name, mode, layer, reason, convert):
     path = convert(GOLDEN / name)
-    legal = [m["mode"] for m in slimrt._core.cache_modes(str(path)) if m["legal"]]
+    legal = [mode.name for mode in core.modes(str(path)) if mode.legal]
     for load in (
         lambda: slimrt._core.Engine(str(path), cache=mode, n_ctx=64),
         lambda: slimrt.Model(path, cache=mode, n_ctx=64),
@@ -268,10 +269,10 @@ def test_cache_modes_lists_every_mode_with_a_reason(convert):
         "olmo2_gqa": {"kv", "k+r"},
         "gpt2_erf": {"kv", "k", "k+r", "v", "x"},
     }.items():
-        modes = slimrt._core.cache_modes(str(convert(GOLDEN / name)))
-        assert {m["mode"] for m in modes} == {"kv", "k", "k+r", "v", "x", "xr"}
-        assert {m["mode"] for m in modes if m["legal"]} == legal
-        assert all(bool(m["reason"]) != m["legal"] for m in modes)
+        modes = core.modes(str(convert(GOLDEN / name)))
+        assert {mode.name for mode in modes} == {"kv", "k", "k+r", "v", "x", "xr"}
+        assert {mode.name for mode in modes if mode.legal} == legal
+        assert not any(mode.cross for mode in modes)
 
 
 def test_unknown_mode_type_and_count(convert):

@@ -16,8 +16,7 @@ import slimrt
 from conftest import relative
 from reference_seq2seq import Seq2Seq
 from seq2seq_models import MODELS, N_DECODE, N_PROMPT, committed, decode, source, tokens
-from slimrt import _core
-from slimrt.cache.cross import cross_modes
+from slimrt import _core, core
 from slimrt.errors import CacheUnsupportedError, UnsupportedError
 from slimrt.folding.attention import Attention, projections
 from slimrt.folding.cross import folds
@@ -55,8 +54,9 @@ def logits(path, name: str, mode: str, cross: str, type_name: str = "f32") -> np
 
 def legal(path) -> tuple[list[str], list[str]]:
     """The modes of self-attention and of cross-attention that the core takes for a model."""
-    own = [mode["mode"] for mode in _core.cache_modes(str(path)) if mode["legal"] and mode["mode"] in SELF_MODES]
-    return own, [mode["mode"] for mode in cross_modes(ModelSource(path)) if mode["legal"]]
+    modes = [mode for mode in core.modes(str(path)) if mode.legal]
+    own = [mode.name for mode in modes if not mode.cross and mode.name in SELF_MODES]
+    return own, [mode.name for mode in modes if mode.cross]
 
 
 def amplified(path, mode: str, cross: str) -> float:

@@ -100,6 +100,6 @@ def test_smaller_weights(arch, outtype, tmp_path):
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_v_and_x_say_why_they_are_no_modes_here(arch, tmp_path):
     path = write_random(tmp_path / "model.gguf", Shape(32, 2, 4, 64, d_ff=48, n_vocab=60, arch=arch))
-    reasons = {mode["mode"]: mode["reason"] for mode in slimrt._core.cache_modes(str(path))}
+    reasons = {mode.name: mode.refusal for mode in slimrt.core.modes(str(path))}
     assert all(("QK-norm" if arch == "olmo2" else "RoPE") in reasons[mode] for mode in "vx"), reasons
     assert reasons["kv"] == ""

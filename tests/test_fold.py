@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from conftest import GOLDEN, relative, third_party
-from slimrt import _core
+from slimrt import core
 from slimrt.converter.convert import convert as run_convert
 from slimrt.errors import CacheUnsupportedError, ModelFormatError
 from slimrt.folding.attention import MODES, Attention, LayerWeights, fold_value_bias, projections
@@ -62,7 +62,7 @@ def test_fold_layers_gives_what_each_layer_needs(name, mode, convert):
     model = read_gguf(path)
     attention = Attention.of(model)
     if attention.refusal(mode):
-        with pytest.raises(CacheUnsupportedError, match="layer 0.*rotary.*Modes that work here: kv, k"):
+        with pytest.raises(CacheUnsupportedError, match="layer 0.*rotated.*Modes that work here: kv, k"):
             fold_layers(path, mode)
         return
     folded = fold_layers(path, mode, progress=False)
@@ -85,12 +85,12 @@ def test_k_is_refused_when_v_is_no_function_of_it(name, convert):
 def test_legal_modes_are_those_of_the_runtime(name, convert):
     path = convert(GOLDEN / name)
     attention = Attention.of(read_gguf(path))
-    runtime = {row["mode"]: row["legal"] for row in _core.cache_modes(str(path))}
+    runtime = {mode.name: mode.legal for mode in core.modes(str(path))}
     assert {mode: not attention.refusal(mode) for mode in MODES} == runtime
 
 
 def test_other_modes_need_no_fold(convert):
-    with pytest.raises(ValueError, match=r"'x' needs no fold; those that do: k, v, k\+r, xr"):
+    with pytest.raises(ValueError, match=r"'x' needs no fold; those that do: k, k\+r, v, xr"):
         fold_layers(convert(GOLDEN / "gpt2_erf"), "x")
 
 

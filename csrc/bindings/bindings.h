@@ -28,6 +28,7 @@ inline nb::object to_text(std::string_view text) {
 }
 
 void bind_errors(nb::module_& m);
+void bind_describe(nb::module_& m);
 void bind_engine(nb::module_& m);
 void bind_ops(nb::module_& m);
 void bind_quantize(nb::module_& m);

@@ -10,8 +10,6 @@
 #include "core/thread_pool.h"
 #include "engine/engine.h"
 #include "kernels/cpu/cpu_backend.h"
-#include "model/architecture.h"
-#include "model/decoder.h"
 
 namespace slimrt {
 namespace {
@@ -115,24 +113,6 @@ nb::list cache_type_list() {
     return out;
 }
 
-std::vector<std::string> architecture_names() {
-    std::vector<std::string> names;
-    for (const Architecture* a : architectures()) names.emplace_back(a->name);
-    return names;
-}
-
-nb::list cache_mode_list(const std::string& path) {
-    nb::list out;
-    for (const auto& [mode, reason] : cache_refusals(read_config(GgufFile::open(path)))) {
-        nb::dict entry;
-        entry["mode"] = mode;
-        entry["legal"] = reason.empty();
-        entry["reason"] = reason;
-        out.append(entry);
-    }
-    return out;
-}
-
 }  // namespace
 }  // namespace slimrt
 
@@ -141,6 +121,7 @@ NB_MODULE(_core, m) {
     m.attr("__version__") = SLIMRT_VERSION;
     bind_errors(m);
     bind_gguf(m);
+    bind_describe(m);
     bind_engine(m);
     bind_quantize(m);
     nb::module_ ops = m.def_submodule("ops", "Kernels over NumPy arrays, for tests and benchmarks.");
@@ -149,7 +130,5 @@ NB_MODULE(_core, m) {
     m.def("cpu_info", &cpu_info);
     m.def("cuda_devices", &cuda);
     m.def("available_memory", &available_on, nb::arg("device") = "cpu");
-    m.def("architectures", &architecture_names);
     m.def("cache_types", &cache_type_list);
-    m.def("cache_modes", &cache_mode_list, nb::arg("path"));
 }

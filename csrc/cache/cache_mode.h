@@ -53,6 +53,12 @@ struct Fold {
     bool planned = true;   // whether a plan counts it while there is no fold yet
 };
 
+/// A tensor blk.<layer>.<suffix>, the model's own or folded, that decoding a token does not read.
+struct Unread {
+    const char* suffix;
+    bool replaced;  // something as large that was made of it is read in its place
+};
+
 /// What a mode made of a layer's weights at load.
 struct Prepared {
     explicit Prepared(const AttnWeights& weights) : model(weights) {}
@@ -171,6 +177,10 @@ class CacheMode {
 
     /// The tensors that folding makes for it.
     virtual std::vector<Fold> folds(const AttnConfig&) const { return {}; }
+    /// What decoding a token does not read of a layer.
+    virtual std::vector<Unread> unread(const AttnConfig&) const { return {}; }
+    /// The projection that folding inverts, "W_K" or "W_V", which amplifies the rounding of rows; or none.
+    virtual const char* inverts() const { return ""; }
     /// Derived weights, once at load.
     virtual std::unique_ptr<Prepared> prepare(Backend&, const PrepareInput& in) const {
         return std::make_unique<Prepared>(in.weights);

@@ -267,14 +267,4 @@ void Decoder::load_rope(const GgufFile& file) {
     if (!backend_.dry()) backend_.upload(rope_.table, frequencies.table(n).data(), rope_.table.bytes());
 }
 
-std::vector<std::pair<std::string, std::string>> cache_refusals(const ModelConfig& config, bool cross) {
-    std::vector<std::pair<std::string, std::string>> out;
-    for (const CacheMode* mode : cache_modes(cross)) {
-        std::string reason = mode->refusal(attention_config(config, 0, cross));
-        if (!reason.empty() && !cross) reason = "layer 0: " + reason;
-        out.emplace_back(mode->name(), reason);
-    }
-    return out;
-}
-
 }  // namespace slimrt

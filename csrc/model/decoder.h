@@ -101,8 +101,4 @@ class Decoder {
     std::unique_ptr<Encoder> encoder_;
 };
 
-/// The modes a file may use: for each registered mode, why not (empty: legal).
-std::vector<std::pair<std::string, std::string>> cache_refusals(const ModelConfig& config,
-                                                                bool cross = false);
-
 }  // namespace slimrt

@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from slimrt.core import Info, Plan
+
 __version__: str
 
 class _Ops:
@@ -105,7 +107,7 @@ class Engine:
         device: str = "cpu",
         memory_limit: int = 0,
     ) -> None: ...
-    def info(self) -> dict[str, Any]:
+    def info(self) -> Info:
         """architecture, d_model, n_layers, n_heads, n_kv_heads, head_dim, n_vocab, n_ctx, n_ctx_train, n_batch,
         n_seqs, n_threads, sparse_threshold, device, name, d_ff, layers: list of {layer, mode, type,
         rank, residual_type, bytes_per_token, max_rows}: type of k, v or x ("f16+q8": of k and v), rank 0 and
@@ -229,7 +231,7 @@ def plan(
     cross_type: str = "auto",
     n_source: int = 0,
     device: str = "cpu",
-) -> dict[str, Any]:
+) -> Plan:
     """What Engine would allocate with the same arguments, to the byte, without reading a weight: the keys of
     Engine.memory() and of Engine.info(). Of tensors that are in no file yet it supposes float32, and static scales of
     rows (attn_kr_row.scale, attn_xr_row.scale) for the types q8, fp8_e4m3 and q4."""
@@ -238,10 +240,30 @@ def cache_types() -> list[dict[str, Any]]:
     """The element types of cache rows, in the order they are shown: name (str), bits of an element, group (elements of
     a head that share a scale; 0: all of them) and scale_bytes (of one such scale; 0: no scales)."""
 
-def cache_modes(path: str) -> list[dict[str, Any]]:
-    """For every registered mode: {"mode": str, "legal": bool, "reason": str} (reason: why not, with the layer)."""
+def modes(path: str) -> list[dict[str, Any]]:
+    """The fields of slimrt.core.Mode for every mode of self-attention, then, with an encoder, of cross-attention."""
 
-def architectures() -> list[str]: ...
+def attention_modes(
+    *,
+    d_model: int,
+    n_heads: int,
+    n_kv_heads: int,
+    head_dim: int,
+    n_rot: int,
+    qk_norm: bool,
+    cross: bool = False,
+    type: str = "f16",
+    rank: int = 0,
+    residual_type: str = "f16",
+) -> list[dict[str, Any]]:
+    """The same for an attention of these sizes, with rows of these types."""
+
+def plane_bytes(type: str, width: int, heads: int) -> int:
+    """Bytes of a token in one plane of a row."""
+
+def architectures() -> list[dict[str, Any]]:
+    """The fields of slimrt.core.Architecture for each."""
+
 def cpu_info() -> dict[str, Any]:
     """isas (best first, those this machine runs), isa (chosen), default_threads."""
 

@@ -1,15 +1,262 @@
 """The compiled core: the one door to it. The rest of the package imports this module, never slimrt._core."""
 
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NotRequired, TypedDict
+
+from slimrt import _core
 from slimrt._core import Engine as Engine
 from slimrt._core import GgufFile as GgufFile
 from slimrt._core import Sampler as Sampler
 from slimrt._core import __version__ as __version__
-from slimrt._core import architectures as architectures
 from slimrt._core import available_memory as available_memory
-from slimrt._core import cache_modes as cache_modes
 from slimrt._core import cpu_info as cpu_info
 from slimrt._core import cuda_devices as cuda_devices
 from slimrt._core import ops as ops
 from slimrt._core import plan as plan
+from slimrt._core import plane_bytes as plane_bytes
 from slimrt._core import quantize as quantize
 from slimrt._core import read_bandwidth as read_bandwidth
+
+
+class LayerInfo(TypedDict):
+    """A layer's cache. type: of its rows; rank, residual_type: of the residual, 0 and "" without one; max_rows: of a
+    sequence, fewer than n_ctx behind a sliding window."""
+
+    layer: int
+    mode: str
+    type: str
+    rank: int
+    residual_type: str
+    bytes_per_token: int
+    max_rows: int
+
+
+class EncoderInfo(TypedDict):
+    """n_source: most rows of its output; inputs: "tokens", "mel" or "audio"; n_inputs: their width, 0 for tokens."""
+
+    n_layers: int
+    n_source: int
+    inputs: str
+    n_inputs: int
+
+
+class CrossInfo(TypedDict):
+    """The cache of cross-attention. reason: why this one, for people; of a loaded model."""
+
+    mode: str
+    type: str
+    bytes_per_row: int
+    reason: NotRequired[str]
+
+
+class Info(TypedDict):
+    """A model's sizes, and what options resolved to."""
+
+    name: str
+    architecture: str
+    d_model: int
+    d_ff: int
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    n_vocab: int
+    n_ctx_train: int
+    n_ctx: int
+    n_batch: int
+    n_seqs: int
+    sparse_threshold: float
+    n_threads: int
+    device: str
+    layers: list[LayerInfo]
+    encoder: EncoderInfo | None
+    cross: CrossInfo | None
+    decoder_start_token_id: NotRequired[int]
+
+
+def encoder_of(info: Info) -> EncoderInfo:
+    """Of a model that has an encoder."""
+    assert info["encoder"] is not None
+    return info["encoder"]
+
+
+def cross_of(info: Info) -> CrossInfo:
+    """Of a model that has an encoder."""
+    assert info["cross"] is not None
+    return info["cross"]
+
+
+class Memory(TypedDict):
+    """Bytes: allocated weights, derived, cache, scratch and their total; of the mapped file; of a token's rows."""
+
+    weights: int
+    derived: int
+    cache: int
+    scratch: int
+    total: int
+    mapped: int
+    cache_bytes_per_token: int
+
+
+class Plan(Info, Memory):
+    """What Engine would have and take with the same arguments."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What an architecture is (csrc/model/architecture.h).
+
+    Attributes:
+        name: general.architecture of its files.
+        positions: "learned", "rope_interleaved" (RoPE turns neighbours), "rope_neox" (halves) or "relative".
+        norms: of attention and FFN: "before", "shared" (one for both) or "after". norm: "rms" or "layer".
+        qk_norm: RMS norms of the whole q and k rows. scaled_scores: by 1 / sqrt(head width).
+        qkv_bias: "never", "optional" or "required".
+        encoder: what it reads: "none", "tokens", "mel" or "audio".
+    """
+
+    name: str
+    positions: str
+    norms: str
+    norm: str
+    qk_norm: bool
+    scaled_scores: bool
+    qkv_bias: str
+    sliding_window: bool
+    encoder: str
+
+    @property
+    def rope(self) -> bool:
+        return self.positions.startswith("rope_")
+
+    @property
+    def interleaved(self) -> bool:
+        return self.positions == "rope_interleaved"
+
+    @property
+    def has_encoder(self) -> bool:
+        return self.encoder != "none"
+
+
+@dataclass(frozen=True)
+class Plane:
+    """One stored part of a row: `heads` equal shares with scales of their own. bytes: of a token."""
+
+    name: str
+    width: int
+    heads: int
+    type: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Fold:
+    """A tensor that folding makes for a mode, blk.<layer>.<suffix> [rows, cols]. required: else it may be missing."""
+
+    suffix: str
+    rows: int
+    cols: int
+    required: bool
+
+
+@dataclass(frozen=True)
+class Unread:
+    """A tensor of a layer that decoding a token does not read. replaced: something as large, made of it, is read."""
+
+    suffix: str
+    replaced: bool
+
+
+@dataclass(frozen=True)
+class Mode:
+    """What a cache mode is for one attention (csrc/cache/cache_mode.h).
+
+    Attributes:
+        cross: of cross-attention, over the rows of an encoder's output.
+        refusal: why it is not exact there; "" where it is legal.
+        planes: what a token leaves behind.
+        folds: the tensors that it needs beyond a plain file's. unread: what decoding leaves unread.
+        residual: rows have a part of a width and type of its own. sparse: a sparse_threshold has something to skip.
+        shared: one layer's rows serve all. inverts: the projection that folding inverts, "W_K" or "W_V"; or "".
+    """
+
+    name: str
+    cross: bool
+    refusal: str
+    planes: tuple[Plane, ...]
+    folds: tuple[Fold, ...]
+    unread: tuple[Unread, ...]
+    residual: bool
+    sparse: bool
+    shared: bool
+    inverts: str
+
+    @property
+    def legal(self) -> bool:
+        return not self.refusal
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of a token."""
+        return sum(plane.bytes for plane in self.planes)
+
+
+def _mode(fields: dict[str, Any]) -> Mode:
+    parts: dict[str, tuple[type, Iterable[Any]]] = {
+        "planes": (Plane, fields["planes"]),
+        "folds": (Fold, fields["folds"]),
+        "unread": (Unread, fields["unread"]),
+    }
+    return Mode(**fields | {key: tuple(kind(*row) for row in rows) for key, (kind, rows) in parts.items()})
+
+
+def modes(path: str) -> tuple[Mode, ...]:
+    """The modes of self-attention, and with an encoder of cross-attention, for a model file; planes in f16.
+
+    Raises:
+        ModelFormatError, UnsupportedError: the file is broken, or of an architecture that slimrt does not have.
+    """
+    return tuple(map(_mode, _core.modes(path)))
+
+
+@cache
+def attention_modes(
+    *,
+    d_model: int,
+    n_heads: int,
+    n_kv_heads: int,
+    head_dim: int,
+    n_rot: int,
+    qk_norm: bool,
+    cross: bool = False,
+    type: str = "f16",
+    rank: int = 0,
+    residual_type: str = "f16",
+) -> tuple[Mode, ...]:
+    """The modes of self-attention, or of cross-attention, of such a shape; planes of these types.
+
+    Args:
+        n_rot: columns of a head that RoPE turns. rank, residual_type: of a mode with a residual.
+
+    Raises:
+        UnsupportedError: an unknown type. ValueError: sizes that no attention has.
+    """
+    found = _core.attention_modes(
+        d_model=d_model, n_heads=n_heads, n_kv_heads=n_kv_heads, head_dim=head_dim, n_rot=n_rot, qk_norm=qk_norm,
+        cross=cross, type=type, rank=rank, residual_type=residual_type,
+    )  # fmt: skip
+    return tuple(map(_mode, found))
+
+
+@cache
+def architectures() -> tuple[Architecture, ...]:
+    """All that there are."""
+    return tuple(Architecture(**fields) for fields in _core.architectures())
+
+
+CACHE_TYPES: tuple[str, ...] = tuple(one["name"] for one in _core.cache_types())
+"""The element types that cache rows may have."""

@@ -11,7 +11,7 @@ from typing import Any, Unpack, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from slimrt.cache.config import Cache, CacheChoice
+from slimrt.cache.config import CacheChoice, CacheOptions
 from slimrt.cache.planner import Planner, resolve_device
 from slimrt.errors import UnsupportedError
 from slimrt.generation import search
@@ -20,7 +20,6 @@ from slimrt.generation.generate import Run, SessionEngine, Stream
 from slimrt.generation.options import GenerateOptions, Options
 from slimrt.measure import score as _score
 from slimrt.modelfile.source import ModelSource
-from slimrt.modes import AUTO
 from slimrt.plumbing.arguments import unknown, whole
 from slimrt.plumbing.closing import Closing
 from slimrt.results import Generation, Score
@@ -92,38 +91,18 @@ class Model(Tasks, Closing):
         n_batch: int = 512,
         n_seqs: int = 1,
         n_threads: int | None = None,
-        cache: Cache = AUTO,
-        cache_type: str = AUTO,
-        cache_type_k: str | None = None,
-        cache_type_v: str | None = None,
-        rank: int | None = None,
-        residual_type: str | None = None,
-        sparse_threshold: float = 0.0,
-        cross: str = AUTO,
-        cross_type: str = AUTO,
-        n_source: int = 0,
         calibration: str | os.PathLike[str] | None = None,
         memory_limit: str | int | None = None,
         on_overflow: str = "error",
         seed: int | None = None,
         verbose: bool = False,
         progress: bool | None = None,
+        **options: Unpack[CacheOptions],
     ):
         resolve_device(device)  # before anything slow
         if on_overflow != "error":
             raise UnsupportedError(unknown("on_overflow", on_overflow, ["error"]))
-        choice = CacheChoice.of(
-            cache,
-            cache_type,
-            cache_type_k,
-            cache_type_v,
-            rank=rank,
-            residual_type=residual_type,
-            sparse_threshold=sparse_threshold,
-            cross=cross,
-            cross_type=cross_type,
-            n_source=n_source,
-        )
+        choice = CacheChoice.of(**options)
         source = ModelSource.of(path, progress)
         planner = Planner.of(source, memory_limit, n_seqs, n_batch, n_threads, device)
         self._runtime = _runtime.load(

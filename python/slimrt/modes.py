@@ -1,17 +1,36 @@
-"""The names of cache modes and of the element types of their rows, and their defaults."""
+"""The names of cache modes and of the element types of their rows, as the core has them, and their defaults."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from slimrt import core
 from slimrt.errors import UnsupportedError
 from slimrt.plumbing.arguments import unknown
 
-CACHE_TYPES = ("f32", "f16", "bf16", "q8", "fp8_e4m3", "fp8_e5m2", "q4")
+CACHE_TYPES = core.CACHE_TYPES
 AUTO = "auto"
 DEFAULT_TYPE = "f16"
 
-RESIDUAL_MODE = "k+r"  # the mode whose rows have a second plane, of a width and type of its own
+_ANY = {"d_model": 1, "n_heads": 1, "n_kv_heads": 1, "head_dim": 1, "n_rot": 0, "qk_norm": False}  # names suit all
+_SELF, _CROSS = core.attention_modes(**_ANY), core.attention_modes(**_ANY, cross=True)
+MODES = tuple(mode.name for mode in _SELF)
+CROSS_MODES = tuple(mode.name for mode in _CROSS)
+
+# the mode whose rows have a second plane, of a width and type of its own
+RESIDUAL_MODE = next(mode.name for mode in _SELF if mode.residual)
+
+# mode -> the projection that its fold inverts
+INVERTED = {mode.name: mode.inverts for mode in _SELF if mode.inverts}
+
+# mode -> the first tensor of a layer that a plain file lacks; with it come the others of the mode
+FOLDED = {mode.name: next(fold.suffix for fold in mode.folds if fold.required) for mode in _SELF if mode.folds}
+
+# mode of cross-attention -> all of them
+CROSS_FOLDED = {mode.name: tuple(fold.suffix for fold in mode.folds if fold.required) for mode in _CROSS if mode.folds}
+
+# how the names of tensors end that only folding makes
+FOLD_SUFFIXES = tuple(sorted({f".{fold.suffix}" for mode in (*_SELF, *_CROSS) for fold in mode.folds}))
 
 # type of k -> what part of V's width the residual has, and its type (cache-math.md section 3: in floats k is nearly
 # exact and a thin residual does; in 8 and 4 bits rounding matters more, so it is wider and coarser)
@@ -23,17 +42,6 @@ _RESIDUALS = {
     "fp8_e4m3": (4, "q8"),
     "fp8_e5m2": (4, "q8"),
     "q4": (4, "q4"),
-}
-
-# mode -> the first tensor of a layer that a plain file lacks; with it come the others of the mode
-FOLDED = {"k": "attn_kv.weight", "v": "attn_vk.weight", "k+r": "attn_kr_v.weight", "xr": "attn_xr_in.weight"}
-
-CROSS_MODES = ("kv", "k", "e", "e1")  # csrc/cache/cross
-
-# mode -> the tensors of each layer that a plain file lacks
-CROSS_FOLDED = {
-    "k": ("cross_attn_kv.weight",),
-    "e1": ("cross_attn_k1_k.weight", "cross_attn_k1_v.weight"),
 }
 
 

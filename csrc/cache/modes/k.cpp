@@ -58,6 +58,11 @@ class K : public AbsorbingMode {
     std::vector<Fold> folds(const AttnConfig& c) const override {
         return {{folded(c), c.kv_width(), c.kv_width()}};
     }
+    std::vector<Unread> unread(const AttnConfig& c) const override {
+        if (!c.cross) return {{"attn_v.weight", true}};
+        return {{"cross_attn_k.weight", false}, {"cross_attn_v.weight", true}};
+    }
+    const char* inverts() const override { return "W_K"; }
 
     std::unique_ptr<Prepared> prepare(Backend&, const PrepareInput& in) const override {
         auto p = std::make_unique<PreparedK>(in.weights);
@@ -175,6 +180,7 @@ class KResidual final : public K {
         return with_norm(planes, c);
     }
 
+    const char* inverts() const override { return ""; }  // weighs rounding against what it inverts
     std::vector<Fold> folds(const AttnConfig& c) const override {
         const int wide = c.kv_width();
         const bool residual = c.rank > 0;

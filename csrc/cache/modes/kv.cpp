@@ -16,6 +16,11 @@ class Kv final : public CacheMode {
         return {{"k", c.kv_width(), c.n_kv_heads, c.type_k}, {"v", c.kv_width(), c.n_kv_heads, c.type_v}};
     }
 
+    std::vector<Unread> unread(const AttnConfig& c) const override {
+        if (!c.cross) return {};
+        return {{"cross_attn_k.weight", false}, {"cross_attn_v.weight", false}};
+    }
+
     std::vector<Projection> projections(const Prepared& p) const override {
         return {{p.model.k, p.model.k_bias}, {p.model.v, p.model.v_bias}};
     }

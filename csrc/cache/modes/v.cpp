@@ -42,6 +42,10 @@ class V final : public AbsorbingMode {
     std::vector<Fold> folds(const AttnConfig& c) const override {
         return {{kFolded, c.kv_width(), c.kv_width()}};
     }
+    std::vector<Unread> unread(const AttnConfig&) const override {
+        return {{"attn_k.weight", true}, {kFolded, true}};
+    }
+    const char* inverts() const override { return "W_V"; }
 
     std::unique_ptr<Prepared> prepare(Backend& backend, const PrepareInput& in) const override {
         auto p = std::make_unique<PreparedV>(in.weights);

@@ -38,6 +38,10 @@ class X : public AbsorbingMode {
         return {{"k", c.kv_width(), 1, dense_type(c.type_k)}, {"v", c.kv_width(), 1, dense_type(c.type_k)}};
     }
 
+    std::vector<Unread> unread(const AttnConfig& c) const override {
+        return {{c.cross ? "cross_attn_k.weight" : "attn_k.weight", true}};
+    }
+
     std::unique_ptr<Prepared> prepare(Backend& backend, const PrepareInput& in) const override {
         return absorb(backend, in, in.weights.k, in.weights.v);
     }
@@ -143,6 +147,10 @@ class E1 final : public X {
     std::vector<Fold> folds(const AttnConfig& c) const override {
         return {{kFoldedK, c.kv_width(), c.kv_width()}, {kFoldedV, c.kv_width(), c.kv_width()}};
     }
+    std::vector<Unread> unread(const AttnConfig&) const override {
+        return {{"cross_attn_k.weight", true}, {"cross_attn_v.weight", true}, {kFoldedK, true}};
+    }
+    const char* inverts() const override { return "W_K"; }
 
     std::unique_ptr<Prepared> prepare(Backend& backend, const PrepareInput& in) const override {
         return absorb(backend, in, in.folded.at(kFoldedK), in.folded.at(kFoldedV));

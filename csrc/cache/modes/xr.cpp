@@ -55,6 +55,9 @@ class Xr final : public AbsorbingMode {
                 {kV, c.kv_width(), c.d_model},
                 row_scale_fold(c, kScale, c.d_model)};
     }
+    std::vector<Unread> unread(const AttnConfig&) const override {
+        return {{"attn_k.weight", true}, {"attn_v.weight", true}, {kK, true}};
+    }
 
     std::unique_ptr<Prepared> prepare(Backend& backend, const PrepareInput& in) const override {
         const AttnConfig& c = in.config;

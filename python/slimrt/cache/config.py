@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypedDict
 
-from slimrt import core
 from slimrt.cache.cross import CrossConfig, check_cross
 from slimrt.errors import CacheUnsupportedError, UnsupportedError
 from slimrt.modelfile.source import ModelSource
@@ -80,6 +79,22 @@ class CacheConfig:
 Cache = str | CacheConfig | Sequence[str | CacheConfig]
 
 
+class CacheOptions(TypedDict, total=False):
+    """The keywords about caches of slimrt.Model and slimrt.plan, as Model explains them; CacheChoice.of has their
+    defaults."""
+
+    cache: Cache
+    cache_type: str
+    cache_type_k: str | None
+    cache_type_v: str | None
+    rank: int | None
+    residual_type: str | None
+    sparse_threshold: float
+    cross: str
+    cross_type: str
+    n_source: int
+
+
 @dataclass(frozen=True)
 class LayerCache:
     """One layer's cache with nothing left open. rank 0 and residual_type "": no residual."""
@@ -110,7 +125,7 @@ class CacheChoice:
     @classmethod
     def of(
         cls,
-        cache: Cache,
+        cache: Cache = AUTO,
         cache_type: str = AUTO,
         cache_type_k: str | None = None,
         cache_type_v: str | None = None,
@@ -252,15 +267,15 @@ def check_cache(source: ModelSource, choice: CacheChoice) -> None:
         CacheUnsupportedError: an illegal one; the message names the layer, the reason and the legal modes.
         ValueError: as CacheChoice.layers and CrossConfig.arguments.
     """
-    modes = {mode["mode"]: mode for mode in core.cache_modes(str(source.gguf))}
+    modes = source.modes()
     for config in choice.configs:
         if config.mode != AUTO and config.mode not in modes:
             raise UnsupportedError(unknown("cache mode", config.mode, [AUTO, *modes]))
-    if len(choice.configs) == 1 and not modes.get(choice.configs[0].mode, {"legal": True})["legal"]:
-        mode = choice.configs[0].mode
-        legal = ", ".join(name for name, mode in modes.items() if mode["legal"])
+    mode = choice.configs[0].mode
+    if len(choice.configs) == 1 and mode != AUTO and not modes[mode].legal:
+        legal = ", ".join(name for name, one in modes.items() if one.legal)
         raise CacheUnsupportedError(
-            f"cache mode '{mode}' cannot be used with {source.path.name}: {modes[mode]['reason']}. "
+            f"cache mode '{mode}' cannot be used with {source.path.name}: {modes[mode].refusal}. "
             f"Legal for this model: {legal}"
         )
     choice.layers(source)

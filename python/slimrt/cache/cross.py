@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from slimrt import core
-from slimrt.errors import CacheUnsupportedError, UnsupportedError
+from slimrt.errors import UnsupportedError
 from slimrt.modelfile.source import ModelSource
 from slimrt.modes import AUTO, CACHE_TYPES, CROSS_MODES, check_type
 from slimrt.plumbing.arguments import unknown, whole
@@ -60,8 +59,8 @@ class CrossConfig:
 
     def resolved(self, source: ModelSource) -> CrossConfig:
         """As a model with an encoder will have it: what is left open is the core's choice. Errors as arguments()."""
-        found = core.plan(str(source.gguf), **self.arguments(source))["cross"]
-        return CrossConfig(str(found["mode"]), str(found["type"]), self.n_source)
+        found = core.cross_of(core.plan(str(source.gguf), **self.arguments(source)))
+        return CrossConfig(found["mode"], found["type"], self.n_source)
 
     def mode_for(self, source: ModelSource) -> str:
         """The mode that a model will have; "" without an encoder. Errors as arguments()."""
@@ -85,20 +84,6 @@ def check_cross(source: ModelSource, config: CrossConfig) -> None:
     config.mode_for(source)
 
 
-def cross_modes(source: ModelSource) -> list[dict[str, Any]]:
-    """For every mode: {"mode", "legal", "reason"}, as core.cache_modes says it of self-attention; [] without an
-    encoder."""
-    found = []
-    for mode in CROSS_MODES if source.has_encoder else ():
-        reason = ""
-        try:
-            core.plan(str(source.gguf), cross=mode)
-        except CacheUnsupportedError as error:
-            reason = str(error).split(" is not possible: ", 1)[-1].split(". Modes that work", 1)[0]
-        found.append({"mode": mode, "legal": not reason, "reason": reason})
-    return found
-
-
-def describe_cross(cross: Mapping[str, Any]) -> str:
+def describe_cross(cross: core.CrossInfo) -> str:
     """The cross-attention's cache, for people. cross: of Model.info()."""
     return f"cross {cross['mode']} {cross['type']} ({cross['bytes_per_row']} bytes a row: {cross['reason']})"

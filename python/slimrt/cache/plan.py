@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
+from typing import Unpack
 
-from slimrt import core
-from slimrt.cache.config import Cache, CacheChoice, check_cache
+from slimrt.cache.config import CacheChoice, CacheOptions, check_cache
 from slimrt.cache.planner import Planner, resolve_device
 from slimrt.cache.planner_encoder import encoder_rows
 from slimrt.modelfile.source import ModelSource
-from slimrt.modes import AUTO
 from slimrt.results import PlanResult
 
 
@@ -21,18 +20,9 @@ def plan(
     n_seqs: int = 1,
     n_batch: int = 512,
     n_threads: int | None = None,
-    cache: Cache = AUTO,
-    cache_type: str = AUTO,
-    cache_type_k: str | None = None,
-    cache_type_v: str | None = None,
-    rank: int | None = None,
-    residual_type: str | None = None,
-    sparse_threshold: float = 0.0,
-    cross: str = AUTO,
-    cross_type: str = AUTO,
-    n_source: int = 0,
     memory_limit: str | int | None = None,
     progress: bool | None = None,
+    **options: Unpack[CacheOptions],
 ) -> PlanResult:
     """What a model would take in memory for every cache mode that is legal for it. No weights are loaded.
 
@@ -44,22 +34,10 @@ def plan(
     """
     resolve_device(device)  # before anything slow
     source = ModelSource.of(path, progress)
-    choice = CacheChoice.of(
-        cache,
-        cache_type,
-        cache_type_k,
-        cache_type_v,
-        rank=rank,
-        residual_type=residual_type,
-        sparse_threshold=sparse_threshold,
-        cross=cross,
-        cross_type=cross_type,
-        n_source=n_source,
-    )
+    choice = CacheChoice.of(**options)
     check_cache(source, choice)
     planner = Planner.of(source, memory_limit, n_seqs, n_batch, n_threads, device)
     context = source.n_ctx(n_ctx)
-    modes = core.cache_modes(str(source.gguf))
     return PlanResult(
         path=str(source.path),
         n_ctx=context,
@@ -69,6 +47,6 @@ def plan(
         memory_limit=planner.limit,
         asked=planner.row(choice, context),
         rows=tuple(planner.row(legal, context) for legal in planner.legal(choice)),
-        refused=tuple((mode["mode"], mode["reason"]) for mode in modes if not mode["legal"]),
+        refused=tuple((name, mode.refusal) for name, mode in source.modes().items() if not mode.legal),
         encoder=encoder_rows(planner, choice, context),
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from slimrt import core
 from slimrt.cache.config import CacheChoice
@@ -68,7 +67,7 @@ class Planner:
             device,
         )
 
-    def ask(self, choice: CacheChoice, n_ctx: int) -> dict[str, Any]:
+    def ask(self, choice: CacheChoice, n_ctx: int) -> core.Plan:
         """What core.plan says of a choice."""
         return core.plan(
             str(self.source.gguf),
@@ -144,8 +143,7 @@ class Planner:
 
     def legal(self, choice: CacheChoice) -> list[CacheChoice]:
         """Every mode that is legal for the model, with the types of the choice, and its sparsity where V is kept."""
-        modes = core.cache_modes(str(self.source.gguf))
-        return [choice.with_mode(mode["mode"]) for mode in modes if mode["legal"]]
+        return [choice.with_mode(name) for name, mode in self.source.modes().items() if mode.legal]
 
 
 def _first_block(most: int, reached: Callable[[int], bool]) -> int:

@@ -10,22 +10,20 @@ from __future__ import annotations
 
 from slimrt import core
 from slimrt.cache.config import CacheChoice
-from slimrt.cache.cross import CrossConfig, cross_modes
+from slimrt.cache.cross import CrossConfig
 from slimrt.cache.planner import Planner, whole_blocks
+from slimrt.modes import FOLD_SUFFIXES
 from slimrt.results import EncoderRow
 
 _OPTIONS = (("baseline", "kv", "kv"), ("option 1", "k", "k"), ("option 2, x", "x", "e"), ("option 2, k", "k", "e"))
-_SHARED = ("e", "e1")
-_READ_BEFORE = {"kv": ("cross_attn_k.", "cross_attn_v."), "k": ("cross_attn_k.",), "e": (), "e1": ()}
-_FOLDED = ("attn_kv.weight", "attn_vk.weight", "attn_kr_", "attn_xr_", "cross_attn_k1_")
 
 
 def encoder_rows(planner: Planner, choice: CacheChoice, n_ctx: int) -> tuple[EncoderRow, ...]:
     """The paper's options that are legal for the model, in the types of the choice, and the choice itself last where it
     is none of them; () without an encoder."""
     source = planner.source
-    legal = {mode["mode"] for mode in core.cache_modes(str(source.gguf)) if mode["legal"]}
-    legal_cross = {mode["mode"] for mode in cross_modes(source) if mode["legal"]}
+    legal = {name for name, mode in source.modes().items() if mode.legal}
+    legal_cross = {name for name, mode in source.modes(cross=True).items() if mode.legal}
     if not legal_cross:
         return ()
     asked = choice.cross.resolved(source)
@@ -41,8 +39,8 @@ def encoder_rows(planner: Planner, choice: CacheChoice, n_ctx: int) -> tuple[Enc
 
 def _row(planner: Planner, name: str, choice: CacheChoice, n_ctx: int) -> EncoderRow:
     found = planner.ask(choice, n_ctx)
-    cross, n_source, n_layers = found["cross"], found["encoder"]["n_source"], found["n_layers"]
-    shared = cross["mode"] in _SHARED
+    cross, n_source, n_layers = core.cross_of(found), core.encoder_of(found)["n_source"], found["n_layers"]
+    shared = planner.source.modes(cross=True)[cross["mode"]].shared
     self_read = found["cache_bytes_per_token"] * found["n_ctx"]
     cross_read = cross["bytes_per_row"] * n_source * (n_layers if shared else 1)
     weights = decoder_weights(planner, cross["mode"]) // planner.n_seqs
@@ -69,6 +67,8 @@ def decoder_weights(planner: Planner, cross: str) -> int:
     file = core.GgufFile(str(planner.source.gguf))
     names = list(file.tensors())
     head = "output.weight" if "output.weight" in names else "token_embd.weight"
-    skipped = (*_FOLDED, "dec.position_embd.", *_READ_BEFORE[cross])
-    read = [name for name in names if name.startswith("dec.") and not any(part in name for part in skipped)]
+    unread = [one.suffix for one in planner.source.modes(cross=True)[cross].unread if not one.replaced]
+    skipped = ("dec.position_embd.", *(f".{suffix.removesuffix('weight')}" for suffix in unread))
+    own = [name for name in names if name.startswith("dec.") and not name.endswith(FOLD_SUFFIXES)]
+    read = [name for name in own if not any(part in name for part in skipped)]
     return sum(file.tensor_bytes(name) for name in (*read, head))

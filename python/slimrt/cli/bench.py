@@ -37,16 +37,6 @@ _BASE = 512  # tokens computed for a depth; a longer one repeats their rows
 _N_BATCH = 512
 _READ_MIB = 256  # far more than any cache
 
-# cache mode -> a layer's weights that are there for prefills: decoding reads what was folded or absorbed in their place
-_PREFILL_ONLY = {
-    "kv": (),
-    "k": ("attn_v",),
-    "k+r": ("attn_v",),
-    "v": ("attn_k", "attn_vk"),
-    "x": ("attn_k",),
-    "xr": ("attn_k", "attn_v", "attn_xr_k"),
-}
-
 
 def add_flags(flags: Flags) -> None:
     flags.model()
@@ -124,7 +114,7 @@ class Bench:
         self.source = source
         self.n_ctx = n_ctx
         self.results: list[Result] = []
-        self.info: dict[str, Any] = {}
+        self.info: core.Info
         self._args = args
         self._loaded: list[tuple[CacheChoice, Runtime]] = []
         self._done = 0
@@ -197,7 +187,7 @@ class Bench:
         file = core.GgufFile(str(self.source.gguf))
         tensors, architecture = file.tensors(), self.info["architecture"]
         looked_up = ["position_embd.weight"] + (["token_embd.weight"] if "output.weight" in tensors else [])
-        unread = sum(_prefill_only(file, memory, layer) for layer in range(len(memory["layers"])))
+        unread = sum(_prefill_only(self.source, file, memory, layer) for layer in range(len(memory["layers"])))
         unread += sum(file.tensor_bytes(name) for name in looked_up if name in tensors)
         rows = depth + (self._args.n_gen + 1) / 2
         window = f"{architecture}.attention.sliding_window"
@@ -243,17 +233,17 @@ class Bench:
         return self._random.integers(0, self.info["n_vocab"], n, np.int32)
 
 
-def _prefill_only(file: core.GgufFile, info: dict[str, Any], layer: int) -> float:
+def _prefill_only(source: ModelSource, file: core.GgufFile, info: core.Plan, layer: int) -> float:
     """Bytes of a layer's weights that decoding does not read. info: of core.plan."""
     kv_width, q_width = info["n_kv_heads"] * info["head_dim"], info["n_heads"] * info["head_dim"]
-    folded = {"attn_vk": 4 * kv_width * kv_width, "attn_xr_k": 4 * kv_width * info["d_model"]}  # float32, not in a file
+    mode = source.modes()[info["layers"][layer]["mode"]]
+    folded = {fold.suffix: 4 * fold.rows * fold.cols for fold in mode.folds}  # float32, where not in the file
     tensors, fused, size = file.tensors(), f"blk.{layer}.attn_qkv.weight", 0.0
-    for part in _PREFILL_ONLY[info["layers"][layer]["mode"]]:
-        name = f"blk.{layer}.{part}.weight"
-        if name in tensors:
-            size += file.tensor_bytes(name)
-        elif part in folded:
-            size += folded[part]
+    for suffix in (one.suffix for one in mode.unread):
+        if f"blk.{layer}.{suffix}" in tensors:
+            size += file.tensor_bytes(f"blk.{layer}.{suffix}")
+        elif suffix in folded:
+            size += folded[suffix]
         else:
             size += file.tensor_bytes(fused) * kv_width / (q_width + 2 * kv_width)
     return size

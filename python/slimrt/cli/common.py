@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn, TextIO, TypeVar
 
-from slimrt.cache.config import CacheConfig
+from slimrt.cache.config import CacheConfig, CacheOptions
 from slimrt.errors import SlimrtError
 from slimrt.model import Model
 from slimrt.modelfile.source import ModelSource
@@ -201,7 +201,7 @@ def model_source(args: argparse.Namespace) -> ModelSource:
     return ModelSource(path, show_progress=show_progress(args))
 
 
-def cache_arguments(args: argparse.Namespace) -> dict[str, Any]:
+def cache_arguments(args: argparse.Namespace) -> CacheOptions:
     """The cache among the flags of engine(), as slimrt.Model and CacheChoice.of take it."""
     return {
         "cache": args.cache.split(",") if "," in args.cache else args.cache,
@@ -217,11 +217,11 @@ def cache_arguments(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def cache_for_comparison(arguments: dict[str, Any], cache: str) -> dict[str, Any]:
+def cache_for_comparison(arguments: CacheOptions, cache: str) -> CacheOptions:
     """The arguments for one cache of several: a rank and residual type only for one that may have them."""
     config = CacheConfig.parse(cache)
-    no_residual = {} if config.mode == RESIDUAL_MODE else {"rank": None, "residual_type": None}
-    return arguments | {"cache": config} | no_residual
+    no_residual: CacheOptions = {} if config.mode == RESIDUAL_MODE else {"rank": None, "residual_type": None}
+    return {**arguments, "cache": config, **no_residual}
 
 
 def engine_arguments(args: argparse.Namespace) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def _report(threads: int | None) -> dict[str, Any]:
         "memory_available": core.available_memory(),
         "read_bandwidth": core.read_bandwidth(threads or 0),
         "devices": {"cpu": cpu["isa"], **_cuda_devices()},
-        "architectures": core.architectures(),
+        "architectures": [one.name for one in core.architectures()],
         "executable": sys.executable,
     }
 

@@ -10,19 +10,17 @@ from typing import Any
 
 from slimrt import core
 from slimrt.cache.config import CacheChoice, kinds, row_type
-from slimrt.cache.cross import cross_modes
 from slimrt.cli.common import Flags, coloured, model_source, print_json, show_progress, table
 from slimrt.errors import CacheUnsupportedError, SlimrtError
 from slimrt.folding.spectrum import QUANTILES, Spectrum, spectra
 from slimrt.measure.plots import check_plot, plot_spectra
 from slimrt.modelfile.source import ModelSource
-from slimrt.modes import CACHE_TYPES
+from slimrt.modes import CACHE_TYPES, INVERTED
 from slimrt.plumbing.progress import wanted
 from slimrt.plumbing.units import format_bytes
 
 HELP = "metadata, tensors, and which cache modes a model may use and why not the others"
 
-_INVERTED = {"k": "W_K", "v": "W_V"}  # cache-math.md section 2
 _GATED = ("f16", "bf16", "q8")  # types that are looked at for what an inverse does to their rounding
 _LONG = 16  # a list of more values is shown by its first ones
 
@@ -67,11 +65,17 @@ def _report(source: ModelSource) -> dict[str, Any]:
         "chat_template": "tokenizer.chat_template" in file.keys(),
     }
     try:
-        modes = [_cache_mode(source, mode) for mode in core.cache_modes(path)]
+        modes = [_cache_mode(source, mode) for mode in _described(source, cross=False)]
         report |= {"cache_modes": modes, "cache": _chosen(source)}
         return report | ({"cross_modes": _cross_modes(source)} if source.has_encoder else {})
     except SlimrtError as error:  # a vocabulary, or an architecture that only others run: still worth a look
         return report | {"cache_modes": [], "cache": None, "unsupported": str(error)}
+
+
+def _described(source: ModelSource, *, cross: bool) -> list[dict[str, Any]]:
+    """Every mode: whether it is legal, and why not."""
+    found = source.modes(cross=cross).values()
+    return [{"mode": mode.name, "legal": mode.legal, "reason": mode.refusal} for mode in found]
 
 
 def _imprecise(source: ModelSource, part: str, mode: dict[str, Any]) -> dict[str, str]:
@@ -90,9 +94,9 @@ def _imprecise(source: ModelSource, part: str, mode: dict[str, Any]) -> dict[str
 def _cross_modes(source: ModelSource) -> list[dict[str, Any]]:
     """Every mode of cross-attention: whether and why not, its bytes a row in every type, the types that are refused."""
     found = []
-    for mode in cross_modes(source):
+    for mode in _described(source, cross=True):
         sizes = {
-            name: core.plan(str(source.gguf), cross=mode["mode"], cross_type=name)["cross"]["bytes_per_row"]
+            name: core.cross_of(core.plan(str(source.gguf), cross=mode["mode"], cross_type=name))["bytes_per_row"]
             for name in (CACHE_TYPES if mode["legal"] else ())
         }
         refused = _imprecise(source, "cross-attention", mode)
@@ -162,7 +166,7 @@ def _answer(mode: dict[str, Any]) -> str:
     shown = ", ".join(f"{sizes[name]} in {rows[name]}" for name in ("f16", "q8", "q4"))
     if mode.get("imprecise"):
         return f"{coloured('not in every type', 'red', sys.stdout)}, bytes a token: {shown}{_but_not(mode)}"
-    inverted = _INVERTED.get(mode["mode"])
+    inverted = INVERTED.get(mode["mode"])
     caution = f"; inverts {inverted}, which amplifies the rounding of its rows" if inverted else ""
     return coloured("yes", "green", sys.stdout) + f", bytes a token: {shown}{caution}"
 

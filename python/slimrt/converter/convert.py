@@ -22,12 +22,12 @@ from slimrt.folding.attention import Attention, fold_value_bias
 from slimrt.folding.calibrate import Text, calibrated, text_ids
 from slimrt.folding.choose import AUTO_TYPES
 from slimrt.folding.cross_model import check_cross, cross_fields, fold_cross_model, require_all_precise
-from slimrt.folding.fold import FOLDED, check_rank
+from slimrt.folding.fold import check_rank
 from slimrt.folding.layers import Request, fold_model
 from slimrt.folding.report import CAUTION, TOO_LARGE, ConvertReport, CrossReport, LayerReport, verdict
 from slimrt.modelfile.gguf import ModelData, array, string, uint32, write_gguf
 from slimrt.modelfile.reading import FORMAT_VERSION, read_model, runnable, source_hash
-from slimrt.modes import AUTO, CACHE_TYPES, DEFAULT_TYPE
+from slimrt.modes import AUTO, CACHE_TYPES, DEFAULT_TYPE, FOLDED
 from slimrt.plumbing import progress as bars
 from slimrt.plumbing.files import check_target, writing
 

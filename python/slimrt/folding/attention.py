@@ -14,14 +14,10 @@ from math import sqrt
 import numpy as np
 from numpy.typing import NDArray
 
+from slimrt import core
 from slimrt.errors import CacheUnsupportedError, ModelFormatError, UnsupportedError
 from slimrt.modelfile.gguf import ModelData, Tensor
-from slimrt.modelfile.hf.encoder_decoders import ARCHITECTURES
-from slimrt.modelfile.hf.families import FAMILIES
-
-MODES = ("kv", "k", "k+r", "v", "x", "xr")
-_WITHOUT_ROPE = frozenset(family.arch for family in FAMILIES.values() if not family.rope)
-_INTERLEAVED = frozenset(family.arch for family in FAMILIES.values() if family.permuted)
+from slimrt.modes import DEFAULT_TYPE, MODES
 
 
 @dataclass(frozen=True)
@@ -61,13 +57,11 @@ class Attention:
         Raises:
             UnsupportedError: an architecture that slimrt does not run.
         """
-        if model.arch in ARCHITECTURES:
+        traits = _architecture(model)
+        if traits.has_encoder:
             return cls._beside_encoder(model)
-        known = sorted({family.arch for family in FAMILIES.values()})
-        if model.arch not in known:
-            raise UnsupportedError(f"architecture '{model.arch}' is not supported; supported are: {', '.join(known)}")
         d, n_heads = model.size("embedding_length"), model.size("attention.head_count")
-        head_dim, rope = model.size("attention.key_length", d // n_heads), model.arch not in _WITHOUT_ROPE
+        head_dim, rope = model.size("attention.key_length", d // n_heads), traits.rope
         return cls(
             d=d,
             n_layers=model.size("block_count"),
@@ -76,7 +70,7 @@ class Attention:
             head_dim=head_dim,
             rope=rope,
             n_rot=model.size("rope.dimension_count", head_dim) if rope else 0,
-            interleaved=model.arch in _INTERLEAVED,
+            interleaved=traits.interleaved,
             qk_norm="blk.0.attn_k_norm.weight" in model.tensors,
             window=model.size("attention.sliding_window", 0) or 0,
             eps=model.size("attention.layer_norm_rms_epsilon", 0.0),
@@ -84,8 +78,9 @@ class Attention:
 
     @classmethod
     def _beside_encoder(cls, model: ModelData) -> Attention:
+        traits = _architecture(model)
         d, n_heads = model.size("embedding_length"), model.size("attention.head_count")
-        n_rot = model.size("rope.dimension_count", 0)
+        n_rot = model.size("rope.dimension_count", 0) if traits.rope else 0
         return cls(
             d=d,
             n_layers=model.size("decoder_block_count", model.size("block_count")),
@@ -94,10 +89,10 @@ class Attention:
             head_dim=model.size("attention.key_length", d // n_heads),
             rope=n_rot > 0,
             n_rot=n_rot,
-            interleaved=True,
+            interleaved=traits.interleaved,
             blocks="dec.blk.",
             input_norm="dec.blk.{}.attn_norm",
-            scaled=model.arch != "t5",
+            scaled=traits.scaled_scores,
         )
 
     @classmethod
@@ -107,7 +102,7 @@ class Attention:
         Raises:
             UnsupportedError: an architecture without an encoder.
         """
-        if model.arch not in ARCHITECTURES:
+        if not _architecture(model).has_encoder:
             raise UnsupportedError(f"architecture '{model.arch}' has no encoder, and so no cross-attention")
         return replace(cls._beside_encoder(model), rope=False, n_rot=0, part="cross_attn", input_norm="enc.output_norm")
 
@@ -143,42 +138,25 @@ class Attention:
         """Which columns of K RoPE turns, [e_k]."""
         return np.tile(np.arange(self.head_dim) < self.n_rot, self.n_kv_heads)
 
+    def modes(self, type: str = DEFAULT_TYPE, rank: int = 0, residual_type: str = DEFAULT_TYPE) -> dict[str, core.Mode]:
+        """What each mode is here, by name, with planes of these types."""
+        found = core.attention_modes(
+            d_model=self.d, n_heads=self.n_heads, n_kv_heads=self.n_kv_heads, head_dim=self.head_dim,
+            n_rot=self.n_rot if self.rope else 0, qk_norm=self.qk_norm, cross=self.part == "cross_attn",
+            type=type, rank=rank, residual_type=residual_type,
+        )  # fmt: skip
+        return {mode.name: mode for mode in found}
+
     def refusal(self, mode: str) -> str:
-        """Why a mode is not exact here, as the runtime says it; empty when it is (cache-math.md, section 1).
+        """Why a mode is not exact here; empty when it is (cache-math.md, section 1).
 
         "k+r" suits every attention: what K cannot predict, the residual holds.
         """
-        if mode in ("v", "x", "xr") and self.qk_norm:
-            return "the model norms K after the projection (QK-norm)"
-        if mode in ("v", "x") and self.rope:
-            return "the model has rotary positions, which turn K after the projection"
-        if mode == "xr":
-            return self._refusal_of_xr()
-        if mode == "v" and self.n_heads != self.n_kv_heads:
-            return f"{self.n_kv_heads} KV heads serve {self.n_heads} query heads; V-only needs multi-head attention"
-        if mode in ("k", "v") and self.kv_width < self.d:
-            one, other = ("K", "V") if mode == "k" else ("V", "K")
-            return (
-                f"{one} is {self.kv_width} wide ({self.n_kv_heads} KV heads, {self.n_heads} query heads) and the "
-                f"layer's input {self.d}, so {other} cannot be computed from it"
-            )
-        return ""
-
-    def _refusal_of_xr(self) -> str:
-        if not self.rope:
-            return "no column of K is rotated (no RoPE): mode x stores the input as it is"
-        if self.n_rot >= self.head_dim:
-            return "all columns of K are rotated: mode k or k+r stores them"
-        if self.rotated_width > self.d:
-            return (
-                f"the rotated columns of K are {self.rotated_width} and the layer's input is {self.d} wide, so they "
-                "determine more than a row holds"
-            )
-        return ""
+        return self.modes()[mode].refusal
 
     def legal(self) -> list[str]:
         """The modes that are exact here."""
-        return [mode for mode in MODES if not self.refusal(mode)]
+        return [name for name, mode in self.modes().items() if mode.legal]
 
     def refuse(self, mode: str, layer: int, reason: str) -> CacheUnsupportedError:
         """The error that names the layer, the reason and the modes that would work."""
@@ -193,6 +171,14 @@ class Attention:
             raise ValueError(f"unknown cache mode {mode!r}; the modes are: {', '.join(MODES)}")
         if reason := self.refusal(mode):
             raise self.refuse(mode, 0, reason)
+
+
+def _architecture(model: ModelData) -> core.Architecture:
+    """The traits of a model's architecture. UnsupportedError: slimrt does not run it."""
+    known = {one.name: one for one in core.architectures()}
+    if model.arch not in known:
+        raise UnsupportedError(f"architecture '{model.arch}' is not supported; supported are: {', '.join(sorted(known))}")
+    return known[model.arch]
 
 
 def projections(model: ModelData, attention: Attention, layer: int) -> tuple[np.ndarray, np.ndarray]:

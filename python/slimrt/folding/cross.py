@@ -87,11 +87,10 @@ def require_cross(attention: Attention, mode: str) -> None:
     """Raises CacheUnsupportedError unless folding for the mode is exact here; ValueError for one that needs no fold."""
     if mode not in CROSS_FOLDED:
         raise ValueError(f"cross-attention mode {mode!r} needs no fold; those that do: {', '.join(CROSS_FOLDED)}")
-    if attention.kv_width < attention.d:
-        what = "V cannot be computed from K" if mode == "k" else "K and V of other layers cannot be computed from it"
+    if reason := attention.refusal(mode):
         raise CacheUnsupportedError(
-            f"cross-attention cache mode '{mode}' is not possible: K is {attention.kv_width} wide and the encoder's "
-            f"output {attention.d}, so {what}. Modes that work here: kv, e"
+            f"cross-attention cache mode '{mode}' is not possible: {reason}. Modes that work here: "
+            f"{', '.join(attention.legal())}"
         )
 
 

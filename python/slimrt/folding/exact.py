@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from slimrt import modes
 from slimrt.folding.attention import Attention, projections
 from slimrt.modelfile.gguf import ModelData
 
-FOLDED = {"k": "attn_kv.weight", "v": "attn_vk.weight"}  # mode -> the tensor it needs in each layer
+FOLDED = {mode: modes.FOLDED[mode] for mode in modes.INVERTED}  # mode -> the tensor it needs in each layer
 
 
 @dataclass(frozen=True)

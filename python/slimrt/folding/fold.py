@@ -17,10 +17,9 @@ from slimrt.folding.exact import fold_layer, stored
 from slimrt.folding.planes import STATIC_SCALES
 from slimrt.folding.readback import KReader, KvReader, Reader, Sample, VReader, XReader, XrReader
 from slimrt.modelfile.gguf import read_gguf
-from slimrt.modes import default_residual
+from slimrt.modes import FOLDED, default_residual
 from slimrt.plumbing import progress as bars
 
-FOLDED = (*EXACT, "k+r", "xr")  # the modes that need tensors of their own
 # In the names of these tensors:
 _PLAIN: dict[str, Callable[[Sample, str], Reader]] = {"kv": KvReader, "k": KReader, "v": VReader, "x": XReader}
 

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from slimrt import core
 from slimrt.folding.attention import Attention
 
 STATIC_SCALES = ("q8", "fp8_e4m3", "q4")  # types whose scales are shared by channels, which static ones make alike
-_ELEMENT_BITS = {"f32": 32, "f16": 16, "bf16": 16, "q8": 8, "fp8_e4m3": 8, "fp8_e5m2": 8, "q4": 4}
-_GROUP = 32  # channels of q4 that share a scale and a minimum
 
 
 @dataclass(frozen=True)
@@ -26,16 +25,11 @@ class Plane:
 
     @property
     def bytes(self) -> int:
-        """Bytes a token, as `head_bytes` of csrc/core/dtype.cpp counts them."""
-        share = self.width // self.heads
-        elements = (share * _ELEMENT_BITS[self.type] + 7) // 8
-        scales = {"q8": 4, "fp8_e4m3": 4, "q4": 4 * -(-share // _GROUP)}.get(self.type, 0)
-        return self.heads * (elements + scales)
+        """Bytes a token."""
+        return core.plane_bytes(self.type, self.width, self.heads)
 
     def round(self, rows: np.ndarray) -> NDArray[np.float32]:
         """Rows float32 [n, width] as they read back: by the runtime's own kernels, so the rules are the same."""
-        from slimrt import core
-
         rows = np.ascontiguousarray(rows, np.float32)
         return np.asarray(core.ops.cache_round_trip(rows, self.heads, self.type, core.ops.backends()[0]))
 
@@ -49,20 +43,8 @@ def planes(attention: Attention, mode: str, type_name: str, rank: int = 0, resid
         type_name: element type of the row, of both K and V in mode "kv".
         rank, residual_type: of mode "k+r".
     """
-    kv = Plane(attention.kv_width, attention.n_kv_heads, type_name)
-    per_token = [Plane(1, 1, "f32")] if attention.qk_norm and mode in ("k", "k+r") else []  # 1 / rms of k
-    if mode == "kv":
-        return [kv, kv]
-    if mode in ("k", "v"):
-        return [kv, *per_token]
-    if mode == "x":
-        heads = attention.n_heads if attention.d % attention.n_heads == 0 else 1
-        return [Plane(attention.d, heads, type_name)]
-    if mode == "xr":
-        return [Plane(attention.d, 1, type_name)]
-    row = kv if type_name == "q4" else Plane(attention.kv_width, 1, type_name)
-    residual = [Plane(rank, 1, residual_type)] if rank else []
-    return [row, *residual, *per_token]
+    found = attention.modes(type_name, rank, residual_type or type_name)[mode]
+    return [Plane(plane.width, plane.heads, plane.type) for plane in found.planes]
 
 
 def bytes_per_token(stored: Sequence[Plane]) -> int:

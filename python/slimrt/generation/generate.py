@@ -220,7 +220,7 @@ class Run:
     def result(self) -> Generation:
         """What there is so far."""
         held = self.session.length if self.session is not None else self._held
-        layers = self.runtime.info["layers"]
+        layers, cross = self.runtime.info["layers"], self.runtime.info.get("cross")
         per_token = sum(layer["bytes_per_token"] for layer in layers)
         computed, decoded = len(self.prompt) - self._cached, len(self.tokens) - 1
         return Generation(
@@ -243,7 +243,7 @@ class Run:
                 ranks=tuple(layer.get("rank", 0) for layer in layers),
                 residual_types=tuple(layer.get("residual_type", "") for layer in layers),
                 skipped=self._skipped / self._rows if self._rows else 0.0,
-                cross=self.runtime.info.get("cross"),
+                cross=None if cross is None else {**cross},
             ),
             logprobs=tuple(self._logprobs) if self.options.logprobs else None,
         )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from slimrt import core
 from slimrt.errors import ContextOverflowError
 from slimrt.generation.generate import Run, SessionEngine
 from slimrt.generation.options import GenerateOptions, Options
@@ -124,7 +125,7 @@ def text2text(
 
 def check_source(runtime: Runtime, length: int) -> None:
     """Refuses a source that is empty or longer than the encoder takes: ValueError, ContextOverflowError."""
-    most = int(runtime.info["encoder"]["n_source"])
+    most = core.encoder_of(runtime.info)["n_source"]
     if length == 0:
         raise ValueError("the text has no tokens: give some text")
     if length > most:

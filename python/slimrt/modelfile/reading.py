@@ -12,6 +12,7 @@ from slimrt.errors import UnsupportedError
 from slimrt.modelfile.ggml_bin import read_ggml_bin
 from slimrt.modelfile.gguf import ModelData, read_gguf, uint32, write_gguf
 from slimrt.modelfile.hf.directory import read_hf
+from slimrt.modes import FOLD_SUFFIXES
 from slimrt.plumbing import progress as bars
 from slimrt.plumbing.files import is_ggml_bin
 
@@ -20,8 +21,6 @@ _CONVERTER = 2  # raise it when the same source converts to other bytes: cached 
 # Say what the model is, not how it was converted.
 _KEPT_KEYS = ("slimrt.activation", "slimrt.whisper.", "slimrt.chronos.")
 _MODEL_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja")
-# What is in the names of the tensors that a conversion folds.
-_FOLDED = (".attn_kv.weight", ".attn_vk.weight", ".attn_kr_", ".attn_xr_", ".cross_attn_kv.weight", ".cross_attn_k1_")
 
 
 def read_model(source: Path) -> tuple[ModelData, list[str]]:
@@ -51,7 +50,7 @@ def read_model(source: Path) -> tuple[ModelData, list[str]]:
 
 def without_folds(model: ModelData) -> ModelData:
     """The model without the tensors that an earlier conversion folded."""
-    kept = {name: tensor for name, tensor in model.tensors.items() if not any(part in name for part in _FOLDED)}
+    kept = {name: tensor for name, tensor in model.tensors.items() if not name.endswith(FOLD_SUFFIXES)}
     return ModelData(model.metadata, kept)
 
 

@@ -6,7 +6,6 @@ import hashlib
 import os
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from slimrt import core
 from slimrt.errors import ModelFormatError, UnsupportedError
@@ -93,9 +92,17 @@ class ModelSource:
         return ids or ([self.tokenizer.bos_id] if self.tokenizer.bos_id is not None else [])
 
     @cached_property
-    def defaults(self) -> dict[str, Any]:
+    def defaults(self) -> core.Plan:
         """The sizes of the model, from core.plan, without a context."""
         return core.plan(str(self.gguf))
+
+    def modes(self, *, cross: bool = False) -> dict[str, core.Mode]:
+        """What each mode of self-attention, or of cross-attention, is for this model, by name."""
+        return {mode.name: mode for mode in self._modes if mode.cross == cross}
+
+    @cached_property
+    def _modes(self) -> tuple[core.Mode, ...]:
+        return core.modes(str(self.gguf))
 
     @property
     def kv_width(self) -> int:

@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from slimrt import core
 from slimrt.cache.config import CacheChoice, check_cache, kinds
@@ -34,7 +33,7 @@ class Runtime:
 
     def __init__(self, source: ModelSource, engine: core.Engine, *, show_progress: bool):
         self.source = source
-        self.info: dict[str, Any] = engine.info()
+        self.info: core.Info = engine.info()
         self.lock = threading.RLock()
         self.show_progress = show_progress
         self._engine: core.Engine | None = engine
@@ -154,7 +153,7 @@ def _check_calibration(source: ModelSource, calibration: str | os.PathLike[str] 
 def describe(runtime: Runtime, memory: Mapping[str, int]) -> None:
     """Says on stderr what a load resolved to."""
     info = runtime.info
-    cross = f"{describe_cross(info['cross'])}, " if info.get("cross") else ""
+    cross = f"{describe_cross(crossed)}, " if (crossed := info.get("cross")) else ""
     print(
         f"slimrt: {runtime.source.path.name}: {info['architecture']}, {info['n_layers']} layers, "
         f"{info['device']}, context {info['n_ctx']} of {info['n_ctx_train']} trained"

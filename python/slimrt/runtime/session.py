@@ -126,7 +126,7 @@ class Session(Closing):
             common += 1
         with self.runtime.use() as engine:
             self._agree(engine)
-            if not engine.can_truncate(self.sequence, common):  # rows behind its window are gone
+            if common < self.length and not engine.can_truncate(self.sequence, common):  # rows behind a window are gone
                 common = 0
         self.truncate(common)
         return list(ids[common:])

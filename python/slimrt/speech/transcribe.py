@@ -106,7 +106,7 @@ def whisper_model(runtime: Runtime) -> WhisperModel:
 
     tokens = WhisperTokens.of(runtime.source.tokenizer, runtime.n_vocab)
     named = listed("alignment_heads") or ()
-    encoder = runtime.info["encoder"]
+    encoder = core.encoder_of(runtime.info)
     return WhisperModel(
         tokens,
         n_mels=int(encoder["n_inputs"]),

@@ -1,0 +1,145 @@
+// What architectures and cache modes are, for Python: nothing about them is written down a second time there.
+#include <nanobind/stl/string.h>
+
+#include "bindings/bindings.h"
+#include "core/error.h"
+#include "core/gguf.h"
+#include "model/architecture.h"
+#include "model/cache_choice.h"
+#include "model/weights.h"
+
+namespace slimrt {
+namespace {
+
+const char* name_of(Positions positions) {
+    constexpr const char* kNames[] = {"learned", "rope_interleaved", "rope_neox", "relative"};
+    return kNames[int(positions)];
+}
+
+const char* name_of(Norms norms) {
+    constexpr const char* kNames[] = {"before", "shared", "after"};
+    return kNames[int(norms)];
+}
+
+const char* name_of(Presence presence) {
+    constexpr const char* kNames[] = {"never", "optional", "required"};
+    return kNames[int(presence)];
+}
+
+const char* name_of(Source source) {
+    constexpr const char* kNames[] = {"none", "tokens", "mel", "audio"};
+    return kNames[int(source)];
+}
+
+nb::dict architecture_dict(const Architecture& a) {
+    nb::dict d;
+    d["name"] = a.name;
+    d["positions"] = name_of(a.positions);
+    d["norms"] = name_of(a.norms);
+    d["norm"] = a.norm == NormKind::rms ? "rms" : "layer";
+    d["qk_norm"] = a.qk_norm;
+    d["scaled_scores"] = a.scaled_scores;
+    d["qkv_bias"] = name_of(a.qkv_bias);
+    d["sliding_window"] = a.sliding_window;
+    d["encoder"] = name_of(a.source);
+    return d;
+}
+
+nb::list architecture_list() {
+    nb::list list;
+    for (const Architecture* a : architectures()) list.append(architecture_dict(*a));
+    return list;
+}
+
+size_t plane_bytes(DType type, int width, int heads) {
+    return head_bytes(type, width / heads).total() * heads;
+}
+
+nb::dict mode_dict(const CacheMode& mode, const AttnConfig& c, const std::string& refusal) {
+    nb::list planes, folds, unread;
+    for (const Plane& p : mode.format(c))
+        planes.append(nb::make_tuple(p.name, p.width, p.heads, dtype_info(p.type).name,
+                                     plane_bytes(p.type, p.width, p.heads)));
+    for (const Fold& f : mode.folds(c)) folds.append(nb::make_tuple(f.suffix, f.rows, f.cols, f.required));
+    for (const Unread& u : mode.unread(c)) unread.append(nb::make_tuple(u.suffix, u.replaced));
+    nb::dict d;
+    d["name"] = mode.name();
+    d["cross"] = c.cross;
+    d["refusal"] = refusal;
+    d["planes"] = planes;
+    d["folds"] = folds;
+    d["unread"] = unread;
+    d["residual"] = mode.has_residual();
+    d["sparse"] = mode.has_values_alone();
+    d["shared"] = mode.shared();
+    d["inverts"] = mode.inverts();
+    return d;
+}
+
+/// With the first layer that refuses it.
+std::string refusal_of(const CacheMode& mode, const ModelConfig& config, bool cross) {
+    for (int layer = 0; layer < config.n_layers; ++layer) {
+        const std::string reason = mode.refusal(attention_config(config, layer, cross));
+        if (!reason.empty()) return cross ? reason : concat("layer ", layer, ": ", reason);
+    }
+    return "";
+}
+
+nb::list modes_of_file(const std::string& path) {
+    const ModelConfig config = read_config(GgufFile::open(path));
+    nb::list list;
+    for (const bool cross : {false, true}) {
+        if (cross && config.architecture->source == Source::none) continue;
+        for (const CacheMode* mode : cache_modes(cross))
+            list.append(
+                mode_dict(*mode, attention_config(config, 0, cross), refusal_of(*mode, config, cross)));
+    }
+    return list;
+}
+
+DType cache_type(const std::string& name) {
+    if (const DTypeInfo* info = find_cache_type(name.c_str())) return info->dtype;
+    fail(ErrorCode::unsupported, "cache type '", name,
+         "' is not supported; supported are: ", cache_type_names());
+}
+
+nb::list modes_of_attention(int d_model, int n_heads, int n_kv_heads, int head_dim, int n_rot, bool qk_norm,
+                            bool cross, const std::string& type, int rank, const std::string& residual_type) {
+    if (d_model < 1 || n_heads < 1 || n_kv_heads < 1 || head_dim < 1 || n_rot < 0 || n_rot > head_dim ||
+        rank < 0)
+        fail(ErrorCode::argument, "no attention has these sizes: d_model ", d_model, ", n_heads ", n_heads,
+             ", n_kv_heads ", n_kv_heads, ", head_dim ", head_dim, ", n_rot ", n_rot, ", rank ", rank);
+    AttnConfig c{.cross = cross,
+                 .d_model = d_model,
+                 .n_heads = n_heads,
+                 .n_kv_heads = n_kv_heads,
+                 .head_dim = head_dim,
+                 .rope = n_rot > 0,
+                 .n_rot = n_rot,
+                 .rank = rank};
+    if (qk_norm) c.qk_norm_eps = 0.0f;
+    c.type_k = c.type_v = cache_type(type);
+    c.type_r = cache_type(residual_type);
+    nb::list list;
+    for (const CacheMode* mode : cache_modes(cross)) list.append(mode_dict(*mode, c, mode->refusal(c)));
+    return list;
+}
+
+}  // namespace
+
+void bind_describe(nb::module_& m) {
+    m.def("architectures", &architecture_list);
+    m.def("modes", &modes_of_file, nb::arg("path"));
+    m.def("attention_modes", &modes_of_attention, nb::kw_only(), nb::arg("d_model"), nb::arg("n_heads"),
+          nb::arg("n_kv_heads"), nb::arg("head_dim"), nb::arg("n_rot"), nb::arg("qk_norm"),
+          nb::arg("cross") = false, nb::arg("type") = "f16", nb::arg("rank") = 0,
+          nb::arg("residual_type") = "f16");
+    m.def(
+        "plane_bytes",
+        [](const std::string& type, int width, int heads) {
+            return plane_bytes(cache_type(type), width, heads);
+        },
+        nb::arg("type"), nb::arg("width"), nb::arg("heads"));
+}
+
+}  // namespace slimrt
