@@ -177,7 +177,9 @@ def _architecture(model: ModelData) -> core.Architecture:
     """The traits of a model's architecture. UnsupportedError: slimrt does not run it."""
     known = {one.name: one for one in core.architectures()}
     if model.arch not in known:
-        raise UnsupportedError(f"architecture '{model.arch}' is not supported; supported are: {', '.join(sorted(known))}")
+        raise UnsupportedError(
+            f"architecture '{model.arch}' is not supported; supported are: {', '.join(sorted(known))}"
+        )
     return known[model.arch]
 
 
