@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, NotRequired, TypedDict
 
-from slimrt import _core
+import slimrt._core as _core
 from slimrt._core import Engine as Engine
 from slimrt._core import GgufFile as GgufFile
 from slimrt._core import Sampler as Sampler
