@@ -23,26 +23,25 @@ DType parse_cache_type(const std::string& name) {
 
 /// A plane of stored rows in blocks that lie shuffled in memory.
 struct StoredRows {
-    static constexpr int kBlock = 32;
     Buffer pool;
     std::vector<int32_t> table;
     Rows rows;
 
     StoredRows(Backend& backend, int64_t n, int width, int heads, DType dtype, int scale_tokens = 0) {
         if (width % heads) fail(ErrorCode::argument, width, " columns are not ", heads, " heads");
-        const int64_t n_blocks = (n + kBlock - 1) / kBlock;
+        const int64_t n_blocks = (n + kBlockTokens - 1) / kBlockTokens;
         for (int32_t b = 0; b < n_blocks; ++b) table.push_back(b);
         std::shuffle(table.begin(), table.end(), std::mt19937(7));
-        if (scale_tokens < 0 || (scale_tokens && kBlock % scale_tokens))
-            fail(ErrorCode::argument, scale_tokens, " tokens do not divide a block of ", kBlock);
-        const size_t bytes = head_bytes(dtype, width / heads, kBlock, scale_tokens).total() * heads;
+        if (scale_tokens < 0 || (scale_tokens && kBlockTokens % scale_tokens))
+            fail(ErrorCode::argument, scale_tokens, " tokens do not divide a block of ", kBlockTokens);
+        const size_t bytes = head_bytes(dtype, width / heads, kBlockTokens, scale_tokens).total() * heads;
         pool = backend.alloc(MemoryKind::cache, bytes * n_blocks, "rows");
         rows = {.base = pool.data.get(),
                 .dtype = dtype,
                 .width = width,
                 .heads = heads,
                 .block_stride = bytes,
-                .block_tokens = kBlock,
+                .block_tokens = kBlockTokens,
                 .scale_tokens = scale_tokens};
     }
     StoredRows(Backend& backend, Tensor from, int heads, DType dtype)
@@ -66,7 +65,7 @@ struct StoredRows {
     void with_slots(Backend& backend, int64_t first, int64_t n, const Use& use) {
         std::vector<int32_t> slots;
         for (int64_t i = first; i < first + n; ++i)
-            slots.push_back(table[i / kBlock] * kBlock + int32_t(i % kBlock));
+            slots.push_back(table[i / kBlockTokens] * kBlockTokens + int32_t(i % kBlockTokens));
         if (n <= 0) return;
         const Buffer there = backend.alloc(MemoryKind::scratch, slots.size() * sizeof(int32_t), "slots");
         const Tensor in_order(there.data.get(), DType::I32, 1, n);
@@ -76,7 +75,7 @@ struct StoredRows {
              .width = rows.width,
              .heads = rows.heads,
              .block_stride = rows.block_stride,
-             .block_tokens = kBlock,
+             .block_tokens = kBlockTokens,
              .slots = in_order,
              .scale_tokens = rows.scale_tokens});
     }
@@ -282,7 +281,7 @@ struct Decoding {
 
 /// Random rows; new ones only now and then, since they take long to make.
 void fill_rows(Arrays& arrays, int64_t n, int width, std::span<StoredRows> planes, std::minstd_rand& random) {
-    constexpr int64_t kRows = 8 * StoredRows::kBlock, kNew = 32;
+    constexpr int64_t kRows = 8 * kBlockTokens, kNew = 32;
     std::normal_distribution<float> normal;
     std::vector<float> values(kRows * width);
     const Tensor rows = arrays.zeros(kRows, width);
@@ -315,13 +314,13 @@ Rope usual_rope(Arrays& arrays, const Decoding& d) {
 }
 
 std::vector<AttentionSequence> sequences_of(const Decoding& d, const int32_t* table) {
-    const int64_t blocks = (d.n + StoredRows::kBlock - 1) / StoredRows::kBlock;
+    const int64_t blocks = (d.n + kBlockTokens - 1) / kBlockTokens;
     std::vector<AttentionSequence> sequences;
     for (int i = 0; i < d.n_seqs; ++i)
         sequences.push_back({.query = i,
                              .n_queries = 1,
                              .position = d.n,
-                             .end = std::min(d.n, d.n * d.n_seqs - i * blocks * StoredRows::kBlock),
+                             .end = std::min(d.n, d.n * d.n_seqs - i * blocks * kBlockTokens),
                              .table = table + i * blocks});
     return sequences;
 }
@@ -379,7 +378,7 @@ auto time_attention(int n_heads, int n_kv_heads, int head_dim, const std::string
                                                     .sparse_threshold = sparse_threshold},
                                                    repetitions, calls);
     size_t row = 0;
-    for (const StoredRows& plane : planes) row += plane.rows.block_stride / StoredRows::kBlock;
+    for (const StoredRows& plane : planes) row += plane.rows.block_stride / kBlockTokens;
     const SparseCounts counts = arrays.sparse_counts();
     const double skipped = counts.rows ? double(counts.skipped) / double(counts.rows) : 0;
     return std::make_tuple(seconds, n * n_seqs * row, skipped);

@@ -46,6 +46,8 @@ const DTypeInfo* find_dtype(uint32_t ggml_type);
 /// The entry of a type by its name ("f16"); nullptr when there is none, or not outside a cache.
 const DTypeInfo* find_dtype(const char* name);
 
+inline constexpr int kBlockTokens = 32;  // rows of a block of a paged cache
+
 /// A type that cache rows may have: bits of an element, whose codes begin with a byte in every head; elements
 /// of a head with a scale of their own (0: all, if there are scales), and the bytes of such a scale.
 struct CacheType {

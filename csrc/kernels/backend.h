@@ -27,8 +27,6 @@ struct Rope {
     explicit operator bool() const { return bool(table); }
 };
 
-inline constexpr int kBlockTokens = 32;  // of a paged plane
-
 /// The stored rows of one plane. Paged: position p lies in block table[p / block_tokens], block b begins at
 /// base + b * block_stride, and in a block stands head after head: its elements of all tokens, then its
 /// scales (head_bytes()). Dense (block_tokens == 0, one head): position p is at base + (p - first) *

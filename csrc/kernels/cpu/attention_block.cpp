@@ -15,7 +15,7 @@ void score(Queries q, const Rows& rows, int64_t n, float scale, Prefetch& next, 
         if constexpr (integer_scores && Rows::is_int8) {
             integer_dots_tile<Q>(q, some, count, scale, out);
         } else {
-            dots_tile<Q>(q.floats, q.dim, some, count, q.dim, scale, false, out, block_rows);
+            dots_tile<Q>(q.floats, q.dim, some, count, q.dim, scale, false, out, kBlockTokens);
         }
     };
     int64_t i = 0;
@@ -31,21 +31,21 @@ void score_head(Queries q, int64_t n_q, const Head<Rows>& head, int64_t n, float
                 float* s) {
     int64_t m = 0;
     if constexpr (integer_scores && Rows::is_int8) {
-        if (worth_turning(n_q, q.dim)) {
-            alignas(64) Int8 copy[block_rows * kMaxTurnedDim];
+        if (worth_transposing(n_q, q.dim)) {
+            alignas(64) Int8 copy[kBlockTokens * kMaxTransposedDim];
             integer_scores_of(q, n_q, whole_block(head.rows, n, q.dim, copy), scale, next, s);
             m = n_q;
         }
     }
     const auto with = [&](auto kernel, int64_t step) {
-        kernel(q.from(m), head.rows, n, scale, next, s + m * block_rows);
+        kernel(q.from(m), head.rows, n, scale, next, s + m * kBlockTokens);
         m += step;
     };
     while (m + 4 <= n_q) with(score<4, Rows>, 4);
     while (m + 2 <= n_q) with(score<2, Rows>, 2);
     if (m < n_q) with(score<1, Rows>, 1);
     if (!head.scales) return;
-    for (m = 0; m < n_q; ++m) scale_rows(s + m * block_rows, head.scales, n);
+    for (m = 0; m < n_q; ++m) scale_rows(s + m * kBlockTokens, head.scales, n);
 }
 
 /// out = factor * out + weights * rows, a few rows at a time, so that calls for memory are spread out.
@@ -78,11 +78,11 @@ void finish(const BlockAttention& b, int64_t pair, float* s) {
 /// Heads [first, end), queries [query, query + n_q) of each: all scores, then all weights, then all values,
 /// so that memory is read in order and no head waits for its softmax.
 void attend_heads(const BlockAttention& b, int64_t first, int64_t end, int64_t query, int64_t n_q) {
-    float scores[kPairs * block_rows], factors[kPairs];
+    float scores[kPairs * kBlockTokens], factors[kPairs];
     const auto pair = [&](int64_t head) { return head * b.n_q + query; };
     float *s = scores, *factor = factors;
     Prefetch next(b, b.k, first, b.v.data);
-    for (int64_t head = first; head < end; ++head, s += n_q * block_rows) {
+    for (int64_t head = first; head < end; ++head, s += n_q * kBlockTokens) {
         with_head(b, b.k, head, [&](const auto& rows) {
             const Queries q = {b.q, static_cast<const char*>(b.packed_q), b.k.dim};
             score_head(q.from(pair(head)), n_q, rows, b.n, b.scale, next, s);
@@ -90,28 +90,28 @@ void attend_heads(const BlockAttention& b, int64_t first, int64_t end, int64_t q
     }
     s = scores;
     for (int64_t head = first; head < end; ++head) {
-        for (int64_t m = 0; m < n_q; ++m, s += block_rows) {
+        for (int64_t m = 0; m < n_q; ++m, s += kBlockTokens) {
             finish(b, pair(head) + m, s);
             *factor++ = softmax(s, b.n, b.max + pair(head) + m, b.sum + pair(head) + m);
         }
     }
     s = scores, factor = factors;
     next = Prefetch(b, b.v, first, b.k.next);
-    for (int64_t head = first; head < end; ++head, s += n_q * block_rows, factor += n_q) {
+    for (int64_t head = first; head < end; ++head, s += n_q * kBlockTokens, factor += n_q) {
         with_head(b, b.v, head, [&]<class Rows>(const Head<Rows>& rows) {
             if (rows.scales)
-                for (int64_t m = 0; m < n_q; ++m) scale_rows(s + m * block_rows, rows.scales, b.n);
+                for (int64_t m = 0; m < n_q; ++m) scale_rows(s + m * kBlockTokens, rows.scales, b.n);
             float* const out = b.values + pair(head) * b.values_stride;
             if constexpr (integer_scores && Rows::is_int8) {
-                alignas(64) Int8 copy[block_rows * kMaxTurnedDim];
-                if (worth_turning(n_q, b.v.dim)) {
+                alignas(64) Int8 copy[kBlockTokens * kMaxTransposedDim];
+                if (worth_transposing(n_q, b.v.dim)) {
                     const auto whole = whole_block(rows.rows, b.n, b.v.dim, copy);
-                    const Product<RowsOf<Int8>> x = {s,     block_rows, n_q, factor,         1,
-                                                     whole, b.n,        out, b.values_stride};
+                    const Product<RowsOf<Int8>> x = {s,     kBlockTokens, n_q, factor,         1,
+                                                     whole, b.n,          out, b.values_stride};
                     if (integer_values(x, b.v.dim, next)) return;
                 }
             }
-            value_head<Rows>({s, block_rows, n_q, factor, 1, rows.rows, b.n, out, b.values_stride}, b.v.dim,
+            value_head<Rows>({s, kBlockTokens, n_q, factor, 1, rows.rows, b.n, out, b.values_stride}, b.v.dim,
                              next);
         });
     }
@@ -120,19 +120,19 @@ void attend_heads(const BlockAttention& b, int64_t first, int64_t end, int64_t q
 }  // namespace
 
 void pack_query(const float* q, int64_t dim, void* to) {
-    constexpr float kMost = 127 * 128, magic = 0x1.8p23f;  // adding it rounds to whole numbers
+    constexpr float kMaxCode = 127 * 128, magic = 0x1.8p23f;  // adding it rounds to whole numbers
     PackedQuery* const packed = static_cast<PackedQuery*>(to);
     int8_t* high = reinterpret_cast<int8_t*>(packed + 1);
     int8_t* low = high + packed_digits(dim);
-    float most = 0;
+    float top = 0;
     for (int64_t i = 0; i < dim; ++i) {
         const float size = __builtin_fabsf(q[i]);
-        most = size > most || size != size ? size : most;  // NaN stays
+        top = size > top || size != size ? size : top;  // NaN stays
     }
     // Sizes beyond these are no numbers to multiply with.
-    const bool usable = most >= 0x1p-100f && most <= 0x1p100f;
-    const float shrink = usable ? kMost / most : 0;
-    packed->scale = usable || most == 0 ? most / kMost : most < 1 ? 0 : __builtin_nanf("");
+    const bool usable = top >= 0x1p-100f && top <= 0x1p100f;
+    const float shrink = usable ? kMaxCode / top : 0;
+    packed->scale = usable || top == 0 ? top / kMaxCode : top < 1 ? 0 : __builtin_nanf("");
     memset(packed->start, 0, sizeof packed->start);
     packed->total = 0;
     for (int64_t d = 0; d < dim; d += 64, high += 64, low += 64) {
@@ -154,7 +154,7 @@ void pack_query(const float* q, int64_t dim, void* to) {
 }
 
 void score_block(const BlockAttention& b, float* s, size_t ld) {
-    float scores[kPairs * block_rows];
+    float scores[kPairs * kBlockTokens];
     Prefetch next(b, b.k, 0, b.k.next);
     for (int64_t pair = 0; pair < b.n_heads * b.n_q;) {
         const int64_t head = pair / b.n_q, left = (head + 1) * b.n_q - pair;
@@ -164,8 +164,8 @@ void score_block(const BlockAttention& b, float* s, size_t ld) {
             score_head(q.from(pair), n_q, rows, b.n, b.scale, next, scores);
         });
         for (int64_t m = 0; m < n_q; ++m, ++pair) {
-            finish(b, pair, scores + m * block_rows);
-            memcpy(s + pair * ld, scores + m * block_rows, static_cast<size_t>(b.n) * sizeof(float));
+            finish(b, pair, scores + m * kBlockTokens);
+            memcpy(s + pair * ld, scores + m * kBlockTokens, static_cast<size_t>(b.n) * sizeof(float));
         }
     }
 }

@@ -28,7 +28,7 @@ BlockRows AttentionRun::rows_of(const Term& term, const AttentionJob& job, bool 
             .data = run.data,
             .scales = run.scales,
             .next = more ? rows_at(term.stored, table, position + run.n, end, group).data : nullptr,
-            .head_stride = head_bytes(term.stored.dtype, term.dim).total() * block_rows,
+            .head_stride = head_bytes(term.stored.dtype, term.dim).total() * kBlockTokens,
             .stride = run.stride,
             .dim = term.dim};
 }
@@ -45,7 +45,7 @@ BlockAttention AttentionRun::block_at(const AttentionJob& job, bool fresh, int64
     const auto* packed = reinterpret_cast<const std::byte*>(scratch + plan_.scratch.packed_q);
     return {.k = rows_of(score, job, fresh, position, end, job.first_group + group),
             .v = rows_of(value, job, fresh, position, end, job.first_group + group),
-            .n = std::min(block_rows - position % block_rows, end - position),
+            .n = std::min(kBlockTokens - position % kBlockTokens, end - position),
             .n_heads = n_groups,
             .n_q = n_q,
             .q = scratch + plan_.scratch.q[0] + int64_t(pair) * score.dim,
@@ -70,7 +70,7 @@ BlockAttention AttentionRun::block_at(const AttentionJob& job, bool fresh, int64
 void AttentionRun::copy_biases(const AttentionJob& job, Span span, int64_t position, int group, int n_groups,
                                float* scratch) const {
     constexpr int64_t kRows = AttentionPlan::kBiasRows;
-    static_assert(kFewQueries - 1 <= AttentionPlan::kBiasStride - kRows && kRows % block_rows == 0);
+    static_assert(kFewQueries - 1 <= AttentionPlan::kBiasStride - kRows && kRows % kBlockTokens == 0);
     if (!args_.relative_bias || (position != span.first && position % kRows != 0)) return;
     const int64_t end = std::min(span.end, (position / kRows + 1) * kRows);
     const int64_t columns = end - position + job.n_queries - 1;
@@ -101,11 +101,11 @@ void AttentionRun::compute_by_budget(const AttentionJob& job, Span span, float* 
                                      SparseCounts& counts) const {
     const int64_t n = span.size();
     if (n == 0) return;
-    const int n_q = plan_.heads_per_group * job.n_queries, most = AttentionPlan::groups_by_budget(n_q);
+    const int n_q = plan_.heads_per_group * job.n_queries, max_groups = AttentionPlan::groups_by_budget(n_q);
     const size_t ld = spread_stride(n);
     float* const spread = scratch + plan_.scratch.spread;
     for (int group = 0, groups; group < job.n_groups; group += groups) {
-        groups = std::min(most, job.n_groups - group);
+        groups = std::min(max_groups, job.n_groups - group);
         for (int64_t position = span.first; position < span.end;) {
             copy_biases(job, span, position, group, groups, scratch);
             const BlockAttention block =
@@ -154,32 +154,32 @@ void AttentionRun::add_kept_values(const AttentionJob& job, int group, Span span
     constexpr int64_t kLine = 64;
     const ValueTerm& term = args_.values[0];
     const HeadBytes bytes = head_bytes(term.stored.dtype, term.dim);
-    const size_t head = (job.first_group + group) * bytes.total() * block_rows;
+    const size_t head = (job.first_group + group) * bytes.total() * kBlockTokens;
     const int32_t* const list = reinterpret_cast<const int32_t*>(scratch + plan_.scratch.kept);
     const int n_q = plan_.heads_per_group * job.n_queries;
     struct Addresses {
-        const void *data[block_rows], *scales[block_rows];
+        const void *data[kBlockTokens], *scales[kBlockTokens];
         int64_t n;
     } addresses[2];
     const auto find = [&](int64_t first) {
-        Addresses& a = addresses[first / block_rows % 2];
-        a.n = std::min(block_rows, n_kept - first);
+        Addresses& a = addresses[first / kBlockTokens % 2];
+        a.n = std::min<int64_t>(kBlockTokens, n_kept - first);
         for (int64_t i = 0; i < a.n; ++i) {
-            const int64_t position = span.first + list[first + i], row = position % block_rows;
+            const int64_t position = span.first + list[first + i], row = position % kBlockTokens;
             const std::byte* block = term.stored.base +
-                                     job.sequence->table[position / block_rows] * term.stored.block_stride +
+                                     job.sequence->table[position / kBlockTokens] * term.stored.block_stride +
                                      head;
             const std::byte* data = block + row * bytes.elements;
             a.data[i] = data;
-            a.scales[i] = block + block_rows * bytes.elements + row * bytes.scales;
+            a.scales[i] = block + kBlockTokens * bytes.elements + row * bytes.scales;
             for (size_t at = 0; at < bytes.elements; at += kLine) __builtin_prefetch(data + at);
             if (bytes.scales) __builtin_prefetch(a.scales[i]);
         }
     };
     find(0);
-    for (int64_t first = 0; first < n_kept; first += block_rows) {
-        if (first + block_rows < n_kept) find(first + block_rows);
-        const Addresses& a = addresses[first / block_rows % 2];
+    for (int64_t first = 0; first < n_kept; first += kBlockTokens) {
+        if (first + kBlockTokens < n_kept) find(first + kBlockTokens);
+        const Addresses& a = addresses[first / kBlockTokens % 2];
         isa_.add_kept_values({.type = static_cast<uint32_t>(term.stored.dtype),
                               .dim = term.dim,
                               .n = a.n,

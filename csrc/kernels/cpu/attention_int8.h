@@ -65,24 +65,24 @@ void integer_dots_tile(Queries q, Rows rows, int64_t n, float scale, float* out)
     store(all, sums(dots));
     for (int m = 0; m < Q; ++m) {
         for (int i = 0; i < R && i < n; ++i)
-            out[m * block_rows + i] = all[m * R + i] * (scale * query[m]->scale);
+            out[m * kBlockTokens + i] = all[m * R + i] * (scale * query[m]->scale);
     }
 }
 
-/// Fewer queries than this do not pay for turning rows round.
-constexpr int64_t kMinTurnedQueries = 2;
-constexpr int64_t kMaxTurnedDim = 1280;  // whole rows of an encoder, too
+/// Fewer queries than this do not pay for transposing rows.
+constexpr int64_t kMinQueriesToTranspose = 2;
+constexpr int64_t kMaxTransposedDim = 1280;  // whole rows of an encoder, too
 
-inline bool worth_turning(int64_t n_q, int64_t dim) {
-    return n_q >= kMinTurnedQueries && dim % 64 == 0 && dim <= kMaxTurnedDim;
+inline bool worth_transposing(int64_t n_q, int64_t dim) {
+    return n_q >= kMinQueriesToTranspose && dim % 64 == 0 && dim <= kMaxTransposedDim;
 }
 
-/// Rows that are turned at a time: the lanes of a vector of sums.
-constexpr int64_t kTurnedRows = 16;
+/// Rows that are transposed at a time: the lanes of a vector of sums.
+constexpr int64_t kTransposedRows = 16;
 
 /// Scores of Q queries for as many rows, codes[k] four columns (from 4 k on) of each.
 template <int Q, class Codes>
-void turned_scores(Queries q, const Codes* codes, float scale, Prefetch* next, float* s) {
+void transposed_scores(Queries q, const Codes* codes, float scale, Prefetch* next, float* s) {
     using Sums = decltype(no_sums(Codes{}));
     const int8_t *high[Q], *low[Q];
     const PackedQuery* query[Q];
@@ -96,7 +96,7 @@ void turned_scores(Queries q, const Codes* codes, float scale, Prefetch* next, f
         lows[m] = same_sums(Codes{}, query[m]->total);
     }
     for (int64_t d = 0; d < q.dim; d += 64) {
-        if (next) next->some(64 * kTurnedRows);
+        if (next) next->some(64 * kTransposedRows);
         for (int64_t k = d / 4; k < d / 4 + 16; ++k) {
 #pragma GCC unroll 8
             for (int m = 0; m < Q; ++m) {
@@ -107,14 +107,14 @@ void turned_scores(Queries q, const Codes* codes, float scale, Prefetch* next, f
     }
 #pragma GCC unroll 8
     for (int m = 0; m < Q; ++m)
-        store(s + m * block_rows, joined(highs[m], lows[m]) * splat(scale * query[m]->scale));
+        store(s + m * kBlockTokens, joined(highs[m], lows[m]) * splat(scale * query[m]->scale));
 }
 
 /// A block's rows, all of them: those that it has not are zeros, in `to`.
 template <class Rows>
 RowsOf<Int8> whole_block(const Rows& rows, int64_t n, int64_t dim, Int8* to) {
-    if (n == block_rows) return {rows.row(0), rows.stride};
-    for (int64_t i = 0; i < block_rows; ++i) {
+    if (n == kBlockTokens) return {rows.row(0), rows.stride};
+    for (int64_t i = 0; i < kBlockTokens; ++i) {
         Int8* const row = to + i * dim;
         i < n ? memcpy(row, rows.row(i), static_cast<size_t>(dim)) : memset(row, 0, static_cast<size_t>(dim));
     }
@@ -125,45 +125,45 @@ RowsOf<Int8> whole_block(const Rows& rows, int64_t n, int64_t dim, Int8* to) {
 template <class Rows>
 void integer_scores_of(Queries q, int64_t n_q, const Rows& rows, float scale, Prefetch& next, float* s) {
     using Codes = decltype(raised(rows.row(0)));
-    Codes codes[kMaxTurnedDim / 4];
-    for (int64_t first = 0; first < block_rows; first += kTurnedRows) {
+    Codes codes[kMaxTransposedDim / 4];
+    for (int64_t first = 0; first < kBlockTokens; first += kTransposedRows) {
         for (int64_t d = 0; d < q.dim; d += 64) {
             Codes* const to = codes + d / 4;
             const auto* row = rows.row(first) + d;
-            for (int64_t i = 0; i < kTurnedRows; ++i, row += rows.stride) to[i] = raised(row);
+            for (int64_t i = 0; i < kTransposedRows; ++i, row += rows.stride) to[i] = raised(row);
             transpose(to);
         }
         int64_t m = 0;
         const auto with = [&](auto kernel, int64_t step) {
-            kernel(q.from(m), codes, scale, m == 0 ? &next : nullptr, s + m * block_rows + first);
+            kernel(q.from(m), codes, scale, m == 0 ? &next : nullptr, s + m * kBlockTokens + first);
             m += step;
         };
-        while (m + 8 <= n_q) with(turned_scores<8, Codes>, 8);
-        while (m + 4 <= n_q) with(turned_scores<4, Codes>, 4);
-        while (m + 2 <= n_q) with(turned_scores<2, Codes>, 2);
-        if (m < n_q) with(turned_scores<1, Codes>, 1);
+        while (m + 8 <= n_q) with(transposed_scores<8, Codes>, 8);
+        while (m + 4 <= n_q) with(transposed_scores<4, Codes>, 4);
+        while (m + 2 <= n_q) with(transposed_scores<2, Codes>, 2);
+        if (m < n_q) with(transposed_scores<1, Codes>, 1);
     }
 }
 
 /// Weights of the rows of a block as unit * (128 high + low), rounded to about 15 bits of the largest.
 struct WeightDigits {
-    uint8_t high[block_rows], low[block_rows];
+    uint8_t high[kBlockTokens], low[kBlockTokens];
     float unit;
 };
 
 /// False: they are no numbers to do this with.
 inline bool split_weights(const float* p, int64_t n, WeightDigits* digits) {
-    constexpr float kMost = 127 * 128, magic = 0x1p23f;  // adding it rounds to whole numbers
-    uint32_t bits[block_rows] = {}, most_bits = 0;
+    constexpr float kMaxCode = 127 * 128, magic = 0x1p23f;  // adding it rounds to whole numbers
+    uint32_t bits[kBlockTokens] = {}, max_bits = 0;
     memcpy(bits, p, static_cast<size_t>(n) * sizeof(float));
-    for (int i = 0; i < block_rows; ++i) most_bits = bits[i] > most_bits ? bits[i] : most_bits;
-    float most, weights[block_rows];
-    memcpy(&most, &most_bits, sizeof most);
+    for (int i = 0; i < kBlockTokens; ++i) max_bits = bits[i] > max_bits ? bits[i] : max_bits;
+    float top, weights[kBlockTokens];
+    memcpy(&top, &max_bits, sizeof top);
     memcpy(weights, bits, sizeof weights);
-    if (!(most < 0x1p100f)) return false;
-    const float shrink = most > 0x1p-100f ? kMost / most : 0;
-    digits->unit = most / kMost;
-    for (int i = 0; i < block_rows; ++i) {
+    if (!(top < 0x1p100f)) return false;
+    const float shrink = top > 0x1p-100f ? kMaxCode / top : 0;
+    digits->unit = top / kMaxCode;
+    for (int i = 0; i < kBlockTokens; ++i) {
         const uint32_t code =
             static_cast<uint32_t>(static_cast<int32_t>(weights[i] * shrink + magic - magic));
         digits->high[i] = static_cast<uint8_t>(code >> 7);
@@ -172,7 +172,7 @@ inline bool split_weights(const float* p, int64_t n, WeightDigits* digits) {
     return true;
 }
 
-/// 64 columns of Q queries: out = factor * out + weights * rows, the rows turned into quadruples of four
+/// 64 columns of Q queries: out = factor * out + weights * rows, the rows transposed to quadruples of four
 /// rows.
 template <int Q, class Rows, class Codes>
 void integer_columns(const Product<Rows>& x, int64_t m, int64_t column, const WeightDigits* digits,
@@ -184,7 +184,7 @@ void integer_columns(const Product<Rows>& x, int64_t m, int64_t column, const We
 #pragma GCC unroll 4
         for (int j = 0; j < 4; ++j) highs[k][j] = lows[k][j] = no_sums(Codes{});
     }
-    for (int64_t t = 0; t < block_rows / 4; ++t) {
+    for (int64_t t = 0; t < kBlockTokens / 4; ++t) {
 #pragma GCC unroll 2
         for (int k = 0; k < Q; ++k) {
             const Codes high = four_digits(Codes{}, digits[k].high + 4 * t);
@@ -219,15 +219,15 @@ bool integer_values(const Product<Rows>& x, int64_t dim, Prefetch& next) {
         if (!split_weights(x.p + m * x.ld, x.n, digits + m)) return false;
     }
     for (int64_t column = 0; column < dim; column += 64) {
-        Codes quads[block_rows / 4][4];
+        Codes quads[kBlockTokens / 4][4];
         const auto* row = x.rows.row(0) + column;
         for (auto& quad : quads) {
-            turn_rows(row, x.rows.stride, quad);
+            transpose_rows(row, x.rows.stride, quad);
             row += 4 * x.rows.stride;
         }
         int64_t m = 0;
         const auto with = [&](auto kernel, int64_t step) {
-            next.some(64 * block_rows * step / x.n_q);
+            next.some(64 * kBlockTokens * step / x.n_q);
             kernel(x, m, column, digits + m, quads);
             m += step;
         };

@@ -44,7 +44,7 @@ Span visible(Span span, int64_t first, int64_t last, int64_t window) {
 template <class Term>
 bool by_head(const Term& term, int n_groups) {
     return term.n_heads == n_groups && term.stored.heads == n_groups && term.stored.head_dim() == term.dim &&
-           term.stored.block_tokens == block_rows && term.stored.scale_tokens == 0;
+           term.stored.block_tokens == kBlockTokens && term.stored.scale_tokens == 0;
 }
 
 bool fits_blocks(const AttentionArgs& args, int n_groups) {
@@ -79,7 +79,7 @@ AttentionPlan::AttentionPlan(const AttentionArgs& args, int n_threads) : Attenti
     for (const AttentionJob& job : jobs) {
         pairs = std::max<size_t>(pairs, job.n_groups * heads_per_group * job.n_queries);
         parts = std::max(parts, job.n_parts);
-        most_rows = std::max(most_rows, job.stored.size());
+        max_rows = std::max(max_rows, job.stored.size());
     }
     lay_out(args, pairs, parts);
     floats = scratch.size * n_threads;
@@ -88,7 +88,7 @@ AttentionPlan::AttentionPlan(const AttentionArgs& args, int n_threads) : Attenti
     }
 }
 
-size_t AttentionPlan::most_floats(const AttentionArgs& args, int n_threads) {
+size_t AttentionPlan::max_floats(const AttentionArgs& args, int n_threads) {
     int queries = 0;
     int64_t rows = 0;
     for (const AttentionSequence& s : args.sequences) {
@@ -107,7 +107,7 @@ size_t AttentionPlan::most_floats(const AttentionArgs& args, int n_threads) {
     // split by rows alone, into fewer than w + 1 < 2 w.
     const int64_t shares = rows > kMinPartRows ? shares_of(n_threads) : 1;
     const int64_t per_share = plan.n_groups == 1 ? 2 : 3;
-    plan.most_rows = rows;
+    plan.max_rows = rows;
     plan.lay_out(args, pairs, per_share * shares);
     return plan.scratch.size * n_threads + (shares == 1 ? 0 : (per_share * shares - 1) * plan.state.size);
 }
@@ -116,9 +116,9 @@ size_t AttentionPlan::most_floats(const AttentionArgs& args, int n_threads) {
 AttentionPlan::JobShape AttentionPlan::shape(const AttentionArgs& args, int n_queries) const {
     const bool few = n_queries <= kFewQueries;
     const int groups = few ? n_groups : 1, heads = groups * heads_per_group;
-    const int64_t most = std::max<int64_t>(1, kMaxValueFloats / (heads * widest_row(args)));
+    const int64_t max_queries = std::max<int64_t>(1, kMaxValueFloats / (heads * widest_row(args)));
     const int queries = few ? n_queries : std::max(1, kRowsOfQueries / heads);
-    return {groups, heads, static_cast<int>(std::min<int64_t>(queries, most))};
+    return {groups, heads, static_cast<int>(std::min<int64_t>(queries, max_queries))};
 }
 
 /// The last queries come first: they see most.
@@ -155,12 +155,12 @@ void AttentionPlan::split(int n_threads) {
     for (AttentionJob job : jobs) {
         const int64_t rows = job.stored.size() + job.fresh.size();
         const int64_t pieces = std::max<int64_t>(1, ceil_div(job.work(), share));
-        const int64_t most = std::min(pieces, std::max<int64_t>(1, job.work() / kMinSliceWork));
+        const int64_t max_pieces = std::min(pieces, std::max<int64_t>(1, job.work() / kMinSliceWork));
         const int end = job.first_group + job.n_groups;
         const bool is_long = in_order && rows >= kLongRows * pieces;
         const int groups =
             is_long ? job.n_groups
-                    : static_cast<int>(ceil_div(job.n_groups, std::min<int64_t>(job.n_groups, most)));
+                    : static_cast<int>(ceil_div(job.n_groups, std::min<int64_t>(job.n_groups, max_pieces)));
         job.n_parts = 1;
         if (groups == 1 || is_long) {
             const int64_t parts = is_long ? pieces : ceil_div(pieces, job.n_groups);
@@ -200,13 +200,13 @@ void AttentionPlan::lay_out(const AttentionArgs& args, size_t pairs, size_t part
     if (packs_queries)
         scratch.packed_q = take(pairs * packed_query_bytes(args.scores[0].dim) / sizeof(float));
     scratch.scores = take(pairs * tile);
-    scratch.rows = take(std::max<int64_t>(tile, by_block ? block_rows : 0) * row_stride(width));
+    scratch.rows = take(std::max<int64_t>(tile, by_block ? kBlockTokens : 0) * row_stride(width));
     if (by_block && args.relative_bias) scratch.bias = take(size_t(args.n_heads) * kBiasStride);
     if (by_budget) {
         scratch.spread =
-            take(std::max(kSpreadPairs, kFewQueries * heads_per_group) * spread_stride(most_rows));
-        scratch.keep = take(most_rows / sizeof(float) + 1);
-        scratch.kept = take(most_rows + 1);
+            take(std::max(kSpreadPairs, kFewQueries * heads_per_group) * spread_stride(max_rows));
+        scratch.keep = take(max_rows / sizeof(float) + 1);
+        scratch.kept = take(max_rows + 1);
     }
     scratch.factor = take(pairs);
     scratch.weights = take(parts);

@@ -64,7 +64,7 @@ struct AttentionPlan {
     /// At least the `floats` of any call with the terms of `args` whose sequences each have no more queries
     /// and rows than the longest of args'. How often jobs are split depends on all sequences together, so no
     /// single call is the largest.
-    static size_t most_floats(const AttentionArgs& args, int n_threads);
+    static size_t max_floats(const AttentionArgs& args, int n_threads);
 
     /// Groups of heads whose scores are held at once by budget, with n_q queries each.
     static int groups_by_budget(int n_q) { return n_q < kSpreadPairs ? kSpreadPairs / n_q : 1; }
@@ -72,14 +72,14 @@ struct AttentionPlan {
     /// Rows whose biases are copied at once, head after head; a head has more columns for more queries.
     static constexpr int kBiasRows = 256, kBiasStride = kBiasRows + 16;
 
-    int n_groups;           // what the heads divide into without sharing a row between groups
-    int heads_per_group;    // query heads
-    int tile;               // rows read at once
-    bool packs_queries;     // attend_block() wants them so
-    bool finishes_scores;   // by a cap or a bias
-    bool by_block;          // stored heads are what a group reads: jobs of few queries take attend_block()
-    bool by_budget;         // or, with args.sparse_threshold, read few values
-    int64_t most_rows = 0;  // stored rows of a job
+    int n_groups;          // what the heads divide into without sharing a row between groups
+    int heads_per_group;   // query heads
+    int tile;              // rows read at once
+    bool packs_queries;    // attend_block() wants them so
+    bool finishes_scores;  // by a cap or a bias
+    bool by_block;         // stored heads are what a group reads: jobs of few queries take attend_block()
+    bool by_budget;        // or, with args.sparse_threshold, read few values
+    int64_t max_rows = 0;  // stored rows of a job
     std::vector<AttentionJob> jobs;
     std::vector<AttentionItem> items;
     AttentionScratch scratch{};

@@ -15,7 +15,7 @@ namespace {
 // A group with few (head, query) pairs reads rows once or twice: where and as they are stored, if they lie
 // together, as they do in a tile that is a block. Others first copy them, widened, side by side.
 constexpr int kFewPairs = 8, kFewPairsTile = 32;
-// So many queries read rows for their scores once too: scores() turns a tile of them round for all queries.
+// So many queries read rows for their scores once too: scores() transposes a tile of them for all queries.
 constexpr int kManyPairs = 16;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
@@ -90,9 +90,9 @@ void AttentionRun::compute_span(const AttentionJob& job, bool fresh, Span span, 
 void AttentionRun::compute_tiles(const AttentionJob& job, bool fresh, Span span, float* scratch,
                                  float* state) const {
     const int pairs = plan_.heads_per_group * job.n_queries;
-    const int64_t most = pairs <= kFewPairs ? std::min(plan_.tile, kFewPairsTile) : plan_.tile;
+    const int64_t max_rows = pairs <= kFewPairs ? std::min(plan_.tile, kFewPairsTile) : plan_.tile;
     for (int64_t first = span.first, end; first < span.end; first = end) {
-        end = std::min(span.end, (first / most + 1) * most);
+        end = std::min(span.end, (first / max_rows + 1) * max_rows);
         for (int i = 0; i < job.n_groups; ++i) {
             compute_tile({job, job.first_group + i, i * pairs, pairs, scratch, state},
                          {fresh, first, static_cast<int>(end - first)});
@@ -213,9 +213,9 @@ AttentionRun::RowView AttentionRun::read_for_scores(const Group& group, const Sc
         }
         if (term.bias) isa_.add(row, term.bias.f32() + group.index * width, width);
         if (!term.rope) continue;
-        const float* const turn = term.rope.table.f32(tile.first + i);
+        const float* const rotation = term.rope.table.f32(tile.first + i);
         for (int head = 0; head < heads; ++head) {
-            isa_.rope(row + head * term.dim, turn, term.rope.n_rot, term.rope.interleaved);
+            isa_.rope(row + head * term.dim, rotation, term.rope.n_rot, term.rope.interleaved);
         }
     }
     return rows;

@@ -61,7 +61,7 @@ void keep_rows(const float* p, int64_t n, float share, uint8_t* keep) {
 void add_kept_values(const KeptRows& kept) {
     constexpr int64_t kQueries = 16;
     const bool scaled = with_stored(kept.type, []<class Stored>(Stored) { return Stored::scaled; });
-    float scales[block_rows], weights[kQueries * block_rows];
+    float scales[kBlockTokens], weights[kQueries * kBlockTokens];
     for (int64_t i = 0; i < kept.n; ++i)
         scales[i] = scaled ? *static_cast<const float*>(kept.scales[i]) : 1.0f;
     const float one = 1;
@@ -71,10 +71,10 @@ void add_kept_values(const KeptRows& kept) {
             for (int64_t m = 0; m < n_q; ++m) {
                 const float* const p = kept.p + (first + m) * kept.ld;
                 for (int64_t i = 0; i < kept.n; ++i)
-                    weights[m * block_rows + i] = p[kept.index[i]] * scales[i];
+                    weights[m * kBlockTokens + i] = p[kept.index[i]] * scales[i];
             }
             const Product<Rows> x = {weights,
-                                     block_rows,
+                                     kBlockTokens,
                                      n_q,
                                      &one,
                                      0,

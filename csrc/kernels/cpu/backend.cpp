@@ -14,7 +14,7 @@ namespace {
 constexpr int64_t kInlineElements = 1 << 15;  // less work than this is done before a thread wakes up
 constexpr int64_t kChunkElements = 1 << 13;
 constexpr int64_t kPaddedRows = 16;  // from this many tokens on it pays to pack f32 too
-constexpr int64_t kPanelTokens = 4;  // about where products begin to go by panels (panel_least of an ISA)
+constexpr int64_t kPanelTokens = 4;  // about where products begin to go by panels (panel_min of an ISA)
 constexpr size_t kCacheLine = 64;
 
 uint32_t number(DType dtype) { return static_cast<uint32_t>(dtype); }
@@ -37,14 +37,14 @@ std::vector<LinearItem> linear_items(std::span<const Product> products, int n_he
     int64_t left = 0;
     for (const Product& product : products) left += product.weight.rows;
     const bool by_rows = n_tokens < kPanelTokens;
-    const int64_t least = by_rows ? 16 : std::clamp<int64_t>(left / (4 * n_threads) / 16 * 16, 16, 128);
+    const int64_t min_rows = by_rows ? 16 : std::clamp<int64_t>(left / (4 * n_threads) / 16 * 16, 16, 128);
     std::vector<LinearItem> items;
     for (int product = 0; product < int(products.size()); ++product) {
         const int64_t m = products[product].weight.rows / n_heads;
         for (int64_t row = 0; row < m * n_heads;) {
             const int64_t share = n_threads == 1 ? left : left / ((by_rows ? 2 : 1) * n_threads);
             const int64_t of_head = m - row % m;
-            const int64_t rows = std::min(of_head, std::max(least, share / least * least));
+            const int64_t rows = std::min(of_head, std::max(min_rows, share / min_rows * min_rows));
             items.push_back({product, int(row / m), row, rows});
             row += rows;
             left -= rows;
@@ -131,7 +131,7 @@ void CpuBackend::inverse_rms(Tensor x, float eps, Tensor out) {
 
 const LinearKernel* CpuBackend::find_kernel(DType dtype, int64_t n_tokens) const {
     for (const LinearKernel* kernel = isa_.linear; kernel->product; ++kernel) {
-        if (kernel->weight_type == number(dtype) && n_tokens >= kernel->least_tokens) return kernel;
+        if (kernel->weight_type == number(dtype) && n_tokens >= kernel->min_tokens) return kernel;
     }
     return nullptr;
 }
@@ -149,21 +149,21 @@ size_t CpuBackend::packed_stride(const LinearKernel& kernel, int64_t n_tokens, i
     return (chunks(kernel.pack ? kernel.packed_bytes(k) : k * sizeof(float), kCacheLine) | 1) * kCacheLine;
 }
 
-size_t CpuBackend::most_packed(Tensor x, int n_heads, std::span<const Product> products) const {
+size_t CpuBackend::max_packed(Tensor x, int n_heads, std::span<const Product> products) const {
     size_t bytes = 0;
     for (size_t i = 0; i < products.size(); ++i) {
         const DType dtype = products[i].weight.dtype;
         const auto same = [&](const Product& other) { return other.weight.dtype == dtype; };
         if (std::any_of(products.begin(), products.begin() + i, same)) continue;
-        size_t most = 0;
-        int64_t n = x.rows;  // the most tokens that the next kernel of this type serves
+        size_t max_bytes = 0;
+        int64_t n = x.rows;  // the max_bytes tokens that the next kernel of this type serves
         for (const LinearKernel* kernel = isa_.linear; kernel->product; ++kernel) {
-            if (kernel->weight_type != number(dtype) || n < std::max<int64_t>(kernel->least_tokens, 1))
+            if (kernel->weight_type != number(dtype) || n < std::max<int64_t>(kernel->min_tokens, 1))
                 continue;
-            most = std::max(most, n * n_heads * packed_stride(*kernel, n, x.cols / n_heads));
-            n = kernel->least_tokens - 1;
+            max_bytes = std::max(max_bytes, n * n_heads * packed_stride(*kernel, n, x.cols / n_heads));
+            n = kernel->min_tokens - 1;
         }
-        bytes += most;
+        bytes += max_bytes;
     }
     return bytes;
 }
@@ -209,7 +209,7 @@ void CpuBackend::pack_rows(Tensor x, int n_heads, const Packed& packed) {
 
 void CpuBackend::multiply(Tensor x, int n_heads, std::span<const Product> products) {
     if (dry()) {  // the planner asks for what no call with fewer tokens will exceed
-        if (const size_t bytes = most_packed(x, n_heads, products)) workspace_of(bytes);
+        if (const size_t bytes = max_packed(x, n_heads, products)) workspace_of(bytes);
         return;
     }
     const int64_t n = x.rows;
@@ -230,9 +230,9 @@ void CpuBackend::multiply(Tensor x, int n_heads, std::span<const Product> produc
 void CpuBackend::rope(Tensor x, int n_heads, const Rope& rope, Tensor positions) {
     const int64_t head_dim = x.cols / n_heads;
     each_row(x.rows, x.cols, [&](int64_t i, int) {
-        const float* turn = rope.table.f32(positions.i32()[i]);
+        const float* rotation = rope.table.f32(positions.i32()[i]);
         for (int head = 0; head < n_heads; ++head) {
-            isa_.rope(x.f32(i) + head * head_dim, turn, rope.n_rot, rope.interleaved);
+            isa_.rope(x.f32(i) + head * head_dim, rotation, rope.n_rot, rope.interleaved);
         }
     });
 }
@@ -334,7 +334,7 @@ void CpuBackend::unfold(Tensor x, int64_t stride, int64_t padding, Tensor out) {
 
 void CpuBackend::attention(const AttentionArgs& args) {
     if (dry()) {  // the planner asks for what no call like this one will exceed
-        workspace_of(AttentionPlan::most_floats(args, n_threads_) * sizeof(float));
+        workspace_of(AttentionPlan::max_floats(args, n_threads_) * sizeof(float));
         return;
     }
     const AttentionPlan plan(args, n_threads_);

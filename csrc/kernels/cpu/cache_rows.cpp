@@ -62,7 +62,7 @@ template <class Stored>
 void store_by_channel(const float* x, size_t x_stride, int64_t n_rows, int64_t dim, uint8_t* to,
                       size_t to_stride, uint8_t* scales) {
     constexpr bool nibbles = __is_same(typename Stored::Code, void);
-    float column[block_rows];
+    float column[kBlockTokens];
     for (int64_t r = 0; nibbles && r < n_rows; ++r) memset(to + r * to_stride, 0, to_stride);
     for (int64_t c = 0; c < dim; ++c) {
         for (int64_t r = 0; r < n_rows; ++r) column[r] = x[r * x_stride + c];

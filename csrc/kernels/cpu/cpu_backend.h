@@ -75,7 +75,7 @@ class CpuBackend final : public Backend {
     /// Bytes of one packed row (of one head); 0: x is not packed for so few tokens.
     static size_t packed_stride(const LinearKernel& kernel, int64_t n_tokens, int64_t k);
     /// Bytes that packing x or fewer rows of it takes at most.
-    size_t most_packed(Tensor x, int n_heads, std::span<const Product> products) const;
+    size_t max_packed(Tensor x, int n_heads, std::span<const Product> products) const;
     /// Of each product; kernels that pack alike share the rows.
     std::vector<Packed> pack(Tensor x, int n_heads, std::span<const Product> products);
     void pack_rows(Tensor x, int n_heads, const Packed& packed);

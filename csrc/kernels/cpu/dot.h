@@ -26,9 +26,9 @@
 // - load_panel(p); splat_four(p): the same 4 codes in all; start_all(p): the same integer; dot<wide>; to_vec.
 // - store_transposed(rows, to, stride): the q-th four of rows[r], r < lanes, to to + q * stride + 4 r.
 // - halves_apart(p, stride): 16-bit floats, as many bytes apart, with at least two bytes behind each.
-// - panel_vectors: of a register tile; panel_least: tokens from which on panels are faster.
+// - panel_vectors: of a register tile; panel_min: tokens from which on panels are faster.
 //
-// WidePairs: products of 16-bit integers, see linear_wide.h; least_tokens 0: they would not be faster.
+// WidePairs: products of 16-bit integers, see linear_wide.h; min_tokens 0: they would not be faster.
 #pragma once
 
 #include "kernels/cpu/simd.h"

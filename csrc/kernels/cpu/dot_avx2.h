@@ -140,7 +140,7 @@ static inline Vec halves_apart(const void* p, size_t stride) {
 
 using PanelCodes = __m256i;
 using PanelSums = __m256i;
-constexpr int panel_vectors = 1, panel_least = 4;
+constexpr int panel_vectors = 1, panel_min = 4;
 
 static inline PanelCodes splat_four(const void* p) {
     int32_t four;
@@ -180,7 +180,7 @@ static inline void store_transposed(const Codes* rows, uint8_t* to, size_t strid
 }
 
 struct WidePairs {
-    static constexpr int64_t least_tokens = 0;  // f32 products are as fast
+    static constexpr int64_t min_tokens = 0;  // f32 products are as fast
 };
 
 }  // namespace slimrt::cpu::SLIMRT_ISA

@@ -108,7 +108,7 @@ static inline Vec halves_apart(const void* p, size_t stride) {
 
 using PanelCodes = __m512i;
 using PanelSums = __m512i;
-constexpr int panel_vectors = 2, panel_least = 3;
+constexpr int panel_vectors = 2, panel_min = 3;
 
 static inline PanelCodes splat_four(const void* p) {
     int32_t four;
@@ -150,7 +150,7 @@ struct WidePairs {
     using Pairs = __m512i;  // two int16 in each lane
     using Sums = __m512i;
     static constexpr int tokens = 6;
-    static constexpr int64_t least_tokens = 128;
+    static constexpr int64_t min_tokens = 128;
 
     static Pairs load_pairs(const void* p) { return _mm512_loadu_si512(p); }
     static Pairs splat_pair(const void* p) { return splat_four(p); }

@@ -185,7 +185,7 @@ struct PanelCodes {
     Shorts even, odd;
 };
 using PanelSums = Ints;
-constexpr int panel_vectors = 1, panel_least = 4;
+constexpr int panel_vectors = 1, panel_min = 4;
 
 static inline PanelCodes load_panel(const void* p) {
     Bytes a;
@@ -214,7 +214,7 @@ static inline void store_transposed(const Codes* rows, uint8_t* to, size_t strid
 }
 
 struct WidePairs {
-    static constexpr int64_t least_tokens = 0;  // f32 products are as fast
+    static constexpr int64_t min_tokens = 0;  // f32 products are as fast
 };
 
 }  // namespace slimrt::cpu::SLIMRT_ISA

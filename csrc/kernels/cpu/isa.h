@@ -8,12 +8,14 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "core/dtype.h"
+
 namespace slimrt::cpu {
 
 /// Products of stored weight rows with activation rows, for one weight type.
 struct LinearKernel {
     uint32_t weight_type;  // DType
-    int64_t least_tokens;  // of several kernels for a type, the first in the list that takes so few serves
+    int64_t min_tokens;    // of several kernels for a type, the first in the list that takes so few serves
     /// Bytes of one activation row of k elements once packed, and the packing (for f32 activations: a copy is
     /// not needed, pack is nullptr and x is read as it is).
     size_t (*packed_bytes)(int64_t k);
@@ -48,8 +50,8 @@ inline constexpr int64_t packed_query_bytes(int64_t dim) {
 }
 
 /// A step of online softmax: n_q queries of each of n_heads heads over the `n` rows of a block, n <=
-/// block_rows. q [head][query][k.dim]; max, sum [head][query] and values [head][query][values_stride] are
-/// updated, values only read where sum is not 0. rows: scratch of block_rows * rows_stride floats. packed_q
+/// kBlockTokens. q [head][query][k.dim]; max, sum [head][query] and values [head][query][values_stride] are
+/// updated, values only read where sum is not 0. rows: scratch of kBlockTokens * rows_stride floats. packed_q
 /// [head][query]: for k of Q8, by pack_query(). first_level_only: see reads_past_second_level().
 struct BlockAttention {
     BlockRows k, v;
@@ -66,10 +68,9 @@ struct BlockAttention {
     size_t rows_stride;
     bool first_level_only;
 };
-constexpr int64_t block_rows = 32;
 
-/// values[query] += sum over n <= block_rows rows of one head of p[query * ld + index[i]] * row[i]. Row i has
-/// its elements at data[i] and its scales at scales[i]; rows: as above.
+/// values[query] += sum over n <= kBlockTokens rows of one head of p[query * ld + index[i]] * row[i]. Row i
+/// has its elements at data[i] and its scales at scales[i]; rows: as above.
 struct KeptRows {
     uint32_t type;
     int64_t dim, n, n_q;
@@ -114,7 +115,7 @@ struct Isa {
     void (*load_head)(uint32_t type, const void* from, size_t from_stride, const void* scales, int64_t n_rows,
                       int64_t dim, int64_t first, int64_t n, float* to, size_t to_stride);
 
-    // The same of at most block_rows rows that have a scale for each channel.
+    // The same of at most kBlockTokens rows that have a scale for each channel.
 
     /// Rows from_stride floats apart; of `to` without gaps.
     void (*store_channels)(uint32_t type, const float* from, size_t from_stride, int64_t n_rows, int64_t dim,

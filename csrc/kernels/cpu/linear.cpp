@@ -26,7 +26,7 @@ static void quant_product(const void* weights, size_t w_stride, int64_t n_rows, 
     const uint8_t* w = static_cast<const uint8_t*>(weights);
     const uint8_t* x = static_cast<const uint8_t*>(activations);
     int64_t r = 0;
-    if (n_tokens >= panel_least) {
+    if (n_tokens >= panel_min) {
         r = product_by_panels<Weight, panel_vectors>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k, out,
                                                      out_stride);
         r = product_by_panels<Weight, 1>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k, out, out_stride);
@@ -48,8 +48,8 @@ static constexpr LinearKernel with_floats(DType type) {
 /// The same type for many tokens, where the ISA has it.
 template <class Stored, class Ops = WidePairs>
 static constexpr LinearKernel with_wide(DType type) {
-    if constexpr (Ops::least_tokens > 0)
-        return {static_cast<uint32_t>(type), Ops::least_tokens, wide_bytes, wide_pack,
+    if constexpr (Ops::min_tokens > 0)
+        return {static_cast<uint32_t>(type), Ops::min_tokens, wide_bytes, wide_pack,
                 wide_product<Stored, Ops>};
     else
         return with_floats<Stored>(type);
@@ -108,7 +108,7 @@ static int64_t busy_codes(int64_t rounds, float* out) {
 
 template <class Ops>
 static int64_t busy_wide(int64_t rounds, float* out) {
-    if constexpr (Ops::least_tokens > 0) {
+    if constexpr (Ops::min_tokens > 0) {
         const auto read = [] { return Ops::load_pairs(operands); };
         keep_busy<typename Ops::Sums>(rounds, read, Ops::dot, out);
         return rounds * 12 * lanes * 2;

@@ -8,7 +8,7 @@ namespace slimrt::cpu::SLIMRT_ISA {
 
 constexpr int float_panel_vectors = 2;
 constexpr int float_panel_tokens = registers == 32 ? 12 : 5;  // the register tile: 24 of 32 or 10 of 16
-constexpr int64_t float_panel_least = 48;                     // tokens from which on panels are faster
+constexpr int64_t float_panel_min = 48;                       // tokens from which on panels are faster
 constexpr int64_t float_panel_block = 252;                    // tokens whose activations stay in the L2 cache
 
 /// V * lanes rows of up to 256 elements.
@@ -111,7 +111,7 @@ static void float_product(const void* weights, size_t w_stride, int64_t n_rows, 
     const uint8_t* w = static_cast<const uint8_t*>(weights);
     const uint8_t* x = static_cast<const uint8_t*>(activations);
     int64_t r = 0;
-    if (n_tokens >= float_panel_least) {
+    if (n_tokens >= float_panel_min) {
         r = float_product_by_panels<Stored, float_panel_vectors>(w, w_stride, r, n_rows, x, x_stride,
                                                                  n_tokens, k, out, out_stride);
         r = float_product_by_panels<Stored, 1>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k, out,

@@ -129,7 +129,7 @@ static void panel_tile(const Panel<Weight, V>& panel, const uint8_t* x, size_t x
 template <class Weight, int V>
 static void panel_product(const uint8_t* w, size_t w_stride, const uint8_t* x, size_t x_stride,
                           int64_t n_tokens, int64_t k, float* out, size_t out_stride) {
-    constexpr int64_t most = 4;
+    constexpr int64_t max_tile = 4;
     static constexpr decltype(&panel_tile<Weight, V, 1>) rests[] = {
         panel_tile<Weight, V, 1>, panel_tile<Weight, V, 2>, panel_tile<Weight, V, 3>};
     Panel<Weight, V> panel;
@@ -137,9 +137,9 @@ static void panel_product(const uint8_t* w, size_t w_stride, const uint8_t* x, s
     for (int64_t first = 0; first < k; first += panel.elements) {
         panel.fill(w, w_stride, first, k);
         int64_t t = 0;
-        for (; t + most <= n_tokens; t += most)
-            panel_tile<Weight, V, most>(panel, x + t * x_stride, x_stride, first, k, out + t * out_stride,
-                                        out_stride);
+        for (; t + max_tile <= n_tokens; t += max_tile)
+            panel_tile<Weight, V, max_tile>(panel, x + t * x_stride, x_stride, first, k, out + t * out_stride,
+                                            out_stride);
         if (t < n_tokens)
             rests[n_tokens - t - 1](panel, x + t * x_stride, x_stride, first, k, out + t * out_stride,
                                     out_stride);

@@ -177,8 +177,8 @@ static int64_t product_by_rows(const uint8_t* w, size_t w_stride, int64_t first,
                                size_t out_stride) {
     static constexpr RowProduct tiles[] = {row_product<Weight, R, 1>, row_product<Weight, R, 2>,
                                            row_product<Weight, R, 3>, row_product<Weight, R, 4>};
-    constexpr int64_t most = sizeof tiles / sizeof *tiles;
-    const int64_t n_tiles = (n_tokens + most - 1) / most;
+    constexpr int64_t max_tile = sizeof tiles / sizeof *tiles;
+    const int64_t n_tiles = (n_tokens + max_tile - 1) / max_tile;
     int64_t r = first;
     for (; r + R <= n_rows; r += R) {
         for (int64_t tile = 0; tile < n_tiles; ++tile) {

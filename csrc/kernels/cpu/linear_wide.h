@@ -8,7 +8,7 @@
 namespace slimrt::cpu::SLIMRT_ISA {
 
 constexpr int wide_group = 32;
-constexpr float wide_most = 8191;  // 32 * 8191 * 8191 < 2^31
+constexpr float wide_max = 8191;  // 32 * 8191 * 8191 < 2^31
 
 /// A packed row of k activations, zeros to a multiple of 32: int16 codes, then a scale (f32) for each 32.
 static inline size_t wide_bytes(int64_t k) {
@@ -24,10 +24,10 @@ static inline void wide_pack(const float* x, int64_t k, void* out) {
         const int64_t left = k - g * wide_group;
         float from[wide_group] = {};
         memcpy(from, x + g * wide_group, static_cast<size_t>(left < wide_group ? left : wide_group) * 4);
-        const float max = largest(from, wide_group), inverse = max > 1e-35f ? wide_most / max : 0;
+        const float max = largest(from, wide_group), inverse = max > 1e-35f ? wide_max / max : 0;
         for (int i = 0; i < wide_group; ++i)
             codes[g * wide_group + i] = static_cast<int16_t>(nearest_even(from[i] * inverse));
-        scales[g] = max / wide_most;
+        scales[g] = max / wide_max;
     }
 }
 
@@ -64,8 +64,8 @@ struct WidePanel {
             transpose(columns + i);
         }
         const Vec max = Ops::largest(columns);
-        store(scales[g] + to, max * splat(1 / wide_most));
-        const Vec inverse = Ops::inverse(max, wide_most);
+        store(scales[g] + to, max * splat(1 / wide_max));
+        const Vec inverse = Ops::inverse(max, wide_max);
         for (int i = 0; i < wide_group; i += 2) {
             Ops::store_pairs(codes[(g * wide_group + i) / 2][to], columns[i] * inverse,
                              columns[i + 1] * inverse);

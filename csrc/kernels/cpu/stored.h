@@ -152,15 +152,15 @@ struct StoredQ4 {
             low = x[i] < low ? x[i] : low;
             high = x[i] > high ? x[i] : high;
         }
-        // Rounded outwards, so that every element lies between minimum and minimum + kMost scales.
+        // Rounded outwards, so that every element lies between minimum and minimum + kMaxCode scales.
         const uint16_t below = half_below(low);
         const float min = half_to_float(below);
-        const uint16_t above = half_above((high - min) / kMost);
+        const uint16_t above = half_above((high - min) / kMaxCode);
         return {{above, below}, half_to_float(above), min};
     }
     static uint8_t code(float x, const Fit& fit) {
         const float code = fit.scale > 0 ? (x - fit.min) / fit.scale : 0.0f;
-        return static_cast<uint8_t>(nearest_even(code < kMost ? code : float(kMost)));
+        return static_cast<uint8_t>(nearest_even(code < kMaxCode ? code : float(kMaxCode)));
     }
     /// Column c of a row of dim: its byte, and the shift to its nibble.
     struct Nibble {
@@ -186,7 +186,7 @@ struct StoredQ4 {
     }
 
   private:
-    static constexpr int kMost = 15;
+    static constexpr int kMaxCode = 15;
 };
 
 template <class Stored>
