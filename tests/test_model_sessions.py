@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 
 import slimrt
-from conftest import GREEDY, PROMPT, relative
+from conftest import GOLDEN, GREEDY, PROMPT, relative
 from tiny_model import BOS, FIRST_BYTE
 
 
@@ -91,9 +93,10 @@ def test_damaged_session_files(tiny, tmp_path):
         session.append([BOS] * 4)
         session.save(file)
         good = file.read_bytes()
-        later = good.replace(b'"version": 1', b'"version": 7')
+        later = good.replace(b'"version": 2', b'"version": 7')
+        older = good.replace(b'"version": 2', b'"version": 1')
         swapped = good.replace(b'"tokens": [1, 1, 1, 1]', b'"tokens": [1, 1, 1,-1]')
-        for bad in (b"", good[:7], good[:100], good[:-1], good + b"x", b"GGUF" + good[4:], later, swapped):
+        for bad in (b"", good[:7], good[:100], good[:-1], good + b"x", b"GGUF" + good[4:], later, older, swapped):
             data.write_bytes(bad)
             with pytest.raises(slimrt.ModelFormatError):
                 model.load_session(data)
@@ -101,6 +104,61 @@ def test_damaged_session_files(tiny, tmp_path):
             model.load_session(tmp_path / "none")
         with pytest.raises(FileNotFoundError):
             session.save(tmp_path / "none" / "s")
+
+
+def test_any_flipped_byte_of_a_session_file_is_refused(tiny, tmp_path):
+    """In its header (other tokens over the old rows) and in its rows (other logits) alike."""
+    file, data = tmp_path / "s.session", tmp_path / "bad.session"
+    rng = np.random.default_rng(0)
+    with slimrt.Model(tiny, n_ctx=64) as model, model.session() as session:
+        session.append([BOS] * 4)
+        session.save(file)
+        good = np.fromfile(file, np.uint8)
+        for at in (*range(0, 400, 3), *rng.integers(0, good.size, 100), good.size - 1):
+            bad = good.copy()
+            bad[at] ^= 1 << int(rng.integers(8))
+            bad.tofile(data)
+            with pytest.raises(slimrt.ModelFormatError):
+                model.load_session(data)
+
+
+@pytest.mark.parametrize(
+    "header", [b'{"version": Infinity, "bytes": 1}', b"[" * 200_000, b'{"bytes": -1}', b"[[1, 2]]"]
+)
+def test_session_headers_that_are_no_headers(tiny, tmp_path, header):
+    file = tmp_path / "bad.session"
+    file.write_bytes(b"SLIMRTSE" + len(header).to_bytes(8, "little") + header)
+    with slimrt.Model(tiny, n_ctx=64) as model, pytest.raises(slimrt.ModelFormatError, match="bad.session"):
+        model.load_session(file)
+
+
+def test_a_session_under_other_rotary_frequencies_is_refused(convert, tmp_path):
+    """longrope has short and long factors and chooses by n_ctx: rows of one mean nothing beside the other."""
+    path = convert(GOLDEN / "phi3")
+    file = tmp_path / "s.session"
+    with slimrt.Model(path, n_ctx=48) as model, model.session() as session:
+        session.append([5, 6, 7])
+        session.save(file)
+        expected = session.append([9])
+    with slimrt.Model(path, n_ctx=40) as model:
+        assert np.array_equal(model.load_session(file).append([9]), expected)
+    with slimrt.Model(path, n_ctx=96) as other, pytest.raises(slimrt.ModelFormatError, match="rotary .*n_ctx"):
+        other.load_session(file)
+
+
+def test_a_session_is_of_the_file_that_was_opened(tiny, grouped, tmp_path):
+    """Not of another that took its name since: its fingerprint and its tokenizer."""
+    path, file = tmp_path / "m.gguf", tmp_path / "s.session"
+    shutil.copy(tiny, path)
+    with slimrt.Model(path, n_ctx=64) as model, slimrt.Model(tiny, n_ctx=64) as same, model.session() as session:
+        shutil.copy(grouped, tmp_path / "other")
+        (tmp_path / "other").replace(path)
+        assert model.tokenize(PROMPT) == same.tokenize(PROMPT)
+        session.append([BOS] * 4)
+        session.save(file)
+        assert same.load_session(file).length == 4
+        with slimrt.Model(path, n_ctx=64) as replaced, pytest.raises(slimrt.ModelFormatError, match="another model"):
+            replaced.load_session(file)
 
 
 def test_closed(tiny):

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from conftest import third_party
 from slimrt.errors import ModelFormatError, UnsupportedError
 from slimrt.tokenizer import pretokenizers
-from slimrt.tokenizer.gguf import read_fields
 from slimrt.tokenizer.tokenizer import Tokenizer
 from vocabularies import NORMAL, SMALL, byte_level_fields, ggml, opened, quick, sentencepiece_fields, texts
 
@@ -67,7 +66,7 @@ class TestSentencePiece:
 
 @lru_cache
 def fields_of(path: Path) -> dict:
-    return read_fields(path)
+    return read_file(path)
 
 
 def protobuf(data: bytes):

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, processors
 
 from slimrt.errors import ModelFormatError, UnsupportedError
-from slimrt.tokenizer.gguf import read_fields
 from slimrt.tokenizer.tokenizer import Tokenizer
 from vocabularies import NORMAL, SMALL, byte_level_fields, ggml, sentencepiece_fields
 
@@ -93,7 +92,7 @@ class TestFiles:
         tokenizer = Tokenizer(str(small_gguf))
         assert tokenizer.chat_template == "{{ messages }}"
         assert tokenizer.encode("ab cd é") == SMALL["sentencepiece"].encode("ab cd é")
-        fields = read_fields(small_gguf)
+        fields = read_file(small_gguf)
         assert fields["general.architecture"] == "llama" and "general.tags" not in fields
 
     def test_every_truncation_is_a_typed_error(self, small_gguf, tmp_path):

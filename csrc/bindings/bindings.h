@@ -3,9 +3,14 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/variant.h>
 
 #include <string_view>
+#include <variant>
 #include <vector>
+
+#include "core/gguf.h"
 
 namespace slimrt {
 
@@ -25,6 +30,13 @@ nb::ndarray<nb::numpy, T> numpy_array(std::vector<T>&& data, std::initializer_li
 /// Text that may come from a file: bytes that are not UTF-8 become U+FFFD.
 inline nb::object to_text(std::string_view text) {
     return nb::steal(PyUnicode_DecodeUTF8(text.data(), Py_ssize_t(text.size()), "replace"));
+}
+
+/// A model's file: one that is open, or the path of one to open.
+using FileOrPath = std::variant<GgufFile, std::string>;
+inline GgufFile open_file(const FileOrPath& from) {
+    const auto* file = std::get_if<GgufFile>(&from);
+    return file ? *file : GgufFile::open(std::get<std::string>(from));
 }
 
 void bind_errors(nb::module_& m);

@@ -85,8 +85,8 @@ std::string refusal_of(const CacheMode& mode, const ModelConfig& config, bool cr
     return "";
 }
 
-nb::list modes_of_file(const std::string& path) {
-    const ModelConfig config = read_config(GgufFile::open(path));
+nb::list modes_of_file(const FileOrPath& from) {
+    const ModelConfig config = read_config(open_file(from));
     nb::list list;
     for (const bool cross : {false, true}) {
         if (cross && config.architecture->source == Source::none) continue;
@@ -129,7 +129,7 @@ nb::list modes_of_attention(int d_model, int n_heads, int n_kv_heads, int head_d
 
 void bind_describe(nb::module_& m) {
     m.def("architectures", &architecture_list);
-    m.def("modes", &modes_of_file, nb::arg("path"));
+    m.def("modes", &modes_of_file, nb::arg("file"));
     m.def("attention_modes", &modes_of_attention, nb::kw_only(), nb::arg("d_model"), nb::arg("n_heads"),
           nb::arg("n_kv_heads"), nb::arg("head_dim"), nb::arg("n_rot"), nb::arg("qk_norm"),
           nb::arg("cross") = false, nb::arg("type") = "f16", nb::arg("rank") = 0,

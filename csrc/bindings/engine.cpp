@@ -10,6 +10,7 @@
 
 #include "bindings/engine_options.h"
 #include "core/error.h"
+#include "core/thread_pool.h"
 #include "engine/sampler.h"
 #include "model/architecture.h"
 
@@ -64,22 +65,33 @@ std::vector<int32_t> read_positions(const nb::handle& item) {
 }
 
 class PyEngine {
+    /// The engine to itself. After a fork() nobody gives back the lock of a call that another thread was in,
+    /// and what that call was writing is half written.
+    std::unique_lock<std::mutex> lock() {
+        std::unique_lock lock(mutex_, std::defer_lock);
+        if (forks_ == forks_seen())
+            lock.lock();
+        else if (!lock.try_lock())
+            fail(ErrorCode::argument,
+                 "the model was at work in another thread when this process was forked: load it again here");
+        return lock;
+    }
     /// Runs f with the engine to itself and without the GIL.
     template <class F>
     void locked(F f) {
         const nb::gil_scoped_release release;
-        const std::lock_guard lock(mutex_);
+        const std::unique_lock held = lock();
         f();
     }
     template <class F>
     auto with(F f) {
         const nb::gil_scoped_release release;
-        const std::lock_guard lock(mutex_);
+        const std::unique_lock held = lock();
         return f(*engine_);
     }
 
   public:
-    PyEngine(const std::string& path, nb::kwargs args) {
+    PyEngine(const FileOrPath& from, nb::kwargs args) {
         std::vector<Array<const float>> keep;
         nb::object derived = nb::none();
         if (args.contains("derived")) {
@@ -89,7 +101,7 @@ class PyEngine {
         const ExtraTensors extra = read_extra(derived, keep);
         const EngineOptions options = read_options(args);
         const nb::gil_scoped_release release;
-        engine_ = std::make_unique<Engine>(path, options, extra);
+        engine_ = std::make_unique<Engine>(open_file(from), options, extra);
     }
 
     nb::object append(const nb::sequence& items, bool all_logits, bool states,
@@ -220,10 +232,11 @@ class PyEngine {
   private:
     std::unique_ptr<Engine> engine_;
     std::mutex mutex_;
+    const unsigned forks_ = forks_seen();
 };
 
-nb::dict plan_dict(const std::string& path, const nb::kwargs& args) {
-    const EngineInfo info = plan(GgufFile::open(path), read_options(args));
+nb::dict plan_dict(const FileOrPath& from, const nb::kwargs& args) {
+    const EngineInfo info = plan(open_file(from), read_options(args));
     nb::dict d;
     put_memory(d, info.memory);
     put_info(d, info);
@@ -253,7 +266,7 @@ void bind_sampler(nb::module_& m) {
 
 void bind_engine(nb::module_& m) {
     nb::class_<PyEngine>(m, "Engine")
-        .def(nb::init<const std::string&, nb::kwargs>(), nb::arg("path"), nb::arg("options"))
+        .def(nb::init<const FileOrPath&, nb::kwargs>(), nb::arg("file"), nb::arg("options"))
         .def("info", &PyEngine::info)
         .def("memory", &PyEngine::memory)
         .def("sparse_counts", &PyEngine::sparse_counts)
@@ -275,7 +288,7 @@ void bind_engine(nb::module_& m) {
         .def("save_sequence", &PyEngine::save_sequence, nb::arg("sequence"))
         .def("load_sequence", &PyEngine::load_sequence, nb::arg("data"));
     bind_sampler(m);
-    m.def("plan", &plan_dict, nb::arg("path"), nb::arg("options"));
+    m.def("plan", &plan_dict, nb::arg("file"), nb::arg("options"));
 }
 
 }  // namespace slimrt

@@ -77,7 +77,12 @@ void bind_gguf(nb::module_& m) {
              })
         .def("tensor_bytes",
              [](const GgufFile& f, const std::string& name) { return find_tensor(f, name).bytes(); })
-        .def("read", &read_tensor);
+        .def("read", &read_tensor)
+        .def("require_unchanged", &GgufFile::require_unchanged)
+        .def("bytes", [](const nb::handle& self) {
+            const auto bytes = nb::cast<const GgufFile&>(self).bytes();
+            return nb::ndarray<nb::numpy, const uint8_t>(bytes.data(), {bytes.size()}, self);
+        });
 }
 
 nb::dict cpu_info() {

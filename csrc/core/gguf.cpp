@@ -62,6 +62,7 @@ GgufFile GgufFile::open(const std::string& path) {
 GgufFile GgufFile::parse(const std::byte* data, size_t size, std::string name) {
     GgufFile file;
     file.path_ = std::move(name);
+    file.bytes_ = {data, size};
     GgufReader reader(data, size, file.path_);
     reader.begin("the header");
     read_version(reader);

@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -40,6 +41,12 @@ class GgufFile {
     static GgufFile parse(const std::byte* data, size_t size, std::string name);
 
     const std::string& path() const { return path_; }
+    /// All of the file as it was opened.
+    std::span<const std::byte> bytes() const { return bytes_; }
+    /// MappedFile::require_unchanged, of what was opened.
+    void require_unchanged() const {
+        if (file_) file_->require_unchanged();
+    }
     const std::map<std::string, GgufValue, std::less<>>& metadata() const { return metadata_; }
     /// By name; weights are [rows = ne1 * ne2 * ne3, cols = ne0].
     const std::map<std::string, Tensor, std::less<>>& tensors() const { return tensors_; }
@@ -60,6 +67,7 @@ class GgufFile {
 
     std::string path_;
     std::shared_ptr<MappedFile> file_;  // none when parsed from memory
+    std::span<const std::byte> bytes_;
     std::map<std::string, GgufValue, std::less<>> metadata_;
     std::map<std::string, Tensor, std::less<>> tensors_;
 };

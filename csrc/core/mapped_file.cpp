@@ -1,12 +1,16 @@
 #include "core/mapped_file.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
+#include <array>
+#include <atomic>
 #include <cerrno>
 #include <cstdint>
+#include <mutex>
+#include <string_view>
 #include <system_error>
 
 #include "core/error.h"
@@ -26,37 +30,91 @@ void wish_for_huge_pages([[maybe_unused]] void* data, [[maybe_unused]] size_t by
 #endif
 }
 
+// Files that the handler of SIGBUS knows by address; beyond that many it is silent. A signal handler may take
+// no lock, hence atomic pointers.
+std::array<std::atomic<const MappedFile*>, 64> mapped_files;
+struct sigaction sigbus_before;
+
+void say(std::string_view text) {
+    // Nothing is left to do where stderr takes no more.
+    [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, text.data(), text.size());
+}
+
+/// Says which file was cut, then has the system do what it would have done: the access is repeated.
+void on_sigbus(int, siginfo_t* info, void*) {
+    const auto at = reinterpret_cast<uintptr_t>(info->si_addr);
+    for (const auto& slot : mapped_files) {
+        const MappedFile* file = slot.load();
+        if (!file || at - reinterpret_cast<uintptr_t>(file->data()) >= file->size()) continue;
+        say("slimrt: '");
+        say(file->path());
+        say("' was cut while it was in use, or its disk failed: load it again\n");
+    }
+    ::sigaction(SIGBUS, &sigbus_before, nullptr);
+}
+
+void watch(const MappedFile* file) {
+    static std::once_flag once;
+    std::call_once(once, [] {
+        struct sigaction action{};
+        action.sa_sigaction = on_sigbus;
+        action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+        ::sigaction(SIGBUS, &action, &sigbus_before);
+    });
+    for (auto& slot : mapped_files)
+        if (const MappedFile* none = nullptr; slot.compare_exchange_strong(none, file)) return;
+}
+
+void forget(const MappedFile* file) {
+    for (auto& slot : mapped_files)
+        if (const MappedFile* same = file; slot.compare_exchange_strong(same, nullptr)) return;
+}
+
 }  // namespace
 
-MappedFile::MappedFile(const std::string& path) {
+MappedFile::MappedFile(const std::string& path) : path_(path) {
     // O_NONBLOCK: opening a named pipe must not wait for its writer.
-    const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0) fail_io(path, errno);
+    descriptor_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (descriptor_ < 0) fail_io(path, errno);
 
     struct stat status{};
-    int reason = ::fstat(fd, &status) == 0 ? 0 : errno;
+    int reason = ::fstat(descriptor_, &status) == 0 ? 0 : errno;
     if (reason == 0 && S_ISDIR(status.st_mode)) reason = EISDIR;
     const bool regular = S_ISREG(status.st_mode);
     const auto bytes = static_cast<uint64_t>(status.st_size);
     if (reason == 0 && bytes > SIZE_MAX) reason = EFBIG;
     void* mapped = nullptr;
     if (reason == 0 && regular && bytes > 0) {
-        mapped = ::mmap(nullptr, static_cast<size_t>(bytes), PROT_READ, MAP_SHARED, fd, 0);
+        mapped = ::mmap(nullptr, static_cast<size_t>(bytes), PROT_READ, MAP_SHARED, descriptor_, 0);
         if (mapped == MAP_FAILED)
             reason = errno;
         else
             wish_for_huge_pages(mapped, static_cast<size_t>(bytes));
     }
-    ::close(fd);  // the mapping stays
-
+    if (reason != 0 || !regular) ::close(descriptor_);
     if (reason != 0) fail_io(path, reason);
     if (!regular) fail(ErrorCode::io, "cannot read '", path, "': it is not a regular file");
     data_ = static_cast<const std::byte*>(mapped);
     size_ = static_cast<size_t>(bytes);
+    changed_ = status.st_mtim;
+    watch(this);
 }
 
 MappedFile::~MappedFile() {
+    forget(this);
     if (data_) ::munmap(const_cast<std::byte*>(data_), size_);
+    ::close(descriptor_);
+}
+
+void MappedFile::require_unchanged() const {
+    struct stat now{};
+    const bool known = ::fstat(descriptor_, &now) == 0;
+    if (known && static_cast<uint64_t>(now.st_size) == size_ && now.st_mtim.tv_sec == changed_.tv_sec &&
+        now.st_mtim.tv_nsec == changed_.tv_nsec)
+        return;
+    fail(ErrorCode::io, "'", path_,
+         "' was changed while it was in use: load it again (a file that replaces it by its name does no "
+         "harm)");
 }
 
 }  // namespace slimrt

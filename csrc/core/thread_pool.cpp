@@ -1,7 +1,14 @@
 #include "core/thread_pool.h"
 
+#include <pthread.h>
+
+#include <atomic>
 #include <chrono>
+#include <condition_variable>
+#include <mutex>
 #include <system_error>
+#include <thread>
+#include <vector>
 
 #include "core/error.h"
 
@@ -37,12 +44,66 @@ bool spin(const Ready& ready) {
     return ready();
 }
 
+std::atomic<unsigned> forks{0};
+
 }  // namespace
 
-ThreadPool::ThreadPool(int n_threads) : n_threads_(n_threads) {
-    if (n_threads < 1 || n_threads > kMaxThreads) {
+unsigned forks_seen() {
+    static const int handler =
+        ::pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1, std::memory_order_relaxed); });
+    static_cast<void>(handler);
+    return forks.load(std::memory_order_relaxed);
+}
+
+/// The threads besides the caller, and the job they share.
+class ThreadPool::Workers {
+  public:
+    explicit Workers(int n_threads);
+    ~Workers() { stop(); }
+    void run(int64_t n_items, const std::function<void(int64_t, int)>& fn);
+
+  private:
+    void work(int thread);
+    void drain(int thread);
+    uint64_t await_job_after(uint64_t job);
+    void wake();
+    void stop();
+
+    std::atomic<uint64_t> state_{0};            // kInside ...
+    alignas(64) std::atomic<int64_t> next_{0};  // written by all: on a cache line without the state
+    int64_t n_items_ = 0;
+    const std::function<void(int64_t, int)>* fn_ = nullptr;
+    std::atomic<int> n_sleeping_{0};
+    std::mutex mutex_;
+    std::condition_variable wake_;
+    std::vector<std::thread> threads_;  // last: they use the rest
+};
+
+ThreadPool::ThreadPool(int n_threads) : n_threads_(n_threads), forks_(forks_seen()) {
+    if (n_threads < 1 || n_threads > kMaxThreads)
         fail(ErrorCode::argument, "n_threads is ", n_threads, ", expected 1 to ", kMaxThreads);
+    workers_ = std::make_unique<Workers>(n_threads);
+}
+
+ThreadPool::~ThreadPool() {
+    // The parent's threads cannot be waited for here: what they used is left as it is.
+    if (forks_ != forks_seen()) static_cast<void>(workers_.release());
+}
+
+void ThreadPool::run(int64_t n_items, const std::function<void(int64_t, int)>& fn) {
+    if (n_items <= 1 || n_threads_ == 1) {
+        for (int64_t item = 0; item < n_items; ++item) fn(item, 0);
+        return;
     }
+    if (forks_ != forks_seen()) {
+        static_cast<void>(workers_.release());
+        workers_ = std::make_unique<Workers>(n_threads_);
+        forks_ = forks_seen();
+    }
+    workers_->run(n_items, fn);
+}
+
+ThreadPool::Workers::Workers(int n_threads) {
     threads_.reserve(static_cast<size_t>(n_threads));
     try {
         for (int i = 1; i < n_threads; ++i) threads_.emplace_back([this, i] { work(i); });
@@ -52,19 +113,13 @@ ThreadPool::ThreadPool(int n_threads) : n_threads_(n_threads) {
     }
 }
 
-ThreadPool::~ThreadPool() { stop(); }
-
-void ThreadPool::stop() {
+void ThreadPool::Workers::stop() {
     state_.fetch_or(kStop);
     wake();
     for (std::thread& thread : threads_) thread.join();
 }
 
-void ThreadPool::run(int64_t n_items, const std::function<void(int64_t, int)>& fn) {
-    if (n_items <= 1 || n_threads_ == 1) {
-        for (int64_t item = 0; item < n_items; ++item) fn(item, 0);
-        return;
-    }
+void ThreadPool::Workers::run(int64_t n_items, const std::function<void(int64_t, int)>& fn) {
     fn_ = &fn;  // nobody is inside: plain writes, published with the state
     n_items_ = n_items;
     next_.store(0, std::memory_order_relaxed);
@@ -80,7 +135,7 @@ void ThreadPool::run(int64_t n_items, const std::function<void(int64_t, int)>& f
     }
 }
 
-void ThreadPool::drain(int thread) {
+void ThreadPool::Workers::drain(int thread) {
     for (;;) {
         const int64_t item = next_.fetch_add(1, std::memory_order_relaxed);
         if (item >= n_items_) return;
@@ -88,7 +143,7 @@ void ThreadPool::drain(int thread) {
     }
 }
 
-void ThreadPool::work(int thread) {
+void ThreadPool::Workers::work(int thread) {
     uint64_t job = 0;
     for (;;) {
         uint64_t state = await_job_after(job);
@@ -103,7 +158,7 @@ void ThreadPool::work(int thread) {
     }
 }
 
-uint64_t ThreadPool::await_job_after(uint64_t job) {
+uint64_t ThreadPool::Workers::await_job_after(uint64_t job) {
     uint64_t state = 0;
     const auto ready = [&] {
         state = state_.load();
@@ -121,7 +176,7 @@ uint64_t ThreadPool::await_job_after(uint64_t job) {
     return state;
 }
 
-void ThreadPool::wake() {
+void ThreadPool::Workers::wake() {
     mutex_.lock();  // whoever looked before the news is in wait() once this returns
     mutex_.unlock();
     wake_.notify_all();

@@ -1,6 +1,7 @@
 #include "engine/engine.h"
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <cstring>
 #include <set>
@@ -10,9 +11,26 @@
 #include "model/architecture.h"
 
 namespace slimrt {
+namespace {
 
-Engine::Engine(const std::string& path, const EngineOptions& options, const ExtraTensors& extra)
-    : file_(GgufFile::open(path)) {
+/// What ends the fingerprint of saved rows: the rotation they were computed with.
+constexpr const char* kRope = " rope:";
+
+/// A number for the angles and the magnitude of a rotary embedding, as FNV-1a; longrope has others by n_ctx.
+uint64_t hash_of_rotation(const ModelConfig& config, const GgufFile& file, int64_t n_ctx) {
+    uint64_t hash = 0;
+    if (config.rope.n_rot == 0) return hash;
+    RopeFrequencies frequencies = rope_frequencies(config, file, n_ctx);
+    frequencies.pairs.push_back(frequencies.magnitude);
+    for (const double number : frequencies.pairs)
+        hash = (hash ^ std::bit_cast<uint64_t>(number)) * 0x100000001b3 + 1;
+    return hash;
+}
+
+}  // namespace
+
+Engine::Engine(GgufFile file, const EngineOptions& options, const ExtraTensors& extra)
+    : file_(std::move(file)) {
     const Measured measured = measure(file_, options, extra);
     require_fit(measured, options.memory_limit);
     n_threads_ = measured.info.n_threads;
@@ -25,6 +43,7 @@ Engine::Engine(const std::string& path, const EngineOptions& options, const Extr
 EngineInfo Engine::info() { return describe(*decoder_, *backend_, n_threads_); }
 
 void Engine::require_valid(std::span<const Item> items) {
+    file_.require_unchanged();
     std::set<int> seen;
     std::vector<std::pair<int, int64_t>> growth;
     for (const Item& item : items) {
@@ -140,7 +159,7 @@ void Engine::attention_inputs(std::span<const int32_t> tokens, float* out, const
 }
 
 std::string Engine::cache_fingerprint() {
-    std::string text = concat("slimrt rows 2 ", config().architecture->name, " ", config().n_layers);
+    std::string text = concat("slimrt rows 3 ", config().architecture->name, " ", config().n_layers);
     for (int layer = 0; layer < config().n_layers; ++layer) {
         for (const Plane& plane : cache().format(layer))
             text += concat(" ", plane.name, ":", plane.heads, "x", plane.width / plane.heads, ":",
@@ -148,7 +167,7 @@ std::string Engine::cache_fingerprint() {
         if (const int64_t window = cache().window(layer)) text += concat(" window:", window);
         if (const uint64_t fold = decoder_->fold_of_rows(layer)) text += concat(" fold:", fold);
     }
-    return text;
+    return text + kRope + std::to_string(hash_of_rotation(config(), file_, decoder_->options().n_ctx));
 }
 
 // Saved rows: fingerprint length, fingerprint, token count, rows.
@@ -175,6 +194,12 @@ int Engine::load_sequence(std::span<const std::byte> bytes) {
     if (head[0] > bytes.size())
         fail(ErrorCode::format, "the saved sequence is truncated or not one of slimrt's");
     const std::string found(reinterpret_cast<const char*>(bytes.data()), head[0]);
+    if (found != expected && found.substr(0, found.rfind(kRope)) == expected.substr(0, expected.rfind(kRope)))
+        fail(
+            ErrorCode::format,
+            "the saved sequence was computed under other rotary frequencies, which this model chooses by its "
+            "n_ctx (now ",
+            cache().n_ctx(), "): load the model with the n_ctx of then, or compute the tokens again");
     if (found != expected)
         fail(ErrorCode::format, "the saved sequence is of another model or cache: it has '", found,
              "', this is '", expected, "'");

@@ -23,7 +23,7 @@ class Engine {
     using Progress = std::function<void(int64_t done, int64_t total)>;
 
     /// Throws Error{wont_fit} with the numbers before anything large is allocated.
-    Engine(const std::string& path, const EngineOptions& options, const ExtraTensors& extra = {});
+    Engine(GgufFile file, const EngineOptions& options, const ExtraTensors& extra = {});
 
     /// Sequences, by handle; with an encoder each has a source, which forks share. See KvCache.
     int create();

@@ -76,6 +76,7 @@ void Engine::require_no_source(const Source& source) {
 }
 
 void Engine::encode(std::span<const Source> sources, float* states, const Progress& progress) {
+    file_.require_unchanged();
     std::set<int> seen;
     for (const Source& source : sources) {
         source_rows(source.input);

@@ -96,7 +96,7 @@ void run_step(const Decoder& decoder, Backend& backend, Scratch& scratch, const 
         backend.gather(x, outputs.cols_of(first, some), states.rows_of(0, some));
         decoder.finish(states.rows_of(0, some));
         if (output == Output::logits) decoder.logits(states.rows_of(0, some), logits.rows_of(0, some));
-        backend.download(out + first * told.cols, told, told.rows_of(0, some).bytes());
+        if (out) backend.download(out + first * told.cols, told, told.rows_of(0, some).bytes());
     }
 }
 

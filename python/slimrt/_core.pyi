@@ -63,6 +63,10 @@ class GgufFile:
     def tensor_bytes(self, name: str, /) -> int: ...
     def read(self, name: str, /) -> NDArray[np.float32]:
         """The tensor unpacked to float32 [rows, cols]."""
+    def bytes(self) -> NDArray[np.uint8]:
+        """All of the file, read-only, where it is mapped: what a path leads to later may be another file."""
+    def require_unchanged(self) -> None:
+        """OSError: the file was written to or cut since it was opened."""
 
 class Engine:
     """A loaded model with its cache. Token rows go in by sequence, logits come out.
@@ -88,7 +92,7 @@ class Engine:
 
     def __init__(
         self,
-        path: str,
+        file: GgufFile | str,
         *,
         n_ctx: int = 0,
         n_seqs: int = 1,
@@ -215,7 +219,7 @@ class Sampler:
     def sample(self, logits: NDArray[np.float32], history: Sequence[int] | NDArray[np.int32]) -> int: ...
 
 def plan(
-    path: str,
+    file: GgufFile | str,
     *,
     n_ctx: int = 0,
     n_seqs: int = 1,
@@ -240,7 +244,7 @@ def cache_types() -> list[dict[str, Any]]:
     """The element types of cache rows, in the order they are shown: name (str), bits of an element, group (elements of
     a head that share a scale; 0: all of them) and scale_bytes (of one such scale; 0: no scales)."""
 
-def modes(path: str) -> list[dict[str, Any]]:
+def modes(file: GgufFile | str) -> list[dict[str, Any]]:
     """The fields of slimrt.core.Mode for every mode of self-attention, then, with an encoder, of cross-attention."""
 
 def attention_modes(

@@ -214,13 +214,13 @@ def _mode(fields: dict[str, Any]) -> Mode:
     return Mode(**fields | {key: tuple(kind(*row) for row in rows) for key, (kind, rows) in parts.items()})
 
 
-def modes(path: str) -> tuple[Mode, ...]:
-    """The modes of self-attention, and with an encoder of cross-attention, for a model file; planes in f16.
+def modes(file: GgufFile | str) -> tuple[Mode, ...]:
+    """The modes of self-attention, and with an encoder of cross-attention, for a model file or its path; planes in f16.
 
     Raises:
         ModelFormatError, UnsupportedError: the file is broken, or of an architecture that slimrt does not have.
     """
-    return tuple(map(_mode, _core.modes(path)))
+    return tuple(map(_mode, _core.modes(file)))
 
 
 @cache

@@ -12,6 +12,7 @@ from slimrt.errors import ModelFormatError, UnsupportedError
 from slimrt.plumbing import progress
 from slimrt.plumbing.arguments import whole
 from slimrt.plumbing.files import is_ggml_bin
+from slimrt.tokenizer.gguf import read_fields
 from slimrt.tokenizer.tokenizer import Tokenizer
 
 DEFAULT_N_CTX = 4096
@@ -28,11 +29,12 @@ class ModelSource:
         show_progress: show bars on stderr; None: when it is a terminal.
 
     Attributes:
-        path: as given; gguf: the file to load.
+        path: as given; gguf: the file to load; file: the same, opened. What is said of a model is read from there, for
+            the path may lead to another one later.
 
     Raises:
-        FileNotFoundError: there is nothing at path.
-        ModelFormatError, UnsupportedError: a directory or ggml file that cannot be converted.
+        FileNotFoundError: there is nothing at path. OSError: it cannot be read.
+        ModelFormatError, UnsupportedError: a broken file, or a directory or ggml file that cannot be converted.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, show_progress: bool | None = None):
@@ -45,6 +47,7 @@ class ModelSource:
 
             warn = None if show_progress is False else progress.note_once
             self.gguf = Path(cached_gguf(self.path, progress=progress.wanted(show_progress), on_warning=warn))
+        self.file = core.GgufFile(str(self.gguf))
 
     @classmethod
     def of(cls, path: str | os.PathLike[str] | ModelSource, show_progress: bool | None) -> ModelSource:
@@ -54,7 +57,7 @@ class ModelSource:
     @cached_property
     def kind(self) -> str:
         """ "whisper", "moonshine", "t5", "chronos" or "chronos-bolt"; "text" of a model that continues texts."""
-        file = core.GgufFile(str(self.gguf))
+        file = self.file
         if "slimrt.chronos.kind" in file.keys():
             return "chronos-bolt" if file.value("slimrt.chronos.kind") == "bolt" else "chronos"
         architecture = str(file.value("general.architecture"))
@@ -68,7 +71,7 @@ class ModelSource:
             UnsupportedError: there is none, or one of a kind that is not supported.
         """
         own = self.path.is_dir() and (self.path / "tokenizer.json").is_file()
-        file = core.GgufFile(str(self.gguf))
+        file = self.file
         if "slimrt.chronos.kind" in file.keys():
             raise UnsupportedError(
                 f"{self.path} reads no texts, it forecasts series: use predict_quantiles() or forecast"
@@ -76,7 +79,9 @@ class ModelSource:
         if not own and ("tokenizer.ggml.model" not in file.keys() or file.value("tokenizer.ggml.model") == "no_vocab"):
             missing = "tokenizer.json" if self.path.is_dir() else "tokenizer in its metadata"
             raise UnsupportedError(f"{self.path} has no {missing}: it can be used from Python with token ids only")
-        return Tokenizer(self.path if own else self.gguf)
+        if own:
+            return Tokenizer(self.path)
+        return Tokenizer.from_gguf_fields(read_fields(memoryview(file.bytes()), str(self.gguf)))
 
     @cached_property
     def tokenizer_if_any(self) -> Tokenizer | None:
@@ -94,7 +99,7 @@ class ModelSource:
     @cached_property
     def defaults(self) -> core.Plan:
         """The sizes of the model, from core.plan, without a context."""
-        return core.plan(str(self.gguf))
+        return core.plan(self.file)
 
     def modes(self, *, cross: bool = False) -> dict[str, core.Mode]:
         """What each mode of self-attention, or of cross-attention, is for this model, by name."""
@@ -102,7 +107,7 @@ class ModelSource:
 
     @cached_property
     def _modes(self) -> tuple[core.Mode, ...]:
-        return core.modes(str(self.gguf))
+        return core.modes(self.file)
 
     @property
     def kv_width(self) -> int:
@@ -127,7 +132,7 @@ class ModelSource:
     @property
     def says_cross(self) -> bool:
         """Whether the file was converted for a mode of cross-attention."""
-        return "slimrt.cache.cross" in core.GgufFile(str(self.gguf)).keys()
+        return "slimrt.cache.cross" in self.file.keys()
 
     @cached_property
     def stored_cache(self) -> list[dict[str, str]] | None:
@@ -137,7 +142,7 @@ class ModelSource:
         Raises:
             ModelFormatError: not one entry a layer.
         """
-        file, n_layers = core.GgufFile(str(self.gguf)), int(self.defaults["n_layers"])
+        file, n_layers = self.file, int(self.defaults["n_layers"])
         keys = {name: f"slimrt.cache.{key}" for name, key in _STORED.items()}
         if keys["mode"] not in file.keys():
             return None
@@ -150,7 +155,7 @@ class ModelSource:
     @cached_property
     def folded_ranks(self) -> dict[int, int]:
         """Rank of the residual of the layers that are folded for mode k+r in the file."""
-        tensors, ranks = core.GgufFile(str(self.gguf)).tensors(), {}
+        tensors, ranks = self.file.tensors(), {}
         for layer in range(int(self.defaults["n_layers"])):
             if f"{self.blocks}{layer}.attn_kr_v.weight" in tensors:
                 ranks[layer] = tensors.get(f"{self.blocks}{layer}.attn_kr_out.weight", ("", (0, 0)))[1][1]
@@ -164,7 +169,7 @@ class ModelSource:
     @cached_property
     def n_ctx_limit(self) -> int | None:
         """The positions that a model with learned ones has; None: any context is possible."""
-        tensors = core.GgufFile(str(self.gguf)).tensors()
+        tensors = self.file.tensors()
         learned = not {"position_embd.weight", "dec.position_embd.weight"}.isdisjoint(tensors)
         return self.n_ctx_train if learned else None
 
@@ -181,11 +186,9 @@ class ModelSource:
         Reading all of a large model would take longer than loading it; any retrained, requantised or converted file
         differs in every one of these pages.
         """
-        size = self.gguf.stat().st_size
-        digest = hashlib.sha256(str(size).encode())
-        with self.gguf.open("rb") as file:
-            digest.update(file.read(1 << 20))
-            for i in range(256):
-                file.seek(size * i // 256)
-                digest.update(file.read(4096))
+        data = self.file.bytes()
+        digest = hashlib.sha256(str(data.size).encode())
+        digest.update(data[: 1 << 20])
+        for i in range(256):
+            digest.update(data[data.size * i // 256 :][:4096])
         return digest.hexdigest()

@@ -17,8 +17,11 @@ from slimrt.cache.planner import Planner, wont_fit
 from slimrt.errors import WontFitError
 from slimrt.modelfile.source import ModelSource
 from slimrt.plumbing import progress
+from slimrt.plumbing.forking import watch
 from slimrt.plumbing.units import format_bytes
 from slimrt.runtime.fold_at_load import fold, needs_folding, require_precise
+
+_lost: list[core.Engine | None] = []  # whose memory a thread of the parent was changing: never freed
 
 
 class Runtime:
@@ -37,8 +40,10 @@ class Runtime:
         self.lock = threading.RLock()
         self.show_progress = show_progress
         self._engine: core.Engine | None = engine
-        self._in_use = False
+        self._user: int | None = None  # the thread that is inside use()
+        self._forked_at_work = False
         self._dropped: deque[int] = deque()
+        watch(self)
 
     @property
     def n_ctx(self) -> int:
@@ -66,20 +71,32 @@ class Runtime:
 
         Raises:
             ValueError: the model is closed.
-            RuntimeError: called from a callback of the engine's own work.
+            RuntimeError: called from a callback of the engine's own work; or another thread was at work with it when
+                this process was forked from its parent.
         """
         with self.lock:
             if self._engine is None:
                 raise ValueError("the model is closed")
-            if self._in_use:
+            if self._forked_at_work:
+                raise RuntimeError(
+                    "another thread was at work with this model when the process was forked: load it again here"
+                )
+            if self._user is not None:
                 raise RuntimeError("a progress callback must not use the model that calls it")
             try:
-                self._in_use = True
+                self._user = threading.get_ident()
                 while self._dropped:
                     self._engine.free_sequence(self._dropped.popleft())
                 yield self._engine
             finally:
-                self._in_use = False
+                self._user = None
+
+    def after_fork(self) -> None:
+        """A model that nobody was using goes on in the child, with threads of its own; another one is lost."""
+        self.lock = threading.RLock()
+        if self._user not in (None, threading.get_ident()):
+            self._forked_at_work = True
+            _lost.append(self._engine)
 
     def drop(self, sequence: int) -> None:
         """Frees a sequence at the next use: the garbage collector may call this in the middle of one."""
@@ -120,7 +137,7 @@ def load(
             )
         require_precise(source, choice, show_progress)
         engine = core.Engine(
-            str(source.gguf),
+            source.file,
             n_ctx=n_ctx,
             n_seqs=planner.n_seqs,
             n_batch=planner.n_batch,

@@ -7,9 +7,10 @@ import operator
 import os
 import struct
 import weakref
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +22,11 @@ from slimrt.plumbing.closing import Closing
 from slimrt.plumbing.files import written_beside
 from slimrt.runtime.runtime import Runtime
 
+# A file: magic, length of the header (uint64), header (JSON), rows, CRC-32 of all before it (uint32).
 _MAGIC = b"SLIMRTSE"
-_VERSION = 1
+_VERSION = 2
 _MAX_HEADER = 1 << 28
+_CHECKSUM = struct.Struct("<I")
 
 TokenIds = Sequence[int] | NDArray[np.integer[Any]]
 
@@ -143,8 +146,10 @@ class Session(Closing):
         header = _kind(self.runtime) | {"version": _VERSION, "tokens": self._tokens, "bytes": int(rows.nbytes)}
         text = json.dumps(header).encode()
         with written_beside(Path(path)) as partial, partial.open("wb") as file:
-            file.write(_MAGIC + struct.pack("<Q", len(text)) + text)
+            start = _MAGIC + struct.pack("<Q", len(text)) + text
+            file.write(start)
             file.write(rows.data)
+            file.write(_CHECKSUM.pack(zlib.crc32(rows.data, zlib.crc32(start))))
 
     def close(self) -> None:
         """Give the rows back."""
@@ -188,46 +193,69 @@ def append_together(
 
 
 def read_header(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The header of a session file: version, model, cache, tokens, bytes (of rows), offset (where they begin).
+    """The header of a session file: version, model, cache, tokens, bytes (of rows). Its checksum is not looked at.
 
     Raises:
-        ModelFormatError: not a session file, of an unknown version, or cut off.
+        ModelFormatError: not a session file, of another version, or cut off.
     """
     with Path(path).open("rb") as file:
-        start = file.read(16)
-        if len(start) < 16 or start[:8] != _MAGIC:
-            raise ModelFormatError(f"{path}: not a slimrt session file")
-        size = struct.unpack("<Q", start[8:])[0]
-        text = file.read(size) if size <= _MAX_HEADER else b""
-        length = os.fstat(file.fileno()).st_size
+        return _read_start(file, path)[0]
+
+
+def _read_start(file: BinaryIO, path: str | os.PathLike[str]) -> tuple[dict[str, Any], bytes]:
+    """The header, and all that precedes the rows as it stands in the file. Errors as read_header."""
+    start = file.read(16)
+    if len(start) < 16 or start[:8] != _MAGIC:
+        raise ModelFormatError(f"{path}: not a slimrt session file")
+    size = struct.unpack("<Q", start[8:])[0]
+    text = file.read(size) if size <= _MAX_HEADER else b""
     try:
         header = dict(json.loads(text))
         version, n_bytes = int(header["version"]), int(header["bytes"])
-        header["tokens"] = [operator.index(id) for id in header["tokens"]]
-    except (ValueError, KeyError, TypeError) as error:
+        if version == _VERSION:
+            header["tokens"] = [operator.index(id) for id in header["tokens"]]
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ModelFormatError(f"{path}: the header of this session file is broken") from error
     if version != _VERSION:
-        raise ModelFormatError(f"{path}: session format {version}; this slimrt reads {_VERSION}")
-    if length != 16 + size + n_bytes:
-        raise ModelFormatError(f"{path}: this session file is cut off: {length} bytes, not {16 + size + n_bytes}")
-    return header | {"offset": 16 + size}
+        raise ModelFormatError(
+            f"{path}: session format {version}; this slimrt reads {_VERSION}: save the session again with it"
+        )
+    length, expected = os.fstat(file.fileno()).st_size, 16 + size + n_bytes + _CHECKSUM.size
+    if length != expected or n_bytes < 0:
+        raise ModelFormatError(f"{path}: this session file is cut off: {length} bytes, not {expected}")
+    return header, start + text
+
+
+def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], NDArray[np.uint8]]:
+    """Header and rows. Errors as read_header, or the checksum is another."""
+    with Path(path).open("rb") as file:
+        header, start = _read_start(file, path)
+        rows = np.fromfile(file, np.uint8, int(header["bytes"]))
+        checksum = file.read(_CHECKSUM.size)
+    if checksum != _CHECKSUM.pack(zlib.crc32(rows.data, zlib.crc32(start))):
+        raise ModelFormatError(
+            f"{path}: this session file is damaged (its checksum is another): save the session again"
+        )
+    return header, rows
 
 
 def load_session(runtime: Runtime, path: str | os.PathLike[str]) -> Session:
     """A session from a file; see Model.load_session."""
-    header = read_header(path)
+    header, rows = _read(path)
     for key, value in _kind(runtime).items():
         if header.get(key) != value:
             what = "another model file" if key == "model" else f"another cache ({header.get(key)}, here {value})"
             raise ModelFormatError(f"{path}: this session is of {what} and cannot continue here")
     try:
         tokens = as_ids(header["tokens"], runtime.n_vocab)
-    except (KeyError, ValueError) as error:
+    except ValueError as error:
         raise ModelFormatError(f"{path}: the token ids of this session file are broken: {error}") from error
     check_length(len(tokens), runtime, f"{path}")
-    rows = np.fromfile(path, np.uint8, offset=header["offset"])
     with runtime.use() as engine:
-        sequence = engine.load_sequence(rows)
+        try:
+            sequence = engine.load_sequence(rows)
+        except ModelFormatError as error:
+            raise ModelFormatError(f"{path}: {error}") from error
         session = Session(runtime, sequence, tokens)
         length = engine.length(sequence)
     if length != len(tokens):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 import secrets
 import struct
 from collections.abc import Mapping, Sequence
@@ -35,30 +36,35 @@ class _Type(IntEnum):
     BYTE = 6
 
 
-def read_fields(path: Path) -> dict[str, Any]:
+def read_fields(data: memoryview, name: str) -> dict[str, Any]:
     """Return the `tokenizer.*` fields and `general.architecture` of a GGUF file.
 
     Only the header is read, and every length in it is checked against the file's.
 
+    Args:
+        data: the file's bytes; name: for messages.
+
     Raises:
         ModelFormatError: not a GGUF file, another version, truncated or corrupted.
     """
+    try:
+        return _Header(data).fields()
+    except (ModelFormatError, UnicodeDecodeError) as error:
+        raise ModelFormatError(f"{name}: corrupted GGUF header: {error}") from error
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """`read_fields` of a file, which need hold no more than a vocabulary."""
     with path.open("rb") as file:
-        try:
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except ValueError:
-            raise ModelFormatError(f"{path}: the file is empty") from None
-    with data:
-        try:
-            return _Header(data).fields()
-        except (ModelFormatError, UnicodeDecodeError) as error:
-            raise ModelFormatError(f"{path}: corrupted GGUF header: {error}") from error
+        if os.fstat(file.fileno()).st_size == 0:
+            raise ModelFormatError(f"{path}: the file is empty")
+        return read_fields(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)), str(path))
 
 
 class _Header:
     """A cursor over a GGUF header."""
 
-    def __init__(self, data: mmap.mmap):
+    def __init__(self, data: memoryview):
         self._data = data
         self._at = 0
 
@@ -71,14 +77,14 @@ class _Header:
         self._scalar("Q")  # tensors
         found: dict[str, Any] = {}
         for _ in range(self._scalar("Q")):
-            key = self._take(self._scalar("Q")).decode()
+            key = str(self._take(self._scalar("Q")), "utf-8")
             keep = key.startswith("tokenizer.") or key == "general.architecture"
             value = self._value(self._scalar("I"), keep)
             if keep:
                 found[key] = value
         return found
 
-    def _take(self, size: int) -> bytes:
+    def _take(self, size: int) -> memoryview:
         if size > len(self._data) - self._at:
             raise ModelFormatError(f"{size} bytes wanted at byte {self._at}, the file has {len(self._data)}")
         self._at += size
@@ -90,13 +96,13 @@ class _Header:
     def _value(self, kind: int, keep: bool) -> Any:
         if kind == _STRING:
             text = self._take(self._scalar("Q"))
-            return text.decode() if keep else None
+            return str(text, "utf-8") if keep else None
         if kind == _ARRAY:
             item, count = self._scalar("I"), self._scalar("Q")
             if item == _STRING:
                 return self._strings(count, keep)
             data = self._take(count * struct.calcsize("<" + self._code(item)))
-            return np.frombuffer(data, dtype="<" + self._code(item)) if keep else None
+            return np.frombuffer(data, dtype="<" + self._code(item)).copy() if keep else None
         return self._scalar(self._code(kind))
 
     def _code(self, kind: int) -> str:
@@ -117,7 +123,7 @@ class _Header:
             if length > end - at:
                 raise ModelFormatError(f"a string of {length} bytes at byte {at} runs past the end of the file")
             if keep:
-                found.append(data[at : at + length].decode())
+                found.append(str(data[at : at + length], "utf-8"))
             at += length
         self._at = at
         return found

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from slimrt.errors import ModelFormatError
+from slimrt.plumbing.forking import watch
 from slimrt.tokenizer import gguf, hf
 from slimrt.tokenizer.detokenizer import IncrementalDetokenizer
 from slimrt.tokenizer.vocabulary import Vocabulary
@@ -65,6 +66,11 @@ class Tokenizer:
         self.special_tokens = {vocabulary.tokens[id]: id for id in sorted(vocabulary.control)}
         self.chat_template = vocabulary.chat_template
         # The backend keeps "control tokens are plain text" as a setting, not as an argument of encode.
+        self._lock = threading.Lock()
+        watch(self)
+
+    def after_fork(self) -> None:
+        """In the child nobody is encoding."""
         self._lock = threading.Lock()
 
     def encode(self, text: str, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
@@ -128,7 +134,7 @@ def _load(path: Path) -> Vocabulary:
     with path.open("rb") as file:
         magic = file.read(4)
     if magic == b"GGUF":
-        return gguf.build(gguf.read_fields(path))
+        return gguf.build(gguf.read_file(path))
     if path.suffix == ".json":
         return hf.load_file(path)
     raise ModelFormatError(f"{path}: not a GGUF file, a tokenizer.json or a Hugging Face directory")
