@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from conftest import third_party
 from slimrt.errors import ModelFormatError, UnsupportedError
 from slimrt.tokenizer import pretokenizers
+from slimrt.tokenizer.gguf import read_file
 from slimrt.tokenizer.tokenizer import Tokenizer
 from vocabularies import NORMAL, SMALL, byte_level_fields, ggml, opened, quick, sentencepiece_fields, texts
 

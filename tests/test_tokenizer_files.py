@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, processors
 
 from slimrt.errors import ModelFormatError, UnsupportedError
+from slimrt.tokenizer.gguf import read_file
 from slimrt.tokenizer.tokenizer import Tokenizer
 from vocabularies import NORMAL, SMALL, byte_level_fields, ggml, sentencepiece_fields
 

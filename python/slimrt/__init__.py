@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from slimrt.cache.config import CacheConfig
-from slimrt.cache.plan import plan
 from slimrt.core import __version__
 from slimrt.errors import (
     AudioError,
@@ -39,6 +38,7 @@ from slimrt.results import (
     TokenLogprob,
     Usage,
 )
+from slimrt.runtime.plan import plan
 from slimrt.runtime.session import Session
 from slimrt.speech.records import Segment, TranscriptionInfo, Word
 from slimrt.tokenizer.tokenizer import Tokenizer
@@ -96,6 +96,7 @@ def convert(
     cross: str | None = None,
     cross_type: str = "auto",
     verify: bool | str | os.PathLike[str] | None = None,
+    allow_lossy: bool = False,
     progress: bool | None = None,
 ) -> ConvertReport:
     """Convert a GGUF file or a Hugging Face directory to a GGUF file that loads with its cache mode at once.
@@ -119,5 +120,6 @@ def convert(
         cross=cross,
         cross_type=cross_type,
         verify=verify,
+        allow_lossy=allow_lossy,
         progress=wanted(progress),
     )

@@ -62,9 +62,11 @@ class Model(Tasks, Closing):
         cross: of a model with an encoder, what its output leaves behind for cross-attention: "kv" (K and V of each
             layer), "k" (each layer's K), "e" (the output itself, once for all layers), "e1" (the first layer's K,
             once), or "auto" (what the file was converted for, else e where layers read no more bytes than of kv). k and
-            e1, and self-attention's k and v, invert a matrix: where that amplifies rounding too much they are refused.
+            e1, and self-attention's k and v, invert a matrix, which amplifies rounding: see allow_lossy.
         cross_type: of its rows, as cache_type.
         n_source: most rows of one encoder output, tokens of a source text; 0: the model's own.
+        allow_lossy: insist on a mode whose error of V, as predicted or as a conversion measured it, is over 5 % in a
+            layer; else it is refused, with the nearest one that is fine.
         calibration: for modes k+r and xr where they are folded while loading: a text file like what the model is to
             read; None: a built-in English one; "none": the weights alone.
         memory_limit: bytes, or text like "6GiB"; None: what the machine has available.
@@ -77,7 +79,8 @@ class Model(Tasks, Closing):
         FileNotFoundError: there is no such path.
         ModelFormatError: the file is broken.
         UnsupportedError: an architecture, tensor type, cache mode, cache type or device that slimrt does not have.
-        CacheUnsupportedError: a cache mode that is not legal for this model; said before anything slow begins.
+        CacheUnsupportedError: a cache mode that is not legal for this model, said before anything slow begins; or one
+            that loses too much of V.
         WontFitError: too little memory; its `options` would fit.
         ValueError, TypeError: an argument out of its range, or of a wrong kind.
     """

@@ -164,12 +164,15 @@ class PlanRow(MemorySizes):
         fits: the asked context fits.
         smaller_from: the context from which it takes less memory than kv of the same type, derived weights and scratch
             counted; None for kv itself, and where it never does.
+        too_imprecise: why loading refuses it though it may fit; "": it does not; None: not looked at, since that would
+            take long (what was asked for always is).
     """
 
     cache: str
     max_n_ctx: int
     fits: bool
     smaller_from: int | None
+    too_imprecise: str | None = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,7 +217,7 @@ class PlanResult(Record):
         memory_limit: bytes.
         asked: the cache that was asked for; rows: every legal mode.
         refused: (mode, reason) of the others.
-        fits: the cache that was asked for fits.
+        fits: the cache that was asked for fits, and loading does not refuse it.
         encoder: of a model with an encoder, slim attention's options for both of its decoder's attentions.
     """
 
@@ -231,7 +234,7 @@ class PlanResult(Record):
 
     @property
     def fits(self) -> bool:
-        return self.asked.fits
+        return self.asked.fits and not self.asked.too_imprecise
 
     def to_dict(self) -> dict[str, Any]:
         """The record as plain JSON-ready values, with fits."""

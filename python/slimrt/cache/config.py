@@ -93,6 +93,7 @@ class CacheOptions(TypedDict, total=False):
     cross: str
     cross_type: str
     n_source: int
+    allow_lossy: bool
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,7 @@ class CacheChoice:
         configs: one for all layers, or one a layer.
         type_k, type_v: where a config leaves its type open.
         cross: of the rows that an encoder leaves behind.
+        allow_lossy: insist on modes whose error of V is over 5 % in a layer.
     """
 
     configs: tuple[CacheConfig, ...]
@@ -121,6 +123,7 @@ class CacheChoice:
     type_v: str
     sparse_threshold: float
     cross: CrossConfig = CrossConfig()
+    allow_lossy: bool = False
 
     @classmethod
     def of(
@@ -136,6 +139,7 @@ class CacheChoice:
         cross: str = AUTO,
         cross_type: str = AUTO,
         n_source: int = 0,
+        allow_lossy: bool = False,
     ) -> CacheChoice:
         """From the arguments of slimrt.Model; what an entry of `cache` says itself goes before the others.
 
@@ -157,7 +161,8 @@ class CacheChoice:
         threshold = real("sparse_threshold", sparse_threshold)
         if not 0 <= threshold < 1:
             raise ValueError(f"sparse_threshold must be at least 0 and below 1, got {sparse_threshold}")
-        return cls(tuple(configs), type_k, type_v, threshold, CrossConfig(cross, cross_type, n_source))
+        cross_config = CrossConfig(cross, cross_type, n_source)
+        return cls(tuple(configs), type_k, type_v, threshold, cross_config, allow_lossy)
 
     @property
     def uniform(self) -> CacheConfig | None:

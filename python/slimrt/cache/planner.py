@@ -128,8 +128,10 @@ class Planner:
             **vars(sizes),
         )
 
-    def options(self, choice: CacheChoice, n_ctx: int) -> tuple[str, ...]:
-        """What would fit instead, as flags: the same cache with less context, another mode with the same."""
+    def options(
+        self, choice: CacheChoice, n_ctx: int, usable: Callable[[CacheChoice], bool] = lambda _: True
+    ) -> tuple[str, ...]:
+        """What would fit instead, as flags: the same cache with less context, another usable mode with the same."""
         found = []
         largest = self.largest_n_ctx(choice)
         if 0 < largest < n_ctx:
@@ -137,7 +139,7 @@ class Planner:
         modes = set(self.sizes(choice, n_ctx).modes)
         for other in self.legal(choice):
             mode = other.configs[0].mode
-            if {mode} != modes and self.fits(other, n_ctx):
+            if {mode} != modes and self.fits(other, n_ctx) and usable(other):
                 found.append(f"--cache {mode}")
         return tuple(found)
 
@@ -169,10 +171,12 @@ def memory_limit_bytes(limit: str | int | None, device: str = "cpu") -> int:
     return parse_bytes(limit) if limit is not None else core.available_memory(device)
 
 
-def wont_fit(error: WontFitError, planner: Planner, choice: CacheChoice, n_ctx: int) -> WontFitError:
-    """The core's refusal with what would fit added to it."""
+def wont_fit(
+    error: WontFitError, planner: Planner, choice: CacheChoice, n_ctx: int, usable: Callable[[CacheChoice], bool]
+) -> WontFitError:
+    """The core's refusal with what would fit, and be usable, added to it."""
     try:
-        options = planner.options(choice, n_ctx)
+        options = planner.options(choice, n_ctx, usable)
     except SlimrtError:  # the refusal is the news; a failed search for ways out must not hide it
         options = ()
     message = str(error) + (f". These would fit: {', '.join(options)}" if options else "")

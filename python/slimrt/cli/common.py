@@ -114,6 +114,7 @@ class Flags:
         self.add("--cross-type", default="auto", metavar="TYPE", help="of its rows, as --cache-type")
         self.add("--n-source", type=count, default=0, metavar="N", help="most rows of it, tokens of a source text; "
                  "default: the model's own")  # fmt: skip
+        self.add("--allow-lossy", action="store_true", help="insist on a mode that loses over 5 %% of V in a layer")
         self.add(
             "--calibration",
             metavar="FILE",
@@ -214,6 +215,7 @@ def cache_arguments(args: argparse.Namespace) -> CacheOptions:
         "cross": args.cross,
         "cross_type": args.cross_type,
         "n_source": args.n_source,
+        "allow_lossy": args.allow_lossy,
     }
 
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 import argparse
 
 import slimrt
-from slimrt.cli.common import Flags, print_json, show_progress
+from slimrt.cli.common import Flags, complain, print_json, show_progress
+from slimrt.errors import CacheUnsupportedError
 from slimrt.modes import CACHE_TYPES
 
 HELP = "write a GGUF file folded for a cache mode, with a report for each layer"
+
+
+_NOT_VERIFIED = 3  # exit code: --verify, and the mode loses too much
 
 
 def add_flags(flags: Flags) -> None:
@@ -39,7 +43,9 @@ def add_flags(flags: Flags) -> None:
     flags.add("--outtype", metavar="TYPE", help=f"type of the weights: {types}; default: as they are")
     flags.add("--calibration", metavar="FILE", help="text to fold for and to measure on; none: do without")
     flags.add("--verify", nargs="?", const="", metavar="TEXTFILE", help="compare with the source in kv f32, on a "
-              "text; encoders that hear are given noise")  # fmt: skip
+              "text; encoders that hear are given noise. Exit code 3, and no file, where over 5 %% of V is "
+              "lost in a layer")  # fmt: skip
+    flags.add("--allow-lossy", action="store_true", help="insist on a mode that loses over 5 %% of V in a layer")
     flags.output()
 
 
@@ -53,7 +59,22 @@ def error(text: str) -> float:
 
 def run(args: argparse.Namespace) -> int:
     cache = "auto" if args.cache is None and args.target_error is not None else args.cache
-    report = slimrt.convert(
+    try:
+        report = _convert(args, cache)
+    except CacheUnsupportedError as error:
+        if args.verify is None:
+            raise
+        complain(error)
+        return _NOT_VERIFIED
+    if args.json:
+        print_json(report.to_dict())
+    else:
+        print(report.table())
+    return 0
+
+
+def _convert(args: argparse.Namespace, cache: str | None) -> slimrt.ConvertReport:
+    return slimrt.convert(
         args.source,
         args.out,
         cache=cache,
@@ -67,10 +88,6 @@ def run(args: argparse.Namespace) -> int:
         cross=args.cross,
         cross_type=args.cross_type,
         verify=args.verify,
+        allow_lossy=args.allow_lossy,
         progress=show_progress(args),
     )
-    if args.json:
-        print_json(report.to_dict())
-    else:
-        print(report.table())
-    return 0

@@ -79,13 +79,16 @@ def _described(source: ModelSource, *, cross: bool) -> list[dict[str, Any]]:
 
 
 def _imprecise(source: ModelSource, part: str, mode: dict[str, Any]) -> dict[str, str]:
-    """Beside an encoder, the types in which a mode is refused for what it does to their rounding: why."""
-    from slimrt.folding.gate import Lossy, check
+    """The types in which a mode is refused for what it does to their rounding: why. Of a large model only what its
+    conversion wrote into the file."""
+    from slimrt.folding.gate import Lossy, check, predicts_fast
 
     refused = {}
-    for name in _GATED if source.has_encoder and mode["legal"] else ():
+    for name in _GATED if mode["legal"] else ():
+        rows = Lossy(part, mode["mode"], name)
         try:
-            check(source.gguf, Lossy(part, mode["mode"], name))
+            if rows.loses and predicts_fast(source.gguf, rows, range(int(source.defaults["n_layers"]))):
+                check(source.gguf, rows)
         except CacheUnsupportedError as error:
             refused[name] = str(error)
     return refused
@@ -105,8 +108,8 @@ def _cross_modes(source: ModelSource) -> list[dict[str, Any]]:
 
 
 def _cache_mode(source: ModelSource, mode: dict[str, Any]) -> dict[str, Any]:
-    """A line of cache_modes with what a token would take in every type, and its default residual there; beside an
-    encoder with the types that are too imprecise."""
+    """A line of cache_modes with what a token would take in every type, and its default residual there, and
+    the types that are too imprecise."""
     sizes: dict[str, int] = {}
     rows: dict[str, str] = {}
     for name in CACHE_TYPES if mode["legal"] else ():
@@ -114,7 +117,7 @@ def _cache_mode(source: ModelSource, mode: dict[str, Any]) -> dict[str, Any]:
         sizes[name] = core.plan(str(source.gguf), **choice.arguments(source))["cache_bytes_per_token"]
         rows[name] = row_type(vars(choice.layers(source)[0]) | {"type": name})
     line = mode | {"bytes_per_token": sizes.get("f16"), "bytes_per_token_by_type": sizes, "rows_by_type": rows}
-    return line | ({"imprecise": _imprecise(source, "self-attention", mode)} if source.has_encoder else {})
+    return line | {"imprecise": _imprecise(source, "self-attention", mode)}
 
 
 def _chosen(source: ModelSource) -> list[dict[str, Any]] | None:

@@ -11,7 +11,7 @@ from slimrt.cli.common import Flags, coloured, engine_arguments, model_source, p
 from slimrt.plumbing.units import format_bytes
 from slimrt.results import EncoderRow, PlanResult
 
-HELP = "weights, cache and scratch for every cache mode; exit code 0 if what was asked for fits, else 1"
+HELP = "weights, cache and scratch for every cache mode; exit code 0 if what was asked for fits and may be used, else 1"
 
 
 def add_flags(flags: Flags) -> None:
@@ -46,17 +46,27 @@ def _print(result: PlanResult) -> None:
             format_bytes(row.total),
             str(row.bytes_per_token),
             str(row.max_n_ctx),
-            "yes" if row.fits else "no",
+            "too imprecise" if row.too_imprecise else "yes" if row.fits else "no",
             "-" if row.cache == "kv" else "never" if row.smaller_from is None else f"from {row.smaller_from}",
         )
         for row in (*result.rows, *(() if asked in result.rows else (asked,)))
     ]
     print(table(head, rows))
+    for row in result.rows:
+        if row.too_imprecise:
+            print(f"{row.cache}: {row.too_imprecise}")
+        elif row.too_imprecise is None:
+            print(
+                f"{row.cache}: what it loses was not looked at, which would take long: ask for it (--cache {row.cache})"
+            )
+    if asked.too_imprecise and asked not in result.rows:
+        print(f"{asked.cache}: {asked.too_imprecise}")
     for mode, reason in result.refused:
         print(f"{mode}: not for this model: {reason}")
     if result.encoder:
         _print_encoder(result)
-    verdict = coloured("fits", "green", sys.stdout) if asked.fits else coloured("does not fit", "red", sys.stdout)
+    refused = "is refused: too imprecise" if asked.too_imprecise else "" if asked.fits else "does not fit"
+    verdict = coloured(refused, "red", sys.stdout) if refused else coloured("fits", "green", sys.stdout)
     print(f"{kinds(asked.layers())}: {format_bytes(asked.total)} {verdict} in {format_bytes(result.memory_limit)}")
 
 

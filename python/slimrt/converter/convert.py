@@ -4,10 +4,7 @@
 from __future__ import annotations
 
 import os
-import secrets
-import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +18,7 @@ from slimrt.errors import UnsupportedError
 from slimrt.folding.attention import Attention, fold_value_bias
 from slimrt.folding.calibrate import Text, calibrated, text_ids
 from slimrt.folding.choose import AUTO_TYPES
-from slimrt.folding.cross_model import check_cross, cross_fields, fold_cross_model, require_all_precise
+from slimrt.folding.cross_model import check_cross, cross_fields, fold_cross_model, lost, require_all_precise
 from slimrt.folding.fold import check_rank
 from slimrt.folding.layers import Request, fold_model
 from slimrt.folding.report import CAUTION, TOO_LARGE, ConvertReport, CrossReport, LayerReport, verdict
@@ -29,7 +26,7 @@ from slimrt.modelfile.gguf import ModelData, array, string, uint32, write_gguf
 from slimrt.modelfile.reading import FORMAT_VERSION, read_model, runnable, source_hash
 from slimrt.modes import AUTO, CACHE_TYPES, DEFAULT_TYPE, FOLDED
 from slimrt.plumbing import progress as bars
-from slimrt.plumbing.files import check_target, writing
+from slimrt.plumbing.files import check_target, stand_in, writing
 
 
 def convert(
@@ -47,6 +44,7 @@ def convert(
     cross: str | None = None,
     cross_type: str = "auto",
     verify: bool | str | os.PathLike[str] | None = None,
+    allow_lossy: bool = False,
     progress: bool = True,
     overwrite: bool = True,
 ) -> ConvertReport:
@@ -71,6 +69,8 @@ def convert(
         cross_type: element type its rows will have; "auto": f16, and the file says none.
         verify: compare logits of source and result on a text file; True or "": on the built-in text (on arbitrary
             tokens when the model has no tokenizer). An encoder is given the same text, or noise.
+        allow_lossy: insist on a mode whose error of V, predicted or measured, is over 5 % in a layer; loading the file
+            wants the same.
         progress: show bars on stderr, when that is a terminal.
         overwrite: replace an existing file.
 
@@ -82,7 +82,7 @@ def convert(
             the source.
         FileExistsError: out exists and overwrite is false.
         CacheUnsupportedError: the mode is not exact for this model; names the layer, the reason, and legal modes. Or
-            there is an encoder, and the mode amplifies the rounding of this type too much (`gate`).
+            it loses too much of V in this type (`gate`); names the figure, the layer, and the nearest that does not.
         ModelFormatError, UnsupportedError: the source is broken, or something in it is not handled; by name.
         OSError: the disk is full, a file cannot be read or written. Nothing partial stays behind.
     """
@@ -90,7 +90,7 @@ def convert(
     request = _request(cache, cache_type, target_error, rank, residual_type, exact)
     _check(source, target, outtype, overwrite)
     _check_texts(cache, calibration, verify)
-    model, warnings = read_model(source)
+    model, warnings = read_model(source, keep_fold=cache is None and cross is None and outtype is None)
     if outtype is not None:
         model, more = requantise(model, outtype)
         warnings += more
@@ -102,7 +102,7 @@ def convert(
     }
     layers, basis = [LayerReport(layer, cache or "kv") for layer in range(attention.n_layers)], "none"
     crossed: list[CrossReport] = []
-    with _spool(target) as spool:
+    with stand_in(target, "", _private_folder) as spool, writing(target):
         if cache is not None:
             model = fold_value_bias(model, attention)
         if cache in (*FOLDED, AUTO):
@@ -112,11 +112,14 @@ def convert(
                 basis, warnings = known.basis, warnings + known.warnings
             metadata |= _fold_fields(layers, basis)
             warnings += _error_warnings(layers, request)
-            require_all_precise(model, layers)
+            if not allow_lossy:
+                require_all_precise(model, layers)
         if cache is not None:
             metadata |= _cache_fields(layers, request)
         if cross is not None:
-            model, crossed = fold_cross_model(model, cross, cross_type, spool, show_progress=show)
+            model, crossed = fold_cross_model(
+                model, cross, cross_type, spool, allow_lossy=allow_lossy, show_progress=show
+            )
             metadata |= cross_fields(crossed, cross, cross_type)
         write_gguf(target, model.with_metadata(metadata), show_progress=show)
     shown = ", ".join(request.types)
@@ -210,19 +213,9 @@ def _check_texts(cache: str | None, calibration: Text, verify: bool | Text) -> N
             raise FileNotFoundError(f"{text}: no such text file")
 
 
-@contextmanager
-def _spool(target: Path) -> Iterator[Path]:
-    """A folder beside the target for what is computed before the header can be written; gone afterwards.
-
-    Even where a signal comes as soon as it is there, which `tempfile` does not promise.
-    """
-    folder = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
-    with writing(target):
-        try:
-            folder.mkdir(mode=0o700)
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+def _private_folder(path: Path) -> None:
+    """For what is computed before the header can be written."""
+    path.mkdir(mode=0o700, exist_ok=True)
 
 
 def _cache_fields(layers: list[LayerReport], request: Request) -> dict[str, GGUFValue]:
@@ -259,7 +252,7 @@ def _error_warnings(layers: list[LayerReport], request: Request) -> list[str]:
         return _target_warnings(layers, request.target)
 
     def error_of(layer: LayerReport) -> float:
-        return layer.errors[layer.type] if layer.errors else layer.predicted.value if layer.predicted else 0.0
+        return lost(layer) or (layer.predicted.value if layer.predicted else 0.0)
 
     worst = max(layers, key=error_of)
     error = error_of(worst)

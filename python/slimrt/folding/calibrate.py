@@ -27,6 +27,7 @@ from slimrt.folding.window import Window
 from slimrt.modelfile.gguf import ModelData
 from slimrt.modelfile.text import text_pieces
 from slimrt.plumbing import progress as bars
+from slimrt.plumbing.units import format_bytes
 from slimrt.tokenizer.tokenizer import Tokenizer
 
 DEFAULT_TEXT = Path(__file__).with_name("calibration.txt")
@@ -185,7 +186,7 @@ def _run(gguf: Path, attention: Attention, chunks: list[np.ndarray], folder: Pat
     n_tokens = sum(map(len, chunks))
     needed, free = n_tokens * attention.n_layers * attention.d * 4, shutil.disk_usage(folder).free
     if needed > free:
-        message = f"calibration needs {needed / 2**30:.2f} GiB for activations, {free / 2**30:.2f} GiB free"
+        message = f"calibration needs {format_bytes(needed)} for activations, {format_bytes(free)} free"
         raise OSError(errno.ENOSPC, message, str(folder.parent))
     engine = core.Engine(str(gguf), n_ctx=len(chunks[0]), cache="kv", cache_type_k="f32", cache_type_v="f32")
     done = 0

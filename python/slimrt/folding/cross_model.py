@@ -11,6 +11,7 @@ from gguf.gguf_writer import GGUFValue
 
 from slimrt.folding.attention import Attention
 from slimrt.folding.cross import folds, require_cross
+from slimrt.folding.exact import FOLDED as EXACT
 from slimrt.folding.gate import CROSS, SELF, Lossy, require_precise
 from slimrt.folding.layers import in_file
 from slimrt.folding.noise import ROUNDOFF
@@ -41,7 +42,7 @@ def check_cross(model: ModelData, mode: str | None, type_name: str) -> None:
 
 
 def fold_cross_model(
-    model: ModelData, mode: str, type_name: str, spool: Path, *, show_progress: bool
+    model: ModelData, mode: str, type_name: str, spool: Path, *, allow_lossy: bool = False, show_progress: bool
 ) -> tuple[ModelData, list[CrossReport]]:
     """Return the model with what the mode needs, which waits in files of `spool`, and the reports ([]: nothing).
 
@@ -55,7 +56,8 @@ def fold_cross_model(
     with bars.bar(show_progress, n_layers, "folding cross-attention", "layer") as update:
         for fold in folds(model, mode):
             errors = {name: fold.error(name) for name in dict.fromkeys((*ROUNDOFF, type_name))}
-            require_precise(Lossy(CROSS, mode, type_name), fold.layer, errors[type_name])
+            if not allow_lossy:
+                require_precise(model, Lossy(CROSS, mode, type_name), fold.layer, errors[type_name])
             reports.append(CrossReport(fold.layer, mode, type_name, fold.cond, errors))
             made += [in_file(spool, name, values) for name, values in fold.tensors.items()]
             update(fold.layer + 1, n_layers)
@@ -76,10 +78,17 @@ def cross_fields(reports: Sequence[CrossReport], mode: str, type_name: str) -> d
 
 
 def require_all_precise(model: ModelData, layers: Sequence[LayerReport]) -> None:
-    """Beside an encoder, refuses folds of self-attention that lose too much."""
-    attention = Attention.of(model)
-    for layer in layers if attention.beside_encoder else ():
-        residual = layer.predicted.value if layer.mode == RESIDUAL_MODE and layer.predicted else None
-        error = layer.errors[layer.type] if layer.errors else residual
-        if error is not None:
-            require_precise(Lossy(SELF, layer.mode, layer.type), layer.layer, error, rope=attention.rope)
+    """Refuses folds of self-attention that lose too much, as predicted or as measured on text held out."""
+    for layer in layers:
+        if (error := lost(layer)) is not None:
+            require_precise(model, Lossy(SELF, layer.mode, layer.type), layer.layer, error)
+
+
+def lost(layer: LayerReport) -> float | None:
+    """What a layer loses of V, or of K in mode "v": the larger of predicted and measured; None where nothing is
+    computed from a stored row that is not its own."""
+    if layer.mode not in (*EXACT, RESIDUAL_MODE):
+        return None
+    measured = layer.measured.value if layer.measured and layer.mode != "v" else 0.0
+    predicted = layer.errors[layer.type] if layer.errors else layer.predicted.value if layer.predicted else 0.0
+    return max(predicted, measured)

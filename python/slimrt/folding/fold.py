@@ -13,7 +13,6 @@ from slimrt.folding.attention import Attention, fold_value_bias
 from slimrt.folding.calibrate import Text, calibrated
 from slimrt.folding.conditioned import Conditioned
 from slimrt.folding.exact import FOLDED as EXACT
-from slimrt.folding.exact import fold_layer, stored
 from slimrt.folding.planes import STATIC_SCALES
 from slimrt.folding.readback import KReader, KvReader, Reader, Sample, VReader, XReader, XrReader
 from slimrt.modelfile.gguf import read_gguf
@@ -57,6 +56,7 @@ def fold_layers(
     calibration: Text = None,
     layers: Collection[int] | None = None,
     progress: bool = True,
+    judge: Callable[[int, float], object] | None = None,
 ) -> dict[str, np.ndarray]:
     """Return what a cache mode needs beyond a plain GGUF's own tensors, to load it without converting.
 
@@ -68,6 +68,7 @@ def fold_layers(
         calibration: a text file for k+r and xr; None: the built-in text, if the model has a tokenizer; "none": none.
         layers: which; None: all.
         progress: show a bar on stderr, when that is a terminal.
+        judge: is told of each layer the expected relative error of what is computed from its rows; may raise to refuse.
 
     Returns:
         Tensors by name ("blk.N.attn_kv.weight", ...), float32: for "k" [e_v, e_k] with V = K @ it.T, for "v"
@@ -86,19 +87,16 @@ def fold_layers(
     check_rank(attention, rank)
     wanted, show = sorted(layers) if layers is not None else range(attention.n_layers), bars.wanted(None) and progress
     made: dict[str, np.ndarray] = {}
-    if mode in EXACT:
-        with bars.bar(show, len(wanted), "folding", "layer") as update:
-            for done, layer in enumerate(wanted):
-                made[f"{attention.prefix(layer)}{EXACT[mode]}"] = stored(fold_layer(model, attention, mode, layer))
-                update(done + 1, len(wanted))
-        return made
-    text = calibration if mode == "k+r" or cache_type in STATIC_SCALES else "none"
+    needs_text = mode == "k+r" or (mode == "xr" and cache_type in STATIC_SCALES)
+    text = calibration if needs_text else "none"
     with (
         calibrated(Path(path), fold_value_bias(model, attention), text, show_progress=show) as known,
         bars.bar(show, len(wanted), "folding", "layer") as update,
     ):
         for done, layer in enumerate(wanted):
             folded = reader(known.layer(layer)[0], mode, cache_type, rank, residual_type, half=False)
+            if judge is not None:
+                judge(layer, folded.fold_error())
             made |= {f"{attention.prefix(layer)}{name}": tensor for name, tensor in folded.tensors.items()}
             update(done + 1, len(wanted))
     return made

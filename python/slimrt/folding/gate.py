@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Beside an encoder there is always a mode that loses nothing, so one that does must be precise: else it is refused.
+"""A cache mode whose error of V is over 5 % in a layer does not run unasked: there is always one that loses less.
 
-Published measurements of Whisper's cross-attention (cache-math.md, section 2): with float16 rows, mode k keeps V within
-5 % in no layer of any size.
+Modes k, v and e1 invert a projection, which amplifies the rounding of stored rows; k+r may have too small a residual.
+What types lose by themselves (kv in 4 bits) is not looked at. Published measurements of Whisper's cross-attention
+(cache-math.md, section 2): with float16 rows, mode k keeps V within 5 % in no layer of any size.
 """
 
 from __future__ import annotations
@@ -17,15 +18,17 @@ from slimrt.folding.calibrate import Calibration
 from slimrt.folding.cross import folds
 from slimrt.folding.exact import FOLDED as EXACT
 from slimrt.folding.fold import reader
+from slimrt.folding.readback import Sample
 from slimrt.folding.report import CAUTION, TOO_LARGE
 from slimrt.modelfile.gguf import ModelData, read_gguf
-from slimrt.modes import CROSS_FOLDED, RESIDUAL_MODE
+from slimrt.modes import CROSS_FOLDED, DEFAULT_TYPE, RESIDUAL_MODE, default_residual
 
 _LOST = {"k": "V", "v": "K", "k+r": "V", "e1": "K and V"}
 _INVERTS = "it inverts a projection, which amplifies the rounding of the stored row"
 _PARTIAL = "K tells a part of V, and the residual of this rank and type does not hold the rest"
 CROSS, SELF = "cross-attention", "self-attention"
 _MODES = {CROSS: tuple(CROSS_FOLDED), SELF: (*EXACT, RESIDUAL_MODE)}  # those that lose something
+CHEAP = 2 * 10**10  # layers times d cubed: up to there, a fold takes about a second
 
 
 @dataclass(frozen=True)
@@ -42,14 +45,60 @@ class Lossy:
     type: str
     residual: tuple[int, str] | None = None
 
+    @property
+    def loses(self) -> bool:
+        """Whether it may lose too much; float32 rows may lose anything, since the user chose the largest type."""
+        return self.mode in _MODES[self.part] and self.type != "f32"
+
+
+def is_cheap(attention: Attention) -> bool:
+    """Whether folding all layers takes about a second."""
+    return attention.n_layers * attention.d**3 <= CHEAP
+
+
+def written(model: ModelData, rows: Lossy) -> dict[int, float]:
+    """The errors that a conversion for these rows wrote into the file, the larger of predicted and measured, by layer;
+    {} where it says nothing of them."""
+    modes = _names(model, "slimrt.cache.modes")
+    if rows.part == CROSS:
+        same = model.value("slimrt.cache.cross") == rows.mode
+        return dict(enumerate(model.value(f"slimrt.fold.cross_error_{rows.type}", []) if same else []))
+    errors: dict[int, float] = {}
+    if set(modes) == {rows.mode}:
+        errors = dict(enumerate(model.value(f"slimrt.fold.error_{rows.type}", [])))
+    predicted, measured = (model.value(f"slimrt.fold.{part}_value", []) for part in ("predicted", "measured"))
+    types = _names(model, "slimrt.cache.types") or [DEFAULT_TYPE] * len(modes)
+    for layer, found in enumerate(zip(modes, types, predicted, measured, strict=False)):
+        if found[:2] == (rows.mode, rows.type) and _residual(model, layer) == _asked(model, rows):
+            of_v = max(found[2:]) if rows.mode != "v" else 0.0  # mode v stores V: what it loses is K
+            errors[layer] = max(errors.get(layer, 0.0), of_v)
+    return errors
+
+
+def _names(model: ModelData, key: str) -> list[str]:
+    """An array of names, which a file gives as bytes."""
+    return [name.decode() if isinstance(name, bytes) else name for name in model.value(key, [])]
+
+
+def _residual(model: ModelData, layer: int) -> tuple[int, str]:
+    """Rank and type of the residual that a layer was folded with."""
+    ranks, types = model.value("slimrt.cache.ranks", []), _names(model, "slimrt.cache.residual_types")
+    return (ranks[layer], types[layer]) if layer < min(len(ranks), len(types)) and ranks[layer] else (0, "")
+
+
+def _asked(model: ModelData, rows: Lossy) -> tuple[int, str]:
+    rank, type_name = rows.residual or default_residual(rows.mode, rows.type, Attention.of(model).kv_width)
+    return (rank, type_name) if rank else (0, "")
+
 
 def predicted(path: Path, rows: Lossy, layers: Collection[int] | None = None) -> Iterator[tuple[int, float]]:
     """The expected relative error of what each layer computes from its rows: (layer, error).
 
-    What a conversion wrote into the file is taken from there; the rest is folded again, a layer at a time.
+    What a conversion wrote into the file is taken from there; the rest is folded again, a layer at a time, for white
+    inputs.
 
     Args:
-        path: a GGUF file with an encoder. rows: what its layers keep.
+        path: a GGUF file. rows: what its layers keep.
         layers: which; None: all.
 
     Raises:
@@ -58,48 +107,74 @@ def predicted(path: Path, rows: Lossy, layers: Collection[int] | None = None) ->
     model = read_gguf(path)
     attention = Attention.of(model)
     wanted = range(attention.n_layers) if layers is None else sorted(layers)
-    written = _written(model, rows)
-    if len(written) > max(wanted, default=0):
-        yield from ((layer, written[layer]) for layer in wanted)
-    elif rows.part == CROSS:
-        yield from ((fold.layer, fold.error(rows.type)) for fold in folds(model, rows.mode, wanted))
-    else:
-        known = Calibration("", model, attention, [])
-        for layer in wanted:
-            made = reader(known.layer(layer)[0], rows.mode, rows.type, *(rows.residual or (None, None)), half=False)
-            yield layer, made.value_error() if rows.mode == RESIDUAL_MODE else made.fold_error()
-
-
-def _written(model: ModelData, rows: Lossy) -> list[float]:
-    """The errors that a conversion for this mode wrote into the file, if it did."""
+    known = written(model, rows)
+    yield from ((layer, known[layer]) for layer in wanted if layer in known)
+    unknown = [layer for layer in wanted if layer not in known]
     if rows.part == CROSS:
-        key, same = "slimrt.fold.cross_error", model.value("slimrt.cache.cross") == rows.mode
+        yield from (
+            (fold.layer, fold.error(rows.type)) for fold in (folds(model, rows.mode, unknown) if unknown else ())
+        )
     else:
-        key, same = "slimrt.fold.error", set(model.value("slimrt.cache.modes", [])) == {rows.mode}
-    return list(model.value(f"{key}_{rows.type}", [])) if same else []
+        for layer in unknown:
+            yield layer, _folded_error(white_sample(model, attention, layer), rows)
 
 
-def require_precise(rows: Lossy, layer: int, error: float, *, rope: bool = False) -> bool:
-    """Whether an error wants a word of caution; float32 rows may have any, since the user chose the largest type.
+def predicts_fast(path: Path, rows: Lossy, layers: Collection[int]) -> bool:
+    """Whether `predicted` takes no longer than about a second."""
+    model = read_gguf(path)
+    return set(layers) <= written(model, rows).keys() or is_cheap(Attention.of(model))
+
+
+def white_sample(model: ModelData, attention: Attention, layer: int) -> Sample:
+    """A layer with the inputs that are assumed where there is no text."""
+    return Calibration("", model, attention, []).layer(layer)[0]
+
+
+def _folded_error(sample: Sample, rows: Lossy) -> float:
+    return reader(sample, rows.mode, rows.type, *(rows.residual or (None, None)), half=False).fold_error()
+
+
+def require_precise(model: ModelData, rows: Lossy, layer: int, error: float) -> bool:
+    """Whether an error wants a word of caution.
 
     Raises:
         CacheUnsupportedError: it is too large; names the figure, the layer, and what to use.
     """
-    if error <= TOO_LARGE or rows.type == "f32":
+    if error <= TOO_LARGE or not rows.loses:
         return error > CAUTION
-    flag, other = ("--cross", "e") if rows.part == CROSS else ("--cache", "kv" if rope else "x")
     why = _PARTIAL if rows.mode == RESIDUAL_MODE else _INVERTS
     raise CacheUnsupportedError(
         f"{rows.part} cache mode '{rows.mode}' is too imprecise in {rows.type}: {why}, and the predicted error of "
-        f"{_LOST[rows.mode]} is {error:.1%} in layer {layer} (the limit is {TOO_LARGE:.0%}): use {other} "
-        f"({flag} {other}), which inverts nothing, or type f32"
+        f"{_LOST[rows.mode]} is {error:.1%} in layer {layer} (the limit is {TOO_LARGE:.0%}): "
+        f"{_instead(model, rows, layer)}, or type f32; allow_lossy=True (--allow-lossy) insists on it"
     )
+
+
+def _instead(model: ModelData, rows: Lossy, layer: int) -> str:
+    """The nearest modes that are fine in this layer, of the same type or else of a larger one."""
+    if rows.part == CROSS:
+        return "use e (--cross e), which inverts nothing"
+    attention = Attention.of(model)
+    plain = "kv" if attention.rope else "x"
+    sample = white_sample(model, attention, layer)
+    for type_name in dict.fromkeys((rows.type, "q8", DEFAULT_TYPE)):
+        found = []
+        for mode in (RESIDUAL_MODE, plain) if attention.rope else (plain,):
+            try:
+                error = _folded_error(sample, Lossy(SELF, mode, type_name))
+            except CacheUnsupportedError:  # W_K cannot be inverted at all
+                continue
+            if error <= TOO_LARGE and (mode, type_name) != (rows.mode, rows.type):
+                found.append(f"{mode} (--cache {mode}:{type_name}), of which {error:.1%} is expected there")
+        if found:
+            return f"use {', or '.join(found)}"
+    return f"use {plain} (--cache {plain})"
 
 
 def check(path: Path, rows: Lossy, layers: Collection[int] | None = None) -> list[int]:
     """The layers whose error wants caution; stops at the first that is refused. Errors as both functions above."""
-    if rows.mode not in _MODES[rows.part]:
+    if not rows.loses:
         return []
-    rope = Attention.of(read_gguf(path)).rope
+    model = read_gguf(path)
     found = predicted(path, rows, layers)
-    return [layer for layer, error in found if require_precise(rows, layer, error, rope=rope)]
+    return [layer for layer, error in found if require_precise(model, rows, layer, error)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,7 +77,8 @@ def compare_caches(
     resolve_device(device)  # before anything slow
     source = ModelSource.of(path, progress)
     continues_texts(source)
-    choices = [one if isinstance(one, CacheChoice) else CacheChoice.of(one) for one in caches]
+    given = [one if isinstance(one, CacheChoice) else CacheChoice.of(one) for one in caches]
+    choices = [replace(one, allow_lossy=True) for one in given]  # how much is lost is what is to be measured
     for choice in choices:
         check_cache(source, choice)
     plan = Windows.of(source, window, prefix, chunk, max_tokens)

@@ -19,6 +19,7 @@ from gguf.gguf_writer import GGUFValue
 from slimrt.errors import ModelFormatError, UnsupportedError
 from slimrt.plumbing import progress as bars
 from slimrt.plumbing.files import written_beside
+from slimrt.plumbing.units import format_bytes
 
 F32 = GGMLQuantizationType.F32
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -202,7 +203,7 @@ def write_gguf(path: Path, model: ModelData, *, show_progress: bool) -> None:
     needed = sum(-(-t.nbytes // _ALIGNMENT) * _ALIGNMENT for t in model.tensors.values())
     free = shutil.disk_usage(path.parent).free
     if needed > free:
-        message = f"needs {needed / 2**30:.2f} GiB for the result, {free / 2**30:.2f} GiB free"
+        message = f"needs {format_bytes(needed)} for the result, {format_bytes(free)} free"
         raise OSError(errno.ENOSPC, message, str(path))
     with written_beside(path) as partial:
         writer = GGUFWriter(partial, model.arch)

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from slimrt import core
 from slimrt.errors import UnsupportedError
 from slimrt.modelfile.ggml_bin import read_ggml_bin
 from slimrt.modelfile.gguf import ModelData, read_gguf, uint32, write_gguf
@@ -23,9 +24,10 @@ _KEPT_KEYS = ("slimrt.activation", "slimrt.whisper.", "slimrt.chronos.")
 _MODEL_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja")
 
 
-def read_model(source: Path) -> tuple[ModelData, list[str]]:
-    """Return the plain model in a Hugging Face directory, a GGUF file (an earlier fold left out) or a ggml file of
-    whisper.cpp, and warnings.
+def read_model(source: Path, *, keep_fold: bool = False) -> tuple[ModelData, list[str]]:
+    """Return the model in a Hugging Face directory, a GGUF file or a ggml file of whisper.cpp, and warnings.
+
+    keep_fold: what an earlier conversion of a GGUF file made for its cache; without it a warning says that it is gone.
 
     Raises:
         ModelFormatError, UnsupportedError, OSError: see `read_hf`, `read_gguf` and `read_ggml_bin`.
@@ -40,12 +42,29 @@ def read_model(source: Path) -> tuple[ModelData, list[str]]:
     version = model.value("slimrt.format_version", FORMAT_VERSION)
     if version != FORMAT_VERSION:
         raise UnsupportedError(f"{source}: slimrt.format_version is {version}; this slimrt reads {FORMAT_VERSION}")
+    core.plan(str(source), n_ctx=1, cache="kv")  # refuses the sizes that loading refuses, before they are believed
+    if keep_fold:
+        return model, []
     metadata = {
         key: value
         for key, value in model.metadata.items()
         if not key.startswith("slimrt.") or key.startswith(_KEPT_KEYS)
     }
-    return without_folds(ModelData(metadata, model.tensors)), []
+    return without_folds(ModelData(metadata, model.tensors)), _about_the_earlier_fold(source, model)
+
+
+def _about_the_earlier_fold(source: Path, model: ModelData) -> list[str]:
+    """What to say of a file that was converted for a cache and is converted again."""
+    names = {name.decode() if isinstance(name, bytes) else name for name in model.value("slimrt.cache.modes", [])}
+    earlier = [f"--cache {mode}" for mode in sorted(names)]
+    if cross := model.value("slimrt.cache.cross", ""):
+        earlier.append(f"--cross {cross}")
+    if not earlier:
+        return []
+    return [
+        f"{source.name} was converted with {' '.join(earlier)}; that is left out, for it is of other weights or of "
+        "another cache than is asked for now: name the cache here to fold the result for it"
+    ]
 
 
 def without_folds(model: ModelData) -> ModelData:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import re
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _GGML = b"lmgg"  # 0x67676d6c, little-endian
@@ -52,15 +55,65 @@ def written_beside(target: Path) -> Iterator[Path]:
         OSError: as check_target; or the disk is full, ...; it names `target`.
     """
     check_target(target)
-    partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
+    with stand_in(target, ".partial", Path.touch) as partial, writing(target, partial):
+        yield partial
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(partial, target)
+
+
+@contextmanager
+def stand_in(target: Path, suffix: str, make: Callable[[Path], object]) -> Iterator[Path]:
+    """A new file or folder beside a target, under a name of its own; gone afterwards.
+
+    Where this process is killed it stays, and goes when the same target is written again: whoever uses one holds a lock
+    on it, which ends with the process.
+    """
+    _remove_leftovers(target)
+    path = target.with_name(f".{target.name}.{secrets.token_hex(4)}{suffix}")
+    descriptor = None
     try:
-        with writing(target, partial):
-            yield partial
-            with partial.open("rb") as file:
-                os.fsync(file.fileno())
-            os.replace(partial, target)
+        with writing(target, path):
+            make(path)
+            descriptor = os.open(path, os.O_RDONLY)
+            _lock(descriptor)
+            if not path.exists():  # taken for a leftover before it was locked
+                make(path)
+        yield path
     finally:
-        partial.unlink(missing_ok=True)
+        if descriptor is not None:
+            os.close(descriptor)
+        _remove(path)
+
+
+def _remove_leftovers(target: Path) -> None:
+    """Removes what processes that were killed left beside a target."""
+    ours = re.compile(re.escape(f".{target.name}.") + r"[0-9a-f]{8}(\.partial)?")
+    found = [Path(entry.path) for entry in os.scandir(target.parent) if ours.fullmatch(entry.name)]
+    for path in found:
+        with suppress(OSError):
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                if _lock(descriptor):
+                    _remove(path)
+            finally:
+                os.close(descriptor)
+
+
+def _lock(descriptor: int) -> bool:
+    """Whether nobody else has the lock of an open file or folder, which this process has then until it is closed."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # or the file system has no locks: then leftovers stay
+        return False
+    return True
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slimrt import core
 from slimrt.cache.config import CacheChoice, LayerCache
+from slimrt.errors import CacheUnsupportedError
 from slimrt.modelfile.source import ModelSource
 from slimrt.modes import CROSS_FOLDED, FOLDED, RESIDUAL_MODE
 from slimrt.plumbing import progress
+
+if TYPE_CHECKING:
+    from slimrt.folding.gate import Lossy
 
 _LOSING = {"k": "type_k", "v": "type_v", RESIDUAL_MODE: "type_k"}  # mode -> the type of its rows
 
@@ -40,33 +45,99 @@ def needs_folding(source: ModelSource, choice: CacheChoice) -> bool:
     return bool(folds_at_load(source, choice) or cross_folds_at_load(source, choice.cross.mode_for(source)))
 
 
-def require_precise(source: ModelSource, choice: CacheChoice, show_progress: bool | None) -> None:
-    """Refuses modes of a model with an encoder that lose too much, by inverting a projection or by a small residual.
-
-    Raises:
-        CacheUnsupportedError: with the predicted error, the layer and the mode that loses nothing.
-    """
-    if not source.has_encoder:
-        return
-    from slimrt.folding.gate import CROSS, SELF, Lossy, check
+def lossy_layers(source: ModelSource, choice: CacheChoice) -> dict[Lossy, list[int]]:
+    """The layers of either attention whose mode may lose too much, by what is kept of them."""
+    from slimrt.folding.gate import CROSS, Lossy
 
     losing: dict[Lossy, list[int]] = {}
     for layer, cache in enumerate(choice.layers(source)):
         if cache.mode in _LOSING:
-            residual = (cache.rank, cache.residual_type) if cache.mode == RESIDUAL_MODE else None
-            rows = Lossy(SELF, cache.mode, getattr(cache, _LOSING[cache.mode]), residual)
-            losing.setdefault(rows, []).append(layer)
+            losing.setdefault(_lossy(cache), []).append(layer)
     mode = choice.cross.mode_for(source)
     if mode in CROSS_FOLDED:
         rows = Lossy(CROSS, mode, choice.cross.resolved(source).type)
         losing[rows] = list(range(int(source.defaults["n_layers"])))
-    for rows, layers in losing.items():
-        doubtful = check(source.gguf, rows, layers)
-        if doubtful and show_progress is not False:
-            progress.note_once(
-                f"{rows.part} cache mode {rows.mode} in {rows.type} loses more than 1 % in layers "
-                f"{', '.join(map(str, doubtful))} of {source.path.name}; `slimrt inspect` says how far"
-            )
+    return {rows: layers for rows, layers in losing.items() if rows.loses}
+
+
+def _lossy(cache: LayerCache) -> Lossy:
+    from slimrt.folding.gate import SELF, Lossy
+
+    residual = (cache.rank, cache.residual_type) if cache.mode == RESIDUAL_MODE else None
+    return Lossy(SELF, cache.mode, getattr(cache, _LOSING[cache.mode]), residual)
+
+
+def require_precise(source: ModelSource, choice: CacheChoice, show_progress: bool | None) -> None:
+    """Refuses modes that lose too much, by inverting a projection or by a small residual, where that is known without
+    folding: the others are judged while they are folded.
+
+    Raises:
+        CacheUnsupportedError: with the error, the layer and the nearest mode that is fine.
+    """
+    from slimrt.folding.gate import CROSS
+
+    unfolded = {layer for layers in folds_at_load(source, choice).values() for layer in layers}
+    for rows, layers in lossy_layers(source, choice).items():
+        judge = Judge(source, rows, choice, show_progress)
+        judge.predict([layer for layer in layers if rows.part == CROSS or layer not in unfolded])
+        judge.say()
+
+
+def refusal(source: ModelSource, choice: CacheChoice, *, only_cheap: bool) -> str | None:
+    """Why loading would refuse this choice as too imprecise; "": it would not. None: to know would take long (or
+    what is asked cannot be folded), and only_cheap.
+
+    What loading measures on a text is predicted here for white inputs, as the text would be slow.
+    """
+    from slimrt.folding.gate import predicts_fast
+
+    for rows, layers in lossy_layers(source, choice).items():
+        if only_cheap and not predicts_fast(source.gguf, rows, layers):
+            return None
+        try:
+            Judge(source, rows, choice, False).predict(layers)
+        except CacheUnsupportedError as error:
+            return str(error)
+    return ""
+
+
+class Judge:
+    """Refuses layers of one sort of rows, and remembers which of them want caution."""
+
+    def __init__(self, source: ModelSource, rows: Lossy, choice: CacheChoice, show_progress: bool | None):
+        self.source, self.rows, self.allowed = source, rows, choice.allow_lossy
+        self.show_progress = show_progress
+        self.doubtful: dict[int, float] = {}
+
+    def __call__(self, layer: int, error: float) -> None:
+        """CacheUnsupportedError: the error is over the limit, and nobody insisted."""
+        from slimrt.folding.gate import CAUTION, require_precise
+        from slimrt.modelfile.gguf import read_gguf
+
+        if not self.rows.loses:
+            return
+        if not self.allowed:
+            require_precise(read_gguf(self.source.gguf), self.rows, layer, error)
+        if error > CAUTION:
+            self.doubtful[layer] = error
+
+    def predict(self, layers: list[int]) -> None:
+        """The same of layers whose fold is in the file, or need not be made."""
+        from slimrt.folding.gate import predicted
+
+        for layer, error in predicted(self.source.gguf, self.rows, layers) if layers else ():
+            self(layer, error)
+
+    def say(self) -> None:
+        """Says on stderr what wants caution."""
+        if not self.doubtful or self.show_progress is False:
+            return
+        worst = max(self.doubtful, key=lambda layer: self.doubtful[layer])
+        progress.note_once(
+            f"{self.rows.part} cache mode {self.rows.mode} in {self.rows.type} loses more than 1 % in layers "
+            f"{', '.join(map(str, sorted(self.doubtful)))} of {self.source.path.name}, {self.doubtful[worst]:.1%} in "
+            f"layer {worst}"
+        )
 
 
 def fold(
@@ -84,7 +155,7 @@ def fold(
         progress.note_once(
             f"folding {source.path.name} for cache mode {', '.join(modes)}; `slimrt convert` does it once and for all"
         )
-    derived = _self_attention(source, unfolded, calibration, show_progress)
+    derived = _self_attention(source, choice, unfolded, calibration, show_progress)
     if missing:
         from slimrt.folding.cross import fold_cross
 
@@ -94,6 +165,7 @@ def fold(
 
 def _self_attention(
     source: ModelSource,
+    choice: CacheChoice,
     unfolded: Mapping[LayerCache, list[int]],
     calibration: str | os.PathLike[str] | None,
     show_progress: bool | None,
@@ -105,14 +177,18 @@ def _self_attention(
     derived: dict[str, NDArray[np.float32]] = {}
     for cache, layers in unfolded.items():
         residual = cache.mode == RESIDUAL_MODE
+        judge = Judge(source, _lossy(cache), choice, show_progress) if cache.mode in _LOSING else None
         derived |= fold_layers(
             source.gguf,
             cache.mode,
-            cache_type=cache.type_k,
+            cache_type=getattr(cache, _LOSING.get(cache.mode, "type_k")),
             rank=cache.rank if residual else None,
             residual_type=cache.residual_type if residual else None,
             calibration=calibration,
             layers=layers,
             progress=progress.wanted(show_progress),
+            judge=judge,
         )
+        if judge is not None:
+            judge.say()
     return derived

@@ -19,7 +19,7 @@ from slimrt.modelfile.source import ModelSource
 from slimrt.plumbing import progress
 from slimrt.plumbing.forking import watch
 from slimrt.plumbing.units import format_bytes
-from slimrt.runtime.fold_at_load import fold, needs_folding, require_precise
+from slimrt.runtime.fold_at_load import fold, needs_folding, refusal, require_precise
 
 _lost: list[core.Engine | None] = []  # whose memory a thread of the parent was changing: never freed
 
@@ -148,7 +148,9 @@ def load(
             **choice.arguments(source),
         )
     except WontFitError as error:
-        raise wont_fit(error, planner, choice, n_ctx) from None
+        raise wont_fit(
+            error, planner, choice, n_ctx, lambda other: not refusal(source, other, only_cheap=True)
+        ) from None
     runtime = Runtime(source, engine, show_progress=progress.wanted(show_progress))
     if cross := runtime.info.get("cross"):
         cross["reason"] = choice.cross.reason(source, cross["mode"])

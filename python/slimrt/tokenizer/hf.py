@@ -10,8 +10,9 @@ from typing import Any
 import tokenizers
 
 from slimrt.errors import ModelFormatError, UnsupportedError
-from slimrt.tokenizer.vocabulary import Vocabulary, end_of_generation
+from slimrt.tokenizer.vocabulary import Vocabulary, end_of_generation, typed
 
+_MOST_GAPS = 1 << 20  # ids below the largest that no token has
 _SENTENCEPIECE_DECODERS = {"Metaspace", "ByteFallback", "Replace"}
 
 
@@ -38,10 +39,8 @@ def load_file(path: Path) -> Vocabulary:
         UnsupportedError: a decoder that is neither byte-level nor SentencePiece.
         ModelFormatError: it, or a file beside it, is broken.
     """
-    try:
+    with typed(f"{path}: not a tokenizer.json"):
         backend = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises plain Exception for any bad file
-        raise ModelFormatError(f"{path}: not a tokenizer.json: {error}") from error
     # Both would change a prompt in silence.
     backend.no_truncation()
     backend.no_padding()
@@ -49,13 +48,19 @@ def load_file(path: Path) -> Vocabulary:
     directory = path.parent if path.name == "tokenizer.json" else None
     config = _read_json(directory, "tokenizer_config.json")
     ids = backend.get_vocab(with_added_tokens=True)
-    tokens: list[str | None] = [None] * (max(ids.values(), default=-1) + 1)
+    largest = max(ids.values(), default=-1)
+    if largest > len(ids) + _MOST_GAPS:
+        raise ModelFormatError(
+            f"{path}: a token has id {largest}, and there are {len(ids)} tokens: the file is damaged"
+        )
+    tokens: list[str | None] = [None] * (largest + 1)
     for text, id in ids.items():
         tokens[id] = text
     added = backend.get_added_tokens_decoder()
     control = frozenset(id for id, token in added.items() if token.special)
     byte_level, strips_space = _decoding(backend, path)
-    prefix, suffix = _around(backend, tokens)
+    with typed(f"{path}: its parts do not fit each other"):
+        prefix, suffix = _around(backend, tokens)
     special_ids, ends = _special_ids(directory, config, ids)
     # Without the files that name them: a lone id in front of every text is BOS, a lone one behind is EOS.
     for name, around in {"bos": prefix, "eos": suffix}.items():
@@ -134,7 +139,8 @@ def _special_ids(
         token = named.get(f"{name}_token")
         text = token.get("content") if isinstance(token, dict) else token
         declared = settings.get(f"{name}_token_id")
-        numbers = [id for id in (declared if isinstance(declared, list) else [declared]) if id in known]
+        listed = declared if isinstance(declared, list) else [declared]
+        numbers = [id for id in listed if isinstance(id, int) and id in known]
         if isinstance(text, str) and text in ids:
             found[name] = ids[text]
         elif numbers:

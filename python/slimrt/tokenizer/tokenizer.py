@@ -12,7 +12,7 @@ from slimrt.errors import ModelFormatError
 from slimrt.plumbing.forking import watch
 from slimrt.tokenizer import gguf, hf
 from slimrt.tokenizer.detokenizer import IncrementalDetokenizer
-from slimrt.tokenizer.vocabulary import Vocabulary
+from slimrt.tokenizer.vocabulary import Vocabulary, typed
 
 
 class Tokenizer:
@@ -83,6 +83,7 @@ class Tokenizer:
 
         Raises:
             ValueError: the text has lone surrogates, which no UTF-8 can write.
+            ModelFormatError: the tokenizer has no token for a part of it, not even an unknown one.
             TypeError: it is not str.
         """
         if not isinstance(text, str):
@@ -91,7 +92,7 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError as error:  # the backend calls it a TypeError
             raise ValueError(f"the text is not valid Unicode: a lone surrogate at character {error.start}") from None
-        with self._lock:
+        with self._lock, typed("the tokenizer cannot encode this text"):
             self.vocabulary.backend.encode_special_tokens = not parse_special
             ids = self.vocabulary.backend.encode(text, add_special_tokens=False).ids
         if self.vocabulary.aliases:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import tokenizers
+
+from slimrt.errors import ModelFormatError, SlimrtError
 
 SPACE = "\u2581"  # how SentencePiece writes a space
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -80,6 +83,20 @@ class Vocabulary:
             return from_byte_level(text)
         byte = _BYTE_TOKEN.fullmatch(text)
         return bytes([int(byte[1], 16)]) if byte else text.replace(SPACE, " ").encode()
+
+
+@contextmanager
+def typed(what: str) -> Iterator[None]:
+    """Makes a ModelFormatError of whatever the tokenizers library raises: plain Exception for what it refuses, and a
+    PanicException, which is no Exception, for what it did not expect."""
+    try:
+        yield
+    except SlimrtError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise ModelFormatError(f"{what}: {error}") from error
 
 
 def end_of_generation(control: Mapping[str, int], declared: Iterable[int | None]) -> frozenset[int]:

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,15 @@ from slimrt.modelfile.hf.families import FAMILIES, Family, Stack
 from slimrt.modelfile.hf.safetensors_files import read_json
 
 _MODEL_TYPES = {**FAMILIES, **ENCODER_DECODERS}
+
+
+@contextmanager
+def values_of(path: Path) -> Iterator[None]:
+    """Makes a ModelFormatError of what values of a wrong kind lead to: a number where there should be a list, ..."""
+    try:
+        yield
+    except (TypeError, AttributeError, LookupError, ArithmeticError) as error:
+        raise ModelFormatError(f"{path}: a value in it is not what it should be: {error}") from error
 
 
 class Config:
@@ -47,9 +57,10 @@ class Config:
         # In its own spelling a key counts more: transformers writes some twice.
         own = {usual[key]: value for key, value in values.items() if key in usual}
         self.values = {**self.family.defaults, **said, **values, **own}
-        self._refuse()
-        if self.family.settle is not None:
-            self.family, self.values = self.family.settle(self.family, self.values)
+        with values_of(path):
+            self._refuse()
+            if self.family.settle is not None:
+                self.family, self.values = self.family.settle(self.family, self.values)
 
     @classmethod
     def of(cls, directory: Path) -> Config:

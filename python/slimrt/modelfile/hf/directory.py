@@ -14,7 +14,7 @@ from gguf.gguf_writer import GGUFValue
 
 from slimrt.errors import UnsupportedError
 from slimrt.modelfile.gguf import F32, ModelData, Tensor, boolean, float32, string, uint32
-from slimrt.modelfile.hf.config import Config, Sizes
+from slimrt.modelfile.hf.config import Config, Sizes, values_of
 from slimrt.modelfile.hf.families import ACTIVATIONS
 from slimrt.modelfile.hf.layout import Layout, Source
 from slimrt.modelfile.hf.rope import rope_fields
@@ -44,10 +44,12 @@ def read_tensors(config: Config, checkpoint: Source, name: str) -> ModelData:
         ModelFormatError, UnsupportedError: they do not fit each other.
     """
     sizes = Sizes.of(config)
-    metadata = _metadata(config, sizes, name)
+    with values_of(config.path):
+        metadata = _metadata(config, sizes, name)
     tensors = list(Layout(config, sizes, checkpoint).tensors())
     if config.family.rope:
-        rope, more = rope_fields(config.values, sizes.head_dim, config.family.rope_aliases)
+        with values_of(config.path):
+            rope, more = rope_fields(config.values, sizes.head_dim, config.family.rope_aliases)
         metadata |= {f"{config.family.arch}.{key}": value for key, value in rope.items()}
         tensors += more
     metadata |= _file_type(tensors)

@@ -13,6 +13,7 @@ from gguf.gguf_writer import GGUFValue
 from slimrt.errors import ModelFormatError, UnsupportedError
 from slimrt.modelfile.gguf import Tensor, float32, string, uint32
 
+_LARGEST = float(np.finfo(np.float32).max)  # GGUF holds these numbers in 32 bits
 _ALIASES = {"su": "longrope", "none": "default"}
 
 
@@ -35,13 +36,13 @@ class _Parameters:
 
     def number(self, key: str, default: float | None = None) -> float:
         value = default if self.get(key) is None else self.get(key)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-            raise ModelFormatError(f"config.json: RoPE's {key} is {value!r}, not a positive number")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= _LARGEST:
+            raise ModelFormatError(f"config.json: RoPE's {key} is {value!r}, not a positive number (of 32 bits)")
         return float(value)
 
     def factors(self, key: str, count: int) -> np.ndarray:
         values = self.get(key)
-        numbers = isinstance(values, list) and all(isinstance(v, int | float) and 0 < v < math.inf for v in values)
+        numbers = isinstance(values, list) and all(isinstance(v, int | float) and 0 < v <= _LARGEST for v in values)
         if not numbers or len(values) != count:
             raise ModelFormatError(f"config.json: RoPE's {key} is not a list of {count} positive numbers")
         return np.array(values, np.float64)
@@ -49,7 +50,10 @@ class _Parameters:
     def original_context(self) -> float:
         """The context before scaling; at the top of the config (Phi-3) it counts more than inside."""
         top = self._config.get("original_max_position_embeddings")
-        return float(top) if top else self.number("original_max_position_embeddings", self._context())
+        context = top or self.get("original_max_position_embeddings") or self._context()
+        if isinstance(context, bool) or not isinstance(context, int | float) or not 2 <= context < 2**31:
+            raise ModelFormatError(f"config.json: original_max_position_embeddings is {context!r}, not a context")
+        return float(context)
 
     def _context(self) -> float:
         return float(self._config["max_position_embeddings"])
@@ -74,7 +78,7 @@ def rope_fields(
     """
     p = _Parameters(config, aliases)
     share = p.number("partial_rotary_factor", 1.0)
-    n_rot = int(head_dim * share)
+    n_rot = int(head_dim * min(share, 2.0))
     if n_rot % 2 or not 2 <= n_rot <= head_dim:
         raise ModelFormatError(
             f"config.json: RoPE's partial_rotary_factor {share:g} turns {n_rot} of a head's {head_dim} dimensions; it "

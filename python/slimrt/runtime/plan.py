@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Unpack
 
 from slimrt.cache.config import CacheChoice, CacheOptions, check_cache
@@ -10,6 +11,7 @@ from slimrt.cache.planner import Planner, resolve_device
 from slimrt.cache.planner_encoder import encoder_rows
 from slimrt.modelfile.source import ModelSource
 from slimrt.results import PlanResult
+from slimrt.runtime.fold_at_load import refusal
 
 
 def plan(
@@ -24,7 +26,8 @@ def plan(
     progress: bool | None = None,
     **options: Unpack[CacheOptions],
 ) -> PlanResult:
-    """What a model would take in memory for every cache mode that is legal for it. No weights are loaded.
+    """What a model would take in memory for every cache mode that is legal for it. No weights are loaded, but to know
+    what a mode that is asked for loses, which loading would refuse: it is folded, a layer at a time.
 
     Args: as for slimrt.Model; memory_limit in bytes or as "6GiB", None: what the device has available now.
 
@@ -45,8 +48,11 @@ def plan(
         n_seqs=n_seqs,
         n_batch=n_batch,
         memory_limit=planner.limit,
-        asked=planner.row(choice, context),
-        rows=tuple(planner.row(legal, context) for legal in planner.legal(choice)),
+        asked=replace(planner.row(choice, context), too_imprecise=refusal(source, choice, only_cheap=False)),
+        rows=tuple(
+            replace(planner.row(legal, context), too_imprecise=refusal(source, legal, only_cheap=True))
+            for legal in planner.legal(choice)
+        ),
         refused=tuple((name, mode.refusal) for name, mode in source.modes().items() if not mode.legal),
         encoder=encoder_rows(planner, choice, context),
     )
