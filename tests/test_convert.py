@@ -145,7 +145,10 @@ def test_too_large_an_error_is_said_plainly(tmp_path):
     u, s, vt = np.linalg.svd(w_k)
     bad = gguf_file.Tensor.of("blk.0.attn_k.weight", (u * np.geomspace(s[0], s[0] / 1e5, len(s))) @ vt)
     gguf_file.write_gguf(tmp_path / "plain.gguf", model.with_tensors(bad), show_progress=False)
-    report = tool.convert(tmp_path / "plain.gguf", tmp_path / "k.gguf", cache="k", progress=False)
+    with pytest.raises(CacheUnsupportedError, match=r"error of V is [\d.]+% in layer 0 \(the limit is 5%\)"):
+        tool.convert(tmp_path / "plain.gguf", tmp_path / "k.gguf", cache="k", progress=False)
+    assert not (tmp_path / "k.gguf").exists()
+    report = tool.convert(tmp_path / "plain.gguf", tmp_path / "k.gguf", cache="k", allow_lossy=True, progress=False)
     assert report.layers[0].cond == pytest.approx(1e5, rel=0.2) and report.layers[0].errors["f16"] > 0.05
     assert any("layer 0 (over 5% in 1 of 2 layers): do not use: use kv" in text for text in report.warnings)
     assert "do not use: use kv" in report.table()

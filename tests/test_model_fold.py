@@ -29,7 +29,7 @@ def folded(monkeypatch):
     asked, real = [], fold.fold_layers
 
     def spy(path, mode, **options):
-        asked.append((mode, {key: value for key, value in options.items() if key != "progress"}))
+        asked.append((mode, {key: value for key, value in options.items() if key not in ("progress", "judge")}))
         return real(path, mode, **options)
 
     monkeypatch.setattr(fold, "fold_layers", spy)
@@ -82,7 +82,7 @@ def test_a_folded_file_says_what_it_is(tiny, folded, tmp_path):
 
 def test_sessions_belong_to_a_residual(tiny, tmp_path):
     with (
-        slimrt.Model(tiny, cache="k+r:q8:8:q8", n_ctx=64, n_seqs=2, calibration="none") as model,
+        slimrt.Model(tiny, cache="k+r:q8:8:q8", n_ctx=64, n_seqs=2, calibration="none", allow_lossy=True) as model,
         model.session() as session,
     ):
         session.append(IDS)
@@ -91,7 +91,7 @@ def test_sessions_belong_to_a_residual(tiny, tmp_path):
         with model.load_session(tmp_path / "s") as again:
             np.testing.assert_array_equal(again.append([7]), wanted)
     for cache in ("k+r:q8:4:q8", "k+r:q8:8:q4", "k+r:q8:0", "kv:q8"):
-        with slimrt.Model(tiny, cache=cache, n_ctx=64, calibration="none") as model:
+        with slimrt.Model(tiny, cache=cache, n_ctx=64, calibration="none", allow_lossy=True) as model:
             with pytest.raises(slimrt.ModelFormatError, match="another cache"):
                 model.load_session(tmp_path / "s")
 
