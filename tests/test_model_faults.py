@@ -127,3 +127,35 @@ def test_a_fork_while_another_thread_generates(tiny):
         finally:
             stop.set()
             thread.join(30)
+
+
+def test_what_a_killed_conversion_left_is_removed_by_the_next(tiny, tmp_path):
+    """And nothing that belongs to a conversion that still runs, or to another target."""
+    out = tmp_path / "out.gguf"
+    script = """if True:
+        import os, signal, sys
+        from slimrt.plumbing.files import stand_in, written_beside
+        from pathlib import Path
+        out = Path(sys.argv[1])
+        with stand_in(out, "", Path.mkdir) as folder, written_beside(out) as partial:
+            (folder / "tensor").write_bytes(b"x")
+            partial.write_bytes(b"half")
+            print("ready", flush=True)
+            sys.stdin.read()
+    """
+    killed, running = (
+        subprocess.Popen([sys.executable, "-c", script, out], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        for _ in range(2)
+    )
+    for process in (killed, running):
+        assert process.stdout.readline() == b"ready\n"
+    other = tmp_path / ".other.gguf.01234567.partial"
+    other.touch()
+    assert len(list(tmp_path.iterdir())) == 5
+    killed.kill()
+    killed.wait()
+    slimrt.convert(tiny, out, progress=False)
+    left = set(tmp_path.iterdir()) - {out, other}
+    assert len(left) == 2 and out.is_file() and other.exists()
+    running.communicate()
+    assert set(tmp_path.iterdir()) == {out, other} and out.read_bytes() == b"half"

@@ -20,9 +20,9 @@ constexpr size_t kUnchecked = size_t(1) << 20;
 std::string mebibytes(uint64_t bytes) { return concat((bytes + (1 << 20) - 1) >> 20, " MiB"); }
 
 [[noreturn]] void fail_alloc(size_t bytes, uint64_t available, const char* what) {
-    const std::string why =
-        bytes > available ? concat(mebibytes(available), " are free")
-                          : "which the system does not give this process (a limit such as ulimit -v)";
+    const std::string why = bytes > available
+                                ? concat(mebibytes(available), " are free")
+                                : "which the system does not give this process (a limit such as ulimit -v)";
     throw Error(ErrorCode::wont_fit, concat(what, " needs ", mebibytes(bytes), " of memory, ", why), bytes,
                 available);
 }

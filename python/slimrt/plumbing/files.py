@@ -70,20 +70,37 @@ def stand_in(target: Path, suffix: str, make: Callable[[Path], object]) -> Itera
     on it, which ends with the process.
     """
     _remove_leftovers(target)
-    path = target.with_name(f".{target.name}.{secrets.token_hex(4)}{suffix}")
-    descriptor = None
+    path, descriptor = target, None
     try:
-        with writing(target, path):
-            make(path)
-            descriptor = os.open(path, os.O_RDONLY)
-            _lock(descriptor)
-            if not path.exists():  # taken for a leftover before it was locked
+        while descriptor is None:
+            path = target.with_name(f".{target.name}.{secrets.token_hex(4)}{suffix}")
+            with writing(target, path):
                 make(path)
+                descriptor = _claim(path)
         yield path
     finally:
         if descriptor is not None:
             os.close(descriptor)
-        _remove(path)
+        if path != target:
+            _remove(path)
+
+
+def _claim(path: Path) -> int | None:
+    """Opens and locks what was just made; None: before that another process took it for a leftover."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.stat(path), os.fstat(descriptor)):
+            return descriptor
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    except OSError:  # no locks in this file system: then nobody removes leftovers
+        return descriptor
+    os.close(descriptor)
+    return None
 
 
 def _remove_leftovers(target: Path) -> None:
@@ -94,19 +111,10 @@ def _remove_leftovers(target: Path) -> None:
         with suppress(OSError):
             descriptor = os.open(path, os.O_RDONLY)
             try:
-                if _lock(descriptor):
-                    _remove(path)
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # OSError: it is in use, or there are no locks
+                _remove(path)
             finally:
                 os.close(descriptor)
-
-
-def _lock(descriptor: int) -> bool:
-    """Whether nobody else has the lock of an open file or folder, which this process has then until it is closed."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # or the file system has no locks: then leftovers stay
-        return False
-    return True
 
 
 def _remove(path: Path) -> None:
