@@ -14,6 +14,7 @@ import pytest
 
 import slimrt
 from conftest import GOLDEN
+from slimrt import core
 from slimrt.modelfile.reading import read_model
 from slimrt.tokenizer.tokenizer import Tokenizer
 
@@ -105,6 +106,23 @@ def test_bytes_of_safetensors(directory):
             bad[rng.randrange(8 + size)] = rng.randrange(256)
         (directory / WEIGHTS).write_bytes(bad[: rng.choice([len(bad), rng.randrange(len(bad))])])
         tolerate(lambda: [tensor.load() for tensor in read_model(directory)[0].tensors.values()])
+
+
+@pytest.mark.parametrize("name", ["llama_gqa_tied", "phi3", "gpt2_erf", "t5"])
+def test_planning_what_a_gguf_says(name, convert, seq2seq, tmp_path):
+    """Configuration, shapes of weights and planner on files with other numbers in their header."""
+    rng, path = random.Random(name), tmp_path / "bad.gguf"
+    raw = Path(convert(seq2seq("t5") if name == "t5" else GOLDEN / name)).read_bytes()
+    header = raw.index(b"\0" * 64) if b"\0" * 64 in raw[:65536] else min(len(raw), 16384)
+    for _ in range(250):
+        bad = bytearray(raw)
+        for _ in range(rng.randint(1, 3)):
+            at = rng.randrange(8, max(header, 4096))
+            bad[at : at + 4] = rng.choice(
+                [rng.randbytes(1), b"\xff" * 4, b"\0" * 4, struct.pack("<I", 1 << rng.randrange(32))]
+            )
+        path.write_bytes(bad)
+        tolerate(lambda: core.plan(str(path), n_ctx=rng.choice([0, 1, 64]), cache=rng.choice(["auto", "kv", "k", "x"])))
 
 
 def byte_level(merges=("a b",), **model):
