@@ -169,7 +169,7 @@ def test_a_session_file_is_checked_before_the_work(run, tiny, tmp_path):
 
 def test_a_session_file_with_broken_tokens(run, tiny, tmp_path):
     for tokens in ({}, {"tokens": 5}, {"tokens": ["a"]}, {"tokens": [1.5]}):
-        header = json.dumps({"version": 1, "bytes": 0} | tokens).encode()
+        header = json.dumps({"version": 2, "bytes": 0} | tokens).encode()
         (tmp_path / "s").write_bytes(b"SLIMRTSE" + len(header).to_bytes(8, "little") + header)
         code, out, err = run("generate", tiny, "-p", PROMPT, "--load-session", tmp_path / "s")
         assert (code, out) == (1, "") and "the header of this session file is broken" in err

@@ -40,7 +40,7 @@ def runs_as_said(report: ConvertReport) -> None:
         found = [getattr(layer, key) for layer in report.layers]
         values = [getattr(errors, part) if errors else 0.0 for errors in found]
         assert model.value(f"slimrt.fold.{key}_{part}") == pytest.approx(values)
-    with slimrt.Model(report.path, n_ctx=64) as loaded:
+    with slimrt.Model(report.path, n_ctx=64, allow_lossy=True) as loaded:
         info = loaded.info()["layers"]
         names = ("mode", "type", "rank", "residual_type", "bytes_per_token")
         assert [[row[n] for n in names] for row in info] == [[getattr(x, n) for n in names] for x in report.layers]
@@ -178,7 +178,9 @@ def test_a_directory_in_float32_is_exact(name, mode, tmp_path):
     [("llama_bias", "k+r"), ("qwen2_tied", "k+r"), ("olmo2", "k+r"), ("gptneox", "xr"), ("phi2", "xr")],
 )
 def test_one_mode_for_all(name, mode, type_name, tmp_path):
-    report = convert(GOLDEN / name, tmp_path / "a.gguf", cache=mode, cache_type=type_name, verify=True)
+    report = convert(
+        GOLDEN / name, tmp_path / "a.gguf", cache=mode, cache_type=type_name, verify=True, allow_lossy=True
+    )
     runs_as_said(report)
     most = {"f32": 1e-3, "f16": 0.02, "bf16": 0.1}.get(type_name, 10.0)
     assert report.verify.max_rel < (10.0 if name == "qwen2_tied" else most)  # K knows little of a random model's V
@@ -190,18 +192,18 @@ def test_rank_and_residual_are_what_was_asked_for(tmp_path):
     )
     runs_as_said(report)
     assert {(layer.rank, layer.residual_type) for layer in report.layers} == {(12, "f16")}
-    none = convert(GOLDEN / "llama_mha", tmp_path / "b.gguf", cache="k+r", cache_type="q8", rank=0)
+    none = convert(GOLDEN / "llama_mha", tmp_path / "b.gguf", cache="k+r", cache_type="q8", rank=0, allow_lossy=True)
     runs_as_said(none)
     assert none.layers[0].predicted.value > report.layers[0].predicted.value
 
 
-def test_converting_again_drops_every_fold(tmp_path):
+def test_converting_again_for_another_cache_drops_every_fold(tmp_path):
     first, second = tmp_path / "a.gguf", tmp_path / "b.gguf"
     convert(GOLDEN / "gptneox", first, cache="xr", cache_type="q8")
-    convert(first, second)
+    convert(first, second, cache="kv")
     assert not any("attn_xr" in name for name in read_gguf(second).tensors)
     convert(first, second, cache="k+r")
-    convert(second, first)
+    convert(second, first, cache="kv")
     assert not any("attn_kr" in name or "attn_xr" in name for name in read_gguf(first).tensors)
 
 

@@ -28,7 +28,7 @@ _INVERTS = "it inverts a projection, which amplifies the rounding of the stored 
 _PARTIAL = "K tells a part of V, and the residual of this rank and type does not hold the rest"
 CROSS, SELF = "cross-attention", "self-attention"
 _MODES = {CROSS: tuple(CROSS_FOLDED), SELF: (*EXACT, RESIDUAL_MODE)}  # those that lose something
-CHEAP = 2 * 10**10  # layers times d cubed: up to there, a fold takes about a second
+CHEAP = 2 * 10**10  # products of all layers' matrices: up to there, folding takes about a second
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Lossy:
 
 def is_cheap(attention: Attention) -> bool:
     """Whether folding all layers takes about a second."""
-    return attention.n_layers * attention.d**3 <= CHEAP
+    return attention.n_layers * attention.d * max(attention.d, attention.kv_width) ** 2 <= CHEAP
 
 
 def written(model: ModelData, rows: Lossy) -> dict[int, float]:

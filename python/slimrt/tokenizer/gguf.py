@@ -69,7 +69,7 @@ class _Header:
         self._at = 0
 
     def fields(self) -> dict[str, Any]:
-        if self._take(4) != b"GGUF":
+        if bytes(self._take(4)) != b"GGUF":
             raise ModelFormatError("the file does not begin with GGUF")
         version = self._scalar("I")
         if version not in (2, 3):
