@@ -7,6 +7,7 @@ import argparse
 import slimrt
 from slimrt.cli.common import Flags, complain, print_json, show_progress
 from slimrt.errors import CacheUnsupportedError
+from slimrt.folding.report import ConvertReport
 from slimrt.modes import CACHE_TYPES
 
 HELP = "write a GGUF file folded for a cache mode, with a report for each layer"
@@ -73,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _convert(args: argparse.Namespace, cache: str | None) -> slimrt.ConvertReport:
+def _convert(args: argparse.Namespace, cache: str | None) -> ConvertReport:
     return slimrt.convert(
         args.source,
         args.out,

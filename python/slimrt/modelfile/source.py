@@ -81,7 +81,7 @@ class ModelSource:
             raise UnsupportedError(f"{self.path} has no {missing}: it can be used from Python with token ids only")
         if own:
             return Tokenizer(self.path)
-        return Tokenizer.from_gguf_fields(read_fields(memoryview(file.bytes()), str(self.gguf)))
+        return Tokenizer.from_gguf_fields(read_fields(file.bytes().data, str(self.gguf)))
 
     @cached_property
     def tokenizer_if_any(self) -> Tokenizer | None:
@@ -186,9 +186,9 @@ class ModelSource:
         Reading all of a large model would take longer than loading it; any retrained, requantised or converted file
         differs in every one of these pages.
         """
-        data = self.file.bytes()
-        digest = hashlib.sha256(str(data.size).encode())
+        data = self.file.bytes().data
+        digest = hashlib.sha256(str(len(data)).encode())
         digest.update(data[: 1 << 20])
         for i in range(256):
-            digest.update(data[data.size * i // 256 :][:4096])
+            digest.update(data[len(data) * i // 256 :][:4096])
         return digest.hexdigest()

@@ -111,7 +111,8 @@ class Judge:
 
     def __call__(self, layer: int, error: float) -> None:
         """CacheUnsupportedError: the error is over the limit, and nobody insisted."""
-        from slimrt.folding.gate import CAUTION, require_precise
+        from slimrt.folding.gate import require_precise
+        from slimrt.folding.report import CAUTION
         from slimrt.modelfile.gguf import read_gguf
 
         if not self.rows.loses:
