@@ -12,7 +12,6 @@ import numpy as np
 from slimrt.folding.attention import Attention, fold_value_bias
 from slimrt.folding.calibrate import Text, calibrated
 from slimrt.folding.conditioned import Conditioned
-from slimrt.folding.exact import FOLDED as EXACT
 from slimrt.folding.planes import STATIC_SCALES
 from slimrt.folding.readback import KReader, KvReader, Reader, Sample, VReader, XReader, XrReader
 from slimrt.modelfile.gguf import read_gguf
