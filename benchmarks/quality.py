@@ -123,7 +123,8 @@ def answered(
     """task -> what is answered with a cache."""
     if not asked:
         return {}
-    with slimrt.Model(source, cache=cache, n_ctx=source.n_ctx_train, calibration=calibration) as model:
+    n_ctx = source.n_ctx_train
+    with slimrt.Model(source, cache=cache, n_ctx=n_ctx, calibration=calibration, allow_lossy=True) as model:
         predict = tasks.predict_with(model)
         return {one.name: tasks.summary(tasks.answers(predict, one)) for one in asked}
 

@@ -40,11 +40,11 @@ class Simulated(Reference):
         """See tasks.Predict."""
         return [int(one) for one in self.decoded(ids, begins)[-n:].argmax(-1)]
 
-    def _attention(self, i: int, x: np.ndarray, positions: np.ndarray, cache: Cache) -> np.ndarray:
+    def _attention(self, i: int, x: np.ndarray, positions: np.ndarray, caches: list[Cache]) -> np.ndarray:
         if not hasattr(self, "_begins"):
-            return super()._attention(i, x, positions, cache)
+            return super()._attention(i, x, positions, caches)
         heads = self.w.n_kv_heads
-        fresh = CACHE_MODES["kv"].store(self, i, x, positions, cache)
+        fresh = CACHE_MODES["kv"].store(self, i, x, positions, caches[i])
         k, v, open_k = fresh["k"], fresh["v"], rounded(fresh["k"], "f16")
         closed_k, closed_v = per_channel(k), rounded(v, "q4", heads)
         layer = self.w.layers[i]

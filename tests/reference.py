@@ -349,9 +349,13 @@ class Cache:
         return rounded(row, *self.planes[name])
 
     def extend(self, fresh: dict[str, Array]) -> None:
-        """What is no plane is for the step alone."""
+        """What the step's queries see, then what later ones will."""
         self.seen = {name: np.concatenate([self.rows[name], row]) if name in self.rows else row
                      for name, row in fresh.items()}  # fmt: skip
+        self.append(fresh)
+
+    def append(self, fresh: dict[str, Array]) -> None:
+        """What is no plane was for the step alone."""
         for name in self.planes:
             row = self.stored(name, fresh[name])
             self.rows[name] = np.concatenate([self.rows[name], row]) if name in self.rows else row
