@@ -45,6 +45,7 @@ def test_a_file_that_was_replaced_by_its_name_goes_on(copy, grouped, tmp_path):
         assert model.generate(PROMPT, max_tokens=4, **GREEDY).text == before.text
 
 
+@pytest.mark.unsanitized  # sanitizers take the signal for themselves
 def test_a_page_that_is_gone_is_said_in_words(copy):
     """Where no check comes before the read: the process ends as it did, of SIGBUS, but not without a word."""
     script = """if True:
