@@ -121,7 +121,7 @@ int64_t KvCache::blocks_taken(int group, Growth growth) const {
         const Sequence& s = find(id);
         const Kept& kept = s.groups[group];
         const int64_t n_old = int64_t(kept.table.size()), end = blocks_for(s.length + n);
-        const auto leave_shared = [&](int64_t i) {  // false: it is not, so it is free then
+        const auto leave_shared = [&, &pool = pool](int64_t i) {  // false: it is not, so it is free then
             const int32_t block = kept.table[i];
             return pool.users(block) - left[block] > 1 && ++left[block];
         };

@@ -92,7 +92,8 @@ size_t measure_scratch(Decoder& decoder, Backend& dry) {
         Encoding encoding;
         encoding.slots.resize(o.n_source);
         const int64_t n = decoder.encoder()->inputs_of(o.n_source);
-        const std::vector<int32_t> ids(n);
+        // None where it reads samples: a file may ask for billions of them.
+        const std::vector<int32_t> ids(decoder.config().n_inputs > 0 ? 0 : n);
         encoding.add({.ids = ids, .rows = n}, o.n_source);
         run_encoding(decoder, dry, scratch, encoding, nullptr);
     }

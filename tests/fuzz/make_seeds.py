@@ -1,4 +1,4 @@
-"""Writes small valid GGUF files, one for each thing the parser knows, as seeds for gguf_fuzz."""
+"""Writes small valid GGUF files as seeds for model_fuzz: of each thing the parser knows, of each architecture."""
 
 import sys
 from collections.abc import Callable
@@ -10,13 +10,18 @@ import numpy as np
 QUANTIZED = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"]
 
 
-def write(path: Path, fill: Callable[[gguf.GGUFWriter], None]) -> None:
-    writer = gguf.GGUFWriter(path, "llama")
+OPTIONS = bytes(14)  # what model_fuzz takes off the end of its input: each of its options is the first
+
+
+def write(path: Path, fill: Callable[[gguf.GGUFWriter], None], arch: str = "llama") -> None:
+    writer = gguf.GGUFWriter(path, arch)
     fill(writer)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    with path.open("ab") as file:
+        file.write(OPTIONS)
 
 
 def values(writer: gguf.GGUFWriter) -> None:
@@ -51,12 +56,138 @@ def aligned(writer: gguf.GGUFWriter) -> None:
     tensors(writer)
 
 
-def main() -> None:
-    folder = Path(sys.argv[1])
+# ---------------------------------------------------------------- whole models, as small as they can be
+D, HEADS, FF, VOCAB, ROWS = 4, 2, 4, 3, 8  # ROWS: of context, of a source, of buckets
+SPEECH = ("whisper", "moonshine")
+BIASED = ("gpt2", "gptneox", "phi2", "whisper")
+LAYER_NORM = (*BIASED, "moonshine")
+CONVOLUTIONS = {
+    "whisper": {"conv1": (D, 3), "conv2": (D, 3 * D)},
+    "moonshine": {"conv1": (D, 127), "conv2": (2 * D, 7 * D), "conv3": (D, 3 * 2 * D)},
+}
+ARCHITECTURES = ("gpt2", "gptneox", "llama", "moonshine", "olmo2", "phi2", "phi3", "qwen2", "t5", "whisper")
+Shapes = dict[str, tuple[int, ...]]
+
+
+def attention(arch: str, prefix: str, out: str) -> Shapes:
+    fused = arch in ("gpt2", "gptneox", "phi3")
+    made = {f"{prefix}_qkv": (3 * D, D)} if fused else {f"{prefix}_{name}": (D, D) for name in "qkv"}
+    shapes: Shapes = {f"{name}.weight": shape for name, shape in made.items()} | {f"{out}.weight": (D, D)}
+    if arch in BIASED or arch == "qwen2":
+        shapes |= {f"{name}.bias": shape[:1] for name, shape in made.items() if (arch, name[-2:]) != ("whisper", "_k")}
+    if arch in BIASED:
+        shapes[f"{out}.bias"] = (D,)
+    return shapes | ({f"{prefix}_{name}_norm.weight": (D,) for name in "qk"} if arch == "olmo2" else {})
+
+
+def norm(arch: str, name: str) -> Shapes:
+    return {f"{name}.weight": (D,)} | ({f"{name}.bias": (D,)} if arch in BIASED else {})
+
+
+def layer(arch: str, cross: bool, out: str) -> Shapes:
+    names = {"olmo2": ["post_attention_norm", "post_ffw_norm"], "phi2": ["attn_norm"]}.get(
+        arch, ["attn_norm", "ffn_norm"]
+    )
+    shapes = attention(arch, "attn", f"attn{out}")
+    if cross:
+        shapes |= attention(arch, "cross_attn", f"cross_attn{out}")
+        names.append("cross_attn_norm")
+    for name in names:
+        shapes |= norm(arch, name)
+    shapes |= {"ffn_up.weight": (2 * FF if arch == "phi3" else FF, D), "ffn_down.weight": (D, FF)}
+    if arch in BIASED or arch == "moonshine":
+        shapes |= {"ffn_up.bias": (FF,), "ffn_down.bias": (D,)}
+    if arch in ("llama", "olmo2", "qwen2", "t5"):
+        shapes["ffn_gate.weight"] = (FF, D)
+    return shapes | ({"attn_rel_b.weight": (ROWS, HEADS)} if arch == "t5" else {})
+
+
+def shapes_of(arch: str, n_layers: int) -> Shapes:
+    encoder = arch in (*SPEECH, "t5")
+    shapes: Shapes = {"token_embd.weight": (VOCAB, D)}
+    for part in ("enc.", "dec.") if encoder else ("",):
+        of_layer = layer(arch, part == "dec.", "_o" if encoder else "_output")
+        shapes |= {f"{part}blk.{i}.{name}": shape for i in range(n_layers) for name, shape in of_layer.items()}
+        shapes |= norm(arch, f"{part}output_norm")
+        if arch in ("gpt2", "whisper"):
+            shapes[f"{part}position_embd.weight"] = (ROWS, D)
+    for name, shape in CONVOLUTIONS.get(arch, {}).items():
+        shapes[f"enc.{name}.weight"] = shape
+        if (arch, name) != ("moonshine", "conv1"):
+            shapes[f"enc.{name}.bias"] = shape[:1]
+    if arch == "moonshine":
+        shapes |= {"enc.conv_norm.weight": (D,), "enc.conv_norm.bias": (D,)}
+    return shapes | ({"output.weight": (VOCAB, D), "output.bias": (VOCAB,)} if arch == "phi2" else {})
+
+
+# Seeds that have more than an architecture needs: name -> architecture, metadata, tensors.
+VARIANTS: dict[str, tuple[str, dict[str, object], Shapes]] = {
+    "window": ("llama", {"llama.attention.sliding_window": 4}, {"rope_freqs.weight": (1,)}),
+    "sized": ("gpt2", {"gpt2.attention.key_length": D // HEADS, "gpt2.attention.value_length": D // HEADS}, {}),
+    "linear": ("llama", {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.0}, {}),
+    "yarn": (
+        "qwen2",
+        {
+            "qwen2.rope.dimension_count": 2,
+            "qwen2.rope.freq_base": 1e6,
+            "qwen2.rope.scaling.type": "yarn",
+            "qwen2.rope.scaling.factor": 2.0,
+            "qwen2.rope.scaling.original_context_length": 4,
+        },
+        {},
+    ),
+    "longrope": (
+        "phi3",
+        {"phi3.rope.scaling.type": "longrope", "phi3.rope.scaling.original_context_length": 4},
+        {f"rope_factors_{name}.weight": (1,) for name in ("long", "short")},
+    ),
+    "stored": (
+        "olmo2",
+        {
+            "slimrt.cache.modes": ["k"],
+            "slimrt.cache.types": ["q8"],
+            "slimrt.cache.residual_types": [""],
+            "slimrt.cache.owners": [0],
+        },
+        {},
+    ),
+    "crossed": ("t5", {"slimrt.cache.cross": "k", "slimrt.cache.cross_type": "q8", "t5.decoder_block_count": 1}, {}),
+}
+
+
+def add(writer: gguf.GGUFWriter, key: str, value: object) -> None:
+    kinds = {int: "uint32", float: "float32", str: "string", list: "array"}
+    getattr(writer, f"add_{kinds[type(value)]}")(key, value)
+
+
+def model(writer: gguf.GGUFWriter, changes: dict[str, object], more: Shapes, n_layers: int = 1) -> None:
+    arch = writer.arch
+    epsilon = "layer_norm_epsilon" if arch in LAYER_NORM else "layer_norm_rms_epsilon"
+    sizes = {f"attention.{epsilon}": 1e-5, "block_count": n_layers, "embedding_length": D, "feed_forward_length": FF}
+    sizes |= {"context_length": ROWS, "attention.head_count": HEADS, "attention.head_count_kv": HEADS}
+    if arch in (*SPEECH, "t5"):
+        sizes["encoder.context_length"] = ROWS
+    if arch == "t5":
+        sizes |= {"attention.relative_buckets_count": ROWS, "attention.relative_max_distance": 16}
+    if arch == "whisper":
+        sizes["mel_bins"] = 1
+    for key, value in ({f"{arch}.{name}": size for name, size in sizes.items()} | changes).items():
+        add(writer, key, value)
+    for name, shape in (shapes_of(arch, n_layers) | more).items():
+        writer.add_tensor(name, np.ones(shape, np.float32 if len(shape) == 1 else np.float16))
+
+
+def write_all(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for fill in (values, tensors, quantized, aligned):
         write(folder / f"{fill.__name__}.gguf", fill)
+    for arch in ARCHITECTURES:
+        write(folder / f"{arch}.gguf", lambda writer: model(writer, {}, {}), arch)
+    for name, (arch, changes, more) in VARIANTS.items():
+        write(folder / f"{name}.gguf", lambda writer, c=changes, m=more: model(writer, c, m), arch)
+    owners = {"slimrt.cache.owners": [0, 0], "slimrt.cache.modes": ["k", "k"]}
+    write(folder / "owners.gguf", lambda writer: model(writer, owners, {}, n_layers=2))
 
 
 if __name__ == "__main__":
-    main()
+    write_all(Path(sys.argv[1]))
