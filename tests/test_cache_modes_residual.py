@@ -9,6 +9,8 @@ not rounded, since k+r is exact for full rank only:
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 
@@ -105,12 +107,12 @@ def predict_chunks(path, mode, dtype, rank, n_batch: int) -> tuple[np.ndarray, n
         stored.pop("r", None)
         return (stored if mode == "k+r" else {"k": (types[1], 1)}) | {"v": (types[1], 1)}
 
-    CACHE_MODES["chunks"] = Mode(store, attend, planes)
     model = reference(path, mode, dtype, rank)
     kept = dtype if dtype in ("f32", "bf16") else "f16"
-    rounded, single, exact = (
-        model.logits_cached(IDS, len(IDS), "chunks", types, n_batch) for types in ((dtype, kept), "f32", None)
-    )
+    with patch.dict(CACHE_MODES, {"chunks": Mode(store, attend, planes)}):
+        rounded, single, exact = (
+            model.logits_cached(IDS, len(IDS), "chunks", types, n_batch) for types in ((dtype, kept), "f32", None)
+        )
     return rounded, single, exact
 
 

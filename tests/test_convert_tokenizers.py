@@ -158,7 +158,7 @@ def test_calibration_text(tmp_path):
         assert 1e-4 < report.layers[0].errors["f16"] < 5e-3
     assert basis["built-in"] == "4808 tokens of the built-in text" and basis["file"].endswith("of other.txt")
     assert basis["none"] == "no text: white activations assumed"
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match="missing.txt: no such text file"):
         convert(source, tmp_path / "out.gguf", cache="k", calibration=tmp_path / "missing.txt")
     report = convert(source, tmp_path / "out.gguf", cache="k", outtype="q8_0", verify=other)
     assert report.verify.tokens == 65 and 0 < report.verify.kl < 0.1  # 128 positions, half of them prefilled

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+import kernel_calls
 from conftest import DEVICES, product_unit
 from reference import rounded, rounded_by_channel
 from slimrt import UnsupportedError
@@ -18,15 +19,7 @@ ISAS = ops.backends()
 
 
 @dataclass
-class Call:
-    """heads of kv heads; rows in all, the last `queries` fresh."""
-
-    heads: int
-    kv: int
-    dim: int
-    rows: int
-    queries: int
-    window: int = 0
+class Call(kernel_calls.Call):
     absorbed: bool = False  # values are whole rows of k: no block path
 
 
@@ -54,9 +47,6 @@ def data(call: Call, seed: int = 0) -> list[np.ndarray]:
 
 def attended(call, q, k, v, cap=0.0, bias=None, sinks=None):
     """float64 [queries, heads, dim], log of the denominator, largest score; k [rows, kv, dim], v [rows, n, dim]."""
-    position = call.rows - call.queries + np.arange(call.queries)
-    distance = np.arange(call.rows)[None] - position[:, None]
-    seen = (distance <= 0) & ((distance > -call.window) if call.window else True)
     q = q.astype(np.float64).reshape(call.queries, call.heads, call.dim) / np.sqrt(call.dim)
     out, lse, high = [], [], 1.0
     for head in range(call.heads):
@@ -65,8 +55,8 @@ def attended(call, q, k, v, cap=0.0, bias=None, sinks=None):
         if cap:
             scores = cap * np.tanh(scores / cap)
         if bias is not None:
-            scores = scores + bias[head].astype(np.float64)[np.minimum(call.rows - 1 + distance, call.rows - 1)]
-        scores = np.where(seen, scores, -np.inf)
+            scores = scores + bias[head].astype(np.float64)[np.minimum(call.rows - 1 + call.distance, call.rows - 1)]
+        scores = np.where(call.seen, scores, -np.inf)
         if sinks is not None:
             scores = np.concatenate([scores, np.full((call.queries, 1), np.float64(sinks[head]))], axis=1)
         top = scores.max(axis=1, keepdims=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+import kernel_calls
 from conftest import DEVICES, product_unit
 from pairwise import pairwise
 from reference import Rope, rounded
@@ -18,16 +19,8 @@ TYPES = ["f32", "f16", "bf16", "q8", "fp8_e4m3", "fp8_e5m2", "q4"]
 
 
 @dataclass
-class Call:
-    """heads: query heads; kv: heads of k; rows in all, the last `queries` fresh."""
-
-    heads: int
-    kv: int
-    dim: int
-    rows: int
-    queries: int
-    n_rot: int
-    window: int = 0
+class Call(kernel_calls.Call):
+    n_rot: int = 0
     interleaved: bool = False
 
     @property
@@ -48,23 +41,20 @@ class Call:
 
 
 CALLS = {
-    "one query": Call(4, 4, 12, 70, 1, 12),
-    "grouped": Call(6, 2, 20, 300, 3, 20, window=130),
-    "grouped, many": Call(6, 2, 32, 140, 40, 32, interleaved=True),
-    "partial": Call(4, 4, 16, 200, 2, 6),
-    "partial, q4 groups begin within heads": Call(4, 4, 48, 100, 2, 12),
-    "one kv head": Call(3, 1, 64, 90, 4, 64),
-    "nothing stored": Call(4, 2, 16, 20, 20, 16),
-    "long": Call(4, 4, 16, 3000, 1, 16),
+    "one query": Call(4, 4, 12, 70, 1, n_rot=12),
+    "grouped": Call(6, 2, 20, 300, 3, n_rot=20, window=130),
+    "grouped, many": Call(6, 2, 32, 140, 40, n_rot=32, interleaved=True),
+    "partial": Call(4, 4, 16, 200, 2, n_rot=6),
+    "partial, q4 groups begin within heads": Call(4, 4, 48, 100, 2, n_rot=12),
+    "one kv head": Call(3, 1, 64, 90, 4, n_rot=64),
+    "nothing stored": Call(4, 2, 16, 20, 20, n_rot=16),
+    "long": Call(4, 4, 16, 3000, 1, n_rot=16),
 }
 
 
 def attended(call: Call, scores: np.ndarray, values: list[np.ndarray]) -> list[np.ndarray]:
     """scores [heads, queries, rows] and values [rows, value heads, dim] each -> [queries, heads * dim] each."""
-    stored = call.rows - call.queries
-    position, row = stored + np.arange(call.queries)[:, None], np.arange(call.rows)[None, :]
-    seen = (row <= position) & ((row > position - call.window) if call.window else True)
-    scores = np.where(seen, scores, -np.inf)
+    scores = np.where(call.seen, scores, -np.inf)
     p = np.exp(scores - scores.max(axis=-1, keepdims=True))
     p /= p.sum(axis=-1, keepdims=True)
     outs = []

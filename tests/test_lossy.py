@@ -138,7 +138,7 @@ def test_plan_and_inspect_say_it(run):
 
 
 def test_no_way_out_that_would_be_refused_is_offered():
-    with pytest.raises(slimrt.WontFitError) as refused:
+    with pytest.raises(slimrt.WontFitError, match="15.0 MiB allowed") as refused:
         slimrt.Model(TALE, cache="kv:q8", n_ctx=2048, memory_limit="15MiB")
     assert "--cache k" not in refused.value.options
 

@@ -122,9 +122,9 @@ def test_async_stream_closed(model):
 
 def test_async_errors_arrive(model):
     async def fail():
-        with pytest.raises(slimrt.ContextOverflowError):
+        with pytest.raises(slimrt.ContextOverflowError, match="prompt has 99 tokens, the context holds 64"):
             await model.agenerate([BOS] * 99)
-        with pytest.raises(slimrt.ContextOverflowError):
+        with pytest.raises(slimrt.ContextOverflowError, match="prompt has 99 tokens, the context holds 64"):
             async for _ in model.astream([BOS] * 99):
                 pass
 

@@ -49,7 +49,7 @@ def test_result(model):
     assert result.cache.bytes == (n + 6) * model.memory()["cache_bytes_per_token"]
     assert (result.cache.modes, result.cache.types) == (("kv", "kv"), ("f16", "f16"))
     json.dumps(result.to_dict())
-    with pytest.raises(dataclasses.FrozenInstanceError):
+    with pytest.raises(dataclasses.FrozenInstanceError, match="text"):
         result.text = ""
 
 
@@ -178,7 +178,7 @@ def test_other_sequences_may_fill_the_cache(tiny):
         result = model.generate(PROMPT, max_tokens=-1, **GREEDY)
         assert result.finish_reason == "context" and result.tokens
         session.append([BOS] * 30)
-        with pytest.raises(slimrt.ContextOverflowError):
+        with pytest.raises(slimrt.ContextOverflowError, match="0 free blocks of 32 tokens and 2 are needed"):
             model.generate([BOS] * 60, max_tokens=1)
 
 
@@ -259,9 +259,17 @@ def test_bad_options(model, options, error, message):
         model.stream(PROMPT, **options)
 
 
-@pytest.mark.parametrize("ids", [[BOS, 10**6], [-1], [[1, 2], [3, 4]], [0.5]])
-def test_bad_ids(model, ids):
-    with pytest.raises(ValueError):
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        ([BOS, 10**6], "token id 1000000 is not in the vocabulary"),
+        ([-1], "token id -1 is not in the vocabulary"),
+        ([[1, 2], [3, 4]], "one-dimensional.* got int64"),
+        ([0.5], "sequence of int, got float64"),
+    ],
+)
+def test_bad_ids(model, ids, message):
+    with pytest.raises(ValueError, match=message):
         model.logits(ids)
 
 

@@ -83,7 +83,7 @@ def test_session_files_that_do_not_belong(tiny, grouped, tmp_path):
         other.load_session(file)
     with slimrt.Model(tiny, cache_type="f32") as other, pytest.raises(slimrt.ModelFormatError, match="another cache"):
         other.load_session(file)
-    with slimrt.Model(tiny, n_ctx=32) as small, pytest.raises(slimrt.ContextOverflowError):
+    with slimrt.Model(tiny, n_ctx=32) as small, pytest.raises(slimrt.ContextOverflowError, match="has 40 tokens"):
         small.load_session(file)
 
 
@@ -96,13 +96,23 @@ def test_damaged_session_files(tiny, tmp_path):
         later = good.replace(b'"version": 2', b'"version": 7')
         older = good.replace(b'"version": 2', b'"version": 1')
         swapped = good.replace(b'"tokens": [1, 1, 1, 1]', b'"tokens": [1, 1, 1,-1]')
-        for bad in (b"", good[:7], good[:100], good[:-1], good + b"x", b"GGUF" + good[4:], later, older, swapped):
+        for bad, words in (
+            (b"", "not a slimrt session file"),
+            (good[:7], "not a slimrt session file"),
+            (b"GGUF" + good[4:], "not a slimrt session file"),
+            (good[:100], "header of this session file is broken"),
+            (good[:-1], "cut off"),
+            (good + b"x", "cut off"),
+            (later, "session format 7"),
+            (older, "session format 1"),
+            (swapped, "its checksum is another"),
+        ):
             data.write_bytes(bad)
-            with pytest.raises(slimrt.ModelFormatError):
+            with pytest.raises(slimrt.ModelFormatError, match=words):
                 model.load_session(data)
-        with pytest.raises(FileNotFoundError):
+        with pytest.raises(FileNotFoundError, match="none"):
             model.load_session(tmp_path / "none")
-        with pytest.raises(FileNotFoundError):
+        with pytest.raises(FileNotFoundError, match="none: no such directory"):
             session.save(tmp_path / "none" / "s")
 
 
@@ -118,7 +128,7 @@ def test_any_flipped_byte_of_a_session_file_is_refused(tiny, tmp_path):
             bad = good.copy()
             bad[at] ^= 1 << int(rng.integers(8))
             bad.tofile(data)
-            with pytest.raises(slimrt.ModelFormatError):
+            with pytest.raises(slimrt.ModelFormatError, match="not a slimrt session|header .* is broken|checksum"):
                 model.load_session(data)
 
 
@@ -186,7 +196,7 @@ def test_score(model):
     assert score.perplexity == pytest.approx(model.perplexity(PROMPT), rel=1e-5)
     with pytest.raises(ValueError, match="two tokens"):
         model.score([BOS])
-    with pytest.raises(slimrt.ContextOverflowError):
+    with pytest.raises(slimrt.ContextOverflowError, match="text has 65 tokens, the context holds 64"):
         model.score([BOS] * 65)
 
 

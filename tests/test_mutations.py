@@ -190,8 +190,12 @@ def test_what_the_library_panics_of(tmp_path):
     no_union = byte_level(merges=("b c",))
     no_unknown = unigram()
     no_unknown["model"]["unk_id"] = None
-    for bad in (undefined, no_union, no_unknown):
-        with pytest.raises(slimrt.ModelFormatError):
+    for bad, words in (
+        (undefined, "parts do not fit each other"),
+        (no_union, "not a tokenizer.json: Token `bc` out of vocabulary"),
+        (no_unknown, "cannot encode this text"),
+    ):
+        with pytest.raises(slimrt.ModelFormatError, match=words):
             use(written(tmp_path, bad))
 
 
@@ -226,7 +230,7 @@ def test_conversion_refuses_the_sizes_that_loading_refuses(key, value, convert, 
     write_gguf(bad, model.with_metadata({f"llama.{key}": uint32(value)}), show_progress=False)
     said = []
     for refuse in (lambda: slimrt.Model(bad), lambda: slimrt.convert(bad, out, cache="k", progress=False)):
-        with pytest.raises(slimrt.ModelFormatError) as error:
+        with pytest.raises(slimrt.ModelFormatError, match=f"{key}' is {value}, expected 1 to") as error:
             refuse()
         said.append(str(error.value))
     assert said[0] == said[1] and not out.exists()

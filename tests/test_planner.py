@@ -71,10 +71,10 @@ def test_planning_a_7b_model_takes_no_disk_memory_or_time(tmp_path):
 
 def test_wont_fit_is_said_with_numbers_before_anything_is_read(tmp_path):
     path = write_sparse(tmp_path / "7b.gguf", Shape(4096, 32, 32, 16384, d_ff=11008, n_vocab=32000))
-    with pytest.raises(slimrt.WontFitError) as caught:
+    with pytest.raises(slimrt.WontFitError, match="1.00 GiB allowed.*weights alone do not fit") as caught:
         _core.Engine(str(path), n_ctx=16384, memory_limit=1 << 30)
     assert caught.value.needed > 8e9 and caught.value.available == 1 << 30
-    with pytest.raises(slimrt.WontFitError) as caught:
+    with pytest.raises(slimrt.WontFitError, match="19.00 GiB allowed") as caught:
         slimrt.Model(path, n_ctx=16384, memory_limit="19GiB", cache="kv")
     assert "--cache k" in caught.value.options
     assert any(option.startswith("--ctx ") and int(option.split()[1]) > 8192 for option in caught.value.options)
@@ -145,7 +145,7 @@ def test_plan_equals_allocation(name, mode, options, convert):
     engine.append([(s, np.array(ids[:-3], np.int32)) for s in sequences], all_logits=True)
     for _ in range(3):
         engine.append([(s, np.array([7], np.int32)) for s in sequences])
-    with pytest.raises(slimrt.ContextOverflowError):
+    with pytest.raises(slimrt.ContextOverflowError, match=f"context is full: {n_ctx} tokens"):
         engine.append([(sequences[0], np.array([7], np.int32))])
     assert engine.memory() == memory
 

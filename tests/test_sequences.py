@@ -154,7 +154,7 @@ def test_truncated_blocks_serve_others(engine_of):
     assert (
         relative(last(engine, full[2], ids[:64]), decode(engine_of("llama_gqa_tied", n_ctx=96), ids, 64)[63:64]) < SAME
     )
-    with pytest.raises(slimrt.ContextOverflowError):
+    with pytest.raises(slimrt.ContextOverflowError, match="0 free blocks of 32 tokens and 1 are needed"):
         last(engine, full[0], ids[:2])
     assert engine.length(full[0]) == 31
 
@@ -198,7 +198,7 @@ def test_exactly_n_ctx_fits_and_one_more_does_not(n_ctx, engine_of):
     assert engine.length(sequence) == 0
     wanted = decode(engine_of("llama_gqa_tied", n_ctx=64), ids[:n_ctx], n_ctx)
     assert relative(decode(engine, ids[:n_ctx], n_ctx // 2, sequence), wanted) < SAME
-    with pytest.raises(slimrt.ContextOverflowError):
+    with pytest.raises(slimrt.ContextOverflowError, match=f"{n_ctx} tokens are cached and 1 more"):
         last(engine, sequence, ids[:1])
     assert engine.length(sequence) == n_ctx
     engine.truncate(sequence, n_ctx - 1)
@@ -209,7 +209,7 @@ def test_overflow_of_one_item_computes_none(engine_of):
     engine, ids = engine_of("llama_gqa_tied", n_ctx=40, n_seqs=2), ids_of(9, 50)
     short, long = engine.new_sequence(), engine.new_sequence()
     last(engine, long, ids[:30])
-    with pytest.raises(slimrt.ContextOverflowError):
+    with pytest.raises(slimrt.ContextOverflowError, match="30 tokens are cached and 11 more do not fit in n_ctx 40"):
         engine.append([(short, ids[:5]), (long, ids[:11])])
     assert engine.length(short) == 0 and engine.length(long) == 30
 
@@ -232,7 +232,7 @@ def test_one_sequence_too_many_overflows_and_changes_nothing(engine_of):
     pair = [engine.new_sequence(), engine.new_sequence()]
     engine.append([(s, ids) for s in pair])
     third = engine.new_sequence()
-    with pytest.raises(slimrt.ContextOverflowError):
+    with pytest.raises(slimrt.ContextOverflowError, match="0 free blocks of 32 tokens and 1 are needed"):
         last(engine, third, ids[:1])
     assert engine.length(third) == 0
     engine.free_sequence(pair[0])
@@ -282,16 +282,22 @@ def test_saved_sequence_of_another_kind_is_refused(engine_of):
         engine_of("llama_bias", dtype="f16", n_ctx=64),
         engine_of("gpt2_tanh", dtype="f16", n_ctx=64),
     ):
-        with pytest.raises(slimrt.ModelFormatError):
+        with pytest.raises(slimrt.ModelFormatError, match="another model or cache"):
             other.load_sequence(saved)
     engine.free_sequence(sequence)
-    damaged = [saved[:n] for n in (0, 1, 15, 16, 40, len(saved) - 1)] + [np.concatenate([saved, saved[:1]])]
+    damaged = [(saved[:n], "the saved sequence is truncated") for n in (0, 1, 15, 16, 40)]
+    damaged += [(saved[:-1], "need 15360 bytes, the data has 15359")]
+    damaged += [(np.concatenate([saved, saved[:1]]), "need 15360 bytes, the data has 15361")]
+    damaged += [(np.zeros(100, np.uint8), "another model or cache: it has ''")]
+    damaged += [(np.full(100, 255, np.uint8), "truncated or not one of slimrt's")]
+    for data, words in damaged:
+        with pytest.raises(slimrt.ModelFormatError, match=words):
+            engine.load_sequence(np.ascontiguousarray(data))
     huge = saved.copy()
     huge[8:16] = 255
-    for data in [*damaged, huge, np.zeros(100, np.uint8), np.full(100, 255, np.uint8)]:
-        with pytest.raises((slimrt.ModelFormatError, slimrt.ContextOverflowError)):
-            engine.load_sequence(np.ascontiguousarray(data))
-    with pytest.raises(slimrt.ContextOverflowError):
+    with pytest.raises(slimrt.ContextOverflowError, match="has 18446744073709551615 tokens, n_ctx is 64"):
+        engine.load_sequence(huge)
+    with pytest.raises(slimrt.ContextOverflowError, match="has 40 tokens, n_ctx is 32"):
         engine_of("llama_mha", dtype="f16", n_ctx=32).load_sequence(saved)
     assert engine.length(engine.load_sequence(saved)) == 40
 
@@ -369,6 +375,6 @@ def test_tiling_refuses_what_is_no_whole_block(engine_of):
             last(engine, sequence, ids_of(18, ids))
         with pytest.raises(ValueError, match="multiples of 32"):
             engine.tile(sequence, length)
-    with pytest.raises(slimrt.ContextOverflowError):
+    with pytest.raises(slimrt.ContextOverflowError, match="32 tokens are cached and 96 more"):
         engine.tile(sequence, 128)
     assert engine.length(sequence) == 32

@@ -55,7 +55,7 @@ class Operations(RuleBasedStateMachine):
     @rule(sequence=sequences, ids=st.lists(st.integers(3, 100), min_size=1, max_size=45))
     def append(self, sequence: int, ids: list[int]) -> None:
         if len(self.texts[sequence]) + len(ids) > self.n_ctx:
-            with pytest.raises(slimrt.ContextOverflowError):
+            with pytest.raises(slimrt.ContextOverflowError, match="the context is full"):
                 last_logits(self.engine, sequence, np.array(ids))
             return
         logits = last_logits(self.engine, sequence, np.array(ids))

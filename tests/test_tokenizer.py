@@ -214,7 +214,7 @@ class TestSpecialTokens:
             tokenizer.decode([-1])
 
     def test_lone_surrogates_are_a_value_error(self):
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match="lone surrogate at character 1"):
             SMALL["byte-level"].encode("a\ud800b")
 
     def test_threads_with_different_settings(self):

@@ -165,7 +165,7 @@ class TestUnigram:
         if size == 0:  # none at all is legal: the text is taken as it is
             assert Tokenizer.from_gguf_fields(fields).encode("the", add_special_tokens=False)
             return
-        with pytest.raises(ModelFormatError):
+        with pytest.raises(ModelFormatError, match="precompiled_charsmap is truncated"):
             Tokenizer.from_gguf_fields(fields)
 
 

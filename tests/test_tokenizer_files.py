@@ -42,9 +42,18 @@ class TestBadFields:
         with pytest.raises(ModelFormatError, match=message):
             Tokenizer.from_gguf_fields(sentencepiece_fields(**changes))
 
-    @pytest.mark.parametrize("merges", [["he"], ["h zz"], ["x y"], None, [1, 2]])
-    def test_merges(self, merges):
-        with pytest.raises(ModelFormatError):
+    @pytest.mark.parametrize(
+        ("merges", "message"),
+        [
+            (["he"], "'he' has no space"),
+            (["h zz"], "`zz` out of vocabulary"),
+            (["x y"], "`xy` out of vocabulary"),
+            (None, "merges is missing"),
+            ([1, 2], "merges is .*not a list of strings"),
+        ],
+    )
+    def test_merges(self, merges, message):
+        with pytest.raises(ModelFormatError, match=message):
             Tokenizer.from_gguf_fields(byte_level_fields(merges=merges))
 
     def test_unigram_without_unknown_token(self):
@@ -101,7 +110,8 @@ class TestFiles:
         path = tmp_path / "cut.gguf"
         for size in [*range(0, 300), *range(300, len(data) - 1, 97)]:
             path.write_bytes(data[:size])
-            with pytest.raises(ModelFormatError):
+            words = "corrupted GGUF header" if size >= 4 else "not a GGUF file, a tokenizer.json or"
+            with pytest.raises(ModelFormatError, match=words):
                 Tokenizer(path)
 
     @settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -130,11 +140,11 @@ class TestFiles:
         for data in (header, header + strings, header + numbers, header + text):
             path = tmp_path / "absurd.gguf"
             path.write_bytes(data + b"\0" * 64)
-            with pytest.raises(ModelFormatError):
+            with pytest.raises(ModelFormatError, match=r"\d+ bytes wanted|an array of \d+ strings runs past the end"):
                 Tokenizer(path)
 
     def test_other_files(self, tmp_path):
-        with pytest.raises(FileNotFoundError):
+        with pytest.raises(FileNotFoundError, match="absent.gguf"):
             Tokenizer(tmp_path / "absent.gguf")
         contents = {"a.gguf": b"\x89PNG", "b.bin": b"", "c.json": b"{]", "d.json": b"{}", "e.gguf": b"FUGG"}
         for name, data in contents.items():
