@@ -379,7 +379,7 @@ except Exception as error:
     ids=str,
 )
 def test_sizes_beyond_any_machine_take_no_memory_or_time(options, said, call, model):
-    """Both refuse what no cache can address; of what one could, a plan says the size and an engine that it won't fit."""
+    """Both refuse what no cache can address; else a plan says the size, and an engine that it won't fit."""
     code = SIZES.format(call=call, options=options | {"memory_limit": 1 << 30} if call == "Engine" else options)
     start = time.monotonic()
     done = subprocess.run(
