@@ -8,7 +8,7 @@ build=${1:-build/sanitized}
 python -c 'import nanobind, cmake, ninja' 2>/dev/null || python -m pip install -q 'nanobind>=3.1,<4' 'cmake>=3.28' ninja
 
 python -m cmake -S . -B "$build" -G Ninja -DCMAKE_MAKE_PROGRAM="$(command -v ninja)" -DCMAKE_BUILD_TYPE=Release \
-    -DPython_EXECUTABLE="$(command -v python)" -DSLIMRT_SANITIZE=address,undefined -DSLIMRT_CUDA=OFF -DSKBUILD_PROJECT_VERSION=0.0.0+sanitized >/dev/null
+    -DPython_EXECUTABLE="$(command -v python)" -DSLIMRT_SANITIZE=address,undefined -DSLIMRT_PCH=ON -DSLIMRT_CUDA=OFF -DSKBUILD_PROJECT_VERSION=0.0.0+sanitized >/dev/null
 python -m cmake --build "$build" --parallel 2 >/dev/null
 [ "${2:-}" != build ] || exit 0
 "$build/kv_cache_test"
