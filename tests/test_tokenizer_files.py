@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, processors
 
+import slimrt
 from slimrt.errors import ModelFormatError, UnsupportedError
 from slimrt.tokenizer.gguf import read_file
 from slimrt.tokenizer.tokenizer import Tokenizer
@@ -104,6 +105,16 @@ class TestFiles:
         assert tokenizer.encode("ab cd é") == SMALL["sentencepiece"].encode("ab cd é")
         fields = read_file(small_gguf)
         assert fields["general.architecture"] == "llama" and "general.tags" not in fields
+
+    def test_tensors_of_a_type_that_does_not_run_are_no_matter(self, small_gguf, tmp_path):
+        data = bytearray(small_gguf.read_bytes())
+        data[8] = 1  # one tensor: iq4_xs, and its data is not even there
+        data += struct.pack("<Q", 1) + b"t" + struct.pack("<IQIQ", 1, 256, 23, 0)
+        path = tmp_path / "model.gguf"
+        path.write_bytes(data)
+        with pytest.raises(UnsupportedError, match="IQ4_XS"):
+            slimrt.Model(path)
+        assert Tokenizer(path).encode("ab cd") == Tokenizer(small_gguf).encode("ab cd")
 
     def test_every_truncation_is_a_typed_error(self, small_gguf, tmp_path):
         data = small_gguf.read_bytes()

@@ -42,6 +42,7 @@ inline GgufFile open_file(const FileOrPath& from) {
 void bind_errors(nb::module_& m);
 void bind_describe(nb::module_& m);
 void bind_engine(nb::module_& m);
+void bind_gguf(nb::module_& m);
 void bind_ops(nb::module_& m);
 void bind_quantize(nb::module_& m);
 void bind_timing(nb::module_& m, nb::module_& ops);

@@ -52,14 +52,14 @@ std::optional<double> as_number(const GgufValue& value) {
 
 }  // namespace
 
-GgufFile GgufFile::open(const std::string& path) {
+GgufFile GgufFile::open(const std::string& path, GgufPart part) {
     auto mapped = std::make_shared<MappedFile>(path);
-    GgufFile file = parse(mapped->data(), mapped->size(), path);
+    GgufFile file = parse(mapped->data(), mapped->size(), path, part);
     file.file_ = std::move(mapped);
     return file;
 }
 
-GgufFile GgufFile::parse(const std::byte* data, size_t size, std::string name) {
+GgufFile GgufFile::parse(const std::byte* data, size_t size, std::string name, GgufPart part) {
     GgufFile file;
     file.path_ = std::move(name);
     file.bytes_ = {data, size};
@@ -68,14 +68,21 @@ GgufFile GgufFile::parse(const std::byte* data, size_t size, std::string name) {
     read_version(reader);
     const auto n_tensors = reader.read<uint64_t>();
     const auto n_entries = reader.read<uint64_t>();
-    file.metadata_ = read_gguf_metadata(reader, n_entries);
+    file.metadata_ = read_gguf_metadata(reader, n_entries, file.keys_);
+    if (part == GgufPart::metadata) return file;
 
     const int64_t alignment = file.integer("general.alignment", 8, 1 << 30, 32);
     if (!is_power_of_two(alignment)) {
         fail(ErrorCode::format, file.path_, ": key 'general.alignment' is ", alignment,
              ", not a power of two");
     }
-    file.tensors_ = read_gguf_tensors(reader, n_tensors, static_cast<uint64_t>(alignment));
+    file.tensor_list_ = read_gguf_tensors(reader, n_tensors, static_cast<uint64_t>(alignment));
+    for (const GgufTensorInfo& it : file.tensor_list_) {
+        int64_t rows = 1;
+        for (size_t i = 1; i < it.sizes.size(); ++i) rows *= it.sizes[i];
+        auto* start = const_cast<std::byte*>(reader.at(it.position));
+        file.tensors_[it.name] = Tensor(start, it.type, rows, it.sizes[0]);
+    }
     return file;
 }
 

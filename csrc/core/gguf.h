@@ -17,6 +17,9 @@
 
 namespace slimrt {
 
+/// GGUF's number of a value's type; those of numbers stand in bindings/gguf.cpp and gguf_metadata.cpp.
+inline constexpr uint32_t kGgufString = 8;
+
 /// An array of a metadata value: element type and a checked position in the file; read on demand.
 struct GgufArray {
     uint32_t type = 0;  // GGUF value type of the elements
@@ -31,14 +34,32 @@ using GgufValue = std::variant<uint64_t, int64_t, double, bool, std::string_view
 /// The elements of an array. Strings view the file's bytes, which need not be UTF-8.
 std::vector<GgufValue> elements(const GgufArray& array);
 
+/// A key as the file lists it, with the GGUF type of its value, which GgufValue widens.
+struct GgufKey {
+    std::string name;
+    uint32_t type = 0;
+};
+
+/// A tensor as the file lists it: sizes innermost first, position of its data in the file.
+struct GgufTensorInfo {
+    std::string name;
+    std::vector<int64_t> sizes;
+    DType type = DType::F32;
+    size_t position = 0;
+};
+
+/// What to read of a file. Tokenizers need metadata alone, beside tensors of whatever type.
+enum class GgufPart { all, metadata };
+
 class GgufFile {
   public:
     /// Opens and validates. Throws Error{io} or Error{format, unsupported} naming the tensor or key and the
     /// byte offset.
-    static GgufFile open(const std::string& path);
+    static GgufFile open(const std::string& path, GgufPart part = GgufPart::all);
     /// The same on bytes in memory, which must outlive the result (tests, fuzzing). Tensors are aligned in
     /// memory as far as `data` is.
-    static GgufFile parse(const std::byte* data, size_t size, std::string name);
+    static GgufFile parse(const std::byte* data, size_t size, std::string name,
+                          GgufPart part = GgufPart::all);
 
     const std::string& path() const { return path_; }
     /// All of the file as it was opened.
@@ -50,6 +71,9 @@ class GgufFile {
     const std::map<std::string, GgufValue, std::less<>>& metadata() const { return metadata_; }
     /// By name; weights are [rows = ne1 * ne2 * ne3, cols = ne0].
     const std::map<std::string, Tensor, std::less<>>& tensors() const { return tensors_; }
+    /// Both in the order of the file, for who writes another one like it.
+    const std::vector<GgufKey>& keys() const { return keys_; }
+    const std::vector<GgufTensorInfo>& tensor_list() const { return tensor_list_; }
 
     bool has(std::string_view key) const { return metadata_.find(key) != metadata_.end(); }
     /// Typed look-ups. Without a default a missing key, and always a wrong type, a value outside [low, high]
@@ -70,6 +94,8 @@ class GgufFile {
     std::span<const std::byte> bytes_;
     std::map<std::string, GgufValue, std::less<>> metadata_;
     std::map<std::string, Tensor, std::less<>> tensors_;
+    std::vector<GgufKey> keys_;
+    std::vector<GgufTensorInfo> tensor_list_;
 };
 
 }  // namespace slimrt

@@ -13,7 +13,7 @@ enum ValueType : uint32_t {
     INT32,
     FLOAT32,
     BOOL,
-    STRING,
+    STRING = kGgufString,
     ARRAY,
     UINT64,
     INT64,
@@ -99,7 +99,7 @@ GgufValue read_value(GgufReader& reader, uint32_t type) {
 
 }  // namespace
 
-GgufMetadata read_gguf_metadata(GgufReader& reader, uint64_t count) {
+GgufMetadata read_gguf_metadata(GgufReader& reader, uint64_t count, std::vector<GgufKey>& keys) {
     reader.begin("the metadata");
     reader.check_count(count, kLeastBytes, "entries");
     GgufMetadata metadata;
@@ -109,9 +109,10 @@ GgufMetadata read_gguf_metadata(GgufReader& reader, uint64_t count) {
         reader.rename(concat("key '", key, "'"));
         const uint32_t type = read_value_type(reader);
         GgufValue value = read_value(reader, type);
-        if (!metadata.emplace(std::move(key), value).second) {
+        if (!metadata.emplace(key, value).second) {
             reader.fail(ErrorCode::format, "appears twice: the file is damaged; convert the model again");
         }
+        keys.push_back({std::move(key), type});
     }
     return metadata;
 }

@@ -90,10 +90,9 @@ class GgufReader {
 };
 
 using GgufMetadata = std::map<std::string, GgufValue, std::less<>>;
-using GgufTensors = std::map<std::string, Tensor, std::less<>>;
 
-GgufMetadata read_gguf_metadata(GgufReader& reader, uint64_t count);
-GgufTensors read_gguf_tensors(GgufReader& reader, uint64_t count, uint64_t alignment);
+GgufMetadata read_gguf_metadata(GgufReader& reader, uint64_t count, std::vector<GgufKey>& keys);
+std::vector<GgufTensorInfo> read_gguf_tensors(GgufReader& reader, uint64_t count, uint64_t alignment);
 
 /// "an unsigned integer", "an array of string".
 std::string describe_gguf_value(const GgufValue& value);

@@ -1,6 +1,7 @@
 // The tensor part of a GGUF file: descriptions, then the data they point into.
 #include <algorithm>
 #include <iterator>
+#include <set>
 #include <vector>
 
 #include "core/gguf_reader.h"
@@ -23,10 +24,8 @@ constexpr uint64_t kLeastBytes = 8 + 1 + 4 + 8 + 4 + 8;  // name, n_dims, one di
 
 /// A description as read, its data not yet placed.
 struct Description {
-    std::string name;
-    size_t position = 0;  // of the description
-    const DTypeInfo* type = nullptr;
-    int64_t rows = 1, cols = 1;
+    GgufTensorInfo info;
+    size_t position = 0;             // of the description
     uint64_t offset = 0, bytes = 0;  // in the data section
 };
 
@@ -45,8 +44,8 @@ const DTypeInfo* read_type(GgufReader& reader) {
                 "), which slimrt does not read; it reads", readable, ": get the model in one of these");
 }
 
-/// Sets rows and cols. GGUF lists the innermost dimension first.
-void read_shape(GgufReader& reader, Description& tensor) {
+/// The sizes, and returns their product.
+int64_t read_sizes(GgufReader& reader, std::vector<int64_t>& sizes) {
     const auto n_dims = reader.read<uint32_t>();
     if (n_dims == 0 || n_dims > kMaxDims)
         reader.fail_damaged("has ", n_dims, " dimensions, not 1 to ", kMaxDims);
@@ -56,23 +55,25 @@ void read_shape(GgufReader& reader, Description& tensor) {
         if (size == 0) reader.fail_damaged("has dimension ", i, " of size 0");
         if (size > kMaxElements / elements) reader.fail_damaged("has more than 2^60 elements");
         elements *= size;
-        (i == 0 ? tensor.cols : tensor.rows) *= static_cast<int64_t>(size);
+        sizes.push_back(static_cast<int64_t>(size));
     }
+    return static_cast<int64_t>(elements);
 }
 
 Description read_description(GgufReader& reader, uint64_t index, uint64_t alignment) {
     reader.begin(concat("tensor ", index));
     Description tensor;
     tensor.position = reader.position();
-    tensor.name = reader.name();
-    reader.rename(concat("tensor '", tensor.name, "'"));
-    read_shape(reader, tensor);
-    tensor.type = read_type(reader);
-    if (tensor.cols % tensor.type->block != 0) {
-        reader.fail_damaged("has rows of ", tensor.cols, " elements, not a multiple of the ",
-                            tensor.type->block, " in a block of ", tensor.type->name);
+    tensor.info.name = reader.name();
+    reader.rename(concat("tensor '", tensor.info.name, "'"));
+    const int64_t elements = read_sizes(reader, tensor.info.sizes);
+    const DTypeInfo& type = *read_type(reader);
+    if (tensor.info.sizes[0] % type.block != 0) {
+        reader.fail_damaged("has rows of ", tensor.info.sizes[0], " elements, not a multiple of the ",
+                            type.block, " in a block of ", type.name);
     }
-    tensor.bytes = static_cast<uint64_t>(tensor.rows) * row_bytes(tensor.type->dtype, tensor.cols);
+    tensor.info.type = type.dtype;
+    tensor.bytes = row_bytes(type.dtype, elements);
     tensor.offset = reader.read<uint64_t>();
     if (tensor.offset % alignment != 0) {
         reader.fail_damaged("has data at offset ", tensor.offset, ", which is not aligned to ", alignment);
@@ -80,21 +81,20 @@ Description read_description(GgufReader& reader, uint64_t index, uint64_t alignm
     return tensor;
 }
 
-/// Throws when a tensor's data reaches past the end of the file or into the next tensor's data. Sorts by
-/// offset.
-void check_extents(GgufReader& reader, std::vector<Description>& tensors, size_t data_start) {
+/// Throws when a tensor's data reaches past the end of the file or into the next tensor's data.
+void check_extents(GgufReader& reader, std::vector<Description> tensors, size_t data_start) {
     const uint64_t available = data_start <= reader.size() ? reader.size() - data_start : 0;
     std::sort(tensors.begin(), tensors.end(),
               [](const Description& a, const Description& b) { return a.offset < b.offset; });
     for (size_t i = 0; i < tensors.size(); ++i) {
         const Description& tensor = tensors[i];
-        reader.begin(concat("tensor '", tensor.name, "'"), tensor.position);
+        reader.begin(concat("tensor '", tensor.info.name, "'"), tensor.position);
         if (tensor.offset > available || tensor.bytes > available - tensor.offset) {
             reader.fail_damaged("has ", tensor.bytes, " bytes of data at offset ", tensor.offset,
                                 ", but only ", available, " bytes follow the header");
         }
         if (i + 1 < tensors.size() && tensors[i + 1].offset < tensor.offset + tensor.bytes) {
-            reader.fail_damaged("shares bytes with tensor '", tensors[i + 1].name, "' at offset ",
+            reader.fail_damaged("shares bytes with tensor '", tensors[i + 1].info.name, "' at offset ",
                                 tensors[i + 1].offset);
         }
     }
@@ -102,22 +102,23 @@ void check_extents(GgufReader& reader, std::vector<Description>& tensors, size_t
 
 }  // namespace
 
-GgufTensors read_gguf_tensors(GgufReader& reader, uint64_t count, uint64_t alignment) {
+std::vector<GgufTensorInfo> read_gguf_tensors(GgufReader& reader, uint64_t count, uint64_t alignment) {
     reader.begin("the tensor list");
     reader.check_count(count, kLeastBytes, "tensors");
-    GgufTensors tensors;
+    std::set<std::string> names;
     std::vector<Description> descriptions;
     for (uint64_t i = 0; i < count; ++i) {
         descriptions.push_back(read_description(reader, i, alignment));
-        if (!tensors.emplace(descriptions.back().name, Tensor()).second) {
+        if (!names.insert(descriptions.back().info.name).second) {
             reader.fail(ErrorCode::format, "appears twice: the file is damaged; convert the model again");
         }
     }
     const size_t data_start = (reader.position() + alignment - 1) / alignment * alignment;
     check_extents(reader, descriptions, data_start);
-    for (const Description& it : descriptions) {
-        auto* data = const_cast<std::byte*>(reader.at(data_start + static_cast<size_t>(it.offset)));
-        tensors[it.name] = Tensor(data, it.type->dtype, it.rows, it.cols);
+    std::vector<GgufTensorInfo> tensors;
+    for (Description& it : descriptions) {
+        it.info.position = data_start + static_cast<size_t>(it.offset);
+        tensors.push_back(std::move(it.info));
     }
     return tensors;
 }

@@ -52,14 +52,23 @@ class _Ops:
 ops: _Ops
 
 class GgufFile:
-    """A validated, memory-mapped GGUF file (v3). Raises ModelFormatError, UnsupportedError, OSError."""
+    """A validated, memory-mapped GGUF file. Raises ModelFormatError, UnsupportedError, OSError. Not tensors: only the
+    metadata is looked at."""
 
-    def __init__(self, path: str) -> None: ...
+    def __init__(self, path: str, *, tensors: bool = True) -> None: ...
+    @property
+    def path(self) -> str:
+        """As it was given."""
     def keys(self) -> list[str]: ...
     def value(self, key: str, /) -> Any:
         """int, float, bool, str, or a list of these. KeyError when there is none."""
+    def fields(self, prefix: str = "") -> dict[str, tuple[int, int | None, Any]]:
+        """Of the keys that begin so, in the order of the file: GGUF's numbers of the type and of an array's elements,
+        and the value with nothing lost: int, float, bool, bytes, list[bytes], or an array of the file's own type."""
     def tensors(self) -> dict[str, tuple[str, tuple[int, int]]]:
         """name -> (type name such as "q8_0", (rows, cols))."""
+    def tensor_list(self) -> list[tuple[str, int, tuple[int, ...], int]]:
+        """In the order of the file: name, ggml's number of the type, sizes (innermost first), position in bytes()."""
     def tensor_bytes(self, name: str, /) -> int: ...
     def read(self, name: str, /) -> NDArray[np.float32]:
         """The tensor unpacked to float32 [rows, cols]."""

@@ -169,6 +169,19 @@ void test_values() {
     const slimrt::Tensor& q = file.tensors().at("q");
     check(q.dtype == DType::Q8_0 && q.rows == 1 && q.cols == 64 && q.bytes() == 68, "shape of q");
     check(q.data - w.data == 128, "offsets");
+
+    check(file.keys().size() == 8 && file.keys()[0].name == "u" && file.keys()[0].type == UINT32, "keys");
+    const slimrt::GgufTensorInfo& first = file.tensor_list().at(0);
+    check(first.name == "w" && first.sizes == std::vector<int64_t>{2, 3, 4}, "tensors as listed");
+    check(file.bytes().data() + first.position == w.data, "positions");
+}
+
+void test_metadata_alone() {
+    Bytes bytes;
+    bytes.header(1, 1).entry("k", UINT32, 7u).tensor("t", {256}, IQ4_XS, 0);
+    const auto* data = reinterpret_cast<const std::byte*>(bytes.data.data());
+    const GgufFile file = GgufFile::parse(data, bytes.data.size(), "m", slimrt::GgufPart::metadata);
+    check(file.integer("k", 0, 9) == 7 && file.tensors().empty(), "metadata alone");
 }
 
 }  // namespace
@@ -178,5 +191,6 @@ int main() {
     test_metadata();
     test_tensors();
     test_values();
+    test_metadata_alone();
     std::printf("ok\n");
 }

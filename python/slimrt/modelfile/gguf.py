@@ -4,26 +4,25 @@
 from __future__ import annotations
 
 import errno
-import mmap
+import os
 import shutil
-import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, quants
 from gguf.gguf_writer import GGUFValue
 
+from slimrt import core
 from slimrt.errors import ModelFormatError, UnsupportedError
 from slimrt.plumbing import progress as bars
 from slimrt.plumbing.files import written_beside
 from slimrt.plumbing.units import format_bytes
 
 F32 = GGMLQuantizationType.F32
-_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-_ALIGNMENT = 32  # of tensor data, when the file does not say
+_ALIGNMENT = 32  # of tensor data, as the writer has it
 
 
 @dataclass(frozen=True)
@@ -126,72 +125,41 @@ def array(values: list[Any], kind: GGUFValueType) -> GGUFValue:
     return GGUFValue(values, GGUFValueType.ARRAY, kind)
 
 
-class _Header:
-    """A cursor over a GGUF header that the native reader has already validated."""
-
-    def __init__(self, data: mmap.mmap):
-        self.data = data
-        self.at = 0
-
-    def scalar(self, code: str) -> Any:
-        (value,) = struct.unpack_from("<" + code, self.data, self.at)
-        self.at += struct.calcsize("<" + code)
-        return value
-
-    def bytes(self) -> bytes:
-        size = self.scalar("Q")
-        self.at += size
-        return self.data[self.at - size : self.at]
-
-    def value(self) -> GGUFValue:
-        kind = GGUFValueType(self.scalar("I"))
-        if kind == GGUFValueType.STRING:
-            return GGUFValue(self.bytes().decode(errors="replace"), kind)
-        if kind != GGUFValueType.ARRAY:
-            return GGUFValue(self.scalar(_SCALARS[kind]), kind)
-        item, count = GGUFValueType(self.scalar("I")), self.scalar("Q")
-        if item == GGUFValueType.STRING:  # kept as bytes: a token need not be UTF-8
-            return GGUFValue([self.bytes() for _ in range(count)], kind, item)
-        if item == GGUFValueType.ARRAY:
-            raise UnsupportedError(f"metadata at byte {self.at} is an array of arrays")
-        values = np.frombuffer(self.data, "<" + _SCALARS[item], count, self.at)
-        self.at += values.nbytes
-        return GGUFValue(values.tolist(), kind, item)
+GgufPath: TypeAlias = "str | os.PathLike[str] | core.GgufFile"
 
 
-def read_gguf(path: Path) -> ModelData:
-    """Open a GGUF file; tensor data stays on disk until it is asked for.
+def opened(file: GgufPath) -> core.GgufFile:
+    """The argument if it is an open file already, else the file at that path. Errors as core.GgufFile."""
+    return file if isinstance(file, core.GgufFile) else core.GgufFile(os.fspath(file))
+
+
+def read_gguf(file: GgufPath) -> ModelData:
+    """The model in a GGUF file; tensor data stays on disk until it is asked for.
 
     Raises:
-        ModelFormatError, UnsupportedError: as `slimrt.core.GgufFile`, which validates the file first.
-        OSError: it cannot be read.
+        ModelFormatError, UnsupportedError, OSError: as `slimrt.core.GgufFile`.
     """
-    from slimrt import core
+    file = opened(file)
+    metadata = {key: _value(*found) for key, found in file.fields().items()}
+    metadata.pop("general.alignment", None)  # the writer aligns in its own way, so the key must not travel on
+    data = file.bytes()
 
-    core.GgufFile(str(path))
-    with path.open("rb") as file:
-        header = _Header(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    header.at = 8  # magic and version
-    n_tensors, n_keys = header.scalar("Q"), header.scalar("Q")
-    metadata = {header.bytes().decode(errors="replace"): header.value() for _ in range(n_keys)}
-    found = []
-    for _ in range(n_tensors):
-        name = header.bytes().decode(errors="replace")
-        dimensions = [header.scalar("Q") for _ in range(header.scalar("I"))]
-        kind = GGMLQuantizationType(header.scalar("I"))
-        found.append((name, tuple(reversed(dimensions)), kind, header.scalar("Q")))
-    # The writer aligns in its own way, so the key must not travel on.
-    alignment = metadata.pop("general.alignment", uint32(_ALIGNMENT)).value
-    start = -(-header.at // alignment) * alignment
-
-    def stored(name: str, shape: tuple[int, ...], kind: GGMLQuantizationType, offset: int) -> Tensor:
+    def stored(name: str, number: int, sizes: tuple[int, ...], start: int) -> Tensor:
+        shape, kind = tuple(reversed(sizes)), GGMLQuantizationType(number)
         byte_shape = quants.quant_shape_to_byte_shape(shape, kind)
         count = int(np.prod(byte_shape, dtype=np.int64))
-        return Tensor(
-            name, shape, kind, lambda: np.frombuffer(header.data, np.uint8, count, start + offset).reshape(byte_shape)
-        )
+        return Tensor(name, shape, kind, lambda: data[start : start + count].reshape(byte_shape))
 
-    return ModelData(metadata, {row[0]: stored(*row) for row in found})
+    return ModelData(metadata, {row[0]: stored(*row) for row in file.tensor_list()})
+
+
+def _value(kind: int, item: int | None, value: Any) -> GGUFValue:
+    """Of a key. Strings of arrays stay bytes: a token need not be UTF-8."""
+    if isinstance(value, bytes):
+        value = value.decode(errors="replace")
+    elif isinstance(value, np.ndarray):
+        value = value.tolist()
+    return GGUFValue(value, GGUFValueType(kind), None if item is None else GGUFValueType(item))
 
 
 def write_gguf(path: Path, model: ModelData, *, show_progress: bool) -> None:

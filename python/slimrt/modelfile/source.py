@@ -6,6 +6,7 @@ import hashlib
 import os
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from slimrt import core
 from slimrt.errors import ModelFormatError, UnsupportedError
@@ -14,6 +15,9 @@ from slimrt.plumbing.arguments import whole
 from slimrt.plumbing.files import is_ggml_bin
 from slimrt.tokenizer.gguf import read_fields
 from slimrt.tokenizer.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from slimrt.modelfile.gguf import ModelData
 
 DEFAULT_N_CTX = 4096
 _BESIDE_ENCODERS = ("whisper", "moonshine", "t5")
@@ -81,7 +85,7 @@ class ModelSource:
             raise UnsupportedError(f"{self.path} has no {missing}: it can be used from Python with token ids only")
         if own:
             return Tokenizer(self.path)
-        return Tokenizer.from_gguf_fields(read_fields(file.bytes().data, str(self.gguf)))
+        return Tokenizer.from_gguf_fields(read_fields(file))
 
     @cached_property
     def tokenizer_if_any(self) -> Tokenizer | None:
@@ -108,6 +112,13 @@ class ModelSource:
     @cached_property
     def _modes(self) -> tuple[core.Mode, ...]:
         return core.modes(self.file)
+
+    @cached_property
+    def model(self) -> ModelData:
+        """Metadata and tensors, for folding."""
+        from slimrt.modelfile.gguf import read_gguf
+
+        return read_gguf(self.file)
 
     @property
     def kv_width(self) -> int:

@@ -1,11 +1,8 @@
-"""The vocabulary inside a GGUF file: its fields read straight from the memory map, and the tokenizer they describe."""
+"""The vocabulary inside a GGUF file: its fields, and the tokenizer they describe."""
 
 from __future__ import annotations
 
-import mmap
-import os
 import secrets
-import struct
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from pathlib import Path
@@ -15,12 +12,11 @@ import numpy as np
 import tokenizers
 from tokenizers import AddedToken, Regex, models, normalizers
 
+from slimrt import core
 from slimrt.errors import ModelFormatError, UnsupportedError
 from slimrt.tokenizer import pretokenizers
 from slimrt.tokenizer.vocabulary import SPACE, Vocabulary, end_of_generation
 
-_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-_STRING, _ARRAY = 8, 9
 _NO_TOKEN = 0xFFFFFFFF
 _MODELS = ("llama", "gpt2", "t5")
 
@@ -36,97 +32,35 @@ class _Type(IntEnum):
     BYTE = 6
 
 
-def read_fields(data: memoryview, name: str) -> dict[str, Any]:
+def read_fields(file: core.GgufFile) -> dict[str, Any]:
     """Return the `tokenizer.*` fields and `general.architecture` of a GGUF file.
 
-    Only the header is read, and every length in it is checked against the file's.
+    Raises:
+        ModelFormatError: a text in them is not UTF-8.
+    """
+    fields = file.fields("tokenizer.") | file.fields("general.architecture")
+    try:
+        return {key: _decoded(value) for key, (_, _, value) in fields.items()}
+    except UnicodeDecodeError as error:
+        raise ModelFormatError(f"{file.path}: corrupted GGUF header: {error}") from error
 
-    Args:
-        data: the file's bytes; name: for messages.
+
+def _decoded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [text.decode() for text in value]
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """`read_fields` of a file, which need hold no more than a vocabulary; its tensors may be of any type.
 
     Raises:
         ModelFormatError: not a GGUF file, another version, truncated or corrupted.
     """
     try:
-        return _Header(data).fields()
-    except (ModelFormatError, UnicodeDecodeError) as error:
-        raise ModelFormatError(f"{name}: corrupted GGUF header: {error}") from error
-
-
-def read_file(path: Path) -> dict[str, Any]:
-    """`read_fields` of a file, which need hold no more than a vocabulary."""
-    with path.open("rb") as file:
-        if os.fstat(file.fileno()).st_size == 0:
-            raise ModelFormatError(f"{path}: the file is empty")
-        return read_fields(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)), str(path))
-
-
-class _Header:
-    """A cursor over a GGUF header."""
-
-    def __init__(self, data: memoryview):
-        self._data = data
-        self._at = 0
-
-    def fields(self) -> dict[str, Any]:
-        if bytes(self._take(4)) != b"GGUF":
-            raise ModelFormatError("the file does not begin with GGUF")
-        version = self._scalar("I")
-        if version not in (2, 3):
-            raise ModelFormatError(f"GGUF version {version}; this reads versions 2 and 3, little-endian")
-        self._scalar("Q")  # tensors
-        found: dict[str, Any] = {}
-        for _ in range(self._scalar("Q")):
-            key = str(self._take(self._scalar("Q")), "utf-8")
-            keep = key.startswith("tokenizer.") or key == "general.architecture"
-            value = self._value(self._scalar("I"), keep)
-            if keep:
-                found[key] = value
-        return found
-
-    def _take(self, size: int) -> memoryview:
-        if size > len(self._data) - self._at:
-            raise ModelFormatError(f"{size} bytes wanted at byte {self._at}, the file has {len(self._data)}")
-        self._at += size
-        return self._data[self._at - size : self._at]
-
-    def _scalar(self, code: str) -> Any:
-        return struct.unpack("<" + code, self._take(struct.calcsize("<" + code)))[0]
-
-    def _value(self, kind: int, keep: bool) -> Any:
-        if kind == _STRING:
-            text = self._take(self._scalar("Q"))
-            return str(text, "utf-8") if keep else None
-        if kind == _ARRAY:
-            item, count = self._scalar("I"), self._scalar("Q")
-            if item == _STRING:
-                return self._strings(count, keep)
-            data = self._take(count * struct.calcsize("<" + self._code(item)))
-            return np.frombuffer(data, dtype="<" + self._code(item)).copy() if keep else None
-        return self._scalar(self._code(kind))
-
-    def _code(self, kind: int) -> str:
-        if kind not in _SCALARS:
-            raise ModelFormatError(f"unknown value type {kind} at byte {self._at}")
-        return _SCALARS[kind]
-
-    def _strings(self, count: int, keep: bool) -> list[str]:
-        # The one hot loop of loading (hundreds of thousands of strings), hence written out.
-        data, at, end = self._data, self._at, len(self._data)
-        length_at = struct.Struct("<Q").unpack_from
-        found: list[str] = []
-        for _ in range(count):
-            if end - at < 8:
-                raise ModelFormatError(f"an array of {count} strings runs past the end of the file")
-            (length,) = length_at(data, at)
-            at += 8
-            if length > end - at:
-                raise ModelFormatError(f"a string of {length} bytes at byte {at} runs past the end of the file")
-            if keep:
-                found.append(str(data[at : at + length], "utf-8"))
-            at += length
-        self._at = at
-        return found
+        return read_fields(core.GgufFile(str(path), tensors=False))
+    except UnsupportedError as error:
+        raise ModelFormatError(f"{path}: not a GGUF version that slimrt reads: {error}") from error
 
 
 def build(fields: Mapping[str, Any]) -> Vocabulary:
