@@ -14,6 +14,7 @@ import slimrt
 from conftest import TESTS
 from slimrt import _core
 from slimrt.folding.spectrum import spectra
+from slimrt.modelfile.gguf import read_gguf
 from tiny_model import write_tiny
 
 pytestmark = [pytest.mark.usefixtures("clean_environment"), pytest.mark.unsanitized]  # Python most of the time
@@ -144,6 +145,6 @@ def test_spectra_are_those_of_the_weights(run, tiny, tmp_path):
 def test_spectra_of_many_layers_and_of_grouped_heads(run, tmp_path):
     pytest.importorskip("matplotlib")
     model = write_tiny(tmp_path / "deep.gguf", n_layers=14, n_kv_heads=2)
-    assert [len(one.values) for one in spectra(model)] == [16] * 14  # K is 16 wide
+    assert [len(one.values) for one in spectra(read_gguf(model))] == [16] * 14  # K is 16 wide
     assert run("inspect", model, "--spectrum", tmp_path / "a.svg")[0] == 0
     assert "layer 13" in (tmp_path / "a.svg").read_text() and "layer 5" not in (tmp_path / "a.svg").read_text()

@@ -4,14 +4,19 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import slimrt
-from conftest import GREEDY, PROMPT, relative, third_party
+from conftest import GREEDY, PROMPT, TESTS, relative, third_party
+from slimrt.modelfile.source import ModelSource
 from slimrt.plumbing.units import format_bytes, parse_bytes
 from tiny_model import BOS, write_tiny
+
+SHIPPED = TESTS.parent / "models"
 
 
 def test_k_is_folded_while_loading_and_says_so_once(tiny, capsys):
@@ -27,6 +32,35 @@ def test_k_is_folded_while_loading_and_says_so_once(tiny, capsys):
             assert relative(rows, expected) < 1e-3
             assert k.memory()["cache_bytes_per_token"] * 2 == size
     assert capsys.readouterr().err.count("slimrt convert") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("tale-llama", {"cache": "kv"}),
+        ("tale-llama", {"cache": "k:f32"}),
+        ("tale-llama", {"cache": "k+r"}),  # folded on a text: with its tokenizer, by an engine of its own
+        ("tale-neox", {"cache": "xr", "calibration": "none"}),
+        ("tale-t5", {"cache": "k", "cross": "e1", "allow_lossy": True}),
+        ("tale-whisper", {}),
+        ("tale-chronos", {}),
+    ],
+)
+def test_a_models_file_is_opened_once(name, options, tmp_path):
+    """What comes after finds no file at the path any more; it may as well be another one by then."""
+    path = Path(shutil.copy(SHIPPED / f"{name}.gguf", tmp_path / "model.gguf"))
+    source = ModelSource(path)
+    path.unlink()
+    slimrt.plan(source, **{key: value for key, value in options.items() if key != "calibration"})
+    with slimrt.Model(source, progress=False, **options) as model:
+        if name == "tale-whisper":
+            assert model.transcribe(np.zeros(16000, np.float32))
+        elif name == "tale-chronos":
+            assert np.isfinite(model.predict_quantiles(np.arange(30.0), 2)).all()
+        elif name == "tale-t5":
+            assert model.text2text("copy: one", max_tokens=4)
+        else:
+            assert model.generate(PROMPT, max_tokens=2).tokens
 
 
 def test_a_mode_for_each_layer(tiny):

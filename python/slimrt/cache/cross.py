@@ -59,7 +59,7 @@ class CrossConfig:
 
     def resolved(self, source: ModelSource) -> CrossConfig:
         """As a model with an encoder will have it: what is left open is the core's choice. Errors as arguments()."""
-        found = core.cross_of(core.plan(str(source.gguf), **self.arguments(source)))
+        found = core.cross_of(core.plan(source.file, **self.arguments(source)))
         return CrossConfig(found["mode"], found["type"], self.n_source)
 
     def mode_for(self, source: ModelSource) -> str:

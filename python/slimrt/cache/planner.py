@@ -70,7 +70,7 @@ class Planner:
     def ask(self, choice: CacheChoice, n_ctx: int) -> core.Plan:
         """What core.plan says of a choice."""
         return core.plan(
-            str(self.source.gguf),
+            self.source.file,
             n_ctx=n_ctx,
             n_seqs=self.n_seqs,
             n_batch=self.n_batch,

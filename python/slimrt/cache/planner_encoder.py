@@ -64,7 +64,7 @@ def decoder_weights(planner: Planner, cross: str) -> int:
     """Bytes that a decoding step reads of the file's own tensors: the decoder's layers and its head, which may be the
     token embeddings. Of cross-attention's W_K and W_V only those that its mode reads again after the source's rows are
     made, or the derived matrix that takes their place: counted as what it stands for."""
-    file = core.GgufFile(str(planner.source.gguf))
+    file = planner.source.file
     names = list(file.tensors())
     head = "output.weight" if "output.weight" in names else "token_embd.weight"
     unread = [one.suffix for one in planner.source.modes(cross=True)[cross].unread if not one.replaced]

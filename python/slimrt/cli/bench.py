@@ -183,8 +183,8 @@ class Bench:
         The first token of an empty sequence, which reads other weights in the modes that fold, counts as the others do.
         """
         # a context of 1: of the RoPE table, which grows with it, a step reads a row
-        memory = core.plan(str(self.source.gguf), n_ctx=1, **choice.arguments(self.source))
-        file = core.GgufFile(str(self.source.gguf))
+        memory = core.plan(self.source.file, n_ctx=1, **choice.arguments(self.source))
+        file = self.source.file
         tensors, architecture = file.tensors(), self.info["architecture"]
         looked_up = ["position_embd.weight"] + (["token_embd.weight"] if "output.weight" in tensors else [])
         unread = sum(_prefill_only(self.source, file, memory, layer) for layer in range(len(memory["layers"])))

@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
         check_plot(args.spectrum)
     source = model_source(args)
     report = _report(source)
-    found = spectra(source.gguf, progress=wanted(show_progress(args))) if args.spectrum is not None else []
+    found = spectra(source.model, progress=wanted(show_progress(args))) if args.spectrum is not None else []
     if args.spectrum:
         plot_spectra(source.path.name, [one.values for one in found], args.spectrum)
     if args.json:
@@ -50,14 +50,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _report(source: ModelSource) -> dict[str, Any]:
-    path = str(source.gguf)
-    file = core.GgufFile(path)
+    file = source.file
     tensors: list[dict[str, Any]] = [
         {"name": name, "type": type, "rows": rows, "cols": cols, "bytes": file.tensor_bytes(name)}
         for name, (type, (rows, cols)) in file.tensors().items()
     ]
     report: dict[str, Any] = {
-        "path": path,
+        "path": str(source.gguf),
         "metadata": {key: _short(file.value(key)) for key in file.keys()},
         "parameters": sum(tensor["rows"] * tensor["cols"] for tensor in tensors),
         "bytes": sum(tensor["bytes"] for tensor in tensors),
@@ -87,8 +86,8 @@ def _imprecise(source: ModelSource, part: str, mode: dict[str, Any]) -> dict[str
     for name in _GATED if mode["legal"] else ():
         rows = Lossy(part, mode["mode"], name)
         try:
-            if rows.loses and predicts_fast(source.gguf, rows, range(int(source.defaults["n_layers"]))):
-                check(source.gguf, rows)
+            if rows.loses and predicts_fast(source.model, rows, range(int(source.defaults["n_layers"]))):
+                check(source.model, rows)
         except CacheUnsupportedError as error:
             refused[name] = str(error)
     return refused
@@ -99,7 +98,7 @@ def _cross_modes(source: ModelSource) -> list[dict[str, Any]]:
     found = []
     for mode in _described(source, cross=True):
         sizes = {
-            name: core.cross_of(core.plan(str(source.gguf), cross=mode["mode"], cross_type=name))["bytes_per_row"]
+            name: core.cross_of(core.plan(source.file, cross=mode["mode"], cross_type=name))["bytes_per_row"]
             for name in (CACHE_TYPES if mode["legal"] else ())
         }
         refused = _imprecise(source, "cross-attention", mode)
@@ -114,7 +113,7 @@ def _cache_mode(source: ModelSource, mode: dict[str, Any]) -> dict[str, Any]:
     rows: dict[str, str] = {}
     for name in CACHE_TYPES if mode["legal"] else ():
         choice = CacheChoice.of(mode["mode"], name)
-        sizes[name] = core.plan(str(source.gguf), **choice.arguments(source))["cache_bytes_per_token"]
+        sizes[name] = core.plan(source.file, **choice.arguments(source))["cache_bytes_per_token"]
         rows[name] = row_type(vars(choice.layers(source)[0]) | {"type": name})
     line = mode | {"bytes_per_token": sizes.get("f16"), "bytes_per_token_by_type": sizes, "rows_by_type": rows}
     return line | {"imprecise": _imprecise(source, "self-attention", mode)}

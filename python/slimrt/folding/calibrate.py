@@ -18,16 +18,18 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from slimrt import core
 from slimrt.errors import UnsupportedError
 from slimrt.folding.attention import Attention, LayerWeights
 from slimrt.folding.readback import Sample
 from slimrt.folding.rotation import Rotation
 from slimrt.folding.wiener import shrunk
 from slimrt.folding.window import Window
-from slimrt.modelfile.gguf import ModelData
+from slimrt.modelfile.gguf import GgufPath, ModelData, opened
 from slimrt.modelfile.text import text_pieces
 from slimrt.plumbing import progress as bars
 from slimrt.plumbing.units import format_bytes
+from slimrt.tokenizer.gguf import read_fields
 from slimrt.tokenizer.tokenizer import Tokenizer
 
 DEFAULT_TEXT = Path(__file__).with_name("calibration.txt")
@@ -41,7 +43,7 @@ _WHITE = 512  # tokens in place of a text
 Text = str | os.PathLike[str] | None
 
 
-def text_ids(gguf: Path, text: Text, limit: int | None = None) -> np.ndarray | None:
+def text_ids(gguf: GgufPath, text: Text, limit: int | None = None) -> np.ndarray | None:
     """Return the token ids of a text file (None: the built-in one), int32; None for a model without a tokenizer.
 
     No more of the file is read than `limit` ids need.
@@ -52,7 +54,7 @@ def text_ids(gguf: Path, text: Text, limit: int | None = None) -> np.ndarray | N
         UnsupportedError: a text is named, and the model has no tokenizer for it.
     """
     try:
-        tokenizer = Tokenizer(gguf)
+        tokenizer = Tokenizer.from_gguf_fields(read_fields(opened(gguf)))
     except UnsupportedError as error:
         if text is None:
             return None
@@ -136,12 +138,12 @@ def white_inputs(weights: LayerWeights) -> tuple[np.ndarray, np.ndarray]:
 
 @contextmanager
 def calibrated(
-    gguf: Path, model: ModelData, text: Text | np.ndarray, *, folder: Path | None = None, show_progress: bool
+    gguf: GgufPath, model: ModelData, text: Text | np.ndarray, *, folder: Path | None = None, show_progress: bool
 ) -> Iterator[Calibration]:
     """Run a text through a model and yield what it did to each layer; its files are gone afterwards.
 
     Args:
-        gguf: the file whose activations are taken.
+        gguf: the file, perhaps open, whose activations are taken.
         model: the weights that will run, perhaps requantised.
         text: a file, or its token ids; None: the built-in text; "none", None for a model without a tokenizer, any for
             a model with an encoder: no text.
@@ -180,15 +182,13 @@ def calibrated(
         yield found
 
 
-def _run(gguf: Path, attention: Attention, chunks: list[np.ndarray], folder: Path, show_progress: bool) -> None:
-    from slimrt import core
-
+def _run(gguf: GgufPath, attention: Attention, chunks: list[np.ndarray], folder: Path, show_progress: bool) -> None:
     n_tokens = sum(map(len, chunks))
     needed, free = n_tokens * attention.n_layers * attention.d * 4, shutil.disk_usage(folder).free
     if needed > free:
         message = f"calibration needs {format_bytes(needed)} for activations, {format_bytes(free)} free"
         raise OSError(errno.ENOSPC, message, str(folder.parent))
-    engine = core.Engine(str(gguf), n_ctx=len(chunks[0]), cache="kv", cache_type_k="f32", cache_type_v="f32")
+    engine = core.Engine(opened(gguf), n_ctx=len(chunks[0]), cache="kv", cache_type_k="f32", cache_type_v="f32")
     done = 0
     with bars.bar(show_progress, n_tokens, "calibrating", "token") as update:
         for chunk in chunks:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 
@@ -20,7 +19,7 @@ from slimrt.folding.attention import Attention, LayerWeights, projections
 from slimrt.folding.calibrate import white_inputs
 from slimrt.folding.exact import condition, fold_matrix
 from slimrt.folding.planes import Plane
-from slimrt.modelfile.gguf import ModelData, read_gguf
+from slimrt.modelfile.gguf import ModelData
 from slimrt.modes import CROSS_FOLDED
 from slimrt.plumbing import progress as bars
 
@@ -122,14 +121,14 @@ def folds(model: ModelData, mode: str, layers: Collection[int] | None = None) ->
         yield CrossFold(LayerWeights(model, attention, layer), cond, w_in, tuple(Product(*one) for one in products))
 
 
-def fold_cross(path: str | Path, mode: str, layers: Sequence[int], *, progress: bool = True) -> dict[str, np.ndarray]:
+def fold_cross(model: ModelData, mode: str, layers: Sequence[int], *, progress: bool = True) -> dict[str, np.ndarray]:
     """Return what a cross-attention mode needs beyond a plain GGUF's own tensors, by name, float32 [e_out, e_in].
 
-    Errors as `folds`; OSError. progress: show a bar on stderr, when that is a terminal.
+    Errors as `folds`. progress: show a bar on stderr, when that is a terminal.
     """
     made: dict[str, np.ndarray] = {}
     with bars.bar(bars.wanted(None) and progress, len(layers), "folding", "layer") as update:
-        for done, fold in enumerate(folds(read_gguf(Path(path)), mode, layers)):
+        for done, fold in enumerate(folds(model, mode, layers)):
             made |= fold.tensors
             update(done + 1, len(layers))
     return made

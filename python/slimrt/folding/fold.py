@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection
-from pathlib import Path
 
 import numpy as np
 
@@ -14,7 +12,7 @@ from slimrt.folding.calibrate import Text, calibrated
 from slimrt.folding.conditioned import Conditioned
 from slimrt.folding.planes import STATIC_SCALES
 from slimrt.folding.readback import KReader, KvReader, Reader, Sample, VReader, XReader, XrReader
-from slimrt.modelfile.gguf import read_gguf
+from slimrt.modelfile.gguf import GgufPath, opened, read_gguf
 from slimrt.modes import FOLDED, default_residual
 from slimrt.plumbing import progress as bars
 
@@ -46,7 +44,7 @@ def reader(
 
 
 def fold_layers(
-    path: str | os.PathLike[str],
+    path: GgufPath,
     mode: str,
     *,
     cache_type: str = "f16",
@@ -60,7 +58,7 @@ def fold_layers(
     """Return what a cache mode needs beyond a plain GGUF's own tensors, to load it without converting.
 
     Args:
-        path: a GGUF file.
+        path: a GGUF file, or one that is open.
         mode: "k", "v", "k+r" or "xr".
         cache_type: element type of the rows, which k+r and xr are folded for.
         rank, residual_type: of the residual of k+r; None: the default for the type.
@@ -80,7 +78,8 @@ def fold_layers(
     """
     if mode not in FOLDED:
         raise ValueError(f"cache mode {mode!r} needs no fold; those that do: {', '.join(FOLDED)}")
-    model = read_gguf(Path(path))
+    file = opened(path)
+    model = read_gguf(file)
     attention = Attention.of(model)
     attention.require(mode)
     check_rank(attention, rank)
@@ -89,7 +88,7 @@ def fold_layers(
     needs_text = mode == "k+r" or (mode == "xr" and cache_type in STATIC_SCALES)
     text = calibration if needs_text else "none"
     with (
-        calibrated(Path(path), fold_value_bias(model, attention), text, show_progress=show) as known,
+        calibrated(file, fold_value_bias(model, attention), text, show_progress=show) as known,
         bars.bar(show, len(wanted), "folding", "layer") as update,
     ):
         for done, layer in enumerate(wanted):

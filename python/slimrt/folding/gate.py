@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from slimrt.errors import CacheUnsupportedError
 from slimrt.folding.attention import Attention
@@ -20,7 +19,7 @@ from slimrt.folding.exact import FOLDED as EXACT
 from slimrt.folding.fold import reader
 from slimrt.folding.readback import Sample
 from slimrt.folding.report import CAUTION, TOO_LARGE
-from slimrt.modelfile.gguf import ModelData, read_gguf
+from slimrt.modelfile.gguf import ModelData
 from slimrt.modes import CROSS_FOLDED, DEFAULT_TYPE, RESIDUAL_MODE, default_residual
 
 _LOST = {"k": "V", "v": "K", "k+r": "V", "e1": "K and V"}
@@ -91,20 +90,19 @@ def _asked(model: ModelData, rows: Lossy) -> tuple[int, str]:
     return (rank, type_name) if rank else (0, "")
 
 
-def predicted(path: Path, rows: Lossy, layers: Collection[int] | None = None) -> Iterator[tuple[int, float]]:
+def predicted(model: ModelData, rows: Lossy, layers: Collection[int] | None = None) -> Iterator[tuple[int, float]]:
     """The expected relative error of what each layer computes from its rows: (layer, error).
 
     What a conversion wrote into the file is taken from there; the rest is folded again, a layer at a time, for white
     inputs.
 
     Args:
-        path: a GGUF file. rows: what its layers keep.
+        model: of a GGUF file. rows: what its layers keep.
         layers: which; None: all.
 
     Raises:
-        CacheUnsupportedError, ModelFormatError, OSError: as `cross.folds`.
+        CacheUnsupportedError, ModelFormatError: as `cross.folds`.
     """
-    model = read_gguf(path)
     attention = Attention.of(model)
     wanted = range(attention.n_layers) if layers is None else sorted(layers)
     known = written(model, rows)
@@ -119,9 +117,8 @@ def predicted(path: Path, rows: Lossy, layers: Collection[int] | None = None) ->
             yield layer, _folded_error(white_sample(model, attention, layer), rows)
 
 
-def predicts_fast(path: Path, rows: Lossy, layers: Collection[int]) -> bool:
+def predicts_fast(model: ModelData, rows: Lossy, layers: Collection[int]) -> bool:
     """Whether `predicted` takes no longer than about a second."""
-    model = read_gguf(path)
     return set(layers) <= written(model, rows).keys() or is_cheap(Attention.of(model))
 
 
@@ -171,10 +168,9 @@ def _instead(model: ModelData, rows: Lossy, layer: int) -> str:
     return f"use {plain} (--cache {plain})"
 
 
-def check(path: Path, rows: Lossy, layers: Collection[int] | None = None) -> list[int]:
+def check(model: ModelData, rows: Lossy, layers: Collection[int] | None = None) -> list[int]:
     """The layers whose error wants caution; stops at the first that is refused. Errors as both functions above."""
     if not rows.loses:
         return []
-    model = read_gguf(path)
-    found = predicted(path, rows, layers)
+    found = predicted(model, rows, layers)
     return [layer for layer, error in found if require_precise(model, rows, layer, error)]

@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from math import sqrt
-from pathlib import Path
 
 import numpy as np
 
@@ -16,7 +14,7 @@ from slimrt.folding.noise import ROUNDOFF
 from slimrt.folding.planes import Plane
 from slimrt.folding.readback import Reader
 from slimrt.folding.window import Window
-from slimrt.modelfile.gguf import read_gguf
+from slimrt.modelfile.gguf import GgufPath, opened, read_gguf
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ def _relative(sums: np.ndarray) -> float:
     return sqrt(sums[0] / sums[1]) if sums[1] else 0.0
 
 
-def measure_error_of_v(path: str | os.PathLike[str], ids: np.ndarray, mode: str = "k") -> dict[str, np.ndarray]:
+def measure_error_of_v(path: GgufPath, ids: np.ndarray, mode: str = "k") -> dict[str, np.ndarray]:
     """Return what rounding does to an exact fold on a text, for every float type.
 
     The real rows of mode "k" (or "v") are computed in float32 from the model's own activations, rounded to the type,
@@ -77,10 +75,11 @@ def measure_error_of_v(path: str | os.PathLike[str], ids: np.ndarray, mode: str 
     """
     from slimrt import core
 
-    model = read_gguf(Path(path))
+    file = opened(path)
+    model = read_gguf(file)
     attention = Attention.of(model)
     attention.require(mode)
-    engine = core.Engine(str(path), n_ctx=len(ids), cache="kv", cache_type_k="f32", cache_type_v="f32")
+    engine = core.Engine(file, n_ctx=len(ids), cache="kv", cache_type_k="f32", cache_type_v="f32")
     inputs = engine.attention_inputs(np.asarray(ids, np.int32))
     errors = {name: np.zeros(attention.n_layers) for name in ROUNDOFF}
     for layer in range(attention.n_layers):

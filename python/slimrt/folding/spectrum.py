@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from slimrt.modelfile.gguf import ModelData
 from slimrt.plumbing import progress as bars
 
 QUANTILES = (0.75, 0.5, 0.25, 0.1, 0.01)  # of the values over the largest; the low ones decide
@@ -43,16 +42,14 @@ class Spectrum:
         }
 
 
-def spectra(gguf: str | os.PathLike[str], *, progress: bool = False) -> list[Spectrum]:
+def spectra(model: ModelData, *, progress: bool = False) -> list[Spectrum]:
     """The spectrum of W_K in every layer, one layer in memory at a time; progress: show a bar on stderr.
 
     Raises:
         ModelFormatError, UnsupportedError, OSError: the file is broken or of an unknown architecture.
     """
     from slimrt.folding.attention import Attention, projections
-    from slimrt.modelfile.gguf import read_gguf
 
-    model = read_gguf(Path(gguf))
     attention = Attention.of(model)
     found = []
     with bars.bar(progress, attention.n_layers, "spectrum", "layer") as update:

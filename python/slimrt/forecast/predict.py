@@ -42,7 +42,7 @@ def predict_quantiles(
     kind = require(runtime, "chronos", "chronos-bolt", to="forecast")
     check_seed(seed)
     rows, levels = as_series(series), check_levels(quantile_levels)
-    file = core.GgufFile(str(runtime.source.gguf))
+    file = runtime.source.file
     if prediction_length is not None and whole("prediction_length", prediction_length) < 1:
         raise ValueError(f"prediction_length must be at least 1, got {prediction_length}")
     if kind == "chronos-bolt":
@@ -148,14 +148,13 @@ def enough_context(source: ModelSource) -> int:
     kind = source.kind
     if kind not in ("chronos", "chronos-bolt"):
         return 0
-    steps = read_chronos(core.GgufFile(str(source.gguf))).prediction_length if kind == "chronos" else 1
+    steps = read_chronos(source.file).prediction_length if kind == "chronos" else 1
     return whole_blocks(steps)
 
 
 def trained_levels(source: ModelSource) -> tuple[float, ...]:
     """The quantile levels that Chronos-Bolt was trained for, in order; () of a model that draws its paths."""
-    file = core.GgufFile(str(source.gguf))
-    return _levels(file) if source.kind == "chronos-bolt" else ()
+    return _levels(source.file) if source.kind == "chronos-bolt" else ()
 
 
 def _levels(file: core.GgufFile) -> tuple[float, ...]:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from slimrt import core
 from slimrt.cache.config import CacheChoice, LayerCache
 from slimrt.errors import CacheUnsupportedError
 from slimrt.modelfile.source import ModelSource
@@ -24,7 +23,7 @@ _LOSING = {"k": "type_k", "v": "type_v", RESIDUAL_MODE: "type_k"}  # mode -> the
 
 def folds_at_load(source: ModelSource, choice: CacheChoice) -> dict[LayerCache, list[int]]:
     """The layers whose self-attention needs folded weights that the file lacks, by the cache they are to have."""
-    present = core.GgufFile(str(source.gguf)).tensors()
+    present = source.file.tensors()
     missing: dict[LayerCache, list[int]] = {}
     for layer, cache in enumerate(choice.layers(source)):
         if cache.mode in FOLDED and f"{source.blocks}{layer}.{FOLDED[cache.mode]}" not in present:
@@ -34,7 +33,7 @@ def folds_at_load(source: ModelSource, choice: CacheChoice) -> dict[LayerCache, 
 
 def cross_folds_at_load(source: ModelSource, mode: str) -> list[int]:
     """The same of cross-attention in this mode."""
-    present = core.GgufFile(str(source.gguf)).tensors()
+    present = source.file.tensors()
     names = CROSS_FOLDED.get(mode, ())
     layers = range(int(source.defaults["n_layers"]))
     return [layer for layer in layers if any(f"{source.blocks}{layer}.{name}" not in present for name in names)]
@@ -92,7 +91,7 @@ def refusal(source: ModelSource, choice: CacheChoice, *, only_cheap: bool) -> st
     from slimrt.folding.gate import predicts_fast
 
     for rows, layers in lossy_layers(source, choice).items():
-        if only_cheap and not predicts_fast(source.gguf, rows, layers):
+        if only_cheap and not predicts_fast(source.model, rows, layers):
             return None
         try:
             Judge(source, rows, choice, False).predict(layers)
@@ -113,12 +112,11 @@ class Judge:
         """CacheUnsupportedError: the error is over the limit, and nobody insisted."""
         from slimrt.folding.gate import require_precise
         from slimrt.folding.report import CAUTION
-        from slimrt.modelfile.gguf import read_gguf
 
         if not self.rows.loses:
             return
         if not self.allowed:
-            require_precise(read_gguf(self.source.gguf), self.rows, layer, error)
+            require_precise(self.source.model, self.rows, layer, error)
         if error > CAUTION:
             self.doubtful[layer] = error
 
@@ -126,7 +124,7 @@ class Judge:
         """The same of layers whose fold is in the file, or need not be made."""
         from slimrt.folding.gate import predicted
 
-        for layer, error in predicted(self.source.gguf, self.rows, layers) if layers else ():
+        for layer, error in predicted(self.source.model, self.rows, layers) if layers else ():
             self(layer, error)
 
     def say(self) -> None:
@@ -160,7 +158,7 @@ def fold(
     if missing:
         from slimrt.folding.cross import fold_cross
 
-        derived |= fold_cross(source.gguf, mode, missing, progress=progress.wanted(show_progress))
+        derived |= fold_cross(source.model, mode, missing, progress=progress.wanted(show_progress))
     return derived
 
 
@@ -180,7 +178,7 @@ def _self_attention(
         residual = cache.mode == RESIDUAL_MODE
         judge = Judge(source, _lossy(cache), choice, show_progress) if cache.mode in _LOSING else None
         derived |= fold_layers(
-            source.gguf,
+            source.file,
             cache.mode,
             cache_type=getattr(cache, _LOSING.get(cache.mode, "type_k")),
             rank=cache.rank if residual else None,

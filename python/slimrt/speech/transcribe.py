@@ -97,7 +97,7 @@ def _whisper_maker(runtime: Runtime, options: Transcription) -> Maker:
 
 def whisper_model(runtime: Runtime) -> WhisperModel:
     """What the model's file says that decoding needs."""
-    file = core.GgufFile(str(runtime.source.gguf))
+    file = runtime.source.file
     keys = set(file.keys())
 
     def listed(name: str) -> tuple[int, ...] | None:
