@@ -15,12 +15,6 @@
 namespace slimrt {
 namespace {
 
-DType parse_cache_type(const std::string& name) {
-    const DTypeInfo* info = find_cache_type(name.c_str());
-    if (!info) fail(ErrorCode::argument, "unknown cache type '", name, "'; there are: ", cache_type_names());
-    return info->dtype;
-}
-
 /// A plane of stored rows in blocks that lie shuffled in memory.
 struct StoredRows {
     Buffer pool;
@@ -85,7 +79,7 @@ struct StoredRows {
 auto cache_round_trip(const F32& x, int heads, const std::string& type, const std::string& isa) {
     Arrays arrays(isa);
     const Tensor from = arrays.of(x), out = arrays.zeros(from.rows, from.cols);
-    const StoredRows stored(arrays.backend(), from, heads, parse_cache_type(type));
+    const StoredRows stored(arrays.backend(), from, heads, require_cache_type(type.c_str()));
     arrays->load(stored.rows, stored.table.data(), 0, from.rows, out);
     return arrays.read(out);
 }
@@ -100,8 +94,9 @@ auto recoded(const F32& x, int heads, const std::string& from_type, const std::s
     const int64_t group = std::max(scale_tokens, 1);
     if (begin < 0 || end > rows.rows || begin > end || begin % group || end % group || width > rows.cols)
         fail(ErrorCode::argument, "these are not rows, or no whole groups of them");
-    const StoredRows from(arrays.backend(), rows, heads, parse_cache_type(from_type));
-    StoredRows to(arrays.backend(), rows.rows, int(width), heads, parse_cache_type(to_type), scale_tokens);
+    const StoredRows from(arrays.backend(), rows, heads, require_cache_type(from_type.c_str()));
+    StoredRows to(arrays.backend(), rows.rows, int(width), heads, require_cache_type(to_type.c_str()),
+                  scale_tokens);
     to.recode(arrays.backend(), from, begin, end);
     arrays->load(to.rows, to.table.data(), begin, end, out);
     return arrays.read(out);
@@ -113,7 +108,7 @@ auto quantize_dequantize(const F32& x, int heads, const std::string& type, const
     Arrays arrays(isa, n_threads);
     const Tensor from = arrays.of(x), out = arrays.zeros(from.rows, from.cols);
     if (from.cols % heads) fail(ErrorCode::argument, "these are not ", heads, " heads");
-    arrays->quantize_dequantize(from, parse_cache_type(type), heads, out);
+    arrays->quantize_dequantize(from, require_cache_type(type.c_str()), heads, out);
     return arrays.read(out);
 }
 
@@ -128,7 +123,7 @@ auto attention(const F32& q, const F32& score_rows, const F32& value_rows, int n
     const int64_t stored = s.rows - n_fresh;
     if (stored < 0 || v.rows != s.rows || queries.rows != n_fresh)
         fail(ErrorCode::argument, "rows and queries do not match");
-    const DType type = parse_cache_type(dtype);
+    const DType type = require_cache_type(dtype.c_str());
     const StoredRows s_rows(arrays.backend(), s.rows_of(0, stored), stored_heads ? stored_heads : score_heads,
                             type);
     const StoredRows v_rows(arrays.backend(), v.rows_of(0, stored), stored_heads ? stored_heads : value_heads,
@@ -216,7 +211,7 @@ class Terms {
     void read_rows(const nb::dict& term, Term& out) {
         const Tensor rows = array(term, "rows");
         out.stored = store(rows, nb::cast<int>(term["stored_heads"]),
-                           parse_cache_type(nb::cast<std::string>(term["type"])),
+                           require_cache_type(nb::cast<std::string>(term["type"]).c_str()),
                            term.contains("scale_tokens") ? nb::cast<int>(term["scale_tokens"]) : 0);
         out.fresh = rows.rows_of(n_stored_, n_fresh_);
         out.n_heads = nb::cast<int>(term["heads"]);
@@ -352,9 +347,11 @@ auto time_attention(int n_heads, int n_kv_heads, int head_dim, const std::string
     Arrays arrays(isa, n_threads);
     const Decoding d{n_heads, n_kv_heads, head_dim, n, n_seqs, absorbed};
     std::vector<StoredRows> planes;
-    planes.emplace_back(arrays.backend(), n * n_seqs, d.width(), n_kv_heads, parse_cache_type(type_k));
+    planes.emplace_back(arrays.backend(), n * n_seqs, d.width(), n_kv_heads,
+                        require_cache_type(type_k.c_str()));
     if (!absorbed)
-        planes.emplace_back(arrays.backend(), n * n_seqs, d.width(), n_kv_heads, parse_cache_type(type_v));
+        planes.emplace_back(arrays.backend(), n * n_seqs, d.width(), n_kv_heads,
+                            require_cache_type(type_v.c_str()));
     std::minstd_rand random(1);
     fill_rows(arrays, n * n_seqs, d.width(), planes, random);
     std::vector<AttentionSequence> sequences = sequences_of(d, planes[0].table.data());

@@ -97,12 +97,6 @@ nb::list modes_of_file(const FileOrPath& from) {
     return list;
 }
 
-DType cache_type(const std::string& name) {
-    if (const DTypeInfo* info = find_cache_type(name.c_str())) return info->dtype;
-    fail(ErrorCode::unsupported, "cache type '", name,
-         "' is not supported; supported are: ", cache_type_names());
-}
-
 nb::list modes_of_attention(int d_model, int n_heads, int n_kv_heads, int head_dim, int n_rot, bool qk_norm,
                             bool cross, const std::string& type, int rank, const std::string& residual_type) {
     if (d_model < 1 || n_heads < 1 || n_kv_heads < 1 || head_dim < 1 || n_rot < 0 || n_rot > head_dim ||
@@ -118,8 +112,8 @@ nb::list modes_of_attention(int d_model, int n_heads, int n_kv_heads, int head_d
                  .n_rot = n_rot,
                  .rank = rank};
     if (qk_norm) c.qk_norm_eps = 0.0f;
-    c.type_k = c.type_v = cache_type(type);
-    c.type_r = cache_type(residual_type);
+    c.type_k = c.type_v = require_cache_type(type.c_str());
+    c.type_r = require_cache_type(residual_type.c_str());
     nb::list list;
     for (const CacheMode* mode : cache_modes(cross)) list.append(mode_dict(*mode, c, mode->refusal(c)));
     return list;
@@ -137,7 +131,7 @@ void bind_describe(nb::module_& m) {
     m.def(
         "plane_bytes",
         [](const std::string& type, int width, int heads) {
-            return plane_bytes(cache_type(type), width, heads);
+            return plane_bytes(require_cache_type(type.c_str()), width, heads);
         },
         nb::arg("type"), nb::arg("width"), nb::arg("heads"));
 }

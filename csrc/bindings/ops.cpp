@@ -13,6 +13,7 @@
 #include <tuple>
 
 #include "core/error.h"
+#include "engine/devices.h"
 #include "kernels/cpu/isa.h"
 
 namespace slimrt {
@@ -165,24 +166,17 @@ auto rope(const F32& x, int n_heads, const F32& table, int n_rot, bool interleav
     return arrays.read(out);
 }
 
-Activation parse_activation(const std::string& name) {
-    const char* names[] = {"silu", "gelu_tanh", "gelu_erf", "relu", "tanh"};
-    for (int i = 0; i < 5; ++i)
-        if (name == names[i]) return Activation(i);
-    fail(ErrorCode::argument, "unknown activation '", name, "'");
-}
-
 auto activate(const std::string& kind, const F32& x, const std::string& isa) {
     Arrays arrays(isa);
     const Tensor out = arrays.of(x);
-    arrays->activate(parse_activation(kind), out);
+    arrays->activate(require_activation(kind), out);
     return arrays.read(out);
 }
 
 auto gate(const std::string& kind, const F32& g, const F32& up, const std::string& isa) {
     Arrays arrays(isa);
     const Tensor out = arrays.of(g);
-    arrays->gate(parse_activation(kind), out, arrays.of(up));
+    arrays->gate(require_activation(kind), out, arrays.of(up));
     return arrays.read(out);
 }
 
@@ -196,8 +190,7 @@ std::shared_ptr<Backend> borrow_backend(const std::string& name, int n_threads) 
     std::vector<Backend*>& same = idle[{getpid(), name, n_threads}];
     std::unique_ptr<Backend> backend;
     if (same.empty()) {
-        backend =
-            name == "cuda" ? open_cuda_backend(0) : open_cpu_backend({.n_threads = n_threads, .isa = name});
+        backend = open_backend(name, n_threads);
     } else {
         backend.reset(same.back());
         same.pop_back();

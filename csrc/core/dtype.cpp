@@ -5,6 +5,8 @@
 #include <cstring>
 #include <string>
 
+#include "core/error.h"
+
 namespace slimrt {
 namespace {
 
@@ -55,11 +57,12 @@ const DTypeInfo* find_dtype(const char* name) {
     return nullptr;
 }
 
-const DTypeInfo* find_cache_type(const char* name) {
+DType require_cache_type(const char* name) {
     for (const CacheType& type : kCacheTypes) {
-        if (std::strcmp(dtype_info(type.dtype).name, name) == 0) return &dtype_info(type.dtype);
+        if (std::strcmp(dtype_info(type.dtype).name, name) == 0) return type.dtype;
     }
-    return nullptr;
+    fail(ErrorCode::unsupported, "cache type '", name,
+         "' is not supported; supported are: ", cache_type_names());
 }
 
 const char* cache_type_names() {

@@ -57,8 +57,8 @@ struct CacheType {
 /// All n of them, as they are shown.
 const CacheType* cache_types(int* n);
 
-/// The entry of a type that cache rows may have, by its name; nullptr when there is none.
-const DTypeInfo* find_cache_type(const char* name);
+/// The type of that name which cache rows may have. Throws Error{unsupported}, which lists them all.
+DType require_cache_type(const char* name);
 
 /// All of them, with commas between.
 const char* cache_type_names();

@@ -30,7 +30,7 @@ constexpr ValueTypeInfo kValueTypes[VALUE_TYPES] = {
     {"bool", 1},  {"string", 8}, {"array", 12}, {"uint64", 8}, {"int64", 8},  {"float64", 8},
 };
 
-constexpr uint64_t kLeastBytes = 8 + 1 + 4 + 1;  // key, type, value
+constexpr uint64_t kMinBytes = 8 + 1 + 4 + 1;  // key, type, value
 
 uint32_t read_value_type(GgufReader& reader) {
     const auto type = reader.read<uint32_t>();
@@ -101,7 +101,7 @@ GgufValue read_value(GgufReader& reader, uint32_t type) {
 
 GgufMetadata read_gguf_metadata(GgufReader& reader, uint64_t count, std::vector<GgufKey>& keys) {
     reader.begin("the metadata");
-    reader.check_count(count, kLeastBytes, "entries");
+    reader.check_count(count, kMinBytes, "entries");
     GgufMetadata metadata;
     for (uint64_t i = 0; i < count; ++i) {
         reader.begin(concat("metadata entry ", i));

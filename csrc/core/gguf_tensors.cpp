@@ -19,8 +19,8 @@ constexpr const char* kGgmlTypes[] = {
     "TQ2_0", "IQ4_NL_4_4", "IQ4_NL_4_8", "IQ4_NL_8_8", "MXFP4",    "NVFP4",    "Q1_0",
 };
 constexpr size_t kMaxDims = 4;
-constexpr uint64_t kMaxElements = uint64_t{1} << 60;     // no size in bytes overflows
-constexpr uint64_t kLeastBytes = 8 + 1 + 4 + 8 + 4 + 8;  // name, n_dims, one dimension, type, offset
+constexpr uint64_t kMaxElements = uint64_t{1} << 60;   // no size in bytes overflows
+constexpr uint64_t kMinBytes = 8 + 1 + 4 + 8 + 4 + 8;  // name, n_dims, one dimension, type, offset
 
 /// A description as read, its data not yet placed.
 struct Description {
@@ -104,7 +104,7 @@ void check_extents(GgufReader& reader, std::vector<Description> tensors, size_t 
 
 std::vector<GgufTensorInfo> read_gguf_tensors(GgufReader& reader, uint64_t count, uint64_t alignment) {
     reader.begin("the tensor list");
-    reader.check_count(count, kLeastBytes, "tensors");
+    reader.check_count(count, kMinBytes, "tensors");
     std::set<std::string> names;
     std::vector<Description> descriptions;
     for (uint64_t i = 0; i < count; ++i) {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cstdio>
 #include <set>
 
@@ -37,20 +36,6 @@ CrossCache cross_cache(Decoder& decoder) {
     for (int layer = 0; layer < decoder.config().n_layers; ++layer)
         cross.bytes_per_row += decoder.sources()->bytes_per_token(layer);
     return cross;
-}
-
-/// The number of a CUDA device, -1 of the CPU.
-int device_number(const std::string& device) {
-    constexpr std::string_view kCuda = "cuda";
-    if (device == "cpu") return -1;
-    if (device == kCuda) return 0;
-    int number = 0;
-    const char* const end = device.data() + device.size();
-    if (device.starts_with("cuda:") &&
-        std::from_chars(device.data() + kCuda.size() + 1, end, number) == std::from_chars_result{end, {}} &&
-        number >= 0)
-        return number;
-    fail(ErrorCode::unsupported, "unknown device '", device, "'; there are: cpu, cuda, cuda:1 ...");
 }
 
 std::string gib(uint64_t bytes) {
@@ -101,11 +86,6 @@ size_t measure_scratch(Decoder& decoder, Backend& dry) {
 }
 
 }  // namespace
-
-std::unique_ptr<Backend> open_backend(const std::string& device, int n_threads, bool dry) {
-    const int cuda = device_number(device);
-    return cuda < 0 ? open_cpu_backend({.n_threads = n_threads, .dry = dry}) : open_cuda_backend(cuda, dry);
-}
 
 uint64_t available_on(const std::string& device) { return open_backend(device, 1, true)->available(); }
 

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/devices.h"
 #include "model/decoder.h"
 
 namespace slimrt {
@@ -67,7 +68,5 @@ Measured measure(const GgufFile& file, const EngineOptions& options, const Extra
 void require_fit(const Measured& measured, uint64_t limit);
 
 EngineInfo describe(Decoder& decoder, const Backend& backend, int n_threads);
-/// device: as EngineOptions names it.
-std::unique_ptr<Backend> open_backend(const std::string& device, int n_threads, bool dry);
 
 }  // namespace slimrt

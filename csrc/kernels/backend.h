@@ -15,6 +15,8 @@ namespace slimrt {
 
 enum class NormKind { rms, layer };
 enum class Activation { silu, gelu_tanh, gelu_erf, relu, tanh };
+/// By its name above. Throws Error{unsupported}, which lists them; `where` begins the message.
+Activation require_activation(const std::string& name, const std::string& where = "");
 
 /// Rotary position embedding as a table: row p holds, for each of n_rot/2 pairs, cos and sin of position p
 /// (interleaved: cos0 sin0 cos1 sin1 ...), any attention factor of YaRN or longrope multiplied in.

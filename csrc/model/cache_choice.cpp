@@ -33,15 +33,9 @@ Names stored_names(const GgufFile& file, const char* key, int n_layers, const ch
     return names;
 }
 
-DType cache_type(const std::string& name) {
-    if (const DTypeInfo* info = find_cache_type(name.c_str())) return info->dtype;
-    fail(ErrorCode::unsupported, "cache type '", name,
-         "' is not supported; supported are: ", cache_type_names());
-}
-
 /// What was asked for, else what the file says, else f16.
 DType choose_type(const std::string& asked, const std::string& stored) {
-    return cache_type(asked != kAuto ? asked : stored.empty() ? "f16" : stored);
+    return require_cache_type((asked != kAuto ? asked : stored.empty() ? "f16" : stored).c_str());
 }
 
 /// The width of the residual that a layer was folded with, -1 if it was not.
@@ -75,7 +69,7 @@ void choose_residual(const CacheMode& mode, int64_t asked, int64_t folded, const
     if (!given && stored_type.empty())
         fail(ErrorCode::argument, where,
              " needs the type of its residual (residual_type); there are: ", cache_type_names());
-    c.type_r = cache_type(given ? asked_type : stored_type);
+    c.type_r = require_cache_type((given ? asked_type : stored_type).c_str());
 }
 
 void require_residual(const CacheOptions& o, const std::vector<LayerChoice>& choices) {

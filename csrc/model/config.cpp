@@ -22,13 +22,7 @@ const Architecture& find_architecture(const GgufFile& file) {
 
 Activation read_activation(const GgufFile& file, Activation usual) {
     if (!file.has("slimrt.activation")) return usual;
-    const std::string name = file.string("slimrt.activation");
-    if (name == "gelu_tanh") return Activation::gelu_tanh;
-    if (name == "gelu_erf") return Activation::gelu_erf;
-    if (name == "silu") return Activation::silu;
-    if (name == "relu") return Activation::relu;
-    fail(ErrorCode::unsupported, file.path(), ": activation '", name,
-         "' is not supported; supported are: gelu_tanh, gelu_erf, silu, relu");
+    return require_activation(file.string("slimrt.activation"), file.path() + ": ");
 }
 
 RopeConfig read_rope(const GgufFile& file, const std::string& prefix, const ModelConfig& c) {
