@@ -9,7 +9,7 @@ namespace slimrt::cuda {
 namespace {
 
 constexpr int kMaxCluster = 16, kMaxTeam = 32, kMaxHeads = 64, kMaxWideHeads = 32;
-constexpr int kMostStages = 6, kGoodStages = 4;
+constexpr int kMaxStages = 6, kGoodStages = 4;
 constexpr int kFirstCapability = 80, kClusterCapability = 90;
 
 template <class Number>
@@ -167,7 +167,7 @@ void lay_out(Absorbed& x, int stages, int tiles) {
 bool fill_memory(Absorbed& x, size_t shared_bytes) {
     lay_out_rows(x);
     const int least = x.wide.dim ? 3 : 2;
-    for (int stages = kMostStages; stages >= least; --stages) {
+    for (int stages = kMaxStages; stages >= least; --stages) {
         const int tiles = x.converted ? std::min(stages, 3) : stages;
         lay_out(x, stages, tiles);
         if (static_cast<size_t>(x.at.bytes) <= shared_bytes) return true;

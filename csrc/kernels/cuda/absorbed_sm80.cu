@@ -59,21 +59,21 @@ struct Blocks {
     /// All product warps, each a share of the words of at most kHeads heads.
     template <int kHeads>
     __device__ void fetch_weights(const Absorbed& x, const Ring& slot, int warp, int lane) const {
-        constexpr int kThreads = 32 * kProductWarps, kMost = (kMailWords * kHeads + kThreads - 1) / kThreads;
+        constexpr int kThreads = 32 * kProductWarps, kMax = (kMailWords * kHeads + kThreads - 1) / kThreads;
         const uint64_t* const from = words_of(x, slot.at);
         const WeightSlot to(x, slot.at);
         const int first = 32 * warp + lane, words = x.n_heads * kMailWords;
         uint32_t missing = 0;
 #pragma unroll
-        for (int j = 0; j < kMost; ++j)
+        for (int j = 0; j < kMax; ++j)
             if (first + j * kThreads < words) missing |= 1u << j;
         while (missing) {
-            uint64_t word[kMost] = {};  // all are asked for before one is looked at
+            uint64_t word[kMax] = {};  // all are asked for before one is looked at
 #pragma unroll
-            for (int j = 0; j < kMost; ++j)
+            for (int j = 0; j < kMax; ++j)
                 if (missing >> j & 1) word[j] = look_at_word(from + first + j * kThreads, slot.round + 1);
 #pragma unroll
-            for (int j = 0; j < kMost; ++j) {
+            for (int j = 0; j < kMax; ++j) {
                 if (!(missing >> j & 1) || word[j] >> 32 != slot.round + 1) continue;
                 const int i = first + j * kThreads, head = i / kMailWords, within = i % kMailWords;
                 uint32_t* const weights = reinterpret_cast<uint32_t*>(to.weights + head * kWeightStride);

@@ -8,7 +8,7 @@ namespace slimrt::cuda {
 
 /// Parts of no call are larger, whatever its sequences.
 size_t attention_workspace(const Device& device, const AttentionArgs& args) {
-    return std::max(kMostPartBytes, absorbed_workspace(device, args));
+    return std::max(kMaxPartBytes, absorbed_workspace(device, args));
 }
 
 void attention(const Device& device, const AttentionArgs& args, const PlacedSequence* placed, int query_shift,

@@ -13,7 +13,7 @@
 namespace slimrt::cuda {
 namespace {
 
-constexpr int kMostWarps = 4;
+constexpr int kMaxWarps = 4;
 
 /// Which rows of a tile are seen, of those in `rows`.
 __device__ Seen seen_of(int64_t tile, Range rows) {
@@ -94,8 +94,8 @@ __device__ void add_stored(const DecodeJob& job, Range rows, int64_t begin, int6
 
 /// The warps' sums [query][dim], and beside them their maxima and sums of weights.
 struct Shared {
-    float max[kMostWarps + 1][kQueries], sum[kMostWarps + 1][kQueries];  // the last: the fresh row
-    float weights[kMostWarps + 1][kQueries];
+    float max[kMaxWarps + 1][kQueries], sum[kMaxWarps + 1][kQueries];  // the last: the fresh row
+    float weights[kMaxWarps + 1][kQueries];
     Share shares[kQueries];
 };
 
@@ -113,8 +113,8 @@ __device__ void score_fresh(const DecodeJob& job, bool wanted, Shared& shared) {
         for (int lanes = 16; lanes > 0; lanes /= 2) dot += __shfl_xor_sync(~0u, dot, lanes);
         const float score = job.finish(i, dot, job.a.scale, sees, job.s.position);
         if (lane == 0) {
-            shared.max[kMostWarps][i] = score;
-            shared.sum[kMostWarps][i] = sees ? (score == score ? 1.0f : score) : 0.0f;
+            shared.max[kMaxWarps][i] = score;
+            shared.sum[kMaxWarps][i] = sees ? (score == score ? 1.0f : score) : 0.0f;
         }
     }
 }
@@ -124,7 +124,7 @@ __device__ void combine(const DecodeJob& job, const Parts& parts, int64_t slot, 
     float high = -infinity(), sum = 0;
     const auto each = [&](auto f) {
         for (int w = 0; w < static_cast<int>(blockDim.x / 32); ++w) f(w);
-        f(kMostWarps);
+        f(kMaxWarps);
     };
     each([&](int w) { high = fmaxf(high, shared.max[w][i]); });
     each([&](int w) {
@@ -155,7 +155,7 @@ __device__ void write_results(const DecodeJob& job, const Parts& parts, int part
             const float weight = shared.weights[w][i];
             if (weight != 0) sum = fmaf(weight, values[(w * kQueries + i) * dim + column], sum);
         }
-        const float weight = shared.weights[kMostWarps][i];
+        const float weight = shared.weights[kMaxWarps][i];
         if (weight != 0)
             sum = fmaf(weight, job.values().fresh.row(job.row)[int64_t(job.kv_head) * dim + column], sum);
         if (parts.n > 1)
@@ -167,7 +167,7 @@ __device__ void write_results(const DecodeJob& job, const Parts& parts, int part
 
 /// Blocks: parts, groups of queries of a KV head, sequences.
 template <int kTiles>
-__global__ void __launch_bounds__(kMostWarps * 32)
+__global__ void __launch_bounds__(kMaxWarps * 32)
     decode_kernel(AttentionView a, DecodeShape shape, Parts parts) {
     __shared__ Shared shared;
     __shared__ float units[kQueries];
@@ -225,17 +225,17 @@ void run(const Device& device, const AttentionArgs& args, const AttentionView& v
     const int steps = score.dim / 16, sums = kQueries * args.values[0].dim * int(sizeof(float));
     shape.warp_bytes = std::max(shape.k.bytes + shape.v.bytes, sums);
     const size_t queries = steps * 32 * sizeof(uint4), most = device.shared_bytes - sizeof(Shared) - 1024;
-    int warps = kMostWarps;
+    int warps = kMaxWarps;
     while (warps > 1 && warps * shape.warp_bytes + queries > most) warps /= 2;
     const size_t shared = warps * shape.warp_bytes + queries;
 
-    constexpr int kMostAtOnce = kTiles == 8 ? 4 : kTiles == 16 ? 3 : 2;  // for their registers
+    constexpr int kMaxAtOnce = kTiles == 8 ? 4 : kTiles == 16 ? 3 : 2;  // for their registers
     const int at_once =
-        std::clamp<int>(static_cast<int>(device.shared_bytes / (shared + 2048)), 1, kMostAtOnce);
+        std::clamp<int>(static_cast<int>(device.shared_bytes / (shared + 2048)), 1, kMaxAtOnce);
     const int groups = score.n_heads * shape.query_groups;
-    constexpr int kMost = 128;
+    constexpr int kMax = 128;
     const int n_parts = parts_for(args, int64_t(groups) * int64_t(args.sequences.size()),
-                                  int64_t(device.processors) * at_once, kMost);
+                                  int64_t(device.processors) * at_once, kMax);
     const Parts parts = place_parts(args, n_parts, workspace);
     launch(device, decode_kernel<kTiles>,
            {.grid = dim3(unsigned(n_parts), unsigned(groups), unsigned(args.sequences.size())),

@@ -12,9 +12,9 @@ namespace {
 
 constexpr int kThreads = 128, kWarps = kThreads / 32;
 constexpr int kTile = 32;
-constexpr int kMostPairs = 8;
-constexpr int kPairsOfWarp = kMostPairs / kWarps;
-constexpr size_t kMostShared = 64 << 10;  // of queries and sums
+constexpr int kMaxPairs = 8;
+constexpr int kPairsOfWarp = kMaxPairs / kWarps;
+constexpr size_t kMaxShared = 64 << 10;  // of queries and sums
 
 /// Where a row is: of paged rows its block and number there.
 struct Place {
@@ -81,7 +81,7 @@ struct ScoreRow {
 
 /// Adds a row's products with the queries, of this lane's columns.
 __device__ void add_products(const Group& g, const ScoreView& term, const float* q, int q_stride,
-                             const ScoreRow& row, float (&dots)[kMostPairs]) {
+                             const ScoreRow& row, float (&dots)[kMaxPairs]) {
     const int lane = threadIdx.x % 32, first = g.column(term), half = term.n_rot / 2;
     const auto read = [&](int column) {
         float x = element(row.rows, row.at, first + column);
@@ -90,7 +90,7 @@ __device__ void add_products(const Group& g, const ScoreView& term, const float*
     };
     const auto add = [&](int column, float x) {
 #pragma unroll
-        for (int p = 0; p < kMostPairs; ++p) {
+        for (int p = 0; p < kMaxPairs; ++p) {
             if (p < g.n_pairs) dots[p] = fmaf(q[p * q_stride + column], x, dots[p]);
         }
     };
@@ -115,7 +115,7 @@ __device__ float max_of_warp(float x) {
 /// Scores of row i of a tile, to weights[pair][i].
 __device__ void score_row(const Group& g, const Sources& from, int64_t position, int i, int q_stride) {
     const AttentionView& a = g.a;
-    float dots[kMostPairs] = {};
+    float dots[kMaxPairs] = {};
     for (int t = 0, first = 0; t < a.n_scores; first += a.scores[t++].dim) {
         const ScoreView& term = a.scores[t];
         const bool scaled = term.fresh_factors.data != nullptr && term.row_scale;
@@ -157,17 +157,17 @@ __device__ void add_values(const Group& g, const Sources& from, int n) {
         const ValueView& term = a.values[t];
         const int column = g.column(term);
         for (int at = threadIdx.x; at < term.dim; at += kThreads) {
-            float added[kMostPairs] = {};
+            float added[kMaxPairs] = {};
             for (int i = 0; i < n; ++i) {
                 const float x = element(from.values[t], g.places[2 + t][i], column + at);
 #pragma unroll
-                for (int p = 0; p < kMostPairs; ++p) {
+                for (int p = 0; p < kMaxPairs; ++p) {
                     if (p < g.n_pairs) added[p] = fmaf(g.weights[p][i], x, added[p]);
                 }
             }
             float* const sums = g.sums + first + at;
 #pragma unroll
-            for (int p = 0; p < kMostPairs; ++p) {
+            for (int p = 0; p < kMaxPairs; ++p) {
                 if (p >= g.n_pairs) continue;
                 float& sum = sums[p * a.value_columns];
                 sum = fmaf(g.factors[p], sum, added[p]);
@@ -241,9 +241,9 @@ __device__ void write_results(const Group& g, const Parts& parts, int part, cons
 /// Blocks: pairs of a sequence, groups of heads that share rows x parts, sequences.
 __global__ void __launch_bounds__(kThreads)
     general_kernel(AttentionView a, Parts parts, int shared, int pairs, int q_stride) {
-    __shared__ float weights[kMostPairs][kTile], factors[kMostPairs];
+    __shared__ float weights[kMaxPairs][kTile], factors[kMaxPairs];
     __shared__ Place places[6][kTile];
-    __shared__ Share shares[kMostPairs];
+    __shared__ Share shares[kMaxPairs];
     const PlacedSequence& s = a.sequences[blockIdx.z];
     const int first_pair = blockIdx.x * pairs, n_pairs = min(pairs, s.n_queries * shared - first_pair);
     if (n_pairs <= 0) return;
@@ -281,12 +281,12 @@ void attention_general(const Device& device, const AttentionArgs& args, const At
     for (const ValueTerm& term : args.values) shared = std::gcd(shared, args.n_heads / term.n_heads);
     const size_t pair_bytes = (q_stride + view.value_columns) * sizeof(float);
     const int most_pairs = most_queries(args) * shared;
-    const int fit = static_cast<int>(std::clamp<size_t>(kMostShared / pair_bytes, 1, kMostPairs));
+    const int fit = static_cast<int>(std::clamp<size_t>(kMaxShared / pair_bytes, 1, kMaxPairs));
     const int pairs = std::min(most_pairs, fit), tiles = (most_pairs + pairs - 1) / pairs;
     const int groups = args.n_heads / shared;
     const int64_t blocks = int64_t(tiles) * groups * int64_t(args.sequences.size());
-    constexpr int kBlocksAtOnce = 6, kMost = 32;
-    const int n_parts = parts_for(args, blocks, int64_t(device.processors) * kBlocksAtOnce, kMost);
+    constexpr int kBlocksAtOnce = 6, kMax = 32;
+    const int n_parts = parts_for(args, blocks, int64_t(device.processors) * kBlocksAtOnce, kMax);
     const Parts parts = place_parts(args, n_parts, workspace);
     launch(device, general_kernel,
            {.grid = dim3(unsigned(tiles), unsigned(groups * n_parts), unsigned(args.sequences.size())),

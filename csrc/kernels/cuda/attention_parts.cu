@@ -8,11 +8,11 @@ namespace slimrt::cuda {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kMostParts = 128, kWarp = 32;
+constexpr int kMaxParts = 128, kWarp = 32;
 
 /// A block for every (query, head).
 __global__ void merge_kernel(AttentionView a, Parts parts) {
-    __shared__ float weights[kMostParts];
+    __shared__ float weights[kMaxParts];
     __shared__ Share share;
     const int head = blockIdx.x % a.n_heads, query = blockIdx.x / a.n_heads;
     const PlacedSequence& s = a.sequences[blockIdx.y];
@@ -20,10 +20,10 @@ __global__ void merge_kernel(AttentionView a, Parts parts) {
     const int64_t row = s.query + a.query_shift + query, pair = pair_of(a, blockIdx.y, query, head);
     const float2* const states = parts.states + pair * parts.n;
     if (threadIdx.x < kWarp) {  // the loads of all parts are under way at once
-        float2 state[kMostParts / kWarp];
+        float2 state[kMaxParts / kWarp];
         float high = -infinity(), sum = 0;
 #pragma unroll
-        for (int i = 0; i < kMostParts / kWarp; ++i) {
+        for (int i = 0; i < kMaxParts / kWarp; ++i) {
             const int part = i * kWarp + threadIdx.x;
             state[i] = part < parts.n ? states[part] : float2{-infinity(), 0};
             high = fmaxf(high, state[i].x);
@@ -31,7 +31,7 @@ __global__ void merge_kernel(AttentionView a, Parts parts) {
         for (int lanes = kWarp / 2; lanes > 0; lanes /= 2)
             high = fmaxf(high, __shfl_xor_sync(~0u, high, lanes));
 #pragma unroll
-        for (int i = 0; i < kMostParts / kWarp; ++i) {
+        for (int i = 0; i < kMaxParts / kWarp; ++i) {
             const float weight = state[i].y == 0 ? 0 : exp2f(state[i].x - reference(high));
             weights[i * kWarp + threadIdx.x] = weight;
             sum += weight * state[i].y;
@@ -138,10 +138,10 @@ int parts_for(const AttentionArgs& args, int64_t blocks, int64_t places, int mos
     constexpr int64_t kEnough = 8;        // times as many blocks as run at once: the last ones matter little
     constexpr double kGoodShare = 0.925;  // of the places are busy on average
     if (blocks == 0 || blocks >= kEnough * places) return 1;
-    most = std::min(most, kMostParts);
+    most = std::min(most, kMaxParts);
     int best = 1;
     double best_share = 0;
-    for (int n = 1; n <= most && part_bytes(args, n) <= kMostPartBytes; ++n) {
+    for (int n = 1; n <= most && part_bytes(args, n) <= kMaxPartBytes; ++n) {
         const int64_t waves = (blocks * n + places - 1) / places;
         const double share = double(blocks * n) / double(waves * places);
         if (share > best_share) best = n, best_share = share;

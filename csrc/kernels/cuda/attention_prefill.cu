@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kWarps = 4, kThreads = kWarps * 32;
 constexpr int kPairs = kWarps * 16;
-constexpr int kMostDim = 256;
+constexpr int kMaxDim = 256;
 
 /// Where a block reads: the same for all its threads, so not in their registers.
 struct Sources {
@@ -148,9 +148,9 @@ void run(const Device& device, const AttentionArgs& args, const AttentionView& v
     const int heads = args.scores[0].n_heads;
     const int tiles = (most_queries(args) * (args.n_heads / heads) + kPairs - 1) / kPairs;
     const int64_t blocks = int64_t(tiles) * heads * int64_t(args.sequences.size());
-    constexpr int kBlocksAtOnce = exact || kTiles > 16 ? 2 : 3, kMost = 32;
+    constexpr int kBlocksAtOnce = exact || kTiles > 16 ? 2 : 3, kMax = 32;
     const int64_t places = int64_t(device.processors) * kBlocksAtOnce;
-    const int n_parts = blocks < places ? parts_for(args, blocks, places, kMost) : 1;
+    const int n_parts = blocks < places ? parts_for(args, blocks, places, kMax) : 1;
     const Parts parts = place_parts(args, n_parts, workspace);
     launch(device, prefill_kernel<exact, kRows, kTiles>,
            {.grid = dim3(unsigned(tiles), unsigned(heads * n_parts), unsigned(args.sequences.size())),
@@ -180,7 +180,7 @@ bool aligned(const void* p, size_t stride) {
 template <class Term>
 bool can_read(const Term& term) {
     const Rows& rows = term.stored;
-    if (term.dim % 8 || term.dim > kMostDim || rows.scale_tokens) return false;
+    if (term.dim % 8 || term.dim > kMaxDim || rows.scale_tokens) return false;
     if (term.fresh && !aligned(term.fresh.data, term.fresh.stride)) return false;
     if (rows.block_tokens == 0)
         return is_float(rows.dtype) && (!rows.base || aligned(rows.base, rows.row_bytes));

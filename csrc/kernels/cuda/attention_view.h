@@ -9,8 +9,8 @@
 namespace slimrt::cuda {
 
 constexpr float kLog2E = 1.44269504f, kLn2 = 0.69314718f;
-constexpr int kBlockRows = 32;                  // of paged planes
-constexpr size_t kMostPartBytes = 16ull << 20;  // of results in parts
+constexpr int kBlockRows = 32;                 // of paged planes
+constexpr size_t kMaxPartBytes = 16ull << 20;  // of results in parts
 
 /// A tensor of f32; strides in floats.
 struct FloatRows {
@@ -77,7 +77,7 @@ void merge_parts(const Device& device, const AttentionArgs& args, const Attentio
                  const Parts& parts);
 
 /// Into how many parts to split the rows, where `blocks` blocks do the work in one and `places` run at once:
-/// so many that the last blocks end together, but no more than `most`, and than fit kMostPartBytes. One, if
+/// so many that the last blocks end together, but no more than `most`, and than fit kMaxPartBytes. One, if
 /// there are enough blocks.
 int parts_for(const AttentionArgs& args, int64_t blocks, int64_t places, int most);
 

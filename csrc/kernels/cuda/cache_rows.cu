@@ -11,7 +11,7 @@ namespace slimrt::cuda {
 namespace {
 
 constexpr uint32_t kMagnitude = 0x7fffffff, kExponent = 0x7f800000;
-constexpr unsigned kMostThreads = 512;
+constexpr unsigned kMaxThreads = 512;
 
 __device__ uint32_t magnitude(float x) { return __float_as_uint(x) & kMagnitude; }
 __device__ bool finite(float x) { return magnitude(x) < kExponent; }
@@ -93,8 +93,8 @@ template <>
 struct Coder<RowE5M2> {
     NoScale scale;
     __device__ static uint8_t encode(float x) {
-        constexpr uint32_t kInfinity = 0x7c, kNan = 0x7e, kMost = 0x48000000;
-        const uint32_t m = magnitude(x), rounded = to_fp8<2, -14>(m > kMost ? kMost : m);
+        constexpr uint32_t kInfinity = 0x7c, kNan = 0x7e, kMax = 0x48000000;
+        const uint32_t m = magnitude(x), rounded = to_fp8<2, -14>(m > kMax ? kMax : m);
         return static_cast<uint8_t>((m > kExponent         ? kNan
                                      : rounded > kInfinity ? kInfinity
                                                            : rounded) |
@@ -212,7 +212,7 @@ struct CodedGroup {
 
 /// A group, an element in each lane; lanes without one have the first.
 __device__ CodedGroup code_group(float x) {
-    constexpr int kMost = 15;
+    constexpr int kMax = 15;
     if (__any_sync(kAll, !finite(x))) return {0, {0x7e00, 0x7e00}};
     const float low = first_best(x, [](float a, float b) { return a < b; });
     const float high = first_best(x, [](float a, float b) { return a > b; });
@@ -220,9 +220,9 @@ __device__ CodedGroup code_group(float x) {
     CodedGroup group;
     group.how.minimum = half_below(low);
     const float min = from_f16(group.how.minimum);
-    group.how.scale = half_above((high - min) / kMost);
+    group.how.scale = half_above((high - min) / kMax);
     const float scale = from_f16(group.how.scale), code = scale > 0 ? (x - min) / scale : 0.0f;
-    group.code = __float2int_rn(code < kMost ? code : static_cast<float>(kMost));
+    group.code = __float2int_rn(code < kMax ? code : static_cast<float>(kMax));
     return group;
 }
 
@@ -317,16 +317,16 @@ void code(const Device& device, const Source& x, int64_t rows, int heads, bool p
     const int dim = to.plane.head_dim;
     if (rows == 0 || dim == 0) return;
     Shape shape;
-    shape.grid = dim3(heads, static_cast<unsigned>(rows < kMostGridY ? rows : kMostGridY));
+    shape.grid = dim3(heads, static_cast<unsigned>(rows < kMaxGridY ? rows : kMaxGridY));
     if (to.plane.dtype == DType::Q4) {
-        shape.block = dim3(threads_for(dim, kMostThreads));
+        shape.block = dim3(threads_for(dim, kMaxThreads));
         return launch(device, &code_groups<stored, Source>, shape, x, rows, to);
     }
     with_whole_codes(to.plane.dtype, [&]<class Row>(Row) {
         const bool fits = stored ? plane_fits(to.plane, sizeof(typename Row::Code))
                                  : packs_fit(to.out.data, to.out.stride * sizeof(float), dim);
         const bool packed = fits && packs && dim % kPack == 0;
-        shape.block = dim3(threads_for(packed ? dim / kPack : dim, kMostThreads));
+        shape.block = dim3(threads_for(packed ? dim / kPack : dim, kMaxThreads));
         launch(device, packed ? &code_heads<Row, kPack, stored, Source> : &code_heads<Row, 1, stored, Source>,
                shape, x, rows, to);
     });

@@ -17,12 +17,12 @@ namespace slimrt::cuda {
 namespace {
 
 using Status = int;
-enum { kRealF32 = 0, kRealF16 = 2, kRealBF16 = 14 };            // cudaDataType_t
-enum { kComputeF32 = 68 };                                      // cublasComputeType_t
-enum { kTransposeA = 3 };                                       // cublasLtMatmulDescAttributes_t
-enum { kBatchCount = 5, kBatchOffset = 6 };                     // cublasLtMatrixLayoutAttribute_t
-enum { kMostWorkspace = 1, kAlignmentA = 5, kAlignmentD = 8 };  // cublasLtMatmulPreferenceAttributes_t
-enum { kTransposed = 1 };                                       // cublasOperation_t
+enum { kRealF32 = 0, kRealF16 = 2, kRealBF16 = 14 };           // cudaDataType_t
+enum { kComputeF32 = 68 };                                     // cublasComputeType_t
+enum { kTransposeA = 3 };                                      // cublasLtMatmulDescAttributes_t
+enum { kBatchCount = 5, kBatchOffset = 6 };                    // cublasLtMatrixLayoutAttribute_t
+enum { kMaxWorkspace = 1, kAlignmentA = 5, kAlignmentD = 8 };  // cublasLtMatmulPreferenceAttributes_t
+enum { kTransposed = 1 };                                      // cublasOperation_t
 
 struct HeuristicResult {  // cublasLtMatmulHeuristicResult_t
     uint64_t algorithm[8];
@@ -147,8 +147,7 @@ CublasLt::Algorithm CublasLt::algorithm_of(const LtProduct& p, const Description
     must(calls_->create_preference(&raw), "asking for an algorithm");
     const Descriptions::Object preference(raw, calls_->destroy_preference);
     const uint64_t workspace = kWorkspace;
-    must(calls_->set_preference(raw, kMostWorkspace, &workspace, sizeof workspace),
-         "asking for an algorithm");
+    must(calls_->set_preference(raw, kMaxWorkspace, &workspace, sizeof workspace), "asking for an algorithm");
     const uint32_t least = std::min({alignment[0], alignment[1], alignment[2]});
     for (int matrix = kAlignmentA; matrix <= kAlignmentD; ++matrix)
         must(calls_->set_preference(raw, matrix, &least, sizeof least), "asking for an algorithm");

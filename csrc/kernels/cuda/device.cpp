@@ -15,7 +15,7 @@ void check(cudaError_t result, const char* what) {
 
 namespace {
 
-constexpr int kLeastCapability = 80;
+constexpr int kMinCapability = 80;
 
 Device describe(int id) {
     cudaDeviceProp properties;
@@ -51,7 +51,7 @@ std::unique_ptr<Backend> open_cuda_backend(int id, bool dry) {
         fail(ErrorCode::unsupported, "there is no CUDA device ", id, n == 0 ? concat(" (", why, ")") : "",
              "; slimrt doctor shows what there is");
     cuda::Device device = cuda::describe(id);
-    if (device.capability < cuda::kLeastCapability)
+    if (device.capability < cuda::kMinCapability)
         fail(ErrorCode::unsupported, device.name, " has compute capability ", device.capability / 10, ".",
              device.capability % 10, ", slimrt needs 8.0 or newer");
     return std::make_unique<cuda::CudaBackend>(std::move(device), dry);

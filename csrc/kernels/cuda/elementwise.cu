@@ -218,11 +218,11 @@ __global__ void inverse_rms_rows(Matrix x, float eps, int64_t cols, Matrix out) 
 
 /// A block for each row: many threads where there are few rows, to be done soon.
 Shape block_a_row(const Device& device, const Tensor& x, bool packed) {
-    constexpr unsigned kMost = 1024;
+    constexpr unsigned kMax = 1024;
     const bool few = x.rows < 2 * device.processors;
     Shape shape;
     shape.grid = dim3(static_cast<unsigned>(x.rows));
-    shape.block = dim3(threads_for(packed ? x.cols / kPack : x.cols, few ? kMost : kThreads));
+    shape.block = dim3(threads_for(packed ? x.cols / kPack : x.cols, few ? kMax : kThreads));
     return shape;
 }
 

@@ -20,7 +20,7 @@ constexpr int kRows = 64;                // of the weight
 constexpr int kSpace = kStep + 8;        // halves between rows of a step: reads of eight rows meet all banks
 constexpr int kFewer = 32, kMore = 128;  // tokens of a tile
 constexpr int kShift = 13;               // Q6_K: 65504 * 128 * 32 * 2^-13 is below 65504
-constexpr int kSplits = 16, kLeastPart = 512;  // of k
+constexpr int kSplits = 16, kMinPart = 512;  // of k
 
 /// Scratch of one block, in bytes from the beginning of its shared memory.
 template <class W, int kTokens>
@@ -304,10 +304,10 @@ __global__ void round_kernel(Job job, bool brain, uint16_t* to, float* inverse, 
 
 int tokens_of_tile(int tokens) { return tokens <= 2 * kFewer ? kFewer : kMore; }
 
-/// Among how many blocks k is dealt out: a share is not under kLeastPart.
+/// Among how many blocks k is dealt out: a share is not under kMinPart.
 int splits_of(const Device& device, const Job& job, int tiles) {
     const int wanted = 2 * std::max(device.processors, 1) / std::max(tiles, 1);
-    return std::clamp(std::min(wanted, job.k / kLeastPart), 1, kSplits);
+    return std::clamp(std::min(wanted, job.k / kMinPart), 1, kSplits);
 }
 
 int columns_of(const Job& job) {

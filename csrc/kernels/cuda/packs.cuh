@@ -52,7 +52,7 @@ inline unsigned threads_for(int64_t items, unsigned most) {
     return static_cast<unsigned>(whole < most ? whole : most);
 }
 
-constexpr unsigned kThreads = 256, kMostGridY = 65535;
+constexpr unsigned kThreads = 256, kMaxGridY = 65535;
 
 /// op.run<n>(row, column) for every n columns; blocks (x, y) stride over columns and rows.
 template <int n, class Op>
@@ -71,7 +71,7 @@ void each(const Device& device, int64_t rows, int64_t cols, bool packed, const O
     Shape shape;
     shape.block = dim3(threads);
     shape.grid = dim3(static_cast<unsigned>((packs + threads - 1) / threads),
-                      static_cast<unsigned>(rows < kMostGridY ? rows : kMostGridY));
+                      static_cast<unsigned>(rows < kMaxGridY ? rows : kMaxGridY));
     launch(device, packed ? &each_pack<pack, Op> : &each_pack<1, Op>, shape, op, rows, cols);
 }
 
