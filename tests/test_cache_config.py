@@ -3,28 +3,39 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from types import SimpleNamespace
-
+import numpy as np
 import pytest
+from gguf import GGUFValueType
 
 import slimrt
 from slimrt import CacheConfig
 from slimrt.cache.config import CacheChoice, LayerCache, kinds, row_type
+from slimrt.modelfile.gguf import Tensor, array, read_gguf, write_gguf
+from slimrt.modelfile.source import ModelSource
 from slimrt.modes import default_residual
+from tiny_model import write_tiny
 
 
-def source(n_layers: int = 2, stored: list[dict[str, str]] | None = None, folded: dict[int, int] | None = None):
-    """A model of which only the shape is asked: V is 256 wide."""
-    return SimpleNamespace(
-        path=Path("model.gguf"),
-        defaults={"n_layers": n_layers},
-        kv_width=256,
-        stored_cache=stored,
-        folded_ranks=folded or {},
-        has_encoder=False,
-        usual_mode="kv",
-    )
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """source(n_layers, stored, folded): a model whose V is 256 wide; what is stored for its layers, and ranks that
+    some are folded with."""
+
+    def made(n_layers=2, stored=None, folded=None) -> ModelSource:
+        path = write_tiny(tmp_path_factory.mktemp("source") / "model.gguf", d=256, n_layers=n_layers)
+        model = read_gguf(path)
+        for name, key in (("mode", "modes"), ("type", "types"), ("residual", "residual_types")) if stored else ():
+            values = array([layer[name] for layer in stored], GGUFValueType.STRING)
+            model = model.with_metadata({f"slimrt.cache.{key}": values})
+        for layer, rank in (folded or {}).items():
+            v, out = np.zeros((256, 256)), np.zeros((256, rank))
+            model = model.with_tensors(
+                Tensor.of(f"blk.{layer}.attn_kr_v.weight", v), Tensor.of(f"blk.{layer}.attn_kr_out.weight", out)
+            )
+        write_gguf(path.with_name("source.gguf"), model, show_progress=False)
+        return ModelSource(path.with_name("source.gguf"))
+
+    return made
 
 
 @pytest.mark.parametrize(
@@ -95,7 +106,7 @@ def test_default_residuals(type, e_v, expected):
     assert default_residual("kv", type, e_v) == (0, "")
 
 
-def test_what_is_open_is_filled_in():
+def test_what_is_open_is_filled_in(source):
     layers = CacheChoice.of("k+r").layers(source())
     assert layers == (LayerCache("k+r", "f16", "f16", 16, "q8"),) * 2
     layers = CacheChoice.of(["k+r:q8", "kv"], "f32", rank=32).layers(source())
@@ -106,7 +117,7 @@ def test_what_is_open_is_filled_in():
     assert layers == (LayerCache("k+r", "q8", "q8", 8, "f16"),)
 
 
-def test_the_file_says_what_was_chosen_for_it():
+def test_the_file_says_what_was_chosen_for_it(source):
     stored = [
         {"mode": "k+r", "type": "q8", "residual": "f16"},
         {"mode": "kv", "type": "q8", "residual": ""},
@@ -122,7 +133,7 @@ def test_the_file_says_what_was_chosen_for_it():
         CacheChoice.of("k+r", rank=8).layers(file)
 
 
-def test_what_a_model_cannot_have():
+def test_what_a_model_cannot_have(source):
     with pytest.raises(ValueError, match="3 cache modes were given for 2 layers"):
         CacheChoice.of(["kv"] * 3).layers(source())
     with pytest.raises(ValueError, match="wider than V: layer 0 has 256"):
@@ -132,7 +143,7 @@ def test_what_a_model_cannot_have():
     assert CacheChoice.of(["auto", "k+r"], rank=4).layers(source())[1].rank == 4
 
 
-def test_the_core_is_given_one_value_where_all_agree():
+def test_the_core_is_given_one_value_where_all_agree(source):
     given = CacheChoice.of("k+r:q8").arguments(source())
     assert given["cache"] == "k+r" and given["cache_type_k"] == "q8"
     assert (given["rank"], given["residual_type"]) == (64, "q4")

@@ -2,6 +2,7 @@
 #include <nanobind/stl/string.h>
 
 #include "bindings/bindings.h"
+#include "bindings/engine_options.h"
 #include "core/error.h"
 #include "core/gguf.h"
 #include "model/architecture.h"
@@ -119,11 +120,27 @@ nb::list modes_of_attention(int d_model, int n_heads, int n_kv_heads, int head_d
     return list;
 }
 
+nb::list resolved_layers(const FileOrPath& from, const nb::kwargs& args) {
+    const GgufFile file = open_file(from);
+    nb::list list;
+    for (const LayerOptions& layer : resolve_layers(file, read_config(file), read_options(args).cache)) {
+        nb::dict d;
+        d["mode"] = layer.mode->name();
+        d["type_k"] = dtype_info(layer.type_k).name;
+        d["type_v"] = dtype_info(layer.type_v).name;
+        d["rank"] = layer.rank;
+        d["residual_type"] = layer.residual_type;
+        list.append(d);
+    }
+    return list;
+}
+
 }  // namespace
 
 void bind_describe(nb::module_& m) {
     m.def("architectures", &architecture_list);
     m.def("modes", &modes_of_file, nb::arg("file"));
+    m.def("resolve_layers", &resolved_layers, nb::arg("file"), nb::arg("options"));
     m.def("attention_modes", &modes_of_attention, nb::kw_only(), nb::arg("d_model"), nb::arg("n_heads"),
           nb::arg("n_kv_heads"), nb::arg("head_dim"), nb::arg("n_rot"), nb::arg("qk_norm"),
           nb::arg("cross") = false, nb::arg("type") = "f16", nb::arg("rank") = 0,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <set>
 
 #include "core/error.h"
 #include "model/architecture.h"
@@ -14,10 +15,10 @@ using Names = std::vector<std::string>;
 const std::string kAuto = "auto";
 
 template <class T>
-void require_length(const char* what, const ByLayer<T>& option, int n_layers) {
+void require_length(const char* what, const ByLayer<T>& option, int n_layers, const char* of = "entries") {
     if (!option.each.empty() && option.each.size() != size_t(n_layers))
-        fail(ErrorCode::argument, what, ": ", option.each.size(), " entries were given for ", n_layers,
-             " layers: give one for all, or a list with one a layer");
+        fail(ErrorCode::argument, what, ": ", option.each.size(), " ", of, " were given for ", n_layers,
+             " layers: give one for all, or one a layer");
 }
 
 /// One name a layer that converting wrote into the file; without the key `missing` for each.
@@ -50,41 +51,49 @@ int64_t folded_rank(const GgufFile& file, const ModelConfig& model, const ExtraT
     return find("attn_kr_v.weight") ? 0 : -1;
 }
 
-void choose_residual(const CacheMode& mode, int64_t asked, int64_t folded, const std::string& asked_type,
-                     const std::string& stored_type, AttnConfig& c) {
-    const std::string where = concat("cache mode '", mode.name(), "' of layer ", c.layer);
+/// What was asked for, else what the layer was folded with.
+int resolve_rank(const GgufFile& file, int asked, int64_t folded, const AttnConfig& c) {
     if (asked >= 0 && folded >= 0 && asked != folded)
-        fail(ErrorCode::argument, where, " was folded with a residual of rank ", folded, " and rank ", asked,
-             " is asked for: convert the model again (slimrt convert --rank), or leave the rank out");
+        fail(ErrorCode::argument, file.path(), " was folded with a residual of rank ", folded, " in layer ",
+             c.layer, ", not ", asked, ": leave rank ", asked,
+             " out, or fold the model it was made from again ", "(slimrt convert --cache k+r --rank ...)");
     const int64_t rank = asked >= 0 ? asked : folded;
-    if (rank < 0)
-        fail(ErrorCode::cache_unsupported, where, " needs a residual whose rank is neither in the file ",
-             "nor given: convert the model first (slimrt convert --cache ", mode.name(), "), or give a rank");
     if (rank > c.kv_width())
-        fail(asked >= 0 ? ErrorCode::argument : ErrorCode::format, where, ": rank ", rank,
-             " is more than the width of V, ", c.kv_width());
-    c.rank = int(rank);
-    if (rank == 0) return;
-    const bool given = asked_type != kAuto && !asked_type.empty();
-    if (!given && stored_type.empty())
-        fail(ErrorCode::argument, where,
-             " needs the type of its residual (residual_type); there are: ", cache_type_names());
-    c.type_r = require_cache_type((given ? asked_type : stored_type).c_str());
+        fail(asked >= 0 ? ErrorCode::argument : ErrorCode::format, "a residual of rank ", rank,
+             " is wider than V: layer ", c.layer, " has ", c.kv_width(), " columns of it");
+    return int(rank);
 }
 
-void require_residual(const CacheOptions& o, const std::vector<LayerChoice>& choices) {
+void choose_residual(const LayerOptions& options, AttnConfig& c) {
+    const std::string where = concat("cache mode '", options.mode->name(), "' of layer ", c.layer);
+    if (options.rank < 0)
+        fail(ErrorCode::cache_unsupported, where, " needs a residual whose rank is neither in the file ",
+             "nor given: convert the model first (slimrt convert --cache ", options.mode->name(),
+             "), or give a rank");
+    c.rank = options.rank;
+    if (c.rank == 0) return;
+    if (options.residual_type.empty())
+        fail(ErrorCode::argument, where,
+             " needs the type of its residual (residual_type); there are: ", cache_type_names());
+    c.type_r = require_cache_type(options.residual_type.c_str());
+}
+
+void require_residual(const CacheOptions& o, const std::vector<LayerOptions>& layers) {
     bool asked = false;
-    for (const LayerChoice& choice : choices) {
-        const std::string& type = o.residual_type.of(choice.config.layer);
-        asked |= o.rank.of(choice.config.layer) > 0 || (type != kAuto && !type.empty());
-        if (choice.mode->has_residual()) return;
+    std::set<std::string> modes;
+    for (int i = 0; i < int(layers.size()); ++i) {
+        if (layers[i].mode->has_residual()) return;
+        const std::string& type = o.residual_type.of(i);
+        asked |= o.rank.of(i) >= 0 || (type != kAuto && !type.empty());
+        modes.insert(layers[i].mode->name());
     }
     if (!asked) return;
-    std::string names;
+    std::string with, without;
     for (const CacheMode* mode : cache_modes(false))
-        if (mode->has_residual()) names += concat(names.empty() ? "" : ", ", mode->name());
-    fail(ErrorCode::argument, "rank and residual_type are for cache modes with a residual (", names,
-         "), which no layer uses");
+        if (mode->has_residual()) with += concat(with.empty() ? "" : ", ", "'", mode->name(), "'");
+    for (const std::string& mode : modes) without += concat(without.empty() ? "" : ", ", mode);
+    fail(ErrorCode::argument, "rank and residual type belong to cache mode ", with,
+         ", and no layer has it: ", without);
 }
 
 void set_sparse_threshold(const CacheMode& mode, float threshold, AttnConfig& c) {
@@ -177,45 +186,24 @@ void require_option_of_owner(const char* what, const ByLayer<T>& asked, const T&
 
 std::vector<LayerChoice> choose_layers(const GgufFile& file, const ModelConfig& model, const CacheOptions& o,
                                        const ExtraTensors& extra) {
-    const int n = model.n_layers;
-    require_length("cache", o.mode, n);
-    require_length("cache_type_k", o.type_k, n);
-    require_length("cache_type_v", o.type_v, n);
-    require_length("residual_type", o.residual_type, n);
-    require_length("rank", o.rank, n);
-    const Names modes = stored_names(file, "slimrt.cache.modes", n, usual_mode(model, o));
-    const Names types = stored_names(file, "slimrt.cache.types", n, "");
-    const Names residual_types = stored_names(file, "slimrt.cache.residual_types", n, "");
-    const std::vector<int> owners = read_owners(file, model);
-
     std::vector<LayerChoice> choices;
-    for (int i = 0; i < n; ++i) {
-        if (const int owner = owners[i]; owner != i) {
-            require_option_of_owner("cache", o.mode, kAuto, modes, i, owner);
-            require_option_of_owner("cache_type_k", o.type_k, kAuto, types, i, owner);
-            require_option_of_owner("cache_type_v", o.type_v, kAuto, types, i, owner);
-            require_option_of_owner("residual_type", o.residual_type, kAuto, residual_types, i, owner);
-            require_option_of_owner("rank", o.rank, -1, residual_types, i, owner);
-            choices.push_back(choices[owner]);
+    for (const LayerOptions& layer : resolve_layers(file, model, o, extra)) {
+        const int i = int(choices.size());
+        if (layer.owner != i) {
+            choices.push_back(choices[layer.owner]);
             choices.back().config.layer = i;
             choices.back().shared = false;
-            choices[owner].shared = true;
+            choices[layer.owner].shared = true;
             continue;
         }
-        const std::string& asked = o.mode.of(i);
-        const bool as_stored = asked == kAuto || asked == modes[i];
         AttnConfig c = attention_config(model, i);
-        const std::string stored_type = as_stored ? types[i] : "";
-        c.type_k = choose_type(o.type_k.of(i), stored_type);
-        c.type_v = choose_type(o.type_v.of(i), stored_type);
-        const CacheMode& mode = require_cache_mode(as_stored ? modes[i] : asked, c);
-        if (mode.has_residual())
-            choose_residual(mode, o.rank.of(i), folded_rank(file, model, extra, i), o.residual_type.of(i),
-                            as_stored ? residual_types[i] : "", c);
-        set_sparse_threshold(mode, o.sparse_threshold, c);
-        choices.push_back({&mode, c, i});
+        c.type_k = layer.type_k;
+        c.type_v = layer.type_v;
+        require_cache_mode(layer.mode->name(), c);
+        if (layer.mode->has_residual()) choose_residual(layer, c);
+        set_sparse_threshold(*layer.mode, o.sparse_threshold, c);
+        choices.push_back({layer.mode, c, i});
     }
-    require_residual(o, choices);
     return choices;
 }
 
@@ -240,6 +228,48 @@ int64_t resolve_n_source(const ModelConfig& c, int64_t n_source) {
 }
 
 }  // namespace
+
+std::vector<LayerOptions> resolve_layers(const GgufFile& file, const ModelConfig& model,
+                                         const CacheOptions& o, const ExtraTensors& extra) {
+    const int n = model.n_layers;
+    require_length("cache", o.mode, n, "cache modes");
+    require_length("cache_type_k", o.type_k, n);
+    require_length("cache_type_v", o.type_v, n);
+    require_length("residual_type", o.residual_type, n);
+    require_length("rank", o.rank, n);
+    const Names modes = stored_names(file, "slimrt.cache.modes", n, usual_mode(model, o));
+    const Names types = stored_names(file, "slimrt.cache.types", n, "");
+    const Names residual_types = stored_names(file, "slimrt.cache.residual_types", n, "");
+    const std::vector<int> owners = read_owners(file, model);
+
+    std::vector<LayerOptions> layers;
+    for (int i = 0; i < n; ++i) {
+        if (const int owner = owners[i]; owner != i) {
+            require_option_of_owner("cache", o.mode, kAuto, modes, i, owner);
+            require_option_of_owner("cache_type_k", o.type_k, kAuto, types, i, owner);
+            require_option_of_owner("cache_type_v", o.type_v, kAuto, types, i, owner);
+            require_option_of_owner("residual_type", o.residual_type, kAuto, residual_types, i, owner);
+            require_option_of_owner("rank", o.rank, -1, residual_types, i, owner);
+            layers.push_back(layers[owner]);
+            continue;
+        }
+        const std::string& asked = o.mode.of(i);
+        const bool as_stored = asked == kAuto || asked == modes[i];
+        LayerOptions layer{.owner = i, .mode = &find_cache_mode(as_stored ? modes[i] : asked, false)};
+        const std::string stored_type = as_stored ? types[i] : "";
+        layer.type_k = choose_type(o.type_k.of(i), stored_type);
+        layer.type_v = choose_type(o.type_v.of(i), stored_type);
+        if (layer.mode->has_residual()) {
+            layer.rank = resolve_rank(file, o.rank.of(i), folded_rank(file, model, extra, i),
+                                      attention_config(model, i));
+            const std::string& type = o.residual_type.of(i);
+            layer.residual_type = type != kAuto && !type.empty() ? type : as_stored ? residual_types[i] : "";
+        }
+        layers.push_back(layer);
+    }
+    require_residual(o, layers);
+    return layers;
+}
 
 CacheChoices choose_caches(const GgufFile& file, const ModelConfig& model, const CacheOptions& o,
                            const ExtraTensors& extra) {

@@ -37,6 +37,15 @@ struct CacheOptions {
     int n_batch = 512;     // most tokens in one step
 };
 
+/// A layer's options with what was asked for, what the file says and the defaults filled in.
+struct LayerOptions {
+    int owner = 0;  // the layer whose rows this one reads: itself, or one before it
+    const CacheMode* mode = nullptr;
+    DType type_k = DType::F16, type_v = DType::F16;
+    int rank = -1;              // of a mode with a residual; -1: nothing says it
+    std::string residual_type;  // the same; empty: nothing says it
+};
+
 struct LayerChoice {
     const CacheMode* mode;
     AttnConfig config;
@@ -51,6 +60,10 @@ struct CacheChoices {
     std::vector<LayerChoice> cross;   // of an encoder's output, in one mode; none without an encoder
     int64_t n_ctx = 0, n_source = 0;  // resolved
 };
+
+/// One a layer, perhaps of a mode that is not legal there. Arguments and errors as choose_caches().
+std::vector<LayerOptions> resolve_layers(const GgufFile& file, const ModelConfig& config,
+                                         const CacheOptions& options, const ExtraTensors& extra = {});
 
 /// One a layer, each legal. `extra`: the tensors that a caller brings along. Throws Error{argument} for lists
 /// of the wrong length and ranks that do not match, Error{unsupported} for unknown names,

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slimrt.core import Info, Plan
+from slimrt.core import Info, LayerOptions, Plan
 
 __version__: str
 
@@ -248,6 +248,19 @@ def plan(
     """What Engine would allocate with the same arguments, to the byte, without reading a weight: the keys of
     Engine.memory() and of Engine.info(). Of tensors that are in no file yet it supposes float32, and static scales of
     rows (attn_kr_row.scale, attn_xr_row.scale) for the types q8, fp8_e4m3 and q4."""
+
+def resolve_layers(
+    file: GgufFile | str,
+    *,
+    cache: str | Sequence[str] = "auto",
+    cache_type_k: str | Sequence[str] = "auto",
+    cache_type_v: str | Sequence[str] = "auto",
+    rank: int | Sequence[int] = -1,
+    residual_type: str | Sequence[str] = "auto",
+    sparse_threshold: float = 0.0,
+) -> list[LayerOptions]:
+    """What each layer of self-attention would have, with what the file says and the defaults filled in; ValueError,
+    UnsupportedError and ModelFormatError as Engine. Whether a mode is legal there is not looked at."""
 
 def cache_types() -> list[dict[str, Any]]:
     """The element types of cache rows, in the order they are shown: name (str), bits of an element, group (elements of

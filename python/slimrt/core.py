@@ -20,6 +20,17 @@ from slimrt._core import plan as plan
 from slimrt._core import plane_bytes as plane_bytes
 from slimrt._core import quantize as quantize
 from slimrt._core import read_bandwidth as read_bandwidth
+from slimrt._core import resolve_layers as resolve_layers
+
+
+class LayerOptions(TypedDict):
+    """A layer's options, resolved. rank, residual_type: of a mode with a residual; -1 and "": nothing says it."""
+
+    mode: str
+    type_k: str
+    type_v: str
+    rank: int
+    residual_type: str
 
 
 class LayerInfo(TypedDict):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypedDict
+from typing import Any, TypedDict, Unpack
 
+from slimrt import core
 from slimrt.cache.cross import CrossConfig, check_cross
 from slimrt.errors import CacheUnsupportedError, UnsupportedError
 from slimrt.modelfile.source import ModelSource
-from slimrt.modes import AUTO, CACHE_TYPES, DEFAULT_TYPE, RESIDUAL_MODE, check_type, default_residual
+from slimrt.modes import AUTO, CACHE_TYPES, RESIDUAL_MODE, check_type, default_residual
 from slimrt.plumbing.arguments import real, unknown, whole
 
 
@@ -19,7 +20,7 @@ class CacheConfig:
 
     Attributes:
         mode: "kv", "k", "k+r", "v", "x", "xr", or "auto" (what the file says, else
-            ModelSource.usual_mode).
+            what the core chooses).
         type: element type of the rows; "auto": what the file says, else f16.
         rank: width of the residual of mode k+r, 0 for none; None: what the file says, else default_residual().
         residual_type: its element type; None: as rank.
@@ -80,7 +81,7 @@ Cache = str | CacheConfig | Sequence[str | CacheConfig]
 
 
 class CacheOptions(TypedDict, total=False):
-    """The keywords about caches of slimrt.Model and slimrt.plan, as Model explains them; CacheChoice.of has their
+    """The keywords about caches of slimrt.Model and slimrt.plan, as Model explains them; CacheChoice.of knows their
     defaults."""
 
     cache: Cache
@@ -126,43 +127,28 @@ class CacheChoice:
     allow_lossy: bool = False
 
     @classmethod
-    def of(
-        cls,
-        cache: Cache = AUTO,
-        cache_type: str = AUTO,
-        cache_type_k: str | None = None,
-        cache_type_v: str | None = None,
-        *,
-        rank: int | None = None,
-        residual_type: str | None = None,
-        sparse_threshold: float = 0.0,
-        cross: str = AUTO,
-        cross_type: str = AUTO,
-        n_source: int = 0,
-        allow_lossy: bool = False,
-    ) -> CacheChoice:
+    def of(cls, cache: Cache = AUTO, cache_type: str = AUTO, /, **options: Unpack[CacheOptions]) -> CacheChoice:
         """From the arguments of slimrt.Model; what an entry of `cache` says itself goes before the others.
 
         Raises:
             UnsupportedError: an unknown type. ValueError, TypeError: as CacheConfig; a threshold that is no share; a
-                rank or residual type, and no layer has a residual.
+                rank or residual type, and no layer has a residual; an unknown argument.
         """
-        type_k = cache_type if cache_type_k is None else cache_type_k
-        type_v = cache_type if cache_type_v is None else cache_type_v
+        if unexpected := options.keys() - CacheOptions.__optional_keys__:
+            raise TypeError(f"unexpected arguments: {', '.join(sorted(unexpected))}")
+        cache, cache_type = options.get("cache", cache), options.get("cache_type", cache_type)
+        type_k, type_v = options.get("cache_type_k"), options.get("cache_type_v")
+        type_k, type_v = (cache_type if type is None else type for type in (type_k, type_v))
         for name in (cache_type, type_k, type_v):
             check_type(name, "cache type", (*CACHE_TYPES, AUTO))
-        alone = isinstance(cache, (str, CacheConfig))
-        if not alone and (not isinstance(cache, Sequence) or not cache):
-            raise ValueError(f"cache must be a mode, a CacheConfig, or one of these for each layer, got {cache!r}")
-        entries: Sequence[Any] = [cache] if alone else cache  # type: ignore[assignment]
-        configs = [CacheConfig.of(one) for one in entries]
+        configs, rank, residual_type = _configs(cache), options.get("rank"), options.get("residual_type")
         if rank is not None or residual_type is not None:
             configs = _with_residual(configs, rank, residual_type)
-        threshold = real("sparse_threshold", sparse_threshold)
+        threshold = real("sparse_threshold", options.get("sparse_threshold", 0.0))
         if not 0 <= threshold < 1:
-            raise ValueError(f"sparse_threshold must be at least 0 and below 1, got {sparse_threshold}")
-        cross_config = CrossConfig(cross, cross_type, n_source)
-        return cls(tuple(configs), type_k, type_v, threshold, cross_config, allow_lossy)
+            raise ValueError(f"sparse_threshold must be at least 0 and below 1, got {threshold}")
+        cross = CrossConfig(options.get("cross", AUTO), options.get("cross_type", AUTO), options.get("n_source", 0))
+        return cls(tuple(configs), type_k, type_v, threshold, cross, options.get("allow_lossy", False))
 
     @property
     def uniform(self) -> CacheConfig | None:
@@ -181,46 +167,26 @@ class CacheChoice:
         return replace(self, cross=cross)
 
     def layers(self, source: ModelSource) -> tuple[LayerCache, ...]:
-        """What each layer gets, with what the file says and the defaults filled in.
+        """What each layer gets: as the core resolves it, with the default residual where nothing says one.
 
         Raises:
             ValueError: not one config a layer; a rank that a folded file does not have, or that no layer can.
         """
-        n_layers, e_v = int(source.defaults["n_layers"]), source.kv_width
-        if len(self.configs) not in (1, n_layers):
-            raise ValueError(
-                f"{len(self.configs)} cache modes were given for {n_layers} layers: give one for all, or one a layer"
-            )
-        configs = self.configs * n_layers if len(self.configs) == 1 else self.configs
-        layers = tuple(self._layer(config, source, i, e_v) for i, config in enumerate(configs))
-        asked = any(config.rank is not None or config.residual_type is not None for config in configs)
-        if asked and not any(layer.mode == RESIDUAL_MODE for layer in layers):
-            raise ValueError(_no_residual(layer.mode for layer in layers))
-        return layers
+        return tuple(_settled(found, source.kv_width) for found in core.resolve_layers(source.file, **self._asked()))
 
-    def _layer(self, config: CacheConfig, source: ModelSource, i: int, e_v: int) -> LayerCache:
-        stored = source.stored_cache[i] if source.stored_cache else None
-        usual = "kv" if self.sparse_threshold else source.usual_mode  # only kv has values that may be skipped
-        mode = config.mode if config.mode != AUTO else (stored["mode"] if stored else usual)
-        if stored is None or stored["mode"] != mode:  # what was chosen for another mode says nothing of this one
-            stored = {}
-        type_k, type_v = (config.type, config.type) if config.type != AUTO else (self.type_k, self.type_v)
-        from_file = stored.get("type") or DEFAULT_TYPE
-        type_k, type_v = (from_file if type == AUTO else type for type in (type_k, type_v))
-        if mode != RESIDUAL_MODE:
-            return LayerCache(mode, type_k, type_v)
-        default_rank, default_type = default_residual(mode, type_k, e_v)
-        folded_rank = source.folded_ranks.get(i)
-        rank = config.rank if config.rank is not None else folded_rank
-        rank = default_rank if rank is None else rank
-        if folded_rank is not None and rank != folded_rank:
-            raise ValueError(
-                f"{source.path.name} was folded with a residual of rank {folded_rank} in layer {i}, not {rank}: leave "
-                "the rank out, or fold the model it was made from again (slimrt convert --cache k+r --rank ...)"
-            )
-        if rank > e_v:
-            raise ValueError(f"a residual of rank {rank} is wider than V: layer {i} has {e_v} columns of it")
-        return LayerCache(mode, type_k, type_v, rank, config.residual_type or stored.get("residual") or default_type)
+    def _asked(self) -> dict[str, Any]:
+        """What was asked for, as the core takes it."""
+        given: dict[str, list[Any]] = {
+            "cache": [config.mode for config in self.configs],
+            "cache_type_k": [self.type_k if config.type == AUTO else config.type for config in self.configs],
+            "cache_type_v": [self.type_v if config.type == AUTO else config.type for config in self.configs],
+            "rank": [-1 if config.rank is None else config.rank for config in self.configs],
+            "residual_type": [config.residual_type or AUTO for config in self.configs],
+        }
+        alone = len(self.configs) == 1
+        return {key: values[0] if alone else values for key, values in given.items()} | {
+            "sparse_threshold": self.sparse_threshold
+        }
 
     def arguments(self, source: ModelSource) -> dict[str, Any]:
         """What core.plan and core.Engine take: one value where all layers agree, else one a layer."""
@@ -238,10 +204,30 @@ class CacheChoice:
         return given
 
 
+def _configs(cache: Cache) -> list[CacheConfig]:
+    """One for all layers, or one a layer. Errors as CacheConfig.of."""
+    if isinstance(cache, (str, CacheConfig)):
+        return [CacheConfig.of(cache)]
+    if not isinstance(cache, Sequence) or not cache:
+        raise ValueError(f"cache must be a mode, a CacheConfig, or one of these for each layer, got {cache!r}")
+    return [CacheConfig.of(one) for one in cache]
+
+
+def _settled(found: core.LayerOptions, e_v: int) -> LayerCache:
+    """A layer with the default residual where its mode has one and nothing says it. e_v: columns of V."""
+    mode, type_k, type_v = found["mode"], found["type_k"], found["type_v"]
+    if mode != RESIDUAL_MODE:
+        return LayerCache(mode, type_k, type_v)
+    rank, residual_type = default_residual(mode, type_k, e_v)
+    rank = rank if found["rank"] < 0 else found["rank"]
+    return LayerCache(mode, type_k, type_v, rank, found["residual_type"] or residual_type)
+
+
 def _with_residual(configs: list[CacheConfig], rank: int | None, residual_type: str | None) -> list[CacheConfig]:
     """The configs with this residual where they may have one and leave it open. ValueError: none may."""
     if not any(config.mode in (RESIDUAL_MODE, AUTO) for config in configs):
-        raise ValueError(_no_residual(map(str, configs)))
+        have = ", ".join(dict.fromkeys(map(str, configs)))
+        raise ValueError(f"rank and residual type belong to cache mode '{RESIDUAL_MODE}', and no layer has it: {have}")
     return [
         replace(
             config,
@@ -252,12 +238,6 @@ def _with_residual(configs: list[CacheConfig], rank: int | None, residual_type: 
         else config
         for config in configs
     ]
-
-
-def _no_residual(modes: Iterable[str]) -> str:
-    """What is wrong with a rank or residual type where layers have these modes."""
-    have = ", ".join(dict.fromkeys(modes))
-    return f"rank and residual type belong to cache mode '{RESIDUAL_MODE}', and no layer has it: {have}"
 
 
 def _one_or_all(values: list[Any]) -> Any:

@@ -121,7 +121,7 @@ def _cache_mode(source: ModelSource, mode: dict[str, Any]) -> dict[str, Any]:
 
 def _chosen(source: ModelSource) -> list[dict[str, Any]] | None:
     """What the file was converted for, layer by layer; None: for nothing."""
-    if source.stored_cache is None:
+    if not source.says_cache:
         return None
     layers = CacheChoice.of("auto").layers(source)
     return [

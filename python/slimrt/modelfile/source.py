@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slimrt import core
-from slimrt.errors import ModelFormatError, UnsupportedError
+from slimrt.errors import UnsupportedError
 from slimrt.plumbing import progress
 from slimrt.plumbing.arguments import whole
 from slimrt.plumbing.files import is_ggml_bin
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 DEFAULT_N_CTX = 4096
 _BESIDE_ENCODERS = ("whisper", "moonshine", "t5")
-_STORED = {"mode": "modes", "type": "types", "residual": "residual_types"}  # in a file's metadata, a value a layer
 
 
 class ModelSource:
@@ -136,41 +135,14 @@ class ModelSource:
         return "dec.blk." if self.has_encoder else "blk."
 
     @property
-    def usual_mode(self) -> str:
-        """The cache of self-attention that the core chooses where neither the user nor the file says one."""
-        return str(self.defaults["layers"][0]["mode"])
+    def says_cache(self) -> bool:
+        """Whether the file was converted for modes of self-attention."""
+        return "slimrt.cache.modes" in self.file.keys()
 
     @property
     def says_cross(self) -> bool:
         """Whether the file was converted for a mode of cross-attention."""
         return "slimrt.cache.cross" in self.file.keys()
-
-    @cached_property
-    def stored_cache(self) -> list[dict[str, str]] | None:
-        """The cache that the file was converted for, layer by layer: mode, type and residual (its type), "" where
-        it says nothing; None of a file that was not converted for one.
-
-        Raises:
-            ModelFormatError: not one entry a layer.
-        """
-        file, n_layers = self.file, int(self.defaults["n_layers"])
-        keys = {name: f"slimrt.cache.{key}" for name, key in _STORED.items()}
-        if keys["mode"] not in file.keys():
-            return None
-        columns = {name: file.value(key) if key in file.keys() else [""] * n_layers for name, key in keys.items()}
-        for name, column in columns.items():
-            if not isinstance(column, list) or len(column) != n_layers or not all(isinstance(x, str) for x in column):
-                raise ModelFormatError(f"{self.gguf}: key '{keys[name]}' is not an array of {n_layers} names")
-        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-    @cached_property
-    def folded_ranks(self) -> dict[int, int]:
-        """Rank of the residual of the layers that are folded for mode k+r in the file."""
-        tensors, ranks = self.file.tensors(), {}
-        for layer in range(int(self.defaults["n_layers"])):
-            if f"{self.blocks}{layer}.attn_kr_v.weight" in tensors:
-                ranks[layer] = tensors.get(f"{self.blocks}{layer}.attn_kr_out.weight", ("", (0, 0)))[1][1]
-        return ranks
 
     @property
     def n_ctx_train(self) -> int:
