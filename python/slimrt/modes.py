@@ -23,6 +23,10 @@ RESIDUAL_MODE = next(mode.name for mode in _SELF if mode.residual)
 # mode -> the projection that its fold inverts
 INVERTED = {mode.name: mode.inverts for mode in _SELF if mode.inverts}
 
+# modes that compute K or V from a rounded row of something else, so that its rounding comes out larger
+LOSSY = tuple(mode.name for mode in _SELF if mode.inverts or mode.residual)
+CROSS_LOSSY = tuple(mode.name for mode in _CROSS if mode.inverts)
+
 # mode -> the first tensor of a layer that a plain file lacks; with it come the others of the mode
 FOLDED = {mode.name: next(fold.suffix for fold in mode.folds if fold.required) for mode in _SELF if mode.folds}
 

@@ -10,7 +10,7 @@ from slimrt import core
 from slimrt.cache.cross import CrossConfig, check_cross
 from slimrt.errors import CacheUnsupportedError, UnsupportedError
 from slimrt.modelfile.source import ModelSource
-from slimrt.modes import AUTO, CACHE_TYPES, RESIDUAL_MODE, check_type, default_residual
+from slimrt.modes import AUTO, CACHE_TYPES, INVERTED, RESIDUAL_MODE, check_type, default_residual
 from slimrt.plumbing.arguments import real, unknown, whole
 
 
@@ -106,6 +106,11 @@ class LayerCache:
     type_v: str
     rank: int = 0
     residual_type: str = ""
+
+    @property
+    def type(self) -> str:
+        """Of the row that is kept whole, or of k."""
+        return self.type_v if INVERTED.get(self.mode) == "W_V" else self.type_k
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,12 @@ from gguf.gguf_writer import GGUFValue
 
 from slimrt.folding.attention import Attention
 from slimrt.folding.cross import folds, require_cross
-from slimrt.folding.exact import FOLDED as EXACT
 from slimrt.folding.gate import CROSS, SELF, Lossy, require_precise
 from slimrt.folding.layers import in_file
 from slimrt.folding.noise import ROUNDOFF
 from slimrt.folding.report import CrossReport, LayerReport
 from slimrt.modelfile.gguf import ModelData, array, string
-from slimrt.modes import AUTO, CACHE_TYPES, CROSS_FOLDED, CROSS_MODES, DEFAULT_TYPE, RESIDUAL_MODE
+from slimrt.modes import AUTO, CACHE_TYPES, CROSS_FOLDED, CROSS_MODES, DEFAULT_TYPE, LOSSY
 from slimrt.plumbing import progress as bars
 
 
@@ -87,7 +86,7 @@ def require_all_precise(model: ModelData, layers: Sequence[LayerReport]) -> None
 def lost(layer: LayerReport) -> float | None:
     """What a layer loses of V, or of K in mode "v": the larger of predicted and measured; None where nothing is
     computed from a stored row that is not its own."""
-    if layer.mode not in (*EXACT, RESIDUAL_MODE):
+    if layer.mode not in LOSSY:
         return None
     measured = layer.measured.value if layer.measured and layer.mode != "v" else 0.0
     predicted = layer.errors[layer.type] if layer.errors else layer.predicted.value if layer.predicted else 0.0

@@ -15,27 +15,32 @@ from slimrt.errors import CacheUnsupportedError
 from slimrt.folding.attention import Attention
 from slimrt.folding.calibrate import Calibration
 from slimrt.folding.cross import folds
-from slimrt.folding.exact import FOLDED as EXACT
 from slimrt.folding.fold import reader
 from slimrt.folding.readback import Sample
 from slimrt.folding.report import CAUTION, TOO_LARGE
 from slimrt.modelfile.gguf import ModelData
-from slimrt.modes import CROSS_FOLDED, DEFAULT_TYPE, RESIDUAL_MODE, default_residual
+from slimrt.modes import (
+    CROSS_FOLDED,
+    CROSS_LOSSY,
+    DEFAULT_TYPE,
+    INVERTED,
+    LOSSY,
+    RESIDUAL_MODE,
+    default_residual,
+)
 
-_LOST = {"k": "V", "v": "K", "k+r": "V", "e1": "K and V"}
 _INVERTS = "it inverts a projection, which amplifies the rounding of the stored row"
 _PARTIAL = "K tells a part of V, and the residual of this rank and type does not hold the rest"
 CROSS, SELF = "cross-attention", "self-attention"
-_MODES = {CROSS: tuple(CROSS_FOLDED), SELF: (*EXACT, RESIDUAL_MODE)}  # those that lose something
 CHEAP = 2 * 10**10  # products of all layers' matrices: up to there, folding takes about a second
 
 
 @dataclass(frozen=True)
 class Lossy:
-    """What is kept of each token, in a mode that loses something.
+    """What is kept of each token, perhaps in a mode that loses something.
 
     Attributes:
-        part: CROSS or SELF. mode: k or e1; k, v or k+r. type: of their elements.
+        part: CROSS or SELF. mode: of these. type: of their elements.
         residual: rank and type, of k+r; None: the default for the type.
     """
 
@@ -47,7 +52,14 @@ class Lossy:
     @property
     def loses(self) -> bool:
         """Whether it may lose too much; float32 rows may lose anything, since the user chose the largest type."""
-        return self.mode in _MODES[self.part] and self.type != "f32"
+        return self.mode in (CROSS_LOSSY if self.part == CROSS else LOSSY) and self.type != "f32"
+
+    @property
+    def lost(self) -> str:
+        """What is computed from the rows, and not quite what it was: "V", "K" or "K and V"."""
+        if self.part == CROSS:
+            return "K and V" if len(CROSS_FOLDED[self.mode]) > 1 else "V"
+        return "K" if INVERTED.get(self.mode) == "W_V" else "V"
 
 
 def is_cheap(attention: Attention) -> bool:
@@ -69,7 +81,7 @@ def written(model: ModelData, rows: Lossy) -> dict[int, float]:
     types = _names(model, "slimrt.cache.types") or [DEFAULT_TYPE] * len(modes)
     for layer, found in enumerate(zip(modes, types, predicted, measured, strict=False)):
         if found[:2] == (rows.mode, rows.type) and _residual(model, layer) == _asked(model, rows):
-            of_v = max(found[2:]) if rows.mode != "v" else 0.0  # mode v stores V: what it loses is K
+            of_v = max(found[2:]) if rows.lost == "V" else 0.0
             errors[layer] = max(errors.get(layer, 0.0), of_v)
     return errors
 
@@ -142,7 +154,7 @@ def require_precise(model: ModelData, rows: Lossy, layer: int, error: float) -> 
     why = _PARTIAL if rows.mode == RESIDUAL_MODE else _INVERTS
     raise CacheUnsupportedError(
         f"{rows.part} cache mode '{rows.mode}' is too imprecise in {rows.type}: {why}, and the predicted error of "
-        f"{_LOST[rows.mode]} is {error:.1%} in layer {layer} (the limit is {TOO_LARGE:.0%}): "
+        f"{rows.lost} is {error:.1%} in layer {layer} (the limit is {TOO_LARGE:.0%}): "
         f"{_instead(model, rows, layer)}, or type f32; allow_lossy=True (--allow-lossy) insists on it"
     )
 

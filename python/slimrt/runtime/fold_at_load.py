@@ -18,8 +18,6 @@ from slimrt.plumbing import progress
 if TYPE_CHECKING:
     from slimrt.folding.gate import Lossy
 
-_LOSING = {"k": "type_k", "v": "type_v", RESIDUAL_MODE: "type_k"}  # mode -> the type of its rows
-
 
 def folds_at_load(source: ModelSource, choice: CacheChoice) -> dict[LayerCache, list[int]]:
     """The layers whose self-attention needs folded weights that the file lacks, by the cache they are to have."""
@@ -50,12 +48,10 @@ def lossy_layers(source: ModelSource, choice: CacheChoice) -> dict[Lossy, list[i
 
     losing: dict[Lossy, list[int]] = {}
     for layer, cache in enumerate(choice.layers(source)):
-        if cache.mode in _LOSING:
-            losing.setdefault(_lossy(cache), []).append(layer)
-    mode = choice.cross.mode_for(source)
-    if mode in CROSS_FOLDED:
-        rows = Lossy(CROSS, mode, choice.cross.resolved(source).type)
-        losing[rows] = list(range(int(source.defaults["n_layers"])))
+        losing.setdefault(_lossy(cache), []).append(layer)
+    if source.has_encoder:
+        cross = choice.cross.resolved(source)
+        losing[Lossy(CROSS, cross.mode, cross.type)] = list(range(int(source.defaults["n_layers"])))
     return {rows: layers for rows, layers in losing.items() if rows.loses}
 
 
@@ -63,7 +59,7 @@ def _lossy(cache: LayerCache) -> Lossy:
     from slimrt.folding.gate import SELF, Lossy
 
     residual = (cache.rank, cache.residual_type) if cache.mode == RESIDUAL_MODE else None
-    return Lossy(SELF, cache.mode, getattr(cache, _LOSING[cache.mode]), residual)
+    return Lossy(SELF, cache.mode, cache.type, residual)
 
 
 def require_precise(source: ModelSource, choice: CacheChoice, show_progress: bool | None) -> None:
@@ -176,11 +172,12 @@ def _self_attention(
     derived: dict[str, NDArray[np.float32]] = {}
     for cache, layers in unfolded.items():
         residual = cache.mode == RESIDUAL_MODE
-        judge = Judge(source, _lossy(cache), choice, show_progress) if cache.mode in _LOSING else None
+        rows = _lossy(cache)
+        judge = Judge(source, rows, choice, show_progress) if rows.loses else None
         derived |= fold_layers(
             source.file,
             cache.mode,
-            cache_type=getattr(cache, _LOSING.get(cache.mode, "type_k")),
+            cache_type=cache.type,
             rank=cache.rank if residual else None,
             residual_type=cache.residual_type if residual else None,
             calibration=calibration,
