@@ -10,6 +10,7 @@ import pytest
 
 import slimrt
 from slimrt import CacheUnsupportedError
+from slimrt.folding.gate import percent
 from slimrt.modelfile.gguf import ModelData, read_gguf, write_gguf
 from slimrt.plumbing import progress
 
@@ -50,8 +51,19 @@ def test_who_insists_gets_it_and_is_told_once(capfd):
     progress.note_once.cache_clear()  # another test of this process may have been told
     with slimrt.Model(TALE, cache="k:q8", n_ctx=32, allow_lossy=True) as model:
         assert model.info()["layers"][0]["mode"] == "k"
+        said = model.generate("Anna", max_tokens=1).cache.lossy
     err = capfd.readouterr().err
     assert err.count("in layer 0") == 1 and "mode k in q8 loses more than 1 %" in err
+    assert said.startswith("self-attention cache mode k in q8 loses") and said in err
+    with slimrt.Model(TALE, cache="k+r:q8", n_ctx=32, allow_lossy=True, progress=False) as model:
+        assert model.generate("Anna", max_tokens=1).cache.lossy == ""  # nothing to insist on
+
+
+@pytest.mark.parametrize(
+    ("error", "said"), [(0.0503, "5.03%"), (0.05004, "5.004%"), (0.0512, "5.1%"), (0.2, "20.0%"), (0.0496, "4.96%")]
+)
+def test_a_figure_beside_the_limit_is_told_from_it(error, said):
+    assert percent(error) == said
 
 
 def test_verbs_refuse_it(run):

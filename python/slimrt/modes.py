@@ -27,6 +27,9 @@ INVERTED = {mode.name: mode.inverts for mode in _SELF if mode.inverts}
 LOSSY = tuple(mode.name for mode in _SELF if mode.inverts or mode.residual)
 CROSS_LOSSY = tuple(mode.name for mode in _CROSS if mode.inverts)
 
+# mode -> what it computes from its rows: "V", or "K" of the one that inverts W_V
+COMPUTED = {mode: "K" if INVERTED.get(mode) == "W_V" else "V" for mode in LOSSY}
+
 # mode -> the first tensor of a layer that a plain file lacks; with it come the others of the mode
 FOLDED = {mode.name: next(fold.suffix for fold in mode.folds if fold.required) for mode in _SELF if mode.folds}
 

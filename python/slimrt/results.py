@@ -66,12 +66,14 @@ class CacheUse(_PerLayer, Record):
         modes, types: of each layer, such as "k" and "f16"; ranks, residual_types: of its residual, 0 and "" without.
         skipped: share of the rows of V that a sparse_threshold left unread while decoding, over all texts of a batch.
         cross: beside an encoder, the mode, type, bytes_per_row (of all layers) and reason of its output's rows.
+        lossy: what is lost where allow_lossy insisted on a mode that loses too much, for people; "" else.
     """
 
     bytes: int
     bytes_per_token: int
     skipped: float
     cross: dict[str, Any] | None = None
+    lossy: str = ""
 
 
 @dataclass(frozen=True)
@@ -165,7 +167,8 @@ class PlanRow(MemorySizes):
         smaller_from: the context from which it takes less memory than kv of the same type, derived weights and scratch
             counted; None for kv itself, and where it never does.
         too_imprecise: why loading refuses it though it may fit; "": it does not; None: not looked at, since that would
-            take long (what was asked for always is).
+            take long (what was asked for always is). Predicted for white inputs, or by the file's conversion; of mode
+            k+r loading predicts for the text that it folds on, and near the limit that may decide otherwise.
     """
 
     cache: str

@@ -38,6 +38,7 @@ _PER_WIDTH = 4  # tokens for each dimension of x: fewer leave directions unseen,
 _CHUNK = 1024  # tokens whose activations are in memory at a time, for all layers
 _HELD_OUT = 5  # one chunk in so many is kept for measuring
 _ROWS = 2048  # tokens whose rounding is looked at
+WHITE_INPUTS = "for white inputs"
 _WHITE = 512  # tokens in place of a text
 
 Text = str | os.PathLike[str] | None
@@ -88,6 +89,11 @@ class Calibration:
     warnings: list[str]
     folder: Path | None = None
     chunks: tuple[int, ...] = ()
+
+    @property
+    def inputs(self) -> str:
+        """For what inputs its predictions hold."""
+        return WHITE_INPUTS if self.folder is None else f"on {self.basis}"
 
     def layer(self, layer: int) -> tuple[Sample, list[Window]]:
         """The sample to fold one layer for, and windows of text that had no part in it (none without a text)."""

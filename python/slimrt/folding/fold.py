@@ -53,7 +53,7 @@ def fold_layers(
     calibration: Text = None,
     layers: Collection[int] | None = None,
     progress: bool = True,
-    judge: Callable[[int, float], object] | None = None,
+    judge: Callable[[int, float, str], object] | None = None,
 ) -> dict[str, np.ndarray]:
     """Return what a cache mode needs beyond a plain GGUF's own tensors, to load it without converting.
 
@@ -65,7 +65,8 @@ def fold_layers(
         calibration: a text file for k+r and xr; None: the built-in text, if the model has a tokenizer; "none": none.
         layers: which; None: all.
         progress: show a bar on stderr, when that is a terminal.
-        judge: is told of each layer the expected relative error of what is computed from its rows; may raise to refuse.
+        judge: is told of each layer the expected relative error of what is computed from its rows, and for what inputs;
+            may raise to refuse.
 
     Returns:
         Tensors by name ("blk.N.attn_kv.weight", ...), float32: for "k" [e_v, e_k] with V = K @ it.T, for "v"
@@ -94,7 +95,7 @@ def fold_layers(
         for done, layer in enumerate(wanted):
             folded = reader(known.layer(layer)[0], mode, cache_type, rank, residual_type, half=False)
             if judge is not None:
-                judge(layer, folded.fold_error())
+                judge(layer, folded.fold_error(), known.inputs)
             made |= {f"{attention.prefix(layer)}{name}": tensor for name, tensor in folded.tensors.items()}
             update(done + 1, len(wanted))
     return made

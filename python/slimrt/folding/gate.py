@@ -20,10 +20,10 @@ from slimrt.folding.readback import Sample
 from slimrt.folding.report import CAUTION, TOO_LARGE
 from slimrt.modelfile.gguf import ModelData
 from slimrt.modes import (
+    COMPUTED,
     CROSS_FOLDED,
     CROSS_LOSSY,
     DEFAULT_TYPE,
-    INVERTED,
     LOSSY,
     RESIDUAL_MODE,
     default_residual,
@@ -59,7 +59,7 @@ class Lossy:
         """What is computed from the rows, and not quite what it was: "V", "K" or "K and V"."""
         if self.part == CROSS:
             return "K and V" if len(CROSS_FOLDED[self.mode]) > 1 else "V"
-        return "K" if INVERTED.get(self.mode) == "W_V" else "V"
+        return COMPUTED[self.mode]
 
 
 def is_cheap(attention: Attention) -> bool:
@@ -143,8 +143,16 @@ def _folded_error(sample: Sample, rows: Lossy) -> float:
     return reader(sample, rows.mode, rows.type, *(rows.residual or (None, None)), half=False).fold_error()
 
 
-def require_precise(model: ModelData, rows: Lossy, layer: int, error: float) -> bool:
-    """Whether an error wants a word of caution.
+def percent(error: float) -> str:
+    """With as many digits as tell it from the limit: 5.03 % is no 5.0 %."""
+    for digits in range(1, 6):
+        if round(error, digits + 2) != TOO_LARGE:
+            break
+    return f"{error:.{digits}%}"
+
+
+def require_precise(model: ModelData, rows: Lossy, layer: int, error: float, inputs: str = "") -> bool:
+    """Whether an error wants a word of caution. inputs: what it was predicted for.
 
     Raises:
         CacheUnsupportedError: it is too large; names the figure, the layer, and what to use.
@@ -154,8 +162,9 @@ def require_precise(model: ModelData, rows: Lossy, layer: int, error: float) -> 
     why = _PARTIAL if rows.mode == RESIDUAL_MODE else _INVERTS
     raise CacheUnsupportedError(
         f"{rows.part} cache mode '{rows.mode}' is too imprecise in {rows.type}: {why}, and the predicted error of "
-        f"{rows.lost} is {error:.1%} in layer {layer} (the limit is {TOO_LARGE:.0%}): "
+        f"{rows.lost} is {percent(error)} in layer {layer} (the limit is {TOO_LARGE:.0%}): "
         f"{_instead(model, rows, layer)}, or type f32; allow_lossy=True (--allow-lossy) insists on it"
+        + (f" (predicted {inputs})" if inputs else "")
     )
 
 

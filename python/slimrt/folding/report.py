@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from slimrt.folding.precision import Errors
+from slimrt.modes import COMPUTED
 from slimrt.plumbing.units import format_bytes
 
 CAUTION, TOO_LARGE = 0.01, 0.05  # relative error of V
-_AMPLIFIED = {"k": "V", "v": "K"}  # mode -> what is computed from the stored row
 
 
 def verdict(error: float) -> str:
@@ -164,7 +164,7 @@ class ConvertReport:
         """Predicted errors of an exact fold in every float type."""
         mode = self.layers[0].mode
         head = [
-            f"predicted relative error of {_AMPLIFIED[mode]} by type of the cache ({self.calibration})",
+            f"predicted relative error of {COMPUTED[mode]} by type of the cache ({self.calibration})",
             f"{'layer':>5}  {'mode':<4}  {f'cond(W_{mode.upper()})':>9}  "
             + "  ".join(f"{name:>8}" for name in self.layers[0].errors),
         ]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from slimrt.errors import ContextOverflowError
 from slimrt.generation.options import REPEAT_LAST_N, OnProgress, Options
-from slimrt.generation.search import Append, Task, steps
+from slimrt.generation.search import Append, Encode, Task, steps
 from slimrt.plumbing import progress
 from slimrt.plumbing.closing import Closing
 from slimrt.plumbing.numbers import log_softmax
@@ -145,7 +145,10 @@ class Run:
     def task(self, engine: SessionEngine) -> Task[Generation]:
         """Make the text; take() has the pieces that may be shown."""
         try:
-            pending = yield from self._begin(engine)
+            pending = self._begin()
+            for encode in self._sources():
+                yield encode
+                self._prefill_seconds += time.perf_counter() - engine.started
             while self.finish_reason is None:
                 try:
                     (logits,) = yield Append([(self.session, pending)])
@@ -166,14 +169,17 @@ class Run:
         text, self._n_taken = "".join(self._text[self._n_taken :]), len(self._text)
         return text
 
-    def _begin(self, engine: SessionEngine) -> Task[list[int]]:
+    def _begin(self) -> list[int]:
         """Take a sequence; returns what is to be computed first."""
         if self.session is None:
             self.session = Session.new(self.runtime)
         pending = self.session.keep_common(self.prompt)
         self._cached = self.session.length
-        yield from ()
         return pending
+
+    def _sources(self) -> Sequence[Encode]:
+        """What an encoder reads first; nothing of a model that continues texts."""
+        return ()
 
     def _end(self) -> None:
         """Let the sequence go, unless it is the user's."""
@@ -244,6 +250,7 @@ class Run:
                 residual_types=tuple(layer.get("residual_type", "") for layer in layers),
                 skipped=self._skipped / self._rows if self._rows else 0.0,
                 cross=None if cross is None else {**cross},
+                lossy=self.runtime.lossy,
             ),
             logprobs=tuple(self._logprobs) if self.options.logprobs else None,
         )

@@ -82,11 +82,8 @@ class EncodedRun(Run):
         self.tell(result)
         return result
 
-    def _begin(self, engine: SessionEngine) -> Task[list[int]]:
-        pending = yield from super()._begin(engine)
-        yield Encode(self.session, np.array(self.source, np.int32))
-        self._prefill_seconds += time.perf_counter() - engine.started
-        return pending
+    def _sources(self) -> Sequence[Encode]:
+        return [Encode(self.session, np.array(self.source, np.int32))]
 
     def result(self) -> Generation:
         """What there is so far; its prompt is the source."""

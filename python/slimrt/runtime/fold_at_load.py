@@ -62,20 +62,22 @@ def _lossy(cache: LayerCache) -> Lossy:
     return Lossy(SELF, cache.mode, cache.type, residual)
 
 
-def require_precise(source: ModelSource, choice: CacheChoice, show_progress: bool | None) -> None:
+def require_precise(source: ModelSource, choice: CacheChoice, show_progress: bool | None) -> list[str]:
     """Refuses modes that lose too much, by inverting a projection or by a small residual, where that is known without
-    folding: the others are judged while they are folded.
+    folding: the others are judged while they are folded. Returns what to say of those that were insisted on.
 
     Raises:
         CacheUnsupportedError: with the error, the layer and the nearest mode that is fine.
     """
     from slimrt.folding.gate import CROSS
 
+    said = []
     unfolded = {layer for layers in folds_at_load(source, choice).values() for layer in layers}
     for rows, layers in lossy_layers(source, choice).items():
         judge = Judge(source, rows, choice, show_progress)
         judge.predict([layer for layer in layers if rows.part == CROSS or layer not in unfolded])
-        judge.say()
+        said += judge.say()
+    return said
 
 
 def refusal(source: ModelSource, choice: CacheChoice, *, only_cheap: bool) -> str | None:
@@ -104,7 +106,7 @@ class Judge:
         self.show_progress = show_progress
         self.doubtful: dict[int, float] = {}
 
-    def __call__(self, layer: int, error: float) -> None:
+    def __call__(self, layer: int, error: float, inputs: str) -> None:
         """CacheUnsupportedError: the error is over the limit, and nobody insisted."""
         from slimrt.folding.gate import require_precise
         from slimrt.folding.report import CAUTION
@@ -112,27 +114,35 @@ class Judge:
         if not self.rows.loses:
             return
         if not self.allowed:
-            require_precise(self.source.model, self.rows, layer, error)
+            require_precise(self.source.model, self.rows, layer, error, inputs)
         if error > CAUTION:
             self.doubtful[layer] = error
 
     def predict(self, layers: list[int]) -> None:
         """The same of layers whose fold is in the file, or need not be made."""
-        from slimrt.folding.gate import predicted
+        from slimrt.folding.calibrate import WHITE_INPUTS
+        from slimrt.folding.gate import predicted, written
 
+        known = written(self.source.model, self.rows) if layers else {}
         for layer, error in predicted(self.source.model, self.rows, layers) if layers else ():
-            self(layer, error)
+            self(layer, error, "by its conversion" if layer in known else WHITE_INPUTS)
 
-    def say(self) -> None:
-        """Says on stderr what wants caution."""
-        if not self.doubtful or self.show_progress is False:
-            return
+    def say(self) -> list[str]:
+        """Says on stderr what wants caution, and returns it where it is over the limit."""
+        from slimrt.folding.gate import percent
+        from slimrt.folding.report import TOO_LARGE
+
+        if not self.doubtful:
+            return []
         worst = max(self.doubtful, key=lambda layer: self.doubtful[layer])
-        progress.note_once(
+        most = percent(self.doubtful[worst])
+        said = (
             f"{self.rows.part} cache mode {self.rows.mode} in {self.rows.type} loses more than 1 % in layers "
-            f"{', '.join(map(str, sorted(self.doubtful)))} of {self.source.path.name}, {self.doubtful[worst]:.1%} in "
-            f"layer {worst}"
+            f"{', '.join(map(str, sorted(self.doubtful)))} of {self.source.path.name}, {most} in layer {worst}"
         )
+        if self.show_progress is not False:
+            progress.note_once(said)
+        return [said] if self.doubtful[worst] > TOO_LARGE else []
 
 
 def fold(
@@ -140,8 +150,9 @@ def fold(
     choice: CacheChoice,
     calibration: str | os.PathLike[str] | None,
     show_progress: bool | None,
-) -> dict[str, NDArray[np.float32]]:
-    """The tensors that the file lacks, by name. Errors as slimrt.folding.fold.fold_layers and cross.fold_cross."""
+) -> tuple[dict[str, NDArray[np.float32]], list[str]]:
+    """The tensors that the file lacks, by name, and what to say of modes that lose too much and were insisted on.
+    Errors as slimrt.folding.fold.fold_layers and cross.fold_cross."""
     unfolded = folds_at_load(source, choice)
     mode = choice.cross.mode_for(source)
     missing = cross_folds_at_load(source, mode)
@@ -150,12 +161,12 @@ def fold(
         progress.note_once(
             f"folding {source.path.name} for cache mode {', '.join(modes)}; `slimrt convert` does it once and for all"
         )
-    derived = _self_attention(source, choice, unfolded, calibration, show_progress)
+    derived, said = _self_attention(source, choice, unfolded, calibration, show_progress)
     if missing:
         from slimrt.folding.cross import fold_cross
 
         derived |= fold_cross(source.model, mode, missing, progress=progress.wanted(show_progress))
-    return derived
+    return derived, said
 
 
 def _self_attention(
@@ -164,12 +175,13 @@ def _self_attention(
     unfolded: Mapping[LayerCache, list[int]],
     calibration: str | os.PathLike[str] | None,
     show_progress: bool | None,
-) -> dict[str, NDArray[np.float32]]:
+) -> tuple[dict[str, NDArray[np.float32]], list[str]]:
     if not unfolded:
-        return {}
+        return {}, []
     from slimrt.folding.fold import fold_layers
 
     derived: dict[str, NDArray[np.float32]] = {}
+    said: list[str] = []
     for cache, layers in unfolded.items():
         residual = cache.mode == RESIDUAL_MODE
         rows = _lossy(cache)
@@ -186,5 +198,5 @@ def _self_attention(
             judge=judge,
         )
         if judge is not None:
-            judge.say()
-    return derived
+            said += judge.say()
+    return derived, said

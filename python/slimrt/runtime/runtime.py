@@ -32,6 +32,7 @@ class Runtime:
         info: Engine.info().
         lock: held for a whole call that must not mix with others'; reentrant.
         show_progress: whether long work shows a bar.
+        lossy: what is lost in modes that allow_lossy insisted on, for people.
     """
 
     def __init__(self, source: ModelSource, engine: core.Engine, *, show_progress: bool):
@@ -39,6 +40,7 @@ class Runtime:
         self.info: core.Info = engine.info()
         self.lock = threading.RLock()
         self.show_progress = show_progress
+        self.lossy = ""
         self._engine: core.Engine | None = engine
         self._user: int | None = None  # the thread that is inside use()
         self._forked_at_work = False
@@ -135,7 +137,8 @@ def load(
                 sizes.total,
                 planner.limit,
             )
-        require_precise(source, choice, show_progress)
+        lossy = require_precise(source, choice, show_progress)
+        derived, folded_lossy = fold(source, choice, calibration, show_progress)
         engine = core.Engine(
             source.file,
             n_ctx=n_ctx,
@@ -143,7 +146,7 @@ def load(
             n_batch=planner.n_batch,
             n_threads=planner.n_threads,
             device=planner.device,
-            derived=fold(source, choice, calibration, show_progress) or None,
+            derived=derived or None,
             memory_limit=memory_limit,
             **choice.arguments(source),
         )
@@ -152,6 +155,7 @@ def load(
             error, planner, choice, n_ctx, lambda other: not refusal(source, other, only_cheap=True)
         ) from None
     runtime = Runtime(source, engine, show_progress=progress.wanted(show_progress))
+    runtime.lossy = "; ".join(lossy + folded_lossy)
     if cross := runtime.info.get("cross"):
         cross["reason"] = choice.cross.reason(source, cross["mode"])
     return runtime
