@@ -129,7 +129,7 @@ std::vector<LayerChoice> choose_cross(const GgufFile& file, const ModelConfig& m
     return choices;
 }
 
-/// Of a file that says none: kv; beside an encoder x, where it is exact and no wider than K and V.
+/// Of a file that says none: kv; of an encoder-decoder x, where it is exact and no wider than K and V.
 const char* usual_mode(const ModelConfig& model, const CacheOptions& o) {
     const AttnConfig c = attention_config(model, 0);
     const bool x = model.architecture->source != Source::none && o.sparse_threshold == 0 &&

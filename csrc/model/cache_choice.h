@@ -19,8 +19,8 @@ struct ByLayer {
     const T& of(int layer) const { return each.empty() ? all : each[layer]; }
 };
 
-/// "auto": what the file says, which holds for its own mode only; else mode kv (beside an encoder x and e,
-/// where their rows are no wider) and type f16.
+/// "auto": what the file says, which holds for its own mode only; else mode kv (of an encoder-decoder x and
+/// e, where their rows are no wider) and type f16.
 struct CacheOptions {
     ByLayer<std::string> mode{"auto"};
     ByLayer<std::string> type_k{"auto"}, type_v{"auto"};  // of k, v and x: "f16" ...

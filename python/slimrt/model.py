@@ -48,7 +48,7 @@ class Model(Tasks, Closing):
         n_seqs: sequences that may be full at once; also how many texts of a list are generated together.
         n_threads: None: the physical (or big) cores.
         cache: what a token leaves behind in each layer: "kv", "k", "k+r", "v", "x", "xr", or "auto" (what the file was
-            converted for, else kv, or beside an encoder x where its rows are no wider); with its types, "k+r:q8" or
+            converted for, else kv, or of an encoder-decoder x where its rows are no wider); with its types, "k+r:q8" or
             "k+r:q8:64:q4" (mode, type, rank of the residual, its type), or a CacheConfig; or one of these for each
             layer. A mode that needs folded weights which the file lacks folds them while loading.
         cache_type: where the cache does not say its own: f32, f16 or bf16, or with scales per token and head (in mode

@@ -65,7 +65,7 @@ class CacheUse(_PerLayer, Record):
         bytes_per_token: of one token in all layers.
         modes, types: of each layer, such as "k" and "f16"; ranks, residual_types: of its residual, 0 and "" without.
         skipped: share of the rows of V that a sparse_threshold left unread while decoding, over all texts of a batch.
-        cross: beside an encoder, the mode, type, bytes_per_row (of all layers) and reason of its output's rows.
+        cross: of an encoder-decoder, the mode, type, bytes_per_row (of all layers) and reason of its output's rows.
         lossy: what is lost where allow_lossy insisted on a mode that loses too much, for people; "" else.
     """
 
@@ -180,7 +180,7 @@ class PlanRow(MemorySizes):
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderRow(_PerLayer, Record):
-    """The cache of a decoder beside an encoder, in one of slim attention's options (slimrt.plan_encoder).
+    """The cache of an encoder-decoder, in one of slim attention's options (slimrt.plan_encoder).
 
     Attributes:
         name: "baseline", "option 1", "option 2, x", "option 2, k", or "this choice".

@@ -1,4 +1,4 @@
-"""The cache of a decoder beside an encoder, in the ways that slim attention offers (Graef and Wasielewski, 2025).
+"""The cache of an encoder-decoder, in the ways that slim attention offers (Graef and Wasielewski, 2025).
 
 Baseline: K and V of both attentions. Option 1: K of both. Option 2: the encoder's output E for cross-attention, once
 for all layers, and x or k for self-attention. Bytes of full contexts, with E and, as in the paper's first figures,

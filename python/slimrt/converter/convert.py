@@ -65,7 +65,7 @@ def convert(
         calibration: a text file to fold for, and to predict errors with; None: the built-in text, if the model has a
             tokenizer; "none": no text.
         exact: insist on a fold that is exact in exact arithmetic: cache "k" or "v", which always are.
-        cross: beside an encoder, the mode of cross-attention to fold for ("kv", "k", "e", "e1"); None: nothing.
+        cross: of an encoder-decoder, the mode of cross-attention to fold for ("kv", "k", "e", "e1"); None: nothing.
         cross_type: element type its rows will have; "auto": f16, and the file says none.
         verify: compare logits of source and result on a text file; True or "": on the built-in text (on arbitrary
             tokens when the model has no tokenizer). An encoder is given the same text, or noise.
@@ -172,13 +172,13 @@ def _attention(
         CacheUnsupportedError, UnsupportedError, ValueError: as `convert`.
     """
     attention = Attention.of(model)
-    if attention.beside_encoder and cache == AUTO:
+    if attention.encoder_decoder and cache == AUTO:
         raise UnsupportedError(
             f"cache 'auto' measures on a text, which says nothing of a decoder beside an encoder ('{model.arch}'): "
             "choose the modes, such as --cache x --cross e, which invert nothing; slimrt plan and slimrt inspect show "
             "what each one costs"
         )
-    if attention.beside_encoder and calibration not in (None, "none"):
+    if attention.encoder_decoder and calibration not in (None, "none"):
         raise UnsupportedError(
             f"a text says nothing of a decoder beside an encoder ('{model.arch}'): leave out the calibration"
         )

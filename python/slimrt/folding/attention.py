@@ -59,7 +59,7 @@ class Attention:
         """
         traits = _architecture(model)
         if traits.has_encoder:
-            return cls._beside_encoder(model)
+            return cls._of_encoder_decoder(model)
         d, n_heads = model.size("embedding_length"), model.size("attention.head_count")
         head_dim, rope = model.size("attention.key_length", d // n_heads), traits.rope
         return cls(
@@ -77,7 +77,7 @@ class Attention:
         )
 
     @classmethod
-    def _beside_encoder(cls, model: ModelData) -> Attention:
+    def _of_encoder_decoder(cls, model: ModelData) -> Attention:
         traits = _architecture(model)
         d, n_heads = model.size("embedding_length"), model.size("attention.head_count")
         n_rot = model.size("rope.dimension_count", 0) if traits.rope else 0
@@ -104,10 +104,12 @@ class Attention:
         """
         if not _architecture(model).has_encoder:
             raise UnsupportedError(f"architecture '{model.arch}' has no encoder, and so no cross-attention")
-        return replace(cls._beside_encoder(model), rope=False, n_rot=0, part="cross_attn", input_norm="enc.output_norm")
+        return replace(
+            cls._of_encoder_decoder(model), rope=False, n_rot=0, part="cross_attn", input_norm="enc.output_norm"
+        )
 
     @property
-    def beside_encoder(self) -> bool:
+    def encoder_decoder(self) -> bool:
         """Whether a decoder that reads an encoder has it."""
         return self.blocks != "blk."
 
@@ -276,10 +278,10 @@ def fold_value_bias(model: ModelData, attention: Attention) -> ModelData:
     """Move each layer's V bias into the output bias: c' = b_V W_O + c, b_V = 0.
 
     Softmax weights sum to 1, so every query head adds its own KV head's b_V whatever it attends to; without it V is
-    linear in x, which every mode but "kv" needs (cache-math.md section 1, "Biases"). Beside an encoder the runtime does
-    it while loading, and the model stays as it is.
+    linear in x, which every mode but "kv" needs (cache-math.md section 1, "Biases"). Of an encoder-decoder the runtime
+    does it while loading, and the model stays as it is.
     """
-    if attention.beside_encoder:
+    if attention.encoder_decoder:
         return model
     changed: list[Tensor] = []
     kv = attention.kv_width

@@ -161,7 +161,7 @@ def calibrated(
     attention = Attention.of(model)
     wanted = max(_MIN_TOKENS, _PER_WIDTH * attention.d) * _HELD_OUT // (_HELD_OUT - 1)
     ids: np.ndarray | None
-    if attention.beside_encoder:
+    if attention.encoder_decoder:
         text = "none"  # what a decoder computes depends on what its encoder read, which no text here says
     if isinstance(text, np.ndarray):
         ids, name = text[:wanted], "text"

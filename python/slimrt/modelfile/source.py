@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from slimrt.modelfile.gguf import ModelData
 
 DEFAULT_N_CTX = 4096
-_BESIDE_ENCODERS = ("whisper", "moonshine", "t5")
 
 
 class ModelSource:
@@ -63,8 +62,9 @@ class ModelSource:
         file = self.file
         if "slimrt.chronos.kind" in file.keys():
             return "chronos-bolt" if file.value("slimrt.chronos.kind") == "bolt" else "chronos"
+        encoder_decoders = {one.name for one in core.architectures() if one.has_encoder}
         architecture = str(file.value("general.architecture"))
-        return architecture if architecture in _BESIDE_ENCODERS else "text"
+        return architecture if architecture in encoder_decoders else "text"
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

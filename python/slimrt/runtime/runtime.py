@@ -125,7 +125,7 @@ def load(
     Raises:
         WontFitError: with options, what would fit instead.
         CacheUnsupportedError, UnsupportedError, ModelFormatError: as slimrt.Model.
-        FileNotFoundError, ValueError: no such calibration text, or one beside an encoder.
+        FileNotFoundError, ValueError: no such calibration text, or one for an encoder-decoder.
     """
     check_cache(source, choice)
     _check_calibration(source, calibration)
