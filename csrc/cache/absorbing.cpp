@@ -10,6 +10,7 @@ namespace {
 struct Part {
     bool absorb = false;
     int64_t first = 0, n = 0;
+    size_t first_sequence = 0;
     std::vector<AttentionSequence> sequences;
 };
 
@@ -19,11 +20,12 @@ bool pays_absorbed(const AttnInput& in, const AttentionSequence& s) {
 
 std::vector<Part> parts_of_step(const AttnInput& in) {
     std::vector<Part> parts;
-    for (AttentionSequence s : in.sequences) {
+    for (size_t i = 0; i < in.sequences.size(); ++i) {
+        AttentionSequence s = in.sequences[i];
         const bool absorb = pays_absorbed(in, s);
         const bool joins = absorb && !parts.empty() && parts.back().absorb &&
                            parts.back().n + s.n_queries <= in.config.head_dim;
-        if (!joins) parts.push_back({absorb, s.query, 0, {}});
+        if (!joins) parts.push_back({absorb, s.query, 0, i, {}});
         Part& part = parts.back();
         s.query -= int(part.first);
         part.n += s.n_queries;
@@ -36,7 +38,7 @@ std::vector<Part> parts_of_step(const AttnInput& in) {
 std::vector<Part> parts_over_source(const AttnInput& in, int64_t n_tokens) {
     std::vector<Part> parts;
     for (int64_t first = 0; first < n_tokens; first += in.config.head_dim) {
-        Part part{true, first, std::min<int64_t>(in.config.head_dim, n_tokens - first), {}};
+        Part part{true, first, std::min<int64_t>(in.config.head_dim, n_tokens - first), 0, {}};
         for (AttentionSequence s : in.sequences) {
             const int64_t begin = std::max<int64_t>(s.query, first);
             const int64_t end = std::min<int64_t>(s.query + s.n_queries, first + part.n);
@@ -48,6 +50,19 @@ std::vector<Part> parts_over_source(const AttnInput& in, int64_t n_tokens) {
         parts.push_back(std::move(part));
     }
     return parts;
+}
+
+/// The older rows of the sequences of a part, which see them in turn in `sequences`.
+std::vector<StoredRegion> older_rows_of(const Part& part, std::span<const StoredRegion> older,
+                                        std::vector<std::vector<AttentionSequence>>& sequences) {
+    std::vector<StoredRegion> of_part;
+    for (const StoredRegion& region : older) {
+        const auto first = region.sequences.begin() + part.first_sequence;
+        sequences.emplace_back(first, first + part.sequences.size());
+        for (AttentionSequence& s : sequences.back()) s.query -= int(part.first);
+        of_part.push_back({region.origin, sequences.back(), region.rows});
+    }
+    return of_part;
 }
 
 void store_dense(Backend& backend, const ReadInput& in, int64_t first, const std::vector<Tensor>& rows) {
@@ -79,7 +94,11 @@ void AbsorbingMode::read(Backend& backend, const ReadInput& in, const Written& w
     for (const Part& part : in.config.cross ? parts_over_source(in, in.q.rows) : parts_of_step(in)) {
         const Scratch::Scope scope(in.scratch);
         ReadInput some = in;
+        std::vector<std::vector<AttentionSequence>> sequences;
+        sequences.reserve(in.older.size());
+        const std::vector<StoredRegion> older = older_rows_of(part, in.older, sequences);
         some.sequences = part.sequences;
+        some.older = older;
         some.positions = in.positions.cols_of(part.first, part.n);
         some.q = in.q.rows_of(part.first, part.n);
         const Written own = written.rows_of(part.first, part.n);
@@ -107,7 +126,7 @@ void AbsorbingMode::materialise_before(Backend& backend, const ReadInput& in) co
     if (dense.table != s.table) {
         const int64_t window = in.config.window;
         dense.table = s.table;
-        dense.end = window ? std::max(s.begin, s.position - window + 1) : s.begin;
+        dense.end = !in.older.empty() ? 0 : window ? std::max(s.begin, s.position - window + 1) : s.begin;
     }
     for (; dense.end < s.end; dense.end = std::min(dense.end + kSegment, s.end)) {
         const Scratch::Scope scope(in.scratch);
@@ -126,7 +145,14 @@ void AbsorbingMode::materialised(Backend& backend, const ReadInput& in, const Wr
         {dense_rows(in.dense.planes[0], 0), own.dense[0], c.n_kv_heads, c.head_dim, in.q}};
     const ValueTerm values[] = {
         {dense_rows(in.dense.planes[1], 0), own.dense[1], c.n_kv_heads, c.head_dim, out}};
-    backend.attention(attention_args(in, scores, values));
+    AttentionArgs args = attention_args(in, scores, values);
+    AttentionSequence all = in.sequences[0];
+    if (!in.older.empty()) {
+        all.begin = 0;
+        all.uploaded = -1;
+        args.sequences = {&all, 1};
+    }
+    backend.attention(args);
 }
 
 }  // namespace slimrt

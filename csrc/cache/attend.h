@@ -42,13 +42,13 @@ class AbsorbingMode : public CacheMode {
     void read(Backend& backend, const ReadInput& in, const Written& written, Tensor out) const final;
 
   protected:
-    /// write() without Written::dense and x.
+    /// write(), which need not give Written::dense and x.
     virtual Written write_rows(Backend& backend, const WriteInput& in) const = 0;
     /// read() of a part, by weights absorbed in q and after the softmax.
     virtual void absorbed(Backend& backend, const ReadInput& in, const Written& own, Tensor out) const = 0;
 
-    /// Rows of the planes of dense_format(), f32: of a part's own tokens, in full precision, and of the
-    /// stored positions [begin, end) of its one sequence.
+    /// Rows of the planes of dense_format(), f32: of a part's own tokens, in full precision, where write_rows()
+    /// did not give them, and of the stored positions [begin, end) of its one sequence.
     virtual std::vector<Tensor> dense_of(Backend& backend, const AttnInput& in, Tensor x) const = 0;
     virtual void dense_of_stored(Backend& backend, const ReadInput& in, int64_t begin, int64_t end,
                                  const std::vector<Tensor>& planes) const = 0;

@@ -10,20 +10,20 @@ BlockPool::BlockPool(Backend& backend, std::vector<Format> formats, int64_t n_bl
     for (Format& format : formats) {
         Layer layer;
         for (const Plane& plane : format) {
-            layer.plane_offset.push_back(layer.row_bytes * kBlockTokens);
-            layer.row_bytes += head_bytes(plane.type, plane.width / plane.heads).total() * plane.heads;
+            layer.plane_offset.push_back(layer.block_bytes);
+            layer.block_bytes += plane.block_bytes();
         }
         layer.format = std::move(format);
-        layer.pool = backend.alloc(MemoryKind::cache, layer.row_bytes * kBlockTokens * n_blocks, "cache");
+        layer.pool = backend.alloc(MemoryKind::cache, layer.block_bytes * n_blocks, "cache");
         layers_.push_back(std::move(layer));
     }
     users_.assign(n_blocks, 0);
     for (int64_t b = n_blocks; b-- > 0;) free_.push_back(int32_t(b));
 }
 
-size_t BlockPool::row_bytes() const {
+size_t BlockPool::block_bytes() const {
     size_t bytes = 0;
-    for (const Layer& layer : layers_) bytes += layer.row_bytes;
+    for (const Layer& layer : layers_) bytes += layer.block_bytes;
     return bytes;
 }
 
@@ -41,7 +41,7 @@ void BlockPool::drop(int32_t block) {
 
 void BlockPool::copy(int32_t from, int32_t to) {
     for (const Layer& layer : layers_) {
-        const size_t bytes = layer.row_bytes * kBlockTokens;
+        const size_t bytes = layer.block_bytes;
         std::byte* pool = layer.pool.data.get();
         backend_.upload(Tensor(pool + to * bytes, DType::F32, 1, 0), pool + from * bytes, bytes);
     }
@@ -53,8 +53,9 @@ Rows BlockPool::rows(int layer, int plane) const {
             .dtype = l.format[plane].type,
             .width = l.format[plane].width,
             .heads = l.format[plane].heads,
-            .block_stride = l.row_bytes * kBlockTokens,
-            .block_tokens = kBlockTokens};
+            .block_stride = l.block_bytes,
+            .block_tokens = kBlockTokens,
+            .scale_tokens = l.format[plane].scale_tokens};
 }
 
 Slots BlockPool::slots(int layer, int plane, Tensor slots) const {
@@ -65,7 +66,8 @@ Slots BlockPool::slots(int layer, int plane, Tensor slots) const {
             .heads = rows.heads,
             .block_stride = rows.block_stride,
             .block_tokens = rows.block_tokens,
-            .slots = slots};
+            .slots = slots,
+            .scale_tokens = rows.scale_tokens};
 }
 
 }  // namespace slimrt

@@ -15,8 +15,8 @@ class BlockPool {
     BlockPool(Backend& backend, std::vector<Format> formats, int64_t n_blocks);
 
     const Format& format(int layer) const { return layers_[layer].format; }
-    size_t row_bytes(int layer) const { return layers_[layer].row_bytes; }
-    size_t row_bytes() const;  // of all layers
+    size_t block_bytes(int layer) const { return layers_[layer].block_bytes; }
+    size_t block_bytes() const;  // of all layers
     int n_layers() const { return int(layers_.size()); }
 
     int64_t n_free() const { return int64_t(free_.size()); }
@@ -32,7 +32,8 @@ class BlockPool {
     Slots slots(int layer, int plane, Tensor slots) const;
 
     /// Calls visit(address, bytes) for the rows of the positions [begin, end) in the blocks of a table, layer
-    /// after layer, plane after plane, block after block, head after head: elements, then scales.
+    /// after layer, plane after plane, block after block, head after head: elements, then scales. Rows that
+    /// share scales (Plane::scale_tokens) go together.
     template <class Visit>
     void visit_rows(std::span<const int32_t> table, int64_t begin, int64_t end, Visit visit) const;
 
@@ -40,11 +41,11 @@ class BlockPool {
     struct Layer {
         Format format;
         std::vector<size_t> plane_offset;  // bytes; of a plane inside a block
-        size_t row_bytes = 0;              // of all planes
+        size_t block_bytes = 0;            // of all planes
         Buffer pool;
 
         std::byte* plane(int32_t block, int p) const {
-            return pool.data.get() + block * row_bytes * kBlockTokens + plane_offset[p];
+            return pool.data.get() + block * block_bytes + plane_offset[p];
         }
     };
 
@@ -59,15 +60,18 @@ void BlockPool::visit_rows(std::span<const int32_t> table, int64_t begin, int64_
     for (const Layer& layer : layers_)
         for (size_t p = 0; p < layer.format.size(); ++p) {
             const Plane& plane = layer.format[p];
-            const HeadBytes bytes = head_bytes(plane.type, plane.width / plane.heads);
+            const HeadBytes bytes =
+                head_bytes(plane.type, plane.width / plane.heads, kBlockTokens, plane.scale_tokens);
+            const size_t elements = bytes.elements / kBlockTokens;
             for (int64_t first = begin, n; first < end; first += n) {
                 const int64_t row = first % kBlockTokens;
                 n = std::min(kBlockTokens - row, end - first);
                 std::byte* head = layer.plane(table[first / kBlockTokens], int(p));
-                for (int h = 0; h < plane.heads; ++h, head += bytes.total() * kBlockTokens) {
-                    visit(head + row * bytes.elements, n * bytes.elements);
+                for (int h = 0; h < plane.heads; ++h, head += bytes.total()) {
+                    visit(head + row * elements, n * elements);
                     if (bytes.scales)
-                        visit(head + kBlockTokens * bytes.elements + row * bytes.scales, n * bytes.scales);
+                        visit(head + bytes.elements + row * bytes.scales / kBlockTokens,
+                              n * bytes.scales / kBlockTokens);
                 }
             }
         }

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "cache/regions.h"
 #include "cache/scratch.h"
 #include "kernels/backend.h"
 
@@ -78,19 +79,34 @@ struct PrepareInput {
     std::span<const float> source_sizes;  // cross: about how large each channel of the encoder's output is
 };
 
-/// One stored part of a row: `heads` equal shares, which lie apart in a block and have scales of their own.
+/// One stored part of a row: `heads` equal shares, which lie apart in a block and have scales of their own,
+/// for each row or, with scale_tokens, for each channel of so many rows (see Rows).
 struct Plane {
     const char* name;
     int width, heads;
     DType type;
+    int scale_tokens = 0;
+
+    size_t block_bytes() const {
+        return head_bytes(type, width / heads, kBlockTokens, scale_tokens).total() * heads;
+    }
 };
 using Format = std::vector<Plane>;  // how a block is stored: plane after plane (see Rows)
+
+/// Stored rows of another region than the newest (see Regions), of the same sequences, at positions counted
+/// from `origin` on. No query is among them.
+struct OlderRows {
+    int c = 0;  // class
+    int64_t origin = 0;
+    std::vector<AttentionSequence> sequences;
+};
 
 /// What a step's tokens read and write in the layers of one group (see KvCache): their slots, and their
 /// sequences with the group's block tables: sequences[i] owns the rows [query, query + n_queries).
 struct GroupBatch {
-    Tensor slots;  // [1, n] I32
+    Tensor slots;  // [1, n] I32; none where rows go from DenseRows to the regions where they belong
     std::vector<AttentionSequence> sequences;
+    std::vector<OlderRows> older;  // oldest first
 };
 
 /// The tokens of one step or of one chunk of it.
@@ -98,6 +114,7 @@ struct Batch {
     Tensor tokens, positions;                // [1, n] I32
     std::vector<GroupBatch> groups;          // the same sequences in each
     std::vector<AttentionSequence> sources;  // with an encoder: the rows of its output that each of them sees
+    int sequence = -1;   // of KvCache, if it is one alone
     bool chunk = false;  // of a longer append of one sequence, each layer going through all chunks
 };
 
@@ -107,6 +124,22 @@ struct DenseRows {
     std::vector<Tensor> planes;      // [n_ctx, width]
     const int32_t* table = nullptr;  // block table of the sequence whose they are
     int64_t end = 0;                 // positions from here on are not there yet
+};
+
+/// Rows that change their class: [begin, end) at `table` in views of the planes of one, and the views of the
+/// other with their slots. Whole blocks of it, unless that is class 0.
+struct Recoding {
+    std::span<const Rows> from;
+    const int32_t* table;
+    int64_t begin, end;
+    std::span<const Slots> to;
+};
+
+/// OlderRows as one layer reads them: with a view for each plane of their class.
+struct StoredRegion {
+    int64_t origin;
+    std::span<const AttentionSequence> sequences;
+    std::vector<Rows> rows;
 };
 
 /// The tokens that an owner writes and its readers read.
@@ -140,8 +173,9 @@ struct Written {
 };
 
 struct ReadInput : AttnInput {
-    Tensor relative_bias;           // of the reader, as in AttnWeights
-    const std::vector<Rows>& rows;  // what is stored, a view for each plane
+    Tensor relative_bias;                 // of the reader, as in AttnWeights
+    const std::vector<Rows>& rows;        // what is stored, a view for each plane
+    std::span<const StoredRegion> older;  // and in older regions, oldest first
     DenseRows& dense;
     Tensor q;  // [n, q_width], biased, normed and rotated
 };
@@ -164,7 +198,17 @@ class CacheMode {
     /// Why this mode is not exact for this attention; empty when it is legal.
     virtual std::string refusal(const AttnConfig& config) const = 0;
     virtual Format format(const AttnConfig& config) const = 0;
-    /// The planes of DenseRows; none where many queries read stored rows as they are.
+    /// What older rows are stored in, the newer ones first; none where rows stay as they are written. And how
+    /// a text divides.
+    virtual std::vector<Format> older_formats(const AttnConfig&) const { return {}; }
+    virtual Regions regions(const AttnConfig&) const { return {}; }
+    /// Rows to another class, plane by plane.
+    virtual void recode(Backend& backend, const Recoding& r) const {
+        for (size_t plane = 0; plane < r.to.size(); ++plane)
+            backend.recode(r.from[plane], r.table, r.begin, r.end, r.to[plane]);
+    }
+    /// The planes of DenseRows; none where many queries read stored rows as they are. Modes with older rows
+    /// have them, plane for plane of a row, so that a prompt is exact however it is stored.
     virtual Format dense_format(const AttnConfig&) const { return {}; }
     /// Whether rows have a part of AttnConfig::rank columns and a type of its own.
     virtual bool has_residual() const { return false; }

@@ -1,15 +1,21 @@
 // The rows of all layers, and the sequences that own them.
 //
 // Layers that keep rows of the same positions are a group: those that attend to the whole context, or those
-// that attend to the last `window` positions. A group has a pool of blocks, and each sequence a block table
-// in it: entry i is the block of the positions [i * kBlockTokens, (i + 1) * kBlockTokens), or -1 where the
-// rows were given back. Forked sequences share blocks and copy one before writing to it.
+// that attend to the last `window` positions, and whose rows age alike (Regions). A group has a pool of
+// blocks for each class of rows, and each sequence a block table in it: entry i is the block of the positions
+// origin + [i * kBlockTokens, (i + 1) * kBlockTokens), or -1 where no rows of that class are. The origin is 0,
+// or, of older classes, the number of sinks. Forked sequences share blocks and copy one before writing to it.
 //
 // Behind a window no row is read again, unless the sequence is truncated. So a sequence keeps as many blocks
 // as a window and one step may need, and gives the oldest one back when it needs another: what at most
 // longest_step tokens have appended can always be undone.
+//
+// Rows that age go to the next class after the append that made them old (settle()), and what is undone
+// before that is as it was. A long append never has all of its rows in class 0: it is computed layer by layer
+// over DenseRows, of which each layer's rows go where they belong (place()).
 #pragma once
 
+#include <functional>
 #include <map>
 #include <span>
 #include <utility>
@@ -19,11 +25,24 @@
 
 namespace slimrt {
 
-/// What a layer keeps: of a token a row of this format, for the next `window` positions (0: all).
+/// What a layer keeps: of a token a row, for the next `window` positions (0: all), in the format of each class
+/// of rows in turn. Without rows of its own, of no format.
 struct LayerRows {
-    Format format;
+    std::vector<Format> formats;
     int64_t window = 0;
+    Regions regions;
 };
+
+/// How rows of a layer change their class: CacheMode::recode().
+using Recode = std::function<void(int layer, const Recoding&)>;
+
+/// At most how many tokens one step appends to a sequence, and how many if its rows are to lie in class 0.
+struct StepLimits {
+    int64_t longest, stored;
+};
+
+/// The blocks that so many tokens take from the first row of one on.
+inline int64_t blocks_for(int64_t tokens) { return (tokens + kBlockTokens - 1) / kBlockTokens; }
 
 class KvCache {
   public:
@@ -31,14 +50,17 @@ class KvCache {
     /// Sequences, and by how many tokens each.
     using Growth = std::span<const std::pair<int, int64_t>>;
 
-    /// Room for n_seqs sequences of n_ctx tokens that grow by at most longest_step tokens at once.
+    /// Room for n_seqs sequences of n_ctx tokens.
     KvCache(Backend& backend, const std::vector<LayerRows>& layers, int64_t n_ctx, int n_seqs,
-            int64_t longest_step);
+            StepLimits limits, Recode recode = {});
 
     int64_t n_ctx() const { return n_ctx_; }
-    size_t bytes_per_token(int layer) const { return pool(layer).row_bytes(where_[layer].index); }
-    const Format& format(int layer) const { return pool(layer).format(where_[layer].index); }
+    /// What a token leaves behind in the end.
+    size_t bytes_per_token(int layer) const;
+    int n_classes(int layer) const { return groups_[group_of(layer)].regions.n_classes; }
+    const Format& format(int layer, int c = 0) const { return pool(layer, c).format(where_[layer].index); }
     int64_t window(int layer) const { return groups_[group_of(layer)].window; }
+    const Regions& regions(int layer) const { return groups_[group_of(layer)].regions; }
     /// The most rows that a layer keeps of a sequence.
     int64_t max_rows(int layer) const;
 
@@ -54,25 +76,35 @@ class KvCache {
 
     int n_groups() const { return int(groups_.size()); }
     int group_of(int layer) const { return where_[layer].group; }
-    const int32_t* table(int sequence, int group) const;
+    const int32_t* table(int sequence, int group, int c = 0) const;
     /// The first row that tokens after `length` ones look back to.
     int64_t begin(int group, int64_t length) const;
+    /// Where a sequence's rows are, oldest first; the last is the newest rows. In number and classes the same
+    /// for all sequences: some may be empty.
+    std::vector<Region> regions_of(int sequence, int group) const;
 
     /// Throws Error{context_overflow} unless every sequence can grow by its count; changes nothing.
     void require_room(Growth growth) const;
     /// Makes the next n rows of a sequence writable, n at most longest_step. Its length grows at commit();
     /// until then truncate() to its length gives them up, before anything else is done with it.
     void reserve(int sequence, int64_t n);
-    /// Appends the slots of these rows in the layers of a group.
+    /// Appends the slots of these rows in the layers of a group; none where place() will put them.
     void add_slots(int sequence, int group, int64_t n, std::vector<int32_t>& slots) const;
+    /// Rows of a layer that were reserved and have no slots: from dense rows of all positions.
+    void place(int sequence, int layer, const DenseRows& dense);
     void commit(int sequence, int64_t n) { find(sequence).length += n; }
+    /// Moves rows that have aged to their classes. To be called after an append, which it ends.
+    void settle(int sequence);
+    /// Lets each layer move some rows that are nobody's, to count on a dry backend what it takes.
+    void rehearse();
 
     /// Views of a layer's planes for reading and writing.
-    std::vector<Rows> rows(int layer) const;
-    Slots slots(int layer, int plane, Tensor slots) const;
+    std::vector<Rows> rows(int layer, int c = 0) const;
+    Slots slots(int layer, int plane, Tensor slots) const { return this->slots(layer, 0, plane, slots); }
 
-    /// The rows of a sequence that later tokens may read, as bytes, group after group (see
-    /// BlockPool::visit_rows); and back into a new sequence.
+    /// The rows of a sequence that later tokens may read, as bytes, group after group: where its regions end,
+    /// if there are several, and region after region their rows (see BlockPool::visit_rows); and back into a
+    /// new sequence.
     std::vector<std::byte> save(int sequence) const;
     int restore(std::span<const std::byte> bytes, int64_t length);
 
@@ -82,36 +114,76 @@ class KvCache {
     void tile(int sequence, int64_t length);
 
   private:
-    struct Group {
-        int64_t window;
+    struct Class {
         int64_t max_blocks;  // of a sequence
         BlockPool pool;
+    };
+    struct Group {
+        int64_t window;
+        Regions regions;
+        std::vector<Class> classes;
+        std::vector<int> layers;
+
+        int64_t origin(int c) const { return c == 0 ? 0 : regions.sinks; }
     };
     struct Place {
         int group, index;  // of a layer: in its group
     };
-    /// What a sequence has in a group.
+    /// What a sequence has of a class.
     struct Kept {
         std::vector<int32_t> table;
-        int64_t first = 0;  // position of the oldest row
+        int64_t first = 0;  // position of the oldest row that was not given back; class 0
+        int64_t end = 0;    // after the newest row of the region; older classes
 
         int64_t front() const { return first / kBlockTokens; }  // its block
-        int64_t n_blocks() const { return int64_t(table.size()) - front(); }
     };
     struct Sequence {
-        std::vector<Kept> groups;
+        std::vector<std::vector<Kept>> groups;  // of each its classes
         int64_t length = 0;
+        int64_t reserved = 0;  // its length with what reserve() made room for last
+        bool placed = false;   // rows that place() put where they belong, or will: until settle()
+    };
+    /// Rows [begin, end) that go from one class, or -1: dense rows, to another.
+    struct Move {
+        int from, to;
+        int64_t begin, end;
     };
 
-    const BlockPool& pool(int layer) const { return groups_[where_[layer].group].pool; }
+    const BlockPool& pool(int layer, int c) const { return groups_[where_[layer].group].classes[c].pool; }
+    Slots slots(int layer, int c, int plane, Tensor slots) const;
     Sequence& find(int sequence);
     const Sequence& find(int sequence) const;
+    Sequence empty() const;
     int64_t blocks_taken(int group, Growth growth) const;
-    void require_free(const Group& group, int64_t blocks) const;
+    void require_free(const Group& group, int c, int64_t blocks) const;
+    void own_block(Class& of, int32_t& block);
     static void give_back(Group& group, Kept& kept, int64_t front);
+    std::vector<Region> regions_of(const Sequence& s, int group) const;
+
+    // Of groups whose rows age: kv_cache_regions.cpp.
+    bool is_placed(int64_t n) const { return n > limits_.stored; }
+    int64_t max_blocks(const Regions& regions, int c) const;
+    int64_t aged_blocks_taken(int group, int c, Growth growth) const;
+    void reserve_placed(Group& group, std::vector<Kept>& classes, int64_t before, int64_t length);
+    void settle(Group& group, std::vector<Kept>& classes, const Sequence& s);
+    void move(const Group& group, const std::vector<Kept>& classes, const Move& move);
+    void move(int layer, const std::vector<Kept>& classes, const Move& move, const DenseRows* dense);
+    void retreat(Group& group, std::vector<Kept>& classes, int64_t length);
+    void require_retreat(const Group& group, const std::vector<Kept>& classes, int64_t length) const;
+    static void drop_unread(Group& group, std::vector<Kept>& classes, int64_t length);
+    /// Reads what save() wrote of a group's regions; returns its bytes.
+    size_t restore_ends(const Group& group, std::vector<Kept>& classes, int64_t length,
+                        std::span<const std::byte> bytes) const;
+    void tile(Group& group, Kept& kept, int64_t length);
+    void tile_aged(Group& group, std::vector<Kept>& classes, int64_t before, int64_t length);
+
+    static constexpr int64_t kMoved = 512;  // rows that change their class at once
 
     Backend& backend_;
     int64_t n_ctx_;
+    StepLimits limits_;
+    Recode recode_;
+    Buffer slots_;  // I32, of rows that change their class
     std::vector<Group> groups_;
     std::vector<Place> where_;  // each layer
     std::map<int, Sequence> sequences_;

@@ -141,6 +141,7 @@ void Engine::run_steps(std::span<const Item> items, bool all_logits, Output outp
         done += in_step;
         report(done);
     }
+    for (const Item& each : items) cache().settle(each.sequence);
 }
 
 void Engine::attention_inputs(std::span<const int32_t> tokens, float* out, const Progress& progress) {
@@ -161,9 +162,14 @@ void Engine::attention_inputs(std::span<const int32_t> tokens, float* out, const
 std::string Engine::cache_fingerprint() {
     std::string text = concat("slimrt rows 3 ", config().architecture->name, " ", config().n_layers);
     for (int layer = 0; layer < config().n_layers; ++layer) {
-        for (const Plane& plane : cache().format(layer))
-            text += concat(" ", plane.name, ":", plane.heads, "x", plane.width / plane.heads, ":",
-                           dtype_info(plane.type).name);
+        for (int c = 0; c < cache().n_classes(layer); ++c) {
+            if (c > 0) text += " older";
+            for (const Plane& plane : cache().format(layer, c))
+                text += concat(" ", plane.name, ":", plane.heads, "x", plane.width / plane.heads, ":",
+                               dtype_info(plane.type).name);
+        }
+        if (const Regions& r = cache().regions(layer); r.n_classes > 1)
+            text += concat(" sinks:", r.sinks, " recent:", r.recent);
         if (const int64_t window = cache().window(layer)) text += concat(" window:", window);
         if (const uint64_t fold = decoder_->fold_of_rows(layer)) text += concat(" fold:", fold);
     }

@@ -16,7 +16,8 @@ std::vector<LayerCache> layer_caches(Decoder& decoder) {
     std::vector<LayerCache> layers;
     for (const auto& [mode, c, owner, shared] : decoder.layers()) {
         std::string types;
-        for (const Plane& plane : mode->format(c)) {
+        const std::vector<Format> older = mode->older_formats(c);
+        for (const Plane& plane : older.empty() ? mode->format(c) : older.back()) {
             const std::string name = dtype_info(plane.type).name;
             if (types.empty())
                 types = name;
@@ -61,14 +62,20 @@ size_t measure_scratch(Decoder& decoder, Backend& dry) {
                 extremes.insert({tokens, extreme.n, extreme.cached});
     if (const int64_t n = decoder.longest_step(); n > o.n_batch) extremes.insert({n, n, o.n_ctx - 1});
     Scratch scratch;
+    const int empty = decoder.cache().create();
+    decoder.cache().rehearse();
     for (const auto& [n_tokens, n, cached] : extremes) {
         Step step(decoder.cache());
         step.tokens.resize(n_tokens);
         step.positions = step.outputs = step.tokens;
         for (size_t g = 0; g < step.groups.size(); ++g) {
             const int64_t begin = decoder.cache().begin(int(g), cached);
-            step.groups[g] = {step.tokens,
-                              {{.n_queries = int(n), .position = cached, .begin = begin, .end = cached}}};
+            const AttentionSequence all{
+                .n_queries = int(n), .position = cached, .begin = begin, .end = cached};
+            step.groups[g] = {step.tokens, {all}, {}};
+            for (const Region& region : decoder.cache().regions_of(empty, int(g)))
+                step.groups[g].older.push_back({region.c, region.origin, {all}});
+            step.groups[g].older.pop_back();
         }
         if (decoder.encoder()) step.add_source(o.n_source, nullptr);
         run_step(decoder, dry, scratch, step, Output::logits, nullptr);

@@ -13,14 +13,26 @@ void Step::add_sequence(KvCache& cache, int sequence, int64_t n) {
     cache.reserve(sequence, n);
     for (int64_t i = 0; i < n; ++i) positions.push_back(int32_t(cached + i));
     for (int g = 0; g < cache.n_groups(); ++g) {
-        cache.add_slots(sequence, g, n, groups[g].slots);
-        groups[g].sequences.push_back({.query = first,
-                                       .n_queries = int(n),
-                                       .position = cached,
-                                       .begin = cache.begin(g, cached),
-                                       .end = cached,
-                                       .table = cache.table(sequence, g)});
+        auto& [slots, newest, older] = groups[g];
+        cache.add_slots(sequence, g, n, slots);
+        const std::vector<Region> regions = cache.regions_of(sequence, g);
+        older.resize(regions.size() - 1);
+        for (size_t i = 0; i < regions.size(); ++i) {
+            const auto& [c, origin, begin, end] = regions[i];
+            const bool is_newest = i + 1 == regions.size();
+            if (!is_newest) older[i].c = c, older[i].origin = origin;
+            (is_newest ? newest : older[i].sequences)
+                .push_back({.query = first,
+                            .n_queries = int(n),
+                            .position = cached - origin,
+                            .begin = begin - origin,
+                            .end = end - origin,
+                            .fresh = is_newest,
+                            .table = cache.table(sequence, g, c),
+                            .causal = is_newest});
+        }
     }
+    last = sequence;
 }
 
 void Step::add_source(int64_t length, const int32_t* table) {
@@ -53,8 +65,10 @@ Tensor upload(Backend& backend, Scratch& scratch, const std::vector<int32_t>& va
 /// A token each, of sequences that have some: the same calls whatever the tokens and the lengths. The first
 /// token of a sequence is computed as a prompt, by other calls in some modes.
 bool is_repeated(const Step& step) {
-    return std::ranges::all_of(step.groups[0].sequences, [](const AttentionSequence& s) {
-        return s.n_queries == 1 && s.end > s.begin;
+    return std::ranges::all_of(step.groups, [](const Step::Group& group) {
+        return std::ranges::all_of(group.sequences, [](const AttentionSequence& s) {
+            return s.n_queries == 1 && s.end > s.begin;
+        });
     });
 }
 
@@ -63,11 +77,16 @@ Batch batch_of(Backend& backend, Scratch& scratch, const Step& step) {
     Batch batch{.tokens = upload(backend, scratch, step.tokens),
                 .positions = upload(backend, scratch, step.positions),
                 .groups = {},
-                .sources = step.sources};
+                .sources = step.sources,
+                .sequence = step.n_sequences() == 1 ? step.last : -1};
     std::vector<std::span<AttentionSequence>> lists;
     for (const Step::Group& group : step.groups)
-        batch.groups.push_back({upload(backend, scratch, group.slots), group.sequences});
-    for (GroupBatch& group : batch.groups) lists.push_back(group.sequences);
+        batch.groups.push_back({group.slots.empty() ? Tensor{} : upload(backend, scratch, group.slots),
+                                group.sequences, group.older});
+    for (GroupBatch& group : batch.groups) {
+        lists.push_back(group.sequences);
+        for (OlderRows& rows : group.older) lists.push_back(rows.sequences);
+    }
     lists.push_back(batch.sources);
     backend.upload_sequences(lists);
     return batch;

@@ -11,10 +11,12 @@ struct Step {
     struct Group {
         std::vector<int32_t> slots;
         std::vector<AttentionSequence> sequences;
+        std::vector<OlderRows> older;
     };
     std::vector<int32_t> tokens, positions, outputs;
     std::vector<Group> groups;  // of layers, see KvCache
     std::vector<AttentionSequence> sources;
+    int last = -1;  // the sequence added last
 
     explicit Step(const KvCache& cache) : groups(cache.n_groups()) {}
     int n_sequences() const { return int(groups[0].sequences.size()); }

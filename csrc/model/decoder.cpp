@@ -25,8 +25,13 @@ std::vector<LayerSpan> spans_of(const std::vector<LayerChoice>& layers) {
 /// What each layer keeps: nothing where it reads another's rows.
 std::vector<LayerRows> rows_of(const std::vector<LayerChoice>& layers) {
     std::vector<LayerRows> rows;
-    for (const LayerChoice& layer : layers)
-        rows.push_back({layer.owns() ? layer.mode->format(layer.config) : Format{}, layer.config.window});
+    for (const LayerChoice& layer : layers) {
+            const auto& [mode, config, owner, shared] = layer;
+            rows.push_back({{}, config.window, mode->regions(config)});
+            if (!layer.owns()) continue;
+            rows.back().formats = mode->older_formats(config);
+            rows.back().formats.insert(rows.back().formats.begin(), mode->format(config));
+    }
     return rows;
 }
 
@@ -38,15 +43,21 @@ Batch chunk_of(const Batch& batch, int64_t first, int64_t n_batch) {
                 .positions = batch.positions.cols_of(first, n),
                 .groups = batch.groups,
                 .sources = batch.sources,
+                .sequence = batch.sequence,
                 .chunk = true};
     for (GroupBatch& group : chunk.groups) {
         assert(group.sequences.size() == 1);
         AttentionSequence& s = group.sequences[0];
-        group.slots = group.slots.cols_of(first, n);
+        if (group.slots) group.slots = group.slots.cols_of(first, n);
         s.n_queries = int(n);
         s.position += first;
         s.end += first;
         s.uploaded = -1;
+        for (OlderRows& older : group.older) {
+            older.sequences[0].n_queries = int(n);
+            older.sequences[0].position += first;
+            older.sequences[0].uploaded = -1;
+        }
     }
     for (AttentionSequence& s : chunk.sources) {
         s.n_queries = int(n);
@@ -76,6 +87,8 @@ void Decoder::forward(const Batch& batch, Scratch& scratch, Tensor x, const Step
                 add_layer(layer, chunk, state, scratch, rows);
             }
         }
+        for (const auto& [owner, rows] : state.owners)
+            if (!batch.groups[cache_->group_of(owner)].slots) cache_->place(batch.sequence, owner, rows.dense);
     }
 }
 
@@ -89,12 +102,14 @@ void Decoder::take_dense_rows(const LayerSpan& span, Scratch& scratch, StepState
 }
 
 int64_t Decoder::longest_step() const {
-    constexpr int64_t kLeast = 1 << 10, kMost = 1 << 14;
-    for (const LayerChoice& layer : choices_.layers)
-        if (!layer.mode->dense_format(layer.config).empty())
-            return std::max<int64_t>(options_.n_batch,
-                                     std::min(options_.n_ctx, std::clamp(options_.n_ctx / 4, kLeast, kMost)));
-    return options_.n_batch;
+    constexpr int64_t kMin = 1 << 10, kMax = 1 << 14;
+    int64_t longest = 0;
+    for (const auto& [mode, config, owner, shared] : choices_.layers)
+        if (mode->regions(config).n_classes > 1)
+            longest = options_.n_ctx;
+        else if (!mode->dense_format(config).empty())
+            longest = std::max(longest, std::min(options_.n_ctx, std::clamp(options_.n_ctx / 4, kMin, kMax)));
+    return std::max<int64_t>(options_.n_batch, longest);
 }
 
 uint64_t Decoder::fold_of_rows(int layer) const {
@@ -176,9 +191,12 @@ void Decoder::attention(int layer, const Batch& batch, StepState& state, Scratch
     if (owns) {
         projected.erase(projected.begin());
         written = mode->write(backend_, {step(lasting), in, projected, shared});
-        store(written, *cache_, layer, group.slots);
+        if (group.slots) store(written, *cache_, layer, group.slots);
     }
-    mode->read(backend_, {step(scratch), w.attn.relative_bias, cache_->rows(owner), dense, q}, written,
+    std::vector<StoredRegion> older;
+    for (const OlderRows& rows : group.older)
+        older.push_back({rows.origin, rows.sequences, cache_->rows(owner, rows.c)});
+    mode->read(backend_, {step(scratch), w.attn.relative_bias, cache_->rows(owner), older, dense, q}, written,
                heads);
     backend_.linear(heads, w.attn.o, w.attn.o_bias, out);
     norm(backend_, config_, w.attn_post_norm, out, out);
@@ -197,7 +215,7 @@ void Decoder::cross_attention(int layer, const Batch& batch, StepState& state, S
     const AttnInput step{config, *w.cross_prepared, kNoRope, batch.positions, batch.sources, false, scratch};
     const Tensor q = queries_and({}, scratch, w.cross, step, in)[0];
     DenseRows none;
-    choice.mode->read(backend_, {step, {}, sources_->rows(choice.owner), none, q}, {}, heads);
+    choice.mode->read(backend_, {step, {}, sources_->rows(choice.owner), {}, none, q}, {}, heads);
     backend_.linear(heads, w.cross.o, w.cross.o_bias, out);
 }
 
@@ -246,11 +264,15 @@ Decoder::Decoder(const GgufFile& file, const CacheOptions& options, Backend& bac
     weights_ = load_weights(file, config_, backend, choices_, extra);
     load_rope(file);
     spans_ = spans_of(choices_.layers);
+    const auto recode = [this](int layer, const Recoding& rows) {
+        choices_.layers[layer].mode->recode(backend_, rows);
+    };
     cache_ = std::make_unique<KvCache>(backend, rows_of(choices_.layers), options_.n_ctx, options_.n_seqs,
-                                       longest_step());
+                                       StepLimits{longest_step(), options_.n_batch}, recode);
     if (!choices_.cross.empty()) {
         sources_ = std::make_unique<KvCache>(backend, rows_of(choices_.cross), options_.n_source,
-                                             options_.n_seqs, options_.n_source);
+                                             options_.n_seqs,
+                                             StepLimits{options_.n_source, options_.n_source});
         encoder_ = std::make_unique<Encoder>(backend, config_, weights_, rope_, options_.n_batch);
     }
 }

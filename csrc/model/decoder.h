@@ -45,7 +45,8 @@ class Decoder {
 
     /// The most tokens of one sequence that a step takes. Where a mode makes K and V anew for many queries
     /// that is far more than n_batch, so that each layer makes them once for all: 1024 or, if that is more, a
-    /// quarter of the context, since x is kept whole.
+    /// quarter of the context, since x is kept whole. Where rows age it is the context: a prompt is computed
+    /// over rows as they were written.
     int64_t longest_step() const;
 
     /// What a head of a layer gives the rows of a source, [n, rows], before the softmax, for such an input.

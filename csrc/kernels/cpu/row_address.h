@@ -41,7 +41,8 @@ HeadOffsets offsets_in_block(const Plane& plane, int64_t row, int head) {
 /// The rows from `position` on that lie together, up to `end`.
 inline HeadRun rows_at(const Rows& rows, const int32_t* table, int64_t position, int64_t end, int head) {
     if (rows.block_tokens == 0) {
-        return {rows.base + (position - rows.first) * rows.row_bytes, nullptr, rows.row_bytes,
+        const size_t column = rows.heads > 1 ? row_bytes(rows.dtype, head * rows.head_dim()) : 0;
+        return {rows.base + (position - rows.first) * rows.row_bytes + column, nullptr, rows.row_bytes,
                 end - position};
     }
     const int64_t row = position % rows.block_tokens;

@@ -1,0 +1,241 @@
+// Groups whose rows age: from class to class, and back where a text is cut.
+#include <algorithm>
+#include <vector>
+
+#include "cache/kv_cache.h"
+#include "core/error.h"
+
+namespace slimrt {
+namespace {
+
+/// Whether block i of a table that counts from `origin` on has some of the rows [begin, end).
+bool holds(int64_t i, int64_t origin, int64_t begin, int64_t end) {
+    return origin + i * kBlockTokens < end && origin + (i + 1) * kBlockTokens > begin && begin < end;
+}
+
+/// Whether class c has rows in block i of its table when a text of this length has settled.
+bool settles(const Regions& r, int c, int64_t i, int64_t length) {
+    if (c == 0)
+        return holds(i, 0, r.begin(0, length), length) || holds(i, 0, 0, std::min(r.sinks, length));
+    return holds(i, r.sinks, r.begin(c, length), r.begin(c - 1, length));
+}
+
+/// Entries of its table then.
+int64_t table_size(const Regions& r, int c, int64_t length) {
+    return c == 0 ? blocks_for(length) : std::max<int64_t>(0, r.begin(c - 1, length) - r.sinks) / kBlockTokens;
+}
+
+}  // namespace
+
+/// The most blocks of a sequence. Class 0 has the sinks, what is recent, and what a step adds before it
+/// settles; classes between the first and the last may have a region twice while a long append is placed.
+int64_t KvCache::max_blocks(const Regions& r, int c) const {
+    const int64_t all = blocks_for(n_ctx_);
+    if (c == 0) {
+        const int64_t recent = r.recent + kBlockTokens, added = std::max(limits_.stored, recent);
+        return std::min(all, blocks_for(r.sinks) + blocks_for(recent + added) + 2);
+    }
+    const int64_t rows = r.begin(c - 1, n_ctx_) - r.begin(c, n_ctx_), blocks = rows / kBlockTokens;
+    return std::min(all, c == r.n_classes - 1 ? blocks : 2 * (blocks + 1));
+}
+
+int64_t KvCache::aged_blocks_taken(int group, int c, Growth growth) const {
+    const Regions& r = groups_[group].regions;
+    int64_t taken = 0;
+    for (const auto& [id, n] : growth) {
+        const Sequence& s = find(id);
+        const std::vector<int32_t>& table = s.groups[group][c].table;
+        const int64_t length = s.length + n;
+        for (int64_t i = int64_t(table.size()); i < table_size(r, c, length); ++i)
+            taken += settles(r, c, i, length) || (c == 0 && !is_placed(n));
+        if (c == 0 && n > 0 && s.length % kBlockTokens)
+            taken += table.back() < 0 || groups_[group].classes[0].pool.users(table.back()) > 1;
+    }
+    return taken;
+}
+
+/// Blocks for an append whose rows go where they belong at once.
+void KvCache::reserve_placed(Group& group, std::vector<Kept>& classes, int64_t before, int64_t length) {
+    if (before % kBlockTokens) own_block(group.classes[0], classes[0].table.back());
+    for (int c = 0; c < group.regions.n_classes; ++c)
+        for (auto& table = classes[c].table; int64_t(table.size()) < table_size(group.regions, c, length);) {
+            const bool wanted = settles(group.regions, c, int64_t(table.size()), length);
+            table.push_back(wanted ? group.classes[c].pool.take() : -1);
+        }
+}
+
+void KvCache::place(int sequence, int layer, const DenseRows& dense) {
+    constexpr int kDense = -1;
+    const Sequence& s = find(sequence);
+    const Group& group = groups_[group_of(layer)];
+    const std::vector<Kept>& classes = s.groups[group_of(layer)];
+    if (group.classes.size() == 1 || !s.placed) return;
+    const Regions& r = group.regions;
+    const int64_t length = s.reserved;
+    move(layer, classes, {kDense, 0, s.length, std::min(r.sinks, length)}, &dense);
+    move(layer, classes, {kDense, 0, std::max(s.length, r.begin(0, length)), length}, &dense);
+    for (int c = 1; c < r.n_classes; ++c)
+        move(layer, classes,
+             {kDense, c, std::max(classes[c].end, r.begin(c, length)), r.begin(c - 1, length)}, &dense);
+}
+
+void KvCache::settle(int sequence) {
+    Sequence& s = find(sequence);
+    for (size_t g = 0; g < groups_.size(); ++g)
+        if (groups_[g].classes.size() > 1) settle(groups_[g], s.groups[g], s);
+    s.placed = false;
+}
+
+/// The oldest class first: what it takes leaves room in the next.
+void KvCache::settle(Group& group, std::vector<Kept>& classes, const Sequence& s) {
+    const Regions& r = group.regions;
+    for (int c = r.n_classes - 1; c > 0; --c) {
+        const int64_t target = std::min(r.begin(c - 1, s.length), s.length);
+        Kept& kept = classes[c];
+        if (target <= kept.end) continue;
+        while (int64_t(kept.table.size()) < table_size(r, c, s.length)) {
+            const bool wanted = settles(r, c, int64_t(kept.table.size()), s.length);
+            kept.table.push_back(wanted ? group.classes[c].pool.take() : -1);
+        }
+        int64_t begin = kept.end;
+        for (int from = c - 1; from >= 0 && !s.placed; --from) {
+            const int64_t end = from > 0 ? std::min(target, classes[from].end) : target;
+            move(group, classes, {from, c, std::max(begin, r.begin(c, s.length)), end});
+            begin = std::max(begin, end);
+        }
+        kept.end = target;
+        drop_unread(group, classes, s.length);
+    }
+}
+
+/// In all layers.
+void KvCache::move(const Group& group, const std::vector<Kept>& classes, const Move& move) {
+    for (const int layer : group.layers) this->move(layer, classes, move, nullptr);
+}
+
+void KvCache::move(int layer, const std::vector<Kept>& classes, const Move& move, const DenseRows* dense) {
+    const Group& group = groups_[group_of(layer)];
+    const auto& [from, to, first, end] = move;
+    if (format(layer, to).empty()) return;
+    const int64_t from_origin = dense ? 0 : group.origin(from), to_origin = group.origin(to);
+    std::vector<Rows> rows = dense ? std::vector<Rows>{} : this->rows(layer, from);
+    for (size_t p = 0; dense && p < dense->planes.size(); ++p) {
+        const Tensor& t = dense->planes[p];
+        rows.push_back({.base = t.data,
+                        .dtype = t.dtype,
+                        .width = int(t.cols),
+                        .heads = format(layer, to)[p].heads,
+                        .row_bytes = t.stride});
+    }
+    const std::vector<int32_t>& table = classes[to].table;
+    for (int64_t begin = first, n; begin < end; begin += n) {
+        n = std::min(kMoved, end - begin);
+        std::vector<int32_t> slots;
+        for (int64_t p = begin - to_origin; p < begin - to_origin + n; ++p)
+            slots.push_back(table[p / kBlockTokens] * kBlockTokens + int32_t(p % kBlockTokens));
+        const Tensor index(slots_.data.get(), DType::I32, 1, n);
+        backend_.upload(index, slots.data(), slots.size() * sizeof(int32_t));
+        std::vector<Slots> to_slots;
+        for (size_t p = 0; p < rows.size(); ++p)
+            to_slots.push_back(this->slots(layer, to, int(p), index));
+        recode_(layer, {rows, dense ? nullptr : classes[from].table.data(), begin - from_origin,
+                        begin - from_origin + n, to_slots});
+    }
+}
+
+void KvCache::drop_unread(Group& group, std::vector<Kept>& classes, int64_t length) {
+    const int64_t sinks = group.regions.sinks;
+    int64_t begin = sinks;
+    for (int c = int(classes.size()) - 1; c >= 0; begin = classes[c--].end)
+        for (int64_t i = 0; i < int64_t(classes[c].table.size()); ++i) {
+            int32_t& block = classes[c].table[i];
+            const bool read = c > 0 ? holds(i, sinks, begin, classes[c].end)
+                                    : holds(i, 0, begin, length) || holds(i, 0, 0, std::min(sinks, length));
+            if (block < 0 || read) continue;
+            group.classes[c].pool.drop(block);
+            block = -1;
+        }
+}
+
+namespace {
+
+/// Where the blocks end that stay as they are when a text is cut to `length`: the rest of one goes back to
+/// class 0.
+int64_t whole_blocks(const Regions& r, int64_t length) {
+    return length <= r.sinks ? r.sinks : r.sinks + (length - r.sinks) / kBlockTokens * kBlockTokens;
+}
+
+}  // namespace
+
+void KvCache::require_retreat(const Group& group, const std::vector<Kept>& classes, int64_t length) const {
+    const int64_t begin = whole_blocks(group.regions, length), size = int64_t(classes[0].table.size());
+    if (length >= classes[1].end || begin >= length) return;
+    int64_t wanted = 0, freed = 0;
+    for (int64_t i = 0; i < size; ++i) {
+        const int32_t block = classes[0].table[i];
+        const bool own = block >= 0 && group.classes[0].pool.users(block) == 1;
+        holds(i, 0, begin, length) ? wanted += !own : freed += own && i >= blocks_for(length);
+    }
+    require_free(group, 0, wanted - freed);
+}
+
+void KvCache::retreat(Group& group, std::vector<Kept>& classes, int64_t length) {
+    const int64_t begin = whole_blocks(group.regions, length);
+    if (length < classes[1].end) {
+        for (int64_t i = begin / kBlockTokens; begin < length && i < blocks_for(length); ++i)
+            own_block(group.classes[0], classes[0].table[i]);
+        int from = 1;
+        while (from + 1 < group.regions.n_classes && classes[from + 1].end > begin) ++from;
+        move(group, classes, {from, 0, begin, length});
+        for (size_t c = 1; c < classes.size(); ++c) classes[c].end = std::min(classes[c].end, begin);
+    }
+    for (size_t c = 1; c < classes.size(); ++c)
+        for (auto& table = classes[c].table;
+             int64_t(table.size()) > (classes[c].end - group.regions.sinks) / kBlockTokens; table.pop_back())
+            if (table.back() >= 0) group.classes[c].pool.drop(table.back());
+}
+
+void KvCache::rehearse() {
+    for (int layer = 0; layer < int(where_.size()); ++layer)
+        for (int c = 1; c < n_classes(layer); ++c) {
+            if (format(layer).empty()) continue;
+            const Tensor index(slots_.data.get(), DType::I32, 1, kBlockTokens);
+            for (const auto& [from, to] : {std::pair(c - 1, c), std::pair(c, 0)}) {
+                std::vector<Slots> slots;
+                for (size_t p = 0; p < format(layer, to).size(); ++p)
+                    slots.push_back(this->slots(layer, to, int(p), index));
+                recode_(layer, {rows(layer, from), nullptr, 0, kBlockTokens, slots});
+            }
+        }
+}
+
+/// The newest rows move on as they are; each older class gets copies of its own blocks.
+void KvCache::tile_aged(Group& group, std::vector<Kept>& classes, int64_t before, int64_t length) {
+    const Regions& r = group.regions;
+    const int64_t grown = length - before, newest = classes[1].end / kBlockTokens;
+    auto& written = classes[0].table;
+    written.insert(written.begin() + newest, grown / kBlockTokens, -1);
+    const int64_t last = classes[1].end + grown;
+    int64_t begin = r.sinks;
+    for (int c = r.n_classes - 1; c > 0; begin = classes[c--].end) {
+        std::vector<int32_t> own;
+        for (const int32_t block : classes[c].table)
+            if (block >= 0) own.push_back(block);
+        const int64_t end = c == 1 ? last : std::min(last, std::max(begin, r.begin(c - 1, length)));
+        std::vector<int32_t> table((begin - r.sinks) / kBlockTokens, -1);
+        for (int64_t i = 0, n = (end - begin) / kBlockTokens; i < n; ++i) {
+            if (i < int64_t(own.size())) {
+                table.push_back(own[i]);
+                continue;
+            }
+            table.push_back(group.classes[c].pool.take());
+            group.classes[c].pool.copy(own[i % own.size()], table.back());
+        }
+        for (int64_t i = (end - begin) / kBlockTokens; i < int64_t(own.size()); ++i)
+            group.classes[c].pool.drop(own[i]);
+        classes[c].table = std::move(table);
+        classes[c].end = end;
+    }
+}
+
+}  // namespace slimrt

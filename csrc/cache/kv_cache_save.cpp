@@ -1,0 +1,125 @@
+// Sequences as bytes, and sequences of copies.
+#include <algorithm>
+#include <cstring>
+
+#include "cache/kv_cache.h"
+#include "core/error.h"
+
+namespace slimrt {
+
+std::vector<std::byte> KvCache::save(int sequence) const {
+    const Sequence& s = find(sequence);
+    std::vector<std::byte> out;
+    const auto grow = [&](size_t bytes) {
+        out.resize(out.size() + bytes);
+        return out.data() + out.size() - bytes;
+    };
+    for (int g = 0; g < n_groups(); ++g) {
+        const std::vector<Kept>& classes = s.groups[g];
+        for (size_t c = 1; c < classes.size(); ++c)
+            std::memcpy(grow(sizeof(int64_t)), &classes[c].end, sizeof(int64_t));
+        for (const auto& [c, origin, begin, end] : regions_of(s, g))
+            groups_[g].classes[c].pool.visit_rows(
+                classes[c].table, begin - origin, end - origin, [&](std::byte* rows, size_t bytes) {
+                    std::byte* const to = grow(bytes);
+                    backend_.download(to, Tensor(rows, DType::F32, 1, 0), bytes);
+                });
+    }
+    return out;
+}
+
+size_t KvCache::restore_ends(const Group& group, std::vector<Kept>& classes, int64_t length,
+                             std::span<const std::byte> bytes) const {
+    const size_t size = (classes.size() - 1) * sizeof(int64_t);
+    if (bytes.size() < size) fail(ErrorCode::format, "saved rows of ", length, " tokens are truncated");
+    int64_t begin = group.regions.sinks;
+    for (int c = int(classes.size()) - 1; c > 0; begin = classes[c--].end) {
+        int64_t& end = classes[c].end;
+        std::memcpy(&end, bytes.data() + (c - 1) * sizeof(int64_t), sizeof(int64_t));
+        const bool whole = end >= begin && (end - begin) % kBlockTokens == 0;
+        if (!whole || end - begin > group.classes[c].max_blocks * kBlockTokens ||
+            end < group.regions.begin(c - 1, length) || end > std::max(length, group.regions.sinks))
+            fail(ErrorCode::format, "saved rows of ", length, " tokens: a region cannot end at ", end);
+    }
+    return size;
+}
+
+int KvCache::restore(std::span<const std::byte> bytes, int64_t length) {
+    constexpr int32_t kWanted = -2;
+    if (length < 0 || length > n_ctx_)
+        fail(ErrorCode::format, "saved rows of ", length, " tokens: n_ctx is ", n_ctx_);
+    Sequence s = empty();
+    s.length = length;
+    size_t expected = 0;
+    std::vector<size_t> at;  // of each group's rows
+    for (int g = 0; g < n_groups(); ++g) {
+        const Group& group = groups_[g];
+        expected += restore_ends(group, s.groups[g], length, bytes.subspan(std::min(expected, bytes.size())));
+        at.push_back(expected);
+        for (const auto& [c, origin, begin, end] : regions_of(s, g)) {
+            std::vector<int32_t>& table = s.groups[g][c].table;
+            table.resize(blocks_for(end - origin), -1);
+            std::fill(table.begin() + (begin - origin) / kBlockTokens, table.end(), kWanted);
+            expected += group.classes[c].pool.block_bytes() * size_t(end - begin) / kBlockTokens;
+        }
+    }
+    if (bytes.size() != expected)
+        fail(ErrorCode::format, "saved rows of ", length, " tokens need ", expected, " bytes, the data has ",
+             bytes.size());
+    for (int g = 0; g < n_groups(); ++g)
+        for (int c = 0; c < groups_[g].regions.n_classes; ++c)
+            require_free(groups_[g], c, std::ranges::count(s.groups[g][c].table, kWanted));
+    for (int g = 0; g < n_groups(); ++g) {
+        s.groups[g][0].first = begin(g, length);
+        for (const auto& [c, origin, begin, end] : regions_of(s, g)) {
+            BlockPool& pool = groups_[g].classes[c].pool;
+            for (int32_t& block : s.groups[g][c].table)
+                if (block == kWanted) block = pool.take();
+            pool.visit_rows(s.groups[g][c].table, begin - origin, end - origin,
+                            [&](std::byte* rows, size_t n) {
+                                backend_.upload(Tensor(rows, DType::F32, 1, 0), bytes.data() + at[g], n);
+                                at[g] += n;
+                            });
+        }
+    }
+    sequences_[next_] = std::move(s);
+    return next_++;
+}
+
+void KvCache::tile(int sequence, int64_t length) {
+    Sequence& s = find(sequence);
+    const auto can = [](const std::vector<Kept>& classes) {
+        const auto& [table, first, end] = classes[0];
+        if (classes.size() == 1) return int64_t(table.size()) > blocks_for(first);
+        return std::ranges::all_of(classes.begin() + 1, classes.end(), [](const Kept& kept) {
+            return std::ranges::any_of(kept.table, [](int32_t block) { return block >= 0; });
+        });
+    };
+    if (s.length == 0 || s.length % kBlockTokens || length % kBlockTokens || length < s.length ||
+        !std::ranges::all_of(s.groups, can))
+        fail(ErrorCode::argument, "cannot tile a sequence of ", s.length, " tokens to ", length,
+             ": both must be multiples of ", kBlockTokens,
+             ", it must grow, and have rows in each region of its cache");
+    const std::pair<int, int64_t> growth{sequence, length - s.length};
+    require_room({&growth, 1});
+    for (size_t g = 0; g < groups_.size(); ++g)
+        if (groups_[g].classes.size() == 1)
+            tile(groups_[g], s.groups[g][0], length);
+        else
+            tile_aged(groups_[g], s.groups[g], s.length, length);
+    s.length = length;
+}
+
+void KvCache::tile(Group& group, Kept& kept, int64_t length) {
+    auto& [max_blocks, pool] = group.classes[0];
+    const int64_t period = int64_t(kept.table.size()) - blocks_for(kept.first);
+    while (int64_t(kept.table.size()) < blocks_for(length)) {
+        const int32_t from = kept.table[kept.table.size() - period];
+        if (group.window) give_back(group, kept, int64_t(kept.table.size()) + 1 - max_blocks);
+        const int32_t own = pool.take();  // may be the one given back, whose rows are still there
+        if (own != from) pool.copy(from, own);
+        kept.table.push_back(own);
+    }
+}
+
+}  // namespace slimrt

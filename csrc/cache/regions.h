@@ -1,0 +1,39 @@
+// How the rows of a text divide by age: each class of rows (a format with blocks of its own) holds a region.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "core/dtype.h"
+
+namespace slimrt {
+
+/// Rows are written in class 0. There the first `sinks` of a text stay, and the newest, at least `recent` of
+/// them; what is older goes on to class 1, 2 ..., in whole blocks counted from the sinks on. Of what went on
+/// class 1, 2 ... keep these `shares`, the newest first, and the last class the rest. No shares and one
+/// class: nothing goes on.
+struct Regions {
+    int n_classes = 1;
+    int64_t sinks = 0, recent = 0;
+    std::vector<double> shares;  // n_classes - 2 of them
+
+    /// Where the region of a class begins in a text of some length; it ends where that of the class before
+    /// begins. Never falls when the text grows.
+    int64_t begin(int c, int64_t length) const {
+        if (c == n_classes - 1) return std::min(sinks, length);
+        double kept = 0;
+        for (int i = 0; i < c; ++i) kept += shares[i];
+        const int64_t aged = std::max<int64_t>(0, length - sinks - recent) / kBlockTokens;
+        return std::min(sinks, length) + int64_t(double(aged) * (1 - kept)) * kBlockTokens;
+    }
+    bool operator==(const Regions&) const = default;
+};
+
+/// Rows [begin, end) that a class keeps of a text, for which its block table counts from `origin` on.
+struct Region {
+    int c = 0;
+    int64_t origin = 0, begin = 0, end = 0;
+};
+
+}  // namespace slimrt
