@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from reference_modes import CACHE_MODES, Planes, plus
+from reference_modes import BLOCK, CACHE_MODES, Planes, Types, plus
 
 Array = NDArray[np.float64]
 
@@ -280,7 +280,7 @@ class Reference:
         n = len(self.w.layers)
         modes = [mode] * n if isinstance(mode, str) else list(mode)
         types = (dtype, dtype) if dtype is None or isinstance(dtype, str) else dtype
-        return [Cache(m, CACHE_MODES[m].planes(self, types), absorbed) for m in modes]
+        return [Cache(m, types, CACHE_MODES[m].planes(self, types), absorbed) for m in modes]
 
     def append(self, ids: Sequence[int], caches: list[Cache]) -> Array:
         ids = np.asarray(ids, np.int64)
@@ -294,6 +294,9 @@ class Reference:
             attended = self.norm(plus(heads @ layer.wo.T, layer.bo), layer.attn_post_norm)
             normed = self.norm(x if self.w.parallel else x + attended, layer.ffn_norm, layer.ffn_norm_b)
             x = x + attended + self.norm(self._ffn(layer, normed), layer.ffn_post_norm)
+        for cache in caches:
+            if settle := CACHE_MODES[cache.mode].settle:
+                settle(cache, cache.types)
         return plus(self.norm(x, self.w.norm, self.w.norm_b) @ self.w.head.T, self.w.head_b)
 
     def norm(self, x: Array, weight: Array | None, bias: Array | None = None) -> Array:
@@ -338,11 +341,12 @@ class Reference:
 class Cache:
     """One layer's rows, as stored."""
 
-    def __init__(self, mode: str, planes: Planes, absorbed: bool) -> None:
-        self.mode, self.planes, self.absorbed = mode, planes, absorbed
+    def __init__(self, mode: str, types: Types, planes: Planes, absorbed: bool) -> None:
+        self.mode, self.types, self.planes, self.absorbed = mode, types, planes, absorbed
         self.rows: dict[str, Array] = {}
         self.seen: dict[str, Array] = {}  # by the step's queries: rows as stored, then its own in full
         self.length = 0
+        self.aged = 0  # rows that have been stored anew
 
     def stored(self, name: str, row: Array) -> Array:
         """A plane's rows as they will be read back."""
@@ -360,6 +364,15 @@ class Cache:
             row = self.stored(name, fresh[name])
             self.rows[name] = np.concatenate([self.rows[name], row]) if name in self.rows else row
         self.length += len(row)
+
+    def truncate(self, length: int) -> None:
+        """Of a block of aged rows that is cut, the rest counts as recent again: rows as they were read back."""
+        self.rows = {name: rows[:length] for name, rows in self.rows.items()}
+        if length < self.aged:
+            self.aged = length // BLOCK * BLOCK
+            for name, row in self.rows.items():
+                row[self.aged :] = self.stored(name, row[self.aged :])
+        self.length = length
 
 
 def plus_per_head(out: Array, bias: Array | None, n_kv_heads: int) -> Array:

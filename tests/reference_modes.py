@@ -4,6 +4,7 @@
 store(model, layer, x, positions, cache) -> planes [n, width] of the step's tokens, exact
 attend(model, layer, q, planes, positions, absorbed) -> a function: head -> [n, dv]
 planes(model, types) -> name -> (type, parts of a row with a scale of their own)
+settle(cache, types) after an append: what has aged is stored anew
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class Mode:
     attend: Callable[[Reference, int, Array, Rows, Positions, bool], Callable[[int], Array]]
     planes: Callable[[Reference, Types], Planes]
     v_bias_stored: bool = False  # else V's bias is added after the softmax
+    settle: Callable[[Cache, Types], None] | None = None
 
 
 def plus(x: Array, bias: Array | None) -> Array:
@@ -62,6 +64,29 @@ def attend_heads(m: Reference, q: Array, k: Array, v: Array, positions: Position
     """k and v [T, kv heads, dim]."""
     group = m.w.n_heads // m.w.n_kv_heads
     return lambda head: m.weights(q[:, head] @ k[:, head // group].T, positions) @ v[:, head // group]
+
+
+# ---------------------------------------------------------------- kivi
+RECENT, BLOCK = 128, 32  # tokens
+
+
+def planes_kivi(m: Reference, types: Types) -> Planes:
+    """As rows are written: types with few bits are for those that have aged."""
+    return planes_kv(m, tuple(t if t in (None, "f32", "bf16") else "f16" for t in types))
+
+
+def settle_kivi(cache: Cache, types: Types) -> None:
+    """Whole blocks of rows that are no longer recent: K with scales for each channel of a block, V for each head."""
+    from reference import SCALED, rounded, rounded_by_channel
+
+    end = max(0, cache.length - RECENT) // BLOCK * BLOCK
+    old = slice(cache.aged, end)
+    if end <= cache.aged:
+        return
+    k, v = cache.rows["k"][old], cache.rows["v"][old]
+    cache.rows["k"][old] = rounded_by_channel(k, types[0], BLOCK) if types[0] in SCALED else rounded(k, types[0])
+    cache.rows["v"][old] = rounded(v, types[1], cache.planes["v"][1])
+    cache.aged = end
 
 
 # ---------------------------------------------------------------- k
@@ -218,4 +243,5 @@ CACHE_MODES: dict[str, Mode] = {
     "v": Mode(store_v, attend_v, lambda m, types: {"v": (types[1], m.w.n_kv_heads)}),
     "x": Mode(store_x, attend_x, planes_x),
     "xr": Mode(store_xr, attend_xr, lambda m, types: {"x": (types[0], 1)}),
+    "kivi": Mode(store_kv, attend_kv, planes_kivi, v_bias_stored=True, settle=settle_kivi),
 }

@@ -29,7 +29,7 @@ class PerChannelCache(Cache):
     """k in groups of 32 tokens of a channel, rounded as tokens complete one; until then in float16."""
 
     def __init__(self, heads: int) -> None:
-        super().__init__("kv", {}, True)
+        super().__init__("kv", (None, None), {}, True)
         self.heads = heads
         self.exact: list[np.ndarray] = []
 

@@ -220,7 +220,7 @@ def test_inspect(run, tiny, grouped):
     assert "llama.context_length = 256" in out and "chat template: yes" in out
     assert "kv  yes, bytes a token: 128 in f16, 96 in q8" in out and "k   no: layer 0" in out
     report = json.loads(run("inspect", tiny, "--json")[1])
-    assert [m["mode"] for m in report["cache_modes"] if m["legal"]] == ["kv", "k", "k+r"]
+    assert [m["mode"] for m in report["cache_modes"] if m["legal"]] == ["kv", "k", "k+r", "kivi"]
     assert all(m["reason"] for m in report["cache_modes"] if not m["legal"])
     assert report["bytes"] == sum(tensor["bytes"] for tensor in report["tensors"])
     assert "blk.0.attn_k.weight" in run("inspect", tiny, "-v")[1]

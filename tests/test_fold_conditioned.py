@@ -236,7 +236,7 @@ def test_xr_of_dependent_columns_is_refused():
 def test_bytes_are_the_engine_s(name, convert):
     path = convert(GOLDEN / name)
     attention = Attention.of(read_gguf(path))
-    for mode in attention.legal():
+    for mode in attention.predictable():
         for type_name in CACHE_TYPES:
             usual = default_residual(mode, type_name, attention.kv_width)
             for rank, residual in {usual, (0, ""), (12, "q4")} if mode == "k+r" else {usual}:

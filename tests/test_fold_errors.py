@@ -58,7 +58,7 @@ def test_predicted_errors_are_those_of_another_text(known):
     attention, off = calibration.attention, []
     for layer, windows in enumerate(other_text(path, calibration)):
         sample, held_out = calibration.layer(layer)
-        for mode in attention.legal():
+        for mode in attention.predictable():
             for type_name in CACHE_TYPES:
                 usual = default_residual(mode, type_name, attention.kv_width)
                 for rank, residual_type in {usual, (0, "")} if mode == "k+r" else {usual}:

@@ -58,9 +58,10 @@ size_t plane_bytes(DType type, int width, int heads) {
 
 nb::dict mode_dict(const CacheMode& mode, const AttnConfig& c, const std::string& refusal) {
     nb::list planes, folds, unread;
-    for (const Plane& p : mode.format(c))
+    const std::vector<Format> older = mode.older_formats(c);  // where there are some, what most rows are
+    for (const Plane& p : older.empty() ? mode.format(c) : older.back())
         planes.append(nb::make_tuple(p.name, p.width, p.heads, dtype_info(p.type).name,
-                                     plane_bytes(p.type, p.width, p.heads)));
+                                     p.block_bytes() / kBlockTokens));
     for (const Fold& f : mode.folds(c)) folds.append(nb::make_tuple(f.suffix, f.rows, f.cols, f.required));
     for (const Unread& u : mode.unread(c)) unread.append(nb::make_tuple(u.suffix, u.replaced));
     nb::dict d;
@@ -72,6 +73,7 @@ nb::dict mode_dict(const CacheMode& mode, const AttnConfig& c, const std::string
     d["unread"] = unread;
     d["residual"] = mode.has_residual();
     d["sparse"] = mode.has_values_alone();
+    d["ages"] = mode.regions(c).n_classes > 1;
     d["shared"] = mode.shared();
     d["inverts"] = mode.inverts();
     return d;
@@ -99,7 +101,7 @@ nb::list modes_of_file(const FileOrPath& from) {
 }
 
 nb::list modes_of_attention(int d_model, int n_heads, int n_kv_heads, int head_dim, int n_rot, bool qk_norm,
-                            bool cross, const std::string& type, int rank, const std::string& residual_type) {
+                            int64_t window, bool cross, const std::string& type, int rank, const std::string& residual_type) {
     if (d_model < 1 || n_heads < 1 || n_kv_heads < 1 || head_dim < 1 || n_rot < 0 || n_rot > head_dim ||
         rank < 0)
         fail(ErrorCode::argument, "no attention has these sizes: d_model ", d_model, ", n_heads ", n_heads,
@@ -111,6 +113,7 @@ nb::list modes_of_attention(int d_model, int n_heads, int n_kv_heads, int head_d
                  .head_dim = head_dim,
                  .rope = n_rot > 0,
                  .n_rot = n_rot,
+                 .window = window,
                  .rank = rank};
     if (qk_norm) c.qk_norm_eps = 0.0f;
     c.type_k = c.type_v = require_cache_type(type.c_str());
@@ -143,7 +146,7 @@ void bind_describe(nb::module_& m) {
     m.def("resolve_layers", &resolved_layers, nb::arg("file"), nb::arg("options"));
     m.def("attention_modes", &modes_of_attention, nb::kw_only(), nb::arg("d_model"), nb::arg("n_heads"),
           nb::arg("n_kv_heads"), nb::arg("head_dim"), nb::arg("n_rot"), nb::arg("qk_norm"),
-          nb::arg("cross") = false, nb::arg("type") = "f16", nb::arg("rank") = 0,
+          nb::arg("window") = 0, nb::arg("cross") = false, nb::arg("type") = "f16", nb::arg("rank") = 0,
           nb::arg("residual_type") = "f16");
     m.def(
         "plane_bytes",

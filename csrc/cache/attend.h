@@ -47,8 +47,8 @@ class AbsorbingMode : public CacheMode {
     /// read() of a part, by weights absorbed in q and after the softmax.
     virtual void absorbed(Backend& backend, const ReadInput& in, const Written& own, Tensor out) const = 0;
 
-    /// Rows of the planes of dense_format(), f32: of a part's own tokens, in full precision, where write_rows()
-    /// did not give them, and of the stored positions [begin, end) of its one sequence.
+    /// Rows of the planes of dense_format(), f32: of a part's own tokens, in full precision, where
+    /// write_rows() did not give them, and of the stored positions [begin, end) of its one sequence.
     virtual std::vector<Tensor> dense_of(Backend& backend, const AttnInput& in, Tensor x) const = 0;
     virtual void dense_of_stored(Backend& backend, const ReadInput& in, int64_t begin, int64_t end,
                                  const std::vector<Tensor>& planes) const = 0;

@@ -114,7 +114,7 @@ struct Batch {
     Tensor tokens, positions;                // [1, n] I32
     std::vector<GroupBatch> groups;          // the same sequences in each
     std::vector<AttentionSequence> sources;  // with an encoder: the rows of its output that each of them sees
-    int sequence = -1;   // of KvCache, if it is one alone
+    int sequence = -1;                       // of KvCache, if it is one alone
     bool chunk = false;  // of a longer append of one sequence, each layer going through all chunks
 };
 

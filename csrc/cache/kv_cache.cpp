@@ -17,7 +17,7 @@ int64_t blocks_across(int64_t rows) { return (rows + kBlockTokens - 2) / kBlockT
 KvCache::KvCache(Backend& backend, const std::vector<LayerRows>& layers, int64_t n_ctx, int n_seqs,
                  StepLimits limits, Recode recode)
     : backend_(backend), n_ctx_(n_ctx), limits_(limits), recode_(std::move(recode)) {
-    constexpr int64_t kMaxTokens = 1 << 28;  // slots are int32, with room to spare
+    constexpr int64_t kMaxTokens = 1 << 28;                 // slots are int32, with room to spare
     std::vector<std::vector<std::vector<Format>>> formats;  // of each group, class and layer
     for (const LayerRows& layer : layers) {
         const auto known = std::ranges::find_if(groups_, [&](const Group& group) {
@@ -191,8 +191,8 @@ void KvCache::require_free(const Group& group, int c, int64_t blocks) const {
     const int64_t n_free = group.classes[c].pool.n_free();
     if (blocks <= n_free) return;
     const std::string whose = group.window ? concat(" for the layers with a window of ", group.window) : "";
-    fail(ErrorCode::context_overflow, "the cache has ", n_free, " free blocks of ", kBlockTokens,
-         " tokens", whose, " and ", blocks, " are needed. Raise n_seqs", group.window ? "" : " or n_ctx",
+    fail(ErrorCode::context_overflow, "the cache has ", n_free, " free blocks of ", kBlockTokens, " tokens",
+         whose, " and ", blocks, " are needed. Raise n_seqs", group.window ? "" : " or n_ctx",
          ", or free sequences");
 }
 

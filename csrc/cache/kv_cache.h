@@ -3,8 +3,9 @@
 // Layers that keep rows of the same positions are a group: those that attend to the whole context, or those
 // that attend to the last `window` positions, and whose rows age alike (Regions). A group has a pool of
 // blocks for each class of rows, and each sequence a block table in it: entry i is the block of the positions
-// origin + [i * kBlockTokens, (i + 1) * kBlockTokens), or -1 where no rows of that class are. The origin is 0,
-// or, of older classes, the number of sinks. Forked sequences share blocks and copy one before writing to it.
+// origin + [i * kBlockTokens, (i + 1) * kBlockTokens), or -1 where no rows of that class are. The origin is
+// 0, or, of older classes, the number of sinks. Forked sequences share blocks and copy one before writing to
+// it.
 //
 // Behind a window no row is read again, unless the sequence is truncated. So a sequence keeps as many blocks
 // as a window and one step may need, and gives the oldest one back when it needs another: what at most
@@ -25,8 +26,8 @@
 
 namespace slimrt {
 
-/// What a layer keeps: of a token a row, for the next `window` positions (0: all), in the format of each class
-/// of rows in turn. Without rows of its own, of no format.
+/// What a layer keeps: of a token a row, for the next `window` positions (0: all), in the format of each
+/// class of rows in turn. Without rows of its own, of no format.
 struct LayerRows {
     std::vector<Format> formats;
     int64_t window = 0;

@@ -15,14 +15,14 @@ bool holds(int64_t i, int64_t origin, int64_t begin, int64_t end) {
 
 /// Whether class c has rows in block i of its table when a text of this length has settled.
 bool settles(const Regions& r, int c, int64_t i, int64_t length) {
-    if (c == 0)
-        return holds(i, 0, r.begin(0, length), length) || holds(i, 0, 0, std::min(r.sinks, length));
+    if (c == 0) return holds(i, 0, r.begin(0, length), length) || holds(i, 0, 0, std::min(r.sinks, length));
     return holds(i, r.sinks, r.begin(c, length), r.begin(c - 1, length));
 }
 
 /// Entries of its table then.
 int64_t table_size(const Regions& r, int c, int64_t length) {
-    return c == 0 ? blocks_for(length) : std::max<int64_t>(0, r.begin(c - 1, length) - r.sinks) / kBlockTokens;
+    return c == 0 ? blocks_for(length)
+                  : std::max<int64_t>(0, r.begin(c - 1, length) - r.sinks) / kBlockTokens;
 }
 
 }  // namespace
@@ -86,24 +86,29 @@ void KvCache::settle(int sequence) {
     s.placed = false;
 }
 
-/// The oldest class first: what it takes leaves room in the next.
 void KvCache::settle(Group& group, std::vector<Kept>& classes, const Sequence& s) {
     const Regions& r = group.regions;
+    const auto target = [&](int c) { return std::max(classes[c].end, r.begin(c - 1, s.length)); };
+    if (s.placed) {
+        for (int c = 1; c < r.n_classes; ++c) classes[c].end = target(c);
+        return drop_unread(group, classes, s.length);
+    }
+    // The oldest class first: what it takes leaves room in the next.
     for (int c = r.n_classes - 1; c > 0; --c) {
-        const int64_t target = std::min(r.begin(c - 1, s.length), s.length);
         Kept& kept = classes[c];
-        if (target <= kept.end) continue;
+        int64_t begin = kept.end;
+        const int64_t end = target(c);
+        if (begin == end) continue;
         while (int64_t(kept.table.size()) < table_size(r, c, s.length)) {
             const bool wanted = settles(r, c, int64_t(kept.table.size()), s.length);
             kept.table.push_back(wanted ? group.classes[c].pool.take() : -1);
         }
-        int64_t begin = kept.end;
-        for (int from = c - 1; from >= 0 && !s.placed; --from) {
-            const int64_t end = from > 0 ? std::min(target, classes[from].end) : target;
-            move(group, classes, {from, c, std::max(begin, r.begin(c, s.length)), end});
-            begin = std::max(begin, end);
+        for (int from = c - 1; from >= 0; --from) {
+            const int64_t until = from > 0 ? std::min(end, classes[from].end) : end;
+            move(group, classes, {from, c, std::max(begin, r.begin(c, s.length)), until});
+            begin = std::max(begin, until);
         }
-        kept.end = target;
+        kept.end = end;
         drop_unread(group, classes, s.length);
     }
 }
@@ -136,8 +141,7 @@ void KvCache::move(int layer, const std::vector<Kept>& classes, const Move& move
         const Tensor index(slots_.data.get(), DType::I32, 1, n);
         backend_.upload(index, slots.data(), slots.size() * sizeof(int32_t));
         std::vector<Slots> to_slots;
-        for (size_t p = 0; p < rows.size(); ++p)
-            to_slots.push_back(this->slots(layer, to, int(p), index));
+        for (size_t p = 0; p < rows.size(); ++p) to_slots.push_back(this->slots(layer, to, int(p), index));
         recode_(layer, {rows, dense ? nullptr : classes[from].table.data(), begin - from_origin,
                         begin - from_origin + n, to_slots});
     }

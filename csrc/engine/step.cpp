@@ -66,9 +66,8 @@ Tensor upload(Backend& backend, Scratch& scratch, const std::vector<int32_t>& va
 /// token of a sequence is computed as a prompt, by other calls in some modes.
 bool is_repeated(const Step& step) {
     return std::ranges::all_of(step.groups, [](const Step::Group& group) {
-        return std::ranges::all_of(group.sequences, [](const AttentionSequence& s) {
-            return s.n_queries == 1 && s.end > s.begin;
-        });
+        return std::ranges::all_of(
+            group.sequences, [](const AttentionSequence& s) { return s.n_queries == 1 && s.end > s.begin; });
     });
 }
 

@@ -26,11 +26,11 @@ std::vector<LayerSpan> spans_of(const std::vector<LayerChoice>& layers) {
 std::vector<LayerRows> rows_of(const std::vector<LayerChoice>& layers) {
     std::vector<LayerRows> rows;
     for (const LayerChoice& layer : layers) {
-            const auto& [mode, config, owner, shared] = layer;
-            rows.push_back({{}, config.window, mode->regions(config)});
-            if (!layer.owns()) continue;
-            rows.back().formats = mode->older_formats(config);
-            rows.back().formats.insert(rows.back().formats.begin(), mode->format(config));
+        const auto& [mode, config, owner, shared] = layer;
+        rows.push_back({{}, config.window, mode->regions(config)});
+        if (!layer.owns()) continue;
+        rows.back().formats = mode->older_formats(config);
+        rows.back().formats.insert(rows.back().formats.begin(), mode->format(config));
     }
     return rows;
 }
@@ -88,7 +88,8 @@ void Decoder::forward(const Batch& batch, Scratch& scratch, Tensor x, const Step
             }
         }
         for (const auto& [owner, rows] : state.owners)
-            if (!batch.groups[cache_->group_of(owner)].slots) cache_->place(batch.sequence, owner, rows.dense);
+            if (!batch.groups[cache_->group_of(owner)].slots)
+                cache_->place(batch.sequence, owner, rows.dense);
     }
 }
 
@@ -270,9 +271,9 @@ Decoder::Decoder(const GgufFile& file, const CacheOptions& options, Backend& bac
     cache_ = std::make_unique<KvCache>(backend, rows_of(choices_.layers), options_.n_ctx, options_.n_seqs,
                                        StepLimits{longest_step(), options_.n_batch}, recode);
     if (!choices_.cross.empty()) {
-        sources_ = std::make_unique<KvCache>(backend, rows_of(choices_.cross), options_.n_source,
-                                             options_.n_seqs,
-                                             StepLimits{options_.n_source, options_.n_source});
+        sources_ =
+            std::make_unique<KvCache>(backend, rows_of(choices_.cross), options_.n_source, options_.n_seqs,
+                                      StepLimits{options_.n_source, options_.n_source});
         encoder_ = std::make_unique<Encoder>(backend, config_, weights_, rope_, options_.n_batch);
     }
 }

@@ -277,6 +277,7 @@ def attention_modes(
     head_dim: int,
     n_rot: int,
     qk_norm: bool,
+    window: int = 0,
     cross: bool = False,
     type: str = "f16",
     rank: int = 0,

@@ -189,7 +189,7 @@ class Mode:
     Attributes:
         cross: of cross-attention, over the rows of an encoder's output.
         refusal: why it is not exact there; "" where it is legal.
-        planes: what a token leaves behind.
+        planes: what a token leaves behind; where rows age, in the end. ages: they do.
         folds: the tensors that it needs beyond a plain file's. unread: what decoding leaves unread.
         residual: rows have a part of a width and type of its own. sparse: a sparse_threshold has something to skip.
         shared: one layer's rows serve all. inverts: the projection that folding inverts, "W_K" or "W_V"; or "".
@@ -203,6 +203,7 @@ class Mode:
     unread: tuple[Unread, ...]
     residual: bool
     sparse: bool
+    ages: bool
     shared: bool
     inverts: str
 
@@ -243,6 +244,7 @@ def attention_modes(
     head_dim: int,
     n_rot: int,
     qk_norm: bool,
+    window: int = 0,
     cross: bool = False,
     type: str = "f16",
     rank: int = 0,
@@ -251,14 +253,15 @@ def attention_modes(
     """The modes of self-attention, or of cross-attention, of such a shape; planes of these types.
 
     Args:
-        n_rot: columns of a head that RoPE turns. rank, residual_type: of a mode with a residual.
+        n_rot: columns of a head that RoPE turns. window: tokens that a query sees; 0: all.
+        rank, residual_type: of a mode with a residual.
 
     Raises:
         UnsupportedError: an unknown type. ValueError: sizes that no attention has.
     """
     found = _core.attention_modes(
         d_model=d_model, n_heads=n_heads, n_kv_heads=n_kv_heads, head_dim=head_dim, n_rot=n_rot, qk_norm=qk_norm,
-        cross=cross, type=type, rank=rank, residual_type=residual_type,
+        window=window, cross=cross, type=type, rank=rank, residual_type=residual_type,
     )  # fmt: skip
     return tuple(map(_mode, found))
 
@@ -271,3 +274,6 @@ def architectures() -> tuple[Architecture, ...]:
 
 CACHE_TYPES: tuple[str, ...] = tuple(one["name"] for one in _core.cache_types())
 """The element types that cache rows may have."""
+
+FLOAT_TYPES: tuple[str, ...] = tuple(one["name"] for one in _core.cache_types() if one["bits"] >= 16)
+"""Those that are no codes."""

@@ -1,6 +1,6 @@
-// KvCache with two groups of layers, beside plain vectors: layers 0 and 2 keep the whole context, layer 1 a
-// window. No model that slimrt reads has both kinds yet. Every row holds its token, so that what is read says
-// whose it is.
+// KvCache with three groups of layers, beside plain vectors: layers 0 and 2 keep the whole context, layer 1 a
+// window, layer 3 all rows, in three classes by age. No model that slimrt reads has all kinds yet. Every row
+// holds its token, so that what is read says whose it is.
 #include "cache/kv_cache.h"
 
 #include <algorithm>
@@ -15,7 +15,10 @@ using namespace slimrt;
 
 namespace {
 
-constexpr int kLayers = 3, kWidth = 4, kContext = 300, kSequences = 4, kLongestStep = 16, kWindow = 13;
+constexpr int kLayers = 4, kWidth = 4, kContext = 300, kSequences = 4, kLongestStep = 100, kWindow = 13;
+constexpr int kStoredStep = 16;
+constexpr int kAging = 3;  // the layer whose rows age
+const Regions kRegions{.n_classes = 3, .sinks = 4, .recent = 20, .shares = {0.4}};
 
 void require(bool holds, const char* what) {
     if (holds) return;
@@ -28,10 +31,15 @@ class RandomWalk {
     RandomWalk()
         : backend_(open_cpu_backend({.n_threads = 1})),
           format_{{"k", kWidth, 1, DType::F32}},
-          cache_(*backend_, {{format_, 0}, {format_, kWindow}, {format_, 0}}, kContext, kSequences,
-                 kLongestStep),
+          cache_(*backend_,
+                 {{{format_}, 0, {}},
+                  {{format_}, kWindow, {}},
+                  {{format_}, 0, {}},
+                  {{format_, format_, format_}, 0, kRegions}},
+                 kContext, kSequences, {kLongestStep, kStoredStep},
+                 [this](int layer, const Recoding& rows) { recode(layer, rows); }),
           memory_(backend_->alloc(MemoryKind::scratch, 1 << 16, "rows of the test")) {
-        require(cache_.n_groups() == 2, "full and window layers are two groups");
+        require(cache_.n_groups() == 3, "full, window and aging layers are three groups");
         require(cache_.max_rows(0) == kContext && cache_.max_rows(1) < kContext, "a window keeps less");
     }
 
@@ -61,7 +69,11 @@ class RandomWalk {
     void report() const {
         std::printf("kv_cache_test: %ld rows read, %ld truncations refused, %ld appends without room: ok\n",
                     rows_read_, refused_, without_room_);
-        require(rows_read_ > 0 && refused_ > 0 && without_room_ > 0, "every kind of step was tried");
+        std::printf("kv_cache_test: %ld recodings as rows aged, %ld as texts were cut, %ld of long appends\n",
+                    aged_, returned_, placed_);
+        require(
+            rows_read_ > 0 && refused_ > 0 && without_room_ > 0 && aged_ > 0 && returned_ > 0 && placed_ > 0,
+            "every kind of step was tried");
     }
 
   private:
@@ -74,13 +86,33 @@ class RandomWalk {
         require(cache_.length(id) == end, "the length is that of the text");
         for (int layer = 0; layer < kLayers; ++layer) {
             const int group = cache_.group_of(layer);
-            const int64_t begin = cache_.begin(group, end);
-            if (begin == end) continue;
-            const Tensor rows(memory_.data.get(), DType::F32, end - begin, kWidth);
-            backend_->load(cache_.rows(layer)[0], cache_.table(id, group), begin, end, rows);
-            for (int64_t p = begin; p < end; ++p, ++rows_read_)
-                require(rows.f32(p - begin)[kWidth - 1] == text[p] + float(layer), "a row is its token's");
+            int64_t next = cache_.begin(group, end);
+            for (const auto& [c, origin, begin, last] : cache_.regions_of(id, group)) {
+                if (begin == last) continue;
+                require(begin == next, "regions follow one another");
+                next = last;
+                const Tensor rows(memory_.data.get(), DType::F32, last - begin, kWidth);
+                backend_->load(cache_.rows(layer, c)[0], cache_.table(id, group, c), begin - origin,
+                               last - origin, rows);
+                for (int64_t p = begin; p < last; ++p, ++rows_read_)
+                    require(rows.f32(p - begin)[kWidth - 1] == text[p] + float(layer),
+                            "a row is its token's");
+            }
+            require(next == end, "every row is in a region");
         }
+    }
+
+    /// After an append no region begins before its time: rows have aged that were due.
+    void check_regions(int id) {
+        const int64_t end = int64_t(texts_[id].size());
+        for (const auto& [c, origin, begin, last] : cache_.regions_of(id, cache_.group_of(kAging)))
+            require(last <= kRegions.sinks || begin >= kRegions.begin(c, end), "rows age when they are due");
+    }
+
+    void recode(int layer, const Recoding& rows) {
+        require(layer == kAging && rows.from.size() == 1, "rows of one layer age");
+        ++(!rows.table ? placed_ : rows.to[0].base == cache_.slots(layer, 0, {}).base ? returned_ : aged_);
+        backend_->recode(rows.from[0], rows.table, rows.begin, rows.end, rows.to[0]);
     }
 
     void fork(int id) {
@@ -120,7 +152,7 @@ class RandomWalk {
 
     void append(int id) {
         Text& text = texts_[id];
-        const int64_t before = int64_t(text.size()), n = 1 + pick(kLongestStep);
+        const int64_t before = int64_t(text.size()), n = 1 + pick(pick(4) ? kStoredStep : kLongestStep);
         const std::pair<int, int64_t> growth{id, n};
         try {
             cache_.require_room({&growth, 1});
@@ -141,18 +173,38 @@ class RandomWalk {
         for (int layer = 0; layer < kLayers; ++layer) store(id, layer, n);
         for (int64_t i = 0; i < n; ++i) text.push_back(float(next_token_ + i));
         cache_.commit(id, n);
+        if (pick(8) == 0) {  // a later part of the append fails
+            text.resize(before);
+            cache_.truncate(id, before);
+            return check(id);
+        }
+        cache_.settle(id);
         check(id);
+        check_regions(id);
     }
 
     void store(int id, int layer, int64_t n) {
         std::vector<int32_t> slots;
         cache_.add_slots(id, cache_.group_of(layer), n, slots);
+        if (slots.empty()) return place(id, layer, n);
         const Tensor index(memory_.data.get(), DType::I32, 1, n);
         const Tensor rows(memory_.data.get() + (1 << 12), DType::F32, n, kWidth);
         backend_->upload(index, slots.data(), slots.size() * sizeof(int32_t));
         for (int64_t i = 0; i < n; ++i)
             std::fill_n(rows.f32(i), kWidth, float(next_token_ + i) + float(layer));
         backend_->store(rows, cache_.slots(layer, 0, index));
+    }
+
+    /// From dense rows of all positions, as many as are longer than a step that is stored.
+    void place(int id, int layer, int64_t n) {
+        require(layer == kAging && n > kStoredStep, "rows without slots are many, and age");
+        const Text& text = texts_[id];
+        const int64_t before = int64_t(text.size());
+        const Tensor rows(memory_.data.get(), DType::F32, before + n, kWidth);
+        for (int64_t p = 0; p < rows.rows; ++p)
+            std::fill_n(rows.f32(p), kWidth,
+                        (p < before ? text[p] : float(next_token_ + p - before)) + float(layer));
+        cache_.place(id, layer, {.planes = {rows}});
     }
 
     std::unique_ptr<Backend> backend_;
@@ -162,7 +214,7 @@ class RandomWalk {
     std::map<int, Text> texts_;
     std::mt19937 random_{1};
     int64_t next_token_ = 0;  // below 2^24, where floats count
-    long rows_read_ = 0, refused_ = 0, without_room_ = 0;
+    long rows_read_ = 0, refused_ = 0, without_room_ = 0, aged_ = 0, returned_ = 0, placed_ = 0;
 };
 
 }  // namespace

@@ -144,8 +144,11 @@ class Planner:
         return tuple(found)
 
     def legal(self, choice: CacheChoice) -> list[CacheChoice]:
-        """Every mode that is legal for the model, with the types of the choice, and its sparsity where V is kept."""
-        return [choice.with_mode(name) for name, mode in self.source.modes().items() if mode.legal]
+        """Every mode that is legal for the model, with the types of the choice, and its sparsity where V is kept; those
+        whose rows age where age changes them."""
+        types = {type for layer in choice.layers(self.source) for type in (layer.type_k, layer.type_v)}
+        coded = not types <= set(core.FLOAT_TYPES)
+        return [choice.with_mode(m.name) for m in self.source.modes().values() if m.legal and (coded or not m.ages)]
 
 
 def _first_block(most: int, reached: Callable[[int], bool]) -> int:

@@ -144,8 +144,8 @@ class Attention:
         """What each mode is here, by name, with planes of these types."""
         found = core.attention_modes(
             d_model=self.d, n_heads=self.n_heads, n_kv_heads=self.n_kv_heads, head_dim=self.head_dim,
-            n_rot=self.n_rot if self.rope else 0, qk_norm=self.qk_norm, cross=self.part == "cross_attn",
-            type=type, rank=rank, residual_type=residual_type,
+            n_rot=self.n_rot if self.rope else 0, qk_norm=self.qk_norm, window=self.window,
+            cross=self.part == "cross_attn", type=type, rank=rank, residual_type=residual_type,
         )  # fmt: skip
         return {mode.name: mode for mode in found}
 
@@ -159,6 +159,10 @@ class Attention:
     def legal(self) -> list[str]:
         """The modes that are exact here."""
         return [name for name, mode in self.modes().items() if mode.legal]
+
+    def predictable(self) -> list[str]:
+        """Those of them whose error is that of each row: rows that age lose what they lose by age."""
+        return [name for name, mode in self.modes().items() if mode.legal and not mode.ages]
 
     def refuse(self, mode: str, layer: int, reason: str) -> CacheUnsupportedError:
         """The error that names the layer, the reason and the modes that would work."""

@@ -125,7 +125,7 @@ def _options(
 ) -> Iterator[Option]:
     attention = sample.weights.attention
     for type_name in types:
-        for mode in attention.legal():
+        for mode in attention.predictable():
             if mode == "k+r":
                 yield from _conditioned(sample, held_out, type_name, target, half=half)
             elif not _singular(sample, mode):

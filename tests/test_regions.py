@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows that age: mode kivi keeps recent rows as they were written and older ones in few bits. Against float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, precondition, rule
+
+import slimrt
+from conftest import GOLDEN, decode, open_engine, relative, rms
+from pairwise import pairwise
+from reference import Reference
+from reference_modes import BLOCK, RECENT
+from remembered import remembered
+from slimrt import _core
+from test_windows import ids_of, interrupted
+
+FLOAT32 = 2e-6  # of all logits: sums in float32
+SAME_ROUNDING = 0.5  # of what rounding does to them, see test_cache_modes.py
+SAME = 2e-5  # the order of float32 sums
+N_CTX = 320
+MODELS = ["llama_mha", "llama_gqa_tied", "olmo2_gqa", "phi2"]
+TYPES = ["f32", "f16", "bf16", "q8", "fp8_e4m3", "fp8_e5m2", "q4"]
+
+
+@remembered
+def exact(path, seed: int, n: int) -> np.ndarray:
+    return Reference(path).logits(ids_of(seed, n))
+
+
+@remembered
+def predicted(path, dtype: str, seed: int, n: int, n_prefill: int) -> np.ndarray:
+    return Reference(path).logits_cached(ids_of(seed, n), n_prefill, "kivi", dtype)
+
+
+def same_rounding(got: np.ndarray, wanted: np.ndarray, exact: np.ndarray, dtype: str) -> bool:
+    """Nearer to the reference that rounds than rounding is to none."""
+    of_rounding = 0 if dtype == "f32" else rms(wanted - exact)
+    return rms(got - wanted) <= FLOAT32 * rms(exact) + SAME_ROUNDING * of_rounding
+
+
+@pairwise(name=MODELS, dtype=TYPES, n_prefill=[1, 100, 190])
+def test_prompt_then_steps(name, dtype, n_prefill, convert):
+    """What has aged before, within and after the prompt is read as the reference stores it."""
+    path, n = convert(GOLDEN / name), 230
+    # Pieces of a prompt read each other's rows in f16 or bf16: much, beside what such rows themselves lose.
+    n_batch = 256 if dtype in ("f16", "bf16") else 48
+    got = decode(open_engine(path, "kivi", dtype, n_ctx=N_CTX, n_batch=n_batch), ids_of(0, n), n_prefill)
+    assert same_rounding(got, predicted(path, dtype, 0, n, n_prefill), exact(path, 0, n), dtype)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "q8", "q4"])
+def test_many_queries_over_aged_rows(dtype, convert):
+    """A second prompt reads what the first has left behind: in one piece, and longer than a batch."""
+    path, ids = convert(GOLDEN / "llama_gqa_tied"), ids_of(1, 300)
+    model = Reference(path)
+    caches = model.new_cache("kivi", dtype)
+    parts = np.split(ids, [200, 230])
+    wanted = np.concatenate([model.append(part, caches) for part in parts])
+    engine = open_engine(path, "kivi", dtype, n_ctx=N_CTX, n_batch=40)
+    sequence = engine.new_sequence()
+    got = np.concatenate([engine.append([(sequence, part)], all_logits=True) for part in parts])
+    assert same_rounding(got, wanted, model.logits(ids), dtype)
+
+
+@pytest.mark.parametrize("n_batch", [1, 7, 33, 512])
+def test_a_prompt_is_exact(n_batch, convert):
+    """However rows will be stored, and in whatever pieces it is computed."""
+    path, ids = convert(GOLDEN / "llama_gqa_tied"), ids_of(2, 300)
+    logits = {}
+    for dtype in ("f16", "q4"):
+        engine = open_engine(path, "kivi", dtype, n_ctx=N_CTX, n_batch=n_batch)
+        logits[dtype] = engine.append([(engine.new_sequence(), ids)], all_logits=True)
+    assert np.array_equal(logits["f16"], logits["q4"])
+    assert relative(logits["q4"], Reference(path).logits(ids)) < 2e-3  # chunks read each other's rows in f16
+
+
+def test_nothing_ages_while_it_is_recent(convert):
+    path, ids = convert(GOLDEN / "llama_mha"), ids_of(3, RECENT + BLOCK - 1)
+    kv, kivi = (open_engine(path, mode, dtype, n_ctx=N_CTX) for mode, dtype in (("kv", "f16"), ("kivi", "q4")))
+    assert relative(decode(kivi, ids, 10), decode(kv, ids, 10)) < SAME
+
+
+# ---------------------------------------------------------------- sequences
+def test_an_append_that_fails_leaves_no_trace(convert):
+    path, ids = convert(GOLDEN / "llama_gqa_tied"), ids_of(4, 300)
+    engine = open_engine(path, "kivi", "q4", n_ctx=N_CTX, n_seqs=2, n_batch=32)
+    sequence, twin = engine.new_sequence(), engine.new_sequence()
+    for each in (sequence, twin):
+        engine.append([(each, ids[:150])])
+    saved = engine.save_sequence(sequence)
+    for n, after in ((140, 40), (20, 1), (140, 140)):  # of rows that go where they belong, and that age later
+        interrupted(engine, sequence, ids[150 : 150 + n], after)
+        assert np.array_equal(engine.save_sequence(sequence), saved)
+    for each in (sequence, twin):
+        engine.append([(each, ids[150:])])
+    assert np.array_equal(engine.save_sequence(sequence), engine.save_sequence(twin))
+
+
+@pytest.mark.parametrize("length", [0, 100, 159, 160, 161, 250, 299])
+def test_truncated_among_aged_rows(length, convert):
+    """Of a block that is cut the rest is recent again; the text goes on as the reference's does."""
+    path, ids, more = convert(GOLDEN / "llama_gqa_tied"), ids_of(5, 300), ids_of(6, 60)
+    model = Reference(path)
+    caches = model.new_cache("kivi", "q8")
+    model.append(ids, caches)
+    for cache in caches:
+        cache.truncate(length)
+    parts = [more[:1], *np.split(more[1:], [40])]
+    wanted = np.concatenate([model.append(part, caches) for part in parts])
+    engine = open_engine(path, "kivi", "q8", n_ctx=N_CTX + 40)
+    sequence = engine.new_sequence()
+    engine.append([(sequence, ids)])
+    engine.truncate(sequence, length)
+    got = np.concatenate([engine.append([(sequence, part)], all_logits=True) for part in parts])
+    whole = model.logits(np.concatenate([ids[:length], more]))[length:]
+    assert same_rounding(got, wanted, whole, "q8")
+
+
+class Operations(RuleBasedStateMachine):
+    """Any order of operations on sequences leaves each with the logits of the reference that did the same."""
+
+    sequences = Bundle("sequences")
+    path = None
+
+    @initialize(batch=st.sampled_from([16, 512]))
+    def load(self, batch: int) -> None:
+        self.engine = open_engine(self.path, "kivi", "q8", n_ctx=N_CTX, n_seqs=4, n_batch=batch)
+        self.model = Reference(self.path)
+        self.texts: dict[int, list[int]] = {}
+        self.caches: dict[int, list] = {}
+
+    def add(self, sequence: int, ids: np.ndarray, got: np.ndarray) -> None:
+        wanted = self.model.append(ids, self.caches[sequence])[-1:]
+        self.texts[sequence] += ids.tolist()
+        assert relative(got, wanted) < 2e-2  # q8 on either side of a boundary
+
+    def copy(self, of: int, to: int) -> int:
+        from copy import deepcopy
+
+        self.texts[to], self.caches[to] = list(self.texts[of]), deepcopy(self.caches[of])
+        return to
+
+    @precondition(lambda self: len(self.texts) < 4)
+    @rule(target=sequences)
+    def new(self) -> int:
+        sequence = self.engine.new_sequence()
+        self.texts[sequence], self.caches[sequence] = [], self.model.new_cache("kivi", "q8")
+        return sequence
+
+    @precondition(lambda self: len(self.texts) < 4)
+    @rule(target=sequences, sequence=sequences)
+    def fork(self, sequence: int) -> int:
+        return self.copy(sequence, self.engine.fork(sequence))
+
+    @precondition(lambda self: len(self.texts) < 4)
+    @rule(target=sequences, sequence=sequences)
+    def save_and_load(self, sequence: int) -> int:
+        return self.copy(sequence, self.engine.load_sequence(self.engine.save_sequence(sequence)))
+
+    @rule(sequence=sequences, n=st.sampled_from([1, 5, 31, 70, 140, 200]), seed=st.integers(0, 99))
+    def append(self, sequence: int, n: int, seed: int) -> None:
+        ids = ids_of(seed, n)
+        if len(self.texts[sequence]) + n > N_CTX:
+            with pytest.raises(slimrt.ContextOverflowError, match="context is full"):
+                self.engine.append([(sequence, ids)])
+            return
+        self.add(sequence, ids, self.engine.append([(sequence, ids)]))
+
+    @rule(n=st.sampled_from([1, 9]), seed=st.integers(0, 99))
+    def append_to_all(self, n: int, seed: int) -> None:
+        items = [(s, ids_of(seed + s, n)) for s, text in self.texts.items() if len(text) + n <= N_CTX]
+        if not items:
+            return
+        for (sequence, ids), got in zip(items, self.engine.append(items), strict=True):
+            self.add(sequence, ids, got[None])
+
+    @rule(sequence=sequences, share=st.floats(0, 1))
+    def truncate(self, sequence: int, share: float) -> None:
+        length = round(share * len(self.texts[sequence]))
+        self.engine.truncate(sequence, length)
+        del self.texts[sequence][length:]
+        self.caches[sequence] = self.caches[sequence] if length else self.model.new_cache("kivi", "q8")
+        for cache in self.caches[sequence]:
+            if length:
+                cache.truncate(length)
+
+    @rule(sequence=consumes(sequences))
+    def free(self, sequence: int) -> None:
+        self.engine.free_sequence(sequence)
+        del self.texts[sequence], self.caches[sequence]
+
+
+def test_random_operations(convert):
+    Operations.path = convert(GOLDEN / "llama_gqa_tied")
+    Operations.TestCase.settings = settings(
+        max_examples=12,
+        stateful_step_count=16,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    Operations.TestCase().runTest()
+
+
+# ---------------------------------------------------------------- memory
+def bytes_of_aged_rows(rows: int, heads: int, dim: int) -> int:
+    """q4: K with a float16 scale and minimum for each channel of a block, V for each 32 columns of a head."""
+    k = rows * heads * dim // 2 + rows // BLOCK * heads * dim * 4
+    return k + rows * heads * (dim // 2 + -(-dim // 32) * 4)
+
+
+def test_bytes_are_those_of_the_regions(convert):
+    """Planned, allocated, and saved."""
+    path, n = convert(GOLDEN / "llama_gqa_tied"), 300
+    engine = open_engine(path, "kivi", "q4", n_ctx=4096, n_batch=32)
+    heads, dim, layers = 2, 12, len(engine.info()["layers"])
+    sequence = engine.new_sequence()
+    sizes = []
+    for part in np.split(ids_of(7, n), [200]):
+        engine.append([(sequence, part)])
+        sizes.append(len(engine.save_sequence(sequence)))
+    aged = [(length - RECENT) // BLOCK * BLOCK for length in (200, n)]
+    wanted = [
+        layers * (bytes_of_aged_rows(old, heads, dim) + (length - old) * heads * dim * 4)
+        for length, old in zip((200, n), aged, strict=True)
+    ]
+    assert sizes[1] - sizes[0] == wanted[1] - wanted[0]
+    memory = engine.memory()
+    planned = _core.plan(str(path), cache="kivi", cache_type_k="q4", cache_type_v="q4", n_ctx=4096, n_batch=32)
+    assert planned["cache"] == memory["cache"] and planned["scratch"] == memory["scratch"]
+    kept = layers * bytes_of_aged_rows((4096 - RECENT) // BLOCK * BLOCK, heads, dim)
+    assert kept < memory["cache"] < kept + layers * 3 * (RECENT + 64) * heads * dim * 4
+
+
+def test_a_long_context_is_tiled(convert):
+    """For measurements: the newest rows stay what they are, so the text goes on after them."""
+    path, ids = convert(GOLDEN / "llama_gqa_tied"), ids_of(8, 256)
+    engine = open_engine(path, "kivi", "q4", n_ctx=2048, n_seqs=2)
+    sequence = engine.new_sequence()
+    engine.append([(sequence, ids[:128])])
+    with pytest.raises(ValueError, match="region"):
+        engine.tile(sequence, 1024)
+    engine.append([(sequence, ids[128:])])
+    engine.tile(sequence, 1024)
+    assert engine.length(sequence) == 1024
+    copy = engine.load_sequence(engine.save_sequence(sequence))
+    rows = [engine.append([(each, ids_of(9, 200))]) for each in (sequence, copy)]
+    assert np.array_equal(*rows) and np.isfinite(rows[0]).all()
+
+
+# ---------------------------------------------------------------- what is refused
+def test_windows_refuse(convert):
+    with pytest.raises(slimrt.CacheUnsupportedError, match="rows behind a window are given back"):
+        open_engine(convert(GOLDEN / "mistral_window"), "kivi", "q4")
+
+
+def test_saved_regions_that_cannot_be(convert):
+    path = convert(GOLDEN / "llama_gqa_tied")
+    engine = open_engine(path, "kivi", "q4", n_ctx=N_CTX)
+    sequence = engine.new_sequence()
+    engine.append([(sequence, ids_of(0, 200))])
+    saved = engine.save_sequence(sequence).tobytes()
+    end = saved.index(np.int64(64).tobytes(), 16)
+
+    def load(wrong: int) -> None:
+        changed = saved[:end] + np.int64(wrong).tobytes() + saved[end + 8 :]
+        engine.load_sequence(np.frombuffer(changed, np.uint8))
+
+    for wrong in (-32, 63, 32, 224, 1 << 40):
+        with pytest.raises(slimrt.ModelFormatError, match="a region cannot end at"):
+            load(wrong)
+    with pytest.raises(slimrt.ModelFormatError, match="need"):
+        load(96)
