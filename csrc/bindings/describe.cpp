@@ -101,7 +101,8 @@ nb::list modes_of_file(const FileOrPath& from) {
 }
 
 nb::list modes_of_attention(int d_model, int n_heads, int n_kv_heads, int head_dim, int n_rot, bool qk_norm,
-                            int64_t window, bool cross, const std::string& type, int rank, const std::string& residual_type) {
+                            int64_t window, bool cross, const std::string& type, int rank,
+                            const std::string& residual_type) {
     if (d_model < 1 || n_heads < 1 || n_kv_heads < 1 || head_dim < 1 || n_rot < 0 || n_rot > head_dim ||
         rank < 0)
         fail(ErrorCode::argument, "no attention has these sizes: d_model ", d_model, ", n_heads ", n_heads,

@@ -32,8 +32,8 @@ struct Rope {
 /// The stored rows of one plane. Paged: position p lies in block table[p / block_tokens], block b begins at
 /// base + b * block_stride, and in a block stands head after head: its elements of all tokens, then its
 /// scales (head_bytes()). Dense (block_tokens == 0, no scales): position p is at base + (p - first) *
-/// row_bytes, head after head. Scales belong to a row and head (scale_tokens == 0); or to a channel of a head and each
-/// `scale_tokens` neighbouring tokens of a block: such a plane is written by recode() alone.
+/// row_bytes, head after head. Scales belong to a row and head (scale_tokens == 0); or to a channel of a head
+/// and each `scale_tokens` neighbouring tokens of a block: such a plane is written by recode() alone.
 struct Rows {
     const std::byte* base = nullptr;
     DType dtype = DType::F32;
