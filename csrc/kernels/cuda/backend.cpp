@@ -156,10 +156,6 @@ void CudaBackend::load(const Rows& rows, const int32_t* table, int64_t begin, in
 
 void CudaBackend::recode(const Rows& from, const int32_t* table, int64_t begin, int64_t end,
                          const Slots& to) {
-    if (to.scale_tokens)
-        fail(ErrorCode::unsupported,
-             "rows with scales along tokens cannot be made on a CUDA device yet; choose a cache type whose "
-             "scales belong to a row");
     if (ready()) cuda::recode(device_, from, table_of(from, table, end), begin, end, to);
 }
 

@@ -252,6 +252,54 @@ __global__ void code_groups(Source x, int64_t rows, Target to) {
     }
 }
 
+// Scales of channels: a warp codes a column of as many rows as share one, at most kWarp of them, a row in each
+// lane; lanes without one have the first.
+
+/// Blocks (head, group of rows).
+template <class Row>
+__global__ void code_channels(StoredSource x, int64_t groups, Target to) {
+    const int tokens = to.plane.scale_tokens, dim = to.plane.head_dim, head = blockIdx.x;
+    const int lane = threadIdx.x % kWarp;
+    for (int64_t group = blockIdx.y; group < groups; group += gridDim.y) {
+        const int64_t row = group * tokens + (lane < tokens ? lane : 0);
+        const Target::Head place = to.head(row, head);
+        for (int column = threadIdx.x / kWarp; column < dim; column += blockDim.x / kWarp) {
+            const float value = x.at<1>(row, head, column).at[0];
+            uint32_t high = magnitude(value);
+            for (int bits = kWarp / 2; bits > 0; bits /= 2)
+                high = max(high, __shfl_xor_sync(kAll, high, bits));
+            const Coder<Row> coder(__uint_as_float(high));
+            if (lane < tokens)
+                reinterpret_cast<typename Row::Code*>(place.data)[column] = coder.encode(value);
+            if (lane == 0) reinterpret_cast<float*>(place.scales)[column] = coder.scale;
+        }
+    }
+}
+
+/// The same of Q4: a warp codes the two columns of a byte.
+template <>
+__global__ void code_channels<RowQ4>(StoredSource x, int64_t groups, Target to) {
+    constexpr int kGroup = RowQ4::kGroup;  // columns whose halves share bytes
+    const int tokens = to.plane.scale_tokens, dim = to.plane.head_dim, head = blockIdx.x;
+    const int lane = threadIdx.x % kWarp;
+    for (int64_t group = blockIdx.y; group < groups; group += gridDim.y) {
+        const int64_t row = group * tokens + (lane < tokens ? lane : 0);
+        const Target::Head place = to.head(row, head);
+        for (int byte = threadIdx.x / kWarp; byte < (dim + 1) / 2; byte += blockDim.x / kWarp) {
+            const int first = byte / (kGroup / 2) * kGroup, half = (min(kGroup, dim - first) + 1) / 2;
+            const int low = first + byte - first / 2, high = low + half;
+            const bool two = high < first + min(kGroup, dim - first);
+            const CodedGroup of_low = code_group(x.at<1>(row, head, low).at[0]);
+            const CodedGroup of_high = code_group(x.at<1>(row, head, two ? high : low).at[0]);
+            if (lane < tokens)
+                place.data[byte] = static_cast<unsigned char>(of_low.code | (two ? of_high.code << 4 : 0));
+            if (lane > 0) continue;
+            reinterpret_cast<Affine*>(place.scales)[low] = of_low.how;
+            if (two) reinterpret_cast<Affine*>(place.scales)[high] = of_high.how;
+        }
+    }
+}
+
 // And back.
 
 template <class Row>
@@ -364,9 +412,25 @@ void store(const Device& device, Tensor x, const Slots& slots) {
     code<true>(device, FloatSource{Matrix(x), to.plane.head_dim}, x.rows, slots.heads, packs_fit(x), to);
 }
 
+/// Whole groups of rows.
+void recode_channels(const Device& device, const StoredSource& x, int64_t rows, const Slots& slots) {
+    const int64_t groups = rows / slots.scale_tokens;
+    const int dim = slots.width / slots.heads;
+    if (groups == 0 || dim == 0) return;
+    Shape shape;
+    shape.grid = dim3(slots.heads, static_cast<unsigned>(groups < kMaxGridY ? groups : kMaxGridY));
+    shape.block = dim3(threads_for(dim * kWarp, kMaxThreads));
+    const Target to = target_of(slots);
+    if (slots.dtype == DType::Q4) return launch(device, &code_channels<RowQ4>, shape, x, groups, to);
+    if (slots.dtype == DType::Q8) return launch(device, &code_channels<RowQ8>, shape, x, groups, to);
+    launch(device, &code_channels<RowE4M3>, shape, x, groups, to);
+}
+
 void recode(const Device& device, const Rows& from, const int32_t* table, int64_t begin, int64_t end,
             const Slots& slots) {
     constexpr bool kPacks = true;
+    if (slots.scale_tokens)
+        return recode_channels(device, StoredSource{RowsView(from), table, begin}, end - begin, slots);
     code<true>(device, StoredSource{RowsView(from), table, begin}, end - begin, slots.heads, kPacks,
                target_of(slots));
 }

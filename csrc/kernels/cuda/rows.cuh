@@ -12,6 +12,7 @@ struct RowsView {
     int head_dim = 0;
     int head_elements = 0;  // bytes of a head of a row
     int head_scales = 0;    // of its scales; with scale_tokens: of those of so many rows
+    int dense_head = 0;     // from head to head of a dense row of several
     int block_tokens = 0;   // 0: dense
     int scale_tokens = 0;
     size_t head_block = 0;  // bytes of a head in a block
@@ -31,6 +32,7 @@ struct RowsView {
         const HeadBytes bytes = head_bytes(rows.dtype, head_dim);
         head_elements = static_cast<int>(bytes.elements);
         head_scales = static_cast<int>(bytes.scales);
+        dense_head = rows.heads > 1 ? head_elements : 0;
         if (scale_tokens) head_scales = static_cast<int>(head_bytes(rows.dtype, 1).scales) * head_dim;
         head_block = head_bytes(rows.dtype, head_dim, block_tokens, scale_tokens).total();
     }
@@ -51,7 +53,8 @@ __device__ inline HeadRow row_in(const RowsView& rows, const unsigned char* bloc
 }
 
 __device__ inline HeadRow row_at(const RowsView& rows, const int32_t* table, int64_t position, int head) {
-    if (rows.block_tokens == 0) return {rows.base + (position - rows.first) * rows.row_bytes, nullptr};
+    if (rows.block_tokens == 0)
+        return {rows.base + (position - rows.first) * rows.row_bytes + head * rows.dense_head, nullptr};
     return row_in(rows, rows.base + table[position / rows.block_tokens] * rows.block_stride,
                   static_cast<int>(position % rows.block_tokens), head);
 }
