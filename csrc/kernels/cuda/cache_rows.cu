@@ -429,7 +429,7 @@ void recode_channels(const Device& device, const StoredSource& x, int64_t rows, 
 void recode(const Device& device, const Rows& from, const int32_t* table, int64_t begin, int64_t end,
             const Slots& slots) {
     constexpr bool kPacks = true;
-    if (slots.scale_tokens)
+    if (slots.scale_tokens && head_bytes(slots.dtype, 1).scales)
         return recode_channels(device, StoredSource{RowsView(from), table, begin}, end - begin, slots);
     code<true>(device, StoredSource{RowsView(from), table, begin}, end - begin, slots.heads, kPacks,
                target_of(slots));
