@@ -252,8 +252,8 @@ __global__ void code_groups(Source x, int64_t rows, Target to) {
     }
 }
 
-// Scales of channels: a warp codes a column of as many rows as share one, at most kWarp of them, a row in each
-// lane; lanes without one have the first.
+// Scales of channels: a warp codes a column of as many rows as share one, at most kWarp of them, a row in
+// each lane; lanes without one have the first.
 
 /// Blocks (head, group of rows).
 template <class Row>
