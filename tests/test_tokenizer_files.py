@@ -121,7 +121,7 @@ class TestFiles:
         path = tmp_path / "cut.gguf"
         for size in [*range(0, 300), *range(300, len(data) - 1, 97)]:
             path.write_bytes(data[:size])
-            words = "corrupted GGUF header" if size >= 4 else "not a GGUF file, a tokenizer.json or"
+            words = "the file is truncated or damaged" if size >= 4 else "not a GGUF file, a tokenizer.json or"
             with pytest.raises(ModelFormatError, match=words):
                 Tokenizer(path)
 
@@ -144,14 +144,16 @@ class TestFiles:
         def field(key, kind, value):
             return struct.pack("<Q", len(key)) + key + struct.pack("<I", kind) + value
 
-        header = b"GGUF" + struct.pack("<IQQ", 3, 0, count)
+        def header(fields):
+            return b"GGUF" + struct.pack("<IQQ", 3, 0, fields)
+
         strings = field(b"tokenizer.ggml.tokens", 9, struct.pack("<IQ", 8, count))
         numbers = field(b"tokenizer.ggml.scores", 9, struct.pack("<IQ", 6, count))
         text = field(b"tokenizer.ggml.model", 8, struct.pack("<Q", count))
-        for data in (header, header + strings, header + numbers, header + text):
+        for data in (header(count), header(1) + strings, header(1) + numbers, header(1) + text):
             path = tmp_path / "absurd.gguf"
             path.write_bytes(data + b"\0" * 64)
-            with pytest.raises(ModelFormatError, match=r"\d+ bytes wanted|an array of \d+ strings runs past the end"):
+            with pytest.raises(ModelFormatError, match="the file is truncated or damaged"):
                 Tokenizer(path)
 
     def test_other_files(self, tmp_path):
