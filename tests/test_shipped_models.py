@@ -143,7 +143,9 @@ def decoded(name: str, cache_type: str, ids: list[int]) -> np.ndarray:
     return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
 
 
-@each_model
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.nightly] * (name in ("tale-llama", "tale-neox"))) for name in NAMES]
+)
 def test_divergence_of_cache_types(name):
     with load(name) as model:
         ids = model.tokenize((SHIPPED / "heldout.txt").read_text(encoding="utf-8"))[: min(1024, model.n_ctx)]
@@ -175,7 +177,9 @@ def test_sparse_threshold(name):
     assert np.abs(logits[1e-3] - logits[0.0]).max() < 0.05 * np.abs(logits[0.0]).max()
 
 
-@pytest.mark.parametrize(("mode", "cache_type"), [("kv", "f32"), ("kv", "f16"), ("k", "f32")])
+@pytest.mark.parametrize(
+    ("mode", "cache_type"), [("kv", "f32"), pytest.param("kv", "f16", marks=pytest.mark.nightly), ("k", "f32")]
+)
 @pytest.mark.parametrize("name", LONG)
 def test_retrieval(name, mode, cache_type):
     """A fact stated up to 1000 tokens before its question is found through the cache, wherever it stands."""
