@@ -27,9 +27,9 @@ const char* name_of(Presence presence) {
     return kNames[int(presence)];
 }
 
-const char* name_of(Source source) {
+const char* name_of(EncoderKind kind) {
     constexpr const char* kNames[] = {"none", "tokens", "mel", "audio"};
-    return kNames[int(source)];
+    return kNames[int(kind)];
 }
 
 nb::dict architecture_dict(const Architecture& a) {
@@ -42,7 +42,7 @@ nb::dict architecture_dict(const Architecture& a) {
     d["scaled_scores"] = a.scaled_scores;
     d["qkv_bias"] = name_of(a.qkv_bias);
     d["sliding_window"] = a.sliding_window;
-    d["encoder"] = name_of(a.source);
+    d["encoder"] = name_of(a.encoder);
     return d;
 }
 
@@ -92,7 +92,7 @@ nb::list modes_of_file(const FileOrPath& from) {
     const ModelConfig config = read_config(open_file(from));
     nb::list list;
     for (const bool cross : {false, true}) {
-        if (cross && config.architecture->source == Source::none) continue;
+        if (cross && config.architecture->encoder == EncoderKind::none) continue;
         for (const CacheMode* mode : cache_modes(cross))
             list.append(
                 mode_dict(*mode, attention_config(config, 0, cross), refusal_of(*mode, config, cross)));

@@ -29,30 +29,30 @@ Engine::Progress checked_progress(const nb::object& callback) {
 }
 
 /// One source, and what keeps its numbers; ids are a copy, as append()'s.
-struct SourceArray {
+struct EncoderArray {
     std::vector<int32_t> ids, positions;
     Array<const float> values;
-    SourceInput input;
+    EncoderInput input;
 };
 
-SourceArray read_source(const nb::handle& from, const ModelConfig& c, bool encoded) {
-    SourceArray source;
+EncoderArray read_encoder_input(const nb::handle& from, const ModelConfig& c, bool encoded) {
+    EncoderArray array;
     const bool tokens = c.n_inputs == 0 && !encoded;
     if (Tokens ids; tokens && nb::try_cast(from, ids, false) && ids.ndim() == 1) {
-        source.ids.assign(ids.data(), ids.data() + ids.size());
-        source.input.ids = source.ids;
-        source.input.rows = int64_t(ids.size());
-        return source;
+        array.ids.assign(ids.data(), ids.data() + ids.size());
+        array.input.ids = array.ids;
+        array.input.rows = int64_t(ids.size());
+        return array;
     }
     const size_t width = encoded || c.n_inputs == 0 ? c.d_model : c.n_inputs;
-    if (!nb::try_cast(from, source.values, false) || source.values.ndim() != 2 ||
-        source.values.shape(1) != width)
+    if (!nb::try_cast(from, array.values, false) || array.values.ndim() != 2 ||
+        array.values.shape(1) != width)
         fail(ErrorCode::argument, "a source must be a float32 array [rows, ", width, "]",
              tokens ? " of embeddings, or int32 ids [n]" : "", ", without gaps");
-    source.input.values = source.values.data();
-    source.input.rows = int64_t(source.values.shape(0));
-    source.input.encoded = encoded;
-    return source;
+    array.input.values = array.values.data();
+    array.input.rows = int64_t(array.values.shape(0));
+    array.input.encoded = encoded;
+    return array;
 }
 
 /// The positions of an item of encode(), (sequence, source) or (sequence, source, positions).
@@ -123,22 +123,23 @@ class PyEngine {
     }
 
     nb::object encode(const nb::sequence& items, bool states, bool encoded, const nb::object& on_progress) {
-        std::vector<SourceArray> arrays;
-        std::vector<Engine::Source> sources;
+        std::vector<EncoderArray> arrays;
+        std::vector<Engine::EncodeItem> to_encode;
         std::vector<size_t> lengths;
         const size_t d = engine_->config().d_model;
         size_t rows = 0;
         for (const nb::handle& item : items) {
-            arrays.push_back(read_source(item[1], engine_->config(), encoded));
+            arrays.push_back(read_encoder_input(item[1], engine_->config(), encoded));
             arrays.back().positions = read_positions(item);
             arrays.back().input.positions = arrays.back().positions;
-            sources.push_back({nb::cast<int>(item[0]), arrays.back().input});
-            lengths.push_back(size_t(engine_->source_rows(sources.back().input)));
+            to_encode.push_back({nb::cast<int>(item[0]), arrays.back().input});
+            lengths.push_back(size_t(engine_->encoder_rows(to_encode.back().input)));
             rows += lengths.back();
         }
         std::vector<float> out(states ? rows * d : 0);
-        locked(
-            [&] { engine_->encode(sources, states ? out.data() : nullptr, checked_progress(on_progress)); });
+        locked([&] {
+            engine_->encode(to_encode, states ? out.data() : nullptr, checked_progress(on_progress));
+        });
         if (!states) return nb::none();
         nb::list list;
         const float* at = out.data();
@@ -157,7 +158,7 @@ class PyEngine {
         std::vector<float> out;
         size_t rows = 0;
         locked([&] {
-            rows = size_t(engine_->source_length(sequence));
+            rows = size_t(engine_->encoder_length(sequence));
             out = engine_->alignment({sequence, keep}, list, checked_progress(on_progress));
         });
         return nb::cast(numpy_array(std::move(out), {list.size(), keep.size(), rows}));

@@ -54,20 +54,20 @@ void read_option(const std::string& name, nb::handle value, EngineOptions& o) {
         throw nb::type_error(concat("unexpected argument '", name, "'").c_str());
 }
 
-const char* name_of(Source source) {
+const char* name_of(EncoderKind kind) {
     constexpr const char* kNames[] = {"none", "tokens", "mel", "audio"};
-    return kNames[int(source)];
+    return kNames[int(kind)];
 }
 
 void put_encoder(nb::dict& d, const EngineInfo& info) {
     const ModelConfig& c = info.config;
     d["encoder"] = nb::none();
     d["cross"] = nb::none();
-    if (c.architecture->source == Source::none) return;
+    if (c.architecture->encoder == EncoderKind::none) return;
     nb::dict encoder, cross;
     encoder["n_layers"] = c.n_encoder_layers;
     encoder["n_source"] = info.cache.n_source;
-    encoder["inputs"] = name_of(c.architecture->source);
+    encoder["inputs"] = name_of(c.architecture->encoder);
     encoder["n_inputs"] = c.n_inputs;
     cross["mode"] = info.cross.mode;
     cross["type"] = info.cross.type;

@@ -35,7 +35,7 @@ std::vector<Part> parts_of_step(const AttnInput& in) {
 }
 
 /// Over an encoder's rows a sequence's queries do not see each other: a few at a time.
-std::vector<Part> parts_over_source(const AttnInput& in, int64_t n_tokens) {
+std::vector<Part> parts_over_encoder_states(const AttnInput& in, int64_t n_tokens) {
     std::vector<Part> parts;
     for (int64_t first = 0; first < n_tokens; first += in.config.head_dim) {
         Part part{true, first, std::min<int64_t>(in.config.head_dim, n_tokens - first), 0, {}};
@@ -91,7 +91,7 @@ Written AbsorbingMode::write(Backend& backend, const WriteInput& in) const {
 }
 
 void AbsorbingMode::read(Backend& backend, const ReadInput& in, const Written& written, Tensor out) const {
-    for (const Part& part : in.config.cross ? parts_over_source(in, in.q.rows) : parts_of_step(in)) {
+    for (const Part& part : in.config.cross ? parts_over_encoder_states(in, in.q.rows) : parts_of_step(in)) {
         const Scratch::Scope scope(in.scratch);
         ReadInput some = in;
         std::vector<std::vector<AttentionSequence>> sequences;

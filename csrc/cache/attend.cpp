@@ -41,7 +41,7 @@ Tensor as_stored(Backend& backend, Scratch& scratch, Tensor x, const Plane& plan
     return out;
 }
 
-std::string narrow_source_k(const AttnConfig& c, const char* what) {
+std::string narrow_encoder_k(const AttnConfig& c, const char* what) {
     if (c.kv_width() >= c.d_model) return "";
     return concat("K is ", c.kv_width(), " wide and the encoder's output ", c.d_model, ", so ", what,
                   " cannot be computed from it");

@@ -26,7 +26,7 @@ AttentionArgs attention_args(const ReadInput& in, std::span<const ScoreTerm> sco
 Tensor as_stored(Backend& backend, Scratch& scratch, Tensor x, const Plane& plane);
 
 /// Cross-attention: why modes that compute `what` from K refuse; empty where K is wide enough.
-std::string narrow_source_k(const AttnConfig& config, const char* what);
+std::string narrow_encoder_k(const AttnConfig& config, const char* what);
 
 /// linear_per_head, the weight's heads shared by groups of query heads (GQA).
 void linear_heads(Backend& backend, const AttnConfig& config, Tensor x, Tensor weight, Tensor out);

@@ -76,7 +76,8 @@ struct PrepareInput {
     const AttnConfig& config;
     const AttnWeights& weights;
     const std::map<std::string, Tensor>& folded;  // by suffix, all of CacheMode::folds(); or none
-    std::span<const float> source_sizes;  // cross: about how large each channel of the encoder's output is
+    std::span<const float>
+        encoder_channel_sizes;  // cross: about how large each channel of the encoder's output is
 };
 
 /// One stored part of a row: `heads` equal shares, which lie apart in a block and have scales of their own,
@@ -111,10 +112,10 @@ struct GroupBatch {
 
 /// The tokens of one step or of one chunk of it.
 struct Batch {
-    Tensor tokens, positions;                // [1, n] I32
-    std::vector<GroupBatch> groups;          // the same sequences in each
-    std::vector<AttentionSequence> sources;  // with an encoder: the rows of its output that each of them sees
-    int sequence = -1;                       // of KvCache, if it is one alone
+    Tensor tokens, positions;                       // [1, n] I32
+    std::vector<GroupBatch> groups;                 // the same sequences in each
+    std::vector<AttentionSequence> encoder_states;  // with an encoder: rows of its output that each sees
+    int sequence = -1;                              // of KvCache, if it is one alone
     bool chunk = false;  // of a longer append of one sequence, each layer going through all chunks
 };
 

@@ -50,7 +50,7 @@ void Engine::require_valid(std::span<const Item> items) {
         if (item.tokens.empty()) fail(ErrorCode::argument, "nothing to append: an item has no tokens");
         if (!seen.insert(item.sequence).second)
             fail(ErrorCode::argument, "sequence ", item.sequence, " is listed twice in one append");
-        if (decoder_->encoder() && !source_of_.count(item.sequence))
+        if (decoder_->encoder() && !encoder_states_of_.count(item.sequence))
             fail(ErrorCode::argument, "sequence ", item.sequence, " has no source: encode one first");
         for (const int32_t token : item.tokens)
             if (token < 0 || token >= config().n_vocab)
@@ -72,9 +72,9 @@ Step Engine::next_step(std::span<const Item> items, Cursor& at, bool all_logits)
         if (room == 0 || (left > room && longest > o.n_batch && room < o.n_batch)) break;
         const int64_t n = std::min(left, room == o.n_batch ? longest : room);
         step.add_sequence(cache(), id, n);
-        if (KvCache* sources = decoder_->sources()) {
-            const int source = source_of_.at(id);
-            step.add_source(sources->length(source), sources->table(source, 0));
+        if (KvCache* states = decoder_->encoder_states()) {
+            const int of = encoder_states_of_.at(id);
+            step.add_encoder_states(states->length(of), states->table(of, 0));
         }
         for (int64_t i = 0; i < n; ++i, ++at.token) {
             if (all_logits || at.token + 1 == tokens.size())

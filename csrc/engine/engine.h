@@ -25,7 +25,7 @@ class Engine {
     /// Throws Error{wont_fit} with the numbers before anything large is allocated.
     Engine(GgufFile file, const EngineOptions& options, const ExtraTensors& extra = {});
 
-    /// Sequences, by handle; with an encoder each has a source, which forks share. See KvCache.
+    /// Sequences, by handle; with an encoder each has encoder states, which forks share. See KvCache.
     int create();
     int fork(int sequence);
     void release(int sequence);
@@ -34,16 +34,16 @@ class Engine {
     void tile(int sequence, int64_t length) { cache().tile(sequence, length); }
     int64_t length(int sequence) { return cache().length(sequence); }
 
-    struct Source {
+    struct EncodeItem {
         int sequence;
-        SourceInput input;
+        EncoderInput input;
     };
-    /// Encodes sources for sequences that have none yet. states: null, or the encoder's outputs, one after
+    /// Encodes inputs of sequences that have none yet. states: null, or the encoder's outputs, one after
     /// another. An exception leaves the sequences without.
-    void encode(std::span<const Source> sources, float* states, const Progress& progress);
+    void encode(std::span<const EncodeItem> items, float* states, const Progress& progress);
     /// Rows of output that the encoder makes of an input. Throws Error{argument} when there is no encoder or
     /// the input is too short, Error{context_overflow} when it is longer than n_source allows.
-    int64_t source_rows(const SourceInput& input) const;
+    int64_t encoder_rows(const EncoderInput& input) const;
 
     /// Appends tokens in steps (Decoder::longest_step) and writes logits rows to `out`: for the last token
     /// of each item, or for every token (all_logits); or states (Output). An exception leaves the sequences
@@ -55,10 +55,10 @@ class Engine {
     struct Head {
         int layer, head;
     };
-    /// Softmax weights of cross-attention heads, [heads, tokens, rows of the source] f32, when these tokens
-    /// are appended to a sequence, which is then as it was before.
+    /// Softmax weights of cross-attention heads, [heads, tokens, rows of encoder states] f32, when these
+    /// tokens are appended to a sequence, which is then as it was before.
     std::vector<float> alignment(const Item& item, std::span<const Head> heads, const Progress& progress);
-    int64_t source_length(int sequence) const;
+    int64_t encoder_length(int sequence) const;
 
     /// Each layer's normed attention input, [n_layers, n, d_model] f32.
     void attention_inputs(std::span<const int32_t> tokens, float* out, const Progress& progress);
@@ -85,17 +85,18 @@ class Engine {
     /// The next tokens of the items, in order, as many as a step may hold; their slots are reserved.
     Step next_step(std::span<const Item> items, Cursor& at, bool all_logits);
     std::string cache_fingerprint();
-    void require_positions(const SourceInput& input) const;
-    void require_no_source(const Source& source);
-    void forget_source(int sequence);
-    void encode_some(std::span<const Source> sources, float* states, const Encoder::Progress& progress);
+    void require_positions(const EncoderInput& input) const;
+    void require_not_encoded(const EncodeItem& item);
+    void forget_encoder_states(int sequence);
+    void encode_some(std::span<const EncodeItem> items, float* states, const Encoder::Progress& progress);
 
     GgufFile file_;
     int n_threads_ = 0;
     std::unique_ptr<Backend> backend_;
     std::unique_ptr<Decoder> decoder_;
     Scratch scratch_;
-    std::map<int, int> source_of_;  // handle in Decoder::sources() of each sequence that has one
+    std::map<int, int>
+        encoder_states_of_;  // handle in Decoder::encoder_states() of each sequence that has one
 };
 
 }  // namespace slimrt

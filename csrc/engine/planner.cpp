@@ -35,7 +35,7 @@ CrossCache cross_cache(Decoder& decoder) {
     const LayerChoice& first = decoder.cross()[0];
     CrossCache cross{first.mode->name(), dtype_info(first.config.type_k).name};
     for (int layer = 0; layer < decoder.config().n_layers; ++layer)
-        cross.bytes_per_row += decoder.sources()->bytes_per_token(layer);
+        cross.bytes_per_row += decoder.encoder_states()->bytes_per_token(layer);
     return cross;
 }
 
@@ -77,7 +77,7 @@ size_t measure_scratch(Decoder& decoder, Backend& dry) {
                 step.groups[g].older.push_back({region.c, region.origin, {all}});
             step.groups[g].older.pop_back();
         }
-        if (decoder.encoder()) step.add_source(o.n_source, nullptr);
+        if (decoder.encoder()) step.add_encoder_states(o.n_source, nullptr);
         run_step(decoder, dry, scratch, step, Output::logits, nullptr);
     }
     if (decoder.encoder()) {

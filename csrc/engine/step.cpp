@@ -35,19 +35,19 @@ void Step::add_sequence(KvCache& cache, int sequence, int64_t n) {
     last = sequence;
 }
 
-void Step::add_source(int64_t length, const int32_t* table) {
+void Step::add_encoder_states(int64_t length, const int32_t* table) {
     AttentionSequence s = groups[0].sequences.back();
     s.begin = 0;
     s.end = length;
     s.fresh = s.causal = false;
     s.table = table;
-    sources.push_back(s);
+    encoder_states.push_back(s);
 }
 
-void Encoding::add(const SourceInput& source, int64_t length) {
-    sources.push_back(source);
+void Encoding::add(const EncoderInput& input, int64_t length) {
+    inputs.push_back(input);
     lengths.push_back(length);
-    const auto& given = source.positions;
+    const auto& given = input.positions;
     positions.insert(positions.end(), given.begin(), given.end());
     if (!given.empty()) return;
     positions.resize(positions.size() + length);
@@ -76,7 +76,7 @@ Batch batch_of(Backend& backend, Scratch& scratch, const Step& step) {
     Batch batch{.tokens = upload(backend, scratch, step.tokens),
                 .positions = upload(backend, scratch, step.positions),
                 .groups = {},
-                .sources = step.sources,
+                .encoder_states = step.encoder_states,
                 .sequence = step.n_sequences() == 1 ? step.last : -1};
     std::vector<std::span<AttentionSequence>> lists;
     for (const Step::Group& group : step.groups)
@@ -86,7 +86,7 @@ Batch batch_of(Backend& backend, Scratch& scratch, const Step& step) {
         lists.push_back(group.sequences);
         for (OlderRows& rows : group.older) lists.push_back(rows.sequences);
     }
-    lists.push_back(batch.sources);
+    lists.push_back(batch.encoder_states);
     backend.upload_sequences(lists);
     return batch;
 }
@@ -126,9 +126,9 @@ void run_encoding(const Decoder& decoder, Backend& backend, Scratch& scratch, co
     const Tensor slots = upload(backend, scratch, encoding.slots);
     const Tensor x = scratch.f32(slots.cols, c.d_model);
     int64_t first = 0;
-    for (size_t i = 0; i < encoding.sources.size(); ++i) {
-        const Scratch::Scope of_source(scratch);
-        const auto& [ids, values, n, encoded, positions] = encoding.sources[i];
+    for (size_t i = 0; i < encoding.inputs.size(); ++i) {
+        const Scratch::Scope of_input(scratch);
+        const auto& [ids, values, n, encoded, positions] = encoding.inputs[i];
         const Tensor to = x.rows_of(first, encoding.lengths[i]);
         first += to.rows;
         if (c.n_inputs > 0 && !encoded) {
@@ -143,9 +143,9 @@ void run_encoding(const Decoder& decoder, Backend& backend, Scratch& scratch, co
             encoder.embed(tokens, to);
         }
     }
-    if (!encoding.sources[0].encoded)
+    if (!encoding.inputs[0].encoded)
         encoder.forward(encoding.lengths, encoding.positions, scratch, x, progress);
-    decoder.store_source(x, slots, scratch);
+    decoder.store_encoder_states(x, slots, scratch);
     if (states) backend.download(states, x, x.bytes());
 }
 

@@ -15,7 +15,7 @@ struct Step {
     };
     std::vector<int32_t> tokens, positions, outputs;
     std::vector<Group> groups;  // of layers, see KvCache
-    std::vector<AttentionSequence> sources;
+    std::vector<AttentionSequence> encoder_states;
     int last = -1;  // the sequence added last
 
     explicit Step(const KvCache& cache) : groups(cache.n_groups()) {}
@@ -23,7 +23,7 @@ struct Step {
     /// Adds n tokens of a sequence, whose rows it reserves. `tokens` is appended to by the caller.
     void add_sequence(KvCache& cache, int sequence, int64_t n);
     /// The rows of an encoder's output that the sequence added last sees.
-    void add_source(int64_t length, const int32_t* table);
+    void add_encoder_states(int64_t length, const int32_t* table);
 };
 
 /// What a step tells of its outputs: logits [n_vocab], or what the head would read [d_model].
@@ -33,10 +33,10 @@ enum class Output { logits, states };
 void run_step(const Decoder& decoder, Backend& backend, Scratch& scratch, const Step& step, Output output,
               float* out, const StepObserver& observer = {});
 
-/// What an encoder reads of one source, in host memory: token ids, or rows of floats, of the width of mel
+/// What an encoder reads at once, in host memory: token ids, or rows of floats, of the width of mel
 /// frames or samples, or of embeddings in the place of tokens. Or what it made of one before: `encoded` rows.
 /// Tokens and embeddings may have positions that ascend with gaps: rows that are missing, which nobody sees.
-struct SourceInput {
+struct EncoderInput {
     std::span<const int32_t> ids;
     const float* values = nullptr;
     int64_t rows = 0;
@@ -44,14 +44,14 @@ struct SourceInput {
     std::span<const int32_t> positions;  // none: 0, 1, 2 ...
 };
 
-/// Sources that are encoded together: their output rows together are no more than n_source.
+/// Inputs that are encoded together: their output rows together are no more than n_source.
 struct Encoding {
-    std::vector<SourceInput> sources;
+    std::vector<EncoderInput> inputs;
     std::vector<int64_t> lengths;    // of output
-    std::vector<int32_t> positions;  // of its rows, each source's own
+    std::vector<int32_t> positions;  // of its rows, each input's own
     std::vector<int32_t> slots;      // where its rows are stored
 
-    void add(const SourceInput& source, int64_t length);
+    void add(const EncoderInput& input, int64_t length);
 };
 
 /// Encodes and stores; the encoder's output goes to `states` (host memory), unless null.

@@ -14,7 +14,7 @@ enum class Positions { learned, rope_interleaved, rope_neox, relative };
 /// Of attention and FFN: norms of their inputs, one for both inputs, or norms of their outputs.
 enum class Norms { before, shared, after };
 /// What an encoder reads: token ids, log-mel frames, samples.
-enum class Source { none, tokens, mel, audio };
+enum class EncoderKind { none, tokens, mel, audio };
 
 /// A convolution in front of an encoder: outputs [n', channels] of rows [n, inputs].
 struct Convolution {
@@ -54,8 +54,8 @@ struct Architecture {
     std::optional<Activation> ungated_activation;  // where it differs
     bool sliding_window = false;                   // honours attention.sliding_window
     // Of an encoder, whose layers are as the decoder's, but see all rows.
-    Source source = Source::none;
-    bool source_positions = false;  // learned, of what layers read
+    EncoderKind encoder = EncoderKind::none;
+    bool encoder_positions = false;  // learned, of what layers read
     std::vector<Convolution> convolutions;
 };
 

@@ -112,7 +112,7 @@ bool row_is_narrow(const AttnConfig& c) { return c.d_model <= 2 * c.kv_width(); 
 /// What the file says, else an encoder's output itself, where reading it in every layer moves no more bytes
 /// than K and V would: it is kept once for all layers. Else kv.
 std::vector<LayerChoice> choose_cross(const GgufFile& file, const ModelConfig& model, const CacheOptions& o) {
-    if (model.architecture->source == Source::none) {
+    if (model.architecture->encoder == EncoderKind::none) {
         if (o.cross != kAuto)
             fail(ErrorCode::argument, "cross-attention cache mode '", o.cross,
                  "' was given for architecture '", model.architecture->name, "', which has no encoder");
@@ -132,7 +132,7 @@ std::vector<LayerChoice> choose_cross(const GgufFile& file, const ModelConfig& m
 /// Of a file that says none: kv; of an encoder-decoder x, where it is exact and no wider than K and V.
 const char* usual_mode(const ModelConfig& model, const CacheOptions& o) {
     const AttnConfig c = attention_config(model, 0);
-    const bool x = model.architecture->source != Source::none && o.sparse_threshold == 0 &&
+    const bool x = model.architecture->encoder != EncoderKind::none && o.sparse_threshold == 0 &&
                    row_is_narrow(c) && find_cache_mode("x", false).refusal(c).empty();
     return x ? "x" : "kv";
 }
@@ -218,10 +218,10 @@ int64_t resolve_n_ctx(const ModelConfig& c, int64_t n_ctx) {
 }
 
 int64_t resolve_n_source(const ModelConfig& c, int64_t n_source) {
-    if (c.architecture->source == Source::none) return 0;
+    if (c.architecture->encoder == EncoderKind::none) return 0;
     if (n_source == 0) return c.n_source_train;
     if (n_source < 0 || n_source > (1 << 24) ||
-        (c.architecture->source_positions && n_source > c.n_source_train))
+        (c.architecture->encoder_positions && n_source > c.n_source_train))
         fail(ErrorCode::argument, "n_source ", n_source, " is not possible: the encoder has positions for ",
              c.n_source_train);
     return n_source;

@@ -70,14 +70,16 @@ int read_vocab(const GgufFile& file) {
 /// What an encoder adds: its own number of layers, the size of what it reads and makes.
 void read_encoder(const GgufFile& file, const std::string& prefix, ModelConfig& c) {
     const Architecture& a = *c.architecture;
-    if (a.source == Source::none) return;
+    if (a.encoder == EncoderKind::none) return;
     c.n_encoder_layers = c.n_layers;
     c.n_layers = int(file.integer(prefix + "decoder_block_count", 1, 4096, c.n_layers));
     c.decoder_start = int(file.integer(prefix + "decoder_start_token_id", 0, c.n_vocab - 1, 0));
-    if (a.source == Source::mel) c.n_inputs = int(file.integer(prefix + "mel_bins", 1, 4096, 80));
-    if (a.source == Source::audio) c.n_inputs = 1;
+    if (a.encoder == EncoderKind::mel) c.n_inputs = int(file.integer(prefix + "mel_bins", 1, 4096, 80));
+    if (a.encoder == EncoderKind::audio) c.n_inputs = 1;
     constexpr int64_t kHalfMinute = 1249;  // rows of Moonshine's convolutions
-    const int64_t usual = a.source == Source::tokens ? 512 : a.source == Source::mel ? 1500 : kHalfMinute;
+    const int64_t usual = a.encoder == EncoderKind::tokens ? 512
+                          : a.encoder == EncoderKind::mel  ? 1500
+                                                           : kHalfMinute;
     c.n_source_train = file.integer(prefix + "encoder.context_length", 1, 1 << 24, usual);
     if (a.positions != Positions::relative) return;
     c.relative_buckets = int(file.integer(prefix + "attention.relative_buckets_count", 4, 1 << 16));

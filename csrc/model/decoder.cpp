@@ -42,7 +42,7 @@ Batch chunk_of(const Batch& batch, int64_t first, int64_t n_batch) {
     Batch chunk{.tokens = batch.tokens.cols_of(first, n),
                 .positions = batch.positions.cols_of(first, n),
                 .groups = batch.groups,
-                .sources = batch.sources,
+                .encoder_states = batch.encoder_states,
                 .sequence = batch.sequence,
                 .chunk = true};
     for (GroupBatch& group : chunk.groups) {
@@ -59,7 +59,7 @@ Batch chunk_of(const Batch& batch, int64_t first, int64_t n_batch) {
             older.sequences[0].uploaded = -1;
         }
     }
-    for (AttentionSequence& s : chunk.sources) {
+    for (AttentionSequence& s : chunk.encoder_states) {
         s.n_queries = int(n);
         s.uploaded = -1;
     }
@@ -126,8 +126,8 @@ void Decoder::embed(const Batch& batch, Scratch& scratch, Tensor x) const {
     backend_.add(x, p);
 }
 
-// x += attention(x), x += cross_attention(x) beside an encoder, x += ffn(x); in parallel: x += attention(x) +
-// ffn(x).
+// x += attention(x), x += cross_attention(x) over encoder states, x += ffn(x); in parallel: x += attention(x)
+// + ffn(x).
 void Decoder::add_layer(int layer, const Batch& batch, StepState& state, Scratch& scratch, Tensor x) const {
     const Scratch::Scope scope(scratch);
     const Tensor out = scratch.f32(x.rows, x.cols);
@@ -213,21 +213,22 @@ void Decoder::cross_attention(int layer, const Batch& batch, StepState& state, S
     const Tensor in = norm(backend_, config_, w.cross_norm, x, out);
     if (state.observer.cross_input) state.observer.cross_input(layer, in);
     const Tensor heads = scratch.f32(x.rows, config.q_width());
-    const AttnInput step{config, *w.cross_prepared, kNoRope, batch.positions, batch.sources, false, scratch};
+    const AttnInput step{config, *w.cross_prepared, kNoRope, batch.positions, batch.encoder_states, false,
+                         scratch};
     const Tensor q = queries_and({}, scratch, w.cross, step, in)[0];
     DenseRows none;
-    choice.mode->read(backend_, {step, {}, sources_->rows(choice.owner), {}, none, q}, {}, heads);
+    choice.mode->read(backend_, {step, {}, encoder_states_->rows(choice.owner), {}, none, q}, {}, heads);
     backend_.linear(heads, w.cross.o, w.cross.o_bias, out);
 }
 
-void Decoder::cross_scores(int layer, int head, Tensor x, const AttentionSequence& source, Scratch& scratch,
+void Decoder::cross_scores(int layer, int head, Tensor x, const AttentionSequence& states, Scratch& scratch,
                            Tensor out) const {
     const Scratch::Scope scope(scratch);
     const LayerWeights& w = weights_.layers[layer];
     const auto& [mode, c, owner, shared] = choices_.cross[layer];
-    const Rows stored = sources_->rows(owner)[0];
+    const Rows stored = encoder_states_->rows(owner)[0];
     const Tensor rows = scratch.f32(out.cols, stored.width), q = scratch.f32(x.rows, c.head_dim);
-    backend_.load(stored, source.table, source.begin, source.end, rows);
+    backend_.load(stored, states.table, states.begin, states.end, rows);
     const Tensor k = mode->keys(backend_, *w.cross_prepared, scratch, rows);
     const int first = head * c.head_dim;
     const Tensor bias = w.cross.q_bias ? w.cross.q_bias.cols_of(first, c.head_dim) : Tensor{};
@@ -236,14 +237,14 @@ void Decoder::cross_scores(int layer, int head, Tensor x, const AttentionSequenc
     backend_.linear(q, k.cols_of(head / (c.n_heads / c.n_kv_heads) * c.head_dim, c.head_dim), {}, out);
 }
 
-void Decoder::store_source(Tensor states, Tensor slots, Scratch& scratch) const {
+void Decoder::store_encoder_states(Tensor states, Tensor slots, Scratch& scratch) const {
     for (const LayerChoice& choice : choices_.cross) {
         if (!choice.owns()) continue;
         const Scratch::Scope scope(scratch);
         const Prepared& prepared = *weights_.layers[choice.owner].cross_prepared;
         const auto projected = project(backend_, scratch, states, choice.mode->projections(prepared));
         const AttnInput step{choice.config, prepared, kNoRope, {}, {}, false, scratch};
-        store(choice.mode->write(backend_, {step, states, projected}), *sources_, choice.owner, slots);
+        store(choice.mode->write(backend_, {step, states, projected}), *encoder_states_, choice.owner, slots);
     }
 }
 
@@ -271,7 +272,7 @@ Decoder::Decoder(const GgufFile& file, const CacheOptions& options, Backend& bac
     cache_ = std::make_unique<KvCache>(backend, rows_of(choices_.layers), options_.n_ctx, options_.n_seqs,
                                        StepLimits{longest_step(), options_.n_batch}, recode);
     if (!choices_.cross.empty()) {
-        sources_ =
+        encoder_states_ =
             std::make_unique<KvCache>(backend, rows_of(choices_.cross), options_.n_source, options_.n_seqs,
                                       StepLimits{options_.n_source, options_.n_source});
         encoder_ = std::make_unique<Encoder>(backend, config_, weights_, rope_, options_.n_batch);

@@ -41,7 +41,7 @@ class Decoder {
     void logits(Tensor states, Tensor out) const;
 
     /// With an encoder: the rows that its output, states [n, d_model], leaves behind in each layer.
-    void store_source(Tensor states, Tensor slots, Scratch& scratch) const;
+    void store_encoder_states(Tensor states, Tensor slots, Scratch& scratch) const;
 
     /// The most tokens of one sequence that a step takes. Where a mode makes K and V anew for many queries
     /// that is far more than n_batch, so that each layer makes them once for all: 1024 or, if that is more, a
@@ -49,8 +49,8 @@ class Decoder {
     /// over rows as they were written.
     int64_t longest_step() const;
 
-    /// What a head of a layer gives the rows of a source, [n, rows], before the softmax, for such an input.
-    void cross_scores(int layer, int head, Tensor x, const AttentionSequence& source, Scratch& scratch,
+    /// What a head of a layer gives rows of encoder states, [n, rows], before the softmax, for such an input.
+    void cross_scores(int layer, int head, Tensor x, const AttentionSequence& states, Scratch& scratch,
                       Tensor out) const;
 
     const ModelConfig& config() const { return config_; }
@@ -62,8 +62,8 @@ class Decoder {
     /// Of cross-attention; none without an encoder.
     const std::vector<LayerChoice>& cross() const { return choices_.cross; }
     KvCache& cache() { return *cache_; }
-    /// Rows of sources; null without an encoder.
-    KvCache* sources() { return sources_.get(); }
+    /// Rows of encoder states; null without an encoder.
+    KvCache* encoder_states() { return encoder_states_.get(); }
     Encoder* encoder() const { return encoder_.get(); }
     uint64_t mapped_bytes() const { return weights_.mapped; }
 
@@ -98,7 +98,7 @@ class Decoder {
     Buffer rope_buffer_;
     Rope rope_;
     std::vector<LayerSpan> spans_;
-    std::unique_ptr<KvCache> cache_, sources_;
+    std::unique_ptr<KvCache> cache_, encoder_states_;
     std::unique_ptr<Encoder> encoder_;
 };
 

@@ -26,19 +26,19 @@ int64_t Encoder::inputs_of(int64_t n) const {
 void Encoder::embed(Tensor ids, Tensor x) const { backend_.gather(weights_.token_embd, ids, x); }
 
 // A convolution is a product with the rows that its window covers, side by side.
-void Encoder::convolve(Tensor source, Scratch& scratch, Tensor x) const {
+void Encoder::convolve(Tensor input, Scratch& scratch, Tensor x) const {
     const Scratch::Scope scope(scratch);
     const auto& convolutions = config_.architecture->convolutions;
     for (size_t i = 0; i < convolutions.size(); ++i) {
         const Convolution& c = convolutions[i];
         const ConvolutionWeights& w = weights_.encoder.convolutions[i];
-        const int64_t n = (source.rows + 2 * c.padding - c.width) / c.stride + 1;
+        const int64_t n = (input.rows + 2 * c.padding - c.width) / c.stride + 1;
         const Tensor out = i + 1 == convolutions.size() ? x : scratch.f32(n, w.weight.rows);
         for (int64_t first = 0; first < n; first += n_batch_) {
             const Scratch::Scope of_batch(scratch);
             const Tensor to = out.rows_of(first, std::min(n_batch_, n - first));
             const Tensor windows = scratch.f32(to.rows, w.weight.cols);
-            backend_.unfold(source, c.stride, c.padding - first * c.stride, windows);
+            backend_.unfold(input, c.stride, c.padding - first * c.stride, windows);
             backend_.linear(windows, w.weight, w.bias, to);
         }
         backend_.activate(c.activation, out);
@@ -49,7 +49,7 @@ void Encoder::convolve(Tensor source, Scratch& scratch, Tensor x) const {
             backend_.multiply(out, w.norm.weight);
             backend_.add(out, w.norm.bias);
         }
-        source = out;
+        input = out;
     }
     if (weights_.encoder.position_embd) {
         const Tensor positions = positions_from(backend_, scratch, 0, x.rows),
@@ -61,7 +61,7 @@ void Encoder::convolve(Tensor source, Scratch& scratch, Tensor x) const {
 
 namespace {
 
-/// Rows of a source at neighbouring positions.
+/// Rows of an input at neighbouring positions.
 struct Run {
     int64_t first, n, position;
 };
@@ -78,8 +78,8 @@ std::vector<Run> runs_of(int64_t first, std::span<const int32_t> positions) {
 
 }  // namespace
 
-// All rows of a source see each other. Attention takes neighbouring rows for neighbouring positions, which
-// holds within a run; so a call is of one run of each source, seen by every run from where its distance is.
+// All rows of an input see each other. Attention takes neighbouring rows for neighbouring positions, which
+// holds within a run; so a call is of one run of each input, seen by every run from where its distance is.
 Encoder::Calls Encoder::calls_of(std::span<const int64_t> lengths, std::span<const int32_t> positions) {
     Calls calls;
     int64_t first = 0;

@@ -17,11 +17,11 @@ class Encoder {
     /// The longest input that gives no more than this many rows.
     int64_t inputs_of(int64_t n_rows) const;
 
-    /// First rows of layers: x [n, d_model] of ids [1, n], of a source [rows, n_inputs], or of embeddings.
+    /// First rows of layers: x [n, d_model] of ids [1, n], of an input [rows, n_inputs], or of embeddings.
     void embed(Tensor ids, Tensor x) const;
-    void convolve(Tensor source, Scratch& scratch, Tensor x) const;
-    /// x [n, d_model], sources of these lengths one after another, becomes the encoder's output. positions:
-    /// of each row, ascending in a source.
+    void convolve(Tensor input, Scratch& scratch, Tensor x) const;
+    /// x [n, d_model], inputs of these lengths one after another, becomes the encoder's output. positions:
+    /// of each row, ascending in an input.
     /// progress: called, where set, before each layer with the share that is done; may throw.
     using Progress = std::function<void(double done)>;
     void forward(std::span<const int64_t> lengths, std::span<const int32_t> positions, Scratch& scratch,

@@ -29,7 +29,7 @@ AttnConfig attention_config(const ModelConfig& c, int layer, bool cross) {
 }
 
 std::string block_prefix(const ModelConfig& c, int layer) {
-    return concat(c.architecture->source == Source::none ? "blk." : "dec.blk.", layer, ".");
+    return concat(c.architecture->encoder == EncoderKind::none ? "blk." : "dec.blk.", layer, ".");
 }
 
 namespace {
@@ -81,7 +81,7 @@ class Loader final : public TensorSource {
     }
 
   private:
-    bool encoder_decoder() const { return arch_.source != Source::none; }
+    bool encoder_decoder() const { return arch_.encoder != EncoderKind::none; }
 
     /// What a layer's mode makes of the weights in which its rows are written and read, and of its bias.
     std::shared_ptr<const Prepared> prepare(const LayerChoice& choice, AttnWeights LayerWeights::* part) {
@@ -92,7 +92,7 @@ class Loader final : public TensorSource {
         if (!c.cross && !choice.owns()) return w_.layers[choice.owner].attn_prepared;
         std::map<std::string, Tensor> folded;
         for (const Fold& fold : choice.mode->folds(c)) folded[fold.suffix] = load_fold(c.layer, fold);
-        return choice.mode->prepare(backend_, {c, w, folded, source_sizes_});
+        return choice.mode->prepare(backend_, {c, w, folded, encoder_channel_sizes_});
     }
 
     /// From the file or the caller, or none.
@@ -117,7 +117,7 @@ class Loader final : public TensorSource {
 
     /// About how large each channel of the encoder's output is: of its last norm's weight and bias. On a dry
     /// backend ones.
-    std::vector<float> source_sizes() {
+    std::vector<float> encoder_channel_sizes() {
         const Norm& last = w_.encoder.output_norm;
         std::vector<float> sizes(c_.d_model, 1), bias(c_.d_model, 0);
         if (backend_.dry()) return sizes;
@@ -152,13 +152,13 @@ class Loader final : public TensorSource {
                                               vector("enc.conv_norm.bias", channels, Presence::required)};
             inputs = channels;
         }
-        if (arch_.source_positions)
+        if (arch_.encoder_positions)
             e.position_embd = matrix("enc.position_embd.weight", c_.n_source_train, c_.d_model);
         for (int layer = 0; layer < c_.n_encoder_layers; ++layer)
             e.layers.push_back(load_layer(concat("enc.blk.", layer, ".")));
         if (arch_.positions == Positions::relative) load_relative_bias("enc.", n_source_, false, e.layers);
         e.output_norm = norm("enc.output_norm");
-        source_sizes_ = source_sizes();
+        encoder_channel_sizes_ = encoder_channel_sizes();
     }
 
     /// The first layer's serves the others, where they have none. Expanded from buckets to distances, so that
@@ -371,7 +371,7 @@ class Loader final : public TensorSource {
     Backend& backend_;
     const ExtraTensors& extra_;
     int64_t n_source_;
-    std::vector<float> source_sizes_;  // with an encoder
+    std::vector<float> encoder_channel_sizes_;  // with an encoder
     std::set<std::string> used_;
     Weights w_;
 };

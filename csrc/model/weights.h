@@ -57,7 +57,7 @@ struct CacheChoices;
 /// rows, which have no positions.
 AttnConfig attention_config(const ModelConfig& config, int layer, bool cross = false);
 
-/// What the tensors of a decoder's layer begin with: "blk.0.", or "dec.blk.0." beside an encoder.
+/// What the tensors of a decoder's layer begin with: "blk.0.", or "dec.blk.0." with an encoder.
 std::string block_prefix(const ModelConfig& config, int layer);
 
 /// Reads weights in place where the backend multiplies with their type, else unpacks them to f16 (norms and

@@ -40,7 +40,7 @@ class K : public AbsorbingMode {
     bool serves(bool) const override { return true; }
 
     std::string refusal(const AttnConfig& c) const override {
-        if (c.cross) return narrow_source_k(c, "V");
+        if (c.cross) return narrow_encoder_k(c, "V");
         if (c.kv_width() >= c.d_model) return "";
         return concat("K is ", c.kv_width(), " wide (", c.n_kv_heads, " KV heads, ", c.n_heads,
                       " query heads) and the layer's input ", c.d_model,

@@ -114,8 +114,8 @@ class E final : public X {
         if (head_bytes(in.config.type_k, 1).scales == 0) return p;
         std::vector<float> scale, shrink;
         for (int head = 0; head < in.config.n_heads; ++head)
-            scale.insert(scale.end(), in.source_sizes.begin(), in.source_sizes.end());
-        for (const float size : in.source_sizes) shrink.push_back(1 / size);
+            scale.insert(scale.end(), in.encoder_channel_sizes.begin(), in.encoder_channel_sizes.end());
+        for (const float size : in.encoder_channel_sizes) shrink.push_back(1 / size);
         p->row_scale = derived_vector(backend, scale, "sizes of an encoder's channels", p->owned);
         p->row_shrink = derived_vector(backend, shrink, "sizes of an encoder's channels", p->owned);
         return p;
@@ -137,7 +137,7 @@ class E1 final : public X {
     bool serves(bool cross) const override { return cross; }
     bool shared() const override { return true; }
     std::string refusal(const AttnConfig& c) const override {
-        return narrow_source_k(c, "K and V of other layers");
+        return narrow_encoder_k(c, "K and V of other layers");
     }
 
     Format format(const AttnConfig& c) const override {

@@ -15,7 +15,7 @@ const Architecture moonshine = {
     .gated_ffn = Presence::optional,
     .activation = Activation::silu,
     .ungated_activation = Activation::gelu_erf,
-    .source = Source::audio,
+    .encoder = EncoderKind::audio,
     .convolutions = {{"conv1", 127, 64, 0, 1, Activation::tanh, false, true},
                      {"conv2", 7, 3, 0, 2, Activation::gelu_erf},
                      {"conv3", 3, 2, 0, 1, Activation::gelu_erf}},

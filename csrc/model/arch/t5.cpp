@@ -12,7 +12,7 @@ const Architecture t5 = {
     .gated_ffn = Presence::optional,
     .activation = Activation::gelu_tanh,
     .ungated_activation = Activation::relu,
-    .source = Source::tokens,
+    .encoder = EncoderKind::tokens,
 };
 
 }  // namespace slimrt

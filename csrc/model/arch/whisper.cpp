@@ -12,8 +12,8 @@ const Architecture whisper = {
     .linear_bias = Presence::required,
     .gated_ffn = Presence::never,
     .activation = Activation::gelu_erf,
-    .source = Source::mel,
-    .source_positions = true,
+    .encoder = EncoderKind::mel,
+    .encoder_positions = true,
     .convolutions = {{"conv1", 3, 1, 1, 1, Activation::gelu_erf},
                      {"conv2", 3, 2, 1, 1, Activation::gelu_erf}},
 };

@@ -1,4 +1,4 @@
-// Engine, beside an encoder: sources and the sequences that read them.
+// Engine with an encoder: its inputs, and the states that sequences read.
 #include <algorithm>
 #include <cmath>
 #include <set>
@@ -24,17 +24,17 @@ int Engine::create() { return cache().create(); }
 
 int Engine::fork(int sequence) {
     const int id = cache().fork(sequence);
-    if (const auto it = source_of_.find(sequence); it != source_of_.end())
-        source_of_[id] = decoder_->sources()->fork(it->second);
+    if (const auto it = encoder_states_of_.find(sequence); it != encoder_states_of_.end())
+        encoder_states_of_[id] = decoder_->encoder_states()->fork(it->second);
     return id;
 }
 
 void Engine::release(int sequence) {
     cache().release(sequence);
-    forget_source(sequence);
+    forget_encoder_states(sequence);
 }
 
-int64_t Engine::source_rows(const SourceInput& input) const {
+int64_t Engine::encoder_rows(const EncoderInput& input) const {
     const Encoder* encoder = decoder_->encoder();
     if (!encoder)
         fail(ErrorCode::argument, "architecture '", decoder_->config().architecture->name,
@@ -49,7 +49,7 @@ int64_t Engine::source_rows(const SourceInput& input) const {
     return n;
 }
 
-void Engine::require_positions(const SourceInput& input) const {
+void Engine::require_positions(const EncoderInput& input) const {
     const auto& positions = input.positions;
     if (positions.empty()) return;
     if (input.encoded || config().n_inputs > 0)
@@ -67,89 +67,90 @@ void Engine::require_positions(const SourceInput& input) const {
              ", the last that there is room for is ", most - 1, ": cut the source, or raise n_source");
 }
 
-void Engine::require_no_source(const Source& source) {
-    if (cache().length(source.sequence) > 0 || source_of_.count(source.sequence))
-        fail(ErrorCode::argument, "sequence ", source.sequence, " has a source or tokens already");
-    for (const int32_t id : source.input.ids)
+void Engine::require_not_encoded(const EncodeItem& item) {
+    if (cache().length(item.sequence) > 0 || encoder_states_of_.count(item.sequence))
+        fail(ErrorCode::argument, "sequence ", item.sequence, " has a source or tokens already");
+    for (const int32_t id : item.input.ids)
         if (id < 0 || id >= config().n_vocab)
             fail(ErrorCode::argument, "token ", id, " is outside the vocabulary of ", config().n_vocab);
 }
 
-void Engine::encode(std::span<const Source> sources, float* states, const Progress& progress) {
+void Engine::encode(std::span<const EncodeItem> items, float* states, const Progress& progress) {
     file_.require_unchanged();
     std::set<int> seen;
-    for (const Source& source : sources) {
-        source_rows(source.input);
-        require_positions(source.input);
-        require_no_source(source);
-        if (!seen.insert(source.sequence).second)
-            fail(ErrorCode::argument, "sequence ", source.sequence, " is listed twice");
+    for (const EncodeItem& item : items) {
+        encoder_rows(item.input);
+        require_positions(item.input);
+        require_not_encoded(item);
+        if (!seen.insert(item.sequence).second)
+            fail(ErrorCode::argument, "sequence ", item.sequence, " is listed twice");
     }
-    const int64_t most = decoder_->options().n_source, total = int64_t(sources.size());
+    const int64_t most = decoder_->options().n_source, total = int64_t(items.size());
     size_t first = 0, end = 0;
     const Encoder::Progress within = [&](double share) {
         if (progress) progress(int64_t(first) + int64_t(share * double(end - first)), total);
     };
-    for (; first < sources.size(); first = end) {
+    for (; first < items.size(); first = end) {
         int64_t rows = 0;
-        for (end = first; end < sources.size(); ++end) {
-            const int64_t n = source_rows(sources[end].input);
-            if (rows + n > most || sources[end].input.encoded != sources[first].input.encoded) break;
+        for (end = first; end < items.size(); ++end) {
+            const int64_t n = encoder_rows(items[end].input);
+            if (rows + n > most || items[end].input.encoded != items[first].input.encoded) break;
             rows += n;
         }
         try {
-            encode_some(sources.subspan(first, end - first), states, within);
+            encode_some(items.subspan(first, end - first), states, within);
             if (progress) progress(int64_t(end), total);
         } catch (...) {
-            for (const Source& source : sources) forget_source(source.sequence);
+            for (const EncodeItem& item : items) forget_encoder_states(item.sequence);
             throw;
         }
         if (states) states += rows * config().d_model;
     }
 }
 
-void Engine::forget_source(int sequence) {
-    const auto it = source_of_.find(sequence);
-    if (it == source_of_.end()) return;
-    decoder_->sources()->release(it->second);
-    source_of_.erase(it);
+void Engine::forget_encoder_states(int sequence) {
+    const auto it = encoder_states_of_.find(sequence);
+    if (it == encoder_states_of_.end()) return;
+    decoder_->encoder_states()->release(it->second);
+    encoder_states_of_.erase(it);
 }
 
-void Engine::encode_some(std::span<const Source> sources, float* states, const Encoder::Progress& progress) {
-    KvCache& rows = *decoder_->sources();
+void Engine::encode_some(std::span<const EncodeItem> items, float* states,
+                         const Encoder::Progress& progress) {
+    KvCache& rows = *decoder_->encoder_states();
     Encoding encoding;
-    for (const Source& source : sources) {
-        const int64_t n = source_rows(source.input);
+    for (const EncodeItem& item : items) {
+        const int64_t n = encoder_rows(item.input);
         const int id = rows.create();
-        source_of_[source.sequence] = id;
+        encoder_states_of_[item.sequence] = id;
         const std::pair<int, int64_t> growth{id, n};
         rows.require_room({&growth, 1});
         rows.reserve(id, n);
         rows.add_slots(id, 0, n, encoding.slots);
-        encoding.add(source.input, n);
+        encoding.add(item.input, n);
     }
     run_encoding(*decoder_, *backend_, scratch_, encoding, states, progress);
-    for (size_t i = 0; i < sources.size(); ++i)
-        rows.commit(source_of_[sources[i].sequence], encoding.lengths[i]);
+    for (size_t i = 0; i < items.size(); ++i)
+        rows.commit(encoder_states_of_[items[i].sequence], encoding.lengths[i]);
 }
 
-int64_t Engine::source_length(int sequence) const {
-    const auto it = source_of_.find(sequence);
-    if (it == source_of_.end())
+int64_t Engine::encoder_length(int sequence) const {
+    const auto it = encoder_states_of_.find(sequence);
+    if (it == encoder_states_of_.end())
         fail(ErrorCode::argument, "sequence ", sequence, " has no source: encode one first");
-    return decoder_->sources()->length(it->second);
+    return decoder_->encoder_states()->length(it->second);
 }
 
 std::vector<float> Engine::alignment(const Item& item, std::span<const Head> heads,
                                      const Progress& progress) {
-    const int64_t rows = source_length(item.sequence), n = int64_t(item.tokens.size());
+    const int64_t rows = encoder_length(item.sequence), n = int64_t(item.tokens.size());
     for (const auto& [layer, head] : heads)
         if (layer < 0 || layer >= config().n_layers || head < 0 || head >= config().n_heads)
             fail(ErrorCode::argument, "layer ", layer, " has no head ", head);
     const int64_t width = config().d_model + 2 * config().n_heads * config().head_dim;
     Scratch scratch(*backend_, size_t((rows + 1) * (width + n + 64) + n * width) * sizeof(float));
-    const AttentionSequence source{.end = rows,
-                                   .table = decoder_->sources()->table(source_of_.at(item.sequence), 0)};
+    const AttentionSequence states{
+        .end = rows, .table = decoder_->encoder_states()->table(encoder_states_of_.at(item.sequence), 0)};
     std::vector<float> out(heads.size() * n * rows);
     std::vector<int64_t> filled(heads.size(), 0);
     StepObserver observer;
@@ -158,7 +159,7 @@ std::vector<float> Engine::alignment(const Item& item, std::span<const Head> hea
             if (heads[i].layer != layer) continue;
             const Scratch::Scope scope(scratch);
             const Tensor scores = scratch.f32(x.rows, rows);
-            decoder_->cross_scores(layer, heads[i].head, x, source, scratch, scores);
+            decoder_->cross_scores(layer, heads[i].head, x, states, scratch, scores);
             float* const to = out.data() + (i * n + filled[i]) * rows;
             backend_->download(to, scores, scores.bytes());
             for (int64_t t = 0; t < x.rows; ++t) softmax(to + t * rows, rows);
