@@ -5,7 +5,8 @@
 
 OLD and NEW are folders that hold a package `slimrt` (a site-packages, or what `pip install --target` made). Each build
 is a process of its own; they take turns, the order changes from turn to turn, and the pure-read control is measured
-after each figure. What is told is the median of the ratios of paired turns, and the least and the most of them.
+after each figure. The process that is started last may get the worse memory, so all is done twice, each build being the
+first once. What is told is the median of the ratios of paired turns of either round, and their mean (geometric).
 """
 
 from __future__ import annotations
@@ -115,7 +116,14 @@ class Worker:
 
 
 def compare(old: str, new: str, job: dict[str, Any], turns: int) -> dict[str, Any]:
-    builds = {"old": Worker(old, job), "new": Worker(new, job)}
+    paths = {"old": old, "new": new}
+    rounds = {f"{first} first": paired(paths, first, job, turns) for first in paths}
+    speeds = [one["speed_of_new"] for one in rounds.values()]
+    return {"speed_of_new": statistics.geometric_mean(speeds)} | rounds
+
+
+def paired(paths: dict[str, str], first: str, job: dict[str, Any], turns: int) -> dict[str, Any]:
+    builds = {name: Worker(paths[name], job) for name in sorted(paths, key=lambda name: name != first)}
     taken: dict[str, list[dict[str, float]]] = {"old": [], "new": []}
     for i in range(turns):
         for name in ("old", "new") if i % 2 == 0 else ("new", "old"):
@@ -160,9 +168,12 @@ def main() -> None:
     results = {}
     for name, job in jobs.items():
         results[name] = found = compare(*args.builds, job | {"threads": args.threads}, args.turns)
-        read = statistics.median(turn["read_gbs"] for turns in found["turns"].values() for turn in turns)
-        print(f"{name}: new is {found['speed_of_new']:.3f} times as fast as old "
-              f"({found['least']:.3f} to {found['most']:.3f}); pure read {read:.1f} GB/s", flush=True)  # fmt: skip
+        print(f"{name}: new is {found['speed_of_new']:.3f} times as fast as old", flush=True)
+        for order in ("old first", "new first"):
+            one = found[order]
+            read = statistics.median(turn["read_gbs"] for turns in one["turns"].values() for turn in turns)
+            print(f"    {order}: {one['speed_of_new']:.3f} ({one['least']:.3f} to {one['most']:.3f}); "
+                  f"pure read {read:.1f} GB/s", flush=True)  # fmt: skip
     if args.json:
         args.json.write_text(json.dumps(results, indent=1) + "\n")
 
