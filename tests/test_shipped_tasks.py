@@ -41,6 +41,7 @@ def texts(model: slimrt.Model, paths: list[Path]) -> list[str]:
     return ["".join(one.text for one in segments).strip() for segments, _ in heard]
 
 
+@pytest.mark.unsanitized  # beams and samples of smaller models are seen there
 @pytest.mark.parametrize("options", [{"num_beams": 2}, {"temperature": 1.0, "best_of": 2, "seed": 0}])
 def test_as_many_sequences_as_texts_have_room_for_them(options):
     """Long sounds, with the text before as a prompt: texts at once cross blocks of 32 rows after they have parted."""
