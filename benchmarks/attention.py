@@ -30,7 +30,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, nargs="+", default=[32768], help="cached, of each sequence")
     parser.add_argument("--sequences", type=int, default=1, help="in one call")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--isa", default="", help="default: the best")
+    parser.add_argument("--isa", default="cpu", help="default: the best of the CPU")
     parser.add_argument("--repetitions", type=int, default=10, help="a round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--sparse-threshold", type=float, default=0.0)
