@@ -4,7 +4,7 @@
 
 nanobind writes a stub of the module; both are parsed and compared. A name that the module has and the stub leaves out
 is an error too, except behind a __getattr__ (slimrt._core.ops). What nanobind knows as keyword arguments in general
-(**options: Engine, plan) is tried instead, each with the default of the stub.
+(**options: plan, resolve_layers; Engine takes plan's) is tried instead, each with the default of the stub.
 
 usage: check_stub.py MODEL.gguf (any model)
 """
@@ -60,22 +60,25 @@ def differences(stub: Scope, module: Scope, where: str = "") -> list[str]:
     return said
 
 
-def options(stub: ast.Module) -> dict[str, object]:
-    """What plan() of the stub takes by name, with its defaults."""
-    plan = next(node for node in stub.body if isinstance(node, ast.FunctionDef) and node.name == "plan")
-    pairs = zip(plan.args.kwonlyargs, plan.args.kw_defaults, strict=True)
+def options(stub: ast.Module, name: str) -> dict[str, object]:
+    """What a function of the stub takes by name, with its defaults."""
+    function = next(node for node in stub.body if isinstance(node, ast.FunctionDef) and node.name == name)
+    pairs = zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
     return {arg.arg: ast.literal_eval(default) for arg, default in pairs if default}
 
 
 def tried(stub: ast.Module, model: str) -> list[str]:
-    """Defaults of plan() that the module refuses, or that change what it says."""
-    said, usual = [], _core.plan(model)
-    for name, value in options(stub).items():
-        try:
-            if _core.plan(model, **{name: value}) != usual:
-                said.append(f"plan: {name}={value!r} is not the module's default")
-        except (TypeError, ValueError, SlimrtError) as error:
-            said.append(f"plan: {name}={value!r}: {error}")
+    """Defaults that the module refuses, or that change what it says."""
+    said = []
+    for function in ("plan", "resolve_layers"):
+        call = getattr(_core, function)
+        usual = call(model)
+        for name, value in options(stub, function).items():
+            try:
+                if call(model, **{name: value}) != usual:
+                    said.append(f"{function}: {name}={value!r} is not the module's default")
+            except (TypeError, ValueError, SlimrtError) as error:
+                said.append(f"{function}: {name}={value!r}: {error}")
     return said
 
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
@@ -22,6 +24,7 @@ FLOAT32 = 2e-6  # of all logits: sums in float32
 SAME_ROUNDING = 0.5  # of what rounding does to them, see test_cache_modes.py
 SAME = 2e-5  # the order of float32 sums
 N_CTX = 320
+SHIPPED = Path(__file__).parent.parent / "models"
 MODELS = ["llama_mha", "llama_gqa_tied", "olmo2_gqa", "phi2"]
 TYPES = ["f32", "f16", "bf16", "q8", "fp8_e4m3", "fp8_e5m2", "q4"]
 
@@ -82,6 +85,25 @@ def test_nothing_ages_while_it_is_recent(convert):
     path, ids = convert(GOLDEN / "llama_mha"), ids_of(3, RECENT + BLOCK - 1)
     kv, kivi = (open_engine(path, mode, dtype, n_ctx=N_CTX) for mode, dtype in (("kv", "f16"), ("kivi", "q4")))
     assert relative(decode(kivi, ids, 10), decode(kv, ids, 10)) < SAME
+
+
+def test_beside_layers_whose_rows_stay(convert):
+    """Groups of both kinds in one step: a long one has slots in one of them alone."""
+    path, ids = convert(GOLDEN / "llama_mha"), ids_of(10, 230)
+    engine = open_engine(path, ["kivi", "kv"], "f32", n_ctx=N_CTX, n_batch=48)
+    assert relative(decode(engine, ids, 190), Reference(path).logits(ids)) < SAME
+
+
+def test_beside_an_encoder():
+    """T5: a bias by distance, which is the same in every region."""
+    ids, logits = ids_of(11, 230) % 27 + 3, {}
+    for mode in ("kv", "kivi"):
+        types = {"cache_type_k": "f32", "cache_type_v": "f32"}
+        engine = _core.Engine(str(SHIPPED / "tale-t5.gguf"), cache=mode, n_ctx=N_CTX, n_batch=48, **types)
+        sequence = engine.new_sequence()
+        engine.encode([(sequence, np.arange(3, 20, dtype=np.int32))])
+        logits[mode] = decode(engine, ids, 190, sequence)
+    assert relative(logits["kivi"], logits["kv"]) < SAME
 
 
 # ---------------------------------------------------------------- sequences
