@@ -71,14 +71,16 @@ def test_many_queries_over_aged_rows(dtype, convert):
 
 @pytest.mark.parametrize("n_batch", [1, 7, 33, 512])
 def test_a_prompt_is_exact(n_batch, convert):
-    """However rows will be stored, and in whatever pieces it is computed."""
+    """However rows will be stored, and in whatever pieces it is computed: they read each other's rows in f16, as kv."""
     path, ids = convert(GOLDEN / "llama_gqa_tied"), ids_of(2, 300)
     logits = {}
-    for dtype in ("f16", "q4"):
-        engine = open_engine(path, "kivi", dtype, n_ctx=N_CTX, n_batch=n_batch)
-        logits[dtype] = engine.append([(engine.new_sequence(), ids)], all_logits=True)
-    assert np.array_equal(logits["f16"], logits["q4"])
-    assert relative(logits["q4"], Reference(path).logits(ids)) < 2e-3  # chunks read each other's rows in f16
+    for mode, dtype in (("kv", "f16"), ("kivi", "f16"), ("kivi", "q4")):
+        engine = open_engine(path, mode, dtype, n_ctx=N_CTX, n_batch=n_batch)
+        logits[mode, dtype] = engine.append([(engine.new_sequence(), ids)], all_logits=True)
+    assert np.array_equal(logits["kivi", "f16"], logits["kivi", "q4"])
+    assert relative(logits["kivi", "q4"], logits["kv", "f16"]) < SAME
+    if n_batch > len(ids):
+        assert relative(logits["kivi", "q4"], Reference(path).logits(ids)) < SAME
 
 
 def test_nothing_ages_while_it_is_recent(convert):
@@ -158,7 +160,7 @@ class Operations(RuleBasedStateMachine):
     def add(self, sequence: int, ids: np.ndarray, got: np.ndarray) -> None:
         wanted = self.model.append(ids, self.caches[sequence])[-1:]
         self.texts[sequence] += ids.tolist()
-        assert relative(got, wanted) < 2e-2  # q8 on either side of a boundary
+        assert relative(got, wanted) < 2e-3  # q8 on either side of a boundary; other scales put it off by 2e-2
 
     def copy(self, of: int, to: int) -> int:
         from copy import deepcopy
