@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "cache/attend.h"
 #include "cache/kv_cache.h"
 #include "core/error.h"
 
@@ -125,12 +126,8 @@ void KvCache::move(int layer, const std::vector<Kept>& classes, const Move& move
     const int64_t from_origin = dense ? 0 : group.origin(from), to_origin = group.origin(to);
     std::vector<Rows> rows = dense ? std::vector<Rows>{} : this->rows(layer, from);
     for (size_t p = 0; dense && p < dense->planes.size(); ++p) {
-        const Tensor& t = dense->planes[p];
-        rows.push_back({.base = t.data,
-                        .dtype = t.dtype,
-                        .width = int(t.cols),
-                        .heads = format(layer, to)[p].heads,
-                        .row_bytes = t.stride});
+        rows.push_back(dense_rows(dense->planes[p], 0));
+        rows.back().heads = format(layer, to)[p].heads;
     }
     const std::vector<int32_t>& table = classes[to].table;
     for (int64_t begin = first, n; begin < end; begin += n) {
