@@ -21,7 +21,7 @@ from slimrt.measure.quality import Windows
 from slimrt.plumbing.numbers import surprise_and_divergence
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-from reference import Cache, Reference, plus, rounded, to_q4  # noqa: E402
+from reference import Cache, Reference, plus, rounded, to_few  # noqa: E402
 from reference_modes import CACHE_MODES  # noqa: E402
 
 GROUP = 32  # tokens

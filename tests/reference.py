@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import erf, pi, sqrt
 from pathlib import Path
 
@@ -30,7 +31,7 @@ Array = NDArray[np.float64]
 def rounded(x: Array, dtype: str | None, heads: int = 1) -> Array:
     """x [n, heads * dim] as it is after being stored in `dtype` (round to nearest even); None: exact.
 
-    q8, fp8_e4m3 and q4 have scales for each row and head."""
+    q8, fp8_e4m3, q4, q3 and q2 have scales for each row and head."""
     if dtype is None:
         return x
     single = np.asarray(x, np.float32)
@@ -77,15 +78,15 @@ def to_e4m3(x: NDArray[np.float32]) -> Array:
     return to_fp8(x / power, 3, -6) * power
 
 
-def to_q4(x: NDArray[np.float32]) -> Array:
-    """Groups of 32: minimum + scale * a code of 0 to 15, both float16 and rounded outwards."""
+def to_few(x: NDArray[np.float32], bits: int) -> Array:
+    """Groups of 32: minimum + scale * a code of so many bits, both float16 and rounded outwards."""
     out = np.empty(x.shape)
     for first in range(0, x.shape[-1], 32):
         group = x[..., first : first + 32]
         low = -half_above(-group.min(axis=-1, keepdims=True))
-        scale = half_above((group.max(axis=-1, keepdims=True) - low) / np.float32(15))
+        scale = half_above((group.max(axis=-1, keepdims=True) - low) / np.float32(2**bits - 1))
         with np.errstate(invalid="ignore", divide="ignore"):
-            code = np.where(scale > 0, np.minimum(np.rint((group - low) / scale), 15), 0)
+            code = np.where(scale > 0, np.minimum(np.rint((group - low) / scale), 2**bits - 1), 0)
         out[..., first : first + 32] = low.astype(np.float64) + code.astype(np.float64) * scale
     return out
 
@@ -96,7 +97,13 @@ def half_above(x: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.where(half < x, np.nextafter(half, np.float16(np.inf)), half).astype(np.float32)
 
 
-SCALED = {"q8": to_q8, "fp8_e4m3": to_e4m3, "q4": to_q4}  # [..., dim] float32 -> float64
+SCALED: dict[str, Callable[[NDArray[np.float32]], Array]] = {  # [..., dim] float32 -> float64
+    "q8": to_q8,
+    "fp8_e4m3": to_e4m3,
+    "q4": partial(to_few, bits=4),
+    "q3": partial(to_few, bits=3),
+    "q2": partial(to_few, bits=2),
+}
 
 
 # ---------------------------------------------------------------- the parts of a layer

@@ -229,7 +229,7 @@ def planes_n(m: Reference, types: Types) -> Planes:
 def planes_kr(m: Reference, types: Types) -> Planes:
     """Static scales even out the channels: one scale a row. q4 has groups of 32 in each head."""
     residual = {"r": (types[1], 1)} if m.folded(0, "attn_kr_x.weight") is not None else {}
-    return {"k": (types[0], m.w.n_kv_heads if types[0] == "q4" else 1)} | residual | planes_n(m, types)
+    return {"k": (types[0], m.w.n_kv_heads if types[0] in ("q4", "q3", "q2") else 1)} | residual | planes_n(m, types)
 
 
 def planes_x(m: Reference, types: Types) -> Planes:

@@ -12,7 +12,7 @@ import pytest
 
 import slimrt
 from conftest import TESTS
-from reference import Cache, Reference, rounded, to_q4
+from reference import Cache, Reference, rounded, to_few
 
 sys.path.insert(0, str(TESTS.parent / "benchmarks"))
 import quality
@@ -41,7 +41,8 @@ class PerChannelCache(Cache):
             group = np.array(self.exact[start : start + 32])
             if len(group) == 32:
                 k += [
-                    np.array(column) for column in zip(*(to_q4(np.float32(c)[None])[0] for c in group.T), strict=True)
+                    np.array(column)
+                    for column in zip(*(to_few(np.float32(c)[None], 4)[0] for c in group.T), strict=True)
                 ]
             else:
                 k += list(rounded(group, "f16"))

@@ -31,7 +31,7 @@ IDS = np.random.default_rng(5).integers(3, 100, 60)
 N_PREFILL = 44
 FLOAT32, FLOAT32_STEPS = 2e-6, 8
 SAME_ROUNDING = 0.5
-TYPES = ["f32", "f16", "bf16", "q8", "fp8_e4m3", "fp8_e5m2", "q4"]
+TYPES = ["f32", "f16", "bf16", "q8", "fp8_e4m3", "fp8_e5m2", "q4", "q3", "q2"]
 CASES = [
     ("llama_mha", "kv"),
     ("llama_gqa_tied", "kv"),
@@ -206,9 +206,11 @@ def test_bytes_per_token(name, mode, convert):
     k, v = (w.shape[0] for w in (model.w.layers[0].wk, model.w.layers[0].wv))
     width = {"kv": k + v, "k": k, "v": v, "x": model.d_model}[mode]
     heads = sum(heads for _, heads in CACHE_MODES[mode].planes(model, (None, None)).values())
-    q4 = heads * ((width // heads + 1) // 2 + 4 * -(-(width // heads) // 32))
+    few = {
+        f"q{bits}": heads * ((width // heads * bits + 7) // 8 + 4 * -(-(width // heads) // 32)) for bits in (4, 3, 2)
+    }
     sizes = {"f32": 4 * width, "f16": 2 * width, "bf16": 2 * width, "q8": width + 4 * heads,
-             "fp8_e4m3": width + 4 * heads, "fp8_e5m2": width, "q4": q4}  # fmt: skip
+             "fp8_e4m3": width + 4 * heads, "fp8_e5m2": width, **few}  # fmt: skip
     for dtype in TYPES:
         memory = open_engine(path, mode, dtype, n_ctx=64).memory()
         assert memory["cache_bytes_per_token"] == sizes[dtype] * len(model.w.layers)

@@ -235,13 +235,13 @@ def test_bytes_per_token(name, mode, rank, residual, convert):
 
     def size(dtype: str, width: int, heads: int = 1) -> int:
         share = width // heads
-        q4 = heads * ((share + 1) // 2 + 4 * -(-share // 32))
+        few = {f"q{bits}": heads * ((share * bits + 7) // 8 + 4 * -(-share // 32)) for bits in (4, 3, 2)}
         return {"f32": 4 * width, "f16": 2 * width, "bf16": 2 * width, "q8": width + 4, "fp8_e4m3": width + 4,
-                "fp8_e5m2": width, "q4": q4}[dtype]  # fmt: skip
+                "fp8_e5m2": width, **few}[dtype]  # fmt: skip
 
     for dtype in TYPES:
         engine = engine_of(path, mode, dtype, rank, residual)
-        heads = model.w.n_kv_heads if mode == "k+r" and dtype == "q4" else 1
+        heads = model.w.n_kv_heads if mode == "k+r" and dtype in ("q4", "q3", "q2") else 1
         row = size(dtype, width, heads) + (size(residual, rank) if rank else 0) + normed
         for layer in engine.info()["layers"]:
             assert layer["mode"] == mode and layer["type"] == dtype and layer["bytes_per_token"] == row

@@ -12,7 +12,8 @@ from reference import rounded
 from slimrt._core import ops
 
 ISAS = ops.backends()
-TYPES = ["f32", "f16", "bf16", "q8", "fp8_e4m3", "fp8_e5m2", "q4"]
+TYPES = ["f32", "f16", "bf16", "q8", "fp8_e4m3", "fp8_e5m2", "q4", "q3", "q2"]
+FEW_BITS = {"q4": 4, "q3": 3, "q2": 2}
 SHAPES = [(1, 1, 1), (3, 2, 7), (40, 4, 64), (70, 3, 80), (33, 2, 128), (5, 1, 200)]  # rows, heads, dim
 
 each_isa = pytest.mark.parametrize("isa", DEVICES)
@@ -34,7 +35,7 @@ def test_rows_are_rounded_as_the_reference_does(shape, dtype, isa):
     n, heads, dim = shape
     x = rows_of(n, heads, dim)
     stored, wanted = ops.cache_round_trip(x, heads, dtype, isa), rounded(x, dtype, heads)
-    if dtype == "q4":  # minimum + code * scale is rounded to float32 once or twice
+    if dtype in FEW_BITS:  # minimum + code * scale is rounded to float32 once or twice
         size = np.abs(x.reshape(n, heads, dim)).max(axis=-1, keepdims=True) + np.zeros((n, heads, dim))
         assert (np.abs(stored - wanted) <= 2e-7 * size.reshape(stored.shape)).all()
     else:
@@ -60,8 +61,10 @@ def test_errors_are_at_most_half_a_step(isa):
     groups = by_head.reshape(n, heads, 3, 32)
     width = groups.max(axis=-1) - groups.min(axis=-1)
     # minimum and scale are float16, rounded outwards: by up to 2^-10 of their sizes
-    step = (width + 2.0**-10 * np.abs(groups.min(axis=-1)) + 2.0**-24) / 15 * (1 + 2.0**-10) + 2.0**-24
-    assert (error("q4").reshape(groups.shape) <= step[..., None] / 2 * (1 + 1e-5)).all()
+    width = width + 2.0**-10 * np.abs(groups.min(axis=-1)) + 2.0**-24
+    for dtype, bits in FEW_BITS.items():
+        step = width / (2**bits - 1) * (1 + 2.0**-10) + 2.0**-24
+        assert (error(dtype).reshape(groups.shape) <= step[..., None] / 2 * (1 + 1e-5)).all()
 
 
 @each_isa
@@ -69,8 +72,9 @@ def test_errors_are_at_most_half_a_step(isa):
 def test_constant_heads_are_kept(value, isa):
     x = np.full((3, 2 * 64), value, np.float32)
     assert np.abs(ops.cache_round_trip(x, 2, "q8", isa) - x).max() <= 2.0**-23 * abs(value)
-    # A minimum is float16; what is left of the constant is one scale times 15, a float16 too.
-    assert np.abs(ops.cache_round_trip(x, 2, "q4", isa) - x).max() <= 2.0**-19 * abs(value) + 2.0**-24
+    # A minimum is float16; what is left of the constant is a scale, a float16 too, times the highest code, or less.
+    for dtype in FEW_BITS:
+        assert np.abs(ops.cache_round_trip(x, 2, dtype, isa) - x).max() <= 2.0**-19 * abs(value) + 3 * 2.0**-24
 
 
 @each_isa
@@ -102,4 +106,6 @@ def test_isas_agree_to_the_bit(dtype):
     x = rows_of(50, 3, 72, seed=3)
     first, *others = (ops.cache_round_trip(x, 3, dtype, isa) for isa in ISAS)
     for other in others:
-        assert np.abs(first - other).max() <= 1e-7 * np.abs(x).max() if dtype == "q4" else np.array_equal(first, other)
+        assert (
+            np.abs(first - other).max() <= 1e-7 * np.abs(x).max() if dtype in FEW_BITS else np.array_equal(first, other)
+        )

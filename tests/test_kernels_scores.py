@@ -213,4 +213,5 @@ def test_types_of_rows_are_told_with_their_sizes():
 
     types = {entry["name"]: (entry["bits"], entry["group"], entry["scale_bytes"]) for entry in _core.cache_types()}
     assert types == {"f32": (32, 0, 0), "f16": (16, 0, 0), "bf16": (16, 0, 0), "q8": (8, 0, 4),
-                     "fp8_e4m3": (8, 0, 4), "fp8_e5m2": (8, 0, 0), "q4": (4, 32, 4)}  # fmt: skip
+                     "fp8_e4m3": (8, 0, 4), "fp8_e5m2": (8, 0, 0), "q4": (4, 32, 4),
+                     "q3": (3, 32, 4), "q2": (2, 32, 4)}  # fmt: skip

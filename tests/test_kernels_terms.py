@@ -15,7 +15,7 @@ from slimrt._core import ops
 from test_kernels import rope_table
 
 ISAS = ops.backends()
-TYPES = ["f32", "f16", "bf16", "q8", "fp8_e4m3", "fp8_e5m2", "q4"]
+TYPES = ["f32", "f16", "bf16", "q8", "fp8_e4m3", "fp8_e5m2", "q4", "q3", "q2"]
 
 
 @dataclass

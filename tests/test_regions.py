@@ -26,7 +26,7 @@ SAME = 2e-5  # the order of float32 sums
 N_CTX = 320
 SHIPPED = Path(__file__).parent.parent / "models"
 MODELS = ["llama_mha", "llama_gqa_tied", "olmo2_gqa", "phi2"]
-TYPES = ["f32", "f16", "bf16", "q8", "fp8_e4m3", "fp8_e5m2", "q4"]
+TYPES = ["f32", "f16", "bf16", "q8", "fp8_e4m3", "fp8_e5m2", "q4", "q3", "q2"]
 
 
 @remembered

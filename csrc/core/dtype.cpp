@@ -11,12 +11,26 @@ namespace slimrt {
 namespace {
 
 constexpr DTypeInfo kTypes[] = {
-    {DType::F32, "f32", 1, 4},           {DType::F16, "f16", 1, 2},           {DType::BF16, "bf16", 1, 2},
-    {DType::Q4_0, "q4_0", 32, 18},       {DType::Q4_1, "q4_1", 32, 20},       {DType::Q5_0, "q5_0", 32, 22},
-    {DType::Q5_1, "q5_1", 32, 24},       {DType::Q8_0, "q8_0", 32, 34},       {DType::Q2_K, "q2_k", 256, 84},
-    {DType::Q3_K, "q3_k", 256, 110},     {DType::Q4_K, "q4_k", 256, 144},     {DType::Q5_K, "q5_k", 256, 176},
-    {DType::Q6_K, "q6_k", 256, 210},     {DType::I32, "i32", 1, 4},           {DType::Q8, "q8", 1, 0},
-    {DType::FP8_E4M3, "fp8_e4m3", 1, 0}, {DType::FP8_E5M2, "fp8_e5m2", 1, 0}, {DType::Q4, "q4", 1, 0},
+    {DType::F32, "f32", 1, 4},
+    {DType::F16, "f16", 1, 2},
+    {DType::BF16, "bf16", 1, 2},
+    {DType::Q4_0, "q4_0", 32, 18},
+    {DType::Q4_1, "q4_1", 32, 20},
+    {DType::Q5_0, "q5_0", 32, 22},
+    {DType::Q5_1, "q5_1", 32, 24},
+    {DType::Q8_0, "q8_0", 32, 34},
+    {DType::Q2_K, "q2_k", 256, 84},
+    {DType::Q3_K, "q3_k", 256, 110},
+    {DType::Q4_K, "q4_k", 256, 144},
+    {DType::Q5_K, "q5_k", 256, 176},
+    {DType::Q6_K, "q6_k", 256, 210},
+    {DType::I32, "i32", 1, 4},
+    {DType::Q8, "q8", 1, 0},
+    {DType::FP8_E4M3, "fp8_e4m3", 1, 0},
+    {DType::FP8_E5M2, "fp8_e5m2", 1, 0},
+    {DType::Q4, "q4", 1, 0},
+    {DType::Q3, "q3", 1, 0},
+    {DType::Q2, "q2", 1, 0},
 };
 constexpr CacheType kCacheTypes[] = {
     {DType::F32, 32, 0, 0},
@@ -26,8 +40,10 @@ constexpr CacheType kCacheTypes[] = {
     {DType::FP8_E4M3, 8, 0, sizeof(float)},
     {DType::FP8_E5M2, 8, 0, 0},
     {DType::Q4, 4, 32, 2 * sizeof(uint16_t)},
+    {DType::Q3, 3, 32, 2 * sizeof(uint16_t)},
+    {DType::Q2, 2, 32, 2 * sizeof(uint16_t)},
 };
-constexpr size_t kNumbers = 244;  // type numbers end with Q4
+constexpr size_t kNumbers = 246;  // type numbers end with Q2
 
 /// By type number, since views look their type up all the time; holes have block 0.
 constexpr std::array<DTypeInfo, kNumbers> kByNumber = [] {
@@ -80,6 +96,8 @@ const DTypeInfo& dtype_info(DType dtype) {
     assert(number < kNumbers && kByNumber[number].block != 0);
     return kByNumber[number];
 }
+
+bool has_groups(DType dtype) { return kCacheTypeByNumber[static_cast<size_t>(dtype)].group != 0; }
 
 bool is_float(DType dtype) { return dtype == DType::F32 || dtype == DType::F16 || dtype == DType::BF16; }
 

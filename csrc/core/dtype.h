@@ -3,7 +3,7 @@
 //   Q8        int8, an f32 scale: max |x| / 127, so that a code is off by at most half a scale
 //   FP8_E4M3  OCP e4m3 of x / 2^e, max |x| below 2^(e + 8); an f32 scale, 2^(e + 8) (see E4M3 in simd.h)
 //   FP8_E5M2  OCP e5m2, no scale; beyond 57344 rounded to nearest, so from 61440 on infinite
-//   Q4        4 bits, an f16 scale and an f16 minimum for each 32 elements: x = minimum + scale * code
+//   Q4 Q3 Q2  so many bits, an f16 scale and an f16 minimum for each 32 elements: x = minimum + scale * code
 // All round to nearest even. A head that holds NaN or infinity reads back as NaN (E5M2: element by element).
 #pragma once
 
@@ -31,6 +31,8 @@ enum class DType : uint32_t {
     FP8_E4M3 = 241,
     FP8_E5M2 = 242,
     Q4 = 243,
+    Q3 = 244,
+    Q2 = 245,
 };
 
 struct DTypeInfo {
@@ -64,6 +66,9 @@ DType require_cache_type(const char* name);
 const char* cache_type_names();
 
 const DTypeInfo& dtype_info(DType dtype);
+
+/// Q4, Q3 and Q2: groups of a head's elements have scales.
+bool has_groups(DType dtype);
 
 /// F32, F16 and BF16.
 bool is_float(DType dtype);

@@ -195,7 +195,8 @@ class Backend {
     virtual void store(Tensor x, const Slots& slots) = 0;
     /// Rows [begin, end) of a sequence to f32 out [end - begin, width].
     virtual void load(const Rows& rows, const int32_t* table, int64_t begin, int64_t end, Tensor out) = 0;
-    /// Rows [begin, end) of a sequence, of each head the first columns that `to` has, become rows of `to`:
+    /// Rows [begin, end) of a sequence, of each head the first columns that `to` has (zeros beyond those that
+    /// there are), become rows of `to`:
     /// row begin + i is read as load() reads it and coded for slot i. Where `to` has scale_tokens, that many
     /// slots after another are neighbours in a block, from a multiple of scale_tokens on, and the last group
     /// is whole.

@@ -175,7 +175,7 @@ class KResidual final : public K {
 
     /// Static scales even out the channels: one scale a row is enough for the types that have one.
     Format format(const AttnConfig& c) const override {
-        Format planes = {{"k", c.kv_width(), c.type_k == DType::Q4 ? c.n_kv_heads : 1, c.type_k}};
+        Format planes = {{"k", c.kv_width(), has_groups(c.type_k) ? c.n_kv_heads : 1, c.type_k}};
         if (c.rank > 0) planes.push_back({"r", c.rank, 1, c.type_r});
         return with_norm(planes, c);
     }

@@ -1,5 +1,6 @@
 // Attention of few queries over a block of stored rows, head after head: what decoding spends its time on.
 // Compiled once per ISA.
+#include "kernels/cpu/attention_codes.h"
 #include "kernels/cpu/attention_int8.h"
 
 namespace slimrt::cpu::SLIMRT_ISA {
@@ -13,10 +14,9 @@ void score(Queries q, const Rows& rows, int64_t n, float scale, Prefetch& next, 
     constexpr int R = tile / Q;
     const auto some_rows = [&](const auto& some, int64_t count, float* out) {
         if constexpr (integer_scores && Rows::is_int8) {
-            integer_dots_tile<Q>(q, some, count, scale, out);
-        } else {
-            dots_tile<Q>(q.floats, q.dim, some, count, q.dim, scale, false, out, kBlockTokens);
+            if (q.packed) return integer_dots_tile<Q>(q, some, count, scale, out);
         }
+        dots_tile<Q>(q.floats, q.dim, some, count, q.dim, scale, false, out, kBlockTokens);
     };
     int64_t i = 0;
     for (; i + R <= n; i += R) {
@@ -31,7 +31,7 @@ void score_head(Queries q, int64_t n_q, const Head<Rows>& head, int64_t n, float
                 float* s) {
     int64_t m = 0;
     if constexpr (integer_scores && Rows::is_int8) {
-        if (worth_transposing(n_q, q.dim)) {
+        if (q.packed && worth_transposing(n_q, q.dim)) {
             alignas(64) Int8 copy[kBlockTokens * kMaxTransposedDim];
             integer_scores_of(q, n_q, whole_block(head.rows, n, q.dim, copy), scale, next, s);
             m = n_q;
@@ -46,6 +46,33 @@ void score_head(Queries q, int64_t n_q, const Head<Rows>& head, int64_t n, float
     if (m < n_q) with(score<1, Rows>, 1);
     if (!head.scales) return;
     for (m = 0; m < n_q; ++m) scale_rows(s + m * kBlockTokens, head.scales, n);
+}
+
+/// The same of rows whose channels have scales, a few queries at a time.
+template <class Rows>
+void score_channels(const BlockAttention& b, const float* q, int64_t n_q, const Head<Rows>& head,
+                    Prefetch& next, float* s) {
+    constexpr int64_t kQueries = 4;
+    const int64_t dim = b.k.dim;
+    for (int64_t m = 0; m < n_q; m += kQueries) {
+        const int64_t some = n_q - m < kQueries ? n_q - m : kQueries;
+        float offset[kQueries], *const to = s + m * kBlockTokens;
+        for (int64_t i = 0; i < some; ++i)
+            offset[i] = b.scale * fold_channels<Rows>(q + (m + i) * dim, head.others, dim, b.rows + i * dim);
+        score_head(Queries{b.rows, nullptr, dim}, some, Head<Rows>{head.rows, nullptr}, b.n, b.scale, next,
+                   to);
+        for (int64_t i = 0; i < some; ++i)
+            for (int64_t t = 0; t < b.n; ++t) to[i * kBlockTokens + t] += offset[i];
+    }
+}
+
+/// Scores of a head's queries from the pair-th on.
+void score_pairs(const BlockAttention& b, int64_t head, int64_t pair, int64_t n_q, Prefetch& next, float* s) {
+    with_head(b, b.k, head, b.k.by_channel && reads_codes(b.k), [&](const auto& rows) {
+        const Queries q = Queries{b.q, static_cast<const char*>(b.packed_q), b.k.dim}.from(pair);
+        rows.others ? score_channels(b, q.floats, n_q, rows, next, s)
+                    : score_head(q, n_q, rows, b.n, b.scale, next, s);
+    });
 }
 
 /// out = factor * out + weights * rows, a few rows at a time, so that calls for memory are spread out.
@@ -83,10 +110,7 @@ void attend_heads(const BlockAttention& b, int64_t first, int64_t end, int64_t q
     float *s = scores, *factor = factors;
     Prefetch next(b, b.k, first, b.v.data);
     for (int64_t head = first; head < end; ++head, s += n_q * kBlockTokens) {
-        with_head(b, b.k, head, [&](const auto& rows) {
-            const Queries q = {b.q, static_cast<const char*>(b.packed_q), b.k.dim};
-            score_head(q.from(pair(head)), n_q, rows, b.n, b.scale, next, s);
-        });
+        score_pairs(b, head, pair(head), n_q, next, s);
     }
     s = scores;
     for (int64_t head = first; head < end; ++head) {
@@ -98,7 +122,7 @@ void attend_heads(const BlockAttention& b, int64_t first, int64_t end, int64_t q
     s = scores, factor = factors;
     next = Prefetch(b, b.v, first, b.k.next);
     for (int64_t head = first; head < end; ++head, s += n_q * kBlockTokens, factor += n_q) {
-        with_head(b, b.v, head, [&]<class Rows>(const Head<Rows>& rows) {
+        with_head(b, b.v, head, reads_codes(b.v), [&]<class Rows>(const Head<Rows>& rows) {
             if (rows.scales)
                 for (int64_t m = 0; m < n_q; ++m) scale_rows(s + m * kBlockTokens, rows.scales, b.n);
             float* const out = b.values + pair(head) * b.values_stride;
@@ -111,8 +135,13 @@ void attend_heads(const BlockAttention& b, int64_t first, int64_t end, int64_t q
                     if (integer_values(x, b.v.dim, next)) return;
                 }
             }
-            value_head<Rows>({s, kBlockTokens, n_q, factor, 1, rows.rows, b.n, out, b.values_stride}, b.v.dim,
-                             next);
+            if constexpr (is_codes<Rows>) {
+                value_codes<Rows>({s, kBlockTokens, n_q, factor, 1, rows.rows, b.n, out, b.values_stride},
+                                  rows.others, b.v.dim, next, b.rows);
+            } else {
+                value_head<Rows>({s, kBlockTokens, n_q, factor, 1, rows.rows, b.n, out, b.values_stride},
+                                 b.v.dim, next);
+            }
         });
     }
 }
@@ -159,10 +188,7 @@ void score_block(const BlockAttention& b, float* s, size_t ld) {
     for (int64_t pair = 0; pair < b.n_heads * b.n_q;) {
         const int64_t head = pair / b.n_q, left = (head + 1) * b.n_q - pair;
         const int64_t n_q = left < kPairs ? left : kPairs;
-        with_head(b, b.k, head, [&](const auto& rows) {
-            const Queries q = {b.q, static_cast<const char*>(b.packed_q), b.k.dim};
-            score_head(q.from(pair), n_q, rows, b.n, b.scale, next, scores);
-        });
+        score_pairs(b, head, pair, n_q, next, scores);
         for (int64_t m = 0; m < n_q; ++m, ++pair) {
             finish(b, pair, scores + m * kBlockTokens);
             memcpy(s + pair * ld, scores + m * kBlockTokens, static_cast<size_t>(b.n) * sizeof(float));

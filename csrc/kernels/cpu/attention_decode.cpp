@@ -28,9 +28,11 @@ BlockRows AttentionRun::rows_of(const Term& term, const AttentionJob& job, bool 
             .data = run.data,
             .scales = run.scales,
             .next = more ? rows_at(term.stored, table, position + run.n, end, group).data : nullptr,
-            .head_stride = head_bytes(term.stored.dtype, term.dim).total() * kBlockTokens,
+            .head_stride =
+                head_bytes(term.stored.dtype, term.dim, kBlockTokens, term.stored.scale_tokens).total(),
             .stride = run.stride,
-            .dim = term.dim};
+            .dim = term.dim,
+            .by_channel = run.by_channel};
 }
 
 /// The block of the row at `position`, up to `end`, for n_groups groups of the job from the group-th on.

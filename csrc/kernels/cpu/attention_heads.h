@@ -39,33 +39,42 @@ class Prefetch {
     const char *at_, *end_, *then_;
 };
 
-/// One head's rows and their scales: one a row, or none.
+/// One head's rows and their scales: one a row, or none. Or others: of channels, of groups of few bits.
 template <class Rows>
 struct Head {
     Rows rows;
     const float* scales;
+    const void* others = nullptr;
 };
 
 template <class Stored, class Fn>
 void with_width(const BlockRows& rows, const char* data, const float* scales, const Fn& fn) {
+    const float *const of_rows = rows.by_channel ? nullptr : scales, *const others =
+                                                                         rows.by_channel ? scales : nullptr;
     if (rows.dim == 64 && rows.stride == 64 * sizeof(Stored))
-        return fn(Head<PackedRows<Stored, 64>>{{reinterpret_cast<const Stored*>(data)}, scales});
+        return fn(Head<PackedRows<Stored, 64>>{{reinterpret_cast<const Stored*>(data)}, of_rows, others});
     if (rows.dim == 128 && rows.stride == 128 * sizeof(Stored))
-        return fn(Head<PackedRows<Stored, 128>>{{reinterpret_cast<const Stored*>(data)}, scales});
-    fn(Head<RowsOf<Stored>>{{data, rows.stride}, scales});
+        return fn(Head<PackedRows<Stored, 128>>{{reinterpret_cast<const Stored*>(data)}, of_rows, others});
+    fn(Head<RowsOf<Stored>>{{data, rows.stride}, of_rows, others});
 }
 
-/// Calls fn with a head's rows as what they are; Q4 is made f32 in scratch first.
+/// Whether a head's codes of few bits can be read as they are: as whole vectors.
+inline bool reads_codes(const BlockRows& rows) { return rows.dim % StoredFew<4>::kGroup == 0; }
+
+/// Calls fn with a head's rows as what they are; few bits as codes, or made f32 in scratch first.
 template <class Fn>
-void with_head(const BlockAttention& b, const BlockRows& rows, int64_t head, const Fn& fn) {
+void with_head(const BlockAttention& b, const BlockRows& rows, int64_t head, bool codes, const Fn& fn) {
     const char* const data = static_cast<const char*>(rows.data) + head * rows.head_stride;
     const char* const beside = static_cast<const char*>(rows.scales) + head * rows.head_stride;
     const float* const scales = reinterpret_cast<const float*>(beside);
     with_stored(rows.type, [&]<class Stored>(Stored) {
         using Code = typename Stored::Code;
         if constexpr (__is_same(Code, void)) {
-            load_head(rows.type, data, rows.stride, beside, b.n, rows.dim, 0, rows.dim, b.rows,
-                      b.rows_stride);
+            if (codes)
+                return fn(Head<CodeRows<Stored::bits>>{
+                    {reinterpret_cast<const uint8_t*>(data), rows.stride}, nullptr, beside});
+            const auto load = rows.by_channel ? load_channels : load_head;
+            load(rows.type, data, rows.stride, beside, b.n, rows.dim, 0, rows.dim, b.rows, b.rows_stride);
             fn(Head<RowsOf<float>>{{b.rows, b.rows_stride * sizeof(float)}, nullptr});
         } else if constexpr (__is_same(Code, float)) {
             fn(Head<RowsOf<float>>{{data, rows.stride}, nullptr});

@@ -44,14 +44,16 @@ Span visible(Span span, int64_t first, int64_t last, int64_t window) {
 template <class Term>
 bool by_head(const Term& term, int n_groups) {
     return term.n_heads == n_groups && term.stored.heads == n_groups && term.stored.head_dim() == term.dim &&
-           term.stored.block_tokens == kBlockTokens && term.stored.scale_tokens == 0;
+           term.stored.block_tokens == kBlockTokens;
 }
 
 bool fits_blocks(const AttentionArgs& args, int n_groups) {
     if (args.scores.size() != 1 || args.values.size() != 1) return false;
     const ScoreTerm& score = args.scores[0];
+    const ValueTerm& value = args.values[0];
     return !score.row_scale && !score.bias && !score.rope && by_head(score, n_groups) &&
-           by_head(args.values[0], n_groups);
+           score.stored.scale_tokens % kBlockTokens == 0 && by_head(value, n_groups) &&
+           value.stored.scale_tokens == 0;
 }
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -66,7 +68,8 @@ size_t aligned(size_t floats) { return (floats + 15) / 16 * 16; }
 AttentionPlan::AttentionPlan(const AttentionArgs& args)
     : n_groups(common_groups(args)),
       heads_per_group(args.n_heads / n_groups),
-      packs_queries(fits_blocks(args, n_groups) && args.scores[0].stored.dtype == DType::Q8),
+      packs_queries(fits_blocks(args, n_groups) && args.scores[0].stored.dtype == DType::Q8 &&
+                    args.scores[0].stored.scale_tokens == 0),
       finishes_scores(args.score_cap > 0 || args.relative_bias),
       by_block(fits_blocks(args, n_groups)),
       by_budget(by_block && args.sparse_threshold > 0) {}

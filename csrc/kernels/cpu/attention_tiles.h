@@ -120,7 +120,7 @@ inline void product_tile(const Product<Rows>& x, int64_t m, int64_t column, int6
         }
     }
     for (int64_t i = 0; i < x.n; ++i) {
-        const auto* from = x.rows.row(i) + column;
+        const auto from = x.rows.row(i) + column;
         Vec row[V];
 #pragma GCC unroll 16
         for (int j = 0; j < V; ++j) row[j] = read(from + j * lanes);

@@ -298,8 +298,9 @@ void CpuBackend::load(const Rows& rows, const int32_t* table, int64_t begin, int
 }
 
 void CpuBackend::recode(const Rows& from, const int32_t* table, int64_t begin, int64_t end, const Slots& to) {
-    assert(from.heads == to.heads && from.width >= to.width);
+    assert(from.heads == to.heads);
     const int64_t group = std::max(to.scale_tokens, 1), dim = to.width / to.heads;
+    const int64_t read = std::min<int64_t>(dim, from.head_dim());
     assert((end - begin) % group == 0);
     const size_t stride = chunks(dim, kCacheLine) * kCacheLine;
     float* const rows_of_threads =
@@ -310,7 +311,9 @@ void CpuBackend::recode(const Rows& from, const int32_t* table, int64_t begin, i
         float* const rows = rows_of_threads + thread * group * stride;
         for (int64_t position = first, n; position < last; position += n) {
             const HeadRun run = rows_at(from, table, position, last, head);
-            load_run(isa_, from, run, 0, dim, rows + (position - first) * stride, stride);
+            float* const some = rows + (position - first) * stride;
+            load_run(isa_, from, run, 0, read, some, stride);
+            for (int64_t i = 0; i < run.n; ++i) std::fill_n(some + i * stride + read, dim - read, 0.0f);
             n = run.n;
         }
         const int32_t slot = to.slots.i32()[first - begin];

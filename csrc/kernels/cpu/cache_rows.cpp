@@ -5,47 +5,37 @@
 namespace slimrt::cpu::SLIMRT_ISA {
 namespace {
 
-using ScaleAndMin = StoredQ4::ScaleAndMin;
-constexpr int64_t kGroup = StoredQ4::kGroup;
-
 /// One whole group of each of n_rows rows, whose groups have their scales one after another.
-void load_q4_groups(const uint8_t* from, size_t from_stride, const ScaleAndMin* scales, int64_t groups,
-                    int64_t n_rows, float* to, size_t to_stride) {
+template <int bits>
+void load_groups(const uint8_t* from, size_t from_stride, const ScaleAndMin* scales, int64_t groups,
+                 int64_t n_rows, float* to, size_t to_stride) {
     for (int64_t r = 0; r < n_rows; ++r, from += from_stride, scales += groups, to += to_stride) {
         const Vec scale = splat(scales->scale), min = splat(scales->min);
-        for (int j = 0; j < 16; j += lanes) {
-            store(to + j, fma(low_nibbles(from + j), scale, min));
-            store(to + j + 16, fma(high_nibbles(from + j), scale, min));
-        }
+        for (int j = 0; j < StoredFew<bits>::kGroup; j += lanes)
+            store(to + j, fma(load_codes(FewBits<bits>(), from, j), scale, min));
     }
 }
 
-/// Elements [first, end) of a group of `size`.
-void load_q4_part(const uint8_t* from, const ScaleAndMin& of, int64_t size, int64_t first, int64_t end,
-                  float* to) {
-    const float scale = of.scale, min = of.min;
-    const int64_t half = (size + 1) / 2;
-    for (int64_t j = first; j < end; ++j) {
-        const int code = j < half ? from[j] & 15 : from[j - half] >> 4;
-        *to++ = static_cast<float>(code) * scale + min;
-    }
-}
-
-void load_q4(const uint8_t* from, size_t from_stride, const ScaleAndMin* scales, int64_t n_rows, int64_t dim,
-             int64_t first, int64_t n, float* to, size_t to_stride) {
+template <int bits>
+void load_few(const uint8_t* from, size_t from_stride, const ScaleAndMin* scales, int64_t n_rows, int64_t dim,
+              int64_t first, int64_t n, float* to, size_t to_stride) {
+    using Stored = StoredFew<bits>;
+    constexpr int64_t kGroup = Stored::kGroup;
     const int64_t groups = (dim + kGroup - 1) / kGroup, end = first + n;
     for (int64_t i = first / kGroup, column = i * kGroup; column < end; ++i, column += kGroup) {
-        const uint8_t* const codes = from + column / 2;
         if (column >= first && column + kGroup <= end) {
-            load_q4_groups(codes, from_stride, scales + i, groups, n_rows, to + (column - first), to_stride);
+            load_groups<bits>(from + i * Stored::kGroupBytes, from_stride, scales + i, groups, n_rows,
+                              to + (column - first), to_stride);
             continue;
         }
-        const int64_t size = dim - column < kGroup ? dim - column : kGroup;
-        const int64_t begin = column < first ? first - column : 0;
-        const int64_t stop = end - column < size ? end - column : size;
-        for (int64_t r = 0; r < n_rows; ++r)
-            load_q4_part(codes + r * from_stride, scales[r * groups + i], size, begin, stop,
-                         to + r * to_stride + (column + begin - first));
+        const int64_t begin = column < first ? first : column;
+        const int64_t stop = end < column + kGroup ? end : column + kGroup;
+        for (int64_t r = 0; r < n_rows; ++r) {
+            const float scale = scales[r * groups + i].scale, min = scales[r * groups + i].min;
+            for (int64_t c = begin; c < stop; ++c)
+                to[r * to_stride + (c - first)] =
+                    static_cast<float>(Stored::get(from + r * from_stride, c, dim)) * scale + min;
+        }
     }
 }
 
@@ -61,18 +51,17 @@ void load_scaled(const char* from, float scale, int64_t n, float* to) {
 template <class Stored>
 void store_by_channel(const float* x, size_t x_stride, int64_t n_rows, int64_t dim, uint8_t* to,
                       size_t to_stride, uint8_t* scales) {
-    constexpr bool nibbles = __is_same(typename Stored::Code, void);
+    constexpr bool few_bits = __is_same(typename Stored::Code, void);
     float column[kBlockTokens];
-    for (int64_t r = 0; nibbles && r < n_rows; ++r) memset(to + r * to_stride, 0, to_stride);
+    for (int64_t r = 0; few_bits && r < n_rows; ++r) memset(to + r * to_stride, 0, to_stride);
     for (int64_t c = 0; c < dim; ++c) {
         for (int64_t r = 0; r < n_rows; ++r) column[r] = x[r * x_stride + c];
         const typename Stored::Fit fit = Stored::fit(column, n_rows);
         const bool numbers = fit.scale == fit.scale;
-        if constexpr (nibbles) {
+        if constexpr (few_bits) {
             memcpy(scales + c * sizeof fit.stored, fit.stored, sizeof fit.stored);
-            const auto [byte, shift] = StoredQ4::nibble(c, dim);
             for (int64_t r = 0; numbers && r < n_rows; ++r)
-                to[r * to_stride + byte] |= static_cast<uint8_t>(Stored::code(column[r], fit) << shift);
+                Stored::put(to + r * to_stride, c, dim, Stored::code(column[r], fit));
         } else {
             memcpy(scales + c * sizeof fit.scale, &fit.scale, sizeof fit.scale);
             for (int64_t r = 0; r < n_rows; ++r)
@@ -88,10 +77,8 @@ void load_by_channel(const uint8_t* from, size_t from_stride, const uint8_t* sca
     for (int64_t r = 0; r < n_rows; ++r, from += from_stride, to += to_stride) {
         if constexpr (__is_same(typename Stored::Code, void)) {
             const auto* const of = reinterpret_cast<const ScaleAndMin*>(scales) + first;
-            for (int64_t i = 0; i < n; ++i) {
-                const auto [byte, shift] = StoredQ4::nibble(first + i, dim);
-                to[i] = static_cast<float>(from[byte] >> shift & 15) * of[i].scale + of[i].min;
-            }
+            for (int64_t i = 0; i < n; ++i)
+                to[i] = static_cast<float>(Stored::get(from, first + i, dim)) * of[i].scale + of[i].min;
         } else {
             const auto* const codes = reinterpret_cast<const typename Stored::Code*>(from) + first;
             const float* const scale = reinterpret_cast<const float*>(scales) + first;
@@ -115,8 +102,9 @@ void load_head(uint32_t type, const void* from, size_t from_stride, const void* 
     with_stored(type, [&]<class Stored>(Stored) {
         using Code = typename Stored::Code;
         if constexpr (__is_same(Code, void)) {
-            load_q4(static_cast<const uint8_t*>(from), from_stride, static_cast<const ScaleAndMin*>(scales),
-                    n_rows, dim, first, n, to, to_stride);
+            load_few<Stored::bits>(static_cast<const uint8_t*>(from), from_stride,
+                                   static_cast<const ScaleAndMin*>(scales), n_rows, dim, first, n, to,
+                                   to_stride);
         } else {
             const char* row = static_cast<const char*>(from) + first * static_cast<int64_t>(sizeof(Code));
             const float* scale = static_cast<const float*>(scales);

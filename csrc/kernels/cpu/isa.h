@@ -28,12 +28,14 @@ struct LinearKernel {
 
 /// Rows of consecutive heads of one block of stored rows, as a kernel reads them: row i of head h has its
 /// elements at data + h * head_stride + i * stride and its scales at scales + h * head_stride + i * (scales
-/// of a row). `next`: what will be read after the last head, or nullptr.
+/// of a row); or (by_channel) those of the channels of all rows there. `next`: what will be read after the
+/// last head, or nullptr.
 struct BlockRows {
     uint32_t type;  // DType, any that a cache row may have
     const void *data, *scales, *next;
     size_t head_stride, stride;
     int64_t dim;
+    bool by_channel = false;
 };
 
 /// A query as attend_block() may want it beside the floats, for rows of Q8: q = scale * (128 high + low),

@@ -171,6 +171,8 @@ void unpack(uint32_t type, const void* from, int64_t n, float* to) {
         case DType::FP8_E4M3:
         case DType::FP8_E5M2:
         case DType::Q4:
+        case DType::Q3:
+        case DType::Q2:
             return;  // not a type of weights
     }
 }

@@ -32,12 +32,26 @@ static inline Vec load(const E4M3* p) {
 static inline Vec load(const E5M2* p) {
     return {_mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(load_bytes(p)), 8))};
 }
-static inline Vec low_nibbles(const uint8_t* p) {
-    const __m256i bytes = _mm256_cvtepu8_epi32(load_bytes(p));
-    return {_mm256_cvtepi32_ps(_mm256_and_si256(bytes, _mm256_set1_epi32(15)))};
+static inline Vec load_codes(FewBits<2>, const uint8_t* row, int64_t column) {
+    const __m256i places = _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14);
+    const __m256 codes = _mm256_setr_ps(0, 1, 2, 3, 0, 1, 2, 3);  // by the lowest two bits of each lane
+    uint16_t word;
+    memcpy(&word, row + column / 4, sizeof word);
+    return {_mm256_permutevar_ps(codes, _mm256_srlv_epi32(_mm256_set1_epi32(word), places))};
 }
-static inline Vec high_nibbles(const uint8_t* p) {
-    return {_mm256_cvtepi32_ps(_mm256_srli_epi32(_mm256_cvtepu8_epi32(load_bytes(p)), 4))};
+static inline Vec load_codes(FewBits<3>, const uint8_t* row, int64_t column) {
+    const __m256i places = _mm256_setr_epi32(0, 3, 6, 9, 12, 15, 18, 21);
+    const __m256 codes = _mm256_setr_ps(0, 1, 2, 3, 4, 5, 6, 7);  // by the lowest three
+    const int64_t back = (column >> 3 & 3) == 3;                  // byte: a group ends with its last one
+    uint32_t word;
+    memcpy(&word, row + column / 8 * 3 - back, sizeof word);
+    const __m256i all = _mm256_set1_epi32(static_cast<int>(word >> 8 * back));
+    return {_mm256_permutevar8x32_ps(codes, _mm256_srlv_epi32(all, places))};
+}
+static inline Vec load_codes(FewBits<4>, const uint8_t* row, int64_t column) {
+    const __m256i bytes = _mm256_cvtepu8_epi32(load_bytes(row + column / 32 * 16 + column % 16));
+    const __m256i low = _mm256_srl_epi32(bytes, _mm_cvtsi32_si128(static_cast<int>(column >> 2 & 4)));
+    return {_mm256_cvtepi32_ps(_mm256_and_si256(low, _mm256_set1_epi32(15)))};
 }
 constexpr bool integer_scores = false;  // see AVX-512
 static inline Vec load_part(const float* p, int64_t n) { return {_mm256_maskload_ps(p, first(n))}; }

@@ -29,12 +29,34 @@ static inline Vec load(const E4M3* p) {
 static inline Vec load(const E5M2* p) {
     return {_mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(load_bytes(p)), 8))};
 }
-static inline Vec low_nibbles(const uint8_t* p) {
-    const __m512i bytes = _mm512_cvtepu8_epi32(load_bytes(p));
-    return {_mm512_cvtepi32_ps(_mm512_and_si512(bytes, _mm512_set1_epi32(15)))};
+/// The table's entries that the lowest 4 bits of each lane name; it has each code's float at all places that
+/// end with its bits, so that the bits above need not go.
+static inline Vec codes_of(__m512i lowest, int n_codes) {
+    const __m512i all = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512 table = _mm512_cvtepi32_ps(_mm512_and_si512(all, _mm512_set1_epi32(n_codes - 1)));
+    return {_mm512_permutexvar_ps(lowest, table)};
 }
-static inline Vec high_nibbles(const uint8_t* p) {
-    return {_mm512_cvtepi32_ps(_mm512_srli_epi32(_mm512_cvtepu8_epi32(load_bytes(p)), 4))};
+static inline Vec load_codes(FewBits<2>, const uint8_t* row, int64_t column) {
+    const __m512i places = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    int32_t word;
+    memcpy(&word, row + column / 4, sizeof word);
+    return codes_of(_mm512_srlv_epi32(_mm512_set1_epi32(word), places), 4);
+}
+static inline Vec load_codes(FewBits<3>, const uint8_t* row, int64_t column) {
+    const __m256i places = _mm256_setr_epi32(0, 3, 6, 9, 12, 15, 18, 21);
+    const int64_t back = column >> 3 & 2;  // bytes: the second half of a group ends with its last one
+    uint64_t word;
+    memcpy(&word, row + column / 8 * 3 - back, sizeof word);
+    word >>= 8 * back;
+    const auto eight = [&](uint64_t w) {
+        return _mm256_srlv_epi32(_mm256_set1_epi32(static_cast<int32_t>(w)), places);
+    };
+    return codes_of(_mm512_inserti64x4(_mm512_castsi256_si512(eight(word)), eight(word >> 24), 1), 8);
+}
+static inline Vec load_codes(FewBits<4>, const uint8_t* row, int64_t column) {
+    const __m512i bytes = _mm512_cvtepu8_epi32(load_bytes(row + column / 32 * 16));
+    const __m128i shift = _mm_cvtsi32_si128(static_cast<int>(column >> 2 & 4));
+    return codes_of(_mm512_srl_epi32(bytes, shift), 16);
 }
 
 /// Dot products of Int8 rows with integers: 64 codes, raised by 128 to be unsigned, times signed digits.

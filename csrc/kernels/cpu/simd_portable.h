@@ -47,9 +47,19 @@ static inline Vec load(const E4M3* p) {
     return from_half((code & 0x7f) << 7 | (code & 0x80) << 8);
 }
 static inline Vec load(const E5M2* p) { return from_half(load_u8(p) << 8); }
-static inline Vec low_nibbles(const uint8_t* p) { return {__builtin_convertvector(load_u8(p) & 15, Floats)}; }
-static inline Vec high_nibbles(const uint8_t* p) {
-    return {__builtin_convertvector(load_u8(p) >> 4, Floats)};
+static inline Vec load_codes(FewBits<2>, const uint8_t* row, int64_t column) {
+    const uint32_t word = row[column / 4];
+    return {__builtin_convertvector(Bits{word, word >> 2, word >> 4, word >> 6} & 3, Floats)};
+}
+static inline Vec load_codes(FewBits<3>, const uint8_t* row, int64_t column) {
+    uint8_t x[2];
+    memcpy(x, row + column * 3 / 8, sizeof x);
+    const uint32_t word = static_cast<uint32_t>(x[0] | x[1] << 8) >> (column & 4);
+    return {__builtin_convertvector(Bits{word, word >> 3, word >> 6, word >> 9} & 7, Floats)};
+}
+static inline Vec load_codes(FewBits<4>, const uint8_t* row, int64_t column) {
+    const Bits bytes = load_u8(row + column / 32 * 16 + column % 16);
+    return {__builtin_convertvector(bytes >> static_cast<uint32_t>(column >> 2 & 4) & 15, Floats)};
 }
 constexpr bool integer_scores = false;  // see AVX-512
 static inline Vec load_part(const float* p, int64_t n) {

@@ -1,6 +1,6 @@
 // The types of cache rows (core/dtype.h), a trait each, and with_stored(), which finds the trait of a type. A
 // trait has
-//   Code        what simd.h loads an element as; void: nibbles, to be unpacked with load_head()
+//   Code        what simd.h loads an element as; void: of a StoredFew
 //   scaled      whether a code is worth itself times a scale of f32, which lies beside the codes
 //   write_row   one head of a row to its codes and scales
 // and, if there are scales, which may belong to a channel of some rows as well as to a row,
@@ -10,19 +10,11 @@
 #pragma once
 
 #include "core/dtype.h"
-#include "kernels/cpu/blocks.h"
+#include "kernels/cpu/few_bits.h"
 #include "kernels/cpu/linear.h"
 
 namespace slimrt::cpu::SLIMRT_ISA {
 namespace {
-
-constexpr uint32_t kExponent = 0x7f800000;  // of a float: all ones in infinities and NaN
-
-inline uint32_t bits_of(float x) { return u32_at(&x); }
-
-inline float float_of(uint32_t u) { return f32_at(&u); }
-
-inline bool finite(float x) { return (bits_of(x) & kExponent) != kExponent; }
 
 /// Floats of a sort.
 template <DType type, class Number>
@@ -118,77 +110,6 @@ struct StoredE5M2 {
     }
 };
 
-inline uint16_t half_of(float x) {
-    Half halves[lanes];
-    store(halves, splat(x));
-    return halves[0].bits;
-}
-
-/// The largest half not above x, the smallest not below.
-inline uint16_t half_below(float x) {
-    const uint16_t h = half_of(x);
-    if (!(half_to_float(h) > x)) return h;
-    return static_cast<uint16_t>(h == 0 ? 0x8001 : h & 0x8000 ? h + 1 : h - 1);
-}
-inline uint16_t half_above(float x) { return half_below(-x) ^ 0x8000; }
-
-/// Element i of a group of n is the low nibble of byte i, from the (n + 1) / 2-th on the high ones.
-struct StoredQ4 {
-    using Code = void;
-    static constexpr bool scaled = false, is_float = false;
-    static constexpr int64_t kGroup = 32;  // elements of a row with a scale of their own
-    struct ScaleAndMin {
-        Scale scale, min;
-    };
-    struct Fit {
-        uint16_t stored[2];  // a ScaleAndMin
-        float scale, min;
-    };
-
-    static Fit fit(const float* x, int64_t n) {
-        if (!finite(largest(x, n))) return {{0x7e00, 0x7e00}, __builtin_nanf(""), 0};
-        float low = x[0], high = x[0];
-        for (int64_t i = 1; i < n; ++i) {
-            low = x[i] < low ? x[i] : low;
-            high = x[i] > high ? x[i] : high;
-        }
-        // Rounded outwards, so that every element lies between minimum and minimum + kMaxCode scales.
-        const uint16_t below = half_below(low);
-        const float min = half_to_float(below);
-        const uint16_t above = half_above((high - min) / kMaxCode);
-        return {{above, below}, half_to_float(above), min};
-    }
-    static uint8_t code(float x, const Fit& fit) {
-        const float code = fit.scale > 0 ? (x - fit.min) / fit.scale : 0.0f;
-        return static_cast<uint8_t>(nearest_even(code < kMaxCode ? code : float(kMaxCode)));
-    }
-    /// Column c of a row of dim: its byte, and the shift to its nibble.
-    struct Nibble {
-        int64_t byte;
-        int shift;
-    };
-    static Nibble nibble(int64_t c, int64_t dim) {
-        const int64_t first = c / kGroup * kGroup, size = dim - first < kGroup ? dim - first : kGroup;
-        const int64_t half = (size + 1) / 2, i = c - first;
-        return {first / 2 + (i < half ? i : i - half), i < half ? 0 : 4};
-    }
-    static void write_row(const float* x, int64_t n, uint8_t* to, uint8_t* scales) {
-        memset(to, 0, static_cast<size_t>((n + 1) / 2));
-        for (int64_t first = 0; first < n; first += kGroup, scales += sizeof(ScaleAndMin)) {
-            const int64_t size = n - first < kGroup ? n - first : kGroup, half = (size + 1) / 2;
-            const Fit f = fit(x + first, size);
-            memcpy(scales, f.stored, sizeof f.stored);
-            for (int64_t i = 0; i < size; ++i) {
-                const uint8_t bits = code(x[first + i], f);
-                to[first / 2 + i % half] |= static_cast<uint8_t>(i < half ? bits : bits << 4);
-            }
-        }
-    }
-
-  private:
-    static constexpr int kMaxCode = 15;
-};
-
 template <class Stored>
 constexpr bool has_scales = requires { typename Stored::Fit; };
 
@@ -207,7 +128,11 @@ auto with_stored(uint32_t type, const Fn& fn) {
         case DType::FP8_E5M2:
             return fn(StoredE5M2());
         case DType::Q4:
-            return fn(StoredQ4());
+            return fn(StoredFew<4>());
+        case DType::Q3:
+            return fn(StoredFew<3>());
+        case DType::Q2:
+            return fn(StoredFew<2>());
         default:
             return fn(StoredFloats<DType::F32, float>());
     }

@@ -276,6 +276,8 @@ void gather(const Device& device, Tensor table, Tensor ids, Tensor out) {
         case DType::FP8_E4M3:
         case DType::FP8_E5M2:
         case DType::Q4:
+        case DType::Q3:
+        case DType::Q2:
             return;  // not a type of weights
     }
 }
