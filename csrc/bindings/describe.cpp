@@ -32,6 +32,8 @@ const char* name_of(EncoderKind kind) {
     return kNames[int(kind)];
 }
 
+std::string name_of(DType type) { return dtype_info(type).name; }
+
 nb::dict architecture_dict(const Architecture& a) {
     nb::dict d;
     d["name"] = a.name;
@@ -73,7 +75,7 @@ nb::dict mode_dict(const CacheMode& mode, const AttnConfig& c, const std::string
     d["unread"] = unread;
     d["residual"] = mode.has_residual();
     d["sparse"] = mode.has_values_alone();
-    d["ages"] = mode.regions(c).n_classes > 1;
+    d["ages"] = mode.has_levels();
     d["shared"] = mode.shared();
     d["inverts"] = mode.inverts();
     return d;
@@ -130,8 +132,9 @@ nb::list resolved_layers(const FileOrPath& from, const nb::kwargs& args) {
     for (const LayerOptions& layer : resolve_layers(file, read_config(file), read_options(args).cache)) {
         nb::dict d;
         d["mode"] = layer.mode->name();
-        d["type_k"] = dtype_info(layer.type_k).name;
-        d["type_v"] = dtype_info(layer.type_v).name;
+        const bool aging = layer.mode->has_levels();
+        d["type_k"] = aging ? to_text(layer.levels, layer.mode->usual_levels()) : name_of(layer.type_k);
+        d["type_v"] = aging ? "auto" : name_of(layer.type_v);
         d["rank"] = layer.rank;
         d["residual_type"] = layer.residual_type;
         list.append(d);

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "cache/levels.h"
 #include "cache/regions.h"
 #include "cache/scratch.h"
 #include "kernels/backend.h"
@@ -30,6 +31,8 @@ struct AttnConfig {
     DType type_k = DType::F16, type_v = DType::F16;
     int rank = 0;  // width of a residual, modes with one; and its type
     DType type_r = DType::F16;
+    Levels levels;               // of modes with some; none: one, of the types above
+    int latent_heads = 1;        // KV heads that share a latent, see modes/lowrank.cpp
     float sparse_threshold = 0;  // see AttentionArgs
     float scale = 1;             // of scores
 
@@ -213,6 +216,9 @@ class CacheMode {
     virtual Format dense_format(const AttnConfig&) const { return {}; }
     /// Whether rows have a part of AttnConfig::rank columns and a type of its own.
     virtual bool has_residual() const { return false; }
+    /// Whether AttnConfig::levels say what rows become as they age; and what they are where nothing says it.
+    virtual bool has_levels() const { return false; }
+    virtual Levels usual_levels() const { return {}; }
     /// Whether a sparse_threshold has something to spare: values that are not needed for scores too.
     virtual bool has_values_alone() const { return false; }
     /// Whether rows know the bias of V. Else W_O b_V belongs to the output's, since softmax weights sum to 1.

@@ -7,7 +7,8 @@ namespace {
 
 const std::vector<const CacheMode*>& all_modes() {
     static const std::vector<const CacheMode*> modes = {
-        kv_mode(), k_mode(), kr_mode(), v_mode(), x_mode(), xr_mode(), e_mode(), e1_mode(), kivi_mode(),
+        kv_mode(), k_mode(), kr_mode(), v_mode(),    x_mode(),
+        xr_mode(), e_mode(), e1_mode(), kivi_mode(), lowrank_mode(),
     };
     return modes;
 }

@@ -168,8 +168,10 @@ std::string Engine::cache_fingerprint() {
                 text += concat(" ", plane.name, ":", plane.heads, "x", plane.width / plane.heads, ":",
                                dtype_info(plane.type).name);
         }
-        if (const Regions& r = cache().regions(layer); r.n_classes > 1)
+        if (const Regions& r = cache().regions(layer); r.n_classes > 1) {
             text += concat(" sinks:", r.sinks, " recent:", r.recent);
+            for (const double share : r.shares) text += concat(" share:", share);
+        }
         if (const int64_t window = cache().window(layer)) text += concat(" window:", window);
         if (const uint64_t fold = decoder_->fold_of_rows(layer)) text += concat(" fold:", fold);
     }

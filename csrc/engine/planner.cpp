@@ -24,6 +24,7 @@ std::vector<LayerCache> layer_caches(Decoder& decoder) {
             else if (plane.name == std::string_view("v") && types != name)
                 types += "+" + name;
         }
+        if (mode->has_levels()) types = to_text(c.levels, mode->usual_levels());
         layers.push_back({mode->name(), types, c.rank, c.rank > 0 ? dtype_info(c.type_r).name : "",
                           decoder.cache().bytes_per_token(c.layer), decoder.cache().max_rows(c.layer)});
     }

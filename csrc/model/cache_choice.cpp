@@ -39,16 +39,47 @@ DType choose_type(const std::string& asked, const std::string& stored) {
     return require_cache_type((asked != kAuto ? asked : stored.empty() ? "f16" : stored).c_str());
 }
 
+/// In the file, or what a caller brings along; or nullptr.
+const Tensor* find_tensor(const GgufFile& file, const ExtraTensors& extra, const std::string& name) {
+    if (const auto it = file.tensors().find(name); it != file.tensors().end()) return &it->second;
+    const auto it = extra.find(name);
+    return it == extra.end() ? nullptr : &it->second;
+}
+
 /// The width of the residual that a layer was folded with, -1 if it was not.
 int64_t folded_rank(const GgufFile& file, const ModelConfig& model, const ExtraTensors& extra, int layer) {
-    const auto find = [&](const char* suffix) -> const Tensor* {
-        const std::string name = block_prefix(model, layer) + suffix;
-        if (const auto it = file.tensors().find(name); it != file.tensors().end()) return &it->second;
-        const auto it = extra.find(name);
-        return it == extra.end() ? nullptr : &it->second;
-    };
-    if (const Tensor* out = find("attn_kr_out.weight")) return out->cols;
-    return find("attn_kr_v.weight") ? 0 : -1;
+    const std::string prefix = block_prefix(model, layer);
+    if (const Tensor* out = find_tensor(file, extra, prefix + "attn_kr_out.weight")) return out->cols;
+    return find_tensor(file, extra, prefix + "attn_kr_v.weight") ? 0 : -1;
+}
+
+/// How many KV heads share a latent in what a layer was folded with; else as many as pay: a query accumulates
+/// the latent of its whole group.
+int latent_heads_of(const GgufFile& file, const ModelConfig& model, const ExtraTensors& extra, int layer) {
+    constexpr int kUsual = 4;
+    const AttnConfig c = attention_config(model, layer);
+    int heads = std::min(kUsual, c.n_kv_heads);
+    while (c.n_kv_heads % heads) --heads;
+    const Tensor* folded = find_tensor(file, extra, block_prefix(model, layer) + "attn_v_latent.weight");
+    if (!folded) return heads;
+    if (folded->cols % c.head_dim || folded->cols == 0 || c.kv_width() % folded->cols)
+        fail(ErrorCode::format, file.path(), ": a latent of ", folded->cols, " columns in layer ", layer,
+             " is not of whole groups of its ", c.n_kv_heads, " KV heads of ", c.head_dim);
+    return int(folded->cols / c.head_dim);
+}
+
+/// What was asked for, else what the file says, else what is usual.
+void choose_levels(const std::string& asked, const std::string& stored, const std::string& type_v,
+                   LayerOptions& layer) {
+    const Levels usual = layer.mode->usual_levels();
+    layer.levels = parse_levels(asked != kAuto   ? asked
+                                : stored.empty() ? to_text(usual, usual)
+                                                 : stored,
+                                usual);
+    if (type_v != kAuto && type_v.find_first_of(",@*=/") == std::string::npos)
+        for (Level& level : layer.levels.of) level.type_v = require_cache_type(type_v.c_str());
+    layer.type_k = layer.levels.of[0].type_k;
+    layer.type_v = layer.levels.of[0].type_v;
 }
 
 /// What was asked for, else what the layer was folded with.
@@ -199,6 +230,8 @@ std::vector<LayerChoice> choose_layers(const GgufFile& file, const ModelConfig& 
         AttnConfig c = attention_config(model, i);
         c.type_k = layer.type_k;
         c.type_v = layer.type_v;
+        c.levels = layer.levels;
+        c.latent_heads = layer.latent_heads;
         require_cache_mode(layer.mode->name(), c);
         if (layer.mode->has_residual()) choose_residual(layer, c);
         set_sparse_threshold(*layer.mode, o.sparse_threshold, c);
@@ -257,8 +290,13 @@ std::vector<LayerOptions> resolve_layers(const GgufFile& file, const ModelConfig
         const bool as_stored = asked == kAuto || asked == modes[i];
         LayerOptions layer{.owner = i, .mode = &find_cache_mode(as_stored ? modes[i] : asked, false)};
         const std::string stored_type = as_stored ? types[i] : "";
-        layer.type_k = choose_type(o.type_k.of(i), stored_type);
-        layer.type_v = choose_type(o.type_v.of(i), stored_type);
+        if (layer.mode->has_levels()) {
+            choose_levels(o.type_k.of(i), stored_type, o.type_v.of(i), layer);
+            layer.latent_heads = latent_heads_of(file, model, extra, i);
+        } else {
+            layer.type_k = choose_type(o.type_k.of(i), stored_type);
+            layer.type_v = choose_type(o.type_v.of(i), stored_type);
+        }
         if (layer.mode->has_residual()) {
             layer.rank = resolve_rank(file, o.rank.of(i), folded_rank(file, model, extra, i),
                                       attention_config(model, i));

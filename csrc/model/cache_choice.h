@@ -23,7 +23,7 @@ struct ByLayer {
 /// e, where their rows are no wider) and type f16.
 struct CacheOptions {
     ByLayer<std::string> mode{"auto"};
-    ByLayer<std::string> type_k{"auto"}, type_v{"auto"};  // of k, v and x: "f16" ...
+    ByLayer<std::string> type_k{"auto"}, type_v{"auto"};  // of k, v and x: "f16" ...; or type_k: Levels
     /// Of modes with a residual: its type and width. "auto" and -1: what the file says, or the width of the
     /// tensors; there is no other default.
     ByLayer<std::string> residual_type{"auto"};
@@ -42,6 +42,8 @@ struct LayerOptions {
     int owner = 0;  // the layer whose rows this one reads: itself, or one before it
     const CacheMode* mode = nullptr;
     DType type_k = DType::F16, type_v = DType::F16;
+    Levels levels;              // of a mode with some
+    int latent_heads = 1;       // of mode lowrank, see AttnConfig
     int rank = -1;              // of a mode with a residual; -1: nothing says it
     std::string residual_type;  // the same; empty: nothing says it
 };

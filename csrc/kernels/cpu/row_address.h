@@ -76,7 +76,10 @@ struct HeadSlot {
     std::byte *data, *scales;
 };
 inline HeadSlot slot_address(const Slots& slots, int64_t slot, int head) {
-    if (slots.block_tokens == 0) return {slots.base + slot * slots.row_bytes, nullptr};
+    if (slots.block_tokens == 0) {
+        const size_t column = row_bytes(slots.dtype, head * (slots.width / slots.heads));
+        return {slots.base + slot * slots.row_bytes + column, nullptr};
+    }
     std::byte* const block = slots.base + slot / slots.block_tokens * slots.block_stride;
     const HeadOffsets at = offsets_in_block(slots, slot % slots.block_tokens, head);
     return {block + at.data, block + at.scales};

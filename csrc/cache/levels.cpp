@@ -1,0 +1,103 @@
+#include "cache/levels.h"
+
+#include <charconv>
+#include <cstdio>
+
+#include "core/error.h"
+
+namespace slimrt {
+namespace {
+
+constexpr double kShare = 0.1;
+constexpr const char* kForm =
+    "levels are such as q2@0.5,q4*0.1,sinks=4 (TYPE_K/TYPE_V@PART*SHARE, oldest first)";
+
+std::vector<std::string> parts_of(const std::string& text, char between) {
+    std::vector<std::string> parts(1);
+    for (const char c : text) c == between ? void(parts.emplace_back()) : parts.back().push_back(c);
+    return parts;
+}
+
+template <class Number>
+Number read_number(const std::string& text, const std::string& where, Number low, Number high) {
+    Number number{};
+    const char* const end = text.data() + text.size();
+    const auto [stop, error] = std::from_chars(text.data(), end, number);
+    if (error != std::errc() || stop != end || !(number >= low && number <= high))
+        fail(ErrorCode::argument, "'", where, "': '", text, "' is not a number from ", low, " to ", high,
+             "; ", kForm);
+    return number;
+}
+
+/// What stands before the last `mark` in a text, which keeps that; what stands behind it, or "".
+std::string cut(std::string& text, char mark) {
+    const size_t at = text.rfind(mark);
+    if (at == std::string::npos) return "";
+    std::string behind = text.substr(at + 1);
+    text.resize(at);
+    return behind.empty() ? "?" : behind;
+}
+
+Level read_level(const std::string& text) {
+    std::string types = text;
+    const std::string share = cut(types, '*'), part = cut(types, '@'), type_v = cut(types, '/');
+    Level level;
+    level.type_k = require_cache_type(types.c_str());
+    level.type_v = type_v.empty() ? level.type_k : require_cache_type(type_v.c_str());
+    level.share = share.empty() ? kShare : read_number(share, text, 0.0, 1.0);
+    level.part = part.empty() ? 1 : read_number(part, text, 0.0, 1.0);
+    if (level.part == 0) fail(ErrorCode::argument, "'", text, "': V keeps no column; ", kForm);
+    return level;
+}
+
+std::string number(double x) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%.6g", x);
+    return text;
+}
+
+}  // namespace
+
+Levels parse_levels(const std::string& text, const Levels& usual) {
+    constexpr int64_t kMost = 1 << 28;
+    Levels levels{{}, usual.sinks, usual.recent};
+    double share = 0;
+    for (const std::string& part : parts_of(text, ',')) {
+        if (part.starts_with("sinks=")) {
+            levels.sinks = read_number<int64_t>(part.substr(6), part, 0, kMost);
+        } else if (part.starts_with("recent=")) {
+            levels.recent = read_number<int64_t>(part.substr(7), part, 0, kMost);
+        } else {
+            levels.of.push_back(read_level(part));
+            if (levels.of.size() == 1) {
+                if (part.find('*') != std::string::npos)
+                    fail(ErrorCode::argument, "'", part,
+                         "': the first level, the oldest, has the share that others ", "leave; ", kForm);
+                levels.of[0].share = 0;
+            }
+            share += levels.of.back().share;
+        }
+    }
+    if (levels.of.empty()) levels.of = usual.of;
+    if (share > 1) fail(ErrorCode::argument, "'", text, "': the shares add up to more than 1; ", kForm);
+    for (size_t i = 1; i < levels.of.size(); ++i)
+        if (levels.of[i].part < levels.of[i - 1].part)
+            fail(ErrorCode::argument, "'", text, "': newer rows keep fewer columns of V than older ones; ",
+                 kForm);
+    return levels;
+}
+
+std::string to_text(const Levels& levels, const Levels& usual) {
+    std::string text;
+    for (const Level& level : levels.of) {
+        text += concat(text.empty() ? "" : ",", dtype_info(level.type_k).name);
+        if (level.type_v != level.type_k) text += concat("/", dtype_info(level.type_v).name);
+        if (level.part != 1) text += concat("@", number(level.part));
+        if (level.share != 0) text += concat("*", number(level.share));
+    }
+    if (levels.sinks != usual.sinks) text += concat(",sinks=", levels.sinks);
+    if (levels.recent != usual.recent) text += concat(",recent=", levels.recent);
+    return text;
+}
+
+}  // namespace slimrt

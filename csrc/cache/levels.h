@@ -1,0 +1,37 @@
+// What rows become as they age, in modes whose rows do.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/dtype.h"
+
+namespace slimrt {
+
+/// Rows of some age: types of K and V, the first columns of V that are kept, as a part of all, and how large
+/// a share of the rows that have aged it has (of the oldest level: what others leave).
+struct Level {
+    DType type_k = DType::F16, type_v = DType::F16;
+    double part = 1, share = 0;
+
+    bool operator==(const Level&) const = default;
+};
+
+/// As text: levels with commas between, oldest first, each TYPE_K[/TYPE_V][@PART][*SHARE]; and what stays as
+/// it is written, sinks=ROWS of a text's first and at least recent=ROWS of its newest:
+///     q2@0.5,q4*0.1,sinks=4
+struct Levels {
+    std::vector<Level> of;  // oldest first
+    int64_t sinks = 0, recent = 0;
+
+    bool operator==(const Levels&) const = default;
+};
+
+/// What a text leaves open is as in `usual`, and the share of a level 0.1. Throws Error{argument} for what is
+/// no such text, Error{unsupported} for unknown types.
+Levels parse_levels(const std::string& text, const Levels& usual);
+/// Less what is as in `usual`.
+std::string to_text(const Levels& levels, const Levels& usual);
+
+}  // namespace slimrt

@@ -1,0 +1,45 @@
+// What modes have in common whose rows age: newer ones as they are written, older ones in levels of fewer and
+// fewer bits, K with scales for each channel of kBlockTokens tokens, since the outliers of K lie in some
+// channels, V with scales for each token (Liu et al., "KIVI", 2024, section 3), and of V's columns the first
+// ones. Decoding reads rows as they are stored; a prompt is computed before anything ages, over exact rows.
+#pragma once
+
+#include "cache/attend.h"
+
+namespace slimrt {
+
+class AgingMode : public AbsorbingMode {
+  public:
+    bool has_levels() const final { return true; }
+    std::string refusal(const AttnConfig& c) const override;
+    Format format(const AttnConfig& c) const final;
+    std::vector<Format> older_formats(const AttnConfig& c) const final;
+    Regions regions(const AttnConfig& c) const final;
+    Format dense_format(const AttnConfig& c) const final;
+
+  protected:
+    /// Heads of what is stored of V: each has columns of its own of which older rows keep the first ones.
+    virtual int value_heads(const AttnConfig& c) const = 0;
+    /// V or what stands for it, of V.
+    virtual Tensor values_of(Backend&, const AttnInput&, Tensor v) const { return v; }
+    /// Where attention over what is stored of V goes, if that is not V; then what it makes of it.
+    virtual Tensor before_heads(const AttnInput&, Tensor out) const { return out; }
+    virtual void to_heads(Backend&, const AttnInput&, Tensor, Tensor) const {}
+    /// Whether K is stored before RoPE, and rotated when it is read.
+    virtual bool raw_keys() const = 0;
+
+    Written write_rows(Backend& backend, const WriteInput& in) const final;
+    std::vector<Tensor> dense_of(Backend& backend, const AttnInput& in, Tensor x) const final;
+    void dense_of_stored(Backend& backend, const ReadInput& in, int64_t begin, int64_t end,
+                         const std::vector<Tensor>& planes) const final;
+    void absorbed(Backend& backend, const ReadInput& in, const Written& own, Tensor out) const final;
+    void materialised(Backend& backend, const ReadInput& in, const Written& own, Tensor out) const final;
+
+  private:
+    Levels levels(const AttnConfig& c) const;
+    int columns(const AttnConfig& c, const Level& level) const;
+    std::vector<Tensor> rows_of(Backend& backend, const AttnInput& in, std::vector<Tensor> kv) const;
+    ScoreTerm keys(const ReadInput& in, Rows rows, Tensor fresh, int64_t origin) const;
+};
+
+}  // namespace slimrt

@@ -1,0 +1,77 @@
+// Mode lowrank (TALE): of V's heads, some together, a latent whose columns fall in weight, so that older rows
+// keep the first ones of it, and in few bits; decoding accumulates latents and makes V of the sum, once.
+//   latent = v T, V = latent E, T and E square and folded offline: all columns together are V itself.
+//   head_i = [sum of p_i latent over each region, with as many columns as its rows have] E_i
+// K has the same regions in full width, before RoPE: its channels are steadier there, which few bits need.
+#include "cache/modes/aging.h"
+#include "cache/modes/modes.h"
+#include "cache/prepare.h"
+
+namespace slimrt {
+namespace {
+
+constexpr const char* kLatent = "attn_v_latent.weight";
+constexpr const char* kExpand = "attn_v_expand.weight";
+
+struct PreparedLatent : Prepared {
+    using Prepared::Prepared;
+    Tensor latent;  // [kv width, columns], group by group: latent = linear(v, .)
+    Tensor expand;  // [kv width, columns], KV head by KV head: v = linear(latent of its group, .)
+
+    uint64_t fingerprint(Backend& backend) const override { return fingerprint_of(backend, {latent}); }
+};
+
+const PreparedLatent& prepared(const AttnInput& in) {
+    return static_cast<const PreparedLatent&>(in.prepared);
+}
+
+class LowRank final : public AgingMode {
+  public:
+    const char* name() const override { return "lowrank"; }
+    Levels usual_levels() const override {
+        return {{{DType::Q2, DType::Q2, 0.5, 0}, {DType::Q4, DType::Q4, 1, 0.1}}, 4, 0};
+    }
+
+    std::vector<Fold> folds(const AttnConfig& c) const override {
+        const int columns = c.latent_heads * c.head_dim;
+        return {{kLatent, c.kv_width(), columns}, {kExpand, c.kv_width(), columns}};
+    }
+
+    std::unique_ptr<Prepared> prepare(Backend&, const PrepareInput& in) const override {
+        auto p = std::make_unique<PreparedLatent>(in.weights);
+        p->latent = in.folded.at(kLatent);
+        p->expand = in.folded.at(kExpand);
+        return p;
+    }
+
+    std::vector<Projection> projections(const Prepared& p) const override {
+        return {{p.model.k, p.model.k_bias}, {p.model.v, {}}};
+    }
+
+  protected:
+    int value_heads(const AttnConfig& c) const override { return c.n_kv_heads / c.latent_heads; }
+    bool raw_keys() const override { return true; }
+
+    Tensor values_of(Backend& backend, const AttnInput& in, Tensor v) const override {
+        const Tensor latent = in.scratch.f32(v.rows, v.cols);
+        backend.linear_per_head(v, prepared(in).latent, value_heads(in.config), latent);
+        return latent;
+    }
+
+    Tensor before_heads(const AttnInput& in, Tensor out) const override {
+        return in.scratch.f32(out.rows, out.cols * in.config.latent_heads);
+    }
+
+    void to_heads(Backend& backend, const AttnInput& in, Tensor latents, Tensor out) const override {
+        linear_heads(backend, in.config, latents, prepared(in).expand, out);
+    }
+};
+
+}  // namespace
+
+const CacheMode* lowrank_mode() {
+    static const LowRank mode;
+    return &mode;
+}
+
+}  // namespace slimrt
