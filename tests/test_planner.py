@@ -89,7 +89,7 @@ def test_plan_finds_what_fits(tmp_path):
     result = slimrt.plan(path, n_ctx=32768, memory_limit="512MiB", cache="kv")
     assert not result.fits
     rows = {row.cache: row for row in result.rows}
-    assert set(rows) == {"kv", "k", "k+r"} and {mode for mode, _ in result.refused} >= {"v", "x"}
+    assert set(rows) == {"kv", "k", "k+r", "lowrank"} and {mode for mode, _ in result.refused} >= {"v", "x"}
     for mode, row in rows.items():
         assert 0 < row.max_n_ctx < 32768
         residual = {"rank": row.ranks[0], "residual_type": row.residual_types[0]} if mode == "k+r" else {}

@@ -119,11 +119,33 @@ nb::list modes_of_attention(int d_model, int n_heads, int n_kv_heads, int head_d
                  .window = window,
                  .rank = rank};
     if (qk_norm) c.qk_norm_eps = 0.0f;
-    c.type_k = c.type_v = require_cache_type(type.c_str());
+    c.latent_heads = usual_latent_heads(n_kv_heads);
     c.type_r = require_cache_type(residual_type.c_str());
+    const bool levels = type.find_first_of("+@*=/") != std::string::npos;
+    if (!levels) c.type_k = c.type_v = require_cache_type(type.c_str());
     nb::list list;
-    for (const CacheMode* mode : cache_modes(cross)) list.append(mode_dict(*mode, c, mode->refusal(c)));
+    for (const CacheMode* mode : cache_modes(cross)) {
+        if (levels && mode->has_levels()) c.levels = parse_levels(type, mode->usual_levels());
+        list.append(mode_dict(*mode, c, mode->refusal(c)));
+    }
     return list;
+}
+
+/// The levels of a mode whose rows age, of which a text says what it likes.
+nb::dict levels_of(const std::string& mode_name, const std::string& text) {
+    const CacheMode& mode = find_cache_mode(mode_name, false);
+    if (!mode.has_levels())
+        fail(ErrorCode::argument, "rows of cache mode '", mode_name, "' do not age: it has no levels");
+    const Levels usual = mode.usual_levels(), levels = text.empty() ? usual : parse_levels(text, usual);
+    nb::list of;
+    for (const Level& level : levels.of)
+        of.append(nb::make_tuple(name_of(level.type_k), name_of(level.type_v), level.part, level.share));
+    nb::dict d;
+    d["text"] = to_text(levels, usual);
+    d["levels"] = of;
+    d["sinks"] = levels.sinks;
+    d["recent"] = levels.recent;
+    return d;
 }
 
 nb::list resolved_layers(const FileOrPath& from, const nb::kwargs& args) {
@@ -147,6 +169,7 @@ nb::list resolved_layers(const FileOrPath& from, const nb::kwargs& args) {
 void bind_describe(nb::module_& m) {
     m.def("architectures", &architecture_list);
     m.def("modes", &modes_of_file, nb::arg("file"));
+    m.def("levels", &levels_of, nb::arg("mode"), nb::arg("text"));
     m.def("resolve_layers", &resolved_layers, nb::arg("file"), nb::arg("options"));
     m.def("attention_modes", &modes_of_attention, nb::kw_only(), nb::arg("d_model"), nb::arg("n_heads"),
           nb::arg("n_kv_heads"), nb::arg("head_dim"), nb::arg("n_rot"), nb::arg("qk_norm"),

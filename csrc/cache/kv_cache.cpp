@@ -7,13 +7,6 @@
 
 namespace slimrt {
 
-namespace {
-
-/// The most blocks that so many neighbouring rows lie in.
-int64_t blocks_across(int64_t rows) { return (rows + kBlockTokens - 2) / kBlockTokens + 1; }
-
-}  // namespace
-
 KvCache::KvCache(Backend& backend, const std::vector<LayerRows>& layers, int64_t n_ctx, int n_seqs,
                  StepLimits limits, Recode recode)
     : backend_(backend), n_ctx_(n_ctx), limits_(limits), recode_(std::move(recode)) {

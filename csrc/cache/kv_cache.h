@@ -45,6 +45,9 @@ struct StepLimits {
 /// The blocks that so many tokens take from the first row of one on.
 inline int64_t blocks_for(int64_t tokens) { return (tokens + kBlockTokens - 1) / kBlockTokens; }
 
+/// The most blocks that so many neighbouring rows lie in.
+inline int64_t blocks_across(int64_t rows) { return (rows + kBlockTokens - 2) / kBlockTokens + 1; }
+
 class KvCache {
   public:
     static constexpr int kBlockTokens = slimrt::kBlockTokens;
@@ -86,8 +89,8 @@ class KvCache {
 
     /// Throws Error{context_overflow} unless every sequence can grow by its count; changes nothing.
     void require_room(Growth growth) const;
-    /// Makes the next n rows of a sequence writable, n at most longest_step. Its length grows at commit();
-    /// until then truncate() to its length gives them up, before anything else is done with it.
+    /// Makes the next n rows of a sequence writable, n at most StepLimits::longest. Its length grows at
+    /// commit(); until then truncate() to its length gives them up, before anything else is done with it.
     void reserve(int sequence, int64_t n);
     /// Appends the slots of these rows in the layers of a group; none where place() will put them.
     void add_slots(int sequence, int group, int64_t n, std::vector<int32_t>& slots) const;

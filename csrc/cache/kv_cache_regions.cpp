@@ -29,12 +29,14 @@ int64_t table_size(const Regions& r, int c, int64_t length) {
 }  // namespace
 
 /// The most blocks of a sequence. Class 0 has the sinks, what is recent, and what a step adds before it
-/// settles; classes between the first and the last may have a region twice while a long append is placed.
+/// settles, or what will be recent after an append that is placed; classes between the first and the last may
+/// have a region twice while a long append is placed.
 int64_t KvCache::max_blocks(const Regions& r, int c) const {
     const int64_t all = blocks_for(n_ctx_);
     if (c == 0) {
-        const int64_t recent = r.recent + kBlockTokens, added = std::max(limits_.stored, recent);
-        return std::min(all, blocks_for(r.sinks) + blocks_for(recent + added) + 2);
+        const int64_t newest = r.recent + kBlockTokens - 1;
+        const int64_t blocks = std::max(blocks_across(newest + limits_.stored), 2 * blocks_across(newest));
+        return std::min(all, blocks_for(r.sinks) + blocks);
     }
     const int64_t rows = r.begin(c - 1, n_ctx_) - r.begin(c, n_ctx_), blocks = rows / kBlockTokens;
     return std::min(all, c == r.n_classes - 1 ? blocks : 2 * (blocks + 1));

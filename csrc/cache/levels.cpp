@@ -1,5 +1,6 @@
 #include "cache/levels.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cstdio>
 
@@ -10,7 +11,7 @@ namespace {
 
 constexpr double kShare = 0.1;
 constexpr const char* kForm =
-    "levels are such as q2@0.5,q4*0.1,sinks=4 (TYPE_K/TYPE_V@PART*SHARE, oldest first)";
+    "levels are such as q2@0.5+q4*0.1+sinks=4 (TYPE_K/TYPE_V@PART*SHARE, oldest first)";
 
 std::vector<std::string> parts_of(const std::string& text, char between) {
     std::vector<std::string> parts(1);
@@ -62,7 +63,7 @@ Levels parse_levels(const std::string& text, const Levels& usual) {
     constexpr int64_t kMost = 1 << 28;
     Levels levels{{}, usual.sinks, usual.recent};
     double share = 0;
-    for (const std::string& part : parts_of(text, ',')) {
+    for (const std::string& part : parts_of(text, '+')) {
         if (part.starts_with("sinks=")) {
             levels.sinks = read_number<int64_t>(part.substr(6), part, 0, kMost);
         } else if (part.starts_with("recent=")) {
@@ -90,14 +91,20 @@ Levels parse_levels(const std::string& text, const Levels& usual) {
 std::string to_text(const Levels& levels, const Levels& usual) {
     std::string text;
     for (const Level& level : levels.of) {
-        text += concat(text.empty() ? "" : ",", dtype_info(level.type_k).name);
+        text += concat(text.empty() ? "" : "+", dtype_info(level.type_k).name);
         if (level.type_v != level.type_k) text += concat("/", dtype_info(level.type_v).name);
         if (level.part != 1) text += concat("@", number(level.part));
         if (level.share != 0) text += concat("*", number(level.share));
     }
-    if (levels.sinks != usual.sinks) text += concat(",sinks=", levels.sinks);
-    if (levels.recent != usual.recent) text += concat(",recent=", levels.recent);
+    if (levels.sinks != usual.sinks) text += concat("+sinks=", levels.sinks);
+    if (levels.recent != usual.recent) text += concat("+recent=", levels.recent);
     return text;
+}
+
+int usual_latent_heads(int n_kv_heads) {
+    int heads = std::min(4, n_kv_heads);
+    while (n_kv_heads % heads) --heads;
+    return heads;
 }
 
 }  // namespace slimrt

@@ -18,9 +18,9 @@ struct Level {
     bool operator==(const Level&) const = default;
 };
 
-/// As text: levels with commas between, oldest first, each TYPE_K[/TYPE_V][@PART][*SHARE]; and what stays as
+/// As text: levels with + between, oldest first, each TYPE_K[/TYPE_V][@PART][*SHARE]; and what stays as
 /// it is written, sinks=ROWS of a text's first and at least recent=ROWS of its newest:
-///     q2@0.5,q4*0.1,sinks=4
+///     q2@0.5+q4*0.1+sinks=4
 struct Levels {
     std::vector<Level> of;  // oldest first
     int64_t sinks = 0, recent = 0;
@@ -33,5 +33,9 @@ struct Levels {
 Levels parse_levels(const std::string& text, const Levels& usual);
 /// Less what is as in `usual`.
 std::string to_text(const Levels& levels, const Levels& usual);
+
+/// How many KV heads share a latent of mode lowrank, unless a fold says otherwise: more tell more of V in as
+/// many columns, but a query accumulates the latent of its whole group.
+int usual_latent_heads(int n_kv_heads);
 
 }  // namespace slimrt

@@ -63,13 +63,15 @@ void Engine::require_valid(std::span<const Item> items) {
 
 Step Engine::next_step(std::span<const Item> items, Cursor& at, bool all_logits) {
     const CacheOptions& o = decoder_->options();
-    const int64_t longest = decoder_->longest_step();
+    const auto [longest, stored] = decoder_->step_limits();
     Step step(cache());
     while (at.item < items.size() && int(step.n_sequences()) < o.n_seqs) {
         const auto [id, tokens] = items[at.item];
         const int64_t left = tokens.size() - at.token, room = o.n_batch - int64_t(step.tokens.size());
-        // Where long steps pay, what does not fit beside others is a step of its own.
-        if (room == 0 || (left > room && longest > o.n_batch && room < o.n_batch)) break;
+        // Where long steps pay, what does not fit beside others is a step of its own; so is what has no
+        // slots.
+        const bool cut = longest <= o.n_batch && stored >= o.n_batch;  // nothing is gained by that
+        if (room == 0 || (room < o.n_batch && left > std::min(room, stored) && !cut)) break;
         const int64_t n = std::min(left, room == o.n_batch ? longest : room);
         step.add_sequence(cache(), id, n);
         if (KvCache* states = decoder_->encoder_states()) {
@@ -82,7 +84,7 @@ Step Engine::next_step(std::span<const Item> items, Cursor& at, bool all_logits)
             step.tokens.push_back(tokens[at.token]);
         }
         if (at.token == tokens.size()) at = {at.item + 1, 0};
-        if (n >= o.n_batch) break;
+        if (n >= o.n_batch || n > stored) break;
     }
     return step;
 }

@@ -45,7 +45,7 @@ class Engine {
     /// the input is too short, Error{context_overflow} when it is longer than n_source allows.
     int64_t encoder_rows(const EncoderInput& input) const;
 
-    /// Appends tokens in steps (Decoder::longest_step) and writes logits rows to `out`: for the last token
+    /// Appends tokens in steps (Decoder::step_limits) and writes logits rows to `out`: for the last token
     /// of each item, or for every token (all_logits); or states (Output). An exception leaves the sequences
     /// as they were; one whose rows are gone by then, behind a window, keeps the tokens of the steps that
     /// were done, and an Error says so.

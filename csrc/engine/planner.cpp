@@ -61,7 +61,7 @@ size_t measure_scratch(Decoder& decoder, Backend& dry) {
         for (const LayerChoice& choice : *choices)
             for (const Extreme& extreme : choice.mode->extremes(choice.config, longest, o.n_ctx))
                 extremes.insert({tokens, extreme.n, extreme.cached});
-    if (const int64_t n = decoder.longest_step(); n > o.n_batch) extremes.insert({n, n, o.n_ctx - 1});
+    if (const int64_t n = decoder.step_limits().longest; n > o.n_batch) extremes.insert({n, n, o.n_ctx - 1});
     Scratch scratch;
     const int empty = decoder.cache().create();
     decoder.cache().rehearse();

@@ -71,13 +71,19 @@ bool is_repeated(const Step& step) {
     });
 }
 
+/// Whether rows of some layers have no slots: they will go from dense rows where they belong.
+bool is_placed(const Step& step) {
+    return std::ranges::any_of(step.groups, [](const Step::Group& group) { return group.slots.empty(); });
+}
+
 /// The step in the backend's memory, its sequences placed.
 Batch batch_of(Backend& backend, Scratch& scratch, const Step& step) {
     Batch batch{.tokens = upload(backend, scratch, step.tokens),
                 .positions = upload(backend, scratch, step.positions),
                 .groups = {},
                 .encoder_states = step.encoder_states,
-                .sequence = step.n_sequences() == 1 ? step.last : -1};
+                .sequence = step.n_sequences() == 1 ? step.last : -1,
+                .chunk = is_placed(step)};
     std::vector<std::span<AttentionSequence>> lists;
     for (const Step::Group& group : step.groups)
         batch.groups.push_back({group.slots.empty() ? Tensor{} : upload(backend, scratch, group.slots),

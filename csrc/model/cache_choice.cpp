@@ -53,15 +53,11 @@ int64_t folded_rank(const GgufFile& file, const ModelConfig& model, const ExtraT
     return find_tensor(file, extra, prefix + "attn_kr_v.weight") ? 0 : -1;
 }
 
-/// How many KV heads share a latent in what a layer was folded with; else as many as pay: a query accumulates
-/// the latent of its whole group.
+/// How many KV heads share a latent in what a layer was folded with; else as many as is usual.
 int latent_heads_of(const GgufFile& file, const ModelConfig& model, const ExtraTensors& extra, int layer) {
-    constexpr int kUsual = 4;
     const AttnConfig c = attention_config(model, layer);
-    int heads = std::min(kUsual, c.n_kv_heads);
-    while (c.n_kv_heads % heads) --heads;
     const Tensor* folded = find_tensor(file, extra, block_prefix(model, layer) + "attn_v_latent.weight");
-    if (!folded) return heads;
+    if (!folded) return c.latent_heads;
     if (folded->cols % c.head_dim || folded->cols == 0 || c.kv_width() % folded->cols)
         fail(ErrorCode::format, file.path(), ": a latent of ", folded->cols, " columns in layer ", layer,
              " is not of whole groups of its ", c.n_kv_heads, " KV heads of ", c.head_dim);
@@ -76,7 +72,7 @@ void choose_levels(const std::string& asked, const std::string& stored, const st
                                 : stored.empty() ? to_text(usual, usual)
                                                  : stored,
                                 usual);
-    if (type_v != kAuto && type_v.find_first_of(",@*=/") == std::string::npos)
+    if (type_v != kAuto && type_v.find_first_of("+@*=/") == std::string::npos)
         for (Level& level : layer.levels.of) level.type_v = require_cache_type(type_v.c_str());
     layer.type_k = layer.levels.of[0].type_k;
     layer.type_v = layer.levels.of[0].type_v;

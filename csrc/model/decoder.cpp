@@ -102,15 +102,15 @@ void Decoder::take_dense_rows(const LayerSpan& span, Scratch& scratch, StepState
     }
 }
 
-int64_t Decoder::longest_step() const {
+StepLimits Decoder::step_limits() const {
     constexpr int64_t kMin = 1 << 10, kMax = 1 << 14;
-    int64_t longest = 0;
+    int64_t longest = 0, stored = options_.n_batch;
     for (const auto& [mode, config, owner, shared] : choices_.layers)
         if (mode->regions(config).n_classes > 1)
-            longest = options_.n_ctx;
+            longest = options_.n_ctx, stored = std::min<int64_t>(stored, kBlockTokens);
         else if (!mode->dense_format(config).empty())
             longest = std::max(longest, std::min(options_.n_ctx, std::clamp(options_.n_ctx / 4, kMin, kMax)));
-    return std::max<int64_t>(options_.n_batch, longest);
+    return {std::max<int64_t>(options_.n_batch, longest), stored};
 }
 
 uint64_t Decoder::fold_of_rows(int layer) const {
@@ -270,7 +270,7 @@ Decoder::Decoder(const GgufFile& file, const CacheOptions& options, Backend& bac
         choices_.layers[layer].mode->recode(backend_, rows);
     };
     cache_ = std::make_unique<KvCache>(backend, rows_of(choices_.layers), options_.n_ctx, options_.n_seqs,
-                                       StepLimits{longest_step(), options_.n_batch}, recode);
+                                       step_limits(), recode);
     if (!choices_.cross.empty()) {
         encoder_states_ =
             std::make_unique<KvCache>(backend, rows_of(choices_.cross), options_.n_source, options_.n_seqs,

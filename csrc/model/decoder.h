@@ -47,7 +47,8 @@ class Decoder {
     /// that is far more than n_batch, so that each layer makes them once for all: 1024 or, if that is more, a
     /// quarter of the context, since x is kept whole. Where rows age it is the context: a prompt is computed
     /// over rows as they were written.
-    int64_t longest_step() const;
+    /// Such rows have no slots, unless a step adds no more than a block of them.
+    StepLimits step_limits() const;
 
     /// What a head of a layer gives rows of encoder states, [n, rows], before the softmax, for such an input.
     void cross_scores(int layer, int head, Tensor x, const AttentionSequence& states, Scratch& scratch,

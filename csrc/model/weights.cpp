@@ -25,6 +25,7 @@ AttnConfig attention_config(const ModelConfig& c, int layer, bool cross) {
             .n_rot = n_rot,
             .qk_norm_eps = c.architecture->qk_norm ? std::optional(c.norm_eps) : std::nullopt,
             .window = cross ? 0 : c.window,
+            .latent_heads = usual_latent_heads(c.n_kv_heads),
             .scale = c.architecture->scaled_scores ? 1 / std::sqrt(float(c.head_dim)) : 1};
 }
 

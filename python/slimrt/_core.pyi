@@ -247,7 +247,7 @@ def plan(
 ) -> Plan:
     """What Engine would allocate with the same arguments, to the byte, without reading a weight: the keys of
     Engine.memory() and of Engine.info(). Of tensors that are in no file yet it supposes float32, and static scales of
-    rows (attn_kr_row.scale, attn_xr_row.scale) for the types q8, fp8_e4m3 and q4."""
+    rows (attn_kr_row.scale, attn_xr_row.scale) for the types q8, fp8_e4m3, q4, q3 and q2."""
 
 def resolve_layers(
     file: GgufFile | str,
@@ -261,6 +261,10 @@ def resolve_layers(
 ) -> list[LayerOptions]:
     """What each layer of self-attention would have, with what the file says and the defaults filled in; ValueError,
     UnsupportedError and ModelFormatError as Engine. Whether a mode is legal there is not looked at."""
+
+def levels(mode: str, text: str) -> dict[str, Any]:
+    """The fields of slimrt.core.Levels; of each level those of slimrt.core.Level. "": the usual ones. ValueError: no
+    such text, or a mode whose rows do not age; UnsupportedError: an unknown mode or type."""
 
 def cache_types() -> list[dict[str, Any]]:
     """The element types of cache rows, in the order they are shown: name (str), bits of an element, group (elements of

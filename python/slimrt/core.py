@@ -272,6 +272,39 @@ def architectures() -> tuple[Architecture, ...]:
     return tuple(Architecture(**fields) for fields in _core.architectures())
 
 
+@dataclass(frozen=True)
+class Level:
+    """What rows of some age are stored in (csrc/cache/levels.h): types of K and V, the part of V's columns that is
+    kept, and the share of the rows that have aged (0: what the other levels leave)."""
+
+    type_k: str
+    type_v: str
+    part: float
+    share: float
+
+
+@dataclass(frozen=True)
+class Levels:
+    """What rows become as they age. text: how it is written, less what is usual; of: the oldest first; sinks, recent:
+    rows that stay as they are written, the first ones of a text and at least so many of the newest."""
+
+    text: str
+    of: tuple[Level, ...]
+    sinks: int
+    recent: int
+
+
+@cache
+def levels(mode: str, text: str = "") -> Levels:
+    """The levels of a mode whose rows age; what the text leaves open is as usual.
+
+    Raises:
+        UnsupportedError: an unknown mode or type. ValueError: no such text, or a mode whose rows do not age.
+    """
+    found = _core.levels(mode, text)
+    return Levels(found["text"], tuple(Level(*one) for one in found["levels"]), found["sinks"], found["recent"])
+
+
 CACHE_TYPES: tuple[str, ...] = tuple(one["name"] for one in _core.cache_types())
 """The element types that cache rows may have."""
 

@@ -20,6 +20,12 @@ CROSS_MODES = tuple(mode.name for mode in _CROSS)
 # the mode whose rows have a second plane, of a width and type of its own
 RESIDUAL_MODE = next(mode.name for mode in _SELF if mode.residual)
 
+# modes whose rows age, in levels: the type of a cache of theirs may be a text that says which (core.levels)
+AGING = tuple(mode.name for mode in _SELF if mode.ages)
+
+# those whose older rows are codes where nothing else is said
+CODED_BY_AGE = tuple(mode for mode in AGING if core.levels(mode).of[0].type_k not in core.FLOAT_TYPES)
+
 # mode -> the projection that its fold inverts
 INVERTED = {mode.name: mode.inverts for mode in _SELF if mode.inverts}
 
@@ -49,6 +55,8 @@ _RESIDUALS = {
     "fp8_e4m3": (4, "q8"),
     "fp8_e5m2": (4, "q8"),
     "q4": (4, "q4"),
+    "q3": (4, "q4"),
+    "q2": (4, "q4"),
 }
 
 
@@ -56,6 +64,14 @@ def check_type(name: object, what: str, known: Sequence[str]) -> None:
     """Raises UnsupportedError for a type that is not known; the message suggests the nearest."""
     if name not in known:
         raise UnsupportedError(unknown(what, name, known))
+
+
+def check_row_type(mode: str, type: str) -> None:
+    """Raises UnsupportedError or ValueError for a text that is no element type, nor levels of a mode that has some."""
+    if mode in AGING and type not in (AUTO, ""):
+        core.levels(mode, type)
+    else:
+        check_type(type, "cache type", (*CACHE_TYPES, AUTO))
 
 
 def default_residual(mode: str, type: str, e_v: int) -> tuple[int, str]:

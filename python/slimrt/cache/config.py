@@ -10,7 +10,16 @@ from slimrt import core
 from slimrt.cache.cross import CrossConfig, check_cross
 from slimrt.errors import CacheUnsupportedError, UnsupportedError
 from slimrt.modelfile.source import ModelSource
-from slimrt.modes import AUTO, CACHE_TYPES, INVERTED, RESIDUAL_MODE, check_type, default_residual
+from slimrt.modes import (
+    AUTO,
+    CACHE_TYPES,
+    CODED_BY_AGE,
+    INVERTED,
+    RESIDUAL_MODE,
+    check_row_type,
+    check_type,
+    default_residual,
+)
 from slimrt.plumbing.arguments import real, unknown, whole
 
 
@@ -19,9 +28,10 @@ class CacheConfig:
     """The cache of one layer, or of all.
 
     Attributes:
-        mode: "kv", "k", "k+r", "v", "x", "xr", or "auto" (what the file says, else
+        mode: "kv", "k", "k+r", "v", "x", "xr", "kivi", "lowrank", or "auto" (what the file says, else
             what the core chooses).
-        type: element type of the rows; "auto": what the file says, else f16.
+        type: element type of the rows; "auto": what the file says, else f16. Of modes whose rows age, what they become
+            (csrc/cache/levels.h), such as "q2@0.5+q4*0.1+sinks=4".
         rank: width of the residual of mode k+r, 0 for none; None: what the file says, else default_residual().
         residual_type: its element type; None: as rank.
 
@@ -38,7 +48,7 @@ class CacheConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.mode, str) or not self.mode:
             raise ValueError(f"cache must be a mode such as 'kv', got {self.mode!r}")
-        check_type(self.type, "cache type", (*CACHE_TYPES, AUTO))
+        check_row_type(self.mode, self.type)
         if self.residual_type is not None:
             check_type(self.residual_type, "residual type", CACHE_TYPES)
         if self.rank is not None and whole("rank", self.rank) < 0:
@@ -161,8 +171,11 @@ class CacheChoice:
         return self.configs[0] if len(set(self.configs)) == 1 else None
 
     def with_mode(self, mode: str) -> CacheChoice:
-        """The same types in another mode, with its default residual, and sparsity only where V is kept."""
-        type = self.uniform.type if self.uniform else AUTO
+        """The same types in another mode, or its usual levels, with its default residual, and sparsity only where V is
+        kept."""
+        type = self.uniform.type if self.uniform and self.uniform.mode not in CODED_BY_AGE else AUTO
+        if mode in CODED_BY_AGE:
+            return replace(self, configs=(CacheConfig(mode),), type_k=AUTO, type_v=AUTO, sparse_threshold=0.0)
         return replace(
             self, configs=(CacheConfig(mode, type),), sparse_threshold=self.sparse_threshold * (mode == "kv")
         )

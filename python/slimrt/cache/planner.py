@@ -10,6 +10,7 @@ from slimrt import core
 from slimrt.cache.config import CacheChoice
 from slimrt.errors import SlimrtError, UnsupportedError, WontFitError
 from slimrt.modelfile.source import ModelSource
+from slimrt.modes import CODED_BY_AGE
 from slimrt.plumbing.arguments import unknown, whole
 from slimrt.plumbing.units import format_bytes, parse_bytes
 from slimrt.results import MemorySizes, PlanRow
@@ -148,7 +149,8 @@ class Planner:
         whose rows age where age changes them."""
         types = {type for layer in choice.layers(self.source) for type in (layer.type_k, layer.type_v)}
         coded = not types <= set(core.FLOAT_TYPES)
-        return [choice.with_mode(m.name) for m in self.source.modes().values() if m.legal and (coded or not m.ages)]
+        modes = [m for m in self.source.modes().values() if m.legal]
+        return [choice.with_mode(m.name) for m in modes if coded or not m.ages or m.name in CODED_BY_AGE]
 
 
 def _first_block(most: int, reached: Callable[[int], bool]) -> int:

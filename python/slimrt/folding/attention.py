@@ -248,6 +248,12 @@ class LayerWeights:
         """float64 [d, e_v]."""
         return self._projections[2]
 
+    @property
+    def w_o(self) -> np.ndarray:
+        """float64 [d, q width]: what makes the layer's output of its heads'."""
+        a = self.attention
+        return _matrix(self.model, f"{a.prefix(self.layer)}{a.part}_output.weight", (a.d, a.q_width))
+
     def bias(self, part: str) -> np.ndarray | None:
         """The bias of "q" or "k", float32, if the layer has one."""
         if (own := self._vector(f"{self.attention.part}_{part}.bias")) is not None:

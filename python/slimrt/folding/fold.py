@@ -10,6 +10,7 @@ import numpy as np
 from slimrt.folding.attention import Attention, fold_value_bias
 from slimrt.folding.calibrate import Text, calibrated
 from slimrt.folding.conditioned import Conditioned
+from slimrt.folding.lowrank import LowRankReader
 from slimrt.folding.planes import STATIC_SCALES
 from slimrt.folding.readback import KReader, KvReader, Reader, Sample, VReader, XReader, XrReader
 from slimrt.modelfile.gguf import GgufPath, opened, read_gguf
@@ -17,7 +18,13 @@ from slimrt.modes import FOLDED, default_residual
 from slimrt.plumbing import progress as bars
 
 # In the names of these tensors:
-_PLAIN: dict[str, Callable[[Sample, str], Reader]] = {"kv": KvReader, "k": KReader, "v": VReader, "x": XReader}
+_PLAIN: dict[str, Callable[[Sample, str], Reader]] = {
+    "kv": KvReader,
+    "k": KReader,
+    "v": VReader,
+    "x": XReader,
+    "lowrank": LowRankReader,
+}
 
 
 def reader(
@@ -59,10 +66,11 @@ def fold_layers(
 
     Args:
         path: a GGUF file, or one that is open.
-        mode: "k", "v", "k+r" or "xr".
-        cache_type: element type of the rows, which k+r and xr are folded for.
+        mode: "k", "v", "k+r", "xr" or "lowrank".
+        cache_type: element type of the rows, which k+r and xr are folded for; of lowrank its levels.
         rank, residual_type: of the residual of k+r; None: the default for the type.
-        calibration: a text file for k+r and xr; None: the built-in text, if the model has a tokenizer; "none": none.
+        calibration: a text file for k+r, xr and lowrank; None: the built-in text, if the model has a tokenizer; "none":
+            none.
         layers: which; None: all.
         progress: show a bar on stderr, when that is a terminal.
         judge: is told of each layer the expected relative error of what is computed from its rows, and for what inputs;
@@ -86,7 +94,7 @@ def fold_layers(
     check_rank(attention, rank)
     wanted, show = sorted(layers) if layers is not None else range(attention.n_layers), bars.wanted(None) and progress
     made: dict[str, np.ndarray] = {}
-    needs_text = mode == "k+r" or (mode == "xr" and cache_type in STATIC_SCALES)
+    needs_text = mode in ("k+r", "lowrank") or (mode == "xr" and cache_type in STATIC_SCALES)
     text = calibration if needs_text else "none"
     with (
         calibrated(file, fold_value_bias(model, attention), text, show_progress=show) as known,

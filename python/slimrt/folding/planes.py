@@ -11,8 +11,15 @@ from numpy.typing import NDArray
 
 from slimrt import core
 from slimrt.folding.attention import Attention
+from slimrt.modes import DEFAULT_TYPE
 
-STATIC_SCALES = ("q8", "fp8_e4m3", "q4")  # types whose scales are shared by channels, which static ones make alike
+STATIC_SCALES = (
+    "q8",
+    "fp8_e4m3",
+    "q4",
+    "q3",
+    "q2",
+)  # types whose scales are shared by channels, which static ones make alike
 
 
 @dataclass(frozen=True)
@@ -43,7 +50,7 @@ def planes(attention: Attention, mode: str, type_name: str, rank: int = 0, resid
         type_name: element type of the row, of both K and V in mode "kv".
         rank, residual_type: of mode "k+r".
     """
-    found = attention.modes(type_name, rank, residual_type or type_name)[mode]
+    found = attention.modes(type_name, rank, residual_type or DEFAULT_TYPE)[mode]
     return [Plane(plane.width, plane.heads, plane.type) for plane in found.planes]
 
 
