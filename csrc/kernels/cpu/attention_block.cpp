@@ -66,13 +66,28 @@ void score_channels(const BlockAttention& b, const float* q, int64_t n_q, const 
     }
 }
 
-/// Scores of a head's queries from the pair-th on.
+/// Scores of the queries [pair, pair + n_q) of a head of k.
 void score_pairs(const BlockAttention& b, int64_t head, int64_t pair, int64_t n_q, Prefetch& next, float* s) {
     with_head(b, b.k, head, b.k.by_channel && reads_codes(b.k), [&](const auto& rows) {
         const Queries q = Queries{b.q, static_cast<const char*>(b.packed_q), b.k.dim}.from(pair);
-        rows.others ? score_channels(b, q.floats, n_q, rows, next, s)
-                    : score_head(q, n_q, rows, b.n, b.scale, next, s);
+        if (b.rope.first)
+            score_turned(b, q.floats, n_q, rows, next, s);
+        else if (rows.others)
+            score_channels(b, q.floats, n_q, rows, next, s);
+        else
+            score_head(q, n_q, rows, b.n, b.scale, next, s);
     });
+}
+
+/// The same of all heads of k that the queries [query, query + n_q) of a head of v have.
+void score_queries(const BlockAttention& b, int64_t head, int64_t query, int64_t n_q, Prefetch& next,
+                   float* s) {
+    const int64_t each = b.n_q / b.k_heads, end = query + n_q;
+    for (int64_t m = query, some; m < end; m += some, s += some * kBlockTokens) {
+        const int64_t k_head = m / each;
+        some = ((k_head + 1) * each < end ? (k_head + 1) * each : end) - m;
+        score_pairs(b, head * b.k_heads + k_head, head * b.n_q + m, some, next, s);
+    }
 }
 
 /// out = factor * out + weights * rows, a few rows at a time, so that calls for memory are spread out.
@@ -108,9 +123,9 @@ void attend_heads(const BlockAttention& b, int64_t first, int64_t end, int64_t q
     float scores[kPairs * kBlockTokens], factors[kPairs];
     const auto pair = [&](int64_t head) { return head * b.n_q + query; };
     float *s = scores, *factor = factors;
-    Prefetch next(b, b.k, first, b.v.data);
+    Prefetch next(b, b.k, b.n_heads * b.k_heads, first * b.k_heads, b.v.data);
     for (int64_t head = first; head < end; ++head, s += n_q * kBlockTokens) {
-        score_pairs(b, head, pair(head), n_q, next, s);
+        score_queries(b, head, query, n_q, next, s);
     }
     s = scores;
     for (int64_t head = first; head < end; ++head) {
@@ -120,7 +135,7 @@ void attend_heads(const BlockAttention& b, int64_t first, int64_t end, int64_t q
         }
     }
     s = scores, factor = factors;
-    next = Prefetch(b, b.v, first, b.k.next);
+    next = Prefetch(b, b.v, b.n_heads, first, b.k.next);
     for (int64_t head = first; head < end; ++head, s += n_q * kBlockTokens, factor += n_q) {
         with_head(b, b.v, head, reads_codes(b.v), [&]<class Rows>(const Head<Rows>& rows) {
             if (rows.scales)
@@ -184,11 +199,11 @@ void pack_query(const float* q, int64_t dim, void* to) {
 
 void score_block(const BlockAttention& b, float* s, size_t ld) {
     float scores[kPairs * kBlockTokens];
-    Prefetch next(b, b.k, 0, b.k.next);
+    Prefetch next(b, b.k, b.n_heads * b.k_heads, 0, b.k.next);
     for (int64_t pair = 0; pair < b.n_heads * b.n_q;) {
         const int64_t head = pair / b.n_q, left = (head + 1) * b.n_q - pair;
         const int64_t n_q = left < kPairs ? left : kPairs;
-        score_pairs(b, head, pair, n_q, next, scores);
+        score_queries(b, head, pair - head * b.n_q, n_q, next, scores);
         for (int64_t m = 0; m < n_q; ++m, ++pair) {
             finish(b, pair, scores + m * kBlockTokens);
             memcpy(s + pair * ld, scores + m * kBlockTokens, static_cast<size_t>(b.n) * sizeof(float));

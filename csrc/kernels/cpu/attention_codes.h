@@ -57,6 +57,98 @@ float fold_channels(const float* q, const void* scales, int64_t dim, float* fold
     }
 }
 
+/// What a query is to the channels of a block: a and b of each pair, as they are beside the cosine of a row's
+/// turn and beside its sine, times the channels' scales; and what the minima add. Columns that are not turned
+/// follow, once.
+struct TurnedQuery {
+    static constexpr int64_t kMaxDim = kMaxTurnedDim;
+    float cos_a[kMaxDim / 2], cos_b[kMaxDim / 2], sin_a[kMaxDim / 2], sin_b[kMaxDim / 2];
+    float cos_min[kMaxDim / 2], sin_min[kMaxDim / 2], rest[kMaxDim], rest_min;
+};
+
+inline void fold_turned(const BlockRope& rope, const float* q, const float* scale, const float* min,
+                        int64_t dim, TurnedQuery* to) {
+    const int64_t pairs = rope.n_rot / 2;
+    for (int64_t i = 0; i < pairs; ++i) {
+        const int64_t a = rope.interleaved ? 2 * i : i, b = rope.interleaved ? 2 * i + 1 : i + pairs;
+        const float c = rope.first[2 * i], s = rope.first[2 * i + 1];
+        const float qa = q[a] * c + q[b] * s, qb = q[b] * c - q[a] * s;  // turned back by the first row
+        to->cos_a[i] = qa * scale[a];
+        to->cos_b[i] = qb * scale[b];
+        to->sin_a[i] = qb * scale[a];
+        to->sin_b[i] = -qa * scale[b];
+        to->cos_min[i] = qa * min[a] + qb * min[b];
+        to->sin_min[i] = qb * min[a] - qa * min[b];
+    }
+    to->rest_min = 0;
+    for (int64_t c = rope.n_rot; c < dim; ++c) {
+        to->rest[c] = q[c] * scale[c];
+        to->rest_min += q[c] * min[c];
+    }
+}
+
+/// Codes a and b of the pairs from the i-th on.
+template <class Row>
+inline void load_pairs(const Row& row, const BlockRope& rope, int64_t i, Vec* a, Vec* b) {
+    if (rope.interleaved) return deinterleave(load(row + 2 * i), load(row + (2 * i + lanes)), a, b);
+    *a = load(row + i);
+    *b = load(row + (i + rope.n_rot / 2));
+}
+
+/// out[i] = q . rows[first + i] of a vector of rows, turned; those beyond the last repeat it.
+template <class Rows>
+Vec turned_dots(const TurnedQuery& q, const BlockRope& rope, const Rows& rows, int64_t first, int64_t n,
+                int64_t dim) {
+    const int64_t pairs = rope.n_rot / 2;
+    Vec acc[lanes];
+    for (Vec& sum : acc) sum = splat(0);
+    for (int64_t i = 0; i < pairs; i += lanes) {
+        const Vec cos_a = load(q.cos_a + i), cos_b = load(q.cos_b + i), cos_min = load(q.cos_min + i);
+        const Vec sin_a = load(q.sin_a + i), sin_b = load(q.sin_b + i), sin_min = load(q.sin_min + i);
+        for (int j = 0; j < lanes; ++j) {
+            const int64_t r = first + j < n ? first + j : n - 1;
+            const float* const turn = rope.turns + r * rope.n_rot + i;
+            Vec a, b;
+            load_pairs(rows.row(r), rope, i, &a, &b);
+            const Vec beside_cos = fma(cos_a, a, fma(cos_b, b, cos_min));
+            const Vec beside_sin = fma(sin_a, a, fma(sin_b, b, sin_min));
+            acc[j] = fma(load(turn), beside_cos, fma(load(turn + pairs), beside_sin, acc[j]));
+        }
+    }
+    for (int64_t c = rope.n_rot; c < dim; c += lanes)
+        for (int j = 0; j < lanes; ++j)
+            acc[j] = fma(load(q.rest + c), load(rows.row(first + j < n ? first + j : n - 1) + c), acc[j]);
+    return sums(acc) + splat(q.rest_min);
+}
+
+/// s[m][i] = scale * q[m] . rows[i] of keys stored before RoPE, whose channels have scales.
+template <class Rows>
+void score_turned(const BlockAttention& b, const float* q, int64_t n_q, const Head<Rows>& head,
+                  Prefetch& next, float* s) {
+    const int64_t dim = b.k.dim;
+    float scales[TurnedQuery::kMaxDim], mins[TurnedQuery::kMaxDim];
+    if constexpr (is_codes<Rows>) {
+        split_scales(static_cast<const ScaleAndMin*>(head.others), dim, scales, mins);
+    } else {
+        const float* const of = static_cast<const float*>(head.others);
+        for (int64_t c = 0; c < dim; ++c) {
+            scales[c] = of[c];
+            mins[c] = 0;
+        }
+    }
+    TurnedQuery turned;
+    for (int64_t m = 0; m < n_q; ++m) {
+        fold_turned(b.rope, q + m * dim, scales, mins, dim, &turned);
+        for (int64_t i = 0; i < b.n; i += lanes) {
+            const int64_t left = b.n - i;
+            if (m == 0) next.some((left < lanes ? left : lanes) * static_cast<int64_t>(head.rows.stride));
+            const Vec dots = turned_dots(turned, b.rope, head.rows, i, b.n, dim) * splat(b.scale);
+            left < lanes ? store_part(s + m * kBlockTokens + i, dots, left)
+                         : store(s + m * kBlockTokens + i, dots);
+        }
+    }
+}
+
 /// out = factor * out + weights * rows, whose groups of columns have scales and minima in each row. `scratch`
 /// takes two floats for each.
 template <class Rows>
@@ -64,17 +156,17 @@ void value_codes(const Product<Rows>& x, const void* scales, int64_t dim, Prefet
     constexpr int64_t kGroup = StoredFew<4>::kGroup, kQueries = 64;
     const int64_t groups = dim / kGroup;
     float* const mins = scratch + x.n * groups;
-    float weights[kQueries * kBlockTokens], lowest[kQueries];
+    float weights[kQueries * kBlockTokens], lowest[kQueries], scale[kBlockTokens], min[kBlockTokens];
     split_scales(static_cast<const ScaleAndMin*>(scales), x.n * groups, scratch, mins);
     for (int64_t g = 0; g < groups; ++g) {
+        for (int64_t i = 0; i < x.n; ++i) {
+            scale[i] = scratch[i * groups + g];
+            min[i] = mins[i * groups + g];
+        }
         for (int64_t m = 0; m < x.n_q; ++m) {
-            float low = 0;
-            for (int64_t i = 0; i < x.n; ++i) {
-                const float p = x.p[m * x.ld + i];
-                weights[m * kBlockTokens + i] = p * scratch[i * groups + g];
-                low += p * mins[i * groups + g];
-            }
-            lowest[m] = low;
+            const float* const p = x.p + m * x.ld;
+            for (int64_t i = 0; i < x.n; ++i) weights[m * kBlockTokens + i] = p[i] * scale[i];
+            lowest[m] = dot(p, min, x.n);
         }
         next.some(x.n * static_cast<int64_t>(x.rows.stride) / groups);
         Product<Rows> some = x;

@@ -35,6 +35,31 @@ BlockRows AttentionRun::rows_of(const Term& term, const AttentionJob& job, bool 
             .by_channel = run.by_channel};
 }
 
+/// Of keys from `position` on.
+BlockRope AttentionRun::turning(int64_t position, const float* scratch) const {
+    const Rope& rope = args_.scores[0].rope;
+    if (!rope) return {};
+    return {rope.table.f32(position), scratch + plan_.scratch.turns, rope.n_rot, rope.interleaved};
+}
+
+/// What rows after a first one are turned by beside it, which is the same from wherever one counts: the
+/// quotient of two rows of the table, less the factor that both have.
+void AttentionRun::fill_turns(float* scratch) const {
+    const Rope& rope = args_.scores[0].rope;
+    const int64_t pairs = rope.n_rot / 2;
+    const float* const first = rope.table.f32(0);
+    float* to = scratch + plan_.scratch.turns;
+    for (int64_t row = 0; row < kBlockTokens; ++row, to += rope.n_rot) {
+        const float* const turned = rope.table.f32(row);
+        for (int64_t i = 0; i < pairs; ++i) {
+            const float c0 = first[2 * i], s0 = first[2 * i + 1], c = turned[2 * i], s = turned[2 * i + 1];
+            const float size = c0 * c0 + s0 * s0;
+            to[i] = (c * c0 + s * s0) / size;
+            to[pairs + i] = (s * c0 - c * s0) / size;
+        }
+    }
+}
+
 /// The block of the row at `position`, up to `end`, for n_groups groups of the job from the group-th on.
 BlockAttention AttentionRun::block_at(const AttentionJob& job, bool fresh, int64_t position, int64_t end,
                                       int group, int n_groups, float* scratch, float* state) const {
@@ -45,11 +70,14 @@ BlockAttention AttentionRun::block_at(const AttentionJob& job, bool fresh, int64
     const float* const bias = scratch + plan_.scratch.bias + head * AttentionPlan::kBiasStride +
                               position % AttentionPlan::kBiasRows + job.n_queries - 1;
     const auto* packed = reinterpret_cast<const std::byte*>(scratch + plan_.scratch.packed_q);
-    return {.k = rows_of(score, job, fresh, position, end, job.first_group + group),
+    const int k_heads = score.n_heads / plan_.n_groups;
+    return {.k = rows_of(score, job, fresh, position, end, (job.first_group + group) * k_heads),
             .v = rows_of(value, job, fresh, position, end, job.first_group + group),
+            .rope = turning(position, scratch),
             .n = std::min(kBlockTokens - position % kBlockTokens, end - position),
             .n_heads = n_groups,
             .n_q = n_q,
+            .k_heads = k_heads,
             .q = scratch + plan_.scratch.q[0] + int64_t(pair) * score.dim,
             .packed_q = packed + pair * packed_query_bytes(score.dim),
             .scale = args_.scale,
@@ -88,6 +116,7 @@ void AttentionRun::copy_biases(const AttentionJob& job, Span span, int64_t posit
 /// Rows that all queries of the job see.
 void AttentionRun::compute_blocks(const AttentionJob& job, bool fresh, Span span, float* scratch,
                                   float* state) const {
+    if (args_.scores[0].rope && span.size() > 0) fill_turns(scratch);
     for (int64_t position = span.first; position < span.end;) {
         copy_biases(job, span, position, 0, job.n_groups, scratch);
         const BlockAttention block =

@@ -13,10 +13,10 @@ constexpr int64_t kAhead = 10 << 10;  // bytes from where memory is called for t
 /// no page but the one being read.
 class Prefetch {
   public:
-    Prefetch(const BlockAttention& b, const BlockRows& rows, int64_t head, const void* then)
+    Prefetch(const BlockAttention& b, const BlockRows& rows, int64_t n_heads, int64_t head, const void* then)
         : first_level_only_(b.first_level_only),
           at_(static_cast<const char*>(rows.data) + head * rows.head_stride),
-          end_(at_ + (b.n_heads - head) * static_cast<int64_t>(rows.head_stride)),
+          end_(at_ + (n_heads - head) * static_cast<int64_t>(rows.head_stride)),
           then_(static_cast<const char*>(then)) {
         at_ += end_ - at_ < kAhead ? end_ - at_ : kAhead;
     }

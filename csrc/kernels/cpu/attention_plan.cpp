@@ -40,19 +40,26 @@ Span visible(Span span, int64_t first, int64_t last, int64_t window) {
     return span;
 }
 
-/// All stored heads are heads of the term, one in each group.
+/// All stored heads are heads of the term, and all of them columns of it.
 template <class Term>
-bool by_head(const Term& term, int n_groups) {
-    return term.n_heads == n_groups && term.stored.heads == n_groups && term.stored.head_dim() == term.dim &&
+bool by_head(const Term& term) {
+    return term.stored.heads == term.n_heads && term.stored.head_dim() == term.dim &&
            term.stored.block_tokens == kBlockTokens;
+}
+
+/// Whether rows of a block can be turned as they are read: codes with scales for each channel.
+bool turns_by_block(const ScoreTerm& term) {
+    constexpr int kWhole = 32;  // columns: pairs of whole vectors, and groups of codes
+    return term.stored.scale_tokens == kBlockTokens && term.rope.n_rot % kWhole == 0 &&
+           term.dim % kWhole == 0 && term.dim <= kMaxTurnedDim && term.rope.table.rows >= kBlockTokens;
 }
 
 bool fits_blocks(const AttentionArgs& args, int n_groups) {
     if (args.scores.size() != 1 || args.values.size() != 1) return false;
     const ScoreTerm& score = args.scores[0];
     const ValueTerm& value = args.values[0];
-    return !score.row_scale && !score.bias && !score.rope && by_head(score, n_groups) &&
-           score.stored.scale_tokens % kBlockTokens == 0 && by_head(value, n_groups) &&
+    return !score.row_scale && !score.bias && (!score.rope || turns_by_block(score)) && by_head(score) &&
+           score.stored.scale_tokens % kBlockTokens == 0 && value.n_heads == n_groups && by_head(value) &&
            value.stored.scale_tokens == 0;
 }
 
@@ -72,7 +79,7 @@ AttentionPlan::AttentionPlan(const AttentionArgs& args)
                     args.scores[0].stored.scale_tokens == 0),
       finishes_scores(args.score_cap > 0 || args.relative_bias),
       by_block(fits_blocks(args, n_groups)),
-      by_budget(by_block && args.sparse_threshold > 0) {}
+      by_budget(by_block && args.sparse_threshold > 0 && args.scores[0].n_heads == n_groups) {}
 
 AttentionPlan::AttentionPlan(const AttentionArgs& args, int n_threads) : AttentionPlan(args) {
     for (const AttentionSequence& sequence : args.sequences) add_jobs(args, sequence);
@@ -204,6 +211,8 @@ void AttentionPlan::lay_out(const AttentionArgs& args, size_t pairs, size_t part
         scratch.packed_q = take(pairs * packed_query_bytes(args.scores[0].dim) / sizeof(float));
     scratch.scores = take(pairs * tile);
     scratch.rows = take(std::max<int64_t>(tile, by_block ? kBlockTokens : 0) * row_stride(width));
+    if (by_block && args.scores[0].rope)
+        scratch.turns = take(kBlockTokens * size_t(args.scores[0].rope.n_rot));
     if (by_block && args.relative_bias) scratch.bias = take(size_t(args.n_heads) * kBiasStride);
     if (by_budget) {
         scratch.spread =

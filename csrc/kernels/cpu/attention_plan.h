@@ -43,6 +43,7 @@ struct AttentionScratch {
     size_t packed_q;  // [head][query] PackedQuery, where rows are Q8
     size_t scores;    // [head][query][tile]
     size_t rows;      // [tile][stride]
+    size_t turns;     // by_block, of keys that are turned: see BlockRope
     size_t bias;      // by_block: [head][kBiasStride]
     size_t spread;    // by_budget: [head][query][row of the longest job], scores, then weights
     size_t keep;      // by_budget: a mark for each row

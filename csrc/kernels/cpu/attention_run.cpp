@@ -73,7 +73,8 @@ void AttentionRun::pack_queries(const AttentionJob& job, float* scratch) const {
 void AttentionRun::compute_span(const AttentionJob& job, bool fresh, Span span, int thread,
                                 float* state) const {
     float* const own = scratch(thread);
-    if (!plan_.by_block || job.n_queries > kFewQueries) return compute_tiles(job, fresh, span, own, state);
+    const bool by_block = plan_.by_block && !(fresh && args_.scores[0].rope);
+    if (!by_block || job.n_queries > kFewQueries) return compute_tiles(job, fresh, span, own, state);
     // The last query sees the fewest of the first rows, the first one the fewest of the last.
     const int64_t begin = args_.window > 0 ? job.position(job.n_queries - 1) - args_.window + 1 : span.first;
     const int64_t seen = std::clamp(begin, span.first, span.end);

@@ -46,6 +46,8 @@ class AttentionRun {
                       int group) const;
     BlockAttention block_at(const AttentionJob& job, bool fresh, int64_t position, int64_t end, int group,
                             int n_groups, float* scratch, float* state) const;
+    BlockRope turning(int64_t position, const float* scratch) const;
+    void fill_turns(float* scratch) const;
     void copy_biases(const AttentionJob& job, Span span, int64_t position, int group, int n_groups,
                      float* scratch) const;
     void compute_blocks(const AttentionJob& job, bool fresh, Span span, float* scratch, float* state) const;

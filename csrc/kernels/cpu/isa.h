@@ -51,13 +51,25 @@ inline constexpr int64_t packed_query_bytes(int64_t dim) {
     return static_cast<int64_t>(sizeof(PackedQuery)) + 2 * packed_digits(dim);
 }
 
-/// A step of online softmax: n_q queries of each of n_heads heads over the `n` rows of a block, n <=
-/// kBlockTokens. q [head][query][k.dim]; max, sum [head][query] and values [head][query][values_stride] are
-/// updated, values only read where sum is not 0. rows: scratch of kBlockTokens * rows_stride floats. packed_q
-/// [head][query]: for k of Q8, by pack_query(). first_level_only: see reads_past_second_level().
+/// How keys that are stored before RoPE are turned: `first` are cos, sin pairs of the block's first row, and
+/// turns [kBlockTokens][cos, sin][n_rot / 2] what the next rows are turned by beside it. Whole vectors:
+/// n_rot is a multiple of 32.
+inline constexpr int64_t kMaxTurnedDim = 512;  // of a head
+struct BlockRope {
+    const float *first = nullptr, *turns = nullptr;
+    int64_t n_rot = 0;
+    bool interleaved = false;
+};
+
+/// A step of online softmax: n_q queries of each of n_heads heads of v over the `n` rows of a block, n <=
+/// kBlockTokens; each of them has k_heads heads of k, for n_q / k_heads of the queries. q
+/// [head][query][k.dim]; max, sum [head][query] and values [head][query][values_stride] are updated, values
+/// only read where sum is not 0. rows: scratch of kBlockTokens * rows_stride floats. packed_q [head][query]:
+/// for k of Q8, by pack_query(). first_level_only: see reads_past_second_level().
 struct BlockAttention {
     BlockRows k, v;
-    int64_t n, n_heads, n_q;
+    BlockRope rope;  // of k by_channel
+    int64_t n, n_heads, n_q, k_heads;
     const float* q;
     const void* packed_q;
     float scale, score_cap;  // see finish_scores()

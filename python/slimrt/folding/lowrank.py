@@ -169,6 +169,5 @@ def check_heads(attention: Attention, heads: int) -> None:
     """Raises CacheUnsupportedError unless so many KV heads make whole groups."""
     if heads < 1 or attention.n_kv_heads % heads:
         raise CacheUnsupportedError(
-            f"{heads} KV heads are to share a latent, and a layer has {attention.n_kv_heads}: give a number that divides "
-            "it"
+            f"{heads} KV heads are to share a latent, and a layer has {attention.n_kv_heads}: give one of its divisors"
         )
