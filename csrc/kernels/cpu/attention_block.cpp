@@ -152,7 +152,7 @@ void attend_heads(const BlockAttention& b, int64_t first, int64_t end, int64_t q
             }
             if constexpr (is_codes<Rows>) {
                 value_codes<Rows>({s, kBlockTokens, n_q, factor, 1, rows.rows, b.n, out, b.values_stride},
-                                  rows.others, b.v.dim, next, b.rows);
+                                  rows.others, b.v.dim, static_cast<int64_t>(b.v.head_stride), next, b.rows);
             } else {
                 value_head<Rows>({s, kBlockTokens, n_q, factor, 1, rows.rows, b.n, out, b.values_stride},
                                  b.v.dim, next);

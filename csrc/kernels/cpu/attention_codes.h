@@ -66,33 +66,35 @@ struct TurnedQuery {
     float cos_min[kMaxDim / 2], sin_min[kMaxDim / 2], rest[kMaxDim], rest_min;
 };
 
-inline void fold_turned(const BlockRope& rope, const float* q, const float* scale, const float* min,
-                        int64_t dim, TurnedQuery* to) {
-    const int64_t pairs = rope.n_rot / 2;
-    for (int64_t i = 0; i < pairs; ++i) {
-        const int64_t a = rope.interleaved ? 2 * i : i, b = rope.interleaved ? 2 * i + 1 : i + pairs;
-        const float c = rope.first[2 * i], s = rope.first[2 * i + 1];
-        const float qa = q[a] * c + q[b] * s, qb = q[b] * c - q[a] * s;  // turned back by the first row
-        to->cos_a[i] = qa * scale[a];
-        to->cos_b[i] = qb * scale[b];
-        to->sin_a[i] = qb * scale[a];
-        to->sin_b[i] = -qa * scale[b];
-        to->cos_min[i] = qa * min[a] + qb * min[b];
-        to->sin_min[i] = qb * min[a] - qa * min[b];
-    }
-    to->rest_min = 0;
-    for (int64_t c = rope.n_rot; c < dim; ++c) {
-        to->rest[c] = q[c] * scale[c];
-        to->rest_min += q[c] * min[c];
-    }
-}
-
-/// Codes a and b of the pairs from the i-th on.
+/// Elements a and b of the pairs from the i-th on.
 template <class Row>
 inline void load_pairs(const Row& row, const BlockRope& rope, int64_t i, Vec* a, Vec* b) {
     if (rope.interleaved) return deinterleave(load(row + 2 * i), load(row + (2 * i + lanes)), a, b);
     *a = load(row + i);
     *b = load(row + (i + rope.n_rot / 2));
+}
+
+inline void fold_turned(const BlockRope& rope, const float* q, const float* scale, const float* min,
+                        int64_t dim, TurnedQuery* to) {
+    for (int64_t i = 0; i < rope.n_rot / 2; i += lanes) {
+        Vec c, s, q_a, q_b, scale_a, scale_b, min_a, min_b;
+        deinterleave(load(rope.first + 2 * i), load(rope.first + 2 * i + lanes), &c, &s);
+        load_pairs(q, rope, i, &q_a, &q_b);
+        load_pairs(scale, rope, i, &scale_a, &scale_b);
+        load_pairs(min, rope, i, &min_a, &min_b);
+        const Vec a = q_a * c + q_b * s, b = q_b * c - q_a * s;  // turned back by the first row
+        store(to->cos_a + i, a * scale_a);
+        store(to->cos_b + i, b * scale_b);
+        store(to->sin_a + i, b * scale_a);
+        store(to->sin_b + i, splat(0) - a * scale_b);
+        store(to->cos_min + i, a * min_a + b * min_b);
+        store(to->sin_min + i, b * min_a - a * min_b);
+    }
+    to->rest_min = 0;
+    for (int64_t c = rope.n_rot; c < dim; c += lanes) {
+        store(to->rest + c, load(q + c) * load(scale + c));
+        to->rest_min += sum(load(q + c) * load(min + c));
+    }
 }
 
 /// out[i] = q . rows[first + i] of a vector of rows, turned; those beyond the last repeat it.
@@ -105,6 +107,7 @@ Vec turned_dots(const TurnedQuery& q, const BlockRope& rope, const Rows& rows, i
     for (int64_t i = 0; i < pairs; i += lanes) {
         const Vec cos_a = load(q.cos_a + i), cos_b = load(q.cos_b + i), cos_min = load(q.cos_min + i);
         const Vec sin_a = load(q.sin_a + i), sin_b = load(q.sin_b + i), sin_min = load(q.sin_min + i);
+#pragma GCC unroll 16
         for (int j = 0; j < lanes; ++j) {
             const int64_t r = first + j < n ? first + j : n - 1;
             const float* const turn = rope.turns + r * rope.n_rot + i;
@@ -116,6 +119,7 @@ Vec turned_dots(const TurnedQuery& q, const BlockRope& rope, const Rows& rows, i
         }
     }
     for (int64_t c = rope.n_rot; c < dim; c += lanes)
+#pragma GCC unroll 16
         for (int j = 0; j < lanes; ++j)
             acc[j] = fma(load(q.rest + c), load(rows.row(first + j < n ? first + j : n - 1) + c), acc[j]);
     return sums(acc) + splat(q.rest_min);
@@ -141,7 +145,7 @@ void score_turned(const BlockAttention& b, const float* q, int64_t n_q, const He
         fold_turned(b.rope, q + m * dim, scales, mins, dim, &turned);
         for (int64_t i = 0; i < b.n; i += lanes) {
             const int64_t left = b.n - i;
-            if (m == 0) next.some((left < lanes ? left : lanes) * static_cast<int64_t>(head.rows.stride));
+            if (m == 0) next.some(static_cast<int64_t>(b.k.head_stride) / kBlockTokens * lanes);
             const Vec dots = turned_dots(turned, b.rope, head.rows, i, b.n, dim) * splat(b.scale);
             left < lanes ? store_part(s + m * kBlockTokens + i, dots, left)
                          : store(s + m * kBlockTokens + i, dots);
@@ -152,7 +156,8 @@ void score_turned(const BlockAttention& b, const float* q, int64_t n_q, const He
 /// out = factor * out + weights * rows, whose groups of columns have scales and minima in each row. `scratch`
 /// takes two floats for each.
 template <class Rows>
-void value_codes(const Product<Rows>& x, const void* scales, int64_t dim, Prefetch& next, float* scratch) {
+void value_codes(const Product<Rows>& x, const void* scales, int64_t dim, int64_t head_stride, Prefetch& next,
+                 float* scratch) {
     constexpr int64_t kGroup = StoredFew<4>::kGroup, kQueries = 64;
     const int64_t groups = dim / kGroup;
     float* const mins = scratch + x.n * groups;
@@ -168,7 +173,7 @@ void value_codes(const Product<Rows>& x, const void* scales, int64_t dim, Prefet
             for (int64_t i = 0; i < x.n; ++i) weights[m * kBlockTokens + i] = p[i] * scale[i];
             lowest[m] = dot(p, min, x.n);
         }
-        next.some(x.n * static_cast<int64_t>(x.rows.stride) / groups);
+        next.some(head_stride / groups);
         Product<Rows> some = x;
         some.p = weights;
         some.ld = kBlockTokens;
