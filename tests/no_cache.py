@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models whose layers share K and V, as Hugging Face directories and as a forward pass over a whole text in float64.
 
-Written from the papers' descriptions, on the tensors of the directory: nothing is cached, and nothing of slimrt is used.
+Written from the papers' descriptions, on the tensors of the directory: nothing is cached, nothing of slimrt is used.
 """
 
 from __future__ import annotations

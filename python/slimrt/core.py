@@ -24,8 +24,8 @@ from slimrt._core import resolve_layers as resolve_layers
 
 
 class LayerOptions(TypedDict):
-    """A layer's options, resolved. owner: the layer whose rows it reads, itself or one before it. rank, residual_type: of a
-    mode with a residual; -1 and "": nothing says it."""
+    """A layer's options, resolved. owner: the layer whose rows it reads, itself or one before it. rank, residual_type:
+    of a mode with a residual; -1 and "": nothing says it."""
 
     owner: int
     mode: str
