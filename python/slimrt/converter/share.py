@@ -205,10 +205,11 @@ def _widened(model: ModelData, heads: Heads, *, zero: bool) -> tuple[list[Tensor
 
 
 def _rows(tensor: Tensor, index: np.ndarray) -> np.ndarray:
-    return tensor.values()[index]
+    rows: np.ndarray = tensor.values()[index]
+    return rows
 
 
 def _columns(tensor: Tensor, index: np.ndarray, alive: int) -> np.ndarray:
-    values = tensor.values()[:, index]
+    values: np.ndarray = tensor.values()[:, index]
     values[:, alive:] = 0
     return values

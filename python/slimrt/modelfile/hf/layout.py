@@ -120,7 +120,7 @@ class Layout:
     def _reads_another(self, layer: int, name: str) -> bool:
         """Whether it is K or V of a layer that reads another's."""
         owners = self.config.owners
-        return owners is not None and owners[layer] != layer and name in ("attn_k", "attn_v", "attn_k_norm")
+        return owners is not None and owners[layer] != layer and name in ("attn_k", "attn_v")
 
     def _head(self) -> Iterator[Tensor]:
         """The output matrix, unless it is the token embedding."""
