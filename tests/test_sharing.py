@@ -10,7 +10,7 @@ import pytest
 
 import no_cache
 import slimrt
-from conftest import decode, open_engine, relative
+from conftest import decode, open_engine, relative, rms
 from gguf_shapes import Shape, write_random
 from no_cache import cla, mlkv
 from slimrt import _core
@@ -83,10 +83,9 @@ def amplified(config: dict, tensors: dict) -> float:
 SLIM = [("mlkv-3-4", "k"), ("cla-4", "k"), ("mlkv-3-4", "k+r"), ("mlkv-2-1", "k+r"), ("cla-2", "k+r")]
 
 
-@pytest.mark.parametrize("converted", [False, True])
-@pytest.mark.parametrize("n_prefill", [N_PREFILL, 3])
+@pytest.mark.parametrize(("converted", "n_prefill", "n_batch"), [(True, 40, 512), (False, 40, 16), (False, 3, 512)])
 @pytest.mark.parametrize(("name", "mode"), SLIM)
-def test_slim_rows_of_an_owner_serve_its_readers(name, mode, n_prefill, converted, shared, tmp_path):
+def test_slim_rows_of_an_owner_serve_its_readers(name, mode, converted, n_prefill, n_batch, shared, tmp_path):
     """Folded at load and by a conversion, of owners only."""
     config, tensors, path = shared(name)
     residual = full_rank(config) if mode == "k+r" else {}
@@ -97,7 +96,7 @@ def test_slim_rows_of_an_owner_serve_its_readers(name, mode, n_prefill, converte
         made = read_gguf(path).tensors.keys() - read_gguf(plain).tensors.keys()
         folded = {int(name.split(".")[1]) for name in made if name.startswith("blk.")}
         assert folded == owners
-    got = through_steps(path, n_prefill, **({} if converted else {"cache": mode} | residual))
+    got = through_steps(path, n_prefill, n_batch=n_batch, **({} if converted else {"cache": mode} | residual))
     allowed = 1e-5 if mode == "k+r" else 1e-6 * amplified(config, tensors)
     assert relative(got, exact(name)) <= allowed
 
@@ -131,6 +130,30 @@ def test_cached_bytes(name, shared):
     assert planned["cache"] == allocated["cache"] == 2 * b * s * m * g * d_k * 2
     assert planned["total"] == allocated["total"]
     assert slimrt.plan(path, cache="kv:f16", n_ctx=s, n_seqs=b).asked.cache_bytes == planned["cache"]
+
+
+@pytest.mark.parametrize(("dtype", "allowed"), [("f16", 1e-3), ("q8", 0.02), ("fp8_e4m3", 0.1)])
+def test_unrotated_rows_of_fewer_bits(dtype, allowed, shared):
+    """Keys are rotated as they are read back; rows that nobody may skip are read."""
+    wanted = exact("mlkv-3-4")
+    for sparse_threshold in (0.0, 1e-6):
+        engine = open_engine(shared("mlkv-3-4")[2], dtype=dtype, n_ctx=64, sparse_threshold=sparse_threshold)
+        assert 0 < rms(decode(engine, IDS, 3) - wanted) <= allowed * rms(wanted)
+
+
+def test_sequences_side_by_side(shared):
+    """A fork goes on as its twin, and sequences of other lengths do not disturb each other."""
+    path = shared("mlkv-3-4")[2]
+    ids = IDS.astype(np.int32)
+    engine = open_engine(path, n_ctx=64, n_seqs=3)
+    first, second = engine.new_sequence(), engine.new_sequence()
+    engine.append([(first, ids[:40]), (second, ids[20:33])])
+    fork = engine.fork(first)
+    together = engine.append([(second, ids[33:34]), (fork, ids[40:45]), (first, ids[40:41])], all_logits=True)
+    wanted = exact("mlkv-3-4")
+    assert relative(together[1:6], wanted[40:45]) <= 1e-5 and relative(together[6], wanted[40]) <= 1e-5
+    engine.truncate(fork, 33)
+    assert relative(engine.append([(fork, ids[33:45])], all_logits=True), wanted[33:45]) <= 1e-5
 
 
 # ---------------------------------------------------------------- who reads whom

@@ -132,7 +132,7 @@ def _cla(family: Family, values: dict[str, Any]) -> tuple[Family, dict[str, Any]
 
 def _mlkv(family: Family, values: dict[str, Any]) -> tuple[Family, dict[str, Any]]:
     """MLKV's GPT-NeoX (Zuhri et al., 2024): heads and layers may share K and V, and projections are three."""
-    if {"num_key_value_layers", "num_key_value_heads"}.isdisjoint(values):
+    if values.get("num_key_value_layers") is None and values.get("num_key_value_heads") is None:
         return family, values
     parts = {part: (f"attention.{name}", "q d" if part == "attn_q" else "kv d") for part, name in _QKV.items()}
     layer = parts | {name: module for name, module in family.layer.items() if name != "attn_qkv"}
