@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import sys
 import time
@@ -26,6 +27,7 @@ import slimrt
 from slimrt.modelfile.gguf import ModelData, read_gguf, string, write_gguf
 from slimrt.modelfile.sharing import KEYS
 
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # spinning threads stall each other on a shared machine
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "training"))
 import torch  # noqa: E402
