@@ -82,6 +82,17 @@ def test_it_learns_and_goes_on_where_it_stopped(torch, shared, monkeypatch):
     assert SharedModel(read_gguf(shared / "whole.gguf")).owners == [0, 0, 2, 2]
 
 
+def test_the_recipe_of_the_paper(torch):
+    """A line up over the first fifth, then half a cosine down to nothing."""
+    from uptrain import Recipe
+
+    recipe = Recipe(steps=100, batch=1, length=1)
+    rates = np.array([recipe.rate(step) for step in range(100)]) / 6e-4
+    assert np.allclose(rates[:20], np.arange(1, 21) / 20) and rates[99] == 0
+    assert np.allclose(rates[20:], (1 + np.cos(np.pi * np.arange(1, 81) / 80)) / 2)
+    assert (recipe.betas, recipe.decay) == ((0.9, 0.95), 0.01)
+
+
 def test_the_command(torch, shared):
     """What it writes is usable: nothing is said when it is loaded, as it is of what it was made from."""
     command = [sys.executable, TESTS.parent / "training" / "uptrain.py", shared / "shared.gguf", shared / "text.txt"]
