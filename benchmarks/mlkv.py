@@ -24,8 +24,7 @@ import machine
 import numpy as np
 
 import slimrt
-from slimrt.modelfile.gguf import ModelData, read_gguf, string, write_gguf
-from slimrt.modelfile.sharing import KEYS
+from slimrt.modelfile.gguf import ModelData, read_gguf
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # spinning threads stall each other on a shared machine
 ROOT = Path(__file__).parent.parent
@@ -80,11 +79,9 @@ def perplexity(path: Path, held_out: str, window: int, threads: int) -> float:
 def measure(args: argparse.Namespace, variant: Variant, folder: Path) -> dict[str, Any]:
     """One variant: made, measured, trained, measured again."""
     merged, trained = folder / "merged.gguf", folder / "trained.gguf"
-    slimrt.convert(args.model, merged, kv_layers=variant.layers, kv_heads=variant.heads, progress=False)
+    slimrt.convert(args.model, merged, kv_layers=variant.layers, kv_heads=variant.heads, progress=False,
+                   shared_keys=variant.keys or "unrotated")  # fmt: skip
     model = read_gguf(merged)
-    if variant.keys == "rotated":
-        merged = folder / "rotated.gguf"
-        write_gguf(merged, model.with_metadata({KEYS: string("rotated")}), show_progress=False)
     held_out = (ROOT / "models" / "heldout.txt").read_text()
     recipe = Recipe(args.steps, args.batch, args.length)
     before, start = perplexity(merged, held_out, args.length, args.threads), time.process_time()

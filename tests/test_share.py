@@ -64,6 +64,20 @@ def test_the_model_is_the_merged_one(owners, heads, merge, shares, source, tmp_p
     assert relative(decode(open_engine(tmp_path / "out.gguf", n_ctx=64), IDS, 30), exact) <= 1e-5
 
 
+def test_readers_of_rotated_keys(tmp_path):
+    """As CLA's: against its forward pass without a cache, of keys and values merged by hand."""
+    config = no_cache.cla(1)
+    tensors = no_cache.tensors_of(config)
+    directory = no_cache.write(tmp_path / "source", config, tensors)
+    slimrt.convert(directory, tmp_path / "out.gguf", kv_layers=3, shared_keys="rotated", progress=False)
+    for i in range(0, L, 2):
+        for part in ("k", "v"):
+            name = "model.layers.{}.self_attn." + part + "_proj.weight"
+            tensors[name.format(i)] = (tensors[name.format(i)].astype(np.float64) + tensors[name.format(i + 1)]) / 2
+    exact = no_cache.logits(no_cache.cla(2), tensors, IDS)
+    assert relative(decode(open_engine(tmp_path / "out.gguf", n_ctx=64), IDS, 30), exact) <= 1e-5
+
+
 def test_the_published_converters_shares_and_copies(source, tmp_path):
     slimrt.convert(source, tmp_path / "out.gguf", kv_layers=2, kv_heads=1, merge="reference", progress=False)
     made, wanted = values_of(tmp_path / "out.gguf"), merged_by_hand(2, 1, [[1 / 4, 1 / 4, 1 / 2]] * 2)
@@ -199,6 +213,12 @@ def test_a_merged_model_says_that_it_is_of_no_use_yet(source, tmp_path, run):
         ({"kv_heads": 8}, ValueError, "kv_heads must divide 4"),
         ({"kv_heads": 2, "merge": "sum"}, ValueError, "unknown merge 'sum'; there are: uniform, reference"),
         ({"merge": "reference"}, ValueError, "for a conversion with kv_layers or kv_heads"),
+        ({"shared_keys": "rotated"}, ValueError, "for a conversion with kv_layers or kv_heads"),
+        (
+            {"kv_layers": 2, "shared_keys": "raw"},
+            ValueError,
+            "unknown shared keys 'raw'; there are: unrotated, rotated",
+        ),
         ({"kv_heads": 2, "cache": "k+r"}, ValueError, "fold for a cache after that"),
     ],
 )

@@ -48,6 +48,8 @@ def add_flags(flags: Flags) -> None:
     flags.add("--kv-heads", type=int, metavar="G", help="merge K and V of neighbouring heads until a layer has G")
     flags.add("--merge", default="uniform", metavar="HOW", help="uniform or reference, as the published converter "
               "weighs layers (default: uniform)")  # fmt: skip
+    flags.add("--shared-keys", default="unrotated", metavar="HOW", help="what layers read of others' K: unrotated, as "
+              "published, or rotated (default: unrotated)")  # fmt: skip
     flags.add("--calibration", metavar="FILE", help="text to fold for and to measure on; none: do without")
     flags.add("--verify", nargs="?", const="", metavar="TEXTFILE", help="compare with the source in kv f32, on a "
               "text; encoders that hear are given noise. Exit code 3, and no file, where over 5 %% of V is "
@@ -93,6 +95,7 @@ def _convert(args: argparse.Namespace, cache: str | None) -> ConvertReport:
         kv_layers=args.kv_layers,
         kv_heads=args.kv_heads,
         merge=args.merge,
+        shared_keys=args.shared_keys,
         calibration=args.calibration,
         exact=args.exact,
         cross=args.cross,

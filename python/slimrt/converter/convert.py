@@ -43,6 +43,7 @@ def convert(
     kv_layers: int | None = None,
     kv_heads: int | None = None,
     merge: str = "uniform",
+    shared_keys: str = "unrotated",
     calibration: Text = None,
     exact: bool = False,
     cross: str | None = None,
@@ -69,7 +70,7 @@ def convert(
         kv_layers, kv_heads: of a model of architecture "gptneox" or "llama", layers that keep K and V of their own, and
             heads that do there; the others are merged into them (MLKV), as `slimrt.converter.share.share` says. None:
             all. The result is not usable before it is trained further.
-        merge: how: "uniform" or "reference".
+        merge: how: "uniform" or "reference". shared_keys: what the others read of K, "unrotated" or "rotated".
         calibration: a text file to fold for, and to predict errors with; None: the built-in text, if the model has a
             tokenizer; "none": no text.
         exact: insist on a fold that is exact in exact arithmetic: cache "k" or "v", which always are.
@@ -98,11 +99,11 @@ def convert(
     request = _request(cache, cache_type, target_error, rank, residual_type, exact)
     _check(source, target, outtype, overwrite)
     _check_texts(cache, calibration, verify)
-    sharing = _sharing(cache, kv_layers, kv_heads, merge)
+    sharing = _sharing(cache, kv_layers, kv_heads, merge, shared_keys)
     plainly = cache is None and cross is None and outtype is None and not sharing
     model, warnings = read_model(source, keep_fold=plainly)
     if sharing:
-        model, more = share(model, kv_layers, kv_heads, merge)
+        model, more = share(model, kv_layers, kv_heads, merge, shared_keys)
         warnings += more
     if outtype is not None:
         model, more = requantise(model, outtype)
@@ -147,15 +148,15 @@ def convert(
     return replace(report, verify=compare(plain, target, ids, type_name, show_progress=show))
 
 
-def _sharing(cache: str | None, kv_layers: int | None, kv_heads: int | None, merge: str) -> bool:
-    """Whether K and V are to be merged. ValueError: and folded, or `merge` alone."""
+def _sharing(cache: str | None, kv_layers: int | None, kv_heads: int | None, merge: str, keys: str) -> bool:
+    """Whether K and V are to be merged. ValueError: and folded, or how they are and not that."""
     asked = kv_layers is not None or kv_heads is not None
     if asked and cache is not None:
         raise ValueError(
             "kv_layers and kv_heads change the weights, which are then trained: fold for a cache after that"
         )
-    if not asked and merge != "uniform":
-        raise ValueError(f"merge {merge!r} is for a conversion with kv_layers or kv_heads")
+    if not asked and (merge, keys) != ("uniform", "unrotated"):
+        raise ValueError("merge and shared_keys are for a conversion with kv_layers or kv_heads")
     return asked
 
 

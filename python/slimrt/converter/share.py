@@ -16,9 +16,9 @@ import numpy as np
 from slimrt.converter.quantize import stored_as
 from slimrt.errors import UnsupportedError
 from slimrt.modelfile.gguf import ModelData, Tensor, boolean, uint32
-from slimrt.modelfile.sharing import NOT_UPTRAINED, OWNERS, SHARING, sharing_fields, spread_owners
+from slimrt.modelfile.sharing import NOT_UPTRAINED, OWNERS, sharing_fields, spread_owners
 
-MERGES = ("uniform", "reference")
+MERGES, STAGES = ("uniform", "reference"), ("unrotated", "rotated")
 _ARCHITECTURES = ("gptneox", "llama")
 _WARNING = (
     "layers and heads share K and V now that never learned to: the model is not usable before it is trained further "
@@ -79,7 +79,7 @@ def heads_of(model: ModelData, kv_layers: int | None, kv_heads: int | None) -> H
 
 
 def share(
-    model: ModelData, kv_layers: int | None, kv_heads: int | None, merge: str = "uniform"
+    model: ModelData, kv_layers: int | None, kv_heads: int | None, merge: str = "uniform", keys: str = "unrotated"
 ) -> tuple[ModelData, list[str]]:
     """Return the model with K and V in `kv_layers` layers and `kv_heads` heads there, and warnings.
 
@@ -88,12 +88,16 @@ def share(
         merge: how layers of a group become one, and what the wider networks begin with. "uniform": the mean; units that
             add nothing yet. "reference", as the published converter: each layer in turn averaged with what came before
             it (of three layers 1/4, 1/4, 1/2); a second copy of the first units.
+        keys: what readers take of an owner's K: "unrotated", K before RoPE, as published; "rotated", as its owner reads
+            it, so that scores know distances and not positions.
 
     Raises:
-        UnsupportedError, ValueError: as `heads_of`; or an unknown merge.
+        UnsupportedError, ValueError: as `heads_of`; or an unknown merge or stage of keys.
     """
     if merge not in MERGES:
         raise ValueError(f"unknown merge {merge!r}; there are: {', '.join(MERGES)}")
+    if keys not in STAGES:
+        raise ValueError(f"unknown shared keys {keys!r}; there are: {', '.join(STAGES)}")
     heads = heads_of(model, kv_layers, kv_heads)
     if heads.lost == 0:
         return model, []
@@ -113,7 +117,7 @@ def share(
         f"{model.arch}.feed_forward_length": uint32(n_ff),
         NOT_UPTRAINED: boolean(True),
     }
-    shared = ModelData(model.metadata | fields | sharing_fields(owners, SHARING["mlkv"].keys), kept)
+    shared = ModelData(model.metadata | fields | sharing_fields(owners, keys), kept)
     return shared.with_tensors(*made, *widened), [*warnings, _WARNING]
 
 
