@@ -13,9 +13,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import no_cache
 import slimrt
 from conftest import CUDA_MISSING, GOLDEN, GREEDY, decode, open_engine, product_unit, relative
 from gguf_shapes import Shape, write_random
+from no_cache import cla, mlkv
 from seq2seq_models import MODELS, N_PROMPT, source, tokens
 from seq2seq_models import decode as decode_seq2seq
 from slimrt import _core
@@ -72,6 +74,21 @@ def test_every_mode(name, mode, dtype, convert):
     path = convert(GOLDEN / name)
     on_cpu, on_device = (decode(open_engine(path, mode, dtype, device=d), IDS, N_PREFILL) for d in ("cpu", "cuda"))
     assert relative(on_device, on_cpu) < bound(mode, dtype, path)
+
+
+@needs_device
+@pytest.mark.parametrize("dtype", ["f32", "q8"])
+@pytest.mark.parametrize("config", [mlkv(2, 2, rotary_pct=1.0), cla(2)], ids=["mlkv", "cla"])
+def test_layers_that_share_rows(config, dtype, tmp_path):
+    """MLKV's owner rotates keys as it reads them, its readers do not."""
+    directory = no_cache.write(tmp_path / "model", config, no_cache.tensors_of(config))
+    slimrt.convert(directory, tmp_path / "model.gguf", progress=False)
+    ids = IDS % config["vocab_size"]
+    on_cpu, on_device = (
+        decode(open_engine(tmp_path / "model.gguf", "kv", dtype, n_ctx=64, device=device), ids, N_PREFILL)
+        for device in ("cpu", "cuda")
+    )
+    assert relative(on_device, on_cpu) < bound("kv", dtype, tmp_path / "model.gguf")
 
 
 @needs_device

@@ -17,7 +17,7 @@ from conftest import decode, derived, open_engine, rms
 from gguf_shapes import Shape, write_random
 from reference import Reference
 from remembered import remembered
-from slimrt import _core
+from slimrt import _core, convert
 from slimrt.errors import ModelFormatError
 
 KEY = "slimrt.cache.owners"
@@ -221,3 +221,13 @@ def test_a_layer_without_rows_takes_its_owners_options(files):
     modes, types = ["kv", "auto", "kv", "auto", "kv", "auto"], ["f32", "auto", "q8", "f32", "f16", "auto"]
     layers = _core.plan(str(files("llama")[1]), n_ctx=64, cache=modes, cache_type_k=types)["layers"]
     assert [layer["type"] for layer in layers] == ["f32+f16"] * 2 + ["q8+f16", "f32+f16"] + ["f16"] * 2
+
+
+@pytest.mark.parametrize("mode", ["x", "k", "v"])
+def test_folding_moves_an_owners_v_bias_into_every_readers_output(mode, files, tmp_path):
+    """V's bias is the owner's, W_O a reader's: of a model with biases, converted, the text says what it said."""
+    plain, shared = files("gpt2")
+    convert(shared, tmp_path / "folded.gguf", cache=mode, cache_type="f32", calibration="none", progress=False)
+    got = decode(_core.Engine(str(tmp_path / "folded.gguf"), n_ctx=64), IDS, N_PREFILL)
+    exact = exact_logits(plain)
+    assert rms(got - exact) <= noise(plain, mode, N_PREFILL) < 1e-3 * rms(exact)

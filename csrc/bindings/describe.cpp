@@ -3,6 +3,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/engine_options.h"
+#include "cache/unrotated_keys.h"
 #include "core/error.h"
 #include "core/gguf.h"
 #include "model/architecture.h"
@@ -81,30 +82,38 @@ nb::dict mode_dict(const CacheMode& mode, const AttnConfig& c, const std::string
     return d;
 }
 
+/// unrotated: where other layers read its keys before RoPE.
+std::string refusal_of(const CacheMode& mode, const AttnConfig& c, bool unrotated) {
+    const std::string reason = mode.refusal(c);
+    return reason.empty() && unrotated ? unrotated_refusal(mode, c) : reason;
+}
+
 /// With the first layer that refuses it.
-std::string refusal_of(const CacheMode& mode, const ModelConfig& config, bool cross) {
+std::string refusal_of(const CacheMode& mode, const ModelConfig& config, bool cross, bool unrotated) {
     for (int layer = 0; layer < config.n_layers; ++layer) {
-        const std::string reason = mode.refusal(attention_config(config, layer, cross));
+        const std::string reason = refusal_of(mode, attention_config(config, layer, cross), unrotated);
         if (!reason.empty()) return cross ? reason : concat("layer ", layer, ": ", reason);
     }
     return "";
 }
 
 nb::list modes_of_file(const FileOrPath& from) {
-    const ModelConfig config = read_config(open_file(from));
+    const GgufFile file = open_file(from);
+    const ModelConfig config = read_config(file);
+    const bool unrotated = shares_unrotated_keys(file, config);
     nb::list list;
     for (const bool cross : {false, true}) {
         if (cross && config.architecture->encoder == EncoderKind::none) continue;
         for (const CacheMode* mode : cache_modes(cross))
-            list.append(
-                mode_dict(*mode, attention_config(config, 0, cross), refusal_of(*mode, config, cross)));
+            list.append(mode_dict(*mode, attention_config(config, 0, cross),
+                                  refusal_of(*mode, config, cross, unrotated && !cross)));
     }
     return list;
 }
 
 nb::list modes_of_attention(int d_model, int n_heads, int n_kv_heads, int head_dim, int n_rot, bool qk_norm,
                             int64_t window, bool cross, const std::string& type, int rank,
-                            const std::string& residual_type) {
+                            const std::string& residual_type, bool unrotated) {
     if (d_model < 1 || n_heads < 1 || n_kv_heads < 1 || head_dim < 1 || n_rot < 0 || n_rot > head_dim ||
         rank < 0)
         fail(ErrorCode::argument, "no attention has these sizes: d_model ", d_model, ", n_heads ", n_heads,
@@ -126,7 +135,7 @@ nb::list modes_of_attention(int d_model, int n_heads, int n_kv_heads, int head_d
     nb::list list;
     for (const CacheMode* mode : cache_modes(cross)) {
         if (levels && mode->has_levels()) c.levels = parse_levels(type, mode->usual_levels());
-        list.append(mode_dict(*mode, c, mode->refusal(c)));
+        list.append(mode_dict(*mode, c, refusal_of(*mode, c, unrotated)));
     }
     return list;
 }
@@ -153,6 +162,7 @@ nb::list resolved_layers(const FileOrPath& from, const nb::kwargs& args) {
     nb::list list;
     for (const LayerOptions& layer : resolve_layers(file, read_config(file), read_options(args).cache)) {
         nb::dict d;
+        d["owner"] = layer.owner;
         d["mode"] = layer.mode->name();
         const bool aging = layer.mode->has_levels();
         d["type_k"] = aging ? to_text(layer.levels, layer.mode->usual_levels()) : name_of(layer.type_k);
@@ -174,7 +184,7 @@ void bind_describe(nb::module_& m) {
     m.def("attention_modes", &modes_of_attention, nb::kw_only(), nb::arg("d_model"), nb::arg("n_heads"),
           nb::arg("n_kv_heads"), nb::arg("head_dim"), nb::arg("n_rot"), nb::arg("qk_norm"),
           nb::arg("window") = 0, nb::arg("cross") = false, nb::arg("type") = "f16", nb::arg("rank") = 0,
-          nb::arg("residual_type") = "f16");
+          nb::arg("residual_type") = "f16", nb::arg("unrotated") = false);
     m.def(
         "plane_bytes",
         [](const std::string& type, int width, int heads) {

@@ -14,7 +14,7 @@ namespace {
 
 std::vector<LayerCache> layer_caches(Decoder& decoder) {
     std::vector<LayerCache> layers;
-    for (const auto& [mode, c, owner, shared] : decoder.layers()) {
+    for (const auto& [mode, c, owner, shared, rotates] : decoder.layers()) {
         std::string types;
         const std::vector<Format> older = mode->older_formats(c);
         for (const Plane& plane : older.empty() ? mode->format(c) : older.back()) {

@@ -4,6 +4,7 @@
 #include <numeric>
 #include <set>
 
+#include "cache/unrotated_keys.h"
 #include "core/error.h"
 #include "model/architecture.h"
 
@@ -211,16 +212,31 @@ void require_option_of_owner(const char* what, const ByLayer<T>& asked, const T&
          ", whose rows it reads: give both the same");
 }
 
+const CacheMode& require_unrotated(const CacheMode& mode, const AttnConfig& c) {
+    if (const CacheMode* found = with_unrotated_keys(mode, c)) return *found;
+    std::string legal;
+    for (const CacheMode* other : cache_modes(false))
+        if (other->refusal(c).empty() && with_unrotated_keys(*other, c))
+            legal += concat(legal.empty() ? "" : ", ", other->name());
+    fail(ErrorCode::cache_unsupported, "cache mode '", mode.name(), "' is not possible in layer ", c.layer,
+         ": ", unrotated_refusal(mode, c), ". Modes that work here: ", legal);
+}
+
 std::vector<LayerChoice> choose_layers(const GgufFile& file, const ModelConfig& model, const CacheOptions& o,
                                        const ExtraTensors& extra) {
+    const bool unrotated = shares_unrotated_keys(file, model);
     std::vector<LayerChoice> choices;
     for (const LayerOptions& layer : resolve_layers(file, model, o, extra)) {
         const int i = int(choices.size());
         if (layer.owner != i) {
-            choices.push_back(choices[layer.owner]);
-            choices.back().config.layer = i;
-            choices.back().shared = false;
-            choices[layer.owner].shared = true;
+            LayerChoice& owner = choices[layer.owner];
+            if (unrotated && !owner.shared) owner.mode = &require_unrotated(*owner.mode, owner.config);
+            owner.shared = true;
+            LayerChoice reader = owner;
+            reader.config.layer = i;
+            reader.shared = false;
+            reader.rotates_keys = !unrotated;
+            choices.push_back(reader);
             continue;
         }
         AttnConfig c = attention_config(model, i);
@@ -257,6 +273,19 @@ int64_t resolve_n_source(const ModelConfig& c, int64_t n_source) {
 }
 
 }  // namespace
+
+bool shares_unrotated_keys(const GgufFile& file, const ModelConfig& model) {
+    constexpr const char* kKey = "slimrt.cache.shared_keys";
+    const std::string stage = file.string(kKey, "rotated");
+    if (stage == "raw" && model.architecture->qk_norm)
+        fail(
+            ErrorCode::unsupported, file.path(), ": key '", kKey,
+            "' is 'raw', and each layer norms keys by itself (QK-norm), which layers that share them cannot");
+    if (stage != "rotated" && stage != "raw" && stage != "unrotated")
+        fail(ErrorCode::format, file.path(), ": key '", kKey, "' is '", stage,
+             "'; it may be: rotated, raw, unrotated");
+    return stage == "unrotated";
+}
 
 std::vector<LayerOptions> resolve_layers(const GgufFile& file, const ModelConfig& model,
                                          const CacheOptions& o, const ExtraTensors& extra) {

@@ -51,8 +51,9 @@ struct LayerOptions {
 struct LayerChoice {
     const CacheMode* mode;
     AttnConfig config;
-    int owner;            // the layer whose rows this one reads: itself, or one before it
-    bool shared = false;  // layers after it read its rows too
+    int owner;                 // the layer whose rows this one reads: itself, or one before it
+    bool shared = false;       // layers after it read its rows too
+    bool rotates_keys = true;  // else it reads them before RoPE (MLKV)
 
     bool owns() const { return owner == config.layer; }
 };
@@ -62,6 +63,11 @@ struct CacheChoices {
     std::vector<LayerChoice> cross;   // of an encoder's output, in one mode; none without an encoder
     int64_t n_ctx = 0, n_source = 0;  // resolved
 };
+
+/// Whether layers read the keys of others before RoPE and never rotate them (slimrt.cache.shared_keys).
+/// Throws Error{format} for another word than the key has, Error{unsupported} where each would norm them by
+/// itself.
+bool shares_unrotated_keys(const GgufFile& file, const ModelConfig& config);
 
 /// One a layer, perhaps of a mode that is not legal there. Arguments and errors as choose_caches().
 std::vector<LayerOptions> resolve_layers(const GgufFile& file, const ModelConfig& config,

@@ -26,7 +26,7 @@ std::vector<LayerSpan> spans_of(const std::vector<LayerChoice>& layers) {
 std::vector<LayerRows> rows_of(const std::vector<LayerChoice>& layers) {
     std::vector<LayerRows> rows;
     for (const LayerChoice& layer : layers) {
-        const auto& [mode, config, owner, shared] = layer;
+        const auto& [mode, config, owner, shared, rotates] = layer;
         rows.push_back({{}, config.window, mode->regions(config)});
         if (!layer.owns()) continue;
         rows.back().formats = mode->older_formats(config);
@@ -105,7 +105,7 @@ void Decoder::take_dense_rows(const LayerSpan& span, Scratch& scratch, StepState
 StepLimits Decoder::step_limits() const {
     constexpr int64_t kMin = 1 << 10, kMax = 1 << 14;
     int64_t longest = 0, stored = options_.n_batch;
-    for (const auto& [mode, config, owner, shared] : choices_.layers)
+    for (const auto& [mode, config, owner, shared, rotates] : choices_.layers)
         if (mode->regions(config).n_classes > 1)
             longest = options_.n_ctx, stored = std::min<int64_t>(stored, kBlockTokens);
         else if (!mode->dense_format(config).empty())
@@ -157,7 +157,7 @@ std::vector<Tensor> Decoder::queries_and(std::span<const Projection> others, Scr
         products.push_back({weight, bias, lasting.f32(x.rows, weight.rows)});
     backend_.linear(x, products);
     if (w.q_norm) backend_.norm(NormKind::rms, q, w.q_norm, {}, *in.config.qk_norm_eps, q);
-    if (in.rope) backend_.rope(q, in.config.n_heads, in.rope, in.positions);
+    if (in.config.rope) backend_.rope(q, in.config.n_heads, rope_, in.positions);
     std::vector<Tensor> out;
     for (const Product& product : products) out.push_back(product.out);
     return out;
@@ -173,7 +173,7 @@ void Decoder::attention(int layer, const Batch& batch, StepState& state, Scratch
                         Tensor out) const {
     const Scratch::Scope scope(scratch);
     const LayerWeights& w = weights_.layers[layer];
-    const auto& [mode, config, owner, shared] = choices_.layers[layer];
+    const auto& [mode, config, owner, shared, rotates_keys] = choices_.layers[layer];
     const Prepared& prepared = *w.attn_prepared;
     const GroupBatch& group = batch.groups[cache_->group_of(owner)];
     const Tensor in = norm(backend_, config_, w.attn_norm, x, out);
@@ -181,8 +181,9 @@ void Decoder::attention(int layer, const Batch& batch, StepState& state, Scratch
 
     const Tensor heads = scratch.f32(x.rows, config.q_width());
     Scratch lasting = shared ? scratch.other_end() : scratch;
+    const Rope& rope = rotates_keys ? rope_ : kNoRope;
     const auto step = [&, &config = config](Scratch& of) {
-        return AttnInput{config, prepared, rope_, batch.positions, group.sequences, batch.chunk, of};
+        return AttnInput{config, prepared, rope, batch.positions, group.sequences, batch.chunk, of};
     };
     const bool owns = owner == layer;
     const auto others = owns ? mode->projections(prepared) : std::vector<Projection>{};
@@ -225,7 +226,7 @@ void Decoder::cross_scores(int layer, int head, Tensor x, const AttentionSequenc
                            Tensor out) const {
     const Scratch::Scope scope(scratch);
     const LayerWeights& w = weights_.layers[layer];
-    const auto& [mode, c, owner, shared] = choices_.cross[layer];
+    const auto& [mode, c, owner, shared, rotates] = choices_.cross[layer];
     const Rows stored = encoder_states_->rows(owner)[0];
     const Tensor rows = scratch.f32(out.cols, stored.width), q = scratch.f32(x.rows, c.head_dim);
     backend_.load(stored, states.table, states.begin, states.end, rows);

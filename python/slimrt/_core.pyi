@@ -286,6 +286,7 @@ def attention_modes(
     type: str = "f16",
     rank: int = 0,
     residual_type: str = "f16",
+    unrotated: bool = False,
 ) -> list[dict[str, Any]]:
     """The same for an attention of these sizes, with rows of these types."""
 

@@ -24,8 +24,10 @@ from slimrt._core import resolve_layers as resolve_layers
 
 
 class LayerOptions(TypedDict):
-    """A layer's options, resolved. rank, residual_type: of a mode with a residual; -1 and "": nothing says it."""
+    """A layer's options, resolved. owner: the layer whose rows it reads, itself or one before it. rank, residual_type:
+    of a mode with a residual; -1 and "": nothing says it."""
 
+    owner: int
     mode: str
     type_k: str
     type_v: str
@@ -249,12 +251,14 @@ def attention_modes(
     type: str = "f16",
     rank: int = 0,
     residual_type: str = "f16",
+    unrotated: bool = False,
 ) -> tuple[Mode, ...]:
     """The modes of self-attention, or of cross-attention, of such a shape; planes of these types.
 
     Args:
         n_rot: columns of a head that RoPE turns. window: tokens that a query sees; 0: all.
         rank, residual_type: of a mode with a residual.
+        unrotated: other layers read its keys before RoPE.
 
     Raises:
         UnsupportedError: an unknown type. ValueError: sizes that no attention has.
@@ -262,6 +266,7 @@ def attention_modes(
     found = _core.attention_modes(
         d_model=d_model, n_heads=n_heads, n_kv_heads=n_kv_heads, head_dim=head_dim, n_rot=n_rot, qk_norm=qk_norm,
         window=window, cross=cross, type=type, rank=rank, residual_type=residual_type,
+        unrotated=unrotated,
     )  # fmt: skip
     return tuple(map(_mode, found))
 

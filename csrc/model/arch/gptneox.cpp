@@ -13,7 +13,7 @@ const Architecture gptneox = {
     .parallel_residual = true,
     .qkv_bias = Presence::required,
     .linear_bias = Presence::required,
-    .fused_qkv = Presence::required,
+    .fused_qkv = Presence::optional,  // in three where heads or layers share K and V (MLKV)
     .gated_ffn = Presence::never,
     .activation = Activation::gelu_erf,
 };

@@ -42,6 +42,14 @@ def add_flags(flags: Flags) -> None:
     flags.add("--cross-type", default="auto", metavar="TYPE", help="of its rows, as --cache-type (default: f16)")
     types = "f32, f16, bf16, q8_0, q4_0, q4_k, q4_k_m, q5_k, q6_k"
     flags.add("--outtype", metavar="TYPE", help=f"type of the weights: {types}; default: as they are")
+    flags.add(
+        "--kv-layers", type=int, metavar="M", help="merge K and V of neighbouring layers until M have some (MLKV)"
+    )
+    flags.add("--kv-heads", type=int, metavar="G", help="merge K and V of neighbouring heads until a layer has G")
+    flags.add("--merge", default="uniform", metavar="HOW", help="uniform or reference, as the published converter "
+              "weighs layers (default: uniform)")  # fmt: skip
+    flags.add("--shared-keys", default="unrotated", metavar="HOW", help="what layers read of others' K: unrotated, as "
+              "published, or rotated (default: unrotated)")  # fmt: skip
     flags.add("--calibration", metavar="FILE", help="text to fold for and to measure on; none: do without")
     flags.add("--verify", nargs="?", const="", metavar="TEXTFILE", help="compare with the source in kv f32, on a "
               "text; encoders that hear are given noise. Exit code 3, and no file, where over 5 %% of V is "
@@ -84,6 +92,10 @@ def _convert(args: argparse.Namespace, cache: str | None) -> ConvertReport:
         rank=args.rank,
         residual_type=args.residual_type,
         outtype=args.outtype,
+        kv_layers=args.kv_layers,
+        kv_heads=args.kv_heads,
+        merge=args.merge,
+        shared_keys=args.shared_keys,
         calibration=args.calibration,
         exact=args.exact,
         cross=args.cross,

@@ -13,6 +13,7 @@ from gguf import GGUFValueType
 from gguf.gguf_writer import GGUFValue
 
 from slimrt.converter.quantize import OUT_TYPES, requantise
+from slimrt.converter.share import share
 from slimrt.converter.verify import compare
 from slimrt.errors import UnsupportedError
 from slimrt.folding.attention import Attention, fold_value_bias
@@ -39,6 +40,10 @@ def convert(
     rank: int | None = None,
     residual_type: str | None = None,
     outtype: str | None = None,
+    kv_layers: int | None = None,
+    kv_heads: int | None = None,
+    merge: str = "uniform",
+    shared_keys: str = "unrotated",
     calibration: Text = None,
     exact: bool = False,
     cross: str | None = None,
@@ -62,6 +67,10 @@ def convert(
             (`slimrt.folding.precision.Errors.size`), in any layer; None: 0.01.
         rank, residual_type: of the residual of "k+r"; None: the default for the type.
         outtype: type of the weight matrices, a key of `slimrt.converter.quantize.OUT_TYPES`; None: as in the source.
+        kv_layers, kv_heads: of a model of architecture "gptneox" or "llama", layers that keep K and V of their own, and
+            heads that do there; the others are merged into them (MLKV), as `slimrt.converter.share.share` says. None:
+            all. The result is not usable before it is trained further.
+        merge: how: "uniform" or "reference". shared_keys: what the others read of K, "unrotated" or "rotated".
         calibration: a text file to fold for, and to predict errors with; None: the built-in text, if the model has a
             tokenizer; "none": no text.
         exact: insist on a fold that is exact in exact arithmetic: cache "k" or "v", which always are.
@@ -90,7 +99,12 @@ def convert(
     request = _request(cache, cache_type, target_error, rank, residual_type, exact)
     _check(source, target, outtype, overwrite)
     _check_texts(cache, calibration, verify)
-    model, warnings = read_model(source, keep_fold=cache is None and cross is None and outtype is None)
+    sharing = _sharing(cache, kv_layers, kv_heads, merge, shared_keys)
+    plainly = cache is None and cross is None and outtype is None and not sharing
+    model, warnings = read_model(source, keep_fold=plainly)
+    if sharing:
+        model, more = share(model, kv_layers, kv_heads, merge, shared_keys)
+        warnings += more
     if outtype is not None:
         model, more = requantise(model, outtype)
         warnings += more
@@ -132,6 +146,18 @@ def convert(
     ids = text_ids(plain, None if verify is True else verify or None)
     type_name = AUTO if "slimrt.cache.types" in metadata else request.types[0]
     return replace(report, verify=compare(plain, target, ids, type_name, show_progress=show))
+
+
+def _sharing(cache: str | None, kv_layers: int | None, kv_heads: int | None, merge: str, keys: str) -> bool:
+    """Whether K and V are to be merged. ValueError: and folded, or how they are and not that."""
+    asked = kv_layers is not None or kv_heads is not None
+    if asked and cache is not None:
+        raise ValueError(
+            "kv_layers and kv_heads change the weights, which are then trained: fold for a cache after that"
+        )
+    if not asked and (merge, keys) != ("uniform", "unrotated"):
+        raise ValueError("merge and shared_keys are for a conversion with kv_layers or kv_heads")
+    return asked
 
 
 def _request(

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -95,6 +96,20 @@ def requantise(model: ModelData, outtype: str) -> tuple[ModelData, list[str]]:
     if out.kind not in _PLAIN:
         metadata["general.quantization_version"] = uint32(2)
     return model.with_tensors(*changed).with_metadata(metadata), warnings
+
+
+def stored_as(
+    name: str, shape: tuple[int, ...], kind: GGMLQuantizationType, values: Callable[[], np.ndarray]
+) -> Tensor:
+    """A tensor whose float32 values [shape] are computed when it is written, in this type; one whose rows do not divide
+    into its blocks as `requantise` has it.
+
+    Raises when it is written:
+        ModelFormatError, UnsupportedError: a value is not finite, or too large for the type.
+    """
+    kind = _fitting(kind, shape[-1])
+    plain = Tensor(name, shape, _Kind.F32, lambda: np.ascontiguousarray(values(), np.float32).view(np.uint8))
+    return plain if kind == _Kind.F32 else replace(plain, type=kind, load=partial(_converted, plain, kind))
 
 
 def _wanted(name: str, out: OutType, model: ModelData) -> GGMLQuantizationType:

@@ -7,6 +7,7 @@ stores each transposed, [out, in], with the columns of K in the file's own order
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import sqrt
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from slimrt import core
 from slimrt.errors import CacheUnsupportedError, ModelFormatError, UnsupportedError
 from slimrt.modelfile.gguf import ModelData, Tensor
+from slimrt.modelfile.sharing import KEYS, owners_of
 from slimrt.modes import DEFAULT_TYPE, MODES
 
 
@@ -32,6 +34,8 @@ class Attention:
         blocks, part: what the names of its tensors begin with, around the layer's number.
         input_norm: the norm of its input, without "weight" or "bias"; one for all layers, or with {} for the number.
         scaled: scores are divided by the square root of a head's width (all but T5's).
+        owners: the layer whose rows each layer reads; (): its own.
+        unrotated: layers read the keys of others before RoPE (MLKV).
     """
 
     d: int
@@ -49,6 +53,8 @@ class Attention:
     part: str = "attn"
     input_norm: str = "blk.{}.attn_norm"
     scaled: bool = True
+    owners: tuple[int, ...] = ()
+    unrotated: bool = False
 
     @classmethod
     def of(cls, model: ModelData) -> Attention:
@@ -74,6 +80,8 @@ class Attention:
             qk_norm="blk.0.attn_k_norm.weight" in model.tensors,
             window=model.size("attention.sliding_window", 0) or 0,
             eps=model.size("attention.layer_norm_rms_epsilon", 0.0),
+            owners=tuple(owners_of(model)),
+            unrotated=model.value(KEYS, "") == "unrotated",
         )
 
     @classmethod
@@ -117,6 +125,14 @@ class Attention:
         """What the names of a layer's tensors begin with."""
         return f"{self.blocks}{layer}."
 
+    def owner(self, layer: int) -> int:
+        """The layer whose rows a layer reads: itself, or one before it."""
+        return self.owners[layer] if self.owners else layer
+
+    def owning(self, layers: Iterable[int] | None = None) -> list[int]:
+        """Those of some layers (None: of all) that have K and V of their own: the others need no fold."""
+        return [i for i in (range(self.n_layers) if layers is None else sorted(layers)) if self.owner(i) == i]
+
     @property
     def q_width(self) -> int:
         return self.n_heads * self.head_dim
@@ -146,6 +162,7 @@ class Attention:
             d_model=self.d, n_heads=self.n_heads, n_kv_heads=self.n_kv_heads, head_dim=self.head_dim,
             n_rot=self.n_rot if self.rope else 0, qk_norm=self.qk_norm, window=self.window,
             cross=self.part == "cross_attn", type=type, rank=rank, residual_type=residual_type,
+            unrotated=self.unrotated,
         )  # fmt: skip
         return {mode.name: mode for mode in found}
 
@@ -288,17 +305,17 @@ def fold_value_bias(model: ModelData, attention: Attention) -> ModelData:
     """Move each layer's V bias into the output bias: c' = b_V W_O + c, b_V = 0.
 
     Softmax weights sum to 1, so every query head adds its own KV head's b_V whatever it attends to; without it V is
-    linear in x, which every mode but "kv" needs (cache-math.md section 1, "Biases"). Of an encoder-decoder the runtime
-    does it while loading, and the model stays as it is.
+    linear in x, which every mode but "kv" needs (cache-math.md section 1, "Biases"). A layer that reads another's rows
+    adds that one's b_V. Of an encoder-decoder the runtime does it while loading, and the model stays as it is.
     """
     if attention.encoder_decoder:
         return model
     changed: list[Tensor] = []
     kv = attention.kv_width
     for layer in range(attention.n_layers):
-        prefix = f"blk.{layer}."
-        fused = model.tensors.get(f"{prefix}attn_qkv.bias")
-        bias = fused or model.tensors.get(f"{prefix}attn_v.bias")
+        prefix, owner = f"blk.{layer}.", f"blk.{attention.owner(layer)}."
+        fused = model.tensors.get(f"{owner}attn_qkv.bias")
+        bias = fused or model.tensors.get(f"{owner}attn_v.bias")
         if bias is None:
             continue
         values = bias.values().copy()

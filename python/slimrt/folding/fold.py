@@ -71,7 +71,7 @@ def fold_layers(
         rank, residual_type: of the residual of k+r; None: the default for the type.
         calibration: a text file for k+r, xr and lowrank; None: the built-in text, if the model has a tokenizer; "none":
             none.
-        layers: which; None: all.
+        layers: which; None: all. Those that read another layer's rows need nothing.
         progress: show a bar on stderr, when that is a terminal.
         judge: is told of each layer the expected relative error of what is computed from its rows, and for what inputs;
             may raise to refuse.
@@ -92,7 +92,7 @@ def fold_layers(
     attention = Attention.of(model)
     attention.require(mode)
     check_rank(attention, rank)
-    wanted, show = sorted(layers) if layers is not None else range(attention.n_layers), bars.wanted(None) and progress
+    wanted, show = attention.owning(layers), bars.wanted(None) and progress
     made: dict[str, np.ndarray] = {}
     needs_text = mode in ("k+r", "lowrank") or (mode == "xr" and cache_type in STATIC_SCALES)
     text = calibration if needs_text else "none"

@@ -116,7 +116,7 @@ def predicted(model: ModelData, rows: Lossy, layers: Collection[int] | None = No
         CacheUnsupportedError, ModelFormatError: as `cross.folds`.
     """
     attention = Attention.of(model)
-    wanted = range(attention.n_layers) if layers is None else sorted(layers)
+    wanted = attention.owning(layers)
     known = written(model, rows)
     yield from ((layer, known[layer]) for layer in wanted if layer in known)
     unknown = [layer for layer in wanted if layer not in known]

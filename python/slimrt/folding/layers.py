@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -47,7 +47,8 @@ class Request:
 def fold_model(
     known: Calibration, request: Request, spool: Path, *, show_progress: bool
 ) -> tuple[ModelData, list[LayerReport]]:
-    """Return the model with what its cache needs, which waits in files of `spool`, and the reports.
+    """Return the model with what its cache needs, which waits in files of `spool`, and the reports; a layer that reads
+    another's rows has that one's report, without bytes.
 
     Raises:
         CacheUnsupportedError: a projection that has to be inverted is singular.
@@ -57,6 +58,9 @@ def fold_model(
     n_layers = known.attention.n_layers
     with bars.bar(show_progress, n_layers, "folding", "layer") as update:
         for layer in range(n_layers):
+            if (owner := known.attention.owner(layer)) != layer:
+                reports.append(replace(reports[owner], layer=layer, bytes_per_token=0, kv_bytes=0, weights=0, front=()))
+                continue
             report, tensors = fold_one(known, layer, request)
             reports.append(report)
             made += [

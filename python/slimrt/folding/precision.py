@@ -71,7 +71,8 @@ def measure_error_of_v(path: GgufPath, ids: np.ndarray, mode: str = "k") -> dict
         ids: token ids int32 [n], n at most the model's context.
 
     Returns:
-        Type name -> relative error of V (of K in mode "v") in each layer, float64 [n_layers].
+        Type name -> relative error of V (of K in mode "v") in each layer, float64 [n_layers]; 0 where a layer reads
+        another's rows.
     """
     from slimrt import core
 
@@ -82,7 +83,7 @@ def measure_error_of_v(path: GgufPath, ids: np.ndarray, mode: str = "k") -> dict
     engine = core.Engine(file, n_ctx=len(ids), cache="kv", cache_type_k="f32", cache_type_v="f32")
     inputs = engine.attention_inputs(np.asarray(ids, np.int32))
     errors = {name: np.zeros(attention.n_layers) for name in ROUNDOFF}
-    for layer in range(attention.n_layers):
+    for layer in attention.owning():
         fold = fold_layer(model, attention, mode, layer)
         weight, row = stored(fold).T, inputs[layer] @ fold.w_in.astype(np.float32)
         exact = inputs[layer].astype(np.float64) @ fold.w_out

@@ -64,8 +64,8 @@ class LayerReport:
 
     @property
     def share(self) -> float:
-        """Of the bytes of kv f16."""
-        return self.bytes_per_token / self.kv_bytes
+        """Of the bytes of kv f16; 0 of a layer that reads another's rows."""
+        return self.bytes_per_token / self.kv_bytes if self.kv_bytes else 0.0
 
 
 @dataclass(frozen=True)

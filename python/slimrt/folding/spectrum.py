@@ -43,7 +43,7 @@ class Spectrum:
 
 
 def spectra(model: ModelData, *, progress: bool = False) -> list[Spectrum]:
-    """The spectrum of W_K in every layer, one layer in memory at a time; progress: show a bar on stderr.
+    """The spectrum of W_K in every layer that has one, one layer in memory at a time; progress: show a bar on stderr.
 
     Raises:
         ModelFormatError, UnsupportedError, OSError: the file is broken or of an unknown architecture.
@@ -52,9 +52,10 @@ def spectra(model: ModelData, *, progress: bool = False) -> list[Spectrum]:
 
     attention = Attention.of(model)
     found = []
-    with bars.bar(progress, attention.n_layers, "spectrum", "layer") as update:
-        for layer in range(attention.n_layers):
+    owning = attention.owning()
+    with bars.bar(progress, len(owning), "spectrum", "layer") as update:
+        for done, layer in enumerate(owning):
             w_k, _ = projections(model, attention, layer)
             found.append(Spectrum(layer, np.linalg.svd(w_k, compute_uv=False)))
-            update(layer + 1, attention.n_layers)
+            update(done + 1, len(owning))
     return found

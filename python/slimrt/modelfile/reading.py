@@ -13,6 +13,7 @@ from slimrt.errors import UnsupportedError
 from slimrt.modelfile.ggml_bin import read_ggml_bin
 from slimrt.modelfile.gguf import ModelData, read_gguf, uint32, write_gguf
 from slimrt.modelfile.hf.directory import read_hf
+from slimrt.modelfile.sharing import KEYS, OWNERS
 from slimrt.modes import FOLD_SUFFIXES
 from slimrt.plumbing import progress as bars
 from slimrt.plumbing.files import is_ggml_bin
@@ -20,7 +21,7 @@ from slimrt.plumbing.files import is_ggml_bin
 FORMAT_VERSION = 1  # of the keys under "slimrt."
 _CONVERTER = 2  # raise it when the same source converts to other bytes: cached files are made again
 # Say what the model is, not how it was converted.
-_KEPT_KEYS = ("slimrt.activation", "slimrt.whisper.", "slimrt.chronos.")
+_KEPT_KEYS = ("slimrt.activation", "slimrt.whisper.", "slimrt.chronos.", "slimrt.sharing.", OWNERS, KEYS)
 _MODEL_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja")
 
 

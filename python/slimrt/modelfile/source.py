@@ -104,6 +104,11 @@ class ModelSource:
         """The sizes of the model, from core.plan, without a context."""
         return core.plan(self.file)
 
+    @cached_property
+    def owners(self) -> list[int]:
+        """The layer whose rows each layer of the decoder reads, itself or one before it."""
+        return [layer["owner"] for layer in core.resolve_layers(self.file)]
+
     def modes(self, *, cross: bool = False) -> dict[str, core.Mode]:
         """What each mode of self-attention, or of cross-attention, is for this model, by name."""
         return {mode.name: mode for mode in self._modes if mode.cross == cross}

@@ -23,10 +23,15 @@ def folds_at_load(source: ModelSource, choice: CacheChoice) -> dict[LayerCache, 
     """The layers whose self-attention needs folded weights that the file lacks, by the cache they are to have."""
     present = source.file.tensors()
     missing: dict[LayerCache, list[int]] = {}
-    for layer, cache in enumerate(choice.layers(source)):
+    for layer, cache in _owning(source, choice):
         if cache.mode in FOLDED and f"{source.blocks}{layer}.{FOLDED[cache.mode]}" not in present:
             missing.setdefault(cache, []).append(layer)
     return missing
+
+
+def _owning(source: ModelSource, choice: CacheChoice) -> list[tuple[int, LayerCache]]:
+    """The layers that have rows of their own, with their caches."""
+    return [(i, cache) for i, cache in enumerate(choice.layers(source)) if source.owners[i] == i]
 
 
 def cross_folds_at_load(source: ModelSource, mode: str) -> list[int]:
@@ -47,7 +52,7 @@ def lossy_layers(source: ModelSource, choice: CacheChoice) -> dict[Lossy, list[i
     from slimrt.folding.gate import CROSS, Lossy
 
     losing: dict[Lossy, list[int]] = {}
-    for layer, cache in enumerate(choice.layers(source)):
+    for layer, cache in _owning(source, choice):
         losing.setdefault(_lossy(cache), []).append(layer)
     if source.has_encoder:
         cross = choice.cross.resolved(source)

@@ -15,6 +15,7 @@ from slimrt.cache.config import CacheChoice, check_cache, kinds
 from slimrt.cache.cross import describe_cross
 from slimrt.cache.planner import Planner, wont_fit
 from slimrt.errors import WontFitError
+from slimrt.modelfile.sharing import NOT_UPTRAINED
 from slimrt.modelfile.source import ModelSource
 from slimrt.plumbing import progress
 from slimrt.plumbing.forking import watch
@@ -129,6 +130,10 @@ def load(
     """
     check_cache(source, choice)
     _check_calibration(source, calibration)
+    if NOT_UPTRAINED in source.file.keys() and show_progress is not False:
+        progress.note_once(
+            f"{source.path.name} shares K and V and was not trained since: it is not usable yet (training/uptrain.py)"
+        )
     sizes = planner.sizes(choice, n_ctx)
     try:
         if sizes.total > planner.limit and needs_folding(source, choice):

@@ -13,6 +13,7 @@ from slimrt.errors import ModelFormatError, UnsupportedError
 from slimrt.modelfile.hf.encoder_decoders import ENCODER_DECODERS
 from slimrt.modelfile.hf.families import FAMILIES, Family, Stack
 from slimrt.modelfile.hf.safetensors_files import read_json
+from slimrt.modelfile.sharing import SHARING
 
 _MODEL_TYPES = {**FAMILIES, **ENCODER_DECODERS}
 
@@ -37,6 +38,7 @@ class Config:
 
     Attributes:
         where: what holds the model's tensors, for messages.
+        owners: the layer whose K and V each layer reads; None where each reads its own.
 
     Raises:
         ModelFormatError: a value is broken, or contradicts another.
@@ -61,6 +63,7 @@ class Config:
             self._refuse()
             if self.family.settle is not None:
                 self.family, self.values = self.family.settle(self.family, self.values)
+        self.owners = self._owners()
 
     @classmethod
     def of(cls, directory: Path) -> Config:
@@ -91,6 +94,14 @@ class Config:
         if isinstance(value, bool) or not isinstance(value, kind) or not low <= value < 2**31:
             raise ModelFormatError(f"{self.path}: {self.family.spelling.get(key, key)} is {value!r}, not a size")
         return value
+
+    def _owners(self) -> list[int] | None:
+        if not self.family.sharing:
+            return None
+        try:
+            return SHARING[self.family.sharing].owners(self.values)
+        except ValueError as error:
+            raise ModelFormatError(f"{self.path}: {error}") from None
 
     def _refuse(self) -> None:
         if method := self.get("quantization_config"):

@@ -20,6 +20,7 @@ from slimrt.modelfile.hf.layout import Layout, Source
 from slimrt.modelfile.hf.rope import rope_fields
 from slimrt.modelfile.hf.safetensors_files import DTYPES, Checkpoint
 from slimrt.modelfile.hf.vocabulary import vocabulary_fields
+from slimrt.modelfile.sharing import SHARING, sharing_fields
 
 
 def read_hf(directory: Path) -> tuple[ModelData, list[str]]:
@@ -93,6 +94,8 @@ def _metadata(config: Config, sizes: Sizes, name: str) -> dict[str, GGUFValue]:
     metadata |= {f"{arch}.{ours}": uint32(int(config.number(key))) for ours, key in config.family.numbers.items()}
     if key := config.family.activation:
         metadata["slimrt.activation"] = string(ACTIVATIONS[config.get(key) or config.family.defaults[key]])
+    if config.owners is not None:
+        metadata |= sharing_fields(config.owners, SHARING[config.family.sharing].keys)
     if config.family.extra is not None:
         metadata |= config.family.extra(config.values, config.generation)
     return metadata

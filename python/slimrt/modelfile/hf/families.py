@@ -76,6 +76,7 @@ class Family:
         float32: modules whose weights are small, and never multiplied as a stored matrix.
         head_or_embedding: an untied head that is not stored is the token embedding.
         head_decides: what is stored says whether the head is tied, not the config.
+        sharing: how layers share K and V, a key of `SHARING`; "": they do not.
         settle: the family and config values to use, where the layout depends on the config's.
         extra: config values, and those of generation_config.json -> what GGUF has no key for.
     """
@@ -109,6 +110,7 @@ class Family:
     float32: tuple[str, ...] = ("position_embd",)
     head_or_embedding: bool = False
     head_decides: bool = False
+    sharing: str = ""
     settle: Callable[[Family, dict[str, Any]], tuple[Family, dict[str, Any]]] | None = None
     extra: Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, GGUFValue]] | None = None
 
@@ -121,6 +123,24 @@ class Family:
 # The one thing GGUF has no key for where an architecture is used with several: config value -> slimrt.activation.
 GELU = {"gelu": "gelu_erf", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh"}
 ACTIVATIONS = {**GELU, "relu": "relu", "silu": "silu", "swish": "silu"}
+
+
+def _cla(family: Family, values: dict[str, Any]) -> tuple[Family, dict[str, Any]]:
+    """Cross-layer attention in Llama's layout, with the config keys of Hunyuan."""
+    return (replace(family, sharing="cla") if values.get("use_cla") else family), values
+
+
+def _mlkv(family: Family, values: dict[str, Any]) -> tuple[Family, dict[str, Any]]:
+    """MLKV's GPT-NeoX (Zuhri et al., 2024): heads and layers may share K and V, and projections are three."""
+    if values.get("num_key_value_layers") is None and values.get("num_key_value_heads") is None:
+        return family, values
+    parts = {part: (f"attention.{name}", "q d" if part == "attn_q" else "kv d") for part, name in _QKV.items()}
+    layer = parts | {name: module for name, module in family.layer.items() if name != "attn_qkv"}
+    biases = {key: (*parts, *(name for name in names if name != "attn_qkv")) for key, names in family.biases.items()}
+    return replace(family, sharing="mlkv", layer=layer, biases=biases, by_head=()), values
+
+
+_QKV = {"attn_q": "query", "attn_k": "key", "attn_v": "value"}
 
 LLAMA = Family(
     arch="llama",
@@ -142,6 +162,7 @@ LLAMA = Family(
     defaults={"max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "hidden_act": "silu"},
     only={"hidden_act": ("silu", "swish"), "partial_rotary_factor": (1.0,)},
     permuted=("attn_q", "attn_k"),
+    settle=_cla,
 )
 
 MISTRAL = replace(
@@ -178,7 +199,7 @@ PHI3 = replace(
         "rms_norm_eps": 1e-5,
         "hidden_act": "silu",
     },
-    only={"hidden_act": ("silu", "swish")},
+    only={"hidden_act": ("silu", "swish"), "use_cla": (False,)},
     rope_aliases={"yarn": "longrope"},  # as transformers reads the first Phi-3 configurations
     permuted=(),
     window=True,
@@ -202,7 +223,7 @@ OLMO2 = replace(
     },
     biases={},
     defaults={**LLAMA.defaults, "rms_norm_eps": 1e-5},
-    only={**LLAMA.only, "attention_bias": (False,)},
+    only={**LLAMA.only, "attention_bias": (False,), "use_cla": (False,)},
     permuted=(),
 )
 
@@ -230,13 +251,19 @@ GPT_NEOX = Family(
         "use_parallel_residual": True,
         "partial_rotary_factor": 0.25,
     },
-    only={"hidden_act": tuple(GELU), "attention_bias": (True,), "use_parallel_residual": (True, False)},
+    only={
+        "hidden_act": tuple(GELU),
+        "attention_bias": (True,),
+        "use_parallel_residual": (True, False),
+        "use_key_value_mlp": (False,),
+    },
     norm_eps=("layer_norm_epsilon", "layer_norm_eps"),
     head="embed_out",
     activation="hidden_act",
     flags=("use_parallel_residual",),
     by_head=("attn_qkv",),
     ignored=(r".*rotary_emb\.inv_freq", r".*attention\.(masked_)?bias"),
+    settle=_mlkv,
 )
 
 PHI = Family(

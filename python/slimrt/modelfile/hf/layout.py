@@ -113,9 +113,14 @@ class Layout:
             for layer in range(self.config.layers(stack)):
                 prefix, theirs = stack.prefix.format(layer), self.stem + stack.block.format(layer)
                 for name, (module, symbols) in stack.layer.items():
-                    if layer == 0 or name not in stack.only_first:
+                    if (layer == 0 or name not in stack.only_first) and not self._reads_another(layer, name):
                         half, shape = stack.halves.get(name), self.sizes.shape(symbols)
                         yield _Module(prefix + name, theirs + module, shape, self.family.conv1d, half)
+
+    def _reads_another(self, layer: int, name: str) -> bool:
+        """Whether it is K or V of a layer that reads another's."""
+        owners = self.config.owners
+        return owners is not None and owners[layer] != layer and name in ("attn_k", "attn_v")
 
     def _head(self) -> Iterator[Tensor]:
         """The output matrix, unless it is the token embedding."""

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""K and V shared by heads and layers (MLKV, Zuhri et al., 2024, section 3; heads alone: GQA, Ainslie et al., 2023).
+
+What the merged heads have lost goes to the feed-forward networks, which become wider, so that the number of parameters
+stays. The result computes something else than the source until it is trained again (training/uptrain.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from slimrt.converter.quantize import stored_as
+from slimrt.errors import UnsupportedError
+from slimrt.modelfile.gguf import ModelData, Tensor, boolean, uint32
+from slimrt.modelfile.sharing import NOT_UPTRAINED, OWNERS, sharing_fields, spread_owners
+
+MERGES, STAGES = ("uniform", "reference"), ("unrotated", "rotated")
+_ARCHITECTURES = ("gptneox", "llama")
+_WARNING = (
+    "layers and heads share K and V now that never learned to: the model is not usable before it is trained further "
+    "(training/uptrain.py)"
+)
+
+
+@dataclass(frozen=True)
+class Heads:
+    """How many layers and heads have K and V of their own.
+
+    Attributes:
+        n_layers, n_heads: of all. d, head_dim: widths. biased: K and V have biases.
+        owners: layers with K and V. before, after: heads with K and V in each of them.
+    """
+
+    n_layers: int
+    n_heads: int
+    d: int
+    head_dim: int
+    biased: bool
+    owners: int
+    before: int
+    after: int
+
+    @property
+    def lost(self) -> int:
+        """Parameters of K and V that sharing saves."""
+        return (self.before * self.n_layers - self.after * self.owners) * 2 * self.head_dim * (self.d + self.biased)
+
+    def wider(self, matrices: int) -> int:
+        """Columns that a feed-forward network of so many matrices gains for them, rounded as the paper's models are."""
+        return round(self.lost // self.n_layers / self.d) // matrices
+
+
+def heads_of(model: ModelData, kv_layers: int | None, kv_heads: int | None) -> Heads:
+    """What sharing among `kv_layers` layers and `kv_heads` heads would change; None: as it is.
+
+    Raises:
+        UnsupportedError: another architecture, or a model that shares already.
+        ValueError: more layers or heads than there are, or heads that do not divide them.
+    """
+    if model.arch not in _ARCHITECTURES:
+        raise UnsupportedError(
+            f"sharing K and V is for architectures {' and '.join(_ARCHITECTURES)}, not for '{model.arch}'"
+        )
+    if OWNERS in model.metadata:
+        raise UnsupportedError("layers of this model share K and V already: convert the model it was made from")
+    n_layers, n_heads = model.size("block_count"), model.size("attention.head_count")
+    d, before = model.size("embedding_length"), model.size("attention.head_count_kv", n_heads)
+    owners, after = n_layers if kv_layers is None else kv_layers, before if kv_heads is None else kv_heads
+    if not 1 <= owners <= n_layers:
+        raise ValueError(f"kv_layers must be from 1 to {n_layers}, the model's layers, got {kv_layers}")
+    if not 1 <= after <= before or before % after:
+        raise ValueError(f"kv_heads must divide {before}, the model's heads of K and V, got {kv_heads}")
+    biased = not {"blk.0.attn_qkv.bias", "blk.0.attn_k.bias"}.isdisjoint(model.tensors)
+    return Heads(n_layers, n_heads, d, model.size("attention.key_length", d // n_heads), biased, owners, before, after)
+
+
+def share(
+    model: ModelData, kv_layers: int | None, kv_heads: int | None, merge: str = "uniform", keys: str = "unrotated"
+) -> tuple[ModelData, list[str]]:
+    """Return the model with K and V in `kv_layers` layers and `kv_heads` heads there, and warnings.
+
+    Args:
+        kv_layers, kv_heads: None: as many as there are.
+        merge: how layers of a group become one, and what the wider networks begin with. "uniform": the mean; units that
+            add nothing yet. "reference", as the published converter: each layer in turn averaged with what came before
+            it (of three layers 1/4, 1/4, 1/2); a second copy of the first units.
+        keys: what readers take of an owner's K: "unrotated", K before RoPE, as published; "rotated", as its owner reads
+            it, so that scores know distances and not positions.
+
+    Raises:
+        UnsupportedError, ValueError: as `heads_of`; or an unknown merge or stage of keys.
+    """
+    if merge not in MERGES:
+        raise ValueError(f"unknown merge {merge!r}; there are: {', '.join(MERGES)}")
+    if keys not in STAGES:
+        raise ValueError(f"unknown shared keys {keys!r}; there are: {', '.join(STAGES)}")
+    heads = heads_of(model, kv_layers, kv_heads)
+    if heads.lost == 0:
+        return model, []
+    owners = spread_owners(heads.n_layers, heads.owners)
+    weights = _weights(merge)
+    made = [tensor for layer in range(heads.n_layers) for tensor in _queries(model, heads, owners, layer)]
+    for owner in sorted(set(owners)):
+        group = [layer for layer, reads in enumerate(owners) if reads == owner]
+        made += _keys_and_values(model, heads, group, weights(len(group)))
+    widened, warnings = _widened(model, heads, zero=merge == "uniform")
+    replaced = {f"blk.{i}.attn_{part}.{kind}" for i in range(heads.n_layers) for part in ("qkv", "k", "v")
+                for kind in ("weight", "bias")}  # fmt: skip
+    kept = {name: tensor for name, tensor in model.tensors.items() if name not in replaced}
+    n_ff = model.size("feed_forward_length") + heads.wider(_matrices(model))
+    fields = {
+        f"{model.arch}.attention.head_count_kv": uint32(heads.after),
+        f"{model.arch}.feed_forward_length": uint32(n_ff),
+        NOT_UPTRAINED: boolean(True),
+    }
+    shared = ModelData(model.metadata | fields | sharing_fields(owners, keys), kept)
+    return shared.with_tensors(*made, *widened), [*warnings, _WARNING]
+
+
+def _weights(merge: str) -> Callable[[int], Sequence[float]]:
+    """Shares of the layers of a group, by their number."""
+    if merge == "uniform":
+        return lambda n: [1 / n] * n
+    return lambda n: [2.0 ** -(n - 1), *(2.0 ** (i - n) for i in range(1, n))]
+
+
+def _part(model: ModelData, heads: Heads, layer: int, part: str, kind: str) -> np.ndarray:
+    """Rows of W_Q, W_K or W_V, or of its bias, float32 [out, ...]."""
+    fused = model.tensors.get(f"blk.{layer}.attn_qkv.{kind}")
+    if fused is None:
+        return model.tensor(f"blk.{layer}.attn_{part}.{kind}").values()
+    q, kv = heads.n_heads * heads.head_dim, heads.before * heads.head_dim
+    return np.split(fused.values(), [q, q + kv])["qkv".index(part)]
+
+
+def _like(model: ModelData, layer: int, part: str, kind: str) -> Tensor:
+    """The tensor that holds a part of Q, K and V, for its type."""
+    fused = f"blk.{layer}.attn_qkv.{kind}"
+    return model.tensors[fused] if fused in model.tensors else model.tensor(f"blk.{layer}.attn_{part}.{kind}")
+
+
+def _kinds(heads: Heads) -> tuple[str, ...]:
+    return ("weight", "bias") if heads.biased else ("weight",)
+
+
+def _queries(model: ModelData, heads: Heads, owners: list[int], layer: int) -> list[Tensor]:
+    """W_Q out of a fused tensor; none where it stands alone."""
+    if f"blk.{layer}.attn_qkv.weight" not in model.tensors:
+        return []
+    rows = heads.n_heads * heads.head_dim
+    return [
+        _later(f"blk.{layer}.attn_q.{kind}", rows, _like(model, layer, "q", kind),
+               partial(_part, model, heads, layer, "q", kind))
+        for kind in _kinds(heads)
+    ]  # fmt: skip
+
+
+def _keys_and_values(model: ModelData, heads: Heads, group: list[int], weights: Sequence[float]) -> list[Tensor]:
+    """W_K and W_V of a group's owner: means of neighbouring heads, then of layers."""
+
+    def merged(part: str, kind: str) -> np.ndarray:
+        total = np.float64(0.0)
+        for layer, weight in zip(group, weights, strict=True):
+            rows = _part(model, heads, layer, part, kind).astype(np.float64)
+            grouped = rows.reshape(heads.after, heads.before // heads.after, heads.head_dim, *rows.shape[1:])
+            total = total + weight * grouped.mean(axis=1)
+        return total.reshape(heads.after * heads.head_dim, *total.shape[2:]).astype(np.float32)
+
+    rows = heads.after * heads.head_dim
+    return [
+        _later(f"blk.{group[0]}.attn_{part}.{kind}", rows, _like(model, group[0], part, kind),
+               partial(merged, part, kind))
+        for part in "kv"
+        for kind in _kinds(heads)
+    ]  # fmt: skip
+
+
+def _later(name: str, rows: int, like: Tensor, values: Callable[[], np.ndarray]) -> Tensor:
+    """A tensor of so many rows, made when it is written, in the type of another."""
+    return stored_as(name, (rows, *like.shape[1:]), like.type, values)
+
+
+def _matrices(model: ModelData) -> int:
+    """Of a feed-forward network."""
+    return 3 if "blk.0.ffn_gate.weight" in model.tensors else 2
+
+
+def _widened(model: ModelData, heads: Heads, *, zero: bool) -> tuple[list[Tensor], list[str]]:
+    """The feed-forward networks with more units: copies of the first. zero: their outputs weigh nothing yet, so that
+    the network computes what it did; they learn, since their inputs are alive."""
+    old = model.size("feed_forward_length")
+    index = np.append(np.arange(old), np.arange(heads.wider(_matrices(model))) % old)
+    made, warnings = [], []
+    for layer in range(heads.n_layers):
+        for name in ("ffn_gate.weight", "ffn_gate.bias", "ffn_up.weight", "ffn_up.bias"):
+            if (tensor := model.tensors.get(f"blk.{layer}.{name}")) is not None:
+                made.append(_later(tensor.name, len(index), tensor, partial(_rows, tensor, index)))
+        down = model.tensor(f"blk.{layer}.ffn_down.weight")
+        columns = partial(_columns, down, index, old if zero else len(index))
+        wider = stored_as(down.name, (down.shape[0], len(index)), down.type, columns)
+        if wider.type != down.type:
+            warnings.append(f"{down.name} becomes {wider.type.name.lower()}: {len(index)} columns fill no whole blocks")
+        made.append(wider)
+    return made, warnings
+
+
+def _rows(tensor: Tensor, index: np.ndarray) -> np.ndarray:
+    rows: np.ndarray = tensor.values()[index]
+    return rows
+
+
+def _columns(tensor: Tensor, index: np.ndarray, alive: int) -> np.ndarray:
+    values: np.ndarray = tensor.values()[:, index]
+    values[:, alive:] = 0
+    return values

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layers that read another layer's K and V: whose, and what of its K (cache-math.md, section 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gguf import GGUFValueType
+from gguf.gguf_writer import GGUFValue
+
+if TYPE_CHECKING:
+    from slimrt.modelfile.gguf import ModelData
+
+OWNERS, KEYS = "slimrt.cache.owners", "slimrt.cache.shared_keys"
+NOT_UPTRAINED = "slimrt.sharing.not_uptrained"
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """How the layers of a family share K and V.
+
+    Attributes:
+        keys: what readers take of an owner's K. "unrotated": K before RoPE, which no reader rotates; "raw": K before
+            norm and RoPE, which each reader norms and rotates by itself; "rotated": K as its owner reads it.
+        owners: config values in the usual spelling -> the layer that each layer reads, itself or one before it;
+            ValueError for values that describe no such sharing.
+    """
+
+    keys: str
+    owners: Callable[[Mapping[str, Any]], list[int]]
+
+
+def spread_owners(n_layers: int, n_owners: int) -> list[int]:
+    """MLKV's rule (Zuhri et al., 2024): layer 0 and every n_layers / n_owners layers own, the others read the last
+    owner before them.
+
+    Raises:
+        ValueError: not from 1 to n_layers owners.
+    """
+    if not 1 <= n_owners <= n_layers:
+        raise ValueError(f"{n_owners} layers with K and V of their own, and the model has {n_layers} layers")
+    # In floats, as published: where n_owners does not divide n_layers, exact arithmetic may give another layer.
+    owners = {0, *(int((i + 1) * (n_layers / n_owners)) for i in range(n_owners - 1))}
+    return [max(owner for owner in owners if owner <= layer) for layer in range(n_layers)]
+
+
+def _mlkv(values: Mapping[str, Any]) -> list[int]:
+    n_layers = _size(values, "num_hidden_layers")
+    said = values.get("num_key_value_layers") is not None
+    return spread_owners(n_layers, _size(values, "num_key_value_layers") if said else n_layers)
+
+
+def _cla(values: Mapping[str, Any]) -> list[int]:
+    """Cross-layer attention (Brandon et al., 2024): the first of so many neighbours owns."""
+    factor = _size(values, "cla_share_factor")
+    return [layer - layer % factor for layer in range(_size(values, "num_hidden_layers"))]
+
+
+def _last_of_its_type(values: Mapping[str, Any]) -> list[int]:
+    """Gemma 3n: the last num_kv_shared_layers layers read the last layer before them that has the same attention."""
+    n_layers, types = _size(values, "num_hidden_layers"), values.get("layer_types")
+    if not isinstance(types, list) or len(types) != n_layers:
+        raise ValueError(f"layer_types is {types!r}, not one name for each of {n_layers} layers")
+    own = n_layers - (_size(values, "num_kv_shared_layers") if values.get("num_kv_shared_layers") else 0)
+    last = {kind: layer for layer, kind in enumerate(types[: max(own, 0)])}
+    if missing := [kind for kind in types[max(own, 0) :] if kind not in last]:
+        raise ValueError(f"num_kv_shared_layers leaves no layer of type {missing[0]!r} with K and V of its own")
+    return [layer if layer < own else last[kind] for layer, kind in enumerate(types)]
+
+
+def _size(values: Mapping[str, Any], key: str) -> int:
+    value = values.get(key)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{key} is {value!r}, not a number of layers")
+    return value
+
+
+SHARING = {
+    "mlkv": Sharing("unrotated", _mlkv),
+    "cla": Sharing("raw", _cla),
+    "gemma3n": Sharing("rotated", _last_of_its_type),
+}
+
+
+def owners_of(model: ModelData) -> list[int]:
+    """The layer that each layer of a decoder reads: itself where the model does not share."""
+    n_layers = model.size("decoder_block_count", model.size("block_count"))
+    return list(model.value(OWNERS, range(n_layers)))
+
+
+def sharing_fields(owners: list[int], keys: str) -> dict[str, GGUFValue]:
+    """Metadata of a model whose layers read these; none where each reads itself."""
+    if owners == list(range(len(owners))):
+        return {}
+    return {
+        OWNERS: GGUFValue(owners, GGUFValueType.ARRAY, GGUFValueType.UINT32),
+        KEYS: GGUFValue(keys, GGUFValueType.STRING),
+    }
