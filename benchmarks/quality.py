@@ -6,7 +6,7 @@ A cache "auto:E" is what `slimrt convert --cache auto --target-error E` chooses,
 
 Perplexity and KL divergence from kv f32 as `slimrt perplexity --compare` measures them: on held-out text, through
 cached decoding. Tasks (tasks.py): a fact to look up, a list to repeat; the prompts are fed in chunks, the question and
-the answer token by token. Beside slimrt's caches stands one that it does not have (simulated.py). Bits are of a (k, v)
+the answer token by token. Beside slimrt's caches stand some that it does not have (simulated.py). Bits are of a (k, v)
 pair of elements, scales included; bytes of a window are what is allocated for it; W^: the weights beyond kv's.
 """
 
@@ -24,6 +24,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import machine
+import numpy as np
 import tasks
 
 import slimrt
@@ -38,6 +39,8 @@ CACHES = (  # a rank of e/N: the N-th part of V's width
     + ["k:f32", "k:f16", "k:bf16", "k:q8"]
     + ["k+r:f16", "k+r:f16:e/32:q8", "k+r:bf16", "k+r:q8:0", "k+r:q8:e/8:q8", "k+r:q8", "k+r:q8:e/4:q8"]
     + ["k+r:fp8_e4m3", "k+r:q4"]
+    + ["kivi:q2+recent=0", "kivi:q2", "kivi:q4+recent=0", "kivi:q4", "kivi:q2+q4*0.1+sinks=4+recent=0"]
+    + ["lowrank", "lowrank:q3@0.5+q4*0.1", "lowrank:q4@0.5+q4*0.1", "lowrank:q4@0.5+q8*0.1", "lowrank:q2+q4*0.1"]
     + ["xr:f16", "xr:q8", "xr:q4", "x:f16", "x:q8", "x:q4", "v:f16", "v:q8", "auto:0.01"]
 )
 HEAD = ("cache", "bits", "bytes/token", "of kv f16", "bytes of a window", "W^", "perplexity", "KL mean", "KL 99 %",
@@ -108,12 +111,15 @@ def measure(path: Path, args: argparse.Namespace) -> tuple[CacheComparison, dict
     if not args.no_simulated:
         import simulated
 
-        model = simulated.Simulated(path)
         plan = Windows.of(source, window, None, 1, args.tokens)
-        row = simulated.measure(model, plan.cut(source, args.text), plan)
-        comparison = replace(comparison, rows=(*comparison.rows, row))
-        found[row.cache] = {one.name: tasks.summary(tasks.answers(model.predict, one)) for one in asked}
-        print(f"  {row.cache}: {found[row.cache]}", flush=True)
+        text = source.tokenizer.encode((ROOT / "models" / "calibration.txt").read_text()[: 1 << 15])
+        moments = simulated.moments(path, np.array(text[: source.n_ctx_train], np.int32))
+        for scheme in simulated.BASELINES:
+            model = simulated.Simulated(path, scheme, moments)
+            row = simulated.measure(model, plan.cut(source, args.text), plan)
+            comparison = replace(comparison, rows=(*comparison.rows, row))
+            found[row.cache] = {one.name: tasks.summary(tasks.answers(model.predict, one)) for one in asked}
+            print(f"  {row.cache}: {found[row.cache]}", flush=True)
     return comparison, found
 
 

@@ -1,8 +1,12 @@
 """Caches that slimrt does not have but users know, computed by the NumPy model of the tests with their rounding.
 
-`kv q4, K per channel`: the layout of KIVI (Liu et al. 2024) at 4 bits: K after its rotation in groups of 32 tokens of a
-channel, V in groups of 32 columns of a token, each group with a float16 scale and minimum; the newest, incomplete group
-of K stays in float16. 5 bits an element, as slimrt's own q4, plus that open group.
+- kv q4, K per channel: the layout of KIVI (Liu et al. 2024) at 4 bits: K after its rotation in groups of 32 tokens of a
+  channel, V in groups of 32 columns of a token, each group with a float16 scale and minimum; the newest, incomplete
+  group of K stays in float16. 5 bits an element, as slimrt's own q4, plus that open group.
+- eager low rank (as Palu, Chang et al. 2024): the same layout in 2 or 4 bits, and V in half of its columns (TALE's
+  factors, all KV heads together) wherever it is read, in the prompt too.
+- sinks and the newest rows (as StreamingLLM, Xiao et al. 2023): 4 rows and so many of the newest in float16; others are
+  gone once the prompt is computed. Positions stay what they were.
 
 What a token leaves behind does not depend on what comes later, so a text that is known can be decoded token by token in
 one pass: every query sees each row as it was stored when the query's step began.
@@ -12,11 +16,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from slimrt import CacheQuality
+from slimrt import CacheQuality, core
 from slimrt.measure.quality import Windows
 from slimrt.plumbing.numbers import surprise_and_divergence
 
@@ -28,8 +33,47 @@ GROUP = 32  # tokens
 NAME = "kv q4, K per channel"
 
 
+@dataclass(frozen=True)
+class Scheme:
+    """bits: of K and V, None: float16. part: of V's columns that are kept. newest: rows that are, 0: all; sinks."""
+
+    name: str
+    bits: int | None = 4
+    part: float = 1.0
+    newest: int = 0
+    sinks: int = 4
+
+    def bytes_per_token(self, width: int, n_layers: int, window: int) -> int:
+        """What a token of so long a text leaves behind on average."""
+        if self.bits is None:
+            return n_layers * 4 * width * min(self.newest + self.sinks, window) // window
+        group = self.bits * GROUP // 8 + 4  # of 32 elements: codes, a scale and a minimum
+        return n_layers * round((1 + self.part) * width) // GROUP * group
+
+
+BASELINES = (
+    Scheme(NAME),
+    Scheme("eager low rank 0.5, 2 bit", 2, 0.5),
+    Scheme("eager low rank 0.5, 4 bit", 4, 0.5),
+    Scheme("sinks and 96 newest rows", None, newest=92),
+)
+
+
 class Simulated(Reference):
-    """A model whose cache is NAME."""
+    """A model whose cache is of some scheme."""
+
+    def __init__(self, model: str | Path, scheme: Scheme = BASELINES[0], moments: Sequence[np.ndarray] = ()) -> None:
+        """moments: of each layer's input E[x^T x], where V keeps some of its columns only."""
+        super().__init__(model)
+        self.scheme = scheme
+        self._project = [self._projection(i, moment) for i, moment in enumerate(moments)] if scheme.part < 1 else []
+
+    def _projection(self, i: int, moment: np.ndarray) -> np.ndarray:
+        """v times it is what the kept columns of its latent say [kv width, kv width]."""
+        w_v = self.w.layers[i].wv.T
+        _, vectors = np.linalg.eigh(w_v.T @ moment @ w_v)
+        kept = vectors[:, -round(self.scheme.part * len(vectors)) :]
+        return np.asarray(kept @ kept.T)
 
     def decoded(self, ids: Sequence[int], begins: Sequence[int]) -> np.ndarray:
         """Logits [n, vocab] of ids, each fed in a step that began at the index in begins."""
@@ -45,11 +89,16 @@ class Simulated(Reference):
             return super()._attention(i, x, positions, caches)
         heads = self.w.n_kv_heads
         fresh = CACHE_MODES["kv"].store(self, i, x, positions, caches[i])
-        k, v, open_k = fresh["k"], fresh["v"], rounded(fresh["k"], "f16")
-        closed_k, closed_v = per_channel(k), rounded(v, "q4", heads)
+        k, v, open_k, bits = fresh["k"], fresh["v"], rounded(fresh["k"], "f16"), self.scheme.bits
+        v = v @ self._project[i] if self._project else v
+        closed_k = open_k if bits is None else per_channel(k, bits)
+        closed_v = rounded(v, "f16" if bits is None else f"q{bits}", heads)
         layer = self.w.layers[i]
         q = self.rotate(self.norm(plus(x @ layer.wq.T, layer.bq), layer.q_norm), self.w.n_heads, positions)
         stored = positions[None, :] < self._begins[:, None]
+        newest, sinks = self.scheme.newest, self.scheme.sinks
+        old = positions[None, :] < self._begins[:, None] - newest
+        gone = old & (positions[None, :] >= sinks) if newest else np.zeros_like(stored)
         closed = (positions[None, :] // GROUP + 1) * GROUP <= self._begins[:, None]
         k, open_k, closed_k, v, closed_v = (
             plane.reshape(len(x), heads, -1) for plane in (k, open_k, closed_k, v, closed_v)
@@ -58,15 +107,22 @@ class Simulated(Reference):
         for head in range(self.w.n_heads):
             of = head // (self.w.n_heads // heads)
             scores = [q[:, head] @ plane[:, of].T for plane in (closed_k, open_k, k)]
-            p = self.weights(np.where(closed, scores[0], np.where(stored, scores[1], scores[2])), positions)
+            seen = np.where(closed, scores[0], np.where(stored, scores[1], scores[2]))
+            p = self.weights(np.where(gone, -np.inf, seen), positions)
             out.append(np.where(stored, p, 0) @ closed_v[:, of] + np.where(stored, 0, p) @ v[:, of])
         return np.concatenate(out, axis=1)
 
 
-def per_channel(k: np.ndarray) -> np.ndarray:
+def moments(path: str | Path, ids: np.ndarray) -> list[np.ndarray]:
+    """E[x^T x] of each layer's attention over a text."""
+    engine = core.Engine(str(path), n_ctx=len(ids), cache="kv", cache_type_k="f32", cache_type_v="f32")
+    return [x.T @ x / len(x) for x in engine.attention_inputs(ids).astype(np.float64)]
+
+
+def per_channel(k: np.ndarray, bits: int) -> np.ndarray:
     """k [n, channels] in groups of 32 tokens of a channel; of an incomplete group at the end nothing is said: zeros."""
     whole = len(k) // GROUP * GROUP
-    stored = to_few(np.ascontiguousarray(k[:whole].T, np.float32), 4).T
+    stored = to_few(np.ascontiguousarray(k[:whole].T, np.float32), bits).T
     return np.concatenate([stored, np.zeros_like(k[whole:])])
 
 
@@ -82,12 +138,12 @@ def measure(model: Simulated, windows: Sequence[np.ndarray], plan: Windows) -> C
         kl += one_kl.tolist()
         same += (logits.argmax(-1) == wanted.argmax(-1)).tolist()
     n, width = len(model.w.layers), model.w.n_kv_heads * model.dk
-    per_token = n * 2 * width // GROUP * (GROUP // 2 + 4)  # of 32 elements: codes, a scale and a minimum
-    whole = -(-max(map(len, windows)) // GROUP) * GROUP
+    scheme, whole = model.scheme, -(-max(map(len, windows)) // GROUP) * GROUP
+    per_token = scheme.bytes_per_token(width, n, whole)
     return CacheQuality(
-        cache=NAME,
+        cache=scheme.name,
         modes=("kv",) * n,
-        types=("q4",) * n,
+        types=("f16" if scheme.bits is None else f"q{scheme.bits}",) * n,
         ranks=(0,) * n,
         residual_types=("",) * n,
         perplexity=float(np.exp(np.mean(nll))),

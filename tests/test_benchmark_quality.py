@@ -112,7 +112,8 @@ def test_the_suite_writes_table_and_picture(tmp_path, monkeypatch, capsys):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["q-tale-llama.png", "q.json", "q.md"]
     model = json.loads((tmp_path / "q.json").read_text())["models"][TALE.name]
     rows = {row["cache"]: row for row in model["rows"]}
-    assert list(rows) == ["kv f32", "kv f16", "kv q4", "k q8", "auto, 0.02", simulated.NAME]  # x is not for this model
+    baselines = [scheme.name for scheme in simulated.BASELINES]
+    assert list(rows) == ["kv f32", "kv f16", "kv q4", "k q8", "auto, 0.02", *baselines]  # x is not for this model
     assert rows["auto, 0.02"]["kl_mean"] < rows["kv q4"]["kl_mean"] and set(rows["auto, 0.02"]["modes"]) == {"k+r"}
     assert rows["k q8"]["kl_mean"] > 1 > rows["kv q4"]["kl_mean"] > rows["kv f16"]["kl_mean"]
     assert rows[simulated.NAME]["bytes_per_token"] == rows["kv q4"]["bytes_per_token"] == 4 * 2 * 256 * 5 // 8
