@@ -34,8 +34,9 @@ class LayerOptions(TypedDict):
 
 
 class LayerInfo(TypedDict):
-    """A layer's cache. type: of its rows; rank, residual_type: of the residual, 0 and "" without one; max_rows: of a
-    sequence, fewer than n_ctx behind a sliding window."""
+    """A layer's cache. type: of its rows; rank, residual_type: of the residual, 0 and "" without one; bytes_per_token:
+    what a token leaves behind, in the end; max_rows: of a sequence, fewer than n_ctx behind a sliding window;
+    bytes_held: of the rows of a sequence of n_ctx tokens, scales included."""
 
     layer: int
     mode: str
@@ -44,6 +45,7 @@ class LayerInfo(TypedDict):
     residual_type: str
     bytes_per_token: int
     max_rows: int
+    bytes_held: int
 
 
 class EncoderInfo(TypedDict):
