@@ -378,7 +378,7 @@ class Cache:
         for c in range(len(self.ends) - 1, 0, -1):
             end = max(self.ends[c], self.levels.begin(c - 1, self.length))
             rows = slice(max(self.ends[c], self.levels.begin(c, self.length)), end)
-            if self.ends[c] < end:
+            if rows.start < end:
                 stored = aged(self, {name: row[rows] for name, row in self.rows.items()}, self.levels.level(c))
                 for name, row in stored.items():
                     self.rows[name][rows] = row
