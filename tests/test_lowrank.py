@@ -21,6 +21,7 @@ from reference_modes import BLOCK, CACHE_MODES, Level, aged, lowrank_levels
 from remembered import remembered
 from slimrt import _core, core
 from slimrt.folding.attention import Attention
+from slimrt.folding.fold import fold_layers
 from slimrt.folding.gate import white_sample
 from slimrt.folding.lowrank import factors
 from slimrt.modelfile.gguf import read_gguf
@@ -211,17 +212,10 @@ def test_beside_other_layers(convert):
 def test_beside_an_encoder():
     """T5: a bias by distance, which is the same in every region."""
     path, ids, logits = SHIPPED / "tale-t5.gguf", ids_of(11, 230) % 27 + 3, {}
-    model = read_gguf(path)
-    attention = Attention.of(model)
-    made = {}
-    for layer in range(attention.n_layers):
-        into, out = factors(white_sample(model, attention, layer).weights, np.eye(attention.d), 1)
-        prefix, width = attention.prefix(layer), attention.head_dim
-        made[f"{prefix}attn_v_latent.weight"] = into.swapaxes(1, 2).reshape(-1, width).astype(np.float32)
-        made[f"{prefix}attn_v_expand.weight"] = out.swapaxes(1, 2).reshape(-1, width).astype(np.float32)
+    made = fold_layers(str(path), "lowrank", progress=False)
     for mode in ("kv", "lowrank"):
-        engine = _core.Engine(str(path), cache=mode, n_ctx=N_CTX, n_batch=48, derived=made if mode != "kv" else None,
-                              cache_type_k="f32", cache_type_v="f32")  # fmt: skip
+        engine = _core.Engine(str(path), cache=mode, n_ctx=N_CTX, n_batch=48, derived=made, cache_type_k="f32",
+                              cache_type_v="f32")  # fmt: skip
         sequence = engine.new_sequence()
         engine.encode([(sequence, np.arange(3, 20, dtype=np.int32))])
         logits[mode] = decode(engine, ids, 190, sequence)
