@@ -66,7 +66,7 @@ class Simulated(Reference):
 def per_channel(k: np.ndarray) -> np.ndarray:
     """k [n, channels] in groups of 32 tokens of a channel; of an incomplete group at the end nothing is said: zeros."""
     whole = len(k) // GROUP * GROUP
-    stored = to_q4(np.ascontiguousarray(k[:whole].T, np.float32)).T
+    stored = to_few(np.ascontiguousarray(k[:whole].T, np.float32), 4).T
     return np.concatenate([stored, np.zeros_like(k[whole:])])
 
 

@@ -128,7 +128,7 @@ def as_written(type_name: str | None) -> str | None:
 
 
 def aged(cache: Cache, rows: Rows, level: Level) -> Rows:
-    """Rows of whole blocks in a level: K with scales for each channel of a block, of V the first columns of each head."""
+    """Rows of whole blocks in a level: K with scales for each channel of a block, of V each head's first columns."""
     from reference import SCALED, rounded, rounded_by_channel
 
     k = rounded_by_channel(rows["k"], level.k, BLOCK) if level.k in SCALED else rounded(rows["k"], level.k)
@@ -348,7 +348,5 @@ CACHE_MODES: dict[str, Mode] = {
     "kivi": Mode(
         store_kv, attend_kv, planes_aging(lambda m: m.w.n_kv_heads, kivi_levels), v_bias_stored=True, levels=kivi_levels
     ),
-    "lowrank": Mode(
-        store_lowrank, attend_lowrank, planes_aging(latent_groups, lowrank_levels), levels=lowrank_levels
-    ),
+    "lowrank": Mode(store_lowrank, attend_lowrank, planes_aging(latent_groups, lowrank_levels), levels=lowrank_levels),
 }

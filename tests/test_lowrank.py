@@ -530,8 +530,8 @@ FORM = "; levels are such as q2@0.5+q4*0.1+sinks=4 (TYPE_K/TYPE_V@PART*SHARE, ol
     ("text", "said"),
     [
         ("", USUAL), ("q8", "q8"), ("q2@0.50+q4*.1+sinks=4+recent=0", USUAL), ("sinks=4", USUAL),
-        ("q4/q2+q8", "q4/q2+q8*0.1"), ("recent=7+q3@0.125", "q3@0.125+recent=7"), ("sinks=0+q2+q2*1", "q2+q2*1+sinks=0"),
-        ("f16@1+f32*0", "f16+f32*0"),
+        ("q4/q2+q8", "q4/q2+q8*0.1"), ("recent=7+q3@0.125", "q3@0.125+recent=7"),
+        ("sinks=0+q2+q2*1", "q2+q2*1+sinks=0"), ("f16@1+f32*0", "f16+f32*0"),
     ],
 )  # fmt: skip
 def test_levels_as_text(text, said):
