@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folds of modes k+r and xr for tests, in a few lines of NumPy from cache-math.md, section 3; nothing of slimrt.
+"""Folds of modes k+r, xr and lowrank for tests, in a few lines of NumPy from cache-math.md; nothing of slimrt.
 
 They need not be the best ones: whatever the tensors are, the engine must compute with them what the reference does.
 """
@@ -67,10 +67,28 @@ def fold_xr(model: Reference, i: int, dtype: str | None) -> Tensors:
     return {f"blk.{i}.{name}": np.ascontiguousarray(tensor, np.float32) for name, tensor in tensors.items()}
 
 
+def fold_lowrank(model: Reference, i: int, heads: int) -> Tensors:
+    """Tensors of mode lowrank for one layer: TALE's factors of V, of so many KV heads together, for these inputs."""
+    v = (inputs(model, i) @ model.w.layers[i].wv.T).reshape(-1, model.w.n_kv_heads // heads, heads * model.dv)
+    latent, expand = [], []
+    for group in range(v.shape[1]):
+        _, s, vt = np.linalg.svd(v[:, group] / np.sqrt(len(v)), full_matrices=False)
+        latent.append(vt / np.sqrt(s)[:, None])
+        expand.append((np.sqrt(s)[:, None] * vt).T)
+    tensors = {"attn_v_latent.weight": np.concatenate(latent), "attn_v_expand.weight": np.concatenate(expand)}
+    return {f"blk.{i}.{name}": np.ascontiguousarray(tensor, np.float32) for name, tensor in tensors.items()}
+
+
+def usual_heads(n_kv_heads: int) -> int:
+    """The most KV heads, up to four, that make whole groups."""
+    return next(heads for heads in (4, 3, 2, 1) if n_kv_heads % heads == 0)
+
+
 def fold_all(model: Reference, modes: list[str], dtype: str | None, rank: int = 8, *, half: bool = False) -> Tensors:
-    """For the layers in modes k+r and xr."""
+    """For the layers in modes k+r, xr and lowrank."""
     made: Tensors = {}
     for i, mode in enumerate(modes):
         made |= fold_kr(model, i, dtype, rank, half=half) if mode == "k+r" else {}
         made |= fold_xr(model, i, dtype) if mode == "xr" else {}
+        made |= fold_lowrank(model, i, usual_heads(model.w.n_kv_heads)) if mode == "lowrank" else {}
     return made

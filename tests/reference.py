@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from reference_modes import BLOCK, CACHE_MODES, Planes, Types, plus
+from reference_modes import BLOCK, CACHE_MODES, Planes, Types, aged, plus
 
 Array = NDArray[np.float64]
 
@@ -302,8 +302,7 @@ class Reference:
             normed = self.norm(x if self.w.parallel else x + attended, layer.ffn_norm, layer.ffn_norm_b)
             x = x + attended + self.norm(self._ffn(layer, normed), layer.ffn_post_norm)
         for cache in caches:
-            if settle := CACHE_MODES[cache.mode].settle:
-                settle(cache, cache.types)
+            cache.settle()
         return plus(self.norm(x, self.w.norm, self.w.norm_b) @ self.w.head.T, self.w.head_b)
 
     def norm(self, x: Array, weight: Array | None, bias: Array | None = None) -> Array:
@@ -353,7 +352,9 @@ class Cache:
         self.rows: dict[str, Array] = {}
         self.seen: dict[str, Array] = {}  # by the step's queries: rows as stored, then its own in full
         self.length = 0
-        self.aged = 0  # rows that have been stored anew
+        levels = CACHE_MODES[mode].levels
+        self.levels = levels and levels(types)
+        self.ends = [self.levels.sinks] * (self.levels.last + 1) if self.levels else []  # of the regions that have aged
 
     def stored(self, name: str, row: Array) -> Array:
         """A plane's rows as they will be read back."""
@@ -372,14 +373,28 @@ class Cache:
             self.rows[name] = np.concatenate([self.rows[name], row]) if name in self.rows else row
         self.length += len(row)
 
+    def settle(self) -> None:
+        """What has aged is stored anew, the oldest first: from whatever it has been stored as before."""
+        for c in range(len(self.ends) - 1, 0, -1):
+            end = max(self.ends[c], self.levels.begin(c - 1, self.length))
+            rows = slice(max(self.ends[c], self.levels.begin(c, self.length)), end)
+            if rows.start < end:
+                stored = aged(self, {name: row[rows] for name, row in self.rows.items()}, self.levels.level(c))
+                for name, row in stored.items():
+                    self.rows[name][rows] = row
+            self.ends[c] = end
+
     def truncate(self, length: int) -> None:
-        """Of a block of aged rows that is cut, the rest counts as recent again: rows as they were read back."""
+        """Of a block of aged rows that is cut, the rest counts as just written: rows as they were read back."""
         self.rows = {name: rows[:length] for name, rows in self.rows.items()}
-        if length < self.aged:
-            self.aged = length // BLOCK * BLOCK
-            for name, row in self.rows.items():
-                row[self.aged :] = self.stored(name, row[self.aged :])
         self.length = length
+        if not self.ends or length >= self.ends[1]:
+            return
+        sinks = self.levels.sinks
+        whole = sinks + max(0, length - sinks) // BLOCK * BLOCK
+        for name, row in self.rows.items():
+            row[whole:] = self.stored(name, row[whole:])
+        self.ends[1:] = [min(end, whole) for end in self.ends[1:]]
 
 
 def plus_per_head(out: Array, bias: Array | None, n_kv_heads: int) -> Array:

@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each cache mode stores and how it reads it back, in float64 (cache-math.md, sections 1 and 3).
+"""What each cache mode stores and how it reads it back, in float64 (cache-math.md, sections 1, 3 and 4).
 
 store(model, layer, x, positions, cache) -> planes [n, width] of the step's tokens, exact
 attend(model, layer, q, planes, positions, absorbed) -> a function: head -> [n, dv]
 planes(model, types) -> name -> (type, parts of a row with a scale of their own)
-settle(cache, types) after an append: what has aged is stored anew
+levels(types) of modes whose rows age: what they become; Cache.settle() stores anew what has aged
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import floor
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,7 +34,7 @@ class Mode:
     attend: Callable[[Reference, int, Array, Rows, Positions, bool], Callable[[int], Array]]
     planes: Callable[[Reference, Types], Planes]
     v_bias_stored: bool = False  # else V's bias is added after the softmax
-    settle: Callable[[Cache, Types], None] | None = None
+    levels: Callable[[Types], Levels] | None = None
 
 
 def plus(x: Array, bias: Array | None) -> Array:
@@ -66,27 +68,127 @@ def attend_heads(m: Reference, q: Array, k: Array, v: Array, positions: Position
     return lambda head: m.weights(q[:, head] @ k[:, head // group].T, positions) @ v[:, head // group]
 
 
-# ---------------------------------------------------------------- kivi
+# ---------------------------------------------------------------- rows that age: kivi, lowrank
 RECENT, BLOCK = 128, 32  # tokens
 
 
-def planes_kivi(m: Reference, types: Types) -> Planes:
-    """As rows are written: types with few bits are for those that have aged."""
-    return planes_kv(m, tuple(t if t in (None, "f32", "bf16") else "f16" for t in types))
+@dataclass(frozen=True)
+class Level:
+    """Rows of some age: types of K and V, the part of V's columns that is kept, the share of rows that have aged."""
+
+    k: str | None
+    v: str | None
+    part: float = 1.0
+    share: float = 0.0
 
 
-def settle_kivi(cache: Cache, types: Types) -> None:
-    """Whole blocks of rows that are no longer recent: K with scales for each channel of a block, V for each head."""
+@dataclass(frozen=True)
+class Levels:
+    """Oldest first. Class 0 is of rows as they were written, the last class is the oldest level."""
+
+    of: tuple[Level, ...]
+    sinks: int
+    recent: int
+
+    @property
+    def last(self) -> int:
+        return len(self.of)
+
+    def level(self, c: int) -> Level:
+        return self.of[self.last - c]
+
+    def begin(self, c: int, length: int) -> int:
+        """Where the region of class c begins: of the whole blocks that are no longer recent the newest shares."""
+        if c == self.last:
+            return min(self.sinks, length)
+        aged = max(0, length - self.sinks - self.recent) // BLOCK
+        kept = sum(self.level(i + 1).share for i in range(c))
+        return min(self.sinks, length) + floor(aged * (1 - kept) + 1e-9) * BLOCK
+
+
+def levels_of(types: Types, sinks: int, recent: int) -> Levels:
+    """From such as ("q2/q4@0.5+q4*0.1+sinks=4", ...), or one level of both types; sinks, recent: where it is silent."""
+    if types[0] is None or types[0] != types[1]:
+        return Levels((Level(*types),), sinks, recent)
+    of = []
+    for part in types[0].split("+"):
+        if part.startswith("sinks="):
+            sinks = int(part[6:])
+        elif part.startswith("recent="):
+            recent = int(part[7:])
+        else:
+            k, v, kept, share = re.fullmatch(r"([^/@*]+)(?:/([^@*]+))?(?:@([^*]+))?(?:\*(.+))?", part).groups()
+            of.append(Level(k, v or k, float(kept or 1), float(share or 0.1 * bool(of))))
+    return Levels(tuple(of), sinks, recent)
+
+
+def as_written(type_name: str | None) -> str | None:
+    """Types with few bits are for rows that have aged."""
+    return type_name if type_name in (None, "f32", "bf16") else "f16"
+
+
+def aged(cache: Cache, rows: Rows, level: Level) -> Rows:
+    """Rows of whole blocks in a level: K with scales for each channel of a block, of V each head's first columns."""
     from reference import SCALED, rounded, rounded_by_channel
 
-    end = max(0, cache.length - RECENT) // BLOCK * BLOCK
-    old = slice(cache.aged, end)
-    if end <= cache.aged:
-        return
-    k, v = cache.rows["k"][old], cache.rows["v"][old]
-    cache.rows["k"][old] = rounded_by_channel(k, types[0], BLOCK) if types[0] in SCALED else rounded(k, types[0])
-    cache.rows["v"][old] = rounded(v, types[1], cache.planes["v"][1])
-    cache.aged = end
+    k = rounded_by_channel(rows["k"], level.k, BLOCK) if level.k in SCALED else rounded(rows["k"], level.k)
+    heads = cache.planes["v"][1]
+    v = rows["v"].reshape(len(k), heads, -1)
+    kept = max(1, floor(level.part * v.shape[2] + 0.5))
+    first = rounded(v[..., :kept].reshape(len(k), -1), level.v, heads).reshape(len(k), heads, -1)
+    return {"k": k, "v": np.concatenate([first, 0 * v[..., kept:]], axis=2).reshape(len(k), -1)}
+
+
+def planes_aging(v_heads: Callable[[Reference], int], levels: Callable[[Types], Levels]):
+    """As rows are written: in the types of the newest level, or 16 bits."""
+
+    def planes(m: Reference, types: Types) -> Planes:
+        newest = levels(types).of[-1]
+        return {"k": (as_written(newest.k), m.w.n_kv_heads), "v": (as_written(newest.v), v_heads(m))}
+
+    return planes
+
+
+def kivi_levels(types: Types) -> Levels:
+    return levels_of(types, 0, RECENT)
+
+
+def lowrank_levels(types: Types) -> Levels:
+    return levels_of(types, 4, 0)
+
+
+def latent_groups(m: Reference) -> int:
+    """Heads of V's latent."""
+    return m.w.n_kv_heads * m.dv // m.folded(0, "attn_v_latent.weight").shape[0]
+
+
+def per_group(x: Array, weight: Array) -> Array:
+    """x [n, groups * width] times each group's own part [width, out] of a weight [width, groups * out]."""
+    groups = x.shape[1] // len(weight)
+    x, parts = x.reshape(len(x), groups, -1), weight.reshape(len(weight), groups, -1)
+    return np.einsum("ngi,igo->ngo", x, parts).reshape(len(x), -1)
+
+
+def store_lowrank(m: Reference, i: int, x: Array, positions: Positions, cache: Cache) -> Rows:
+    """k before RoPE, biased and normed; the latent of v without its bias."""
+    layer = m.w.layers[i]
+    k = m.norm(plus(x @ layer.wk.T, layer.bk), layer.k_norm)
+    return {"k": k, "v": per_group(x @ layer.wv.T, m.folded(i, "attn_v_latent.weight"))}
+
+
+def attend_lowrank(m: Reference, i: int, q: Array, rows: Rows, positions: Positions, absorbed: bool):
+    """Of the latent of a head's group: summed and made into v once, or v of each row."""
+    k = m.rotate(rows["k"], m.w.n_kv_heads, np.arange(len(rows["k"])))
+    expand = by_head(m, m.folded(i, "attn_v_expand.weight"))  # [columns of a latent, kv heads, dv]
+    latents = rows["v"].reshape(len(k), latent_groups(m), -1)
+    group, shared = m.w.n_heads // m.w.n_kv_heads, m.w.n_kv_heads // latent_groups(m)
+
+    def read(head: int) -> Array:
+        p = m.weights(q[:, head] @ k[:, head // group].T, positions)
+        latent, w = latents[:, head // group // shared], expand[:, head // group]
+        return (p @ latent) @ w if absorbed else p @ (latent @ w)
+
+    return read
 
 
 # ---------------------------------------------------------------- k
@@ -243,5 +345,8 @@ CACHE_MODES: dict[str, Mode] = {
     "v": Mode(store_v, attend_v, lambda m, types: {"v": (types[1], m.w.n_kv_heads)}),
     "x": Mode(store_x, attend_x, planes_x),
     "xr": Mode(store_xr, attend_xr, lambda m, types: {"x": (types[0], 1)}),
-    "kivi": Mode(store_kv, attend_kv, planes_kivi, v_bias_stored=True, settle=settle_kivi),
+    "kivi": Mode(
+        store_kv, attend_kv, planes_aging(lambda m: m.w.n_kv_heads, kivi_levels), v_bias_stored=True, levels=kivi_levels
+    ),
+    "lowrank": Mode(store_lowrank, attend_lowrank, planes_aging(latent_groups, lowrank_levels), levels=lowrank_levels),
 }

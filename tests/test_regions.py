@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, precondition, rule
 
 import slimrt
-from conftest import GOLDEN, decode, open_engine, relative, rms
+from conftest import GOLDEN, decode, derived, open_engine, relative, rms
 from pairwise import pairwise
 from reference import Reference
 from reference_modes import BLOCK, RECENT
@@ -148,12 +148,12 @@ class Operations(RuleBasedStateMachine):
     """Any order of operations on sequences leaves each with the logits of the reference that did the same."""
 
     sequences = Bundle("sequences")
-    path = None
+    path, mode, dtype = None, "kivi", "q8"
 
     @initialize(batch=st.sampled_from([16, 512]))
     def load(self, batch: int) -> None:
-        self.engine = open_engine(self.path, "kivi", "q8", n_ctx=N_CTX, n_seqs=4, n_batch=batch)
-        self.model = Reference(self.path)
+        self.engine = open_engine(self.path, self.mode, self.dtype, n_ctx=N_CTX, n_seqs=4, n_batch=batch)
+        self.model = Reference(self.path, folds=derived(self.path, self.mode))
         self.texts: dict[int, list[int]] = {}
         self.caches: dict[int, list] = {}
 
@@ -172,7 +172,7 @@ class Operations(RuleBasedStateMachine):
     @rule(target=sequences)
     def new(self) -> int:
         sequence = self.engine.new_sequence()
-        self.texts[sequence], self.caches[sequence] = [], self.model.new_cache("kivi", "q8")
+        self.texts[sequence], self.caches[sequence] = [], self.model.new_cache(self.mode, self.dtype)
         return sequence
 
     @precondition(lambda self: len(self.texts) < 4)
@@ -207,7 +207,7 @@ class Operations(RuleBasedStateMachine):
         length = round(share * len(self.texts[sequence]))
         self.engine.truncate(sequence, length)
         del self.texts[sequence][length:]
-        self.caches[sequence] = self.caches[sequence] if length else self.model.new_cache("kivi", "q8")
+        self.caches[sequence] = self.caches[sequence] if length else self.model.new_cache(self.mode, self.dtype)
         for cache in self.caches[sequence]:
             if length:
                 cache.truncate(length)
@@ -218,16 +218,24 @@ class Operations(RuleBasedStateMachine):
         del self.texts[sequence], self.caches[sequence]
 
 
-def test_random_operations(convert):
-    Operations.path = convert(GOLDEN / "llama_gqa_tied")
-    Operations.TestCase.settings = settings(
-        max_examples=12,
+def run_operations(machine: type[Operations], n: int) -> None:
+    machine.TestCase.settings = settings(
+        max_examples=n,
         stateful_step_count=16,
         deadline=None,
         derandomize=True,
         suppress_health_check=[HealthCheck.too_slow],
     )
-    Operations.TestCase().runTest()
+    machine.TestCase().runTest()
+
+
+@pytest.mark.parametrize("dtype", ["q8", "q8+f16*0.4+sinks=5+recent=40"])
+def test_random_operations(dtype, convert):
+    class Aging(Operations):
+        path = convert(GOLDEN / "llama_gqa_tied")
+
+    Aging.dtype = dtype
+    run_operations(Aging, 12 if dtype == "q8" else 8)
 
 
 # ---------------------------------------------------------------- memory

@@ -131,6 +131,7 @@ void put_info(nb::dict& d, const EngineInfo& info) {
         layer["residual_type"] = info.layers[i].residual_type;
         layer["bytes_per_token"] = info.layers[i].bytes_per_token;
         layer["max_rows"] = info.layers[i].max_rows;
+        layer["bytes_held"] = info.layers[i].bytes_held;
         layers.append(layer);
     }
     d["layers"] = layers;

@@ -14,8 +14,9 @@ struct Part {
     std::vector<AttentionSequence> sequences;
 };
 
+/// Where there are rows already; perhaps none among the newest, if all have aged.
 bool pays_absorbed(const AttnInput& in, const AttentionSequence& s) {
-    return s.end > s.begin && s.n_queries <= in.config.head_dim && !in.chunk;
+    return s.position > 0 && s.n_queries <= in.config.head_dim && !in.chunk;
 }
 
 std::vector<Part> parts_of_step(const AttnInput& in) {

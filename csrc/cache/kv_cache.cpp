@@ -50,6 +50,18 @@ size_t KvCache::bytes_per_token(int layer) const {
     return pool(layer, n_classes(layer) - 1).block_bytes(where_[layer].index) / kBlockTokens;
 }
 
+size_t KvCache::bytes_held(int layer, int64_t length) const {
+    const Regions& r = regions(layer);
+    int64_t n_rows = std::min(length, max_rows(layer));
+    size_t bytes = 0;
+    for (int c = r.n_classes - 1; c > 0; --c) {
+        const int64_t aged = r.begin(c - 1, length) - r.begin(c, length);
+        bytes += aged / kBlockTokens * pool(layer, c).block_bytes(where_[layer].index);
+        n_rows -= aged;
+    }
+    return bytes + n_rows * pool(layer, 0).block_bytes(where_[layer].index) / kBlockTokens;
+}
+
 int64_t KvCache::max_rows(int layer) const {
     const Group& group = groups_[group_of(layer)];
     return group.window ? std::min(n_ctx_, group.classes[0].max_blocks * kBlockTokens) : n_ctx_;

@@ -61,6 +61,8 @@ class KvCache {
     int64_t n_ctx() const { return n_ctx_; }
     /// What a token leaves behind in the end.
     size_t bytes_per_token(int layer) const;
+    /// Of the rows that a layer keeps of a text, scales included: less than the blocks in which they lie.
+    size_t bytes_held(int layer, int64_t length) const;
     int n_classes(int layer) const { return groups_[group_of(layer)].regions.n_classes; }
     const Format& format(int layer, int c = 0) const { return pool(layer, c).format(where_[layer].index); }
     int64_t window(int layer) const { return groups_[group_of(layer)].window; }

@@ -90,11 +90,12 @@ Levels parse_levels(const std::string& text, const Levels& usual) {
 
 std::string to_text(const Levels& levels, const Levels& usual) {
     std::string text;
-    for (const Level& level : levels.of) {
+    for (size_t i = 0; i < levels.of.size(); ++i) {
+        const Level& level = levels.of[i];
         text += concat(text.empty() ? "" : "+", dtype_info(level.type_k).name);
         if (level.type_v != level.type_k) text += concat("/", dtype_info(level.type_v).name);
         if (level.part != 1) text += concat("@", number(level.part));
-        if (level.share != 0) text += concat("*", number(level.share));
+        if (i > 0) text += concat("*", number(level.share));
     }
     if (levels.sinks != usual.sinks) text += concat("+sinks=", levels.sinks);
     if (levels.recent != usual.recent) text += concat("+recent=", levels.recent);

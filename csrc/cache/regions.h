@@ -24,8 +24,9 @@ struct Regions {
         if (c == n_classes - 1) return std::min(sinks, length);
         double kept = 0;
         for (int i = 0; i < c; ++i) kept += shares[i];
+        constexpr double kRounding = 1e-9;  // of shares that are no binary fractions: 10 * (1 - 0.9) is a 1
         const int64_t aged = std::max<int64_t>(0, length - sinks - recent) / kBlockTokens;
-        return std::min(sinks, length) + int64_t(double(aged) * (1 - kept)) * kBlockTokens;
+        return std::min(sinks, length) + int64_t(double(aged) * (1 - kept) + kRounding) * kBlockTokens;
     }
     bool operator==(const Regions&) const = default;
 };

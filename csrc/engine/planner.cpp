@@ -13,6 +13,7 @@ namespace slimrt {
 namespace {
 
 std::vector<LayerCache> layer_caches(Decoder& decoder) {
+    const KvCache& cache = decoder.cache();
     std::vector<LayerCache> layers;
     for (const auto& [mode, c, owner, shared, rotates] : decoder.layers()) {
         std::string types;
@@ -26,7 +27,8 @@ std::vector<LayerCache> layer_caches(Decoder& decoder) {
         }
         if (mode->has_levels()) types = to_text(c.levels, mode->usual_levels());
         layers.push_back({mode->name(), types, c.rank, c.rank > 0 ? dtype_info(c.type_r).name : "",
-                          decoder.cache().bytes_per_token(c.layer), decoder.cache().max_rows(c.layer)});
+                          cache.bytes_per_token(c.layer), cache.max_rows(c.layer),
+                          cache.bytes_held(c.layer, cache.n_ctx())});
     }
     return layers;
 }

@@ -31,7 +31,8 @@ struct LayerCache {
     int rank;                // of the residual, and its type: 0 and "" where there is none
     std::string residual_type;
     size_t bytes_per_token;
-    int64_t max_rows;  // that it keeps of a sequence: n_ctx, or what its window and a step need
+    int64_t max_rows;   // that it keeps of a sequence: n_ctx, or what its window and a step need
+    size_t bytes_held;  // of a sequence of n_ctx tokens; less than is allocated
 };
 
 /// How an encoder's output is kept; empty mode without an encoder.

@@ -36,8 +36,9 @@ class LayerOptions(TypedDict):
 
 
 class LayerInfo(TypedDict):
-    """A layer's cache. type: of its rows; rank, residual_type: of the residual, 0 and "" without one; max_rows: of a
-    sequence, fewer than n_ctx behind a sliding window."""
+    """A layer's cache. type: of its rows; rank, residual_type: of the residual, 0 and "" without one; bytes_per_token:
+    what a token leaves behind, in the end; max_rows: of a sequence, fewer than n_ctx behind a sliding window;
+    bytes_held: of the rows of a sequence of n_ctx tokens, scales included."""
 
     layer: int
     mode: str
@@ -46,6 +47,7 @@ class LayerInfo(TypedDict):
     residual_type: str
     bytes_per_token: int
     max_rows: int
+    bytes_held: int
 
 
 class EncoderInfo(TypedDict):
@@ -298,6 +300,17 @@ class Levels:
     sinks: int
     recent: int
 
+    @property
+    def bits(self) -> float:
+        """Of an element of K and one of V together, by types and shares alone: without scales, sinks and recent rows,
+        as TALE counts (16 bits each: 32)."""
+        oldest = 1 - sum(level.share for level in self.of)
+        shares = [oldest, *(level.share for level in self.of[1:])]
+        return sum(
+            share * (_BITS[level.type_k] + level.part * _BITS[level.type_v])
+            for share, level in zip(shares, self.of, strict=True)
+        )
+
 
 @cache
 def levels(mode: str, text: str = "") -> Levels:
@@ -310,8 +323,10 @@ def levels(mode: str, text: str = "") -> Levels:
     return Levels(found["text"], tuple(Level(*one) for one in found["levels"]), found["sinks"], found["recent"])
 
 
-CACHE_TYPES: tuple[str, ...] = tuple(one["name"] for one in _core.cache_types())
+_BITS: dict[str, int] = {one["name"]: one["bits"] for one in _core.cache_types()}
+
+CACHE_TYPES: tuple[str, ...] = tuple(_BITS)
 """The element types that cache rows may have."""
 
-FLOAT_TYPES: tuple[str, ...] = tuple(one["name"] for one in _core.cache_types() if one["bits"] >= 16)
+FLOAT_TYPES: tuple[str, ...] = tuple(name for name, bits in _BITS.items() if bits >= 16)
 """Those that are no codes."""

@@ -144,7 +144,8 @@ class MemorySizes(_PerLayer, Record):
         mapped: weights read in place from the file.
         weights, derived, cache_bytes, scratch: what is allocated beside them.
         total: the sum of these five, which a limit is compared with.
-        bytes_per_token: cache of one token in all layers.
+        bytes_per_token: cache of one token in all layers, in the end where rows age.
+        held_bytes: of the rows of one text that fills its context; what is allocated for it is more.
     """
 
     mapped: int
@@ -154,6 +155,7 @@ class MemorySizes(_PerLayer, Record):
     scratch: int
     total: int
     bytes_per_token: int
+    held_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,12 +171,17 @@ class PlanRow(MemorySizes):
         too_imprecise: why loading refuses it though it may fit; "": it does not; None: not looked at, since that would
             take long (what was asked for always is). Predicted for white inputs, or by the file's conversion; of mode
             k+r loading predicts for the text that it folds on, and near the limit that may decide otherwise.
+        times_by_types: where rows of all layers age, how many times smaller than kv f16 they are by types and shares
+            alone, as TALE counts: without scales, sinks and newest rows; else None.
+        times_held: the same of held_bytes, with all of these, in any mode.
     """
 
     cache: str
     max_n_ctx: int
     fits: bool
     smaller_from: int | None
+    times_by_types: float | None
+    times_held: float
     too_imprecise: str | None = ""
 
 

@@ -11,6 +11,7 @@ from slimrt.cache.cross import CrossConfig, check_cross
 from slimrt.errors import CacheUnsupportedError, UnsupportedError
 from slimrt.modelfile.source import ModelSource
 from slimrt.modes import (
+    AGING,
     AUTO,
     CACHE_TYPES,
     CODED_BY_AGE,
@@ -173,7 +174,10 @@ class CacheChoice:
     def with_mode(self, mode: str) -> CacheChoice:
         """The same types in another mode, or its usual levels, with its default residual, and sparsity only where V is
         kept."""
-        type = self.uniform.type if self.uniform and self.uniform.mode not in CODED_BY_AGE else AUTO
+        asked = self.uniform
+        if asked and asked.mode == mode and mode in AGING:
+            return replace(self, sparse_threshold=0.0)
+        type = asked.type if asked and asked.type in CACHE_TYPES and asked.mode not in CODED_BY_AGE else AUTO
         if mode in CODED_BY_AGE:
             return replace(self, configs=(CacheConfig(mode),), type_k=AUTO, type_v=AUTO, sparse_threshold=0.0)
         return replace(

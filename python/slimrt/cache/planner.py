@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from slimrt import core
-from slimrt.cache.config import CacheChoice
+from slimrt.cache.config import CacheChoice, LayerCache
 from slimrt.errors import SlimrtError, UnsupportedError, WontFitError
 from slimrt.modelfile.source import ModelSource
-from slimrt.modes import CODED_BY_AGE
+from slimrt.modes import AGING, DEFAULT_TYPE
 from slimrt.plumbing.arguments import unknown, whole
 from slimrt.plumbing.units import format_bytes, parse_bytes
 from slimrt.results import MemorySizes, PlanRow
@@ -95,6 +95,7 @@ class Planner:
             scratch=sizes["scratch"],
             total=sizes["total"] + sizes["mapped"],
             bytes_per_token=sizes["cache_bytes_per_token"],
+            held_bytes=sum(layer["bytes_held"] for layer in sizes["layers"]),
         )
 
     def fits(self, choice: CacheChoice, n_ctx: int) -> bool:
@@ -121,11 +122,14 @@ class Planner:
     def row(self, choice: CacheChoice, n_ctx: int) -> PlanRow:
         sizes = self.sizes(choice, n_ctx)
         cache = sizes.modes[0] if len(set(sizes.modes)) == 1 else "mixed"
+        plain = self.sizes(CacheChoice.of("kv", DEFAULT_TYPE).with_cross(choice.cross), n_ctx)
         return PlanRow(
             cache=cache,
             max_n_ctx=self.largest_n_ctx(choice),
             fits=sizes.total <= self.limit,
             smaller_from=None if cache == "kv" else self.smaller_from(choice),
+            times_by_types=_times_by_types(sizes),
+            times_held=plain.held_bytes / sizes.held_bytes,
             **vars(sizes),
         )
 
@@ -147,10 +151,24 @@ class Planner:
     def legal(self, choice: CacheChoice) -> list[CacheChoice]:
         """Every mode that is legal for the model, with the types of the choice, and its sparsity where V is kept; those
         whose rows age where age changes them."""
-        types = {type for layer in choice.layers(self.source) for type in (layer.type_k, layer.type_v)}
-        coded = not types <= set(core.FLOAT_TYPES)
-        modes = [m for m in self.source.modes().values() if m.legal]
-        return [choice.with_mode(m.name) for m in modes if coded or not m.ages or m.name in CODED_BY_AGE]
+        found = [choice.with_mode(mode.name) for mode in self.source.modes().values() if mode.legal]
+        return [one for one in found if one.configs[0].mode not in AGING or _age_changes(one.layers(self.source)[0])]
+
+
+def _age_changes(layer: LayerCache) -> bool:
+    """Whether rows of a layer become something else as they age."""
+    return any(
+        level.part < 1 or not {level.type_k, level.type_v} <= set(core.FLOAT_TYPES)
+        for level in core.levels(layer.mode, layer.type_k).of
+    )
+
+
+def _times_by_types(sizes: MemorySizes) -> float | None:
+    """PlanRow.times_by_types. Layers are alike in all but their levels."""
+    if not set(sizes.modes) <= set(AGING):
+        return None
+    bits = [core.levels(mode, text).bits for mode, text in zip(sizes.modes, sizes.types, strict=True)]
+    return 32 * len(bits) / sum(bits)
 
 
 def _first_block(most: int, reached: Callable[[int], bool]) -> int:

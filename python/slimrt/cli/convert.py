@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 import slimrt
-from slimrt.cli.common import Flags, complain, print_json, show_progress
+from slimrt.cli.common import Flags, complain, count, parsed, positive, print_json, show_progress
 from slimrt.errors import CacheUnsupportedError
 from slimrt.folding.report import ConvertReport
 from slimrt.modes import CACHE_TYPES
@@ -20,7 +20,7 @@ def add_flags(flags: Flags) -> None:
     flags.parser.add_argument("source", metavar="SRC", help="a GGUF file, a Hugging Face "
                               "directory or whisper.cpp's ggml-*.bin")  # fmt: skip
     flags.add("-o", "--out", required=True, metavar="OUT", help="the file to write")
-    modes = "kv, k, k+r, v, x, xr, or auto: for each layer the fewest bytes within --target-error"
+    modes = "kv, k, k+r, v, x, xr, kivi, lowrank, or auto: for each layer the fewest bytes within --target-error"
     flags.add("--cache", metavar="MODE", help=f"fold for {modes}; without it nothing is folded")
     flags.add(
         "--cache-type",
@@ -35,8 +35,16 @@ def add_flags(flags: Flags) -> None:
         metavar="E",
         help="for auto: the largest relative error of V, and over sqrt(2) of attention's output (default: 0.01)",
     )
-    flags.add("--rank", type=int, metavar="N", help="width of k+r's residual (default: by type)")
+    flags.add("--rank", type=several, metavar="N", help="width of k+r's residual (default: by type); of lowrank the "
+              "part of V's latent that old rows keep, with commas between levels, oldest first "
+              "(default: 0.5)")  # fmt: skip
     flags.add("--residual-type", metavar="TYPE", help="element type of k+r's residual (default: by type)")
+    flags.add("--bits", type=several, metavar="B", help="of lowrank's levels, 2, 3, 4, 8 or 16 (default: 2,4)")
+    flags.add("--share", type=several, metavar="P", help="of the rows that have aged, of each level but the oldest "
+              "(default: 0.1)")  # fmt: skip
+    flags.add("--sinks", type=count, metavar="N", help="tokens at a text's beginning that lowrank keeps (default: 4)")
+    flags.add("--group", type=count, metavar="N", help="of lowrank's scales: 32")
+    flags.add("--heads", type=positive, metavar="N", help="KV heads that share a latent of lowrank (default: up to 4)")
     flags.add("--exact", action="store_true", help="insist on an exact fold, without a residual: k or v")
     flags.add("--cross", metavar="MODE", help="of a model with an encoder, fold cross-attention for kv, k, e or e1")
     flags.add("--cross-type", default="auto", metavar="TYPE", help="of its rows, as --cache-type (default: f16)")
@@ -66,6 +74,15 @@ def error(text: str) -> float:
     return value
 
 
+def several(text: str) -> int | float | list[int | float]:
+    """A number, or some with commas between, for argparse."""
+    values: list[int | float] = [
+        int(part) if part.strip().isdecimal() else parsed(float, part, "a number, or some with commas between")
+        for part in text.split(",")
+    ]
+    return values if len(values) > 1 else values[0]
+
+
 def run(args: argparse.Namespace) -> int:
     cache = "auto" if args.cache is None and args.target_error is not None else args.cache
     try:
@@ -91,6 +108,11 @@ def _convert(args: argparse.Namespace, cache: str | None) -> ConvertReport:
         target_error=args.target_error,
         rank=args.rank,
         residual_type=args.residual_type,
+        bits=args.bits,
+        share=args.share,
+        sinks=args.sinks,
+        group=args.group,
+        heads=args.heads,
         outtype=args.outtype,
         kv_layers=args.kv_layers,
         kv_heads=args.kv_heads,

@@ -15,7 +15,7 @@ from slimrt.errors import CacheUnsupportedError, SlimrtError
 from slimrt.folding.spectrum import QUANTILES, Spectrum, spectra
 from slimrt.measure.plots import check_plot, plot_spectra
 from slimrt.modelfile.source import ModelSource
-from slimrt.modes import CACHE_TYPES, INVERTED
+from slimrt.modes import CACHE_TYPES, CODED_BY_AGE, INVERTED
 from slimrt.plumbing.progress import wanted
 from slimrt.plumbing.units import format_bytes
 
@@ -107,15 +107,17 @@ def _cross_modes(source: ModelSource) -> list[dict[str, Any]]:
 
 
 def _cache_mode(source: ModelSource, mode: dict[str, Any]) -> dict[str, Any]:
-    """A line of cache_modes with what a token would take in every type, and its default residual there, and
-    the types that are too imprecise."""
+    """A line of cache_modes with what a token would take in every type, or its usual levels, and its default residual
+    there, and the types that are too imprecise."""
     sizes: dict[str, int] = {}
     rows: dict[str, str] = {}
-    for name in CACHE_TYPES if mode["legal"] else ():
-        choice = CacheChoice.of(mode["mode"], name)
+    types = (core.levels(mode["mode"]).text,) if mode["mode"] in CODED_BY_AGE else CACHE_TYPES
+    for name in types if mode["legal"] else ():
+        choice = CacheChoice.of(f"{mode['mode']}:{name}")
         sizes[name] = core.plan(source.file, **choice.arguments(source))["cache_bytes_per_token"]
         rows[name] = row_type(vars(choice.layers(source)[0]) | {"type": name})
-    line = mode | {"bytes_per_token": sizes.get("f16"), "bytes_per_token_by_type": sizes, "rows_by_type": rows}
+    size = sizes.get("f16", next(iter(sizes.values()), None))
+    line = mode | {"bytes_per_token": size, "bytes_per_token_by_type": sizes, "rows_by_type": rows}
     return line | {"imprecise": _imprecise(source, "self-attention", mode)}
 
 
@@ -165,7 +167,8 @@ def _answer(mode: dict[str, Any]) -> str:
     if not mode["legal"]:
         return coloured("no", "red", sys.stdout) + f": {mode['reason']}"
     sizes, rows = mode["bytes_per_token_by_type"], mode["rows_by_type"]
-    shown = ", ".join(f"{sizes[name]} in {rows[name]}" for name in ("f16", "q8", "q4"))
+    names = [name for name in ("f16", "q8", "q4") if name in sizes] or list(sizes)
+    shown = ", ".join(f"{sizes[name]} in {rows[name]}" for name in names)
     if mode.get("imprecise"):
         return f"{coloured('not in every type', 'red', sys.stdout)}, bytes a token: {shown}{_but_not(mode)}"
     inverted = INVERTED.get(mode["mode"])

@@ -9,7 +9,7 @@ import slimrt
 from slimrt.cache.config import kinds, row_type
 from slimrt.cli.common import Flags, coloured, engine_arguments, model_source, positive, print_json, table
 from slimrt.plumbing.units import format_bytes
-from slimrt.results import EncoderRow, PlanResult
+from slimrt.results import EncoderRow, PlanResult, PlanRow
 
 HELP = "weights, cache and scratch for every cache mode; exit code 0 if what was asked for fits and may be used, else 1"
 
@@ -52,6 +52,9 @@ def _print(result: PlanResult) -> None:
         for row in (*result.rows, *(() if asked in result.rows else (asked,)))
     ]
     print(table(head, rows))
+    for row in (*result.rows, *(() if asked in result.rows else (asked,))):
+        if row.times_by_types not in (None, 1.0):  # the types of kv, f16, by any name
+            print(_of_aging(row, result.n_ctx))
     for row in result.rows:
         if row.too_imprecise:
             print(f"{row.cache}: {row.too_imprecise}")
@@ -68,6 +71,15 @@ def _print(result: PlanResult) -> None:
     refused = "is refused: too imprecise" if asked.too_imprecise else "" if asked.fits else "does not fit"
     verdict = coloured(refused, "red", sys.stdout) if refused else coloured("fits", "green", sys.stdout)
     print(f"{kinds(asked.layers())}: {format_bytes(asked.total)} {verdict} in {format_bytes(result.memory_limit)}")
+
+
+def _of_aging(row: PlanRow, n_ctx: int) -> str:
+    """How small rows that age become, by two counts."""
+    return (
+        f"{kinds(row.layers())}: {row.times_by_types:.2f} times smaller than kv f16 by types and shares alone (as TALE "
+        f"counts), {row.times_held:.2f} times with scales, sinks and newest rows: a text of "
+        f"{n_ctx} tokens holds {format_bytes(row.held_bytes)}, and more is allocated"
+    )
 
 
 def _print_encoder(result: PlanResult) -> None:

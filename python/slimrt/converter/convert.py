@@ -6,14 +6,16 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from numbers import Integral
 from pathlib import Path
 
 import numpy.random  # noqa: F401 (loaded before the work begins: its extension modules swallow a signal while loading)
 from gguf import GGUFValueType
 from gguf.gguf_writer import GGUFValue
 
+from slimrt import core
 from slimrt.converter.quantize import OUT_TYPES, requantise
-from slimrt.converter.share import share
+from slimrt.converter.share import share as share_layers
 from slimrt.converter.verify import compare
 from slimrt.errors import UnsupportedError
 from slimrt.folding.attention import Attention, fold_value_bias
@@ -22,10 +24,11 @@ from slimrt.folding.choose import AUTO_TYPES
 from slimrt.folding.cross_model import check_cross, cross_fields, fold_cross_model, lost, require_all_precise
 from slimrt.folding.fold import check_rank
 from slimrt.folding.layers import Request, fold_model
+from slimrt.folding.lowrank import BLOCK, LATENT_MODE, check_heads, levels_text
 from slimrt.folding.report import CAUTION, TOO_LARGE, ConvertReport, CrossReport, LayerReport, verdict
 from slimrt.modelfile.gguf import ModelData, array, string, uint32, write_gguf
 from slimrt.modelfile.reading import FORMAT_VERSION, read_model, runnable, source_hash
-from slimrt.modes import AUTO, CACHE_TYPES, DEFAULT_TYPE, FOLDED
+from slimrt.modes import AGING, AUTO, CACHE_TYPES, DEFAULT_TYPE, FOLDED
 from slimrt.plumbing import progress as bars
 from slimrt.plumbing.files import check_target, stand_in, writing
 
@@ -37,8 +40,13 @@ def convert(
     cache: str | None = None,
     cache_type: str | Sequence[str] = "auto",
     target_error: float | None = None,
-    rank: int | None = None,
+    rank: float | Sequence[float] | None = None,
     residual_type: str | None = None,
+    bits: int | Sequence[int] | None = None,
+    share: float | Sequence[float] | None = None,
+    sinks: int | None = None,
+    group: int | None = None,
+    heads: int | None = None,
     outtype: str | None = None,
     kv_layers: int | None = None,
     kv_heads: int | None = None,
@@ -59,13 +67,19 @@ def convert(
         src: a GGUF file, a Hugging Face directory (config.json, safetensors), or a ggml file of whisper.cpp; never
             written to.
         out: the GGUF file to write. It appears, or is replaced, only when it is complete.
-        cache: the cache mode to fold for ("kv", "k", "k+r", "v", "x", "xr"); "auto": for each layer the cheapest
-            within the target; None: only convert.
-        cache_type: element type the cache will have; with "auto" also several to choose from. "auto": f16, and for
-            cache "auto" any of f16, q8, fp8_e4m3, q4.
+        cache: the cache mode to fold for ("kv", "k", "k+r", "v", "x", "xr", "kivi", "lowrank"); "auto": for each layer
+            the cheapest within the target; None: only convert.
+        cache_type: element type the cache will have; with "auto" also several to choose from; of a mode whose rows age
+            perhaps levels, such as "q2@0.5+q4*0.1+sinks=4". "auto": f16, for cache "auto" any of f16, q8, fp8_e4m3, q4,
+            and for cache "lowrank" its usual levels.
         target_error: with cache "auto", the largest relative error of V, and over sqrt(2) of attention's output
             (`slimrt.folding.precision.Errors.size`), in any layer; None: 0.01.
         rank, residual_type: of the residual of "k+r"; None: the default for the type.
+        rank, bits, share, sinks: of "lowrank", a value for each level, the oldest first: parts of V's latent, bits of K
+            and V, shares of the rows that have aged (one less: the oldest level has what is left), and tokens at a
+            text's beginning that stay as they are; as `slimrt.folding.lowrank.levels_text`.
+        group: tokens of a group that shares K's scales, and columns of one that shares V's: 32. heads: KV heads that
+            share a latent; None: up to four.
         outtype: type of the weight matrices, a key of `slimrt.converter.quantize.OUT_TYPES`; None: as in the source.
         kv_layers, kv_heads: of a model of architecture "gptneox" or "llama", layers that keep K and V of their own, and
             heads that do there; the others are merged into them (MLKV), as `slimrt.converter.share.share` says. None:
@@ -96,19 +110,20 @@ def convert(
         OSError: the disk is full, a file cannot be read or written. Nothing partial stays behind.
     """
     source, target, show = Path(src), Path(out), progress and bars.wanted(None)
-    request = _request(cache, cache_type, target_error, rank, residual_type, exact)
+    levels = _levels(cache, cache_type, rank, (bits, share, sinks), group, heads)
+    request = _request(cache, levels or cache_type, target_error, rank, residual_type, exact, heads)
     _check(source, target, outtype, overwrite)
     _check_texts(cache, calibration, verify)
     sharing = _sharing(cache, kv_layers, kv_heads, merge, shared_keys)
     plainly = cache is None and cross is None and outtype is None and not sharing
     model, warnings = read_model(source, keep_fold=plainly)
     if sharing:
-        model, more = share(model, kv_layers, kv_heads, merge, shared_keys)
+        model, more = share_layers(model, kv_layers, kv_heads, merge, shared_keys)
         warnings += more
     if outtype is not None:
         model, more = requantise(model, outtype)
         warnings += more
-    attention = _attention(model, cache, rank, calibration, verify)
+    attention = _attention(model, request, calibration, verify)
     check_cross(model, cross, cross_type)
     metadata = {
         "slimrt.format_version": uint32(FORMAT_VERSION),
@@ -160,19 +175,48 @@ def _sharing(cache: str | None, kv_layers: int | None, kv_heads: int | None, mer
     return asked
 
 
+def _levels(
+    cache: str | None,
+    cache_type: str | Sequence[str],
+    rank: float | Sequence[float] | None,
+    bits_share_sinks: tuple[int | Sequence[int] | None, float | Sequence[float] | None, int | None],
+    group: int | None,
+    heads: int | None,
+) -> str | None:
+    """Of mode lowrank what rows become as they age, as text; None: it is another mode, or the type says it."""
+    if cache != LATENT_MODE:
+        if any(one is not None for one in (*bits_share_sinks, group, heads)):
+            raise ValueError(f"bits, share, sinks, group and heads are for cache '{LATENT_MODE}', not for {cache!r}")
+        return None
+    if group not in (None, BLOCK):
+        raise ValueError(
+            f"group must be {BLOCK}, got {group}: rows lie in blocks of {BLOCK} tokens, which share the scales of K, "
+            f"and V has scales for {BLOCK} columns"
+        )
+    if cache_type == AUTO:
+        return levels_text(rank, *bits_share_sinks)
+    if any(one is not None for one in (rank, *bits_share_sinks)):
+        raise ValueError("rank, bits, share and sinks make the levels that cache_type says: give one or the other")
+    return None
+
+
 def _request(
     cache: str | None,
     cache_type: str | Sequence[str],
     target_error: float | None,
-    rank: int | None,
+    rank: float | Sequence[float] | None,
     residual_type: str | None,
     exact: bool,
+    heads: int | None,
 ) -> Request:
     """The checked arguments about the cache."""
     given = (cache_type,) if isinstance(cache_type, str) else tuple(cache_type)
     said = given != (AUTO,)
     types = given if said else AUTO_TYPES if cache == AUTO else (DEFAULT_TYPE,)
-    for name in (*types, residual_type or DEFAULT_TYPE):
+    aging = cache in AGING and len(types) == 1
+    if aging:
+        types = (core.levels(str(cache), types[0]).text,)
+    for name in (*(() if aging else types), residual_type or DEFAULT_TYPE):
         if name not in CACHE_TYPES:
             raise ValueError(f"unknown cache type {name!r}; the types are: {', '.join(CACHE_TYPES)}")
     if len(types) != 1 and cache != AUTO:
@@ -181,23 +225,25 @@ def _request(
         raise ValueError(f"target_error is for cache 'auto', not for {cache!r}")
     if target_error is not None and not 0 < target_error < 1:
         raise ValueError(f"target_error must be above 0 and below 1, got {target_error}")
-    if (rank is not None or residual_type is not None) and cache != "k+r":
+    if ((rank is not None and cache != LATENT_MODE) or residual_type is not None) and cache != "k+r":
         raise ValueError(f"rank and residual_type are for cache 'k+r', not for {cache!r}")
     if exact and cache not in ("k", "v"):
         raise ValueError(f"exact folds are those of cache 'k' and 'v', not of {cache!r}")
     target = (0.01 if target_error is None else target_error) if cache == AUTO else None
-    return Request(cache, types, said, target, rank, residual_type)
+    if cache != "k+r" or rank is None:
+        return Request(cache, types, said, target, None, residual_type, heads)
+    if not isinstance(rank, Integral):
+        raise ValueError(f"rank of cache 'k+r' must be a whole number, the width of its residual, got {rank!r}")
+    return Request(cache, types, said, target, int(rank), residual_type, heads)
 
 
-def _attention(
-    model: ModelData, cache: str | None, rank: int | None, calibration: Text, verify: bool | Text
-) -> Attention:
-    """The model's attention, which `cache` suits.
+def _attention(model: ModelData, request: Request, calibration: Text, verify: bool | Text) -> Attention:
+    """The model's attention, which the cache suits.
 
     Raises:
         CacheUnsupportedError, UnsupportedError, ValueError: as `convert`.
     """
-    attention = Attention.of(model)
+    attention, cache = Attention.of(model), request.mode
     if attention.encoder_decoder and cache == AUTO:
         raise UnsupportedError(
             f"cache 'auto' measures on a text, which says nothing of a decoder beside an encoder ('{model.arch}'): "
@@ -212,7 +258,9 @@ def _attention(
         raise UnsupportedError("verify compares logits, and Chronos-Bolt has none: compare forecasts")
     if cache is not None and cache != AUTO:
         attention.require(cache)
-    check_rank(attention, rank)
+    check_rank(attention, request.rank)
+    if request.heads is not None:
+        check_heads(attention, request.heads)
     return attention
 
 
@@ -247,7 +295,7 @@ def _private_folder(path: Path) -> None:
 def _cache_fields(layers: list[LayerReport], request: Request) -> dict[str, GGUFValue]:
     """What the runtime does when it is left to the file: types only where they were chosen, or folded for."""
     fields = {"modes": array([layer.mode for layer in layers], GGUFValueType.STRING)}
-    if request.said or request.mode in ("k+r", "xr", AUTO):
+    if request.said or request.mode in ("k+r", "xr", LATENT_MODE, AUTO):
         fields["types"] = array([layer.type or request.types[0] for layer in layers], GGUFValueType.STRING)
     if any(layer.mode == "k+r" for layer in layers):
         fields["residual_types"] = array([layer.residual_type for layer in layers], GGUFValueType.STRING)
@@ -280,6 +328,8 @@ def _error_warnings(layers: list[LayerReport], request: Request) -> list[str]:
     def error_of(layer: LayerReport) -> float:
         return lost(layer) or (layer.predicted.value if layer.predicted else 0.0)
 
+    if request.mode in AGING:  # lossy by design: the report says how much
+        return []
     worst = max(layers, key=error_of)
     error = error_of(worst)
     if not verdict(error):

@@ -269,7 +269,8 @@ class LayerWeights:
     def w_o(self) -> np.ndarray:
         """float64 [d, q width]: what makes the layer's output of its heads'."""
         a = self.attention
-        return _matrix(self.model, f"{a.prefix(self.layer)}{a.part}_output.weight", (a.d, a.q_width))
+        name = "o" if a.encoder_decoder else "output"
+        return _matrix(self.model, f"{a.prefix(self.layer)}{a.part}_{name}.weight", (a.d, a.q_width))
 
     def bias(self, part: str) -> np.ndarray | None:
         """The bias of "q" or "k", float32, if the layer has one."""

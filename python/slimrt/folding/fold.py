@@ -23,20 +23,27 @@ _PLAIN: dict[str, Callable[[Sample, str], Reader]] = {
     "k": KReader,
     "v": VReader,
     "x": XReader,
-    "lowrank": LowRankReader,
 }
 
 
 def reader(
-    sample: Sample, mode: str, type_name: str, rank: int | None = None, residual_type: str | None = None, *, half: bool
+    sample: Sample,
+    mode: str,
+    type_name: str,
+    rank: int | None = None,
+    residual_type: str | None = None,
+    *,
+    half: bool,
+    heads: int | None = None,
 ) -> Reader:
     """Fold one layer for a mode.
 
     Args:
         sample: the layer and what it is folded for.
-        mode: a mode that is legal here. type_name: of its rows.
+        mode: a mode that is legal here. type_name: of its rows; of mode "lowrank" its levels.
         rank, residual_type: of mode "k+r"; None: the default.
         half: folds may be float16 beside types that are coarser anyway.
+        heads: KV heads that share a latent, of mode "lowrank"; None: as many as is usual.
 
     Raises:
         CacheUnsupportedError: a projection that has to be inverted is singular.
@@ -47,6 +54,8 @@ def reader(
         return Conditioned(sample, type_name, half=half, max_rank=rank).reader(rank, residual_type or usual[1])
     if mode == "xr":
         return XrReader(sample, type_name, half=half)
+    if mode == "lowrank":
+        return LowRankReader(sample, type_name, heads=heads)
     return _PLAIN[mode](sample, type_name)
 
 

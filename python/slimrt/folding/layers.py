@@ -19,6 +19,7 @@ from slimrt.folding.precision import Errors, measured, predicted
 from slimrt.folding.readback import Reader, Sample
 from slimrt.folding.report import FrontReport, LayerReport
 from slimrt.modelfile.gguf import ModelData, Tensor
+from slimrt.modes import AGING
 from slimrt.plumbing import progress as bars
 
 _STORED = {np.dtype(np.float32): GGMLQuantizationType.F32, np.dtype(np.float16): GGMLQuantizationType.F16}
@@ -30,10 +31,11 @@ class Request:
 
     Attributes:
         mode: for all layers; "auto": to be chosen; None: nothing.
-        types: of the rows; several to choose from.
+        types: of the rows; several to choose from; of modes whose rows age perhaps levels (core.levels).
         said: the types were given, not the defaults.
         target: the error to choose for.
         rank, residual_type: of mode "k+r"; None: the default.
+        heads: KV heads that share a latent, of mode "lowrank"; None: as many as is usual.
     """
 
     mode: str | None
@@ -42,6 +44,7 @@ class Request:
     target: float | None
     rank: int | None
     residual_type: str | None
+    heads: int | None = None
 
 
 def fold_model(
@@ -80,7 +83,9 @@ def fold_one(known: Calibration, layer: int, request: Request) -> tuple[LayerRep
             option.reader.tensors,
         )
     assert request.mode is not None
-    made = reader(sample, request.mode, request.types[0], request.rank, request.residual_type, half=True)
+    made = reader(
+        sample, request.mode, request.types[0], request.rank, request.residual_type, half=True, heads=request.heads
+    )
     exact = request.mode in EXACT
     return _report(sample, made, predicted(made), measured(made, held_out), [], exact=exact), made.tensors
 
@@ -106,7 +111,7 @@ def _report(
         bytes_per_token=bytes_per_token(made.planes),
         kv_bytes=kv_bytes(sample),
         weights=sum(tensor.nbytes for tensor in made.tensors.values()),
-        share_of_v=share_of_v(sample) if attention.kv_width < attention.d else None,
+        share_of_v=share_of_v(sample) if attention.kv_width < attention.d and made.mode not in AGING else None,
         front=tuple(FrontReport(o.mode, o.type, o.rank, o.residual_type, o.bytes, o.predicted.size) for o in front),
     )
 

@@ -12,7 +12,12 @@ v A^(1/2) instead. The first r columns are then those that keep most of each hea
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
 import numpy as np
+from numpy.typing import NDArray
 
 from slimrt import core
 from slimrt.errors import CacheUnsupportedError
@@ -21,7 +26,10 @@ from slimrt.folding.attention import Attention, LayerWeights
 from slimrt.folding.planes import Plane
 from slimrt.folding.readback import Reader, Sample
 from slimrt.folding.window import KeyNoise, Window
+from slimrt.plumbing.arguments import real, whole
 
+Number = TypeVar("Number", int, float)
+LATENT_MODE = "lowrank"
 BLOCK = 32  # tokens of a block, whose channels of K share scales
 _FLOOR = 1e-6  # of the largest: what is smaller is as good as nothing
 _TYPES = {2: "q2", 3: "q3", 4: "q4", 8: "q8", 16: "f16"}
@@ -30,44 +38,53 @@ _TYPES = {2: "q2", 3: "q3", 4: "q4", 8: "q8", 16: "f16"}
 def usual_heads(n_kv_heads: int) -> int:
     """KV heads that share a latent where nothing is said, as the core has it."""
     shape = {"d_model": 1, "n_heads": n_kv_heads, "n_kv_heads": n_kv_heads, "head_dim": 1, "n_rot": 0, "qk_norm": False}
-    mode = next(mode for mode in core.attention_modes(**shape) if mode.name == "lowrank")
+    mode = next(mode for mode in core.attention_modes(**shape) if mode.name == LATENT_MODE)
     return mode.folds[0].cols
 
 
 def levels_text(
-    rank: float | tuple[float, ...] | None = None,
-    bits: tuple[int, ...] | None = None,
-    share: float | tuple[float, ...] | None = None,
+    rank: float | Sequence[float] | None = None,
+    bits: int | Sequence[int] | None = None,
+    share: float | Sequence[float] | None = None,
     sinks: int | None = None,
 ) -> str:
     """Levels as the core reads them, from TALE's parameters, oldest level first; None: as usual.
 
     Args:
-        rank: parts of V's latent that levels keep; the last ones that are not given keep all.
+        rank: parts of V's latent that levels keep; those that are not given keep all.
         bits: of each level, 2, 3, 4, 8 or 16.
-        share: of the rows that have aged, of each level but the oldest.
+        share: of the rows that have aged, of each level but the oldest; those that are not given have 0.1.
         sinks: rows at a text's beginning that stay as they are.
 
     Raises:
-        ValueError: numbers that do not go together.
+        ValueError, TypeError: numbers that do not go together, or are none.
     """
-    usual = core.levels("lowrank")
-    if bits is not None and (not bits or not set(bits) <= _TYPES.keys()):
-        raise ValueError(f"bits must be of {', '.join(map(str, _TYPES))}, got {', '.join(map(str, bits)) or 'none'}")
-    types = tuple(one.type_k for one in usual.of) if bits is None else tuple(_TYPES[one] for one in bits)
-    ranks = tuple(one.part for one in usual.of) if rank is None else rank if isinstance(rank, tuple) else (rank,)
-    shares = (0.1,) if share is None else share if isinstance(share, tuple) else (share,)
-    if len(ranks) > len(types):
-        ranks = ranks[: len(types)] if rank is None else ranks
-    if len(ranks) > len(types) or len(shares) > max(len(types) - 1, 1):
-        raise ValueError(f"{len(ranks)} ranks and {len(shares)} shares were given for {len(types)} levels")
+    usual = core.levels(LATENT_MODE)
+    types = tuple(one.type_k for one in usual.of)
+    if bits is not None:
+        widths = _several("bits", bits, whole)
+        if not widths or not set(widths) <= _TYPES.keys():
+            raise ValueError(
+                f"bits must be of {', '.join(map(str, _TYPES))}, got {', '.join(map(str, widths)) or 'none'}"
+            )
+        types = tuple(_TYPES[width] for width in widths)
+    ranks: tuple[float, ...] = (usual.of[0].part,) if rank is None else _several("rank", rank, real)
+    shares: tuple[float, ...] = () if share is None else _several("share", share, real)
+    if len(ranks) > len(types) or len(shares) > len(types) - 1:
+        raise ValueError(
+            f"{len(ranks)} ranks and {len(shares)} shares were given for {len(types)} levels (bits): there may be as "
+            "many ranks, and one share less, which is what the oldest level leaves"
+        )
     ranks += (1.0,) * (len(types) - len(ranks))
     shares += (0.1,) * (len(types) - 1 - len(shares))
-    parts = [
-        f"{type}@{part:g}" + (f"*{of:g}" if i else "")
-        for i, (type, part, of) in enumerate(zip(types, ranks, (0.0, *shares), strict=False))
-    ]
-    return core.levels("lowrank", "+".join([*parts, f"sinks={usual.sinks if sinks is None else sinks}"])).text
+    parts = [f"{type}@{part:g}" for type, part in zip(types, ranks, strict=True)]
+    parts[1:] = [f"{part}*{of:g}" for part, of in zip(parts[1:], shares, strict=True)]
+    kept = usual.sinks if sinks is None else whole("sinks", sinks)
+    return core.levels(LATENT_MODE, "+".join([*parts, f"sinks={kept}"])).text
+
+
+def _several(name: str, given: Number | Sequence[Number], kind: Callable[[str, object], Number]) -> tuple[Number, ...]:
+    return tuple(kind(name, one) for one in (given if isinstance(given, Sequence) else (given,)))
 
 
 def metric(weights: LayerWeights) -> np.ndarray:
@@ -113,14 +130,36 @@ def factors(
     return np.stack(into), np.stack(out)
 
 
-class LowRankReader(Reader):
-    """Rows of the oldest level: K as by channel, and of V's latent the first columns."""
+@dataclass(frozen=True)
+class ChannelPlane(Plane):
+    """With scales of their own for each channel of a block of tokens, where its type has some."""
 
-    mode = "lowrank"
+    @property
+    def bytes(self) -> int:
+        if self.type in core.FLOAT_TYPES:
+            return super().bytes
+        return core.plane_bytes(self.type, BLOCK, 1) * self.width // BLOCK
+
+    def round(self, rows: np.ndarray) -> NDArray[np.float32]:
+        """Rows of whole blocks; the last ones are still as they were written."""
+        whole_blocks, out = len(rows) // BLOCK * BLOCK, np.array(rows, np.float32)
+        if self.type in core.FLOAT_TYPES:
+            return super().round(out)
+        if whole_blocks:
+            channels = out[:whole_blocks].reshape(-1, BLOCK, self.width).swapaxes(1, 2).reshape(-1, BLOCK)
+            read = Plane(BLOCK, 1, self.type).round(channels).reshape(-1, self.width, BLOCK)
+            out[:whole_blocks] = read.swapaxes(1, 2).reshape(whole_blocks, -1)
+        return out
+
+
+class LowRankReader(Reader):
+    """Rows of the oldest level: K by channel, and of V's latent the first columns."""
+
+    mode = LATENT_MODE
 
     def __init__(self, sample: Sample, type_name: str, *, heads: int | None = None, weighed: bool = True):
         a = sample.weights.attention
-        self.levels = core.levels(self.mode, "" if type_name == "f16" else type_name)
+        self.levels = core.levels(self.mode, type_name)
         super().__init__(sample, self.levels.text)
         self.heads = usual_heads(a.n_kv_heads) if heads is None else heads
         check_heads(a, self.heads)
@@ -134,7 +173,7 @@ class LowRankReader(Reader):
         oldest = self.levels.of[0]
         self.kept = max(1, round(oldest.part * width))
         self.planes = [
-            Plane(a.kv_width, a.n_kv_heads, oldest.type_k),
+            ChannelPlane(a.kv_width, a.n_kv_heads, oldest.type_k),
             Plane(groups * self.kept, groups, oldest.type_v),
         ]
         self.value_noise = np.asarray(np.square(self._values(sample.v) - sample.v, dtype=np.float64).mean(axis=0))
@@ -147,27 +186,18 @@ class LowRankReader(Reader):
             np.einsum("ngi,gij->ngj", stored, self.out[:, : self.kept].astype(np.float32)).reshape(v.shape)
         )
 
-    def _keys(self, k: np.ndarray) -> np.ndarray:
-        """Rows of whole blocks; the last ones are still as they were written."""
-        whole = len(k) // BLOCK * BLOCK
-        a, out = self.sample.weights.attention, np.array(k, np.float32)
-        if whole and self.planes[0].type not in core.FLOAT_TYPES:
-            blocks = out[:whole].reshape(-1, BLOCK, a.kv_width).swapaxes(1, 2).reshape(-1, BLOCK)
-            read = Plane(BLOCK, 1, self.planes[0].type).round(blocks).reshape(-1, a.kv_width, BLOCK)
-            out[:whole] = read.swapaxes(1, 2).reshape(whole, -1)
-        return out
-
     def key_noise(self, window: Window) -> KeyNoise:
-        squares = np.square(self._keys(window.k) - window.k, dtype=np.float64)
+        squares = np.square(self.planes[0].round(window.k) - window.k, dtype=np.float64)
         return window.key_noise(squares + np.square(window.k) * noise.of_sum(self.sample.weights.attention.d))
 
     def read(self, window: Window) -> tuple[np.ndarray, np.ndarray]:
-        return window.as_keys(self._keys(window.k)), self._values(window.v)
+        return window.as_keys(self.planes[0].round(window.k)), self._values(window.v)
 
 
 def check_heads(attention: Attention, heads: int) -> None:
     """Raises CacheUnsupportedError unless so many KV heads make whole groups."""
     if heads < 1 or attention.n_kv_heads % heads:
         raise CacheUnsupportedError(
-            f"{heads} KV heads are to share a latent, and a layer has {attention.n_kv_heads}: give one of its divisors"
+            f"{heads} KV heads are to share a latent, and a layer has {attention.n_kv_heads}: give a number that "
+            "divides it"
         )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from slimrt.folding.precision import Errors
-from slimrt.modes import COMPUTED
+from slimrt.modes import AGING, COMPUTED
 from slimrt.plumbing.units import format_bytes
 
 CAUTION, TOO_LARGE = 0.01, 0.05  # relative error of V
@@ -178,15 +178,18 @@ class ConvertReport:
 
     def _by_layer(self) -> list[str]:
         """What each layer's cache costs and saves."""
+        mode, type = (max(len(getattr(layer, name)) for layer in self.layers) for name in ("mode", "type"))
+        widths = max(4, mode), max(8, type)
         head = [
             f"relative errors of V and of attention's output, predicted and measured ({self.calibration})",
-            f"{'layer':>5}  {'mode':<4}  {'type':<8}  {'residual':<8}  {'cond(W_K)':>9}  {'V pred.':>8}  {'V meas.':>8}"
-            f"  {'out pred.':>9}  {'out meas.':>9}  {'bytes/token':>11}  {'of kv f16':>9}",
+            f"{'layer':>5}  {'mode':<{widths[0]}}  {'type':<{widths[1]}}  {'residual':<8}  {'cond(W_K)':>9}"
+            f"  {'V pred.':>8}  {'V meas.':>8}  {'out pred.':>9}  {'out meas.':>9}  {'bytes/token':>11}"
+            f"  {'of kv f16':>9}",
         ]
-        return head + [self._row(layer) for layer in self.layers] + self.summary()
+        return head + [self._row(layer, *widths) for layer in self.layers] + self.summary()
 
     @staticmethod
-    def _row(layer: LayerReport) -> str:
+    def _row(layer: LayerReport, mode_width: int, type_width: int) -> str:
         residual = f"{layer.rank} {layer.residual_type}" if layer.rank else "-"
         cond = f"{layer.cond:9.3g}" if layer.cond is not None else f"{'-':>9}"
         shown = []
@@ -194,7 +197,8 @@ class ConvertReport:
             for errors in (layer.predicted, layer.measured):
                 shown.append(f"{getattr(errors, name):{width}.2g}" if errors else f"{'-':>{width}}")
         return (
-            f"{layer.layer:>5}  {layer.mode:<4}  {layer.type:<8}  {residual:<8}  {cond}  {'  '.join(shown)}  "
+            f"{layer.layer:>5}  {layer.mode:<{mode_width}}  {layer.type:<{type_width}}  {residual:<8}  {cond}"
+            f"  {'  '.join(shown)}  "
             f"{layer.bytes_per_token:>11}  {layer.share:>9.1%}"
         )
 
@@ -208,6 +212,11 @@ class ConvertReport:
             if bytes_ < kv:
                 total += f", which pays from {-(-weights // (kv - bytes_))} tokens on (of all sequences together)"
         lines = [total]
+        if self.cache in AGING:
+            lines.append(
+                "the errors are those of the oldest rows, lossy by choice, and no limit refuses them: what a text "
+                "loses is said by --verify and by slimrt perplexity --compare"
+            )
         shares = [layer.share_of_v for layer in self.layers if layer.share_of_v is not None]
         if shares:
             lines.append(self._about_groups(shares))
