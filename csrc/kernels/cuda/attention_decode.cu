@@ -256,7 +256,7 @@ bool decode_can(const Device& device, const AttentionArgs& args) {
         if (s.n_queries != 1) return false;
     }
     if (!can_fetch(score.stored, score.n_heads, score.dim) ||
-        !can_fetch(value.stored, value.n_heads, value.dim))
+        !can_fetch(value.stored, value.n_heads, value.dim) || value.stored.scale_tokens)
         return false;
     const int warp = plane_of(score.stored, score.dim).bytes + plane_of(value.stored, value.dim).bytes;
     return size_t(warp) + (16 << 10) <= device.shared_bytes;

@@ -180,7 +180,7 @@ bool aligned(const void* p, size_t stride) {
 template <class Term>
 bool can_read(const Term& term) {
     const Rows& rows = term.stored;
-    if (term.dim % 8 || term.dim > kMaxDim || rows.scale_tokens) return false;
+    if (term.dim % 8 || term.dim > kMaxDim) return false;
     if (term.fresh && !aligned(term.fresh.data, term.fresh.stride)) return false;
     if (rows.block_tokens == 0)
         return is_float(rows.dtype) && (!rows.base || aligned(rows.base, rows.row_bytes));
