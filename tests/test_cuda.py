@@ -75,7 +75,7 @@ def test_every_mode(name, mode, dtype, convert):
 
 
 @needs_device
-@pytest.mark.parametrize("dtype", ["q8", "q4", pytest.param("fp8_e4m3", marks=slow)])
+@pytest.mark.parametrize("dtype", ["q8", "q4", "q3", "q2", pytest.param("fp8_e4m3", marks=slow)])
 def test_rows_age(dtype, convert):
     """Beyond what is recent in a prompt and after it; then a text that is cut where rows have aged. A device that gave
     a channel another scale, or read another row's, would be off by what such rows lose: 1 % and more."""
@@ -203,7 +203,7 @@ def test_first_tokens_are_not_recorded_for_later_ones(name, mode, convert):
 
 
 @needs_device
-@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "q8", "fp8_e4m3", "fp8_e5m2", "q4"])
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "q8", "fp8_e4m3", "fp8_e5m2", "q4", "q3", "q2"])
 def test_saved_sequences_move_between_devices(dtype, convert):
     path = convert(GOLDEN / "llama_mha")
     engines = {device: open_engine(path, "kv", dtype, device=device) for device in ("cpu", "cuda")}
