@@ -28,7 +28,7 @@ IDS = np.random.default_rng(5).integers(3, 100, 40)
 N_PREFILL = 36
 FLOAT32 = 1e-5  # of the largest logit; inverses of W_K in modes k and v lose up to two digits
 INVERTED = 1e-3
-UNIT = {"f16": 2.0**-11, "bf16": 2.0**-8, "q8": 1 / 254, "fp8_e4m3": 2.0**-4, "q4": 1 / 30}
+UNIT = {"f16": 2.0**-11, "bf16": 2.0**-8, "q8": 1 / 254, "fp8_e4m3": 2.0**-4, "q4": 1 / 30, "q3": 1 / 14, "q2": 1 / 6}
 CASES = [
     ("llama_mha", "kv"),
     ("llama_gqa_tied", "kv"),
@@ -64,7 +64,7 @@ def bound(mode: str, dtype: str, path=None) -> float:
 
 @needs_device
 @pytest.mark.parametrize(
-    "dtype", ["f32", "f16", "q8", *(pytest.param(t, marks=slow) for t in ("bf16", "fp8_e4m3", "q4"))]
+    "dtype", ["f32", "f16", "q8", *(pytest.param(t, marks=slow) for t in ("bf16", "fp8_e4m3", "q4", "q3", "q2"))]
 )
 @each_case
 def test_every_mode(name, mode, dtype, convert):
