@@ -32,6 +32,7 @@ struct Case {
     float fresh_size = 1;
     float cap = 0;
     bool sinks = false;
+    int v_heads = 0;        // 0: kv
     int gap = 0;            // columns of a head of out that are no result
     bool channels = false;  // of K have scales, for the rows of a block
     int processors = 132;   // few: the rows are in one part
@@ -155,10 +156,12 @@ struct Problem {
     }
 
     void add_terms(Backend& backend, int n_blocks, int most) {
-        const int kv_heads = c.whole || c.dense ? 1 : c.kv;
-        Plane& k =
-            planes.emplace_back(backend, c, tables, n_blocks, c.kv * c.dk, kv_heads, c.k, 1, c.channels);
-        Plane& v = planes.emplace_back(backend, c, tables, n_blocks, c.kv * c.dv, kv_heads, c.v, 2);
+        const int v_heads = c.v_heads ? c.v_heads : c.kv;
+        const auto stored_heads = [&](int n) { return c.whole || c.dense ? 1 : n; };
+        Plane& k = planes.emplace_back(backend, c, tables, n_blocks, c.kv * c.dk, stored_heads(c.kv), c.k, 1,
+                                       c.channels);
+        Plane& v =
+            planes.emplace_back(backend, c, tables, n_blocks, v_heads * c.dv, stored_heads(v_heads), c.v, 2);
         keep.push_back(random_floats(size_t(n) * c.heads * c.dk, c.loud, 3));
         ScoreTerm s{.stored = k.rows,
                     .fresh = k.fresh_rows(),
@@ -187,7 +190,7 @@ struct Problem {
         Plane& of_values = c.one_value ? k : v;
         values.push_back({of_values.rows,
                           of_values.fresh_rows(),
-                          c.one_value ? 1 : c.kv,
+                          c.one_value ? 1 : v_heads,
                           c.one_value ? of_values.width : c.dv,
                           {}});
         value_planes.push_back(&of_values);

@@ -132,8 +132,14 @@ void test_choice(Backend& b) {
     }
     Case channels = {.name = "channels", .stored = {9}, .queries = {1}, .k = DType::Q2, .channels = true};
     expect(channels, "decode");
-    channels.k = DType::Q8;
+    channels.v_heads = 2;
+    expect(channels, "decode");
+    channels.n_rot = 64;
     expect(channels, "prefill");
+    channels.n_rot = 0, channels.k = DType::Q8;
+    expect(channels, "prefill");
+    channels.kv = 1;  // of K, too few
+    expect(channels, "general");
     expect({.name = "odd", .stored = {9}, .queries = {1}, .dk = 12}, "general");
     // Rows wider than their heads begin anywhere.
     expect({.name = "wider by 8", .stored = {9}, .queries = {1}, .whole = true}, "decode", 8);

@@ -52,6 +52,8 @@ struct DecodeJob {
     unsigned char* tiles;                // of this warp
     __device__ const ScoreView& scores() const { return a.scores[0]; }
     __device__ const ValueView& values() const { return a.values[0]; }
+    /// The head of values, which may be fewer than those of K.
+    __device__ int value_head() const { return first_head / (a.n_heads / values().n_heads); }
     __device__ const float* query(int i) const {
         return scores().q.row(row) + int64_t(first_head + i) * scores().q_columns;
     }
