@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.usefixtures("clean_environment"), pytest.mark.unsaniti
         (("--cache", "k:q8:4"), "has no residual"),
         (("--cache", "kv", "--rank", 4), "no layer has it"),
         (("--cache", "auto:q8:x"), "not a whole number"),
-        (("--cache", "lowrank"), "'lowrank' is not supported"),
+        (("--cache", "lowrnk"), "'lowrnk' is not supported"),
         (("--cache-type", "int3"), "supported: f32, f16, bf16, q8"),
         (("--device", "tpu"), "supported: auto, cpu"),
         (("--num-beams", 4), "beam search"),

@@ -30,7 +30,7 @@ IDS = np.random.default_rng(5).integers(3, 100, 40)
 N_PREFILL = 36
 FLOAT32 = 1e-5  # of the largest logit; inverses of W_K in modes k and v lose up to two digits
 INVERTED = 1e-3
-UNIT = {"f16": 2.0**-11, "bf16": 2.0**-8, "q8": 1 / 254, "fp8_e4m3": 2.0**-4, "q4": 1 / 30}
+UNIT = {"f16": 2.0**-11, "bf16": 2.0**-8, "q8": 1 / 254, "fp8_e4m3": 2.0**-4, "q4": 1 / 30, "q3": 1 / 14, "q2": 1 / 6}
 CASES = [
     ("llama_mha", "kv"),
     ("llama_gqa_tied", "kv"),
@@ -66,7 +66,7 @@ def bound(mode: str, dtype: str, path=None) -> float:
 
 @needs_device
 @pytest.mark.parametrize(
-    "dtype", ["f32", "f16", "q8", *(pytest.param(t, marks=slow) for t in ("bf16", "fp8_e4m3", "q4"))]
+    "dtype", ["f32", "f16", "q8", *(pytest.param(t, marks=slow) for t in ("bf16", "fp8_e4m3", "q4", "q3", "q2"))]
 )
 @each_case
 def test_every_mode(name, mode, dtype, convert):
@@ -92,7 +92,7 @@ def test_layers_that_share_rows(config, dtype, tmp_path):
 
 
 @needs_device
-@pytest.mark.parametrize("dtype", ["q8", "q4", pytest.param("fp8_e4m3", marks=slow)])
+@pytest.mark.parametrize("dtype", ["q8", "q4", "q3", "q2", pytest.param("fp8_e4m3", marks=slow)])
 def test_rows_age(dtype, convert):
     """Beyond what is recent in a prompt and after it; then a text that is cut where rows have aged. A device that gave
     a channel another scale, or read another row's, would be off by what such rows lose: 1 % and more."""
@@ -220,7 +220,7 @@ def test_first_tokens_are_not_recorded_for_later_ones(name, mode, convert):
 
 
 @needs_device
-@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "q8", "fp8_e4m3", "fp8_e5m2", "q4"])
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "q8", "fp8_e4m3", "fp8_e5m2", "q4", "q3", "q2"])
 def test_saved_sequences_move_between_devices(dtype, convert):
     path = convert(GOLDEN / "llama_mha")
     engines = {device: open_engine(path, "kv", dtype, device=device) for device in ("cpu", "cuda")}

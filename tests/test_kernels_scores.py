@@ -146,7 +146,13 @@ def test_parts_merge_as_one(name, isa):
 
 
 # ---------------------------------------------------------------- scales along tokens
-SCALED = ["q8", "fp8_e4m3", "q4"]
+SCALED = ["q8", "fp8_e4m3", "q4", "q3", "q2"]
+
+
+def heads_of_width(x: np.ndarray, heads: int, columns: int) -> np.ndarray:
+    """Of each head the first columns, and zeros beyond those that there are."""
+    by_head = x.reshape(len(x), heads, -1)[:, :, :columns]
+    return np.pad(by_head, ((0, 0), (0, 0), (0, columns - by_head.shape[2]))).reshape(len(x), -1)
 
 
 @pytest.mark.parametrize("isa", DEVICES)
@@ -157,12 +163,11 @@ def test_recoded_rows_have_a_scale_for_each_channel_and_group(shape, dtype, grou
     heads, dim = shape
     random = np.random.default_rng(dim)
     x = (random.normal(size=(96, heads * dim)) * 10.0 ** random.uniform(-2, 2, size=heads * dim)).astype(np.float32)
-    kept = dim - dim // 3
-    columns = np.concatenate([np.arange(h * dim, h * dim + kept) for h in range(heads)])
-    for width, wanted in ((heads * dim, x), (heads * kept, x[:, columns])):
-        got = ops.recoded(x, heads, "f32", dtype, group, width, 32, 96, isa)
+    for columns in (dim, dim - dim // 3, dim + 11):
+        wanted = heads_of_width(x, heads, columns)
+        got = ops.recoded(x, heads, "f32", dtype, group, heads * columns, 32, 96, isa)
         exact = rounded_by_channel(wanted[32:], dtype, group)
-        size = np.abs(exact).reshape(-1, group, width).max(axis=1).repeat(group, axis=0)
+        size = np.abs(exact).reshape(-1, group, heads * columns).max(axis=1).repeat(group, axis=0)
         assert (np.abs(got - exact) <= 3e-7 * size).all()
     again = ops.recoded(x, heads, "f32", dtype, group, heads * dim, 32, 96, isa, 3)
     assert np.array_equal(again, ops.recoded(x, heads, "f32", dtype, group, heads * dim, 32, 96, isa))
@@ -175,6 +180,9 @@ def test_recoding_row_by_row_is_a_load_and_a_store(isa):
         exact = ops.cache_round_trip(ops.cache_round_trip(x, 3, "f16", isa), 3, dtype, isa)
         assert np.array_equal(ops.recoded(x, 3, "f16", dtype, 0, 120, 0, 70, isa), exact)
         assert np.array_equal(ops.recoded(x, 3, "f16", dtype, 0, 120, 33, 35, isa), exact[33:35])
+        for columns in (25, 51):  # of 40
+            exact = ops.cache_round_trip(heads_of_width(x, 3, columns), 3, dtype, isa)
+            assert np.array_equal(ops.recoded(x, 3, "f32", dtype, 0, 3 * columns, 0, 70, isa), exact)
     for scale_tokens, begin, end in ((8, 4, 12), (8, 0, 9)):
         with pytest.raises(Exception, match="whole groups"):
             ops.recoded(x, 3, "f32", "q8", scale_tokens, 120, begin, end, isa)
@@ -196,16 +204,46 @@ def test_what_is_not_a_number_stays_in_its_group(bad, dtype, isa):
 @pytest.mark.parametrize("isa", DEVICES)
 @pytest.mark.parametrize("dtype", SCALED)
 @pytest.mark.parametrize("queries", [1, 40])
-def test_attention_reads_rows_with_scales_along_tokens(queries, dtype, isa):
-    """As KIVI has its keys: k by channel and 16 tokens, v by row."""
-    call = Call(4, 2, 40, 160 + queries, queries)
+@pytest.mark.parametrize(("dim", "tokens"), [(40, 16), (64, 32), (96, 32)])
+def test_attention_reads_rows_with_scales_along_tokens(dim, tokens, queries, dtype, isa):
+    """As KIVI has its keys: k by channel and some tokens, v by row."""
+    call = Call(4, 2, dim, 160 + queries, queries)
     q, k, v, bias, _ = data(call)
     keys, values = k.astype(np.float64), stored(call, v, dtype)
-    keys[:160] = rounded_by_channel(k[:160], dtype, 16)
+    keys[:160] = rounded_by_channel(k[:160], dtype, tokens)
     exact, _, high = attended(call, q, keys.reshape(call.rows, call.kv, call.dim), values, bias=bias)
     for threads in (1, 2):
-        (got,) = run(call, dtype, isa, threads, {"relative_bias": bias}, scales={"scale_tokens": 16})
+        (got,) = run(call, dtype, isa, threads, {"relative_bias": bias}, scales={"scale_tokens": tokens})
         assert np.abs(got.reshape(exact.shape) - exact).max() <= bound(isa, dtype, high, values)
+
+
+@pytest.mark.parametrize("isa", DEVICES)
+@pytest.mark.parametrize("dtype", ["q8", "q3", "q2"])
+@pytest.mark.parametrize("queries", [1, 5])
+@pytest.mark.parametrize("columns", [20, 24, 32])
+def test_old_values_of_few_columns_merge_with_recent_ones(columns, queries, dtype, isa):
+    """Old rows first, k by channel and v of the first columns alone, in wide heads of out; then recent ones of all
+    columns: as if old values were zeros beyond those that there are."""
+    call = Call(4, 2, 64, 160 + queries, queries)
+    old, rest = 96, (call.heads, queries, call.dim**-0.5, 0, isa, 1)
+    q, k, v, _, _ = data(call)
+    narrow = heads_of_width(v, call.kv, columns)
+    plane = {"stored_heads": call.kv, "heads": call.kv}
+    of_old = [np.concatenate([x[:old], x[-queries:]]) for x in (k, narrow)]
+    score = plane | {"type": dtype, "rows": of_old[0], "q": q, "dim": call.dim, "scale_tokens": 32}
+    value = plane | {"type": dtype, "rows": of_old[1], "dim": columns, "out": np.zeros_like(q)}
+    nothing = np.full((queries, call.heads), -np.inf, np.float32)
+    out, lse = ops.attention_of_terms([score], [value], *rest, causal=False, lse=nothing)
+    plane |= {"type": "f16", "dim": call.dim}
+    (got, _) = ops.attention_of_terms(
+        [plane | {"rows": k[old:], "q": q}], [plane | {"rows": v[old:], "out": out}], *rest, lse=lse
+    )
+    keys, values = stored(call, k, "f16"), stored(call, v, "f16")
+    keys[:old] = rounded_by_channel(k[:old], dtype, 32).reshape(old, call.kv, call.dim)
+    values[:old] = 0
+    values[:old, :, :columns] = rounded(narrow[:old], dtype, call.kv).reshape(old, call.kv, columns)
+    exact, _, high = attended(call, q, keys, values)
+    assert np.abs(got.reshape(exact.shape) - exact).max() <= 2 * bound(isa, dtype, high, values)
 
 
 def test_types_of_rows_are_told_with_their_sizes():

@@ -38,6 +38,9 @@ inline double bf16_number(uint16_t bits) {
     return x;
 }
 
+/// Of a type of few bits.
+inline int few_bits(DType type) { return type == DType::Q4 ? 4 : type == DType::Q3 ? 3 : 2; }
+
 /// A plane of several sequences' rows in shuffled blocks; what is in no row is NaN.
 struct Plane {
     Rows rows;
@@ -107,16 +110,20 @@ struct Plane {
                         out.push_back(f16_number(uint16_t(code << 8)));
                         break;
                     }
-                    default: {  // Q4
+                    default: {  // of few bits; of 4 half a group on in the same bytes
+                        const int bits = few_bits(rows.dtype), code = byte & ((1 << bits) - 1);
                         const int group = i / 32, in = i % 32,
                                   half_of = (std::min(32, n - group * 32) + 1) / 2;
-                        uint8_t& both = to[group * 16 + (in < half_of ? in : in - half_of)];
+                        const int bit = bits < 4       ? i * bits
+                                        : in < half_of ? group * 128 + in * 8
+                                                       : group * 128 + (in - half_of) * 8 + 4;
                         const uint16_t scale_bits = f16_of(size / 5), least = f16_of(-size * 1.5);
                         std::memcpy(scale + 4 * group, &scale_bits, 2);
                         std::memcpy(scale + 4 * group + 2, &least, 2);
-                        if (in == 0) std::memset(to + group * 16, 0, half_of);
-                        both |= uint8_t(in < half_of ? byte & 15 : (byte & 15) << 4);
-                        out.push_back(f16_number(scale_bits) * (byte & 15) + f16_number(least));
+                        if (i == 0) std::memset(to, 0, head.elements);
+                        to[bit / 8] |= uint8_t(code << bit % 8);
+                        if (bit % 8 + bits > 8) to[bit / 8 + 1] |= uint8_t(code >> (8 - bit % 8));
+                        out.push_back(f16_number(scale_bits) * code + f16_number(least));
                         break;
                     }
                     case DType::F32:

@@ -32,8 +32,10 @@ struct Case {
     float fresh_size = 1;
     float cap = 0;
     bool sinks = false;
-    int gap = 0;           // columns of a head of out that are no result
-    int processors = 132;  // few: the rows are in one part
+    int v_heads = 0;        // 0: kv
+    int gap = 0;            // columns of a head of out that are no result
+    bool channels = false;  // of K have scales, for the rows of a block
+    int processors = 132;   // few: the rows are in one part
 };
 
 inline Floats random_floats(size_t n, float size, unsigned seed) {
@@ -53,29 +55,40 @@ struct Plane {
     int width;
 
     Plane(Backend& backend, const Case& c, const std::vector<std::vector<int32_t>>& tables, int n_blocks,
-          int width, int heads, DType type, unsigned seed)
+          int width, int heads, DType type, unsigned seed, bool channels = false)
         : width(width) {
-        const size_t row = head_bytes(type, width / heads).total() * heads;
-        pool.assign(row * kBlock * n_blocks + 64, std::byte{0xff});  // what no row was written to is NaN
+        const int scale_tokens = channels ? kBlock : 0;
+        const size_t block = head_bytes(type, width / heads, kBlock, scale_tokens).total() * heads;
+        pool.assign(block * n_blocks + 64, std::byte{0xff});  // what no row was written to is NaN
         std::byte* const base = pool.data() + (64 - reinterpret_cast<uintptr_t>(pool.data()) % 64);
-        rows = {base, type, width, heads, 0, row * kBlock, kBlock, 0};
-        if (c.dense) rows = {base, type, width, 1, row, 0, 0, 0};
+        rows = {base, type, width, heads, 0, block, kBlock, 0, scale_tokens};
+        if (c.dense) rows = {base, type, width, 1, block / kBlock, 0, 0, 0};
         int n_fresh = 0;
         for (const int n : c.queries) n_fresh += n;
         fresh = random_floats(size_t(n_fresh) * width, c.fresh_size, seed);
         int first = 0;
         for (size_t s = 0; s < c.stored.size(); ++s) {
-            const int n = c.stored[s];
-            Floats from = random_floats(size_t(n) * width, 1, seed + 100 + unsigned(s));
+            const int n = c.stored[s], whole = channels ? (n + kBlock - 1) / kBlock * kBlock : n;
+            Floats from = random_floats(size_t(whole) * width, 1, seed + 100 + unsigned(s));
             std::vector<int32_t> slots;
-            for (int i = 0; i < n; ++i)
+            for (int i = 0; i < whole; ++i)
                 slots.push_back(c.dense ? i : tables[s][i / kBlock] * kBlock + i % kBlock);
             read.emplace_back(size_t(n) * width);
             if (n) {
-                backend.store(Tensor(from.data(), DType::F32, n, width),
-                              {rows.base ? const_cast<std::byte*>(rows.base) : nullptr, type, width,
-                               rows.heads, rows.row_bytes, rows.block_stride, rows.block_tokens,
-                               Tensor(slots.data(), DType::I32, 1, n)});
+                const Tensor x(from.data(), DType::F32, whole, width);
+                const Slots to = {base,
+                                  type,
+                                  width,
+                                  rows.heads,
+                                  rows.row_bytes,
+                                  rows.block_stride,
+                                  rows.block_tokens,
+                                  Tensor(slots.data(), DType::I32, 1, whole),
+                                  scale_tokens};
+                if (channels)
+                    backend.recode({x.data, DType::F32, width, heads, x.stride}, nullptr, 0, whole, to);
+                else
+                    backend.store(x, to);
                 backend.load(rows, tables[s].data(), 0, n, Tensor(read[s].data(), DType::F32, n, width));
             }
             const float* const own = fresh.data() + size_t(first) * width;
@@ -143,9 +156,12 @@ struct Problem {
     }
 
     void add_terms(Backend& backend, int n_blocks, int most) {
-        const int kv_heads = c.whole || c.dense ? 1 : c.kv;
-        Plane& k = planes.emplace_back(backend, c, tables, n_blocks, c.kv * c.dk, kv_heads, c.k, 1);
-        Plane& v = planes.emplace_back(backend, c, tables, n_blocks, c.kv * c.dv, kv_heads, c.v, 2);
+        const int v_heads = c.v_heads ? c.v_heads : c.kv;
+        const auto stored_heads = [&](int n) { return c.whole || c.dense ? 1 : n; };
+        Plane& k = planes.emplace_back(backend, c, tables, n_blocks, c.kv * c.dk, stored_heads(c.kv), c.k, 1,
+                                       c.channels);
+        Plane& v =
+            planes.emplace_back(backend, c, tables, n_blocks, v_heads * c.dv, stored_heads(v_heads), c.v, 2);
         keep.push_back(random_floats(size_t(n) * c.heads * c.dk, c.loud, 3));
         ScoreTerm s{.stored = k.rows,
                     .fresh = k.fresh_rows(),
@@ -174,7 +190,7 @@ struct Problem {
         Plane& of_values = c.one_value ? k : v;
         values.push_back({of_values.rows,
                           of_values.fresh_rows(),
-                          c.one_value ? 1 : c.kv,
+                          c.one_value ? 1 : v_heads,
                           c.one_value ? of_values.width : c.dv,
                           {}});
         value_planes.push_back(&of_values);

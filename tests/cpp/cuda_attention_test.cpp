@@ -100,7 +100,8 @@ void test(Backend& backend, Case c, const char* what, Run run, double bound) {
     ++runs;
 }
 
-const DType kTypes[] = {DType::F16, DType::BF16, DType::Q8, DType::FP8_E4M3, DType::FP8_E5M2, DType::Q4};
+const DType kTypes[] = {DType::F16,      DType::BF16, DType::Q8, DType::FP8_E4M3,
+                        DType::FP8_E5M2, DType::Q4,   DType::Q3, DType::Q2};
 
 /// The kernel that a call goes to.
 void test_choice(Backend& b) {
@@ -125,7 +126,20 @@ void test_choice(Backend& b) {
     expect({.name = "two queries", .stored = {9, 40}, .queries = {2, 1}}, "prefill");
     expect({.name = "one query, rotated rows", .stored = {9}, .queries = {1}, .n_rot = 64}, "prefill");
     expect({.name = "one query, f32", .stored = {9}, .queries = {1}, .k = DType::F32}, "prefill");
-    expect({.name = "q4 of 80", .stored = {9}, .queries = {1}, .dk = 80, .k = DType::Q4}, "prefill");
+    for (const DType few : {DType::Q4, DType::Q3, DType::Q2}) {
+        expect({.name = "few bits", .stored = {9}, .queries = {1}, .dk = 96, .k = few, .v = few}, "decode");
+        expect({.name = "few bits of 80", .stored = {9}, .queries = {1}, .dk = 80, .k = few}, "prefill");
+    }
+    Case channels = {.name = "channels", .stored = {9}, .queries = {1}, .k = DType::Q2, .channels = true};
+    expect(channels, "decode");
+    channels.v_heads = 2;
+    expect(channels, "decode");
+    channels.n_rot = 64;
+    expect(channels, "prefill");
+    channels.n_rot = 0, channels.k = DType::Q8;
+    expect(channels, "prefill");
+    channels.kv = 1;  // of K, too few
+    expect(channels, "general");
     expect({.name = "odd", .stored = {9}, .queries = {1}, .dk = 12}, "general");
     // Rows wider than their heads begin anywhere.
     expect({.name = "wider by 8", .stored = {9}, .queries = {1}, .whole = true}, "decode", 8);
@@ -140,7 +154,7 @@ void test_choice(Backend& b) {
 }
 
 void test_general(Backend& b) {
-    for (const DType type : {DType::F32, DType::Q8, DType::Q4}) {
+    for (const DType type : {DType::F32, DType::Q8, DType::Q4, DType::Q3}) {
         for (Case c : kGeneralCases) {
             for (const int processors : {0, 132}) {  // 0: the rows are in one part
                 c.processors = processors;
@@ -152,7 +166,7 @@ void test_general(Backend& b) {
 }
 
 double bound_of(const Case& c) {
-    const bool rounds = c.k == DType::Q4 || c.v == DType::Q4;
+    const bool rounds = has_groups(c.k) || has_groups(c.v);
     const double loud = std::max(c.loud, 1.0f);
     const double unread = 2 * c.sparse * 6;  // of values up to about 6, whose weights and the others' change
     return unread + loud * (rounds ? 4e-3 : c.k == DType::BF16 || c.v == DType::BF16 ? 1e-4 : 2e-5);

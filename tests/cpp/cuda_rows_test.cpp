@@ -31,8 +31,8 @@ std::mt19937 chance(1);
 constexpr DType kWeights[] = {DType::F32,  DType::F16,  DType::BF16, DType::Q4_0, DType::Q4_1,
                               DType::Q5_0, DType::Q5_1, DType::Q8_0, DType::Q2_K, DType::Q3_K,
                               DType::Q4_K, DType::Q5_K, DType::Q6_K};
-constexpr DType kRows[] = {DType::F32,      DType::F16,      DType::BF16, DType::Q8,
-                           DType::FP8_E4M3, DType::FP8_E5M2, DType::Q4};
+constexpr DType kRows[] = {DType::F32,      DType::F16, DType::BF16, DType::Q8, DType::FP8_E4M3,
+                           DType::FP8_E5M2, DType::Q4,  DType::Q3,   DType::Q2};
 
 /// The same bytes in host and in device memory.
 struct Twin {
@@ -291,47 +291,54 @@ void test_cache_rows() {
     }
 }
 
-/// Rows of every type to every type, all columns of their heads or the first; begun within a block.
+/// Rows of every type to every type: all columns of their heads, the first, or more than there are; row by
+/// row, begun within a block, and with a scale for each channel and half a block.
 void test_recode() {
-    constexpr int kTokens = 16, kHeads = 3, kBegin = 5, kRecoded = 37;
+    constexpr int kTokens = 16, kBlocks = 6, kHeads = 3, kBegin = 5, kRecoded = 37, kGroup = kTokens / 2;
     const std::vector<int32_t> order = {4, 1, 5};
-    const auto plane_of = [](auto& rows, DType dtype, int dim, const Twin& plane) {
+    const auto bytes = [](DType dtype, int dim, int scale_tokens) {
+        return head_bytes(dtype, dim, kTokens, scale_tokens).total() * kHeads;
+    };
+    const auto plane_of = [&](auto& rows, DType dtype, int dim, const Twin& plane, int scale_tokens = 0) {
         rows = {.base = const_cast<std::byte*>(plane.host.data()),
                 .dtype = dtype,
                 .width = kHeads * dim,
                 .heads = kHeads,
-                .block_stride = head_bytes(dtype, dim).total() * kHeads * kTokens,
-                .block_tokens = kTokens};
-    };
-    const auto plane_bytes = [](DType dtype, int dim) {
-        return head_bytes(dtype, dim).total() * kHeads * kTokens * 6;
+                .block_stride = bytes(dtype, dim, scale_tokens),
+                .block_tokens = kTokens,
+                .scale_tokens = scale_tokens};
     };
     for (const int dim : {64, 40}) {
         for (const DType type : kRows) {
-            std::vector<int32_t> slots, recoded;
+            std::vector<int32_t> slots, recoded, groups;
             for (int i = 0; i < kTokens * 3; ++i) slots.push_back(order[i / kTokens] * kTokens + i % kTokens);
             for (int i = 0; i < kRecoded; ++i) recoded.push_back(i * 7 % (kTokens * 6));
+            for (int i = 0; i < 4 * kGroup; ++i) groups.push_back(i / kGroup * 5 % 12 * kGroup + i % kGroup);
             const Floats x(int64_t(slots.size()), kHeads * dim);
-            const Ints where(slots), table(order), to(recoded);
-            const Twin stored(plane_bytes(type, dim));
+            const Ints where(slots), table(order), to(recoded), to_groups(groups);
+            const Twin stored(bytes(type, dim, 0) * kBlocks);
             Slots at;
             plane_of(at, type, dim, stored);
             at.slots = where.here;
             cpu->store(x.here, at);
             const_cast<Twin&>(stored).upload();
+            const auto recode = [&](DType other, int columns, int scale_tokens, const Ints& slots_of, int n) {
+                const Twin written(bytes(other, columns, scale_tokens) * kBlocks);
+                Rows from;
+                plane_of(from, type, dim, stored);
+                plane_of(at, other, columns, written, scale_tokens);
+                at.slots = slots_of.here;
+                cpu->recode(from, order.data(), kBegin, kBegin + n, at);
+                from.base = stored.there;
+                at.base = written.there;
+                at.slots = slots_of.there;
+                cuda::recode(device, from, table.there.i32(), kBegin, kBegin + n, at);
+                written.compare(0, "recode");
+            };
             for (const DType other : kRows) {
-                for (const int narrow : {dim, dim * 3 / 8}) {
-                    const Twin written(plane_bytes(other, narrow));
-                    Rows from;
-                    plane_of(from, type, dim, stored);
-                    plane_of(at, other, narrow, written);
-                    at.slots = to.here;
-                    cpu->recode(from, order.data(), kBegin, kBegin + kRecoded, at);
-                    from.base = stored.there;
-                    at.base = written.there;
-                    at.slots = to.there;
-                    cuda::recode(device, from, table.there.i32(), kBegin, kBegin + kRecoded, at);
-                    written.compare(0, "recode");
+                for (const int columns : {dim, dim * 3 / 8, dim + 21}) {
+                    recode(other, columns, 0, to, kRecoded);
+                    recode(other, columns, kGroup, to_groups, 4 * kGroup);
                 }
             }
         }

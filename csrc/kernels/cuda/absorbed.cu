@@ -177,7 +177,7 @@ bool fill_memory(Absorbed& x, size_t shared_bytes) {
 
 /// Slices for a team of so many blocks, or false.
 bool share_columns(Absorbed& x, int team, size_t shared_bytes) {
-    const int width = x.rows.width, unit = x.residual.rows.dtype == DType::Q4 ? 32 : kGroupColumns;
+    const int width = x.rows.width, unit = has_groups(x.residual.rows.dtype) ? 32 : kGroupColumns;
     if (x.n_heads % team || width % (team * kGroupColumns)) return false;
     x.team = team;
     x.own_heads = x.n_heads / team;

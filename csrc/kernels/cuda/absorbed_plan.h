@@ -31,10 +31,25 @@ struct AbsorbedPlane {
     int raw_piece = 0;          // and from piece to piece, scales with them
 };
 
-/// Of consecutive columns of a head, a whole number of bytes.
+/// Bits of an element, of types that are operands or a residual.
+__host__ __device__ inline int bits_of(DType dtype) {
+    switch (dtype) {
+        case DType::F16:
+        case DType::BF16:
+            return 16;
+        case DType::Q4:
+            return 4;
+        case DType::Q3:
+            return 3;
+        case DType::Q2:
+            return 2;
+        default:
+            return 8;
+    }
+}
+/// Of columns from the first of a group on.
 __host__ __device__ inline int bytes_of(DType dtype, int columns) {
-    const bool two = dtype == DType::F16 || dtype == DType::BF16;
-    return two ? 2 * columns : dtype == DType::Q4 ? columns / 2 : columns;
+    return (columns * bits_of(dtype) + 7) / 8;
 }
 
 /// A score term that is read head by head.

@@ -107,7 +107,7 @@ __device__ void copy_residual(const AbsorbedPlane& plane, int rank, const TileSo
     const int columns = columns_of(plane, rank);
     if (columns == 0) return;
     const int begin = residual_begin(plane, rank, source.seen(row));
-    const int end = begin + bytes_of(plane.rows.dtype, columns + 1), aligned = begin / 16 * 16;
+    const int end = begin + bytes_of(plane.rows.dtype, columns), aligned = begin / 16 * 16;
     const int whole = kTileTokens * plane.rows.head_elements;
     copy(plane.raw + row * plane.raw_row, source.residual + aligned,
          (min(end, whole) + 15) / 16 * 16 - aligned);

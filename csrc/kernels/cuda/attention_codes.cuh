@@ -1,6 +1,6 @@
 // Fragments of mma from rows as they are stored, in shared memory. Of rows of codes a lane gets four columns
-// side by side, not two and two: queries are laid out to match (query_column), and result columns are where
-// value_column() says.
+// side by side, of few bits a unit (RowFew), not two and two: queries are laid out to match (query_column),
+// and result columns are where value_column() says.
 #pragma once
 
 #include "kernels/cuda/attention_view.h"
@@ -8,26 +8,39 @@
 
 namespace slimrt::cuda {
 
-/// How rows of a type are read; those of f32 are not.
-enum class Reading { floats, halves, brains, bytes, nibbles };
+/// How rows of a type are read; those of f32 are not. nibbles: 4 bits; stream: fewer.
+enum class Reading { floats, halves, brains, bytes, nibbles, stream };
 
 __host__ __device__ constexpr Reading reading_of(DType type) {
     return type == DType::F32    ? Reading::floats
            : type == DType::F16  ? Reading::halves
            : type == DType::BF16 ? Reading::brains
            : type == DType::Q4   ? Reading::nibbles
+           : type == DType::Q3   ? Reading::stream
+           : type == DType::Q2   ? Reading::stream
                                  : Reading::bytes;
 }
+__host__ __device__ constexpr bool few_bits(Reading reading) {
+    return reading == Reading::nibbles || reading == Reading::stream;
+}
 
-/// Which column of a step of 16 is k-index `pair` * 2 (0: first, 1: second eight) of a lane.
-__device__ inline int query_column(Reading reading, int member, int second) {
+/// The column of a row of whole groups that pair `pair` of a unit has in half 0, the low one, or 1: see
+/// load_unit().
+__device__ inline int unit_column(Reading reading, int unit, int pair, int half) {
+    if (reading == Reading::nibbles)
+        return unit / 4 * 32 + unit % 4 * 4 + pair % 2 * 16 + pair / 2 + half * 2;
+    return unit * 8 + pair + half * 4;
+}
+/// Which column is k-index 2 * member + i of a step's first or second eight.
+__device__ inline int query_column(Reading reading, int step, int member, int second, int i) {
+    if (few_bits(reading)) return unit_column(reading, step / 2 * 4 + member, step % 2 * 2 + second, i);
     const bool whole = reading == Reading::halves || reading == Reading::brains;
-    return whole ? 2 * member + 8 * second : 4 * member + 2 * second;
+    return 16 * step + (whole ? 2 * member + 8 * second : 4 * member + 2 * second) + i;
 }
 /// Which column of a row is column c of tile n of the sums.
 __device__ inline int value_column(Reading reading, int n, int c) {
     if (reading == Reading::bytes) return n / 4 * 32 + 4 * c + n % 4;
-    if (reading == Reading::nibbles) return n / 8 * 64 + c / 4 * 32 + n / 4 % 2 * 16 + c % 4 * 4 + n % 4;
+    if (few_bits(reading)) return unit_column(reading, n / 8 * 8 + c, n % 4, n / 4 % 2);
     return 8 * n + c;
 }
 
@@ -44,11 +57,30 @@ __device__ inline uint32_t code_pair(uint32_t codes, bool high) {
         return (e5m2 & 0x80008000u) | (e5m2 >> 1 & 0x3f803f80u);
     }
 }
-/// Low nibbles of bytes 0 and 1 or 2 and 3, with scales and minima of each.
-__device__ inline uint32_t nibble_pair(uint32_t codes, bool high, uint32_t scales, uint32_t minima) {
-    const uint32_t raised = __byte_perm(codes & 0x0f0f0f0fu, 0x64646464u, high ? 0x4342 : 0x4140);
+
+/// A unit of a row, its codes as four pairs: pair i has a code in each half, from bit i * kBits of it on.
+template <class Row>
+__device__ inline uint32_t load_unit(const unsigned char* row, int unit) {
+    const unsigned char* const from = row + unit * Row::kBits;
+    if constexpr (Row::kBits == 4) {
+        return *reinterpret_cast<const uint32_t*>(from);
+    } else if constexpr (Row::kBits == 3) {
+        const uint32_t codes = from[0] | from[1] << 8 | from[2] << 16;
+        return (codes & 0xfff) | (codes & 0xfff000) << 4;
+    } else {
+        return from[0] | from[1] << 16;
+    }
+}
+/// Pair `i` as numbers, with scales and minima of both.
+template <class Row>
+__device__ inline uint32_t unit_pair(uint32_t unit, int i, uint32_t scales, uint32_t minima) {
+    constexpr uint32_t kBoth = 0x00010001;
+    const uint32_t raised = (unit >> i * Row::kBits & Row::kMaxCode * kBoth) | 0x64006400;  // 1024 + code
     return multiply_add_f16x2(add_f16x2(raised, 0xe400e400u), scales, minima);
 }
+/// Of two words the low halves, or the high ones.
+__device__ inline uint32_t low_halves(uint32_t a, uint32_t b) { return __byte_perm(a, b, 0x5410); }
+__device__ inline uint32_t high_halves(uint32_t a, uint32_t b) { return __byte_perm(a, b, 0x7632); }
 
 template <bool brain>
 __device__ inline void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
@@ -63,7 +95,7 @@ __device__ inline void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint3
 struct CodeTile {
     const unsigned char* rows;
     int stride;
-    int groups;  // of Q4, in a row
+    int groups;  // of few bits, in a row
     __device__ const unsigned char* scales() const { return rows + kBlockRows * stride; }
 };
 
@@ -104,25 +136,50 @@ __device__ inline void score_bytes(const CodeTile& tile, const uint4* queries, i
     }
 }
 
-__device__ inline void score_nibbles(const CodeTile& tile, const uint4* queries, int steps,
-                                     float (&s)[4][4]) {
-    const int lane = threadIdx.x % 32;
-    const unsigned char* const row = tile.rows + lane * tile.stride;
+/// Scales and minima of the four pairs of a unit.
+struct UnitScales {
+    uint32_t scale[4], minimum[4];
+
+    /// Of a group of columns, a scale and a minimum.
+    __device__ void set(uint32_t of_group) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            scale[i] = low_halves(of_group, of_group);
+            minimum[i] = high_halves(of_group, of_group);
+        }
+    }
+    /// Of channels.
+    __device__ void set(const uint32_t* channels, Reading reading, int unit) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const uint32_t low = channels[unit_column(reading, unit, i, 0)];
+            const uint32_t high = channels[unit_column(reading, unit, i, 1)];
+            scale[i] = low_halves(low, high);
+            minimum[i] = high_halves(low, high);
+        }
+    }
+};
+
+template <class Row, bool channels>
+__device__ inline void score_units(const CodeTile& tile, const uint4* queries, int steps, float (&s)[4][4]) {
+    const int lane = threadIdx.x % 32, member = lane % 4;
+    const unsigned char* const row = tile.rows + lane / 4 * tile.stride;
     const uint32_t* const scales = reinterpret_cast<const uint32_t*>(tile.scales());
 #pragma unroll 2
     for (int group = 0; group < steps / 2; ++group) {
-        uint32_t low[4], high[4], codes[4];
+        const int unit = 4 * group + member;
+        uint32_t low[4], high[4];
         load_step(low, queries, 2 * group);
         load_step(high, queries, 2 * group + 1);
-        load_matrices(codes, row + group * 16);
+        UnitScales of;
+        if constexpr (channels) of.set(scales, reading_of(Row::kType), unit);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const uint32_t both = scales[(8 * i + lane / 4) * tile.groups + group];
-            const uint32_t scale = __byte_perm(both, 0, 0x1010), minimum = __byte_perm(both, 0, 0x3232);
-            multiply_add_f16(s[i], low, nibble_pair(codes[i], false, scale, minimum),
-                             nibble_pair(codes[i], true, scale, minimum));
-            multiply_add_f16(s[i], high, nibble_pair(codes[i] >> 4, false, scale, minimum),
-                             nibble_pair(codes[i] >> 4, true, scale, minimum));
+            const uint32_t codes = load_unit<Row>(row + 8 * i * tile.stride, unit);
+            if constexpr (!channels) of.set(scales[(8 * i + lane / 4) * tile.groups + group]);
+            const auto pair = [&](int k) { return unit_pair<Row>(codes, k, of.scale[k], of.minimum[k]); };
+            multiply_add_f16(s[i], low, pair(0), pair(1));
+            multiply_add_f16(s[i], high, pair(2), pair(3));
         }
     }
 }
@@ -176,30 +233,33 @@ __device__ inline void add_bytes(const CodeTile& tile, int first, int columns, c
     }
 }
 
-template <int kTiles>
-__device__ inline void add_nibbles(const CodeTile& tile, int first, int columns, const uint32_t (&weights)[4],
-                                   float (&sums)[kTiles][4]) {
-    const int lane = threadIdx.x % 32, group = lane / 4, own = first + 2 * (lane % 4);
-    const unsigned char* const row = tile.rows + own * tile.stride + 4 * group;
+template <class Row, int kTiles>
+__device__ inline void add_units(const CodeTile& tile, int first, int columns, const uint32_t (&weights)[4],
+                                 float (&sums)[kTiles][4]) {
+    const int lane = threadIdx.x % 32, own = first + 2 * (lane % 4);
+    const unsigned char* const row = tile.rows + own * tile.stride;
     const uint32_t* const scales = reinterpret_cast<const uint32_t*>(tile.scales()) + own * tile.groups;
 #pragma unroll
     for (int n = 0; n < kTiles; n += 8) {
         if (8 * n >= columns) break;
-        const int at = n / 4 + group / 4;  // group of 32 columns
-        const bool wanted = at < tile.groups;
-        const RowWords words(row + 4 * n, tile.stride, wanted);
-        const RowWords of_group(reinterpret_cast<const unsigned char*>(scales + at), 4 * tile.groups, wanted);
-        uint32_t scale[2], minimum[2];
+        const int unit = n + lane / 4, group = unit / 4;
+        uint32_t codes[2][2] = {}, scale[2] = {}, minimum[2] = {};  // [half][of two rows]
+        if (group < tile.groups) {
 #pragma unroll
-        for (int k = 0; k < 2; ++k) {
-            scale[k] = __byte_perm(of_group.rows[2 * k], of_group.rows[2 * k + 1], 0x5410);
-            minimum[k] = __byte_perm(of_group.rows[2 * k], of_group.rows[2 * k + 1], 0x7632);
+            for (int k = 0; k < 2; ++k) {
+                const unsigned char* const at = row + 8 * k * tile.stride;
+                const uint32_t a = load_unit<Row>(at, unit), b = load_unit<Row>(at + tile.stride, unit);
+                codes[0][k] = low_halves(a, b);
+                codes[1][k] = high_halves(a, b);
+                const uint32_t* const of = scales + 8 * k * tile.groups + group;
+                scale[k] = low_halves(of[0], of[tile.groups]);
+                minimum[k] = high_halves(of[0], of[tile.groups]);
+            }
         }
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-            const int shift = i / 4 * 4, byte = i % 4;
             const auto pair = [&](int k) {
-                return nibble_pair(words.mixed(k, byte / 2) >> shift, byte % 2, scale[k], minimum[k]);
+                return unit_pair<Row>(codes[i / 4][k], i % 4, scale[k], minimum[k]);
             };
             multiply_add_f16(sums[n + i], weights, pair(0), pair(1));
         }

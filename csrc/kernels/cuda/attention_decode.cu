@@ -38,7 +38,7 @@ __device__ void add_stored(const DecodeJob& job, Range rows, int64_t begin, int6
         commit_copies();
     };
     const auto fetch_v = [&](int64_t tile, int32_t block) {
-        if (tile < end) fetch(v, block, tile, job.kv_head, seen_of(tile, rows), job.tiles + k.bytes);
+        if (tile < end) fetch(v, block, tile, job.value_head(), seen_of(tile, rows), job.tiles + k.bytes);
         commit_copies();
     };
     int64_t tile = begin + threadIdx.x / 32;
@@ -143,6 +143,7 @@ __device__ void combine(const DecodeJob& job, const Parts& parts, int64_t slot, 
 __device__ void write_results(const DecodeJob& job, const Parts& parts, int part, const float* values,
                               Shared& shared) {
     const int dim = job.values().dim, n_warps = blockDim.x / 32;
+    const int64_t first = int64_t(job.value_head()) * dim;  // of a fresh row
     const auto slot = [&](int i) {
         return pair_of(job.a, blockIdx.z, 0, job.first_head + i) * parts.n + part;
     };
@@ -156,8 +157,7 @@ __device__ void write_results(const DecodeJob& job, const Parts& parts, int part
             if (weight != 0) sum = fmaf(weight, values[(w * kQueries + i) * dim + column], sum);
         }
         const float weight = shared.weights[kMaxWarps][i];
-        if (weight != 0)
-            sum = fmaf(weight, job.values().fresh.row(job.row)[int64_t(job.kv_head) * dim + column], sum);
+        if (weight != 0) sum = fmaf(weight, job.values().fresh.row(job.row)[first + column], sum);
         if (parts.n > 1)
             parts.values[slot(i) * dim + column] = sum;
         else
@@ -251,12 +251,12 @@ bool decode_can(const Device& device, const AttentionArgs& args) {
     if (args.scores.size() != 1 || args.values.size() != 1) return false;
     const ScoreTerm& score = args.scores[0];
     const ValueTerm& value = args.values[0];
-    if (score.row_scale || score.bias || score.rope || score.n_heads != value.n_heads) return false;
+    if (score.row_scale || score.bias || score.rope || score.n_heads % value.n_heads) return false;
     for (const AttentionSequence& s : args.sequences) {
         if (s.n_queries != 1) return false;
     }
     if (!can_fetch(score.stored, score.n_heads, score.dim) ||
-        !can_fetch(value.stored, value.n_heads, value.dim))
+        !can_fetch(value.stored, value.n_heads, value.dim) || value.stored.scale_tokens)
         return false;
     const int warp = plane_of(score.stored, score.dim).bytes + plane_of(value.stored, value.dim).bytes;
     return size_t(warp) + (16 << 10) <= device.shared_bytes;

@@ -52,6 +52,8 @@ struct DecodeJob {
     unsigned char* tiles;                // of this warp
     __device__ const ScoreView& scores() const { return a.scores[0]; }
     __device__ const ValueView& values() const { return a.values[0]; }
+    /// The head of values, which may be fewer than those of K.
+    __device__ int value_head() const { return first_head / (a.n_heads / values().n_heads); }
     __device__ const float* query(int i) const {
         return scores().q.row(row) + int64_t(first_head + i) * scores().q_columns;
     }
@@ -76,9 +78,10 @@ __device__ inline void place_queries(const DecodeJob& job) {
             const int step = at / 4, member = at % 4;
             uint32_t high[2], low[2];
             for (int second = 0; second < 2; ++second) {
-                const float* const from = q + step * 16 + query_column(reading, member, second);
-                split_pair(reading == Reading::brains, exists ? from[0] / unit : 0,
-                           exists ? from[1] / unit : 0, high[second], low[second]);
+                const auto number = [&](int i) {
+                    return exists ? q[query_column(reading, step, member, second, i)] / unit : 0.0f;
+                };
+                split_pair(reading == Reading::brains, number(0), number(1), high[second], low[second]);
             }
             job.queries[step * 32 + i * 4 + member] = make_uint4(high[0], low[0], high[1], low[1]);
         }
@@ -166,7 +169,7 @@ __device__ inline void add_tile(const DecodeJob& job, Seen seen, float factor, f
     const TilePlane& v = job.shape.v;
     unsigned char* const at = job.tiles + job.shape.k.bytes;
     const CodeTile tile = v.at(at);
-    if (v.reading == Reading::nibbles && !seen.all()) clear_scales(v, seen, at);
+    if (few_bits(v.reading) && !seen.all()) clear_scales(v, seen, at);
     if (v.row_scales()) factor *= scale_weights(tile, seen, w, state);
     if (__any_sync(~0u, factor != 1.0f)) {
 #pragma unroll

@@ -11,7 +11,8 @@ struct TilePlane {
     RowsView rows;
     size_t head_bytes, head_scales;  // from a head's elements and scales to the next one's
     size_t pitch;                    // from a row to the next
-    int chunks, chunk_divisor;       // of 16 bytes in a head of a row; i / chunks = i * divisor >> 16
+    int lines;                       // that are copied: rows, or one of all rows
+    int chunks, chunk_divisor;       // of 16 bytes in a line; i / chunks = i * divisor >> 16
     int scale_chunks;                // of a tile
     int stride;                      // of rows in shared memory
     int groups;
@@ -39,16 +40,17 @@ __device__ inline void fetch(const TilePlane& p, int32_t block, int64_t tile, in
             : p.rows.base + block * p.rows.block_stride;
     const unsigned char* const rows = from + head * p.head_bytes;
 #pragma unroll 4
-    for (int i = lane; i < kBlockRows * p.chunks; i += 32) {
+    for (int i = lane; i < p.lines * p.chunks; i += 32) {
         const int row = i * p.chunk_divisor >> 16, chunk = i - row * p.chunks;
-        copy16(to + row * p.stride + chunk * 16, rows + row * p.pitch + chunk * 16, seen.has(row));
+        const bool wanted = few_bits(p.reading) || seen.has(row);  // codes of few bits are always numbers
+        copy16(to + row * p.stride + chunk * 16, rows + row * p.pitch + chunk * 16, wanted);
     }
     const unsigned char* const scales = from + kBlockRows * p.pitch + head * p.head_scales;
     for (int i = lane; i < p.scale_chunks; i += 32)
         copy16(to + kBlockRows * p.stride + i * 16, scales + i * 16);
 }
 
-/// Rows that are not seen may have any scales; their codes are zeros.
+/// Rows that are not seen may have any scales.
 __device__ inline void clear_scales(const TilePlane& p, Seen seen, unsigned char* tile) {
     const int lane = threadIdx.x % 32;
     uint32_t* const scales = reinterpret_cast<uint32_t*>(tile + kBlockRows * p.stride) + lane * p.groups;
@@ -62,8 +64,9 @@ __device__ inline void score(const TilePlane& p, const CodeTile& tile, const uin
         constexpr Reading reading = reading_of(Row::kType);
         if constexpr (reading == Reading::bytes)
             score_bytes<Row>(tile, queries, steps, s);
-        else if constexpr (reading == Reading::nibbles)
-            score_nibbles(tile, queries, steps, s);
+        else if constexpr (few_bits(reading))
+            p.rows.scale_tokens ? score_units<Row, true>(tile, queries, steps, s)
+                                : score_units<Row, false>(tile, queries, steps, s);
         else if constexpr (reading != Reading::floats)
             score_halves<reading == Reading::brains>(tile, queries, steps, s);
     });
@@ -76,40 +79,46 @@ __device__ inline void add(const TilePlane& p, const CodeTile& tile, int first, 
         constexpr Reading reading = reading_of(Row::kType);
         if constexpr (reading == Reading::bytes)
             add_bytes<Row>(tile, first, dim, w, sums);
-        else if constexpr (reading == Reading::nibbles)
-            add_nibbles(tile, first, dim, w, sums);
+        else if constexpr (few_bits(reading))
+            add_units<Row>(tile, first, dim, w, sums);
         else if constexpr (reading != Reading::floats)
             add_halves<reading == Reading::brains>(tile, first, dim, w, sums);
     });
 }
 
 inline TilePlane plane_of(const Rows& rows, int dim) {
-    const HeadBytes head = head_bytes(rows.dtype, dim);
+    const int tokens = kBlockRows;
+    const HeadBytes row = head_bytes(rows.dtype, dim);
+    const HeadBytes head = head_bytes(rows.dtype, dim, tokens, rows.scale_tokens);
     const bool own_heads = rows.heads > 1;  // else a row's heads lie side by side
+    const bool by_rows = row.elements % 16 == 0;
     TilePlane p{};
     p.rows = RowsView(rows);
     p.reading = reading_of(rows.dtype);
     p.pitch = rows.block_tokens ? p.rows.head_elements : rows.row_bytes;
-    p.head_bytes = own_heads ? head.total() * kBlockRows : head.elements;
+    p.head_bytes = own_heads ? head.total() : row.elements;
     p.head_scales = own_heads ? p.head_bytes : 0;
-    p.chunks = static_cast<int>(head.elements / 16);
+    p.lines = by_rows ? tokens : 1;
+    p.chunks = static_cast<int>(row.elements * (tokens / p.lines) / 16);
     p.chunk_divisor = 65536 / p.chunks + 1;
-    p.scale_chunks = static_cast<int>(head.scales * kBlockRows / 16);
-    p.stride = static_cast<int>(head.elements) | 16;
-    p.groups = p.reading == Reading::nibbles ? dim / 32 : 0;
-    p.bytes = kBlockRows * p.stride + p.scale_chunks * 16;
+    p.scale_chunks = static_cast<int>(head.scales / 16);
+    p.stride = static_cast<int>(row.elements) | (by_rows ? 16 : 0);
+    p.groups = few_bits(p.reading) ? dim / 32 : 0;
+    p.bytes = tokens * p.stride + p.scale_chunks * 16;
     return p;
 }
 
-/// Heads of rows are whole pieces of 16 bytes.
+/// Heads of rows are whole pieces of 16 bytes; of few bits 32 of them are. Only of those channels may have
+/// scales.
 inline bool can_fetch(const Rows& rows, int n_heads, int dim) {
-    const bool nibbles = rows.dtype == DType::Q4;
-    if (rows.dtype == DType::F32 || rows.scale_tokens || dim % (nibbles ? 32 : 16) || dim > 256) return false;
+    const bool few = has_groups(rows.dtype);
+    if (rows.dtype == DType::F32 || dim % (few ? 32 : 16) || dim > 256) return false;
+    if (rows.scale_tokens && !(few && rows.scale_tokens == kBlockRows)) return false;
     if (reinterpret_cast<uintptr_t>(rows.base) % 16) return false;
     if (rows.block_tokens == 0) return is_float(rows.dtype) && rows.row_bytes % 16 == 0;
     const bool own = rows.heads == n_heads && rows.head_dim() == dim;
     const bool side_by_side =
-        rows.heads == 1 && !nibbles && head_bytes(rows.dtype, rows.width).elements % 16 == 0;
+        rows.heads == 1 && !few && head_bytes(rows.dtype, rows.width).elements % 16 == 0;
     return rows.block_tokens == kBlockRows && rows.block_stride % 16 == 0 && (own || side_by_side);
 }
 

@@ -1,10 +1,10 @@
 // Attention of many queries a sequence over planes of their own heads: prompts, encoders, few queries too.
 //
-// A block has 64 (query, head) pairs of one head of K and V, a warp 16 of them; it goes through the rows they
-// see, 64 at a time (fewer where they are wide), as tiles of 16-bit numbers in shared memory. Products are
-// mma of 16 x 8 x 16; softmax weights stay in registers, where the first product leaves them as the second
-// one wants them. F32 rows become two f16 numbers each, and so do queries and weights: three products instead
-// of one, as exact as float32 to a few units.
+// A block has 64 (query, head) pairs of one head of K (and of V, whose heads may be fewer), a warp 16 of
+// them; it goes through the rows they see, 64 at a time (fewer where they are wide), as tiles of 16-bit
+// numbers in shared memory. Products are mma of 16 x 8 x 16; softmax weights stay in registers, where the
+// first product leaves them as the second one wants them. F32 rows become two f16 numbers each, and so do
+// queries and weights: three products instead of one, as exact as float32 to a few units.
 #include <algorithm>
 
 #include "kernels/cuda/attention_prefill.cuh"
@@ -180,7 +180,7 @@ bool aligned(const void* p, size_t stride) {
 template <class Term>
 bool can_read(const Term& term) {
     const Rows& rows = term.stored;
-    if (term.dim % 8 || term.dim > kMaxDim || rows.scale_tokens) return false;
+    if (term.dim % 8 || term.dim > kMaxDim) return false;
     if (term.fresh && !aligned(term.fresh.data, term.fresh.stride)) return false;
     if (rows.block_tokens == 0)
         return is_float(rows.dtype) && (!rows.base || aligned(rows.base, rows.row_bytes));
@@ -194,8 +194,7 @@ bool can_read(const Term& term) {
 bool prefill_can(const Device& device, const AttentionArgs& args) {
     if (args.scores.size() != 1 || args.values.size() != 1) return false;
     const ScoreTerm& score = args.scores[0];
-    if (score.n_heads != args.values[0].n_heads || !can_read(score) || !can_read(args.values[0]))
-        return false;
+    if (score.n_heads % args.values[0].n_heads || !can_read(score) || !can_read(args.values[0])) return false;
     const int n_rot = score.rope ? score.rope.n_rot : 0;
     if (n_rot % (score.rope.interleaved ? 8 : 16)) return false;
     return shared_bytes(args, is_exact(args) ? 2 : 1, is_exact(args) ? 32 : 64) + 2048 <= device.shared_bytes;

@@ -16,6 +16,11 @@ struct PrefillJob {
 
     __device__ int query(int pair) const { return (first_pair + pair) / sharing; }
     __device__ int head(int pair) const { return kv_head * sharing + (first_pair + pair) % sharing; }
+    /// Which head of a term's rows serves all of them.
+    template <class Term>
+    __device__ int head_of(const Term& term) const {
+        return kv_head * sharing / (a.n_heads / term.n_heads);
+    }
 };
 
 /// A plane's head: where stored heads are not those of the term, a row has one.
@@ -26,8 +31,8 @@ __device__ inline HeadSource source_of(const PrefillJob& job, const Term& term, 
     from.table = job.s.table;
     from.dim = term.dim;
     const bool side_by_side = from.rows.head_dim != term.dim || from.rows.block_tokens == 0;
-    from.head = side_by_side ? 0 : job.kv_head;
-    from.first = side_by_side ? job.kv_head * term.dim : 0;
+    from.head = side_by_side ? 0 : job.head_of(term);
+    from.first = side_by_side ? job.head_of(term) * term.dim : 0;
     return from;
 }
 __device__ inline HeadSource keys_of(const PrefillJob& job, bool fresh) {

@@ -34,44 +34,50 @@ __device__ inline uint32_t rest_of_pair(float x, float y, uint32_t high) {
     return pair_f16(x - from_f16(high & 0xffff), y - from_f16(high >> 16));
 }
 
-/// read8() of Q4: where a group's halves are whole pieces of 8, all are in one byte each.
-__device__ inline void read8_nibbles(const RowsView& rows, const HeadRow& row, int column, float (&x)[8]) {
-    constexpr int kGroup = 32;
-    const int group = column / kGroup, at = column % kGroup;
-    const int half = (min(kGroup, rows.head_dim - group * kGroup) + 1) / 2;
-    if (half % 8) {
-#pragma unroll 1
-        for (int i = 0; i < 8; ++i) {
-            const float y = element_of(rows, row, column + i);
+/// The codes of columns [column, column + 8) of a head of a row, at a multiple of 8; the row is aligned to 16
+/// bytes, or as well as a row of so many columns can be.
+template <class Row>
+__device__ inline void load8(const unsigned char* row, int column, int head_dim,
+                             typename Row::Code (&codes)[8]) {
+    using Code = typename Row::Code;
+    if constexpr (!Row::kGroup) {
+        constexpr int kAtOnce = 16 / sizeof(Code) < 8 ? 16 / sizeof(Code) : 8;
 #pragma unroll
-            for (int k = 0; k < 8; ++k) x[k] = k == i ? y : x[k];  // x stays in registers
+        for (int first = 0; first < 8; first += kAtOnce) {
+            const auto some = load_pack<kAtOnce>(reinterpret_cast<const Code*>(row) + column + first);
+#pragma unroll
+            for (int i = 0; i < kAtOnce; ++i) codes[first + i] = some.at[i];
         }
-        return;
-    }
-    const bool upper = at >= half;
-    const unsigned char* const from = row.data + group * kGroup / 2 + (upper ? at - half : at);
-    const uint16_t* const of_group = reinterpret_cast<const uint16_t*>(row.scales) + 2 * group;
-    const float scale = from_f16(of_group[0]), minimum = from_f16(of_group[1]);
-    const uint32_t words[2] = {*reinterpret_cast<const uint32_t*>(from),
-                               *reinterpret_cast<const uint32_t*>(from + 4)};
+    } else if constexpr (Row::kBits < 4) {
+        uint32_t unit = 0;
 #pragma unroll
-    for (int i = 0; i < 8; ++i)
-        x[i] = scale * static_cast<float>(words[i / 4] >> (i % 4 * 8 + (upper ? 4 : 0)) & 15) + minimum;
+        for (int i = 0; i < Row::kBits; ++i) unit |= row[column / 8 * Row::kBits + i] << 8 * i;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) codes[i] = unit >> Row::kBits * i & Row::kMaxCode;
+    } else {
+        const int first = column / Row::kGroup * Row::kGroup, half = Row::half_group(first, head_dim);
+        if (half % 8) {  // in two bytes here and there
+#pragma unroll
+            for (int i = 0; i < 8; ++i) codes[i] = Row::code(row, column + i, head_dim);
+            return;
+        }
+        const bool upper = column - first >= half;
+        const auto bytes = load_pack<8>(row + column - first / 2 - (upper ? half : 0));
+#pragma unroll
+        for (int i = 0; i < 8; ++i) codes[i] = bytes.at[i] >> (upper ? 4 : 0) & 15;
+    }
 }
 
 /// Columns [column, column + 8) of a head of a row, at a multiple of 8; the row is aligned to 16 bytes.
 __device__ inline void read8(const RowsView& rows, const HeadRow& row, int column, float (&x)[8]) {
     with_row_type(rows.dtype, [&]<class Row>(Row) {
-        if constexpr (Row::kGroup) return read8_nibbles(rows, row, column, x);
-        using Code = typename Row::Code;
-        constexpr int kAtOnce = 16 / sizeof(Code) < 8 ? 16 / sizeof(Code) : 8;
-        typename Row::Scale scale{};
-        if constexpr (Row::kScaled) scale = *reinterpret_cast<const typename Row::Scale*>(row.scales);
+        typename Row::Code codes[8];
+        load8<Row>(row.data, column, rows.head_dim, codes);
+        typename Row::Scale scale = scale_of<Row>(rows, row, column);
 #pragma unroll
-        for (int first = 0; first < 8; first += kAtOnce) {
-            const auto codes = load_pack<kAtOnce>(reinterpret_cast<const Code*>(row.data) + column + first);
-#pragma unroll
-            for (int i = 0; i < kAtOnce; ++i) x[first + i] = Row::number(codes.at[i], scale);
+        for (int i = 0; i < 8; ++i) {
+            if (i && rows.scale_tokens) scale = scale_of<Row>(rows, row, column + i);
+            x[i] = Row::number(codes[i], scale);
         }
     });
 }

@@ -1,108 +1,17 @@
 // Rows of f32 to the types of cache rows (core/dtype.h) and back, bit for bit as kernels/cpu/cache_rows.cpp
-// rounds them, so that a saved sequence goes on anywhere. A block has one head of one row; the groups of Q4
-// are a warp's.
+// rounds them, so that a saved sequence goes on anywhere. A block has one head of one row; groups of
+// few bits are a warp's.
 
 #include "kernels/cuda/kernels.h"
-#include "kernels/cuda/numbers.cuh"
-#include "kernels/cuda/packs.cuh"
+#include "kernels/cuda/row_coders.cuh"
 #include "kernels/cuda/rows.cuh"
 
 namespace slimrt::cuda {
 namespace {
 
-constexpr uint32_t kMagnitude = 0x7fffffff, kExponent = 0x7f800000;
 constexpr unsigned kMaxThreads = 512;
 
-__device__ uint32_t magnitude(float x) { return __float_as_uint(x) & kMagnitude; }
-__device__ bool finite(float x) { return magnitude(x) < kExponent; }
-__device__ float nan() { return __uint_as_float(0x7fc00000); }
-__device__ uint8_t sign(float x) { return __float_as_uint(x) >> 24 & 0x80; }
-
-// How one element of a head is coded. Types with a scale choose it by the largest magnitude of the head.
-
-template <class Row>
-struct Coder;
-
-template <>
-struct Coder<RowF32> {
-    NoScale scale;
-    __device__ static float encode(float x) { return x; }
-};
-
-template <>
-struct Coder<RowF16> {
-    NoScale scale;
-    __device__ static uint16_t encode(float x) {  // of NaN the device would keep neither sign nor digits
-        const uint32_t u = __float_as_uint(x), nan = 0x7e00 | (u >> 16 & 0x8000) | (u >> 13 & 0x3ff);
-        return magnitude(x) > kExponent ? static_cast<uint16_t>(nan) : to_f16(x);
-    }
-};
-
-template <>
-struct Coder<RowBF16> {
-    NoScale scale;
-    __device__ static uint16_t encode(float x) {
-        return magnitude(x) > kExponent ? static_cast<uint16_t>(__float_as_uint(x) >> 16 | 0x40) : to_bf16(x);
-    }
-};
-
-template <>
-struct Coder<RowQ8> {
-    float scale;
-    bool zeros;  // the scale says it all
-    __device__ explicit Coder(float high)
-        : scale(finite(high) ? high / 127 : nan()), zeros(!finite(high) || scale == 0) {}
-    __device__ int8_t encode(float x) const {
-        const float code = zeros ? 0.0f : x / scale;
-        return static_cast<int8_t>(__float2int_rn(code > 127 ? 127.0f : code < -127 ? -127.0f : code));
-    }
-};
-
-/// A finite magnitude to a float of so many bits of mantissa whose smallest normal number is 2^smallest: to
-/// the nearest, ties to even. Larger exponents go on as if there were enough bits for them.
-template <int mantissa, int smallest>
-__device__ uint32_t to_fp8(uint32_t magnitude) {
-    constexpr int drop = 23 - mantissa;
-    if (magnitude < static_cast<uint32_t>(127 + smallest) << 23) {
-        const float steps = __uint_as_float(static_cast<uint32_t>(127 + mantissa - smallest) << 23);
-        return static_cast<uint32_t>(__float2int_rn(__uint_as_float(magnitude) * steps));
-    }
-    const uint32_t rounded = (magnitude + (1u << (drop - 1)) - 1 + (magnitude >> drop & 1)) >> drop;
-    return rounded - (static_cast<uint32_t>(126 + smallest) << mantissa);
-}
-
-template <>
-struct Coder<RowE4M3> {
-    float scale, shrink;  // to below 2^8
-    bool zeros;
-    __device__ explicit Coder(float high) : scale(nan()), shrink(0), zeros(!finite(high)) {
-        if (zeros) return;
-        constexpr int kLowest = -100;  // of smaller rows the power would not be a float
-        const int exponent = static_cast<int>(__float_as_uint(high) >> 23) - 127;
-        const int power = exponent < kLowest ? kLowest : exponent;
-        scale = __uint_as_float(static_cast<uint32_t>(power + 1 + 127) << 23);  // infinite for power 127
-        shrink = __uint_as_float(static_cast<uint32_t>(7 - power + 127) << 23);
-    }
-    __device__ uint8_t encode(float x) const {
-        const float small = x * shrink;
-        return zeros ? 0 : static_cast<uint8_t>(to_fp8<3, -6>(magnitude(small)) | sign(small));
-    }
-};
-
-template <>
-struct Coder<RowE5M2> {
-    NoScale scale;
-    __device__ static uint8_t encode(float x) {
-        constexpr uint32_t kInfinity = 0x7c, kNan = 0x7e, kMax = 0x48000000;
-        const uint32_t m = magnitude(x), rounded = to_fp8<2, -14>(m > kMax ? kMax : m);
-        return static_cast<uint8_t>((m > kExponent         ? kNan
-                                     : rounded > kInfinity ? kInfinity
-                                                           : rounded) |
-                                    sign(x));
-    }
-};
-
-/// Rows that are coded: of f32, or stored ones, of each head the first columns.
+/// Rows that are coded: of f32, or stored ones, of each head the first columns; zeros beyond those there are.
 struct FloatSource {
     Matrix x;
     int head_dim;
@@ -119,7 +28,8 @@ struct StoredSource {
     __device__ Pack<float, n> at(int64_t row, int head, int column) const {
         const HeadRow from = row_at(rows, table, begin + row, head);
         Pack<float, n> x;
-        for (int i = 0; i < n; ++i) x.at[i] = element_of(rows, from, column + i);
+        for (int i = 0; i < n; ++i)
+            x.at[i] = column + i < rows.head_dim ? element_of(rows, from, column + i) : 0.0f;
         return x;
     }
 };
@@ -184,118 +94,85 @@ __global__ void code_heads(Source x, int64_t rows, Target to) {
     }
 }
 
-// Q4.
+// Few bits.
 
-/// The largest f16 not above x, and the smallest not below.
-__device__ uint16_t half_below(float x) {
-    const uint16_t h = to_f16(x);
-    if (!(from_f16(h) > x)) return h;
-    return static_cast<uint16_t>(h == 0 ? 0x8001 : h & 0x8000 ? h + 1 : h - 1);
-}
-__device__ uint16_t half_above(float x) { return half_below(-x) ^ 0x8000; }
-
-/// The first of a warp's numbers that equals the one which `better` prefers to all: of zeros the sign counts.
-template <class Better>
-__device__ float first_best(float x, Better better) {
-    float best = x;
-    for (int bits = kWarp / 2; bits > 0; bits /= 2) {
-        const float other = __shfl_xor_sync(kAll, best, bits);
-        best = better(other, best) ? other : best;
-    }
-    return __shfl_sync(kAll, x, __ffs(static_cast<int>(__ballot_sync(kAll, x == best))) - 1);
-}
-
-struct CodedGroup {
-    int code;  // of this lane's element
-    Affine how;
-};
-
-/// A group, an element in each lane; lanes without one have the first.
-__device__ CodedGroup code_group(float x) {
-    constexpr int kMax = 15;
-    if (__any_sync(kAll, !finite(x))) return {0, {0x7e00, 0x7e00}};
-    const float low = first_best(x, [](float a, float b) { return a < b; });
-    const float high = first_best(x, [](float a, float b) { return a > b; });
-    // Rounded outwards, so that every element lies between minimum and minimum + 15 scales.
-    CodedGroup group;
-    group.how.minimum = half_below(low);
-    const float min = from_f16(group.how.minimum);
-    group.how.scale = half_above((high - min) / kMax);
-    const float scale = from_f16(group.how.scale), code = scale > 0 ? (x - min) / scale : 0.0f;
-    group.code = __float2int_rn(code < kMax ? code : static_cast<float>(kMax));
-    return group;
+/// The codes of a unit to a row.
+template <class Row>
+__device__ void write_unit(const RowsView& plane, unsigned char* row, int unit, uint32_t codes) {
+    const int first = unit * Row::kBits, n = min(Row::kBits, plane.head_elements - first);
+    for (int i = 0; i < n; ++i) row[first + i] = static_cast<unsigned char>(codes >> 8 * i);
 }
 
 /// Blocks (head, row); each warp takes every so many groups.
-template <bool stored, class Source>
+template <class Row, bool stored, class Source>
 __global__ void code_groups(Source x, int64_t rows, Target to) {
-    constexpr int kGroup = RowQ4::kGroup;
+    constexpr int kGroup = Row::kGroup, kUnits = kGroup / Row::kUnit;
     const int dim = to.plane.head_dim, head = blockIdx.x, lane = threadIdx.x % kWarp;
     for (int64_t row = blockIdx.y; row < rows; row += gridDim.y) {
         Target::Head place{};
         if constexpr (stored) place = to.head(row, head);
         for (int first = threadIdx.x - lane; first < dim; first += blockDim.x) {
-            const int size = min(kGroup, dim - first), half = (size + 1) / 2;
+            const int size = min(kGroup, dim - first);
             const CodedGroup group =
-                code_group(x.template at<1>(row, head, first + (lane < size ? lane : 0)).at[0]);
+                code_group<Row>(x.template at<1>(row, head, first + (lane < size ? lane : 0)).at[0]);
             if constexpr (stored) {
-                const int other = __shfl_down_sync(kAll, group.code, half);
-                const int high = lane + half < size ? other : 0;
-                if (lane < half)
-                    place.data[first / 2 + lane] = static_cast<unsigned char>(group.code | high << 4);
+                uint32_t codes = 0;  // of the unit that this lane, one of the first, writes
+                for (int i = 0; i < Row::kUnit; ++i) {
+                    const int column = Row::column(lane % kUnits, i, size);
+                    const int code = __shfl_sync(kAll, group.code, column);
+                    if (column < size) codes |= code << Row::shift(i);
+                }
+                if (lane < kUnits) write_unit<Row>(to.plane, place.data, first / Row::kUnit + lane, codes);
                 if (lane == 0) reinterpret_cast<Affine*>(place.scales)[first / kGroup] = group.how;
             } else if (lane < size) {
                 to.numbers(row, head)[first + lane] =
-                    RowQ4::number(static_cast<uint8_t>(group.code), group.how);
+                    Row::number(static_cast<uint8_t>(group.code), group.how);
             }
         }
     }
 }
 
-// Scales of channels: a warp codes a column of as many rows as share one, at most kWarp of them, a row in
+// Scales of channels: a warp codes columns of as many rows as share scales, at most kWarp of them, a row in
 // each lane; lanes without one have the first.
 
-/// Blocks (head, group of rows).
+/// A unit of columns; `writes`: this lane has a row.
+template <class Row>
+__device__ void code_unit(const StoredSource& x, int64_t row, int head, int unit, const RowsView& plane,
+                          const Target::Head& place, bool writes) {
+    const int dim = plane.head_dim;
+    uint32_t codes = 0;
+    for (int i = 0; i < Row::kUnit; ++i) {
+        const int column = Row::column(unit, i, dim);
+        if (column == dim) continue;
+        const CodedGroup group = code_group<Row>(x.at<1>(row, head, column).at[0]);
+        codes |= group.code << Row::shift(i);
+        if (threadIdx.x % kWarp == 0) reinterpret_cast<Affine*>(place.scales)[column] = group.how;
+    }
+    if (writes) write_unit<Row>(plane, place.data, unit, codes);
+}
+
+/// Blocks (head, group of rows). Each warp takes every so many columns or, of few bits, units.
 template <class Row>
 __global__ void code_channels(StoredSource x, int64_t groups, Target to) {
     const int tokens = to.plane.scale_tokens, dim = to.plane.head_dim, head = blockIdx.x;
-    const int lane = threadIdx.x % kWarp;
+    const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
     for (int64_t group = blockIdx.y; group < groups; group += gridDim.y) {
         const int64_t row = group * tokens + (lane < tokens ? lane : 0);
         const Target::Head place = to.head(row, head);
-        for (int column = threadIdx.x / kWarp; column < dim; column += blockDim.x / kWarp) {
-            const float value = x.at<1>(row, head, column).at[0];
-            uint32_t high = magnitude(value);
-            for (int bits = kWarp / 2; bits > 0; bits /= 2)
-                high = max(high, __shfl_xor_sync(kAll, high, bits));
-            const Coder<Row> coder(__uint_as_float(high));
-            if (lane < tokens)
-                reinterpret_cast<typename Row::Code*>(place.data)[column] = coder.encode(value);
-            if (lane == 0) reinterpret_cast<float*>(place.scales)[column] = coder.scale;
-        }
-    }
-}
-
-/// The same of Q4: a warp codes the two columns of a byte.
-template <>
-__global__ void code_channels<RowQ4>(StoredSource x, int64_t groups, Target to) {
-    constexpr int kGroup = RowQ4::kGroup;  // columns whose halves share bytes
-    const int tokens = to.plane.scale_tokens, dim = to.plane.head_dim, head = blockIdx.x;
-    const int lane = threadIdx.x % kWarp;
-    for (int64_t group = blockIdx.y; group < groups; group += gridDim.y) {
-        const int64_t row = group * tokens + (lane < tokens ? lane : 0);
-        const Target::Head place = to.head(row, head);
-        for (int byte = threadIdx.x / kWarp; byte < (dim + 1) / 2; byte += blockDim.x / kWarp) {
-            const int first = byte / (kGroup / 2) * kGroup, half = (min(kGroup, dim - first) + 1) / 2;
-            const int low = first + byte - first / 2, high = low + half;
-            const bool two = high < first + min(kGroup, dim - first);
-            const CodedGroup of_low = code_group(x.at<1>(row, head, low).at[0]);
-            const CodedGroup of_high = code_group(x.at<1>(row, head, two ? high : low).at[0]);
-            if (lane < tokens)
-                place.data[byte] = static_cast<unsigned char>(of_low.code | (two ? of_high.code << 4 : 0));
-            if (lane > 0) continue;
-            reinterpret_cast<Affine*>(place.scales)[low] = of_low.how;
-            if (two) reinterpret_cast<Affine*>(place.scales)[high] = of_high.how;
+        if constexpr (Row::kGroup) {
+            for (int unit = warp; unit * Row::kBits < to.plane.head_elements; unit += warps)
+                code_unit<Row>(x, row, head, unit, to.plane, place, lane < tokens);
+        } else {
+            for (int column = warp; column < dim; column += warps) {
+                const float value = x.at<1>(row, head, column).at[0];
+                uint32_t high = magnitude(value);
+                for (int bits = kWarp / 2; bits > 0; bits /= 2)
+                    high = max(high, __shfl_xor_sync(kAll, high, bits));
+                const Coder<Row> coder(__uint_as_float(high));
+                if (lane < tokens)
+                    reinterpret_cast<typename Row::Code*>(place.data)[column] = coder.encode(value);
+                if (lane == 0) reinterpret_cast<float*>(place.scales)[column] = coder.scale;
+            }
         }
     }
 }
@@ -334,9 +211,9 @@ struct LoadElements {
     }
 };
 
-/// Calls fn with the trait of a type other than Q4.
+/// Calls fn with the trait of a type.
 template <class Fn>
-void with_whole_codes(DType dtype, const Fn& fn) {
+void with_row(DType dtype, const Fn& fn) {
     switch (dtype) {
         case DType::F16:
             return fn(RowF16());
@@ -348,6 +225,12 @@ void with_whole_codes(DType dtype, const Fn& fn) {
             return fn(RowE4M3());
         case DType::FP8_E5M2:
             return fn(RowE5M2());
+        case DType::Q4:
+            return fn(RowFew<4>());
+        case DType::Q3:
+            return fn(RowFew<3>());
+        case DType::Q2:
+            return fn(RowFew<2>());
         default:
             return fn(RowF32());
     }
@@ -366,17 +249,19 @@ void code(const Device& device, const Source& x, int64_t rows, int heads, bool p
     if (rows == 0 || dim == 0) return;
     Shape shape;
     shape.grid = dim3(heads, static_cast<unsigned>(rows < kMaxGridY ? rows : kMaxGridY));
-    if (to.plane.dtype == DType::Q4) {
-        shape.block = dim3(threads_for(dim, kMaxThreads));
-        return launch(device, &code_groups<stored, Source>, shape, x, rows, to);
-    }
-    with_whole_codes(to.plane.dtype, [&]<class Row>(Row) {
-        const bool fits = stored ? plane_fits(to.plane, sizeof(typename Row::Code))
-                                 : packs_fit(to.out.data, to.out.stride * sizeof(float), dim);
-        const bool packed = fits && packs && dim % kPack == 0;
-        shape.block = dim3(threads_for(packed ? dim / kPack : dim, kMaxThreads));
-        launch(device, packed ? &code_heads<Row, kPack, stored, Source> : &code_heads<Row, 1, stored, Source>,
-               shape, x, rows, to);
+    with_row(to.plane.dtype, [&]<class Row>(Row) {
+        if constexpr (Row::kGroup) {
+            shape.block = dim3(threads_for(dim, kMaxThreads));
+            launch(device, &code_groups<Row, stored, Source>, shape, x, rows, to);
+        } else {
+            const bool fits = stored ? plane_fits(to.plane, sizeof(typename Row::Code))
+                                     : packs_fit(to.out.data, to.out.stride * sizeof(float), dim);
+            const bool packed = fits && packs && dim % kPack == 0;
+            shape.block = dim3(threads_for(packed ? dim / kPack : dim, kMaxThreads));
+            launch(device,
+                   packed ? &code_heads<Row, kPack, stored, Source> : &code_heads<Row, 1, stored, Source>,
+                   shape, x, rows, to);
+        }
     });
 }
 
@@ -421,9 +306,9 @@ void recode_channels(const Device& device, const StoredSource& x, int64_t rows, 
     shape.grid = dim3(slots.heads, static_cast<unsigned>(groups < kMaxGridY ? groups : kMaxGridY));
     shape.block = dim3(threads_for(dim * kWarp, kMaxThreads));
     const Target to = target_of(slots);
-    if (slots.dtype == DType::Q4) return launch(device, &code_channels<RowQ4>, shape, x, groups, to);
-    if (slots.dtype == DType::Q8) return launch(device, &code_channels<RowQ8>, shape, x, groups, to);
-    launch(device, &code_channels<RowE4M3>, shape, x, groups, to);
+    with_row(slots.dtype, [&]<class Row>(Row) {
+        if constexpr (Row::kScaled) launch(device, &code_channels<Row>, shape, x, groups, to);
+    });
 }
 
 void recode(const Device& device, const Rows& from, const int32_t* table, int64_t begin, int64_t end,
@@ -438,12 +323,14 @@ void recode(const Device& device, const Rows& from, const int32_t* table, int64_
 void load(const Device& device, const Rows& rows, const int32_t* table, int64_t begin, int64_t end,
           Tensor out) {
     const RowsView view(rows);
-    if (rows.dtype == DType::Q4 || rows.scale_tokens)
-        return each<1>(device, end - begin, rows.width, false,
-                       LoadElements{{view, table, begin}, Matrix(out)});
-    with_whole_codes(rows.dtype, [&]<class Row>(Row) {
-        const bool packed = plane_fits(view, sizeof(typename Row::Code)) && packs_fit(out);
-        each(device, end - begin, rows.width, packed, Load<Row>{view, table, begin, Matrix(out)});
+    with_row(rows.dtype, [&]<class Row>(Row) {
+        if constexpr (!Row::kGroup) {
+            const bool packed = plane_fits(view, sizeof(typename Row::Code)) && packs_fit(out);
+            if (!rows.scale_tokens)
+                return each(device, end - begin, rows.width, packed,
+                            Load<Row>{view, table, begin, Matrix(out)});
+        }
+        each<1>(device, end - begin, rows.width, false, LoadElements{{view, table, begin}, Matrix(out)});
     });
 }
 

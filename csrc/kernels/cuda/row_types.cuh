@@ -50,18 +50,42 @@ struct RowE5M2 : RowOf<uint8_t> {
     static constexpr DType kType = DType::FP8_E5M2;
     __device__ static float number(uint8_t code, NoScale) { return from_f16(e5m2_to_f16(code)); }
 };
-struct RowQ4 : RowOf<uint8_t, Affine> {
-    static constexpr DType kType = DType::Q4;
-    static constexpr int kGroup = 32;  // the last may be shorter; its first half is in the low nibbles
+/// Codes of few bits, in groups of columns that share a scale and a minimum (see kernels/cpu/few_bits.h).
+/// Eight of them, a unit, have n_bits bytes to themselves.
+template <int n_bits>
+struct RowFew : RowOf<uint8_t, Affine> {
+    static constexpr int kBits = n_bits, kMaxCode = (1 << kBits) - 1;
+    static constexpr DType kType = kBits == 4 ? DType::Q4 : kBits == 3 ? DType::Q3 : DType::Q2;
+    static constexpr int kGroup = 32, kUnit = 8;
+
+    /// Of 4 bits: so many columns of the group that begins at `first` share their bytes with those after
+    /// them.
+    __device__ static int half_group(int first, int head_dim) {
+        return (min(kGroup, head_dim - first) + 1) / 2;
+    }
     __device__ static uint8_t code(const unsigned char* data, int column, int head_dim) {
-        const int group = column / kGroup, at = column % kGroup, left = head_dim - group * kGroup;
-        const int half = ((left < kGroup ? left : kGroup) + 1) / 2;
-        const unsigned char byte = data[group * kGroup / 2 + (at < half ? at : at - half)];
-        return at < half ? byte & 15 : byte >> 4;
+        if constexpr (kBits == 4) {
+            const int first = column / kGroup * kGroup, half = half_group(first, head_dim),
+                      at = column - first;
+            const unsigned char byte = data[first / 2 + (at < half ? at : at - half)];
+            return at < half ? byte & 15 : byte >> 4;
+        } else {
+            const int byte = column * kBits / 8, shift = column * kBits % 8;
+            const int more = shift + kBits > 8 ? data[byte + 1] << 8 : 0;
+            return static_cast<uint8_t>((data[byte] | more) >> shift & kMaxCode);
+        }
     }
     __device__ static float number(uint8_t code, Affine of) {
         return fmaf(from_f16(of.scale), static_cast<float>(code), from_f16(of.minimum));
     }
+
+    /// The column of code i of a unit, head_dim: of none; and its place among the unit's bits.
+    __device__ static int column(int unit, int i, int head_dim) {
+        if constexpr (kBits < 4) return min(unit * kUnit + i, head_dim);
+        const int first = unit / 4 * kGroup, half = half_group(first, head_dim), at = unit % 4 * 4 + i % 4;
+        return at < half ? min(first + at + i / 4 * half, head_dim) : head_dim;
+    }
+    __device__ static constexpr int shift(int i) { return kBits < 4 ? kBits * i : i % 4 * 8 + i / 4 * 4; }
 };
 
 /// fn(the trait of a type).
@@ -80,8 +104,12 @@ __device__ inline auto with_row_type(DType dtype, const Fn& fn) {
             return fn(RowE4M3());
         case DType::FP8_E5M2:
             return fn(RowE5M2());
+        case DType::Q4:
+            return fn(RowFew<4>());
+        case DType::Q3:
+            return fn(RowFew<3>());
         default:
-            return fn(RowQ4());
+            return fn(RowFew<2>());
     }
 }
 

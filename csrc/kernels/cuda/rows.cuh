@@ -59,15 +59,21 @@ __device__ inline HeadRow row_at(const RowsView& rows, const int32_t* table, int
                   static_cast<int>(position % rows.block_tokens), head);
 }
 
+/// The scale of a column.
+template <class Row>
+__device__ inline typename Row::Scale scale_of(const RowsView& rows, const HeadRow& row, int column) {
+    if constexpr (Row::kScaled) {
+        const int of = rows.scale_tokens ? column : Row::kGroup ? column / Row::kGroup : 0;
+        return reinterpret_cast<const typename Row::Scale*>(row.scales)[of];
+    } else {
+        return {};
+    }
+}
+
 /// Element `column` of a head, of any type that a cache row may have.
 __device__ inline float element_of(const RowsView& rows, const HeadRow& row, int column) {
     return with_row_type(rows.dtype, [&]<class Row>(Row) {
-        typename Row::Scale scale{};
-        if constexpr (Row::kScaled) {
-            const int of = rows.scale_tokens ? column : Row::kGroup ? column / Row::kGroup : 0;
-            scale = reinterpret_cast<const typename Row::Scale*>(row.scales)[of];
-        }
-        return Row::number(Row::code(row.data, column, rows.head_dim), scale);
+        return Row::number(Row::code(row.data, column, rows.head_dim), scale_of<Row>(rows, row, column));
     });
 }
 
