@@ -139,16 +139,16 @@ def test_files_that_are_no_models(tmp_path):
 
 def test_what_fits_instead(tmp_path):
     tiny = write_tiny(tmp_path / "long.gguf", n_ctx=4096)  # of a long context the cache is the largest part
-    whole = slimrt.plan(tiny, n_ctx=4096)
+    whole = slimrt.plan(tiny, n_ctx=4096, n_threads=2)
     k = next(row for row in whole.rows if row.cache == "k")
     with pytest.raises(slimrt.WontFitError, match="1.8 MiB, 1.7 MiB allowed") as caught:
-        slimrt.Model(tiny, n_ctx=4096, memory_limit=k.total)
+        slimrt.Model(tiny, n_ctx=4096, n_threads=2, memory_limit=k.total)
     error = caught.value
     assert error.needed == whole.asked.total and error.available == k.total
     assert "--cache k" in error.options and error.options[0].startswith("--ctx ")
     assert all(option in str(error) for option in error.options)
     largest = int(error.options[0].removeprefix("--ctx "))
-    slimrt.Model(tiny, n_ctx=largest, memory_limit=k.total).close()
+    slimrt.Model(tiny, n_ctx=largest, n_threads=2, memory_limit=k.total).close()
     slimrt.Model(tiny, n_ctx=4096, cache="k", memory_limit=k.total, progress=False).close()
     with pytest.raises(slimrt.WontFitError, match=f"{largest + 32} tokens"):
         slimrt.Model(tiny, n_ctx=largest + 32, memory_limit=k.total)
