@@ -153,34 +153,71 @@ void score_turned(const BlockAttention& b, const float* q, int64_t n_q, const He
     }
 }
 
+/// What softmax weights are for the codes of a group of columns: times the scales of its rows, and what the
+/// minima add to each column.
+struct GroupWeights {
+    float weights[kBlockTokens], lowest;
+};
+
+/// One query, G groups of columns at once, so that sums do not wait for each other.
+template <int G, class Rows>
+void add_groups(const Product<Rows>& x, int64_t m, int64_t column, const GroupWeights* groups) {
+    constexpr int V = StoredFew<4>::kGroup / lanes;
+    float* const out = x.out + m * x.out_stride + column;
+    const float factor = x.factor[m * x.factor_step];
+    Vec acc[G * V];
+#pragma GCC unroll 16
+    for (int j = 0; j < G * V; ++j) {
+        const Vec low = splat(groups[j / V].lowest);
+        acc[j] = factor == 0 ? low : fma(splat(factor), load(out + j * lanes), low);
+    }
+    for (int64_t i = 0; i < x.n; ++i) {
+        const auto row = x.rows.row(i) + column;
+#pragma GCC unroll 16
+        for (int j = 0; j < G * V; ++j)
+            acc[j] = fma(splat(groups[j / V].weights[i]), load(row + j * lanes), acc[j]);
+    }
+#pragma GCC unroll 16
+    for (int j = 0; j < G * V; ++j) store(out + j * lanes, acc[j]);
+}
+
 /// out = factor * out + weights * rows, whose groups of columns have scales and minima in each row. `scratch`
 /// takes two floats for each.
 template <class Rows>
 void value_codes(const Product<Rows>& x, const void* scales, int64_t dim, int64_t head_stride, Prefetch& next,
                  float* scratch) {
     constexpr int64_t kGroup = StoredFew<4>::kGroup, kQueries = 64;
+    constexpr int kAtOnce = tile * lanes / kGroup > 4 ? 4 : tile * lanes / kGroup > 1 ? 2 : 1;
     const int64_t groups = dim / kGroup;
     float* const mins = scratch + x.n * groups;
-    float weights[kQueries * kBlockTokens], lowest[kQueries], scale[kBlockTokens], min[kBlockTokens];
     split_scales(static_cast<const ScaleAndMin*>(scales), x.n * groups, scratch, mins);
-    for (int64_t g = 0; g < groups; ++g) {
-        for (int64_t i = 0; i < x.n; ++i) {
-            scale[i] = scratch[i * groups + g];
-            min[i] = mins[i * groups + g];
+    for (int64_t g = 0, some; g < groups; g += some) {
+        some = x.n_q == 1 && groups - g >= kAtOnce ? kAtOnce : 1;
+        next.some(head_stride / groups * some);
+        GroupWeights of[kQueries];  // of queries, or of groups for one of them
+        for (int64_t k = 0; k < some; ++k) {
+            float scale[kBlockTokens], min[kBlockTokens];
+            for (int64_t i = 0; i < x.n; ++i) {
+                scale[i] = scratch[i * groups + g + k];
+                min[i] = mins[i * groups + g + k];
+            }
+            for (int64_t m = 0; m < x.n_q; ++m) {
+                const float* const p = x.p + m * x.ld;
+                for (int64_t i = 0; i < x.n; ++i) of[k + m].weights[i] = p[i] * scale[i];
+                of[k + m].lowest = dot(p, min, x.n);
+            }
         }
-        for (int64_t m = 0; m < x.n_q; ++m) {
-            const float* const p = x.p + m * x.ld;
-            for (int64_t i = 0; i < x.n; ++i) weights[m * kBlockTokens + i] = p[i] * scale[i];
-            lowest[m] = dot(p, min, x.n);
+        if (x.n_q == 1) {
+            some == 1 ? add_groups<1>(x, 0, g * kGroup, of) : add_groups<kAtOnce>(x, 0, g * kGroup, of);
+            continue;
         }
-        next.some(head_stride / groups);
-        Product<Rows> some = x;
-        some.p = weights;
-        some.ld = kBlockTokens;
-        product<kGroup / lanes>(some, g * kGroup, (g + 1) * kGroup);
+        Product<Rows> part = x;
+        part.p = of[0].weights;
+        part.ld = sizeof(GroupWeights) / sizeof(float);
+        product<kGroup / lanes>(part, g * kGroup, (g + 1) * kGroup);
         for (int64_t m = 0; m < x.n_q; ++m) {
             float* const out = x.out + m * x.out_stride + g * kGroup;
-            for (int64_t j = 0; j < kGroup; j += lanes) store(out + j, load(out + j) + splat(lowest[m]));
+            for (int64_t j = 0; j < kGroup; j += lanes) store(out + j, load(out + j) + splat(of[m].lowest));
         }
     }
 }
