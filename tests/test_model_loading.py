@@ -149,9 +149,9 @@ def test_what_fits_instead(tmp_path):
     assert all(option in str(error) for option in error.options)
     largest = int(error.options[0].removeprefix("--ctx "))
     slimrt.Model(tiny, n_ctx=largest, n_threads=2, memory_limit=k.total).close()
-    slimrt.Model(tiny, n_ctx=4096, cache="k", memory_limit=k.total, progress=False).close()
+    slimrt.Model(tiny, n_ctx=4096, n_threads=2, cache="k", memory_limit=k.total, progress=False).close()
     with pytest.raises(slimrt.WontFitError, match=f"{largest + 32} tokens"):
-        slimrt.Model(tiny, n_ctx=largest + 32, memory_limit=k.total)
+        slimrt.Model(tiny, n_ctx=largest + 32, n_threads=2, memory_limit=k.total)
 
 
 def test_default_context(tmp_path, tiny):
