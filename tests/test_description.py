@@ -59,5 +59,5 @@ def test_architectures_rotate_as_their_families_do():
 def test_sizes_that_no_attention_has():
     with pytest.raises(ValueError, match="no attention has these sizes"):
         core.attention_modes(d_model=8, n_heads=0, n_kv_heads=1, head_dim=4, n_rot=0, qk_norm=False)
-    with pytest.raises(slimrt.UnsupportedError, match="cache type 'q3'"):
-        core.attention_modes(d_model=8, n_heads=2, n_kv_heads=2, head_dim=4, n_rot=0, qk_norm=False, type="q3")
+    with pytest.raises(slimrt.UnsupportedError, match="cache type 'q5'"):
+        core.attention_modes(d_model=8, n_heads=2, n_kv_heads=2, head_dim=4, n_rot=0, qk_norm=False, type="q5")
