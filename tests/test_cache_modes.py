@@ -272,8 +272,8 @@ def test_cache_modes_lists_every_mode_with_a_reason(convert):
         "gpt2_erf": {"kv", "k", "k+r", "v", "x"},
     }.items():
         modes = core.modes(str(convert(GOLDEN / name)))
-        assert {mode.name for mode in modes} == {"kv", "k", "k+r", "v", "x", "xr", "kivi"}
-        assert {mode.name for mode in modes if mode.legal} == legal | {"kivi"}
+        assert {mode.name for mode in modes} == {"kv", "k", "k+r", "v", "x", "xr", "kivi", "lowrank"}
+        assert {mode.name for mode in modes if mode.legal} == legal | {"kivi", "lowrank"}
         assert not any(mode.cross for mode in modes)
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -220,7 +221,9 @@ def test_inspect(run, tiny, grouped):
     assert "llama.context_length = 256" in out and "chat template: yes" in out
     assert "kv  yes, bytes a token: 128 in f16, 96 in q8" in out and "k   no: layer 0" in out
     report = json.loads(run("inspect", tiny, "--json")[1])
-    assert [m["mode"] for m in report["cache_modes"] if m["legal"]] == ["kv", "k", "k+r", "kivi"]
+    assert [m["mode"] for m in report["cache_modes"] if m["legal"]] == ["kv", "k", "k+r", "kivi", "lowrank"]
+    assert report["cache_modes"][-1]["bytes_per_token_by_type"] == {"q2@0.5+q4*0.1": 2 * (32 * 3 // 8 + 16 // 4 + 4)}
+    assert "lowrank yes, bytes a token: 40 in q2@0.5+q4*0.1\n" in run("inspect", tiny)[1]
     assert all(m["reason"] for m in report["cache_modes"] if not m["legal"])
     assert report["bytes"] == sum(tensor["bytes"] for tensor in report["tensors"])
     assert "blk.0.attn_k.weight" in run("inspect", tiny, "-v")[1]
@@ -242,7 +245,10 @@ def test_plan_and_its_exit_code(run, tiny, tmp_path):
     total_kv = json.loads(run("plan", long, "--json")[1])["asked"]["total"]
     assert run("plan", long, "--memory-limit", total_kv, "--cache", "k")[0] == 0
     assert run("plan", tiny, "--memory-limit", total, "--batch", 2)[0] == 1
-    assert "never" not in run("plan", long)[1] and " from " in run("plan", long)[1]
+    table = run("plan", long)[1]
+    assert re.search(r"^k .* from \d+$", table, re.M) and re.search(r"^lowrank .* never$", table, re.M)
+    assert "lowrank q2@0.5+q4*0.1: 9.14 times smaller than kv f16 by types and shares alone" in table
+    assert "a text of 4096 tokens holds 183.0 KiB, and more is allocated" in table
     assert run("plan", tiny, "--cache", "kv:q8")[1].splitlines()[-1].startswith("kv q8: ")
     mixed = json.loads(run("plan", tiny, "--cache", "kv,k", "--json")[1])
     assert mixed["asked"]["modes"] == ["kv", "k"] and mixed["fits"]

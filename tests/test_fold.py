@@ -76,7 +76,8 @@ def test_fold_layers_gives_what_each_layer_needs(name, mode, convert):
 
 
 @pytest.mark.parametrize(
-    ("name", "others"), [("llama_gqa_tied", r"kv, k\+r, kivi"), ("mistral_window", r"kv, k\+r"), ("phi3", r"kv, k\+r")]
+    ("name", "others"),
+    [("llama_gqa_tied", r"kv, k\+r, kivi, lowrank"), ("mistral_window", r"kv, k\+r"), ("phi3", r"kv, k\+r")],
 )  # none ages behind a window
 def test_k_is_refused_when_v_is_no_function_of_it(name, others, convert):
     with pytest.raises(CacheUnsupportedError, match=rf"layer 0: K is 24 wide \(2 KV heads.*input 48.*: {others}$"):

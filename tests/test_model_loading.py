@@ -100,7 +100,7 @@ def test_too_little_memory_is_said_before_the_fold(tiny, monkeypatch):
     ("arguments", "error", "message"),
     [
         ({"cache": "kk"}, slimrt.UnsupportedError, "'kk'.*did you mean 'k'.*kv, k, k[+]r, v, x, xr"),
-        ({"cache": "lowrank"}, slimrt.UnsupportedError, "'lowrank'"),
+        ({"cache": "lowrank:q2@0.5+q4@0.2"}, ValueError, "newer rows keep fewer columns"),
         ({"cache": ["kv", "z"]}, slimrt.UnsupportedError, "'z'"),
         ({"cache_type": "int3"}, slimrt.UnsupportedError, "f32, f16, bf16"),
         ({"cache_type_v": "fp16"}, slimrt.UnsupportedError, "did you mean 'f16'"),
@@ -142,16 +142,16 @@ def test_what_fits_instead(tmp_path):
     whole = slimrt.plan(tiny, n_ctx=4096, n_threads=2)
     k = next(row for row in whole.rows if row.cache == "k")
     with pytest.raises(slimrt.WontFitError, match="1.8 MiB, 1.7 MiB allowed") as caught:
-        slimrt.Model(tiny, n_ctx=4096, n_threads=2, memory_limit=k.total)
+        slimrt.Model(tiny, n_ctx=4096, memory_limit=k.total, n_threads=2)
     error = caught.value
     assert error.needed == whole.asked.total and error.available == k.total
     assert "--cache k" in error.options and error.options[0].startswith("--ctx ")
     assert all(option in str(error) for option in error.options)
     largest = int(error.options[0].removeprefix("--ctx "))
-    slimrt.Model(tiny, n_ctx=largest, n_threads=2, memory_limit=k.total).close()
-    slimrt.Model(tiny, n_ctx=4096, n_threads=2, cache="k", memory_limit=k.total, progress=False).close()
+    slimrt.Model(tiny, n_ctx=largest, memory_limit=k.total, n_threads=2).close()
+    slimrt.Model(tiny, n_ctx=4096, cache="k", memory_limit=k.total, n_threads=2, progress=False).close()
     with pytest.raises(slimrt.WontFitError, match=f"{largest + 32} tokens"):
-        slimrt.Model(tiny, n_ctx=largest + 32, n_threads=2, memory_limit=k.total)
+        slimrt.Model(tiny, n_ctx=largest + 32, memory_limit=k.total, n_threads=2)
 
 
 def test_default_context(tmp_path, tiny):
@@ -187,13 +187,12 @@ def test_a_directory_without_a_tokenizer():
 # ---------------------------------------------------------------- plan
 def test_plan_is_what_is_allocated(tiny):
     result = slimrt.plan(tiny, n_ctx=100, n_seqs=2, n_batch=16, cache_type="bf16", memory_limit="1GiB")
-    assert [row.cache for row in result.rows] == ["kv", "k", "k+r"]
+    assert [row.cache for row in result.rows] == ["kv", "k", "k+r", "lowrank"]
     assert [mode for mode, reason in result.refused if reason] == ["v", "x", "xr"]
     assert result.fits and result.asked == result.rows[0]
     for row in result.rows:
-        with slimrt.Model(
-            tiny, n_ctx=100, n_seqs=2, n_batch=16, cache=row.cache, cache_type="bf16", progress=False
-        ) as model:
+        cache = row.cache if row.cache == "lowrank" else f"{row.cache}:bf16"  # whose usual levels are shown
+        with slimrt.Model(tiny, n_ctx=100, n_seqs=2, n_batch=16, cache=cache, progress=False) as model:
             memory = model.memory()
             parts = (row.weights, row.derived, row.cache_bytes, row.scratch, row.mapped, row.bytes_per_token)
             names = ("weights", "derived", "cache", "scratch", "mapped", "cache_bytes_per_token")

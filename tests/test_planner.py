@@ -15,7 +15,7 @@ from conftest import GOLDEN, derived
 from folds import fold_all
 from gguf_shapes import Shape, write_random, write_sparse
 from reference import Reference
-from slimrt import _core
+from slimrt import _core, core
 
 # Cache elements (K and V) at a context, cache-math.md section 6, for the architectures of this release.
 # name: shape, context, elements in the paper, half a unit of its last digit.
@@ -100,6 +100,54 @@ def test_plan_finds_what_fits(tmp_path):
     assert rows["k"].max_n_ctx > 1.5 * rows["kv"].max_n_ctx
 
 
+# ---------------------------------------------------------------- rows that age
+@pytest.mark.parametrize("shape", [Shape(1024, 3, 16, 4096), Shape(1024, 2, 8, 4096, n_kv_heads=2)])  # heads of 64, 128
+@pytest.mark.unsanitized  # dry engines
+def test_compression_by_two_counts(shape, tmp_path):
+    """TALE's figure, of types and shares alone; and what a full context really holds: scales, minima, four sinks and
+    the open block in f16."""
+    path = write_sparse(tmp_path / "model.gguf", shape)
+    for n_ctx, least in ((4096, 6.0), (1000, 5.4)):
+        row = slimrt.plan(path, n_ctx=n_ctx, cache="lowrank").asked
+        assert row.times_by_types == pytest.approx(32 / 3.5, rel=1e-12) and f"{row.times_by_types:.2f}" == "9.14"
+        assert least <= row.times_held < 6.4
+        width, aged = shape.kv_heads * shape.dk, (n_ctx - 4) // 32 * 32
+        old = aged // 32 * 9 // 10 * 32
+        bits = old * (3 + 1.5) + (aged - old) * (5 + 5) + (n_ctx - aged) * 32
+        assert row.held_bytes == shape.n_layers * width * bits / 8
+        assert row.times_held == pytest.approx(n_ctx * 32 / bits) and row.held_bytes < row.cache_bytes
+    kv = slimrt.plan(path, n_ctx=1000, cache="kv").asked
+    assert kv.times_by_types is None and kv.times_held == 1 and kv.held_bytes == kv.bytes_per_token * 1000
+    data = slimrt.plan(path, n_ctx=1000, cache="lowrank").to_dict()["asked"]
+    assert (data["times_by_types"], data["held_bytes"]) == (32 / 3.5, pytest.approx(row.held_bytes))
+
+
+@pytest.mark.parametrize(
+    ("mode", "levels", "bits"),
+    [
+        ("lowrank", "", 3.5),
+        ("lowrank", "q8@0.5", 12),
+        ("lowrank", "q2/q3@0.25+q3@0.5*0.2+f16*0.3", 0.5 * (2 + 0.75) + 0.2 * 4.5 + 0.3 * 32),
+        ("kivi", "q2", 4),
+        ("kivi", "", 32),
+    ],
+)
+def test_bits_by_types_and_shares(mode, levels, bits):
+    assert core.levels(mode, levels).bits == pytest.approx(bits, rel=1e-12)
+
+
+def test_other_levels_are_planned_as_they_were_asked_for(convert):
+    path = convert(GOLDEN / "llama_mha")
+    for cache in ("kivi:q2+q4*0.2", "lowrank:q3@0.25+q8*0.1", "lowrank:q4"):
+        result = slimrt.plan(path, n_ctx=320, cache=cache)
+        assert result.asked.types == (cache.split(":")[1],) * 2 and result.asked in result.rows
+        assert [row.cache for row in result.rows if row.cache in ("kv", "lowrank")] == ["kv", "lowrank"]
+    assert "kivi" not in {row.cache for row in slimrt.plan(path, n_ctx=320, cache="lowrank").rows}  # f16 stays f16
+    assert "kivi" in {row.cache for row in slimrt.plan(path, n_ctx=320, cache_type="q4").rows}
+    mixed = slimrt.plan(path, n_ctx=320, cache=["lowrank:q2", "kv"]).asked
+    assert mixed.cache == "mixed" and mixed.times_by_types is None and mixed.times_held > 1
+
+
 # ---------------------------------------------------------------- the plan is the allocation
 CONFIGURATIONS = [
     ("llama_mha", "kv", {"n_ctx": 100}),
@@ -120,6 +168,8 @@ CONFIGURATIONS = [
     ("gpt2_tanh", "x", {"n_ctx": 96, "n_seqs": 2}),
     ("gpt2_erf", "v", {"n_ctx": 40, "n_batch": 512}),
     ("gpt2_erf", ["kv", "k", "x"], {"n_ctx": 128, "n_seqs": 9, "n_batch": 4}),
+    ("llama_mha", "lowrank", {"n_ctx": 300, "n_seqs": 3, "n_batch": 33, "cache_type_k": "q2@0.5+q4@0.75*0.3+q8*0.2"}),
+    ("olmo2_gqa", ["lowrank", "kv"], {"n_ctx": 200, "cache_type_k": "q3", "cache_type_v": "q4", "n_batch": 5}),
     ("llama_gqa_tied", "kv", {"n_ctx": 100, "sparse_threshold": 0.01, "n_batch": 3}),
     ("llama_gqa_tied", "kv", {"n_ctx": 200, "cache_type_k": "q8", "cache_type_v": "q4", "n_threads": 3}),
     ("gpt2_erf", ["kv", "k", "x"], {"n_ctx": 128, "cache_type_k": "q4", "cache_type_v": "fp8_e4m3", "n_threads": 4}),
@@ -180,6 +230,12 @@ CORNERS = {
         [[30], [8]],
     ),
     "a part rotates": (("gptneox", 4, 16, 4), "xr", {"n_ctx": 300, "n_batch": 20, "n_seqs": 3}, [[200], [9, 17, 1]]),
+    "latents": (
+        ("llama", 4, 16, 4),
+        "lowrank",
+        {"n_ctx": 300, "n_batch": 20, "n_seqs": 3, "cache_type_k": "q2@0.5+q4*0.1"},
+        [[200], [9, 17, 1], [31]],
+    ),
     "modes": (("gpt2", 2, 64, 1), ["x", "kv"], {"n_ctx": 64, "n_seqs": 7, "n_batch": 33, "n_threads": 8}, []),
 }
 
@@ -198,7 +254,7 @@ def test_no_step_needs_more_than_was_planned(case, tmp_path):
     path = write_random(tmp_path / "model.gguf", shape, {"rope.dimension_count": dim // 4} if mode == "xr" else None)
     made = {f"blk.{layer}.attn_{name}.weight": np.eye(kv_heads * dim, dtype=np.float32)
             for layer in (0, 1) for name in ("kv", "vk")}  # fmt: skip
-    if mode in ("k+r", "xr"):
+    if mode in ("k+r", "xr", "lowrank"):
         made = fold_all(Reference(path), [mode] * 2, options.get("cache_type_k", "f16"), options.get("rank", 0))
     engine = _core.Engine(str(path), cache=mode, derived=made, **options)
     memory, random = engine.memory(), np.random.default_rng(0)

@@ -27,6 +27,7 @@ N_CTX = 320
 SHIPPED = Path(__file__).parent.parent / "models"
 MODELS = ["llama_mha", "llama_gqa_tied", "olmo2_gqa", "phi2"]
 TYPES = ["f32", "f16", "bf16", "q8", "fp8_e4m3", "fp8_e5m2", "q4", "q3", "q2"]
+TYPES += ["q2+q4*0.1+sinks=4", "q4/q8+q8*0.3+q8*0.2+recent=20+sinks=40"]  # levels
 
 
 @remembered
@@ -109,6 +110,18 @@ def test_beside_an_encoder():
 
 
 # ---------------------------------------------------------------- sequences
+def test_the_last_to_share_a_block_keeps_it(convert):
+    """Two sequences that are as many as there may be, one a fork, fit into their cache and grow together."""
+    path, ids, more = convert(GOLDEN / "llama_gqa_tied"), ids_of(12, 13), ids_of(13, 20)
+    engine = open_engine(path, "kivi", "f32", n_ctx=40, n_seqs=2)
+    sequence = engine.new_sequence()
+    engine.append([(sequence, ids)])
+    copy = engine.fork(sequence)
+    got = engine.append([(sequence, more), (copy, more[::-1])])
+    wanted = [Reference(path).logits(np.concatenate([ids, text]))[-1] for text in (more, more[::-1])]
+    assert relative(got, np.array(wanted)) < SAME
+
+
 def test_an_append_that_fails_leaves_no_trace(convert):
     path, ids = convert(GOLDEN / "llama_gqa_tied"), ids_of(4, 300)
     engine = open_engine(path, "kivi", "q4", n_ctx=N_CTX, n_seqs=2, n_batch=32)

@@ -1,5 +1,6 @@
 // Groups whose rows age: from class to class, and back where a text is cut.
 #include <algorithm>
+#include <map>
 #include <vector>
 
 #include "cache/attend.h"
@@ -44,15 +45,18 @@ int64_t KvCache::max_blocks(const Regions& r, int c) const {
 
 int64_t KvCache::aged_blocks_taken(int group, int c, Growth growth) const {
     const Regions& r = groups_[group].regions;
+    const BlockPool& pool = groups_[group].classes[c].pool;
     int64_t taken = 0;
+    std::map<int32_t, int> left;  // sequences that will have stopped sharing a block: the last keeps it
     for (const auto& [id, n] : growth) {
         const Sequence& s = find(id);
         const std::vector<int32_t>& table = s.groups[group][c].table;
         const int64_t length = s.length + n;
         for (int64_t i = int64_t(table.size()); i < table_size(r, c, length); ++i)
             taken += settles(r, c, i, length) || (c == 0 && !is_placed(n));
-        if (c == 0 && n > 0 && s.length % kBlockTokens)
-            taken += table.back() < 0 || groups_[group].classes[0].pool.users(table.back()) > 1;
+        if (c > 0 || n == 0 || s.length % kBlockTokens == 0) continue;
+        const int32_t tail = table.back();
+        taken += tail < 0 || (pool.users(tail) - left[tail] > 1 && ++left[tail]);
     }
     return taken;
 }

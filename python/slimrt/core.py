@@ -307,7 +307,7 @@ class Levels:
         oldest = 1 - sum(level.share for level in self.of)
         shares = [oldest, *(level.share for level in self.of[1:])]
         return sum(
-            share * (_BITS[level.type_k] + level.part * _BITS[level.type_v])
+            share * (BITS[level.type_k] + level.part * BITS[level.type_v])
             for share, level in zip(shares, self.of, strict=True)
         )
 
@@ -323,10 +323,11 @@ def levels(mode: str, text: str = "") -> Levels:
     return Levels(found["text"], tuple(Level(*one) for one in found["levels"]), found["sinks"], found["recent"])
 
 
-_BITS: dict[str, int] = {one["name"]: one["bits"] for one in _core.cache_types()}
+BITS: dict[str, int] = {one["name"]: one["bits"] for one in _core.cache_types()}
+"""Of an element of cache rows, by type."""
 
-CACHE_TYPES: tuple[str, ...] = tuple(_BITS)
+CACHE_TYPES: tuple[str, ...] = tuple(BITS)
 """The element types that cache rows may have."""
 
-FLOAT_TYPES: tuple[str, ...] = tuple(name for name, bits in _BITS.items() if bits >= 16)
+FLOAT_TYPES: tuple[str, ...] = tuple(name for name, bits in BITS.items() if bits >= 16)
 """Those that are no codes."""

@@ -138,7 +138,9 @@ class ChannelPlane(Plane):
     def bytes(self) -> int:
         if self.type in core.FLOAT_TYPES:
             return super().bytes
-        return core.plane_bytes(self.type, BLOCK, 1) * self.width // BLOCK
+        bits = core.BITS[self.type]
+        of_scale = core.plane_bytes(self.type, BLOCK, 1) - BLOCK * bits // 8
+        return self.heads * -(-self.width // self.heads * bits // 8) + self.width * of_scale // BLOCK
 
     def round(self, rows: np.ndarray) -> NDArray[np.float32]:
         """Rows of whole blocks; the last ones are still as they were written."""
