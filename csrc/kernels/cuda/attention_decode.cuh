@@ -72,18 +72,18 @@ __device__ inline void place_queries(const DecodeJob& job) {
         if constexpr (turned) {
             for (int column = lane; column < dim; column += 32)
                 job.float_queries()[i * dim + column] = exists ? q[column] / unit : 0.0f;
-            continue;
-        }
-        for (int at = lane; at < steps * 4; at += 32) {
-            const int step = at / 4, member = at % 4;
-            uint32_t high[2], low[2];
-            for (int second = 0; second < 2; ++second) {
-                const auto number = [&](int i) {
-                    return exists ? q[query_column(reading, step, member, second, i)] / unit : 0.0f;
-                };
-                split_pair(reading == Reading::brains, number(0), number(1), high[second], low[second]);
+        } else {
+            for (int at = lane; at < steps * 4; at += 32) {
+                const int step = at / 4, member = at % 4;
+                uint32_t high[2], low[2];
+                for (int second = 0; second < 2; ++second) {
+                    const auto number = [&](int i) {
+                        return exists ? q[query_column(reading, step, member, second, i)] / unit : 0.0f;
+                    };
+                    split_pair(reading == Reading::brains, number(0), number(1), high[second], low[second]);
+                }
+                job.queries[step * 32 + i * 4 + member] = make_uint4(high[0], low[0], high[1], low[1]);
             }
-            job.queries[step * 32 + i * 4 + member] = make_uint4(high[0], low[0], high[1], low[1]);
         }
     }
     if constexpr (turned) place_turns(job.scores().turns, reading, dim / 2, job.turns());
