@@ -180,7 +180,7 @@ struct Problem {
             for (int p = 0; p < most; ++p)
                 for (int i = 0; i < c.n_rot / 2; ++i) {
                     const float angle = float(p) * std::pow(50.0f, -2.0f * float(i) / float(c.n_rot));
-                    table.push_back(std::cos(angle)), table.push_back(std::sin(angle));
+                    table.push_back(1.1f * std::cos(angle)), table.push_back(1.1f * std::sin(angle));
                 }
             keep.push_back(table);
             s.rope = {Tensor(keep.back().data(), DType::F32, most, c.n_rot), c.n_rot, c.interleaved};

@@ -130,11 +130,15 @@ void test_choice(Backend& b) {
         expect({.name = "few bits", .stored = {9}, .queries = {1}, .dk = 96, .k = few, .v = few}, "decode");
         expect({.name = "few bits of 80", .stored = {9}, .queries = {1}, .dk = 80, .k = few}, "prefill");
     }
-    Case channels = {.name = "channels", .stored = {9}, .queries = {1}, .k = DType::Q2, .channels = true};
+    Case channels = {.name = "channels", .stored = {40}, .queries = {1}, .k = DType::Q2, .channels = true};
     expect(channels, "decode");
     channels.v_heads = 2;
     expect(channels, "decode");
     channels.n_rot = 64;
+    expect(channels, "decode");
+    channels.n_rot = 32;
+    expect(channels, "prefill");
+    channels.n_rot = 64, channels.interleaved = true;
     expect(channels, "prefill");
     channels.n_rot = 0, channels.k = DType::Q8;
     expect(channels, "prefill");

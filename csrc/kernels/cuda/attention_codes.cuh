@@ -90,6 +90,17 @@ __device__ inline void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint3
         multiply_add_f16(d, a, b0, b1);
 }
 
+/// Two pairs of numbers of 16 bits that add up to a pair of floats.
+__device__ inline void split_pair(bool brain, float x, float y, uint32_t& high, uint32_t& low) {
+    if (brain) {
+        high = pair_bf16(x, y);
+        low = pair_bf16(x - from_bf16(high & 0xffff), y - from_bf16(high >> 16));
+    } else {
+        high = pair_f16(x, y);
+        low = pair_f16(x - from_f16(high & 0xffff), y - from_f16(high >> 16));
+    }
+}
+
 /// 32 rows in shared memory, `stride` bytes apart (an odd number of 16 bytes: no bank is asked twice), and
 /// behind them their scales.
 struct CodeTile {

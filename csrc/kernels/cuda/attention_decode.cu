@@ -1,4 +1,4 @@
-// Attention of one query a sequence over planes of their own heads (mode kv at decoding).
+// Attention of one query a sequence over planes of their own heads (modes kv, kivi ... at decoding).
 //
 // A block has the up to 8 queries that share a head of K and V, and a part of the rows; each of its warps
 // takes every n-th 32 rows of them on its own: K and V of 32 rows come in the background to shared memory, K
@@ -23,7 +23,7 @@ __device__ Seen seen_of(int64_t tile, Range rows) {
 }
 
 /// Tiles [begin, end) of 32 rows, every n-th of which is this warp's.
-template <int kTiles>
+template <bool turned, int kTiles>
 __device__ void add_stored(const DecodeJob& job, Range rows, int64_t begin, int64_t end, Sums& state,
                            float (&sums)[kTiles][4]) {
     const TilePlane &k = job.shape.k, &v = job.shape.v;
@@ -54,7 +54,7 @@ __device__ void add_stored(const DecodeJob& job, Range rows, int64_t begin, int6
         __syncwarp();
         const Seen seen = seen_of(tile, rows);
         float w[4][2], mass;
-        score_tile(job, tile * kBlockRows, seen, w);
+        score_tile<turned>(job, tile * kBlockRows, seen, w);
         __syncwarp();
         if (!spares) fetch_k(tile + step, next);
         const float factor = weigh(w, state, mass);
@@ -100,6 +100,7 @@ struct Shared {
 };
 
 /// The fresh row's score, of the part that reads it.
+template <bool turned>
 __device__ void score_fresh(const DecodeJob& job, bool wanted, Shared& shared) {
     const int lane = threadIdx.x % 32, dim = job.scores().dim;
     const bool sees = wanted && fresh_rows(job.a, job.s, job.s.position, job.s.position).size() > 0;
@@ -107,8 +108,16 @@ __device__ void score_fresh(const DecodeJob& job, bool wanted, Shared& shared) {
         float dot = 0;
         if (sees) {
             const float* const row = job.scores().fresh.row(job.row) + int64_t(job.kv_head) * dim;
-            for (int column = lane; column < dim; column += 32)
-                dot = fmaf(job.query(i)[column], row[column], dot);
+            const float *const q = job.query(i), *const turn = job.scores().turns.row(job.s.position);
+            const int half = turned ? dim / 2 : 0;
+            for (int column = lane; column < half; column += 32) {
+                const float cos = turn[2 * column], sin = turn[2 * column + 1];
+                const float x = row[column], y = row[column + half];
+                dot = fmaf(q[column], x * cos - y * sin, dot);
+                dot = fmaf(q[column + half], x * sin + y * cos, dot);
+            }
+            for (int column = 2 * half + lane; column < dim; column += 32)
+                dot = fmaf(q[column], row[column], dot);
         }
         for (int lanes = 16; lanes > 0; lanes /= 2) dot += __shfl_xor_sync(~0u, dot, lanes);
         const float score = job.finish(i, dot, job.a.scale, sees, job.s.position);
@@ -166,7 +175,7 @@ __device__ void write_results(const DecodeJob& job, const Parts& parts, int part
 }
 
 /// Blocks: parts, groups of queries of a KV head, sequences.
-template <int kTiles>
+template <bool turned, int kTiles>
 __global__ void __launch_bounds__(kMaxWarps * 32)
     decode_kernel(AttentionView a, DecodeShape shape, Parts parts) {
     __shared__ Shared shared;
@@ -187,8 +196,8 @@ __global__ void __launch_bounds__(kMaxWarps * 32)
                            reinterpret_cast<uint4*>(tiles + blockDim.x / 32 * shape.warp_bytes),
                            units,
                            tiles + warp * shape.warp_bytes};
-    place_queries(job);
-    score_fresh(job, part == parts.n - 1, shared);
+    place_queries<turned>(job);
+    score_fresh<turned>(job, part == parts.n - 1, shared);
     __syncthreads();
 
     const Range rows = stored_rows(a, s, s.position, s.position);
@@ -196,7 +205,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32)
     const int64_t n = rows.size() ? (rows.end + kBlockRows - 1) / kBlockRows - first : 0;
     Sums state;
     float sums[kTiles][4] = {};
-    add_stored(job, rows, first + n * part / parts.n, first + n * (part + 1) / parts.n, state, sums);
+    add_stored<turned>(job, rows, first + n * part / parts.n, first + n * (part + 1) / parts.n, state, sums);
 
     if (lane % 4 == 0) {
         shared.max[warp][lane / 4] = state.max;
@@ -218,18 +227,22 @@ __global__ void __launch_bounds__(kMaxWarps * 32)
     write_results(job, parts, part, values, shared);
 }
 
-template <int kTiles>
+template <bool turned, int kTiles>
 void run(const Device& device, const AttentionArgs& args, const AttentionView& view, DecodeShape shape,
          std::byte* workspace) {
     const ScoreTerm& score = args.scores[0];
     const int steps = score.dim / 16, sums = kQueries * args.values[0].dim * int(sizeof(float));
     shape.warp_bytes = std::max(shape.k.bytes + shape.v.bytes, sums);
-    const size_t queries = steps * 32 * sizeof(uint4), most = device.shared_bytes - sizeof(Shared) - 1024;
+    const size_t turns = turned ? Turns::bytes(score.dim) : 0;
+    const size_t queries = steps * 32 * sizeof(uint4) + turns;
+    const size_t most = device.shared_bytes - sizeof(Shared) - 1024;
     int warps = kMaxWarps;
     while (warps > 1 && warps * shape.warp_bytes + queries > most) warps /= 2;
     const size_t shared = warps * shape.warp_bytes + queries;
 
-    constexpr int kMaxAtOnce = kTiles == 8 ? 4 : kTiles == 16 ? 3 : 2;  // for their registers
+    constexpr int kMaxAtOnce = kTiles == 8               ? 4 - turned
+                               : kTiles == 16 && !turned ? 3
+                                                         : 2;  // for their registers
     const int at_once =
         std::clamp<int>(static_cast<int>(device.shared_bytes / (shared + 2048)), 1, kMaxAtOnce);
     const int groups = score.n_heads * shape.query_groups;
@@ -237,12 +250,28 @@ void run(const Device& device, const AttentionArgs& args, const AttentionView& v
     const int n_parts = parts_for(args, int64_t(groups) * int64_t(args.sequences.size()),
                                   int64_t(device.processors) * at_once, kMax);
     const Parts parts = place_parts(args, n_parts, workspace);
-    launch(device, decode_kernel<kTiles>,
+    launch(device, decode_kernel<turned, kTiles>,
            {.grid = dim3(unsigned(n_parts), unsigned(groups), unsigned(args.sequences.size())),
             .block = dim3(unsigned(warps * 32)),
             .shared_bytes = shared},
            view, shape, parts);
     if (n_parts > 1) merge_parts(device, args, view, parts);
+}
+
+template <bool turned>
+void run_of(const Device& device, const AttentionArgs& args, const AttentionView& view,
+            const DecodeShape& shape, std::byte* workspace) {
+    const int dim = args.values[0].dim;
+    if (dim <= 64) return run<turned, 8>(device, args, view, shape, workspace);
+    if (dim <= 128) return run<turned, 16>(device, args, view, shape, workspace);
+    run<turned, 32>(device, args, view, shape, workspace);
+}
+
+/// Rotation on read.
+bool can_turn(const ScoreTerm& score) {
+    const Rope& rope = score.rope;
+    return has_groups(score.stored.dtype) && rope.n_rot == score.dim && !rope.interleaved &&
+           score.dim % 64 == 0 && rope.table.rows >= kBlockRows;
 }
 
 }  // namespace
@@ -251,7 +280,8 @@ bool decode_can(const Device& device, const AttentionArgs& args) {
     if (args.scores.size() != 1 || args.values.size() != 1) return false;
     const ScoreTerm& score = args.scores[0];
     const ValueTerm& value = args.values[0];
-    if (score.row_scale || score.bias || score.rope || score.n_heads % value.n_heads) return false;
+    if (score.row_scale || score.bias || score.n_heads % value.n_heads) return false;
+    if (score.rope && !can_turn(score)) return false;
     for (const AttentionSequence& s : args.sequences) {
         if (s.n_queries != 1) return false;
     }
@@ -259,7 +289,8 @@ bool decode_can(const Device& device, const AttentionArgs& args) {
         !can_fetch(value.stored, value.n_heads, value.dim) || value.stored.scale_tokens)
         return false;
     const int warp = plane_of(score.stored, score.dim).bytes + plane_of(value.stored, value.dim).bytes;
-    return size_t(warp) + (16 << 10) <= device.shared_bytes;
+    const int turns = score.rope ? Turns::bytes(score.dim) : 0;
+    return size_t(warp) + turns + (16 << 10) <= device.shared_bytes;
 }
 
 void attention_decode(const Device& device, const AttentionArgs& args, const AttentionView& view,
@@ -268,9 +299,8 @@ void attention_decode(const Device& device, const AttentionArgs& args, const Att
     const ValueTerm& value = args.values[0];
     DecodeShape shape{plane_of(score.stored, score.dim), plane_of(value.stored, value.dim), 1, 0};
     shape.query_groups = (args.n_heads / score.n_heads + kQueries - 1) / kQueries;
-    if (value.dim <= 64) return run<8>(device, args, view, shape, workspace);
-    if (value.dim <= 128) return run<16>(device, args, view, shape, workspace);
-    run<32>(device, args, view, shape, workspace);
+    score.rope ? run_of<true>(device, args, view, shape, workspace)
+               : run_of<false>(device, args, view, shape, workspace);
 }
 
 }  // namespace slimrt::cuda

@@ -29,17 +29,6 @@ __device__ inline float power_below(float x) {
     return power == 0 ? 1.0f : power;
 }
 
-/// Two pairs of numbers of 16 bits that add up to a pair of floats.
-__device__ inline void split_pair(bool brain, float x, float y, uint32_t& high, uint32_t& low) {
-    if (brain) {
-        high = pair_bf16(x, y);
-        low = pair_bf16(x - from_bf16(high & 0xffff), y - from_bf16(high >> 16));
-    } else {
-        high = pair_f16(x, y);
-        low = pair_f16(x - from_f16(high & 0xffff), y - from_f16(high >> 16));
-    }
-}
-
 /// What a block works on.
 struct DecodeJob {
     const AttentionView& a;
@@ -47,7 +36,7 @@ struct DecodeJob {
     const PlacedSequence& s;
     int64_t row;                         // of the query
     int kv_head, first_head, n_queries;  // query heads [first_head, first_head + n_queries)
-    uint4* queries;                      // [step][lane]
+    uint4* queries;                      // [step][lane]; of rows that rotate floats, and then their turns
     float* units;                        // of queries: scores are in them
     unsigned char* tiles;                // of this warp
     __device__ const ScoreView& scores() const { return a.scores[0]; }
@@ -57,12 +46,18 @@ struct DecodeJob {
     __device__ const float* query(int i) const {
         return scores().q.row(row) + int64_t(first_head + i) * scores().q_columns;
     }
+    __device__ float* float_queries() const { return reinterpret_cast<float*>(queries); }
+    __device__ uint2* turns() const {
+        return reinterpret_cast<uint2*>(float_queries() + kQueries * scores().dim);
+    }
     __device__ float finish(int i, float product, float scale, bool sees, int64_t position) const {
         return finish_score(a.finish, product, scale, sees, first_head + i, position - s.position);
     }
 };
 
-/// Queries as the products want them; each scaled to about 1, whatever its size. A warp a query.
+/// Queries as the products want them; each scaled to about 1, whatever its size. A warp a query. turned: rows
+/// of K rotate on read.
+template <bool turned>
 __device__ inline void place_queries(const DecodeJob& job) {
     const int lane = threadIdx.x % 32, dim = job.scores().dim, steps = dim / 16;
     const Reading reading = job.shape.k.reading;
@@ -74,18 +69,24 @@ __device__ inline void place_queries(const DecodeJob& job) {
         for (int lanes = 16; lanes > 0; lanes /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, lanes));
         const float unit = power_below(most);
         if (lane == 0) job.units[i] = unit * job.a.scale;
-        for (int at = lane; at < steps * 4; at += 32) {
-            const int step = at / 4, member = at % 4;
-            uint32_t high[2], low[2];
-            for (int second = 0; second < 2; ++second) {
-                const auto number = [&](int i) {
-                    return exists ? q[query_column(reading, step, member, second, i)] / unit : 0.0f;
-                };
-                split_pair(reading == Reading::brains, number(0), number(1), high[second], low[second]);
+        if constexpr (turned) {
+            for (int column = lane; column < dim; column += 32)
+                job.float_queries()[i * dim + column] = exists ? q[column] / unit : 0.0f;
+        } else {
+            for (int at = lane; at < steps * 4; at += 32) {
+                const int step = at / 4, member = at % 4;
+                uint32_t high[2], low[2];
+                for (int second = 0; second < 2; ++second) {
+                    const auto number = [&](int i) {
+                        return exists ? q[query_column(reading, step, member, second, i)] / unit : 0.0f;
+                    };
+                    split_pair(reading == Reading::brains, number(0), number(1), high[second], low[second]);
+                }
+                job.queries[step * 32 + i * 4 + member] = make_uint4(high[0], low[0], high[1], low[1]);
             }
-            job.queries[step * 32 + i * 4 + member] = make_uint4(high[0], low[0], high[1], low[1]);
         }
     }
+    if constexpr (turned) place_turns(job.scores().turns, reading, dim / 2, job.turns());
 }
 
 /// Weights of a warp's rows so far, of the query of this lane.
@@ -96,13 +97,20 @@ struct Sums {
 };
 
 /// Scores of a tile, 8 of this lane's query: rows 8 i + 2 member, + 1.
+template <bool turned>
 __device__ inline void score_tile(const DecodeJob& job, int64_t first_position, Seen seen,
                                   float (&out)[4][2]) {
     const TilePlane& k = job.shape.k;
     const CodeTile tile = k.at(job.tiles);
     const int lane = threadIdx.x % 32, query = min(lane / 4, job.n_queries - 1);
     float s[4][4] = {};
-    score(k, tile, job.queries, job.scores().dim / 16, s);
+    if constexpr (turned) {
+        const int dim = job.scores().dim;
+        const float* const first = job.scores().turns.row(first_position);
+        score(k, tile, Turns{job.float_queries(), first, job.turns(), dim / 2}, s);
+    } else {
+        score(k, tile, job.queries, job.scores().dim / 16, s);
+    }
     const float* const scales = reinterpret_cast<const float*>(tile.scales());
     const float unit = job.units[lane / 4];
 #pragma unroll

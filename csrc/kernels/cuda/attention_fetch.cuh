@@ -2,7 +2,7 @@
 // them.
 #pragma once
 
-#include "kernels/cuda/attention_codes.cuh"
+#include "kernels/cuda/attention_turned.cuh"
 
 namespace slimrt::cuda {
 
@@ -69,6 +69,15 @@ __device__ inline void score(const TilePlane& p, const CodeTile& tile, const uin
                                 : score_units<Row, false>(tile, queries, steps, s);
         else if constexpr (reading != Reading::floats)
             score_halves<reading == Reading::brains>(tile, queries, steps, s);
+    });
+}
+
+/// Of rows of few bits that rotate.
+__device__ inline void score(const TilePlane& p, const CodeTile& tile, const Turns& turns, float (&s)[4][4]) {
+    with_row_type(p.rows.dtype, [&]<class Row>(Row) {
+        if constexpr (Row::kGroup)
+            p.rows.scale_tokens ? score_turned<Row, true>(tile, turns, s)
+                                : score_turned<Row, false>(tile, turns, s);
     });
 }
 
