@@ -53,6 +53,10 @@ CASES = [
 each_case = pytest.mark.parametrize(("name", "mode"), CASES, ids=[f"{name}-{mode}" for name, mode in CASES])
 
 
+# Of the other factor where a CPU multiplies rows of q8 as integers: its last digit (BlockAttention, csrc/kernels/cpu).
+INTEGER_UNIT = {"q8": 2.0**-15} if _core.ops.backends()[0] == "avx512" else {}
+
+
 def bound(mode: str, dtype: str, path=None) -> float:
     """Four standard deviations of what four products and two layers make of half a unit each, beside what float32 does.
     The unit is that of products, which a device computes in bf16 beside bf16, in f16 beside other rows and weights of
@@ -92,14 +96,15 @@ def test_layers_that_share_rows(config, dtype, tmp_path):
 
 
 @needs_device
-@pytest.mark.parametrize("dtype", ["q8", "q4", "q3", "q2", pytest.param("fp8_e4m3", marks=slow)])
-def test_rows_age(dtype, convert):
+@pytest.mark.parametrize("mode", ["kivi", "lowrank"])
+@pytest.mark.parametrize("dtype", ["q8", "q4", "q3", "q2@0.5+q4*0.1", pytest.param("fp8_e4m3", marks=slow)])
+def test_rows_age(mode, dtype, convert):
     """Beyond what is recent in a prompt and after it; then a text that is cut where rows have aged. A device that gave
     a channel another scale, or read another row's, would be off by what such rows lose: 1 % and more."""
     path, ids = convert(GOLDEN / "llama_gqa_tied"), np.random.default_rng(2).integers(3, 100, 210).astype(np.int32)
     logits = []
     for device in ("cpu", "cuda"):
-        engine = open_engine(path, "kivi", dtype, n_ctx=256, n_batch=48, device=device)
+        engine = open_engine(path, mode, dtype, n_ctx=256, n_batch=48, device=device)
         sequence = engine.new_sequence()
         logits.append(decode(engine, ids, 190, sequence))
         engine.truncate(sequence, 70)
@@ -129,7 +134,7 @@ def test_wide_heads(arch, mode, dtype, tmp_path):
     sequences["cuda"] = engines["cuda"].load_sequence(engines["cpu"].save_sequence(sequences["cpu"]))
     on_cpu, on_device = (decode(engines[d], ids[80:], 0, sequences[d]) for d in engines)
     rounded = relative(on_cpu, decode(open_engine(path, mode, "f32"), ids, 80)[80:])
-    exact = FLOAT32 + 4 * np.sqrt(8) * product_unit("cuda", dtype) ** 2
+    exact = FLOAT32 + 4 * np.sqrt(8) * (product_unit("cuda", dtype) ** 2 + INTEGER_UNIT.get(dtype, 0))
     off = relative(on_device, on_cpu)
     assert off < (exact if mode == "kv" else rounded if dtype == "f16" else rounded / 2)
 
@@ -234,7 +239,7 @@ def test_saved_sequences_move_between_devices(dtype, convert):
             engine.append([(s, IDS[35:36].astype(np.int32))])
             for engine, s in ((engines[back], moved), (engines[there], sequence))
         )
-        assert relative(got, wanted) < FLOAT32  # of the same rows
+        assert relative(got, wanted) < FLOAT32 + 4 * np.sqrt(8) * INTEGER_UNIT.get(dtype, 0)  # of the same rows
 
 
 @needs_device
