@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +57,12 @@ def exact(path, seed: int, n: int) -> np.ndarray:
 @remembered
 def predicted(path, levels: str, seed: int, n: int, n_prefill: int) -> np.ndarray:
     return Reference(path, folds=derived(path, "lowrank")).logits_cached(ids_of(seed, n), n_prefill, "lowrank", levels)
+
+
+def near(got: np.ndarray, wanted: Callable[[str], np.ndarray], levels: str) -> bool:
+    """As the reference with these levels: nearer than it is to itself with the same columns in float32."""
+    plain = re.sub(r"\b(f16|bf16|f32|q8|q4|q3|q2)(/\w+)?", "f32", levels)
+    return same_rounding(got, wanted(levels), wanted(plain), "f32" if levels == plain else levels)
 
 
 def appended_at_once(engine: _core.Engine, ids: np.ndarray) -> tuple[int, np.ndarray]:
@@ -125,16 +133,15 @@ def test_errors_of_old_rows_are_half_a_step(dtype):
 
 
 # ---------------------------------------------------------------- the engine and the reference
-@pairwise(name=MODELS, levels=LEVELS, n_prefill=[1, 100, 190])
+@pairwise(name=MODELS, levels=LEVELS, n_prefill=[1, 100, 120])
 def test_prompt_then_steps(name, levels, n_prefill, convert):
     """What has aged before, within and after the prompt is read as the reference stores it."""
     path, n = convert(GOLDEN / name), 230
-    n = min(n, load(path, 0).positions.shape[0]) if load(path, 0).positions is not None else n
-    # Pieces of a prompt read each other's rows in f16: much, beside what such rows themselves lose.
-    n_batch = 256 if levels.startswith("f16") else 48
+    # Pieces of a prompt read each other's rows in f16: much, beside what such rows themselves lose. Of 128 tokens on,
+    # weights in f16 are multiplied as integers.
+    n_batch = 127 if levels.startswith("f16") else 48
     got = decode(engine_of(path, levels, n_batch=n_batch), ids_of(0, n), n_prefill)
-    dtype = "f32" if levels == "f32" else ""
-    assert same_rounding(got, predicted(path, levels, 0, n, n_prefill), exact(path, 0, n), dtype)
+    assert near(got, lambda levels: predicted(path, levels, 0, n, n_prefill), levels)
 
 
 def test_decoding_reads_codes_even_where_all_rows_have_aged(convert):
@@ -164,9 +171,9 @@ def test_any_number_of_heads_may_share_a_latent(heads, convert):
     for layer in range(len(plain.w.layers)):
         folds |= fold_lowrank(plain, layer, heads)
     for levels in ("f32@0.4+f32*0.3", "q8@0.4+q8*0.3"):
-        wanted = Reference(path, folds=folds).logits_cached(ids, 100, "lowrank", levels, absorbed=False)
+        model = Reference(path, folds=folds)
         got = decode(engine_of(path, levels, derived=folds), ids, 100)
-        assert same_rounding(got, wanted, plain.logits(ids), "f32" if levels[:3] == "f32" else "")
+        assert near(got, partial(model.logits_cached, ids, 100, "lowrank", absorbed=False), levels)
 
 
 def test_a_latent_that_is_of_no_whole_groups(convert):
@@ -194,13 +201,16 @@ def test_an_append_does_not_depend_on_its_levels(n_batch, convert):
 def test_many_queries_over_aged_rows(levels, convert):
     """A second prompt reads what the first has left behind: in one piece, and longer than a batch."""
     path, ids = convert(GOLDEN / "llama_gqa_tied"), ids_of(5, 300)
-    model = Reference(path, folds=derived(path, "lowrank"))
-    caches, parts = model.new_cache("lowrank", levels), np.split(ids, [200, 230])
-    wanted = np.concatenate([model.append(part, caches) for part in parts])
+    model, parts = Reference(path, folds=derived(path, "lowrank")), np.split(ids, [200, 230])
+
+    def wanted(levels: str) -> np.ndarray:
+        caches = model.new_cache("lowrank", levels)
+        return np.concatenate([model.append(part, caches) for part in parts])
+
     engine = engine_of(path, levels, n_batch=40)
     sequence = engine.new_sequence()
     got = np.concatenate([engine.append([(sequence, part)], all_logits=True) for part in parts])
-    assert same_rounding(got, wanted, model.logits(ids), "")
+    assert near(got, wanted, levels)
 
 
 def test_beside_other_layers(convert):
@@ -392,31 +402,27 @@ def test_sequences_in_one_step(convert):
 def test_truncated_among_aged_rows(length, convert):
     """Of a block that is cut the rest is recent again, without the columns that it has lost."""
     path, ids, more, levels = convert(GOLDEN / "llama_gqa_tied"), ids_of(5, 300), ids_of(6, 60), "q4@0.5+q8*0.3"
-    model = Reference(path, folds=derived(path, "lowrank"))
-    caches = model.new_cache("lowrank", levels)
-    model.append(ids, caches)
-    for cache in caches:
-        cache.truncate(length)
-    caches = caches if length else model.new_cache("lowrank", levels)
     parts = [more[:1], *np.split(more[1:], [40])]
-    wanted = np.concatenate([model.append(part, caches) for part in parts])
-    engine = open_engine(path, "lowrank", levels, n_ctx=N_CTX + 40)
+
+    def wanted(levels: str, length: int = length, parts: list[np.ndarray] = parts) -> np.ndarray:
+        model = Reference(path, folds=derived(path, "lowrank"))
+        caches = model.new_cache("lowrank", levels)
+        if length:
+            model.append(ids, caches)
+        for cache in caches:
+            if length:
+                cache.truncate(length)
+        return np.concatenate([model.append(part, caches) for part in parts])
+
+    engine = open_engine(path, "lowrank", levels, n_ctx=N_CTX + 40, n_seqs=2)
     sequence, _ = appended_at_once(engine, ids)
-    copy = engine.fork(sequence) if length else None
+    copy = engine.fork(sequence)
     engine.truncate(sequence, length)
     got = np.concatenate([engine.append([(sequence, part)], all_logits=True) for part in parts])
-    whole = model.logits(np.concatenate([ids[:length], more]))[length:]
-    assert same_rounding(got, wanted, whole, "")
-    if copy is not None:  # untouched by what the other did
-        assert engine.length(copy) == 300
-        assert relative(engine.append([(copy, more[:1])]), next_logits(path, levels, ids, more[:1])) < 2e-3
-
-
-def next_logits(path: Path, levels: str, ids: np.ndarray, more: np.ndarray) -> np.ndarray:
-    model = Reference(path, folds=derived(path, "lowrank"))
-    caches = model.new_cache("lowrank", levels)
-    model.append(ids, caches)
-    return model.append(more, caches)
+    assert near(got, wanted, levels)
+    assert engine.length(copy) == 300  # untouched by what the other did
+    got = engine.append([(copy, more[:1])])
+    assert near(got, partial(wanted, length=300, parts=[more[:1]]), levels)
 
 
 def test_an_append_that_fails_leaves_no_trace(convert):
