@@ -153,6 +153,28 @@ def test_the_core_is_given_one_value_where_all_agree(source):
     assert "rank" not in CacheChoice.of("kv").arguments(source())
 
 
+def test_levels_are_the_type_of_rows_that_age(source):
+    """Of V too, unless one type is given for it; other modes know no levels, and get none when a plan looks at them."""
+    text = "q2@0.25+q4*0.2+sinks=8"
+    config = CacheConfig.parse(f"lowrank:{text}")
+    assert config == CacheConfig("lowrank", text) and str(config) == f"lowrank:{text}"
+    choice = CacheChoice.of(["lowrank:q2+q4", "kivi:q3"])
+    assert choice.layers(source()) == (LayerCache("lowrank", "q2+q4*0.1", "auto"), LayerCache("kivi", "q3", "auto"))
+    assert CacheChoice.of("lowrank").layers(source(1)) == (LayerCache("lowrank", "q2@0.5+q4*0.1", "auto"),)
+    halves = CacheChoice.of("kivi", cache_type_k="q4", cache_type_v="q2").layers(source(1))
+    assert halves == (LayerCache("kivi", "q4/q2", "auto"),)
+    choice = CacheChoice.of(f"lowrank:{text}")
+    assert choice.with_mode("lowrank").layers(source(1)) == (LayerCache("lowrank", text, "auto"),)
+    assert choice.with_mode("kv").layers(source(1)) == (LayerCache("kv", "f16", "f16"),)
+    assert CacheChoice.of("kivi:q2+q4").with_mode("kv").layers(source(1)) == (LayerCache("kv", "f16", "f16"),)
+    assert CacheChoice.of("kivi:q4").with_mode("kv").layers(source(1)) == (LayerCache("kv", "q4", "q4"),)
+    for wrong in ("kv:q2+q4", "k+r:q2@0.5"):
+        with pytest.raises(slimrt.UnsupportedError, match="cache type"):
+            CacheConfig.parse(wrong)
+    with pytest.raises(ValueError, match="no residual"):
+        CacheConfig.parse("lowrank:q2:8")
+
+
 def test_names_for_people():
     plain = {"mode": "kv", "type": "f16"}
     wide = {"mode": "k+r", "type": "q8", "rank": 64, "residual_type": "q4"}
