@@ -322,7 +322,7 @@ def test_saved_rows_are_of_their_levels_and_latent(convert):
         engine_of(path, USUAL, derived=other).load_sequence(saved)
 
 
-@pytest.mark.parametrize("levels", ["q8@0.5+q8@0.75*0.2+f16*0.3", "q8@0.5+q8*0.5+sinks=0+recent=40"])
+@pytest.mark.parametrize("levels", ["q8@0.5+q8@0.75*0.2+f16*0.3", "q8@0.5+q8*0.5+sinks=40+recent=40"])
 def test_random_operations(levels, convert):
     class LowRank(Operations):
         path, mode = convert(GOLDEN / "llama_gqa_tied"), "lowrank"

@@ -111,16 +111,16 @@ def grown(engine: _core.Engine, ids: np.ndarray, lengths: list[int], levels: str
     return Saved(engine, sequence, levels)
 
 
-@pytest.mark.parametrize("levels", [USUAL, "q2@0.25+q4@0.5*0.2+q8*0.3+sinks=37", "q4@0.5+q4*0.9"])
+@pytest.mark.parametrize("levels", [USUAL, "q2@0.25+q4@0.5*0.2+q8*0.3+sinks=37", "q4@0.5+q4*0.9+sinks=0"])
 def test_regions_follow_from_the_length_alone(levels, wide):
     """They add up to it, whatever pieces the text came in; those of the mode's definition."""
-    ids, found = ids_of(2, 233), []
-    for lengths in ([233], [1], [3, 50, 7], [64]):
+    ids, found = ids_of(2, 320), []
+    for lengths in ([320], [1], [3, 50, 7], [64]):
         engine = engine_of(wide, levels, n_batch=48)
         saved = grown(engine, ids, lengths, levels)
         regions = lowrank_levels((levels, levels))
-        assert saved.ends == [max(regions.sinks, regions.begin(c, 233)) for c in range(regions.last)]
-        held = core.plan(str(wide), cache="lowrank", cache_type_k=levels, cache_type_v=levels, n_ctx=233)["layers"][0]
+        assert saved.ends == [max(regions.sinks, regions.begin(c, 320)) for c in range(regions.last)]
+        held = core.plan(str(wide), cache="lowrank", cache_type_k=levels, cache_type_v=levels, n_ctx=320)["layers"][0]
         assert held["bytes_held"] == sum(plane.size for region in saved.rows for plane in region)
         found.append(saved.ends)
     assert all(ends == found[0] for ends in found)

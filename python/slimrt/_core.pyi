@@ -80,10 +80,11 @@ class GgufFile:
 class Engine:
     """A loaded model with its cache. Token rows go in by sequence, logits come out.
 
-    cache: a mode name for all layers or one a layer ("kv", "k", "k+r", "v", "x", "xr"); "auto": what the file says,
-        else kv.
+    cache: a mode name for all layers or one a layer ("kv", "k", "k+r", "v", "x", "xr", "kivi", "lowrank"); "auto": what
+        the file says, else kv.
     cache_type_k, cache_type_v: element type of k (or the whole row) and of v, for all layers or one a layer; "auto":
-        what the file says of a layer whose mode is the file's, else f16.
+        what the file says of a layer whose mode is the file's, else f16. Of modes whose rows age cache_type_k may be
+        levels (csrc/cache/levels.h); cache_type_v is then "auto", the same, or a type for V in all of them.
     rank, residual_type: width and type of the residual of mode "k+r", for all layers or one a layer; -1 and "auto":
         what the file says. Without either there is no default: CacheUnsupportedError, ValueError.
     derived: tensors the mode needs and the file lacks, by name ("blk.0.attn_kv.weight": W_KV [d_v, d_k] f32); vectors

@@ -47,10 +47,11 @@ class Model(Tasks, Closing):
         n_batch: tokens computed at once in a prefill; scratch grows with it.
         n_seqs: sequences that may be full at once; also how many texts of a list are generated together.
         n_threads: None: the physical (or big) cores.
-        cache: what a token leaves behind in each layer: "kv", "k", "k+r", "v", "x", "xr", or "auto" (what the file was
-            converted for, else kv, or of an encoder-decoder x where its rows are no wider); with its types, "k+r:q8" or
-            "k+r:q8:64:q4" (mode, type, rank of the residual, its type), or a CacheConfig; or one of these for each
-            layer. A mode that needs folded weights which the file lacks folds them while loading.
+        cache: what a token leaves behind in each layer: "kv", "k", "k+r", "v", "x", "xr", "kivi", "lowrank", or "auto"
+            (what the file was converted for, else kv, or of an encoder-decoder x where its rows are no wider); with its
+            types, "k+r:q8" or "k+r:q8:64:q4" (mode, type, rank of the residual, its type), or what rows become as they
+            age, "lowrank:q2@0.5+q4*0.1+sinks=4"; or a CacheConfig; or one of these for each layer.
+            A mode that needs folded weights which the file lacks folds them while loading.
         cache_type: where the cache does not say its own: f32, f16 or bf16, or with scales per token and head (in mode
             k+r and xr per token) q8 (8 bits and a float), fp8_e4m3, fp8_e5m2 (8 bits, no scale) or q4 (5 bits, of
             which 1 for scales), or "auto" (what the file says, else f16); cache_type_k and cache_type_v to differ.
@@ -67,8 +68,8 @@ class Model(Tasks, Closing):
         n_source: most rows of one encoder output, tokens of a source text; 0: the model's own.
         allow_lossy: insist on a mode whose error of V, as predicted or as a conversion measured it, is over 5 % in a
             layer; else it is refused, with the nearest one that is fine.
-        calibration: for modes k+r and xr where they are folded while loading: a text file like what the model is to
-            read; None: a built-in English one; "none": the weights alone.
+        calibration: for modes k+r, xr and lowrank where they are folded while loading: a text file like what the model
+            is to read; None: a built-in English one; "none": the weights alone.
         memory_limit: bytes, or text like "6GiB"; None: what the machine has available.
         on_overflow: what a full context does; "error" is the only way.
         seed: makes the seeds of calls that give none reproducible.
