@@ -121,11 +121,8 @@ void AgingMode::absorbed(Backend& backend, const ReadInput& in, const Written& o
     for (const StoredRegion& region : in.older) older.push_back(&region);
     std::ranges::stable_sort(older, {}, [](const StoredRegion* r) { return r->rows[1].width; });
     const int all = in.config.kv_width() / heads;
-    if (!older.empty() && older[0]->rows[1].head_dim() < all) {  // nothing yet: zeros, in all columns
-        std::vector<AttentionSequence> none(in.sequences.begin(), in.sequences.end());
-        for (AttentionSequence& s : none) s.end = s.begin, s.fresh = false, s.uploaded = -1;
-        attend(none, in.rows, {}, 0, all);
-    }
+    if (!older.empty() && older[0]->rows[1].head_dim() < all)  // zeros: rows of q from before the first one
+        backend.unfold(in.q, 1, to.rows + to.cols / in.q.cols, to);
     for (const StoredRegion* region : older)
         attend(region->sequences, region->rows, {}, region->origin, region->rows[1].head_dim());
     attend(in.sequences, in.rows, own, 0, all);
