@@ -131,7 +131,7 @@ void KvCache::move(int layer, const std::vector<Kept>& classes, const Move& move
     if (format(layer, to).empty()) return;
     const int64_t from_origin = dense ? 0 : group.origin(from), to_origin = group.origin(to);
     std::vector<Rows> rows = dense ? std::vector<Rows>{} : this->rows(layer, from);
-    for (size_t p = 0; dense && p < dense->planes.size(); ++p) {
+    for (size_t p = 0; dense && p < format(layer, to).size(); ++p) {
         rows.push_back(dense_rows(dense->planes[p], 0));
         rows.back().heads = format(layer, to)[p].heads;
     }

@@ -53,20 +53,22 @@ Regions AgingMode::regions(const AttnConfig& c) const {
 Format AgingMode::dense_format(const AttnConfig& c) const {
     Format planes = format(c);
     for (Plane& plane : planes) plane.heads = 1;
+    if (stores_latents()) planes.push_back(planes[1]);
     return planes;
 }
 
-/// Rows of K and V that are stored, from projections of x.
+/// Dense rows from projections of x.
 std::vector<Tensor> AgingMode::rows_of(Backend& backend, const AttnInput& in, std::vector<Tensor> kv) const {
     const Tensor k_norm = in.prepared.model.k_norm;
     if (k_norm) backend.norm(NormKind::rms, kv[0], k_norm, {}, *in.config.qk_norm_eps, kv[0]);
     if (in.rope && !raw_keys()) backend.rope(kv[0], in.config.n_kv_heads, in.rope, in.positions);
-    return {kv[0], values_of(backend, in, kv[1])};
+    if (!stores_latents()) return kv;
+    return {kv[0], latents_of(backend, in, kv[1]), kv[1]};
 }
 
 Written AgingMode::write_rows(Backend& backend, const WriteInput& in) const {
     const std::vector<Tensor> rows = rows_of(backend, in, in.projected);
-    return {.planes = rows, .dense = rows};
+    return {.planes = {rows[0], rows[1]}, .dense = rows};
 }
 
 std::vector<Tensor> AgingMode::dense_of(Backend& backend, const AttnInput& in, Tensor x) const {
@@ -78,7 +80,7 @@ void AgingMode::dense_of_stored(Backend& backend, const ReadInput& in, int64_t b
     const Tensor slots = positions_from(backend, in.scratch, 0, end - begin);
     const auto load = [&](const std::vector<Rows>& rows, const AttentionSequence& s, int64_t origin) {
         const int64_t first = std::max(begin, s.begin + origin), last = std::min(end, s.end + origin);
-        for (size_t p = 0; p < planes.size() && first < last; ++p)
+        for (size_t p = 0; p < rows.size() && first < last; ++p)
             backend.recode(rows[p], s.table, first - origin, last - origin,
                            {.base = planes[p].data,
                             .dtype = DType::F32,
@@ -89,6 +91,7 @@ void AgingMode::dense_of_stored(Backend& backend, const ReadInput& in, int64_t b
     };
     for (const StoredRegion& region : in.older) load(region.rows, region.sequences[0], region.origin);
     load(in.rows, in.sequences[0], 0);
+    if (stores_latents()) values_of(backend, in, planes[1], planes[2]);
 }
 
 /// The scores of rows whose positions count from `origin` on.
@@ -130,12 +133,10 @@ void AgingMode::absorbed(Backend& backend, const ReadInput& in, const Written& o
 }
 
 void AgingMode::materialised(Backend& backend, const ReadInput& in, const Written& own, Tensor out) const {
-    const Scratch::Scope scope(in.scratch);
-    const int heads = value_heads(in.config);
-    const Tensor to = before_heads(in, out);
+    const AttnConfig& c = in.config;
     const ScoreTerm scores[] = {keys(in, dense_rows(in.dense.planes[0], 0), own.dense[0], 0)};
     const ValueTerm values[] = {
-        {dense_rows(in.dense.planes[1], 0), own.dense[1], heads, in.config.kv_width() / heads, to}};
+        {dense_rows(in.dense.planes.back(), 0), own.dense.back(), c.n_kv_heads, c.head_dim, out}};
     AttentionArgs args = attention_args(in, scores, values);
     AttentionSequence all = in.sequences[0];
     if (!in.older.empty()) {
@@ -144,7 +145,6 @@ void AgingMode::materialised(Backend& backend, const ReadInput& in, const Writte
         args.sequences = {&all, 1};
     }
     backend.attention(args);
-    to_heads(backend, in, to, out);
 }
 
 }  // namespace slimrt

@@ -15,14 +15,17 @@ class AgingMode : public AbsorbingMode {
     Format format(const AttnConfig& c) const final;
     std::vector<Format> older_formats(const AttnConfig& c) const final;
     Regions regions(const AttnConfig& c) const final;
+    /// Rows as they are written, and V where that is another plane.
     Format dense_format(const AttnConfig& c) const final;
 
   protected:
     /// Heads of what is stored of V: each has columns of its own of which older rows keep the first ones.
     virtual int value_heads(const AttnConfig& c) const = 0;
-    /// V or what stands for it, of V.
-    virtual Tensor values_of(Backend&, const AttnInput&, Tensor v) const { return v; }
-    /// Where attention over what is stored of V goes, if that is not V; then what it makes of it.
+    /// Whether something else than V is stored: what, of V; and V of that.
+    virtual bool stores_latents() const { return false; }
+    virtual Tensor latents_of(Backend&, const AttnInput&, Tensor v) const { return v; }
+    virtual void values_of(Backend&, const AttnInput&, Tensor, Tensor) const {}
+    /// Where attention over latents goes; then the heads that it makes.
     virtual Tensor before_heads(const AttnInput&, Tensor out) const { return out; }
     virtual void to_heads(Backend&, const AttnInput&, Tensor, Tensor) const {}
     /// Whether K is stored before RoPE, and rotated when it is read.

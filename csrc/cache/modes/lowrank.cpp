@@ -1,5 +1,6 @@
 // Mode lowrank (TALE): of V's heads, some together, a latent whose columns fall in weight, so that older rows
-// keep the first ones of it, and in few bits; decoding accumulates latents and makes V of the sum, once.
+// keep the first ones of it, and in few bits; decoding accumulates latents and makes V of the sum, once. A
+// prompt reads V itself.
 //   latent = v T, V = latent E, T and E square and folded offline: all columns together are V itself.
 //   head_i = [sum of p_i latent over each region, with as many columns as its rows have] E_i
 // K has the same regions in full width, before RoPE: its channels are steadier there, which few bits need.
@@ -52,10 +53,15 @@ class LowRank final : public AgingMode {
     int value_heads(const AttnConfig& c) const override { return c.n_kv_heads / c.latent_heads; }
     bool raw_keys() const override { return true; }
 
-    Tensor values_of(Backend& backend, const AttnInput& in, Tensor v) const override {
+    bool stores_latents() const override { return true; }
+    Tensor latents_of(Backend& backend, const AttnInput& in, Tensor v) const override {
         const Tensor latent = in.scratch.f32(v.rows, v.cols);
         backend.linear_per_head(v, prepared(in).latent, value_heads(in.config), latent);
         return latent;
+    }
+
+    void values_of(Backend& backend, const AttnInput& in, Tensor latents, Tensor v) const override {
+        backend.linear_per_head(latents, prepared(in).expand, value_heads(in.config), v);
     }
 
     Tensor before_heads(const AttnInput& in, Tensor out) const override {
