@@ -74,7 +74,7 @@ class Slimrt:
             cache=mode,
             cache_type_k=type,
             cache_type_v=type,
-            derived=random_fold(load.shape) if mode == "k" else None,
+            derived=random_fold(load.shape, mode),
         )
         self.cache_bytes = float(self._engine.memory()["cache_bytes_per_token"])
         self._sequences: list[int] = []
@@ -111,11 +111,19 @@ class Slimrt:
         del self._engine
 
 
-def random_fold(shape: models.Shape) -> dict[str, NDArray[np.float32]]:
-    """W_KV of every layer for mode k: random, speed does not depend on its values."""
-    width = shape.kv_width
-    w_kv = np.random.default_rng(0).standard_normal((width, width), np.float32) / np.float32(width**0.5)
-    return {f"blk.{i}.attn_kv.weight": w_kv for i in range(shape.n_layers)}
+def random_fold(shape: models.Shape, mode: str) -> dict[str, NDArray[np.float32]] | None:
+    """What modes k and lowrank want of every layer: random, speed does not depend on its values."""
+    width, latent = shape.kv_width, min(4, shape.n_kv_heads) * shape.d_model // shape.n_heads
+    sizes = {
+        "k": {"attn_kv.weight": (width, width)},
+        "lowrank": {"attn_v_latent.weight": (width, latent), "attn_v_expand.weight": (width, latent)},
+    }
+    random = np.random.default_rng(0)
+    made = {
+        suffix: random.standard_normal(size, np.float32) / np.float32(size[1] ** 0.5)
+        for suffix, size in sizes.get(mode, {}).items()
+    }
+    return {f"blk.{i}.{suffix}": tensor for i in range(shape.n_layers) for suffix, tensor in made.items()} or None
 
 
 class Llama:

@@ -41,6 +41,7 @@ SHAPES = {
     shape.name: shape
     for shape in (
         Shape("smollm2-1.7b", 24, 2048, 32, 32, 8192, 49152, 8192, True, 130000.0),
+        Shape("llama-2-7b-2layers", 2, 4096, 32, 32, 11008, 32000, 131072, False),
         Shape("codellama-7b-4layers", 4, 4096, 32, 32, 11008, 32016, 16384, False, 1e6),
         Shape("llama-3.2-1b", 16, 2048, 32, 8, 8192, 128256, 131072, True, 500000.0),
         Shape("mistral-7b-2layers", 2, 4096, 32, 8, 14336, 32000, 32768, False, window=4096),
