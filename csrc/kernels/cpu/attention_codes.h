@@ -97,11 +97,12 @@ inline void fold_turned(const BlockRope& rope, const float* q, const float* scal
     }
 }
 
-/// out[i] = q . rows[first + i] of a vector of rows, turned; those beyond the last repeat it.
-template <class Rows>
+/// out[i] = q . rows[first + i] of a vector of rows, turned; those beyond the last (not `whole`) repeat it.
+template <bool whole, class Rows>
 Vec turned_dots(const TurnedQuery& q, const BlockRope& rope, const Rows& rows, int64_t first, int64_t n,
                 int64_t dim) {
     const int64_t pairs = rope.n_rot / 2;
+    const auto row_of = [&](int64_t j) { return whole || first + j < n ? first + j : n - 1; };
     Vec acc[lanes];
     for (Vec& sum : acc) sum = splat(0);
     for (int64_t i = 0; i < pairs; i += lanes) {
@@ -109,10 +110,9 @@ Vec turned_dots(const TurnedQuery& q, const BlockRope& rope, const Rows& rows, i
         const Vec sin_a = load(q.sin_a + i), sin_b = load(q.sin_b + i), sin_min = load(q.sin_min + i);
 #pragma GCC unroll 16
         for (int j = 0; j < lanes; ++j) {
-            const int64_t r = first + j < n ? first + j : n - 1;
-            const float* const turn = rope.turns + r * rope.n_rot + i;
+            const float* const turn = rope.turns + row_of(j) * rope.n_rot + i;
             Vec a, b;
-            load_pairs(rows.row(r), rope, i, &a, &b);
+            load_pairs(rows.row(row_of(j)), rope, i, &a, &b);
             const Vec beside_cos = fma(cos_a, a, fma(cos_b, b, cos_min));
             const Vec beside_sin = fma(sin_a, a, fma(sin_b, b, sin_min));
             acc[j] = fma(load(turn), beside_cos, fma(load(turn + pairs), beside_sin, acc[j]));
@@ -120,8 +120,7 @@ Vec turned_dots(const TurnedQuery& q, const BlockRope& rope, const Rows& rows, i
     }
     for (int64_t c = rope.n_rot; c < dim; c += lanes)
 #pragma GCC unroll 16
-        for (int j = 0; j < lanes; ++j)
-            acc[j] = fma(load(q.rest + c), load(rows.row(first + j < n ? first + j : n - 1) + c), acc[j]);
+        for (int j = 0; j < lanes; ++j) acc[j] = fma(load(q.rest + c), load(rows.row(row_of(j)) + c), acc[j]);
     return sums(acc) + splat(q.rest_min);
 }
 
@@ -146,7 +145,9 @@ void score_turned(const BlockAttention& b, const float* q, int64_t n_q, const He
         for (int64_t i = 0; i < b.n; i += lanes) {
             const int64_t left = b.n - i;
             if (m == 0) next.some(static_cast<int64_t>(b.k.head_stride) / kBlockTokens * lanes);
-            const Vec dots = turned_dots(turned, b.rope, head.rows, i, b.n, dim) * splat(b.scale);
+            const Vec sums = left < lanes ? turned_dots<false>(turned, b.rope, head.rows, i, b.n, dim)
+                                          : turned_dots<true>(turned, b.rope, head.rows, i, b.n, dim);
+            const Vec dots = sums * splat(b.scale);
             left < lanes ? store_part(s + m * kBlockTokens + i, dots, left)
                          : store(s + m * kBlockTokens + i, dots);
         }
