@@ -352,3 +352,15 @@ def test_planned_bytes_are_allocated(levels, convert):
 def test_windows_refuse(convert):
     with pytest.raises(slimrt.CacheUnsupportedError, match="rows behind a window are given back"):
         engine_of(convert(GOLDEN / "mistral_window"), USUAL, derived={})
+
+
+@pytest.mark.parametrize("isa", _core.ops.backends())
+@pytest.mark.parametrize(("arch", "n_rot", "n_heads"), [("llama", 64, 4), ("gptneox", 64, 2), ("gptneox", 32, 2)])
+def test_heads_of_whole_vectors(arch, n_rot, n_heads, isa, tmp_path):
+    """Keys that are turned as codes, block by block: neighbours or halves, a head or a part of it, for one query head
+    or two. Against the reference, which turns them one by one."""
+    shape = Shape(128, 1, n_heads, 320, n_kv_heads=2, head_dim=64, n_vocab=100, arch=arch)
+    path = write_random(tmp_path / "wide.gguf", shape, {f"{arch}.rope.dimension_count": n_rot})
+    levels, n, n_prefill = "q2@0.5+q3/q4@0.75*0.2+q8*0.2", 230, 150
+    got = decode(engine_of(path, levels, device=isa), ids_of(3, n), n_prefill)
+    assert same_rounding(got, predicted(path, levels, 3, n, n_prefill), exact(path, 3, n), "q2")

@@ -10,6 +10,7 @@ namespace slimrt {
 namespace {
 
 constexpr double kShare = 0.1;
+constexpr size_t kMostLevels = 8;  // each has blocks of its own
 constexpr const char* kForm =
     "levels are such as q2@0.5+q4*0.1+sinks=4 (TYPE_K/TYPE_V@PART*SHARE, oldest first)";
 
@@ -80,6 +81,9 @@ Levels parse_levels(const std::string& text, const Levels& usual) {
         }
     }
     if (levels.of.empty()) levels.of = usual.of;
+    if (levels.of.size() > kMostLevels)
+        fail(ErrorCode::argument, "there are ", levels.of.size(), " levels, and at most ", kMostLevels,
+             " are possible; ", kForm);
     if (share > 1) fail(ErrorCode::argument, "'", text, "': the shares add up to more than 1; ", kForm);
     for (size_t i = 1; i < levels.of.size(); ++i)
         if (levels.of[i].part < levels.of[i - 1].part)

@@ -28,8 +28,8 @@ struct Levels {
     bool operator==(const Levels&) const = default;
 };
 
-/// What a text leaves open is as in `usual`, and the share of a level 0.1. Throws Error{argument} for what is
-/// no such text, Error{unsupported} for unknown types.
+/// At most 8 levels; what a text leaves open is as in `usual`, and the share of a level 0.1. Throws
+/// Error{argument} for what is no such text, Error{unsupported} for unknown types.
 Levels parse_levels(const std::string& text, const Levels& usual);
 /// Less what is as in `usual`.
 std::string to_text(const Levels& levels, const Levels& usual);
