@@ -117,7 +117,9 @@ WIDE = Shape(d=128, n_layers=2, n_heads=4, n_ctx=256, n_vocab=120)  # heads that
 
 @needs_device
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "q8", "fp8_e4m3", "fp8_e5m2"])
-@pytest.mark.parametrize(("arch", "mode"), [("llama", "kv"), ("llama", "k"), ("llama", "k+r"), ("llama", "lowrank"), ("gpt2", "x")])
+@pytest.mark.parametrize(
+    ("arch", "mode"), [("llama", "kv"), ("llama", "k"), ("llama", "k+r"), ("llama", "lowrank"), ("gpt2", "x")]
+)
 def test_wide_heads(arch, mode, dtype, tmp_path):
     """Tokens alone over more than a tile of rows, in the kernels that are fast: RoPE on read, whole rows, a residual.
     They go on from the very rows that the CPU has. Mode kv then multiplies two numbers of 16 bits for one, the others
