@@ -341,7 +341,7 @@ class Reference:
         seen = np.arange(scores.shape[1])[None, :] <= positions[:, None]
         if self.w.window:
             seen &= np.arange(scores.shape[1])[None, :] > positions[:, None] - self.w.window
-        return softmax(np.where(seen, scores / sqrt(self.dk), -np.inf))
+        return softmax(np.where(seen & ~np.isnan(scores), scores / sqrt(self.dk), -np.inf))  # NaN: forgotten
 
 
 class Cache:

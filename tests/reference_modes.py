@@ -80,6 +80,7 @@ class Level:
     v: str | None
     part: float = 1.0
     share: float = 0.0
+    rows: int = 0
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,8 @@ class Levels:
             return min(self.sinks, length)
         aged = max(0, length - self.sinks - self.recent) // BLOCK
         kept = sum(self.level(i + 1).share for i in range(c))
-        return min(self.sinks, length) + floor(aged * (1 - kept) + 1e-9) * BLOCK
+        blocks = sum(self.level(i + 1).rows for i in range(c)) // BLOCK
+        return min(self.sinks, length) + max(0, floor(aged * (1 - kept) + 1e-9) - blocks) * BLOCK
 
 
 def levels_of(types: Types, sinks: int, recent: int) -> Levels:
@@ -116,9 +118,12 @@ def levels_of(types: Types, sinks: int, recent: int) -> Levels:
             sinks = int(part[6:])
         elif part.startswith("recent="):
             recent = int(part[7:])
+        elif part == "none":
+            of.append(Level(None, None, 0.0))
         else:
             k, v, kept, share = re.fullmatch(r"([^/@*]+)(?:/([^@*]+))?(?:@([^*]+))?(?:\*(.+))?", part).groups()
-            of.append(Level(k, v or k, float(kept or 1), float(share or 0.1 * bool(of))))
+            rows = int(share) if share and float(share) > 1 else 0
+            of.append(Level(k, v or k, float(kept or 1), 0.0 if rows else float(share or 0.1 * bool(of)), rows))
     return Levels(tuple(of), sinks, recent)
 
 
@@ -131,6 +136,8 @@ def aged(cache: Cache, rows: Rows, level: Level) -> Rows:
     """Rows of whole blocks in a level: K with scales for each channel of a block, of V each head's first columns."""
     from reference import SCALED, rounded, rounded_by_channel
 
+    if level.part == 0:
+        return {"k": np.nan * rows["k"], "v": 0 * rows["v"]}
     k = rounded_by_channel(rows["k"], level.k, BLOCK) if level.k in SCALED else rounded(rows["k"], level.k)
     heads = cache.planes["v"][1]
     v = rows["v"].reshape(len(k), heads, -1)

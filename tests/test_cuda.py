@@ -97,7 +97,9 @@ def test_layers_that_share_rows(config, dtype, tmp_path):
 
 @needs_device
 @pytest.mark.parametrize("mode", ["kivi", "lowrank"])
-@pytest.mark.parametrize("dtype", ["q8", "q4", "q3", "q2@0.5+q4*0.1", pytest.param("fp8_e4m3", marks=slow)])
+@pytest.mark.parametrize(
+    "dtype", ["q8", "q4", "q3", "q2@0.5+q4*0.1", "none+q8*64+sinks=4", pytest.param("fp8_e4m3", marks=slow)]
+)
 def test_rows_age(mode, dtype, convert):
     """Beyond what is recent in a prompt and after it; then a text that is cut where rows have aged. A device that gave
     a channel another scale, or read another row's, would be off by what such rows lose: 1 % and more."""
@@ -107,7 +109,7 @@ def test_rows_age(mode, dtype, convert):
         engine = open_engine(path, mode, dtype, n_ctx=256, n_batch=48, device=device)
         sequence = engine.new_sequence()
         logits.append(decode(engine, ids, 190, sequence))
-        engine.truncate(sequence, 70)
+        engine.truncate(sequence, 70 if engine.can_truncate(sequence, 70) else 0)
         logits[-1] = np.concatenate([logits[-1], decode(engine, ids[:3], 0, sequence)])
     assert relative(*logits) < bound("kv", "f16", path) < 5e-3
 

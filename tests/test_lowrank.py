@@ -159,6 +159,30 @@ def test_full_rank_without_quantisation_is_kv(name, convert):
         assert relative(decode(engine_of(path, levels), ids, 100), exact(path, 2, 230)) < SAME, levels
 
 
+@pytest.mark.parametrize("name", ["llama_bias", "llama_gqa_tied"])
+def test_an_eager_prompt_reads_latents(name, convert):
+    """As a model would whose W_V has been replaced by the product of its factors, from the first token on."""
+    path, ids = convert(GOLDEN / name), ids_of(18, 230)
+    folds, model = derived(path, "lowrank"), Reference(path)
+    for i, layer in enumerate(model.w.layers):
+        into, out = (folds[f"blk.{i}.attn_v_{part}.weight"].astype(float) for part in ("latent", "expand"))
+        groups, kept = len(into) // into.shape[1], into.shape[1] * 3 // 8
+        layer.wv = np.concatenate(
+            [
+                (part_out[:, :kept] @ part_in[:kept]) @ w
+                for part_in, part_out, w in zip(
+                    np.split(into, groups), np.split(out, groups), np.split(layer.wv, groups), strict=True
+                )
+            ]
+        )
+    wanted = model.logits(ids)
+    assert relative(wanted, exact(path, 18, 230)) > 0.05
+    for n_prefill in (1, 100, 229):
+        assert relative(decode(engine_of(path, "f32@0.375+eager"), ids, n_prefill), wanted) < SAME
+    coded = decode(engine_of(path, "f32/q8@0.375+eager"), ids, 100)
+    assert SAME < relative(coded, wanted) < 0.02
+
+
 @pytest.mark.parametrize("heads", [1, 2, 4])
 def test_any_number_of_heads_may_share_a_latent(heads, convert):
     path, ids = convert(GOLDEN / "llama_mha"), ids_of(3, 150)

@@ -187,7 +187,7 @@ def test_weighed_columns_keep_more_of_the_output(convert):
 
 
 # ---------------------------------------------------------------- the text of levels
-FORM = "; levels are such as q2@0.5+q4*0.1+sinks=4 (TYPE_K/TYPE_V@PART*SHARE, oldest first)"
+FORM = "; levels are such as q2@0.5+q4*0.1+sinks=4 (TYPE_K/TYPE_V@PART*SHARE or *ROWS, oldest first)"
 
 
 @pytest.mark.parametrize(
@@ -196,6 +196,7 @@ FORM = "; levels are such as q2@0.5+q4*0.1+sinks=4 (TYPE_K/TYPE_V@PART*SHARE, ol
         ("", USUAL), ("q8", "q8"), ("q2@0.50+q4*.1+sinks=4+recent=0", USUAL), ("sinks=4", USUAL),
         ("q4/q2+q8", "q4/q2+q8*0.1"), ("recent=7+q3@0.125", "q3@0.125+recent=7"),
         ("sinks=0+q2+q2*1", "q2+q2*1+sinks=0"), ("f16@1+f32*0", "f16+f32*0"),
+        ("none+q8*064+sinks=4", "none+q8*64"), ("q2@0.5+eager+q4*64", "q2@0.5+q4*64+eager"), ("none", "none"),
     ],
 )  # fmt: skip
 def test_levels_as_text(text, said):
@@ -218,6 +219,9 @@ def test_levels_as_text(text, said):
         ("q2@0.5+q4@0.4*0.1", "'q2@0.5+q4@0.4*0.1': newer rows keep fewer columns of V than older ones"),
         ("+".join(["q2", *["q4*0.1"] * 8]), "there are 9 levels, and at most 8 are possible"),
         ("q2+sinks=-1", "'sinks=-1': '-1' is not a number from 0 to 268435456"),
+        ("q2+q4*40", "'q4*40': rows age in blocks of 32, and 40 rows are no whole ones"),
+        ("q2+q4*64.5", "'q4*64.5': '64.5' is not a number from 0 to 1"),
+        ("q2+none", "'q2+none': only the oldest rows can be forgotten, so 'none' comes first"),
         ("q2+recent=few", "'recent=few': 'few' is not a number from 0 to 268435456"),
     ],
 )

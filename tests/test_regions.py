@@ -218,6 +218,11 @@ class Operations(RuleBasedStateMachine):
     @rule(sequence=sequences, share=st.floats(0, 1))
     def truncate(self, sequence: int, share: float) -> None:
         length = round(share * len(self.texts[sequence]))
+        if not self.engine.can_truncate(sequence, length):
+            assert "none" in self.dtype and length > 0
+            with pytest.raises(ValueError, match="are forgotten"):
+                self.engine.truncate(sequence, length)
+            return
         self.engine.truncate(sequence, length)
         del self.texts[sequence][length:]
         self.caches[sequence] = self.caches[sequence] if length else self.model.new_cache(self.mode, self.dtype)
@@ -242,7 +247,7 @@ def run_operations(machine: type[Operations], n: int) -> None:
     machine.TestCase().runTest()
 
 
-@pytest.mark.parametrize("dtype", ["q8", "q8+f16*0.4+sinks=5+recent=40"])
+@pytest.mark.parametrize("dtype", ["q8", "q8+f16*0.4+sinks=5+recent=40", "none+f16*64+sinks=5+recent=40"])
 def test_random_operations(dtype, convert):
     class Aging(Operations):
         path = convert(GOLDEN / "llama_gqa_tied")
@@ -295,6 +300,75 @@ def test_a_long_context_is_tiled(convert):
     copy = engine.load_sequence(engine.save_sequence(sequence))
     rows = [engine.append([(each, ids_of(9, 200))]) for each in (sequence, copy)]
     assert np.array_equal(*rows) and np.isfinite(rows[0]).all()
+
+
+# ---------------------------------------------------------------- rows that are forgotten
+FORGETFUL = "none+f32*64+recent=20+sinks=4"
+
+
+@pytest.mark.parametrize("parts", [[1] * 230, [100] + [1] * 130, [150, 40, 1, 1], [300, 1]])
+def test_forgotten_rows_are_not_read(parts, convert):
+    """The oldest but for the sinks, by steps and by prompts of one piece and of several; within a prompt none is."""
+    path, model = convert(GOLDEN / "llama_gqa_tied"), Reference(convert(GOLDEN / "llama_gqa_tied"))
+    caches, engine = model.new_cache("kivi", FORGETFUL), open_engine(path, "kivi", FORGETFUL, n_ctx=N_CTX, n_batch=64)
+    sequence = engine.new_sequence()
+    pieces = np.split(ids_of(14, sum(parts)), np.cumsum(parts)[:-1])
+    got, wanted = (
+        np.concatenate([append(piece) for piece in pieces])
+        for append in (
+            lambda piece: engine.append([(sequence, piece)], all_logits=True),
+            lambda piece: model.append(piece, caches),
+        )
+    )
+    assert relative(got, wanted) < SAME
+    assert relative(wanted, model.logits(np.concatenate(pieces))) > 10 * SAME  # they would have been
+
+
+def test_no_sinks_and_nothing_else(convert):
+    """The newest rows alone, as a window of 52 to 83."""
+    path = convert(GOLDEN / "llama_mha")
+    model, levels = Reference(path), "none+f32*32+recent=20"
+    caches = model.new_cache("kivi", levels)
+    parts = np.split(ids_of(15, 200), [90, 140, 141])
+    wanted = np.concatenate([model.append(part, caches) for part in parts])
+    engine = open_engine(path, "kivi", levels, n_ctx=N_CTX)
+    sequence = engine.new_sequence()
+    got = np.concatenate([engine.append([(sequence, part)], all_logits=True) for part in parts])
+    assert relative(got, wanted) < SAME
+
+
+def test_what_is_forgotten_takes_no_room(convert):
+    path = convert(GOLDEN / "llama_gqa_tied")
+    small, large = (
+        _core.plan(str(path), cache="kivi", cache_type_k=FORGETFUL, cache_type_v=FORGETFUL, n_ctx=n_ctx)
+        for n_ctx in (1024, 1 << 20)
+    )
+    assert small["cache"] == large["cache"]
+    assert small["layers"][0]["bytes_held"] == large["layers"][0]["bytes_held"]
+    engine = open_engine(path, "kivi", FORGETFUL, n_ctx=N_CTX)
+    sequence, sizes = engine.new_sequence(), []
+    for n in (132, 32, 96, 1):
+        engine.append([(sequence, ids_of(16, n))])
+        sizes.append(len(engine.save_sequence(sequence)))
+    assert sizes[0] == sizes[1] == sizes[2] < sizes[3]
+
+
+def test_cut_where_rows_are_forgotten(convert):
+    """As far as every row is there that the text then reads; else it says so, and from the start all is possible."""
+    engine = open_engine(convert(GOLDEN / "llama_gqa_tied"), "kivi", FORGETFUL, n_ctx=N_CTX)
+    sequence = engine.new_sequence()
+    engine.append([(sequence, ids_of(17, 300))])
+    shortest = min(length for length in range(5, 300) if engine.can_truncate(sequence, length))
+    # sinks 4, recent 20: of 276 rows that aged 8 blocks of 32, 6 of them forgotten; as soon as 8 blocks have aged
+    assert shortest == 4 + 20 + 8 * BLOCK
+    before = engine.save_sequence(sequence)
+    for length in (shortest - 1, 5):
+        with pytest.raises(ValueError, match=f"300 tokens to {length}: rows before position 196 are forgotten"):
+            engine.truncate(sequence, length)
+    assert np.array_equal(engine.save_sequence(sequence), before)
+    for length in (shortest, 4, 0):
+        engine.truncate(sequence, length)
+        assert engine.length(sequence) == length
 
 
 # ---------------------------------------------------------------- what is refused

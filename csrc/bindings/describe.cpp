@@ -130,7 +130,7 @@ nb::list modes_of_attention(int d_model, int n_heads, int n_kv_heads, int head_d
     if (qk_norm) c.qk_norm_eps = 0.0f;
     c.latent_heads = usual_latent_heads(n_kv_heads);
     c.type_r = require_cache_type(residual_type.c_str());
-    const bool levels = type.find_first_of("+@*=/") != std::string::npos;
+    const bool levels = says_levels(type);
     if (!levels) c.type_k = c.type_v = require_cache_type(type.c_str());
     nb::list list;
     for (const CacheMode* mode : cache_modes(cross)) {
@@ -148,12 +148,14 @@ nb::dict levels_of(const std::string& mode_name, const std::string& text) {
     const Levels usual = mode.usual_levels(), levels = text.empty() ? usual : parse_levels(text, usual);
     nb::list of;
     for (const Level& level : levels.of)
-        of.append(nb::make_tuple(name_of(level.type_k), name_of(level.type_v), level.part, level.share));
+        of.append(nb::make_tuple(name_of(level.type_k), name_of(level.type_v), level.part, level.share,
+                                 level.rows));
     nb::dict d;
     d["text"] = to_text(levels, usual);
     d["levels"] = of;
     d["sinks"] = levels.sinks;
     d["recent"] = levels.recent;
+    d["eager"] = levels.eager;
     return d;
 }
 

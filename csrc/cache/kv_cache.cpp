@@ -114,6 +114,11 @@ void KvCache::truncate(int sequence, int64_t length) {
                  ": layers with a window of ", window, " tokens have given back the rows before position ",
                  first, ", which a text shorter than ", first + window - 1,
                  " tokens needs. Truncate to no less than that, or to 0, and append the tokens again");
+        if (forgot(groups_[g], s.groups[g], length))
+            fail(ErrorCode::argument, "cannot truncate a sequence of ", s.length, " tokens to ", length,
+                 ": rows before position ", s.groups[g].back().end,
+                 " are forgotten, of which a text of that length still reads some. Truncate to 0, and append "
+                 "the tokens again");
         if (groups_[g].classes.size() > 1) require_retreat(groups_[g], s.groups[g], length);
     }
     for (size_t g = 0; g < groups_.size(); ++g) {
@@ -132,7 +137,8 @@ bool KvCache::can_truncate(int sequence, int64_t length) const {
     const Sequence& s = find(sequence);
     if (length <= 0 || length > s.length) return length == 0;
     for (size_t g = 0; g < groups_.size(); ++g)
-        if (begin(int(g), length) < s.groups[g][0].first) return false;
+        if (begin(int(g), length) < s.groups[g][0].first || forgot(groups_[g], s.groups[g], length))
+            return false;
     return true;
 }
 

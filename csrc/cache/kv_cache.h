@@ -77,7 +77,8 @@ class KvCache {
     int64_t length(int sequence) const { return find(sequence).length; }
     /// Throws Error{argument} for a length it has not, or to which can_truncate() is false.
     void truncate(int sequence, int64_t length);
-    /// Whether every row that a window of a text of this length looks back to is still there; to 0 always.
+    /// Whether every row that a text of this length reads is still there, not behind a window or forgotten;
+    /// to 0 always.
     bool can_truncate(int sequence, int64_t length) const;
 
     int n_groups() const { return int(groups_.size()); }
@@ -175,6 +176,8 @@ class KvCache {
     void move(const Group& group, const std::vector<Kept>& classes, const Move& move);
     void move(int layer, const std::vector<Kept>& classes, const Move& move, const DenseRows* dense);
     void retreat(Group& group, std::vector<Kept>& classes, int64_t length);
+    /// Whether rows are forgotten that a text of this length reads.
+    static bool forgot(const Group& group, const std::vector<Kept>& classes, int64_t length);
     void require_retreat(const Group& group, const std::vector<Kept>& classes, int64_t length) const;
     static void drop_unread(Group& group, std::vector<Kept>& classes, int64_t length);
     /// Reads what save() wrote of a group's regions; returns its bytes.

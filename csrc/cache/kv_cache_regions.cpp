@@ -174,6 +174,11 @@ int64_t whole_blocks(const Regions& r, int64_t length) {
 
 }  // namespace
 
+bool KvCache::forgot(const Group& group, const std::vector<Kept>& classes, int64_t length) {
+    const Regions& r = group.regions;
+    return r.forgets && length > r.sinks && classes.back().end > r.begin(r.n_classes - 2, length);
+}
+
 void KvCache::require_retreat(const Group& group, const std::vector<Kept>& classes, int64_t length) const {
     const int64_t begin = whole_blocks(group.regions, length), size = int64_t(classes[0].table.size());
     if (length >= classes[1].end || begin >= length) return;
@@ -205,7 +210,7 @@ void KvCache::retreat(Group& group, std::vector<Kept>& classes, int64_t length) 
 void KvCache::rehearse() {
     for (int layer = 0; layer < int(where_.size()); ++layer)
         for (int c = 1; c < n_classes(layer); ++c) {
-            if (format(layer).empty()) continue;
+            if (format(layer, c).empty()) continue;
             const Tensor index(slots_.data.get(), DType::I32, 1, kBlockTokens);
             for (const auto& [from, to] : {std::pair(c - 1, c), std::pair(c, 0)}) {
                 std::vector<Slots> slots;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
+#include <utility>
 
 #include "core/error.h"
 
@@ -10,9 +11,11 @@ namespace slimrt {
 namespace {
 
 constexpr double kShare = 0.1;
+constexpr int64_t kMostRows = 1 << 28;
 constexpr size_t kMostLevels = 8;  // each has blocks of its own
 constexpr const char* kForm =
-    "levels are such as q2@0.5+q4*0.1+sinks=4 (TYPE_K/TYPE_V@PART*SHARE, oldest first)";
+    "levels are such as q2@0.5+q4*0.1+sinks=4 (TYPE_K/TYPE_V@PART*SHARE or *ROWS, oldest first)";
+constexpr const char *kForgotten = "none", *kEager = "eager";
 
 std::vector<std::string> parts_of(const std::string& text, char between) {
     std::vector<std::string> parts(1);
@@ -40,13 +43,32 @@ std::string cut(std::string& text, char mark) {
     return behind.empty() ? "?" : behind;
 }
 
+/// A part of the rows that have aged; or, from two digits on, how many.
+void read_share(const std::string& share, const std::string& level_text, Level& level) {
+    level.share = kShare;
+    if (share.empty()) return;
+    if (share.size() == 1 || share.find_first_not_of("0123456789") != std::string::npos) {
+        level.share = read_number(share, level_text, 0.0, 1.0);
+        return;
+    }
+    level.share = 0;
+    level.rows = read_number<int64_t>(share, level_text, 0, kMostRows);
+    if (level.rows % kBlockTokens)
+        fail(ErrorCode::argument, "'", level_text, "': rows age in blocks of ", kBlockTokens, ", and ", share,
+             " rows are no whole ones; ", kForm);
+}
+
 Level read_level(const std::string& text) {
     std::string types = text;
     const std::string share = cut(types, '*'), part = cut(types, '@'), type_v = cut(types, '/');
     Level level;
+    if (text == kForgotten) {
+        level.part = 0;
+        return level;
+    }
     level.type_k = require_cache_type(types.c_str());
     level.type_v = type_v.empty() ? level.type_k : require_cache_type(type_v.c_str());
-    level.share = share.empty() ? kShare : read_number(share, text, 0.0, 1.0);
+    read_share(share, text, level);
     level.part = part.empty() ? 1 : read_number(part, text, 0.0, 1.0);
     if (level.part == 0) fail(ErrorCode::argument, "'", text, "': V keeps no column; ", kForm);
     return level;
@@ -61,14 +83,15 @@ std::string number(double x) {
 }  // namespace
 
 Levels parse_levels(const std::string& text, const Levels& usual) {
-    constexpr int64_t kMost = 1 << 28;
-    Levels levels{{}, usual.sinks, usual.recent};
+    Levels levels{{}, usual.sinks, usual.recent, usual.eager};
     double share = 0;
     for (const std::string& part : parts_of(text, '+')) {
         if (part.starts_with("sinks=")) {
-            levels.sinks = read_number<int64_t>(part.substr(6), part, 0, kMost);
+            levels.sinks = read_number<int64_t>(part.substr(6), part, 0, kMostRows);
         } else if (part.starts_with("recent=")) {
-            levels.recent = read_number<int64_t>(part.substr(7), part, 0, kMost);
+            levels.recent = read_number<int64_t>(part.substr(7), part, 0, kMostRows);
+        } else if (part == kEager) {
+            levels.eager = true;
         } else {
             levels.of.push_back(read_level(part));
             if (levels.of.size() == 1) {
@@ -76,6 +99,9 @@ Levels parse_levels(const std::string& text, const Levels& usual) {
                     fail(ErrorCode::argument, "'", part,
                          "': the first level, the oldest, has the share that others ", "leave; ", kForm);
                 levels.of[0].share = 0;
+            } else if (levels.of.back().part == 0) {
+                fail(ErrorCode::argument, "'", text, "': only the oldest rows can be forgotten, so '",
+                     kForgotten, "' comes first; ", kForm);
             }
             share += levels.of.back().share;
         }
@@ -92,17 +118,23 @@ Levels parse_levels(const std::string& text, const Levels& usual) {
     return levels;
 }
 
+bool says_levels(const std::string& text) {
+    return text == kForgotten || text == kEager || text.find_first_of("+@*=/") != std::string::npos;
+}
+
 std::string to_text(const Levels& levels, const Levels& usual) {
     std::string text;
     for (size_t i = 0; i < levels.of.size(); ++i) {
         const Level& level = levels.of[i];
-        text += concat(text.empty() ? "" : "+", dtype_info(level.type_k).name);
+        text += concat(text.empty() ? "" : "+", level.part == 0 ? kForgotten : dtype_info(level.type_k).name);
+        if (level.part == 0) continue;
         if (level.type_v != level.type_k) text += concat("/", dtype_info(level.type_v).name);
         if (level.part != 1) text += concat("@", number(level.part));
-        if (i > 0) text += concat("*", number(level.share));
+        if (i > 0) text += level.rows > 0 ? concat("*", level.rows) : concat("*", number(level.share));
     }
     if (levels.sinks != usual.sinks) text += concat("+sinks=", levels.sinks);
     if (levels.recent != usual.recent) text += concat("+recent=", levels.recent);
+    if (levels.eager) text += concat("+", kEager);
     return text;
 }
 

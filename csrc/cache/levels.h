@@ -10,20 +10,24 @@
 namespace slimrt {
 
 /// Rows of some age: types of K and V, the first columns of V that are kept, as a part of all, and how large
-/// a share of the rows that have aged it has (of the oldest level: what others leave).
+/// a share of the rows that have aged it has, or how many of them (of the oldest level: what others leave).
 struct Level {
     DType type_k = DType::F16, type_v = DType::F16;
-    double part = 1, share = 0;
+    double part = 1, share = 0;  // part 0: nothing is kept, and the row is forgotten
+    int64_t rows = 0;            // instead of a share
 
     bool operator==(const Level&) const = default;
 };
 
-/// As text: levels with + between, oldest first, each TYPE_K[/TYPE_V][@PART][*SHARE]; and what stays as
-/// it is written, sinks=ROWS of a text's first and at least recent=ROWS of its newest:
+/// As text: levels with + between, oldest first, each TYPE_K[/TYPE_V][@PART][*SHARE] or ...*ROWS, the first
+/// perhaps "none": rows are forgotten; what stays as it is written, sinks=ROWS of a text's first and at least
+/// recent=ROWS of its newest; and "eager" if a prompt is to read V as the newest level keeps it, as published
+/// low-rank caches do, and not V itself:
 ///     q2@0.5+q4*0.1+sinks=4
 struct Levels {
     std::vector<Level> of;  // oldest first
     int64_t sinks = 0, recent = 0;
+    bool eager = false;
 
     bool operator==(const Levels&) const = default;
 };
@@ -31,6 +35,8 @@ struct Levels {
 /// At most 8 levels; what a text leaves open is as in `usual`, and the share of a level 0.1. Throws
 /// Error{argument} for what is no such text, Error{unsupported} for unknown types.
 Levels parse_levels(const std::string& text, const Levels& usual);
+/// Whether a text says levels, and not the name of a type.
+bool says_levels(const std::string& text);
 /// Less what is as in `usual`.
 std::string to_text(const Levels& levels, const Levels& usual);
 

@@ -9,24 +9,35 @@
 
 namespace slimrt {
 
+/// What a class keeps of the rows that have aged: a part of them, or so many blocks.
+struct Share {
+    double part = 0;
+    int64_t blocks = 0;
+
+    bool operator==(const Share&) const = default;
+};
+
 /// Rows are written in class 0. There the first `sinks` of a text stay, and the newest, at least `recent` of
 /// them; what is older goes on to class 1, 2 ..., in whole blocks counted from the sinks on. Of what went on
-/// class 1, 2 ... keep these `shares`, the newest first, and the last class the rest. No shares and one
-/// class: nothing goes on.
+/// class 1, 2 ... keep these `shares`, the newest first, and the last class the rest, or nothing of it if it
+/// `forgets`. No shares and one class: nothing goes on.
 struct Regions {
     int n_classes = 1;
     int64_t sinks = 0, recent = 0;
-    std::vector<double> shares;  // n_classes - 2 of them
+    std::vector<Share> shares;  // n_classes - 2 of them
+    bool forgets = false;
 
     /// Where the region of a class begins in a text of some length; it ends where that of the class before
     /// begins. Never falls when the text grows.
     int64_t begin(int c, int64_t length) const {
         if (c == n_classes - 1) return std::min(sinks, length);
         double kept = 0;
-        for (int i = 0; i < c; ++i) kept += shares[i];
+        int64_t blocks = 0;
+        for (int i = 0; i < c; ++i) kept += shares[i].part, blocks += shares[i].blocks;
         constexpr double kRounding = 1e-9;  // of shares that are no binary fractions: 10 * (1 - 0.9) is a 1
         const int64_t aged = std::max<int64_t>(0, length - sinks - recent) / kBlockTokens;
-        return std::min(sinks, length) + int64_t(double(aged) * (1 - kept) + kRounding) * kBlockTokens;
+        const int64_t older = int64_t(double(aged) * (1 - kept) + kRounding) - blocks;
+        return std::min(sinks, length) + std::max<int64_t>(0, older) * kBlockTokens;
     }
     bool operator==(const Regions&) const = default;
 };

@@ -172,7 +172,8 @@ std::string Engine::cache_fingerprint() {
         }
         if (const Regions& r = cache().regions(layer); r.n_classes > 1) {
             text += concat(" sinks:", r.sinks, " recent:", r.recent);
-            for (const double share : r.shares) text += concat(" share:", share);
+            for (const auto& [part, blocks] : r.shares)
+                text += blocks > 0 ? concat(" rows:", blocks * kBlockTokens) : concat(" share:", part);
         }
         if (const int64_t window = cache().window(layer)) text += concat(" window:", window);
         if (const uint64_t fold = decoder_->fold_of_rows(layer)) text += concat(" fold:", fold);

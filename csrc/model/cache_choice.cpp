@@ -73,7 +73,7 @@ void choose_levels(const std::string& asked, const std::string& stored, const st
                                 : stored.empty() ? to_text(usual, usual)
                                                  : stored,
                                 usual);
-    if (type_v != kAuto && type_v.find_first_of("+@*=/") == std::string::npos)
+    if (type_v != kAuto && !says_levels(type_v))
         for (Level& level : layer.levels.of) level.type_v = require_cache_type(type_v.c_str());
     layer.type_k = layer.levels.of[0].type_k;
     layer.type_v = layer.levels.of[0].type_v;

@@ -282,34 +282,40 @@ def architectures() -> tuple[Architecture, ...]:
 @dataclass(frozen=True)
 class Level:
     """What rows of some age are stored in (csrc/cache/levels.h): types of K and V, the part of V's columns that is
-    kept, and the share of the rows that have aged (0: what the other levels leave)."""
+    kept (0: the rows are forgotten), and the share of the rows that have aged, or how many (the oldest level has
+    neither: what the others leave)."""
 
     type_k: str
     type_v: str
     part: float
     share: float
+    rows: int = 0
+
+    @property
+    def bits(self) -> float:
+        """Of an element of K and one of V together, by types alone."""
+        return BITS[self.type_k] + self.part * BITS[self.type_v] if self.part else 0.0
 
 
 @dataclass(frozen=True)
 class Levels:
     """What rows become as they age. text: how it is written, less what is usual; of: the oldest first; sinks, recent:
-    rows that stay as they are written, the first ones of a text and at least so many of the newest."""
+    rows that stay as they are written, the first ones of a text and at least so many of the newest; eager: a prompt
+    reads V as the newest level keeps it."""
 
     text: str
     of: tuple[Level, ...]
     sinks: int
     recent: int
+    eager: bool
 
     @property
     def bits(self) -> float:
-        """Of an element of K and one of V together, by types and shares alone: without scales, sinks and recent rows,
-        as TALE counts (16 bits each: 32)."""
+        """Of an element of K and one of V together, by types and shares alone: without scales, sinks, recent rows and
+        levels of some rows, as TALE counts (16 bits each: 32)."""
         oldest = 1 - sum(level.share for level in self.of)
         shares = [oldest, *(level.share for level in self.of[1:])]
-        return sum(
-            share * (BITS[level.type_k] + level.part * BITS[level.type_v])
-            for share, level in zip(shares, self.of, strict=True)
-        )
+        return sum(share * level.bits for share, level in zip(shares, self.of, strict=True))
 
 
 @cache
@@ -320,7 +326,8 @@ def levels(mode: str, text: str = "") -> Levels:
         UnsupportedError: an unknown mode or type. ValueError: no such text, or a mode whose rows do not age.
     """
     found = _core.levels(mode, text)
-    return Levels(found["text"], tuple(Level(*one) for one in found["levels"]), found["sinks"], found["recent"])
+    of = tuple(Level(*one) for one in found["levels"])
+    return Levels(found["text"], of, found["sinks"], found["recent"], found["eager"])
 
 
 BITS: dict[str, int] = {one["name"]: one["bits"] for one in _core.cache_types()}

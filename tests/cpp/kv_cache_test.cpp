@@ -18,7 +18,7 @@ namespace {
 constexpr int kLayers = 4, kWidth = 4, kContext = 300, kSequences = 4, kLongestStep = 100, kWindow = 13;
 constexpr int kStoredStep = 16;
 constexpr int kAging = 3;  // the layer whose rows age
-const Regions kRegions{.n_classes = 3, .sinks = 4, .recent = 20, .shares = {0.4}};
+const Regions kRegions{.n_classes = 3, .sinks = 4, .recent = 20, .shares = {{0.4}}};
 
 void require(bool holds, const char* what) {
     if (holds) return;

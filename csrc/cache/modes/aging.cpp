@@ -5,6 +5,16 @@
 #include <utility>
 
 namespace slimrt {
+namespace {
+
+/// The region whose rows are no more; nullptr: there is none.
+const StoredRegion* forgotten(std::span<const StoredRegion> older) {
+    for (const StoredRegion& region : older)
+        if (region.rows.empty() && region.sequences[0].begin < region.sequences[0].end) return &region;
+    return nullptr;
+}
+
+}  // namespace
 
 /// Without any that were chosen: one, of the types there are.
 Levels AgingMode::levels(const AttnConfig& c) const {
@@ -37,6 +47,10 @@ std::vector<Format> AgingMode::older_formats(const AttnConfig& c) const {
     for (const Level& level : levels(c).of) {
         const int by_channel = head_bytes(level.type_k, c.head_dim).scales ? kBlockTokens : 0;
         const int heads = value_heads(c);
+        if (level.part == 0) {
+            formats.insert(formats.begin(), Format{});
+            continue;
+        }
         formats.insert(formats.begin(), {{"k", c.kv_width(), c.n_kv_heads, level.type_k, by_channel},
                                          {"v", heads * columns(c, level), heads, level.type_v}});
     }
@@ -45,8 +59,9 @@ std::vector<Format> AgingMode::older_formats(const AttnConfig& c) const {
 
 Regions AgingMode::regions(const AttnConfig& c) const {
     const Levels l = levels(c);
-    Regions regions{int(l.of.size()) + 1, l.sinks, l.recent, {}};
-    for (size_t i = l.of.size() - 1; i > 0; --i) regions.shares.push_back(l.of[i].share);
+    Regions regions{int(l.of.size()) + 1, l.sinks, l.recent, {}, l.of[0].part == 0};
+    for (size_t i = l.of.size() - 1; i > 0; --i)
+        regions.shares.push_back({l.of[i].share, l.of[i].rows / kBlockTokens});
     return regions;
 }
 
@@ -62,8 +77,24 @@ std::vector<Tensor> AgingMode::rows_of(Backend& backend, const AttnInput& in, st
     const Tensor k_norm = in.prepared.model.k_norm;
     if (k_norm) backend.norm(NormKind::rms, kv[0], k_norm, {}, *in.config.qk_norm_eps, kv[0]);
     if (in.rope && !raw_keys()) backend.rope(kv[0], in.config.n_kv_heads, in.rope, in.positions);
-    if (!stores_latents()) return kv;
-    return {kv[0], latents_of(backend, in, kv[1]), kv[1]};
+    if (stores_latents()) kv = {kv[0], latents_of(backend, in, kv[1]), kv[1]};
+    if (levels(in.config).eager) {
+        kv[1] = as_kept(backend, in, kv[1]);
+        if (stores_latents()) values_of(backend, in, kv[1], kv[2]);
+    }
+    return kv;
+}
+
+/// What is stored of V, as the newest level will keep it.
+Tensor AgingMode::as_kept(Backend& backend, const AttnInput& in, Tensor x) const {
+    const Level level = levels(in.config).of.back();
+    const int heads = value_heads(in.config), all = int(x.cols) / heads, kept = columns(in.config, level);
+    const Tensor out = in.scratch.f32(x.rows, x.cols);
+    backend.unfold(x, 1, 2 * x.rows, out);  // zeros: rows of x from before the first one
+    for (int head = 0; head < heads; ++head)
+        backend.quantize_dequantize(x.cols_of(head * all, kept), level.type_v, 1,
+                                    out.cols_of(head * all, kept));
+    return out;
 }
 
 Written AgingMode::write_rows(Backend& backend, const WriteInput& in) const {
@@ -121,7 +152,8 @@ void AgingMode::absorbed(Backend& backend, const ReadInput& in, const Written& o
         backend.attention(args);
     };
     std::vector<const StoredRegion*> older;
-    for (const StoredRegion& region : in.older) older.push_back(&region);
+    for (const StoredRegion& region : in.older)
+        if (!region.rows.empty()) older.push_back(&region);
     std::ranges::stable_sort(older, {}, [](const StoredRegion* r) { return r->rows[1].width; });
     const int all = in.config.kv_width() / heads;
     if (!older.empty() && older[0]->rows[1].head_dim() < all)  // zeros: rows of q from before the first one
@@ -138,11 +170,24 @@ void AgingMode::materialised(Backend& backend, const ReadInput& in, const Writte
     const ValueTerm values[] = {
         {dense_rows(in.dense.planes.back(), 0), own.dense.back(), c.n_kv_heads, c.head_dim, out}};
     AttentionArgs args = attention_args(in, scores, values);
+    if (in.older.empty()) return backend.attention(args);
     AttentionSequence all = in.sequences[0];
-    if (!in.older.empty()) {
-        all.begin = 0;
-        all.uploaded = -1;
-        args.sequences = {&all, 1};
+    all.begin = 0;
+    all.uploaded = -1;
+    args.sequences = {&all, 1};
+    const Scratch::Scope scope(in.scratch);
+    if (const StoredRegion* const gap = forgotten(in.older)) {
+        AttentionSequence before = all;
+        before.end = gap->sequences[0].begin + gap->origin;
+        before.fresh = false;
+        all.begin = gap->sequences[0].end + gap->origin;
+        if (before.end > 0) {
+            args.lse = in.scratch.f32(out.rows, c.n_heads);
+            args.sequences = {&before, 1};
+            backend.attention(args);
+            args.sequences = {&all, 1};
+            args.merge = true;
+        }
     }
     backend.attention(args);
 }

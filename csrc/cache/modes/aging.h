@@ -42,6 +42,7 @@ class AgingMode : public AbsorbingMode {
     Levels levels(const AttnConfig& c) const;
     int columns(const AttnConfig& c, const Level& level) const;
     std::vector<Tensor> rows_of(Backend& backend, const AttnInput& in, std::vector<Tensor> kv) const;
+    Tensor as_kept(Backend& backend, const AttnInput& in, Tensor x) const;
     ScoreTerm keys(const ReadInput& in, Rows rows, Tensor fresh, int64_t origin) const;
 };
 

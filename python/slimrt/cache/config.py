@@ -153,11 +153,15 @@ class CacheChoice:
         if unexpected := options.keys() - CacheOptions.__optional_keys__:
             raise TypeError(f"unexpected arguments: {', '.join(sorted(unexpected))}")
         cache, cache_type = options.get("cache", cache), options.get("cache_type", cache_type)
+        configs = _configs(cache)
+        if cache_type not in (*CACHE_TYPES, AUTO) and all(config.mode in AGING for config in configs):  # levels
+            configs = [replace(one, type=cache_type) if one.type == AUTO else one for one in configs]
+            cache_type = AUTO
         type_k, type_v = options.get("cache_type_k"), options.get("cache_type_v")
         type_k, type_v = (cache_type if type is None else type for type in (type_k, type_v))
         for name in (cache_type, type_k, type_v):
             check_type(name, "cache type", (*CACHE_TYPES, AUTO))
-        configs, rank, residual_type = _configs(cache), options.get("rank"), options.get("residual_type")
+        rank, residual_type = options.get("rank"), options.get("residual_type")
         if rank is not None or residual_type is not None:
             configs = _with_residual(configs, rank, residual_type)
         threshold = real("sparse_threshold", options.get("sparse_threshold", 0.0))

@@ -168,7 +168,7 @@ def _times_by_types(sizes: MemorySizes) -> float | None:
     if not set(sizes.modes) <= set(AGING):
         return None
     bits = [core.levels(mode, text).bits for mode, text in zip(sizes.modes, sizes.types, strict=True)]
-    return 32 * len(bits) / sum(bits)
+    return 32 * len(bits) / sum(bits) if any(bits) else None
 
 
 def _first_block(most: int, reached: Callable[[int], bool]) -> int:

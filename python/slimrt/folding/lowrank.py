@@ -155,7 +155,7 @@ class ChannelPlane(Plane):
 
 
 class LowRankReader(Reader):
-    """Rows of the oldest level: K by channel, and of V's latent the first columns."""
+    """Rows of the oldest level that keeps some: K by channel, and of V's latent the first columns."""
 
     mode = LATENT_MODE
 
@@ -172,7 +172,7 @@ class LowRankReader(Reader):
             "attn_v_latent.weight": np.ascontiguousarray(self.into.swapaxes(1, 2).reshape(-1, width), np.float32),
             "attn_v_expand.weight": np.ascontiguousarray(per_head.reshape(-1, width), np.float32),
         }
-        oldest = self.levels.of[0]
+        oldest = next((level for level in self.levels.of if level.part), core.Level("f16", "f16", 1.0, 0.0))
         self.kept = max(1, round(oldest.part * width))
         self.planes = [
             ChannelPlane(a.kv_width, a.n_kv_heads, oldest.type_k),
