@@ -6,8 +6,10 @@ A cache "auto:E" is what `slimrt convert --cache auto --target-error E` chooses,
 
 Perplexity and KL divergence from kv f32 as `slimrt perplexity --compare` measures them: on held-out text, through
 cached decoding. Tasks (tasks.py): a fact to look up, a list to repeat; the prompts are fed in chunks, the question and
-the answer token by token. Beside slimrt's caches stand some that it does not have (simulated.py). Bits are of a (k, v)
-pair of elements, scales included; bytes of a window are what is allocated for it; W^: the weights beyond kv's.
+the answer token by token. Bits are of a (k, v) pair of elements in the rows that a window holds, scales included; bytes
+of a window are what is allocated for it; W^: the weights beyond kv's. Baselines from papers are caches like others:
+KIVI (kivi:q2+recent=0), low rank from the prompt on, as Palu (lowrank:...+eager), sinks and the newest rows, as
+StreamingLLM (kivi:none+recent=128+sinks=4).
 """
 
 from __future__ import annotations
@@ -24,14 +26,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import machine
-import numpy as np
 import tasks
 
 import slimrt
 from slimrt import CacheComparison
 from slimrt.cache.config import CacheChoice
 from slimrt.measure.plots import plot_front
-from slimrt.measure.quality import Windows
 
 ROOT = Path(__file__).parent.parent
 CACHES = (  # a rank of e/N: the N-th part of V's width
@@ -40,6 +40,7 @@ CACHES = (  # a rank of e/N: the N-th part of V's width
     + ["k+r:f16", "k+r:f16:e/32:q8", "k+r:bf16", "k+r:q8:0", "k+r:q8:e/8:q8", "k+r:q8", "k+r:q8:e/4:q8"]
     + ["k+r:fp8_e4m3", "k+r:q4"]
     + ["kivi:q2+recent=0", "kivi:q2", "kivi:q4+recent=0", "kivi:q4", "kivi:q2+q4*0.1+sinks=4+recent=0"]
+    + ["kivi:none+recent=128+sinks=4", "lowrank:q2@0.5+sinks=0+eager", "lowrank:q4@0.5+sinks=0+eager"]
     + ["lowrank", "lowrank:q3@0.5+q4*0.1", "lowrank:q4@0.5+q4*0.1", "lowrank:q4@0.5+q8*0.1", "lowrank:q2+q4*0.1"]
     + ["xr:f16", "xr:q8", "xr:q4", "x:f16", "x:q8", "x:q4", "v:f16", "v:q8", "auto:0.01"]
 )
@@ -63,7 +64,6 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, help="of each task at most; default: all")
     parser.add_argument("--window", type=int, default=1024, help="or what a model was trained on, if that is less")
     parser.add_argument("--tokens", type=int, help="scored at most; default: all of the text")
-    parser.add_argument("--no-simulated", action="store_true")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / f"{date.today()}-quality")
     args = parser.parse_args()
     if not args.out.parent.is_dir():
@@ -108,18 +108,6 @@ def measure(path: Path, args: argparse.Namespace) -> tuple[CacheComparison, dict
             found[row.cache] = answered(slimrt.ModelSource(file), "auto", asked, None)
         comparison = replace(comparison, rows=(*comparison.rows, row))
         print(f"  {row.cache}: {found[row.cache]}", flush=True)
-    if not args.no_simulated:
-        import simulated
-
-        plan = Windows.of(source, window, None, 1, args.tokens)
-        text = source.tokenizer.encode((ROOT / "models" / "calibration.txt").read_text()[: 1 << 15])
-        moments = simulated.moments(path, np.array(text[: source.n_ctx_train], np.int32))
-        for scheme in simulated.BASELINES:
-            model = simulated.Simulated(path, scheme, moments)
-            row = simulated.measure(model, plan.cut(source, args.text), plan)
-            comparison = replace(comparison, rows=(*comparison.rows, row))
-            found[row.cache] = {one.name: tasks.summary(tasks.answers(model.predict, one)) for one in asked}
-            print(f"  {row.cache}: {found[row.cache]}", flush=True)
     return comparison, found
 
 

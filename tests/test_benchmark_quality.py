@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The quality suite: the simulated cache against one that is filled token by token, tasks, the report."""
+"""The quality suite: tasks, the report."""
 
 from __future__ import annotations
 
@@ -12,56 +12,16 @@ import pytest
 
 import slimrt
 from conftest import TESTS
-from reference import Cache, Reference, rounded, to_few
+from reference import Reference
 
 sys.path.insert(0, str(TESTS.parent / "benchmarks"))
 import quality
-import simulated
 import tasks
 
 pytestmark = [pytest.mark.usefixtures("clean_environment"), pytest.mark.unsanitized]  # Python most of the time
 
 MODELS = TESTS.parent / "models"
 TALE = MODELS / "tale-llama.gguf"
-
-
-class PerChannelCache(Cache):
-    """k in groups of 32 tokens of a channel, rounded as tokens complete one; until then in float16."""
-
-    def __init__(self, heads: int) -> None:
-        super().__init__("kv", (None, None), {}, True)
-        self.heads = heads
-        self.exact: list[np.ndarray] = []
-
-    def append(self, fresh: dict[str, np.ndarray]) -> None:
-        self.exact += list(fresh["k"])
-        rows = list(self.rows.get("v", [])) + list(rounded(fresh["v"], "q4", self.heads))
-        k = []
-        for start in range(0, len(self.exact), 32):
-            group = np.array(self.exact[start : start + 32])
-            if len(group) == 32:
-                k += [
-                    np.array(column)
-                    for column in zip(*(to_few(np.float32(c)[None], 4)[0] for c in group.T), strict=True)
-                ]
-            else:
-                k += list(rounded(group, "f16"))
-        self.rows = {"k": np.array(k), "v": np.array(rows)}
-        self.length += len(fresh["k"])
-
-
-@pytest.mark.parametrize("name", ["llama_mha", "llama_gqa"])
-def test_one_pass_decodes_as_token_by_token(name, tiny, grouped):
-    """75 tokens, 20 of them at once, then 5 in chunks of 3, then one by one: the same sums in another order."""
-    ids = np.random.default_rng(1).integers(6, 289, 75)
-    model = simulated.Simulated({"llama_mha": tiny, "llama_gqa": grouped}[name])
-    begins = [0] * 20 + [20, 20, 20, 23, 23] + list(range(25, 75))
-    got = model.decoded(ids, begins)
-    caches = [PerChannelCache(model.w.n_kv_heads) for _ in model.w.layers]
-    plain, steps = Reference(model.w), [*sorted(set(begins)), 75]
-    wanted = np.concatenate([plain.append(ids[a:b], caches) for a, b in zip(steps, steps[1:], strict=False)])
-    np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-9)
-    assert np.abs(got - plain.logits(ids)).max() > 1e-3  # and rounding shows
 
 
 def test_tasks_in_other_tokens_are_left_out(tmp_path):
@@ -91,7 +51,7 @@ def test_answers_are_read_from_stored_rows():
     assert tasks.some(task, 1).prompts == task.prompts[:1] and tasks.some(task, None) == task == tasks.some(task, 9)
 
 
-def test_engine_and_simulation_agree_where_nothing_is_rounded(tiny):
+def test_engine_and_reference_agree_where_nothing_is_rounded(tiny):
     """The likeliest tokens of kv f32 are those of the float64 model: the steps of both are the same."""
     ids = [int(id) for id in np.random.default_rng(3).integers(6, 289, 40)]
     begins = [0] * 16 + [16] * 16 + [32] * 4 + [36, 37, 38, 39]
@@ -104,20 +64,20 @@ def test_engine_and_simulation_agree_where_nothing_is_rounded(tiny):
 def test_the_suite_writes_table_and_picture(tmp_path, monkeypatch, capsys):
     """A short run on the shipped model: rounding of K-only in q8 is seen by text and task alike."""
     pytest.importorskip("matplotlib")
-    caches = ["kv:f16", "kv:q4", "k:q8", "x:f16", "auto:0.02"]
+    caches = ["kv:f16", "kv:q4", "k:q8", "x:f16", "kivi:none+recent=64+sinks=4", "auto:0.02"]
     arguments = ["--models", TALE, "--caches", *caches, "--tokens", 80, "--window", 128, "--prompts", 1,
                  "--tasks", MODELS / "retrieval.json", "--out", tmp_path / "q"]  # fmt: skip
     monkeypatch.setattr(sys, "argv", ["quality.py", *map(str, arguments)])
-    monkeypatch.setattr(simulated, "BASELINES", [simulated.BASELINES[i] for i in (0, 1, 3)])  # one of each kind
     quality.main()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["q-tale-llama.png", "q.json", "q.md"]
     model = json.loads((tmp_path / "q.json").read_text())["models"][TALE.name]
     rows = {row["cache"]: row for row in model["rows"]}
-    baselines = [scheme.name for scheme in simulated.BASELINES]
-    assert list(rows) == ["kv f32", "kv f16", "kv q4", "k q8", "auto, 0.02", *baselines]  # x is not for this model
+    assert list(rows) == ["kv f32", "kv f16", "kv q4", "k q8", "kivi none+sinks=4+recent=64", "auto, 0.02"]
     assert rows["auto, 0.02"]["kl_mean"] < rows["kv q4"]["kl_mean"] and set(rows["auto, 0.02"]["modes"]) == {"k+r"}
     assert rows["k q8"]["kl_mean"] > 1 > rows["kv q4"]["kl_mean"] > rows["kv f16"]["kl_mean"]
-    assert rows[simulated.NAME]["bytes_per_token"] == rows["kv q4"]["bytes_per_token"] == 4 * 2 * 256 * 5 // 8
+    assert rows["kv q4"]["bytes_per_token"] == 4 * 2 * 256 * 5 // 8
+    held = rows["kivi none+sinks=4+recent=64"]["bytes_per_token"]
+    assert held == round(4096 * (113 - 32) / 113)  # 32 + 81 tokens in the window, of which a block is forgotten
     assert model["tasks"]["kv f32"]["retrieval"]["answered"] == 1 > model["tasks"]["k q8"]["retrieval"]["tokens"]
     table = (tmp_path / "q.md").read_text()
     assert "| **kv f16** | 32.00 | 4096 | 100.0 % |" in table and table in capsys.readouterr().out

@@ -261,7 +261,7 @@ class CacheQuality(_PerLayer, Record):
         perplexity: exp of the mean surprise, through cached decoding.
         kl_mean, kl_p99, kl_max: KL divergence from kv f32, nats: mean, 99 % quantile and largest.
         same_top: share of tokens after which the likeliest one is the same as with kv f32.
-        bytes_per_token: what one more token takes, in all layers.
+        bytes_per_token: of the rows that a full window holds, in all layers, a token.
         cache_bytes: allocated for a window.
         extra_weights: bytes of weights beyond those of mode kv, such as the matrix that makes V from K.
     """

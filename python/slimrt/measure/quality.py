@@ -116,7 +116,7 @@ def compare_caches(
         window=plan.window,
         prefix=plan.prefix,
         chunk=plan.chunk,
-        rows=tuple(one.quality(size, held[0]) for one, size in zip(loaded, held, strict=True)),
+        rows=tuple(one.quality(size, held[0], n_ctx) for one, size in zip(loaded, held, strict=True)),
     )
 
 
@@ -222,7 +222,7 @@ class _Contestant:
         self.kl += kl.tolist()
         self.same_top += (logits.argmax(-1) == reference.argmax(-1)).tolist()
 
-    def quality(self, size: MemorySizes, kv: MemorySizes) -> CacheQuality:
+    def quality(self, size: MemorySizes, kv: MemorySizes, n_ctx: int) -> CacheQuality:
         nll, kl = np.array(self.nll), np.array(self.kl)
         return CacheQuality(
             cache=kinds(size.layers()),
@@ -235,7 +235,7 @@ class _Contestant:
             kl_p99=float(np.quantile(kl, 0.99, method="higher")),
             kl_max=float(kl.max()),
             same_top=float(np.mean(self.same_top)),
-            bytes_per_token=size.bytes_per_token,
+            bytes_per_token=round(size.held_bytes / n_ctx),
             cache_bytes=size.cache_bytes,
             extra_weights=size.mapped + size.weights + size.derived - kv.mapped - kv.weights - kv.derived,
         )
