@@ -40,8 +40,8 @@ def add_flags(flags: Flags) -> None:
               "(default: 0.5)")  # fmt: skip
     flags.add("--residual-type", metavar="TYPE", help="element type of k+r's residual (default: by type)")
     flags.add("--bits", type=several, metavar="B", help="of lowrank's levels, 2, 3, 4, 8 or 16 (default: 2,4)")
-    flags.add("--share", type=several, metavar="P", help="of the rows that have aged, of each level but the oldest "
-              "(default: 0.1)")  # fmt: skip
+    flags.add("--share", type=several, metavar="P", help="of the rows that have aged, of each level but the oldest, or "
+              "how many: 64 (default: 0.1)")  # fmt: skip
     flags.add("--sinks", type=count, metavar="N", help="tokens at a text's beginning that lowrank keeps (default: 4)")
     flags.add("--group", type=count, metavar="N", help="of lowrank's scales: 32")
     flags.add("--heads", type=positive, metavar="N", help="KV heads that share a latent of lowrank (default: up to 4)")

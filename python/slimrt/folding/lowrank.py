@@ -53,7 +53,8 @@ def levels_text(
     Args:
         rank: parts of V's latent that levels keep; those that are not given keep all.
         bits: of each level, 2, 3, 4, 8 or 16.
-        share: of the rows that have aged, of each level but the oldest; those that are not given have 0.1.
+        share: of the rows that have aged, of each level but the oldest, or how many, in whole blocks; those that are
+            not given have 0.1.
         sinks: rows at a text's beginning that stay as they are.
 
     Raises:
