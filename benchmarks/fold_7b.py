@@ -42,8 +42,8 @@ def random_model(d: int, n_layers: int, head_dim: int = 128) -> ModelData:
 
     tensors = {}
     for layer in range(n_layers):
-        for part, letter in enumerate("qkv"):
-            name = f"blk.{layer}.attn_{letter}.weight"
+        for part, of in enumerate(("q", "k", "v", "output")):
+            name = f"blk.{layer}.attn_{of}.weight"
             tensors[name] = Tensor(name, (d, d), F32, partial(drawn, (layer, part)))
     return ModelData(metadata, tensors)
 

@@ -164,7 +164,7 @@ def test_arguments_are_checked(tmp_path, convert):
         tool.convert(source, out, cache_type="f8")
     with pytest.raises(ValueError, match="2 cache types were given; several.*'auto'"):
         tool.convert(source, out, cache="k", cache_type=("f16", "q8"))
-    with pytest.raises(ValueError, match="target_error is for cache 'auto', not for 'k'"):
+    with pytest.raises(ValueError, match="target_error is for cache 'auto' and 'lowrank', not for 'k'"):
         tool.convert(source, out, cache="k", target_error=0.1)
     with pytest.raises(ValueError, match="target_error must be above 0 and below 1"):
         tool.convert(source, out, cache="auto", target_error=1.0)

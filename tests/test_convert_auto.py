@@ -107,7 +107,8 @@ def test_a_target_out_of_reach_is_said(tmp_path):
     ],
 )
 def test_k_knows_a_part_of_v_and_earns_its_place(name, targets, tmp_path):
-    """k+r is taken exactly where it costs fewer bytes than every kv within the target, looked for here one by one."""
+    """Another mode is taken exactly where it costs fewer bytes than every kv within the target, looked for here one by
+    one; k+r is, at some target."""
     source, text = SHIPPED / f"{name}.gguf", SHIPPED / "calibration.txt"
     if name == "stories260K":
         source, text = third_party("models/stories260K") / "stories260K.gguf", None
@@ -123,14 +124,14 @@ def test_k_knows_a_part_of_v_and_earns_its_place(name, targets, tmp_path):
             every_kv = [KvReader(sample, type_name) for type_name in AUTO_TYPES]
             kv = [(bytes_per_token(r.planes), predicted(r).size, measured(r, held_out).size) for r in every_kv]
             for target in targets:
-                option, front = choose(sample, held_out, AUTO_TYPES, target, half=True)
+                option, front = choose(sample, held_out, target, half=True)
                 cheapest = min((size for size, *errors in kv if max(errors) <= target), default=float("inf"))
                 assert option.error <= target and option.bytes <= cheapest
-                assert (option.mode == "k+r") == (option.bytes < cheapest)
+                assert (option.mode != "kv") == (option.bytes < cheapest)
                 for other in front:  # what is offered beside it: nothing that a kv of as many bytes does better
                     assert not any(size <= other.bytes and error < other.predicted.size for size, error, _ in kv)
                 seen.add(option.mode)
-    assert seen == {"kv", "k+r"}
+    assert {"kv", "k+r"} <= seen <= {"kv", "k+r", "lowrank"}
 
 
 def test_nothing_gained_is_one_sentence(grouped, tmp_path):

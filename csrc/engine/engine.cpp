@@ -96,8 +96,9 @@ std::string Engine::undo(const Lengths& before) {
         const bool can = cache().can_truncate(id, length);
         cache().truncate(id, can ? length : now);
         if (!can)
-            kept += concat(". Sequence ", id, " had ", length, " tokens and now has ", now,
-                           ", since rows before a window were given back: truncate it to 0 to begin again");
+            kept += concat(
+                ". Sequence ", id, " had ", length, " tokens and now has ", now,
+                ", since rows that it had are given back or forgotten: truncate it to 0 to begin again");
     }
     return kept;
 }

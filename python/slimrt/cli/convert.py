@@ -20,7 +20,7 @@ def add_flags(flags: Flags) -> None:
     flags.parser.add_argument("source", metavar="SRC", help="a GGUF file, a Hugging Face "
                               "directory or whisper.cpp's ggml-*.bin")  # fmt: skip
     flags.add("-o", "--out", required=True, metavar="OUT", help="the file to write")
-    modes = "kv, k, k+r, v, x, xr, kivi, lowrank, or auto: for each layer the fewest bytes within --target-error"
+    modes = "kv, k, k+r, v, x, xr, kivi, lowrank, or auto: for each layer the best within a target"
     flags.add("--cache", metavar="MODE", help=f"fold for {modes}; without it nothing is folded")
     flags.add(
         "--cache-type",
@@ -33,8 +33,11 @@ def add_flags(flags: Flags) -> None:
         "--target-error",
         type=error,
         metavar="E",
-        help="for auto: the largest relative error of V, and over sqrt(2) of attention's output (default: 0.01)",
+        help="for auto and lowrank: the largest relative error of V, and over sqrt(2) of attention's output (default "
+        "of auto: 0.01)",
     )
+    flags.add("--target-bytes", metavar="N", help="for auto and lowrank: bytes a token of all layers together in a "
+              "long context, such as 600, or how many times fewer than kv f16, such as 8x")  # fmt: skip
     flags.add("--rank", type=several, metavar="N", help="width of k+r's residual (default: by type); of lowrank the "
               "part of V's latent that old rows keep, with commas between levels, oldest first "
               "(default: 0.5)")  # fmt: skip
@@ -84,7 +87,8 @@ def several(text: str) -> int | float | list[int | float]:
 
 
 def run(args: argparse.Namespace) -> int:
-    cache = "auto" if args.cache is None and args.target_error is not None else args.cache
+    targeted = args.target_error is not None or args.target_bytes is not None
+    cache = "auto" if args.cache is None and targeted else args.cache
     try:
         report = _convert(args, cache)
     except CacheUnsupportedError as error:
@@ -106,6 +110,7 @@ def _convert(args: argparse.Namespace, cache: str | None) -> ConvertReport:
         cache=cache,
         cache_type=args.cache_type.split(",") if "," in args.cache_type else args.cache_type,
         target_error=args.target_error,
+        target_bytes=args.target_bytes,
         rank=args.rank,
         residual_type=args.residual_type,
         bits=args.bits,

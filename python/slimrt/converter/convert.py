@@ -6,29 +6,27 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from numbers import Integral
 from pathlib import Path
 
 import numpy.random  # noqa: F401 (loaded before the work begins: its extension modules swallow a signal while loading)
 from gguf import GGUFValueType
 from gguf.gguf_writer import GGUFValue
 
-from slimrt import core
 from slimrt.converter.quantize import OUT_TYPES, requantise
+from slimrt.converter.request import Asked, checked
 from slimrt.converter.share import share as share_layers
 from slimrt.converter.verify import compare
 from slimrt.errors import UnsupportedError
 from slimrt.folding.attention import Attention, fold_value_bias
 from slimrt.folding.calibrate import Text, calibrated, text_ids
-from slimrt.folding.choose import AUTO_TYPES
 from slimrt.folding.cross_model import check_cross, cross_fields, fold_cross_model, lost, require_all_precise
 from slimrt.folding.fold import check_rank
 from slimrt.folding.layers import Request, fold_model
-from slimrt.folding.lowrank import BLOCK, LATENT_MODE, check_heads, levels_text
+from slimrt.folding.lowrank import LATENT_MODE, check_heads
 from slimrt.folding.report import CAUTION, TOO_LARGE, ConvertReport, CrossReport, LayerReport, verdict
 from slimrt.modelfile.gguf import ModelData, array, string, uint32, write_gguf
 from slimrt.modelfile.reading import FORMAT_VERSION, read_model, runnable, source_hash
-from slimrt.modes import AGING, AUTO, CACHE_TYPES, DEFAULT_TYPE, FOLDED
+from slimrt.modes import AGING, AUTO, FOLDED
 from slimrt.plumbing import progress as bars
 from slimrt.plumbing.files import check_target, stand_in, writing
 
@@ -40,6 +38,7 @@ def convert(
     cache: str | None = None,
     cache_type: str | Sequence[str] = "auto",
     target_error: float | None = None,
+    target_bytes: int | str | None = None,
     rank: float | Sequence[float] | None = None,
     residual_type: str | None = None,
     bits: int | Sequence[int] | None = None,
@@ -68,12 +67,16 @@ def convert(
             written to.
         out: the GGUF file to write. It appears, or is replaced, only when it is complete.
         cache: the cache mode to fold for ("kv", "k", "k+r", "v", "x", "xr", "kivi", "lowrank"); "auto": for each layer
-            the cheapest within the target; None: only convert.
+            the cheapest of them (but kivi) within the target; None: only convert.
         cache_type: element type the cache will have; with "auto" also several to choose from; of a mode whose rows age
-            perhaps levels, such as "q2@0.5+q4*0.1+sinks=4". "auto": f16, for cache "auto" any of f16, q8, fp8_e4m3, q4,
-            and for cache "lowrank" its usual levels.
-        target_error: with cache "auto", the largest relative error of V, and over sqrt(2) of attention's output
-            (`slimrt.folding.precision.Errors.size`), in any layer; None: 0.01.
+            perhaps levels, such as "q2@0.5+q4*0.1+sinks=4". "auto": f16; for cache "auto" any of f16, q8, fp8_e4m3, q4,
+            and of rows that age q8, q4, q3, q2; for cache "lowrank" its usual levels, with a target any of those four.
+        target_error: with cache "auto" or "lowrank", the largest relative error of V, and over sqrt(2) of attention's
+            output (`slimrt.folding.precision.Errors.size`), in any layer, of rows that age in the oldest; each layer
+            gets the fewest bytes within it. None: with "auto" 0.01, unless target_bytes is given.
+        target_bytes: with the same caches instead: bytes a token that all layers together have in a long context, or
+            how many times fewer than kv f16, such as "8x"; spent where they lower the error most
+            (`slimrt.folding.budget`).
         rank, residual_type: of the residual of "k+r"; None: the default for the type.
         rank, bits, share, sinks: of "lowrank", a value for each level, the oldest first: parts of V's latent, bits of K
             and V, shares of the rows that have aged (one less: the oldest level has what is left), and tokens at a
@@ -101,8 +104,8 @@ def convert(
         What was written, and what it will cost.
 
     Raises:
-        ValueError: an unknown mode or type, an argument the mode has no use for, a text that is not UTF-8, or out is
-            the source.
+        ValueError: an unknown mode or type, an argument the mode has no use for, both targets, target_bytes below
+            the least that any choice takes (the message says it), a text that is not UTF-8, or out is the source.
         FileExistsError: out exists and overwrite is false.
         CacheUnsupportedError: the mode is not exact for this model; names the layer, the reason, and legal modes. Or
             it loses too much of V in this type (`gate`); names the figure, the layer, and the nearest that does not.
@@ -110,8 +113,12 @@ def convert(
         OSError: the disk is full, a file cannot be read or written. Nothing partial stays behind.
     """
     source, target, show = Path(src), Path(out), progress and bars.wanted(None)
-    levels = _levels(cache, cache_type, rank, (bits, share, sinks), group, heads)
-    request = _request(cache, levels or cache_type, target_error, rank, residual_type, exact, heads)
+    request = checked(
+        Asked(
+            cache, cache_type, target_error, target_bytes, rank, residual_type, bits, share, sinks, group, heads, exact,
+            allow_lossy,
+        )
+    )  # fmt: skip
     _check(source, target, outtype, overwrite)
     _check_texts(cache, calibration, verify)
     sharing = _sharing(cache, kv_layers, kv_heads, merge, shared_keys)
@@ -153,7 +160,15 @@ def convert(
         write_gguf(target, model.with_metadata(metadata), show_progress=show)
     shown = ", ".join(request.types)
     report = ConvertReport(
-        target, cache, shown, basis, layers, warnings, target_error=request.target, cross=tuple(crossed)
+        target,
+        cache,
+        shown,
+        basis,
+        layers,
+        warnings,
+        target_error=request.target,
+        target_bytes=target_bytes,
+        cross=tuple(crossed),
     )
     if verify is None or verify is False:
         return report
@@ -175,68 +190,6 @@ def _sharing(cache: str | None, kv_layers: int | None, kv_heads: int | None, mer
     return asked
 
 
-def _levels(
-    cache: str | None,
-    cache_type: str | Sequence[str],
-    rank: float | Sequence[float] | None,
-    bits_share_sinks: tuple[int | Sequence[int] | None, float | Sequence[float] | None, int | None],
-    group: int | None,
-    heads: int | None,
-) -> str | None:
-    """Of mode lowrank what rows become as they age, as text; None: it is another mode, or the type says it."""
-    if cache != LATENT_MODE:
-        if any(one is not None for one in (*bits_share_sinks, group, heads)):
-            raise ValueError(f"bits, share, sinks, group and heads are for cache '{LATENT_MODE}', not for {cache!r}")
-        return None
-    if group not in (None, BLOCK):
-        raise ValueError(
-            f"group must be {BLOCK}, got {group}: rows lie in blocks of {BLOCK} tokens, which share the scales of K, "
-            f"and V has scales for {BLOCK} columns"
-        )
-    if cache_type == AUTO:
-        return levels_text(rank, *bits_share_sinks)
-    if any(one is not None for one in (rank, *bits_share_sinks)):
-        raise ValueError("rank, bits, share and sinks make the levels that cache_type says: give one or the other")
-    return None
-
-
-def _request(
-    cache: str | None,
-    cache_type: str | Sequence[str],
-    target_error: float | None,
-    rank: float | Sequence[float] | None,
-    residual_type: str | None,
-    exact: bool,
-    heads: int | None,
-) -> Request:
-    """The checked arguments about the cache."""
-    given = (cache_type,) if isinstance(cache_type, str) else tuple(cache_type)
-    said = given != (AUTO,)
-    types = given if said else AUTO_TYPES if cache == AUTO else (DEFAULT_TYPE,)
-    aging = cache in AGING and len(types) == 1
-    if aging:
-        types = (core.levels(str(cache), types[0]).text,)
-    for name in (*(() if aging else types), residual_type or DEFAULT_TYPE):
-        if name not in CACHE_TYPES:
-            raise ValueError(f"unknown cache type {name!r}; the types are: {', '.join(CACHE_TYPES)}")
-    if len(types) != 1 and cache != AUTO:
-        raise ValueError(f"{len(types)} cache types were given; several to choose from are for cache 'auto'")
-    if target_error is not None and cache != AUTO:
-        raise ValueError(f"target_error is for cache 'auto', not for {cache!r}")
-    if target_error is not None and not 0 < target_error < 1:
-        raise ValueError(f"target_error must be above 0 and below 1, got {target_error}")
-    if ((rank is not None and cache != LATENT_MODE) or residual_type is not None) and cache != "k+r":
-        raise ValueError(f"rank and residual_type are for cache 'k+r', not for {cache!r}")
-    if exact and cache not in ("k", "v"):
-        raise ValueError(f"exact folds are those of cache 'k' and 'v', not of {cache!r}")
-    target = (0.01 if target_error is None else target_error) if cache == AUTO else None
-    if cache != "k+r" or rank is None:
-        return Request(cache, types, said, target, None, residual_type, heads)
-    if not isinstance(rank, Integral):
-        raise ValueError(f"rank of cache 'k+r' must be a whole number, the width of its residual, got {rank!r}")
-    return Request(cache, types, said, target, int(rank), residual_type, heads)
-
-
 def _attention(model: ModelData, request: Request, calibration: Text, verify: bool | Text) -> Attention:
     """The model's attention, which the cache suits.
 
@@ -244,9 +197,10 @@ def _attention(model: ModelData, request: Request, calibration: Text, verify: bo
         CacheUnsupportedError, UnsupportedError, ValueError: as `convert`.
     """
     attention, cache = Attention.of(model), request.mode
-    if attention.encoder_decoder and cache == AUTO:
+    if attention.encoder_decoder and (request.target is not None or request.budget is not None):
+        what = "cache 'auto'" if cache == AUTO else "a target"
         raise UnsupportedError(
-            f"cache 'auto' measures on a text, which says nothing of a decoder beside an encoder ('{model.arch}'): "
+            f"{what} measures on a text, which says nothing of a decoder beside an encoder ('{model.arch}'): "
             "choose the modes, such as --cache x --cross e, which invert nothing; slimrt plan and slimrt inspect show "
             "what each one costs"
         )
@@ -323,7 +277,9 @@ def _fold_fields(layers: list[LayerReport], basis: str) -> dict[str, GGUFValue]:
 def _error_warnings(layers: list[LayerReport], request: Request) -> list[str]:
     """One sentence when the stored row's rounding is amplified too much, naming the worst layer."""
     if request.target is not None:
-        return _target_warnings(layers, request.target)
+        return _target_warnings(layers, request, request.target)
+    if request.budget is not None:
+        return []
 
     def error_of(layer: LayerReport) -> float:
         return lost(layer) or (layer.predicted.value if layer.predicted else 0.0)
@@ -343,7 +299,7 @@ def _error_warnings(layers: list[LayerReport], request: Request) -> list[str]:
     ]
 
 
-def _target_warnings(layers: list[LayerReport], target: float) -> list[str]:
+def _target_warnings(layers: list[LayerReport], request: Request, target: float) -> list[str]:
     over = [
         layer.layer
         for layer in layers
@@ -351,7 +307,8 @@ def _target_warnings(layers: list[LayerReport], target: float) -> list[str]:
     ]
     if not over:
         return []
+    larger = "" if request.mode == LATENT_MODE and not request.said else "larger types (--cache-type) or "
     return [
         f"no allowed type meets the target error of {target:.2g} in {len(over)} of {len(layers)} layers (the first is "
-        f"{over[0]}); they have the cache with the smallest error: allow larger types (--cache-type) or a larger error"
+        f"{over[0]}); they have the cache with the smallest error: allow {larger}a larger error"
     ]

@@ -2,30 +2,58 @@
 """Which cache each layer gets when the choice is left open: the fewest bytes that keep its error within a target.
 
 The rule: `Errors.size`, which is the relative error of V, or that of attention's output over sqrt(2) if that is larger,
-must not exceed the target: neither as predicted on the calibration text nor as measured on text held out from it.
+must not exceed the target: neither as predicted on the calibration text nor as measured on text held out from it. Of
+rows that age these are the errors of the oldest, which are the largest, and the bytes those of a long context.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import product
 
 import numpy as np
 
 from slimrt.errors import CacheUnsupportedError
+from slimrt.folding.budget import Offer, loss
 from slimrt.folding.conditioned import Conditioned
 from slimrt.folding.fold import reader
+from slimrt.folding.lowrank import LATENT_MODE, LEVEL_TYPES, PARTS, LowRank, aged_levels
 from slimrt.folding.planes import bytes_per_token, planes
 from slimrt.folding.precision import Errors, measured, predicted
 from slimrt.folding.readback import Reader, Sample
+from slimrt.folding.report import TOO_LARGE
 from slimrt.folding.wiener import wiener
 from slimrt.folding.window import Window
+from slimrt.modes import AUTO, LOSSY
 
 AUTO_TYPES = ("f16", "q8", "fp8_e4m3", "q4")
 RESIDUAL_TYPES = ("q4", "q8", "f16")
 _PARTS = (8, 4, 2, 1)  # of V's width, ranks that are looked at whatever the target, where K knows only a part of V
+_EIGHTHS = (1, 2, 3, 4, 6, 8)  # of V's width, ranks for a budget
 _WIDER = (1.0, 1.25, 1.5, 2.0)  # ranks tried above the one that V alone would need
+
+
+@dataclass(frozen=True)
+class Offered:
+    """What may be chosen from.
+
+    Attributes:
+        mode: AUTO: all that are exact here, and lowrank; else that one.
+        types: element types that rows may have; None: AUTO_TYPES, and LEVEL_TYPES for rows that age.
+        heads: KV heads that share a latent; None: as many as is usual.
+        lossy: modes that are refused because they lose too much of V, too.
+    """
+
+    mode: str = AUTO
+    types: Sequence[str] | None = None
+    heads: int | None = None
+    lossy: bool = False
+
+    @property
+    def level_types(self) -> list[str]:
+        return [name for name in LEVEL_TYPES if self.types is None or name in self.types]
 
 
 @dataclass
@@ -34,14 +62,14 @@ class Option:
 
     Attributes:
         mode, type, rank, residual_type: as the runtime knows them.
-        bytes: a token.
+        bytes: a token, of a long context.
     """
 
     mode: str
     type: str
     rank: int
     residual_type: str
-    bytes: int
+    bytes: float
     make: Callable[[], Reader]
     held_out: list[Window]
 
@@ -61,6 +89,18 @@ class Option:
     def error(self) -> float:
         """What a target bounds."""
         return max(self.predicted.size, self.measured.size if self.measured else 0.0)
+
+    @property
+    def refused(self) -> bool:
+        """Whether a file with it would not load (gate): it computes V, or K, and loses too much of it."""
+        if self.mode not in LOSSY or self.type == "f32":
+            return False
+        if self.reader.fold_error() > TOO_LARGE:
+            return True
+        return self.mode != "v" and self.measured is not None and self.measured.value > TOO_LARGE
+
+    def offer(self) -> Offer:
+        return Offer(self.bytes, loss(self.reader), self.mode, self.type, self.rank, self.residual_type)
 
     def meets(self, target: float) -> bool:
         """Whether every error is within the target, the dearer ones looked at last."""
@@ -86,15 +126,15 @@ def _better(one: tuple[float, float], other: tuple[float, float]) -> bool:
 
 
 def choose(
-    sample: Sample, held_out: list[Window], types: Sequence[str], target: float, *, half: bool
+    sample: Sample, held_out: list[Window], target: float, offered: Offered = Offered(), *, half: bool
 ) -> tuple[Option, list[Option]]:
     """Return a layer's cheapest cache within the target, and the Pareto front where K determines only a part of V.
 
     Args:
         sample: the layer and its calibration text.
         held_out: windows of other text; none: what is predicted has to do.
-        types: element types that rows may have.
         target: relative error.
+        offered: what may be chosen.
         half: as `fold.reader`.
 
     Returns:
@@ -103,12 +143,41 @@ def choose(
         beats in bytes and error, by bytes: for grouped-query attention, where k+r has to earn its place beside kv;
         empty otherwise.
     """
-    options = sorted(_options(sample, held_out, types, target, half=half), key=lambda option: option.bytes)
-    found = next((option for option in options if option.meets(target)), None)
-    equal = [option for option in options if found and option.bytes == found.bytes and option.meets(target)]
-    found = min(equal or options, key=lambda option: (bool(equal) and bool(option.reader.tensors), option.error))
+    options = sorted(_options(sample, held_out, offered, target, half=half), key=lambda option: option.bytes)
+
+    def serves(option: Option) -> bool:
+        return option.meets(target) and (offered.lossy or not option.refused)
+
+    found = next(filter(serves, options), None)
+    if found is None:
+        found = _most_precise(options)
+    else:
+        equal = [option for option in options if option.bytes == found.bytes and serves(option)]
+        found = min(equal, key=lambda option: (bool(option.reader.tensors), option.error))
     attention = sample.weights.attention
     return found, front(options) if attention.kv_width < attention.d else []
+
+
+def _most_precise(options: list[Option]) -> Option:
+    """The one with the smallest error, without measuring those whose predicted one is larger already."""
+    first, *others = sorted(options, key=lambda option: option.predicted.size)
+    for option in others:
+        if option.predicted.size >= first.error:
+            break
+        first = min(first, option, key=lambda one: one.error)
+    return first
+
+
+def offers(sample: Sample, held_out: list[Window], offered: Offered = Offered(), *, half: bool) -> list[Offer]:
+    """The caches of a layer that none beats in bytes and `budget.loss`, fewest bytes first. Arguments as `choose`."""
+    options = _options(sample, held_out, offered, None, half=half)
+    by_offer = {option.offer(): replace(option) for option in options}  # less the reader, which may be large
+    kept: list[Offer] = []
+    for offer in sorted(by_offer, key=lambda one: (one.bytes, one.loss)):
+        better = not kept or offer.loss < kept[-1].loss
+        if better and (offered.lossy or not by_offer[offer].refused):
+            kept.append(offer)
+    return kept
 
 
 def front(options: list[Option]) -> list[Option]:
@@ -121,17 +190,29 @@ def front(options: list[Option]) -> list[Option]:
 
 
 def _options(
-    sample: Sample, held_out: list[Window], types: Sequence[str], target: float, *, half: bool
+    sample: Sample, held_out: list[Window], offered: Offered, target: float | None, *, half: bool
 ) -> Iterator[Option]:
+    """target: None: whatever the error."""
     attention = sample.weights.attention
-    for type_name in types:
-        for mode in attention.predictable():
+    for type_name in AUTO_TYPES if offered.types is None else offered.types:
+        for mode in attention.predictable() if offered.mode == AUTO else ():
             if mode == "k+r":
                 yield from _conditioned(sample, held_out, type_name, target, half=half)
             elif not _singular(sample, mode):
                 size = bytes_per_token(planes(attention, mode, type_name))
                 make = _later(sample, mode, type_name, half)
                 yield Option(mode, type_name, 0, "", size, make, held_out)
+    if offered.level_types and attention.modes()[LATENT_MODE].legal:
+        yield from _aging(sample, held_out, offered)
+
+
+def _aging(sample: Sample, held_out: list[Window], offered: Offered) -> Iterator[Option]:
+    """lowrank in every oldest level."""
+    fold, types = LowRank(sample, heads=offered.heads), offered.level_types
+    for type_k, type_v, part in product(types, types, PARTS):
+        levels = aged_levels(type_k, type_v, part, types)
+        make = partial(fold.reader, levels.text)
+        yield Option(LATENT_MODE, levels.text, 0, "", fold.long_bytes(levels), make, held_out)
 
 
 def _later(sample: Sample, mode: str, type_name: str, half: bool) -> Callable[[], Reader]:
@@ -150,25 +231,29 @@ def _singular(sample: Sample, mode: str) -> bool:
 
 
 def _conditioned(
-    sample: Sample, held_out: list[Window], type_name: str, target: float, *, half: bool
+    sample: Sample, held_out: list[Window], type_name: str, target: float | None, *, half: bool
 ) -> Iterator[Option]:
-    """k+r with the smallest rank, and some above it, at which V is expected to meet the target."""
+    """k+r with the smallest rank, and some above it, at which V is expected to meet the target; without one, parts of
+    V's width."""
     attention = sample.weights.attention
     grouped, width = attention.kv_width < attention.d, attention.kv_width
-    most = width if grouped else width // 2  # where K knows nearly all of V, half of V's directions are mostly enough
+    most = width if grouped or target is None else width // 2  # of V that K nearly knows, half is mostly enough
     fold = Conditioned(sample, type_name, half=half, max_rank=most)
-    enough = [rank for kind in RESIDUAL_TYPES if (rank := fold.smallest_rank(kind, target)) is not None]
-    if most < width and min(enough, default=most) * _WIDER[1] > most:
-        most, fold = width, Conditioned(sample, type_name, half=half, max_rank=width)
+    if target is not None:
+        enough = [rank for kind in RESIDUAL_TYPES if (rank := fold.smallest_rank(kind, target)) is not None]
+        if most < width and min(enough, default=most) * _WIDER[1] > most:
+            most, fold = width, Conditioned(sample, type_name, half=half, max_rank=width)
+    found: set[tuple[int, str]] = set()
     for residual_type in RESIDUAL_TYPES:
-        least = fold.smallest_rank(residual_type, target)
         ranks = {width // part // 4 * 4 for part in _PARTS} if grouped else set()
-        if least is not None:
+        if target is None:
+            ranks = {width * eighths // 8 // 4 * 4 for eighths in _EIGHTHS}
+        elif (least := fold.smallest_rank(residual_type, target)) is not None:
             ranks |= {min(int(least * wider) // 4 * 4, most) for wider in _WIDER}
-        for rank in sorted(ranks):
-            kind = residual_type if rank else ""
-            size = bytes_per_token(planes(attention, "k+r", type_name, rank, kind))
-            yield Option("k+r", type_name, rank, kind, size, _at(fold, rank, kind), held_out)
+        found |= {(rank, residual_type if rank else "") for rank in ranks}
+    for rank, kind in sorted(found):
+        size = bytes_per_token(planes(attention, "k+r", type_name, rank, kind))
+        yield Option("k+r", type_name, rank, kind, size, _at(fold, rank, kind), held_out)
 
 
 def _at(fold: Conditioned, rank: int, residual_type: str) -> Callable[[], Reader]:

@@ -43,6 +43,7 @@ class Conditioned:
         covariance = error_covariance(sample.moment, missed, self.weight, self.noise)
         self.missed, self.total = missed, float(covariance.trace())
         self.values, self.basis = leading(covariance, min(max_rank, a.kv_width))
+        self._left: tuple[int, np.ndarray, np.ndarray] | None = None
 
     def _fit(self, w_k: np.ndarray) -> np.ndarray:
         weights, a = self.sample.weights, self.sample.weights.attention
@@ -107,6 +108,15 @@ class Conditioned:
         sums += noise.of_reading(noise.energy(self.rows), self.weight @ basis, size)
         return np.asarray(noise.energy(rounding) * self.sigma[:rank] ** 2 + sums)
 
+    def left(self, rank: int) -> tuple[np.ndarray, np.ndarray]:
+        """What no residual of this rank holds: variance in each channel of V that the row's rounding makes [e_v], and
+        v - v^ as x times this [d, e_v]. That of the last rank is kept, for residuals of other types."""
+        if self._left is None or self._left[0] != rank:
+            basis = self.basis[:, :rank]
+            weight = self.weight - (self.weight @ basis) @ basis.T
+            self._left = rank, self.noise @ weight**2, self.missed - (self.missed @ basis) @ basis.T
+        return self._left[1:]
+
     @cached_property
     def read_noise(self) -> np.ndarray:
         """Variance of the float32 sum that reads V back, which no residual knows of [e_v]."""
@@ -162,10 +172,8 @@ class KrReader(Reader):
             for name, tensor in residual.items()
         }
         basis = fold.basis[:, :rank]
-        weight = fold.weight - (fold.weight @ basis) @ basis.T
-        self.value_missed = fold.missed - (fold.missed @ basis) @ basis.T
-        self.value_noise = fold.noise @ weight**2 + fold.read_noise
-        self.value_noise = self.value_noise + basis**2 @ fold.residual_noise(rank, residual_type)
+        of_row, self.value_missed = fold.left(rank)
+        self.value_noise = of_row + fold.read_noise + basis**2 @ fold.residual_noise(rank, residual_type)
 
     def key_noise(self, window: Window) -> KeyNoise:
         return self.fold.key_noise(window)

@@ -10,7 +10,7 @@ import numpy as np
 from slimrt.folding.attention import Attention, fold_value_bias
 from slimrt.folding.calibrate import Text, calibrated
 from slimrt.folding.conditioned import Conditioned
-from slimrt.folding.lowrank import LowRankReader
+from slimrt.folding.lowrank import LowRank
 from slimrt.folding.planes import STATIC_SCALES
 from slimrt.folding.readback import KReader, KvReader, Reader, Sample, VReader, XReader, XrReader
 from slimrt.modelfile.gguf import GgufPath, opened, read_gguf
@@ -55,7 +55,7 @@ def reader(
     if mode == "xr":
         return XrReader(sample, type_name, half=half)
     if mode == "lowrank":
-        return LowRankReader(sample, type_name, heads=heads)
+        return LowRank(sample, heads=heads).reader(type_name)
     return _PLAIN[mode](sample, type_name)
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 from gguf import GGMLQuantizationType
 
+from slimrt.folding.budget import Budget, Offer, allocate
 from slimrt.folding.calibrate import Calibration
-from slimrt.folding.choose import Option, choose, kv_bytes, share_of_v
+from slimrt.folding.choose import Offered, Option, choose, kv_bytes, offers, share_of_v
 from slimrt.folding.exact import FOLDED as EXACT
 from slimrt.folding.fold import reader
 from slimrt.folding.noise import ROUNDOFF
@@ -36,6 +37,8 @@ class Request:
         target: the error to choose for.
         rank, residual_type: of mode "k+r"; None: the default.
         heads: KV heads that share a latent, of mode "lowrank"; None: as many as is usual.
+        budget: the bytes to choose for.
+        lossy: modes that lose too much of V may be chosen.
     """
 
     mode: str | None
@@ -45,6 +48,14 @@ class Request:
     rank: int | None
     residual_type: str | None
     heads: int | None = None
+    budget: Budget | None = None
+    lossy: bool = False
+
+    @property
+    def offered(self) -> Offered:
+        """What a target chooses from."""
+        assert self.mode is not None
+        return Offered(self.mode, self.types if self.said else None, self.heads, self.lossy)
 
 
 def fold_model(
@@ -55,16 +66,22 @@ def fold_model(
 
     Raises:
         CacheUnsupportedError: a projection that has to be inverted is singular.
+        ValueError: the budget is too small.
     """
+    chosen = _spend(known, request.budget, request.offered, show_progress) if request.budget else {}
     made: list[Tensor] = []
     reports: list[LayerReport] = []
     n_layers = known.attention.n_layers
     with bars.bar(show_progress, n_layers, "folding", "layer") as update:
         for layer in range(n_layers):
             if (owner := known.attention.owner(layer)) != layer:
-                reports.append(replace(reports[owner], layer=layer, bytes_per_token=0, kv_bytes=0, weights=0, front=()))
+                reports.append(
+                    replace(
+                        reports[owner], layer=layer, bytes_per_token=0, long_bytes=0, kv_bytes=0, weights=0, front=()
+                    )
+                )
                 continue
-            report, tensors = fold_one(known, layer, request)
+            report, tensors = fold_one(known, layer, request, chosen.get(layer))
             reports.append(report)
             made += [
                 in_file(spool, f"{known.attention.prefix(layer)}{name}", tensor) for name, tensor in tensors.items()
@@ -73,19 +90,34 @@ def fold_model(
     return known.model.with_tensors(*made), reports
 
 
-def fold_one(known: Calibration, layer: int, request: Request) -> tuple[LayerReport, dict[str, np.ndarray]]:
-    """One layer's report and tensors, by name after "blk.N."."""
+def _spend(known: Calibration, budget: Budget, offered: Offered, show_progress: bool) -> dict[int, Offer]:
+    """What each layer with rows of its own gets for the bytes of all, which one layer alone cannot tell."""
+    owning, found, kv = known.attention.owning(), list[list[Offer]](), 0
+    with bars.bar(show_progress, len(owning), "choosing", "layer") as update:
+        for done, layer in enumerate(owning, start=1):
+            sample, held_out = known.layer(layer)
+            found.append(offers(sample, held_out, offered, half=True))
+            kv += kv_bytes(sample)
+            update(done, len(owning))
+    return dict(zip(owning, allocate(found, budget.bytes(kv)), strict=True))
+
+
+def fold_one(
+    known: Calibration, layer: int, request: Request, chosen: Offer | None = None
+) -> tuple[LayerReport, dict[str, np.ndarray]]:
+    """One layer's report and tensors, by name after "blk.N."; chosen: its cache, if that is known."""
     sample, held_out = known.layer(layer)
     if request.target is not None:
-        option, front = choose(sample, held_out, request.types, request.target, half=True)
+        option, front = choose(sample, held_out, request.target, request.offered, half=True)
         return (
             _report(sample, option.reader, option.predicted, option.measured, front),
             option.reader.tensors,
         )
     assert request.mode is not None
-    made = reader(
-        sample, request.mode, request.types[0], request.rank, request.residual_type, half=True, heads=request.heads
-    )
+    asked = (request.mode, request.types[0], request.rank, request.residual_type)
+    if chosen is not None:
+        asked = (chosen.mode, chosen.type, chosen.rank, chosen.residual_type)
+    made = reader(sample, *asked, half=True, heads=request.heads)
     exact = request.mode in EXACT
     return _report(sample, made, predicted(made), measured(made, held_out), [], exact=exact), made.tensors
 
@@ -109,6 +141,7 @@ def _report(
         predicted=expected,
         measured=found,
         bytes_per_token=bytes_per_token(made.planes),
+        long_bytes=made.long_bytes,
         kv_bytes=kv_bytes(sample),
         weights=sum(tensor.nbytes for tensor in made.tensors.values()),
         share_of_v=share_of_v(sample) if attention.kv_width < attention.d and made.mode not in AGING else None,

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
@@ -23,7 +24,7 @@ from slimrt import core
 from slimrt.errors import CacheUnsupportedError
 from slimrt.folding import noise
 from slimrt.folding.attention import Attention, LayerWeights
-from slimrt.folding.planes import Plane
+from slimrt.folding.planes import Plane, bytes_per_token
 from slimrt.folding.readback import Reader, Sample
 from slimrt.folding.window import KeyNoise, Window
 from slimrt.plumbing.arguments import real, whole
@@ -33,6 +34,9 @@ LATENT_MODE = "lowrank"
 BLOCK = 32  # tokens of a block, whose channels of K share scales
 _FLOOR = 1e-6  # of the largest: what is smaller is as good as nothing
 _TYPES = {2: "q2", 3: "q3", 4: "q4", 8: "q8", 16: "f16"}
+LEVEL_TYPES = ("q2", "q3", "q4", "q8")  # that old rows may be given
+PARTS = tuple(eighth / 8 for eighth in range(1, 9))  # of V's latent, the same
+_NEWEST = 64  # rows of the newer level
 
 
 def usual_heads(n_kv_heads: int) -> int:
@@ -82,6 +86,20 @@ def levels_text(
     parts[1:] = [f"{part}*{of:g}" for part, of in zip(parts[1:], shares, strict=True)]
     kept = usual.sinks if sinks is None else whole("sinks", sinks)
     return core.levels(LATENT_MODE, "+".join([*parts, f"sinks={kept}"])).text
+
+
+def aged_levels(type_k: str, type_v: str, part: float, types: Sequence[str] = LEVEL_TYPES) -> core.Levels:
+    """Levels whose oldest rows have these types and this part of V's latent, and one newer level of all columns.
+
+    The newest rows, which attention reads most, have the most bits: so few that a long context costs no more for them.
+    In all layers as many, so that layers age together.
+
+    Args:
+        type_k, type_v: of `types`, which are code types by their bits.
+        part: above 0, at most 1.
+    """
+    newest = max(types, key=core.BITS.__getitem__)
+    return core.levels(LATENT_MODE, f"{type_k}/{type_v}@{part}+{newest}*{_NEWEST}")
 
 
 def _several(name: str, given: Number | Sequence[Number], kind: Callable[[str, object], Number]) -> tuple[Number, ...]:
@@ -155,46 +173,117 @@ class ChannelPlane(Plane):
         return out
 
 
+class LowRank:
+    """A layer's latent, for every level: what levels share is computed once.
+
+    Args:
+        sample: the layer and its text.
+        heads: KV heads that share a latent; None: as many as is usual.
+        weighed: by W_O; else TALE's latent.
+
+    Raises:
+        CacheUnsupportedError: the heads do not make whole groups.
+    """
+
+    def __init__(self, sample: Sample, *, heads: int | None = None, weighed: bool = True):
+        a = sample.weights.attention
+        self.sample, self.heads = sample, usual_heads(a.n_kv_heads) if heads is None else heads
+        check_heads(a, self.heads)
+        self.into, self.out = factors(sample.weights, sample.moment, self.heads, weighed=weighed)
+        self.groups, self.width = self.into.shape[:2]
+        per_head = self.out.reshape(self.groups, self.width, self.heads, a.head_dim).transpose(0, 2, 3, 1)
+        self.tensors = {
+            "attn_v_latent.weight": np.ascontiguousarray(self.into.swapaxes(1, 2).reshape(-1, self.width), np.float32),
+            "attn_v_expand.weight": np.ascontiguousarray(per_head.reshape(-1, self.width), np.float32),
+        }
+        self._noise: dict[Plane, tuple[np.ndarray, float]] = {}
+        self._scores: dict[Plane, float] = {}
+
+    def planes(self, level: core.Level) -> list[Plane]:
+        """K by channel, and of the latent the first columns."""
+        a, kept = self.sample.weights.attention, max(1, round(level.part * self.width))
+        return [
+            ChannelPlane(a.kv_width, a.n_kv_heads, level.type_k),
+            Plane(self.groups * kept, self.groups, level.type_v),
+        ]
+
+    def long_bytes(self, levels: core.Levels) -> float:
+        """Bytes a token of a long context: of each level by its share."""
+        oldest = 1 - sum(level.share for level in levels.of)
+        shares = [oldest, *(level.share for level in levels.of[1:])]
+        sizes = [bytes_per_token(self.planes(level)) if level.part else 0 for level in levels.of]
+        return sum(share * size for share, size in zip(shares, sizes, strict=True))
+
+    def latents(self, v: np.ndarray) -> np.ndarray:
+        """Of V [n, e_v], group by group, float32 [groups, n, R]."""
+        grouped = v.reshape(len(v), self.groups, self.width).swapaxes(0, 1)
+        return np.asarray(grouped @ self.into.astype(np.float32))
+
+    def read_back(self, latents: np.ndarray, plane: Plane) -> np.ndarray:
+        """V [n, e_v] of latents [groups, n, R] as this plane stores them."""
+        n, kept = latents.shape[1], plane.width // self.groups
+        stored = plane.round(latents[..., :kept].swapaxes(0, 1).reshape(n, -1)).reshape(n, self.groups, -1)
+        values = stored.swapaxes(0, 1) @ self.out[:, :kept].astype(np.float32)
+        return np.asarray(values.swapaxes(0, 1).reshape(n, -1))
+
+    @cached_property
+    def _of_sample(self) -> np.ndarray:
+        return self.latents(self.sample.v)
+
+    def value_noise(self, plane: Plane) -> tuple[np.ndarray, float]:
+        """Variance in each channel of V [e_v], and what it does to attention's output over the sample."""
+        if plane not in self._noise:
+            windows, read = self.sample.windows, self.read_back(self._of_sample, plane)
+            variance = np.asarray(np.square(read - self.sample.v, dtype=np.float64).mean(axis=0))
+            self._noise[plane] = variance, sum(window.from_values(variance, None) for window in windows)
+        return self._noise[plane]
+
+    def key_noise(self, window: Window, plane: Plane) -> KeyNoise:
+        squares = np.square(plane.round(window.k) - window.k, dtype=np.float64)
+        return window.key_noise(squares + np.square(window.k) * noise.of_sum(self.sample.weights.attention.d))
+
+    def score_error(self, plane: Plane) -> float:
+        if plane not in self._scores:
+            windows = self.sample.windows
+            self._scores[plane] = sum(window.from_scores(self.key_noise(window, plane)) for window in windows)
+        return self._scores[plane]
+
+    def reader(self, levels: str) -> LowRankReader:
+        """The mode with these levels (core.levels)."""
+        return LowRankReader(self, levels)
+
+
 class LowRankReader(Reader):
-    """Rows of the oldest level that keeps some: K by channel, and of V's latent the first columns."""
+    """Rows of the oldest level that keeps some."""
 
     mode = LATENT_MODE
 
-    def __init__(self, sample: Sample, type_name: str, *, heads: int | None = None, weighed: bool = True):
-        a = sample.weights.attention
-        self.levels = core.levels(self.mode, type_name)
-        super().__init__(sample, self.levels.text)
-        self.heads = usual_heads(a.n_kv_heads) if heads is None else heads
-        check_heads(a, self.heads)
-        self.into, self.out = factors(sample.weights, sample.moment, self.heads, weighed=weighed)
-        groups, width = self.into.shape[:2]
-        per_head = self.out.reshape(groups, width, self.heads, a.head_dim).transpose(0, 2, 3, 1)
-        self.tensors = {
-            "attn_v_latent.weight": np.ascontiguousarray(self.into.swapaxes(1, 2).reshape(-1, width), np.float32),
-            "attn_v_expand.weight": np.ascontiguousarray(per_head.reshape(-1, width), np.float32),
-        }
-        oldest = next((level for level in self.levels.of if level.part), core.Level("f16", "f16", 1.0, 0.0))
-        self.kept = max(1, round(oldest.part * width))
-        self.planes = [
-            ChannelPlane(a.kv_width, a.n_kv_heads, oldest.type_k),
-            Plane(groups * self.kept, groups, oldest.type_v),
-        ]
-        self.value_noise = np.asarray(np.square(self._values(sample.v) - sample.v, dtype=np.float64).mean(axis=0))
+    def __init__(self, fold: LowRank, levels: str):
+        self.levels, self.fold = core.levels(self.mode, levels), fold
+        super().__init__(fold.sample, self.levels.text)
+        as_written = core.Level("f16", "f16", 1.0, 0.0)
+        self.planes = fold.planes(next((level for level in self.levels.of if level.part), as_written))
+        self.tensors = fold.tensors
+        self.value_noise = fold.value_noise(self.planes[1])[0]
 
-    def _values(self, v: np.ndarray) -> np.ndarray:
-        groups, width = self.into.shape[:2]
-        latent = np.einsum("ngi,gij->ngj", v.reshape(len(v), groups, width), self.into.astype(np.float32))
-        stored = self.planes[1].round(latent[..., : self.kept].reshape(len(v), -1)).reshape(len(v), groups, -1)
-        return np.asarray(
-            np.einsum("ngi,gij->ngj", stored, self.out[:, : self.kept].astype(np.float32)).reshape(v.shape)
-        )
+    @property
+    def long_bytes(self) -> float:
+        return self.fold.long_bytes(self.levels)
+
+    @property
+    def value_part(self) -> float:
+        return self.fold.value_noise(self.planes[1])[1]
+
+    @property
+    def score_error(self) -> float:
+        return self.fold.score_error(self.planes[0])
 
     def key_noise(self, window: Window) -> KeyNoise:
-        squares = np.square(self.planes[0].round(window.k) - window.k, dtype=np.float64)
-        return window.key_noise(squares + np.square(window.k) * noise.of_sum(self.sample.weights.attention.d))
+        return self.fold.key_noise(window, self.planes[0])
 
     def read(self, window: Window) -> tuple[np.ndarray, np.ndarray]:
-        return window.as_keys(self.planes[0].round(window.k)), self._values(window.v)
+        values = self.fold.read_back(self.fold.latents(window.v), self.planes[1])
+        return window.as_keys(self.planes[0].round(window.k)), values
 
 
 def check_heads(attention: Attention, heads: int) -> None:

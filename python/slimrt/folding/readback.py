@@ -15,7 +15,7 @@ import numpy as np
 from slimrt.folding import noise
 from slimrt.folding.attention import LayerWeights
 from slimrt.folding.exact import FOLDED, Fold, condition, folded, stored
-from slimrt.folding.planes import Plane, planes, static_scales
+from slimrt.folding.planes import Plane, bytes_per_token, planes, static_scales
 from slimrt.folding.window import KeyNoise, Window
 
 _FULL_WEIGHTS = ("f32", "f16", "bf16")  # types beside which folds stay in float32 (cache-math.md section 2, rule 3)
@@ -80,6 +80,11 @@ class Sample:
         w_v = self.weights.w_v
         return float(np.einsum("ij,ij->", w_v, self.moment @ w_v))
 
+    @cached_property
+    def output_energy(self) -> float:
+        """Sum of squares of attention's exact output over the windows."""
+        return sum(window.output_energy for window in self.windows)
+
 
 class Reader(ABC):
     """One mode with its element types.
@@ -115,6 +120,11 @@ class Reader(ABC):
     def key_noise(self, window: Window) -> KeyNoise:
         """Of the window's keys, expected from the size of its rounding."""
 
+    @property
+    def long_bytes(self) -> float:
+        """Bytes a token of a long context: more than what a token leaves behind in the end, where rows age."""
+        return bytes_per_token(self.planes)
+
     def fold_error(self) -> float:
         """Expected relative error of what is computed from the stored row: of V, in mode "v" of K."""
         return self.value_error()
@@ -128,12 +138,17 @@ class Reader(ABC):
 
     def output_error(self) -> float:
         """Expected relative error of attention's output, to first order, over the sample."""
-        error, windows = self.score_error, self.sample.windows
-        for window in windows:
+        wanted = self.sample.output_energy
+        return float(np.sqrt((self.score_error + self.value_part) / wanted)) if wanted else 0.0
+
+    @cached_property
+    def value_part(self) -> float:
+        """The part of output_error that comes through V, as a sum of squares."""
+        error = 0.0
+        for window in self.sample.windows:
             missed = None if self.value_missed is None else window.x @ self.value_missed.astype(np.float32)
             error += window.from_values(self.value_noise, missed)
-        wanted = sum(window.output_energy for window in windows)
-        return float(np.sqrt(error / wanted)) if wanted else 0.0
+        return error
 
     @cached_property
     def score_error(self) -> float:

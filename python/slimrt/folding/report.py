@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ class FrontReport:
     type: str
     rank: int
     residual_type: str
-    bytes_per_token: int
+    bytes_per_token: float
     error: float
 
 
@@ -42,7 +43,8 @@ class LayerReport:
         cond: condition of the projection that is, or would be, inverted; None when none is.
         errors: element type -> predicted relative error of V (of K in mode "v"); for exact folds only.
         predicted: relative errors of V and of attention's output. measured: the same, on text held out.
-        bytes_per_token: of the cache. kv_bytes: the same of kv f16. weights: bytes of what is folded.
+        bytes_per_token: of the cache; of rows that age, of the oldest. long_bytes: of a long context, of each level
+            by its share. kv_bytes: the same of kv f16. weights: bytes of what is folded.
         share_of_v: of V's variance, what K predicts; where K is narrower than the input.
         front: caches that no other beats, where K is narrower than the input and the choice was left open.
     """
@@ -57,6 +59,7 @@ class LayerReport:
     predicted: Errors | None = None
     measured: Errors | None = None
     bytes_per_token: int = 0
+    long_bytes: float = 0
     kv_bytes: int = 0
     weights: int = 0
     share_of_v: float | None = None
@@ -117,7 +120,7 @@ class ConvertReport:
         calibration: what the predicted errors rest on.
         layers: one report a layer. warnings: what the user should know.
         verify: the comparison with the source, when asked for.
-        target_error: what "auto" kept errors within.
+        target_error: what errors were kept within. target_bytes: what `long_bytes` of all layers were kept within.
         cross: one report a layer whose cross-attention was folded.
     """
 
@@ -129,6 +132,7 @@ class ConvertReport:
     warnings: list[str]
     verify: VerifyReport | None = None
     target_error: float | None = None
+    target_bytes: int | str | None = None
     cross: tuple[CrossReport, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -205,17 +209,22 @@ class ConvertReport:
     def summary(self) -> list[str]:
         """What the whole model saves and what that costs, in sentences."""
         bytes_, kv = sum(layer.bytes_per_token for layer in self.layers), sum(layer.kv_bytes for layer in self.layers)
+        long = sum(layer.long_bytes for layer in self.layers)
         weights = sum(layer.weights for layer in self.layers)
         total = f"total: {bytes_} bytes a token, {bytes_ / kv:.1%} of kv f16"
+        aging = sum(layer.mode in AGING for layer in self.layers)
+        if aging:
+            total += f" (of the oldest rows; of a long context {long:.0f}, {long / kv:.1%})"
         if weights:
             total += f"; folded weights take {format_bytes(weights)}"
-            if bytes_ < kv:
-                total += f", which pays from {-(-weights // (kv - bytes_))} tokens on (of all sequences together)"
+            if long < kv:
+                total += f", which pays from {ceil(weights / (kv - long))} tokens on (of all sequences together)"
         lines = [total]
-        if self.cache in AGING:
+        if aging:
+            where = "" if aging == len(self.layers) else f"rows age in {aging} of {len(self.layers)} layers: there "
             lines.append(
-                "the errors are those of the oldest rows, lossy by choice, and no limit refuses them: what a text "
-                "loses is said by --verify and by slimrt perplexity --compare"
+                f"{where}the errors are those of the oldest rows, lossy by choice, and no limit refuses them: what a "
+                "text loses is said by --verify and by slimrt perplexity --compare"
             )
         shares = [layer.share_of_v for layer in self.layers if layer.share_of_v is not None]
         if shares:
@@ -228,7 +237,7 @@ class ConvertReport:
         low, high = min(shares), max(shares)
         between = f"{low:.0%}" if f"{low:.0%}" == f"{high:.0%}" else f"{low:.0%} to {high:.0%}"
         text = f"K is narrower than the layer's input; it predicts {between} of V's variance"
-        if self.cache != "auto":
+        if self.cache != "auto" or not any(layer.front for layer in self.layers):
             return text
         offered = sum(any(option.mode == "k+r" for option in layer.front) for layer in self.layers)
         return f"{text}, and k+r beats kv at its bytes in {offered} of {len(self.layers)} layers"

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a conversion is asked to do about the cache, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from numbers import Integral
+
+from slimrt import core
+from slimrt.folding.budget import Budget
+from slimrt.folding.choose import AUTO_TYPES
+from slimrt.folding.layers import Request
+from slimrt.folding.lowrank import BLOCK, LATENT_MODE, LEVEL_TYPES, levels_text
+from slimrt.modes import AGING, AUTO, CACHE_TYPES, DEFAULT_TYPE
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The arguments of `convert` about the cache, as they were given."""
+
+    cache: str | None
+    cache_type: str | Sequence[str]
+    target_error: float | None
+    target_bytes: int | str | None
+    rank: float | Sequence[float] | None
+    residual_type: str | None
+    bits: int | Sequence[int] | None
+    share: float | Sequence[float] | None
+    sinks: int | None
+    group: int | None
+    heads: int | None
+    exact: bool
+    lossy: bool
+
+    @property
+    def targeted(self) -> bool:
+        """Whether each layer's levels or modes are left open."""
+        return self.cache == AUTO or self.target_error is not None or self.target_bytes is not None
+
+
+def checked(asked: Asked) -> Request:
+    """The request that the arguments make.
+
+    Raises:
+        ValueError, TypeError, UnsupportedError: as `convert`.
+    """
+    _check_target(asked)
+    types = _types(asked)
+    rank, residual_type = asked.rank, asked.residual_type
+    if ((rank is not None and asked.cache != LATENT_MODE) or residual_type is not None) and asked.cache != "k+r":
+        raise ValueError(f"rank and residual_type are for cache 'k+r', not for {asked.cache!r}")
+    if asked.exact and asked.cache not in ("k", "v"):
+        raise ValueError(f"exact folds are those of cache 'k' and 'v', not of {asked.cache!r}")
+    if asked.cache != "k+r":
+        rank = None
+    elif rank is not None and not isinstance(rank, Integral):
+        raise ValueError(f"rank of cache 'k+r' must be a whole number, the width of its residual, got {rank!r}")
+    budget = None if asked.target_bytes is None else Budget.of(asked.target_bytes)
+    target = asked.target_error
+    if target is None and budget is None and asked.cache == AUTO:
+        target = 0.01
+    said = asked.cache_type != AUTO or (asked.cache == LATENT_MODE and not asked.targeted)
+    rank = None if rank is None else int(rank)
+    return Request(asked.cache, types, said, target, rank, residual_type, asked.heads, budget, asked.lossy)
+
+
+def _check_target(asked: Asked) -> None:
+    for name in ("target_error", "target_bytes"):
+        if getattr(asked, name) is not None and asked.cache not in (AUTO, LATENT_MODE):
+            raise ValueError(f"{name} is for cache '{AUTO}' and '{LATENT_MODE}', not for {asked.cache!r}")
+    if asked.target_error is not None and asked.target_bytes is not None:
+        raise ValueError("target_error and target_bytes were given: a conversion keeps within one or the other")
+    if asked.target_error is not None and not 0 < asked.target_error < 1:
+        raise ValueError(f"target_error must be above 0 and below 1, got {asked.target_error}")
+
+
+def _types(asked: Asked) -> tuple[str, ...]:
+    """Types of the rows, or of a mode whose rows age the levels; several to choose from, with a target."""
+    levels = _levels(asked)
+    if levels is not None:
+        return (core.levels(LATENT_MODE, levels).text,)
+    given = (asked.cache_type,) if isinstance(asked.cache_type, str) else tuple(asked.cache_type)
+    if given == (AUTO,):
+        given = AUTO_TYPES if asked.cache == AUTO else LEVEL_TYPES if asked.targeted else (DEFAULT_TYPE,)
+    if asked.cache in AGING and len(given) == 1 and not asked.targeted:
+        given = (core.levels(asked.cache, given[0]).text,)
+    else:
+        for name in given:
+            _check_type(name)
+    if asked.residual_type is not None:
+        _check_type(asked.residual_type)
+    if len(given) != 1 and not asked.targeted:
+        raise ValueError(f"{len(given)} cache types were given; several to choose from are for cache 'auto'")
+    if asked.cache == LATENT_MODE and asked.targeted and not set(given) & set(LEVEL_TYPES):
+        raise ValueError(f"levels of cache '{LATENT_MODE}' are chosen of {', '.join(LEVEL_TYPES)}, and not of these")
+    return given
+
+
+def _check_type(name: str) -> None:
+    if name not in CACHE_TYPES:
+        raise ValueError(f"unknown cache type {name!r}; the types are: {', '.join(CACHE_TYPES)}")
+
+
+def _levels(asked: Asked) -> str | None:
+    """Of mode lowrank what rows become as they age, as text; None: it is another mode, or the type or a target says
+    it."""
+    parameters = (asked.bits, asked.share, asked.sinks)
+    if asked.cache != LATENT_MODE:
+        if any(one is not None for one in (*parameters, asked.group, asked.heads)):
+            raise ValueError(
+                f"bits, share, sinks, group and heads are for cache '{LATENT_MODE}', not for {asked.cache!r}"
+            )
+        return None
+    if asked.group not in (None, BLOCK):
+        raise ValueError(
+            f"group must be {BLOCK}, got {asked.group}: rows lie in blocks of {BLOCK} tokens, which share the scales "
+            f"of K, and V has scales for {BLOCK} columns"
+        )
+    given = any(one is not None for one in (asked.rank, *parameters))
+    if asked.targeted and given:
+        raise ValueError("rank, bits, share and sinks make the levels that a target chooses: give one or the other")
+    if asked.targeted:
+        return None
+    if asked.cache_type == AUTO:
+        return levels_text(asked.rank, *parameters)
+    if given:
+        raise ValueError("rank, bits, share and sinks make the levels that cache_type says: give one or the other")
+    return None
