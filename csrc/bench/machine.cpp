@@ -5,7 +5,7 @@
 #include <thread>
 
 #include "core/memory_info.h"
-#include "core/thread_pool.h"
+#include "core/processors.h"
 #include "kernels/cpu/cpu_backend.h"
 
 namespace slimrt::bench {

@@ -10,7 +10,7 @@
 #include "bench/machine.h"
 #include "core/error.h"
 #include "core/gguf.h"
-#include "core/thread_pool.h"
+#include "core/processors.h"
 #include "kernels/cpu/cpu_backend.h"
 
 namespace slimrt::bench {

@@ -5,6 +5,7 @@
 #include <chrono>
 
 #include "core/error.h"
+#include "core/processors.h"
 #include "core/thread_pool.h"
 #include "kernels/cpu/cpu_backend.h"
 

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "core/error.h"
+#include "core/processors.h"
 #include "kernels/cpu/attention_run.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/row_address.h"
