@@ -3,6 +3,8 @@
 set(CMAKE_SYSTEM_NAME Darwin)
 set(CMAKE_SYSTEM_PROCESSOR arm64)
 set(CMAKE_CXX_COMPILER ${CMAKE_CURRENT_LIST_DIR}/zig-c++-macos)
+set(CMAKE_AR ${CMAKE_CURRENT_LIST_DIR}/zig-ar-macos)  # GNU's ar knows no Mach-O
+find_program(CMAKE_RANLIB true)  # ar did it
 set(CMAKE_OSX_SYSROOT "")
 set(CMAKE_OSX_DEPLOYMENT_TARGET "")
 # Told, not asked: CMake would link a program to find out, for which zig first builds a C++ library (90 s).

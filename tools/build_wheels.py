@@ -181,9 +181,11 @@ def linux_wheel(name: str, cuda: bool, work: Path, out: Path) -> Path:
 
 
 def macos_wheel(work: Path, out: Path) -> Path:
-    python = environment(work, ("ziglang",))
+    python = environment(work, ("ziglang==0.17.1",))
+    zig = run(python, "-c", "import pathlib, ziglang; print(pathlib.Path(ziglang.__file__).parent / 'zig')").strip()
     defines = {"SLIMRT_CUDA": "OFF", "CMAKE_TOOLCHAIN_FILE": str(ROOT / "cmake" / "aarch64-macos.cmake")}
-    wheel = pip_wheel(python, work / "macos-arm64", defines, _PYTHON_HOST_PLATFORM="macosx-11.0-arm64")
+    variables = {"ZIG": zig, "ZIG_GLOBAL_CACHE_DIR": str(work / "zig"), "_PYTHON_HOST_PLATFORM": "macosx-11.0-arm64"}
+    wheel = pip_wheel(python, work / "macos-arm64", defines, **variables)
     return Path(shutil.copy(wheel, out))
 
 
