@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-LAYERS = ["core", "kernels", "cache", "model", "engine", "bindings"]
+LAYERS = ["core", "kernels", "cache", "model", "engine", "bench", "bindings"]
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([a-z_]+)/')
 CONDITIONAL = re.compile(r"^\s*#\s*(if|ifdef|ifndef|elif)\b")
 

@@ -4,76 +4,17 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <chrono>
-#include <cmath>
 #include <deque>
-#include <random>
 
+#include "bench/attention.h"
+#include "bench/stored_rows.h"
 #include "bindings/ops.h"
 #include "core/error.h"
 
 namespace slimrt {
 namespace {
 
-/// A plane of stored rows in blocks that lie shuffled in memory.
-struct StoredRows {
-    Buffer pool;
-    std::vector<int32_t> table;
-    Rows rows;
-
-    StoredRows(Backend& backend, int64_t n, int width, int heads, DType dtype, int scale_tokens = 0) {
-        if (width % heads) fail(ErrorCode::argument, width, " columns are not ", heads, " heads");
-        const int64_t n_blocks = (n + kBlockTokens - 1) / kBlockTokens;
-        for (int32_t b = 0; b < n_blocks; ++b) table.push_back(b);
-        std::shuffle(table.begin(), table.end(), std::mt19937(7));
-        if (scale_tokens < 0 || (scale_tokens && kBlockTokens % scale_tokens))
-            fail(ErrorCode::argument, scale_tokens, " tokens do not divide a block of ", kBlockTokens);
-        const size_t bytes = head_bytes(dtype, width / heads, kBlockTokens, scale_tokens).total() * heads;
-        pool = backend.alloc(MemoryKind::cache, bytes * n_blocks, "rows");
-        rows = {.base = pool.data.get(),
-                .dtype = dtype,
-                .width = width,
-                .heads = heads,
-                .block_stride = bytes,
-                .block_tokens = kBlockTokens,
-                .scale_tokens = scale_tokens};
-    }
-    StoredRows(Backend& backend, Tensor from, int heads, DType dtype)
-        : StoredRows(backend, from.rows, int(from.cols), heads, dtype) {
-        store(backend, from, 0);
-    }
-
-    /// Row i of `from` becomes the row of position first + i.
-    void store(Backend& backend, Tensor from, int64_t first) {
-        with_slots(backend, first, from.rows, [&](const Slots& to) { backend.store(from, to); });
-    }
-    /// The rows [begin, end) of `from` become rows of the positions that they have there.
-    void recode(Backend& backend, const StoredRows& from, int64_t begin, int64_t end) {
-        with_slots(backend, begin, end - begin,
-                   [&](const Slots& to) { backend.recode(from.rows, from.table.data(), begin, end, to); });
-    }
-
-  private:
-    /// use(slots of n positions from `first` on), if there are any.
-    template <class Use>
-    void with_slots(Backend& backend, int64_t first, int64_t n, const Use& use) {
-        std::vector<int32_t> slots;
-        for (int64_t i = first; i < first + n; ++i)
-            slots.push_back(table[i / kBlockTokens] * kBlockTokens + int32_t(i % kBlockTokens));
-        if (n <= 0) return;
-        const Buffer there = backend.alloc(MemoryKind::scratch, slots.size() * sizeof(int32_t), "slots");
-        const Tensor in_order(there.data.get(), DType::I32, 1, n);
-        backend.upload(in_order, slots.data(), in_order.bytes());
-        use({.base = pool.data.get(),
-             .dtype = rows.dtype,
-             .width = rows.width,
-             .heads = rows.heads,
-             .block_stride = rows.block_stride,
-             .block_tokens = kBlockTokens,
-             .slots = in_order,
-             .scale_tokens = rows.scale_tokens});
-    }
-};
+using bench::StoredRows;
 
 /// Rows after a round trip through a plane of `heads` heads.
 auto cache_round_trip(const F32& x, int heads, const std::string& type, const std::string& isa) {
@@ -264,121 +205,28 @@ nb::list attention_of_terms(const std::vector<nb::dict>& scores, const std::vect
     return out;
 }
 
-/// What time_attention() measures.
-struct Decoding {
-    int n_heads, n_kv_heads, head_dim;
-    int64_t n;
-    int n_seqs;
-    bool absorbed;  // values are whole rows of the plane of keys, which rotate on read (mode k)
-    int width() const { return n_kv_heads * head_dim; }
-    int value_dim() const { return absorbed ? width() : head_dim; }
-};
-
-/// Random rows; new ones only now and then, since they take long to make.
-void fill_rows(Arrays& arrays, int64_t n, int width, std::span<StoredRows> planes, std::minstd_rand& random) {
-    constexpr int64_t kRows = 8 * kBlockTokens, kNew = 32;
-    std::normal_distribution<float> normal;
-    std::vector<float> values(kRows * width);
-    const Tensor rows = arrays.zeros(kRows, width);
-    for (int64_t first = 0; first < n; first += rows.rows) {
-        if (first % (kNew * rows.rows) == 0) {
-            for (float& x : values) x = normal(random);
-            arrays->upload(rows, values.data(), rows.bytes());
-        }
-        for (StoredRows& plane : planes)
-            plane.store(arrays.backend(), rows.rows_of(0, std::min(rows.rows, n - first)), first);
-    }
-}
-
-Tensor random_queries(Arrays& arrays, const Decoding& d, float loud, std::minstd_rand& random) {
-    std::normal_distribution<float> normal;
-    std::vector<float> values(d.n_seqs * d.n_heads * d.head_dim);
-    for (float& x : values) x = loud * normal(random);
-    return arrays.put(values.data(), DType::F32, d.n_seqs, int64_t(d.n_heads) * d.head_dim);
-}
-
-/// Rotations of all positions, each pair at its usual pace.
-Rope usual_rope(Arrays& arrays, const Decoding& d) {
-    std::vector<float> table;
-    for (int64_t position = 0; position <= d.n; ++position)
-        for (int i = 0; i < d.head_dim; i += 2) {
-            const float angle = float(position) * std::pow(1e4f, -float(i) / float(d.head_dim));
-            table.insert(table.end(), {std::cos(angle), std::sin(angle)});
-        }
-    return {arrays.put(table.data(), DType::F32, d.n + 1, d.head_dim), d.head_dim, false};
-}
-
-std::vector<AttentionSequence> sequences_of(const Decoding& d, const int32_t* table) {
-    const int64_t blocks = (d.n + kBlockTokens - 1) / kBlockTokens;
-    std::vector<AttentionSequence> sequences;
-    for (int i = 0; i < d.n_seqs; ++i)
-        sequences.push_back({.query = i,
-                             .n_queries = 1,
-                             .position = d.n,
-                             .end = std::min(d.n, d.n * d.n_seqs - i * blocks * kBlockTokens),
-                             .table = table + i * blocks});
-    return sequences;
-}
-
-/// Seconds of a call, a number for each repetition of `calls` calls.
-std::vector<double> time_calls(Arrays& arrays, const AttentionArgs& args, int repetitions, int calls) {
-    std::vector<double> seconds;
-    float first = 0;
-    for (int i = 0; i < repetitions; ++i) {
-        const auto start = std::chrono::steady_clock::now();
-        for (int call = 0; call < calls; ++call) arrays->attention(args);
-        arrays->download(&first, args.values[0].out, sizeof first);  // waits for a device
-        const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - start;
-        seconds.push_back(passed.count() / calls);
-    }
-    return seconds;
-}
-
-/// Decoding attention over random rows of n_seqs sequences, a query each: seconds of every repetition, the
-/// bytes of cache that one of them reads without a sparse_threshold, and the share of values that it skips
-/// with one. biased: with a relative_bias (of zeros).
+/// bench::time_attention: seconds, bytes, skipped.
 auto time_attention(int n_heads, int n_kv_heads, int head_dim, const std::string& type_k,
                     const std::string& type_v, int64_t n, int n_seqs, float loud, float sparse_threshold,
                     int repetitions, int calls, bool absorbed, const std::string& isa, int n_threads,
                     bool biased, float score_cap) {
-    if (n < 1 || n_seqs < 1 || n_kv_heads < 1 || n_heads % n_kv_heads || calls < 1)
-        fail(ErrorCode::argument, "nothing to measure");
     const nb::gil_scoped_release release;
     Arrays arrays(isa, n_threads);
-    const Decoding d{n_heads, n_kv_heads, head_dim, n, n_seqs, absorbed};
-    std::vector<StoredRows> planes;
-    planes.emplace_back(arrays.backend(), n * n_seqs, d.width(), n_kv_heads,
-                        require_cache_type(type_k.c_str()));
-    if (!absorbed)
-        planes.emplace_back(arrays.backend(), n * n_seqs, d.width(), n_kv_heads,
-                            require_cache_type(type_v.c_str()));
-    std::minstd_rand random(1);
-    fill_rows(arrays, n * n_seqs, d.width(), planes, random);
-    std::vector<AttentionSequence> sequences = sequences_of(d, planes[0].table.data());
-    const std::span<AttentionSequence> list = sequences;
-    arrays->upload_sequences({&list, 1});
-    const Tensor own = arrays.zeros(n_seqs, d.width());
-    ScoreTerm score{planes[0].rows, own, n_kv_heads, head_dim, random_queries(arrays, d, loud, random)};
-    if (absorbed) score.rope = usual_rope(arrays, d);
-    const ValueTerm value{planes.back().rows, own, absorbed ? 1 : n_kv_heads, d.value_dim(),
-                          arrays.zeros(n_seqs, int64_t(n_heads) * d.value_dim())};
-    const Tensor bias = biased ? arrays.zeros(n_heads, n + 1) : Tensor{};
-    const std::vector<double> seconds = time_calls(arrays,
-                                                   {.sequences = sequences,
-                                                    .scores = {&score, 1},
-                                                    .values = {&value, 1},
-                                                    .n_heads = n_heads,
-                                                    .scale = 1 / std::sqrt(float(head_dim)),
-                                                    .score_cap = score_cap,
-                                                    .relative_bias = bias,
-                                                    .relative_origin = n,
-                                                    .sparse_threshold = sparse_threshold},
-                                                   repetitions, calls);
-    size_t row = 0;
-    for (const StoredRows& plane : planes) row += plane.rows.block_stride / kBlockTokens;
-    const SparseCounts counts = arrays.sparse_counts();
-    const double skipped = counts.rows ? double(counts.skipped) / double(counts.rows) : 0;
-    return std::make_tuple(seconds, n * n_seqs * row, skipped);
+    const bench::AttentionTimes found = bench::time_attention(arrays,
+                                                              {.n_heads = n_heads,
+                                                               .n_kv_heads = n_kv_heads,
+                                                               .head_dim = head_dim,
+                                                               .type_k = require_cache_type(type_k.c_str()),
+                                                               .type_v = require_cache_type(type_v.c_str()),
+                                                               .n = n,
+                                                               .n_seqs = n_seqs,
+                                                               .loud = loud,
+                                                               .sparse_threshold = sparse_threshold,
+                                                               .absorbed = absorbed,
+                                                               .biased = biased,
+                                                               .score_cap = score_cap},
+                                                              repetitions, calls);
+    return std::make_tuple(found.seconds, found.bytes, found.skipped);
 }
 
 }  // namespace

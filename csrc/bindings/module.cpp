@@ -3,7 +3,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings/bindings.h"
-#include "core/thread_pool.h"
+#include "core/processors.h"
 #include "engine/engine.h"
 #include "kernels/cpu/cpu_backend.h"
 

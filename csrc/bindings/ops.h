@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/arrays.h"
 #include "bindings/bindings.h"
 #include "kernels/backend.h"
 
@@ -20,12 +21,10 @@ using I32 = Array<const int32_t>;
 std::shared_ptr<Backend> borrow_backend(const std::string& name, int n_threads);
 
 /// A backend, and NumPy arrays in its memory for as long as this lives.
-class Arrays {
+class Arrays : public bench::Arrays {
   public:
     explicit Arrays(const std::string& backend, int n_threads = 1)
-        : backend_(borrow_backend(backend, n_threads)), counted_(backend_->sparse_counts()) {}
-    Backend& backend() const { return *backend_; }
-    Backend* operator->() const { return backend_.get(); }
+        : bench::Arrays(borrow_backend(backend, n_threads)) {}
 
     /// A float32 array as a matrix of its last dimension.
     Tensor of(const F32& a) {
@@ -37,34 +36,12 @@ class Arrays {
     }
     Tensor of(const I32& a) { return put(a.data(), DType::I32, 1, int64_t(a.size())); }
     Tensor of(const std::vector<int32_t>& a) { return put(a.data(), DType::I32, 1, int64_t(a.size())); }
-    Tensor put(const void* from, DType dtype, int64_t rows, int64_t cols) {
-        const Tensor to = space(dtype, rows, cols);
-        backend_->upload(to, from, to.bytes());
-        return to;
-    }
-    Tensor zeros(int64_t rows, int64_t cols) { return space(DType::F32, rows, cols); }
-
-    /// Since these arrays are there: others had the backend before.
-    SparseCounts sparse_counts() const {
-        const SparseCounts now = backend_->sparse_counts();
-        return {now.rows - counted_.rows, now.skipped - counted_.skipped};
-    }
 
     auto read(Tensor t) const {
         std::vector<float> data(t.rows * t.cols);
-        backend_->download(data.data(), t, t.bytes());
+        backend().download(data.data(), t, t.bytes());
         return numpy_array(std::move(data), {size_t(t.rows), size_t(t.cols)});
     }
-
-  private:
-    Tensor space(DType dtype, int64_t rows, int64_t cols) {
-        buffers_.push_back(backend_->alloc(MemoryKind::scratch, rows * row_bytes(dtype, cols), "an array"));
-        return Tensor(buffers_.back().data.get(), dtype, rows, cols);
-    }
-
-    std::shared_ptr<Backend> backend_;
-    SparseCounts counted_;
-    std::vector<Buffer> buffers_;
 };
 
 void bind_attention_ops(nb::module_& m);

@@ -5,6 +5,7 @@
 
 #include "bindings/bindings.h"
 #include "core/error.h"
+#include "core/processors.h"
 
 namespace slimrt {
 namespace {

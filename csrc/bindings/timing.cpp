@@ -1,127 +1,44 @@
-// What benchmarks time inside C++: weight products over many matrices, and the reading that bounds them.
+// slimrt._core.ops: what benchmarks time inside C++.
+#include "bench/timing.h"
+
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <algorithm>
-#include <chrono>
-
 #include "bindings/ops.h"
 #include "core/error.h"
-#include "core/thread_pool.h"
-#include "kernels/cpu/cpu_backend.h"
 
 namespace slimrt {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-    return std::chrono::duration<double>(Clock::now() - start).count();
+DType type_of(const std::string& name) {
+    const DTypeInfo* const info = find_dtype(name.c_str());
+    if (!info) fail(ErrorCode::argument, "unknown element type '", name, "'");
+    return info->dtype;
 }
 
-/// Sums `bytes` (a multiple of 8) on all threads; seconds.
-double time_read(ThreadPool& pool, const uint64_t* words, int64_t bytes) {
-    const int64_t n = bytes / 8, chunk = 1 << 17;
-    std::atomic<uint64_t> sink{0};
-    const auto start = Clock::now();
-    pool.run((n + chunk - 1) / chunk, [&](int64_t item, int) {
-        const uint64_t* p = words + item * chunk;
-        const int64_t here = std::min(chunk, n - item * chunk) / 8 * 8;
-        uint64_t sums[8] = {};
-        for (int64_t i = 0; i < here; i += 8) {
-            __builtin_prefetch(p + i + 512);  // a page ahead: without it two threads read a tenth less
-            for (int j = 0; j < 8; ++j) sums[j] += p[i + j];
-        }
-        for (const uint64_t s : sums) sink += s;
-    });
-    return seconds_since(start);
-}
-
-/// Reads a buffer far larger than the caches, in huge pages where the system grants them; GB/s of the best
-/// of three passes.
 double read_bandwidth(int n_threads, int megabytes) {
-    if (n_threads < 0 || megabytes < 1) fail(ErrorCode::argument, "n_threads and megabytes must be positive");
-    nb::gil_scoped_release release;
-    const auto backend = open_cpu_backend({.n_threads = n_threads});
-    ThreadPool pool(n_threads ? n_threads : default_threads());
-    const int64_t bytes = int64_t(megabytes) << 20;
-    const Buffer buffer = backend->alloc(MemoryKind::scratch, size_t(bytes), "the bandwidth test");
-    std::fill_n(reinterpret_cast<uint64_t*>(buffer.data.get()), bytes / 8, 1);
-    double best = 0;
-    for (int pass = 0; pass < 3; ++pass) {
-        const double seconds = time_read(pool, reinterpret_cast<uint64_t*>(buffer.data.get()), bytes);
-        best = std::max(best, double(bytes) / seconds / 1e9);
-    }
-    return best;
+    const nb::gil_scoped_release release;
+    return bench::read_bandwidth(n_threads, megabytes);
 }
 
-/// Seconds of each pass over all weights: x [tokens, cols] times matrix after matrix of `rows` rows, and,
-/// for tokens 0, the mere reading of them.
 std::vector<double> time_linear(const Array<const uint8_t>& weights, const std::string& type, int64_t rows,
                                 int64_t cols, int64_t tokens, const std::string& isa, int n_threads,
                                 int passes) {
-    const DTypeInfo* info = find_dtype(type.c_str());
-    if (!info || cols % info->block || rows < 1 || tokens < 0)
-        fail(ErrorCode::argument, "there are no such matrices");
+    const bench::Matrices matrices{{weights.data(), weights.size()}, type_of(type), rows, cols};
+    const nb::gil_scoped_release release;
     Arrays arrays(isa, n_threads);
-    if (!arrays->native(info->dtype)) fail(ErrorCode::argument, "there is no native product for ", type);
-    const size_t matrix = size_t(rows) * row_bytes(info->dtype, cols);
-    std::vector<float> values(tokens * cols);
-    for (size_t i = 0; i < values.size(); ++i) values[i] = float(i * 2654435761 % 1000) / 500 - 1;
-    const Tensor x = arrays.put(values.data(), DType::F32, tokens, cols), out = arrays.zeros(tokens, rows);
-    const int64_t n = int64_t(weights.size() / matrix);
-    const Tensor all = arrays->on_host()
-                           ? Tensor(const_cast<uint8_t*>(weights.data()), info->dtype, n * rows, cols)
-                           : arrays.put(weights.data(), info->dtype, n * rows, cols);
-    nb::gil_scoped_release release;
-    ThreadPool pool(n_threads);
-    float first = 0;
-    std::vector<double> seconds;
-    for (int pass = 0; pass < passes; ++pass) {
-        const auto start = Clock::now();
-        for (int64_t i = 0; tokens > 0 && i < n; ++i) arrays->linear(x, all.rows_of(i * rows, rows), {}, out);
-        if (tokens > 0) arrays->download(&first, out, sizeof first);  // waits for a device
-        seconds.push_back(tokens > 0 ? seconds_since(start)
-                                     : time_read(pool, reinterpret_cast<const uint64_t*>(weights.data()),
-                                                 int64_t(n * matrix)));
-    }
-    return seconds;
+    return bench::time_linear(arrays, matrices, tokens, n_threads, passes);
 }
 
-/// Seconds of every copy of so many bytes inside a backend's memory, as `calls` of them one after another
-/// take.
 std::vector<double> time_copy(size_t bytes, int repetitions, int calls, const std::string& name) {
-    if (bytes < sizeof(float) || calls < 1) fail(ErrorCode::argument, "nothing to copy");
     const nb::gil_scoped_release release;
     Arrays arrays(name);
-    const Tensor from = arrays.zeros(1, int64_t(bytes / sizeof(float))), to = arrays.zeros(1, from.cols);
-    std::vector<double> seconds;
-    float first = 0;
-    for (int i = 0; i < repetitions; ++i) {
-        const auto start = Clock::now();
-        for (int call = 0; call < calls; ++call) arrays->upload(to, from.data, to.bytes());
-        arrays->download(&first, to, sizeof first);  // waits for a device
-        seconds.push_back(seconds_since(start) / calls);
-    }
-    return seconds;
+    return bench::time_copy(arrays, bytes, repetitions, calls);
 }
 
-/// Multiply-adds a second, in 1e9, of dot products in registers on one thread, as a product with this type of
-/// weight and many tokens does them; the best of five.
 double dot_peak(const std::string& type, const std::string& isa) {
-    const DTypeInfo* info = find_dtype(type.c_str());
-    if (!info) fail(ErrorCode::argument, "unknown element type '", type, "'");
-    const bool half = info->dtype == DType::F16 || info->dtype == DType::BF16;
-    nb::gil_scoped_release release;
-    double best = 0;
-    for (int pass = 0; pass < 5; ++pass) {
-        alignas(64) float out[16];
-        const auto start = Clock::now();
-        const int64_t macs =
-            cpu::choose_isa(isa).busy(uint32_t(half ? DType::F16 : info->dtype), 2000000, out);
-        best = std::max(best, double(macs) / seconds_since(start) / 1e9);
-    }
-    return best;
+    const nb::gil_scoped_release release;
+    return bench::dot_peak(type_of(type), isa);
 }
 
 }  // namespace

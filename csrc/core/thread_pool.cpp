@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/processors.h"
 
 namespace slimrt {
 namespace {
@@ -69,8 +70,9 @@ class ThreadPool::Workers {
     void wake();
     void stop();
 
-    std::atomic<uint64_t> state_{0};            // kInside ...
-    alignas(64) std::atomic<int64_t> next_{0};  // written by all: on a cache line without the state
+    std::atomic<uint64_t> state_{0};             // kInside ...
+    alignas(128) std::atomic<int64_t> next_{0};  // written by all: on a cache line (Apple: 128) of its own
+    alignas(128) int n_threads_;
     int64_t n_items_ = 0;
     const std::function<void(int64_t, int)>* fn_ = nullptr;
     std::atomic<int> n_sleeping_{0};
@@ -103,7 +105,7 @@ void ThreadPool::run(int64_t n_items, const std::function<void(int64_t, int)>& f
     workers_->run(n_items, fn);
 }
 
-ThreadPool::Workers::Workers(int n_threads) {
+ThreadPool::Workers::Workers(int n_threads) : n_threads_(n_threads) {
     threads_.reserve(static_cast<size_t>(n_threads));
     try {
         for (int i = 1; i < n_threads; ++i) threads_.emplace_back([this, i] { work(i); });
@@ -144,6 +146,7 @@ void ThreadPool::Workers::drain(int thread) {
 }
 
 void ThreadPool::Workers::work(int thread) {
+    const OnFastCores place(n_threads_);
     uint64_t job = 0;
     for (;;) {
         uint64_t state = await_job_after(job);

@@ -35,8 +35,4 @@ class ThreadPool {
 /// another number has no threads here, and may have locks that nobody will give back.
 unsigned forks_seen();
 
-/// Threads that compute well side by side on this machine: physical (big) cores this process may run on,
-/// within its CPU quota; at least 1.
-int default_threads();
-
 }  // namespace slimrt

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "core/error.h"
+#include "core/processors.h"
 #include "engine/engine.h"
 #include "engine/scope_exit.h"
 #include "model/architecture.h"
@@ -117,6 +118,7 @@ void Engine::forget_encoder_states(int sequence) {
 
 void Engine::encode_some(std::span<const EncodeItem> items, float* states,
                          const Encoder::Progress& progress) {
+    const OnFastCores place(n_threads_);
     KvCache& rows = *decoder_->encoder_states();
     Encoding encoding;
     for (const EncodeItem& item : items) {

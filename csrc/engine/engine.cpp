@@ -7,6 +7,7 @@
 #include <set>
 
 #include "core/error.h"
+#include "core/processors.h"
 #include "engine/scope_exit.h"
 #include "model/architecture.h"
 
@@ -120,6 +121,7 @@ void Engine::append(std::span<const Item> items, bool all_logits, Output output,
 
 void Engine::run_steps(std::span<const Item> items, bool all_logits, Output output, float* out,
                        const Progress& progress, StepObserver observer) {
+    const OnFastCores place(n_threads_);
     int64_t total = 0, done = 0;
     for (const Item& item : items) total += int64_t(item.tokens.size());
     using Clock = std::chrono::steady_clock;

@@ -6,7 +6,7 @@
 #include <set>
 
 #include "core/error.h"
-#include "core/thread_pool.h"
+#include "core/processors.h"
 #include "engine/step.h"
 
 namespace slimrt {

@@ -1,16 +1,23 @@
 // Hammers ThreadPool. Run it under -fsanitize=thread too.
 #include "core/thread_pool.h"
 
+#include <unistd.h>
+
 #include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "core/error.h"
+#include "core/processors.h"
 
+namespace fs = std::filesystem;
 using slimrt::ThreadPool;
 
 namespace {
@@ -96,9 +103,43 @@ void time_jobs(int n_threads, int n_items) {
     std::printf("%3d threads, %3d empty items: %.2f us a job\n", n_threads, n_items, time.count() / n_jobs);
 }
 
+/// A made-up RK3588: CPUs 0 to 3 are A55, 4 to 7 A76, as sysfs describes them, as many as this machine has.
+void check_fast_cores() {
+    const auto here = slimrt::processors();
+    if (here.size() < 2) return;  // what is not there cannot be told apart
+    const fs::path sysfs = fs::temp_directory_path() / ("slimrt-cpus-" + std::to_string(::getpid()));
+    for (size_t i = 0; i < here.size(); ++i) {
+        const fs::path cpu = sysfs / ("cpu" + std::to_string(here[i].number));
+        fs::create_directories(cpu / "topology");
+        std::ofstream(cpu / "cpu_capacity") << (i % 2 ? 1024 : 414) << "\n";
+        std::ofstream(cpu / "topology/thread_siblings_list") << here[i].number << "\n";
+    }
+    const auto all = slimrt::processors(sysfs.string()), fast = slimrt::fast_ones(all);
+    fs::remove_all(sysfs);
+    check(all.size() == here.size() && fast.size() == here.size() / 2, "fast cores are not told apart");
+    check(slimrt::count_cores(fast) == int(fast.size()) && fast[0].number == here[1].number, "wrong cores");
+    const auto runs_on = [](size_t n) { return slimrt::processors().size() == n; };
+    {
+        const slimrt::OnFastCores place(1, fast);
+        check(runs_on(fast.size()), "the caller does not keep to the fast cores");
+        check(slimrt::processors()[0].number == fast[0].number, "it keeps to others");
+        std::thread([&] { check(runs_on(fast.size()), "threads that it starts do not"); }).join();
+    }
+    check(runs_on(here.size()), "CPUs were not given back");
+    {
+        const slimrt::OnFastCores more(int(fast.size()) + 1, fast), alike(1, here);
+        check(runs_on(here.size()), "threads were moved that should not be");
+        ::setenv("SLIMRT_FAST_CORES", "0", 1);
+        const slimrt::OnFastCores off(1, fast);
+        check(runs_on(here.size()), "SLIMRT_FAST_CORES=0 does not turn it off");
+        ::unsetenv("SLIMRT_FAST_CORES");
+    }
+}
+
 }  // namespace
 
 int main() {
+    check_fast_cores();
     for (int n_threads : {1, 2, 3, 8}) hammer(n_threads, 3000);
     for (int i = 0; i < 200; ++i) ThreadPool pool(4);  // ends while workers start, spin or sleep
     check_thread_numbers();

@@ -43,7 +43,7 @@ class AgingMode : public AbsorbingMode {
     int columns(const AttnConfig& c, const Level& level) const;
     std::vector<Tensor> rows_of(Backend& backend, const AttnInput& in, std::vector<Tensor> kv) const;
     Tensor as_kept(Backend& backend, const AttnInput& in, Tensor x) const;
-    ScoreTerm keys(const ReadInput& in, Rows rows, Tensor fresh, int64_t origin) const;
+    ScoreTerm scored_keys(const ReadInput& in, Rows rows, Tensor fresh, int64_t origin) const;
 };
 
 }  // namespace slimrt

@@ -1,0 +1,111 @@
+#include "bench/attention.h"
+
+#include <chrono>
+#include <cmath>
+#include <random>
+#include <span>
+
+#include "bench/stored_rows.h"
+
+namespace slimrt::bench {
+namespace {
+
+/// Random rows; new ones only now and then, since they take long to make.
+void fill_rows(Arrays& arrays, int64_t n, int width, std::span<StoredRows> planes, std::minstd_rand& random) {
+    constexpr int64_t kRows = 8 * kBlockTokens, kNew = 32;
+    std::normal_distribution<float> normal;
+    std::vector<float> values(kRows * width);
+    const Tensor rows = arrays.zeros(kRows, width);
+    for (int64_t first = 0; first < n; first += rows.rows) {
+        if (first % (kNew * rows.rows) == 0) {
+            for (float& x : values) x = normal(random);
+            arrays->upload(rows, values.data(), rows.bytes());
+        }
+        for (StoredRows& plane : planes)
+            plane.store(arrays.backend(), rows.rows_of(0, std::min(rows.rows, n - first)), first);
+    }
+}
+
+Tensor random_queries(Arrays& arrays, const Decoding& d, std::minstd_rand& random) {
+    std::normal_distribution<float> normal;
+    std::vector<float> values(d.n_seqs * d.n_heads * d.head_dim);
+    for (float& x : values) x = d.loud * normal(random);
+    return arrays.put(values.data(), DType::F32, d.n_seqs, int64_t(d.n_heads) * d.head_dim);
+}
+
+/// Rotations of all positions, each pair at its usual pace.
+Rope usual_rope(Arrays& arrays, const Decoding& d) {
+    std::vector<float> table;
+    for (int64_t position = 0; position <= d.n; ++position)
+        for (int i = 0; i < d.head_dim; i += 2) {
+            const float angle = float(position) * std::pow(1e4f, -float(i) / float(d.head_dim));
+            table.insert(table.end(), {std::cos(angle), std::sin(angle)});
+        }
+    return {arrays.put(table.data(), DType::F32, d.n + 1, d.head_dim), d.head_dim, false};
+}
+
+std::vector<AttentionSequence> sequences_of(const Decoding& d, const int32_t* table) {
+    const int64_t blocks = (d.n + kBlockTokens - 1) / kBlockTokens;
+    std::vector<AttentionSequence> sequences;
+    for (int i = 0; i < d.n_seqs; ++i)
+        sequences.push_back({.query = i,
+                             .n_queries = 1,
+                             .position = d.n,
+                             .end = std::min(d.n, d.n * d.n_seqs - i * blocks * kBlockTokens),
+                             .table = table + i * blocks});
+    return sequences;
+}
+
+/// Seconds of a call, a number for each repetition of `calls` calls.
+std::vector<double> time_calls(Arrays& arrays, const AttentionArgs& args, int repetitions, int calls) {
+    std::vector<double> seconds;
+    float first = 0;
+    for (int i = 0; i < repetitions; ++i) {
+        const auto start = std::chrono::steady_clock::now();
+        for (int call = 0; call < calls; ++call) arrays->attention(args);
+        arrays->download(&first, args.values[0].out, sizeof first);  // waits for a device
+        const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - start;
+        seconds.push_back(passed.count() / calls);
+    }
+    return seconds;
+}
+
+}  // namespace
+
+AttentionTimes time_attention(Arrays& arrays, const Decoding& d, int repetitions, int calls) {
+    if (d.n < 1 || d.n_seqs < 1 || d.n_kv_heads < 1 || d.n_heads % d.n_kv_heads || calls < 1)
+        fail(ErrorCode::argument, "nothing to measure");
+    std::vector<StoredRows> planes;
+    planes.emplace_back(arrays.backend(), d.n * d.n_seqs, d.width(), d.n_kv_heads, d.type_k);
+    if (!d.absorbed) planes.emplace_back(arrays.backend(), d.n * d.n_seqs, d.width(), d.n_kv_heads, d.type_v);
+    std::minstd_rand random(1);
+    fill_rows(arrays, d.n * d.n_seqs, d.width(), planes, random);
+    std::vector<AttentionSequence> sequences = sequences_of(d, planes[0].table.data());
+    const std::span<AttentionSequence> list = sequences;
+    arrays->upload_sequences({&list, 1});
+    const Tensor own = arrays.zeros(d.n_seqs, d.width());
+    ScoreTerm score{planes[0].rows, own, d.n_kv_heads, d.head_dim, random_queries(arrays, d, random)};
+    if (d.absorbed) score.rope = usual_rope(arrays, d);
+    const ValueTerm value{planes.back().rows, own, d.absorbed ? 1 : d.n_kv_heads, d.value_dim(),
+                          arrays.zeros(d.n_seqs, int64_t(d.n_heads) * d.value_dim())};
+    const Tensor bias = d.biased ? arrays.zeros(d.n_heads, d.n + 1) : Tensor{};
+    AttentionTimes found;
+    found.seconds = time_calls(arrays,
+                               {.sequences = sequences,
+                                .scores = {&score, 1},
+                                .values = {&value, 1},
+                                .n_heads = d.n_heads,
+                                .scale = 1 / std::sqrt(float(d.head_dim)),
+                                .score_cap = d.score_cap,
+                                .relative_bias = bias,
+                                .relative_origin = d.n,
+                                .sparse_threshold = d.sparse_threshold},
+                               repetitions, calls);
+    for (const StoredRows& plane : planes)
+        found.bytes += size_t(d.n * d.n_seqs) * (plane.rows.block_stride / kBlockTokens);
+    const SparseCounts counts = arrays.sparse_counts();
+    found.skipped = counts.rows ? double(counts.skipped) / double(counts.rows) : 0;
+    return found;
+}
+
+}  // namespace slimrt::bench

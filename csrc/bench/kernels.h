@@ -1,0 +1,28 @@
+// Tables of what single kernels take on this machine.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "bench/json.h"
+
+namespace slimrt::bench {
+
+/// What to measure with. isa "": the best. Medians of so many turns.
+struct Effort {
+    std::string isa;
+    std::vector<int> threads;
+    int megabytes = 256;               // of weights of one type together, more than caches have
+    int64_t rows = 1024, cols = 4096;  // of a matrix
+    int64_t cached = 8192;             // rows that attention reads
+    int turns = 5;
+};
+
+/// GB/s of reading memory, by threads.
+std::vector<Json> bandwidth(const Effort& effort);
+/// Products of each type of weight with 1, 8 and 64 tokens, beside the mere reading of the weights.
+std::vector<Json> products(const Effort& effort);
+/// Decoding attention in modes kv and k (absorbed), of rows of each type.
+std::vector<Json> attention(const Effort& effort);
+
+}  // namespace slimrt::bench

@@ -1,0 +1,109 @@
+#include "bench/timing.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+
+#include "core/error.h"
+#include "core/processors.h"
+#include "core/thread_pool.h"
+#include "kernels/cpu/cpu_backend.h"
+
+namespace slimrt::bench {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+    return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+/// Sums `bytes` (a multiple of 8) on all threads; seconds.
+double time_read(ThreadPool& pool, const uint64_t* words, int64_t bytes) {
+    const int64_t n = bytes / 8, chunk = 1 << 17;
+    std::atomic<uint64_t> sink{0};
+    const auto start = Clock::now();
+    pool.run((n + chunk - 1) / chunk, [&](int64_t item, int) {
+        const uint64_t* p = words + item * chunk;
+        const int64_t here = std::min(chunk, n - item * chunk) / 8 * 8;
+        uint64_t sums[8] = {};
+        for (int64_t i = 0; i < here; i += 8) {
+            __builtin_prefetch(p + i + 512);  // a page ahead: without it two threads read a tenth less
+            for (int j = 0; j < 8; ++j) sums[j] += p[i + j];
+        }
+        for (const uint64_t s : sums) sink += s;
+    });
+    return seconds_since(start);
+}
+
+}  // namespace
+
+double read_bandwidth(int n_threads, int megabytes) {
+    if (n_threads < 0 || megabytes < 1) fail(ErrorCode::argument, "n_threads and megabytes must be positive");
+    const auto backend = open_cpu_backend({.n_threads = n_threads});
+    ThreadPool pool(n_threads ? n_threads : default_threads());
+    const int64_t bytes = int64_t(megabytes) << 20;
+    const Buffer buffer = backend->alloc(MemoryKind::scratch, size_t(bytes), "the bandwidth test");
+    std::fill_n(reinterpret_cast<uint64_t*>(buffer.data.get()), bytes / 8, 1);
+    double best = 0;
+    for (int pass = 0; pass < 3; ++pass) {
+        const double seconds = time_read(pool, reinterpret_cast<uint64_t*>(buffer.data.get()), bytes);
+        best = std::max(best, double(bytes) / seconds / 1e9);
+    }
+    return best;
+}
+
+std::vector<double> time_linear(Arrays& arrays, const Matrices& weights, int64_t tokens, int n_threads,
+                                int passes) {
+    if (weights.cols % dtype_info(weights.type).block || weights.rows < 1 || tokens < 0)
+        fail(ErrorCode::argument, "there are no such matrices");
+    if (!arrays->native(weights.type))
+        fail(ErrorCode::argument, "there is no native product for ", dtype_info(weights.type).name);
+    const int64_t rows = weights.rows, cols = weights.cols, n = weights.count();
+    std::vector<float> values(tokens * cols);
+    for (size_t i = 0; i < values.size(); ++i) values[i] = float(i * 2654435761 % 1000) / 500 - 1;
+    const Tensor x = arrays.put(values.data(), DType::F32, tokens, cols), out = arrays.zeros(tokens, rows);
+    const uint8_t* const bytes = weights.bytes.data();
+    const Tensor all = arrays->on_host() ? Tensor(const_cast<uint8_t*>(bytes), weights.type, n * rows, cols)
+                                         : arrays.put(bytes, weights.type, n * rows, cols);
+    ThreadPool pool(n_threads);
+    float first = 0;
+    std::vector<double> seconds;
+    for (int pass = 0; pass < passes; ++pass) {
+        const auto start = Clock::now();
+        for (int64_t i = 0; tokens > 0 && i < n; ++i) arrays->linear(x, all.rows_of(i * rows, rows), {}, out);
+        if (tokens > 0) arrays->download(&first, out, sizeof first);  // waits for a device
+        seconds.push_back(tokens > 0 ? seconds_since(start)
+                                     : time_read(pool, reinterpret_cast<const uint64_t*>(bytes),
+                                                 n * int64_t(weights.of_one())));
+    }
+    return seconds;
+}
+
+std::vector<double> time_copy(Arrays& arrays, size_t bytes, int repetitions, int calls) {
+    if (bytes < sizeof(float) || calls < 1) fail(ErrorCode::argument, "nothing to copy");
+    const Tensor from = arrays.zeros(1, int64_t(bytes / sizeof(float))), to = arrays.zeros(1, from.cols);
+    std::vector<double> seconds;
+    float first = 0;
+    for (int i = 0; i < repetitions; ++i) {
+        const auto start = Clock::now();
+        for (int call = 0; call < calls; ++call) arrays->upload(to, from.data, to.bytes());
+        arrays->download(&first, to, sizeof first);  // waits for a device
+        seconds.push_back(seconds_since(start) / calls);
+    }
+    return seconds;
+}
+
+double dot_peak(DType type, const std::string& isa) {
+    const bool half = type == DType::F16 || type == DType::BF16;
+    double best = 0;
+    for (int pass = 0; pass < 5; ++pass) {
+        alignas(64) float out[16];
+        const auto start = Clock::now();
+        const int64_t macs = cpu::choose_isa(isa).busy(uint32_t(half ? DType::F16 : type), 2000000, out);
+        best = std::max(best, double(macs) / seconds_since(start) / 1e9);
+    }
+    return best;
+}
+
+}  // namespace slimrt::bench
