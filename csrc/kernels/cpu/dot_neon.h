@@ -61,8 +61,7 @@ constexpr int panel_vectors = 1, panel_min = 4;
 
 template <bool is_wide>
 static inline PanelSums dot(PanelSums acc, PanelCodes w, PanelCodes x) {
-    const int16x8_t low = vmull_s8(vget_low_s8(w), vget_low_s8(x)), high = vmull_high_s8(w, x);
-    return vpadalq_s16(acc, vpaddq_s16(low, high));
+    return add_fours(acc, w, x);
 }
 
 /// Codes: the element goes to all lanes first.
