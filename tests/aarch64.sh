@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Runs the tests on emulated AArch64 CPUs. Usage: tests/aarch64.sh BUILD_DIR [pytest arguments]
-# CPUS: which, each `cpu` or `cpu/page size` as qemu names them. Needs Debian (or what has its tools and archive), slimrt's
-# build requirements (installed here if missing) and 400 MB in BUILD_DIR, which a second run finds there. docs/testing.md.
+# CPUS: which, each `cpu` or `cpu/page size` as qemu names them; none: compiles, and runs nothing yet. Needs Debian (or what
+# has its tools and archive), what builds slimrt (installed here if missing), and 400 MB in BUILD_DIR, which stay for the
+# next run. docs/testing.md.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-[ $# -ge 1 ] || { sed -n '2,4s/^# //p' "$0"; exit 2; }
+[ $# -ge 1 ] || { sed -n '2,5s/^# //p' "$0"; exit 2; }
 mkdir -p "$1"
 build=$(realpath "$1") root=$(realpath "$1")/root venv=$(realpath "$1")/venv
 shift
@@ -81,7 +82,7 @@ build_core
 export OPENBLAS_NUM_THREADS=1 PYTHONPYCACHEPREFIX=$build/pycache  # to compile Python is slow too
 unset PYTHONDONTWRITEBYTECODE
 failed=0
-for cpu in ${CPUS:-cortex-a53 cortex-a76 max,sve=off,sme=off cortex-a76/16384}; do
+for cpu in ${CPUS-cortex-a53 cortex-a76 max,sve=off,sme=off cortex-a76/16384}; do
     export QEMU_CPU=${cpu%%/*} QEMU_PAGESIZE=4096
     [ "$cpu" = "$QEMU_CPU" ] || QEMU_PAGESIZE=${cpu##*/}
     "$venv/bin/python" -c "import os, slimrt._core as core; pages = os.sysconf('SC_PAGE_SIZE')

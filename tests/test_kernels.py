@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+
 import gguf
 import numpy as np
 import pytest
@@ -62,6 +64,22 @@ def narrowed(x: np.ndarray, type_name: str) -> np.ndarray:
     if type_name == "bf16":
         return (np.asarray(rounded(single, "bf16"), np.float32).view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
     return single.astype({"f32": np.float32, "f16": np.float16}[type_name]).view(np.uint8)
+
+
+# What the emulator was told to be, and the best instruction set there.
+EMULATED = {
+    "cortex-a53": "neon",
+    "cortex-a72": "neon",
+    "cortex-a55": "neon_dot",
+    "cortex-a76": "neon_dot",
+    "neoverse-n1": "neon_dot",
+    "max,sve=off,sme=off": "neon_dot",
+}
+
+
+@pytest.mark.skipif(os.environ.get("QEMU_CPU") not in EMULATED, reason="not one of the emulated CPUs")
+def test_the_best_instruction_set_of_a_cpu():
+    assert ISAS[0] == EMULATED[os.environ["QEMU_CPU"]]
 
 
 def test_the_portable_kernels_are_always_there():

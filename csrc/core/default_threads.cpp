@@ -10,6 +10,8 @@
 
 #ifdef __linux__
 #include <sched.h>
+#elif defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 namespace slimrt {
@@ -70,6 +72,17 @@ int quota() {
     }
     return static_cast<int>(std::ceil(least));
 }
+#elif defined(__APPLE__)
+/// The physical cores of the fastest kind (level 0); older systems have one kind.
+int usable_cores() {
+    for (const char* name : {"hw.perflevel0.physicalcpu", "hw.physicalcpu"}) {
+        int cores = 0;
+        size_t bytes = sizeof cores;
+        if (::sysctlbyname(name, &cores, &bytes, nullptr, 0) == 0 && cores > 0) return cores;
+    }
+    return 0;
+}
+int quota() { return 0; }
 #else
 int usable_cores() { return 0; }
 int quota() { return 0; }

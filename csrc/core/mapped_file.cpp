@@ -14,6 +14,7 @@
 #include <system_error>
 
 #include "core/error.h"
+#include "core/huge_pages.h"
 
 namespace slimrt {
 namespace {
@@ -22,11 +23,11 @@ namespace {
     fail(ErrorCode::io, "cannot read '", path, "': ", std::generic_category().message(reason));
 }
 
-/// Where the system keeps files in huge pages, what is not in memory yet is read into such: two threads then
-/// read weights 5 to 20 % faster than from small pages.
-void wish_for_huge_pages([[maybe_unused]] void* data, [[maybe_unused]] size_t bytes) {
-#ifdef MADV_HUGEPAGE
-    ::madvise(data, bytes, MADV_HUGEPAGE);
+timespec time_of_change(const struct stat& status) {
+#ifdef __APPLE__
+    return status.st_mtimespec;
+#else
+    return status.st_mtim;
 #endif
 }
 
@@ -88,7 +89,7 @@ MappedFile::MappedFile(const std::string& path) : path_(path) {
         mapped = ::mmap(nullptr, static_cast<size_t>(bytes), PROT_READ, MAP_SHARED, descriptor_, 0);
         if (mapped == MAP_FAILED)
             reason = errno;
-        else
+        else  // what is not in memory yet is read into such pages: two threads read it 5 to 20 % faster then
             wish_for_huge_pages(mapped, static_cast<size_t>(bytes));
     }
     if (reason != 0 || !regular) ::close(descriptor_);
@@ -96,7 +97,7 @@ MappedFile::MappedFile(const std::string& path) : path_(path) {
     if (!regular) fail(ErrorCode::io, "cannot read '", path, "': it is not a regular file");
     data_ = static_cast<const std::byte*>(mapped);
     size_ = static_cast<size_t>(bytes);
-    changed_ = status.st_mtim;
+    changed_ = time_of_change(status);
     watch(this);
 }
 
@@ -109,8 +110,9 @@ MappedFile::~MappedFile() {
 void MappedFile::require_unchanged() const {
     struct stat now{};
     const bool known = ::fstat(descriptor_, &now) == 0;
-    if (known && static_cast<uint64_t>(now.st_size) == size_ && now.st_mtim.tv_sec == changed_.tv_sec &&
-        now.st_mtim.tv_nsec == changed_.tv_nsec)
+    const timespec changed = time_of_change(now);
+    if (known && static_cast<uint64_t>(now.st_size) == size_ && changed.tv_sec == changed_.tv_sec &&
+        changed.tv_nsec == changed_.tv_nsec)
         return;
     fail(ErrorCode::io, "'", path_,
          "' was changed while it was in use: load it again (a file that replaces it by its name does no "

@@ -1,10 +1,30 @@
 #include "core/memory_info.h"
 
+#ifdef __APPLE__
+#include <mach/mach.h>
+#else
 #include <algorithm>
 #include <fstream>
 #include <string>
+#endif
 
 namespace slimrt {
+#ifdef __APPLE__
+
+/// Free pages, and those that were not used of late: the system takes them first.
+uint64_t available_memory() {
+    const mach_port_t host = ::mach_host_self();
+    vm_statistics64_data_t pages{};
+    mach_msg_type_number_t count = HOST_VM_INFO64_COUNT;
+    vm_size_t page_bytes = 0;
+    const bool known = ::host_page_size(host, &page_bytes) == KERN_SUCCESS &&
+                       ::host_statistics64(host, HOST_VM_INFO64, reinterpret_cast<host_info64_t>(&pages),
+                                           &count) == KERN_SUCCESS;
+    ::mach_port_deallocate(::mach_task_self(), host);
+    return known ? (uint64_t{pages.free_count} + pages.inactive_count) * page_bytes : 0;
+}
+
+#else
 namespace {
 
 /// A file holding one number; 0 when there is none ("max" included).
@@ -38,4 +58,5 @@ uint64_t available_memory() {
     return available;
 }
 
+#endif
 }  // namespace slimrt

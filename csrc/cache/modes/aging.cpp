@@ -95,7 +95,7 @@ void AgingMode::dense_of_stored(Backend& backend, const ReadInput& in, int64_t b
 }
 
 /// The scores of rows whose positions count from `origin` on.
-ScoreTerm AgingMode::keys(const ReadInput& in, Rows rows, Tensor fresh, int64_t origin) const {
+ScoreTerm AgingMode::scored_keys(const ReadInput& in, Rows rows, Tensor fresh, int64_t origin) const {
     ScoreTerm term{rows, fresh, in.config.n_kv_heads, in.config.head_dim, in.q};
     if (in.rope && raw_keys()) {
         term.rope = in.rope;
@@ -112,7 +112,7 @@ void AgingMode::absorbed(Backend& backend, const ReadInput& in, const Written& o
     bool merge = false;
     const auto attend = [&](std::span<const AttentionSequence> sequences, const std::vector<Rows>& rows,
                             const Written& fresh, int64_t origin, int dim) {
-        const ScoreTerm scores[] = {keys(in, rows[0], fresh.plane(0), origin)};
+        const ScoreTerm scores[] = {scored_keys(in, rows[0], fresh.plane(0), origin)};
         const ValueTerm values[] = {{rows[1], fresh.plane(1), heads, dim, to}};
         AttentionArgs args = attention_args(in, scores, values);
         args.sequences = sequences;
@@ -134,7 +134,7 @@ void AgingMode::absorbed(Backend& backend, const ReadInput& in, const Written& o
 
 void AgingMode::materialised(Backend& backend, const ReadInput& in, const Written& own, Tensor out) const {
     const AttnConfig& c = in.config;
-    const ScoreTerm scores[] = {keys(in, dense_rows(in.dense.planes[0], 0), own.dense[0], 0)};
+    const ScoreTerm scores[] = {scored_keys(in, dense_rows(in.dense.planes[0], 0), own.dense[0], 0)};
     const ValueTerm values[] = {
         {dense_rows(in.dense.planes.back(), 0), own.dense.back(), c.n_kv_heads, c.head_dim, out}};
     AttentionArgs args = attention_args(in, scores, values);

@@ -42,7 +42,7 @@ class AgingMode : public AbsorbingMode {
     Levels levels(const AttnConfig& c) const;
     int columns(const AttnConfig& c, const Level& level) const;
     std::vector<Tensor> rows_of(Backend& backend, const AttnInput& in, std::vector<Tensor> kv) const;
-    ScoreTerm keys(const ReadInput& in, Rows rows, Tensor fresh, int64_t origin) const;
+    ScoreTerm scored_keys(const ReadInput& in, Rows rows, Tensor fresh, int64_t origin) const;
 };
 
 }  // namespace slimrt

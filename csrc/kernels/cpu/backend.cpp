@@ -160,7 +160,8 @@ size_t CpuBackend::max_packed(Tensor x, int n_heads, std::span<const Product> pr
         for (const LinearKernel* kernel = isa_.linear; kernel->product; ++kernel) {
             if (kernel->weight_type != number(dtype) || n < std::max<int64_t>(kernel->min_tokens, 1))
                 continue;
-            max_bytes = std::max(max_bytes, n * n_heads * packed_stride(*kernel, n, x.cols / n_heads));
+            max_bytes =
+                std::max<size_t>(max_bytes, n * n_heads * packed_stride(*kernel, n, x.cols / n_heads));
             n = kernel->min_tokens - 1;
         }
         bytes += max_bytes;

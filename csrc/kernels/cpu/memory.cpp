@@ -7,6 +7,7 @@
 #include <string>
 
 #include "core/error.h"
+#include "core/huge_pages.h"
 #include "core/memory_info.h"
 
 namespace slimrt::cpu {
@@ -55,7 +56,7 @@ Buffer Memory::alloc(MemoryKind kind, size_t bytes, const char* what) {
 }
 
 void Memory::touch(std::byte* data, size_t bytes) {
-    if (bytes >= 2 * kHugePage) madvise(data, bytes, MADV_HUGEPAGE);  // only a wish
+    if (bytes >= 2 * kHugePage) wish_for_huge_pages(data, bytes);
     const size_t page = sysconf(_SC_PAGESIZE);
     pool_->run((bytes + kTouchChunk - 1) / kTouchChunk, [=](int64_t item, int) {
         const size_t first = item * kTouchChunk, end = std::min(bytes, first + kTouchChunk);
