@@ -7,6 +7,7 @@ struct Vec {
     float32x4_t v;
 };
 constexpr int lanes = 4, registers = 32, vectors_at_once = 2;
+constexpr bool loads_groups = true;
 
 /// A vector, or a number, from any address.
 template <class To>
@@ -79,6 +80,39 @@ static inline Vec load_codes(FewBits<4>, const uint8_t* row, int64_t column) {
     const uint32_t bytes = load_as<uint32_t>(row + column / 32 * 16 + column % 16);
     const uint32_t codes = bytes >> (column >> 2 & 4) & 0x0f0f0f0f;
     return to_floats(vget_low_u16(vmovl_u8(vcreate_u8(codes))));
+}
+
+/// All 32 codes of a group, which is at p.
+static inline void to_floats(uint16x8_t codes, Vec* to) {
+    to[0] = to_floats(vget_low_u16(codes));
+    to[1] = to_floats(vget_high_u16(codes));
+}
+static inline void to_floats(uint8x16_t codes, Vec* to) {
+    to_floats(vmovl_u8(vget_low_u8(codes)), to);
+    to_floats(vmovl_high_u8(codes), to + 2);
+}
+static inline void load_group(FewBits<2>, const uint8_t* p, Vec (&to)[8]) {
+    const uint8x16_t bytes = vcombine_u8(load_as<uint8x8_t>(p), vdup_n_u8(0));
+    const uint8x16_t first = {0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3};
+    const int8x16_t shifts = {0, -2, -4, -6, 0, -2, -4, -6, 0, -2, -4, -6, 0, -2, -4, -6};
+    for (int i = 0; i < 2; ++i) {
+        const uint8x16_t each = vqtbl1q_u8(bytes, first + static_cast<uint8_t>(4 * i));
+        to_floats(vshlq_u8(each, shifts) & uint8_t{3}, to + 4 * i);
+    }
+}
+static inline void load_group(FewBits<3>, const uint8_t* p, Vec (&to)[8]) {
+    const uint8x16_t bytes = vcombine_u8(load_as<uint8x8_t>(p), read_four_bytes(p + 8));
+    const uint8x16_t first = {0, 1, 0, 1, 0, 1, 1, 2, 1, 2, 1, 2, 2, 3, 2, 3};  // two bytes that each is in
+    const int16x8_t shifts = {0, -3, -6, -1, -4, -7, -2, -5};
+    for (int i = 0; i < 4; ++i) {
+        const uint8x16_t each = vqtbl1q_u8(bytes, first + static_cast<uint8_t>(3 * i));
+        to_floats(vshlq_u16(vreinterpretq_u16_u8(each), shifts) & uint16_t{7}, to + 2 * i);
+    }
+}
+static inline void load_group(FewBits<4>, const uint8_t* p, Vec (&to)[8]) {
+    const uint8x16_t bytes = load_as<uint8x16_t>(p);
+    to_floats(bytes & uint8_t{15}, to);
+    to_floats(bytes >> uint8_t{4}, to + 4);
 }
 
 /// Dot products of Int8 rows with integers: 16 codes times digits, both signed.
