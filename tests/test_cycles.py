@@ -34,6 +34,13 @@ def test_the_loop_is_the_innermost():
     assert loop.apple_bound() == pytest.approx(2 / 3)  # two loads of three a cycle
 
 
+def test_what_returns_is_no_loop():
+    [loop] = cycles.inner_loops(
+        [*NESTED[:7], (0x1C, "ret"), (0x20, "fmla v0.4s, v1.4s, v2.4s"), (0x24, "b 0x14 <f+0x14>")]
+    )
+    assert loop.code[0] == "ldp q0, q1, [x1], #0x20"
+
+
 @pytest.mark.parametrize(
     ("code", "macs"),
     [

@@ -149,13 +149,15 @@ BRANCH = re.compile(r"(b(?:\.\w+)?|cbn?z|tbn?z)\s+(.*,\s*)?0x([0-9a-f]+)\b")
 
 
 def inner_loops(code: list[tuple[int, str]]) -> list[Loop]:
-    """What lies between a branch backwards and where it goes, without another such inside."""
+    """What lies between a branch backwards and where it goes, without another such, or a return, inside."""
     at = {address: i for i, (address, _) in enumerate(code)}
     spans = []
     for i, (address, line) in enumerate(code):
         branch = BRANCH.match(line)
         if branch and int(branch[3], 16) <= address and int(branch[3], 16) in at:
-            spans.append((at[int(branch[3], 16)], i))
+            first = at[int(branch[3], 16)]
+            if not any(line == "ret" for _, line in code[first:i]):  # else what is rarely needed goes back from the end
+                spans.append((first, i))
     inner = [a for a in spans if not any(b != a and a[0] <= b[0] and b[1] <= a[1] for b in spans)]
     loops = []
     for first, last in inner:

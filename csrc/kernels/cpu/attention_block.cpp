@@ -30,7 +30,7 @@ template <class Rows>
 void score_head(Queries q, int64_t n_q, const Head<Rows>& head, int64_t n, float scale, Prefetch& next,
                 float* s) {
     int64_t m = 0;
-    if constexpr (integer_scores && Rows::is_int8) {
+    if constexpr (integer_scores && transposes_scores && Rows::is_int8) {
         if (q.packed && worth_transposing(n_q, q.dim)) {
             alignas(64) Int8 copy[kBlockTokens * kMaxTransposedDim];
             integer_scores_of(q, n_q, whole_block(head.rows, n, q.dim, copy), scale, next, s);

@@ -174,9 +174,20 @@ void add_groups(const Product<Rows>& x, int64_t m, int64_t column, const GroupWe
     }
     for (int64_t i = 0; i < x.n; ++i) {
         const auto row = x.rows.row(i) + column;
+        if constexpr (loads_groups) {
+#pragma GCC unroll 2
+            for (int g = 0; g < G; ++g) {
+                Vec codes[V];
+                load_row(row + g * StoredFew<4>::kGroup, codes);
+                const Vec weight = splat(groups[g].weights[i]);
+#pragma GCC unroll 8
+                for (int j = 0; j < V; ++j) acc[g * V + j] = fma(weight, codes[j], acc[g * V + j]);
+            }
+        } else {
 #pragma GCC unroll 16
-        for (int j = 0; j < G * V; ++j)
-            acc[j] = fma(splat(groups[j / V].weights[i]), load(row + j * lanes), acc[j]);
+            for (int j = 0; j < G * V; ++j)
+                acc[j] = fma(splat(groups[j / V].weights[i]), load(row + j * lanes), acc[j]);
+        }
     }
 #pragma GCC unroll 16
     for (int j = 0; j < G * V; ++j) store(out + j * lanes, acc[j]);

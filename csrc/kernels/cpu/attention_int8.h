@@ -7,6 +7,8 @@
 namespace slimrt::cpu::SLIMRT_ISA {
 namespace {
 
+constexpr int64_t kCodes = 4 * lanes;  // of a vector
+
 /// A q that is packed, or floats.
 struct Queries {
     const float* floats;
@@ -22,7 +24,7 @@ void integer_dots_tile(Queries q, Rows rows, int64_t n, float scale, float* out)
     constexpr int R = tile / Q, half = R / 2;
     using Codes = decltype(raised(rows.row(0)));
     using Sums = decltype(no_sums(Codes{}));
-    const int64_t dim = q.dim, whole = dim / 64 * 64;
+    const int64_t dim = q.dim, whole = dim / kCodes * kCodes;
     const int8_t *high[Q], *low[Q];
     const PackedQuery* query[Q];
     for (int m = 0; m < Q; ++m) {
@@ -53,7 +55,7 @@ void integer_dots_tile(Queries q, Rows rows, int64_t n, float scale, float* out)
                 }
             }
         };
-        for (int64_t d = 0; d < whole; d += 64) step(d, [](auto p) { return raised(p); });
+        for (int64_t d = 0; d < whole; d += kCodes) step(d, [](auto p) { return raised(p); });
         if (whole < dim) step(whole, [left = dim - whole](auto p) { return raised_part(p, left); });
 #pragma GCC unroll 4
         for (int m = 0; m < Q; ++m) {
@@ -62,15 +64,17 @@ void integer_dots_tile(Queries q, Rows rows, int64_t n, float scale, float* out)
         }
     }
     float all[tile];
-    store(all, sums(dots));
+    for (int i = 0; i < tile; i += lanes) store(all + i, sums(dots + i));
     for (int m = 0; m < Q; ++m) {
         for (int i = 0; i < R && i < n; ++i)
             out[m * kBlockTokens + i] = all[m * R + i] * (scale * query[m]->scale);
     }
 }
 
+/// Scores: to add the lanes of few is not worth transposing rows.
+constexpr bool transposes_scores = lanes > 4;
 /// Fewer queries than this do not pay for transposing rows.
-constexpr int64_t kMinQueriesToTranspose = 2;
+constexpr int64_t kMinQueriesToTranspose = lanes > 4 ? 2 : 1;
 constexpr int64_t kMaxTransposedDim = 1280;  // whole rows of an encoder, too
 
 inline bool worth_transposing(int64_t n_q, int64_t dim) {
@@ -172,8 +176,8 @@ inline bool split_weights(const float* p, int64_t n, WeightDigits* digits) {
     return true;
 }
 
-/// 64 columns of Q queries: out = factor * out + weights * rows, the rows transposed to quadruples of four
-/// rows.
+/// kCodes columns of Q queries: out = factor * out + weights * rows, the rows transposed to quadruples of
+/// four rows.
 template <int Q, class Rows, class Codes>
 void integer_columns(const Product<Rows>& x, int64_t m, int64_t column, const WeightDigits* digits,
                      const Codes (*quads)[4]) {
@@ -184,7 +188,9 @@ void integer_columns(const Product<Rows>& x, int64_t m, int64_t column, const We
 #pragma GCC unroll 4
         for (int j = 0; j < 4; ++j) highs[k][j] = lows[k][j] = no_sums(Codes{});
     }
-    for (int64_t t = 0; t < kBlockTokens / 4; ++t) {
+    int64_t n = kBlockTokens / 4;
+    if constexpr (lanes < 16) asm("" : "+r"(n));  // unrolled, it would want more registers than there are
+    for (int64_t t = 0; t < n; ++t) {
 #pragma GCC unroll 2
         for (int k = 0; k < Q; ++k) {
             const Codes high = four_digits(Codes{}, digits[k].high + 4 * t);
@@ -218,7 +224,7 @@ bool integer_values(const Product<Rows>& x, int64_t dim, Prefetch& next) {
     for (int64_t m = 0; m < x.n_q; ++m) {
         if (!split_weights(x.p + m * x.ld, x.n, digits + m)) return false;
     }
-    for (int64_t column = 0; column < dim; column += 64) {
+    for (int64_t column = 0; column < dim; column += kCodes) {
         Codes quads[kBlockTokens / 4][4];
         const auto* row = x.rows.row(0) + column;
         for (auto& quad : quads) {
@@ -227,7 +233,7 @@ bool integer_values(const Product<Rows>& x, int64_t dim, Prefetch& next) {
         }
         int64_t m = 0;
         const auto with = [&](auto kernel, int64_t step) {
-            next.some(64 * kBlockTokens * step / x.n_q);
+            next.some(kCodes * kBlockTokens * step / x.n_q);
             kernel(x, m, column, digits + m, quads);
             m += step;
         };

@@ -90,6 +90,13 @@ inline void dots(const float* q, size_t q_stride, Rows rows, int64_t n, int64_t 
     }
 }
 
+/// V vectors of a row; of codes see few_bits.h.
+template <int V, class At>
+inline void load_row(At from, Vec (&to)[V]) {
+#pragma GCC unroll 16
+    for (int j = 0; j < V; ++j) to[j] = load(from + j * lanes);
+}
+
 /// out[m] = factor[m * factor_step] * out[m] + sum_i p[m * ld + i] * rows[i]
 template <class Rows>
 struct Product {
@@ -122,8 +129,12 @@ inline void product_tile(const Product<Rows>& x, int64_t m, int64_t column, int6
     for (int64_t i = 0; i < x.n; ++i) {
         const auto from = x.rows.row(i) + column;
         Vec row[V];
+        if constexpr (loads_groups && !Part) {
+            load_row(from, row);
+        } else {
 #pragma GCC unroll 16
-        for (int j = 0; j < V; ++j) row[j] = read(from + j * lanes);
+            for (int j = 0; j < V; ++j) row[j] = read(from + j * lanes);
+        }
 #pragma GCC unroll 4
         for (int k = 0; k < Q; ++k) {
             const Vec weight = splat(p[k * x.ld + i]);

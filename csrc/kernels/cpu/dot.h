@@ -11,14 +11,18 @@
 //
 // Sums: of products, in the order of the codes; Acc: a float for each of them, with fma and sum.
 // - dot<wide>(start, w, x): w below 64 or, when wide, from wide(c), c signed, which adds wide_offset.
-// - start_halves(p), start_quarters(p): 2 or 4 integers, each in one sum of its half or quarter, others 0.
-// - to_acc(sums); dot_rows: how many rows to multiply side by side.
+// - start_halves(p), start_quarters(p): 2 or 4 integers, each in one sum of its half or quarter, others
+//   first_sum; no_sums(): all of them first_sum, which to_acc and to_vec take away. Their types may differ.
+// - to_acc(sums); if joins_steps, of halves: to_acc(sums, next), of 64 codes and the 64 after them.
+// - dot_rows: how many rows to multiply side by side.
 //
-// Scales: 16 floats, with * and store.
-// - Of activations: load_two(p), load_eight(p, q), load_each_twice(p).
-// - Of weights: two_scales(p, q): 16-bit floats; sixteen_scales(p, d): d times 16 int8.
+// Scales: 16 floats, with * and store; unit_blocks blocks of 32 are multiplied at a time.
+// - Of activations: load_blocks(p): unit_blocks floats; load_eight(p, q), load_each_twice(p).
+// - Of weights: blocks_apart(p, stride): unit_blocks 16-bit floats, as many bytes apart;
+//   sixteen_scales(p, d): d times 16 int8.
 // - eight_scales(p): 8 scales and 8 minima from the first 16 bytes of Q4_K and Q5_K.
-// - spread_halves(s, j): s[2j] for the sums' first half, s[2j + 1] for the second; spread_quarters: from 4j.
+// - spread_halves(s, j): s[2j] for the sums' first half, s[2j + 1] for the second (if joins_steps, those of
+//   an odd j and of j - 1); spread_quarters: from 4j.
 // - add_last_eight(acc, s): s[8 ... 15] added to any of acc's.
 // - store_columns(rows, to, stride): number i of `lanes` rows side by side at to + i * stride.
 //
@@ -27,6 +31,10 @@
 // - store_transposed(rows, to, stride): the q-th four of rows[r], r < lanes, to to + q * stride + 4 r.
 // - halves_apart(p, stride): 16-bit floats, as many bytes apart, with at least two bytes behind each.
 // - panel_vectors: of a register tile; panel_min: tokens from which on panels are faster.
+//
+// ByElement: products with an element of a vector of activations, n at a time; 1: there are none.
+// - Codes: n fours of a token's codes; Floats: n activations; load(p).
+// - dot<wide>(sums, w, x, i), fma(w, x, i, sums): with the i-th.
 //
 // WidePairs: products of 16-bit integers, see linear_wide.h; min_tokens 0: they would not be faster.
 #pragma once

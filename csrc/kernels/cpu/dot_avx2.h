@@ -16,6 +16,7 @@ using Sums = Codes;
 struct Acc {
     Vec low, high;
 };
+constexpr bool joins_steps = false;
 constexpr int dot_rows = 2;
 
 static inline Acc operator*(Acc a, Acc b) { return {a.low * b.low, a.high * b.high}; }
@@ -56,6 +57,8 @@ static inline Sums dot(Sums acc, Codes w, Codes x) {
     return {dot<is_wide>(acc.low, w.low, x.low), dot<is_wide>(acc.high, w.high, x.high)};
 }
 
+constexpr int32_t first_sum = 0;
+static inline Sums no_sums() { return Sums{}; }
 static inline Sums start_halves(const void* p) {
     int32_t a[2];
     memcpy(a, p, sizeof a);
@@ -74,7 +77,8 @@ using Scales = Acc;
 static inline Scales load_eight(const void* p, const void* q) {
     return {load(static_cast<const float*>(p)), load(static_cast<const float*>(q))};
 }
-static inline Scales load_two(const void* p) {
+constexpr int unit_blocks = 2;
+static inline Scales load_blocks(const void* p) {
     const __m128i two = _mm_loadl_epi64(static_cast<const __m128i*>(p));
     return {{_mm256_zextps128_ps256(_mm_castsi128_ps(two))}, splat(0)};
 }
@@ -83,7 +87,8 @@ static inline Scales load_each_twice(const void* p) {
     return {{_mm256_permutevar8x32_ps(eight.v, _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3))},
             {_mm256_permutevar8x32_ps(eight.v, _mm256_setr_epi32(4, 4, 5, 5, 6, 6, 7, 7))}};
 }
-static inline Scales two_scales(const void* p, const void* q) {
+static inline Scales blocks_apart(const void* p, size_t stride) {
+    const auto* q = static_cast<const uint8_t*>(p) + stride;
     return {{_mm256_zextps128_ps256(load_two_halves(p, q))}, splat(0)};
 }
 static inline Scales eight_scales(const void* p) {
@@ -178,6 +183,10 @@ static inline void store_transposed(const Codes* rows, uint8_t* to, size_t strid
     store_transposed(low, to, stride);
     store_transposed(high, to + 8 * stride, stride);
 }
+
+struct ByElement {
+    static constexpr int n = 1;
+};
 
 struct WidePairs {
     static constexpr int64_t min_tokens = 0;  // f32 products are as fast

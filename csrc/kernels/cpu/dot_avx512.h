@@ -12,6 +12,7 @@ static inline void store(Half* p, Vec a) {
 using Codes = __m512i;
 using Sums = __m512i;
 using Acc = Vec;
+constexpr bool joins_steps = false;
 constexpr int dot_rows = 4;
 
 static inline __m256i load_256(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
@@ -44,6 +45,8 @@ static inline Sums dot(Sums acc, Codes w, Codes x) {
     return acc;
 }
 
+constexpr int32_t first_sum = 0;
+static inline Sums no_sums() { return Sums{}; }
 static inline Sums start_halves(const void* p) {
     const __m128i two = _mm_loadl_epi64(static_cast<const __m128i*>(p));
     const __m512i to = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0);
@@ -58,7 +61,8 @@ static inline Acc to_acc(Sums s) { return {_mm512_cvtepi32_ps(s)}; }
 
 using Scales = Vec;
 
-static inline Scales load_two(const void* p) {
+constexpr int unit_blocks = 2;
+static inline Scales load_blocks(const void* p) {
     return {_mm512_zextps128_ps512(_mm_castsi128_ps(_mm_loadl_epi64(static_cast<const __m128i*>(p))))};
 }
 static inline Scales load_eight(const void* p, const void* q) {
@@ -68,7 +72,8 @@ static inline Scales load_each_twice(const void* p) {
     const __m512i twice = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
     return {_mm512_permutexvar_ps(twice, _mm512_castsi512_ps(_mm512_castsi256_si512(load_256(p))))};
 }
-static inline Scales two_scales(const void* p, const void* q) {
+static inline Scales blocks_apart(const void* p, size_t stride) {
+    const auto* q = static_cast<const uint8_t*>(p) + stride;
     return {_mm512_zextps128_ps512(load_two_halves(p, q))};
 }
 static inline Scales eight_scales(const void* p) {
@@ -144,6 +149,10 @@ static inline void store_transposed(const Codes* rows, uint8_t* to, size_t strid
         for (int p = 0; p < 4; ++p) _mm512_storeu_si512(to + (4 * p + i) * stride, a[i][p]);
     }
 }
+
+struct ByElement {
+    static constexpr int n = 1;
+};
 
 /// See linear_wide.h.
 struct WidePairs {

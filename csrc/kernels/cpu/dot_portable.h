@@ -45,6 +45,7 @@ struct Codes {
 };
 using Sums = Ints;  // of 16 products each
 using Acc = Vec;
+constexpr bool joins_steps = false;
 constexpr int dot_rows = 1;
 
 static inline Codes load_halves(const void* p, const void* q) {
@@ -100,6 +101,8 @@ static inline Sums dot(Sums acc, const Codes& w, const Codes& x) {
     return acc + add_neighbours(low, high);
 }
 
+constexpr int32_t first_sum = 0;
+static inline Sums no_sums() { return Sums{}; }
 static inline Sums start_quarters(const void* p) {
     Sums s;
     memcpy(&s, p, sizeof s);
@@ -127,7 +130,8 @@ static inline Scales load_eight(const void* p, const void* q) {
     memcpy(s.v + 8, q, 32);
     return s;
 }
-static inline Scales load_two(const void* p) {
+constexpr int unit_blocks = 2;
+static inline Scales load_blocks(const void* p) {
     Scales s = {};
     memcpy(s.v, p, 8);
     return s;
@@ -143,7 +147,9 @@ static inline float load_half(const void* p) {
     memcpy(&h, p, sizeof h);
     return half_to_float(h);
 }
-static inline Scales two_scales(const void* p, const void* q) { return {{load_half(p), load_half(q)}}; }
+static inline Scales blocks_apart(const void* p, size_t stride) {
+    return {{load_half(p), load_half(static_cast<const uint8_t*>(p) + stride)}};
+}
 static inline Scales eight_scales(const void* p) {
     uint32_t words[4];
     memcpy(words, p, sizeof words);
@@ -212,6 +218,10 @@ static inline void store_transposed(const Codes* rows, uint8_t* to, size_t strid
         for (int q = 0; q < 16; ++q) memcpy(to + q * stride + 4 * r, from + 4 * q, 4);
     }
 }
+
+struct ByElement {
+    static constexpr int n = 1;
+};
 
 struct WidePairs {
     static constexpr int64_t min_tokens = 0;  // f32 products are as fast

@@ -24,6 +24,17 @@ static inline Vec load_part(CodeAt<bits> at, int64_t) {
     return load(at);  // there are no parts of a vector
 }
 
+/// Vectors of a row from the first column of a group on.
+template <int bits, int V>
+static inline void load_row(CodeAt<bits> from, Vec (&to)[V]) {
+    if constexpr (loads_groups && V * lanes == 32) {
+        load_group(FewBits<bits>(), from.row + from.column / 32 * (4 * bits), to);
+    } else {
+#pragma GCC unroll 16
+        for (int j = 0; j < V; ++j) to[j] = load(from + j * lanes);
+    }
+}
+
 namespace {
 
 constexpr uint32_t kExponent = 0x7f800000;  // of a float: all ones in infinities and NaN

@@ -48,16 +48,19 @@ static float float_dot(const uint8_t* w, const uint8_t* x, int64_t k) {
     constexpr int sums = 4;
     const Stored* row = reinterpret_cast<const Stored*>(w);
     const float* token = reinterpret_cast<const float*>(x);
-    Vec acc[sums];
-    for (Vec& a : acc) a = splat(0);
+    Vec acc[sums] = {splat(0), splat(0), splat(0), splat(0)};
     int64_t i = 0;
     for (; i + sums * lanes <= k; i += sums * lanes) {
         constexpr int bytes = sums * lanes * sizeof(Stored);
         for (int b = 0; b < bytes; b += 64) {
             __builtin_prefetch(reinterpret_cast<const uint8_t*>(row + i) + float_prefetch + b);
         }
-        for (int s = 0; s < sums; ++s)
-            acc[s] = fma(load(row + i + s * lanes), load(token + i + s * lanes), acc[s]);
+        for (int s = 0; s < sums; s += vectors_at_once) {
+            Vec weights[vectors_at_once];
+            load_vectors(row + i + s * lanes, weights);
+            for (int j = 0; j < vectors_at_once; ++j)
+                acc[s + j] = fma(weights[j], load(token + i + (s + j) * lanes), acc[s + j]);
+        }
     }
     for (; i + lanes <= k; i += lanes) acc[0] = fma(load(row + i), load(token + i), acc[0]);
     if (i < k) acc[1] = fma(load_part(row + i, k - i), load_part(token + i, k - i), acc[1]);

@@ -7,9 +7,10 @@
 namespace slimrt::cpu::SLIMRT_ISA {
 
 constexpr int float_panel_vectors = 2;
-constexpr int float_panel_tokens = registers == 32 ? 12 : 5;  // the register tile: 24 of 32 or 10 of 16
-constexpr int64_t float_panel_min = 48;                       // tokens from which on panels are faster
-constexpr int64_t float_panel_block = 252;                    // tokens whose activations stay in the L2 cache
+// The register tile: 24 of 32 or 10 of 16; 16, and 8 of activations, where these are multiplied by element.
+constexpr int float_panel_tokens = ByElement::n > 1 ? 8 : registers == 32 ? 12 : 5;
+constexpr int64_t float_panel_min = 48;     // tokens from which on panels are faster
+constexpr int64_t float_panel_block = 252;  // tokens whose activations stay in the L2 cache
 
 /// V * lanes rows of up to 256 elements.
 template <class Stored, int V>
@@ -37,6 +38,39 @@ struct FloatPanel {
     }
 };
 
+/// Adds the first elements of the panel times T tokens, as many as can be loaded at a time; returns how many.
+template <class Ops, class Panel, int V, int T>
+static inline int64_t multiply_by_element(const Panel& panel, const uint8_t* x, size_t x_stride, int64_t n,
+                                          Vec (&to)[T][V]) {
+    Vec acc[T][V];  // in registers
+#pragma GCC unroll 8
+    for (int t = 0; t < T; ++t) {
+#pragma GCC unroll 2
+        for (int v = 0; v < V; ++v) acc[t][v] = to[t][v];
+    }
+    int64_t i = 0;
+    for (; i + Ops::n <= n; i += Ops::n) {
+        typename Ops::Floats a[T];
+#pragma GCC unroll 8
+        for (int t = 0; t < T; ++t) a[t] = Ops::load(reinterpret_cast<const float*>(x + t * x_stride) + i);
+#pragma GCC unroll 4
+        for (int j = 0; j < Ops::n; ++j) {
+#pragma GCC unroll 2
+            for (int v = 0; v < V; ++v) {
+                const Vec w = load(panel.at[i + j] + v * lanes);
+#pragma GCC unroll 8
+                for (int t = 0; t < T; ++t) acc[t][v] = Ops::fma(w, a[t], j, acc[t][v]);
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (int t = 0; t < T; ++t) {
+#pragma GCC unroll 2
+        for (int v = 0; v < V; ++v) to[t][v] = acc[t][v];
+    }
+    return i;
+}
+
 /// out (+)= the n first elements of the panel times T tokens.
 template <class Stored, int V, int T>
 static void float_panel_tile(const FloatPanel<Stored, V>& panel, const uint8_t* x, size_t x_stride, int64_t n,
@@ -45,7 +79,9 @@ static void float_panel_tile(const FloatPanel<Stored, V>& panel, const uint8_t* 
     for (int t = 0; t < T; ++t) {
         for (int v = 0; v < V; ++v) acc[t][v] = splat(0);
     }
-    for (int64_t i = 0; i < n; ++i) {
+    int64_t i = 0;
+    if constexpr (ByElement::n > 1) i = multiply_by_element<ByElement>(panel, x, x_stride, n, acc);
+    for (; i < n; ++i) {
         Vec w[V];
         for (int v = 0; v < V; ++v) w[v] = load(panel.at[i] + v * lanes);
         for (int t = 0; t < T; ++t) {

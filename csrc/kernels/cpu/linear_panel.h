@@ -49,7 +49,7 @@ struct Panel {
     /// Of the `lanes` rows of which the first one's blocks, from element i of the panel on, are here.
     void fill_unit(const uint8_t* blocks, size_t stride, int i, int to) {
         if constexpr (Weight::unit > Weight::block) {
-            for (int b = 0; b < 2; ++b)
+            for (int b = 0; b < blocks_of_unit<Weight>; ++b)
                 store(scales[i / Weight::group + b] + to, halves_apart(blocks + b * sizeof(Block), stride));
         }
         for (int j = 0; j < Weight::unit / 64; ++j) {
@@ -65,7 +65,7 @@ struct Panel {
     }
     /// Of rows that end within a unit.
     void fill_padded(const uint8_t* w, size_t w_stride, int64_t first, int i, int64_t k, int to) {
-        Block padded[lanes][2] = {};
+        Block padded[lanes][blocks_of_unit<Weight>] = {};
         for (int r = 0; r < lanes; ++r)
             unit_at<Weight>(w + r * w_stride, (first + i) / Weight::unit, k, padded[r]);
         fill_unit(reinterpret_cast<const uint8_t*>(padded), sizeof padded[0], i, to);
@@ -80,21 +80,46 @@ struct PanelTile {
     Activations first;  // token 0
     Vec acc[T][V];
 
+    /// The same for the fours of a group, of which the panel's are from `four` on.
+    template <class Ops>
+    void multiply_by_element(const Panel<Weight, V>& panel, int four, const uint8_t* codes,
+                             PanelSums (&s)[T][V]) const {
+#pragma GCC unroll 2
+        for (int q = 0; q < Weight::group / 4; q += Ops::n) {
+            typename Ops::Codes x[T];
+            for (int t = 0; t < T; ++t) x[t] = Ops::load(codes + 4 * q + t * x_stride);
+#pragma GCC unroll 4
+            for (int i = 0; i < Ops::n; ++i) {
+                for (int v = 0; v < V; ++v) {
+                    const PanelCodes w = load_panel(panel.codes[four + q + i][v * lanes]);
+                    for (int t = 0; t < T; ++t)
+                        s[t][v] = Ops::template dot<Weight::is_wide>(s[t][v], w, x[t], i);
+                }
+            }
+        }
+    }
+
     /// Adds group g of the panel, which is group `at` of the row.
     void add_group(const Panel<Weight, V>& panel, int g, int64_t at) {
         constexpr int quads = Weight::group / 4;
+        constexpr int32_t none = first_sum;
         PanelSums s[T][V];
         for (int t = 0; t < T; ++t) {
             for (int v = 0; v < V; ++v) {
-                s[t][v] = Weight::offset == 0 ? PanelSums{} : start_all(first.sums + 4 * at + t * x_stride);
+                s[t][v] = start_all(Weight::offset == 0 ? static_cast<const void*>(&none)
+                                                        : first.sums + 4 * at + t * x_stride);
             }
         }
-        for (int q = 0; q < quads; ++q) {
-            PanelCodes w[V];
-            for (int v = 0; v < V; ++v) w[v] = load_panel(panel.codes[g * quads + q][v * lanes]);
-            for (int t = 0; t < T; ++t) {
-                const PanelCodes four = splat_four(first.codes + 4 * (at * quads + q) + t * x_stride);
-                for (int v = 0; v < V; ++v) s[t][v] = dot<Weight::is_wide>(s[t][v], w[v], four);
+        if constexpr (ByElement::n > 1) {
+            multiply_by_element<ByElement>(panel, g * quads, first.codes + 4 * at * quads, s);
+        } else {
+            for (int q = 0; q < quads; ++q) {
+                PanelCodes w[V];
+                for (int v = 0; v < V; ++v) w[v] = load_panel(panel.codes[g * quads + q][v * lanes]);
+                for (int t = 0; t < T; ++t) {
+                    const PanelCodes four = splat_four(first.codes + 4 * (at * quads + q) + t * x_stride);
+                    for (int v = 0; v < V; ++v) s[t][v] = dot<Weight::is_wide>(s[t][v], w[v], four);
+                }
             }
         }
         for (int t = 0; t < T; ++t) {

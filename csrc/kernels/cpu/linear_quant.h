@@ -6,13 +6,13 @@
 
 namespace slimrt::cpu::SLIMRT_ISA {
 
-/// A packed row of k activations, zeros to a multiple of 64: the codes; a scale (f32) for each 32; and for
-/// each of the weight's groups minus the sum of its codes, times the offset as int32 or, where there are
-/// minima, times the scale as f32.
+/// A packed row of k activations, zeros to a multiple of a unit of blocks: the codes; a scale (f32) for each
+/// 32; and for each of the weight's groups minus the sum of its codes, times the offset (from first_sum on)
+/// as int32 or, where there are minima, times the scale as f32.
 struct Activations {
     const uint8_t *codes, *scales, *sums;
 
-    static int64_t padded(int64_t k) { return (k + 63) & -64; }
+    static int64_t padded(int64_t k) { return (k + 32 * unit_blocks - 1) & -(32 * unit_blocks); }
     Activations(const uint8_t* row, int64_t k)
         : codes(row), scales(row + padded(k)), sums(row + padded(k) + padded(k) / 8) {}
     /// A row that many bytes further.
@@ -53,7 +53,7 @@ static void pack(const float* x, int64_t k, void* out) {
         for (int g = 0; g < 32 / group; ++g) {
             int32_t total = 0;
             for (int i = 0; i < group; ++i) total += codes[g * group + i];
-            const int32_t start = -Weight::offset * total;
+            const int32_t start = first_sum - Weight::offset * total;
             const float scaled = -scale * static_cast<float>(total);
             const uint32_t stored = Weight::has_min ? u32_at(&scaled) : u32_at(&start);
             memcpy(sums_to + 4 * (b * 32 / group + g), &stored, 4);
@@ -61,16 +61,21 @@ static void pack(const float* x, int64_t k, void* out) {
     }
 }
 
-/// The blocks of unit u of a row of k elements; if half of it is missing, copied to `padded` beside a block
-/// of zeros.
 template <class Weight>
-static inline const typename Weight::Block* unit_at(const uint8_t* row, int64_t u, int64_t k,
-                                                    typename Weight::Block (&padded)[2]) {
-    const auto* blocks =
-        reinterpret_cast<const typename Weight::Block*>(row) + u * (Weight::unit / Weight::block);
+constexpr int blocks_of_unit = Weight::unit / Weight::block;
+
+/// The blocks of unit u of a row of k elements; if some are missing, copied to `padded` beside blocks of
+/// zeros.
+template <class Weight>
+static inline const typename Weight::Block* unit_at(
+    const uint8_t* row, int64_t u, int64_t k, typename Weight::Block (&padded)[blocks_of_unit<Weight>]) {
+    const auto* blocks = reinterpret_cast<const typename Weight::Block*>(row) + u * blocks_of_unit<Weight>;
     if (Weight::unit == Weight::block || (u + 1) * Weight::unit <= k) return blocks;
+    constexpr int last = blocks_of_unit<Weight> - 1;
+    const int64_t left = (k - u * Weight::unit) / Weight::block;
     padded[0] = blocks[0];
-    padded[1] = {};
+    for (int b = 1; b < last; ++b) padded[b] = b < left ? blocks[b] : typename Weight::Block{};
+    padded[last] = {};
     return padded;
 }
 
@@ -90,16 +95,16 @@ static inline size_t prefetch_distance(size_t w_stride) {
 /// Asks for unit u of a row that will be needed soon; it need not exist.
 template <class Weight>
 static inline void prefetch_unit(const uint8_t* row, int64_t u) {
-    constexpr int bytes = Weight::unit / Weight::block * sizeof(typename Weight::Block);
+    constexpr int bytes = blocks_of_unit<Weight> * sizeof(typename Weight::Block);
     for (int i = 0; i < bytes; i += 64) __builtin_prefetch(row + u * bytes + i);
 }
 
 /// The starting values of 64 products, see Activations.
 template <class Weight>
-static inline Sums start_at(const Activations& x, int64_t i) {
+static inline auto start_at(const Activations& x, int64_t i) {
     const uint8_t* sums = x.sums + i * (64 / Weight::group * 4);
     if constexpr (Weight::offset == 0)
-        return Sums{};
+        return no_sums();
     else if constexpr (Weight::group == 32)
         return start_halves(sums);
     else
@@ -110,8 +115,8 @@ static inline Sums start_at(const Activations& x, int64_t i) {
 template <class Weight>
 static inline Scales scales_of_unit(const Activations& x, int64_t u) {
     const uint8_t* scales = x.scales + u * (Weight::unit / 32 * 4);
-    if constexpr (Weight::unit == 64)
-        return load_two(scales);
+    if constexpr (Weight::unit > Weight::block)
+        return load_blocks(scales);
     else if constexpr (Weight::has_min)
         return load_eight(scales, x.sums + 32 * u);
     else
@@ -128,7 +133,7 @@ static void row_product(const uint8_t* w, size_t w_stride, const uint8_t* x, siz
     const auto token = [=](int t) { return first.moved(t * x_stride); };
     Acc acc[R][T] = {};
     for (int64_t u = 0; u * Weight::unit < k; ++u) {
-        Block padded[R][2];
+        Block padded[R][blocks_of_unit<Weight>];
         const Block* blocks[R];
         Scales scales[R][T];
 #pragma GCC unroll 4
@@ -142,6 +147,7 @@ static void row_product(const uint8_t* w, size_t w_stride, const uint8_t* x, siz
                 if constexpr (Weight::has_min) acc[r][t] = add_last_eight(acc[r][t], scales[r][t]);
             }
         }
+        decltype(start_at<Weight>(first, 0)) waiting[R][T];  // of even steps, where joins_steps
 #pragma GCC unroll 4
         for (int j = 0; j < steps; ++j) {
             Codes of_rows[R];
@@ -150,13 +156,18 @@ static void row_product(const uint8_t* w, size_t w_stride, const uint8_t* x, siz
 #pragma GCC unroll 8
             for (int t = 0; t < T; ++t) {
                 const Codes codes = load_codes(token(t).codes + 64 * (u * steps + j));
-                const Sums start = start_at<Weight>(token(t), u * steps + j);
+                const auto start = start_at<Weight>(token(t), u * steps + j);
 #pragma GCC unroll 4
                 for (int r = 0; r < R; ++r) {
-                    const Sums sums = dot<Weight::is_wide>(start, of_rows[r], codes);
+                    const auto sums = dot<Weight::is_wide>(start, of_rows[r], codes);
                     const Acc s = Weight::group == 32 ? spread_halves(scales[r][t], j)
                                                       : spread_quarters(scales[r][t], j);
-                    acc[r][t] = fma(to_acc(sums), s, acc[r][t]);
+                    if constexpr (!joins_steps || Weight::group != 32)
+                        acc[r][t] = fma(to_acc(sums), s, acc[r][t]);
+                    else if (j % 2 == 0)
+                        waiting[r][t] = sums;
+                    else
+                        acc[r][t] = fma(to_acc(waiting[r][t], sums), s, acc[r][t]);
                 }
             }
         }

@@ -1,6 +1,7 @@
 // The quantised weight types with a product of their own, as: element = scale * (code - offset), or
-// scale * code - min. A unit is what is multiplied at a time: 256 elements, or two blocks of 32; a group has
-// one scale. codes(blocks, j): the unit's elements 64 j ... 64 j + 63; scales(): all of the unit's groups.
+// scale * code - min. A unit is what is multiplied at a time: 256 elements, or unit_blocks blocks of 32; a
+// group has one scale. codes(blocks, j): the unit's elements 64 j ... 64 j + 63; scales(): all of the unit's
+// groups.
 #pragma once
 
 #include "kernels/cpu/blocks.h"
@@ -9,18 +10,20 @@ namespace slimrt::cpu::SLIMRT_ISA {
 
 struct WeightQ8_0 {
     using Block = BlockQ8_0;
-    static constexpr int block = 32, unit = 64, group = 32, offset = wide_offset;
+    static constexpr int block = 32, unit = unit_blocks * block, group = 32, offset = wide_offset;
     static constexpr bool has_min = false, is_wide = true;
-    static Codes codes(const Block* b, int) { return wide(load_halves(b[0].codes, b[1].codes)); }
-    static Scales scales(const Block* b) { return two_scales(&b[0].d, &b[1].d); }
+    static Codes codes(const Block* b, int j) {
+        return wide(load_halves(b[2 * j].codes, b[2 * j + 1].codes));
+    }
+    static Scales scales(const Block* b) { return blocks_apart(&b->d, sizeof *b); }
 };
 
 struct WeightQ4_0 {
     using Block = BlockQ4_0;
-    static constexpr int block = 32, unit = 64, group = 32, offset = 8;
+    static constexpr int block = 32, unit = unit_blocks * block, group = 32, offset = 8;
     static constexpr bool has_min = false, is_wide = false;
-    static Codes codes(const Block* b, int) { return load_nibbles(b[0].codes, b[1].codes); }
-    static Scales scales(const Block* b) { return two_scales(&b[0].d, &b[1].d); }
+    static Codes codes(const Block* b, int j) { return load_nibbles(b[2 * j].codes, b[2 * j + 1].codes); }
+    static Scales scales(const Block* b) { return blocks_apart(&b->d, sizeof *b); }
 };
 
 struct WeightQ4_K {

@@ -1,8 +1,8 @@
 // Vectors of float for the units compiled once per ISA. SLIMRT_SIMD names the header that has
-//   Vec, lanes, registers; load, load_part, store, store_part, splat; + - * /, fma, min, max, sum, max_of,
-//   sums, transpose, below; round_even, scale_by_power; duplicate_even, duplicate_odd, swap_pairs,
-//   deinterleave; load_codes; integer_scores, and if it is true RowCodes and RowSums (see
-//   simd_avx512.h)
+//   Vec, lanes, registers, vectors_at_once; load, load_part, store, store_part, splat; + - * /, fma, min,
+//   max, sum, max_of, sums, transpose, below; round_even, scale_by_power; duplicate_even, duplicate_odd,
+//   swap_pairs, deinterleave; load_codes; loads_groups, and if it is true load_group; integer_scores, and
+//   if it is true RowCodes and RowSums (see simd_avx512.h)
 // for one instruction set; everything below is made of these. All functions have internal linkage.
 #pragma once
 
@@ -30,7 +30,8 @@ struct E5M2 {
     uint8_t bits;
 };
 /// load_codes(FewBits<bits>(), row, column): `lanes` codes of a row from a multiple of `lanes` on, as floats
-/// (see few_bits.h). Nothing is read beyond the group of 32 that they are in.
+/// (see few_bits.h). Nothing is read beyond the group of 32 that they are in. load_group(FewBits<bits>(), p,
+/// to): all of a group.
 template <int bits>
 struct FewBits {};
 
@@ -46,6 +47,12 @@ static inline Vec load_part(const Stored* p, int64_t n) {
     Stored padded[lanes] = {};
     memcpy(padded, p, n * sizeof(Stored));
     return load(padded);
+}
+
+/// Vectors that are best loaded together.
+template <class Stored>
+static inline void load_vectors(const Stored* p, Vec (&to)[vectors_at_once]) {
+    for (int i = 0; i < vectors_at_once; ++i) to[i] = load(p + i * lanes);
 }
 
 /// e^x = 2^n (1 + r + r^2 p).

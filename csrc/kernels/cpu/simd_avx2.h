@@ -8,7 +8,8 @@ namespace slimrt::cpu::SLIMRT_ISA {
 struct Vec {
     __m256 v;
 };
-constexpr int lanes = 8, registers = 16;
+constexpr int lanes = 8, registers = 16, vectors_at_once = 1;
+constexpr bool loads_groups = false;
 
 static inline __m256i first(int64_t n) {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(n)),

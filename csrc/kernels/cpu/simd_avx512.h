@@ -8,7 +8,8 @@ namespace slimrt::cpu::SLIMRT_ISA {
 struct Vec {
     __m512 v;
 };
-constexpr int lanes = 16, registers = 32;
+constexpr int lanes = 16, registers = 32, vectors_at_once = 1;
+constexpr bool loads_groups = false;
 
 static inline __mmask16 first(int64_t n) { return static_cast<__mmask16>((1u << n) - 1); }
 

@@ -10,7 +10,8 @@ typedef int32_t Ints __attribute__((vector_size(16)));
 struct Vec {
     Floats v;
 };
-constexpr int lanes = 4, registers = 16;
+constexpr int lanes = 4, registers = 16, vectors_at_once = 1;
+constexpr bool loads_groups = false;
 
 static inline Floats as_floats(Bits a) { return reinterpret_cast<Floats>(a); }
 static inline Bits as_bits(Floats a) { return reinterpret_cast<Bits>(a); }
