@@ -41,14 +41,6 @@ std::vector<Json> cores() {
     return found;
 }
 
-std::vector<std::string> isas() {
-    int n = 0;
-    const cpu::Isa* const* all = cpu::supported_isas(&n);
-    std::vector<std::string> names;
-    for (int i = 0; i < n; ++i) names.emplace_back(all[i]->name);
-    return names;
-}
-
 }  // namespace
 
 Json machine() {
@@ -57,7 +49,7 @@ Json machine() {
             {"cores", cores()},
             {"available_memory", available_memory()},
             {"kernel", first_line("/proc/version")},
-            {"isas", isas()},
+            {"isas", cpu::isa_names()},
             {"isa", cpu::choose_isa("").name},
             {"default_threads", default_threads()}};
 }

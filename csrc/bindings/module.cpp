@@ -11,12 +11,8 @@ namespace slimrt {
 namespace {
 
 nb::dict cpu_info() {
-    int n = 0;
-    const cpu::Isa* const* isas = cpu::supported_isas(&n);
-    nb::list names;
-    for (int i = 0; i < n; ++i) names.append(isas[i]->name);
     nb::dict out;
-    out["isas"] = names;
+    out["isas"] = cpu::isa_names();
     out["isa"] = cpu::choose_isa("").name;
     out["default_threads"] = default_threads();
     return out;

@@ -14,7 +14,7 @@
 
 #include "core/error.h"
 #include "engine/devices.h"
-#include "kernels/cpu/isa.h"
+#include "kernels/cpu/cpu_backend.h"
 
 namespace slimrt {
 namespace {
@@ -31,14 +31,6 @@ const cpu::Isa& find_isa(const std::string& name) {
     for (int i = 0; i < n; ++i)
         if (name == all[i]->name) return *all[i];
     fail(ErrorCode::argument, "this machine does not run ISA '", name, "'");
-}
-
-std::vector<std::string> isas() {
-    int n = 0;
-    const cpu::Isa* const* all = cpu::supported_isas(&n);
-    std::vector<std::string> names;
-    for (int i = 0; i < n; ++i) names.emplace_back(all[i]->name);
-    return names;
 }
 
 auto unpack(const std::string& type, const U8& bytes, int64_t n, const std::string& isa) {
@@ -203,7 +195,7 @@ std::shared_ptr<Backend> borrow_backend(const std::string& name, int n_threads) 
 
 void bind_ops(nb::module_& m) {
     using nb::arg;
-    m.def("backends", &isas);
+    m.def("backends", &cpu::isa_names);
     m.def("unpack", &unpack, arg("type"), arg("bytes"), arg("n"), arg("isa"));
     m.def("narrow", &narrow, arg("type"), arg("x"), arg("isa"));
     m.def("linear", &linear, arg("x"), arg("weight"), arg("type"), arg("rows"), arg("bias").none(),

@@ -12,22 +12,13 @@
 namespace slimrt {
 
 #if defined(__aarch64__) && defined(__linux__)
-ArmFeatures arm_features() {
-    const unsigned long first = ::getauxval(AT_HWCAP), second = ::getauxval(AT_HWCAP2);
-    return {(first & HWCAP_ASIMDDP) != 0, (second & HWCAP2_I8MM) != 0, (first & HWCAP_SVE) != 0};
-}
+ArmFeatures arm_features() { return {.dotprod = (::getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0}; }
 #elif defined(__aarch64__) && defined(__APPLE__)
-namespace {
-/// False where the system does not know the name: such a system's CPUs lack the feature too.
-bool has(const char* name) {
-    int value = 0;
-    size_t bytes = sizeof value;
-    return ::sysctlbyname(name, &value, &bytes, nullptr, 0) == 0 && value != 0;
-}
-}  // namespace
-
 ArmFeatures arm_features() {
-    return {has("hw.optional.arm.FEAT_DotProd"), has("hw.optional.arm.FEAT_I8MM"), false};
+    int has = 0;  // a system that does not know the name is of CPUs that lack the feature too
+    size_t bytes = sizeof has;
+    return {.dotprod =
+                ::sysctlbyname("hw.optional.arm.FEAT_DotProd", &has, &bytes, nullptr, 0) == 0 && has != 0};
 }
 #else
 ArmFeatures arm_features() { return {}; }

@@ -358,6 +358,14 @@ void CpuBackend::attention(const AttentionArgs& args) {
     }
 }
 
+std::vector<std::string> isa_names() {
+    int n = 0;
+    const Isa* const* isas = supported_isas(&n);
+    std::vector<std::string> names;
+    for (int i = 0; i < n; ++i) names.emplace_back(isas[i]->name);
+    return names;
+}
+
 const Isa& choose_isa(const std::string& asked) {
     int n = 0;
     const Isa* const* isas = supported_isas(&n);

@@ -13,6 +13,8 @@
 
 namespace slimrt::cpu {
 
+/// Of the tables that this CPU can run, best first.
+std::vector<std::string> isa_names();
 /// The table by this name; without one SLIMRT_ISA's, else the best. Throws Error{argument} naming what there
 /// is.
 const Isa& choose_isa(const std::string& asked);

@@ -3,12 +3,10 @@
 
 What is lowered is the sum over layers of attention's squared relative output error, with the part that comes through
 the scores counted SCORES times (`loss`): an error of V is spread over all queries; one of K hits those that look for a
-single token, where it decides the word. Measured on lowrank in three trained models (tale-llama, tale-hard, tale-gqa; 6
-budgets from a seventh to a quarter of kv f16, windows of 512 and 1024; geometric means), this has 1.05, 0.61 and 0.93
+single token, where it decides the word. Measured on lowrank in three trained models (benchmarks/targets.py: tale-llama,
+tale-hard, tale-gqa; 6 budgets from a seventh to a quarter of kv f16; geometric means), this has 1.05, 0.61 and 0.93
 times the KL divergence of the best of ten levels that are the same in all layers, known in hindsight. Counting scores
-8 times has 1.04, 0.99 and 1.17 times the divergence of 4 times, 16 times 1.51, 1.05 and 1.44. The same largest error in
-each layer, where a tenth of the rows were newer, had 1.31, 1.55 and 1.13 times that of the best uniform level; weighing
-K and V by a measured divergence of each layer gained a tenth, for two runs of the model a layer.
+8 times (`--scores`) has 1.04, 0.99 and 1.17 times the divergence of 4 times, 16 times 1.51, 1.05 and 1.44.
 """
 
 from __future__ import annotations
