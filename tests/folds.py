@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from reference import SCALED, Reference, rounded
-from reference_modes import planes_kr
+from reference_modes import planes_kr, plus
 
 Tensors = dict[str, np.ndarray]
 
@@ -68,14 +68,21 @@ def fold_xr(model: Reference, i: int, dtype: str | None) -> Tensors:
 
 
 def fold_lowrank(model: Reference, i: int, heads: int) -> Tensors:
-    """Tensors of mode lowrank for one layer: TALE's factors of V, of so many KV heads together, for these inputs."""
-    v = (inputs(model, i) @ model.w.layers[i].wv.T).reshape(-1, model.w.n_kv_heads // heads, heads * model.dv)
-    latent, expand = [], []
+    """Tensors of mode lowrank for one layer: TALE's factors of V, of so many KV heads together, for these inputs; and
+    what K tells of V."""
+    layer, x = model.w.layers[i], inputs(model, i)
+    v = (x @ layer.wv.T).reshape(-1, model.w.n_kv_heads // heads, heads * model.dv)
+    k = model.norm(plus(x @ layer.wk.T, layer.bk), layer.k_norm).reshape(v.shape)
+    latent, expand, predict = [], [], []
     for group in range(v.shape[1]):
         _, s, vt = np.linalg.svd(v[:, group] / np.sqrt(len(v)), full_matrices=False)
+        gram = k[:, group].T @ k[:, group]
+        noise = 0.1 * np.diag(np.diag(gram))  # what is less amplifies the rounding of float32
+        predict.append(np.linalg.solve(gram + noise, k[:, group].T @ v[:, group]).T)
         latent.append(vt / np.sqrt(s)[:, None])
         expand.append((np.sqrt(s)[:, None] * vt).T)
-    tensors = {"attn_v_latent.weight": np.concatenate(latent), "attn_v_expand.weight": np.concatenate(expand)}
+    tensors = {"attn_v_latent.weight": np.concatenate(latent), "attn_v_expand.weight": np.concatenate(expand),
+               "attn_v_predict.weight": np.concatenate(predict)}  # fmt: skip
     return {f"blk.{i}.{name}": np.ascontiguousarray(tensor, np.float32) for name, tensor in tensors.items()}
 
 

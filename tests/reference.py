@@ -287,7 +287,10 @@ class Reference:
         n = len(self.w.layers)
         modes = [mode] * n if isinstance(mode, str) else list(mode)
         types = (dtype, dtype) if dtype is None or isinstance(dtype, str) else dtype
-        return [Cache(m, types, CACHE_MODES[m].planes(self, types), absorbed) for m in modes]
+        caches = [Cache(m, types, CACHE_MODES[m].planes(self, types), absorbed) for m in modes]
+        for i, cache in enumerate(caches):
+            cache.told = CACHE_MODES[cache.mode].told and CACHE_MODES[cache.mode].told(self, i)
+        return caches
 
     def append(self, ids: Sequence[int], caches: list[Cache]) -> Array:
         ids = np.asarray(ids, np.int64)

@@ -35,6 +35,7 @@ class Mode:
     planes: Callable[[Reference, Types], Planes]
     v_bias_stored: bool = False  # else V's bias is added after the softmax
     levels: Callable[[Types], Levels] | None = None
+    told: Callable[[Reference, int], Callable[[Array], Array]] | None = None  # what K tells of V, where levels ask it
 
 
 def plus(x: Array, bias: Array | None) -> Array:
@@ -90,6 +91,7 @@ class Levels:
     of: tuple[Level, ...]
     sinks: int
     recent: int
+    predicts: bool = False
 
     @property
     def last(self) -> int:
@@ -112,19 +114,21 @@ def levels_of(types: Types, sinks: int, recent: int) -> Levels:
     """From such as ("q2/q4@0.5+q4*0.1+sinks=4", ...), or one level of both types; sinks, recent: where it is silent."""
     if types[0] is None or types[0] != types[1]:
         return Levels((Level(*types),), sinks, recent)
-    of = []
+    of, predicts = [], False
     for part in types[0].split("+"):
         if part.startswith("sinks="):
             sinks = int(part[6:])
         elif part.startswith("recent="):
             recent = int(part[7:])
+        elif part == "predict":
+            predicts = True
         elif part == "none":
             of.append(Level(None, None, 0.0))
         else:
             k, v, kept, share = re.fullmatch(r"([^/@*]+)(?:/([^@*]+))?(?:@([^*]+))?(?:\*(.+))?", part).groups()
             rows = int(share) if share and float(share) > 1 else 0
             of.append(Level(k, v or k, float(kept or 1), 0.0 if rows else float(share or 0.1 * bool(of)), rows))
-    return Levels(tuple(of), sinks, recent)
+    return Levels(tuple(of), sinks, recent, predicts)
 
 
 def as_written(type_name: str | None) -> str | None:
@@ -140,10 +144,11 @@ def aged(cache: Cache, rows: Rows, level: Level) -> Rows:
         return {"k": np.nan * rows["k"], "v": 0 * rows["v"]}
     k = rounded_by_channel(rows["k"], level.k, BLOCK) if level.k in SCALED else rounded(rows["k"], level.k)
     heads = cache.planes["v"][1]
-    v = rows["v"].reshape(len(k), heads, -1)
+    told = cache.told(k) if cache.levels and cache.levels.predicts else 0 * rows["v"]
+    v = (rows["v"] - told).reshape(len(k), heads, -1)
     kept = max(1, floor(level.part * v.shape[2] + 0.5))
     first = rounded(v[..., :kept].reshape(len(k), -1), level.v, heads).reshape(len(k), heads, -1)
-    return {"k": k, "v": np.concatenate([first, 0 * v[..., kept:]], axis=2).reshape(len(k), -1)}
+    return {"k": k, "v": told + np.concatenate([first, 0 * v[..., kept:]], axis=2).reshape(len(k), -1)}
 
 
 def planes_aging(v_heads: Callable[[Reference], int], levels: Callable[[Types], Levels]):
@@ -181,6 +186,12 @@ def store_lowrank(m: Reference, i: int, x: Array, positions: Positions, cache: C
     layer = m.w.layers[i]
     k = m.norm(plus(x @ layer.wk.T, layer.bk), layer.k_norm)
     return {"k": k, "v": per_group(x @ layer.wv.T, m.folded(i, "attn_v_latent.weight"))}
+
+
+def told_lowrank(m: Reference, i: int) -> Callable[[Array], Array]:
+    """What keys as they are stored tell of the latent."""
+    predict, latent = (m.folded(i, f"attn_v_{name}.weight") for name in ("predict", "latent"))
+    return lambda k: per_group(per_group(k, predict), latent)
 
 
 def attend_lowrank(m: Reference, i: int, q: Array, rows: Rows, positions: Positions, absorbed: bool):
@@ -355,5 +366,11 @@ CACHE_MODES: dict[str, Mode] = {
     "kivi": Mode(
         store_kv, attend_kv, planes_aging(lambda m: m.w.n_kv_heads, kivi_levels), v_bias_stored=True, levels=kivi_levels
     ),
-    "lowrank": Mode(store_lowrank, attend_lowrank, planes_aging(latent_groups, lowrank_levels), levels=lowrank_levels),
+    "lowrank": Mode(
+        store_lowrank,
+        attend_lowrank,
+        planes_aging(latent_groups, lowrank_levels),
+        levels=lowrank_levels,
+        told=told_lowrank,
+    ),
 }

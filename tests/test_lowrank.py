@@ -37,6 +37,9 @@ LEVELS = [
     "q3/q4+q8*0.2+sinks=40",
     USUAL,
     "q2",
+    "f32@0.5+f32*0.3+predict",
+    "q4@0.5+q8@0.75*0.2+q8*0.3+recent=20+predict",
+    f"{USUAL}+predict",
 ]
 SHIPPED = Path(__file__).parent.parent / "models"
 
@@ -155,7 +158,7 @@ def test_decoding_reads_codes_even_where_all_rows_have_aged(convert):
 def test_full_rank_without_quantisation_is_kv(name, convert):
     path, ids = convert(GOLDEN / name), ids_of(2, 230)
     for levels in ("f32", "f32+f32*0.3+f32*0.2+sinks=40", "q2@0.5+f32*1", f"{USUAL}+f32*0.1+sinks=300",
-                   "q2+f32*0.1+recent=300"):  # fmt: skip
+                   "q2+f32*0.1+recent=300", "f32+f32*0.3+predict"):  # fmt: skip
         assert relative(decode(engine_of(path, levels), ids, 100), exact(path, 2, 230)) < SAME, levels
 
 
@@ -209,7 +212,13 @@ def test_an_append_does_not_depend_on_its_levels(n_batch, convert):
     path, ids = convert(GOLDEN / "llama_gqa_tied"), ids_of(4, 300)
     first, *others = (
         appended_at_once(engine_of(path, levels, n_batch=n_batch), ids)[1]
-        for levels in ("f16", USUAL, "q2@0.1+q3@0.5*0.2+q8*0.7+sinks=60", "q4@0.75+q4*0.1+recent=64")
+        for levels in (
+            "f16",
+            USUAL,
+            f"{USUAL}+predict",
+            "q2@0.1+q3@0.5*0.2+q8*0.7+sinks=60",
+            "q4@0.75+q4*0.1+recent=64",
+        )
     )
     assert all(np.array_equal(first, other) for other in others)
     kv = appended_at_once(open_engine(path, "kv", "f16", n_ctx=N_CTX, n_batch=n_batch), ids)[1]
@@ -217,7 +226,7 @@ def test_an_append_does_not_depend_on_its_levels(n_batch, convert):
     assert n_batch < 512 or relative(first, exact(path, 4, 300)) < SAME
 
 
-@pytest.mark.parametrize("levels", [USUAL, "q8@0.5+q8@0.75*0.3+q8*0.2+sinks=0"])
+@pytest.mark.parametrize("levels", [USUAL, "q8@0.5+q8@0.75*0.3+q8*0.2+sinks=0", "q8@0.5+q8@0.75*0.3+q8*0.2+predict"])
 def test_many_queries_over_aged_rows(levels, convert):
     """A second prompt reads what the first has left behind: in one piece, and longer than a batch."""
     path, ids = convert(GOLDEN / "llama_gqa_tied"), ids_of(5, 300)
@@ -272,9 +281,10 @@ def test_a_row_of_equal_columns_is_kept(tmp_path):
 
 
 # ---------------------------------------------------------------- sequences
-def test_sequences_in_one_step(convert):
+@pytest.mark.parametrize("more", ["", "+predict"])
+def test_sequences_in_one_step(more, convert):
     """Of different ages, in prompts and in steps of a token each."""
-    path, levels = convert(GOLDEN / "llama_gqa_tied"), "f32@0.5+f32@0.75*0.2+f32*0.3"
+    path, levels = convert(GOLDEN / "llama_gqa_tied"), f"f32@0.5+f32@0.75*0.2+f32*0.3{more}"
     model = Reference(path, folds=derived(path, "lowrank"))
     texts = [ids_of(seed, n) for seed, n in ((3, 150), (4, 36), (5, 230))]
     engine, caches = engine_of(path, levels, n_seqs=3, n_batch=24), [model.new_cache("lowrank", levels) for _ in texts]
@@ -288,11 +298,12 @@ def test_sequences_in_one_step(convert):
         assert relative(got, np.array([model.append([3 + token], cache)[-1] for cache in caches])) < SAME
 
 
+@pytest.mark.parametrize("more", ["", "+predict"])
 @pytest.mark.parametrize("length", [0, 3, 100, 159, 164, 165, 250, 299])
-def test_truncated_among_aged_rows(length, convert):
+def test_truncated_among_aged_rows(length, more, convert):
     """Of a block that is cut the rest is recent again, without the columns that it has lost."""
-    path, ids, more, levels = convert(GOLDEN / "llama_gqa_tied"), ids_of(5, 300), ids_of(6, 60), "q4@0.5+q8*0.3"
-    parts = [more[:1], *np.split(more[1:], [40])]
+    path, ids, then, levels = convert(GOLDEN / "llama_gqa_tied"), ids_of(5, 300), ids_of(6, 60), f"q4@0.5+q8*0.3{more}"
+    parts = [then[:1], *np.split(then[1:], [40])]
 
     def wanted(levels: str, length: int = length, parts: list[np.ndarray] = parts) -> np.ndarray:
         model = Reference(path, folds=derived(path, "lowrank"))
@@ -311,8 +322,8 @@ def test_truncated_among_aged_rows(length, convert):
     got = np.concatenate([engine.append([(sequence, part)], all_logits=True) for part in parts])
     assert near(got, wanted, levels)
     assert engine.length(copy) == 300  # untouched by what the other did
-    got = engine.append([(copy, more[:1])])
-    assert near(got, partial(wanted, length=300, parts=[more[:1]]), levels)
+    got = engine.append([(copy, then[:1])])
+    assert near(got, partial(wanted, length=300, parts=[then[:1]]), levels)
 
 
 def test_an_append_that_fails_leaves_no_trace(convert):
@@ -338,7 +349,8 @@ def test_saved_rows_are_of_their_levels_and_latent(convert):
     again = engine_of(path, USUAL)
     logits = [appended(e, e.load_sequence(saved), ids, 1) for e in (again, engine_of(path, USUAL))]
     assert np.array_equal(*logits)
-    for levels in ("q2@0.25+q4*0.1", "q2@0.5+q4*0.2", f"{USUAL}+sinks=5", f"{USUAL}+recent=1", "q2@0.5+q8*0.1"):
+    for levels in ("q2@0.25+q4*0.1", "q2@0.5+q4*0.2", f"{USUAL}+sinks=5", f"{USUAL}+recent=1", "q2@0.5+q8*0.1",
+                   f"{USUAL}+predict"):  # fmt: skip
         with pytest.raises(slimrt.ModelFormatError, match="of another model or cache"):
             engine_of(path, levels).load_sequence(saved)
     other = {name: -tensor for name, tensor in derived(path, "lowrank").items()}
@@ -346,7 +358,9 @@ def test_saved_rows_are_of_their_levels_and_latent(convert):
         engine_of(path, USUAL, derived=other).load_sequence(saved)
 
 
-@pytest.mark.parametrize("levels", ["q8@0.5+q8@0.75*0.2+f16*0.3", "q8@0.5+q8*0.5+sinks=40+recent=40"])
+@pytest.mark.parametrize(
+    "levels", ["q8@0.5+q8@0.75*0.2+f16*0.3", "q8@0.5+q8*0.5+sinks=40+recent=40", "q8@0.5+q8@0.75*0.2+q8*0.3+predict"]
+)
 def test_random_operations(levels, convert):
     class LowRank(Operations):
         path, mode = convert(GOLDEN / "llama_gqa_tied"), "lowrank"
@@ -356,7 +370,7 @@ def test_random_operations(levels, convert):
 
 
 # ---------------------------------------------------------------- memory
-@pytest.mark.parametrize("levels", [USUAL, "q2@0.25+q3@0.5*0.2+q8*0.3+sinks=40+recent=64"])
+@pytest.mark.parametrize("levels", [USUAL, "q2@0.25+q3@0.5*0.2+q8*0.3+sinks=40+recent=64", f"{USUAL}+predict"])
 def test_planned_bytes_are_allocated(levels, convert):
     path = convert(GOLDEN / "llama_gqa_tied")
     engine = open_engine(path, "lowrank", levels, n_ctx=1000, n_batch=32, n_seqs=2)
@@ -385,6 +399,7 @@ def test_heads_of_whole_vectors(arch, n_rot, n_heads, isa, tmp_path):
     or two. Against the reference, which turns them one by one."""
     shape = Shape(128, 1, n_heads, 320, n_kv_heads=2, head_dim=64, n_vocab=100, arch=arch)
     path = write_random(tmp_path / "wide.gguf", shape, {f"{arch}.rope.dimension_count": n_rot})
-    levels, n, n_prefill = "q2@0.5+q3/q4@0.75*0.2+q8*0.2", 230, 150
-    got = decode(engine_of(path, levels, device=isa), ids_of(3, n), n_prefill)
-    assert same_rounding(got, predicted(path, levels, 3, n, n_prefill), exact(path, 3, n), "q2")
+    n, n_prefill = 230, 150
+    for levels in ("q2@0.5+q3/q4@0.75*0.2+q8*0.2", "q2@0.5+q3/q4@0.75*0.2+q8*0.2+predict"):
+        got = decode(engine_of(path, levels, device=isa), ids_of(3, n), n_prefill)
+        assert same_rounding(got, predicted(path, levels, 3, n, n_prefill), exact(path, 3, n), "q2")

@@ -16,7 +16,7 @@ from reference_modes import BLOCK, CACHE_MODES, Level, lowrank_levels
 from slimrt import _core, core
 from slimrt.folding.attention import Attention
 from slimrt.folding.gate import white_sample
-from slimrt.folding.lowrank import factors
+from slimrt.folding.lowrank import factors, second_moments
 from slimrt.modelfile.gguf import read_gguf
 from test_lowrank import USUAL, engine_of
 from test_windows import appended, ids_of
@@ -157,7 +157,7 @@ def test_columns_of_the_latent_fall_in_weight(heads, convert):
     x = random.normal(size=(4 * attention.d, attention.d)) @ random.normal(size=(attention.d, attention.d))
     moment = x.T @ x
     weights = white_sample(model, attention, 0).weights
-    into, out = factors(weights, moment, heads, weighed=False)
+    into, out = factors(weights, second_moments(weights, moment, heads), heads, weighed=False)
     assert np.allclose(into @ out, np.eye(into.shape[1]), atol=1e-9)
     v = (x @ weights.w_v).reshape(len(x), len(into), -1)
     for group in range(len(into)):
@@ -177,7 +177,7 @@ def test_weighed_columns_keep_more_of_the_output(convert):
     moment, lost = np.eye(attention.d), {}
     heads = weights.w_o.reshape(attention.d, attention.n_kv_heads, -1, attention.head_dim)
     for weighed in (True, False):
-        into, out = factors(weights, moment, 2, weighed=weighed)
+        into, out = factors(weights, second_moments(weights, moment, 2), 2, weighed=weighed)
         assert np.allclose(into @ out, np.eye(into.shape[1]), atol=1e-9)
         r = into.shape[1] // 2
         left = weights.w_v @ (np.eye(into.shape[1]) - into[0][:, :r] @ out[0][:r])  # [d, kv width]

@@ -156,6 +156,7 @@ nb::dict levels_of(const std::string& mode_name, const std::string& text) {
     d["sinks"] = levels.sinks;
     d["recent"] = levels.recent;
     d["eager"] = levels.eager;
+    d["predicts"] = levels.predicts;
     return d;
 }
 

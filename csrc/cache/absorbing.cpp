@@ -61,7 +61,7 @@ std::vector<StoredRegion> older_rows_of(const Part& part, std::span<const Stored
         const auto first = region.sequences.begin() + part.first_sequence;
         sequences.emplace_back(first, first + part.sequences.size());
         for (AttentionSequence& s : sequences.back()) s.query -= int(part.first);
-        of_part.push_back({region.origin, sequences.back(), region.rows});
+        of_part.push_back({region.aged, region.origin, sequences.back(), region.rows});
     }
     return of_part;
 }

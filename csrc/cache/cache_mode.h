@@ -131,16 +131,21 @@ struct DenseRows {
 };
 
 /// Rows that change their class: [begin, end) at `table` in views of the planes of one, and the views of the
-/// other with their slots. Whole blocks of it, unless that is class 0.
+/// other with their slots, which are [to_begin, ...) at `to_table`. Whole blocks of it, unless that is class
+/// 0. Rows of another class than that, or than dense ones, have aged.
 struct Recoding {
     std::span<const Rows> from;
     const int32_t* table;
     int64_t begin, end;
     std::span<const Slots> to;
+    const int32_t* to_table = nullptr;
+    int64_t to_begin = 0;
+    bool from_aged = false, to_aged = true;
 };
 
 /// OlderRows as one layer reads them: with a view for each plane of their class.
 struct StoredRegion {
+    bool aged;  // else sinks: of class 0
     int64_t origin;
     std::span<const AttentionSequence> sequences;
     std::vector<Rows> rows;
@@ -206,11 +211,12 @@ class CacheMode {
     /// a text divides.
     virtual std::vector<Format> older_formats(const AttnConfig&) const { return {}; }
     virtual Regions regions(const AttnConfig&) const { return {}; }
-    /// Rows to another class, plane by plane.
-    virtual void recode(Backend& backend, const Recoding& r) const {
+    /// Rows to another class, plane by plane. May take recoding_scratch() bytes.
+    virtual void recode(Backend& backend, const AttnInput&, const Recoding& r) const {
         for (size_t plane = 0; plane < r.to.size(); ++plane)
             backend.recode(r.from[plane], r.table, r.begin, r.end, r.to[plane]);
     }
+    virtual size_t recoding_scratch(const AttnConfig&) const { return 0; }
     /// The planes of DenseRows; none where many queries read stored rows as they are. Modes with older rows
     /// have them, plane for plane of a row, so that a prompt is exact however it is stored.
     virtual Format dense_format(const AttnConfig&) const { return {}; }

@@ -145,8 +145,15 @@ void KvCache::move(int layer, const std::vector<Kept>& classes, const Move& move
         backend_.upload(index, slots.data(), slots.size() * sizeof(int32_t));
         std::vector<Slots> to_slots;
         for (size_t p = 0; p < rows.size(); ++p) to_slots.push_back(this->slots(layer, to, int(p), index));
-        recode_(layer, {rows, dense ? nullptr : classes[from].table.data(), begin - from_origin,
-                        begin - from_origin + n, to_slots});
+        recode_(layer, {.from = rows,
+                        .table = dense ? nullptr : classes[from].table.data(),
+                        .begin = begin - from_origin,
+                        .end = begin - from_origin + n,
+                        .to = to_slots,
+                        .to_table = table.data(),
+                        .to_begin = begin - to_origin,
+                        .from_aged = from > 0,
+                        .to_aged = to > 0});
     }
 }
 
@@ -216,7 +223,13 @@ void KvCache::rehearse() {
                 std::vector<Slots> slots;
                 for (size_t p = 0; p < format(layer, to).size(); ++p)
                     slots.push_back(this->slots(layer, to, int(p), index));
-                recode_(layer, {rows(layer, from), nullptr, 0, kBlockTokens, slots});
+                recode_(layer, {.from = rows(layer, from),
+                                .table = nullptr,
+                                .begin = 0,
+                                .end = kBlockTokens,
+                                .to = slots,
+                                .from_aged = from > 0,
+                                .to_aged = to > 0});
             }
         }
 }

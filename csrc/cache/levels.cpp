@@ -15,7 +15,7 @@ constexpr int64_t kMostRows = 1 << 28;
 constexpr size_t kMostLevels = 8;  // each has blocks of its own
 constexpr const char* kForm =
     "levels are such as q2@0.5+q4*0.1+sinks=4 (TYPE_K/TYPE_V@PART*SHARE or *ROWS, oldest first)";
-constexpr const char *kForgotten = "none", *kEager = "eager";
+constexpr const char *kForgotten = "none", *kEager = "eager", *kPredicts = "predict";
 
 std::vector<std::string> parts_of(const std::string& text, char between) {
     std::vector<std::string> parts(1);
@@ -83,7 +83,7 @@ std::string number(double x) {
 }  // namespace
 
 Levels parse_levels(const std::string& text, const Levels& usual) {
-    Levels levels{{}, usual.sinks, usual.recent, usual.eager};
+    Levels levels{{}, usual.sinks, usual.recent, usual.eager, usual.predicts};
     double share = 0;
     for (const std::string& part : parts_of(text, '+')) {
         if (part.starts_with("sinks=")) {
@@ -92,6 +92,8 @@ Levels parse_levels(const std::string& text, const Levels& usual) {
             levels.recent = read_number<int64_t>(part.substr(7), part, 0, kMostRows);
         } else if (part == kEager) {
             levels.eager = true;
+        } else if (part == kPredicts) {
+            levels.predicts = true;
         } else {
             levels.of.push_back(read_level(part));
             if (levels.of.size() == 1) {
@@ -119,7 +121,8 @@ Levels parse_levels(const std::string& text, const Levels& usual) {
 }
 
 bool says_levels(const std::string& text) {
-    return text == kForgotten || text == kEager || text.find_first_of("+@*=/") != std::string::npos;
+    return text == kForgotten || text == kEager || text == kPredicts ||
+           text.find_first_of("+@*=/") != std::string::npos;
 }
 
 std::string to_text(const Levels& levels, const Levels& usual) {
@@ -135,6 +138,7 @@ std::string to_text(const Levels& levels, const Levels& usual) {
     if (levels.sinks != usual.sinks) text += concat("+sinks=", levels.sinks);
     if (levels.recent != usual.recent) text += concat("+recent=", levels.recent);
     if (levels.eager) text += concat("+", kEager);
+    if (levels.predicts) text += concat("+", kPredicts);
     return text;
 }
 

@@ -21,13 +21,13 @@ struct Level {
 
 /// As text: levels with + between, oldest first, each TYPE_K[/TYPE_V][@PART][*SHARE] or ...*ROWS, the first
 /// perhaps "none": rows are forgotten; what stays as it is written, sinks=ROWS of a text's first and at least
-/// recent=ROWS of its newest; and "eager" if a prompt is to read V as the newest level keeps it, as published
-/// low-rank caches do, and not V itself:
+/// recent=ROWS of its newest; "eager" if a prompt is to read V as the newest level keeps it, as published
+/// low-rank caches do, and not V itself; and "predict" if of V only what K does not tell is to be kept:
 ///     q2@0.5+q4*0.1+sinks=4
 struct Levels {
     std::vector<Level> of;  // oldest first
     int64_t sinks = 0, recent = 0;
-    bool eager = false;
+    bool eager = false, predicts = false;
 
     bool operator==(const Levels&) const = default;
 };

@@ -189,6 +189,9 @@ class Backend {
     virtual void multiply(Tensor x, Tensor y, Tensor out) = 0;
     void multiply(Tensor x, Tensor y) { multiply(x, y, x); }
     virtual void scale(Tensor x, float factor) = 0;
+    /// x[head] *= exp(before - after) of lse.cols heads: what attention gave is given its share of a softmax
+    /// over more rows, whose `after` is; before and after are AttentionArgs::lse, -inf before is nothing.
+    virtual void reweigh(Tensor x, Tensor before, Tensor after) = 0;
     /// Rows of x (f32) as they would be read back from a plane of this type and as many heads; out may be x.
     virtual void quantize_dequantize(Tensor x, DType dtype, int heads, Tensor out) = 0;
     /// Rounds row i of x (f32) into slot i.

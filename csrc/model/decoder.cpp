@@ -197,7 +197,7 @@ void Decoder::attention(int layer, const Batch& batch, StepState& state, Scratch
     }
     std::vector<StoredRegion> older;
     for (const OlderRows& rows : group.older)
-        older.push_back({rows.origin, rows.sequences, cache_->rows(owner, rows.c)});
+        older.push_back({rows.c > 0, rows.origin, rows.sequences, cache_->rows(owner, rows.c)});
     mode->read(backend_, {step(scratch), w.attn.relative_bias, cache_->rows(owner), older, dense, q}, written,
                heads);
     backend_.linear(heads, w.attn.o, w.attn.o_bias, out);
@@ -267,8 +267,15 @@ Decoder::Decoder(const GgufFile& file, const CacheOptions& options, Backend& bac
     weights_ = load_weights(file, config_, backend, choices_, extra);
     load_rope(file);
     spans_ = spans_of(choices_.layers);
+    size_t recoding_bytes = 0;
+    for (const LayerChoice& choice : choices_.layers)
+        recoding_bytes = std::max(recoding_bytes, choice.mode->recoding_scratch(choice.config));
+    if (recoding_bytes > 0) recoding_scratch_ = Scratch(backend, recoding_bytes);
     const auto recode = [this](int layer, const Recoding& rows) {
-        choices_.layers[layer].mode->recode(backend_, rows);
+        const LayerChoice& choice = choices_.layers[layer];
+        const Prepared& prepared = *weights_.layers[layer].attn_prepared;
+        const AttnInput in{choice.config, prepared, kNoRope, {}, {}, false, recoding_scratch_};
+        choice.mode->recode(backend_, in, rows);
     };
     cache_ = std::make_unique<KvCache>(backend, rows_of(choices_.layers), options_.n_ctx, options_.n_seqs,
                                        step_limits(), recode);

@@ -99,6 +99,7 @@ class Decoder {
     Buffer rope_buffer_;
     Rope rope_;
     std::vector<LayerSpan> spans_;
+    Scratch recoding_scratch_;  // of rows that change their class
     std::unique_ptr<KvCache> cache_, encoder_states_;
     std::unique_ptr<Encoder> encoder_;
 };

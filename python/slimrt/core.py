@@ -301,13 +301,14 @@ class Level:
 class Levels:
     """What rows become as they age. text: how it is written, less what is usual; of: the oldest first; sinks, recent:
     rows that stay as they are written, the first ones of a text and at least so many of the newest; eager: a prompt
-    reads V as the newest level keeps it."""
+    reads V as the newest level keeps it; predicts: of V only what K does not tell is kept."""
 
     text: str
     of: tuple[Level, ...]
     sinks: int
     recent: int
     eager: bool
+    predicts: bool
 
     @property
     def bits(self) -> float:
@@ -327,7 +328,7 @@ def levels(mode: str, text: str = "") -> Levels:
     """
     found = _core.levels(mode, text)
     of = tuple(Level(*one) for one in found["levels"])
-    return Levels(found["text"], of, found["sinks"], found["recent"], found["eager"])
+    return Levels(found["text"], of, found["sinks"], found["recent"], found["eager"], found["predicts"])
 
 
 BITS: dict[str, int] = {one["name"]: one["bits"] for one in _core.cache_types()}

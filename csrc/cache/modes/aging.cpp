@@ -14,6 +14,33 @@ const StoredRegion* forgotten(std::span<const StoredRegion> older) {
     return nullptr;
 }
 
+constexpr int64_t kRecoded = 128;  // rows whose latents are predicted at once
+
+/// Rows [begin, end) to f32, each head in as many columns as `to` has for it: zeros beyond those there are.
+void load_wide(Backend& backend, Scratch& scratch, const Rows& rows, const int32_t* table, int64_t begin,
+               int64_t end, Tensor to) {
+    const Scratch::Scope scope(scratch);
+    backend.recode(rows, table, begin, end,
+                   {.base = to.data,
+                    .dtype = DType::F32,
+                    .width = int(to.cols),
+                    .heads = rows.heads,
+                    .row_bytes = to.stride,
+                    .slots = positions_from(backend, scratch, 0, end - begin)});
+}
+
+/// What slots are of.
+Rows view_of(const Slots& slots) {
+    return {.base = slots.base,
+            .dtype = slots.dtype,
+            .width = slots.width,
+            .heads = slots.heads,
+            .row_bytes = slots.row_bytes,
+            .block_stride = slots.block_stride,
+            .block_tokens = slots.block_tokens,
+            .scale_tokens = slots.scale_tokens};
+}
+
 }  // namespace
 
 /// Without any that were chosen: one, of the types there are.
@@ -33,7 +60,11 @@ int AgingMode::columns(const AttnConfig& c, const Level& level) const {
 }
 
 std::string AgingMode::refusal(const AttnConfig& c) const {
-    return c.window ? "rows behind a window are given back, so none grow old" : "";
+    if (c.window) return "rows behind a window are given back, so none grow old";
+    if (c.levels.predicts && !stores_latents()) return "it has no latent that keys could predict";
+    if (c.levels.predicts && c.levels.eager)
+        return "an eager prompt reads latents before there are stored keys that could predict them";
+    return "";
 }
 
 Format AgingMode::format(const AttnConfig& c) const {
@@ -72,6 +103,40 @@ Format AgingMode::dense_format(const AttnConfig& c) const {
     return planes;
 }
 
+size_t AgingMode::recoding_scratch(const AttnConfig& c) const {
+    if (!c.levels.predicts) return 0;
+    constexpr size_t kTensors = 4, kAligned = 64;  // keys, latents, and two that predictions take
+    return kTensors * (kRecoded * c.kv_width() * sizeof(float) + kAligned) + kRecoded * sizeof(int32_t) +
+           kAligned;
+}
+
+/// Of rows that age, latents lose what the keys tell that are stored with them, and get it back.
+void AgingMode::recode(Backend& backend, const AttnInput& in, const Recoding& r) const {
+    if (!in.config.levels.predicts) return CacheMode::recode(backend, in, r);
+    for (int64_t begin = r.begin, n; begin < r.end; begin += n) {
+        const Scratch::Scope scope(in.scratch);
+        n = std::min<int64_t>(kRecoded, r.end - begin);
+        const Tensor keys = in.scratch.f32(n, in.config.kv_width());
+        const Tensor latents = in.scratch.f32(n, in.config.kv_width());
+        std::vector<Slots> to(r.to.begin(), r.to.end());
+        for (Slots& plane : to) plane.slots = plane.slots.cols_of(begin - r.begin, n);
+        load_wide(backend, in.scratch, r.from[1], r.table, begin, begin + n, latents);
+        if (r.from_aged) {
+            backend.load(r.from[0], r.table, begin, begin + n, keys);
+            add_predicted(backend, in, keys, 1, latents);
+        }
+        backend.recode(r.from[0], r.table, begin, begin + n, to[0]);
+        if (r.to_aged) {
+            const int64_t first = r.to_begin + begin - r.begin;
+            backend.load(view_of(to[0]), r.to_table, first, first + n, keys);
+            add_predicted(backend, in, keys, -1, latents);
+        }
+        Rows rows = dense_rows(latents, 0);
+        rows.heads = to[1].heads;
+        backend.recode(rows, nullptr, 0, n, to[1]);
+    }
+}
+
 /// Dense rows from projections of x.
 std::vector<Tensor> AgingMode::rows_of(Backend& backend, const AttnInput& in, std::vector<Tensor> kv) const {
     const Tensor k_norm = in.prepared.model.k_norm;
@@ -108,20 +173,18 @@ std::vector<Tensor> AgingMode::dense_of(Backend& backend, const AttnInput& in, T
 
 void AgingMode::dense_of_stored(Backend& backend, const ReadInput& in, int64_t begin, int64_t end,
                                 const std::vector<Tensor>& planes) const {
-    const Tensor slots = positions_from(backend, in.scratch, 0, end - begin);
-    const auto load = [&](const std::vector<Rows>& rows, const AttentionSequence& s, int64_t origin) {
+    const auto load = [&](const std::vector<Rows>& rows, const AttentionSequence& s, int64_t origin,
+                          bool predicts) {
         const int64_t first = std::max(begin, s.begin + origin), last = std::min(end, s.end + origin);
-        for (size_t p = 0; p < rows.size() && first < last; ++p)
-            backend.recode(rows[p], s.table, first - origin, last - origin,
-                           {.base = planes[p].data,
-                            .dtype = DType::F32,
-                            .width = int(planes[p].cols),
-                            .heads = rows[p].heads,
-                            .row_bytes = planes[p].stride,
-                            .slots = slots.cols_of(first - begin, last - first)});
+        if (rows.empty() || first >= last) return;
+        const auto part = [&](const Tensor& plane) { return plane.rows_of(first - begin, last - first); };
+        for (size_t p = 0; p < rows.size(); ++p)
+            load_wide(backend, in.scratch, rows[p], s.table, first - origin, last - origin, part(planes[p]));
+        if (predicts) add_predicted(backend, in, part(planes[0]), 1, part(planes[1]));
     };
-    for (const StoredRegion& region : in.older) load(region.rows, region.sequences[0], region.origin);
-    load(in.rows, in.sequences[0], 0);
+    for (const StoredRegion& region : in.older)
+        load(region.rows, region.sequences[0], region.origin, in.config.levels.predicts && region.aged);
+    load(in.rows, in.sequences[0], 0, false);
     if (stores_latents()) values_of(backend, in, planes[1], planes[2]);
 }
 
@@ -135,33 +198,44 @@ ScoreTerm AgingMode::scored_keys(const ReadInput& in, Rows rows, Tensor fresh, i
     return term;
 }
 
-/// Over the rows of each region as they are stored, those of few columns first.
+/// Over the rows of each region as they are stored, those of few columns first. Of older rows that keys
+/// predict the keys are summed too, and what they tell of V is added to the heads.
 void AgingMode::absorbed(Backend& backend, const ReadInput& in, const Written& own, Tensor out) const {
     const Scratch::Scope scope(in.scratch);
-    const int heads = value_heads(in.config);
+    const int heads = value_heads(in.config), all = in.config.kv_width() / heads;
     const Tensor to = before_heads(in, out), lse = in.scratch.f32(out.rows, in.config.n_heads);
+    std::vector<const StoredRegion*> older;
+    for (const StoredRegion& region : in.older)
+        if (!region.rows.empty()) older.push_back(&region);
+    std::ranges::stable_sort(older, {},
+                             [](const StoredRegion* r) { return std::pair(!r->aged, r->rows[1].width); });
+    const auto sinks = std::ranges::find_if(older, [](const StoredRegion* r) { return !r->aged; });
+    const bool predicts = in.config.levels.predicts && sinks != older.begin();
+    const Tensor keys = predicts ? before_heads(in, out) : Tensor{};
     bool merge = false;
     const auto attend = [&](std::span<const AttentionSequence> sequences, const std::vector<Rows>& rows,
-                            const Written& fresh, int64_t origin, int dim) {
+                            const Written& fresh, int64_t origin, bool sum_keys) {
+        const int dim = rows[1].head_dim();
         const ScoreTerm scores[] = {scored_keys(in, rows[0], fresh.plane(0), origin)};
-        const ValueTerm values[] = {{rows[1], fresh.plane(1), heads, dim, to}};
-        AttentionArgs args = attention_args(in, scores, values);
+        const ValueTerm values[] = {{rows[1], fresh.plane(1), heads, dim, to},
+                                    {rows[0], {}, heads, all, keys}};
+        AttentionArgs args = attention_args(in, scores, std::span(values, sum_keys ? 2 : 1));
         args.sequences = sequences;
         args.lse = lse;
         args.merge = std::exchange(merge, true);
         backend.attention(args);
     };
-    std::vector<const StoredRegion*> older;
-    for (const StoredRegion& region : in.older)
-        if (!region.rows.empty()) older.push_back(&region);
-    std::ranges::stable_sort(older, {}, [](const StoredRegion* r) { return r->rows[1].width; });
-    const int all = in.config.kv_width() / heads;
     if (!older.empty() && older[0]->rows[1].head_dim() < all)  // zeros: rows of q from before the first one
         backend.unfold(in.q, 1, to.rows + to.cols / in.q.cols, to);
-    for (const StoredRegion* region : older)
-        attend(region->sequences, region->rows, {}, region->origin, region->rows[1].head_dim());
-    attend(in.sequences, in.rows, own, 0, all);
-    to_heads(backend, in, to, out);
+    for (auto region = older.begin(); region != sinks; ++region)
+        attend((*region)->sequences, (*region)->rows, {}, (*region)->origin, predicts);
+    const Tensor before = predicts ? in.scratch.f32(lse.rows, lse.cols) : Tensor{};
+    if (predicts) backend.unfold(lse, 1, 0, before);  // a copy
+    for (auto region = sinks; region != older.end(); ++region)
+        attend((*region)->sequences, (*region)->rows, {}, (*region)->origin, false);
+    attend(in.sequences, in.rows, own, 0, false);
+    if (predicts) backend.reweigh(keys, before, lse);
+    to_heads(backend, in, to, keys, out);
 }
 
 void AgingMode::materialised(Backend& backend, const ReadInput& in, const Written& own, Tensor out) const {

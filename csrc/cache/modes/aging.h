@@ -15,6 +15,8 @@ class AgingMode : public AbsorbingMode {
     Format format(const AttnConfig& c) const final;
     std::vector<Format> older_formats(const AttnConfig& c) const final;
     Regions regions(const AttnConfig& c) const final;
+    void recode(Backend& backend, const AttnInput& in, const Recoding& r) const final;
+    size_t recoding_scratch(const AttnConfig& c) const final;
     /// Rows as they are written, and V where that is another plane.
     Format dense_format(const AttnConfig& c) const final;
 
@@ -25,9 +27,12 @@ class AgingMode : public AbsorbingMode {
     virtual bool stores_latents() const { return false; }
     virtual Tensor latents_of(Backend&, const AttnInput&, Tensor v) const { return v; }
     virtual void values_of(Backend&, const AttnInput&, Tensor, Tensor) const {}
-    /// Where attention over latents goes; then the heads that it makes.
+    /// Where attention over latents goes; then the heads that it makes, with what predictions add to them:
+    /// keys as wide as a latent, summed as latents are; or none.
     virtual Tensor before_heads(const AttnInput&, Tensor out) const { return out; }
-    virtual void to_heads(Backend&, const AttnInput&, Tensor, Tensor) const {}
+    virtual void to_heads(Backend&, const AttnInput&, Tensor, Tensor, Tensor) const {}
+    /// Levels::predicts: adds to latents, as often, what stored keys of the same rows tell of them.
+    virtual void add_predicted(Backend&, const AttnInput&, Tensor, float, Tensor) const {}
     /// Whether K is stored before RoPE, and rotated when it is read.
     virtual bool raw_keys() const = 0;
 

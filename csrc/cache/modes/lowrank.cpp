@@ -4,6 +4,9 @@
 //   latent = v T, V = latent E, T and E square and folded offline: all columns together are V itself.
 //   head_i = [sum of p_i latent over each region, with as many columns as its rows have] E_i
 // K has the same regions in full width, before RoPE: its channels are steadier there, which few bits need.
+// With levels that say "predict" the latent of an old row is of what its keys, as they are stored, do not
+// tell:
+//   latent = (v - k^ P) T, head_i = (...) E_i + [sum of p_i k^] P_i, k^ of the same group of heads.
 #include "cache/modes/aging.h"
 #include "cache/modes/modes.h"
 #include "cache/prepare.h"
@@ -13,13 +16,17 @@ namespace {
 
 constexpr const char* kLatent = "attn_v_latent.weight";
 constexpr const char* kExpand = "attn_v_expand.weight";
+constexpr const char* kPredict = "attn_v_predict.weight";
 
 struct PreparedLatent : Prepared {
     using Prepared::Prepared;
-    Tensor latent;  // [kv width, columns], group by group: latent = linear(v, .)
-    Tensor expand;  // [kv width, columns], KV head by KV head: v = linear(latent of its group, .)
+    Tensor latent;   // [kv width, columns], group by group: latent = linear(v, .)
+    Tensor expand;   // [kv width, columns], KV head by KV head: v = linear(latent of its group, .)
+    Tensor predict;  // [kv width, columns] or none: v is about linear(k of its group, .)
 
-    uint64_t fingerprint(Backend& backend) const override { return fingerprint_of(backend, {latent}); }
+    uint64_t fingerprint(Backend& backend) const override {
+        return fingerprint_of(backend, {latent, predict});
+    }
 };
 
 const PreparedLatent& prepared(const AttnInput& in) {
@@ -35,13 +42,16 @@ class LowRank final : public AgingMode {
 
     std::vector<Fold> folds(const AttnConfig& c) const override {
         const int columns = c.latent_heads * c.head_dim;
-        return {{kLatent, c.kv_width(), columns}, {kExpand, c.kv_width(), columns}};
+        std::vector<Fold> folds = {{kLatent, c.kv_width(), columns}, {kExpand, c.kv_width(), columns}};
+        if (c.levels.predicts) folds.push_back({kPredict, c.kv_width(), columns});
+        return folds;
     }
 
     std::unique_ptr<Prepared> prepare(Backend&, const PrepareInput& in) const override {
         auto p = std::make_unique<PreparedLatent>(in.weights);
         p->latent = in.folded.at(kLatent);
         p->expand = in.folded.at(kExpand);
+        if (in.config.levels.predicts) p->predict = in.folded.at(kPredict);
         return p;
     }
 
@@ -68,8 +78,24 @@ class LowRank final : public AgingMode {
         return in.scratch.f32(out.rows, out.cols * in.config.latent_heads);
     }
 
-    void to_heads(Backend& backend, const AttnInput& in, Tensor latents, Tensor out) const override {
+    void to_heads(Backend& backend, const AttnInput& in, Tensor latents, Tensor keys,
+                  Tensor out) const override {
         linear_heads(backend, in.config, latents, prepared(in).expand, out);
+        if (!keys) return;
+        const Scratch::Scope scope(in.scratch);
+        const Tensor told = in.scratch.f32(out.rows, out.cols);
+        linear_heads(backend, in.config, keys, prepared(in).predict, told);
+        backend.add(out, told);
+    }
+
+    void add_predicted(Backend& backend, const AttnInput& in, Tensor keys, float times,
+                       Tensor latents) const override {
+        const Scratch::Scope scope(in.scratch);
+        const Tensor v = in.scratch.f32(keys.rows, keys.cols);
+        backend.linear_per_head(keys, prepared(in).predict, value_heads(in.config), v);
+        const Tensor told = latents_of(backend, in, v);
+        backend.scale(told, times);
+        backend.add(latents, told);
     }
 };
 

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cassert>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 
@@ -262,6 +263,16 @@ void CpuBackend::multiply(Tensor x, Tensor y, Tensor out) {
 void CpuBackend::scale(Tensor x, float factor) {
     each_row(x.rows, x.cols, [&](int64_t i, int) {
         for (int64_t j = 0; j < x.cols; ++j) x.f32(i)[j] *= factor;
+    });
+}
+
+void CpuBackend::reweigh(Tensor x, Tensor before, Tensor after) {
+    const int64_t dim = x.cols / before.cols;
+    each_row(x.rows, x.cols, [&](int64_t i, int) {
+        for (int64_t j = 0; j < x.cols; ++j) {
+            const float was = before.f32(i)[j / dim];
+            x.f32(i)[j] *= std::isinf(was) ? 0.0f : std::exp(was - after.f32(i)[j / dim]);
+        }
     });
 }
 

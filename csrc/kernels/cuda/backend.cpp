@@ -123,6 +123,10 @@ void CudaBackend::scale(Tensor x, float factor) {
     if (ready()) cuda::scale(device_, x, factor);
 }
 
+void CudaBackend::reweigh(Tensor x, Tensor before, Tensor after) {
+    if (ready()) cuda::reweigh(device_, x, before, after);
+}
+
 void CudaBackend::quantize_dequantize(Tensor x, DType dtype, int heads, Tensor out) {
     if (ready()) cuda::round(device_, x, dtype, heads, out);
 }

@@ -86,6 +86,19 @@ struct Scale {
     }
 };
 
+struct Reweigh {
+    Matrix x, before, after;
+    int64_t dim;
+    template <int n>
+    __device__ void run(int64_t row, int64_t column) const {
+        const float was = before.row(row)[column / dim], is = after.row(row)[column / dim];
+        const float factor = isinf(was) ? 0 : expf(was - is);
+        auto v = load_pack<n>(x.row(row) + column);
+        for (float& value : v.at) value *= factor;
+        store_pack(x.row(row) + column, v);
+    }
+};
+
 /// "Columns" are pairs, n_rot / 2 of each head; n of them are two packs of x and two of cos, sin, ...
 template <bool interleaved>
 struct Rotate {
@@ -331,6 +344,12 @@ void multiply(const Device& device, Tensor x, Tensor y, Tensor out) {
 
 void scale(const Device& device, Tensor x, float factor) {
     each(device, x.rows, x.cols, packs_fit(x), Scale{Matrix(x), factor});
+}
+
+void reweigh(const Device& device, Tensor x, Tensor before, Tensor after) {
+    const int64_t dim = x.cols / before.cols;
+    each(device, x.rows, x.cols, packs_fit(x) && dim % kPack == 0,
+         Reweigh{Matrix(x), Matrix(before), Matrix(after), dim});
 }
 
 void unfold(const Device& device, Tensor x, int64_t stride, int64_t padding, Tensor out) {

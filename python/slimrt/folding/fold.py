@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 
 import numpy as np
 
+from slimrt import core
 from slimrt.folding.attention import Attention, fold_value_bias
 from slimrt.folding.calibrate import Text, calibrated
 from slimrt.folding.conditioned import Conditioned
@@ -55,7 +56,9 @@ def reader(
     if mode == "xr":
         return XrReader(sample, type_name, half=half)
     if mode == "lowrank":
-        return LowRank(sample, heads=heads).reader(type_name)
+        levels = core.levels(mode, type_name)
+        kept = next((level.type_k for level in levels.of if level.part), "f16")
+        return LowRank(sample, heads=heads, predicts=kept if levels.predicts else None).reader(type_name)
     return _PLAIN[mode](sample, type_name)
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
@@ -117,13 +116,36 @@ def metric(weights: LayerWeights) -> np.ndarray:
     return np.asarray((vectors * root[:, None, :]) @ vectors.swapaxes(1, 2))
 
 
+def second_moments(weights: LayerWeights, moment: np.ndarray, heads: int) -> np.ndarray:
+    """E[v^T v] of each group of KV heads, float64 [groups, R, R]. moment: S = E[x^T x] [d, d]."""
+    w = weights.w_v.reshape(weights.attention.d, -1, heads * weights.attention.head_dim)
+    return np.asarray(np.einsum("dgi,de,egj->gij", w, moment, w, optimize=True))
+
+
+def predictors(keys: np.ndarray, v: np.ndarray, groups: int) -> np.ndarray:
+    """Return P, v about k P in each group of heads, float64 [groups, R, R]: least squares, shrunk as so few rows ask.
+
+    Args:
+        keys: as they are stored, with the noise of their type, [n, e_k]. v: [n, e_v].
+    """
+    k, wanted = (rows.reshape(len(rows), groups, -1).astype(np.float64) for rows in (keys, v))
+    n, width = len(k), k.shape[2]
+    made = []
+    for g in range(groups):
+        gram = k[:, g].T @ k[:, g]
+        ridge = np.trace(gram) / width * (_FLOOR + width / n**1.5)
+        made.append(np.linalg.solve(gram + ridge * np.eye(width), k[:, g].T @ wanted[:, g]))
+    return np.stack(made)
+
+
 def factors(
-    weights: LayerWeights, moment: np.ndarray, heads: int, *, weighed: bool = True
+    weights: LayerWeights, moments: np.ndarray, heads: int, *, weighed: bool = True
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return what makes the latent of v and v of the latent, group after group, float64 [groups, R, R].
 
     Args:
-        moment: S = E[x^T x] [d, d]. heads: KV heads in a group; R is their width together.
+        moments: of v, or of what is to be kept of it, in each group [groups, R, R]. heads: KV heads in a group; R is
+            their width together.
         weighed: by W_O; else TALE's.
 
     Returns:
@@ -134,13 +156,12 @@ def factors(
     width = heads * a.head_dim
     made: list[tuple[np.ndarray, np.ndarray]] = []
     roots = metric(weights) if weighed else np.broadcast_to(np.eye(a.head_dim), (a.n_kv_heads, a.head_dim, a.head_dim))
-    for first in range(0, a.n_kv_heads, heads):
-        w = weights.w_v[:, first * a.head_dim : first * a.head_dim + width]
+    for group, of_group in enumerate(moments):
         root = np.zeros((width, width))
         for i in range(heads):
             at = slice(i * a.head_dim, (i + 1) * a.head_dim)
-            root[at, at] = roots[first + i]
-        squares, u = np.linalg.eigh(root.T @ (w.T @ moment @ w) @ root)
+            root[at, at] = roots[group * heads + i]
+        squares, u = np.linalg.eigh(root.T @ of_group @ root)
         squares, u = squares[::-1], u[:, ::-1]
         sigma = np.sqrt(np.maximum(squares, 0))
         sigma = np.maximum(sigma, _FLOOR * sigma[0]) if sigma[0] > 0 else np.ones(width)
@@ -180,24 +201,48 @@ class LowRank:
         sample: the layer and its text.
         heads: KV heads that share a latent; None: as many as is usual.
         weighed: by W_O; else TALE's latent.
+        predicts: the type of K that predicts V, so that the latent is of what it does not tell; None: of V.
 
     Raises:
         CacheUnsupportedError: the heads do not make whole groups.
     """
 
-    def __init__(self, sample: Sample, *, heads: int | None = None, weighed: bool = True):
+    def __init__(self, sample: Sample, *, heads: int | None = None, weighed: bool = True, predicts: str | None = None):
         a = sample.weights.attention
         self.sample, self.heads = sample, usual_heads(a.n_kv_heads) if heads is None else heads
         check_heads(a, self.heads)
-        self.into, self.out = factors(sample.weights, sample.moment, self.heads, weighed=weighed)
-        self.groups, self.width = self.into.shape[:2]
-        per_head = self.out.reshape(self.groups, self.width, self.heads, a.head_dim).transpose(0, 2, 3, 1)
-        self.tensors = {
-            "attn_v_latent.weight": np.ascontiguousarray(self.into.swapaxes(1, 2).reshape(-1, self.width), np.float32),
-            "attn_v_expand.weight": np.ascontiguousarray(per_head.reshape(-1, self.width), np.float32),
-        }
-        self._noise: dict[Plane, tuple[np.ndarray, float]] = {}
+        self.groups, self.width = a.n_kv_heads // self.heads, self.heads * a.head_dim
+        self.tensors, self._predict = {}, None
+        moments = second_moments(sample.weights, sample.moment, self.heads)
+        if predicts is not None:
+            plane = ChannelPlane(a.kv_width, a.n_kv_heads, predicts)
+            keys = np.concatenate([stored_keys(window, plane) for window in sample.windows])
+            self._predict = predictors(keys, sample.v, self.groups)
+            left = (sample.v - self._predicted(keys)).reshape(len(keys), self.groups, -1).astype(np.float64)
+            moments = np.einsum("ngi,ngj->gij", left, left, optimize=True) / len(keys)
+            self.tensors["attn_v_predict.weight"] = self._by_head(self._predict)
+        self.into, self.out = factors(sample.weights, moments, self.heads, weighed=weighed)
+        self.tensors["attn_v_latent.weight"] = np.ascontiguousarray(
+            self.into.swapaxes(1, 2).reshape(-1, self.width), np.float32
+        )
+        self.tensors["attn_v_expand.weight"] = self._by_head(self.out)
+        self._noise: dict[tuple[Plane, Plane | None], tuple[np.ndarray, float]] = {}
         self._scores: dict[Plane, float] = {}
+
+    def _by_head(self, matrices: np.ndarray) -> np.ndarray:
+        """What takes R columns of a group to its V [groups, R, R], KV head by KV head, as files have it."""
+        per_head = matrices.reshape(self.groups, self.width, self.heads, -1).transpose(0, 2, 3, 1)
+        return np.ascontiguousarray(per_head.reshape(-1, self.width), np.float32)
+
+    def _predicted(self, keys: np.ndarray) -> np.ndarray:
+        """V [n, e_v] as stored keys [n, e_k] tell it."""
+        assert self._predict is not None
+        grouped = keys.reshape(len(keys), self.groups, -1).swapaxes(0, 1)
+        return np.asarray((grouped @ self._predict.astype(np.float32)).swapaxes(0, 1).reshape(len(keys), -1))
+
+    def told(self, window: Window, plane: Plane) -> np.ndarray | None:
+        """V [n, e_v] as keys tell it that this plane stores; None: they are not asked."""
+        return None if self._predict is None else self._predicted(stored_keys(window, plane))
 
     def planes(self, level: core.Level) -> list[Plane]:
         """K by channel, and of the latent the first columns."""
@@ -226,17 +271,21 @@ class LowRank:
         values = stored.swapaxes(0, 1) @ self.out[:, :kept].astype(np.float32)
         return np.asarray(values.swapaxes(0, 1).reshape(n, -1))
 
-    @cached_property
-    def _of_sample(self) -> np.ndarray:
-        return self.latents(self.sample.v)
+    def read_values(self, window: Window, planes: list[Plane]) -> np.ndarray:
+        """V [n, e_v] of a window's rows as these planes store them."""
+        told = self.told(window, planes[0])
+        kept = self.read_back(self.latents(window.v if told is None else window.v - told), planes[1])
+        return kept if told is None else kept + told
 
-    def value_noise(self, plane: Plane) -> tuple[np.ndarray, float]:
+    def value_noise(self, planes: list[Plane]) -> tuple[np.ndarray, float]:
         """Variance in each channel of V [e_v], and what it does to attention's output over the sample."""
-        if plane not in self._noise:
-            windows, read = self.sample.windows, self.read_back(self._of_sample, plane)
+        key = planes[1], None if self._predict is None else planes[0]
+        if key not in self._noise:
+            windows = self.sample.windows
+            read = np.concatenate([self.read_values(window, planes) for window in windows])
             variance = np.asarray(np.square(read - self.sample.v, dtype=np.float64).mean(axis=0))
-            self._noise[plane] = variance, sum(window.from_values(variance, None) for window in windows)
-        return self._noise[plane]
+            self._noise[key] = variance, sum(window.from_values(variance, None) for window in windows)
+        return self._noise[key]
 
     def key_noise(self, window: Window, plane: Plane) -> KeyNoise:
         squares = np.square(plane.round(window.k) - window.k, dtype=np.float64)
@@ -264,7 +313,7 @@ class LowRankReader(Reader):
         as_written = core.Level("f16", "f16", 1.0, 0.0)
         self.planes = fold.planes(next((level for level in self.levels.of if level.part), as_written))
         self.tensors = fold.tensors
-        self.value_noise = fold.value_noise(self.planes[1])[0]
+        self.value_noise = fold.value_noise(self.planes)[0]
 
     @property
     def long_bytes(self) -> float:
@@ -272,7 +321,7 @@ class LowRankReader(Reader):
 
     @property
     def value_part(self) -> float:
-        return self.fold.value_noise(self.planes[1])[1]
+        return self.fold.value_noise(self.planes)[1]
 
     @property
     def score_error(self) -> float:
@@ -282,8 +331,12 @@ class LowRankReader(Reader):
         return self.fold.key_noise(window, self.planes[0])
 
     def read(self, window: Window) -> tuple[np.ndarray, np.ndarray]:
-        values = self.fold.read_back(self.fold.latents(window.v), self.planes[1])
-        return window.as_keys(self.planes[0].round(window.k)), values
+        return window.as_keys(self.planes[0].round(window.k)), self.fold.read_values(window, self.planes)
+
+
+def stored_keys(window: Window, plane: Plane) -> np.ndarray:
+    """Keys of a window as this plane reads them back [n, e_k]: before rotation."""
+    return plane.round(window.unrotated(window.k))
 
 
 def check_heads(attention: Attention, heads: int) -> None:

@@ -87,11 +87,15 @@ class Window:
         """K as queries meet it, in the runtime's precision [n, e_k]."""
         return self.as_keys(self.k)
 
-    def as_keys(self, k: np.ndarray) -> np.ndarray:
-        """Norm (with the factors of the exact k), bias and rotation on top of k [n, e_k]."""
+    def unrotated(self, k: np.ndarray) -> np.ndarray:
+        """Norm (with the factors of the exact k) and bias on top of k [n, e_k]."""
         bias = self.weights.bias("k")
         k = k if self.weights.gain("k") is None else k * self.k_norm.astype(k.dtype)
-        k = k if bias is None else k + bias
+        return k if bias is None else k + bias
+
+    def as_keys(self, k: np.ndarray) -> np.ndarray:
+        """Those and rotation on top of k [n, e_k]."""
+        k = self.unrotated(k)
         return k if self.rotation is None else self.rotation.turn(k, self.weights.attention.n_kv_heads)
 
     def key_noise(self, variance: np.ndarray) -> KeyNoise:
