@@ -117,6 +117,22 @@ void finish(const BlockAttention& b, int64_t pair, float* s) {
     if (b.score_cap > 0 || b.bias) finish_scores(s, b.n, b.score_cap, bias_of(b, pair));
 }
 
+/// Sums of k's rows beside those of v's: they have just been read for the scores.
+void sum_keys(const BlockAttention& b, int64_t head, int64_t query, int64_t n_q, const float* p,
+              const float* factors) {
+    Prefetch none(b, b.k, 0, 0, nullptr);
+    for (int64_t i = 0; i < b.k_heads; ++i) {
+        float* const out = b.keys + (head * b.n_q + query) * b.keys_stride + i * b.k.dim;
+        with_head(b, b.k, head * b.k_heads + i, b.k.by_channel && reads_codes(b.k),
+                  [&]<class Rows>(const Head<Rows>& rows) {
+                      const Product<Rows> x = {p,         kBlockTokens, n_q, factors,      1,
+                                               rows.rows, b.n,          out, b.keys_stride};
+                      rows.others ? sum_channels<Rows>(x, rows.others, b.k.dim, b.rows)
+                                  : value_head<Rows>(x, b.k.dim, none);
+                  });
+    }
+}
+
 /// Heads [first, end), queries [query, query + n_q) of each: all scores, then all weights, then all values,
 /// so that memory is read in order and no head waits for its softmax.
 void attend_heads(const BlockAttention& b, int64_t first, int64_t end, int64_t query, int64_t n_q) {
@@ -134,6 +150,9 @@ void attend_heads(const BlockAttention& b, int64_t first, int64_t end, int64_t q
             *factor++ = softmax(s, b.n, b.max + pair(head) + m, b.sum + pair(head) + m);
         }
     }
+    s = scores, factor = factors;
+    for (int64_t head = first; b.keys && head < end; ++head, s += n_q * kBlockTokens, factor += n_q)
+        sum_keys(b, head, query, n_q, s, factor);
     s = scores, factor = factors;
     next = Prefetch(b, b.v, b.n_heads, first, b.k.next);
     for (int64_t head = first; head < end; ++head, s += n_q * kBlockTokens, factor += n_q) {

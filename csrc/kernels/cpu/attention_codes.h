@@ -124,21 +124,26 @@ Vec turned_dots(const TurnedQuery& q, const BlockRope& rope, const Rows& rows, i
     return sums(acc) + splat(q.rest_min);
 }
 
+/// Scales and minima of channels as floats.
+template <class Rows>
+void channel_scales(const void* from, int64_t dim, float* scales, float* mins) {
+    if constexpr (is_codes<Rows>) {
+        split_scales(static_cast<const ScaleAndMin*>(from), dim, scales, mins);
+    } else {
+        for (int64_t c = 0; c < dim; ++c) {
+            scales[c] = static_cast<const float*>(from)[c];
+            mins[c] = 0;
+        }
+    }
+}
+
 /// s[m][i] = scale * q[m] . rows[i] of keys stored before RoPE, whose channels have scales.
 template <class Rows>
 void score_turned(const BlockAttention& b, const float* q, int64_t n_q, const Head<Rows>& head,
                   Prefetch& next, float* s) {
     const int64_t dim = b.k.dim;
     float scales[TurnedQuery::kMaxDim], mins[TurnedQuery::kMaxDim];
-    if constexpr (is_codes<Rows>) {
-        split_scales(static_cast<const ScaleAndMin*>(head.others), dim, scales, mins);
-    } else {
-        const float* const of = static_cast<const float*>(head.others);
-        for (int64_t c = 0; c < dim; ++c) {
-            scales[c] = of[c];
-            mins[c] = 0;
-        }
-    }
+    channel_scales<Rows>(head.others, dim, scales, mins);
     TurnedQuery turned;
     for (int64_t m = 0; m < n_q; ++m) {
         fold_turned(b.rope, q + m * dim, scales, mins, dim, &turned);
@@ -150,6 +155,28 @@ void score_turned(const BlockAttention& b, const float* q, int64_t n_q, const He
             const Vec dots = sums * splat(b.scale);
             left < lanes ? store_part(s + m * kBlockTokens + i, dots, left)
                          : store(s + m * kBlockTokens + i, dots);
+        }
+    }
+}
+
+/// out = factor * out + weights * rows, whose channels have scales: of sums of codes, which scratch takes,
+/// kBlockTokens * dim floats.
+template <class Rows>
+void sum_channels(const Product<Rows>& x, const void* scales, int64_t dim, float* scratch) {
+    float scale[TurnedQuery::kMaxDim], min[TurnedQuery::kMaxDim];
+    channel_scales<Rows>(scales, dim, scale, min);
+    const float zero = 0;
+    for (int64_t m = 0, some; m < x.n_q; m += some) {
+        some = x.n_q - m < kBlockTokens ? x.n_q - m : kBlockTokens;
+        const Product<Rows> codes = {x.p + m * x.ld, x.ld, some, &zero, 0, x.rows, x.n, scratch, size_t(dim)};
+        some == 1 ? product<8>(codes, 0, dim) : product<tile / 4>(codes, 0, dim);
+        for (int64_t i = m; i < m + some; ++i) {
+            float total = 0;
+            for (int64_t row = 0; row < x.n; ++row) total += x.p[i * x.ld + row];
+            float* const out = x.out + i * x.out_stride;
+            const float factor = x.factor[i * x.factor_step], *const sum = scratch + (i - m) * dim;
+            for (int64_t c = 0; c < dim; ++c)
+                out[c] = (factor == 0 ? 0 : factor * out[c]) + sum[c] * scale[c] + total * min[c];
         }
     }
 }

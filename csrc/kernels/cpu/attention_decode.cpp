@@ -69,6 +69,8 @@ BlockAttention AttentionRun::block_at(const AttentionJob& job, bool fresh, int64
     const int head = group * plan_.heads_per_group;
     const float* const bias = scratch + plan_.scratch.bias + head * AttentionPlan::kBiasStride +
                               position % AttentionPlan::kBiasRows + job.n_queries - 1;
+    const bool sums_keys = args_.values.size() > 1;
+    const size_t keys_stride = sums_keys ? row_stride(args_.values[1].dim) : 0;
     const auto* packed = reinterpret_cast<const std::byte*>(scratch + plan_.scratch.packed_q);
     const int k_heads = score.n_heads / plan_.n_groups;
     return {.k = rows_of(score, job, fresh, position, end, (job.first_group + group) * k_heads),
@@ -91,7 +93,9 @@ BlockAttention AttentionRun::block_at(const AttentionJob& job, bool fresh, int64
             .values_stride = row_stride(value.dim),
             .rows = scratch + plan_.scratch.rows,
             .rows_stride = row_stride(std::max(score.dim, value.dim)),
-            .first_level_only = reads_past_second_level()};
+            .first_level_only = reads_past_second_level(),
+            .keys = sums_keys ? state + plan_.state.values[1] + pair * keys_stride : nullptr,
+            .keys_stride = keys_stride};
 }
 
 /// Copies the biases of some groups' heads for the rows from `position` on, before the first of kBiasRows of

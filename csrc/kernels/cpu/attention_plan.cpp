@@ -54,10 +54,17 @@ bool turns_by_block(const ScoreTerm& term) {
            term.dim % kWhole == 0 && term.dim <= kMaxTurnedDim && term.rope.table.rows >= kBlockTokens;
 }
 
+/// A group's keys, which are summed as values are.
+bool sums_keys(const ValueTerm& term, const ScoreTerm& keys, int n_groups) {
+    return term.stored.base == keys.stored.base && !term.fresh && term.n_heads == n_groups &&
+           keys.dim <= kMaxTurnedDim && keys.stored.width == term.n_heads * term.dim;
+}
+
 bool fits_blocks(const AttentionArgs& args, int n_groups) {
-    if (args.scores.size() != 1 || args.values.size() != 1) return false;
+    if (args.scores.size() != 1) return false;
     const ScoreTerm& score = args.scores[0];
     const ValueTerm& value = args.values[0];
+    if (args.values.size() == 2 && !sums_keys(args.values[1], score, n_groups)) return false;
     return !score.row_scale && !score.bias && (!score.rope || turns_by_block(score)) && by_head(score) &&
            score.stored.scale_tokens % kBlockTokens == 0 && value.n_heads == n_groups && by_head(value) &&
            value.stored.scale_tokens == 0;

@@ -81,6 +81,8 @@ struct BlockAttention {
     float* rows;
     size_t rows_stride;
     bool first_level_only;
+    float* keys = nullptr;  // as values, of the rows of k, its k_heads side by side; or nullptr
+    size_t keys_stride = 0;
 };
 
 /// values[query] += sum over n <= kBlockTokens rows of one head of p[query * ld + index[i]] * row[i]. Row i
