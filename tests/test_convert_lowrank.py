@@ -34,6 +34,7 @@ pytestmark = [pytest.mark.usefixtures("clean_environment"), pytest.mark.unsaniti
         ({"rank": (0.25, 0.5), "bits": [2, 3, 8], "share": (0.2,)}, "q2@0.25+q3@0.5*0.2+q8*0.1"),
         ({"bits": 16, "rank": 1, "sinks": 0}, "f16+sinks=0"),
         ({"bits": (8, 16), "share": 1, "sinks": 64}, "q8@0.5+f16*1+sinks=64"),
+        ({"rank": 0.25, "predict": True}, "q2@0.25+q4*0.1+predict"),
         ({"rank": np.float32(0.5), "bits": np.int64(4)}, "q4@0.5"),
     ],
 )
@@ -156,6 +157,10 @@ def test_a_file_for_kivi_says_its_levels(convert, tmp_path):
             ValueError,
             "bits, share, sinks, group and heads are for cache 'lowrank'",
         ),
+        ({"cache": "lowrank", "cache_type": "q2", "predict": True}, ValueError, "sinks and predict make the levels"),
+        ({"cache": "k", "predict": True}, ValueError, "predict is for cache 'lowrank' and 'auto', not for 'k'"),
+        ({"cache": "kivi", "cache_type": "q2+predict"}, ValueError, "latents of V, and cache mode 'kivi' has none"),
+        ({"cache": "lowrank", "cache_type": "q2+eager+predict"}, ValueError, "before there are stored keys"),
         ({"cache": "kv", "group": 32}, ValueError, "are for cache 'lowrank', not for 'kv'"),
         ({"heads": 2}, ValueError, "are for cache 'lowrank', not for None"),
         ({"cache": "k+r", "rank": 0.5}, ValueError, "must be a whole number, the width of its residual, got 0.5"),

@@ -145,13 +145,13 @@ nb::dict levels_of(const std::string& mode_name, const std::string& text) {
     const CacheMode& mode = find_cache_mode(mode_name, false);
     if (!mode.has_levels())
         fail(ErrorCode::argument, "rows of cache mode '", mode_name, "' do not age: it has no levels");
-    const Levels usual = mode.usual_levels(), levels = text.empty() ? usual : parse_levels(text, usual);
+    const Levels levels = read_levels(mode, text);
     nb::list of;
     for (const Level& level : levels.of)
         of.append(nb::make_tuple(name_of(level.type_k), name_of(level.type_v), level.part, level.share,
                                  level.rows));
     nb::dict d;
-    d["text"] = to_text(levels, usual);
+    d["text"] = to_text(levels, mode.usual_levels());
     d["levels"] = of;
     d["sinks"] = levels.sinks;
     d["recent"] = levels.recent;

@@ -225,6 +225,8 @@ class CacheMode {
     /// Whether AttnConfig::levels say what rows become as they age; and what they are where nothing says it.
     virtual bool has_levels() const { return false; }
     virtual Levels usual_levels() const { return {}; }
+    /// Whether not V is stored, but a latent of it, which keys may predict (Levels::predicts).
+    virtual bool has_latents() const { return false; }
     /// Whether a sparse_threshold has something to spare: values that are not needed for scores too.
     virtual bool has_values_alone() const { return false; }
     /// Whether rows know the bias of V. Else W_O b_V belongs to the output's, since softmax weights sum to 1.
@@ -262,8 +264,11 @@ class CacheMode {
 std::vector<const CacheMode*> cache_modes(bool cross);
 /// Throws Error{unsupported} naming the known modes.
 const CacheMode& find_cache_mode(const std::string& name, bool cross);
-/// The same, and legal for this layer: else Error{cache_unsupported} naming the layer, the reason and the
-/// modes that would work.
+/// Levels of a mode that has some, as parse_levels(); none said: as usual. Throws the same, and
+/// Error{argument} for what is not of this mode.
+Levels read_levels(const CacheMode& mode, const std::string& text);
+/// A mode by its name, and legal for this layer: else Error{cache_unsupported} naming the layer, the reason
+/// and the modes that would work.
 const CacheMode& require_cache_mode(const std::string& name, const AttnConfig& config);
 
 }  // namespace slimrt

@@ -112,6 +112,10 @@ Levels parse_levels(const std::string& text, const Levels& usual) {
     if (levels.of.size() > kMostLevels)
         fail(ErrorCode::argument, "there are ", levels.of.size(), " levels, and at most ", kMostLevels,
              " are possible; ", kForm);
+    if (levels.eager && levels.predicts)
+        fail(ErrorCode::argument, "'", text,
+             "': an eager prompt reads latents before there are stored keys that could predict them; ",
+             kForm);
     if (share > 1) fail(ErrorCode::argument, "'", text, "': the shares add up to more than 1; ", kForm);
     for (size_t i = 1; i < levels.of.size(); ++i)
         if (levels.of[i].part < levels.of[i - 1].part)

@@ -37,6 +37,15 @@ const CacheMode& find_cache_mode(const std::string& name, bool cross) {
          "'; the modes are: ", names_of(cache_modes(cross)));
 }
 
+Levels read_levels(const CacheMode& mode, const std::string& text) {
+    const Levels usual = mode.usual_levels();
+    const Levels levels = text.empty() ? usual : parse_levels(text, usual);
+    if (levels.predicts && !mode.has_latents())
+        fail(ErrorCode::argument, "'", text, "': keys predict latents of V, and cache mode '", mode.name(),
+             "' has none");
+    return levels;
+}
+
 const CacheMode& require_cache_mode(const std::string& name, const AttnConfig& config) {
     const CacheMode& mode = find_cache_mode(name, config.cross);
     const std::string reason = mode.refusal(config);

@@ -68,11 +68,7 @@ int latent_heads_of(const GgufFile& file, const ModelConfig& model, const ExtraT
 /// What was asked for, else what the file says, else what is usual.
 void choose_levels(const std::string& asked, const std::string& stored, const std::string& type_v,
                    LayerOptions& layer) {
-    const Levels usual = layer.mode->usual_levels();
-    layer.levels = parse_levels(asked != kAuto   ? asked
-                                : stored.empty() ? to_text(usual, usual)
-                                                 : stored,
-                                usual);
+    layer.levels = read_levels(*layer.mode, asked != kAuto ? asked : stored);
     if (type_v != kAuto && !says_levels(type_v))
         for (Level& level : layer.levels.of) level.type_v = require_cache_type(type_v.c_str());
     layer.type_k = layer.levels.of[0].type_k;

@@ -60,11 +60,7 @@ int AgingMode::columns(const AttnConfig& c, const Level& level) const {
 }
 
 std::string AgingMode::refusal(const AttnConfig& c) const {
-    if (c.window) return "rows behind a window are given back, so none grow old";
-    if (c.levels.predicts && !stores_latents()) return "it has no latent that keys could predict";
-    if (c.levels.predicts && c.levels.eager)
-        return "an eager prompt reads latents before there are stored keys that could predict them";
-    return "";
+    return c.window ? "rows behind a window are given back, so none grow old" : "";
 }
 
 Format AgingMode::format(const AttnConfig& c) const {
@@ -99,7 +95,7 @@ Regions AgingMode::regions(const AttnConfig& c) const {
 Format AgingMode::dense_format(const AttnConfig& c) const {
     Format planes = format(c);
     for (Plane& plane : planes) plane.heads = 1;
-    if (stores_latents()) planes.push_back(planes[1]);
+    if (has_latents()) planes.push_back(planes[1]);
     return planes;
 }
 
@@ -142,10 +138,10 @@ std::vector<Tensor> AgingMode::rows_of(Backend& backend, const AttnInput& in, st
     const Tensor k_norm = in.prepared.model.k_norm;
     if (k_norm) backend.norm(NormKind::rms, kv[0], k_norm, {}, *in.config.qk_norm_eps, kv[0]);
     if (in.rope && !raw_keys()) backend.rope(kv[0], in.config.n_kv_heads, in.rope, in.positions);
-    if (stores_latents()) kv = {kv[0], latents_of(backend, in, kv[1]), kv[1]};
+    if (has_latents()) kv = {kv[0], latents_of(backend, in, kv[1]), kv[1]};
     if (levels(in.config).eager) {
         kv[1] = as_kept(backend, in, kv[1]);
-        if (stores_latents()) values_of(backend, in, kv[1], kv[2]);
+        if (has_latents()) values_of(backend, in, kv[1], kv[2]);
     }
     return kv;
 }
@@ -185,7 +181,7 @@ void AgingMode::dense_of_stored(Backend& backend, const ReadInput& in, int64_t b
     for (const StoredRegion& region : in.older)
         load(region.rows, region.sequences[0], region.origin, in.config.levels.predicts && region.aged);
     load(in.rows, in.sequences[0], 0, false);
-    if (stores_latents()) values_of(backend, in, planes[1], planes[2]);
+    if (has_latents()) values_of(backend, in, planes[1], planes[2]);
 }
 
 /// The scores of rows whose positions count from `origin` on.

@@ -23,8 +23,7 @@ class AgingMode : public AbsorbingMode {
   protected:
     /// Heads of what is stored of V: each has columns of its own of which older rows keep the first ones.
     virtual int value_heads(const AttnConfig& c) const = 0;
-    /// Whether something else than V is stored: what, of V; and V of that.
-    virtual bool stores_latents() const { return false; }
+    /// With latents: what is stored of V; and V of that.
     virtual Tensor latents_of(Backend&, const AttnInput&, Tensor v) const { return v; }
     virtual void values_of(Backend&, const AttnInput&, Tensor, Tensor) const {}
     /// Where attention over latents goes; then the heads that it makes, with what predictions add to them:

@@ -36,6 +36,7 @@ const PreparedLatent& prepared(const AttnInput& in) {
 class LowRank final : public AgingMode {
   public:
     const char* name() const override { return "lowrank"; }
+    bool has_latents() const override { return true; }
     Levels usual_levels() const override {
         return {{{DType::Q2, DType::Q2, 0.5, 0}, {DType::Q4, DType::Q4, 1, 0.1}}, 4, 0};
     }
@@ -63,7 +64,6 @@ class LowRank final : public AgingMode {
     int value_heads(const AttnConfig& c) const override { return c.n_kv_heads / c.latent_heads; }
     bool raw_keys() const override { return true; }
 
-    bool stores_latents() const override { return true; }
     Tensor latents_of(Backend& backend, const AttnInput& in, Tensor v) const override {
         const Tensor latent = in.scratch.f32(v.rows, v.cols);
         backend.linear_per_head(v, prepared(in).latent, value_heads(in.config), latent);

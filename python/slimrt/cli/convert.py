@@ -48,6 +48,8 @@ def add_flags(flags: Flags) -> None:
     flags.add("--sinks", type=count, metavar="N", help="tokens at a text's beginning that lowrank keeps (default: 4)")
     flags.add("--group", type=count, metavar="N", help="of lowrank's scales: 32")
     flags.add("--heads", type=positive, metavar="N", help="KV heads that share a latent of lowrank (default: up to 4)")
+    flags.add("--predict", action="store_true", help="of V, lowrank keeps only what stored keys do not tell: fewer "
+              "bytes, for some time more")  # fmt: skip
     flags.add("--exact", action="store_true", help="insist on an exact fold, without a residual: k or v")
     flags.add("--cross", metavar="MODE", help="of a model with an encoder, fold cross-attention for kv, k, e or e1")
     flags.add("--cross-type", default="auto", metavar="TYPE", help="of its rows, as --cache-type (default: f16)")
@@ -118,6 +120,7 @@ def _convert(args: argparse.Namespace, cache: str | None) -> ConvertReport:
         sinks=args.sinks,
         group=args.group,
         heads=args.heads,
+        predict=args.predict,
         outtype=args.outtype,
         kv_layers=args.kv_layers,
         kv_heads=args.kv_heads,

@@ -46,6 +46,7 @@ def convert(
     sinks: int | None = None,
     group: int | None = None,
     heads: int | None = None,
+    predict: bool = False,
     outtype: str | None = None,
     kv_layers: int | None = None,
     kv_heads: int | None = None,
@@ -83,6 +84,8 @@ def convert(
             text's beginning that stay as they are; as `slimrt.folding.lowrank.levels_text`.
         group: tokens of a group that shares K's scales, and columns of one that shares V's: 32. heads: KV heads that
             share a latent; None: up to four.
+        predict: of "lowrank", alone or among those of "auto": of V keep only what stored keys of the same heads do not
+            tell, which is less, for some time more.
         outtype: type of the weight matrices, a key of `slimrt.converter.quantize.OUT_TYPES`; None: as in the source.
         kv_layers, kv_heads: of a model of architecture "gptneox" or "llama", layers that keep K and V of their own, and
             heads that do there; the others are merged into them (MLKV), as `slimrt.converter.share.share` says. None:
@@ -115,8 +118,8 @@ def convert(
     source, target, show = Path(src), Path(out), progress and bars.wanted(None)
     request = checked(
         Asked(
-            cache, cache_type, target_error, target_bytes, rank, residual_type, bits, share, sinks, group, heads, exact,
-            allow_lossy,
+            cache, cache_type, target_error, target_bytes, rank, residual_type, bits, share, sinks, group, heads,
+            predict, exact, allow_lossy,
         )
     )  # fmt: skip
     _check(source, target, outtype, overwrite)

@@ -30,6 +30,7 @@ class Asked:
     sinks: int | None
     group: int | None
     heads: int | None
+    predict: bool
     exact: bool
     lossy: bool
 
@@ -62,7 +63,9 @@ def checked(asked: Asked) -> Request:
         target = 0.01
     said = asked.cache_type != AUTO or (asked.cache == LATENT_MODE and not asked.targeted)
     rank = None if rank is None else int(rank)
-    return Request(asked.cache, types, said, target, rank, residual_type, asked.heads, budget, asked.lossy)
+    return Request(
+        asked.cache, types, said, target, rank, residual_type, asked.heads, budget, asked.lossy, asked.predict
+    )
 
 
 def _check_target(asked: Asked) -> None:
@@ -107,6 +110,8 @@ def _levels(asked: Asked) -> str | None:
     it."""
     parameters = (asked.bits, asked.share, asked.sinks)
     if asked.cache != LATENT_MODE:
+        if asked.predict and asked.cache != AUTO:
+            raise ValueError(f"predict is for cache '{LATENT_MODE}' and '{AUTO}', not for {asked.cache!r}")
         if any(one is not None for one in (*parameters, asked.group, asked.heads)):
             raise ValueError(
                 f"bits, share, sinks, group and heads are for cache '{LATENT_MODE}', not for {asked.cache!r}"
@@ -123,7 +128,9 @@ def _levels(asked: Asked) -> str | None:
     if asked.targeted:
         return None
     if asked.cache_type == AUTO:
-        return levels_text(asked.rank, *parameters)
-    if given:
-        raise ValueError("rank, bits, share and sinks make the levels that cache_type says: give one or the other")
+        return levels_text(asked.rank, *parameters, predict=asked.predict)
+    if given or asked.predict:
+        raise ValueError(
+            "rank, bits, share, sinks and predict make the levels that cache_type says: give one or the other"
+        )
     return None

@@ -44,12 +44,14 @@ class Offered:
         types: element types that rows may have; None: AUTO_TYPES, and LEVEL_TYPES for rows that age.
         heads: KV heads that share a latent; None: as many as is usual.
         lossy: modes that are refused because they lose too much of V, too.
+        predict: of V, lowrank keeps only what K does not tell.
     """
 
     mode: str = AUTO
     types: Sequence[str] | None = None
     heads: int | None = None
     lossy: bool = False
+    predict: bool = False
 
     @property
     def level_types(self) -> list[str]:
@@ -208,11 +210,14 @@ def _options(
 
 def _aging(sample: Sample, held_out: list[Window], offered: Offered) -> Iterator[Option]:
     """lowrank in every oldest level."""
-    fold, types = LowRank(sample, heads=offered.heads), offered.level_types
-    for type_k, type_v, part in product(types, types, PARTS):
-        levels = aged_levels(type_k, type_v, part, types)
-        make = partial(fold.reader, levels.text)
-        yield Option(LATENT_MODE, levels.text, 0, "", fold.long_bytes(levels), make, held_out)
+    types = offered.level_types
+    shared = None if offered.predict else LowRank(sample, heads=offered.heads)
+    for type_k in types:
+        fold = shared or LowRank(sample, heads=offered.heads, predicts=type_k)
+        for type_v, part in product(types, PARTS):
+            levels = aged_levels(type_k, type_v, part, types, predict=offered.predict)
+            make = partial(fold.reader, levels.text)
+            yield Option(LATENT_MODE, levels.text, 0, "", fold.long_bytes(levels), make, held_out)
 
 
 def _later(sample: Sample, mode: str, type_name: str, half: bool) -> Callable[[], Reader]:

@@ -39,6 +39,7 @@ class Request:
         heads: KV heads that share a latent, of mode "lowrank"; None: as many as is usual.
         budget: the bytes to choose for.
         lossy: modes that lose too much of V may be chosen.
+        predict: of V, lowrank keeps only what K does not tell.
     """
 
     mode: str | None
@@ -50,12 +51,13 @@ class Request:
     heads: int | None = None
     budget: Budget | None = None
     lossy: bool = False
+    predict: bool = False
 
     @property
     def offered(self) -> Offered:
         """What a target chooses from."""
         assert self.mode is not None
-        return Offered(self.mode, self.types if self.said else None, self.heads, self.lossy)
+        return Offered(self.mode, self.types if self.said else None, self.heads, self.lossy, self.predict)
 
 
 def fold_model(

@@ -50,6 +50,8 @@ def levels_text(
     bits: int | Sequence[int] | None = None,
     share: float | Sequence[float] | None = None,
     sinks: int | None = None,
+    *,
+    predict: bool = False,
 ) -> str:
     """Levels as the core reads them, from TALE's parameters, oldest level first; None: as usual.
 
@@ -59,6 +61,7 @@ def levels_text(
         share: of the rows that have aged, of each level but the oldest, or how many, in whole blocks; those that are
             not given have 0.1.
         sinks: rows at a text's beginning that stay as they are.
+        predict: of V only what K does not tell is kept.
 
     Raises:
         ValueError, TypeError: numbers that do not go together, or are none.
@@ -84,10 +87,13 @@ def levels_text(
     parts = [f"{type}@{part:g}" for type, part in zip(types, ranks, strict=True)]
     parts[1:] = [f"{part}*{of:g}" for part, of in zip(parts[1:], shares, strict=True)]
     kept = usual.sinks if sinks is None else whole("sinks", sinks)
-    return core.levels(LATENT_MODE, "+".join([*parts, f"sinks={kept}"])).text
+    more = ["predict"] if predict else []
+    return core.levels(LATENT_MODE, "+".join([*parts, f"sinks={kept}", *more])).text
 
 
-def aged_levels(type_k: str, type_v: str, part: float, types: Sequence[str] = LEVEL_TYPES) -> core.Levels:
+def aged_levels(
+    type_k: str, type_v: str, part: float, types: Sequence[str] = LEVEL_TYPES, *, predict: bool = False
+) -> core.Levels:
     """Levels whose oldest rows have these types and this part of V's latent, and one newer level of all columns.
 
     The newest rows, which attention reads most, have the most bits: so few that a long context costs no more for them.
@@ -95,10 +101,10 @@ def aged_levels(type_k: str, type_v: str, part: float, types: Sequence[str] = LE
 
     Args:
         type_k, type_v: of `types`, which are code types by their bits.
-        part: above 0, at most 1.
+        part: above 0, at most 1. predict: of V only what K does not tell is kept.
     """
     newest = max(types, key=core.BITS.__getitem__)
-    return core.levels(LATENT_MODE, f"{type_k}/{type_v}@{part}+{newest}*{_NEWEST}")
+    return core.levels(LATENT_MODE, f"{type_k}/{type_v}@{part}+{newest}*{_NEWEST}{'+predict' * predict}")
 
 
 def _several(name: str, given: Number | Sequence[Number], kind: Callable[[str, object], Number]) -> tuple[Number, ...]:
