@@ -179,6 +179,7 @@ void Candidates::keep_keys_until(double target, bool by_mass) {
 
 int32_t Candidates::draw(float temperature, double at) {
     const auto x = logits();
+    temperature = std::max(temperature, 1e-37f);  // a thread may take subnormal numbers for 0, and 0 / 0 is none
     double rest = at * exponentials(temperature);
     size_t block = 0;
     while (block < sums_.size() && rest >= sums_[block]) rest -= sums_[block++];
