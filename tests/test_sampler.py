@@ -95,6 +95,16 @@ def test_choices_are_the_same_on_every_machine():
     assert zlib.crc32(np.array(chosen, "<i4").tobytes()) == 957401429
 
 
+@pytest.mark.parametrize(("temperature", "checksum"), [(1.0, 1750020062), (0.7, 425820235)])
+def test_exponentials_are_precise_and_the_same_on_every_machine(temperature, checksum):
+    logits = (np.random.default_rng(1).integers(-6000, 600, 5000) / 64).astype(np.float32)
+    p, sums = _core.ops.row_exponentials(logits, temperature)
+    shifted = (logits.astype(np.float64) - logits.max()) / temperature
+    np.testing.assert_allclose(p, np.where(shifted < -87, 0, np.exp(shifted)), rtol=2e-5 if temperature != 1 else 2e-7)
+    np.testing.assert_allclose(sums, [p[at : at + 256].sum(dtype=np.float64) for at in range(0, 5000, 256)], rtol=1e-14)
+    assert zlib.crc32(p.astype("<f4").tobytes() + sums.astype("<f8").tobytes()) == checksum
+
+
 def ordered(score: np.ndarray) -> np.ndarray:
     """Places from the largest on, the lower of equals first."""
     return np.argsort(-score, kind="stable")

@@ -4,7 +4,10 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+
 #include "core/error.h"
+#include "kernels/cpu/row_scan.h"
 
 namespace slimrt {
 namespace {
@@ -68,6 +71,17 @@ nb::object filter_logits(const Array<const float>& logits, int64_t top_k, double
     return nb::cast(numpy_array(std::move(ids), {n}));
 }
 
+/// e^((logit - largest) / temperature), and the sums of blocks.
+nb::tuple row_exponentials(const Array<const float>& logits, float temperature) {
+    const size_t n = logits.size(), blocks = size_t(cpu::scan_blocks(int64_t(n)));
+    std::vector<float> maxima(blocks), p(n);
+    std::vector<double> sums(blocks);
+    cpu::scan_maxima(logits.data(), int64_t(n), maxima.data());
+    const float top = *std::max_element(maxima.begin(), maxima.end());
+    cpu::scan_exp(logits.data(), int64_t(n), top, temperature, p.data(), sums.data());
+    return nb::make_tuple(numpy_array(std::move(p), {n}), numpy_array(std::move(sums), {blocks}));
+}
+
 }  // namespace
 
 std::vector<RowToSample> read_rows(const Array<const float>& logits, const nb::sequence& samplers,
@@ -116,6 +130,7 @@ void bind_sampler(nb::module_& m, nb::module_& ops) {
             nb::arg("tokens"))
         .def("sample", &sample, nb::arg("logits"), nb::arg("mask") = nb::none());
     m.def("token_logprobs", &logprobs_of, nb::arg("logits"), nb::arg("token"), nb::arg("n") = 0);
+    ops.def("row_exponentials", &row_exponentials, nb::arg("logits"), nb::arg("temperature"));
     ops.def("filter_logits", &filter_logits, nb::arg("logits"), nb::kw_only(), nb::arg("top_k") = 0,
             nb::arg("top_p") = 1.0, nb::arg("min_p") = 0.0, nb::arg("typical_p") = 1.0);
 }

@@ -70,15 +70,13 @@ std::vector<int32_t> Candidates::ranked() const {
 void Candidates::keep_top_k(int64_t k) {
     if (k >= int64_t(logits().size())) return;
     float bound = -INFINITY;
-    if (whole_ &&
-        k <= int64_t(maxima_.size())) {  // there are k that are no less than the k-th largest maximum
+    if (whole_ && k <= int64_t(maxima_.size())) {  // k logits are no less than the k-th largest maximum
         left_.assign(maxima_.begin(), maxima_.end());
         std::nth_element(left_.begin(), left_.begin() + (k - 1), left_.end(), std::greater<>());
         bound = left_[size_t(k - 1)];
     }
     keep_logits_from(bound);
-    keys_.resize(left_.size());
-    std::transform(left_.begin(), left_.end(), keys_.begin(), ordered);
+    rank_by_logit();
     keep_keys_until(double(k), false);
 }
 
@@ -87,8 +85,7 @@ void Candidates::keep_top_p(double share) {
     // Even if all were as likely as the bound, no more than the rest of the share would go.
     keep_logits_from(logit_below(top_, (1 - share) * total / double(logits().size())));
     exponentials(1);
-    keys_.resize(left_.size());
-    std::transform(left_.begin(), left_.end(), keys_.begin(), ordered);
+    rank_by_logit();
     keep_keys_until(share * total, true);
 }
 
@@ -109,7 +106,6 @@ void Candidates::keep_typical(double share) {
 void Candidates::keep_min_p(double share) {
     keep_logits_from(logit_below(top_, share));
     exponentials(1);
-    keys_.resize(left_.size());
     size_t kept = 0;
     for (size_t i = 0; i < left_.size(); ++i) {
         left_[kept] = left_[i], ids_[kept] = ids_[i];
@@ -151,6 +147,11 @@ void Candidates::keep_logits_from(float bound) {
     whole_ = false;
 }
 
+void Candidates::rank_by_logit() {
+    keys_.resize(left_.size());
+    std::transform(left_.begin(), left_.end(), keys_.begin(), ordered);
+}
+
 /// Keeps those with the largest keys_ until their number, or with by_mass their p_, reaches the target:
 /// eleven bits of the key at a time, sums over those that share them in the order of their ids.
 void Candidates::keep_keys_until(double target, bool by_mass) {
@@ -179,7 +180,8 @@ void Candidates::keep_keys_until(double target, bool by_mass) {
 
 int32_t Candidates::draw(float temperature, double at) {
     const auto x = logits();
-    temperature = std::max(temperature, 1e-37f);  // a thread may take subnormal numbers for 0, and 0 / 0 is none
+    temperature =
+        std::max(temperature, 1e-37f);  // a thread may take subnormal numbers for 0, and 0 / 0 is none
     double rest = at * exponentials(temperature);
     size_t block = 0;
     while (block < sums_.size() && rest >= sums_[block]) rest -= sums_[block++];

@@ -40,6 +40,7 @@ class Candidates {
     int32_t id(size_t i) const { return whole_ ? int32_t(i) : ids_[i]; }
     double exponentials(float temperature);
     void keep_logits_from(float bound);
+    void rank_by_logit();
     void keep_keys_until(double target, bool by_mass);
 
     std::span<const float> row_;

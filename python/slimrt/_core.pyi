@@ -47,7 +47,7 @@ class _Ops:
         combines the result with the terms' `out` by log-sum-exp, and returns the new one last.
         """
     def __getattr__(self, name: str) -> Any:
-        """The others: csrc/bindings/ops.cpp and attention_ops.cpp."""
+        """The others: csrc/bindings/ops.cpp, attention_ops.cpp and sampler.cpp."""
 
 ops: _Ops
 
