@@ -173,6 +173,21 @@ def test_filters_work_on_what_those_before_them_left(logits, k, typical, top, le
     assert list(together) == list(left)
 
 
+@pytest.mark.oracle
+@pytest.mark.parametrize(
+    ("option", "warper"),
+    [("top_k", "TopK"), ("top_p", "TopP"), ("min_p", "MinP"), ("typical_p", "Typical")],
+)
+def test_filters_are_transformers(option, warper):
+    transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
+    random = np.random.default_rng(6)
+    for seed in range(40):
+        logits = row(int(random.integers(2, 3000)), seed, random.choice([0.3, 1, 3, 8]))
+        share = int(random.integers(1, len(logits))) if option == "top_k" else float(random.uniform(0.01, 0.99))
+        left = getattr(transformers, f"{warper}LogitsWarper")(share)(None, torch.tensor(logits)[None])[0].numpy()
+        assert list(_core.ops.filter_logits(logits, **{option: share})) == list(np.flatnonzero(np.isfinite(left)))
+
+
 @pytest.mark.parametrize("options", [{"top_k": 3}, {"top_p": 0.6}, {"typical_p": 0.6}])
 def test_of_equal_tokens_those_with_lower_ids_are_left(options):
     assert list(_core.ops.filter_logits(np.zeros(5, np.float32), **options)) == [0, 1, 2]

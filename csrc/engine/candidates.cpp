@@ -135,7 +135,7 @@ void Candidates::keep_logits_from(float bound) {
         left_.clear(), ids_.clear();
         for (size_t b = 0; b < maxima_.size(); ++b) {
             if (maxima_[b] < bound) continue;
-            const size_t begin = b * scan_block, end = std::min(begin + scan_block, row_.size());
+            const size_t begin = b * scan_block, end = std::min<size_t>(begin + scan_block, row_.size());
             left_.resize(kept + (end - begin)), ids_.resize(kept + (end - begin));
             for (size_t i = begin; i < end; ++i) {
                 left_[kept] = row_[i], ids_[kept] = int32_t(i);
