@@ -12,6 +12,7 @@ import numpy as np
 
 import slimrt
 from gguf_shapes import finish
+from slimrt import core
 from slimrt.modelfile.source import ModelSource
 from slimrt.runtime.runtime import Runtime
 from slimrt.tokenizer.tokenizer import Tokenizer
@@ -97,6 +98,14 @@ class ScriptedEngine:
             assert len(held) <= self._info["n_ctx"]
             rows.append(np.array(self._next(source, list(held)), np.float32))
         return np.stack(rows)
+
+    def sample(self, logits, samplers, *, masks=None, logprobs=None) -> list:
+        """One after the other."""
+        chosen = []
+        for row, sampler, n in zip(logits, samplers, logprobs, strict=True):
+            token = sampler.sample(row)
+            chosen.append((token, core.token_logprobs(row, token, n) if n else None))
+        return chosen
 
 
 def write_gguf(path: Path, architecture: str, fields: dict, tensors: dict | None = None) -> Path:

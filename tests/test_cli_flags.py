@@ -36,6 +36,10 @@ pytestmark = [pytest.mark.usefixtures("clean_environment"), pytest.mark.unsaniti
         (("--memory-limit", "1KiB"), "needs"),
         (("--memory-limit", "lots"), "not a size"),
         (("--temp", -1), "temperature"),
+        (("--typical-p", 2), "typical_p"),
+        (("--repeat-last-n", -2), "repeat_last_n"),
+        (("--logit-bias", "5=nan"), "logit_bias of token 5 must be a number"),
+        (("--logit-bias", "99999=1"), "logit_bias names token 99999"),
         (("--load-session", "/none"), "No such file"),
     ],
 )
@@ -62,7 +66,8 @@ def test_tracebacks_only_when_asked_for(run, tiny, monkeypatch):
     "arguments",
     [(), ("fly",), ("generate",), ("generate", "a", "-m", "b"), ("generate", "a", "-n", "x"), ("convert", "a"),
      ("plan", "a", "-c", "many"), ("plan", "a", "--sparse-threshold", "x"), ("forecast", "a", "--quantiles", "x"),
-     ("plan", "a", "-c", "0"), ("plan", "a", "--sparse-threshold", "1")],
+     ("plan", "a", "-c", "0"), ("plan", "a", "--sparse-threshold", "1"), ("generate", "a", "--logit-bias", "5:1"),
+     ("generate", "a", "--logit-bias", "5=x")],
 )  # fmt: skip
 def test_wrong_usage(run, arguments):
     code, out, err = run(*arguments)
@@ -83,6 +88,28 @@ def test_model_as_flag_or_in_the_environment(run, tiny, monkeypatch):
     monkeypatch.setenv("SLIMRT_MODEL", str(tiny))
     assert run("plan", *limit) == expected
     assert run("plan", "/none.gguf")[0] == 1
+
+
+def test_sampling_flags(run, tiny, monkeypatch):
+    """Each is the option of its name: a bias beside penalties that work against it."""
+    plain = ("generate", tiny, "-p", PROMPT, "-n", 4, "--temp", 0, "--json")
+
+    def tokens(*flags):
+        return json.loads(run(*plain, *flags)[1])["tokens"]
+
+    biases = ("--logit-bias", "9=100", "--logit-bias", "8=90", "--logit-bias", "7=-inf")
+    assert tokens(*biases) == [9] * 4
+    for penalty in (("--frequency-penalty", 20), ("--presence-penalty", 20), ("--repeat-penalty", 1.25)):
+        assert tokens(*biases, *penalty)[:2] == [9, 8]
+        assert tokens(*biases, *penalty, "--repeat-last-n", 0) == [9] * 4
+    monkeypatch.setenv("SLIMRT_LOGIT_BIAS", "8=100")
+    assert tokens() == [8] * 4 and tokens("--logit-bias", "9=100") == [9] * 4
+    monkeypatch.setenv("SLIMRT_LOGIT_BIAS", "x")
+    assert run(*plain)[0] == 2
+    monkeypatch.undo()
+    warm = ("generate", tiny, "-p", PROMPT, "-n", 1, "--json", "--top-k", 0, "--top-p", 1, "--min-p", 0, "--temp", 9)
+    picked = {json.loads(run(*warm, "--seed", i, "--typical-p", 1e-6)[1])["tokens"][0] for i in range(4)}
+    assert len(picked) == 1  # the one that is nearest to the entropy
 
 
 def test_twins_in_the_environment(run, tiny, monkeypatch):

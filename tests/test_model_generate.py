@@ -201,6 +201,50 @@ def test_logprobs(model):
     assert model.generate(PROMPT, max_tokens=2).logprobs is None
 
 
+def test_logprobs_are_the_models_own_whatever_changes_the_choice(model):
+    options = {"max_tokens": 6, "logprobs": 2, "seed": 1, "temperature": 2.0, "repeat_penalty": 1.5}
+    ids = model.tokenize(PROMPT)
+    for processor in (None, lambda ids, logits: logits * 0):
+        result = model.generate(ids, logits_processor=processor, logit_bias={EOS: -np.inf, 5: 3.0}, **options)
+        logits = model.logits([*ids, *result.tokens])[len(ids) - 1 : -1].astype(np.float64)
+        expected = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+        for i, one in enumerate(result.logprobs):
+            assert one.logprob == pytest.approx(expected[i, one.token], abs=2e-2)
+            assert one.top[0][1] == pytest.approx(expected[i].max(), abs=2e-2)
+
+
+def test_logit_bias_forces_and_bans(model):
+    ids = model.tokenize(PROMPT)
+    assert model.generate(ids, max_tokens=4, logit_bias={9: 1000.0}).tokens == (9,) * 4
+    first = model.generate(ids, max_tokens=1, temperature=0, ignore_eos=True).tokens[0]
+    assert model.generate(ids, max_tokens=1, logit_bias={first: -np.inf}, **GREEDY).tokens[0] != first
+    assert model.generate(ids, max_tokens=3, logit_bias={EOS: 1000.0}).finish_reason == "stop"
+    kept = model.generate(ids, max_tokens=3, logit_bias={EOS: 1000.0}, ignore_eos=True)
+    assert kept.finish_reason == "length" and EOS not in kept.tokens  # ignore_eos has the last word
+
+
+def test_penalties_look_at_prompt_and_text(model):
+    """Every token at most once, while they look back that far."""
+    ids = model.tokenize(PROMPT)
+    for penalty in ({"presence_penalty": 1e4}, {"frequency_penalty": 1e4}):
+        tokens = model.generate(ids, max_tokens=20, repeat_last_n=-1, **penalty, **GREEDY).tokens
+        assert len({*ids, *tokens}) == len(set(ids)) + len(tokens)
+        last = model.generate(ids, max_tokens=20, repeat_last_n=1, **penalty, **GREEDY).tokens
+        assert all(a != b for a, b in zip([ids[-1], *last], last, strict=False))
+        assert len({*ids, *last}) < len(set(ids)) + len(last)
+
+
+def test_several_prompts_are_sampled_as_if_each_were_alone(tiny):
+    prompts = [[BOS, *range(5, 5 + n)] for n in (3, 9, 5, 7)]
+    options = {"max_tokens": 12, "temperature": 1.5, "repeat_penalty": 1.2, "ignore_eos": True, "logprobs": 2}
+    with slimrt.Model(tiny, n_ctx=64, n_seqs=3, cache_type="f32") as model:
+        together = model.generate(prompts, seed=4, **options)
+        alone = [model.generate(one, seed=4 + i, **options) for i, one in enumerate(prompts)]
+    assert [one.tokens for one in together] == [one.tokens for one in alone]
+    for a, b in zip(together, alone, strict=True):
+        assert [one.logprob for one in a.logprobs] == pytest.approx([one.logprob for one in b.logprobs], abs=1e-3)
+
+
 def test_logits_processor_sees_all_ids(model):
     seen = []
 
@@ -237,6 +281,16 @@ def test_progress_and_stopping_by_it(tiny):
         ({"num_beams": 4}, slimrt.UnsupportedError, "beam search is not supported.*temperature=0"),
         ({"temperature": -1.0}, ValueError, "temperature"),
         ({"top_p": 2.0}, ValueError, "top_p"),
+        ({"typical_p": 0.0}, ValueError, "typical_p"),
+        ({"repeat_last_n": -2}, ValueError, "repeat_last_n"),
+        ({"frequency_penalty": np.inf}, ValueError, "frequency_penalty"),
+        ({"presence_penalty": "1"}, TypeError, "presence_penalty must be a number"),
+        ({"logit_bias": [(1, 2.0)]}, TypeError, "logit_bias must map token ids to numbers"),
+        ({"logit_bias": {"a": 2.0}}, TypeError, "a token id in logit_bias must be a whole number"),
+        ({"logit_bias": {1: "2"}}, TypeError, "logit_bias of token 1 must be a number"),
+        ({"logit_bias": {1: np.inf}}, ValueError, "logit_bias must be finite"),
+        ({"logit_bias": {10**9: 1.0}}, ValueError, "logit_bias names token 1000000000, the vocabulary has"),
+        ({"logit_bias": {-1: 1.0}}, ValueError, "logit_bias names token -1, the vocabulary has"),
         ({"max_tokens": -2}, ValueError, "max_tokens"),
         ({"logprobs": -1}, ValueError, "logprobs"),
         ({"seed": -1}, ValueError, "seed"),

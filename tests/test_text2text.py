@@ -64,7 +64,9 @@ def test_beams(path):
     assert [one.usage.completion_tokens for one in results] == [2, 3] and results[0].finish_reason == "stop"
     with pytest.raises(ValueError, match="num_beams or best_of 5.*n_seqs=5"):
         model.text2text("a", num_beams=5)
-    for bad in ({"temperature": 0.5}, {"stop": "x"}, {"logprobs": 2}):
+    banned = ScriptedEngine(reversing, n_seqs=4, **INFO)
+    assert "b" not in scripted_model(path, banned).text2text("a b", num_beams=2, logit_bias={5: -np.inf}).text
+    for bad in ({"temperature": 0.5}, {"stop": "x"}, {"logprobs": 2}, {"presence_penalty": 0.5}):
         with pytest.raises(ValueError, match=f"{next(iter(bad))}=.*does not go with num_beams=2"):
             model.text2text("a", num_beams=2, **bad)
 

@@ -45,6 +45,7 @@ void bind_engine(nb::module_& m);
 void bind_gguf(nb::module_& m);
 void bind_ops(nb::module_& m);
 void bind_quantize(nb::module_& m);
+void bind_sampler(nb::module_& m, nb::module_& ops);
 void bind_timing(nb::module_& m, nb::module_& ops);
 
 }  // namespace slimrt

@@ -1,4 +1,4 @@
-// Engine, Sampler and plan over NumPy arrays. The GIL is released while computing; one lock an engine.
+// Engine and plan over NumPy arrays. The GIL is released while computing; one lock an engine.
 #include "engine/engine.h"
 
 #include <nanobind/stl/function.h>
@@ -9,9 +9,9 @@
 #include <mutex>
 
 #include "bindings/engine_options.h"
+#include "bindings/sampler.h"
 #include "core/error.h"
 #include "core/thread_pool.h"
-#include "engine/sampler.h"
 #include "model/architecture.h"
 
 namespace slimrt {
@@ -164,6 +164,14 @@ class PyEngine {
         return nb::cast(numpy_array(std::move(out), {list.size(), keep.size(), rows}));
     }
 
+    nb::list sample(const Array<const float>& logits, const nb::sequence& samplers, const nb::object& masks,
+                    const nb::object& logprobs) {
+        const std::vector<RowToSample> rows = read_rows(logits, samplers, masks, logprobs);
+        std::vector<Choice> choices;
+        locked([&] { choices = engine_->sample(rows); });
+        return choice_list(choices);
+    }
+
     nb::object attention_inputs(const Tokens& tokens, const nb::object& on_progress) {
         const ModelConfig& c = engine_->config();
         const std::vector<int32_t> keep(tokens.data(), tokens.data() + tokens.size());
@@ -244,25 +252,6 @@ nb::dict plan_dict(const FileOrPath& from, const nb::kwargs& args) {
     return d;
 }
 
-void bind_sampler(nb::module_& m) {
-    nb::class_<Sampler>(m, "Sampler")
-        .def(
-            "__init__",
-            [](Sampler* self, float temperature, int top_k, float top_p, float min_p, float repeat_penalty,
-               int repeat_last_n, uint64_t seed) {
-                new (self) Sampler({temperature, top_k, top_p, min_p, repeat_penalty, repeat_last_n, seed});
-            },
-            nb::kw_only(), nb::arg("temperature") = 0.8f, nb::arg("top_k") = 40, nb::arg("top_p") = 0.95f,
-            nb::arg("min_p") = 0.05f, nb::arg("repeat_penalty") = 1.0f, nb::arg("repeat_last_n") = 64,
-            nb::arg("seed") = 0)
-        .def(
-            "sample",
-            [](Sampler& self, const Array<const float>& logits, const std::vector<int32_t>& history) {
-                return self.sample({logits.data(), logits.size()}, history);
-            },
-            nb::arg("logits"), nb::arg("history"));
-}
-
 }  // namespace
 
 void bind_engine(nb::module_& m) {
@@ -282,13 +271,14 @@ void bind_engine(nb::module_& m) {
              nb::arg("states") = false, nb::arg("on_progress") = nb::none())
         .def("encode", &PyEngine::encode, nb::arg("items"), nb::kw_only(), nb::arg("states") = false,
              nb::arg("encoded") = false, nb::arg("on_progress") = nb::none())
+        .def("sample", &PyEngine::sample, nb::arg("logits"), nb::arg("samplers"), nb::kw_only(),
+             nb::arg("masks") = nb::none(), nb::arg("logprobs") = nb::none())
         .def("alignment", &PyEngine::alignment, nb::arg("sequence"), nb::arg("tokens"), nb::arg("heads"),
              nb::kw_only(), nb::arg("on_progress") = nb::none())
         .def("attention_inputs", &PyEngine::attention_inputs, nb::arg("ids"), nb::kw_only(),
              nb::arg("on_progress") = nb::none())
         .def("save_sequence", &PyEngine::save_sequence, nb::arg("sequence"))
         .def("load_sequence", &PyEngine::load_sequence, nb::arg("data"));
-    bind_sampler(m);
     m.def("plan", &plan_dict, nb::arg("file"), nb::arg("options"));
 }
 

@@ -53,6 +53,7 @@ NB_MODULE(_core, m) {
     nb::module_ ops = m.def_submodule("ops", "Kernels over NumPy arrays, for tests and benchmarks.");
     bind_ops(ops);
     bind_timing(m, ops);
+    bind_sampler(m, ops);
     m.def("cpu_info", &cpu_info);
     m.def("cuda_devices", &cuda);
     m.def("available_memory", &available_on, nb::arg("device") = "cpu");

@@ -149,6 +149,13 @@ void Engine::run_steps(std::span<const Item> items, bool all_logits, Output outp
     for (const Item& each : items) cache().settle(each.sequence);
 }
 
+std::vector<Choice> Engine::sample(std::span<const RowToSample> rows) {
+    const OnFastCores place(n_threads_);
+    sampler_scratch_.resize(size_t(backend_->host_threads()));
+    return sample_rows(rows, sampler_scratch_,
+                       [&](int64_t n, const auto& fn) { backend_->run_on_host(n, fn); });
+}
+
 void Engine::attention_inputs(std::span<const int32_t> tokens, float* out, const Progress& progress) {
     const int64_t n = int64_t(tokens.size()), d = config().d_model;
     const int sequence = cache().create();

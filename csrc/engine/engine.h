@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "engine/planner.h"
+#include "engine/sampler.h"
 #include "engine/step.h"
 
 namespace slimrt {
@@ -60,6 +61,9 @@ class Engine {
     std::vector<float> alignment(const Item& item, std::span<const Head> heads, const Progress& progress);
     int64_t encoder_length(int sequence) const;
 
+    /// A token for each row, on all threads. See sample_rows().
+    std::vector<Choice> sample(std::span<const RowToSample> rows);
+
     /// Each layer's normed attention input, [n_layers, n, d_model] f32.
     void attention_inputs(std::span<const int32_t> tokens, float* out, const Progress& progress);
 
@@ -95,6 +99,7 @@ class Engine {
     std::unique_ptr<Backend> backend_;
     std::unique_ptr<Decoder> decoder_;
     Scratch scratch_;
+    std::vector<SamplerScratch> sampler_scratch_;  // one a thread
     std::map<int, int>
         encoder_states_of_;  // handle in Decoder::encoder_states() of each sequence that has one
 };

@@ -2,12 +2,22 @@
 
 #include <algorithm>
 #include <cmath>
+#include <exception>
+#include <set>
 
 #include "core/error.h"
 
 namespace slimrt {
 
-Sampler::Sampler(const SamplerOptions& o) : options_(o), random_(o.seed) {
+void filter(Candidates& candidates, const SamplerOptions& options) {
+    if (options.top_k > 0) candidates.keep_top_k(options.top_k);
+    if (options.typical_p < 1) candidates.keep_typical(options.typical_p);
+    if (options.top_p < 1) candidates.keep_top_p(options.top_p);
+    if (options.min_p > 0) candidates.keep_min_p(options.min_p);
+}
+
+Sampler::Sampler(SamplerOptions options) : options_(std::move(options)), random_(options_.seed) {
+    const SamplerOptions& o = options_;
     auto require = [](bool ok, const char* what) {
         if (!ok) fail(ErrorCode::argument, what);
     };
@@ -15,60 +25,109 @@ Sampler::Sampler(const SamplerOptions& o) : options_(o), random_(o.seed) {
     require(o.top_k >= 0, "top_k must be 0 (all) or more");
     require(o.top_p > 0 && o.top_p <= 1, "top_p must lie in (0, 1]");
     require(o.min_p >= 0 && o.min_p <= 1, "min_p must lie in [0, 1]");
-    require(o.repeat_penalty > 0 && std::isfinite(o.repeat_penalty), "repeat_penalty must be positive");
-    require(o.repeat_last_n >= 0, "repeat_last_n must be 0 or more");
+    require(o.typical_p > 0 && o.typical_p <= 1, "typical_p must lie in (0, 1]");
+    require(o.repeat_penalty > 0 && std::isfinite(o.repeat_penalty),
+            "repeat_penalty must be positive, and finite");
+    require(std::isfinite(o.frequency_penalty), "frequency_penalty must be finite");
+    require(std::isfinite(o.presence_penalty), "presence_penalty must be finite");
+    require(o.repeat_last_n >= -1, "repeat_last_n must be -1 (all), 0 or more");
+    for (const auto& [token, bias] : o.logit_bias) {
+        require(token >= 0, "a token id in logit_bias must not be negative");
+        require(bias < INFINITY, "a number in logit_bias must be finite, or -infinity for never");
+    }
 }
 
-int32_t Sampler::sample(std::span<const float> logits, std::span<const int32_t> history) {
-    if (logits.empty()) fail(ErrorCode::argument, "there are no logits to sample from");
-    candidates_.clear();
-    for (size_t i = 0; i < logits.size(); ++i) {
-        if (std::isnan(logits[i]))
-            fail(ErrorCode::format, "the logits are NaN: the weights (or a logits_processor) are broken");
-        candidates_.push_back({int32_t(i), logits[i], 0});
+bool Sampler::penalises() const {
+    return options_.repeat_last_n != 0 && (options_.repeat_penalty != 1 || options_.frequency_penalty != 0 ||
+                                           options_.presence_penalty != 0);
+}
+
+void Sampler::accept(std::span<const int32_t> tokens) {
+    if (!penalises()) return;
+    const int64_t most = options_.repeat_last_n;
+    if (most > 0 && int64_t(tokens.size()) > most) tokens = tokens.last(size_t(most));
+    for (const int32_t token : tokens) {
+        ++counts_[token];
+        if (most < 0) continue;
+        history_.push_back(token);
+        if (int64_t(history_.size()) <= most) continue;
+        const auto oldest = counts_.find(history_.front());
+        if (--oldest->second == 0) counts_.erase(oldest);
+        history_.pop_front();
     }
-    const size_t n = std::min(history.size(), size_t(options_.repeat_last_n));
-    std::vector<int32_t> recent(history.end() - n, history.end());
-    std::sort(recent.begin(), recent.end());
-    recent.erase(std::unique(recent.begin(), recent.end()), recent.end());
-    for (const int32_t token : recent) {
-        if (token < 0 || size_t(token) >= logits.size()) continue;
-        float& logit = candidates_[token].logit;
+}
+
+/// The logits themselves where nothing changes them.
+std::span<const float> Sampler::changed(std::span<const float> logits, std::span<const uint32_t> mask,
+                                        std::vector<float>& row) const {
+    if (!mask.empty() && mask.size() < (logits.size() + 31) / 32)
+        fail(ErrorCode::argument, "a mask for ", logits.size(), " tokens needs ", (logits.size() + 31) / 32,
+             " words of 32 bits, it has ", mask.size());
+    if (mask.empty() && options_.logit_bias.empty() && counts_.empty()) return logits;
+    row.assign(logits.begin(), logits.end());
+    if (!mask.empty())
+        for (size_t i = 0; i < row.size(); ++i) row[i] = mask[i / 32] >> (i % 32) & 1 ? row[i] : -INFINITY;
+    for (const auto& [token, bias] : options_.logit_bias) {
+        if (size_t(token) >= row.size())
+            fail(ErrorCode::argument, "logit_bias names token ", token, ", the vocabulary has ", row.size());
+        row[token] += bias;
+    }
+    for (const auto& [token, count] : counts_) {
+        if (token < 0 || size_t(token) >= row.size()) continue;
+        float& logit = row[token];
         logit = logit > 0 ? logit / options_.repeat_penalty : logit * options_.repeat_penalty;
+        logit -= float(count) * options_.frequency_penalty + options_.presence_penalty;
     }
-    auto by_logit = [](const Candidate& a, const Candidate& b) { return a.logit < b.logit; };
-    const auto best = std::max_element(candidates_.begin(), candidates_.end(), by_logit);
-    if (best->logit == -INFINITY)
-        fail(ErrorCode::argument, "no token is left to choose: every logit is -infinity");
-    if (options_.temperature == 0) return best->token;
-
-    truncate();
-    const float top = candidates_[0].logit;
-    double total = 0;
-    for (Candidate& c : candidates_) total += c.p = std::exp((c.logit - top) / options_.temperature);
-    // 53 random bits by hand: std::uniform_real_distribution differs between standard libraries.
-    double left = double(random_() >> 11) * 0x1p-53 * total;
-    for (const Candidate& c : candidates_)
-        if ((left -= c.p) < 0) return c.token;
-    return candidates_.back().token;
+    return row;
 }
 
-/// Keeps the candidates that top-k, top-p and min-p leave, best first.
-void Sampler::truncate() {
-    auto better = [](const Candidate& a, const Candidate& b) {
-        return a.logit != b.logit ? a.logit > b.logit : a.token < b.token;
-    };
-    const size_t k =
-        options_.top_k ? std::min(size_t(options_.top_k), candidates_.size()) : candidates_.size();
-    std::partial_sort(candidates_.begin(), candidates_.begin() + k, candidates_.end(), better);
-    candidates_.resize(k);
-    double total = 0;
-    for (Candidate& c : candidates_) total += c.p = std::exp(c.logit - candidates_[0].logit);
-    double mass = 0;
-    size_t keep = 0;
-    while (keep < candidates_.size() && mass < options_.top_p * total) mass += candidates_[keep++].p;
-    while (keep > 1 && candidates_[keep - 1].p < options_.min_p) --keep;  // candidates_[0].p is 1
-    candidates_.resize(std::max<size_t>(keep, 1));
+int32_t Sampler::sample(std::span<const float> logits, std::span<const uint32_t> mask,
+                        SamplerScratch& scratch) {
+    Candidates& candidates = scratch.candidates;
+    candidates.reset(changed(logits, mask, scratch.row));
+    if (options_.temperature == 0) return candidates.likeliest();
+    filter(candidates, options_);
+    // 53 random bits by hand: std::uniform_real_distribution differs between standard libraries.
+    return candidates.draw(options_.temperature, double(random_() >> 11) * 0x1p-53);
+}
+
+TokenLogprobs token_logprobs(std::span<const float> logits, int32_t token, int64_t n,
+                             SamplerScratch& scratch) {
+    if (token < 0 || size_t(token) >= logits.size())
+        fail(ErrorCode::argument, "token ", token, " is outside the vocabulary of ", logits.size());
+    scratch.candidates.reset(logits);
+    const double normaliser = scratch.candidates.log_normaliser();
+    const auto logprob = [&](int32_t id) { return float(double(logits[size_t(id)]) - normaliser); };
+    TokenLogprobs result{logprob(token), {}};
+    if (n <= 0) return result;
+    scratch.candidates.keep_top_k(n);
+    for (const int32_t id : scratch.candidates.ranked()) result.top.emplace_back(id, logprob(id));
+    return result;
+}
+
+std::vector<Choice> sample_rows(std::span<const RowToSample> rows, std::span<SamplerScratch> scratch,
+                                const Parallel& parallel) {
+    std::set<const Sampler*> seen;
+    for (const RowToSample& row : rows)
+        if (!seen.insert(row.sampler).second)
+            fail(ErrorCode::argument, "a sampler is listed twice: each row needs one of its own");
+    std::vector<Choice> choices(rows.size());
+    std::vector<std::exception_ptr> errors(rows.size());
+    parallel(int64_t(rows.size()), [&](int64_t item, int thread) {
+        const RowToSample& row = rows[size_t(item)];
+        SamplerScratch& own = scratch[size_t(thread)];
+        Choice& choice = choices[size_t(item)];
+        try {
+            choice.token = row.sampler->sample(row.logits, row.mask, own);
+            if (row.n_logprobs > 0)
+                choice.logprobs = token_logprobs(row.logits, choice.token, row.n_logprobs, own);
+        } catch (...) {
+            errors[size_t(item)] = std::current_exception();
+        }
+    });
+    for (const std::exception_ptr& error : errors)
+        if (error) std::rethrow_exception(error);
+    return choices;
 }
 
 }  // namespace slimrt

@@ -1,40 +1,93 @@
-// Picks a token from a row of logits.
+// Picks tokens from rows of logits.
 #pragma once
 
 #include <cstdint>
+#include <deque>
+#include <functional>
+#include <optional>
 #include <random>
 #include <span>
+#include <unordered_map>
+#include <utility>
 #include <vector>
+
+#include "engine/candidates.h"
 
 namespace slimrt {
 
 struct SamplerOptions {
-    float temperature = 0.8f;  // 0: greedy
-    int top_k = 40;            // 0: all
-    float top_p = 0.95f;       // 1: all
-    float min_p = 0.05f;       // relative to the largest probability; 0: all
-    float repeat_penalty = 1;  // 1: none
-    int repeat_last_n = 64;    // tokens of history the penalty looks at
+    float temperature = 0.8f;     // 0: greedy
+    int64_t top_k = 40;           // 0: all
+    double top_p = 0.95;          // 1: all
+    double min_p = 0.05;          // relative to the largest probability; 0: all
+    double typical_p = 1;         // 1: all
+    float repeat_penalty = 1;     // 1: none
+    float frequency_penalty = 0;  // 0: none
+    float presence_penalty = 0;   // 0: none
+    int64_t repeat_last_n = 64;   // tokens of history that penalties look at; -1: all
     uint64_t seed = 0;
+    std::vector<std::pair<int32_t, float>> logit_bias;
 };
 
-/// Repeat penalty, then top-k, top-p, min-p on the softmax, then temperature, as llama.cpp orders them.
-/// Deterministic for a seed.
+/// Leaves what top-k, typical, top-p and min-p do, in this order, each on the softmax of what those before it
+/// left.
+void filter(Candidates& candidates, const SamplerOptions& options);
+
+/// Memory that rows are sampled in, one after the other, by any sampler.
+struct SamplerScratch {
+    std::vector<float> row;
+    Candidates candidates;
+};
+
+/// The choices of one text. In this order, as llama.cpp has it: mask and bias; repeat penalty (a logit above
+/// 0 is divided by it, another one multiplied), frequency (times the occurrences) and presence penalty
+/// (subtracted); filter(); temperature. At temperature 0 the likeliest after the penalties, with the lowest
+/// id among equals. A seed gives the same choices on every machine. For one thread at a time.
 class Sampler {
   public:
     /// Throws Error{argument} naming the option that is out of range.
-    explicit Sampler(const SamplerOptions& options);
-    int32_t sample(std::span<const float> logits, std::span<const int32_t> history);
+    explicit Sampler(SamplerOptions options);
+    /// Tokens that the text continues with, for the penalties.
+    void accept(std::span<const int32_t> tokens);
+    /// mask: none, or a bit for each token, from the lowest of the first word on: 1 where it may be chosen.
+    /// Throws as Candidates::reset(), then nothing was drawn; a NaN that the mask rules out is not seen.
+    int32_t sample(std::span<const float> logits, std::span<const uint32_t> mask, SamplerScratch& scratch);
 
   private:
+    std::span<const float> changed(std::span<const float> logits, std::span<const uint32_t> mask,
+                                   std::vector<float>& row) const;
+    bool penalises() const;
+
     SamplerOptions options_;
     std::mt19937_64 random_;
-    struct Candidate {
-        int32_t token;
-        float logit, p;
-    };
-    std::vector<Candidate> candidates_;
-    void truncate();
+    std::deque<int32_t> history_;  // only while penalties look at it
+    std::unordered_map<int32_t, int64_t> counts_;
 };
+
+/// Natural logarithms of probabilities, as a row of logits has them.
+struct TokenLogprobs {
+    float logprob = 0;
+    std::vector<std::pair<int32_t, float>> top;
+};
+/// Of a token and of the n likeliest ones. Throws as Candidates::reset().
+TokenLogprobs token_logprobs(std::span<const float> logits, int32_t token, int64_t n,
+                             SamplerScratch& scratch);
+
+/// A row to choose from. n_logprobs > 0: the logprobs, of the row as it came, are reported.
+struct RowToSample {
+    Sampler* sampler = nullptr;
+    std::span<const float> logits;
+    std::span<const uint32_t> mask;
+    int64_t n_logprobs = 0;
+};
+struct Choice {
+    int32_t token = 0;
+    std::optional<TokenLogprobs> logprobs;
+};
+/// Calls its second argument for each item, with the number of the thread, which is below scratch.size().
+using Parallel = std::function<void(int64_t n, const std::function<void(int64_t item, int thread)>&)>;
+/// Samplers must differ. Where rows have errors that of the first is thrown, and the others are done.
+std::vector<Choice> sample_rows(std::span<const RowToSample> rows, std::span<SamplerScratch> scratch,
+                                const Parallel& parallel);
 
 }  // namespace slimrt

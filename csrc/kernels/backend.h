@@ -212,6 +212,13 @@ class Backend {
     virtual void attention(const AttentionArgs& args) = 0;
     virtual SparseCounts sparse_counts() const = 0;
 
+    /// fn(item, thread) for every item, thread < host_threads(): work on the host, on the threads that the
+    /// backend has there. fn must not throw, nor use the backend.
+    virtual void run_on_host(int64_t n_items, const std::function<void(int64_t item, int thread)>& fn) {
+        for (int64_t item = 0; item < n_items; ++item) fn(item, 0);
+    }
+    virtual int host_threads() const { return 1; }
+
     /// Uploads the attention metadata of a step, positions, lengths and block tables, so that a device has
     /// them before the calls; sets `uploaded` of every sequence. The sequences of a later call follow one
     /// another as they do in one of these lists. Calls about other sequences work too, and upload their own.

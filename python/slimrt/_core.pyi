@@ -47,7 +47,7 @@ class _Ops:
         combines the result with the terms' `out` by log-sum-exp, and returns the new one last.
         """
     def __getattr__(self, name: str) -> Any:
-        """The others: csrc/bindings/ops.cpp and attention_ops.cpp."""
+        """The others: csrc/bindings/ops.cpp, attention_ops.cpp and sampler.cpp."""
 
 ops: _Ops
 
@@ -191,6 +191,24 @@ class Engine:
         ContextOverflowError if it does not fit, ValueError for an id outside the vocabulary, or beside an encoder for a
         sequence without a source.
         """
+    def sample(
+        self,
+        logits: NDArray[np.float32],
+        samplers: Sequence[Sampler],
+        *,
+        masks: NDArray[np.uint32] | None = None,
+        logprobs: Sequence[int] | None = None,
+    ) -> list[_Choice]:
+        """A token for each row of logits (rows, vocab), on all threads: what each sampler would choose alone.
+
+        masks: (rows, words), as Sampler.sample has them. logprobs: for each row how many of the likeliest to report,
+        with the chosen one, as token_logprobs does of the row as it came; 0: None instead.
+
+        Raises:
+            ValueError: arguments that do not go together, or a sampler that is listed twice.
+            Others as Sampler.sample, of the first row that has one; the other rows have moved on.
+        """
+
     def alignment(
         self,
         sequence: int,
@@ -213,8 +231,20 @@ class Engine:
     def load_sequence(self, data: NDArray[np.uint8]) -> int:
         """A new sequence from saved rows. ModelFormatError when they are of another model or cache."""
 
+_Logprobs = tuple[float, list[tuple[int, float]]]  # of a token, and of the likeliest ones with theirs
+_Choice = tuple[int, _Logprobs | None]
+
 class Sampler:
-    """Picks a token from a row of logits. temperature 0: greedy. Deterministic for a seed."""
+    """The choices of one text, for one thread at a time. A seed gives the same ones on every machine.
+
+    In this order: mask and logit_bias; repeat_penalty (a logit above 0 is divided by it, another one multiplied),
+    frequency_penalty (times the occurrences) and presence_penalty (subtracted), on the last repeat_last_n accepted
+    tokens (-1: on all); top_k, typical_p, top_p, min_p, each on the softmax of what those before it left; temperature.
+    Of equal tokens a filter takes that with the lower id first. temperature 0: the likeliest after the penalties.
+
+    Raises:
+        ValueError: an option out of its range.
+    """
 
     def __init__(
         self,
@@ -223,11 +253,27 @@ class Sampler:
         top_k: int = 40,
         top_p: float = 0.95,
         min_p: float = 0.05,
+        typical_p: float = 1.0,
         repeat_penalty: float = 1.0,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
         repeat_last_n: int = 64,
         seed: int = 0,
+        logit_bias: Sequence[tuple[int, float]] = (),
     ) -> None: ...
-    def sample(self, logits: NDArray[np.float32], history: Sequence[int] | NDArray[np.int32]) -> int: ...
+    def accept(self, tokens: Sequence[int]) -> None:
+        """Note tokens that the text continues with, for the penalties: the prompt's, then each that was chosen."""
+
+    def sample(self, logits: NDArray[np.float32], mask: NDArray[np.uint32] | None = None) -> int:
+        """A token. mask: a bit for each, from the lowest of the first word on; 0 where it must not be chosen.
+
+        Raises:
+            ModelFormatError: a logit is NaN or +infinity.
+            ValueError: no logits; all of them -infinity; or a mask or logit_bias for another vocabulary.
+        """
+
+def token_logprobs(logits: NDArray[np.float32], token: int, n: int = 0) -> _Logprobs:
+    """Natural logarithms of probabilities, of a token and of the n likeliest ones. Errors as Sampler.sample."""
 
 def plan(
     file: GgufFile | str,

@@ -21,6 +21,7 @@ from slimrt._core import plane_bytes as plane_bytes
 from slimrt._core import quantize as quantize
 from slimrt._core import read_bandwidth as read_bandwidth
 from slimrt._core import resolve_layers as resolve_layers
+from slimrt._core import token_logprobs as token_logprobs
 
 
 class LayerOptions(TypedDict):

@@ -178,13 +178,18 @@ class Model(Tasks, Closing):
             max_tokens: 128; -1: until the model ends the text or the context is full.
             temperature: 0.8; 0: always the likeliest token.
             top_k: 40; 0: all. top_p: 0.95. min_p: 0.05, relative to the likeliest token.
-            repeat_penalty: 1.0 (none), on the last 64 tokens.
+            typical_p: 1.0: all; the tokens nearest to the entropy in -log p that have this probability together.
+            repeat_penalty: 1.0 (none): logits of tokens that are there are divided by it, or multiplied if negative.
+            frequency_penalty, presence_penalty: 0.0 (none): subtracted from them, times their number and once.
+            repeat_last_n: 64: the tokens, prompt included, that penalties look at; -1: all.
+            logit_bias: token ids to what is added to their logits; -inf: never chosen.
             stop: text, or several: generation ends before the first of them, and no part of it is shown.
             ignore_eos: never choose an end token.
             seed: None: a new one, reported in the result.
             logprobs: how many of the likeliest tokens to report for each position; 0: no report.
             num_beams: 1.
             logits_processor: called as f(ids so far, logits float32 (vocab,)); returns the logits to sample from.
+                Then come logit_bias, the penalties, top_k, typical_p, top_p, min_p, temperature, as in llama.cpp.
             on_progress: called as f("prefill" or "decode", done, total) between steps; an exception from it stops
                 the work and goes on to the caller.
 

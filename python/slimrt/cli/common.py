@@ -56,10 +56,19 @@ class Flags:
         elif isinstance(action.default, int) and action.nargs == 0:  # a count
             action.default = int(value) if value.isdecimal() else int(self._switch(twin, value))
         elif isinstance(action, Collect):
-            action.default = [value]
+            action.default = [self._converted(twin, action, value)]
         else:  # argparse converts it, and complains about it, as if it had been typed, but for the choices
             action.type = action.type or _choice(action.choices)
             action.default = value
+
+    def _converted(self, twin: str, action: argparse.Action, value: str) -> Any:
+        """What the type of a flag makes of a variable; wrong usage if it takes offence."""
+        if not callable(action.type):
+            return value
+        try:
+            return action.type(value)
+        except argparse.ArgumentTypeError as error:
+            self.parser.error(f"{twin}: {error}")
 
     def _switch(self, twin: str, value: str) -> bool:
         """What a variable says of a flag without a value; wrong usage if that is neither yes nor no."""
@@ -132,7 +141,14 @@ class Flags:
         self.add("--top-k", type=int, default=40, metavar="K", help="0: all (default: %(default)s)")
         self.add("--top-p", type=float, default=0.95, metavar="P", help="1: all (default: %(default)s)")
         self.add("--min-p", type=float, default=0.05, metavar="P", help="0: all (default: %(default)s)")
+        self.add("--typical-p", "--typical", type=float, default=1.0, metavar="P", help="1: all (default: %(default)s)")
         self.add("--repeat-penalty", type=float, default=1.0, metavar="R", help="1: none (default: %(default)s)")
+        self.add("--frequency-penalty", type=float, default=0.0, metavar="F", help="0: none (default: %(default)s)")
+        self.add("--presence-penalty", type=float, default=0.0, metavar="F", help="0: none (default: %(default)s)")
+        self.add("--repeat-last-n", type=int, default=64, metavar="N", help="tokens, prompt included, that the "
+                 "penalties look at; -1: all (default: %(default)s)")  # fmt: skip
+        self.add("--logit-bias", action=Collect, type=bias, default=[], metavar="ID=VALUE", help="add to a token's "
+                 "logit; -inf: never choose it; may be repeated")  # fmt: skip
         self.add("--stop", action=Collect, default=[], metavar="TEXT", help="end before this text; may be repeated")
         self.add("--seed", type=int, metavar="N", help="makes the text reproducible")
         self.add("--num-beams", type=int, default=num_beams, metavar="N", help=beams)
@@ -160,6 +176,13 @@ def share(text: str) -> float:
     if not 0 <= value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 0 and below 1, got {text}")
     return value
+
+
+def bias(text: str) -> tuple[int, float]:
+    """A token id and what is added to its logit, for argparse."""
+    token, _, value = text.partition("=")
+    what = "a token id and a number, such as 42=-1.5 or 42=-inf"
+    return parsed(int, token, what), parsed(float, value, what)
 
 
 def parsed(kind: Callable[[str], Number], text: str, what: str) -> Number:
@@ -257,7 +280,12 @@ def sampling_arguments(args: argparse.Namespace) -> dict[str, Any]:
         "top_k": args.top_k,
         "top_p": args.top_p,
         "min_p": args.min_p,
+        "typical_p": args.typical_p,
         "repeat_penalty": args.repeat_penalty,
+        "frequency_penalty": args.frequency_penalty,
+        "presence_penalty": args.presence_penalty,
+        "repeat_last_n": args.repeat_last_n,
+        "logit_bias": dict(args.logit_bias),
         "stop": args.stop,
         "seed": args.seed,
         "num_beams": args.num_beams,

@@ -6,6 +6,7 @@ import argparse
 
 from slimrt.cli import text2text
 from slimrt.cli.common import Flags
+from slimrt.generation.options import PENALTIES
 from slimrt.generation.text2text import prefixed
 
 HELP = "translate, with the T5 family; several lines are one batch"
@@ -21,5 +22,6 @@ def add_flags(flags: Flags) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.num_beams is None:
-        args.num_beams = _NUM_BEAMS if args.temp == 0 and args.repeat_penalty == 1 and not args.stop else 1
+        penalised = any(getattr(args, name) != none for name, none in PENALTIES.items())
+        args.num_beams = _NUM_BEAMS if args.temp == 0 and not penalised and not args.stop else 1
     return text2text.transform(args, [prefixed(one, args.source, args.target) for one in text2text.texts(args)])

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from slimrt import core
 from slimrt.errors import ContextOverflowError
-from slimrt.generation.options import REPEAT_LAST_N, OnProgress, Options
-from slimrt.generation.search import Append, Encode, Task, steps
+from slimrt.generation.options import OnProgress, Options
+from slimrt.generation.search import Append, Decode, Encode, Logprobs, Task, steps
 from slimrt.plumbing import progress
 from slimrt.plumbing.closing import Closing
-from slimrt.plumbing.numbers import log_softmax
 from slimrt.results import CacheUse, Generation, Timings, TokenLogprob, Usage
 from slimrt.runtime.runtime import Runtime
 from slimrt.runtime.session import Session, append_together, check_length
@@ -80,6 +80,12 @@ class SessionEngine:
         self.rows, self.skipped = rows_now - rows, skipped_now - skipped
         return logits
 
+    def sample(
+        self, logits: NDArray[np.float32], samplers: Sequence[core.Sampler], *, logprobs: Sequence[int]
+    ) -> Sequence[tuple[int, Logprobs | None]]:
+        with self._runtime.use() as engine:
+            return engine.sample(logits, samplers, logprobs=logprobs)
+
     def _append(self, items: Sequence[tuple[Session, list[int]]]) -> NDArray[np.float32]:
         n_tokens = sum(len(ids) for _, ids in items)
         if n_tokens == len(items):
@@ -132,8 +138,11 @@ class Run:
         self._ends = frozenset(tokenizer.eog_ids) if tokenizer else frozenset()
         self._detokenizer = tokenizer.detokenizer(prompt, skip_special_tokens=True) if tokenizer else None
         self._filter = StopFilter(options.stops)
-        self._sampler = options.sampler(seed)
-        self._history = list(prompt[-REPEAT_LAST_N:])
+        for token in options.logit_bias or ():
+            if not 0 <= token < runtime.n_vocab:
+                raise ValueError(f"logit_bias names token {token}, the vocabulary has {runtime.n_vocab}")
+        self._sampler = options.sampler(seed, self._ends)
+        self._sampler.accept(list(prompt))
         self._text: list[str] = []
         self._n_taken = 0
         self._logprobs: list[TokenLogprob] = []
@@ -151,13 +160,13 @@ class Run:
                 self._prefill_seconds += time.perf_counter() - engine.started
             while self.finish_reason is None:
                 try:
-                    (logits,) = yield Append([(self.session, pending)])
+                    token, logprobs = yield from self._next(pending)
                 except ContextOverflowError:
                     if not self.tokens:
                         raise
                     self._finish("context")  # others hold the rows that the next token needs
                     break
-                self._accept(logits)
+                self._accept(token, logprobs)
                 self._count(engine)
                 pending = self.tokens[-1:]
         finally:
@@ -189,17 +198,26 @@ class Run:
                 self.session.close()
                 self.session = None
 
-    def _accept(self, logits: NDArray[np.float32]) -> None:
-        """Choose a token from logits (vocab,)."""
+    def _next(self, pending: Sequence[int]) -> Task[tuple[int, Logprobs | None]]:
+        """The choice that follows these tokens; with a logits_processor its logprobs are still the model's own."""
+        n_logprobs = self.options.logprobs
+        if self.options.logits_processor is None:
+            choice: tuple[int, Logprobs | None] = yield Decode(self.session, pending, self._sampler, n_logprobs)
+            return choice
+        (logits,) = yield Append([(self.session, pending)])
+        token = self._sampler.sample(self._processed(logits, self.tokens))
+        return token, core.token_logprobs(logits, token, n_logprobs) if n_logprobs else None
+
+    def _accept(self, token: int, logprobs: Logprobs | None) -> None:
+        """Continue with a token."""
         if self.options.max_tokens == 0:
             return self._finish("length")
-        token = self._choose(logits)
         if token in self._ends:
             return self._finish("stop")
         self.tokens.append(token)
-        self._history = [*self._history[1 - REPEAT_LAST_N :], token]
-        if self.options.logprobs:
-            self._logprobs.append(self._token_logprob(token, logits))
+        self._sampler.accept([token])
+        if logprobs is not None:
+            self._logprobs.append(self._token_logprob(token, logprobs))
         if self._detokenizer:
             self._show(self._detokenizer.feed(token))
         assert self.session is not None
@@ -256,29 +274,26 @@ class Run:
         )
 
     def adjusted(self, logits: NDArray[np.float32], tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Logits (vocab,) after these tokens as the options change them; copied where they do."""
-        if self.options.logits_processor is not None:
-            ids = [*self.prompt, *tokens]
-            logits = np.ascontiguousarray(self.options.logits_processor(ids, logits.copy()), np.float32)
-            if logits.shape != (self.runtime.n_vocab,):
-                raise ValueError(f"logits_processor returned shape {logits.shape}, not ({self.runtime.n_vocab},)")
-        if self.options.ignore_eos and self._ends:
-            logits = logits.copy()
-            logits[list(self._ends)] = -np.inf
+        """A copy of logits (vocab,) after these tokens, changed by the processor and the biases: for beams."""
+        logits = self._processed(logits, tokens).copy()
+        for token, bias in self.options.biases(self._ends).items():
+            logits[token] += bias
         return logits
 
-    def _choose(self, logits: NDArray[np.float32]) -> int:
-        return self._sampler.sample(self.adjusted(logits, self.tokens), self._history)
+    def _processed(self, logits: NDArray[np.float32], tokens: Sequence[int]) -> NDArray[np.float32]:
+        """Logits (vocab,) after these tokens, as the logits_processor changes them."""
+        if self.options.logits_processor is None:
+            return logits
+        ids = [*self.prompt, *tokens]
+        logits = np.ascontiguousarray(self.options.logits_processor(ids, logits.copy()), np.float32)
+        if logits.shape != (self.runtime.n_vocab,):
+            raise ValueError(f"logits_processor returned shape {logits.shape}, not ({self.runtime.n_vocab},)")
+        return logits
 
-    def _token_logprob(self, token: int, logits: NDArray[np.float32]) -> TokenLogprob:
-        logprobs = log_softmax(logits)
-        n = min(self.options.logprobs, len(logprobs))
-        likeliest = np.argpartition(-logprobs, n - 1)[:n]
-        likeliest = likeliest[np.argsort(-logprobs[likeliest], kind="stable")]
+    def _token_logprob(self, token: int, logprobs: Logprobs) -> TokenLogprob:
+        logprob, top = logprobs
         text = self._tokenizer.token_bytes(token).decode("utf-8", "replace") if self._tokenizer else ""
-        return TokenLogprob(
-            token, text, float(logprobs[token]), tuple((int(id), float(logprobs[id])) for id in likeliest)
-        )
+        return TokenLogprob(token, text, logprob, tuple(top))
 
     def _show(self, text: str) -> None:
         self._text.append(self._filter.feed(text))

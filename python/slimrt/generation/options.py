@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
@@ -13,7 +14,8 @@ from slimrt import core
 from slimrt.errors import UnsupportedError
 from slimrt.plumbing.arguments import check_function, check_seed, real, whole
 
-REPEAT_LAST_N = 64  # tokens that repeat_penalty looks back on
+PENALTIES = {"repeat_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
+"""Names, and the values that change nothing."""
 
 LogitsProcessor = Callable[[Sequence[int], NDArray[np.float32]], NDArray[np.float32]]
 OnProgress = Callable[[str, int, int], object]
@@ -27,7 +29,12 @@ class GenerateOptions(TypedDict, total=False):
     top_k: int
     top_p: float
     min_p: float
+    typical_p: float
     repeat_penalty: float
+    frequency_penalty: float
+    presence_penalty: float
+    repeat_last_n: int
+    logit_bias: Mapping[int, float] | None
     stop: str | Sequence[str]
     ignore_eos: bool
     seed: int | None
@@ -52,7 +59,12 @@ class Options:
     top_k: int = 40
     top_p: float = 0.95
     min_p: float = 0.05
+    typical_p: float = 1.0
     repeat_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repeat_last_n: int = 64
+    logit_bias: Mapping[int, float] | None = None
     stop: str | Sequence[str] = ()
     ignore_eos: bool = False
     seed: int | None = None
@@ -79,10 +91,14 @@ class Options:
             )
 
     def _check_kinds(self) -> None:
-        for name in ("max_tokens", "top_k", "logprobs", "num_beams"):
+        for name in ("max_tokens", "top_k", "repeat_last_n", "logprobs", "num_beams"):
             whole(name, getattr(self, name))
-        for name in ("temperature", "top_p", "min_p", "repeat_penalty"):
+        for name in ("temperature", "top_p", "min_p", "typical_p", *PENALTIES):
             real(name, getattr(self, name))
+        if self.logit_bias is not None and not isinstance(self.logit_bias, Mapping):
+            raise TypeError(f"logit_bias must map token ids to numbers, got {self.logit_bias!r}")
+        for token, bias in (self.logit_bias or {}).items():
+            real(f"logit_bias of token {whole('a token id in logit_bias', token)}", bias)
         check_seed(self.seed)
         if not isinstance(self.stop, Sequence) or not all(isinstance(stop, str) for stop in self.stops):
             raise TypeError(f"stop must be text, or a sequence of texts, got {self.stop!r}")
@@ -93,13 +109,22 @@ class Options:
     def stops(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
-    def sampler(self, seed: int) -> core.Sampler:
+    def biases(self, ends: Iterable[int]) -> dict[int, float]:
+        """What is added to logits: logit_bias, and -infinity for the ends of the text with ignore_eos."""
+        return dict(self.logit_bias or {}) | (dict.fromkeys(ends, -math.inf) if self.ignore_eos else {})
+
+    def sampler(self, seed: int, ends: Iterable[int] = ()) -> core.Sampler:
+        """ends: of the text, for ignore_eos."""
         return core.Sampler(
             temperature=self.temperature,
             top_k=self.top_k,
             top_p=self.top_p,
             min_p=self.min_p,
+            typical_p=self.typical_p,
             repeat_penalty=self.repeat_penalty,
-            repeat_last_n=REPEAT_LAST_N,
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
+            repeat_last_n=self.repeat_last_n,
             seed=seed,
+            logit_bias=list(self.biases(ends).items()),
         )

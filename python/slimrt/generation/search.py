@@ -15,6 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from slimrt import core
 from slimrt.errors import ContextOverflowError
 from slimrt.plumbing.numbers import log_normaliser
 
@@ -24,11 +25,18 @@ Rules = Callable[[Logits, Sequence[int]], None]
 """Changes a row of logits (vocab,) in place, given the tokens found so far."""
 
 
+Logprobs = tuple[float, Sequence[tuple[int, float]]]
+"""Of a chosen token, and of the likeliest ones with theirs."""
+
+
 class Computing(Protocol):
     """What computes a step. Sequences are what its tasks call them: ids of core.Engine's, or Sessions."""
 
     def encode(self, items: Sequence[Any]) -> Any: ...
     def append(self, items: Sequence[tuple[Any, NDArray[np.int32]]]) -> Logits: ...
+    def sample(
+        self, logits: Logits, samplers: Sequence[core.Sampler], *, logprobs: Sequence[int]
+    ) -> Sequence[tuple[int, Logprobs | None]]: ...
 
 
 class Engine(Computing, Protocol):
@@ -43,7 +51,8 @@ class Engine(Computing, Protocol):
 class Sampler(Protocol):
     """What searches need of core.Sampler."""
 
-    def sample(self, logits: Logits, history: Sequence[int]) -> int: ...
+    def sample(self, logits: Logits) -> int: ...
+    def accept(self, tokens: Sequence[int]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -74,7 +83,27 @@ class Append:
     items: Sequence[tuple[Any, Sequence[int]]]
 
 
-Task = Generator[Encode | Append, Any, Result]
+@dataclass(frozen=True)
+class Decode:
+    """Wanted: tokens at the end of a sequence, and one to follow them. The answer: it, and its Logprobs or None.
+
+    All that tasks want in a step are chosen in one call, each by its sampler as if it were alone. Errors as Append.
+
+    logprobs: how many of the likeliest tokens to report; 0: none.
+    """
+
+    sequence: Any
+    tokens: Sequence[int]
+    sampler: core.Sampler
+    logprobs: int = 0
+
+    @property
+    def items(self) -> Sequence[tuple[Any, Sequence[int]]]:
+        return [(self.sequence, self.tokens)]
+
+
+Wish = Encode | Append | Decode
+Task = Generator[Wish, Any, Result]
 
 
 @dataclass(frozen=True)
@@ -103,7 +132,7 @@ class _Running(Generic[Result]):
 
     def __init__(self, needs: int, task: Task[Result]):
         self.needs, self.task = needs, task
-        self.wants: Encode | Append | None = None
+        self.wants: Wish | None = None
 
     def answer(self, value: Any = None) -> None:
         self._resume(lambda: self.task.send(value))
@@ -111,7 +140,7 @@ class _Running(Generic[Result]):
     def throw(self, error: Exception) -> None:
         self._resume(lambda: self.task.throw(error))
 
-    def _resume(self, resume: Callable[[], Encode | Append]) -> None:
+    def _resume(self, resume: Callable[[], Wish]) -> None:
         try:
             self.wants = resume()
         except StopIteration as end:
@@ -152,24 +181,41 @@ def steps(engine: Computing, tasks: Iterable[tuple[int, Task[Result]]], width: i
 
 
 def _serve(engine: Computing, running: Sequence[_Running[Any]]) -> None:
-    """Give every task what it wants: all sources in one call, then all tokens in one."""
+    """Give every task what it wants: all sources in one call, then all tokens in one, then all choices in one."""
     while encodes := [(one, one.wants) for one in running if isinstance(one.wants, Encode)]:
         engine.encode([wanted.item for _, wanted in encodes])
         for one, _ in encodes:
             one.answer()
-    appends = [(one, one.wants) for one in running if isinstance(one.wants, Append)]
+    appends = [(one, one.wants) for one in running if isinstance(one.wants, (Append, Decode))]
     if not appends:
         return
     items = [(sequence, np.array(tokens, np.int32)) for _, wanted in appends for sequence, tokens in wanted.items]
     try:
-        logits, at = engine.append(items), 0
+        logits = engine.append(items)
     except ContextOverflowError as error:
         for one, _ in appends:
             one.throw(error)
         return
+    choices, at = iter(_choices(engine, logits, [wanted for _, wanted in appends])), 0
     for one, wanted in appends:
-        one.answer(logits[at : at + len(wanted.items)])
+        one.answer(next(choices) if isinstance(wanted, Decode) else logits[at : at + len(wanted.items)])
         at += len(wanted.items)
+
+
+def _choices(
+    engine: Computing, logits: Logits, wishes: Sequence[Append | Decode]
+) -> Sequence[tuple[int, Logprobs | None]]:
+    """The answers to those that are Decode, of which each has one row of logits."""
+    rows, decodes, at = list[int](), list[Decode](), 0
+    for wanted in wishes:
+        if isinstance(wanted, Decode):
+            rows.append(at)
+            decodes.append(wanted)
+        at += len(wanted.items)
+    if not decodes:
+        return []
+    chosen = logits if len(rows) == len(logits) else logits[rows]
+    return engine.sample(chosen, [one.sampler for one in decodes], logprobs=[one.logprobs for one in decodes])
 
 
 def together(tasks: Sequence[Task[Result]]) -> Task[list[Result]]:
@@ -203,7 +249,8 @@ def follow(
     logprobs: list[float] = []
     while True:
         rules(logits, tokens)
-        token = sampler.sample(logits, tokens)
+        token = sampler.sample(logits)
+        sampler.accept([token])
         logprobs.append(float(logits[token]) - log_normaliser(logits))
         if token in ends:
             return Hypothesis(tuple(tokens), tuple(logprobs), True)

@@ -11,7 +11,7 @@ import numpy as np
 from slimrt import core
 from slimrt.errors import ContextOverflowError
 from slimrt.generation.generate import Run, SessionEngine
-from slimrt.generation.options import GenerateOptions, Options
+from slimrt.generation.options import PENALTIES, GenerateOptions, Options
 from slimrt.generation.search import Append, Encode, Engine, Hypothesis, Logits, Task, beam_search, run
 from slimrt.plumbing.arguments import check_function, real
 from slimrt.results import Generation, Timings
@@ -53,7 +53,7 @@ class Text2Text(Options):
             raise ValueError(f"num_beams must be at least 1, got {self.num_beams}")
         if self.num_beams == 1:
             return
-        plain = {"temperature": 0.0, "repeat_penalty": 1.0, "logprobs": 0, "stop": ()}
+        plain = {"temperature": 0.0, **PENALTIES, "logprobs": 0, "stop": ()}
         for name, value in plain.items():
             given = self.stops if name == "stop" else getattr(self, name)
             if given != value:

@@ -1,0 +1,138 @@
+// The sampler over NumPy arrays; it works without the GIL.
+#include "bindings/sampler.h"
+
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "kernels/cpu/row_scan.h"
+
+namespace slimrt {
+namespace {
+
+using Masks = Array<const uint32_t>;
+using Bias = std::vector<std::pair<int32_t, float>>;
+
+/// Not converted: a copy would be gone before it is read.
+Masks read_masks(const nb::object& from) {
+    Masks masks;
+    if (!nb::try_cast(from, masks, false))
+        fail(ErrorCode::argument, "masks must be uint32 arrays, without gaps");
+    return masks;
+}
+
+nb::tuple logprobs_tuple(const TokenLogprobs& from) {
+    nb::list top;
+    for (const auto& [token, logprob] : from.top) top.append(nb::make_tuple(token, logprob));
+    return nb::make_tuple(from.logprob, top);
+}
+
+void create(Sampler* self, float temperature, int64_t top_k, double top_p, double min_p, double typical_p,
+            float repeat_penalty, float frequency_penalty, float presence_penalty, int64_t repeat_last_n,
+            uint64_t seed, const Bias& logit_bias) {
+    new (self) Sampler({temperature, top_k, top_p, min_p, typical_p, repeat_penalty, frequency_penalty,
+                        presence_penalty, repeat_last_n, seed, logit_bias});
+}
+
+int32_t sample(Sampler& self, const Array<const float>& logits, const nb::object& mask) {
+    Masks words;
+    std::span<const uint32_t> allowed;
+    if (!mask.is_none()) {
+        words = read_masks(mask);
+        allowed = {words.data(), words.size()};
+    }
+    const nb::gil_scoped_release release;
+    SamplerScratch scratch;
+    return self.sample({logits.data(), logits.size()}, allowed, scratch);
+}
+
+nb::tuple logprobs_of(const Array<const float>& logits, int32_t token, int64_t n) {
+    TokenLogprobs found;
+    {
+        const nb::gil_scoped_release release;
+        SamplerScratch scratch;
+        found = token_logprobs({logits.data(), logits.size()}, token, n, scratch);
+    }
+    return logprobs_tuple(found);
+}
+
+/// The ids that the filters leave.
+nb::object filter_logits(const Array<const float>& logits, int64_t top_k, double top_p, double min_p,
+                         double typical_p) {
+    SamplerOptions options;
+    options.top_k = top_k, options.top_p = top_p, options.min_p = min_p, options.typical_p = typical_p;
+    Candidates candidates;
+    candidates.reset({logits.data(), logits.size()});
+    filter(candidates, options);
+    std::vector<int32_t> ids = candidates.ids();
+    const size_t n = ids.size();
+    return nb::cast(numpy_array(std::move(ids), {n}));
+}
+
+/// e^((logit - largest) / temperature), and the sums of blocks.
+nb::tuple row_exponentials(const Array<const float>& logits, float temperature) {
+    const size_t n = logits.size(), blocks = size_t(cpu::scan_blocks(int64_t(n)));
+    std::vector<float> maxima(blocks), p(n);
+    std::vector<double> sums(blocks);
+    cpu::scan_maxima(logits.data(), int64_t(n), maxima.data());
+    const float top = *std::max_element(maxima.begin(), maxima.end());
+    cpu::scan_exp(logits.data(), int64_t(n), top, temperature, p.data(), sums.data());
+    return nb::make_tuple(numpy_array(std::move(p), {n}), numpy_array(std::move(sums), {blocks}));
+}
+
+}  // namespace
+
+std::vector<RowToSample> read_rows(const Array<const float>& logits, const nb::sequence& samplers,
+                                   const nb::object& masks, const nb::object& logprobs) {
+    const size_t n = nb::len(samplers);
+    if (logits.ndim() != 2 || logits.shape(0) != n)
+        fail(ErrorCode::argument, "logits must be float32 [", n, ", vocabulary]: a row for each sampler");
+    const size_t width = logits.shape(1);
+    Masks words;
+    if (!masks.is_none()) {
+        words = read_masks(masks);
+        if (words.ndim() != 2 || words.shape(0) != n)
+            fail(ErrorCode::argument, "masks must be uint32 [", n, ", words]: a row for each sampler");
+    }
+    const auto counts =
+        logprobs.is_none() ? std::vector<int64_t>(n, 0) : nb::cast<std::vector<int64_t>>(logprobs);
+    if (counts.size() != n)
+        fail(ErrorCode::argument, "logprobs must be ", n, " numbers: one for each sampler");
+    std::vector<RowToSample> rows;
+    for (size_t i = 0; i < n; ++i) {
+        rows.push_back({nb::cast<Sampler*>(samplers[i]), {logits.data() + i * width, width}, {}, counts[i]});
+        if (!masks.is_none()) rows.back().mask = {words.data() + i * words.shape(1), words.shape(1)};
+    }
+    return rows;
+}
+
+nb::list choice_list(const std::vector<Choice>& choices) {
+    nb::list list;
+    for (const Choice& choice : choices) {
+        const nb::object logprobs =
+            choice.logprobs ? nb::object(logprobs_tuple(*choice.logprobs)) : nb::none();
+        list.append(nb::make_tuple(choice.token, logprobs));
+    }
+    return list;
+}
+
+void bind_sampler(nb::module_& m, nb::module_& ops) {
+    nb::class_<Sampler>(m, "Sampler")
+        .def("__init__", &create, nb::kw_only(), nb::arg("temperature") = 0.8f, nb::arg("top_k") = 40,
+             nb::arg("top_p") = 0.95, nb::arg("min_p") = 0.05, nb::arg("typical_p") = 1.0,
+             nb::arg("repeat_penalty") = 1.0f, nb::arg("frequency_penalty") = 0.0f,
+             nb::arg("presence_penalty") = 0.0f, nb::arg("repeat_last_n") = 64, nb::arg("seed") = 0,
+             nb::arg("logit_bias") = nb::make_tuple())
+        .def(
+            "accept", [](Sampler& self, const std::vector<int32_t>& tokens) { self.accept(tokens); },
+            nb::arg("tokens"))
+        .def("sample", &sample, nb::arg("logits"), nb::arg("mask") = nb::none());
+    m.def("token_logprobs", &logprobs_of, nb::arg("logits"), nb::arg("token"), nb::arg("n") = 0);
+    ops.def("row_exponentials", &row_exponentials, nb::arg("logits"), nb::arg("temperature"));
+    ops.def("filter_logits", &filter_logits, nb::arg("logits"), nb::kw_only(), nb::arg("top_k") = 0,
+            nb::arg("top_p") = 1.0, nb::arg("min_p") = 0.0, nb::arg("typical_p") = 1.0);
+}
+
+}  // namespace slimrt

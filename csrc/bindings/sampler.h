@@ -1,0 +1,18 @@
+// What Engine.sample takes and gives, as Python has it.
+#pragma once
+
+#include <vector>
+
+#include "bindings/bindings.h"
+#include "engine/sampler.h"
+
+namespace slimrt {
+
+/// Rows over these arrays, which have to outlive them. masks: None, or an array [rows, words]; logprobs:
+/// None, or a number for each row.
+std::vector<RowToSample> read_rows(const Array<const float>& logits, const nb::sequence& samplers,
+                                   const nb::object& masks, const nb::object& logprobs);
+/// (token, (logprob, [(token, logprob), ...]) or None) of each.
+nb::list choice_list(const std::vector<Choice>& choices);
+
+}  // namespace slimrt
