@@ -44,7 +44,7 @@ PRODUCTS = [
         (
             name,
             f"row_product<Weight{name}, {{rows}}, 1>",
-            rf"(panel_\w+|quant_product)<Weight{name}\b",
+            rf"(panel_tile<Weight{name}, \d, 4\b|(panel|quant)_product<Weight{name}\b)",
             bytes_of / block,
         )
         for name, bytes_of, block in [
@@ -198,7 +198,7 @@ def forms(path: Path, name: str) -> list[tuple[str, str]]:
 
 def table(build: Path) -> str:
     """Cycles a byte of one token, multiply-adds a cycle of many, and accesses to the stack of both."""
-    objects = sorted(build.rglob("slimrt_isa_*.dir/cpu/linear.cpp.o"))
+    objects = sorted(build.rglob("slimrt_isa_*.dir/cpu/linear*.cpp.o"))
     if not objects:
         raise Trouble(f"cycles: no slimrt_isa_*.dir/cpu/linear.cpp.o below {build}: build it for AArch64 first")
     isas: dict[str, list[str]] = {}  # by the rest of the line: instruction sets of the same code share one
