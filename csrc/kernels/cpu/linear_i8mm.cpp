@@ -16,7 +16,8 @@ int64_t busy(uint32_t type, int64_t rounds, float* out) {
         type == static_cast<uint32_t>(DType::F32) || type == static_cast<uint32_t>(DType::F16);
     if (is_float) return busy_floats(rounds, out);
     const auto read = [] { return load_panel(operands); };
-    keep_busy<PanelSums>(rounds, read, vmmlaq_s32, out);
+    const auto dot_of = [](PanelSums s, PanelCodes w, PanelCodes x) { return vmmlaq_s32(s, w, x); };
+    keep_busy<PanelSums>(rounds, read, dot_of, out);
     return rounds * 12 * lanes * 8;
 }
 
