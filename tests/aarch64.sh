@@ -82,7 +82,7 @@ build_core
 export OPENBLAS_NUM_THREADS=1 PYTHONPYCACHEPREFIX=$build/pycache  # to compile Python is slow too
 unset PYTHONDONTWRITEBYTECODE
 failed=0
-for cpu in ${CPUS-cortex-a53 cortex-a76 max,sve=off,sme=off cortex-a76/16384}; do
+for cpu in ${CPUS-cortex-a53 cortex-a76 max max,sve=off,sme=off cortex-a76/16384}; do
     export QEMU_CPU=${cpu%%/*} QEMU_PAGESIZE=4096
     [ "$cpu" = "$QEMU_CPU" ] || QEMU_PAGESIZE=${cpu##*/}
     "$venv/bin/python" -c "import os, slimrt._core as core; pages = os.sysconf('SC_PAGE_SIZE')

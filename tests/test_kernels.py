@@ -73,6 +73,9 @@ EMULATED = {
     "cortex-a55": "neon_dot",
     "cortex-a76": "neon_dot",
     "neoverse-n1": "neon_dot",
+    "neoverse-v1": "neon_i8mm",
+    "neoverse-n2": "neon_i8mm",
+    "max": "neon_i8mm",
     "max,sve=off,sme=off": "neon_dot",
 }
 

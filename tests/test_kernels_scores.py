@@ -73,9 +73,14 @@ def stored(call: Call, rows: np.ndarray, dtype: str) -> np.ndarray:
 
 def bound(isa: str, dtype: str, high: float, values: np.ndarray) -> float:
     """Of results: a few float32 roundings of scores up to `high`; with integer products over q8 rows those of queries
-    and weights to 15 bits (2^-14 of the largest each); and what a device rounds its factors to."""
-    integers = dtype == "q8" and isa not in ("portable", "avx2")
-    error = 4e-6 * (1 + high) + (2.0**-11 * (1 + high) if integers else 0)
+    and weights to 15 bits (2^-14 of the largest each), over rows of fewer bits (on ARM, where channels have scales)
+    those of queries; and what a device rounds its factors to."""
+    integers = 0.0
+    if dtype == "q8" and isa not in ("portable", "avx2"):
+        integers = 2.0**-11
+    elif dtype in ("q4", "q3", "q2") and isa.startswith("neon"):
+        integers = 2.0**-15
+    error = (4e-6 + integers) * (1 + high)
     return float((error + 4 * product_unit(isa, dtype) * (1 + high)) * np.abs(values).max())
 
 

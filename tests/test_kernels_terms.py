@@ -6,11 +6,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
 
 import kernel_calls
 from conftest import DEVICES, product_unit
 from pairwise import pairwise
-from reference import Rope, rounded
+from reference import Rope, rounded, rounded_by_channel
 from slimrt._core import ops
 from test_kernels import rope_table
 
@@ -148,3 +149,23 @@ def test_first_columns_by_head_and_the_row_as_a_whole(name, scaled, dtype, isa):
     second = plane | {"q": wide_q, "heads": 1, "dim": width}
     value = plane | {"heads": 1, "dim": width}
     check(c, isa, ([first, second], [value]), np.stack(scores) / np.sqrt(c.dim), [read[:, None]])
+
+
+@pytest.mark.parametrize("isa", DEVICES)
+@pytest.mark.parametrize("dtype", ["q8", "q4", "q3", "q2"])
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize(("dim", "n_rot", "queries"), [(32, 32, 1), (64, 64, 1), (128, 128, 3), (96, 64, 2)])
+def test_rows_with_scales_by_channel_are_turned_as_they_are_read(dim, n_rot, queries, interleaved, dtype, isa):
+    """As mode lowrank has its keys: stored before RoPE, a block of tokens with one scale for each channel."""
+    c = Call(4, 2, dim, 160 + queries, queries, n_rot=n_rot, interleaved=interleaved)
+    q, k, v = (c.random(n, heads * dim, seed=heads + n) for n, heads in ((queries, 4), (c.rows, 2), (c.rows + 1, 2)))
+    v = v[1:]
+    plane = {"type": dtype, "stored_heads": c.kv, "heads": c.kv, "dim": dim}
+    score = plane | {"rows": k, "q": q, "scale_tokens": 32, **c.table()}
+    keys = k.astype(np.float64)
+    keys[:160] = rounded_by_channel(k[:160], dtype, 32)
+    keys = c.rope(keys.reshape(c.rows, c.kv, dim), np.arange(c.rows))
+    heads = q.astype(np.float64).reshape(queries, c.heads, dim) / np.sqrt(dim)
+    scores = np.stack([heads[:, h] @ keys[:, h // 2].T for h in range(c.heads)])
+    value = plane | {"rows": v, "type": "f16"}
+    check(c, isa, ([score], [value]), scores, [c.read(v, "f16", c.kv).reshape(c.rows, c.kv, dim)])

@@ -6,6 +6,8 @@ namespace slimrt {
 /// x86 has is asked in kernels/cpu/dispatch_x86.cpp.
 struct ArmFeatures {
     bool dotprod = false;  // FEAT_DotProd: sdot
+    bool i8mm = false;     // FEAT_I8MM: smmla
+    bool sve = false;
 };
 ArmFeatures arm_features();
 

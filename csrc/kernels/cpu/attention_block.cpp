@@ -1,6 +1,5 @@
 // Attention of few queries over a block of stored rows, head after head: what decoding spends its time on.
 // Compiled once per ISA.
-#include "kernels/cpu/attention_codes.h"
 #include "kernels/cpu/attention_int8.h"
 
 namespace slimrt::cpu::SLIMRT_ISA {
@@ -13,7 +12,7 @@ template <int Q, class Rows>
 void score(Queries q, const Rows& rows, int64_t n, float scale, Prefetch& next, float* s) {
     constexpr int R = tile / Q;
     const auto some_rows = [&](const auto& some, int64_t count, float* out) {
-        if constexpr (integer_scores && Rows::is_int8) {
+        if constexpr (has_integer_scores<Rows>) {
             if (q.packed) return integer_dots_tile<Q>(q, some, count, scale, out);
         }
         dots_tile<Q>(q.floats, q.dim, some, count, q.dim, scale, false, out, kBlockTokens);
@@ -54,12 +53,18 @@ void score_channels(const BlockAttention& b, const float* q, int64_t n_q, const 
                     Prefetch& next, float* s) {
     constexpr int64_t kQueries = 4;
     const int64_t dim = b.k.dim;
+    char* packed = nullptr;
+    if constexpr (integer_channels && has_integer_scores<Rows>)
+        packed = reinterpret_cast<char*>(b.rows + kQueries * dim);
     for (int64_t m = 0; m < n_q; m += kQueries) {
         const int64_t some = n_q - m < kQueries ? n_q - m : kQueries;
         float offset[kQueries], *const to = s + m * kBlockTokens;
-        for (int64_t i = 0; i < some; ++i)
-            offset[i] = b.scale * fold_channels<Rows>(q + (m + i) * dim, head.others, dim, b.rows + i * dim);
-        score_head(Queries{b.rows, nullptr, dim}, some, Head<Rows>{head.rows, nullptr}, b.n, b.scale, next,
+        for (int64_t i = 0; i < some; ++i) {
+            float* const folded = b.rows + i * dim;
+            offset[i] = b.scale * fold_channels<Rows>(q + (m + i) * dim, head.others, dim, folded);
+            if (packed) pack_query(folded, dim, packed + i * packed_query_bytes(dim));
+        }
+        score_head(Queries{b.rows, packed, dim}, some, Head<Rows>{head.rows, nullptr}, b.n, b.scale, next,
                    to);
         for (int64_t i = 0; i < some; ++i)
             for (int64_t t = 0; t < b.n; ++t) to[i * kBlockTokens + t] += offset[i];
@@ -180,18 +185,37 @@ void attend_heads(const BlockAttention& b, int64_t first, int64_t end, int64_t q
     }
 }
 
+/// 64 elements of a query, times a factor.
+template <class Digit>
+void pack_some(const float* x, float factor, Digit* high, Digit* low, PackedQuery* packed) {
+    if constexpr (integer_channels) {
+        split_digits(x, factor, high, low);  // no code is raised there
+    } else {
+        constexpr float magic = 0x1.8p23f;  // adding it rounds to whole numbers
+        float codes[64];
+        for (int i = 0; i < 64; ++i) {
+            const float code = x[i] * factor + magic - magic;
+            const float upper = code * 0x1p-7f + magic - magic;
+            high[i] = static_cast<Digit>(static_cast<int32_t>(upper));
+            low[i] = static_cast<Digit>(static_cast<int32_t>(code - 128 * upper));
+            codes[i] = code;
+        }
+        for (int i = 0; i < 16; ++i) {
+            const float four = codes[4 * i] + codes[4 * i + 1] + codes[4 * i + 2] + codes[4 * i + 3];
+            packed->start[i] -= 128 * static_cast<int32_t>(four);
+            packed->total -= 128 * static_cast<int32_t>(four);
+        }
+    }
+}
+
 }  // namespace
 
 void pack_query(const float* q, int64_t dim, void* to) {
-    constexpr float kMaxCode = 127 * 128, magic = 0x1.8p23f;  // adding it rounds to whole numbers
+    constexpr float kMaxCode = 127 * 128;
     PackedQuery* const packed = static_cast<PackedQuery*>(to);
     int8_t* high = reinterpret_cast<int8_t*>(packed + 1);
     int8_t* low = high + packed_digits(dim);
-    float top = 0;
-    for (int64_t i = 0; i < dim; ++i) {
-        const float size = __builtin_fabsf(q[i]);
-        top = size > top || size != size ? size : top;  // NaN stays
-    }
+    const float top = largest(q, dim);
     // Sizes beyond these are no numbers to multiply with.
     const bool usable = top >= 0x1p-100f && top <= 0x1p100f;
     const float shrink = usable ? kMaxCode / top : 0;
@@ -200,19 +224,9 @@ void pack_query(const float* q, int64_t dim, void* to) {
     packed->total = 0;
     for (int64_t d = 0; d < dim; d += 64, high += 64, low += 64) {
         float some[64] = {};
-        memcpy(some, q + d, static_cast<size_t>(dim - d < 64 ? dim - d : 64) * sizeof(float));
-        for (int i = 0; i < 64; ++i) {
-            const float code = usable ? some[i] * shrink + magic - magic : 0;
-            const float upper = code * 0x1p-7f + magic - magic;
-            high[i] = static_cast<int8_t>(static_cast<int32_t>(upper));
-            low[i] = static_cast<int8_t>(static_cast<int32_t>(code - 128 * upper));
-            some[i] = code;
-        }
-        for (int i = 0; i < 16; ++i) {
-            const float four = some[4 * i] + some[4 * i + 1] + some[4 * i + 2] + some[4 * i + 3];
-            packed->start[i] -= 128 * static_cast<int32_t>(four);
-            packed->total -= 128 * static_cast<int32_t>(four);
-        }
+        const bool whole = usable && dim - d >= 64;
+        if (usable && !whole) memcpy(some, q + d, static_cast<size_t>(dim - d) * sizeof(float));
+        pack_some(whole ? q + d : some, shrink, high, low, packed);
     }
 }
 

@@ -97,6 +97,32 @@ inline void fold_turned(const BlockRope& rope, const float* q, const float* scal
     }
 }
 
+/// Lane by lane, q . row of the columns that are turned, by whole groups: these and what they are turned
+/// with.
+template <int bits>
+Vec turned_groups(const TurnedQuery& q, CodeAt<bits> row, const float* turn, int64_t pairs) {
+    constexpr int64_t kGroup = StoredFew<bits>::kGroup;
+    Vec sums[4];  // that do not wait for each other
+    for (Vec& sum : sums) sum = splat(0);
+    for (int64_t i = 0; i < pairs; i += kGroup) {
+        Vec a[kGroup / lanes], b[kGroup / lanes];
+        load_row(row + i, a);
+        load_row(row + (i + pairs), b);
+#pragma GCC unroll 8
+        for (int64_t j = 0; j < kGroup / lanes; ++j) {
+            const int64_t at = i + j * lanes;
+            Vec *const cos = sums + j % 2, *const sin = cos + 2;
+            const Vec beside_cos =
+                fma(load(q.cos_a + at), a[j], fma(load(q.cos_b + at), b[j], load(q.cos_min + at)));
+            const Vec beside_sin =
+                fma(load(q.sin_a + at), a[j], fma(load(q.sin_b + at), b[j], load(q.sin_min + at)));
+            *cos = fma(load(turn + at), beside_cos, *cos);
+            *sin = fma(load(turn + at + pairs), beside_sin, *sin);
+        }
+    }
+    return sums[0] + sums[1] + (sums[2] + sums[3]);
+}
+
 /// out[i] = q . rows[first + i] of a vector of rows, turned; those beyond the last (not `whole`) repeat it.
 template <bool whole, class Rows>
 Vec turned_dots(const TurnedQuery& q, const BlockRope& rope, const Rows& rows, int64_t first, int64_t n,
@@ -105,7 +131,17 @@ Vec turned_dots(const TurnedQuery& q, const BlockRope& rope, const Rows& rows, i
     const auto row_of = [&](int64_t j) { return whole || first + j < n ? first + j : n - 1; };
     Vec acc[lanes];
     for (Vec& sum : acc) sum = splat(0);
-    for (int64_t i = 0; i < pairs; i += lanes) {
+    int64_t i = 0;
+    if constexpr (loads_groups && is_codes<Rows>) {
+        if (!rope.interleaved && pairs % StoredFew<4>::kGroup == 0) {
+            for (int j = 0; j < lanes; ++j) {
+                const float* const turn = rope.turns + row_of(j) * rope.n_rot;
+                acc[j] = turned_groups(q, rows.row(row_of(j)), turn, pairs);
+            }
+            i = pairs;
+        }
+    }
+    for (; i < pairs; i += lanes) {
         const Vec cos_a = load(q.cos_a + i), cos_b = load(q.cos_b + i), cos_min = load(q.cos_min + i);
         const Vec sin_a = load(q.sin_a + i), sin_b = load(q.sin_b + i), sin_min = load(q.sin_min + i);
 #pragma GCC unroll 16

@@ -1,8 +1,8 @@
-// Scores and values of Int8 rows with integer products, where the ISA has them (integer_scores). For the
-// units compiled once per ISA.
+// Scores and values of Int8 rows with integer products, where the ISA has them (integer_scores), and scores
+// of codes of few bits (integer_channels). For the units compiled once per ISA.
 #pragma once
 
-#include "kernels/cpu/attention_heads.h"
+#include "kernels/cpu/attention_codes.h"
 
 namespace slimrt::cpu::SLIMRT_ISA {
 namespace {
@@ -18,13 +18,32 @@ struct Queries {
     Queries from(int64_t m) const { return {floats + m * dim, packed + m * packed_query_bytes(dim), dim}; }
 };
 
+/// Rows whose scores are sums of integers.
+template <class Rows>
+constexpr bool has_integer_scores = integer_scores && (Rows::is_int8 || (integer_channels && is_codes<Rows>));
+
+/// Vectors of codes that are read at a time: of Int8 one; of few bits a group.
+template <class At>
+constexpr int vectors_of = 1;
+template <int bits>
+constexpr int vectors_of<CodeAt<bits>> = 32 / kCodes;
+
+template <class Stored, class Codes>
+void read_codes(const Stored* row, Codes (&to)[1]) {
+    to[0] = raised(row);
+}
+template <int bits, class Codes, int n>
+void read_codes(CodeAt<bits> row, Codes (&to)[n]) {
+    unpack_group(FewBits<bits>(), row.row + row.column / 32 * (4 * bits), to);
+}
+
 /// As dots_tile() with integers.
-template <int Q, class Rows>
+template <int Q, class Rows, class Some = Int8>
 void integer_dots_tile(Queries q, Rows rows, int64_t n, float scale, float* out) {
-    constexpr int R = tile / Q, half = R / 2;
-    using Codes = decltype(raised(rows.row(0)));
+    constexpr int R = tile / Q, half = R / 2, vectors = vectors_of<decltype(rows.row(0))>;
+    using Codes = decltype(raised(static_cast<const Some*>(nullptr)));
     using Sums = decltype(no_sums(Codes{}));
-    const int64_t dim = q.dim, whole = dim / kCodes * kCodes;
+    const int64_t dim = q.dim, whole = dim / (kCodes * vectors) * (kCodes * vectors);
     const int8_t *high[Q], *low[Q];
     const PackedQuery* query[Q];
     for (int m = 0; m < Q; ++m) {
@@ -47,16 +66,24 @@ void integer_dots_tile(Queries q, Rows rows, int64_t n, float scale, float* out)
         const auto step = [&](int64_t d, auto read) {
 #pragma GCC unroll 8
             for (int i = 0; i < half; ++i) {
-                const Codes codes = read(rows.row(Rows::packed || first + i < n ? first + i : n - 1) + d);
+                Codes codes[vectors];
+                read(rows.row(Rows::packed || first + i < n ? first + i : n - 1) + d, codes);
+#pragma GCC unroll 2
+                for (int k = 0; k < vectors; ++k) {
 #pragma GCC unroll 4
-                for (int m = 0; m < Q; ++m) {
-                    highs[m][i] = add_dots(highs[m][i], codes, high[m] + d);
-                    lows[m][i] = add_dots(lows[m][i], codes, low[m] + d);
+                    for (int m = 0; m < Q; ++m) {
+                        highs[m][i] = add_dots(highs[m][i], codes[k], high[m] + d + k * kCodes);
+                        lows[m][i] = add_dots(lows[m][i], codes[k], low[m] + d + k * kCodes);
+                    }
                 }
             }
         };
-        for (int64_t d = 0; d < whole; d += kCodes) step(d, [](auto p) { return raised(p); });
-        if (whole < dim) step(whole, [left = dim - whole](auto p) { return raised_part(p, left); });
+        for (int64_t d = 0; d < whole; d += kCodes * vectors)
+            step(d, [](auto p, auto& to) { read_codes(p, to); });
+        if constexpr (Rows::is_int8) {
+            if (whole < dim)
+                step(whole, [left = dim - whole](auto p, auto& to) { to[0] = raised_part(p, left); });
+        }
 #pragma GCC unroll 4
         for (int m = 0; m < Q; ++m) {
 #pragma GCC unroll 8

@@ -1,9 +1,15 @@
 // Which tables this AArch64 CPU can run.
+#include <vector>
+
 #include "core/cpu_features.h"
 #include "kernels/cpu/isa.h"
 
 namespace slimrt::cpu {
 
+namespace neon_i8mm {
+extern const LinearKernel linear_kernels[];
+int64_t busy(uint32_t type, int64_t rounds, float* out);
+}  // namespace neon_i8mm
 namespace neon_dot {
 extern const Isa table;
 }
@@ -14,13 +20,36 @@ namespace portable {
 extern const Isa table;
 }
 
-// A table neon_i8mm would come first, and ask for SVE beside I8MM: cores that have I8MM alone (Apple, Oryon)
-// compute smmla no faster than sdot.
+static void append(const LinearKernel* from, std::vector<LinearKernel>* to) {
+    for (; from->product; ++from) to->push_back(*from);
+}
+
+/// neon_dot, but for what neon_i8mm has of its own, whose kernels come first.
+static Isa with_i8mm() {
+    static const std::vector<LinearKernel> linear = [] {
+        std::vector<LinearKernel> all;
+        append(neon_i8mm::linear_kernels, &all);
+        append(neon_dot::table.linear, &all);
+        all.push_back({});
+        return all;
+    }();
+    Isa isa = neon_dot::table;
+    isa.name = "neon_i8mm";
+    isa.linear = linear.data();
+    isa.busy = neon_i8mm::busy;
+    return isa;
+}
+
 const Isa* const* supported_isas(int* n) {
-    static const Isa* isas[3];
+    static const Isa i8mm = with_i8mm();
+    static const Isa* isas[4];
     static const int count = [] {
+        const ArmFeatures cpu = arm_features();
         int found = 0;
-        if (arm_features().dotprod) isas[found++] = &neon_dot::table;
+        // Cores that have I8MM but not SVE (Apple, Oryon) compute smmla no faster than sdot.
+        if (cpu.i8mm && cpu.sve) isas[found++] = &i8mm;
+        if (cpu.dotprod) isas[found++] = &neon_dot::table;
+        if (cpu.i8mm && !cpu.sve) isas[found++] = &i8mm;
         isas[found++] = &neon::table;
         isas[found++] = &portable::table;
         return found;

@@ -32,9 +32,16 @@
 // - halves_apart(p, stride): 16-bit floats, as many bytes apart, with at least two bytes behind each.
 // - panel_vectors: of a register tile; panel_min: tokens from which on panels are faster.
 //
-// ByElement: products with an element of a vector of activations, n at a time; 1: there are none.
-// - Codes: n fours of a token's codes; Floats: n activations; load(p).
-// - dot<wide>(sums, w, x, i), fma(w, x, i, sums): with the i-th.
+// ByElement: products with an element of a vector of activations, n at a time; 1: there are none, and of what
+// follows only side_by_side and tokens.
+// - Floats: n activations; load(p); fma(w, x, i, sums): with the i-th.
+// - side_by_side: codes of a row that are next to one another in a panel, which are signed (lowered(c,
+// offset)
+//   where stored ones are not); tokens: whose sums are in a vector; then store_transposed and store_scales
+//   are here, for that order, which of_token(sums, next, t) undoes.
+// - Codes: n fours of the codes of `tokens` tokens; load(p, next): the second one's are `next` bytes further;
+//   dot<wide>(sums, w, x, i): with the i-th side_by_side of them. load_tokens(p, next): a float of each.
+// - computed(v) keeps the compiler from computing v later.
 //
 // WidePairs: products of 16-bit integers, see linear_wide.h; min_tokens 0: they would not be faster.
 #pragma once

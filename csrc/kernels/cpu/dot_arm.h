@@ -62,6 +62,10 @@ static inline Codes above(const Codes& low, const Fields& high) {
 /// Codes below 64 read the same as signed bytes.
 constexpr int wide_offset = 0;
 static inline Codes wide(const Codes& c) { return c; }
+static inline Codes lowered(Codes c, int by) {
+    for (uint8x16_t& v : c.v) v -= static_cast<uint8_t>(by);
+    return c;
+}
 static inline int8x16_t as_signed(uint8x16_t a) { return vreinterpretq_s8_u8(a); }
 
 /// Sums start with this, as the integers of pack() do.
@@ -150,9 +154,15 @@ static inline PanelSums start_all(const void* p) { return vdupq_n_s32(load_as<in
 static inline PanelCodes splat_four(const void* p) { return vreinterpretq_s8_s32(start_all(p)); }
 static inline Vec to_vec(PanelSums s) { return without_magic(s); }
 
-/// What ByElement has of floats.
-struct FloatsByElement {
-    static constexpr int n = 4;
+/// Here, not where it is used: g++ would keep what it is computed from, and copy that.
+static inline Vec computed(Vec a) {
+    asm("" : "+w"(a.v));
+    return a;
+}
+
+/// What ByElement has but for the products of codes. Lanes of sums are rows.
+struct AnyByElement {
+    static constexpr int n = 4, side_by_side = 4, tokens = 1;
     using Floats = Vec;
     static Floats load(const float* p) { return SLIMRT_ISA::load(p); }
     static Vec fma(Vec w, Floats x, int i, Vec sums) {
@@ -161,6 +171,8 @@ struct FloatsByElement {
                 : i == 2 ? vfmaq_laneq_f32(sums.v, w.v, x.v, 2)
                          : vfmaq_laneq_f32(sums.v, w.v, x.v, 3)};
     }
+    static Vec load_tokens(const uint8_t* p, size_t) { return splat(load_as<float>(p)); }
+    static Vec of_token(Vec sums, Vec, int) { return sums; }
 };
 
 struct WidePairs {

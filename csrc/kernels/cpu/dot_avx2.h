@@ -185,7 +185,7 @@ static inline void store_transposed(const Codes* rows, uint8_t* to, size_t strid
 }
 
 struct ByElement {
-    static constexpr int n = 1;
+    static constexpr int n = 1, side_by_side = 4, tokens = 1;
 };
 
 struct WidePairs {

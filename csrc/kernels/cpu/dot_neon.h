@@ -65,10 +65,10 @@ static inline PanelSums dot(PanelSums acc, PanelCodes w, PanelCodes x) {
 }
 
 /// Codes: the element goes to all lanes first.
-struct ByElement : FloatsByElement {
-    using FloatsByElement::load;
+struct ByElement : AnyByElement {
+    using AnyByElement::load;
     using Codes = int32x4_t;
-    static Codes load(const uint8_t* p) { return load_as<int32x4_t>(p); }
+    static Codes load(const uint8_t* p, size_t) { return load_as<int32x4_t>(p); }
     template <bool is_wide>
     static PanelSums dot(PanelSums acc, PanelCodes w, Codes x, int i) {
         const int32x4_t four = i == 0   ? vdupq_laneq_s32(x, 0)

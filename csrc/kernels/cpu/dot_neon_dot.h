@@ -49,10 +49,10 @@ static inline PanelSums dot(PanelSums acc, PanelCodes w, PanelCodes x) {
     return vdotq_s32(acc, w, x);
 }
 
-struct ByElement : FloatsByElement {
-    using FloatsByElement::load;
+struct ByElement : AnyByElement {
+    using AnyByElement::load;
     using Codes = int8x16_t;
-    static Codes load(const uint8_t* p) { return load_panel(p); }
+    static Codes load(const uint8_t* p, size_t) { return load_panel(p); }
     template <bool is_wide>
     static PanelSums dot(PanelSums acc, PanelCodes w, Codes x, int i) {
         return i == 0   ? vdotq_laneq_s32(acc, w, x, 0)

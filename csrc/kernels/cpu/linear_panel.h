@@ -6,14 +6,16 @@
 
 namespace slimrt::cpu::SLIMRT_ISA {
 
-/// V * lanes rows of up to 256 elements.
-template <class Weight, int V>
+/// V * lanes rows of up to 256 elements; for ByElement their codes are signed.
+template <class Weight, int V, class Ops>
 struct Panel {
     static constexpr int elements = 256, rows = V * lanes, groups = elements / Weight::group;
+    static constexpr int side_by_side = Ops::side_by_side;
+    static constexpr bool is_signed = Ops::n > 1;
     using Block = typename Weight::Block;
 
-    alignas(64) uint8_t codes[elements / 4][rows][4];
-    alignas(64) float scales[groups * (Weight::has_min ? 2 : 1)][rows];  // then the minima
+    alignas(64) uint8_t codes[elements / side_by_side][rows][side_by_side];
+    alignas(64) float scales[groups * (Weight::has_min ? 2 : 1)][rows * Ops::tokens];  // then the minima
 
     /// Unpacks what the rows of k elements hold from element `first` (a multiple of 256) on.
     void fill(const uint8_t* w, size_t w_stride, int64_t first, int64_t k) {
@@ -44,23 +46,44 @@ struct Panel {
         Scales of_rows[lanes];
         for (int r = 0; r < lanes; ++r)
             of_rows[r] = Weight::scales(reinterpret_cast<const Block*>(w + r * w_stride) + first / elements);
-        store_columns(of_rows, scales[0] + to, rows);
+        if constexpr (is_signed) {
+            float columns[16][lanes];
+            store_columns(of_rows, columns[0], lanes);
+            for (int i = 0; i < 16; ++i) {
+                const bool joined = Weight::group == 16 && i % 2 == 0;  // see PanelTile
+                const Vec column = load(columns[i]);
+                store_scales(i, to, joined ? column - load(columns[i + 1]) : column);
+            }
+        } else {
+            store_columns(of_rows, scales[0] + to, rows);
+        }
+    }
+    void store_scales(int i, int to, Vec of_rows) {
+        if constexpr (Ops::tokens == 1)
+            store(scales[i] + to, of_rows);
+        else
+            Ops::store_scales(of_rows, scales[i] + to * Ops::tokens);
     }
     /// Of the `lanes` rows of which the first one's blocks, from element i of the panel on, are here.
     void fill_unit(const uint8_t* blocks, size_t stride, int i, int to) {
         if constexpr (Weight::unit > Weight::block) {
             for (int b = 0; b < blocks_of_unit<Weight>; ++b)
-                store(scales[i / Weight::group + b] + to, halves_apart(blocks + b * sizeof(Block), stride));
+                store_scales(i / Weight::group + b, to, halves_apart(blocks + b * sizeof(Block), stride));
         }
         for (int j = 0; j < Weight::unit / 64; ++j) {
             Codes part[lanes];
             const uint8_t* row = blocks;
             for (int r = 0; r < lanes; ++r, row += stride) {
                 part[r] = Weight::codes(reinterpret_cast<const Block*>(row), j);
+                if constexpr (is_signed && Weight::offset != 0) part[r] = lowered(part[r], Weight::offset);
                 __builtin_prefetch(ahead);
                 ahead += step;
             }
-            store_transposed(part, codes[(i + 64 * j) / 4][to], sizeof codes[0]);
+            uint8_t* const first = codes[(i + 64 * j) / side_by_side][to];
+            if constexpr (side_by_side == 4)
+                store_transposed(part, first, sizeof codes[0]);
+            else
+                Ops::store_transposed(part, first, sizeof codes[0]);
         }
     }
     /// Of rows that end within a unit.
@@ -73,34 +96,16 @@ struct Panel {
 };
 
 /// T tokens' sums for a panel's rows, while they are in registers.
-template <class Weight, int V, int T>
+template <class Weight, int V, int T, class Ops, bool is_signed = (Ops::n > 1)>
 struct PanelTile {
-    const uint8_t* x;  // token t is t * x_stride further
+    static constexpr int elements = Weight::group;  // that are added at a time
+    const uint8_t* x;                               // token t is t * x_stride further
     size_t x_stride;
     Activations first;  // token 0
     Vec acc[T][V];
 
-    /// The same for the fours of a group, of which the panel's are from `four` on.
-    template <class Ops>
-    void multiply_by_element(const Panel<Weight, V>& panel, int four, const uint8_t* codes,
-                             PanelSums (&s)[T][V]) const {
-#pragma GCC unroll 2
-        for (int q = 0; q < Weight::group / 4; q += Ops::n) {
-            typename Ops::Codes x[T];
-            for (int t = 0; t < T; ++t) x[t] = Ops::load(codes + 4 * q + t * x_stride);
-#pragma GCC unroll 4
-            for (int i = 0; i < Ops::n; ++i) {
-                for (int v = 0; v < V; ++v) {
-                    const PanelCodes w = load_panel(panel.codes[four + q + i][v * lanes]);
-                    for (int t = 0; t < T; ++t)
-                        s[t][v] = Ops::template dot<Weight::is_wide>(s[t][v], w, x[t], i);
-                }
-            }
-        }
-    }
-
     /// Adds group g of the panel, which is group `at` of the row.
-    void add_group(const Panel<Weight, V>& panel, int g, int64_t at) {
+    void add(const Panel<Weight, V, Ops>& panel, int g, int64_t at) {
         constexpr int quads = Weight::group / 4;
         constexpr int32_t none = first_sum;
         PanelSums s[T][V];
@@ -110,16 +115,12 @@ struct PanelTile {
                                                         : first.sums + 4 * at + t * x_stride);
             }
         }
-        if constexpr (ByElement::n > 1) {
-            multiply_by_element<ByElement>(panel, g * quads, first.codes + 4 * at * quads, s);
-        } else {
-            for (int q = 0; q < quads; ++q) {
-                PanelCodes w[V];
-                for (int v = 0; v < V; ++v) w[v] = load_panel(panel.codes[g * quads + q][v * lanes]);
-                for (int t = 0; t < T; ++t) {
-                    const PanelCodes four = splat_four(first.codes + 4 * (at * quads + q) + t * x_stride);
-                    for (int v = 0; v < V; ++v) s[t][v] = dot<Weight::is_wide>(s[t][v], w[v], four);
-                }
+        for (int q = 0; q < quads; ++q) {
+            PanelCodes w[V];
+            for (int v = 0; v < V; ++v) w[v] = load_panel(panel.codes[g * quads + q][v * lanes]);
+            for (int t = 0; t < T; ++t) {
+                const PanelCodes four = splat_four(first.codes + 4 * (at * quads + q) + t * x_stride);
+                for (int v = 0; v < V; ++v) s[t][v] = dot<Weight::is_wide>(s[t][v], w[v], four);
             }
         }
         for (int t = 0; t < T; ++t) {
@@ -133,38 +134,113 @@ struct PanelTile {
             }
         }
     }
+    Vec sum(int t, int v) const { return acc[t][v]; }
+};
+
+/// The same of signed codes. A vector has the sums of Ops::tokens tokens.
+template <class Weight, int V, int T, class Ops>
+struct PanelTile<Weight, V, T, Ops, true> {
+    static constexpr int elements = 32;
+    static constexpr int n_t = (T + Ops::tokens - 1) / Ops::tokens, n_v = V * Ops::tokens;
+    const uint8_t* x;
+    size_t x_stride;
+    Activations first;
+    Vec acc[n_t][n_v];
+
+    /// The last vector of an odd number of tokens has the last one twice.
+    size_t token(int t) const { return t * Ops::tokens * x_stride; }
+    size_t next(int t) const { return (t + 1) * Ops::tokens <= T ? x_stride : 0; }
+
+    /// Adds group g of the panel, whose activations are at `codes`.
+    void multiply(const Panel<Weight, V, Ops>& panel, int g, const uint8_t* codes,
+                  PanelSums (&s)[n_t][n_v]) const {
+#pragma GCC unroll 2
+        for (int q = 0; q < Weight::group; q += 4 * Ops::n) {
+            typename Ops::Codes x[n_t];
+            for (int t = 0; t < n_t; ++t) x[t] = Ops::load(codes + q + token(t), next(t));
+            const uint8_t* const of = panel.codes[0][0] + (g * Weight::group + q) * panel.rows;
+#pragma GCC unroll 4
+            for (int i = 0; i < 4 * Ops::n / panel.side_by_side; ++i) {
+                for (int v = 0; v < n_v; ++v) {
+                    const PanelCodes w = load_panel(of + i * sizeof panel.codes[0] + v * sizeof w);
+                    for (int t = 0; t < n_t; ++t)
+                        s[t][v] = Ops::template dot<Weight::is_wide>(s[t][v], w, x[t], i);
+                }
+            }
+        }
+    }
+
+    /// Adds elements 32 i ... 32 i + 31 of the panel, which are elements 32 at ... of the row. Where these
+    /// are two groups, the sums of the first go on in those of the second, so the panel's scale of the first
+    /// is its own less the second's.
+    void add(const Panel<Weight, V, Ops>& panel, int i, int64_t at) {
+        constexpr int groups = 32 / Weight::group;
+        constexpr int32_t none = first_sum;
+        PanelSums s[n_t][n_v];
+        Vec scaled[n_t][n_v];
+        for (int t = 0; t < n_t; ++t) {
+            for (int v = 0; v < n_v; ++v) s[t][v] = start_all(&none);
+        }
+#pragma GCC unroll 2
+        for (int g = 0; g < groups; ++g) {
+            multiply(panel, i * groups + g, first.codes + 32 * at + g * Weight::group, s);
+            for (int v = 0; v < n_v; ++v) {
+                const Vec scale = load(panel.scale(i * groups + g) + v * lanes);
+                for (int t = 0; t < n_t; ++t) {
+                    const Vec sums = to_vec(s[t][v]);
+                    scaled[t][v] = g == 0 ? sums * scale : fma(sums, scale, scaled[t][v]);
+                    if (groups > 1) scaled[t][v] = computed(scaled[t][v]);
+                }
+            }
+        }
+        for (int t = 0; t < n_t; ++t) {
+            const Vec d = Ops::load_tokens(first.scales + 4 * at + token(t), next(t));
+            for (int v = 0; v < n_v; ++v) {
+                acc[t][v] = fma(scaled[t][v], d, acc[t][v]);
+                if constexpr (Weight::has_min) {
+                    const Vec sums = Ops::load_tokens(first.sums + 4 * at + token(t), next(t));
+                    acc[t][v] = fma(load(panel.min(i) + v * lanes), sums, acc[t][v]);
+                }
+            }
+        }
+    }
+    Vec sum(int t, int v) const {
+        const Vec* const of = acc[t / Ops::tokens];
+        return Ops::of_token(of[v * Ops::tokens], of[(v + 1) * Ops::tokens - 1], t % Ops::tokens);
+    }
 };
 
 /// out (+)= the panel, which starts at element `first` of the rows, times T tokens.
-template <class Weight, int V, int T>
-static void panel_tile(const Panel<Weight, V>& panel, const uint8_t* x, size_t x_stride, int64_t first,
+template <class Weight, int V, int T, class Ops>
+static void panel_tile(const Panel<Weight, V, Ops>& panel, const uint8_t* x, size_t x_stride, int64_t first,
                        int64_t k, float* out, size_t out_stride) {
-    PanelTile<Weight, V, T> tile{x, x_stride, Activations(x, k), {}};
+    using Tile = PanelTile<Weight, V, T, Ops>;
+    Tile tile{x, x_stride, Activations(x, k), {}};
     const int64_t left = k - first < panel.elements ? k - first : panel.elements;
-    for (int g = 0; g < left / Weight::group; ++g) tile.add_group(panel, g, first / Weight::group + g);
+    for (int i = 0; i < left / Tile::elements; ++i) tile.add(panel, i, first / Tile::elements + i);
     for (int t = 0; t < T; ++t) {
         for (int v = 0; v < V; ++v) {
             float* to = out + t * out_stride + v * lanes;
-            store(to, first > 0 ? load(to) + tile.acc[t][v] : tile.acc[t][v]);
+            store(to, first > 0 ? load(to) + tile.sum(t, v) : tile.sum(t, v));
         }
     }
 }
 
 /// V * lanes rows times all tokens, four at a time.
-template <class Weight, int V>
+template <class Weight, int V, class Ops>
 static void panel_product(const uint8_t* w, size_t w_stride, const uint8_t* x, size_t x_stride,
                           int64_t n_tokens, int64_t k, float* out, size_t out_stride) {
     constexpr int64_t max_tile = 4;
-    static constexpr decltype(&panel_tile<Weight, V, 1>) rests[] = {
-        panel_tile<Weight, V, 1>, panel_tile<Weight, V, 2>, panel_tile<Weight, V, 3>};
-    Panel<Weight, V> panel;
+    static constexpr decltype(&panel_tile<Weight, V, 1, Ops>) rests[] = {
+        panel_tile<Weight, V, 1, Ops>, panel_tile<Weight, V, 2, Ops>, panel_tile<Weight, V, 3, Ops>};
+    Panel<Weight, V, Ops> panel;
     panel.ahead = w + panel.rows * w_stride;
     for (int64_t first = 0; first < k; first += panel.elements) {
         panel.fill(w, w_stride, first, k);
         int64_t t = 0;
         for (; t + max_tile <= n_tokens; t += max_tile)
-            panel_tile<Weight, V, max_tile>(panel, x + t * x_stride, x_stride, first, k, out + t * out_stride,
-                                            out_stride);
+            panel_tile<Weight, V, max_tile, Ops>(panel, x + t * x_stride, x_stride, first, k,
+                                                 out + t * out_stride, out_stride);
         if (t < n_tokens)
             rests[n_tokens - t - 1](panel, x + t * x_stride, x_stride, first, k, out + t * out_stride,
                                     out_stride);

@@ -91,23 +91,28 @@ static inline void to_floats(uint8x16_t codes, Vec* to) {
     to_floats(vmovl_u8(vget_low_u8(codes)), to);
     to_floats(vmovl_high_u8(codes), to + 2);
 }
+static inline uint8x16_t unpack_codes(uint8x16_t bytes, int first) {  // of 2 bits
+    const uint8x16_t each = {0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3};
+    const int8x16_t shifts = {0, -2, -4, -6, 0, -2, -4, -6, 0, -2, -4, -6, 0, -2, -4, -6};
+    return vshlq_u8(vqtbl1q_u8(bytes, each + static_cast<uint8_t>(first)), shifts) & uint8_t{3};
+}
 static inline void load_group(FewBits<2>, const uint8_t* p, Vec (&to)[8]) {
     const uint8x16_t bytes = vcombine_u8(load_as<uint8x8_t>(p), vdup_n_u8(0));
-    const uint8x16_t first = {0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3};
-    const int8x16_t shifts = {0, -2, -4, -6, 0, -2, -4, -6, 0, -2, -4, -6, 0, -2, -4, -6};
-    for (int i = 0; i < 2; ++i) {
-        const uint8x16_t each = vqtbl1q_u8(bytes, first + static_cast<uint8_t>(4 * i));
-        to_floats(vshlq_u8(each, shifts) & uint8_t{3}, to + 4 * i);
-    }
+    for (int i = 0; i < 2; ++i) to_floats(unpack_codes(bytes, 4 * i), to + 4 * i);
 }
-static inline void load_group(FewBits<3>, const uint8_t* p, Vec (&to)[8]) {
+static inline void unpack_group(FewBits<3>, const uint8_t* p, uint16x8_t (&to)[4]) {
     const uint8x16_t bytes = vcombine_u8(load_as<uint8x8_t>(p), read_four_bytes(p + 8));
     const uint8x16_t first = {0, 1, 0, 1, 0, 1, 1, 2, 1, 2, 1, 2, 2, 3, 2, 3};  // two bytes that each is in
     const int16x8_t shifts = {0, -3, -6, -1, -4, -7, -2, -5};
     for (int i = 0; i < 4; ++i) {
         const uint8x16_t each = vqtbl1q_u8(bytes, first + static_cast<uint8_t>(3 * i));
-        to_floats(vshlq_u16(vreinterpretq_u16_u8(each), shifts) & uint16_t{7}, to + 2 * i);
+        to[i] = vshlq_u16(vreinterpretq_u16_u8(each), shifts) & uint16_t{7};
     }
+}
+static inline void load_group(FewBits<3> few, const uint8_t* p, Vec (&to)[8]) {
+    uint16x8_t codes[4];
+    unpack_group(few, p, codes);
+    for (int i = 0; i < 4; ++i) to_floats(codes[i], to + 2 * i);
 }
 static inline void load_group(FewBits<4>, const uint8_t* p, Vec (&to)[8]) {
     const uint8x16_t bytes = load_as<uint8x16_t>(p);
@@ -117,6 +122,7 @@ static inline void load_group(FewBits<4>, const uint8_t* p, Vec (&to)[8]) {
 
 /// Dot products of Int8 rows with integers: 16 codes times digits, both signed.
 constexpr bool integer_scores = true;
+constexpr bool integer_channels = true;
 struct RowCodes {
     int8x16_t v;
 };
@@ -124,6 +130,24 @@ struct RowSums {
     int32x4_t v;
 };
 static inline RowCodes raised(const Int8* p) { return {load_as<int8x16_t>(p)}; }  // not by anything
+/// All 32 codes of a group.
+static inline void unpack_group(FewBits<2>, const uint8_t* p, RowCodes (&to)[2]) {
+    const uint8x16_t bytes = vcombine_u8(load_as<uint8x8_t>(p), vdup_n_u8(0));
+    for (int i = 0; i < 2; ++i) to[i].v = vreinterpretq_s8_u8(unpack_codes(bytes, 4 * i));
+}
+static inline void unpack_group(FewBits<3> few, const uint8_t* p, RowCodes (&to)[2]) {
+    uint16x8_t codes[4];
+    unpack_group(few, p, codes);
+    const auto narrow = [](uint16x8_t a, uint16x8_t b) {
+        return vreinterpretq_s8_u8(vuzp1q_u8(vreinterpretq_u8_u16(a), vreinterpretq_u8_u16(b)));
+    };
+    for (int i = 0; i < 2; ++i) to[i].v = narrow(codes[2 * i], codes[2 * i + 1]);
+}
+static inline void unpack_group(FewBits<4>, const uint8_t* p, RowCodes (&to)[2]) {
+    const uint8x16_t bytes = load_as<uint8x16_t>(p);
+    to[0].v = vreinterpretq_s8_u8(bytes & uint8_t{15});
+    to[1].v = vreinterpretq_s8_u8(bytes >> uint8_t{4});
+}
 static inline RowCodes raised_part(const Int8* p, int64_t n) {
     RowCodes codes = {vdupq_n_s8(0)};
     memcpy(&codes.v, p, static_cast<size_t>(n < 16 ? n : 16));
@@ -151,6 +175,23 @@ static inline void transpose_rows(const Int8* row, size_t stride, RowCodes* to) 
     to[1].v = vreinterpretq_s8_s16(vzip2q_s16(low_ab, low_cd));
     to[2].v = vreinterpretq_s8_s16(vzip1q_s16(high_ab, high_cd));
     to[3].v = vreinterpretq_s8_s16(vzip2q_s16(high_ab, high_cd));
+}
+/// 64 floats, times a factor rounded to whole numbers of at most 127 * 128, as 128 high + low.
+static inline void split_digits(const float* x, float factor, int8_t* high, int8_t* low) {
+    for (int i = 0; i < 64; i += 16) {
+        int16x8_t uppers[2], lowers[2];
+        for (int j = 0; j < 2; ++j) {
+            const auto whole = [&](int at) {  // in the low bits
+                const float32x4_t scaled = vmulq_n_f32(vld1q_f32(x + i + at), factor);
+                return vreinterpretq_s16_f32(vaddq_f32(scaled, vdupq_n_f32(magic)));
+            };
+            const int16x8_t code = vuzp1q_s16(whole(8 * j), whole(8 * j + 4));
+            uppers[j] = vrshrq_n_s16(code, 7);
+            lowers[j] = vsubq_s16(code, vshlq_n_s16(uppers[j], 7));
+        }
+        vst1q_s8(high + i, vuzp1q_s8(vreinterpretq_s8_s16(uppers[0]), vreinterpretq_s8_s16(uppers[1])));
+        vst1q_s8(low + i, vuzp1q_s8(vreinterpretq_s8_s16(lowers[0]), vreinterpretq_s8_s16(lowers[1])));
+    }
 }
 /// 128 a + b
 static inline Vec joined(RowSums a, RowSums b) {

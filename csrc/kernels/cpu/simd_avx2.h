@@ -55,6 +55,7 @@ static inline Vec load_codes(FewBits<4>, const uint8_t* row, int64_t column) {
     return {_mm256_cvtepi32_ps(_mm256_and_si256(low, _mm256_set1_epi32(15)))};
 }
 constexpr bool integer_scores = false;  // see AVX-512
+constexpr bool integer_channels = false;
 static inline Vec load_part(const float* p, int64_t n) { return {_mm256_maskload_ps(p, first(n))}; }
 static inline void store(float* p, Vec a) { _mm256_storeu_ps(p, a.v); }
 static inline void store_part(float* p, Vec a, int64_t n) { _mm256_maskstore_ps(p, first(n), a.v); }

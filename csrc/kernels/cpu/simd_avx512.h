@@ -62,6 +62,7 @@ static inline Vec load_codes(FewBits<4>, const uint8_t* row, int64_t column) {
 
 /// Dot products of Int8 rows with integers: 64 codes, raised by 128 to be unsigned, times signed digits.
 constexpr bool integer_scores = true;
+constexpr bool integer_channels = false;
 struct RowCodes {
     __m512i v;
 };

@@ -63,6 +63,7 @@ static inline Vec load_codes(FewBits<4>, const uint8_t* row, int64_t column) {
     return {__builtin_convertvector(bytes >> static_cast<uint32_t>(column >> 2 & 4) & 15, Floats)};
 }
 constexpr bool integer_scores = false;  // see AVX-512
+constexpr bool integer_channels = false;
 static inline Vec load_part(const float* p, int64_t n) {
     Vec a = {};
     memcpy(&a.v, p, n * sizeof(float));

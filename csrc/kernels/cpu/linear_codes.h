@@ -1,0 +1,76 @@
+// The products with quantised weights as the table lists them, and the arithmetic that bounds products.
+#pragma once
+
+#include "core/dtype.h"
+#include "kernels/cpu/linear_panel.h"
+
+namespace slimrt::cpu::SLIMRT_ISA {
+
+/// As many rows as fill panels of V * lanes; returns the row it ended at.
+template <class Weight, int V, class Ops>
+static int64_t product_by_panels(const uint8_t* w, size_t w_stride, int64_t first, int64_t n_rows,
+                                 const uint8_t* x, size_t x_stride, int64_t n_tokens, int64_t k, float* out,
+                                 size_t out_stride) {
+    int64_t r = first;
+    for (; r + V * lanes <= n_rows; r += V * lanes) {
+        panel_product<Weight, V, Ops>(w + r * w_stride, w_stride, x, x_stride, n_tokens, k, out + r,
+                                      out_stride);
+    }
+    return r;
+}
+
+template <class Weight, class Ops>
+static void quant_product(const void* weights, size_t w_stride, int64_t n_rows, const void* activations,
+                          size_t x_stride, int64_t n_tokens, int64_t k, float* out, size_t out_stride) {
+    const uint8_t* w = static_cast<const uint8_t*>(weights);
+    const uint8_t* x = static_cast<const uint8_t*>(activations);
+    int64_t r = 0;
+    if (n_tokens >= panel_min) {
+        r = product_by_panels<Weight, panel_vectors, Ops>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k,
+                                                          out, out_stride);
+        r = product_by_panels<Weight, 1, Ops>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k, out,
+                                              out_stride);
+    }
+    if (n_tokens > 1)
+        r = product_by_rows<Weight, dot_rows>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k, out,
+                                              out_stride);
+    else
+        r = product_by_rows<Weight, rows_of_one<Weight>>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k,
+                                                         out, out_stride);
+    product_by_rows<Weight, 1>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k, out, out_stride);
+}
+
+template <class Weight, class Ops = ByElement>
+static constexpr LinearKernel with_codes(DType type) {
+    return {static_cast<uint32_t>(type), 0, packed_bytes<Weight>, pack<Weight>, quant_product<Weight, Ops>};
+}
+
+/// What the compiler must take for numbers that may change and differ.
+alignas(64) static uint8_t operands[12][64];
+
+/// `rounds` times 12 dots.
+template <class Sum, class Load, class Dot>
+static void keep_busy(int64_t rounds, const Load& read, const Dot& dot_of, float* out) {
+    constexpr int independent = registers == 32 ? 12 : 6;
+    Sum sums[independent];
+    asm volatile("" : : "r"(operands) : "memory");
+#pragma GCC unroll 12
+    for (int j = 0; j < independent; ++j) memcpy(&sums[j], operands[j], sizeof(Sum));
+    for (int64_t i = 0; i < rounds * 12 / independent; ++i) {
+        asm volatile("" : : "r"(operands) : "memory");
+        const auto w = read(), x = read();
+#pragma GCC unroll 12
+        for (int j = 0; j < independent; ++j) sums[j] = dot_of(sums[j], w, x);
+    }
+#pragma GCC unroll 12
+    for (int j = 0; j < independent; ++j) memcpy(operands[j], &sums[j], sizeof(Sum));
+    memcpy(out, operands, sizeof(Sum));
+}
+
+static int64_t busy_floats(int64_t rounds, float* out) {
+    const auto read = [] { return load(reinterpret_cast<const float*>(operands)); };
+    keep_busy<Vec>(rounds, read, [](Vec s, Vec w, Vec x) { return fma(w, x, s); }, out);
+    return rounds * 12 * lanes;
+}
+
+}  // namespace slimrt::cpu::SLIMRT_ISA
