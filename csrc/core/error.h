@@ -2,10 +2,12 @@
 // API); kernels assert. bindings/errors.cpp maps each code to a Python exception.
 #pragma once
 
+#include <concepts>
 #include <cstdint>
-#include <sstream>
+#include <cstdio>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 
 namespace slimrt {
 
@@ -29,12 +31,22 @@ class Error : public std::runtime_error {
     uint64_t needed, available;  // bytes, for wont_fit
 };
 
-/// Joins its arguments with operator<<.
+// What a message is made of, at its end. Not by streams: they are half a megabyte of a static executable.
+inline void append(std::string& to, std::string_view text) { to += text; }
+inline void append(std::string& to, char c) { to += c; }
+inline void append(std::string& to, std::integral auto number) { to += std::to_string(number); }
+inline void append(std::string& to, double number) {
+    char digits[32];
+    std::snprintf(digits, sizeof digits, "%g", number);
+    to += digits;
+}
+
+/// Its arguments, one after another.
 template <class... Args>
 std::string concat(const Args&... args) {
-    std::ostringstream out;
-    (out << ... << args);
-    return out.str();
+    std::string out;
+    (append(out, args), ...);
+    return out;
 }
 
 /// Throws Error{code, concat(args...)}. A message says what, where, and what to do.
