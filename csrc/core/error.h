@@ -4,10 +4,10 @@
 
 #include <concepts>
 #include <cstdint>
-#include <cstdio>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <type_traits>
 
 namespace slimrt {
 
@@ -34,11 +34,13 @@ class Error : public std::runtime_error {
 // What a message is made of, at its end. Not by streams: they are half a megabyte of a static executable.
 inline void append(std::string& to, std::string_view text) { to += text; }
 inline void append(std::string& to, char c) { to += c; }
-inline void append(std::string& to, std::integral auto number) { to += std::to_string(number); }
-inline void append(std::string& to, double number) {
-    char digits[32];
-    std::snprintf(digits, sizeof digits, "%g", number);
-    to += digits;
+void append(std::string& to, long long number);
+void append(std::string& to, unsigned long long number);
+void append(std::string& to, double number);  // six digits
+template <std::integral Number>
+void append(std::string& to, Number number) {
+    append(to,
+           static_cast<std::conditional_t<std::is_signed_v<Number>, long long, unsigned long long>>(number));
 }
 
 /// Its arguments, one after another.
@@ -51,7 +53,7 @@ std::string concat(const Args&... args) {
 
 /// Throws Error{code, concat(args...)}. A message says what, where, and what to do.
 template <class... Args>
-[[noreturn]] void fail(ErrorCode code, const Args&... args) {
+[[noreturn, gnu::cold]] void fail(ErrorCode code, const Args&... args) {
     throw Error(code, concat(args...));
 }
 
