@@ -62,9 +62,31 @@ def test_every_kernel_is_measured():
     assert [row["threads"] for row in found["bandwidth"]] == [1, 2]
     kinds = {(row["type"], row["threads"], row["tokens"]) for row in found["products"]}
     assert len(kinds) == len(found["products"]) == 8 * 2 * 3
-    assert {(row["mode"], row["type"]) for row in found["attention"]} >= {("kv", "q8"), ("k", "f16")}
+    assert len(found["attention"]) == (6 * 6 + 2 * 3) * 2
     for row in (*found["products"], *found["attention"], *found["bandwidth"]):
         assert row["gb_s"] > 0
+
+
+def test_attention_is_measured_in_every_mode_over_all_of_its_rows():
+    found, _ = run("--quick", "--threads", "1")
+    rows = {(row["mode"], row["type"]): row for row in found["attention"]}
+    modes = ["kv", "k", "k+r", "v", "x", "xr", "kivi", "lowrank"]
+    assert list(dict.fromkeys(mode for mode, _ in rows)) == modes
+    n, width = 256, 16 * 64
+    assert {row["rows"] for row in rows.values()} == {n}
+    bytes_ = {key: row["cache_bytes"] for key, row in rows.items()}
+    for mode, columns in {"kv": 2 * width, "k": width, "k+r": width + 128, "v": width, "x": width, "xr": width}.items():
+        assert bytes_[mode, "f32"] == 2 * bytes_[mode, "f16"] == n * columns * 4
+        assert bytes_[mode, "q8"] < 0.6 * bytes_[mode, "f16"] and bytes_[mode, "q4"] < 0.7 * bytes_[mode, "q8"]
+    recent = 128 * 2 * width * 2  # which kivi keeps in f16
+    assert bytes_["kivi", "f16"] == bytes_["kv", "f16"]
+    assert recent < bytes_["kivi", "q2"] < bytes_["kivi", "q4"] < recent + bytes_["kv", "q8"] / 2
+    assert bytes_["lowrank", "q2@0.5+q4*0.1"] < bytes_["lowrank", "q2"] < bytes_["kivi", "q2"]
+    assert {mode: row["rotated"] for (mode, _), row in rows.items()} == dict.fromkeys(modes, 64) | {
+        "v": 0,
+        "x": 0,
+        "xr": 16,
+    }
 
 
 @pytest.mark.parametrize(

@@ -68,29 +68,39 @@ def environment(work: Path, extra: tuple[str, ...]) -> Path:
     return python
 
 
-def old_libraries(target: Linux, work: Path) -> Path:
-    """Debian 11's libraries for this machine, unpacked; apt works in a folder of its own."""
-    root = work / f"{OLD_SYSTEM}-{target.debian}"
-    if (root / "done").exists():
-        return root
-    shutil.rmtree(root, ignore_errors=True)
-    state = root / "apt"
+def apt(state: Path, architecture: str, source: str) -> list[object]:
+    """apt-get's command for one line of sources, Debian's archive for its {}; it works in a folder of its own."""
     for folder in ("lists/partial", "cache/archives/partial"):
-        (state / folder).mkdir(parents=True)
+        (state / folder).mkdir(parents=True, exist_ok=True)
     (state / "status").touch()
     key = "/usr/share/keyrings/debian-archive-keyring.gpg"
-    (state / "sources.list").write_text(f"deb [signed-by={key}] http://deb.debian.org/debian {OLD_SYSTEM} main\n")
+    (state / "sources.list").write_text(source.format(f"[signed-by={key}] http://deb.debian.org/debian") + "\n")
     options = {
-        "APT::Architecture": target.debian, "APT::Architectures": target.debian, "APT::Sandbox::User": "",
+        "APT::Architecture": architecture, "APT::Architectures": architecture, "APT::Sandbox::User": "",
         "Debug::NoLocking": "1", "Dir::State": state, "Dir::State::lists": state / "lists",
         "Dir::State::status": state / "status", "Dir::Cache": state / "cache",
         "Dir::Etc::sourcelist": state / "sources.list", "Dir::Etc::sourceparts": "/dev/null",
     }  # fmt: skip
-    said = [part for name, value in options.items() for part in ("-o", f"{name}={value}")]
-    run("apt-get", *said, "update")
-    run("apt-get", *said, "install", "--download-only", "--no-install-recommends", "-y", *OLD_PACKAGES)
-    for package in sorted((state / "cache" / "archives").glob("*.deb")):
+    command = ["apt-get", *(part for name, value in options.items() for part in ("-o", f"{name}={value}"))]
+    run(*command, "update")
+    return command
+
+
+def old_libraries(target: Linux, work: Path, packages: tuple[str, ...] = OLD_PACKAGES) -> Path:
+    """Debian 11's libraries for this machine, unpacked."""
+    root = work / f"{OLD_SYSTEM}-{target.debian}"
+    if (root / "done").exists():
+        return root
+    shutil.rmtree(root, ignore_errors=True)
+    command = apt(root / "apt", target.debian, f"deb {{}} {OLD_SYSTEM} main")
+    run(*command, "install", "--download-only", "--no-install-recommends", "-y", *packages)
+    for package in sorted((root / "apt" / "cache" / "archives").glob("*.deb")):
         run("dpkg-deb", "-x", package, root)
+    for link in root.rglob("*.so*"):
+        if link.is_symlink() and link.readlink().is_absolute():  # leads to somewhere on this system
+            to = root / link.readlink().relative_to("/")
+            link.unlink()
+            link.symlink_to(to)
     (root / "done").touch()
     return root
 

@@ -33,17 +33,6 @@ Tensor random_queries(Arrays& arrays, const Decoding& d, std::minstd_rand& rando
     return arrays.put(values.data(), DType::F32, d.n_seqs, int64_t(d.n_heads) * d.head_dim);
 }
 
-/// Rotations of all positions, each pair at its usual pace.
-Rope usual_rope(Arrays& arrays, const Decoding& d) {
-    std::vector<float> table;
-    for (int64_t position = 0; position <= d.n; ++position)
-        for (int i = 0; i < d.head_dim; i += 2) {
-            const float angle = float(position) * std::pow(1e4f, -float(i) / float(d.head_dim));
-            table.insert(table.end(), {std::cos(angle), std::sin(angle)});
-        }
-    return {arrays.put(table.data(), DType::F32, d.n + 1, d.head_dim), d.head_dim, false};
-}
-
 std::vector<AttentionSequence> sequences_of(const Decoding& d, const int32_t* table) {
     const int64_t blocks = (d.n + kBlockTokens - 1) / kBlockTokens;
     std::vector<AttentionSequence> sequences;
@@ -72,6 +61,16 @@ std::vector<double> time_calls(Arrays& arrays, const AttentionArgs& args, int re
 
 }  // namespace
 
+Rope usual_rope(Arrays& arrays, int64_t n, int n_rot) {
+    std::vector<float> table;
+    for (int64_t position = 0; position < n; ++position)
+        for (int i = 0; i < n_rot; i += 2) {
+            const float angle = float(position) * std::pow(1e4f, -float(i) / float(n_rot));
+            table.insert(table.end(), {std::cos(angle), std::sin(angle)});
+        }
+    return {arrays.put(table.data(), DType::F32, n, n_rot), n_rot, false};
+}
+
 AttentionTimes time_attention(Arrays& arrays, const Decoding& d, int repetitions, int calls) {
     if (d.n < 1 || d.n_seqs < 1 || d.n_kv_heads < 1 || d.n_heads % d.n_kv_heads || calls < 1)
         fail(ErrorCode::argument, "nothing to measure");
@@ -85,7 +84,7 @@ AttentionTimes time_attention(Arrays& arrays, const Decoding& d, int repetitions
     arrays->upload_sequences({&list, 1});
     const Tensor own = arrays.zeros(d.n_seqs, d.width());
     ScoreTerm score{planes[0].rows, own, d.n_kv_heads, d.head_dim, random_queries(arrays, d, random)};
-    if (d.absorbed) score.rope = usual_rope(arrays, d);
+    if (d.absorbed) score.rope = usual_rope(arrays, d.n + 1, d.head_dim);
     const ValueTerm value{planes.back().rows, own, d.absorbed ? 1 : d.n_kv_heads, d.value_dim(),
                           arrays.zeros(d.n_seqs, int64_t(d.n_heads) * d.value_dim())};
     const Tensor bias = d.biased ? arrays.zeros(d.n_heads, d.n + 1) : Tensor{};

@@ -23,6 +23,9 @@ struct Decoding {
     int value_dim() const { return absorbed ? width() : head_dim; }
 };
 
+/// Rotations of the positions before n, each pair of the first n_rot columns at its usual pace.
+Rope usual_rope(Arrays& arrays, int64_t n, int n_rot);
+
 /// Seconds of every repetition of so many calls, the bytes of cache that a call reads without a
 /// sparse_threshold, and the share of values that it skips with one.
 struct AttentionTimes {

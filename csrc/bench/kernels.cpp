@@ -4,7 +4,7 @@
 #include <cstring>
 #include <random>
 
-#include "bench/attention.h"
+#include "bench/layer.h"
 #include "bench/timing.h"
 #include "engine/devices.h"
 #include "kernels/cpu/cpu_backend.h"
@@ -63,6 +63,13 @@ Json product(const Effort& effort, const Matrices& weights, int threads, int64_t
             {"peak_gmac_s_of_a_thread", peak}};
 }
 
+/// What rows are measured in: types, or, where rows age, what old ones become.
+std::vector<std::string> row_types(const CacheMode& mode) {
+    if (!mode.has_levels()) return {"f32", "f16", "bf16", "q8", "fp8_e4m3", "q4"};
+    const Levels usual = mode.usual_levels();
+    return {to_text(usual, usual), "q4", "q2"};
+}
+
 }  // namespace
 
 std::vector<Json> bandwidth(const Effort& effort) {
@@ -87,24 +94,22 @@ std::vector<Json> products(const Effort& effort) {
 
 std::vector<Json> attention(const Effort& effort) {
     std::vector<Json> found;
-    for (const bool absorbed : {false, true})
-        for (const char* type : {"f32", "f16", "bf16", "q8", "fp8_e4m3", "q4"})
+    for (const CacheMode* mode : cache_modes(false))
+        for (const std::string& type : row_types(*mode))
             for (const int threads : effort.threads) {
                 Arrays arrays(open_backend(effort.isa.empty() ? "cpu" : effort.isa, threads));
-                Decoding d{.n_heads = 16,
-                           .n_kv_heads = 16,
-                           .head_dim = 64,
-                           .n = effort.cached,
-                           .absorbed = absorbed};
-                d.type_k = d.type_v = require_cache_type(type);
-                const AttentionTimes times = time_attention(arrays, d, effort.turns);
+                const AttnConfig layer = layer_for(*mode, type);
+                const LayerTimes times = time_layer(arrays, *mode, layer, effort.cached, effort.turns);
                 const double seconds = median(times.seconds);
-                found.push_back(Json{{"mode", absorbed ? "k" : "kv"},
+                found.push_back(Json{{"mode", mode->name()},
                                      {"type", type},
                                      {"threads", threads},
-                                     {"rows", d.n},
-                                     {"heads", d.n_heads},
-                                     {"head_dim", d.head_dim},
+                                     {"rows", effort.cached},
+                                     {"heads", layer.n_heads},
+                                     {"head_dim", layer.head_dim},
+                                     {"rotated", layer.n_rot},
+                                     {"rank", layer.rank},
+                                     {"cache_bytes", times.bytes},
                                      {"microseconds", seconds * 1e6},
                                      {"gb_s", double(times.bytes) / seconds / 1e9}});
             }

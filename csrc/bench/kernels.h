@@ -22,7 +22,7 @@ struct Effort {
 std::vector<Json> bandwidth(const Effort& effort);
 /// Products of each type of weight with 1, 8 and 64 tokens, beside the mere reading of the weights.
 std::vector<Json> products(const Effort& effort);
-/// Decoding attention in modes kv and k (absorbed), of rows of each type.
+/// A layer's attention in every cache mode, of rows of each type, as a token reads them.
 std::vector<Json> attention(const Effort& effort);
 
 }  // namespace slimrt::bench

@@ -1,33 +1,27 @@
 #include "bench/machine.h"
 
-#include <fstream>
 #include <string>
 #include <thread>
 
 #include "core/memory_info.h"
 #include "core/processors.h"
+#include "core/text_file.h"
 #include "kernels/cpu/cpu_backend.h"
 
 namespace slimrt::bench {
 namespace {
 
-/// A file's first line; "" where there is none.
-std::string first_line(const std::string& path) {
-    std::string line;
-    std::ifstream file(path);
-    std::getline(file, line);
-    while (!line.empty() && line.back() == '\0') line.pop_back();  // of the device tree
-    return line;
-}
+/// The device tree's name of it, which ends with a zero.
+std::string board() { return first_line("/sys/firmware/devicetree/base/model").c_str(); }
 
 /// What /proc/cpuinfo says of the first CPU under one of these names.
 std::string cpu_name() {
-    std::ifstream file("/proc/cpuinfo");
-    for (std::string line; std::getline(file, line);)
-        for (const char* name : {"model name", "Model", "CPU part", "Hardware"})
-            if (line.starts_with(name) && line.find(": ") != std::string::npos)
-                return line.substr(line.find(": ") + 2);
-    return "";
+    const std::string text = '\n' + text_of("/proc/cpuinfo");
+    size_t first = text.size();
+    for (const char* name : {"\nmodel name", "\nModel", "\nCPU part", "\nHardware"})
+        first = std::min(first, text.find(name));
+    const size_t end = text.find('\n', first + 1), colon = text.find(": ", first);
+    return colon < end ? text.substr(colon + 2, end - colon - 2) : "";
 }
 
 std::vector<Json> cores() {
@@ -44,7 +38,7 @@ std::vector<Json> cores() {
 }  // namespace
 
 Json machine() {
-    return {{"board", first_line("/sys/firmware/devicetree/base/model")},
+    return {{"board", board()},
             {"cpu", cpu_name()},
             {"cores", cores()},
             {"available_memory", available_memory()},

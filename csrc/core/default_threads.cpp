@@ -1,32 +1,29 @@
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
-#include <fstream>
+#include <cstdlib>
 #include <string>
 #include <thread>
 
 #include "core/processors.h"
+#include "core/text_file.h"
 
 namespace slimrt {
 namespace {
 
 #ifdef __linux__
-namespace fs = std::filesystem;
-
 /// CPUs that the control groups (version 2) of this process grant it; 0: no limit.
 int quota() {
-    std::ifstream groups("/proc/self/cgroup");
-    std::string line;
-    while (std::getline(groups, line) && !line.starts_with("0::/")) {
-    }
-    if (!line.starts_with("0::/")) return 0;
+    const std::string groups = '\n' + text_of("/proc/self/cgroup"), root = "\n0::";
+    const size_t at = groups.find(root + "/");
+    if (at == std::string::npos) return 0;
     double least = 0;
-    for (fs::path group = line.substr(4);; group = group.parent_path()) {
-        double granted = 0, period = 0;
-        std::ifstream file("/sys/fs/cgroup" / group / "cpu.max");
-        const bool limited = static_cast<bool>(file >> granted >> period) && period > 0;  // else "max 100000"
+    std::string group = groups.substr(at + root.size(), groups.find('\n', at + 1) - at - root.size());
+    for (; !group.empty(); group.resize(group.rfind('/'))) {
+        const std::string said = first_line("/sys/fs/cgroup" + group + "/cpu.max");
+        char* rest = nullptr;
+        const double granted = std::strtod(said.c_str(), &rest), period = std::strtod(rest, nullptr);
+        const bool limited = granted > 0 && period > 0;  // else "max 100000"
         if (limited) least = least == 0 ? granted / period : std::min(least, granted / period);
-        if (group.empty()) break;
     }
     return static_cast<int>(std::ceil(least));
 }

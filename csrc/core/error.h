@@ -2,10 +2,12 @@
 // API); kernels assert. bindings/errors.cpp maps each code to a Python exception.
 #pragma once
 
+#include <concepts>
 #include <cstdint>
-#include <sstream>
 #include <stdexcept>
 #include <string>
+#include <string_view>
+#include <type_traits>
 
 namespace slimrt {
 
@@ -29,17 +31,29 @@ class Error : public std::runtime_error {
     uint64_t needed, available;  // bytes, for wont_fit
 };
 
-/// Joins its arguments with operator<<.
+// What a message is made of, at its end. Not by streams: they are half a megabyte of a static executable.
+inline void append(std::string& to, std::string_view text) { to += text; }
+inline void append(std::string& to, char c) { to += c; }
+void append(std::string& to, long long number);
+void append(std::string& to, unsigned long long number);
+void append(std::string& to, double number);  // six digits
+template <std::integral Number>
+void append(std::string& to, Number number) {
+    append(to,
+           static_cast<std::conditional_t<std::is_signed_v<Number>, long long, unsigned long long>>(number));
+}
+
+/// Its arguments, one after another.
 template <class... Args>
 std::string concat(const Args&... args) {
-    std::ostringstream out;
-    (out << ... << args);
-    return out.str();
+    std::string out;
+    (append(out, args), ...);
+    return out;
 }
 
 /// Throws Error{code, concat(args...)}. A message says what, where, and what to do.
 template <class... Args>
-[[noreturn]] void fail(ErrorCode code, const Args&... args) {
+[[noreturn, gnu::cold]] void fail(ErrorCode code, const Args&... args) {
     throw Error(code, concat(args...));
 }
 

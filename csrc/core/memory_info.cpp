@@ -4,8 +4,9 @@
 #include <mach/mach.h>
 #else
 #include <algorithm>
-#include <fstream>
-#include <string>
+#include <cstdlib>
+
+#include "core/text_file.h"
 #endif
 
 namespace slimrt {
@@ -27,32 +28,23 @@ uint64_t available_memory() {
 #else
 namespace {
 
-/// A file holding one number; 0 when there is none ("max" included).
-uint64_t read_number(const char* path) {
-    std::ifstream file(path);
-    uint64_t value = 0;
-    return file >> value ? value : 0;
-}
-
-/// Bytes of file pages in this cgroup: the system takes them back when it needs to.
-uint64_t cached_files() {
-    std::ifstream file("/sys/fs/cgroup/memory.stat");
-    uint64_t bytes = 0;
-    for (std::string key; file >> key >> bytes;)
-        if (key == "file") return bytes;
-    return 0;
+/// The number behind a key that begins a line of a file, or with no key at its beginning; 0 when there is
+/// none
+/// ("max" included).
+uint64_t read_number(const char* path, const std::string& key = "") {
+    const std::string text = '\n' + text_of(path);
+    const size_t at = text.find("\n" + key);
+    return at == std::string::npos ? 0 : std::strtoull(text.c_str() + at + 1 + key.size(), nullptr, 10);
 }
 
 }  // namespace
 
 uint64_t available_memory() {
-    std::ifstream file("/proc/meminfo");
-    uint64_t available = 0, kib = 0;
-    for (std::string key; file >> key;)
-        if (key == "MemAvailable:" && file >> kib) available = kib * 1024;
+    uint64_t available = read_number("/proc/meminfo", "MemAvailable:") * 1024;
     if (const uint64_t limit = read_number("/sys/fs/cgroup/memory.max")) {
-        const uint64_t current = read_number("/sys/fs/cgroup/memory.current"), cached = cached_files();
-        const uint64_t used = std::min(limit, current - std::min(current, cached));
+        const uint64_t current = read_number("/sys/fs/cgroup/memory.current");
+        const uint64_t files = read_number("/sys/fs/cgroup/memory.stat", "file ");  // taken back when needed
+        const uint64_t used = std::min(limit, current - std::min(current, files));
         available = available ? std::min(available, limit - used) : limit - used;
     }
     return available;

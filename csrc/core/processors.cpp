@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <set>
+
+#include "core/text_file.h"
 
 #ifdef __linux__
 #include <sched.h>
@@ -24,20 +24,9 @@ bool wanted() {
 }
 
 #ifdef __linux__
-namespace fs = std::filesystem;
-
-std::string first_line(const fs::path& path) {
-    std::string line;
-    std::ifstream file(path);
-    std::getline(file, line);
-    return line;
-}
-
-double relative_speed(const fs::path& cpu) {
-    for (const char* name : {"cpu_capacity", "cpufreq/cpuinfo_max_freq"}) {
-        double speed = 0;
-        if (std::ifstream(cpu / name) >> speed) return speed;
-    }
+double relative_speed(const std::string& cpu) {
+    for (const char* name : {"/cpu_capacity", "/cpufreq/cpuinfo_max_freq"})
+        if (const std::string said = first_line(cpu + name); !said.empty()) return std::atof(said.c_str());
     return 1;
 }
 
@@ -78,8 +67,8 @@ std::vector<Processor> fast_ones(std::vector<Processor> all) {
 std::vector<Processor> processors(const std::string& sysfs) {
     std::vector<Processor> found;
     for (const int number : allowed()) {
-        const fs::path cpu = fs::path(sysfs) / ("cpu" + std::to_string(number));
-        std::string core = first_line(cpu / "topology/thread_siblings_list");
+        const std::string cpu = sysfs + "/cpu" + std::to_string(number);
+        std::string core = first_line(cpu + "/topology/thread_siblings_list");
         if (core.empty()) core = std::to_string(number);
         found.push_back({number, core, relative_speed(cpu)});
     }
