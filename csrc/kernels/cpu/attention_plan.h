@@ -39,18 +39,24 @@ struct AttentionItem {
 
 /// Offsets in floats. Every thread has its scratch at thread * size.
 struct AttentionScratch {
-    size_t q[2];      // per score term, [head][query][dim]
-    size_t packed_q;  // [head][query] PackedQuery, where rows are Q8
-    size_t scores;    // [head][query][tile]
-    size_t rows;      // [tile][stride]
-    size_t turns;     // by_block, of keys that are turned: see BlockRope
-    size_t bias;      // by_block: [head][kBiasStride]
-    size_t spread;    // by_budget: [head][query][row of the longest job], scores, then weights
-    size_t keep;      // by_budget: a mark for each row
-    size_t kept;      // by_budget: a list of rows
-    size_t factor;    // [head][query]
-    size_t weights;   // [part]
-    size_t state;     // of a job in one part
+    size_t q[2];            // per score term, [head][query][dim]
+    size_t packed_q;        // [head][query] PackedQuery, where rows are Q8
+    size_t scores;          // [head][query][tile]
+    size_t rows;            // [tile][stride]
+    size_t turns;           // by_block, of keys that are turned: see BlockRope
+    size_t bias;            // by_block: [head][kBiasStride]
+    size_t spread;          // by_budget: [head][query][row of the longest job], scores, then weights
+    size_t keep;            // by_budget: a mark for each row
+    size_t kept;            // by_budget: a list of rows
+    size_t absorbed;        // absorbs: [head][query][kAbsorbedRows], scores, then weights
+    size_t absorbed_codes;  // [head][query] of kWeightFloats
+    size_t squares;         // [head][query]
+    size_t aside;           // SetAside, of each [head][query] kMaxSetAside
+    size_t turned_q[2], turned_rows[2];  // per score term, see TurnedScores
+    size_t turned_first;
+    size_t factor;   // [head][query]
+    size_t weights;  // [part]
+    size_t state;    // of a job in one part
     size_t size;
 };
 
@@ -80,6 +86,8 @@ struct AttentionPlan {
     bool finishes_scores;  // by a cap or a bias
     bool by_block;         // stored heads are what a group reads: jobs of few queries take attend_block()
     bool by_budget;        // or, with args.sparse_threshold, read few values
+    bool absorbs;          // all values are whole rows of Q8: few queries take absorb_values()
+    bool turns[2] = {};    // per score term: absorbs, and takes score_turned()
     int64_t max_rows = 0;  // stored rows of a job
     std::vector<AttentionJob> jobs;
     std::vector<AttentionItem> items;

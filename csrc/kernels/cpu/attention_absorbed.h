@@ -1,0 +1,276 @@
+// Products of absorbed rows of codes. For the units compiled once per ISA.
+#pragma once
+
+#include "kernels/cpu/rows.h"
+#include "kernels/cpu/simd.h"
+
+namespace slimrt::cpu::SLIMRT_ISA {
+namespace {
+
+/// The query as the first row of a block meets it: what the cosines of the rows after it are multiplied with,
+/// then what their sines are.
+inline void turn_query(const TurnedQuery* query, const float* first, int64_t dim, int16_t* to) {
+    const float *const q = reinterpret_cast<const float*>(query + 1), *const across = q + dim;
+    for (int64_t c = 0; c < dim; c += 2 * lanes) {
+        Vec along[2], right[2];
+        for (int i = 0; i < 2; ++i) {
+            const int64_t at = c + i * lanes;
+            const Vec cosine = load(first + at), sine = load(first + dim + at);
+            along[i] = fma(cosine, load(q + at), sine * load(across + at));
+            right[i] = cosine * load(across + at) - sine * load(q + at);
+        }
+        store_factors(to + c, along[0], along[1]);
+        store_factors(to + dim + c, right[0], right[1]);
+    }
+}
+
+/// Rows of a head, `dim` columns: those past its own meet zeros.
+struct TurnedRows {
+    const char* data;
+    size_t stride;
+    const int16_t* turns;
+    int64_t dim;
+};
+
+/// Products of a turned query with a vector of rows; those beyond the last (not `whole`) repeat it.
+template <bool whole>
+Vec dots_of_rows(const int16_t* query, const TurnedRows& rows, int64_t first, int64_t n) {
+    RowSums acc[lanes];
+#pragma GCC unroll 16
+    for (RowSums& sums : acc) sums = no_sums(RowCodes{});
+    for (int64_t c = 0; c < rows.dim; c += 2 * lanes) {
+        const RowFactors along = load_factors(query + c), right = load_factors(query + rows.dim + c);
+#pragma GCC unroll 16
+        for (int j = 0; j < lanes; ++j) {
+            const int64_t row = whole || first + j < n ? first + j : n - 1;
+            const int16_t* const turn = rows.turns + row * 2 * rows.dim + c;
+            const RowFactors q = turned(along, load_factors(turn), right, load_factors(turn + rows.dim));
+            const auto* const codes = reinterpret_cast<const Int8*>(rows.data + row * rows.stride);
+            acc[j] = add_wide_products(acc[j], codes + c, q);
+        }
+    }
+    Vec floats[lanes];
+#pragma GCC unroll 16
+    for (int j = 0; j < lanes; ++j) floats[j] = to_floats(acc[j]);
+    return sums(floats);
+}
+
+constexpr bool sets_aside = sizeof(WeightCode) == 1;  // others have bits enough
+constexpr int64_t kStripColumns = absorbed_vectors * lanes;
+constexpr int64_t kStripLanes = kAbsorbedRows / rows_in_lane;
+
+inline const char* head_of(const AbsorbedValues& x, int64_t block, int64_t group) {
+    return static_cast<const char*>(x.blocks[block]) + group * x.head_stride;
+}
+/// Of all rows of a head of a block.
+inline const float* scales_of(const AbsorbedValues& x, int64_t block, int64_t group) {
+    return reinterpret_cast<const float*>(head_of(x, block, group) + kBlockTokens * x.dim);
+}
+
+/// The weights of all pairs as integers, times the scales of a stored head's rows.
+class Weights {
+  public:
+    explicit Weights(const AbsorbedValues& x) : x_(x) {
+        units_ = x.weights;
+        numbers_ = units_ + x.n_pairs;
+        codes_ = reinterpret_cast<WeightCode*>(numbers_ + x.n_pairs);
+        for (int64_t pair = 0; pair < x.n_pairs; ++pair) {
+            Vec total = splat(0);
+            for (int64_t i = 0; i < kAbsorbedRows; i += lanes)
+                total = total + load(x.p + pair * kAbsorbedRows + i);
+            numbers_[pair] = 0 * sum(total);
+        }
+    }
+
+    const WeightCode* codes(int64_t pair) const { return codes_ + pair * kAbsorbedRows; }
+    float unit(int64_t pair) const { return units_[pair]; }
+
+    void round(int64_t group) {
+        alignas(64) float scales[kAbsorbedRows] = {};
+        float numbers = 0;  // NaN, unless all are numbers
+        for (int64_t i = x_.first; i < x_.first + x_.n; ++i) {
+            scales[i] = scales_of(x_, i / kBlockTokens, group)[i % kBlockTokens];
+            numbers += 0 * scales[i];
+        }
+        for (int64_t pair = 0; pair < x_.n_pairs; ++pair) {
+            const float top = round_pair(x_.p + pair * kAbsorbedRows, scales, codes_ + pair * kAbsorbedRows);
+            units_[pair] = top / max_weight + numbers + numbers_[pair];
+        }
+    }
+
+  private:
+    /// Returns what max_weight is worth, times that.
+    static float round_pair(const float* p, const float* scales, WeightCode* to) {
+        constexpr int64_t n = kAbsorbedRows / lanes;
+        Vec weights[n], high = splat(0);
+#pragma GCC unroll 8
+        for (int64_t i = 0; i < n; ++i) {
+            weights[i] = load(p + i * lanes) * load(scales + i * lanes);
+            high = max(weights[i], high);
+        }
+        const float top = max_of(high);
+        const bool usable = top >= 0x1p-100f && top <= 0x1p100f;
+        const Vec shrink = splat(usable ? max_weight / top : 0);
+#pragma GCC unroll 8
+        for (int64_t i = 0; i < n; ++i) weights[i] = weights[i] * shrink;
+#pragma GCC unroll 8
+        for (int64_t i = 0; i < n; i += absorbed_vectors) store_weights(to + i * lanes, weights + i);
+        return usable || top < 1 ? top : __builtin_nanf("");
+    }
+
+    const AbsorbedValues& x_;
+    float *units_, *numbers_;
+    WeightCode* codes_;
+};
+
+/// kStripColumns columns of all rows, rows_in_lane rows of a column side by side; and what sums of their
+/// products start from.
+struct Strip {
+    alignas(64) RowCodes codes[kStripLanes][absorbed_vectors];
+    RowSums start[absorbed_vectors];
+    int64_t first, end;  // of kStripLanes
+};
+
+/// Columns past the head's own are whatever follows in memory: at least the scales do.
+inline void gather_strip(const AbsorbedValues& x, int64_t group, int64_t column, Strip& to) {
+    to.first = x.first / rows_in_lane;
+    to.end = (x.first + x.n + rows_in_lane - 1) / rows_in_lane;
+    const int64_t stride = x.dim;
+    for (int64_t i = to.first; i < to.end; ++i) {
+        const int64_t row = i * rows_in_lane;
+        const char* const from = head_of(x, row / kBlockTokens, group) + row % kBlockTokens * stride;
+        transpose_rows(reinterpret_cast<const Int8*>(from + column), static_cast<size_t>(stride),
+                       to.codes[i]);
+    }
+    for (int j = 0; j < absorbed_vectors; ++j) {
+        to.start[j] = no_sums(RowCodes{});
+        if constexpr (weight_zero != 0) {
+            const RowCodes half = four_digits(RowCodes{}, "\x40\x40\x40\x40");  // of weight_zero
+            for (int64_t i = to.first; i < to.end; ++i)
+                for (int twice = 0; twice < 2; ++twice)
+                    to.start[j] = add_products(to.start[j], half, to.codes[i][j]);
+        }
+    }
+}
+
+/// Calls for what comes next, a strip of it at a time: it is far away in memory, and there is time.
+class Ahead {
+  public:
+    Ahead(const AbsorbedValues& x, int64_t group) : x_(x), group_(group) {}
+
+    /// A share of the strip from `column` on.
+    void some(int64_t column, int64_t share, int64_t of) {
+        if (column % kLine != 0) return;
+        const int64_t end = (share + 1) * kAbsorbedRows / of;
+        for (int64_t row = share * kAbsorbedRows / of; row < end; ++row) {
+            const char* const block = static_cast<const char*>(x_.next[row / kBlockTokens]);
+            if (!block) continue;
+            const char* const head = block + group_ * static_cast<int64_t>(x_.head_stride);
+            __builtin_prefetch(head + row % kBlockTokens * x_.dim + column, 0, 2);
+            if (column == 0 && row % (kLine / 4) == 0)
+                __builtin_prefetch(head + kBlockTokens * x_.dim + row % kBlockTokens * 4, 0, 2);
+        }
+    }
+
+  private:
+    static constexpr int64_t kLine = 64;
+    const AbsorbedValues& x_;
+    int64_t group_;
+};
+
+/// V vectors of columns of Q pairs, of which there is one with `left` elements when Part.
+template <int Q, int V, bool Part>
+void add_tile(const AbsorbedValues& x, const Weights& weights, int64_t pair, const Strip& strip,
+              int64_t vector, float* out, int64_t left) {
+    RowSums acc[Q][V];
+#pragma GCC unroll 8
+    for (int k = 0; k < Q; ++k) {
+#pragma GCC unroll 4
+        for (int j = 0; j < V; ++j) acc[k][j] = strip.start[vector + j];
+    }
+    const WeightCode* const from = weights.codes(pair);
+    for (int64_t i = strip.first; i < strip.end; ++i) {
+        RowCodes codes[V];
+#pragma GCC unroll 4
+        for (int j = 0; j < V; ++j) codes[j] = strip.codes[i][vector + j];
+#pragma GCC unroll 8
+        for (int k = 0; k < Q; ++k) {
+            const RowCodes some = four_digits(RowCodes{}, from + k * kAbsorbedRows + i * rows_in_lane);
+#pragma GCC unroll 4
+            for (int j = 0; j < V; ++j) acc[k][j] = add_products(acc[k][j], some, codes[j]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int k = 0; k < Q; ++k) {
+        const Vec unit = splat(weights.unit(pair + k));
+        const float factor = x.factor[pair + k];
+        float* const to = out + k * x.out_stride;
+#pragma GCC unroll 4
+        for (int j = 0; j < V; ++j) {
+            const Vec added = to_floats(acc[k][j]) * unit;
+            float* const at = to + j * lanes;
+            const auto read = [&] { return Part ? load_part(at, left) : load(at); };
+            const Vec all = factor == 0 ? added : fma(splat(factor), read(), added);
+            Part ? store_part(at, all, left) : store(at, all);
+        }
+    }
+}
+
+template <int V, bool Part>
+void add_vectors(const AbsorbedValues& x, const Weights& weights, const Strip& strip, int64_t vector,
+                 int64_t column, Ahead* next, int64_t left) {
+    constexpr int64_t kAtOnce = 4;
+    const int64_t steps = (x.n_pairs + kAtOnce - 1) / kAtOnce;
+    for (int64_t pair = 0, step = 0; pair < x.n_pairs; ++step) {
+        if (next) next->some(column % x.dim, step, steps);
+        for (int64_t end = pair + kAtOnce; pair < end && pair < x.n_pairs;) {
+            float* const out = x.out + pair * x.out_stride + column + vector * lanes;
+            const auto with = [&](auto kernel, int64_t n) {
+                kernel(x, weights, pair, strip, vector, out, left);
+                pair += n;
+            };
+            if (x.n_pairs - pair >= 4)
+                with(add_tile<4, V, Part>, 4);
+            else if (x.n_pairs - pair >= 2)
+                with(add_tile<2, V, Part>, 2);
+            else
+                with(add_tile<1, V, Part>, 1);
+        }
+    }
+}
+
+/// All pairs, as many vectors at once as there are.
+inline void add_strip(const AbsorbedValues& x, int64_t group, int64_t column, const Strip& strip,
+                      const Weights& weights, Ahead& next) {
+    const int64_t left = x.dim - column, whole = left / lanes, first = group * x.dim + column;
+    int64_t vector = 0;
+    Ahead* ahead = &next;
+    const auto with = [&](auto kernel, int64_t n) {
+        kernel(x, weights, strip, vector, first, ahead, left - vector * lanes);
+        vector += n;
+        ahead = nullptr;
+    };
+    if constexpr (absorbed_vectors >= 4)
+        if (whole >= 4) return with(add_vectors<4, false>, 4);
+    if (whole - vector >= 2) with(add_vectors<2, false>, 2);
+    if (vector == absorbed_vectors) return;
+    if (whole - vector >= 1) with(add_vectors<1, false>, 1);
+    if (vector < absorbed_vectors && left > vector * lanes) with(add_vectors<1, true>, 1);
+}
+
+/// One row for one pair, as floats.
+inline void add_aside(const AbsorbedValues& x, const SetAside& aside) {
+    const int64_t block = aside.row / kBlockTokens, row = aside.row % kBlockTokens;
+    float* out = x.out + aside.pair * x.out_stride;
+    for (int64_t group = 0; group < x.heads; ++group, out += x.dim) {
+        const Vec weight = splat(aside.weight * scales_of(x, block, group)[row]);
+        const auto* const codes = reinterpret_cast<const Int8*>(head_of(x, block, group) + row * x.dim);
+        int64_t c = 0;
+        for (; c + lanes <= x.dim; c += lanes) store(out + c, fma(weight, load(codes + c), load(out + c)));
+        if (const int64_t left = x.dim - c)
+            store_part(out + c, fma(weight, load_part(codes + c, left), load_part(out + c, left)), left);
+    }
+}
+
+}  // namespace
+}  // namespace slimrt::cpu::SLIMRT_ISA
