@@ -13,8 +13,8 @@ void score_turned(const TurnedScores& x) {
                                                                    pair * turned_query_floats(x.dim));
         int16_t turned[2 * kMaxTurnedDim];
         turn_query(q, x.first, dim, turned);
-        const TurnedRows rows = {static_cast<const char*>(x.data) + head * x.head_stride, x.stride, x.turns,
-                                 dim};
+        const TurnedRows rows = {static_cast<const char*>(x.data) + head * x.head_stride,
+                                 static_cast<int64_t>(x.stride), x.turns, dim};
         const float* const scales =
             reinterpret_cast<const float*>(static_cast<const char*>(x.scales) + head * x.scale_stride);
         float* const out = x.out + pair * x.ld;
@@ -47,7 +47,7 @@ int64_t set_aside(float* p, int64_t n, int32_t pair, float factor, float* square
         }
         *squares = before + sum(all);
         const float top = max_of(high);
-        if (!sets_aside || !(top * top * kShare > *squares) || n_aside == kMaxSetAside) break;
+        if (!few_bits || !(top * top * kShare > *squares) || n_aside == kMaxSetAside) break;
         for (int64_t i = 0; i < n && n_aside < kMaxSetAside; ++i) {
             if (!(p[i] * p[i] * kShare > *squares)) continue;
             to[n_aside++] = {pair, static_cast<int32_t>(i), p[i]};

@@ -27,7 +27,7 @@ inline void turn_query(const TurnedQuery* query, const float* first, int64_t dim
 /// Rows of a head, `dim` columns: those past its own meet zeros.
 struct TurnedRows {
     const char* data;
-    size_t stride;
+    int64_t stride;
     const int16_t* turns;
     int64_t dim;
 };
@@ -35,18 +35,26 @@ struct TurnedRows {
 /// Products of a turned query with a vector of rows; those beyond the last (not `whole`) repeat it.
 template <bool whole>
 Vec dots_of_rows(const int16_t* query, const TurnedRows& rows, int64_t first, int64_t n) {
+    constexpr int64_t kColumns = 2 * lanes;
     RowSums acc[lanes];
 #pragma GCC unroll 16
     for (RowSums& sums : acc) sums = no_sums(RowCodes{});
-    for (int64_t c = 0; c < rows.dim; c += 2 * lanes) {
+    const char* const data = rows.data + first * rows.stride;
+    for (int64_t c = 0; c < rows.dim; c += kColumns) {
         const RowFactors along = load_factors(query + c), right = load_factors(query + rows.dim + c);
+        const int16_t* const turn = turns_at(rows.turns, rows.dim, first, c);
+        int64_t one = rows.stride, three = 3 * one;
+        asm("" : "+r"(one), "+r"(three));  // else every row has an address of its own, and they are spilled
+        const char* at = data + c;
 #pragma GCC unroll 16
         for (int j = 0; j < lanes; ++j) {
-            const int64_t row = whole || first + j < n ? first + j : n - 1;
-            const int16_t* const turn = rows.turns + row * 2 * rows.dim + c;
-            const RowFactors q = turned(along, load_factors(turn), right, load_factors(turn + rows.dim));
-            const auto* const codes = reinterpret_cast<const Int8*>(rows.data + row * rows.stride);
-            acc[j] = add_wide_products(acc[j], codes + c, q);
+            if (j > 0 && j % 4 == 0) at += 4 * one;
+            const int64_t beyond = whole ? 0 : first + j < n ? 0 : first + j - (n - 1);
+            const int64_t offset = j % 4 == 3 ? three : j % 4 * one;
+            const auto* const codes = reinterpret_cast<const Int8*>(at + offset - beyond * one);
+            const int16_t* const row = turn + j * 2 * kTurnColumns;
+            const RowFactors q = turned(along, load_factors(row), right, load_factors(row + kTurnColumns));
+            acc[j] = add_wide_products(acc[j], codes, q);
         }
     }
     Vec floats[lanes];
@@ -55,7 +63,7 @@ Vec dots_of_rows(const int16_t* query, const TurnedRows& rows, int64_t first, in
     return sums(floats);
 }
 
-constexpr bool sets_aside = sizeof(WeightCode) == 1;  // others have bits enough
+constexpr bool few_bits = sizeof(WeightCode) == 1;  // of weights
 constexpr int64_t kStripColumns = absorbed_vectors * lanes;
 constexpr int64_t kStripLanes = kAbsorbedRows / rows_in_lane;
 
@@ -70,15 +78,20 @@ inline const float* scales_of(const AbsorbedValues& x, int64_t block, int64_t gr
 /// The weights of all pairs as integers, times the scales of a stored head's rows.
 class Weights {
   public:
-    explicit Weights(const AbsorbedValues& x) : x_(x) {
-        units_ = x.weights;
-        numbers_ = units_ + x.n_pairs;
-        codes_ = reinterpret_cast<WeightCode*>(numbers_ + x.n_pairs);
+    explicit Weights(const AbsorbedValues& x) : x_(x), stride_((x.n_pairs + 15) / 16 * 16) {
+        tops_ = x.weights;
+        highs_ = tops_ + stride_;
+        units_ = highs_ + kBlockTokens * stride_;
+        shrinks_ = units_ + stride_;
+        shorts_ = reinterpret_cast<int16_t*>(shrinks_ + stride_);
+        codes_ = reinterpret_cast<WeightCode*>(shorts_ + stride_ * kAbsorbedRows);
+        for (int64_t pair = x.n_pairs; pair < stride_; ++pair) tops_[pair] = 0;
         for (int64_t pair = 0; pair < x.n_pairs; ++pair) {
-            Vec total = splat(0);
-            for (int64_t i = 0; i < kAbsorbedRows; i += lanes)
-                total = total + load(x.p + pair * kAbsorbedRows + i);
-            numbers_[pair] = 0 * sum(total);
+            const float* const p = x.p + pair * kAbsorbedRows;
+            float high[kBlockTokens];
+            tops_[pair] = shorten(p, shorts_ + pair * kAbsorbedRows, high);
+            if constexpr (few_bits)
+                for (int64_t i = 0; i < kBlockTokens; ++i) highs_[i * stride_ + pair] = high[i];
         }
     }
 
@@ -86,40 +99,83 @@ class Weights {
     float unit(int64_t pair) const { return units_[pair]; }
 
     void round(int64_t group) {
-        alignas(64) float scales[kAbsorbedRows] = {};
-        float numbers = 0;  // NaN, unless all are numbers
-        for (int64_t i = x_.first; i < x_.first + x_.n; ++i) {
-            scales[i] = scales_of(x_, i / kBlockTokens, group)[i % kBlockTokens];
-            numbers += 0 * scales[i];
+        alignas(64) float scales[kAbsorbedRows] = {}, high[kBlockTokens];
+        alignas(64) int16_t shorts[kAbsorbedRows];
+        for (int64_t row = x_.first, end, last = x_.first + x_.n; row < last; row = end) {
+            end = row / kBlockTokens * kBlockTokens + kBlockTokens;
+            if (end > last) end = last;
+            memcpy(scales + row, scales_of(x_, row / kBlockTokens, group) + row % kBlockTokens,
+                   static_cast<size_t>(end - row) * sizeof(float));
         }
-        for (int64_t pair = 0; pair < x_.n_pairs; ++pair) {
-            const float top = round_pair(x_.p + pair * kAbsorbedRows, scales, codes_ + pair * kAbsorbedRows);
-            units_[pair] = top / max_weight + numbers + numbers_[pair];
-        }
+        const float top = shorten(scales, shorts, high);
+        find_units(top, high);
+        for (int64_t pair = 0; pair < x_.n_pairs; ++pair)
+            round_pair(shorts_ + pair * kAbsorbedRows, shorts, shrinks_[pair], codes_ + pair * kAbsorbedRows);
     }
 
   private:
-    /// Returns what max_weight is worth, times that.
-    static float round_pair(const float* p, const float* scales, WeightCode* to) {
-        constexpr int64_t n = kAbsorbedRows / lanes;
-        Vec weights[n], high = splat(0);
-#pragma GCC unroll 8
-        for (int64_t i = 0; i < n; ++i) {
-            weights[i] = load(p + i * lanes) * load(scales + i * lanes);
-            high = max(weights[i], high);
+    static constexpr float kOne = 32767;
+
+    /// Numbers that are not negative, their largest being kOne. Returns what that is, NaN if one is no
+    /// number, and the largest of rows of the same place in a block.
+    static float shorten(const float* from, int16_t* to, float* high) {
+        Vec top = splat(0), total = splat(0);
+        for (int64_t i = 0; i < kBlockTokens; i += lanes) {
+            Vec some = splat(0);
+            for (int64_t j = i; j < kAbsorbedRows; j += kBlockTokens) {
+                const Vec one = load(from + j);
+                some = max(one, some);
+                total = total + one;
+            }
+            store(high + i, some);
+            top = max(some, top);
         }
-        const float top = max_of(high);
-        const bool usable = top >= 0x1p-100f && top <= 0x1p100f;
-        const Vec shrink = splat(usable ? max_weight / top : 0);
-#pragma GCC unroll 8
-        for (int64_t i = 0; i < n; ++i) weights[i] = weights[i] * shrink;
-#pragma GCC unroll 8
-        for (int64_t i = 0; i < n; i += absorbed_vectors) store_weights(to + i * lanes, weights + i);
-        return usable || top < 1 ? top : __builtin_nanf("");
+        const float largest = max_of(top);
+        const bool usable = largest >= 0x1p-100f && largest <= 0x1p100f;
+        const Vec shrink = splat(usable ? kOne / largest : 0);
+        for (int64_t i = 0; i < kAbsorbedRows; i += 2 * lanes)
+            store_factors(to + i, load(from + i) * shrink, load(from + i + lanes) * shrink);
+        return (usable ? largest : largest < 1 ? 0 : __builtin_nanf("")) + 0 * sum(total);
+    }
+
+    /// What a pair's products are multiplied with before, so that they are codes, and what codes are worth.
+    void find_units(float top, const float* high) {
+        constexpr float kTwice = kOne * kOne / 0x1p15f;  // the product of what is largest in both
+        const Vec all = splat(top / kTwice);
+        for (int64_t pair = 0; pair < x_.n_pairs; pair += lanes) {
+            const Vec tops = load(tops_ + pair);
+            Vec unit = all * tops;
+            if constexpr (few_bits) {
+                Vec largest = splat(0);
+                for (int64_t i = 0; i < kBlockTokens; ++i)
+                    largest = max(load(highs_ + i * stride_ + pair) * splat(high[i]), largest);
+                const Vec exact = splat(0x1p15f * max_weight / kTwice) * tops * splat(top) / largest;
+                const Vec shrink = round_even(min(exact, splat(kOne)));
+                store(shrinks_ + pair, shrink);
+                unit = unit * splat(0x1p15f) / shrink;
+            }
+            store(units_ + pair, unit);
+        }
+    }
+
+    static void round_pair(const int16_t* p, const int16_t* scales, float shrink, WeightCode* to) {
+        const RowFactors less = splat_factor(few_bits ? static_cast<int16_t>(shrink) : int16_t(0));
+#pragma GCC unroll 4
+        for (int64_t i = 0; i < kAbsorbedRows; i += 4 * lanes) {
+            RowFactors weights[2];
+            for (int j = 0; j < 2; ++j) {
+                const int64_t at = i + j * 2 * lanes;
+                weights[j] = multiplied(load_factors(p + at), load_factors(scales + at));
+                if constexpr (few_bits) weights[j] = multiplied(weights[j], less);
+            }
+            store_weights(to + i, weights[0], weights[1]);
+        }
     }
 
     const AbsorbedValues& x_;
-    float *units_, *numbers_;
+    int64_t stride_;
+    float *tops_, *highs_, *units_, *shrinks_;
+    int16_t* shorts_;
     WeightCode* codes_;
 };
 

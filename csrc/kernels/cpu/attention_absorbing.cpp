@@ -21,6 +21,27 @@ void each_pair(const Rope& rope, const Fn& fn) {
         rope.interleaved ? fn(i, 2 * i, 2 * i + 1) : fn(i, i, i + rope.n_rot / 2);
 }
 
+/// What rows of a block are turned by beside its first one; columns that do not turn have a cosine too.
+void fill_turned_rows(const Rope& rope, int64_t dim, int16_t* turns) {
+    const float* const first = rope ? rope.table.f32(0) : nullptr;
+    for (int64_t row = 0; row < kBlockTokens; ++row) {
+        const auto set = [&](int64_t column, float cosine, float sine) {
+            int16_t* const to = turns_at(turns, dim, row, column);
+            to[0] = static_cast<int16_t>(std::lrint(kOne * cosine));
+            to[kTurnColumns] = static_cast<int16_t>(std::lrint(kOne * sine));
+        };
+        for (int64_t c = rope.n_rot; c < dim; ++c) set(c, 1, 0);
+        const float* const turned = rope ? rope.table.f32(row) : nullptr;
+        each_pair(rope, [&](int i, int a, int b) {
+            const float c0 = first[2 * i], s0 = first[2 * i + 1], c = turned[2 * i], s = turned[2 * i + 1];
+            const float size = c0 * c0 + s0 * s0, cosine = (c * c0 + s * s0) / size;
+            const float sine = (s * c0 - c * s0) / size;
+            set(a, cosine, sine);
+            set(b, cosine, sine);
+        });
+    }
+}
+
 }  // namespace
 
 /// One query of a head for score_turned(): q and q by a right angle, times the channels' scales, so that no
@@ -63,20 +84,7 @@ void AttentionRun::prepare_turned(const AttentionJob& job, float* scratch) const
         for (int pair = 0; pair < pairs; ++pair)
             pack_turned(term, static_cast<int>(pair / share), q + int64_t(pair) * term.dim,
                         packed + pair * turned_query_floats(term.dim));
-        int16_t* to = reinterpret_cast<int16_t*>(scratch + plan_.scratch.turned_rows[t]);
-        const float* const first = term.rope ? term.rope.table.f32(0) : nullptr;
-        for (int row = 0; row < kBlockTokens; ++row, to += 2 * dim) {
-            std::fill_n(to, dim, static_cast<int16_t>(kOne));
-            std::fill_n(to + dim, dim, int16_t(0));
-            const float* const turned = term.rope ? term.rope.table.f32(row) : nullptr;
-            each_pair(term.rope, [&](int i, int a, int b) {
-                const float c0 = first[2 * i], s0 = first[2 * i + 1], c = turned[2 * i],
-                            s = turned[2 * i + 1];
-                const float unit = kOne / (c0 * c0 + s0 * s0);
-                to[a] = to[b] = static_cast<int16_t>(std::lrint(unit * (c * c0 + s * s0)));
-                to[dim + a] = to[dim + b] = static_cast<int16_t>(std::lrint(unit * (s * c0 - c * s0)));
-            });
-        }
+        fill_turned_rows(term.rope, dim, reinterpret_cast<int16_t*>(scratch + plan_.scratch.turned_rows[t]));
     }
 }
 

@@ -245,7 +245,7 @@ void AttentionPlan::lay_out(const AttentionArgs& args, size_t pairs, size_t part
     if (absorbs) {
         int64_t widest = 0;
         scratch.absorbed = take(pairs * kAbsorbedRows);
-        scratch.absorbed_codes = take(pairs * kWeightFloats);
+        scratch.absorbed_codes = take(weight_floats(pairs));
         scratch.squares = take(pairs);
         scratch.aside = take(pairs * kMaxSetAside * sizeof(SetAside) / sizeof(float));
         for (size_t i = 0; i < args.scores.size(); ++i) {

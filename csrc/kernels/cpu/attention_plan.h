@@ -49,7 +49,7 @@ struct AttentionScratch {
     size_t keep;            // by_budget: a mark for each row
     size_t kept;            // by_budget: a list of rows
     size_t absorbed;        // absorbs: [head][query][kAbsorbedRows], scores, then weights
-    size_t absorbed_codes;  // [head][query] of kWeightFloats
+    size_t absorbed_codes;  // weight_floats()
     size_t squares;         // [head][query]
     size_t aside;           // SetAside, of each [head][query] kMaxSetAside
     size_t turned_q[2], turned_rows[2];  // per score term, see TurnedScores

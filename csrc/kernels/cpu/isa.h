@@ -106,12 +106,15 @@ struct SetAside {
 };
 inline constexpr int64_t kMaxSetAside = 16;  // of a pair at a time
 
-/// Floats that the weights of a pair take as any ISA has them.
-inline constexpr int64_t kWeightFloats = kAbsorbedRows + 2;
+/// Floats that absorb_values() takes for the weights of so many pairs.
+inline constexpr int64_t weight_floats(int64_t pairs) {
+    constexpr int64_t each = kAbsorbedRows + kAbsorbedRows / 2 + kBlockTokens + 3;
+    return (pairs + 15) / 16 * 16 * each;
+}
 
 /// out[pair] = factor[pair] * out[pair] + sum of p[pair][i] * row i + what is set aside, over the rows
 /// [first, first + n) of whole rows of `heads` stored heads of `dim` columns. Where factor is 0, out need not
-/// have been written before. weights: scratch of n_pairs * kWeightFloats.
+/// have been written before. weights: scratch of weight_floats(n_pairs).
 struct AbsorbedValues {
     const void* blocks[kAbsorbedBlocks];  // the first stored head of each; nullptr: none of its rows are here
     const void* next[kAbsorbedBlocks];    // of what will be read after these, or nullptr
@@ -126,6 +129,15 @@ struct AbsorbedValues {
     size_t out_stride;
 };
 
+/// The turns of kTurnRows rows for kTurnColumns columns lie together: of each row cosines, then sines.
+inline constexpr int64_t kTurnRows = 16, kTurnColumns = 32;
+template <class Short>
+Short* turns_at(Short* turns, int64_t dim, int64_t row, int64_t column) {
+    return turns + row / kTurnRows * kTurnRows * 2 * dim +
+           column / kTurnColumns * kTurnRows * 2 * kTurnColumns + row % kTurnRows * 2 * kTurnColumns +
+           column % kTurnColumns;
+}
+
 /// Scores of rows of a block that are turned (or not) as they are read, of n_heads heads with n_q queries
 /// each: out[pair * ld + i] (+)= unit of the query * scale of row i * q . codes of row i. The query is turned
 /// instead, in 16 bits: by what its block's first row is, then by what row i is beside it.
@@ -136,7 +148,7 @@ struct TurnedScores {
     int64_t n, n_heads, n_q, dim;
     const TurnedQuery* q;  // of the first pair, turned_query_floats(dim) apart
     const float* first;    // cosines, then sines of the first row, turned_dim(dim) each
-    const int16_t* turns;  // [row][cosines, sines] of 2^15 - 1
+    const int16_t* turns;  // of kBlockTokens rows: cosines and sines times 2^15 - 1, see turns_at()
     const float* factors;  // of each row, or nullptr
     bool accumulate;
     float* out;

@@ -161,15 +161,6 @@ static inline Vec joined(RowSums a, RowSums b) {
 /// the sums of columns times 128.
 using WeightCode = int8_t;
 constexpr int rows_in_lane = 4, absorbed_vectors = 4, max_weight = 255, weight_zero = 128;
-static inline void store_weights(WeightCode* to, const Vec* a) {
-    const auto pair = [&](int i) {
-        return vcombine_s16(vmovn_s32(vcvtnq_s32_f32(a[i].v)), vmovn_s32(vcvtnq_s32_f32(a[i + 1].v)));
-    };
-    const int16x8_t zero = vdupq_n_s16(weight_zero);
-    const int8x16_t codes =
-        vcombine_s8(vmovn_s16(vsubq_s16(pair(0), zero)), vmovn_s16(vsubq_s16(pair(2), zero)));
-    memcpy(to, &codes, sizeof codes);
-}
 static inline Vec to_floats(RowSums a) { return {vcvtq_f32_s32(a.v)}; }
 
 struct RowFactors {
@@ -179,6 +170,13 @@ static inline RowFactors load_factors(const int16_t* p) { return {load_as<int16x
 static inline void store_factors(int16_t* p, Vec a, Vec b) {
     const int16x8_t both = vcombine_s16(vmovn_s32(vcvtnq_s32_f32(a.v)), vmovn_s32(vcvtnq_s32_f32(b.v)));
     memcpy(p, &both, sizeof both);
+}
+static inline RowFactors splat_factor(int16_t x) { return {vdupq_n_s16(x)}; }
+static inline RowFactors multiplied(RowFactors a, RowFactors b) { return {vqrdmulhq_s16(a.v, b.v)}; }
+static inline void store_weights(WeightCode* to, RowFactors a, RowFactors b) {
+    const int16x8_t zero = vdupq_n_s16(weight_zero);
+    const int8x16_t codes = vcombine_s8(vqmovn_s16(vsubq_s16(a.v, zero)), vqmovn_s16(vsubq_s16(b.v, zero)));
+    memcpy(to, &codes, sizeof codes);
 }
 static inline RowFactors turned(RowFactors a, RowFactors b, RowFactors c, RowFactors d) {
     return {vaddq_s16(vqrdmulhq_s16(a.v, b.v), vqrdmulhq_s16(c.v, d.v))};

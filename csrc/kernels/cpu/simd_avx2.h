@@ -66,10 +66,6 @@ struct RowSums {
 };
 using WeightCode = int16_t;
 constexpr int rows_in_lane = 2, absorbed_vectors = 2, max_weight = 32767, weight_zero = 0;
-static inline void store_weights(WeightCode* to, const Vec* a) {
-    const __m256i mixed = _mm256_packs_epi32(_mm256_cvtps_epi32(a[0].v), _mm256_cvtps_epi32(a[1].v));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_permute4x64_epi64(mixed, 0xd8));
-}
 static inline RowSums no_sums(RowCodes) { return {_mm256_setzero_si256()}; }
 static inline RowCodes four_digits(RowCodes, const void* p) {
     int32_t four;
@@ -98,8 +94,14 @@ static inline RowFactors load_factors(const int16_t* p) {
     return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))};
 }
 static inline void store_factors(int16_t* p, Vec a, Vec b) {
-    const Vec both[] = {a, b};
-    store_weights(p, both);
+    const __m256i mixed = _mm256_packs_epi32(_mm256_cvtps_epi32(a.v), _mm256_cvtps_epi32(b.v));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(mixed, 0xd8));
+}
+static inline RowFactors splat_factor(int16_t x) { return {_mm256_set1_epi16(x)}; }
+static inline RowFactors multiplied(RowFactors a, RowFactors b) { return {_mm256_mulhrs_epi16(a.v, b.v)}; }
+static inline void store_weights(WeightCode* to, RowFactors a, RowFactors b) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), a.v);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + 2 * lanes), b.v);
 }
 static inline RowFactors turned(RowFactors a, RowFactors b, RowFactors c, RowFactors d) {
     return {_mm256_add_epi16(_mm256_mulhrs_epi16(a.v, b.v), _mm256_mulhrs_epi16(c.v, d.v))};

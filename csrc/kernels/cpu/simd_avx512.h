@@ -119,14 +119,6 @@ static inline Vec joined(RowSums a, RowSums b) {
 /// integers from -weight_zero to max_weight - weight_zero.
 using WeightCode = uint8_t;
 constexpr int rows_in_lane = 4, absorbed_vectors = 4, max_weight = 255, weight_zero = 0;
-/// Weights of absorbed_vectors vectors.
-static inline void store_weights(WeightCode* to, const Vec* a) {
-    const auto pair = [&](int i) {
-        return _mm512_packs_epi32(_mm512_cvtps_epi32(a[i].v), _mm512_cvtps_epi32(a[i + 1].v));
-    };
-    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    _mm512_storeu_si512(to, _mm512_permutexvar_epi32(order, _mm512_packus_epi16(pair(0), pair(2))));
-}
 static inline Vec to_floats(RowSums a) { return {_mm512_cvtepi32_ps(a.v)}; }
 
 /// Integers of 16 bits, 2 * lanes.
@@ -138,9 +130,16 @@ static inline void store_factors(int16_t* p, Vec a, Vec b) {
     const __m512i mixed = _mm512_packs_epi32(_mm512_cvtps_epi32(a.v), _mm512_cvtps_epi32(b.v));
     _mm512_storeu_si512(p, _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), mixed));
 }
+/// a b / 2^15, rounded.
+static inline RowFactors multiplied(RowFactors a, RowFactors b) { return {_mm512_mulhrs_epi16(a.v, b.v)}; }
 /// (a b + c d) / 2^15, each rounded.
 static inline RowFactors turned(RowFactors a, RowFactors b, RowFactors c, RowFactors d) {
     return {_mm512_add_epi16(_mm512_mulhrs_epi16(a.v, b.v), _mm512_mulhrs_epi16(c.v, d.v))};
+}
+static inline RowFactors splat_factor(int16_t x) { return {_mm512_set1_epi16(x)}; }
+static inline void store_weights(WeightCode* to, RowFactors a, RowFactors b) {
+    const __m512i mixed = _mm512_packus_epi16(a.v, b.v);
+    _mm512_storeu_si512(to, _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), mixed));
 }
 static inline RowSums add_wide_products(RowSums sums, const Int8* codes, RowFactors factors) {
     const __m512i wide = _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes)));

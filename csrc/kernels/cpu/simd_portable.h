@@ -73,7 +73,6 @@ struct RowSums {
 };
 using WeightCode = float;
 constexpr int rows_in_lane = 1, absorbed_vectors = 2, max_weight = 1, weight_zero = 0;
-static inline void store_weights(WeightCode* to, const Vec* a) { memcpy(to, a, 2 * sizeof *a); }
 static inline RowSums no_sums(RowCodes) { return {Floats{}}; }
 static inline RowCodes four_digits(RowCodes, const void* p) {
     float weight;
@@ -96,6 +95,17 @@ static inline RowFactors load_factors(const int16_t* p) {
         return __builtin_convertvector(Ints{x[0], x[1], x[2], x[3]}, Floats);
     };
     return {four(p), four(p + 4)};
+}
+static inline RowFactors splat_factor(int16_t x) {
+    const float a = x;
+    return {Floats{a, a, a, a}, Floats{a, a, a, a}};
+}
+static inline RowFactors multiplied(RowFactors a, RowFactors b) {
+    return {a.low * b.low * 0x1p-15f, a.high * b.high * 0x1p-15f};
+}
+static inline void store_weights(WeightCode* to, RowFactors a, RowFactors b) {
+    memcpy(to, &a, sizeof a);
+    memcpy(to + 2 * lanes, &b, sizeof b);
 }
 static inline RowFactors turned(RowFactors a, RowFactors b, RowFactors c, RowFactors d) {
     constexpr float unit = 0x1p-15f;
