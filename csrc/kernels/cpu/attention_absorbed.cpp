@@ -47,7 +47,7 @@ int64_t set_aside(float* p, int64_t n, int32_t pair, float factor, float* square
         }
         *squares = before + sum(all);
         const float top = max_of(high);
-        if (!few_bits || !(top * top * kShare > *squares) || n_aside == kMaxSetAside) break;
+        if (!(top * top * kShare > *squares) || n_aside == kMaxSetAside) break;
         for (int64_t i = 0; i < n && n_aside < kMaxSetAside; ++i) {
             if (!(p[i] * p[i] * kShare > *squares)) continue;
             to[n_aside++] = {pair, static_cast<int32_t>(i), p[i]};

@@ -99,7 +99,7 @@ inline constexpr int64_t turned_query_floats(int64_t dim) {
 
 inline constexpr int64_t kAbsorbedBlocks = 4, kAbsorbedRows = kAbsorbedBlocks * kBlockTokens;
 
-/// A weight that stands out: in 8 bits the others beside it would vanish.
+/// A weight that stands out: in few bits the others beside it would vanish.
 struct SetAside {
     int32_t pair, row;
     float weight;
