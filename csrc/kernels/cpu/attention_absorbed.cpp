@@ -19,6 +19,7 @@ void score_turned(const TurnedScores& x) {
             reinterpret_cast<const float*>(static_cast<const char*>(x.scales) + head * x.scale_stride);
         float* const out = x.out + pair * x.ld;
         for (int64_t i = 0; i < x.n; i += lanes) {
+            if (pair % x.n_q == 0) call_ahead(rows, i);
             const int64_t left = x.n - i;
             const auto read = [&](const float* p) {
                 return left < lanes ? load_part(p + i, left) : load(p + i);
@@ -61,11 +62,10 @@ void absorb_values(const AbsorbedValues& x) {
     Weights weights(x);
     for (int64_t group = 0; group < x.heads; ++group) {
         weights.round(group);
-        Ahead next(x, group);
         for (int64_t column = 0; column < x.dim; column += kStripColumns) {
             Strip strip;
             gather_strip(x, group, column, strip);
-            add_strip(x, group, column, strip, weights, next);
+            add_strip(x, group, column, strip, weights);
         }
     }
     for (int64_t i = 0; i < x.n_aside; ++i) add_aside(x, x.aside[i]);

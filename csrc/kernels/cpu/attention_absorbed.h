@@ -32,6 +32,14 @@ struct TurnedRows {
     int64_t dim;
 };
 
+/// Calls for what lies as far behind a vector of rows as memory is away.
+inline void call_ahead(const TurnedRows& rows, int64_t first) {
+    constexpr int64_t kAhead = 10 << 10, kLine = 64;
+    const char* const at = rows.data + first * rows.stride + kAhead;
+    for (int64_t i = 0; i < lanes; ++i)
+        for (int64_t c = 0; c < rows.dim; c += kLine) __builtin_prefetch(at + i * rows.stride + c, 0, 3);
+}
+
 /// Products of a turned query with a vector of rows; those beyond the last (not `whole`) repeat it.
 template <bool whole>
 Vec dots_of_rows(const int16_t* query, const TurnedRows& rows, int64_t first, int64_t n) {
@@ -209,30 +217,19 @@ inline void gather_strip(const AbsorbedValues& x, int64_t group, int64_t column,
     }
 }
 
-/// Calls for what comes next, a strip of it at a time: it is far away in memory, and there is time.
-class Ahead {
-  public:
-    Ahead(const AbsorbedValues& x, int64_t group) : x_(x), group_(group) {}
-
-    /// A share of the strip from `column` on.
-    void some(int64_t column, int64_t share, int64_t of) {
-        if (column % kLine != 0) return;
-        const int64_t end = (share + 1) * kAbsorbedRows / of;
-        for (int64_t row = share * kAbsorbedRows / of; row < end; ++row) {
-            const char* const block = static_cast<const char*>(x_.next[row / kBlockTokens]);
-            if (!block) continue;
-            const char* const head = block + group_ * static_cast<int64_t>(x_.head_stride);
-            __builtin_prefetch(head + row % kBlockTokens * x_.dim + column, 0, 2);
-            if (column == 0 && row % (kLine / 4) == 0)
-                __builtin_prefetch(head + kBlockTokens * x_.dim + row % kBlockTokens * 4, 0, 2);
-        }
-    }
-
-  private:
-    static constexpr int64_t kLine = 64;
-    const AbsorbedValues& x_;
-    int64_t group_;
-};
+/// Calls for the strip after one, a share of it at a time: it is in a cache further away.
+inline void call_next_strip(const AbsorbedValues& x, int64_t group, int64_t column, int64_t share,
+                            int64_t of) {
+    constexpr int64_t kLine = 64;
+    if (column % kLine != 0) return;
+    const bool same = column + kLine < x.dim;
+    if (!same && group + 1 == x.heads) return;
+    const int64_t end = x.first + (share + 1) * x.n / of;
+    for (int64_t row = x.first + share * x.n / of; row < end; ++row)
+        __builtin_prefetch(head_of(x, row / kBlockTokens, same ? group : group + 1) +
+                               row % kBlockTokens * x.dim + (same ? column + kLine : 0),
+                           0, 3);
+}
 
 /// V vectors of columns of Q pairs, of which there is one with `left` elements when Part.
 template <int Q, int V, bool Part>
@@ -274,13 +271,13 @@ void add_tile(const AbsorbedValues& x, const Weights& weights, int64_t pair, con
 
 template <int V, bool Part>
 void add_vectors(const AbsorbedValues& x, const Weights& weights, const Strip& strip, int64_t vector,
-                 int64_t column, Ahead* next, int64_t left) {
+                 int64_t group, int64_t column, bool calls, int64_t left) {
     constexpr int64_t kAtOnce = 4;
     const int64_t steps = (x.n_pairs + kAtOnce - 1) / kAtOnce;
     for (int64_t pair = 0, step = 0; pair < x.n_pairs; ++step) {
-        if (next) next->some(column % x.dim, step, steps);
+        if (calls) call_next_strip(x, group, column, step, steps);
         for (int64_t end = pair + kAtOnce; pair < end && pair < x.n_pairs;) {
-            float* const out = x.out + pair * x.out_stride + column + vector * lanes;
+            float* const out = x.out + pair * x.out_stride + group * x.dim + column + vector * lanes;
             const auto with = [&](auto kernel, int64_t n) {
                 kernel(x, weights, pair, strip, vector, out, left);
                 pair += n;
@@ -297,14 +294,12 @@ void add_vectors(const AbsorbedValues& x, const Weights& weights, const Strip& s
 
 /// All pairs, as many vectors at once as there are.
 inline void add_strip(const AbsorbedValues& x, int64_t group, int64_t column, const Strip& strip,
-                      const Weights& weights, Ahead& next) {
-    const int64_t left = x.dim - column, whole = left / lanes, first = group * x.dim + column;
+                      const Weights& weights) {
+    const int64_t left = x.dim - column, whole = left / lanes;
     int64_t vector = 0;
-    Ahead* ahead = &next;
     const auto with = [&](auto kernel, int64_t n) {
-        kernel(x, weights, strip, vector, first, ahead, left - vector * lanes);
+        kernel(x, weights, strip, vector, group, column, vector == 0, left - vector * lanes);
         vector += n;
-        ahead = nullptr;
     };
     if constexpr (absorbed_vectors >= 4)
         if (whole >= 4) return with(add_vectors<4, false>, 4);

@@ -198,14 +198,8 @@ void AttentionRun::compute_absorbed(const AttentionJob& job, Span span, float* s
                 .out = state + plan_.state.values[t],
                 .out_stride = row_stride(args_.values[t].dim)};
             const int64_t block = position / kAbsorbedRows * kAbsorbedBlocks;
-            const auto at = [&](int64_t i) -> const void* {
-                const bool read = i * kBlockTokens < span.end && (i + 1) * kBlockTokens > position;
-                return read ? rows.base + table[i] * rows.block_stride : nullptr;
-            };
-            for (int64_t i = 0; i < kAbsorbedBlocks; ++i) {
-                values.blocks[i] = at(block + i);
-                values.next[i] = at(block + kAbsorbedBlocks + i);
-            }
+            for (int64_t i = position / kBlockTokens; i * kBlockTokens < end; ++i)
+                values.blocks[i - block] = rows.base + table[i] * rows.block_stride;
             isa_.absorb_values(values);
         }
     }

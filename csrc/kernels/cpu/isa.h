@@ -117,7 +117,6 @@ inline constexpr int64_t weight_floats(int64_t pairs) {
 /// have been written before. weights: scratch of weight_floats(n_pairs).
 struct AbsorbedValues {
     const void* blocks[kAbsorbedBlocks];  // the first stored head of each; nullptr: none of its rows are here
-    const void* next[kAbsorbedBlocks];    // of what will be read after these, or nullptr
     size_t head_stride;
     int64_t heads, dim, first, n, n_pairs;
     const float* p;  // [pair][kAbsorbedRows], 0 where no row is
