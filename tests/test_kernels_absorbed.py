@@ -161,3 +161,26 @@ def test_what_is_not_a_number_is_seen_by_every_head(stored_heads, isa):
         (out,) = ops.attention_of_terms([heads | score], [heads | value | {"rows": k}], 4, 1, 0.125, 0, isa, 1)
         out = out.reshape(4, 256)
         assert np.isnan(out[2]).all() and np.isfinite(np.delete(out, 2, axis=0)).all()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("queries", [1, 3])
+@pytest.mark.parametrize(("heads", "dim", "stored_heads"), [(12, 768, 12), (5, 400, 5), (25, 320, 5), (4, 256, 1)])
+def test_scores_of_whole_rows(heads, dim, stored_heads, queries, isa):
+    """Mode x: a head's query is as wide as a row, which has a scale for each stored head."""
+    stored, random = 333, np.random.default_rng(heads)
+    rows = random.normal(size=(stored + queries, dim)).astype(np.float32)
+    rows[:, : dim // stored_heads] *= 9
+    q = random.normal(size=(queries, heads * dim)).astype(np.float32) / 9
+    plane = {"rows": rows, "type": "q8", "stored_heads": stored_heads, "heads": 1, "dim": dim}
+    call = Call(heads, 1, dim, stored + queries, queries)
+    known = known_rows(call, rows, stored_heads)
+    p, size = call.weights(q, known, None)
+    for threads in (1, 3):
+        (got,) = ops.attention_of_terms([plane | {"q": q}], [plane], heads, queries, dim**-0.5, 0, isa, threads)
+        got = got.reshape(queries, heads, dim)
+        for head in range(heads):
+            for query in range(queries):
+                error = np.abs(got[query, head] - p[head, query] @ known).max()
+                rounding = weight_rounding(isa, p[head, query], known, stored_heads)
+                assert error <= rounding + (1e-5 + 3e-4 * size) * np.abs(known).max()

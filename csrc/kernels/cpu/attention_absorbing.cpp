@@ -71,12 +71,13 @@ void AttentionRun::pack_turned(const ScoreTerm& term, int head, const float* q, 
     *to = args_.scale * (usable ? top / (kOne - 1) * (0x1p15f / kOne) : top < 1 ? 0 : nan);
 }
 
-/// The turns of a block's rows beside its first, and all queries.
-void AttentionRun::prepare_turned(const AttentionJob& job, float* scratch) const {
+/// What the terms' scores need of the queries, and of positions.
+void AttentionRun::prepare_absorbed(const AttentionJob& job, float* scratch) const {
     const int pairs = plan_.heads_per_group * job.n_queries;
     std::fill_n(scratch + plan_.scratch.squares, pairs, 0.0f);
     for (size_t t = 0; t < args_.scores.size(); ++t) {
         const ScoreTerm& term = args_.scores[t];
+        if (plan_.by_group[t]) group_queries(t, pairs, scratch);
         if (!plan_.turns[t]) continue;
         const int64_t dim = turned_dim(term.dim), share = pairs / term.n_heads;
         const float* const q = scratch + plan_.scratch.q[t];
@@ -124,6 +125,54 @@ void AttentionRun::score_by_turns(const AttentionJob& job, size_t t, int64_t pos
                        .ld = kAbsorbedRows});
 }
 
+/// What each query has for each stored head of whole rows, which has scales of its own.
+void AttentionRun::group_queries(size_t t, int pairs, float* scratch) const {
+    const Rows& rows = args_.scores[t].stored;
+    const int64_t dim = rows.head_dim();
+    float* to = scratch + plan_.scratch.grouped_q[t];
+    std::byte* packed = reinterpret_cast<std::byte*>(scratch + plan_.scratch.packed_groups[t]);
+    for (int64_t group = 0; group < rows.heads; ++group) {
+        const float* from = scratch + plan_.scratch.q[t] + group * dim;
+        for (int pair = 0; pair < pairs; ++pair, to += dim, from += rows.width) {
+            std::memcpy(to, from, dim * sizeof(float));
+            isa_.pack_query(to, dim, std::exchange(packed, packed + packed_query_bytes(dim)));
+        }
+    }
+}
+
+/// Scores of whole rows from `position` on, of one block: the sums of their stored heads' products.
+void AttentionRun::score_by_groups(const AttentionJob& job, size_t t, int64_t position, int64_t end,
+                                   float* scratch, float* scores) const {
+    const Rows& rows = args_.scores[t].stored;
+    const int64_t dim = rows.head_dim(), pairs = int64_t(plan_.heads_per_group) * job.n_queries;
+    float* const some = scratch + plan_.scratch.group_scores;
+    const auto* const packed = reinterpret_cast<const std::byte*>(scratch + plan_.scratch.packed_groups[t]);
+    for (int group = 0; group < rows.heads; ++group) {
+        const HeadRun run = rows_at(rows, job.sequence->table, position, end, group);
+        const BlockRows head = {.type = static_cast<uint32_t>(rows.dtype),
+                                .data = run.data,
+                                .scales = run.scales,
+                                .head_stride = head_bytes(rows.dtype, dim).total() * kBlockTokens,
+                                .stride = run.stride,
+                                .dim = dim};
+        isa_.score_block({.k = head,
+                          .n = run.n,
+                          .n_heads = 1,
+                          .n_q = pairs,
+                          .k_heads = 1,
+                          .q = scratch + plan_.scratch.grouped_q[t] + group * pairs * dim,
+                          .packed_q = packed + group * pairs * packed_query_bytes(dim),
+                          .scale = args_.scale,
+                          .n_queries = pairs},
+                         some, kBlockTokens);
+        for (int64_t pair = 0; pair < pairs; ++pair) {
+            float* const to = scores + pair * kAbsorbedRows;
+            if (t == 0 && group == 0) std::fill_n(to, run.n, 0.0f);
+            isa_.add(to, some + pair * kBlockTokens, run.n);
+        }
+    }
+}
+
 /// Scores of the rows [position, end), which are of one block: by integers where the terms allow it.
 void AttentionRun::score_absorbed(const AttentionJob& job, int64_t position, int64_t end, float* scratch,
                                   float* state) const {
@@ -137,6 +186,10 @@ void AttentionRun::score_absorbed(const AttentionJob& job, int64_t position, int
     for (size_t t = 0; t < args_.scores.size(); ++t) {
         if (plan_.turns[t]) {
             score_by_turns(job, t, position, end, scratch, scores);
+            continue;
+        }
+        if (plan_.by_group[t]) {
+            score_by_groups(job, t, position, end, scratch, scores);
             continue;
         }
         for (int64_t first = position; first < end; first += plan_.tile) {
@@ -171,7 +224,7 @@ int64_t AttentionRun::weigh_absorbed(const AttentionJob& job, int64_t position, 
 /// Stored rows that all queries of the job see.
 void AttentionRun::compute_absorbed(const AttentionJob& job, Span span, float* scratch, float* state) const {
     if (span.size() == 0) return;
-    prepare_turned(job, scratch);
+    prepare_absorbed(job, scratch);
     const int32_t* const table = job.sequence->table;
     for (int64_t position = span.first, end; position < span.end; position = end) {
         end = std::min(span.end, (position / kAbsorbedRows + 1) * kAbsorbedRows);

@@ -82,6 +82,12 @@ bool turns_queries(const ScoreTerm& term) {
            (!term.rope || term.rope.table.rows >= kBlockTokens);
 }
 
+/// Whether its scores are products with whole rows as they are stored.
+bool sums_groups(const ScoreTerm& term) {
+    return is_q8(term.stored) && term.n_heads == 1 && term.dim == term.stored.width && !term.row_scale &&
+           !term.bias && !term.rope;
+}
+
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 /// How many equal parts the work is worth being split into.
@@ -100,7 +106,10 @@ AttentionPlan::AttentionPlan(const AttentionArgs& args)
       by_block(fits_blocks(args, n_groups)),
       by_budget(by_block && args.sparse_threshold > 0 && args.scores[0].n_heads == n_groups),
       absorbs(absorbs_all(args) && !by_budget) {
-    for (size_t i = 0; i < args.scores.size(); ++i) turns[i] = absorbs && turns_queries(args.scores[i]);
+    for (size_t i = 0; i < args.scores.size(); ++i) {
+        turns[i] = absorbs && turns_queries(args.scores[i]);
+        by_group[i] = absorbs && !by_block && sums_groups(args.scores[i]);
+    }
 }
 
 AttentionPlan::AttentionPlan(const AttentionArgs& args, int n_threads) : AttentionPlan(args) {
@@ -249,8 +258,15 @@ void AttentionPlan::lay_out(const AttentionArgs& args, size_t pairs, size_t part
         scratch.squares = take(pairs);
         scratch.aside = take(pairs * kMaxSetAside * sizeof(SetAside) / sizeof(float));
         for (size_t i = 0; i < args.scores.size(); ++i) {
-            if (!turns[i]) continue;
             const int64_t dim = args.scores[i].dim;
+            if (by_group[i]) {
+                const Rows& rows = args.scores[i].stored;
+                const size_t packed = packed_query_bytes(rows.head_dim()) / sizeof(float);
+                scratch.grouped_q[i] = take(pairs * dim);
+                scratch.packed_groups[i] = take(pairs * rows.heads * packed);
+                scratch.group_scores = take(pairs * kBlockTokens);
+            }
+            if (!turns[i]) continue;
             widest = std::max(widest, turned_dim(dim));
             scratch.turned_q[i] = take(pairs * turned_query_floats(dim));
             scratch.turned_rows[i] = take(kBlockTokens * turned_dim(dim));

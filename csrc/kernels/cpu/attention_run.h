@@ -59,9 +59,12 @@ class AttentionRun {
     void compute_tile(const Group& group, const Tile& tile) const;
     void compute_scores(const Group& group, const Tile& tile, size_t t, float* scores, size_t ld) const;
     void pack_turned(const ScoreTerm& term, int head, const float* q, float* to) const;
-    void prepare_turned(const AttentionJob& job, float* scratch) const;
+    void prepare_absorbed(const AttentionJob& job, float* scratch) const;
     void score_by_turns(const AttentionJob& job, size_t t, int64_t position, int64_t end, float* scratch,
                         float* scores) const;
+    void group_queries(size_t t, int pairs, float* scratch) const;
+    void score_by_groups(const AttentionJob& job, size_t t, int64_t position, int64_t end, float* scratch,
+                         float* scores) const;
     void score_absorbed(const AttentionJob& job, int64_t position, int64_t end, float* scratch,
                         float* state) const;
     int64_t weigh_absorbed(const AttentionJob& job, int64_t position, int64_t end, float* scratch,
