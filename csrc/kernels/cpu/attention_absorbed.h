@@ -158,7 +158,8 @@ class Weights {
                 for (int64_t i = 0; i < kBlockTokens; ++i)
                     largest = max(load(highs_ + i * stride_ + pair) * splat(high[i]), largest);
                 const Vec exact = splat(0x1p15f * max_weight / kTwice) * tops * splat(top) / largest;
-                const Vec shrink = round_even(min(exact, splat(kOne)));
+                // At least 1: a pair without weights to speak of has no unit either.
+                const Vec shrink = max(round_even(min(exact, splat(kOne))), splat(1));
                 store(shrinks_ + pair, shrink);
                 unit = unit * splat(0x1p15f) / shrink;
             }
