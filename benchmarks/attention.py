@@ -7,6 +7,7 @@ turns with the other cells', each round with the control beside it, so that rati
     python benchmarks/attention.py --threads 2 --tokens 16384 65536
     python benchmarks/attention.py --types f16 q8 --sparse-threshold 0.001 --sharpness 4
     python benchmarks/attention.py --tokens 4096 --scores plain bias cap
+    python benchmarks/attention.py --modes kv k k+r --shapes mha-64 mha-96 mha-128 mha12-64 --tokens 4096 16384
 """
 
 from __future__ import annotations
@@ -17,14 +18,20 @@ from statistics import median
 
 from slimrt import _core
 
-SHAPES = {"mha-64": (32, 32, 64), "mha-128": (32, 32, 128), "gqa-128": (32, 8, 128)}  # query heads, KV heads, head_dim
+# query heads, KV heads, head_dim
+SHAPES = {
+    "mha-64": (32, 32, 64), "mha-96": (32, 32, 96), "mha-128": (32, 32, 128), "mha12-64": (12, 12, 64),
+    "gqa-128": (32, 8, 128),
+}  # fmt: skip
+MODES = ("kv", "k", "k+r")  # whose rows are read; k and k+r up to U, whole rows by weights, before W_KV
 SCORES = {"plain": {}, "bias": {"biased": True}, "cap": {"score_cap": 30.0}}  # what is done to them before the softmax
 TYPES = ("f32", "f16", "bf16", "q8", "fp8_e4m3", "fp8_e5m2", "q4")
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["mha-64", "mha-128", "gqa-128"])
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=["kv"], help="k+r: a residual of 1/8 of the width")
     parser.add_argument("--types", nargs="+", choices=TYPES, default=["f16", "q8"])
     parser.add_argument("--scores", nargs="+", choices=SCORES, default=["plain"])
     parser.add_argument("--tokens", type=int, nargs="+", default=[32768], help="cached, of each sequence")
@@ -39,10 +46,12 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def measure(args: argparse.Namespace, shape: str, type_name: str, tokens: int, scores: str) -> dict[str, float]:
+def measure(args: argparse.Namespace, shape: str, mode: str, type_name: str, tokens: int, scores: str) -> dict:
+    _, kv_heads, head_dim = SHAPES[shape]
+    rank = kv_heads * head_dim // 8 if mode == "k+r" else 0
     seconds, size, skipped = _core.ops.time_attention(
         *SHAPES[shape], type_name, type_name, tokens, args.sequences, args.sharpness, args.sparse_threshold,
-        args.repetitions, isa=args.isa, n_threads=args.threads, **SCORES[scores],
+        args.repetitions, absorbed=mode != "kv", isa=args.isa, n_threads=args.threads, rank=rank, **SCORES[scores],
     )  # fmt: skip
     control = _core.read_bandwidth(args.threads)
     return {"seconds": median(seconds), "bytes": size, "skipped": skipped, "control": control}
@@ -51,24 +60,28 @@ def measure(args: argparse.Namespace, shape: str, type_name: str, tokens: int, s
 def main() -> None:
     args = arguments()
     cells = [
-        (shape, t, n, scores)
+        (shape, mode, t, n, scores)
         for shape in args.shapes
-        for t in args.types
         for n in args.tokens
+        for t in args.types
+        for mode in args.modes
         for scores in args.scores
     ]
     rounds = [{cell: measure(args, *cell) for cell in cells} for _ in range(args.rounds)]
     rows = []
     for cell in cells:
-        shape, type_name, tokens, scores = cell
+        shape, mode, type_name, tokens, scores = cell
+        first_mode = (shape, args.modes[0], *cell[2:])
         runs = [r[cell] for r in rounds]
         rows.append(
             {
-                "shape": shape, "type": type_name, "tokens": tokens, "scores": scores, "MB": runs[0]["bytes"] / 1e6,
+                "shape": shape, "mode": mode, "type": type_name, "tokens": tokens, "scores": scores,
+                "MB": runs[0]["bytes"] / 1e6,
                 "us": 1e6 * median(r["seconds"] for r in runs),
                 "GB/s": median(r["bytes"] / r["seconds"] for r in runs) / 1e9,
                 "control GB/s": median(r["control"] for r in runs),
                 "ratio": median(r["bytes"] / r["seconds"] / 1e9 / r["control"] for r in runs),
+                f"x {args.modes[0]}": median(r[first_mode]["seconds"] / r[cell]["seconds"] for r in rounds),
                 "x first": median(r[cell]["seconds"] / r[*cell[:-1], args.scores[0]]["seconds"] for r in rounds),
                 "skipped": runs[0]["skipped"],
             }

@@ -28,3 +28,22 @@ class Call:
     def seen(self) -> np.ndarray:
         """Whether a query sees a row, [queries, rows]."""
         return (self.distance <= 0) & ((self.distance > -self.window) if self.window else True)
+
+
+# What the largest weight of 128 rows is as an integer, where weights of absorbed q8 rows become integers.
+WEIGHT_LEVELS = {"avx512": 255, "neon": 255, "neon_dot": 255, "avx2": 32767}
+
+
+def weight_rounding(isa: str, p: np.ndarray, rows: np.ndarray, stored_heads: int = 1) -> float:
+    """How far p @ rows, whole q8 rows, may be off since weights times scales are rounded, each by up to half a step:
+    six standard deviations of such a sum, of all 128 rows together. p [rows], weights; rows [rows, width]."""
+    if isa not in WEIGHT_LEVELS:
+        return 0.0
+    heads = rows.reshape(len(rows), stored_heads, -1)
+    scale = np.maximum(np.abs(heads).max(axis=2), 1e-30)  # 127 times
+    error = np.zeros(heads.shape[1:])
+    for first in range(0, len(rows), 128):
+        some = slice(first, first + 128)
+        step = (p[some, None] * scale[some]).max(axis=0) / WEIGHT_LEVELS[isa]
+        error += step[:, None] * np.sqrt(((heads[some] / scale[some, :, None]) ** 2).sum(axis=0) / 12)
+    return 6 * float(error.max())

@@ -53,11 +53,14 @@ CALLS = {
 }
 
 
-def attended(call: Call, scores: np.ndarray, values: list[np.ndarray]) -> list[np.ndarray]:
-    """scores [heads, queries, rows] and values [rows, value heads, dim] each -> [queries, heads * dim] each."""
+def softmax(call: Call, scores: np.ndarray) -> np.ndarray:
     scores = np.where(call.seen, scores, -np.inf)
     p = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    p /= p.sum(axis=-1, keepdims=True)
+    return p / p.sum(axis=-1, keepdims=True)
+
+
+def attended(call: Call, p: np.ndarray, values: list[np.ndarray]) -> list[np.ndarray]:
+    """p [heads, queries, rows] and values [rows, value heads, dim] each -> [queries, heads * dim] each."""
     outs = []
     for value in values:
         group = call.heads // value.shape[1]
@@ -69,16 +72,22 @@ def attended(call: Call, scores: np.ndarray, values: list[np.ndarray]) -> list[n
 def check(call: Call, isa: str, terms: tuple[list[dict], list[dict]], scores: np.ndarray, values: list[np.ndarray]):
     """Scores of this size and sums of this length are off by at most a few roundings of float32 for each operand; an
     error e of a score moves a weight by e at most, and so the result by 2 e of the largest value. A device rounds the
-    terms of a score, whose sum is random, and weights."""
+    terms of a score, whose sum is random, and weights. Absorbed rows of q8 meet queries of 15 bits, and weights as
+    integers."""
     dtype = max((term["type"] for term in terms[0]), key=lambda name: product_unit(isa, name))
-    wanted = attended(call, scores, values)
+    p = softmax(call, scores)
+    wanted = attended(call, p, values)
     size = max(float(np.abs(scores).max()), 1.0)
     for threads in (1, 2) if isa != "cuda" else (1,):
         got = ops.attention_of_terms(*terms, call.heads, call.queries, call.dim**-0.5, call.window, isa, threads)
-        for out, exact, value in zip(got, wanted, values, strict=True):
+        for out, exact, value, term in zip(got, wanted, values, terms[1], strict=True):
             assert out.shape == exact.shape
             error = 2e-7 * (8 + np.sqrt(call.dim) + 2 * size) * 4 * np.abs(value).max()
             error += 2 * product_unit(isa, dtype) * (1 + 2 * size) * np.abs(value).max()
+            if term["type"] == "q8" and term["heads"] == 1:
+                rows, heads = value.reshape(len(value), -1), p.reshape(-1, call.rows)
+                error += max(kernel_calls.weight_rounding(isa, head, rows, term["stored_heads"]) for head in heads)
+                error += 1e-4 * size * np.abs(value).max()
             assert np.abs(out - exact).max() <= error, np.abs(out - exact).max()
 
 

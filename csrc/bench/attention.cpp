@@ -1,5 +1,6 @@
 #include "bench/attention.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <random>
@@ -11,9 +12,11 @@ namespace slimrt::bench {
 namespace {
 
 /// Random rows; new ones only now and then, since they take long to make.
-void fill_rows(Arrays& arrays, int64_t n, int width, std::span<StoredRows> planes, std::minstd_rand& random) {
+void fill_rows(Arrays& arrays, int64_t n, std::span<StoredRows> planes, std::minstd_rand& random) {
     constexpr int64_t kRows = 8 * kBlockTokens, kNew = 32;
     std::normal_distribution<float> normal;
+    const int width =
+        std::ranges::max(planes, {}, [](const StoredRows& p) { return p.rows.width; }).rows.width;
     std::vector<float> values(kRows * width);
     const Tensor rows = arrays.zeros(kRows, width);
     for (int64_t first = 0; first < n; first += rows.rows) {
@@ -22,7 +25,8 @@ void fill_rows(Arrays& arrays, int64_t n, int width, std::span<StoredRows> plane
             arrays->upload(rows, values.data(), rows.bytes());
         }
         for (StoredRows& plane : planes)
-            plane.store(arrays.backend(), rows.rows_of(0, std::min(rows.rows, n - first)), first);
+            plane.store(arrays.backend(),
+                        rows.rows_of(0, std::min(rows.rows, n - first)).cols_of(0, plane.rows.width), first);
     }
 }
 
@@ -72,27 +76,35 @@ Rope usual_rope(Arrays& arrays, int64_t n, int n_rot) {
 }
 
 AttentionTimes time_attention(Arrays& arrays, const Decoding& d, int repetitions, int calls) {
-    if (d.n < 1 || d.n_seqs < 1 || d.n_kv_heads < 1 || d.n_heads % d.n_kv_heads || calls < 1)
+    if (d.n < 1 || d.n_seqs < 1 || d.n_kv_heads < 1 || d.n_heads % d.n_kv_heads || calls < 1 || d.rank < 0 ||
+        d.rank > (d.absorbed ? d.width() : 0))
         fail(ErrorCode::argument, "nothing to measure");
+    const int64_t n = d.n * d.n_seqs;
     std::vector<StoredRows> planes;
-    planes.emplace_back(arrays.backend(), d.n * d.n_seqs, d.width(), d.n_kv_heads, d.type_k);
-    if (!d.absorbed) planes.emplace_back(arrays.backend(), d.n * d.n_seqs, d.width(), d.n_kv_heads, d.type_v);
+    planes.emplace_back(arrays.backend(), n, d.width(), d.rank ? 1 : d.n_kv_heads, d.type_k);
+    if (!d.absorbed) planes.emplace_back(arrays.backend(), n, d.width(), d.n_kv_heads, d.type_v);
+    if (d.rank) planes.emplace_back(arrays.backend(), n, d.rank, 1, d.type_v);
     std::minstd_rand random(1);
-    fill_rows(arrays, d.n * d.n_seqs, d.width(), planes, random);
+    fill_rows(arrays, n, planes, random);
     std::vector<AttentionSequence> sequences = sequences_of(d, planes[0].table.data());
     const std::span<AttentionSequence> list = sequences;
     arrays->upload_sequences({&list, 1});
     const Tensor own = arrays.zeros(d.n_seqs, d.width());
     ScoreTerm score{planes[0].rows, own, d.n_kv_heads, d.head_dim, random_queries(arrays, d, random)};
     if (d.absorbed) score.rope = usual_rope(arrays, d.n + 1, d.head_dim);
-    const ValueTerm value{planes.back().rows, own, d.absorbed ? 1 : d.n_kv_heads, d.value_dim(),
-                          arrays.zeros(d.n_seqs, int64_t(d.n_heads) * d.value_dim())};
+    std::vector<ValueTerm> values;
+    const auto add_values = [&](const StoredRows& plane, int heads, int dim) {
+        values.push_back({plane.rows, own.cols_of(0, plane.rows.width), heads, dim,
+                          arrays.zeros(d.n_seqs, int64_t(d.n_heads) * dim)});
+    };
+    add_values(planes[d.absorbed ? 0 : 1], d.absorbed ? 1 : d.n_kv_heads, d.value_dim());
+    if (d.rank) add_values(planes[1], 1, d.rank);
     const Tensor bias = d.biased ? arrays.zeros(d.n_heads, d.n + 1) : Tensor{};
     AttentionTimes found;
     found.seconds = time_calls(arrays,
                                {.sequences = sequences,
                                 .scores = {&score, 1},
-                                .values = {&value, 1},
+                                .values = values,
                                 .n_heads = d.n_heads,
                                 .scale = 1 / std::sqrt(float(d.head_dim)),
                                 .score_cap = d.score_cap,
@@ -101,7 +113,7 @@ AttentionTimes time_attention(Arrays& arrays, const Decoding& d, int repetitions
                                 .sparse_threshold = d.sparse_threshold},
                                repetitions, calls);
     for (const StoredRows& plane : planes)
-        found.bytes += size_t(d.n * d.n_seqs) * (plane.rows.block_stride / kBlockTokens);
+        found.bytes += size_t(n) * (plane.rows.block_stride / kBlockTokens);
     const SparseCounts counts = arrays.sparse_counts();
     found.skipped = counts.rows ? double(counts.skipped) / double(counts.rows) : 0;
     return found;

@@ -16,6 +16,7 @@ struct Decoding {
     float loud = 1;  // standard deviation of q, so of the scores
     float sparse_threshold = 0;
     bool absorbed = false;  // values are whole rows of the plane of keys, which rotate on read (mode k)
+    int rank = 0;  // absorbed: and of a plane of as many columns beside it, both with one scale a row (k+r)
     bool biased = false;
     float score_cap = 0;
 

@@ -209,7 +209,7 @@ nb::list attention_of_terms(const std::vector<nb::dict>& scores, const std::vect
 auto time_attention(int n_heads, int n_kv_heads, int head_dim, const std::string& type_k,
                     const std::string& type_v, int64_t n, int n_seqs, float loud, float sparse_threshold,
                     int repetitions, int calls, bool absorbed, const std::string& isa, int n_threads,
-                    bool biased, float score_cap) {
+                    bool biased, float score_cap, int rank) {
     const nb::gil_scoped_release release;
     Arrays arrays(isa, n_threads);
     const bench::AttentionTimes found = bench::time_attention(arrays,
@@ -223,6 +223,7 @@ auto time_attention(int n_heads, int n_kv_heads, int head_dim, const std::string
                                                                .loud = loud,
                                                                .sparse_threshold = sparse_threshold,
                                                                .absorbed = absorbed,
+                                                               .rank = rank,
                                                                .biased = biased,
                                                                .score_cap = score_cap},
                                                               repetitions, calls);
@@ -250,7 +251,8 @@ void bind_attention_ops(nb::module_& m) {
     m.def("time_attention", &time_attention, arg("n_heads"), arg("n_kv_heads"), arg("head_dim"),
           arg("type_k"), arg("type_v"), arg("n"), arg("n_seqs") = 1, arg("loud") = 1.0f,
           arg("sparse_threshold") = 0.0f, arg("repetitions") = 10, arg("calls") = 1, arg("absorbed") = false,
-          arg("isa") = "", arg("n_threads") = 0, arg("biased") = false, arg("score_cap") = 0.0f);
+          arg("isa") = "", arg("n_threads") = 0, arg("biased") = false, arg("score_cap") = 0.0f,
+          arg("rank") = 0);
 }
 
 }  // namespace slimrt

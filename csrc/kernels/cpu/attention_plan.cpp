@@ -70,6 +70,31 @@ bool fits_blocks(const AttentionArgs& args, int n_groups) {
            value.stored.scale_tokens == 0;
 }
 
+/// Rows of codes in blocks, with a scale for each row of a stored head.
+bool is_q8(const Rows& rows) {
+    return rows.dtype == DType::Q8 && rows.scale_tokens == 0 && rows.block_tokens == kBlockTokens;
+}
+
+bool absorbs_all(const AttentionArgs& args) {
+    return std::ranges::all_of(args.values, [](const ValueTerm& term) {
+        return term.n_heads == 1 && is_q8(term.stored) && term.dim == term.stored.width;
+    });
+}
+
+/// Whether queries can be turned for it in 16 bits.
+bool turns_queries(const ScoreTerm& term) {
+    const Rows& rows = term.stored;
+    return is_q8(rows) && term.n_heads > 1 && !term.bias && term.dim <= kMaxTurnedDim &&
+           (rows.heads == 1 || (rows.heads == term.n_heads && rows.head_dim() == term.dim)) &&
+           (!term.rope || term.rope.table.rows >= kBlockTokens);
+}
+
+/// Whether its scores are products with whole rows as they are stored.
+bool sums_groups(const ScoreTerm& term) {
+    return is_q8(term.stored) && term.n_heads == 1 && term.dim == term.stored.width && !term.row_scale &&
+           !term.bias && !term.rope;
+}
+
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 /// How many equal parts the work is worth being split into.
@@ -86,7 +111,13 @@ AttentionPlan::AttentionPlan(const AttentionArgs& args)
                     args.scores[0].stored.scale_tokens == 0),
       finishes_scores(args.score_cap > 0 || args.relative_bias),
       by_block(fits_blocks(args, n_groups)),
-      by_budget(by_block && args.sparse_threshold > 0 && args.scores[0].n_heads == n_groups) {}
+      by_budget(by_block && args.sparse_threshold > 0 && args.scores[0].n_heads == n_groups),
+      absorbs(absorbs_all(args) && !by_budget) {
+    for (size_t i = 0; i < args.scores.size(); ++i) {
+        turns[i] = absorbs && turns_queries(args.scores[i]);
+        by_group[i] = absorbs && !by_block && sums_groups(args.scores[i]);
+    }
+}
 
 AttentionPlan::AttentionPlan(const AttentionArgs& args, int n_threads) : AttentionPlan(args) {
     for (const AttentionSequence& sequence : args.sequences) add_jobs(args, sequence);
@@ -226,6 +257,28 @@ void AttentionPlan::lay_out(const AttentionArgs& args, size_t pairs, size_t part
             take(std::max(kSpreadPairs, kFewQueries * heads_per_group) * spread_stride(max_rows));
         scratch.keep = take(max_rows / sizeof(float) + 1);
         scratch.kept = take(max_rows + 1);
+    }
+    if (absorbs) {
+        int64_t widest = 0;
+        scratch.absorbed = take(pairs * kAbsorbedRows);
+        scratch.absorbed_codes = take(weight_floats(pairs));
+        scratch.squares = take(pairs);
+        scratch.aside = take(pairs * kMaxSetAside * sizeof(SetAside) / sizeof(float));
+        for (size_t i = 0; i < args.scores.size(); ++i) {
+            const int64_t dim = args.scores[i].dim;
+            if (by_group[i]) {
+                const Rows& rows = args.scores[i].stored;
+                const size_t packed = packed_query_bytes(rows.head_dim()) / sizeof(float);
+                scratch.grouped_q[i] = take(pairs * dim);
+                scratch.packed_groups[i] = take(pairs * rows.heads * packed);
+                scratch.group_scores = take(pairs * kBlockTokens);
+            }
+            if (!turns[i]) continue;
+            widest = std::max(widest, turned_dim(dim));
+            scratch.turned_q[i] = take(pairs * turned_query_floats(dim));
+            scratch.turned_rows[i] = take(kBlockTokens * turned_dim(dim));
+        }
+        scratch.turned_first = take(2 * widest);
     }
     scratch.factor = take(pairs);
     scratch.weights = take(parts);

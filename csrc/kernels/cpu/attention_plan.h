@@ -39,18 +39,26 @@ struct AttentionItem {
 
 /// Offsets in floats. Every thread has its scratch at thread * size.
 struct AttentionScratch {
-    size_t q[2];      // per score term, [head][query][dim]
-    size_t packed_q;  // [head][query] PackedQuery, where rows are Q8
-    size_t scores;    // [head][query][tile]
-    size_t rows;      // [tile][stride]
-    size_t turns;     // by_block, of keys that are turned: see BlockRope
-    size_t bias;      // by_block: [head][kBiasStride]
-    size_t spread;    // by_budget: [head][query][row of the longest job], scores, then weights
-    size_t keep;      // by_budget: a mark for each row
-    size_t kept;      // by_budget: a list of rows
-    size_t factor;    // [head][query]
-    size_t weights;   // [part]
-    size_t state;     // of a job in one part
+    size_t q[2];            // per score term, [head][query][dim]
+    size_t packed_q;        // [head][query] PackedQuery, where rows are Q8
+    size_t scores;          // [head][query][tile]
+    size_t rows;            // [tile][stride]
+    size_t turns;           // by_block, of keys that are turned: see BlockRope
+    size_t bias;            // by_block: [head][kBiasStride]
+    size_t spread;          // by_budget: [head][query][row of the longest job], scores, then weights
+    size_t keep;            // by_budget: a mark for each row
+    size_t kept;            // by_budget: a list of rows
+    size_t absorbed;        // absorbs: [head][query][kAbsorbedRows], scores, then weights
+    size_t absorbed_codes;  // weight_floats()
+    size_t squares;         // [head][query]
+    size_t aside;           // SetAside, of each [head][query] kMaxSetAside
+    size_t turned_q[2], turned_rows[2];  // per score term, see TurnedScores
+    size_t turned_first;
+    size_t grouped_q[2], packed_groups[2];  // per score term, [stored head][head][query]: q, and PackedQuery
+    size_t group_scores;                    // [head][query][kBlockTokens]
+    size_t factor;                          // [head][query]
+    size_t weights;                         // [part]
+    size_t state;                           // of a job in one part
     size_t size;
 };
 
@@ -73,14 +81,17 @@ struct AttentionPlan {
     /// Rows whose biases are copied at once, head after head; a head has more columns for more queries.
     static constexpr int kBiasRows = 256, kBiasStride = kBiasRows + 16;
 
-    int n_groups;          // what the heads divide into without sharing a row between groups
-    int heads_per_group;   // query heads
-    int tile;              // rows read at once
-    bool packs_queries;    // attend_block() wants them so
-    bool finishes_scores;  // by a cap or a bias
-    bool by_block;         // stored heads are what a group reads: jobs of few queries take attend_block()
-    bool by_budget;        // or, with args.sparse_threshold, read few values
-    int64_t max_rows = 0;  // stored rows of a job
+    int n_groups;           // what the heads divide into without sharing a row between groups
+    int heads_per_group;    // query heads
+    int tile;               // rows read at once
+    bool packs_queries;     // attend_block() wants them so
+    bool finishes_scores;   // by a cap or a bias
+    bool by_block;          // stored heads are what a group reads: jobs of few queries take attend_block()
+    bool by_budget;         // or, with args.sparse_threshold, read few values
+    bool absorbs;           // all values are whole rows of Q8: few queries take absorb_values()
+    bool turns[2] = {};     // per score term: absorbs, and takes score_turned()
+    bool by_group[2] = {};  // or: absorbs, and scores are sums over the stored heads of whole rows
+    int64_t max_rows = 0;   // stored rows of a job
     std::vector<AttentionJob> jobs;
     std::vector<AttentionItem> items;
     AttentionScratch scratch{};

@@ -73,14 +73,18 @@ void AttentionRun::pack_queries(const AttentionJob& job, float* scratch) const {
 void AttentionRun::compute_span(const AttentionJob& job, bool fresh, Span span, int thread,
                                 float* state) const {
     float* const own = scratch(thread);
+    const bool absorbs = plan_.absorbs && !fresh;
     const bool by_block = plan_.by_block && !(fresh && args_.scores[0].rope);
-    if (!by_block || job.n_queries > kFewQueries) return compute_tiles(job, fresh, span, own, state);
+    if (!(by_block || absorbs) || job.n_queries > kFewQueries)
+        return compute_tiles(job, fresh, span, own, state);
     // The last query sees the fewest of the first rows, the first one the fewest of the last.
     const int64_t begin = args_.window > 0 ? job.position(job.n_queries - 1) - args_.window + 1 : span.first;
     const int64_t seen = std::clamp(begin, span.first, span.end);
     const int64_t end = std::clamp(job.last_seen(0) + 1, seen, span.end);
     compute_tiles(job, fresh, {span.first, seen}, own, state);
-    if (plan_.by_budget && !fresh) {
+    if (absorbs) {
+        compute_absorbed(job, {seen, end}, own, state);
+    } else if (plan_.by_budget && !fresh) {
         compute_by_budget(job, {seen, end}, own, state, counts_[thread]);
     } else {
         compute_blocks(job, fresh, {seen, end}, own, state);
@@ -104,17 +108,7 @@ void AttentionRun::compute_tiles(const AttentionJob& job, bool fresh, Span span,
 void AttentionRun::compute_tile(const Group& group, const Tile& tile) const {
     float* const scores = group.scratch + plan_.scratch.scores;
     const int ld = plan_.tile;
-    for (size_t t = 0; t < args_.scores.size(); ++t) {
-        const ScoreTerm& term = args_.scores[t];
-        const RowView rows = read_for_scores(group, term, tile);
-        const int heads = term.n_heads / plan_.n_groups, share = group.n_pairs / heads;
-        const float* q = group.scratch + plan_.scratch.q[t] + int64_t(group.first_pair) * term.dim;
-        for (int head = 0; head < heads; ++head) {
-            isa_.scores(q + int64_t(head) * share * term.dim, term.dim, share, rows.type(),
-                        rows.column(head * term.dim), rows.stride, tile.n, term.dim, args_.scale, t > 0,
-                        scores + head * share * ld, ld);
-        }
-    }
+    for (size_t t = 0; t < args_.scores.size(); ++t) compute_scores(group, tile, t, scores, ld);
     weigh(group, tile);
     const float* factor = group.scratch + plan_.scratch.factor;
     for (size_t t = 0; t < args_.values.size(); ++t) {
@@ -128,6 +122,20 @@ void AttentionRun::compute_tile(const Group& group, const Tile& tile) const {
                         rows.column(head * term.dim), rows.stride, tile.n, term.dim,
                         sums + head * share * stride, stride);
         }
+    }
+}
+
+/// Scores of a tile by one term, added to those of the term before.
+void AttentionRun::compute_scores(const Group& group, const Tile& tile, size_t t, float* scores,
+                                  size_t ld) const {
+    const ScoreTerm& term = args_.scores[t];
+    const RowView rows = read_for_scores(group, term, tile);
+    const int heads = term.n_heads / plan_.n_groups, share = group.n_pairs / heads;
+    const float* q = group.scratch + plan_.scratch.q[t] + int64_t(group.first_pair) * term.dim;
+    for (int head = 0; head < heads; ++head) {
+        isa_.scores(q + int64_t(head) * share * term.dim, term.dim, share, rows.type(),
+                    rows.column(head * term.dim), rows.stride, tile.n, term.dim, args_.scale, t > 0,
+                    scores + head * share * ld, ld);
     }
 }
 

@@ -57,6 +57,19 @@ class AttentionRun {
     void add_kept_values(const AttentionJob& job, int group, Span span, int64_t n_kept, const float* weights,
                          float* scratch, float* state) const;
     void compute_tile(const Group& group, const Tile& tile) const;
+    void compute_scores(const Group& group, const Tile& tile, size_t t, float* scores, size_t ld) const;
+    void pack_turned(const ScoreTerm& term, int head, const float* q, float* to) const;
+    void prepare_absorbed(const AttentionJob& job, float* scratch) const;
+    void score_by_turns(const AttentionJob& job, size_t t, int64_t position, int64_t end, float* scratch,
+                        float* scores) const;
+    void group_queries(size_t t, int pairs, float* scratch) const;
+    void score_by_groups(const AttentionJob& job, size_t t, int64_t position, int64_t end, float* scratch,
+                         float* scores) const;
+    void score_absorbed(const AttentionJob& job, int64_t position, int64_t end, float* scratch,
+                        float* state) const;
+    int64_t weigh_absorbed(const AttentionJob& job, int64_t position, int64_t end, float* scratch,
+                           float* state) const;
+    void compute_absorbed(const AttentionJob& job, Span span, float* scratch, float* state) const;
     const float* bias_of(int head, int64_t distance) const;
     void weigh(const Group& group, const Tile& tile) const;
     template <class Term>

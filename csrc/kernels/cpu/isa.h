@@ -85,6 +85,77 @@ struct BlockAttention {
     size_t keys_stride = 0;
 };
 
+/// A query for rows that are turned in 16 bits: with the channels' static scales, so that what it becomes is
+/// at most 2^15 - 2 however it is turned. The floats follow, turned_dim(dim) each: q, then q by a right
+/// angle.
+struct TurnedQuery {
+    float unit, unused[15];
+};
+inline constexpr int64_t turned_dim(int64_t dim) { return (dim + 31) / 32 * 32; }
+inline constexpr int64_t turned_query_floats(int64_t dim) {
+    return static_cast<int64_t>(sizeof(TurnedQuery) / sizeof(float)) + 2 * turned_dim(dim);
+}
+
+// Rows of Q8 that are values for every query head (absorbed: modes k, k+r, x, xr, e), a few blocks at a time,
+// by integer products if they are fast. Pairs are (head, query).
+
+inline constexpr int64_t kAbsorbedBlocks = 4, kAbsorbedRows = kAbsorbedBlocks * kBlockTokens;
+
+/// A weight that stands out: in few bits the others beside it would vanish.
+struct SetAside {
+    int32_t pair, row;
+    float weight;
+};
+inline constexpr int64_t kMaxSetAside = 16;  // of a pair at a time
+
+/// Floats that absorb_values() takes for the weights of so many pairs.
+inline constexpr int64_t weight_floats(int64_t pairs) {
+    constexpr int64_t each = kAbsorbedRows + kAbsorbedRows / 2 + kBlockTokens + 3;
+    return (pairs + 15) / 16 * 16 * each;
+}
+
+/// out[pair] = factor[pair] * out[pair] + sum of p[pair][i] * row i + what is set aside, over the rows
+/// [first, first + n) of whole rows of `heads` stored heads of `dim` columns. Where factor is 0, out need not
+/// have been written before. weights: scratch of weight_floats(n_pairs).
+struct AbsorbedValues {
+    const void* blocks[kAbsorbedBlocks];  // the first stored head of each; nullptr: none of its rows are here
+    size_t head_stride;
+    int64_t heads, dim, first, n, n_pairs;
+    const float* p;  // [pair][kAbsorbedRows], 0 where no row is
+    const float* factor;
+    const SetAside* aside;
+    int64_t n_aside;
+    float* weights;
+    float* out;
+    size_t out_stride;
+};
+
+/// The turns of kTurnRows rows for kTurnColumns columns lie together: of each row cosines, then sines.
+inline constexpr int64_t kTurnRows = 16, kTurnColumns = 32;
+template <class Short>
+Short* turns_at(Short* turns, int64_t dim, int64_t row, int64_t column) {
+    return turns + row / kTurnRows * kTurnRows * 2 * dim +
+           column / kTurnColumns * kTurnRows * 2 * kTurnColumns + row % kTurnRows * 2 * kTurnColumns +
+           column % kTurnColumns;
+}
+
+/// Scores of rows of a block that are turned (or not) as they are read, of n_heads heads with n_q queries
+/// each: out[pair * ld + i] (+)= unit of the query * scale of row i * q . codes of row i. The query is turned
+/// instead, in 16 bits: by what its block's first row is, then by what row i is beside it.
+struct TurnedScores {
+    const void *data, *scales;         // of the first head
+    size_t head_stride, scale_stride;  // bytes from head to head
+    size_t stride;                     // from row to row
+    int64_t n, n_heads, n_q, dim;
+    const TurnedQuery* q;  // of the first pair, turned_query_floats(dim) apart
+    const float* first;    // cosines, then sines of the first row, turned_dim(dim) each
+    const int16_t* turns;  // of kBlockTokens rows: cosines and sines times 2^15 - 1, see turns_at()
+    const float* factors;  // of each row, or nullptr
+    bool accumulate;
+    float* out;
+    size_t ld;
+};
+
 /// values[query] += sum over n <= kBlockTokens rows of one head of p[query * ld + index[i]] * row[i]. Row i
 /// has its elements at data[i] and its scales at scales[i]; rows: as above.
 struct KeptRows {
@@ -150,6 +221,14 @@ struct Isa {
     /// Marks rows, so that the weights p of those unmarked add up to at most `share` of all n. Marks stay.
     void (*keep_rows)(const float* p, int64_t n, float share, uint8_t* keep);
     void (*add_kept_values)(const KeptRows& kept);
+
+    // Absorbed rows of Q8.
+
+    void (*score_turned)(const TurnedScores& scores);
+    /// Takes weights that stand out beside all before them out of the n of a pair: how many. `factor` and
+    /// *squares go on from call to call; *squares is 0 at first.
+    int64_t (*set_aside)(float* p, int64_t n, int32_t pair, float factor, float* squares, SetAside* to);
+    void (*absorb_values)(const AbsorbedValues& values);
 
     // One tile of attention: `n` rows of F32, F16 or BF16, `stride` bytes apart.
 

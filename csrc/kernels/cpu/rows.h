@@ -34,6 +34,11 @@ void score_block(const BlockAttention& block, float* s, size_t ld);
 void keep_rows(const float* p, int64_t n, float share, uint8_t* keep);
 void add_kept_values(const KeptRows& kept);
 
+// attention_absorbed.cpp
+void score_turned(const TurnedScores& scores);
+int64_t set_aside(float* p, int64_t n, int32_t pair, float factor, float* squares, SetAside* to);
+void absorb_values(const AbsorbedValues& values);
+
 // attention.cpp
 void scores(const float* q, size_t q_stride, int64_t n_q, uint32_t type, const void* rows, size_t stride,
             int64_t n, int64_t dim, float scale, bool accumulate, float* out, size_t ld);

@@ -1,8 +1,8 @@
 // Vectors of float for the units compiled once per ISA. SLIMRT_SIMD names the header that has
 //   Vec, lanes, registers, vectors_at_once; load, load_part, store, store_part, splat; + - * /, fma, min,
 //   max, sum, max_of, sums, transpose, below; round_even, scale_by_power; duplicate_even, duplicate_odd,
-//   swap_pairs, deinterleave; load_codes; loads_groups, and if it is true load_group; integer_scores, and
-//   if it is true RowCodes and RowSums (see simd_avx512.h); integer_channels: whether it pays to pack a query
+//   swap_pairs, deinterleave; load_codes; loads_groups, and if it is true load_group; integer_scores;
+//   RowCodes, RowSums and RowFactors (see simd_avx512.h); integer_channels: whether it pays to pack a query
 //   for each block of rows whose channels have scales, and if it is true split_digits, unpack_group (see
 //   simd_arm.h)
 // for one instruction set; everything below is made of these. All functions have internal linkage.

@@ -198,6 +198,36 @@ static inline Vec joined(RowSums a, RowSums b) {
     return {vfmaq_n_f32(vcvtq_f32_s32(b.v), vcvtq_f32_s32(a.v), 128)};
 }
 
+/// See AVX-512. Products have signed factors: weights of 8 bits are less by 128, what is added for that are
+/// the sums of columns times 128.
+using WeightCode = int8_t;
+constexpr int rows_in_lane = 4, absorbed_vectors = 4, max_weight = 255, weight_zero = 128;
+static inline Vec to_floats(RowSums a) { return {vcvtq_f32_s32(a.v)}; }
+
+struct RowFactors {
+    int16x8_t v;
+};
+static inline RowFactors load_factors(const int16_t* p) { return {load_as<int16x8_t>(p)}; }
+static inline void store_factors(int16_t* p, Vec a, Vec b) {
+    const int16x8_t both = vcombine_s16(vmovn_s32(vcvtnq_s32_f32(a.v)), vmovn_s32(vcvtnq_s32_f32(b.v)));
+    memcpy(p, &both, sizeof both);
+}
+static inline RowFactors splat_factor(int16_t x) { return {vdupq_n_s16(x)}; }
+static inline RowFactors multiplied(RowFactors a, RowFactors b) { return {vqrdmulhq_s16(a.v, b.v)}; }
+static inline void store_weights(WeightCode* to, RowFactors a, RowFactors b) {
+    const int16x8_t zero = vdupq_n_s16(weight_zero);
+    const int8x16_t codes = vcombine_s8(vqmovn_s16(vsubq_s16(a.v, zero)), vqmovn_s16(vsubq_s16(b.v, zero)));
+    memcpy(to, &codes, sizeof codes);
+}
+static inline RowFactors turned(RowFactors a, RowFactors b, RowFactors c, RowFactors d) {
+    return {vaddq_s16(vqrdmulhq_s16(a.v, b.v), vqrdmulhq_s16(c.v, d.v))};
+}
+static inline RowSums add_wide_products(RowSums sums, const Int8* codes, RowFactors factors) {
+    const int16x8_t wide = vmovl_s8(load_as<int8x8_t>(codes));
+    const int32x4_t low = vmlal_s16(sums.v, vget_low_s16(wide), vget_low_s16(factors.v));
+    return {vmlal_high_s16(low, wide, factors.v)};
+}
+
 static inline Vec load_part(const float* p, int64_t n) {
     Vec a = {vdupq_n_f32(0)};
     memcpy(&a.v, p, static_cast<size_t>(n) * sizeof(float));

@@ -56,6 +56,61 @@ static inline Vec load_codes(FewBits<4>, const uint8_t* row, int64_t column) {
 }
 constexpr bool integer_scores = false;  // see AVX-512
 constexpr bool integer_channels = false;
+
+/// See AVX-512. Of products of bytes only sums of two that fit 16 bits are to be had, and those no faster
+/// than products of 16 bits: so weights have 15 bits.
+struct RowCodes {
+    __m256i v;
+};
+struct RowSums {
+    __m256i v;
+};
+using WeightCode = int16_t;
+constexpr int rows_in_lane = 2, absorbed_vectors = 2, max_weight = 32767, weight_zero = 0;
+static inline RowSums no_sums(RowCodes) { return {_mm256_setzero_si256()}; }
+static inline RowCodes four_digits(RowCodes, const void* p) {
+    int32_t four;
+    memcpy(&four, p, sizeof four);
+    return {_mm256_set1_epi32(four)};
+}
+static inline RowSums add_products(RowSums sums, RowCodes weights, RowCodes codes) {
+    return {_mm256_add_epi32(sums.v, _mm256_madd_epi16(weights.v, codes.v))};
+}
+static inline __m256i load_wide(const Int8* p) {
+    return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+/// 16 columns of two rows as pairs of a column.
+static inline void transpose_rows(const Int8* row, size_t stride, RowCodes* to) {
+    const __m256i a = load_wide(row), b = load_wide(row + stride);
+    const __m256i low = _mm256_unpacklo_epi16(a, b), high = _mm256_unpackhi_epi16(a, b);
+    to[0].v = _mm256_permute2x128_si256(low, high, 0x20);
+    to[1].v = _mm256_permute2x128_si256(low, high, 0x31);
+}
+static inline Vec to_floats(RowSums a) { return {_mm256_cvtepi32_ps(a.v)}; }
+
+struct RowFactors {
+    __m256i v;
+};
+static inline RowFactors load_factors(const int16_t* p) {
+    return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))};
+}
+static inline void store_factors(int16_t* p, Vec a, Vec b) {
+    const __m256i mixed = _mm256_packs_epi32(_mm256_cvtps_epi32(a.v), _mm256_cvtps_epi32(b.v));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(mixed, 0xd8));
+}
+static inline RowFactors splat_factor(int16_t x) { return {_mm256_set1_epi16(x)}; }
+static inline RowFactors multiplied(RowFactors a, RowFactors b) { return {_mm256_mulhrs_epi16(a.v, b.v)}; }
+static inline void store_weights(WeightCode* to, RowFactors a, RowFactors b) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), a.v);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + 2 * lanes), b.v);
+}
+static inline RowFactors turned(RowFactors a, RowFactors b, RowFactors c, RowFactors d) {
+    return {_mm256_add_epi16(_mm256_mulhrs_epi16(a.v, b.v), _mm256_mulhrs_epi16(c.v, d.v))};
+}
+static inline RowSums add_wide_products(RowSums sums, const Int8* codes, RowFactors factors) {
+    return add_products(sums, {load_wide(codes)}, {factors.v});
+}
+
 static inline Vec load_part(const float* p, int64_t n) { return {_mm256_maskload_ps(p, first(n))}; }
 static inline void store(float* p, Vec a) { _mm256_storeu_ps(p, a.v); }
 static inline void store_part(float* p, Vec a, int64_t n) { _mm256_maskstore_ps(p, first(n), a.v); }

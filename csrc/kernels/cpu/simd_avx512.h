@@ -116,6 +116,38 @@ static inline Vec joined(RowSums a, RowSums b) {
     return {_mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(a.v, 7), b.v))};
 }
 
+/// Products of absorbed rows: a lane has rows_in_lane rows of a column, beside as many weights, which are
+/// integers from -weight_zero to max_weight - weight_zero.
+using WeightCode = uint8_t;
+constexpr int rows_in_lane = 4, absorbed_vectors = 4, max_weight = 255, weight_zero = 0;
+static inline Vec to_floats(RowSums a) { return {_mm512_cvtepi32_ps(a.v)}; }
+
+/// Integers of 16 bits, 2 * lanes.
+struct RowFactors {
+    __m512i v;
+};
+static inline RowFactors load_factors(const int16_t* p) { return {_mm512_loadu_si512(p)}; }
+static inline void store_factors(int16_t* p, Vec a, Vec b) {
+    const __m512i mixed = _mm512_packs_epi32(_mm512_cvtps_epi32(a.v), _mm512_cvtps_epi32(b.v));
+    _mm512_storeu_si512(p, _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), mixed));
+}
+/// a b / 2^15, rounded.
+static inline RowFactors multiplied(RowFactors a, RowFactors b) { return {_mm512_mulhrs_epi16(a.v, b.v)}; }
+/// (a b + c d) / 2^15, each rounded.
+static inline RowFactors turned(RowFactors a, RowFactors b, RowFactors c, RowFactors d) {
+    return {_mm512_add_epi16(_mm512_mulhrs_epi16(a.v, b.v), _mm512_mulhrs_epi16(c.v, d.v))};
+}
+static inline RowFactors splat_factor(int16_t x) { return {_mm512_set1_epi16(x)}; }
+static inline void store_weights(WeightCode* to, RowFactors a, RowFactors b) {
+    const __m512i mixed = _mm512_packus_epi16(a.v, b.v);
+    _mm512_storeu_si512(to, _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), mixed));
+}
+static inline RowSums add_wide_products(RowSums sums, const Int8* codes, RowFactors factors) {
+    const __m512i wide = _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes)));
+    asm("vpdpwssd %2, %1, %0" : "+v"(sums.v) : "v"(wide), "v"(factors.v));
+    return sums;
+}
+
 static inline Vec load_part(const float* p, int64_t n) { return {_mm512_maskz_loadu_ps(first(n), p)}; }
 static inline void store(float* p, Vec a) { _mm512_storeu_ps(p, a.v); }
 static inline void store_part(float* p, Vec a, int64_t n) { _mm512_mask_storeu_ps(p, first(n), a.v); }

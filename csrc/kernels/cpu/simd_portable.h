@@ -64,6 +64,58 @@ static inline Vec load_codes(FewBits<4>, const uint8_t* row, int64_t column) {
 }
 constexpr bool integer_scores = false;  // see AVX-512
 constexpr bool integer_channels = false;
+
+/// See AVX-512: here all are floats.
+struct RowCodes {
+    Floats v;
+};
+struct RowSums {
+    Floats v;
+};
+using WeightCode = float;
+constexpr int rows_in_lane = 1, absorbed_vectors = 2, max_weight = 1, weight_zero = 0;
+static inline RowSums no_sums(RowCodes) { return {Floats{}}; }
+static inline RowCodes four_digits(RowCodes, const void* p) {
+    float weight;
+    memcpy(&weight, p, sizeof weight);
+    return {Floats{weight, weight, weight, weight}};
+}
+static inline RowSums add_products(RowSums sums, RowCodes weights, RowCodes codes) {
+    return {sums.v + weights.v * codes.v};
+}
+static inline void transpose_rows(const Int8* row, size_t, RowCodes* to) {
+    for (int i = 0; i < 2; ++i) to[i].v = load(row + i * lanes).v;
+}
+static inline Vec to_floats(RowSums a) { return {a.v}; }
+
+struct RowFactors {
+    Floats low, high;
+};
+static inline RowFactors load_factors(const int16_t* p) {
+    const auto four = [](const int16_t* x) {
+        return __builtin_convertvector(Ints{x[0], x[1], x[2], x[3]}, Floats);
+    };
+    return {four(p), four(p + 4)};
+}
+static inline RowFactors splat_factor(int16_t x) {
+    const float a = x;
+    return {Floats{a, a, a, a}, Floats{a, a, a, a}};
+}
+static inline RowFactors multiplied(RowFactors a, RowFactors b) {
+    return {a.low * b.low * 0x1p-15f, a.high * b.high * 0x1p-15f};
+}
+static inline void store_weights(WeightCode* to, RowFactors a, RowFactors b) {
+    memcpy(to, &a, sizeof a);
+    memcpy(to + 2 * lanes, &b, sizeof b);
+}
+static inline RowFactors turned(RowFactors a, RowFactors b, RowFactors c, RowFactors d) {
+    constexpr float unit = 0x1p-15f;
+    return {(a.low * b.low + c.low * d.low) * unit, (a.high * b.high + c.high * d.high) * unit};
+}
+static inline RowSums add_wide_products(RowSums sums, const Int8* codes, RowFactors factors) {
+    return {sums.v + load(codes).v * factors.low + load(codes + lanes).v * factors.high};
+}
+
 static inline Vec load_part(const float* p, int64_t n) {
     Vec a = {};
     memcpy(&a.v, p, n * sizeof(float));
@@ -115,6 +167,12 @@ static inline void transpose(Vec* a) {
 static inline Vec round_even(Vec a) {
     const Vec magic = splat(0x1.8p23f);
     return a + magic - magic;
+}
+static inline void store_factors(int16_t* p, Vec a, Vec b) {
+    for (int i = 0; i < lanes; ++i) {
+        p[i] = static_cast<int16_t>(round_even(a).v[i]);
+        p[lanes + i] = static_cast<int16_t>(round_even(b).v[i]);
+    }
 }
 /// a * 2^n for whole n in [-160, 160]: in two halves, so that neither leaves the range of exponents.
 static inline Vec scale_by_power(Vec a, Vec n) {

@@ -1,0 +1,328 @@
+// Products of absorbed rows of codes. For the units compiled once per ISA.
+#pragma once
+
+#include "kernels/cpu/rows.h"
+#include "kernels/cpu/simd.h"
+
+namespace slimrt::cpu::SLIMRT_ISA {
+namespace {
+
+/// The query as the first row of a block meets it: what the cosines of the rows after it are multiplied with,
+/// then what their sines are.
+inline void turn_query(const TurnedQuery* query, const float* first, int64_t dim, int16_t* to) {
+    const float *const q = reinterpret_cast<const float*>(query + 1), *const across = q + dim;
+    for (int64_t c = 0; c < dim; c += 2 * lanes) {
+        Vec along[2], right[2];
+        for (int i = 0; i < 2; ++i) {
+            const int64_t at = c + i * lanes;
+            const Vec cosine = load(first + at), sine = load(first + dim + at);
+            along[i] = fma(cosine, load(q + at), sine * load(across + at));
+            right[i] = cosine * load(across + at) - sine * load(q + at);
+        }
+        store_factors(to + c, along[0], along[1]);
+        store_factors(to + dim + c, right[0], right[1]);
+    }
+}
+
+/// Rows of a head, `dim` columns: those past its own meet zeros.
+struct TurnedRows {
+    const char* data;
+    int64_t stride;
+    const int16_t* turns;
+    int64_t dim;
+};
+
+/// Calls for what lies as far behind a vector of rows as memory is away.
+inline void call_ahead(const TurnedRows& rows, int64_t first) {
+    constexpr int64_t kAhead = 10 << 10, kLine = 64;
+    const char* const at = rows.data + first * rows.stride + kAhead;
+    for (int64_t i = 0; i < lanes; ++i)
+        for (int64_t c = 0; c < rows.dim; c += kLine) __builtin_prefetch(at + i * rows.stride + c, 0, 3);
+}
+
+/// Products of a turned query with a vector of rows; those beyond the last (not `whole`) repeat it.
+template <bool whole>
+Vec dots_of_rows(const int16_t* query, const TurnedRows& rows, int64_t first, int64_t n) {
+    constexpr int64_t kColumns = 2 * lanes;
+    RowSums acc[lanes];
+#pragma GCC unroll 16
+    for (RowSums& sums : acc) sums = no_sums(RowCodes{});
+    const char* const data = rows.data + first * rows.stride;
+    for (int64_t c = 0; c < rows.dim; c += kColumns) {
+        const RowFactors along = load_factors(query + c), right = load_factors(query + rows.dim + c);
+        const int16_t* const turn = turns_at(rows.turns, rows.dim, first, c);
+        int64_t one = rows.stride, three = 3 * one;
+        asm("" : "+r"(one), "+r"(three));  // else every row has an address of its own, and they are spilled
+        const char* at = data + c;
+#pragma GCC unroll 16
+        for (int j = 0; j < lanes; ++j) {
+            if (j > 0 && j % 4 == 0) at += 4 * one;
+            const int64_t beyond = whole ? 0 : first + j < n ? 0 : first + j - (n - 1);
+            const int64_t offset = j % 4 == 3 ? three : j % 4 * one;
+            const auto* const codes = reinterpret_cast<const Int8*>(at + offset - beyond * one);
+            const int16_t* const row = turn + j * 2 * kTurnColumns;
+            const RowFactors q = turned(along, load_factors(row), right, load_factors(row + kTurnColumns));
+            acc[j] = add_wide_products(acc[j], codes, q);
+        }
+    }
+    Vec floats[lanes];
+#pragma GCC unroll 16
+    for (int j = 0; j < lanes; ++j) floats[j] = to_floats(acc[j]);
+    return sums(floats);
+}
+
+constexpr bool few_bits = sizeof(WeightCode) == 1;  // of weights
+constexpr int64_t kStripColumns = absorbed_vectors * lanes;
+constexpr int64_t kStripLanes = kAbsorbedRows / rows_in_lane;
+
+inline const char* head_of(const AbsorbedValues& x, int64_t block, int64_t group) {
+    return static_cast<const char*>(x.blocks[block]) + group * x.head_stride;
+}
+/// Of all rows of a head of a block.
+inline const float* scales_of(const AbsorbedValues& x, int64_t block, int64_t group) {
+    return reinterpret_cast<const float*>(head_of(x, block, group) + kBlockTokens * x.dim);
+}
+
+/// The weights of all pairs as integers, times the scales of a stored head's rows.
+class Weights {
+  public:
+    explicit Weights(const AbsorbedValues& x) : x_(x), stride_((x.n_pairs + 15) / 16 * 16) {
+        tops_ = x.weights;
+        highs_ = tops_ + stride_;
+        units_ = highs_ + kBlockTokens * stride_;
+        shrinks_ = units_ + stride_;
+        shorts_ = reinterpret_cast<int16_t*>(shrinks_ + stride_);
+        codes_ = reinterpret_cast<WeightCode*>(shorts_ + stride_ * kAbsorbedRows);
+        for (int64_t pair = x.n_pairs; pair < stride_; ++pair) tops_[pair] = 0;
+        for (int64_t pair = 0; pair < x.n_pairs; ++pair) {
+            const float* const p = x.p + pair * kAbsorbedRows;
+            float high[kBlockTokens];
+            tops_[pair] = shorten(p, shorts_ + pair * kAbsorbedRows, high);
+            if constexpr (few_bits)
+                for (int64_t i = 0; i < kBlockTokens; ++i) highs_[i * stride_ + pair] = high[i];
+        }
+    }
+
+    const WeightCode* codes(int64_t pair) const { return codes_ + pair * kAbsorbedRows; }
+    float unit(int64_t pair) const { return units_[pair]; }
+
+    void round(int64_t group) {
+        alignas(64) float scales[kAbsorbedRows] = {}, high[kBlockTokens];
+        alignas(64) int16_t shorts[kAbsorbedRows];
+        for (int64_t row = x_.first, end, last = x_.first + x_.n; row < last; row = end) {
+            end = row / kBlockTokens * kBlockTokens + kBlockTokens;
+            if (end > last) end = last;
+            memcpy(scales + row, scales_of(x_, row / kBlockTokens, group) + row % kBlockTokens,
+                   static_cast<size_t>(end - row) * sizeof(float));
+        }
+        const float top = shorten(scales, shorts, high);
+        find_units(top, high);
+        for (int64_t pair = 0; pair < x_.n_pairs; ++pair)
+            round_pair(shorts_ + pair * kAbsorbedRows, shorts, shrinks_[pair], codes_ + pair * kAbsorbedRows);
+    }
+
+  private:
+    static constexpr float kOne = 32767;
+
+    /// Numbers that are not negative, their largest being kOne. Returns what that is, NaN if one is no
+    /// number, and the largest of rows of the same place in a block.
+    static float shorten(const float* from, int16_t* to, float* high) {
+        Vec top = splat(0), total = splat(0);
+        for (int64_t i = 0; i < kBlockTokens; i += lanes) {
+            Vec some = splat(0);
+            for (int64_t j = i; j < kAbsorbedRows; j += kBlockTokens) {
+                const Vec one = load(from + j);
+                some = max(one, some);
+                total = total + one;
+            }
+            store(high + i, some);
+            top = max(some, top);
+        }
+        const float largest = max_of(top);
+        const bool usable = largest >= 0x1p-100f && largest <= 0x1p100f;
+        const Vec shrink = splat(usable ? kOne / largest : 0);
+        for (int64_t i = 0; i < kAbsorbedRows; i += 2 * lanes)
+            store_factors(to + i, load(from + i) * shrink, load(from + i + lanes) * shrink);
+        return (usable ? largest : largest < 1 ? 0 : __builtin_nanf("")) + 0 * sum(total);
+    }
+
+    /// What a pair's products are multiplied with before, so that they are codes, and what codes are worth.
+    void find_units(float top, const float* high) {
+        constexpr float kTwice = kOne * kOne / 0x1p15f;  // the product of what is largest in both
+        const Vec all = splat(top / kTwice);
+        for (int64_t pair = 0; pair < x_.n_pairs; pair += lanes) {
+            const Vec tops = load(tops_ + pair);
+            Vec unit = all * tops;
+            if constexpr (few_bits) {
+                Vec largest = splat(0);
+                for (int64_t i = 0; i < kBlockTokens; ++i)
+                    largest = max(load(highs_ + i * stride_ + pair) * splat(high[i]), largest);
+                const Vec exact = splat(0x1p15f * max_weight / kTwice) * tops * splat(top) / largest;
+                // At least 1: a pair without weights to speak of has no unit either.
+                const Vec shrink = max(round_even(min(exact, splat(kOne))), splat(1));
+                store(shrinks_ + pair, shrink);
+                unit = unit * splat(0x1p15f) / shrink;
+            }
+            store(units_ + pair, unit);
+        }
+    }
+
+    static void round_pair(const int16_t* p, const int16_t* scales, float shrink, WeightCode* to) {
+        const RowFactors less = splat_factor(few_bits ? static_cast<int16_t>(shrink) : int16_t(0));
+#pragma GCC unroll 4
+        for (int64_t i = 0; i < kAbsorbedRows; i += 4 * lanes) {
+            RowFactors weights[2];
+            for (int j = 0; j < 2; ++j) {
+                const int64_t at = i + j * 2 * lanes;
+                weights[j] = multiplied(load_factors(p + at), load_factors(scales + at));
+                if constexpr (few_bits) weights[j] = multiplied(weights[j], less);
+            }
+            store_weights(to + i, weights[0], weights[1]);
+        }
+    }
+
+    const AbsorbedValues& x_;
+    int64_t stride_;
+    float *tops_, *highs_, *units_, *shrinks_;
+    int16_t* shorts_;
+    WeightCode* codes_;
+};
+
+/// kStripColumns columns of all rows, rows_in_lane rows of a column side by side; and what sums of their
+/// products start from.
+struct Strip {
+    alignas(64) RowCodes codes[kStripLanes][absorbed_vectors];
+    RowSums start[absorbed_vectors];
+    int64_t first, end;  // of kStripLanes
+};
+
+/// Columns past the head's own are whatever follows in memory: at least the scales do.
+inline void gather_strip(const AbsorbedValues& x, int64_t group, int64_t column, Strip& to) {
+    to.first = x.first / rows_in_lane;
+    to.end = (x.first + x.n + rows_in_lane - 1) / rows_in_lane;
+    const int64_t stride = x.dim;
+    for (int64_t i = to.first; i < to.end; ++i) {
+        const int64_t row = i * rows_in_lane;
+        const char* const from = head_of(x, row / kBlockTokens, group) + row % kBlockTokens * stride;
+        transpose_rows(reinterpret_cast<const Int8*>(from + column), static_cast<size_t>(stride),
+                       to.codes[i]);
+    }
+    for (int j = 0; j < absorbed_vectors; ++j) {
+        to.start[j] = no_sums(RowCodes{});
+        if constexpr (weight_zero != 0) {
+            const RowCodes half = four_digits(RowCodes{}, "\x40\x40\x40\x40");  // of weight_zero
+            for (int64_t i = to.first; i < to.end; ++i)
+                for (int twice = 0; twice < 2; ++twice)
+                    to.start[j] = add_products(to.start[j], half, to.codes[i][j]);
+        }
+    }
+}
+
+/// Calls for the strip after one, a share of it at a time: it is in a cache further away.
+inline void call_next_strip(const AbsorbedValues& x, int64_t group, int64_t column, int64_t share,
+                            int64_t of) {
+    constexpr int64_t kLine = 64;
+    if (column % kLine != 0) return;
+    const bool same = column + kLine < x.dim;
+    if (!same && group + 1 == x.heads) return;
+    const int64_t end = x.first + (share + 1) * x.n / of;
+    for (int64_t row = x.first + share * x.n / of; row < end; ++row)
+        __builtin_prefetch(head_of(x, row / kBlockTokens, same ? group : group + 1) +
+                               row % kBlockTokens * x.dim + (same ? column + kLine : 0),
+                           0, 3);
+}
+
+/// V vectors of columns of Q pairs, of which there is one with `left` elements when Part.
+template <int Q, int V, bool Part>
+void add_tile(const AbsorbedValues& x, const Weights& weights, int64_t pair, const Strip& strip,
+              int64_t vector, float* out, int64_t left) {
+    RowSums acc[Q][V];
+#pragma GCC unroll 8
+    for (int k = 0; k < Q; ++k) {
+#pragma GCC unroll 4
+        for (int j = 0; j < V; ++j) acc[k][j] = strip.start[vector + j];
+    }
+    const WeightCode* const from = weights.codes(pair);
+    for (int64_t i = strip.first; i < strip.end; ++i) {
+        RowCodes codes[V];
+#pragma GCC unroll 4
+        for (int j = 0; j < V; ++j) codes[j] = strip.codes[i][vector + j];
+#pragma GCC unroll 8
+        for (int k = 0; k < Q; ++k) {
+            const RowCodes some = four_digits(RowCodes{}, from + k * kAbsorbedRows + i * rows_in_lane);
+#pragma GCC unroll 4
+            for (int j = 0; j < V; ++j) acc[k][j] = add_products(acc[k][j], some, codes[j]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int k = 0; k < Q; ++k) {
+        const Vec unit = splat(weights.unit(pair + k));
+        const float factor = x.factor[pair + k];
+        float* const to = out + k * x.out_stride;
+#pragma GCC unroll 4
+        for (int j = 0; j < V; ++j) {
+            const Vec added = to_floats(acc[k][j]) * unit;
+            float* const at = to + j * lanes;
+            const auto read = [&] { return Part ? load_part(at, left) : load(at); };
+            const Vec all = factor == 0 ? added : fma(splat(factor), read(), added);
+            Part ? store_part(at, all, left) : store(at, all);
+        }
+    }
+}
+
+template <int V, bool Part>
+void add_vectors(const AbsorbedValues& x, const Weights& weights, const Strip& strip, int64_t vector,
+                 int64_t group, int64_t column, bool calls, int64_t left) {
+    constexpr int64_t kAtOnce = 4;
+    const int64_t steps = (x.n_pairs + kAtOnce - 1) / kAtOnce;
+    for (int64_t pair = 0, step = 0; pair < x.n_pairs; ++step) {
+        if (calls) call_next_strip(x, group, column, step, steps);
+        for (int64_t end = pair + kAtOnce; pair < end && pair < x.n_pairs;) {
+            float* const out = x.out + pair * x.out_stride + group * x.dim + column + vector * lanes;
+            const auto with = [&](auto kernel, int64_t n) {
+                kernel(x, weights, pair, strip, vector, out, left);
+                pair += n;
+            };
+            if (x.n_pairs - pair >= 4)
+                with(add_tile<4, V, Part>, 4);
+            else if (x.n_pairs - pair >= 2)
+                with(add_tile<2, V, Part>, 2);
+            else
+                with(add_tile<1, V, Part>, 1);
+        }
+    }
+}
+
+/// All pairs, as many vectors at once as there are.
+inline void add_strip(const AbsorbedValues& x, int64_t group, int64_t column, const Strip& strip,
+                      const Weights& weights) {
+    const int64_t left = x.dim - column, whole = left / lanes;
+    int64_t vector = 0;
+    const auto with = [&](auto kernel, int64_t n) {
+        kernel(x, weights, strip, vector, group, column, vector == 0, left - vector * lanes);
+        vector += n;
+    };
+    if constexpr (absorbed_vectors >= 4)
+        if (whole >= 4) return with(add_vectors<4, false>, 4);
+    if (whole - vector >= 2) with(add_vectors<2, false>, 2);
+    if (vector == absorbed_vectors) return;
+    if (whole - vector >= 1) with(add_vectors<1, false>, 1);
+    if (vector < absorbed_vectors && left > vector * lanes) with(add_vectors<1, true>, 1);
+}
+
+/// One row for one pair, as floats.
+inline void add_aside(const AbsorbedValues& x, const SetAside& aside) {
+    const int64_t block = aside.row / kBlockTokens, row = aside.row % kBlockTokens;
+    float* out = x.out + aside.pair * x.out_stride;
+    for (int64_t group = 0; group < x.heads; ++group, out += x.dim) {
+        const Vec weight = splat(aside.weight * scales_of(x, block, group)[row]);
+        const auto* const codes = reinterpret_cast<const Int8*>(head_of(x, block, group) + row * x.dim);
+        int64_t c = 0;
+        for (; c + lanes <= x.dim; c += lanes) store(out + c, fma(weight, load(codes + c), load(out + c)));
+        if (const int64_t left = x.dim - c)
+            store_part(out + c, fma(weight, load_part(codes + c, left), load_part(out + c, left)), left);
+    }
+}
+
+}  // namespace
+}  // namespace slimrt::cpu::SLIMRT_ISA

@@ -1,0 +1,261 @@
+// Attention of few queries over absorbed rows of Q8, kAbsorbedRows at a time: scores as its terms have them,
+// weights, then values for all heads (see absorb_values()).
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "kernels/cpu/attention_run.h"
+#include "kernels/cpu/row_address.h"
+
+namespace slimrt::cpu {
+namespace {
+
+constexpr float kOne = 32767;  // of turns
+
+/// The columns of a head that turn together: fn(number of the pair, column, column).
+template <class Fn>
+void each_pair(const Rope& rope, const Fn& fn) {
+    for (int i = 0; i < rope.n_rot / 2; ++i)
+        rope.interleaved ? fn(i, 2 * i, 2 * i + 1) : fn(i, i, i + rope.n_rot / 2);
+}
+
+/// What rows of a block are turned by beside its first one; columns that do not turn have a cosine too.
+void fill_turned_rows(const Rope& rope, int64_t dim, int16_t* turns) {
+    const float* const first = rope ? rope.table.f32(0) : nullptr;
+    for (int64_t row = 0; row < kBlockTokens; ++row) {
+        const auto set = [&](int64_t column, float cosine, float sine) {
+            int16_t* const to = turns_at(turns, dim, row, column);
+            to[0] = static_cast<int16_t>(std::lrint(kOne * cosine));
+            to[kTurnColumns] = static_cast<int16_t>(std::lrint(kOne * sine));
+        };
+        for (int64_t c = rope.n_rot; c < dim; ++c) set(c, 1, 0);
+        const float* const turned = rope ? rope.table.f32(row) : nullptr;
+        each_pair(rope, [&](int i, int a, int b) {
+            const float c0 = first[2 * i], s0 = first[2 * i + 1], c = turned[2 * i], s = turned[2 * i + 1];
+            const float size = c0 * c0 + s0 * s0, cosine = (c * c0 + s * s0) / size;
+            const float sine = (s * c0 - c * s0) / size;
+            set(a, cosine, sine);
+            set(b, cosine, sine);
+        });
+    }
+}
+
+}  // namespace
+
+/// One query of a head for score_turned(): q and q by a right angle, times the channels' scales, so that no
+/// turn of it exceeds 16 bits.
+void AttentionRun::pack_turned(const ScoreTerm& term, int head, const float* q, float* to) const {
+    const int64_t dim = turned_dim(term.dim);
+    const float* const scale = term.row_scale ? term.row_scale.f32() + int64_t(head) * term.dim : nullptr;
+    const auto scaled = [&](int64_t c, float x) { return scale ? x * scale[c] : x; };
+    float *const along = to + sizeof(TurnedQuery) / sizeof(float), *const across = along + dim;
+    std::fill_n(along, 2 * dim, 0.0f);
+    float top = 0;
+    const auto widen = [&](float size) { top = size > top || size != size ? size : top; };  // NaN stays
+    for (int64_t c = term.rope.n_rot; c < term.dim; ++c) widen(std::fabs(along[c] = scaled(c, q[c])));
+    const float* const first = term.rope ? term.rope.table.f32(0) : nullptr;
+    each_pair(term.rope, [&](int i, int a, int b) {
+        along[a] = scaled(a, q[a]);
+        along[b] = scaled(b, q[b]);
+        across[a] = scaled(a, q[b]);
+        across[b] = scaled(b, -q[a]);
+        const float size = std::hypot(first[2 * i], first[2 * i + 1]);
+        widen(size * std::hypot(along[a], across[a]));
+        widen(size * std::hypot(along[b], across[b]));
+    });
+    const bool usable = top >= 0x1p-100f && top <= 0x1p100f;
+    const float shrink = usable ? (kOne - 1) / top : 0, nan = std::numeric_limits<float>::quiet_NaN();
+    for (int64_t c = 0; c < 2 * dim; ++c) along[c] = usable ? along[c] * shrink : 0;
+    *to = args_.scale * (usable ? top / (kOne - 1) * (0x1p15f / kOne) : top < 1 ? 0 : nan);
+}
+
+/// What the terms' scores need of the queries, and of positions.
+void AttentionRun::prepare_absorbed(const AttentionJob& job, float* scratch) const {
+    const int pairs = plan_.heads_per_group * job.n_queries;
+    std::fill_n(scratch + plan_.scratch.squares, pairs, 0.0f);
+    for (size_t t = 0; t < args_.scores.size(); ++t) {
+        const ScoreTerm& term = args_.scores[t];
+        if (plan_.by_group[t]) group_queries(t, pairs, scratch);
+        if (!plan_.turns[t]) continue;
+        const int64_t dim = turned_dim(term.dim), share = pairs / term.n_heads;
+        const float* const q = scratch + plan_.scratch.q[t];
+        float* const packed = scratch + plan_.scratch.turned_q[t];
+        for (int pair = 0; pair < pairs; ++pair)
+            pack_turned(term, static_cast<int>(pair / share), q + int64_t(pair) * term.dim,
+                        packed + pair * turned_query_floats(term.dim));
+        fill_turned_rows(term.rope, dim, reinterpret_cast<int16_t*>(scratch + plan_.scratch.turned_rows[t]));
+    }
+}
+
+/// Scores of the rows from `position` on, of one block.
+void AttentionRun::score_by_turns(const AttentionJob& job, size_t t, int64_t position, int64_t end,
+                                  float* scratch, float* scores) const {
+    const ScoreTerm& term = args_.scores[t];
+    const int64_t dim = turned_dim(term.dim);
+    float* const first = scratch + plan_.scratch.turned_first;
+    std::fill_n(first, dim, 1.0f);
+    std::fill_n(first + dim, dim, 0.0f);
+    const float* const table = term.rope ? term.rope.table.f32(position) : nullptr;
+    each_pair(term.rope, [&](int i, int a, int b) {
+        first[a] = first[b] = table[2 * i];
+        first[dim + a] = first[dim + b] = table[2 * i + 1];
+    });
+    const HeadRun run = rows_at(term.stored, job.sequence->table, position, end, 0);
+    const bool whole = term.stored.heads == 1;
+    const size_t head = head_bytes(term.stored.dtype, term.dim).total() * kBlockTokens;
+    const auto* const factors =
+        term.fresh_factors ? rows_at(term.factors, job.sequence->table, position, end, 0).data : nullptr;
+    isa_.score_turned({.data = run.data,
+                       .scales = run.scales,
+                       .head_stride = whole ? term.dim : head,
+                       .scale_stride = whole ? 0 : head,
+                       .stride = run.stride,
+                       .n = run.n,
+                       .n_heads = term.n_heads,
+                       .n_q = plan_.heads_per_group * job.n_queries / term.n_heads,
+                       .dim = term.dim,
+                       .q = reinterpret_cast<const TurnedQuery*>(scratch + plan_.scratch.turned_q[t]),
+                       .first = first,
+                       .turns = reinterpret_cast<const int16_t*>(scratch + plan_.scratch.turned_rows[t]),
+                       .factors = reinterpret_cast<const float*>(factors),
+                       .accumulate = t > 0,
+                       .out = scores,
+                       .ld = kAbsorbedRows});
+}
+
+/// What each query has for each stored head of whole rows, which has scales of its own.
+void AttentionRun::group_queries(size_t t, int pairs, float* scratch) const {
+    const Rows& rows = args_.scores[t].stored;
+    const int64_t dim = rows.head_dim();
+    float* to = scratch + plan_.scratch.grouped_q[t];
+    std::byte* packed = reinterpret_cast<std::byte*>(scratch + plan_.scratch.packed_groups[t]);
+    for (int64_t group = 0; group < rows.heads; ++group) {
+        const float* from = scratch + plan_.scratch.q[t] + group * dim;
+        for (int pair = 0; pair < pairs; ++pair, to += dim, from += rows.width) {
+            std::memcpy(to, from, dim * sizeof(float));
+            isa_.pack_query(to, dim, std::exchange(packed, packed + packed_query_bytes(dim)));
+        }
+    }
+}
+
+/// Scores of whole rows from `position` on, of one block: the sums of their stored heads' products.
+void AttentionRun::score_by_groups(const AttentionJob& job, size_t t, int64_t position, int64_t end,
+                                   float* scratch, float* scores) const {
+    const Rows& rows = args_.scores[t].stored;
+    const int64_t dim = rows.head_dim(), pairs = int64_t(plan_.heads_per_group) * job.n_queries;
+    float* const some = scratch + plan_.scratch.group_scores;
+    const auto* const packed = reinterpret_cast<const std::byte*>(scratch + plan_.scratch.packed_groups[t]);
+    for (int group = 0; group < rows.heads; ++group) {
+        const HeadRun run = rows_at(rows, job.sequence->table, position, end, group);
+        const BlockRows head = {.type = static_cast<uint32_t>(rows.dtype),
+                                .data = run.data,
+                                .scales = run.scales,
+                                .head_stride = head_bytes(rows.dtype, dim).total() * kBlockTokens,
+                                .stride = run.stride,
+                                .dim = dim};
+        isa_.score_block({.k = head,
+                          .n = run.n,
+                          .n_heads = 1,
+                          .n_q = pairs,
+                          .k_heads = 1,
+                          .q = scratch + plan_.scratch.grouped_q[t] + group * pairs * dim,
+                          .packed_q = packed + group * pairs * packed_query_bytes(dim),
+                          .scale = args_.scale,
+                          .n_queries = pairs},
+                         some, kBlockTokens);
+        for (int64_t pair = 0; pair < pairs; ++pair) {
+            float* const to = scores + pair * kAbsorbedRows;
+            if (t == 0 && group == 0) std::fill_n(to, run.n, 0.0f);
+            isa_.add(to, some + pair * kBlockTokens, run.n);
+        }
+    }
+}
+
+/// Scores of the rows [position, end), which are of one block: by integers where the terms allow it.
+void AttentionRun::score_absorbed(const AttentionJob& job, int64_t position, int64_t end, float* scratch,
+                                  float* state) const {
+    float* const scores = scratch + plan_.scratch.absorbed + position % kAbsorbedRows;
+    if (plan_.by_block) {
+        const BlockAttention block = block_at(job, false, position, end, 0, 1, scratch, state);
+        return isa_.score_block(block, scores, kAbsorbedRows);
+    }
+    const int pairs = plan_.heads_per_group * job.n_queries;
+    const Group group{job, 0, 0, pairs, scratch, state};
+    for (size_t t = 0; t < args_.scores.size(); ++t) {
+        if (plan_.turns[t]) {
+            score_by_turns(job, t, position, end, scratch, scores);
+            continue;
+        }
+        if (plan_.by_group[t]) {
+            score_by_groups(job, t, position, end, scratch, scores);
+            continue;
+        }
+        for (int64_t first = position; first < end; first += plan_.tile) {
+            const int n = static_cast<int>(std::min<int64_t>(plan_.tile, end - first));
+            compute_scores(group, {false, first, n}, t, scores + (first - position), kAbsorbedRows);
+        }
+    }
+}
+
+/// Scores of the rows [position, end) to weights, and those that stand out to a list: how many.
+int64_t AttentionRun::weigh_absorbed(const AttentionJob& job, int64_t position, int64_t end, float* scratch,
+                                     float* state) const {
+    const int pairs = plan_.heads_per_group * job.n_queries;
+    const int64_t first = position % kAbsorbedRows, n = end - position;
+    SetAside* const aside = reinterpret_cast<SetAside*>(scratch + plan_.scratch.aside);
+    int64_t n_aside = 0;
+    for (int pair = 0; pair < pairs; ++pair) {
+        float* const s = scratch + plan_.scratch.absorbed + int64_t(pair) * kAbsorbedRows;
+        float* const factor = scratch + plan_.scratch.factor + pair;
+        if (plan_.finishes_scores && !plan_.by_block)
+            isa_.finish_scores(s + first, n, args_.score_cap,
+                               bias_of(pair / job.n_queries, position - job.position(pair % job.n_queries)));
+        *factor = isa_.softmax(s + first, n, state + plan_.state.max + pair, state + plan_.state.sum + pair);
+        std::fill(s, s + first, 0.0f);
+        std::fill(s + first + n, s + kAbsorbedRows, 0.0f);
+        n_aside += isa_.set_aside(s, kAbsorbedRows, pair, *factor, scratch + plan_.scratch.squares + pair,
+                                  aside + n_aside);
+    }
+    return n_aside;
+}
+
+/// Stored rows that all queries of the job see.
+void AttentionRun::compute_absorbed(const AttentionJob& job, Span span, float* scratch, float* state) const {
+    if (span.size() == 0) return;
+    prepare_absorbed(job, scratch);
+    const int32_t* const table = job.sequence->table;
+    for (int64_t position = span.first, end; position < span.end; position = end) {
+        end = std::min(span.end, (position / kAbsorbedRows + 1) * kAbsorbedRows);
+        for (int64_t first = position, next; first < end; first = next) {
+            next = std::min(end, (first / kBlockTokens + 1) * kBlockTokens);
+            if (plan_.by_block) copy_biases(job, span, first, 0, 1, scratch);
+            score_absorbed(job, first, next, scratch, state);
+        }
+        const int64_t n_aside = weigh_absorbed(job, position, end, scratch, state);
+        for (size_t t = 0; t < args_.values.size(); ++t) {
+            const Rows& rows = args_.values[t].stored;
+            AbsorbedValues values = {
+                .head_stride = head_bytes(rows.dtype, rows.head_dim()).total() * kBlockTokens,
+                .heads = rows.heads,
+                .dim = rows.head_dim(),
+                .first = position % kAbsorbedRows,
+                .n = end - position,
+                .n_pairs = int64_t(plan_.heads_per_group) * job.n_queries,
+                .p = scratch + plan_.scratch.absorbed,
+                .factor = scratch + plan_.scratch.factor,
+                .aside = reinterpret_cast<const SetAside*>(scratch + plan_.scratch.aside),
+                .n_aside = n_aside,
+                .weights = scratch + plan_.scratch.absorbed_codes,
+                .out = state + plan_.state.values[t],
+                .out_stride = row_stride(args_.values[t].dim)};
+            const int64_t block = position / kAbsorbedRows * kAbsorbedBlocks;
+            for (int64_t i = position / kBlockTokens; i * kBlockTokens < end; ++i)
+                values.blocks[i - block] = rows.base + table[i] * rows.block_stride;
+            isa_.absorb_values(values);
+        }
+    }
+}
+
+}  // namespace slimrt::cpu

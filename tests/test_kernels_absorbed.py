@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Absorbed rows of q8, which few queries meet as integers: whole rows are values for every head, and a query is turned
+in place of rows. Against NumPy float64, on every instruction set."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import kernel_calls
+from kernel_calls import WEIGHT_LEVELS, weight_rounding
+from pairwise import pairwise
+from reference import Rope, rounded
+from slimrt._core import ops
+from test_kernels import rope_table
+
+ISAS = ops.backends()
+
+
+class Call(kernel_calls.Call):
+    """A query head for each stored one, whose rows rotate on read."""
+
+    def data(self, loud: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        random = np.random.default_rng(seed)
+        shapes = (self.queries, self.heads * self.dim), (self.rows, self.kv * self.dim)
+        q, k = (random.normal(size=shape).astype(np.float32) for shape in shapes)
+        return loud * q, k
+
+    def weights(self, q: np.ndarray, k: np.ndarray, rope: Rope | None) -> tuple[np.ndarray, np.ndarray]:
+        """[heads, queries, rows], of rows as they are read; and the largest score."""
+        keys = k.reshape(self.rows, self.kv, self.dim)
+        if rope:
+            keys = rope(keys, np.arange(self.rows))
+        queries = q.astype(np.float64).reshape(self.queries, self.heads, self.dim) / np.sqrt(self.dim)
+        group = self.heads // self.kv
+        scores = np.stack([queries[:, h] @ keys[:, h // group].T for h in range(self.heads)])
+        size = float(np.abs(scores).max())
+        scores = np.where(self.seen, scores, -np.inf)
+        p = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        return p / p.sum(axis=-1, keepdims=True), size
+
+
+SHAPES = {
+    "a head": Call(1, 1, 128, 97, 1),
+    "odd": Call(3, 3, 7, 66, 2),
+    "80 columns": Call(5, 5, 80, 333, 1),
+    "96 columns": Call(6, 6, 96, 257, 3),
+    "12 heads": Call(12, 12, 64, 700, 1),
+    "32 heads": Call(32, 32, 32, 129, 4),
+    "40 heads": Call(40, 40, 34, 161, 1),
+    "grouped": Call(12, 4, 64, 400, 2),
+    "a window": Call(4, 4, 64, 500, 3, window=170),
+    "a window within a block": Call(4, 4, 48, 300, 1, window=9),
+}
+
+
+def known_rows(call: Call, k: np.ndarray, stored_heads: int) -> np.ndarray:
+    known = k.astype(np.float64)
+    known[: -call.queries] = rounded(k[: -call.queries], "q8", stored_heads)
+    return known
+
+
+def run(call: Call, q, k, stored_heads: int, rope: Rope | None, isa: str, threads: int) -> np.ndarray:
+    plane = {"rows": k, "type": "q8", "stored_heads": stored_heads}
+    score = plane | {"q": q, "heads": call.kv, "dim": call.dim}
+    if rope:
+        score |= {
+            "table": rope_table(rope, call.rows),
+            "n_rot": 2 * len(rope.inv_freq),
+            "interleaved": rope.interleaved,
+        }
+    whole = plane | {"heads": 1, "dim": call.kv * call.dim}
+    (out,) = ops.attention_of_terms(
+        [score], [whole], call.heads, call.queries, call.dim**-0.5, call.window, isa, threads
+    )
+    return out.reshape(call.queries, call.heads, -1).astype(np.float64)
+
+
+@pairwise(
+    name=SHAPES,
+    rotation=["", "neox", "interleaved", "partial"],
+    loud=[0.3, 1.0, 3.0, 50.0],  # the last: weights that are next to nothing, or nothing
+    one_scale=[False, True],
+    threads=[1, 3],
+    isa=ISAS,
+)
+def test_whole_rows_for_every_head(name, rotation, loud, one_scale, threads, isa):
+    call = SHAPES[name]
+    n_rot = 0 if call.dim % 2 or not rotation else call.dim // 4 * 2 if rotation == "partial" else call.dim
+    rope = Rope(50.0 ** (-np.arange(0, n_rot, 2) / n_rot), rotation == "interleaved") if n_rot else None
+    stored_heads = 1 if one_scale else call.kv
+    q, k = call.data(loud)
+    known = known_rows(call, k, stored_heads)
+    p, size = call.weights(q, known, rope)
+    got = run(call, q, k, stored_heads, rope, isa, threads)
+    for head in range(call.heads):
+        for query in range(call.queries):
+            error = np.abs(got[query, head] - p[head, query] @ known).max()
+            rounding = weight_rounding(isa, p[head, query], known, stored_heads)
+            # a turned query is off by 2^-14 of its largest element or so, each way and at random
+            assert error <= rounding + (1e-5 + 3e-4 * size) * np.abs(known).max(), (head, query)
+
+
+def off_by(got: np.ndarray, wanted: np.ndarray) -> float:
+    """Of heads, the largest relative error in the mean square."""
+    error = ((got - wanted) ** 2).sum(axis=-1) / (wanted**2).sum(axis=-1)
+    return float(np.sqrt(error.max()))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("sink", [0.0, 0.5, 0.9, 0.99])
+@pytest.mark.parametrize("place", [0, 300])
+def test_a_sink_leaves_the_others_as_exact(sink, place, isa):
+    """One row has that share of all weights, and almost nothing to say: what the others say is off by 1 % at most, and
+    by no more than 1.3 times what rounding rows to q8 costs, or what is left of it without integers."""
+    call = Call(8, 8, 64, 1000, 1)
+    q, k = call.data(1.0, seed=3)
+    if sink:  # a key along every query, 1/1000 of the others' size
+        k[place] = 1e-3 * q[0] / np.linalg.norm(q[0].reshape(8, 64), axis=1).repeat(64)
+        exact, _ = call.weights(q, k.astype(np.float64), None)
+        mass = np.log(sink / (1 - sink) * (1 - exact[:, 0, place]) / exact[:, 0, place])
+        factor = (mass / 1e-3 * 8).repeat(64) / np.linalg.norm(q[0].reshape(8, 64), axis=1).repeat(64)
+        scores = k.copy()
+        scores[place] *= 1 + factor
+    else:
+        scores = k
+    heads = {"heads": 8, "dim": 64, "type": "q8", "stored_heads": 8}
+    (out,) = ops.attention_of_terms(
+        [{"rows": scores, "q": q} | heads], [{"rows": k, "type": "q8", "stored_heads": 8, "heads": 1, "dim": 512}],
+        8, 1, 0.125, 0, isa, 2,
+    )  # fmt: skip
+    p, _ = call.weights(q, known_rows(call, scores, 8), None)
+    if sink:
+        assert np.abs(p[:, 0, place] - sink).max() < 0.02
+    rows = known_rows(call, k, 8)
+    kernel = off_by(out.reshape(8, 512).astype(np.float64), p[:, 0] @ rows)
+    element = off_by(p[:, 0] @ rows, p[:, 0] @ k)
+    assert kernel <= 1e-2
+    assert np.hypot(kernel, element) <= 1.3 * element
+    if isa not in WEIGHT_LEVELS:
+        assert kernel < 1e-3
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("stored_heads", [1, 4])
+def test_what_is_not_a_number_is_seen_by_every_head(stored_heads, isa):
+    """In a key that is a value too: of the columns that share its scale. In a query: in its head's result."""
+    call = Call(4, 4, 64, 300, 1)
+    for bad in (np.nan, np.inf):
+        q, k = call.data(1.0)
+        values = k.copy()
+        values[40, 70] = bad  # head 1
+        heads = {"type": "q8", "stored_heads": stored_heads}
+        score, value = {"rows": k, "q": q, "heads": 4, "dim": 64}, {"rows": values, "heads": 1, "dim": 256}
+        (out,) = ops.attention_of_terms([heads | score], [heads | value], 4, 1, 0.125, 0, isa, 1)
+        columns = slice(64, 128) if stored_heads == 4 else slice(None)
+        out = out.reshape(4, 256)
+        assert np.isnan(out[:, columns]).all()
+        assert np.isfinite(np.delete(out, columns, axis=1)).all()
+        q[0, 130] = bad  # head 2
+        (out,) = ops.attention_of_terms([heads | score], [heads | value | {"rows": k}], 4, 1, 0.125, 0, isa, 1)
+        out = out.reshape(4, 256)
+        assert np.isnan(out[2]).all() and np.isfinite(np.delete(out, 2, axis=0)).all()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("queries", [1, 3])
+@pytest.mark.parametrize(("heads", "dim", "stored_heads"), [(12, 768, 12), (5, 400, 5), (25, 320, 5), (4, 256, 1)])
+def test_scores_of_whole_rows(heads, dim, stored_heads, queries, isa):
+    """Mode x: a head's query is as wide as a row, which has a scale for each stored head."""
+    stored, random = 333, np.random.default_rng(heads)
+    rows = random.normal(size=(stored + queries, dim)).astype(np.float32)
+    rows[:, : dim // stored_heads] *= 9
+    q = random.normal(size=(queries, heads * dim)).astype(np.float32) / 9
+    plane = {"rows": rows, "type": "q8", "stored_heads": stored_heads, "heads": 1, "dim": dim}
+    call = Call(heads, 1, dim, stored + queries, queries)
+    known = known_rows(call, rows, stored_heads)
+    p, size = call.weights(q, known, None)
+    for threads in (1, 3):
+        (got,) = ops.attention_of_terms([plane | {"q": q}], [plane], heads, queries, dim**-0.5, 0, isa, threads)
+        got = got.reshape(queries, heads, dim)
+        for head in range(heads):
+            for query in range(queries):
+                error = np.abs(got[query, head] - p[head, query] @ known).max()
+                rounding = weight_rounding(isa, p[head, query], known, stored_heads)
+                assert error <= rounding + (1e-5 + 3e-4 * size) * np.abs(known).max()
