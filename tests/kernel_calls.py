@@ -31,7 +31,7 @@ class Call:
 
 
 # What the largest weight of 128 rows is as an integer, where weights of absorbed q8 rows become integers.
-WEIGHT_LEVELS = {"avx512": 255, "neon": 255, "neon_dot": 255, "avx2": 32767}
+WEIGHT_LEVELS = {"avx512": 255, "neon": 255, "neon_dot": 255, "neon_i8mm": 255, "avx2": 32767}
 
 
 def weight_rounding(isa: str, p: np.ndarray, rows: np.ndarray, stored_heads: int = 1) -> float:

@@ -75,7 +75,10 @@ bool is_q8(const Rows& rows) {
     return rows.dtype == DType::Q8 && rows.scale_tokens == 0 && rows.block_tokens == kBlockTokens;
 }
 
+/// Not beside keys whose channels have scales: those of lowrank, of which few rows are of Q8.
 bool absorbs_all(const AttentionArgs& args) {
+    for (const ScoreTerm& term : args.scores)
+        if (term.stored.scale_tokens) return false;
     return std::ranges::all_of(args.values, [](const ValueTerm& term) {
         return term.n_heads == 1 && is_q8(term.stored) && term.dim == term.stored.width;
     });
