@@ -75,6 +75,7 @@ void AttentionRun::pack_turned(const ScoreTerm& term, int head, const float* q, 
 void AttentionRun::prepare_absorbed(const AttentionJob& job, float* scratch) const {
     const int pairs = plan_.heads_per_group * job.n_queries;
     std::fill_n(scratch + plan_.scratch.squares, pairs, 0.0f);
+    std::fill_n(scratch + plan_.scratch.ones, pairs, 1.0f);
     for (size_t t = 0; t < args_.scores.size(); ++t) {
         const ScoreTerm& term = args_.scores[t];
         if (plan_.by_group[t]) group_queries(t, pairs, scratch);
@@ -199,13 +200,11 @@ void AttentionRun::score_absorbed(const AttentionJob& job, int64_t position, int
     }
 }
 
-/// Scores of the rows [position, end) to weights, and those that stand out to a list: how many.
-int64_t AttentionRun::weigh_absorbed(const AttentionJob& job, int64_t position, int64_t end, float* scratch,
-                                     float* state) const {
+/// Scores of the rows [position, end) to weights.
+void AttentionRun::weigh_absorbed(const AttentionJob& job, int64_t position, int64_t end, float* scratch,
+                                  float* state) const {
     const int pairs = plan_.heads_per_group * job.n_queries;
     const int64_t first = position % kAbsorbedRows, n = end - position;
-    SetAside* const aside = reinterpret_cast<SetAside*>(scratch + plan_.scratch.aside);
-    int64_t n_aside = 0;
     for (int pair = 0; pair < pairs; ++pair) {
         float* const s = scratch + plan_.scratch.absorbed + int64_t(pair) * kAbsorbedRows;
         float* const factor = scratch + plan_.scratch.factor + pair;
@@ -215,10 +214,34 @@ int64_t AttentionRun::weigh_absorbed(const AttentionJob& job, int64_t position, 
         *factor = isa_.softmax(s + first, n, state + plan_.state.max + pair, state + plan_.state.sum + pair);
         std::fill(s, s + first, 0.0f);
         std::fill(s + first + n, s + kAbsorbedRows, 0.0f);
-        n_aside += isa_.set_aside(s, kAbsorbedRows, pair, *factor, scratch + plan_.scratch.squares + pair,
-                                  aside + n_aside);
     }
-    return n_aside;
+}
+
+/// Values of terms whose rows are of other types: a residual's.
+void AttentionRun::add_unabsorbed(const AttentionJob& job, int64_t position, int64_t end, float* scratch,
+                                  float* state) const {
+    const Group group{job, 0, 0, plan_.heads_per_group * job.n_queries, scratch, state};
+    const float* const weights = scratch + plan_.scratch.absorbed;
+    for (size_t t = 0; t < args_.values.size(); ++t) {
+        if (plan_.codes[t]) continue;
+        size_t factor = plan_.scratch.factor;
+        for (int64_t first = position; first < end; first += plan_.tile) {
+            const int n = static_cast<int>(std::min<int64_t>(plan_.tile, end - first));
+            add_values(group, {false, first, n}, t, weights + first % kAbsorbedRows, kAbsorbedRows,
+                       scratch + std::exchange(factor, plan_.scratch.ones));
+        }
+    }
+}
+
+/// Weights that stand out to a list: how many.
+int64_t AttentionRun::set_aside(int pairs, float* scratch) const {
+    SetAside* const aside = reinterpret_cast<SetAside*>(scratch + plan_.scratch.aside);
+    int64_t n = 0;
+    for (int pair = 0; pair < pairs; ++pair)
+        n += isa_.set_aside(scratch + plan_.scratch.absorbed + int64_t(pair) * kAbsorbedRows, kAbsorbedRows,
+                            pair, scratch[plan_.scratch.factor + pair],
+                            scratch + plan_.scratch.squares + pair, aside + n);
+    return n;
 }
 
 /// Stored rows that all queries of the job see.
@@ -233,8 +256,11 @@ void AttentionRun::compute_absorbed(const AttentionJob& job, Span span, float* s
             if (plan_.by_block) copy_biases(job, span, first, 0, 1, scratch);
             score_absorbed(job, first, next, scratch, state);
         }
-        const int64_t n_aside = weigh_absorbed(job, position, end, scratch, state);
+        weigh_absorbed(job, position, end, scratch, state);
+        add_unabsorbed(job, position, end, scratch, state);
+        const int64_t n_aside = set_aside(plan_.heads_per_group * job.n_queries, scratch);
         for (size_t t = 0; t < args_.values.size(); ++t) {
+            if (!plan_.codes[t]) continue;
             const Rows& rows = args_.values[t].stored;
             AbsorbedValues values = {
                 .head_stride = head_bytes(rows.dtype, rows.head_dim()).total() * kBlockTokens,

@@ -75,13 +75,14 @@ bool is_q8(const Rows& rows) {
     return rows.dtype == DType::Q8 && rows.scale_tokens == 0 && rows.block_tokens == kBlockTokens;
 }
 
+/// Whole rows, all of which every head reads.
+bool is_whole(const ValueTerm& term) { return term.n_heads == 1 && term.dim == term.stored.width; }
+
 /// Not beside keys whose channels have scales: those of lowrank, of which few rows are of Q8.
-bool absorbs_all(const AttentionArgs& args) {
+bool absorbs_codes(const AttentionArgs& args) {
     for (const ScoreTerm& term : args.scores)
         if (term.stored.scale_tokens) return false;
-    return std::ranges::all_of(args.values, [](const ValueTerm& term) {
-        return term.n_heads == 1 && is_q8(term.stored) && term.dim == term.stored.width;
-    });
+    return std::ranges::all_of(args.values, is_whole) && is_q8(args.values[0].stored);
 }
 
 /// Whether queries can be turned for it in 16 bits.
@@ -115,7 +116,8 @@ AttentionPlan::AttentionPlan(const AttentionArgs& args)
       finishes_scores(args.score_cap > 0 || args.relative_bias),
       by_block(fits_blocks(args, n_groups)),
       by_budget(by_block && args.sparse_threshold > 0 && args.scores[0].n_heads == n_groups),
-      absorbs(absorbs_all(args) && !by_budget) {
+      absorbs(absorbs_codes(args) && !by_budget) {
+    for (size_t i = 0; i < args.values.size(); ++i) codes[i] = absorbs && is_q8(args.values[i].stored);
     for (size_t i = 0; i < args.scores.size(); ++i) {
         turns[i] = absorbs && turns_queries(args.scores[i]);
         by_group[i] = absorbs && !by_block && sums_groups(args.scores[i]);
@@ -266,6 +268,7 @@ void AttentionPlan::lay_out(const AttentionArgs& args, size_t pairs, size_t part
         scratch.absorbed = take(pairs * kAbsorbedRows);
         scratch.absorbed_codes = take(weight_floats(pairs));
         scratch.squares = take(pairs);
+        scratch.ones = take(pairs);
         scratch.aside = take(pairs * kMaxSetAside * sizeof(SetAside) / sizeof(float));
         for (size_t i = 0; i < args.scores.size(); ++i) {
             const int64_t dim = args.scores[i].dim;

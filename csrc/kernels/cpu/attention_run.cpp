@@ -107,21 +107,25 @@ void AttentionRun::compute_tiles(const AttentionJob& job, bool fresh, Span span,
 
 void AttentionRun::compute_tile(const Group& group, const Tile& tile) const {
     float* const scores = group.scratch + plan_.scratch.scores;
-    const int ld = plan_.tile;
+    const size_t ld = plan_.tile;
     for (size_t t = 0; t < args_.scores.size(); ++t) compute_scores(group, tile, t, scores, ld);
     weigh(group, tile);
-    const float* factor = group.scratch + plan_.scratch.factor;
-    for (size_t t = 0; t < args_.values.size(); ++t) {
-        const ValueTerm& term = args_.values[t];
-        const RowView rows = read(group, term, tile, false, false);
-        const int heads = term.n_heads / plan_.n_groups, share = group.n_pairs / heads;
-        const size_t stride = row_stride(term.dim);
-        float* sums = group.state + plan_.state.values[t] + group.first_pair * stride;
-        for (int head = 0; head < heads; ++head) {
-            isa_.values(scores + head * share * ld, ld, share, factor + head * share, rows.type(),
-                        rows.column(head * term.dim), rows.stride, tile.n, term.dim,
-                        sums + head * share * stride, stride);
-        }
+    for (size_t t = 0; t < args_.values.size(); ++t)
+        add_values(group, tile, t, scores, ld, group.scratch + plan_.scratch.factor);
+}
+
+/// Values of a tile by one term, with these weights, to the group's sums times their factors.
+void AttentionRun::add_values(const Group& group, const Tile& tile, size_t t, const float* weights, size_t ld,
+                              const float* factor) const {
+    const ValueTerm& term = args_.values[t];
+    const RowView rows = read(group, term, tile, false, false);
+    const int heads = term.n_heads / plan_.n_groups, share = group.n_pairs / heads;
+    const size_t stride = row_stride(term.dim);
+    float* sums = group.state + plan_.state.values[t] + group.first_pair * stride;
+    for (int head = 0; head < heads; ++head) {
+        isa_.values(weights + head * share * ld, ld, share, factor + head * share, rows.type(),
+                    rows.column(head * term.dim), rows.stride, tile.n, term.dim, sums + head * share * stride,
+                    stride);
     }
 }
 

@@ -58,6 +58,8 @@ class AttentionRun {
                          float* scratch, float* state) const;
     void compute_tile(const Group& group, const Tile& tile) const;
     void compute_scores(const Group& group, const Tile& tile, size_t t, float* scores, size_t ld) const;
+    void add_values(const Group& group, const Tile& tile, size_t t, const float* weights, size_t ld,
+                    const float* factor) const;
     void pack_turned(const ScoreTerm& term, int head, const float* q, float* to) const;
     void prepare_absorbed(const AttentionJob& job, float* scratch) const;
     void score_by_turns(const AttentionJob& job, size_t t, int64_t position, int64_t end, float* scratch,
@@ -67,8 +69,11 @@ class AttentionRun {
                          float* scores) const;
     void score_absorbed(const AttentionJob& job, int64_t position, int64_t end, float* scratch,
                         float* state) const;
-    int64_t weigh_absorbed(const AttentionJob& job, int64_t position, int64_t end, float* scratch,
-                           float* state) const;
+    void weigh_absorbed(const AttentionJob& job, int64_t position, int64_t end, float* scratch,
+                        float* state) const;
+    void add_unabsorbed(const AttentionJob& job, int64_t position, int64_t end, float* scratch,
+                        float* state) const;
+    int64_t set_aside(int pairs, float* scratch) const;
     void compute_absorbed(const AttentionJob& job, Span span, float* scratch, float* state) const;
     const float* bias_of(int head, int64_t distance) const;
     void weigh(const Group& group, const Tile& tile) const;
