@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 
 #include "core/error.h"
 #include "core/processors.h"
@@ -271,7 +272,8 @@ void CpuBackend::reweigh(Tensor x, Tensor before, Tensor after) {
     each_row(x.rows, x.cols, [&](int64_t i, int) {
         for (int64_t j = 0; j < x.cols; ++j) {
             const float was = before.f32(i)[j / dim];
-            x.f32(i)[j] *= std::isinf(was) ? 0.0f : std::exp(was - after.f32(i)[j / dim]);
+            x.f32(i)[j] *=
+                was == -std::numeric_limits<float>::infinity() ? 0.0f : std::exp(was - after.f32(i)[j / dim]);
         }
     });
 }

@@ -92,7 +92,7 @@ struct Reweigh {
     template <int n>
     __device__ void run(int64_t row, int64_t column) const {
         const float was = before.row(row)[column / dim], is = after.row(row)[column / dim];
-        const float factor = isinf(was) ? 0 : expf(was - is);
+        const float factor = was == -__builtin_inff() ? 0 : expf(was - is);
         auto v = load_pack<n>(x.row(row) + column);
         for (float& value : v.at) value *= factor;
         store_pack(x.row(row) + column, v);
