@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <cassert>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 #include <limits>
 
@@ -369,29 +368,6 @@ void CpuBackend::attention(const AttentionArgs& args) {
         sparse_counts_.rows += of_thread.rows;
         sparse_counts_.skipped += of_thread.skipped;
     }
-}
-
-std::vector<std::string> isa_names() {
-    int n = 0;
-    const Isa* const* isas = supported_isas(&n);
-    std::vector<std::string> names;
-    for (int i = 0; i < n; ++i) names.emplace_back(isas[i]->name);
-    return names;
-}
-
-const Isa& choose_isa(const std::string& asked) {
-    int n = 0;
-    const Isa* const* isas = supported_isas(&n);
-    const char* preferred = std::getenv("SLIMRT_ISA");
-    const std::string name = !asked.empty() ? asked : preferred ? preferred : "";
-    if (name.empty()) return *isas[0];
-    std::string known;
-    for (int i = 0; i < n; ++i) {
-        if (name == isas[i]->name) return *isas[i];
-        known += concat(i ? ", " : "", isas[i]->name);
-    }
-    fail(ErrorCode::argument, "isa '", name,
-         "' is not known or not supported here; this machine has: ", known);
 }
 
 }  // namespace slimrt::cpu

@@ -136,8 +136,8 @@ class Planner:
     def options(
         self, choice: CacheChoice, n_ctx: int, usable: Callable[[CacheChoice], bool] = lambda _: True
     ) -> tuple[str, ...]:
-        """What would fit instead, as flags: the same cache with less context; then with the same context kv in q8, which
-        is the fastest in half of 16 bits, and other usable modes."""
+        """What would fit instead, as flags: the same cache with less context; with the same context kv in q8, which is
+        the fastest in half of 16 bits; then other usable modes."""
         found = []
         largest, sizes = self.largest_n_ctx(choice), self.sizes(choice, n_ctx)
         if 0 < largest < n_ctx:
