@@ -9,6 +9,7 @@ of a layer's products may then be off by a unit of that type, which errors of ma
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -96,9 +97,13 @@ def test_layers_that_share_rows(config, dtype, tmp_path):
 
 
 @needs_device
-@pytest.mark.parametrize("mode", ["kivi", "lowrank"])
 @pytest.mark.parametrize(
-    "dtype", ["q8", "q4", "q3", "q2@0.5+q4*0.1", "none+q8*64+sinks=4", pytest.param("fp8_e4m3", marks=slow)]
+    ("mode", "dtype"),
+    [
+        *product(["kivi", "lowrank"], ["q8", "q4", "q3", "q2@0.5+q4*0.1", "none+q8*64+sinks=4"]),
+        ("lowrank", "q2@0.5+q8@0.75*0.2+q8*0.2+predict"),
+        *(pytest.param(mode, "fp8_e4m3", marks=slow) for mode in ("kivi", "lowrank")),
+    ],
 )
 def test_rows_age(mode, dtype, convert):
     """Beyond what is recent in a prompt and after it; then a text that is cut where rows have aged. A device that gave
