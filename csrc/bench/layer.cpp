@@ -22,7 +22,10 @@ class Layer {
           c_(config),
           prepared_(prepare()),
           cache_(arrays.backend(), {rows_of(mode, config)}, n + kBlockTokens, 1, {kBlockTokens, kBlockTokens},
-                 [this](int, const Recoding& r) { mode_.recode(arrays_.backend(), r); }),
+                 [this](int, const Recoding& r) {
+                     const AttnInput in{c_, *prepared_, rope_, {}, {}, false, scratch_};
+                     mode_.recode(arrays_.backend(), in, r);
+                 }),
           sequence_(cache_.create()),
           scratch_(arrays.backend(), size_t(kHeads) * (kHeads * kHeadDim) * sizeof(float) * 8) {
         append_rows(std::min<int64_t>(n, 16 * kBlockTokens));  // random numbers take long to make
@@ -42,7 +45,7 @@ class Layer {
         const std::vector<Rows> rows = cache_.rows(0);
         std::vector<StoredRegion> older;
         for (const OlderRows& of : group.older)
-            older.push_back({of.origin, of.sequences, cache_.rows(0, of.c)});
+            older.push_back({of.c > 0, of.origin, of.sequences, cache_.rows(0, of.c)});
         DenseRows none;
         const AttnInput in{c_, *prepared_, rope_, positions, group.sequences, false, scratch_};
         std::vector<double> seconds;

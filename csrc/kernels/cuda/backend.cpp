@@ -141,7 +141,12 @@ void CudaBackend::unfold(Tensor x, int64_t stride, int64_t padding, Tensor out) 
 
 const int32_t* CudaBackend::table_of(const Rows& rows, const int32_t* table, int64_t end) {
     if (rows.block_tokens == 0 || !table) return table;
-    const auto known = [&](const auto& at) { return at.first == table; };
+    const size_t n = (end + kBlockTokens - 1) / kBlockTokens;
+    const std::vector<int32_t>& ids = places_.ids;
+    const auto known = [&](const auto& at) {  // a table may have grown since
+        return at.first == table && at.second + n <= ids.size() &&
+               std::equal(table, table + n, &ids[at.second]);
+    };
     const auto& placed = places_.table_at;
     const auto it = std::find_if(placed.begin(), placed.end(), known);
     if (it == placed.end()) {
