@@ -3,8 +3,23 @@
 #pragma once
 
 #include "kernels/cpu/linear_quant.h"
+#include "kernels/cpu/linear_unpack.h"
 
 namespace slimrt::cpu::SLIMRT_ISA {
+
+/// What unpack() feeds: the codes and scales of `lanes` of a panel's rows.
+struct PanelColumn {
+    uint8_t* codes;
+    float *scales, *minima;
+    int rows;  // of the panel
+
+    void scale(int group, Vec s) { store(scales + group * rows, s); }
+    void minimum(int group, Vec m) { store(minima + group * rows, m); }
+    void fours(int at, const Words (&words)[8]) {
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; ++i) store_words(codes + (at + i) * rows * 4, words[i]);
+    }
+};
 
 /// V * lanes rows of up to 256 elements.
 template <class Weight, int V>
@@ -15,61 +30,22 @@ struct Panel {
     alignas(64) uint8_t codes[elements / 4][rows][4];
     alignas(64) float scales[groups * (Weight::has_min ? 2 : 1)][rows];  // then the minima
 
-    /// Unpacks what the rows of k elements hold from element `first` (a multiple of 256) on.
-    void fill(const uint8_t* w, size_t w_stride, int64_t first, int64_t k) {
-        for (int r = 0; r < rows; r += lanes, w += lanes * w_stride) {
-            if constexpr (Weight::unit == Weight::block) fill_scales(w, w_stride, first, r);
-            for (int i = 0; i < elements && first + i < k; i += Weight::unit) {
-                if constexpr (Weight::unit > Weight::block) {
-                    if (first + i + Weight::unit > k) {
-                        fill_padded(w, w_stride, first, i, k, r);
-                        continue;
-                    }
-                }
-                fill_unit(w + (first + i) / Weight::block * sizeof(Block), w_stride, i, r);
+    /// Unpacks n elements of the rows, from these blocks on; meanwhile asks for `bytes` ahead.
+    void fill(const uint8_t* blocks, size_t w_stride, int64_t n, Ahead& ahead, int64_t bytes) {
+        constexpr int block_groups = Weight::block / Weight::group;
+        const int64_t share = bytes * Weight::block / (V * n);
+        for (int r = 0; r < rows; r += lanes) {
+            for (int b = 0; b < n / Weight::block; ++b) {
+                const RowsAt from{blocks + r * w_stride + b * sizeof(Block), w_stride};
+                const int group = b * block_groups, minimum = Weight::has_min ? groups + group : group;
+                PanelColumn to{codes[b * Weight::block / 4][r], scales[group] + r, scales[minimum] + r, rows};
+                unpack(from, static_cast<const Block*>(nullptr), to);
+                ahead.some(share);
             }
         }
     }
     const float* scale(int group) const { return scales[group]; }
     const float* min(int group) const { return scales[groups + group]; }
-
-    /// What to ask for while unpacking: as many bytes, from here on in the order
-    /// of memory, which it reads much faster than pieces of many rows.
-    const uint8_t* ahead;
-
-  private:
-    static constexpr int step = sizeof(Block) * 64 / Weight::block;
-
-    void fill_scales(const uint8_t* w, size_t w_stride, int64_t first, int to) {
-        Scales of_rows[lanes];
-        for (int r = 0; r < lanes; ++r)
-            of_rows[r] = Weight::scales(reinterpret_cast<const Block*>(w + r * w_stride) + first / elements);
-        store_columns(of_rows, scales[0] + to, rows);
-    }
-    /// Of the `lanes` rows of which the first one's blocks, from element i of the panel on, are here.
-    void fill_unit(const uint8_t* blocks, size_t stride, int i, int to) {
-        if constexpr (Weight::unit > Weight::block) {
-            for (int b = 0; b < blocks_of_unit<Weight>; ++b)
-                store(scales[i / Weight::group + b] + to, halves_apart(blocks + b * sizeof(Block), stride));
-        }
-        for (int j = 0; j < Weight::unit / 64; ++j) {
-            Codes part[lanes];
-            const uint8_t* row = blocks;
-            for (int r = 0; r < lanes; ++r, row += stride) {
-                part[r] = Weight::codes(reinterpret_cast<const Block*>(row), j);
-                __builtin_prefetch(ahead);
-                ahead += step;
-            }
-            store_transposed(part, codes[(i + 64 * j) / 4][to], sizeof codes[0]);
-        }
-    }
-    /// Of rows that end within a unit.
-    void fill_padded(const uint8_t* w, size_t w_stride, int64_t first, int i, int64_t k, int to) {
-        Block padded[lanes][blocks_of_unit<Weight>] = {};
-        for (int r = 0; r < lanes; ++r)
-            unit_at<Weight>(w + r * w_stride, (first + i) / Weight::unit, k, padded[r]);
-        fill_unit(reinterpret_cast<const uint8_t*>(padded), sizeof padded[0], i, to);
-    }
 };
 
 /// T tokens' sums for a panel's rows, while they are in registers.
@@ -135,13 +111,21 @@ struct PanelTile {
     }
 };
 
-/// out (+)= the panel, which starts at element `first` of the rows, times T tokens.
+/// out (+)= the panel, which starts at element `first` of the rows, times T tokens; meanwhile asks for
+/// `bytes` ahead.
 template <class Weight, int V, int T>
 static void panel_tile(const Panel<Weight, V>& panel, const uint8_t* x, size_t x_stride, int64_t first,
-                       int64_t k, float* out, size_t out_stride) {
-    PanelTile<Weight, V, T> tile{x, x_stride, Activations(x, k), {}};
+                       int64_t k, Ahead& ahead, int64_t bytes, float* out, size_t out_stride) {
+    PanelTile<Weight, V, T> tile{x, x_stride, Activations(x, k)};
+    for (int t = 0; t < T; ++t) {
+        for (int v = 0; v < V; ++v) tile.acc[t][v] = splat(0);
+    }
     const int64_t left = k - first < panel.elements ? k - first : panel.elements;
-    for (int g = 0; g < left / Weight::group; ++g) tile.add_group(panel, g, first / Weight::group + g);
+    const int groups = static_cast<int>(left / Weight::group);
+    for (int g = 0; g < groups; ++g) {
+        tile.add_group(panel, g, first / Weight::group + g);
+        ahead.some(bytes / groups);
+    }
     for (int t = 0; t < T; ++t) {
         for (int v = 0; v < V; ++v) {
             float* to = out + t * out_stride + v * lanes;
@@ -155,19 +139,23 @@ template <class Weight, int V>
 static void panel_product(const uint8_t* w, size_t w_stride, const uint8_t* x, size_t x_stride,
                           int64_t n_tokens, int64_t k, float* out, size_t out_stride) {
     constexpr int64_t max_tile = 4;
-    static constexpr decltype(&panel_tile<Weight, V, 1>) rests[] = {
-        panel_tile<Weight, V, 1>, panel_tile<Weight, V, 2>, panel_tile<Weight, V, 3>};
+    constexpr int64_t unpacking = 4;  // takes about as long as so many tokens
+    static constexpr decltype(&panel_tile<Weight, V, 1>) tiles[] = {
+        panel_tile<Weight, V, 1>, panel_tile<Weight, V, 2>, panel_tile<Weight, V, 3>,
+        panel_tile<Weight, V, 4>};
     Panel<Weight, V> panel;
-    panel.ahead = w + panel.rows * w_stride;
+    Ahead ahead{w + panel.rows * w_stride, w + panel.rows * w_stride};
     for (int64_t first = 0; first < k; first += panel.elements) {
-        panel.fill(w, w_stride, first, k);
-        int64_t t = 0;
-        for (; t + max_tile <= n_tokens; t += max_tile)
-            panel_tile<Weight, V, max_tile>(panel, x + t * x_stride, x_stride, first, k, out + t * out_stride,
-                                            out_stride);
-        if (t < n_tokens)
-            rests[n_tokens - t - 1](panel, x + t * x_stride, x_stride, first, k, out + t * out_stride,
-                                    out_stride);
+        const int64_t n = k - first < panel.elements ? k - first : panel.elements;
+        const int64_t offset = first / Weight::block * static_cast<int64_t>(sizeof(typename Weight::Block));
+        const int64_t bytes =
+            n / Weight::block * static_cast<int64_t>(sizeof(typename Weight::Block)) * panel.rows;
+        panel.fill(w + offset, w_stride, n, ahead, bytes * unpacking / (unpacking + n_tokens));
+        for (int64_t t = 0; t < n_tokens; t += max_tile) {
+            const int64_t some = n_tokens - t < max_tile ? n_tokens - t : max_tile;
+            tiles[some - 1](panel, x + t * x_stride, x_stride, first, k, ahead,
+                            bytes * some / (unpacking + n_tokens), out + t * out_stride, out_stride);
+        }
     }
 }
 

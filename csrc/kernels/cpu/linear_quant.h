@@ -1,5 +1,6 @@
-// Products with quantised weights. Activations are rounded to int8, 32 at a time with an f32 scale. Few
-// tokens: row by row, so that memory is the limit (below). Many: panels (linear_panel.h).
+// Products with quantised weights. Activations are rounded to int8, 32 at a time with an f32 scale. One
+// token: row by row, so that memory is the limit (below). A few: rows side by side (linear_few.h). Many:
+// panels (linear_panel.h).
 #pragma once
 
 #include "kernels/cpu/linear_types.h"
