@@ -111,21 +111,16 @@ struct PanelTile {
     }
 };
 
-/// out (+)= the panel, which starts at element `first` of the rows, times T tokens; meanwhile asks for
-/// `bytes` ahead.
+/// out (+)= the panel, which starts at element `first` of the rows, times T tokens.
 template <class Weight, int V, int T>
 static void panel_tile(const Panel<Weight, V>& panel, const uint8_t* x, size_t x_stride, int64_t first,
-                       int64_t k, Ahead& ahead, int64_t bytes, float* out, size_t out_stride) {
+                       int64_t k, float* out, size_t out_stride) {
     PanelTile<Weight, V, T> tile{x, x_stride, Activations(x, k)};
     for (int t = 0; t < T; ++t) {
         for (int v = 0; v < V; ++v) tile.acc[t][v] = splat(0);
     }
     const int64_t left = k - first < panel.elements ? k - first : panel.elements;
-    const int groups = static_cast<int>(left / Weight::group);
-    for (int g = 0; g < groups; ++g) {
-        tile.add_group(panel, g, first / Weight::group + g);
-        ahead.some(bytes / groups);
-    }
+    for (int g = 0; g < left / Weight::group; ++g) tile.add_group(panel, g, first / Weight::group + g);
     for (int t = 0; t < T; ++t) {
         for (int v = 0; v < V; ++v) {
             float* to = out + t * out_stride + v * lanes;
@@ -140,9 +135,8 @@ static void panel_product(const uint8_t* w, size_t w_stride, const uint8_t* x, s
                           int64_t n_tokens, int64_t k, float* out, size_t out_stride) {
     constexpr int64_t max_tile = 4;
     constexpr int64_t unpacking = 4;  // takes about as long as so many tokens
-    static constexpr decltype(&panel_tile<Weight, V, 1>) tiles[] = {
-        panel_tile<Weight, V, 1>, panel_tile<Weight, V, 2>, panel_tile<Weight, V, 3>,
-        panel_tile<Weight, V, 4>};
+    static constexpr decltype(&panel_tile<Weight, V, 1>) rests[] = {
+        panel_tile<Weight, V, 1>, panel_tile<Weight, V, 2>, panel_tile<Weight, V, 3>};
     Panel<Weight, V> panel;
     Ahead ahead{w + panel.rows * w_stride, w + panel.rows * w_stride};
     for (int64_t first = 0; first < k; first += panel.elements) {
@@ -151,11 +145,16 @@ static void panel_product(const uint8_t* w, size_t w_stride, const uint8_t* x, s
         const int64_t bytes =
             n / Weight::block * static_cast<int64_t>(sizeof(typename Weight::Block)) * panel.rows;
         panel.fill(w + offset, w_stride, n, ahead, bytes * unpacking / (unpacking + n_tokens));
-        for (int64_t t = 0; t < n_tokens; t += max_tile) {
-            const int64_t some = n_tokens - t < max_tile ? n_tokens - t : max_tile;
-            tiles[some - 1](panel, x + t * x_stride, x_stride, first, k, ahead,
-                            bytes * some / (unpacking + n_tokens), out + t * out_stride, out_stride);
+        int64_t t = 0;
+        for (; t + max_tile <= n_tokens; t += max_tile) {
+            panel_tile<Weight, V, max_tile>(panel, x + t * x_stride, x_stride, first, k, out + t * out_stride,
+                                            out_stride);
+            ahead.some(bytes * max_tile / (unpacking + n_tokens));
         }
+        if (t < n_tokens)
+            rests[n_tokens - t - 1](panel, x + t * x_stride, x_stride, first, k, out + t * out_stride,
+                                    out_stride);
+        ahead.some(bytes * (n_tokens - t) / (unpacking + n_tokens));
     }
 }
 
