@@ -1,4 +1,4 @@
-// Products of quantised weights with 2 to max_few tokens: `lanes` rows are unpacked side by side in
+// Products of quantised weights with min_few to max_few tokens: `lanes` rows are unpacked side by side in
 // registers, where they meet every token, so that memory and the dot products are busy at the same time.
 #pragma once
 
@@ -7,6 +7,8 @@
 
 namespace slimrt::cpu::SLIMRT_ISA {
 
+template <class Weight>
+constexpr int64_t min_few = large<Weight> ? 3 : 2;
 constexpr int64_t max_few = 8;
 
 /// What unpack() feeds: T tokens' sums for `lanes` rows.
@@ -106,9 +108,11 @@ template <class Weight, int T>
 template <class Weight>
 static int64_t product_of_few(const uint8_t* w, size_t w_stride, int64_t n_rows, const uint8_t* x,
                               size_t x_stride, int64_t n_tokens, int64_t k, float* out, size_t out_stride) {
+    constexpr int least = min_few<Weight>;
+    static_assert(max_few == 8);
     static constexpr RowProduct of_tokens[] = {
-        few_product<Weight, 2>, few_product<Weight, 3>, few_product<Weight, 4>, few_product<Weight, 5>,
-        few_product<Weight, 6>, few_product<Weight, 7>, few_product<Weight, 8>};
+        few_product<Weight, least>, few_product<Weight, 3>, few_product<Weight, 4>, few_product<Weight, 5>,
+        few_product<Weight, 6>,     few_product<Weight, 7>, few_product<Weight, 8>};
     int64_t r = 0;
     for (; r + lanes <= n_rows; r += lanes)
         of_tokens[n_tokens - 2](w + r * w_stride, w_stride, x, x_stride, k, out + r, out_stride);
