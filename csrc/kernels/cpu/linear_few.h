@@ -20,11 +20,13 @@ struct FewTokens {
     const size_t stride;
     float (*const scales)[lanes], (*const minima)[lanes];  // of a block
     int64_t block;
+    Ahead ahead;  // the next rows
     Vec acc[T];
 
     void scale(int group, Vec s) { store(scales[group], s); }
     void minimum(int group, Vec m) { store(minima[group], m); }
     void fours(int at, const Words (&codes)[8]) {
+        ahead.some(lanes * sizeof(typename Weight::Block) * 32 / Weight::block);
 #pragma GCC unroll 2
         for (int i = 0; i < 8; i += quads) add_group((at + i) / quads, codes + i);
     }
@@ -91,12 +93,11 @@ template <class Weight, int T>
     using Block = typename Weight::Block;
     alignas(64) float scales[Weight::block / Weight::group][lanes];
     alignas(64) float minima[Weight::has_min ? Weight::block / Weight::group : 1][lanes];
-    FewTokens<Weight, T> tokens{Activations(x, k), x_stride, scales, minima, 0, {}};
+    const uint8_t* const next = w + lanes * w_stride;
+    FewTokens<Weight, T> tokens{Activations(x, k), x_stride, scales, minima, 0, {next, next}, {}};
 #pragma GCC unroll 8
     for (int t = 0; t < T; ++t) tokens.acc[t] = splat(0);
-    Ahead ahead{w + lanes * w_stride, w + lanes * w_stride};
     for (; tokens.block < k / Weight::block; ++tokens.block) {
-        ahead.some(lanes * sizeof(Block));
         unpack(RowsAt{w + tokens.block * static_cast<int64_t>(sizeof(Block)), w_stride},
                static_cast<const Block*>(nullptr), tokens);
     }
