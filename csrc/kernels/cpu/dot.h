@@ -33,11 +33,12 @@
 // - load_words(rows, at, to[4]), perhaps to[8]: those from byte `at` of the rows on; load_word(rows, at).
 // - field(w, shift, mask): each byte >> shift & mask; above(w, v): w + 16 v; wide_words(w): as wide().
 // - byte_of(w, i), signed_byte_of(w, i): byte i of each row as a float; half_of(w, i): as a 16-bit float.
-// - store_words(p, w); where there is no ByElement, dot_four<wide>(sums, w, p): w times 4 codes, for all.
+// - store_words(p, w).
 //
 // ByElement: products with an element of a vector of activations, n at a time; 1: there are none.
 // - Codes: n fours of a token's codes; Floats: n activations; load(p); of_words(w): PanelCodes.
 // - dot<wide>(sums, w, x, i), fma(w, x, i, sums): with the i-th.
+// - If n is 1 only dot_four<wide>(sums, words, p): with the 4 codes at p.
 //
 // WidePairs: products of 16-bit integers, see linear_wide.h; min_tokens 0: they would not be faster.
 #pragma once

@@ -152,10 +152,6 @@ static inline Words load_word(const RowsAt& row, int at) {
     return _mm256_set_m128i(four(4), four(0));
 }
 static inline void store_words(void* p, Words w) { _mm256_storeu_si256(static_cast<__m256i*>(p), w); }
-template <bool is_wide>
-static inline PanelSums dot_four(PanelSums acc, Words w, const void* p) {
-    return dot<is_wide>(acc, w, splat_four(p));
-}
 static inline Words above(Words low, Words high) { return _mm256_or_si256(low, _mm256_slli_epi16(high, 4)); }
 static inline Words wide_words(Words w) { return w; }
 static inline Words field(Words w, int shift, int mask) {
@@ -175,6 +171,11 @@ static inline Vec half_of(Words w, int i) {
 
 struct ByElement {
     static constexpr int n = 1;
+
+    template <bool is_wide>
+    static PanelSums dot_four(PanelSums acc, Words w, const void* p) {
+        return SLIMRT_ISA::dot<is_wide>(acc, w, splat_four(p));
+    }
 };
 
 struct WidePairs {

@@ -150,14 +150,6 @@ static inline Words load_word(const RowsAt& row, int at) {
     return join(_mm256_set_m128i(four(4), four(0)), _mm256_set_m128i(four(12), four(8)));
 }
 static inline void store_words(void* p, Words w) { _mm512_storeu_si512(p, w); }
-template <bool is_wide>
-static inline PanelSums dot_four(PanelSums acc, Words w, const void* p) {
-    struct Four {
-        int32_t codes __attribute__((packed, may_alias));
-    };
-    asm volatile("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(w), "m"(*static_cast<const Four*>(p)));
-    return acc;
-}
 static inline Words wide_words(Words w) { return wide(w); }
 static inline Words field(Words w, int shift, int mask) {
     return _mm512_and_si512(_mm512_srli_epi32(w, shift), _mm512_set1_epi8(static_cast<char>(mask)));
@@ -174,6 +166,16 @@ static inline Vec half_of(Words w, int i) {
 
 struct ByElement {
     static constexpr int n = 1;
+
+    /// `volatile` keeps the order, in which no product waits for the one before.
+    template <bool is_wide>
+    static PanelSums dot_four(PanelSums acc, Words w, const void* p) {
+        struct __attribute__((packed, may_alias)) Four {
+            int32_t codes;
+        };
+        asm volatile("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(w), "m"(*static_cast<const Four*>(p)));
+        return acc;
+    }
 };
 
 /// See linear_wide.h.

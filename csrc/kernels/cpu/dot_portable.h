@@ -215,10 +215,6 @@ static inline Words load_word(const RowsAt& row, int at) {
     return w;
 }
 static inline void store_words(void* p, Words w) { memcpy(p, &w, sizeof w); }
-template <bool is_wide>
-static inline PanelSums dot_four(PanelSums acc, Words w, const void* p) {
-    return dot<is_wide>(acc, {even(w), odd(w)}, splat_four(p));
-}
 static inline Words wide_words(Words w) { return w; }
 static inline Words above(Words low, Words high) { return low | high << 4; }
 static inline Vec byte_of(Words w, int i) {
@@ -233,6 +229,11 @@ static inline Vec half_of(Words w, int i) {
 
 struct ByElement {
     static constexpr int n = 1;
+
+    template <bool is_wide>
+    static PanelSums dot_four(PanelSums acc, Words w, const void* p) {
+        return SLIMRT_ISA::dot<is_wide>(acc, {even(w), odd(w)}, splat_four(p));
+    }
 };
 
 struct WidePairs {

@@ -34,12 +34,13 @@ struct FewTokens {
   private:
     const uint8_t* next(const uint8_t* p) const { return step(p, stride); }  // token
 
-    template <class Sums>
-    static void dots(const Words* codes, const uint8_t* const (&x)[T], Sums (&s)[T]) {
+    template <class Ops>
+    static void dots(const Words* codes, const uint8_t* const (&x)[T], PanelSums (&s)[T]) {
 #pragma GCC unroll 8
         for (int q = 0; q < quads; ++q) {
 #pragma GCC unroll 8
-            for (int t = 0; t < T; ++t) s[t] = dot_four<Weight::is_wide>(s[t], codes[q], x[t] + 4 * q);
+            for (int t = 0; t < T; ++t)
+                s[t] = Ops::template dot_four<Weight::is_wide>(s[t], codes[q], x[t] + 4 * q);
         }
     }
 
@@ -74,7 +75,7 @@ struct FewTokens {
         if constexpr (ByElement::n > 1)
             dots_by_element<ByElement>(codes, x, s);
         else
-            dots(codes, x, s);
+            dots<ByElement>(codes, x, s);
         const Vec of_rows = load(scales[g]);
         const uint8_t* d = first.scales + at * Weight::group / 32 * 4;
         sums = first.sums + 4 * at;
