@@ -237,8 +237,8 @@ def test_linear_of_extreme_rows(type_name, bits, isa):
     """Zero rows, the largest and smallest codes, one huge value among small ones: no overflow, no saturation."""
     if (isa, type_name) in UNPACKED:
         return says_it_does_not_multiply(type_name, isa)
-    k = 2 * block_size(type_name)
-    raw, _ = random_weight(type_name, 4, k)
+    k, rows = 2 * block_size(type_name), 19
+    raw, _ = random_weight(type_name, rows, k)
     scales = np.isin(np.arange(raw.shape[1]) % (raw.shape[1] // 2), half_bytes(type_name))
     filled = {value: np.where(scales, raw, value).astype(np.uint8) for value in (0x00, 0x7F, 0x80, 0xFF)}
     weights = {value: gguf.quants.dequantize(codes, ggml(type_name)) for value, codes in filled.items()}
@@ -246,7 +246,7 @@ def test_linear_of_extreme_rows(type_name, bits, isa):
     x = np.zeros((4, k), np.float32)
     x[1], x[2], x[3] = 1.0, -1.0, 1e-3
     x[3, 5] = 1e4
-    got = ops.linear(x, filled[bits].reshape(-1), type_name, 4, None, isa, 1)
+    got = ops.linear(x, filled[bits].reshape(-1), type_name, rows, None, isa, 1)
     wanted = x.astype(np.float64) @ weight.T
     largest = np.max([np.abs(w) for w in weights.values()], axis=0)  # float32 rounds at the size of a block's range
     sigma = activation_rounding(x, weight, type_name) + (8 * EPS + product_unit(isa, type_name)) * (
@@ -254,6 +254,23 @@ def test_linear_of_extreme_rows(type_name, bits, isa):
     )
     assert (got[0] == 0).all()
     assert (np.abs(got - wanted) <= 6 * sigma).all()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("type_name", NATIVE)
+def test_linear_of_a_few_tokens_is_each_alone(type_name, isa):
+    """But for the order of sums: tokens share the weights, nothing else."""
+    for rows, blocks in ((37, 1), (16, 3), (51, 9)):
+        k = blocks * block_size(type_name)
+        raw, weight = random_weight(type_name, rows, k, seed=rows)
+        x = np.random.default_rng(rows).normal(size=(9, k)).astype(np.float32)
+        x[4, :] *= 1e3
+        flat = raw.reshape(-1)
+        alone = np.concatenate([ops.linear(row, flat, type_name, rows, None, isa, 1) for row in x[:, None]])
+        size = np.abs(x) @ np.abs(weight.T) * (4 if type_name in ("q4_k", "q5_k") else 1)  # minima cancel
+        for tokens in range(2, 10):
+            got = ops.linear(x[:tokens], flat, type_name, rows, None, isa, 1 + tokens % 2)
+            assert (np.abs(got - alone[:tokens]) <= 8 * EPS * size[:tokens]).all(), (rows, k, tokens)
 
 
 @pytest.mark.parametrize("type_name", [name for name in HALVES if name not in NATIVE])

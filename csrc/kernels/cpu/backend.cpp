@@ -16,7 +16,7 @@ namespace {
 constexpr int64_t kInlineElements = 1 << 15;  // less work than this is done before a thread wakes up
 constexpr int64_t kChunkElements = 1 << 13;
 constexpr int64_t kPaddedRows = 16;  // from this many tokens on it pays to pack f32 too
-constexpr int64_t kPanelTokens = 4;  // about where products begin to go by panels (panel_min of an ISA)
+constexpr int64_t kPanelTokens = 2;  // from so many tokens on products take rows side by side
 constexpr size_t kCacheLine = 64;
 
 uint32_t number(DType dtype) { return static_cast<uint32_t>(dtype); }

@@ -24,28 +24,56 @@
 // - spread_halves(s, j): s[2j] for the sums' first half, s[2j + 1] for the second (if joins_steps, those of
 //   an odd j and of j - 1); spread_quarters: from 4j.
 // - add_last_eight(acc, s): s[8 ... 15] added to any of acc's.
-// - store_columns(rows, to, stride): number i of `lanes` rows side by side at to + i * stride.
 //
 // PanelCodes: 4 codes in each of `lanes` lanes; PanelSums: a sum in each. See linear_panel.h.
 // - load_panel(p); splat_four(p): the same 4 codes in all; start_all(p): the same integer; dot<wide>; to_vec.
-// - store_transposed(rows, to, stride): the q-th four of rows[r], r < lanes, to to + q * stride + 4 r.
-// - halves_apart(p, stride): 16-bit floats, as many bytes apart, with at least two bytes behind each.
-// - panel_vectors: of a register tile; panel_min: tokens from which on panels are faster.
+// - panel_vectors: of a register tile.
+//
+// Words: four bytes of each of `lanes` rows, see linear_unpack.h.
+// - load_words(rows, at, to[4]), perhaps to[8]: those from byte `at` of the rows on; load_word(rows, at).
+// - field(w, shift, mask): each byte >> shift & mask; above(w, v): w + 16 v; wide_words(w): as wide();
+//   lowered(w, by): each byte less that, if panels are signed.
+// - byte_of(w, i), signed_byte_of(w, i): byte i of each row as a float; half_of(w, i): as a 16-bit float.
+// - store_words(p, w).
 //
 // ByElement: products with an element of a vector of activations, n at a time; 1: there are none, and of what
-// follows only side_by_side and tokens.
+// follows only side_by_side and tokens, and dot_four<wide>(sums, words, p): with the 4 codes at p.
 // - Floats: n activations; load(p); fma(w, x, i, sums): with the i-th.
-// - side_by_side: codes of a row that are next to one another in a panel, which are signed (lowered(c,
-// offset)
-//   where stored ones are not); tokens: whose sums are in a vector; then store_transposed and store_scales
-//   are here, for that order, which of_token(sums, next, t) undoes.
+// - side_by_side: codes of a row that are next to one another in a panel, where they are signed.
+// - tokens: whose sums are in a vector. If these are not 4 and 1, store_words(p, first, second), of words
+//   that follow one another, and store_scales(rows, p) are here; of_token(sums, next, t) undoes that order.
 // - Codes: n fours of the codes of `tokens` tokens; load(p, next): the second one's are `next` bytes further;
 //   dot<wide>(sums, w, x, i): with the i-th side_by_side of them. load_tokens(p, next): a float of each.
-// - computed(v) keeps the compiler from computing v later.
+// - of_words(w): PanelCodes; computed(v) keeps the compiler from computing v later.
 //
 // WidePairs: products of 16-bit integers, see linear_wide.h; min_tokens 0: they would not be faster.
 #pragma once
 
 #include "kernels/cpu/simd.h"
+
+namespace slimrt::cpu::SLIMRT_ISA {
+
+/// p + bytes, where the compiler is not to keep a table of such addresses.
+static inline const uint8_t* step(const uint8_t* p, size_t bytes) {
+    p += bytes;
+    asm("" : "+r"(p));
+    return p;
+}
+
+/// Where `lanes` rows are, some bytes apart.
+struct RowsAt {
+    const uint8_t* fours[lanes / 4];
+    size_t stride;
+
+    RowsAt(const uint8_t* first, size_t bytes) : stride(bytes) {
+        for (auto& row : fours) {
+            row = first;
+            first = step(first, 4 * bytes);
+        }
+    }
+    const uint8_t* operator()(int r) const { return fours[r / 4] + r % 4 * stride; }
+};
+
+}  // namespace slimrt::cpu::SLIMRT_ISA
 
 #include SLIMRT_DOT

@@ -62,10 +62,6 @@ static inline Codes above(const Codes& low, const Fields& high) {
 /// Codes below 64 read the same as signed bytes.
 constexpr int wide_offset = 0;
 static inline Codes wide(const Codes& c) { return c; }
-static inline Codes lowered(Codes c, int by) {
-    for (uint8x16_t& v : c.v) v -= static_cast<uint8_t>(by);
-    return c;
-}
 static inline int8x16_t as_signed(uint8x16_t a) { return vreinterpretq_s8_u8(a); }
 
 /// Sums start with this, as the integers of pack() do.
@@ -91,13 +87,12 @@ static inline Scales load_each_twice(const void* p) {
     const auto high = [&](int i) { return Vec{vzip2q_f32(once.v[i].v, once.v[i].v)}; };
     return {{low(0), high(0), low(1), high(1)}};
 }
-static inline Vec halves_apart(const void* p, size_t stride) {
-    const auto at = [&](size_t row) {
-        return static_cast<uint64_t>(load_as<uint16_t>(static_cast<const char*>(p) + row * stride));
+static inline Scales blocks_apart(const void* p, size_t stride) {
+    const auto at = [&](size_t block) {
+        return static_cast<uint64_t>(load_as<uint16_t>(static_cast<const char*>(p) + block * stride));
     };
-    return {vcvt_f32_f16(vcreate_f16(at(0) | at(1) << 16 | at(2) << 32 | at(3) << 48))};
+    return {{{vcvt_f32_f16(vcreate_f16(at(0) | at(1) << 16 | at(2) << 32 | at(3) << 48))}}};
 }
-static inline Scales blocks_apart(const void* p, size_t stride) { return {{halves_apart(p, stride)}}; }
 /// The codes of Q4_K's and Q5_K's 8 scales, then of their minima.
 static inline uint8x16_t load_six_bits(uint8x16_t head) {
     const uint8x16_t to_low = {4, 5, 6, 7, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15};
@@ -128,24 +123,6 @@ static inline Acc spread_halves(const Scales& s, int j) { return s.v[j / 2]; }
 static inline Acc spread_quarters(const Scales& s, int j) { return s.v[j]; }
 static inline Acc add_last_eight(Acc acc, const Scales& s) { return acc + s.v[2] + s.v[3]; }
 
-static inline void store_columns(const Scales* rows, float* to, size_t stride) {
-    for (int i = 0; i < 4; ++i) {
-        Vec columns[lanes];
-        for (int r = 0; r < lanes; ++r) columns[r] = rows[r].v[i];
-        transpose(columns);
-        for (int j = 0; j < 4; ++j) store(to + (4 * i + j) * stride, columns[j]);
-    }
-}
-
-static inline void store_transposed(const Codes* rows, uint8_t* to, size_t stride) {
-    for (int i = 0; i < 4; ++i) {
-        Vec quads[lanes];
-        for (int r = 0; r < lanes; ++r) quads[r].v = vreinterpretq_f32_u8(rows[r].v[i]);
-        transpose(quads);
-        for (int q = 0; q < 4; ++q) store(reinterpret_cast<float*>(to + (4 * i + q) * stride), quads[q]);
-    }
-}
-
 using PanelCodes = int8x16_t;
 using PanelSums = int32x4_t;
 
@@ -153,6 +130,34 @@ static inline PanelCodes load_panel(const void* p) { return load_as<int8x16_t>(p
 static inline PanelSums start_all(const void* p) { return vdupq_n_s32(load_as<int32_t>(p)); }
 static inline PanelCodes splat_four(const void* p) { return vreinterpretq_s8_s32(start_all(p)); }
 static inline Vec to_vec(PanelSums s) { return without_magic(s); }
+
+using Words = uint8x16_t;
+static inline void load_words(const RowsAt& row, int at, Words (&to)[4]) {
+    Vec rows[lanes];
+    for (int r = 0; r < lanes; ++r) rows[r].v = vreinterpretq_f32_u8(load_bytes(row(r) + at));
+    transpose(rows);
+    for (int i = 0; i < 4; ++i) to[i] = vreinterpretq_u8_f32(rows[i].v);
+}
+static inline Words load_word(const RowsAt& row, int at) {
+    const auto one = [&](int r) { return load_as<uint32_t>(row(r) + at); };
+    return vreinterpretq_u8_u32(uint32x4_t{one(0), one(1), one(2), one(3)});
+}
+static inline void store_words(void* p, Words w) { memcpy(p, &w, sizeof w); }
+static inline Words wide_words(Words w) { return w; }
+static inline Words above(Words low, Words high) { return low | high << 4; }
+static inline Words lowered(Words w, int by) { return w - static_cast<uint8_t>(by); }
+static inline Vec byte_of(Words w, int i) {
+    return {vcvtq_f32_u32(vreinterpretq_u32_u8(w) >> static_cast<uint32_t>(8 * i) & 255)};
+}
+static inline Vec signed_byte_of(Words w, int i) {
+    const int32x4_t high =
+        vreinterpretq_s32_u32(vreinterpretq_u32_u8(w) << static_cast<uint32_t>(24 - 8 * i));
+    return {vcvtq_f32_s32(high >> 24)};
+}
+static inline Vec half_of(Words w, int i) {
+    const uint32x4_t low = vreinterpretq_u32_u8(w) >> static_cast<uint32_t>(16 * i);
+    return {vcvt_f32_f16(vreinterpret_f16_u16(vmovn_u32(low)))};
+}
 
 /// Here, not where it is used: g++ would keep what it is computed from, and copy that.
 static inline Vec computed(Vec a) {
@@ -164,6 +169,7 @@ static inline Vec computed(Vec a) {
 struct AnyByElement {
     static constexpr int n = 4, side_by_side = 4, tokens = 1;
     using Floats = Vec;
+    static PanelCodes of_words(Words w) { return as_signed(w); }
     static Floats load(const float* p) { return SLIMRT_ISA::load(p); }
     static Vec fma(Vec w, Floats x, int i, Vec sums) {
         return {i == 0   ? vfmaq_laneq_f32(sums.v, w.v, x.v, 0)

@@ -120,32 +120,9 @@ static inline void store(float* p, Scales s) {
     store(p + 8, s.high);
 }
 
-static inline void store_columns(Scales* rows, float* to, size_t stride) {
-    Vec low[8], high[8];
-    for (int r = 0; r < 8; ++r) {
-        low[r] = rows[r].low;
-        high[r] = rows[r].high;
-    }
-    transpose(low);
-    transpose(high);
-    for (int i = 0; i < 8; ++i) {
-        store(to + i * stride, low[i]);
-        store(to + (8 + i) * stride, high[i]);
-    }
-}
-
-static inline Vec halves_apart(const void* p, size_t stride) {
-    const __m256i count = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-    const __m256i at = _mm256_mullo_epi32(count, _mm256_set1_epi32(static_cast<int32_t>(stride)));
-    const __m256i found = _mm256_i32gather_epi32(static_cast<const int*>(p), at, 1);
-    const __m256i low = _mm256_and_si256(found, _mm256_set1_epi32(0xffff));
-    const __m256i both = _mm256_permute4x64_epi64(_mm256_packus_epi32(low, low), 0x08);
-    return {_mm256_cvtph_ps(_mm256_castsi256_si128(both))};
-}
-
 using PanelCodes = __m256i;
 using PanelSums = __m256i;
-constexpr int panel_vectors = 1, panel_min = 4;
+constexpr int panel_vectors = 1;
 
 static inline PanelCodes splat_four(const void* p) {
     int32_t four;
@@ -154,38 +131,51 @@ static inline PanelCodes splat_four(const void* p) {
 }
 static inline PanelSums start_all(const void* p) { return splat_four(p); }
 
-/// Eight rows of eight quadruples.
-static inline void store_transposed(const __m256i (&r)[8], uint8_t* to, size_t stride) {
-    __m256i a[2][4];  // a[j][i], 128-bit part p: quadruple 4 p + i of rows 4 j ... 4 j + 3
-    for (int j = 0; j < 2; ++j) {
-        const __m256i low01 = _mm256_unpacklo_epi32(r[4 * j], r[4 * j + 1]);
-        const __m256i low23 = _mm256_unpacklo_epi32(r[4 * j + 2], r[4 * j + 3]);
-        const __m256i high01 = _mm256_unpackhi_epi32(r[4 * j], r[4 * j + 1]);
-        const __m256i high23 = _mm256_unpackhi_epi32(r[4 * j + 2], r[4 * j + 3]);
-        a[j][0] = _mm256_unpacklo_epi64(low01, low23);
-        a[j][1] = _mm256_unpackhi_epi64(low01, low23);
-        a[j][2] = _mm256_unpacklo_epi64(high01, high23);
-        a[j][3] = _mm256_unpackhi_epi64(high01, high23);
-    }
-    for (int i = 0; i < 4; ++i) {
-        const __m256i first = _mm256_permute2x128_si256(a[0][i], a[1][i], 0x20);
-        const __m256i second = _mm256_permute2x128_si256(a[0][i], a[1][i], 0x31);
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i * stride), first);
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + (4 + i) * stride), second);
-    }
+using Words = __m256i;
+static inline void load_words(const RowsAt& row, int at, Words (&to)[4]) {
+    const auto part = [&](int r) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(row(r) + at)); };
+    const auto parts = [&](int r) { return _mm256_set_m128i(part(r + 4), part(r)); };
+    const __m256i a = parts(0), b = parts(1), c = parts(2), d = parts(3);
+    const __m256i low_ab = _mm256_unpacklo_epi32(a, b), low_cd = _mm256_unpacklo_epi32(c, d);
+    const __m256i high_ab = _mm256_unpackhi_epi32(a, b), high_cd = _mm256_unpackhi_epi32(c, d);
+    to[0] = _mm256_unpacklo_epi64(low_ab, low_cd);
+    to[1] = _mm256_unpackhi_epi64(low_ab, low_cd);
+    to[2] = _mm256_unpacklo_epi64(high_ab, high_cd);
+    to[3] = _mm256_unpackhi_epi64(high_ab, high_cd);
 }
-static inline void store_transposed(const Codes* rows, uint8_t* to, size_t stride) {
-    __m256i low[8], high[8];
-    for (int r = 0; r < 8; ++r) {
-        low[r] = rows[r].low;
-        high[r] = rows[r].high;
-    }
-    store_transposed(low, to, stride);
-    store_transposed(high, to + 8 * stride, stride);
+static inline Words load_word(const RowsAt& row, int at) {
+    const auto one = [&](int r) { return _mm_loadu_si32(row(r) + at); };
+    const auto four = [&](int r) {
+        return _mm_unpacklo_epi64(_mm_unpacklo_epi32(one(r), one(r + 1)),
+                                  _mm_unpacklo_epi32(one(r + 2), one(r + 3)));
+    };
+    return _mm256_set_m128i(four(4), four(0));
+}
+static inline void store_words(void* p, Words w) { _mm256_storeu_si256(static_cast<__m256i*>(p), w); }
+static inline Words above(Words low, Words high) { return _mm256_or_si256(low, _mm256_slli_epi16(high, 4)); }
+static inline Words wide_words(Words w) { return w; }
+static inline Words field(Words w, int shift, int mask) {
+    return _mm256_and_si256(_mm256_srli_epi32(w, shift), _mm256_set1_epi8(static_cast<char>(mask)));
+}
+static inline Vec byte_of(Words w, int i) {
+    return to_vec(_mm256_and_si256(_mm256_srli_epi32(w, 8 * i), _mm256_set1_epi32(255)));
+}
+static inline Vec signed_byte_of(Words w, int i) {
+    return to_vec(_mm256_srai_epi32(_mm256_slli_epi32(w, 24 - 8 * i), 24));
+}
+static inline Vec half_of(Words w, int i) {
+    const __m256i low = _mm256_and_si256(_mm256_srli_epi32(w, 16 * i), _mm256_set1_epi32(0xffff));
+    const __m256i both = _mm256_permute4x64_epi64(_mm256_packus_epi32(low, low), 0x08);
+    return {_mm256_cvtph_ps(_mm256_castsi256_si128(both))};
 }
 
 struct ByElement {
     static constexpr int n = 1, side_by_side = 4, tokens = 1;
+
+    template <bool is_wide>
+    static PanelSums dot_four(PanelSums acc, Words w, const void* p) {
+        return SLIMRT_ISA::dot<is_wide>(acc, w, splat_four(p));
+    }
 };
 
 struct WidePairs {

@@ -100,20 +100,9 @@ static inline Acc add_last_eight(Acc acc, Scales s) {
     return {_mm512_mask_add_ps(acc.v, 0xff00, acc.v, s.v)};
 }
 
-static inline void store_columns(Scales* rows, float* to, size_t stride) {
-    transpose(rows);
-    for (int i = 0; i < 16; ++i) store(to + i * stride, rows[i]);
-}
-
-static inline Vec halves_apart(const void* p, size_t stride) {
-    const __m512i count = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    const __m512i at = _mm512_mullo_epi32(count, _mm512_set1_epi32(static_cast<int32_t>(stride)));
-    return {_mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_i32gather_epi32(at, p, 1)))};
-}
-
 using PanelCodes = __m512i;
 using PanelSums = __m512i;
-constexpr int panel_vectors = 2, panel_min = 3;
+constexpr int panel_vectors = 2;
 
 static inline PanelCodes splat_four(const void* p) {
     int32_t four;
@@ -124,34 +113,69 @@ static inline PanelSums start_all(const void* p) { return splat_four(p); }
 static inline PanelCodes load_panel(const void* p) { return _mm512_loadu_si512(p); }
 static inline Vec to_vec(PanelSums s) { return {_mm512_cvtepi32_ps(s)}; }
 
-/// Transposes 4 x 4 blocks of 128 bits.
-static inline void transpose_quarters(__m512i* a) {
-    const __m512i even[2] = {_mm512_shuffle_i32x4(a[0], a[1], 0x88), _mm512_shuffle_i32x4(a[2], a[3], 0x88)};
-    const __m512i odd[2] = {_mm512_shuffle_i32x4(a[0], a[1], 0xdd), _mm512_shuffle_i32x4(a[2], a[3], 0xdd)};
-    a[0] = _mm512_shuffle_i32x4(even[0], even[1], 0x88);
-    a[1] = _mm512_shuffle_i32x4(odd[0], odd[1], 0x88);
-    a[2] = _mm512_shuffle_i32x4(even[0], even[1], 0xdd);
-    a[3] = _mm512_shuffle_i32x4(odd[0], odd[1], 0xdd);
+using Words = __m512i;
+/// Of four rows in each part of 128 bits of a, b, c and d: words 0 to 3 of that part.
+static inline void transpose_parts(__m512i a, __m512i b, __m512i c, __m512i d, Words* to) {
+    const __m512i low_ab = _mm512_unpacklo_epi32(a, b), low_cd = _mm512_unpacklo_epi32(c, d);
+    const __m512i high_ab = _mm512_unpackhi_epi32(a, b), high_cd = _mm512_unpackhi_epi32(c, d);
+    to[0] = _mm512_unpacklo_epi64(low_ab, low_cd);
+    to[1] = _mm512_unpackhi_epi64(low_ab, low_cd);
+    to[2] = _mm512_unpacklo_epi64(high_ab, high_cd);
+    to[3] = _mm512_unpackhi_epi64(high_ab, high_cd);
 }
-static inline void store_transposed(const Codes* rows, uint8_t* to, size_t stride) {
-    __m512i a[4][4];  // a[i][j], 128-bit part p: quadruple 4 p + i of rows 4 j ... 4 j + 3
-    for (int j = 0; j < 4; ++j) {
-        const __m512i* r = rows + 4 * j;
-        const __m512i low01 = _mm512_unpacklo_epi32(r[0], r[1]), low23 = _mm512_unpacklo_epi32(r[2], r[3]);
-        const __m512i high01 = _mm512_unpackhi_epi32(r[0], r[1]), high23 = _mm512_unpackhi_epi32(r[2], r[3]);
-        a[0][j] = _mm512_unpacklo_epi64(low01, low23);
-        a[1][j] = _mm512_unpackhi_epi64(low01, low23);
-        a[2][j] = _mm512_unpacklo_epi64(high01, high23);
-        a[3][j] = _mm512_unpackhi_epi64(high01, high23);
-    }
+static inline void load_words(const RowsAt& row, int at, Words (&to)[4]) {
+    const auto part = [&](int r) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(row(r) + at)); };
+    const auto parts = [&](int r) {
+        const __m512i two = _mm512_inserti32x4(_mm512_castsi128_si512(part(r)), part(r + 4), 1);
+        return _mm512_inserti32x4(_mm512_inserti32x4(two, part(r + 8), 2), part(r + 12), 3);
+    };
+    transpose_parts(parts(0), parts(1), parts(2), parts(3), to);
+}
+static inline void load_words(const RowsAt& row, int at, Words (&to)[8]) {
+    const auto parts = [&](int r) { return load_halves(row(r) + at, row(r + 4) + at); };
+    Words first[4], last[4];  // of rows 0 to 7, 8 to 15: words i and i + 4 in turn
+    transpose_parts(parts(0), parts(1), parts(2), parts(3), first);
+    transpose_parts(parts(8), parts(9), parts(10), parts(11), last);
     for (int i = 0; i < 4; ++i) {
-        transpose_quarters(a[i]);
-        for (int p = 0; p < 4; ++p) _mm512_storeu_si512(to + (4 * p + i) * stride, a[i][p]);
+        to[i] = _mm512_shuffle_i32x4(first[i], last[i], 0x88);
+        to[i + 4] = _mm512_shuffle_i32x4(first[i], last[i], 0xdd);
     }
+}
+static inline Words load_word(const RowsAt& row, int at) {
+    const auto one = [&](int r) { return _mm_loadu_si32(row(r) + at); };
+    const auto four = [&](int r) {
+        return _mm_unpacklo_epi64(_mm_unpacklo_epi32(one(r), one(r + 1)),
+                                  _mm_unpacklo_epi32(one(r + 2), one(r + 3)));
+    };
+    return join(_mm256_set_m128i(four(4), four(0)), _mm256_set_m128i(four(12), four(8)));
+}
+static inline void store_words(void* p, Words w) { _mm512_storeu_si512(p, w); }
+static inline Words wide_words(Words w) { return wide(w); }
+static inline Words field(Words w, int shift, int mask) {
+    return _mm512_and_si512(_mm512_srli_epi32(w, shift), _mm512_set1_epi8(static_cast<char>(mask)));
+}
+static inline Vec byte_of(Words w, int i) {
+    return to_vec(_mm512_and_si512(_mm512_srli_epi32(w, 8 * i), _mm512_set1_epi32(255)));
+}
+static inline Vec signed_byte_of(Words w, int i) {
+    return to_vec(_mm512_srai_epi32(_mm512_slli_epi32(w, 24 - 8 * i), 24));
+}
+static inline Vec half_of(Words w, int i) {
+    return {_mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(w, 16 * i)))};
 }
 
 struct ByElement {
     static constexpr int n = 1, side_by_side = 4, tokens = 1;
+
+    /// `volatile` keeps the order, in which no product waits for the one before.
+    template <bool is_wide>
+    static PanelSums dot_four(PanelSums acc, Words w, const void* p) {
+        struct __attribute__((packed, may_alias)) Four {
+            int32_t codes;
+        };
+        asm volatile("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(w), "m"(*static_cast<const Four*>(p)));
+        return acc;
+    }
 };
 
 /// See linear_wide.h.

@@ -57,7 +57,7 @@ static inline Acc to_acc(StartedHalves s, StartedHalves next) {
 }
 static inline Acc to_acc(QuarterSums s) { return without_magic(s.v + load_as<int32x4_t>(s.start)); }
 
-constexpr int panel_vectors = 1, panel_min = 4;
+constexpr int panel_vectors = 1;
 
 template <bool is_wide>
 static inline PanelSums dot(PanelSums acc, PanelCodes w, PanelCodes x) {

@@ -42,7 +42,7 @@ static inline Acc to_acc(const StartedSums<4>& s) {
     return without_magic(sums_of(s.v[0], s.v[1], s.v[2], s.v[3]) + load_as<int32x4_t>(s.start));
 }
 
-constexpr int panel_vectors = 2, panel_min = 3;
+constexpr int panel_vectors = 2;
 
 template <bool is_wide>
 static inline PanelSums dot(PanelSums acc, PanelCodes w, PanelCodes x) {

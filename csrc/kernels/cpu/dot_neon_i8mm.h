@@ -34,16 +34,11 @@ struct ByMatrix {
     static Vec of_token(Vec sums, Vec next, int token) {
         return {token == 0 ? vuzp1q_f32(sums.v, next.v) : vuzp2q_f32(sums.v, next.v)};
     }
-    static void store_transposed(const SLIMRT_ISA::Codes* rows, uint8_t* to, size_t stride) {
-        const auto halves = [&](int r, int i) { return vreinterpretq_s64_u8(rows[r].v[i]); };
-        for (int r = 0; r < lanes; r += 2, to += 16) {
-            for (int i = 0; i < 4; ++i) {
-                const int64x2_t low = vzip1q_s64(halves(r, i), halves(r + 1, i));
-                const int64x2_t high = vzip2q_s64(halves(r, i), halves(r + 1, i));
-                memcpy(to + 2 * i * stride, &low, sizeof low);
-                memcpy(to + (2 * i + 1) * stride, &high, sizeof high);
-            }
-        }
+    /// Two words of each row, next to each other.
+    static void store_words(uint8_t* to, Words first, Words second) {
+        const uint32x4_t a = vreinterpretq_u32_u8(first), b = vreinterpretq_u32_u8(second);
+        SLIMRT_ISA::store_words(to, vreinterpretq_u8_u32(vzip1q_u32(a, b)));
+        SLIMRT_ISA::store_words(to + 16, vreinterpretq_u8_u32(vzip2q_u32(a, b)));
     }
 };
 

@@ -174,24 +174,11 @@ static inline Acc spread_halves(const Scales& s, int j) {
 static inline Acc spread_quarters(const Scales& s, int j) { return load(s.v + 4 * j); }
 static inline Acc add_last_eight(Acc acc, const Scales& s) { return acc + (load(s.v + 8) + load(s.v + 12)); }
 
-static inline void store_columns(const Scales* rows, float* to, size_t stride) {
-    for (int i = 0; i < 16; ++i) {
-        for (int r = 0; r < lanes; ++r) to[i * stride + r] = rows[r].v[i];
-    }
-}
-
-static inline Vec halves_apart(const void* p, size_t stride) {
-    Half side_by_side[lanes];
-    for (int r = 0; r < lanes; ++r)
-        memcpy(&side_by_side[r], static_cast<const char*>(p) + r * stride, sizeof(Half));
-    return load(side_by_side);
-}
-
 struct PanelCodes {
     Shorts even, odd;
 };
 using PanelSums = Ints;
-constexpr int panel_vectors = 1, panel_min = 4;
+constexpr int panel_vectors = 1;
 
 static inline PanelCodes load_panel(const void* p) {
     Bytes a;
@@ -212,15 +199,41 @@ static inline PanelSums dot(PanelSums acc, const PanelCodes& w, const PanelCodes
     return acc + add_pairs(w.even * x.even + w.odd * x.odd);
 }
 static inline Vec to_vec(PanelSums s) { return to_acc(s); }
-static inline void store_transposed(const Codes* rows, uint8_t* to, size_t stride) {
+using Words = Bytes;
+static inline void load_words(const RowsAt& row, int at, Words (&to)[4]) {
+    uint32_t words[4][lanes];
     for (int r = 0; r < lanes; ++r) {
-        const uint8_t* from = reinterpret_cast<const uint8_t*>(rows[r].v);
-        for (int q = 0; q < 16; ++q) memcpy(to + q * stride + 4 * r, from + 4 * q, 4);
+        for (int i = 0; i < 4; ++i) memcpy(&words[i][r], row(r) + at + 4 * i, 4);
     }
+    memcpy(to, words, sizeof words);
+}
+static inline Words load_word(const RowsAt& row, int at) {
+    uint32_t words[lanes];
+    for (int r = 0; r < lanes; ++r) memcpy(words + r, row(r) + at, 4);
+    Words w;
+    memcpy(&w, words, sizeof w);
+    return w;
+}
+static inline void store_words(void* p, Words w) { memcpy(p, &w, sizeof w); }
+static inline Words wide_words(Words w) { return w; }
+static inline Words above(Words low, Words high) { return low | high << 4; }
+static inline Vec byte_of(Words w, int i) {
+    return {__builtin_convertvector(reinterpret_cast<Bits>(w) >> static_cast<uint32_t>(8 * i) & 255, Floats)};
+}
+static inline Vec signed_byte_of(Words w, int i) {
+    return {__builtin_convertvector(reinterpret_cast<Ints>(w) << (24 - 8 * i) >> 24, Floats)};
+}
+static inline Vec half_of(Words w, int i) {
+    return from_half(reinterpret_cast<Bits>(w) >> static_cast<uint32_t>(16 * i) & 0xffff);
 }
 
 struct ByElement {
     static constexpr int n = 1, side_by_side = 4, tokens = 1;
+
+    template <bool is_wide>
+    static PanelSums dot_four(PanelSums acc, Words w, const void* p) {
+        return SLIMRT_ISA::dot<is_wide>(acc, {even(w), odd(w)}, splat_four(p));
+    }
 };
 
 struct WidePairs {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/dtype.h"
+#include "kernels/cpu/linear_few.h"
 #include "kernels/cpu/linear_panel.h"
 
 namespace slimrt::cpu::SLIMRT_ISA {
@@ -25,11 +26,14 @@ static void quant_product(const void* weights, size_t w_stride, int64_t n_rows, 
     const uint8_t* w = static_cast<const uint8_t*>(weights);
     const uint8_t* x = static_cast<const uint8_t*>(activations);
     int64_t r = 0;
-    if (n_tokens >= panel_min) {
+    if (n_tokens > max_few<Weight>) {
         r = product_by_panels<Weight, panel_vectors, Ops>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k,
                                                           out, out_stride);
         r = product_by_panels<Weight, 1, Ops>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k, out,
                                               out_stride);
+    } else if (n_tokens >= min_few<Weight>) {
+        if constexpr (max_few<Weight> >= min_few<Weight>)
+            r = product_of_few<Weight>(w, w_stride, n_rows, x, x_stride, n_tokens, k, out, out_stride);
     }
     if (n_tokens > 1)
         r = product_by_rows<Weight, dot_rows>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k, out,

@@ -3,96 +3,85 @@
 #pragma once
 
 #include "kernels/cpu/linear_quant.h"
+#include "kernels/cpu/linear_unpack.h"
 
 namespace slimrt::cpu::SLIMRT_ISA {
+
+/// What unpack() feeds: the codes and scales of `lanes` rows of a panel, from a block's first on.
+template <class Weight, int V, class Ops>
+struct PanelColumn {
+    static constexpr bool is_signed = Ops::n > 1;
+    uint8_t* codes;
+    float *scales, *minima;
+    Vec waiting;  // an even group's scale
+
+    /// Of signed codes in groups of 16, the first of two has its scale less the second's, see PanelTile.
+    void scale(int group, Vec s) {
+        const bool joins = is_signed && Weight::group == 16;
+        if (joins && group % 2 == 0) {
+            waiting = s;
+            return;
+        }
+        if (joins) store_rows(scales, group - 1, waiting - s);
+        store_rows(scales, group, s);
+    }
+    void minimum(int group, Vec m) { store_rows(minima, group, m); }
+    void fours(int at, const Words (&words)[8]) {
+        constexpr int together = Ops::side_by_side / 4;
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; i += together) {
+            uint8_t* const to = codes + (at + i) * V * lanes * 4;
+            if constexpr (together == 1)
+                store_words(to, stored(words[i]));
+            else
+                Ops::store_words(to, stored(words[i]), stored(words[i + 1]));
+        }
+    }
+
+  private:
+    static Words stored(Words w) {
+        if constexpr (is_signed && Weight::offset != 0)
+            return lowered(w, Weight::offset);
+        else
+            return w;
+    }
+    static void store_rows(float* to, int group, Vec of_rows) {
+        float* const first = to + group * V * lanes * Ops::tokens;
+        if constexpr (Ops::tokens == 1)
+            store(first, of_rows);
+        else
+            Ops::store_scales(of_rows, first);
+    }
+};
 
 /// V * lanes rows of up to 256 elements; for ByElement their codes are signed.
 template <class Weight, int V, class Ops>
 struct Panel {
     static constexpr int elements = 256, rows = V * lanes, groups = elements / Weight::group;
     static constexpr int side_by_side = Ops::side_by_side;
-    static constexpr bool is_signed = Ops::n > 1;
     using Block = typename Weight::Block;
 
     alignas(64) uint8_t codes[elements / side_by_side][rows][side_by_side];
     alignas(64) float scales[groups * (Weight::has_min ? 2 : 1)][rows * Ops::tokens];  // then the minima
 
-    /// Unpacks what the rows of k elements hold from element `first` (a multiple of 256) on.
-    void fill(const uint8_t* w, size_t w_stride, int64_t first, int64_t k) {
-        for (int r = 0; r < rows; r += lanes, w += lanes * w_stride) {
-            if constexpr (Weight::unit == Weight::block) fill_scales(w, w_stride, first, r);
-            for (int i = 0; i < elements && first + i < k; i += Weight::unit) {
-                if constexpr (Weight::unit > Weight::block) {
-                    if (first + i + Weight::unit > k) {
-                        fill_padded(w, w_stride, first, i, k, r);
-                        continue;
-                    }
-                }
-                fill_unit(w + (first + i) / Weight::block * sizeof(Block), w_stride, i, r);
+    /// Unpacks n elements of the rows, from these blocks on; meanwhile asks for `bytes` ahead.
+    void fill(const uint8_t* blocks, size_t w_stride, int64_t n, Ahead& ahead, int64_t bytes) {
+        constexpr int block_groups = Weight::block / Weight::group;
+        const int64_t share = bytes * Weight::block / (V * n);
+        for (int r = 0; r < rows; r += lanes) {
+            for (int b = 0; b < n / Weight::block; ++b) {
+                const RowsAt from{blocks + r * w_stride + b * sizeof(Block), w_stride};
+                const int group = b * block_groups, minimum = Weight::has_min ? groups + group : group;
+                PanelColumn<Weight, V, Ops> to{codes[b * Weight::block / side_by_side][r],
+                                               scales[group] + r * Ops::tokens,
+                                               scales[minimum] + r * Ops::tokens};
+                unpack(from, static_cast<const Block*>(nullptr), to);
+                ahead.some(share);
             }
         }
     }
     const float* scale(int group) const { return scales[group]; }
     const float* min(int group) const { return scales[groups + group]; }
-
-    /// What to ask for while unpacking: as many bytes, from here on in the order
-    /// of memory, which it reads much faster than pieces of many rows.
-    const uint8_t* ahead;
-
-  private:
-    static constexpr int step = sizeof(Block) * 64 / Weight::block;
-
-    void fill_scales(const uint8_t* w, size_t w_stride, int64_t first, int to) {
-        Scales of_rows[lanes];
-        for (int r = 0; r < lanes; ++r)
-            of_rows[r] = Weight::scales(reinterpret_cast<const Block*>(w + r * w_stride) + first / elements);
-        if constexpr (is_signed) {
-            float columns[16][lanes];
-            store_columns(of_rows, columns[0], lanes);
-            for (int i = 0; i < 16; ++i) {
-                const bool joined = Weight::group == 16 && i % 2 == 0;  // see PanelTile
-                const Vec column = load(columns[i]);
-                store_scales(i, to, joined ? column - load(columns[i + 1]) : column);
-            }
-        } else {
-            store_columns(of_rows, scales[0] + to, rows);
-        }
-    }
-    void store_scales(int i, int to, Vec of_rows) {
-        if constexpr (Ops::tokens == 1)
-            store(scales[i] + to, of_rows);
-        else
-            Ops::store_scales(of_rows, scales[i] + to * Ops::tokens);
-    }
-    /// Of the `lanes` rows of which the first one's blocks, from element i of the panel on, are here.
-    void fill_unit(const uint8_t* blocks, size_t stride, int i, int to) {
-        if constexpr (Weight::unit > Weight::block) {
-            for (int b = 0; b < blocks_of_unit<Weight>; ++b)
-                store_scales(i / Weight::group + b, to, halves_apart(blocks + b * sizeof(Block), stride));
-        }
-        for (int j = 0; j < Weight::unit / 64; ++j) {
-            Codes part[lanes];
-            const uint8_t* row = blocks;
-            for (int r = 0; r < lanes; ++r, row += stride) {
-                part[r] = Weight::codes(reinterpret_cast<const Block*>(row), j);
-                if constexpr (is_signed && Weight::offset != 0) part[r] = lowered(part[r], Weight::offset);
-                __builtin_prefetch(ahead);
-                ahead += step;
-            }
-            uint8_t* const first = codes[(i + 64 * j) / side_by_side][to];
-            if constexpr (side_by_side == 4)
-                store_transposed(part, first, sizeof codes[0]);
-            else
-                Ops::store_transposed(part, first, sizeof codes[0]);
-        }
-    }
-    /// Of rows that end within a unit.
-    void fill_padded(const uint8_t* w, size_t w_stride, int64_t first, int i, int64_t k, int to) {
-        Block padded[lanes][blocks_of_unit<Weight>] = {};
-        for (int r = 0; r < lanes; ++r)
-            unit_at<Weight>(w + r * w_stride, (first + i) / Weight::unit, k, padded[r]);
-        fill_unit(reinterpret_cast<const uint8_t*>(padded), sizeof padded[0], i, to);
-    }
 };
 
 /// T tokens' sums for a panel's rows, while they are in registers.
@@ -215,7 +204,10 @@ template <class Weight, int V, int T, class Ops>
 static void panel_tile(const Panel<Weight, V, Ops>& panel, const uint8_t* x, size_t x_stride, int64_t first,
                        int64_t k, float* out, size_t out_stride) {
     using Tile = PanelTile<Weight, V, T, Ops>;
-    Tile tile{x, x_stride, Activations(x, k), {}};
+    Tile tile{x, x_stride, Activations(x, k)};
+    for (auto& of_token : tile.acc) {
+        for (Vec& sums : of_token) sums = splat(0);
+    }
     const int64_t left = k - first < panel.elements ? k - first : panel.elements;
     for (int i = 0; i < left / Tile::elements; ++i) tile.add(panel, i, first / Tile::elements + i);
     for (int t = 0; t < T; ++t) {
@@ -231,19 +223,27 @@ template <class Weight, int V, class Ops>
 static void panel_product(const uint8_t* w, size_t w_stride, const uint8_t* x, size_t x_stride,
                           int64_t n_tokens, int64_t k, float* out, size_t out_stride) {
     constexpr int64_t max_tile = 4;
+    constexpr int64_t unpacking = 4;  // takes about as long as so many tokens
     static constexpr decltype(&panel_tile<Weight, V, 1, Ops>) rests[] = {
         panel_tile<Weight, V, 1, Ops>, panel_tile<Weight, V, 2, Ops>, panel_tile<Weight, V, 3, Ops>};
     Panel<Weight, V, Ops> panel;
-    panel.ahead = w + panel.rows * w_stride;
+    Ahead ahead{w + panel.rows * w_stride, w + panel.rows * w_stride};
     for (int64_t first = 0; first < k; first += panel.elements) {
-        panel.fill(w, w_stride, first, k);
+        const int64_t n = k - first < panel.elements ? k - first : panel.elements;
+        const int64_t offset = first / Weight::block * static_cast<int64_t>(sizeof(typename Weight::Block));
+        const int64_t bytes =
+            n / Weight::block * static_cast<int64_t>(sizeof(typename Weight::Block)) * panel.rows;
+        panel.fill(w + offset, w_stride, n, ahead, bytes * unpacking / (unpacking + n_tokens));
         int64_t t = 0;
-        for (; t + max_tile <= n_tokens; t += max_tile)
+        for (; t + max_tile <= n_tokens; t += max_tile) {
             panel_tile<Weight, V, max_tile, Ops>(panel, x + t * x_stride, x_stride, first, k,
                                                  out + t * out_stride, out_stride);
+            ahead.some(bytes * max_tile / (unpacking + n_tokens));
+        }
         if (t < n_tokens)
             rests[n_tokens - t - 1](panel, x + t * x_stride, x_stride, first, k, out + t * out_stride,
                                     out_stride);
+        ahead.some(bytes * (n_tokens - t) / (unpacking + n_tokens));
     }
 }
 

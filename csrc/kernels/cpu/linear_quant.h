@@ -1,5 +1,6 @@
-// Products with quantised weights. Activations are rounded to int8, 32 at a time with an f32 scale. Few
-// tokens: row by row, so that memory is the limit (below). Many: panels (linear_panel.h).
+// Products with quantised weights. Activations are rounded to int8, 32 at a time with an f32 scale. One
+// token: row by row, so that memory is the limit (below). A few: rows side by side (linear_few.h). Many:
+// panels (linear_panel.h).
 #pragma once
 
 #include "kernels/cpu/linear_types.h"
@@ -79,10 +80,14 @@ static inline const typename Weight::Block* unit_at(
     return padded;
 }
 
-/// Rows multiplied side by side with one token: one, a single stream, where a weight has so many bytes that
-/// reading them is the limit; else as many as hide the latency of the arithmetic.
+/// Whether a weight has so many bytes that reading them is the limit with one token, and with two.
 template <class Weight>
-constexpr int rows_of_one = sizeof(typename Weight::Block) * 5 > Weight::block * 4 ? 1 : dot_rows;
+constexpr bool large = sizeof(typename Weight::Block) * 5 > Weight::block * 4;
+
+/// Rows multiplied side by side with one token: one, a single stream, or as many as hide the latency of the
+/// arithmetic.
+template <class Weight>
+constexpr int rows_of_one = large<Weight> ? 1 : dot_rows;
 
 /// How far ahead, in bytes, R rows are asked for: two pages of a single stream, at least 16 KiB of several
 /// rows, in whole groups of R. Two threads read a tenth less where it is a page.

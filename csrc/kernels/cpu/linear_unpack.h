@@ -1,0 +1,137 @@
+// Blocks of `lanes` rows, unpacked side by side. Words of four bytes are transposed as they are stored, so
+// that a lane is a row, and then taken apart all at once: for codes of four bits that is half the
+// transposing.
+#pragma once
+
+#include "kernels/cpu/linear_types.h"
+
+namespace slimrt::cpu::SLIMRT_ISA {
+
+/// As four and four.
+template <int N>
+static inline void load_words(const RowsAt& row, int at, Words (&to)[N]) {
+    for (int i = 0; i < N; i += 4) {
+        Words four[4];
+        load_words(row, at + 4 * i, four);
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; ++j) to[i + j] = four[j];
+    }
+}
+
+/// Fields of all words.
+static inline void fields(const Words (&from)[8], int shift, int mask, Words (&to)[8]) {
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) to[i] = field(from[i], shift, mask);
+}
+static inline void fields_above(const Words (&from)[8], int shift, int mask, Words (&to)[8]) {
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) to[i] = above(to[i], field(from[i], shift, mask));
+}
+
+// unpack(from, block type, to), of the same block of `lanes` rows, calls to.scale(group, Vec) and
+// to.minimum(group, Vec) for the groups of a block, and to.fours(first, Words[8]) for 32 codes of each row:
+// fours of them, from number `first` of the block on.
+
+template <class To>
+static inline void unpack(const RowsAt& from, const BlockQ8_0*, To& to) {
+    to.scale(0, half_of(load_word(from, 0), 0));
+    Words codes[8];
+    load_words(from, 2, codes);
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) codes[i] = wide_words(codes[i]);
+    to.fours(0, codes);
+}
+
+template <class To>
+static inline void unpack(const RowsAt& from, const BlockQ4_0*, To& to) {
+    to.scale(0, half_of(load_word(from, 0), 0));
+    Words codes[4], fours[8];
+    load_words(from, 2, codes);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+        fours[i] = field(codes[i], 0, 15);
+        fours[4 + i] = field(codes[i], 4, 15);
+    }
+    to.fours(0, fours);
+}
+
+/// Q4_K's and Q5_K's 8 scales and minima of six bits.
+template <class To>
+static inline void unpack_six_bits(const RowsAt& from, To& to) {
+    Words head[4];  // d and dmin, then a, b, c
+    load_words(from, 0, head);
+    const Vec d = half_of(head[0], 0), dmin = half_of(head[0], 1);
+    const Words scales[2] = {field(head[1], 0, 63), above(field(head[3], 0, 15), field(head[1], 6, 3))};
+    const Words minima[2] = {field(head[2], 0, 63), above(field(head[3], 4, 15), field(head[2], 6, 3))};
+#pragma GCC unroll 8
+    for (int g = 0; g < 8; ++g) {
+        to.scale(g, byte_of(scales[g / 4], g % 4) * d);
+        to.minimum(g, byte_of(minima[g / 4], g % 4) * dmin);
+    }
+}
+
+template <class To>
+static inline void unpack(const RowsAt& from, const BlockQ4_K*, To& to) {
+    unpack_six_bits(from, to);
+    for (int j = 0; j < 4; ++j) {
+        Words codes[8], fours[8];
+        load_words(from, 16 + 32 * j, codes);
+        fields(codes, 0, 15, fours);
+        to.fours(16 * j, fours);
+        fields(codes, 4, 15, fours);
+        to.fours(16 * j + 8, fours);
+    }
+}
+
+template <class To>
+static inline void unpack(const RowsAt& from, const BlockQ5_K*, To& to) {
+    unpack_six_bits(from, to);
+    Words high[8];
+    load_words(from, 16, high);
+    for (int j = 0; j < 4; ++j) {
+        Words codes[8], fours[8];
+        load_words(from, 48 + 32 * j, codes);
+        fields(codes, 0, 15, fours);
+        fields_above(high, 2 * j, 1, fours);
+        to.fours(16 * j, fours);
+        fields(codes, 4, 15, fours);
+        fields_above(high, 2 * j + 1, 1, fours);
+        to.fours(16 * j + 8, fours);
+    }
+}
+
+template <class To>
+static inline void unpack(const RowsAt& from, const BlockQ6_K*, To& to) {
+    Words scales[4];
+    load_words(from, 192, scales);
+    const Vec d = half_of(load_word(from, 206), 1);
+#pragma GCC unroll 16
+    for (int g = 0; g < 16; ++g) to.scale(g, signed_byte_of(scales[g / 4], g % 4) * d);
+    for (int half = 0; half < 2; ++half) {
+        Words high[8];
+        load_words(from, 128 + 32 * half, high);
+        for (int j = 0; j < 2; ++j) {
+            Words codes[8], fours[8];
+            load_words(from, 64 * half + 32 * j, codes);
+            fields(codes, 0, 15, fours);
+            fields_above(high, 2 * j, 3, fours);
+            to.fours(32 * half + 8 * j, fours);
+            fields(codes, 4, 15, fours);
+            fields_above(high, 2 * j + 4, 3, fours);
+            to.fours(32 * half + 8 * j + 16, fours);
+        }
+    }
+}
+
+/// Asks for memory in the order of its addresses, which it reads much faster than pieces of many rows: evenly
+/// while something else is worked on.
+struct Ahead {
+    const uint8_t *next, *upto;
+
+    void some(int64_t bytes) {
+        upto += bytes;
+        for (; next < upto; next += 64) __builtin_prefetch(next);
+    }
+};
+
+}  // namespace slimrt::cpu::SLIMRT_ISA
