@@ -145,7 +145,7 @@ const int32_t* CudaBackend::table_of(const Rows& rows, const int32_t* table, int
     const std::vector<int32_t>& ids = places_.ids;
     const auto known = [&](const auto& at) {  // a table may have grown since
         return at.first == table && at.second + n <= ids.size() &&
-               std::equal(table, table + n, &ids[at.second]);
+               std::equal(table, table + n, ids.begin() + int64_t(at.second));
     };
     const auto& placed = places_.table_at;
     const auto it = std::find_if(placed.begin(), placed.end(), known);
