@@ -51,7 +51,9 @@ const Isa* const* supported_isas(int* n) {
         if (cpu.dotprod) isas[found++] = &neon_dot::table;
         if (cpu.i8mm && !cpu.sve) isas[found++] = &i8mm;
         isas[found++] = &neon::table;
+#ifdef SLIMRT_HAS_PORTABLE
         isas[found++] = &portable::table;
+#endif
         return found;
     }();
     *n = count;
