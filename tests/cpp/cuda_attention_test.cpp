@@ -67,8 +67,12 @@ void test(Backend& backend, Case c, const char* what, Run run, double bound) {
     if (c.sparse == 0) {
         std::vector<Floats> outs = p.outs;
         Floats lse = p.lse;
-        backend.attention(p.with(outs, lse));
-        failures += !compare("cpu", c, outs, lse, wanted, wanted_lse, 2e-4 * (1 + c.loud) * c.fresh_size);
+        const AttentionArgs args = p.with(outs, lse);
+        backend.attention(args);
+        // Weights of absorbed rows of q8 may have 8 bits.
+        const bool absorbs = args.values[0].n_heads == 1 && args.values[0].stored.dtype == DType::Q8;
+        const double bound = (absorbs ? 2e-3 : 2e-4) * (1 + c.loud) * c.fresh_size;
+        failures += !compare("cpu", c, outs, lse, wanted, wanted_lse, bound);
     }
     std::vector<Floats> outs = p.outs;
     Floats lse = p.lse;

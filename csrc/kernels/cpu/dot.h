@@ -27,7 +27,7 @@
 //
 // PanelCodes: 4 codes in each of `lanes` lanes; PanelSums: a sum in each. See linear_panel.h.
 // - load_panel(p); splat_four(p): the same 4 codes in all; start_all(p): the same integer; dot<wide>; to_vec.
-// - panel_vectors: of a register tile.
+// - panel_vectors: of a register tile. few_in_registers: whether there are registers for linear_few.h.
 //
 // Words: four bytes of each of `lanes` rows, see linear_unpack.h.
 // - load_words(rows, at, to[4]), perhaps to[8]: those from byte `at` of the rows on; load_word(rows, at).

@@ -123,6 +123,7 @@ static inline void store(float* p, Scales s) {
 using PanelCodes = __m256i;
 using PanelSums = __m256i;
 constexpr int panel_vectors = 1;
+constexpr bool few_in_registers = true;
 
 static inline PanelCodes splat_four(const void* p) {
     int32_t four;

@@ -103,6 +103,7 @@ static inline Acc add_last_eight(Acc acc, Scales s) {
 using PanelCodes = __m512i;
 using PanelSums = __m512i;
 constexpr int panel_vectors = 2;
+constexpr bool few_in_registers = true;
 
 static inline PanelCodes splat_four(const void* p) {
     int32_t four;

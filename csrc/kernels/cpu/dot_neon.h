@@ -58,6 +58,7 @@ static inline Acc to_acc(StartedHalves s, StartedHalves next) {
 static inline Acc to_acc(QuarterSums s) { return without_magic(s.v + load_as<int32x4_t>(s.start)); }
 
 constexpr int panel_vectors = 1;
+constexpr bool few_in_registers = true;
 
 template <bool is_wide>
 static inline PanelSums dot(PanelSums acc, PanelCodes w, PanelCodes x) {

@@ -43,6 +43,7 @@ static inline Acc to_acc(const StartedSums<4>& s) {
 }
 
 constexpr int panel_vectors = 2;
+constexpr bool few_in_registers = true;
 
 template <bool is_wide>
 static inline PanelSums dot(PanelSums acc, PanelCodes w, PanelCodes x) {

@@ -179,6 +179,7 @@ struct PanelCodes {
 };
 using PanelSums = Ints;
 constexpr int panel_vectors = 1;
+constexpr bool few_in_registers = false;
 
 static inline PanelCodes load_panel(const void* p) {
     Bytes a;
