@@ -16,9 +16,8 @@ extern const Isa table;
 namespace neon {
 extern const Isa table;
 }
-namespace portable {
-extern const Isa table;
-}
+/// nullptr where it was left out: portable_isa.cpp, no_portable_isa.cpp.
+extern const Isa* const portable_isa;
 
 static void append(const LinearKernel* from, std::vector<LinearKernel>* to) {
     for (; from->product; ++from) to->push_back(*from);
@@ -51,9 +50,7 @@ const Isa* const* supported_isas(int* n) {
         if (cpu.dotprod) isas[found++] = &neon_dot::table;
         if (cpu.i8mm && !cpu.sve) isas[found++] = &i8mm;
         isas[found++] = &neon::table;
-#ifdef SLIMRT_HAS_PORTABLE
-        isas[found++] = &portable::table;
-#endif
+        if (portable_isa) isas[found++] = portable_isa;
         return found;
     }();
     *n = count;
