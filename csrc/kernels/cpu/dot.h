@@ -43,7 +43,8 @@
 // - tokens: whose sums are in a vector. If these are not 4 and 1, store_words(p, first, second), of words
 //   that follow one another, and store_scales(rows, p) are here; of_token(sums, next, t) undoes that order.
 // - Codes: n fours of the codes of `tokens` tokens; load(p, next): the second one's are `next` bytes further;
-//   dot<wide>(sums, w, x, i): with the i-th side_by_side of them. load_tokens(p, next): a float of each.
+//   start(): first_sum in all sums; dot<wide>(sums, w, x, i): with the i-th side_by_side of them.
+//   load_tokens(p, next): a float of each token.
 // - of_words(w): PanelCodes; computed(v) keeps the compiler from computing v later.
 //
 // WidePairs: products of 16-bit integers, see linear_wide.h; min_tokens 0: they would not be faster.

@@ -170,6 +170,13 @@ struct AnyByElement {
     static constexpr int n = 4, side_by_side = 4, tokens = 1;
     using Floats = Vec;
     static PanelCodes of_words(Words w) { return as_signed(w); }
+    /// Loaded each time: to copy a register takes one of the vector instructions that are the limit.
+    static PanelSums start() {
+        static constexpr int32_t first[4] = {first_sum, first_sum, first_sum, first_sum};
+        PanelSums sums;
+        asm volatile("ldr %q0, %1" : "=w"(sums) : "m"(first));
+        return sums;
+    }
     static Floats load(const float* p) { return SLIMRT_ISA::load(p); }
     static Vec fma(Vec w, Floats x, int i, Vec sums) {
         return {i == 0   ? vfmaq_laneq_f32(sums.v, w.v, x.v, 0)

@@ -17,6 +17,7 @@ struct ByMatrix {
         const int64x2_t a = pairs(p), b = pairs(p + next);
         return {{vreinterpretq_s8_s64(vzip1q_s64(a, b)), vreinterpretq_s8_s64(vzip2q_s64(a, b))}};
     }
+    static PanelSums start() { return AnyByElement::start(); }
     template <bool is_wide>
     static PanelSums dot(PanelSums acc, PanelCodes w, const Codes& x, int i) {
         return vmmlaq_s32(acc, w, x.v[i]);
@@ -26,9 +27,10 @@ struct ByMatrix {
         store(to, Vec{vzip1q_f32(rows.v, rows.v)});
         store(to + lanes, Vec{vzip2q_f32(rows.v, rows.v)});
     }
+    /// By way of a general register: that takes no vector instruction but one of a pipe that idles.
     static Vec load_tokens(const uint8_t* p, size_t next) {
-        const float32x2_t two = {load_as<float>(p), load_as<float>(p + next)};
-        return {vcombine_f32(two, two)};
+        const uint64_t first = load_as<uint32_t>(p), second = load_as<uint32_t>(p + next);
+        return {vreinterpretq_f32_u64(vdupq_n_u64(first | second << 32))};
     }
     /// One token's, of four rows.
     static Vec of_token(Vec sums, Vec next, int token) {

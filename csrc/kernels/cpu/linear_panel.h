@@ -164,22 +164,24 @@ struct PanelTile<Weight, V, T, Ops, true> {
     /// is its own less the second's.
     void add(const Panel<Weight, V, Ops>& panel, int i, int64_t at) {
         constexpr int groups = 32 / Weight::group;
-        constexpr int32_t none = first_sum;
         PanelSums s[n_t][n_v];
-        Vec scaled[n_t][n_v];
+        Vec before[n_t][n_v], scaled[n_t][n_v];  // before: the sums of the first of two groups
         for (int t = 0; t < n_t; ++t) {
-            for (int v = 0; v < n_v; ++v) s[t][v] = start_all(&none);
+            for (int v = 0; v < n_v; ++v) s[t][v] = Ops::start();
         }
-#pragma GCC unroll 2
-        for (int g = 0; g < groups; ++g) {
-            multiply(panel, i * groups + g, first.codes + 32 * at + g * Weight::group, s);
-            for (int v = 0; v < n_v; ++v) {
-                const Vec scale = load(panel.scale(i * groups + g) + v * lanes);
-                for (int t = 0; t < n_t; ++t) {
-                    const Vec sums = to_vec(s[t][v]);
-                    scaled[t][v] = g == 0 ? sums * scale : fma(sums, scale, scaled[t][v]);
-                    if (groups > 1) scaled[t][v] = computed(scaled[t][v]);
-                }
+        multiply(panel, i * groups, first.codes + 32 * at, s);
+        if constexpr (groups == 2) {
+            for (int t = 0; t < n_t; ++t) {
+                for (int v = 0; v < n_v; ++v) before[t][v] = computed(to_vec(s[t][v]));
+            }
+            multiply(panel, i * groups + 1, first.codes + 32 * at + Weight::group, s);
+        }
+        for (int v = 0; v < n_v; ++v) {
+            const Vec scale = load(panel.scale((i + 1) * groups - 1) + v * lanes);
+            for (int t = 0; t < n_t; ++t) {
+                scaled[t][v] = computed(to_vec(s[t][v]) * scale);
+                if constexpr (groups == 2)
+                    scaled[t][v] = fma(before[t][v], load(panel.scale(i * groups) + v * lanes), scaled[t][v]);
             }
         }
         for (int t = 0; t < n_t; ++t) {
