@@ -82,7 +82,8 @@ build_core
 export OPENBLAS_NUM_THREADS=1 PYTHONPYCACHEPREFIX=$build/pycache  # to compile Python is slow too
 unset PYTHONDONTWRITEBYTECODE
 failed=0
-for cpu in ${CPUS-cortex-a53 cortex-a76 max max,sve=off,sme=off cortex-a76/16384}; do
+newer=$(qemu-aarch64-static -cpu help | grep -oE 'neoverse-(v1|n2)' | xargs || true)  # those of newer emulators
+for cpu in ${CPUS-cortex-a53 cortex-a76 max max,sve=off,sme=off $newer cortex-a76/16384}; do
     export QEMU_CPU=${cpu%%/*} QEMU_PAGESIZE=4096
     [ "$cpu" = "$QEMU_CPU" ] || QEMU_PAGESIZE=${cpu##*/}
     "$venv/bin/python" -c "import os, slimrt._core as core; pages = os.sysconf('SC_PAGE_SIZE')

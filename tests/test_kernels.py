@@ -75,7 +75,8 @@ EMULATED = {
     "neoverse-n1": "neon_dot",
     "neoverse-v1": "neon_i8mm",
     "neoverse-n2": "neon_i8mm",
-    "max": "neon_i8mm",
+    "cortex-a710": "neon_dot",
+    "max": "neon_dot",
     "max,sve=off,sme=off": "neon_dot",
 }
 

@@ -11,12 +11,26 @@
 
 namespace slimrt {
 
+bool is_neoverse_with_i8mm(uint64_t midr) {
+    constexpr uint64_t arm = 0x41, microsoft = 0x6d;  // whose Cobalt 100 is an N2
+    const uint64_t implementer = midr >> 24 & 0xff, part = midr >> 4 & 0xfff;
+    if (implementer != arm && implementer != microsoft) return false;
+    constexpr uint64_t v1 = 0xd40, n2 = 0xd49, v2 = 0xd4f, v3ae = 0xd83, v3 = 0xd84, n3 = 0xd8e;
+    return part == v1 || part == n2 || part == v2 || part == v3ae || part == v3 || part == n3;
+}
+
 #if defined(__aarch64__) && defined(__linux__)
+/// Linux answers in place of the register, if it says that it does.
+static uint64_t main_id(unsigned long features) {
+    uint64_t midr = 0;
+    if (features & HWCAP_CPUID) asm("mrs %0, midr_el1" : "=r"(midr));
+    return midr;
+}
 ArmFeatures arm_features() {
     const unsigned long first = ::getauxval(AT_HWCAP), second = ::getauxval(AT_HWCAP2);
     return {.dotprod = (first & HWCAP_ASIMDDP) != 0,
             .i8mm = (second & HWCAP2_I8MM) != 0,
-            .sve = (first & HWCAP_SVE) != 0};
+            .neoverse = is_neoverse_with_i8mm(main_id(first))};
 }
 #elif defined(__aarch64__) && defined(__APPLE__)
 /// A system that does not know the name is of CPUs that lack the feature too.

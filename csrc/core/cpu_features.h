@@ -1,14 +1,19 @@
 #pragma once
 
+#include <cstdint>
+
 namespace slimrt {
 
 /// What this ARM CPU and its system offer beyond NEON, which every AArch64 CPU has; all false elsewhere. What
 /// x86 has is asked in kernels/cpu/dispatch_x86.cpp.
 struct ArmFeatures {
-    bool dotprod = false;  // FEAT_DotProd: sdot
-    bool i8mm = false;     // FEAT_I8MM: smmla
-    bool sve = false;
+    bool dotprod = false;   // FEAT_DotProd: sdot
+    bool i8mm = false;      // FEAT_I8MM: smmla
+    bool neoverse = false;  // one of those that compute smmla faster than sdot
 };
 ArmFeatures arm_features();
+
+/// Whether this MIDR_EL1, by which a core says what it is, is of a Neoverse that has FEAT_I8MM.
+bool is_neoverse_with_i8mm(uint64_t midr);
 
 }  // namespace slimrt

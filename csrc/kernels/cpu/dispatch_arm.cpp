@@ -45,10 +45,11 @@ const Isa* const* supported_isas(int* n) {
     static const int count = [] {
         const ArmFeatures cpu = arm_features();
         int found = 0;
-        // Cores that have I8MM but not SVE (Apple, Oryon) compute smmla no faster than sdot.
-        if (cpu.i8mm && cpu.sve) isas[found++] = &i8mm;
+        // Others (Apple, Oryon) compute smmla no faster than sdot, or nobody has said that they do.
+        const bool best = cpu.i8mm && cpu.neoverse;
+        if (best) isas[found++] = &i8mm;
         if (cpu.dotprod) isas[found++] = &neon_dot::table;
-        if (cpu.i8mm && !cpu.sve) isas[found++] = &i8mm;
+        if (cpu.i8mm && !best) isas[found++] = &i8mm;
         isas[found++] = &neon::table;
         if (portable_isa) isas[found++] = portable_isa;
         return found;
