@@ -207,14 +207,16 @@ inline void gather_strip(const AbsorbedValues& x, int64_t group, int64_t column,
         transpose_rows(reinterpret_cast<const Int8*>(from + column), static_cast<size_t>(stride),
                        to.codes[i]);
     }
-    for (int j = 0; j < absorbed_vectors; ++j) {
-        to.start[j] = no_sums(RowCodes{});
-        if constexpr (weight_zero != 0) {
-            const RowCodes half = four_digits(RowCodes{}, "\x40\x40\x40\x40");  // of weight_zero
-            for (int64_t i = to.first; i < to.end; ++i)
-                for (int twice = 0; twice < 2; ++twice)
-                    to.start[j] = add_products(to.start[j], half, to.codes[i][j]);
-        }
+    for (int j = 0; j < absorbed_vectors; ++j) to.start[j] = no_sums(RowCodes{});
+    if constexpr (weight_zero != 0) {
+        const RowCodes half = four_digits(RowCodes{}, "\x40\x40\x40\x40");  // of weight_zero
+        RowSums start[absorbed_vectors];
+        memcpy(start, to.start, sizeof start);
+        for (int64_t i = to.first; i < to.end; ++i)
+            for (int twice = 0; twice < 2; ++twice)
+                for (int j = 0; j < absorbed_vectors; ++j)
+                    start[j] = add_products(start[j], half, to.codes[i][j]);
+        memcpy(to.start, start, sizeof start);
     }
 }
 
