@@ -47,6 +47,7 @@ def test_what_returns_is_no_loop():
         (["smmla v0.4s, v1.16b, v2.16b", "fmla v0.4s, v1.4s, v2.4s"], 32),  # floats only scale
         (["fmla v0.4s, v1.4s, v2.s[1]", "fmla v0.4s, v1.4s, v2.4s"], 8),
         (["smull v0.8h, v1.8b, v2.8b", "smlal2 v0.8h, v1.16b, v2.16b", "mla v0.8h, v1.8h, v2.8h"], 24),
+        (["smlal v0.4s, v1.4h, v2.4h", "smlal2 v0.4s, v1.8h, v2.8h"], 8),  # by what they add to
         (["sdot v0.4s, v1.16b, v2.4b[3]", "ldr q0, [x0]"], 16),
     ],
 )

@@ -31,8 +31,8 @@ ITERATIONS = 200
 INTEGER_MACS = [
     (r"(sdot|udot|usdot)\b", 16),
     (r"(smmla|ummla|usmmla)\b", 32),
-    (r"(smull2?|smlal2?|umull2?|umlal2?)\b.*\.8h", 8),
-    (r"(smull2?|smlal2?)\b.*\.4s", 4),
+    (r"(smull2?|smlal2?|umull2?|umlal2?)\s+v\d+\.8h", 8),
+    (r"(smull2?|smlal2?)\s+v\d+\.4s", 4),
     (r"(mul|mla)\b.*\.8h", 8),
 ]
 FLOAT_MACS = [(r"fmla\b.*\.4s", 4), (r"fmla\b.*\.2s", 2)]
