@@ -11,7 +11,7 @@ import pytest
 import slimrt
 from conftest import GOLDEN, rms
 from gguf_shapes import Shape, write_random
-from reference import half_above
+from reference_formats import half_above
 from reference_modes import BLOCK, CACHE_MODES, Level, lowrank_levels
 from slimrt import _core, core
 from slimrt.folding.attention import Attention
