@@ -214,3 +214,22 @@ def pytest_terminal_summary(terminalreporter) -> None:
     )
     for reason, count in reasons.most_common():
         terminalreporter.write_line(f"{count} skipped: {reason}")
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """Opens scripted models in place of real ones; notes how."""
+    from scripted import scripted_model
+
+    seen = {}
+
+    def use(path, make):
+        def open_model(args, source, n_ctx, n_seqs=1):
+            seen["n_seqs"] = n_seqs
+            return scripted_model(source.path, make(n_seqs))
+
+        for verb in ("transcribe", "text2text", "forecast"):
+            monkeypatch.setattr(f"slimrt.cli.{verb}.open_model", open_model)
+        return str(path), seen
+
+    return use

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from reference import SCALED, Reference, rounded
+from reference import Reference
+from reference_formats import SCALED, rounded
 from reference_modes import planes_kr, plus
 
 Tensors = dict[str, np.ndarray]

@@ -12,7 +12,8 @@ import gguf
 import numpy as np
 from safetensors.numpy import load_file
 
-from reference import Array, Layer, Rope, Weights, yarn
+from reference import Layer, Rope, Weights, yarn
+from reference_formats import Array
 
 
 def load(path: str | Path, n_ctx: int = 0) -> Weights:

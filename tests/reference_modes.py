@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from reference_formats import SCALED, Array, rounded, rounded_by_channel
+
 if TYPE_CHECKING:
     from reference import Cache, Reference
 
-Array = NDArray[np.float64]
 Positions = NDArray[np.int64]
 Rows = dict[str, Array]
 Types = tuple[str | None, str | None]
@@ -138,8 +139,6 @@ def as_written(type_name: str | None) -> str | None:
 
 def aged(cache: Cache, rows: Rows, level: Level) -> Rows:
     """Rows of whole blocks in a level: K with scales for each channel of a block, of V each head's first columns."""
-    from reference import SCALED, rounded, rounded_by_channel
-
     if level.part == 0:
         return {"k": np.nan * rows["k"], "v": 0 * rows["v"]}
     k = rounded_by_channel(rows["k"], level.k, BLOCK) if level.k in SCALED else rounded(rows["k"], level.k)

@@ -51,6 +51,7 @@ def test_levels_from_parameters(given, text):
         ({"bits": 2, "share": 0.1}, ValueError, "1 ranks and 1 shares were given for 1 levels (bits)"),
         ({"rank": (0.1, 0.2, 0.3)}, ValueError, "3 ranks and 0 shares were given for 2 levels (bits)"),
         ({"rank": (0.5, 0.4)}, ValueError, "newer rows keep fewer columns of V than older ones"),
+        ({"bits": (4, 2)}, ValueError, "newer rows have fewer bits than older ones"),
         ({"rank": 0}, ValueError, "'q2@0': V keeps no column"),
         ({"rank": "0.5"}, TypeError, "rank must be a number, got '0'"),
         ({"share": 1.5}, ValueError, "'1.5' is not a number from 0 to 1"),

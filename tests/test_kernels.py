@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from conftest import DEVICES, product_unit, rms
-from reference import ACTIVATIONS, Rope, layer_norm, rms_norm, rounded
+from reference import ACTIVATIONS, Rope, layer_norm, rms_norm
+from reference_formats import rounded
 from slimrt._core import ops
 
 ISAS = ops.backends()

@@ -10,7 +10,8 @@ import pytest
 import kernel_calls
 from kernel_calls import WEIGHT_LEVELS, weight_rounding
 from pairwise import pairwise
-from reference import Rope, rounded
+from reference import Rope
+from reference_formats import rounded
 from slimrt._core import ops
 from test_kernels import rope_table
 

@@ -8,7 +8,7 @@ import pytest
 
 from conftest import DEVICES
 from pairwise import pairwise
-from reference import rounded
+from reference_formats import rounded
 from slimrt._core import ops
 
 ISAS = ops.backends()

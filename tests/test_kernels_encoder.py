@@ -10,7 +10,7 @@ import pytest
 from conftest import DEVICES, product_unit
 from kernel_calls import weight_rounding
 from pairwise import pairwise
-from reference import rounded
+from reference_formats import rounded
 from slimrt._core import ops
 
 ISAS = ops.backends()

@@ -12,7 +12,7 @@ import pytest
 import kernel_calls
 from conftest import DEVICES, product_unit
 from kernel_calls import WEIGHT_LEVELS
-from reference import rounded, rounded_by_channel
+from reference_formats import rounded, rounded_by_channel
 from slimrt._core import ops
 
 

@@ -11,7 +11,8 @@ import pytest
 import kernel_calls
 from conftest import DEVICES, product_unit
 from pairwise import pairwise
-from reference import Rope, rounded, rounded_by_channel
+from reference import Rope
+from reference_formats import rounded, rounded_by_channel
 from slimrt._core import ops
 from test_kernels import rope_table
 

@@ -11,7 +11,7 @@ import pytest
 import slimrt
 from conftest import GOLDEN, rms
 from gguf_shapes import Shape, write_random
-from reference import half_above
+from reference_formats import half_above
 from reference_modes import BLOCK, CACHE_MODES, Level, lowrank_levels
 from slimrt import _core, core
 from slimrt.folding.attention import Attention
@@ -217,6 +217,8 @@ def test_levels_as_text(text, said):
         ("q2*0.5+q4", "'q2*0.5': the first level, the oldest, has the share that others leave"),
         ("q2+q4*0.6+q8*0.5", "'q2+q4*0.6+q8*0.5': the shares add up to more than 1"),
         ("q2@0.5+q4@0.4*0.1", "'q2@0.5+q4@0.4*0.1': newer rows keep fewer columns of V than older ones"),
+        ("q4+q2*0.1", "'q4+q2*0.1': newer rows have fewer bits than older ones"),
+        ("q2/q4+q8/q3*64", "'q2/q4+q8/q3*64': newer rows have fewer bits than older ones"),
         ("+".join(["q2", *["q4*0.1"] * 8]), "there are 9 levels, and at most 8 are possible"),
         ("q2+sinks=-1", "'sinks=-1': '-1' is not a number from 0 to 268435456"),
         ("q2+q4*40", "'q4*40': rows age in blocks of 32, and 40 rows are no whole ones"),

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from conftest import GOLDEN, relative
-from reference import Reference, Rope, rounded, yarn
+from reference import Reference, Rope, yarn
 from reference_files import load
+from reference_formats import rounded
 
 pytestmark = pytest.mark.unsanitized  # NumPy alone
 

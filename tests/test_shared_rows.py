@@ -7,6 +7,7 @@ test_cache_modes.py.
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from reference import Reference
 from remembered import remembered
 from slimrt import _core, convert
 from slimrt.errors import ModelFormatError
+from test_regions import same_rounding
+from test_windows import ids_of
 
 KEY = "slimrt.cache.owners"
 OWNERS = [0, 0, 2, 0, 4, 4]  # two layers apart, with a layer of its own between, and neighbours
@@ -37,6 +40,8 @@ CASES = [
     ("llama", "k"),
     ("llama_gqa", "kv"),
     ("llama_gqa", "k+r"),
+    ("llama", "lowrank"),
+    ("llama_gqa", "lowrank"),
     ("olmo2", "kv"),
     ("olmo2", "k"),
     ("gpt2", "kv"),
@@ -107,6 +112,23 @@ def check(files, name: str, mode: str, dtype: str, got: np.ndarray, n_prefill: i
 def test_prompt_then_steps(name, mode, dtype, files):
     got = decode(open_shared(files, name, mode, dtype), IDS, N_PREFILL)
     check(files, name, mode, dtype, got, N_PREFILL)
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "levels"),
+    [
+        ("llama", "kivi", "q4+q8*0.3+recent=0"),
+        ("llama", "lowrank", "f32@0.5+f32*0.3"),
+        ("llama_gqa", "lowrank", "q4@0.5+q8*0.3"),
+        ("olmo2", "lowrank", "q4@0.5+q8*0.3+predict"),
+    ],
+)
+def test_rows_that_age_are_the_owners(name, mode, levels, files):
+    ids = ids_of(3, 230) % 60
+    model = Reference(files(name)[0], folds=derived(files(name)[0], mode), owners=OWNERS)
+    wanted, unrounded = (model.logits_cached(ids, 100, mode, text) for text in (levels, re.sub(r"q\d", "f32", levels)))
+    got = decode(open_shared(files, name, mode, levels, n_ctx=256), ids, 100)
+    assert same_rounding(got, wanted, unrounded, "f32" if "q" not in levels else levels)
 
 
 def test_owners_matter(files):

@@ -74,6 +74,8 @@ Level read_level(const std::string& text) {
     return level;
 }
 
+size_t bits_of(DType type) { return 8 * head_bytes(type, kBlockTokens).elements / kBlockTokens; }
+
 std::string number(double x) {
     char text[32];
     std::snprintf(text, sizeof text, "%.6g", x);
@@ -117,10 +119,16 @@ Levels parse_levels(const std::string& text, const Levels& usual) {
              "': an eager prompt reads latents before there are stored keys that could predict them; ",
              kForm);
     if (share > 1) fail(ErrorCode::argument, "'", text, "': the shares add up to more than 1; ", kForm);
-    for (size_t i = 1; i < levels.of.size(); ++i)
-        if (levels.of[i].part < levels.of[i - 1].part)
+    for (size_t i = 1; i < levels.of.size(); ++i) {
+        const Level &older = levels.of[i - 1], &newer = levels.of[i];
+        if (newer.part < older.part)
             fail(ErrorCode::argument, "'", text, "': newer rows keep fewer columns of V than older ones; ",
                  kForm);
+        const bool coarser =
+            bits_of(newer.type_k) < bits_of(older.type_k) || bits_of(newer.type_v) < bits_of(older.type_v);
+        if (older.part > 0 && coarser)
+            fail(ErrorCode::argument, "'", text, "': newer rows have fewer bits than older ones; ", kForm);
+    }
     return levels;
 }
 
