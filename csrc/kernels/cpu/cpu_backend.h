@@ -8,6 +8,7 @@
 #include "core/memory_info.h"
 #include "core/thread_pool.h"
 #include "kernels/backend.h"
+#include "kernels/cpu/access_policy.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/memory.h"
 
@@ -22,6 +23,9 @@ const Isa& choose_isa(const std::string& asked);
 class CpuBackend final : public Backend {
   public:
     CpuBackend(const Isa& isa, int n_threads, bool dry);
+
+    /// At first chosen_access().
+    void set_access(const AccessPolicy& policy) { access_ = policy; }
 
     std::string description() const override;
     Buffer alloc(MemoryKind kind, size_t bytes, const char* what) override;
@@ -91,6 +95,7 @@ class CpuBackend final : public Backend {
 
     const Isa& isa_;
     const int n_threads_;
+    AccessPolicy access_;
     std::unique_ptr<ThreadPool> pool_;  // none when dry
     Memory memory_;
     Buffer workspace_;

@@ -1,0 +1,24 @@
+// Which access to memory is fastest on this machine: tried on the kernels themselves.
+#pragma once
+
+#include <string>
+
+#include "kernels/cpu/access_policy.h"
+
+namespace slimrt::bench {
+
+/// What was found of one kind. gain: the usual access takes so many times as long (median; 1 where it was
+/// kept). read_share: of the rate at which the same memory is merely read, that products reach with `best`; 0
+/// of rows.
+struct Tuned {
+    std::string kind;
+    cpu::Access best;
+    double gain = 1, read_share = 0;
+};
+
+/// Tries ways to access memory with a kind, see cpu::access_kinds(), turn by turn on memory that no cache
+/// holds, for about so many seconds. The usual one is kept unless another is 5 % faster, and is so again when
+/// the two are tried against each other. isa "": the best. Throws Error{argument}.
+Tuned tune(const std::string& kind, const std::string& isa, int n_threads, double seconds);
+
+}  // namespace slimrt::bench
