@@ -76,7 +76,8 @@ def test_an_access_is_said_kind_by_kind(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "text", ["t5", "q9=t0", "q4_k", "q4_k=", "t0:-1", "t0:1048577", "t0:8k", "t0:64:several:64", "t0:64:", "rows=t0,", ","]
+    "text",
+    ["t5", "q9=t0", "q4_k", "q4_k=", "t0:-1", "t0:1048577", "t0:8k", "t0:64:several:64", "t0:64:", "rows=t0,", ","],
 )
 def test_an_unknown_access_is_refused_with_the_list(text, tiny, monkeypatch):
     for refuse in (core.access, core.set_access):

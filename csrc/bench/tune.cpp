@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <ctime>
 #include <memory>
 #include <vector>
 
@@ -59,22 +60,22 @@ Buffer small_pages(size_t bytes) {
             bytes};
 }
 
-/// One kind's kernel over the next part of memory, in turn.
+/// One kind's kernel over the next part of memory, in turn. Time is that of the CPU: others may be at work too.
 class Trial {
   public:
     explicit Trial(const std::string& kind, const std::string& isa, int n_threads)
         : backend_(cpu::choose_isa(isa), n_threads, false), slot_(policy_.find(kind)) {}
     virtual ~Trial() = default;
 
-    double seconds(Access access) {
+    double time(Access access) {
         *slot_ = access;
         backend_.set_access(policy_);
-        const auto start = Clock::now();
+        const std::clock_t start = std::clock();
         turn();
-        return seconds_since(start);
+        return double(std::clock() - start);
     }
     /// Of merely reading as much; 0: not measured.
-    virtual double read_seconds() { return 0; }
+    virtual double read_time() { return 0; }
     Access usual() const { return usual_; }
 
   protected:
@@ -109,11 +110,11 @@ class Products final : public Trial {
         std::memcpy(arrays_[0].data.get(), x.data(), kCols * sizeof(float));
     }
 
-    double read_seconds() override {
+    double read_time() override {
         const Tensor part = next();
-        const auto start = Clock::now();
+        const std::clock_t start = std::clock();
         read_all(backend_, part.data, part.bytes());
-        return seconds_since(start);
+        return double(std::clock() - start);
     }
 
   private:
@@ -151,8 +152,12 @@ class CachedRows final : public Trial {
             tensor(row_, kBlockTokens).f32()[i] = float(i * 2654435761 % 1000) / 500 - 1;
         std::memcpy(q_.data.get(), row_.data.get(), q_.bytes);
         for (StoredRows* plane : {&k_, &v_}) {
-            for (int64_t at = 0; at < n_ * turns_; at += kBlockTokens)
-                plane->store(backend_, tensor(row_, kBlockTokens), at);
+            plane->store(backend_, tensor(row_, kBlockTokens), 0);
+            const size_t block = plane->rows.block_stride;
+            std::byte *const all = plane->pool.data.get(), *const first = all + size_t(plane->table[0]) * block;
+            backend_.run_on_host(n_ * turns_ / kBlockTokens, [&](int64_t i, int) {
+                if (i != plane->table[0]) std::memcpy(all + size_t(i) * block, first, block);
+            });
         }
     }
 
@@ -213,7 +218,7 @@ std::vector<double> gains(Trial& trial, const std::vector<Access>& of, int least
     for (size_t turn = 0; int(turn) < least || seconds_since(start) < seconds; ++turn) {
         for (size_t i = 0; i < of.size(); ++i) {
             const size_t one = (i + turn) % of.size();
-            now[one] = trial.seconds(of[one]);
+            now[one] = trial.time(of[one]);
         }
         for (size_t i = 0; i < of.size(); ++i) found[i].push_back(now[0] / now[i]);
     }
@@ -225,8 +230,8 @@ std::vector<double> gains(Trial& trial, const std::vector<Access>& of, int least
 double read_share(Trial& trial, Access access) {
     std::vector<double> shares;
     for (int turn = 0; turn < 9; ++turn) {
-        const double read = trial.read_seconds();
-        shares.push_back(read / trial.seconds(access));
+        const double read = trial.read_time();
+        shares.push_back(read / trial.time(access));
     }
     return median(shares);
 }
@@ -241,7 +246,7 @@ Tuned tune(const std::string& kind, const std::string& isa, int n_threads, doubl
     const Access usual = trial->usual();
     const bool coded = kind != "rows" && !is_float(find_dtype(kind.c_str())->dtype);
     const std::vector<Access> all = candidates(usual, coded);
-    trial->seconds(usual);  // wakes threads
+    trial->time(usual);  // wakes threads
     const std::vector<double> first = gains(*trial, all, 3, seconds / 2);
     Tuned found{kind, all[size_t(std::ranges::max_element(first) - first.begin())]};
     if (*std::ranges::max_element(first) > kWorthwhile)

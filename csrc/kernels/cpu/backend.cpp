@@ -87,6 +87,10 @@ void CpuBackend::run(int64_t n_items, const Fn& fn) {
     if (pool_) pool_->run(n_items, std::ref(fn));
 }
 
+void CpuBackend::run_on_host(int64_t n_items, const std::function<void(int64_t item, int thread)>& fn) {
+    run(n_items, fn);
+}
+
 template <class Fn>
 void CpuBackend::each_row(int64_t rows, int64_t cols, const Fn& fn) {
     const bool small = rows * cols < kInlineElements;

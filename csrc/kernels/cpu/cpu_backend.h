@@ -59,9 +59,7 @@ class CpuBackend final : public Backend {
     void unfold(Tensor x, int64_t stride, int64_t padding, Tensor out) override;
     void attention(const AttentionArgs& args) override;
     SparseCounts sparse_counts() const override { return sparse_counts_; }
-    void run_on_host(int64_t n_items, const std::function<void(int64_t item, int thread)>& fn) override {
-        run(n_items, fn);
-    }
+    void run_on_host(int64_t n_items, const std::function<void(int64_t item, int thread)>& fn) override;
     int host_threads() const override { return n_threads_; }
 
   private:
