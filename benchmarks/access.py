@@ -1,4 +1,4 @@
-"""Products of one token beside the pure read of the same bytes: as memory is usually accessed, and as was measured here.
+"""Products of one token beside the pure read of the same bytes: memory accessed as usual, and as was measured here.
 
     python benchmarks/access.py --json benchmarks/results/$(date +%F)-access.json
 

@@ -34,6 +34,9 @@ double seconds_since(Clock::time_point start) {
     return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
+/// In some unit; never 0.
+double cpu_time_since(std::clock_t start) { return double(std::max<std::clock_t>(std::clock() - start, 1)); }
+
 double median(std::vector<double> of) {
     const auto middle = of.begin() + std::ptrdiff_t(of.size() / 2);
     std::ranges::nth_element(of, middle);
@@ -44,9 +47,10 @@ double median(std::vector<double> of) {
 struct Sizes {
     size_t turn, all;
 
-    explicit Sizes(int n_threads) : turn(std::max<size_t>(8, size_t(n_threads) * 2) << 20) {
+    /// Not `full`: as little as shows that all works.
+    Sizes(int n_threads, bool full) : turn((full ? std::max<size_t>(8, size_t(n_threads) * 2) : 1) << 20) {
         const uint64_t available = available_memory();
-        all = std::max(std::min<size_t>(2 * cache_bytes(), 1 << 30), 4 * turn);
+        all = std::max(full ? std::min<size_t>(2 * cache_bytes(), 1 << 30) : 0, 4 * turn);
         if (available && all > available / 4) fail(ErrorCode::wont_fit, "no memory to measure with");
     }
 };
@@ -60,7 +64,8 @@ Buffer small_pages(size_t bytes) {
             bytes};
 }
 
-/// One kind's kernel over the next part of memory, in turn. Time is that of the CPU: others may be at work too.
+/// One kind's kernel over the next part of memory, in turn. Time is that of the CPU: others may be at work
+/// too.
 class Trial {
   public:
     explicit Trial(const std::string& kind, const std::string& isa, int n_threads)
@@ -72,7 +77,7 @@ class Trial {
         backend_.set_access(policy_);
         const std::clock_t start = std::clock();
         turn();
-        return double(std::clock() - start);
+        return cpu_time_since(start);
     }
     /// Of merely reading as much; 0: not measured.
     virtual double read_time() { return 0; }
@@ -92,9 +97,9 @@ class Trial {
 /// Products of one token, in pages as small as a file's may be.
 class Products final : public Trial {
   public:
-    Products(const std::string& kind, const std::string& isa, int n_threads)
+    Products(const std::string& kind, const std::string& isa, int n_threads, bool full)
         : Trial(kind, isa, n_threads), type_(find_dtype(kind.c_str())->dtype) {
-        const Sizes sizes(n_threads);
+        const Sizes sizes(n_threads, full);
         const size_t row = row_bytes(type_, kCols);
         rows_ = int64_t(sizes.turn / row) / 16 * 16;
         turns_ = int64_t(sizes.all / (size_t(rows_) * row));
@@ -114,7 +119,7 @@ class Products final : public Trial {
         const Tensor part = next();
         const std::clock_t start = std::clock();
         read_all(backend_, part.data, part.bytes());
-        return double(std::clock() - start);
+        return cpu_time_since(start);
     }
 
   private:
@@ -138,9 +143,9 @@ class Products final : public Trial {
 /// Attention of one query of each head over cached rows of q8.
 class CachedRows final : public Trial {
   public:
-    CachedRows(const std::string& isa, int n_threads)
+    CachedRows(const std::string& isa, int n_threads, bool full)
         : Trial("rows", isa, n_threads),
-          sizes_(n_threads),
+          sizes_(n_threads, full),
           n_(int64_t(sizes_.turn) / (2 * kHeads * kHeadDim) / kBlockTokens * kBlockTokens),
           turns_(int64_t(sizes_.all / sizes_.turn)),
           k_(backend_, n_ * turns_, kHeads * kHeadDim, kHeads, DType::Q8),
@@ -154,7 +159,8 @@ class CachedRows final : public Trial {
         for (StoredRows* plane : {&k_, &v_}) {
             plane->store(backend_, tensor(row_, kBlockTokens), 0);
             const size_t block = plane->rows.block_stride;
-            std::byte *const all = plane->pool.data.get(), *const first = all + size_t(plane->table[0]) * block;
+            std::byte *const all = plane->pool.data.get(), *const first =
+                                                               all + size_t(plane->table[0]) * block;
             backend_.run_on_host(n_ * turns_ / kBlockTokens, [&](int64_t i, int) {
                 if (i != plane->table[0]) std::memcpy(all + size_t(i) * block, first, block);
             });
@@ -191,9 +197,9 @@ class CachedRows final : public Trial {
     Buffer row_, q_, out_;
 };
 
-std::unique_ptr<Trial> trial_of(const std::string& kind, const std::string& isa, int n_threads) {
-    if (kind == "rows") return std::make_unique<CachedRows>(isa, n_threads);
-    return std::make_unique<Products>(kind, isa, n_threads);
+std::unique_ptr<Trial> trial_of(const std::string& kind, const std::string& isa, int n_threads, bool full) {
+    if (kind == "rows") return std::make_unique<CachedRows>(isa, n_threads, full);
+    return std::make_unique<Products>(kind, isa, n_threads, full);
 }
 
 /// The usual one first.
@@ -242,15 +248,16 @@ Tuned tune(const std::string& kind, const std::string& isa, int n_threads, doubl
     if (n_threads < 1) fail(ErrorCode::argument, "n_threads must be positive");
     if (std::ranges::find(cpu::access_kinds(), kind) == cpu::access_kinds().end())
         fail(ErrorCode::argument, "there is nothing to measure of '", kind, "'");
-    const auto trial = trial_of(kind, isa, n_threads);
+    const bool full = seconds > 0;
+    const auto trial = trial_of(kind, isa, n_threads, full);
     const Access usual = trial->usual();
     const bool coded = kind != "rows" && !is_float(find_dtype(kind.c_str())->dtype);
     const std::vector<Access> all = candidates(usual, coded);
     trial->time(usual);  // wakes threads
-    const std::vector<double> first = gains(*trial, all, 3, seconds / 2);
+    const std::vector<double> first = gains(*trial, all, full ? 3 : 1, seconds / 2);
     Tuned found{kind, all[size_t(std::ranges::max_element(first) - first.begin())]};
     if (*std::ranges::max_element(first) > kWorthwhile)
-        found.gain = gains(*trial, {usual, found.best}, 9, seconds / 4)[1];
+        found.gain = gains(*trial, {usual, found.best}, full ? 9 : 1, seconds / 4)[1];
     if (found.gain <= kWorthwhile) found = {kind, usual};
     found.read_share = read_share(*trial, found.best);
     return found;

@@ -59,16 +59,7 @@ _known: dict[Path, dict[str, Any]] = {}  # what was measured where the file coul
 
 def processor() -> str:
     """The CPU's name and model, as far as the system tells them."""
-    wanted = (
-        "model name",
-        "vendor_id",
-        "cpu family",
-        "model",
-        "stepping",
-        "cpu implementer",
-        "cpu part",
-        "cpu variant",
-    )
+    wanted = ("model name", "cpu family", "model", "stepping", "cpu implementer", "cpu part")
     found: dict[str, str] = {}
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
