@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from conftest import PROMPT
 from slimrt import _core, core, machine
 from slimrt._core import ops
+from slimrt.modelfile.gguf import ModelData, Tensor, read_gguf, write_gguf
 from test_kernels import random_weight
 
 ISAS = ops.backends()
@@ -190,6 +192,55 @@ def test_a_load_says_what_it_measured(kept, run, tiny, monkeypatch):
     monkeypatch.setattr(machine, "tuned", lambda kinds, n, isa="": {"rows": machine.Tuned("t1:64", 1.21, 0)})
     err = run("generate", tiny, "-p", PROMPT, "-n", 1, "-v")[2]
     assert "access to memory, measured here: rows t1:64 (1.21 times as fast)" in err
+
+
+def test_a_file_is_read_from_huge_pages_at_the_same_place(tiny, tmp_path):
+    large = tmp_path / "large.gguf"
+    values = np.random.default_rng(3).normal(size=(10 << 10, 1 << 10)).astype(np.float32)
+    write_gguf(large, ModelData(read_gguf(tiny).metadata, {"some": Tensor.of("some", values)}), show_progress=False)
+    file = core.GgufFile(str(large))
+    before, bytes_ = file.read("some").copy(), file.bytes()
+    whole = bytes_.tobytes()
+    assert 0 < core.huge_page_gain(file, 2) < 50
+    assert file.move_to_huge_pages() == (sys.platform == "linux")
+    assert bytes_.tobytes() == whole == large.read_bytes() and np.array_equal(file.read("some"), before)
+    file.require_unchanged()
+    large.write_bytes(b"")
+    assert bytes_.tobytes() == whole  # a mapping would have died
+
+
+def test_weights_are_copied_where_that_pays_and_fits(kept, tiny, monkeypatch):
+    moved = []
+
+    class File:
+        def bytes(self):
+            return np.zeros(1000, np.uint8)
+
+        def move_to_huge_pages(self):
+            moved.append(1)
+            return True
+
+    info, gain, free = core.cpu_info() | {"cache_bytes": 999}, 1.2, 2000
+    monkeypatch.setattr(core, "cpu_info", lambda: info)
+    monkeypatch.setattr(core, "huge_page_gain", lambda file, n: gain)
+    monkeypatch.setattr(core, "available_memory", lambda: free)
+    assert machine.use_huge_pages(File(), 2) == 1.2 and len(moved) == 1
+    free = 1999
+    assert machine.use_huge_pages(File(), 2) == 0
+    free, gain = 2000, 1.05
+    assert machine.use_huge_pages(File(), 2) == 0
+    gain, info["cache_bytes"] = 1.2, 1000
+    assert machine.use_huge_pages(File(), 2) == 0
+    info["cache_bytes"] = 999
+    monkeypatch.setenv("SLIMRT_ACCESS", "usual")
+    assert machine.use_huge_pages(File(), 2) == 0 and len(moved) == 1
+
+
+def test_a_model_in_huge_pages_says_the_same(kept, run, tiny, monkeypatch):
+    plain = run("generate", tiny, "-p", PROMPT, "-n", 5, "--temp", 0)[1]
+    monkeypatch.setattr(machine, "use_huge_pages", lambda file, n: 1.3 * file.move_to_huge_pages())
+    _, out, err = run("generate", tiny, "-p", PROMPT, "-n", 5, "--temp", 0, "-v")
+    assert out == plain and "weights copied into huge pages (1.30 times as fast)" in err
 
 
 def test_rates_are_measured_once(kept, monkeypatch):

@@ -244,6 +244,27 @@ double read_share(Trial& trial, Access access) {
 
 }  // namespace
 
+double huge_page_gain(std::span<const std::byte> bytes, int n_threads) {
+    const Sizes sizes(n_threads, true);
+    const size_t parts = std::min(bytes.size(), sizes.all) / sizes.turn;
+    if (parts < 4) return 1;  // all of it stays in the caches
+    cpu::CpuBackend backend(cpu::choose_isa(""), n_threads, false);
+    const std::byte* const from = bytes.data();
+    const Buffer copy = backend.alloc(MemoryKind::scratch, parts * sizes.turn, "memory to measure with");
+    std::memcpy(copy.data.get(), from, copy.bytes);
+    const auto time = [&](const std::byte* memory, size_t part) {
+        const std::clock_t start = std::clock();
+        read_all(backend, memory + part * sizes.turn, sizes.turn);
+        return cpu_time_since(start);
+    };
+    std::vector<double> ratios;
+    for (size_t i = 0; i < std::max<size_t>(2 * parts, 16); ++i) {
+        const double there = time(from, i % parts);
+        ratios.push_back(there / time(copy.data.get(), i % parts));
+    }
+    return median(ratios);
+}
+
 Tuned tune(const std::string& kind, const std::string& isa, int n_threads, double seconds) {
     if (n_threads < 1) fail(ErrorCode::argument, "n_threads must be positive");
     if (std::ranges::find(cpu::access_kinds(), kind) == cpu::access_kinds().end())

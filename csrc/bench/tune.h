@@ -1,6 +1,7 @@
 // Which access to memory is fastest on this machine: tried on the kernels themselves.
 #pragma once
 
+#include <span>
 #include <string>
 
 #include "kernels/cpu/access_policy.h"
@@ -21,5 +22,9 @@ struct Tuned {
 /// that it works; the figures mean nothing). The usual one is kept unless another is 5 % faster, and is so
 /// again when the two are tried against each other. isa "": the best. Throws Error{argument}.
 Tuned tune(const std::string& kind, const std::string& isa, int n_threads, double seconds);
+
+/// How many times as long it takes to read some of these bytes where they are as in huge pages: CPU time, the
+/// median of turns. 1 where there are too few to tell. Throws Error{wont_fit}.
+double huge_page_gain(std::span<const std::byte> bytes, int n_threads);
 
 }  // namespace slimrt::bench

@@ -74,6 +74,9 @@ class GgufFile:
         """The tensor unpacked to float32 [rows, cols]."""
     def bytes(self) -> NDArray[np.uint8]:
         """All of the file, read-only, where it is mapped: what a path leads to later may be another file."""
+    def move_to_huge_pages(self) -> bool:
+        """Puts a copy in huge pages of this process's memory where the file is mapped, for engines that have it too.
+        False, and nothing has changed: the system cannot, or there is no memory."""
     def require_unchanged(self) -> None:
         """OSError: the file was written to or cut since it was opened."""
 
@@ -370,6 +373,10 @@ def tune(kind: str, isa: str = "", n_threads: int = 0, seconds: float = 0.2) -> 
     """Tries ways to access memory with one of cpu_info()["access_kinds"] for about so many seconds: best (as in
     access()), gain (the usual one takes so many times as long; 1.0 where it is the best) and read_share (of the rate of
     a mere read that products then reach; 0.0 of rows). ValueError, WontFitError: no such kind; no memory for it."""
+
+def huge_page_gain(file: GgufFile, n_threads: int = 0) -> float:
+    """Reading a part of the file where it is mapped takes so many times as long as in huge pages (CPU time, median).
+    WontFitError: no memory to measure with."""
 
 def read_bandwidth(n_threads: int = 0, megabytes: int = 512) -> float:
     """Measured read bandwidth of main memory, GB/s."""

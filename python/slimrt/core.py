@@ -16,6 +16,7 @@ from slimrt._core import access as access
 from slimrt._core import available_memory as available_memory
 from slimrt._core import cpu_info as cpu_info
 from slimrt._core import cuda_devices as cuda_devices
+from slimrt._core import huge_page_gain as huge_page_gain
 from slimrt._core import ops as ops
 from slimrt._core import plan as plan
 from slimrt._core import plane_bytes as plane_bytes

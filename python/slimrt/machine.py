@@ -20,6 +20,7 @@ from slimrt.plumbing.files import cache_directory, written_beside
 _FORMAT = 1  # of the file; raise it when kernels access memory otherwise: what was measured before is measured again
 _SECONDS, _SECONDS_OF_ALL = 0.2, 0.6  # of trying, for one kind at most, and for all kinds of a load together
 _ENVIRONMENT = "SLIMRT_ACCESS"
+_WORTHWHILE = 1.05
 
 
 @dataclass(frozen=True)
@@ -136,6 +137,23 @@ def follow(weights: Mapping[str, int], n_threads: int, *, isa: str = "") -> dict
     if found:
         core.set_access(",".join(f"{kind}={one.best}" for kind, one in found.items()))
     return found
+
+
+def use_huge_pages(file: core.GgufFile, n_threads: int) -> float:
+    """Copy a model's file into huge pages where it is mapped, if reading is 5 % faster there and the copy takes at most
+    half of the memory that is free: it is this process's own then, and the file's pages are free to go.
+
+    Returns how many times as fast it is read; 0.0: it stays as it is. So it does where SLIMRT_ACCESS is set, and where
+    it lies in the caches anyway.
+    """
+    size, free = file.bytes().size, core.available_memory()
+    if os.environ.get(_ENVIRONMENT) or size <= core.cpu_info()["cache_bytes"] or 2 * size > free:
+        return 0.0
+    with suppress(WontFitError):
+        gain = core.huge_page_gain(file, n_threads)
+        if gain > _WORTHWHILE and file.move_to_huge_pages():
+            return gain
+    return 0.0
 
 
 def _resolved(isa: str, n_threads: int) -> tuple[str, int]:

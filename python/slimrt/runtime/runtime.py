@@ -164,7 +164,7 @@ def load(
         ) from None
     runtime = Runtime(source, engine, show_progress=progress.wanted(show_progress))
     runtime.lossy = "; ".join(lossy + folded_lossy)
-    runtime.access = access
+    runtime.access = ", ".join(filter(None, (access, _copied(source, planner))))
     if cross := runtime.info.get("cross"):
         cross["reason"] = choice.cross.reason(source, cross["mode"])
     return runtime
@@ -179,6 +179,12 @@ def _follow_machine(source: ModelSource, planner: Planner) -> str:
         weights[kind] = weights.get(kind, 0) + source.file.tensor_bytes(name)
     found = machine.follow(weights, planner.n_threads)
     return ", ".join(f"{kind} {one.best} ({one.gain:.2f} times as fast)" for kind, one in found.items())
+
+
+def _copied(source: ModelSource, planner: Planner) -> str:
+    """Has a loaded model's weights in huge pages where that pays, and says so. The plan counts them either way."""
+    gain = machine.use_huge_pages(source.file, planner.n_threads) if planner.device == "cpu" else 0
+    return f"weights copied into huge pages ({gain:.2f} times as fast)" if gain else ""
 
 
 def _check_calibration(source: ModelSource, calibration: str | os.PathLike[str] | None) -> None:
