@@ -37,11 +37,14 @@ double seconds_since(Clock::time_point start) {
 /// In some unit; never 0.
 double cpu_time_since(std::clock_t start) { return double(std::max<std::clock_t>(std::clock() - start, 1)); }
 
-double median(std::vector<double> of) {
-    const auto middle = of.begin() + std::ptrdiff_t(of.size() / 2);
-    std::ranges::nth_element(of, middle);
-    return *middle;
+/// What this share of them is smaller than.
+double quantile(std::vector<double> of, double share) {
+    const auto there = of.begin() + std::ptrdiff_t(double(of.size()) * share);
+    std::ranges::nth_element(of, there);
+    return *there;
 }
+
+double median(const std::vector<double>& of) { return quantile(of, 0.5); }
 
 /// Bytes of a turn, and of memory of which each turn takes the next part: twice what the caches hold.
 struct Sizes {
@@ -215,9 +218,9 @@ std::vector<Access> candidates(Access usual, bool has_streams) {
     return all;
 }
 
-/// How many times as long the first of them takes as each, medians over turns in which each has one, at least
-/// `least` turns.
-std::vector<double> gains(Trial& trial, const std::vector<Access>& of, int least, double seconds) {
+/// How many times as long the first of them takes as each, turn by turn, at least `least` of them.
+std::vector<std::vector<double>> gains(Trial& trial, const std::vector<Access>& of, int least,
+                                       double seconds) {
     std::vector<std::vector<double>> found(of.size());
     std::vector<double> now(of.size());
     const auto start = Clock::now();
@@ -228,9 +231,7 @@ std::vector<double> gains(Trial& trial, const std::vector<Access>& of, int least
         }
         for (size_t i = 0; i < of.size(); ++i) found[i].push_back(now[0] / now[i]);
     }
-    std::vector<double> medians;
-    for (const std::vector<double>& one : found) medians.push_back(median(one));
-    return medians;
+    return found;
 }
 
 double read_share(Trial& trial, Access access) {
@@ -275,10 +276,13 @@ Tuned tune(const std::string& kind, const std::string& isa, int n_threads, doubl
     const bool coded = kind != "rows" && !is_float(find_dtype(kind.c_str())->dtype);
     const std::vector<Access> all = candidates(usual, coded);
     trial->time(usual);  // wakes threads
-    const std::vector<double> first = gains(*trial, all, full ? 3 : 1, seconds / 2);
-    Tuned found{kind, all[size_t(std::ranges::max_element(first) - first.begin())]};
-    if (*std::ranges::max_element(first) > kWorthwhile)
-        found.gain = gains(*trial, {usual, found.best}, full ? 9 : 1, seconds / 4)[1];
+    const auto first = gains(*trial, all, full ? 3 : 1, seconds / 2);
+    const auto best = std::ranges::max_element(first, {}, median);
+    Tuned found{kind, all[size_t(best - first.begin())]};
+    if (median(*best) > kWorthwhile) {
+        const std::vector<double> again = gains(*trial, {usual, found.best}, full ? 9 : 1, seconds / 4)[1];
+        if (quantile(again, 0.25) > 1) found.gain = median(again);
+    }
     if (found.gain <= kWorthwhile) found = {kind, usual};
     found.read_share = read_share(*trial, found.best);
     return found;

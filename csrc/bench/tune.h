@@ -18,9 +18,9 @@ struct Tuned {
 };
 
 /// Tries ways to access memory with a kind, see cpu::access_kinds(), turn by turn on memory that no cache
-/// holds, for about so many seconds (0: shows
-/// that it works; the figures mean nothing). The usual one is kept unless another is 5 % faster, and is so
-/// again when the two are tried against each other. isa "": the best. Throws Error{argument}.
+/// holds, for about so many seconds (0: shows that it works; the figures mean nothing). The usual one is kept
+/// unless another is 5 % faster, and is so again when the two are tried against each other, where it must be
+/// faster in three turns of four. isa "": the best. Throws Error{argument, wont_fit}.
 Tuned tune(const std::string& kind, const std::string& isa, int n_threads, double seconds);
 
 /// How many times as long it takes to read some of these bytes where they are as in huge pages: CPU time, the
