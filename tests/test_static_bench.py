@@ -58,7 +58,11 @@ def test_depth_is_cached_before_decoding_is_timed():
 
 def test_every_kernel_is_measured():
     found, said = run("--quick", "--threads", "1,2")
-    assert found["machine"]["isas"] == list(_core.cpu_info()["isas"]) and said.count("slimrt-bench:") == 3
+    assert found["machine"]["isas"] == list(_core.cpu_info()["isas"]) and said.count("slimrt-bench:") == 4
+    assert [(row["kind"], row["threads"]) for row in found["access"]] == [
+        (kind, threads) for kind in _core.cpu_info()["access_kinds"] for threads in (1, 2)
+    ]
+    assert all(row["gain"] >= 1 for row in found["access"])
     assert [row["threads"] for row in found["bandwidth"]] == [1, 2]
     kinds = {(row["type"], row["threads"], row["tokens"]) for row in found["products"]}
     assert len(kinds) == len(found["products"]) == 8 * 2 * 3

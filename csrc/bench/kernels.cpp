@@ -1,11 +1,12 @@
 #include "bench/kernels.h"
 
 #include <algorithm>
-#include <cstring>
-#include <random>
+#include <cstdlib>
 
 #include "bench/layer.h"
 #include "bench/timing.h"
+#include "bench/tune.h"
+#include "bench/weights.h"
 #include "engine/devices.h"
 #include "kernels/cpu/cpu_backend.h"
 
@@ -18,31 +19,13 @@ double median(std::vector<double> of) {
     return *middle;
 }
 
-/// A type of weight, and where a block of it keeps its f16 numbers; the rest may be any bits.
-struct WeightType {
-    DType type;
-    std::vector<int> halves;
-};
-const WeightType kTypes[] = {{DType::Q8_0, {0}},    {DType::Q4_0, {0}},   {DType::Q4_K, {0, 2}},
-                             {DType::Q5_K, {0, 2}}, {DType::Q6_K, {208}}, {DType::F16, {0}},
-                             {DType::BF16, {}},     {DType::F32, {}}};
+constexpr DType kTypes[] = {DType::Q8_0, DType::Q4_0, DType::Q4_K, DType::Q5_K,
+                            DType::Q6_K, DType::F16,  DType::BF16, DType::F32};
 
-/// Whole matrices of random blocks: their numbers are finite and small.
-std::vector<uint8_t> random_weights(const WeightType& of, const Effort& effort) {
-    const DTypeInfo& info = dtype_info(of.type);
-    const size_t matrix = size_t(effort.rows) * row_bytes(of.type, effort.cols);
-    std::vector<uint8_t> bytes(std::max<size_t>(1, (size_t(effort.megabytes) << 20) / matrix) * matrix);
-    constexpr uint16_t kHalf = 0x211e;  // 0.01
-    constexpr float kFloat = 0.01f;
-    std::minstd_rand random(1);
-    for (size_t at = 0; at < bytes.size(); at += size_t(info.block_bytes)) {
-        uint8_t* const block = bytes.data() + at;
-        for (int i = 0; i < info.block_bytes; ++i) block[i] = uint8_t(random() >> 8);
-        for (const int half : of.halves) std::memcpy(block + half, &kHalf, sizeof kHalf);
-        if (of.type == DType::F32) std::memcpy(block, &kFloat, sizeof kFloat);
-        if (of.type == DType::BF16) block[1] = 0x3c;
-    }
-    return bytes;
+/// Whole matrices.
+std::vector<uint8_t> random_weights(DType type, const Effort& effort) {
+    const size_t matrix = size_t(effort.rows) * row_bytes(type, effort.cols);
+    return random_blocks(type, std::max<size_t>(1, (size_t(effort.megabytes) << 20) / matrix) * matrix);
 }
 
 Json product(const Effort& effort, const Matrices& weights, int threads, int64_t tokens, double peak) {
@@ -79,15 +62,34 @@ std::vector<Json> bandwidth(const Effort& effort) {
     return found;
 }
 
+std::vector<Json> access(const Effort& effort) {
+    std::vector<Json> found;
+    if (const char* const said = std::getenv("SLIMRT_ACCESS"); said && *said)
+        return {Json{{"fixed", to_text(cpu::parse_access(said))}}};
+    cpu::AccessPolicy policy = cpu::usual_access();
+    for (const std::string& kind : cpu::access_kinds())
+        for (const int threads : effort.threads) {
+            const Tuned one = tune(kind, effort.isa, threads, effort.seconds);
+            found.push_back(Json{{"kind", kind},
+                                 {"threads", threads},
+                                 {"best", to_text(one.best)},
+                                 {"gain", one.gain},
+                                 {"read_share", one.read_share}});
+            *policy.find(kind) = one.best;
+        }
+    cpu::set_access(policy);
+    return found;
+}
+
 std::vector<Json> products(const Effort& effort) {
     std::vector<Json> found;
-    for (const WeightType& of : kTypes) {
-        const std::vector<uint8_t> bytes = random_weights(of, effort);
-        const double peak = dot_peak(of.type, effort.isa);
+    for (const DType type : kTypes) {
+        const std::vector<uint8_t> bytes = random_weights(type, effort);
+        const double peak = dot_peak(type, effort.isa);
         for (const int threads : effort.threads)
             for (const int64_t tokens : {1, 8, 64})
                 found.push_back(
-                    product(effort, {bytes, of.type, effort.rows, effort.cols}, threads, tokens, peak));
+                    product(effort, {bytes, type, effort.rows, effort.cols}, threads, tokens, peak));
     }
     return found;
 }

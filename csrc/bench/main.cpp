@@ -82,7 +82,8 @@ Options read_options(const std::vector<std::string>& arguments) {
         else if (name == "--isa")
             o.effort.isa = o.run.isa = value();
         else if (name == "--quick")
-            o.effort.megabytes = 2, o.effort.rows = 64, o.effort.cached = 256, o.effort.turns = 1;
+            o.effort.megabytes = 2, o.effort.rows = 64, o.effort.cached = 256, o.effort.turns = 1,
+            o.effort.seconds = 0;
         else if (name == "--no-kernels")
             o.kernels = false;
         else if (name == "--help" || name == "-h")
@@ -107,6 +108,8 @@ void measure(const Options& o) {
     if (o.kernels) {
         said("memory");
         print("bandwidth", bandwidth(o.effort));
+        said("access to memory");
+        print("access", access(o.effort));
         said("weights");
         print("products", products(o.effort));
         said("attention");

@@ -18,12 +18,12 @@ double seconds_since(Clock::time_point start) {
     return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-/// Sums `bytes` (a multiple of 8) on all threads; seconds.
-double time_read(ThreadPool& pool, const uint64_t* words, int64_t bytes) {
+/// Sums whole lines of `bytes`; run(n, fn) calls fn(item, thread) n times, on all threads.
+template <class Run>
+void sum_words(const Run& run, const uint64_t* words, int64_t bytes) {
     const int64_t n = bytes / 8, chunk = 1 << 17;
     std::atomic<uint64_t> sink{0};
-    const auto start = Clock::now();
-    pool.run((n + chunk - 1) / chunk, [&](int64_t item, int) {
+    run((n + chunk - 1) / chunk, [&](int64_t item, int) {
         const uint64_t* p = words + item * chunk;
         const int64_t here = std::min(chunk, n - item * chunk) / 8 * 8;
         uint64_t sums[8] = {};
@@ -33,10 +33,21 @@ double time_read(ThreadPool& pool, const uint64_t* words, int64_t bytes) {
         }
         for (const uint64_t s : sums) sink += s;
     });
+}
+
+/// Seconds.
+double time_read(ThreadPool& pool, const uint64_t* words, int64_t bytes) {
+    const auto start = Clock::now();
+    sum_words([&](int64_t n, const auto& fn) { pool.run(n, fn); }, words, bytes);
     return seconds_since(start);
 }
 
 }  // namespace
+
+void read_all(Backend& backend, const void* data, size_t bytes) {
+    sum_words([&](int64_t n, const auto& fn) { backend.run_on_host(n, fn); },
+              static_cast<const uint64_t*>(data), int64_t(bytes));
+}
 
 double read_bandwidth(int n_threads, int megabytes) {
     if (n_threads < 0 || megabytes < 1) fail(ErrorCode::argument, "n_threads and megabytes must be positive");

@@ -13,6 +13,9 @@ namespace slimrt::bench {
 /// of three passes. n_threads 0: default_threads(). Throws Error{argument} for fewer, and for no megabyte.
 double read_bandwidth(int n_threads, int megabytes);
 
+/// Reads memory on a backend's threads, and does nothing with it.
+void read_all(Backend& backend, const void* data, size_t bytes);
+
 /// Weights of one type, matrix after matrix of rows x cols.
 struct Matrices {
     std::span<const uint8_t> bytes;

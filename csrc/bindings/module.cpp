@@ -15,6 +15,8 @@ nb::dict cpu_info() {
     out["isas"] = cpu::isa_names();
     out["isa"] = cpu::choose_isa("").name;
     out["default_threads"] = default_threads();
+    out["cache_bytes"] = cache_bytes();
+    out["access_kinds"] = cpu::access_kinds();
     return out;
 }
 
@@ -39,6 +41,12 @@ nb::list cache_type_list() {
     return out;
 }
 
+std::string access_text(const std::string& text) {
+    return to_text(text.empty() ? cpu::chosen_access() : cpu::parse_access(text));
+}
+
+void set_access(const std::string& text) { cpu::set_access(cpu::parse_access(text)); }
+
 }  // namespace
 }  // namespace slimrt
 
@@ -55,6 +63,8 @@ NB_MODULE(_core, m) {
     bind_timing(m, ops);
     bind_sampler(m, ops);
     m.def("cpu_info", &cpu_info);
+    m.def("access", &access_text, nb::arg("text") = "");
+    m.def("set_access", &set_access, nb::arg("text"));
     m.def("cuda_devices", &cuda);
     m.def("available_memory", &available_on, nb::arg("device") = "cpu");
     m.def("cache_types", &cache_type_list);

@@ -177,9 +177,10 @@ auto gate(const std::string& kind, const F32& g, const F32& up, const std::strin
 std::shared_ptr<Backend> borrow_backend(const std::string& name, int n_threads) {
     static std::mutex mutex;
     // Never destroyed: a module's end is too late to join threads. Threads do not outlive a fork.
-    static auto& idle = *new std::map<std::tuple<pid_t, std::string, int>, std::vector<Backend*>>;
+    using Key = std::tuple<pid_t, std::string, int, std::string>;
+    static auto& idle = *new std::map<Key, std::vector<Backend*>>;
     const std::lock_guard lock(mutex);
-    std::vector<Backend*>& same = idle[{getpid(), name, n_threads}];
+    std::vector<Backend*>& same = idle[{getpid(), name, n_threads, to_text(cpu::chosen_access())}];
     std::unique_ptr<Backend> backend;
     if (same.empty()) {
         backend = open_backend(name, n_threads);

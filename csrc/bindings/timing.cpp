@@ -4,8 +4,11 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "bench/tune.h"
 #include "bindings/ops.h"
 #include "core/error.h"
+#include "core/gguf.h"
+#include "core/processors.h"
 
 namespace slimrt {
 namespace {
@@ -41,11 +44,32 @@ double dot_peak(const std::string& type, const std::string& isa) {
     return bench::dot_peak(type_of(type), isa);
 }
 
+/// With a string for `best`, which parse_access() takes.
+nb::dict tune(const std::string& kind, const std::string& isa, int n_threads, double seconds) {
+    bench::Tuned found;
+    {
+        const nb::gil_scoped_release release;
+        found = bench::tune(kind, isa, n_threads ? n_threads : default_threads(), seconds);
+    }
+    nb::dict out;
+    out["best"] = to_text(found.best);
+    out["gain"] = found.gain;
+    out["read_share"] = found.read_share;
+    return out;
+}
+
+double huge_page_gain(const GgufFile& file, int n_threads) {
+    const nb::gil_scoped_release release;
+    return bench::huge_page_gain(file.bytes(), n_threads ? n_threads : default_threads());
+}
+
 }  // namespace
 
 void bind_timing(nb::module_& m, nb::module_& ops) {
     using nb::arg;
     m.def("read_bandwidth", &read_bandwidth, arg("n_threads") = 0, arg("megabytes") = 512);
+    m.def("huge_page_gain", &huge_page_gain, arg("file"), arg("n_threads") = 0);
+    m.def("tune", &tune, arg("kind"), arg("isa") = "", arg("n_threads") = 0, arg("seconds") = 0.2);
     ops.def("dot_peak", &dot_peak, arg("type"), arg("isa"));
     ops.def("time_copy", &time_copy, arg("bytes"), arg("repetitions"), arg("calls"), arg("isa"));
     ops.def("time_linear", &time_linear, arg("weights"), arg("type"), arg("rows"), arg("cols"), arg("tokens"),

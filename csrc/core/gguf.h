@@ -68,6 +68,8 @@ class GgufFile {
     void require_unchanged() const {
         if (file_) file_->require_unchanged();
     }
+    /// MappedFile::move_to_huge_pages, of what was opened: tensors stay where they are.
+    bool move_to_huge_pages() { return file_ && file_->move_to_huge_pages(); }
     const std::map<std::string, GgufValue, std::less<>>& metadata() const { return metadata_; }
     /// By name; weights are [rows = ne1 * ne2 * ne3, cols = ne0].
     const std::map<std::string, Tensor, std::less<>>& tensors() const { return tensors_; }

@@ -21,6 +21,10 @@ class MappedFile {
     size_t size() const { return size_; }
     const std::string& path() const { return path_; }
 
+    /// Puts a copy in huge pages of this process's own memory in place of the mapping, at the same addresses.
+    /// False, and nothing has changed: the system has no such thing, or not as much memory.
+    bool move_to_huge_pages();
+
     /// Throws Error{io} when this very file (not another that took its name) was written to or cut since it
     /// was opened, as its size and its time of change tell.
     void require_unchanged() const;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <map>
 #include <set>
 
 #include "core/text_file.h"
@@ -17,6 +18,7 @@ namespace slimrt {
 namespace {
 
 constexpr double kMuchSlower = 0.6;
+constexpr size_t kUnknownCache = size_t(32) << 20;
 
 bool wanted() {
     const char* const said = std::getenv("SLIMRT_FAST_CORES");
@@ -24,6 +26,18 @@ bool wanted() {
 }
 
 #ifdef __linux__
+/// What a processor has as its last cache: which processors share it, and its size, "32768K"; "" where
+/// unknown.
+std::pair<std::string, std::string> last_cache(const std::string& cpu) {
+    std::pair<std::string, std::string> found;
+    for (int index = 0;; ++index) {
+        const std::string cache = cpu + "/cache/index" + std::to_string(index);
+        const std::string size = first_line(cache + "/size");
+        if (size.empty()) return found;
+        found = {first_line(cache + "/shared_cpu_list"), size};
+    }
+}
+
 double relative_speed(const std::string& cpu) {
     for (const char* name : {"/cpu_capacity", "/cpufreq/cpuinfo_max_freq"})
         if (const std::string said = first_line(cpu + name); !said.empty()) return std::atof(said.c_str());
@@ -75,6 +89,16 @@ std::vector<Processor> processors(const std::string& sysfs) {
     return found;
 }
 
+size_t cache_bytes(const std::string& sysfs) {
+    std::map<std::string, std::string> caches;
+    for (const Processor& one : processors(sysfs))
+        caches.insert(last_cache(sysfs + "/cpu" + std::to_string(one.number)));
+    size_t bytes = 0;
+    for (const auto& [shared_by, size] : caches)
+        bytes += std::strtoull(size.c_str(), nullptr, 10) << (size.ends_with("M") ? 20 : 10);
+    return bytes ? bytes : kUnknownCache;
+}
+
 namespace {
 
 const std::vector<Processor>& known_fast_ones() {
@@ -109,6 +133,8 @@ std::vector<Processor> processors(const std::string&) {
     return found;
 }
 
+size_t cache_bytes(const std::string&) { return kUnknownCache; }
+
 OnFastCores::OnFastCores(int n_threads) : OnFastCores(n_threads, {}) {}
 OnFastCores::OnFastCores(int, const std::vector<Processor>&) {
     if (wanted()) ::pthread_set_qos_class_self_np(QOS_CLASS_USER_INITIATED, 0);
@@ -116,6 +142,7 @@ OnFastCores::OnFastCores(int, const std::vector<Processor>&) {
 OnFastCores::~OnFastCores() = default;
 #else
 std::vector<Processor> processors(const std::string&) { return {}; }
+size_t cache_bytes(const std::string&) { return kUnknownCache; }
 OnFastCores::OnFastCores(int) {}
 OnFastCores::OnFastCores(int, const std::vector<Processor>&) {}
 OnFastCores::~OnFastCores() = default;

@@ -1,6 +1,7 @@
 // The CPUs of this machine, of which some may be much slower than others.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -37,6 +38,10 @@ class OnFastCores {
   private:
     std::vector<int> before_;  // CPUs to give back; none: nothing was changed
 };
+
+/// Bytes that the last-level caches of these processors hold together; where the system does not tell, a size
+/// that few exceed.
+size_t cache_bytes(const std::string& sysfs = "/sys/devices/system/cpu");
 
 /// Threads that compute well side by side on this machine: physical (big) cores this process may run on,
 /// within its CPU quota; at least 1.

@@ -74,6 +74,9 @@ class GgufFile:
         """The tensor unpacked to float32 [rows, cols]."""
     def bytes(self) -> NDArray[np.uint8]:
         """All of the file, read-only, where it is mapped: what a path leads to later may be another file."""
+    def move_to_huge_pages(self) -> bool:
+        """Puts a copy in huge pages of this process's memory where the file is mapped, for engines that have it too.
+        False, and nothing has changed: the system cannot, or there is no memory."""
     def require_unchanged(self) -> None:
         """OSError: the file was written to or cut since it was opened."""
 
@@ -345,7 +348,8 @@ def architectures() -> list[dict[str, Any]]:
     """The fields of slimrt.core.Architecture for each."""
 
 def cpu_info() -> dict[str, Any]:
-    """isas (best first, those this machine runs), isa (chosen), default_threads."""
+    """isas (best first, those this machine runs), isa (chosen), default_threads, cache_bytes (of the last-level caches
+    together), access_kinds (what access() says something of)."""
 
 def cuda_devices() -> tuple[list[str], str]:
     """Names of the CUDA devices that can be used, and why there are none ("" if there are)."""
@@ -356,6 +360,23 @@ def available_memory(device: str = "cpu") -> int:
 def quantize(type: str, x: NDArray[np.float32], n_threads: int = 0) -> NDArray[np.uint8]:
     """Rows [rows, cols] as blocks of "q4_k", "q5_k" or "q6_k": uint8 [rows, bytes of a row]. The bytes are the same on
     every machine and for every n_threads. UnsupportedError: a value is not finite, or too large for f16 scales."""
+
+def access(text: str = "") -> str:
+    """What a text says of how to access memory, kind by kind: "f32=t0:4096,..."; without one, what engines opened from
+    now on follow. See tune(). ValueError: it, or SLIMRT_ACCESS, says what there is not."""
+
+def set_access(text: str) -> None:
+    """What engines opened from now on follow, unless SLIMRT_ACCESS says it: "usual", or as in access(); kinds left out:
+    as usual. It changes how long results take, never their bits. ValueError: there is no such access."""
+
+def tune(kind: str, isa: str = "", n_threads: int = 0, seconds: float = 0.2) -> dict[str, Any]:
+    """Tries ways to access memory with one of cpu_info()["access_kinds"] for about so many seconds: best (as in
+    access()), gain (the usual one takes so many times as long; 1.0 where it is the best) and read_share (of the rate of
+    a mere read that products then reach; 0.0 of rows). ValueError, WontFitError: no such kind; no memory for it."""
+
+def huge_page_gain(file: GgufFile, n_threads: int = 0) -> float:
+    """Reading a part of the file where it is mapped takes so many times as long as in huge pages (CPU time, median).
+    WontFitError: no memory to measure with."""
 
 def read_bandwidth(n_threads: int = 0, megabytes: int = 512) -> float:
     """Measured read bandwidth of main memory, GB/s."""

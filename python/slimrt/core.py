@@ -12,16 +12,20 @@ from slimrt._core import Engine as Engine
 from slimrt._core import GgufFile as GgufFile
 from slimrt._core import Sampler as Sampler
 from slimrt._core import __version__ as __version__
+from slimrt._core import access as access
 from slimrt._core import available_memory as available_memory
 from slimrt._core import cpu_info as cpu_info
 from slimrt._core import cuda_devices as cuda_devices
+from slimrt._core import huge_page_gain as huge_page_gain
 from slimrt._core import ops as ops
 from slimrt._core import plan as plan
 from slimrt._core import plane_bytes as plane_bytes
 from slimrt._core import quantize as quantize
 from slimrt._core import read_bandwidth as read_bandwidth
 from slimrt._core import resolve_layers as resolve_layers
+from slimrt._core import set_access as set_access
 from slimrt._core import token_logprobs as token_logprobs
+from slimrt._core import tune as tune
 
 
 class LayerOptions(TypedDict):

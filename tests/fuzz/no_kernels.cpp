@@ -11,7 +11,7 @@ namespace {
 
 size_t packed_bytes(int64_t k) { return size_t(k) * 2 + 64; }
 void pack(const float*, int64_t, void*) { __builtin_trap(); }
-void product(const void*, size_t, int64_t, const void*, size_t, int64_t, int64_t, float*, size_t) {
+void product(const void*, size_t, int64_t, const void*, size_t, int64_t, int64_t, float*, size_t, Access) {
     __builtin_trap();
 }
 
@@ -33,7 +33,9 @@ const Isa* const* supported_isas(int* n) {
     return isas;
 }
 
-bool reads_past_second_level() { return false; }
+Access usual_access_of_codes() { return {Hint::t0, false, 8 << 10}; }
+
+Access usual_access_of_rows() { return {Hint::t0, false, 10 << 10}; }
 
 }  // namespace cpu
 

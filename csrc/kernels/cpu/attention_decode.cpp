@@ -93,7 +93,7 @@ BlockAttention AttentionRun::block_at(const AttentionJob& job, bool fresh, int64
             .values_stride = row_stride(value.dim),
             .rows = scratch + plan_.scratch.rows,
             .rows_stride = row_stride(std::max(score.dim, value.dim)),
-            .first_level_only = reads_past_second_level(),
+            .access = access_,
             .keys = sums_keys ? state + plan_.state.values[1] + pair * keys_stride : nullptr,
             .keys_stride = keys_stride};
 }
@@ -186,7 +186,6 @@ int64_t AttentionRun::keep_rows(int64_t n, int first_pair, int n_q, float* score
 /// Some rows at a time, the next ones called for meanwhile.
 void AttentionRun::add_kept_values(const AttentionJob& job, int group, Span span, int64_t n_kept,
                                    const float* weights, float* scratch, float* state) const {
-    constexpr int64_t kLine = 64;
     const ValueTerm& term = args_.values[0];
     const HeadBytes bytes = head_bytes(term.stored.dtype, term.dim);
     const size_t head = (job.first_group + group) * bytes.total() * kBlockTokens;
@@ -207,8 +206,8 @@ void AttentionRun::add_kept_values(const AttentionJob& job, int group, Span span
             const std::byte* data = block + row * bytes.elements;
             a.data[i] = data;
             a.scales[i] = block + kBlockTokens * bytes.elements + row * bytes.scales;
-            for (size_t at = 0; at < bytes.elements; at += kLine) __builtin_prefetch(data + at);
-            if (bytes.scales) __builtin_prefetch(a.scales[i]);
+            call_for(data, static_cast<int64_t>(bytes.elements), access_.hint);
+            call_for(a.scales[i], static_cast<int64_t>(bytes.scales), access_.hint);
         }
     };
     find(0);

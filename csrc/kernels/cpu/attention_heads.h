@@ -7,35 +7,38 @@
 namespace slimrt::cpu::SLIMRT_ISA {
 namespace {
 
-constexpr int64_t kAhead = 10 << 10;  // bytes from where memory is called for to where it is read
-
 /// Calls for what will be read: the heads from `head` on, then what follows from `then` on. The CPU foresees
 /// no page but the one being read.
 class Prefetch {
   public:
     Prefetch(const BlockAttention& b, const BlockRows& rows, int64_t n_heads, int64_t head, const void* then)
-        : first_level_only_(b.first_level_only),
+        : hint_(b.access.hint),
+          ahead_(b.access.ahead),
           at_(static_cast<const char*>(rows.data) + head * rows.head_stride),
           end_(at_ + (n_heads - head) * static_cast<int64_t>(rows.head_stride)),
           then_(static_cast<const char*>(then)) {
-        at_ += end_ - at_ < kAhead ? end_ - at_ : kAhead;
+        at_ += end_ - at_ < ahead_ ? end_ - at_ : ahead_;
     }
 
-    /// As the next `bytes` are read.
-    void some(int64_t bytes) {
+    /// As the next `bytes` are read. One copy: it is called from everywhere.
+    [[gnu::noinline]] void some(int64_t bytes) {
+        if (hint_ == Hint::none) return;
         if (at_ >= end_ && then_) {
             at_ = then_ + (at_ - end_);
-            end_ = then_ + kAhead;
+            end_ = then_ + ahead_;
             then_ = nullptr;
         }
         const char* const stop = at_ + bytes < end_ || then_ ? at_ + bytes : end_;
-        for (; at_ < stop; at_ += kLine)
-            first_level_only_ ? __builtin_prefetch(at_, 0, 0) : __builtin_prefetch(at_, 0, 3);
+        if (at_ >= stop) return;
+        const int64_t whole = (stop - at_ + kLine - 1) / kLine * kLine;
+        call_for(at_, whole, hint_);
+        at_ += whole;
     }
 
   private:
     static constexpr int64_t kLine = 64;
-    bool first_level_only_;
+    Hint hint_;
+    int64_t ahead_;
     const char *at_, *end_, *then_;
 };
 

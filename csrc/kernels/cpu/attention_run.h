@@ -8,9 +8,9 @@ namespace slimrt::cpu {
 
 class AttentionRun {
   public:
-    AttentionRun(const Isa& isa, const AttentionArgs& args, const AttentionPlan& plan, float* workspace,
-                 SparseCounts* counts)
-        : isa_(isa), args_(args), plan_(plan), workspace_(workspace), counts_(counts) {}
+    AttentionRun(const Isa& isa, Access access, const AttentionArgs& args, const AttentionPlan& plan,
+                 float* workspace, SparseCounts* counts)
+        : isa_(isa), access_(access), args_(args), plan_(plan), workspace_(workspace), counts_(counts) {}
 
     /// Computes a part of a job and, of a job in one part, the result.
     void compute(const AttentionItem& item, int thread) const;
@@ -84,6 +84,7 @@ class AttentionRun {
     void finish(const AttentionJob& job, const float* states, int head, float* weights) const;
 
     const Isa& isa_;
+    const Access access_;  // of rows that are read by their heads
     const AttentionArgs& args_;
     const AttentionPlan& plan_;
     float* workspace_;

@@ -62,6 +62,7 @@ const float* data_or_null(const Tensor& vector) { return vector ? vector.f32() :
 CpuBackend::CpuBackend(const Isa& isa, int n_threads, bool dry)
     : isa_(isa),
       n_threads_(n_threads),
+      access_(chosen_access()),
       pool_(dry ? nullptr : std::make_unique<ThreadPool>(n_threads)),
       memory_(pool_.get()) {}
 
@@ -84,6 +85,10 @@ void CpuBackend::download(void* to, Tensor from, size_t bytes) {
 template <class Fn>
 void CpuBackend::run(int64_t n_items, const Fn& fn) {
     if (pool_) pool_->run(n_items, std::ref(fn));
+}
+
+void CpuBackend::run_on_host(int64_t n_items, const std::function<void(int64_t item, int thread)>& fn) {
+    run(n_items, fn);
 }
 
 template <class Fn>
@@ -224,7 +229,8 @@ void CpuBackend::multiply(Tensor x, int n_heads, std::span<const Product> produc
         const Packed& from = packed[item.product];
         from.kernel->product(weight.row(item.first), weight.stride, item.rows,
                              from.rows.data + item.head * from.head_bytes, from.rows.stride, n, weight.cols,
-                             out.f32() + item.first, out.stride / sizeof(float));
+                             out.f32() + item.first, out.stride / sizeof(float),
+                             access_.weights[number(weight.dtype)]);
         if (!bias) return;
         for (int64_t t = 0; t < n; ++t) isa_.add(out.f32(t) + item.first, bias.f32() + item.first, item.rows);
     });
@@ -357,7 +363,7 @@ void CpuBackend::attention(const AttentionArgs& args) {
     const AttentionPlan plan(args, n_threads_);
     float* const floats = reinterpret_cast<float*>(workspace_of(plan.floats * sizeof(float)));
     std::vector<SparseCounts> counts(plan.by_budget ? n_threads_ : 0);
-    const AttentionRun attention(isa_, args, plan, floats, counts.data());
+    const AttentionRun attention(isa_, access_.rows, args, plan, floats, counts.data());
     run(plan.items.size(), [&](int64_t item, int thread) { attention.compute(plan.items[item], thread); });
     for (const AttentionJob& job : plan.jobs) {
         if (job.n_parts == 1) continue;

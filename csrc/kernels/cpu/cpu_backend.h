@@ -8,6 +8,7 @@
 #include "core/memory_info.h"
 #include "core/thread_pool.h"
 #include "kernels/backend.h"
+#include "kernels/cpu/access_policy.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/memory.h"
 
@@ -22,6 +23,9 @@ const Isa& choose_isa(const std::string& asked);
 class CpuBackend final : public Backend {
   public:
     CpuBackend(const Isa& isa, int n_threads, bool dry);
+
+    /// At first chosen_access().
+    void set_access(const AccessPolicy& policy) { access_ = policy; }
 
     std::string description() const override;
     Buffer alloc(MemoryKind kind, size_t bytes, const char* what) override;
@@ -55,9 +59,7 @@ class CpuBackend final : public Backend {
     void unfold(Tensor x, int64_t stride, int64_t padding, Tensor out) override;
     void attention(const AttentionArgs& args) override;
     SparseCounts sparse_counts() const override { return sparse_counts_; }
-    void run_on_host(int64_t n_items, const std::function<void(int64_t item, int thread)>& fn) override {
-        run(n_items, fn);
-    }
+    void run_on_host(int64_t n_items, const std::function<void(int64_t item, int thread)>& fn) override;
     int host_threads() const override { return n_threads_; }
 
   private:
@@ -91,6 +93,7 @@ class CpuBackend final : public Backend {
 
     const Isa& isa_;
     const int n_threads_;
+    AccessPolicy access_;
     std::unique_ptr<ThreadPool> pool_;  // none when dry
     Memory memory_;
     Buffer workspace_;

@@ -13,6 +13,8 @@ const Isa* const* supported_isas(int* n) {
     return isas;
 }
 
-bool reads_past_second_level() { return false; }
+Access usual_access_of_codes() { return {Hint::t0, false, 8 << 10}; }
+
+Access usual_access_of_rows() { return {Hint::t0, false, 10 << 10}; }
 
 }  // namespace slimrt::cpu

@@ -31,9 +31,8 @@ const Isa* const* supported_isas(int* n) {
     return isas;
 }
 
-bool reads_past_second_level() {
-    static const bool amd = __builtin_cpu_is("amd");
-    return amd;
-}
+Access usual_access_of_codes() { return {Hint::t0, true, 16 << 10}; }
+
+Access usual_access_of_rows() { return {__builtin_cpu_is("amd") ? Hint::nta : Hint::t0, false, 10 << 10}; }
 
 }  // namespace slimrt::cpu

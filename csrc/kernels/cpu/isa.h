@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include "core/dtype.h"
+#include "kernels/cpu/access.h"
 
 namespace slimrt::cpu {
 
@@ -21,9 +22,9 @@ struct LinearKernel {
     size_t (*packed_bytes)(int64_t k);
     void (*pack)(const float* x, int64_t k, void* out);
     /// out[t * out_stride + r] = w[r] . x[t], r < n_rows, t < n_tokens; strides of w and x in bytes, of out
-    /// in floats.
+    /// in floats. access: of one token.
     void (*product)(const void* w, size_t w_stride, int64_t n_rows, const void* x, size_t x_stride,
-                    int64_t n_tokens, int64_t k, float* out, size_t out_stride);
+                    int64_t n_tokens, int64_t k, float* out, size_t out_stride, Access access);
 };
 
 /// Rows of consecutive heads of one block of stored rows, as a kernel reads them: row i of head h has its
@@ -65,7 +66,7 @@ struct BlockRope {
 /// kBlockTokens; each of them has k_heads heads of k, for n_q / k_heads of the queries. q
 /// [head][query][k.dim]; max, sum [head][query] and values [head][query][values_stride] are updated, values
 /// only read where sum is not 0. rows: scratch of kBlockTokens * rows_stride floats. packed_q [head][query]:
-/// for k of Q8, by pack_query(). first_level_only: see reads_past_second_level().
+/// for k of Q8, by pack_query().
 struct BlockAttention {
     BlockRows k, v;
     BlockRope rope;  // of k by_channel
@@ -80,7 +81,7 @@ struct BlockAttention {
     size_t values_stride;
     float* rows;
     size_t rows_stride;
-    bool first_level_only;
+    Access access;
     float* keys = nullptr;  // as values, of the rows of k, its k_heads side by side; or nullptr
     size_t keys_stride = 0;
 };
@@ -252,10 +253,12 @@ struct Isa {
 /// The tables in this build that this CPU can run, best first. Never empty.
 const Isa* const* supported_isas(int* n);
 
-/// Whether memory that is read once is best called for into the first-level cache alone. On Zen 5 it is,
-/// since a line on its way from memory, and again from the second level, takes two of the few places for
-/// lines on their way. Intel's cores then fetch a third of what they do otherwise (Cascade Lake: 6 instead of
-/// 16 GB/s).
-bool reads_past_second_level();
+/// What was best where it was measured, of products of one token with codes of few bits, whose arithmetic is
+/// worth as much as memory, and of cached rows. Of these some CPUs want the first-level cache alone: on Zen 5
+/// a line on its way from memory, and again from the second level, takes two of the few places for lines on
+/// their way. Intel's cores then fetch a third of what they do otherwise (Cascade Lake: 6 instead of 16
+/// GB/s).
+Access usual_access_of_codes();
+Access usual_access_of_rows();
 
 }  // namespace slimrt::cpu

@@ -22,7 +22,8 @@ static int64_t product_by_panels(const uint8_t* w, size_t w_stride, int64_t firs
 
 template <class Weight, class Ops>
 static void quant_product(const void* weights, size_t w_stride, int64_t n_rows, const void* activations,
-                          size_t x_stride, int64_t n_tokens, int64_t k, float* out, size_t out_stride) {
+                          size_t x_stride, int64_t n_tokens, int64_t k, float* out, size_t out_stride,
+                          Access access) {
     const uint8_t* w = static_cast<const uint8_t*>(weights);
     const uint8_t* x = static_cast<const uint8_t*>(activations);
     int64_t r = 0;
@@ -35,13 +36,11 @@ static void quant_product(const void* weights, size_t w_stride, int64_t n_rows, 
         if constexpr (max_few<Weight> >= min_few<Weight>)
             r = product_of_few<Weight>(w, w_stride, n_rows, x, x_stride, n_tokens, k, out, out_stride);
     }
-    if (n_tokens > 1)
+    if (n_tokens > 1) access = some_tokens;
+    if (access.several)
         r = product_by_rows<Weight, dot_rows>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k, out,
-                                              out_stride);
-    else
-        r = product_by_rows<Weight, rows_of_one<Weight>>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k,
-                                                         out, out_stride);
-    product_by_rows<Weight, 1>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k, out, out_stride);
+                                              out_stride, access);
+    product_by_rows<Weight, 1>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k, out, out_stride, access);
 }
 
 template <class Weight, class Ops = ByElement>

@@ -109,13 +109,16 @@ template <class Weight, int T>
     for (int t = 0; t < T; ++t) store(out + t * out_stride, tokens.acc[t]);
 }
 
+using FewProduct = void (*)(const uint8_t* w, size_t w_stride, const uint8_t* x, size_t x_stride, int64_t k,
+                            float* out, size_t out_stride);
+
 /// As many rows as there are `lanes` of; returns the row it ended at.
 template <class Weight>
 static int64_t product_of_few(const uint8_t* w, size_t w_stride, int64_t n_rows, const uint8_t* x,
                               size_t x_stride, int64_t n_tokens, int64_t k, float* out, size_t out_stride) {
     constexpr int least = min_few<Weight>;
     static_assert(max_few<Weight> == 8);
-    static constexpr RowProduct of_tokens[] = {
+    static constexpr FewProduct of_tokens[] = {
         few_product<Weight, least>, few_product<Weight, 3>, few_product<Weight, 4>, few_product<Weight, 5>,
         few_product<Weight, 6>,     few_product<Weight, 7>, few_product<Weight, 8>};
     int64_t r = 0;

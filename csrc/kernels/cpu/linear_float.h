@@ -8,7 +8,6 @@ namespace slimrt::cpu::SLIMRT_ISA {
 
 constexpr int float_rows = registers == 32 ? 4 : 2;  // the register tile
 constexpr int64_t float_tokens = 6;
-constexpr int64_t float_prefetch = 4096;  // bytes ahead in a row
 
 /// R rows times T tokens, each sum in a register of its own.
 template <class Stored, int R, int T>
@@ -41,20 +40,16 @@ static void float_tile(const uint8_t* w, size_t w_stride, const uint8_t* x, size
     }
 }
 
-/// One row times one token: one stream, which the processor prefetches best, in several sums that hide
-/// latency.
+/// One row times one token: one stream, in several sums that hide latency.
 template <class Stored>
-static float float_dot(const uint8_t* w, const uint8_t* x, int64_t k) {
-    constexpr int sums = 4;
+static float float_dot(const uint8_t* w, const uint8_t* x, int64_t k, Access access) {
+    constexpr int sums = 4, bytes = sums * lanes * sizeof(Stored);
     const Stored* row = reinterpret_cast<const Stored*>(w);
     const float* token = reinterpret_cast<const float*>(x);
     Vec acc[sums] = {splat(0), splat(0), splat(0), splat(0)};
     int64_t i = 0;
     for (; i + sums * lanes <= k; i += sums * lanes) {
-        constexpr int bytes = sums * lanes * sizeof(Stored);
-        for (int b = 0; b < bytes; b += 64) {
-            __builtin_prefetch(reinterpret_cast<const uint8_t*>(row + i) + float_prefetch + b);
-        }
+        call_for(w + i * sizeof(Stored) + access.ahead, bytes, access.hint);
         for (int s = 0; s < sums; s += vectors_at_once) {
             Vec weights[vectors_at_once];
             load_vectors(row + i + s * lanes, weights);
@@ -75,7 +70,7 @@ using FloatTile = void (*)(const uint8_t* w, size_t w_stride, const uint8_t* x, 
 template <class Stored, int R>
 static int64_t float_product_by_rows(const uint8_t* w, size_t w_stride, int64_t first, int64_t n_rows,
                                      const uint8_t* x, size_t x_stride, int64_t n_tokens, int64_t k,
-                                     float* out, size_t out_stride) {
+                                     float* out, size_t out_stride, Access access) {
     static constexpr FloatTile tiles[] = {float_tile<Stored, R, 1>, float_tile<Stored, R, 2>,
                                           float_tile<Stored, R, 3>, float_tile<Stored, R, 4>,
                                           float_tile<Stored, R, 5>, float_tile<Stored, R, 6>};
@@ -84,7 +79,7 @@ static int64_t float_product_by_rows(const uint8_t* w, size_t w_stride, int64_t 
     for (; r + R <= n_rows; r += R) {
         const uint8_t* rows = w + r * w_stride;
         if (n_tokens == 1) {
-            for (int i = 0; i < R; ++i) out[r + i] = float_dot<Stored>(rows + i * w_stride, x, k);
+            for (int i = 0; i < R; ++i) out[r + i] = float_dot<Stored>(rows + i * w_stride, x, k, access);
             continue;
         }
         for (int64_t tile = 0; tile < n_tiles; ++tile) {

@@ -143,7 +143,8 @@ static int64_t float_product_by_panels(const uint8_t* w, size_t w_stride, int64_
 
 template <class Stored>
 static void float_product(const void* weights, size_t w_stride, int64_t n_rows, const void* activations,
-                          size_t x_stride, int64_t n_tokens, int64_t k, float* out, size_t out_stride) {
+                          size_t x_stride, int64_t n_tokens, int64_t k, float* out, size_t out_stride,
+                          Access access) {
     const uint8_t* w = static_cast<const uint8_t*>(weights);
     const uint8_t* x = static_cast<const uint8_t*>(activations);
     int64_t r = 0;
@@ -154,8 +155,9 @@ static void float_product(const void* weights, size_t w_stride, int64_t n_rows, 
                                                out_stride);
     }
     r = float_product_by_rows<Stored, float_rows>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k, out,
-                                                  out_stride);
-    float_product_by_rows<Stored, 1>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k, out, out_stride);
+                                                  out_stride, access);
+    float_product_by_rows<Stored, 1>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k, out, out_stride,
+                                     access);
 }
 
 }  // namespace slimrt::cpu::SLIMRT_ISA

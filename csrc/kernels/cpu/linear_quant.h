@@ -84,25 +84,8 @@ static inline const typename Weight::Block* unit_at(
 template <class Weight>
 constexpr bool large = sizeof(typename Weight::Block) * 5 > Weight::block * 4;
 
-/// Rows multiplied side by side with one token: one, a single stream, or as many as hide the latency of the
-/// arithmetic.
-template <class Weight>
-constexpr int rows_of_one = large<Weight> ? 1 : dot_rows;
-
-/// How far ahead, in bytes, R rows are asked for: two pages of a single stream, at least 16 KiB of several
-/// rows, in whole groups of R. Two threads read a tenth less where it is a page.
-template <int R>
-static inline size_t prefetch_distance(size_t w_stride) {
-    const size_t rows = R * w_stride;
-    return R == 1 ? 8 << 10 : ((16 << 10) / rows + 1) * rows;
-}
-
-/// Asks for unit u of a row that will be needed soon; it need not exist.
-template <class Weight>
-static inline void prefetch_unit(const uint8_t* row, int64_t u) {
-    constexpr int bytes = blocks_of_unit<Weight> * sizeof(typename Weight::Block);
-    for (int i = 0; i < bytes; i += 64) __builtin_prefetch(row + u * bytes + i);
-}
+/// Two tokens or more, by rows.
+constexpr Access some_tokens = {Hint::t0, dot_rows > 1, (dot_rows > 1 ? 16 : 8) << 10};
 
 /// The starting values of 64 products, see Activations.
 template <class Weight>
@@ -131,20 +114,22 @@ static inline Scales scales_of_unit(const Activations& x, int64_t u) {
 /// R rows times T tokens: a row's codes and scales are unpacked once for all of them.
 template <class Weight, int R, int T>
 static void row_product(const uint8_t* w, size_t w_stride, const uint8_t* x, size_t x_stride, int64_t k,
-                        float* out, size_t out_stride) {
+                        float* out, size_t out_stride, Access access) {
     using Block = typename Weight::Block;
-    constexpr int steps = Weight::unit / 64;
+    constexpr int steps = Weight::unit / 64, bytes = blocks_of_unit<Weight> * sizeof(Block);
+    const Calls<R> calls(w, w_stride, access);
     const Activations first(x, k);
     const auto token = [=](int t) { return first.moved(t * x_stride); };
     Acc acc[R][T] = {};
     for (int64_t u = 0; u * Weight::unit < k; ++u) {
         Block padded[R][blocks_of_unit<Weight>];
         const Block* blocks[R];
+        const uint8_t* const ahead = calls.at(u * bytes);
         Scales scales[R][T];
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) {
             blocks[r] = unit_at<Weight>(w + r * w_stride, u, k, padded[r]);
-            prefetch_unit<Weight>(w + r * w_stride + prefetch_distance<R>(w_stride), u);
+            call_for(ahead + r * w_stride, bytes, T == 1 ? access.hint : some_tokens.hint);
             const Scales of_row = Weight::scales(blocks[r]);
 #pragma GCC unroll 8
             for (int t = 0; t < T; ++t) {
@@ -183,14 +168,14 @@ static void row_product(const uint8_t* w, size_t w_stride, const uint8_t* x, siz
 }
 
 using RowProduct = void (*)(const uint8_t* w, size_t w_stride, const uint8_t* x, size_t x_stride, int64_t k,
-                            float* out, size_t out_stride);
+                            float* out, size_t out_stride, Access access);
 
 /// Rows [first, n_rows), R at a time, times tokens in tiles of nearly the same size; returns the row it
 /// ended at.
 template <class Weight, int R>
 static int64_t product_by_rows(const uint8_t* w, size_t w_stride, int64_t first, int64_t n_rows,
                                const uint8_t* x, size_t x_stride, int64_t n_tokens, int64_t k, float* out,
-                               size_t out_stride) {
+                               size_t out_stride, Access access) {
     static constexpr RowProduct tiles[] = {row_product<Weight, R, 1>, row_product<Weight, R, 2>,
                                            row_product<Weight, R, 3>, row_product<Weight, R, 4>};
     constexpr int64_t max_tile = sizeof tiles / sizeof *tiles;
@@ -200,7 +185,7 @@ static int64_t product_by_rows(const uint8_t* w, size_t w_stride, int64_t first,
         for (int64_t tile = 0; tile < n_tiles; ++tile) {
             const int64_t t = tile * n_tokens / n_tiles, end = (tile + 1) * n_tokens / n_tiles;
             tiles[end - t - 1](w + r * w_stride, w_stride, x + t * x_stride, x_stride, k,
-                               out + t * out_stride + r, out_stride);
+                               out + t * out_stride + r, out_stride, access);
         }
     }
     return r;

@@ -131,7 +131,8 @@ static void wide_tiles(const WidePanel<Stored, Ops>& panel, int64_t n_rows, cons
 
 template <class Stored, class Ops>
 static void wide_product(const void* weights, size_t w_stride, int64_t n_rows, const void* activations,
-                         size_t x_stride, int64_t n_tokens, int64_t k, float* out, size_t out_stride) {
+                         size_t x_stride, int64_t n_tokens, int64_t k, float* out, size_t out_stride,
+                         Access) {
     // A block of tokens' activations, a panel's width of them, and of the output both stay in the cache.
     constexpr int64_t block = 576 / Ops::tokens * Ops::tokens, row_block = 128;
     const uint8_t* w = static_cast<const uint8_t*>(weights);

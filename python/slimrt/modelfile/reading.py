@@ -16,7 +16,7 @@ from slimrt.modelfile.hf.directory import read_hf
 from slimrt.modelfile.sharing import KEYS, OWNERS
 from slimrt.modes import FOLD_SUFFIXES
 from slimrt.plumbing import progress as bars
-from slimrt.plumbing.files import is_ggml_bin
+from slimrt.plumbing.files import cache_directory, is_ggml_bin
 
 FORMAT_VERSION = 1  # of the keys under "slimrt."
 _CONVERTER = 2  # raise it when the same source converts to other bytes: cached files are made again
@@ -93,12 +93,6 @@ def source_hash(source: Path, show_progress: bool = False) -> str:
 def model_files(directory: Path) -> list[Path]:
     """The files of a Hugging Face directory that a conversion may read, by name."""
     return sorted(file for pattern in _MODEL_FILES for file in directory.glob(pattern) if file.is_file())
-
-
-def cache_directory() -> Path:
-    """Where converted models are kept: $SLIMRT_CACHE_DIR, else slimrt in $XDG_CACHE_HOME, else ~/.cache/slimrt."""
-    own, xdg = os.environ.get("SLIMRT_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME")
-    return Path(own) if own else (Path(xdg) if xdg else Path.home() / ".cache") / "slimrt"
 
 
 def cached_gguf(

@@ -23,6 +23,13 @@ def is_ggml_bin(path: Path) -> bool:
         return file.read(len(_GGML)) == _GGML
 
 
+def cache_directory() -> Path:
+    """Where converted models and what was measured of the machine are kept: $SLIMRT_CACHE_DIR, else slimrt in
+    $XDG_CACHE_HOME, else ~/.cache/slimrt."""
+    own, xdg = os.environ.get("SLIMRT_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME")
+    return Path(own) if own else (Path(xdg) if xdg else Path.home() / ".cache") / "slimrt"
+
+
 def decode_text(data: bytes, name: str) -> str:
     """The text in these bytes; ValueError, with the name of what they are from, when they are not UTF-8."""
     try:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from slimrt import core
+from slimrt import core, machine
 from slimrt.cache.config import CacheChoice, check_cache, kinds
 from slimrt.cache.cross import describe_cross
 from slimrt.cache.planner import Planner, wont_fit
@@ -34,6 +34,7 @@ class Runtime:
         lock: held for a whole call that must not mix with others'; reentrant.
         show_progress: whether long work shows a bar.
         lossy: what is lost in modes that allow_lossy insisted on, for people.
+        access: how memory is accessed where that is faster than the usual way (slimrt.machine), for people.
     """
 
     def __init__(self, source: ModelSource, engine: core.Engine, *, show_progress: bool):
@@ -42,6 +43,7 @@ class Runtime:
         self.lock = threading.RLock()
         self.show_progress = show_progress
         self.lossy = ""
+        self.access = ""
         self._engine: core.Engine | None = engine
         self._user: int | None = None  # the thread that is inside use()
         self._forked_at_work = False
@@ -144,6 +146,7 @@ def load(
             )
         lossy = require_precise(source, choice, show_progress)
         derived, folded_lossy = fold(source, choice, calibration, show_progress)
+        access = _follow_machine(source, planner)
         engine = core.Engine(
             source.file,
             n_ctx=n_ctx,
@@ -161,9 +164,27 @@ def load(
         ) from None
     runtime = Runtime(source, engine, show_progress=progress.wanted(show_progress))
     runtime.lossy = "; ".join(lossy + folded_lossy)
+    runtime.access = ", ".join(filter(None, (access, _copied(source, planner))))
     if cross := runtime.info.get("cross"):
         cross["reason"] = choice.cross.reason(source, cross["mode"])
     return runtime
+
+
+def _follow_machine(source: ModelSource, planner: Planner) -> str:
+    """Has the engine access memory as is fastest here, and says what is not as usual; "" for what all is."""
+    if planner.device != "cpu":
+        return ""
+    weights: dict[str, int] = {}
+    for name, (kind, _) in source.file.tensors().items():
+        weights[kind] = weights.get(kind, 0) + source.file.tensor_bytes(name)
+    found = machine.follow(weights, planner.n_threads)
+    return ", ".join(f"{kind} {one.best} ({one.gain:.2f} times as fast)" for kind, one in found.items())
+
+
+def _copied(source: ModelSource, planner: Planner) -> str:
+    """Has a loaded model's weights in huge pages where that pays, and says so. The plan counts them either way."""
+    gain = machine.use_huge_pages(source.file, planner.n_threads) if planner.device == "cpu" else 0
+    return f"weights copied into huge pages ({gain:.2f} times as fast)" if gain else ""
 
 
 def _check_calibration(source: ModelSource, calibration: str | os.PathLike[str] | None) -> None:
@@ -191,3 +212,5 @@ def describe(runtime: Runtime, memory: Mapping[str, int]) -> None:
         f"{format_bytes(memory['mapped'])} mapped",
         file=sys.stderr,
     )
+    if runtime.access:
+        print(f"slimrt: access to memory, measured here: {runtime.access}", file=sys.stderr)
