@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
 import pytest
 from gguf import GGUFValueType
+from hypothesis import settings
 
 import slimrt
 import v_heads
@@ -16,9 +18,12 @@ from reference import Reference
 from reference_modes import CACHE_MODES
 from remembered import remembered
 from slimrt import _core
+from slimrt.converter import convert as tool
+from slimrt.folding.calibrate import calibrated
 from slimrt.modelfile.gguf import array, read_gguf, write_gguf
 from test_cache_modes import IDS, N_PREFILL, exact_logits
 from test_cache_modes_residual import check
+from test_sequences_random import Operations
 
 RANK, RESIDUAL = 4, "q8"
 CASES = [
@@ -191,3 +196,139 @@ def test_shared_rows_cannot_keep_v(keeping, tmp_path):
     write_gguf(path, model.with_metadata({"slimrt.cache.owners": owners}), show_progress=False)
     with pytest.raises(slimrt.CacheUnsupportedError, match="cannot be shared"):
         _core.plan(str(path), n_ctx=64)
+
+
+def test_random_operations(keeping, tmp_path):
+    """Any order of them, on a file with folds of its own."""
+    plain = keeping("llama_mha", "k")
+    Operations.path = v_heads.write(plain, tmp_path / "folded.gguf", "k", tensors=folds(plain, "k", "f32"))
+    Operations.mode, Operations.window, Operations.n_ctx = "k", False, 80
+    Operations.TestCase.settings = settings(max_examples=8, stateful_step_count=25, deadline=None, derandomize=True)
+    Operations.TestCase().runTest()
+
+
+# ---------------------------------------------------------------- conversion
+TALE = Path(__file__).parents[1] / "models" / "tale-llama.gguf"
+HELD_OUT = TALE.with_name("heldout.txt")
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory):
+    """A quarter of the heads of a trained model in k+r q8, and what the conversion said."""
+    out = tmp_path_factory.mktemp("tale") / "v.gguf"
+    return out, tool.convert(TALE, out, cache="k+r", cache_type="q8", v_heads=0.25, progress=False)
+
+
+def text(n: int) -> np.ndarray:
+    return np.random.default_rng(2).integers(3, 200, n).astype(np.int32)
+
+
+def test_heads_that_attend_to_most_tokens_are_chosen(converted):
+    """By the model's own softmax weights, in float64, on another text than the conversion's."""
+    path, report = converted
+    model = Reference(TALE)
+    chosen = sum(layer.v_heads for layer in report.layers)
+    assert chosen == round(0.25 * model.w.n_kv_heads * len(model.w.layers))
+    assert len({layer.v_heads for layer in report.layers}) > 1  # ranked over all layers
+    shares, old, new = [], read_gguf(TALE), read_gguf(path)
+    for layer in report.layers:
+        names = [f"blk.{layer.layer}.attn_{part}.weight" for part in "qkv"]
+        before, after = (
+            [m.tensor(name).values().reshape(model.w.n_kv_heads, -1) for name in names] for m in (old, new)
+        )
+        order = [next(i for i, row in enumerate(before[0]) if np.array_equal(row, one)) for one in after[0]]
+        assert sorted(order) == list(range(model.w.n_kv_heads))
+        assert all(np.array_equal(b[order], a) for b, a in zip(before, after, strict=True))
+        kept = order[model.w.n_kv_heads - layer.v_heads :]
+        shares.append([(share, i in kept) for i, share in enumerate(active_shares(layer.layer))])
+    kept = [share for layer in shares for share, keeps in layer if keeps]
+    others = [share for layer in shares for share, keeps in layer if not keeps]
+    assert np.mean(kept) > 2 * np.mean(others) and np.median(kept) > np.quantile(others, 0.9)
+
+
+def active_shares(layer: int) -> list[float]:
+    """Of each head, over the later half of a text's queries: see slimrt.folding.heads."""
+    model = Reference(TALE)
+    with calibrated(str(TALE), read_gguf(TALE), HELD_OUT, show_progress=False) as known:
+        x = known.layer(layer)[0].windows[0].x[:512].astype(np.float64)
+    one, positions, found = model.w.layers[layer], np.arange(len(x)), []
+    q, k = (model.rotate(x @ w.T, model.w.n_kv_heads, positions) for w in (one.wq, one.wk))
+    for head in range(model.w.n_kv_heads):
+        shares = []
+        for i in range(256, len(x), 8):
+            s = q[i, head] @ k[: i + 1, head].T / np.sqrt(model.dk)
+            p = np.sort(np.exp(s - s.max()) / np.exp(s - s.max()).sum())
+            shares.append(sum(np.cumsum(p**2) > 0.02**2) / (i + 1))
+        found.append(float(np.mean(shares)))
+    return found
+
+
+def test_another_order_of_heads_changes_nothing(converted):
+    wanted, got = (
+        decode(_core.Engine(str(path), cache="kv", cache_type_k="f32", cache_type_v="f32", n_ctx=128), text(96), 64)
+        for path in (TALE, converted[0])
+    )
+    assert relative(got, wanted) < 2e-5
+
+
+def test_a_converted_file_is_what_its_report_says(converted):
+    path, report = converted
+    with slimrt.Model(path) as model:
+        layers = model.info()["layers"]
+    assert [one["v_heads"] for one in layers] == [one.v_heads for one in report.layers]
+    assert [one["bytes_per_token"] for one in layers] == [one.bytes_per_token for one in report.layers]
+    assert slimrt.plan(path).asked.bytes_per_token == sum(one.bytes_per_token for one in report.layers)
+    assert all(one.measured.value < 0.02 and one.predicted.value < 0.02 for one in report.layers)
+    assert all(one.predicted.value == pytest.approx(one.measured.value, rel=0.3) for one in report.layers)
+    kept = next(one for one in report.layers if one.v_heads)
+    assert f"k+r, V of {kept.v_heads}" in report.table()
+    # as near to kv as the same mode without such heads
+    exact = decode(_core.Engine(str(path), cache="kv", cache_type_k="f32", cache_type_v="f32", n_ctx=128), text(96), 64)
+    assert rms(decode(_core.Engine(str(path), n_ctx=128), text(96), 64) - exact) < 0.05 * rms(exact)
+
+
+def test_a_layer_all_of_whose_heads_are_chosen_has_kv(tmp_path):
+    report = tool.convert(TALE, tmp_path / "k.gguf", cache="k", cache_type="f32", v_heads=0.8, progress=False)
+    modes = [layer.mode for layer in report.layers]
+    assert "kv" in modes and all(layer.v_heads == 0 for layer in report.layers if layer.mode == "kv")
+    got, wanted = (
+        decode(_core.Engine(str(tmp_path / "k.gguf"), n_ctx=128, **options), text(96), 64)
+        for options in ({}, {"cache": "kv", "cache_type_k": "f32", "cache_type_v": "f32"})
+    )
+    assert rms(got - wanted) < 1e-2 * rms(wanted)
+
+
+def test_weights_in_blocks_of_several_heads(tmp_path):
+    """Are refused as they are, and put in order before they are quantised."""
+    source = tmp_path / "q4_k.gguf"
+    tool.convert(TALE, source, outtype="q4_k", progress=False)
+    with pytest.raises(slimrt.UnsupportedError, match="blocks of 256 columns of 'blk.*attn_output.weight'.*outtype"):
+        tool.convert(source, tmp_path / "out.gguf", cache="k", v_heads=0.25, progress=False)
+    assert not (tmp_path / "out.gguf").exists()
+    report = tool.convert(
+        TALE, tmp_path / "out.gguf", cache="k+r", cache_type="q8", outtype="q4_k", v_heads=0.25, progress=False
+    )
+    model = read_gguf(tmp_path / "out.gguf")
+    assert model.tensor("blk.0.attn_output.weight").type.name == "Q4_K" and any(one.v_heads for one in report.layers)
+    got, wanted = (
+        decode(_core.Engine(str(path), cache="kv", cache_type_k="f32", cache_type_v="f32", n_ctx=128), text(96), 64)
+        for path in (tmp_path / "out.gguf", source)
+    )
+    assert rms(got - wanted) < 0.2 * rms(wanted)  # other blocks, other rounding
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"cache": "k", "v_heads": 1.0}, ValueError, "below 1"),
+        ({"cache": "k", "v_heads": -0.1}, ValueError, "at least 0"),
+        ({"cache": "kv", "v_heads": 0.25}, ValueError, "'k' and 'k\\+r'.*'kv'"),
+        ({"cache": "auto", "v_heads": 0.25}, ValueError, "'k' and 'k\\+r'.*'auto'"),
+        ({"v_heads": 0.25}, ValueError, "not for None"),
+        ({"cache": "k", "v_heads": 0.25, "calibration": "none"}, slimrt.UnsupportedError, "a text"),
+    ],
+)
+def test_what_cannot_be_converted_is_refused(options, error, words, tmp_path):
+    with pytest.raises(error, match=words):
+        tool.convert(TALE, tmp_path / "out.gguf", progress=False, **options)
+    assert list(tmp_path.iterdir()) == []

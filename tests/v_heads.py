@@ -31,7 +31,7 @@ from reference_modes import (
     store_k,
     times,
 )
-from slimrt.modelfile.gguf import array, read_gguf, write_gguf
+from slimrt.modelfile.gguf import Tensor, array, read_gguf, write_gguf
 
 
 def v_heads(m: Reference) -> int:
@@ -51,16 +51,17 @@ def mixed(m: Reference) -> Reference:
     return Reference(replace(m.w, layers=layers))
 
 
-def write(path: Path, out: Path, mode: str, heads: list[int] | None = None) -> Path:
-    """The model in a file that says how many KV heads of each layer keep V in this mode."""
+def write(path: Path, out: Path, mode: str, tensors: Tensors | None = None) -> Path:
+    """The model in a file that says how many KV heads of each layer keep V in this mode, perhaps with folds."""
     model = read_gguf(str(path))
     n = model.size("block_count")
-    heads = [v_heads(Reference(path))] * n if heads is None else heads
+    heads = [v_heads(Reference(path))] * n
     fields = {
         "slimrt.cache.modes": array([mode] * n, GGUFValueType.STRING),
         "slimrt.cache.v_heads": array(heads, GGUFValueType.UINT32),
     }
-    write_gguf(out, model.with_metadata(fields), show_progress=False)
+    folded = (Tensor.of(name, values) for name, values in (tensors or {}).items())
+    write_gguf(out, model.with_metadata(fields).with_tensors(*folded), show_progress=False)
     return out
 
 

@@ -31,7 +31,7 @@ Order = NDArray[np.intp]  # of KV heads, slim ones first
 def refusal(attention: Attention) -> str:
     """Why no head can keep V here; empty where some can."""
     if attention.encoder_decoder:
-        return "a text says nothing of a decoder beside an encoder, and so not which heads"
+        return "a text says nothing of a decoder beside an encoder, and so not which heads to choose"
     if attention.owners and list(attention.owners) != list(range(attention.n_layers)):
         return "layers read the rows of others"
     if attention.n_kv_heads == 1:
