@@ -22,15 +22,26 @@ def inputs(model: Reference, seed: int) -> np.ndarray:
     return random.normal(size=(6 * model.d_model, model.d_model)) @ mixing / np.sqrt(model.d_model)
 
 
-def fold_kr(model: Reference, i: int, dtype: str | None, rank: int, *, half: bool = False) -> Tensors:
+def fold_kr(
+    model: Reference,
+    i: int,
+    dtype: str | None,
+    rank: int,
+    *,
+    half: bool = False,
+    of: np.ndarray | None = None,
+    columns: int | None = None,
+) -> Tensors:
     """Tensors of mode k+r for one layer, [out, in] as in the file. dtype None: for rows that are not rounded, without
-    the noise N: then W is W_K^-1 W_V where K is as wide as the input. half: W' as float16 with scales."""
+    the noise N: then W is W_K^-1 W_V where K is as wide as the input. half: W' as float16 with scales. of: what makes
+    rows (W_K), of which the first `columns` are K's and V's that is computed (all)."""
     layer, x = model.w.layers[i], inputs(model, i)
-    k, v = x @ layer.wk.T, x @ layer.wv.T
+    w_v = layer.wv[:columns]
+    k, v = x @ (layer.wk if of is None else of).T, x @ w_v.T
     tensors: Tensors = {}
     if dtype in SCALED:
-        tensors["attn_kr_row.scale"] = np.abs(k).max(axis=0).astype(np.float32)
-        k = k / tensors["attn_kr_row.scale"]
+        tensors["attn_kr_row.scale"] = np.abs(k).max(axis=0).astype(np.float32)[:columns]
+        k[:, :columns] /= tensors["attn_kr_row.scale"]
     known = rounded(k, *planes_kr(model, (dtype, None))["k"])
     noise = np.diag(np.mean((known - k) ** 2, axis=0))
     w = np.linalg.lstsq(np.concatenate([k / np.sqrt(len(k)), np.sqrt(noise)]),
@@ -45,7 +56,7 @@ def fold_kr(model: Reference, i: int, dtype: str | None, rank: int, *, half: boo
         left = v - known @ w
         basis = np.linalg.eigh(left.T @ left)[1][:, ::-1][:, :rank]
         sigma = np.maximum(np.abs(left @ basis).max(axis=0), 1e-3 * np.abs(v).max())
-        tensors["attn_kr_x.weight"] = (layer.wv.T @ basis / sigma).T.astype(np.float32)
+        tensors["attn_kr_x.weight"] = (w_v.T @ basis / sigma).T.astype(np.float32)
         tensors["attn_kr_k.weight"] = -(w @ basis / sigma).T.astype(np.float32)
         tensors["attn_kr_out.weight"] = (basis * sigma).astype(np.float32)
     return {f"blk.{i}.{name}": np.ascontiguousarray(tensor) for name, tensor in tensors.items()}

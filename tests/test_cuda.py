@@ -16,6 +16,7 @@ import pytest
 
 import no_cache
 import slimrt
+import v_heads
 from conftest import CUDA_MISSING, GOLDEN, GREEDY, decode, open_engine, product_unit, relative
 from gguf_shapes import Shape, write_random
 from no_cache import cla, mlkv
@@ -78,6 +79,21 @@ def test_every_mode(name, mode, dtype, convert):
     """A prompt, then token by token: recorded steps are played again."""
     path = convert(GOLDEN / name)
     on_cpu, on_device = (decode(open_engine(path, mode, dtype, device=d), IDS, N_PREFILL) for d in ("cpu", "cuda"))
+    assert relative(on_device, on_cpu) < bound(mode, dtype, path)
+
+
+@needs_device
+@pytest.mark.parametrize("dtype", ["f32", "f16", "q8"])
+@pytest.mark.parametrize(("name", "mode"), [("llama_mha", "k"), ("gptneox", "k"), ("llama_gqa_tied", "k+r")])
+def test_heads_that_keep_v(name, mode, dtype, convert, tmp_path):
+    """Three planes are values of the other heads, in k+r."""
+    path = v_heads.write(convert(GOLDEN / name), tmp_path / "v.gguf", mode)
+    derived = v_heads.folds(path, mode, dtype, 4)
+    given = {"rank": 4, "residual_type": "q8"} if mode == "k+r" else {}
+    on_cpu, on_device = (
+        decode(open_engine(path, mode, dtype, device=d, derived=derived, **given), IDS, N_PREFILL)
+        for d in ("cpu", "cuda")
+    )
     assert relative(on_device, on_cpu) < bound(mode, dtype, path)
 
 

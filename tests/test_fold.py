@@ -17,7 +17,8 @@ from slimrt.folding.fold import fold_layers
 from slimrt.folding.noise import ROUNDING, ROUNDOFF
 from slimrt.folding.planes import Plane
 from slimrt.folding.precision import measure_error_of_v, measured
-from slimrt.folding.readback import KReader, Sample, VReader
+from slimrt.folding.readback import Sample, VReader
+from slimrt.folding.slim import KReader
 from slimrt.folding.window import Window
 from slimrt.modelfile.gguf import ModelData, Tensor, read_gguf
 from slimrt.modelfile.reading import read_model

@@ -131,6 +131,33 @@ def test_rows_of_k_by_head_and_whole_with_a_residual(name, extras, dtype, isa):
 
 
 @pairwise(
+    lambda name, turned, dtype, isa: isa == "cuda" and dtype == "f16" and turned,
+    name=CALLS,
+    turned=[False, True],
+    dtype=TYPES,
+    isa=DEVICES,
+)
+def test_rows_of_k_beside_v_of_other_heads_and_a_residual(name, turned, dtype, isa):
+    """Three planes are values of every head: k, which scores are made of, V of heads that keep it, and a residual."""
+    c = CALLS[name]
+    width, kept = c.kv * c.dim, 3 * c.dim
+    q, k, v, rest = (c.random(c.queries if i == 0 else c.rows, w, seed=w + i) for i, w in
+                     enumerate((c.heads * c.dim, width, kept, 7)))  # fmt: skip
+    by_head = {"rows": k, "type": dtype, "stored_heads": c.kv, "heads": c.kv, "dim": c.dim}
+    read = c.read(k, dtype, c.kv)
+    keys = read.reshape(c.rows, c.kv, c.dim)
+    keys = c.rope(keys, np.arange(c.rows)) if turned else keys
+    queries = q.astype(np.float64).reshape(c.queries, c.heads, c.dim) / np.sqrt(c.dim)
+    scores = np.stack([queries[:, h] @ keys[:, h // (c.heads // c.kv)].T for h in range(c.heads)])
+    whole = by_head | {"heads": 1, "dim": width}
+    beside = {"rows": v, "type": dtype, "stored_heads": 3, "heads": 1, "dim": kept}
+    residual = {"rows": rest, "type": "q4", "stored_heads": 1, "heads": 1, "dim": 7}
+    values = [read[:, None], c.read(v, dtype, 3)[:, None], c.read(rest, "q4", 1)[:, None]]
+    score = by_head | {"q": q} | (c.table() if turned else {})
+    check(c, isa, ([score], [whole, beside, residual]), scores, values)
+
+
+@pairwise(
     lambda name, scaled, dtype, isa: isa == "cuda" and dtype == "f16" and scaled,
     name=CALLS,
     scaled=[False, True],

@@ -113,11 +113,12 @@ nb::list modes_of_file(const FileOrPath& from) {
 
 nb::list modes_of_attention(int d_model, int n_heads, int n_kv_heads, int head_dim, int n_rot, bool qk_norm,
                             int64_t window, bool cross, const std::string& type, int rank,
-                            const std::string& residual_type, bool unrotated) {
+                            const std::string& residual_type, int v_heads, bool unrotated) {
     if (d_model < 1 || n_heads < 1 || n_kv_heads < 1 || head_dim < 1 || n_rot < 0 || n_rot > head_dim ||
-        rank < 0)
+        rank < 0 || v_heads < 0 || v_heads >= n_kv_heads)
         fail(ErrorCode::argument, "no attention has these sizes: d_model ", d_model, ", n_heads ", n_heads,
-             ", n_kv_heads ", n_kv_heads, ", head_dim ", head_dim, ", n_rot ", n_rot, ", rank ", rank);
+             ", n_kv_heads ", n_kv_heads, ", head_dim ", head_dim, ", n_rot ", n_rot, ", rank ", rank,
+             ", v_heads ", v_heads);
     AttnConfig c{.cross = cross,
                  .d_model = d_model,
                  .n_heads = n_heads,
@@ -126,7 +127,8 @@ nb::list modes_of_attention(int d_model, int n_heads, int n_kv_heads, int head_d
                  .rope = n_rot > 0,
                  .n_rot = n_rot,
                  .window = window,
-                 .rank = rank};
+                 .rank = rank,
+                 .v_heads = v_heads};
     if (qk_norm) c.qk_norm_eps = 0.0f;
     c.latent_heads = usual_latent_heads(n_kv_heads);
     c.type_r = require_cache_type(residual_type.c_str());
@@ -172,6 +174,7 @@ nb::list resolved_layers(const FileOrPath& from, const nb::kwargs& args) {
         d["type_v"] = aging ? "auto" : name_of(layer.type_v);
         d["rank"] = layer.rank;
         d["residual_type"] = layer.residual_type;
+        d["v_heads"] = layer.v_heads;
         list.append(d);
     }
     return list;
@@ -187,7 +190,7 @@ void bind_describe(nb::module_& m) {
     m.def("attention_modes", &modes_of_attention, nb::kw_only(), nb::arg("d_model"), nb::arg("n_heads"),
           nb::arg("n_kv_heads"), nb::arg("head_dim"), nb::arg("n_rot"), nb::arg("qk_norm"),
           nb::arg("window") = 0, nb::arg("cross") = false, nb::arg("type") = "f16", nb::arg("rank") = 0,
-          nb::arg("residual_type") = "f16", nb::arg("unrotated") = false);
+          nb::arg("residual_type") = "f16", nb::arg("v_heads") = 0, nb::arg("unrotated") = false);
     m.def(
         "plane_bytes",
         [](const std::string& type, int width, int heads) {

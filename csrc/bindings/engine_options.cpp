@@ -132,6 +132,7 @@ void put_info(nb::dict& d, const EngineInfo& info) {
         layer["bytes_per_token"] = info.layers[i].bytes_per_token;
         layer["max_rows"] = info.layers[i].max_rows;
         layer["bytes_held"] = info.layers[i].bytes_held;
+        layer["v_heads"] = info.layers[i].v_heads;
         layers.append(layer);
     }
     d["layers"] = layers;

@@ -31,6 +31,7 @@ struct AttnConfig {
     DType type_k = DType::F16, type_v = DType::F16;
     int rank = 0;  // width of a residual, modes with one; and its type
     DType type_r = DType::F16;
+    int v_heads = 0;             // of modes that compute V: the last KV heads, whose V is kept beside K
     Levels levels;               // of modes with some; none: one, of the types above
     int latent_heads = 1;        // KV heads that share a latent, see modes/lowrank.cpp
     float sparse_threshold = 0;  // see AttentionArgs
@@ -38,6 +39,7 @@ struct AttnConfig {
 
     int q_width() const { return n_heads * head_dim; }
     int kv_width() const { return n_kv_heads * head_dim; }
+    int computed_width() const { return (n_kv_heads - v_heads) * head_dim; }  // of V that is not kept
     bool mha() const { return n_heads == n_kv_heads; }
 };
 
@@ -222,6 +224,8 @@ class CacheMode {
     virtual Format dense_format(const AttnConfig&) const { return {}; }
     /// Whether rows have a part of AttnConfig::rank columns and a type of its own.
     virtual bool has_residual() const { return false; }
+    /// Whether some heads may keep V (AttnConfig::v_heads).
+    virtual bool has_v_heads() const { return false; }
     /// Whether AttnConfig::levels say what rows become as they age; and what they are where nothing says it.
     virtual bool has_levels() const { return false; }
     virtual Levels usual_levels() const { return {}; }

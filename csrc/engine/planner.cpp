@@ -28,7 +28,7 @@ std::vector<LayerCache> layer_caches(Decoder& decoder) {
         if (mode->has_levels()) types = to_text(c.levels, mode->usual_levels());
         layers.push_back({mode->name(), types, c.rank, c.rank > 0 ? dtype_info(c.type_r).name : "",
                           cache.bytes_per_token(c.layer), cache.max_rows(c.layer),
-                          cache.bytes_held(c.layer, cache.n_ctx())});
+                          cache.bytes_held(c.layer, cache.n_ctx()), c.v_heads});
     }
     return layers;
 }

@@ -33,6 +33,7 @@ struct LayerCache {
     size_t bytes_per_token;
     int64_t max_rows;   // that it keeps of a sequence: n_ctx, or what its window and a step need
     size_t bytes_held;  // of a sequence of n_ctx tokens; less than is allocated
+    int v_heads;        // KV heads that keep V beside K, in a mode that computes V
 };
 
 /// How an encoder's output is kept; empty mode without an encoder.

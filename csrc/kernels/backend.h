@@ -94,10 +94,12 @@ struct ValueTerm {
     Tensor out;  // [tokens, n_heads_q heads]
 };
 
+inline constexpr int kMaxValueTerms = 3;
+
 struct AttentionArgs {
     std::span<const AttentionSequence> sequences;
     std::span<const ScoreTerm> scores;  // one or two
-    std::span<const ValueTerm> values;  // one or two
+    std::span<const ValueTerm> values;  // one to kMaxValueTerms
     int n_heads = 0;                    // query heads
     float scale = 1;
     /// cap: a score s is cap * tanh(s / cap), before relative_bias is added to it. 0: none.

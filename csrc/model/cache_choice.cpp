@@ -35,6 +35,22 @@ Names stored_names(const GgufFile& file, const char* key, int n_layers, const ch
     return names;
 }
 
+/// One number a layer that converting wrote into the file; nothing without the key.
+std::vector<int64_t> stored_numbers(const GgufFile& file, const char* key, int n_layers, const char* of) {
+    const auto it = file.metadata().find(key);
+    if (it == file.metadata().end()) return {};
+    const auto* array = std::get_if<GgufArray>(&it->second);
+    if (!array || array->count != size_t(n_layers))
+        fail(ErrorCode::format, file.path(), ": key '", key, "' is not an array of ", n_layers, " ", of);
+    std::vector<int64_t> numbers;
+    for (const GgufValue& value : elements(*array)) {
+        const auto* with_sign = std::get_if<int64_t>(&value);
+        const auto* without = std::get_if<uint64_t>(&value);
+        numbers.push_back(with_sign ? *with_sign : without ? int64_t(*without) : -1);
+    }
+    return numbers;
+}
+
 /// What was asked for, else what the file says, else f16.
 DType choose_type(const std::string& asked, const std::string& stored) {
     return require_cache_type((asked != kAuto ? asked : stored.empty() ? "f16" : stored).c_str());
@@ -82,9 +98,10 @@ int resolve_rank(const GgufFile& file, int asked, int64_t folded, const AttnConf
              c.layer, ", not ", asked, ": leave rank ", asked,
              " out, or fold the model it was made from again ", "(slimrt convert --cache k+r --rank ...)");
     const int64_t rank = asked >= 0 ? asked : folded;
-    if (rank > c.kv_width())
+    if (rank > c.computed_width())
         fail(asked >= 0 ? ErrorCode::argument : ErrorCode::format, "a residual of rank ", rank,
-             " is wider than V: layer ", c.layer, " has ", c.kv_width(), " columns of it");
+             " is wider than V: layer ", c.layer, " has ", c.computed_width(), " columns of it",
+             c.v_heads ? " that are not kept" : "");
     return int(rank);
 }
 
@@ -171,17 +188,9 @@ std::vector<int> read_owners(const GgufFile& file, const ModelConfig& model) {
     constexpr const char* kKey = "slimrt.cache.owners";
     std::vector<int> owners(model.n_layers);
     std::iota(owners.begin(), owners.end(), 0);
-    const auto it = file.metadata().find(kKey);
-    if (it == file.metadata().end()) return owners;
-    const auto* array = std::get_if<GgufArray>(&it->second);
-    if (!array || array->count != owners.size())
-        fail(ErrorCode::format, file.path(), ": key '", kKey, "' is not an array of ", owners.size(),
-             " layers");
-    const std::vector<GgufValue> values = elements(*array);
-    for (int i = 0; i < model.n_layers; ++i) {
-        const auto* signed_owner = std::get_if<int64_t>(&values[i]);
-        const auto* unsigned_owner = std::get_if<uint64_t>(&values[i]);
-        const int64_t owner = signed_owner ? *signed_owner : unsigned_owner ? int64_t(*unsigned_owner) : -1;
+    const std::vector<int64_t> stored = stored_numbers(file, kKey, model.n_layers, "layers");
+    for (int i = 0; i < int(stored.size()); ++i) {
+        const int64_t owner = stored[i];
         const auto where = [&] {
             return concat(file.path(), ": key '", kKey, "' says that layer ", i, " reads the rows of layer ",
                           owner, ", ");
@@ -208,6 +217,20 @@ void require_option_of_owner(const char* what, const ByLayer<T>& asked, const T&
          ", whose rows it reads: give both the same");
 }
 
+/// How many KV heads each layer was folded to keep V of; without the key none.
+std::vector<int> read_v_heads(const GgufFile& file, const ModelConfig& model) {
+    constexpr const char* kKey = "slimrt.cache.v_heads";
+    std::vector<int> heads(model.n_layers, 0);
+    const std::vector<int64_t> stored = stored_numbers(file, kKey, model.n_layers, "numbers of heads");
+    for (int i = 0; i < int(stored.size()); ++i) {
+        if (stored[i] < 0 || stored[i] >= model.n_kv_heads)
+            fail(ErrorCode::format, file.path(), ": key '", kKey, "' says that layer ", i, " keeps V of ",
+                 stored[i], " heads, and some but not all of its ", model.n_kv_heads, " KV heads may");
+        heads[i] = int(stored[i]);
+    }
+    return heads;
+}
+
 const CacheMode& require_unrotated(const CacheMode& mode, const AttnConfig& c) {
     if (const CacheMode* found = with_unrotated_keys(mode, c)) return *found;
     std::string legal;
@@ -226,6 +249,9 @@ std::vector<LayerChoice> choose_layers(const GgufFile& file, const ModelConfig& 
         const int i = int(choices.size());
         if (layer.owner != i) {
             LayerChoice& owner = choices[layer.owner];
+            if (owner.config.v_heads)
+                fail(ErrorCode::cache_unsupported, "layer ", i, " reads the rows of layer ", layer.owner,
+                     ", of which some heads keep V (slimrt.cache.v_heads): such rows cannot be shared");
             if (unrotated && !owner.shared) owner.mode = &require_unrotated(*owner.mode, owner.config);
             owner.shared = true;
             LayerChoice reader = owner;
@@ -241,6 +267,7 @@ std::vector<LayerChoice> choose_layers(const GgufFile& file, const ModelConfig& 
         c.levels = layer.levels;
         c.latent_heads = layer.latent_heads;
         require_cache_mode(layer.mode->name(), c);
+        c.v_heads = layer.v_heads;
         if (layer.mode->has_residual()) choose_residual(layer, c);
         set_sparse_threshold(*layer.mode, o.sparse_threshold, c);
         choices.push_back({layer.mode, c, i});
@@ -294,7 +321,7 @@ std::vector<LayerOptions> resolve_layers(const GgufFile& file, const ModelConfig
     const Names modes = stored_names(file, "slimrt.cache.modes", n, usual_mode(model, o));
     const Names types = stored_names(file, "slimrt.cache.types", n, "");
     const Names residual_types = stored_names(file, "slimrt.cache.residual_types", n, "");
-    const std::vector<int> owners = read_owners(file, model);
+    const std::vector<int> owners = read_owners(file, model), v_heads = read_v_heads(file, model);
 
     std::vector<LayerOptions> layers;
     for (int i = 0; i < n; ++i) {
@@ -318,9 +345,11 @@ std::vector<LayerOptions> resolve_layers(const GgufFile& file, const ModelConfig
             layer.type_k = choose_type(o.type_k.of(i), stored_type);
             layer.type_v = choose_type(o.type_v.of(i), stored_type);
         }
+        if (as_stored && layer.mode->has_v_heads()) layer.v_heads = v_heads[i];
         if (layer.mode->has_residual()) {
-            layer.rank = resolve_rank(file, o.rank.of(i), folded_rank(file, model, extra, i),
-                                      attention_config(model, i));
+            AttnConfig c = attention_config(model, i);
+            c.v_heads = layer.v_heads;
+            layer.rank = resolve_rank(file, o.rank.of(i), folded_rank(file, model, extra, i), c);
             const std::string& type = o.residual_type.of(i);
             layer.residual_type = type != kAuto && !type.empty() ? type : as_stored ? residual_types[i] : "";
         }

@@ -46,6 +46,7 @@ struct LayerOptions {
     int latent_heads = 1;       // of mode lowrank, see AttnConfig
     int rank = -1;              // of a mode with a residual; -1: nothing says it
     std::string residual_type;  // the same; empty: nothing says it
+    int v_heads = 0;            // of a mode that may have some, see AttnConfig
 };
 
 struct LayerChoice {

@@ -127,10 +127,11 @@ class Engine:
     def info(self) -> Info:
         """architecture, d_model, n_layers, n_heads, n_kv_heads, head_dim, n_vocab, n_ctx, n_ctx_train, n_batch,
         n_seqs, n_threads, sparse_threshold, device, name, d_ff, layers: list of {layer, mode, type,
-        rank, residual_type, bytes_per_token, max_rows, bytes_held}: type of k, v or x ("f16+q8": of k and v; of modes
-        whose rows age their levels), rank 0 and residual_type "" where there is no residual; bytes_per_token: what a
-        token leaves behind, in the end; max_rows: the most rows of a sequence that are kept, n_ctx, or what a sliding
-        window and the longest step need; bytes_held: of the rows of a sequence of n_ctx tokens.
+        rank, residual_type, bytes_per_token, max_rows, bytes_held, v_heads}: type of k, v or x ("f16+q8": of k and
+        v; of modes whose rows age their levels), rank 0 and residual_type "" where there is no residual;
+        bytes_per_token: what a token leaves behind, in the end; max_rows: the most rows of a sequence that are kept,
+        n_ctx, or what a sliding window and the longest step need; bytes_held: of the rows of a sequence of n_ctx
+        tokens; v_heads: KV heads that keep V beside K.
 
         encoder, cross: None without an encoder; else {n_layers, n_source, inputs ("tokens", "mel" or "audio"), n_inputs
         (numbers a row, 0 for tokens)} and {mode, type, bytes_per_row (in all layers)}, and decoder_start_token_id."""
@@ -337,6 +338,7 @@ def attention_modes(
     type: str = "f16",
     rank: int = 0,
     residual_type: str = "f16",
+    v_heads: int = 0,
     unrotated: bool = False,
 ) -> list[dict[str, Any]]:
     """The same for an attention of these sizes, with rows of these types."""

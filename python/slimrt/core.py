@@ -30,7 +30,7 @@ from slimrt._core import tune as tune
 
 class LayerOptions(TypedDict):
     """A layer's options, resolved. owner: the layer whose rows it reads, itself or one before it. rank, residual_type:
-    of a mode with a residual; -1 and "": nothing says it."""
+    of a mode with a residual; -1 and "": nothing says it. v_heads: KV heads that keep V beside K."""
 
     owner: int
     mode: str
@@ -38,12 +38,13 @@ class LayerOptions(TypedDict):
     type_v: str
     rank: int
     residual_type: str
+    v_heads: int
 
 
 class LayerInfo(TypedDict):
     """A layer's cache. type: of its rows; rank, residual_type: of the residual, 0 and "" without one; bytes_per_token:
     what a token leaves behind, in the end; max_rows: of a sequence, fewer than n_ctx behind a sliding window;
-    bytes_held: of the rows of a sequence of n_ctx tokens, scales included."""
+    bytes_held: of the rows of a sequence of n_ctx tokens, scales included; v_heads: KV heads that keep V beside K."""
 
     layer: int
     mode: str
@@ -53,6 +54,7 @@ class LayerInfo(TypedDict):
     bytes_per_token: int
     max_rows: int
     bytes_held: int
+    v_heads: int
 
 
 class EncoderInfo(TypedDict):
@@ -258,13 +260,14 @@ def attention_modes(
     type: str = "f16",
     rank: int = 0,
     residual_type: str = "f16",
+    v_heads: int = 0,
     unrotated: bool = False,
 ) -> tuple[Mode, ...]:
     """The modes of self-attention, or of cross-attention, of such a shape; planes of these types.
 
     Args:
         n_rot: columns of a head that RoPE turns. window: tokens that a query sees; 0: all.
-        rank, residual_type: of a mode with a residual.
+        rank, residual_type: of a mode with a residual. v_heads: KV heads that keep V, of modes that compute it.
         unrotated: other layers read its keys before RoPE.
 
     Raises:
@@ -273,7 +276,7 @@ def attention_modes(
     found = _core.attention_modes(
         d_model=d_model, n_heads=n_heads, n_kv_heads=n_kv_heads, head_dim=head_dim, n_rot=n_rot, qk_norm=qk_norm,
         window=window, cross=cross, type=type, rank=rank, residual_type=residual_type,
-        unrotated=unrotated,
+        v_heads=v_heads, unrotated=unrotated,
     )  # fmt: skip
     return tuple(map(_mode, found))
 

@@ -5,6 +5,10 @@
 // computed from k^, the row as it will be read back, so that the rounding of k is corrected with the rest.
 //   k^ = round(x W_K / s), r = x P + k^ R;   V = k^ W_KV + r^ B, K = k^ s
 // Where keys are normed (QK-norm), k stays as it is and 1 / rms(k) stands beside it, for the scores.
+// Heads that attend to many rows may keep V (AttnConfig::v_heads, the last ones). They have planes k_v, of
+// keys as kv has them, and v, and are read as in kv; and v takes the place of their k in what V of the others
+// is computed from, so that a row is as wide as ever:
+//   V_slim = [k_slim | v] W_KV, W_KV = [W_K,slim | W_V,v]^-1 W_V,slim
 #include "cache/attend.h"
 #include "cache/modes/modes.h"
 #include "cache/prepare.h"
@@ -15,7 +19,7 @@ namespace {
 
 struct PreparedK : Prepared {
     using Prepared::Prepared;
-    Tensor w_kv;                    // [v width, k width], V = linear(k row, .) * v_scale + residual
+    Tensor w_kv;                    // [v width, row width], V = linear(row, .) * v_scale + residual
     Tensor v_scale, out_scale;      // k+r: [1, v width] or none; the same for query heads
     Tensor residual_x, residual_k;  // k+r: residual row = linear(x, .) + linear(k row, .)
     Tensor residual_v;              // k+r: [v width, rank], residual = linear(residual row, .)
@@ -29,15 +33,45 @@ struct PreparedK : Prepared {
 
 const PreparedK& prepared(const AttnInput& in) { return static_cast<const PreparedK&>(in.prepared); }
 
+/// The planes of a row: k of slim heads, v and k_v of those that keep V, residual, norm.
+enum { kPlaneK = 0, kPlaneV = 1, kPlaneKv = 2 };
+size_t plane_r(const AttnConfig& c) { return c.v_heads ? 3 : 1; }
+
+Format with_v_heads(Format planes, const AttnConfig& c) {
+    const int width = c.v_heads * c.head_dim;
+    if (c.v_heads) planes.push_back({"v", width, c.v_heads, c.type_k});
+    if (c.v_heads) planes.push_back({"k_v", width, c.v_heads, c.type_k});
+    return planes;
+}
+
 Format with_norm(Format planes, const AttnConfig& c) {
     if (c.qk_norm_eps) planes.push_back({"n", 1, 1, DType::F32});
     return planes;
+}
+
+/// The attention of the heads whose V is computed, which come first.
+AttnConfig slim_heads(const AttnConfig& c) {
+    AttnConfig slim = c;
+    slim.n_heads -= c.n_heads / c.n_kv_heads * c.v_heads;
+    slim.n_kv_heads -= c.v_heads;
+    slim.v_heads = 0;
+    return slim;
+}
+
+/// Attention of the query heads [first, first + n) alone.
+AttentionArgs args_of_heads(const ReadInput& in, int first, int n, std::span<const ScoreTerm> scores,
+                            std::span<const ValueTerm> values) {
+    AttentionArgs args = attention_args(in, scores, values);
+    args.n_heads = n;
+    if (args.relative_bias) args.relative_bias = args.relative_bias.rows_of(first, n);
+    return args;
 }
 
 class K : public AbsorbingMode {
   public:
     const char* name() const override { return "k"; }
     bool serves(bool) const override { return true; }
+    bool has_v_heads() const override { return true; }
 
     std::string refusal(const AttnConfig& c) const override {
         if (c.cross) return narrow_encoder_k(c, "V");
@@ -48,17 +82,19 @@ class K : public AbsorbingMode {
     }
 
     Format format(const AttnConfig& c) const override {
-        return with_norm({whole_plane("k", c.kv_width(), c.n_kv_heads, c.type_k)}, c);
+        const AttnConfig slim = slim_heads(c);
+        return with_norm(with_v_heads({whole_plane("k", slim.kv_width(), slim.n_kv_heads, c.type_k)}, c), c);
     }
 
     Format dense_format(const AttnConfig& c) const override {
-        return {{"v", c.kv_width(), 1, dense_type(c.type_k)}};
+        return {{"v", c.computed_width(), 1, dense_type(c.type_k)}};
     }
 
     std::vector<Fold> folds(const AttnConfig& c) const override {
-        return {{folded(c), c.kv_width(), c.kv_width()}};
+        return {{folded(c), c.computed_width(), c.kv_width()}};
     }
     std::vector<Unread> unread(const AttnConfig& c) const override {
+        if (c.v_heads) return {};
         if (!c.cross) return {{"attn_v.weight", true}};
         return {{"cross_attn_k.weight", false}, {"cross_attn_v.weight", true}};
     }
@@ -72,7 +108,14 @@ class K : public AbsorbingMode {
         return p;
     }
 
-    std::vector<Projection> projections(const Prepared& p) const override { return {{p.model.k, {}}}; }
+    std::vector<Projection> projections(const Prepared& prepared) const override {
+        const PreparedK& p = static_cast<const PreparedK&>(prepared);
+        const int64_t computed = p.w_kv.rows, kept = p.model.v.rows - computed;
+        std::vector<Projection> all = {{p.model.k, {}}};
+        if (kept) all.push_back({p.model.v.rows_of(computed, kept), {}});
+        if (p.residual_x) all.push_back({p.residual_x, {}});
+        return all;
+    }
 
   protected:
     /// Without RoPE a bias of K shifts all scores of a query alike.
@@ -82,62 +125,109 @@ class K : public AbsorbingMode {
 
     /// The step's own values are read from k in full precision.
     Written write_rows(Backend& backend, const WriteInput& in) const override {
+        return written_planes(backend, in);
+    }
+
+    /// All planes in full precision.
+    static Written written_planes(Backend& backend, const WriteInput& in) {
+        const AttnConfig& c = in.config;
         Written written{.planes = in.projected};
-        add_inverse_rms(backend, in, written);
+        if (c.v_heads) {
+            const Tensor k = in.projected[0];
+            written.planes[0] = k.cols_of(0, c.computed_width());
+            written.planes.insert(written.planes.begin() + kPlaneKv, keys_of_v_heads(backend, in, k));
+        }
+        if (!c.qk_norm_eps) return written;
+        written.planes.push_back(in.scratch.f32(in.x.rows, 1));  // 1 / rms of each row
+        backend.inverse_rms(in.projected[0], *c.qk_norm_eps, written.planes.back());
         return written;
     }
 
-    /// The plane of normed keys: 1 / rms of each row.
-    static void add_inverse_rms(Backend& backend, const WriteInput& in, Written& written) {
-        if (!in.config.qk_norm_eps) return;
-        written.planes.push_back(in.scratch.f32(in.x.rows, 1));
-        backend.inverse_rms(written.planes[0], *in.config.qk_norm_eps, written.planes.back());
+    /// As kv stores them; k [n, kv_width] without bias, of which those columns may be overwritten.
+    static Tensor keys_of_v_heads(Backend& backend, const WriteInput& in, Tensor k) {
+        const AttnConfig& c = in.config;
+        const int64_t first = c.computed_width(), width = c.kv_width() - first;
+        const Tensor norm = in.prepared.model.k_norm, bias = prepared(in).bias;
+        if (norm) {
+            const Tensor normed = in.scratch.f32(k.rows, k.cols);
+            backend.norm(NormKind::rms, k, norm, {}, *c.qk_norm_eps, normed);
+            k = normed;
+        }
+        const Tensor keys = k.cols_of(first, width);
+        if (bias) backend.add(keys, bias.cols_of(first, width));
+        if (in.rope) backend.rope(keys, c.v_heads, in.rope, in.positions);
+        return keys;
     }
 
     void absorbed(Backend& backend, const ReadInput& in, const Written& own, Tensor out) const override {
-        const AttnConfig& c = in.config;
+        const AttnConfig c = slim_heads(in.config);
         const PreparedK& p = prepared(in);
-        const int64_t n = in.q.rows;
-        const Tensor u = in.scratch.f32(n, int64_t(c.n_heads) * c.kv_width());  // p_i K, float32 into W_KV
+        const int64_t n = in.q.rows, wide = in.config.kv_width(), kept = wide - c.kv_width();
+        const Tensor u = in.scratch.f32(n, c.n_heads * wide);  // p_i of the row, float32 into W_KV
         const ScoreTerm scores[] = {score_term(in, own)};
-        std::vector<ValueTerm> values = {{in.rows[0], own.value(0), 1, c.kv_width(), u}};
-        if (p.residual_v) {
-            const Tensor u_r = in.scratch.f32(n, int64_t(c.n_heads) * c.rank);
-            values.push_back({in.rows[1], own.value(1), 1, c.rank, u_r});
+        std::vector<ValueTerm> values = {{in.rows[kPlaneK], own.value(kPlaneK), 1, c.kv_width(), u}};
+        if (kept) {
+            Tensor rest_of_heads = u;  // the columns of every head past those of k
+            rest_of_heads.data += c.kv_width() * sizeof(float);
+            values.push_back({in.rows[kPlaneV], own.value(kPlaneV), 1, int(kept), rest_of_heads});
         }
-        backend.attention(attention_args(in, scores, values));
-        linear_heads(backend, c, u, p.w_kv, out);
-        if (p.out_scale) backend.multiply(out, p.out_scale);
-        if (!p.residual_v) return;
-        const Tensor rest = in.scratch.f32(out.rows, out.cols);
-        linear_heads(backend, c, values[1].out, p.residual_v, rest);
-        backend.add(out, rest);
+        if (p.residual_v) {
+            const size_t r = plane_r(in.config);
+            values.push_back({in.rows[r], own.value(r), 1, c.rank, in.scratch.f32(n, c.n_heads * c.rank)});
+        }
+        backend.attention(args_of_heads(in, 0, c.n_heads, scores, values));
+        const Tensor slim = out.cols_of(0, c.q_width());
+        linear_heads(backend, c, u, p.w_kv, slim);
+        if (p.out_scale) backend.multiply(slim, p.out_scale);
+        if (p.residual_v) {
+            const Tensor rest = in.scratch.f32(n, c.q_width());
+            linear_heads(backend, c, values.back().out, p.residual_v, rest);
+            backend.add(slim, rest);
+        }
+        attend_v_heads(backend, in, own, out);
+    }
+
+    /// As kv does.
+    static void attend_v_heads(Backend& backend, const ReadInput& in, const Written& own, Tensor out) {
+        const AttnConfig &c = in.config, slim = slim_heads(c);
+        if (!c.v_heads) return;
+        const int first = slim.n_heads, n = c.n_heads - first;
+        const auto columns = [&](Tensor t) { return t.cols_of(slim.q_width(), n * c.head_dim); };
+        const ScoreTerm scores[] = {
+            {in.rows[kPlaneKv], own.plane(kPlaneKv), c.v_heads, c.head_dim, columns(in.q)}};
+        const ValueTerm values[] = {
+            {in.rows[kPlaneV], own.plane(kPlaneV), c.v_heads, c.head_dim, columns(out)}};
+        backend.attention(args_of_heads(in, first, n, scores, values));
     }
 
     std::vector<Tensor> dense_of(Backend& backend, const AttnInput& in, Tensor x) const override {
-        return project(backend, in.scratch, x, {{in.prepared.model.v, {}}});
+        return project(backend, in.scratch, x,
+                       {{in.prepared.model.v.rows_of(0, in.config.computed_width()), {}}});
     }
 
     void dense_of_stored(Backend& backend, const ReadInput& in, int64_t begin, int64_t end,
                          const std::vector<Tensor>& planes) const override {
         const PreparedK& p = prepared(in);
         const int32_t* const table = in.sequences[0].table;
-        const Tensor v = planes[0], k = in.scratch.f32(end - begin, in.config.kv_width());
-        backend.load(in.rows[0], table, begin, end, k);
-        backend.linear(k, p.w_kv, {}, v);
+        const int64_t wide = in.config.kv_width(), slim = in.config.computed_width();
+        const Tensor v = planes[0], row = in.scratch.f32(end - begin, wide);
+        backend.load(in.rows[kPlaneK], table, begin, end, row.cols_of(0, slim));
+        if (slim < wide) backend.load(in.rows[kPlaneV], table, begin, end, row.cols_of(slim, wide - slim));
+        backend.linear(row, p.w_kv, {}, v);
         if (p.v_scale) backend.multiply(v, p.v_scale);
         if (!p.residual_v) return;
         const Tensor residual = in.scratch.f32(end - begin, in.config.rank);
-        backend.load(in.rows[1], table, begin, end, residual);
+        backend.load(in.rows[plane_r(in.config)], table, begin, end, residual);
         backend.add(v, project(backend, in.scratch, residual, {{p.residual_v, {}}})[0]);
     }
 
     void materialised(Backend& backend, const ReadInput& in, const Written& own, Tensor out) const override {
-        const AttnConfig& c = in.config;
+        const AttnConfig c = slim_heads(in.config);
         const ScoreTerm scores[] = {score_term(in, own)};
-        const ValueTerm values[] = {
-            {dense_rows(in.dense.planes[0], 0), own.dense[0], c.n_kv_heads, c.head_dim, out}};
-        backend.attention(attention_args(in, scores, values));
+        const ValueTerm values[] = {{dense_rows(in.dense.planes[0], 0), own.dense[0], c.n_kv_heads,
+                                     c.head_dim, out.cols_of(0, c.q_width())}};
+        backend.attention(args_of_heads(in, 0, c.n_heads, scores, values));
+        attend_v_heads(backend, in, own, out);
     }
 
   private:
@@ -147,13 +237,14 @@ class K : public AbsorbingMode {
 
     /// Scores of q with k, scaled, normed and rotated on read.
     static ScoreTerm score_term(const ReadInput& in, const Written& own) {
+        const AttnConfig c = slim_heads(in.config);
         const PreparedK& p = prepared(in);
-        const bool normed = in.config.qk_norm_eps.has_value();
-        return {.stored = in.rows[0],
-                .fresh = own.plane(0),
-                .n_heads = in.config.n_kv_heads,
-                .dim = in.config.head_dim,
-                .q = in.q,
+        const bool normed = c.qk_norm_eps.has_value();
+        return {.stored = in.rows[kPlaneK],
+                .fresh = own.plane(kPlaneK),
+                .n_heads = c.n_kv_heads,
+                .dim = c.head_dim,
+                .q = in.q.cols_of(0, c.q_width()),
                 .row_scale = p.row_scale,
                 .factors = normed ? in.rows.back() : Rows{},
                 .fresh_factors = normed ? own.planes.back() : Tensor{},
@@ -175,21 +266,23 @@ class KResidual final : public K {
 
     /// Static scales even out the channels: one scale a row is enough for the types that have one.
     Format format(const AttnConfig& c) const override {
-        Format planes = {{"k", c.kv_width(), has_groups(c.type_k) ? c.n_kv_heads : 1, c.type_k}};
+        const AttnConfig slim = slim_heads(c);
+        Format planes =
+            with_v_heads({{"k", slim.kv_width(), has_groups(c.type_k) ? slim.n_kv_heads : 1, c.type_k}}, c);
         if (c.rank > 0) planes.push_back({"r", c.rank, 1, c.type_r});
         return with_norm(planes, c);
     }
 
     const char* inverts() const override { return ""; }  // weighs rounding against what it inverts
     std::vector<Fold> folds(const AttnConfig& c) const override {
-        const int wide = c.kv_width();
+        const int wide = c.kv_width(), slim = c.computed_width();
         const bool residual = c.rank > 0;
-        return {{kWkv, wide, wide},
-                {kWkvScale, 1, wide, false, false},
-                row_scale_fold(c, kRowScale, wide),
+        return {{kWkv, slim, wide},
+                {kWkvScale, 1, slim, false, false},
+                row_scale_fold(c, kRowScale, slim),
                 {kResidualX, c.rank, c.d_model, residual, residual},
                 {kResidualK, c.rank, wide, residual, residual},
-                {kResidualV, wide, c.rank, residual, residual}};
+                {kResidualV, slim, c.rank, residual, residual}};
     }
 
     std::unique_ptr<Prepared> prepare(Backend& backend, const PrepareInput& in) const override {
@@ -198,8 +291,9 @@ class KResidual final : public K {
         p->w_kv = in.folded.at(kWkv);
         p->v_scale = in.folded.at(kWkvScale);
         if (p->v_scale)
-            p->out_scale = derived_vector(backend, for_query_heads(c, values_of(backend, p->v_scale)),
-                                          "scales of W_KV", p->owned);
+            p->out_scale =
+                derived_vector(backend, for_query_heads(slim_heads(c), values_of(backend, p->v_scale)),
+                               "scales of W_KV", p->owned);
         p->row_scale = in.folded.at(kRowScale);
         p->row_shrink = row_shrink(backend, c, kRowScale, p->row_scale, p->owned);
         if (in.weights.k_norm) p->row_scale = scaled_norm(backend, in.weights.k_norm, p->row_scale, p->owned);
@@ -210,34 +304,46 @@ class KResidual final : public K {
         return p;
     }
 
-    std::vector<Projection> projections(const Prepared& prepared) const override {
-        const PreparedK& p = static_cast<const PreparedK&>(prepared);
-        if (!p.residual_x) return {{p.model.k, {}}};
-        return {{p.model.k, {}}, {p.residual_x, {}}};
-    }
-
   protected:
     /// The step's own values are read as later steps will read them.
     Written write_rows(Backend& backend, const WriteInput& in) const override {
+        const AttnConfig& c = in.config;
         const PreparedK& p = prepared(in);
-        const Format planes = format(in.config);
-        const Tensor k = in.projected[0];
-        Written written{.planes = in.projected};
-        add_inverse_rms(backend, in, written);
+        const Format planes = format(c);
+        Written written = written_planes(backend, in);
+        const Tensor k = written.planes[kPlaneK];
         if (p.row_shrink) backend.multiply(k, p.row_shrink);
-        written.read_back = {as_stored(backend, in.scratch, k, planes[0])};
+        const Tensor known = known_row(backend, in, written, planes);
+        written.read_back = {known.cols_of(0, k.cols)};
+        if (c.v_heads)
+            written.read_back = {known.cols_of(0, k.cols), known.cols_of(k.cols, known.cols - k.cols),
+                                 written.planes[kPlaneKv]};
         if (!p.residual_x) return written;
-        const Tensor residual = in.projected[1];
+        const size_t r = plane_r(c);
+        const Tensor residual = written.planes[r];
         {
             const Scratch::Scope scope(in.scratch);
-            const Tensor known_k = written.read_back[0];
-            backend.add(residual, project(backend, in.scratch, known_k, {{p.residual_k, {}}})[0]);
+            backend.add(residual, project(backend, in.scratch, known, {{p.residual_k, {}}})[0]);
         }
-        written.read_back.push_back(as_stored(backend, in.scratch, residual, planes[1]));
+        written.read_back.push_back(as_stored(backend, in.scratch, residual, planes[r]));
         return written;
     }
 
   private:
+    /// What V is computed from, as it will be read back, [n, row width].
+    static Tensor known_row(Backend& backend, const WriteInput& in, const Written& written,
+                            const Format& planes) {
+        const Tensor k = written.planes[kPlaneK];
+        if (!in.config.v_heads) return as_stored(backend, in.scratch, k, planes[kPlaneK]);
+        const Tensor row = in.scratch.f32(k.rows, in.config.kv_width());
+        for (const int i : {kPlaneK, kPlaneV}) {
+            const int64_t first = i == kPlaneK ? 0 : k.cols;
+            backend.quantize_dequantize(written.planes[i], planes[i].type, planes[i].heads,
+                                        row.cols_of(first, planes[i].width));
+        }
+        return row;
+    }
+
     /// The norm's weight times the static scales, if there are any.
     static Tensor scaled_norm(Backend& backend, Tensor norm, Tensor scale, std::vector<Buffer>& owned) {
         if (!scale) return norm;

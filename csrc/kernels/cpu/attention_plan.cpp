@@ -61,7 +61,7 @@ bool sums_keys(const ValueTerm& term, const ScoreTerm& keys, int n_groups) {
 }
 
 bool fits_blocks(const AttentionArgs& args, int n_groups) {
-    if (args.scores.size() != 1) return false;
+    if (args.scores.size() != 1 || args.values.size() > 2) return false;
     const ScoreTerm& score = args.scores[0];
     const ValueTerm& value = args.values[0];
     if (args.values.size() == 2 && !sums_keys(args.values[1], score, n_groups)) return false;

@@ -65,7 +65,7 @@ struct AttentionScratch {
 
 /// Per value term [head][query][stride], then the maxima and sums [head][query].
 struct AttentionState {
-    size_t values[2], max, sum, size;
+    size_t values[kMaxValueTerms], max, sum, size;
 };
 
 struct AttentionPlan {
@@ -90,10 +90,10 @@ struct AttentionPlan {
     bool by_block;          // stored heads are what a group reads: jobs of few queries take attend_block()
     bool by_budget;         // or, with args.sparse_threshold, read few values
     bool absorbs;           // values are whole rows, and the first of Q8: few queries take absorb_values()
-    bool codes[2] = {};     // per value term: absorbs, and is of Q8 itself
     bool turns[2] = {};     // per score term: absorbs, and takes score_turned()
     bool by_group[2] = {};  // or: absorbs, and scores are sums over the stored heads of whole rows
     int64_t max_rows = 0;   // stored rows of a job
+    bool codes[kMaxValueTerms] = {};  // per value term: absorbs, and is of Q8 itself
     std::vector<AttentionJob> jobs;
     std::vector<AttentionItem> items;
     AttentionScratch scratch{};

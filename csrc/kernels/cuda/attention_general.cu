@@ -14,6 +14,8 @@ constexpr int kThreads = 128, kWarps = kThreads / 32;
 constexpr int kTile = 32;
 constexpr int kMaxPairs = 8;
 constexpr int kPairsOfWarp = kMaxPairs / kWarps;
+// Score terms have the first places of a row, then come value terms and the factors of the score terms.
+constexpr int kValuePlaces = 2, kFactorPlaces = kValuePlaces + kMaxValueTerms, kPlaces = kFactorPlaces + 2;
 constexpr size_t kMaxShared = 64 << 10;  // of queries and sums
 
 /// Where a row is: of paged rows its block and number there.
@@ -56,7 +58,7 @@ struct Group {
 
 /// The terms' rows of a tile.
 struct Sources {
-    RowsView scores[2], values[2], factors[2];
+    RowsView scores[2], values[kMaxValueTerms], factors[2];
     Range range;
 
     __device__ Sources(const Group& g, bool fresh, Range range) : range(range) {
@@ -120,7 +122,7 @@ __device__ void score_row(const Group& g, const Sources& from, int64_t position,
         const ScoreView& term = a.scores[t];
         const bool scaled = term.fresh_factors.data != nullptr && term.row_scale;
         const ScoreRow row = {from.scores[t], g.places[t][i],
-                              scaled ? element(from.factors[t], g.places[4 + t][i], 0) : 1.0f,
+                              scaled ? element(from.factors[t], g.places[kFactorPlaces + t][i], 0) : 1.0f,
                               term.n_rot ? term.turns.row(position) : nullptr};
         add_products(g, term, g.q + first, q_stride, row, dots);
     }
@@ -159,7 +161,7 @@ __device__ void add_values(const Group& g, const Sources& from, int n) {
         for (int at = threadIdx.x; at < term.dim; at += kThreads) {
             float added[kMaxPairs] = {};
             for (int i = 0; i < n; ++i) {
-                const float x = element(from.values[t], g.places[2 + t][i], column + at);
+                const float x = element(from.values[t], g.places[kValuePlaces + t][i], column + at);
 #pragma unroll
                 for (int p = 0; p < kMaxPairs; ++p) {
                     if (p < g.n_pairs) added[p] = fmaf(g.weights[p][i], x, added[p]);
@@ -186,10 +188,10 @@ __device__ void add_rows(const Group& g, const Sources& from, Range part, int q_
             for (int t = 0; t < g.a.n_scores; ++t) {
                 g.places[t][i] = place_of(from.scores[t], g.s.table, first + i);
                 if (from.factors[t].base)
-                    g.places[4 + t][i] = place_of(from.factors[t], g.s.table, first + i);
+                    g.places[kFactorPlaces + t][i] = place_of(from.factors[t], g.s.table, first + i);
             }
             for (int t = 0; t < g.a.n_values; ++t)
-                g.places[2 + t][i] = place_of(from.values[t], g.s.table, first + i);
+                g.places[kValuePlaces + t][i] = place_of(from.values[t], g.s.table, first + i);
         }
         __syncthreads();
         for (int row = threadIdx.x / 32; row < n; row += kWarps)
@@ -231,10 +233,7 @@ __device__ void write_results(const Group& g, const Parts& parts, int part, cons
             parts.values[slot(p) * a.value_columns + column] = g.sums[i];
             continue;
         }
-        const bool second = column >= a.values[0].dim;
-        const ValueView& term = a.values[second];
-        const int at = second ? column - a.values[0].dim : column;
-        write(term.result(g.first_row + g.query(p), g.head(p)) + at, shares[p], g.sums[i]);
+        write(a.result(g.first_row + g.query(p), g.head(p), column), shares[p], g.sums[i]);
     }
 }
 
@@ -242,7 +241,7 @@ __device__ void write_results(const Group& g, const Parts& parts, int part, cons
 __global__ void __launch_bounds__(kThreads)
     general_kernel(AttentionView a, Parts parts, int shared, int pairs, int q_stride) {
     __shared__ float weights[kMaxPairs][kTile], factors[kMaxPairs];
-    __shared__ Place places[6][kTile];
+    __shared__ Place places[kPlaces][kTile];
     __shared__ Share shares[kMaxPairs];
     const PlacedSequence& s = a.sequences[blockIdx.z];
     const int first_pair = blockIdx.x * pairs, n_pairs = min(pairs, s.n_queries * shared - first_pair);

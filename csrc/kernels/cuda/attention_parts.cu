@@ -48,10 +48,7 @@ __global__ void merge_kernel(AttentionView a, Parts parts) {
             const float value = values[int64_t(i) * a.value_columns];  // of no meaning where the weight is 0
             sum = weights[i] == 0 ? sum : fmaf(weights[i], value, sum);
         }
-        const bool second = column >= a.values[0].dim;
-        const ValueView& term = a.values[second];
-        const int at = second ? column - a.values[0].dim : column;
-        write(term.result(row, head) + at, share, sum);
+        write(a.result(row, head, column), share, sum);
     }
 }
 

@@ -45,7 +45,7 @@ struct ValueView {
 
 struct AttentionView {
     ScoreView scores[2];
-    ValueView values[2];
+    ValueView values[kMaxValueTerms];
     ScoreFinish finish;
     FloatRows lse;
     const PlacedSequence* sequences = nullptr;
@@ -58,6 +58,13 @@ struct AttentionView {
     float scale = 1;       // into powers of two
     float sparse_threshold = 0;
     bool merge = false;
+
+    /// Where a column of all value terms side by side goes.
+    __device__ float* result(int64_t row, int head, int column) const {
+        int t = 0;
+        for (; t + 1 < n_values && column >= values[t].dim; ++t) column -= values[t].dim;
+        return values[t].result(row, head) + column;
+    }
 };
 AttentionView view_of(const AttentionArgs& args, const PlacedSequence* placed, int query_shift,
                       SparseCounts* counts);

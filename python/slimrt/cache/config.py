@@ -110,13 +110,15 @@ class CacheOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class LayerCache:
-    """One layer's cache with nothing left open. rank 0 and residual_type "": no residual."""
+    """One layer's cache with nothing left open. rank 0 and residual_type "": no residual. v_heads: KV heads that keep V
+    beside K, which the file says."""
 
     mode: str
     type_k: str
     type_v: str
     rank: int = 0
     residual_type: str = ""
+    v_heads: int = 0
 
     @property
     def type(self) -> str:
@@ -243,10 +245,10 @@ def _settled(found: core.LayerOptions, e_v: int) -> LayerCache:
     """A layer with the default residual where its mode has one and nothing says it. e_v: columns of V."""
     mode, type_k, type_v = found["mode"], found["type_k"], found["type_v"]
     if mode != RESIDUAL_MODE:
-        return LayerCache(mode, type_k, type_v)
+        return LayerCache(mode, type_k, type_v, v_heads=found["v_heads"])
     rank, residual_type = default_residual(mode, type_k, e_v)
     rank = rank if found["rank"] < 0 else found["rank"]
-    return LayerCache(mode, type_k, type_v, rank, found["residual_type"] or residual_type)
+    return LayerCache(mode, type_k, type_v, rank, found["residual_type"] or residual_type, found["v_heads"])
 
 
 def _with_residual(configs: list[CacheConfig], rank: int | None, residual_type: str | None) -> list[CacheConfig]:
@@ -294,8 +296,12 @@ def check_cache(source: ModelSource, choice: CacheChoice) -> None:
 
 
 def row_type(layer: Mapping[str, Any]) -> str:
-    """The types of a layer's rows, for people: "q8", or "q8 + 64 q4" with a residual. layer: of Engine.info()."""
-    return f"{layer['type']} + {layer['rank']} {layer['residual_type']}" if layer.get("rank") else str(layer["type"])
+    """The types of a layer's rows, for people: "q8", "q8 + 64 q4" with a residual, "q8 + V of 2 heads" where these keep
+    it. layer: of Engine.info()."""
+    parts = [str(layer["type"])]
+    parts += [f"V of {layer['v_heads']} heads"] if layer.get("v_heads") else []
+    parts += [f"{layer['rank']} {layer['residual_type']}"] if layer.get("rank") else []
+    return " + ".join(parts)
 
 
 def kinds(layers: Sequence[Mapping[str, Any]]) -> str:

@@ -50,6 +50,8 @@ def add_flags(flags: Flags) -> None:
     flags.add("--heads", type=positive, metavar="N", help="KV heads that share a latent of lowrank (default: up to 4)")
     flags.add("--predict", action="store_true", help="of V, lowrank keeps only what stored keys do not tell: fewer "
               "bytes, for some time more")  # fmt: skip
+    flags.add("--v-heads", type=error, default=0.0, metavar="P", help="of k and k+r, the share of heads that keep V "
+              "beside K, those that attend to most tokens, such as 0.25 (default: 0)")  # fmt: skip
     flags.add("--exact", action="store_true", help="insist on an exact fold, without a residual: k or v")
     flags.add("--cross", metavar="MODE", help="of a model with an encoder, fold cross-attention for kv, k, e or e1")
     flags.add("--cross-type", default="auto", metavar="TYPE", help="of its rows, as --cache-type (default: f16)")
@@ -121,6 +123,7 @@ def _convert(args: argparse.Namespace, cache: str | None) -> ConvertReport:
         group=args.group,
         heads=args.heads,
         predict=args.predict,
+        v_heads=args.v_heads,
         outtype=args.outtype,
         kv_layers=args.kv_layers,
         kv_heads=args.kv_heads,

@@ -127,9 +127,10 @@ def _chosen(source: ModelSource) -> list[dict[str, Any]] | None:
         return None
     layers = CacheChoice.of("auto").layers(source)
     return [
-        {"layer": i, "mode": one.mode, "type": one.type_k, "rank": one.rank, "residual_type": one.residual_type}
+        {"layer": i, "mode": one.mode, "type": one.type_k, "rank": one.rank, "residual_type": one.residual_type,
+         "v_heads": one.v_heads}
         for i, one in enumerate(layers)
-    ]
+    ]  # fmt: skip
 
 
 def _short(value: Any) -> Any:

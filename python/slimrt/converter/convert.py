@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import numpy.random  # noqa: F401 (loaded before the work begins: its extension modules swallow a signal while loading)
 from gguf import GGUFValueType
 from gguf.gguf_writer import GGUFValue
@@ -18,9 +19,10 @@ from slimrt.converter.share import share as share_layers
 from slimrt.converter.verify import compare
 from slimrt.errors import UnsupportedError
 from slimrt.folding.attention import Attention, fold_value_bias
-from slimrt.folding.calibrate import Text, calibrated, text_ids
+from slimrt.folding.calibrate import Calibration, Text, calibrated, text_ids
 from slimrt.folding.cross_model import check_cross, cross_fields, fold_cross_model, lost, require_all_precise
 from slimrt.folding.fold import check_rank
+from slimrt.folding.heads import keeping_heads, refusal, reordered
 from slimrt.folding.layers import Request, fold_model
 from slimrt.folding.lowrank import LATENT_MODE, check_heads
 from slimrt.folding.report import CAUTION, TOO_LARGE, ConvertReport, CrossReport, LayerReport, verdict
@@ -47,6 +49,7 @@ def convert(
     group: int | None = None,
     heads: int | None = None,
     predict: bool = False,
+    v_heads: float = 0.0,
     outtype: str | None = None,
     kv_layers: int | None = None,
     kv_heads: int | None = None,
@@ -86,6 +89,9 @@ def convert(
             share a latent; None: up to four.
         predict: of "lowrank", alone or among those of "auto": of V keep only what stored keys of the same heads do not
             tell, which is less, for some time more.
+        v_heads: of "k" and "k+r": share of all KV heads that keep V beside K, those whose attention spreads most; they
+            are read as in kv, so V of few heads is computed. 0.25 takes a quarter of K's bytes more. Heads are put in
+            another order, which changes nothing but the order of sums; a layer all of whose heads are chosen gets kv.
         outtype: type of the weight matrices, a key of `slimrt.converter.quantize.OUT_TYPES`; None: as in the source.
         kv_layers, kv_heads: of a model of architecture "gptneox" or "llama", layers that keep K and V of their own, and
             heads that do there; the others are merged into them (MLKV), as `slimrt.converter.share.share` says. None:
@@ -119,7 +125,7 @@ def convert(
     request = checked(
         Asked(
             cache, cache_type, target_error, target_bytes, rank, residual_type, bits, share, sinks, group, heads,
-            predict, exact, allow_lossy,
+            predict, exact, allow_lossy, v_heads,
         )
     )  # fmt: skip
     _check(source, target, outtype, overwrite)
@@ -130,6 +136,7 @@ def convert(
     if sharing:
         model, more = share_layers(model, kv_layers, kv_heads, merge, shared_keys)
         warnings += more
+    plain_types = model
     if outtype is not None:
         model, more = requantise(model, outtype)
         warnings += more
@@ -147,6 +154,8 @@ def convert(
         if cache in (*FOLDED, AUTO):
             plain = source if calibration == "none" else runnable(source, show)
             with calibrated(plain, model, calibration, folder=spool, show_progress=show) as known:
+                if request.v_heads:
+                    known = _keep_v(known, plain_types, request.v_heads, outtype, show)
                 model, layers = fold_model(known, request, spool, show_progress=show)
                 basis, warnings = known.basis, warnings + known.warnings
             metadata |= _fold_fields(layers, basis)
@@ -179,6 +188,24 @@ def convert(
     ids = text_ids(plain, None if verify is True else verify or None)
     type_name = AUTO if "slimrt.cache.types" in metadata else request.types[0]
     return replace(report, verify=compare(plain, target, ids, type_name, show_progress=show))
+
+
+def _keep_v(known: Calibration, model: ModelData, share: float, outtype: str | None, show: bool) -> Calibration:
+    """With the heads that keep V last. model: as it was before any change of type.
+
+    Raises:
+        UnsupportedError: no text ranks heads, or they cannot be put in another order.
+    """
+    attention = known.attention
+    if known.folder is None:
+        raise UnsupportedError("v_heads ranks heads by what they attend to in a text, and there is none: the model "
+                               "needs a tokenizer, and the calibration a text")  # fmt: skip
+    keeps = keeping_heads(known, share, show_progress=show)
+    order = {layer: np.argsort(row, kind="stable") for layer, row in enumerate(keeps)}
+    model = reordered(model, attention, order, unpack=outtype is not None)
+    if outtype is not None:
+        model, _ = requantise(model, outtype)
+    return replace(known, model=fold_value_bias(model, attention), v_heads=tuple(map(int, keeps.sum(axis=1))))
 
 
 def _sharing(cache: str | None, kv_layers: int | None, kv_heads: int | None, merge: str, keys: str) -> bool:
@@ -215,6 +242,8 @@ def _attention(model: ModelData, request: Request, calibration: Text, verify: bo
         raise UnsupportedError("verify compares logits, and Chronos-Bolt has none: compare forecasts")
     if cache is not None and cache != AUTO:
         attention.require(cache)
+    if request.v_heads and (reason := refusal(attention)):
+        raise UnsupportedError(f"v_heads is not possible here: {reason}")
     check_rank(attention, request.rank)
     if request.heads is not None:
         check_heads(attention, request.heads)
@@ -257,6 +286,8 @@ def _cache_fields(layers: list[LayerReport], request: Request) -> dict[str, GGUF
     if any(layer.mode == "k+r" for layer in layers):
         fields["residual_types"] = array([layer.residual_type for layer in layers], GGUFValueType.STRING)
         fields["ranks"] = array([layer.rank for layer in layers], GGUFValueType.UINT32)
+    if any(layer.v_heads for layer in layers):
+        fields["v_heads"] = array([layer.v_heads for layer in layers], GGUFValueType.UINT32)
     return {f"slimrt.cache.{key}": value for key, value in fields.items()}
 
 
@@ -266,7 +297,8 @@ def _fold_fields(layers: list[LayerReport], basis: str) -> dict[str, GGUFValue]:
         "cond": [layer.cond or 0.0 for layer in layers],
         "rank": [layer.rank for layer in layers],
     }
-    columns |= {f"error_{name}": [layer.errors[name] for layer in layers] for name in layers[0].errors}
+    names = dict.fromkeys(name for layer in layers for name in layer.errors)
+    columns |= {f"error_{name}": [layer.errors.get(name, 0.0) for layer in layers] for name in names}
     for key in ("predicted", "measured"):
         for part in ("value", "output"):
             found = (getattr(layer, key) for layer in layers)

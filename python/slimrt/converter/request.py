@@ -33,6 +33,7 @@ class Asked:
     predict: bool
     exact: bool
     lossy: bool
+    v_heads: float = 0.0
 
     @property
     def targeted(self) -> bool:
@@ -47,6 +48,7 @@ def checked(asked: Asked) -> Request:
         ValueError, TypeError, UnsupportedError: as `convert`.
     """
     _check_target(asked)
+    _check_v_heads(asked)
     types = _types(asked)
     rank, residual_type = asked.rank, asked.residual_type
     if ((rank is not None and asked.cache != LATENT_MODE) or residual_type is not None) and asked.cache != "k+r":
@@ -64,8 +66,9 @@ def checked(asked: Asked) -> Request:
     said = asked.cache_type != AUTO or (asked.cache == LATENT_MODE and not asked.targeted)
     rank = None if rank is None else int(rank)
     return Request(
-        asked.cache, types, said, target, rank, residual_type, asked.heads, budget, asked.lossy, asked.predict
-    )
+        asked.cache, types, said, target, rank, residual_type, asked.heads, budget, asked.lossy, asked.predict,
+        asked.v_heads,
+    )  # fmt: skip
 
 
 def _check_target(asked: Asked) -> None:
@@ -76,6 +79,13 @@ def _check_target(asked: Asked) -> None:
         raise ValueError("target_error and target_bytes were given: a conversion keeps within one or the other")
     if asked.target_error is not None and not 0 < asked.target_error < 1:
         raise ValueError(f"target_error must be above 0 and below 1, got {asked.target_error}")
+
+
+def _check_v_heads(asked: Asked) -> None:
+    if not 0 <= asked.v_heads < 1:
+        raise ValueError(f"v_heads must be at least 0 and below 1, a share of the heads, got {asked.v_heads}")
+    if asked.v_heads and asked.cache not in ("k", "k+r"):
+        raise ValueError(f"v_heads is for cache 'k' and 'k+r', which compute V, not for {asked.cache!r}")
 
 
 def _types(asked: Asked) -> tuple[str, ...]:

@@ -156,13 +156,15 @@ class Attention:
         """Which columns of K RoPE turns, [e_k]."""
         return np.tile(np.arange(self.head_dim) < self.n_rot, self.n_kv_heads)
 
-    def modes(self, type: str = DEFAULT_TYPE, rank: int = 0, residual_type: str = DEFAULT_TYPE) -> dict[str, core.Mode]:
-        """What each mode is here, by name, with planes of these types."""
+    def modes(
+        self, type: str = DEFAULT_TYPE, rank: int = 0, residual_type: str = DEFAULT_TYPE, v_heads: int = 0
+    ) -> dict[str, core.Mode]:
+        """What each mode is here, by name, with planes of these types; v_heads: KV heads that keep V beside K."""
         found = core.attention_modes(
             d_model=self.d, n_heads=self.n_heads, n_kv_heads=self.n_kv_heads, head_dim=self.head_dim,
             n_rot=self.n_rot if self.rope else 0, qk_norm=self.qk_norm, window=self.window,
             cross=self.part == "cross_attn", type=type, rank=rank, residual_type=residual_type,
-            unrotated=self.unrotated,
+            v_heads=v_heads, unrotated=self.unrotated,
         )  # fmt: skip
         return {mode.name: mode for mode in found}
 

@@ -81,6 +81,7 @@ class Calibration:
         warnings: what the user should know.
         folder: a file of inputs a layer; None: no text, white inputs are assumed.
         chunks: tokens in each stretch of text, in order.
+        v_heads: of each layer, KV heads that keep V in modes k and k+r, the last ones; (): none.
     """
 
     basis: str
@@ -89,20 +90,26 @@ class Calibration:
     warnings: list[str]
     folder: Path | None = None
     chunks: tuple[int, ...] = ()
+    v_heads: tuple[int, ...] = ()
 
     @property
     def inputs(self) -> str:
         """For what inputs its predictions hold."""
         return WHITE_INPUTS if self.folder is None else f"on {self.basis}"
 
+    def keeps_v(self, layer: int) -> bool:
+        """Whether all heads of a layer keep V: it has mode kv."""
+        return bool(self.v_heads) and self.v_heads[layer] == self.attention.n_kv_heads
+
     def layer(self, layer: int) -> tuple[Sample, list[Window]]:
         """The sample to fold one layer for, and windows of text that had no part in it (none without a text)."""
         weights = LayerWeights(self.model, self.attention, layer)
+        v_heads = self.v_heads[layer] if self.v_heads and not self.keeps_v(layer) else 0
         longest = max(self.chunks, default=_WHITE)
         rotation = Rotation.of(self.model, self.attention, longest)
         if self.folder is None:
             moment, x = white_inputs(weights)
-            return Sample(weights, moment, [Window(weights, rotation, x)]), []
+            return Sample(weights, moment, [Window(weights, rotation, x)], v_heads), []
         moment, count = np.zeros((self.attention.d, self.attention.d)), 0
         windows: list[Window] = []
         held_out: list[Window] = []
@@ -114,7 +121,7 @@ class Calibration:
                 wide = x.astype(np.float64)
                 moment += wide.T @ wide
                 count += len(x)
-        return Sample(weights, shrunk(moment / count, count), windows), held_out
+        return Sample(weights, shrunk(moment / count, count), windows, v_heads), held_out
 
     def _inputs(self, layer: int) -> Iterator[np.ndarray]:
         assert self.folder is not None

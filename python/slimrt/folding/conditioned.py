@@ -10,6 +10,7 @@ import numpy as np
 from slimrt.folding import noise
 from slimrt.folding.planes import Plane, planes, static_scales
 from slimrt.folding.readback import Reader, Sample, half_weights
+from slimrt.folding.slim import SlimRow
 from slimrt.folding.wiener import error_covariance, half_rows, leading, wiener
 from slimrt.folding.window import KeyNoise, Window
 
@@ -31,32 +32,33 @@ class Conditioned:
 
     def __init__(self, sample: Sample, type_name: str, *, half: bool, max_rank: int):
         self.sample, self.type = sample, type_name
-        weights, a = sample.weights, sample.weights.attention
-        self.plane = planes(a, "k+r", type_name)[0]
-        self.scales = static_scales(sample.k, type_name)
-        self.rows = sample.k if self.scales is None else sample.k / self.scales.astype(np.float32)
-        w_k = weights.w_k if self.scales is None else weights.w_k / self.scales
-        self.noise = noise.of_plane(self.rows, self.plane, a.d)
+        a = sample.weights.attention
+        self.scales = static_scales(sample.k[:, : sample.slim], type_name)
+        self.row = SlimRow(sample, planes(a, "k+r", type_name, v_heads=sample.v_heads), self.scales)
+        self.rows = np.concatenate([self.row.of(window) for window in sample.windows])
+        self.v = sample.v[:, : sample.slim]
+        w_k = sample.w_row / self.row.scales
+        self.noise = noise.of_plane(self.rows, self.row, a.d)
         self._halved = half and half_weights(type_name)
         self._store(self._fit(w_k))
-        missed = weights.w_v - w_k @ self.weight
+        missed = sample.w_computed - w_k @ self.weight
         covariance = error_covariance(sample.moment, missed, self.weight, self.noise)
         self.missed, self.total = missed, float(covariance.trace())
-        self.values, self.basis = leading(covariance, min(max_rank, a.kv_width))
+        self.values, self.basis = leading(covariance, min(max_rank, sample.slim))
         self._left: tuple[int, np.ndarray, np.ndarray] | None = None
 
     def _fit(self, w_k: np.ndarray) -> np.ndarray:
-        weights, a = self.sample.weights, self.sample.weights.attention
+        sample, a = self.sample, self.sample.weights.attention
         if self.type == "f32" and a.kv_width >= a.d:  # nothing to expect: the limit is slim attention itself
-            return self.sample.v_from_k.weight
+            return sample.v_from_k.weight
         of_weight = noise.of_float("f16") if self._halved else 0.0
         expected = self.noise + of_weight * noise.energy(self.rows)
         quiet = expected == 0  # a channel that is always zero predicts nothing
         if not quiet.any():
-            return wiener(self.sample.moment, w_k, weights.w_v, expected)
-        out = np.zeros((a.kv_width, a.kv_width))
+            return wiener(sample.moment, w_k, sample.w_computed, expected)
+        out = np.zeros((a.kv_width, sample.slim))
         if not quiet.all():
-            out[~quiet] = wiener(self.sample.moment, w_k[:, ~quiet], weights.w_v, expected[~quiet])
+            out[~quiet] = wiener(sample.moment, w_k[:, ~quiet], sample.w_computed, expected[~quiet])
         return out
 
     def _store(self, weight: np.ndarray) -> None:
@@ -84,7 +86,7 @@ class Conditioned:
         """Those of the largest rank; a smaller one has their first rows, or columns."""
         per_sigma = self.basis / self.sigma
         return {
-            "attn_kr_x.weight": np.ascontiguousarray((self.sample.weights.w_v @ per_sigma).T, np.float32),
+            "attn_kr_x.weight": np.ascontiguousarray((self.sample.w_computed @ per_sigma).T, np.float32),
             "attn_kr_k.weight": np.ascontiguousarray(-(self.weight @ per_sigma).T, np.float32),
             "attn_kr_out.weight": np.ascontiguousarray(self.basis * self.sigma, np.float32),
         }
@@ -92,7 +94,7 @@ class Conditioned:
     @cached_property
     def _residuals(self) -> np.ndarray:
         """rho' of the sample's tokens, float32 [n, max rank]."""
-        tensors, read_back = self.residual_tensors, self.plane.round(self.rows)
+        tensors, read_back = self.residual_tensors, self.row.round(self.rows)
         return np.asarray(self.sample.x @ tensors["attn_kr_x.weight"].T + read_back @ tensors["attn_kr_k.weight"].T)
 
     def residual_noise(self, rank: int, residual_type: str) -> np.ndarray:
@@ -103,7 +105,7 @@ class Conditioned:
         rounding = Plane(rank, 1, residual_type).round(rows) - np.ascontiguousarray(rows)
         # rho' is the small difference of two float32 sums of v's size
         basis = self.basis[:, :rank]
-        size = noise.energy(self.sample.v @ basis.astype(np.float32))
+        size = noise.energy(self.v @ basis.astype(np.float32))
         sums = size * noise.of_sum(self.sample.weights.attention.d)
         sums += noise.of_reading(noise.energy(self.rows), self.weight @ basis, size)
         return np.asarray(noise.energy(rounding) * self.sigma[:rank] ** 2 + sums)
@@ -118,15 +120,18 @@ class Conditioned:
         return self._left[1:]
 
     @cached_property
+    def kept_noise(self) -> np.ndarray:
+        """Variance of V that is kept."""
+        return self.row.kept_noise()
+
+    @cached_property
     def read_noise(self) -> np.ndarray:
-        """Variance of the float32 sum that reads V back, which no residual knows of [e_v]."""
-        return noise.of_reading(noise.energy(self.rows), self.weight, noise.energy(self.sample.v))
+        """Variance of the float32 sum that reads V back, which no residual knows of [slim]."""
+        return noise.of_reading(noise.energy(self.rows), self.weight, noise.energy(self.v))
 
     def key_noise(self, window: Window) -> KeyNoise:
         """Of the keys, whatever the rank."""
-        scales = np.float32(1) if self.scales is None else self.scales.astype(np.float32)
-        squares = noise.squares(window.k / scales, self.plane, self.sample.weights.attention.d)
-        return window.key_noise(squares * scales.astype(np.float64) ** 2)
+        return self.row.key_noise(window)
 
     @cached_property
     def score_error(self) -> float:
@@ -137,7 +142,7 @@ class Conditioned:
         """Expected relative error of V: what the directions left out carry, and the rounding of the residual."""
         wanted = self.sample.value_energy
         left = max(self.total - float(self.values[:rank].sum()), 0.0)
-        left += float(self.residual_noise(rank, residual_type).sum() + self.read_noise.sum())
+        left += float(self.residual_noise(rank, residual_type).sum() + self.read_noise.sum() + self.kept_noise.sum())
         return float(np.sqrt(left / wanted)) if wanted else 0.0
 
     def smallest_rank(self, residual_type: str, target: float) -> int | None:
@@ -163,7 +168,8 @@ class KrReader(Reader):
 
     def __init__(self, fold: Conditioned, rank: int, residual_type: str):
         super().__init__(fold.sample, fold.type)
-        self.planes = planes(fold.sample.weights.attention, "k+r", fold.type, rank, residual_type)
+        sample = fold.sample
+        self.planes = planes(sample.weights.attention, "k+r", fold.type, rank, residual_type, sample.v_heads)
         self.cond = fold.sample.cond  # nothing is inverted, but this is what an inverse would amplify by
         self.fold, self.rank, self.residual_type = fold, rank, residual_type
         residual = fold.residual_tensors if rank else {}
@@ -172,8 +178,10 @@ class KrReader(Reader):
             for name, tensor in residual.items()
         }
         basis = fold.basis[:, :rank]
-        of_row, self.value_missed = fold.left(rank)
-        self.value_noise = of_row + fold.read_noise + basis**2 @ fold.residual_noise(rank, residual_type)
+        of_row, missed = fold.left(rank)
+        computed = of_row + fold.read_noise + basis**2 @ fold.residual_noise(rank, residual_type)
+        self.value_noise = np.concatenate([computed, fold.kept_noise])
+        self.value_missed = np.pad(missed, ((0, 0), (0, len(fold.kept_noise))))
 
     def key_noise(self, window: Window) -> KeyNoise:
         return self.fold.key_noise(window)
@@ -183,13 +191,13 @@ class KrReader(Reader):
         return self.fold.score_error
 
     def read(self, window: Window) -> tuple[np.ndarray, np.ndarray]:
-        scales = self.tensors.get("attn_kr_row.scale")
-        row = self.planes[0].round(window.k if scales is None else window.k / scales)
+        row = self.fold.row.round(self.fold.row.of(window))
         values = row @ self.tensors["attn_kr_v.weight"].T.astype(np.float32)
         if (per_row := self.tensors.get("attn_kr_v.scale")) is not None:
             values = values * per_row
         if self.rank:
             tensors = self.tensors
             residual = window.x @ tensors["attn_kr_x.weight"].T + row @ tensors["attn_kr_k.weight"].T
-            values = values + self.planes[1].round(residual) @ tensors["attn_kr_out.weight"].T
-        return window.as_keys(row if scales is None else row * scales), values
+            plane = self.planes[3 if self.sample.v_heads else 1]
+            values = values + plane.round(residual) @ tensors["attn_kr_out.weight"].T
+        return self.fold.row.keys(window, row), self.fold.row.values(values, row)

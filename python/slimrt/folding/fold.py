@@ -13,7 +13,8 @@ from slimrt.folding.calibrate import Text, calibrated
 from slimrt.folding.conditioned import Conditioned
 from slimrt.folding.lowrank import LowRank
 from slimrt.folding.planes import STATIC_SCALES
-from slimrt.folding.readback import KReader, KvReader, Reader, Sample, VReader, XReader, XrReader
+from slimrt.folding.readback import KvReader, Reader, Sample, VReader, XReader, XrReader
+from slimrt.folding.slim import KReader
 from slimrt.modelfile.gguf import GgufPath, opened, read_gguf
 from slimrt.modes import FOLDED, default_residual
 from slimrt.plumbing import progress as bars
@@ -50,7 +51,7 @@ def reader(
         CacheUnsupportedError: a projection that has to be inverted is singular.
     """
     if mode == "k+r":
-        usual = default_residual(mode, type_name, sample.weights.attention.kv_width)
+        usual = default_residual(mode, type_name, sample.slim)
         rank = usual[0] if rank is None else rank
         return Conditioned(sample, type_name, half=half, max_rank=rank).reader(rank, residual_type or usual[1])
     if mode == "xr":

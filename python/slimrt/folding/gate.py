@@ -9,7 +9,7 @@ What types lose by themselves (kv in 4 bits) is not looked at. Published measure
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from slimrt.errors import CacheUnsupportedError
 from slimrt.folding.attention import Attention
@@ -126,7 +126,7 @@ def predicted(model: ModelData, rows: Lossy, layers: Collection[int] | None = No
         )
     else:
         for layer in unknown:
-            yield layer, _folded_error(white_sample(model, attention, layer), rows)
+            yield layer, _folded_error(white_sample(model, attention, layer, _v_heads(model, rows, layer)), rows)
 
 
 def predicts_fast(model: ModelData, rows: Lossy, layers: Collection[int]) -> bool:
@@ -134,9 +134,15 @@ def predicts_fast(model: ModelData, rows: Lossy, layers: Collection[int]) -> boo
     return set(layers) <= written(model, rows).keys() or is_cheap(Attention.of(model))
 
 
-def white_sample(model: ModelData, attention: Attention, layer: int) -> Sample:
+def white_sample(model: ModelData, attention: Attention, layer: int, v_heads: int = 0) -> Sample:
     """A layer with the inputs that are assumed where there is no text."""
-    return Calibration("", model, attention, []).layer(layer)[0]
+    return replace(Calibration("", model, attention, []).layer(layer)[0], v_heads=v_heads)
+
+
+def _v_heads(model: ModelData, rows: Lossy, layer: int) -> int:
+    """KV heads of which a layer was folded to keep V, in the mode that the file has."""
+    heads, modes = model.value("slimrt.cache.v_heads", []), _names(model, "slimrt.cache.modes")
+    return heads[layer] if heads and modes[layer] == rows.mode else 0
 
 
 def _folded_error(sample: Sample, rows: Lossy) -> float:

@@ -40,6 +40,7 @@ class Request:
         budget: the bytes to choose for.
         lossy: modes that lose too much of V may be chosen.
         predict: of V, lowrank keeps only what K does not tell.
+        v_heads: share of all KV heads that keep V beside K, of modes "k" and "k+r".
     """
 
     mode: str | None
@@ -52,6 +53,7 @@ class Request:
     budget: Budget | None = None
     lossy: bool = False
     predict: bool = False
+    v_heads: float = 0.0
 
     @property
     def offered(self) -> Offered:
@@ -115,12 +117,13 @@ def fold_one(
             _report(sample, option.reader, option.predicted, option.measured, front),
             option.reader.tensors,
         )
-    assert request.mode is not None
-    asked = (request.mode, request.types[0], request.rank, request.residual_type)
+    mode = "kv" if known.keeps_v(layer) else request.mode
+    assert mode is not None
+    asked = (mode, request.types[0], request.rank, request.residual_type)
     if chosen is not None:
         asked = (chosen.mode, chosen.type, chosen.rank, chosen.residual_type)
     made = reader(sample, *asked, half=True, heads=request.heads)
-    exact = request.mode in EXACT
+    exact = mode in EXACT
     return _report(sample, made, predicted(made), measured(made, held_out), [], exact=exact), made.tensors
 
 
@@ -138,6 +141,7 @@ def _report(
         type=made.type,
         rank=made.rank,
         residual_type=made.residual_type,
+        v_heads=sample.v_heads,
         cond=sample.cond if made.cond is None else made.cond,
         errors=errors,
         predicted=expected,

@@ -12,7 +12,7 @@ from math import log
 import numpy as np
 from numpy.typing import NDArray
 
-from slimrt.folding.planes import Plane
+from slimrt.folding.planes import Rounds
 
 # Unit roundoff of what a cache row, or a product of it, is stored in.
 ROUNDOFF = {"f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
@@ -51,7 +51,7 @@ def energy(rows: np.ndarray) -> NDArray[np.float64]:
     return np.asarray(np.einsum("ij,ij->j", rows, rows, dtype=np.float64)) / len(rows)
 
 
-def squares(rows: np.ndarray, plane: Plane, depth: int) -> NDArray[np.float64]:
+def squares(rows: np.ndarray, plane: Rounds, depth: int) -> NDArray[np.float64]:
     """Variance [n, width] of what is added to rows float32 [n, width] until they are read back, element by element.
 
     Args:
@@ -61,13 +61,13 @@ def squares(rows: np.ndarray, plane: Plane, depth: int) -> NDArray[np.float64]:
     return np.asarray(rounding + np.square(rows, dtype=np.float64) * (of_float("f32") + of_sum(depth)))
 
 
-def of_plane(rows: np.ndarray, plane: Plane, depth: int) -> NDArray[np.float64]:
+def of_plane(rows: np.ndarray, plane: Rounds, depth: int) -> NDArray[np.float64]:
     """`squares` of a channel [width], over all rows."""
     return np.asarray(squares(rows, plane, depth).mean(axis=0))
 
 
 def of_product(
-    rows: np.ndarray, plane: Plane, depth: int, weight: np.ndarray, result: np.ndarray
+    rows: np.ndarray, plane: Rounds, depth: int, weight: np.ndarray, result: np.ndarray
 ) -> NDArray[np.float64]:
     """Variance [e_out] of what stored rows float32 [n, e_in] give when they are read back and multiplied.
 

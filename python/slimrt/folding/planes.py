@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,12 @@ STATIC_SCALES = (
     "q3",
     "q2",
 )  # types whose scales are shared by channels, which static ones make alike
+
+
+class Rounds(Protocol):
+    """What stores rows, and reads them back rounded."""
+
+    def round(self, rows: np.ndarray) -> NDArray[np.float32]: ...
 
 
 @dataclass(frozen=True)
@@ -41,7 +48,9 @@ class Plane:
         return np.asarray(core.ops.cache_round_trip(rows, self.heads, self.type, core.ops.backends()[0]))
 
 
-def planes(attention: Attention, mode: str, type_name: str, rank: int = 0, residual_type: str = "") -> list[Plane]:
+def planes(
+    attention: Attention, mode: str, type_name: str, rank: int = 0, residual_type: str = "", v_heads: int = 0
+) -> list[Plane]:
     """Return the planes of a mode in the order they are stored (docs/architecture.md lists them).
 
     Args:
@@ -49,8 +58,9 @@ def planes(attention: Attention, mode: str, type_name: str, rank: int = 0, resid
         mode: a cache mode.
         type_name: element type of the row, of both K and V in mode "kv".
         rank, residual_type: of mode "k+r".
+        v_heads: KV heads that keep V, of modes "k" and "k+r".
     """
-    found = attention.modes(type_name, rank, residual_type or DEFAULT_TYPE)[mode]
+    found = attention.modes(type_name, rank, residual_type or DEFAULT_TYPE, v_heads)[mode]
     return [Plane(plane.width, plane.heads, plane.type) for plane in found.planes]
 
 

@@ -29,11 +29,33 @@ class Sample:
         weights: the layer's.
         moment: S = E[x^T x] float64 [d, d].
         windows: stretches of text on which rounding and attention are measured.
+        v_heads: KV heads, the last ones, that keep V in modes k and k+r.
     """
 
     weights: LayerWeights
     moment: np.ndarray
     windows: list[Window]
+    v_heads: int = 0
+
+    @property
+    def slim(self) -> int:
+        """Columns of K, and of V, of the other heads."""
+        attention = self.weights.attention
+        return attention.kv_width - self.v_heads * attention.head_dim
+
+    def row_of(self, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+        """[K of those | V of heads that keep it] of K and V, or of what makes them [..., e]."""
+        return k if not self.v_heads else np.concatenate([k[..., : self.slim], v[..., self.slim :]], axis=-1)
+
+    @cached_property
+    def w_row(self) -> np.ndarray:
+        """What makes that row of x [d, e]."""
+        return self.row_of(self.weights.w_k, self.weights.w_v)
+
+    @property
+    def w_computed(self) -> np.ndarray:
+        """W_V of the heads that do not keep V [d, slim]."""
+        return self.weights.w_v[:, : self.slim]
 
     @cached_property
     def x(self) -> np.ndarray:
@@ -53,7 +75,7 @@ class Sample:
     @cached_property
     def v_from_k(self) -> Fold:
         """The exact fold. CacheUnsupportedError: W_K is singular."""
-        return folded(self.weights.attention, "k", self.weights.layer, self.weights.w_k, self.weights.w_v)
+        return folded(self.weights.attention, "k", self.weights.layer, self.w_row, self.w_computed)
 
     @cached_property
     def k_from_v(self) -> Fold:
@@ -62,8 +84,8 @@ class Sample:
 
     @cached_property
     def cond(self) -> float:
-        """Condition of W_K; infinite where its columns, or rows, are not independent."""
-        return condition(self.weights.w_k)
+        """Condition of what V is computed from, W_K; infinite where its columns, or rows, are not independent."""
+        return condition(self.w_row)
 
     @cached_property
     def rotated_cond(self) -> float:
@@ -109,7 +131,7 @@ class Reader(ABC):
 
     def __init__(self, sample: Sample, type_name: str):
         self.sample, self.type = sample, type_name
-        self.planes = planes(sample.weights.attention, self.mode, type_name)
+        self.planes = planes(sample.weights.attention, self.mode, type_name, v_heads=sample.v_heads)
         self.tensors = {}
 
     @abstractmethod
@@ -174,27 +196,6 @@ class KvReader(Reader):
     def read(self, window: Window) -> tuple[np.ndarray, np.ndarray]:
         k, v = self.planes
         return k.round(window.keys), v.round(window.v)
-
-
-class KReader(Reader):
-    """K alone; V = K W, W exact."""
-
-    mode = "k"
-
-    def __init__(self, sample: Sample, type_name: str):
-        super().__init__(sample, type_name)
-        weights, fold = sample.weights, sample.v_from_k
-        self.cond, self.tensors = fold.cond, {FOLDED["k"]: stored(fold)}
-        self.value_noise = noise.of_product(
-            sample.k, self.planes[0], weights.attention.d, fold.weight, noise.energy(sample.v)
-        )
-
-    def key_noise(self, window: Window) -> KeyNoise:
-        return window.key_noise(self._squares(window.k, self.planes[0]))
-
-    def read(self, window: Window) -> tuple[np.ndarray, np.ndarray]:
-        row = self.planes[0].round(window.k)
-        return window.as_keys(row), row @ self.tensors[FOLDED["k"]].T
 
 
 class VReader(Reader):

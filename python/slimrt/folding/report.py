@@ -40,6 +40,7 @@ class LayerReport:
 
     Attributes:
         layer: which. mode: its cache mode. type: of its rows. rank, residual_type: of the residual of k+r.
+        v_heads: KV heads that keep V beside K, of modes k and k+r.
         cond: condition of the projection that is, or would be, inverted; None when none is.
         errors: element type -> predicted relative error of V (of K in mode "v"); for exact folds only.
         predicted: relative errors of V and of attention's output. measured: the same, on text held out.
@@ -64,6 +65,12 @@ class LayerReport:
     weights: int = 0
     share_of_v: float | None = None
     front: tuple[FrontReport, ...] = ()
+    v_heads: int = 0
+
+    @property
+    def label(self) -> str:
+        """Its mode, and how many heads keep V."""
+        return f"{self.mode}, V of {self.v_heads}" if self.v_heads else self.mode
 
     @property
     def share(self) -> float:
@@ -166,23 +173,24 @@ class ConvertReport:
 
     def _by_type(self) -> list[str]:
         """Predicted errors of an exact fold in every float type."""
-        mode = self.layers[0].mode
+        exact = [layer for layer in self.layers if layer.errors]
+        mode, width = exact[0].mode, max(4, *(len(layer.label) for layer in exact))
         head = [
             f"predicted relative error of {COMPUTED[mode]} by type of the cache ({self.calibration})",
-            f"{'layer':>5}  {'mode':<4}  {f'cond(W_{mode.upper()})':>9}  "
-            + "  ".join(f"{name:>8}" for name in self.layers[0].errors),
+            f"{'layer':>5}  {'mode':<{width}}  {f'cond(W_{mode.upper()})':>9}  "
+            + "  ".join(f"{name:>8}" for name in exact[0].errors),
         ]
-        return head + [self._type_row(layer) for layer in self.layers]
+        return head + [self._type_row(layer, width) for layer in exact]
 
     @staticmethod
-    def _type_row(layer: LayerReport) -> str:
+    def _type_row(layer: LayerReport, width: int) -> str:
         errors = "  ".join(f"{error:8.2g}" for error in layer.errors.values())
         said = ", ".join(f"{name}: {verdict(error)}" for name, error in layer.errors.items() if verdict(error))
-        return f"{layer.layer:>5}  {layer.mode:<4}  {layer.cond or 0:9.3g}  {errors}  {said}".rstrip()
+        return f"{layer.layer:>5}  {layer.label:<{width}}  {layer.cond or 0:9.3g}  {errors}  {said}".rstrip()
 
     def _by_layer(self) -> list[str]:
         """What each layer's cache costs and saves."""
-        mode, type = (max(len(getattr(layer, name)) for layer in self.layers) for name in ("mode", "type"))
+        mode, type = (max(len(getattr(layer, name)) for layer in self.layers) for name in ("label", "type"))
         widths = max(4, mode), max(8, type)
         head = [
             f"relative errors of V and of attention's output, predicted and measured ({self.calibration})",
@@ -201,7 +209,7 @@ class ConvertReport:
             for errors in (layer.predicted, layer.measured):
                 shown.append(f"{getattr(errors, name):{width}.2g}" if errors else f"{'-':>{width}}")
         return (
-            f"{layer.layer:>5}  {layer.mode:<{mode_width}}  {layer.type:<{type_width}}  {residual:<8}  {cond}"
+            f"{layer.layer:>5}  {layer.label:<{mode_width}}  {layer.type:<{type_width}}  {residual:<8}  {cond}"
             f"  {'  '.join(shown)}  "
             f"{layer.bytes_per_token:>11}  {layer.share:>9.1%}"
         )

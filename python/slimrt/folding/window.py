@@ -187,6 +187,10 @@ class Window:
             out.append((p, p @ self._kv_head(self.exact_v, head)))
         return out
 
+    def softmax_weights(self) -> list[np.ndarray]:
+        """Of each query head [queries, n]."""
+        return [p for p, _ in self._attention]
+
     @cached_property
     def _groups(self) -> np.ndarray | None:
         """The group of each token, tokens with equal inputs together [n]; None where all differ."""
