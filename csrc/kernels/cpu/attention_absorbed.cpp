@@ -2,19 +2,20 @@
 // is done once: four rows (or two) side by side, for some columns of all rows at a time, which then stay in
 // the first-level cache. Compiled once per ISA.
 #include "kernels/cpu/attention_pairs.h"
+#include "kernels/cpu/stored.h"
 
 namespace slimrt::cpu::SLIMRT_ISA {
 
 namespace {
 
-/// Scores of a vector of rows from row i on.
+/// Scores of a vector of rows from row i on, which have the scales.
 void finish_turned(const TurnedScores& x, int64_t pair, int64_t i, float unit, Vec dots,
                    const float* scales) {
     float* const out = x.out + pair * x.ld + i;
     const int64_t left = x.n - i;
     const auto read = [&](const float* p) { return left < lanes ? load_part(p, left) : load(p); };
     dots = dots * splat(unit);
-    if (scales) dots = dots * read(scales + i);
+    if (scales) dots = dots * read(scales);
     if (x.factors) dots = dots * read(x.factors + i);
     if (x.accumulate) dots = dots + read(out);
     left < lanes ? store_part(out, dots, left) : store(out, dots);
@@ -39,40 +40,64 @@ void score_codes(const TurnedScores& x) {
         const auto* const scales =
             reinterpret_cast<const float*>(static_cast<const char*>(x.scales) + head * bytes);
         for (int64_t i = 0; i < x.n; i += lanes) {
-            if (pair % x.n_q == 0) call_ahead(rows, i);
+            if (pair % x.n_q == 0) call_ahead(rows.data + i * rows.stride, rows.stride, x.dim);
             const Vec dots = x.n - i < lanes ? dots_of_rows<false>(turned, rows, i, x.n)
                                              : dots_of_rows<true>(turned, rows, i, x.n);
-            finish_turned(x, pair, i, q->unit * kTurned, dots, scales);
+            finish_turned(x, pair, i, q->unit * kTurned, dots, scales + i);
         }
     }
 }
 
-/// A vector of rows of a head, as floats; zeros from dim to turned_dim(dim), and past the last row.
-void read_rows(const TurnedScores& x, int64_t head, int64_t i, float* to) {
-    const int64_t dim = turned_dim(x.dim), n = x.n - i < lanes ? x.n - i : lanes;
-    if (x.dim < dim || n < lanes) memset(to, 0, static_cast<size_t>(lanes * dim) * sizeof(float));
-    const auto bytes = static_cast<int64_t>(x.head_stride);
-    const auto* const data = static_cast<const char*>(x.data) + head * bytes;
-    const auto* const scales = static_cast<const char*>(x.scales) + head * bytes;
-    call_ahead({data, static_cast<int64_t>(x.stride), nullptr, static_cast<int64_t>(x.stride)}, i);
-    const auto row_scales = static_cast<int64_t>(head_bytes(DType(x.type), x.stored_dim).scales);
-    load_head(x.type, data + i * static_cast<int64_t>(x.stride), x.stride, scales + i * row_scales, n,
-              x.stored_dim, bytes ? 0 : head * x.dim, x.dim, to, dim);
+/// Codes of few bits.
+struct Packed {
+    uint8_t codes;
+};
+
+/// Where rows of a head are, from row i on.
+struct HeadAt {
+    const char *data, *scales;
+    int64_t column;  // of the stored head
+};
+HeadAt head_at(const TurnedScores& x, int64_t head, int64_t i) {
+    const HeadBytes bytes = head_bytes(DType(x.type), x.stored_dim);
+    const auto of_head = static_cast<int64_t>(x.head_stride), row = static_cast<int64_t>(bytes.scales);
+    return {static_cast<const char*>(x.data) + head * of_head + i * static_cast<int64_t>(x.stride),
+            static_cast<const char*>(x.scales) + head * of_head + i * row, of_head ? 0 : head * x.dim};
 }
 
-/// Rows of other types are read as floats for a head's queries.
-void score_floats(const TurnedScores& x) {
+/// A vector of rows of a head as floats; zeros from dim to turned_dim(dim), and past the last row.
+void read_rows(const TurnedScores& x, const HeadAt& head, int64_t n, float* to) {
     const int64_t dim = turned_dim(x.dim);
+    memset(to, 0, static_cast<size_t>(lanes * dim) * sizeof(float));
+    load_head(x.type, head.data, x.stride, head.scales, n, x.stored_dim, head.column, x.dim, to, dim);
+}
+
+/// Rows of other types, as floats: where and as they are stored, if these are whole vectors of numbers.
+template <class Code>
+void score_floats(const TurnedScores& x, bool scaled) {
+    constexpr auto size = static_cast<int64_t>(sizeof(Code));
+    const int64_t dim = turned_dim(x.dim), stride = static_cast<int64_t>(x.stride);
     const auto* const turns = static_cast<const float*>(x.turns);
     alignas(64) float rows[lanes * kMaxTurnedDim], turned[2 * kMaxTurnedDim];
     for (int64_t head = 0; head < x.n_heads; ++head) {
         for (int64_t i = 0; i < x.n; i += lanes) {
-            read_rows(x, head, i, rows);
+            const HeadAt at = head_at(x, head, i);
+            const auto* const from = reinterpret_cast<const Code*>(at.data) + at.column;
+            const int64_t n = x.n - i < lanes ? x.n - i : lanes;
+            const bool copied = n < lanes || dim != x.dim || __is_same(Code, Packed);
+            call_ahead(at.data + at.column * size, stride, x.dim * size);
+            if (copied) read_rows(x, at, n, rows);
+            const float* const turn = turns_at(turns, dim, i, 0);
             for (int64_t pair = head * x.n_q; pair < (head + 1) * x.n_q; ++pair) {
                 const auto* const q = query_at(x, pair);
                 turn_query(q, x.first, dim, turned);
-                finish_turned(x, pair, i, q->unit, dots_of_floats(turned, rows, turns + 2 * i * dim, dim),
-                              nullptr);
+                if (copied) {
+                    const auto row = static_cast<int64_t>(sizeof(float)) * dim;
+                    finish_turned(x, pair, i, q->unit, dots_of_floats(turned, rows, row, turn, dim), nullptr);
+                } else if constexpr (!__is_same(Code, Packed)) {
+                    finish_turned(x, pair, i, q->unit, dots_of_floats(turned, from, stride, turn, dim),
+                                  scaled ? reinterpret_cast<const float*>(at.scales) : nullptr);
+                }
             }
         }
     }
@@ -80,7 +105,15 @@ void score_floats(const TurnedScores& x) {
 
 }  // namespace
 
-void score_turned(const TurnedScores& x) { DType(x.type) == DType::Q8 ? score_codes(x) : score_floats(x); }
+void score_turned(const TurnedScores& x) {
+    if (DType(x.type) == DType::Q8) return score_codes(x);
+    with_stored(x.type, [&]<class Stored>(Stored) {
+        if constexpr (__is_same(typename Stored::Code, void))
+            score_floats<Packed>(x, false);
+        else
+            score_floats<typename Stored::Code>(x, Stored::scaled);
+    });
+}
 
 int64_t set_aside(float* p, int64_t n, int32_t pair, float factor, float* squares, SetAside* to) {
     // Beside others whose squares add up to this many times its own, a weight's rounding does not matter.

@@ -31,20 +31,35 @@ void turn_query(const TurnedQuery* query, const float* first, int64_t dim, Numbe
     }
 }
 
-/// Products of a turned query with a vector of rows.
-inline Vec dots_of_floats(const float* query, const float* rows, const float* turns, int64_t dim) {
+/// Rows at multiples of a stride, from one pointer: else each has an address of its own, and they are
+/// spilled.
+struct FromOne {
+    int64_t one, three;
+
+    explicit FromOne(int64_t stride) : one(stride), three(3 * stride) { asm("" : "+r"(one), "+r"(three)); }
+    /// Where row j is, `four` being where row j / 4 * 4 is; goes on to the next four.
+    const char* operator()(int j, const char*& four) const {
+        if (j > 0 && j % 4 == 0) four += 4 * one;
+        return four + (j % 4 == 3 ? three : j % 4 * one);
+    }
+};
+
+/// Products of a turned query with a vector of rows, `stride` bytes apart; turns: of the first of them.
+template <class Stored>
+Vec dots_of_floats(const float* query, const Stored* rows, int64_t stride, const float* turns, int64_t dim) {
     Vec acc[lanes];
 #pragma GCC unroll 16
     for (Vec& sum : acc) sum = splat(0);
     for (int64_t c = 0; c < dim; c += lanes) {
         const Vec along = load(query + c), right = load(query + dim + c);
-        const float *row = rows + c, *turn = turns + c;
+        const float* const turn = turns_at(turns, dim, 0, c);
+        const FromOne row(stride);
+        const char* four = reinterpret_cast<const char*>(rows + c);
 #pragma GCC unroll 16
         for (int j = 0; j < lanes; ++j) {
-            const Vec q = fma(along, load(turn), right * load(turn + dim));
-            acc[j] = fma(q, load(row), acc[j]);
-            row += dim;
-            turn += 2 * dim;
+            const float* const by = turn + j * 2 * kTurnColumns;
+            const Vec q = fma(along, load(by), right * load(by + kTurnColumns));
+            acc[j] = fma(q, load(reinterpret_cast<const Stored*>(row(j, four))), acc[j]);
         }
     }
     return sums(acc);
@@ -58,12 +73,13 @@ struct TurnedRows {
     int64_t dim;
 };
 
-/// Calls for what lies as far behind a vector of rows as memory is away.
-inline void call_ahead(const TurnedRows& rows, int64_t first) {
-    constexpr int64_t kAhead = 10 << 10, kLine = 64;
-    const char* const at = rows.data + first * rows.stride + kAhead;
-    for (int64_t i = 0; i < lanes; ++i)
-        for (int64_t c = 0; c < rows.dim; c += kLine) __builtin_prefetch(at + i * rows.stride + c, 0, 3);
+/// Calls for what will be read after a vector of rows, of so many bytes each: of heads side by side a few
+/// heads on, else as far behind as memory is away.
+inline void call_ahead(const char* rows, int64_t stride, int64_t bytes) {
+    constexpr int64_t kAhead = 10 << 10, kHeadsAhead = 4, kLine = 64;
+    const char* at = rows + (stride > bytes ? kHeadsAhead * bytes : kAhead);
+    for (int64_t i = 0; i < lanes; ++i, at += stride)
+        for (int64_t c = 0; c < bytes; c += kLine) __builtin_prefetch(at + c, 0, 3);
 }
 
 /// Products of a turned query with a vector of rows; those beyond the last (not `whole`) repeat it.
@@ -77,15 +93,12 @@ Vec dots_of_rows(const int16_t* query, const TurnedRows& rows, int64_t first, in
     for (int64_t c = 0; c < rows.dim; c += kColumns) {
         const RowFactors along = load_factors(query + c), right = load_factors(query + rows.dim + c);
         const int16_t* const turn = turns_at(rows.turns, rows.dim, first, c);
-        int64_t one = rows.stride, three = 3 * one;
-        asm("" : "+r"(one), "+r"(three));  // else every row has an address of its own, and they are spilled
-        const char* at = data + c;
+        const FromOne at(rows.stride);
+        const char* four = data + c;
 #pragma GCC unroll 16
         for (int j = 0; j < lanes; ++j) {
-            if (j > 0 && j % 4 == 0) at += 4 * one;
             const int64_t beyond = whole ? 0 : first + j < n ? 0 : first + j - (n - 1);
-            const int64_t offset = j % 4 == 3 ? three : j % 4 * one;
-            const auto* const codes = reinterpret_cast<const Int8*>(at + offset - beyond * one);
+            const auto* const codes = reinterpret_cast<const Int8*>(at(j, four) - beyond * rows.stride);
             const int16_t* const row = turn + j * 2 * kTurnColumns;
             const RowFactors q = turned(along, load_factors(row), right, load_factors(row + kTurnColumns));
             acc[j] = add_wide_products(acc[j], codes, q);

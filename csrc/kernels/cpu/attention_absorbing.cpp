@@ -25,15 +25,17 @@ void each_pair(const Rope& rope, const Fn& fn) {
 void fill_turned_rows(const Rope& rope, int64_t dim, bool integers, float* to) {
     const float* const first = rope ? rope.table.f32(0) : nullptr;
     for (int64_t row = 0; row < kBlockTokens; ++row) {
+        const auto put = [&](auto* turn, auto cosine, auto sine) {
+            turn[0] = cosine;
+            turn[kTurnColumns] = sine;
+        };
+        const auto shortened = [](float x) { return static_cast<int16_t>(std::lrint(kOne * x)); };
         const auto set = [&](int64_t column, float cosine, float sine) {
-            if (!integers) {
-                to[2 * row * dim + column] = cosine;
-                to[(2 * row + 1) * dim + column] = sine;
-                return;
-            }
-            int16_t* const turn = turns_at(reinterpret_cast<int16_t*>(to), dim, row, column);
-            turn[0] = static_cast<int16_t>(std::lrint(kOne * cosine));
-            turn[kTurnColumns] = static_cast<int16_t>(std::lrint(kOne * sine));
+            if (integers)
+                put(turns_at(reinterpret_cast<int16_t*>(to), dim, row, column), shortened(cosine),
+                    shortened(sine));
+            else
+                put(turns_at(to, dim, row, column), cosine, sine);
         };
         for (int64_t c = rope.n_rot; c < dim; ++c) set(c, 1, 0);
         const float* const turned = rope ? rope.table.f32(row) : nullptr;

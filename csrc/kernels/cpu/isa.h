@@ -132,9 +132,8 @@ struct AbsorbedValues {
     size_t out_stride;
 };
 
-/// Floats that the turns of a block take. Those of rows of Q8 are integers, times 2^15 - 1: of kTurnRows rows
-/// and kTurnColumns columns together, of each row cosines, then sines. Others are floats, row after row, each
-/// turned_dim(dim) cosines and as many sines.
+/// The turns of kTurnRows rows for kTurnColumns columns lie together: of each row cosines, then sines. Those
+/// of rows of Q8 are integers, times 2^15 - 1, others floats: how many floats a block's take.
 inline int64_t turned_row_floats(bool integers, int64_t dim) {
     return kBlockTokens * turned_dim(dim) * (integers ? 1 : 2);
 }
@@ -157,7 +156,7 @@ struct TurnedScores {
     int64_t n, n_heads, n_q, dim, stored_dim;
     const TurnedQuery* q;  // of the first pair, turned_query_floats(dim) apart
     const float* first;    // cosines, then sines of the first row, turned_dim(dim) each
-    const void* turns;     // cosines and sines of kBlockTokens rows: see turned_row_floats()
+    const void* turns;     // cosines and sines of kBlockTokens rows: see turns_at()
     const float* factors;  // of each row, or nullptr
     bool accumulate;
     float* out;
