@@ -50,7 +50,7 @@ def weight_rounding(isa: str, p: np.ndarray, rows: np.ndarray, stored_heads: int
 
 
 # Where rows of other types than q8 and f32 become integers of 16 bits, 128 at a time, when all heads read them.
-PAIRS = ("avx512", "avx2")
+PAIRS = ("avx512",)
 
 
 def pair_rounding(isa: str, dtype: str, p: np.ndarray, rows: np.ndarray) -> float:
