@@ -7,9 +7,16 @@
 namespace slimrt::cpu::SLIMRT_ISA {
 namespace {
 
+inline void store_turned(int16_t* to, Vec a, Vec b) { store_factors(to, a, b); }
+inline void store_turned(float* to, Vec a, Vec b) {
+    store(to, a);
+    store(to + lanes, b);
+}
+
 /// The query as the first row of a block meets it: what the cosines of the rows after it are multiplied with,
 /// then what their sines are.
-inline void turn_query(const TurnedQuery* query, const float* first, int64_t dim, int16_t* to) {
+template <class Number>
+void turn_query(const TurnedQuery* query, const float* first, int64_t dim, Number* to) {
     const float *const q = reinterpret_cast<const float*>(query + 1), *const across = q + dim;
     for (int64_t c = 0; c < dim; c += 2 * lanes) {
         Vec along[2], right[2];
@@ -19,9 +26,43 @@ inline void turn_query(const TurnedQuery* query, const float* first, int64_t dim
             along[i] = fma(cosine, load(q + at), sine * load(across + at));
             right[i] = cosine * load(across + at) - sine * load(q + at);
         }
-        store_factors(to + c, along[0], along[1]);
-        store_factors(to + dim + c, right[0], right[1]);
+        store_turned(to + c, along[0], along[1]);
+        store_turned(to + dim + c, right[0], right[1]);
     }
+}
+
+/// Rows at multiples of a stride, from one pointer: else each has an address of its own, and they are
+/// spilled.
+struct FromOne {
+    int64_t one, three;
+
+    explicit FromOne(int64_t stride) : one(stride), three(3 * stride) { asm("" : "+r"(one), "+r"(three)); }
+    /// Where row j is, `four` being where row j / 4 * 4 is; goes on to the next four.
+    const char* operator()(int j, const char*& four) const {
+        if (j > 0 && j % 4 == 0) four += 4 * one;
+        return four + (j % 4 == 3 ? three : j % 4 * one);
+    }
+};
+
+/// Products of a turned query with a vector of rows, `stride` bytes apart; turns: of the first of them.
+template <class Stored>
+Vec dots_of_floats(const float* query, const Stored* rows, int64_t stride, const float* turns, int64_t dim) {
+    Vec acc[lanes];
+#pragma GCC unroll 16
+    for (Vec& sum : acc) sum = splat(0);
+    for (int64_t c = 0; c < dim; c += lanes) {
+        const Vec along = load(query + c), right = load(query + dim + c);
+        const float* const turn = turns_at(turns, dim, 0, c);
+        const FromOne row(stride);
+        const char* four = reinterpret_cast<const char*>(rows + c);
+#pragma GCC unroll 16
+        for (int j = 0; j < lanes; ++j) {
+            const float* const by = turn + j * 2 * kTurnColumns;
+            const Vec q = fma(along, load(by), right * load(by + kTurnColumns));
+            acc[j] = fma(q, load(reinterpret_cast<const Stored*>(row(j, four))), acc[j]);
+        }
+    }
+    return sums(acc);
 }
 
 /// Rows of a head, `dim` columns: those past its own meet zeros.
@@ -32,12 +73,13 @@ struct TurnedRows {
     int64_t dim;
 };
 
-/// Calls for what lies as far behind a vector of rows as memory is away.
-inline void call_ahead(const TurnedRows& rows, int64_t first) {
-    constexpr int64_t kAhead = 10 << 10, kLine = 64;
-    const char* const at = rows.data + first * rows.stride + kAhead;
-    for (int64_t i = 0; i < lanes; ++i)
-        for (int64_t c = 0; c < rows.dim; c += kLine) __builtin_prefetch(at + i * rows.stride + c, 0, 3);
+/// Calls for what will be read after a vector of rows, of so many bytes each: of heads side by side a few
+/// heads on, else as far behind as memory is away.
+inline void call_ahead(const char* rows, int64_t stride, int64_t bytes) {
+    constexpr int64_t kAhead = 10 << 10, kHeadsAhead = 4, kLine = 64;
+    const char* at = rows + (stride > bytes ? kHeadsAhead * bytes : kAhead);
+    for (int64_t i = 0; i < lanes; ++i, at += stride)
+        for (int64_t c = 0; c < bytes; c += kLine) __builtin_prefetch(at + c, 0, 3);
 }
 
 /// Products of a turned query with a vector of rows; those beyond the last (not `whole`) repeat it.
@@ -51,15 +93,12 @@ Vec dots_of_rows(const int16_t* query, const TurnedRows& rows, int64_t first, in
     for (int64_t c = 0; c < rows.dim; c += kColumns) {
         const RowFactors along = load_factors(query + c), right = load_factors(query + rows.dim + c);
         const int16_t* const turn = turns_at(rows.turns, rows.dim, first, c);
-        int64_t one = rows.stride, three = 3 * one;
-        asm("" : "+r"(one), "+r"(three));  // else every row has an address of its own, and they are spilled
-        const char* at = data + c;
+        const FromOne at(rows.stride);
+        const char* four = data + c;
 #pragma GCC unroll 16
         for (int j = 0; j < lanes; ++j) {
-            if (j > 0 && j % 4 == 0) at += 4 * one;
             const int64_t beyond = whole ? 0 : first + j < n ? 0 : first + j - (n - 1);
-            const int64_t offset = j % 4 == 3 ? three : j % 4 * one;
-            const auto* const codes = reinterpret_cast<const Int8*>(at + offset - beyond * one);
+            const auto* const codes = reinterpret_cast<const Int8*>(at(j, four) - beyond * rows.stride);
             const int16_t* const row = turn + j * 2 * kTurnColumns;
             const RowFactors q = turned(along, load_factors(row), right, load_factors(row + kTurnColumns));
             acc[j] = add_wide_products(acc[j], codes, q);
@@ -310,20 +349,6 @@ inline void add_strip(const AbsorbedValues& x, int64_t group, int64_t column, co
     if (vector == absorbed_vectors) return;
     if (whole - vector >= 1) with(add_vectors<1, false>, 1);
     if (vector < absorbed_vectors && left > vector * lanes) with(add_vectors<1, true>, 1);
-}
-
-/// One row for one pair, as floats.
-inline void add_aside(const AbsorbedValues& x, const SetAside& aside) {
-    const int64_t block = aside.row / kBlockTokens, row = aside.row % kBlockTokens;
-    float* out = x.out + aside.pair * x.out_stride;
-    for (int64_t group = 0; group < x.heads; ++group, out += x.dim) {
-        const Vec weight = splat(aside.weight * scales_of(x, block, group)[row]);
-        const auto* const codes = reinterpret_cast<const Int8*>(head_of(x, block, group) + row * x.dim);
-        int64_t c = 0;
-        for (; c + lanes <= x.dim; c += lanes) store(out + c, fma(weight, load(codes + c), load(out + c)));
-        if (const int64_t left = x.dim - c)
-            store_part(out + c, fma(weight, load_part(codes + c, left), load_part(out + c, left)), left);
-    }
 }
 
 }  // namespace

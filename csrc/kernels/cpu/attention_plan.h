@@ -51,7 +51,6 @@ struct AttentionScratch {
     size_t absorbed;        // absorbs: [head][query][kAbsorbedRows], scores, then weights
     size_t absorbed_codes;  // weight_floats()
     size_t squares;         // [head][query]
-    size_t ones;            // [head][query]: factors
     size_t aside;           // SetAside, of each [head][query] kMaxSetAside
     size_t turned_q[2], turned_rows[2];  // per score term, see TurnedScores
     size_t turned_first;
@@ -89,7 +88,7 @@ struct AttentionPlan {
     bool finishes_scores;   // by a cap or a bias
     bool by_block;          // stored heads are what a group reads: jobs of few queries take attend_block()
     bool by_budget;         // or, with args.sparse_threshold, read few values
-    bool absorbs;           // values are whole rows, and the first of Q8: few queries take absorb_values()
+    bool absorbs;           // values are whole rows: few queries take absorb_values()
     bool turns[2] = {};     // per score term: absorbs, and takes score_turned()
     bool by_group[2] = {};  // or: absorbs, and scores are sums over the stored heads of whole rows
     int64_t max_rows = 0;   // stored rows of a job

@@ -71,8 +71,6 @@ class AttentionRun {
                         float* state) const;
     void weigh_absorbed(const AttentionJob& job, int64_t position, int64_t end, float* scratch,
                         float* state) const;
-    void add_unabsorbed(const AttentionJob& job, int64_t position, int64_t end, float* scratch,
-                        float* state) const;
     int64_t set_aside(int pairs, float* scratch) const;
     void compute_absorbed(const AttentionJob& job, Span span, float* scratch, float* state) const;
     const float* bias_of(int head, int64_t distance) const;

@@ -111,6 +111,11 @@ static inline RowSums add_wide_products(RowSums sums, const Int8* codes, RowFact
     return add_products(sums, {load_wide(codes)}, {factors.v});
 }
 
+/// See AVX-512. Products of 16 bits take two instructions, and longer.
+struct RowPairs {
+    static constexpr bool fast = false;
+};
+
 static inline Vec load_part(const float* p, int64_t n) { return {_mm256_maskload_ps(p, first(n))}; }
 static inline void store(float* p, Vec a) { _mm256_storeu_ps(p, a.v); }
 static inline void store_part(float* p, Vec a, int64_t n) { _mm256_maskstore_ps(p, first(n), a.v); }
