@@ -274,7 +274,7 @@ void AttentionPlan::lay_out(const AttentionArgs& args, size_t pairs, size_t part
     if (spares) {
         int64_t widest = 0;
         for (const ValueTerm& term : args.values) widest = std::max<int64_t>(widest, term.dim);
-        scratch.spread = take(pairs * kStretchRows);
+        scratch.spread = take(pairs * kStretchStride);
         scratch.passed = take(2 * pairs);
         scratch.mean = take(row_stride(widest));
         scratch.lists = take((pairs + 1) * sizeof(ListedRows) / sizeof(float));

@@ -60,7 +60,7 @@ void AttentionRun::score_stretch(const AttentionJob& job, Span span, float* scra
         next = std::min(span.end, (first / kBlockTokens + 1) * kBlockTokens);
         if (plan_.by_block) copy_biases(job, span, first, 0, 1, scratch);
         score_absorbed(job, first, next, scratch, state,
-                       scratch + plan_.scratch.spread + first % kStretchRows, kStretchRows);
+                       scratch + plan_.scratch.spread + first % kStretchRows, kStretchStride);
     }
 }
 
@@ -71,7 +71,7 @@ void AttentionRun::pass_over(const AttentionJob& job, Span span, float* scratch,
     const int64_t n = span.size();
     const bool squared = args_.sparse_delta > 0;
     for (int pair = 0; pair < pairs; ++pair) {
-        float* const s = scratch + plan_.scratch.spread + pair * kStretchRows + span.first % kStretchRows;
+        float* const s = scratch + plan_.scratch.spread + pair * kStretchStride + span.first % kStretchRows;
         float* const used = scratch + plan_.scratch.passed + pair;
         float* const sum = state + plan_.state.sum + pair;
         if (plan_.finishes_scores && !plan_.by_block)
@@ -107,25 +107,20 @@ int64_t AttentionRun::list_rows(const AttentionJob& job, Span span, size_t t, in
                                 float* scratch) const {
     constexpr int64_t kAtOnce = 4;
     const Listed listed = listed_in(scratch);
-    const float* const p = scratch + plan_.scratch.spread + pair * kStretchRows;
+    const float* const p = scratch + plan_.scratch.spread + pair * kStretchStride;
     int32_t* const dense = reinterpret_cast<int32_t*>(scratch + plan_.scratch.dense) + pair;
     *dense = 0;
     int64_t to = from;
     for (int64_t first = span.first, end; first < span.end; first = end) {
         end = std::min(span.end, (first / kAbsorbedRows + 1) * kAbsorbedRows);
-        const int64_t before = to;
-        for (int64_t position = first; position < end;) {
-            const float* const some = p + position % kStretchRows;
-            if (position + kAtOnce <= end && all_zero(some)) {
-                position += kAtOnce;
-            } else {
-                if (*some != 0) listed.set(to++, args_.values[t].stored, job, position, *some);
-                ++position;
-            }
+        const float* const some = p + first % kStretchRows;
+        const int64_t n = end - first;
+        if (plan_.codes[t] && n - std::count(some, some + n, 0.0f) > kDenseShare * kAbsorbedRows) {
+            *dense |= 1 << first % kStretchRows / kAbsorbedRows;
+            continue;
         }
-        if (!plan_.codes[t] || to - before <= kDenseShare * kAbsorbedRows) continue;
-        to = before;
-        *dense |= 1 << first % kStretchRows / kAbsorbedRows;
+        for (int64_t i = 0; i < n; i += i + kAtOnce <= n && all_zero(some + i) ? kAtOnce : 1)
+            if (some[i] != 0) listed.set(to++, args_.values[t].stored, job, first + i, some[i]);
     }
     return to;
 }
@@ -177,7 +172,7 @@ void AttentionRun::add_dense(const AttentionJob& job, Span span, size_t t, float
             float* const p = scratch + plan_.scratch.absorbed + n_pairs * kAbsorbedRows;
             std::fill_n(p, kAbsorbedRows, 0.0f);
             std::memcpy(p + first % kAbsorbedRows,
-                        scratch + plan_.scratch.spread + pair * kStretchRows + first % kStretchRows,
+                        scratch + plan_.scratch.spread + pair * kStretchStride + first % kStretchRows,
                         (end - first) * sizeof(float));
             n_aside += isa_.set_aside(p, kAbsorbedRows, pair, 1, scratch + plan_.scratch.squares + pair,
                                       aside + n_aside);

@@ -159,6 +159,9 @@ struct TurnedScores {
 
 /// How many rows the weights of absorbed rows are passed over at a time.
 inline constexpr int64_t kStretchBlocks = 32, kStretchRows = kStretchBlocks * kBlockTokens;
+/// From the weights of one pair to those of the next: not a multiple of a page, which would all compete for the
+/// same few places of the cache.
+inline constexpr int64_t kStretchStride = kStretchRows + 16;
 
 /// What pass_over() left out: the sum of the weights, and of what the budget counts.
 struct PassedOver {
