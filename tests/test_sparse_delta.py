@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import slimrt
-from slimrt.cli.main import main
 from slimrt.measure.quality import compare_caches
 
 MODELS = Path(__file__).parent.parent / "models"
@@ -65,7 +64,7 @@ def test_refused_where_it_has_nothing_to_skip():
         slimrt.convert(path, "nowhere.gguf", cache="kv", sparse=True)
 
 
-def test_a_conversion_finds_a_delta(tmp_path, capsys):
+def test_a_conversion_finds_a_delta(tmp_path, run):
     """And what it says is so: the file, asked for it, diverges by no more than that."""
     out = tmp_path / "sparse.gguf"
     source = MODELS / "tale-llama.gguf"
@@ -82,9 +81,9 @@ def test_a_conversion_finds_a_delta(tmp_path, capsys):
     choices = [slimrt.cache.config.CacheChoice.of(sparse_delta=one) for one in (0.0, found.sparse.delta)]
     _, whole, spared = compare_caches(out, MODELS / "heldout.txt", choices, window=1024, max_tokens=1000).rows
     assert spared.kl_mean - whole.kl_mean < 2e-4
-    assert main(["generate", str(out), "-p", "Once", "-n", "4", "--sparse-delta", "auto"]) == 0
-    assert main(["generate", str(source), "-p", "Once", "-n", "4", "--sparse-delta", "0.01"]) != 0
-    assert "does not have: use one that does, or sparse_delta 0" in capsys.readouterr().err
+    assert run("generate", out, "-p", "Once", "-n", "4", "--sparse-delta", "auto")[0] == 0
+    code, _, error = run("generate", source, "-p", "Once", "-n", "4", "--sparse-delta", "0.01")
+    assert code == 1 and "does not have: use one that does, or sparse_delta 0" in error
 
 
 def test_where_no_delta_is_found_the_report_says_why(tmp_path):
