@@ -47,3 +47,21 @@ def weight_rounding(isa: str, p: np.ndarray, rows: np.ndarray, stored_heads: int
         step = (p[some, None] * scale[some]).max(axis=0) / WEIGHT_LEVELS[isa]
         error += step[:, None] * np.sqrt(((heads[some] / scale[some, :, None]) ** 2).sum(axis=0) / 12)
     return 6 * float(error.max())
+
+
+# Where rows of other types than q8 and f32 become integers of 16 bits, 128 at a time, when all heads read them.
+PAIRS = ("avx512", "avx2")
+
+
+def pair_rounding(isa: str, dtype: str, p: np.ndarray, rows: np.ndarray) -> float:
+    """How far p @ rows may be off since weights and columns are rounded so that the sum of their squares is 65000^2 and
+    32700^2: six standard deviations. p [rows], weights; rows [rows, width]."""
+    if isa not in PAIRS or dtype in ("q8", "f32"):
+        return 0.0
+    error = np.zeros(rows.shape[1])
+    for first in range(0, len(rows), 128):
+        weights, some = p[first : first + 128], rows[first : first + 128]
+        squares = (some**2).sum(axis=0)
+        step = max(np.sqrt((weights**2).sum()) / 65000, weights.max() / 32767)
+        error += (step**2 + (weights**2).sum() / 32700**2) * squares / 12
+    return 6 * float(np.sqrt(error.max()))

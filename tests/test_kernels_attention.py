@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from conftest import DEVICES, product_unit
+from kernel_calls import PAIRS, pair_rounding
 from pairwise import pairwise
 from reference import Rope, rounded
 from slimrt._core import ops
@@ -83,11 +84,12 @@ CASES = {
 }
 
 
-def wanted(case: Case, dtype: str, unit: float = 0.0):
+def wanted(case: Case, dtype: str, unit: float = 0.0, isa: str = ""):
     """float64 out and lse, and the float32 error that scores of this size may cause. With q8 rows, also that of a query
     rounded to steps of its largest magnitude / 16256, and of the weights of 32 rows rounded to steps of their largest
     times its row's scale / 16256 (which adds up to 32 / 2 steps for each of the blocks, whose largest add up to 1).
-    unit: what queries, weights and fresh rows are rounded by on a device."""
+    unit: what queries, weights and fresh rows are rounded by on a device. isa: where few queries read rows as
+    integers."""
     q, score_rows, value_rows, bias = (a if a is None else a.astype(np.float64) for a in case.data())
     n, total = case.queries, case.rows
     stored = total - n
@@ -109,10 +111,13 @@ def wanted(case: Case, dtype: str, unit: float = 0.0):
         top = scores.max(axis=1, keepdims=True)
         p = np.exp(scores - top)
         lse[:, head] = (top + np.log(p.sum(axis=1, keepdims=True)))[:, 0]
-        out[:, head] = p / p.sum(axis=1, keepdims=True) @ value
+        p /= p.sum(axis=1, keepdims=True)
+        out[:, head] = p @ value
         size = (np.abs(heads[:, head]) @ np.abs(key).T / np.sqrt(case.dk)).max(axis=1)
         error[:, head, 0] = 2e-7 * (4 + np.sqrt(case.dk) + size) + 2 * unit * size
         weight_error[:, head] = 2 * unit * np.abs(value).max()
+        if case.value_heads == 1 and n <= 4:
+            weight_error[:, head] += max(pair_rounding(isa, dtype, weights, value) for weights in p)
         if dtype == "q8":
             step = np.abs(heads[:, head]).max(axis=1) / 16256
             error[:, head, 0] += step / 2 * np.abs(key).sum(axis=1).max() / np.sqrt(case.dk)
@@ -124,7 +129,7 @@ def wanted(case: Case, dtype: str, unit: float = 0.0):
 @pairwise(lambda name, dtype, isa: isa == "cuda" and dtype == "f16", name=CASES, dtype=TYPES, isa=DEVICES)
 def test_attention(name, dtype, isa):
     case = CASES[name]
-    out, lse, out_error, lse_error = wanted(case, dtype, product_unit(isa, dtype))
+    out, lse, out_error, lse_error = wanted(case, dtype, product_unit(isa, dtype), isa)
     for threads in (1, 2) if isa != "cuda" else (1,):
         got, got_lse = run(case, dtype, isa, threads)
         assert got.shape == out.shape and got_lse.shape == lse.shape
@@ -152,7 +157,8 @@ def test_attention_repeats_to_the_bit(name, isa):
     first, second = run(CASES[name], "f16", isa, 1), run(CASES[name], "f16", isa, 3)
     again = run(CASES[name], "f16", isa, 3)
     assert np.array_equal(second[0], again[0])
-    assert np.abs(first[0] - second[0]).max() < 1e-5
+    rounding = 1e-4 if name == "k absorbed" and isa in PAIRS else 0  # of rows as integers, with others beside them
+    assert np.abs(first[0] - second[0]).max() < 1e-5 + rounding
 
 
 @pytest.mark.parametrize("isa", ISAS)

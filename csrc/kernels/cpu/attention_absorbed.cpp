@@ -1,38 +1,86 @@
 // Attention over absorbed rows of Q8, with integer products where there are fast ones. What serves all heads
 // is done once: four rows (or two) side by side, for some columns of all rows at a time, which then stay in
 // the first-level cache. Compiled once per ISA.
-#include "kernels/cpu/attention_absorbed.h"
+#include "kernels/cpu/attention_pairs.h"
 
 namespace slimrt::cpu::SLIMRT_ISA {
 
-void score_turned(const TurnedScores& x) {
+namespace {
+
+/// Scores of a vector of rows from row i on.
+void finish_turned(const TurnedScores& x, int64_t pair, int64_t i, float unit, Vec dots,
+                   const float* scales) {
+    float* const out = x.out + pair * x.ld + i;
+    const int64_t left = x.n - i;
+    const auto read = [&](const float* p) { return left < lanes ? load_part(p, left) : load(p); };
+    dots = dots * splat(unit);
+    if (scales) dots = dots * read(scales + i);
+    if (x.factors) dots = dots * read(x.factors + i);
+    if (x.accumulate) dots = dots + read(out);
+    left < lanes ? store_part(out, dots, left) : store(out, dots);
+}
+
+const TurnedQuery* query_at(const TurnedScores& x, int64_t pair) {
+    return reinterpret_cast<const TurnedQuery*>(reinterpret_cast<const float*>(x.q) +
+                                                pair * turned_query_floats(x.dim));
+}
+
+void score_codes(const TurnedScores& x) {
+    constexpr float kTurned = 0x1p15f / 32767;  // what products with turns lose
     const int64_t dim = turned_dim(x.dim);
     for (int64_t pair = 0; pair < x.n_heads * x.n_q; ++pair) {
         const int64_t head = pair / x.n_q;
-        const auto* const q = reinterpret_cast<const TurnedQuery*>(reinterpret_cast<const float*>(x.q) +
-                                                                   pair * turned_query_floats(x.dim));
+        const auto* const q = query_at(x, pair);
         int16_t turned[2 * kMaxTurnedDim];
         turn_query(q, x.first, dim, turned);
-        const TurnedRows rows = {static_cast<const char*>(x.data) + head * x.head_stride,
-                                 static_cast<int64_t>(x.stride), x.turns, dim};
-        const float* const scales =
-            reinterpret_cast<const float*>(static_cast<const char*>(x.scales) + head * x.scale_stride);
-        float* const out = x.out + pair * x.ld;
+        const auto bytes = static_cast<int64_t>(x.head_stride);
+        const TurnedRows rows = {static_cast<const char*>(x.data) + head * (bytes ? bytes : x.dim),
+                                 static_cast<int64_t>(x.stride), static_cast<const int16_t*>(x.turns), dim};
+        const auto* const scales =
+            reinterpret_cast<const float*>(static_cast<const char*>(x.scales) + head * bytes);
         for (int64_t i = 0; i < x.n; i += lanes) {
             if (pair % x.n_q == 0) call_ahead(rows, i);
-            const int64_t left = x.n - i;
-            const auto read = [&](const float* p) {
-                return left < lanes ? load_part(p + i, left) : load(p + i);
-            };
-            Vec dots = left < lanes ? dots_of_rows<false>(turned, rows, i, x.n)
-                                    : dots_of_rows<true>(turned, rows, i, x.n);
-            dots = dots * splat(q->unit) * read(scales);
-            if (x.factors) dots = dots * read(x.factors);
-            if (x.accumulate) dots = dots + read(out);
-            left < lanes ? store_part(out + i, dots, left) : store(out + i, dots);
+            const Vec dots = x.n - i < lanes ? dots_of_rows<false>(turned, rows, i, x.n)
+                                             : dots_of_rows<true>(turned, rows, i, x.n);
+            finish_turned(x, pair, i, q->unit * kTurned, dots, scales);
         }
     }
 }
+
+/// A vector of rows of a head, as floats; zeros from dim to turned_dim(dim), and past the last row.
+void read_rows(const TurnedScores& x, int64_t head, int64_t i, float* to) {
+    const int64_t dim = turned_dim(x.dim), n = x.n - i < lanes ? x.n - i : lanes;
+    if (x.dim < dim || n < lanes) memset(to, 0, static_cast<size_t>(lanes * dim) * sizeof(float));
+    const auto bytes = static_cast<int64_t>(x.head_stride);
+    const auto* const data = static_cast<const char*>(x.data) + head * bytes;
+    const auto* const scales = static_cast<const char*>(x.scales) + head * bytes;
+    call_ahead({data, static_cast<int64_t>(x.stride), nullptr, static_cast<int64_t>(x.stride)}, i);
+    const auto row_scales = static_cast<int64_t>(head_bytes(DType(x.type), x.stored_dim).scales);
+    load_head(x.type, data + i * static_cast<int64_t>(x.stride), x.stride, scales + i * row_scales, n,
+              x.stored_dim, bytes ? 0 : head * x.dim, x.dim, to, dim);
+}
+
+/// Rows of other types are read as floats for a head's queries.
+void score_floats(const TurnedScores& x) {
+    const int64_t dim = turned_dim(x.dim);
+    const auto* const turns = static_cast<const float*>(x.turns);
+    alignas(64) float rows[lanes * kMaxTurnedDim], turned[2 * kMaxTurnedDim];
+    for (int64_t head = 0; head < x.n_heads; ++head) {
+        for (int64_t i = 0; i < x.n; i += lanes) {
+            read_rows(x, head, i, rows);
+            for (int64_t pair = head * x.n_q; pair < (head + 1) * x.n_q; ++pair) {
+                const auto* const q = query_at(x, pair);
+                turn_query(q, x.first, dim, turned);
+                finish_turned(x, pair, i, q->unit, dots_of_floats(turned, rows, turns + 2 * i * dim, dim),
+                              nullptr);
+            }
+        }
+    }
+}
+
+}  // namespace
+
+void score_turned(const TurnedScores& x) { DType(x.type) == DType::Q8 ? score_codes(x) : score_floats(x); }
 
 int64_t set_aside(float* p, int64_t n, int32_t pair, float factor, float* squares, SetAside* to) {
     // Beside others whose squares add up to this many times its own, a weight's rounding does not matter.
@@ -58,7 +106,9 @@ int64_t set_aside(float* p, int64_t n, int32_t pair, float factor, float* square
     return n_aside;
 }
 
-void absorb_values(const AbsorbedValues& x) {
+namespace {
+
+void absorb_codes(const AbsorbedValues& x) {
     Weights weights(x);
     for (int64_t group = 0; group < x.heads; ++group) {
         weights.round(group);
@@ -68,6 +118,55 @@ void absorb_values(const AbsorbedValues& x) {
             add_strip(x, group, column, strip, weights);
         }
     }
+}
+
+template <class Pairs>
+void absorb_rows(const AbsorbedValues& x) {
+    const int64_t width = x.heads * x.dim;
+    const bool exact = !Pairs::fast || DType(x.type) == DType::F32;
+    PairWeights weights(x);
+    if (!exact) weights.round(x);
+    alignas(64) float strip[kAbsorbedRows * kPairColumns];
+    if (!exact) memset(strip, 0, sizeof strip);
+    for (int64_t column = 0; column < width; column += kPairColumns) {
+        const int64_t n = width - column < kPairColumns ? width - column : kPairColumns;
+        read_strip(x, column, n, strip);
+        if (exact) {
+            add_exactly(x, column, n, strip);
+        } else if constexpr (Pairs::fast) {
+            PairStrip<Pairs> codes;
+            codes.fill(x, strip);
+            add_pair_strip(x, column, weights, codes);
+        }
+    }
+}
+
+constexpr int64_t kAsideColumns = 256;
+
+/// One row for one pair, as floats.
+void add_aside(const AbsorbedValues& x, const SetAside& aside) {
+    const int64_t block = aside.row / kBlockTokens, at = aside.row % kBlockTokens;
+    const HeadBytes bytes = head_bytes(DType(x.type), x.dim);
+    const auto stride = static_cast<int64_t>(bytes.elements), scales = static_cast<int64_t>(bytes.scales);
+    float* out = x.out + aside.pair * x.out_stride;
+    for (int64_t group = 0; group < x.heads; ++group, out += x.dim) {
+        const char* const head = head_of(x, block, group);
+        for (int64_t c = 0, n; c < x.dim; c += n) {
+            float row[kAsideColumns];
+            n = x.dim - c < kAsideColumns ? x.dim - c : kAsideColumns;
+            load_head(x.type, head + at * stride, bytes.elements, head + kBlockTokens * stride + at * scales,
+                      1, x.dim, c, n, row, kAsideColumns);
+            const float one = 1;
+            values(&aside.weight, 1, 1, &one, static_cast<uint32_t>(DType::F32), row, sizeof row, 1, n,
+                   out + c, 0);
+        }
+    }
+}
+
+}  // namespace
+
+void absorb_values(const AbsorbedValues& x) {
+    DType(x.type) == DType::Q8 ? absorb_codes(x) : absorb_rows<RowPairs>(x);
     for (int64_t i = 0; i < x.n_aside; ++i) add_aside(x, x.aside[i]);
 }
 

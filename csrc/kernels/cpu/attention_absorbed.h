@@ -6,9 +6,16 @@
 namespace slimrt::cpu::SLIMRT_ISA {
 namespace {
 
+inline void store_turned(int16_t* to, Vec a, Vec b) { store_factors(to, a, b); }
+inline void store_turned(float* to, Vec a, Vec b) {
+    store(to, a);
+    store(to + lanes, b);
+}
+
 /// The query as the first row of a block meets it: what the cosines of the rows after it are multiplied with,
 /// then what their sines are.
-inline void turn_query(const TurnedQuery* query, const float* first, int64_t dim, int16_t* to) {
+template <class Number>
+void turn_query(const TurnedQuery* query, const float* first, int64_t dim, Number* to) {
     const float *const q = reinterpret_cast<const float*>(query + 1), *const across = q + dim;
     for (int64_t c = 0; c < dim; c += 2 * lanes) {
         Vec along[2], right[2];
@@ -18,9 +25,28 @@ inline void turn_query(const TurnedQuery* query, const float* first, int64_t dim
             along[i] = fma(cosine, load(q + at), sine * load(across + at));
             right[i] = cosine * load(across + at) - sine * load(q + at);
         }
-        store_factors(to + c, along[0], along[1]);
-        store_factors(to + dim + c, right[0], right[1]);
+        store_turned(to + c, along[0], along[1]);
+        store_turned(to + dim + c, right[0], right[1]);
     }
+}
+
+/// Products of a turned query with a vector of rows.
+inline Vec dots_of_floats(const float* query, const float* rows, const float* turns, int64_t dim) {
+    Vec acc[lanes];
+#pragma GCC unroll 16
+    for (Vec& sum : acc) sum = splat(0);
+    for (int64_t c = 0; c < dim; c += lanes) {
+        const Vec along = load(query + c), right = load(query + dim + c);
+        const float *row = rows + c, *turn = turns + c;
+#pragma GCC unroll 16
+        for (int j = 0; j < lanes; ++j) {
+            const Vec q = fma(along, load(turn), right * load(turn + dim));
+            acc[j] = fma(q, load(row), acc[j]);
+            row += dim;
+            turn += 2 * dim;
+        }
+    }
+    return sums(acc);
 }
 
 /// Rows of a head, `dim` columns: those past its own meet zeros.
@@ -306,20 +332,6 @@ inline void add_strip(const AbsorbedValues& x, int64_t group, int64_t column, co
     if (vector == absorbed_vectors) return;
     if (whole - vector >= 1) with(add_vectors<1, false>, 1);
     if (vector < absorbed_vectors && left > vector * lanes) with(add_vectors<1, true>, 1);
-}
-
-/// One row for one pair, as floats.
-inline void add_aside(const AbsorbedValues& x, const SetAside& aside) {
-    const int64_t block = aside.row / kBlockTokens, row = aside.row % kBlockTokens;
-    float* out = x.out + aside.pair * x.out_stride;
-    for (int64_t group = 0; group < x.heads; ++group, out += x.dim) {
-        const Vec weight = splat(aside.weight * scales_of(x, block, group)[row]);
-        const auto* const codes = reinterpret_cast<const Int8*>(head_of(x, block, group) + row * x.dim);
-        int64_t c = 0;
-        for (; c + lanes <= x.dim; c += lanes) store(out + c, fma(weight, load(codes + c), load(out + c)));
-        if (const int64_t left = x.dim - c)
-            store_part(out + c, fma(weight, load_part(codes + c, left), load_part(out + c, left)), left);
-    }
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Attention of few queries over absorbed rows of Q8, kAbsorbedRows at a time: scores as its terms have them,
+// Attention of few queries over absorbed rows, kAbsorbedRows at a time: scores as its terms have them,
 // weights, then values for all heads (see absorb_values()).
 #include <algorithm>
 #include <cmath>
@@ -23,13 +23,18 @@ void each_pair(const Rope& rope, const Fn& fn) {
 }
 
 /// What rows of a block are turned by beside its first one; columns that do not turn have a cosine too.
-void fill_turned_rows(const Rope& rope, int64_t dim, int16_t* turns) {
+void fill_turned_rows(const Rope& rope, int64_t dim, bool integers, float* to) {
     const float* const first = rope ? rope.table.f32(0) : nullptr;
     for (int64_t row = 0; row < kBlockTokens; ++row) {
         const auto set = [&](int64_t column, float cosine, float sine) {
-            int16_t* const to = turns_at(turns, dim, row, column);
-            to[0] = static_cast<int16_t>(std::lrint(kOne * cosine));
-            to[kTurnColumns] = static_cast<int16_t>(std::lrint(kOne * sine));
+            if (!integers) {
+                to[2 * row * dim + column] = cosine;
+                to[(2 * row + 1) * dim + column] = sine;
+                return;
+            }
+            int16_t* const turn = turns_at(reinterpret_cast<int16_t*>(to), dim, row, column);
+            turn[0] = static_cast<int16_t>(std::lrint(kOne * cosine));
+            turn[kTurnColumns] = static_cast<int16_t>(std::lrint(kOne * sine));
         };
         for (int64_t c = rope.n_rot; c < dim; ++c) set(c, 1, 0);
         const float* const turned = rope ? rope.table.f32(row) : nullptr;
@@ -69,7 +74,7 @@ void AttentionRun::pack_turned(const ScoreTerm& term, int head, const float* q, 
     const bool usable = top >= 0x1p-100f && top <= 0x1p100f;
     const float shrink = usable ? (kOne - 1) / top : 0, nan = std::numeric_limits<float>::quiet_NaN();
     for (int64_t c = 0; c < 2 * dim; ++c) along[c] = usable ? along[c] * shrink : 0;
-    *to = args_.scale * (usable ? top / (kOne - 1) * (0x1p15f / kOne) : top < 1 ? 0 : nan);
+    *to = args_.scale * (usable ? top / (kOne - 1) : top < 1 ? 0 : nan);
 }
 
 /// What the terms' scores need of the queries, and of positions.
@@ -89,7 +94,8 @@ void AttentionRun::prepare_absorbed(const AttentionJob& job, float* scratch) con
         for (int pair = 0; pair < pairs; ++pair)
             pack_turned(term, static_cast<int>(pair / share), q + int64_t(pair) * term.dim,
                         packed + pair * turned_query_floats(term.dim));
-        fill_turned_rows(term.rope, dim, reinterpret_cast<int16_t*>(scratch + plan_.scratch.turned_rows[t]));
+        fill_turned_rows(term.rope, dim, term.stored.dtype == DType::Q8,
+                         scratch + plan_.scratch.turned_rows[t]);
     }
 }
 
@@ -108,21 +114,22 @@ void AttentionRun::score_by_turns(const AttentionJob& job, size_t t, int64_t pos
     });
     const HeadRun run = rows_at(term.stored, job.sequence->table, position, end, 0);
     const bool whole = term.stored.heads == 1;
-    const size_t head = head_bytes(term.stored.dtype, term.dim).total() * kBlockTokens;
+    const size_t head = whole ? 0 : head_bytes(term.stored.dtype, term.dim).total() * kBlockTokens;
     const auto* const factors =
         term.fresh_factors ? rows_at(term.factors, job.sequence->table, position, end, 0).data : nullptr;
-    isa_.score_turned({.data = run.data,
+    isa_.score_turned({.type = static_cast<uint32_t>(term.stored.dtype),
+                       .data = run.data,
                        .scales = run.scales,
-                       .head_stride = whole ? term.dim : head,
-                       .scale_stride = whole ? 0 : head,
+                       .head_stride = head,
                        .stride = run.stride,
                        .n = run.n,
                        .n_heads = term.n_heads,
                        .n_q = plan_.heads_per_group * job.n_queries / term.n_heads,
                        .dim = term.dim,
+                       .stored_dim = term.stored.head_dim(),
                        .q = reinterpret_cast<const TurnedQuery*>(scratch + plan_.scratch.turned_q[t]),
                        .first = first,
-                       .turns = reinterpret_cast<const int16_t*>(scratch + plan_.scratch.turned_rows[t]),
+                       .turns = scratch + plan_.scratch.turned_rows[t],
                        .factors = reinterpret_cast<const float*>(factors),
                        .accumulate = t > 0,
                        .out = scores,
@@ -219,22 +226,6 @@ void AttentionRun::weigh_absorbed(const AttentionJob& job, int64_t position, int
     }
 }
 
-/// Values of terms whose rows are of other types: a residual's.
-void AttentionRun::add_unabsorbed(const AttentionJob& job, int64_t position, int64_t end, float* scratch,
-                                  float* state) const {
-    const Group group{job, 0, 0, plan_.heads_per_group * job.n_queries, scratch, state};
-    const float* const weights = scratch + plan_.scratch.absorbed;
-    for (size_t t = 0; t < args_.values.size(); ++t) {
-        if (plan_.codes[t]) continue;
-        size_t factor = plan_.scratch.factor;
-        for (int64_t first = position; first < end; first += plan_.tile) {
-            const int n = static_cast<int>(std::min<int64_t>(plan_.tile, end - first));
-            add_values(group, {false, first, n}, t, weights + first % kAbsorbedRows, kAbsorbedRows,
-                       scratch + std::exchange(factor, plan_.scratch.ones));
-        }
-    }
-}
-
 /// Weights that stand out to a list: how many.
 int64_t AttentionRun::set_aside(int pairs, float* scratch) const {
     SetAside* const aside = reinterpret_cast<SetAside*>(scratch + plan_.scratch.aside);
@@ -259,12 +250,10 @@ void AttentionRun::compute_absorbed(const AttentionJob& job, Span span, float* s
                            scratch + plan_.scratch.absorbed + first % kAbsorbedRows, kAbsorbedRows);
         }
         weigh_absorbed(job, position, end, scratch, state);
-        add_unabsorbed(job, position, end, scratch, state);
         const int64_t n_aside = set_aside(plan_.heads_per_group * job.n_queries, scratch);
         for (size_t t = 0; t < args_.values.size(); ++t)
-            if (plan_.codes[t])
-                absorb_values(job, t, {position, end}, plan_.heads_per_group * job.n_queries, n_aside,
-                              scratch + plan_.scratch.factor, scratch, state);
+            absorb_values(job, t, {position, end}, plan_.heads_per_group * job.n_queries, n_aside,
+                          scratch + plan_.scratch.factor, scratch, state);
     }
 }
 
@@ -273,6 +262,7 @@ void AttentionRun::absorb_values(const AttentionJob& job, size_t t, Span span, i
                                  int64_t n_aside, const float* factor, float* scratch, float* state) const {
     const Rows& rows = args_.values[t].stored;
     AbsorbedValues values = {
+        .type = static_cast<uint32_t>(rows.dtype),
         .head_stride = head_bytes(rows.dtype, rows.head_dim()).total() * kBlockTokens,
         .heads = rows.heads,
         .dim = rows.head_dim(),

@@ -70,30 +70,29 @@ bool fits_blocks(const AttentionArgs& args, int n_groups) {
            value.stored.scale_tokens == 0;
 }
 
+/// Their scales, if there are any, are of rows.
+bool in_blocks(const Rows& rows) { return rows.scale_tokens == 0 && rows.block_tokens == kBlockTokens; }
+
 /// Rows of codes in blocks, with a scale for each row of a stored head.
-bool is_q8(const Rows& rows) {
-    return rows.dtype == DType::Q8 && rows.scale_tokens == 0 && rows.block_tokens == kBlockTokens;
+bool is_q8(const Rows& rows) { return rows.dtype == DType::Q8 && in_blocks(rows); }
+
+/// Rows in blocks, all of which every head reads.
+bool is_whole(const ValueTerm& term) {
+    return term.n_heads == 1 && term.dim == term.stored.width && in_blocks(term.stored);
 }
 
-/// Whole rows, all of which every head reads.
-bool is_whole(const ValueTerm& term) { return term.n_heads == 1 && term.dim == term.stored.width; }
-
-/// And lie in blocks.
-bool is_absorbed(const ValueTerm& term) {
-    return is_whole(term) && term.stored.block_tokens == kBlockTokens && term.stored.scale_tokens == 0;
-}
-
-/// Not beside keys whose channels have scales: those of lowrank, of which few rows are of Q8.
-bool absorbs_codes(const AttentionArgs& args) {
+/// Not beside keys whose channels have scales: those of lowrank. What attend_block() would read as it is
+/// stays its own, unless it is of Q8.
+bool absorbs_rows(const AttentionArgs& args, bool by_block) {
     for (const ScoreTerm& term : args.scores)
         if (term.stored.scale_tokens) return false;
-    return std::ranges::all_of(args.values, is_whole) && is_q8(args.values[0].stored);
+    return std::ranges::all_of(args.values, is_whole) && (!by_block || is_q8(args.values[0].stored));
 }
 
-/// Whether queries can be turned for it in 16 bits.
+/// Whether queries can be turned for it.
 bool turns_queries(const ScoreTerm& term) {
     const Rows& rows = term.stored;
-    return is_q8(rows) && term.n_heads > 1 && !term.bias && term.dim <= kMaxTurnedDim &&
+    return in_blocks(rows) && term.n_heads > 1 && !term.bias && term.dim <= kMaxTurnedDim &&
            (rows.heads == 1 || (rows.heads == term.n_heads && rows.head_dim() == term.dim)) &&
            (!term.rope || term.rope.table.rows >= kBlockTokens);
 }
@@ -122,9 +121,8 @@ AttentionPlan::AttentionPlan(const AttentionArgs& args)
       by_block(fits_blocks(args, n_groups)),
       by_budget(by_block && args.sparse_threshold > 0 && args.scores[0].n_heads == n_groups),
       spares((args.sparse_threshold > 0 || args.sparse_delta > 0) && !by_budget &&
-             std::ranges::all_of(args.values, is_absorbed)),
-      absorbs(absorbs_codes(args) && !by_budget) {
-    for (size_t i = 0; i < args.values.size(); ++i) codes[i] = absorbs && is_q8(args.values[i].stored);
+             std::ranges::all_of(args.values, is_whole)),
+      absorbs(absorbs_rows(args, by_block) && !by_budget) {
     for (size_t i = 0; i < args.scores.size(); ++i) {
         turns[i] = absorbs && turns_queries(args.scores[i]);
         by_group[i] = absorbs && !by_block && sums_groups(args.scores[i]);
@@ -303,7 +301,7 @@ void AttentionPlan::lay_out(const AttentionArgs& args, size_t pairs, size_t part
             if (!turns[i]) continue;
             widest = std::max(widest, turned_dim(dim));
             scratch.turned_q[i] = take(pairs * turned_query_floats(dim));
-            scratch.turned_rows[i] = take(kBlockTokens * turned_dim(dim));
+            scratch.turned_rows[i] = take(turned_row_floats(is_q8(args.scores[i].stored), dim));
         }
         scratch.turned_first = take(2 * widest);
     }

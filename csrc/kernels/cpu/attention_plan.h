@@ -97,8 +97,7 @@ struct AttentionPlan {
     bool by_block;          // stored heads are what a group reads: jobs of few queries take attend_block()
     bool by_budget;         // or, with args.sparse_threshold, read few values
     bool spares;            // all values are whole rows, and a budget spares some of few queries
-    bool absorbs;           // values are whole rows, and the first of Q8: few queries take absorb_values()
-    bool codes[2] = {};     // per value term: absorbs, and is of Q8 itself
+    bool absorbs;           // values are whole rows: few queries take absorb_values()
     bool turns[2] = {};     // per score term: absorbs, and takes score_turned()
     bool by_group[2] = {};  // or: absorbs, and scores are sums over the stored heads of whole rows
     int64_t max_rows = 0;   // stored rows of a job

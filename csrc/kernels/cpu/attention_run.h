@@ -71,8 +71,6 @@ class AttentionRun {
                         float* scores, size_t ld) const;
     void weigh_absorbed(const AttentionJob& job, int64_t position, int64_t end, float* scratch,
                         float* state) const;
-    void add_unabsorbed(const AttentionJob& job, int64_t position, int64_t end, float* scratch,
-                        float* state) const;
     int64_t set_aside(int pairs, float* scratch) const;
     void absorb_values(const AttentionJob& job, size_t t, Span span, int64_t n_pairs, int64_t n_aside,
                        const float* factor, float* scratch, float* state) const;

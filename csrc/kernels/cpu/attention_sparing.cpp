@@ -115,7 +115,7 @@ int64_t AttentionRun::list_rows(const AttentionJob& job, Span span, size_t t, in
         end = std::min(span.end, (first / kAbsorbedRows + 1) * kAbsorbedRows);
         const float* const some = p + first % kStretchRows;
         const int64_t n = end - first;
-        if (plan_.codes[t] && n - std::count(some, some + n, 0.0f) > kDenseShare * kAbsorbedRows) {
+        if (plan_.absorbs && n - std::count(some, some + n, 0.0f) > kDenseShare * kAbsorbedRows) {
             *dense |= 1 << first % kStretchRows / kAbsorbedRows;
             continue;
         }
@@ -152,7 +152,7 @@ void AttentionRun::add_spared_values(const AttentionJob& job, Span span, size_t 
         place = next;
     }
     add_listed(args_.values[t].stored, lists, n_lists, scratch);
-    if (plan_.codes[t]) add_dense(job, span, t, scratch, state);
+    if (plan_.absorbs) add_dense(job, span, t, scratch, state);
     add_means(job, span, t, scratch, state);
 }
 

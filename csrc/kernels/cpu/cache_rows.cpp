@@ -39,12 +39,22 @@ void load_few(const uint8_t* from, size_t from_stride, const ScaleAndMin* scales
     }
 }
 
-template <class Code>
-void load_scaled(const char* from, float scale, int64_t n, float* to) {
-    const Code* p = reinterpret_cast<const Code*>(from);
-    int64_t i = 0;
-    for (; i + lanes <= n; i += lanes) store(to + i, load(p + i) * splat(scale));
-    if (i < n) store_part(to + i, load_part(p + i, n - i) * splat(scale), n - i);
+/// Rows of elements that are worth themselves, or (`scaled`) times the scale of their row.
+template <class Code, bool scaled>
+void load_rows(const char* from, size_t from_stride, const float* scales, int64_t n_rows, int64_t n,
+               float* to, size_t to_stride) {
+    for (int64_t r = 0; r < n_rows; ++r, from += from_stride, to += to_stride) {
+        const Code* const p = reinterpret_cast<const Code*>(from);
+        const Vec scale = splat(scaled ? scales[r] : 1);
+        const auto worth = [&](Vec codes) { return scaled ? codes * scale : codes; };
+        int64_t i = 0;
+        for (; i + 2 * lanes <= n; i += 2 * lanes) {
+            store(to + i, worth(load(p + i)));
+            store(to + i + lanes, worth(load(p + i + lanes)));
+        }
+        for (; i + lanes <= n; i += lanes) store(to + i, worth(load(p + i)));
+        if (i < n) store_part(to + i, worth(load_part(p + i, n - i)), n - i);
+    }
 }
 
 /// The scales of channels one after another.
@@ -106,14 +116,9 @@ void load_head(uint32_t type, const void* from, size_t from_stride, const void* 
                                    static_cast<const ScaleAndMin*>(scales), n_rows, dim, first, n, to,
                                    to_stride);
         } else {
-            const char* row = static_cast<const char*>(from) + first * static_cast<int64_t>(sizeof(Code));
-            const float* scale = static_cast<const float*>(scales);
-            for (int64_t i = 0; i < n_rows; ++i, row += from_stride, to += to_stride) {
-                if constexpr (Stored::is_float)
-                    unpack(type, row, n, to);
-                else
-                    load_scaled<Code>(row, Stored::scaled ? *scale++ : 1.0f, n, to);
-            }
+            load_rows<Code, Stored::scaled>(
+                static_cast<const char*>(from) + first * static_cast<int64_t>(sizeof(Code)), from_stride,
+                static_cast<const float*>(scales), n_rows, n, to, to_stride);
         }
     });
 }

@@ -96,8 +96,8 @@ inline constexpr int64_t turned_query_floats(int64_t dim) {
     return static_cast<int64_t>(sizeof(TurnedQuery) / sizeof(float)) + 2 * turned_dim(dim);
 }
 
-// Rows of Q8 that are values for every query head (absorbed: modes k, k+r, x, xr, e), a few blocks at a time,
-// by integer products if they are fast. Pairs are (head, query).
+// Rows that are values for every query head (absorbed: modes k, k+r, x, xr, e), a few blocks at a time, by
+// integer products if they are fast. Pairs are (head, query).
 
 inline constexpr int64_t kAbsorbedBlocks = 4, kAbsorbedRows = kAbsorbedBlocks * kBlockTokens;
 
@@ -116,8 +116,10 @@ inline constexpr int64_t weight_floats(int64_t pairs) {
 
 /// out[pairs[pair]] = factor[pair] * the same + sum of p[pair][i] * row i + what is set aside, over the rows
 /// [first, first + n) of whole rows of `heads` stored heads of `dim` columns. Where factor is 0, out need not
-/// have been written before. weights: scratch of weight_floats(n_pairs).
+/// have been written before; it has room for 16 columns past the last whole 16. weights: scratch of
+/// weight_floats(n_pairs).
 struct AbsorbedValues {
+    uint32_t type;                        // DType, any that a cache row may have
     const void* blocks[kAbsorbedBlocks];  // the first stored head of each; nullptr: none of its rows are here
     size_t head_stride;
     int64_t heads, dim, first, n, n_pairs;
@@ -131,7 +133,12 @@ struct AbsorbedValues {
     size_t out_stride;
 };
 
-/// The turns of kTurnRows rows for kTurnColumns columns lie together: of each row cosines, then sines.
+/// Floats that the turns of a block take. Those of rows of Q8 are integers, times 2^15 - 1: of kTurnRows rows
+/// and kTurnColumns columns together, of each row cosines, then sines. Others are floats, row after row, each
+/// turned_dim(dim) cosines and as many sines.
+inline int64_t turned_row_floats(bool integers, int64_t dim) {
+    return kBlockTokens * turned_dim(dim) * (integers ? 1 : 2);
+}
 inline constexpr int64_t kTurnRows = 16, kTurnColumns = 32;
 template <class Short>
 Short* turns_at(Short* turns, int64_t dim, int64_t row, int64_t column) {
@@ -141,16 +148,17 @@ Short* turns_at(Short* turns, int64_t dim, int64_t row, int64_t column) {
 }
 
 /// Scores of rows of a block that are turned (or not) as they are read, of n_heads heads with n_q queries
-/// each: out[pair * ld + i] (+)= unit of the query * scale of row i * q . codes of row i. The query is turned
-/// instead, in 16 bits: by what its block's first row is, then by what row i is beside it.
+/// each: out[pair * ld + i] (+)= unit of the query * q . row i. The query is turned instead: by what its
+/// block's first row is, then by what row i is beside it; of Q8 in 16 bits.
 struct TurnedScores {
-    const void *data, *scales;         // of the first head
-    size_t head_stride, scale_stride;  // bytes from head to head
-    size_t stride;                     // from row to row
-    int64_t n, n_heads, n_q, dim;
+    uint32_t type;              // DType, any that a cache row may have
+    const void *data, *scales;  // of the first head
+    size_t head_stride;         // bytes from head to head; 0: they are columns of one stored head
+    size_t stride;              // from row to row
+    int64_t n, n_heads, n_q, dim, stored_dim;
     const TurnedQuery* q;  // of the first pair, turned_query_floats(dim) apart
     const float* first;    // cosines, then sines of the first row, turned_dim(dim) each
-    const int16_t* turns;  // of kBlockTokens rows: cosines and sines times 2^15 - 1, see turns_at()
+    const void* turns;     // cosines and sines of kBlockTokens rows: see turned_row_floats()
     const float* factors;  // of each row, or nullptr
     bool accumulate;
     float* out;

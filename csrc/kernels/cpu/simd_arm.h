@@ -229,6 +229,10 @@ static inline RowSums add_wide_products(RowSums sums, const Int8* codes, RowFact
     return {vmlal_high_s16(low, wide, factors.v)};
 }
 
+struct RowPairs {
+    static constexpr bool fast = false;  // see AVX-512
+};
+
 static inline Vec load_part(const float* p, int64_t n) {
     Vec a = {vdupq_n_f32(0)};
     memcpy(&a.v, p, static_cast<size_t>(n) * sizeof(float));

@@ -112,6 +112,21 @@ static inline RowSums add_wide_products(RowSums sums, const Int8* codes, RowFact
     return add_products(sums, {load_wide(codes)}, {factors.v});
 }
 
+/// See AVX-512.
+struct RowPairs {
+    static constexpr bool fast = true;
+    __m256i v;
+
+    static RowPairs of(Vec first, Vec second) {
+        const __m256i high = _mm256_slli_epi32(_mm256_cvtps_epi32(second.v), 16);
+        return {_mm256_blend_epi16(_mm256_cvtps_epi32(first.v), high, 0xaa)};
+    }
+    static RowPairs splat(const int16_t* p) { return {four_digits(RowCodes{}, p).v}; }
+    static RowSums add_products(RowSums sums, RowPairs weights, RowPairs codes) {
+        return {_mm256_add_epi32(sums.v, _mm256_madd_epi16(weights.v, codes.v))};
+    }
+};
+
 static inline Vec load_part(const float* p, int64_t n) { return {_mm256_maskload_ps(p, first(n))}; }
 static inline void store(float* p, Vec a) { _mm256_storeu_ps(p, a.v); }
 static inline void store_part(float* p, Vec a, int64_t n) { _mm256_maskstore_ps(p, first(n), a.v); }

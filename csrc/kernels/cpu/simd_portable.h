@@ -117,6 +117,10 @@ static inline RowSums add_wide_products(RowSums sums, const Int8* codes, RowFact
     return {sums.v + load(codes).v * factors.low + load(codes + lanes).v * factors.high};
 }
 
+struct RowPairs {
+    static constexpr bool fast = false;  // see AVX-512
+};
+
 static inline Vec load_part(const float* p, int64_t n) {
     Vec a = {};
     memcpy(&a.v, p, n * sizeof(float));

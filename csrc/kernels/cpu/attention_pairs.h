@@ -1,0 +1,195 @@
+// Values of absorbed rows of any type, for the units compiled once per ISA: a strip of columns of some rows
+// is read as floats, which serve all pairs; as 16-bit integers, two rows of a column side by side, where
+// products of these are faster than those of floats.
+#pragma once
+
+#include "kernels/cpu/attention_absorbed.h"
+
+namespace slimrt::cpu::SLIMRT_ISA {
+namespace {
+
+constexpr int64_t kPairColumns = 32;
+constexpr int64_t kPairVectors = kPairColumns / lanes;
+
+/// Columns [column, column + n) of whole rows, kPairColumns apart.
+inline void read_strip(const AbsorbedValues& x, int64_t column, int64_t n, float* to) {
+    const HeadBytes bytes = head_bytes(DType(x.type), x.dim);
+    const auto stride = static_cast<int64_t>(bytes.elements), scales = static_cast<int64_t>(bytes.scales);
+    for (int64_t row = x.first, next, end = x.first + x.n; row < end; row = next) {
+        const int64_t block = row / kBlockTokens, at = row % kBlockTokens;
+        next = (block + 1) * kBlockTokens < end ? (block + 1) * kBlockTokens : end;
+        for (int64_t c = 0, some; c < n; c += some) {
+            const int64_t first = (column + c) % x.dim;
+            some = x.dim - first < n - c ? x.dim - first : n - c;
+            const char* const head = head_of(x, block, (column + c) / x.dim);
+            load_head(x.type, head + at * stride, bytes.elements, head + kBlockTokens * stride + at * scales,
+                      next - row, x.dim, first, some, to + row * kPairColumns + c, kPairColumns);
+        }
+    }
+}
+
+/// Calls for the strip after one, which is in a cache further away: a share of it with so many pairs.
+inline void call_next_strip(const AbsorbedValues& x, int64_t column, int64_t pair, int64_t pairs) {
+    constexpr int64_t kLine = 64;
+    const int64_t next = column + kPairColumns, begin = x.first + pair * x.n / x.n_pairs;
+    const int64_t end = x.first + (pair + pairs) * x.n / x.n_pairs;
+    if (next >= x.heads * x.dim) return;
+    const auto stride = static_cast<int64_t>(head_bytes(DType(x.type), x.dim).elements);
+    const int64_t first = next % x.dim * stride / x.dim, size = kPairColumns * stride / x.dim;
+    for (int64_t row = begin, left; row < end; row += left) {
+        left = kBlockTokens - row % kBlockTokens < end - row ? kBlockTokens - row % kBlockTokens : end - row;
+        const char* at = head_of(x, row / kBlockTokens, next / x.dim) + row % kBlockTokens * stride + first;
+        for (int64_t i = 0; i < left; ++i, at += stride)
+            for (int64_t c = 0; c < size; c += kLine) __builtin_prefetch(at + c, 0, 3);
+    }
+}
+
+// A sum of products is at most the product of the norms of its factors: so much may these be, rounded.
+constexpr float kWeightNorm = 65000, kRowNorm = 32700, kMostShort = 32767;
+
+/// What numbers are multiplied with to become integers, and what these are worth: nothing, or NaN, where
+/// the sum of the numbers' squares is no use.
+struct PairScale {
+    float shrink, unit;
+};
+inline PairScale pair_scale(float squares, float norm) {
+    const bool usable = squares >= 0x1p-100f && squares <= 0x1p100f;
+    const float size = __builtin_sqrtf(usable ? squares : 1);
+    return {usable ? norm / size : 0, usable ? size / norm : squares < 1 ? 0 : __builtin_nanf("")};
+}
+
+/// Weights as integers.
+struct PairWeights {
+    int16_t* codes;  // [pair][kAbsorbedRows]
+    float* units;
+
+    explicit PairWeights(const AbsorbedValues& x)
+        : codes(reinterpret_cast<int16_t*>(x.weights)), units(x.weights + x.n_pairs * kAbsorbedRows / 2) {}
+
+    void round(const AbsorbedValues& x) {
+        for (int64_t pair = 0; pair < x.n_pairs; ++pair) {
+            const float* const p = x.p + pair * kAbsorbedRows;
+            Vec squares = splat(0), high = splat(0);
+            for (int64_t i = 0; i < kAbsorbedRows; i += lanes) {
+                squares = fma(load(p + i), load(p + i), squares);
+                high = max(load(p + i), high);
+            }
+            PairScale scale = pair_scale(sum(squares), kWeightNorm);
+            if (const float top = max_of(high); scale.shrink * top > kMostShort)
+                scale = {kMostShort / top, top / kMostShort};
+            for (int64_t i = 0; i < kAbsorbedRows; i += 2 * lanes)
+                store_factors(codes + pair * kAbsorbedRows + i, load(p + i) * splat(scale.shrink),
+                              load(p + i + lanes) * splat(scale.shrink));
+            units[pair] = scale.unit;
+        }
+    }
+};
+
+/// A strip's columns as integers, each with a scale of its own.
+template <class Pairs>
+struct PairStrip {
+    alignas(64) Pairs codes[kAbsorbedRows / 2][kPairVectors];
+    alignas(64) float units[kPairColumns];
+    int64_t first, end;  // of kAbsorbedRows / 2
+
+    void fill(const AbsorbedValues& x, const float* rows) {
+        first = x.first / 2;
+        end = (x.first + x.n + 1) / 2;
+        Vec squares[2][kPairVectors];
+#pragma GCC unroll 4
+        for (int j = 0; j < kPairVectors; ++j) squares[0][j] = squares[1][j] = splat(0);
+        for (int64_t i = 2 * first; i < 2 * end; i += 2) {
+#pragma GCC unroll 2
+            for (int k = 0; k < 2; ++k) {
+#pragma GCC unroll 4
+                for (int j = 0; j < kPairVectors; ++j) {
+                    const Vec some = load(rows + (i + k) * kPairColumns + j * lanes);
+                    squares[k][j] = fma(some, some, squares[k][j]);
+                }
+            }
+        }
+        alignas(64) float shrinks[kPairColumns];
+        for (int j = 0; j < kPairVectors; ++j) store(shrinks + j * lanes, squares[0][j] + squares[1][j]);
+        for (int64_t c = 0; c < kPairColumns; ++c) {
+            const PairScale scale = pair_scale(shrinks[c], kRowNorm);
+            shrinks[c] = scale.shrink;
+            units[c] = scale.unit;
+        }
+        for (int64_t j = 0; j < kPairVectors; ++j) {
+            const Vec shrink = load(shrinks + j * lanes);
+            for (int64_t i = first; i < end; ++i) {
+                const float* const row = rows + 2 * i * kPairColumns + j * lanes;
+                codes[i][j] = Pairs::of(load(row) * shrink, load(row + kPairColumns) * shrink);
+            }
+        }
+    }
+};
+
+/// V vectors of columns of Q pairs.
+template <int Q, int V, class Pairs>
+void add_pair_tile(const PairWeights& weights, int64_t pair, const PairStrip<Pairs>& strip, int64_t vector,
+                   const AbsorbedValues& x, float* out) {
+    RowSums acc[Q][V];
+#pragma GCC unroll 8
+    for (int k = 0; k < Q; ++k) {
+#pragma GCC unroll 4
+        for (int j = 0; j < V; ++j) acc[k][j] = no_sums(RowCodes{});
+    }
+    const int16_t* const from = weights.codes + pair * kAbsorbedRows;
+    for (int64_t i = strip.first; i < strip.end; ++i) {
+        Pairs codes[V];
+#pragma GCC unroll 4
+        for (int j = 0; j < V; ++j) codes[j] = strip.codes[i][vector + j];
+#pragma GCC unroll 8
+        for (int k = 0; k < Q; ++k) {
+            const Pairs some = Pairs::splat(from + k * kAbsorbedRows + 2 * i);
+#pragma GCC unroll 4
+            for (int j = 0; j < V; ++j) acc[k][j] = Pairs::add_products(acc[k][j], some, codes[j]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int k = 0; k < Q; ++k) {
+        const Vec unit = splat(weights.units[pair + k]);
+        const float factor = x.factor[pair + k];
+        float* const to = out + x.pairs[pair + k] * x.out_stride + vector * lanes;
+#pragma GCC unroll 4
+        for (int j = 0; j < V; ++j) {
+            const Vec added = to_floats(acc[k][j]) * (unit * load(strip.units + (vector + j) * lanes));
+            float* const at = to + j * lanes;
+            store(at, factor == 0 ? added : fma(splat(factor), load(at), added));
+        }
+    }
+}
+
+/// All pairs. Columns past the rows' last are written too: there is room for a strip's.
+template <class Pairs>
+void add_pair_strip(const AbsorbedValues& x, int64_t column, const PairWeights& weights,
+                    const PairStrip<Pairs>& strip) {
+    constexpr int V = 2, Q = registers / 4;
+    int64_t pair = 0;
+    const auto with = [&](auto kernel, int64_t n) {
+        for (; pair + n <= x.n_pairs; pair += n) {
+            call_next_strip(x, column, pair, n);
+            for (int64_t vector = 0; vector < kPairVectors; vector += V)
+                kernel(weights, pair, strip, vector, x, x.out + column);
+        }
+    };
+    with(add_pair_tile<Q, V, Pairs>, Q);
+    with(add_pair_tile<Q / 2, V, Pairs>, Q / 2);
+    with(add_pair_tile<1, V, Pairs>, 1);
+}
+
+/// By floats, as many pairs together as have their results one after another.
+inline void add_exactly(const AbsorbedValues& x, int64_t column, int64_t n, const float* strip) {
+    for (int64_t pair = 0, end; pair < x.n_pairs; pair = end) {
+        end = pair + 1;
+        while (end < x.n_pairs && x.pairs[end] == x.pairs[end - 1] + 1) ++end;
+        values(x.p + pair * kAbsorbedRows + x.first, kAbsorbedRows, end - pair, x.factor + pair,
+               static_cast<uint32_t>(DType::F32), strip + x.first * kPairColumns,
+               kPairColumns * sizeof(float), x.n, n, x.out + x.pairs[pair] * x.out_stride + column,
+               x.out_stride);
+    }
+}
+
+}  // namespace
+}  // namespace slimrt::cpu::SLIMRT_ISA
