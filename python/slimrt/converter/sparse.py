@@ -24,9 +24,9 @@ from slimrt.modes import AUTO, SPARED
 
 KEY = "slimrt.cache.sparse_delta"
 MOST_KL = 1e-4  # that skipping may add to a cache's mean divergence from kv f32, in nats
-DELTAS = (0.05, 0.03, 0.02, 0.015, 0.01, 0.007, 0.005, 0.003)  # tried in turn
+DELTAS = (0.003, 0.005, 0.007, 0.01, 0.015, 0.02, 0.03)
 _WINDOW = 1024  # tokens, unless the model was trained on fewer
-_SCORED = 1024  # of each text
+_SCORED = 512  # of each text
 
 
 def check_sparse(model: ModelData, attention: Attention, cache: str | None) -> None:
@@ -51,13 +51,17 @@ def find_delta(path: Path, ids: np.ndarray | None, *, show_progress: bool) -> Sp
     unable = {layer.mode for layer in CacheChoice.of().layers(source)} - set(SPARED)
     if unable:
         return SparseReport(0.0, {}, f"layers in mode {', '.join(sorted(unable))} have nothing that a delta skips")
-    tried: dict[float, float] = {}
-    for delta in DELTAS:
-        tried[delta] = max(_added(source, text, delta, window, show_progress) for text in (ids, _twice(ids, window)))
-        if tried[delta] <= MOST_KL:
-            _write(path, delta)
-            return SparseReport(delta, tried)
-    return SparseReport(0.0, tried, f"every delta adds more than {MOST_KL:.0e} to the divergence from kv f32")
+    texts, tried = (ids, _twice(ids, window)), dict[float, float]()
+    low, high = 0, len(DELTAS)  # those before `low` change little, those from `high` on too much
+    while low < high:
+        middle = (low + high) // 2
+        delta = DELTAS[middle]
+        tried[delta] = max(_added(source, text, delta, window, show_progress) for text in texts)
+        low, high = (middle + 1, high) if tried[delta] <= MOST_KL else (low, middle)
+    if low == 0:
+        return SparseReport(0.0, tried, f"every delta adds more than {MOST_KL:.0e} to the divergence from kv f32")
+    _write(path, DELTAS[low - 1])
+    return SparseReport(DELTAS[low - 1], tried)
 
 
 def _twice(ids: np.ndarray, window: int) -> np.ndarray:
