@@ -40,6 +40,7 @@ class ScriptedEngine:
             "n_seqs": 1,
             "n_ctx": 448,
             "sparse_threshold": 0.0,
+            "sparse_delta": 0.0,
             "layers": [],
             "architecture": "scripted",
         } | info

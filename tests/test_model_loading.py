@@ -110,7 +110,7 @@ def test_too_little_memory_is_said_before_the_fold(tiny, monkeypatch):
         ({"n_ctx": -1}, ValueError, "n_ctx"),
         ({"sparse_threshold": "0.1"}, TypeError, "sparse_threshold"),
         ({"sparse_threshold": 1}, ValueError, "sparse_threshold must be at least 0 and below 1"),
-        ({"sparse_threshold": 0.1, "cache": "k"}, slimrt.CacheUnsupportedError, "use cache mode kv"),
+        ({"sparse_threshold": 0.1, "cache": "v"}, slimrt.CacheUnsupportedError, "which cache mode 'v'.*use one"),
         ({"n_ctx": 1.5}, TypeError, "n_ctx must be a whole number"),
         ({"n_threads": "all"}, TypeError, "n_threads must be a whole number"),
         ({"seed": "abc"}, TypeError, "seed must be a whole number"),

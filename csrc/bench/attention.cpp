@@ -99,7 +99,9 @@ AttentionTimes time_attention(Arrays& arrays, const Decoding& d, int repetitions
     };
     add_values(planes[d.absorbed ? 0 : 1], d.absorbed ? 1 : d.n_kv_heads, d.value_dim());
     if (d.rank) add_values(planes[1], 1, d.rank);
-    const Tensor bias = d.biased ? arrays.zeros(d.n_heads, d.n + 1) : Tensor{};
+    if (!d.bias.empty() && int64_t(d.bias.size()) != d.n_heads * (d.n + 1))
+        fail(ErrorCode::argument, "these are not the biases of ", d.n_heads, " heads and ", d.n, " rows");
+    const Tensor bias = d.bias.empty() ? Tensor{} : arrays.put(d.bias.data(), DType::F32, d.n_heads, d.n + 1);
     AttentionTimes found;
     found.seconds = time_calls(arrays,
                                {.sequences = sequences,
@@ -110,7 +112,8 @@ AttentionTimes time_attention(Arrays& arrays, const Decoding& d, int repetitions
                                 .score_cap = d.score_cap,
                                 .relative_bias = bias,
                                 .relative_origin = d.n,
-                                .sparse_threshold = d.sparse_threshold},
+                                .sparse_threshold = d.sparse_threshold,
+                                .sparse_delta = d.sparse_delta},
                                repetitions, calls);
     for (const StoredRows& plane : planes)
         found.bytes += size_t(n) * (plane.rows.block_stride / kBlockTokens);

@@ -168,11 +168,12 @@ class Terms {
 /// One sequence, see Terms: out of each value term. relative_bias: as AttentionArgs has it, its last column
 /// for a query's own token; or, not causal, its middle one: then the fresh rows are queries only, and see all
 /// stored ones. sinks: one a head. lse [n_fresh, heads]: merges what the terms' `out` hold with it, and adds
-/// the new one to what is returned.
+/// the new one to what is returned; so does a budget with what it met and passed over.
 nb::list attention_of_terms(const std::vector<nb::dict>& scores, const std::vector<nb::dict>& values,
                             int n_heads, int n_fresh, float scale, int64_t window, const std::string& isa,
                             int n_threads, const std::optional<F32>& relative_bias, bool causal,
-                            float score_cap, const std::optional<F32>& sinks, const std::optional<F32>& lse) {
+                            float score_cap, const std::optional<F32>& sinks, const std::optional<F32>& lse,
+                            float sparse_threshold, float sparse_delta) {
     Arrays arrays(isa, n_threads);
     Terms terms(arrays, n_fresh);
     std::vector<ScoreTerm> score_terms;
@@ -198,18 +199,27 @@ nb::list attention_of_terms(const std::vector<nb::dict>& scores, const std::vect
                        .relative_origin = causal ? bias.cols - 1 : bias.cols / 2,
                        .sinks = arrays.of(sinks),
                        .lse = sums,
+                       .sparse_threshold = sparse_threshold,
+                       .sparse_delta = sparse_delta,
                        .merge = bool(lse)});
     nb::list out;
     for (const ValueTerm& term : value_terms) out.append(arrays.read(term.out));
     if (sums) out.append(arrays.read(sums));
+    if (sparse_threshold > 0 || sparse_delta > 0) {
+        const SparseCounts counts = arrays.sparse_counts();
+        out.append(nb::make_tuple(counts.rows, counts.skipped));
+    }
     return out;
 }
 
-/// bench::time_attention: seconds, bytes, skipped.
+/// bench::time_attention: seconds, bytes, skipped. biased: with a bias of zeros.
 auto time_attention(int n_heads, int n_kv_heads, int head_dim, const std::string& type_k,
                     const std::string& type_v, int64_t n, int n_seqs, float loud, float sparse_threshold,
                     int repetitions, int calls, bool absorbed, const std::string& isa, int n_threads,
-                    bool biased, float score_cap, int rank) {
+                    bool biased, float score_cap, int rank, float sparse_delta,
+                    const std::optional<F32>& bias) {
+    std::vector<float> biases(biased ? n_heads * (n + 1) : 0);
+    if (bias) biases.assign(bias->data(), bias->data() + bias->size());
     const nb::gil_scoped_release release;
     Arrays arrays(isa, n_threads);
     const bench::AttentionTimes found = bench::time_attention(arrays,
@@ -222,9 +232,10 @@ auto time_attention(int n_heads, int n_kv_heads, int head_dim, const std::string
                                                                .n_seqs = n_seqs,
                                                                .loud = loud,
                                                                .sparse_threshold = sparse_threshold,
+                                                               .sparse_delta = sparse_delta,
                                                                .absorbed = absorbed,
                                                                .rank = rank,
-                                                               .biased = biased,
+                                                               .bias = biases,
                                                                .score_cap = score_cap},
                                                               repetitions, calls);
     return std::make_tuple(found.seconds, found.bytes, found.skipped);
@@ -242,7 +253,8 @@ void bind_attention_ops(nb::module_& m) {
     m.def("attention_of_terms", &attention_of_terms, arg("scores"), arg("values"), arg("n_heads"),
           arg("n_fresh"), arg("scale"), arg("window"), arg("isa"), arg("n_threads") = 1,
           arg("relative_bias") = nb::none(), arg("causal") = true, arg("score_cap") = 0.0f,
-          arg("sinks") = nb::none(), arg("lse") = nb::none());
+          arg("sinks") = nb::none(), arg("lse") = nb::none(), arg("sparse_threshold") = 0.0f,
+          arg("sparse_delta") = 0.0f);
     m.def("recoded", &recoded, arg("x"), arg("heads"), arg("from_type"), arg("to_type"), arg("scale_tokens"),
           arg("width"), arg("begin"), arg("end"), arg("isa"), arg("n_threads") = 1);
     m.def("quantize_dequantize", &quantize_dequantize, arg("x"), arg("heads"), arg("type"), arg("isa"),
@@ -252,7 +264,7 @@ void bind_attention_ops(nb::module_& m) {
           arg("type_k"), arg("type_v"), arg("n"), arg("n_seqs") = 1, arg("loud") = 1.0f,
           arg("sparse_threshold") = 0.0f, arg("repetitions") = 10, arg("calls") = 1, arg("absorbed") = false,
           arg("isa") = "", arg("n_threads") = 0, arg("biased") = false, arg("score_cap") = 0.0f,
-          arg("rank") = 0);
+          arg("rank") = 0, arg("sparse_delta") = 0.0f, arg("bias") = nb::none());
 }
 
 }  // namespace slimrt

@@ -75,7 +75,8 @@ nb::dict mode_dict(const CacheMode& mode, const AttnConfig& c, const std::string
     d["folds"] = folds;
     d["unread"] = unread;
     d["residual"] = mode.has_residual();
-    d["sparse"] = mode.has_values_alone();
+    d["sparse"] = mode.has_values_alone() || mode.has_values_of_all();
+    d["of_all"] = mode.has_values_of_all();
     d["ages"] = mode.has_levels();
     d["shared"] = mode.shared();
     d["inverts"] = mode.inverts();

@@ -48,6 +48,8 @@ void read_option(const std::string& name, nb::handle value, EngineOptions& o) {
         read_by_layer(name, value, o.cache.rank);
     else if (name == "sparse_threshold")
         o.cache.sparse_threshold = nb::cast<float>(value);
+    else if (name == "sparse_delta")
+        o.cache.sparse_delta = nb::cast<float>(value);
     else if (name == "memory_limit")
         o.memory_limit = nb::cast<uint64_t>(value);
     else
@@ -119,6 +121,7 @@ void put_info(nb::dict& d, const EngineInfo& info) {
     d["n_batch"] = info.cache.n_batch;
     d["n_seqs"] = info.cache.n_seqs;
     d["sparse_threshold"] = info.cache.sparse_threshold;
+    d["sparse_delta"] = info.cache.sparse_delta;
     d["n_threads"] = info.n_threads;
     d["device"] = info.device;
     nb::list layers;

@@ -31,7 +31,8 @@ AttentionArgs attention_args(const ReadInput& in, std::span<const ScoreTerm> sco
             .window = c.window,
             .relative_bias = in.relative_bias,
             .relative_origin = in.relative_bias.cols - 1,
-            .sparse_threshold = c.sparse_threshold};
+            .sparse_threshold = c.sparse_threshold,
+            .sparse_delta = c.sparse_delta};
 }
 
 Tensor as_stored(Backend& backend, Scratch& scratch, Tensor x, const Plane& plane) {

@@ -34,7 +34,7 @@ struct AttnConfig {
     int v_heads = 0;             // of modes that compute V: the last KV heads, whose V is kept beside K
     Levels levels;               // of modes with some; none: one, of the types above
     int latent_heads = 1;        // KV heads that share a latent, see modes/lowrank.cpp
-    float sparse_threshold = 0;  // see AttentionArgs
+    float sparse_threshold = 0, sparse_delta = 0;  // see AttentionArgs
     float scale = 1;             // of scores
 
     int q_width() const { return n_heads * head_dim; }
@@ -231,8 +231,10 @@ class CacheMode {
     virtual Levels usual_levels() const { return {}; }
     /// Whether not V is stored, but a latent of it, which keys may predict (Levels::predicts).
     virtual bool has_latents() const { return false; }
-    /// Whether a sparse_threshold has something to spare: values that are not needed for scores too.
+    /// Whether a sparse_threshold has something to spare: values that are not needed for scores too,
     virtual bool has_values_alone() const { return false; }
+    /// or that all heads read, for which a head's part costs as many products as there are heads.
+    virtual bool has_values_of_all() const { return false; }
     /// Whether rows know the bias of V. Else W_O b_V belongs to the output's, since softmax weights sum to 1.
     virtual bool keeps_v_bias() const { return false; }
     /// Of an encoder's output: whether one layer's rows serve all.

@@ -107,6 +107,9 @@ EngineInfo describe(Decoder& decoder, const Backend& backend, int n_threads) {
                     backend.description(),
                     n_threads,
                     {}};
+    info.cache.sparse_delta = 0;  // as the file says where it was asked
+    for (const LayerChoice& layer : decoder.layers())
+        info.cache.sparse_delta = std::max(info.cache.sparse_delta, layer.config.sparse_delta);
     info.memory.use = backend.memory();
     info.memory.mapped = decoder.mapped_bytes();
     for (const LayerCache& layer : info.layers) info.memory.cache_bytes_per_token += layer.bytes_per_token;

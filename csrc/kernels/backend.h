@@ -114,8 +114,13 @@ struct AttentionArgs {
     Tensor sinks;
     Tensor lse;  // [tokens, n_heads]: log of the softmax denominator, with the maximum; or none
     /// Stored values may go unread whose softmax weights, of a query in a head, add up to at most this; the
-    /// denominator counts them. Few queries over planes of their own heads only (mode kv at decoding).
+    /// denominator counts them. Few queries (decoding) over planes of their own heads (mode kv), or over rows
+    /// that all heads read (absorbed), of which those passed over stand for their mean.
     float sparse_threshold = 0;
+    /// The same for absorbed rows, where the squares of the weights passed over add up to at most its square:
+    /// what many small weights of independent values leave out grows like their norm, not like their sum. At
+    /// most 1 / sparse_delta^2 rows of a stretch are then read for a head, however long the context.
+    float sparse_delta = 0;
     /// out and lse already hold earlier rows' result: combine by log-sum-exp. Of calls of unequal dim the
     /// narrow ones come first, over zeros.
     bool merge = false;

@@ -137,14 +137,35 @@ void require_residual(const CacheOptions& o, const std::vector<LayerOptions>& la
          ", and no layer has it: ", without);
 }
 
-void set_sparse_threshold(const CacheMode& mode, float threshold, AttnConfig& c) {
-    if (!(threshold >= 0 && threshold < 1))
-        fail(ErrorCode::argument, "sparse_threshold must be at least 0 and below 1, got ", threshold);
-    if (threshold > 0 && !mode.has_values_alone())
-        fail(ErrorCode::cache_unsupported, "sparse_threshold skips rows of V, which cache mode '",
-             mode.name(), "' of layer ", c.layer,
-             " does not keep apart: use cache mode kv, or sparse_threshold 0");
+/// What a file's conversion found to change little.
+float stored_delta(const GgufFile& file) {
+    constexpr const char* kKey = "slimrt.cache.sparse_delta";
+    if (!file.metadata().contains(kKey))
+        fail(ErrorCode::argument, file.path(), " does not say which sparse_delta changes little: give a number, "
+             "or let `slimrt convert --sparse` find one");
+    const double delta = file.number(kKey);
+    if (!(delta >= 0 && delta < 1))
+        fail(ErrorCode::format, file.path(), ": key 'slimrt.cache.sparse_delta' is ", delta,
+             ", not at least 0 and below 1");
+    return static_cast<float>(delta);
+}
+
+void set_sparsity(const CacheMode& mode, float threshold, float delta, AttnConfig& c) {
+    const auto check = [&](const char* name, float value, bool has, const char* modes) {
+        if (!(value >= 0 && value < 1))
+            fail(ErrorCode::argument, name, " must be at least 0 and below 1, got ", value);
+        if (value > 0 && !has)
+            fail(ErrorCode::cache_unsupported, name, " skips rows of ", modes, ", which cache mode '",
+                 mode.name(), "' of layer ", c.layer, " does not have: use one that does, or ", name, " 0");
+    };
+    if (threshold > 0 && delta > 0)
+        fail(ErrorCode::argument, "sparse_threshold and sparse_delta are two budgets: give one of them");
+    const bool of_all = mode.has_values_of_all();
+    check("sparse_threshold", threshold, of_all || mode.has_values_alone(),
+          "V (cache mode kv) or rows that all heads read (k, k+r, x, xr)");
+    check("sparse_delta", delta, of_all, "what all heads read (cache modes k, k+r, x, xr)");
     c.sparse_threshold = threshold;
+    c.sparse_delta = delta;
 }
 
 /// Whether a row of a layer's input, or of an encoder's output, is no wider than K and V together.
@@ -244,6 +265,7 @@ const CacheMode& require_unrotated(const CacheMode& mode, const AttnConfig& c) {
 std::vector<LayerChoice> choose_layers(const GgufFile& file, const ModelConfig& model, const CacheOptions& o,
                                        const ExtraTensors& extra) {
     const bool unrotated = shares_unrotated_keys(file, model);
+    const float stored = o.sparse_delta < 0 ? stored_delta(file) : 0;
     std::vector<LayerChoice> choices;
     for (const LayerOptions& layer : resolve_layers(file, model, o, extra)) {
         const int i = int(choices.size());
@@ -269,7 +291,12 @@ std::vector<LayerChoice> choose_layers(const GgufFile& file, const ModelConfig& 
         require_cache_mode(layer.mode->name(), c);
         c.v_heads = layer.v_heads;
         if (layer.mode->has_residual()) choose_residual(layer, c);
-        set_sparse_threshold(*layer.mode, o.sparse_threshold, c);
+        const bool as_stored = o.sparse_delta < 0;
+        set_sparsity(*layer.mode, o.sparse_threshold,
+                     !as_stored                                                ? o.sparse_delta
+                     : o.sparse_threshold == 0 && layer.mode->has_values_of_all() ? stored
+                                                                                : 0,
+                     c);
         choices.push_back({layer.mode, c, i});
     }
     return choices;

@@ -28,8 +28,9 @@ struct CacheOptions {
     /// tensors; there is no other default.
     ByLayer<std::string> residual_type{"auto"};
     ByLayer<int> rank{-1};
-    float sparse_threshold =
-        0;  // softmax weight that decoding may leave unread, of each head (AttentionArgs)
+    /// What decoding may leave unread of each head's softmax weights: their sum, or the root of the sum of
+    /// their squares (AttentionArgs); one of the two. sparse_delta < 0: what the file says, or 0.
+    float sparse_threshold = 0, sparse_delta = 0;
     std::string cross = "auto", cross_type = "auto";  // of an encoder's output: mode, type of its rows
     int64_t n_source = 0;  // most rows of an encoder's output, of each sequence; 0: the model's own
     int64_t n_ctx = 0;     // 0: the smaller of the model's training context and 4096

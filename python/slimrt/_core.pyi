@@ -34,6 +34,8 @@ class _Ops:
         score_cap: float = 0.0,
         sinks: NDArray[np.float32] | None = None,
         lse: NDArray[np.float32] | None = None,
+        sparse_threshold: float = 0.0,
+        sparse_delta: float = 0.0,
     ) -> list[NDArray[np.float32]]:
         """Attention of one sequence over one or two terms of scores and of values: float32 [n_fresh, n_heads * dim]
         for each term of values.
@@ -92,8 +94,10 @@ class Engine:
         what the file says. Without either there is no default: CacheUnsupportedError, ValueError.
     derived: tensors the mode needs and the file lacks, by name ("blk.0.attn_kv.weight": W_KV [d_v, d_k] f32); vectors
         as [n] or [1, n].
-    sparse_threshold: softmax weight of each head that decoding may leave unread (mode kv): rows of V are skipped whose
-        weights add up to no more.
+    sparse_threshold: softmax weight of each head that decoding may leave unread: rows of V (mode kv), or rows that all
+        heads read (k, k+r, x, xr), which then stand for their mean, are skipped whose weights add up to no more.
+        sparse_delta: the same of the latter, whose weights' squares add up to at most its square; -1: what the file
+        says. ValueError: both; CacheUnsupportedError: a layer has no such rows.
     cross: of a model with an encoder, "kv", "k", "e", "e1" or "auto" (e where a row of the encoder's output is no wider
         than K and V together, else kv); cross_type: of its rows, "auto": what the file says, else f16. ValueError
         without an encoder.
@@ -117,6 +121,7 @@ class Engine:
         rank: int | Sequence[int] = -1,
         residual_type: str | Sequence[str] = "auto",
         sparse_threshold: float = 0.0,
+        sparse_delta: float = 0.0,
         cross: str = "auto",
         cross_type: str = "auto",
         n_source: int = 0,
@@ -126,8 +131,8 @@ class Engine:
     ) -> None: ...
     def info(self) -> Info:
         """architecture, d_model, n_layers, n_heads, n_kv_heads, head_dim, n_vocab, n_ctx, n_ctx_train, n_batch,
-        n_seqs, n_threads, sparse_threshold, device, name, d_ff, layers: list of {layer, mode, type,
-        rank, residual_type, bytes_per_token, max_rows, bytes_held, v_heads}: type of k, v or x ("f16+q8": of k and
+        n_seqs, n_threads, sparse_threshold, sparse_delta, device, name, d_ff, layers: list of {layer, mode,
+        type, rank, residual_type, bytes_per_token, max_rows, bytes_held, v_heads}: type of k, v or x ("f16+q8": of k and
         v; of modes whose rows age their levels), rank 0 and residual_type "" where there is no residual;
         bytes_per_token: what a token leaves behind, in the end; max_rows: the most rows of a sequence that are kept,
         n_ctx, or what a sliding window and the longest step need; bytes_held: of the rows of a sequence of n_ctx
@@ -139,7 +144,7 @@ class Engine:
         """Bytes allocated: weights, derived, cache, scratch, total; and mapped (weights read in place from the
         file) and cache_bytes_per_token: what a token leaves behind in all layers, at any n_ctx."""
     def sparse_counts(self) -> dict[str, int]:
-        """rows: of V, of all heads and layers, that decoding with a sparse_threshold came by; skipped: of these."""
+        """rows: of all heads and layers, that decoding with a budget came by; skipped: of these."""
     def new_sequence(self) -> int: ...
     def free_sequence(self, sequence: int) -> None: ...
     def fork(self, sequence: int) -> int:
@@ -292,6 +297,7 @@ def plan(
     rank: int | Sequence[int] = -1,
     residual_type: str | Sequence[str] = "auto",
     sparse_threshold: float = 0.0,
+    sparse_delta: float = 0.0,
     cross: str = "auto",
     cross_type: str = "auto",
     n_source: int = 0,
@@ -310,6 +316,7 @@ def resolve_layers(
     rank: int | Sequence[int] = -1,
     residual_type: str | Sequence[str] = "auto",
     sparse_threshold: float = 0.0,
+    sparse_delta: float = 0.0,
 ) -> list[LayerOptions]:
     """What each layer of self-attention would have, with what the file says and the defaults filled in; ValueError,
     UnsupportedError and ModelFormatError as Engine. Whether a mode is legal there is not looked at."""

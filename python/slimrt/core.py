@@ -92,6 +92,7 @@ class Info(TypedDict):
     n_batch: int
     n_seqs: int
     sparse_threshold: float
+    sparse_delta: float
     n_threads: int
     device: str
     layers: list[LayerInfo]
@@ -202,7 +203,8 @@ class Mode:
         refusal: why it is not exact there; "" where it is legal.
         planes: what a token leaves behind; where rows age, in the end. ages: they do.
         folds: the tensors that it needs beyond a plain file's. unread: what decoding leaves unread.
-        residual: rows have a part of a width and type of its own. sparse: a sparse_threshold has something to skip.
+        residual: rows have a part of a width and type of its own. sparse: a sparse_threshold has something to skip;
+        of_all: a sparse_delta too, since its values are rows that all heads read.
         shared: one layer's rows serve all. inverts: the projection that folding inverts, "W_K" or "W_V"; or "".
     """
 
@@ -214,6 +216,7 @@ class Mode:
     unread: tuple[Unread, ...]
     residual: bool
     sparse: bool
+    of_all: bool
     ages: bool
     shared: bool
     inverts: str

@@ -57,9 +57,12 @@ class Model(Tasks, Closing):
             which 1 for scales), or "auto" (what the file says, else f16); cache_type_k and cache_type_v to differ.
         rank, residual_type: of mode k+r, where the cache does not say its own: the width of what corrects V, 0 for
             none, and its type. None: what the file says, else what slimrt.modes.default_residual says.
-        sparse_threshold: softmax weight of each head that decoding may leave unread, in cache mode "kv": the rows of V
-            whose weights add up to no more are skipped, which changes an output by at most this share of the largest
-            |v|. 0: every row is read.
+        sparse_threshold: softmax weight of each head that decoding may leave unread: rows of V (cache mode "kv") whose
+            weights add up to no more are skipped, which changes an output by at most this share of the largest |v|;
+            in "k", "k+r", "x" and "xr" rows, which then count as their mean. 0: every row is read.
+        sparse_delta: the same in "k", "k+r", "x" and "xr", by squares: those of the weights skipped add up to at most
+            its square, so that at most 1 / sparse_delta^2 rows of 1024 are read for a head. A statistical bound: what
+            is skipped is taken for independent. "auto": what the file says (`slimrt convert --sparse` measures it).
         cross: of a model with an encoder, what its output leaves behind for cross-attention: "kv" (K and V of each
             layer), "k" (each layer's K), "e" (the output itself, once for all layers), "e1" (the first layer's K,
             once), or "auto" (what the file was converted for, else e where layers read no more bytes than of kv). k and

@@ -27,6 +27,9 @@ AGING = tuple(mode.name for mode in _SELF if mode.ages)
 CODED_BY_AGE = tuple(mode for mode in AGING if core.levels(mode).of[0].type_k not in core.FLOAT_TYPES)
 
 # mode -> the projection that its fold inverts
+# Whose values all heads read, so that passing rows over saves the most.
+SPARED = tuple(mode.name for mode in _SELF if mode.of_all)
+
 INVERTED = {mode.name: mode.inverts for mode in _SELF if mode.inverts}
 
 # modes that compute K or V from a rounded row of something else, so that its rounding comes out larger

@@ -98,6 +98,7 @@ class K : public AbsorbingMode {
         if (!c.cross) return {{"attn_v.weight", true}};
         return {{"cross_attn_k.weight", false}, {"cross_attn_v.weight", true}};
     }
+    bool has_values_of_all() const override { return true; }
     const char* inverts() const override { return "W_K"; }
 
     std::unique_ptr<Prepared> prepare(Backend&, const PrepareInput& in) const override {

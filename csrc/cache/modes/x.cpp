@@ -30,6 +30,7 @@ class X : public AbsorbingMode {
         return c.rope ? "keys are rotated by position (RoPE), so scores cannot be read from the input" : "";
     }
 
+    bool has_values_of_all() const override { return true; }
     Format format(const AttnConfig& c) const override {
         return {whole_plane("x", c.d_model, c.d_model % c.n_heads == 0 ? c.n_heads : 1, c.type_k)};
     }

@@ -43,6 +43,7 @@ class Xr final : public AbsorbingMode {
     }
 
     /// Static scales even out the channels: one scale a row is enough for the types that have one.
+    bool has_values_of_all() const override { return true; }
     Format format(const AttnConfig& c) const override { return {{"x", c.d_model, 1, c.type_k}}; }
 
     Format dense_format(const AttnConfig& c) const override {

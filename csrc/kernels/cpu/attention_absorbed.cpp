@@ -165,9 +165,7 @@ void absorb_rows(const AbsorbedValues& x) {
         const int64_t n = width - column < kPairColumns ? width - column : kPairColumns;
         read_strip(x, column, n, strip);
         if (exact) {
-            values(x.p + x.first, kAbsorbedRows, x.n_pairs, x.factor, static_cast<uint32_t>(DType::F32),
-                   strip + x.first * kPairColumns, kPairColumns * sizeof(float), x.n, n, x.out + column,
-                   x.out_stride);
+            add_exactly(x, column, n, strip);
         } else if constexpr (Pairs::fast) {
             PairStrip<Pairs> codes;
             codes.fill(x, strip);

@@ -1,8 +1,7 @@
 // Products of absorbed rows of codes. For the units compiled once per ISA.
 #pragma once
 
-#include "kernels/cpu/rows.h"
-#include "kernels/cpu/simd.h"
+#include "kernels/cpu/attention_tiles.h"
 
 namespace slimrt::cpu::SLIMRT_ISA {
 namespace {
@@ -243,8 +242,7 @@ inline void gather_strip(const AbsorbedValues& x, int64_t group, int64_t column,
     for (int64_t i = to.first; i < to.end; ++i) {
         const int64_t row = i * rows_in_lane;
         const char* const from = head_of(x, row / kBlockTokens, group) + row % kBlockTokens * stride;
-        transpose_rows(reinterpret_cast<const Int8*>(from + column), static_cast<size_t>(stride),
-                       to.codes[i]);
+        transpose_rows(RowsOf<Int8>{from + column, static_cast<size_t>(stride)}, to.codes[i]);
     }
     for (int j = 0; j < absorbed_vectors; ++j) to.start[j] = no_sums(RowCodes{});
     if constexpr (weight_zero != 0) {
@@ -299,7 +297,7 @@ void add_tile(const AbsorbedValues& x, const Weights& weights, int64_t pair, con
     for (int k = 0; k < Q; ++k) {
         const Vec unit = splat(weights.unit(pair + k));
         const float factor = x.factor[pair + k];
-        float* const to = out + k * x.out_stride;
+        float* const to = out + x.pairs[pair + k] * x.out_stride;
 #pragma GCC unroll 4
         for (int j = 0; j < V; ++j) {
             const Vec added = to_floats(acc[k][j]) * unit;
@@ -319,7 +317,7 @@ void add_vectors(const AbsorbedValues& x, const Weights& weights, const Strip& s
     for (int64_t pair = 0, step = 0; pair < x.n_pairs; ++step) {
         if (calls) call_next_strip(x, group, column, step, steps);
         for (int64_t end = pair + kAtOnce; pair < end && pair < x.n_pairs;) {
-            float* const out = x.out + pair * x.out_stride + group * x.dim + column + vector * lanes;
+            float* const out = x.out + group * x.dim + column + vector * lanes;
             const auto with = [&](auto kernel, int64_t n) {
                 kernel(x, weights, pair, strip, vector, out, left);
                 pair += n;

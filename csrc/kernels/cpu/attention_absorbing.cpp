@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <utility>
 
 #include "kernels/cpu/attention_run.h"
@@ -82,6 +83,9 @@ void AttentionRun::pack_turned(const ScoreTerm& term, int head, const float* q, 
 void AttentionRun::prepare_absorbed(const AttentionJob& job, float* scratch) const {
     const int pairs = plan_.heads_per_group * job.n_queries;
     std::fill_n(scratch + plan_.scratch.squares, pairs, 0.0f);
+    std::fill_n(scratch + plan_.scratch.ones, pairs, 1.0f);
+    int32_t* const all = reinterpret_cast<int32_t*>(scratch + plan_.scratch.pairs);
+    if (plan_.absorbs) std::iota(all, all + pairs, 0);
     for (size_t t = 0; t < args_.scores.size(); ++t) {
         const ScoreTerm& term = args_.scores[t];
         if (plan_.by_group[t]) group_queries(t, pairs, scratch);
@@ -99,7 +103,7 @@ void AttentionRun::prepare_absorbed(const AttentionJob& job, float* scratch) con
 
 /// Scores of the rows from `position` on, of one block.
 void AttentionRun::score_by_turns(const AttentionJob& job, size_t t, int64_t position, int64_t end,
-                                  float* scratch, float* scores) const {
+                                  float* scratch, float* scores, size_t ld) const {
     const ScoreTerm& term = args_.scores[t];
     const int64_t dim = turned_dim(term.dim);
     float* const first = scratch + plan_.scratch.turned_first;
@@ -131,7 +135,7 @@ void AttentionRun::score_by_turns(const AttentionJob& job, size_t t, int64_t pos
                        .factors = reinterpret_cast<const float*>(factors),
                        .accumulate = t > 0,
                        .out = scores,
-                       .ld = kAbsorbedRows});
+                       .ld = ld});
 }
 
 /// What each query has for each stored head of whole rows, which has scales of its own.
@@ -151,7 +155,7 @@ void AttentionRun::group_queries(size_t t, int pairs, float* scratch) const {
 
 /// Scores of whole rows from `position` on, of one block: the sums of their stored heads' products.
 void AttentionRun::score_by_groups(const AttentionJob& job, size_t t, int64_t position, int64_t end,
-                                   float* scratch, float* scores) const {
+                                   float* scratch, float* scores, size_t ld) const {
     const Rows& rows = args_.scores[t].stored;
     const int64_t dim = rows.head_dim(), pairs = int64_t(plan_.heads_per_group) * job.n_queries;
     float* const some = scratch + plan_.scratch.group_scores;
@@ -175,7 +179,7 @@ void AttentionRun::score_by_groups(const AttentionJob& job, size_t t, int64_t po
                           .n_queries = pairs},
                          some, kBlockTokens);
         for (int64_t pair = 0; pair < pairs; ++pair) {
-            float* const to = scores + pair * kAbsorbedRows;
+            float* const to = scores + pair * ld;
             if (t == 0 && group == 0) std::fill_n(to, run.n, 0.0f);
             isa_.add(to, some + pair * kBlockTokens, run.n);
         }
@@ -184,26 +188,25 @@ void AttentionRun::score_by_groups(const AttentionJob& job, size_t t, int64_t po
 
 /// Scores of the rows [position, end), which are of one block: by integers where the terms allow it.
 void AttentionRun::score_absorbed(const AttentionJob& job, int64_t position, int64_t end, float* scratch,
-                                  float* state) const {
-    float* const scores = scratch + plan_.scratch.absorbed + position % kAbsorbedRows;
+                                  float* state, float* scores, size_t ld) const {
     if (plan_.by_block) {
         const BlockAttention block = block_at(job, false, position, end, 0, 1, scratch, state);
-        return isa_.score_block(block, scores, kAbsorbedRows);
+        return isa_.score_block(block, scores, ld);
     }
     const int pairs = plan_.heads_per_group * job.n_queries;
     const Group group{job, 0, 0, pairs, scratch, state};
     for (size_t t = 0; t < args_.scores.size(); ++t) {
         if (plan_.turns[t]) {
-            score_by_turns(job, t, position, end, scratch, scores);
+            score_by_turns(job, t, position, end, scratch, scores, ld);
             continue;
         }
         if (plan_.by_group[t]) {
-            score_by_groups(job, t, position, end, scratch, scores);
+            score_by_groups(job, t, position, end, scratch, scores, ld);
             continue;
         }
         for (int64_t first = position; first < end; first += plan_.tile) {
             const int n = static_cast<int>(std::min<int64_t>(plan_.tile, end - first));
-            compute_scores(group, {false, first, n}, t, scores + (first - position), kAbsorbedRows);
+            compute_scores(group, {false, first, n}, t, scores + (first - position), ld);
         }
     }
 }
@@ -240,39 +243,46 @@ int64_t AttentionRun::set_aside(int pairs, float* scratch) const {
 void AttentionRun::compute_absorbed(const AttentionJob& job, Span span, float* scratch, float* state) const {
     if (span.size() == 0) return;
     prepare_absorbed(job, scratch);
-    const int32_t* const table = job.sequence->table;
     for (int64_t position = span.first, end; position < span.end; position = end) {
         end = std::min(span.end, (position / kAbsorbedRows + 1) * kAbsorbedRows);
         for (int64_t first = position, next; first < end; first = next) {
             next = std::min(end, (first / kBlockTokens + 1) * kBlockTokens);
             if (plan_.by_block) copy_biases(job, span, first, 0, 1, scratch);
-            score_absorbed(job, first, next, scratch, state);
+            score_absorbed(job, first, next, scratch, state,
+                           scratch + plan_.scratch.absorbed + first % kAbsorbedRows, kAbsorbedRows);
         }
         weigh_absorbed(job, position, end, scratch, state);
         const int64_t n_aside = set_aside(plan_.heads_per_group * job.n_queries, scratch);
-        for (size_t t = 0; t < args_.values.size(); ++t) {
-            const Rows& rows = args_.values[t].stored;
-            AbsorbedValues values = {
-                .type = static_cast<uint32_t>(rows.dtype),
-                .head_stride = head_bytes(rows.dtype, rows.head_dim()).total() * kBlockTokens,
-                .heads = rows.heads,
-                .dim = rows.head_dim(),
-                .first = position % kAbsorbedRows,
-                .n = end - position,
-                .n_pairs = int64_t(plan_.heads_per_group) * job.n_queries,
-                .p = scratch + plan_.scratch.absorbed,
-                .factor = scratch + plan_.scratch.factor,
-                .aside = reinterpret_cast<const SetAside*>(scratch + plan_.scratch.aside),
-                .n_aside = n_aside,
-                .weights = scratch + plan_.scratch.absorbed_codes,
-                .out = state + plan_.state.values[t],
-                .out_stride = row_stride(args_.values[t].dim)};
-            const int64_t block = position / kAbsorbedRows * kAbsorbedBlocks;
-            for (int64_t i = position / kBlockTokens; i * kBlockTokens < end; ++i)
-                values.blocks[i - block] = rows.base + table[i] * rows.block_stride;
-            isa_.absorb_values(values);
-        }
+        for (size_t t = 0; t < args_.values.size(); ++t)
+            absorb_values(job, t, {position, end}, plan_.heads_per_group * job.n_queries, n_aside,
+                          scratch + plan_.scratch.factor, scratch, state);
     }
+}
+
+/// Values by one term of some rows of kAbsorbedRows, for so many pairs.
+void AttentionRun::absorb_values(const AttentionJob& job, size_t t, Span span, int64_t n_pairs,
+                                 int64_t n_aside, const float* factor, float* scratch, float* state) const {
+    const Rows& rows = args_.values[t].stored;
+    AbsorbedValues values = {
+        .type = static_cast<uint32_t>(rows.dtype),
+        .head_stride = head_bytes(rows.dtype, rows.head_dim()).total() * kBlockTokens,
+        .heads = rows.heads,
+        .dim = rows.head_dim(),
+        .first = span.first % kAbsorbedRows,
+        .n = span.size(),
+        .n_pairs = n_pairs,
+        .pairs = reinterpret_cast<const int32_t*>(scratch + plan_.scratch.pairs),
+        .p = scratch + plan_.scratch.absorbed,
+        .factor = factor,
+        .aside = reinterpret_cast<const SetAside*>(scratch + plan_.scratch.aside),
+        .n_aside = n_aside,
+        .weights = scratch + plan_.scratch.absorbed_codes,
+        .out = state + plan_.state.values[t],
+        .out_stride = row_stride(args_.values[t].dim)};
+    const int64_t block = span.first / kAbsorbedRows * kAbsorbedBlocks;
+    for (int64_t i = span.first / kBlockTokens; i * kBlockTokens < span.end; ++i)
+        values.blocks[i - block] = rows.base + job.sequence->table[i] * rows.block_stride;
+    isa_.absorb_values(values);
 }
 
 }  // namespace slimrt::cpu

@@ -253,10 +253,10 @@ bool integer_values(const Product<Rows>& x, int64_t dim, Prefetch& next) {
     }
     for (int64_t column = 0; column < dim; column += kCodes) {
         Codes quads[kBlockTokens / 4][4];
-        const auto* row = x.rows.row(0) + column;
+        auto rows = x.rows.at(0, column);
         for (auto& quad : quads) {
-            transpose_rows(row, x.rows.stride, quad);
-            row += 4 * x.rows.stride;
+            transpose_rows(rows, quad);
+            rows = rows.at(4, 0);
         }
         int64_t m = 0;
         const auto with = [&](auto kernel, int64_t step) {

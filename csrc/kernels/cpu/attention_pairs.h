@@ -128,7 +128,7 @@ struct PairStrip {
 /// V vectors of columns of Q pairs.
 template <int Q, int V, class Pairs>
 void add_pair_tile(const PairWeights& weights, int64_t pair, const PairStrip<Pairs>& strip, int64_t vector,
-                   const float* factors, float* out, size_t out_stride) {
+                   const AbsorbedValues& x, float* out) {
     RowSums acc[Q][V];
 #pragma GCC unroll 8
     for (int k = 0; k < Q; ++k) {
@@ -150,8 +150,8 @@ void add_pair_tile(const PairWeights& weights, int64_t pair, const PairStrip<Pai
 #pragma GCC unroll 8
     for (int k = 0; k < Q; ++k) {
         const Vec unit = splat(weights.units[pair + k]);
-        const float factor = factors[pair + k];
-        float* const to = out + (pair + k) * out_stride + vector * lanes;
+        const float factor = x.factor[pair + k];
+        float* const to = out + x.pairs[pair + k] * x.out_stride + vector * lanes;
 #pragma GCC unroll 4
         for (int j = 0; j < V; ++j) {
             const Vec added = to_floats(acc[k][j]) * (unit * load(strip.units + (vector + j) * lanes));
@@ -171,12 +171,24 @@ void add_pair_strip(const AbsorbedValues& x, int64_t column, const PairWeights& 
         for (; pair + n <= x.n_pairs; pair += n) {
             call_next_strip(x, column, pair, n);
             for (int64_t vector = 0; vector < kPairVectors; vector += V)
-                kernel(weights, pair, strip, vector, x.factor, x.out + column, x.out_stride);
+                kernel(weights, pair, strip, vector, x, x.out + column);
         }
     };
     with(add_pair_tile<Q, V, Pairs>, Q);
     with(add_pair_tile<Q / 2, V, Pairs>, Q / 2);
     with(add_pair_tile<1, V, Pairs>, 1);
+}
+
+/// By floats, as many pairs together as have their results one after another.
+inline void add_exactly(const AbsorbedValues& x, int64_t column, int64_t n, const float* strip) {
+    for (int64_t pair = 0, end; pair < x.n_pairs; pair = end) {
+        end = pair + 1;
+        while (end < x.n_pairs && x.pairs[end] == x.pairs[end - 1] + 1) ++end;
+        values(x.p + pair * kAbsorbedRows + x.first, kAbsorbedRows, end - pair, x.factor + pair,
+               static_cast<uint32_t>(DType::F32), strip + x.first * kPairColumns,
+               kPairColumns * sizeof(float), x.n, n, x.out + x.pairs[pair] * x.out_stride + column,
+               x.out_stride);
+    }
 }
 
 }  // namespace

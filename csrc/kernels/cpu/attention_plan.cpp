@@ -120,6 +120,8 @@ AttentionPlan::AttentionPlan(const AttentionArgs& args)
       finishes_scores(args.score_cap > 0 || args.relative_bias),
       by_block(fits_blocks(args, n_groups)),
       by_budget(by_block && args.sparse_threshold > 0 && args.scores[0].n_heads == n_groups),
+      spares((args.sparse_threshold > 0 || args.sparse_delta > 0) && !by_budget &&
+             std::ranges::all_of(args.values, is_whole)),
       absorbs(absorbs_rows(args, by_block) && !by_budget) {
     for (size_t i = 0; i < args.scores.size(); ++i) {
         turns[i] = absorbs && turns_queries(args.scores[i]);
@@ -243,6 +245,7 @@ void AttentionPlan::lay_out(const AttentionArgs& args, size_t pairs, size_t part
     for (const ValueTerm& term : args.values) widen_for(term);
     tile = std::clamp<int64_t>(kTileFloats / width / kMinTile * kMinTile, kMinTile, kMaxTile);
 
+    max_pairs = pairs;
     size_t end = 0;
     const auto take = [&end](size_t floats) { return std::exchange(end, end + aligned(floats)); };
     for (size_t i = 0; i < args.values.size(); ++i)
@@ -266,11 +269,25 @@ void AttentionPlan::lay_out(const AttentionArgs& args, size_t pairs, size_t part
         scratch.keep = take(max_rows / sizeof(float) + 1);
         scratch.kept = take(max_rows + 1);
     }
+    if (spares) {
+        int64_t widest = 0;
+        for (const ValueTerm& term : args.values) widest = std::max<int64_t>(widest, term.dim);
+        scratch.spread = take(pairs * kStretchStride);
+        scratch.passed = take(2 * pairs);
+        scratch.mean = take(row_stride(widest));
+        scratch.lists = take((pairs + 1) * sizeof(ListedRows) / sizeof(float));
+        scratch.listed = take((pairs + 1) * kStretchRows * kListedFloats);
+        scratch.dense = take(pairs);
+    }
+    if (spares || absorbs) {
+        scratch.squares = take(pairs);
+        scratch.ones = take(pairs);
+    }
     if (absorbs) {
         int64_t widest = 0;
         scratch.absorbed = take(pairs * kAbsorbedRows);
         scratch.absorbed_codes = take(weight_floats(pairs));
-        scratch.squares = take(pairs);
+        scratch.pairs = take(pairs);
         scratch.aside = take(pairs * kMaxSetAside * sizeof(SetAside) / sizeof(float));
         for (size_t i = 0; i < args.scores.size(); ++i) {
             const int64_t dim = args.scores[i].dim;

@@ -45,12 +45,20 @@ struct AttentionScratch {
     size_t rows;            // [tile][stride]
     size_t turns;           // by_block, of keys that are turned: see BlockRope
     size_t bias;            // by_block: [head][kBiasStride]
-    size_t spread;          // by_budget: [head][query][row of the longest job], scores, then weights
+    size_t spread;          // by_budget, spares: [head][query][row of the longest job, or of a stretch],
+                            // scores, then weights
     size_t keep;            // by_budget: a mark for each row
     size_t kept;            // by_budget: a list of rows
+    size_t passed;          // spares: [head][query] what is used of the budget, then the mass passed over
+    size_t mean;            // spares: the mean of rows
+    size_t lists;           // spares: a ListedRows of each [head][query]
+    size_t listed;          // spares: kListedFloats of each [head][query][kStretchRows]
+    size_t dense;           // spares: [head][query], as an integer, which kAbsorbedRows of a stretch have no list
+    size_t pairs;           // absorbs: [head][query], which are read
     size_t absorbed;        // absorbs: [head][query][kAbsorbedRows], scores, then weights
     size_t absorbed_codes;  // weight_floats()
-    size_t squares;         // [head][query]
+    size_t squares;         // absorbs, spares: [head][query]
+    size_t ones;            // absorbs, spares: [head][query], factors
     size_t aside;           // SetAside, of each [head][query] kMaxSetAside
     size_t turned_q[2], turned_rows[2];  // per score term, see TurnedScores
     size_t turned_first;
@@ -88,11 +96,12 @@ struct AttentionPlan {
     bool finishes_scores;   // by a cap or a bias
     bool by_block;          // stored heads are what a group reads: jobs of few queries take attend_block()
     bool by_budget;         // or, with args.sparse_threshold, read few values
+    bool spares;            // all values are whole rows, and a budget spares some of few queries
     bool absorbs;           // values are whole rows: few queries take absorb_values()
     bool turns[2] = {};     // per score term: absorbs, and takes score_turned()
     bool by_group[2] = {};  // or: absorbs, and scores are sums over the stored heads of whole rows
     int64_t max_rows = 0;   // stored rows of a job
-    bool codes[kMaxValueTerms] = {};  // per value term: absorbs, and is of Q8 itself
+    size_t max_pairs = 0;   // (head, query) of a job
     std::vector<AttentionJob> jobs;
     std::vector<AttentionItem> items;
     AttentionScratch scratch{};
@@ -110,6 +119,9 @@ struct AttentionPlan {
     void split(int n_threads);
     void lay_out(const AttentionArgs& args, size_t pairs, size_t parts);
 };
+
+/// Floats of a row in a ListedRows: two addresses and a weight.
+constexpr size_t kListedFloats = 5;
 
 /// Floats from one row to the next in scratch: whole vectors, and not a multiple of a page, whose rows would
 /// all compete for the same few places of the cache.

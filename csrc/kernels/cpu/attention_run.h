@@ -63,16 +63,31 @@ class AttentionRun {
     void pack_turned(const ScoreTerm& term, int head, const float* q, float* to) const;
     void prepare_absorbed(const AttentionJob& job, float* scratch) const;
     void score_by_turns(const AttentionJob& job, size_t t, int64_t position, int64_t end, float* scratch,
-                        float* scores) const;
+                        float* scores, size_t ld) const;
     void group_queries(size_t t, int pairs, float* scratch) const;
     void score_by_groups(const AttentionJob& job, size_t t, int64_t position, int64_t end, float* scratch,
-                         float* scores) const;
-    void score_absorbed(const AttentionJob& job, int64_t position, int64_t end, float* scratch,
-                        float* state) const;
+                         float* scores, size_t ld) const;
+    void score_absorbed(const AttentionJob& job, int64_t position, int64_t end, float* scratch, float* state,
+                        float* scores, size_t ld) const;
     void weigh_absorbed(const AttentionJob& job, int64_t position, int64_t end, float* scratch,
                         float* state) const;
     int64_t set_aside(int pairs, float* scratch) const;
+    void absorb_values(const AttentionJob& job, size_t t, Span span, int64_t n_pairs, int64_t n_aside,
+                       const float* factor, float* scratch, float* state) const;
     void compute_absorbed(const AttentionJob& job, Span span, float* scratch, float* state) const;
+    void compute_sparely(const AttentionJob& job, Span span, float* scratch, float* state,
+                         SparseCounts& counts) const;
+    void score_stretch(const AttentionJob& job, Span span, float* scratch, float* state) const;
+    void pass_over(const AttentionJob& job, Span span, float* scratch, float* state,
+                   SparseCounts& counts) const;
+    void add_spared_values(const AttentionJob& job, Span span, size_t t, float* scratch, float* state) const;
+    struct Listed;
+    Listed listed_in(float* scratch) const;
+    int64_t list_rows(const AttentionJob& job, Span span, size_t t, int pair, int64_t from,
+                      float* scratch) const;
+    void add_listed(const Rows& rows, const ListedRows* lists, int64_t n, float* scratch) const;
+    void add_dense(const AttentionJob& job, Span span, size_t t, float* scratch, float* state) const;
+    void add_means(const AttentionJob& job, Span span, size_t t, float* scratch, float* state) const;
     const float* bias_of(int head, int64_t distance) const;
     void weigh(const Group& group, const Tile& tile) const;
     template <class Term>

@@ -1,5 +1,6 @@
 // Values of the rows that matter, by a budget of softmax weight. Compiled once per ISA.
 #include "kernels/cpu/attention_heads.h"
+#include "kernels/cpu/softmax_budget.h"
 
 namespace slimrt::cpu::SLIMRT_ISA {
 namespace {
@@ -27,34 +28,10 @@ void with_listed(const KeptRows& rows, const Fn& fn) {
     });
 }
 
-constexpr int kLevels = 7;
-
-/// The highest of rising levels that the weights below add up to no more than `budget` for; `low` if none.
-float highest_level(const float* p, int64_t n, const float* levels, float low, float budget) {
-    Vec below_level[kLevels];
-    for (Vec& mass : below_level) mass = splat(0);
-    for (int64_t i = 0; i < n; i += lanes) {
-        const Vec weights = n - i < lanes ? load_part(p + i, n - i) : load(p + i);
-        for (int k = 0; k < kLevels; ++k) below_level[k] = below_level[k] + below(weights, splat(levels[k]));
-    }
-    for (int k = 0; k < kLevels && sum(below_level[k]) <= budget; ++k) low = levels[k];
-    return low;
-}
-
 }  // namespace
 
 void keep_rows(const float* p, int64_t n, float share, uint8_t* keep) {
-    constexpr float kSafe = 0.999f;                    // of the budget: sums round
-    constexpr float kCoarse = 8, kFine = 1.29683955f;  // 8^(1/8); 8^7 is more than there are rows
-    Vec total = splat(0);
-    for (int64_t i = 0; i < n; i += lanes)
-        total = total + (n - i < lanes ? load_part(p + i, n - i) : load(p + i));
-    const float budget = kSafe * share * sum(total);
-    float levels[kLevels], cut = budget / static_cast<float>(n);  // n weights below this are below the budget
-    for (int pass = 0; pass < 2; ++pass) {
-        for (int k = 0; k < kLevels; ++k) levels[k] = (k ? levels[k - 1] : cut) * (pass ? kFine : kCoarse);
-        cut = highest_level(p, n, levels, cut, budget);
-    }
+    const float cut = highest_cut(p, n, share * total_of(p, n, Themselves()), Themselves());
     for (int64_t i = 0; i < n; ++i) keep[i] |= p[i] < cut ? 0 : 1;
 }
 

@@ -362,7 +362,7 @@ void CpuBackend::attention(const AttentionArgs& args) {
     }
     const AttentionPlan plan(args, n_threads_);
     float* const floats = reinterpret_cast<float*>(workspace_of(plan.floats * sizeof(float)));
-    std::vector<SparseCounts> counts(plan.by_budget ? n_threads_ : 0);
+    std::vector<SparseCounts> counts(plan.by_budget || plan.spares ? n_threads_ : 0);
     const AttentionRun attention(isa_, access_.rows, args, plan, floats, counts.data());
     run(plan.items.size(), [&](int64_t item, int thread) { attention.compute(plan.items[item], thread); });
     for (const AttentionJob& job : plan.jobs) {

@@ -115,7 +115,7 @@ inline constexpr int64_t weight_floats(int64_t pairs) {
     return (pairs + 15) / 16 * 16 * each;
 }
 
-/// out[pair] = factor[pair] * out[pair] + sum of p[pair][i] * row i + what is set aside, over the rows
+/// out[pairs[pair]] = factor[pair] * the same + sum of p[pair][i] * row i + what is set aside, over the rows
 /// [first, first + n) of whole rows of `heads` stored heads of `dim` columns. Where factor is 0, out need not
 /// have been written before; it has room for 16 columns past the last whole 16. weights: scratch of
 /// weight_floats(n_pairs).
@@ -124,7 +124,8 @@ struct AbsorbedValues {
     const void* blocks[kAbsorbedBlocks];  // the first stored head of each; nullptr: none of its rows are here
     size_t head_stride;
     int64_t heads, dim, first, n, n_pairs;
-    const float* p;  // [pair][kAbsorbedRows], 0 where no row is
+    const int32_t* pairs;  // whose out a pair here has
+    const float* p;        // [pair][kAbsorbedRows], 0 where no row is
     const float* factor;
     const SetAside* aside;
     int64_t n_aside;
@@ -162,6 +163,38 @@ struct TurnedScores {
     bool accumulate;
     float* out;
     size_t ld;
+};
+
+/// How many rows the weights of absorbed rows are passed over at a time.
+inline constexpr int64_t kStretchBlocks = 32, kStretchRows = kStretchBlocks * kBlockTokens;
+/// From the weights of one pair to those of the next: not a multiple of a page, which would all compete for the
+/// same few places of the cache.
+inline constexpr int64_t kStretchStride = kStretchRows + 16;
+
+/// What pass_over() left out: the sum of the weights, and of what the budget counts.
+struct PassedOver {
+    float mass, used;
+};
+
+/// Some rows of a plane for one pair, in any order: what is at `data` and `scales` bytes behind the first
+/// stored head's first row, and their weights.
+struct ListedRows {
+    const int64_t *data, *scales;
+    const float* p;
+    int64_t n;
+    float* out;
+};
+
+/// out += sum of p[i] * row i of each list, whole rows of `heads` stored heads of `dim` columns. rows: scratch
+/// of kBlockTokens * rows_stride floats.
+struct ListedValues {
+    uint32_t type;
+    const void* base;
+    size_t head_stride;
+    int64_t heads, dim, n_lists;
+    const ListedRows* lists;
+    float* rows;
+    size_t rows_stride;
 };
 
 /// values[query] += sum over n <= kBlockTokens rows of one head of p[query * ld + index[i]] * row[i]. Row i
@@ -229,6 +262,12 @@ struct Isa {
     /// Marks rows, so that the weights p of those unmarked add up to at most `share` of all n. Marks stay.
     void (*keep_rows)(const float* p, int64_t n, float share, uint8_t* keep);
     void (*add_kept_values)(const KeptRows& kept);
+
+    // Absorbed rows.
+
+    /// Makes weights 0, none smaller being left, that add up (squared: whose squares do) to at most `budget`.
+    PassedOver (*pass_over)(float* p, int64_t n, float budget, bool squared);
+    void (*add_listed_values)(const ListedValues& values);
 
     // Absorbed rows of Q8.
 

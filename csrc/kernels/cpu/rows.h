@@ -34,6 +34,10 @@ void score_block(const BlockAttention& block, float* s, size_t ld);
 void keep_rows(const float* p, int64_t n, float share, uint8_t* keep);
 void add_kept_values(const KeptRows& kept);
 
+// attention_listed.cpp
+PassedOver pass_over(float* p, int64_t n, float budget, bool squared);
+void add_listed_values(const ListedValues& values);
+
 // attention_absorbed.cpp
 void score_turned(const TurnedScores& scores);
 int64_t set_aside(float* p, int64_t n, int32_t pair, float factor, float* squares, SetAside* to);

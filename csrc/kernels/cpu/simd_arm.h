@@ -165,8 +165,9 @@ static inline RowCodes four_digits(RowCodes, const void* p) {
     return {vreinterpretq_s8_s32(vdupq_n_s32(load_as<int32_t>(p)))};
 }
 /// 16 columns of four rows as quadruples of a column: those of columns 4 j to 4 j + 3 in to[j].
-static inline void transpose_rows(const Int8* row, size_t stride, RowCodes* to) {
-    const auto at = [&](int i) { return load_as<int8x16_t>(row + i * stride); };
+template <class Rows>
+static inline void transpose_rows(const Rows& rows, RowCodes* to) {
+    const auto at = [&](int i) { return load_as<int8x16_t>(rows.row(i)); };
     const auto pairs = [](int8x16_t x) { return vreinterpretq_s16_s8(x); };
     const int8x16_t a = at(0), b = at(1), c = at(2), d = at(3);
     const int16x8_t low_ab = pairs(vzip1q_s8(a, b)), high_ab = pairs(vzip2q_s8(a, b));

@@ -80,8 +80,9 @@ static inline __m256i load_wide(const Int8* p) {
     return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
 /// 16 columns of two rows as pairs of a column.
-static inline void transpose_rows(const Int8* row, size_t stride, RowCodes* to) {
-    const __m256i a = load_wide(row), b = load_wide(row + stride);
+template <class Rows>
+static inline void transpose_rows(const Rows& rows, RowCodes* to) {
+    const __m256i a = load_wide(rows.row(0)), b = load_wide(rows.row(1));
     const __m256i low = _mm256_unpacklo_epi16(a, b), high = _mm256_unpackhi_epi16(a, b);
     to[0].v = _mm256_permute2x128_si256(low, high, 0x20);
     to[1].v = _mm256_permute2x128_si256(low, high, 0x31);

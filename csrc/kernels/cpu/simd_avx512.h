@@ -96,12 +96,13 @@ static inline RowCodes four_digits(RowCodes, const void* p) {
     return {_mm512_set1_epi32(four)};
 }
 /// 64 columns of four rows as quadruples of a column: those of columns 16 j to 16 j + 15 in to[j].
-static inline void transpose_rows(const Int8* row, size_t stride, RowCodes* to) {
+template <class Rows>
+static inline void transpose_rows(const Rows& rows, RowCodes* to) {
     // Quarter l of a row gets columns 4 l ... 4 l + 3 of each 16, so that unpacking within quarters leaves
     // all in order.
     const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     const auto at = [&](int i) {
-        return _mm512_permutexvar_epi32(order, _mm512_loadu_si512(row + i * stride));
+        return _mm512_permutexvar_epi32(order, _mm512_loadu_si512(rows.row(i)));
     };
     const __m512i a = at(0), b = at(1), c = at(2), d = at(3);
     const __m512i low_ab = _mm512_unpacklo_epi8(a, b), high_ab = _mm512_unpackhi_epi8(a, b);

@@ -83,8 +83,9 @@ static inline RowCodes four_digits(RowCodes, const void* p) {
 static inline RowSums add_products(RowSums sums, RowCodes weights, RowCodes codes) {
     return {sums.v + weights.v * codes.v};
 }
-static inline void transpose_rows(const Int8* row, size_t, RowCodes* to) {
-    for (int i = 0; i < 2; ++i) to[i].v = load(row + i * lanes).v;
+template <class Rows>
+static inline void transpose_rows(const Rows& rows, RowCodes* to) {
+    for (int i = 0; i < 2; ++i) to[i].v = load(rows.row(0) + i * lanes).v;
 }
 static inline Vec to_floats(RowSums a) { return {a.v}; }
 

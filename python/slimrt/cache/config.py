@@ -17,6 +17,7 @@ from slimrt.modes import (
     CODED_BY_AGE,
     INVERTED,
     RESIDUAL_MODE,
+    SPARED,
     check_row_type,
     check_type,
     default_residual,
@@ -102,10 +103,14 @@ class CacheOptions(TypedDict, total=False):
     rank: int | None
     residual_type: str | None
     sparse_threshold: float
+    sparse_delta: float | str
     cross: str
     cross_type: str
     n_source: int
     allow_lossy: bool
+
+
+AS_STORED = -1.0  # a sparse_delta that the file says
 
 
 @dataclass(frozen=True)
@@ -133,6 +138,7 @@ class CacheChoice:
     Attributes:
         configs: one for all layers, or one a layer.
         type_k, type_v: where a config leaves its type open.
+        sparse_threshold, sparse_delta: what decoding may leave unread; AS_STORED: the delta that the file says.
         cross: of the rows that an encoder leaves behind.
         allow_lossy: insist on modes whose error of V is over 5 % in a layer.
     """
@@ -143,6 +149,7 @@ class CacheChoice:
     sparse_threshold: float
     cross: CrossConfig = CrossConfig()
     allow_lossy: bool = False
+    sparse_delta: float = 0.0
 
     @classmethod
     def of(cls, cache: Cache = AUTO, cache_type: str = AUTO, /, **options: Unpack[CacheOptions]) -> CacheChoice:
@@ -169,8 +176,12 @@ class CacheChoice:
         threshold = real("sparse_threshold", options.get("sparse_threshold", 0.0))
         if not 0 <= threshold < 1:
             raise ValueError(f"sparse_threshold must be at least 0 and below 1, got {threshold}")
+        asked = options.get("sparse_delta", 0.0)
+        delta = AS_STORED if asked == AUTO else real("sparse_delta", asked)
+        if delta != AS_STORED and not 0 <= delta < 1:
+            raise ValueError(f"sparse_delta must be at least 0 and below 1, or 'auto', got {delta}")
         cross = CrossConfig(options.get("cross", AUTO), options.get("cross_type", AUTO), options.get("n_source", 0))
-        return cls(tuple(configs), type_k, type_v, threshold, cross, options.get("allow_lossy", False))
+        return cls(tuple(configs), type_k, type_v, threshold, cross, options.get("allow_lossy", False), delta)
 
     @property
     def uniform(self) -> CacheConfig | None:
@@ -182,12 +193,17 @@ class CacheChoice:
         kept."""
         asked = self.uniform
         if asked and asked.mode == mode and mode in AGING:
-            return replace(self, sparse_threshold=0.0)
+            return replace(self, sparse_threshold=0.0, sparse_delta=0.0)
         type = asked.type if asked and asked.type in CACHE_TYPES and asked.mode not in CODED_BY_AGE else AUTO
         if mode in CODED_BY_AGE:
-            return replace(self, configs=(CacheConfig(mode),), type_k=AUTO, type_v=AUTO, sparse_threshold=0.0)
+            bare = replace(self, sparse_threshold=0.0, sparse_delta=0.0)
+            return replace(bare, configs=(CacheConfig(mode),), type_k=AUTO, type_v=AUTO)
+        of_all = mode in SPARED  # where sparse_delta has something to skip
         return replace(
-            self, configs=(CacheConfig(mode, type),), sparse_threshold=self.sparse_threshold * (mode == "kv")
+            self,
+            configs=(CacheConfig(mode, type),),
+            sparse_threshold=self.sparse_threshold * (mode == "kv" or of_all),
+            sparse_delta=self.sparse_delta * of_all,
         )
 
     def with_cross(self, cross: CrossConfig) -> CacheChoice:
@@ -213,7 +229,8 @@ class CacheChoice:
         }
         alone = len(self.configs) == 1
         return {key: values[0] if alone else values for key, values in given.items()} | {
-            "sparse_threshold": self.sparse_threshold
+            "sparse_threshold": self.sparse_threshold,
+            "sparse_delta": self.sparse_delta,
         }
 
     def arguments(self, source: ModelSource) -> dict[str, Any]:
@@ -224,6 +241,7 @@ class CacheChoice:
             "cache_type_k": _one_or_all([layer.type_k for layer in layers]),
             "cache_type_v": _one_or_all([layer.type_v for layer in layers]),
             "sparse_threshold": self.sparse_threshold,
+            "sparse_delta": self.sparse_delta,
             **self.cross.arguments(source),
         }
         if any(layer.mode == RESIDUAL_MODE for layer in layers):

@@ -13,7 +13,7 @@ from slimrt.cache.config import CacheConfig, CacheOptions
 from slimrt.errors import SlimrtError
 from slimrt.model import Model
 from slimrt.modelfile.source import ModelSource
-from slimrt.modes import CACHE_TYPES, RESIDUAL_MODE
+from slimrt.modes import AUTO, CACHE_TYPES, RESIDUAL_MODE
 
 Number = TypeVar("Number")
 _COLOURS = {"red": "31", "green": "32", "dim": "2"}
@@ -133,6 +133,13 @@ class Flags:
         self.add(
             "--sparse-threshold", type=share, default=0.0, metavar="P", help="attention weight that may be skipped"
         )
+        self.add(
+            "--sparse-delta",
+            type=share_or_auto,
+            default=0.0,
+            metavar="D",
+            help="the same in modes k, k+r, x and xr by squares: root of their sum; auto: what the file says",
+        )
         self.add("--memory-limit", metavar="SIZE", help="such as 6GiB; default: what the machine has available")
 
     def sampling(self, *, temp: float = 0.8, num_beams: int | None = 1, beams: str = "only 1 is supported") -> None:
@@ -176,6 +183,11 @@ def share(text: str) -> float:
     if not 0 <= value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 0 and below 1, got {text}")
     return value
+
+
+def share_or_auto(text: str) -> float | str:
+    """The same, or "auto"."""
+    return AUTO if text == AUTO else share(text)
 
 
 def bias(text: str) -> tuple[int, float]:
@@ -236,6 +248,7 @@ def cache_arguments(args: argparse.Namespace) -> CacheOptions:
         "rank": args.rank,
         "residual_type": args.residual_type,
         "sparse_threshold": args.sparse_threshold,
+        "sparse_delta": args.sparse_delta,
         "cross": args.cross,
         "cross_type": args.cross_type,
         "n_source": args.n_source,

@@ -65,6 +65,8 @@ def add_flags(flags: Flags) -> None:
               "weighs layers (default: uniform)")  # fmt: skip
     flags.add("--shared-keys", default="unrotated", metavar="HOW", help="what layers read of others' K: unrotated, as "
               "published, or rotated (default: unrotated)")  # fmt: skip
+    flags.add("--sparse", action="store_true", help="find the largest --sparse-delta that changes little, of k, k+r, x "
+              "and xr; generate --sparse-delta auto then means it")  # fmt: skip
     flags.add("--calibration", metavar="FILE", help="text to fold for and to measure on; none: do without")
     flags.add("--verify", nargs="?", const="", metavar="TEXTFILE", help="compare with the source in kv f32, on a "
               "text; encoders that hear are given noise. Exit code 3, and no file, where over 5 %% of V is "
@@ -133,6 +135,7 @@ def _convert(args: argparse.Namespace, cache: str | None) -> ConvertReport:
         exact=args.exact,
         cross=args.cross,
         cross_type=args.cross_type,
+        sparse=args.sparse,
         verify=args.verify,
         allow_lossy=args.allow_lossy,
         progress=show_progress(args),

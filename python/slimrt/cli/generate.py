@@ -79,7 +79,7 @@ def timings_line(result: Generation) -> str:
     """Speed and size of one generation, for people."""
     usage, timings, cache = result.usage, result.timings, result.cache
     computed = usage.prompt_tokens - usage.cached_tokens
-    skipped = f", {cache.skipped:.0%} of V not read" if cache.skipped else ""
+    skipped = f", {cache.skipped:.0%} of rows not read" if cache.skipped else ""
     held = f"cache {format_bytes(cache.bytes)} ({kinds(cache.layers())}{skipped})"
     return (
         f"slimrt: first token after {timings.ttft:.3f} s; "

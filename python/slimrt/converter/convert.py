@@ -16,6 +16,8 @@ from gguf.gguf_writer import GGUFValue
 from slimrt.converter.quantize import OUT_TYPES, requantise
 from slimrt.converter.request import Asked, checked
 from slimrt.converter.share import share as share_layers
+from slimrt.converter.sparse import KEY as SPARSE_KEY
+from slimrt.converter.sparse import check_sparse, find_delta
 from slimrt.converter.verify import compare
 from slimrt.errors import UnsupportedError
 from slimrt.folding.attention import Attention, fold_value_bias
@@ -26,7 +28,7 @@ from slimrt.folding.heads import keeping_heads, refusal, reordered
 from slimrt.folding.layers import Request, fold_model
 from slimrt.folding.lowrank import LATENT_MODE, check_heads
 from slimrt.folding.report import CAUTION, TOO_LARGE, ConvertReport, CrossReport, LayerReport, verdict
-from slimrt.modelfile.gguf import ModelData, array, string, uint32, write_gguf
+from slimrt.modelfile.gguf import ModelData, array, float32, string, uint32, write_gguf
 from slimrt.modelfile.reading import FORMAT_VERSION, read_model, runnable, source_hash
 from slimrt.modes import AGING, AUTO, FOLDED
 from slimrt.plumbing import progress as bars
@@ -59,6 +61,7 @@ def convert(
     exact: bool = False,
     cross: str | None = None,
     cross_type: str = "auto",
+    sparse: bool = False,
     verify: bool | str | os.PathLike[str] | None = None,
     allow_lossy: bool = False,
     progress: bool = True,
@@ -102,6 +105,9 @@ def convert(
         exact: insist on a fold that is exact in exact arithmetic: cache "k" or "v", which always are.
         cross: of an encoder-decoder, the mode of cross-attention to fold for ("kv", "k", "e", "e1"); None: nothing.
         cross_type: element type its rows will have; "auto": f16, and the file says none.
+        sparse: find the largest sparse_delta that adds no more than 1e-4 nats to the cache's KL divergence from kv f32,
+            on the calibration text and on the same with its parts said twice, for "auto" to mean when the file is
+            loaded; of "k", "k+r", "x", "xr".
         verify: compare logits of source and result on a text file; True or "": on the built-in text (on arbitrary
             tokens when the model has no tokenizer). An encoder is given the same text, or noise.
         allow_lossy: insist on a mode whose error of V, predicted or measured, is over 5 % in a layer; loading the file
@@ -141,6 +147,8 @@ def convert(
         model, more = requantise(model, outtype)
         warnings += more
     attention = _attention(model, request, calibration, verify)
+    if sparse:
+        check_sparse(model, attention, cache)
     check_cross(model, cross, cross_type)
     metadata = {
         "slimrt.format_version": uint32(FORMAT_VERSION),
@@ -164,6 +172,8 @@ def convert(
                 require_all_precise(model, layers)
         if cache is not None:
             metadata |= _cache_fields(layers, request)
+        if sparse:
+            metadata[SPARSE_KEY] = float32(0.0)  # until it is measured
         if cross is not None:
             model, crossed = fold_cross_model(
                 model, cross, cross_type, spool, allow_lossy=allow_lossy, show_progress=show
@@ -182,6 +192,9 @@ def convert(
         target_bytes=target_bytes,
         cross=tuple(crossed),
     )
+    if sparse:
+        ids = text_ids(runnable(source, show), None if calibration == "none" else calibration)
+        report = replace(report, sparse=find_delta(target, ids, show_progress=show))
     if verify is None or verify is False:
         return report
     plain = runnable(source, show)

@@ -118,6 +118,26 @@ class VerifyReport:
 
 
 @dataclass(frozen=True)
+class SparseReport:
+    """What decoding may leave unread, as measured.
+
+    Attributes:
+        delta: the largest sparse_delta tried that changes little; 0: none does.
+        tried: for each delta what it adds to the mean KL divergence from kv f32, nats, the more of two texts.
+        reason: why there is none.
+    """
+
+    delta: float
+    tried: dict[float, float]
+    reason: str = ""
+
+    def __str__(self) -> str:
+        if self.reason:
+            return f"no sparse_delta: {self.reason}"
+        return f"sparse_delta {self.delta}: adds {self.tried[self.delta]:.1e} to the KL divergence from kv f32"
+
+
+@dataclass(frozen=True)
 class ConvertReport:
     """What `convert` wrote.
 
@@ -128,7 +148,7 @@ class ConvertReport:
         layers: one report a layer. warnings: what the user should know.
         verify: the comparison with the source, when asked for.
         target_error: what errors were kept within. target_bytes: what `long_bytes` of all layers were kept within.
-        cross: one report a layer whose cross-attention was folded.
+        cross: one report a layer whose cross-attention was folded. sparse: what sparse_delta the file says.
     """
 
     path: Path
@@ -141,6 +161,7 @@ class ConvertReport:
     target_error: float | None = None
     target_bytes: int | str | None = None
     cross: tuple[CrossReport, ...] = ()
+    sparse: SparseReport | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain data, for JSON."""
@@ -155,6 +176,8 @@ class ConvertReport:
             lines += self._by_layer()
         if self.cross:
             lines += self._of_cross()
+        if self.sparse:
+            lines.append(str(self.sparse))
         if self.verify:
             lines.append(str(self.verify))
         return "\n".join(lines + [f"warning: {text}" for text in self.warnings])

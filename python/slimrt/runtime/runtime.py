@@ -59,8 +59,8 @@ class Runtime:
         return int(self.info["n_vocab"])
 
     def sparse_counts(self) -> tuple[int, int]:
-        """Rows of V that decoding with a sparse_threshold came by so far, and how many of them it skipped."""
-        if not self.info["sparse_threshold"]:
+        """Rows, for each head, that decoding with a budget came by so far, and how many of them it skipped."""
+        if not (self.info["sparse_threshold"] or self.info["sparse_delta"]):
             return 0, 0
         with self.use() as engine:
             counts = engine.sparse_counts()

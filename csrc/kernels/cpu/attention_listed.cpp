@@ -1,0 +1,205 @@
+// Absorbed rows that matter, a list of them for each pair: by a budget of softmax weight. Compiled once per
+// ISA.
+#include "kernels/cpu/attention_heads.h"
+#include "kernels/cpu/softmax_budget.h"
+
+namespace slimrt::cpu::SLIMRT_ISA {
+namespace {
+
+template <class Counts>
+PassedOver pass_over_counted(float* p, int64_t n, float budget, const Counts& counts) {
+    const Vec cut = splat(highest_cut(p, n, budget, counts));
+    Vec mass = splat(0), used = splat(0);
+    for (int64_t i = 0; i < n; i += lanes) {
+        const int64_t left = n - i;
+        const Vec weights = left < lanes ? load_part(p + i, left) : load(p + i), out = below(weights, cut);
+        left < lanes ? store_part(p + i, weights - out, left) : store(p + i, weights - out);
+        mass = mass + out;
+        used = used + counts(out);
+    }
+    return {sum(mass), sum(used)};
+}
+
+/// Rows `data` bytes behind a first one.
+template <class Stored>
+struct RowsBehind {
+    const char* first;
+    const int64_t* data;
+
+    const Stored* row(int64_t i) const { return reinterpret_cast<const Stored*>(first + data[i]); }
+};
+
+constexpr bool two_digits = sizeof(WeightCode) == 1;
+constexpr int64_t kListed = 256;  // rows at a time, so that sums of products fit 32 bits
+constexpr int64_t kStrip = absorbed_vectors * lanes;
+
+/// Weights times the scales of their rows, as integers: of one sign, so two digits of 7 bits where a product
+/// takes 8, which rounds them as finely as anyone would notice.
+class ListedWeights {
+  public:
+    ListedWeights(const ListedRows& list, int64_t first, int64_t n, const char* base, size_t head_stride) {
+        alignas(64) float weights[kListed];
+        for (int64_t i = 0; i < n; ++i) {
+            const char* const scale = base + list.scales[first + i];
+            weights[i] = list.p[first + i] * *reinterpret_cast<const float*>(scale);
+            __builtin_prefetch(scale + head_stride, 0, 3);
+        }
+        const int64_t end = (n + kStep - 1) / kStep * kStep;
+        for (int64_t i = n; i < end; ++i) weights[i] = 0;
+        Vec high = splat(0), all = splat(0);
+        for (int64_t i = 0; i < end; i += lanes) {
+            high = max(load(weights + i), high);
+            all = all + load(weights + i);
+        }
+        constexpr float kMost = two_digits ? 127 * 128 + 127 : max_weight;
+        const float top = max_of(high);
+        const bool usable = top >= 0x1p-100f && top <= 0x1p100f;
+        unit_ = (usable ? top / kMost : top < 1 ? 0 : __builtin_nanf("")) + 0 * sum(all);
+        const Vec grow = splat(usable ? kMost / top : 0);
+        for (int64_t i = 0; i < end; i += kStep)
+            set(i, load(weights + i) * grow, load(weights + i + lanes) * grow);
+    }
+
+    float unit() const { return unit_; }
+    const WeightCode* high(int64_t i) const { return high_ + i; }
+    const WeightCode* low(int64_t i) const { return low_ + i; }
+
+  private:
+    static constexpr int64_t kStep = 2 * lanes;
+
+    void set(int64_t at, Vec a, Vec b) {
+        if constexpr (__is_same(WeightCode, float)) {
+            memcpy(low_ + at, &a, sizeof a);
+            memcpy(low_ + at + lanes, &b, sizeof b);
+            return;
+        }
+        int16_t codes[kStep];
+        store_factors(codes, a, b);
+        for (int64_t i = 0; i < kStep; ++i) {
+            low_[at + i] = static_cast<WeightCode>(two_digits ? codes[i] & 127 : codes[i]);
+            if constexpr (two_digits) high_[at + i] = static_cast<WeightCode>(codes[i] >> 7);
+        }
+    }
+
+    alignas(64) WeightCode low_[kListed], high_[two_digits ? kListed : 1];
+    float unit_;
+};
+
+/// Those of the list from `at` on, the last one again where there are no more.
+template <class Rows>
+struct RowsFrom {
+    const Rows& rows;
+    int64_t at, last;
+
+    auto row(int64_t i) const { return rows.row(at + i < last ? at + i : last); }
+};
+
+/// A strip of columns, of which `left` are the head's. What comes next of the same rows is `next` bytes on.
+template <class Rows>
+inline void add_columns(const Rows& rows, int64_t n, const ListedWeights& weights, float* out, int64_t left,
+                        int64_t next) {
+    RowSums highs[absorbed_vectors], lows[absorbed_vectors];
+#pragma GCC unroll 4
+    for (int j = 0; j < absorbed_vectors; ++j) highs[j] = lows[j] = no_sums(RowCodes{});
+    const auto add = [&](const auto& some, int64_t i) {
+        RowCodes codes[absorbed_vectors];
+        transpose_rows(some, codes);
+        for (int r = 0; r < rows_in_lane; ++r) __builtin_prefetch(some.row(r) + next, 0, 3);
+        const RowCodes low = four_digits(RowCodes{}, weights.low(i));
+#pragma GCC unroll 4
+        for (int j = 0; j < absorbed_vectors; ++j) lows[j] = add_products(lows[j], low, codes[j]);
+        if constexpr (two_digits) {
+            const RowCodes high = four_digits(RowCodes{}, weights.high(i));
+#pragma GCC unroll 4
+            for (int j = 0; j < absorbed_vectors; ++j) highs[j] = add_products(highs[j], high, codes[j]);
+        }
+    };
+    int64_t i = 0;
+    for (; i + rows_in_lane <= n; i += rows_in_lane) add(Rows{rows.first, rows.data + i}, i);
+    if (i < n) add(RowsFrom<Rows>{rows, i, n - 1}, i);
+    const Vec unit = splat(weights.unit());
+#pragma GCC unroll 4
+    for (int j = 0; j < absorbed_vectors; ++j) {
+        Vec sums = to_floats(lows[j]);
+        if constexpr (two_digits) sums = fma(splat(128), to_floats(highs[j]), sums);
+        float* const to = out + j * lanes;
+        const int64_t some = left - j * lanes;
+        if (some >= lanes)
+            store(to, fma(unit, sums, load(to)));
+        else if (some > 0)
+            store_part(to, fma(unit, sums, load_part(to, some)), some);
+    }
+}
+
+/// Of one stored head, whose first row is at `base`.
+void add_listed(const ListedValues& x, const ListedRows& list, Int8, const char* base, float* out) {
+    for (int64_t first = 0; first < list.n; first += kListed) {
+        const int64_t n = list.n - first < kListed ? list.n - first : kListed;
+        const ListedWeights weights(list, first, n, base, x.head_stride);
+        for (int64_t column = 0; column < x.dim; column += kStrip) {
+            const int64_t left = x.dim - column;
+            const int64_t next = left > kStrip ? kStrip : static_cast<int64_t>(x.head_stride) - column;
+            add_columns(RowsBehind<Int8>{base + column, list.data + first}, n, weights, out + column, left,
+                        next);
+        }
+    }
+}
+
+template <class Rows>
+void add_floats(const Rows& rows, const float* p, int64_t n, int64_t dim, float* out) {
+    const float one = 1;
+    product<8>(Product<Rows>{p, 0, 1, &one, 0, rows, n, out, 0}, 0, dim);
+}
+
+/// Others by floats.
+template <class Code>
+void add_listed(const ListedValues& x, const ListedRows& list, Code, const char* base, float* out) {
+    const bool scaled = with_stored(x.type, []<class Stored>(Stored) { return Stored::scaled; });
+    float weights[kListed];
+    for (int64_t first = 0; first < list.n; first += kListed) {
+        const int64_t n = list.n - first < kListed ? list.n - first : kListed;
+        for (int64_t i = 0; i < n; ++i)
+            weights[i] =
+                list.p[first + i] *
+                (scaled ? *reinterpret_cast<const float*>(base + list.scales[first + i]) : 1.0f);
+        add_floats(RowsBehind<Code>{base, list.data + first}, weights, n, x.dim, out);
+    }
+}
+
+/// Codes of few bits are made floats first.
+void add_unpacked(const ListedValues& x, const ListedRows& list, const char* base, float* out) {
+    for (int64_t first = 0; first < list.n; first += kBlockTokens) {
+        const int64_t n = list.n - first < kBlockTokens ? list.n - first : kBlockTokens;
+        for (int64_t i = 0; i < n; ++i)
+            load_head(x.type, base + list.data[first + i], 0, base + list.scales[first + i], 1, x.dim, 0,
+                      x.dim, x.rows + i * x.rows_stride, 0);
+        add_floats(RowsOf<float>{x.rows, x.rows_stride * sizeof(float)}, list.p + first, n, x.dim, out);
+    }
+}
+
+}  // namespace
+
+PassedOver pass_over(float* p, int64_t n, float budget, bool squared) {
+    if (!(budget > 0)) return {0, 0};
+    return squared ? pass_over_counted(p, n, budget, Squares()) : pass_over_counted(p, n, budget, Themselves());
+}
+
+void add_listed_values(const ListedValues& x) {
+    with_stored(x.type, [&]<class Stored>(Stored) {
+        using Code = typename Stored::Code;
+        // Head after head: what several lists name of one stays near.
+        const char* base = static_cast<const char*>(x.base);
+        for (int64_t head = 0; head < x.heads; ++head, base += x.head_stride) {
+            for (int64_t i = 0; i < x.n_lists; ++i) {
+                const ListedRows& list = x.lists[i];
+                float* const out = list.out + head * x.dim;
+                if constexpr (__is_same(Code, void))
+                    add_unpacked(x, list, base, out);
+                else
+                    add_listed(x, list, Code{}, base, out);
+            }
+        }
+    });
+}
+
+}  // namespace slimrt::cpu::SLIMRT_ISA
