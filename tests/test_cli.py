@@ -241,9 +241,9 @@ def test_plan_and_its_exit_code(run, tiny, tmp_path):
     assert run("plan", tiny, "--memory-limit", total)[0] == 0
     code, out, err = run("plan", tiny, "--memory-limit", total - 1)
     assert (code, err) == (1, "") and "does not fit" in out
-    long = write_tiny(tmp_path / "long.gguf", n_ctx=4096)  # where the cache outweighs the scratch
-    total_kv = json.loads(run("plan", long, "--json")[1])["asked"]["total"]
-    assert run("plan", long, "--memory-limit", total_kv, "--cache", "k")[0] == 0
+    long = write_tiny(tmp_path / "long.gguf", n_ctx=8192)  # where the cache outweighs the scratch
+    total_kv = json.loads(run("plan", long, "-c", 8192, "--json")[1])["asked"]["total"]
+    assert run("plan", long, "-c", 8192, "--memory-limit", total_kv, "--cache", "k")[0] == 0
     assert run("plan", tiny, "--memory-limit", total, "--batch", 2)[0] == 1
     table = run("plan", long)[1]
     assert re.search(r"^k .* from \d+$", table, re.M) and re.search(r"^lowrank .* never$", table, re.M)

@@ -44,7 +44,11 @@ def run(call: Call, q, k, type_name: str, rope: Rope | None, isa: str, threads: 
     plane = {"rows": k, "type": type_name, "stored_heads": scales_of(type_name, call.kv)}
     score = plane | {"q": q, "heads": call.kv, "dim": call.dim}
     if rope:
-        score |= {"table": rope_table(rope, call.rows), "n_rot": 2 * len(rope.inv_freq), "interleaved": rope.interleaved}
+        score |= {
+            "table": rope_table(rope, call.rows),
+            "n_rot": 2 * len(rope.inv_freq),
+            "interleaved": rope.interleaved,
+        }
     values = [plane | {"heads": 1, "dim": call.kv * call.dim}]
     if extra is not None:
         values.append({"rows": extra, "type": "q4", "stored_heads": 1, "heads": 1, "dim": extra.shape[1]})

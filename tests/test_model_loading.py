@@ -110,7 +110,7 @@ def test_too_little_memory_is_said_before_the_fold(tiny, monkeypatch):
         ({"n_ctx": -1}, ValueError, "n_ctx"),
         ({"sparse_threshold": "0.1"}, TypeError, "sparse_threshold"),
         ({"sparse_threshold": 1}, ValueError, "sparse_threshold must be at least 0 and below 1"),
-        ({"sparse_threshold": 0.1, "cache": "v"}, slimrt.CacheUnsupportedError, "which cache mode 'v'.*use one"),
+        ({"sparse_threshold": 0.1, "cache": "kivi"}, slimrt.CacheUnsupportedError, "mode 'kivi'.*use one"),
         ({"n_ctx": 1.5}, TypeError, "n_ctx must be a whole number"),
         ({"n_threads": "all"}, TypeError, "n_threads must be a whole number"),
         ({"seed": "abc"}, TypeError, "seed must be a whole number"),
@@ -138,18 +138,18 @@ def test_files_that_are_no_models(tmp_path):
 
 
 def test_what_fits_instead(tmp_path):
-    tiny = write_tiny(tmp_path / "long.gguf", n_ctx=4096)  # of a long context the cache is the largest part
-    whole = slimrt.plan(tiny, n_ctx=4096, n_threads=2)
+    tiny = write_tiny(tmp_path / "long.gguf", n_ctx=8192)  # of a long context the cache is the largest part
+    whole = slimrt.plan(tiny, n_ctx=8192, n_threads=2)
     k = next(row for row in whole.rows if row.cache == "k")
-    with pytest.raises(slimrt.WontFitError, match="1.8 MiB, 1.7 MiB allowed") as caught:
-        slimrt.Model(tiny, n_ctx=4096, memory_limit=k.total, n_threads=2)
+    with pytest.raises(slimrt.WontFitError, match="2.9 MiB, 2.8 MiB allowed") as caught:
+        slimrt.Model(tiny, n_ctx=8192, memory_limit=k.total, n_threads=2)
     error = caught.value
     assert error.needed == whole.asked.total and error.available == k.total
     assert "--cache k" in error.options and error.options[0].startswith("--ctx ")
     assert all(option in str(error) for option in error.options)
     largest = int(error.options[0].removeprefix("--ctx "))
     slimrt.Model(tiny, n_ctx=largest, memory_limit=k.total, n_threads=2).close()
-    slimrt.Model(tiny, n_ctx=4096, cache="k", memory_limit=k.total, n_threads=2, progress=False).close()
+    slimrt.Model(tiny, n_ctx=8192, cache="k", memory_limit=k.total, n_threads=2, progress=False).close()
     with pytest.raises(slimrt.WontFitError, match=f"{largest + 32} tokens"):
         slimrt.Model(tiny, n_ctx=largest + 32, memory_limit=k.total, n_threads=2)
 

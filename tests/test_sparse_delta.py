@@ -88,7 +88,9 @@ def test_a_conversion_finds_a_delta(tmp_path, run):
 
 def test_where_no_delta_is_found_the_report_says_why(tmp_path):
     out = tmp_path / "short.gguf"
-    found = slimrt.convert(MODELS / "tale-llama.gguf", out, cache="k+r", calibration="none", sparse=True, progress=False)
+    found = slimrt.convert(
+        MODELS / "tale-llama.gguf", out, cache="k+r", calibration="none", sparse=True, progress=False
+    )
     if found.sparse.reason:
         assert found.sparse.delta == 0 and found.sparse.reason in found.table()
     with slimrt.Model(out, sparse_delta="auto") as model:

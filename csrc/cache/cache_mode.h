@@ -31,11 +31,11 @@ struct AttnConfig {
     DType type_k = DType::F16, type_v = DType::F16;
     int rank = 0;  // width of a residual, modes with one; and its type
     DType type_r = DType::F16;
-    int v_heads = 0;             // of modes that compute V: the last KV heads, whose V is kept beside K
-    Levels levels;               // of modes with some; none: one, of the types above
-    int latent_heads = 1;        // KV heads that share a latent, see modes/lowrank.cpp
+    int v_heads = 0;       // of modes that compute V: the last KV heads, whose V is kept beside K
+    Levels levels;         // of modes with some; none: one, of the types above
+    int latent_heads = 1;  // KV heads that share a latent, see modes/lowrank.cpp
     float sparse_threshold = 0, sparse_delta = 0;  // see AttentionArgs
-    float scale = 1;             // of scores
+    float scale = 1;                               // of scores
 
     int q_width() const { return n_heads * head_dim; }
     int kv_width() const { return n_kv_heads * head_dim; }

@@ -100,7 +100,10 @@ struct AttentionArgs {
     std::span<const AttentionSequence> sequences;
     std::span<const ScoreTerm> scores;  // one or two
     std::span<const ValueTerm> values;  // one to kMaxValueTerms
-    int n_heads = 0;                    // query heads
+    /// The last value term corrects what rounding the others' rows did: unless these are of Q8, sums are of
+    /// floats, since it does not know of what the sums lose.
+    bool corrected = false;
+    int n_heads = 0;  // query heads
     float scale = 1;
     /// cap: a score s is cap * tanh(s / cap), before relative_bias is added to it. 0: none.
     float score_cap = 0;

@@ -141,7 +141,8 @@ void require_residual(const CacheOptions& o, const std::vector<LayerOptions>& la
 float stored_delta(const GgufFile& file) {
     constexpr const char* kKey = "slimrt.cache.sparse_delta";
     if (!file.metadata().contains(kKey))
-        fail(ErrorCode::argument, file.path(), " does not say which sparse_delta changes little: give a number, "
+        fail(ErrorCode::argument, file.path(),
+             " does not say which sparse_delta changes little: give a number, "
              "or let `slimrt convert --sparse` find one");
     const double delta = file.number(kKey);
     if (!(delta >= 0 && delta < 1))
@@ -291,12 +292,9 @@ std::vector<LayerChoice> choose_layers(const GgufFile& file, const ModelConfig& 
         require_cache_mode(layer.mode->name(), c);
         c.v_heads = layer.v_heads;
         if (layer.mode->has_residual()) choose_residual(layer, c);
-        const bool as_stored = o.sparse_delta < 0;
-        set_sparsity(*layer.mode, o.sparse_threshold,
-                     !as_stored                                                ? o.sparse_delta
-                     : o.sparse_threshold == 0 && layer.mode->has_values_of_all() ? stored
-                                                                                : 0,
-                     c);
+        float delta = o.sparse_delta;
+        if (delta < 0) delta = o.sparse_threshold == 0 && layer.mode->has_values_of_all() ? stored : 0;
+        set_sparsity(*layer.mode, o.sparse_threshold, delta, c);
         choices.push_back({layer.mode, c, i});
     }
     return choices;

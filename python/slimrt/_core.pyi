@@ -132,7 +132,7 @@ class Engine:
     def info(self) -> Info:
         """architecture, d_model, n_layers, n_heads, n_kv_heads, head_dim, n_vocab, n_ctx, n_ctx_train, n_batch,
         n_seqs, n_threads, sparse_threshold, sparse_delta, device, name, d_ff, layers: list of {layer, mode,
-        type, rank, residual_type, bytes_per_token, max_rows, bytes_held, v_heads}: type of k, v or x ("f16+q8": of k and
+        type, rank, residual_type, bytes_per_token, max_rows, bytes_held, v_heads}: type of k, v or x ("f16+q8": k and
         v; of modes whose rows age their levels), rank 0 and residual_type "" where there is no residual;
         bytes_per_token: what a token leaves behind, in the end; max_rows: the most rows of a sequence that are kept,
         n_ctx, or what a sliding window and the longest step need; bytes_held: of the rows of a sequence of n_ctx

@@ -64,8 +64,8 @@ class CacheUse(_PerLayer, Record):
         bytes: of the rows it holds; layers with a sliding window hold those of the window and of a step before it.
         bytes_per_token: of one token in all layers.
         modes, types: of each layer, such as "k" and "f16"; ranks, residual_types: of its residual, 0 and "" without.
-        skipped: share of the rows, for each head, that sparse_threshold or sparse_delta left unread while decoding, over
-            all texts of a batch.
+        skipped: share of the rows, for each head, that sparse_threshold or sparse_delta left unread while decoding,
+            over all texts of a batch.
         cross: of an encoder-decoder, the mode, type, bytes_per_row (of all layers) and reason of its output's rows.
         lossy: what is lost where allow_lossy insisted on a mode that loses too much, for people; "" else.
     """

@@ -176,7 +176,9 @@ class K : public AbsorbingMode {
             const size_t r = plane_r(in.config);
             values.push_back({in.rows[r], own.value(r), 1, c.rank, in.scratch.f32(n, c.n_heads * c.rank)});
         }
-        backend.attention(args_of_heads(in, 0, c.n_heads, scores, values));
+        AttentionArgs args = args_of_heads(in, 0, c.n_heads, scores, values);
+        args.corrected = bool(p.residual_v);
+        backend.attention(args);
         const Tensor slim = out.cols_of(0, c.q_width());
         linear_heads(backend, c, u, p.w_kv, slim);
         if (p.out_scale) backend.multiply(slim, p.out_scale);

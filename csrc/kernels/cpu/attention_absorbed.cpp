@@ -156,7 +156,7 @@ void absorb_codes(const AbsorbedValues& x) {
 template <class Pairs>
 void absorb_rows(const AbsorbedValues& x) {
     const int64_t width = x.heads * x.dim;
-    const bool exact = !Pairs::fast || DType(x.type) == DType::F32;
+    const bool exact = x.exact || !Pairs::fast || DType(x.type) == DType::F32;
     PairWeights weights(x);
     if (!exact) weights.round(x);
     alignas(64) float strip[kAbsorbedRows * kPairColumns];
@@ -199,7 +199,7 @@ void add_aside(const AbsorbedValues& x, const SetAside& aside) {
 }  // namespace
 
 void absorb_values(const AbsorbedValues& x) {
-    DType(x.type) == DType::Q8 ? absorb_codes(x) : absorb_rows<RowPairs>(x);
+    DType(x.type) == DType::Q8 && !x.exact ? absorb_codes(x) : absorb_rows<RowPairs>(x);
     for (int64_t i = 0; i < x.n_aside; ++i) add_aside(x, x.aside[i]);
 }
 

@@ -263,22 +263,22 @@ void AttentionRun::compute_absorbed(const AttentionJob& job, Span span, float* s
 void AttentionRun::absorb_values(const AttentionJob& job, size_t t, Span span, int64_t n_pairs,
                                  int64_t n_aside, const float* factor, float* scratch, float* state) const {
     const Rows& rows = args_.values[t].stored;
-    AbsorbedValues values = {
-        .type = static_cast<uint32_t>(rows.dtype),
-        .head_stride = head_bytes(rows.dtype, rows.head_dim()).total() * kBlockTokens,
-        .heads = rows.heads,
-        .dim = rows.head_dim(),
-        .first = span.first % kAbsorbedRows,
-        .n = span.size(),
-        .n_pairs = n_pairs,
-        .pairs = reinterpret_cast<const int32_t*>(scratch + plan_.scratch.pairs),
-        .p = scratch + plan_.scratch.absorbed,
-        .factor = factor,
-        .aside = reinterpret_cast<const SetAside*>(scratch + plan_.scratch.aside),
-        .n_aside = n_aside,
-        .weights = scratch + plan_.scratch.absorbed_codes,
-        .out = state + plan_.state.values[t],
-        .out_stride = row_stride(args_.values[t].dim)};
+    AbsorbedValues values = {.type = static_cast<uint32_t>(rows.dtype),
+                             .exact = args_.corrected && args_.values[0].stored.dtype != DType::Q8,
+                             .head_stride = head_bytes(rows.dtype, rows.head_dim()).total() * kBlockTokens,
+                             .heads = rows.heads,
+                             .dim = rows.head_dim(),
+                             .first = span.first % kAbsorbedRows,
+                             .n = span.size(),
+                             .n_pairs = n_pairs,
+                             .pairs = reinterpret_cast<const int32_t*>(scratch + plan_.scratch.pairs),
+                             .p = scratch + plan_.scratch.absorbed,
+                             .factor = factor,
+                             .aside = reinterpret_cast<const SetAside*>(scratch + plan_.scratch.aside),
+                             .n_aside = n_aside,
+                             .weights = scratch + plan_.scratch.absorbed_codes,
+                             .out = state + plan_.state.values[t],
+                             .out_stride = row_stride(args_.values[t].dim)};
     const int64_t block = span.first / kAbsorbedRows * kAbsorbedBlocks;
     for (int64_t i = span.first / kBlockTokens; i * kBlockTokens < span.end; ++i)
         values.blocks[i - block] = rows.base + job.sequence->table[i] * rows.block_stride;

@@ -159,9 +159,8 @@ void add_listed(const ListedValues& x, const ListedRows& list, Code, const char*
     for (int64_t first = 0; first < list.n; first += kListed) {
         const int64_t n = list.n - first < kListed ? list.n - first : kListed;
         for (int64_t i = 0; i < n; ++i)
-            weights[i] =
-                list.p[first + i] *
-                (scaled ? *reinterpret_cast<const float*>(base + list.scales[first + i]) : 1.0f);
+            weights[i] = list.p[first + i] *
+                         (scaled ? *reinterpret_cast<const float*>(base + list.scales[first + i]) : 1.0f);
         add_floats(RowsBehind<Code>{base, list.data + first}, weights, n, x.dim, out);
     }
 }
@@ -181,7 +180,8 @@ void add_unpacked(const ListedValues& x, const ListedRows& list, const char* bas
 
 PassedOver pass_over(float* p, int64_t n, float budget, bool squared) {
     if (!(budget > 0)) return {0, 0};
-    return squared ? pass_over_counted(p, n, budget, Squares()) : pass_over_counted(p, n, budget, Themselves());
+    return squared ? pass_over_counted(p, n, budget, Squares())
+                   : pass_over_counted(p, n, budget, Themselves());
 }
 
 void add_listed_values(const ListedValues& x) {

@@ -39,27 +39,27 @@ struct AttentionItem {
 
 /// Offsets in floats. Every thread has its scratch at thread * size.
 struct AttentionScratch {
-    size_t q[2];            // per score term, [head][query][dim]
-    size_t packed_q;        // [head][query] PackedQuery, where rows are Q8
-    size_t scores;          // [head][query][tile]
-    size_t rows;            // [tile][stride]
-    size_t turns;           // by_block, of keys that are turned: see BlockRope
-    size_t bias;            // by_block: [head][kBiasStride]
-    size_t spread;          // by_budget, spares: [head][query][row of the longest job, or of a stretch],
-                            // scores, then weights
-    size_t keep;            // by_budget: a mark for each row
-    size_t kept;            // by_budget: a list of rows
-    size_t passed;          // spares: [head][query] what is used of the budget, then the mass passed over
-    size_t mean;            // spares: the mean of rows
-    size_t lists;           // spares: a ListedRows of each [head][query]
-    size_t listed;          // spares: kListedFloats of each [head][query][kStretchRows]
-    size_t dense;           // spares: [head][query], as an integer, which kAbsorbedRows of a stretch have no list
-    size_t pairs;           // absorbs: [head][query], which are read
-    size_t absorbed;        // absorbs: [head][query][kAbsorbedRows], scores, then weights
-    size_t absorbed_codes;  // weight_floats()
-    size_t squares;         // absorbs, spares: [head][query]
-    size_t ones;            // absorbs, spares: [head][query], factors
-    size_t aside;           // SetAside, of each [head][query] kMaxSetAside
+    size_t q[2];      // per score term, [head][query][dim]
+    size_t packed_q;  // [head][query] PackedQuery, where rows are Q8
+    size_t scores;    // [head][query][tile]
+    size_t rows;      // [tile][stride]
+    size_t turns;     // by_block, of keys that are turned: see BlockRope
+    size_t bias;      // by_block: [head][kBiasStride]
+    size_t spread;    // by_budget, spares: [head][query][row of the longest job, or of a stretch],
+                      // scores, then weights
+    size_t keep;      // by_budget: a mark for each row
+    size_t kept;      // by_budget: a list of rows
+    size_t passed;    // spares: [head][query] what is used of the budget, then the mass passed over
+    size_t mean;      // spares: the mean of rows
+    size_t lists;     // spares: a ListedRows of each [head][query]
+    size_t listed;    // spares: kListedFloats of each [head][query][kStretchRows]
+    size_t dense;     // spares: [head][query], as an integer, which kAbsorbedRows of a stretch have no list
+    size_t pairs;     // absorbs: [head][query], which are read
+    size_t absorbed;  // absorbs: [head][query][kAbsorbedRows], scores, then weights
+    size_t absorbed_codes;               // weight_floats()
+    size_t squares;                      // absorbs, spares: [head][query]
+    size_t ones;                         // absorbs, spares: [head][query], factors
+    size_t aside;                        // SetAside, of each [head][query] kMaxSetAside
     size_t turned_q[2], turned_rows[2];  // per score term, see TurnedScores
     size_t turned_first;
     size_t grouped_q[2], packed_groups[2];  // per score term, [stored head][head][query]: q, and PackedQuery

@@ -11,7 +11,8 @@ namespace slimrt::cpu {
 namespace {
 
 /// From here on a pair reads all of kAbsorbedRows rows: rows of a list are laid side by side for one pair
-/// alone (of AVX-512 20 instructions for 4 rows and 64 columns), the others once for all (4, and 1 - 2 loads).
+/// alone (of AVX-512 20 instructions for 4 rows and 64 columns), the others once for all (4, and 1 - 2
+/// loads).
 constexpr double kDenseShare = 0.25;
 
 /// Of four weights.

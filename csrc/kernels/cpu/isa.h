@@ -118,9 +118,10 @@ inline constexpr int64_t weight_floats(int64_t pairs) {
 /// out[pairs[pair]] = factor[pair] * the same + sum of p[pair][i] * row i + what is set aside, over the rows
 /// [first, first + n) of whole rows of `heads` stored heads of `dim` columns. Where factor is 0, out need not
 /// have been written before; it has room for 16 columns past the last whole 16. weights: scratch of
-/// weight_floats(n_pairs).
+/// weight_floats(n_pairs). exact: rows are summed as floats.
 struct AbsorbedValues {
-    uint32_t type;                        // DType, any that a cache row may have
+    uint32_t type;  // DType, any that a cache row may have
+    bool exact;
     const void* blocks[kAbsorbedBlocks];  // the first stored head of each; nullptr: none of its rows are here
     size_t head_stride;
     int64_t heads, dim, first, n, n_pairs;
@@ -167,8 +168,8 @@ struct TurnedScores {
 
 /// How many rows the weights of absorbed rows are passed over at a time.
 inline constexpr int64_t kStretchBlocks = 32, kStretchRows = kStretchBlocks * kBlockTokens;
-/// From the weights of one pair to those of the next: not a multiple of a page, which would all compete for the
-/// same few places of the cache.
+/// From the weights of one pair to those of the next: not a multiple of a page, which would all compete for
+/// the same few places of the cache.
 inline constexpr int64_t kStretchStride = kStretchRows + 16;
 
 /// What pass_over() left out: the sum of the weights, and of what the budget counts.
@@ -185,8 +186,8 @@ struct ListedRows {
     float* out;
 };
 
-/// out += sum of p[i] * row i of each list, whole rows of `heads` stored heads of `dim` columns. rows: scratch
-/// of kBlockTokens * rows_stride floats.
+/// out += sum of p[i] * row i of each list, whole rows of `heads` stored heads of `dim` columns. rows:
+/// scratch of kBlockTokens * rows_stride floats.
 struct ListedValues {
     uint32_t type;
     const void* base;

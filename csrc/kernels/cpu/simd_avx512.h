@@ -101,9 +101,7 @@ static inline void transpose_rows(const Rows& rows, RowCodes* to) {
     // Quarter l of a row gets columns 4 l ... 4 l + 3 of each 16, so that unpacking within quarters leaves
     // all in order.
     const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    const auto at = [&](int i) {
-        return _mm512_permutexvar_epi32(order, _mm512_loadu_si512(rows.row(i)));
-    };
+    const auto at = [&](int i) { return _mm512_permutexvar_epi32(order, _mm512_loadu_si512(rows.row(i))); };
     const __m512i a = at(0), b = at(1), c = at(2), d = at(3);
     const __m512i low_ab = _mm512_unpacklo_epi8(a, b), high_ab = _mm512_unpackhi_epi8(a, b);
     const __m512i low_cd = _mm512_unpacklo_epi8(c, d), high_cd = _mm512_unpackhi_epi8(c, d);
