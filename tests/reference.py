@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import erf, pi, sqrt
 from pathlib import Path
 
@@ -22,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reference_formats import Array, rounded
-from reference_modes import BLOCK, CACHE_MODES, Planes, Types, aged, plus
+from reference_modes import BLOCK, CACHE_MODES, Planes, Rows, Types, aged, as_half, plus
 
 
 # ---------------------------------------------------------------- the parts of a layer
@@ -211,7 +212,9 @@ class Reference:
             cache.told = CACHE_MODES[cache.mode].told and CACHE_MODES[cache.mode].told(self, i)
         return caches
 
-    def append(self, ids: Sequence[int], caches: list[Cache]) -> Array:
+    def append(self, ids: Sequence[int], caches: list[Cache], n_batch: int = 0) -> Array:
+        """n_batch: a longer prompt of rows that age goes layer by layer, so many tokens at a time. Rows are kept in
+        float16 for the chunks after their own, and for what they age to."""
         ids = np.asarray(ids, np.int64)
         positions = caches[0].length + np.arange(len(ids))
         x = self.w.embed[ids]
@@ -219,7 +222,7 @@ class Reference:
             x = x + self.w.positions[positions]
         for i, layer in enumerate(self.w.layers):
             normed = self.norm(x, layer.attn_norm, layer.attn_norm_b)
-            heads = self._attention(i, normed, positions, caches)
+            heads = self._attention(i, normed, positions, caches, n_batch)
             attended = self.norm(plus(heads @ layer.wo.T, layer.bo), layer.attn_post_norm)
             normed = self.norm(x if self.w.parallel else x + attended, layer.ffn_norm, layer.ffn_norm_b)
             x = x + attended + self.norm(self._ffn(layer, normed), layer.ffn_post_norm)
@@ -239,16 +242,25 @@ class Reference:
         return plus(hidden @ layer.down.T, layer.down_b)
 
     # ------------------------------------------------ attention
-    def _attention(self, i: int, x: Array, positions: NDArray[np.int64], caches: list[Cache]) -> Array:
+    def _attention(
+        self, i: int, x: Array, positions: NDArray[np.int64], caches: list[Cache], n_batch: int = 0
+    ) -> Array:
         """[n, d_model] -> [n, n_heads * dv]. Rows of the owner: the step's exact, earlier ones as stored."""
         owner = self.owners[i]
         cache, layer = caches[owner], self.w.layers[i]
         mode = CACHE_MODES[cache.mode]
+        chunk = n_batch if n_batch and (len(x) > n_batch or len(x) > BLOCK and cache.length) else 0
         if owner == i:
-            cache.extend(mode.store(self, i, x, positions, cache))
+            cache.extend(
+                mode.store(self, i, x, positions, cache), partial(mode.in_chunks, self, owner) if chunk else None
+            )
         q = self.rotate(self.norm(plus(x @ layer.wq.T, layer.bq), layer.q_norm), self.w.n_heads, positions)
-        read = mode.attend(self, owner, q, cache.seen, positions, cache.absorbed)
-        out = np.stack([read(head) for head in range(self.w.n_heads)], axis=1)
+        out = []
+        for first in range(0, len(x), chunk or len(x)):
+            some = slice(first, first + (chunk or len(x)))
+            read = mode.attend(self, owner, q[some], cache.seen_by(positions[some]), positions[some], cache.absorbed)
+            out.append(np.stack([read(head) for head in range(self.w.n_heads)], axis=1))
+        out = np.concatenate(out)
         if not mode.v_bias_stored:
             out = plus_per_head(out, self.w.layers[owner].bv, self.w.n_kv_heads)
         return out.reshape(len(x), -1)
@@ -273,6 +285,7 @@ class Cache:
         self.mode, self.types, self.planes, self.absorbed = mode, types, planes, absorbed
         self.rows: dict[str, Array] = {}
         self.seen: dict[str, Array] = {}  # by the step's queries: rows as stored, then its own in full
+        self.kept: dict[str, Array] = {}  # the same, as later chunks of the step see them
         self.length = 0
         levels = CACHE_MODES[mode].levels
         self.levels = levels and levels(types)
@@ -282,11 +295,21 @@ class Cache:
         """A plane's rows as they will be read back."""
         return rounded(row, *self.planes[name])
 
-    def extend(self, fresh: dict[str, Array]) -> None:
-        """What the step's queries see, then what later ones will."""
-        self.seen = {name: np.concatenate([self.rows[name], row]) if name in self.rows else row
-                     for name, row in fresh.items()}  # fmt: skip
-        self.append(fresh)
+    def extend(self, fresh: Rows, in_chunks: Callable[[Rows], Rows] | None = None) -> None:
+        """What the step's queries see, of a chunk of it and of those after it, then what later steps will."""
+        before, kept, stored = self.rows, fresh, fresh
+        if in_chunks:
+            before, kept, stored = in_chunks(self.rows) if self.rows else {}, in_chunks(fresh), as_half(fresh)
+        self.seen, self.kept = (
+            {name: np.concatenate([before[name], row]) if name in before else row for name, row in rows.items()}
+            for rows in (fresh, kept)
+        )
+        self.append(stored)
+
+    def seen_by(self, positions: NDArray[np.int64]) -> Rows:
+        """By queries that are a chunk of the step."""
+        first, end = positions[0], positions[-1] + 1
+        return {name: np.concatenate([self.kept[name][:first], row[first:end]]) for name, row in self.seen.items()}
 
     def append(self, fresh: dict[str, Array]) -> None:
         """What is no plane was for the step alone."""

@@ -29,6 +29,10 @@ Types = tuple[str | None, str | None]
 Planes = dict[str, tuple[str | None, int]]
 
 
+def as_half(rows: Rows) -> Rows:
+    return {name: rounded(row, "f16") for name, row in rows.items()}
+
+
 @dataclass(frozen=True)
 class Mode:
     store: Callable[[Reference, int, Array, Positions, Cache], Rows]
@@ -37,6 +41,9 @@ class Mode:
     v_bias_stored: bool = False  # else V's bias is added after the softmax
     levels: Callable[[Types], Levels] | None = None
     told: Callable[[Reference, int], Callable[[Array], Array]] | None = None  # what K tells of V, where levels ask it
+    in_chunks: Callable[[Reference, int, Rows], Rows] = lambda m, i, rows: as_half(
+        rows
+    )  # a prompt's rows as chunks after theirs see them
 
 
 def plus(x: Array, bias: Array | None) -> Array:
@@ -185,6 +192,12 @@ def store_lowrank(m: Reference, i: int, x: Array, positions: Positions, cache: C
     layer = m.w.layers[i]
     k = m.norm(plus(x @ layer.wk.T, layer.bk), layer.k_norm)
     return {"k": k, "v": per_group(x @ layer.wv.T, m.folded(i, "attn_v_latent.weight"))}
+
+
+def chunks_lowrank(m: Reference, i: int, rows: Rows) -> Rows:
+    """Of the latent the values are kept."""
+    latent, expand = (m.folded(i, f"attn_v_{name}.weight") for name in ("latent", "expand"))
+    return {"k": rounded(rows["k"], "f16"), "v": per_group(rounded(per_group(rows["v"], expand), "f16"), latent)}
 
 
 def told_lowrank(m: Reference, i: int) -> Callable[[Array], Array]:
@@ -371,5 +384,6 @@ CACHE_MODES: dict[str, Mode] = {
         planes_aging(latent_groups, lowrank_levels),
         levels=lowrank_levels,
         told=told_lowrank,
+        in_chunks=chunks_lowrank,
     ),
 }
