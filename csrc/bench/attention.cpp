@@ -107,6 +107,7 @@ AttentionTimes time_attention(Arrays& arrays, const Decoding& d, int repetitions
                                {.sequences = sequences,
                                 .scores = {&score, 1},
                                 .values = values,
+                                .corrected = d.rank > 0,
                                 .n_heads = d.n_heads,
                                 .scale = 1 / std::sqrt(float(d.head_dim)),
                                 .score_cap = d.score_cap,

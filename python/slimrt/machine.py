@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from slimrt import core
@@ -21,6 +22,8 @@ _FORMAT = 1  # of the file; raise it when kernels access memory otherwise: what 
 _SECONDS, _SECONDS_OF_ALL = 0.2, 0.6  # of trying, for one kind at most, and for all kinds of a load together
 _ENVIRONMENT = "SLIMRT_ACCESS"
 _WORTHWHILE = 1.05
+_TURNS, _REPETITIONS = 3, 3  # of attention
+_FEWEST_ROWS, _MOST_ROWS = 2048, 32768
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,28 @@ class Rates:
     int8: float
     f32: float
     threads: int
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """Attention of one token as a layer decodes it.
+
+    Attributes:
+        n_heads, n_kv_heads, head_dim: its shape.
+        absorbed: values are whole rows of K, which turn as they are read (modes k and k+r); else rows of K and V.
+        type, rest: of the rows; of V, or of the residual beside K, `rank` columns.
+    """
+
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    absorbed: bool
+    type: str
+    rest: str
+    rank: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.n_heads}/{self.n_kv_heads}x{self.head_dim} {self.type} {self.rest} {self.absorbed:d} {self.rank}"
 
 
 _known: dict[Path, dict[str, Any]] = {}  # what was measured where the file could not be written
@@ -122,6 +147,31 @@ def rates(n_threads: int = 0, *, again: bool = False) -> Rates:
     return found
 
 
+def attention_rates(kinds: Iterable[Decoding], n_threads: int = 0) -> dict[Decoding, float]:
+    """Nanoseconds of attention for each cached row, measured unless they are known: a few tenths of a second for each.
+
+    Turn by turn, over rows that no cache holds: what they are to each other holds on a machine that others use.
+    """
+    isa, n_threads = _resolved("", n_threads)
+    known = _of_threads(isa, n_threads).get("attention", {})
+    wanted = list(dict.fromkeys(kinds))
+    if not all(str(kind) in known for kind in wanted):
+        turns = [{str(kind): _per_row(kind, isa, n_threads) for kind in wanted} for _ in range(_TURNS)]
+        known = {name: median(turn[name] for turn in turns) for name in turns[0]}
+        _keep(isa, n_threads, {"attention": known})
+    return {kind: known[str(kind)] for kind in wanted}
+
+
+def _per_row(kind: Decoding, isa: str, n_threads: int) -> float:
+    of_row = kind.n_kv_heads * kind.head_dim * (1 if kind.absorbed else 2)  # a byte each, at least a half
+    rows = min(max(2 * int(core.cpu_info()["cache_bytes"]) // of_row, _FEWEST_ROWS), _MOST_ROWS)
+    seconds, _, _ = core.ops.time_attention(
+        kind.n_heads, kind.n_kv_heads, kind.head_dim, kind.type, kind.rest, rows,
+        repetitions=_REPETITIONS, absorbed=kind.absorbed, rank=kind.rank, isa=isa, n_threads=n_threads,
+    )  # fmt: skip
+    return float(1e9 * median(seconds) / rows)
+
+
 def follow(weights: Mapping[str, int], n_threads: int, *, isa: str = "") -> dict[str, Tuned]:
     """Have engines opened from now on access memory as is fastest for weights of these types and bytes.
 
@@ -187,6 +237,8 @@ def _is_sound(content: Mapping[str, Any]) -> bool:
             if kind not in core.cpu_info()["access_kinds"] or not 1 <= tuned_one.gain < 100:
                 return False
             core.access(f"{kind}={tuned_one.best}")
+        if not all(0 < ns < 1e9 for ns in of.get("attention", {}).values()):
+            return False
         if "rates" in of and not min(asdict(Rates(**of["rates"])).values()) > 0:
             return False
     return True

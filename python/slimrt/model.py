@@ -50,7 +50,9 @@ class Model(Tasks, Closing):
         cache: what a token leaves behind in each layer: "kv", "k", "k+r", "v", "x", "xr", "kivi", "lowrank", or "auto"
             (what the file was converted for, else kv, or of an encoder-decoder x where its rows are no wider); with its
             types, "k+r:q8" or "k+r:q8:64:q4" (mode, type, rank of the residual, its type), or what rows become as they
-            age, "lowrank:q2@0.5+q4*0.1+sinks=4"; or a CacheConfig; or one of these for each layer.
+            age, "lowrank:q2@0.5+q4*0.1+sinks=4"; or a CacheConfig; or one of these for each layer. "fastest": of kv
+            in f16 and q8 and what the file says, what is predicted to decode fastest of what fits, by rates of this
+            machine (slimrt.machine.attention_rates, measured once).
             A mode that needs folded weights which the file lacks folds them while loading.
         cache_type: where the cache does not say its own: f32, f16 or bf16, or with scales per token and head (in mode
             k+r and xr per token) q8 (8 bits and a float), fp8_e4m3, fp8_e5m2 (8 bits, no scale) or q4 (5 bits, of

@@ -10,6 +10,7 @@ from slimrt.plumbing.arguments import unknown
 
 CACHE_TYPES = core.CACHE_TYPES
 AUTO = "auto"
+FASTEST = "fastest"  # of kv and what the file says: no mode, but a way to choose one
 DEFAULT_TYPE = "f16"
 
 _ANY = {"d_model": 1, "n_heads": 1, "n_kv_heads": 1, "head_dim": 1, "n_rot": 0, "qk_norm": False}  # names suit all
@@ -26,10 +27,10 @@ AGING = tuple(mode.name for mode in _SELF if mode.ages)
 # those whose older rows are codes where nothing else is said
 CODED_BY_AGE = tuple(mode for mode in AGING if core.levels(mode).of[0].type_k not in core.FLOAT_TYPES)
 
-# mode -> the projection that its fold inverts
-# Whose values all heads read, so that passing rows over saves the most.
+# those whose values all heads read, so that passing rows over saves the most
 SPARED = tuple(mode.name for mode in _SELF if mode.of_all)
 
+# mode -> the projection that its fold inverts
 INVERTED = {mode.name: mode.inverts for mode in _SELF if mode.inverts}
 
 # modes that compute K or V from a rounded row of something else, so that its rounding comes out larger

@@ -12,6 +12,7 @@ from slimrt.cache.planner_encoder import encoder_rows
 from slimrt.modelfile.source import ModelSource
 from slimrt.results import PlanResult
 from slimrt.runtime.fold_at_load import refusal
+from slimrt.runtime.runtime import settle
 
 
 def plan(
@@ -38,9 +39,10 @@ def plan(
     resolve_device(device)  # before anything slow
     source = ModelSource.of(path, progress)
     choice = CacheChoice.of(**options)
-    check_cache(source, choice)
     planner = Planner.of(source, memory_limit, n_seqs, n_batch, n_threads, device)
     context = source.n_ctx(n_ctx)
+    choice, _ = settle(planner, choice, context)
+    check_cache(source, choice)
     return PlanResult(
         path=str(source.path),
         n_ctx=context,

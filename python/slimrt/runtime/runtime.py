@@ -13,6 +13,7 @@ from pathlib import Path
 from slimrt import core, machine
 from slimrt.cache.config import CacheChoice, check_cache, kinds
 from slimrt.cache.cross import describe_cross
+from slimrt.cache.fastest import asks_for_fastest, fastest
 from slimrt.cache.planner import Planner, wont_fit
 from slimrt.errors import WontFitError
 from slimrt.modelfile.sharing import NOT_UPTRAINED
@@ -35,6 +36,7 @@ class Runtime:
         show_progress: whether long work shows a bar.
         lossy: what is lost in modes that allow_lossy insisted on, for people.
         access: how memory is accessed where that is faster than the usual way (slimrt.machine), for people.
+        compared: the caches of which the fastest was to be found, with their times, for people; "" where one was named.
     """
 
     def __init__(self, source: ModelSource, engine: core.Engine, *, show_progress: bool):
@@ -44,6 +46,7 @@ class Runtime:
         self.show_progress = show_progress
         self.lossy = ""
         self.access = ""
+        self.compared = ""
         self._engine: core.Engine | None = engine
         self._user: int | None = None  # the thread that is inside use()
         self._forked_at_work = False
@@ -130,6 +133,7 @@ def load(
         CacheUnsupportedError, UnsupportedError, ModelFormatError: as slimrt.Model.
         FileNotFoundError, ValueError: no such calibration text, or one for an encoder-decoder.
     """
+    choice, compared = settle(planner, choice, n_ctx)
     check_cache(source, choice)
     _check_calibration(source, calibration)
     if NOT_UPTRAINED in source.file.keys() and show_progress is not False:
@@ -163,11 +167,20 @@ def load(
             error, planner, choice, n_ctx, lambda other: not refusal(source, other, only_cheap=True)
         ) from None
     runtime = Runtime(source, engine, show_progress=progress.wanted(show_progress))
+    runtime.compared = compared
     runtime.lossy = "; ".join(lossy + folded_lossy)
     runtime.access = ", ".join(filter(None, (access, _copied(source, planner))))
     if cross := runtime.info.get("cross"):
         cross["reason"] = choice.cross.reason(source, cross["mode"])
     return runtime
+
+
+def settle(planner: Planner, choice: CacheChoice, n_ctx: int) -> tuple[CacheChoice, str]:
+    """The choice with the fastest cache in the place of "fastest", and what it was compared with."""
+    if not asks_for_fastest(choice):
+        return choice, ""
+    found = fastest(planner, choice, n_ctx, lambda one: refusal(planner.source, one, only_cheap=True))
+    return found.choice, str(found)
 
 
 def _follow_machine(source: ModelSource, planner: Planner) -> str:
@@ -212,5 +225,7 @@ def describe(runtime: Runtime, memory: Mapping[str, int]) -> None:
         f"{format_bytes(memory['mapped'])} mapped",
         file=sys.stderr,
     )
+    if runtime.compared:
+        print(f"slimrt: {runtime.compared}", file=sys.stderr)
     if runtime.access:
         print(f"slimrt: access to memory, measured here: {runtime.access}", file=sys.stderr)
