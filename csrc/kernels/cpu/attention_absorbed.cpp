@@ -35,12 +35,15 @@ void score_codes(const TurnedScores& x) {
         int16_t turned[2 * kMaxTurnedDim];
         turn_query(q, x.first, dim, turned);
         const auto bytes = static_cast<int64_t>(x.head_stride);
-        const TurnedRows rows = {static_cast<const char*>(x.data) + head * (bytes ? bytes : x.dim),
-                                 static_cast<int64_t>(x.stride), static_cast<const int16_t*>(x.turns), dim};
+        TurnedRows rows = {static_cast<const char*>(x.data) + head * (bytes ? bytes : x.dim),
+                           static_cast<int64_t>(x.stride), static_cast<const int16_t*>(x.turns), dim};
         const auto* const scales =
             reinterpret_cast<const float*>(static_cast<const char*>(x.scales) + head * bytes);
+        const bool calls = pair % x.n_q == 0;
         for (int64_t i = 0; i < x.n; i += lanes) {
-            if (pair % x.n_q == 0) call_ahead(rows.data + i * rows.stride, rows.stride, x.dim);
+            if (calls && x.head_stride) call_ahead(rows.data + i * rows.stride, rows.stride, x.dim);
+            if (calls && x.ahead)
+                rows.ahead = static_cast<const char*>(x.ahead) + (head * kBlockTokens + i) * x.dim;
             const Vec dots = x.n - i < lanes ? dots_of_rows<false>(turned, rows, i, x.n)
                                              : dots_of_rows<true>(turned, rows, i, x.n);
             finish_turned(x, pair, i, q->unit * kTurned, dots, scales + i);
@@ -80,12 +83,13 @@ void score_floats(const TurnedScores& x, bool scaled) {
     const auto* const turns = static_cast<const float*>(x.turns);
     alignas(64) float rows[lanes * kMaxTurnedDim], turned[2 * kMaxTurnedDim];
     for (int64_t head = 0; head < x.n_heads; ++head) {
+        if (x.ahead) call_share(x, head);
         for (int64_t i = 0; i < x.n; i += lanes) {
             const HeadAt at = head_at(x, head, i);
             const auto* const from = reinterpret_cast<const Code*>(at.data) + at.column;
             const int64_t n = x.n - i < lanes ? x.n - i : lanes;
             const bool copied = n < lanes || dim != x.dim || __is_same(Code, Packed);
-            call_ahead(at.data + at.column * size, stride, x.dim * size);
+            if (x.head_stride) call_ahead(at.data, stride, x.dim * size);
             if (copied) read_rows(x, at, n, rows);
             const float* const turn = turns_at(turns, dim, i, 0);
             for (int64_t pair = head * x.n_q; pair < (head + 1) * x.n_q; ++pair) {
@@ -115,10 +119,11 @@ void score_turned(const TurnedScores& x) {
     });
 }
 
-int64_t set_aside(float* p, int64_t n, int32_t pair, float factor, float* squares, SetAside* to) {
+int64_t set_aside(float* p, int64_t n, int32_t pair, float factor, WeightsBefore* before, SetAside* to) {
     // Beside others whose squares add up to this many times its own, a weight's rounding does not matter.
-    constexpr float kShare = 8;
-    const float before = *squares * factor * factor;
+    constexpr float kShare = 12;
+    const float squares = before->squares * factor * factor;
+    before->largest *= factor * factor;
     int64_t n_aside = 0;
     for (;;) {
         Vec all = splat(0), high = splat(0);
@@ -127,14 +132,19 @@ int64_t set_aside(float* p, int64_t n, int32_t pair, float factor, float* square
             all = fma(some, some, all);
             high = max(some, high);
         }
-        *squares = before + sum(all);
+        before->squares = squares + sum(all);
         const float top = max_of(high);
-        if (!(top * top * kShare > *squares) || n_aside == kMaxSetAside) break;
+        if (!(top * top * kShare > before->squares) || n_aside == kMaxSetAside) break;
         for (int64_t i = 0; i < n && n_aside < kMaxSetAside; ++i) {
-            if (!(p[i] * p[i] * kShare > *squares)) continue;
+            if (!(p[i] * p[i] * kShare > before->squares)) continue;
             to[n_aside++] = {pair, static_cast<int32_t>(i), p[i]};
             p[i] = 0;
         }
+    }
+    for (int64_t i = 0; i < n_aside; ++i) {
+        const float square = to[i].weight * to[i].weight, largest = before->largest;
+        before->squares += square < largest ? square : largest;
+        before->largest = square < largest ? largest : square;
     }
     return n_aside;
 }

@@ -70,21 +70,33 @@ struct TurnedRows {
     int64_t stride;
     const int16_t* turns;
     int64_t dim;
+    const char* ahead = nullptr;  // what to call for meanwhile, as many bytes as are read
 };
 
-/// Calls for what will be read after a vector of rows, of so many bytes each: of heads side by side a few
-/// heads on, else as far behind as memory is away.
+/// Calls for what will be read after a vector of a head's rows, of so many bytes each, as far behind them as
+/// memory is away.
 inline void call_ahead(const char* rows, int64_t stride, int64_t bytes) {
-    constexpr int64_t kAhead = 10 << 10, kHeadsAhead = 4, kLine = 64;
-    const char* at = rows + (stride > bytes ? kHeadsAhead * bytes : kAhead);
+    constexpr int64_t kAhead = 10 << 10, kLine = 64;
+    const char* at = rows + kAhead;
     for (int64_t i = 0; i < lanes; ++i, at += stride)
         for (int64_t c = 0; c < bytes; c += kLine) __builtin_prefetch(at + c, 0, 3);
+}
+
+/// Calls for a head's share of the block that follows one of whole rows, in the order of memory: for the
+/// second level, since their heads are read one after the other.
+inline void call_share(const TurnedScores& x, int64_t head) {
+    constexpr int64_t kLine = 64;
+    const int64_t bytes = kBlockTokens * static_cast<int64_t>(x.stride);
+    const char* const from = static_cast<const char*>(x.ahead);
+    for (int64_t at = head * bytes / x.n_heads / kLine * kLine; at < (head + 1) * bytes / x.n_heads;
+         at += kLine)
+        __builtin_prefetch(from + at, 0, 2);
 }
 
 /// Products of a turned query with a vector of rows; those beyond the last (not `whole`) repeat it.
 template <bool whole>
 Vec dots_of_rows(const int16_t* query, const TurnedRows& rows, int64_t first, int64_t n) {
-    constexpr int64_t kColumns = 2 * lanes;
+    constexpr int64_t kColumns = 2 * lanes, kBytes = lanes * kColumns, kLine = 64;
     RowSums acc[lanes];
 #pragma GCC unroll 16
     for (RowSums& sums : acc) sums = no_sums(RowCodes{});
@@ -94,6 +106,9 @@ Vec dots_of_rows(const int16_t* query, const TurnedRows& rows, int64_t first, in
         const int16_t* const turn = turns_at(rows.turns, rows.dim, first, c);
         const FromOne at(rows.stride);
         const char* four = data + c;
+        if (rows.ahead)
+            for (int64_t line = 0; line < kBytes; line += kLine)
+                __builtin_prefetch(rows.ahead + c / kColumns * kBytes + line, 0, 2);
 #pragma GCC unroll 16
         for (int j = 0; j < lanes; ++j) {
             const int64_t beyond = whole ? 0 : first + j < n ? 0 : first + j - (n - 1);

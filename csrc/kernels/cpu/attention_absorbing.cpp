@@ -61,6 +61,8 @@ void AttentionRun::pack_turned(const ScoreTerm& term, int head, const float* q, 
     float *const along = to + sizeof(TurnedQuery) / sizeof(float), *const across = along + dim;
     std::fill_n(along, 2 * dim, 0.0f);
     float top = 0;
+    const auto squares = [](double x, double y) { return x * x + y * y; };
+    const auto root = [](double x) { return static_cast<float>(std::sqrt(x)); };
     const auto widen = [&](float size) { top = size > top || size != size ? size : top; };  // NaN stays
     for (int64_t c = term.rope.n_rot; c < term.dim; ++c) widen(std::fabs(along[c] = scaled(c, q[c])));
     const float* const first = term.rope ? term.rope.table.f32(0) : nullptr;
@@ -69,9 +71,9 @@ void AttentionRun::pack_turned(const ScoreTerm& term, int head, const float* q, 
         along[b] = scaled(b, q[b]);
         across[a] = scaled(a, q[b]);
         across[b] = scaled(b, -q[a]);
-        const float size = std::hypot(first[2 * i], first[2 * i + 1]);
-        widen(size * std::hypot(along[a], across[a]));
-        widen(size * std::hypot(along[b], across[b]));
+        const double size = squares(first[2 * i], first[2 * i + 1]);
+        widen(root(size * squares(along[a], across[a])));
+        widen(root(size * squares(along[b], across[b])));
     });
     const bool usable = top >= 0x1p-100f && top <= 0x1p100f;
     const float shrink = usable ? (kOne - 1) / top : 0, nan = std::numeric_limits<float>::quiet_NaN();
@@ -82,7 +84,7 @@ void AttentionRun::pack_turned(const ScoreTerm& term, int head, const float* q, 
 /// What the terms' scores need of the queries, and of positions.
 void AttentionRun::prepare_absorbed(const AttentionJob& job, float* scratch) const {
     const int pairs = plan_.heads_per_group * job.n_queries;
-    std::fill_n(scratch + plan_.scratch.squares, pairs, 0.0f);
+    std::fill_n(weights_before(scratch), pairs, WeightsBefore{});
     std::fill_n(scratch + plan_.scratch.ones, pairs, 1.0f);
     int32_t* const all = reinterpret_cast<int32_t*>(scratch + plan_.scratch.pairs);
     if (plan_.absorbs) std::iota(all, all + pairs, 0);
@@ -117,25 +119,29 @@ void AttentionRun::score_by_turns(const AttentionJob& job, size_t t, int64_t pos
     const HeadRun run = rows_at(term.stored, job.sequence->table, position, end, 0);
     const bool whole = term.stored.heads == 1;
     const size_t head = whole ? 0 : head_bytes(term.stored.dtype, term.dim).total() * kBlockTokens;
+    const int64_t next = (position / kBlockTokens + 1) * kBlockTokens;
+    const bool more = whole && next < job.stored.end;
     const auto* const factors =
         term.fresh_factors ? rows_at(term.factors, job.sequence->table, position, end, 0).data : nullptr;
-    isa_.score_turned({.type = static_cast<uint32_t>(term.stored.dtype),
-                       .data = run.data,
-                       .scales = run.scales,
-                       .head_stride = head,
-                       .stride = run.stride,
-                       .n = run.n,
-                       .n_heads = term.n_heads,
-                       .n_q = plan_.heads_per_group * job.n_queries / term.n_heads,
-                       .dim = term.dim,
-                       .stored_dim = term.stored.head_dim(),
-                       .q = reinterpret_cast<const TurnedQuery*>(scratch + plan_.scratch.turned_q[t]),
-                       .first = first,
-                       .turns = scratch + plan_.scratch.turned_rows[t],
-                       .factors = reinterpret_cast<const float*>(factors),
-                       .accumulate = t > 0,
-                       .out = scores,
-                       .ld = ld});
+    isa_.score_turned(
+        {.type = static_cast<uint32_t>(term.stored.dtype),
+         .data = run.data,
+         .scales = run.scales,
+         .head_stride = head,
+         .stride = run.stride,
+         .n = run.n,
+         .n_heads = term.n_heads,
+         .n_q = plan_.heads_per_group * job.n_queries / term.n_heads,
+         .dim = term.dim,
+         .stored_dim = term.stored.head_dim(),
+         .q = reinterpret_cast<const TurnedQuery*>(scratch + plan_.scratch.turned_q[t]),
+         .first = first,
+         .turns = scratch + plan_.scratch.turned_rows[t],
+         .ahead = more ? rows_at(term.stored, job.sequence->table, next, next + 1, 0).data : nullptr,
+         .factors = reinterpret_cast<const float*>(factors),
+         .accumulate = t > 0,
+         .out = scores,
+         .ld = ld});
 }
 
 /// What each query has for each stored head of whole rows, which has scales of its own.
@@ -234,8 +240,8 @@ int64_t AttentionRun::set_aside(int pairs, float* scratch) const {
     int64_t n = 0;
     for (int pair = 0; pair < pairs; ++pair)
         n += isa_.set_aside(scratch + plan_.scratch.absorbed + int64_t(pair) * kAbsorbedRows, kAbsorbedRows,
-                            pair, scratch[plan_.scratch.factor + pair],
-                            scratch + plan_.scratch.squares + pair, aside + n);
+                            pair, scratch[plan_.scratch.factor + pair], weights_before(scratch) + pair,
+                            aside + n);
     return n;
 }
 

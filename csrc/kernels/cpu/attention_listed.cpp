@@ -30,7 +30,8 @@ struct RowsBehind {
 };
 
 constexpr bool two_digits = sizeof(WeightCode) == 1;
-constexpr int64_t kListed = 256;  // rows at a time, so that sums of products fit 32 bits
+/// Rows at a time: sums of products fit 32 bits, and where rows are pages apart their lines stay in one set.
+constexpr int64_t kListed = 2 * lanes > 16 ? 2 * lanes : 16;
 constexpr int64_t kStrip = absorbed_vectors * lanes;
 
 /// Weights times the scales of their rows, as integers: of one sign, so two digits of 7 bits where a product
@@ -94,17 +95,15 @@ struct RowsFrom {
     auto row(int64_t i) const { return rows.row(at + i < last ? at + i : last); }
 };
 
-/// A strip of columns, of which `left` are the head's. What comes next of the same rows is `next` bytes on.
+/// A strip of columns, of which `left` are the head's.
 template <class Rows>
-inline void add_columns(const Rows& rows, int64_t n, const ListedWeights& weights, float* out, int64_t left,
-                        int64_t next) {
+inline void add_columns(const Rows& rows, int64_t n, const ListedWeights& weights, float* out, int64_t left) {
     RowSums highs[absorbed_vectors], lows[absorbed_vectors];
 #pragma GCC unroll 4
     for (int j = 0; j < absorbed_vectors; ++j) highs[j] = lows[j] = no_sums(RowCodes{});
     const auto add = [&](const auto& some, int64_t i) {
         RowCodes codes[absorbed_vectors];
         transpose_rows(some, codes);
-        for (int r = 0; r < rows_in_lane; ++r) __builtin_prefetch(some.row(r) + next, 0, 3);
         const RowCodes low = four_digits(RowCodes{}, weights.low(i));
 #pragma GCC unroll 4
         for (int j = 0; j < absorbed_vectors; ++j) lows[j] = add_products(lows[j], low, codes[j]);
@@ -131,16 +130,31 @@ inline void add_columns(const Rows& rows, int64_t n, const ListedWeights& weight
     }
 }
 
-/// Of one stored head, whose first row is at `base`.
-void add_listed(const ListedValues& x, const ListedRows& list, Int8, const char* base, float* out) {
+/// Some rows of a list.
+struct Chunk {
+    const int64_t* data;
+    int64_t n;
+};
+
+/// Those from `first` on, or the first ones of the next list.
+inline Chunk chunk_at(const ListedRows& list, int64_t first, const ListedRows& next) {
+    const ListedRows& of = first < list.n ? list : next;
+    if (first >= list.n) first = 0;
+    return {of.data + first, of.n - first < kListed ? of.n - first : kListed};
+}
+
+/// Of one stored head, whose first row is at `base`. A chunk of rows at a time, from one end of the head to
+/// the other: they come from memory, or have left the second level since their scores were read, and are
+/// called for while the chunk before is read.
+void add_listed(const ListedValues& x, const ListedRows& list, const ListedRows& next, Int8, const char* base,
+                float* out) {
     for (int64_t first = 0; first < list.n; first += kListed) {
-        const int64_t n = list.n - first < kListed ? list.n - first : kListed;
-        const ListedWeights weights(list, first, n, base, x.head_stride);
+        const Chunk chunk = chunk_at(list, first, next), after = chunk_at(list, first + kListed, next);
+        const ListedWeights weights(list, first, chunk.n, base, x.head_stride);
         for (int64_t column = 0; column < x.dim; column += kStrip) {
-            const int64_t left = x.dim - column;
-            const int64_t next = left > kStrip ? kStrip : static_cast<int64_t>(x.head_stride) - column;
-            add_columns(RowsBehind<Int8>{base + column, list.data + first}, n, weights, out + column, left,
-                        next);
+            for (int64_t i = 0; i < after.n; ++i) __builtin_prefetch(base + column + after.data[i], 0, 2);
+            add_columns(RowsBehind<Int8>{base + column, chunk.data}, chunk.n, weights, out + column,
+                        x.dim - column);
         }
     }
 }
@@ -153,7 +167,8 @@ void add_floats(const Rows& rows, const float* p, int64_t n, int64_t dim, float*
 
 /// Others by floats.
 template <class Code>
-void add_listed(const ListedValues& x, const ListedRows& list, Code, const char* base, float* out) {
+void add_listed(const ListedValues& x, const ListedRows& list, const ListedRows&, Code, const char* base,
+                float* out) {
     const bool scaled = with_stored(x.type, []<class Stored>(Stored) { return Stored::scaled; });
     float weights[kListed];
     for (int64_t first = 0; first < list.n; first += kListed) {
@@ -196,7 +211,7 @@ void add_listed_values(const ListedValues& x) {
                 if constexpr (__is_same(Code, void))
                     add_unpacked(x, list, base, out);
                 else
-                    add_listed(x, list, Code{}, base, out);
+                    add_listed(x, list, x.lists[i + 1 < x.n_lists ? i + 1 : i], Code{}, base, out);
             }
         }
     });

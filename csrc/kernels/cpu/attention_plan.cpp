@@ -277,10 +277,11 @@ void AttentionPlan::lay_out(const AttentionArgs& args, size_t pairs, size_t part
         scratch.mean = take(row_stride(widest));
         scratch.lists = take((pairs + 1) * sizeof(ListedRows) / sizeof(float));
         scratch.listed = take((pairs + 1) * kStretchRows * kListedFloats);
+        scratch.starts = take(pairs + 1);
         scratch.dense = take(pairs);
     }
     if (spares || absorbs) {
-        scratch.squares = take(pairs);
+        scratch.before = take(pairs * sizeof(WeightsBefore) / sizeof(float));
         scratch.ones = take(pairs);
     }
     if (absorbs) {

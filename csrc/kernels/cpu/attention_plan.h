@@ -53,11 +53,12 @@ struct AttentionScratch {
     size_t mean;      // spares: the mean of rows
     size_t lists;     // spares: a ListedRows of each [head][query]
     size_t listed;    // spares: kListedFloats of each [head][query][kStretchRows]
+    size_t starts;    // spares: of the list of each [head][query] and, last, the end, as integers
     size_t dense;     // spares: [head][query], as an integer, which kAbsorbedRows of a stretch have no list
     size_t pairs;     // absorbs: [head][query], which are read
     size_t absorbed;  // absorbs: [head][query][kAbsorbedRows], scores, then weights
     size_t absorbed_codes;               // weight_floats()
-    size_t squares;                      // absorbs, spares: [head][query]
+    size_t before;                       // absorbs, spares: WeightsBefore of each [head][query]
     size_t ones;                         // absorbs, spares: [head][query], factors
     size_t aside;                        // SetAside, of each [head][query] kMaxSetAside
     size_t turned_q[2], turned_rows[2];  // per score term, see TurnedScores
@@ -120,8 +121,8 @@ struct AttentionPlan {
     void lay_out(const AttentionArgs& args, size_t pairs, size_t parts);
 };
 
-/// Floats of a row in a ListedRows: two addresses and a weight.
-constexpr size_t kListedFloats = 5;
+/// Floats that a listed row takes: two addresses, its position and a weight.
+constexpr size_t kListedFloats = 6;
 
 /// Floats from one row to the next in scratch: whole vectors, and not a multiple of a page, whose rows would
 /// all compete for the same few places of the cache.

@@ -71,6 +71,9 @@ class AttentionRun {
                         float* scores, size_t ld) const;
     void weigh_absorbed(const AttentionJob& job, int64_t position, int64_t end, float* scratch,
                         float* state) const;
+    WeightsBefore* weights_before(float* scratch) const {
+        return reinterpret_cast<WeightsBefore*>(scratch + plan_.scratch.before);
+    }
     int64_t set_aside(int pairs, float* scratch) const;
     void absorb_values(const AttentionJob& job, size_t t, Span span, int64_t n_pairs, int64_t n_aside,
                        const float* factor, float* scratch, float* state) const;
@@ -83,8 +86,7 @@ class AttentionRun {
     void add_spared_values(const AttentionJob& job, Span span, size_t t, float* scratch, float* state) const;
     struct Listed;
     Listed listed_in(float* scratch) const;
-    int64_t list_rows(const AttentionJob& job, Span span, size_t t, int pair, int64_t from,
-                      float* scratch) const;
+    void list_rows(const AttentionJob& job, Span span, float* scratch) const;
     void add_listed(const Rows& rows, const ListedRows* lists, int64_t n, float* scratch) const;
     void add_dense(const AttentionJob& job, Span span, size_t t, float* scratch, float* state) const;
     void add_means(const AttentionJob& job, Span span, size_t t, float* scratch, float* state) const;

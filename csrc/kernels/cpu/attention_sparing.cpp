@@ -15,11 +15,16 @@ namespace {
 /// loads).
 constexpr double kDenseShare = 0.25;
 
-/// Of four weights.
+/// Rows of a stretch that a mean is of, whatever is passed over.
+constexpr float kFewestOfMean = 32;
+
+constexpr int64_t kScanned = 16;  // weights at a time
+
 bool all_zero(const float* p) {
-    uint64_t bits[2];
+    uint64_t bits[kScanned / 2], any = 0;
     std::memcpy(bits, p, sizeof bits);
-    return (bits[0] | bits[1]) == 0;
+    for (const uint64_t two : bits) any |= two;
+    return any == 0;
 }
 
 }  // namespace
@@ -27,15 +32,19 @@ bool all_zero(const float* p) {
 /// Where what is listed lies, row after row.
 struct AttentionRun::Listed {
     int64_t *data, *scales;
+    int32_t* positions;
     float* weights;
 
-    void set(int64_t i, const Rows& rows, const AttentionJob& job, int64_t position, float weight) const {
+    void set(int64_t i, int64_t position, float weight) const {
+        positions[i] = static_cast<int32_t>(position);
+        weights[i] = weight;
+    }
+    void find(int64_t i, const Rows& rows, const AttentionJob& job) const {
         const HeadBytes bytes = head_bytes(rows.dtype, rows.head_dim());
-        const int64_t row = position % kBlockTokens;
-        const int64_t block = job.sequence->table[position / kBlockTokens] * int64_t(rows.block_stride);
+        const int64_t row = positions[i] % kBlockTokens;
+        const int64_t block = job.sequence->table[positions[i] / kBlockTokens] * int64_t(rows.block_stride);
         data[i] = block + row * int64_t(bytes.elements);
         scales[i] = block + kBlockTokens * int64_t(bytes.elements) + row * int64_t(bytes.scales);
-        weights[i] = weight;
     }
     ListedRows list(int64_t first, int64_t end, float* out) const {
         return {data + first, scales + first, weights + first, end - first, out};
@@ -51,6 +60,7 @@ void AttentionRun::compute_sparely(const AttentionJob& job, Span span, float* sc
         first = std::max(span.first, (end - 1) / kStretchRows * kStretchRows);
         score_stretch(job, {first, end}, scratch, state);
         pass_over(job, {first, end}, scratch, state, counts);
+        list_rows(job, {first, end}, scratch);
         for (size_t t = 0; t < args_.values.size(); ++t)
             add_spared_values(job, {first, end}, t, scratch, state);
     }
@@ -85,7 +95,8 @@ void AttentionRun::pass_over(const AttentionJob& job, Span span, float* scratch,
             float* const values = state + plan_.state.values[t] + pair * row_stride(dim);
             isa_.values(s, 0, 1, &factor, static_cast<uint32_t>(DType::F32), values, 0, 0, dim, values, 0);
         }
-        scratch[plan_.scratch.squares + pair] *= factor * factor;
+        WeightsBefore& before = weights_before(scratch)[pair];
+        before = {before.squares * factor * factor, before.largest * factor * factor};
         *used *= squared ? factor * factor : factor;
         const float share = squared ? args_.sparse_delta * *sum : args_.sparse_threshold * *sum;
         const PassedOver passed = isa_.pass_over(s, n, (squared ? share * share : share) - *used, squared);
@@ -99,31 +110,39 @@ void AttentionRun::pass_over(const AttentionJob& job, Span span, float* scratch,
 AttentionRun::Listed AttentionRun::listed_in(float* scratch) const {
     const size_t places = (plan_.max_pairs + 1) * kStretchRows;
     int64_t* const data = reinterpret_cast<int64_t*>(scratch + plan_.scratch.listed);
-    return {data, data + places, reinterpret_cast<float*>(data + 2 * places)};
+    int32_t* const positions = reinterpret_cast<int32_t*>(data + 2 * places);
+    return {data, data + places, positions, reinterpret_cast<float*>(positions + places)};
 }
 
-/// Lists the rows of a pair that have weight, from place `from` of what is listed on, and marks those of
-/// kAbsorbedRows that have too many for it. Returns the next place.
-int64_t AttentionRun::list_rows(const AttentionJob& job, Span span, size_t t, int pair, int64_t from,
-                                float* scratch) const {
-    constexpr int64_t kAtOnce = 4;
+/// Lists the rows of each pair that have weight, and marks those of kAbsorbedRows that have too many for it.
+void AttentionRun::list_rows(const AttentionJob& job, Span span, float* scratch) const {
+    const int pairs = plan_.heads_per_group * job.n_queries;
     const Listed listed = listed_in(scratch);
-    const float* const p = scratch + plan_.scratch.spread + pair * kStretchStride;
-    int32_t* const dense = reinterpret_cast<int32_t*>(scratch + plan_.scratch.dense) + pair;
-    *dense = 0;
-    int64_t to = from;
-    for (int64_t first = span.first, end; first < span.end; first = end) {
-        end = std::min(span.end, (first / kAbsorbedRows + 1) * kAbsorbedRows);
-        const float* const some = p + first % kStretchRows;
-        const int64_t n = end - first;
-        if (plan_.absorbs && n - std::count(some, some + n, 0.0f) > kDenseShare * kAbsorbedRows) {
-            *dense |= 1 << first % kStretchRows / kAbsorbedRows;
-            continue;
+    int32_t* const starts = reinterpret_cast<int32_t*>(scratch + plan_.scratch.starts);
+    int32_t* const dense = reinterpret_cast<int32_t*>(scratch + plan_.scratch.dense);
+    int64_t to = 0;
+    for (int pair = 0; pair < pairs; ++pair) {
+        const float* const p = scratch + plan_.scratch.spread + pair * kStretchStride;
+        starts[pair] = static_cast<int32_t>(to);
+        dense[pair] = 0;
+        for (int64_t first = span.first, end; first < span.end; first = end) {
+            end = std::min(span.end, (first / kAbsorbedRows + 1) * kAbsorbedRows);
+            const float* const some = p + first % kStretchRows;
+            const int64_t n = end - first, before = to;
+            for (int64_t i = 0; i < n;) {
+                if (i + kScanned <= n && all_zero(some + i)) {
+                    i += kScanned;
+                    continue;
+                }
+                for (const int64_t next = std::min(n, i + kScanned); i < next; ++i)
+                    if (some[i] != 0) listed.set(to++, first + i, some[i]);
+            }
+            if (!plan_.absorbs || to - before <= kDenseShare * kAbsorbedRows) continue;
+            dense[pair] |= 1 << first % kStretchRows / kAbsorbedRows;
+            to = before;
         }
-        for (int64_t i = 0; i < n; i += i + kAtOnce <= n && all_zero(some + i) ? kAtOnce : 1)
-            if (some[i] != 0) listed.set(to++, args_.values[t].stored, job, first + i, some[i]);
     }
-    return to;
+    starts[pairs] = static_cast<int32_t>(to);
 }
 
 void AttentionRun::add_listed(const Rows& rows, const ListedRows* lists, int64_t n, float* scratch) const {
@@ -143,15 +162,14 @@ void AttentionRun::add_spared_values(const AttentionJob& job, Span span, size_t 
     const int pairs = plan_.heads_per_group * job.n_queries;
     const size_t stride = row_stride(args_.values[t].dim);
     ListedRows* const lists = reinterpret_cast<ListedRows*>(scratch + plan_.scratch.lists);
+    const int32_t* const starts = reinterpret_cast<const int32_t*>(scratch + plan_.scratch.starts);
+    const Listed listed = listed_in(scratch);
+    for (int64_t i = 0; i < starts[pairs]; ++i) listed.find(i, args_.values[t].stored, job);
     int n_lists = 0;
-    int64_t place = 0;
-    for (int pair = 0; pair < pairs; ++pair) {
-        const int64_t next = list_rows(job, span, t, pair, place, scratch);
-        if (next > place)
+    for (int pair = 0; pair < pairs; ++pair)
+        if (starts[pair + 1] > starts[pair])
             lists[n_lists++] =
-                listed_in(scratch).list(place, next, state + plan_.state.values[t] + pair * stride);
-        place = next;
-    }
+                listed.list(starts[pair], starts[pair + 1], state + plan_.state.values[t] + pair * stride);
     add_listed(args_.values[t].stored, lists, n_lists, scratch);
     if (plan_.absorbs) add_dense(job, span, t, scratch, state);
     add_means(job, span, t, scratch, state);
@@ -175,8 +193,10 @@ void AttentionRun::add_dense(const AttentionJob& job, Span span, size_t t, float
             std::memcpy(p + first % kAbsorbedRows,
                         scratch + plan_.scratch.spread + pair * kStretchStride + first % kStretchRows,
                         (end - first) * sizeof(float));
-            n_aside += isa_.set_aside(p, kAbsorbedRows, pair, 1, scratch + plan_.scratch.squares + pair,
-                                      aside + n_aside);
+            WeightsBefore before = weights_before(scratch)[pair];
+            n_aside += isa_.set_aside(p, kAbsorbedRows, pair, 1, &before, aside + n_aside);
+            if (t + 1 == args_.values.size())
+                weights_before(scratch)[pair] = before;  // each term weighs them
             read[n_pairs++] = pair;
         }
         if (n_pairs > 0)
@@ -185,19 +205,34 @@ void AttentionRun::add_dense(const AttentionJob& job, Span span, size_t t, float
     }
 }
 
-/// What was passed over, as if all of it were the mean of the stretch's rows.
+/// What was passed over, as if all of it were the mean of the stretch's rows: of so many of them that it is
+/// off by half of what the budget allows at most. The mean of s rows is off by 1 / sqrt(s) of what rows
+/// differ by, and of n stretches each may be off by 1 / sqrt(n) of what all may.
 void AttentionRun::add_means(const AttentionJob& job, Span span, size_t t, float* scratch,
                              float* state) const {
     const int pairs = plan_.heads_per_group * job.n_queries;
-    const float* const mass = scratch + plan_.scratch.passed + pairs;
-    if (std::ranges::all_of(mass, mass + pairs, [](float x) { return x == 0; })) return;
+    const float *const mass = scratch + plan_.scratch.passed + pairs, *const sum = state + plan_.state.sum;
+    float most = 0;
+    for (int pair = 0; pair < pairs; ++pair)
+        if (mass[pair] > 0) most = std::max(most, mass[pair] / sum[pair]);
+    if (most == 0) return;
+    const float allowed = 0.5f * std::max(args_.sparse_delta, args_.sparse_threshold);
+    const auto stretches = static_cast<float>((job.stored.size() + kStretchRows - 1) / kStretchRows);
+    const float wanted = std::max(kFewestOfMean, stretches * (most / allowed) * (most / allowed));
+    const int64_t n = span.size();
+    const auto step = static_cast<int64_t>(std::max(1.0f, static_cast<float>(n) / wanted));
     const ValueTerm& term = args_.values[t];
     float* const mean = scratch + plan_.scratch.mean;
     std::fill_n(mean, term.dim, 0.0f);
     const Listed listed = listed_in(scratch);
-    for (int64_t position = span.first; position < span.end; ++position)
-        listed.set(position - span.first, term.stored, job, position, 1 / static_cast<float>(span.size()));
-    const ListedRows list = listed.list(0, span.size(), mean);
+    const int64_t sampled = (n + step - 1) / step;
+    const int64_t first =
+        reinterpret_cast<const int32_t*>(scratch + plan_.scratch.starts)[pairs];  // behind the lists
+    for (int64_t i = 0; i < sampled; ++i) {
+        listed.set(first + i, span.first + i * step, 1 / static_cast<float>(sampled));
+        listed.find(first + i, term.stored, job);
+    }
+    const ListedRows list = listed.list(first, first + sampled, mean);
     add_listed(term.stored, &list, 1, scratch);
     isa_.values(mass, 1, pairs, scratch + plan_.scratch.ones, static_cast<uint32_t>(DType::F32), mean, 0, 1,
                 term.dim, state + plan_.state.values[t], row_stride(term.dim));

@@ -108,6 +108,10 @@ struct SetAside {
     float weight;
 };
 inline constexpr int64_t kMaxSetAside = 16;  // of a pair at a time
+/// A pair's weights so far: the sum of the squares of all but the largest that was set aside, and its square.
+struct WeightsBefore {
+    float squares, largest;
+};
 
 /// Floats that absorb_values() takes for the weights of so many pairs.
 inline constexpr int64_t weight_floats(int64_t pairs) {
@@ -160,6 +164,7 @@ struct TurnedScores {
     const TurnedQuery* q;  // of the first pair, turned_query_floats(dim) apart
     const float* first;    // cosines, then sines of the first row, turned_dim(dim) each
     const void* turns;     // cosines and sines of kBlockTokens rows: see turns_at()
+    const void* ahead;     // of whole rows: kBlockTokens that will be read next, or nullptr
     const float* factors;  // of each row, or nullptr
     bool accumulate;
     float* out;
@@ -273,9 +278,10 @@ struct Isa {
     // Absorbed rows of Q8.
 
     void (*score_turned)(const TurnedScores& scores);
-    /// Takes weights that stand out beside all before them out of the n of a pair: how many. `factor` and
-    /// *squares go on from call to call; *squares is 0 at first.
-    int64_t (*set_aside)(float* p, int64_t n, int32_t pair, float factor, float* squares, SetAside* to);
+    /// Takes weights that stand out beside all others of a pair so far out of its next n: how many. Those
+    /// before, zeros at first, are worth `factor` of what they were.
+    int64_t (*set_aside)(float* p, int64_t n, int32_t pair, float factor, WeightsBefore* before,
+                         SetAside* to);
     void (*absorb_values)(const AbsorbedValues& values);
 
     // One tile of attention: `n` rows of F32, F16 or BF16, `stride` bytes apart.
