@@ -75,6 +75,7 @@ class Slimrt:
             cache_type_k=type,
             cache_type_v=type,
             derived=random_fold(load.shape, mode),
+            **({"rank": residual_rank(load.shape), "residual_type": "q8"} if mode == "k+r" else {}),
         )
         self.cache_bytes = float(self._engine.memory()["cache_bytes_per_token"])
         self._sequences: list[int] = []
@@ -111,11 +112,22 @@ class Slimrt:
         del self._engine
 
 
+def residual_rank(shape: models.Shape) -> int:
+    return shape.kv_width // 8
+
+
 def random_fold(shape: models.Shape, mode: str) -> dict[str, NDArray[np.float32]] | None:
-    """What modes k and lowrank want of every layer: random, speed does not depend on its values."""
-    width, latent = shape.kv_width, min(4, shape.n_kv_heads) * shape.d_model // shape.n_heads
+    """What modes k, k+r and lowrank want of every layer: random, speed does not depend on its values. In float32: a
+    converted file has that of k+r beside q8 in float16, half the bytes."""
+    rank, width, latent = residual_rank(shape), shape.kv_width, min(4, shape.n_kv_heads) * shape.d_model // shape.n_heads
     sizes = {
         "k": {"attn_kv.weight": (width, width)},
+        "k+r": {
+            "attn_kr_v.weight": (width, width),
+            "attn_kr_x.weight": (rank, shape.d_model),
+            "attn_kr_k.weight": (rank, width),
+            "attn_kr_out.weight": (width, rank),
+        },
         "lowrank": {"attn_v_latent.weight": (width, latent), "attn_v_expand.weight": (width, latent)},
     }
     random = np.random.default_rng(0)
