@@ -119,7 +119,11 @@ def residual_rank(shape: models.Shape) -> int:
 def random_fold(shape: models.Shape, mode: str) -> dict[str, NDArray[np.float32]] | None:
     """What modes k, k+r and lowrank want of every layer: random, speed does not depend on its values. In float32: a
     converted file has that of k+r beside q8 in float16, half the bytes."""
-    rank, width, latent = residual_rank(shape), shape.kv_width, min(4, shape.n_kv_heads) * shape.d_model // shape.n_heads
+    rank, width, latent = (
+        residual_rank(shape),
+        shape.kv_width,
+        min(4, shape.n_kv_heads) * shape.d_model // shape.n_heads,
+    )
     sizes = {
         "k": {"attn_kv.weight": (width, width)},
         "k+r": {
