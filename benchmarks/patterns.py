@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention at decode with softmax weights of trained models: kv and k+r in q8, dense and with a budget, V heads.
 
-A model reads a text; the weights that late queries of its heads give to the text, over all layers, are tiled to --tokens
-and replayed as scores on random rows of another shape (as a bias, with queries of zeros). Rows are larger than the caches
-in all; timed in C++; every cell is a median of rounds in which all cells take turns, a pure read beside them.
+A model reads a text; the weights that late queries of its heads give to the text, over all layers, are tiled to
+--tokens and replayed as scores on random rows of another shape (as a bias, with queries of zeros). Rows are larger than
+the caches in all; timed in C++; every cell is a median of rounds in which all cells take turns, a pure read beside them.
 
     python benchmarks/patterns.py --models models/tale-llama.gguf models/tale-hard.gguf --shapes mha-64 mha-128
 """
