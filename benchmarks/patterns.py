@@ -3,7 +3,7 @@
 
 A model reads a text; the weights that late queries of its heads give to the text, over all layers, are tiled to
 --tokens and replayed as scores on random rows of another shape (as a bias, with queries of zeros). Rows are larger than
-the caches in all; timed in C++; every cell is a median of rounds in which all cells take turns, a pure read beside them.
+the caches in all; timed in C++; every cell is a median of rounds in which all cells take turns, beside a pure read.
 
     python benchmarks/patterns.py --models models/tale-llama.gguf models/tale-hard.gguf --shapes mha-64 mha-128
 """
