@@ -38,7 +38,7 @@ class Fastest:
     left_out: dict[str, str]
 
     def __str__(self) -> str:
-        times = ", ".join(f"{name} {ms:.2f} ms" for name, ms in self.times.items())
+        times = ", ".join(f"{name} {ms:.3g} ms" for name, ms in self.times.items())
         out = "".join(f"; {name}: {why}" for name, why in self.left_out.items())
         return f"attention of a token half-way through the context, measured here: {times}{out}"
 
