@@ -186,6 +186,15 @@ void absorb_rows(const AbsorbedValues& x) {
 
 constexpr int64_t kAsideColumns = 256;
 
+/// out += weight times a row of codes.
+inline void add_codes(float weight, const char* row, int64_t dim, float* out) {
+    const auto* const codes = reinterpret_cast<const Int8*>(row);
+    const Vec by = splat(weight);
+    int64_t c = 0;
+    for (; c + lanes <= dim; c += lanes) store(out + c, fma(by, load(codes + c), load(out + c)));
+    for (; c < dim; ++c) out[c] += weight * static_cast<float>(static_cast<signed char>(row[c]));
+}
+
 /// One row for one pair, as floats.
 void add_aside(const AbsorbedValues& x, const SetAside& aside) {
     const int64_t block = aside.row / kBlockTokens, at = aside.row % kBlockTokens;
@@ -194,11 +203,16 @@ void add_aside(const AbsorbedValues& x, const SetAside& aside) {
     float* out = x.out + aside.pair * x.out_stride;
     for (int64_t group = 0; group < x.heads; ++group, out += x.dim) {
         const char* const head = head_of(x, block, group);
+        const char *const from = head + at * stride, *const scale =
+                                                         head + kBlockTokens * stride + at * scales;
+        if (DType(x.type) == DType::Q8) {
+            add_codes(aside.weight * *reinterpret_cast<const float*>(scale), from, x.dim, out);
+            continue;
+        }
         for (int64_t c = 0, n; c < x.dim; c += n) {
             float row[kAsideColumns];
             n = x.dim - c < kAsideColumns ? x.dim - c : kAsideColumns;
-            load_head(x.type, head + at * stride, bytes.elements, head + kBlockTokens * stride + at * scales,
-                      1, x.dim, c, n, row, kAsideColumns);
+            load_head(x.type, from, bytes.elements, scale, 1, x.dim, c, n, row, kAsideColumns);
             const float one = 1;
             values(&aside.weight, 1, 1, &one, static_cast<uint32_t>(DType::F32), row, sizeof row, 1, n,
                    out + c, 0);

@@ -22,28 +22,33 @@ void each_pair(const Rope& rope, const Fn& fn) {
         rope.interleaved ? fn(i, 2 * i, 2 * i + 1) : fn(i, i, i + rope.n_rot / 2);
 }
 
+constexpr auto shortened = [](float turn) {
+    return static_cast<int16_t>(kOne * turn + (turn < 0 ? -0.5f : 0.5f));
+};
+
 /// What rows of a block are turned by beside its first one; columns that do not turn have a cosine too.
-void fill_turned_rows(const Rope& rope, int64_t dim, bool integers, float* to) {
+template <class Number, class Make>
+void fill_turned_rows(const Rope& rope, int64_t dim, Number* to, const Make& make) {
+    float along[kMaxTurnedDim / 2], across[kMaxTurnedDim / 2];  // the first row, turned back
     const float* const first = rope ? rope.table.f32(0) : nullptr;
+    each_pair(rope, [&](int i, int, int) {
+        const float cosine = first[2 * i], sine = first[2 * i + 1], size = cosine * cosine + sine * sine;
+        along[i] = cosine / size;
+        across[i] = sine / size;
+    });
+    const Number one = make(1.0f);
     for (int64_t row = 0; row < kBlockTokens; ++row) {
-        const auto put = [&](auto* turn, auto cosine, auto sine) {
+        const auto set = [&](int64_t column, Number cosine, Number sine) {
+            Number* const turn = turns_at(to, dim, row, column);
             turn[0] = cosine;
             turn[kTurnColumns] = sine;
         };
-        const auto shortened = [](float x) { return static_cast<int16_t>(std::lrint(kOne * x)); };
-        const auto set = [&](int64_t column, float cosine, float sine) {
-            if (integers)
-                put(turns_at(reinterpret_cast<int16_t*>(to), dim, row, column), shortened(cosine),
-                    shortened(sine));
-            else
-                put(turns_at(to, dim, row, column), cosine, sine);
-        };
-        for (int64_t c = rope.n_rot; c < dim; ++c) set(c, 1, 0);
+        for (int64_t c = rope.n_rot; c < dim; ++c) set(c, one, Number(0));
         const float* const turned = rope ? rope.table.f32(row) : nullptr;
         each_pair(rope, [&](int i, int a, int b) {
-            const float c0 = first[2 * i], s0 = first[2 * i + 1], c = turned[2 * i], s = turned[2 * i + 1];
-            const float size = c0 * c0 + s0 * s0, cosine = (c * c0 + s * s0) / size;
-            const float sine = (s * c0 - c * s0) / size;
+            const float c = turned[2 * i], s = turned[2 * i + 1];
+            const Number cosine = make(c * along[i] + s * across[i]),
+                         sine = make(s * along[i] - c * across[i]);
             set(a, cosine, sine);
             set(b, cosine, sine);
         });
@@ -98,8 +103,11 @@ void AttentionRun::prepare_absorbed(const AttentionJob& job, float* scratch) con
         for (int pair = 0; pair < pairs; ++pair)
             pack_turned(term, static_cast<int>(pair / share), q + int64_t(pair) * term.dim,
                         packed + pair * turned_query_floats(term.dim));
-        fill_turned_rows(term.rope, dim, term.stored.dtype == DType::Q8,
-                         scratch + plan_.scratch.turned_rows[t]);
+        float* const turns = scratch + plan_.scratch.turned_rows[t];
+        if (term.stored.dtype == DType::Q8)
+            fill_turned_rows(term.rope, dim, reinterpret_cast<int16_t*>(turns), shortened);
+        else
+            fill_turned_rows(term.rope, dim, turns, [](float turn) { return turn; });
     }
 }
 
