@@ -42,8 +42,9 @@ class Xr final : public AbsorbingMode {
                       " wide, so they determine more than a row holds");
     }
 
-    /// Static scales even out the channels: one scale a row is enough for the types that have one.
     bool has_values_of_all() const override { return true; }
+
+    /// Static scales even out the channels: one scale a row is enough for the types that have one.
     Format format(const AttnConfig& c) const override { return {{"x", c.d_model, 1, c.type_k}}; }
 
     Format dense_format(const AttnConfig& c) const override {
