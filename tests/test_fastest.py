@@ -98,6 +98,9 @@ def test_where_it_says_nothing_it_is_refused(tmp_path):
     for path, cache in ((write_tiny(tmp_path / "tiny.gguf"), ["fastest", "kv"]), (MODELS / "tale-t5.gguf", "fastest")):
         with pytest.raises(slimrt.CacheUnsupportedError, match="cache 'fastest' compares caches of a decoder alone"):
             slimrt.Model(path, cache=cache)
+    for budget in ({"sparse_threshold": 0.01}, {"sparse_delta": 0.01}):
+        with pytest.raises(slimrt.CacheUnsupportedError, match="caches that are read whole"):
+            slimrt.Model(tmp_path / "tiny.gguf", cache="fastest", **budget)
 
 
 def test_rates_are_measured_once(monkeypatch, tmp_path):

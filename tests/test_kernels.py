@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import gguf
 import numpy as np
@@ -374,6 +375,13 @@ def test_rope(head_dim, n_rot, interleaved, isa):
     got = ops.rope(x, 3, rope_table(rope, 100), n_rot, interleaved, positions, isa)
     wanted = rope(x.astype(np.float64).reshape(5, 3, head_dim), positions).reshape(5, -1)
     assert np.abs(got - wanted).max() < 2e-6
+
+
+def rotation_of(rope: Rope | None, n_ctx: int) -> dict[str, Any]:
+    """How a score term's rows turn as they are read, as ops takes it; nothing where they do not."""
+    if rope is None:
+        return {}
+    return {"table": rope_table(rope, n_ctx), "n_rot": 2 * len(rope.inv_freq), "interleaved": rope.interleaved}
 
 
 def rope_table(rope: Rope, n_ctx: int) -> np.ndarray:

@@ -13,7 +13,7 @@ from pairwise import pairwise
 from reference import Rope
 from reference_formats import rounded
 from slimrt._core import ops
-from test_kernels import rope_table
+from test_kernels import rotation_of
 
 ISAS = ops.backends()
 TYPES = ["q8", "f16", "bf16", "fp8_e4m3", "fp8_e5m2", "q4", "q3", "q2", "f32"]
@@ -64,13 +64,7 @@ def known_rows(call: Call, k: np.ndarray, stored_heads: int, dtype: str = "q8") 
 
 def run(call: Call, q, k, stored_heads: int, rope: Rope | None, isa: str, threads: int, dtype: str) -> np.ndarray:
     plane = {"rows": k, "type": dtype, "stored_heads": stored_heads}
-    score = plane | {"q": q, "heads": call.kv, "dim": call.dim}
-    if rope:
-        score |= {
-            "table": rope_table(rope, call.rows),
-            "n_rot": 2 * len(rope.inv_freq),
-            "interleaved": rope.interleaved,
-        }
+    score = plane | {"q": q, "heads": call.kv, "dim": call.dim} | rotation_of(rope, call.rows)
     whole = plane | {"heads": 1, "dim": call.kv * call.dim}
     (out,) = ops.attention_of_terms(
         [score], [whole], call.heads, call.queries, call.dim**-0.5, call.window, isa, threads

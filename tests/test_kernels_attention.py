@@ -14,7 +14,7 @@ from pairwise import pairwise
 from reference import Rope
 from reference_formats import rounded
 from slimrt._core import ops
-from test_kernels import rope_table
+from test_kernels import rotation_of
 
 ISAS = ops.backends()
 TYPES = ["f32", "f16", "bf16", "q8", "fp8_e4m3", "fp8_e5m2", "q4", "q3", "q2"]
@@ -140,11 +140,7 @@ def test_attention(name, dtype, isa):
 
 def run(case: Case, dtype: str, isa: str, threads: int = 1):
     q, score_rows, value_rows, bias = case.data()
-    rope = case.make_rope()
-    rotation = {}
-    if rope is not None:
-        rotation = {"table": rope_table(rope, case.rows), "n_rot": 2 * len(rope.inv_freq),
-                    "interleaved": rope.interleaved}  # fmt: skip
+    rotation = rotation_of(case.make_rope(), case.rows)
     return ops.attention(
         q, score_rows, value_rows, case.n_heads, case.score_heads, case.value_heads, dtype, case.queries,
         1 / np.sqrt(case.dk), case.window, isa, threads, bias=bias, stored_heads=case.stored_heads, **rotation,

@@ -11,7 +11,7 @@ from kernel_calls import weight_rounding
 from pairwise import pairwise
 from reference import Rope, rounded
 from slimrt._core import ops
-from test_kernels import rope_table
+from test_kernels import rotation_of
 from test_kernels_absorbed import Call
 
 ISAS = ops.backends()
@@ -42,13 +42,7 @@ def known_rows(call: Call, k: np.ndarray, type_name: str) -> np.ndarray:
 def run(call: Call, q, k, type_name: str, rope: Rope | None, isa: str, threads: int = 1, extra=None, **budget):
     """[queries, heads, columns] of every value term, and the rows met and passed over."""
     plane = {"rows": k, "type": type_name, "stored_heads": scales_of(type_name, call.kv)}
-    score = plane | {"q": q, "heads": call.kv, "dim": call.dim}
-    if rope:
-        score |= {
-            "table": rope_table(rope, call.rows),
-            "n_rot": 2 * len(rope.inv_freq),
-            "interleaved": rope.interleaved,
-        }
+    score = plane | {"q": q, "heads": call.kv, "dim": call.dim} | rotation_of(rope, call.rows)
     values = [plane | {"heads": 1, "dim": call.kv * call.dim}]
     if extra is not None:
         values.append({"rows": extra, "type": "q4", "stored_heads": 1, "heads": 1, "dim": extra.shape[1]})

@@ -56,12 +56,18 @@ def fastest(planner: Planner, choice: CacheChoice, n_ctx: int, refusal: Callable
     Where none fits, the smallest is returned, and loading it says what would.
 
     Raises:
-        CacheUnsupportedError: beside an encoder, for another device than the CPU, or for some layers only.
+        CacheUnsupportedError: beside an encoder, for another device than the CPU, for some layers only, or with rows
+            left unread, which is not what was timed.
     """
     source = planner.source
     if len(choice.configs) > 1 or source.has_encoder or planner.device != "cpu":
         raise CacheUnsupportedError(
             f"cache '{FASTEST}' compares caches of a decoder alone, the same in all layers, on the CPU: name one"
+        )
+    if choice.sparse_threshold or choice.sparse_delta:
+        raise CacheUnsupportedError(
+            f"cache '{FASTEST}' compares caches that are read whole, "
+            "without sparse_threshold and sparse_delta: name one"
         )
     times, left_out = dict[str, float](), dict[str, str]()
     compared = dict[str, tuple[CacheChoice, list[Part]]]()
@@ -99,7 +105,7 @@ def _candidates(source: ModelSource, choice: CacheChoice) -> list[CacheChoice]:
     """kv in the types that were asked for, or usual, and what the file says, each once."""
     asked = choice.configs[0]
     types = [asked.type] if asked.type != AUTO else [AUTO] if choice.type_k != AUTO else list(_TYPES)
-    found = [replace(choice, configs=(CacheConfig("kv", type),), sparse_delta=0.0) for type in types]
+    found = [replace(choice, configs=(CacheConfig("kv", type),)) for type in types]
     if source.says_cache:
         found.append(replace(choice, configs=(replace(asked, mode=AUTO),)))
     return list({one.layers(source): one for one in found}.values())
@@ -135,7 +141,7 @@ def _weights_ms(planner: Planner, choice: CacheChoice, n_ctx: int) -> float:
     folded = {layer for layer, cache in enumerate(choice.layers(source)) if cache.mode != "kv"}
     if not folded:
         return 0.0
-    kv = replace(choice, configs=(CacheConfig("kv"),), sparse_delta=0.0)
+    kv = replace(choice, configs=(CacheConfig("kv"),))
     more = planner.ask(choice, n_ctx)["derived"] - planner.ask(kv, n_ctx)["derived"]
     for layer in folded:
         for name in source.file.tensors():
