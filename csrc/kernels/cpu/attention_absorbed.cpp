@@ -163,6 +163,21 @@ void absorb_codes(const AbsorbedValues& x) {
     }
 }
 
+/// Columns [column, column + n), a strip, by integers.
+template <class Pairs>
+void add_rounded(const AbsorbedValues& x, int64_t column, int64_t n, const PairWeights& weights,
+                 float* strip) {
+    PairStrip<Pairs> codes;
+    with_stored(x.type, [&]<class Stored>(Stored) {
+        using Code = typename Stored::Code;
+        if constexpr (!__is_same(Code, void) && !Stored::scaled)
+            if (StoredStrip<Code>::fits(x, column, n)) return codes.fill(x, StoredStrip<Code>(x, column));
+        read_strip(x, column, n, strip);
+        codes.fill(x, ReadStrip{strip});
+    });
+    add_pair_strip(x, column, weights, codes);
+}
+
 template <class Pairs>
 void absorb_rows(const AbsorbedValues& x) {
     const int64_t width = x.heads * x.dim;
@@ -173,14 +188,13 @@ void absorb_rows(const AbsorbedValues& x) {
     if (!exact) memset(strip, 0, sizeof strip);
     for (int64_t column = 0; column < width; column += kPairColumns) {
         const int64_t n = width - column < kPairColumns ? width - column : kPairColumns;
+        if constexpr (Pairs::fast)
+            if (!exact) {
+                add_rounded<Pairs>(x, column, n, weights, strip);
+                continue;
+            }
         read_strip(x, column, n, strip);
-        if (exact) {
-            add_exactly(x, column, n, strip);
-        } else if constexpr (Pairs::fast) {
-            PairStrip<Pairs> codes;
-            codes.fill(x, strip);
-            add_pair_strip(x, column, weights, codes);
-        }
+        add_exactly(x, column, n, strip);
     }
 }
 

@@ -85,42 +85,86 @@ struct PairWeights {
     }
 };
 
+/// A strip as read_strip() leaves it.
+struct ReadStrip {
+    const float* rows;
+    static constexpr int64_t stride = kPairColumns;
+
+    const float* row(int64_t i) const { return rows + i * kPairColumns; }
+};
+
+/// A strip of a stored head, where it is stored: to convert it twice is cheaper than to store it as floats.
+template <class Number>
+struct StoredStrip {
+    const AbsorbedValues& x;
+    int64_t group, column, stride;
+
+    StoredStrip(const AbsorbedValues& values, int64_t first)
+        : x(values), group(first / x.dim), column(first % x.dim), stride(x.dim) {}
+
+    const Number* row(int64_t i) const {
+        const char* const head = head_of(x, i / kBlockTokens, group);
+        return reinterpret_cast<const Number*>(head) + i % kBlockTokens * stride + column;
+    }
+    /// Whether columns [first, first + n) of the rows, in twos, are in memory like this.
+    static bool fits(const AbsorbedValues& x, int64_t first, int64_t n) {
+        return n == kPairColumns && first % x.dim + n <= x.dim && x.first % 2 == 0 && x.n % 2 == 0;
+    }
+};
+
 /// A strip's columns as integers, each with a scale of its own.
 template <class Pairs>
 struct PairStrip {
     alignas(64) Pairs codes[kAbsorbedRows / 2][kPairVectors];
-    alignas(64) float units[kPairColumns];
+    alignas(64) float units[kPairColumns], shrinks[kPairColumns];
     int64_t first, end;  // of kAbsorbedRows / 2
 
-    void fill(const AbsorbedValues& x, const float* rows) {
+    template <class Rows>
+    void fill(const AbsorbedValues& x, const Rows& rows) {
         first = x.first / 2;
         end = (x.first + x.n + 1) / 2;
+        find_scales(rows);
+        Vec shrink[kPairVectors];
+        for (int j = 0; j < kPairVectors; ++j) shrink[j] = load(shrinks + j * lanes);
+        each_two(rows, [&](int64_t i, auto* row) {
+#pragma GCC unroll 4
+            for (int j = 0; j < kPairVectors; ++j, row += lanes)
+                codes[i][j] = Pairs::of(load(row), load(row + rows.stride), shrink[j]);
+        });
+    }
+
+  private:
+    /// do_one(i, row 2 i) for all twos of rows.
+    template <class Rows, class Fn>
+    void each_two(const Rows& rows, const Fn& do_one) const {
+        constexpr int64_t kTwos = kBlockTokens / 2;
+        for (int64_t i = first, next; i < end; i = next) {
+            next = i / kTwos * kTwos + kTwos < end ? i / kTwos * kTwos + kTwos : end;
+            const auto* row = rows.row(2 * i);
+            for (int64_t k = i; k < next; ++k, row += 2 * rows.stride) do_one(k, row);
+        }
+    }
+
+    template <class Rows>
+    void find_scales(const Rows& rows) {
         Vec squares[2][kPairVectors];
 #pragma GCC unroll 4
         for (int j = 0; j < kPairVectors; ++j) squares[0][j] = squares[1][j] = splat(0);
-        for (int64_t i = 2 * first; i < 2 * end; i += 2) {
+        each_two(rows, [&](int64_t, auto* row) {
 #pragma GCC unroll 2
             for (int k = 0; k < 2; ++k) {
 #pragma GCC unroll 4
                 for (int j = 0; j < kPairVectors; ++j) {
-                    const Vec some = load(rows + (i + k) * kPairColumns + j * lanes);
+                    const Vec some = load(row + k * rows.stride + j * lanes);
                     squares[k][j] = fma(some, some, squares[k][j]);
                 }
             }
-        }
-        alignas(64) float shrinks[kPairColumns];
+        });
         for (int j = 0; j < kPairVectors; ++j) store(shrinks + j * lanes, squares[0][j] + squares[1][j]);
         for (int64_t c = 0; c < kPairColumns; ++c) {
             const PairScale scale = pair_scale(shrinks[c], kRowNorm);
             shrinks[c] = scale.shrink;
             units[c] = scale.unit;
-        }
-        for (int64_t j = 0; j < kPairVectors; ++j) {
-            const Vec shrink = load(shrinks + j * lanes);
-            for (int64_t i = first; i < end; ++i) {
-                const float* const row = rows + 2 * i * kPairColumns + j * lanes;
-                codes[i][j] = Pairs::of(load(row) * shrink, load(row + kPairColumns) * shrink);
-            }
         }
     }
 };

@@ -152,10 +152,12 @@ struct RowPairs {
     static constexpr bool fast = true;
     __m512i v;
 
-    /// Whole numbers nearest to these, which fit.
-    static RowPairs of(Vec first, Vec second) {
-        const __m512i high = _mm512_slli_epi32(_mm512_cvtps_epi32(second.v), 16);
-        return {_mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_cvtps_epi32(first.v), high)};
+    /// Whole numbers nearest to these times a factor, which fit.
+    static RowPairs of(Vec first, Vec second, Vec factor) {
+        const __m512 whole = _mm512_set1_ps(0x1.8p23f);  // numbers beside it are in the last bits
+        const __m512i low = _mm512_castps_si512(_mm512_fmadd_ps(first.v, factor.v, whole));
+        const __m512i high = _mm512_castps_si512(_mm512_fmadd_ps(second.v, factor.v, whole));
+        return {_mm512_mask_blend_epi16(0xaaaaaaaa, low, _mm512_slli_epi32(high, 16))};
     }
     static RowPairs splat(const int16_t* p) { return {four_digits(RowCodes{}, p).v}; }
     static RowSums add_products(RowSums sums, RowPairs weights, RowPairs codes) {
