@@ -270,11 +270,10 @@ void AttentionPlan::lay_out(const AttentionArgs& args, size_t pairs, size_t part
         scratch.kept = take(max_rows + 1);
     }
     if (spares) {
-        int64_t widest = 0;
-        for (const ValueTerm& term : args.values) widest = std::max<int64_t>(widest, term.dim);
         scratch.spread = take(pairs * kStretchStride);
         scratch.passed = take(2 * pairs);
-        scratch.mean = take(row_stride(widest));
+        for (size_t i = 0; i < args.values.size(); ++i)
+            scratch.mean[i] = take(row_stride(args.values[i].dim));
         scratch.lists = take((pairs + 1) * sizeof(ListedRows) / sizeof(float));
         scratch.listed = take((pairs + 1) * kStretchRows * kListedFloats);
         scratch.starts = take(pairs + 1);

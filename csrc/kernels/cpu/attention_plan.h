@@ -50,10 +50,10 @@ struct AttentionScratch {
     size_t keep;      // by_budget: a mark for each row
     size_t kept;      // by_budget: a list of rows
     size_t passed;    // spares: [head][query] what is used of the budget, then the mass passed over
-    size_t mean;      // spares: the mean of rows
-    size_t lists;     // spares: a ListedRows of each [head][query]
-    size_t listed;    // spares: kListedFloats of each [head][query][kStretchRows]
-    size_t starts;    // spares: of the list of each [head][query] and, last, the end, as integers
+    size_t mean[kMaxValueTerms];  // spares: of a stretch's rows
+    size_t lists;                 // spares: a ListedRows of each [head][query]
+    size_t listed;                // spares: kListedFloats of each [head][query][kStretchRows]
+    size_t starts;                // spares: of the list of each [head][query] and, last, the end, as integers
     size_t dense;     // spares: [head][query], as an integer, which kAbsorbedRows of a stretch have no list
     size_t pairs;     // absorbs: [head][query], which are read
     size_t absorbed;  // absorbs: [head][query][kAbsorbedRows], scores, then weights

@@ -89,7 +89,7 @@ class AttentionRun {
     void list_rows(const AttentionJob& job, Span span, float* scratch) const;
     void add_listed(const Rows& rows, const ListedRows* lists, int64_t n, float* scratch) const;
     void add_dense(const AttentionJob& job, Span span, size_t t, float* scratch, float* state) const;
-    void add_means(const AttentionJob& job, Span span, size_t t, float* scratch, float* state) const;
+    void add_to_means(const AttentionJob& job, Span block, float weight, float* scratch) const;
     const float* bias_of(int head, int64_t distance) const;
     void weigh(const Group& group, const Tile& tile) const;
     template <class Term>

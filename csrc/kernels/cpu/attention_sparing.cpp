@@ -15,8 +15,9 @@ namespace {
 /// loads).
 constexpr double kDenseShare = 0.25;
 
-/// Rows of a stretch that a mean is of, whatever is passed over.
-constexpr float kFewestOfMean = 32;
+/// Rows that are added to a mean at a time, from one end to the other: lines of more, pages apart, would fall
+/// on one set of the first level.
+constexpr int64_t kRowsOfMean = 8;
 
 constexpr int64_t kScanned = 16;  // weights at a time
 
@@ -66,12 +67,30 @@ void AttentionRun::compute_sparely(const AttentionJob& job, Span span, float* sc
     }
 }
 
+/// And the mean of its rows, while they are near.
 void AttentionRun::score_stretch(const AttentionJob& job, Span span, float* scratch, float* state) const {
+    for (size_t t = 0; t < args_.values.size(); ++t)
+        std::fill_n(scratch + plan_.scratch.mean[t], args_.values[t].dim, 0.0f);
     for (int64_t first = span.first, next; first < span.end; first = next) {
         next = std::min(span.end, (first / kBlockTokens + 1) * kBlockTokens);
         if (plan_.by_block) copy_biases(job, span, first, 0, 1, scratch);
         score_absorbed(job, first, next, scratch, state,
                        scratch + plan_.scratch.spread + first % kStretchRows, kStretchStride);
+        add_to_means(job, {first, next}, 1 / static_cast<float>(span.size()), scratch);
+    }
+}
+
+void AttentionRun::add_to_means(const AttentionJob& job, Span block, float weight, float* scratch) const {
+    const Listed listed = listed_in(scratch);
+    const int64_t n = block.size();
+    for (int64_t i = 0; i < n; ++i) listed.set(i, block.first + i, weight);
+    for (size_t t = 0; t < args_.values.size(); ++t) {
+        for (int64_t i = 0; i < n; ++i) listed.find(i, args_.values[t].stored, job);
+        ListedRows lists[kBlockTokens / kRowsOfMean];
+        int64_t n_lists = 0;
+        for (int64_t i = 0; i < n; i += kRowsOfMean)
+            lists[n_lists++] = listed.list(i, std::min(n, i + kRowsOfMean), scratch + plan_.scratch.mean[t]);
+        add_listed(args_.values[t].stored, lists, n_lists, scratch);
     }
 }
 
@@ -172,7 +191,10 @@ void AttentionRun::add_spared_values(const AttentionJob& job, Span span, size_t 
                 listed.list(starts[pair], starts[pair + 1], state + plan_.state.values[t] + pair * stride);
     add_listed(args_.values[t].stored, lists, n_lists, scratch);
     if (plan_.absorbs) add_dense(job, span, t, scratch, state);
-    add_means(job, span, t, scratch, state);
+    // What was passed over, as if all of it were the mean of the stretch's rows.
+    isa_.values(scratch + plan_.scratch.passed + pairs, 1, pairs, scratch + plan_.scratch.ones,
+                static_cast<uint32_t>(DType::F32), scratch + plan_.scratch.mean[t], 0, 1, args_.values[t].dim,
+                state + plan_.state.values[t], stride);
 }
 
 /// What is not listed, for the pairs that it is not listed for.
@@ -203,39 +225,6 @@ void AttentionRun::add_dense(const AttentionJob& job, Span span, size_t t, float
             absorb_values(job, t, {first, end}, n_pairs, n_aside, scratch + plan_.scratch.ones, scratch,
                           state);
     }
-}
-
-/// What was passed over, as if all of it were the mean of the stretch's rows: of so many of them that it is
-/// off by half of what the budget allows at most. The mean of s rows is off by 1 / sqrt(s) of what rows
-/// differ by, and of n stretches each may be off by 1 / sqrt(n) of what all may.
-void AttentionRun::add_means(const AttentionJob& job, Span span, size_t t, float* scratch,
-                             float* state) const {
-    const int pairs = plan_.heads_per_group * job.n_queries;
-    const float *const mass = scratch + plan_.scratch.passed + pairs, *const sum = state + plan_.state.sum;
-    float most = 0;
-    for (int pair = 0; pair < pairs; ++pair)
-        if (mass[pair] > 0) most = std::max(most, mass[pair] / sum[pair]);
-    if (most == 0) return;
-    const float allowed = 0.5f * std::max(args_.sparse_delta, args_.sparse_threshold);
-    const auto stretches = static_cast<float>((job.stored.size() + kStretchRows - 1) / kStretchRows);
-    const float wanted = std::max(kFewestOfMean, stretches * (most / allowed) * (most / allowed));
-    const int64_t n = span.size();
-    const auto step = static_cast<int64_t>(std::max(1.0f, static_cast<float>(n) / wanted));
-    const ValueTerm& term = args_.values[t];
-    float* const mean = scratch + plan_.scratch.mean;
-    std::fill_n(mean, term.dim, 0.0f);
-    const Listed listed = listed_in(scratch);
-    const int64_t sampled = (n + step - 1) / step;
-    const int64_t first =
-        reinterpret_cast<const int32_t*>(scratch + plan_.scratch.starts)[pairs];  // behind the lists
-    for (int64_t i = 0; i < sampled; ++i) {
-        listed.set(first + i, span.first + i * step, 1 / static_cast<float>(sampled));
-        listed.find(first + i, term.stored, job);
-    }
-    const ListedRows list = listed.list(first, first + sampled, mean);
-    add_listed(term.stored, &list, 1, scratch);
-    isa_.values(mass, 1, pairs, scratch + plan_.scratch.ones, static_cast<uint32_t>(DType::F32), mean, 0, 1,
-                term.dim, state + plan_.state.values[t], row_stride(term.dim));
 }
 
 }  // namespace slimrt::cpu
