@@ -45,7 +45,7 @@ GPT_NEOX = {key: value for key, value in SMALL.items() if key not in ("rms_norm_
 BASES = {"gpt2": GPT2, "gpt_neox": GPT_NEOX, "phi": GPT_NEOX}  # others: SMALL
 CLASSES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM",
            "phi3": "Phi3ForCausalLM", "gpt2": "GPT2LMHeadModel", "gpt_neox": "GPTNeoXForCausalLM",
-           "phi": "PhiForCausalLM", "olmo2": "Olmo2ForCausalLM"}  # fmt: skip
+           "phi": "PhiForCausalLM", "qwen3": "Qwen3ForCausalLM", "olmo2": "Olmo2ForCausalLM"}  # fmt: skip
 LONG_FACTORS = {"short_factor": [1.0, 1.1, 1.3, 1.4, 1.7, 2.0], "long_factor": [1.2, 2.1, 3.5, 6.0, 8.5, 11.0]}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 32}  # fmt: skip
@@ -179,6 +179,14 @@ MODELS = {
     "olmo2": Tiny("olmo2", {"rms_norm_eps": 1e-6}),
     "olmo2_gqa": Tiny(
         "olmo2", {"num_key_value_heads": 2, "head_dim": 20, "tie_word_embeddings": True}, dtype="bfloat16"
+    ),
+    "qwen3": Tiny(  # as Qwen3-0.6B: grouped heads whose K is as wide as the input
+        "qwen3", {"num_attention_heads": 8, "head_dim": 12, "eos_token_id": [2, 5]}, seed=7, rewrite=unused_window
+    ),
+    "qwen3_gqa": Tiny(
+        "qwen3",
+        {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 20, "tie_word_embeddings": True},
+        dtype="bfloat16",
     ),
     "gpt2_tanh": Tiny("gpt2", {"activation_function": "gelu_new"}),
     "gpt2_erf": Tiny("gpt2", {"activation_function": "gelu", "tie_word_embeddings": False, "n_inner": 80}, seed=4),

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A transformer in NumPy float64: the specification of what slimrt computes, in plain loops and without its code.
 
-Covers the Llama family (llama, qwen2, phi3, olmo2), GPT-2, GPT-NeoX and Phi-2, and what every cache mode stores and
-reads back (cache-math.md). Row vectors: a weight is [out, in] as in the file, so x W is written `x @ w.T`.
+Covers decoders without experts, of every family that slimrt reads, and what every cache mode stores and reads back
+(cache-math.md). Row vectors: a weight is [out, in] as in the file, so x W is written `x @ w.T`.
 
     model = Reference("model.gguf")            # or a Hugging Face directory
     model.logits(ids)                          # [n, vocab], everything exact
@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reference_formats import Array, rounded
-from reference_modes import BLOCK, CACHE_MODES, Planes, Rows, Types, aged, as_half, plus
+from reference_modes import BLOCK, CACHE_MODES, Planes, Rows, Types, aged, as_half, in_parts, plus
 
 
 # ---------------------------------------------------------------- the parts of a layer
@@ -97,7 +97,7 @@ class Layer:
     attn_norm: Array | None = None  # of the input
     attn_norm_b: Array | None = None
     attn_post_norm: Array | None = None  # of the output
-    q_norm: Array | None = None  # of the whole row, before RoPE
+    q_norm: Array | None = None  # before RoPE: of the whole row, or of each head if it is as long as one
     k_norm: Array | None = None
     bq: Array | None = None
     bk: Array | None = None
@@ -235,6 +235,10 @@ class Reference:
             return x
         return rms_norm(x, weight, self.w.eps) if bias is None else layer_norm(x, weight, bias, self.w.eps)
 
+    def norm_heads(self, x: Array, weight: Array | None) -> Array:
+        """x [n, width], each part by itself that is as long as the weight."""
+        return x if weight is None else rms_norm(in_parts(x, weight), weight, self.w.eps).reshape(x.shape)
+
     def _ffn(self, layer: Layer, x: Array) -> Array:
         activation = ACTIVATIONS[self.w.activation]
         up = plus(x @ layer.up.T, layer.up_b)
@@ -254,7 +258,7 @@ class Reference:
             cache.extend(
                 mode.store(self, i, x, positions, cache), partial(mode.in_chunks, self, owner) if chunk else None
             )
-        q = self.rotate(self.norm(plus(x @ layer.wq.T, layer.bq), layer.q_norm), self.w.n_heads, positions)
+        q = self.rotate(self.norm_heads(plus(x @ layer.wq.T, layer.bq), layer.q_norm), self.w.n_heads, positions)
         out = []
         for first in range(0, len(x), chunk or len(x)):
             some = slice(first, first + (chunk or len(x)))

@@ -149,6 +149,7 @@ GPT2_NAMES = {
 }
 
 
+QWEN3_NAMES = LLAMA_NAMES | {"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"}
 OLMO2_NAMES = {name: ours for name, ours in LLAMA_NAMES.items() if not name.endswith("layernorm")} | {
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
@@ -173,6 +174,7 @@ LAYOUTS = {
     "gpt2": ("transformer.h.", GPT2_NAMES, "transformer.wte", "transformer.ln_f", "lm_head"),
     "gpt_neox": ("gpt_neox.layers.", GPT_NEOX_NAMES, "gpt_neox.embed_in", "gpt_neox.final_layer_norm", "embed_out"),
     "phi": ("model.layers.", PHI_NAMES, "model.embed_tokens", "model.final_layernorm", "lm_head"),
+    "qwen3": ("model.layers.", QWEN3_NAMES, "model.embed_tokens", "model.norm", "lm_head"),
     "olmo2": ("model.layers.", OLMO2_NAMES, "model.embed_tokens", "model.norm", "lm_head"),
 }
 LLAMA_LAYOUT = ("model.layers.", LLAMA_NAMES, "model.embed_tokens", "model.norm", "lm_head")

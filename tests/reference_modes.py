@@ -59,11 +59,16 @@ def by_head(m: Reference, x: Array) -> Array:
     return x.reshape(len(x), m.w.n_kv_heads, -1)
 
 
+def in_parts(x: Array, weight: Array) -> Array:
+    """x [n, width] -> [n, parts, as long as the weight]."""
+    return x.reshape(len(x), -1, len(weight))
+
+
 # ---------------------------------------------------------------- kv
 def store_kv(m: Reference, i: int, x: Array, positions: Positions, cache: Cache) -> Rows:
     """k and v with their biases, k normed and rotated."""
     layer = m.w.layers[i]
-    k = m.rotate(m.norm(plus(x @ layer.wk.T, layer.bk), layer.k_norm), m.w.n_kv_heads, positions)
+    k = m.rotate(m.norm_heads(plus(x @ layer.wk.T, layer.bk), layer.k_norm), m.w.n_kv_heads, positions)
     return {"k": k.reshape(len(x), -1), "v": plus(x @ layer.wv.T, layer.bv)}
 
 
@@ -190,7 +195,7 @@ def per_group(x: Array, weight: Array) -> Array:
 def store_lowrank(m: Reference, i: int, x: Array, positions: Positions, cache: Cache) -> Rows:
     """k before RoPE, biased and normed; the latent of v without its bias."""
     layer = m.w.layers[i]
-    k = m.norm(plus(x @ layer.wk.T, layer.bk), layer.k_norm)
+    k = m.norm_heads(plus(x @ layer.wk.T, layer.bk), layer.k_norm)
     return {"k": k, "v": per_group(x @ layer.wv.T, m.folded(i, "attn_v_latent.weight"))}
 
 
@@ -223,14 +228,14 @@ def attend_lowrank(m: Reference, i: int, q: Array, rows: Rows, positions: Positi
 
 # ---------------------------------------------------------------- k
 def store_k(m: Reference, i: int, x: Array, positions: Positions, cache: Cache) -> Rows:
-    """k before its bias, its norm and RoPE; beside it 1 / rms of k where it is normed."""
+    """k before its bias, its norm and RoPE; beside it 1 / rms of k, or of each head, where it is normed."""
     layer = m.w.layers[i]
     k = x @ layer.wk.T
-    return {"k": k} if layer.k_norm is None else {"k": k, "n": inverse_rms(m, k)}
+    return {"k": k} if layer.k_norm is None else {"k": k, "n": inverse_rms(m, k, layer.k_norm)}
 
 
-def inverse_rms(m: Reference, k: Array) -> Array:
-    return 1 / np.sqrt(np.mean(k * k, axis=-1, keepdims=True) + m.w.eps)
+def inverse_rms(m: Reference, k: Array, weight: Array) -> Array:
+    return 1 / np.sqrt(np.mean(in_parts(k, weight) ** 2, axis=-1) + m.w.eps)
 
 
 def read_keys(m: Reference, i: int, k: Array, rows: Rows) -> Array:
@@ -238,7 +243,7 @@ def read_keys(m: Reference, i: int, k: Array, rows: Rows) -> Array:
     left out."""
     layer = m.w.layers[i]
     if layer.k_norm is not None:
-        k = k * rows["n"] * layer.k_norm
+        k = (in_parts(k, layer.k_norm) * rows["n"][..., None] * layer.k_norm).reshape(k.shape)
     return m.rotate(plus(k, layer.bk if m.w.rope else None), m.w.n_kv_heads, np.arange(len(k)))
 
 
@@ -268,7 +273,7 @@ def store_kr(m: Reference, i: int, x: Array, positions: Positions, cache: Cache)
         rows["r"] = x @ w_x + known["k"] @ m.folded(i, "attn_kr_k.weight")
         known["r"] = cache.stored("r", rows["r"])
     if layer.k_norm is not None:
-        rows["n"] = inverse_rms(m, k)
+        rows["n"] = inverse_rms(m, k, layer.k_norm)
     exact = cache.length == 0 or len(x) > m.dk
     return rows | {"own v": x @ layer.wv.T if exact else read_values(m, i, known)}
 
@@ -354,8 +359,14 @@ def planes_k(m: Reference, types: Types) -> Planes:
 
 
 def planes_n(m: Reference, types: Types) -> Planes:
-    normed = m.w.layers[0].k_norm is not None
-    return {"n": (None if types[0] is None else "f32", 1)} if normed else {}
+    return {"n": (None if types[0] is None else "f32", norms(m))} if norms(m) else {}
+
+
+def norms(m: Reference, kept: int = 0) -> int:
+    """Numbers that stand beside a row of k for its norm: one of the row, or one of each head but those that keep V."""
+    layer = m.w.layers[0]
+    whole = layer.k_norm is not None and len(layer.k_norm) == len(layer.wk)
+    return 0 if layer.k_norm is None else 1 if whole else len(layer.wk) // len(layer.k_norm) - kept
 
 
 def planes_kr(m: Reference, types: Types) -> Planes:

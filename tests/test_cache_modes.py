@@ -23,7 +23,18 @@ import slimrt
 from conftest import GOLDEN, decode, open_engine, rms
 from pairwise import pairwise
 from reference import Reference
-from reference_modes import CACHE_MODES, Mode, attend_heads, by_head, planes_kv, planes_n, read_keys, store_k, store_v
+from reference_modes import (
+    CACHE_MODES,
+    Mode,
+    attend_heads,
+    by_head,
+    norms,
+    planes_kv,
+    planes_n,
+    read_keys,
+    store_k,
+    store_v,
+)
 from remembered import remembered
 from slimrt import core
 
@@ -48,6 +59,9 @@ CASES = [
     ("gptneox_sequential", "k"),
     ("phi2", "k"),
     ("olmo2_gqa", "kv"),  # QK-norm
+    ("qwen3_gqa", "kv"),  # of each head
+    ("qwen3", "k"),  # grouped heads, factors of each
+    ("olmo2", "k"),
     ("gpt2_tanh", "kv"),
     ("gpt2_tanh", "k"),
     ("gpt2_tanh", "v"),
@@ -205,7 +219,9 @@ def test_bytes_per_token(name, mode, convert):
     model = reference(path)
     k, v = (w.shape[0] for w in (model.w.layers[0].wk, model.w.layers[0].wv))
     width = {"kv": k + v, "k": k, "v": v, "x": model.d_model}[mode]
-    heads = sum(heads for _, heads in CACHE_MODES[mode].planes(model, (None, None)).values())
+    planes = CACHE_MODES[mode].planes(model, (None, None))
+    heads = sum(heads for name, (_, heads) in planes.items() if name != "n")
+    normed = 4 * norms(model) * ("n" in planes)
     few = {
         f"q{bits}": heads * ((width // heads * bits + 7) // 8 + 4 * -(-(width // heads) // 32)) for bits in (4, 3, 2)
     }
@@ -213,7 +229,7 @@ def test_bytes_per_token(name, mode, convert):
              "fp8_e4m3": width + 4 * heads, "fp8_e5m2": width, **few}  # fmt: skip
     for dtype in TYPES:
         memory = open_engine(path, mode, dtype, n_ctx=64).memory()
-        assert memory["cache_bytes_per_token"] == sizes[dtype] * len(model.w.layers)
+        assert memory["cache_bytes_per_token"] == (sizes[dtype] + normed) * len(model.w.layers)
         assert memory["cache"] == 64 * memory["cache_bytes_per_token"]
 
 
@@ -238,6 +254,8 @@ ILLEGAL = [
     ("phi2", "x", 0, "RoPE"),
     ("phi2_gqa", "k", 0, "head"),
     ("olmo2", "v", 0, "QK-norm"),
+    ("qwen3", "v", 0, "QK-norm"),
+    ("qwen3_gqa", "k", 0, "40 wide"),
     ("olmo2", "x", 0, "QK-norm"),
     ("qwen2_mha", ["kv", "x"], 1, "RoPE"),
     ("qwen2_mha", ["k", "v"], 1, "RoPE"),
@@ -269,6 +287,8 @@ def test_cache_modes_lists_every_mode_with_a_reason(convert):
         "phi2_gqa": {"kv", "k+r", "xr"},
         "olmo2": {"kv", "k", "k+r"},
         "olmo2_gqa": {"kv", "k+r"},
+        "qwen3": {"kv", "k", "k+r"},
+        "qwen3_gqa": {"kv", "k+r"},
         "gpt2_erf": {"kv", "k", "k+r", "v", "x"},
     }.items():
         modes = core.modes(str(convert(GOLDEN / name)))

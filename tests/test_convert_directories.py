@@ -88,6 +88,7 @@ METADATA = {
         "gptneox.rope.freq_base": 500.0,
     },
     "phi2": {"general.architecture": "phi2", "slimrt.activation": "gelu_tanh", "phi2.rope.dimension_count": 8},
+    "qwen3": {"qwen3.attention.key_length": 12, "qwen3.attention.sliding_window": None, "slimrt.activation": None},
     "olmo2": {"olmo2.attention.layer_norm_rms_epsilon": 1e-6, "slimrt.activation": None},
 }
 
@@ -190,6 +191,7 @@ REFUSED = {
     "another activation of Phi": ("phi2", {"hidden_act": "silu"}, "hidden_act"),
     "GPT-NeoX without biases": ("gptneox", {"attention_bias": False}, "attention_bias"),
     "OLMo-2 with biases": ("olmo2", {"attention_bias": True}, "attention_bias"),
+    "Qwen3 with biases": ("qwen3", {"attention_bias": True}, "attention_bias"),
     "quantised": ("llama_mha", {"quantization_config": {"quant_method": "awq"}}, "awq"),
 }
 

@@ -15,7 +15,7 @@ from slimrt.modelfile.hf.families import FAMILIES
 from slimrt.modes import CACHE_TYPES, FOLD_SUFFIXES, FOLDED
 
 
-@pytest.mark.parametrize("name", ["llama_gqa_tied", "gptneox", "gpt2_erf", "olmo2"])
+@pytest.mark.parametrize("name", ["llama_gqa_tied", "gptneox", "gpt2_erf", "olmo2", "qwen3"])
 @pytest.mark.parametrize("type", CACHE_TYPES)
 def test_planes_are_what_a_token_takes(name, type, convert):
     path = str(convert(GOLDEN / name))
@@ -53,11 +53,12 @@ def test_architectures_rotate_as_their_families_do():
         assert one.interleaved == (family.rope and bool(family.permuted)), family.arch
     assert all(known[family.arch].has_encoder for family in ENCODER_DECODERS.values())
     assert {one.name for one in known.values() if not one.scaled_scores} == {"t5"}
-    assert {one.name for one in known.values() if one.qk_norm} == {"olmo2"}
+    norms = {one.name: one.qk_norm for one in known.values() if one.qk_norm != "none"}
+    assert norms == {"olmo2": "row", "qwen3": "head"}
 
 
 def test_sizes_that_no_attention_has():
     with pytest.raises(ValueError, match="no attention has these sizes"):
-        core.attention_modes(d_model=8, n_heads=0, n_kv_heads=1, head_dim=4, n_rot=0, qk_norm=False)
+        core.attention_modes(d_model=8, n_heads=0, n_kv_heads=1, head_dim=4, n_rot=0, qk_norm="none")
     with pytest.raises(slimrt.UnsupportedError, match="cache type 'q5'"):
-        core.attention_modes(d_model=8, n_heads=2, n_kv_heads=2, head_dim=4, n_rot=0, qk_norm=False, type="q5")
+        core.attention_modes(d_model=8, n_heads=2, n_kv_heads=2, head_dim=4, n_rot=0, qk_norm="none", type="q5")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What GGUF files of GPT-NeoX, Phi-2 and OLMo-2 may say or leave out, as other converters write them."""
+"""What GGUF files of families other than Llama may say or leave out, as other converters write them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,9 @@ def test_what_is_said_is_done(key, value, convert, tmp_path):
     assert relative(logits(path), wanted) < FLOAT32 < 1e-4 < relative(usual, wanted)
 
 
-@pytest.mark.parametrize(("arch", "part"), [("gptneox", "rotation"), ("olmo2", "QK-norm"), ("phi2", "head's bias")])
+@pytest.mark.parametrize(
+    ("arch", "part"), [("gptneox", "rotation"), ("olmo2", "QK-norm"), ("qwen3", "QK-norm"), ("phi2", "head's bias")]
+)
 def test_each_part_matters(arch, part, tmp_path):
     """So that agreement with Hugging Face says something: the reference without the part gives other logits."""
     path = write_random(tmp_path / "model.gguf", Shape(32, 2, 4, 64, d_ff=48, n_vocab=60, arch=arch))
@@ -97,9 +99,9 @@ def test_smaller_weights(arch, outtype, tmp_path):
     assert rms(logits(small) - Reference(small).logits(IDS)) < bound < 0.05 * rms(exact)
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("arch", [*ARCHITECTURES, "qwen3"])
 def test_v_and_x_say_why_they_are_no_modes_here(arch, tmp_path):
     path = write_random(tmp_path / "model.gguf", Shape(32, 2, 4, 64, d_ff=48, n_vocab=60, arch=arch))
     reasons = {mode.name: mode.refusal for mode in slimrt.core.modes(str(path))}
-    assert all(("QK-norm" if arch == "olmo2" else "RoPE") in reasons[mode] for mode in "vx"), reasons
+    assert all(("QK-norm" if arch in ("olmo2", "qwen3") else "RoPE") in reasons[mode] for mode in "vx"), reasons
     assert reasons["kv"] == ""

@@ -57,10 +57,11 @@ def test_hf_directory_converted(name, suffix, convert):
     assert relative(run(convert(GOLDEN / name), ids, n_prompt, n_ctx), logits) < PARITY
 
 
+@pytest.mark.parametrize("n_batch", [1, 3, 7])
 @each_golden
-def test_small_chunks_and_two_threads(name, suffix, convert):
+def test_small_chunks_and_two_threads(name, suffix, n_batch, convert):
     ids, n_prompt, logits, n_ctx = golden(name, suffix)
-    got = run(convert(GOLDEN / name), ids, n_prompt, n_ctx, n_batch=7, n_threads=2)
+    got = run(convert(GOLDEN / name), ids, n_prompt, n_ctx, n_batch=n_batch, n_threads=2)
     assert relative(got, logits) < PARITY
 
 

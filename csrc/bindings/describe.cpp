@@ -23,6 +23,11 @@ const char* name_of(Norms norms) {
     return kNames[int(norms)];
 }
 
+const char* name_of(QkNorm norm) {
+    constexpr const char* kNames[] = {"none", "row", "head"};
+    return kNames[int(norm)];
+}
+
 const char* name_of(Presence presence) {
     constexpr const char* kNames[] = {"never", "optional", "required"};
     return kNames[int(presence)];
@@ -41,7 +46,7 @@ nb::dict architecture_dict(const Architecture& a) {
     d["positions"] = name_of(a.positions);
     d["norms"] = name_of(a.norms);
     d["norm"] = a.norm == NormKind::rms ? "rms" : "layer";
-    d["qk_norm"] = a.qk_norm;
+    d["qk_norm"] = name_of(a.qk_norm);
     d["scaled_scores"] = a.scaled_scores;
     d["qkv_bias"] = name_of(a.qkv_bias);
     d["sliding_window"] = a.sliding_window;
@@ -112,9 +117,9 @@ nb::list modes_of_file(const FileOrPath& from) {
     return list;
 }
 
-nb::list modes_of_attention(int d_model, int n_heads, int n_kv_heads, int head_dim, int n_rot, bool qk_norm,
-                            int64_t window, bool cross, const std::string& type, int rank,
-                            const std::string& residual_type, int v_heads, bool unrotated) {
+nb::list modes_of_attention(int d_model, int n_heads, int n_kv_heads, int head_dim, int n_rot,
+                            const std::string& qk_norm, int64_t window, bool cross, const std::string& type,
+                            int rank, const std::string& residual_type, int v_heads, bool unrotated) {
     if (d_model < 1 || n_heads < 1 || n_kv_heads < 1 || head_dim < 1 || n_rot < 0 || n_rot > head_dim ||
         rank < 0 || v_heads < 0 || v_heads >= n_kv_heads)
         fail(ErrorCode::argument, "no attention has these sizes: d_model ", d_model, ", n_heads ", n_heads,
@@ -130,7 +135,8 @@ nb::list modes_of_attention(int d_model, int n_heads, int n_kv_heads, int head_d
                  .window = window,
                  .rank = rank,
                  .v_heads = v_heads};
-    if (qk_norm) c.qk_norm_eps = 0.0f;
+    if (qk_norm != name_of(QkNorm::none)) c.qk_norm_eps = 0.0f;
+    c.norms_heads = qk_norm == name_of(QkNorm::head);
     c.latent_heads = usual_latent_heads(n_kv_heads);
     c.type_r = require_cache_type(residual_type.c_str());
     const bool levels = says_levels(type);

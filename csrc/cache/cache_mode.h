@@ -26,7 +26,8 @@ struct AttnConfig {
     int d_model = 0, n_heads = 0, n_kv_heads = 0, head_dim = 0;
     bool rope = false;
     int n_rot = 0;                     // columns of a head that rotate, from its first on; 0 without RoPE
-    std::optional<float> qk_norm_eps;  // RMS norm of the whole q and k rows, before RoPE; or none
+    std::optional<float> qk_norm_eps;  // RMS norm of q and k before RoPE, of whole rows; or none
+    bool norms_heads = false;          // of each head by itself
     int64_t window = 0;
     DType type_k = DType::F16, type_v = DType::F16;
     int rank = 0;  // width of a residual, modes with one; and its type
@@ -37,6 +38,7 @@ struct AttnConfig {
     float sparse_threshold = 0, sparse_delta = 0;  // see AttentionArgs
     float scale = 1;                               // of scores
 
+    int norm_width() const { return norms_heads ? head_dim : kv_width(); }  // of what keys are normed over
     int q_width() const { return n_heads * head_dim; }
     int kv_width() const { return n_kv_heads * head_dim; }
     int computed_width() const { return (n_kv_heads - v_heads) * head_dim; }  // of V that is not kept

@@ -13,6 +13,8 @@ enum class Presence { never, optional, required };
 enum class Positions { learned, rope_interleaved, rope_neox, relative };
 /// Of attention and FFN: norms of their inputs, one for both inputs, or norms of their outputs.
 enum class Norms { before, shared, after };
+/// RMS norms of q and k before RoPE: of each head, or of whole rows.
+enum class QkNorm { none, row, head };
 /// What an encoder reads: token ids, log-mel frames, samples.
 enum class EncoderKind { none, tokens, mel, audio };
 
@@ -38,8 +40,8 @@ struct Architecture {
     Positions positions = Positions::rope_interleaved;
     bool partial_rotary = false;     // rope.dimension_count may be less than a head has
     bool parallel_residual = false;  // x + attention(x) + ffn(x); the key use_parallel_residual may differ
-    bool qk_norm = false;            // RMS norms of the whole q and k rows
-    bool scaled_scores = true;       // by 1 / sqrt(head_dim)
+    QkNorm qk_norm = QkNorm::none;
+    bool scaled_scores = true;  // by 1 / sqrt(head_dim)
     Presence qkv_bias = Presence::never;
     bool k_bias = true;                      // where there is qkv_bias
     Presence linear_bias = Presence::never;  // attention output and FFN, or

@@ -325,7 +325,7 @@ int64_t resolve_n_source(const ModelConfig& c, int64_t n_source) {
 bool shares_unrotated_keys(const GgufFile& file, const ModelConfig& model) {
     constexpr const char* kKey = "slimrt.cache.shared_keys";
     const std::string stage = file.string(kKey, "rotated");
-    if (stage == "raw" && model.architecture->qk_norm)
+    if (stage == "raw" && model.architecture->qk_norm != QkNorm::none)
         fail(
             ErrorCode::unsupported, file.path(), ": key '", kKey,
             "' is 'raw', and each layer norms keys by itself (QK-norm), which layers that share them cannot");

@@ -156,7 +156,7 @@ std::vector<Tensor> Decoder::queries_and(std::span<const Projection> others, Scr
     for (const auto& [weight, bias] : others)
         products.push_back({weight, bias, lasting.f32(x.rows, weight.rows)});
     backend_.linear(x, products);
-    if (w.q_norm) backend_.norm(NormKind::rms, q, w.q_norm, {}, *in.config.qk_norm_eps, q);
+    norm_heads(backend_, in.config, w.q_norm, q, q);
     if (in.config.rope) backend_.rope(q, in.config.n_heads, rope_, in.positions);
     std::vector<Tensor> out;
     for (const Product& product : products) out.push_back(product.out);

@@ -15,6 +15,7 @@ namespace slimrt {
 
 AttnConfig attention_config(const ModelConfig& c, int layer, bool cross) {
     const int n_rot = cross ? 0 : c.rope.n_rot;
+    const QkNorm norm = c.architecture->qk_norm;
     return {.layer = layer,
             .cross = cross,
             .d_model = c.d_model,
@@ -23,7 +24,8 @@ AttnConfig attention_config(const ModelConfig& c, int layer, bool cross) {
             .head_dim = c.head_dim,
             .rope = n_rot > 0,
             .n_rot = n_rot,
-            .qk_norm_eps = c.architecture->qk_norm ? std::optional(c.norm_eps) : std::nullopt,
+            .qk_norm_eps = norm == QkNorm::none ? std::nullopt : std::optional(c.norm_eps),
+            .norms_heads = norm == QkNorm::head,
             .window = cross ? 0 : c.window,
             .latent_heads = usual_latent_heads(c.n_kv_heads),
             .scale = c.architecture->scaled_scores ? 1 / std::sqrt(float(c.head_dim)) : 1};
@@ -226,10 +228,8 @@ class Loader final : public TensorSource {
         const int64_t q = q_width(), kv = kv_width();
         const std::string p = block + what;
         load_output(p, a);
-        if (arch_.qk_norm) {
-            a.q_norm = vector(p + "_q_norm.weight", q, Presence::required);
-            a.k_norm = vector(p + "_k_norm.weight", kv, Presence::required);
-        }
+        a.q_norm = qk_norm(p + "_q_norm.weight", q);
+        a.k_norm = qk_norm(p + "_k_norm.weight", kv);
         const Tensor weight = matrix(p + "_qkv.weight", q + 2 * kv, c_.d_model, arch_.fused_qkv);
         if (!weight) {
             a.q = matrix(p + "_q.weight", q, c_.d_model);
@@ -250,6 +250,12 @@ class Loader final : public TensorSource {
         }
     }
 
+    /// One weight for all heads, where each is normed by itself.
+    Tensor qk_norm(const std::string& name, int64_t width) {
+        return vector(name, arch_.qk_norm == QkNorm::head ? c_.head_dim : width,
+                      arch_.qk_norm == QkNorm::none ? Presence::never : Presence::required);
+    }
+
     void load_output(const std::string& p, AttnWeights& a) {
         const std::string o = p + (encoder_decoder() ? "_o" : "_output");
         a.o = matrix(o + ".weight", c_.d_model, q_width());
@@ -262,7 +268,7 @@ class Loader final : public TensorSource {
     void load_q(const std::string& block, AttnWeights& a) {
         const std::string p = block + "attn";
         load_output(p, a);
-        if (arch_.qk_norm) a.q_norm = vector(p + "_q_norm.weight", q_width(), Presence::required);
+        a.q_norm = qk_norm(p + "_q_norm.weight", q_width());
         for (const char* unread : {"_k.weight", "_v.weight", "_k.bias", "_v.bias", "_k_norm.weight"})
             find(p + unread, Presence::optional);
         if (file_.tensors().count(p + "_qkv.weight")) {

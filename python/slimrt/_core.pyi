@@ -339,7 +339,7 @@ def attention_modes(
     n_kv_heads: int,
     head_dim: int,
     n_rot: int,
-    qk_norm: bool,
+    qk_norm: str,
     window: int = 0,
     cross: bool = False,
     type: str = "f16",

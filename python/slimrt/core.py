@@ -137,7 +137,8 @@ class Architecture:
         name: general.architecture of its files.
         positions: "learned", "rope_interleaved" (RoPE turns neighbours), "rope_neox" (halves) or "relative".
         norms: of attention and FFN: "before", "shared" (one for both) or "after". norm: "rms" or "layer".
-        qk_norm: RMS norms of the whole q and k rows. scaled_scores: by 1 / sqrt(head width).
+        qk_norm: RMS norms of q and k: "none", "row" (of whole rows) or "head" (of each head).
+        scaled_scores: by 1 / sqrt(head width).
         qkv_bias: "never", "optional" or "required".
         encoder: what it reads: "none", "tokens", "mel" or "audio".
     """
@@ -146,7 +147,7 @@ class Architecture:
     positions: str
     norms: str
     norm: str
-    qk_norm: bool
+    qk_norm: str
     scaled_scores: bool
     qkv_bias: str
     sliding_window: bool
@@ -257,7 +258,7 @@ def attention_modes(
     n_kv_heads: int,
     head_dim: int,
     n_rot: int,
-    qk_norm: bool,
+    qk_norm: str,
     window: int = 0,
     cross: bool = False,
     type: str = "f16",

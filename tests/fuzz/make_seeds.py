@@ -65,7 +65,7 @@ CONVOLUTIONS = {
     "whisper": {"conv1": (D, 3), "conv2": (D, 3 * D)},
     "moonshine": {"conv1": (D, 127), "conv2": (2 * D, 7 * D), "conv3": (D, 3 * 2 * D)},
 }
-ARCHITECTURES = ("gpt2", "gptneox", "llama", "moonshine", "olmo2", "phi2", "phi3", "qwen2", "t5", "whisper")
+ARCHITECTURES = ("gpt2", "gptneox", "llama", "moonshine", "olmo2", "phi2", "phi3", "qwen2", "qwen3", "t5", "whisper")
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -77,7 +77,8 @@ def attention(arch: str, prefix: str, out: str) -> Shapes:
         shapes |= {f"{name}.bias": shape[:1] for name, shape in made.items() if (arch, name[-2:]) != ("whisper", "_k")}
     if arch in BIASED:
         shapes[f"{out}.bias"] = (D,)
-    return shapes | ({f"{prefix}_{name}_norm.weight": (D,) for name in "qk"} if arch == "olmo2" else {})
+    norms = {"olmo2": D, "qwen3": D // HEADS}
+    return shapes | ({f"{prefix}_{name}_norm.weight": (norms[arch],) for name in "qk"} if arch in norms else {})
 
 
 def norm(arch: str, name: str) -> Shapes:
@@ -97,7 +98,7 @@ def layer(arch: str, cross: bool, out: str) -> Shapes:
     shapes |= {"ffn_up.weight": (2 * FF if arch == "phi3" else FF, D), "ffn_down.weight": (D, FF)}
     if arch in BIASED or arch == "moonshine":
         shapes |= {"ffn_up.bias": (FF,), "ffn_down.bias": (D,)}
-    if arch in ("llama", "olmo2", "qwen2", "t5"):
+    if arch in ("llama", "olmo2", "qwen2", "qwen3", "t5"):
         shapes["ffn_gate.weight"] = (FF, D)
     return shapes | ({"attn_rel_b.weight": (ROWS, HEADS)} if arch == "t5" else {})
 

@@ -30,7 +30,8 @@ class Attention:
         d: width of the layer's input.
         n_rot: dimensions of a head that rotate; 0 without RoPE.
         interleaved: RoPE turns neighbours, not halves.
-        qk_norm: q and k are normed over the whole row, after the projection and before RoPE (OLMo-2).
+        qk_norm: q and k are normed after the projection and before RoPE: "none", "row" (the whole row, OLMo-2) or
+            "head" (each head, Qwen3).
         blocks, part: what the names of its tensors begin with, around the layer's number.
         input_norm: the norm of its input, without "weight" or "bias"; one for all layers, or with {} for the number.
         scaled: scores are divided by the square root of a head's width (all but T5's).
@@ -46,7 +47,7 @@ class Attention:
     rope: bool
     n_rot: int = 0
     interleaved: bool = False
-    qk_norm: bool = False
+    qk_norm: str = "none"
     window: int = 0
     eps: float = 0.0
     blocks: str = "blk."
@@ -77,7 +78,7 @@ class Attention:
             rope=rope,
             n_rot=model.size("rope.dimension_count", head_dim) if rope else 0,
             interleaved=traits.interleaved,
-            qk_norm="blk.0.attn_k_norm.weight" in model.tensors,
+            qk_norm=traits.qk_norm,
             window=model.size("attention.sliding_window", 0) or 0,
             eps=model.size("attention.layer_norm_rms_epsilon", 0.0),
             owners=tuple(owners_of(model)),
@@ -284,8 +285,11 @@ class LayerWeights:
         return fused[:at] if part == "q" else fused[at : at + self.attention.kv_width]
 
     def gain(self, part: str) -> np.ndarray | None:
-        """The weight of the norm on "q" or "k", float32, if the layer has one (QK-norm)."""
-        return self._vector(f"{self.attention.part}_{part}_norm.weight")
+        """The weight of the norm on "q" or "k" for each of its columns, float32, if the layer has one (QK-norm)."""
+        found, a = self._vector(f"{self.attention.part}_{part}_norm.weight"), self.attention
+        if found is None or a.qk_norm != "head":
+            return found
+        return np.tile(found, a.n_heads if part == "q" else a.n_kv_heads)
 
     def input_norm(self) -> tuple[np.ndarray, np.ndarray]:
         """Gain and shift of the norm before the attention, float64 [d]: ones and zeros where there is none."""

@@ -160,5 +160,5 @@ class Sizes:
         """The shape that a family's table writes in symbols."""
         q, kv = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
         known = {"d": self.d, "q": q, "kv": kv, "qkv": q + 2 * kv, "ff": self.ff, "2ff": 2 * self.ff, "v": self.v}
-        known |= {"ctx": self.ctx, "2d": 2 * self.d, "heads": self.n_heads, **self.others}
+        known |= {"ctx": self.ctx, "dk": self.head_dim, "2d": 2 * self.d, "heads": self.n_heads, **self.others}
         return tuple(int(symbol) if symbol.isdecimal() else known[symbol] for symbol in symbols.split())

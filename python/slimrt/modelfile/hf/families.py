@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a Hugging Face model type is called and how it is laid out, as data: one block a family.
 
-Shapes are written in symbols: d (width of the model), q (of all query heads), kv (of all key heads), qkv (q + 2 kv),
-ff (of the feed-forward network), 2d, 2ff, v (vocabulary), ctx (positions), heads, numbers, and what a family adds.
+Shapes are written in symbols: d (width of the model), q (of all query heads), kv (of all key heads), dk (of a head),
+qkv (q + 2 kv), ff (of the feed-forward network), 2d, 2ff, v (vocabulary), ctx (positions), heads, numbers, and what a
+family adds.
 Encoder-decoders are in encoder_decoders.py.
 """
 
@@ -181,6 +182,15 @@ QWEN2 = replace(
     window=False,
 )
 
+QWEN3 = replace(
+    QWEN2,
+    arch="qwen3",
+    layer={**LLAMA.layer, "attn_q_norm": ("self_attn.q_norm", "dk"), "attn_k_norm": ("self_attn.k_norm", "dk")},
+    biases={},
+    defaults={**QWEN2.defaults, "head_dim": 128},
+    only={**LLAMA.only, "attention_bias": (False,)},
+)
+
 PHI3 = replace(
     LLAMA,
     arch="phi3",
@@ -351,6 +361,7 @@ FAMILIES: dict[str, Family] = {
     "llama": LLAMA,
     "mistral": MISTRAL,
     "qwen2": QWEN2,
+    "qwen3": QWEN3,
     "phi3": PHI3,
     "gpt2": GPT2,
     "gpt_neox": GPT_NEOX,
