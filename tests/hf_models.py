@@ -42,10 +42,22 @@ GPT2 = {
     "eos_token_id": 0,
 }
 GPT_NEOX = {key: value for key, value in SMALL.items() if key not in ("rms_norm_eps", "num_key_value_heads")}
-BASES = {"gpt2": GPT2, "gpt_neox": GPT_NEOX, "phi": GPT_NEOX}  # others: SMALL
+BLOOM = {
+    "hidden_size": 48,
+    "n_layer": 2,
+    "n_head": 6,
+    "vocab_size": 101,
+    "layer_norm_epsilon": 2e-5,
+    "seq_length": 128,
+    "eos_token_id": [2, 3],
+}
+MPT = {"d_model": 48, "n_layers": 2, "n_heads": 6, "vocab_size": 101, "max_seq_len": 128, "eos_token_id": 0}
+BASES = {"gpt2": GPT2, "gpt_neox": GPT_NEOX, "phi": GPT_NEOX, "bloom": BLOOM, "mpt": MPT}  # others: SMALL
 CLASSES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM",
            "phi3": "Phi3ForCausalLM", "gpt2": "GPT2LMHeadModel", "gpt_neox": "GPTNeoXForCausalLM",
-           "phi": "PhiForCausalLM", "qwen3": "Qwen3ForCausalLM", "olmo2": "Olmo2ForCausalLM"}  # fmt: skip
+           "phi": "PhiForCausalLM", "qwen3": "Qwen3ForCausalLM", "olmo2": "Olmo2ForCausalLM",
+           "stablelm": "StableLmForCausalLM", "gemma": "GemmaForCausalLM", "olmo": "OlmoForCausalLM",
+           "cohere": "CohereForCausalLM", "bloom": "BloomForCausalLM", "mpt": "MptForCausalLM"}  # fmt: skip
 LONG_FACTORS = {"short_factor": [1.0, 1.1, 1.3, 1.4, 1.7, 2.0], "long_factor": [1.2, 2.1, 3.5, 6.0, 8.5, 11.0]}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 32}  # fmt: skip
@@ -82,6 +94,11 @@ def legacy_partial_rope(config: dict[str, Any]) -> None:
     """As in Pythia's configurations."""
     rope = config.pop("rope_parameters")
     config["rotary_pct"], config["rotary_emb_base"] = rope["partial_rotary_factor"], rope["rope_theta"]
+
+
+def first_gelu(config: dict[str, Any]) -> None:
+    """As in the first configurations of Gemma, where "gelu" means tanh's."""
+    config["hidden_act"] = "gelu"
 
 
 def unused_window(config: dict[str, Any]) -> None:
@@ -188,6 +205,26 @@ MODELS = {
         {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 20, "tie_word_embeddings": True},
         dtype="bfloat16",
     ),
+    "stablelm": Tiny(
+        "stablelm", {"hidden_size": 64, "use_qkv_bias": True, "eos_token_id": [2, 7]}, seed=24
+    ),  # 4 of 16 rotate
+    "stablelm_plain": Tiny("stablelm", {"num_key_value_heads": 2, "hidden_size": 64, "layer_norm_eps": 2e-5}),
+    "gemma": Tiny("gemma", {"head_dim": 20, "tie_word_embeddings": True, "rms_norm_eps": 1e-6}),
+    "gemma_mqa": Tiny(
+        "gemma",
+        {"head_dim": 16, "num_key_value_heads": 1, "tie_word_embeddings": True},
+        dtype="bfloat16",
+        rewrite=first_gelu,
+    ),
+    "olmo": Tiny("olmo", {"tie_word_embeddings": True}, seed=40),
+    "olmo_clipped": Tiny("olmo", {"num_key_value_heads": 2, "clip_qkv": 0.9}),
+    "cohere": Tiny("cohere", {"tie_word_embeddings": True, "logit_scale": 0.25, "layer_norm_eps": 1e-5}, seed=31),
+    "cohere_gqa": Tiny(
+        "cohere", {"num_key_value_heads": 2, "tie_word_embeddings": True, "layer_norm_eps": 1e-5}, dtype="float16"
+    ),
+    "bloom": Tiny("bloom", seed=55),
+    "mpt": Tiny("mpt", seed=52),
+    "mpt_clipped": Tiny("mpt", {"n_heads": 4, "attn_config": {"clip_qkv": 1.0}}),
     "gpt2_tanh": Tiny("gpt2", {"activation_function": "gelu_new"}),
     "gpt2_erf": Tiny("gpt2", {"activation_function": "gelu", "tie_word_embeddings": False, "n_inner": 80}, seed=4),
 }
@@ -208,7 +245,7 @@ def build(name: str) -> Any:
         for key, value in model.named_parameters():
             noise = torch.randn(value.shape, generator=random)
             if "norm" in key or ".ln_" in key:
-                value.copy_(0.2 * noise + (0 if key.endswith("bias") else 1))
+                value.copy_(0.2 * noise + (0 if key.endswith("bias") or tiny.family == "gemma" else 1))
             elif key.endswith("bias"):
                 value.copy_(0.5 * noise)
             else:

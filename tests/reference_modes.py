@@ -68,8 +68,8 @@ def in_parts(x: Array, weight: Array) -> Array:
 def store_kv(m: Reference, i: int, x: Array, positions: Positions, cache: Cache) -> Rows:
     """k and v with their biases, k normed and rotated."""
     layer = m.w.layers[i]
-    k = m.rotate(m.norm_heads(plus(x @ layer.wk.T, layer.bk), layer.k_norm), m.w.n_kv_heads, positions)
-    return {"k": k.reshape(len(x), -1), "v": plus(x @ layer.wv.T, layer.bv)}
+    k = m.rotate(m.norm_heads(m.clamp(plus(x @ layer.wk.T, layer.bk)), layer.k_norm), m.w.n_kv_heads, positions)
+    return {"k": k.reshape(len(x), -1), "v": m.clamp(plus(x @ layer.wv.T, layer.bv))}
 
 
 def attend_kv(m: Reference, i: int, q: Array, rows: Rows, positions: Positions, absorbed: bool):
@@ -79,7 +79,7 @@ def attend_kv(m: Reference, i: int, q: Array, rows: Rows, positions: Positions, 
 def attend_heads(m: Reference, q: Array, k: Array, v: Array, positions: Positions):
     """k and v [T, kv heads, dim]."""
     group = m.w.n_heads // m.w.n_kv_heads
-    return lambda head: m.weights(q[:, head] @ k[:, head // group].T, positions) @ v[:, head // group]
+    return lambda head: m.weights(q[:, head] @ k[:, head // group].T, positions, head) @ v[:, head // group]
 
 
 # ---------------------------------------------------------------- rows that age: kivi, lowrank
@@ -219,7 +219,7 @@ def attend_lowrank(m: Reference, i: int, q: Array, rows: Rows, positions: Positi
     group, shared = m.w.n_heads // m.w.n_kv_heads, m.w.n_kv_heads // latent_groups(m)
 
     def read(head: int) -> Array:
-        p = m.weights(q[:, head] @ k[:, head // group].T, positions)
+        p = m.weights(q[:, head] @ k[:, head // group].T, positions, head)
         latent, w = latents[:, head // group // shared], expand[:, head // group]
         return (p @ latent) @ w if absorbed else p @ (latent @ w)
 
@@ -253,7 +253,7 @@ def attend_k(m: Reference, i: int, q: Array, rows: Rows, positions: Positions, a
     group = m.w.n_heads // m.w.n_kv_heads
 
     def read(head: int) -> Array:
-        p = m.weights(q[:, head] @ k[:, head // group].T, positions)
+        p = m.weights(q[:, head] @ k[:, head // group].T, positions, head)
         w = w_kv[:, head // group]
         return (p @ raw) @ w if absorbed else p @ (raw @ w)
 
@@ -304,7 +304,7 @@ def attend_v(m: Reference, i: int, q: Array, rows: Rows, positions: Positions, a
     def read(head: int) -> Array:
         w = w_vk[:, head // group]
         scores = (q[:, head] @ w.T) @ row.T if absorbed else q[:, head] @ (row @ w).T
-        return m.weights(scores, positions) @ v[:, head // group]
+        return m.weights(scores, positions, head) @ v[:, head // group]
 
     return read
 
@@ -324,7 +324,7 @@ def attend_x(m: Reference, i: int, q: Array, rows: Rows, positions: Positions, a
     def read(head: int) -> Array:
         wk, wv = w_k[head // group], w_v[head // group]
         scores = (q[:, head] @ wk) @ row.T if absorbed else q[:, head] @ (row @ wk.T).T
-        p = m.weights(scores, positions)
+        p = m.weights(scores, positions, head)
         return (p @ row) @ wv.T if absorbed else p @ (row @ wv.T)
 
     return read

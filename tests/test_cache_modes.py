@@ -66,6 +66,17 @@ CASES = [
     ("gpt2_tanh", "k"),
     ("gpt2_tanh", "v"),
     ("gpt2_tanh", "x"),
+    ("stablelm", "k"),
+    ("gemma", "k"),  # heads together wider than the input
+    ("olmo", "k"),
+    ("olmo_clipped", "kv"),
+    ("cohere", "k"),
+    ("bloom", "k"),  # ALiBi
+    ("bloom", "v"),
+    ("bloom", "x"),
+    ("mpt", "k"),
+    ("mpt", "v"),
+    ("mpt", "x"),
     ("gpt2_erf", "k"),
     ("gpt2_erf", "v"),
     ("gpt2_erf", "x"),
@@ -257,6 +268,13 @@ ILLEGAL = [
     ("qwen3", "v", 0, "QK-norm"),
     ("qwen3_gqa", "k", 0, "40 wide"),
     ("olmo2", "x", 0, "QK-norm"),
+    ("olmo_clipped", "k+r", 0, "attention.clamp_kqv"),
+    ("olmo_clipped", "lowrank", 0, "attention.clamp_kqv"),
+    ("mpt_clipped", "x", 0, "attention.clamp_kqv"),
+    ("mpt_clipped", ["kivi", "v"], 1, "attention.clamp_kqv"),
+    ("stablelm", "x", 0, "RoPE"),
+    ("gemma", "xr", 0, "all columns"),
+    ("bloom", "xr", 0, "no RoPE"),
     ("qwen2_mha", ["kv", "x"], 1, "RoPE"),
     ("qwen2_mha", ["k", "v"], 1, "RoPE"),
 ]
@@ -290,6 +308,13 @@ def test_cache_modes_lists_every_mode_with_a_reason(convert):
         "qwen3": {"kv", "k", "k+r"},
         "qwen3_gqa": {"kv", "k+r"},
         "gpt2_erf": {"kv", "k", "k+r", "v", "x"},
+        "stablelm": {"kv", "k", "k+r", "xr"},
+        "gemma": {"kv", "k", "k+r"},
+        "olmo": {"kv", "k", "k+r"},
+        "cohere": {"kv", "k", "k+r"},
+        "cohere_gqa": {"kv", "k+r"},
+        "bloom": {"kv", "k", "k+r", "v", "x"},
+        "mpt": {"kv", "k", "k+r", "v", "x"},
     }.items():
         modes = core.modes(str(convert(GOLDEN / name)))
         assert {mode.name for mode in modes} == {"kv", "k", "k+r", "v", "x", "xr", "kivi", "lowrank"}

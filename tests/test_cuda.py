@@ -40,7 +40,10 @@ CASES = [
     ("gpt2_tanh", "kv"),
     ("olmo2_gqa", "kv"),
     ("qwen3_gqa", "kv"),
+    ("gemma_mqa", "kv"),
+    ("olmo_clipped", "kv"),
     ("llama_mha", "k"),
+    ("cohere", "k"),
     ("qwen2_mha", "k"),  # K bias and RoPE
     ("gptneox", "k"),  # a part of each head rotates
     ("olmo2", "k"),  # QK-norm
@@ -52,6 +55,10 @@ CASES = [
     ("qwen3_gqa", "k+r"),
     ("gpt2_tanh", "v"),
     ("gpt2_tanh", "x"),
+    ("bloom", "k"),  # ALiBi
+    ("bloom", "v"),
+    ("mpt", "x"),
+    ("stablelm", "xr"),
     ("gptneox", "xr"),
     ("phi2", "xr"),
 ]

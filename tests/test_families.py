@@ -12,7 +12,8 @@ import slimrt
 from conftest import GOLDEN, decode, open_engine, relative, rms
 from gguf_shapes import Shape, write_random
 from reference import Reference
-from slimrt.modelfile.gguf import ModelData, Tensor, boolean, read_gguf, string, write_gguf
+from slimrt.folding.attention import Attention
+from slimrt.modelfile.gguf import ModelData, Tensor, boolean, float32, read_gguf, string, write_gguf
 
 IDS = np.random.default_rng(3).integers(3, 60, 40)
 FLOAT32 = 1e-5  # of an engine in float32 against the reference in float64, relative to the largest logit
@@ -79,6 +80,59 @@ def test_each_part_matters(arch, part, tmp_path):
     else:
         changed.w.head_b = None
     assert relative(logits(path), whole.logits(IDS)) < 1e-2 * relative(changed.logits(IDS), whole.logits(IDS))
+
+
+PARTS = {
+    "embed_scale": ("gemma", 1.0),
+    "clamp": ("olmo_clipped", 0.0),
+    "logit_scale": ("cohere", 1.0),
+    "embed_norm": ("bloom", None),
+    "slopes": ("mpt", None),
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_each_trait_matters(part, convert):
+    """The same of what goldens have."""
+    name, without_it = PARTS[part]
+    path = convert(GOLDEN / name)
+    whole, changed = Reference(path), Reference(path)
+    setattr(changed.w, part, without_it)
+    assert relative(logits(path), whole.logits(IDS)) < 1e-2 * relative(changed.logits(IDS), whole.logits(IDS))
+
+
+def test_slopes_of_another_bias(convert, tmp_path):
+    """MPT's alibi_bias_max, with heads that are no power of two."""
+    changed = read_gguf(convert(GOLDEN / "mpt")).with_metadata({"mpt.attention.max_alibi_bias": float32(3.0)})
+    path = rewritten(tmp_path / "model.gguf", changed)
+    assert relative(logits(path), Reference(path).logits(IDS)) < FLOAT32
+    assert Attention.of(changed).slopes == pytest.approx(Reference(path).w.slopes, rel=1e-12)
+
+
+REFUSED = {
+    "Command R+": ("cohere", {}, ["blk.0.attn_q_norm.weight"], [], "Command R\\+"),
+    "StableLM 2 12B": ("stablelm", {}, [], ["ffn_norm"], "StableLM 2 12B"),
+    "MPT without ALiBi": ("mpt", {"mpt.attention.max_alibi_bias": float32(0.0)}, [], [], "max_alibi_bias is 0"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_relatives_that_are_refused(case, convert, tmp_path):
+    """In a sentence, not by the first tensor that is missing or one too many."""
+    name, fields, more, fewer, words = REFUSED[case]
+    model = read_gguf(convert(GOLDEN / name))
+    tensors = {key: t for key, t in model.tensors.items() if not any(part in key for part in fewer)}
+    tensors |= {key: Tensor.of(key, np.ones(12)) for key in more}
+    path = rewritten(tmp_path / "model.gguf", ModelData(model.metadata | fields, tensors))
+    with pytest.raises(slimrt.UnsupportedError, match=words):
+        slimrt._core.Engine(str(path))
+
+
+def test_stablelm_s_key_of_the_residual_says_nothing(convert, tmp_path):
+    """llama.cpp's converter writes true where config.json leaves it out."""
+    model = read_gguf(convert(GOLDEN / "stablelm"))
+    path = rewritten(tmp_path / "model.gguf", model.with_metadata({"stablelm.use_parallel_residual": boolean(True)}))
+    assert np.array_equal(logits(path), logits(convert(GOLDEN / "stablelm")))
 
 
 @pytest.mark.parametrize("outtype", ["f16", "q8_0", "q4_k_m"])

@@ -200,6 +200,8 @@ class Backend {
     virtual void multiply(Tensor x, Tensor y, Tensor out) = 0;
     void multiply(Tensor x, Tensor y) { multiply(x, y, x); }
     virtual void scale(Tensor x, float factor) = 0;
+    /// What is beyond -limit or limit becomes it.
+    virtual void clamp(Tensor x, float limit) = 0;
     /// x[head] *= exp(before - after) of lse.cols heads: what attention gave is given its share of a softmax
     /// over more rows, whose `after` is; before and after are AttentionArgs::lse, -inf before is nothing.
     virtual void reweigh(Tensor x, Tensor before, Tensor after) = 0;

@@ -347,6 +347,7 @@ def attention_modes(
     residual_type: str = "f16",
     v_heads: int = 0,
     unrotated: bool = False,
+    clamp: float = 0.0,
 ) -> list[dict[str, Any]]:
     """The same for an attention of these sizes, with rows of these types."""
 

@@ -35,6 +35,8 @@ class Attention:
         blocks, part: what the names of its tensors begin with, around the layer's number.
         input_norm: the norm of its input, without "weight" or "bias"; one for all layers, or with {} for the number.
         scaled: scores are divided by the square root of a head's width (all but T5's).
+        alibi: ALiBi's largest bias, of which the slopes of heads are shares; 0: there is none.
+        clamp: what q, k and v are clamped to; 0: not at all.
         owners: the layer whose rows each layer reads; (): its own.
         unrotated: layers read the keys of others before RoPE (MLKV).
     """
@@ -56,6 +58,8 @@ class Attention:
     scaled: bool = True
     owners: tuple[int, ...] = ()
     unrotated: bool = False
+    alibi: float = 0.0
+    clamp: float = 0.0
 
     @classmethod
     def of(cls, model: ModelData) -> Attention:
@@ -83,6 +87,8 @@ class Attention:
             eps=model.size("attention.layer_norm_rms_epsilon", 0.0),
             owners=tuple(owners_of(model)),
             unrotated=model.value(KEYS, "") == "unrotated",
+            alibi=model.size("attention.max_alibi_bias", 8.0) if traits.alibi else 0.0,
+            clamp=model.size("attention.clamp_kqv", 0.0),
         )
 
     @classmethod
@@ -148,6 +154,13 @@ class Attention:
         return self.n_kv_heads * self.head_dim
 
     @property
+    def slopes(self) -> NDArray[np.float64]:
+        """What ALiBi adds to scores of each query head for every row that its own comes later (as the core has it)."""
+        whole = 1 << self.n_heads.bit_length() - 1
+        steps = [*range(2, 2 * whole + 1, 2), *range(1, 2 * (self.n_heads - whole), 2)]
+        return np.exp2(-self.alibi / (2 * whole) * np.array(steps)) if self.alibi else np.zeros(self.n_heads)
+
+    @property
     def rotated_width(self) -> int:
         """Columns of K that RoPE turns."""
         return self.n_kv_heads * self.n_rot
@@ -165,7 +178,7 @@ class Attention:
             d_model=self.d, n_heads=self.n_heads, n_kv_heads=self.n_kv_heads, head_dim=self.head_dim,
             n_rot=self.n_rot if self.rope else 0, qk_norm=self.qk_norm, window=self.window,
             cross=self.part == "cross_attn", type=type, rank=rank, residual_type=residual_type,
-            v_heads=v_heads, unrotated=self.unrotated,
+            v_heads=v_heads, unrotated=self.unrotated, clamp=self.clamp,
         )  # fmt: skip
         return {mode.name: mode for mode in found}
 

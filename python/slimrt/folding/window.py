@@ -132,7 +132,10 @@ class Window:
     def _scores(self, head: int, keys: np.ndarray) -> np.ndarray:
         """Scaled scores of one head's queries over the window [queries, n], before the mask."""
         a = self.weights.attention
-        return np.asarray(self._head(self._q, head) @ self._kv_head(keys, head).T * a.scale)
+        scores = self._head(self._q, head) @ self._kv_head(keys, head).T * a.scale
+        if a.alibi:
+            scores += a.slopes[head] * (np.arange(len(self)) - self.queries[:, None])
+        return np.asarray(scores)
 
     def _head(self, rows: np.ndarray, head: int) -> np.ndarray:
         dim = self.weights.attention.head_dim

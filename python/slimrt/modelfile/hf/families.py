@@ -64,13 +64,14 @@ class Family:
         rope: positions are rotary.
         rope_aliases: other names this family has for a RoPE scaling.
         permuted: modules whose rows GGUF reorders, so that the two halves of a RoPE pair are neighbours.
+        norms_less_one: the weights of norms are stored less one, which GGUF adds.
         by_head: modules of q, k, v whose rows are q | k | v in each head, which GGUF puts in order q | k | v.
         conv1d: the layers' matrices are stored [in, out].
         window: whether the runtime honours the model type's sliding window (None: the model type has none).
         ignored: tensors (regular expressions) that are computed, not learned.
         several: the stacks of layers, in place of `block` and `layer`, where there is more than one.
         symbols: further symbols of shapes -> config keys.
-        numbers: further keys of GGUF -> config keys.
+        numbers: further keys of GGUF -> config keys. scales: the same of numbers with a fraction, where they are not 0.
         equal: pairs of config keys that must agree, since GGUF has one key for both.
         copies: modules that are the token embedding again, where they are stored.
         convolutions: modules whose weight [out, in, taps] becomes [out, taps * in], tap after tap.
@@ -98,6 +99,7 @@ class Family:
     rope: bool = True
     rope_aliases: Mapping[str, str] = field(default_factory=dict)
     permuted: tuple[str, ...] = ()
+    norms_less_one: bool = False
     by_head: tuple[str, ...] = ()
     conv1d: bool = False
     window: bool | None = None
@@ -105,6 +107,7 @@ class Family:
     several: tuple[Stack, ...] = ()
     symbols: Mapping[str, str] = field(default_factory=dict)
     numbers: Mapping[str, str] = field(default_factory=dict)
+    scales: Mapping[str, str] = field(default_factory=dict)
     equal: tuple[tuple[str, str], ...] = ()
     copies: tuple[str, ...] = ()
     convolutions: tuple[str, ...] = ()
@@ -189,6 +192,73 @@ QWEN3 = replace(
     biases={},
     defaults={**QWEN2.defaults, "head_dim": 128},
     only={**LLAMA.only, "attention_bias": (False,)},
+)
+
+STABLELM = replace(
+    LLAMA,
+    arch="stablelm",
+    biases={ALWAYS: ("output_norm", "attn_norm", "ffn_norm"), "use_qkv_bias": ("attn_q", "attn_k", "attn_v")},
+    defaults={
+        "max_position_embeddings": 4096,
+        "layer_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "partial_rotary_factor": 0.25,
+    },
+    only={"hidden_act": ("silu", "swish"), "use_parallel_residual": (False,), "qk_layernorm": (False,)},
+    norm_eps=("layer_norm_epsilon", "layer_norm_eps"),
+    permuted=(),
+    settle=None,
+)
+
+GEMMA = replace(
+    LLAMA,
+    arch="gemma",
+    biases={},
+    defaults={
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-6,
+        "hidden_act": "gelu_pytorch_tanh",
+        "head_dim": 256,
+        "tie_word_embeddings": True,
+    },
+    # "gelu" in the first configurations means tanh's, as transformers has it.
+    only={"hidden_act": ("gelu_pytorch_tanh", "gelu"), "attention_bias": (False,)},
+    norms_less_one=True,
+    permuted=(),
+    settle=None,
+)
+
+OLMO = replace(
+    LLAMA,
+    arch="olmo",
+    outside={"token_embd": ("embed_tokens", "v d")},
+    layer={name: module for name, module in LLAMA.layer.items() if not name.endswith("norm")},
+    biases={},
+    defaults={"max_position_embeddings": 2048, "layer_norm_eps": 1e-5, "hidden_act": "silu"},
+    only={"hidden_act": ("silu", "swish"), "attention_bias": (False,)},
+    norm_eps=("layer_norm_epsilon", "layer_norm_eps"),  # not in the config: always the same
+    scales={"attention.clamp_kqv": "clip_qkv"},
+    settle=None,
+)
+
+COHERE = replace(
+    LLAMA,
+    arch="command-r",
+    layer={name: module for name, module in LLAMA.layer.items() if name != "ffn_norm"},
+    biases={},
+    defaults={
+        "max_position_embeddings": 8192,
+        "layer_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "logit_scale": 0.0625,
+        "rope_theta": 500000.0,
+        "tie_word_embeddings": True,
+    },
+    only={"hidden_act": ("silu", "swish"), "attention_bias": (False,), "use_qk_norm": (False,)},
+    norm_eps=("layer_norm_epsilon", "layer_norm_eps"),
+    scales={"logit_scale": "logit_scale"},
+    permuted=(),  # pairs are neighbours as they are stored
+    settle=None,
 )
 
 PHI3 = replace(
@@ -362,6 +432,11 @@ FAMILIES: dict[str, Family] = {
     "mistral": MISTRAL,
     "qwen2": QWEN2,
     "qwen3": QWEN3,
+    "stablelm": STABLELM,
+    "stablelm_epoch": replace(STABLELM, spelling={"partial_rotary_factor": "rope_pct", "layer_norm_eps": "norm_eps"}),
+    "gemma": GEMMA,
+    "olmo": OLMO,
+    "cohere": COHERE,
     "phi3": PHI3,
     "gpt2": GPT2,
     "gpt_neox": GPT_NEOX,

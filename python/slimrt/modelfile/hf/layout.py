@@ -167,7 +167,10 @@ class Layout:
                 elements = interleave_pairs(elements, n_heads)
             if module.part in self.family.by_head:
                 elements = parts_in_order(elements, self.sizes.n_heads)
-            return _bytes(elements, entry.dtype, kind)
+            stored = _bytes(elements, entry.dtype, kind)
+            if self.family.norms_less_one and module.part.endswith("norm"):
+                stored = (stored.view(np.float32) + 1).view(np.uint8)
+            return stored
 
         return Tensor(f"{module.name}.{part}", shape, kind, load)
 
