@@ -64,8 +64,10 @@ def load_gguf(path: Path, n_ctx: int) -> Weights:
         window=key("attention.sliding_window", 0) or 0,
         embed_norm=tensors.get("token_embd_norm.weight"),
         embed_norm_b=tensors.get("token_embd_norm.bias"),
-        embed_scale=sqrt(d_model) if arch == "gemma" else 1.0,
-        logit_scale=key("logit_scale", 1.0),
+        embed_scale=sqrt(d_model) if arch == "gemma" else key("embedding_scale", 1.0),
+        residual_scale=key("residual_scale", 1.0),
+        score_scale=key("attention.scale", 0.0),
+        logit_scale=1 / key("logit_scale", 1.0) if arch in ("granite", "minicpm") else key("logit_scale", 1.0),
         clamp=key("attention.clamp_kqv", 0.0),
         slopes=_slopes(n_heads, key("attention.max_alibi_bias", 8.0)) if arch in ("bloom", "mpt") else None,
     )
@@ -73,9 +75,9 @@ def load_gguf(path: Path, n_ctx: int) -> Weights:
 
 # Where the file does not say.
 ACTIVATIONS = {"gpt2": "gelu_tanh", "gptneox": "gelu_erf", "phi2": "gelu_tanh", "gemma": "gelu_tanh"}
-ACTIVATIONS |= {"bloom": "gelu_tanh", "mpt": "gelu_erf"}
-WITHOUT_ROPE = ("gpt2", "bloom", "mpt")
-INTERLEAVED = ("llama", "olmo", "command-r")  # RoPE turns neighbours
+ACTIVATIONS |= {"bloom": "gelu_tanh", "mpt": "gelu_erf", "opt": "relu"}
+WITHOUT_ROPE = ("gpt2", "bloom", "mpt", "opt")
+INTERLEAVED = ("llama", "olmo", "command-r", "granite", "minicpm", "glm4")  # RoPE turns neighbours
 
 
 def _whole_norms(tensors: dict[str, Array], arch: str, n_layers: int, d_model: int) -> dict[str, Array]:

@@ -52,12 +52,24 @@ KR_CASES = {
     "olmo2": (8, "q8"),  # QK-norm
     "olmo2_gqa": (8, "q4"),
     "gemma": (8, "q4"),
+    "granite_gqa": (8, "q8"),  # a scale of scores
+    "opt": (8, "q8"),
     "cohere_gqa": (8, "q8"),  # RoPE of neighbours as they are stored
     "bloom": (8, "q8"),  # ALiBi
     "qwen3": (8, "q8"),  # of each head
     "qwen3_gqa": (8, "q4"),
 }
-XR_CASES = ["stablelm", "stablelm_plain", "gptneox", "gptneox_sequential", "phi2", "phi2_gqa", "phi3_partial"]
+XR_CASES = [
+    "stablelm",
+    "stablelm_plain",
+    "glm4",
+    "glm4_mha",
+    "gptneox",
+    "gptneox_sequential",
+    "phi2",
+    "phi2_gqa",
+    "phi3_partial",
+]
 CASES = [(name, "k+r", *residual) for name, residual in KR_CASES.items()] + [(name, "xr", 0, "") for name in XR_CASES]
 each_case = pytest.mark.parametrize(("name", "mode", "rank", "residual"), CASES, ids=[f"{c[0]}-{c[1]}" for c in CASES])
 

@@ -41,6 +41,7 @@ CASES = [
     ("olmo2_gqa", "kv"),
     ("qwen3_gqa", "kv"),
     ("gemma_mqa", "kv"),
+    ("granite_gqa", "kv"),
     ("olmo_clipped", "kv"),
     ("llama_mha", "k"),
     ("cohere", "k"),
@@ -59,6 +60,7 @@ CASES = [
     ("bloom", "v"),
     ("mpt", "x"),
     ("stablelm", "xr"),
+    ("glm4", "xr"),
     ("gptneox", "xr"),
     ("phi2", "xr"),
 ]

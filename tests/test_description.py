@@ -10,9 +10,10 @@ from conftest import GOLDEN
 from slimrt import core
 from slimrt.folding.attention import Attention
 from slimrt.modelfile.gguf import read_gguf
-from slimrt.modelfile.hf.alibi_families import ALIBI_FAMILIES
 from slimrt.modelfile.hf.encoder_decoders import ENCODER_DECODERS
 from slimrt.modelfile.hf.families import FAMILIES
+from slimrt.modelfile.hf.gpt_families import GPT_FAMILIES
+from slimrt.modelfile.hf.llama_families import LLAMA_FAMILIES
 from slimrt.modes import CACHE_TYPES, FOLD_SUFFIXES, FOLDED
 
 
@@ -48,12 +49,12 @@ def test_folds_are_what_a_conversion_writes(name, mode, convert, tmp_path):
 
 def test_architectures_rotate_as_their_families_do():
     known = {one.name: one for one in core.architectures()}
-    for family in [*FAMILIES.values(), *ALIBI_FAMILIES.values()]:
+    for family in [*FAMILIES.values(), *LLAMA_FAMILIES.values(), *GPT_FAMILIES.values()]:
         one = known[family.arch]
         assert (one.rope, one.has_encoder) == (family.rope, False), family.arch
-        neighbours = bool(family.permuted) or family.arch == "command-r"  # stored as they turn
+        neighbours = bool(family.permuted) or family.arch in ("command-r", "glm4")  # stored as they turn
         assert one.interleaved == neighbours, family.arch
-        assert one.alibi == (family in ALIBI_FAMILIES.values())
+        assert one.alibi == (family.arch in ("bloom", "mpt"))
     assert all(known[family.arch].has_encoder for family in ENCODER_DECODERS.values())
     assert {one.name for one in known.values() if not one.scaled_scores} == {"t5"}
     norms = {one.name: one.qk_norm for one in known.values() if one.qk_norm != "none"}

@@ -87,6 +87,8 @@ PARTS = {
     "clamp": ("olmo_clipped", 0.0),
     "logit_scale": ("cohere", 1.0),
     "embed_norm": ("bloom", None),
+    "residual_scale": ("minicpm", 1.0),
+    "score_scale": ("granite", 0.0),
     "slopes": ("mpt", None),
 }
 
@@ -99,6 +101,23 @@ def test_each_trait_matters(part, convert):
     whole, changed = Reference(path), Reference(path)
     setattr(changed.w, part, without_it)
     assert relative(logits(path), whole.logits(IDS)) < 1e-2 * relative(changed.logits(IDS), whole.logits(IDS))
+
+
+def test_minicpm_s_first_files(convert, tmp_path):
+    """They leave out the scales, which are those of MiniCPM-2B."""
+    model = read_gguf(convert(GOLDEN / "minicpm"))
+    said = {"embedding_scale": 12.0, "residual_scale": 1.4 / 2**0.5, "logit_scale": 48 / 256}
+    fields = {f"minicpm.{key}": float32(value) for key, value in said.items()}
+    whole = rewritten(tmp_path / "whole.gguf", model.with_metadata(fields))
+    kept = {key: value for key, value in model.metadata.items() if not key.endswith("_scale")}
+    first = rewritten(tmp_path / "first.gguf", ModelData(kept, model.tensors))
+    assert relative(logits(first), Reference(whole).logits(IDS)) < FLOAT32
+
+
+def test_scales_must_be_positive(convert, tmp_path):
+    model = read_gguf(convert(GOLDEN / "granite")).with_metadata({"granite.logit_scale": float32(0.0)})
+    with pytest.raises(slimrt.ModelFormatError, match="logit_scale is 0"):
+        slimrt._core.Engine(str(rewritten(tmp_path / "model.gguf", model)))
 
 
 def test_slopes_of_another_bias(convert, tmp_path):

@@ -108,6 +108,19 @@ int relative_bucket(const ModelConfig& c, int64_t distance, bool causal) {
     return first + std::min(exact + int(octaves * float(n - exact)), n - 1);
 }
 
+void read_scales(const GgufFile& file, const std::string& prefix, ModelConfig& c) {
+    const auto read = [&](const char* key, float usual) {
+        const auto value = float(file.number(prefix + key, usual));
+        if (!(value > 0) || !std::isfinite(value))
+            fail(ErrorCode::format, prefix, key, " is ", value, ", not a positive number");
+        return value;
+    };
+    c.embedding_scale = read("embedding_scale", c.embedding_scale);
+    c.residual_scale = read("residual_scale", c.residual_scale);
+    c.score_scale = read("attention.scale", c.score_scale);
+    c.output_scale = 1 / read("logit_scale", 1 / c.output_scale);
+}
+
 float alibi_slope(const ModelConfig& c, int head) {
     int whole = 1;  // heads have a power of two of slopes, then those between
     while (2 * whole <= c.n_heads) whole *= 2;

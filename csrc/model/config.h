@@ -48,6 +48,11 @@ struct ModelConfig {
 /// Throws Error{unsupported} for an unknown architecture, Error{format} for a missing or absurd size.
 ModelConfig read_config(const GgufFile& file);
 
+/// Of embedding, residuals, scores and logits, where the file says them: keys embedding_scale,
+/// residual_scale, attention.scale and logit_scale, by which logits are divided. Throws Error{format}: one is
+/// not positive.
+void read_scales(const GgufFile& file, const std::string& prefix, ModelConfig& config);
+
 /// ALiBi's slope of a head (Press et al., 2022, as published for any number of heads): what is added to a
 /// score for each row that its own comes later.
 float alibi_slope(const ModelConfig& config, int head);

@@ -59,15 +59,16 @@ def aligned(writer: gguf.GGUFWriter) -> None:
 # ---------------------------------------------------------------- whole models, as small as they can be
 D, HEADS, FF, VOCAB, ROWS = 4, 2, 4, 3, 8  # ROWS: of context, of a source, of buckets
 SPEECH = ("whisper", "moonshine")
-BIASED = ("bloom", "gpt2", "gptneox", "phi2", "whisper")
+BIASED = ("bloom", "gpt2", "gptneox", "opt", "phi2", "whisper")
 LAYER_NORM = (*BIASED, "command-r", "moonshine", "mpt", "olmo", "stablelm")
-UNGATED = (*BIASED, "moonshine", "mpt", "phi3")
+UNGATED = (*BIASED, "moonshine", "mpt", "phi3", "glm4")
 CONVOLUTIONS = {
     "whisper": {"conv1": (D, 3), "conv2": (D, 3 * D)},
     "moonshine": {"conv1": (D, 127), "conv2": (2 * D, 7 * D), "conv3": (D, 3 * 2 * D)},
 }
-ARCHITECTURES = ("bloom", "command-r", "gemma", "gpt2", "gptneox", "llama", "moonshine", "mpt", "olmo", "olmo2", "phi2",
-                 "phi3", "qwen2", "qwen3", "stablelm", "t5", "whisper")  # fmt: skip
+ARCHITECTURES = ("bloom", "command-r", "gemma", "glm4", "gpt2", "gptneox", "granite", "llama", "minicpm", "moonshine",
+                 "mpt", "olmo", "olmo2", "opt", "phi2", "phi3", "qwen2", "qwen3", "stablelm", "t5",
+                 "whisper")  # fmt: skip
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -90,16 +91,17 @@ def norm(arch: str, name: str) -> Shapes:
 
 
 def layer(arch: str, cross: bool, out: str) -> Shapes:
-    names = {"olmo2": ["post_attention_norm", "post_ffw_norm"], "phi2": ["attn_norm"], "command-r": ["attn_norm"]}.get(
-        arch, ["attn_norm", "ffn_norm"]
-    )
+    after = ["post_attention_norm", "post_ffw_norm"]
+    names = {"olmo2": after, "phi2": ["attn_norm"], "command-r": ["attn_norm"]}.get(arch, ["attn_norm", "ffn_norm"])
+    if arch == "glm4":
+        names += after
     shapes = attention(arch, "attn", f"attn{out}")
     if cross:
         shapes |= attention(arch, "cross_attn", f"cross_attn{out}")
         names.append("cross_attn_norm")
     for name in names:
         shapes |= norm(arch, name)
-    shapes |= {"ffn_up.weight": (2 * FF if arch == "phi3" else FF, D), "ffn_down.weight": (D, FF)}
+    shapes |= {"ffn_up.weight": (2 * FF if arch in ("phi3", "glm4") else FF, D), "ffn_down.weight": (D, FF)}
     if arch in BIASED or arch == "moonshine":
         shapes |= {"ffn_up.bias": (FF,), "ffn_down.bias": (D,)}
     if arch not in UNGATED:
@@ -114,7 +116,7 @@ def shapes_of(arch: str, n_layers: int) -> Shapes:
         of_layer = layer(arch, part == "dec.", "_o" if encoder else "_output")
         shapes |= {f"{part}blk.{i}.{name}": shape for i in range(n_layers) for name, shape in of_layer.items()}
         shapes |= norm(arch, f"{part}output_norm")
-        if arch in ("gpt2", "whisper"):
+        if arch in ("gpt2", "opt", "whisper"):
             shapes[f"{part}position_embd.weight"] = (ROWS, D)
     if arch == "bloom":
         shapes |= norm(arch, "token_embd_norm")

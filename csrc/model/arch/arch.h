@@ -4,7 +4,7 @@
 
 namespace slimrt {
 
-extern const Architecture bloom, command_r, gemma, gpt2, gptneox, llama, moonshine, mpt, olmo, olmo2, phi2,
-    phi3, qwen2, qwen3, stablelm, t5, whisper;
+extern const Architecture bloom, command_r, gemma, glm4, gpt2, gptneox, granite, llama, minicpm, moonshine,
+    mpt, olmo, olmo2, opt, phi2, phi3, qwen2, qwen3, stablelm, t5, whisper;
 
 }  // namespace slimrt

@@ -34,7 +34,7 @@ class Attention:
             "head" (each head, Qwen3).
         blocks, part: what the names of its tensors begin with, around the layer's number.
         input_norm: the norm of its input, without "weight" or "bias"; one for all layers, or with {} for the number.
-        scaled: scores are divided by the square root of a head's width (all but T5's).
+        scaled: scores are divided by the square root of a head's width (all but T5's), unless score_scale says another.
         alibi: ALiBi's largest bias, of which the slopes of heads are shares; 0: there is none.
         clamp: what q, k and v are clamped to; 0: not at all.
         owners: the layer whose rows each layer reads; (): its own.
@@ -56,6 +56,7 @@ class Attention:
     part: str = "attn"
     input_norm: str = "blk.{}.attn_norm"
     scaled: bool = True
+    score_scale: float = 0.0
     owners: tuple[int, ...] = ()
     unrotated: bool = False
     alibi: float = 0.0
@@ -89,6 +90,7 @@ class Attention:
             unrotated=model.value(KEYS, "") == "unrotated",
             alibi=model.size("attention.max_alibi_bias", 8.0) if traits.alibi else 0.0,
             clamp=model.size("attention.clamp_kqv", 0.0),
+            score_scale=model.size("attention.scale", 0.0),
         )
 
     @classmethod
@@ -147,7 +149,7 @@ class Attention:
     @property
     def scale(self) -> float:
         """What scores are multiplied by."""
-        return 1 / sqrt(self.head_dim) if self.scaled else 1.0
+        return self.score_scale or (1 / sqrt(self.head_dim) if self.scaled else 1.0)
 
     @property
     def kv_width(self) -> int:

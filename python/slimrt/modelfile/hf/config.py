@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from slimrt.errors import ModelFormatError, UnsupportedError
-from slimrt.modelfile.hf.alibi_families import ALIBI_FAMILIES
 from slimrt.modelfile.hf.encoder_decoders import ENCODER_DECODERS
 from slimrt.modelfile.hf.families import FAMILIES, Family, Stack
+from slimrt.modelfile.hf.gpt_families import GPT_FAMILIES
+from slimrt.modelfile.hf.llama_families import LLAMA_FAMILIES
 from slimrt.modelfile.hf.safetensors_files import read_json
 from slimrt.modelfile.sharing import SHARING
 
-_MODEL_TYPES = {**FAMILIES, **ALIBI_FAMILIES, **ENCODER_DECODERS}
+_MODEL_TYPES = {**FAMILIES, **LLAMA_FAMILIES, **GPT_FAMILIES, **ENCODER_DECODERS}
 
 
 @contextmanager

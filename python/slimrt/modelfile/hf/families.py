@@ -74,6 +74,7 @@ class Family:
         numbers: further keys of GGUF -> config keys. scales: the same of numbers with a fraction, where they are not 0.
         equal: pairs of config keys that must agree, since GGUF has one key for both.
         copies: modules that are the token embedding again, where they are stored.
+        unused_rows: modules whose first rows, so many, are never read.
         convolutions: modules whose weight [out, in, taps] becomes [out, taps * in], tap after tap.
         float32: modules whose weights are small, and never multiplied as a stored matrix.
         head_or_embedding: an untied head that is not stored is the token embedding.
@@ -110,6 +111,7 @@ class Family:
     scales: Mapping[str, str] = field(default_factory=dict)
     equal: tuple[tuple[str, str], ...] = ()
     copies: tuple[str, ...] = ()
+    unused_rows: Mapping[str, int] = field(default_factory=dict)
     convolutions: tuple[str, ...] = ()
     float32: tuple[str, ...] = ("position_embd",)
     head_or_embedding: bool = False
@@ -183,82 +185,6 @@ QWEN2 = replace(
     defaults={**LLAMA.defaults, "max_position_embeddings": 32768, "use_sliding_window": False, "max_window_layers": 28},
     permuted=(),
     window=False,
-)
-
-QWEN3 = replace(
-    QWEN2,
-    arch="qwen3",
-    layer={**LLAMA.layer, "attn_q_norm": ("self_attn.q_norm", "dk"), "attn_k_norm": ("self_attn.k_norm", "dk")},
-    biases={},
-    defaults={**QWEN2.defaults, "head_dim": 128},
-    only={**LLAMA.only, "attention_bias": (False,)},
-)
-
-STABLELM = replace(
-    LLAMA,
-    arch="stablelm",
-    biases={ALWAYS: ("output_norm", "attn_norm", "ffn_norm"), "use_qkv_bias": ("attn_q", "attn_k", "attn_v")},
-    defaults={
-        "max_position_embeddings": 4096,
-        "layer_norm_eps": 1e-5,
-        "hidden_act": "silu",
-        "partial_rotary_factor": 0.25,
-    },
-    only={"hidden_act": ("silu", "swish"), "use_parallel_residual": (False,), "qk_layernorm": (False,)},
-    norm_eps=("layer_norm_epsilon", "layer_norm_eps"),
-    permuted=(),
-    settle=None,
-)
-
-GEMMA = replace(
-    LLAMA,
-    arch="gemma",
-    biases={},
-    defaults={
-        "max_position_embeddings": 8192,
-        "rms_norm_eps": 1e-6,
-        "hidden_act": "gelu_pytorch_tanh",
-        "head_dim": 256,
-        "tie_word_embeddings": True,
-    },
-    # "gelu" in the first configurations means tanh's, as transformers has it.
-    only={"hidden_act": ("gelu_pytorch_tanh", "gelu"), "attention_bias": (False,)},
-    norms_less_one=True,
-    permuted=(),
-    settle=None,
-)
-
-OLMO = replace(
-    LLAMA,
-    arch="olmo",
-    outside={"token_embd": ("embed_tokens", "v d")},
-    layer={name: module for name, module in LLAMA.layer.items() if not name.endswith("norm")},
-    biases={},
-    defaults={"max_position_embeddings": 2048, "layer_norm_eps": 1e-5, "hidden_act": "silu"},
-    only={"hidden_act": ("silu", "swish"), "attention_bias": (False,)},
-    norm_eps=("layer_norm_epsilon", "layer_norm_eps"),  # not in the config: always the same
-    scales={"attention.clamp_kqv": "clip_qkv"},
-    settle=None,
-)
-
-COHERE = replace(
-    LLAMA,
-    arch="command-r",
-    layer={name: module for name, module in LLAMA.layer.items() if name != "ffn_norm"},
-    biases={},
-    defaults={
-        "max_position_embeddings": 8192,
-        "layer_norm_eps": 1e-5,
-        "hidden_act": "silu",
-        "logit_scale": 0.0625,
-        "rope_theta": 500000.0,
-        "tie_word_embeddings": True,
-    },
-    only={"hidden_act": ("silu", "swish"), "attention_bias": (False,), "use_qk_norm": (False,)},
-    norm_eps=("layer_norm_epsilon", "layer_norm_eps"),
-    scales={"logit_scale": "logit_scale"},
-    permuted=(),  # pairs are neighbours as they are stored
-    settle=None,
 )
 
 PHI3 = replace(
@@ -431,12 +357,6 @@ FAMILIES: dict[str, Family] = {
     "llama": LLAMA,
     "mistral": MISTRAL,
     "qwen2": QWEN2,
-    "qwen3": QWEN3,
-    "stablelm": STABLELM,
-    "stablelm_epoch": replace(STABLELM, spelling={"partial_rotary_factor": "rope_pct", "layer_norm_eps": "norm_eps"}),
-    "gemma": GEMMA,
-    "olmo": OLMO,
-    "cohere": COHERE,
     "phi3": PHI3,
     "gpt2": GPT2,
     "gpt_neox": GPT_NEOX,

@@ -147,6 +147,9 @@ class Layout:
         stored = shape[::-1] if transposed else shape
         if module.half is not None:
             stored = (2 * stored[0], *stored[1:])
+        unused = self.family.unused_rows.get(module.part, 0)
+        if unused:
+            stored = (stored[0] + unused, *stored[1:])
         if entry.shape != stored:
             raise ModelFormatError(f"{entry.file}: tensor '{theirs}' is {list(entry.shape)}, expected {list(stored)}")
         convolution = len(shape) > 2 and module.among(self.family.convolutions)
@@ -156,7 +159,7 @@ class Layout:
         n_heads = {"attn_q": self.sizes.n_heads, "attn_k": self.sizes.n_kv_heads}.get(module.part, 1)
 
         def load() -> np.ndarray:
-            elements = self.checkpoint.elements(theirs)
+            elements = self.checkpoint.elements(theirs)[unused:]
             if module.half is not None:
                 elements = np.split(elements, 2)[module.half]
             if transposed:

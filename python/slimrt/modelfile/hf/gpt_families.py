@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decoders without positions but ALiBi: BLOOM and MPT, as families.py has the others."""
+"""Decoders with LayerNorm and a plain FFN, in GPT's way: BLOOM, MPT and OPT, as families.py has the others."""
 
 from __future__ import annotations
 
@@ -94,4 +94,44 @@ MPT = Family(
     settle=_mpt,
 )
 
-ALIBI_FAMILIES = {"bloom": BLOOM, "mpt": MPT}
+OPT = Family(
+    arch="opt",
+    stem="model.decoder.",
+    block="layers.{}.",
+    outside={
+        "token_embd": ("embed_tokens", "v d"),
+        "position_embd": ("embed_positions", "ctx d"),
+        "output_norm": ("final_layer_norm", "d"),
+    },
+    layer={
+        "attn_norm": ("self_attn_layer_norm", "d"),
+        "attn_q": ("self_attn.q_proj", "q d"),
+        "attn_k": ("self_attn.k_proj", "kv d"),
+        "attn_v": ("self_attn.v_proj", "kv d"),
+        "attn_output": ("self_attn.out_proj", "d q"),
+        "ffn_norm": ("final_layer_norm", "d"),
+        "ffn_up": ("fc1", "ff d"),
+        "ffn_down": ("fc2", "d ff"),
+    },
+    biases={
+        ALWAYS: (
+            *("output_norm", "attn_norm", "attn_q", "attn_k", "attn_v", "attn_output"),
+            *("ffn_norm", "ffn_up", "ffn_down"),
+        )
+    },
+    spelling={"intermediate_size": "ffn_dim"},
+    defaults={"max_position_embeddings": 2048, "layer_norm_eps": 1e-5, "tie_word_embeddings": True},
+    only={
+        "activation_function": ("relu",),
+        "do_layer_norm_before": (True,),
+        "_remove_final_layer_norm": (False,),
+        "enable_bias": (True,),
+        "layer_norm_elementwise_affine": (True,),
+    },
+    norm_eps=("layer_norm_epsilon", "layer_norm_eps"),  # not in the config: always the same
+    rope=False,
+    equal=(("word_embed_proj_dim", "hidden_size"),),
+    unused_rows={"position_embd": 2},
+)
+
+GPT_FAMILIES = {"bloom": BLOOM, "mpt": MPT, "opt": OPT}
