@@ -88,9 +88,9 @@ COHERE = replace(
 
 def _minicpm(family: Family, values: dict[str, Any]) -> tuple[Family, dict[str, Any]]:
     """Its scales as GGUF has them; those that are left out are 1."""
-    depth, layers = values.get("scale_depth", 1), values.get("num_hidden_layers")
-    width, base = values.get("hidden_size"), values.get("dim_model_base", 1)
-    return family, {**values, "residual_multiplier": depth / sqrt(layers), "logits_scaling": width / base}
+    depth, n_layers = values.get("scale_depth", 1), float(values["num_hidden_layers"])
+    width, base = values["hidden_size"], values.get("dim_model_base", 1)
+    return family, {**values, "residual_multiplier": depth / sqrt(n_layers), "logits_scaling": width / base}
 
 
 GRANITE = replace(
