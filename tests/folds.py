@@ -84,7 +84,7 @@ def fold_lowrank(model: Reference, i: int, heads: int) -> Tensors:
     what K tells of V."""
     layer, x = model.w.layers[i], inputs(model, i)
     v = (x @ layer.wv.T).reshape(-1, model.w.n_kv_heads // heads, heads * model.dv)
-    k = model.norm(plus(x @ layer.wk.T, layer.bk), layer.k_norm).reshape(v.shape)
+    k = model.norm_heads(plus(x @ layer.wk.T, layer.bk), layer.k_norm).reshape(v.shape)
     latent, expand, predict = [], [], []
     for group in range(v.shape[1]):
         _, s, vt = np.linalg.svd(v[:, group] / np.sqrt(len(v)), full_matrices=False)

@@ -50,6 +50,8 @@ class Shape:
             layer |= {"attn_q.weight": (q, self.d), "attn_k.weight": (kv, self.d), "attn_v.weight": (kv, self.d)}
         if self.arch == "olmo2":
             layer |= {"attn_q_norm.weight": (q,), "attn_k_norm.weight": (kv,)}
+        if self.arch == "qwen3":
+            layer |= {"attn_q_norm.weight": (self.dk,), "attn_k_norm.weight": (self.dk,)}
         if not biased:
             layer |= {"ffn_gate.weight": (self.d_ff, self.d)}
         layer |= {

@@ -42,10 +42,25 @@ GPT2 = {
     "eos_token_id": 0,
 }
 GPT_NEOX = {key: value for key, value in SMALL.items() if key not in ("rms_norm_eps", "num_key_value_heads")}
-BASES = {"gpt2": GPT2, "gpt_neox": GPT_NEOX, "phi": GPT_NEOX}  # others: SMALL
+BLOOM = {
+    "hidden_size": 48,
+    "n_layer": 2,
+    "n_head": 6,
+    "vocab_size": 101,
+    "layer_norm_epsilon": 2e-5,
+    "seq_length": 128,
+    "eos_token_id": [2, 3],
+}
+MPT = {"d_model": 48, "n_layers": 2, "n_heads": 6, "vocab_size": 101, "max_seq_len": 128, "eos_token_id": 0}
+OPT = {key: value for key, value in SMALL.items() if key not in ("rms_norm_eps", "num_key_value_heads")}
+OPT |= {"ffn_dim": 88, "word_embed_proj_dim": 48, "tie_word_embeddings": True}
+BASES = {"gpt2": GPT2, "gpt_neox": GPT_NEOX, "phi": GPT_NEOX, "bloom": BLOOM, "mpt": MPT, "opt": OPT}  # others: SMALL
 CLASSES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM",
            "phi3": "Phi3ForCausalLM", "gpt2": "GPT2LMHeadModel", "gpt_neox": "GPTNeoXForCausalLM",
-           "phi": "PhiForCausalLM", "olmo2": "Olmo2ForCausalLM"}  # fmt: skip
+           "phi": "PhiForCausalLM", "qwen3": "Qwen3ForCausalLM", "olmo2": "Olmo2ForCausalLM",
+           "stablelm": "StableLmForCausalLM", "gemma": "GemmaForCausalLM", "olmo": "OlmoForCausalLM",
+           "cohere": "CohereForCausalLM", "bloom": "BloomForCausalLM", "mpt": "MptForCausalLM",
+           "granite": "GraniteForCausalLM", "glm4": "Glm4ForCausalLM", "opt": "OPTForCausalLM"}  # fmt: skip
 LONG_FACTORS = {"short_factor": [1.0, 1.1, 1.3, 1.4, 1.7, 2.0], "long_factor": [1.2, 2.1, 3.5, 6.0, 8.5, 11.0]}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 32}  # fmt: skip
@@ -62,6 +77,7 @@ class Tiny:
     shard_size: str = "1GB"
     seed: int = 0  # chosen where a square W_K or W_V is reasonably conditioned (cond up to a few hundred)
     rewrite: Callable[[dict[str, Any]], None] | None = None  # changes config.json after it is saved
+    stands_in: bool = False  # for a model type that transformers has no class of, whose mathematics are the same
 
 
 def legacy_rope(config: dict[str, Any]) -> None:
@@ -82,6 +98,20 @@ def legacy_partial_rope(config: dict[str, Any]) -> None:
     """As in Pythia's configurations."""
     rope = config.pop("rope_parameters")
     config["rotary_pct"], config["rotary_emb_base"] = rope["partial_rotary_factor"], rope["rope_theta"]
+
+
+def first_gelu(config: dict[str, Any]) -> None:
+    """As in the first configurations of Gemma, where "gelu" means tanh's."""
+    config["hidden_act"] = "gelu"
+
+
+def minicpm(config: dict[str, Any]) -> None:
+    """As in MiniCPM-2B's configuration."""
+    config["model_type"] = "minicpm"
+    config.pop("attention_multiplier")
+    config["scale_emb"] = config.pop("embedding_multiplier")
+    config["scale_depth"] = config.pop("residual_multiplier") * config["num_hidden_layers"] ** 0.5
+    config["dim_model_base"] = config["hidden_size"] / config.pop("logits_scaling")
 
 
 def unused_window(config: dict[str, Any]) -> None:
@@ -180,6 +210,70 @@ MODELS = {
     "olmo2_gqa": Tiny(
         "olmo2", {"num_key_value_heads": 2, "head_dim": 20, "tie_word_embeddings": True}, dtype="bfloat16"
     ),
+    "qwen3": Tiny(  # as Qwen3-0.6B: grouped heads whose K is as wide as the input
+        "qwen3", {"num_attention_heads": 8, "head_dim": 12, "eos_token_id": [2, 5]}, seed=7, rewrite=unused_window
+    ),
+    "qwen3_gqa": Tiny(
+        "qwen3",
+        {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 20, "tie_word_embeddings": True},
+        dtype="bfloat16",
+    ),
+    "stablelm": Tiny(
+        "stablelm", {"hidden_size": 64, "use_qkv_bias": True, "eos_token_id": [2, 7]}, seed=24
+    ),  # 4 of 16 rotate
+    "stablelm_plain": Tiny("stablelm", {"num_key_value_heads": 2, "hidden_size": 64, "layer_norm_eps": 2e-5}),
+    "gemma": Tiny("gemma", {"head_dim": 20, "tie_word_embeddings": True, "rms_norm_eps": 1e-6}),
+    "gemma_mqa": Tiny(
+        "gemma",
+        {"head_dim": 16, "num_key_value_heads": 1, "tie_word_embeddings": True},
+        dtype="bfloat16",
+        rewrite=first_gelu,
+    ),
+    "olmo": Tiny("olmo", {"tie_word_embeddings": True}, seed=40),
+    "olmo_clipped": Tiny("olmo", {"num_key_value_heads": 2, "clip_qkv": 0.9}),
+    "cohere": Tiny("cohere", {"tie_word_embeddings": True, "logit_scale": 0.25, "layer_norm_eps": 1e-5}, seed=31),
+    "cohere_gqa": Tiny(
+        "cohere", {"num_key_value_heads": 2, "tie_word_embeddings": True, "layer_norm_eps": 1e-5}, dtype="float16"
+    ),
+    "bloom": Tiny("bloom", seed=55),
+    "mpt": Tiny("mpt", seed=52),
+    "mpt_clipped": Tiny("mpt", {"n_heads": 4, "attn_config": {"clip_qkv": 1.0}}),
+    "granite": Tiny(
+        "granite",
+        {"embedding_multiplier": 5.0, "residual_multiplier": 0.4, "attention_multiplier": 0.15, "logits_scaling": 3.0},
+        seed=18,
+    ),
+    "granite_gqa": Tiny(
+        "granite",
+        {
+            "num_key_value_heads": 2,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.1,
+            "logits_scaling": 8.0,
+        },
+    ),
+    "minicpm": Tiny(
+        "granite",
+        {
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 1.4 / 2**0.5,
+            "attention_multiplier": 12**-0.5,
+            "logits_scaling": 48 / 16,
+            "tie_word_embeddings": True,
+        },
+        rewrite=minicpm,
+        seed=18,
+        stands_in=True,
+    ),
+    "glm4": Tiny(
+        "glm4", {"num_key_value_heads": 2, "head_dim": 12, "attention_bias": True, "eos_token_id": [2, 9, 11]}
+    ),
+    "glm4_mha": Tiny("glm4", {"head_dim": 16, "attention_bias": False}),
+    "opt": Tiny("opt"),
     "gpt2_tanh": Tiny("gpt2", {"activation_function": "gelu_new"}),
     "gpt2_erf": Tiny("gpt2", {"activation_function": "gelu", "tie_word_embeddings": False, "n_inner": 80}, seed=4),
 }
@@ -200,7 +294,7 @@ def build(name: str) -> Any:
         for key, value in model.named_parameters():
             noise = torch.randn(value.shape, generator=random)
             if "norm" in key or ".ln_" in key:
-                value.copy_(0.2 * noise + (0 if key.endswith("bias") else 1))
+                value.copy_(0.2 * noise + (0 if key.endswith("bias") or tiny.family == "gemma" else 1))
             elif key.endswith("bias"):
                 value.copy_(0.5 * noise)
             else:
@@ -227,7 +321,10 @@ def golden(name: str, directory: Path, suffix: str, seed: int = 1) -> dict[str, 
     from transformers import AutoModelForCausalLM
 
     n_prompt, n_ctx = MODELS[name].prompts[suffix]
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
+    if MODELS[name].stands_in:
+        model = build(name)
+    else:
+        model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
     random = torch.Generator().manual_seed(seed)
     ids = torch.randint(3, model.config.vocab_size, (1, n_prompt + N_DECODE), generator=random)
     with torch.no_grad():

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A transformer in NumPy float64: the specification of what slimrt computes, in plain loops and without its code.
 
-Covers the Llama family (llama, qwen2, phi3, olmo2), GPT-2, GPT-NeoX and Phi-2, and what every cache mode stores and
-reads back (cache-math.md). Row vectors: a weight is [out, in] as in the file, so x W is written `x @ w.T`.
+Covers decoders without experts, of every family that slimrt reads, and what every cache mode stores and reads back
+(cache-math.md). Row vectors: a weight is [out, in] as in the file, so x W is written `x @ w.T`.
 
     model = Reference("model.gguf")            # or a Hugging Face directory
     model.logits(ids)                          # [n, vocab], everything exact
@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reference_formats import Array, rounded
-from reference_modes import BLOCK, CACHE_MODES, Planes, Rows, Types, aged, as_half, plus
+from reference_modes import BLOCK, CACHE_MODES, Planes, Rows, Types, aged, as_half, in_parts, plus
 
 
 # ---------------------------------------------------------------- the parts of a layer
@@ -97,7 +97,7 @@ class Layer:
     attn_norm: Array | None = None  # of the input
     attn_norm_b: Array | None = None
     attn_post_norm: Array | None = None  # of the output
-    q_norm: Array | None = None  # of the whole row, before RoPE
+    q_norm: Array | None = None  # before RoPE: of the whole row, or of each head if it is as long as one
     k_norm: Array | None = None
     bq: Array | None = None
     bk: Array | None = None
@@ -129,6 +129,14 @@ class Weights:
     positions: Array | None = None  # learned positions
     rope: Rope | None = None
     window: int = 0  # 0: none; else position i sees j > i - window
+    embed_norm: Array | None = None  # of the embedding
+    embed_norm_b: Array | None = None
+    embed_scale: float = 1.0
+    residual_scale: float = 1.0  # of what attention and FFN add
+    score_scale: float = 0.0  # 0: by the width of a head
+    logit_scale: float = 1.0
+    clamp: float = 0.0  # of q, k and v; 0: none
+    slopes: Array | None = None  # ALiBi, of each head
 
 
 class Reference:
@@ -217,23 +225,31 @@ class Reference:
         float16 for the chunks after their own, and for what they age to."""
         ids = np.asarray(ids, np.int64)
         positions = caches[0].length + np.arange(len(ids))
-        x = self.w.embed[ids]
+        x = self.norm(self.w.embed[ids] * self.w.embed_scale, self.w.embed_norm, self.w.embed_norm_b)
         if self.w.positions is not None:
             x = x + self.w.positions[positions]
         for i, layer in enumerate(self.w.layers):
             normed = self.norm(x, layer.attn_norm, layer.attn_norm_b)
             heads = self._attention(i, normed, positions, caches, n_batch)
-            attended = self.norm(plus(heads @ layer.wo.T, layer.bo), layer.attn_post_norm)
+            attended = self.norm(plus(heads @ layer.wo.T, layer.bo), layer.attn_post_norm) * self.w.residual_scale
             normed = self.norm(x if self.w.parallel else x + attended, layer.ffn_norm, layer.ffn_norm_b)
-            x = x + attended + self.norm(self._ffn(layer, normed), layer.ffn_post_norm)
+            x = x + attended + self.norm(self._ffn(layer, normed), layer.ffn_post_norm) * self.w.residual_scale
         for cache in caches:
             cache.settle()
-        return plus(self.norm(x, self.w.norm, self.w.norm_b) @ self.w.head.T, self.w.head_b)
+        states = self.norm(x, self.w.norm, self.w.norm_b) * self.w.logit_scale
+        return plus(states @ self.w.head.T, self.w.head_b)
 
     def norm(self, x: Array, weight: Array | None, bias: Array | None = None) -> Array:
         if weight is None:
             return x
         return rms_norm(x, weight, self.w.eps) if bias is None else layer_norm(x, weight, bias, self.w.eps)
+
+    def clamp(self, x: Array) -> Array:
+        return np.clip(x, -self.w.clamp, self.w.clamp) if self.w.clamp else x
+
+    def norm_heads(self, x: Array, weight: Array | None) -> Array:
+        """x [n, width], each part by itself that is as long as the weight."""
+        return x if weight is None else rms_norm(in_parts(x, weight), weight, self.w.eps).reshape(x.shape)
 
     def _ffn(self, layer: Layer, x: Array) -> Array:
         activation = ACTIVATIONS[self.w.activation]
@@ -254,7 +270,9 @@ class Reference:
             cache.extend(
                 mode.store(self, i, x, positions, cache), partial(mode.in_chunks, self, owner) if chunk else None
             )
-        q = self.rotate(self.norm(plus(x @ layer.wq.T, layer.bq), layer.q_norm), self.w.n_heads, positions)
+        q = self.rotate(
+            self.norm_heads(self.clamp(plus(x @ layer.wq.T, layer.bq)), layer.q_norm), self.w.n_heads, positions
+        )
         out = []
         for first in range(0, len(x), chunk or len(x)):
             some = slice(first, first + (chunk or len(x)))
@@ -270,12 +288,15 @@ class Reference:
         heads = x.reshape(len(x), n_heads, -1)
         return heads if self.w.rope is None else self.w.rope(heads, positions)
 
-    def weights(self, scores: Array, positions: NDArray[np.int64]) -> Array:
+    def weights(self, scores: Array, positions: NDArray[np.int64], head: int) -> Array:
         """Causal softmax of one head's scores [n, T]."""
         seen = np.arange(scores.shape[1])[None, :] <= positions[:, None]
         if self.w.window:
             seen &= np.arange(scores.shape[1])[None, :] > positions[:, None] - self.w.window
-        return softmax(np.where(seen & ~np.isnan(scores), scores / sqrt(self.dk), -np.inf))  # NaN: forgotten
+        scores = scores * (self.w.score_scale or 1 / sqrt(self.dk))
+        if self.w.slopes is not None:
+            scores = scores + self.w.slopes[head] * (np.arange(scores.shape[1])[None, :] - positions[:, None])
+        return softmax(np.where(seen & ~np.isnan(scores), scores, -np.inf))  # NaN: forgotten
 
 
 class Cache:

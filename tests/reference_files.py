@@ -35,11 +35,12 @@ def load_gguf(path: Path, n_ctx: int) -> Weights:
     def key(name: str, default: Any = None) -> Any:
         return meta.get(f"{arch}.{name}", default)
 
-    n_heads = key("attention.head_count")
+    d_model, n_heads = key("embedding_length"), key("attention.head_count")
     n_kv_heads = key("attention.head_count_kv", n_heads)
-    head_dim = key("attention.key_length", key("embedding_length") // n_heads)
-    gpt2 = arch == "gpt2"
+    head_dim = key("attention.key_length", d_model // n_heads)
     layer_norm = key("attention.layer_norm_epsilon")
+    if layer_norm is not None:
+        tensors = _whole_norms(tensors, arch, key("block_count"), d_model)
     layers = []
     for i in range(key("block_count")):
         prefix = f"blk.{i}."
@@ -57,14 +58,48 @@ def load_gguf(path: Path, n_ctx: int) -> Weights:
         norm_b=tensors.get("output_norm.bias"),
         head=tensors.get("output.weight", embed),
         head_b=tensors.get("output.bias"),
-        parallel=key("use_parallel_residual", arch in ("gptneox", "phi2")),
-        positions=tensors["position_embd.weight"] if gpt2 else None,
-        rope=None if gpt2 else _rope_of_gguf(key, tensors, head_dim, arch, n_ctx),
+        parallel=key("use_parallel_residual", True) if arch == "gptneox" else arch in ("phi2", "command-r"),
+        positions=tensors.get("position_embd.weight"),
+        rope=_rope_of_gguf(key, tensors, head_dim, arch, n_ctx) if arch not in WITHOUT_ROPE else None,
         window=key("attention.sliding_window", 0) or 0,
+        embed_norm=tensors.get("token_embd_norm.weight"),
+        embed_norm_b=tensors.get("token_embd_norm.bias"),
+        embed_scale=sqrt(d_model) if arch == "gemma" else key("embedding_scale", 1.0),
+        residual_scale=key("residual_scale", 1.0),
+        score_scale=key("attention.scale", 0.0),
+        logit_scale=1 / key("logit_scale", 1.0) if arch in ("granite", "minicpm") else key("logit_scale", 1.0),
+        clamp=key("attention.clamp_kqv", 0.0),
+        slopes=_slopes(n_heads, key("attention.max_alibi_bias", 8.0)) if arch in ("bloom", "mpt") else None,
     )
 
 
-ACTIVATIONS = {"gpt2": "gelu_tanh", "gptneox": "gelu_erf", "phi2": "gelu_tanh"}  # where the file does not say
+# Where the file does not say.
+ACTIVATIONS = {"gpt2": "gelu_tanh", "gptneox": "gelu_erf", "phi2": "gelu_tanh", "gemma": "gelu_tanh"}
+ACTIVATIONS |= {"bloom": "gelu_tanh", "mpt": "gelu_erf", "opt": "relu"}
+WITHOUT_ROPE = ("gpt2", "bloom", "mpt", "opt")
+INTERLEAVED = ("llama", "olmo", "command-r", "granite", "minicpm", "glm4")  # RoPE turns neighbours
+
+
+def _whole_norms(tensors: dict[str, Array], arch: str, n_layers: int, d_model: int) -> dict[str, Array]:
+    """LayerNorms with ones and zeros for the weights and biases that they do not have."""
+    names = {name.rpartition(".")[0] for name in tensors if "norm" in name}
+    if arch == "olmo":
+        names |= {"output_norm", *(f"blk.{i}.{name}" for i in range(n_layers) for name in ("attn_norm", "ffn_norm"))}
+    whole = {f"{name}.weight": np.ones(d_model) for name in names} | {
+        f"{name}.bias": np.zeros(d_model) for name in names
+    }
+    return whole | tensors
+
+
+def _slopes(n_heads: int, steepest: float) -> Array:
+    """ALiBi's: of a power of two heads a geometric sequence, of other numbers that of the next lower one, then every
+    other element of the next higher one's."""
+
+    def sequence(n: int) -> list[float]:
+        return [2 ** (-steepest * (i + 1) / n) for i in range(n)]
+
+    lower = 2 ** int(np.log2(n_heads))
+    return np.array(sequence(lower) + sequence(2 * lower)[0::2][: n_heads - lower])
 
 
 def _rope_of_gguf(key: Any, tensors: dict[str, Array], head_dim: int, arch: str, n_ctx: int) -> Rope:
@@ -86,7 +121,7 @@ def _rope_of_gguf(key: Any, tensors: dict[str, Array], head_dim: int, arch: str,
         fast, slow = key("rope.scaling.yarn_beta_fast", 32.0), key("rope.scaling.yarn_beta_slow", 1.0)
         inv_freq = yarn(inv_freq, factor, original, base, fast, slow)
         scale = scale * (0.1 * log(factor) + 1)
-    return Rope(inv_freq, interleaved=arch == "llama", scale=scale)
+    return Rope(inv_freq, interleaved=arch in INTERLEAVED, scale=scale)
 
 
 def _layer(part: dict[str, Array], q_rows: int, kv_rows: int) -> Layer:
@@ -149,6 +184,7 @@ GPT2_NAMES = {
 }
 
 
+QWEN3_NAMES = LLAMA_NAMES | {"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"}
 OLMO2_NAMES = {name: ours for name, ours in LLAMA_NAMES.items() if not name.endswith("layernorm")} | {
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
@@ -173,9 +209,16 @@ LAYOUTS = {
     "gpt2": ("transformer.h.", GPT2_NAMES, "transformer.wte", "transformer.ln_f", "lm_head"),
     "gpt_neox": ("gpt_neox.layers.", GPT_NEOX_NAMES, "gpt_neox.embed_in", "gpt_neox.final_layer_norm", "embed_out"),
     "phi": ("model.layers.", PHI_NAMES, "model.embed_tokens", "model.final_layernorm", "lm_head"),
+    "qwen3": ("model.layers.", QWEN3_NAMES, "model.embed_tokens", "model.norm", "lm_head"),
     "olmo2": ("model.layers.", OLMO2_NAMES, "model.embed_tokens", "model.norm", "lm_head"),
 }
+LAYOUTS_OF_LLAMA = ("llama", "mistral", "qwen2", "phi3")
 LLAMA_LAYOUT = ("model.layers.", LLAMA_NAMES, "model.embed_tokens", "model.norm", "lm_head")
+
+
+def reads_directory(family: str) -> bool:
+    """Whether directories of this model type are read; of the others the files that are made of them."""
+    return family in LAYOUTS or family in LAYOUTS_OF_LLAMA
 
 
 def hf_tensors(directory: Path) -> dict[str, Array]:

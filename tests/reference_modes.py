@@ -59,12 +59,17 @@ def by_head(m: Reference, x: Array) -> Array:
     return x.reshape(len(x), m.w.n_kv_heads, -1)
 
 
+def in_parts(x: Array, weight: Array) -> Array:
+    """x [n, width] -> [n, parts, as long as the weight]."""
+    return x.reshape(len(x), -1, len(weight))
+
+
 # ---------------------------------------------------------------- kv
 def store_kv(m: Reference, i: int, x: Array, positions: Positions, cache: Cache) -> Rows:
     """k and v with their biases, k normed and rotated."""
     layer = m.w.layers[i]
-    k = m.rotate(m.norm(plus(x @ layer.wk.T, layer.bk), layer.k_norm), m.w.n_kv_heads, positions)
-    return {"k": k.reshape(len(x), -1), "v": plus(x @ layer.wv.T, layer.bv)}
+    k = m.rotate(m.norm_heads(m.clamp(plus(x @ layer.wk.T, layer.bk)), layer.k_norm), m.w.n_kv_heads, positions)
+    return {"k": k.reshape(len(x), -1), "v": m.clamp(plus(x @ layer.wv.T, layer.bv))}
 
 
 def attend_kv(m: Reference, i: int, q: Array, rows: Rows, positions: Positions, absorbed: bool):
@@ -74,7 +79,7 @@ def attend_kv(m: Reference, i: int, q: Array, rows: Rows, positions: Positions, 
 def attend_heads(m: Reference, q: Array, k: Array, v: Array, positions: Positions):
     """k and v [T, kv heads, dim]."""
     group = m.w.n_heads // m.w.n_kv_heads
-    return lambda head: m.weights(q[:, head] @ k[:, head // group].T, positions) @ v[:, head // group]
+    return lambda head: m.weights(q[:, head] @ k[:, head // group].T, positions, head) @ v[:, head // group]
 
 
 # ---------------------------------------------------------------- rows that age: kivi, lowrank
@@ -190,7 +195,7 @@ def per_group(x: Array, weight: Array) -> Array:
 def store_lowrank(m: Reference, i: int, x: Array, positions: Positions, cache: Cache) -> Rows:
     """k before RoPE, biased and normed; the latent of v without its bias."""
     layer = m.w.layers[i]
-    k = m.norm(plus(x @ layer.wk.T, layer.bk), layer.k_norm)
+    k = m.norm_heads(plus(x @ layer.wk.T, layer.bk), layer.k_norm)
     return {"k": k, "v": per_group(x @ layer.wv.T, m.folded(i, "attn_v_latent.weight"))}
 
 
@@ -214,7 +219,7 @@ def attend_lowrank(m: Reference, i: int, q: Array, rows: Rows, positions: Positi
     group, shared = m.w.n_heads // m.w.n_kv_heads, m.w.n_kv_heads // latent_groups(m)
 
     def read(head: int) -> Array:
-        p = m.weights(q[:, head] @ k[:, head // group].T, positions)
+        p = m.weights(q[:, head] @ k[:, head // group].T, positions, head)
         latent, w = latents[:, head // group // shared], expand[:, head // group]
         return (p @ latent) @ w if absorbed else p @ (latent @ w)
 
@@ -223,14 +228,14 @@ def attend_lowrank(m: Reference, i: int, q: Array, rows: Rows, positions: Positi
 
 # ---------------------------------------------------------------- k
 def store_k(m: Reference, i: int, x: Array, positions: Positions, cache: Cache) -> Rows:
-    """k before its bias, its norm and RoPE; beside it 1 / rms of k where it is normed."""
+    """k before its bias, its norm and RoPE; beside it 1 / rms of k, or of each head, where it is normed."""
     layer = m.w.layers[i]
     k = x @ layer.wk.T
-    return {"k": k} if layer.k_norm is None else {"k": k, "n": inverse_rms(m, k)}
+    return {"k": k} if layer.k_norm is None else {"k": k, "n": inverse_rms(m, k, layer.k_norm)}
 
 
-def inverse_rms(m: Reference, k: Array) -> Array:
-    return 1 / np.sqrt(np.mean(k * k, axis=-1, keepdims=True) + m.w.eps)
+def inverse_rms(m: Reference, k: Array, weight: Array) -> Array:
+    return 1 / np.sqrt(np.mean(in_parts(k, weight) ** 2, axis=-1) + m.w.eps)
 
 
 def read_keys(m: Reference, i: int, k: Array, rows: Rows) -> Array:
@@ -238,7 +243,7 @@ def read_keys(m: Reference, i: int, k: Array, rows: Rows) -> Array:
     left out."""
     layer = m.w.layers[i]
     if layer.k_norm is not None:
-        k = k * rows["n"] * layer.k_norm
+        k = (in_parts(k, layer.k_norm) * rows["n"][..., None] * layer.k_norm).reshape(k.shape)
     return m.rotate(plus(k, layer.bk if m.w.rope else None), m.w.n_kv_heads, np.arange(len(k)))
 
 
@@ -248,7 +253,7 @@ def attend_k(m: Reference, i: int, q: Array, rows: Rows, positions: Positions, a
     group = m.w.n_heads // m.w.n_kv_heads
 
     def read(head: int) -> Array:
-        p = m.weights(q[:, head] @ k[:, head // group].T, positions)
+        p = m.weights(q[:, head] @ k[:, head // group].T, positions, head)
         w = w_kv[:, head // group]
         return (p @ raw) @ w if absorbed else p @ (raw @ w)
 
@@ -268,7 +273,7 @@ def store_kr(m: Reference, i: int, x: Array, positions: Positions, cache: Cache)
         rows["r"] = x @ w_x + known["k"] @ m.folded(i, "attn_kr_k.weight")
         known["r"] = cache.stored("r", rows["r"])
     if layer.k_norm is not None:
-        rows["n"] = inverse_rms(m, k)
+        rows["n"] = inverse_rms(m, k, layer.k_norm)
     exact = cache.length == 0 or len(x) > m.dk
     return rows | {"own v": x @ layer.wv.T if exact else read_values(m, i, known)}
 
@@ -299,7 +304,7 @@ def attend_v(m: Reference, i: int, q: Array, rows: Rows, positions: Positions, a
     def read(head: int) -> Array:
         w = w_vk[:, head // group]
         scores = (q[:, head] @ w.T) @ row.T if absorbed else q[:, head] @ (row @ w).T
-        return m.weights(scores, positions) @ v[:, head // group]
+        return m.weights(scores, positions, head) @ v[:, head // group]
 
     return read
 
@@ -319,7 +324,7 @@ def attend_x(m: Reference, i: int, q: Array, rows: Rows, positions: Positions, a
     def read(head: int) -> Array:
         wk, wv = w_k[head // group], w_v[head // group]
         scores = (q[:, head] @ wk) @ row.T if absorbed else q[:, head] @ (row @ wk.T).T
-        p = m.weights(scores, positions)
+        p = m.weights(scores, positions, head)
         return (p @ row) @ wv.T if absorbed else p @ (row @ wv.T)
 
     return read
@@ -354,8 +359,14 @@ def planes_k(m: Reference, types: Types) -> Planes:
 
 
 def planes_n(m: Reference, types: Types) -> Planes:
-    normed = m.w.layers[0].k_norm is not None
-    return {"n": (None if types[0] is None else "f32", 1)} if normed else {}
+    return {"n": (None if types[0] is None else "f32", norms(m))} if norms(m) else {}
+
+
+def norms(m: Reference, kept: int = 0) -> int:
+    """Numbers that stand beside a row of k for its norm: one of the row, or one of each head but those that keep V."""
+    layer = m.w.layers[0]
+    whole = layer.k_norm is not None and len(layer.k_norm) == len(layer.wk)
+    return 0 if layer.k_norm is None else 1 if whole else len(layer.wk) // len(layer.k_norm) - kept
 
 
 def planes_kr(m: Reference, types: Types) -> Planes:

@@ -264,6 +264,7 @@ FAMILIES = {
     "a norm before": ("olmo2", {}, {"blk.0.attn_norm.weight": ones(32)}, slimrt.UnsupportedError, "0.attn_norm"),
     "no QK-norm": ("olmo2", {}, {"blk.0.attn_k_norm.weight": None}, slimrt.ModelFormatError, "attn_k_norm"),
     "QK-norm of a head": ("olmo2", {}, {"blk.0.attn_q_norm.weight": ones(8)}, slimrt.ModelFormatError, "attn_q_norm"),
+    "QK-norm of rows": ("qwen3", {}, {"blk.0.attn_q_norm.weight": ones(32)}, slimrt.ModelFormatError, "attn_q_norm"),
     "QK-norm of Llama": ("llama", {}, {"blk.0.attn_q_norm.weight": ones(32)}, slimrt.UnsupportedError, "attn_q_norm"),
     "no norm's bias": ("gptneox", {}, {"blk.1.ffn_norm.bias": None}, slimrt.ModelFormatError, "1.ffn_norm.bias"),
     "no bias": ("gptneox", {}, {"blk.1.attn_qkv.bias": None}, slimrt.ModelFormatError, "1.attn_qkv.bias"),

@@ -23,7 +23,18 @@ import slimrt
 from conftest import GOLDEN, decode, open_engine, rms
 from pairwise import pairwise
 from reference import Reference
-from reference_modes import CACHE_MODES, Mode, attend_heads, by_head, planes_kv, planes_n, read_keys, store_k, store_v
+from reference_modes import (
+    CACHE_MODES,
+    Mode,
+    attend_heads,
+    by_head,
+    norms,
+    planes_kv,
+    planes_n,
+    read_keys,
+    store_k,
+    store_v,
+)
 from remembered import remembered
 from slimrt import core
 
@@ -48,10 +59,31 @@ CASES = [
     ("gptneox_sequential", "k"),
     ("phi2", "k"),
     ("olmo2_gqa", "kv"),  # QK-norm
+    ("qwen3_gqa", "kv"),  # of each head
+    ("qwen3", "k"),  # grouped heads, factors of each
+    ("olmo2", "k"),
     ("gpt2_tanh", "kv"),
     ("gpt2_tanh", "k"),
     ("gpt2_tanh", "v"),
     ("gpt2_tanh", "x"),
+    ("stablelm", "k"),
+    ("gemma", "k"),  # heads together wider than the input
+    ("olmo", "k"),
+    ("olmo_clipped", "kv"),
+    ("granite", "k"),
+    ("minicpm", "k"),
+    ("glm4", "kv"),
+    ("glm4_mha", "k"),
+    ("opt", "k"),
+    ("opt", "v"),
+    ("opt", "x"),
+    ("cohere", "k"),
+    ("bloom", "k"),  # ALiBi
+    ("bloom", "v"),
+    ("bloom", "x"),
+    ("mpt", "k"),
+    ("mpt", "v"),
+    ("mpt", "x"),
     ("gpt2_erf", "k"),
     ("gpt2_erf", "v"),
     ("gpt2_erf", "x"),
@@ -205,7 +237,9 @@ def test_bytes_per_token(name, mode, convert):
     model = reference(path)
     k, v = (w.shape[0] for w in (model.w.layers[0].wk, model.w.layers[0].wv))
     width = {"kv": k + v, "k": k, "v": v, "x": model.d_model}[mode]
-    heads = sum(heads for _, heads in CACHE_MODES[mode].planes(model, (None, None)).values())
+    planes = CACHE_MODES[mode].planes(model, (None, None))
+    heads = sum(heads for name, (_, heads) in planes.items() if name != "n")
+    normed = 4 * norms(model) * ("n" in planes)
     few = {
         f"q{bits}": heads * ((width // heads * bits + 7) // 8 + 4 * -(-(width // heads) // 32)) for bits in (4, 3, 2)
     }
@@ -213,7 +247,7 @@ def test_bytes_per_token(name, mode, convert):
              "fp8_e4m3": width + 4 * heads, "fp8_e5m2": width, **few}  # fmt: skip
     for dtype in TYPES:
         memory = open_engine(path, mode, dtype, n_ctx=64).memory()
-        assert memory["cache_bytes_per_token"] == sizes[dtype] * len(model.w.layers)
+        assert memory["cache_bytes_per_token"] == (sizes[dtype] + normed) * len(model.w.layers)
         assert memory["cache"] == 64 * memory["cache_bytes_per_token"]
 
 
@@ -238,7 +272,18 @@ ILLEGAL = [
     ("phi2", "x", 0, "RoPE"),
     ("phi2_gqa", "k", 0, "head"),
     ("olmo2", "v", 0, "QK-norm"),
+    ("qwen3", "v", 0, "QK-norm"),
+    ("qwen3_gqa", "k", 0, "40 wide"),
     ("olmo2", "x", 0, "QK-norm"),
+    ("olmo_clipped", "k+r", 0, "attention.clamp_kqv"),
+    ("olmo_clipped", "lowrank", 0, "attention.clamp_kqv"),
+    ("mpt_clipped", "x", 0, "attention.clamp_kqv"),
+    ("mpt_clipped", ["kivi", "v"], 1, "attention.clamp_kqv"),
+    ("stablelm", "x", 0, "RoPE"),
+    ("gemma", "xr", 0, "all columns"),
+    ("granite", "v", 0, "RoPE"),
+    ("glm4", "k", 0, "24 wide"),
+    ("bloom", "xr", 0, "no RoPE"),
     ("qwen2_mha", ["kv", "x"], 1, "RoPE"),
     ("qwen2_mha", ["k", "v"], 1, "RoPE"),
 ]
@@ -269,7 +314,21 @@ def test_cache_modes_lists_every_mode_with_a_reason(convert):
         "phi2_gqa": {"kv", "k+r", "xr"},
         "olmo2": {"kv", "k", "k+r"},
         "olmo2_gqa": {"kv", "k+r"},
+        "qwen3": {"kv", "k", "k+r"},
+        "qwen3_gqa": {"kv", "k+r"},
         "gpt2_erf": {"kv", "k", "k+r", "v", "x"},
+        "stablelm": {"kv", "k", "k+r", "xr"},
+        "gemma": {"kv", "k", "k+r"},
+        "olmo": {"kv", "k", "k+r"},
+        "cohere": {"kv", "k", "k+r"},
+        "cohere_gqa": {"kv", "k+r"},
+        "granite_gqa": {"kv", "k+r"},
+        "minicpm": {"kv", "k", "k+r"},
+        "glm4": {"kv", "k+r", "xr"},
+        "glm4_mha": {"kv", "k", "k+r", "xr"},
+        "opt": {"kv", "k", "k+r", "v", "x"},
+        "bloom": {"kv", "k", "k+r", "v", "x"},
+        "mpt": {"kv", "k", "k+r", "v", "x"},
     }.items():
         modes = core.modes(str(convert(GOLDEN / name)))
         assert {mode.name for mode in modes} == {"kv", "k", "k+r", "v", "x", "xr", "kivi", "lowrank"}

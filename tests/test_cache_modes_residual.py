@@ -25,6 +25,7 @@ from reference_modes import (
     Mode,
     attend_heads,
     by_head,
+    norms,
     planes_kr,
     read_keys,
     store_k,
@@ -50,8 +51,25 @@ KR_CASES = {
     "gptneox": (6, "q4"),  # a part of each head rotates, K bias
     "olmo2": (8, "q8"),  # QK-norm
     "olmo2_gqa": (8, "q4"),
+    "gemma": (8, "q4"),
+    "granite_gqa": (8, "q8"),  # a scale of scores
+    "opt": (8, "q8"),
+    "cohere_gqa": (8, "q8"),  # RoPE of neighbours as they are stored
+    "bloom": (8, "q8"),  # ALiBi
+    "qwen3": (8, "q8"),  # of each head
+    "qwen3_gqa": (8, "q4"),
 }
-XR_CASES = ["gptneox", "gptneox_sequential", "phi2", "phi2_gqa", "phi3_partial"]
+XR_CASES = [
+    "stablelm",
+    "stablelm_plain",
+    "glm4",
+    "glm4_mha",
+    "gptneox",
+    "gptneox_sequential",
+    "phi2",
+    "phi2_gqa",
+    "phi3_partial",
+]
 CASES = [(name, "k+r", *residual) for name, residual in KR_CASES.items()] + [(name, "xr", 0, "") for name in XR_CASES]
 each_case = pytest.mark.parametrize(("name", "mode", "rank", "residual"), CASES, ids=[f"{c[0]}-{c[1]}" for c in CASES])
 
@@ -147,7 +165,9 @@ def test_residuals_of_every_type(name, dtype, residual, convert):
 
 @pytest.mark.parametrize("isa", _core.ops.backends())
 @pytest.mark.parametrize("dtype", ["f16", "q8", "q4"])
-@pytest.mark.parametrize(("name", "mode"), [("llama_gqa_tied", "k+r"), ("olmo2", "k+r"), ("phi2", "xr")])
+@pytest.mark.parametrize(
+    ("name", "mode"), [("llama_gqa_tied", "k+r"), ("olmo2", "k+r"), ("qwen3", "k+r"), ("phi2", "xr")]
+)
 def test_every_instruction_set(name, mode, dtype, isa, convert, monkeypatch):
     monkeypatch.setenv("SLIMRT_ISA", isa)
     path, rank, residual = convert(GOLDEN / name), 8 * (mode == "k+r"), "q4"
@@ -178,7 +198,7 @@ def test_a_prompt_alone_reads_nothing_stored(name, mode, rank, residual, dtype, 
 
 
 # ---------------------------------------------------------------- limits
-@pytest.mark.parametrize("name", ["llama_mha", "qwen2_mha", "llama_wide", "gpt2_erf", "gptneox", "olmo2"])
+@pytest.mark.parametrize("name", ["llama_mha", "qwen2_mha", "llama_wide", "gpt2_erf", "gptneox", "olmo2", "qwen3"])
 def test_without_residual_and_noise_it_is_mode_k(name, convert):
     """W_KV of mode k as W': the same operations on the same numbers."""
     path = convert(GOLDEN / name)
@@ -192,7 +212,9 @@ def test_without_residual_and_noise_it_is_mode_k(name, convert):
     assert k.memory()["cache"] == kr.memory()["cache"]
 
 
-@pytest.mark.parametrize("name", ["llama_mha", "llama_gqa_tied", "mistral_window", "gpt2_tanh", "olmo2_gqa"])
+@pytest.mark.parametrize(
+    "name", ["llama_mha", "llama_gqa_tied", "mistral_window", "gpt2_tanh", "olmo2_gqa", "qwen3_gqa"]
+)
 def test_full_rank_is_kv(name, convert):
     """In f32, within a few roundings to float32; k in 8 bits, whose rounding the residual then corrects in V."""
     path = convert(GOLDEN / name)
@@ -231,7 +253,7 @@ def test_bytes_per_token(name, mode, rank, residual, convert):
     path = convert(GOLDEN / name)
     model = Reference(path)
     width = model.w.layers[0].wk.shape[0] if mode == "k+r" else model.d_model
-    normed = 4 * (model.w.layers[0].k_norm is not None)
+    normed = 4 * norms(model) * (mode == "k+r")
 
     def size(dtype: str, width: int, heads: int = 1) -> int:
         share = width // heads

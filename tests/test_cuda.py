@@ -39,16 +39,28 @@ CASES = [
     ("mistral_window", "kv"),
     ("gpt2_tanh", "kv"),
     ("olmo2_gqa", "kv"),
+    ("qwen3_gqa", "kv"),
+    ("gemma_mqa", "kv"),
+    ("granite_gqa", "kv"),
+    ("olmo_clipped", "kv"),
     ("llama_mha", "k"),
+    ("cohere", "k"),
     ("qwen2_mha", "k"),  # K bias and RoPE
     ("gptneox", "k"),  # a part of each head rotates
     ("olmo2", "k"),  # QK-norm
+    ("qwen3", "k"),  # of each head
     ("mistral_mha", "k"),
     ("llama_mha", "k+r"),
     ("llama_gqa_tied", "k+r"),
     ("olmo2", "k+r"),
+    ("qwen3_gqa", "k+r"),
     ("gpt2_tanh", "v"),
     ("gpt2_tanh", "x"),
+    ("bloom", "k"),  # ALiBi
+    ("bloom", "v"),
+    ("mpt", "x"),
+    ("stablelm", "xr"),
+    ("glm4", "xr"),
     ("gptneox", "xr"),
     ("phi2", "xr"),
 ]
@@ -141,7 +153,16 @@ WIDE = Shape(d=128, n_layers=2, n_heads=4, n_ctx=256, n_vocab=120)  # heads that
 @needs_device
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "q8", "fp8_e4m3", "fp8_e5m2"])
 @pytest.mark.parametrize(
-    ("arch", "mode"), [("llama", "kv"), ("llama", "k"), ("llama", "k+r"), ("llama", "lowrank"), ("gpt2", "x")]
+    ("arch", "mode"),
+    [
+        ("llama", "kv"),
+        ("llama", "k"),
+        ("llama", "k+r"),
+        ("llama", "lowrank"),
+        ("gpt2", "x"),
+        ("olmo2", "k"),
+        ("qwen3", "k"),
+    ],
 )
 def test_wide_heads(arch, mode, dtype, tmp_path):
     """Tokens alone over more than a tile of rows, in the kernels that are fast: RoPE on read, whole rows, a residual.

@@ -12,10 +12,12 @@ from slimrt.folding.attention import Attention
 from slimrt.modelfile.gguf import read_gguf
 from slimrt.modelfile.hf.encoder_decoders import ENCODER_DECODERS
 from slimrt.modelfile.hf.families import FAMILIES
+from slimrt.modelfile.hf.gpt_families import GPT_FAMILIES
+from slimrt.modelfile.hf.llama_families import LLAMA_FAMILIES
 from slimrt.modes import CACHE_TYPES, FOLD_SUFFIXES, FOLDED
 
 
-@pytest.mark.parametrize("name", ["llama_gqa_tied", "gptneox", "gpt2_erf", "olmo2"])
+@pytest.mark.parametrize("name", ["llama_gqa_tied", "gptneox", "gpt2_erf", "olmo2", "qwen3", "bloom", "olmo_clipped"])
 @pytest.mark.parametrize("type", CACHE_TYPES)
 def test_planes_are_what_a_token_takes(name, type, convert):
     path = str(convert(GOLDEN / name))
@@ -47,17 +49,20 @@ def test_folds_are_what_a_conversion_writes(name, mode, convert, tmp_path):
 
 def test_architectures_rotate_as_their_families_do():
     known = {one.name: one for one in core.architectures()}
-    for family in FAMILIES.values():
+    for family in [*FAMILIES.values(), *LLAMA_FAMILIES.values(), *GPT_FAMILIES.values()]:
         one = known[family.arch]
         assert (one.rope, one.has_encoder) == (family.rope, False), family.arch
-        assert one.interleaved == (family.rope and bool(family.permuted)), family.arch
+        neighbours = bool(family.permuted) or family.arch in ("command-r", "glm4")  # stored as they turn
+        assert one.interleaved == neighbours, family.arch
+        assert one.alibi == (family.arch in ("bloom", "mpt"))
     assert all(known[family.arch].has_encoder for family in ENCODER_DECODERS.values())
     assert {one.name for one in known.values() if not one.scaled_scores} == {"t5"}
-    assert {one.name for one in known.values() if one.qk_norm} == {"olmo2"}
+    norms = {one.name: one.qk_norm for one in known.values() if one.qk_norm != "none"}
+    assert norms == {"olmo2": "row", "qwen3": "head"}
 
 
 def test_sizes_that_no_attention_has():
     with pytest.raises(ValueError, match="no attention has these sizes"):
-        core.attention_modes(d_model=8, n_heads=0, n_kv_heads=1, head_dim=4, n_rot=0, qk_norm=False)
+        core.attention_modes(d_model=8, n_heads=0, n_kv_heads=1, head_dim=4, n_rot=0, qk_norm="none")
     with pytest.raises(slimrt.UnsupportedError, match="cache type 'q5'"):
-        core.attention_modes(d_model=8, n_heads=2, n_kv_heads=2, head_dim=4, n_rot=0, qk_norm=False, type="q5")
+        core.attention_modes(d_model=8, n_heads=2, n_kv_heads=2, head_dim=4, n_rot=0, qk_norm="none", type="q5")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What GGUF files of GPT-NeoX, Phi-2 and OLMo-2 may say or leave out, as other converters write them."""
+"""What GGUF files of families other than Llama may say or leave out, as other converters write them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import slimrt
 from conftest import GOLDEN, decode, open_engine, relative, rms
 from gguf_shapes import Shape, write_random
 from reference import Reference
-from slimrt.modelfile.gguf import ModelData, Tensor, boolean, read_gguf, string, write_gguf
+from slimrt.folding.attention import Attention
+from slimrt.modelfile.gguf import ModelData, Tensor, boolean, float32, read_gguf, string, write_gguf
 
 IDS = np.random.default_rng(3).integers(3, 60, 40)
 FLOAT32 = 1e-5  # of an engine in float32 against the reference in float64, relative to the largest logit
@@ -64,7 +65,9 @@ def test_what_is_said_is_done(key, value, convert, tmp_path):
     assert relative(logits(path), wanted) < FLOAT32 < 1e-4 < relative(usual, wanted)
 
 
-@pytest.mark.parametrize(("arch", "part"), [("gptneox", "rotation"), ("olmo2", "QK-norm"), ("phi2", "head's bias")])
+@pytest.mark.parametrize(
+    ("arch", "part"), [("gptneox", "rotation"), ("olmo2", "QK-norm"), ("qwen3", "QK-norm"), ("phi2", "head's bias")]
+)
 def test_each_part_matters(arch, part, tmp_path):
     """So that agreement with Hugging Face says something: the reference without the part gives other logits."""
     path = write_random(tmp_path / "model.gguf", Shape(32, 2, 4, 64, d_ff=48, n_vocab=60, arch=arch))
@@ -77,6 +80,78 @@ def test_each_part_matters(arch, part, tmp_path):
     else:
         changed.w.head_b = None
     assert relative(logits(path), whole.logits(IDS)) < 1e-2 * relative(changed.logits(IDS), whole.logits(IDS))
+
+
+PARTS = {
+    "embed_scale": ("gemma", 1.0),
+    "clamp": ("olmo_clipped", 0.0),
+    "logit_scale": ("cohere", 1.0),
+    "embed_norm": ("bloom", None),
+    "residual_scale": ("minicpm", 1.0),
+    "score_scale": ("granite", 0.0),
+    "slopes": ("mpt", None),
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_each_trait_matters(part, convert):
+    """The same of what goldens have."""
+    name, without_it = PARTS[part]
+    path = convert(GOLDEN / name)
+    whole, changed = Reference(path), Reference(path)
+    setattr(changed.w, part, without_it)
+    assert relative(logits(path), whole.logits(IDS)) < 1e-2 * relative(changed.logits(IDS), whole.logits(IDS))
+
+
+def test_minicpm_s_first_files(convert, tmp_path):
+    """They leave out the scales, which are those of MiniCPM-2B."""
+    model = read_gguf(convert(GOLDEN / "minicpm"))
+    said = {"embedding_scale": 12.0, "residual_scale": 1.4 / 2**0.5, "logit_scale": 48 / 256}
+    fields = {f"minicpm.{key}": float32(value) for key, value in said.items()}
+    whole = rewritten(tmp_path / "whole.gguf", model.with_metadata(fields))
+    kept = {key: value for key, value in model.metadata.items() if not key.endswith("_scale")}
+    first = rewritten(tmp_path / "first.gguf", ModelData(kept, model.tensors))
+    assert relative(logits(first), Reference(whole).logits(IDS)) < FLOAT32
+
+
+def test_scales_must_be_positive(convert, tmp_path):
+    model = read_gguf(convert(GOLDEN / "granite")).with_metadata({"granite.logit_scale": float32(0.0)})
+    with pytest.raises(slimrt.ModelFormatError, match="logit_scale is 0"):
+        slimrt._core.Engine(str(rewritten(tmp_path / "model.gguf", model)))
+
+
+def test_slopes_of_another_bias(convert, tmp_path):
+    """MPT's alibi_bias_max, with heads that are no power of two."""
+    changed = read_gguf(convert(GOLDEN / "mpt")).with_metadata({"mpt.attention.max_alibi_bias": float32(3.0)})
+    path = rewritten(tmp_path / "model.gguf", changed)
+    assert relative(logits(path), Reference(path).logits(IDS)) < FLOAT32
+    assert Attention.of(changed).slopes == pytest.approx(Reference(path).w.slopes, rel=1e-12)
+
+
+REFUSED = {
+    "Command R+": ("cohere", {}, ["blk.0.attn_q_norm.weight"], [], "Command R\\+"),
+    "StableLM 2 12B": ("stablelm", {}, [], ["ffn_norm"], "StableLM 2 12B"),
+    "MPT without ALiBi": ("mpt", {"mpt.attention.max_alibi_bias": float32(0.0)}, [], [], "max_alibi_bias is 0"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_relatives_that_are_refused(case, convert, tmp_path):
+    """In a sentence, not by the first tensor that is missing or one too many."""
+    name, fields, more, fewer, words = REFUSED[case]
+    model = read_gguf(convert(GOLDEN / name))
+    tensors = {key: t for key, t in model.tensors.items() if not any(part in key for part in fewer)}
+    tensors |= {key: Tensor.of(key, np.ones(12)) for key in more}
+    path = rewritten(tmp_path / "model.gguf", ModelData(model.metadata | fields, tensors))
+    with pytest.raises(slimrt.UnsupportedError, match=words):
+        slimrt._core.Engine(str(path))
+
+
+def test_stablelm_s_key_of_the_residual_says_nothing(convert, tmp_path):
+    """llama.cpp's converter writes true where config.json leaves it out."""
+    model = read_gguf(convert(GOLDEN / "stablelm"))
+    path = rewritten(tmp_path / "model.gguf", model.with_metadata({"stablelm.use_parallel_residual": boolean(True)}))
+    assert np.array_equal(logits(path), logits(convert(GOLDEN / "stablelm")))
 
 
 @pytest.mark.parametrize("outtype", ["f16", "q8_0", "q4_k_m"])
@@ -97,9 +172,9 @@ def test_smaller_weights(arch, outtype, tmp_path):
     assert rms(logits(small) - Reference(small).logits(IDS)) < bound < 0.05 * rms(exact)
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("arch", [*ARCHITECTURES, "qwen3"])
 def test_v_and_x_say_why_they_are_no_modes_here(arch, tmp_path):
     path = write_random(tmp_path / "model.gguf", Shape(32, 2, 4, 64, d_ff=48, n_vocab=60, arch=arch))
     reasons = {mode.name: mode.refusal for mode in slimrt.core.modes(str(path))}
-    assert all(("QK-norm" if arch == "olmo2" else "RoPE") in reasons[mode] for mode in "vx"), reasons
+    assert all(("QK-norm" if arch in ("olmo2", "qwen3") else "RoPE") in reasons[mode] for mode in "vx"), reasons
     assert reasons["kv"] == ""

@@ -365,6 +365,15 @@ def test_activation_of_extremes(kind, isa):
 
 
 @pytest.mark.parametrize("isa", DEVICES)
+def test_clamp(isa):
+    """NaN stays."""
+    x = np.array(
+        [[-3.0, -0.5, 0.0, 0.25, 7.0, np.inf, -np.inf, np.nan], [1, -1, 2, -2, 0.5, 1e-30, 3, -1.5]], np.float32
+    )
+    assert np.array_equal(ops.clamp(x, 1.5, isa), np.clip(x, -1.5, 1.5), equal_nan=True)
+
+
+@pytest.mark.parametrize("isa", DEVICES)
 @pytest.mark.parametrize("interleaved", [True, False])
 @pytest.mark.parametrize(("head_dim", "n_rot"), [(2, 2), (6, 4), (12, 12), (20, 20), (64, 32), (80, 80), (128, 128)])
 def test_rope(head_dim, n_rot, interleaved, isa):

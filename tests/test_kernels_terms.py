@@ -94,9 +94,9 @@ def check(call: Call, isa: str, terms: tuple[list[dict], list[dict]], scores: np
 
 
 @pairwise(
-    lambda name, extras, dtype, isa: isa == "cuda" and dtype == "f16" and extras == "scale factors",
+    lambda name, extras, dtype, isa: isa == "cuda" and dtype == "f16" and "factors" in extras,
     name=CALLS,
-    extras=["", "scale", "scale bias", "scale factors", "bias"],
+    extras=["", "scale", "scale bias", "scale factors", "scale factors of heads", "bias"],
     dtype=TYPES,
     isa=DEVICES,
 )
@@ -114,8 +114,8 @@ def test_rows_of_k_by_head_and_whole_with_a_residual(name, extras, dtype, isa):
         score["row_scale"] = np.exp(c.random(width, seed=1))
         keys = keys * score["row_scale"].astype(np.float64)
     if "factors" in extras:
-        score["factors"] = np.exp(c.random(c.rows, 1, seed=2))
-        keys = keys * score["factors"].astype(np.float64)
+        score["factors"] = np.exp(c.random(c.rows, c.kv if "heads" in extras else 1, seed=2))
+        keys = keys * np.repeat(score["factors"].astype(np.float64), width // score["factors"].shape[1], axis=1)
     if "bias" in extras:
         score["bias"] = c.random(width, seed=3)
         keys = keys + score["bias"].astype(np.float64)

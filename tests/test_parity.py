@@ -17,7 +17,7 @@ import slimrt
 from conftest import GOLDEN, relative
 from hf_models import MODELS
 from reference import Reference
-from reference_files import hf_tensors
+from reference_files import hf_tensors, reads_directory
 
 PARITY = 1e-4  # of float32 engines, relative to the largest logit
 REFERENCE = 1e-5  # of float64 against float32
@@ -57,15 +57,16 @@ def test_hf_directory_converted(name, suffix, convert):
     assert relative(run(convert(GOLDEN / name), ids, n_prompt, n_ctx), logits) < PARITY
 
 
+@pytest.mark.parametrize("n_batch", [1, 3, 7])
 @each_golden
-def test_small_chunks_and_two_threads(name, suffix, convert):
+def test_small_chunks_and_two_threads(name, suffix, n_batch, convert):
     ids, n_prompt, logits, n_ctx = golden(name, suffix)
-    got = run(convert(GOLDEN / name), ids, n_prompt, n_ctx, n_batch=7, n_threads=2)
+    got = run(convert(GOLDEN / name), ids, n_prompt, n_ctx, n_batch=n_batch, n_threads=2)
     assert relative(got, logits) < PARITY
 
 
 @pytest.mark.unsanitized  # the reference alone
-@each_golden
+@pytest.mark.parametrize(("name", "suffix"), [case for case in CASES if reads_directory(MODELS[case[0]].family)])
 def test_reference_agrees(name, suffix):
     ids, _, logits, n_ctx = golden(name, suffix)
     assert relative(Reference(GOLDEN / name, n_ctx).logits(ids), logits) < REFERENCE

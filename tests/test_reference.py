@@ -53,8 +53,8 @@ def test_modes_may_differ_by_layer():
 
 
 @pytest.mark.parametrize("name", sorted(p.name for p in GOLDEN.iterdir() if p.is_dir()))
-def test_cached_in_chunks_equals_all_at_once(name):
-    model = Reference(weights(name))
+def test_cached_in_chunks_equals_all_at_once(name, convert):
+    model = Reference(convert(GOLDEN / name))
     assert relative(model.logits_cached(IDS, 30, "kv", n_batch=7), model.logits(IDS)) < EXACT
 
 

@@ -25,7 +25,7 @@ SAME_ROUNDING = 0.5  # of what rounding does to them, see test_cache_modes.py
 SAME = 2e-5  # the order of float32 sums
 N_CTX = 320
 SHIPPED = Path(__file__).parent.parent / "models"
-MODELS = ["llama_mha", "llama_gqa_tied", "olmo2", "phi2"]
+MODELS = ["llama_mha", "llama_gqa_tied", "olmo2", "phi2", "bloom"]
 TYPES = ["f32", "f16", "bf16", "q8", "fp8_e4m3", "fp8_e5m2", "q4", "q3", "q2"]
 TYPES += ["q2+q4*0.1+sinks=4", "q4/q8+q8*0.3+q8*0.2+recent=20+sinks=40"]  # levels
 

@@ -18,7 +18,15 @@ from conftest import GOLDEN, decode, open_engine, relative
 SAME = 2e-5
 BLOCK = 32  # tokens in a block of the cache (plan.py)
 MODELS = [("llama_gqa_tied", "kv"), ("llama_mha", "k"), ("mistral_window", "kv"), ("gpt2_erf", "x"), ("gpt2_erf", "v")]
-MODELS += [("llama_gqa_tied", "k+r"), ("mistral_window", "k+r"), ("olmo2", "k+r"), ("phi2", "xr")]
+MODELS += [
+    ("llama_gqa_tied", "k+r"),
+    ("mistral_window", "k+r"),
+    ("olmo2", "k+r"),
+    ("qwen3", "k"),
+    ("phi2", "xr"),
+    ("bloom", "x"),
+    ("mpt", "v"),
+]
 each_model = pytest.mark.parametrize(("name", "mode"), MODELS, ids=[f"{n}-{m}" for n, m in MODELS])
 
 

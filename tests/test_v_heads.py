@@ -15,7 +15,7 @@ import slimrt
 import v_heads
 from conftest import GOLDEN, decode, open_engine, relative, rms
 from reference import Reference
-from reference_modes import CACHE_MODES
+from reference_modes import CACHE_MODES, norms
 from remembered import remembered
 from slimrt import _core
 from slimrt.converter import convert as tool
@@ -39,6 +39,8 @@ CASES = [
     ("llama_bias", "k+r"),
     ("gpt2_tanh", "k+r"),
     ("olmo2_gqa", "k+r"),  # QK-norm
+    ("qwen3", "k"),  # of each head
+    ("qwen3_gqa", "k+r"),
 ]
 each_case = pytest.mark.parametrize(("name", "mode"), CASES, ids=[f"{name}-{mode}" for name, mode in CASES])
 
@@ -142,7 +144,7 @@ def test_what_is_planned_is_allocated(name, mode, keeping):
     model = Reference(path)
     kept = v_heads.v_heads(model)
     slim, wide = v_heads.slim(model), v_heads.slim(model) + kept * model.dk
-    normed = 4 * (model.w.layers[0].k_norm is not None)
+    normed = 4 * norms(model, kept)
     for dtype, size in (("f16", 2), ("q8", 1)):
         engine = engine_of(path, mode, dtype)
         scales = 4 * (dtype == "q8")

@@ -81,7 +81,7 @@ def folds(path: Path, mode: str, dtype: str | None, rank: int) -> Tensors:
 def _kept(m: Reference, i: int, x: Array, positions: Positions) -> Rows:
     """Planes of the heads that keep V: V without its bias, K as queries meet it, its bias where that matters."""
     layer, first = m.w.layers[i], slim(m)
-    k = m.norm(plus(x @ layer.wk.T, layer.bk if m.w.rope else None), layer.k_norm)
+    k = m.norm_heads(plus(x @ layer.wk.T, layer.bk if m.w.rope else None), layer.k_norm)
     k = m.rotate(k, m.w.n_kv_heads, positions).reshape(len(x), -1)
     return {"v": (x @ layer.wv.T)[:, first:], "k_v": k[:, first:]}
 

@@ -97,7 +97,7 @@ auto attention(const F32& q, const F32& score_rows, const F32& value_rows, int n
 
 /// Terms of attention() as dictionaries, of rows [T, width] whose last n_fresh are fresh: rows, type,
 /// stored_heads, heads, dim, and where wanted scale_tokens (groups of the first rows; those of no whole group
-/// must be fresh); of scores also q, and where wanted row_scale, factors [T, 1], bias, table, n_rot,
+/// must be fresh); of scores also q, and where wanted row_scale, factors [T, 1 or heads], bias, table, n_rot,
 /// interleaved; of values where wanted out, what it holds before.
 class Terms {
   public:
@@ -110,7 +110,7 @@ class Terms {
         out.row_scale = array(term, "row_scale");
         out.bias = array(term, "bias");
         if (const Tensor factors = array(term, "factors")) {
-            out.factors = store(factors, 1, DType::F32);
+            out.factors = store(factors, int(factors.cols), DType::F32);
             out.fresh_factors = factors.rows_of(factors.rows - n_fresh_, n_fresh_);
         }
         if (const Tensor table = array(term, "table"))

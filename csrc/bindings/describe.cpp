@@ -14,13 +14,18 @@ namespace slimrt {
 namespace {
 
 const char* name_of(Positions positions) {
-    constexpr const char* kNames[] = {"learned", "rope_interleaved", "rope_neox", "relative"};
+    constexpr const char* kNames[] = {"learned", "rope_interleaved", "rope_neox", "relative", "alibi"};
     return kNames[int(positions)];
 }
 
 const char* name_of(Norms norms) {
-    constexpr const char* kNames[] = {"before", "shared", "after"};
+    constexpr const char* kNames[] = {"before", "shared", "after", "both"};
     return kNames[int(norms)];
+}
+
+const char* name_of(QkNorm norm) {
+    constexpr const char* kNames[] = {"none", "row", "head"};
+    return kNames[int(norm)];
 }
 
 const char* name_of(Presence presence) {
@@ -41,7 +46,7 @@ nb::dict architecture_dict(const Architecture& a) {
     d["positions"] = name_of(a.positions);
     d["norms"] = name_of(a.norms);
     d["norm"] = a.norm == NormKind::rms ? "rms" : "layer";
-    d["qk_norm"] = a.qk_norm;
+    d["qk_norm"] = name_of(a.qk_norm);
     d["scaled_scores"] = a.scaled_scores;
     d["qkv_bias"] = name_of(a.qkv_bias);
     d["sliding_window"] = a.sliding_window;
@@ -85,7 +90,7 @@ nb::dict mode_dict(const CacheMode& mode, const AttnConfig& c, const std::string
 
 /// unrotated: where other layers read its keys before RoPE.
 std::string refusal_of(const CacheMode& mode, const AttnConfig& c, bool unrotated) {
-    const std::string reason = mode.refusal(c);
+    const std::string reason = refusal_of(mode, c);
     return reason.empty() && unrotated ? unrotated_refusal(mode, c) : reason;
 }
 
@@ -112,9 +117,10 @@ nb::list modes_of_file(const FileOrPath& from) {
     return list;
 }
 
-nb::list modes_of_attention(int d_model, int n_heads, int n_kv_heads, int head_dim, int n_rot, bool qk_norm,
-                            int64_t window, bool cross, const std::string& type, int rank,
-                            const std::string& residual_type, int v_heads, bool unrotated) {
+nb::list modes_of_attention(int d_model, int n_heads, int n_kv_heads, int head_dim, int n_rot,
+                            const std::string& qk_norm, int64_t window, bool cross, const std::string& type,
+                            int rank, const std::string& residual_type, int v_heads, bool unrotated,
+                            float clamp) {
     if (d_model < 1 || n_heads < 1 || n_kv_heads < 1 || head_dim < 1 || n_rot < 0 || n_rot > head_dim ||
         rank < 0 || v_heads < 0 || v_heads >= n_kv_heads)
         fail(ErrorCode::argument, "no attention has these sizes: d_model ", d_model, ", n_heads ", n_heads,
@@ -129,8 +135,10 @@ nb::list modes_of_attention(int d_model, int n_heads, int n_kv_heads, int head_d
                  .n_rot = n_rot,
                  .window = window,
                  .rank = rank,
-                 .v_heads = v_heads};
-    if (qk_norm) c.qk_norm_eps = 0.0f;
+                 .v_heads = v_heads,
+                 .clamp = clamp};
+    if (qk_norm != name_of(QkNorm::none)) c.qk_norm_eps = 0.0f;
+    c.norms_heads = qk_norm == name_of(QkNorm::head);
     c.latent_heads = usual_latent_heads(n_kv_heads);
     c.type_r = require_cache_type(residual_type.c_str());
     const bool levels = says_levels(type);
@@ -191,7 +199,8 @@ void bind_describe(nb::module_& m) {
     m.def("attention_modes", &modes_of_attention, nb::kw_only(), nb::arg("d_model"), nb::arg("n_heads"),
           nb::arg("n_kv_heads"), nb::arg("head_dim"), nb::arg("n_rot"), nb::arg("qk_norm"),
           nb::arg("window") = 0, nb::arg("cross") = false, nb::arg("type") = "f16", nb::arg("rank") = 0,
-          nb::arg("residual_type") = "f16", nb::arg("v_heads") = 0, nb::arg("unrotated") = false);
+          nb::arg("residual_type") = "f16", nb::arg("v_heads") = 0, nb::arg("unrotated") = false,
+          nb::arg("clamp") = 0.0f);
     m.def(
         "plane_bytes",
         [](const std::string& type, int width, int heads) {

@@ -142,6 +142,13 @@ auto scale(const F32& x, float factor, const std::string& isa) {
     return arrays.read(out);
 }
 
+auto clamp(const F32& x, float limit, const std::string& isa) {
+    Arrays arrays(isa);
+    const Tensor out = arrays.of(x);
+    arrays->clamp(out, limit);
+    return arrays.read(out);
+}
+
 auto unfold(const F32& x, int64_t width, int64_t stride, int64_t padding, int64_t rows,
             const std::string& isa) {
     Arrays arrays(isa);
@@ -207,6 +214,7 @@ void bind_ops(nb::module_& m) {
     m.def("gather", &gather, arg("table"), arg("type"), arg("rows"), arg("cols"), arg("ids"), arg("isa"));
     m.def("add", &add, arg("x"), arg("y"), arg("isa"));
     m.def("scale", &scale, arg("x"), arg("factor"), arg("isa"));
+    m.def("clamp", &clamp, arg("x"), arg("limit"), arg("isa"));
     m.def("norm", &norm, arg("kind"), arg("x"), arg("weight").none(), arg("bias").none(), arg("eps"),
           arg("isa"));
     m.def("inverse_rms", &inverse_rms, arg("x"), arg("eps"), arg("isa"));

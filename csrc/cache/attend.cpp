@@ -20,6 +20,17 @@ std::vector<Tensor> project(Backend& backend, Scratch& scratch, Tensor x,
     return out;
 }
 
+void clamp(Backend& backend, const AttnConfig& c, std::span<const Tensor> rows) {
+    if (c.clamp > 0)
+        for (const Tensor& t : rows) backend.clamp(t, c.clamp);
+}
+
+void norm_heads(Backend& backend, const AttnConfig& c, Tensor weight, Tensor x, Tensor out) {
+    if (!weight) return;
+    const int64_t n = c.norms_heads ? x.cols / c.head_dim : 1;
+    backend.norm(NormKind::rms, x.split(n), weight, {}, *c.qk_norm_eps, out.split(n));
+}
+
 AttentionArgs attention_args(const ReadInput& in, std::span<const ScoreTerm> scores,
                              std::span<const ValueTerm> values) {
     const AttnConfig& c = in.config;

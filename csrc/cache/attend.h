@@ -18,6 +18,12 @@ inline std::vector<Tensor> project(Backend& backend, Scratch& scratch, Tensor x,
     return project(backend, scratch, x, std::span(projections.begin(), projections.size()));
 }
 
+/// Of q, k or v, where they are clamped.
+void clamp(Backend& backend, const AttnConfig& config, std::span<const Tensor> rows);
+
+/// QK-norm, where there is one: out = norm(x) of q or k [n, heads * head_dim], in one piece; out may be x.
+void norm_heads(Backend& backend, const AttnConfig& config, Tensor weight, Tensor x, Tensor out);
+
 /// Attention with these terms, which must outlive the result.
 AttentionArgs attention_args(const ReadInput& in, std::span<const ScoreTerm> scores,
                              std::span<const ValueTerm> values);

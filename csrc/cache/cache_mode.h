@@ -26,7 +26,8 @@ struct AttnConfig {
     int d_model = 0, n_heads = 0, n_kv_heads = 0, head_dim = 0;
     bool rope = false;
     int n_rot = 0;                     // columns of a head that rotate, from its first on; 0 without RoPE
-    std::optional<float> qk_norm_eps;  // RMS norm of the whole q and k rows, before RoPE; or none
+    std::optional<float> qk_norm_eps;  // RMS norm of q and k before RoPE, of whole rows; or none
+    bool norms_heads = false;          // of each head by itself
     int64_t window = 0;
     DType type_k = DType::F16, type_v = DType::F16;
     int rank = 0;  // width of a residual, modes with one; and its type
@@ -35,8 +36,10 @@ struct AttnConfig {
     Levels levels;         // of modes with some; none: one, of the types above
     int latent_heads = 1;  // KV heads that share a latent, see modes/lowrank.cpp
     float sparse_threshold = 0, sparse_delta = 0;  // see AttentionArgs
+    float clamp = 0;                               // 0: none, else q, k and v are clamped to it
     float scale = 1;                               // of scores
 
+    int norm_width() const { return norms_heads ? head_dim : kv_width(); }  // of what keys are normed over
     int q_width() const { return n_heads * head_dim; }
     int kv_width() const { return n_kv_heads * head_dim; }
     int computed_width() const { return (n_kv_heads - v_heads) * head_dim; }  // of V that is not kept
@@ -206,7 +209,8 @@ class CacheMode {
     virtual const char* name() const = 0;
     /// Whether it is one of self-attention's modes, or one of cross-attention's.
     virtual bool serves(bool cross) const { return !cross; }
-    /// Why this mode is not exact for this attention; empty when it is legal.
+    /// Why this mode is not exact for this attention, whose q, k and v are not clamped; empty when it is
+    /// legal.
     virtual std::string refusal(const AttnConfig& config) const = 0;
     virtual Format format(const AttnConfig& config) const = 0;
     /// What older rows are stored in, the newer ones first; none where rows stay as they are written. And how
@@ -265,6 +269,9 @@ class CacheMode {
     /// many queries over a full context, the same over nothing, and few.
     virtual std::vector<Extreme> extremes(const AttnConfig& config, int64_t longest, int64_t n_ctx) const;
 };
+
+/// The same of any attention.
+std::string refusal_of(const CacheMode& mode, const AttnConfig& config);
 
 /// The modes of one of the two kinds of attention, in the order they are tried and shown. registry.cpp.
 std::vector<const CacheMode*> cache_modes(bool cross);

@@ -46,12 +46,20 @@ Levels read_levels(const CacheMode& mode, const std::string& text) {
     return levels;
 }
 
+std::string refusal_of(const CacheMode& mode, const AttnConfig& c) {
+    if (c.clamp > 0 && !mode.keeps_v_bias())  // that is, V
+        return concat("K and V are clamped to ", c.clamp,
+                      " (attention.clamp_kqv), so they are no products of ",
+                      "the layer's input, and must be stored");
+    return mode.refusal(c);
+}
+
 const CacheMode& require_cache_mode(const std::string& name, const AttnConfig& config) {
     const CacheMode& mode = find_cache_mode(name, config.cross);
-    const std::string reason = mode.refusal(config);
+    const std::string reason = refusal_of(mode, config);
     if (reason.empty()) return mode;
     std::vector<const CacheMode*> legal = cache_modes(config.cross);
-    std::erase_if(legal, [&](const CacheMode* other) { return !other->refusal(config).empty(); });
+    std::erase_if(legal, [&](const CacheMode* other) { return !refusal_of(*other, config).empty(); });
     fail(ErrorCode::cache_unsupported, kind_of_mode(config.cross), " '", name, "' is not possible",
          config.cross ? "" : concat(" in layer ", config.layer), ": ", reason,
          ". Modes that work here: ", names_of(legal));

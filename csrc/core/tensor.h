@@ -1,6 +1,7 @@
 // Where numbers are, and who frees them. A Tensor is a view, a Buffer owns.
 #pragma once
 
+#include <cassert>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -38,6 +39,11 @@ struct Tensor {
         view.data = row(first);
         view.rows = n;
         return view;
+    }
+    /// Each row, all in one piece, as n rows, one after the other.
+    Tensor split(int64_t n) const {
+        assert(stride == row_bytes(dtype, cols) && cols % n == 0);
+        return Tensor(data, dtype, rows * n, cols / n);
     }
     /// Columns [first, first + n); first must be a multiple of the type's block.
     Tensor cols_of(int64_t first, int64_t n) const {

@@ -70,17 +70,18 @@ struct AttentionSequence {
     int uploaded = -1;               // where Backend::upload_sequences() put it, if it did
 };
 
-/// scores += scale * q . rotate(row[head] * row_scale * factor + bias). Row heads are shared by n_heads_q /
-/// n_heads queries each; n_heads == 1: the whole row serves every head (absorbed). Rows may be wider than the
-/// n_heads * dim columns that are read: the first ones. So may be the heads of q.
+/// scores += scale * q . rotate(row[head] * row_scale * factor + bias), a factor for each row or row head.
+/// Row heads are shared by n_heads_q / n_heads queries each; n_heads == 1: the whole row serves every head
+/// (absorbed). Rows may be wider than the n_heads * dim columns that are read: the first ones. So may be the
+/// heads of q.
 struct ScoreTerm {
     Rows stored;
     Tensor fresh;  // [tokens, width of a row] f32, what store() will write
     int n_heads = 0, dim = 0;
-    Tensor q;              // [tokens, n_heads_q heads], rotated where rope is set
-    Tensor row_scale;      // [1, n_heads * dim] multiplied into a row, or none
-    Rows factors;          // with it a number for each row, f32 of width 1, or none
-    Tensor fresh_factors;  // [tokens, 1]
+    Tensor q;          // [tokens, n_heads_q heads], rotated where rope is set
+    Tensor row_scale;  // [1, n_heads * dim] multiplied into a row, or none
+    Rows factors;      // with it a number for each row, or each head of it: f32, 1 or n_heads heads; or none
+    Tensor fresh_factors;  // [tokens, 1 or n_heads]
     Tensor bias;           // [1, n_heads * dim] then added to a row, or none
     Rope rope;             // rotation on read, or none: the rows are used as they are
 };
@@ -199,6 +200,8 @@ class Backend {
     virtual void multiply(Tensor x, Tensor y, Tensor out) = 0;
     void multiply(Tensor x, Tensor y) { multiply(x, y, x); }
     virtual void scale(Tensor x, float factor) = 0;
+    /// What is beyond -limit or limit becomes it.
+    virtual void clamp(Tensor x, float limit) = 0;
     /// x[head] *= exp(before - after) of lse.cols heads: what attention gave is given its share of a softmax
     /// over more rows, whose `after` is; before and after are AttentionArgs::lse, -inf before is nothing.
     virtual void reweigh(Tensor x, Tensor before, Tensor after) = 0;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "kernels/backend.h"
@@ -9,10 +10,13 @@
 namespace slimrt {
 
 enum class Presence { never, optional, required };
-/// relative: a bias of scores by the distance of row and query (T5).
-enum class Positions { learned, rope_interleaved, rope_neox, relative };
-/// Of attention and FFN: norms of their inputs, one for both inputs, or norms of their outputs.
-enum class Norms { before, shared, after };
+/// relative: a learned bias of scores by the distance of row and query (T5); alibi: one that grows with it.
+enum class Positions { learned, rope_interleaved, rope_neox, relative, alibi };
+/// Of attention and FFN: norms of their inputs, one for both inputs, norms of their outputs, or of inputs and
+/// outputs. In files post_attention_norm is one of attention's output, ffn_norm one of the FFN's input.
+enum class Norms { before, shared, after, both };
+/// RMS norms of q and k before RoPE: of each head, or of whole rows.
+enum class QkNorm { none, row, head };
 /// What an encoder reads: token ids, log-mel frames, samples.
 enum class EncoderKind { none, tokens, mel, audio };
 
@@ -26,6 +30,8 @@ struct Convolution {
     bool normed = false;  // then normed over all rows and channels at once
 };
 
+class GgufFile;
+struct ModelConfig;
 /// Of a layer's feed-forward part, model/ffn.h.
 struct Ffn;
 extern const Ffn dense_ffn;
@@ -33,13 +39,14 @@ extern const Ffn dense_ffn;
 struct Architecture {
     const char* name;  // general.architecture in GGUF, and the prefix of its metadata keys
     NormKind norm = NormKind::rms;
-    bool norm_bias = true;  // of NormKind::layer
+    bool norm_bias = true, norm_weight = true;  // of NormKind::layer
+    bool embedding_norm = false;                // of the token embedding
     Norms norms = Norms::before;
     Positions positions = Positions::rope_interleaved;
     bool partial_rotary = false;     // rope.dimension_count may be less than a head has
-    bool parallel_residual = false;  // x + attention(x) + ffn(x); the key use_parallel_residual may differ
-    bool qk_norm = false;            // RMS norms of the whole q and k rows
-    bool scaled_scores = true;       // by 1 / sqrt(head_dim)
+    bool parallel_residual = false;  // x + attention(x) + ffn(x)
+    QkNorm qk_norm = QkNorm::none;
+    bool scaled_scores = true;  // by 1 / sqrt(head_dim)
     Presence qkv_bias = Presence::never;
     bool k_bias = true;                      // where there is qkv_bias
     Presence linear_bias = Presence::never;  // attention output and FFN, or
@@ -53,6 +60,8 @@ struct Architecture {
     Activation activation = Activation::silu;
     std::optional<Activation> ungated_activation;  // where it differs
     bool sliding_window = false;                   // honours attention.sliding_window
+    /// What a family's files alone say, into the config; or a refusal.
+    void (*settle)(const GgufFile& file, const std::string& prefix, ModelConfig& config) = nullptr;
     // Of an encoder, whose layers are as the decoder's, but see all rows.
     EncoderKind encoder = EncoderKind::none;
     bool encoder_positions = false;  // learned, of what layers read

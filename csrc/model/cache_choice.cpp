@@ -196,7 +196,7 @@ std::vector<LayerChoice> choose_cross(const GgufFile& file, const ModelConfig& m
 const char* usual_mode(const ModelConfig& model, const CacheOptions& o) {
     const AttnConfig c = attention_config(model, 0);
     const bool x = model.architecture->encoder != EncoderKind::none && o.sparse_threshold == 0 &&
-                   row_is_narrow(c) && find_cache_mode("x", false).refusal(c).empty();
+                   row_is_narrow(c) && refusal_of(find_cache_mode("x", false), c).empty();
     return x ? "x" : "kv";
 }
 
@@ -257,7 +257,7 @@ const CacheMode& require_unrotated(const CacheMode& mode, const AttnConfig& c) {
     if (const CacheMode* found = with_unrotated_keys(mode, c)) return *found;
     std::string legal;
     for (const CacheMode* other : cache_modes(false))
-        if (other->refusal(c).empty() && with_unrotated_keys(*other, c))
+        if (refusal_of(*other, c).empty() && with_unrotated_keys(*other, c))
             legal += concat(legal.empty() ? "" : ", ", other->name());
     fail(ErrorCode::cache_unsupported, "cache mode '", mode.name(), "' is not possible in layer ", c.layer,
          ": ", unrotated_refusal(mode, c), ". Modes that work here: ", legal);
@@ -325,7 +325,7 @@ int64_t resolve_n_source(const ModelConfig& c, int64_t n_source) {
 bool shares_unrotated_keys(const GgufFile& file, const ModelConfig& model) {
     constexpr const char* kKey = "slimrt.cache.shared_keys";
     const std::string stage = file.string(kKey, "rotated");
-    if (stage == "raw" && model.architecture->qk_norm)
+    if (stage == "raw" && model.architecture->qk_norm != QkNorm::none)
         fail(
             ErrorCode::unsupported, file.path(), ": key '", kKey,
             "' is 'raw', and each layer norms keys by itself (QK-norm), which layers that share them cannot");

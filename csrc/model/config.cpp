@@ -108,6 +108,26 @@ int relative_bucket(const ModelConfig& c, int64_t distance, bool causal) {
     return first + std::min(exact + int(octaves * float(n - exact)), n - 1);
 }
 
+void read_scales(const GgufFile& file, const std::string& prefix, ModelConfig& c) {
+    const auto read = [&](const char* key, float usual) {
+        const auto value = float(file.number(prefix + key, usual));
+        if (!(value > 0) || !std::isfinite(value))
+            fail(ErrorCode::format, prefix, key, " is ", value, ", not a positive number");
+        return value;
+    };
+    c.embedding_scale = read("embedding_scale", c.embedding_scale);
+    c.residual_scale = read("residual_scale", c.residual_scale);
+    c.score_scale = read("attention.scale", c.score_scale);
+    c.output_scale = 1 / read("logit_scale", 1 / c.output_scale);
+}
+
+float alibi_slope(const ModelConfig& c, int head) {
+    int whole = 1;  // heads have a power of two of slopes, then those between
+    while (2 * whole <= c.n_heads) whole *= 2;
+    const double step = -double(c.alibi_bias) / whole;
+    return float(std::exp2(head < whole ? step * (head + 1) : step / 2 * (2 * (head - whole) + 1)));
+}
+
 ModelConfig read_config(const GgufFile& file) {
     ModelConfig c;
     c.architecture = &find_architecture(file);
@@ -136,7 +156,8 @@ ModelConfig read_config(const GgufFile& file) {
     else if (window > 0 && window < c.n_ctx_train)
         fail(ErrorCode::unsupported, file.path(), ": a sliding window (", window,
              ") is not supported in architecture '", c.architecture->name, "'");
-    c.parallel_residual = file.boolean(prefix + "use_parallel_residual", c.architecture->parallel_residual);
+    c.parallel_residual = c.architecture->parallel_residual;
+    if (c.architecture->scaled_scores) c.score_scale = 1 / std::sqrt(float(c.head_dim));
     c.norm_eps =
         float(file.number(prefix + (c.architecture->norm == NormKind::rms ? "attention.layer_norm_rms_epsilon"
                                                                           : "attention.layer_norm_epsilon")));
@@ -146,6 +167,7 @@ ModelConfig read_config(const GgufFile& file) {
     const Positions positions = c.architecture->positions;
     if (positions == Positions::rope_interleaved || positions == Positions::rope_neox)
         c.rope = read_rope(file, prefix, c);
+    if (c.architecture->settle) c.architecture->settle(file, prefix, c);
     return c;
 }
 

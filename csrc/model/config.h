@@ -30,6 +30,10 @@ struct ModelConfig {
     int64_t n_ctx_train = 0;
     int64_t window = 0;  // 0: none
     bool parallel_residual = false;
+    float embedding_scale = 1, residual_scale = 1;  // of the embedding, of what attention and FFN add
+    float score_scale = 1, output_scale = 1;        // of scores, of what the head reads
+    float clamp_kqv = 0;                            // 0: none, else q, k and v are clamped to it
+    float alibi_bias = 8;                           // with ALiBi
     float norm_eps = 0;
     Activation activation = Activation::silu;
     RopeConfig rope;
@@ -43,6 +47,15 @@ struct ModelConfig {
 
 /// Throws Error{unsupported} for an unknown architecture, Error{format} for a missing or absurd size.
 ModelConfig read_config(const GgufFile& file);
+
+/// Of embedding, residuals, scores and logits, where the file says them: keys embedding_scale,
+/// residual_scale, attention.scale and logit_scale, by which logits are divided. Throws Error{format}: one is
+/// not positive.
+void read_scales(const GgufFile& file, const std::string& prefix, ModelConfig& config);
+
+/// ALiBi's slope of a head (Press et al., 2022, as published for any number of heads): what is added to a
+/// score for each row that its own comes later.
+float alibi_slope(const ModelConfig& config, int head);
 
 /// T5's bucket of a distance (row - query), as published (Raffel et al., section 2.1): half of them for the
 /// nearest one by one, the others ever wider up to relative_distance. Causal: rows after the query have

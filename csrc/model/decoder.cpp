@@ -119,6 +119,8 @@ uint64_t Decoder::fold_of_rows(int layer) const {
 
 void Decoder::embed(const Batch& batch, Scratch& scratch, Tensor x) const {
     backend_.gather(weights_.token_embd, batch.tokens, x);
+    if (config_.embedding_scale != 1) backend_.scale(x, config_.embedding_scale);
+    norm(backend_, config_, weights_.token_embd_norm, x, x);
     if (!weights_.position_embd) return;
     const Scratch::Scope scope(scratch);
     const Tensor p = scratch.f32(x.rows, x.cols);
@@ -127,7 +129,7 @@ void Decoder::embed(const Batch& batch, Scratch& scratch, Tensor x) const {
 }
 
 // x += attention(x), x += cross_attention(x) over encoder states, x += ffn(x); in parallel: x += attention(x)
-// + ffn(x).
+// + ffn(x). What attention and FFN add may be scaled.
 void Decoder::add_layer(int layer, const Batch& batch, StepState& state, Scratch& scratch, Tensor x) const {
     const Scratch::Scope scope(scratch);
     const Tensor out = scratch.f32(x.rows, x.cols);
@@ -136,19 +138,24 @@ void Decoder::add_layer(int layer, const Batch& batch, StepState& state, Scratch
     if (config_.parallel_residual) {
         const Tensor other = scratch.f32(x.rows, x.cols);
         feed_forward(backend_, config_, w, scratch, x, other);
-        backend_.add(x, other);
+        add_scaled(x, other);
     } else {
-        backend_.add(x, out);
+        add_scaled(x, out);
         if (!choices_.cross.empty()) {
             cross_attention(layer, batch, state, scratch, x, out);
             backend_.add(x, out);
         }
         feed_forward(backend_, config_, w, scratch, x, out);
     }
+    add_scaled(x, out);
+}
+
+void Decoder::add_scaled(Tensor x, Tensor out) const {
+    if (config_.residual_scale != 1) backend_.scale(out, config_.residual_scale);
     backend_.add(x, out);
 }
 
-// q = norm(x W_Q + b), rotated, and other projections of x, which last longer: all one product.
+// q = norm(clamp(x W_Q + b)), rotated, and other projections of x, which last longer: all one product.
 std::vector<Tensor> Decoder::queries_and(std::span<const Projection> others, Scratch& lasting,
                                          const AttnWeights& w, const AttnInput& in, Tensor x) const {
     const Tensor q = in.scratch.f32(x.rows, w.q.rows);
@@ -156,7 +163,8 @@ std::vector<Tensor> Decoder::queries_and(std::span<const Projection> others, Scr
     for (const auto& [weight, bias] : others)
         products.push_back({weight, bias, lasting.f32(x.rows, weight.rows)});
     backend_.linear(x, products);
-    if (w.q_norm) backend_.norm(NormKind::rms, q, w.q_norm, {}, *in.config.qk_norm_eps, q);
+    clamp(backend_, in.config, {&q, 1});
+    norm_heads(backend_, in.config, w.q_norm, q, q);
     if (in.config.rope) backend_.rope(q, in.config.n_heads, rope_, in.positions);
     std::vector<Tensor> out;
     for (const Product& product : products) out.push_back(product.out);

@@ -83,6 +83,7 @@ class Decoder {
 
     void take_dense_rows(const LayerSpan& span, Scratch& scratch, StepState& state) const;
     void add_layer(int layer, const Batch& batch, StepState& state, Scratch& scratch, Tensor x) const;
+    void add_scaled(Tensor x, Tensor out) const;
     void attention(int layer, const Batch& batch, StepState& state, Scratch& scratch, Tensor x,
                    Tensor out) const;
     std::vector<Tensor> queries_and(std::span<const Projection> others, Scratch& lasting,

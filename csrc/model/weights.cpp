@@ -15,6 +15,7 @@ namespace slimrt {
 
 AttnConfig attention_config(const ModelConfig& c, int layer, bool cross) {
     const int n_rot = cross ? 0 : c.rope.n_rot;
+    const QkNorm norm = c.architecture->qk_norm;
     return {.layer = layer,
             .cross = cross,
             .d_model = c.d_model,
@@ -23,10 +24,12 @@ AttnConfig attention_config(const ModelConfig& c, int layer, bool cross) {
             .head_dim = c.head_dim,
             .rope = n_rot > 0,
             .n_rot = n_rot,
-            .qk_norm_eps = c.architecture->qk_norm ? std::optional(c.norm_eps) : std::nullopt,
+            .qk_norm_eps = norm == QkNorm::none ? std::nullopt : std::optional(c.norm_eps),
+            .norms_heads = norm == QkNorm::head,
             .window = cross ? 0 : c.window,
             .latent_heads = usual_latent_heads(c.n_kv_heads),
-            .scale = c.architecture->scaled_scores ? 1 / std::sqrt(float(c.head_dim)) : 1};
+            .clamp = cross ? 0 : c.clamp_kqv,
+            .scale = c.score_scale};
 }
 
 std::string block_prefix(const ModelConfig& c, int layer) {
@@ -48,6 +51,7 @@ class Loader final : public TensorSource {
 
     Weights load(const CacheChoices& choices) {
         w_.token_embd = matrix("token_embd.weight", c_.n_vocab, c_.d_model);
+        if (arch_.embedding_norm) w_.token_embd_norm = norm("token_embd_norm");
         load_encoder();
         const std::string part = encoder_decoder() ? "dec." : "";
         if (arch_.positions == Positions::learned)
@@ -61,6 +65,7 @@ class Loader final : public TensorSource {
                 w_.layers.back().cross_prepared = prepare(choices.cross[layer], &LayerWeights::cross);
         }
         if (arch_.positions == Positions::relative) load_relative_bias(part, choices.n_ctx, true, w_.layers);
+        if (arch_.positions == Positions::alibi) load_alibi(choices.n_ctx);
         load_head(part);
         refuse_unused();
         return std::move(w_);
@@ -134,9 +139,10 @@ class Loader final : public TensorSource {
         w_.output_norm = norm(part + "output_norm");
         w_.output = matrix("output.weight", c_.n_vocab, c_.d_model, Presence::optional);
         w_.output_bias = vector("output.bias", c_.n_vocab, arch_.output_bias);
+        w_.output_scale = c_.output_scale;
         if (w_.output) return;
         w_.output = w_.token_embd;  // tied
-        if (arch_.scaled_tied_output) w_.output_scale = 1 / std::sqrt(float(c_.d_model));
+        if (arch_.scaled_tied_output) w_.output_scale /= std::sqrt(float(c_.d_model));
     }
 
     void load_encoder() {
@@ -191,6 +197,18 @@ class Loader final : public TensorSource {
         }
     }
 
+    /// One table for all layers, as load_relative_bias() makes them.
+    void load_alibi(int64_t n) {
+        const Tensor bias = own(DType::F32, c_.n_heads, n, MemoryKind::derived, "ALiBi");
+        std::vector<float> row(n);
+        for (int head = 0; head < c_.n_heads && !backend_.dry(); ++head) {
+            const float slope = alibi_slope(c_, head);
+            for (int64_t j = 0; j < n; ++j) row[j] = slope * float(j - (n - 1));
+            backend_.upload(bias.rows_of(head, 1), row.data(), row.size() * sizeof(float));
+        }
+        for (LayerWeights& layer : w_.layers) layer.attn.relative_bias = bias;
+    }
+
     LayerWeights load_layer(const std::string& p, bool owns_rows = true) {
         LayerWeights l;
         load_norms(p, l);
@@ -209,11 +227,11 @@ class Loader final : public TensorSource {
     }
 
     void load_norms(const std::string& p, LayerWeights& l) {
-        if (arch_.norms == Norms::after) {
+        if (arch_.norms == Norms::after || arch_.norms == Norms::both) {
             l.attn_post_norm = norm(p + "post_attention_norm");
             l.ffn_post_norm = norm(p + "post_ffw_norm");
-            return;
         }
+        if (arch_.norms == Norms::after) return;
         l.attn_norm = norm(p + "attn_norm");
         l.ffn_norm = arch_.norms == Norms::shared ? l.attn_norm : norm(p + "ffn_norm");
     }
@@ -226,10 +244,8 @@ class Loader final : public TensorSource {
         const int64_t q = q_width(), kv = kv_width();
         const std::string p = block + what;
         load_output(p, a);
-        if (arch_.qk_norm) {
-            a.q_norm = vector(p + "_q_norm.weight", q, Presence::required);
-            a.k_norm = vector(p + "_k_norm.weight", kv, Presence::required);
-        }
+        a.q_norm = qk_norm(p + "_q_norm.weight", q);
+        a.k_norm = qk_norm(p + "_k_norm.weight", kv);
         const Tensor weight = matrix(p + "_qkv.weight", q + 2 * kv, c_.d_model, arch_.fused_qkv);
         if (!weight) {
             a.q = matrix(p + "_q.weight", q, c_.d_model);
@@ -250,6 +266,12 @@ class Loader final : public TensorSource {
         }
     }
 
+    /// One weight for all heads, where each is normed by itself.
+    Tensor qk_norm(const std::string& name, int64_t width) {
+        return vector(name, arch_.qk_norm == QkNorm::head ? c_.head_dim : width,
+                      arch_.qk_norm == QkNorm::none ? Presence::never : Presence::required);
+    }
+
     void load_output(const std::string& p, AttnWeights& a) {
         const std::string o = p + (encoder_decoder() ? "_o" : "_output");
         a.o = matrix(o + ".weight", c_.d_model, q_width());
@@ -262,7 +284,7 @@ class Loader final : public TensorSource {
     void load_q(const std::string& block, AttnWeights& a) {
         const std::string p = block + "attn";
         load_output(p, a);
-        if (arch_.qk_norm) a.q_norm = vector(p + "_q_norm.weight", q_width(), Presence::required);
+        a.q_norm = qk_norm(p + "_q_norm.weight", q_width());
         for (const char* unread : {"_k.weight", "_v.weight", "_k.bias", "_v.bias", "_k_norm.weight"})
             find(p + unread, Presence::optional);
         if (file_.tensors().count(p + "_qkv.weight")) {
@@ -277,10 +299,10 @@ class Loader final : public TensorSource {
     }
 
     Norm norm(const std::string& name) {
-        return {vector(name + ".weight", c_.d_model, Presence::required),
-                arch_.norm == NormKind::layer && arch_.norm_bias
-                    ? vector(name + ".bias", c_.d_model, Presence::required)
-                    : Tensor{}};
+        const bool biased = arch_.norm == NormKind::layer && arch_.norm_bias;
+        const auto presence = [](bool there) { return there ? Presence::required : Presence::never; };
+        return {vector(name + ".weight", c_.d_model, presence(arch_.norm_weight)),
+                vector(name + ".bias", c_.d_model, presence(biased)), true};
     }
 
     const Tensor* find(const std::string& name, Presence presence) {

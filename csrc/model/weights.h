@@ -13,7 +13,8 @@
 namespace slimrt {
 
 struct Norm {
-    Tensor weight, bias;
+    Tensor weight, bias;  // or none
+    bool there = false;
 };
 
 struct LayerWeights {
@@ -41,7 +42,7 @@ struct EncoderWeights {
 struct Weights {
     Tensor token_embd, position_embd, output, output_bias;
     float output_scale = 1;  // of what the head reads
-    Norm output_norm;
+    Norm token_embd_norm, output_norm;
     std::vector<LayerWeights> layers;
     EncoderWeights encoder;
     std::vector<Buffer> owned;  // what could not be used in place

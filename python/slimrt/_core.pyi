@@ -339,7 +339,7 @@ def attention_modes(
     n_kv_heads: int,
     head_dim: int,
     n_rot: int,
-    qk_norm: bool,
+    qk_norm: str,
     window: int = 0,
     cross: bool = False,
     type: str = "f16",
@@ -347,6 +347,7 @@ def attention_modes(
     residual_type: str = "f16",
     v_heads: int = 0,
     unrotated: bool = False,
+    clamp: float = 0.0,
 ) -> list[dict[str, Any]]:
     """The same for an attention of these sizes, with rows of these types."""
 

@@ -135,9 +135,11 @@ class Architecture:
 
     Attributes:
         name: general.architecture of its files.
-        positions: "learned", "rope_interleaved" (RoPE turns neighbours), "rope_neox" (halves) or "relative".
-        norms: of attention and FFN: "before", "shared" (one for both) or "after". norm: "rms" or "layer".
-        qk_norm: RMS norms of the whole q and k rows. scaled_scores: by 1 / sqrt(head width).
+        positions: "learned", "rope_interleaved" (RoPE turns neighbours), "rope_neox" (halves), "relative" or
+            "alibi".
+        norms: of attention and FFN: "before", "shared" (one for both), "after" or "both". norm: "rms" or "layer".
+        qk_norm: RMS norms of q and k: "none", "row" (of whole rows) or "head" (of each head).
+        scaled_scores: by 1 / sqrt(head width).
         qkv_bias: "never", "optional" or "required".
         encoder: what it reads: "none", "tokens", "mel" or "audio".
     """
@@ -146,7 +148,7 @@ class Architecture:
     positions: str
     norms: str
     norm: str
-    qk_norm: bool
+    qk_norm: str
     scaled_scores: bool
     qkv_bias: str
     sliding_window: bool
@@ -159,6 +161,10 @@ class Architecture:
     @property
     def interleaved(self) -> bool:
         return self.positions == "rope_interleaved"
+
+    @property
+    def alibi(self) -> bool:
+        return self.positions == "alibi"
 
     @property
     def has_encoder(self) -> bool:
@@ -257,7 +263,7 @@ def attention_modes(
     n_kv_heads: int,
     head_dim: int,
     n_rot: int,
-    qk_norm: bool,
+    qk_norm: str,
     window: int = 0,
     cross: bool = False,
     type: str = "f16",
@@ -265,13 +271,14 @@ def attention_modes(
     residual_type: str = "f16",
     v_heads: int = 0,
     unrotated: bool = False,
+    clamp: float = 0.0,
 ) -> tuple[Mode, ...]:
     """The modes of self-attention, or of cross-attention, of such a shape; planes of these types.
 
     Args:
         n_rot: columns of a head that RoPE turns. window: tokens that a query sees; 0: all.
         rank, residual_type: of a mode with a residual. v_heads: KV heads that keep V, of modes that compute it.
-        unrotated: other layers read its keys before RoPE.
+        unrotated: other layers read its keys before RoPE. clamp: what q, k and v are clamped to; 0: not at all.
 
     Raises:
         UnsupportedError: an unknown type. ValueError: sizes that no attention has.
@@ -279,7 +286,7 @@ def attention_modes(
     found = _core.attention_modes(
         d_model=d_model, n_heads=n_heads, n_kv_heads=n_kv_heads, head_dim=head_dim, n_rot=n_rot, qk_norm=qk_norm,
         window=window, cross=cross, type=type, rank=rank, residual_type=residual_type,
-        v_heads=v_heads, unrotated=unrotated,
+        v_heads=v_heads, unrotated=unrotated, clamp=clamp,
     )  # fmt: skip
     return tuple(map(_mode, found))
 

@@ -13,7 +13,7 @@ AUTO = "auto"
 FASTEST = "fastest"  # of kv and what the file says: no mode, but a way to choose one
 DEFAULT_TYPE = "f16"
 
-_ANY = {"d_model": 1, "n_heads": 1, "n_kv_heads": 1, "head_dim": 1, "n_rot": 0, "qk_norm": False}  # names suit all
+_ANY = {"d_model": 1, "n_heads": 1, "n_kv_heads": 1, "head_dim": 1, "n_rot": 0, "qk_norm": "none"}  # names suit all
 _SELF, _CROSS = core.attention_modes(**_ANY), core.attention_modes(**_ANY, cross=True)
 MODES = tuple(mode.name for mode in _SELF)
 CROSS_MODES = tuple(mode.name for mode in _CROSS)

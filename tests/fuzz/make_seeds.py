@@ -59,45 +59,52 @@ def aligned(writer: gguf.GGUFWriter) -> None:
 # ---------------------------------------------------------------- whole models, as small as they can be
 D, HEADS, FF, VOCAB, ROWS = 4, 2, 4, 3, 8  # ROWS: of context, of a source, of buckets
 SPEECH = ("whisper", "moonshine")
-BIASED = ("gpt2", "gptneox", "phi2", "whisper")
-LAYER_NORM = (*BIASED, "moonshine")
+BIASED = ("bloom", "gpt2", "gptneox", "opt", "phi2", "whisper")
+LAYER_NORM = (*BIASED, "command-r", "moonshine", "mpt", "olmo", "stablelm")
+UNGATED = (*BIASED, "moonshine", "mpt", "phi3", "glm4")
 CONVOLUTIONS = {
     "whisper": {"conv1": (D, 3), "conv2": (D, 3 * D)},
     "moonshine": {"conv1": (D, 127), "conv2": (2 * D, 7 * D), "conv3": (D, 3 * 2 * D)},
 }
-ARCHITECTURES = ("gpt2", "gptneox", "llama", "moonshine", "olmo2", "phi2", "phi3", "qwen2", "t5", "whisper")
+ARCHITECTURES = ("bloom", "command-r", "gemma", "glm4", "gpt2", "gptneox", "granite", "llama", "minicpm", "moonshine",
+                 "mpt", "olmo", "olmo2", "opt", "phi2", "phi3", "qwen2", "qwen3", "stablelm", "t5",
+                 "whisper")  # fmt: skip
 Shapes = dict[str, tuple[int, ...]]
 
 
 def attention(arch: str, prefix: str, out: str) -> Shapes:
-    fused = arch in ("gpt2", "gptneox", "phi3")
+    fused = arch in ("bloom", "gpt2", "gptneox", "mpt", "phi3")
     made = {f"{prefix}_qkv": (3 * D, D)} if fused else {f"{prefix}_{name}": (D, D) for name in "qkv"}
     shapes: Shapes = {f"{name}.weight": shape for name, shape in made.items()} | {f"{out}.weight": (D, D)}
     if arch in BIASED or arch == "qwen2":
         shapes |= {f"{name}.bias": shape[:1] for name, shape in made.items() if (arch, name[-2:]) != ("whisper", "_k")}
     if arch in BIASED:
         shapes[f"{out}.bias"] = (D,)
-    return shapes | ({f"{prefix}_{name}_norm.weight": (D,) for name in "qk"} if arch == "olmo2" else {})
+    norms = {"olmo2": D, "qwen3": D // HEADS}
+    return shapes | ({f"{prefix}_{name}_norm.weight": (norms[arch],) for name in "qk"} if arch in norms else {})
 
 
 def norm(arch: str, name: str) -> Shapes:
-    return {f"{name}.weight": (D,)} | ({f"{name}.bias": (D,)} if arch in BIASED else {})
+    if arch == "olmo":
+        return {}
+    return {f"{name}.weight": (D,)} | ({f"{name}.bias": (D,)} if arch in (*BIASED, "stablelm") else {})
 
 
 def layer(arch: str, cross: bool, out: str) -> Shapes:
-    names = {"olmo2": ["post_attention_norm", "post_ffw_norm"], "phi2": ["attn_norm"]}.get(
-        arch, ["attn_norm", "ffn_norm"]
-    )
+    after = ["post_attention_norm", "post_ffw_norm"]
+    names = {"olmo2": after, "phi2": ["attn_norm"], "command-r": ["attn_norm"]}.get(arch, ["attn_norm", "ffn_norm"])
+    if arch == "glm4":
+        names += after
     shapes = attention(arch, "attn", f"attn{out}")
     if cross:
         shapes |= attention(arch, "cross_attn", f"cross_attn{out}")
         names.append("cross_attn_norm")
     for name in names:
         shapes |= norm(arch, name)
-    shapes |= {"ffn_up.weight": (2 * FF if arch == "phi3" else FF, D), "ffn_down.weight": (D, FF)}
+    shapes |= {"ffn_up.weight": (2 * FF if arch in ("phi3", "glm4") else FF, D), "ffn_down.weight": (D, FF)}
     if arch in BIASED or arch == "moonshine":
         shapes |= {"ffn_up.bias": (FF,), "ffn_down.bias": (D,)}
-    if arch in ("llama", "olmo2", "qwen2", "t5"):
+    if arch not in UNGATED:
         shapes["ffn_gate.weight"] = (FF, D)
     return shapes | ({"attn_rel_b.weight": (ROWS, HEADS)} if arch == "t5" else {})
 
@@ -109,8 +116,10 @@ def shapes_of(arch: str, n_layers: int) -> Shapes:
         of_layer = layer(arch, part == "dec.", "_o" if encoder else "_output")
         shapes |= {f"{part}blk.{i}.{name}": shape for i in range(n_layers) for name, shape in of_layer.items()}
         shapes |= norm(arch, f"{part}output_norm")
-        if arch in ("gpt2", "whisper"):
+        if arch in ("gpt2", "opt", "whisper"):
             shapes[f"{part}position_embd.weight"] = (ROWS, D)
+    if arch == "bloom":
+        shapes |= norm(arch, "token_embd_norm")
     for name, shape in CONVOLUTIONS.get(arch, {}).items():
         shapes[f"enc.{name}.weight"] = shape
         if (arch, name) != ("moonshine", "conv1"):
@@ -171,6 +180,7 @@ def model(writer: gguf.GGUFWriter, changes: dict[str, object], more: Shapes, n_l
         sizes |= {"attention.relative_buckets_count": ROWS, "attention.relative_max_distance": 16}
     if arch == "whisper":
         sizes["mel_bins"] = 1
+    sizes |= {"mpt": {"attention.max_alibi_bias": 8.0}, "command-r": {"logit_scale": 0.5}}.get(arch, {})
     for key, value in ({f"{arch}.{name}": size for name, size in sizes.items()} | changes).items():
         add(writer, key, value)
     for name, shape in (shapes_of(arch, n_layers) | more).items():

@@ -135,8 +135,8 @@ void AgingMode::recode(Backend& backend, const AttnInput& in, const Recoding& r)
 
 /// Dense rows from projections of x.
 std::vector<Tensor> AgingMode::rows_of(Backend& backend, const AttnInput& in, std::vector<Tensor> kv) const {
-    const Tensor k_norm = in.prepared.model.k_norm;
-    if (k_norm) backend.norm(NormKind::rms, kv[0], k_norm, {}, *in.config.qk_norm_eps, kv[0]);
+    clamp(backend, in.config, kv);
+    norm_heads(backend, in.config, in.prepared.model.k_norm, kv[0], kv[0]);
     if (in.rope && !raw_keys()) backend.rope(kv[0], in.config.n_kv_heads, in.rope, in.positions);
     if (has_latents()) kv = {kv[0], latents_of(backend, in, kv[1]), kv[1]};
     if (levels(in.config).eager) {

@@ -4,10 +4,10 @@
 // Mode k+r (conditioned slim attention, our own): a row also holds what is left of V, in few columns. It is
 // computed from k^, the row as it will be read back, so that the rounding of k is corrected with the rest.
 //   k^ = round(x W_K / s), r = x P + k^ R;   V = k^ W_KV + r^ B, K = k^ s
-// Where keys are normed (QK-norm), k stays as it is and 1 / rms(k) stands beside it, for the scores.
-// Heads that attend to many rows may keep V (AttnConfig::v_heads, the last ones). They have planes k_v, of
-// keys as kv has them, and v, and are read as in kv; and v takes the place of their k in what V of the others
-// is computed from, so that a row is as wide as ever:
+// Where keys are normed (QK-norm), k stays as it is and 1 / rms(k) stands beside it, of each head if heads
+// are normed, for the scores. Heads that attend to many rows may keep V (AttnConfig::v_heads, the last ones).
+// They have planes k_v, of keys as kv has them, and v, and are read as in kv; and v takes the place of their
+// k in what V of the others is computed from, so that a row is as wide as ever:
 //   V_slim = [k_slim | v] W_KV, W_KV = [W_K,slim | W_V,v]^-1 W_V,slim
 #include "cache/attend.h"
 #include "cache/modes/modes.h"
@@ -44,11 +44,6 @@ Format with_v_heads(Format planes, const AttnConfig& c) {
     return planes;
 }
 
-Format with_norm(Format planes, const AttnConfig& c) {
-    if (c.qk_norm_eps) planes.push_back({"n", 1, 1, DType::F32});
-    return planes;
-}
-
 /// The attention of the heads whose V is computed, which come first.
 AttnConfig slim_heads(const AttnConfig& c) {
     AttnConfig slim = c;
@@ -56,6 +51,12 @@ AttnConfig slim_heads(const AttnConfig& c) {
     slim.n_kv_heads -= c.v_heads;
     slim.v_heads = 0;
     return slim;
+}
+
+Format with_norm(Format planes, const AttnConfig& c) {
+    const int norms = c.norms_heads ? slim_heads(c).n_kv_heads : 1;
+    if (c.qk_norm_eps) planes.push_back({"n", norms, norms, DType::F32});
+    return planes;
 }
 
 /// Attention of the query heads [first, first + n) alone.
@@ -101,10 +102,10 @@ class K : public AbsorbingMode {
     bool has_values_of_all() const override { return true; }
     const char* inverts() const override { return "W_K"; }
 
-    std::unique_ptr<Prepared> prepare(Backend&, const PrepareInput& in) const override {
+    std::unique_ptr<Prepared> prepare(Backend& backend, const PrepareInput& in) const override {
         auto p = std::make_unique<PreparedK>(in.weights);
         p->w_kv = in.folded.at(folded(in.config));
-        p->row_scale = in.weights.k_norm;
+        p->row_scale = norm_of_slim_heads(backend, in, p->owned);
         p->bias = bias_that_matters(in);
         return p;
     }
@@ -124,6 +125,16 @@ class K : public AbsorbingMode {
         return in.config.rope ? in.weights.k_bias : Tensor{};
     }
 
+    /// The weight of QK-norm for each column of slim heads' K; none without.
+    static Tensor norm_of_slim_heads(Backend& backend, const PrepareInput& in, std::vector<Buffer>& owned) {
+        const Tensor norm = in.weights.k_norm;
+        if (!norm || !in.config.norms_heads) return norm;
+        const std::vector<float> head = values_of(backend, norm);
+        std::vector<float> all(in.config.computed_width());
+        for (size_t i = 0; i < all.size(); ++i) all[i] = head[i % head.size()];
+        return derived_vector(backend, all, "the norm of every head", owned);
+    }
+
     /// The step's own values are read from k in full precision.
     Written write_rows(Backend& backend, const WriteInput& in) const override {
         return written_planes(backend, in);
@@ -139,8 +150,11 @@ class K : public AbsorbingMode {
             written.planes.insert(written.planes.begin() + kPlaneKv, keys_of_v_heads(backend, in, k));
         }
         if (!c.qk_norm_eps) return written;
-        written.planes.push_back(in.scratch.f32(in.x.rows, 1));  // 1 / rms of each row
-        backend.inverse_rms(in.projected[0], *c.qk_norm_eps, written.planes.back());
+        const Tensor k = in.projected[0];
+        const int64_t norms = k.cols / c.norm_width();
+        const Tensor inverse = in.scratch.f32(k.rows, norms);  // 1 / rms of each row, or of each head
+        backend.inverse_rms(k.split(norms), *c.qk_norm_eps, inverse.split(norms));
+        written.planes.push_back(inverse.cols_of(0, c.norms_heads ? slim_heads(c).n_kv_heads : 1));
         return written;
     }
 
@@ -151,7 +165,7 @@ class K : public AbsorbingMode {
         const Tensor norm = in.prepared.model.k_norm, bias = prepared(in).bias;
         if (norm) {
             const Tensor normed = in.scratch.f32(k.rows, k.cols);
-            backend.norm(NormKind::rms, k, norm, {}, *c.qk_norm_eps, normed);
+            norm_heads(backend, c, norm, k, normed);
             k = normed;
         }
         const Tensor keys = k.cols_of(first, width);
@@ -299,7 +313,8 @@ class KResidual final : public K {
                                "scales of W_KV", p->owned);
         p->row_scale = in.folded.at(kRowScale);
         p->row_shrink = row_shrink(backend, c, kRowScale, p->row_scale, p->owned);
-        if (in.weights.k_norm) p->row_scale = scaled_norm(backend, in.weights.k_norm, p->row_scale, p->owned);
+        if (const Tensor norm = norm_of_slim_heads(backend, in, p->owned))
+            p->row_scale = scaled_norm(backend, norm, p->row_scale, p->owned);
         p->residual_x = in.folded.at(kResidualX);
         p->residual_k = in.folded.at(kResidualK);
         p->residual_v = in.folded.at(kResidualV);

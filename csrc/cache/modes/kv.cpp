@@ -26,8 +26,9 @@ class Kv final : public CacheMode {
     }
 
     Written write(Backend& backend, const WriteInput& in) const override {
-        const Tensor k = in.projected[0], k_norm = in.prepared.model.k_norm;
-        if (k_norm) backend.norm(NormKind::rms, k, k_norm, {}, *in.config.qk_norm_eps, k);
+        const Tensor k = in.projected[0];
+        clamp(backend, in.config, in.projected);
+        norm_heads(backend, in.config, in.prepared.model.k_norm, k, k);
         if (in.rope) backend.rope(k, in.config.n_kv_heads, in.rope, in.positions);
         return {.planes = in.projected};
     }

@@ -24,7 +24,7 @@ class V final : public AbsorbingMode {
     const char* name() const override { return "v"; }
 
     std::string refusal(const AttnConfig& c) const override {
-        if (c.qk_norm_eps) return "keys are normed over the whole row (QK-norm), which a V row does not know";
+        if (c.qk_norm_eps) return "keys are normed (QK-norm), so scores cannot be read from V";
         if (c.rope) return "keys are rotated by position (RoPE), which a V row does not know";
         if (c.kv_width() >= c.d_model) return "";
         return concat("V is ", c.kv_width(), " wide and the layer's input ", c.d_model,

@@ -16,7 +16,7 @@ void finish_turned(const TurnedScores& x, int64_t pair, int64_t i, float unit, V
     const auto read = [&](const float* p) { return left < lanes ? load_part(p, left) : load(p); };
     dots = dots * splat(unit);
     if (scales) dots = dots * read(scales);
-    if (x.factors) dots = dots * read(x.factors + i);
+    if (x.factors) dots = dots * read(x.factors + pair / x.n_q * x.factors_of_head + i);
     if (x.accumulate) dots = dots + read(out);
     left < lanes ? store_part(out, dots, left) : store(out, dots);
 }

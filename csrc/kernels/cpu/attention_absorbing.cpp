@@ -147,6 +147,7 @@ void AttentionRun::score_by_turns(const AttentionJob& job, size_t t, int64_t pos
          .turns = scratch + plan_.scratch.turned_rows[t],
          .ahead = more ? rows_at(term.stored, job.sequence->table, next, next + 1, 0).data : nullptr,
          .factors = reinterpret_cast<const float*>(factors),
+         .factors_of_head = term.factors.width > 1 ? kBlockTokens : 0,
          .accumulate = t > 0,
          .out = scores,
          .ld = ld});

@@ -206,12 +206,15 @@ AttentionRun::RowView AttentionRun::read(const Group& group, const Term& term, c
     return {reinterpret_cast<const std::byte*>(to), DType::F32, stride * sizeof(float)};
 }
 
-/// The number that row i of a tile is multiplied with.
-float AttentionRun::factor_of(const Group& group, const ScoreTerm& term, const Tile& tile, int i) const {
+/// The number that a head of row i of a tile is multiplied with.
+float AttentionRun::factor_of(const Group& group, const ScoreTerm& term, const Tile& tile, int i,
+                              int head) const {
     if (!term.fresh_factors) return 1;
     const AttentionSequence& sequence = *group.job.sequence;
-    const Rows rows = tile.fresh ? fresh_rows(term.fresh_factors, sequence) : term.factors;
-    const HeadRun run = rows_at(rows, sequence.table, tile.first + i, tile.first + i + 1, 0);
+    Rows rows = tile.fresh ? fresh_rows(term.fresh_factors, sequence) : term.factors;
+    rows.heads = rows.width;
+    const int64_t at = tile.first + i;
+    const HeadRun run = rows_at(rows, sequence.table, at, at + 1, rows.heads == 1 ? 0 : head);
     return *reinterpret_cast<const float*>(run.data);
 }
 
@@ -222,9 +225,10 @@ AttentionRun::RowView AttentionRun::read_for_scores(const Group& group, const Sc
     const RowView rows = read(group, term, tile, changes, heads == 1 && group.n_pairs >= kManyPairs);
     float* row = group.scratch + plan_.scratch.rows;
     for (int i = 0; i < tile.n; ++i, row += row_stride(width)) {
-        if (term.row_scale) {
-            const float factor = factor_of(group, term, tile, i);
-            isa_.multiply(row, term.row_scale.f32() + group.index * width, factor, width);
+        const int alike = term.fresh_factors.cols > 1 ? term.dim : width;  // columns with one factor
+        for (int at = 0; term.row_scale && at < width; at += alike) {
+            const float factor = factor_of(group, term, tile, i, group.index * heads + at / term.dim);
+            isa_.multiply(row + at, term.row_scale.f32() + group.index * width + at, factor, alike);
         }
         if (term.bias) isa_.add(row, term.bias.f32() + group.index * width, width);
         if (!term.rope) continue;

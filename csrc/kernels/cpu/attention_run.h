@@ -94,7 +94,7 @@ class AttentionRun {
     void weigh(const Group& group, const Tile& tile) const;
     template <class Term>
     RowView read(const Group& group, const Term& term, const Tile& tile, bool copy, bool once) const;
-    float factor_of(const Group& group, const ScoreTerm& term, const Tile& tile, int i) const;
+    float factor_of(const Group& group, const ScoreTerm& term, const Tile& tile, int i, int head) const;
     RowView read_for_scores(const Group& group, const ScoreTerm& term, const Tile& tile) const;
     void finish(const AttentionJob& job, const float* states, int head, float* weights) const;
 

@@ -272,6 +272,12 @@ void CpuBackend::scale(Tensor x, float factor) {
     });
 }
 
+void CpuBackend::clamp(Tensor x, float limit) {
+    each_row(x.rows, x.cols, [&](int64_t i, int) {
+        for (int64_t j = 0; j < x.cols; ++j) x.f32(i)[j] = std::clamp(x.f32(i)[j], -limit, limit);
+    });
+}
+
 void CpuBackend::reweigh(Tensor x, Tensor before, Tensor after) {
     const int64_t dim = x.cols / before.cols;
     each_row(x.rows, x.cols, [&](int64_t i, int) {

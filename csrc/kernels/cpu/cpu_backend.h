@@ -55,6 +55,7 @@ class CpuBackend final : public Backend {
     void load(const Rows& rows, const int32_t* table, int64_t begin, int64_t end, Tensor out) override;
     void recode(const Rows& from, const int32_t* table, int64_t begin, int64_t end, const Slots& to) override;
     void scale(Tensor x, float factor) override;
+    void clamp(Tensor x, float limit) override;
     void reweigh(Tensor x, Tensor before, Tensor after) override;
     void unfold(Tensor x, int64_t stride, int64_t padding, Tensor out) override;
     void attention(const AttentionArgs& args) override;

@@ -161,11 +161,12 @@ struct TurnedScores {
     size_t head_stride;         // bytes from head to head; 0: they are columns of one stored head
     size_t stride;              // from row to row
     int64_t n, n_heads, n_q, dim, stored_dim;
-    const TurnedQuery* q;  // of the first pair, turned_query_floats(dim) apart
-    const float* first;    // cosines, then sines of the first row, turned_dim(dim) each
-    const void* turns;     // cosines and sines of kBlockTokens rows: see turns_at()
-    const void* ahead;     // of whole rows: kBlockTokens that will be read next, or nullptr
-    const float* factors;  // of each row, or nullptr
+    const TurnedQuery* q;     // of the first pair, turned_query_floats(dim) apart
+    const float* first;       // cosines, then sines of the first row, turned_dim(dim) each
+    const void* turns;        // cosines and sines of kBlockTokens rows: see turns_at()
+    const void* ahead;        // of whole rows: kBlockTokens that will be read next, or nullptr
+    const float* factors;     // of each row, or nullptr
+    int64_t factors_of_head;  // from head to head; 0: one for all
     bool accumulate;
     float* out;
     size_t ld;

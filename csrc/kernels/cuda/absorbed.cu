@@ -107,7 +107,10 @@ HeadScores head_scores(const ScoreTerm& term, int n_heads) {
                    .fresh = floats(term.fresh),
                    .fresh_factors = floats(term.fresh_factors),
                    .fresh_stride = stride_of(term.fresh)};
-    if (out.has_factors) out.factors = RowsView(term.factors);
+    if (!out.has_factors) return out;
+    out.factors = RowsView(term.factors);
+    out.head_factors = term.factors.width > 1;
+    out.factors_stride = stride_of(term.fresh_factors);
     return out;
 }
 
@@ -132,7 +135,7 @@ void lay_out_rows(Absorbed& x) {
             take(at.stage_bytes, kTileTokens * (x.residual.raw_row + x.residual.rows.head_scales));
     }
     at.turns = take(at.stage_bytes, x.head.table ? kTileTokens / 8 * x.head.n_rot * 4 : 0);
-    at.factors = take(at.stage_bytes, x.head.has_factors ? kTileTokens * 4 : 0);
+    at.factors = take(at.stage_bytes, x.head.has_factors ? x.head.factors_of_slice() * kTileTokens * 4 : 0);
 }
 
 /// With so many stages and tiles of converted rows.

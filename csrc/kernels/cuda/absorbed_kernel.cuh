@@ -132,7 +132,8 @@ __device__ void soften(const Absorbed& x, const AbsorbedShare& share, const Team
         } else {
             const auto* const scores = reinterpret_cast<const float*>(shared_memory() + x.at.scores);
             score = scores[own * kTileTokens + crew.lane];
-            if (x.head.has_factors) score *= factors[share.seen_row(tile, crew.lane)];
+            const int of = x.head.head_factors ? own / x.head.group * kTileTokens : 0;
+            if (x.head.has_factors) score *= factors[of + share.seen_row(tile, crew.lane)];
         }
         share_weights<Operand>(x, share, team, tile, own, score, slot, crew.lane);
     }

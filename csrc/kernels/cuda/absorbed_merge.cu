@@ -22,7 +22,8 @@ __device__ float fresh_head_score(const HeadScores& head, int64_t token, int64_t
     const int first = of / head.group * head.dim;
     const float* const q = head.q + token * head.q_stride + int64_t(of) * head.q_head;
     const float* const row = head.fresh + token * head.fresh_stride + first;
-    const float factor = head.has_factors ? head.fresh_factors[token] : 1;
+    const float* const factors = head.fresh_factors + token * head.factors_stride;
+    const float factor = head.has_factors ? factors[head.head_factors ? of / head.group : 0] : 1;
     const auto key = [&](int c) {
         float k = row[c];
         if (head.row_scale) k *= head.row_scale[first + c] * factor;

@@ -62,9 +62,12 @@ struct HeadScores {
     int64_t table_rows = 0;
     int n_rot = 0;
     bool interleaved = false, has_factors = false;
+    bool head_factors = false;  // for each head of a row, else one for all
     RowsView factors;
     const float *fresh = nullptr, *fresh_factors = nullptr;
-    int64_t fresh_stride = 0;
+    int64_t fresh_stride = 0, factors_stride = 0;
+
+    __host__ __device__ int factors_of_slice() const { return head_factors ? per_slice / group : 1; }
 };
 
 /// A score term that is read as a whole row for every head.

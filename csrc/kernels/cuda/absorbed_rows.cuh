@@ -118,13 +118,15 @@ __device__ void copy_residual(const AbsorbedPlane& plane, int rank, const TileSo
 
 /// And for what scores take besides: of the rope table the row of every eighth token, and the rows' factors.
 template <class Copy>
-__device__ void copy_besides(const Absorbed& x, const TileSource& source, int row, Copy&& copy) {
+__device__ void copy_besides(const Absorbed& x, int rank, const TileSource& source, int row, Copy&& copy) {
     const HeadScores& head = x.head;
     if (head.table && row % 8 == 0) {
         const int64_t turn = min(source.first + row, head.table_rows - 1);
         copy(x.at.turns + row / 8 * head.n_rot * 4, head.table + turn * head.n_rot, head.n_rot * 4);
     }
-    if (head.has_factors && row == 0) copy(x.at.factors, source.factors, kTileTokens * 4);
+    if (!head.has_factors || row > 0) return;
+    const int bytes = head.factors_of_slice() * kTileTokens * 4;
+    copy(x.at.factors, source.factors + (head.head_factors ? rank * bytes : 0), bytes);
 }
 
 /// All that the one who brings row `row` brings of a tile.
@@ -132,7 +134,7 @@ template <class Copy>
 __device__ void copy_share(const Absorbed& x, int rank, const TileSource& source, int row, Copy&& copy) {
     copy_rows(x.rows, x.converted, rank, source, row, copy);
     if (x.residual.width) copy_residual(x.residual, rank, source, row, copy);
-    copy_besides(x, source, row, copy);
+    copy_besides(x, rank, source, row, copy);
 }
 
 /// The warps that empty the stages, who fill them again: each brings a few rows of every tile.

@@ -54,6 +54,11 @@ struct Group {
     __device__ int column(const Term& term) const {  // of a row, where the heads begin
         return first_head / (a.n_heads / term.n_heads) * term.dim;
     }
+    /// Of row i of a tile, in the t-th term.
+    __device__ float factor_of(const ScoreView& term, const RowsView& factors, int i, int t) const {
+        return element(factors, places[kFactorPlaces + t][i],
+                       term.head_factors ? column(term) / term.dim : 0);
+    }
 };
 
 /// The terms' rows of a tile.
@@ -122,7 +127,7 @@ __device__ void score_row(const Group& g, const Sources& from, int64_t position,
         const ScoreView& term = a.scores[t];
         const bool scaled = term.fresh_factors.data != nullptr && term.row_scale;
         const ScoreRow row = {from.scores[t], g.places[t][i],
-                              scaled ? element(from.factors[t], g.places[kFactorPlaces + t][i], 0) : 1.0f,
+                              scaled ? g.factor_of(term, from.factors[t], i, t) : 1.0f,
                               term.n_rot ? term.turns.row(position) : nullptr};
         add_products(g, term, g.q + first, q_stride, row, dots);
     }

@@ -68,6 +68,7 @@ ScoreView view_of(const ScoreTerm& term, int n_heads) {
     v.factors = RowsView(term.factors);
     v.fresh = FloatRows(term.fresh);
     v.fresh_factors = FloatRows(term.fresh_factors);
+    v.head_factors = term.fresh_factors.cols > 1;
     v.q = FloatRows(term.q);
     v.row_scale = term.row_scale ? term.row_scale.f32() : nullptr;
     v.bias = term.bias ? term.bias.f32() : nullptr;

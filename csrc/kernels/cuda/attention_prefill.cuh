@@ -41,8 +41,11 @@ __device__ inline HeadSource keys_of(const PrefillJob& job, bool fresh) {
     const int column = job.kv_head * term.dim;
     from.row_scale = term.row_scale ? term.row_scale + column : nullptr;
     from.bias = term.bias ? term.bias + column : nullptr;
-    if (term.fresh_factors.data)
+    if (term.fresh_factors.data) {
         from.factors = fresh ? fresh_view(term.fresh_factors, job.row, job.s.position) : term.factors;
+        if (fresh) from.factors.dense_head = sizeof(float);
+        from.factor_head = term.head_factors ? job.kv_head : 0;
+    }
     from.turns = term.turns;
     from.n_rot = term.n_rot;
     from.interleaved = term.interleaved;

@@ -89,6 +89,7 @@ struct HeadSource {
     int head, first, dim;                               // stored head, and where in it the columns begin
     const float *row_scale = nullptr, *bias = nullptr;  // of these columns
     RowsView factors;
+    int factor_head = 0;
     FloatRows turns;
     int n_rot = 0;
     bool interleaved = false;
@@ -112,7 +113,8 @@ __device__ inline void read_rotated(const HeadSource& from, const HeadRow& row, 
                                     float (&x)[8]) {
     float factor = 1;
     if (from.row_scale && from.factors.base)
-        factor = *reinterpret_cast<const float*>(row_at(from.factors, from.table, position, 0).data);
+        factor = *reinterpret_cast<const float*>(
+            row_at(from.factors, from.table, position, from.factor_head).data);
     read_scaled(from, row, factor, column, x);
     if (column >= from.n_rot) return;
     const float* const turn = from.turns.row(position);

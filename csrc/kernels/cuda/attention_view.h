@@ -30,6 +30,7 @@ struct ScoreView {
     int q_columns = 0;  // of a head of q
     int n_rot = 0;
     bool interleaved = false;
+    bool head_factors = false;  // a factor for each head of a row, else one for all
 };
 
 struct ValueView {

@@ -123,6 +123,10 @@ void CudaBackend::scale(Tensor x, float factor) {
     if (ready()) cuda::scale(device_, x, factor);
 }
 
+void CudaBackend::clamp(Tensor x, float limit) {
+    if (ready()) cuda::clamp(device_, x, limit);
+}
+
 void CudaBackend::reweigh(Tensor x, Tensor before, Tensor after) {
     if (ready()) cuda::reweigh(device_, x, before, after);
 }

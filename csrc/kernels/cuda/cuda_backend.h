@@ -41,6 +41,7 @@ class CudaBackend final : public Backend {
     using Backend::multiply;
     void multiply(Tensor x, Tensor y, Tensor out) override;
     void scale(Tensor x, float factor) override;
+    void clamp(Tensor x, float limit) override;
     void reweigh(Tensor x, Tensor before, Tensor after) override;
     void quantize_dequantize(Tensor x, DType dtype, int heads, Tensor out) override;
     void store(Tensor x, const Slots& slots) override;

@@ -86,6 +86,18 @@ struct Scale {
     }
 };
 
+struct Clamp {
+    Matrix x;
+    float limit;
+    template <int n>
+    __device__ void run(int64_t row, int64_t column) const {
+        auto v = load_pack<n>(x.row(row) + column);
+        for (float& value : v.at)
+            value = value < -limit ? -limit : value > limit ? limit : value;  // NaN stays
+        store_pack(x.row(row) + column, v);
+    }
+};
+
 struct Reweigh {
     Matrix x, before, after;
     int64_t dim;
@@ -344,6 +356,10 @@ void multiply(const Device& device, Tensor x, Tensor y, Tensor out) {
 
 void scale(const Device& device, Tensor x, float factor) {
     each(device, x.rows, x.cols, packs_fit(x), Scale{Matrix(x), factor});
+}
+
+void clamp(const Device& device, Tensor x, float limit) {
+    each(device, x.rows, x.cols, packs_fit(x), Clamp{Matrix(x), limit});
 }
 
 void reweigh(const Device& device, Tensor x, Tensor before, Tensor after) {

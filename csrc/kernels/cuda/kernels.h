@@ -20,6 +20,7 @@ void gate(const Device& device, Activation kind, Tensor gate, Tensor up);
 void add(const Device& device, Tensor x, Tensor y);
 void multiply(const Device& device, Tensor x, Tensor y, Tensor out);
 void scale(const Device& device, Tensor x, float factor);
+void clamp(const Device& device, Tensor x, float limit);
 void reweigh(const Device& device, Tensor x, Tensor before, Tensor after);
 void unfold(const Device& device, Tensor x, int64_t stride, int64_t padding, Tensor out);
 

@@ -4,6 +4,7 @@
 
 namespace slimrt {
 
-extern const Architecture llama, gpt2, gptneox, moonshine, olmo2, phi2, phi3, qwen2, t5, whisper;
+extern const Architecture bloom, command_r, gemma, glm4, gpt2, gptneox, granite, llama, minicpm, moonshine,
+    mpt, olmo, olmo2, opt, phi2, phi3, qwen2, qwen3, stablelm, t5, whisper;
 
 }  // namespace slimrt

@@ -2,8 +2,16 @@
 // head rotated, residual in parallel (or not: use_parallel_residual). Pythia's GELU is the exact one; others
 // say so (slimrt.activation).
 #include "model/arch/arch.h"
+#include "model/config.h"
 
 namespace slimrt {
+namespace {
+
+void settle(const GgufFile& file, const std::string& prefix, ModelConfig& c) {
+    c.parallel_residual = file.boolean(prefix + "use_parallel_residual", true);
+}
+
+}  // namespace
 
 const Architecture gptneox = {
     .name = "gptneox",
@@ -16,6 +24,7 @@ const Architecture gptneox = {
     .fused_qkv = Presence::optional,  // in three where heads or layers share K and V (MLKV)
     .gated_ffn = Presence::never,
     .activation = Activation::gelu_erf,
+    .settle = settle,
 };
 
 }  // namespace slimrt

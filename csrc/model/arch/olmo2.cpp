@@ -7,7 +7,7 @@ const Architecture olmo2 = {
     .name = "olmo2",
     .norms = Norms::after,
     .positions = Positions::rope_neox,
-    .qk_norm = true,
+    .qk_norm = QkNorm::row,
 };
 
 }  // namespace slimrt

@@ -30,10 +30,13 @@ class Attention:
         d: width of the layer's input.
         n_rot: dimensions of a head that rotate; 0 without RoPE.
         interleaved: RoPE turns neighbours, not halves.
-        qk_norm: q and k are normed over the whole row, after the projection and before RoPE (OLMo-2).
+        qk_norm: q and k are normed after the projection and before RoPE: "none", "row" (the whole row, OLMo-2) or
+            "head" (each head, Qwen3).
         blocks, part: what the names of its tensors begin with, around the layer's number.
         input_norm: the norm of its input, without "weight" or "bias"; one for all layers, or with {} for the number.
-        scaled: scores are divided by the square root of a head's width (all but T5's).
+        scaled: scores are divided by the square root of a head's width (all but T5's), unless score_scale says another.
+        alibi: ALiBi's largest bias, of which the slopes of heads are shares; 0: there is none.
+        clamp: what q, k and v are clamped to; 0: not at all.
         owners: the layer whose rows each layer reads; (): its own.
         unrotated: layers read the keys of others before RoPE (MLKV).
     """
@@ -46,15 +49,18 @@ class Attention:
     rope: bool
     n_rot: int = 0
     interleaved: bool = False
-    qk_norm: bool = False
+    qk_norm: str = "none"
     window: int = 0
     eps: float = 0.0
     blocks: str = "blk."
     part: str = "attn"
     input_norm: str = "blk.{}.attn_norm"
     scaled: bool = True
+    score_scale: float = 0.0
     owners: tuple[int, ...] = ()
     unrotated: bool = False
+    alibi: float = 0.0
+    clamp: float = 0.0
 
     @classmethod
     def of(cls, model: ModelData) -> Attention:
@@ -77,11 +83,14 @@ class Attention:
             rope=rope,
             n_rot=model.size("rope.dimension_count", head_dim) if rope else 0,
             interleaved=traits.interleaved,
-            qk_norm="blk.0.attn_k_norm.weight" in model.tensors,
+            qk_norm=traits.qk_norm,
             window=model.size("attention.sliding_window", 0) or 0,
             eps=model.size("attention.layer_norm_rms_epsilon", 0.0),
             owners=tuple(owners_of(model)),
             unrotated=model.value(KEYS, "") == "unrotated",
+            alibi=model.size("attention.max_alibi_bias", 8.0) if traits.alibi else 0.0,
+            clamp=model.size("attention.clamp_kqv", 0.0),
+            score_scale=model.size("attention.scale", 0.0),
         )
 
     @classmethod
@@ -140,11 +149,18 @@ class Attention:
     @property
     def scale(self) -> float:
         """What scores are multiplied by."""
-        return 1 / sqrt(self.head_dim) if self.scaled else 1.0
+        return self.score_scale or (1 / sqrt(self.head_dim) if self.scaled else 1.0)
 
     @property
     def kv_width(self) -> int:
         return self.n_kv_heads * self.head_dim
+
+    @property
+    def slopes(self) -> NDArray[np.float64]:
+        """What ALiBi adds to scores of each query head for every row that its own comes later (as the core has it)."""
+        whole = 1 << self.n_heads.bit_length() - 1
+        steps = [*range(2, 2 * whole + 1, 2), *range(1, 2 * (self.n_heads - whole), 2)]
+        return np.exp2(-self.alibi / (2 * whole) * np.array(steps)) if self.alibi else np.zeros(self.n_heads)
 
     @property
     def rotated_width(self) -> int:
@@ -164,7 +180,7 @@ class Attention:
             d_model=self.d, n_heads=self.n_heads, n_kv_heads=self.n_kv_heads, head_dim=self.head_dim,
             n_rot=self.n_rot if self.rope else 0, qk_norm=self.qk_norm, window=self.window,
             cross=self.part == "cross_attn", type=type, rank=rank, residual_type=residual_type,
-            v_heads=v_heads, unrotated=self.unrotated,
+            v_heads=v_heads, unrotated=self.unrotated, clamp=self.clamp,
         )  # fmt: skip
         return {mode.name: mode for mode in found}
 
@@ -284,8 +300,11 @@ class LayerWeights:
         return fused[:at] if part == "q" else fused[at : at + self.attention.kv_width]
 
     def gain(self, part: str) -> np.ndarray | None:
-        """The weight of the norm on "q" or "k", float32, if the layer has one (QK-norm)."""
-        return self._vector(f"{self.attention.part}_{part}_norm.weight")
+        """The weight of the norm on "q" or "k" for each of its columns, float32, if the layer has one (QK-norm)."""
+        found, a = self._vector(f"{self.attention.part}_{part}_norm.weight"), self.attention
+        if found is None or a.qk_norm != "head":
+            return found
+        return np.tile(found, a.n_heads if part == "q" else a.n_kv_heads)
 
     def input_norm(self) -> tuple[np.ndarray, np.ndarray]:
         """Gain and shift of the norm before the attention, float64 [d]: ones and zeros where there is none."""

@@ -40,8 +40,8 @@ _NEWEST = 64  # rows of the newer level
 
 def usual_heads(n_kv_heads: int) -> int:
     """KV heads that share a latent where nothing is said, as the core has it."""
-    shape = {"d_model": 1, "n_heads": n_kv_heads, "n_kv_heads": n_kv_heads, "head_dim": 1, "n_rot": 0, "qk_norm": False}
-    mode = next(mode for mode in core.attention_modes(**shape) if mode.name == LATENT_MODE)
+    heads = {"d_model": 1, "n_heads": n_kv_heads, "n_kv_heads": n_kv_heads, "head_dim": 1}
+    mode = next(mode for mode in core.attention_modes(**heads, n_rot=0, qk_norm="none") if mode.name == LATENT_MODE)
     return mode.folds[0].cols
 
 

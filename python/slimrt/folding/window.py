@@ -78,7 +78,7 @@ class Window:
 
     @cached_property
     def k_norm(self) -> np.ndarray:
-        """What QK-norm multiplies k by [n, e_k], or [1, 1]: its gain over the root mean square of each row."""
+        """What QK-norm multiplies k by [n, e_k], or [1, 1]: its gain over the root mean square of each row, or head."""
         gain = self.weights.gain("k")
         return np.ones((1, 1)) if gain is None else gain * self._per_rms(self.exact_k)
 
@@ -123,13 +123,19 @@ class Window:
         return np.asarray(q[self.queries])
 
     def _per_rms(self, rows: np.ndarray) -> np.ndarray:
-        squares = np.mean(np.square(rows, dtype=np.float64), axis=1, keepdims=True)
-        return np.asarray(1 / np.sqrt(squares + self.weights.attention.eps))
+        """Of each column's row, or of its head in it [n, e]."""
+        a, squares = self.weights.attention, np.square(rows, dtype=np.float64)
+        parts = squares.reshape(len(rows), -1, a.head_dim if a.qk_norm == "head" else squares.shape[1])
+        mean = np.broadcast_to(parts.mean(axis=2, keepdims=True), parts.shape).reshape(squares.shape)
+        return np.asarray(1 / np.sqrt(mean + a.eps))
 
     def _scores(self, head: int, keys: np.ndarray) -> np.ndarray:
         """Scaled scores of one head's queries over the window [queries, n], before the mask."""
         a = self.weights.attention
-        return np.asarray(self._head(self._q, head) @ self._kv_head(keys, head).T * a.scale)
+        scores = self._head(self._q, head) @ self._kv_head(keys, head).T * a.scale
+        if a.alibi:
+            scores += a.slopes[head] * (np.arange(len(self)) - self.queries[:, None])
+        return np.asarray(scores)
 
     def _head(self, rows: np.ndarray, head: int) -> np.ndarray:
         dim = self.weights.attention.head_dim

@@ -12,10 +12,12 @@ from typing import Any
 from slimrt.errors import ModelFormatError, UnsupportedError
 from slimrt.modelfile.hf.encoder_decoders import ENCODER_DECODERS
 from slimrt.modelfile.hf.families import FAMILIES, Family, Stack
+from slimrt.modelfile.hf.gpt_families import GPT_FAMILIES
+from slimrt.modelfile.hf.llama_families import LLAMA_FAMILIES
 from slimrt.modelfile.hf.safetensors_files import read_json
 from slimrt.modelfile.sharing import SHARING
 
-_MODEL_TYPES = {**FAMILIES, **ENCODER_DECODERS}
+_MODEL_TYPES = {**FAMILIES, **LLAMA_FAMILIES, **GPT_FAMILIES, **ENCODER_DECODERS}
 
 
 @contextmanager
@@ -160,5 +162,5 @@ class Sizes:
         """The shape that a family's table writes in symbols."""
         q, kv = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
         known = {"d": self.d, "q": q, "kv": kv, "qkv": q + 2 * kv, "ff": self.ff, "2ff": 2 * self.ff, "v": self.v}
-        known |= {"ctx": self.ctx, "2d": 2 * self.d, "heads": self.n_heads, **self.others}
+        known |= {"ctx": self.ctx, "dk": self.head_dim, "2d": 2 * self.d, "heads": self.n_heads, **self.others}
         return tuple(int(symbol) if symbol.isdecimal() else known[symbol] for symbol in symbols.split())

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a Hugging Face model type is called and how it is laid out, as data: one block a family.
 
-Shapes are written in symbols: d (width of the model), q (of all query heads), kv (of all key heads), qkv (q + 2 kv),
-ff (of the feed-forward network), 2d, 2ff, v (vocabulary), ctx (positions), heads, numbers, and what a family adds.
+Shapes are written in symbols: d (width of the model), q (of all query heads), kv (of all key heads), dk (of a head),
+qkv (q + 2 kv), ff (of the feed-forward network), 2d, 2ff, v (vocabulary), ctx (positions), heads, numbers, and what a
+family adds.
 Encoder-decoders are in encoder_decoders.py.
 """
 
@@ -63,15 +64,17 @@ class Family:
         rope: positions are rotary.
         rope_aliases: other names this family has for a RoPE scaling.
         permuted: modules whose rows GGUF reorders, so that the two halves of a RoPE pair are neighbours.
+        norms_less_one: the weights of norms are stored less one, which GGUF adds.
         by_head: modules of q, k, v whose rows are q | k | v in each head, which GGUF puts in order q | k | v.
         conv1d: the layers' matrices are stored [in, out].
         window: whether the runtime honours the model type's sliding window (None: the model type has none).
         ignored: tensors (regular expressions) that are computed, not learned.
         several: the stacks of layers, in place of `block` and `layer`, where there is more than one.
         symbols: further symbols of shapes -> config keys.
-        numbers: further keys of GGUF -> config keys.
+        numbers: further keys of GGUF -> config keys. scales: the same of numbers with a fraction, where they are not 0.
         equal: pairs of config keys that must agree, since GGUF has one key for both.
         copies: modules that are the token embedding again, where they are stored.
+        unused_rows: modules whose first rows, so many, are never read.
         convolutions: modules whose weight [out, in, taps] becomes [out, taps * in], tap after tap.
         float32: modules whose weights are small, and never multiplied as a stored matrix.
         head_or_embedding: an untied head that is not stored is the token embedding.
@@ -97,6 +100,7 @@ class Family:
     rope: bool = True
     rope_aliases: Mapping[str, str] = field(default_factory=dict)
     permuted: tuple[str, ...] = ()
+    norms_less_one: bool = False
     by_head: tuple[str, ...] = ()
     conv1d: bool = False
     window: bool | None = None
@@ -104,8 +108,10 @@ class Family:
     several: tuple[Stack, ...] = ()
     symbols: Mapping[str, str] = field(default_factory=dict)
     numbers: Mapping[str, str] = field(default_factory=dict)
+    scales: Mapping[str, str] = field(default_factory=dict)
     equal: tuple[tuple[str, str], ...] = ()
     copies: tuple[str, ...] = ()
+    unused_rows: Mapping[str, int] = field(default_factory=dict)
     convolutions: tuple[str, ...] = ()
     float32: tuple[str, ...] = ("position_embd",)
     head_or_embedding: bool = False

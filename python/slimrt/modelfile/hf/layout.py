@@ -147,6 +147,9 @@ class Layout:
         stored = shape[::-1] if transposed else shape
         if module.half is not None:
             stored = (2 * stored[0], *stored[1:])
+        unused = self.family.unused_rows.get(module.part, 0)
+        if unused:
+            stored = (stored[0] + unused, *stored[1:])
         if entry.shape != stored:
             raise ModelFormatError(f"{entry.file}: tensor '{theirs}' is {list(entry.shape)}, expected {list(stored)}")
         convolution = len(shape) > 2 and module.among(self.family.convolutions)
@@ -156,7 +159,7 @@ class Layout:
         n_heads = {"attn_q": self.sizes.n_heads, "attn_k": self.sizes.n_kv_heads}.get(module.part, 1)
 
         def load() -> np.ndarray:
-            elements = self.checkpoint.elements(theirs)
+            elements = self.checkpoint.elements(theirs)[unused:]
             if module.half is not None:
                 elements = np.split(elements, 2)[module.half]
             if transposed:
@@ -167,7 +170,10 @@ class Layout:
                 elements = interleave_pairs(elements, n_heads)
             if module.part in self.family.by_head:
                 elements = parts_in_order(elements, self.sizes.n_heads)
-            return _bytes(elements, entry.dtype, kind)
+            stored = _bytes(elements, entry.dtype, kind)
+            if self.family.norms_less_one and module.part.endswith("norm"):
+                stored = (stored.view(np.float32) + 1).view(np.uint8)
+            return stored
 
         return Tensor(f"{module.name}.{part}", shape, kind, load)
 

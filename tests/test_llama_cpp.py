@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Converted files are llama.cpp's: names and keys against the tables of the gguf package, and with llama-cpp-python
+(the extra `bench`) the logits of the same file."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from gguf.constants import MODEL_ARCH_NAMES, MODEL_TENSORS, TENSOR_NAMES
+
+import slimrt
+from conftest import GOLDEN, relative, values_of
+from hf_models import MODELS
+from reference_files import hf_tensors
+from slimrt.modelfile.gguf import read_gguf, string, write_gguf
+from test_parity import golden, run
+
+ARCHITECTURES = {name: arch for arch, name in MODEL_ARCH_NAMES.items()}
+FLOAT32 = 1e-5  # relative to the largest logit
+GELU_TABLE = 1e-3  # its GELU goes through a table of f16
+UNREAD = ("gptneox_sequential", "olmo2_gqa")  # a tied head, heads that are wider together than the input
+OWN_ACTIVATION = {"gelu_erf": "gelu_tanh"}  # it knows no other of these architectures
+GELU = ("bloom", "gemma")  # architectures that have it where the file does not say
+ROPE = {"rope_freqs", "rope_factors_long", "rope_factors_short"}  # of any architecture
+NAMED = [name for name, tiny in MODELS.items() if tiny.family != "opt"]  # of which llama.cpp knows the architecture
+WINDOWS = ("mistral_window", "mistral_mha", "phi3")  # which it does not honour in these architectures
+
+
+def arch_of(path: Path) -> str:
+    return read_gguf(path).arch
+
+
+def keys_of(table: type) -> set[str]:
+    """Every key that the package names, with {arch} in it."""
+    found = set()
+    for value in vars(table).values():
+        found |= keys_of(value) if isinstance(value, type) else {value} if isinstance(value, str) else set()
+    return found
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_tensors_and_keys_are_in_the_tables(name, convert):
+    model = read_gguf(convert(GOLDEN / name))
+    arch = ARCHITECTURES[model.arch]
+    known = {TENSOR_NAMES[kind] for kind in MODEL_TENSORS[arch]} | {
+        "rope_freqs",
+        "rope_factors_long",
+        "rope_factors_short",
+    }
+    stems = {".".join("{bid}" if part.isdecimal() else part for part in name.split(".")[:-1]) for name in model.tensors}
+    assert stems <= known
+    keys = {key.replace("{arch}", model.arch) for key in keys_of(gguf.Keys)}
+    assert {key for key in model.metadata if not key.startswith("slimrt.")} <= keys
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_tensors_are_where_llama_cpp_s_converter_puts_them(name, convert):
+    """By content, whatever order their rows have, against the name table of the package."""
+    path = convert(GOLDEN / name)
+    ours, names = values_of(path), gguf.get_tensor_name_map(ARCHITECTURES[arch_of(path)], 4)
+    for theirs, values in hf_tensors(GOLDEN / name).items():
+        stem, _, part = theirs.rpartition(".")
+        found = ours[f"{names.get_name(stem) or names.get_name(stem.removeprefix('transformer.'))}.{part}"]
+        if name.startswith("gemma") and "norm" in stem:
+            values = (values + 1).astype(np.float32)
+        assert np.array_equal(np.sort(found, axis=None), np.sort(values, axis=None)), theirs
+
+
+class LlamaCpp:
+    """A file's logits by llama.cpp's C interface, K and V in f32."""
+
+    def __init__(self, path: Path, n_ctx: int):
+        import llama_cpp as c
+
+        self.c = c
+        self.log = c.llama_log_callback(lambda level, text, data: None)  # kept: it is called later
+        c.llama_log_set(self.log, ctypes.c_void_p(0))
+        c.llama_backend_init()
+        params = c.llama_model_default_params()
+        params.use_extra_bufts = False
+        self.model = c.llama_model_load_from_file(str(path).encode(), params)
+        assert self.model, f"llama.cpp cannot load {path}"
+        params = c.llama_context_default_params()
+        params.n_ctx, params.n_batch, params.n_threads = n_ctx, n_ctx, 1
+        params.type_k = params.type_v = int(gguf.GGMLQuantizationType.F32)
+        params.flash_attn_type = 0
+        self.context = c.llama_init_from_model(self.model, params)
+        self.n_vocab = c.llama_vocab_n_tokens(c.llama_model_get_vocab(self.model))
+
+    def logits(self, ids: np.ndarray) -> np.ndarray:
+        batch = self.c.llama_batch_init(len(ids), 0, 1)
+        for i, token in enumerate(ids):
+            batch.token[i], batch.pos[i], batch.logits[i] = int(token), i, 1
+            batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
+        batch.n_tokens = len(ids)
+        assert self.c.llama_decode(self.context, batch) == 0
+        rows = [self.c.llama_get_logits_ith(self.context, i) for i in range(len(ids))]
+        logits = np.stack([np.ctypeslib.as_array(row, (self.n_vocab,)).copy() for row in rows])
+        self.c.llama_batch_free(batch)
+        return logits
+
+    def close(self) -> None:
+        self.c.llama_free(self.context)
+        self.c.llama_model_free(self.model)
+
+
+@pytest.mark.oracle
+@pytest.mark.skipif(importlib.util.find_spec("llama_cpp") is None, reason="needs llama-cpp-python (the extra `bench`)")
+@pytest.mark.parametrize("name", [name for name in NAMED if name not in (*WINDOWS, *UNREAD)])
+def test_llama_cpp_computes_the_same(name, convert, tmp_path):
+    """In float32, and with its own activation where its converter's files would not say another."""
+    ids, n_prompt, _, n_ctx = golden(name, next(iter(MODELS[name].prompts)))
+    path = slimrt.convert(GOLDEN / name, tmp_path / "model.gguf", outtype="f32", progress=False).path
+    model = read_gguf(path)
+    activation = model.value("slimrt.activation", "silu")
+    if own := OWN_ACTIVATION.get(activation):
+        path = tmp_path / "own.gguf"
+        write_gguf(path, model.with_metadata({"slimrt.activation": string(own)}), show_progress=False)
+    engine = LlamaCpp(path, n_ctx)
+    theirs = engine.logits(ids)
+    engine.close()
+    bound = GELU_TABLE if "gelu" in activation or model.arch in GELU else FLOAT32
+    assert relative(run(path, ids, n_prompt, n_ctx), theirs) < bound
