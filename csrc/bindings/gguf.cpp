@@ -113,6 +113,7 @@ void bind_gguf(nb::module_& m) {
             },
             nb::arg("path"), nb::kw_only(), nb::arg("tensors") = true)
         .def_prop_ro("path", &GgufFile::path)
+        .def_prop_ro("paths", &GgufFile::paths)
         .def("keys",
              [](const GgufFile& f) {
                  std::vector<std::string> keys;

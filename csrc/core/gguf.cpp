@@ -1,4 +1,5 @@
-// The header of a GGUF file, and typed look-ups. The rest is in gguf_metadata.cpp and gguf_tensors.cpp.
+// The header of a GGUF file, and typed look-ups. The rest is in gguf_metadata.cpp, gguf_shards.cpp and
+// gguf_tensors.cpp.
 #include "core/gguf.h"
 
 #include <bit>
@@ -53,8 +54,16 @@ std::optional<double> as_number(const GgufValue& value) {
 }  // namespace
 
 GgufFile GgufFile::open(const std::string& path, GgufPart part) {
-    auto mapped = std::make_shared<MappedFile>(path);
+    auto mapped = std::make_shared<MappedFile>(std::vector{path});
     GgufFile file = parse(mapped->data(), mapped->size(), path, part);
+    const std::vector<std::string> paths = file.shard_paths();
+    if (part == GgufPart::all && paths.size() > 1) {
+        mapped = std::make_shared<MappedFile>(paths);
+        std::vector<GgufFile> shards;
+        for (const MappedFile::Part& it : mapped->parts())
+            shards.push_back(parse(mapped->data() + it.offset, it.size, it.path));
+        file = join(std::move(shards));
+    }
     file.file_ = std::move(mapped);
     return file;
 }
