@@ -21,7 +21,15 @@ from slimrt.plumbing.files import cache_directory, is_ggml_bin
 FORMAT_VERSION = 1  # of the keys under "slimrt."
 _CONVERTER = 2  # raise it when the same source converts to other bytes: cached files are made again
 # Say what the model is, not how it was converted.
-_KEPT_KEYS = ("slimrt.activation", "slimrt.whisper.", "slimrt.chronos.", "slimrt.sharing.", OWNERS, KEYS)
+_KEPT_KEYS = (
+    "slimrt.activation",
+    "slimrt.whisper.",
+    "slimrt.chronos.",
+    "slimrt.sharing.",
+    OWNERS,
+    KEYS,
+    "slimrt.text_part",
+)
 _MODEL_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja")
 
 
