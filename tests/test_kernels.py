@@ -14,58 +14,15 @@ from conftest import DEVICES, product_unit, rms
 from reference import ACTIVATIONS, Rope, layer_norm, rms_norm
 from reference_formats import rounded
 from slimrt._core import ops
+from weight_formats import HALVES, PLAIN, block_size, ggml, half_bytes, narrowed, random_weight
 
 ISAS = ops.backends()
 EPS = 2.0**-24  # half a unit in the last place of float32
 
-# Quantised types: where a block keeps its float16 numbers (the rest of a block may be any bits).
-HALVES = {
-    "q4_0": (0,),
-    "q4_1": (0, 2),
-    "q5_0": (0,),
-    "q5_1": (0, 2),
-    "q8_0": (0,),
-    "q2_k": (80, 82),
-    "q3_k": (108,),
-    "q4_k": (0, 2),
-    "q5_k": (0, 2),
-    "q6_k": (208,),
-}
-PLAIN = ["f32", "f16", "bf16"]
-NATIVE = ["q4_0", "q8_0", "q4_k", "q5_k", "q6_k"]  # multiplied as they are stored; others are unpacked at load
-UNPACKED = {("cuda", "q5_k")}
+# Multiplied as they are stored; others are unpacked at load.
+NATIVE = ["q4_0", "q8_0", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "mxfp4", "tq2_0"]
+UNPACKED = {("cuda", name) for name in ("q5_k", "iq4_nl", "iq4_xs", "mxfp4", "tq2_0")}
 ODD = [1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 48, 64, 100, 1000]
-
-
-def ggml(type_name: str) -> gguf.GGMLQuantizationType:
-    return gguf.GGMLQuantizationType[type_name.upper()]
-
-
-def block_size(type_name: str) -> int:
-    return gguf.GGML_QUANT_SIZES[ggml(type_name)][0]
-
-
-def random_weight(type_name: str, rows: int, cols: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Bytes [rows, row bytes] with any bits, and what the gguf package reads from them, float64."""
-    random = np.random.default_rng(seed)
-    if type_name in PLAIN:
-        values = rounded(random.normal(size=(rows, cols)), type_name)
-        return narrowed(values, type_name).reshape(rows, -1), values
-    block, size = gguf.GGML_QUANT_SIZES[ggml(type_name)]
-    raw = random.integers(0, 256, (rows, cols // block, size), dtype=np.uint8)
-    for at in HALVES[type_name]:
-        scale = random.normal(size=raw.shape[:2]).astype(np.float16)
-        raw[:, :, at : at + 2] = scale[..., None].view(np.uint8)
-    raw = raw.reshape(rows, -1)
-    return raw, gguf.quants.dequantize(raw, ggml(type_name)).astype(np.float64)
-
-
-def narrowed(x: np.ndarray, type_name: str) -> np.ndarray:
-    """The bytes of x in a plain type."""
-    single = np.asarray(x, np.float32)
-    if type_name == "bf16":
-        return (np.asarray(rounded(single, "bf16"), np.float32).view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
-    return single.astype({"f32": np.float32, "f16": np.float16}[type_name]).view(np.uint8)
 
 
 # What the emulator was told to be, and the best instruction set there.
@@ -102,6 +59,23 @@ def test_unpack_is_bit_exact(type_name, isa):
         got = ops.unpack(type_name, raw.reshape(-1), blocks * block, isa).reshape(-1)
         assert got.dtype == np.float32
         assert np.array_equal(got, values.reshape(-1).astype(np.float32)), (type_name, blocks)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_every_power_and_code_of_mxfp4(isa):
+    """Down to 2^-128, up to what is infinite."""
+    pairs = np.tile(np.arange(16, dtype=np.uint8) * 17, (256, 1))
+    raw = np.concatenate([np.arange(256, dtype=np.uint8)[:, None], pairs], axis=1)
+    with np.errstate(over="ignore"):
+        wanted = gguf.quants.dequantize(raw, ggml("mxfp4"))
+    assert wanted[0, 1] == 2.0**-128 and np.isinf(wanted[255, 7])
+    got = ops.unpack("mxfp4", raw.reshape(-1), 256 * 32, isa).reshape(256, 32)
+    assert np.array_equal(got, wanted)
+    x = np.zeros((9, 32), np.float32)
+    x[:, 1] = 1.0  # code 1, which stands for 1
+    for tokens in (1, 3, 9):
+        products = ops.linear(x[:tokens], raw[:240].reshape(-1), "mxfp4", 240, None, isa, 1)  # sums may overflow above
+        assert np.allclose(products, wanted[:240, 1], rtol=1e-6, atol=2.0**-140)
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -285,10 +259,6 @@ def says_it_does_not_multiply(type_name: str, isa: str) -> None:
     raw, _ = random_weight(type_name, 2, 256)
     with pytest.raises(ValueError, match="native"):
         ops.linear(np.zeros((1, 256), np.float32), raw.reshape(-1), type_name, 2, None, isa, 1)
-
-
-def half_bytes(type_name: str) -> list[int]:
-    return [at + i for at in HALVES[type_name] for i in (0, 1)]
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -7,11 +7,13 @@ import json
 import shutil
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 
 import slimrt
-from conftest import GREEDY, PROMPT, TESTS, relative, third_party
+from conftest import GREEDY, PROMPT, TESTS, relative, rms, third_party
+from slimrt import core
 from slimrt.modelfile.source import ModelSource
 from slimrt.plumbing.units import format_bytes, parse_bytes
 from tiny_model import BOS, write_tiny
@@ -232,13 +234,32 @@ def test_sizes_for_people():
     ]  # fmt: skip
 
 
+def logits_of(path: Path, stored: str, dequantised: bool = False) -> np.ndarray:
+    d = max(32, gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[stored]][0])
+    write_tiny(path, d=d, d_ff=d, stored=stored, dequantised=dequantised)
+    with slimrt.Model(path, n_ctx=64, cache_type="f32", progress=False) as model:
+        return model.logits([3, 40, 41, 50, 7])
+
+
 @pytest.mark.parametrize("stored", ["Q4_1", "Q5_0", "Q5_1"])
 def test_types_without_a_product_are_unpacked(stored, tmp_path):
     """The values of their blocks, rounded to float16, multiply like those of a float32 file."""
-    ids = [3, 40, 41, 50, 7]
-    logits = []
-    for dequantised in (False, True):
-        path = write_tiny(tmp_path / f"{dequantised}.gguf", stored=stored, dequantised=dequantised)
-        with slimrt.Model(path, n_ctx=64, cache_type="f32", progress=False) as model:
-            logits.append(model.logits(ids))
-    assert np.abs(logits[0] - logits[1]).max() < 5e-3 * np.abs(logits[1]).max()
+    got, wanted = logits_of(tmp_path / "q", stored), logits_of(tmp_path / "f", stored, dequantised=True)
+    assert np.abs(got - wanted).max() < 5e-3 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("stored", ["Q8_0", "IQ4_NL", "IQ4_XS", "MXFP4", "TQ1_0", "TQ2_0"])
+def test_types_with_a_product_multiply_as_their_values_do(stored, tmp_path):
+    """But for the rounding of activations to int8."""
+    got, wanted = logits_of(tmp_path / "q", stored), logits_of(tmp_path / "f", stored, dequantised=True)
+    assert rms(got - wanted) < 0.03 * rms(wanted)
+
+
+def test_ternary_weights_are_held_in_two_bits(tmp_path):
+    """TQ1_0 becomes TQ2_0, which holds the same."""
+    found = [logits_of(tmp_path / stored, stored) for stored in ("TQ1_0", "TQ2_0")]
+    assert np.array_equal(*found)
+    plans = [core.plan(str(tmp_path / stored)) for stored in ("TQ1_0", "TQ2_0")]
+    matrices = [t for _, (kind, t) in core.GgufFile(str(tmp_path / "TQ2_0")).tensors().items() if kind == "tq2_0"]
+    bytes_ = sum(rows * cols // 256 * 66 for rows, cols in matrices)
+    assert plans[0]["weights"] == plans[1]["weights"] + bytes_

@@ -9,11 +9,13 @@ import gguf
 import numpy as np
 
 from gguf_shapes import Shape, finish, header
+from weight_formats import random_blocks
 
 CONTROL = ["<unk>", "<s>", "</s>", "<|user|>", "<|assistant|>", "<|system|>"]
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 LETTERS = ["▁", *"abcdefghijklmnopqrstuvwxyz"]
 TOKENS = CONTROL + BYTES + LETTERS
+LARGEST = {"IQ4_NL": 113, "IQ4_XS": 32 * 113}  # what a block's scale is multiplied by
 BOS, EOS, FIRST_BYTE = 1, 2, len(CONTROL)
 
 TEMPLATE = (
@@ -23,11 +25,20 @@ TEMPLATE = (
 )
 
 
+def _stored(data: np.ndarray, kind: gguf.GGMLQuantizationType, random: np.random.Generator) -> np.ndarray:
+    """Of about that size; of types for which gguf has no quantiser other values."""
+    try:
+        return gguf.quants.quantize(data.astype(np.float32), kind)
+    except NotImplementedError:
+        return random_blocks(kind.name.lower(), *data.shape, random, 0.3 / LARGEST[kind.name])
+
+
 def write_tiny(
     path: Path,
     *,
     arch: str = "llama",
     d: int = 32,
+    d_ff: int = 64,
     n_layers: int = 2,
     n_kv_heads: int = 0,
     n_ctx: int = 256,
@@ -37,7 +48,7 @@ def write_tiny(
 ) -> Path:
     """A model of four heads; its text is letters and bytes. stored: type of the matrices; dequantised: their values
     after quantising, as F32."""
-    shape = Shape(d=d, n_layers=n_layers, n_heads=4, n_ctx=n_ctx, n_kv_heads=n_kv_heads, n_vocab=len(TOKENS), arch=arch)
+    shape = Shape(d, n_layers, 4, n_ctx, n_kv_heads=n_kv_heads, d_ff=d_ff, n_vocab=len(TOKENS), arch=arch)
     writer, random = header(path, shape), np.random.default_rng(seed)
     kinds = gguf.TokenType
     writer.add_tokenizer_model("llama")
@@ -54,7 +65,7 @@ def write_tiny(
         if name.endswith("norm.weight"):
             data += 1
         kind = gguf.GGMLQuantizationType[stored if len(dims) == 2 else "F32"]
-        rows = gguf.quants.quantize(data.astype(np.float32), kind)
+        rows = _stored(data, kind, random)
         if dequantised:
             writer.add_tensor(name, gguf.quants.dequantize(rows, kind))
         else:

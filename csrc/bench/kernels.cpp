@@ -19,8 +19,9 @@ double median(std::vector<double> of) {
     return *middle;
 }
 
-constexpr DType kTypes[] = {DType::Q8_0, DType::Q4_0, DType::Q4_K, DType::Q5_K,
-                            DType::Q6_K, DType::F16,  DType::BF16, DType::F32};
+constexpr DType kTypes[] = {DType::Q8_0,  DType::Q4_0,   DType::Q4_K,   DType::Q5_K,
+                            DType::Q6_K,  DType::IQ4_NL, DType::IQ4_XS, DType::MXFP4,
+                            DType::TQ2_0, DType::F16,    DType::BF16,   DType::F32};
 
 /// Whole matrices.
 std::vector<uint8_t> random_weights(DType type, const Effort& effort) {

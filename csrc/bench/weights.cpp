@@ -14,8 +14,11 @@ std::vector<int> halves_of(DType type) {
             return {0, 2};
         case DType::Q6_K:
             return {208};
+        case DType::TQ2_0:
+            return {64};
         case DType::BF16:
         case DType::F32:
+        case DType::MXFP4:
             return {};
         default:
             return {0};
@@ -37,6 +40,7 @@ std::vector<uint8_t> random_blocks(DType type, size_t bytes) {
         for (const int half : halves) std::memcpy(block + half, &kHalf, sizeof kHalf);
         if (type == DType::F32) std::memcpy(block, &kFloat, sizeof kFloat);
         if (type == DType::BF16) block[1] = 0x3c;
+        if (type == DType::MXFP4) block[0] = 120;
     }
     return blocks;
 }

@@ -1,4 +1,5 @@
-// The header of a GGUF file, and typed look-ups. The rest is in gguf_metadata.cpp and gguf_tensors.cpp.
+// The header of a GGUF file, and typed look-ups. The rest is in gguf_metadata.cpp, gguf_shards.cpp and
+// gguf_tensors.cpp.
 #include "core/gguf.h"
 
 #include <bit>
@@ -53,8 +54,16 @@ std::optional<double> as_number(const GgufValue& value) {
 }  // namespace
 
 GgufFile GgufFile::open(const std::string& path, GgufPart part) {
-    auto mapped = std::make_shared<MappedFile>(path);
+    auto mapped = std::make_shared<MappedFile>(std::vector{path});
     GgufFile file = parse(mapped->data(), mapped->size(), path, part);
+    const std::vector<std::string> paths = file.shard_paths();
+    if (part != GgufPart::metadata && paths.size() > 1) {
+        mapped = std::make_shared<MappedFile>(paths);
+        std::vector<GgufFile> shards;
+        for (const MappedFile::Part& it : mapped->parts())
+            shards.push_back(parse(mapped->data() + it.offset, it.size, it.path, part));
+        file = join(std::move(shards));
+    }
     file.file_ = std::move(mapped);
     return file;
 }
@@ -76,8 +85,10 @@ GgufFile GgufFile::parse(const std::byte* data, size_t size, std::string name, G
         fail(ErrorCode::format, file.path_, ": key 'general.alignment' is ", alignment,
              ", not a power of two");
     }
-    file.tensor_list_ = read_gguf_tensors(reader, n_tensors, static_cast<uint64_t>(alignment));
+    const bool any_type = part == GgufPart::described;
+    file.tensor_list_ = read_gguf_tensors(reader, n_tensors, static_cast<uint64_t>(alignment), any_type);
     for (const GgufTensorInfo& it : file.tensor_list_) {
+        if (!find_dtype(static_cast<uint32_t>(it.type))) continue;
         int64_t rows = 1;
         for (size_t i = 1; i < it.sizes.size(); ++i) rows *= it.sizes[i];
         auto* start = const_cast<std::byte*>(reader.at(it.position));

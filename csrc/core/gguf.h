@@ -1,5 +1,6 @@
-// A GGUF file (version 3, or 2: the same layout), validated. Whatever this class hands out has been checked:
-// counts before they are multiplied, offsets and alignment before they are followed, types by name.
+// A GGUF file (version 3, or 2: the same layout), or the shards of one, validated. Whatever this class hands
+// out has been checked: counts before they are multiplied, offsets and alignment before they are followed,
+// types by name.
 #pragma once
 
 #include <cstdint>
@@ -40,29 +41,36 @@ struct GgufKey {
     uint32_t type = 0;
 };
 
-/// A tensor as the file lists it: sizes innermost first, position of its data in the file.
+/// A tensor as the file lists it: sizes innermost first, position of its data in bytes().
 struct GgufTensorInfo {
     std::string name;
     std::vector<int64_t> sizes;
-    DType type = DType::F32;
+    DType type = DType::F32;  // find_dtype() knows it, but for what is only described
     size_t position = 0;
 };
 
-/// What to read of a file. Tokenizers need metadata alone, beside tensors of whatever type.
-enum class GgufPart { all, metadata };
+/// What to read of a file. Tokenizers need metadata alone, beside tensors of whatever type; `described` lists
+/// those of types that slimrt does not read too, and does not hand them out.
+enum class GgufPart { all, metadata, described };
 
 class GgufFile {
   public:
-    /// Opens and validates. Throws Error{io} or Error{format, unsupported} naming the tensor or key and the
-    /// byte offset.
+    /// Opens and validates; the first shard stands for all, which lie beside it. Throws Error{io} or
+    /// Error{format, unsupported} naming the file, and the tensor or key and the byte offset.
     static GgufFile open(const std::string& path, GgufPart part = GgufPart::all);
     /// The same on bytes in memory, which must outlive the result (tests, fuzzing). Tensors are aligned in
     /// memory as far as `data` is.
     static GgufFile parse(const std::byte* data, size_t size, std::string name,
                           GgufPart part = GgufPart::all);
 
+    /// The first shard, with the tensors of all of them: they lie in one piece of memory, in their order.
+    static GgufFile join(std::vector<GgufFile> shards);
+
+    /// As it was named; of the first shard.
     const std::string& path() const { return path_; }
-    /// All of the file as it was opened.
+    /// Of all files that belong to it.
+    std::vector<std::string> paths() const;
+    /// All of them as they were opened, zeros between two.
     std::span<const std::byte> bytes() const { return bytes_; }
     /// MappedFile::require_unchanged, of what was opened.
     void require_unchanged() const {
@@ -89,6 +97,9 @@ class GgufFile {
 
   private:
     const GgufValue* find(std::string_view key, bool required) const;
+    int64_t n_shards() const { return integer("split.count", 0, 65535, 1); }
+    std::vector<std::string> shard_paths() const;
+    void add_shard(const GgufFile& shard, int64_t number);
     [[noreturn]] void fail_type(std::string_view key, const GgufValue& value, const char* expected) const;
 
     std::string path_;

@@ -13,6 +13,7 @@
 #include <mutex>
 #include <string_view>
 #include <system_error>
+#include <utility>
 
 #include "core/error.h"
 #include "core/huge_pages.h"
@@ -32,7 +33,9 @@ timespec time_of_change(const struct stat& status) {
 #endif
 }
 
-// Files that the handler of SIGBUS knows by address; beyond that many it is silent. A signal handler may take
+constexpr size_t kHugePage = size_t(2) << 20;
+
+// What the handler of SIGBUS knows by address; beyond that many it is silent. A signal handler may take
 // no lock, hence atomic pointers.
 std::array<std::atomic<const MappedFile*>, 64> mapped_files;
 struct sigaction sigbus_before;
@@ -47,17 +50,20 @@ void on_sigbus(int, siginfo_t* info, void*) {
     const auto at = reinterpret_cast<uintptr_t>(info->si_addr);
     for (const auto& slot : mapped_files) {
         const MappedFile* file = slot.load();
-        if (!file || at - reinterpret_cast<uintptr_t>(file->data()) >= file->size()) continue;
-        say("slimrt: '");
-        say(file->path());
-        say("' was cut while it was in use, or its disk failed: load it again\n");
+        if (!file) continue;
+        const uintptr_t offset = at - reinterpret_cast<uintptr_t>(file->data());
+        for (const MappedFile::Part& part : file->parts()) {
+            if (offset - part.offset >= part.size) continue;
+            say("slimrt: '");
+            say(part.path);
+            say("' was cut while it was in use, or its disk failed: load it again\n");
+        }
     }
     ::sigaction(SIGBUS, &sigbus_before, nullptr);
 }
 
-/// mmap() to where huge pages begin, if that many bytes have some.
-void* map_aligned(size_t bytes, int protection, int flags, int descriptor) {
-    constexpr size_t kHugePage = size_t(2) << 20;
+/// So many bytes of zeros where huge pages begin, if there is room for some; MAP_FAILED if there is none.
+void* map_zeros(size_t bytes, int protection, int flags) {
     void* wanted = nullptr;
     if (bytes >= 2 * kHugePage) {
         void* const space =
@@ -68,7 +74,8 @@ void* map_aligned(size_t bytes, int protection, int flags, int descriptor) {
             ::munmap(space, bytes + kHugePage);
         }
     }
-    return ::mmap(wanted, bytes, protection, flags, descriptor, 0);  // elsewhere, if that is taken by now
+    flags |= MAP_PRIVATE | MAP_ANONYMOUS;
+    return ::mmap(wanted, bytes, protection, flags, -1, 0);  // elsewhere, if that is taken by now
 }
 
 void watch(const MappedFile* file) {
@@ -90,44 +97,70 @@ void forget(const MappedFile* file) {
 
 }  // namespace
 
-MappedFile::MappedFile(const std::string& path) : path_(path) {
+MappedFile::Part::Part(std::string named) : path(std::move(named)) {
     // O_NONBLOCK: opening a named pipe must not wait for its writer.
-    descriptor_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (descriptor_ < 0) fail_io(path, errno);
+    descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (descriptor < 0) fail_io(path, errno);
 
     struct stat status{};
-    int reason = ::fstat(descriptor_, &status) == 0 ? 0 : errno;
+    int reason = ::fstat(descriptor, &status) == 0 ? 0 : errno;
     if (reason == 0 && S_ISDIR(status.st_mode)) reason = EISDIR;
     const bool regular = S_ISREG(status.st_mode);
     const auto bytes = static_cast<uint64_t>(status.st_size);
     if (reason == 0 && bytes > SIZE_MAX) reason = EFBIG;
-    void* mapped = nullptr;
-    if (reason == 0 && regular && bytes > 0) {
-        mapped = map_aligned(static_cast<size_t>(bytes), PROT_READ, MAP_SHARED, descriptor_);
-        if (mapped == MAP_FAILED)
-            reason = errno;
-        else  // what is not in memory yet is read into such pages: two threads read it 5 to 20 % faster then
-            wish_for_huge_pages(mapped, static_cast<size_t>(bytes));
-    }
-    if (reason != 0 || !regular) ::close(descriptor_);
+    if (reason != 0 || !regular) ::close(descriptor);
     if (reason != 0) fail_io(path, reason);
     if (!regular) fail(ErrorCode::io, "cannot read '", path, "': it is not a regular file");
-    data_ = static_cast<const std::byte*>(mapped);
-    size_ = static_cast<size_t>(bytes);
-    changed_ = time_of_change(status);
+    changed = time_of_change(status);
+    size = static_cast<size_t>(bytes);
+}
+
+MappedFile::Part::Part(Part&& other) noexcept
+    : path(std::move(other.path)),
+      descriptor(std::exchange(other.descriptor, -1)),
+      changed(other.changed),
+      offset(other.offset),
+      size(other.size) {}
+
+MappedFile::Part::~Part() {
+    if (descriptor >= 0) ::close(descriptor);
+}
+
+MappedFile::MappedFile(const std::vector<std::string>& paths) {
+    for (const std::string& path : paths) {
+        Part part(path);
+        part.offset = (size_ + kHugePage - 1) / kHugePage * kHugePage;
+        if (part.size > SIZE_MAX / 2 - part.offset) fail_io(path, EFBIG);
+        size_ = part.offset + part.size;
+        parts_.push_back(std::move(part));
+    }
+    if (size_ == 0) return;
+    void* const place = map_zeros(size_, PROT_READ, MAP_NORESERVE);
+    if (place == MAP_FAILED) fail_io(parts_.front().path, errno);
+    for (const Part& part : parts_) {
+        if (part.size == 0) continue;
+        void* const at = static_cast<std::byte*>(place) + part.offset;
+        if (::mmap(at, part.size, PROT_READ, MAP_SHARED | MAP_FIXED, part.descriptor, 0) == MAP_FAILED) {
+            const int reason = errno;
+            ::munmap(place, size_);
+            fail_io(part.path, reason);
+        }
+        // What is not in memory yet is read into such pages: two threads read it 5 to 20 % faster then.
+        wish_for_huge_pages(at, part.size);
+    }
+    data_ = static_cast<const std::byte*>(place);
     watch(this);
 }
 
 MappedFile::~MappedFile() {
     forget(this);
     if (data_) ::munmap(const_cast<std::byte*>(data_), size_);
-    ::close(descriptor_);
 }
 
 #ifdef __linux__
 bool MappedFile::move_to_huge_pages() {
     if (!data_) return false;
-    void* const copy = map_aligned(size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1);
+    void* const copy = map_zeros(size_, PROT_READ | PROT_WRITE, 0);
     if (copy == MAP_FAILED) return false;
     wish_for_huge_pages(copy, size_);
     std::memcpy(copy, data_, size_);
@@ -142,15 +175,17 @@ bool MappedFile::move_to_huge_pages() { return false; }
 #endif
 
 void MappedFile::require_unchanged() const {
-    struct stat now{};
-    const bool known = ::fstat(descriptor_, &now) == 0;
-    const timespec changed = time_of_change(now);
-    if (known && static_cast<uint64_t>(now.st_size) == size_ && changed.tv_sec == changed_.tv_sec &&
-        changed.tv_nsec == changed_.tv_nsec)
-        return;
-    fail(ErrorCode::io, "'", path_,
-         "' was changed while it was in use: load it again (a file that replaces it by its name does no "
-         "harm)");
+    for (const Part& part : parts_) {
+        struct stat now{};
+        const bool known = ::fstat(part.descriptor, &now) == 0;
+        const timespec changed = time_of_change(now);
+        if (known && static_cast<uint64_t>(now.st_size) == part.size &&
+            changed.tv_sec == part.changed.tv_sec && changed.tv_nsec == part.changed.tv_nsec)
+            continue;
+        fail(ErrorCode::io, "'", part.path,
+             "' was changed while it was in use: load it again (a file that replaces it by its name does no "
+             "harm)");
+    }
 }
 
 }  // namespace slimrt

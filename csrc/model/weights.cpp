@@ -8,6 +8,7 @@
 
 #include "cache/prepare.h"
 #include "core/error.h"
+#include "kernels/cpu/repack.h"
 #include "model/cache_choice.h"
 #include "model/ffn.h"
 
@@ -76,7 +77,9 @@ class Loader final : public TensorSource {
         const Tensor* t = presence == Presence::never ? nullptr : find(name, presence);
         if (!t) return {};
         require_shape(name, *t, rows, cols);
-        return backend_.native(t->dtype) ? in_place(*t) : unpacked(name, *t, DType::F16);
+        if (backend_.native(t->dtype)) return in_place(*t);
+        const DType same = cpu::repacked_type(t->dtype);
+        return backend_.native(same) ? repacked(name, *t, same) : unpacked(name, *t, DType::F16);
     }
 
     Tensor vector(const std::string& name, int64_t n, Presence presence) override {
@@ -338,6 +341,17 @@ class Loader final : public TensorSource {
         const Buffer buffer = backend_.alloc(kind, rows * row_bytes(dtype, cols), name.c_str());
         w_.owned.push_back(buffer);
         return Tensor(buffer.data.get(), dtype, rows, cols);
+    }
+
+    /// The same numbers in another type.
+    Tensor repacked(const std::string& name, const Tensor& t, DType dtype) {
+        const Tensor out = own(dtype, t.rows, t.cols, MemoryKind::weights, name);
+        std::vector<std::byte> row(out.stride);
+        for (int64_t i = 0; i < t.rows && !backend_.dry(); ++i) {
+            cpu::repack(t.dtype, t.row(i), t.cols, row.data());
+            backend_.upload(out.rows_of(i, 1), row.data(), row.size());
+        }
+        return out;
     }
 
     /// A few rows at a time: raw, as f32, as they are kept.

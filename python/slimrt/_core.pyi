@@ -54,13 +54,17 @@ class _Ops:
 ops: _Ops
 
 class GgufFile:
-    """A validated, memory-mapped GGUF file. Raises ModelFormatError, UnsupportedError, OSError. Not tensors: only the
-    metadata is looked at."""
+    """A validated, memory-mapped GGUF file, or the first of several shards, for all of them. Raises ModelFormatError,
+    UnsupportedError, OSError. Not tensors: only the metadata is looked at, in this one.
+    any_type: tensors of types that slimrt does not read are in tensor_list() too, and nowhere else."""
 
-    def __init__(self, path: str, *, tensors: bool = True) -> None: ...
+    def __init__(self, path: str, *, tensors: bool = True, any_type: bool = False) -> None: ...
     @property
     def path(self) -> str:
         """As it was given."""
+    @property
+    def paths(self) -> list[str]:
+        """All files of the model: itself and the shards that belong to it."""
     def keys(self) -> list[str]: ...
     def value(self, key: str, /) -> Any:
         """int, float, bool, str, or a list of these. KeyError when there is none."""
@@ -75,7 +79,8 @@ class GgufFile:
     def read(self, name: str, /) -> NDArray[np.float32]:
         """The tensor unpacked to float32 [rows, cols]."""
     def bytes(self) -> NDArray[np.uint8]:
-        """All of the file, read-only, where it is mapped: what a path leads to later may be another file."""
+        """All of the file, and of its other shards behind it, read-only, where it is mapped: what a path leads to later
+        may be another file."""
     def move_to_huge_pages(self) -> bool:
         """Puts a copy in huge pages of this process's memory where the file is mapped, for engines that have it too.
         False, and nothing has changed: the system cannot, or there is no memory."""

@@ -40,8 +40,8 @@ class Model(Tasks, Closing):
     between its pieces.
 
     Args:
-        path: a GGUF file (as it is, or from slimrt.convert), a Hugging Face directory, whisper.cpp's ggml-*.bin, or a
-            ModelSource.
+        path: a GGUF file (as it is, or from slimrt.convert; of a split one the first), a Hugging Face directory,
+            whisper.cpp's ggml-*.bin, or a ModelSource.
         device: "cpu", "cuda" (an NVIDIA GPU) or "cuda:N"; "auto" is the CPU.
         n_ctx: tokens a sequence may hold; 0: the trained context, at most 4096.
         n_batch: tokens computed at once in a prefill; scratch grows with it.

@@ -20,7 +20,7 @@ using slimrt::GgufFile;
 namespace {
 
 enum : uint32_t { UINT32 = 4, INT32 = 5, FLOAT32 = 6, BOOL = 7, STRING = 8, ARRAY = 9, UINT64 = 10 };
-enum : uint32_t { F32 = 0, Q8_0 = 8, IQ4_XS = 23, I32 = 26 };
+enum : uint32_t { F32 = 0, Q8_0 = 8, IQ1_S = 19, I32 = 26 };
 
 void check(bool ok, const std::string& what) {
     if (ok) return;
@@ -123,8 +123,8 @@ void test_tensors() {
            "more than 2^60 elements");
     refuse(one().tensor("t", {~uint64_t{0}}, F32, 0).tail(64), "more than 2^60 elements");
     refuse(one().tensor("t", {33}, Q8_0, 0).tail(64), "not a multiple of the 32 in a block of q8_0");
-    refuse(one().tensor("t", {256}, IQ4_XS, 0).tail(999),
-           "has type IQ4_XS (23), which slimrt does not read; it reads F32", ErrorCode::unsupported);
+    refuse(one().tensor("t", {256}, IQ1_S, 0).tail(999),
+           "has type IQ1_S (19), which slimrt does not read; it reads F32", ErrorCode::unsupported);
     refuse(one().tensor("t", {4}, I32, 0).tail(64), "has type I32 (26)", ErrorCode::unsupported);
     refuse(one().tensor("t", {4}, 99, 0).tail(64), "has type 99");
     refuse(one().tensor("t", {4}, F32, 8).tail(64), "not aligned to 32");
@@ -178,10 +178,30 @@ void test_values() {
 
 void test_metadata_alone() {
     Bytes bytes;
-    bytes.header(1, 1).entry("k", UINT32, 7u).tensor("t", {256}, IQ4_XS, 0);
+    bytes.header(1, 1).entry("k", UINT32, 7u).tensor("t", {256}, IQ1_S, 0);
     const auto* data = reinterpret_cast<const std::byte*>(bytes.data.data());
     const GgufFile file = GgufFile::parse(data, bytes.data.size(), "m", slimrt::GgufPart::metadata);
     check(file.integer("k", 0, 9) == 7 && file.tensors().empty(), "metadata alone");
+}
+
+void test_types_that_are_only_described() {
+    Bytes bytes;
+    bytes.header(2, 0).tensor("t", {256, 3}, IQ1_S, 0).tensor("f", {4}, F32, 160).tail(176);
+    refuse(bytes, "tensor 't' at byte 24 has type IQ1_S", ErrorCode::unsupported);
+    const auto* data = reinterpret_cast<const std::byte*>(bytes.data.data());
+    const auto described = slimrt::GgufPart::described;
+    const GgufFile file = GgufFile::parse(data, bytes.data.size(), "m", described);
+    check(file.tensors().size() == 1 && file.tensor_list().size() == 2, "described");
+    check(file.tensor_list()[0].type == DType(IQ1_S) && file.tensor_list()[0].sizes[1] == 3, "its type");
+    check_refused([&] { GgufFile::parse(data, bytes.data.size() - 32, "m", described); }, ErrorCode::format,
+                  "16 bytes of data at offset 160");
+    bytes = Bytes().header(1, 0).tensor("t", {256}, 99, 0).tail(64);
+    check_refused(
+        [&] {
+            GgufFile::parse(reinterpret_cast<const std::byte*>(bytes.data.data()), bytes.data.size(), "m",
+                            described);
+        },
+        ErrorCode::format, "has type 99");
 }
 
 }  // namespace
@@ -192,5 +212,6 @@ int main() {
     test_tensors();
     test_values();
     test_metadata_alone();
+    test_types_that_are_only_described();
     std::printf("ok\n");
 }

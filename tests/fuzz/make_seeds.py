@@ -8,18 +8,23 @@ import gguf
 import numpy as np
 
 QUANTIZED = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"]
+QUANTIZED += ["IQ4_NL", "IQ4_XS", "MXFP4", "TQ1_0", "TQ2_0"]
 
 
 OPTIONS = bytes(14)  # what model_fuzz takes off the end of its input: each of its options is the first
 
 
-def write(path: Path, fill: Callable[[gguf.GGUFWriter], None], arch: str = "llama") -> None:
-    writer = gguf.GGUFWriter(path, arch)
-    fill(writer)
+def finish(writer: gguf.GGUFWriter) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def write(path: Path, fill: Callable[[gguf.GGUFWriter], None], arch: str = "llama") -> None:
+    writer = gguf.GGUFWriter(path, arch)
+    fill(writer)
+    finish(writer)
     with path.open("ab") as file:
         file.write(OPTIONS)
 
@@ -187,6 +192,18 @@ def model(writer: gguf.GGUFWriter, changes: dict[str, object], more: Shapes, n_l
         writer.add_tensor(name, np.ones(shape, np.float32 if len(shape) == 1 else np.float16))
 
 
+def shards(folder: Path, n: int = 3) -> None:
+    """A model in n shards, one after the other, and what each but the first holds alone."""
+    writer = gguf.GGUFWriter(folder / "shards.gguf", "llama", split_max_tensors=-(-len(shapes_of("llama", 1)) // n))
+    model(writer, {}, {})
+    finish(writer)
+    paths = [folder / f"shards-{i:05}-of-{n:05}.gguf" for i in range(1, n + 1)]
+    whole = b"".join(path.read_bytes().ljust(-(-path.stat().st_size // 32) * 32, b"\0") for path in paths)
+    (folder / "shards.gguf").write_bytes(whole + OPTIONS)
+    for path in paths:
+        path.unlink()
+
+
 def write_all(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for fill in (values, tensors, quantized, aligned):
@@ -195,6 +212,7 @@ def write_all(folder: Path) -> None:
         write(folder / f"{arch}.gguf", lambda writer: model(writer, {}, {}), arch)
     for name, (arch, changes, more) in VARIANTS.items():
         write(folder / f"{name}.gguf", lambda writer, c=changes, m=more: model(writer, c, m), arch)
+    shards(folder)
     owners = {"slimrt.cache.owners": [0, 0], "slimrt.cache.modes": ["k", "k"]}
     write(folder / "owners.gguf", lambda writer: model(writer, owners, {}, n_layers=2))
 

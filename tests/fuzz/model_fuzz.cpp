@@ -1,5 +1,7 @@
-// libFuzzer target: parses bytes as a GGUF file, touches everything a valid one hands out, and plans the
-// model in it: configuration, weights, caches, the steps of a dry run. The last bytes choose the options.
+// libFuzzer target: parses bytes as a GGUF file, or as shards of one where another begins in them, touches
+// everything a valid one hands out, and plans the model in it: configuration, weights, caches, the steps of a
+// dry run. The last bytes choose the options.
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -101,6 +103,20 @@ EngineOptions read_options(Tail tail) {
     return o;
 }
 
+/// The file, cut into shards where the magic stands at a multiple of 32.
+slimrt::GgufFile parse(const std::byte* file, size_t bytes) {
+    constexpr size_t kAlignment = 32;
+    const auto begins = [&](size_t at) { return bytes - at >= 4 && std::memcmp(file + at, "GGUF", 4) == 0; };
+    std::vector<slimrt::GgufFile> shards;
+    for (size_t begin = 0, end = kAlignment;; end += kAlignment) {
+        if (end < bytes && !begins(end)) continue;
+        end = std::min(end, bytes);
+        shards.push_back(slimrt::GgufFile::parse(file + begin, end - begin, "fuzz.gguf"));
+        if (end == bytes) return slimrt::GgufFile::join(std::move(shards));
+        begin = end;
+    }
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
@@ -110,7 +126,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const std::unique_ptr<std::byte[]> file(new std::byte[bytes]);
     if (bytes > 0) std::memcpy(file.get(), data, bytes);
     attempt([&] {
-        const auto gguf = slimrt::GgufFile::parse(file.get(), bytes, "fuzz.gguf");
+        const slimrt::GgufFile gguf = parse(file.get(), bytes);
         touch_everything(gguf);
         plan(gguf, read_options({data + bytes}));
     });

@@ -4,6 +4,7 @@
 #include "core/memory_info.h"
 #include "kernels/backend.h"
 #include "kernels/cpu/isa.h"
+#include "kernels/cpu/repack.h"
 
 namespace slimrt {
 namespace cpu {
@@ -20,8 +21,8 @@ constexpr LinearKernel with(DType type, int64_t min_tokens, bool packs) {
 }
 
 const LinearKernel linear_kernels[] = {
-    with(DType::F16, 32, true), with(DType::F32, 0, false),        with(DType::F16, 0, false),
-    with(DType::Q8_0, 0, true), {0, 0, nullptr, nullptr, nullptr},
+    with(DType::F16, 32, true), with(DType::F32, 0, false),  with(DType::F16, 0, false),
+    with(DType::Q8_0, 0, true), with(DType::TQ2_0, 0, true), {0, 0, nullptr, nullptr, nullptr},
 };
 
 }  // namespace
@@ -36,6 +37,8 @@ const Isa* const* supported_isas(int* n) {
 Access usual_access_of_codes() { return {Hint::t0, false, 8 << 10}; }
 
 Access usual_access_of_rows() { return {Hint::t0, false, 10 << 10}; }
+
+void repack(DType, const void*, int64_t, void*) { __builtin_trap(); }
 
 }  // namespace cpu
 

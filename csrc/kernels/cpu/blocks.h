@@ -69,6 +69,21 @@ struct BlockQ8_0 {  // d * code
     int8_t codes[32];
 };
 
+struct BlockIQ4_NL {  // d * values_iq4[code]
+    Scale d;
+    uint8_t codes[16];
+};
+struct BlockMXFP4 {  // 2^(exponent - 128) * (codes_fp4[code] - 12)
+    uint8_t exponent, codes[16];
+};
+
+/// What codes of IQ4 stand for: dense about 0.
+alignas(16) static constexpr int8_t values_iq4[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                                      1,    13,   25,  38,  53,  69,  89,  113};
+/// What FP4 (e2m1: a sign, two bits of exponent, one of mantissa) stands for, twice that, and 12 more.
+alignas(16) static constexpr int8_t codes_fp4[16] = {12, 13, 14, 15, 16, 18, 20, 24,
+                                                     12, 11, 10, 9,  8,  6,  4,  0};
+
 // Blocks of 256, in groups of 16 or 32 elements that have a scale (and a minimum) of their own.
 
 struct BlockQ2_K {                  // groups of 16: d * (scale & 15) * code - dmin * (scale >> 4)
@@ -94,6 +109,47 @@ struct BlockQ6_K {       // groups of 16: d * scale * (code - 32)
     int8_t scales[16];
     Scale d;
 };
+
+struct BlockIQ4_XS {  // groups of 32: d * (scale - 32) * values_iq4[code]; see scales_iq4
+    Scale d;
+    uint8_t high[2], low[4], codes[128];  // of every 16 bytes the nibbles are a group, as in IQ4_NL
+};
+struct BlockTQ1_0 {  // d * (digit - 1); see digits_tq1
+    uint8_t codes[48], last[4];
+    Scale d;
+};
+struct BlockTQ2_0 {     // d * (code - 1)
+    uint8_t codes[64];  // as in Q2_K
+    Scale d;
+};
+
+/// The 8 scales of IQ4_XS less 32, one to a byte: four bits of each, then the upper two.
+static inline uint64_t scales_iq4(const BlockIQ4_XS& b) {
+    uint64_t low = u32_at(b.low), high = u16_at(b.high);
+    low = (low | low << 16) & 0x0000ffff0000ffff;
+    low = (low | low << 8) & 0x00ff00ff00ff00ff;
+    low = (low | low << 4) & 0x0f0f0f0f0f0f0f0f;
+    high = (high | high << 24) & 0x000000ff000000ff;
+    high = (high | high << 12) & 0x000f000f000f000f;
+    high = (high | high << 6) & 0x0303030303030303;
+    constexpr uint64_t ones = 0x0101010101010101;
+    return ((low | high << 4 | 128 * ones) - 32 * ones) ^ 128 * ones;
+}
+
+/// Digits of base three, five (of the last bytes four) in a byte, which is their fraction of 3^5 times 256:
+/// three times that carries one out. Of the first 32 bytes all first digits, then all second ones.
+static inline void digits_tq1(const BlockTQ1_0& b, uint8_t digit[256]) {
+    const auto some = [&](const uint8_t* from, int bytes, int digits) {
+        for (int n = 0; n < digits; ++n) {
+            int power = 1;
+            for (int i = 0; i < n; ++i) power *= 3;
+            for (int i = 0; i < bytes; ++i) *digit++ = static_cast<uint8_t>((from[i] * power & 255) * 3 >> 8);
+        }
+    };
+    some(b.codes, 32, 5);
+    some(b.codes + 32, 16, 5);
+    some(b.last, 4, 4);
+}
 
 /// The 16 scales of Q3_K, six bits each.
 static inline void scales_q3(const uint8_t packed[12], uint8_t scale[16]) {

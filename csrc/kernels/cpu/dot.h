@@ -8,6 +8,7 @@
 // - load_nibbles(p, q): the low nibbles of 16 bytes, their high ones, and the same of q.
 // - fields(c, s, t, mask): c >> s & mask in the first half, c >> t & mask in the second.
 // - above(c, d): c + 16 d.
+// - look_up(table, c): number c of the 16 codes of load_table(p), which are Words.
 //
 // Sums: of products, in the order of the codes; Acc: a float for each of them, with fma and sum.
 // - dot<wide>(start, w, x): w below 64 or, when wide, from wide(c), c signed, which adds wide_offset.
@@ -19,7 +20,8 @@
 // Scales: 16 floats, with * and store; unit_blocks blocks of 32 are multiplied at a time.
 // - Of activations: load_blocks(p): unit_blocks floats; load_eight(p, q), load_each_twice(p).
 // - Of weights: blocks_apart(p, stride): unit_blocks 16-bit floats, as many bytes apart;
-//   sixteen_scales(p, d): d times 16 int8.
+//   powers_apart(p, stride): as many powers of two, see power_bits; sixteen_scales(p, d): d times 16 int8;
+//   eight_signed(bytes, d): d times 8 int8, then anything.
 // - eight_scales(p): 8 scales and 8 minima from the first 16 bytes of Q4_K and Q5_K.
 // - spread_halves(s, j): s[2j] for the sums' first half, s[2j + 1] for the second (if joins_steps, those of
 //   an odd j and of j - 1); spread_quarters: from 4j.
@@ -33,6 +35,7 @@
 // - load_words(rows, at, to[4]), perhaps to[8]: those from byte `at` of the rows on; load_word(rows, at).
 // - field(w, shift, mask): each byte >> shift & mask; above(w, v): w + 16 v; wide_words(w): as wide();
 //   lowered(w, by): each byte less that, if panels are signed.
+// - look_up(table, w): as of Codes. power_of(w): byte 0 of each row as a power of two.
 // - byte_of(w, i), signed_byte_of(w, i): byte i of each row as a float; half_of(w, i): as a 16-bit float.
 // - store_words(p, w).
 //
@@ -60,6 +63,21 @@ static inline const uint8_t* step(const uint8_t* p, size_t bytes) {
     asm("" : "+r"(p));
     return p;
 }
+
+/// The bits of 2^(e - 128): the larger of two integers, the second for 0 and 1, where it is subnormal.
+static constexpr uint32_t power_bits(uint8_t e) {
+    const int32_t normal = (e - 1) * (1 << 23), subnormal = (e + 1) << 21;
+    return static_cast<uint32_t>(normal > subnormal ? normal : subnormal);
+}
+
+/// All of them: to compute one takes longer than to multiply what it belongs to.
+struct Powers {
+    uint32_t bits[256];
+    constexpr Powers() : bits() {
+        for (int e = 0; e < 256; ++e) bits[e] = power_bits(static_cast<uint8_t>(e));
+    }
+};
+alignas(64) static constexpr Powers powers;
 
 /// Where `lanes` rows are, some bytes apart.
 struct RowsAt {

@@ -93,6 +93,15 @@ static inline Scales blocks_apart(const void* p, size_t stride) {
     };
     return {{{vcvt_f32_f16(vcreate_f16(at(0) | at(1) << 16 | at(2) << 32 | at(3) << 48))}}};
 }
+static inline Scales powers_apart(const uint8_t* p, size_t stride) {
+    const uint32x4_t bits = {powers.bits[p[0]], powers.bits[p[stride]], powers.bits[p[2 * stride]],
+                             powers.bits[p[3 * stride]]};
+    return {{{vreinterpretq_f32_u32(bits)}}};
+}
+static inline Scales eight_signed(uint64_t bytes, float d) {
+    const int16x8_t codes = vmovl_s8(vcreate_s8(bytes));
+    return {{to_floats(vget_low_s16(codes)) * splat(d), to_floats(vget_high_s16(codes)) * splat(d)}};
+}
 /// The codes of Q4_K's and Q5_K's 8 scales, then of their minima.
 static inline uint8x16_t load_six_bits(uint8x16_t head) {
     const uint8x16_t to_low = {4, 5, 6, 7, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15};
@@ -146,6 +155,15 @@ static inline void store_words(void* p, Words w) { memcpy(p, &w, sizeof w); }
 static inline Words wide_words(Words w) { return w; }
 static inline Words above(Words low, Words high) { return low | high << 4; }
 static inline Words lowered(Words w, int by) { return w - static_cast<uint8_t>(by); }
+static inline Words load_table(const void* p) { return load_bytes(p); }
+static inline Words look_up(Words table, Words w) { return vqtbl1q_u8(table, w); }
+static inline Codes look_up(Words table, const Codes& c) {
+    return {{look_up(table, c.v[0]), look_up(table, c.v[1]), look_up(table, c.v[2]), look_up(table, c.v[3])}};
+}
+static inline Vec power_of(Words w) {
+    const int32x4_t e = vreinterpretq_s32_u8(w) & 255;
+    return {vreinterpretq_f32_s32(vmaxq_s32((e - 1) << 23, (e + 1) << 21))};
+}
 static inline Vec byte_of(Words w, int i) {
     return {vcvtq_f32_u32(vreinterpretq_u32_u8(w) >> static_cast<uint32_t>(8 * i) & 255)};
 }

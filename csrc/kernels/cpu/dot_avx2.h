@@ -91,6 +91,13 @@ static inline Scales blocks_apart(const void* p, size_t stride) {
     const auto* q = static_cast<const uint8_t*>(p) + stride;
     return {{_mm256_zextps128_ps256(load_two_halves(p, q))}, splat(0)};
 }
+static inline Scales powers_apart(const uint8_t* p, size_t stride) {
+    return {{_mm256_zextps128_ps256(_mm_castsi128_ps(load_two_powers(p, stride)))}, splat(0)};
+}
+static inline Scales eight_signed(uint64_t bytes, float d) {
+    const __m128i codes = _mm_cvtsi64_si128(static_cast<int64_t>(bytes));
+    return {to_vec(_mm256_cvtepi8_epi32(codes)) * splat(d), splat(0)};
+}
 static inline Scales eight_scales(const void* p) {
     const __m128i head = _mm_loadu_si128(static_cast<const __m128i*>(p)), codes = load_six_bits(head);
     const __m128 d = _mm_cvtph_ps(head);
@@ -157,6 +164,16 @@ static inline Words above(Words low, Words high) { return _mm256_or_si256(low, _
 static inline Words wide_words(Words w) { return w; }
 static inline Words field(Words w, int shift, int mask) {
     return _mm256_and_si256(_mm256_srli_epi32(w, shift), _mm256_set1_epi8(static_cast<char>(mask)));
+}
+static inline Words load_table(const void* p) {
+    return _mm256_broadcastsi128_si256(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+}
+static inline Words look_up(Words table, Words w) { return _mm256_shuffle_epi8(table, w); }
+static inline Codes look_up(Words table, Codes c) { return {look_up(table, c.low), look_up(table, c.high)}; }
+static inline Vec power_of(Words w) {
+    const __m256i one = _mm256_set1_epi32(1), e = _mm256_and_si256(w, _mm256_set1_epi32(255));
+    const __m256i normal = _mm256_slli_epi32(_mm256_sub_epi32(e, one), 23);
+    return {_mm256_castsi256_ps(_mm256_max_epi32(normal, _mm256_slli_epi32(_mm256_add_epi32(e, one), 21)))};
 }
 static inline Vec byte_of(Words w, int i) {
     return to_vec(_mm256_and_si256(_mm256_srli_epi32(w, 8 * i), _mm256_set1_epi32(255)));

@@ -76,6 +76,13 @@ static inline Scales blocks_apart(const void* p, size_t stride) {
     const auto* q = static_cast<const uint8_t*>(p) + stride;
     return {_mm512_zextps128_ps512(load_two_halves(p, q))};
 }
+static inline Scales powers_apart(const uint8_t* p, size_t stride) {
+    return {_mm512_zextps128_ps512(_mm_castsi128_ps(load_two_powers(p, stride)))};
+}
+static inline Scales eight_signed(uint64_t bytes, float d) {
+    const __m128i codes = _mm_cvtsi64_si128(static_cast<int64_t>(bytes));
+    return {_mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(codes)), _mm512_set1_ps(d))};
+}
 static inline Scales eight_scales(const void* p) {
     const __m128i head = _mm_loadu_si128(static_cast<const __m128i*>(p));
     const __m512 codes = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(load_six_bits(head)));
@@ -154,6 +161,15 @@ static inline void store_words(void* p, Words w) { _mm512_storeu_si512(p, w); }
 static inline Words wide_words(Words w) { return wide(w); }
 static inline Words field(Words w, int shift, int mask) {
     return _mm512_and_si512(_mm512_srli_epi32(w, shift), _mm512_set1_epi8(static_cast<char>(mask)));
+}
+static inline Words load_table(const void* p) {
+    return _mm512_broadcast_i32x4(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+}
+static inline Words look_up(Words table, Words w) { return _mm512_shuffle_epi8(table, w); }
+static inline Vec power_of(Words w) {
+    const __m512i one = _mm512_set1_epi32(1), e = _mm512_and_si512(w, _mm512_set1_epi32(255));
+    const __m512i normal = _mm512_slli_epi32(_mm512_sub_epi32(e, one), 23);
+    return {_mm512_castsi512_ps(_mm512_max_epi32(normal, _mm512_slli_epi32(_mm512_add_epi32(e, one), 21)))};
 }
 static inline Vec byte_of(Words w, int i) {
     return to_vec(_mm512_and_si512(_mm512_srli_epi32(w, 8 * i), _mm512_set1_epi32(255)));

@@ -36,6 +36,7 @@ static inline void store(Half* p, Vec a) {
 }
 
 typedef uint8_t Bytes __attribute__((vector_size(16)));
+typedef int8_t SignedBytes __attribute__((vector_size(16)));
 typedef int8_t HalfBytes __attribute__((vector_size(8)));
 typedef int16_t Shorts __attribute__((vector_size(16)));
 typedef uint16_t ShortBits __attribute__((vector_size(16)));
@@ -150,6 +151,15 @@ static inline float load_half(const void* p) {
 static inline Scales blocks_apart(const void* p, size_t stride) {
     return {{load_half(p), load_half(static_cast<const uint8_t*>(p) + stride)}};
 }
+static inline Scales powers_apart(const uint8_t* p, size_t stride) {
+    const uint32_t bits[2] = {powers.bits[p[0]], powers.bits[p[stride]]};
+    return load_blocks(bits);
+}
+static inline Scales eight_signed(uint64_t bytes, float d) {
+    Scales s = {};
+    for (int i = 0; i < 8; ++i) s.v[i] = d * static_cast<int8_t>(bytes >> 8 * i);
+    return s;
+}
 static inline Scales eight_scales(const void* p) {
     uint32_t words[4];
     memcpy(words, p, sizeof words);
@@ -218,6 +228,34 @@ static inline Words load_word(const RowsAt& row, int at) {
 static inline void store_words(void* p, Words w) { memcpy(p, &w, sizeof w); }
 static inline Words wide_words(Words w) { return w; }
 static inline Words above(Words low, Words high) { return low | high << 4; }
+static inline Words load_table(const void* p) {
+    Words w;
+    memcpy(&w, p, sizeof w);
+    return w;
+}
+/// By the steps from one number of the table to the next, as vectors: bytes one by one take ten times as
+/// long.
+static inline Words look_up(Words table, Words w) {
+    Words found = Words{} + table[0];
+    for (int i = 1; i < 16; ++i) {
+        const uint8_t step = static_cast<uint8_t>(table[i] - table[i - 1]);
+        found += reinterpret_cast<Words>(reinterpret_cast<SignedBytes>(w) >= static_cast<int8_t>(i)) & step;
+    }
+    return found;
+}
+static inline Codes look_up(Words table, Codes c) {
+    for (Bytes& part : c.v) part = look_up(table, part);
+    return c;
+}
+static inline Vec power_of(Words w) {
+    uint8_t bytes[sizeof w];
+    uint32_t bits[lanes];
+    memcpy(bytes, &w, sizeof w);
+    for (int r = 0; r < lanes; ++r) bits[r] = power_bits(bytes[4 * r]);
+    Vec v;
+    memcpy(&v, bits, sizeof v);
+    return v;
+}
 static inline Vec byte_of(Words w, int i) {
     return {__builtin_convertvector(reinterpret_cast<Bits>(w) >> static_cast<uint32_t>(8 * i) & 255, Floats)};
 }

@@ -26,4 +26,10 @@ static inline __m128 load_two_halves(const void* p, const void* q) {
     return _mm_cvtph_ps(_mm_insert_epi16(_mm_insert_epi16(_mm_setzero_si128(), a, 0), b, 1));
 }
 
+/// Two powers of two, see power_bits.
+static inline __m128i load_two_powers(const uint8_t* p, size_t stride) {
+    return _mm_insert_epi32(_mm_cvtsi32_si128(static_cast<int>(powers.bits[p[0]])),
+                            static_cast<int>(powers.bits[p[stride]]), 1);
+}
+
 }  // namespace slimrt::cpu::SLIMRT_ISA

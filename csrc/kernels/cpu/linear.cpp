@@ -23,11 +23,20 @@ static constexpr LinearKernel with_wide(DType type) {
 }
 
 const LinearKernel linear_kernels[] = {
-    with_wide<Half>(DType::F16),         with_wide<Brain>(DType::BF16),
-    with_floats<float>(DType::F32),      with_floats<Half>(DType::F16),
-    with_floats<Brain>(DType::BF16),     with_codes<WeightQ8_0>(DType::Q8_0),
-    with_codes<WeightQ4_0>(DType::Q4_0), with_codes<WeightQ4_K>(DType::Q4_K),
-    with_codes<WeightQ5_K>(DType::Q5_K), with_codes<WeightQ6_K>(DType::Q6_K),
+    with_wide<Half>(DType::F16),
+    with_wide<Brain>(DType::BF16),
+    with_floats<float>(DType::F32),
+    with_floats<Half>(DType::F16),
+    with_floats<Brain>(DType::BF16),
+    with_codes<WeightQ8_0>(DType::Q8_0),
+    with_codes<WeightQ4_0>(DType::Q4_0),
+    with_codes<WeightQ4_K>(DType::Q4_K),
+    with_codes<WeightQ5_K>(DType::Q5_K),
+    with_codes<WeightQ6_K>(DType::Q6_K),
+    with_codes<WeightIQ4_NL>(DType::IQ4_NL),
+    with_codes<WeightIQ4_XS>(DType::IQ4_XS),
+    with_codes<WeightMXFP4>(DType::MXFP4),
+    with_codes<WeightTQ2_0>(DType::TQ2_0),
     {0, 0, nullptr, nullptr, nullptr},
 };
 

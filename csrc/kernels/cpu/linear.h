@@ -5,7 +5,8 @@
 
 namespace slimrt::cpu::SLIMRT_ISA {
 
-/// F32 F16 BF16 Q8_0 Q4_0 Q4_K Q5_K Q6_K, first those for many tokens; the last entry's product is nullptr.
+/// F32 F16 BF16 and the types of linear_types.h, first those for many tokens; the last entry's product is
+/// nullptr.
 extern const LinearKernel linear_kernels[];
 
 int64_t busy(uint32_t type, int64_t rounds, float* out);

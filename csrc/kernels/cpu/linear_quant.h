@@ -105,8 +105,8 @@ static inline Scales scales_of_unit(const Activations& x, int64_t u) {
     const uint8_t* scales = x.scales + u * (Weight::unit / 32 * 4);
     if constexpr (Weight::unit > Weight::block)
         return load_blocks(scales);
-    else if constexpr (Weight::has_min)
-        return load_eight(scales, x.sums + 32 * u);
+    else if constexpr (Weight::group == 32)
+        return load_eight(scales, Weight::has_min ? x.sums + 32 * u : scales);
     else
         return load_each_twice(scales);
 }

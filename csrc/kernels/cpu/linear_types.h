@@ -57,4 +57,48 @@ struct WeightQ6_K {
     static Scales scales(const Block* b) { return sixteen_scales(b->scales, b->d); }
 };
 
+// Codes that stand for other numbers: looked up, as wide ones or with their offset.
+
+struct WeightIQ4_NL {
+    using Block = BlockIQ4_NL;
+    static constexpr int block = 32, unit = unit_blocks * block, group = 32, offset = wide_offset;
+    static constexpr bool has_min = false, is_wide = true;
+    static Words table() { return wide_words(load_table(values_iq4)); }
+    static Codes codes(const Block* b, int j) {
+        return look_up(table(), load_nibbles(b[2 * j].codes, b[2 * j + 1].codes));
+    }
+    static Scales scales(const Block* b) { return blocks_apart(&b->d, sizeof *b); }
+};
+
+struct WeightIQ4_XS {
+    using Block = BlockIQ4_XS;
+    static constexpr int block = 256, unit = 256, group = 32, offset = wide_offset;
+    static constexpr bool has_min = false, is_wide = true;
+    static Codes codes(const Block* b, int j) {
+        return look_up(WeightIQ4_NL::table(), load_nibbles(b->codes + 32 * j, b->codes + 32 * j + 16));
+    }
+    static Scales scales(const Block* b) { return eight_signed(scales_iq4(*b), b->d); }
+};
+
+struct WeightMXFP4 {
+    using Block = BlockMXFP4;
+    static constexpr int block = 32, unit = unit_blocks * block, group = 32, offset = 12;
+    static constexpr bool has_min = false, is_wide = false;
+    static Words table() { return load_table(codes_fp4); }
+    static Codes codes(const Block* b, int j) {
+        return look_up(table(), load_nibbles(b[2 * j].codes, b[2 * j + 1].codes));
+    }
+    static Scales scales(const Block* b) { return powers_apart(&b->exponent, sizeof *b); }
+};
+
+struct WeightTQ2_0 {
+    using Block = BlockTQ2_0;
+    static constexpr int block = 256, unit = 256, group = 32, offset = 1;
+    static constexpr bool has_min = false, is_wide = false;
+    static Codes codes(const Block* b, int j) {
+        return fields(load_twice(b->codes + j / 2 * 32), j % 2 * 4, j % 2 * 4 + 2, 3);
+    }
+    static Scales scales(const Block* b) { return eight_signed(0x0101010101010101, b->d); }
+};
+
 }  // namespace slimrt::cpu::SLIMRT_ISA

@@ -42,17 +42,63 @@ static inline void unpack(const RowsAt& from, const BlockQ8_0*, To& to) {
     to.fours(0, codes);
 }
 
+/// 32 nibbles from byte `at` of the rows on, as fours from number `first` on: what `code` makes of them.
+template <class To, class Code>
+static inline void unpack_nibbles(const RowsAt& from, int at, int first, const Code& code, To& to) {
+    Words codes[4], fours[8];
+    load_words(from, at, codes);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+        fours[i] = code(field(codes[i], 0, 15));
+        fours[4 + i] = code(field(codes[i], 4, 15));
+    }
+    to.fours(first, fours);
+}
+
 template <class To>
 static inline void unpack(const RowsAt& from, const BlockQ4_0*, To& to) {
     to.scale(0, half_of(load_word(from, 0), 0));
-    Words codes[4], fours[8];
-    load_words(from, 2, codes);
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-        fours[i] = field(codes[i], 0, 15);
-        fours[4 + i] = field(codes[i], 4, 15);
+    unpack_nibbles(from, 2, 0, [](Words w) { return w; }, to);
+}
+
+template <class To>
+static inline void unpack(const RowsAt& from, const BlockIQ4_NL*, To& to) {
+    to.scale(0, half_of(load_word(from, 0), 0));
+    unpack_nibbles(from, 2, 0, [](Words w) { return look_up(WeightIQ4_NL::table(), w); }, to);
+}
+
+template <class To>
+static inline void unpack(const RowsAt& from, const BlockMXFP4*, To& to) {
+    to.scale(0, power_of(load_word(from, 0)));
+    unpack_nibbles(from, 1, 0, [](Words w) { return look_up(WeightMXFP4::table(), w); }, to);
+}
+
+template <class To>
+static inline void unpack(const RowsAt& from, const BlockIQ4_XS*, To& to) {
+    const Words head = load_word(from, 0), low = load_word(from, 4);
+    const Vec d = half_of(head, 0);
+#pragma GCC unroll 8
+    for (int g = 0; g < 8; ++g) {
+        const Vec upper = byte_of(field(head, g % 4 * 2, 3), 2 + g / 4);
+        to.scale(g, fma(upper, splat(16), byte_of(field(low, g % 2 * 4, 15), g / 2) - splat(32)) * d);
     }
-    to.fours(0, fours);
+    for (int g = 0; g < 8; ++g)
+        unpack_nibbles(
+            from, 8 + 16 * g, 8 * g, [](Words w) { return look_up(WeightIQ4_NL::table(), w); }, to);
+}
+
+template <class To>
+static inline void unpack(const RowsAt& from, const BlockTQ2_0*, To& to) {
+    const Vec d = half_of(load_word(from, 62), 1);
+    for (int g = 0; g < 8; ++g) to.scale(g, d);
+    for (int half = 0; half < 2; ++half) {
+        Words codes[8], fours[8];
+        load_words(from, 32 * half, codes);
+        for (int j = 0; j < 4; ++j) {
+            fields(codes, 2 * j, 3, fours);
+            to.fours(32 * half + 8 * j, fours);
+        }
+    }
 }
 
 /// Q4_K's and Q5_K's 8 scales and minima of six bits.

@@ -93,6 +93,41 @@ void unpack_block(const BlockQ6_K& b, float* to) {
     }
 }
 
+void unpack_block(const BlockIQ4_NL& b, float* to) {
+    const float d = b.d;
+    for (int i = 0; i < 32; ++i) to[i] = d * float(values_iq4[nibble(b.codes, i)]);
+}
+
+void unpack_block(const BlockIQ4_XS& b, float* to) {
+    const float d = b.d;
+    const uint64_t scales = scales_iq4(b);
+    for (int j = 0; j < 8; ++j) {
+        const float scale = d * float(int8_t(scales >> 8 * j));
+        for (int i = 0; i < 32; ++i) to[32 * j + i] = scale * float(values_iq4[nibble(b.codes + 16 * j, i)]);
+    }
+}
+
+void unpack_block(const BlockMXFP4& b, float* to) {
+    const uint32_t bits = power_bits(b.exponent);
+    const float power = f32_at(&bits);
+    for (int i = 0; i < 32; ++i) to[i] = power * float(codes_fp4[nibble(b.codes, i)] - 12);
+}
+
+void unpack_block(const BlockTQ1_0& b, float* to) {
+    const float d = b.d;
+    uint8_t digit[256];
+    digits_tq1(b, digit);
+    for (int i = 0; i < 256; ++i) to[i] = d * float(digit[i] - 1);
+}
+
+void unpack_block(const BlockTQ2_0& b, float* to) {
+    const float d = b.d;
+    for (int j = 0; j < 8; ++j) {
+        for (int i = 0; i < 32; ++i)
+            to[32 * j + i] = d * float((b.codes[j / 4 * 32 + i] >> j % 4 * 2 & 3) - 1);
+    }
+}
+
 template <class Block, int elements>
 void unpack_blocks(const void* from, int64_t n, float* to) {
     const Block* blocks = static_cast<const Block*>(from);
@@ -166,6 +201,16 @@ void unpack(uint32_t type, const void* from, int64_t n, float* to) {
             return unpack_blocks<BlockQ5_K, 256>(from, n, to);
         case DType::Q6_K:
             return unpack_blocks<BlockQ6_K, 256>(from, n, to);
+        case DType::IQ4_NL:
+            return unpack_blocks<BlockIQ4_NL, 32>(from, n, to);
+        case DType::IQ4_XS:
+            return unpack_blocks<BlockIQ4_XS, 256>(from, n, to);
+        case DType::TQ1_0:
+            return unpack_blocks<BlockTQ1_0, 256>(from, n, to);
+        case DType::TQ2_0:
+            return unpack_blocks<BlockTQ2_0, 256>(from, n, to);
+        case DType::MXFP4:
+            return unpack_blocks<BlockMXFP4, 32>(from, n, to);
         case DType::I32:
         case DType::Q8:
         case DType::FP8_E4M3:

@@ -296,6 +296,16 @@ void gather(const Device& device, Tensor table, Tensor ids, Tensor out) {
             return gather_blocks<WeightsQ5_K>(device, table, ids, out);
         case DType::Q6_K:
             return gather_blocks<WeightsQ6_K>(device, table, ids, out);
+        case DType::IQ4_NL:
+            return gather_blocks<WeightsIQ4_NL>(device, table, ids, out);
+        case DType::IQ4_XS:
+            return gather_blocks<WeightsIQ4_XS>(device, table, ids, out);
+        case DType::TQ1_0:
+            return gather_blocks<WeightsTQ1_0>(device, table, ids, out);
+        case DType::TQ2_0:
+            return gather_blocks<WeightsTQ2_0>(device, table, ids, out);
+        case DType::MXFP4:
+            return gather_blocks<WeightsMXFP4>(device, table, ids, out);
         case DType::I32:
         case DType::Q8:
         case DType::FP8_E4M3:

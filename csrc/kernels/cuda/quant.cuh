@@ -1,6 +1,6 @@
 // Quantised weights as GGUF stores them, 16 at a time: signed codes, their scale and what is added. A block
-// may begin at any multiple of two bytes. Formats: kernels/cpu/blocks.h; a code times its scale is exact in
-// f32, so the weights are those of kernels/cpu/quant.cpp to the bit.
+// may begin at any multiple of two bytes, of MXFP4 anywhere. Formats: kernels/cpu/blocks.h; a code times its
+// scale is exact in f32, so the weights are those of kernels/cpu/quant.cpp to the bit.
 #pragma once
 
 #include "kernels/cuda/numbers.cuh"
@@ -40,6 +40,21 @@ __device__ inline void add_bits(const unsigned char* p, int shift, int width, in
     uint32_t bits[4];
     fields(p, shift, width, bits);
     for (int j = 0; j < 4; ++j) codes[j] |= bits[j] << to;
+}
+
+/// Each byte, below 16, becomes that one of the 16 bytes of `low` and `high`.
+__device__ inline void look_up(uint64_t low, uint64_t high, uint32_t (&codes)[4]) {
+    for (uint32_t& word : codes) {
+        uint32_t found = 0;
+        for (int i = 0; i < 32; i += 8) {
+            const uint32_t code = word >> i & 255;
+            found |= uint32_t((code < 8 ? low : high) >> code % 8 * 8 & 255) << i;
+        }
+        word = found;
+    }
+}
+__device__ inline void look_up_iq4(uint32_t (&codes)[4]) {
+    look_up(0xf6eaddcfbfad9881, 0x7159453526190d01, codes);
 }
 
 // Each type: elements and bytes of a block, and the 16 weights of a block from `at`, a multiple of 16, on.
@@ -167,6 +182,76 @@ struct WeightsQ6_K {
         add_bits(block + 128 + half * 32 + at % 32, part * 2, 2, 4, s.codes);
         for (uint32_t& word : s.codes) word = less_by(word, 32);
         s.scale = f16_at(block + 208) * static_cast<float>(static_cast<int8_t>(block[192 + at / 16]));
+        return s;
+    }
+};
+
+struct WeightsIQ4_NL : Nibbles<2> {
+    static constexpr int kBytes = 18;
+    __device__ static Sixteen load(const unsigned char* block, int at) {
+        Sixteen s = codes(block, at);
+        look_up_iq4(s.codes);
+        return s;
+    }
+};
+struct WeightsIQ4_XS {
+    static constexpr int kElements = 256, kBytes = 136;
+    __device__ static Sixteen load(const unsigned char* block, int at) {
+        const int group = at / 32;
+        const int low = block[4 + group / 2] >> group % 2 * 4 & 15;
+        const int high = block[2 + group / 4] >> group % 4 * 2 & 3;
+        Sixteen s;
+        fields(block + 8 + 16 * group, at % 32 / 4, 4, s.codes);
+        look_up_iq4(s.codes);
+        s.scale = f16_at(block) * static_cast<float>((low | high << 4) - 32);
+        return s;
+    }
+};
+struct WeightsMXFP4 {
+    static constexpr int kElements = 32, kBytes = 17;
+    __device__ static Sixteen load(const unsigned char* block, int at) {
+        Sixteen s;
+        for (int j = 0; j < 4; ++j) {
+            s.codes[j] = 0;
+            for (int i = 0; i < 4; ++i) s.codes[j] |= uint32_t(block[1 + 4 * j + i] >> at / 4 & 15) << 8 * i;
+        }
+        look_up(0x0c08060403020100, 0xf4f8fafcfdfeff00, s.codes);
+        const uint32_t e = block[0];
+        s.scale = __uint_as_float(e > 1 ? (e - 1) << 23 : 0x200000u << e);
+        return s;
+    }
+};
+struct WeightsTQ1_0 {
+    static constexpr int kElements = 256, kBytes = 54;
+    __device__ static Sixteen load(const unsigned char* block, int at) {
+        Sixteen s;
+        for (int j = 0; j < 4; ++j) {
+            s.codes[j] = 0;
+            for (int i = 0; i < 4; ++i) s.codes[j] |= digit(block, at + 4 * j + i) << 8 * i;
+            s.codes[j] = less_by(s.codes[j], 1);
+        }
+        s.scale = f16_at(block + 52);
+        return s;
+    }
+
+  private:
+    /// Of the first 32 bytes five digits each, of the next 16 too, of the last 4 four.
+    __device__ static uint32_t digit(const unsigned char* block, int i) {
+        const int first = i < 160 ? 0 : i < 240 ? 32 : 48, bytes = i < 160 ? 32 : i < 240 ? 16 : 4;
+        i -= i < 160 ? 0 : i < 240 ? 160 : 240;
+        uint32_t fraction = block[first + i % bytes];
+        for (int n = 0; n < i / bytes; ++n) fraction = fraction * 3 & 255;
+        return fraction * 3 >> 8;
+    }
+};
+struct WeightsTQ2_0 {
+    static constexpr int kElements = 256, kBytes = 66;
+    __device__ static Sixteen load(const unsigned char* block, int at) {
+        const int group = at / 32;
+        Sixteen s;
+        fields(block + group / 4 * 32 + at % 32, group % 4 * 2, 2, s.codes);
+        for (uint32_t& word : s.codes) word = less_by(word, 1);
+        s.scale = f16_at(block + 64);
         return s;
     }
 };

@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_session_file(target: Path, source: ModelSource) -> None:
     check_target(target)
-    if target.exists() and target.samefile(source.gguf):
+    if target.exists() and any(target.samefile(file) for file in source.file.paths):
         raise ValueError(f"--save-session {target} would replace the model; name another file")
 
 

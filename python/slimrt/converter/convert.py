@@ -29,7 +29,7 @@ from slimrt.folding.layers import Request, fold_model
 from slimrt.folding.lowrank import LATENT_MODE, check_heads
 from slimrt.folding.report import CAUTION, TOO_LARGE, ConvertReport, CrossReport, LayerReport, verdict
 from slimrt.modelfile.gguf import ModelData, array, float32, string, uint32, write_gguf
-from slimrt.modelfile.reading import FORMAT_VERSION, read_model, runnable, source_hash
+from slimrt.modelfile.reading import FORMAT_VERSION, read_model, runnable, source_files, source_hash
 from slimrt.modes import AGING, AUTO, FOLDED
 from slimrt.plumbing import progress as bars
 from slimrt.plumbing.files import check_target, stand_in, writing
@@ -70,8 +70,8 @@ def convert(
     """Convert a model.
 
     Args:
-        src: a GGUF file, a Hugging Face directory (config.json, safetensors), or a ggml file of whisper.cpp; never
-            written to.
+        src: a GGUF file (of a split one the first), a Hugging Face directory (config.json, safetensors), or a ggml file
+            of whisper.cpp; never written to.
         out: the GGUF file to write. It appears, or is replaced, only when it is complete.
         cache: the cache mode to fold for ("kv", "k", "k+r", "v", "x", "xr", "kivi", "lowrank"); "auto": for each layer
             the cheapest of them (but kivi) within the target; None: only convert.
@@ -269,9 +269,11 @@ def _check(source: Path, target: Path, outtype: str | None, overwrite: bool) -> 
     if not source.exists():
         raise FileNotFoundError(f"{source}: no such file or directory")
     check_target(target)
-    if target.exists() and (target.samefile(source) or not overwrite):
-        if target.samefile(source):
-            raise ValueError(f"{target} is the source itself; write to another file")
+    if not target.exists():
+        return
+    if any(target.samefile(file) for file in source_files(source)):
+        raise ValueError(f"{target} is the source itself; write to another file")
+    if not overwrite:
         raise FileExistsError(f"{target} exists")
 
 

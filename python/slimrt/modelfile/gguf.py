@@ -134,14 +134,15 @@ def opened(file: GgufPath) -> core.GgufFile:
 
 
 def read_gguf(file: GgufPath) -> ModelData:
-    """The model in a GGUF file; tensor data stays on disk until it is asked for.
+    """The model in a GGUF file or in its shards; tensor data stays on disk until it is asked for.
 
     Raises:
         ModelFormatError, UnsupportedError, OSError: as `slimrt.core.GgufFile`.
     """
     file = opened(file)
     metadata = {key: _value(*found) for key, found in file.fields().items()}
-    metadata.pop("general.alignment", None)  # the writer aligns in its own way, so the key must not travel on
+    # What is of these files alone must not travel on: the writer aligns in its own way, and writes one file.
+    metadata = {key: value for key, value in metadata.items() if not key.startswith(("general.alignment", "split."))}
     data = file.bytes()
 
     def stored(name: str, number: int, sizes: tuple[int, ...], start: int) -> Tensor:

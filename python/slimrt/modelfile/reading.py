@@ -21,7 +21,15 @@ from slimrt.plumbing.files import cache_directory, is_ggml_bin
 FORMAT_VERSION = 1  # of the keys under "slimrt."
 _CONVERTER = 2  # raise it when the same source converts to other bytes: cached files are made again
 # Say what the model is, not how it was converted.
-_KEPT_KEYS = ("slimrt.activation", "slimrt.whisper.", "slimrt.chronos.", "slimrt.sharing.", OWNERS, KEYS)
+_KEPT_KEYS = (
+    "slimrt.activation",
+    "slimrt.whisper.",
+    "slimrt.chronos.",
+    "slimrt.sharing.",
+    OWNERS,
+    KEYS,
+    "slimrt.text_part",
+)
 _MODEL_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja")
 
 
@@ -38,8 +46,6 @@ def read_model(source: Path, *, keep_fold: bool = False) -> tuple[ModelData, lis
     if is_ggml_bin(source):
         return read_ggml_bin(source)
     model = read_gguf(source)
-    if model.value("split.count", 1) > 1:
-        raise UnsupportedError(f"{source} is one of several files; join them first: llama-gguf-split --merge")
     version = model.value("slimrt.format_version", FORMAT_VERSION)
     if version != FORMAT_VERSION:
         raise UnsupportedError(f"{source}: slimrt.format_version is {version}; this slimrt reads {FORMAT_VERSION}")
@@ -75,8 +81,8 @@ def without_folds(model: ModelData) -> ModelData:
 
 
 def source_hash(source: Path, show_progress: bool = False) -> str:
-    """Return "sha256:..." over the bytes of a file, or over names and bytes of a directory's model files."""
-    files = [source] if source.is_file() else model_files(source)
+    """Return "sha256:..." over the bytes of a file and its shards, or over names and bytes of a directory's files."""
+    files = source_files(source)
     total, done, digest = sum(file.stat().st_size for file in files), 0, hashlib.sha256()
     with bars.bar(show_progress, total, "hashing", "B") as update:
         for file in files:
@@ -88,6 +94,13 @@ def source_hash(source: Path, show_progress: bool = False) -> str:
                     done += len(block)
                     update(done, total)
     return f"sha256:{digest.hexdigest()}"
+
+
+def source_files(source: Path) -> list[Path]:
+    """The files that a model is read from. Errors as `core.GgufFile`."""
+    if source.is_dir():
+        return model_files(source)
+    return [source] if is_ggml_bin(source) else [Path(path) for path in core.GgufFile(str(source)).paths]
 
 
 def model_files(directory: Path) -> list[Path]:
@@ -111,7 +124,7 @@ def cached_gguf(
     """
     source = Path(path).resolve()
     digest = hashlib.sha256(f"{_CONVERTER}\0{source}".encode())
-    for file in model_files(source) if source.is_dir() else [source]:
+    for file in source_files(source):
         status = file.stat()
         digest.update(f"\0{file.name}\0{status.st_size}\0{status.st_mtime_ns}".encode())
     target = cache_directory() / f"{source.name}-{digest.hexdigest()[:16]}.gguf"

@@ -50,6 +50,8 @@ class ModelSource:
             warn = None if show_progress is False else progress.note_once
             self.gguf = Path(cached_gguf(self.path, progress=progress.wanted(show_progress), on_warning=warn))
         self.file = core.GgufFile(str(self.gguf))
+        if "slimrt.text_part" in self.file.keys() and show_progress is not False:
+            progress.note_once(str(self.file.value("slimrt.text_part")))
 
     @classmethod
     def of(cls, path: str | os.PathLike[str] | ModelSource, show_progress: bool | None) -> ModelSource:

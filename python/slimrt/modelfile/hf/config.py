@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from slimrt.modelfile.hf.encoder_decoders import ENCODER_DECODERS
 from slimrt.modelfile.hf.families import FAMILIES, Family, Stack
 from slimrt.modelfile.hf.gpt_families import GPT_FAMILIES
 from slimrt.modelfile.hf.llama_families import LLAMA_FAMILIES
+from slimrt.modelfile.hf.multimodal import WRAPPERS, text_config
 from slimrt.modelfile.hf.safetensors_files import read_json
 from slimrt.modelfile.sharing import SHARING
 
@@ -41,11 +42,14 @@ class Config:
     Attributes:
         where: what holds the model's tensors, for messages.
         owners: the layer whose K and V each layer reads; None where each reads its own.
+        wrapped_in: the model type around this text model; "": it is alone.
 
     Raises:
         ModelFormatError: a value is broken, or contradicts another.
         UnsupportedError: another model type, or a value that slimrt does not handle.
     """
+
+    wrapped_in = ""
 
     def __init__(self, path: Path, values: dict[str, Any], generation: dict[str, Any], family: Family | None = None):
         self.path, self.generation = path, generation
@@ -53,7 +57,8 @@ class Config:
         self.model_type = str(values.get("model_type"))
         if family is None and self.model_type not in _MODEL_TYPES:
             raise UnsupportedError(
-                f"{path}: model type {self.model_type!r} is not supported; supported are: {', '.join(_MODEL_TYPES)}"
+                f"{path}: model type {self.model_type!r} is not supported; supported are: {', '.join(_MODEL_TYPES)}; "
+                f"the text part of: {', '.join(WRAPPERS)}"
             )
         self.family: Family = family or _MODEL_TYPES[self.model_type]
         usual = {theirs: ours for ours, theirs in self.family.spelling.items()}
@@ -73,7 +78,15 @@ class Config:
         path, beside = directory / "config.json", directory / "generation_config.json"
         if not path.is_file():
             raise ModelFormatError(f"{directory} is not a model: it has no config.json")
-        return cls(path, read_json(path), read_json(beside) if beside.is_file() else {})
+        values, generation = read_json(path), read_json(beside) if beside.is_file() else {}
+        outer = str(values.get("model_type"))
+        if outer not in WRAPPERS:
+            return cls(path, values, generation)
+        config = cls(path, text_config(path, values), generation)
+        config.wrapped_in = outer
+        if config.get("tie_word_embeddings"):  # of either config, which transformers' versions keep in step or not
+            config.family = replace(config.family, head_decides=True)
+        return config
 
     def get(self, key: str, default: Any = None) -> Any:
         return self.values.get(key, default)

@@ -17,6 +17,7 @@ from slimrt.modelfile.gguf import F32, ModelData, Tensor, boolean, float32, stri
 from slimrt.modelfile.hf.config import Config, Sizes, values_of
 from slimrt.modelfile.hf.families import ACTIVATIONS
 from slimrt.modelfile.hf.layout import Layout, Source
+from slimrt.modelfile.hf.multimodal import TextPart
 from slimrt.modelfile.hf.rope import rope_fields
 from slimrt.modelfile.hf.safetensors_files import DTYPES, Checkpoint
 from slimrt.modelfile.hf.vocabulary import vocabulary_fields
@@ -31,8 +32,11 @@ def read_hf(directory: Path) -> tuple[ModelData, list[str]]:
         UnsupportedError: an unknown model type, or something that changes the mathematics and is not handled.
     """
     config = Config.of(directory)
-    model = read_tensors(config, Checkpoint(directory), directory.resolve().name)
+    part = TextPart(Checkpoint(directory), config.wrapped_in)
+    model = read_tensors(config, part, directory.resolve().name)
     vocabulary, warnings = vocabulary_fields(directory, config.family.arch, Sizes.of(config).v)
+    if part.note:
+        warnings, vocabulary["slimrt.text_part"] = [*warnings, part.note], string(part.note)
     if "slimrt.chronos.kind" in model.metadata:
         warnings = []  # a series is no text: it needs no tokenizer
     return model.with_metadata(vocabulary), warnings
