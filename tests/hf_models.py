@@ -45,7 +45,8 @@ GPT_NEOX = {key: value for key, value in SMALL.items() if key not in ("rms_norm_
 BASES = {"gpt2": GPT2, "gpt_neox": GPT_NEOX, "phi": GPT_NEOX}  # others: SMALL
 CLASSES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM",
            "phi3": "Phi3ForCausalLM", "gpt2": "GPT2LMHeadModel", "gpt_neox": "GPTNeoXForCausalLM",
-           "phi": "PhiForCausalLM", "olmo2": "Olmo2ForCausalLM"}  # fmt: skip
+           "phi": "PhiForCausalLM", "olmo2": "Olmo2ForCausalLM", "olmoe": "OlmoeForCausalLM",
+           "mixtral": "MixtralForCausalLM", "qwen2_moe": "Qwen2MoeForCausalLM"}  # fmt: skip
 LONG_FACTORS = {"short_factor": [1.0, 1.1, 1.3, 1.4, 1.7, 2.0], "long_factor": [1.2, 2.1, 3.5, 6.0, 8.5, 11.0]}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 32}  # fmt: skip
@@ -179,6 +180,22 @@ MODELS = {
     "olmo2": Tiny("olmo2", {"rms_norm_eps": 1e-6}),
     "olmo2_gqa": Tiny(
         "olmo2", {"num_key_value_heads": 2, "head_dim": 20, "tie_word_embeddings": True}, dtype="bfloat16"
+    ),
+    "olmoe": Tiny("olmoe", {"num_experts": 7, "num_experts_per_tok": 3, "intermediate_size": 40}, seed=3),
+    "mixtral": Tiny(
+        "mixtral",
+        {"num_local_experts": 5, "num_experts_per_tok": 2, "num_key_value_heads": 2, "intermediate_size": 40},
+        dtype="bfloat16",
+    ),
+    "qwen2moe": Tiny(
+        "qwen2_moe",
+        {
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 56,
+            "norm_topk_prob": True,
+        },
     ),
     "gpt2_tanh": Tiny("gpt2", {"activation_function": "gelu_new"}),
     "gpt2_erf": Tiny("gpt2", {"activation_function": "gelu", "tie_word_embeddings": False, "n_inner": 80}, seed=4),

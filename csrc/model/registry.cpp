@@ -5,7 +5,7 @@ namespace slimrt {
 
 const std::vector<const Architecture*>& architectures() {
     static const std::vector<const Architecture*> all = {
-        &llama, &gpt2, &gptneox, &olmo2, &phi2, &phi3, &qwen2, &t5, &whisper, &moonshine,
+        &llama, &gpt2, &gptneox, &olmo2, &olmoe, &phi2, &phi3, &qwen2, &qwen2moe, &t5, &whisper, &moonshine,
     };
     return all;
 }

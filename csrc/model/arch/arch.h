@@ -4,6 +4,6 @@
 
 namespace slimrt {
 
-extern const Architecture llama, gpt2, gptneox, moonshine, olmo2, phi2, phi3, qwen2, t5, whisper;
+extern const Architecture llama, gpt2, gptneox, moonshine, olmo2, olmoe, phi2, phi3, qwen2, qwen2moe, t5, whisper;
 
 }  // namespace slimrt

@@ -11,11 +11,12 @@ from typing import Any
 
 from slimrt.errors import ModelFormatError, UnsupportedError
 from slimrt.modelfile.hf.encoder_decoders import ENCODER_DECODERS
+from slimrt.modelfile.hf.experts import EXPERTS
 from slimrt.modelfile.hf.families import FAMILIES, Family, Stack
 from slimrt.modelfile.hf.safetensors_files import read_json
 from slimrt.modelfile.sharing import SHARING
 
-_MODEL_TYPES = {**FAMILIES, **ENCODER_DECODERS}
+_MODEL_TYPES = {**FAMILIES, **EXPERTS, **ENCODER_DECODERS}
 
 
 @contextmanager
