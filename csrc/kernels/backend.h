@@ -134,6 +134,8 @@ struct Product {
     Tensor weight, bias, out;
 };
 
+inline constexpr int kMaxExperts = 1024;
+
 /// What share of the result the experts that a token takes have, of their scores' softmax.
 struct Router {
     bool renormalised = false;  // shares add up to 1

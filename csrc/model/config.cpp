@@ -69,7 +69,7 @@ int read_vocab(const GgufFile& file) {
 
 /// Sizes of experts, and how they are chosen. Throws Error{unsupported} for a choice that is not a softmax's.
 void read_experts(const GgufFile& file, const std::string& prefix, ModelConfig& c) {
-    c.n_experts = int(file.integer(prefix + "expert_count", 0, 1 << 16, 0));
+    c.n_experts = int(file.integer(prefix + "expert_count", 0, kMaxExperts, 0));
     if (c.n_experts == 0) return;
     if (c.architecture->ffn != &expert_ffn)
         fail(ErrorCode::unsupported, file.path(), ": experts (", prefix, "expert_count ", c.n_experts,
