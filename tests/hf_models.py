@@ -60,7 +60,9 @@ CLASSES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2"
            "phi": "PhiForCausalLM", "qwen3": "Qwen3ForCausalLM", "olmo2": "Olmo2ForCausalLM",
            "stablelm": "StableLmForCausalLM", "gemma": "GemmaForCausalLM", "olmo": "OlmoForCausalLM",
            "cohere": "CohereForCausalLM", "bloom": "BloomForCausalLM", "mpt": "MptForCausalLM",
-           "granite": "GraniteForCausalLM", "glm4": "Glm4ForCausalLM", "opt": "OPTForCausalLM"}  # fmt: skip
+           "granite": "GraniteForCausalLM", "glm4": "Glm4ForCausalLM", "opt": "OPTForCausalLM",
+           "olmoe": "OlmoeForCausalLM", "mixtral": "MixtralForCausalLM", "qwen2_moe": "Qwen2MoeForCausalLM",
+           "qwen3_moe": "Qwen3MoeForCausalLM", "granitemoe": "GraniteMoeForCausalLM"}  # fmt: skip
 LONG_FACTORS = {"short_factor": [1.0, 1.1, 1.3, 1.4, 1.7, 2.0], "long_factor": [1.2, 2.1, 3.5, 6.0, 8.5, 11.0]}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 32}  # fmt: skip
@@ -274,6 +276,46 @@ MODELS = {
     ),
     "glm4_mha": Tiny("glm4", {"head_dim": 16, "attention_bias": False}),
     "opt": Tiny("opt"),
+    "olmoe": Tiny("olmoe", {"num_experts": 7, "num_experts_per_tok": 3, "intermediate_size": 40}, seed=3),
+    "mixtral": Tiny(
+        "mixtral",
+        {"num_local_experts": 5, "num_experts_per_tok": 2, "num_key_value_heads": 2, "intermediate_size": 40},
+        dtype="bfloat16",
+    ),
+    "qwen2moe": Tiny(
+        "qwen2_moe",
+        {
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 56,
+        },
+    ),
+    "qwen3moe": Tiny(
+        "qwen3_moe",
+        {
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "head_dim": 12,
+            "norm_topk_prob": True,
+            "eos_token_id": [2, 5],
+        },
+        seed=7,
+    ),
+    "granitemoe": Tiny(
+        "granitemoe",
+        {
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "num_key_value_heads": 2,
+            "intermediate_size": 40,
+            "embedding_multiplier": 5.0,
+            "residual_multiplier": 0.4,
+            "attention_multiplier": 0.15,
+            "logits_scaling": 3.0,
+        },
+    ),
     "gpt2_tanh": Tiny("gpt2", {"activation_function": "gelu_new"}),
     "gpt2_erf": Tiny("gpt2", {"activation_function": "gelu", "tie_word_embeddings": False, "n_inner": 80}, seed=4),
 }

@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from reference_experts import Experts
 from reference_formats import Array, rounded
 from reference_modes import BLOCK, CACHE_MODES, Planes, Rows, Types, aged, as_half, in_parts, plus
 
@@ -91,8 +92,9 @@ class Layer:
     wk: Array
     wv: Array
     wo: Array
-    up: Array
-    down: Array
+    up: Array | None = None
+    down: Array | None = None
+    experts: Experts | None = None  # in place of up, down and gate
     gate: Array | None = None
     attn_norm: Array | None = None  # of the input
     attn_norm_b: Array | None = None
@@ -253,6 +255,9 @@ class Reference:
 
     def _ffn(self, layer: Layer, x: Array) -> Array:
         activation = ACTIVATIONS[self.w.activation]
+        if layer.experts is not None:
+            return layer.experts(activation, x)
+        assert layer.up is not None and layer.down is not None
         up = plus(x @ layer.up.T, layer.up_b)
         hidden = activation(up) if layer.gate is None else activation(plus(x @ layer.gate.T, layer.gate_b)) * up
         return plus(hidden @ layer.down.T, layer.down_b)

@@ -13,6 +13,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from reference import Layer, Rope, Weights, yarn
+from reference_experts import experts_of_gguf, experts_of_hf
 from reference_formats import Array
 
 
@@ -46,6 +47,7 @@ def load_gguf(path: Path, n_ctx: int) -> Weights:
         prefix = f"blk.{i}."
         part = {name[len(prefix) :]: t for name, t in tensors.items() if name.startswith(prefix)}
         layers.append(_layer(part, n_heads * head_dim, n_kv_heads * head_dim))
+        layers[-1].experts = experts_of_gguf(part, key, arch)
     embed = tensors["token_embd.weight"]
     return Weights(
         n_heads,
@@ -67,7 +69,9 @@ def load_gguf(path: Path, n_ctx: int) -> Weights:
         embed_scale=sqrt(d_model) if arch == "gemma" else key("embedding_scale", 1.0),
         residual_scale=key("residual_scale", 1.0),
         score_scale=key("attention.scale", 0.0),
-        logit_scale=1 / key("logit_scale", 1.0) if arch in ("granite", "minicpm") else key("logit_scale", 1.0),
+        logit_scale=1 / key("logit_scale", 1.0)
+        if arch in ("granite", "granitemoe", "minicpm")
+        else key("logit_scale", 1.0),
         clamp=key("attention.clamp_kqv", 0.0),
         slopes=_slopes(n_heads, key("attention.max_alibi_bias", 8.0)) if arch in ("bloom", "mpt") else None,
     )
@@ -77,7 +81,7 @@ def load_gguf(path: Path, n_ctx: int) -> Weights:
 ACTIVATIONS = {"gpt2": "gelu_tanh", "gptneox": "gelu_erf", "phi2": "gelu_tanh", "gemma": "gelu_tanh"}
 ACTIVATIONS |= {"bloom": "gelu_tanh", "mpt": "gelu_erf", "opt": "relu"}
 WITHOUT_ROPE = ("gpt2", "bloom", "mpt", "opt")
-INTERLEAVED = ("llama", "olmo", "command-r", "granite", "minicpm", "glm4")  # RoPE turns neighbours
+INTERLEAVED = ("llama", "olmo", "command-r", "granite", "granitemoe", "minicpm", "glm4")  # RoPE turns neighbours
 
 
 def _whole_norms(tensors: dict[str, Array], arch: str, n_layers: int, d_model: int) -> dict[str, Array]:
@@ -131,8 +135,8 @@ def _layer(part: dict[str, Array], q_rows: int, kv_rows: int) -> Layer:
         if (fused := part.pop(f"attn_qkv.{kind}", None)) is not None:
             names = (f"attn_{n}.{kind}" for n in "qkv")
             part.update(zip(names, np.split(fused, [q_rows, q_rows + kv_rows]), strict=True))
-    down = part["ffn_down.weight"]
-    if "ffn_gate.weight" not in part and len(part["ffn_up.weight"]) == 2 * down.shape[1]:
+    down = part.get("ffn_down.weight")
+    if down is not None and "ffn_gate.weight" not in part and len(part["ffn_up.weight"]) == 2 * down.shape[1]:
         part["ffn_gate.weight"], part["ffn_up.weight"] = np.split(part["ffn_up.weight"], 2)
     return Layer(
         attn_norm=part.get("attn_norm.weight"),
@@ -153,7 +157,7 @@ def _layer(part: dict[str, Array], q_rows: int, kv_rows: int) -> Layer:
         ffn_post_norm=part.get("post_ffw_norm.weight"),
         gate=part.get("ffn_gate.weight"),
         gate_b=part.get("ffn_gate.bias"),
-        up=part["ffn_up.weight"],
+        up=part.get("ffn_up.weight"),
         up_b=part.get("ffn_up.bias"),
         down=down,
         down_b=part.get("ffn_down.bias"),
@@ -191,6 +195,7 @@ OLMO2_NAMES = {name: ours for name, ours in LLAMA_NAMES.items() if not name.ends
     "post_attention_layernorm": "post_attention_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
+QK_NORM_NAMES = LLAMA_NAMES | {"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"}
 PHI_NAMES = {name: ours for name, ours in LLAMA_NAMES.items() if name.startswith(("self_attn", "input"))} | {
     "self_attn.dense": "attn_output",
     "mlp.fc1": "ffn_up",
@@ -208,6 +213,7 @@ GPT_NEOX_NAMES = {
 LAYOUTS = {
     "gpt2": ("transformer.h.", GPT2_NAMES, "transformer.wte", "transformer.ln_f", "lm_head"),
     "gpt_neox": ("gpt_neox.layers.", GPT_NEOX_NAMES, "gpt_neox.embed_in", "gpt_neox.final_layer_norm", "embed_out"),
+    "olmoe": ("model.layers.", QK_NORM_NAMES, "model.embed_tokens", "model.norm", "lm_head"),
     "phi": ("model.layers.", PHI_NAMES, "model.embed_tokens", "model.final_layernorm", "lm_head"),
     "qwen3": ("model.layers.", QWEN3_NAMES, "model.embed_tokens", "model.norm", "lm_head"),
     "olmo2": ("model.layers.", OLMO2_NAMES, "model.embed_tokens", "model.norm", "lm_head"),
@@ -272,6 +278,7 @@ def load_hf(directory: Path, n_ctx: int) -> Weights:
                 heads = np.split(part[name], n_heads)
                 part[name] = np.concatenate([np.split(rows, 3)[which] for which in range(3) for rows in heads])
         layers.append(_layer(part, n_heads * head_dim, n_kv_heads * head_dim))
+        layers[-1].experts = experts_of_hf(tensors, f"{stem}{i}.", config)
     embed = tensors[f"{embedding}.weight"]
     eps = {"gpt2": "layer_norm_epsilon", "gpt_neox": "layer_norm_eps", "phi": "layer_norm_eps"}.get(kind)
     activation = config["activation_function"] if gpt2 else config["hidden_act"]

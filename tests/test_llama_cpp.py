@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import re
 from pathlib import Path
 
 import gguf
@@ -65,6 +66,15 @@ def test_tensors_are_where_llama_cpp_s_converter_puts_them(name, convert):
     ours, names = values_of(path), gguf.get_tensor_name_map(ARCHITECTURES[arch_of(path)], 4)
     for theirs, values in hf_tensors(GOLDEN / name).items():
         stem, _, part = theirs.rpartition(".")
+        if expert := re.search(r"\.experts\.(\d+)\.", stem):
+            stem, index = stem.replace(expert[0], ".experts."), int(expert[1])
+            stem = re.sub(r"model\.(layers\.\d+)\.block_sparse_moe", r"\1.feed_forward", stem)  # Mixtral's converter
+            assert np.array_equal(ours[f"{names.get_name(stem)}.{part}"][index], values), theirs
+            continue
+        if stem.endswith("input_linear"):  # Granite's: of each expert gate, then up
+            for half, name_of_half in zip(np.split(values, 2, 1), ("gate", "up"), strict=True):
+                assert np.array_equal(ours[f"blk.{stem.split('.')[2]}.ffn_{name_of_half}_exps.{part}"], half), theirs
+            continue
         found = ours[f"{names.get_name(stem) or names.get_name(stem.removeprefix('transformer.'))}.{part}"]
         if name.startswith("gemma") and "norm" in stem:
             values = (values + 1).astype(np.float32)

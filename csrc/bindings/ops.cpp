@@ -3,6 +3,7 @@
 #include "bindings/ops.h"
 
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -149,6 +150,50 @@ auto clamp(const F32& x, float limit, const std::string& isa) {
     return arrays.read(out);
 }
 
+/// ids and shares [tokens, taken].
+auto route(const F32& scores, int taken, bool renormalised, float scale, const std::string& isa) {
+    Arrays arrays(isa);
+    const Tensor in = arrays.of(scores);
+    if (taken < 1 || taken > in.cols || in.cols > kMaxExperts)
+        fail(ErrorCode::argument, "of ", in.cols, " experts ", taken, " cannot be taken");
+    const Tensor ids = arrays.zeros(in.rows, taken), shares = arrays.zeros(in.rows, taken);
+    Tensor numbers = ids;
+    numbers.dtype = DType::I32;
+    arrays->route({renormalised, scale}, in, numbers, shares);
+    std::vector<int32_t> chosen(in.rows * taken);
+    arrays->download(chosen.data(), numbers, numbers.bytes());
+    return nb::make_tuple(numpy_array(std::move(chosen), {size_t(in.rows), size_t(taken)}),
+                          arrays.read(shares));
+}
+
+/// Weights (bytes, type): gate, up, down of `n` experts, `inner` wide. ids, shares [tokens, taken].
+auto experts(const std::string& kind, const F32& x, const std::vector<std::pair<U8, std::string>>& weights,
+             int n, int64_t inner, const I32& ids, const F32& shares, const std::string& isa, int n_threads) {
+    Arrays arrays(isa, n_threads);
+    const Tensor in = arrays.of(x), out = arrays.zeros(in.rows, in.cols);
+    const int64_t taken = int64_t(ids.size()) / std::max<int64_t>(in.rows, 1);
+    if (weights.size() != 3 || int64_t(ids.size()) != in.rows * taken || shares.size() != ids.size())
+        fail(ErrorCode::argument, "three weights, and ids and shares of every token are needed");
+    for (size_t i = 0; i < ids.size(); ++i)
+        if (ids.data()[i] < 0 || ids.data()[i] >= n) fail(ErrorCode::argument, "no expert ", ids.data()[i]);
+    const auto weight = [&](int i, int64_t rows, int64_t cols) {
+        return weight_of(arrays, weights[i].first, weights[i].second, rows, cols);
+    };
+    const Experts all{n, weight(0, n * inner, in.cols), weight(1, n * inner, in.cols),
+                      weight(2, n * in.cols, inner)};
+    arrays->experts(require_activation(kind), all, in, arrays.put(ids.data(), DType::I32, in.rows, taken),
+                    arrays.put(shares.data(), DType::F32, in.rows, taken), out);
+    return arrays.read(out);
+}
+
+auto gate_heads(const F32& x, const F32& by, const std::string& isa) {
+    Arrays arrays(isa);
+    const Tensor out = arrays.of(x), gates = arrays.of(by);
+    if (gates.rows != out.rows || out.cols % gates.cols) fail(ErrorCode::argument, "by has not heads of x");
+    arrays->gate_heads(out, gates);
+    return arrays.read(out);
+}
+
 auto unfold(const F32& x, int64_t width, int64_t stride, int64_t padding, int64_t rows,
             const std::string& isa) {
     Arrays arrays(isa);
@@ -219,6 +264,10 @@ void bind_ops(nb::module_& m) {
           arg("isa"));
     m.def("inverse_rms", &inverse_rms, arg("x"), arg("eps"), arg("isa"));
     m.def("multiply", &multiply, arg("x"), arg("y"), arg("isa"));
+    m.def("route", &route, arg("scores"), arg("taken"), arg("renormalised"), arg("scale"), arg("isa"));
+    m.def("experts", &experts, arg("kind"), arg("x"), arg("weights"), arg("n"), arg("inner"), arg("ids"),
+          arg("shares"), arg("isa"), arg("n_threads") = 1);
+    m.def("gate_heads", &gate_heads, arg("x"), arg("by"), arg("isa"));
     m.def("unfold", &unfold, arg("x"), arg("width"), arg("stride"), arg("padding"), arg("rows"), arg("isa"));
     m.def("rope", &rope, arg("x"), arg("n_heads"), arg("table"), arg("n_rot"), arg("interleaved"),
           arg("positions"), arg("isa"));

@@ -135,6 +135,21 @@ struct Product {
     Tensor weight, bias, out;
 };
 
+inline constexpr int kMaxExperts = 1024;
+
+/// What share of the result the experts that a token takes have, of their scores' softmax.
+struct Router {
+    bool renormalised = false;  // shares add up to 1
+    float scale = 1;            // shares are multiplied with it
+};
+
+/// Feed-forward networks of which a token takes some, stacked: expert e has the rows from e * rows / n on.
+struct Experts {
+    int n = 0;
+    Tensor gate, up;  // [n * inner, width]
+    Tensor down;      // [n * width, inner]
+};
+
 struct MemoryUse {
     uint64_t weights = 0;  // converted or copied for this process
     uint64_t derived = 0;  // made from weights: W_KV, transposes, rope tables
@@ -189,6 +204,16 @@ class Backend {
     /// Per head: out[:, head] = x[:, head] W_head^T, W = n_heads stacked [m, k]; x [n, n_heads * k],
     /// out [n, n_heads * m].
     virtual void linear_per_head(Tensor x, Tensor weight, int n_heads, Tensor out) = 0;
+    /// The ids.cols experts of each token with the highest scores, best first, of equal ones the lowest id,
+    /// and their shares. scores [n, experts] f32 (NaN is the lowest), ids I32 and shares f32 [n, experts
+    /// taken].
+    virtual void route(const Router& router, Tensor scores, Tensor ids, Tensor shares) = 0;
+    /// out[i] = sum over j of shares[i][j] * down(kind(gate x[i]) * up x[i]) of expert ids[i][j]; out may be
+    /// x.
+    virtual void experts(Activation kind, const Experts& experts, Tensor x, Tensor ids, Tensor shares,
+                         Tensor out) = 0;
+    /// x[head] *= sigmoid(by) of by.cols heads; by [n, heads].
+    virtual void gate_heads(Tensor x, Tensor by) = 0;
     /// In place on x [n, n_heads * head_dim]; positions [1, n] I32.
     virtual void rope(Tensor x, int n_heads, const Rope& rope, Tensor positions) = 0;
     virtual void activate(Activation kind, Tensor x) = 0;

@@ -35,6 +35,7 @@ struct ModelConfig;
 /// Of a layer's feed-forward part, model/ffn.h.
 struct Ffn;
 extern const Ffn dense_ffn;
+extern const Ffn expert_ffn;  // experts in layers that have a router, else as dense_ffn
 
 struct Architecture {
     const char* name;  // general.architecture in GGUF, and the prefix of its metadata keys
@@ -59,6 +60,7 @@ struct Architecture {
     bool fused_gate_up = false;               // one ffn_up tensor, rows gate | up
     Activation activation = Activation::silu;
     std::optional<Activation> ungated_activation;  // where it differs
+    Router router;                                 // of expert_ffn; keys may differ
     bool sliding_window = false;                   // honours attention.sliding_window
     /// What a family's files alone say, into the config; or a refusal.
     void (*settle)(const GgufFile& file, const std::string& prefix, ModelConfig& config) = nullptr;

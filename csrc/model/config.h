@@ -37,6 +37,10 @@ struct ModelConfig {
     float norm_eps = 0;
     Activation activation = Activation::silu;
     RopeConfig rope;
+    // Of experts, if there are any.
+    int n_experts = 0, n_experts_used = 0;
+    int d_ff_expert = 0, d_ff_shared = 0;  // shared: of what every token takes besides, or 0
+    Router router;
     // With an encoder. Its layers are as wide as the decoder's.
     int n_encoder_layers = 0;
     int n_inputs = 0;            // width of what it reads: mel bins, 1 for samples, 0 for token ids

@@ -17,6 +17,14 @@ struct Norm {
     bool there = false;
 };
 
+/// Of a layer with experts.
+struct ExpertWeights {
+    Tensor router;  // [experts, d_model]
+    Experts experts;
+    Tensor shared_gate, shared_up, shared_down;  // what every token takes, or none
+    Tensor shared_weight;                        // [1, d_model]: gives the logit of its share, or none
+};
+
 struct LayerWeights {
     Norm attn_norm, cross_norm, ffn_norm;  // of the inputs, or none
     Norm attn_post_norm, ffn_post_norm;    // of the outputs, or none
@@ -25,6 +33,7 @@ struct LayerWeights {
     std::shared_ptr<const Prepared> attn_prepared, cross_prepared;
     Tensor gate, up, down;
     Tensor gate_bias, up_bias, down_bias;
+    ExpertWeights experts;
 };
 
 struct ConvolutionWeights {

@@ -13,17 +13,9 @@
 namespace slimrt::cpu {
 namespace {
 
-constexpr int64_t kInlineElements = 1 << 15;  // less work than this is done before a thread wakes up
-constexpr int64_t kChunkElements = 1 << 13;
 constexpr int64_t kPaddedRows = 16;  // from this many tokens on it pays to pack f32 too
 constexpr int64_t kPanelTokens = 2;  // from so many tokens on products take rows side by side
 constexpr size_t kCacheLine = 64;
-
-uint32_t number(DType dtype) { return static_cast<uint32_t>(dtype); }
-
-uint32_t number(Activation kind) { return static_cast<uint32_t>(kind); }
-
-int64_t chunks(int64_t n, int64_t chunk) { return (n + chunk - 1) / chunk; }
 
 /// What a thread takes at a time: rows of one head of one product.
 struct LinearItem {
@@ -82,23 +74,8 @@ void CpuBackend::download(void* to, Tensor from, size_t bytes) {
     if (!dry()) std::memcpy(to, from.data, bytes);
 }
 
-template <class Fn>
-void CpuBackend::run(int64_t n_items, const Fn& fn) {
-    if (pool_) pool_->run(n_items, std::ref(fn));
-}
-
 void CpuBackend::run_on_host(int64_t n_items, const std::function<void(int64_t item, int thread)>& fn) {
     run(n_items, fn);
-}
-
-template <class Fn>
-void CpuBackend::each_row(int64_t rows, int64_t cols, const Fn& fn) {
-    const bool small = rows * cols < kInlineElements;
-    const int64_t chunk = small ? rows : std::max<int64_t>(1, kChunkElements / cols);
-    run(rows == 0 ? 0 : chunks(rows, chunk), [&](int64_t item, int thread) {
-        const int64_t end = std::min(rows, (item + 1) * chunk);
-        for (int64_t row = item * chunk; row < end; ++row) fn(row, thread);
-    });
 }
 
 void CpuBackend::reserve_workspace(size_t bytes) {

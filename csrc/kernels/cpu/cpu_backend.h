@@ -1,6 +1,8 @@
 // The CPU backend: shares the rows of every operation out to threads; an Isa computes them.
 #pragma once
 
+#include <algorithm>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -19,6 +21,10 @@ std::vector<std::string> isa_names();
 /// The table by this name; without one SLIMRT_ISA's, else the best. Throws Error{argument} naming what there
 /// is.
 const Isa& choose_isa(const std::string& asked);
+
+inline uint32_t number(DType dtype) { return static_cast<uint32_t>(dtype); }
+inline uint32_t number(Activation kind) { return static_cast<uint32_t>(kind); }
+inline int64_t chunks(int64_t n, int64_t chunk) { return (n + chunk - 1) / chunk; }
 
 class CpuBackend final : public Backend {
   public:
@@ -44,6 +50,10 @@ class CpuBackend final : public Backend {
     void inverse_rms(Tensor x, float eps, Tensor out) override;
     void linear(Tensor x, std::span<const Product> products) override;
     void linear_per_head(Tensor x, Tensor weight, int n_heads, Tensor out) override;
+    void route(const Router& router, Tensor scores, Tensor ids, Tensor shares) override;
+    void experts(Activation kind, const Experts& experts, Tensor x, Tensor ids, Tensor shares,
+                 Tensor out) override;
+    void gate_heads(Tensor x, Tensor by) override;
     void rope(Tensor x, int n_heads, const Rope& rope, Tensor positions) override;
     void activate(Activation kind, Tensor x) override;
     void gate(Activation kind, Tensor gate, Tensor up) override;
@@ -66,10 +76,20 @@ class CpuBackend final : public Backend {
   private:
     /// fn(item, thread) for every item, on all threads; nothing when dry.
     template <class Fn>
-    void run(int64_t n_items, const Fn& fn);
+    void run(int64_t n_items, const Fn& fn) {
+        if (pool_) pool_->run(n_items, std::ref(fn));
+    }
     /// fn(row, thread) for every row; on all threads when rows of `cols` elements are worth waking them.
     template <class Fn>
-    void each_row(int64_t rows, int64_t cols, const Fn& fn);
+    void each_row(int64_t rows, int64_t cols, const Fn& fn) {
+        constexpr int64_t kInline = 1 << 15;  // less work than this is done before a thread wakes up
+        constexpr int64_t kChunk = 1 << 13;
+        const int64_t chunk = rows * cols < kInline ? rows : std::max<int64_t>(1, kChunk / cols);
+        run(rows == 0 ? 0 : chunks(rows, chunk), [&](int64_t item, int thread) {
+            const int64_t end = std::min(rows, (item + 1) * chunk);
+            for (int64_t row = item * chunk; row < end; ++row) fn(row, thread);
+        });
+    }
     /// One block for all operations, valid until the next call; grows to the most that was asked for.
     std::byte* workspace_of(size_t bytes);
 
@@ -84,6 +104,12 @@ class CpuBackend final : public Backend {
     };
     /// Bytes of one packed row (of one head); 0: x is not packed for so few tokens.
     static size_t packed_stride(const LinearKernel& kernel, int64_t n_tokens, int64_t k);
+    /// The most that a row takes with so many tokens or fewer.
+    size_t max_packed_stride(DType dtype, int64_t n_tokens, int64_t k) const;
+    struct SortedPairs;
+    struct SortedProduct;
+    /// The products of sorted pairs with weights of the same shape, whose rows `source` names.
+    void multiply_sorted(const SortedPairs& pairs, std::span<const SortedProduct> products);
     /// Bytes that packing x or fewer rows of it takes at most.
     size_t max_packed(Tensor x, int n_heads, std::span<const Product> products) const;
     /// Of each product; kernels that pack alike share the rows.

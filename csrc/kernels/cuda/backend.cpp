@@ -127,6 +127,20 @@ void CudaBackend::clamp(Tensor x, float limit) {
     if (ready()) cuda::clamp(device_, x, limit);
 }
 
+void CudaBackend::gate_heads(Tensor x, Tensor by) {
+    if (ready()) cuda::gate_heads(device_, x, by);
+}
+
+void CudaBackend::route(const Router& router, Tensor scores, Tensor ids, Tensor shares) {
+    if (ready()) cuda::route(device_, router, scores, ids, shares);
+}
+
+void CudaBackend::experts(Activation kind, const Experts& experts, Tensor x, Tensor ids, Tensor shares,
+                          Tensor out) {
+    std::byte* const workspace = workspace_of(experts_workspace(experts, x, ids));
+    if (ready()) cuda::experts(device_, kind, experts, x, ids, shares, out, workspace);
+}
+
 void CudaBackend::reweigh(Tensor x, Tensor before, Tensor after) {
     if (ready()) cuda::reweigh(device_, x, before, after);
 }

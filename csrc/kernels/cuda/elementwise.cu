@@ -111,6 +111,17 @@ struct Reweigh {
     }
 };
 
+struct GateHeads {
+    Matrix x, by;
+    int64_t dim;
+    template <int n>
+    __device__ void run(int64_t row, int64_t column) const {
+        auto v = load_pack<n>(x.row(row) + column);
+        for (float& value : v.at) value = sigmoid_times(value, by.row(row)[column / dim]);
+        store_pack(x.row(row) + column, v);
+    }
+};
+
 /// "Columns" are pairs, n_rot / 2 of each head; n of them are two packs of x and two of cos, sin, ...
 template <bool interleaved>
 struct Rotate {
@@ -376,6 +387,11 @@ void reweigh(const Device& device, Tensor x, Tensor before, Tensor after) {
     const int64_t dim = x.cols / before.cols;
     each(device, x.rows, x.cols, packs_fit(x) && dim % kPack == 0,
          Reweigh{Matrix(x), Matrix(before), Matrix(after), dim});
+}
+
+void gate_heads(const Device& device, Tensor x, Tensor by) {
+    const int64_t dim = x.cols / by.cols;
+    each(device, x.rows, x.cols, packs_fit(x) && dim % kPack == 0, GateHeads{Matrix(x), Matrix(by), dim});
 }
 
 void unfold(const Device& device, Tensor x, int64_t stride, int64_t padding, Tensor out) {

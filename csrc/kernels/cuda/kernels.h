@@ -21,6 +21,7 @@ void add(const Device& device, Tensor x, Tensor y);
 void multiply(const Device& device, Tensor x, Tensor y, Tensor out);
 void scale(const Device& device, Tensor x, float factor);
 void clamp(const Device& device, Tensor x, float limit);
+void gate_heads(const Device& device, Tensor x, Tensor by);
 void reweigh(const Device& device, Tensor x, Tensor before, Tensor after);
 void unfold(const Device& device, Tensor x, int64_t stride, int64_t padding, Tensor out);
 
@@ -37,6 +38,17 @@ bool native(DType dtype);
 size_t linear_workspace(const Device& device, Tensor x, int n_heads, std::span<const Product> products);
 void linear(const Device& device, Tensor x, int n_heads, std::span<const Product> products,
             std::byte* workspace);
+
+/// out row p = x row p / share times the weight of expert ids[p], for products with weights of `n_experts`;
+/// x, ids and out are contiguous.
+void linear_experts(const Device& device, Tensor x, int share, Tensor ids, int n_experts,
+                    std::span<const Product> products);
+
+// experts.cu: see Backend.
+void route(const Device& device, const Router& router, Tensor scores, Tensor ids, Tensor shares);
+size_t experts_workspace(const Experts& experts, Tensor x, Tensor ids);
+void experts(const Device& device, Activation kind, const Experts& experts, Tensor x, Tensor ids,
+             Tensor shares, Tensor out, std::byte* workspace);
 
 /// A sequence as kernels see it, in device memory: AttentionSequence with its table there too.
 struct PlacedSequence {

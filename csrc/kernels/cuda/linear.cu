@@ -172,4 +172,28 @@ void linear(const Device& device, Tensor x, int n_heads, std::span<const Product
     }
 }
 
+void linear_experts(const Device& device, Tensor x, int share, Tensor ids, int n_experts,
+                    std::span<const Product> products) {
+    const int pairs = int(ids.rows * ids.cols);
+    if (pairs == 0) return;
+    for (const Product& product : products) {
+        require_aligned(product.weight);
+        Job job{.x = reinterpret_cast<const unsigned char*>(x.data),
+                .tokens = 1,
+                .k = int(x.cols),
+                .heads = pairs,
+                .n_parts = 1,
+                .experts = ids.i32(),
+                .share = share};
+        job.parts[0] = {.weight = reinterpret_cast<const unsigned char*>(product.weight.data),
+                        .stride = product.weight.stride,
+                        .out = reinterpret_cast<unsigned char*>(product.out.data),
+                        .rows = int(product.weight.rows / n_experts)};
+        if (product.weight.dtype == DType::F32)
+            float_products(device, job);
+        else
+            few_tokens(device, product.weight.dtype, job);
+    }
+}
+
 }  // namespace slimrt::cuda

@@ -24,12 +24,15 @@ struct Part {
     int rows = 0;
 };
 
-/// Kernels take it by value. x is [tokens, heads * k] f32.
+/// Kernels take it by value. x is [tokens, heads * k] f32. Of experts "heads" are pairs of a token and one of
+/// its experts, each with the weight of that expert, and `share` of them have the same columns of x.
 struct Job {
     const unsigned char* x = nullptr;
     size_t x_stride = 0;  // bytes
     int tokens = 0, k = 0, heads = 1, n_parts = 0;
     Part parts[kParts];
+    const int32_t* experts = nullptr;  // of each head
+    int share = 1;
 };
 
 /// Rows [row, row + as many as a tile has) of a head of a part; row counts within the head.
@@ -57,11 +60,12 @@ __device__ inline Tile tile_at(const Job& job, int index, int rows) {
 
 /// Row `row` of the tile's head, and x's and out's columns of that head.
 __device__ inline const unsigned char* weight_row(const Job& job, const Tile& tile, int row) {
+    const int head = job.experts ? job.experts[tile.head] : tile.head;
     return job.parts[tile.part].weight +
-           (size_t(tile.head) * job.parts[tile.part].rows + row) * job.parts[tile.part].stride;
+           (size_t(head) * job.parts[tile.part].rows + row) * job.parts[tile.part].stride;
 }
 __device__ inline const float* x_row(const Job& job, int head, int token) {
-    return reinterpret_cast<const float*>(job.x + token * job.x_stride) + size_t(head) * job.k;
+    return reinterpret_cast<const float*>(job.x + token * job.x_stride) + size_t(head / job.share) * job.k;
 }
 __device__ inline float& out_at(const Job& job, const Tile& tile, int token, int row) {
     return reinterpret_cast<float*>(

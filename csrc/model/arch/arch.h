@@ -4,7 +4,8 @@
 
 namespace slimrt {
 
-extern const Architecture bloom, command_r, gemma, glm4, gpt2, gptneox, granite, llama, minicpm, moonshine,
-    mpt, olmo, olmo2, opt, phi2, phi3, qwen2, qwen3, stablelm, t5, whisper;
+extern const Architecture bloom, command_r, gemma, glm4, gpt2, gptneox, granite, granitemoe, llama, minicpm,
+    moonshine, mpt, olmo, olmo2, olmoe, opt, phi2, phi3, qwen2, qwen2moe, qwen3, qwen3moe, stablelm, t5,
+    whisper;
 
 }  // namespace slimrt

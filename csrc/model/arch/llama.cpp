@@ -1,5 +1,5 @@
 // Llama 1-3 and everything stored as "llama": Vicuna, CodeLlama, OpenLLaMA, SmolLM2, Mistral (with its
-// window). Q and K rows are permuted in GGUF so that a RoPE pair is adjacent.
+// window), Mixtral. Q and K rows are permuted in GGUF so that a RoPE pair is adjacent.
 #include "model/arch/arch.h"
 
 namespace slimrt {
@@ -8,6 +8,8 @@ const Architecture llama = {
     .name = "llama",
     .qkv_bias = Presence::optional,
     .linear_bias = Presence::optional,
+    .ffn = &expert_ffn,
+    .router = {.renormalised = true},
     .sliding_window = true,
 };
 

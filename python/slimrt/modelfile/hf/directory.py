@@ -94,7 +94,7 @@ def _metadata(config: Config, sizes: Sizes, name: str) -> dict[str, GGUFValue]:
     general = {"architecture": string(arch), "type": string("model"), "name": string(name)}
     metadata = {f"general.{key}": value for key, value in general.items()}
     metadata |= {f"{arch}.{key}": value for key, value in fields.items()}
-    metadata |= {f"{arch}.{flag}": boolean(bool(config.get(flag))) for flag in config.family.flags}
+    metadata |= {f"{arch}.{ours}": boolean(bool(config.get(key))) for ours, key in config.family.flags.items()}
     metadata |= {f"{arch}.{ours}": uint32(int(config.number(key))) for ours, key in config.family.numbers.items()}
     scales = {ours: config.number(key) for ours, key in config.family.scales.items() if config.get(key)}
     metadata |= {f"{arch}.{ours}": float32(value) for ours, value in scales.items()}

@@ -29,7 +29,8 @@ class Stack:
     Attributes:
         prefix: what GGUF calls a layer, with a place for its number.
         block: what the Hugging Face names of a layer's tensors begin with, after the stem.
-        layer: GGUF module -> (Hugging Face module, shape of its weight), after the prefix.
+        layer: GGUF module -> (Hugging Face module, shape of its weight), after the prefix; a module with a place for a
+            number is one of each expert (symbol "experts").
         count: config keys of the number of layers, in the usual spelling; the first that is set.
         only_first: modules that layer 0 alone has.
         halves: modules that are half of their Hugging Face module's rows: 0 the upper half, 1 the lower.
@@ -60,7 +61,7 @@ class Family:
         norm_eps: GGUF key, config key.
         head: the output matrix's module, beside the stem.
         activation: config key of the activation, where GGUF's architecture leaves it open.
-        flags: config keys with a true or false of the same name in GGUF.
+        flags: GGUF key of a true or false -> config key.
         rope: positions are rotary.
         rope_aliases: other names this family has for a RoPE scaling.
         permuted: modules whose rows GGUF reorders, so that the two halves of a RoPE pair are neighbours.
@@ -96,7 +97,7 @@ class Family:
     norm_eps: tuple[str, str] = ("layer_norm_rms_epsilon", "rms_norm_eps")
     head: str = "lm_head"
     activation: str = ""
-    flags: tuple[str, ...] = ()
+    flags: Mapping[str, str] = field(default_factory=dict)
     rope: bool = True
     rope_aliases: Mapping[str, str] = field(default_factory=dict)
     permuted: tuple[str, ...] = ()
@@ -266,7 +267,7 @@ GPT_NEOX = Family(
     norm_eps=("layer_norm_epsilon", "layer_norm_eps"),
     head="embed_out",
     activation="hidden_act",
-    flags=("use_parallel_residual",),
+    flags={"use_parallel_residual": "use_parallel_residual"},
     by_head=("attn_qkv",),
     ignored=(r".*rotary_emb\.inv_freq", r".*attention\.(masked_)?bias"),
     settle=_mlkv,

@@ -41,6 +41,7 @@ class _Module:
         shape: of the weight in the source, but for `transposed` and `half`.
         transposed: the weight is stored the other way round.
         half: which half of the source's rows it is; None: all.
+        experts: of how many it is the weights, one upon the other; `theirs` has a place for their number. 0: of none.
     """
 
     name: str
@@ -48,6 +49,11 @@ class _Module:
     shape: tuple[int, ...]
     transposed: bool = False
     half: int | None = None
+    experts: int = 0
+
+    def sources(self, part: str) -> list[str]:
+        """The source's names of what is stored as "weight" or "bias"."""
+        return [f"{self.theirs.format(expert)}.{part}" for expert in range(self.experts or 1)]
 
     @property
     def part(self) -> str:
@@ -84,7 +90,7 @@ class Layout:
         for module in self._modules():
             for part, dims in {"weight": module.shape, "bias": module.shape[:1]}.items():
                 if part == "weight" or module.among(self.biased):
-                    used.add(f"{module.theirs}.{part}")
+                    used.update(module.sources(part))
                     yield self._tensor(module, part, dims)
         yield from self._head()
         if "output" in self.biased:
@@ -115,7 +121,8 @@ class Layout:
                 for name, (module, symbols) in stack.layer.items():
                     if (layer == 0 or name not in stack.only_first) and not self._reads_another(layer, name):
                         half, shape = stack.halves.get(name), self.sizes.shape(symbols)
-                        yield _Module(prefix + name, theirs + module, shape, self.family.conv1d, half)
+                        experts = self.sizes.others["experts"] if "{}" in module else 0
+                        yield _Module(prefix + name, theirs + module, shape, self.family.conv1d, half, experts)
 
     def _reads_another(self, layer: int, name: str) -> bool:
         """Whether it is K or V of a layer that reads another's."""
@@ -141,12 +148,16 @@ class Layout:
             )
 
     def _tensor(self, module: _Module, part: str, shape: tuple[int, ...]) -> Tensor:
-        theirs = f"{module.theirs}.{part}"
+        names = module.sources(part)
+        if module.experts:
+            return self._stacked(module, names, part, shape)
+        theirs = names[0]
         entry = self._entry(theirs)
         transposed = module.transposed and len(shape) == 2
         stored = shape[::-1] if transposed else shape
+        axis = max(0, len(shape) - 2)  # of experts, the rows of each
         if module.half is not None:
-            stored = (2 * stored[0], *stored[1:])
+            stored = (*stored[:axis], 2 * stored[axis], *stored[axis + 1 :])
         unused = self.family.unused_rows.get(module.part, 0)
         if unused:
             stored = (stored[0] + unused, *stored[1:])
@@ -161,7 +172,7 @@ class Layout:
         def load() -> np.ndarray:
             elements = self.checkpoint.elements(theirs)[unused:]
             if module.half is not None:
-                elements = np.split(elements, 2)[module.half]
+                elements = np.split(elements, 2, axis)[module.half]
             if transposed:
                 elements = elements.T
             if convolution:
@@ -176,6 +187,22 @@ class Layout:
             return stored
 
         return Tensor(f"{module.name}.{part}", shape, kind, load)
+
+    def _stacked(self, module: _Module, names: list[str], part: str, shape: tuple[int, ...]) -> Tensor:
+        """The weights of all experts [experts, *shape]."""
+        entries = [self._entry(name) for name in names]
+        for name, entry in zip(names, entries, strict=True):
+            if entry.shape != shape or entry.dtype != entries[0].dtype:
+                raise ModelFormatError(
+                    f"{entry.file}: tensor '{name}' is {entry.dtype} {list(entry.shape)}, expected "
+                    f"{entries[0].dtype} {list(shape)}"
+                )
+        dtype, kind = entries[0].dtype, TYPES[entries[0].dtype]
+
+        def load() -> np.ndarray:
+            return _bytes(np.stack([self.checkpoint.elements(name) for name in names]), dtype, kind)
+
+        return Tensor(f"{module.name}.{part}", (len(names), *shape), kind, load)
 
     def _entry(self, name: str) -> Entry:
         if not self._has(name):

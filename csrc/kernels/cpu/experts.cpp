@@ -1,0 +1,187 @@
+// Feed-forward networks of which each token takes a few. Pairs of a token and an expert are sorted by expert,
+// so that a weight is read once for all of its tokens, by the kernels that other products have.
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numeric>
+
+#include "kernels/cpu/cpu_backend.h"
+
+namespace slimrt::cpu {
+namespace {
+
+constexpr size_t kCacheLine = 64;
+
+size_t lines(size_t bytes) { return chunks(int64_t(bytes), kCacheLine) * kCacheLine; }
+
+/// Parts of a workspace, one after another.
+class Parts {
+  public:
+    size_t take(size_t bytes) {
+        const size_t at = bytes_;
+        bytes_ += lines(bytes);
+        return at;
+    }
+    size_t bytes() const { return bytes_; }
+
+  private:
+    size_t bytes_ = 0;
+};
+
+/// The best of the scores that are left, the first one of equals; scores that are no numbers come last.
+int best_of(const float* scores, const std::vector<bool>& taken) {
+    int best = -1;
+    for (int i = 0; i < int(taken.size()); ++i) {
+        if (taken[i]) continue;
+        if (best < 0 || scores[i] > scores[best] || (std::isnan(scores[best]) && !std::isnan(scores[i])))
+            best = i;
+    }
+    return best;
+}
+
+}  // namespace
+
+void CpuBackend::route(const Router& router, Tensor scores, Tensor ids, Tensor shares) {
+    each_row(scores.rows, scores.cols * ids.cols, [&](int64_t row, int) {
+        const float* const s = scores.f32(row);
+        std::vector<bool> taken(scores.cols);
+        const float high = s[best_of(s, taken)];
+        float sum = 0, chosen = 0;
+        for (int64_t i = 0; i < scores.cols; ++i) sum += std::exp(s[i] - high);
+        for (int64_t j = 0; j < ids.cols; ++j) {
+            const int id = best_of(s, taken);
+            taken[id] = true;
+            ids.i32(row)[j] = id;
+            chosen += shares.f32(row)[j] = std::exp(s[id] - high) / sum;
+        }
+        const float factor = router.renormalised ? router.scale / chosen : router.scale;
+        for (int64_t j = 0; j < ids.cols; ++j) shares.f32(row)[j] *= factor;
+    });
+}
+
+/// Pairs (token i, choice j) = i * taken + j, sorted by expert.
+struct CpuBackend::SortedPairs {
+    struct Of {
+        int expert;
+        int64_t first, n;  // places
+    };
+    std::vector<int32_t> pair;   // at a place
+    std::vector<int32_t> place;  // of a pair
+    std::vector<Of> experts;     // that some token takes
+
+    SortedPairs(Tensor ids, int n_experts) : pair(ids.rows * ids.cols), place(pair.size()) {
+        std::vector<int64_t> end(n_experts + 1);
+        const auto expert = [&](int64_t p) { return ids.i32(p / ids.cols)[p % ids.cols]; };
+        for (size_t p = 0; p < pair.size(); ++p) ++end[expert(p) + 1];
+        std::partial_sum(end.begin(), end.end(), end.begin());
+        for (int e = 0; e < n_experts; ++e)
+            if (end[e + 1] > end[e]) experts.push_back({e, end[e], end[e + 1] - end[e]});
+        for (size_t p = 0; p < pair.size(); ++p) pair[place[p] = int32_t(end[expert(p)]++)] = int32_t(p);
+    }
+};
+
+/// out [pairs, rows of an expert], place by place, of x, of which the pair at a place has row pair / share.
+struct CpuBackend::SortedProduct {
+    Tensor weight;
+    int n_experts;
+    Tensor x;
+    int64_t share;
+    Tensor out;
+    std::byte* packed;  // pairs * max_packed_stride()
+};
+
+size_t CpuBackend::max_packed_stride(DType dtype, int64_t n_tokens, int64_t k) const {
+    size_t most = lines(k * sizeof(float));
+    for (const LinearKernel* kernel = isa_.linear; kernel->product; ++kernel)
+        if (kernel->weight_type == number(dtype) && n_tokens >= kernel->min_tokens)
+            most = std::max(most, packed_stride(*kernel, n_tokens, k));
+    return most;
+}
+
+void CpuBackend::multiply_sorted(const SortedPairs& pairs, std::span<const SortedProduct> products) {
+    struct Item {
+        const SortedProduct* product;
+        const SortedPairs::Of* of;
+        int64_t first, rows;  // of the expert
+    };
+    const int64_t k = products[0].weight.cols, rows = products[0].weight.rows / products[0].n_experts;
+    const auto kernel_of = [&](const SortedProduct& p, const SortedPairs::Of& of) {
+        return find_kernel(p.weight.dtype, of.n);
+    };
+    const auto stride_of = [&](const LinearKernel& kernel, int64_t n) {
+        const size_t stride = packed_stride(kernel, n, k);
+        return stride ? stride : lines(k * sizeof(float));
+    };
+    const auto packed_at = [&](const SortedProduct& p, const SortedPairs::Of& of) {
+        return p.packed + of.first * max_packed_stride(p.weight.dtype, int64_t(pairs.pair.size()), k);
+    };
+    const int64_t all = int64_t(pairs.experts.size() * products.size()) * rows;
+    const int64_t share = std::max<int64_t>(16, all / (4 * n_threads_) / 16 * 16);
+    std::vector<Item> items;
+    for (const SortedProduct& p : products) {
+        const bool packed = &p > products.data() && p.packed == products[0].packed;
+        for (const SortedPairs::Of& of : pairs.experts) {
+            for (int64_t first = 0; first < rows; first += share)
+                items.push_back({&p, &of, first, std::min(share, rows - first)});
+            if (packed) continue;
+            const LinearKernel& kernel = *kernel_of(p, of);
+            const size_t stride = stride_of(kernel, of.n);
+            each_row(of.n, k, [&](int64_t i, int) {
+                const float* const from = p.x.f32(pairs.pair[of.first + i] / p.share);
+                std::byte* const to = packed_at(p, of) + i * stride;
+                kernel.pack ? kernel.pack(from, k, to) : void(std::memcpy(to, from, k * sizeof(float)));
+            });
+        }
+    }
+    run(int64_t(items.size()), [&](int64_t i, int) {
+        const auto& [p, of, first, n] = items[i];
+        const LinearKernel& kernel = *kernel_of(*p, *of);
+        kernel.product(p->weight.row(of->expert * rows + first), p->weight.stride, n, packed_at(*p, *of),
+                       stride_of(kernel, of->n), of->n, k, p->out.f32(of->first) + first,
+                       p->out.stride / sizeof(float), access_.weights[number(p->weight.dtype)]);
+    });
+}
+
+void CpuBackend::experts(Activation kind, const Experts& e, Tensor x, Tensor ids, Tensor shares, Tensor out) {
+    const int64_t n = x.rows, taken = ids.cols, pairs = n * taken, inner = e.up.rows / e.n;
+    const bool same = e.gate.dtype == e.up.dtype;
+    Parts parts;
+    const auto packed = [&](const Tensor& w) {
+        return parts.take(pairs * max_packed_stride(w.dtype, pairs, w.cols));
+    };
+    const size_t for_gate = packed(e.gate), for_up = same ? for_gate : packed(e.up),
+                 for_down = packed(e.down);
+    const auto floats = [&](int64_t cols) { return parts.take(pairs * cols * sizeof(float)); };
+    const size_t gate_at = floats(inner), up_at = floats(inner), out_at = floats(x.cols);
+    std::byte* const base = workspace_of(parts.bytes());
+    if (dry()) return;
+    const auto rows = [&](size_t at, int64_t cols) { return Tensor(base + at, DType::F32, pairs, cols); };
+    const Tensor gates = rows(gate_at, inner), ups = rows(up_at, inner), outs = rows(out_at, x.cols);
+    const SortedPairs sorted(ids, e.n);
+    const SortedProduct first[] = {{e.gate, e.n, x, taken, gates, base + for_gate},
+                                   {e.up, e.n, x, taken, ups, base + for_up}};
+    multiply_sorted(sorted, first);
+    gate(kind, gates, ups);
+    // By now rows are where their pair is sorted to.
+    SortedPairs there = sorted;
+    std::iota(there.pair.begin(), there.pair.end(), 0);
+    const SortedProduct second[] = {{e.down, e.n, gates, 1, outs, base + for_down}};
+    multiply_sorted(there, second);
+    each_row(n, x.cols * taken, [&](int64_t i, int) {
+        std::fill_n(out.f32(i), x.cols, 0.0f);
+        for (int64_t j = 0; j < taken; ++j) {
+            const float* const from = outs.f32(sorted.place[i * taken + j]);
+            const float share = shares.f32(i)[j];
+            for (int64_t c = 0; c < x.cols; ++c) out.f32(i)[c] += share * from[c];
+        }
+    });
+}
+
+void CpuBackend::gate_heads(Tensor x, Tensor by) {
+    const int64_t dim = x.cols / by.cols;
+    each_row(x.rows, x.cols, [&](int64_t i, int) {
+        for (int64_t j = 0; j < x.cols; ++j) x.f32(i)[j] /= 1 + std::exp(-by.f32(i)[j / dim]);
+    });
+}
+
+}  // namespace slimrt::cpu

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layers with experts in plain float64 loops, for reference.py: a token takes those that a router scores best."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from reference_formats import Array
+
+
+@dataclass
+class Network:
+    """down(activation(gate x) * up x); weights [out, in]."""
+
+    gate: Array
+    up: Array
+    down: Array
+
+    def __call__(self, activation: Callable[[Array], Array], x: Array) -> Array:
+        return (activation(x @ self.gate.T) * (x @ self.up.T)) @ self.down.T
+
+
+@dataclass
+class Experts:
+    """used: experts of a token. share: [d], makes the logit of what all tokens take; None: all of it."""
+
+    router: Array
+    of: list[Network]
+    used: int
+    renormalised: bool
+    scale: float = 1.0
+    shared: Network | None = None
+    share: Array | None = None
+
+    def __call__(self, activation: Callable[[Array], Array], x: Array) -> Array:
+        return np.stack([self._token(activation, row) for row in x])
+
+    def _token(self, activation: Callable[[Array], Array], x: Array) -> Array:
+        scores = self.router @ x
+        p = np.exp(scores - scores.max())
+        p /= p.sum()
+        chosen = sorted(range(len(p)), key=lambda expert: (-p[expert], expert))[: self.used]
+        total = p[chosen].sum() if self.renormalised else 1.0
+        out = sum(self.scale * p[expert] / total * self.of[expert](activation, x) for expert in chosen)
+        if self.shared is not None:
+            share = 1.0 if self.share is None else 1 / (1 + np.exp(-self.share.ravel() @ x))
+            out = out + share * self.shared(activation, x)
+        return np.asarray(out)
+
+
+def experts_of_gguf(part: Mapping[str, Array], key: Callable[..., Any], arch: str) -> Experts | None:
+    """Of a layer's tensors by GGUF name; key(name, default): of the metadata."""
+    if "ffn_gate_inp.weight" not in part:
+        return None
+    stacks = [part[f"ffn_{name}_exps.weight"] for name in ("gate", "up", "down")]
+    shared = [part.get(f"ffn_{name}_shexp.weight") for name in ("gate", "up", "down")]
+    return Experts(
+        part["ffn_gate_inp.weight"],
+        [Network(*matrices) for matrices in zip(*stacks, strict=True)],
+        used=key("expert_used_count"),
+        renormalised=key("expert_weights_norm", arch in ("llama", "qwen3moe", "granitemoe")),
+        scale=key("expert_weights_scale", 1.0),
+        shared=None if shared[0] is None else Network(*shared),
+        share=part.get("ffn_gate_inp_shexp.weight"),
+    )
+
+
+def experts_of_hf(tensors: Mapping[str, Array], prefix: str, config: dict[str, Any]) -> Experts | None:
+    """Of a layer whose names begin with `prefix`, as each model type spells them."""
+    n = config.get("num_local_experts") or config.get("num_experts")
+    if not n:
+        return None
+    if config["model_type"] == "granitemoe":
+        return _granite_experts(tensors, f"{prefix}block_sparse_moe.", config)
+    mixtral = config["model_type"] == "mixtral"
+    block = prefix + ("block_sparse_moe." if mixtral else "mlp.")
+    names = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
+
+    def network(name: str) -> Network:
+        return Network(*(tensors[f"{block}{name}.{part}.weight"] for part in names))
+
+    return Experts(
+        tensors[f"{block}gate.weight"],
+        [network(f"experts.{expert}") for expert in range(n)],
+        used=config["num_experts_per_tok"],
+        renormalised=config.get("norm_topk_prob", mixtral),
+        shared=network("shared_expert") if "shared_expert_intermediate_size" in config else None,
+        share=tensors.get(f"{block}shared_expert_gate.weight"),
+    )
+
+
+def _granite_experts(tensors: Mapping[str, Array], block: str, config: dict[str, Any]) -> Experts:
+    """Gate and up are one matrix of each expert."""
+    both, down = tensors[f"{block}input_linear.weight"], tensors[f"{block}output_linear.weight"]
+    return Experts(
+        tensors[f"{block}router.layer.weight"],
+        [Network(*np.split(rows, 2), of_down) for rows, of_down in zip(both, down, strict=True)],
+        used=config["num_experts_per_tok"],
+        renormalised=True,
+    )

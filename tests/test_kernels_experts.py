@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Routing to experts and their products, for every instruction set and device, against NumPy and products of one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from conftest import DEVICES, product_unit, relative
+from reference import ACTIVATIONS
+from slimrt._core import ops
+from test_kernels import NATIVE, PLAIN, UNPACKED, random_weight
+
+WIDTH, INNER, EXPERTS, TAKEN = 256, 512, 7, 3
+
+
+class Call:
+    """x, the weights of EXPERTS networks in a type, and what tokens take."""
+
+    def __init__(self, type_name: str, tokens: int, width: int = WIDTH, inner: int = INNER):
+        random = np.random.default_rng(tokens)
+        self.type, self.inner = type_name, inner
+        self.x = random.normal(size=(tokens, width)).astype(np.float32)
+        shapes = ((inner, width), (inner, width), (width, inner))
+        made = [
+            [random_weight(type_name, rows, cols, seed=10 * expert + part) for expert in range(EXPERTS)]
+            for part, (rows, cols) in enumerate(shapes)
+        ]
+        self.raw = [[raw for raw, _ in part] for part in made]
+        self.values = [[values for _, values in part] for part in made]
+        self.ids = np.stack([random.permutation(EXPERTS)[:TAKEN] for _ in range(tokens)]).astype(np.int32)
+        self.shares = random.random(size=(tokens, TAKEN)).astype(np.float32)
+
+    def run(self, isa: str, threads: int = 1) -> np.ndarray:
+        weights = [(np.concatenate([raw.reshape(-1) for raw in part]), self.type) for part in self.raw]
+        return np.asarray(
+            ops.experts("silu", self.x, weights, EXPERTS, self.inner, self.ids, self.shares, isa, threads)
+        )
+
+    def one_by_one(self, isa: str) -> np.ndarray:
+        """Each expert's products of its own tokens."""
+        out = np.zeros(self.x.shape)
+        for expert in range(EXPERTS):
+            tokens, choices = np.nonzero(self.ids == expert)
+            if len(tokens) == 0:
+                continue
+            gate, up, down = (part[expert].reshape(-1) for part in self.raw)
+            rows, shape = self.x[tokens], (self.inner, None, isa, 1)
+            inner = ops.gate(
+                "silu", ops.linear(rows, gate, self.type, *shape), ops.linear(rows, up, self.type, *shape), isa
+            )
+            of_tokens = ops.linear(inner, down, self.type, self.x.shape[1], None, isa, 1)
+            np.add.at(out, tokens, self.shares[tokens, choices, None] * of_tokens.astype(np.float64))
+        return out
+
+    def exact(self) -> np.ndarray:
+        out, x = np.zeros(self.x.shape), self.x.astype(np.float64)
+        for token, (ids, shares) in enumerate(zip(self.ids, self.shares, strict=True)):
+            for expert, share in zip(ids, shares, strict=True):
+                gate, up, down = (part[expert] for part in self.values)
+                out[token] += share * (down @ (ACTIVATIONS["silu"](gate @ x[token]) * (up @ x[token])))
+        return out
+
+
+@pytest.mark.parametrize("isa", DEVICES)
+@pytest.mark.parametrize("tokens", [1, 3, 64])
+@pytest.mark.parametrize("type_name", PLAIN)
+def test_experts_of_plain_types(type_name, tokens, isa):
+    call = Call(type_name, tokens, width=52, inner=90)
+    allowed = 1e-5 + (1e-4 if isa == "cuda" and type_name != "f32" else 0)  # a GPU splits x into parts of 16 bits
+    if type_name != "f32" and tokens == 64:
+        allowed += 2e-3  # the CPU rounds both to 14 bits where there are many tokens
+    assert relative(call.run(isa), call.exact()) < allowed
+
+
+@pytest.mark.parametrize("isa", DEVICES)
+@pytest.mark.parametrize("tokens", [1, 3, 64, pytest.param(700, marks=pytest.mark.slow_emulated)])
+@pytest.mark.parametrize("type_name", ["f16", *NATIVE])
+def test_experts_are_what_products_of_each_one_are(type_name, tokens, isa):
+    if (isa, type_name) in UNPACKED:
+        return
+    call = Call(type_name, tokens)
+    assert relative(call.run(isa), call.one_by_one(isa)) < 1e-5 + 8 * product_unit(isa, type_name)
+
+
+@pytest.mark.parametrize("isa", DEVICES)
+@pytest.mark.parametrize("chosen", [[2, 2, 2], [5, 0, 5]])
+def test_experts_that_nobody_takes_and_one_that_all_take(chosen, isa):
+    call = Call("q8_0", 20)
+    call.ids[:] = chosen
+    assert relative(call.run(isa), call.one_by_one(isa)) < 1e-5 + 8 * product_unit(isa, "q8_0")
+
+
+@pytest.mark.parametrize("type_name", ["f32", "q4_k"])
+@pytest.mark.parametrize("isa", ops.backends())
+def test_threads_do_not_change_a_bit(isa, type_name):
+    call = Call(type_name, 33)
+    one = call.run(isa, 1)
+    assert all(np.array_equal(call.run(isa, threads), one) for threads in (2, 3))
+
+
+@pytest.mark.parametrize("isa", DEVICES)
+@pytest.mark.parametrize("renormalised", [False, True])
+@pytest.mark.parametrize(("n", "taken"), [(1, 1), (7, 3), (64, 8), (128, 8), (1000, 1000)])
+def test_route(n, taken, renormalised, isa):
+    scores = 3 * np.random.default_rng(n).normal(size=(19, n)).astype(np.float32)
+    ids, shares = ops.route(scores, taken, renormalised, 2.5, isa)
+    p = np.exp(scores.astype(np.float64) - scores.max(axis=1, keepdims=True))
+    p /= p.sum(axis=1, keepdims=True)
+    best = np.argsort(-scores, axis=1, kind="stable")[:, :taken]
+    wanted = np.take_along_axis(p, best, axis=1)
+    if renormalised:
+        wanted /= wanted.sum(axis=1, keepdims=True)
+    assert np.array_equal(ids, best)
+    np.testing.assert_allclose(shares, 2.5 * wanted, rtol=1e-5, atol=1e-30)
+
+
+@pytest.mark.parametrize("isa", DEVICES)
+def test_of_equal_scores_the_first_one_is_taken_and_of_none_the_last(isa):
+    scores = np.array([[1, 2, 2, 1, 2], [0, 0, 0, 0, 0], [np.nan, -1, np.nan, 1, -2]], np.float32)
+    ids, shares = ops.route(scores, 4, False, 1.0, isa)
+    assert ids.tolist() == [[1, 2, 4, 0], [0, 1, 2, 3], [3, 1, 4, 0]]
+    np.testing.assert_allclose(shares[1], 0.2, rtol=1e-6)
+    assert np.isnan(shares[2]).all()
+
+
+def test_route_takes_no_more_than_there_are():
+    for n, taken in ((4, 5), (4, 0), (1025, 1)):
+        with pytest.raises(ValueError, match="cannot be taken"):
+            ops.route(np.zeros((1, n), np.float32), taken, False, 1.0, ops.backends()[0])
+
+
+@pytest.mark.parametrize("isa", DEVICES)
+@pytest.mark.parametrize(("heads", "dim"), [(1, 40), (3, 7), (4, 16)])
+def test_gate_heads(heads, dim, isa):
+    random = np.random.default_rng(dim)
+    x = random.normal(size=(5, heads * dim)).astype(np.float32)
+    by = 4 * random.normal(size=(5, heads)).astype(np.float32)
+    wanted = x / (1 + np.exp(-np.repeat(by.astype(np.float64), dim, axis=1)))
+    np.testing.assert_allclose(ops.gate_heads(x, by, isa), wanted, rtol=1e-6, atol=1e-30)
