@@ -65,6 +65,10 @@ def _uniform(rng: np.random.Generator, rows: int, cols: int) -> NDArray[np.float
     return (rng.random((rows, cols), np.float32) - np.float32(0.5)) * np.float32(_UNIFORM / cols**0.5)
 
 
+def f32(rng: np.random.Generator, rows: int, cols: int) -> Bytes:
+    return _uniform(rng, rows, cols).view(np.uint8)
+
+
 def f16(rng: np.random.Generator, rows: int, cols: int) -> Bytes:
     return _uniform(rng, rows, cols).astype(np.float16).view(np.uint8)
 
@@ -79,6 +83,7 @@ TYPES: dict[gguf.GGMLQuantizationType, Callable[[np.random.Generator, int, int],
     gguf.GGMLQuantizationType.Q4_0: q4_0,
     gguf.GGMLQuantizationType.Q4_K: q4_k,
     gguf.GGMLQuantizationType.Q6_K: q6_k,
+    gguf.GGMLQuantizationType.F32: f32,
     gguf.GGMLQuantizationType.F16: f16,
     gguf.GGMLQuantizationType.BF16: bf16,
 }

@@ -31,6 +31,8 @@ class Shape:
     tied: bool
     rope_base: float = 10000.0
     window: int = 0  # positions that a query sees; 0: all
+    experts: int = 0  # networks d_ff wide, of which a token takes `taken`; 0: one that all take
+    taken: int = 1
 
     @property
     def kv_width(self) -> int:
@@ -45,6 +47,8 @@ SHAPES = {
         Shape("codellama-7b-4layers", 4, 4096, 32, 32, 11008, 32016, 16384, False, 1e6),
         Shape("llama-3.2-1b", 16, 2048, 32, 8, 8192, 128256, 131072, True, 500000.0),
         Shape("mistral-7b-2layers", 2, 4096, 32, 8, 14336, 32000, 32768, False, window=4096),
+        Shape("moe-64-4layers", 4, 2048, 32, 4, 768, 32000, 32768, False, experts=64, taken=8),
+        Shape("as-moe-64-4layers", 4, 2048, 32, 4, 8 * 768, 32000, 32768, False),
         Shape("tiny", 2, 256, 4, 4, 512, 1024, 2048, True),
     )
 }
@@ -76,7 +80,8 @@ def make(shape: Shape, weights: str = "q8_0", *, seed: int = 0) -> Path:
     for name, (type, rows, cols) in layout.items():
         if rows:
             row = gguf.quant_shape_to_byte_shape((cols,), type)[0]
-            writer.add_tensor_info(name, (rows, row), np.dtype(np.uint8), rows * row, type)
+            sizes = (shape.experts, rows // shape.experts) if "_exps" in name else (rows,)
+            writer.add_tensor_info(name, (*sizes, row), np.dtype(np.uint8), rows * row, type)
         else:
             writer.add_tensor_info(name, (cols,), np.dtype(np.float32), cols * 4)
     writer.write_header_to_file()
@@ -101,6 +106,9 @@ def _metadata(writer: gguf.GGUFWriter, shape: Shape, weights: str) -> None:
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_dimension_count(shape.d_model // shape.n_heads)
     writer.add_rope_freq_base(shape.rope_base)
+    if shape.experts:
+        writer.add_expert_count(shape.experts)
+        writer.add_expert_used_count(shape.taken)
     if shape.window:
         writer.add_sliding_window(shape.window)
     writer.add_vocab_size(shape.n_vocab)
@@ -109,7 +117,7 @@ def _metadata(writer: gguf.GGUFWriter, shape: Shape, weights: str) -> None:
 
 
 def tensors(shape: Shape, weights: str) -> dict[str, tuple[Type, int, int]]:
-    """name -> (type, rows, cols); rows 0: a float32 vector."""
+    """name -> (type, rows, cols); rows 0: a float32 vector. Experts lie one upon the other."""
     plain = WEIGHTS[weights][1]
     more = Type.Q6_K if weights == "q4_k_m" else plain  # what the mixture spends more bits on
     d, kv, ff, n = shape.d_model, shape.kv_width, shape.d_ff, shape.n_layers
@@ -123,15 +131,21 @@ def tensors(shape: Shape, weights: str) -> dict[str, tuple[Type, int, int]]:
         out |= {p + "attn_norm.weight": (plain, 0, d), p + "ffn_norm.weight": (plain, 0, d)}
         out |= {p + "attn_q.weight": (plain, d, d), p + "attn_k.weight": (plain, kv, d)}
         out |= {p + "attn_v.weight": (some, kv, d), p + "attn_output.weight": (plain, d, d)}
-        out |= {p + "ffn_gate.weight": (plain, ff, d), p + "ffn_up.weight": (plain, ff, d)}
-        out[p + "ffn_down.weight"] = (some, d, ff)
+        many, e = max(shape.experts, 1), "_exps" if shape.experts else ""
+        if shape.experts:
+            out[p + "ffn_gate_inp.weight"] = (Type.F32, shape.experts, d)
+        out |= {p + f"ffn_gate{e}.weight": (plain, many * ff, d), p + f"ffn_up{e}.weight": (plain, many * ff, d)}
+        out[p + f"ffn_down{e}.weight"] = (some, many * d, ff)
     return out
 
 
 def bytes_read(shape: Shape, weights: str) -> int:
     """Bytes of weights that a decode step reads: all matrices but an untied embedding."""
     sizes = {
-        name: rows * gguf.quant_shape_to_byte_shape((cols,), type)[0]
+        name: rows
+        * gguf.quant_shape_to_byte_shape((cols,), type)[0]
+        * (shape.taken if "_exps" in name else 1)
+        // (shape.experts if "_exps" in name else 1)
         for name, (type, rows, cols) in tensors(shape, weights).items()
         if rows
     }
@@ -140,7 +154,7 @@ def bytes_read(shape: Shape, weights: str) -> int:
 
 def multiply_adds(shape: Shape, tokens: int, depth: int) -> int:
     """Of a causal prefill of so many tokens after `depth` others: the layers, attention, and logits of the last one."""
-    layer = 2 * shape.d_model * (shape.d_model + shape.kv_width) + 3 * shape.d_model * shape.d_ff
+    layer = 2 * shape.d_model * (shape.d_model + shape.kv_width) + 3 * shape.d_model * shape.d_ff * shape.taken
     attention = 2 * shape.d_model * (tokens * depth + tokens * (tokens + 1) // 2)
     return shape.n_layers * (tokens * layer + attention) + shape.n_vocab * shape.d_model
 
