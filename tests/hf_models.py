@@ -60,7 +60,8 @@ CLASSES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2"
            "phi": "PhiForCausalLM", "qwen3": "Qwen3ForCausalLM", "olmo2": "Olmo2ForCausalLM",
            "stablelm": "StableLmForCausalLM", "gemma": "GemmaForCausalLM", "olmo": "OlmoForCausalLM",
            "cohere": "CohereForCausalLM", "bloom": "BloomForCausalLM", "mpt": "MptForCausalLM",
-           "granite": "GraniteForCausalLM", "glm4": "Glm4ForCausalLM", "opt": "OPTForCausalLM"}  # fmt: skip
+           "granite": "GraniteForCausalLM", "glm4": "Glm4ForCausalLM", "opt": "OPTForCausalLM",
+           "bitnet": "BitNetForCausalLM"}  # fmt: skip
 LONG_FACTORS = {"short_factor": [1.0, 1.1, 1.3, 1.4, 1.7, 2.0], "long_factor": [1.2, 2.1, 3.5, 6.0, 8.5, 11.0]}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 32}  # fmt: skip
@@ -77,6 +78,7 @@ class Tiny:
     shard_size: str = "1GB"
     seed: int = 0  # chosen where a square W_K or W_V is reasonably conditioned (cond up to a few hundred)
     rewrite: Callable[[dict[str, Any]], None] | None = None  # changes config.json after it is saved
+    ternary: bool = False  # its matrices run as -s, 0 and s, which transformers knows on a GPU alone
     stands_in: bool = False  # for a model type that transformers has no class of, whose mathematics are the same
 
 
@@ -112,6 +114,12 @@ def minicpm(config: dict[str, Any]) -> None:
     config["scale_emb"] = config.pop("embedding_multiplier")
     config["scale_depth"] = config.pop("residual_multiplier") * config["num_hidden_layers"] ** 0.5
     config["dim_model_base"] = config["hidden_size"] / config.pop("logits_scaling")
+
+
+def online(config: dict[str, Any]) -> None:
+    """As in the configuration of BitNet b1.58 2B-4T's master weights."""
+    config["quantization_config"] = {"quant_method": "bitnet", "linear_class": "autobitlinear",
+                                     "quantization_mode": "online"}  # fmt: skip
 
 
 def unused_window(config: dict[str, Any]) -> None:
@@ -274,6 +282,8 @@ MODELS = {
     ),
     "glm4_mha": Tiny("glm4", {"head_dim": 16, "attention_bias": False}),
     "opt": Tiny("opt"),
+    "bitnet": Tiny("bitnet", {"num_key_value_heads": 2, "tie_word_embeddings": True, "hidden_act": "relu2"}),
+    "bitnet_online": Tiny("bitnet", {"tie_word_embeddings": True, "hidden_act": "silu"}, rewrite=online, ternary=True),
     "gpt2_tanh": Tiny("gpt2", {"activation_function": "gelu_new"}),
     "gpt2_erf": Tiny("gpt2", {"activation_function": "gelu", "tie_word_embeddings": False, "n_inner": 80}, seed=4),
 }
@@ -302,6 +312,18 @@ def build(name: str) -> Any:
     return model
 
 
+def as_ternary(model: Any) -> Any:
+    """As BitNet b1.58 (Ma et al., 2024) multiplies, without rounding what is multiplied."""
+    import torch
+
+    with torch.no_grad():
+        for key, value in model.named_parameters():
+            if "_proj" in key:
+                scale = value.abs().mean().clamp(min=1e-5)
+                value.copy_((value / scale).round().clamp(-1, 1) * scale)
+    return model
+
+
 def save(name: str, directory: Path) -> None:
     """Writes config.json and the weights as Hugging Face does."""
     import torch
@@ -323,6 +345,8 @@ def golden(name: str, directory: Path, suffix: str, seed: int = 1) -> dict[str, 
     n_prompt, n_ctx = MODELS[name].prompts[suffix]
     if MODELS[name].stands_in:
         model = build(name)
+    elif MODELS[name].ternary:
+        model = as_ternary(build(name))
     else:
         model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
     random = torch.Generator().manual_seed(seed)

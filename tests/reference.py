@@ -46,6 +46,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))),
     "gelu_erf": lambda x: 0.5 * x * (1 + np.vectorize(erf)(x / sqrt(2))),
     "relu": lambda x: np.maximum(x, 0),
+    "relu_squared": lambda x: np.maximum(x, 0) ** 2,
 }
 
 
@@ -109,6 +110,8 @@ class Layer:
     up_b: Array | None = None
     down_b: Array | None = None
     gate_b: Array | None = None
+    attn_sub_norm: Array | None = None  # of what W_O and down read
+    ffn_sub_norm: Array | None = None
 
 
 @dataclass
@@ -231,7 +234,8 @@ class Reference:
         for i, layer in enumerate(self.w.layers):
             normed = self.norm(x, layer.attn_norm, layer.attn_norm_b)
             heads = self._attention(i, normed, positions, caches, n_batch)
-            attended = self.norm(plus(heads @ layer.wo.T, layer.bo), layer.attn_post_norm) * self.w.residual_scale
+            attended = plus(self.norm(heads, layer.attn_sub_norm) @ layer.wo.T, layer.bo)
+            attended = self.norm(attended, layer.attn_post_norm) * self.w.residual_scale
             normed = self.norm(x if self.w.parallel else x + attended, layer.ffn_norm, layer.ffn_norm_b)
             x = x + attended + self.norm(self._ffn(layer, normed), layer.ffn_post_norm) * self.w.residual_scale
         for cache in caches:
@@ -255,7 +259,7 @@ class Reference:
         activation = ACTIVATIONS[self.w.activation]
         up = plus(x @ layer.up.T, layer.up_b)
         hidden = activation(up) if layer.gate is None else activation(plus(x @ layer.gate.T, layer.gate_b)) * up
-        return plus(hidden @ layer.down.T, layer.down_b)
+        return plus(self.norm(hidden, layer.ffn_sub_norm) @ layer.down.T, layer.down_b)
 
     # ------------------------------------------------ attention
     def _attention(

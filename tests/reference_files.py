@@ -157,6 +157,8 @@ def _layer(part: dict[str, Array], q_rows: int, kv_rows: int) -> Layer:
         up_b=part.get("ffn_up.bias"),
         down=down,
         down_b=part.get("ffn_down.bias"),
+        attn_sub_norm=part.get("attn_sub_norm.weight"),
+        ffn_sub_norm=part.get("ffn_sub_norm.weight"),
     )
 
 

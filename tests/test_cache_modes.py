@@ -73,6 +73,8 @@ CASES = [
     ("granite", "k"),
     ("minicpm", "k"),
     ("glm4", "kv"),
+    ("bitnet", "kv"),
+    ("bitnet_online", "k"),  # ternary
     ("glm4_mha", "k"),
     ("opt", "k"),
     ("opt", "v"),
@@ -326,6 +328,8 @@ def test_cache_modes_lists_every_mode_with_a_reason(convert):
         "minicpm": {"kv", "k", "k+r"},
         "glm4": {"kv", "k+r", "xr"},
         "glm4_mha": {"kv", "k", "k+r", "xr"},
+        "bitnet": {"kv", "k+r"},
+        "bitnet_online": {"kv", "k", "k+r"},
         "opt": {"kv", "k", "k+r", "v", "x"},
         "bloom": {"kv", "k", "k+r", "v", "x"},
         "mpt": {"kv", "k", "k+r", "v", "x"},

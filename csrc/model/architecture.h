@@ -42,6 +42,7 @@ struct Architecture {
     bool norm_bias = true, norm_weight = true;  // of NormKind::layer
     bool embedding_norm = false;                // of the token embedding
     Norms norms = Norms::before;
+    bool sub_norms = false;  // RMS norms of what W_O and the FFN's down projection read
     Positions positions = Positions::rope_interleaved;
     bool partial_rotary = false;     // rope.dimension_count may be less than a head has
     bool parallel_residual = false;  // x + attention(x) + ffn(x)

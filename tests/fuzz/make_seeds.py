@@ -66,8 +66,8 @@ CONVOLUTIONS = {
     "whisper": {"conv1": (D, 3), "conv2": (D, 3 * D)},
     "moonshine": {"conv1": (D, 127), "conv2": (2 * D, 7 * D), "conv3": (D, 3 * 2 * D)},
 }
-ARCHITECTURES = ("bloom", "command-r", "gemma", "glm4", "gpt2", "gptneox", "granite", "llama", "minicpm", "moonshine",
-                 "mpt", "olmo", "olmo2", "opt", "phi2", "phi3", "qwen2", "qwen3", "stablelm", "t5",
+ARCHITECTURES = ("bitnet", "bloom", "command-r", "gemma", "glm4", "gpt2", "gptneox", "granite", "llama", "minicpm",
+                 "moonshine", "mpt", "olmo", "olmo2", "opt", "phi2", "phi3", "qwen2", "qwen3", "stablelm", "t5",
                  "whisper")  # fmt: skip
 Shapes = dict[str, tuple[int, ...]]
 
@@ -106,6 +106,8 @@ def layer(arch: str, cross: bool, out: str) -> Shapes:
         shapes |= {"ffn_up.bias": (FF,), "ffn_down.bias": (D,)}
     if arch not in UNGATED:
         shapes["ffn_gate.weight"] = (FF, D)
+    if arch == "bitnet":
+        shapes |= {"attn_sub_norm.weight": (D,), "ffn_sub_norm.weight": (FF,)}
     return shapes | ({"attn_rel_b.weight": (ROWS, HEADS)} if arch == "t5" else {})
 
 

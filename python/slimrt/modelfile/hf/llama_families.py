@@ -153,6 +153,43 @@ GLM4 = replace(
     settle=None,
 )
 
+
+def _bitnet(family: Family, values: dict[str, Any]) -> tuple[Family, dict[str, Any]]:
+    """Without a quantisation its weights run as they are."""
+    return (family if values.get("quantization_config") else replace(family, ternary=())), values
+
+
+BITNET = replace(
+    LLAMA,
+    arch="bitnet",
+    layer={
+        **LLAMA.layer,
+        "attn_sub_norm": ("self_attn.attn_sub_norm", "q"),
+        "ffn_sub_norm": ("mlp.ffn_sub_norm", "ff"),
+    },
+    biases={},
+    defaults={"max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "hidden_act": "relu2"},
+    only={"hidden_act": ("relu2", "silu"), "attention_bias": (False,)},
+    activation="hidden_act",
+    permuted=(),
+    ternary=("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"),
+    settle=_bitnet,
+)
+
+# What 1bitLLM's models call themselves, whose model_type is "llama".
+BITNET_B158 = replace(
+    BITNET,
+    layer={
+        **BITNET.layer,
+        "attn_sub_norm": ("self_attn.inner_attn_ln", "q"),
+        "ffn_sub_norm": ("mlp.ffn_layernorm", "ff"),
+    },
+    defaults={**BITNET.defaults, "hidden_act": "silu"},
+    only={**BITNET.only, "weight_bits": (1,)},
+    settle=None,
+)
+OWN_CLASSES = {"BitnetForCausalLM": BITNET_B158}
+
 # Vicuna and others are "llama" itself; Aya 23 is "cohere", CodeGemma "gemma".
 LLAMA_FAMILIES: dict[str, Family] = {
     "qwen3": QWEN3,
@@ -164,4 +201,5 @@ LLAMA_FAMILIES: dict[str, Family] = {
     "granite": GRANITE,
     "minicpm": MINICPM,
     "glm4": GLM4,
+    "bitnet": BITNET,
 }
