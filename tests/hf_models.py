@@ -6,6 +6,7 @@ Weights are drawn large (and norms and biases at random) so that every part of a
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -284,9 +285,15 @@ MODELS = {
     "opt": Tiny("opt"),
     "bitnet": Tiny("bitnet", {"num_key_value_heads": 2, "tie_word_embeddings": True, "hidden_act": "relu2"}),
     "bitnet_online": Tiny("bitnet", {"tie_word_embeddings": True, "hidden_act": "silu"}, rewrite=online, ternary=True),
+    "openlm": Tiny("openlm"),
     "gpt2_tanh": Tiny("gpt2", {"activation_function": "gelu_new"}),
     "gpt2_erf": Tiny("gpt2", {"activation_function": "gelu", "tie_word_embeddings": False, "n_inner": 80}, seed=4),
 }
+
+
+def openlm() -> Any:
+    """The module with its layers, which needs torch."""
+    return importlib.import_module("openlm")
 
 
 def build(name: str) -> Any:
@@ -295,10 +302,13 @@ def build(name: str) -> Any:
     import transformers
 
     tiny = MODELS[name]
-    kind = getattr(transformers, CLASSES[tiny.family])
-    config = kind.config_class(**(BASES.get(tiny.family, SMALL) | tiny.changes))
-    config._attn_implementation = "eager"
-    model = kind(config).eval()
+    if tiny.family == "openlm":
+        model = openlm().Model().eval()
+    else:
+        kind = getattr(transformers, CLASSES[tiny.family])
+        config = kind.config_class(**(BASES.get(tiny.family, SMALL) | tiny.changes))
+        config._attn_implementation = "eager"
+        model = kind(config).eval()
     random = torch.Generator().manual_seed(tiny.seed)
     with torch.no_grad():
         for key, value in model.named_parameters():
@@ -329,6 +339,9 @@ def save(name: str, directory: Path) -> None:
     import torch
 
     tiny = MODELS[name]
+    if tiny.family == "openlm":
+        openlm().save(build(name), directory)
+        return
     build(name).to(getattr(torch, tiny.dtype)).save_pretrained(directory, max_shard_size=tiny.shard_size)
     (directory / "generation_config.json").unlink(missing_ok=True)
     if tiny.rewrite is not None:
@@ -343,6 +356,16 @@ def golden(name: str, directory: Path, suffix: str, seed: int = 1) -> dict[str, 
     from transformers import AutoModelForCausalLM
 
     n_prompt, n_ctx = MODELS[name].prompts[suffix]
+    if MODELS[name].family == "openlm":
+        ids = torch.randint(3, 101, (n_prompt + N_DECODE,), generator=torch.Generator().manual_seed(seed))
+        with torch.no_grad():
+            logits = build(name)(ids).numpy()
+        return {
+            "ids": ids.numpy().astype(np.int32),
+            "n_ctx": n_ctx,
+            "prefill": logits[:n_prompt],
+            "decode": logits[n_prompt:],
+        }
     if MODELS[name].stands_in:
         model = build(name)
     elif MODELS[name].ternary:

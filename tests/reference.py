@@ -139,6 +139,7 @@ class Weights:
     score_scale: float = 0.0  # 0: by the width of a head
     logit_scale: float = 1.0
     clamp: float = 0.0  # of q, k and v; 0: none
+    qk_layer_norm: bool = False  # else RMS norm
     slopes: Array | None = None  # ALiBi, of each head
 
 
@@ -253,7 +254,12 @@ class Reference:
 
     def norm_heads(self, x: Array, weight: Array | None) -> Array:
         """x [n, width], each part by itself that is as long as the weight."""
-        return x if weight is None else rms_norm(in_parts(x, weight), weight, self.w.eps).reshape(x.shape)
+        if weight is None:
+            return x
+        parts = in_parts(x, weight)
+        if self.w.qk_layer_norm:
+            return layer_norm(parts, weight, np.zeros(len(weight)), self.w.eps).reshape(x.shape)
+        return rms_norm(parts, weight, self.w.eps).reshape(x.shape)
 
     def _ffn(self, layer: Layer, x: Array) -> Array:
         activation = ACTIVATIONS[self.w.activation]

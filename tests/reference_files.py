@@ -69,6 +69,7 @@ def load_gguf(path: Path, n_ctx: int) -> Weights:
         score_scale=key("attention.scale", 0.0),
         logit_scale=1 / key("logit_scale", 1.0) if arch in ("granite", "minicpm") else key("logit_scale", 1.0),
         clamp=key("attention.clamp_kqv", 0.0),
+        qk_layer_norm=layer_norm is not None,
         slopes=_slopes(n_heads, key("attention.max_alibi_bias", 8.0)) if arch in ("bloom", "mpt") else None,
     )
 
@@ -82,7 +83,11 @@ INTERLEAVED = ("llama", "olmo", "command-r", "granite", "minicpm", "glm4")  # Ro
 
 def _whole_norms(tensors: dict[str, Array], arch: str, n_layers: int, d_model: int) -> dict[str, Array]:
     """LayerNorms with ones and zeros for the weights and biases that they do not have."""
-    names = {name.rpartition(".")[0] for name in tensors if "norm" in name}
+    names = {
+        name.rpartition(".")[0]
+        for name in tensors
+        if "norm" in name and not name.endswith(("q_norm.weight", "k_norm.weight"))
+    }
     if arch == "olmo":
         names |= {"output_norm", *(f"blk.{i}.{name}" for i in range(n_layers) for name in ("attn_norm", "ffn_norm"))}
     whole = {f"{name}.weight": np.ones(d_model) for name in names} | {

@@ -75,6 +75,7 @@ CASES = [
     ("glm4", "kv"),
     ("bitnet", "kv"),
     ("bitnet_online", "k"),  # ternary
+    ("openlm", "kv"),  # QK-norm by LayerNorm
     ("glm4_mha", "k"),
     ("opt", "k"),
     ("opt", "v"),
@@ -281,6 +282,9 @@ ILLEGAL = [
     ("olmo_clipped", "lowrank", 0, "attention.clamp_kqv"),
     ("mpt_clipped", "x", 0, "attention.clamp_kqv"),
     ("mpt_clipped", ["kivi", "v"], 1, "attention.clamp_kqv"),
+    ("openlm", "k", 0, "LayerNorm"),
+    ("openlm", "k+r", 0, "LayerNorm"),
+    ("openlm", "x", 0, "QK-norm"),
     ("stablelm", "x", 0, "RoPE"),
     ("gemma", "xr", 0, "all columns"),
     ("granite", "v", 0, "RoPE"),
@@ -330,6 +334,7 @@ def test_cache_modes_lists_every_mode_with_a_reason(convert):
         "glm4_mha": {"kv", "k", "k+r", "xr"},
         "bitnet": {"kv", "k+r"},
         "bitnet_online": {"kv", "k", "k+r"},
+        "openlm": {"kv"},
         "opt": {"kv", "k", "k+r", "v", "x"},
         "bloom": {"kv", "k", "k+r", "v", "x"},
         "mpt": {"kv", "k", "k+r", "v", "x"},

@@ -125,6 +125,7 @@ METADATA = {
     "opt": {"opt.context_length": 128, "opt.attention.layer_norm_epsilon": 1e-5, "opt.feed_forward_length": 88},
     "bitnet": {"slimrt.activation": "relu_squared", "bitnet.attention.head_count_kv": 2},
     "bitnet_online": {"slimrt.activation": "silu"},
+    "openlm": {"openlm.feed_forward_length": 256, "openlm.attention.layer_norm_epsilon": 1e-5},
     "mpt": {"mpt.attention.max_alibi_bias": 8.0, "mpt.attention.clamp_kqv": None, "slimrt.activation": "gelu_erf"},
     "mpt_clipped": {"mpt.attention.clamp_kqv": 1.0, "mpt.attention.head_count": 4},
     "olmo2": {"olmo2.attention.layer_norm_rms_epsilon": 1e-6, "slimrt.activation": None},
@@ -257,6 +258,18 @@ REFUSED = {
         "bitnet_online",
         {"architectures": ["BitnetForCausalLM"], "weight_bits": 2, "quantization_config": None, "hidden_act": "silu"},
         "weight_bits",
+    ),
+    "OpenLM with another FFN": ("openlm", {"params_args_dict": {"ffn_type": "gelu"}}, "ffn_type = 'gelu'"),
+    "OpenLM without QK-norm": (
+        "openlm",
+        {
+            "params_args_dict": {
+                "ffn_type": "swiglu",
+                "positional_embedding_type": "rotary",
+                "model_norm": "gain_only_lp_layer_norm",
+            }
+        },
+        "without qk_norm",
     ),
     "quantised": ("llama_mha", {"quantization_config": {"quant_method": "awq"}}, "awq"),
 }

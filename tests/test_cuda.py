@@ -43,6 +43,7 @@ CASES = [
     ("gemma_mqa", "kv"),
     ("granite_gqa", "kv"),
     ("bitnet", "kv"),
+    ("openlm", "kv"),
     ("olmo_clipped", "kv"),
     ("llama_mha", "k"),
     ("cohere", "k"),

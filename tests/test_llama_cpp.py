@@ -28,7 +28,9 @@ UNREAD = ("gptneox_sequential", "olmo2_gqa")  # a tied head, heads that are wide
 OWN_ACTIVATION = {"gelu_erf": "gelu_tanh", "relu_squared": "silu"}  # it knows no other of these architectures
 GELU = ("bloom", "gemma")  # architectures that have it where the file does not say
 ROPE = {"rope_freqs", "rope_factors_long", "rope_factors_short"}  # of any architecture
-NAMED = [name for name, tiny in MODELS.items() if tiny.family != "opt"]  # of which llama.cpp knows the architecture
+NAMED = [
+    name for name, tiny in MODELS.items() if tiny.family not in ("opt", "openlm")
+]  # of which llama.cpp knows the architecture
 WINDOWS = ("mistral_window", "mistral_mha", "phi3")  # which it does not honour in these architectures
 
 

@@ -15,7 +15,7 @@ enum class Positions { learned, rope_interleaved, rope_neox, relative, alibi };
 /// Of attention and FFN: norms of their inputs, one for both inputs, norms of their outputs, or of inputs and
 /// outputs. In files post_attention_norm is one of attention's output, ffn_norm one of the FFN's input.
 enum class Norms { before, shared, after, both };
-/// RMS norms of q and k before RoPE: of each head, or of whole rows.
+/// Norms of q and k before RoPE, of the architecture's kind and without bias: of each head, or of whole rows.
 enum class QkNorm { none, row, head };
 /// What an encoder reads: token ids, log-mel frames, samples.
 enum class EncoderKind { none, tokens, mel, audio };

@@ -25,6 +25,7 @@ AttnConfig attention_config(const ModelConfig& c, int layer, bool cross) {
             .rope = n_rot > 0,
             .n_rot = n_rot,
             .qk_norm_eps = norm == QkNorm::none ? std::nullopt : std::optional(c.norm_eps),
+            .qk_norm_kind = c.architecture->norm,
             .norms_heads = norm == QkNorm::head,
             .window = cross ? 0 : c.window,
             .latent_heads = usual_latent_heads(c.n_kv_heads),
