@@ -6,6 +6,7 @@ Weights are drawn large (and norms and biases at random) so that every part of a
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -62,7 +63,8 @@ CLASSES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2"
            "cohere": "CohereForCausalLM", "bloom": "BloomForCausalLM", "mpt": "MptForCausalLM",
            "granite": "GraniteForCausalLM", "glm4": "Glm4ForCausalLM", "opt": "OPTForCausalLM",
            "olmoe": "OlmoeForCausalLM", "mixtral": "MixtralForCausalLM", "qwen2_moe": "Qwen2MoeForCausalLM",
-           "qwen3_moe": "Qwen3MoeForCausalLM", "granitemoe": "GraniteMoeForCausalLM"}  # fmt: skip
+           "qwen3_moe": "Qwen3MoeForCausalLM", "granitemoe": "GraniteMoeForCausalLM",
+           "bitnet": "BitNetForCausalLM"}  # fmt: skip
 LONG_FACTORS = {"short_factor": [1.0, 1.1, 1.3, 1.4, 1.7, 2.0], "long_factor": [1.2, 2.1, 3.5, 6.0, 8.5, 11.0]}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 32}  # fmt: skip
@@ -79,6 +81,7 @@ class Tiny:
     shard_size: str = "1GB"
     seed: int = 0  # chosen where a square W_K or W_V is reasonably conditioned (cond up to a few hundred)
     rewrite: Callable[[dict[str, Any]], None] | None = None  # changes config.json after it is saved
+    ternary: bool = False  # its matrices run as -s, 0 and s, which transformers knows on a GPU alone
     stands_in: bool = False  # for a model type that transformers has no class of, whose mathematics are the same
 
 
@@ -114,6 +117,12 @@ def minicpm(config: dict[str, Any]) -> None:
     config["scale_emb"] = config.pop("embedding_multiplier")
     config["scale_depth"] = config.pop("residual_multiplier") * config["num_hidden_layers"] ** 0.5
     config["dim_model_base"] = config["hidden_size"] / config.pop("logits_scaling")
+
+
+def online(config: dict[str, Any]) -> None:
+    """As in the configuration of BitNet b1.58 2B-4T's master weights."""
+    config["quantization_config"] = {"quant_method": "bitnet", "linear_class": "autobitlinear",
+                                     "quantization_mode": "online"}  # fmt: skip
 
 
 def unused_window(config: dict[str, Any]) -> None:
@@ -276,6 +285,9 @@ MODELS = {
     ),
     "glm4_mha": Tiny("glm4", {"head_dim": 16, "attention_bias": False}),
     "opt": Tiny("opt"),
+    "bitnet": Tiny("bitnet", {"num_key_value_heads": 2, "tie_word_embeddings": True, "hidden_act": "relu2"}),
+    "bitnet_online": Tiny("bitnet", {"tie_word_embeddings": True, "hidden_act": "silu"}, rewrite=online, ternary=True),
+    "openlm": Tiny("openlm"),
     "olmoe": Tiny("olmoe", {"num_experts": 7, "num_experts_per_tok": 3, "intermediate_size": 40}, seed=3),
     "mixtral": Tiny(
         "mixtral",
@@ -321,16 +333,24 @@ MODELS = {
 }
 
 
+def openlm() -> Any:
+    """The module with its layers, which needs torch."""
+    return importlib.import_module("openlm")
+
+
 def build(name: str) -> Any:
     """The model, seeded, on the CPU in float32."""
     import torch
     import transformers
 
     tiny = MODELS[name]
-    kind = getattr(transformers, CLASSES[tiny.family])
-    config = kind.config_class(**(BASES.get(tiny.family, SMALL) | tiny.changes))
-    config._attn_implementation = "eager"
-    model = kind(config).eval()
+    if tiny.family == "openlm":
+        model = openlm().Model().eval()
+    else:
+        kind = getattr(transformers, CLASSES[tiny.family])
+        config = kind.config_class(**(BASES.get(tiny.family, SMALL) | tiny.changes))
+        config._attn_implementation = "eager"
+        model = kind(config).eval()
     random = torch.Generator().manual_seed(tiny.seed)
     with torch.no_grad():
         for key, value in model.named_parameters():
@@ -344,11 +364,26 @@ def build(name: str) -> Any:
     return model
 
 
+def as_ternary(model: Any) -> Any:
+    """As BitNet b1.58 (Ma et al., 2024) multiplies, without rounding what is multiplied."""
+    import torch
+
+    with torch.no_grad():
+        for key, value in model.named_parameters():
+            if "_proj" in key:
+                scale = value.abs().mean().clamp(min=1e-5)
+                value.copy_((value / scale).round().clamp(-1, 1) * scale)
+    return model
+
+
 def save(name: str, directory: Path) -> None:
     """Writes config.json and the weights as Hugging Face does."""
     import torch
 
     tiny = MODELS[name]
+    if tiny.family == "openlm":
+        openlm().save(build(name), directory)
+        return
     build(name).to(getattr(torch, tiny.dtype)).save_pretrained(directory, max_shard_size=tiny.shard_size)
     (directory / "generation_config.json").unlink(missing_ok=True)
     if tiny.rewrite is not None:
@@ -363,8 +398,20 @@ def golden(name: str, directory: Path, suffix: str, seed: int = 1) -> dict[str, 
     from transformers import AutoModelForCausalLM
 
     n_prompt, n_ctx = MODELS[name].prompts[suffix]
+    if MODELS[name].family == "openlm":
+        ids = torch.randint(3, 101, (n_prompt + N_DECODE,), generator=torch.Generator().manual_seed(seed))
+        with torch.no_grad():
+            logits = build(name)(ids).numpy()
+        return {
+            "ids": ids.numpy().astype(np.int32),
+            "n_ctx": n_ctx,
+            "prefill": logits[:n_prompt],
+            "decode": logits[n_prompt:],
+        }
     if MODELS[name].stands_in:
         model = build(name)
+    elif MODELS[name].ternary:
+        model = as_ternary(build(name))
     else:
         model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
     random = torch.Generator().manual_seed(seed)

@@ -47,6 +47,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))),
     "gelu_erf": lambda x: 0.5 * x * (1 + np.vectorize(erf)(x / sqrt(2))),
     "relu": lambda x: np.maximum(x, 0),
+    "relu_squared": lambda x: np.maximum(x, 0) ** 2,
 }
 
 
@@ -111,6 +112,8 @@ class Layer:
     up_b: Array | None = None
     down_b: Array | None = None
     gate_b: Array | None = None
+    attn_sub_norm: Array | None = None  # of what W_O and down read
+    ffn_sub_norm: Array | None = None
 
 
 @dataclass
@@ -138,6 +141,7 @@ class Weights:
     score_scale: float = 0.0  # 0: by the width of a head
     logit_scale: float = 1.0
     clamp: float = 0.0  # of q, k and v; 0: none
+    qk_layer_norm: bool = False  # else RMS norm
     slopes: Array | None = None  # ALiBi, of each head
 
 
@@ -233,7 +237,8 @@ class Reference:
         for i, layer in enumerate(self.w.layers):
             normed = self.norm(x, layer.attn_norm, layer.attn_norm_b)
             heads = self._attention(i, normed, positions, caches, n_batch)
-            attended = self.norm(plus(heads @ layer.wo.T, layer.bo), layer.attn_post_norm) * self.w.residual_scale
+            attended = plus(self.norm(heads, layer.attn_sub_norm) @ layer.wo.T, layer.bo)
+            attended = self.norm(attended, layer.attn_post_norm) * self.w.residual_scale
             normed = self.norm(x if self.w.parallel else x + attended, layer.ffn_norm, layer.ffn_norm_b)
             x = x + attended + self.norm(self._ffn(layer, normed), layer.ffn_post_norm) * self.w.residual_scale
         for cache in caches:
@@ -251,7 +256,12 @@ class Reference:
 
     def norm_heads(self, x: Array, weight: Array | None) -> Array:
         """x [n, width], each part by itself that is as long as the weight."""
-        return x if weight is None else rms_norm(in_parts(x, weight), weight, self.w.eps).reshape(x.shape)
+        if weight is None:
+            return x
+        parts = in_parts(x, weight)
+        if self.w.qk_layer_norm:
+            return layer_norm(parts, weight, np.zeros(len(weight)), self.w.eps).reshape(x.shape)
+        return rms_norm(parts, weight, self.w.eps).reshape(x.shape)
 
     def _ffn(self, layer: Layer, x: Array) -> Array:
         activation = ACTIVATIONS[self.w.activation]
@@ -260,7 +270,7 @@ class Reference:
         assert layer.up is not None and layer.down is not None
         up = plus(x @ layer.up.T, layer.up_b)
         hidden = activation(up) if layer.gate is None else activation(plus(x @ layer.gate.T, layer.gate_b)) * up
-        return plus(hidden @ layer.down.T, layer.down_b)
+        return plus(self.norm(hidden, layer.ffn_sub_norm) @ layer.down.T, layer.down_b)
 
     # ------------------------------------------------ attention
     def _attention(

@@ -73,6 +73,7 @@ def load_gguf(path: Path, n_ctx: int) -> Weights:
         if arch in ("granite", "granitemoe", "minicpm")
         else key("logit_scale", 1.0),
         clamp=key("attention.clamp_kqv", 0.0),
+        qk_layer_norm=layer_norm is not None,
         slopes=_slopes(n_heads, key("attention.max_alibi_bias", 8.0)) if arch in ("bloom", "mpt") else None,
     )
 
@@ -86,7 +87,11 @@ INTERLEAVED = ("llama", "olmo", "command-r", "granite", "granitemoe", "minicpm",
 
 def _whole_norms(tensors: dict[str, Array], arch: str, n_layers: int, d_model: int) -> dict[str, Array]:
     """LayerNorms with ones and zeros for the weights and biases that they do not have."""
-    names = {name.rpartition(".")[0] for name in tensors if "norm" in name}
+    names = {
+        name.rpartition(".")[0]
+        for name in tensors
+        if "norm" in name and not name.endswith(("q_norm.weight", "k_norm.weight"))
+    }
     if arch == "olmo":
         names |= {"output_norm", *(f"blk.{i}.{name}" for i in range(n_layers) for name in ("attn_norm", "ffn_norm"))}
     whole = {f"{name}.weight": np.ones(d_model) for name in names} | {
@@ -161,6 +166,8 @@ def _layer(part: dict[str, Array], q_rows: int, kv_rows: int) -> Layer:
         up_b=part.get("ffn_up.bias"),
         down=down,
         down_b=part.get("ffn_down.bias"),
+        attn_sub_norm=part.get("attn_sub_norm.weight"),
+        ffn_sub_norm=part.get("ffn_sub_norm.weight"),
     )
 
 

@@ -152,7 +152,10 @@ def decoded_logits(path: Path, cache: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("target", [0.05, 0.01, 0.001])
-@pytest.mark.parametrize(("name", "mode"), [("gptneox", "xr"), ("gptneox_sequential", "xr"), ("olmo2", "k+r")])
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [("gptneox", "xr"), ("gptneox_sequential", "xr"), ("olmo2", "k+r"), ("qwen3", "k+r"), ("stablelm", "xr")],
+)
 def test_a_directory_converted_for_auto_speaks_as_it_did(name, mode, target, tmp_path):
     """Attention's output may be off by sqrt(2) of the target in a layer. Added up over the layers as if all pointed the
     same way, and carried to the logits undiminished (beside them stands what attention had no part in)."""
@@ -163,7 +166,9 @@ def test_a_directory_converted_for_auto_speaks_as_it_did(name, mode, target, tmp
     assert 0 < rms(got - exact) <= len(report.layers) * np.sqrt(2) * target * rms(exact)
 
 
-@pytest.mark.parametrize(("name", "mode"), [("gptneox", "xr"), ("gptneox", "k+r"), ("olmo2", "k+r")])
+@pytest.mark.parametrize(
+    ("name", "mode"), [("gptneox", "xr"), ("gptneox", "k+r"), ("olmo2", "k+r"), ("qwen3", "k+r"), ("bloom", "k+r")]
+)
 def test_a_directory_in_float32_is_exact(name, mode, tmp_path):
     """xr as it is, k+r with all of V in its residual."""
     whole = {"rank": 48, "residual_type": "f32"} if mode == "k+r" else {}
@@ -176,7 +181,17 @@ def test_a_directory_in_float32_is_exact(name, mode, tmp_path):
 @pytest.mark.parametrize("type_name", CACHE_TYPES)
 @pytest.mark.parametrize(
     ("name", "mode"),
-    [("llama_bias", "k+r"), ("qwen2_tied", "k+r"), ("olmo2", "k+r"), ("gptneox", "xr"), ("phi2", "xr")],
+    [
+        ("llama_bias", "k+r"),
+        ("qwen2_tied", "k+r"),
+        ("olmo2", "k+r"),
+        ("gptneox", "xr"),
+        ("phi2", "xr"),
+        ("qwen3", "k+r"),
+        ("granite", "k+r"),
+        ("bloom", "k+r"),
+        ("bitnet_online", "k+r"),
+    ],  # fmt: skip
 )
 def test_one_mode_for_all(name, mode, type_name, tmp_path):
     report = convert(

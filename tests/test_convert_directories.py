@@ -16,14 +16,14 @@ from slimrt.converter import convert as tool
 from slimrt.errors import ModelFormatError, UnsupportedError
 from slimrt.modelfile.gguf import read_gguf
 from slimrt.modelfile.hf.directory import read_hf
-from slimrt.modelfile.hf.layout import interleave_pairs, parts_in_order
+from slimrt.modelfile.hf.layout import as_ternary, interleave_pairs, parts_in_order
 from slimrt.modelfile.hf.rope import rope_fields
 
 ALL = sorted(path.name for path in GOLDEN.iterdir())
 
 
 # ---------------------------------------------------------------- what is read
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", [name for name in ALL if name != "bitnet_online"])  # whose weights become ternary
 def test_every_weight_arrives_unchanged(name, convert):
     """By content: each tensor of the directory is in the file once, whatever it is called and however it is turned."""
     less_one = name.startswith("gemma")  # norms, to which GGUF adds it
@@ -123,6 +123,9 @@ METADATA = {
     },
     "glm4": {"glm4.rope.dimension_count": 6, "glm4.attention.head_count_kv": 2},
     "opt": {"opt.context_length": 128, "opt.attention.layer_norm_epsilon": 1e-5, "opt.feed_forward_length": 88},
+    "bitnet": {"slimrt.activation": "relu_squared", "bitnet.attention.head_count_kv": 2},
+    "bitnet_online": {"slimrt.activation": "silu"},
+    "openlm": {"openlm.feed_forward_length": 256, "openlm.attention.layer_norm_epsilon": 1e-5},
     "mpt": {"mpt.attention.max_alibi_bias": 8.0, "mpt.attention.clamp_kqv": None, "slimrt.activation": "gelu_erf"},
     "mpt_clipped": {"mpt.attention.clamp_kqv": 1.0, "mpt.attention.head_count": 4},
     "olmo2": {"olmo2.attention.layer_norm_rms_epsilon": 1e-6, "slimrt.activation": None},
@@ -246,6 +249,28 @@ REFUSED = {
     "OPT with another activation": ("opt", {"activation_function": "gelu"}, "activation_function"),
     "Granite with another activation": ("granite", {"hidden_act": "gelu"}, "hidden_act"),
     "MiniCPM with experts": ("minicpm", {"num_experts": 8}, "num_experts"),
+    "packed ternary weights": (
+        "bitnet_online",
+        {"quantization_config": {"quant_method": "bitnet", "quantization_mode": "offline"}},
+        "weights quantised by 'bitnet'",
+    ),
+    "BitNet of more bits": (
+        "bitnet_online",
+        {"architectures": ["BitnetForCausalLM"], "weight_bits": 2, "quantization_config": None, "hidden_act": "silu"},
+        "weight_bits",
+    ),
+    "OpenLM with another FFN": ("openlm", {"params_args_dict": {"ffn_type": "gelu"}}, "ffn_type = 'gelu'"),
+    "OpenLM without QK-norm": (
+        "openlm",
+        {
+            "params_args_dict": {
+                "ffn_type": "swiglu",
+                "positional_embedding_type": "rotary",
+                "model_norm": "gain_only_lp_layer_norm",
+            }
+        },
+        "without qk_norm",
+    ),
     "quantised": ("llama_mha", {"quantization_config": {"quant_method": "awq"}}, "awq"),
 }
 
@@ -270,6 +295,43 @@ def test_first_configurations(tmp_path):
             key: value for key, value in wanted.metadata.items() if key != "general.name"
         }
         assert all(np.array_equal(model.tensor(key).values(), wanted.tensor(key).values()) for key in wanted.tensors)
+
+
+def test_ternary_weights(tmp_path):
+    """Of each matrix of the layers -s, 0 and s, s its mean size; of both names that BitNet's norms have."""
+    theirs = hf_tensors(GOLDEN / "bitnet_online")
+    model, _ = read_hf(GOLDEN / "bitnet_online")
+    for ours, name in {"attn_k": "self_attn.k_proj", "ffn_down": "mlp.down_proj"}.items():
+        wanted = theirs[f"model.layers.1.{name}.weight"]
+        got, size = model.tensor(f"blk.1.{ours}.weight").values(), np.abs(wanted).mean()
+        assert np.array_equal(np.unique(np.abs(got)), [0, np.float32(size)])
+        clear = np.abs(np.abs(wanted) / size - 0.5) > 1e-6
+        assert np.array_equal(np.sign(got)[clear], np.where(np.abs(wanted) > size / 2, np.sign(wanted), 0)[clear])
+    own = {"model_type": "llama", "architectures": ["BitnetForCausalLM"], "weight_bits": 1, "quantization_config": None}
+    directory = changed_config(tmp_path, "bitnet_online", **own)
+    names = {"attn_sub_norm": "inner_attn_ln", "ffn_sub_norm": "ffn_layernorm"}
+    tensors = {key: t.astype(np.float32) for key, t in theirs.items()}
+    for new, old in names.items():
+        tensors = {key.replace(new, old): t for key, t in tensors.items()}
+    save_tensors(directory, tensors)
+    other, _ = read_hf(directory)
+    assert other.tensors.keys() == model.tensors.keys()
+    assert all(np.array_equal(other.tensor(key).values(), model.tensor(key).values()) for key in model.tensors)
+
+
+@pytest.mark.parametrize("dtype", ["F16", "BF16"])
+def test_ternary_weights_keep_their_type(dtype):
+    values = np.random.default_rng(0).normal(size=(6, 8)).astype(np.float32)
+    if dtype == "F16":
+        made = as_ternary(values.astype(np.float16), dtype).astype(np.float32)
+    else:
+        values = (values.view(np.uint32) & 0xFFFF0000).view(np.float32)
+        made = (as_ternary((values.view(np.uint32) >> 16).astype(np.uint16), dtype).astype(np.uint32) << 16).view(
+            np.float32
+        )
+    size = np.abs(values).mean()
+    assert set(np.unique(np.sign(made))) == {-1, 0, 1} and len(np.unique(np.abs(made))) == 2
+    assert np.abs(made).max() == pytest.approx(size, rel=2**-11 if dtype == "F16" else 2**-8)
 
 
 def test_windows_that_have_no_effect(tmp_path):

@@ -42,6 +42,8 @@ CASES = [
     ("qwen3_gqa", "kv"),
     ("gemma_mqa", "kv"),
     ("granite_gqa", "kv"),
+    ("bitnet", "kv"),
+    ("openlm", "kv"),
     ("olmo_clipped", "kv"),
     ("llama_mha", "k"),
     ("cohere", "k"),

@@ -58,7 +58,7 @@ def test_architectures_rotate_as_their_families_do():
     assert all(known[family.arch].has_encoder for family in ENCODER_DECODERS.values())
     assert {one.name for one in known.values() if not one.scaled_scores} == {"t5"}
     norms = {one.name: one.qk_norm for one in known.values() if one.qk_norm != "none"}
-    assert norms == {"olmo2": "row", "qwen3": "head"}
+    assert norms == {"olmo2": "row", "openlm": "row", "qwen3": "head"}
 
 
 def test_sizes_that_no_attention_has():

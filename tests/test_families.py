@@ -10,7 +10,7 @@ import pytest
 
 import slimrt
 from conftest import GOLDEN, decode, open_engine, relative, rms
-from gguf_shapes import Shape, write_random
+from gguf_shapes import Shape, write_random, write_sparse
 from reference import Reference
 from slimrt.folding.attention import Attention
 from slimrt.modelfile.gguf import ModelData, Tensor, boolean, float32, read_gguf, string, write_gguf
@@ -101,6 +101,24 @@ def test_each_trait_matters(part, convert):
     whole, changed = Reference(path), Reference(path)
     setattr(changed.w, part, without_it)
     assert relative(logits(path), whole.logits(IDS)) < 1e-2 * relative(changed.logits(IDS), whole.logits(IDS))
+
+
+def test_norms_before_w_o_and_down(convert):
+    path = convert(GOLDEN / "bitnet")
+    whole = Reference(path).logits(IDS)
+    for norm in ("attn_sub_norm", "ffn_sub_norm"):
+        changed = Reference(path)
+        for layer in changed.w.layers:
+            setattr(layer, norm, None)
+        assert relative(logits(path), whole) < FLOAT32 < 1e-2 < relative(changed.logits(IDS), whole)
+
+
+def test_k_of_qwen3_0_6b(tmp_path):
+    """8 KV heads of 128 are as wide as the input: K alone and a factor for each head, where kv has K and V."""
+    shape = Shape(1024, 28, 16, 4096, n_kv_heads=8, head_dim=128, d_ff=3072, n_vocab=151936, arch="qwen3")
+    path = str(write_sparse(tmp_path / "model.gguf", shape))
+    row = {mode: slimrt._core.plan(path, cache=mode, n_ctx=4096)["cache_bytes_per_token"] for mode in ("kv", "k")}
+    assert row == {"kv": 28 * 2 * 1024 * 2, "k": 28 * (1024 * 2 + 8 * 4)}
 
 
 def test_minicpm_s_first_files(convert, tmp_path):

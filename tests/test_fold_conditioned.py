@@ -232,7 +232,9 @@ def test_xr_of_dependent_columns_is_refused():
 
 
 # ---------------------------------------------------------------- bytes
-@pytest.mark.parametrize("name", ["llama_bias", "llama_gqa_tied", "gpt2_erf", "phi2", "olmo2", "llama_head_dim"])
+@pytest.mark.parametrize(
+    "name", ["llama_bias", "llama_gqa_tied", "gpt2_erf", "phi2", "olmo2", "llama_head_dim", "qwen3"]
+)
 def test_bytes_are_the_engine_s(name, convert):
     path = convert(GOLDEN / name)
     attention = Attention.of(read_gguf(path))

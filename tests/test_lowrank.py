@@ -29,7 +29,7 @@ from test_windows import appended, ids_of
 
 SAME = 2e-5  # the order of float32 sums
 USUAL = "q2@0.5+q4*0.1"
-MODELS = ["llama_mha", "llama_gqa_tied", "qwen2_mha", "olmo2_gqa", "qwen3_gqa", "mpt", "phi2"]
+MODELS = ["llama_mha", "llama_gqa_tied", "qwen2_mha", "olmo2_gqa", "qwen3_gqa", "mpt", "openlm", "phi2"]
 LEVELS = [
     "f32@0.5+f32*0.3",
     "f16@0.25+f16@0.5*0.2+f16*0.3",

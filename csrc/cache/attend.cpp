@@ -28,7 +28,7 @@ void clamp(Backend& backend, const AttnConfig& c, std::span<const Tensor> rows) 
 void norm_heads(Backend& backend, const AttnConfig& c, Tensor weight, Tensor x, Tensor out) {
     if (!weight) return;
     const int64_t n = c.norms_heads ? x.cols / c.head_dim : 1;
-    backend.norm(NormKind::rms, x.split(n), weight, {}, *c.qk_norm_eps, out.split(n));
+    backend.norm(c.qk_norm_kind, x.split(n), weight, {}, *c.qk_norm_eps, out.split(n));
 }
 
 AttentionArgs attention_args(const ReadInput& in, std::span<const ScoreTerm> scores,

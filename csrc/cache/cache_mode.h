@@ -26,8 +26,9 @@ struct AttnConfig {
     int d_model = 0, n_heads = 0, n_kv_heads = 0, head_dim = 0;
     bool rope = false;
     int n_rot = 0;                     // columns of a head that rotate, from its first on; 0 without RoPE
-    std::optional<float> qk_norm_eps;  // RMS norm of q and k before RoPE, of whole rows; or none
-    bool norms_heads = false;          // of each head by itself
+    std::optional<float> qk_norm_eps;  // norm of q and k before RoPE, of whole rows; or none
+    NormKind qk_norm_kind = NormKind::rms;
+    bool norms_heads = false;  // of each head by itself
     int64_t window = 0;
     DType type_k = DType::F16, type_v = DType::F16;
     int rank = 0;  // width of a residual, modes with one; and its type

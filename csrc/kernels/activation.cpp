@@ -6,7 +6,7 @@
 namespace slimrt {
 
 Activation require_activation(const std::string& name, const std::string& where) {
-    constexpr const char* kNames[] = {"silu", "gelu_tanh", "gelu_erf", "relu", "tanh"};
+    constexpr const char* kNames[] = {"silu", "gelu_tanh", "gelu_erf", "relu", "tanh", "relu_squared"};
     std::string known;
     for (size_t i = 0; i < std::size(kNames); ++i) {
         if (name == kNames[i]) return Activation(i);

@@ -14,7 +14,7 @@
 namespace slimrt {
 
 enum class NormKind { rms, layer };
-enum class Activation { silu, gelu_tanh, gelu_erf, relu, tanh };
+enum class Activation { silu, gelu_tanh, gelu_erf, relu, tanh, relu_squared };
 /// By its name above. Throws Error{unsupported}, which lists them; `where` begins the message.
 Activation require_activation(const std::string& name, const std::string& where = "");
 

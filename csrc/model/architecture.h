@@ -15,7 +15,7 @@ enum class Positions { learned, rope_interleaved, rope_neox, relative, alibi };
 /// Of attention and FFN: norms of their inputs, one for both inputs, norms of their outputs, or of inputs and
 /// outputs. In files post_attention_norm is one of attention's output, ffn_norm one of the FFN's input.
 enum class Norms { before, shared, after, both };
-/// RMS norms of q and k before RoPE: of each head, or of whole rows.
+/// Norms of q and k before RoPE, of the architecture's kind and without bias: of each head, or of whole rows.
 enum class QkNorm { none, row, head };
 /// What an encoder reads: token ids, log-mel frames, samples.
 enum class EncoderKind { none, tokens, mel, audio };
@@ -43,6 +43,7 @@ struct Architecture {
     bool norm_bias = true, norm_weight = true;  // of NormKind::layer
     bool embedding_norm = false;                // of the token embedding
     Norms norms = Norms::before;
+    bool sub_norms = false;  // RMS norms of what W_O and the FFN's down projection read
     Positions positions = Positions::rope_interleaved;
     bool partial_rotary = false;     // rope.dimension_count may be less than a head has
     bool parallel_residual = false;  // x + attention(x) + ffn(x)

@@ -176,7 +176,7 @@ void Decoder::store(const Written& written, const KvCache& cache, int layer, Ten
         backend_.store(written.planes[plane], cache.slots(layer, int(plane), slots));
 }
 
-// out = norm(read(norm(x)) W_O), with the norms that there are. Until W_O, out holds the normed input.
+// out = norm(norm(read(norm(x))) W_O), with the norms that there are. Until W_O, out holds the normed input.
 void Decoder::attention(int layer, const Batch& batch, StepState& state, Scratch& scratch, Tensor x,
                         Tensor out) const {
     const Scratch::Scope scope(scratch);
@@ -208,6 +208,7 @@ void Decoder::attention(int layer, const Batch& batch, StepState& state, Scratch
         older.push_back({rows.c > 0, rows.origin, rows.sequences, cache_->rows(owner, rows.c)});
     mode->read(backend_, {step(scratch), w.attn.relative_bias, cache_->rows(owner), older, dense, q}, written,
                heads);
+    norm(backend_, config_, w.attn_sub_norm, heads, heads);
     backend_.linear(heads, w.attn.o, w.attn.o_bias, out);
     norm(backend_, config_, w.attn_post_norm, out, out);
 }

@@ -1,5 +1,7 @@
 #include "model/ffn.h"
 
+#include "model/layer.h"
+
 namespace slimrt {
 namespace {
 
@@ -33,6 +35,7 @@ void run(Backend& backend, const ModelConfig& config, const LayerWeights& w, Scr
         backend.linear(x, w.up, w.up_bias, up);
         backend.activate(config.architecture->ungated_activation.value_or(config.activation), up);
     }
+    norm(backend, config, w.ffn_sub_norm, inner, inner);
     backend.linear(inner, w.down, w.down_bias, out);
 }
 

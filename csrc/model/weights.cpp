@@ -26,6 +26,7 @@ AttnConfig attention_config(const ModelConfig& c, int layer, bool cross) {
             .rope = n_rot > 0,
             .n_rot = n_rot,
             .qk_norm_eps = norm == QkNorm::none ? std::nullopt : std::optional(c.norm_eps),
+            .qk_norm_kind = c.architecture->norm,
             .norms_heads = norm == QkNorm::head,
             .window = cross ? 0 : c.window,
             .latent_heads = usual_latent_heads(c.n_kv_heads),
@@ -234,6 +235,10 @@ class Loader final : public TensorSource {
             l.attn_post_norm = norm(p + "post_attention_norm");
             l.ffn_post_norm = norm(p + "post_ffw_norm");
         }
+        if (arch_.sub_norms) {
+            l.attn_sub_norm = norm(p + "attn_sub_norm", q_width());
+            l.ffn_sub_norm = norm(p + "ffn_sub_norm", c_.d_ff);
+        }
         if (arch_.norms == Norms::after) return;
         l.attn_norm = norm(p + "attn_norm");
         l.ffn_norm = arch_.norms == Norms::shared ? l.attn_norm : norm(p + "ffn_norm");
@@ -301,11 +306,12 @@ class Loader final : public TensorSource {
         a.q_bias = vector(p + "_q.bias", q_width(), arch_.qkv_bias);
     }
 
-    Norm norm(const std::string& name) {
+    Norm norm(const std::string& name) { return norm(name, c_.d_model); }
+    Norm norm(const std::string& name, int64_t width) {
         const bool biased = arch_.norm == NormKind::layer && arch_.norm_bias;
         const auto presence = [](bool there) { return there ? Presence::required : Presence::never; };
-        return {vector(name + ".weight", c_.d_model, presence(arch_.norm_weight)),
-                vector(name + ".bias", c_.d_model, presence(biased)), true};
+        return {vector(name + ".weight", width, presence(arch_.norm_weight)),
+                vector(name + ".bias", width, presence(biased)), true};
     }
 
     const Tensor* find(const std::string& name, Presence presence) {

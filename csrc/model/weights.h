@@ -28,6 +28,7 @@ struct ExpertWeights {
 struct LayerWeights {
     Norm attn_norm, cross_norm, ffn_norm;  // of the inputs, or none
     Norm attn_post_norm, ffn_post_norm;    // of the outputs, or none
+    Norm attn_sub_norm, ffn_sub_norm;      // of what W_O and down read, or none
     AttnWeights attn, cross;               // cross: with an encoder
     /// What their modes made of them; of a decoder. Layers that share rows share what reads them.
     std::shared_ptr<const Prepared> attn_prepared, cross_prepared;

@@ -353,6 +353,7 @@ def attention_modes(
     v_heads: int = 0,
     unrotated: bool = False,
     clamp: float = 0.0,
+    layer_norm: bool = False,
 ) -> list[dict[str, Any]]:
     """The same for an attention of these sizes, with rows of these types."""
 

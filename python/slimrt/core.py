@@ -138,7 +138,7 @@ class Architecture:
         positions: "learned", "rope_interleaved" (RoPE turns neighbours), "rope_neox" (halves), "relative" or
             "alibi".
         norms: of attention and FFN: "before", "shared" (one for both), "after" or "both". norm: "rms" or "layer".
-        qk_norm: RMS norms of q and k: "none", "row" (of whole rows) or "head" (of each head).
+        qk_norm: norms of q and k, of the kind `norm`: "none", "row" (of whole rows) or "head" (of each head).
         scaled_scores: by 1 / sqrt(head width).
         qkv_bias: "never", "optional" or "required".
         encoder: what it reads: "none", "tokens", "mel" or "audio".
@@ -272,6 +272,7 @@ def attention_modes(
     v_heads: int = 0,
     unrotated: bool = False,
     clamp: float = 0.0,
+    layer_norm: bool = False,
 ) -> tuple[Mode, ...]:
     """The modes of self-attention, or of cross-attention, of such a shape; planes of these types.
 
@@ -279,6 +280,7 @@ def attention_modes(
         n_rot: columns of a head that RoPE turns. window: tokens that a query sees; 0: all.
         rank, residual_type: of a mode with a residual. v_heads: KV heads that keep V, of modes that compute it.
         unrotated: other layers read its keys before RoPE. clamp: what q, k and v are clamped to; 0: not at all.
+        layer_norm: QK-norm is LayerNorm, else RMS norm.
 
     Raises:
         UnsupportedError: an unknown type. ValueError: sizes that no attention has.
@@ -286,7 +288,7 @@ def attention_modes(
     found = _core.attention_modes(
         d_model=d_model, n_heads=n_heads, n_kv_heads=n_kv_heads, head_dim=head_dim, n_rot=n_rot, qk_norm=qk_norm,
         window=window, cross=cross, type=type, rank=rank, residual_type=residual_type,
-        v_heads=v_heads, unrotated=unrotated, clamp=clamp,
+        v_heads=v_heads, unrotated=unrotated, clamp=clamp, layer_norm=layer_norm,
     )  # fmt: skip
     return tuple(map(_mode, found))
 

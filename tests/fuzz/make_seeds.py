@@ -65,27 +65,27 @@ def aligned(writer: gguf.GGUFWriter) -> None:
 D, HEADS, FF, VOCAB, ROWS = 4, 2, 4, 3, 8  # ROWS: of context, of a source, of buckets
 SPEECH = ("whisper", "moonshine")
 BIASED = ("bloom", "gpt2", "gptneox", "opt", "phi2", "whisper")
-LAYER_NORM = (*BIASED, "command-r", "moonshine", "mpt", "olmo", "stablelm")
-UNGATED = (*BIASED, "moonshine", "mpt", "phi3", "glm4")
+LAYER_NORM = (*BIASED, "command-r", "moonshine", "mpt", "olmo", "openlm", "stablelm")
+UNGATED = (*BIASED, "moonshine", "mpt", "openlm", "phi3", "glm4")
 CONVOLUTIONS = {
     "whisper": {"conv1": (D, 3), "conv2": (D, 3 * D)},
     "moonshine": {"conv1": (D, 127), "conv2": (2 * D, 7 * D), "conv3": (D, 3 * 2 * D)},
 }
-ARCHITECTURES = ("bloom", "command-r", "gemma", "glm4", "gpt2", "gptneox", "granite", "llama", "minicpm", "moonshine",
-                 "mpt", "olmo", "olmo2", "opt", "phi2", "phi3", "qwen2", "qwen3", "stablelm", "t5",
-                 "whisper")  # fmt: skip
+ARCHITECTURES = ("bitnet", "bloom", "command-r", "gemma", "glm4", "gpt2", "gptneox", "granite", "llama", "minicpm",
+                 "moonshine", "mpt", "olmo", "olmo2", "openlm", "opt", "phi2", "phi3", "qwen2", "qwen3", "stablelm",
+                 "t5", "whisper")  # fmt: skip
 Shapes = dict[str, tuple[int, ...]]
 
 
 def attention(arch: str, prefix: str, out: str) -> Shapes:
-    fused = arch in ("bloom", "gpt2", "gptneox", "mpt", "phi3")
+    fused = arch in ("bloom", "gpt2", "gptneox", "mpt", "openlm", "phi3")
     made = {f"{prefix}_qkv": (3 * D, D)} if fused else {f"{prefix}_{name}": (D, D) for name in "qkv"}
     shapes: Shapes = {f"{name}.weight": shape for name, shape in made.items()} | {f"{out}.weight": (D, D)}
     if arch in BIASED or arch == "qwen2":
         shapes |= {f"{name}.bias": shape[:1] for name, shape in made.items() if (arch, name[-2:]) != ("whisper", "_k")}
     if arch in BIASED:
         shapes[f"{out}.bias"] = (D,)
-    norms = {"olmo2": D, "qwen3": D // HEADS}
+    norms = {"olmo2": D, "openlm": D, "qwen3": D // HEADS}
     return shapes | ({f"{prefix}_{name}_norm.weight": (norms[arch],) for name in "qk"} if arch in norms else {})
 
 
@@ -106,11 +106,13 @@ def layer(arch: str, cross: bool, out: str) -> Shapes:
         names.append("cross_attn_norm")
     for name in names:
         shapes |= norm(arch, name)
-    shapes |= {"ffn_up.weight": (2 * FF if arch in ("phi3", "glm4") else FF, D), "ffn_down.weight": (D, FF)}
+    shapes |= {"ffn_up.weight": (2 * FF if arch in ("phi3", "glm4", "openlm") else FF, D), "ffn_down.weight": (D, FF)}
     if arch in BIASED or arch == "moonshine":
         shapes |= {"ffn_up.bias": (FF,), "ffn_down.bias": (D,)}
     if arch not in UNGATED:
         shapes["ffn_gate.weight"] = (FF, D)
+    if arch == "bitnet":
+        shapes |= {"attn_sub_norm.weight": (D,), "ffn_sub_norm.weight": (FF,)}
     return shapes | ({"attn_rel_b.weight": (ROWS, HEADS)} if arch == "t5" else {})
 
 

@@ -68,6 +68,10 @@ AttentionArgs args_of_heads(const ReadInput& in, int first, int n, std::span<con
     return args;
 }
 
+constexpr const char* kNormedAroundMean =
+    "keys are normed by LayerNorm (QK-norm), whose mean no factor beside a row of K stands for";
+bool normed_around_mean(const AttnConfig& c) { return c.qk_norm_eps && c.qk_norm_kind == NormKind::layer; }
+
 class K : public AbsorbingMode {
   public:
     const char* name() const override { return "k"; }
@@ -76,6 +80,7 @@ class K : public AbsorbingMode {
 
     std::string refusal(const AttnConfig& c) const override {
         if (c.cross) return narrow_encoder_k(c, "V");
+        if (normed_around_mean(c)) return kNormedAroundMean;
         if (c.kv_width() >= c.d_model) return "";
         return concat("K is ", c.kv_width(), " wide (", c.n_kv_heads, " KV heads, ", c.n_heads,
                       " query heads) and the layer's input ", c.d_model,
@@ -279,7 +284,9 @@ class KResidual final : public K {
     const char* name() const override { return "k+r"; }
     bool serves(bool cross) const override { return !cross; }
     bool has_residual() const override { return true; }
-    std::string refusal(const AttnConfig&) const override { return ""; }
+    std::string refusal(const AttnConfig& c) const override {
+        return normed_around_mean(c) ? kNormedAroundMean : "";
+    }
 
     /// Static scales even out the channels: one scale a row is enough for the types that have one.
     Format format(const AttnConfig& c) const override {

@@ -79,8 +79,10 @@ void with_activation(uint32_t kind, const Fn& fn) {
             return fn([](Vec x) { return gelu_erf(x); });
         case 3:
             return fn([](Vec x) { return relu(x); });
-        default:
+        case 4:
             return fn([](Vec x) { return tanh(x); });
+        default:
+            return fn([](Vec x) { return relu(x) * relu(x); });
     }
 }
 

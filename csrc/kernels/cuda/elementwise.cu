@@ -25,8 +25,10 @@ __device__ float activated(Activation kind, float x) {
         }
         case Activation::relu:
             return positive;
-        default:
+        case Activation::tanh:
             return tanhf(x);
+        default:
+            return positive * positive;
     }
 }
 

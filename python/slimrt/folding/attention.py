@@ -31,7 +31,7 @@ class Attention:
         n_rot: dimensions of a head that rotate; 0 without RoPE.
         interleaved: RoPE turns neighbours, not halves.
         qk_norm: q and k are normed after the projection and before RoPE: "none", "row" (the whole row, OLMo-2) or
-            "head" (each head, Qwen3).
+            "head" (each head, Qwen3). layer_norm: by LayerNorm (OpenLM), else by RMS norm.
         blocks, part: what the names of its tensors begin with, around the layer's number.
         input_norm: the norm of its input, without "weight" or "bias"; one for all layers, or with {} for the number.
         scaled: scores are divided by the square root of a head's width (all but T5's), unless score_scale says another.
@@ -50,6 +50,7 @@ class Attention:
     n_rot: int = 0
     interleaved: bool = False
     qk_norm: str = "none"
+    layer_norm: bool = False
     window: int = 0
     eps: float = 0.0
     blocks: str = "blk."
@@ -84,8 +85,9 @@ class Attention:
             n_rot=model.size("rope.dimension_count", head_dim) if rope else 0,
             interleaved=traits.interleaved,
             qk_norm=traits.qk_norm,
+            layer_norm=traits.norm == "layer",
             window=model.size("attention.sliding_window", 0) or 0,
-            eps=model.size("attention.layer_norm_rms_epsilon", 0.0),
+            eps=model.size(f"attention.layer_norm_{'' if traits.norm == 'layer' else 'rms_'}epsilon", 0.0),
             owners=tuple(owners_of(model)),
             unrotated=model.value(KEYS, "") == "unrotated",
             alibi=model.size("attention.max_alibi_bias", 8.0) if traits.alibi else 0.0,
@@ -181,6 +183,7 @@ class Attention:
             n_rot=self.n_rot if self.rope else 0, qk_norm=self.qk_norm, window=self.window,
             cross=self.part == "cross_attn", type=type, rank=rank, residual_type=residual_type,
             v_heads=v_heads, unrotated=self.unrotated, clamp=self.clamp,
+            layer_norm=self.layer_norm,
         )  # fmt: skip
         return {mode.name: mode for mode in found}
 

@@ -78,7 +78,8 @@ class Window:
 
     @cached_property
     def k_norm(self) -> np.ndarray:
-        """What QK-norm multiplies k by [n, e_k], or [1, 1]: its gain over the root mean square of each row, or head."""
+        """What QK-norm multiplies k by [n, e_k], or [1, 1]: its gain over the root mean square of each row, or head, or
+        of its distances from their mean."""
         gain = self.weights.gain("k")
         return np.ones((1, 1)) if gain is None else gain * self._per_rms(self.exact_k)
 
@@ -90,7 +91,7 @@ class Window:
     def unrotated(self, k: np.ndarray) -> np.ndarray:
         """Norm (with the factors of the exact k) and bias on top of k [n, e_k]."""
         bias = self.weights.bias("k")
-        k = k if self.weights.gain("k") is None else k * self.k_norm.astype(k.dtype)
+        k = k if self.weights.gain("k") is None else self._centred(k) * self.k_norm.astype(k.dtype)
         return k if bias is None else k + bias
 
     def as_keys(self, k: np.ndarray) -> np.ndarray:
@@ -116,15 +117,19 @@ class Window:
         gain, bias = self.weights.gain("q"), self.weights.bias("q")
         q = self.x.astype(np.float64) @ self.weights.w_q
         if gain is not None:
-            q = q * gain * self._per_rms(q)
+            q = self._centred(q) * gain * self._per_rms(q)
         q = q if bias is None else q + bias
         if self.rotation is not None:
             q = self.rotation.turn(q, self.weights.attention.n_heads)
         return np.asarray(q[self.queries])
 
+    def _centred(self, rows: np.ndarray) -> np.ndarray:
+        """Less the mean of each row, where QK-norm is LayerNorm (of whole rows)."""
+        return rows - rows.mean(axis=1, keepdims=True) if self.weights.attention.layer_norm else rows
+
     def _per_rms(self, rows: np.ndarray) -> np.ndarray:
         """Of each column's row, or of its head in it [n, e]."""
-        a, squares = self.weights.attention, np.square(rows, dtype=np.float64)
+        a, squares = self.weights.attention, np.square(self._centred(rows), dtype=np.float64)
         parts = squares.reshape(len(rows), -1, a.head_dim if a.qk_norm == "head" else squares.shape[1])
         mean = np.broadcast_to(parts.mean(axis=2, keepdims=True), parts.shape).reshape(squares.shape)
         return np.asarray(1 / np.sqrt(mean + a.eps))

@@ -14,7 +14,7 @@ from slimrt.modelfile.hf.encoder_decoders import ENCODER_DECODERS
 from slimrt.modelfile.hf.experts import EXPERTS
 from slimrt.modelfile.hf.families import FAMILIES, Family, Stack
 from slimrt.modelfile.hf.gpt_families import GPT_FAMILIES
-from slimrt.modelfile.hf.llama_families import LLAMA_FAMILIES
+from slimrt.modelfile.hf.llama_families import LLAMA_FAMILIES, OWN_CLASSES
 from slimrt.modelfile.hf.multimodal import WRAPPERS, text_config
 from slimrt.modelfile.hf.safetensors_files import read_json
 from slimrt.modelfile.sharing import SHARING
@@ -56,6 +56,10 @@ class Config:
         self.path, self.generation = path, generation
         self.where = path.parent if path.suffix == ".json" else path
         self.model_type = str(values.get("model_type"))
+        with values_of(path):
+            family = family or next(
+                (OWN_CLASSES[one] for one in values.get("architectures") or () if one in OWN_CLASSES), None
+            )
         if family is None and self.model_type not in _MODEL_TYPES:
             raise UnsupportedError(
                 f"{path}: model type {self.model_type!r} is not supported; supported are: {', '.join(_MODEL_TYPES)}; "
@@ -120,7 +124,9 @@ class Config:
             raise ModelFormatError(f"{self.path}: {error}") from None
 
     def _refuse(self) -> None:
-        if method := self.get("quantization_config"):
+        method = self.get("quantization_config")
+        runs_online = isinstance(method, dict) and method.get("quantization_mode") == "online"
+        if method and not (self.family.ternary and runs_online):
             method = method.get("quant_method") if isinstance(method, dict) else method
             raise UnsupportedError(f"{self.path}: weights quantised by {method!r}; convert the unquantised model")
         for key, allowed in self.family.only.items():

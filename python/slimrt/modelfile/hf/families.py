@@ -66,6 +66,7 @@ class Family:
         rope_aliases: other names this family has for a RoPE scaling.
         permuted: modules whose rows GGUF reorders, so that the two halves of a RoPE pair are neighbours.
         norms_less_one: the weights of norms are stored less one, which GGUF adds.
+        ternary: modules whose weights run as one of -1, 0 and 1 times their mean size, and become that.
         by_head: modules of q, k, v whose rows are q | k | v in each head, which GGUF puts in order q | k | v.
         conv1d: the layers' matrices are stored [in, out].
         window: whether the runtime honours the model type's sliding window (None: the model type has none).
@@ -102,6 +103,7 @@ class Family:
     rope_aliases: Mapping[str, str] = field(default_factory=dict)
     permuted: tuple[str, ...] = ()
     norms_less_one: bool = False
+    ternary: tuple[str, ...] = ()
     by_head: tuple[str, ...] = ()
     conv1d: bool = False
     window: bool | None = None
@@ -129,7 +131,7 @@ class Family:
 
 # The one thing GGUF has no key for where an architecture is used with several: config value -> slimrt.activation.
 GELU = {"gelu": "gelu_erf", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh"}
-ACTIVATIONS = {**GELU, "relu": "relu", "silu": "silu", "swish": "silu"}
+ACTIVATIONS = {**GELU, "relu": "relu", "relu2": "relu_squared", "silu": "silu", "swish": "silu"}
 
 
 def _cla(family: Family, values: dict[str, Any]) -> tuple[Family, dict[str, Any]]:

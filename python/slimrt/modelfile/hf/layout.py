@@ -181,6 +181,8 @@ class Layout:
                 elements = interleave_pairs(elements, n_heads)
             if module.part in self.family.by_head:
                 elements = parts_in_order(elements, self.sizes.n_heads)
+            if part == "weight" and module.part in self.family.ternary:
+                elements = as_ternary(elements, entry.dtype)
             stored = _bytes(elements, entry.dtype, kind)
             if self.family.norms_less_one and module.part.endswith("norm"):
                 stored = (stored.view(np.float32) + 1).view(np.uint8)
@@ -225,6 +227,24 @@ def parts_in_order(rows: np.ndarray, n_heads: int) -> np.ndarray:
     return heads.swapaxes(0, 1).reshape(rows.shape)
 
 
+def as_ternary(elements: np.ndarray, dtype: str) -> np.ndarray:
+    """What BitNet b1.58 multiplies with (Ma et al., 2024): -s, 0 or s, s the mean size, in the elements' own type.
+
+    Its own code also rounds activations to 8 bits; that is no part of the weights, and left out as llama.cpp does.
+    """
+    values = _wide(elements, dtype)
+    scale = max(float(np.abs(values, dtype=np.float64).mean()), 1e-5)
+    ternary = (np.clip(np.rint(values / scale), -1, 1) * scale).astype(np.float32)
+    if dtype != "BF16":
+        return ternary.astype(elements.dtype)
+    bits = ternary.view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)  # to the nearest, ties to even
+
+
+def _wide(elements: np.ndarray, dtype: str) -> np.ndarray:
+    return (elements.astype(np.uint32) << 16).view(np.float32) if dtype == "BF16" else elements.astype(np.float32)
+
+
 def _bytes(elements: np.ndarray, dtype: str, kind: GGMLQuantizationType) -> np.ndarray:
     """The stored bytes of elements in their own type, or widened to float32."""
     if dtype != "F64" and TYPES[dtype] == kind:
@@ -232,5 +252,4 @@ def _bytes(elements: np.ndarray, dtype: str, kind: GGMLQuantizationType) -> np.n
     if dtype not in DTYPES:
         return np.ascontiguousarray(quants.dequantize(elements, TYPES[dtype])).view(np.uint8)
     assert kind == F32 and elements.dtype == DTYPES[dtype]
-    wide = (elements.astype(np.uint32) << 16).view(np.float32) if dtype == "BF16" else elements.astype(np.float32)
-    return np.ascontiguousarray(wide).view(np.uint8)
+    return np.ascontiguousarray(_wide(elements, dtype)).view(np.uint8)

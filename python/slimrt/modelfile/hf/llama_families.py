@@ -7,6 +7,7 @@ from dataclasses import replace
 from math import sqrt
 from typing import Any
 
+from slimrt.errors import UnsupportedError
 from slimrt.modelfile.hf.families import ALWAYS, LLAMA, QWEN2, Family
 
 QWEN3 = replace(
@@ -153,6 +154,97 @@ GLM4 = replace(
     settle=None,
 )
 
+
+def _bitnet(family: Family, values: dict[str, Any]) -> tuple[Family, dict[str, Any]]:
+    """Without a quantisation its weights run as they are."""
+    return (family if values.get("quantization_config") else replace(family, ternary=())), values
+
+
+BITNET = replace(
+    LLAMA,
+    arch="bitnet",
+    layer={
+        **LLAMA.layer,
+        "attn_sub_norm": ("self_attn.attn_sub_norm", "q"),
+        "ffn_sub_norm": ("mlp.ffn_sub_norm", "ff"),
+    },
+    biases={},
+    defaults={"max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "hidden_act": "relu2"},
+    only={"hidden_act": ("relu2", "silu"), "attention_bias": (False,)},
+    activation="hidden_act",
+    permuted=(),
+    ternary=("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"),
+    settle=_bitnet,
+)
+
+# What 1bitLLM's models call themselves, whose model_type is "llama".
+BITNET_B158 = replace(
+    BITNET,
+    layer={
+        **BITNET.layer,
+        "attn_sub_norm": ("self_attn.inner_attn_ln", "q"),
+        "ffn_sub_norm": ("mlp.ffn_layernorm", "ff"),
+    },
+    defaults={**BITNET.defaults, "hidden_act": "silu"},
+    only={**BITNET.only, "weight_bits": (1,)},
+    settle=None,
+)
+
+
+def _openlm(family: Family, values: dict[str, Any]) -> tuple[Family, dict[str, Any]]:
+    """Keys of params_args_dict beside the others, and what of them is refused."""
+    said = {**values, **(values.get("params_args_dict") or {})}
+    usual = {
+        "ffn_type": ("swiglu", "swiglu_torch"),
+        "positional_embedding_type": ("rotary",),
+        "model_norm": ("gain_only_layer_norm", "gain_only_lp_layer_norm"),
+        "post_embed_norm": (False, None),
+        "moe_freq": (0, None),
+        "attn_activation": (None,),
+    }
+    for key, allowed in usual.items():
+        if said.get(key) not in allowed:
+            raise UnsupportedError(f"config.json: {key} = {said.get(key)!r} is not supported for OpenLM")
+    if not (said.get("qk_norm") or said.get("apply_qk_norm")):
+        raise UnsupportedError("config.json: OpenLM without qk_norm is not supported")
+    names = {
+        "hidden_size": ("dim", "hidden_dim"),
+        "num_hidden_layers": ("n_layers",),
+        "num_attention_heads": ("n_heads",),
+        "max_position_embeddings": ("seq_len",),
+        "layer_norm_eps": ("norm_eps",),
+        "tie_word_embeddings": ("weight_tying",),
+    }
+    for ours, theirs in names.items():
+        said[ours] = next((said[key] for key in theirs if said.get(key) is not None), said.get(ours))
+    width = said["hidden_size"]
+    return family, {**said, "intermediate_size": width and 256 * -(-int(8 * width / 3) // 256)}
+
+
+OPENLM = Family(
+    arch="openlm",
+    stem="model.",
+    block="layers.{}.",
+    outside={"token_embd": ("tok_embeddings", "v d"), "output_norm": ("norm", "d")},
+    layer={
+        "attn_norm": ("attention_norm", "d"),
+        "attn_qkv": ("attention.in_proj", "qkv d"),
+        "attn_q_norm": ("attention.q_norm", "q"),
+        "attn_k_norm": ("attention.k_norm", "kv"),
+        "attn_output": ("attention.out_proj", "d q"),
+        "ffn_norm": ("ffn_norm", "d"),
+        "ffn_up": ("feed_forward.w12", "2ff d"),
+        "ffn_down": ("feed_forward.w3", "d ff"),
+    },
+    defaults={"layer_norm_eps": 1e-5},
+    norm_eps=("layer_norm_epsilon", "layer_norm_eps"),
+    head="model.output",
+    ignored=(r".*pos_embed\.inv_freq",),
+    settle=_openlm,
+)
+
+OWN_CLASSES = {"BitnetForCausalLM": BITNET_B158}
+
 # Vicuna and others are "llama" itself; Aya 23 is "cohere", CodeGemma "gemma".
 LLAMA_FAMILIES: dict[str, Family] = {
     "qwen3": QWEN3,
@@ -164,4 +256,6 @@ LLAMA_FAMILIES: dict[str, Family] = {
     "granite": GRANITE,
     "minicpm": MINICPM,
     "glm4": GLM4,
+    "bitnet": BITNET,
+    "openlm": OPENLM,
 }
