@@ -12,10 +12,13 @@ import subprocess
 import sys
 import time
 
+import gguf
+import numpy as np
 import pytest
 
 import slimrt
 from conftest import PROMPT, third_party
+from slimrt.modelfile.gguf import Tensor, read_gguf, write_gguf
 from tiny_model import write_tiny
 
 pytestmark = [pytest.mark.usefixtures("clean_environment"), pytest.mark.unsanitized]  # Python most of the time
@@ -232,6 +235,28 @@ def test_inspect(run, tiny, grouped):
 def test_inspect_of_what_cannot_run(run):
     code, out, _ = run("inspect", third_party("tokenizers/ggml-vocab-mpt.gguf"))
     assert code == 0 and "0 tensors" in out and "none: " in out
+
+
+def test_inspect_of_types_that_cannot_run(run, tiny, tmp_path):
+    """What is in the file, and which tensor stands in the way."""
+    path, rows = tmp_path / "one_bit.gguf", np.zeros((3, 2 * 50), np.uint8)
+    one_bit = Tensor("blk.0.attn_q.weight", (3, 512), gguf.GGMLQuantizationType.IQ1_S, lambda: rows)
+    write_gguf(path, read_gguf(tiny).with_tensors(one_bit), show_progress=False)
+    code, out, _ = run("inspect", path)
+    assert code == 0 and "general.architecture = 'llama'" in out and "  iq1_s: 1, 300 B\n" in out
+    assert "none: " in out and "tensor 'blk.0.attn_q.weight' at byte" in out and "has type IQ1_S (19)" in out
+    report = json.loads(run("inspect", path, "--json")[1])
+    found = {tensor["name"]: tensor for tensor in report["tensors"]}
+    assert found[one_bit.name] == {"name": one_bit.name, "type": "iq1_s", "rows": 3, "cols": 512, "bytes": 300}
+    plain = json.loads(run("inspect", tiny, "--json")[1])
+    assert [t for t in report["tensors"] if t["name"] != one_bit.name] == sorted(
+        (t for t in plain["tensors"] if t["name"] != one_bit.name), key=lambda t: list(found).index(t["name"])
+    )
+    assert report["cache_modes"] == [] and report["metadata"] == plain["metadata"]
+    code, _, err = run("plan", path)
+    assert code != 0 and "has type IQ1_S" in err
+    code, _, err = run("inspect", path, "--spectrum")
+    assert code != 0 and "has type IQ1_S" in err
 
 
 def test_plan_and_its_exit_code(run, tiny, tmp_path):

@@ -108,10 +108,11 @@ void bind_gguf(nb::module_& m) {
     nb::class_<GgufFile>(m, "GgufFile")
         .def(
             "__init__",
-            [](GgufFile* self, const std::string& path, bool tensors) {
-                new (self) GgufFile(GgufFile::open(path, tensors ? GgufPart::all : GgufPart::metadata));
+            [](GgufFile* self, const std::string& path, bool tensors, bool any_type) {
+                const GgufPart part = any_type ? GgufPart::described : GgufPart::all;
+                new (self) GgufFile(GgufFile::open(path, tensors ? part : GgufPart::metadata));
             },
-            nb::arg("path"), nb::kw_only(), nb::arg("tensors") = true)
+            nb::arg("path"), nb::kw_only(), nb::arg("tensors") = true, nb::arg("any_type") = false)
         .def_prop_ro("path", &GgufFile::path)
         .def_prop_ro("paths", &GgufFile::paths)
         .def("keys",

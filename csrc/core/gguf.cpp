@@ -57,11 +57,11 @@ GgufFile GgufFile::open(const std::string& path, GgufPart part) {
     auto mapped = std::make_shared<MappedFile>(std::vector{path});
     GgufFile file = parse(mapped->data(), mapped->size(), path, part);
     const std::vector<std::string> paths = file.shard_paths();
-    if (part == GgufPart::all && paths.size() > 1) {
+    if (part != GgufPart::metadata && paths.size() > 1) {
         mapped = std::make_shared<MappedFile>(paths);
         std::vector<GgufFile> shards;
         for (const MappedFile::Part& it : mapped->parts())
-            shards.push_back(parse(mapped->data() + it.offset, it.size, it.path));
+            shards.push_back(parse(mapped->data() + it.offset, it.size, it.path, part));
         file = join(std::move(shards));
     }
     file.file_ = std::move(mapped);
@@ -85,8 +85,10 @@ GgufFile GgufFile::parse(const std::byte* data, size_t size, std::string name, G
         fail(ErrorCode::format, file.path_, ": key 'general.alignment' is ", alignment,
              ", not a power of two");
     }
-    file.tensor_list_ = read_gguf_tensors(reader, n_tensors, static_cast<uint64_t>(alignment));
+    const bool any_type = part == GgufPart::described;
+    file.tensor_list_ = read_gguf_tensors(reader, n_tensors, static_cast<uint64_t>(alignment), any_type);
     for (const GgufTensorInfo& it : file.tensor_list_) {
+        if (!find_dtype(static_cast<uint32_t>(it.type))) continue;
         int64_t rows = 1;
         for (size_t i = 1; i < it.sizes.size(); ++i) rows *= it.sizes[i];
         auto* start = const_cast<std::byte*>(reader.at(it.position));

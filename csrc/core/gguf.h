@@ -45,12 +45,13 @@ struct GgufKey {
 struct GgufTensorInfo {
     std::string name;
     std::vector<int64_t> sizes;
-    DType type = DType::F32;
+    DType type = DType::F32;  // find_dtype() knows it, but for what is only described
     size_t position = 0;
 };
 
-/// What to read of a file. Tokenizers need metadata alone, beside tensors of whatever type.
-enum class GgufPart { all, metadata };
+/// What to read of a file. Tokenizers need metadata alone, beside tensors of whatever type; `described` lists
+/// those of types that slimrt does not read too, and does not hand them out.
+enum class GgufPart { all, metadata, described };
 
 class GgufFile {
   public:

@@ -92,7 +92,9 @@ class GgufReader {
 using GgufMetadata = std::map<std::string, GgufValue, std::less<>>;
 
 GgufMetadata read_gguf_metadata(GgufReader& reader, uint64_t count, std::vector<GgufKey>& keys);
-std::vector<GgufTensorInfo> read_gguf_tensors(GgufReader& reader, uint64_t count, uint64_t alignment);
+/// any_type: also those that slimrt does not read, but GGUF knows.
+std::vector<GgufTensorInfo> read_gguf_tensors(GgufReader& reader, uint64_t count, uint64_t alignment,
+                                              bool any_type);
 
 /// "an unsigned integer", "an array of string".
 std::string describe_gguf_value(const GgufValue& value);

@@ -58,11 +58,13 @@ void GgufFile::add_shard(const GgufFile& shard, int64_t number) {
              "'): get this file again");
     }
     const auto offset = static_cast<size_t>(shard.bytes_.data() - bytes_.data());
-    for (const GgufTensorInfo& it : shard.tensor_list_) {
-        if (!tensors_.emplace(it.name, shard.tensors_.at(it.name)).second) {
-            fail(ErrorCode::format, shard.path_, ": has tensor '", it.name,
+    for (const auto& [name, tensor] : shard.tensors_) {
+        if (!tensors_.emplace(name, tensor).second) {
+            fail(ErrorCode::format, shard.path_, ": has tensor '", name,
                  "', which a shard before it has too: one of them is of another model; get this file again");
         }
+    }
+    for (const GgufTensorInfo& it : shard.tensor_list_) {
         tensor_list_.push_back(it);
         tensor_list_.back().position += offset;
     }

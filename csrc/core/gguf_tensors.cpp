@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <iterator>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "core/gguf_reader.h"
@@ -29,13 +30,15 @@ struct Description {
     uint64_t offset = 0, bytes = 0;  // in the data section
 };
 
-const DTypeInfo* read_type(GgufReader& reader) {
+/// The number of a type; its entry is nullptr where any may be and slimrt does not read it.
+std::pair<DType, const DTypeInfo*> read_type(GgufReader& reader, bool any_type) {
     const auto number = reader.read<uint32_t>();
-    if (const DTypeInfo* info = find_dtype(number)) return info;
+    if (const DTypeInfo* info = find_dtype(number)) return {info->dtype, info};
     if (number >= std::size(kGgmlTypes)) {
         reader.fail(ErrorCode::format, "has type ", number,
                     ", which is not known: the file is damaged, or newer than this slimrt");
     }
+    if (any_type) return {static_cast<DType>(number), nullptr};
     std::string readable;
     for (uint32_t i = 0; i < std::size(kGgmlTypes); ++i) {
         if (find_dtype(i)) readable += concat(" ", kGgmlTypes[i]);
@@ -60,20 +63,20 @@ int64_t read_sizes(GgufReader& reader, std::vector<int64_t>& sizes) {
     return static_cast<int64_t>(elements);
 }
 
-Description read_description(GgufReader& reader, uint64_t index, uint64_t alignment) {
+Description read_description(GgufReader& reader, uint64_t index, uint64_t alignment, bool any_type) {
     reader.begin(concat("tensor ", index));
     Description tensor;
     tensor.position = reader.position();
     tensor.info.name = reader.name();
     reader.rename(concat("tensor '", tensor.info.name, "'"));
     const int64_t elements = read_sizes(reader, tensor.info.sizes);
-    const DTypeInfo& type = *read_type(reader);
-    if (tensor.info.sizes[0] % type.block != 0) {
+    const auto [dtype, type] = read_type(reader, any_type);
+    if (type && tensor.info.sizes[0] % type->block != 0) {
         reader.fail_damaged("has rows of ", tensor.info.sizes[0], " elements, not a multiple of the ",
-                            type.block, " in a block of ", type.name);
+                            type->block, " in a block of ", type->name);
     }
-    tensor.info.type = type.dtype;
-    tensor.bytes = row_bytes(type.dtype, elements);
+    tensor.info.type = dtype;
+    tensor.bytes = type ? row_bytes(dtype, elements) : 0;
     tensor.offset = reader.read<uint64_t>();
     if (tensor.offset % alignment != 0) {
         reader.fail_damaged("has data at offset ", tensor.offset, ", which is not aligned to ", alignment);
@@ -102,13 +105,14 @@ void check_extents(GgufReader& reader, std::vector<Description> tensors, size_t 
 
 }  // namespace
 
-std::vector<GgufTensorInfo> read_gguf_tensors(GgufReader& reader, uint64_t count, uint64_t alignment) {
+std::vector<GgufTensorInfo> read_gguf_tensors(GgufReader& reader, uint64_t count, uint64_t alignment,
+                                              bool any_type) {
     reader.begin("the tensor list");
     reader.check_count(count, kMinBytes, "tensors");
     std::set<std::string> names;
     std::vector<Description> descriptions;
     for (uint64_t i = 0; i < count; ++i) {
-        descriptions.push_back(read_description(reader, i, alignment));
+        descriptions.push_back(read_description(reader, i, alignment, any_type));
         if (!names.insert(descriptions.back().info.name).second) {
             reader.fail(ErrorCode::format, "appears twice: the file is damaged; convert the model again");
         }

@@ -55,9 +55,10 @@ ops: _Ops
 
 class GgufFile:
     """A validated, memory-mapped GGUF file, or the first of several shards, for all of them. Raises ModelFormatError,
-    UnsupportedError, OSError. Not tensors: only the metadata is looked at, in this one."""
+    UnsupportedError, OSError. Not tensors: only the metadata is looked at, in this one.
+    any_type: tensors of types that slimrt does not read are in tensor_list() too, and nowhere else."""
 
-    def __init__(self, path: str, *, tensors: bool = True) -> None: ...
+    def __init__(self, path: str, *, tensors: bool = True, any_type: bool = False) -> None: ...
     @property
     def path(self) -> str:
         """As it was given."""

@@ -184,6 +184,26 @@ void test_metadata_alone() {
     check(file.integer("k", 0, 9) == 7 && file.tensors().empty(), "metadata alone");
 }
 
+void test_types_that_are_only_described() {
+    Bytes bytes;
+    bytes.header(2, 0).tensor("t", {256, 3}, IQ1_S, 0).tensor("f", {4}, F32, 160).tail(176);
+    refuse(bytes, "tensor 't' at byte 24 has type IQ1_S", ErrorCode::unsupported);
+    const auto* data = reinterpret_cast<const std::byte*>(bytes.data.data());
+    const auto described = slimrt::GgufPart::described;
+    const GgufFile file = GgufFile::parse(data, bytes.data.size(), "m", described);
+    check(file.tensors().size() == 1 && file.tensor_list().size() == 2, "described");
+    check(file.tensor_list()[0].type == DType(IQ1_S) && file.tensor_list()[0].sizes[1] == 3, "its type");
+    check_refused([&] { GgufFile::parse(data, bytes.data.size() - 32, "m", described); }, ErrorCode::format,
+                  "16 bytes of data at offset 160");
+    bytes = Bytes().header(1, 0).tensor("t", {256}, 99, 0).tail(64);
+    check_refused(
+        [&] {
+            GgufFile::parse(reinterpret_cast<const std::byte*>(bytes.data.data()), bytes.data.size(), "m",
+                            described);
+        },
+        ErrorCode::format, "has type 99");
+}
+
 }  // namespace
 
 int main() {
@@ -192,5 +212,6 @@ int main() {
     test_tensors();
     test_values();
     test_metadata_alone();
+    test_types_that_are_only_described();
     std::printf("ok\n");
 }

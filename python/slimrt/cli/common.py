@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn, TextIO, TypeVar
 
 from slimrt.cache.config import CacheConfig, CacheOptions
@@ -229,14 +230,19 @@ def show_progress(args: argparse.Namespace) -> bool | None:
     return False if args.quiet or args.no_progress else None
 
 
-def model_source(args: argparse.Namespace) -> ModelSource:
+def model_path(args: argparse.Namespace) -> Path:
     """The model that was named, by position, flag or environment; wrong usage if none or two were."""
     if args.positional and args.model and args.model not in (args.positional, os.environ.get("SLIMRT_MODEL")):
         args.usage_error("give one model, as MODEL or with -m")
     path = args.positional or args.model
     if not path:
         args.usage_error("which model? give MODEL, -m MODEL or SLIMRT_MODEL")
-    return ModelSource(path, show_progress=show_progress(args))
+    return Path(path)
+
+
+def model_source(args: argparse.Namespace) -> ModelSource:
+    """The model at that path. Errors as ModelSource."""
+    return ModelSource(model_path(args), show_progress=show_progress(args))
 
 
 def cache_arguments(args: argparse.Namespace) -> CacheOptions:

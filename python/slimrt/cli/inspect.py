@@ -6,12 +6,13 @@ import argparse
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 from slimrt import core
 from slimrt.cache.config import CacheChoice, kinds, row_type
-from slimrt.cli.common import Flags, coloured, model_source, print_json, show_progress, table
-from slimrt.errors import CacheUnsupportedError, SlimrtError
+from slimrt.cli.common import Flags, coloured, model_path, model_source, print_json, show_progress, table
+from slimrt.errors import CacheUnsupportedError, SlimrtError, UnsupportedError
 from slimrt.folding.spectrum import QUANTILES, Spectrum, spectra
 from slimrt.measure.plots import check_plot, plot_spectra
 from slimrt.modelfile.source import ModelSource
@@ -35,11 +36,18 @@ def add_flags(flags: Flags) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.spectrum:
         check_plot(args.spectrum)
-    source = model_source(args)
+    try:
+        source = model_source(args)
+    except UnsupportedError as error:
+        return _show(args, _report_of_unreadable(args, error))
     report = _report(source)
     found = spectra(source.model, progress=wanted(show_progress(args))) if args.spectrum is not None else []
     if args.spectrum:
         plot_spectra(source.path.name, [one.values for one in found], args.spectrum)
+    return _show(args, report, found)
+
+
+def _show(args: argparse.Namespace, report: dict[str, Any], found: Sequence[Spectrum] = ()) -> int:
     if args.json:
         print_json(report | ({"spectrum": [one.to_dict() for one in found]} if found else {}))
         return 0
@@ -49,20 +57,44 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _report(source: ModelSource) -> dict[str, Any]:
-    file = source.file
-    tensors: list[dict[str, Any]] = [
-        {"name": name, "type": type, "rows": rows, "cols": cols, "bytes": file.tensor_bytes(name)}
-        for name, (type, (rows, cols)) in file.tensors().items()
-    ]
-    report: dict[str, Any] = {
-        "path": str(source.gguf),
+def _report_of_unreadable(args: argparse.Namespace, error: UnsupportedError) -> dict[str, Any]:
+    """What a GGUF file holds whose types slimrt does not read. The error, where that is not why it cannot be opened."""
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    path = model_path(args)
+    if args.spectrum is not None or not path.is_file():
+        raise error
+    file = core.GgufFile(str(path), any_type=True)
+    tensors = []
+    for name, number, sizes, _ in file.tensor_list():
+        if number not in GGML_QUANT_SIZES:  # a type that GGUF has given up
+            raise error
+        rows, (block, size) = prod(sizes[1:]), GGML_QUANT_SIZES[GGMLQuantizationType(number)]
+        type = GGMLQuantizationType(number).name.lower()
+        tensors.append(_tensor(name, type, rows, sizes[0], rows * sizes[0] // block * size))
+    return _contents(str(path), file, tensors) | {"cache_modes": [], "cache": None, "unsupported": str(error)}
+
+
+def _tensor(name: str, type: str, rows: int, cols: int, n_bytes: int) -> dict[str, Any]:
+    return {"name": name, "type": type, "rows": rows, "cols": cols, "bytes": n_bytes}
+
+
+def _contents(path: str, file: core.GgufFile, tensors: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "path": path,
         "metadata": {key: _short(file.value(key)) for key in file.keys()},
         "parameters": sum(tensor["rows"] * tensor["cols"] for tensor in tensors),
         "bytes": sum(tensor["bytes"] for tensor in tensors),
         "tensors": tensors,
         "chat_template": "tokenizer.chat_template" in file.keys(),
     }
+
+
+def _report(source: ModelSource) -> dict[str, Any]:
+    file = source.file
+    found = file.tensors().items()
+    tensors = [_tensor(name, type, rows, cols, file.tensor_bytes(name)) for name, (type, (rows, cols)) in found]
+    report = _contents(str(source.gguf), file, tensors)
     try:
         modes = [_cache_mode(source, mode) for mode in _described(source, cross=False)]
         report |= {"cache_modes": modes, "cache": _chosen(source)}
