@@ -108,11 +108,11 @@ class TestFiles:
 
     def test_tensors_of_a_type_that_does_not_run_are_no_matter(self, small_gguf, tmp_path):
         data = bytearray(small_gguf.read_bytes())
-        data[8] = 1  # one tensor: iq4_xs, and its data is not even there
-        data += struct.pack("<Q", 1) + b"t" + struct.pack("<IQIQ", 1, 256, 23, 0)
+        data[8] = 1  # one tensor: iq1_s, and its data is not even there
+        data += struct.pack("<Q", 1) + b"t" + struct.pack("<IQIQ", 1, 256, 19, 0)
         path = tmp_path / "model.gguf"
         path.write_bytes(data)
-        with pytest.raises(UnsupportedError, match="IQ4_XS"):
+        with pytest.raises(UnsupportedError, match="IQ1_S"):
             slimrt.Model(path)
         assert Tokenizer(path).encode("ab cd") == Tokenizer(small_gguf).encode("ab cd")
 

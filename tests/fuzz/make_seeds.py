@@ -71,9 +71,10 @@ CONVOLUTIONS = {
     "whisper": {"conv1": (D, 3), "conv2": (D, 3 * D)},
     "moonshine": {"conv1": (D, 127), "conv2": (2 * D, 7 * D), "conv3": (D, 3 * 2 * D)},
 }
+EXPERTS = ("granitemoe", "olmoe", "qwen2moe", "qwen3moe")
 ARCHITECTURES = ("bitnet", "bloom", "command-r", "gemma", "glm4", "gpt2", "gptneox", "granite", "llama", "minicpm",
                  "moonshine", "mpt", "olmo", "olmo2", "openlm", "opt", "phi2", "phi3", "qwen2", "qwen3", "stablelm",
-                 "t5", "whisper")  # fmt: skip
+                 "t5", "whisper", *EXPERTS)  # fmt: skip
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -81,11 +82,11 @@ def attention(arch: str, prefix: str, out: str) -> Shapes:
     fused = arch in ("bloom", "gpt2", "gptneox", "mpt", "openlm", "phi3")
     made = {f"{prefix}_qkv": (3 * D, D)} if fused else {f"{prefix}_{name}": (D, D) for name in "qkv"}
     shapes: Shapes = {f"{name}.weight": shape for name, shape in made.items()} | {f"{out}.weight": (D, D)}
-    if arch in BIASED or arch == "qwen2":
+    if arch in BIASED or arch in ("qwen2", "qwen2moe"):
         shapes |= {f"{name}.bias": shape[:1] for name, shape in made.items() if (arch, name[-2:]) != ("whisper", "_k")}
     if arch in BIASED:
         shapes[f"{out}.bias"] = (D,)
-    norms = {"olmo2": D, "openlm": D, "qwen3": D // HEADS}
+    norms = {"olmo2": D, "olmoe": D, "openlm": D, "qwen3": D // HEADS, "qwen3moe": D // HEADS}
     return shapes | ({f"{prefix}_{name}_norm.weight": (norms[arch],) for name in "qk"} if arch in norms else {})
 
 
@@ -93,6 +94,16 @@ def norm(arch: str, name: str) -> Shapes:
     if arch == "olmo":
         return {}
     return {f"{name}.weight": (D,)} | ({f"{name}.bias": (D,)} if arch in (*BIASED, "stablelm") else {})
+
+
+def experts(arch: str, n: int = 2) -> Shapes:
+    network = {"gate": (FF, D), "up": (FF, D), "down": (D, FF)}
+    shapes: Shapes = {f"ffn_{name}_exps.weight": (n, *shape) for name, shape in network.items()}
+    shapes["ffn_gate_inp.weight"] = (n, D)
+    if arch == "qwen2moe":
+        shapes |= {f"ffn_{name}_shexp.weight": shape for name, shape in network.items()}
+        shapes["ffn_gate_inp_shexp.weight"] = (D,)
+    return shapes
 
 
 def layer(arch: str, cross: bool, out: str) -> Shapes:
@@ -106,6 +117,8 @@ def layer(arch: str, cross: bool, out: str) -> Shapes:
         names.append("cross_attn_norm")
     for name in names:
         shapes |= norm(arch, name)
+    if arch in EXPERTS:
+        return shapes | experts(arch)
     shapes |= {"ffn_up.weight": (2 * FF if arch in ("phi3", "glm4", "openlm") else FF, D), "ffn_down.weight": (D, FF)}
     if arch in BIASED or arch == "moonshine":
         shapes |= {"ffn_up.bias": (FF,), "ffn_down.bias": (D,)}
@@ -188,6 +201,10 @@ def model(writer: gguf.GGUFWriter, changes: dict[str, object], more: Shapes, n_l
     if arch == "whisper":
         sizes["mel_bins"] = 1
     sizes |= {"mpt": {"attention.max_alibi_bias": 8.0}, "command-r": {"logit_scale": 0.5}}.get(arch, {})
+    if arch in EXPERTS:
+        sizes |= {"expert_count": 2, "expert_used_count": 1}
+    if arch == "qwen2moe":
+        sizes["expert_shared_feed_forward_length"] = FF
     for key, value in ({f"{arch}.{name}": size for name, size in sizes.items()} | changes).items():
         add(writer, key, value)
     for name, shape in (shapes_of(arch, n_layers) | more).items():
