@@ -9,6 +9,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
+EXPERTS = 3  # of "olmoe", of which a token takes two
 BIASED = ("gpt2", "gptneox", "phi2")  # with LayerNorm and biases everywhere
 TYPE = {"f32": gguf.GGMLQuantizationType.F32, "f16": gguf.GGMLQuantizationType.F16}
 
@@ -48,7 +49,7 @@ class Shape:
             layer |= {"attn_qkv.weight": (q + 2 * kv, self.d)}
         else:
             layer |= {"attn_q.weight": (q, self.d), "attn_k.weight": (kv, self.d), "attn_v.weight": (kv, self.d)}
-        if self.arch == "olmo2":
+        if self.arch in ("olmo2", "olmoe"):
             layer |= {"attn_q_norm.weight": (q,), "attn_k_norm.weight": (kv,)}
         if self.arch == "qwen3":
             layer |= {"attn_q_norm.weight": (self.dk,), "attn_k_norm.weight": (self.dk,)}
@@ -59,6 +60,10 @@ class Shape:
             "ffn_up.weight": (self.d_ff, self.d),
             "ffn_down.weight": (self.d, self.d_ff),
         }
+        if self.arch == "olmoe":
+            networks = {name: layer.pop(f"ffn_{name}.weight") for name in ("gate", "up", "down")}
+            layer |= {f"ffn_{name}_exps.weight": (EXPERTS, *dims) for name, dims in networks.items()}
+            layer["ffn_gate_inp.weight"] = (EXPERTS, self.d)
         out: dict[str, tuple[int, ...]] = {"token_embd.weight": (self.n_vocab, self.d), "output_norm.weight": (self.d,)}
         if biased:
             layer |= {name.replace("weight", "bias"): shape[:1] for name, shape in layer.items()}
@@ -104,6 +109,8 @@ def header(path: Path, shape: Shape, changes: dict[str, object] | None = None) -
         "attention.head_count_kv": shape.kv_heads,
         f"attention.{epsilon}": 1e-5,
     }
+    if shape.arch == "olmoe":
+        values |= {"expert_count": EXPERTS, "expert_used_count": 2}
     if shape.head_dim:
         values |= {"attention.key_length": shape.head_dim, "attention.value_length": shape.head_dim}
     for key, value in (values | (changes or {})).items():

@@ -76,6 +76,11 @@ CASES = [
     ("bitnet", "kv"),
     ("bitnet_online", "k"),  # ternary
     ("openlm", "kv"),  # QK-norm by LayerNorm
+    ("olmoe", "k"),  # experts
+    ("mixtral", "kv"),
+    ("qwen2moe", "k"),
+    ("qwen3moe", "k"),
+    ("granitemoe", "kv"),
     ("glm4_mha", "k"),
     ("opt", "k"),
     ("opt", "v"),

@@ -23,6 +23,13 @@ ALL = sorted(path.name for path in GOLDEN.iterdir())
 
 
 # ---------------------------------------------------------------- what is read
+def of_experts(name: str, tensor: np.ndarray) -> list[np.ndarray]:
+    """Each expert's matrix where they are stored together; Granite's gate and up apart."""
+    if "input_linear" in name:
+        return [half for expert in tensor for half in np.split(expert, 2)]
+    return list(tensor) if "_exps" in name or "output_linear" in name else [tensor]
+
+
 @pytest.mark.parametrize("name", [name for name in ALL if name != "bitnet_online"])  # whose weights become ternary
 def test_every_weight_arrives_unchanged(name, convert):
     """By content: each tensor of the directory is in the file once, whatever it is called and however it is turned."""
@@ -30,10 +37,17 @@ def test_every_weight_arrives_unchanged(name, convert):
     unused = 2 if name == "opt" else 0  # positions
     tensors = {key: t + (less_one and "norm" in key) for key, t in hf_tensors(GOLDEN / name).items()}
     tensors = {key: t[unused * ("positions" in key) :] for key, t in tensors.items()}
-    theirs = sorted(np.sort(t.astype(np.float32), axis=None).tobytes() for t in tensors.values())
+    theirs = sorted(
+        np.sort(part.astype(np.float32), axis=None).tobytes()
+        for key, t in tensors.items()
+        for part in of_experts(key, t)
+    )
     ours = values_of(convert(GOLDEN / name))
     made = {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}
-    written = [np.sort(t.astype(np.float32), axis=None).tobytes() for key, t in ours.items() if key not in made]
+    ours = {key: t for key, t in ours.items() if key not in made}
+    written = [
+        np.sort(part.astype(np.float32), axis=None).tobytes() for key, t in ours.items() for part in of_experts(key, t)
+    ]
     assert sorted(written) == theirs
 
 
@@ -125,6 +139,11 @@ METADATA = {
     "opt": {"opt.context_length": 128, "opt.attention.layer_norm_epsilon": 1e-5, "opt.feed_forward_length": 88},
     "bitnet": {"slimrt.activation": "relu_squared", "bitnet.attention.head_count_kv": 2},
     "bitnet_online": {"slimrt.activation": "silu"},
+    "olmoe": {"olmoe.expert_count": 7, "olmoe.expert_used_count": 3, "olmoe.expert_weights_norm": False},
+    "mixtral": {"general.architecture": "llama", "llama.expert_count": 5, "llama.expert_weights_norm": None},
+    "qwen2moe": {"qwen2moe.expert_feed_forward_length": 24, "qwen2moe.expert_shared_feed_forward_length": 56},
+    "qwen3moe": {"qwen3moe.expert_used_count": 3, "qwen3moe.expert_weights_norm": True},
+    "granitemoe": {"granitemoe.expert_feed_forward_length": 40, "granitemoe.residual_scale": 0.4},
     "openlm": {"openlm.feed_forward_length": 256, "openlm.attention.layer_norm_epsilon": 1e-5},
     "mpt": {"mpt.attention.max_alibi_bias": 8.0, "mpt.attention.clamp_kqv": None, "slimrt.activation": "gelu_erf"},
     "mpt_clipped": {"mpt.attention.clamp_kqv": 1.0, "mpt.attention.head_count": 4},
@@ -248,6 +267,9 @@ REFUSED = {
     "OPT 350M's width": ("opt", {"word_embed_proj_dim": 32}, "word_embed_proj_dim and hidden_size"),
     "OPT with another activation": ("opt", {"activation_function": "gelu"}, "activation_function"),
     "Granite with another activation": ("granite", {"hidden_act": "gelu"}, "hidden_act"),
+    "experts in every other layer": ("qwen2moe", {"decoder_sparse_step": 2}, "decoder_sparse_step"),
+    "a layer without experts": ("qwen3moe", {"mlp_only_layers": [0]}, "mlp_only_layers"),
+    "OLMoE that clips": ("olmoe", {"clip_qkv": 8.0}, "clip_qkv"),
     "MiniCPM with experts": ("minicpm", {"num_experts": 8}, "num_experts"),
     "packed ternary weights": (
         "bitnet_online",

@@ -45,6 +45,10 @@ CASES = [
     ("bitnet", "kv"),
     ("openlm", "kv"),
     ("olmo_clipped", "kv"),
+    ("mixtral", "kv"),  # experts
+    ("granitemoe", "kv"),
+    ("qwen2moe", "k"),  # beside one that all tokens take
+    ("olmoe", "k"),
     ("llama_mha", "k"),
     ("cohere", "k"),
     ("qwen2_mha", "k"),  # K bias and RoPE

@@ -11,6 +11,7 @@ from slimrt import core
 from slimrt.folding.attention import Attention
 from slimrt.modelfile.gguf import read_gguf
 from slimrt.modelfile.hf.encoder_decoders import ENCODER_DECODERS
+from slimrt.modelfile.hf.experts import EXPERTS
 from slimrt.modelfile.hf.families import FAMILIES
 from slimrt.modelfile.hf.gpt_families import GPT_FAMILIES
 from slimrt.modelfile.hf.llama_families import LLAMA_FAMILIES
@@ -49,7 +50,7 @@ def test_folds_are_what_a_conversion_writes(name, mode, convert, tmp_path):
 
 def test_architectures_rotate_as_their_families_do():
     known = {one.name: one for one in core.architectures()}
-    for family in [*FAMILIES.values(), *LLAMA_FAMILIES.values(), *GPT_FAMILIES.values()]:
+    for family in [*FAMILIES.values(), *LLAMA_FAMILIES.values(), *GPT_FAMILIES.values(), *EXPERTS.values()]:
         one = known[family.arch]
         assert (one.rope, one.has_encoder) == (family.rope, False), family.arch
         neighbours = bool(family.permuted) or family.arch in ("command-r", "glm4")  # stored as they turn
@@ -58,7 +59,7 @@ def test_architectures_rotate_as_their_families_do():
     assert all(known[family.arch].has_encoder for family in ENCODER_DECODERS.values())
     assert {one.name for one in known.values() if not one.scaled_scores} == {"t5"}
     norms = {one.name: one.qk_norm for one in known.values() if one.qk_norm != "none"}
-    assert norms == {"olmo2": "row", "openlm": "row", "qwen3": "head"}
+    assert norms == {"olmo2": "row", "openlm": "row", "olmoe": "row", "qwen3": "head", "qwen3moe": "head"}
 
 
 def test_sizes_that_no_attention_has():

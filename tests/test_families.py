@@ -65,6 +65,15 @@ def test_what_is_said_is_done(key, value, convert, tmp_path):
     assert relative(logits(path), wanted) < FLOAT32 < 1e-4 < relative(usual, wanted)
 
 
+@pytest.mark.parametrize(("key", "value"), [("expert_weights_norm", boolean(True)),
+                                            ("expert_weights_scale", float32(2.5))])  # fmt: skip
+def test_shares_of_experts_are_what_the_file_says(key, value, convert, tmp_path):
+    changed = read_gguf(convert(GOLDEN / "olmoe")).with_metadata({f"olmoe.{key}": value})
+    path = rewritten(tmp_path / "model.gguf", changed)
+    wanted, usual = Reference(path).logits(IDS), logits(convert(GOLDEN / "olmoe"))
+    assert relative(logits(path), wanted) < FLOAT32 < 1e-4 < relative(usual, wanted)
+
+
 @pytest.mark.parametrize(
     ("arch", "part"), [("gptneox", "rotation"), ("olmo2", "QK-norm"), ("qwen3", "QK-norm"), ("phi2", "head's bias")]
 )
