@@ -194,6 +194,7 @@ nb::list resolved_layers(const FileOrPath& from, const nb::kwargs& args) {
 
 void bind_describe(nb::module_& m) {
     m.def("architectures", &architecture_list);
+    m.def("why_refused", &why_refused, nb::arg("name"));
     m.def("modes", &modes_of_file, nb::arg("file"));
     m.def("levels", &levels_of, nb::arg("mode"), nb::arg("text"));
     m.def("resolve_layers", &resolved_layers, nb::arg("file"), nb::arg("options"));

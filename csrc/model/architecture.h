@@ -71,6 +71,9 @@ struct Architecture {
     std::vector<Convolution> convolutions;
 };
 
+/// Why a model that goes by this name elsewhere is not run, if that was decided; else "". refused.cpp.
+std::string why_refused(const std::string& name);
+
 /// All of them. registry.cpp.
 const std::vector<const Architecture*>& architectures();
 

@@ -16,8 +16,9 @@ const Architecture& find_architecture(const GgufFile& file) {
         if (name == a->name) return *a;
         known += concat(known.empty() ? "" : ", ", a->name);
     }
-    fail(ErrorCode::unsupported, file.path(), ": architecture '", name,
-         "' is not supported; supported are: ", known);
+    const std::string why = why_refused(name);
+    fail(ErrorCode::unsupported, file.path(), ": architecture '", name, "' is not supported",
+         why.empty() ? "" : ": ", why, "; supported are: ", known);
 }
 
 Activation read_activation(const GgufFile& file, Activation usual) {

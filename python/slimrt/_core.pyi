@@ -360,6 +360,9 @@ def attention_modes(
 def plane_bytes(type: str, width: int, heads: int) -> int:
     """Bytes of a token in one plane of a row."""
 
+def why_refused(name: str) -> str:
+    """Why a model of this architecture (GGUF) or model type (Hugging Face) is not run, if that was decided; else ""."""
+
 def architectures() -> list[dict[str, Any]]:
     """The fields of slimrt.core.Architecture for each."""
 

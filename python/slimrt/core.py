@@ -26,6 +26,7 @@ from slimrt._core import resolve_layers as resolve_layers
 from slimrt._core import set_access as set_access
 from slimrt._core import token_logprobs as token_logprobs
 from slimrt._core import tune as tune
+from slimrt._core import why_refused as why_refused
 
 
 class LayerOptions(TypedDict):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from slimrt import core
 from slimrt.errors import ModelFormatError, UnsupportedError
 from slimrt.modelfile.hf.encoder_decoders import ENCODER_DECODERS
 from slimrt.modelfile.hf.experts import EXPERTS
@@ -61,8 +62,10 @@ class Config:
                 (OWN_CLASSES[one] for one in values.get("architectures") or () if one in OWN_CLASSES), None
             )
         if family is None and self.model_type not in _MODEL_TYPES:
+            why = core.why_refused(self.model_type)
             raise UnsupportedError(
-                f"{path}: model type {self.model_type!r} is not supported; supported are: {', '.join(_MODEL_TYPES)}; "
+                f"{path}: model type {self.model_type!r} is not supported{why and ': '}{why}; "
+                f"supported are: {', '.join(_MODEL_TYPES)}; "
                 f"the text part of: {', '.join(WRAPPERS)}"
             )
         self.family: Family = family or _MODEL_TYPES[self.model_type]

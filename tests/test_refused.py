@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an architecture must have and must not have, and architectures that are refused, by name and with the reason."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import slimrt
+from gguf_shapes import Shape, write_random
+from slimrt import _core
+from test_bad_input import half, ones, outcomes
+
+# Architecture, change of metadata or tensors, error, what it must name.
+FAMILIES = {
+    "odd rotation": ("gptneox", {"rope.dimension_count": 3}, {}, slimrt.ModelFormatError, "dimension_count is odd"),
+    "no rotation": ("gptneox", {"rope.dimension_count": 0}, {}, slimrt.ModelFormatError, "dimension_count"),
+    "rotation wider than a head": (
+        "phi2",
+        {"rope.dimension_count": 10},
+        {},
+        slimrt.ModelFormatError,
+        "dimension_count",
+    ),
+    "residual neither": ("gptneox", {"use_parallel_residual": 1}, {}, slimrt.ModelFormatError, "use_parallel_residual"),
+    "a window": ("olmo2", {"attention.sliding_window": 16}, {}, slimrt.UnsupportedError, "sliding window"),
+    "no norm after": ("olmo2", {}, {"blk.1.post_ffw_norm.weight": None}, slimrt.ModelFormatError, "1.post_ffw_norm"),
+    "a norm before": ("olmo2", {}, {"blk.0.attn_norm.weight": ones(32)}, slimrt.UnsupportedError, "0.attn_norm"),
+    "no QK-norm": ("olmo2", {}, {"blk.0.attn_k_norm.weight": None}, slimrt.ModelFormatError, "attn_k_norm"),
+    "QK-norm of a head": ("olmo2", {}, {"blk.0.attn_q_norm.weight": ones(8)}, slimrt.ModelFormatError, "attn_q_norm"),
+    "QK-norm of rows": ("qwen3", {}, {"blk.0.attn_q_norm.weight": ones(32)}, slimrt.ModelFormatError, "attn_q_norm"),
+    "QK-norm of Llama": ("llama", {}, {"blk.0.attn_q_norm.weight": ones(32)}, slimrt.UnsupportedError, "attn_q_norm"),
+    "no experts": ("olmoe", {}, {"blk.1.ffn_up_exps.weight": None}, slimrt.ModelFormatError, "1.ffn_up_exps"),
+    "no router": ("olmoe", {}, {"blk.1.ffn_gate_inp.weight": None}, slimrt.ModelFormatError, "1.ffn_up.weight"),
+    "an expert too few": (
+        "olmoe",
+        {},
+        {"blk.0.ffn_down_exps.weight": half(64, 48).reshape(2, 32, 48)},
+        slimrt.ModelFormatError,
+        "0.ffn_down_exps",
+    ),
+    "more experts taken than there are": (
+        "olmoe",
+        {"expert_used_count": 4},
+        {},
+        slimrt.ModelFormatError,
+        "expert_used_count",
+    ),
+    "too many experts": ("olmoe", {"expert_count": 1025}, {}, slimrt.ModelFormatError, "expert_count"),
+    "experts chosen by a sigmoid": (
+        "olmoe",
+        {"expert_gating_func": 2},
+        {},
+        slimrt.UnsupportedError,
+        "expert_gating_func 2",
+    ),
+    "experts in groups": ("olmoe", {"expert_group_count": 2}, {}, slimrt.UnsupportedError, "expert_group_count 2"),
+    "experts of OLMo-2": ("olmo2", {"expert_count": 4}, {}, slimrt.UnsupportedError, "expert_count 4"),
+    "no norm's bias": ("gptneox", {}, {"blk.1.ffn_norm.bias": None}, slimrt.ModelFormatError, "1.ffn_norm.bias"),
+    "no bias": ("gptneox", {}, {"blk.1.attn_qkv.bias": None}, slimrt.ModelFormatError, "1.attn_qkv.bias"),
+    "a norm too many": ("phi2", {}, {"blk.1.ffn_norm.weight": ones(32)}, slimrt.UnsupportedError, "1.ffn_norm"),
+    "no head's bias": ("phi2", {}, {"output.bias": None}, slimrt.ModelFormatError, "output.bias"),
+    "both layouts": ("phi2", {}, {"blk.0.attn_qkv.weight": half(96, 32)}, slimrt.SlimrtError, "attn_qkv.bias"),
+}
+
+
+@pytest.mark.parametrize("case", FAMILIES)
+def test_what_a_family_must_and_must_not_have(case, tmp_path):
+    arch, changes, edit, error, name = FAMILIES[case]
+    shape = Shape(32, 2, 4, 64, d_ff=48, n_vocab=50, arch=arch)
+    assert outcomes([write_random(tmp_path / "good.gguf", shape)]) == {"good.gguf": "ok"}
+    path = write_random(tmp_path / "model.gguf", shape, changes, edit)
+    for load in (_core.Engine, _core.plan):
+        with pytest.raises(error, match=name):
+            load(str(path), n_ctx=8)
+
+
+# Architecture in GGUF, model type of Hugging Face, what is said of them.
+REFUSED = [
+    ("stripedhyena", "stripedhyena", "keep no K or V"),
+    ("rwkv7", "rwkv", "recurrent state"),
+    ("qwen35moe", "qwen3_5_moe", "recurrent state or convolve"),
+    ("deepseek2", "deepseek_v3", "latent"),
+    ("deepseek32", "deepseek_v32", "indexer"),
+    ("gemma3", "gemma3_text", "its layers differ"),
+]
+
+
+@pytest.mark.parametrize(("arch", "model_type", "words"), REFUSED)
+def test_models_that_are_asked_for_are_refused_with_the_reason(arch, model_type, words, tmp_path):
+    path = write_random(tmp_path / "model.gguf", Shape(32, 2, 4, 64, arch=arch))
+    for load in (_core.Engine, _core.plan):
+        with pytest.raises(
+            slimrt.UnsupportedError, match=f"'{arch}' is not supported: .*{words}.*; supported are: llama"
+        ):
+            load(str(path))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    with pytest.raises(
+        slimrt.UnsupportedError, match=f"'{model_type}' is not supported: .*{words}.*; supported are: llama"
+    ):
+        slimrt.convert(tmp_path, tmp_path / "out.gguf", progress=False)
+
+
+def test_nothing_that_runs_is_refused():
+    assert not any(_core.why_refused(one["name"]) for one in _core.architectures())
+    assert _core.why_refused("no such model") == ""
