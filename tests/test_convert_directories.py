@@ -248,6 +248,7 @@ REFUSED = {
     "OPT 350M's width": ("opt", {"word_embed_proj_dim": 32}, "word_embed_proj_dim and hidden_size"),
     "OPT with another activation": ("opt", {"activation_function": "gelu"}, "activation_function"),
     "Granite with another activation": ("granite", {"hidden_act": "gelu"}, "hidden_act"),
+    "MiniCPM with sparse attention": ("minicpm", {"sparse_config": {"topk": 64}}, "sparse_config"),
     "MiniCPM with experts": ("minicpm", {"num_experts": 8}, "num_experts"),
     "packed ternary weights": (
         "bitnet_online",
