@@ -259,7 +259,17 @@ def test_bytes_per_token(name, mode, convert):
         assert memory["cache"] == 64 * memory["cache_bytes_per_token"]
 
 
-@pytest.mark.parametrize(("name", "mode"), [("llama_mha", "k"), ("gpt2_erf", "v"), ("llama_wide", "k")])
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        ("llama_mha", "k"),
+        ("gpt2_erf", "v"),
+        ("llama_wide", "k"),
+        ("qwen3", "k"),
+        ("bitnet_online", "k"),
+        ("bloom", "v"),
+    ],
+)
 def test_model_folds_by_itself(name, mode, convert):
     """slimrt.Model folds what the file lacks, or finds it in a converted file; both as the reference does."""
     path = convert(GOLDEN / name)

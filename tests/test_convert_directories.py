@@ -267,6 +267,7 @@ REFUSED = {
     "OPT 350M's width": ("opt", {"word_embed_proj_dim": 32}, "word_embed_proj_dim and hidden_size"),
     "OPT with another activation": ("opt", {"activation_function": "gelu"}, "activation_function"),
     "Granite with another activation": ("granite", {"hidden_act": "gelu"}, "hidden_act"),
+    "MiniCPM with sparse attention": ("minicpm", {"sparse_config": {"topk": 64}}, "sparse_config"),
     "experts in every other layer": ("qwen2moe", {"decoder_sparse_step": 2}, "decoder_sparse_step"),
     "a layer without experts": ("qwen3moe", {"mlp_only_layers": [0]}, "mlp_only_layers"),
     "OLMoE that clips": ("olmoe", {"clip_qkv": 8.0}, "clip_qkv"),

@@ -141,9 +141,17 @@ def test_minicpm_s_first_files(convert, tmp_path):
     assert relative(logits(first), Reference(whole).logits(IDS)) < FLOAT32
 
 
-def test_scales_must_be_positive(convert, tmp_path):
-    model = read_gguf(convert(GOLDEN / "granite")).with_metadata({"granite.logit_scale": float32(0.0)})
-    with pytest.raises(slimrt.ModelFormatError, match="logit_scale is 0"):
+@pytest.mark.parametrize(
+    ("name", "key", "value", "words"),
+    [
+        ("granite", "granite.logit_scale", 0.0, "logit_scale is 0"),
+        ("cohere", "command-r.logit_scale", -1.0, "a scale in the metadata is -1"),
+        ("olmo", "olmo.attention.clamp_kqv", -0.5, "clamp_kqv is -0.5"),
+    ],
+)
+def test_scales_must_be_positive(name, key, value, words, convert, tmp_path):
+    model = read_gguf(convert(GOLDEN / name)).with_metadata({key: float32(value)})
+    with pytest.raises(slimrt.ModelFormatError, match=words):
         slimrt._core.Engine(str(rewritten(tmp_path / "model.gguf", model)))
 
 

@@ -109,6 +109,18 @@ void read_encoder(const GgufFile& file, const std::string& prefix, ModelConfig& 
              " and relative_max_distance ", c.relative_distance, " do not go together");
 }
 
+/// What a family's settle() took from the file.
+void require_sane(const GgufFile& file, const ModelConfig& c) {
+    for (const float scale :
+         {c.embedding_scale, c.residual_scale, c.score_scale, c.output_scale, c.alibi_bias})
+        if (!(scale > 0) || !std::isfinite(scale))
+            fail(ErrorCode::format, file.path(), ": a scale in the metadata is ", scale,
+                 ", not a positive number");
+    if (!(c.clamp_kqv >= 0) || !std::isfinite(c.clamp_kqv))
+        fail(ErrorCode::format, file.path(), ": attention.clamp_kqv is ", c.clamp_kqv,
+             ", not a positive number");
+}
+
 }  // namespace
 
 int relative_bucket(const ModelConfig& c, int64_t distance, bool causal) {
@@ -189,6 +201,7 @@ ModelConfig read_config(const GgufFile& file) {
     if (positions == Positions::rope_interleaved || positions == Positions::rope_neox)
         c.rope = read_rope(file, prefix, c);
     if (c.architecture->settle) c.architecture->settle(file, prefix, c);
+    require_sane(file, c);
     return c;
 }
 
