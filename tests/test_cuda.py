@@ -101,6 +101,19 @@ def test_every_mode(name, mode, dtype, convert):
 
 
 @needs_device
+@pytest.mark.parametrize("stored", ["IQ4_XS", "MXFP4", "TQ1_0", "IQ2_XXS", "IQ3_S"])
+def test_types_that_are_unpacked(stored, tmp_path):
+    """To f16, those that the CPU holds in another type by way of that: the same bits as a file of f16."""
+    path = write_tiny(tmp_path / "stored.gguf", d=256, d_ff=256, stored=stored)
+    values = write_tiny(tmp_path / "values.gguf", d=256, d_ff=256, stored=stored, dequantised=True)
+    slimrt.convert(values, tmp_path / "f16.gguf", outtype="f16", progress=False)
+    found, wanted = (
+        decode(open_engine(file, "kv", "f16", device="cuda"), IDS, N_PREFILL) for file in (path, tmp_path / "f16.gguf")
+    )
+    assert np.array_equal(found, wanted) and np.isfinite(found).all()
+
+
+@needs_device
 @pytest.mark.parametrize("dtype", ["f32", "f16", "q8"])
 @pytest.mark.parametrize(("name", "mode"), [("llama_mha", "k"), ("gptneox", "k"), ("llama_gqa_tied", "k+r")])
 def test_heads_that_keep_v(name, mode, dtype, convert, tmp_path):

@@ -14,14 +14,14 @@ from conftest import DEVICES, product_unit, rms
 from reference import ACTIVATIONS, Rope, layer_norm, rms_norm
 from reference_formats import rounded
 from slimrt._core import ops
-from weight_formats import HALVES, PLAIN, block_size, ggml, half_bytes, narrowed, random_weight
+from weight_formats import HALVES, HELD, PLAIN, block_size, dequantised, ggml, half_bytes, narrowed, random_weight
 
 ISAS = ops.backends()
 EPS = 2.0**-24  # half a unit in the last place of float32
 
 # Multiplied as they are stored; others are unpacked at load.
-NATIVE = ["q4_0", "q8_0", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "mxfp4", "tq2_0"]
-UNPACKED = {("cuda", name) for name in ("q5_k", "iq4_nl", "iq4_xs", "mxfp4", "tq2_0")}
+NATIVE = ["q4_0", "q8_0", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "mxfp4", "tq2_0", *HELD]
+UNPACKED = {("cuda", name) for name in ("q5_k", "iq4_nl", "iq4_xs", "mxfp4", "tq2_0", *HELD)}
 ODD = [1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 48, 64, 100, 1000]
 
 
@@ -51,7 +51,7 @@ def test_the_portable_kernels_are_always_there():
 
 # ---------------------------------------------------------------- conversions
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("type_name", [*PLAIN, *HALVES])
+@pytest.mark.parametrize("type_name", [*PLAIN, *HALVES, *HELD])
 def test_unpack_is_bit_exact(type_name, isa):
     block = block_size(type_name)
     for blocks in (1, 2, 5, 33):
@@ -59,6 +59,21 @@ def test_unpack_is_bit_exact(type_name, isa):
         got = ops.unpack(type_name, raw.reshape(-1), blocks * block, isa).reshape(-1)
         assert got.dtype == np.float32
         assert np.array_equal(got, values.reshape(-1).astype(np.float32)), (type_name, blocks)
+
+
+@pytest.mark.parametrize(
+    ("type_name", "held"),
+    [("tq1_0", "tq2_0"), ("iq3_xxs", "iq3_xxs_n"), ("iq3_s", "iq3_s_n")]
+    + [(name, "iq2_n") for name in ("iq2_xxs", "iq2_xs", "iq2_s")],
+)
+def test_what_is_held_in_another_type_is_the_same(type_name, held):
+    """Every place of a grid is met about forty times."""
+    raw, values = random_weight(type_name, 40, 4096)
+    name, found = ops.repack(type_name, raw.reshape(-1))
+    assert name == held
+    assert np.array_equal(dequantised(found.reshape(40, -1), held), values)
+    with pytest.raises(ValueError, match="q8_0 weights are held as they are"):
+        ops.repack("q8_0", np.zeros(34, np.uint8))
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -218,7 +233,7 @@ def test_linear_of_extreme_rows(type_name, bits, isa):
     raw, _ = random_weight(type_name, rows, k)
     scales = np.isin(np.arange(raw.shape[1]) % (raw.shape[1] // 2), half_bytes(type_name))
     filled = {value: np.where(scales, raw, value).astype(np.uint8) for value in (0x00, 0x7F, 0x80, 0xFF)}
-    weights = {value: gguf.quants.dequantize(codes, ggml(type_name)) for value, codes in filled.items()}
+    weights = {value: dequantised(codes, type_name) for value, codes in filled.items()}
     weight = weights[bits].astype(np.float64)
     x = np.zeros((4, k), np.float32)
     x[1], x[2], x[3] = 1.0, -1.0, 1e-3

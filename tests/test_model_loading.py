@@ -234,6 +234,9 @@ def test_sizes_for_people():
     ]  # fmt: skip
 
 
+GRIDS = ["IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"]
+
+
 def logits_of(path: Path, stored: str, dequantised: bool = False) -> np.ndarray:
     d = max(32, gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[stored]][0])
     write_tiny(path, d=d, d_ff=d, stored=stored, dequantised=dequantised)
@@ -248,7 +251,7 @@ def test_types_without_a_product_are_unpacked(stored, tmp_path):
     assert np.abs(got - wanted).max() < 5e-3 * np.abs(wanted).max()
 
 
-@pytest.mark.parametrize("stored", ["Q8_0", "IQ4_NL", "IQ4_XS", "MXFP4", "TQ1_0", "TQ2_0"])
+@pytest.mark.parametrize("stored", ["Q8_0", "IQ4_NL", "IQ4_XS", "MXFP4", "TQ1_0", "TQ2_0", *GRIDS])
 def test_types_with_a_product_multiply_as_their_values_do(stored, tmp_path):
     """But for the rounding of activations to int8."""
     got, wanted = logits_of(tmp_path / "q", stored), logits_of(tmp_path / "f", stored, dequantised=True)
@@ -263,3 +266,15 @@ def test_ternary_weights_are_held_in_two_bits(tmp_path):
     matrices = [t for _, (kind, t) in core.GgufFile(str(tmp_path / "TQ2_0")).tensors().items() if kind == "tq2_0"]
     bytes_ = sum(rows * cols // 256 * 66 for rows, cols in matrices)
     assert plans[0]["weights"] == plans[1]["weights"] + bytes_
+
+
+@pytest.mark.parametrize("stored", GRIDS)
+def test_what_types_of_grids_take_in_memory_is_said(stored, tmp_path, run):
+    """By inspect and plan alike: 146 bytes for 256 weights."""
+    logits_of(tmp_path / "m", stored)
+    report = json.loads(run("inspect", tmp_path / "m", "--json")[1])
+    held = [tensor for tensor in report["tensors"] if "held_as" in tensor]
+    assert {tensor["type"] for tensor in held} == {stored.lower()}
+    assert all(tensor["held_bytes"] == tensor["rows"] * tensor["cols"] // 256 * 146 for tensor in held)
+    assert core.plan(str(tmp_path / "m"))["weights"] == sum(tensor["held_bytes"] for tensor in held)
+    assert f"; in memory {held[0]['held_as']}, " in run("inspect", tmp_path / "m")[1]

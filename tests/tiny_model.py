@@ -15,7 +15,8 @@ CONTROL = ["<unk>", "<s>", "</s>", "<|user|>", "<|assistant|>", "<|system|>"]
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 LETTERS = ["▁", *"abcdefghijklmnopqrstuvwxyz"]
 TOKENS = CONTROL + BYTES + LETTERS
-LARGEST = {"IQ4_NL": 113, "IQ4_XS": 32 * 113}  # what a block's scale is multiplied by
+# What a block's scale is multiplied by, at most.
+LARGEST = {"IQ4_NL": 113, "IQ4_XS": 32 * 113, "IQ2_XXS": 167, "IQ2_XS": 167, "IQ2_S": 167, "IQ3_XXS": 480, "IQ3_S": 465}
 BOS, EOS, FIRST_BYTE = 1, 2, len(CONTROL)
 
 TEMPLATE = (

@@ -7,6 +7,7 @@ import gguf
 import numpy as np
 
 from reference_formats import rounded
+from slimrt._core import ops
 
 PLAIN = ["f32", "f16", "bf16"]
 # Quantised types: where a block keeps its float16 numbers (the rest of a block may be any bits).
@@ -21,6 +22,11 @@ HALVES = {
     "q4_k": (0, 2),
     "q5_k": (0, 2),
     "q6_k": (208,),
+    "iq2_xxs": (0,),
+    "iq2_xs": (0,),
+    "iq2_s": (0,),
+    "iq3_xxs": (0,),
+    "iq3_s": (0,),
     "iq4_nl": (0,),
     "iq4_xs": (0,),
     "mxfp4": (),
@@ -34,7 +40,7 @@ def ggml(type_name: str) -> gguf.GGMLQuantizationType:
 
 
 def block_size(type_name: str) -> int:
-    return gguf.GGML_QUANT_SIZES[ggml(type_name)][0]
+    return 256 if type_name in HELD else gguf.GGML_QUANT_SIZES[ggml(type_name)][0]
 
 
 def random_blocks(type_name: str, rows: int, cols: int, random: np.random.Generator, size: float) -> np.ndarray:
@@ -49,14 +55,38 @@ def random_blocks(type_name: str, rows: int, cols: int, random: np.random.Genera
     return raw.reshape(rows, -1)
 
 
+# What types are held as that only files have -> such a type, what the codes stand for, the unit.
+HELD = {
+    "iq2_n": ("iq2_s", [8, 25, 43, 43, 43, 43, 43, 43], 1 / 8),
+    "iq3_xxs_n": ("iq3_xxs", [4, 12, 20, 28, 36, 44, 52, 62], 1 / 4),
+    "iq3_s_n": ("iq3_s", [1, 3, 5, 7, 9, 11, 13, 15], 1.0),
+}
+
+
+def dequantised(raw: np.ndarray, type_name: str) -> np.ndarray:
+    """What is read from bytes [rows, row bytes], float64 [rows, cols]."""
+    if type_name not in HELD:
+        return gguf.quants.dequantize(raw, ggml(type_name)).astype(np.float64)
+    _, magnitudes, unit = HELD[type_name]
+    blocks = raw.reshape(len(raw), -1, 146)
+    d = blocks[:, :, :2].copy().view(np.float16).astype(np.float64)
+    scales = blocks[:, :, 2:18].view(np.int8).repeat(16, axis=-1)
+    codes = np.stack([blocks[:, :, 18:] & 15, blocks[:, :, 18:] >> 4], axis=2)  # [rows, blocks, half, 8 x 16]
+    codes = codes.reshape(*blocks.shape[:2], 2, 8, 16).swapaxes(2, 3).reshape(*blocks.shape[:2], 256)
+    values = np.array(magnitudes + [-x for x in magnitudes], np.float64)[codes]
+    return (d * unit * scales * values).reshape(len(raw), -1)
+
+
 def random_weight(type_name: str, rows: int, cols: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Bytes [rows, row bytes] with any bits, and what the gguf package reads from them, float64."""
     random = np.random.default_rng(seed)
     if type_name in PLAIN:
         values = rounded(random.normal(size=(rows, cols)), type_name)
         return narrowed(values, type_name).reshape(rows, -1), values
-    raw = random_blocks(type_name, rows, cols, random, 1.0)
-    return raw, gguf.quants.dequantize(raw, ggml(type_name)).astype(np.float64)
+    raw = random_blocks(HELD.get(type_name, (type_name,))[0], rows, cols, random, 1.0)
+    if type_name in HELD:
+        raw = ops.repack(HELD[type_name][0], raw.reshape(-1))[1].reshape(rows, -1)
+    return raw, dequantised(raw, type_name)
 
 
 def narrowed(x: np.ndarray, type_name: str) -> np.ndarray:
@@ -69,4 +99,6 @@ def narrowed(x: np.ndarray, type_name: str) -> np.ndarray:
 
 def half_bytes(type_name: str) -> list[int]:
     """Where a block keeps what must not be any bits."""
+    if type_name in HELD:
+        return list(range(18))
     return [0] if type_name == "mxfp4" else [at + i for at in HALVES[type_name] for i in (0, 1)]

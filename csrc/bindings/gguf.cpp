@@ -7,6 +7,7 @@
 #include "bindings/bindings.h"
 #include "core/error.h"
 #include "kernels/cpu/isa.h"
+#include "kernels/cpu/repack.h"
 
 namespace slimrt {
 namespace {
@@ -89,6 +90,20 @@ const Tensor& find_tensor(const GgufFile& file, const std::string& name) {
     return it->second;
 }
 
+/// The type that a matrix is multiplied in on the CPU, and how many bytes it has there.
+nb::tuple held(const GgufFile& file, const std::string& name) {
+    const Tensor& t = find_tensor(file, name);
+    int n = 0;
+    const auto multiplied = [&](DType type) {
+        const cpu::LinearKernel* kernel = cpu::supported_isas(&n)[0]->linear;
+        while (kernel->product && kernel->weight_type != uint32_t(type)) ++kernel;
+        return kernel->product != nullptr;
+    };
+    const DType same = multiplied(t.dtype) ? t.dtype : cpu::repacked_type(t.dtype);
+    const DType type = multiplied(same) ? same : DType::F16;
+    return nb::make_tuple(dtype_info(type).name, t.rows * row_bytes(type, t.cols));
+}
+
 auto read_tensor(const GgufFile& file, const std::string& name) {
     const Tensor& t = find_tensor(file, name);
     int n = 0;
@@ -139,6 +154,7 @@ void bind_gguf(nb::module_& m) {
         .def("tensor_list", &tensor_list)
         .def("tensor_bytes",
              [](const GgufFile& f, const std::string& name) { return find_tensor(f, name).bytes(); })
+        .def("held", &held)
         .def("read", &read_tensor)
         .def("move_to_huge_pages", &GgufFile::move_to_huge_pages, nb::call_guard<nb::gil_scoped_release>())
         .def("require_unchanged", &GgufFile::require_unchanged)

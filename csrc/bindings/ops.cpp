@@ -16,6 +16,7 @@
 #include "core/error.h"
 #include "engine/devices.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/cpu/repack.h"
 
 namespace slimrt {
 namespace {
@@ -41,6 +42,16 @@ auto unpack(const std::string& type, const U8& bytes, int64_t n, const std::stri
     std::vector<float> out(n);
     find_isa(isa).unpack(uint32_t(dtype), bytes.data(), n, out.data());
     return numpy_array(std::move(out), {size_t(1), size_t(n)});
+}
+
+/// The type that holds the same, and its bytes.
+nb::tuple repack(const std::string& type, const U8& bytes) {
+    const DType from = parse_dtype(type), to = cpu::repacked_type(from);
+    const auto n = int64_t(bytes.size()) / dtype_info(from).block_bytes * dtype_info(from).block;
+    std::vector<uint8_t> out(row_bytes(to, n));
+    cpu::repack(from, bytes.data(), n, out.data());
+    const size_t size = out.size();
+    return nb::make_tuple(dtype_info(to).name, numpy_array(std::move(out), {size}));
 }
 
 auto narrow(const std::string& type, const F32& x, const std::string& isa) {
@@ -250,6 +261,7 @@ void bind_ops(nb::module_& m) {
     using nb::arg;
     m.def("backends", &cpu::isa_names);
     m.def("unpack", &unpack, arg("type"), arg("bytes"), arg("n"), arg("isa"));
+    m.def("repack", &repack, arg("type"), arg("bytes"));
     m.def("narrow", &narrow, arg("type"), arg("x"), arg("isa"));
     m.def("linear", &linear, arg("x"), arg("weight"), arg("type"), arg("rows"), arg("bias").none(),
           arg("isa"), arg("n_threads") = 1);

@@ -24,6 +24,11 @@ constexpr DTypeInfo kTypes[] = {
     {DType::Q4_K, "q4_k", 256, 144},
     {DType::Q5_K, "q5_k", 256, 176},
     {DType::Q6_K, "q6_k", 256, 210},
+    {DType::IQ2_XXS, "iq2_xxs", 256, 66},
+    {DType::IQ2_XS, "iq2_xs", 256, 74},
+    {DType::IQ2_S, "iq2_s", 256, 82},
+    {DType::IQ3_XXS, "iq3_xxs", 256, 98},
+    {DType::IQ3_S, "iq3_s", 256, 110},
     {DType::IQ4_NL, "iq4_nl", 32, 18},
     {DType::IQ4_XS, "iq4_xs", 256, 136},
     {DType::TQ1_0, "tq1_0", 256, 54},
@@ -36,6 +41,9 @@ constexpr DTypeInfo kTypes[] = {
     {DType::Q4, "q4", 1, 0},
     {DType::Q3, "q3", 1, 0},
     {DType::Q2, "q2", 1, 0},
+    {DType::IQ2_N, "iq2_n", 256, 146},
+    {DType::IQ3_XXS_N, "iq3_xxs_n", 256, 146},
+    {DType::IQ3_S_N, "iq3_s_n", 256, 146},
 };
 constexpr CacheType kCacheTypes[] = {
     {DType::F32, 32, 0, 0},
@@ -48,7 +56,7 @@ constexpr CacheType kCacheTypes[] = {
     {DType::Q3, 3, 32, 2 * sizeof(uint16_t)},
     {DType::Q2, 2, 32, 2 * sizeof(uint16_t)},
 };
-constexpr size_t kNumbers = 246;  // type numbers end with Q2
+constexpr size_t kNumbers = 249;  // type numbers end with IQ3_S_N
 
 /// By type number, since views look their type up all the time; holes have block 0.
 constexpr std::array<DTypeInfo, kNumbers> kByNumber = [] {
@@ -66,9 +74,10 @@ constexpr std::array<CacheType, kNumbers> kCacheTypeByNumber = [] {
 }  // namespace
 
 const DTypeInfo* find_dtype(uint32_t ggml_type) {
-    if (ggml_type >= kNumbers || ggml_type == static_cast<uint32_t>(DType::I32)) return nullptr;
+    constexpr auto kOurs = static_cast<uint32_t>(DType::Q8);
+    if (ggml_type >= kOurs || ggml_type == static_cast<uint32_t>(DType::I32)) return nullptr;
     const DTypeInfo& info = kByNumber[ggml_type];
-    return info.block == 0 || info.block_bytes == 0 ? nullptr : &info;
+    return info.block == 0 ? nullptr : &info;
 }
 
 const DTypeInfo* find_dtype(const char* name) {

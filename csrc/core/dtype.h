@@ -4,6 +4,8 @@
 //   FP8_E4M3  OCP e4m3 of x / 2^e, max |x| below 2^(e + 8); an f32 scale, 2^(e + 8) (see E4M3 in simd.h)
 //   FP8_E5M2  OCP e5m2, no scale; beyond 57344 rounded to nearest, so from 61440 on infinite
 //   Q4 Q3 Q2  so many bits, an f16 scale and an f16 minimum for each 32 elements: x = minimum + scale * code
+// Types of weights in memory alone, which hold what IQ2_* and IQ3_* do: IQ2_N, IQ3_XXS_N, IQ3_S_N, see
+// kernels/cpu/blocks_grid.h.
 // All round to nearest even. A head that holds NaN or infinity reads back as NaN (E5M2: element by element).
 #pragma once
 
@@ -25,7 +27,12 @@ enum class DType : uint32_t {
     Q4_K = 12,
     Q5_K = 13,
     Q6_K = 14,
+    IQ2_XXS = 16,
+    IQ2_XS = 17,
+    IQ3_XXS = 18,
     IQ4_NL = 20,
+    IQ3_S = 21,
+    IQ2_S = 22,
     IQ4_XS = 23,
     I32 = 26,
     BF16 = 30,
@@ -38,6 +45,9 @@ enum class DType : uint32_t {
     Q4 = 243,
     Q3 = 244,
     Q2 = 245,
+    IQ2_N = 246,
+    IQ3_XXS_N = 247,
+    IQ3_S_N = 248,
 };
 
 struct DTypeInfo {

@@ -367,14 +367,18 @@ class Loader final : public TensorSource {
         const int64_t step = std::clamp<int64_t>((1 << 20) / t.cols, 1, t.rows);
         std::vector<int32_t> ids(step);
         std::iota(ids.begin(), ids.end(), 0);
-        Scratch scratch(backend_, step * (t.stride + t.cols * sizeof(float) + sizeof(int32_t)) + (1 << 10));
-        const Tensor raw = scratch.take(t.dtype, step, t.cols), values = scratch.f32(step, t.cols);
+        const DType held = cpu::repacked_type(t.dtype);
+        const size_t bytes = row_bytes(held, t.cols) + t.cols * sizeof(float) + sizeof(int32_t);
+        Scratch scratch(backend_, step * bytes + (1 << 10));
+        const Tensor raw = scratch.take(held, step, t.cols), values = scratch.f32(step, t.cols);
         const Tensor index = scratch.i32(step);
+        std::vector<std::byte> rows(held == t.dtype ? 0 : raw.bytes());
         backend_.upload(index, ids.data(), index.bytes());
         for (int64_t first = 0; first < t.rows; first += step) {
             const int64_t n = std::min(step, t.rows - first);
             const Tensor to = out.rows_of(first, n), some = index.cols_of(0, n);
-            backend_.upload(raw, t.row(first), n * t.stride);
+            if (held != t.dtype) cpu::repack(t.dtype, t.row(first), n * t.cols, rows.data());
+            backend_.upload(raw, held == t.dtype ? t.row(first) : rows.data(), n * raw.stride);
             backend_.gather(raw, some, values.rows_of(0, n));
             backend_.store(values.rows_of(0, n), {.base = to.data,
                                                   .dtype = dtype,

@@ -76,6 +76,8 @@ class GgufFile:
     def tensor_list(self) -> list[tuple[str, int, tuple[int, ...], int]]:
         """In the order of the file: name, ggml's number of the type, sizes (innermost first), position in bytes()."""
     def tensor_bytes(self, name: str, /) -> int: ...
+    def held(self, name: str, /) -> tuple[str, int]:
+        """The type that the CPU multiplies a matrix in, and its bytes there: its own, or what it becomes at load."""
     def read(self, name: str, /) -> NDArray[np.float32]:
         """The tensor unpacked to float32 [rows, cols]."""
     def bytes(self) -> NDArray[np.uint8]:

@@ -26,10 +26,10 @@ namespace {
 cuda::Device device;
 std::unique_ptr<Backend> cpu;
 
-constexpr DType kWeights[] = {DType::F32,   DType::F16,   DType::BF16, DType::Q4_0,   DType::Q4_1,
-                              DType::Q5_0,  DType::Q5_1,  DType::Q8_0, DType::Q2_K,   DType::Q3_K,
-                              DType::Q4_K,  DType::Q5_K,  DType::Q6_K, DType::IQ4_NL, DType::IQ4_XS,
-                              DType::TQ1_0, DType::TQ2_0, DType::MXFP4};
+constexpr DType kWeights[] = {DType::F32,   DType::F16,       DType::BF16,    DType::Q4_0,   DType::Q4_1,
+                              DType::Q5_0,  DType::Q5_1,      DType::Q8_0,    DType::Q2_K,   DType::Q3_K,
+                              DType::Q4_K,  DType::Q5_K,      DType::Q6_K,    DType::IQ4_NL, DType::IQ4_XS,
+                              DType::IQ2_N, DType::IQ3_XXS_N, DType::IQ3_S_N, DType::TQ2_0,  DType::MXFP4};
 constexpr DType kRows[] = {DType::F32,      DType::F16, DType::BF16, DType::Q8, DType::FP8_E4M3,
                            DType::FP8_E5M2, DType::Q4,  DType::Q3,   DType::Q2};
 

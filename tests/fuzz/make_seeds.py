@@ -8,7 +8,7 @@ import gguf
 import numpy as np
 
 QUANTIZED = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"]
-QUANTIZED += ["IQ4_NL", "IQ4_XS", "MXFP4", "TQ1_0", "TQ2_0"]
+QUANTIZED += ["IQ4_NL", "IQ4_XS", "MXFP4", "TQ1_0", "TQ2_0", "IQ2_XXS", "IQ3_S"]
 
 
 OPTIONS = bytes(14)  # what model_fuzz takes off the end of its input: each of its options is the first

@@ -12,7 +12,7 @@ namespace slimrt::cpu {
 
 /// Of products of one token with each type of weight, and of cached rows that are read by their heads.
 struct AccessPolicy {
-    std::array<Access, 40> weights;  // by the number of a type, as GGUF has it
+    std::array<Access, 256> weights;  // by the number of a type
     Access rows;
 
     /// By the name of a type of weight, or "rows"; nullptr: there is none.

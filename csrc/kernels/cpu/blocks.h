@@ -123,17 +123,20 @@ struct BlockTQ2_0 {     // d * (code - 1)
     Scale d;
 };
 
+/// Eight fields of so many bits, one to a byte.
+template <int bits>
+static inline uint64_t spread(uint64_t fields) {
+    constexpr uint64_t one = (1u << bits) - 1, two = (1u << 2 * bits) - 1, four = (1u << 4 * bits) - 1;
+    fields = (fields | fields << (32 - 4 * bits)) & four * 0x0000000100000001;
+    fields = (fields | fields << (16 - 2 * bits)) & two * 0x0001000100010001;
+    return (fields | fields << (8 - bits)) & one * 0x0101010101010101;
+}
+
 /// The 8 scales of IQ4_XS less 32, one to a byte: four bits of each, then the upper two.
 static inline uint64_t scales_iq4(const BlockIQ4_XS& b) {
-    uint64_t low = u32_at(b.low), high = u16_at(b.high);
-    low = (low | low << 16) & 0x0000ffff0000ffff;
-    low = (low | low << 8) & 0x00ff00ff00ff00ff;
-    low = (low | low << 4) & 0x0f0f0f0f0f0f0f0f;
-    high = (high | high << 24) & 0x000000ff000000ff;
-    high = (high | high << 12) & 0x000f000f000f000f;
-    high = (high | high << 6) & 0x0303030303030303;
     constexpr uint64_t ones = 0x0101010101010101;
-    return ((low | high << 4 | 128 * ones) - 32 * ones) ^ 128 * ones;
+    const uint64_t codes = spread<4>(u32_at(b.low)) | spread<2>(u16_at(b.high)) << 4;
+    return ((codes | 128 * ones) - 32 * ones) ^ 128 * ones;
 }
 
 /// Digits of base three, five (of the last bytes four) in a byte, which is their fraction of 3^5 times 256:

@@ -41,10 +41,9 @@ static inline AnyHalves dot(AnyHalves sums, const Codes& w, const Codes& x) {
     sums.v = vpaddq_s32(half[0], half[1]);
     return sums;
 }
-/// Of codes below 64: four products are below 2^15.
+/// Of codes below 64, signed ones too: four products are below 2^15.
 template <bool is_wide>
 static inline QuarterSums dot(QuarterSums sums, const Codes& w, const Codes& x) {
-    static_assert(!is_wide);
     int16x8_t quarter[4];
     for (int i = 0; i < 4; ++i) quarter[i] = products(w.v[i], x.v[i]);
     sums.v = vpaddq_s32(vpaddlq_s16(vpaddq_s16(quarter[0], quarter[1])),

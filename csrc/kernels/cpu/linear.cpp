@@ -37,6 +37,9 @@ const LinearKernel linear_kernels[] = {
     with_codes<WeightIQ4_XS>(DType::IQ4_XS),
     with_codes<WeightMXFP4>(DType::MXFP4),
     with_codes<WeightTQ2_0>(DType::TQ2_0),
+    with_codes<WeightOfCodes<ValuesIQ2>>(DType::IQ2_N),
+    with_codes<WeightOfCodes<ValuesIQ3_XXS>>(DType::IQ3_XXS_N),
+    with_codes<WeightOfCodes<ValuesIQ3_S>>(DType::IQ3_S_N),
     {0, 0, nullptr, nullptr, nullptr},
 };
 

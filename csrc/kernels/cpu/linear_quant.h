@@ -91,7 +91,7 @@ constexpr Access some_tokens = {Hint::t0, dot_rows > 1, (dot_rows > 1 ? 16 : 8) 
 template <class Weight>
 static inline auto start_at(const Activations& x, int64_t i) {
     const uint8_t* sums = x.sums + i * (64 / Weight::group * 4);
-    if constexpr (Weight::offset == 0)
+    if constexpr (Weight::offset == 0 && Weight::group == 32)
         return no_sums();
     else if constexpr (Weight::group == 32)
         return start_halves(sums);

@@ -4,7 +4,7 @@
 // groups.
 #pragma once
 
-#include "kernels/cpu/blocks.h"
+#include "kernels/cpu/blocks_grid.h"
 
 namespace slimrt::cpu::SLIMRT_ISA {
 
@@ -89,6 +89,35 @@ struct WeightMXFP4 {
         return look_up(table(), load_nibbles(b[2 * j].codes, b[2 * j + 1].codes));
     }
     static Scales scales(const Block* b) { return powers_apart(&b->exponent, sizeof *b); }
+};
+
+/// Small numbers, raised by the largest, are codes below 64; what is taken away again afterwards is then no
+/// more than they are themselves, and rounds no more.
+template <class Values>
+struct RaisedValues {
+    static constexpr int most = Values::values[7], by = most < 32 ? most : 0;
+    alignas(16) int8_t codes[16];
+    constexpr RaisedValues() : codes() {
+        for (int i = 0; i < 16; ++i) codes[i] = static_cast<int8_t>(Values::values[i] + by);
+    }
+};
+template <class Values>
+static constexpr RaisedValues<Values> raised_values;
+
+template <class Values>
+struct WeightOfCodes {
+    using Block = BlockOfCodes<Values>;
+    static constexpr int block = 256, unit = 256, group = 16, raised = RaisedValues<Values>::by;
+    static constexpr bool has_min = false, is_wide = raised == 0;
+    static constexpr int offset = is_wide ? wide_offset : raised;
+    static Words table() {
+        const Words codes = load_table(raised_values<Values>.codes);
+        return is_wide ? wide_words(codes) : codes;
+    }
+    static Codes codes(const Block* b, int j) {
+        return look_up(table(), load_nibbles(b->codes + 32 * j, b->codes + 32 * j + 16));
+    }
+    static Scales scales(const Block* b) { return sixteen_scales(b->scales, b->d * Values::unit); }
 };
 
 struct WeightTQ2_0 {

@@ -87,6 +87,18 @@ static inline void unpack(const RowsAt& from, const BlockIQ4_XS*, To& to) {
             from, 8 + 16 * g, 8 * g, [](Words w) { return look_up(WeightIQ4_NL::table(), w); }, to);
 }
 
+template <class To, class Values>
+static inline void unpack(const RowsAt& from, const BlockOfCodes<Values>*, To& to) {
+    Words scales[4];
+    load_words(from, 2, scales);
+    const Vec d = half_of(load_word(from, 0), 0) * splat(Values::unit);
+#pragma GCC unroll 16
+    for (int g = 0; g < 16; ++g) to.scale(g, signed_byte_of(scales[g / 4], g % 4) * d);
+    for (int j = 0; j < 8; ++j)
+        unpack_nibbles(
+            from, 18 + 16 * j, 8 * j, [](Words w) { return look_up(WeightOfCodes<Values>::table(), w); }, to);
+}
+
 template <class To>
 static inline void unpack(const RowsAt& from, const BlockTQ2_0*, To& to) {
     const Vec d = half_of(load_word(from, 62), 1);

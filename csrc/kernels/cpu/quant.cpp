@@ -1,7 +1,7 @@
 // Stored elements to f32 and back. Every code times its scale is exact in f32, so each element is rounded at
 // most once (where a minimum is added), in whatever order the compiler multiplies.
 #include "core/dtype.h"
-#include "kernels/cpu/blocks.h"
+#include "kernels/cpu/blocks_grid.h"
 #include "kernels/cpu/linear.h"
 
 namespace slimrt::cpu::SLIMRT_ISA {
@@ -128,6 +128,22 @@ void unpack_block(const BlockTQ2_0& b, float* to) {
     }
 }
 
+template <class Values>
+void unpack_block(const BlockOfCodes<Values>& b, float* to) {
+    const float d = b.d * Values::unit;
+    for (int j = 0; j < 8; ++j) {
+        for (int i = 0; i < 32; ++i)
+            to[32 * j + i] =
+                d * float(b.scales[2 * j + i / 16]) * float(Values::values[nibble(b.codes + 16 * j, i)]);
+    }
+}
+
+template <class Block>
+    requires requires { typename Block::Same; }
+void unpack_block(const Block& b, float* to) {
+    unpack_block(laid_out(b), to);
+}
+
 template <class Block, int elements>
 void unpack_blocks(const void* from, int64_t n, float* to) {
     const Block* blocks = static_cast<const Block*>(from);
@@ -201,6 +217,22 @@ void unpack(uint32_t type, const void* from, int64_t n, float* to) {
             return unpack_blocks<BlockQ5_K, 256>(from, n, to);
         case DType::Q6_K:
             return unpack_blocks<BlockQ6_K, 256>(from, n, to);
+        case DType::IQ2_XXS:
+            return unpack_blocks<BlockIQ2_XXS, 256>(from, n, to);
+        case DType::IQ2_XS:
+            return unpack_blocks<BlockIQ2_XS, 256>(from, n, to);
+        case DType::IQ2_S:
+            return unpack_blocks<BlockIQ2_S, 256>(from, n, to);
+        case DType::IQ3_XXS:
+            return unpack_blocks<BlockIQ3_XXS, 256>(from, n, to);
+        case DType::IQ3_S:
+            return unpack_blocks<BlockIQ3_S, 256>(from, n, to);
+        case DType::IQ2_N:
+            return unpack_blocks<BlockOfCodes<ValuesIQ2>, 256>(from, n, to);
+        case DType::IQ3_XXS_N:
+            return unpack_blocks<BlockOfCodes<ValuesIQ3_XXS>, 256>(from, n, to);
+        case DType::IQ3_S_N:
+            return unpack_blocks<BlockOfCodes<ValuesIQ3_S>, 256>(from, n, to);
         case DType::IQ4_NL:
             return unpack_blocks<BlockIQ4_NL, 32>(from, n, to);
         case DType::IQ4_XS:

@@ -8,7 +8,22 @@
 namespace slimrt::cpu {
 
 /// The type that holds what `type` holds, in more bytes; `type` itself if there is none.
-inline DType repacked_type(DType type) { return type == DType::TQ1_0 ? DType::TQ2_0 : type; }
+inline DType repacked_type(DType type) {
+    switch (type) {
+        case DType::TQ1_0:
+            return DType::TQ2_0;
+        case DType::IQ2_XXS:
+        case DType::IQ2_XS:
+        case DType::IQ2_S:
+            return DType::IQ2_N;
+        case DType::IQ3_XXS:
+            return DType::IQ3_XXS_N;
+        case DType::IQ3_S:
+            return DType::IQ3_S_N;
+        default:
+            return type;
+    }
+}
 
 /// n elements, in whole blocks, from `type` to repacked_type(type), which is another.
 void repack(DType type, const void* from, int64_t n, void* to);

@@ -313,12 +313,16 @@ void gather(const Device& device, Tensor table, Tensor ids, Tensor out) {
             return gather_blocks<WeightsIQ4_NL>(device, table, ids, out);
         case DType::IQ4_XS:
             return gather_blocks<WeightsIQ4_XS>(device, table, ids, out);
-        case DType::TQ1_0:
-            return gather_blocks<WeightsTQ1_0>(device, table, ids, out);
         case DType::TQ2_0:
             return gather_blocks<WeightsTQ2_0>(device, table, ids, out);
         case DType::MXFP4:
             return gather_blocks<WeightsMXFP4>(device, table, ids, out);
+        case DType::IQ2_N:
+            return gather_blocks<WeightsIQ2_N>(device, table, ids, out);
+        case DType::IQ3_XXS_N:
+            return gather_blocks<WeightsIQ3_XXS_N>(device, table, ids, out);
+        case DType::IQ3_S_N:
+            return gather_blocks<WeightsIQ3_S_N>(device, table, ids, out);
         case DType::I32:
         case DType::Q8:
         case DType::FP8_E4M3:
@@ -327,6 +331,13 @@ void gather(const Device& device, Tensor table, Tensor ids, Tensor out) {
         case DType::Q3:
         case DType::Q2:
             return;  // not a type of weights
+        case DType::TQ1_0:
+        case DType::IQ2_XXS:
+        case DType::IQ2_XS:
+        case DType::IQ2_S:
+        case DType::IQ3_XXS:
+        case DType::IQ3_S:
+            return;  // which a load lays out as others first (kernels/cpu/repack.h)
     }
 }
 

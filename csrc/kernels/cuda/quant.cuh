@@ -221,29 +221,21 @@ struct WeightsMXFP4 {
         return s;
     }
 };
-struct WeightsTQ1_0 {
-    static constexpr int kElements = 256, kBytes = 54;
+/// What IQ2 and IQ3 are held as (kernels/cpu/blocks_grid.h): the numbers of 16 codes, and the unit as 1 / n.
+template <uint64_t low, uint64_t high, int n>
+struct WeightsOfCodes {
+    static constexpr int kElements = 256, kBytes = 146;
     __device__ static Sixteen load(const unsigned char* block, int at) {
         Sixteen s;
-        for (int j = 0; j < 4; ++j) {
-            s.codes[j] = 0;
-            for (int i = 0; i < 4; ++i) s.codes[j] |= digit(block, at + 4 * j + i) << 8 * i;
-            s.codes[j] = less_by(s.codes[j], 1);
-        }
-        s.scale = f16_at(block + 52);
+        fields(block + 18 + at / 32 * 16, at % 32 / 4, 4, s.codes);
+        look_up(low, high, s.codes);
+        s.scale = f16_at(block) / n * static_cast<float>(static_cast<int8_t>(block[2 + at / 16]));
         return s;
     }
-
-  private:
-    /// Of the first 32 bytes five digits each, of the next 16 too, of the last 4 four.
-    __device__ static uint32_t digit(const unsigned char* block, int i) {
-        const int first = i < 160 ? 0 : i < 240 ? 32 : 48, bytes = i < 160 ? 32 : i < 240 ? 16 : 4;
-        i -= i < 160 ? 0 : i < 240 ? 160 : 240;
-        uint32_t fraction = block[first + i % bytes];
-        for (int n = 0; n < i / bytes; ++n) fraction = fraction * 3 & 255;
-        return fraction * 3 >> 8;
-    }
 };
+using WeightsIQ2_N = WeightsOfCodes<0x2b2b2b2b2b2b1908, 0xd5d5d5d5d5d5e7f8, 8>;
+using WeightsIQ3_XXS_N = WeightsOfCodes<0x3e342c241c140c04, 0xc2ccd4dce4ecf4fc, 4>;
+using WeightsIQ3_S_N = WeightsOfCodes<0x0f0d0b0907050301, 0xf1f3f5f7f9fbfdff, 1>;
 struct WeightsTQ2_0 {
     static constexpr int kElements = 256, kBytes = 66;
     __device__ static Sixteen load(const unsigned char* block, int at) {

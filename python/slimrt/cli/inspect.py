@@ -94,6 +94,10 @@ def _report(source: ModelSource) -> dict[str, Any]:
     file = source.file
     found = file.tensors().items()
     tensors = [_tensor(name, type, rows, cols, file.tensor_bytes(name)) for name, (type, (rows, cols)) in found]
+    for tensor in tensors:
+        held, n_bytes = file.held(tensor["name"])
+        if tensor["rows"] > 1 and held != tensor["type"]:
+            tensor |= {"held_as": held, "held_bytes": n_bytes}
     report = _contents(str(source.gguf), file, tensors)
     try:
         modes = [_cache_mode(source, mode) for mode in _described(source, cross=False)]
@@ -180,7 +184,8 @@ def _print(report: dict[str, Any], *, all_tensors: bool) -> None:
     print(f"\n{len(tensors)} tensors")
     counts = Counter(tensor["type"] for tensor in tensors)
     for type, count in counts.most_common():
-        print(f"  {type}: {count}, {format_bytes(sum(t['bytes'] for t in tensors if t['type'] == type))}")
+        of_type = [t for t in tensors if t["type"] == type]
+        print(f"  {type}: {count}, {format_bytes(sum(t['bytes'] for t in of_type))}{_held(of_type)}")
     if all_tensors:
         rows = [(t["name"], t["type"], str(t["rows"]), str(t["cols"]), str(t["bytes"])) for t in tensors]
         print(table(("name", "type", "rows", "cols", "bytes"), rows))
@@ -193,6 +198,13 @@ def _print(report: dict[str, Any], *, all_tensors: bool) -> None:
         print(f"  none: {report['unsupported']}")
     if report["cache"]:
         print(f"converted for: {kinds(report['cache'])}")
+
+
+def _held(tensors: list[dict[str, Any]]) -> str:
+    """What is not multiplied as it is stored takes at load."""
+    others = [t for t in tensors if "held_as" in t]
+    total = format_bytes(sum(t["held_bytes"] for t in others))
+    return f"; in memory {others[0]['held_as']}, {total}" if others else ""
 
 
 def _answer(mode: dict[str, Any]) -> str:

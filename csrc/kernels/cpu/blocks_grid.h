@@ -1,0 +1,132 @@
+// The types of GGUF whose codes are places in a grid, and the blocks of four-bit codes that they are laid out
+// as when they are loaded: a bit for the sign, three for one of up to eight magnitudes. Nothing is rounded.
+#pragma once
+
+#include "kernels/cpu/blocks.h"
+#include "kernels/cpu/grids.h"
+
+namespace slimrt::cpu::SLIMRT_ISA {
+
+// What a code stands for, and what the block's d is to be multiplied with.
+
+struct ValuesIQ2 {
+    alignas(16) static constexpr int8_t values[16] = {8,  25,  43,  43,  43,  43,  43,  43,
+                                                      -8, -25, -43, -43, -43, -43, -43, -43};
+    static constexpr float unit = 1.0f / 8;
+};
+struct ValuesIQ3_XXS {
+    alignas(16) static constexpr int8_t values[16] = {4,  12,  20,  28,  36,  44,  52,  62,
+                                                      -4, -12, -20, -28, -36, -44, -52, -62};
+    static constexpr float unit = 1.0f / 4;
+};
+struct ValuesIQ3_S {
+    alignas(16) static constexpr int8_t values[16] = {1,  3,  5,  7,  9,  11,  13,  15,
+                                                      -1, -3, -5, -7, -9, -11, -13, -15};
+    static constexpr float unit = 1;
+};
+
+template <class Values>
+struct BlockOfCodes {  // groups of 16: d * unit * scale * values[code]
+    Scale d;
+    int8_t scales[16];
+    uint8_t codes[128];  // as in IQ4_XS
+};
+
+struct BlockIQ2_XXS {
+    using Same = BlockOfCodes<ValuesIQ2>;
+    Scale d;
+    struct {  // of 32: four places, then seven bits for the signs of each eight, then four of scale
+        uint8_t places[4], signs[4];
+    } groups[8];
+};
+struct BlockIQ2_XS {
+    using Same = BlockOfCodes<ValuesIQ2>;
+    Scale d;
+    uint8_t places[32][2], scales[8];  // nine bits, then seven for signs
+};
+struct BlockIQ2_S {
+    using Same = BlockOfCodes<ValuesIQ2>;
+    Scale d;
+    uint8_t places[32], signs[32], high[8], scales[8];  // high: two more bits of each place
+};
+struct BlockIQ3_XXS {
+    using Same = BlockOfCodes<ValuesIQ3_XXS>;
+    Scale d;
+    uint8_t places[64], signs[8][4];  // of each 32 elements as in IQ2_XXS
+};
+struct BlockIQ3_S {
+    using Same = BlockOfCodes<ValuesIQ3_S>;
+    Scale d;
+    uint8_t places[64], high[8], signs[32], scales[4];  // high: a ninth bit of each place
+};
+
+/// The signs of eight numbers from those of seven: their number is even.
+static inline int eight_signs(uint32_t seven) {
+    seven &= 127;
+    return static_cast<int>(seven | static_cast<uint32_t>(__builtin_popcount(seven) & 1) << 7);
+}
+/// s of 2 s + 1 at nibble i.
+static inline int8_t odd_scale(const uint8_t* scales, int i) {
+    return static_cast<int8_t>(2 * (scales[i / 2] >> i % 2 * 4 & 15) + 1);
+}
+
+/// Elements 8 i ... 8 i + 7, of zeros: their magnitudes, `bits` each, and their signs.
+template <int bits, class Block>
+static inline void put_eight(Block* to, int i, uint32_t magnitudes, int signs) {
+    uint8_t* const codes = to->codes + i / 4 * 16 + i % 2 * 8;
+    uint64_t eight;
+    memcpy(&eight, codes, sizeof eight);
+    eight |= (spread<bits>(magnitudes) | spread<1>(static_cast<uint64_t>(signs)) << 3) << i % 4 / 2 * 4;
+    memcpy(codes, &eight, sizeof eight);
+}
+/// Two entries of a grid of four.
+static inline uint32_t two_fours(const uint16_t* grid, int first, int second) {
+    return static_cast<uint32_t>(grid[first] | grid[second] << 12);
+}
+
+static inline void lay_out(const BlockIQ2_XXS& b, BlockIQ2_XXS::Same* to) {
+    for (int i = 0; i < 32; ++i) {
+        const uint32_t word = u32_at(b.groups[i / 4].signs);
+        put_eight<2>(to, i, grid_iq2_xxs[b.groups[i / 4].places[i % 4]], eight_signs(word >> i % 4 * 7));
+        if (i < 16) to->scales[i] = static_cast<int8_t>(2 * (u32_at(b.groups[i / 2].signs) >> 28) + 1);
+    }
+}
+static inline void lay_out(const BlockIQ2_XS& b, BlockIQ2_XS::Same* to) {
+    for (int i = 0; i < 32; ++i) {
+        const int place = u16_at(b.places[i]);
+        put_eight<2>(to, i, grid_iq2_xs[place & 511], eight_signs(static_cast<uint32_t>(place >> 9)));
+        if (i < 16) to->scales[i] = odd_scale(b.scales, i);
+    }
+}
+static inline void lay_out(const BlockIQ2_S& b, BlockIQ2_S::Same* to) {
+    for (int i = 0; i < 32; ++i) {
+        const int place = b.places[i] | (b.high[i / 4] >> i % 4 * 2 & 3) << 8;
+        put_eight<2>(to, i, grid_iq2_s[place], b.signs[i]);
+        if (i < 16) to->scales[i] = odd_scale(b.scales, i);
+    }
+}
+static inline void lay_out(const BlockIQ3_XXS& b, BlockIQ3_XXS::Same* to) {
+    for (int i = 0; i < 32; ++i) {
+        const uint32_t fours = two_fours(grid_iq3_xxs, b.places[2 * i], b.places[2 * i + 1]);
+        put_eight<3>(to, i, fours, eight_signs(u32_at(b.signs[i / 4]) >> i % 4 * 7));
+        if (i < 16) to->scales[i] = static_cast<int8_t>(2 * (u32_at(b.signs[i / 2]) >> 28) + 1);
+    }
+}
+static inline void lay_out(const BlockIQ3_S& b, BlockIQ3_S::Same* to) {
+    const auto place = [&](int i) { return b.places[i] | (b.high[i / 8] >> i % 8 & 1) << 8; };
+    for (int i = 0; i < 32; ++i) {
+        put_eight<3>(to, i, two_fours(grid_iq3_s, place(2 * i), place(2 * i + 1)), b.signs[i]);
+        if (i < 16) to->scales[i] = odd_scale(b.scales, i / 2);
+    }
+}
+
+/// The same numbers.
+template <class Block>
+static inline typename Block::Same laid_out(const Block& b) {
+    typename Block::Same to = {};
+    to.d = b.d;
+    lay_out(b, &to);
+    return to;
+}
+
+}  // namespace slimrt::cpu::SLIMRT_ISA
