@@ -12,7 +12,8 @@ constexpr int64_t min_few = large<Weight> ? 3 : 2;
 /// Else panels: for groups of 16 signed ones take as long with 4 tokens, and less with more (docs/arm.md).
 template <class Weight>
 constexpr int64_t max_few =
-    few_in_registers && (ByElement::n == 1 || Weight::group != 16) ? 8 : min_few<Weight> - 1;
+    few_in_registers && !is_rare<Weight> && (ByElement::n == 1 || Weight::group != 16) ? 8
+                                                                                       : min_few<Weight> - 1;
 
 /// What unpack() feeds: T tokens' sums for `lanes` rows.
 template <class Weight, int T>

@@ -62,7 +62,7 @@ struct WeightQ6_K {
 struct WeightIQ4_NL {
     using Block = BlockIQ4_NL;
     static constexpr int block = 32, unit = unit_blocks * block, group = 32, offset = wide_offset;
-    static constexpr bool has_min = false, is_wide = true;
+    static constexpr bool has_min = false, is_wide = true, is_rare = true;
     static Words table() { return wide_words(load_table(values_iq4)); }
     static Codes codes(const Block* b, int j) {
         return look_up(table(), load_nibbles(b[2 * j].codes, b[2 * j + 1].codes));
@@ -73,7 +73,7 @@ struct WeightIQ4_NL {
 struct WeightIQ4_XS {
     using Block = BlockIQ4_XS;
     static constexpr int block = 256, unit = 256, group = 32, offset = wide_offset;
-    static constexpr bool has_min = false, is_wide = true;
+    static constexpr bool has_min = false, is_wide = true, is_rare = true;
     static Codes codes(const Block* b, int j) {
         return look_up(WeightIQ4_NL::table(), load_nibbles(b->codes + 32 * j, b->codes + 32 * j + 16));
     }
@@ -83,7 +83,7 @@ struct WeightIQ4_XS {
 struct WeightMXFP4 {
     using Block = BlockMXFP4;
     static constexpr int block = 32, unit = unit_blocks * block, group = 32, offset = 12;
-    static constexpr bool has_min = false, is_wide = false;
+    static constexpr bool has_min = false, is_wide = false, is_rare = true;
     static Words table() { return load_table(codes_fp4); }
     static Codes codes(const Block* b, int j) {
         return look_up(table(), load_nibbles(b[2 * j].codes, b[2 * j + 1].codes));
@@ -108,7 +108,7 @@ template <class Values>
 struct WeightOfCodes {
     using Block = BlockOfCodes<Values>;
     static constexpr int block = 256, unit = 256, group = 16, raised = RaisedValues<Values>::by;
-    static constexpr bool has_min = false, is_wide = raised == 0;
+    static constexpr bool has_min = false, is_wide = raised == 0, is_rare = true;
     static constexpr int offset = is_wide ? wide_offset : raised;
     static Words table() {
         const Words codes = load_table(raised_values<Values>.codes);
@@ -123,7 +123,7 @@ struct WeightOfCodes {
 struct WeightTQ2_0 {
     using Block = BlockTQ2_0;
     static constexpr int block = 256, unit = 256, group = 32, offset = 1;
-    static constexpr bool has_min = false, is_wide = false;
+    static constexpr bool has_min = false, is_wide = false, is_rare = true;
     static Codes codes(const Block* b, int j) {
         return fields(load_twice(b->codes + j / 2 * 32), j % 2 * 4, j % 2 * 4 + 2, 3);
     }
