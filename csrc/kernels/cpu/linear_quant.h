@@ -115,8 +115,8 @@ static inline Scales scales_of_unit(const Activations& x, int64_t u) {
         return load_each_twice(scales);
 }
 
-/// R rows times T tokens: a row's codes and scales are unpacked once for all of them. Inlined where there are two
-/// of them, one token of Q8_0 took 1.17 times as long (g++ 12).
+/// R rows times T tokens: a row's codes and scales are unpacked once for all of them. Inlined where there are
+/// two of them, one token of Q8_0 took 1.17 times as long (g++ 12).
 template <class Weight, int R, int T>
 [[gnu::noinline]] static void row_product(const uint8_t* w, size_t w_stride, const uint8_t* x,
                                           size_t x_stride, int64_t k, float* out, size_t out_stride,
