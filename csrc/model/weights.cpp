@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <numeric>
 #include <set>
 
 #include "cache/prepare.h"
@@ -11,6 +10,7 @@
 #include "kernels/cpu/repack.h"
 #include "model/cache_choice.h"
 #include "model/ffn.h"
+#include "model/weight_memory.h"
 
 namespace slimrt {
 
@@ -78,16 +78,17 @@ class Loader final : public TensorSource {
         const Tensor* t = presence == Presence::never ? nullptr : find(name, presence);
         if (!t) return {};
         require_shape(name, *t, rows, cols);
-        if (backend_.native(t->dtype)) return in_place(*t);
+        if (backend_.native(t->dtype)) return memory_.in_place(*t);
         const DType same = cpu::repacked_type(t->dtype);
-        return backend_.native(same) ? repacked(name, *t, same) : unpacked(name, *t, DType::F16);
+        return backend_.native(same) ? memory_.repacked(name, *t, same)
+                                     : memory_.unpacked(name, *t, DType::F16);
     }
 
     Tensor vector(const std::string& name, int64_t n, Presence presence) override {
         const Tensor* t = presence == Presence::never ? nullptr : find(name, presence);
         if (!t) return {};
         require_shape(name, *t, 1, n);
-        return t->dtype == DType::F32 ? in_place(*t) : unpacked(name, *t, DType::F32);
+        return t->dtype == DType::F32 ? memory_.in_place(*t) : memory_.unpacked(name, *t, DType::F32);
     }
 
   private:
@@ -117,7 +118,7 @@ class Loader final : public TensorSource {
             fail(ErrorCode::cache_unsupported, "tensor '", name,
                  "' is neither in the file nor given: fold the model first (slimrt convert --cache)");
         }
-        const Tensor out = own(DType::F32, rows, cols, MemoryKind::derived, name);
+        const Tensor out = memory_.own(DType::F32, rows, cols, MemoryKind::derived, name);
         if (it != extra_.end()) {
             require_shape(name, it->second, rows, cols);
             backend_.upload(out, it->second.data, out.bytes());
@@ -187,8 +188,8 @@ class Loader final : public TensorSource {
             }
             require_shape(name, *buckets, c_.relative_buckets, c_.n_heads);
             const Tensor values =
-                buckets->dtype == DType::F32 ? *buckets : unpacked(name, *buckets, DType::F32);
-            const Tensor bias = own(DType::F32, c_.n_heads, n_distances, MemoryKind::derived, name);
+                buckets->dtype == DType::F32 ? *buckets : memory_.unpacked(name, *buckets, DType::F32);
+            const Tensor bias = memory_.own(DType::F32, c_.n_heads, n_distances, MemoryKind::derived, name);
             layers[i].attn.relative_bias = bias;
             if (backend_.dry()) continue;
             std::vector<float> from(values.rows * values.cols), to(n_distances);
@@ -203,7 +204,7 @@ class Loader final : public TensorSource {
 
     /// One table for all layers, as load_relative_bias() makes them.
     void load_alibi(int64_t n) {
-        const Tensor bias = own(DType::F32, c_.n_heads, n, MemoryKind::derived, "ALiBi");
+        const Tensor bias = memory_.own(DType::F32, c_.n_heads, n, MemoryKind::derived, "ALiBi");
         std::vector<float> row(n);
         for (int head = 0; head < c_.n_heads && !backend_.dry(); ++head) {
             const float slope = alibi_slope(c_, head);
@@ -332,63 +333,6 @@ class Loader final : public TensorSource {
                  "], expected [", rows, ", ", cols, "] from the metadata");
     }
 
-    /// Where the file is mapped; on a device a copy.
-    Tensor in_place(const Tensor& t) {
-        if (backend_.on_host()) {
-            w_.mapped += t.bytes();
-            return t;
-        }
-        const Tensor out = own(t.dtype, t.rows, t.cols, MemoryKind::weights, "a weight");
-        backend_.upload(out, t.data, t.bytes());
-        return out;
-    }
-
-    Tensor own(DType dtype, int64_t rows, int64_t cols, MemoryKind kind, const std::string& name) {
-        const Buffer buffer = backend_.alloc(kind, rows * row_bytes(dtype, cols), name.c_str());
-        w_.owned.push_back(buffer);
-        return Tensor(buffer.data.get(), dtype, rows, cols);
-    }
-
-    /// The same numbers in another type.
-    Tensor repacked(const std::string& name, const Tensor& t, DType dtype) {
-        const Tensor out = own(dtype, t.rows, t.cols, MemoryKind::weights, name);
-        std::vector<std::byte> row(out.stride);
-        for (int64_t i = 0; i < t.rows && !backend_.dry(); ++i) {
-            cpu::repack(t.dtype, t.row(i), t.cols, row.data());
-            backend_.upload(out.rows_of(i, 1), row.data(), row.size());
-        }
-        return out;
-    }
-
-    /// A few rows at a time: raw, as f32, as they are kept.
-    Tensor unpacked(const std::string& name, const Tensor& t, DType dtype) {
-        const Tensor out = own(dtype, t.rows, t.cols, MemoryKind::weights, name);
-        if (backend_.dry()) return out;
-        const int64_t step = std::clamp<int64_t>((1 << 20) / t.cols, 1, t.rows);
-        std::vector<int32_t> ids(step);
-        std::iota(ids.begin(), ids.end(), 0);
-        const DType held = cpu::repacked_type(t.dtype);
-        const size_t bytes = row_bytes(held, t.cols) + t.cols * sizeof(float) + sizeof(int32_t);
-        Scratch scratch(backend_, step * bytes + (1 << 10));
-        const Tensor raw = scratch.take(held, step, t.cols), values = scratch.f32(step, t.cols);
-        const Tensor index = scratch.i32(step);
-        std::vector<std::byte> rows(held == t.dtype ? 0 : raw.bytes());
-        backend_.upload(index, ids.data(), index.bytes());
-        for (int64_t first = 0; first < t.rows; first += step) {
-            const int64_t n = std::min(step, t.rows - first);
-            const Tensor to = out.rows_of(first, n), some = index.cols_of(0, n);
-            if (held != t.dtype) cpu::repack(t.dtype, t.row(first), n * t.cols, rows.data());
-            backend_.upload(raw, held == t.dtype ? t.row(first) : rows.data(), n * raw.stride);
-            backend_.gather(raw, some, values.rows_of(0, n));
-            backend_.store(values.rows_of(0, n), {.base = to.data,
-                                                  .dtype = dtype,
-                                                  .width = int(t.cols),
-                                                  .row_bytes = to.stride,
-                                                  .slots = some});
-        }
-        return out;
-    }
-
     /// Of all modes, which may be others than those in use.
     std::set<std::string> fold_names() const {
         std::set<std::string> names;
@@ -421,6 +365,7 @@ class Loader final : public TensorSource {
     std::vector<float> encoder_channel_sizes_;  // with an encoder
     std::set<std::string> used_;
     Weights w_;
+    WeightMemory memory_{backend_, w_};
 };
 
 }  // namespace

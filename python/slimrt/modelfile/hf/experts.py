@@ -53,7 +53,7 @@ _OLMOE = _with_experts(
     replace(
         LLAMA,
         arch="olmoe",
-        layer=LLAMA.layer | {"attn_q_norm": ("self_attn.q_norm", "q"), "attn_k_norm": ("self_attn.k_norm", "kv")},
+        layer={**LLAMA.layer, "attn_q_norm": ("self_attn.q_norm", "q"), "attn_k_norm": ("self_attn.k_norm", "kv")},
         biases={},
         defaults={**LLAMA.defaults, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "norm_topk_prob": False},
         only={**LLAMA.only, "attention_bias": (False,), "clip_qkv": ("null",), "use_cla": (False,)},
@@ -92,8 +92,8 @@ _QWEN2_MOE = _with_experts(
 )
 QWEN2_MOE = replace(
     _QWEN2_MOE,
-    layer=_QWEN2_MOE.layer
-    | {
+    layer={
+        **_QWEN2_MOE.layer,
         "ffn_gate_inp_shexp": ("mlp.shared_expert_gate", "1 d"),
         "ffn_gate_shexp": ("mlp.shared_expert.gate_proj", "sff d"),
         "ffn_up_shexp": ("mlp.shared_expert.up_proj", "sff d"),

@@ -1,0 +1,28 @@
+// Where the tensors of a model are kept: in the mapped file, or in memory of the backend.
+#pragma once
+
+#include <string>
+
+#include "model/weights.h"
+
+namespace slimrt {
+
+/// What it allocates the weights own.
+class WeightMemory {
+  public:
+    WeightMemory(Backend& backend, Weights& weights) : backend_(backend), w_(weights) {}
+
+    /// Where the file is mapped; on a device a copy.
+    Tensor in_place(const Tensor& t);
+    Tensor own(DType dtype, int64_t rows, int64_t cols, MemoryKind kind, const std::string& name);
+    /// The same numbers in another type.
+    Tensor repacked(const std::string& name, const Tensor& t, DType dtype);
+    /// A few rows at a time: raw, as f32, as they are kept.
+    Tensor unpacked(const std::string& name, const Tensor& t, DType dtype);
+
+  private:
+    Backend& backend_;
+    Weights& w_;
+};
+
+}  // namespace slimrt
