@@ -288,6 +288,7 @@ MODELS = {
     "bitnet": Tiny("bitnet", {"num_key_value_heads": 2, "tie_word_embeddings": True, "hidden_act": "relu2"}),
     "bitnet_online": Tiny("bitnet", {"tie_word_embeddings": True, "hidden_act": "silu"}, rewrite=online, ternary=True),
     "openlm": Tiny("openlm"),
+    "deepseek": Tiny("deepseek", seed=2),
     "olmoe": Tiny("olmoe", {"num_experts": 7, "num_experts_per_tok": 3, "intermediate_size": 40}, seed=3),
     "mixtral": Tiny(
         "mixtral",
@@ -334,9 +335,12 @@ MODELS = {
 }
 
 
-def openlm() -> Any:
+OWN = ("openlm", "deepseek")  # families that are modules here, since transformers has no class of them
+
+
+def own(family: str) -> Any:
     """The module with its layers, which needs torch."""
-    return importlib.import_module("openlm")
+    return importlib.import_module(family)
 
 
 def build(name: str) -> Any:
@@ -345,8 +349,8 @@ def build(name: str) -> Any:
     import transformers
 
     tiny = MODELS[name]
-    if tiny.family == "openlm":
-        model = openlm().Model().eval()
+    if tiny.family in OWN:
+        model = own(tiny.family).Model().eval()
     else:
         kind = getattr(transformers, CLASSES[tiny.family])
         config = kind.config_class(**(BASES.get(tiny.family, SMALL) | tiny.changes))
@@ -382,8 +386,8 @@ def save(name: str, directory: Path) -> None:
     import torch
 
     tiny = MODELS[name]
-    if tiny.family == "openlm":
-        openlm().save(build(name), directory)
+    if tiny.family in OWN:
+        own(tiny.family).save(build(name), directory)
         return
     build(name).to(getattr(torch, tiny.dtype)).save_pretrained(directory, max_shard_size=tiny.shard_size)
     (directory / "generation_config.json").unlink(missing_ok=True)
@@ -399,7 +403,7 @@ def golden(name: str, directory: Path, suffix: str, seed: int = 1) -> dict[str, 
     from transformers import AutoModelForCausalLM
 
     n_prompt, n_ctx = MODELS[name].prompts[suffix]
-    if MODELS[name].family == "openlm":
+    if MODELS[name].family in OWN:
         ids = torch.randint(3, 101, (n_prompt + N_DECODE,), generator=torch.Generator().manual_seed(seed))
         with torch.no_grad():
             logits = build(name)(ids).numpy()

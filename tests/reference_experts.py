@@ -11,6 +11,8 @@ import numpy as np
 
 from reference_formats import Array
 
+SHARED = ("shared_expert", "shared_experts")
+
 
 @dataclass
 class Network:
@@ -71,8 +73,8 @@ def experts_of_gguf(part: Mapping[str, Array], key: Callable[..., Any], arch: st
 
 def experts_of_hf(tensors: Mapping[str, Array], prefix: str, config: dict[str, Any]) -> Experts | None:
     """Of a layer whose names begin with `prefix`, as each model type spells them."""
-    n = config.get("num_local_experts") or config.get("num_experts")
-    if not n:
+    n = config.get("num_local_experts") or config.get("num_experts") or config.get("n_routed_experts")
+    if not n or f"{prefix}mlp.gate_proj.weight" in tensors:
         return None
     if config["model_type"] == "granitemoe":
         return _granite_experts(tensors, f"{prefix}block_sparse_moe.", config)
@@ -88,7 +90,7 @@ def experts_of_hf(tensors: Mapping[str, Array], prefix: str, config: dict[str, A
         [network(f"experts.{expert}") for expert in range(n)],
         used=config["num_experts_per_tok"],
         renormalised=config.get("norm_topk_prob", mixtral),
-        shared=network("shared_expert") if "shared_expert_intermediate_size" in config else None,
+        shared=next((network(name) for name in SHARED if f"{block}{name}.{names[0]}.weight" in tensors), None),
         share=tensors.get(f"{block}shared_expert_gate.weight"),
     )
 

@@ -82,7 +82,16 @@ def load_gguf(path: Path, n_ctx: int) -> Weights:
 ACTIVATIONS = {"gpt2": "gelu_tanh", "gptneox": "gelu_erf", "phi2": "gelu_tanh", "gemma": "gelu_tanh"}
 ACTIVATIONS |= {"bloom": "gelu_tanh", "mpt": "gelu_erf", "opt": "relu"}
 WITHOUT_ROPE = ("gpt2", "bloom", "mpt", "opt")
-INTERLEAVED = ("llama", "olmo", "command-r", "granite", "granitemoe", "minicpm", "glm4")  # RoPE turns neighbours
+INTERLEAVED = (
+    "llama",
+    "olmo",
+    "command-r",
+    "granite",
+    "granitemoe",
+    "minicpm",
+    "glm4",
+    "deepseek",
+)  # RoPE turns neighbours
 
 
 def _whole_norms(tensors: dict[str, Array], arch: str, n_layers: int, d_model: int) -> dict[str, Array]:

@@ -78,6 +78,7 @@ CASES = [
     ("openlm", "kv"),  # QK-norm by LayerNorm
     ("olmoe", "k"),  # experts
     ("mixtral", "kv"),
+    ("deepseek", "k"),  # the first layer dense
     ("qwen2moe", "k"),
     ("qwen3moe", "k"),
     ("granitemoe", "kv"),

@@ -140,6 +140,7 @@ METADATA = {
     "bitnet": {"slimrt.activation": "relu_squared", "bitnet.attention.head_count_kv": 2},
     "bitnet_online": {"slimrt.activation": "silu"},
     "olmoe": {"olmoe.expert_count": 7, "olmoe.expert_used_count": 3, "olmoe.expert_weights_norm": False},
+    "deepseek": {"deepseek.leading_dense_block_count": 1, "deepseek.expert_shared_count": 2},
     "mixtral": {"general.architecture": "llama", "llama.expert_count": 5, "llama.expert_weights_norm": None},
     "qwen2moe": {"qwen2moe.expert_feed_forward_length": 24, "qwen2moe.expert_shared_feed_forward_length": 56},
     "qwen3moe": {"qwen3moe.expert_used_count": 3, "qwen3moe.expert_weights_norm": True},

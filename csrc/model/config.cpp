@@ -78,6 +78,8 @@ void read_experts(const GgufFile& file, const std::string& prefix, ModelConfig& 
     c.n_experts_used = int(file.integer(prefix + "expert_used_count", 1, c.n_experts));
     c.d_ff_expert = int(file.integer(prefix + "expert_feed_forward_length", 1, 1 << 24, c.d_ff));
     const int64_t shared = file.integer(prefix + "expert_shared_count", 0, 1 << 10, 0) * c.d_ff_expert;
+    if (shared > 1 << 24)
+        fail(ErrorCode::format, prefix, "expert_shared_count makes a network of ", shared, " columns");
     c.d_ff_shared = int(file.integer(prefix + "expert_shared_feed_forward_length", 0, 1 << 24, shared));
     c.router.renormalised = file.boolean(prefix + "expert_weights_norm", c.architecture->router.renormalised);
     c.router.scale = float(file.number(prefix + "expert_weights_scale", c.architecture->router.scale));

@@ -71,7 +71,7 @@ CONVOLUTIONS = {
     "whisper": {"conv1": (D, 3), "conv2": (D, 3 * D)},
     "moonshine": {"conv1": (D, 127), "conv2": (2 * D, 7 * D), "conv3": (D, 3 * 2 * D)},
 }
-EXPERTS = ("granitemoe", "olmoe", "qwen2moe", "qwen3moe")
+EXPERTS = ("deepseek", "granitemoe", "olmoe", "qwen2moe", "qwen3moe")
 ARCHITECTURES = ("bitnet", "bloom", "command-r", "gemma", "glm4", "gpt2", "gptneox", "granite", "llama", "minicpm",
                  "moonshine", "mpt", "olmo", "olmo2", "openlm", "opt", "phi2", "phi3", "qwen2", "qwen3", "stablelm",
                  "t5", "whisper", *EXPERTS)  # fmt: skip
@@ -100,8 +100,9 @@ def experts(arch: str, n: int = 2) -> Shapes:
     network = {"gate": (FF, D), "up": (FF, D), "down": (D, FF)}
     shapes: Shapes = {f"ffn_{name}_exps.weight": (n, *shape) for name, shape in network.items()}
     shapes["ffn_gate_inp.weight"] = (n, D)
-    if arch == "qwen2moe":
+    if arch in ("deepseek", "qwen2moe"):
         shapes |= {f"ffn_{name}_shexp.weight": shape for name, shape in network.items()}
+    if arch == "qwen2moe":
         shapes["ffn_gate_inp_shexp.weight"] = (D,)
     return shapes
 
@@ -203,6 +204,8 @@ def model(writer: gguf.GGUFWriter, changes: dict[str, object], more: Shapes, n_l
     sizes |= {"mpt": {"attention.max_alibi_bias": 8.0}, "command-r": {"logit_scale": 0.5}}.get(arch, {})
     if arch in EXPERTS:
         sizes |= {"expert_count": 2, "expert_used_count": 1}
+    if arch == "deepseek":
+        sizes["expert_shared_count"] = 1
     if arch == "qwen2moe":
         sizes["expert_shared_feed_forward_length"] = FF
     for key, value in ({f"{arch}.{name}": size for name, size in sizes.items()} | changes).items():

@@ -144,7 +144,55 @@ GRANITE_MOE = replace(
     ),
 )
 
+
+def _shared_width(family: Family, values: dict[str, Any]) -> tuple[Family, dict[str, Any]]:
+    """DeepSeek's shared experts are one network, as wide as they are together."""
+    shared = values["n_shared_experts"] * values["moe_intermediate_size"]
+    return family, {**values, "shared_width": shared}
+
+
+_DEEPSEEK = _with_experts(
+    replace(
+        LLAMA,
+        arch="deepseek",
+        biases={},
+        defaults={**LLAMA.defaults, "rms_norm_eps": 1e-6, "n_shared_experts": 2, "first_k_dense_replace": 0},
+        only={
+            **LLAMA.only,
+            "attention_bias": (False,),
+            "moe_layer_freq": (1,),
+            "norm_topk_prob": (False,),
+            "scoring_func": ("softmax",),
+            "use_cla": (False,),
+        },
+    ),
+    count="n_routed_experts",
+    size="moe_intermediate_size",
+    of="mlp.experts.{}",
+    names=_PROJECTIONS,
+    router="mlp.gate",
+)
+DEEPSEEK = replace(
+    _DEEPSEEK,
+    layer={
+        **_DEEPSEEK.layer,
+        "ffn_gate_shexp": ("mlp.shared_experts.gate_proj", "sff d"),
+        "ffn_up_shexp": ("mlp.shared_experts.up_proj", "sff d"),
+        "ffn_down_shexp": ("mlp.shared_experts.down_proj", "d sff"),
+    },
+    leading="first_k_dense_replace",
+    leading_layer=LLAMA.layer,
+    symbols={**_DEEPSEEK.symbols, "sff": "shared_width"},
+    numbers={
+        **_DEEPSEEK.numbers,
+        "leading_dense_block_count": "first_k_dense_replace",
+        "expert_shared_count": "n_shared_experts",
+    },
+    settle=_shared_width,
+)
+
 EXPERTS: dict[str, Family] = {
+    "deepseek": DEEPSEEK,
     "olmoe": OLMOE,
     "mixtral": MIXTRAL,
     "qwen2_moe": QWEN2_MOE,

@@ -71,6 +71,7 @@ class Family:
         conv1d: the layers' matrices are stored [in, out].
         window: whether the runtime honours the model type's sliding window (None: the model type has none).
         ignored: tensors (regular expressions) that are computed, not learned.
+        leading: config key of how many first layers have `leading_layer` in place of `layer`.
         several: the stacks of layers, in place of `block` and `layer`, where there is more than one.
         symbols: further symbols of shapes -> config keys.
         numbers: further keys of GGUF -> config keys. scales: the same of numbers with a fraction, where they are not 0.
@@ -108,6 +109,8 @@ class Family:
     conv1d: bool = False
     window: bool | None = None
     ignored: tuple[str, ...] = (r".*rotary_emb\.inv_freq",)
+    leading: str = ""
+    leading_layer: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     several: tuple[Stack, ...] = ()
     symbols: Mapping[str, str] = field(default_factory=dict)
     numbers: Mapping[str, str] = field(default_factory=dict)

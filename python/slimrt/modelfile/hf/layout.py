@@ -14,7 +14,7 @@ from gguf import GGMLQuantizationType, quants
 from slimrt.errors import ModelFormatError, UnsupportedError
 from slimrt.modelfile.gguf import F32, Tensor
 from slimrt.modelfile.hf.config import Config, Sizes
-from slimrt.modelfile.hf.families import ALWAYS
+from slimrt.modelfile.hf.families import ALWAYS, Stack
 from slimrt.modelfile.hf.safetensors_files import DTYPES, Entry
 
 # What an Entry's dtype becomes: safetensors' names, and those of GGML's quantised types.
@@ -118,11 +118,15 @@ class Layout:
         for stack in self.family.stacks:
             for layer in range(self.config.layers(stack)):
                 prefix, theirs = stack.prefix.format(layer), self.stem + stack.block.format(layer)
-                for name, (module, symbols) in stack.layer.items():
+                for name, (module, symbols) in self._layer(stack, layer).items():
                     if (layer == 0 or name not in stack.only_first) and not self._reads_another(layer, name):
                         half, shape = stack.halves.get(name), self.sizes.shape(symbols)
                         experts = self.sizes.others["experts"] if "{}" in module else 0
                         yield _Module(prefix + name, theirs + module, shape, self.family.conv1d, half, experts)
+
+    def _layer(self, stack: Stack, layer: int) -> Mapping[str, tuple[str, str]]:
+        leading = self.config.number(self.family.leading) if self.family.leading else 0
+        return self.family.leading_layer if layer < leading else stack.layer
 
     def _reads_another(self, layer: int, name: str) -> bool:
         """Whether it is K or V of a layer that reads another's."""
