@@ -83,6 +83,7 @@ REFUSED = [
     ("qwen35moe", "qwen3_5_moe", "recurrent state or convolve"),
     ("deepseek2", "deepseek_v3", "latent"),
     ("deepseek32", "deepseek_v32", "indexer"),
+    ("phimoe", "phimoe", "SparseMixer"),
     ("gemma3", "gemma3_text", "its layers differ"),
 ]
 

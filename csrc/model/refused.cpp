@@ -42,6 +42,7 @@ const std::vector<Refused>& all_refused() {
           "kimi_linear",
           "plamo2",
           "recurrent_gemma"}},
+        {"its router masks scores before their softmax (SparseMixer)", {"phimoe"}},
         {"an indexer chooses what its attention reads (DSA)",
          {"deepseek32", "deepseek_v32", "glm-dsa", "glm_moe_dsa", "deepseek4", "deepseek_v4"}},
         {"its attention is latent (MLA), which slimrt does not have yet",
