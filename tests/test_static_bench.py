@@ -65,7 +65,7 @@ def test_every_kernel_is_measured():
     assert all(row["gain"] >= 1 for row in found["access"])
     assert [row["threads"] for row in found["bandwidth"]] == [1, 2]
     kinds = {(row["type"], row["threads"], row["tokens"]) for row in found["products"]}
-    assert len(kinds) == len(found["products"]) == 8 * 2 * 3
+    assert len(kinds) == len(found["products"]) == 12 * 2 * 3  # types, threads, tokens
     assert len(found["attention"]) == (6 * 6 + 2 * 3) * 2
     for row in (*found["products"], *found["attention"], *found["bandwidth"]):
         assert row["gb_s"] > 0
