@@ -12,6 +12,7 @@ import pytest
 
 import slimrt
 from conftest import TESTS
+from gguf_shapes import Shape, write_random
 from slimrt import core
 from slimrt.cli import bench
 
@@ -80,6 +81,20 @@ def test_a_tied_embedding_is_counted(run, tiny):
     size = plan["mapped"] + plan["weights"] + plan["derived"] + plan["cache_bytes_per_token"]
     assert row["gb_s"] == pytest.approx(size * row["tok_s"] / 1e9)
     assert row["deviation"] == 0
+
+
+@pytest.mark.usefixtures("known_bandwidth")
+def test_experts_that_a_token_does_not_take_are_not_counted(run, tmp_path):
+    """The same model whose tokens take all three experts reads one more of each layer's."""
+    d, ff, layers = 32, 48, 2
+    shape = Shape(d, layers, 4, 64, d_ff=ff, arch="olmoe")
+
+    def counted(used: int) -> float:
+        path = write_random(tmp_path / f"{used}.gguf", shape, {"expert_used_count": used})
+        (row,) = results(run("bench", path, "-p", 0, "-n", 1, "-r", 1, "--json")[1])
+        return row["gb_s"] * 1e9 / row["tok_s"]
+
+    assert counted(3) - counted(2) == pytest.approx(layers * 3 * d * ff * 2)  # gate, up and down in float16
 
 
 def decoding_reads(d: int, mode: str, rows: int) -> int:

@@ -232,6 +232,8 @@ def test_what_cannot_be_merged(options, error, said, source, tmp_path):
 def test_models_that_cannot_be_merged(convert, source, tmp_path):
     with pytest.raises(slimrt.UnsupportedError, match="gptneox and llama, not for 'gpt2'"):
         slimrt.convert(convert(GOLDEN / "gpt2_tanh"), tmp_path / "out.gguf", kv_heads=1, progress=False)
+    with pytest.raises(slimrt.UnsupportedError, match="which are experts here"):
+        slimrt.convert(convert(GOLDEN / "mixtral"), tmp_path / "out.gguf", kv_heads=1, progress=False)
     slimrt.convert(source, tmp_path / "shared.gguf", kv_layers=2, progress=False)
     with pytest.raises(slimrt.UnsupportedError, match="share K and V already"):
         slimrt.convert(tmp_path / "shared.gguf", tmp_path / "out.gguf", kv_heads=1, progress=False)

@@ -67,7 +67,7 @@ void AttentionRun::compute_sparely(const AttentionJob& job, Span span, float* sc
     }
 }
 
-/// And the mean of its rows, while they are near.
+/// Scores of a stretch, and the mean of its rows, which are near then.
 void AttentionRun::score_stretch(const AttentionJob& job, Span span, float* scratch, float* state) const {
     for (size_t t = 0; t < args_.values.size(); ++t)
         std::fill_n(scratch + plan_.scratch.mean[t], args_.values[t].dim, 0.0f);

@@ -108,7 +108,8 @@ class CpuBackend final : public Backend {
     size_t max_packed_stride(DType dtype, int64_t n_tokens, int64_t k) const;
     struct SortedPairs;
     struct SortedProduct;
-    /// The products of sorted pairs with weights of the same shape, whose rows `source` names.
+    /// The products of sorted pairs with weights of the same shape. Those that have the same x and pack it
+    /// alike say the same place for it.
     void multiply_sorted(const SortedPairs& pairs, std::span<const SortedProduct> products);
     /// Bytes that packing x or fewer rows of it takes at most.
     size_t max_packed(Tensor x, int n_heads, std::span<const Product> products) const;

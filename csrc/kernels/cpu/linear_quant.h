@@ -176,8 +176,8 @@ template <class Weight, int R, int T>
 using RowProduct = void (*)(const uint8_t* w, size_t w_stride, const uint8_t* x, size_t x_stride, int64_t k,
                             float* out, size_t out_stride, Access access);
 
-/// Rows [first, n_rows), R at a time, times tokens, two at a time where two do not wait for memory together;
-/// returns the row it ended at. Of more tokens these are the few rows that are left of whole panels.
+/// Rows [first, n_rows), R at a time, times tokens, two at a time where reading is the limit with two as
+/// well; returns the row it ended at. Of more tokens these are the few rows that are left of whole panels.
 template <class Weight, int R>
 static int64_t product_by_rows(const uint8_t* w, size_t w_stride, int64_t first, int64_t n_rows,
                                const uint8_t* x, size_t x_stride, int64_t n_tokens, int64_t k, float* out,

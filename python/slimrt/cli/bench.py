@@ -189,6 +189,7 @@ class Bench:
         looked_up = ["position_embd.weight"] + (["token_embd.weight"] if "output.weight" in tensors else [])
         unread = sum(_prefill_only(self.source, file, memory, layer) for layer in range(len(memory["layers"])))
         unread += sum(file.tensor_bytes(name) for name in looked_up if name in tensors)
+        unread += _idle_experts(file, architecture)
         rows = depth + (self._args.n_gen + 1) / 2
         window = f"{architecture}.attention.sliding_window"
         if window in file.keys():
@@ -231,6 +232,15 @@ class Bench:
 
     def _tokens(self, n: int) -> np.ndarray[Any, np.dtype[np.int32]]:
         return self._random.integers(0, self.info["n_vocab"], n, np.int32)
+
+
+def _idle_experts(file: core.GgufFile, architecture: str) -> int:
+    """Bytes of the experts that one token does not take; 0 of a model without."""
+    if f"{architecture}.expert_count" not in file.keys():
+        return 0
+    experts = int(file.value(f"{architecture}.expert_count"))
+    idle = experts - int(file.value(f"{architecture}.expert_used_count"))
+    return sum(file.held(name)[1] for name in file.tensors() if "_exps." in name) * idle // experts
 
 
 def _prefill_only(source: ModelSource, file: core.GgufFile, info: core.Plan, layer: int) -> float:

@@ -54,7 +54,8 @@ OUT_TYPES = {
 _MORE_BITS = re.compile(r"(enc\.|dec\.|)blk\.(\d+)\.(?:attn_v|attn_qkv|cross_attn_v|ffn_down(?:_exps|_shexp)?)\.weight")
 # Small, and read element by element: never worth a smaller type.
 _KEPT = re.compile(
-    r"(.*\.)?(position_embd|attn_rel_b|conv\d|ffn_gate_inp|ffn_gate_inp_shexp|rope_freqs|rope_factors_long|rope_factors_short)\.weight|slimrt\.bolt\..*"
+    r"(.*\.)?(position_embd|attn_rel_b|conv\d|ffn_gate_inp|ffn_gate_inp_shexp"
+    r"|rope_freqs|rope_factors_long|rope_factors_short)\.weight|slimrt\.bolt\..*"
 )
 # The largest values; those of the K types follow from a whole block.
 _LARGEST = {_Kind.F16: 65504.0, _Kind.Q8_0: 127 * 65504.0, _Kind.Q4_0: 8 * 65504.0}

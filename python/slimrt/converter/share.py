@@ -58,13 +58,15 @@ def heads_of(model: ModelData, kv_layers: int | None, kv_heads: int | None) -> H
     """What sharing among `kv_layers` layers and `kv_heads` heads would change; None: as it is.
 
     Raises:
-        UnsupportedError: another architecture, or a model that shares already.
+        UnsupportedError: another architecture, experts, or a model that shares already.
         ValueError: more layers or heads than there are, or heads that do not divide them.
     """
     if model.arch not in _ARCHITECTURES:
         raise UnsupportedError(
             f"sharing K and V is for architectures {' and '.join(_ARCHITECTURES)}, not for '{model.arch}'"
         )
+    if model.size("expert_count", 0):
+        raise UnsupportedError("sharing K and V widens feed-forward networks, which are experts here")
     if OWNERS in model.metadata:
         raise UnsupportedError("layers of this model share K and V already: convert the model it was made from")
     n_layers, n_heads = model.size("block_count"), model.size("attention.head_count")

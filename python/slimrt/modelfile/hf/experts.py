@@ -10,15 +10,21 @@ from typing import Any
 from slimrt.modelfile.hf.families import LLAMA, MISTRAL, QWEN2, Family, Stack
 from slimrt.modelfile.hf.llama_families import GRANITE, QWEN3
 
+_PROJECTIONS = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
+_EVERY_LAYER = {"decoder_sparse_step": (1,), "mlp_only_layers": ([],)}
+_SHARES = {"expert_weights_norm": "norm_topk_prob"}
+
 
 def _with_experts(
     dense: Family,
+    *,
     count: str,
     size: str,
-    of: str,
-    names: Mapping[str, str],
-    router: str,
-    used: str = "num_experts_per_tok",
+    of: str = "mlp.experts.{}",
+    names: Mapping[str, str] = _PROJECTIONS,
+    router: str = "mlp.gate",
+    shared: str = "",
+    width: str = "",
 ) -> Family:
     """A family with experts in the place of its feed-forward networks.
 
@@ -26,47 +32,41 @@ def _with_experts(
         dense: the family without them.
         count, size: config keys of how many there are, and how wide.
         of: what the name of one begins with, with a place for its number. names: GGUF part -> its matrix after that.
-        router: the module that scores them. used: config key of how many a token takes.
+        router: the module that scores them.
+        shared, width: what the names of one that every token takes begin with, and the config key of its width.
     """
     layer = {name: module for name, module in dense.layer.items() if name not in ("ffn_gate", "ffn_up", "ffn_down")}
-    shapes = {"gate": "eff d", "up": "eff d", "down": "d eff"}
     layer["ffn_gate_inp"] = (router, "experts d")
-    layer |= {f"ffn_{part}_exps": (f"{of}.{name}", shapes[part]) for part, name in names.items()}
+    for part, name in names.items():
+        rows, shared_rows = ("d eff", "d sff") if part == "down" else ("eff d", "sff d")
+        layer[f"ffn_{part}_exps"] = (f"{of}.{name}", rows)
+        if shared:
+            layer[f"ffn_{part}_shexp"] = (f"{shared}.{name}", shared_rows)
+    sizes = {"expert_count": count, "expert_used_count": "num_experts_per_tok", "expert_feed_forward_length": size}
     return replace(
         dense,
         layer=layer,
-        symbols={"experts": count, "eff": size},
-        numbers={"expert_count": count, "expert_used_count": used, "expert_feed_forward_length": size},
+        symbols={"experts": count, "eff": size, **({"sff": width} if shared else {})},
+        numbers={**dense.numbers, **sizes},
         float32=("position_embd", "ffn_gate_inp", "ffn_gate_inp_shexp"),
     )
 
 
-def _either_count(family: Family, values: dict[str, Any]) -> tuple[Family, dict[str, Any]]:
-    """transformers 5 writes num_local_experts in place of num_experts."""
-    return family, {"num_experts": values.get("num_local_experts"), **values}
-
-
-_ONLY = {"decoder_sparse_step": (1,), "mlp_only_layers": ([],)}
-_PROJECTIONS = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
-
-_OLMOE = _with_experts(
+OLMOE = _with_experts(
     replace(
         LLAMA,
         arch="olmoe",
         layer={**LLAMA.layer, "attn_q_norm": ("self_attn.q_norm", "q"), "attn_k_norm": ("self_attn.k_norm", "kv")},
         biases={},
         defaults={**LLAMA.defaults, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "norm_topk_prob": False},
-        only={**LLAMA.only, "attention_bias": (False,), "clip_qkv": ("null",), "use_cla": (False,)},
+        only={**LLAMA.only, "attention_bias": (False,), "clip_qkv": (None,), "use_cla": (False,)},
         permuted=(),
+        flags=_SHARES,
         settle=None,
     ),
     count="num_experts",
     size="intermediate_size",
-    of="mlp.experts.{}",
-    names=_PROJECTIONS,
-    router="mlp.gate",
 )
-OLMOE = replace(_OLMOE, flags={"expert_weights_norm": "norm_topk_prob"})
 
 MIXTRAL = _with_experts(
     replace(MISTRAL, defaults={**MISTRAL.defaults, "sliding_window": None}),
@@ -77,68 +77,61 @@ MIXTRAL = _with_experts(
     router="block_sparse_moe.gate",
 )
 
-_QWEN2_MOE = _with_experts(
+QWEN2_MOE = _with_experts(
     replace(
         QWEN2,
         arch="qwen2moe",
+        layer={**QWEN2.layer, "ffn_gate_inp_shexp": ("mlp.shared_expert_gate", "1 d")},
         defaults={**QWEN2.defaults, "norm_topk_prob": False},
-        only={**QWEN2.only, **_ONLY, "qkv_bias": (True,)},
+        only={**QWEN2.only, **_EVERY_LAYER, "qkv_bias": (True,)},
+        numbers={"expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
+        flags=_SHARES,
     ),
     count="num_experts",
     size="moe_intermediate_size",
-    of="mlp.experts.{}",
-    names=_PROJECTIONS,
-    router="mlp.gate",
-)
-QWEN2_MOE = replace(
-    _QWEN2_MOE,
-    layer={
-        **_QWEN2_MOE.layer,
-        "ffn_gate_inp_shexp": ("mlp.shared_expert_gate", "1 d"),
-        "ffn_gate_shexp": ("mlp.shared_expert.gate_proj", "sff d"),
-        "ffn_up_shexp": ("mlp.shared_expert.up_proj", "sff d"),
-        "ffn_down_shexp": ("mlp.shared_expert.down_proj", "d sff"),
-    },
-    symbols={**_QWEN2_MOE.symbols, "sff": "shared_expert_intermediate_size"},
-    numbers={**_QWEN2_MOE.numbers, "expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
-    flags={"expert_weights_norm": "norm_topk_prob"},
+    shared="mlp.shared_expert",
+    width="shared_expert_intermediate_size",
 )
 
-_QWEN3_MOE = _with_experts(
+
+def _either_count(family: Family, values: dict[str, Any]) -> tuple[Family, dict[str, Any]]:
+    """transformers 5 writes num_local_experts in place of num_experts."""
+    return family, {"num_experts": values.get("num_local_experts"), **values}
+
+
+QWEN3_MOE = _with_experts(
     replace(
         QWEN3,
         arch="qwen3moe",
         defaults={**QWEN3.defaults, "norm_topk_prob": False},
-        only={**QWEN3.only, **_ONLY},
+        only={**QWEN3.only, **_EVERY_LAYER},
+        flags=_SHARES,
+        settle=_either_count,
     ),
     count="num_experts",
     size="moe_intermediate_size",
-    of="mlp.experts.{}",
-    names=_PROJECTIONS,
-    router="mlp.gate",
 )
-QWEN3_MOE = replace(_QWEN3_MOE, flags={"expert_weights_norm": "norm_topk_prob"}, settle=_either_count)
 
 _GRANITE_MOE = _with_experts(
     replace(GRANITE, arch="granitemoe", biases={"attention_bias": LLAMA.biases["attention_bias"]}),
     count="num_local_experts",
     size="intermediate_size",
-    of="",
     names={},
     router="block_sparse_moe.router.layer",
 )
+# Experts are stored together, gate and up as one matrix.
+_GRANITE_EXPERTS = {
+    "ffn_gate_exps": ("block_sparse_moe.input_linear", "experts eff d"),
+    "ffn_up_exps": ("block_sparse_moe.input_linear", "experts eff d"),
+    "ffn_down_exps": ("block_sparse_moe.output_linear", "experts d eff"),
+}
 GRANITE_MOE = replace(
     _GRANITE_MOE,
     several=(
         Stack(
             "blk.{}.",
             _GRANITE_MOE.block,
-            {
-                **_GRANITE_MOE.layer,
-                "ffn_gate_exps": ("block_sparse_moe.input_linear", "experts eff d"),
-                "ffn_up_exps": ("block_sparse_moe.input_linear", "experts eff d"),
-                "ffn_down_exps": ("block_sparse_moe.output_linear", "experts d eff"),
-            },
+            {**_GRANITE_MOE.layer, **_GRANITE_EXPERTS},
             halves={"ffn_gate_exps": 0, "ffn_up_exps": 1},
         ),
     ),
@@ -151,12 +144,12 @@ def _shared_width(family: Family, values: dict[str, Any]) -> tuple[Family, dict[
     return family, {**values, "shared_width": shared}
 
 
-_DEEPSEEK = _with_experts(
+DEEPSEEK = _with_experts(
     replace(
         LLAMA,
         arch="deepseek",
         biases={},
-        defaults={**LLAMA.defaults, "rms_norm_eps": 1e-6, "n_shared_experts": 2, "first_k_dense_replace": 0},
+        defaults={**LLAMA.defaults, "n_shared_experts": 2, "first_k_dense_replace": 0},
         only={
             **LLAMA.only,
             "attention_bias": (False,),
@@ -165,30 +158,18 @@ _DEEPSEEK = _with_experts(
             "scoring_func": ("softmax",),
             "use_cla": (False,),
         },
+        numbers={
+            "leading_dense_block_count": "first_k_dense_replace",
+            "expert_shared_count": "n_shared_experts",
+        },
+        leading="first_k_dense_replace",
+        leading_layer=LLAMA.layer,
+        settle=_shared_width,
     ),
     count="n_routed_experts",
     size="moe_intermediate_size",
-    of="mlp.experts.{}",
-    names=_PROJECTIONS,
-    router="mlp.gate",
-)
-DEEPSEEK = replace(
-    _DEEPSEEK,
-    layer={
-        **_DEEPSEEK.layer,
-        "ffn_gate_shexp": ("mlp.shared_experts.gate_proj", "sff d"),
-        "ffn_up_shexp": ("mlp.shared_experts.up_proj", "sff d"),
-        "ffn_down_shexp": ("mlp.shared_experts.down_proj", "d sff"),
-    },
-    leading="first_k_dense_replace",
-    leading_layer=LLAMA.layer,
-    symbols={**_DEEPSEEK.symbols, "sff": "shared_width"},
-    numbers={
-        **_DEEPSEEK.numbers,
-        "leading_dense_block_count": "first_k_dense_replace",
-        "expert_shared_count": "n_shared_experts",
-    },
-    settle=_shared_width,
+    shared="mlp.shared_experts",
+    width="shared_width",
 )
 
 EXPERTS: dict[str, Family] = {
