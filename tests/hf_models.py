@@ -64,10 +64,16 @@ CLASSES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2"
            "granite": "GraniteForCausalLM", "glm4": "Glm4ForCausalLM", "opt": "OPTForCausalLM",
            "olmoe": "OlmoeForCausalLM", "mixtral": "MixtralForCausalLM", "qwen2_moe": "Qwen2MoeForCausalLM",
            "qwen3_moe": "Qwen3MoeForCausalLM", "granitemoe": "GraniteMoeForCausalLM",
-           "bitnet": "BitNetForCausalLM"}  # fmt: skip
+           "bitnet": "BitNetForCausalLM", "deepseek_v2": "DeepseekV2ForCausalLM",
+           "minicpm3": "MiniCPM3ForCausalLM"}  # fmt: skip
 LONG_FACTORS = {"short_factor": [1.0, 1.1, 1.3, 1.4, 1.7, 2.0], "long_factor": [1.2, 2.1, 3.5, 6.0, 8.5, 11.0]}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 32}  # fmt: skip
+
+
+LATENT = {"kv_lora_rank": 20, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10}
+DEEPSEEK2 = {**LATENT, "num_hidden_layers": 3, "first_k_dense_replace": 1, "n_routed_experts": 5,
+             "num_experts_per_tok": 3, "moe_intermediate_size": 20}  # fmt: skip
 
 
 @dataclass
@@ -328,6 +334,41 @@ MODELS = {
             "residual_multiplier": 0.4,
             "attention_multiplier": 0.15,
             "logits_scaling": 3.0,
+        },
+    ),
+    "deepseek2": Tiny("deepseek_v2", {**DEEPSEEK2, "q_lora_rank": None, "eos_token_id": [2, 5]}),
+    "deepseek2_yarn": Tiny(
+        "deepseek_v2",
+        {
+            **DEEPSEEK2,
+            "rms_norm_eps": 1e-6,
+            "q_lora_rank": 28,
+            "n_shared_experts": 1,
+            "routed_scaling_factor": 1.5,
+            "rope_parameters": {
+                "rope_theta": 10000.0,
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+                "mscale": 0.707,
+                "mscale_all_dim": 0.707,
+            },
+        },
+        rewrite=legacy_rope,
+    ),
+    "minicpm3": Tiny(
+        "minicpm3",
+        {
+            **LATENT,
+            "q_lora_rank": 28,
+            "tie_word_embeddings": True,
+            "rope_parameters": {
+                "rope_theta": 10000.0,
+                "rope_type": "longrope",
+                "short_factor": [1.0, 1.1, 1.3, 1.4],
+                "long_factor": [1.2, 2.1, 3.5, 6.0],
+                "original_max_position_embeddings": 48,
+            },
         },
     ),
     "gpt2_tanh": Tiny("gpt2", {"activation_function": "gelu_new"}),

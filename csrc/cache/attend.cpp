@@ -59,6 +59,9 @@ std::string narrow_encoder_k(const AttnConfig& c, const char* what) {
                   " cannot be computed from it");
 }
 
+/// A window of one row.
+void copy_rows(Backend& backend, Tensor from, Tensor to) { backend.unfold(from, 1, 0, to); }
+
 void linear_heads(Backend& backend, const AttnConfig& c, Tensor x, Tensor weight, Tensor out) {
     if (c.mha()) return backend.linear_per_head(x, weight, c.n_heads, out);
     const int group = c.n_heads / c.n_kv_heads;

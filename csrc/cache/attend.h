@@ -34,6 +34,9 @@ Tensor as_stored(Backend& backend, Scratch& scratch, Tensor x, const Plane& plan
 /// Cross-attention: why modes that compute `what` from K refuse; empty where K is wide enough.
 std::string narrow_encoder_k(const AttnConfig& config, const char* what);
 
+/// to = from, both rows of any stride.
+void copy_rows(Backend& backend, Tensor from, Tensor to);
+
 /// linear_per_head, the weight's heads shared by groups of query heads (GQA).
 void linear_heads(Backend& backend, const AttnConfig& config, Tensor x, Tensor weight, Tensor out);
 
@@ -55,7 +58,7 @@ class AbsorbingMode : public CacheMode {
 
     /// Rows of the planes of dense_format(), f32: of a part's own tokens, in full precision, where
     /// write_rows() did not give them, and of the stored positions [begin, end) of its one sequence.
-    virtual std::vector<Tensor> dense_of(Backend& backend, const AttnInput& in, Tensor x) const = 0;
+    virtual std::vector<Tensor> dense_of(Backend& backend, const AttnInput& in, const Written& own) const = 0;
     virtual void dense_of_stored(Backend& backend, const ReadInput& in, int64_t begin, int64_t end,
                                  const std::vector<Tensor>& planes) const = 0;
     /// read() of a part over in.dense and own.dense. Here: planes of K and V.

@@ -192,9 +192,11 @@ std::vector<LayerChoice> choose_cross(const GgufFile& file, const ModelConfig& m
     return choices;
 }
 
-/// Of a file that says none: kv; of an encoder-decoder x, where it is exact and no wider than K and V.
+/// Of a file that says none: kv; with latent attention latent; of an encoder-decoder x, where it is exact and
+/// no wider than K and V.
 const char* usual_mode(const ModelConfig& model, const CacheOptions& o) {
     const AttnConfig c = attention_config(model, 0);
+    if (c.latent) return "latent";
     const bool x = model.architecture->encoder != EncoderKind::none && o.sparse_threshold == 0 &&
                    row_is_narrow(c) && refusal_of(find_cache_mode("x", false), c).empty();
     return x ? "x" : "kv";
@@ -219,6 +221,8 @@ std::vector<int> read_owners(const GgufFile& file, const ModelConfig& model) {
         };
         if (owner < 0 || owner > i)
             fail(ErrorCode::format, where(), "but an owner is the layer itself or one before it");
+        if (model.latent && owner != i)
+            fail(ErrorCode::unsupported, where(), "which latent attention (MLA) does not share");
         if (owners[owner] != owner)
             fail(ErrorCode::format, where(), "which reads those of layer ", owners[owner],
                  ": an owner reads its own");

@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "model/architecture.h"
+#include "model/latent.h"
 
 namespace slimrt {
 namespace {
@@ -118,6 +119,9 @@ void require_sane(const GgufFile& file, const ModelConfig& c) {
         if (!(scale > 0) || !std::isfinite(scale))
             fail(ErrorCode::format, file.path(), ": a scale in the metadata is ", scale,
                  ", not a positive number");
+    if (c.latent && c.rope.n_rot >= c.head_dim)
+        fail(ErrorCode::format, file.path(), ": ", c.rope.n_rot, " columns of a head rotate, and it has ",
+             c.head_dim, ": latent attention needs some that do not");
     if (!(c.clamp_kqv >= 0) || !std::isfinite(c.clamp_kqv))
         fail(ErrorCode::format, file.path(), ": attention.clamp_kqv is ", c.clamp_kqv,
              ", not a positive number");
@@ -169,6 +173,8 @@ ModelConfig read_config(const GgufFile& file) {
     const std::string prefix = concat(c.architecture->name, ".");
     c.n_vocab = read_vocab(file);
     c.n_layers = int(file.integer(prefix + "block_count", 1, 4096));
+    c.n_unread_layers = int(file.integer(prefix + "nextn_predict_layers", 0, c.n_layers - 1, 0));
+    c.n_layers -= c.n_unread_layers;
     c.d_model = int(file.integer(prefix + "embedding_length", 1, 1 << 20));
     c.d_ff = int(file.integer(prefix + "feed_forward_length", 1, 1 << 22));
     c.n_heads = int(file.integer(prefix + "attention.head_count", 1, 1 << 14));
@@ -181,7 +187,9 @@ ModelConfig read_config(const GgufFile& file) {
              c.n_heads);
     c.head_dim =
         int(file.integer(prefix + "attention.key_length", 1, 1 << 16, std::max(1, c.d_model / c.n_heads)));
-    if (file.integer(prefix + "attention.value_length", 1, 1 << 16, c.head_dim) != c.head_dim)
+    if (c.architecture->latent)
+        read_latent(file, prefix, c);
+    else if (file.integer(prefix + "attention.value_length", 1, 1 << 16, c.head_dim) != c.head_dim)
         fail(ErrorCode::unsupported, prefix, "attention.value_length differs from key_length");
     c.n_ctx_train = file.integer(prefix + "context_length", 1, 1 << 30);
     const int64_t window = file.integer(prefix + "attention.sliding_window", 0, 1 << 30, 0);

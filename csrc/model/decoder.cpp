@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <utility>
 
 #include "cache/attend.h"
 #include "core/error.h"
@@ -155,14 +156,21 @@ void Decoder::add_scaled(Tensor x, Tensor out) const {
     backend_.add(x, out);
 }
 
-// q = norm(clamp(x W_Q + b)), rotated, and other projections of x, which last longer: all one product.
+// q = norm(clamp(x W_Q + b)), rotated, and other projections of x, which last longer: all one product. Of q
+// with a latent of its own the latent is one of them.
 std::vector<Tensor> Decoder::queries_and(std::span<const Projection> others, Scratch& lasting,
                                          const AttnWeights& w, const AttnInput& in, Tensor x) const {
     const Tensor q = in.scratch.f32(x.rows, w.q.rows);
     std::vector<Product> products = {{w.q, w.q_bias, q}};
+    if (w.q_a) products[0] = {w.q_a, {}, in.scratch.f32(x.rows, w.q_a.rows)};
     for (const auto& [weight, bias] : others)
         products.push_back({weight, bias, lasting.f32(x.rows, weight.rows)});
     backend_.linear(x, products);
+    if (w.q_a) {
+        const Tensor latent = std::exchange(products[0].out, q);
+        backend_.norm(NormKind::rms, latent, w.q_a_norm, {}, in.config.latent_eps, latent);
+        backend_.linear(latent, w.q, w.q_bias, q);
+    }
     clamp(backend_, in.config, {&q, 1});
     norm_heads(backend_, in.config, w.q_norm, q, q);
     if (in.config.rope) backend_.rope(q, in.config.n_heads, rope_, in.positions);
@@ -187,7 +195,7 @@ void Decoder::attention(int layer, const Batch& batch, StepState& state, Scratch
     const Tensor in = norm(backend_, config_, w.attn_norm, x, out);
     if (state.observer.attention_input) state.observer.attention_input(layer, in);
 
-    const Tensor heads = scratch.f32(x.rows, config.q_width());
+    const Tensor heads = scratch.f32(x.rows, config.value_width());
     Scratch lasting = shared ? scratch.other_end() : scratch;
     const Rope& rope = rotates_keys ? rope_ : kNoRope;
     const auto step = [&, &config = config](Scratch& of) {
@@ -303,7 +311,7 @@ void Decoder::load_rope(const GgufFile& file) {
     const int64_t n = std::max(options_.n_ctx, options_.n_source);
     rope_buffer_ = backend_.alloc(MemoryKind::derived, n * n_rot * sizeof(float), "RoPE table");
     rope_ = {Tensor(rope_buffer_.data.get(), DType::F32, n, n_rot), n_rot,
-             positions == Positions::rope_interleaved};
+             positions == Positions::rope_interleaved, config_.latent ? config_.head_dim - n_rot : 0};
     const RopeFrequencies frequencies = rope_frequencies(config_, file, options_.n_ctx);
     if (!backend_.dry()) backend_.upload(rope_.table, frequencies.table(n).data(), rope_.table.bytes());
 }

@@ -15,12 +15,13 @@ from slimrt.modelfile.hf.encoder_decoders import ENCODER_DECODERS
 from slimrt.modelfile.hf.experts import EXPERTS
 from slimrt.modelfile.hf.families import FAMILIES, Family, Stack
 from slimrt.modelfile.hf.gpt_families import GPT_FAMILIES
+from slimrt.modelfile.hf.latent import LATENT
 from slimrt.modelfile.hf.llama_families import LLAMA_FAMILIES, OWN_CLASSES
 from slimrt.modelfile.hf.multimodal import WRAPPERS, text_config
 from slimrt.modelfile.hf.safetensors_files import read_json
 from slimrt.modelfile.sharing import SHARING
 
-_MODEL_TYPES = {**FAMILIES, **LLAMA_FAMILIES, **GPT_FAMILIES, **EXPERTS, **ENCODER_DECODERS}
+_MODEL_TYPES = {**FAMILIES, **LLAMA_FAMILIES, **GPT_FAMILIES, **EXPERTS, **LATENT, **ENCODER_DECODERS}
 
 
 @contextmanager
@@ -180,6 +181,11 @@ class Sizes:
             head_dim=config.size("head_dim", d // n_heads),
             others={symbol: config.size(key) for symbol, key in config.family.symbols.items()},
         )
+
+    @property
+    def rotating_dim(self) -> int:
+        """Columns of a head of which RoPE turns all or a part: with a latent (symbol "rot") some at its end."""
+        return self.others.get("rot", self.head_dim)
 
     def shape(self, symbols: str) -> tuple[int, ...]:
         """The shape that a family's table writes in symbols."""

@@ -54,7 +54,7 @@ def read_tensors(config: Config, checkpoint: Source, name: str) -> ModelData:
     tensors = list(Layout(config, sizes, checkpoint).tensors())
     if config.family.rope:
         with values_of(config.path):
-            rope, more = rope_fields(config.values, sizes.head_dim, config.family.rope_aliases)
+            rope, more = rope_fields(config.values, sizes.rotating_dim, config.family.rope_aliases)
         metadata |= {f"{config.family.arch}.{key}": value for key, value in rope.items()}
         tensors += more
     metadata |= _file_type(tensors)
