@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from reference_experts import Experts
 from reference_formats import Array, rounded
+from reference_latent import Latent, queries
 from reference_modes import BLOCK, CACHE_MODES, Planes, Rows, Types, aged, as_half, in_parts, plus
 
 
@@ -114,6 +115,7 @@ class Layer:
     gate_b: Array | None = None
     attn_sub_norm: Array | None = None  # of what W_O and down read
     ffn_sub_norm: Array | None = None
+    latent: Latent | None = None  # of latent attention, whose wq reads q's own latent where it has one
 
 
 @dataclass
@@ -167,6 +169,9 @@ class Reference:
         first = self.w.layers[0]
         self.d_model = self.w.embed.shape[1]
         self.dk, self.dv = first.wk.shape[0] // self.w.n_kv_heads, first.wv.shape[0] // self.w.n_kv_heads
+        self.baseline = "kv"
+        if first.latent is not None:
+            (self.dk, self.dv), self.baseline = first.latent.head_dims, "latent"
         self._derived: dict[tuple[str, int], Array] = {}
         self._folds = folds or {}
         self.owners = list(owners or range(len(self.w.layers)))
@@ -196,7 +201,7 @@ class Reference:
     # ------------------------------------------------ running
     def logits(self, ids: Sequence[int]) -> Array:
         """All tokens at once, nothing cached: [n, vocab]."""
-        return self.append(ids, self.new_cache("kv", None))
+        return self.append(ids, self.new_cache(self.baseline, None))
 
     def logits_cached(
         self,
@@ -285,9 +290,11 @@ class Reference:
             cache.extend(
                 mode.store(self, i, x, positions, cache), partial(mode.in_chunks, self, owner) if chunk else None
             )
-        q = self.rotate(
-            self.norm_heads(self.clamp(plus(x @ layer.wq.T, layer.bq)), layer.q_norm), self.w.n_heads, positions
-        )
+        if layer.latent is not None:
+            q = queries(self, layer, x, positions)
+        else:
+            q = self.norm_heads(self.clamp(plus(x @ layer.wq.T, layer.bq)), layer.q_norm)
+            q = self.rotate(q, self.w.n_heads, positions)
         out = []
         for first in range(0, len(x), chunk or len(x)):
             some = slice(first, first + (chunk or len(x)))

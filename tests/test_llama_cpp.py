@@ -25,7 +25,8 @@ from test_parity import golden, run
 ARCHITECTURES = {name: arch for arch, name in MODEL_ARCH_NAMES.items()}
 FLOAT32 = 1e-5  # relative to the largest logit
 GELU_TABLE = 1e-3  # its GELU goes through a table of f16
-UNREAD = ("gptneox_sequential", "olmo2_gqa")  # a tied head, heads that are wider together than the input
+# A tied head; heads that are wider together than the input; q without a latent, which it tells by the number of layers.
+UNREAD = ("gptneox_sequential", "olmo2_gqa", "deepseek2")
 OWN_ACTIVATION = {"gelu_erf": "gelu_tanh", "relu_squared": "silu"}  # it knows no other of these architectures
 GELU = ("bloom", "gemma")  # architectures that have it where the file does not say
 ROPE = {"rope_freqs", "rope_factors_long", "rope_factors_short"}  # of any architecture
@@ -87,6 +88,11 @@ def test_tensors_are_where_llama_cpp_s_converter_puts_them(name, convert):
         if stem.endswith("input_linear"):  # Granite's: of each expert gate, then up
             for half, name_of_half in zip(np.split(values, 2, 1), ("gate", "up"), strict=True):
                 assert np.array_equal(ours[f"blk.{stem.split('.')[2]}.ffn_{name_of_half}_exps.{part}"], half), theirs
+            continue
+        if stem.endswith("kv_b_proj") and "blk.0.attn_k_b.weight" in ours:
+            k, v = (ours[f"blk.{stem.split('.')[2]}.attn_{one}_b.{part}"] for one in "kv")
+            heads = values.reshape(len(k), -1, values.shape[1])
+            assert np.array_equal(np.concatenate([k.swapaxes(1, 2), v], axis=1), heads), theirs
             continue
         found = ours[f"{place_of(stem, names)}.{part}"]
         if name.startswith("gemma") and "norm" in stem:

@@ -141,7 +141,7 @@ class Architecture:
         norms: of attention and FFN: "before", "shared" (one for both), "after" or "both". norm: "rms" or "layer".
         qk_norm: norms of q and k, of the kind `norm`: "none", "row" (of whole rows) or "head" (of each head).
         scaled_scores: by 1 / sqrt(head width).
-        qkv_bias: "never", "optional" or "required".
+        qkv_bias: "never", "optional" or "required". latent: K and V are made of a latent (MLA).
         encoder: what it reads: "none", "tokens", "mel" or "audio".
     """
 
@@ -153,6 +153,7 @@ class Architecture:
     scaled_scores: bool
     qkv_bias: str
     sliding_window: bool
+    latent: bool
     encoder: str
 
     @property
@@ -212,7 +213,8 @@ class Mode:
         folds: the tensors that it needs beyond a plain file's. unread: what decoding leaves unread.
         residual: rows have a part of a width and type of its own. sparse: a sparse_threshold has something to skip;
         of_all: a sparse_delta too, since its values are rows that all heads read.
-        shared: one layer's rows serve all. inverts: the projection that folding inverts, "W_K" or "W_V"; or "".
+        shared: one layer's rows serve all. latent: it is for latent attention (MLA), else for any other.
+        inverts: the projection that folding inverts, "W_K" or "W_V"; or "".
     """
 
     name: str
@@ -226,6 +228,7 @@ class Mode:
     of_all: bool
     ages: bool
     shared: bool
+    latent: bool
     inverts: str
 
     @property
@@ -256,6 +259,15 @@ def modes(file: GgufFile | str) -> tuple[Mode, ...]:
     return tuple(map(_mode, _core.modes(file)))
 
 
+def baseline(file: GgufFile | str) -> str:
+    """The mode that keeps what attention itself makes of a token: kv, or latent where K and V are made of a latent.
+
+    Raises:
+        ModelFormatError, UnsupportedError: as `modes`.
+    """
+    return next(mode.name for mode in modes(file) if mode.legal)
+
+
 @cache
 def attention_modes(
     *,
@@ -274,6 +286,7 @@ def attention_modes(
     unrotated: bool = False,
     clamp: float = 0.0,
     layer_norm: bool = False,
+    latent: int = 0,
 ) -> tuple[Mode, ...]:
     """The modes of self-attention, or of cross-attention, of such a shape; planes of these types.
 
@@ -282,6 +295,7 @@ def attention_modes(
         rank, residual_type: of a mode with a residual. v_heads: KV heads that keep V, of modes that compute it.
         unrotated: other layers read its keys before RoPE. clamp: what q, k and v are clamped to; 0: not at all.
         layer_norm: QK-norm is LayerNorm, else RMS norm.
+        latent: columns of what K and V are made of (MLA); 0: of the input.
 
     Raises:
         UnsupportedError: an unknown type. ValueError: sizes that no attention has.
@@ -290,6 +304,7 @@ def attention_modes(
         d_model=d_model, n_heads=n_heads, n_kv_heads=n_kv_heads, head_dim=head_dim, n_rot=n_rot, qk_norm=qk_norm,
         window=window, cross=cross, type=type, rank=rank, residual_type=residual_type,
         v_heads=v_heads, unrotated=unrotated, clamp=clamp, layer_norm=layer_norm,
+        latent=latent,
     )  # fmt: skip
     return tuple(map(_mode, found))
 

@@ -37,6 +37,7 @@ class Attention:
         scaled: scores are divided by the square root of a head's width (all but T5's), unless score_scale says another.
         alibi: ALiBi's largest bias, of which the slopes of heads are shares; 0: there is none.
         clamp: what q, k and v are clamped to; 0: not at all.
+        latent: columns of the latent that K and V are made of (MLA); 0: they are made of the input.
         owners: the layer whose rows each layer reads; (): its own.
         unrotated: layers read the keys of others before RoPE (MLKV).
     """
@@ -62,6 +63,7 @@ class Attention:
     unrotated: bool = False
     alibi: float = 0.0
     clamp: float = 0.0
+    latent: int = 0
 
     @classmethod
     def of(cls, model: ModelData) -> Attention:
@@ -75,11 +77,13 @@ class Attention:
             return cls._of_encoder_decoder(model)
         d, n_heads = model.size("embedding_length"), model.size("attention.head_count")
         head_dim, rope = model.size("attention.key_length", d // n_heads), traits.rope
+        if traits.latent:
+            head_dim = model.size("attention.key_length_mla", head_dim)
         return cls(
             d=d,
-            n_layers=model.size("block_count"),
+            n_layers=model.size("block_count") - model.size("nextn_predict_layers", 0),
             n_heads=n_heads,
-            n_kv_heads=model.size("attention.head_count_kv", n_heads),
+            n_kv_heads=n_heads if traits.latent else model.size("attention.head_count_kv", n_heads),
             head_dim=head_dim,
             rope=rope,
             n_rot=model.size("rope.dimension_count", head_dim) if rope else 0,
@@ -93,6 +97,7 @@ class Attention:
             alibi=model.size("attention.max_alibi_bias", 8.0) if traits.alibi else 0.0,
             clamp=model.size("attention.clamp_kqv", 0.0),
             score_scale=model.size("attention.scale", 0.0),
+            latent=model.size("attention.kv_lora_rank") if traits.latent else 0,
         )
 
     @classmethod
@@ -183,7 +188,7 @@ class Attention:
             n_rot=self.n_rot if self.rope else 0, qk_norm=self.qk_norm, window=self.window,
             cross=self.part == "cross_attn", type=type, rank=rank, residual_type=residual_type,
             v_heads=v_heads, unrotated=self.unrotated, clamp=self.clamp,
-            layer_norm=self.layer_norm,
+            layer_norm=self.layer_norm, latent=self.latent,
         )  # fmt: skip
         return {mode.name: mode for mode in found}
 

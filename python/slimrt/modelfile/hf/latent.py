@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hugging Face model types with latent attention (MLA), as data: see families.py.
 
-Symbols: lat (the latent's width), kva (with what rotates), kvb (rows of K and V of all heads), ov (V of all heads), qlat
-(the latent of q), nope and rot (columns of a head of K that do not rotate, and that do), dv (of V).
+Symbols: lat (the latent's width), kva (with what rotates), kvb (rows of K and V of all heads), ov (V of all heads),
+qlat (the latent of q), nope and rot (columns of a head of K that do not rotate, and that do), dv (of V).
 """
 
 from __future__ import annotations

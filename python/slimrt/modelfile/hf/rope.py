@@ -127,8 +127,8 @@ def _llama3(p: _Parameters, n_rot: int) -> _Scaling:
 
 
 def _yarn(p: _Parameters, n_rot: int) -> _Scaling:
-    """YaRN (Peng et al. 2023). GGUF's attn_factor multiplies the paper's own 1 + 0.1 ln s, where it is what rotates that
-    grows; with a yarn_log_multiplier scores do, by its square."""
+    """YaRN (Peng et al. 2023). GGUF's attn_factor multiplies the paper's own 1 + 0.1 ln s, by which what rotates grows;
+    with a yarn_log_multiplier scores do, by its square."""
     if p.get("truncate") is False:
         raise UnsupportedError("config.json: YaRN with truncate = false is not supported")
     factor = p.number("factor")
