@@ -28,7 +28,8 @@ class Network:
 
 @dataclass
 class Experts:
-    """used: experts of a token. share: [d], makes the logit of what all tokens take; None: all of it."""
+    """used: experts of a token. share: [d], makes the logit of what all tokens take; None: all of it. groups: how many
+    there are and how many are used; bias: [experts], for the choice alone."""
 
     router: Array
     of: list[Network]
@@ -37,6 +38,9 @@ class Experts:
     scale: float = 1.0
     shared: Network | None = None
     share: Array | None = None
+    sigmoid: bool = False
+    groups: tuple[int, int] = (1, 1)
+    bias: Array | None = None
 
     def __call__(self, activation: Callable[[Array], Array], x: Array) -> Array:
         return np.stack([self._token(activation, row) for row in x])
@@ -44,14 +48,22 @@ class Experts:
     def _token(self, activation: Callable[[Array], Array], x: Array) -> Array:
         scores = self.router @ x
         p = np.exp(scores - scores.max())
-        p /= p.sum()
-        chosen = sorted(range(len(p)), key=lambda expert: (-p[expert], expert))[: self.used]
+        p = 1 / (1 + np.exp(-scores)) if self.sigmoid else p / p.sum()
+        chosen = self._chosen(p if self.bias is None else p + self.bias.ravel())
         total = p[chosen].sum() if self.renormalised else 1.0
         out = sum(self.scale * p[expert] / total * self.of[expert](activation, x) for expert in chosen)
         if self.shared is not None:
             share = 1.0 if self.share is None else 1 / (1 + np.exp(-self.share.ravel() @ x))
             out = out + share * self.shared(activation, x)
         return np.asarray(out)
+
+    def _chosen(self, by: Array) -> list[int]:
+        n_groups, n_used = self.groups
+        groups = by.reshape(n_groups, -1)
+        counts = [sum(sorted(group)[-2 if self.sigmoid else -1 :]) for group in groups]
+        used = sorted(range(n_groups), key=lambda group: (-counts[group], group))[:n_used]
+        left = [expert for expert in range(len(by)) if expert // groups.shape[1] in used]
+        return sorted(left, key=lambda expert: (-by[expert], expert))[: self.used]
 
 
 def experts_of_gguf(part: Mapping[str, Array], key: Callable[..., Any], arch: str) -> Experts | None:
@@ -68,6 +80,9 @@ def experts_of_gguf(part: Mapping[str, Array], key: Callable[..., Any], arch: st
         scale=key("expert_weights_scale", 1.0),
         shared=None if shared[0] is None else Network(*shared),
         share=part.get("ffn_gate_inp_shexp.weight"),
+        sigmoid=key("expert_gating_func", 1) == 2,
+        groups=(key("expert_group_count", 1), key("expert_group_used_count", 1)),
+        bias=part.get("exp_probs_b.bias"),
     )
 
 

@@ -115,6 +115,55 @@ def test_route(n, taken, renormalised, isa):
     np.testing.assert_allclose(shares, 2.5 * wanted, rtol=1e-5, atol=1e-30)
 
 
+def chosen(scores: np.ndarray, taken: int, groups: tuple[int, int] = (1, 1), best: int = 1) -> np.ndarray:
+    """The experts of the highest scores, of the groups whose `best` highest scores have the highest sum."""
+    of_groups = scores.reshape(len(scores), groups[0], -1)
+    order = np.argsort(-np.sort(of_groups, axis=2)[:, :, -best:].sum(axis=2), axis=1, kind="stable")
+    left = np.full(of_groups.shape, -np.inf)
+    for token, some in enumerate(order[:, : groups[1]]):
+        left[token, some] = of_groups[token, some]
+    return np.argsort(-left.reshape(scores.shape), axis=1, kind="stable")[:, :taken]
+
+
+ROUTERS = [(7, 3, (1, 1)), (64, 6, (8, 3)), (256, 8, (8, 4)), (66, 9, (22, 3)), (64, 4, (32, 2)), (12, 4, (2, 1))]
+
+
+@pytest.mark.parametrize("isa", DEVICES)
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("sigmoid", [False, True])
+@pytest.mark.parametrize(("n", "taken", "groups"), ROUTERS)
+def test_route_by_sigmoids_a_bias_and_groups(n, taken, groups, sigmoid, biased, isa):
+    """As DeepSeek-V2 (the best of a group) and V3 (the sum of its two best sigmoids) do; no share has the bias."""
+    random = np.random.default_rng(n)
+    scores = 2 * random.normal(size=(19, n)).astype(np.float32)
+    bias = (0.3 * random.normal(size=(1, n))).astype(np.float32) if biased else None
+    p = np.exp(scores.astype(np.float64))
+    p = p / (1 + p) if sigmoid else p / p.sum(axis=1, keepdims=True)
+    best = chosen(p + (bias if biased else 0), taken, groups, 2 if sigmoid else 1)
+    wanted = np.take_along_axis(p, best, axis=1)
+    for renormalised in (False, True):
+        ids, shares = ops.route(scores, taken, renormalised, 2.5, isa, sigmoid, bias, groups)
+        assert np.array_equal(ids, best)
+        total = wanted.sum(axis=1, keepdims=True) if renormalised else 1
+        np.testing.assert_allclose(shares, 2.5 * wanted / total, rtol=1e-5, atol=1e-30)
+
+
+@pytest.mark.parametrize("isa", DEVICES)
+def test_of_equal_groups_the_first_one_is_taken_and_of_none_the_last(isa):
+    scores = np.array([[0, 0, 0, 0, 0, 0], [0, 0, 1, 0, 0, 1], [np.nan, 9, np.nan, 8, 0, 0]], np.float32)
+    ids, _ = ops.route(scores, 2, True, 1.0, isa, True, None, (3, 2))
+    assert ids.tolist() == [[0, 1], [2, 5], [1, 4]]
+    ids, _ = ops.route(scores, 3, True, 1.0, isa, True, None, (3, 2))
+    assert ids.tolist() == [[0, 1, 2], [2, 5, 3], [1, 4, 5]]
+
+
+@pytest.mark.parametrize("isa", DEVICES)
+def test_shares_of_nothing_are_nothing(isa):
+    """Sigmoids that are zero in float32, of which no share can be made."""
+    ids, shares = ops.route(np.full((2, 4), -200, np.float32), 2, True, 1.0, isa, True)
+    assert ids.tolist() == [[0, 1], [0, 1]] and not shares.any()
+
+
 @pytest.mark.parametrize("isa", DEVICES)
 def test_of_equal_scores_the_first_one_is_taken_and_of_none_the_last(isa):
     scores = np.array([[1, 2, 2, 1, 2], [0, 0, 0, 0, 0], [np.nan, -1, np.nan, 1, -2]], np.float32)
@@ -128,6 +177,11 @@ def test_route_takes_no_more_than_there_are():
     for n, taken in ((4, 5), (4, 0), (1025, 1)):
         with pytest.raises(ValueError, match="cannot be taken"):
             ops.route(np.zeros((1, n), np.float32), taken, False, 1.0, ops.backends()[0])
+    for groups, taken in (((3, 1), 1), ((4, 5), 1), ((4, 0), 1), ((4, 2), 5), ((0, 0), 1)):
+        with pytest.raises(ValueError, match="cannot be taken from"):
+            ops.route(np.zeros((1, 8), np.float32), taken, False, 1.0, ops.backends()[0], groups=groups)
+    with pytest.raises(ValueError, match="a bias for each"):
+        ops.route(np.zeros((1, 8), np.float32), 1, False, 1.0, ops.backends()[0], bias=np.zeros((1, 7), np.float32))
 
 
 @pytest.mark.parametrize("isa", DEVICES)

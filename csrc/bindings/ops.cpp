@@ -161,16 +161,23 @@ auto clamp(const F32& x, float limit, const std::string& isa) {
     return arrays.read(out);
 }
 
-/// ids and shares [tokens, taken].
-auto route(const F32& scores, int taken, bool renormalised, float scale, const std::string& isa) {
+/// ids and shares [tokens, taken]. groups: how many there are, and of how many experts are taken.
+auto route(const F32& scores, int taken, bool renormalised, float scale, const std::string& isa, bool sigmoid,
+           const std::optional<F32>& bias, std::pair<int, int> groups) {
     Arrays arrays(isa);
-    const Tensor in = arrays.of(scores);
+    const Tensor in = arrays.of(scores), added = bias ? arrays.of(*bias) : Tensor{};
+    const auto [all, used] = groups;
     if (taken < 1 || taken > in.cols || in.cols > kMaxExperts)
         fail(ErrorCode::argument, "of ", in.cols, " experts ", taken, " cannot be taken");
+    if (all < 1 || all > kMaxExpertGroups || used < 1 || used > all || in.cols % all ||
+        taken > in.cols / all * used)
+        fail(ErrorCode::argument, "of ", in.cols, " experts ", taken, " cannot be taken from ", used, " of ",
+             all, " groups");
+    if (bias && added.cols != in.cols) fail(ErrorCode::argument, "a bias for each expert is needed");
     const Tensor ids = arrays.zeros(in.rows, taken), shares = arrays.zeros(in.rows, taken);
     Tensor numbers = ids;
     numbers.dtype = DType::I32;
-    arrays->route({renormalised, scale}, in, numbers, shares);
+    arrays->route({sigmoid, renormalised, scale, all, used}, in, added, numbers, shares);
     std::vector<int32_t> chosen(in.rows * taken);
     arrays->download(chosen.data(), numbers, numbers.bytes());
     return nb::make_tuple(numpy_array(std::move(chosen), {size_t(in.rows), size_t(taken)}),
@@ -276,7 +283,8 @@ void bind_ops(nb::module_& m) {
           arg("isa"));
     m.def("inverse_rms", &inverse_rms, arg("x"), arg("eps"), arg("isa"));
     m.def("multiply", &multiply, arg("x"), arg("y"), arg("isa"));
-    m.def("route", &route, arg("scores"), arg("taken"), arg("renormalised"), arg("scale"), arg("isa"));
+    m.def("route", &route, arg("scores"), arg("taken"), arg("renormalised"), arg("scale"), arg("isa"),
+          arg("sigmoid") = false, arg("bias") = nb::none(), arg("groups") = std::pair(1, 1));
     m.def("experts", &experts, arg("kind"), arg("x"), arg("weights"), arg("n"), arg("inner"), arg("ids"),
           arg("shares"), arg("isa"), arg("n_threads") = 1);
     m.def("gate_heads", &gate_heads, arg("x"), arg("by"), arg("isa"));

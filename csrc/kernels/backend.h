@@ -137,10 +137,17 @@ struct Product {
 
 inline constexpr int kMaxExperts = 1024;
 
-/// What share of the result the experts that a token takes have, of their scores' softmax.
+inline constexpr int kMaxExpertGroups = 32;
+inline constexpr float kLeastShares = 1e-20f;  // what shares are renormalised by is more
+
+/// What share of the result the experts that a token takes have: the probabilities that their scores become.
 struct Router {
+    bool sigmoid = false;       // of each score, else a softmax over all
     bool renormalised = false;  // shares add up to 1
     float scale = 1;            // shares are multiplied with it
+    /// Experts are taken from so many groups of neighbours, which have the best expert, of sigmoids the best
+    /// two together.
+    int groups = 1, groups_used = 1;
 };
 
 /// Feed-forward networks of which a token takes some, stacked: expert e has the rows from e * rows / n on.
@@ -205,9 +212,10 @@ class Backend {
     /// out [n, n_heads * m].
     virtual void linear_per_head(Tensor x, Tensor weight, int n_heads, Tensor out) = 0;
     /// The ids.cols experts of each token with the highest scores, best first, of equal ones the lowest id,
-    /// and their shares. scores [n, experts] f32 (NaN is the lowest), ids I32 and shares f32 [n, experts
-    /// taken].
-    virtual void route(const Router& router, Tensor scores, Tensor ids, Tensor shares) = 0;
+    /// and their shares. Of sigmoids, or where there is a bias [1, experts] f32, those with the highest sum
+    /// of probability and bias, which no share depends on. scores [n, experts] f32 (NaN is the lowest), ids
+    /// I32 and shares f32 [n, experts taken].
+    virtual void route(const Router& router, Tensor scores, Tensor bias, Tensor ids, Tensor shares) = 0;
     /// out[i] = sum over j of shares[i][j] * down(kind(gate x[i]) * up x[i]) of expert ids[i][j]; out may be
     /// x.
     virtual void experts(Activation kind, const Experts& experts, Tensor x, Tensor ids, Tensor shares,

@@ -52,6 +52,10 @@ struct ModelConfig {
 /// Throws Error{unsupported} for an unknown architecture, Error{format} for a missing or absurd size.
 ModelConfig read_config(const GgufFile& file);
 
+/// Sizes of experts, and how they are chosen. Throws Error{format, unsupported}: what there is not, or cannot
+/// be. experts.cpp.
+void read_experts(const GgufFile& file, const std::string& prefix, ModelConfig& config);
+
 /// Of embedding, residuals, scores and logits, where the file says them: keys embedding_scale,
 /// residual_scale, attention.scale and logit_scale, by which logits are divided. Throws Error{format}: one is
 /// not positive.
