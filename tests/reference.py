@@ -48,7 +48,13 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu_erf": lambda x: 0.5 * x * (1 + np.vectorize(erf)(x / sqrt(2))),
     "relu": lambda x: np.maximum(x, 0),
     "relu_squared": lambda x: np.maximum(x, 0) ** 2,
+    "clamped_swish": lambda x: np.minimum(x, 7) / (1 + np.exp(-1.702 * np.minimum(x, 7))),
 }
+
+
+def gated(kind: str, gate: Array, up: Array) -> Array:
+    """What an activation of the gate lets through: of gpt-oss's one more than its factor, which is clamped."""
+    return ACTIVATIONS[kind](gate) * (np.clip(up, -7, 7) + 1 if kind == "clamped_swish" else up)
 
 
 @dataclass
@@ -264,12 +270,12 @@ class Reference:
         return rms_norm(parts, weight, self.w.eps).reshape(x.shape)
 
     def _ffn(self, layer: Layer, x: Array) -> Array:
-        activation = ACTIVATIONS[self.w.activation]
+        kind = self.w.activation
         if layer.experts is not None:
-            return layer.experts(activation, x)
+            return layer.experts(partial(gated, kind), x)
         assert layer.up is not None and layer.down is not None
         up = plus(x @ layer.up.T, layer.up_b)
-        hidden = activation(up) if layer.gate is None else activation(plus(x @ layer.gate.T, layer.gate_b)) * up
+        hidden = ACTIVATIONS[kind](up) if layer.gate is None else gated(kind, plus(x @ layer.gate.T, layer.gate_b), up)
         return plus(self.norm(hidden, layer.ffn_sub_norm) @ layer.down.T, layer.down_b)
 
     # ------------------------------------------------ attention

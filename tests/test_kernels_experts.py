@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
 from conftest import DEVICES, product_unit, relative
-from reference import ACTIVATIONS
+from reference import gated
 from slimrt._core import ops
 from test_kernels import NATIVE, PLAIN, UNPACKED, random_weight
 
+Biases = Sequence[np.ndarray]  # of gate, up and down: [experts, width]
 WIDTH, INNER, EXPERTS, TAKEN = 256, 512, 7, 3
 
 
@@ -31,10 +34,10 @@ class Call:
         self.ids = np.stack([random.permutation(EXPERTS)[:TAKEN] for _ in range(tokens)]).astype(np.int32)
         self.shares = random.random(size=(tokens, TAKEN)).astype(np.float32)
 
-    def run(self, isa: str, threads: int = 1) -> np.ndarray:
+    def run(self, isa: str, threads: int = 1, kind: str = "silu", biases: Biases = ()) -> np.ndarray:
         weights = [(np.concatenate([raw.reshape(-1) for raw in part]), self.type) for part in self.raw]
         return np.asarray(
-            ops.experts("silu", self.x, weights, EXPERTS, self.inner, self.ids, self.shares, isa, threads)
+            ops.experts(kind, self.x, weights, EXPERTS, self.inner, self.ids, self.shares, isa, threads, biases)
         )
 
     def one_by_one(self, isa: str) -> np.ndarray:
@@ -53,13 +56,22 @@ class Call:
             np.add.at(out, tokens, self.shares[tokens, choices, None] * of_tokens.astype(np.float64))
         return out
 
-    def exact(self) -> np.ndarray:
+    def exact(self, kind: str = "silu", biases: Biases = ()) -> np.ndarray:
         out, x = np.zeros(self.x.shape), self.x.astype(np.float64)
+        of_gate, of_up, of_down = biases or (np.zeros((EXPERTS, 1)),) * 3
         for token, (ids, shares) in enumerate(zip(self.ids, self.shares, strict=True)):
             for expert, share in zip(ids, shares, strict=True):
                 gate, up, down = (part[expert] for part in self.values)
-                out[token] += share * (down @ (ACTIVATIONS["silu"](gate @ x[token]) * (up @ x[token])))
+                inner = gated(kind, gate @ x[token] + of_gate[expert], up @ x[token] + of_up[expert])
+                out[token] += share * (down @ inner + of_down[expert])
         return out
+
+
+def allowed_of(type_name: str, tokens: int, isa: str) -> float:
+    allowed = 1e-5 + (1e-4 if isa == "cuda" and type_name != "f32" else 0)  # a GPU splits x into parts of 16 bits
+    if type_name != "f32" and tokens == 64:
+        allowed += 2e-3  # the CPU rounds both to 14 bits where there are many tokens
+    return allowed
 
 
 @pytest.mark.parametrize("isa", DEVICES)
@@ -67,10 +79,7 @@ class Call:
 @pytest.mark.parametrize("type_name", PLAIN)
 def test_experts_of_plain_types(type_name, tokens, isa):
     call = Call(type_name, tokens, width=52, inner=90)
-    allowed = 1e-5 + (1e-4 if isa == "cuda" and type_name != "f32" else 0)  # a GPU splits x into parts of 16 bits
-    if type_name != "f32" and tokens == 64:
-        allowed += 2e-3  # the CPU rounds both to 14 bits where there are many tokens
-    assert relative(call.run(isa), call.exact()) < allowed
+    assert relative(call.run(isa), call.exact()) < allowed_of(type_name, tokens, isa)
 
 
 @pytest.mark.parametrize("isa", DEVICES)
@@ -89,6 +98,21 @@ def test_experts_that_nobody_takes_and_one_that_all_take(chosen, isa):
     call = Call("q8_0", 20)
     call.ids[:] = chosen
     assert relative(call.run(isa), call.one_by_one(isa)) < 1e-5 + 8 * product_unit(isa, "q8_0")
+
+
+@pytest.mark.parametrize("isa", DEVICES)
+@pytest.mark.parametrize("tokens", [1, 3, 64])
+@pytest.mark.parametrize("kind", ["silu", "clamped_swish"])
+@pytest.mark.parametrize("type_name", ["f32", "f16"])
+def test_experts_with_biases(type_name, kind, tokens, isa):
+    """As gpt-oss has them, with its activation: gate and up have sizes that are clamped."""
+    call = Call(type_name, tokens, width=52, inner=90)
+    random = np.random.default_rng(tokens)
+    sizes = ((6, 90), (6, 90), (300, 52))
+    biases = [(scale * random.normal(size=(EXPERTS, n))).astype(np.float32) for scale, n in sizes]
+    allowed = allowed_of(type_name, tokens, isa)
+    assert relative(call.run(isa, 1, kind, biases), call.exact(kind, biases)) < allowed
+    assert relative(call.run(isa, 1, kind), call.exact(kind, biases)) > 0.1
 
 
 @pytest.mark.parametrize("type_name", ["f32", "q4_k"])

@@ -184,9 +184,11 @@ auto route(const F32& scores, int taken, bool renormalised, float scale, const s
                           arrays.read(shares));
 }
 
-/// Weights (bytes, type): gate, up, down of `n` experts, `inner` wide. ids, shares [tokens, taken].
+/// Weights (bytes, type): gate, up, down of `n` experts, `inner` wide; biases of the three, or none. ids,
+/// shares [tokens, taken].
 auto experts(const std::string& kind, const F32& x, const std::vector<std::pair<U8, std::string>>& weights,
-             int n, int64_t inner, const I32& ids, const F32& shares, const std::string& isa, int n_threads) {
+             int n, int64_t inner, const I32& ids, const F32& shares, const std::string& isa, int n_threads,
+             const std::vector<F32>& biases) {
     Arrays arrays(isa, n_threads);
     const Tensor in = arrays.of(x), out = arrays.zeros(in.rows, in.cols);
     const int64_t taken = int64_t(ids.size()) / std::max<int64_t>(in.rows, 1);
@@ -197,8 +199,13 @@ auto experts(const std::string& kind, const F32& x, const std::vector<std::pair<
     const auto weight = [&](int i, int64_t rows, int64_t cols) {
         return weight_of(arrays, weights[i].first, weights[i].second, rows, cols);
     };
-    const Experts all{n, weight(0, n * inner, in.cols), weight(1, n * inner, in.cols),
-                      weight(2, n * in.cols, inner)};
+    Experts all{n, weight(0, n * inner, in.cols), weight(1, n * inner, in.cols),
+                weight(2, n * in.cols, inner)};
+    if (biases.size() == 3) {
+        all.gate_bias = arrays.of(biases[0]);
+        all.up_bias = arrays.of(biases[1]);
+        all.down_bias = arrays.of(biases[2]);
+    }
     arrays->experts(require_activation(kind), all, in, arrays.put(ids.data(), DType::I32, in.rows, taken),
                     arrays.put(shares.data(), DType::F32, in.rows, taken), out);
     return arrays.read(out);
@@ -286,7 +293,7 @@ void bind_ops(nb::module_& m) {
     m.def("route", &route, arg("scores"), arg("taken"), arg("renormalised"), arg("scale"), arg("isa"),
           arg("sigmoid") = false, arg("bias") = nb::none(), arg("groups") = std::pair(1, 1));
     m.def("experts", &experts, arg("kind"), arg("x"), arg("weights"), arg("n"), arg("inner"), arg("ids"),
-          arg("shares"), arg("isa"), arg("n_threads") = 1);
+          arg("shares"), arg("isa"), arg("n_threads") = 1, arg("biases") = std::vector<F32>{});
     m.def("gate_heads", &gate_heads, arg("x"), arg("by"), arg("isa"));
     m.def("unfold", &unfold, arg("x"), arg("width"), arg("stride"), arg("padding"), arg("rows"), arg("isa"));
     m.def("rope", &rope, arg("x"), arg("n_heads"), arg("table"), arg("n_rot"), arg("interleaved"),

@@ -14,7 +14,9 @@
 namespace slimrt {
 
 enum class NormKind { rms, layer };
-enum class Activation { silu, gelu_tanh, gelu_erf, relu, tanh, relu_squared };
+/// clamped_swish: x sigmoid(1.702 x) of x up to 7; as a gate, times 1 and what it gates, which is between -7
+/// and 7.
+enum class Activation { silu, gelu_tanh, gelu_erf, relu, tanh, relu_squared, clamped_swish };
 /// By its name above. Throws Error{unsupported}, which lists them; `where` begins the message.
 Activation require_activation(const std::string& name, const std::string& where = "");
 
@@ -153,8 +155,9 @@ struct Router {
 /// Feed-forward networks of which a token takes some, stacked: expert e has the rows from e * rows / n on.
 struct Experts {
     int n = 0;
-    Tensor gate, up;  // [n * inner, width]
-    Tensor down;      // [n * width, inner]
+    Tensor gate, up;                       // [n * inner, width]
+    Tensor down;                           // [n * width, inner]
+    Tensor gate_bias, up_bias, down_bias;  // f32 [n, inner], [n, inner], [n, width], or none
 };
 
 struct MemoryUse {
@@ -216,8 +219,8 @@ class Backend {
     /// of probability and bias, which no share depends on. scores [n, experts] f32 (NaN is the lowest), ids
     /// I32 and shares f32 [n, experts taken].
     virtual void route(const Router& router, Tensor scores, Tensor bias, Tensor ids, Tensor shares) = 0;
-    /// out[i] = sum over j of shares[i][j] * down(kind(gate x[i]) * up x[i]) of expert ids[i][j]; out may be
-    /// x.
+    /// out[i] = sum over j of shares[i][j] * down(kind(gate x[i]) * up x[i]) of expert ids[i][j], with its
+    /// biases; out may be x.
     virtual void experts(Activation kind, const Experts& experts, Tensor x, Tensor ids, Tensor shares,
                          Tensor out) = 0;
     /// x[head] *= sigmoid(by) of by.cols heads; by [n, heads].
@@ -225,7 +228,7 @@ class Backend {
     /// In place on x [n, n_heads * head_dim]; positions [1, n] I32.
     virtual void rope(Tensor x, int n_heads, const Rope& rope, Tensor positions) = 0;
     virtual void activate(Activation kind, Tensor x) = 0;
-    /// gate = activation(gate) * up.
+    /// gate = activation(gate) * up, but see clamped_swish.
     virtual void gate(Activation kind, Tensor gate, Tensor up) = 0;
     /// x += y; y may have one row, which is then added to every row of x.
     virtual void add(Tensor x, Tensor y) = 0;

@@ -54,10 +54,16 @@ void load(TensorSource& file, const ModelConfig& c, const std::string& p, LayerW
     const int64_t n = c.n_experts, d = c.d_model, inner = c.d_ff_expert, shared = c.d_ff_shared;
     if (n) w.router = file.matrix(p + "ffn_gate_inp.weight", n, d, Presence::optional);
     if (!w.router) return dense_ffn.load(file, c, p, l);
+    const Presence biased = c.architecture->linear_bias;
+    w.router_bias = file.vector(p + "ffn_gate_inp.bias", n, biased);
     w.choice_bias = file.vector(p + kChoiceBias, n, Presence::optional);
-    w.experts = {int(n), file.matrix(p + "ffn_gate_exps.weight", n * inner, d),
-                 file.matrix(p + "ffn_up_exps.weight", n * inner, d),
-                 file.matrix(p + "ffn_down_exps.weight", n * d, inner)};
+    w.experts = {.n = int(n),
+                 .gate = file.matrix(p + "ffn_gate_exps.weight", n * inner, d),
+                 .up = file.matrix(p + "ffn_up_exps.weight", n * inner, d),
+                 .down = file.matrix(p + "ffn_down_exps.weight", n * d, inner),
+                 .gate_bias = file.vectors(p + "ffn_gate_exps.bias", n, inner, biased),
+                 .up_bias = file.vectors(p + "ffn_up_exps.bias", n, inner, biased),
+                 .down_bias = file.vectors(p + "ffn_down_exps.bias", n, d, biased)};
     if (!shared) return;
     w.shared_gate = file.matrix(p + "ffn_gate_shexp.weight", shared, d);
     w.shared_up = file.matrix(p + "ffn_up_shexp.weight", shared, d);
@@ -85,7 +91,7 @@ void run(Backend& backend, const ModelConfig& c, const LayerWeights& l, Scratch&
     if (!w.router) return dense_ffn.run(backend, c, l, scratch, x, out);
     const Tensor scores = scratch.f32(x.rows, c.n_experts), shares = scratch.f32(x.rows, c.n_experts_used);
     const Tensor ids = scratch.take(DType::I32, x.rows, c.n_experts_used);
-    backend.linear(x, w.router, {}, scores);
+    backend.linear(x, w.router, w.router_bias, scores);
     backend.route(c.router, scores, w.choice_bias, ids, shares);
     Tensor shared;
     if (w.shared_gate) {

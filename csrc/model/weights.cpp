@@ -87,10 +87,10 @@ class Loader final : public TensorSource {
                                      : memory_.unpacked(name, *t, DType::F16);
     }
 
-    Tensor vector(const std::string& name, int64_t n, Presence presence) override {
+    Tensor vectors(const std::string& name, int64_t rows, int64_t n, Presence presence) override {
         const Tensor* t = presence == Presence::never ? nullptr : find(name, presence);
         if (!t) return {};
-        require_shape(name, *t, 1, n);
+        require_shape(name, *t, rows, n);
         return t->dtype == DType::F32 ? memory_.in_place(*t) : memory_.unpacked(name, *t, DType::F32);
     }
 

@@ -196,13 +196,23 @@ void CpuBackend::experts(Activation kind, const Experts& e, Tensor x, Tensor ids
     const SortedPairs sorted(ids, e.n);
     const SortedProduct first[] = {{e.gate, e.n, x, taken, gates, base + for_gate},
                                    {e.up, e.n, x, taken, ups, base + for_up}};
+    const auto add_biases = [&](Tensor to, Tensor biases) {
+        if (biases)
+            each_row(pairs, to.cols, [&](int64_t i, int) {
+                const int32_t pair = sorted.pair[i];
+                isa_.add(to.f32(i), biases.f32(ids.i32(pair / taken)[pair % taken]), to.cols);
+            });
+    };
     multiply_sorted(sorted, first);
+    add_biases(gates, e.gate_bias);
+    add_biases(ups, e.up_bias);
     gate(kind, gates, ups);
     // By now rows are where their pair is sorted to.
     SortedPairs there = sorted;
     std::iota(there.pair.begin(), there.pair.end(), 0);
     const SortedProduct second[] = {{e.down, e.n, gates, 1, outs, base + for_down}};
     multiply_sorted(there, second);
+    add_biases(outs, e.down_bias);
     each_row(n, x.cols * taken, [&](int64_t i, int) {
         std::fill_n(out.f32(i), x.cols, 0.0f);
         for (int64_t j = 0; j < taken; ++j) {

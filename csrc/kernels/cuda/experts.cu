@@ -150,7 +150,8 @@ void experts(const Device& device, Activation kind, const Experts& e, Tensor x, 
     const int64_t inner = e.up.rows / e.n, pairs = ids.rows * ids.cols;
     const Tensor gates(workspace, DType::F32, pairs, inner), ups(gates.row(pairs), DType::F32, pairs, inner),
         outs(ups.row(pairs), DType::F32, pairs, x.cols);
-    const Product first[] = {{e.gate, {}, gates}, {e.up, {}, ups}}, second[] = {{e.down, {}, outs}};
+    const Product first[] = {{e.gate, e.gate_bias, gates}, {e.up, e.up_bias, ups}};
+    const Product second[] = {{e.down, e.down_bias, outs}};
     linear_experts(device, x, int(ids.cols), ids, e.n, first);
     gate(device, kind, gates, ups);
     linear_experts(device, gates, 1, ids, e.n, second);
