@@ -31,7 +31,9 @@ AttnConfig attention_config(const ModelConfig& c, int layer, bool cross) {
             .window = cross ? 0 : c.window,
             .latent_heads = usual_latent_heads(c.n_kv_heads),
             .clamp = cross ? 0 : c.clamp_kqv,
-            .scale = c.score_scale};
+            .scale = c.score_scale,
+            .score_cap = c.score_cap,
+            .sinks = c.sinks && !cross};
 }
 
 std::string block_prefix(const ModelConfig& c, int layer) {
@@ -60,6 +62,9 @@ class Loader final : public TensorSource {
             w_.position_embd = matrix(part + "position_embd.weight", c_.n_ctx_train, c_.d_model);
         for (int layer = 0; layer < c_.n_layers; ++layer) {
             LayerWeights l = load_layer(block_prefix(c_, layer), choices.layers[layer].owns());
+            if (c_.sinks)
+                l.attn.sinks =
+                    vector(block_prefix(c_, layer) + "attn_sinks.weight", c_.n_heads, Presence::required);
             load_cross(block_prefix(c_, layer), l);
             w_.layers.push_back(l);
             w_.layers.back().attn_prepared = prepare(choices.layers[layer], &LayerWeights::attn);
