@@ -28,10 +28,13 @@ Activation read_activation(const GgufFile& file, Activation usual) {
 
 RopeConfig read_rope(const GgufFile& file, const std::string& prefix, const ModelConfig& c) {
     RopeConfig r;
-    r.n_rot = int(file.integer(prefix + "rope.dimension_count", 2, c.head_dim, c.head_dim));
+    int head_dim = c.head_dim;
+    for (const LayerConfig& layer : c.layers)
+        if (layer.window == 0) head_dim = layer.head_dim;
+    r.n_rot = int(file.integer(prefix + "rope.dimension_count", 2, head_dim, head_dim));
     if (r.n_rot % 2) fail(ErrorCode::format, prefix, "rope.dimension_count is odd: ", r.n_rot);
-    if (r.n_rot != c.head_dim && !c.architecture->partial_rotary)
-        fail(ErrorCode::unsupported, "partial rotary embedding (", r.n_rot, " of ", c.head_dim,
+    if (r.n_rot != head_dim && !c.architecture->partial_rotary)
+        fail(ErrorCode::unsupported, "partial rotary embedding (", r.n_rot, " of ", head_dim,
              " dimensions) is not supported by architecture '", c.architecture->name, "'");
     r.base = file.number(prefix + "rope.freq_base", 10000.0);
     // Old files say only rope.scale_linear.
@@ -188,24 +191,12 @@ ModelConfig read_config(const GgufFile& file) {
     c.d_model = int(file.integer(prefix + "embedding_length", 1, 1 << 20));
     c.d_ff = int(file.integer(prefix + "feed_forward_length", 1, 1 << 22));
     c.n_heads = int(file.integer(prefix + "attention.head_count", 1, 1 << 14));
-    c.n_kv_heads = int(file.integer(prefix + "attention.head_count_kv", 1, c.n_heads, c.n_heads));
-    if (c.n_heads % c.n_kv_heads)
-        fail(ErrorCode::format, prefix, "attention.head_count ", c.n_heads,
-             " is not a multiple of head_count_kv ", c.n_kv_heads);
     if (!file.has(prefix + "attention.key_length") && c.d_model % c.n_heads)
         fail(ErrorCode::format, prefix, "embedding_length ", c.d_model, " is not a multiple of head_count ",
              c.n_heads);
-    c.head_dim =
-        int(file.integer(prefix + "attention.key_length", 1, 1 << 16, std::max(1, c.d_model / c.n_heads)));
-    if (file.integer(prefix + "attention.value_length", 1, 1 << 16, c.head_dim) != c.head_dim)
-        fail(ErrorCode::unsupported, prefix, "attention.value_length differs from key_length");
     c.n_ctx_train = file.integer(prefix + "context_length", 1, 1 << 30);
-    const int64_t window = file.integer(prefix + "attention.sliding_window", 0, 1 << 30, 0);
-    if (c.architecture->sliding_window)
-        c.window = window;
-    else if (window > 0 && window < c.n_ctx_train)
-        fail(ErrorCode::unsupported, file.path(), ": a sliding window (", window,
-             ") is not supported in architecture '", c.architecture->name, "'");
+    read_encoder(file, prefix, c);
+    read_layers(file, prefix, c);
     c.parallel_residual = c.architecture->parallel_residual;
     if (c.architecture->scaled_scores) c.score_scale = 1 / std::sqrt(float(c.head_dim));
     c.norm_eps =
@@ -215,10 +206,11 @@ ModelConfig read_config(const GgufFile& file) {
     c.activation = read_activation(file, c.architecture->activation);
     read_caps(file, prefix, c);
     read_experts(file, prefix, c);
-    read_encoder(file, prefix, c);
     const Positions positions = c.architecture->positions;
     if (positions == Positions::rope_interleaved || positions == Positions::rope_neox)
-        c.rope = read_rope(file, prefix, c);
+        c.ropes.push_back(read_rope(file, prefix, c));
+    else
+        for (LayerConfig& layer : c.layers) layer.rope = -1;
     if (c.architecture->settle) c.architecture->settle(file, prefix, c);
     require_sane(file, c);
     return c;
