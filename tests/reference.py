@@ -37,9 +37,15 @@ def layer_norm(x: Array, weight: Array, bias: Array, eps: float) -> Array:
     return centred / np.sqrt(np.mean(centred * centred, axis=-1, keepdims=True) + eps) * weight + bias
 
 
-def softmax(scores: Array) -> Array:
-    p = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    return p / p.sum(axis=-1, keepdims=True)
+def softmax(scores: Array, sink: float = -np.inf) -> Array:
+    """sink: a score beside them whose weight is left out."""
+    high = np.maximum(scores.max(axis=-1, keepdims=True), sink)
+    p = np.exp(scores - high)
+    return p / (p.sum(axis=-1, keepdims=True) + np.exp(sink - high))
+
+
+def capped(x: Array, cap: float) -> Array:
+    return cap * np.tanh(x / cap) if cap else x
 
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -120,6 +126,7 @@ class Layer:
     gate_b: Array | None = None
     attn_sub_norm: Array | None = None  # of what W_O and down read
     ffn_sub_norm: Array | None = None
+    sinks: Array | None = None  # of each head: a score that has no value
 
 
 @dataclass
@@ -149,6 +156,8 @@ class Weights:
     clamp: float = 0.0  # of q, k and v; 0: none
     qk_layer_norm: bool = False  # else RMS norm
     slopes: Array | None = None  # ALiBi, of each head
+    score_cap: float = 0.0  # s becomes cap * tanh(s / cap); 0: it does not
+    logit_cap: float = 0.0
 
 
 class Reference:
@@ -176,6 +185,7 @@ class Reference:
         self._derived: dict[tuple[str, int], Array] = {}
         self._folds = folds or {}
         self.owners = list(owners or range(len(self.w.layers)))
+        self.sinks: Array | None = None  # of the layer that reads
 
     # ------------------------------------------------ derived weights
     def w_kv(self, i: int) -> Array:
@@ -250,7 +260,7 @@ class Reference:
         for cache in caches:
             cache.settle()
         states = self.norm(x, self.w.norm, self.w.norm_b) * self.w.logit_scale
-        return plus(states @ self.w.head.T, self.w.head_b)
+        return capped(plus(states @ self.w.head.T, self.w.head_b), self.w.logit_cap)
 
     def norm(self, x: Array, weight: Array | None, bias: Array | None = None) -> Array:
         if weight is None:
@@ -285,6 +295,7 @@ class Reference:
         """[n, d_model] -> [n, n_heads * dv]. Rows of the owner: the step's exact, earlier ones as stored."""
         owner = self.owners[i]
         cache, layer = caches[owner], self.w.layers[i]
+        self.sinks = layer.sinks
         mode = CACHE_MODES[cache.mode]
         chunk = n_batch if n_batch and (len(x) > n_batch or len(x) > BLOCK and cache.length) else 0
         if owner == i:
@@ -314,10 +325,11 @@ class Reference:
         seen = np.arange(scores.shape[1])[None, :] <= positions[:, None]
         if self.w.window:
             seen &= np.arange(scores.shape[1])[None, :] > positions[:, None] - self.w.window
-        scores = scores * (self.w.score_scale or 1 / sqrt(self.dk))
+        scores = capped(scores * (self.w.score_scale or 1 / sqrt(self.dk)), self.w.score_cap)
         if self.w.slopes is not None:
             scores = scores + self.w.slopes[head] * (np.arange(scores.shape[1])[None, :] - positions[:, None])
-        return softmax(np.where(seen & ~np.isnan(scores), scores, -np.inf))  # NaN: forgotten
+        scores = np.where(seen & ~np.isnan(scores), scores, -np.inf)  # NaN: forgotten
+        return softmax(scores, -np.inf if self.sinks is None else self.sinks[head])
 
 
 class Cache:

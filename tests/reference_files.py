@@ -74,6 +74,8 @@ def load_gguf(path: Path, n_ctx: int) -> Weights:
         else key("logit_scale", 1.0),
         clamp=key("attention.clamp_kqv", 0.0),
         qk_layer_norm=layer_norm is not None,
+        score_cap=key("attn_logit_softcapping", 0.0),
+        logit_cap=key("final_logit_softcapping", 0.0),
         slopes=_slopes(n_heads, key("attention.max_alibi_bias", 8.0)) if arch in ("bloom", "mpt") else None,
     )
 
@@ -176,6 +178,7 @@ def _layer(part: dict[str, Array], q_rows: int, kv_rows: int) -> Layer:
         down=down,
         down_b=part.get("ffn_down.bias"),
         attn_sub_norm=part.get("attn_sub_norm.weight"),
+        sinks=part.get("attn_sinks.weight"),
         ffn_sub_norm=part.get("ffn_sub_norm.weight"),
     )
 

@@ -105,6 +105,22 @@ void require_sane(const GgufFile& file, const ModelConfig& c) {
              ", not a positive number");
 }
 
+/// What becomes of scores and logits, in any decoder whose file says so.
+void read_caps(const GgufFile& file, const std::string& prefix, ModelConfig& c) {
+    const auto read = [&](const char* key) {
+        const auto value = float(file.number(prefix + key, 0.0));
+        if (!(value >= 0) || !std::isfinite(value))
+            fail(ErrorCode::format, prefix, key, " is ", value, ", not a positive number");
+        if (value > 0 && c.architecture->encoder != EncoderKind::none)
+            fail(ErrorCode::unsupported, file.path(), ": ", prefix, key,
+                 " is not supported in an encoder-decoder");
+        return value;
+    };
+    c.score_cap = read("attn_logit_softcapping");
+    c.logit_cap = read("final_logit_softcapping");
+    c.sinks = file.tensors().count("blk.0.attn_sinks.weight") > 0;
+}
+
 }  // namespace
 
 int relative_bucket(const ModelConfig& c, int64_t distance, bool causal) {
@@ -167,6 +183,7 @@ ModelConfig read_config(const GgufFile& file) {
                                                                           : "attention.layer_norm_epsilon")));
     if (c.norm_eps < 0) fail(ErrorCode::format, prefix, "the norm's epsilon is negative: ", c.norm_eps);
     c.activation = read_activation(file, c.architecture->activation);
+    read_caps(file, prefix, c);
     read_experts(file, prefix, c);
     const Positions positions = c.architecture->positions;
     if (positions == Positions::rope_interleaved || positions == Positions::rope_neox)

@@ -41,6 +41,8 @@ struct ModelConfig {
     float embedding_scale = 1, residual_scale = 1;  // of the embedding, of what attention and FFN add
     float score_scale = 1, output_scale = 1;        // of scores, of what the head reads
     float clamp_kqv = 0;                            // 0: none, else q, k and v are clamped to it
+    float score_cap = 0, logit_cap = 0;             // 0: none, else a score or logit s is cap * tanh(s / cap)
+    bool sinks = false;                             // layers have attn_sinks
     float alibi_bias = 8;                           // with ALiBi
     float norm_eps = 0;
     Activation activation = Activation::silu;

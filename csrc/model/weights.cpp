@@ -33,7 +33,9 @@ AttnConfig attention_config(const ModelConfig& c, int layer, bool cross) {
             .window = own.window,
             .latent_heads = usual_latent_heads(own.n_kv_heads),
             .clamp = cross ? 0 : c.clamp_kqv,
-            .scale = c.score_scale};
+            .scale = c.score_scale,
+            .score_cap = c.score_cap,
+            .sinks = c.sinks && !cross};
 }
 
 std::string block_prefix(const ModelConfig& c, int layer) {
@@ -224,6 +226,7 @@ class Loader final : public TensorSource {
             load_qkv(c, p, "attn", l.attn);
         else
             load_q(c, p, l.attn);
+        if (c.sinks) l.attn.sinks = vector(p + "attn_sinks.weight", c.n_heads, Presence::required);
         arch_.ffn->load(*this, c_, p, l);
         return l;
     }
