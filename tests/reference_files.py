@@ -12,10 +12,11 @@ import gguf
 import numpy as np
 from safetensors.numpy import load_file
 
-from reference import Layer, Rope, Weights, yarn
+from reference import Layer, Weights
 from reference_experts import experts_of_gguf, experts_of_hf
 from reference_formats import Array
 from reference_latent import latent_of_gguf, score_scale
+from reference_rope import Rope, yarn
 
 
 def load(path: str | Path, n_ctx: int = 0) -> Weights:
@@ -76,6 +77,8 @@ def load_gguf(path: Path, n_ctx: int) -> Weights:
         else key("logit_scale", 1.0),
         clamp=key("attention.clamp_kqv", 0.0),
         qk_layer_norm=layer_norm is not None,
+        score_cap=key("attn_logit_softcapping", 0.0),
+        logit_cap=key("final_logit_softcapping", 0.0),
         slopes=_slopes(n_heads, key("attention.max_alibi_bias", 8.0)) if arch in ("bloom", "mpt") else None,
     )
 
@@ -179,6 +182,7 @@ def _layer(part: dict[str, Array], q_rows: int, kv_rows: int) -> Layer:
         down=down,
         down_b=part.get("ffn_down.bias"),
         attn_sub_norm=part.get("attn_sub_norm.weight"),
+        sinks=part.get("attn_sinks.weight"),
         ffn_sub_norm=part.get("ffn_sub_norm.weight"),
     )
 

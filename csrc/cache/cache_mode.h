@@ -41,6 +41,8 @@ struct AttnConfig {
     float sparse_threshold = 0, sparse_delta = 0;  // see AttentionArgs
     float clamp = 0;                               // 0: none, else q, k and v are clamped to it
     float scale = 1;                               // of scores
+    float score_cap = 0;                           // 0: none, see AttentionArgs
+    bool sinks = false;                            // AttnWeights has some
     int latent = 0;                                // width of the latent, or 0
     int value_dim = 0;                             // of V's heads, with a latent
     float latent_eps = 0;                          // of the latent's norm
@@ -60,6 +62,7 @@ struct AttnWeights {
     Tensor q_bias, k_bias, v_bias, o_bias;  // f32 or none
     Tensor q_norm, k_norm;                  // f32, with AttnConfig::qk_norm_eps
     Tensor relative_bias;  // f32 [n_heads, n_ctx] or none: the last column is for a query's own token
+    Tensor sinks;          // f32 [1, n_heads] or none, see AttentionArgs
     // Of latent attention: q = norm(x q_a^T) q^T; k [row_width, d_model] gives the latent, before k_norm, and
     // what rotates; K and V of a head are the latent times k_b^T [n_heads * latent, K's columns that do not
     // rotate] and v_b [n_heads * value_dim, latent], in old files one kv_b, head after head K's rows, V's.
@@ -199,7 +202,7 @@ struct Written {
 };
 
 struct ReadInput : AttnInput {
-    Tensor relative_bias;                 // of the reader, as in AttnWeights
+    Tensor relative_bias, sinks;          // of the reader, as in AttnWeights
     const std::vector<Rows>& rows;        // what is stored, a view for each plane
     std::span<const StoredRegion> older;  // and in older regions, oldest first
     DenseRows& dense;

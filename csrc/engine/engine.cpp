@@ -17,14 +17,15 @@ namespace {
 /// What ends the fingerprint of saved rows: the rotation they were computed with.
 constexpr const char* kRope = " rope:";
 
-/// A number for the angles and the magnitude of a rotary embedding, as FNV-1a; longrope has others by n_ctx.
+/// A number for the angles and the magnitudes of rotary embeddings, as FNV-1a; longrope has others by n_ctx.
 uint64_t hash_of_rotation(const ModelConfig& config, const GgufFile& file, int64_t n_ctx) {
     uint64_t hash = 0;
-    if (config.rope.n_rot == 0) return hash;
-    RopeFrequencies frequencies = rope_frequencies(config, file, n_ctx);
-    frequencies.pairs.push_back(frequencies.magnitude);
-    for (const double number : frequencies.pairs)
-        hash = (hash ^ std::bit_cast<uint64_t>(number)) * 0x100000001b3 + 1;
+    for (const RopeConfig& rope : config.ropes) {
+        RopeFrequencies frequencies = rope_frequencies(config, rope, file, n_ctx);
+        frequencies.pairs.push_back(frequencies.magnitude);
+        for (const double number : frequencies.pairs)
+            hash = (hash ^ std::bit_cast<uint64_t>(number)) * 0x100000001b3 + 1;
+    }
     return hash;
 }
 

@@ -62,9 +62,9 @@ struct Architecture {
     Activation activation = Activation::silu;
     std::optional<Activation> ungated_activation;  // where it differs
     Router router;                                 // of expert_ffn; keys may differ
-    bool latent =
-        false;  // attention makes K and V of a latent (MLA): keys and tensors as latent.cpp has them
-    bool sliding_window = false;  // honours attention.sliding_window
+    bool sliding_window = false;                   // honours attention.sliding_window
+    int full_period = 0;                           // where every so many-th layer sees all; 0: none does
+    bool latent = false;  // K and V are made of a latent (MLA): keys and tensors as latent.cpp has them
     /// What a family's files alone say, into the config; or a refusal.
     void (*settle)(const GgufFile& file, const std::string& prefix, ModelConfig& config) = nullptr;
     // Of an encoder, whose layers are as the decoder's, but see all rows.

@@ -196,10 +196,9 @@ std::vector<LayerChoice> choose_cross(const GgufFile& file, const ModelConfig& m
 /// no wider than K and V.
 const char* usual_mode(const ModelConfig& model, const CacheOptions& o) {
     const AttnConfig c = attention_config(model, 0);
-    if (c.latent) return "latent";
     const bool x = model.architecture->encoder != EncoderKind::none && o.sparse_threshold == 0 &&
                    row_is_narrow(c) && refusal_of(find_cache_mode("x", false), c).empty();
-    return x ? "x" : "kv";
+    return c.latent ? "latent" : x ? "x" : "kv";
 }
 
 bool same_shape(const AttnConfig& a, const AttnConfig& b) {
@@ -221,12 +220,11 @@ std::vector<int> read_owners(const GgufFile& file, const ModelConfig& model) {
         };
         if (owner < 0 || owner > i)
             fail(ErrorCode::format, where(), "but an owner is the layer itself or one before it");
-        if (model.latent && owner != i)
-            fail(ErrorCode::unsupported, where(), "which latent attention (MLA) does not share");
         if (owners[owner] != owner)
             fail(ErrorCode::format, where(), "which reads those of layer ", owners[owner],
                  ": an owner reads its own");
-        if (!same_shape(attention_config(model, i), attention_config(model, int(owner))))
+        if (!same_shape(attention_config(model, i), attention_config(model, int(owner))) ||
+            model.layers[i].rope != model.layers[owner].rope)
             fail(ErrorCode::format, where(), "whose attention has another shape");
         owners[i] = int(owner);
     }
@@ -249,9 +247,10 @@ std::vector<int> read_v_heads(const GgufFile& file, const ModelConfig& model) {
     std::vector<int> heads(model.n_layers, 0);
     const std::vector<int64_t> stored = stored_numbers(file, kKey, model.n_layers, "numbers of heads");
     for (int i = 0; i < int(stored.size()); ++i) {
-        if (stored[i] < 0 || stored[i] >= model.n_kv_heads)
+        if (stored[i] < 0 || stored[i] >= model.layers[i].n_kv_heads)
             fail(ErrorCode::format, file.path(), ": key '", kKey, "' says that layer ", i, " keeps V of ",
-                 stored[i], " heads, and some but not all of its ", model.n_kv_heads, " KV heads may");
+                 stored[i], " heads, and some but not all of its ", model.layers[i].n_kv_heads,
+                 " KV heads may");
         heads[i] = int(stored[i]);
     }
     return heads;

@@ -5,7 +5,6 @@
 
 #include "core/error.h"
 #include "model/architecture.h"
-#include "model/latent.h"
 
 namespace slimrt {
 namespace {
@@ -29,10 +28,13 @@ Activation read_activation(const GgufFile& file, Activation usual) {
 
 RopeConfig read_rope(const GgufFile& file, const std::string& prefix, const ModelConfig& c) {
     RopeConfig r;
-    r.n_rot = int(file.integer(prefix + "rope.dimension_count", 2, c.head_dim, c.head_dim));
+    int head_dim = c.head_dim;
+    for (const LayerConfig& layer : c.layers)
+        if (layer.window == 0) head_dim = layer.head_dim;
+    r.n_rot = int(file.integer(prefix + "rope.dimension_count", 2, head_dim, head_dim));
     if (r.n_rot % 2) fail(ErrorCode::format, prefix, "rope.dimension_count is odd: ", r.n_rot);
-    if (r.n_rot != c.head_dim && !c.architecture->partial_rotary)
-        fail(ErrorCode::unsupported, "partial rotary embedding (", r.n_rot, " of ", c.head_dim,
+    if (r.n_rot != head_dim && !c.architecture->partial_rotary)
+        fail(ErrorCode::unsupported, "partial rotary embedding (", r.n_rot, " of ", head_dim,
              " dimensions) is not supported by architecture '", c.architecture->name, "'");
     r.base = file.number(prefix + "rope.freq_base", 10000.0);
     // Old files say only rope.scale_linear.
@@ -69,27 +71,6 @@ int read_vocab(const GgufFile& file) {
     return int(it->second.rows);
 }
 
-/// Sizes of experts, and how they are chosen. Throws Error{unsupported} for a choice that is not a softmax's.
-void read_experts(const GgufFile& file, const std::string& prefix, ModelConfig& c) {
-    c.n_experts = int(file.integer(prefix + "expert_count", 0, kMaxExperts, 0));
-    if (c.n_experts == 0) return;
-    if (c.architecture->ffn != &expert_ffn)
-        fail(ErrorCode::unsupported, file.path(), ": experts (", prefix, "expert_count ", c.n_experts,
-             ") are not supported in architecture '", c.architecture->name, "'");
-    c.n_experts_used = int(file.integer(prefix + "expert_used_count", 1, c.n_experts));
-    c.d_ff_expert = int(file.integer(prefix + "expert_feed_forward_length", 1, 1 << 24, c.d_ff));
-    const int64_t shared = file.integer(prefix + "expert_shared_count", 0, 1 << 10, 0) * c.d_ff_expert;
-    if (shared > 1 << 24)
-        fail(ErrorCode::format, prefix, "expert_shared_count makes a network of ", shared, " columns");
-    c.d_ff_shared = int(file.integer(prefix + "expert_shared_feed_forward_length", 0, 1 << 24, shared));
-    c.router.renormalised = file.boolean(prefix + "expert_weights_norm", c.architecture->router.renormalised);
-    c.router.scale = float(file.number(prefix + "expert_weights_scale", c.architecture->router.scale));
-    for (const char* only_one : {"expert_gating_func", "expert_group_count", "expert_group_used_count"})
-        if (const int64_t value = file.integer(prefix + only_one, 0, 1 << 16, 1); value > 1)
-            fail(ErrorCode::unsupported, file.path(), ": ", prefix, only_one, " ", value,
-                 " is not supported: experts are chosen by a softmax over all of them");
-}
-
 /// What an encoder adds: its own number of layers, the size of what it reads and makes.
 void read_encoder(const GgufFile& file, const std::string& prefix, ModelConfig& c) {
     const Architecture& a = *c.architecture;
@@ -119,12 +100,28 @@ void require_sane(const GgufFile& file, const ModelConfig& c) {
         if (!(scale > 0) || !std::isfinite(scale))
             fail(ErrorCode::format, file.path(), ": a scale in the metadata is ", scale,
                  ", not a positive number");
-    if (c.latent && c.rope.n_rot >= c.head_dim)
-        fail(ErrorCode::format, file.path(), ": ", c.rope.n_rot, " columns of a head rotate, and it has ",
+    if (c.latent && c.ropes[0].n_rot >= c.head_dim)
+        fail(ErrorCode::format, file.path(), ": ", c.ropes[0].n_rot, " columns of a head rotate, and it has ",
              c.head_dim, ": latent attention needs some that do not");
     if (!(c.clamp_kqv >= 0) || !std::isfinite(c.clamp_kqv))
         fail(ErrorCode::format, file.path(), ": attention.clamp_kqv is ", c.clamp_kqv,
              ", not a positive number");
+}
+
+/// What becomes of scores and logits, in any decoder whose file says so.
+void read_caps(const GgufFile& file, const std::string& prefix, ModelConfig& c) {
+    const auto read = [&](const char* key) {
+        const auto value = float(file.number(prefix + key, 0.0));
+        if (!(value >= 0) || !std::isfinite(value))
+            fail(ErrorCode::format, prefix, key, " is ", value, ", not a positive number");
+        if (value > 0 && c.architecture->encoder != EncoderKind::none)
+            fail(ErrorCode::unsupported, file.path(), ": ", prefix, key,
+                 " is not supported in an encoder-decoder");
+        return value;
+    };
+    c.score_cap = read("attn_logit_softcapping");
+    c.logit_cap = read("final_logit_softcapping");
+    c.sinks = file.tensors().count("blk.0.attn_sinks.weight") > 0;
 }
 
 }  // namespace
@@ -178,26 +175,12 @@ ModelConfig read_config(const GgufFile& file) {
     c.d_model = int(file.integer(prefix + "embedding_length", 1, 1 << 20));
     c.d_ff = int(file.integer(prefix + "feed_forward_length", 1, 1 << 22));
     c.n_heads = int(file.integer(prefix + "attention.head_count", 1, 1 << 14));
-    c.n_kv_heads = int(file.integer(prefix + "attention.head_count_kv", 1, c.n_heads, c.n_heads));
-    if (c.n_heads % c.n_kv_heads)
-        fail(ErrorCode::format, prefix, "attention.head_count ", c.n_heads,
-             " is not a multiple of head_count_kv ", c.n_kv_heads);
     if (!file.has(prefix + "attention.key_length") && c.d_model % c.n_heads)
         fail(ErrorCode::format, prefix, "embedding_length ", c.d_model, " is not a multiple of head_count ",
              c.n_heads);
-    c.head_dim =
-        int(file.integer(prefix + "attention.key_length", 1, 1 << 16, std::max(1, c.d_model / c.n_heads)));
-    if (c.architecture->latent)
-        read_latent(file, prefix, c);
-    else if (file.integer(prefix + "attention.value_length", 1, 1 << 16, c.head_dim) != c.head_dim)
-        fail(ErrorCode::unsupported, prefix, "attention.value_length differs from key_length");
     c.n_ctx_train = file.integer(prefix + "context_length", 1, 1 << 30);
-    const int64_t window = file.integer(prefix + "attention.sliding_window", 0, 1 << 30, 0);
-    if (c.architecture->sliding_window)
-        c.window = window;
-    else if (window > 0 && window < c.n_ctx_train)
-        fail(ErrorCode::unsupported, file.path(), ": a sliding window (", window,
-             ") is not supported in architecture '", c.architecture->name, "'");
+    read_encoder(file, prefix, c);
+    read_layers(file, prefix, c);
     c.parallel_residual = c.architecture->parallel_residual;
     if (c.architecture->scaled_scores) c.score_scale = 1 / std::sqrt(float(c.head_dim));
     c.norm_eps =
@@ -205,11 +188,13 @@ ModelConfig read_config(const GgufFile& file) {
                                                                           : "attention.layer_norm_epsilon")));
     if (c.norm_eps < 0) fail(ErrorCode::format, prefix, "the norm's epsilon is negative: ", c.norm_eps);
     c.activation = read_activation(file, c.architecture->activation);
+    read_caps(file, prefix, c);
     read_experts(file, prefix, c);
-    read_encoder(file, prefix, c);
     const Positions positions = c.architecture->positions;
     if (positions == Positions::rope_interleaved || positions == Positions::rope_neox)
-        c.rope = read_rope(file, prefix, c);
+        c.ropes.push_back(read_rope(file, prefix, c));
+    else
+        for (LayerConfig& layer : c.layers) layer.rope = -1;
     if (c.architecture->settle) c.architecture->settle(file, prefix, c);
     require_sane(file, c);
     return c;

@@ -20,26 +20,37 @@ struct RopeConfig {
     int64_t n_ctx_orig = 0;  // context before scaling (yarn, longrope)
     double attn_factor = 0;  // 0: by the scaling's own formula
     double beta_fast = 32, beta_slow = 1;
+    bool pair_factors = true;  // divided by those of a tensor, where there is one
+};
+
+/// What a layer does otherwise than its neighbours.
+struct LayerConfig {
+    int64_t window = 0;  // 0: none
+    int rope = 0;        // of ModelConfig::ropes, or -1: its q and k know no positions
+    int n_kv_heads = 0, head_dim = 0;
 };
 
 struct ModelConfig {
     std::string name;  // general.name, or the file's
     const Architecture* architecture = nullptr;
     int n_layers = 0, d_model = 0, d_ff = 0, n_vocab = 0;
-    int n_heads = 0, n_kv_heads = 0, head_dim = 0;
+    int n_heads = 0;
+    int n_kv_heads = 0, head_dim = 0;             // of the first layer, and of all with an encoder
     int latent = 0, q_latent = 0, value_dim = 0;  // with latent attention: widths; of q's own latent, or 0
     float latent_eps = 0;                         // of the norms of latents
     int n_unread_layers = 0;                      // after those that run: they predict tokens after the next
     int64_t n_ctx_train = 0;
-    int64_t window = 0;  // 0: none
     bool parallel_residual = false;
     float embedding_scale = 1, residual_scale = 1;  // of the embedding, of what attention and FFN add
     float score_scale = 1, output_scale = 1;        // of scores, of what the head reads
     float clamp_kqv = 0;                            // 0: none, else q, k and v are clamped to it
+    float score_cap = 0, logit_cap = 0;             // 0: none, else a score or logit s is cap * tanh(s / cap)
+    bool sinks = false;                             // layers have attn_sinks
     float alibi_bias = 8;                           // with ALiBi
     float norm_eps = 0;
     Activation activation = Activation::silu;
-    RopeConfig rope;
+    std::vector<RopeConfig> ropes;    // which layers name; none without RoPE
+    std::vector<LayerConfig> layers;  // each of the decoder's
     // Of experts, if there are any.
     int n_experts = 0, n_experts_used = 0;
     int d_ff_expert = 0, d_ff_shared = 0;  // shared: of what every token takes besides, or 0
@@ -55,10 +66,27 @@ struct ModelConfig {
 /// Throws Error{unsupported} for an unknown architecture, Error{format} for a missing or absurd size.
 ModelConfig read_config(const GgufFile& file);
 
+/// Sizes of experts, and how they are chosen. Throws Error{format, unsupported}: what there is not, or cannot
+/// be. experts.cpp.
+void read_experts(const GgufFile& file, const std::string& prefix, ModelConfig& config);
+
 /// Of embedding, residuals, scores and logits, where the file says them: keys embedding_scale,
 /// residual_scale, attention.scale and logit_scale, by which logits are divided. Throws Error{format}: one is
 /// not positive.
 void read_scales(const GgufFile& file, const std::string& prefix, ModelConfig& config);
+
+/// What layers differ in, but for RoPE, which is one for all, if there is one. Throws Error{format} for
+/// nonsense, Error{unsupported} for a window that the architecture does not honour and a layer without KV
+/// heads.
+void read_layers(const GgufFile& file, const std::string& prefix, ModelConfig& config);
+
+/// Gives layers with a window a RoPE of their own: not scaled, of the base that rope.freq_base_swa says, else
+/// of the usual one. Throws Error{format}: the base is not positive.
+void turn_windows_unscaled(const GgufFile& file, const std::string& prefix, double usual_base,
+                           ModelConfig& config);
+
+/// Takes RoPE from layers without a window, if any layer has one.
+void turn_windows_only(ModelConfig& config);
 
 /// ALiBi's slope of a head (Press et al., 2022, as published for any number of heads): what is added to a
 /// score for each row that its own comes later.
@@ -78,9 +106,10 @@ struct RopeFrequencies {
     std::vector<float> table(int64_t n_ctx) const;
 };
 
-/// All scalings applied: linear, llama3 (rope_freqs tensor), YaRN, longrope (its short or long factors by
-/// n_ctx, once). Throws Error{format} when the tensor of factors is missing or misshapen or an angle is not
-/// finite.
-RopeFrequencies rope_frequencies(const ModelConfig& config, const GgufFile& file, int64_t n_ctx);
+/// Of one of config.ropes, all scalings applied: linear, llama3 (rope_freqs tensor), YaRN, longrope (its
+/// short or long factors by n_ctx, once). Throws Error{format} when the tensor of factors is missing or
+/// misshapen or an angle is not finite.
+RopeFrequencies rope_frequencies(const ModelConfig& config, const RopeConfig& rope, const GgufFile& file,
+                                 int64_t n_ctx);
 
 }  // namespace slimrt

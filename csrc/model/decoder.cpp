@@ -159,7 +159,8 @@ void Decoder::add_scaled(Tensor x, Tensor out) const {
 // q = norm(clamp(x W_Q + b)), rotated, and other projections of x, which last longer: all one product. Of q
 // with a latent of its own the latent is one of them.
 std::vector<Tensor> Decoder::queries_and(std::span<const Projection> others, Scratch& lasting,
-                                         const AttnWeights& w, const AttnInput& in, Tensor x) const {
+                                         const AttnWeights& w, const Rope& rope, const AttnInput& in,
+                                         Tensor x) const {
     const Tensor q = in.scratch.f32(x.rows, w.q.rows);
     std::vector<Product> products = {{w.q, w.q_bias, q}};
     if (w.q_a) products[0] = {w.q_a, {}, in.scratch.f32(x.rows, w.q_a.rows)};
@@ -173,7 +174,7 @@ std::vector<Tensor> Decoder::queries_and(std::span<const Projection> others, Scr
     }
     clamp(backend_, in.config, {&q, 1});
     norm_heads(backend_, in.config, w.q_norm, q, q);
-    if (in.config.rope) backend_.rope(q, in.config.n_heads, rope_, in.positions);
+    if (rope) backend_.rope(q, in.config.n_heads, rope, in.positions);
     std::vector<Tensor> out;
     for (const Product& product : products) out.push_back(product.out);
     return out;
@@ -197,13 +198,13 @@ void Decoder::attention(int layer, const Batch& batch, StepState& state, Scratch
 
     const Tensor heads = scratch.f32(x.rows, config.value_width());
     Scratch lasting = shared ? scratch.other_end() : scratch;
-    const Rope& rope = rotates_keys ? rope_ : kNoRope;
-    const auto step = [&, &config = config](Scratch& of) {
-        return AttnInput{config, prepared, rope, batch.positions, group.sequences, batch.chunk, of};
+    const Rope& rope = rope_of(layer);
+    const auto step = [&, &config = config, of_keys = rotates_keys ? &rope : &kNoRope](Scratch& of) {
+        return AttnInput{config, prepared, *of_keys, batch.positions, group.sequences, batch.chunk, of};
     };
     const bool owns = owner == layer;
     const auto others = owns ? mode->projections(prepared) : std::vector<Projection>{};
-    std::vector<Tensor> projected = queries_and(others, lasting, w.attn, step(scratch), in);
+    std::vector<Tensor> projected = queries_and(others, lasting, w.attn, rope, step(scratch), in);
     const Tensor q = projected[0];
     auto& [dense, written] = state.owners[owner];
     if (owns) {
@@ -214,8 +215,9 @@ void Decoder::attention(int layer, const Batch& batch, StepState& state, Scratch
     std::vector<StoredRegion> older;
     for (const OlderRows& rows : group.older)
         older.push_back({rows.c > 0, rows.origin, rows.sequences, cache_->rows(owner, rows.c)});
-    mode->read(backend_, {step(scratch), w.attn.relative_bias, cache_->rows(owner), older, dense, q}, written,
-               heads);
+    mode->read(backend_,
+               {step(scratch), w.attn.relative_bias, w.attn.sinks, cache_->rows(owner), older, dense, q},
+               written, heads);
     norm(backend_, config_, w.attn_sub_norm, heads, heads);
     backend_.linear(heads, w.attn.o, w.attn.o_bias, out);
     norm(backend_, config_, w.attn_post_norm, out, out);
@@ -233,9 +235,9 @@ void Decoder::cross_attention(int layer, const Batch& batch, StepState& state, S
     const Tensor heads = scratch.f32(x.rows, config.q_width());
     const AttnInput step{config, *w.cross_prepared, kNoRope, batch.positions, batch.encoder_states, false,
                          scratch};
-    const Tensor q = queries_and({}, scratch, w.cross, step, in)[0];
+    const Tensor q = queries_and({}, scratch, w.cross, kNoRope, step, in)[0];
     DenseRows none;
-    choice.mode->read(backend_, {step, {}, encoder_states_->rows(choice.owner), {}, none, q}, {}, heads);
+    choice.mode->read(backend_, {step, {}, {}, encoder_states_->rows(choice.owner), {}, none, q}, {}, heads);
     backend_.linear(heads, w.cross.o, w.cross.o_bias, out);
 }
 
@@ -271,6 +273,10 @@ void Decoder::finish(Tensor x) const { norm(backend_, config_, weights_.output_n
 void Decoder::logits(Tensor states, Tensor out) const {
     if (weights_.output_scale != 1) backend_.scale(states, weights_.output_scale);
     backend_.linear(states, weights_.output, weights_.output_bias, out);
+    if (config_.logit_cap == 0) return;
+    backend_.scale(out, 1 / config_.logit_cap);
+    backend_.activate(Activation::tanh, out);
+    backend_.scale(out, config_.logit_cap);
 }
 
 Decoder::Decoder(const GgufFile& file, const CacheOptions& options, Backend& backend,
@@ -282,7 +288,7 @@ Decoder::Decoder(const GgufFile& file, const CacheOptions& options, Backend& bac
     options_.n_ctx = choices_.n_ctx;
     options_.n_source = choices_.n_source;
     weights_ = load_weights(file, config_, backend, choices_, extra);
-    load_rope(file);
+    load_ropes(file);
     spans_ = spans_of(choices_.layers);
     size_t recoding_bytes = 0;
     for (const LayerChoice& choice : choices_.layers)
@@ -300,20 +306,28 @@ Decoder::Decoder(const GgufFile& file, const CacheOptions& options, Backend& bac
         encoder_states_ =
             std::make_unique<KvCache>(backend, rows_of(choices_.cross), options_.n_source, options_.n_seqs,
                                       StepLimits{options_.n_source, options_.n_source});
-        encoder_ = std::make_unique<Encoder>(backend, config_, weights_, rope_, options_.n_batch);
+        encoder_ = std::make_unique<Encoder>(backend, config_, weights_, ropes_.empty() ? kNoRope : ropes_[0],
+                                             options_.n_batch);
     }
 }
 
-void Decoder::load_rope(const GgufFile& file) {
-    const Positions positions = config_.architecture->positions;
-    const int n_rot = config_.rope.n_rot;
-    if (n_rot == 0) return;
+const Rope& Decoder::rope_of(int layer) const {
+    const int rope = config_.layers[layer].rope;
+    return rope < 0 ? kNoRope : ropes_[rope];
+}
+
+void Decoder::load_ropes(const GgufFile& file) {
     const int64_t n = std::max(options_.n_ctx, options_.n_source);
-    rope_buffer_ = backend_.alloc(MemoryKind::derived, n * n_rot * sizeof(float), "RoPE table");
-    rope_ = {Tensor(rope_buffer_.data.get(), DType::F32, n, n_rot), n_rot,
-             positions == Positions::rope_interleaved, config_.latent ? config_.head_dim - n_rot : 0};
-    const RopeFrequencies frequencies = rope_frequencies(config_, file, options_.n_ctx);
-    if (!backend_.dry()) backend_.upload(rope_.table, frequencies.table(n).data(), rope_.table.bytes());
+    for (const RopeConfig& rope : config_.ropes) {
+        rope_buffers_.push_back(
+            backend_.alloc(MemoryKind::derived, n * rope.n_rot * sizeof(float), "RoPE table"));
+        const Tensor table(rope_buffers_.back().data.get(), DType::F32, n, rope.n_rot);
+        const int first = config_.latent ? config_.head_dim - rope.n_rot : 0;  // the last columns rotate
+        ropes_.push_back(
+            {table, rope.n_rot, config_.architecture->positions == Positions::rope_interleaved, first});
+        const RopeFrequencies frequencies = rope_frequencies(config_, rope, file, options_.n_ctx);
+        if (!backend_.dry()) backend_.upload(table, frequencies.table(n).data(), table.bytes());
+    }
 }
 
 }  // namespace slimrt

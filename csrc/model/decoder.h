@@ -69,7 +69,7 @@ class Decoder {
     uint64_t mapped_bytes() const { return weights_.mapped; }
 
   private:
-    void load_rope(const GgufFile& file);
+    void load_ropes(const GgufFile& file);
     void embed(const Batch& batch, Scratch& scratch, Tensor x) const;
     /// What an owner has for its readers: of a step, and of a chunk of it. By layer.
     struct OwnerRows {
@@ -86,8 +86,11 @@ class Decoder {
     void add_scaled(Tensor x, Tensor out) const;
     void attention(int layer, const Batch& batch, StepState& state, Scratch& scratch, Tensor x,
                    Tensor out) const;
+    /// The rotation of a layer's q and k, or none.
+    const Rope& rope_of(int layer) const;
     std::vector<Tensor> queries_and(std::span<const Projection> others, Scratch& lasting,
-                                    const AttnWeights& w, const AttnInput& in, Tensor x) const;
+                                    const AttnWeights& w, const Rope& rope, const AttnInput& in,
+                                    Tensor x) const;
     void store(const Written& written, const KvCache& cache, int layer, Tensor slots) const;
     void cross_attention(int layer, const Batch& batch, StepState& state, Scratch& scratch, Tensor x,
                          Tensor out) const;
@@ -97,8 +100,8 @@ class Decoder {
     CacheOptions options_;
     CacheChoices choices_;
     Weights weights_;
-    Buffer rope_buffer_;
-    Rope rope_;
+    std::vector<Buffer> rope_buffers_;
+    std::vector<Rope> ropes_;  // of ModelConfig::ropes
     std::vector<LayerSpan> spans_;
     Scratch recoding_scratch_;  // of rows that change their class
     std::unique_ptr<KvCache> cache_, encoder_states_;

@@ -24,8 +24,8 @@ double yarn_frequency(const RopeConfig& r, int i) {
 }
 
 /// Per-pair divisors that come as a tensor (llama3, longrope); empty when there is none.
-std::vector<float> pair_factors(const ModelConfig& c, const GgufFile& file, int64_t n_ctx) {
-    const RopeConfig& r = c.rope;
+std::vector<float> pair_factors(const RopeConfig& r, const GgufFile& file, int64_t n_ctx) {
+    if (!r.pair_factors) return {};
     const bool is_long = n_ctx > r.n_ctx_orig;
     const char* name = r.scaling != RopeScaling::longrope ? "rope_freqs.weight"
                        : is_long                          ? "rope_factors_long.weight"
@@ -44,23 +44,22 @@ std::vector<float> pair_factors(const ModelConfig& c, const GgufFile& file, int6
 
 /// What cos and sin are multiplied with. YaRN: attn_factor (1 + 0.1 ln s) as in llama.cpp; longrope:
 /// attn_factor, else sqrt(1 + ln s / ln n_ctx_orig) for the stretch s of the context (Phi-3).
-double magnitude(const ModelConfig& c) {
-    const RopeConfig& r = c.rope;
+double magnitude(const RopeConfig& r, int64_t n_ctx_train) {
     if (r.scaling == RopeScaling::yarn)
         return (r.attn_factor ? r.attn_factor : 1.0) * (1 + 0.1 * std::log(std::max(r.factor, 1.0)));
     if (r.scaling != RopeScaling::longrope) return 1;
     if (r.attn_factor) return r.attn_factor;
-    const double stretch = double(c.n_ctx_train) / r.n_ctx_orig;
+    const double stretch = double(n_ctx_train) / r.n_ctx_orig;
     return stretch > 1 ? std::sqrt(1 + std::log(stretch) / std::log(double(r.n_ctx_orig))) : 1;
 }
 
 }  // namespace
 
-RopeFrequencies rope_frequencies(const ModelConfig& c, const GgufFile& file, int64_t n_ctx) {
-    const RopeConfig& r = c.rope;
-    const std::vector<float> factors = pair_factors(c, file, n_ctx);
+RopeFrequencies rope_frequencies(const ModelConfig& c, const RopeConfig& r, const GgufFile& file,
+                                 int64_t n_ctx) {
+    const std::vector<float> factors = pair_factors(r, file, n_ctx);
     RopeFrequencies out;
-    out.magnitude = magnitude(c);
+    out.magnitude = magnitude(r, c.n_ctx_train);
     for (int i = 0; i < r.n_rot / 2; ++i) {
         double f = r.scaling == RopeScaling::yarn ? yarn_frequency(r, i) : frequency(r, i);
         if (r.scaling == RopeScaling::linear) f /= r.factor;

@@ -16,23 +16,27 @@
 namespace slimrt {
 
 AttnConfig attention_config(const ModelConfig& c, int layer, bool cross) {
-    const int n_rot = cross ? 0 : c.rope.n_rot;
+    LayerConfig own = c.layers[layer];
+    if (cross) own.rope = -1, own.window = 0;
+    const int n_rot = own.rope < 0 ? 0 : c.ropes[own.rope].n_rot;
     const QkNorm norm = c.architecture->qk_norm;
     return {.layer = layer,
             .cross = cross,
             .d_model = c.d_model,
             .n_heads = c.n_heads,
-            .n_kv_heads = c.n_kv_heads,
-            .head_dim = c.head_dim,
+            .n_kv_heads = own.n_kv_heads,
+            .head_dim = own.head_dim,
             .rope = n_rot > 0,
             .n_rot = n_rot,
             .qk_norm_eps = norm == QkNorm::none ? std::nullopt : std::optional(c.norm_eps),
             .qk_norm_kind = c.architecture->norm,
             .norms_heads = norm == QkNorm::head,
-            .window = cross ? 0 : c.window,
-            .latent_heads = usual_latent_heads(c.n_kv_heads),
+            .window = own.window,
+            .latent_heads = usual_latent_heads(own.n_kv_heads),
             .clamp = cross ? 0 : c.clamp_kqv,
             .scale = c.score_scale,
+            .score_cap = c.score_cap,
+            .sinks = c.sinks && !cross,
             .latent = c.latent,
             .value_dim = c.value_dim,
             .latent_eps = c.latent_eps};
@@ -63,8 +67,9 @@ class Loader final : public TensorSource {
         if (arch_.positions == Positions::learned)
             w_.position_embd = matrix(part + "position_embd.weight", c_.n_ctx_train, c_.d_model);
         for (int layer = 0; layer < c_.n_layers; ++layer) {
-            LayerWeights l = load_layer(block_prefix(c_, layer), choices.layers[layer].owns());
-            load_cross(block_prefix(c_, layer), l);
+            LayerWeights l = load_layer(attention_config(c_, layer), block_prefix(c_, layer),
+                                        choices.layers[layer].owns());
+            load_cross(attention_config(c_, layer, true), block_prefix(c_, layer), l);
             w_.layers.push_back(l);
             w_.layers.back().attn_prepared = prepare(choices.layers[layer], &LayerWeights::attn);
             if (!choices.cross.empty())
@@ -88,10 +93,10 @@ class Loader final : public TensorSource {
                                      : memory_.unpacked(name, *t, DType::F16);
     }
 
-    Tensor vector(const std::string& name, int64_t n, Presence presence) override {
+    Tensor vectors(const std::string& name, int64_t rows, int64_t n, Presence presence) override {
         const Tensor* t = presence == Presence::never ? nullptr : find(name, presence);
         if (!t) return {};
-        require_shape(name, *t, 1, n);
+        require_shape(name, *t, rows, n);
         return t->dtype == DType::F32 ? memory_.in_place(*t) : memory_.unpacked(name, *t, DType::F32);
     }
 
@@ -171,7 +176,7 @@ class Loader final : public TensorSource {
         if (arch_.encoder_positions)
             e.position_embd = matrix("enc.position_embd.weight", c_.n_source_train, c_.d_model);
         for (int layer = 0; layer < c_.n_encoder_layers; ++layer)
-            e.layers.push_back(load_layer(concat("enc.blk.", layer, ".")));
+            e.layers.push_back(load_layer(attention_config(c_, 0), concat("enc.blk.", layer, ".")));
         if (arch_.positions == Positions::relative) load_relative_bias("enc.", n_source_, false, e.layers);
         e.output_norm = norm("enc.output_norm");
         encoder_channel_sizes_ = encoder_channel_sizes();
@@ -218,32 +223,33 @@ class Loader final : public TensorSource {
         for (LayerWeights& layer : w_.layers) layer.attn.relative_bias = bias;
     }
 
-    LayerWeights load_layer(const std::string& p, bool owns_rows = true) {
+    LayerWeights load_layer(const AttnConfig& c, const std::string& p, bool owns_rows = true) {
         LayerWeights l;
-        load_norms(p, l);
+        load_norms(c, p, l);
         if (arch_.latent)
-            load_output(p + "attn", l.attn), load_latent(*this, c_, p, l.attn);
+            load_output(c, p + "attn", l.attn), load_latent(*this, c_, p, l.attn);
         else if (owns_rows)
-            load_qkv(p, "attn", l.attn);
+            load_qkv(c, p, "attn", l.attn);
         else
-            load_q(p, l.attn);
+            load_q(c, p, l.attn);
+        if (c.sinks) l.attn.sinks = vector(p + "attn_sinks.weight", c.n_heads, Presence::required);
         arch_.ffn->load(*this, c_, p, l);
         return l;
     }
 
-    void load_cross(const std::string& p, LayerWeights& l) {
+    void load_cross(const AttnConfig& c, const std::string& p, LayerWeights& l) {
         if (!encoder_decoder()) return;
         l.cross_norm = norm(p + "cross_attn_norm");
-        load_qkv(p, "cross_attn", l.cross);
+        load_qkv(c, p, "cross_attn", l.cross);
     }
 
-    void load_norms(const std::string& p, LayerWeights& l) {
+    void load_norms(const AttnConfig& c, const std::string& p, LayerWeights& l) {
         if (arch_.norms == Norms::after || arch_.norms == Norms::both) {
             l.attn_post_norm = norm(p + "post_attention_norm");
             l.ffn_post_norm = norm(p + "post_ffw_norm");
         }
         if (arch_.sub_norms) {
-            l.attn_sub_norm = norm(p + "attn_sub_norm", q_width());
+            l.attn_sub_norm = norm(p + "attn_sub_norm", c.q_width());
             l.ffn_sub_norm = norm(p + "ffn_sub_norm", c_.d_ff);
         }
         if (arch_.norms == Norms::after) return;
@@ -251,16 +257,13 @@ class Loader final : public TensorSource {
         l.ffn_norm = arch_.norms == Norms::shared ? l.attn_norm : norm(p + "ffn_norm");
     }
 
-    int64_t q_width() const { return int64_t(c_.n_heads) * c_.head_dim; }
-    int64_t kv_width() const { return int64_t(c_.n_kv_heads) * c_.head_dim; }
-
     /// `what`: "attn" or "cross_attn".
-    void load_qkv(const std::string& block, const char* what, AttnWeights& a) {
-        const int64_t q = q_width(), kv = kv_width();
+    void load_qkv(const AttnConfig& c, const std::string& block, const char* what, AttnWeights& a) {
+        const int64_t q = c.q_width(), kv = c.kv_width();
         const std::string p = block + what;
-        load_output(p, a);
-        a.q_norm = qk_norm(p + "_q_norm.weight", q);
-        a.k_norm = qk_norm(p + "_k_norm.weight", kv);
+        load_output(c, p, a);
+        a.q_norm = qk_norm(p + "_q_norm.weight", c.norms_heads ? c.head_dim : q);
+        a.k_norm = qk_norm(p + "_k_norm.weight", c.norm_width());
         const Tensor weight = matrix(p + "_qkv.weight", q + 2 * kv, c_.d_model, arch_.fused_qkv);
         if (!weight) {
             a.q = matrix(p + "_q.weight", q, c_.d_model);
@@ -283,35 +286,33 @@ class Loader final : public TensorSource {
 
     /// One weight for all heads, where each is normed by itself.
     Tensor qk_norm(const std::string& name, int64_t width) {
-        return vector(name, arch_.qk_norm == QkNorm::head ? c_.head_dim : width,
-                      arch_.qk_norm == QkNorm::none ? Presence::never : Presence::required);
+        return vector(name, width, arch_.qk_norm == QkNorm::none ? Presence::never : Presence::required);
     }
 
-    void load_output(const std::string& p, AttnWeights& a) {
+    void load_output(const AttnConfig& c, const std::string& p, AttnWeights& a) {
         const std::string o = p + (encoder_decoder() ? "_o" : "_output");
-        a.o =
-            matrix(o + ".weight", c_.d_model, int64_t(c_.n_heads) * (c_.latent ? c_.value_dim : c_.head_dim));
+        a.o = matrix(o + ".weight", c_.d_model, c.value_width());
         // Any architecture may have one here: converting folds the V bias into it.
         const bool required = arch_.linear_bias == Presence::required && arch_.attn_output_bias;
         a.o_bias = vector(o + ".bias", c_.d_model, required ? Presence::required : Presence::optional);
     }
 
     /// Of a layer that reads another's rows: no file needs its K and V, and one that has them is not refused.
-    void load_q(const std::string& block, AttnWeights& a) {
+    void load_q(const AttnConfig& c, const std::string& block, AttnWeights& a) {
         const std::string p = block + "attn";
-        load_output(p, a);
-        a.q_norm = qk_norm(p + "_q_norm.weight", q_width());
+        const int64_t q = c.q_width(), all = q + 2 * c.kv_width();
+        load_output(c, p, a);
+        a.q_norm = qk_norm(p + "_q_norm.weight", c.norms_heads ? c.head_dim : q);
         for (const char* unread : {"_k.weight", "_v.weight", "_k.bias", "_v.bias", "_k_norm.weight"})
             find(p + unread, Presence::optional);
         if (file_.tensors().count(p + "_qkv.weight")) {
-            const int64_t all = q_width() + 2 * kv_width();
-            a.q = matrix(p + "_qkv.weight", all, c_.d_model, arch_.fused_qkv).rows_of(0, q_width());
+            a.q = matrix(p + "_qkv.weight", all, c_.d_model, arch_.fused_qkv).rows_of(0, q);
             const Tensor bias = vector(p + "_qkv.bias", all, arch_.qkv_bias);
-            if (bias) a.q_bias = bias.cols_of(0, q_width());
+            if (bias) a.q_bias = bias.cols_of(0, q);
             return;
         }
-        a.q = matrix(p + "_q.weight", q_width(), c_.d_model);
-        a.q_bias = vector(p + "_q.bias", q_width(), arch_.qkv_bias);
+        a.q = matrix(p + "_q.weight", q, c_.d_model);
+        a.q_bias = vector(p + "_q.bias", q, arch_.qkv_bias);
     }
 
     Norm norm(const std::string& name) { return norm(name, c_.d_model); }

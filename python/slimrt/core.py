@@ -286,6 +286,8 @@ def attention_modes(
     unrotated: bool = False,
     clamp: float = 0.0,
     layer_norm: bool = False,
+    score_cap: float = 0.0,
+    sinks: bool = False,
     latent: int = 0,
 ) -> tuple[Mode, ...]:
     """The modes of self-attention, or of cross-attention, of such a shape; planes of these types.
@@ -295,6 +297,7 @@ def attention_modes(
         rank, residual_type: of a mode with a residual. v_heads: KV heads that keep V, of modes that compute it.
         unrotated: other layers read its keys before RoPE. clamp: what q, k and v are clamped to; 0: not at all.
         layer_norm: QK-norm is LayerNorm, else RMS norm.
+        score_cap: scores s become cap * tanh(s / cap); 0: they do not. sinks: softmax counts a logit without a value.
         latent: columns of what K and V are made of (MLA); 0: of the input.
 
     Raises:
@@ -304,6 +307,7 @@ def attention_modes(
         d_model=d_model, n_heads=n_heads, n_kv_heads=n_kv_heads, head_dim=head_dim, n_rot=n_rot, qk_norm=qk_norm,
         window=window, cross=cross, type=type, rank=rank, residual_type=residual_type,
         v_heads=v_heads, unrotated=unrotated, clamp=clamp, layer_norm=layer_norm,
+        score_cap=score_cap, sinks=sinks,
         latent=latent,
     )  # fmt: skip
     return tuple(map(_mode, found))

@@ -18,39 +18,98 @@ __device__ bool before(float score, int id, float other, int other_id) {
     return id < other_id;
 }
 
+struct Best {
+    float score;
+    int id;
+};
+
+/// The best of numbers i < n for which `left`, in all lanes; lane i % 32 has them.
+template <class Left, class Value>
+__device__ Best best_in_warp(int n, const Left& left, const Value& value) {
+    Best best{0, n};
+    for (int i = threadIdx.x % kWarp; i < n; i += kWarp) {
+        if (!left(i)) continue;
+        const float score = value(i);
+        if (best.id == n || before(score, i, best.score, best.id)) best = {score, i};
+    }
+    for (int offset = kWarp / 2; offset; offset /= 2) {
+        const Best other{__shfl_xor_sync(0xffffffff, best.score, offset),
+                         __shfl_xor_sync(0xffffffff, best.id, offset)};
+        if (other.id < n && (best.id == n || before(other.score, other.id, best.score, best.id)))
+            best = other;
+    }
+    return best;
+}
+
+/// What one token's experts are chosen by, and their shares, before these are renormalised.
+struct Scores {
+    bool sigmoid;
+    const float *s, *bias;
+    float high = 0, sum = 1;  // of a softmax
+
+    __device__ float share(int i) const { return sigmoid ? 1 / (1 + expf(-s[i])) : expf(s[i] - high) / sum; }
+    __device__ float operator()(int i) const {
+        return sigmoid || bias ? share(i) + (bias ? bias[i] : 0.0f) : s[i];
+    }
+    __device__ void find_sum(int n) {
+        const float* const scores = s;
+        high = best_in_warp(n, [](int) { return true; }, [=](int i) { return scores[i]; }).score;
+        sum = 0;
+        for (int i = threadIdx.x % kWarp; i < n; i += kWarp) sum += expf(s[i] - high);
+        for (int offset = kWarp / 2; offset; offset /= 2) sum += __shfl_xor_sync(0xffffffff, sum, offset);
+    }
+    /// Of experts [first, first + n) the best one's, or the sum of the best two.
+    __device__ float of_group(int first, int n) const {
+        Best best{0, -1}, second{0, -1};
+        for (int i = first; i < first + n; ++i) {
+            const Best one{(*this)(i), i};
+            if (best.id < 0 || before(one.score, i, best.score, best.id))
+                second = best, best = one;
+            else if (second.id < 0 || before(one.score, i, second.score, second.id))
+                second = one;
+        }
+        return sigmoid && second.id >= 0 ? best.score + second.score : best.score;
+    }
+};
+
+/// A bit for each group that is chosen. A lane a group.
+__device__ uint32_t chosen_groups(const Router& router, const Scores& scores, int n) {
+    const int lane = threadIdx.x % kWarp, size = n / router.groups;
+    const float of_group = lane < router.groups ? scores.of_group(lane * size, size) : 0;
+    uint32_t chosen = 0;
+    for (int j = 0; j < router.groups_used; ++j) {
+        const auto left = [&](int g) { return !(chosen >> g & 1); };
+        chosen |= 1u << best_in_warp(router.groups, left, [&](int) { return of_group; }).id;
+    }
+    return chosen;
+}
+
 /// A warp a token; score i is lane i % 32's, of which there are at most 32 (kMaxExperts).
-__global__ void route_kernel(Router router, const unsigned char* scores, size_t stride, int n_tokens, int n,
-                             int taken, int32_t* ids, float* shares) {
+__global__ void route_kernel(Router router, const unsigned char* scores, size_t stride, const float* bias,
+                             int n_tokens, int n, int taken, int32_t* ids, float* shares) {
     const int token = blockIdx.x * kWarps + threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
     if (token >= n_tokens) return;
-    const float* const s = reinterpret_cast<const float*>(scores + token * stride);
-    uint32_t marks = 0;  // those that are taken
-    float high = 0, sum = 0, chosen = 0;
-    for (int j = 0; j < taken; ++j) {
-        float best = 0;
-        int id = n;
+    Scores of{router.sigmoid, reinterpret_cast<const float*>(scores + token * stride), bias};
+    if (!router.sigmoid) of.find_sum(n);
+    uint32_t marks = 0;  // those that are taken, or in no group that is chosen
+    if (router.groups > 1) {
+        const uint32_t chosen = chosen_groups(router, of, n);
         for (int i = lane; i < n; i += kWarp)
-            if (!(marks >> i / kWarp & 1) && (id == n || before(s[i], i, best, id))) best = s[i], id = i;
-        for (int offset = kWarp / 2; offset; offset /= 2) {
-            const float other = __shfl_xor_sync(0xffffffff, best, offset);
-            const int other_id = __shfl_xor_sync(0xffffffff, id, offset);
-            if (other_id < n && (id == n || before(other, other_id, best, id))) best = other, id = other_id;
-        }
+            if (!(chosen >> i / (n / router.groups) & 1)) marks |= 1u << i / kWarp;
+    }
+    float sum = kLeastShares;
+    for (int j = 0; j < taken; ++j) {
+        const int id = best_in_warp(n, [&](int i) { return !(marks >> i / kWarp & 1); }, of).id;
         if (id % kWarp == lane) marks |= 1u << id / kWarp;
-        if (j == 0) {
-            high = best;
-            for (int i = lane; i < n; i += kWarp) sum += expf(s[i] - high);
-            for (int offset = kWarp / 2; offset; offset /= 2) sum += __shfl_xor_sync(0xffffffff, sum, offset);
-        }
-        const float share = expf(best - high) / sum;
-        chosen += share;
+        const float share = of.share(id);
+        sum += share;
         if (lane == 0) {
             ids[token * taken + j] = id;
             shares[token * taken + j] = share;
         }
     }
     __syncwarp();
-    const float factor = router.renormalised ? router.scale / chosen : router.scale;
+    const float factor = router.renormalised ? router.scale / sum : router.scale;
     for (int j = lane; j < taken; j += kWarp) shares[token * taken + j] *= factor;
 }
 
@@ -71,11 +130,13 @@ unsigned blocks_of(int64_t n, int each) { return static_cast<unsigned>((n + each
 
 }  // namespace
 
-void route(const Device& device, const Router& router, Tensor scores, Tensor ids, Tensor shares) {
+void route(const Device& device, const Router& router, Tensor scores, Tensor bias, Tensor ids,
+           Tensor shares) {
     if (scores.rows == 0) return;
     const Shape shape{.grid = dim3(blocks_of(scores.rows, kWarps)), .block = dim3(kThreads)};
     launch(device, route_kernel, shape, router, reinterpret_cast<const unsigned char*>(scores.data),
-           scores.stride, int(scores.rows), int(scores.cols), int(ids.cols), ids.i32(), shares.f32());
+           scores.stride, bias ? bias.f32() : nullptr, int(scores.rows), int(scores.cols), int(ids.cols),
+           ids.i32(), shares.f32());
 }
 
 size_t experts_workspace(const Experts& experts, Tensor x, Tensor ids) {
@@ -89,7 +150,8 @@ void experts(const Device& device, Activation kind, const Experts& e, Tensor x, 
     const int64_t inner = e.up.rows / e.n, pairs = ids.rows * ids.cols;
     const Tensor gates(workspace, DType::F32, pairs, inner), ups(gates.row(pairs), DType::F32, pairs, inner),
         outs(ups.row(pairs), DType::F32, pairs, x.cols);
-    const Product first[] = {{e.gate, {}, gates}, {e.up, {}, ups}}, second[] = {{e.down, {}, outs}};
+    const Product first[] = {{e.gate, e.gate_bias, gates}, {e.up, e.up_bias, ups}};
+    const Product second[] = {{e.down, e.down_bias, outs}};
     linear_experts(device, x, int(ids.cols), ids, e.n, first);
     gate(device, kind, gates, ups);
     linear_experts(device, gates, 1, ids, e.n, second);

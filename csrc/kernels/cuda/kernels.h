@@ -45,7 +45,7 @@ void linear_experts(const Device& device, Tensor x, int share, Tensor ids, int n
                     std::span<const Product> products);
 
 // experts.cu: see Backend.
-void route(const Device& device, const Router& router, Tensor scores, Tensor ids, Tensor shares);
+void route(const Device& device, const Router& router, Tensor scores, Tensor bias, Tensor ids, Tensor shares);
 size_t experts_workspace(const Experts& experts, Tensor x, Tensor ids);
 void experts(const Device& device, Activation kind, const Experts& experts, Tensor x, Tensor ids,
              Tensor shares, Tensor out, std::byte* workspace);

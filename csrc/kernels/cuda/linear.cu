@@ -187,6 +187,7 @@ void linear_experts(const Device& device, Tensor x, int share, Tensor ids, int n
                 .share = share};
         job.parts[0] = {.weight = reinterpret_cast<const unsigned char*>(product.weight.data),
                         .stride = product.weight.stride,
+                        .bias = product.bias ? product.bias.f32() : nullptr,
                         .out = reinterpret_cast<unsigned char*>(product.out.data),
                         .rows = int(product.weight.rows / n_experts)};
         if (product.weight.dtype == DType::F32)

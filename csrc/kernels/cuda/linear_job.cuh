@@ -58,11 +58,14 @@ __device__ inline Tile tile_at(const Job& job, int index, int rows) {
     return {p, index / in_head, index % in_head * rows};
 }
 
-/// Row `row` of the tile's head, and x's and out's columns of that head.
-__device__ inline const unsigned char* weight_row(const Job& job, const Tile& tile, int row) {
+/// Which row of the weight, and element of the bias, is row `row` of the tile's head.
+__device__ inline size_t row_of(const Job& job, const Tile& tile, int row) {
     const int head = job.experts ? job.experts[tile.head] : tile.head;
-    return job.parts[tile.part].weight +
-           (size_t(head) * job.parts[tile.part].rows + row) * job.parts[tile.part].stride;
+    return size_t(head) * job.parts[tile.part].rows + row;
+}
+/// That row, and x's and out's columns of that head.
+__device__ inline const unsigned char* weight_row(const Job& job, const Tile& tile, int row) {
+    return job.parts[tile.part].weight + row_of(job, tile, row) * job.parts[tile.part].stride;
 }
 __device__ inline const float* x_row(const Job& job, int head, int token) {
     return reinterpret_cast<const float*>(job.x + token * job.x_stride) + size_t(head / job.share) * job.k;
@@ -73,8 +76,7 @@ __device__ inline float& out_at(const Job& job, const Tile& tile, int token, int
         token * job.parts[tile.part].out_stride)[tile.head * job.parts[tile.part].rows + row];
 }
 __device__ inline float bias_at(const Job& job, const Tile& tile, int row) {
-    return job.parts[tile.part].bias ? job.parts[tile.part].bias[tile.head * job.parts[tile.part].rows + row]
-                                     : 0.0f;
+    return job.parts[tile.part].bias ? job.parts[tile.part].bias[row_of(job, tile, row)] : 0.0f;
 }
 
 /// A power of two by its exponent, -126 to 127.

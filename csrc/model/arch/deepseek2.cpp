@@ -11,11 +11,12 @@ namespace {
 
 /// Under YaRN scores are scaled in place of what rotates, which files need not say.
 void settle(const GgufFile& file, const std::string& prefix, ModelConfig& c) {
-    if (c.rope.scaling != RopeScaling::yarn) return;
-    const double stretch = std::log(std::max(c.rope.factor, 1.0));
+    RopeConfig& rope = c.ropes[0];
+    if (rope.scaling != RopeScaling::yarn) return;
+    const double stretch = std::log(std::max(rope.factor, 1.0));
     const double size = 1 + file.number(prefix + "rope.scaling.yarn_log_multiplier", 0.0) * stretch;
     c.score_scale *= float(size * size);
-    if (c.rope.attn_factor == 0) c.rope.attn_factor = 1 / (1 + 0.1 * stretch);
+    if (rope.attn_factor == 0) rope.attn_factor = 1 / (1 + 0.1 * stretch);
 }
 
 }  // namespace

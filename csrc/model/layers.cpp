@@ -1,0 +1,104 @@
+// Where layers of one model differ: what they see, how positions turn their q and k, how many heads of which
+// width they keep rows of.
+#include <algorithm>
+
+#include "core/error.h"
+#include "model/architecture.h"
+#include "model/config.h"
+#include "model/latent.h"
+
+namespace slimrt {
+namespace {
+
+/// A key's array with a number or a truth for each layer, if it has one.
+std::optional<std::vector<int64_t>> numbers_by_layer(const GgufFile& file, const std::string& key,
+                                                     int n_layers, int64_t most) {
+    const auto it = file.metadata().find(key);
+    if (it == file.metadata().end() || !std::holds_alternative<GgufArray>(it->second)) return std::nullopt;
+    std::vector<int64_t> numbers;
+    for (const GgufValue& value : elements(std::get<GgufArray>(it->second))) {
+        if (const auto* truth = std::get_if<bool>(&value)) numbers.push_back(*truth);
+        if (const auto* number = std::get_if<uint64_t>(&value)) numbers.push_back(int64_t(*number));
+        if (const auto* number = std::get_if<int64_t>(&value)) numbers.push_back(*number);
+    }
+    if (numbers.size() != size_t(n_layers))
+        fail(ErrorCode::format, file.path(), ": key '", key, "' is not an array of ", n_layers, " numbers");
+    for (const int64_t number : numbers)
+        if (number < 0 || number > most)
+            fail(ErrorCode::format, file.path(), ": key '", key, "' holds ", number,
+                 ", which is not between 0 and ", most);
+    return numbers;
+}
+
+/// The window of each layer. The file's pattern holds, and the architecture's where it has none.
+void read_windows(const GgufFile& file, const std::string& prefix, ModelConfig& c) {
+    const int64_t window = file.integer(prefix + "attention.sliding_window", 0, 1 << 30, 0);
+    if (!c.architecture->sliding_window && window > 0 && window < c.n_ctx_train)
+        fail(ErrorCode::unsupported, file.path(), ": a sliding window (", window,
+             ") is not supported in architecture '", c.architecture->name, "'");
+    if (!c.architecture->sliding_window || window == 0) return;
+    const std::string key = prefix + "attention.sliding_window_pattern";
+    const auto each = numbers_by_layer(file, key, c.n_layers, 1);
+    const int64_t period = each ? 0 : file.integer(key, 0, c.n_layers + 1, c.architecture->full_period);
+    for (int i = 0; i < c.n_layers; ++i)
+        if (each ? (*each)[i] : period == 0 || (i + 1) % period) c.layers[i].window = window;
+}
+
+/// Heads: of all layers, or with a window others.
+void read_heads(const GgufFile& file, const std::string& prefix, ModelConfig& c) {
+    const std::string key = prefix + "attention.head_count_kv";
+    const auto each = numbers_by_layer(file, key, c.n_layers, c.n_heads);
+    const int64_t all = each ? 0 : file.integer(key, 1, c.n_heads, c.n_heads);
+    const int64_t width = std::max(1, c.d_model / c.n_heads);
+    const int64_t full = file.integer(prefix + "attention.key_length", 1, 1 << 16, width);
+    const int64_t windowed = file.integer(prefix + "attention.key_length_swa", 1, 1 << 16, full);
+    if (file.integer(prefix + "attention.value_length", 1, 1 << 16, full) != full ||
+        file.integer(prefix + "attention.value_length_swa", 1, 1 << 16, windowed) != windowed)
+        fail(ErrorCode::unsupported, prefix, "attention.value_length differs from key_length");
+    for (int i = 0; i < c.n_layers; ++i) {
+        LayerConfig& layer = c.layers[i];
+        layer.n_kv_heads = int(each ? (*each)[i] : all);
+        layer.head_dim = int(layer.window ? windowed : full);
+        if (layer.n_kv_heads == 0)
+            fail(ErrorCode::unsupported, file.path(), ": layer ", i, " has no KV heads (", key,
+                 "): layers without attention are not supported");
+        if (c.n_heads % layer.n_kv_heads)
+            fail(ErrorCode::format, prefix, "attention.head_count ", c.n_heads,
+                 " is not a multiple of head_count_kv ", layer.n_kv_heads);
+    }
+}
+
+}  // namespace
+
+void read_layers(const GgufFile& file, const std::string& prefix, ModelConfig& c) {
+    c.layers.assign(c.n_layers, {});
+    read_windows(file, prefix, c);
+    c.architecture->latent ? read_latent(file, prefix, c) : read_heads(file, prefix, c);
+    c.n_kv_heads = c.layers[0].n_kv_heads;
+    c.head_dim = c.layers[0].head_dim;
+}
+
+void turn_windows_unscaled(const GgufFile& file, const std::string& prefix, double usual_base,
+                           ModelConfig& c) {
+    const auto windowed = [](const LayerConfig& layer) { return layer.window > 0; };
+    const auto first = std::find_if(c.layers.begin(), c.layers.end(), windowed);
+    if (first == c.layers.end()) return;
+    RopeConfig rope{.n_rot = int(file.integer(prefix + "rope.dimension_count_swa", 2, first->head_dim,
+                                              std::min(c.ropes[0].n_rot, first->head_dim))),
+                    .base = file.number(prefix + "rope.freq_base_swa", usual_base),
+                    .pair_factors = false};
+    if (!(rope.base > 0) || rope.n_rot % 2)
+        fail(ErrorCode::format, prefix, "rope.freq_base_swa must be positive and dimension_count_swa even");
+    c.ropes.push_back(rope);
+    for (LayerConfig& layer : c.layers)
+        if (windowed(layer)) layer.rope = 1;
+}
+
+void turn_windows_only(ModelConfig& c) {
+    const auto full = [](const LayerConfig& layer) { return layer.window == 0; };
+    if (std::all_of(c.layers.begin(), c.layers.end(), full)) return;
+    for (LayerConfig& layer : c.layers)
+        if (full(layer)) layer.rope = -1;
+}
+
+}  // namespace slimrt
