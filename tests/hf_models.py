@@ -65,7 +65,8 @@ CLASSES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2"
            "olmoe": "OlmoeForCausalLM", "mixtral": "MixtralForCausalLM", "qwen2_moe": "Qwen2MoeForCausalLM",
            "qwen3_moe": "Qwen3MoeForCausalLM", "granitemoe": "GraniteMoeForCausalLM",
            "bitnet": "BitNetForCausalLM", "deepseek_v2": "DeepseekV2ForCausalLM",
-           "minicpm3": "MiniCPM3ForCausalLM"}  # fmt: skip
+           "minicpm3": "MiniCPM3ForCausalLM", "deepseek_v3": "DeepseekV3ForCausalLM",
+           "glm4_moe_lite": "Glm4MoeLiteForCausalLM"}  # fmt: skip
 LONG_FACTORS = {"short_factor": [1.0, 1.1, 1.3, 1.4, 1.7, 2.0], "long_factor": [1.2, 2.1, 3.5, 6.0, 8.5, 11.0]}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 32}  # fmt: skip
@@ -356,6 +357,38 @@ MODELS = {
         },
         rewrite=legacy_rope,
     ),
+    "deepseek2_groups": Tiny(
+        "deepseek_v2",
+        {
+            **DEEPSEEK2,
+            "q_lora_rank": None,
+            "n_routed_experts": 6,
+            "topk_method": "group_limited_greedy",
+            "n_group": 3,
+            "topk_group": 2,
+        },
+    ),
+    "deepseek3": Tiny(  # its config names a layer for the token after the next, which transformers does not save
+        "deepseek_v3",
+        {
+            **DEEPSEEK2,
+            "rms_norm_eps": 1e-6,
+            "q_lora_rank": 28,
+            "n_routed_experts": 8,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.7,
+            "rope_parameters": {
+                "rope_theta": 10000.0,
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+            },
+        },
+    ),
+    "glm4_moe_lite": Tiny("glm4_moe_lite", {**DEEPSEEK2, "q_lora_rank": 28, "n_group": 1, "topk_group": 1}),
     "minicpm3": Tiny(
         "minicpm3",
         {
@@ -407,6 +440,9 @@ def build(name: str) -> Any:
                 value.copy_(0.5 * noise)
             else:
                 value.copy_(0.2 * noise)
+        for key, value in model.named_buffers():
+            if key.endswith("e_score_correction_bias"):
+                value.copy_(0.2 * torch.randn(value.shape, generator=random))
     return model
 
 

@@ -68,6 +68,7 @@ class Family:
         norms_less_one: the weights of norms are stored less one, which GGUF adds.
         ternary: modules whose weights run as one of -1, 0 and 1 times their mean size, and become that.
         by_head: modules of q, k, v whose rows are q | k | v in each head, which GGUF puts in order q | k | v.
+        bias_alone: modules that are a bias without a weight, under a name of their own.
         latent_parts: modules of K and V of a latent, which are one in each head of their Hugging Face module (of symbol
             "kvb" rows): K's rows, which GGUF turns, then V's.
         conv1d: the layers' matrices are stored [in, out].
@@ -108,6 +109,7 @@ class Family:
     norms_less_one: bool = False
     ternary: tuple[str, ...] = ()
     by_head: tuple[str, ...] = ()
+    bias_alone: tuple[str, ...] = ()
     latent_parts: tuple[str, ...] = ()
     conv1d: bool = False
     window: bool | None = None

@@ -121,10 +121,38 @@ def _settle_latent(family: Family, values: dict[str, Any]) -> tuple[Family, dict
     ), values
 
 
+def _without_further_tokens(family: Family, values: dict[str, Any]) -> Family:
+    """Leaves out the layers after the last, which predict tokens after the next (NextN, MTP)."""
+    n = values["num_hidden_layers"]
+    more = "|".join(str(layer) for layer in range(n, n + (values.get("num_nextn_predict_layers") or 0)))
+    return replace(family, ignored=(*family.ignored, rf"model\.layers\.({more})\..*")) if more else family
+
+
 def _deepseek2(family: Family, values: dict[str, Any]) -> tuple[Family, dict[str, Any]]:
-    """Shared experts are one network, as wide as they are together; a layout of all layers alike."""
-    shared = values["n_shared_experts"] * values["moe_intermediate_size"]
-    return _settle_latent(family, {**values, "shared_width": shared, "gating": 1})
+    """Shared experts are one network, as wide as they are together; groups of experts where some are left out."""
+    groups, used = values.get("n_group") or 1, values.get("topk_group") or 1
+    if values["topk_method"] == "greedy" or groups == used:
+        groups = used = 1
+    if groups > 1:
+        counts = {"expert_group_count": "groups", "expert_group_used_count": "groups_used"}
+        family = replace(family, numbers={**family.numbers, **counts})
+    values = {
+        **values,
+        "shared_width": values["n_shared_experts"] * values["moe_intermediate_size"],
+        "gating": 2 if values["scoring_func"] == "sigmoid" else 1,
+        "groups": groups,
+        "groups_used": used,
+    }
+    return _settle_latent(_without_further_tokens(family, values), values)
+
+
+def _glm4_moe_lite(family: Family, values: dict[str, Any]) -> tuple[Family, dict[str, Any]]:
+    """The first layer without experts, as `mlp_layer_types` says where it is there."""
+    kinds = values.get("mlp_layer_types")
+    dense = values["first_k_dense_replace"] if kinds is None else kinds.count("dense")
+    if kinds is not None and kinds != ["dense"] * dense + ["sparse"] * (len(kinds) - dense):
+        raise UnsupportedError("config.json: mlp_layer_types with experts before a layer without is not supported")
+    return _deepseek2(family, {**values, "first_k_dense_replace": dense})
 
 
 def _minicpm3(family: Family, values: dict[str, Any]) -> tuple[Family, dict[str, Any]]:
@@ -151,13 +179,14 @@ DEEPSEEK2 = _in_parts(
                 "first_k_dense_replace": 0,
                 "routed_scaling_factor": 1.0,
                 "topk_method": "greedy",
+                "scoring_func": "softmax",
             },
             only={
                 "hidden_act": ("silu", "swish"),
                 "moe_layer_freq": (1,),
                 "norm_topk_prob": (False,),
                 "scoring_func": ("softmax",),
-                "topk_method": ("greedy",),
+                "topk_method": ("greedy", "group_limited_greedy"),
             },
             numbers={**DEEPSEEK.numbers, "expert_gating_func": "gating"},
             scales={"expert_weights_scale": "routed_scaling_factor"},
@@ -166,6 +195,56 @@ DEEPSEEK2 = _in_parts(
     )
 )
 
+_SIGMOIDS = {"scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",)}
+
+
+def _with_choice_bias(family: Family) -> Family:
+    """Experts chosen by sigmoids and a bias that does not weigh them."""
+    bias = {"exp_probs_b": ("mlp.gate.e_score_correction_bias", "experts")}
+    return replace(
+        family,
+        layer={**family.layer, **bias},
+        bias_alone=tuple(bias),
+        float32=(*family.float32, *bias),
+        only={key: value for key, value in family.only.items() if key != "norm_topk_prob"} | _SIGMOIDS,
+        flags={"expert_weights_norm": "norm_topk_prob"},
+    )
+
+
+DEEPSEEK3 = replace(
+    _with_choice_bias(DEEPSEEK2),
+    defaults={
+        **DEEPSEEK2.defaults,
+        "max_position_embeddings": 4096,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 3,
+        "routed_scaling_factor": 2.5,
+        "norm_topk_prob": True,
+        "num_experts_per_tok": 8,
+        "n_group": 8,
+        "topk_group": 4,
+        "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc",
+    },
+)
+
+GLM4_MOE_LITE = replace(
+    DEEPSEEK3,
+    defaults={
+        **DEEPSEEK3.defaults,
+        "max_position_embeddings": 202752,
+        "rms_norm_eps": 1e-5,
+        "q_lora_rank": 768,
+        "qk_nope_head_dim": 192,
+        "v_head_dim": 256,
+        "routed_scaling_factor": 1.8,
+        "num_experts_per_tok": 4,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+    },
+    settle=_glm4_moe_lite,
+)
 MINICPM3 = _with_latent(
     replace(
         MINICPM,
@@ -186,4 +265,10 @@ MINICPM3 = _with_latent(
     )
 )
 
-LATENT: dict[str, Family] = {"deepseek_v2": DEEPSEEK2, "minicpm3": MINICPM3}
+LATENT: dict[str, Family] = {
+    "deepseek_v2": DEEPSEEK2,
+    "deepseek_v3": DEEPSEEK3,
+    "kimi_k2": DEEPSEEK3,
+    "glm4_moe_lite": GLM4_MOE_LITE,
+    "minicpm3": MINICPM3,
+}

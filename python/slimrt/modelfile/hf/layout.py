@@ -41,6 +41,7 @@ class _Module:
         shape: of the weight in the source, but for `transposed` and `half`.
         transposed: the weight is stored the other way round.
         half: which half of the source's rows it is; None: all.
+        alone: a bias without a weight, `theirs` is its whole name.
         experts: of how many it is the weights, one upon the other; `theirs` has a place for their number. 0: of none.
     """
 
@@ -50,9 +51,12 @@ class _Module:
     transposed: bool = False
     half: int | None = None
     experts: int = 0
+    alone: bool = False
 
     def sources(self, part: str) -> list[str]:
         """The source's names of what is stored as "weight" or "bias"."""
+        if self.alone:
+            return [self.theirs]
         return [f"{self.theirs.format(expert)}.{part}" for expert in range(self.experts or 1)]
 
     @property
@@ -89,7 +93,7 @@ class Layout:
                 raise ModelFormatError(f"{self.config.where}: {copy} differs from {self.embeddings[0]}")
         for module in self._modules():
             for part, dims in {"weight": module.shape, "bias": module.shape[:1]}.items():
-                if part == "weight" or module.among(self.biased):
+                if part == "bias" if module.alone else part == "weight" or module.among(self.biased):
                     used.update(module.sources(part))
                     yield self._tensor(module, part, dims)
         yield from self._head()
@@ -122,7 +126,8 @@ class Layout:
                     if (layer == 0 or name not in stack.only_first) and not self._reads_another(layer, name):
                         half, shape = stack.halves.get(name), self.sizes.shape(symbols)
                         experts = self.sizes.others["experts"] if "{}" in module else 0
-                        yield _Module(prefix + name, theirs + module, shape, self.family.conv1d, half, experts)
+                        alone = name in self.family.bias_alone
+                        yield _Module(prefix + name, theirs + module, shape, self.family.conv1d, half, experts, alone)
 
     def _layer(self, stack: Stack, layer: int) -> Mapping[str, tuple[str, str]]:
         leading = self.config.number(self.family.leading) if self.family.leading else 0
