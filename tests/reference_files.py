@@ -45,7 +45,7 @@ def load_gguf(path: Path, n_ctx: int) -> Weights:
     if layer_norm is not None:
         tensors = _whole_norms(tensors, arch, key("block_count"), d_model)
     layers = []
-    for i in range(key("block_count")):
+    for i in range(key("block_count") - key("nextn_predict_layers", 0)):
         prefix = f"blk.{i}."
         part = {name[len(prefix) :]: t for name, t in tensors.items() if name.startswith(prefix)}
         latent = latent_of_gguf(part, key, meta)

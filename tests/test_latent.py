@@ -11,11 +11,12 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import slimrt
-from conftest import GOLDEN, decode, open_engine, relative, values_of
+from conftest import CUDA_MISSING, GOLDEN, decode, open_engine, relative, values_of
 from gguf_shapes import finish, finish_sparse
 from reference import Reference
 from slimrt import _core
-from slimrt.modelfile.gguf import F32, Tensor, read_gguf, uint32, write_gguf
+from slimrt.modelfile.gguf import Tensor, array, read_gguf, uint32, write_gguf
+from test_cuda import bound
 
 IDS = np.random.default_rng(3).integers(3, 100, 60)
 SIZES = {"n_heads": 4, "plain": 12, "rotating": 8, "v": 10, "latent": 20}  # of the tiny models
@@ -81,12 +82,12 @@ def test_layers_for_further_tokens_do_not_run(convert, tmp_path):
     assert np.array_equal(*logits)
     beyond = {**more, "blk.4.attn_norm.weight": np.ones(48)}
     with pytest.raises(slimrt.UnsupportedError, match="blk.4.attn_norm"):
-        open_engine(with_tensors(path, tmp_path / "beyond.gguf", beyond, count), "latent", "f32")
+        _core.Engine(str(with_tensors(path, tmp_path / "beyond.gguf", beyond, count)))
     with pytest.raises(slimrt.UnsupportedError, match="blk.3."):
-        open_engine(with_tensors(path, tmp_path / "unnamed.gguf", more), "latent", "f32")
+        _core.Engine(str(with_tensors(path, tmp_path / "unnamed.gguf", more)))
     with pytest.raises(slimrt.ModelFormatError, match="nextn_predict_layers"):
         all_of_them = {"deepseek2.nextn_predict_layers": uint32(3)}
-        open_engine(with_tensors(path, tmp_path / "none.gguf", {}, all_of_them), "latent", "f32")
+        _core.Engine(str(with_tensors(path, tmp_path / "none.gguf", {}, all_of_them)))
 
 
 def test_directories_with_layers_for_further_tokens(convert, tmp_path):
@@ -98,13 +99,17 @@ def test_directories_with_layers_for_further_tokens(convert, tmp_path):
     slimrt.convert(directory, tmp_path / "out.gguf", progress=False)
     ours, wanted = values_of(tmp_path / "out.gguf"), values_of(convert(GOLDEN / "deepseek3"))
     assert ours.keys() == wanted.keys()
-    save_file(tensors | {"model.layers.4.eh_proj.weight": np.ones((48, 96), np.float32)}, directory / "model.safetensors")
+    save_file(
+        tensors | {"model.layers.4.eh_proj.weight": np.ones((48, 96), np.float32)}, directory / "model.safetensors"
+    )
     with pytest.raises(slimrt.UnsupportedError, match="model.layers.4"):
         slimrt.convert(directory, tmp_path / "more.gguf", progress=False)
 
 
 # ---------------------------------------------------------------- sizes
-def write(path, *, n_heads, d=48, plain=16, rotating=16, v=16, latent=32, n_layers=1, sparse=False, q_latent=0, changes=None):
+def write(
+    path, *, n_heads, d=48, plain=16, rotating=16, v=16, latent=32, n_layers=1, sparse=False, q_latent=0, changes=None
+):
     """A model without experts of any shape. sparse: its data is a hole."""
     writer, random = gguf.GGUFWriter(path, "deepseek2"), np.random.default_rng(0)
     row = latent + rotating
@@ -145,7 +150,10 @@ def test_any_number_of_heads(n_heads, tmp_path):
     path = write(tmp_path / "model.gguf", n_heads=n_heads)
     engine = open_engine(path, "latent", "f32", n_ctx=64, n_batch=30)
     sequence = engine.new_sequence()
-    got = [decode(engine, IDS[:40], 38, sequence), engine.append(sequence, IDS[40:])]
+    got = [
+        decode(engine, IDS[:40], 38, sequence),
+        engine.append([(sequence, IDS[40:].astype(np.int32))], all_logits=True),
+    ]
     assert relative(np.concatenate(got), Reference(path).logits(IDS)) < 1e-5
 
 
@@ -177,9 +185,26 @@ def test_sizes_that_do_not_fit_are_refused(changes, words, tmp_path):
             load(str(path))
 
 
+@pytest.mark.skipif(bool(CUDA_MISSING), reason=f"no CUDA device: {CUDA_MISSING}")
+@pytest.mark.parametrize(
+    ("n_heads", "dtype"),
+    [(16, "f32"), (16, "f16"), (16, "bf16"), (16, "q8"), (16, "fp8_e4m3"), (16, "q4"), (40, "f16"), (128, "q8")],
+)
+def test_many_heads_on_cuda(n_heads, dtype, tmp_path):
+    """Where whole tiles of matrices fit, and more heads than one call takes; tokens alone go on from the CPU's rows."""
+    path = write(tmp_path / "model.gguf", n_heads=n_heads, n_layers=2)
+    engines = {device: open_engine(path, "latent", dtype, n_ctx=128, device=device) for device in ("cpu", "cuda")}
+    sequences = {device: engine.new_sequence() for device, engine in engines.items()}
+    on_cpu, on_device = (decode(engines[d], IDS[:50], 50, sequences[d]) for d in engines)
+    assert relative(on_device, on_cpu) < bound("latent", "f32" if dtype == "f32" else "f16", path)
+    sequences["cuda"] = engines["cuda"].load_sequence(engines["cpu"].save_sequence(sequences["cpu"]))
+    on_cpu, on_device = (decode(engines[d], IDS[50:], 0, sequences[d]) for d in engines)
+    assert relative(on_device, on_cpu) < bound("latent", dtype, path)
+
+
 def test_rows_are_not_shared(convert, tmp_path):
     model = read_gguf(convert(GOLDEN / "deepseek2"))
-    owners = gguf_array([0, 0, 2])
+    owners = array([0, 0, 2], gguf.GGUFValueType.UINT32)
     write_gguf(tmp_path / "shared.gguf", model.with_metadata({"slimrt.cache.owners": owners}), show_progress=False)
     with pytest.raises(slimrt.UnsupportedError, match="share no rows"):
-        open_engine(tmp_path / "shared.gguf", "latent", "f32")
+        _core.Engine(str(tmp_path / "shared.gguf"))
