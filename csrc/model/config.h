@@ -41,7 +41,9 @@ struct ModelConfig {
     float embedding_scale = 1, residual_scale = 1;  // of the embedding, of what attention and FFN add
     float score_scale = 1, output_scale = 1;        // of scores, of what the head reads
     float clamp_kqv = 0;                            // 0: none, else q, k and v are clamped to it
-    float alibi_bias = 8;                           // with ALiBi
+    double query_growth = 0;  // g: q of position p are times 1 + g ln(1 + floor(p / query_growth_length))
+    int64_t query_growth_length = 1;
+    float alibi_bias = 8;  // with ALiBi
     float norm_eps = 0;
     Activation activation = Activation::silu;
     std::vector<RopeConfig> ropes;    // which layers name; none without RoPE
@@ -89,6 +91,8 @@ int relative_bucket(const ModelConfig& config, int64_t distance, bool causal);
 struct RopeFrequencies {
     std::vector<double> pairs;
     double magnitude = 1;
+    double growth = 0;  // of the magnitude by position: of q, see ModelConfig
+    int64_t growth_length = 1;
 
     /// cos/sin table [n_ctx, 2 * pairs] f32 (kernels/backend.h: Rope).
     std::vector<float> table(int64_t n_ctx) const;
