@@ -16,7 +16,7 @@ from slimrt.errors import CacheUnsupportedError, SlimrtError, UnsupportedError
 from slimrt.folding.spectrum import QUANTILES, Spectrum, spectra
 from slimrt.measure.plots import check_plot, plot_spectra
 from slimrt.modelfile.source import ModelSource
-from slimrt.modes import CACHE_TYPES, CODED_BY_AGE, INVERTED
+from slimrt.modes import AGING, CACHE_TYPES, CODED_BY_AGE, INVERTED
 from slimrt.plumbing.progress import wanted
 from slimrt.plumbing.units import format_bytes
 
@@ -101,7 +101,7 @@ def _report(source: ModelSource) -> dict[str, Any]:
     report = _contents(str(source.gguf), file, tensors)
     try:
         modes = [_cache_mode(source, mode) for mode in _described(source, cross=False)]
-        report |= {"cache_modes": modes, "cache": _chosen(source)}
+        report |= {"cache_modes": modes, "pays": _pays(modes), "cache": _chosen(source)}
         return report | ({"cross_modes": _cross_modes(source)} if source.has_encoder else {})
     except SlimrtError as error:  # a vocabulary, or an architecture that only others run: still worth a look
         return report | {"cache_modes": [], "cache": None, "unsupported": str(error)}
@@ -157,6 +157,25 @@ def _cache_mode(source: ModelSource, mode: dict[str, Any]) -> dict[str, Any]:
     return line | {"imprecise": _imprecise(source, "self-attention", mode)}
 
 
+def _pays(modes: list[dict[str, Any]]) -> dict[str, dict[str, Any] | None]:
+    """For each of kv's usual types the mode whose rows take least and lose no more than rounding does, with its share of
+    kv's bytes; None: kv itself. Modes whose rows lose more as they age are left out: how much is said at conversion."""
+    kv = next(mode["bytes_per_token_by_type"] for mode in modes if mode["mode"] == "kv")
+    found: dict[str, dict[str, Any] | None] = {}
+    for name in ("f16", "q8") if {"f16", "q8"} <= kv.keys() else ():
+        sizes = {
+            mode["mode"]: mode["bytes_per_token_by_type"][name]
+            for mode in modes
+            if name in mode["bytes_per_token_by_type"] and mode["mode"] not in AGING and name not in mode["imprecise"]
+        }
+        least = min(sizes, key=lambda mode: sizes[mode])
+        pays = sizes[least] < kv[name]
+        found[name] = (
+            {"mode": least, "bytes_per_token": sizes[least], "of_kv": sizes[least] / kv[name]} if pays else None
+        )
+    return found
+
+
 def _chosen(source: ModelSource) -> list[dict[str, Any]] | None:
     """What the file was converted for, layer by layer; None: for nothing."""
     if not source.says_cache:
@@ -192,6 +211,10 @@ def _print(report: dict[str, Any], *, all_tensors: bool) -> None:
     print(f"\nchat template: {'yes' if report['chat_template'] else 'no'}\n\ncache modes")
     for mode in report["cache_modes"]:
         print(f"  {mode['mode']:3} {_answer(mode)}")
+    for name, one in report.get("pays", {}).items():
+        print(
+            f"pays in {name}: " + (f"{one['mode']}, {100 * one['of_kv']:.0f} % of kv's bytes" if one else "kv itself")
+        )
     for mode in report.get("cross_modes", ()):
         print(f"  cross {mode['mode']:3} {_cross_answer(mode)}")
     if "unsupported" in report:
