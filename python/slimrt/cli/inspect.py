@@ -158,21 +158,19 @@ def _cache_mode(source: ModelSource, mode: dict[str, Any]) -> dict[str, Any]:
 
 
 def _pays(modes: list[dict[str, Any]]) -> dict[str, dict[str, Any] | None]:
-    """For each of kv's usual types the mode whose rows take least and lose no more than rounding does, with its share of
-    kv's bytes; None: kv itself. Modes whose rows lose more as they age are left out: how much is said at conversion."""
+    """For each of kv's usual types the mode whose rows take least, of those that lose no more than rounding does (of the
+    others a conversion says how much), with its share of kv's bytes; None: kv itself."""
     kv = next(mode["bytes_per_token_by_type"] for mode in modes if mode["mode"] == "kv")
     found: dict[str, dict[str, Any] | None] = {}
-    for name in ("f16", "q8") if {"f16", "q8"} <= kv.keys() else ():
+    for name in ("f16", "q8"):
         sizes = {
             mode["mode"]: mode["bytes_per_token_by_type"][name]
             for mode in modes
             if name in mode["bytes_per_token_by_type"] and mode["mode"] not in AGING and name not in mode["imprecise"]
         }
-        least = min(sizes, key=lambda mode: sizes[mode])
-        pays = sizes[least] < kv[name]
-        found[name] = (
-            {"mode": least, "bytes_per_token": sizes[least], "of_kv": sizes[least] / kv[name]} if pays else None
-        )
+        least = min(sizes, key=lambda mode: (sizes[mode], mode in INVERTED))
+        of_kv = sizes[least] / kv[name]
+        found[name] = {"mode": least, "bytes_per_token": sizes[least], "of_kv": of_kv} if of_kv < 1 else None
     return found
 
 
@@ -212,9 +210,8 @@ def _print(report: dict[str, Any], *, all_tensors: bool) -> None:
     for mode in report["cache_modes"]:
         print(f"  {mode['mode']:3} {_answer(mode)}")
     for name, one in report.get("pays", {}).items():
-        print(
-            f"pays in {name}: " + (f"{one['mode']}, {100 * one['of_kv']:.0f} % of kv's bytes" if one else "kv itself")
-        )
+        best = f"{one['mode']}, {100 * one['of_kv']:.0f} % of kv's bytes" if one else "kv itself"
+        print(f"pays in {name}: {best}")
     for mode in report.get("cross_modes", ()):
         print(f"  cross {mode['mode']:3} {_cross_answer(mode)}")
     if "unsupported" in report:
