@@ -16,7 +16,7 @@ from slimrt.errors import CacheUnsupportedError, SlimrtError, UnsupportedError
 from slimrt.folding.spectrum import QUANTILES, Spectrum, spectra
 from slimrt.measure.plots import check_plot, plot_spectra
 from slimrt.modelfile.source import ModelSource
-from slimrt.modes import AGING, CACHE_TYPES, CODED_BY_AGE, INVERTED
+from slimrt.modes import AGING, CACHE_TYPES, CODED_BY_AGE, INVERTED, RESIDUAL_MODE
 from slimrt.plumbing.progress import wanted
 from slimrt.plumbing.units import format_bytes
 
@@ -158,19 +158,17 @@ def _cache_mode(source: ModelSource, mode: dict[str, Any]) -> dict[str, Any]:
 
 
 def _pays(modes: list[dict[str, Any]]) -> dict[str, dict[str, Any] | None]:
-    """For each of kv's usual types the mode whose rows take least, of those that lose no more than rounding does (of the
-    others a conversion says how much), with its share of kv's bytes; None: kv itself."""
+    """For each of kv's usual types the mode whose rows take least, and its share of kv's bytes; None: kv itself. One that
+    needs a residual only where no other takes less than kv, and none whose rows lose more as they age."""
     kv = next(mode["bytes_per_token_by_type"] for mode in modes if mode["mode"] == "kv")
     found: dict[str, dict[str, Any] | None] = {}
     for name in ("f16", "q8"):
-        sizes = {
-            mode["mode"]: mode["bytes_per_token_by_type"][name]
-            for mode in modes
-            if name in mode["bytes_per_token_by_type"] and mode["mode"] not in AGING and name not in mode["imprecise"]
-        }
-        least = min(sizes, key=lambda mode: (sizes[mode], mode in INVERTED))
-        of_kv = sizes[least] / kv[name]
-        found[name] = {"mode": least, "bytes_per_token": sizes[least], "of_kv": of_kv} if of_kv < 1 else None
+        exact = [one for one in modes if one["legal"] and one["mode"] not in AGING and name not in one["imprecise"]]
+        sizes = {one["mode"]: one["bytes_per_token_by_type"][name] for one in exact}
+        smaller = [mode for mode, size in sizes.items() if size < kv[name]]
+        best = min(smaller, key=lambda mode: (mode == RESIDUAL_MODE, sizes[mode], mode in INVERTED), default=None)
+        said = best and {"mode": best, "bytes_per_token": sizes[best], "of_kv": sizes[best] / kv[name]}
+        found[name] = said or None
     return found
 
 
