@@ -158,8 +158,8 @@ def _cache_mode(source: ModelSource, mode: dict[str, Any]) -> dict[str, Any]:
 
 
 def _pays(modes: list[dict[str, Any]]) -> dict[str, dict[str, Any] | None]:
-    """For each of kv's usual types the mode whose rows take least, and its share of kv's bytes; None: kv itself. One that
-    needs a residual only where no other takes less than kv, and none whose rows lose more as they age."""
+    """For each of kv's usual types the mode whose rows take least, and its share of kv's bytes; None: kv itself. One
+    that needs a residual only where no other takes less than kv, and none whose rows lose more as they age."""
     kv = next(mode["bytes_per_token_by_type"] for mode in modes if mode["mode"] == "kv")
     found: dict[str, dict[str, Any] | None] = {}
     for name in ("f16", "q8"):
