@@ -59,6 +59,7 @@ nb::dict architecture_dict(const Architecture& a) {
     d["window_rope"] = name_of(a.layers.window_rope);
     d["window_base"] = a.layers.window_base;
     d["unturned_period"] = a.layers.unturned_period;
+    d["whole_ramp"] = a.whole_ramp;
     d["encoder"] = name_of(a.encoder);
     return d;
 }

@@ -147,6 +147,7 @@ class Architecture:
         window_rope: how layers with a window turn q and k: the "same" as the others, by their "own" base (window_base;
             0: that of the others) without scaling, or they "only".
         unturned_period: in every so many-th layer q and k know no positions; 0: in none.
+        whole_ramp: YaRN's ramp begins and ends at a pair, else between pairs.
         encoder: what it reads: "none", "tokens", "mel" or "audio".
     """
 
@@ -162,6 +163,7 @@ class Architecture:
     window_rope: str
     window_base: float
     unturned_period: int
+    whole_ramp: bool
     encoder: str
 
     @property

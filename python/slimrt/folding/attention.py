@@ -38,6 +38,7 @@ class Attention:
         scaled: scores are divided by the square root of a head's width (all but T5's), unless score_scale says another.
         alibi: ALiBi's largest bias, of which the slopes of heads are shares; 0: there is none.
         clamp: what q, k and v are clamped to; 0: not at all.
+        whole_ramp: YaRN's ramp begins and ends at a pair.
         score_cap: scores s become cap * tanh(s / cap), once scaled; 0: they do not.
         sinks: a logit of each head joins the softmax's denominator (attn_sinks).
         window: tokens that a query sees; 0: all. own_base: of a RoPE that is not scaled; 0: as the file says it of all
@@ -69,6 +70,7 @@ class Attention:
     unrotated: bool = False
     alibi: float = 0.0
     clamp: float = 0.0
+    whole_ramp: bool = True
     score_cap: float = 0.0
     sinks: bool = False
     positions: tuple[Positions, ...] = ()
@@ -97,6 +99,7 @@ class Attention:
             qk_norm=traits.qk_norm,
             layer_norm=traits.norm == "layer",
             positions=positions_of(model, traits),
+            whole_ramp=traits.whole_ramp,
             eps=model.size(f"attention.layer_norm_{'' if traits.norm == 'layer' else 'rms_'}epsilon", 0.0),
             owners=tuple(owners_of(model)),
             unrotated=model.value(KEYS, "") == "unrotated",
