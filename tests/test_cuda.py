@@ -46,6 +46,7 @@ CASES = [
     ("bitnet", "kv"),
     ("openlm", "kv"),
     ("olmo_clipped", "kv"),
+    ("gpt_oss_plain", "kv"),  # sinks, windows, experts with biases
     ("gemma3", "kv"),  # windows, which turn otherwise
     ("olmo3", "k"),
     ("cohere2", "k"),  # layers that know no positions
