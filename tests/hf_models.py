@@ -55,6 +55,16 @@ BLOOM = {
 MPT = {"d_model": 48, "n_layers": 2, "n_heads": 6, "vocab_size": 101, "max_seq_len": 128, "eos_token_id": 0}
 OPT = {key: value for key, value in SMALL.items() if key not in ("rms_norm_eps", "num_key_value_heads")}
 OPT |= {"ffn_dim": 88, "word_embed_proj_dim": 48, "tie_word_embeddings": True}
+GPT_OSS = {
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 40,
+    "num_local_experts": 5,
+    "num_experts_per_tok": 3,
+    "sliding_window": 13,
+    "eos_token_id": [2, 7, 9],
+}
 BASES = {"gpt2": GPT2, "gpt_neox": GPT_NEOX, "phi": GPT_NEOX, "bloom": BLOOM, "mpt": MPT, "opt": OPT}  # others: SMALL
 CLASSES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM",
            "phi3": "Phi3ForCausalLM", "gpt2": "GPT2LMHeadModel", "gpt_neox": "GPTNeoXForCausalLM",
@@ -66,7 +76,8 @@ CLASSES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2"
            "qwen3_moe": "Qwen3MoeForCausalLM", "granitemoe": "GraniteMoeForCausalLM",
            "bitnet": "BitNetForCausalLM", "gemma3_text": "Gemma3ForCausalLM", "olmo3": "Olmo3ForCausalLM",
            "cohere2": "Cohere2ForCausalLM", "exaone4": "Exaone4ForCausalLM",
-           "smollm3": "SmolLM3ForCausalLM", "ministral3": "Ministral3ForCausalLM"}  # fmt: skip
+           "smollm3": "SmolLM3ForCausalLM", "ministral3": "Ministral3ForCausalLM",
+           "gpt_oss": "GptOssForCausalLM"}  # fmt: skip
 LONG_FACTORS = {"short_factor": [1.0, 1.1, 1.3, 1.4, 1.7, 2.0], "long_factor": [1.2, 2.1, 3.5, 6.0, 8.5, 11.0]}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 32}  # fmt: skip
@@ -135,6 +146,13 @@ def legacy_gemma3(config: dict[str, Any]) -> None:
     config["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
     config.pop("layer_types")
     config["sliding_window_pattern"] = 3
+
+
+def gpt_oss(config: dict[str, Any]) -> None:
+    """The spelling of gpt-oss's configurations."""
+    legacy_rope(config)
+    config.pop("swiglu_alpha", None)
+    config["swiglu_limit"] = 7.0
 
 
 def unused_window(config: dict[str, Any]) -> None:
@@ -438,6 +456,33 @@ MODELS = {
             "logits_scaling": 3.0,
         },
     ),
+    "gpt_oss": Tiny(
+        "gpt_oss",
+        {
+            **GPT_OSS,
+            "max_position_embeddings": 4096,
+            "rope_parameters": {
+                "rope_theta": 1000.0,
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "truncate": False,
+                "original_max_position_embeddings": 1024,  # the ramp begins at pair 1.9 and ends at 5.9
+            },
+        },
+        dtype="bfloat16",
+        rewrite=gpt_oss,
+    ),
+    "gpt_oss_plain": Tiny(
+        "gpt_oss",
+        {
+            **GPT_OSS,
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_local_experts": 3,
+            "num_experts_per_tok": 2,
+            "rope_parameters": {"rope_theta": 1000.0, "rope_type": "default"},
+        },
+    ),
     "gpt2_tanh": Tiny("gpt2", {"activation_function": "gelu_new"}),
     "gpt2_erf": Tiny("gpt2", {"activation_function": "gelu", "tie_word_embeddings": False, "n_inner": 80}, seed=4),
 }
@@ -472,6 +517,8 @@ def build(name: str) -> Any:
                 value.copy_(0.2 * noise + (0 if key.endswith("bias") or tiny.family == "gemma" else 1))
             elif key.endswith("bias"):
                 value.copy_(0.5 * noise)
+            elif tiny.family == "gpt_oss" and key.endswith(("gate_up_proj", "sinks")):
+                value.copy_(noise)  # so that what is clamped, and what sinks take, is some of all
             else:
                 value.copy_(0.2 * noise)
     return model

@@ -37,9 +37,15 @@ def layer_norm(x: Array, weight: Array, bias: Array, eps: float) -> Array:
     return centred / np.sqrt(np.mean(centred * centred, axis=-1, keepdims=True) + eps) * weight + bias
 
 
-def softmax(scores: Array) -> Array:
-    p = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    return p / p.sum(axis=-1, keepdims=True)
+def softmax(scores: Array, sink: float = -np.inf) -> Array:
+    """sink: a score beside them whose weight is left out."""
+    high = np.maximum(scores.max(axis=-1, keepdims=True), sink)
+    p = np.exp(scores - high)
+    return p / (p.sum(axis=-1, keepdims=True) + np.exp(sink - high))
+
+
+def capped(x: Array, cap: float) -> Array:
+    return cap * np.tanh(x / cap) if cap else x
 
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -48,7 +54,13 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu_erf": lambda x: 0.5 * x * (1 + np.vectorize(erf)(x / sqrt(2))),
     "relu": lambda x: np.maximum(x, 0),
     "relu_squared": lambda x: np.maximum(x, 0) ** 2,
+    "clamped_swish": lambda x: np.minimum(x, 7) / (1 + np.exp(-1.702 * np.minimum(x, 7))),
 }
+
+
+def gated(kind: str, gate: Array, up: Array) -> Array:
+    """What an activation of the gate lets through: of gpt-oss's one more than its factor, which is clamped."""
+    return ACTIVATIONS[kind](gate) * (np.clip(up, -7, 7) + 1 if kind == "clamped_swish" else up)
 
 
 @dataclass
@@ -72,14 +84,20 @@ class Rope:
         return out
 
 
-def yarn(inv_freq: Array, factor: float, original_ctx: int, base: float, fast: float, slow: float) -> Array:
-    """Turns fewer than `slow` times within the original context: interpolated; more than `fast` times: kept."""
+def yarn(
+    inv_freq: Array, factor: float, original_ctx: int, base: float, fast: float, slow: float, whole_ramp: bool = True
+) -> Array:
+    """Turns fewer than `slow` times within the original context: interpolated; more than `fast` times: kept; a ramp
+    between, which may begin and end between pairs."""
     half = len(inv_freq)
 
     def pair_turning(times: float) -> float:
         return 2 * half * np.log(original_ctx / (times * 2 * pi)) / (2 * np.log(base))
 
-    low, high = max(np.floor(pair_turning(fast)), 0), min(np.ceil(pair_turning(slow)), 2 * half - 1)
+    first, last = pair_turning(fast), pair_turning(slow)
+    if whole_ramp:
+        first, last = np.floor(first), np.ceil(last)
+    low, high = max(first, 0), min(last, 2 * half - 1)
     kept = 1 - np.clip((np.arange(half) - low) / max(high - low, 0.001), 0, 1)
     return inv_freq / factor * (1 - kept) + inv_freq * kept
 
@@ -114,6 +132,7 @@ class Layer:
     gate_b: Array | None = None
     attn_sub_norm: Array | None = None  # of what W_O and down read
     ffn_sub_norm: Array | None = None
+    sinks: Array | None = None  # of each head: a score that has no value
     rope: Rope | None = None
     window: int = 0  # 0: none; else position i sees j > i - window
 
@@ -145,6 +164,8 @@ class Weights:
     slopes: Array | None = None  # ALiBi, of each head
     query_growth: float = 0.0  # q of position p times 1 + this ln(1 + p // query_growth_length)
     query_growth_length: int = 1
+    score_cap: float = 0.0  # s becomes cap * tanh(s / cap); 0: it does not
+    logit_cap: float = 0.0
 
 
 class Reference:
@@ -172,6 +193,7 @@ class Reference:
         self._derived: dict[tuple[str, int], Array] = {}
         self._folds = folds or {}
         self.owners = list(owners or range(len(self.w.layers)))
+        self.sinks: Array | None = None  # of the layer that reads
 
     # ------------------------------------------------ derived weights
     def w_kv(self, i: int) -> Array:
@@ -246,7 +268,7 @@ class Reference:
         for cache in caches:
             cache.settle()
         states = self.norm(x, self.w.norm, self.w.norm_b) * self.w.logit_scale
-        return plus(states @ self.w.head.T, self.w.head_b)
+        return capped(plus(states @ self.w.head.T, self.w.head_b), self.w.logit_cap)
 
     def norm(self, x: Array, weight: Array | None, bias: Array | None = None) -> Array:
         if weight is None:
@@ -266,12 +288,12 @@ class Reference:
         return rms_norm(parts, weight, self.w.eps).reshape(x.shape)
 
     def _ffn(self, layer: Layer, x: Array) -> Array:
-        activation = ACTIVATIONS[self.w.activation]
+        kind = self.w.activation
         if layer.experts is not None:
-            return layer.experts(activation, x)
+            return layer.experts(partial(gated, kind), x)
         assert layer.up is not None and layer.down is not None
         up = plus(x @ layer.up.T, layer.up_b)
-        hidden = activation(up) if layer.gate is None else activation(plus(x @ layer.gate.T, layer.gate_b)) * up
+        hidden = ACTIVATIONS[kind](up) if layer.gate is None else gated(kind, plus(x @ layer.gate.T, layer.gate_b), up)
         return plus(self.norm(hidden, layer.ffn_sub_norm) @ layer.down.T, layer.down_b)
 
     # ------------------------------------------------ attention
@@ -281,6 +303,7 @@ class Reference:
         """[n, d_model] -> [n, n_heads * dv]. Rows of the owner: the step's exact, earlier ones as stored."""
         owner = self.owners[i]
         cache, layer = caches[owner], self.w.layers[i]
+        self.sinks = layer.sinks
         mode = CACHE_MODES[cache.mode]
         chunk = n_batch if n_batch and (len(x) > n_batch or len(x) > BLOCK and cache.length) else 0
         if owner == i:
@@ -313,10 +336,11 @@ class Reference:
         seen = np.arange(scores.shape[1])[None, :] <= positions[:, None]
         if window:
             seen &= np.arange(scores.shape[1])[None, :] > positions[:, None] - window
-        scores = scores * (self.w.score_scale or 1 / sqrt(self.dk))
+        scores = capped(scores * (self.w.score_scale or 1 / sqrt(self.dk)), self.w.score_cap)
         if self.w.slopes is not None:
             scores = scores + self.w.slopes[head] * (np.arange(scores.shape[1])[None, :] - positions[:, None])
-        return softmax(np.where(seen & ~np.isnan(scores), scores, -np.inf))  # NaN: forgotten
+        scores = np.where(seen & ~np.isnan(scores), scores, -np.inf)  # NaN: forgotten
+        return softmax(scores, -np.inf if self.sinks is None else self.sinks[head])
 
 
 class Cache:

@@ -11,24 +11,28 @@ import numpy as np
 
 from reference_formats import Array
 
+Gated = Callable[[Array, Array], Array]  # of gate and up, see reference.py
 SHARED = ("shared_expert", "shared_experts")
 
 
 @dataclass
 class Network:
-    """down(activation(gate x) * up x); weights [out, in]."""
+    """down(gated(gate x, up x)); weights [out, in], biases [out] or zeros."""
 
     gate: Array
     up: Array
     down: Array
+    biases: tuple[Array | float, Array | float, Array | float] = (0.0, 0.0, 0.0)
 
-    def __call__(self, activation: Callable[[Array], Array], x: Array) -> Array:
-        return (activation(x @ self.gate.T) * (x @ self.up.T)) @ self.down.T
+    def __call__(self, gated: Gated, x: Array) -> Array:
+        of_gate, of_up, of_down = self.biases
+        return gated(x @ self.gate.T + of_gate, x @ self.up.T + of_up) @ self.down.T + of_down
 
 
 @dataclass
 class Experts:
-    """used: experts of a token. share: [d], makes the logit of what all tokens take; None: all of it."""
+    """used: experts of a token. share: [d], makes the logit of what all tokens take; None: all of it. groups: how many
+    there are and how many are used; bias: [experts], for the choice alone."""
 
     router: Array
     of: list[Network]
@@ -37,21 +41,33 @@ class Experts:
     scale: float = 1.0
     shared: Network | None = None
     share: Array | None = None
+    sigmoid: bool = False
+    groups: tuple[int, int] = (1, 1)
+    bias: Array | None = None
+    router_bias: Array | float = 0.0
 
-    def __call__(self, activation: Callable[[Array], Array], x: Array) -> Array:
-        return np.stack([self._token(activation, row) for row in x])
+    def __call__(self, gated: Gated, x: Array) -> Array:
+        return np.stack([self._token(gated, row) for row in x])
 
-    def _token(self, activation: Callable[[Array], Array], x: Array) -> Array:
-        scores = self.router @ x
+    def _token(self, gated: Gated, x: Array) -> Array:
+        scores = self.router @ x + self.router_bias
         p = np.exp(scores - scores.max())
-        p /= p.sum()
-        chosen = sorted(range(len(p)), key=lambda expert: (-p[expert], expert))[: self.used]
+        p = 1 / (1 + np.exp(-scores)) if self.sigmoid else p / p.sum()
+        chosen = self._chosen(p if self.bias is None else p + self.bias.ravel())
         total = p[chosen].sum() if self.renormalised else 1.0
-        out = sum(self.scale * p[expert] / total * self.of[expert](activation, x) for expert in chosen)
+        out = sum(self.scale * p[expert] / total * self.of[expert](gated, x) for expert in chosen)
         if self.shared is not None:
             share = 1.0 if self.share is None else 1 / (1 + np.exp(-self.share.ravel() @ x))
-            out = out + share * self.shared(activation, x)
+            out = out + share * self.shared(gated, x)
         return np.asarray(out)
+
+    def _chosen(self, by: Array) -> list[int]:
+        n_groups, n_used = self.groups
+        groups = by.reshape(n_groups, -1)
+        counts = [sum(sorted(group)[-2 if self.sigmoid else -1 :]) for group in groups]
+        used = sorted(range(n_groups), key=lambda group: (-counts[group], group))[:n_used]
+        left = [expert for expert in range(len(by)) if expert // groups.shape[1] in used]
+        return sorted(left, key=lambda expert: (-by[expert], expert))[: self.used]
 
 
 def experts_of_gguf(part: Mapping[str, Array], key: Callable[..., Any], arch: str) -> Experts | None:
@@ -59,15 +75,26 @@ def experts_of_gguf(part: Mapping[str, Array], key: Callable[..., Any], arch: st
     if "ffn_gate_inp.weight" not in part:
         return None
     stacks = [part[f"ffn_{name}_exps.weight"] for name in ("gate", "up", "down")]
+    biases = [part.get(f"ffn_{name}_exps.bias") for name in ("gate", "up", "down")]
+    of = [Network(*matrices) for matrices in zip(*stacks, strict=True)]
+    if biases[0] is not None:
+        of = [
+            Network(*matrices, biases=added)
+            for *matrices, added in zip(*stacks, zip(*biases, strict=True), strict=True)
+        ]
     shared = [part.get(f"ffn_{name}_shexp.weight") for name in ("gate", "up", "down")]
     return Experts(
         part["ffn_gate_inp.weight"],
-        [Network(*matrices) for matrices in zip(*stacks, strict=True)],
+        of,
         used=key("expert_used_count"),
-        renormalised=key("expert_weights_norm", arch in ("llama", "qwen3moe", "granitemoe")),
+        renormalised=key("expert_weights_norm", arch in ("llama", "qwen3moe", "granitemoe", "gpt-oss")),
         scale=key("expert_weights_scale", 1.0),
         shared=None if shared[0] is None else Network(*shared),
         share=part.get("ffn_gate_inp_shexp.weight"),
+        sigmoid=key("expert_gating_func", 1) == 2,
+        groups=(key("expert_group_count", 1), key("expert_group_used_count", 1)),
+        bias=part.get("exp_probs_b.bias"),
+        router_bias=part.get("ffn_gate_inp.bias", 0.0),
     )
 
 

@@ -46,6 +46,8 @@ def load_gguf(path: Path, n_ctx: int) -> Weights:
     for i in range(key("block_count")):
         prefix = f"blk.{i}."
         part = {name[len(prefix) :]: t for name, t in tensors.items() if name.startswith(prefix)}
+        if arch in FFN_NORM:
+            part["ffn_norm.weight"] = part.pop(FFN_NORM[arch])
         layers.append(_layer(part, n_heads * head_dim, n_kv_heads * head_dim))
         layers[-1].experts = experts_of_gguf(part, key, arch)
     windows = _windows_of_gguf(key, arch, len(layers))
@@ -79,6 +81,8 @@ def load_gguf(path: Path, n_ctx: int) -> Weights:
         query_growth=key("attention.temperature_scale", 0.0),
         query_growth_length=key("rope.scaling.original_context_length", 1),
         qk_layer_norm=layer_norm is not None,
+        score_cap=key("attn_logit_softcapping", 0.0),
+        logit_cap=key("final_logit_softcapping", 0.0),
         slopes=_slopes(n_heads, key("attention.max_alibi_bias", 8.0)) if arch in ("bloom", "mpt") else None,
     )
 
@@ -86,8 +90,16 @@ def load_gguf(path: Path, n_ctx: int) -> Weights:
 # Where the file does not say.
 ACTIVATIONS = {"gpt2": "gelu_tanh", "gptneox": "gelu_erf", "phi2": "gelu_tanh", "gemma": "gelu_tanh"}
 ACTIVATIONS |= {"bloom": "gelu_tanh", "mpt": "gelu_erf", "opt": "relu", "gemma3": "gelu_tanh"}
+ACTIVATIONS |= {"gpt-oss": "clamped_swish"}
+FFN_NORM = {"gpt-oss": "post_attention_norm.weight"}  # what the norm of the FFN's input is called
 WITHOUT_ROPE = ("gpt2", "bloom", "mpt", "opt")
-FULL_EVERY = {"gemma3": 6, "olmo2": 4, "cohere2": 4, "exaone4": 4}  # the others' windows are in all layers
+FULL_EVERY = {
+    "gpt-oss": 2,
+    "gemma3": 6,
+    "olmo2": 4,
+    "cohere2": 4,
+    "exaone4": 4,
+}  # the others' windows are in all layers
 WINDOWS_ROPE = {"gemma3": 10000.0, "olmo2": None}  # the base of their windows' own RoPE; None: that of the others
 INTERLEAVED = (
     "llama",
@@ -163,7 +175,7 @@ def _rope_of_gguf(key: Any, tensors: dict[str, Array], head_dim: int, arch: str,
         inv_freq = inv_freq / factor
     if kind == "yarn":
         fast, slow = key("rope.scaling.yarn_beta_fast", 32.0), key("rope.scaling.yarn_beta_slow", 1.0)
-        inv_freq = yarn(inv_freq, factor, original, base, fast, slow)
+        inv_freq = yarn(inv_freq, factor, original, base, fast, slow, whole_ramp=arch != "gpt-oss")
         scale = scale * (0.1 * log(factor) + 1)
     return Rope(inv_freq, interleaved=arch in INTERLEAVED, scale=scale)
 
@@ -202,6 +214,7 @@ def _layer(part: dict[str, Array], q_rows: int, kv_rows: int) -> Layer:
         down=down,
         down_b=part.get("ffn_down.bias"),
         attn_sub_norm=part.get("attn_sub_norm.weight"),
+        sinks=part.get("attn_sinks.weight"),
         ffn_sub_norm=part.get("ffn_sub_norm.weight"),
     )
 

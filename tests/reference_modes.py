@@ -239,12 +239,13 @@ def inverse_rms(m: Reference, k: Array, weight: Array) -> Array:
 
 
 def read_keys(m: Reference, i: int, k: Array, rows: Rows) -> Array:
-    """k of all rows as scores read it, [T, kv heads, dim]. Its bias, without RoPE, shifts all scores of a query alike:
-    left out."""
+    """k of all rows as scores read it, [T, kv heads, dim]. Its bias, without RoPE or a cap, shifts all scores of a
+    query alike: left out."""
     layer = m.w.layers[i]
     if layer.k_norm is not None:
         k = (in_parts(k, layer.k_norm) * rows["n"][..., None] * layer.k_norm).reshape(k.shape)
-    return m.rotate(plus(k, layer.bk if layer.rope else None), m.w.n_kv_heads, np.arange(len(k)), i)
+    bias = layer.bk if layer.rope or m.w.score_cap else None
+    return m.rotate(plus(k, bias), m.w.n_kv_heads, np.arange(len(k)), i)
 
 
 def attend_k(m: Reference, i: int, q: Array, rows: Rows, positions: Positions, absorbed: bool):

@@ -87,6 +87,7 @@ CASES = [
     ("opt", "v"),
     ("opt", "x"),
     ("cohere", "k"),
+    ("gpt_oss", "kv"),  # sinks, windows
     ("gemma3", "kv"),  # windows, which turn otherwise
     ("gemma3_mha", "k"),
     ("olmo3", "k"),
@@ -314,6 +315,8 @@ ILLEGAL = [
     ("granite", "v", 0, "RoPE"),
     ("glm4", "k", 0, "24 wide"),
     ("gemma3", "k", 0, "40 wide"),
+    ("gpt_oss", "k+r", 0, "attn_sinks"),
+    ("gpt_oss", ["kv", "lowrank", "kv"], 1, "attn_sinks"),
     ("olmo3", "x", 0, "QK-norm"),
     ("cohere2", "x", 0, "RoPE"),
     ("cohere2", ["kv", "kv", "kv", "xr"], 3, "no RoPE"),
@@ -340,7 +343,7 @@ def test_illegal_modes_say_layer_reason_and_alternatives(name, mode, layer, reas
         assert all(m in message.rsplit(":", 1)[-1] for m in legal), message
 
 
-WINDOWED = ("gemma3", "gemma3_mha", "olmo3", "cohere2", "exaone4")
+WINDOWED = ("gpt_oss", "gemma3", "gemma3_mha", "olmo3", "cohere2", "exaone4")
 
 
 def test_cache_modes_lists_every_mode_with_a_reason(convert):
@@ -373,6 +376,7 @@ def test_cache_modes_lists_every_mode_with_a_reason(convert):
         "bitnet": {"kv", "k+r"},
         "bitnet_online": {"kv", "k", "k+r"},
         "openlm": {"kv"},
+        "gpt_oss": {"kv"},
         "opt": {"kv", "k", "k+r", "v", "x"},
         "bloom": {"kv", "k", "k+r", "v", "x"},
         "mpt": {"kv", "k", "k+r", "v", "x"},

@@ -20,6 +20,7 @@ import v_heads
 from conftest import CUDA_MISSING, GOLDEN, GREEDY, decode, open_engine, product_unit, relative
 from gguf_shapes import Shape, write_random
 from no_cache import cla, mlkv
+from scored import capped, with_sinks
 from seq2seq_models import MODELS, N_PROMPT, source, tokens
 from seq2seq_models import decode as decode_seq2seq
 from slimrt import _core
@@ -45,6 +46,7 @@ CASES = [
     ("bitnet", "kv"),
     ("openlm", "kv"),
     ("olmo_clipped", "kv"),
+    ("gpt_oss_plain", "kv"),  # sinks, windows, experts with biases
     ("gemma3", "kv"),  # windows, which turn otherwise
     ("olmo3", "k"),
     ("cohere2", "k"),  # layers that know no positions
@@ -99,6 +101,18 @@ def bound(mode: str, dtype: str, path=None) -> float:
 def test_every_mode(name, mode, dtype, convert):
     """A prompt, then token by token: recorded steps are played again."""
     path = convert(GOLDEN / name)
+    on_cpu, on_device = (decode(open_engine(path, mode, dtype, device=d), IDS, N_PREFILL) for d in ("cpu", "cuda"))
+    assert relative(on_device, on_cpu) < bound(mode, dtype, path)
+
+
+@needs_device
+@pytest.mark.parametrize("dtype", ["f32", "q8"])
+@pytest.mark.parametrize(
+    ("name", "mode", "how"),
+    [("mistral_window", "kv", capped), ("llama_mha", "k", capped), ("qwen2_tied", "kv", with_sinks)],
+)
+def test_capped_scores_and_sinks(name, mode, how, dtype, convert, tmp_path):
+    path = how(convert(GOLDEN / name), tmp_path / "model.gguf")
     on_cpu, on_device = (decode(open_engine(path, mode, dtype, device=d), IDS, N_PREFILL) for d in ("cpu", "cuda"))
     assert relative(on_device, on_cpu) < bound(mode, dtype, path)
 

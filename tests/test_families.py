@@ -14,7 +14,7 @@ from conftest import GOLDEN, decode, open_engine, relative, rms
 from gguf_shapes import Shape, write_random, write_sparse
 from reference import Reference
 from slimrt.folding.attention import Attention
-from slimrt.modelfile.gguf import ModelData, Tensor, boolean, float32, read_gguf, string, write_gguf
+from slimrt.modelfile.gguf import ModelData, Tensor, boolean, float32, read_gguf, string, uint32, write_gguf
 
 IDS = np.random.default_rng(3).integers(3, 60, 40)
 FLOAT32 = 1e-5  # of an engine in float32 against the reference in float64, relative to the largest logit
@@ -73,6 +73,34 @@ def test_shares_of_experts_are_what_the_file_says(key, value, convert, tmp_path)
     path = rewritten(tmp_path / "model.gguf", changed)
     wanted, usual = Reference(path).logits(IDS), logits(convert(GOLDEN / "olmoe"))
     assert relative(logits(path), wanted) < FLOAT32 < 1e-4 < relative(usual, wanted)
+
+
+GROUPS = {"expert_count": uint32(6), "expert_group_count": uint32(3), "expert_group_used_count": uint32(2)}
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("fields", [{}, GROUPS], ids=["all", "groups"])
+@pytest.mark.parametrize("function", [1, 2])
+def test_experts_are_chosen_as_the_file_says(function, fields, biased, convert, tmp_path):
+    """Of a probability by sigmoids, of groups, with a bias for the choice: as DeepSeek-V2's and V3's files say it."""
+    model = read_gguf(convert(GOLDEN / "olmoe"))
+    said = {"expert_gating_func": uint32(function), "expert_weights_norm": boolean(True), **fields}
+    tensors = dict(model.tensors)
+    for layer in range(2):
+        p = f"blk.{layer}."
+        names = [f"{p}ffn_{part}.weight" for part in ("gate_inp", "gate_exps", "up_exps", "down_exps")]
+        tensors |= {name: Tensor.of(name, tensors[name].values()[: 6 if fields else 7]) for name in names}
+        if biased:
+            bias = 0.3 * np.random.default_rng(layer).normal(size=6 if fields else 7)
+            tensors[f"{p}exp_probs_b.bias"] = Tensor.of(f"{p}exp_probs_b.bias", bias.astype(np.float32))
+    changed = model.with_metadata({f"olmoe.{key}": value for key, value in said.items()})
+    path = rewritten(tmp_path / "model.gguf", ModelData(changed.metadata, tensors))
+    whole, plain = Reference(path), Reference(path)
+    assert relative(logits(path), whole.logits(IDS)) < FLOAT32
+    for layer in plain.w.layers:
+        layer.experts = replace(layer.experts, sigmoid=False, groups=(1, 1), bias=None)
+    if function == 2 or fields or biased:
+        assert relative(plain.logits(IDS), whole.logits(IDS)) > 1e-4
 
 
 @pytest.mark.parametrize(

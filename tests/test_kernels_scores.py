@@ -125,6 +125,25 @@ def test_cap_bias_and_sinks(name, extras, dtype, isa):
 
 
 @pytest.mark.parametrize("isa", DEVICES)
+@pytest.mark.parametrize("queries", [1, 40])
+@pytest.mark.parametrize("cap", [0.7, 50.0])
+def test_caps_are_precise(cap, queries, isa):
+    """A query that sees one row has its score for the log of the denominator: within a millionth of the cap."""
+    heads, dim = 16, 8
+    scores = np.geomspace(1e-3, 9, heads * queries) * cap * np.where(np.arange(heads * queries) % 2, 1, -1)
+    q = np.zeros((queries, heads, dim), np.float32)
+    q[..., 0] = scores.reshape(queries, heads)
+    k = np.zeros((queries, heads * dim), np.float32)
+    k[:, ::dim] = 1
+    plane = {"type": "f32", "rows": k, "stored_heads": heads, "heads": heads, "dim": dim}
+    _, lse = ops.attention_of_terms(
+        [plane | {"q": q.reshape(queries, -1)}], [plane | {"out": np.zeros_like(k)}], heads, queries, 1.0, 1, isa, 1,
+        score_cap=cap, lse=np.full((queries, heads), -np.inf, np.float32),
+    )  # fmt: skip
+    assert np.abs(lse - cap * np.tanh(q[..., 0].astype(np.float64) / cap)).max() < 1e-6 * cap
+
+
+@pytest.mark.parametrize("isa", DEVICES)
 @pytest.mark.parametrize("name", ["decode", "decode, grouped", "prompt after rows"])
 def test_parts_merge_as_one(name, isa):
     """Earlier rows' result in out and lse, with sinks in one of the calls: as all rows at once. What stands in a head

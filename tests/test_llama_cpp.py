@@ -30,6 +30,7 @@ UNREAD = (  # of which it does not read
     "olmo2_gqa",  # heads that are wider together than the input
     "gemma3_mha",  # which layers see a window, and the scale of scores
     "exaone4",  # windows, but in models of 64 layers
+    "gpt_oss",  # that YaRN's ramp lies between pairs
 )
 OWN_ACTIVATION = {"gelu_erf": "gelu_tanh", "relu_squared": "silu"}  # it knows no other of these architectures
 GELU = ("bloom", "gemma", "gemma3")  # architectures that have it where the file does not say
@@ -92,6 +93,16 @@ def test_tensors_are_where_llama_cpp_s_converter_puts_them(name, convert):
         if stem.endswith("input_linear"):  # Granite's: of each expert gate, then up
             for half, name_of_half in zip(np.split(values, 2, 1), ("gate", "up"), strict=True):
                 assert np.array_equal(ours[f"blk.{stem.split('.')[2]}.ffn_{name_of_half}_exps.{part}"], half), theirs
+            continue
+        if match := re.search(r"layers\.(\d+)\.mlp\.experts\.(gate_up|down)_proj(_bias)?$", theirs):  # gpt-oss's
+            rows = values if match[3] else values.swapaxes(1, 2)
+            of_parts = {"gate": rows[:, ::2], "up": rows[:, 1::2]} if match[2] == "gate_up" else {"down": rows}
+            for name_of_part, values_of_part in of_parts.items():
+                kind = "bias" if match[3] else "weight"
+                assert np.array_equal(ours[f"blk.{match[1]}.ffn_{name_of_part}_exps.{kind}"], values_of_part), theirs
+            continue
+        if part == "sinks":
+            assert np.array_equal(ours[f"{names.get_name(theirs)}.weight"], values)
             continue
         found = ours[f"{place_of(stem, names)}.{part}"]
         if name.startswith("gemma") and "norm" in stem:

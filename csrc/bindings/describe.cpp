@@ -59,6 +59,7 @@ nb::dict architecture_dict(const Architecture& a) {
     d["window_rope"] = name_of(a.layers.window_rope);
     d["window_base"] = a.layers.window_base;
     d["unturned_period"] = a.layers.unturned_period;
+    d["whole_ramp"] = a.whole_ramp;
     d["encoder"] = name_of(a.encoder);
     return d;
 }
@@ -129,7 +130,7 @@ nb::list modes_of_file(const FileOrPath& from) {
 nb::list modes_of_attention(int d_model, int n_heads, int n_kv_heads, int head_dim, int n_rot,
                             const std::string& qk_norm, int64_t window, bool cross, const std::string& type,
                             int rank, const std::string& residual_type, int v_heads, bool unrotated,
-                            float clamp, bool layer_norm) {
+                            float clamp, bool layer_norm, float score_cap, bool sinks) {
     if (d_model < 1 || n_heads < 1 || n_kv_heads < 1 || head_dim < 1 || n_rot < 0 || n_rot > head_dim ||
         rank < 0 || v_heads < 0 || v_heads >= n_kv_heads)
         fail(ErrorCode::argument, "no attention has these sizes: d_model ", d_model, ", n_heads ", n_heads,
@@ -145,7 +146,9 @@ nb::list modes_of_attention(int d_model, int n_heads, int n_kv_heads, int head_d
                  .window = window,
                  .rank = rank,
                  .v_heads = v_heads,
-                 .clamp = clamp};
+                 .clamp = clamp,
+                 .score_cap = score_cap,
+                 .sinks = sinks};
     if (qk_norm != name_of(QkNorm::none)) c.qk_norm_eps = 0.0f;
     c.norms_heads = qk_norm == name_of(QkNorm::head);
     c.qk_norm_kind = layer_norm ? NormKind::layer : NormKind::rms;
@@ -211,7 +214,8 @@ void bind_describe(nb::module_& m) {
           nb::arg("n_kv_heads"), nb::arg("head_dim"), nb::arg("n_rot"), nb::arg("qk_norm"),
           nb::arg("window") = 0, nb::arg("cross") = false, nb::arg("type") = "f16", nb::arg("rank") = 0,
           nb::arg("residual_type") = "f16", nb::arg("v_heads") = 0, nb::arg("unrotated") = false,
-          nb::arg("clamp") = 0.0f, nb::arg("layer_norm") = false);
+          nb::arg("clamp") = 0.0f, nb::arg("layer_norm") = false, nb::arg("score_cap") = 0.0f,
+          nb::arg("sinks") = false);
     m.def(
         "plane_bytes",
         [](const std::string& type, int width, int heads) {

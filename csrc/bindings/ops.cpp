@@ -161,25 +161,34 @@ auto clamp(const F32& x, float limit, const std::string& isa) {
     return arrays.read(out);
 }
 
-/// ids and shares [tokens, taken].
-auto route(const F32& scores, int taken, bool renormalised, float scale, const std::string& isa) {
+/// ids and shares [tokens, taken]. groups: how many there are, and of how many experts are taken.
+auto route(const F32& scores, int taken, bool renormalised, float scale, const std::string& isa, bool sigmoid,
+           const std::optional<F32>& bias, std::pair<int, int> groups) {
     Arrays arrays(isa);
-    const Tensor in = arrays.of(scores);
+    const Tensor in = arrays.of(scores), added = bias ? arrays.of(*bias) : Tensor{};
+    const auto [all, used] = groups;
     if (taken < 1 || taken > in.cols || in.cols > kMaxExperts)
         fail(ErrorCode::argument, "of ", in.cols, " experts ", taken, " cannot be taken");
+    if (all < 1 || all > kMaxExpertGroups || used < 1 || used > all || in.cols % all ||
+        taken > in.cols / all * used)
+        fail(ErrorCode::argument, "of ", in.cols, " experts ", taken, " cannot be taken from ", used, " of ",
+             all, " groups");
+    if (bias && added.cols != in.cols) fail(ErrorCode::argument, "a bias for each expert is needed");
     const Tensor ids = arrays.zeros(in.rows, taken), shares = arrays.zeros(in.rows, taken);
     Tensor numbers = ids;
     numbers.dtype = DType::I32;
-    arrays->route({renormalised, scale}, in, numbers, shares);
+    arrays->route({sigmoid, renormalised, scale, all, used}, in, added, numbers, shares);
     std::vector<int32_t> chosen(in.rows * taken);
     arrays->download(chosen.data(), numbers, numbers.bytes());
     return nb::make_tuple(numpy_array(std::move(chosen), {size_t(in.rows), size_t(taken)}),
                           arrays.read(shares));
 }
 
-/// Weights (bytes, type): gate, up, down of `n` experts, `inner` wide. ids, shares [tokens, taken].
+/// Weights (bytes, type): gate, up, down of `n` experts, `inner` wide; biases of the three, or none. ids,
+/// shares [tokens, taken].
 auto experts(const std::string& kind, const F32& x, const std::vector<std::pair<U8, std::string>>& weights,
-             int n, int64_t inner, const I32& ids, const F32& shares, const std::string& isa, int n_threads) {
+             int n, int64_t inner, const I32& ids, const F32& shares, const std::string& isa, int n_threads,
+             const std::vector<F32>& biases) {
     Arrays arrays(isa, n_threads);
     const Tensor in = arrays.of(x), out = arrays.zeros(in.rows, in.cols);
     const int64_t taken = int64_t(ids.size()) / std::max<int64_t>(in.rows, 1);
@@ -190,8 +199,13 @@ auto experts(const std::string& kind, const F32& x, const std::vector<std::pair<
     const auto weight = [&](int i, int64_t rows, int64_t cols) {
         return weight_of(arrays, weights[i].first, weights[i].second, rows, cols);
     };
-    const Experts all{n, weight(0, n * inner, in.cols), weight(1, n * inner, in.cols),
-                      weight(2, n * in.cols, inner)};
+    Experts all{n, weight(0, n * inner, in.cols), weight(1, n * inner, in.cols),
+                weight(2, n * in.cols, inner)};
+    if (biases.size() == 3) {
+        all.gate_bias = arrays.of(biases[0]);
+        all.up_bias = arrays.of(biases[1]);
+        all.down_bias = arrays.of(biases[2]);
+    }
     arrays->experts(require_activation(kind), all, in, arrays.put(ids.data(), DType::I32, in.rows, taken),
                     arrays.put(shares.data(), DType::F32, in.rows, taken), out);
     return arrays.read(out);
@@ -276,9 +290,10 @@ void bind_ops(nb::module_& m) {
           arg("isa"));
     m.def("inverse_rms", &inverse_rms, arg("x"), arg("eps"), arg("isa"));
     m.def("multiply", &multiply, arg("x"), arg("y"), arg("isa"));
-    m.def("route", &route, arg("scores"), arg("taken"), arg("renormalised"), arg("scale"), arg("isa"));
+    m.def("route", &route, arg("scores"), arg("taken"), arg("renormalised"), arg("scale"), arg("isa"),
+          arg("sigmoid") = false, arg("bias") = nb::none(), arg("groups") = std::pair(1, 1));
     m.def("experts", &experts, arg("kind"), arg("x"), arg("weights"), arg("n"), arg("inner"), arg("ids"),
-          arg("shares"), arg("isa"), arg("n_threads") = 1);
+          arg("shares"), arg("isa"), arg("n_threads") = 1, arg("biases") = std::vector<F32>{});
     m.def("gate_heads", &gate_heads, arg("x"), arg("by"), arg("isa"));
     m.def("unfold", &unfold, arg("x"), arg("width"), arg("stride"), arg("padding"), arg("rows"), arg("isa"));
     m.def("rope", &rope, arg("x"), arg("n_heads"), arg("table"), arg("n_rot"), arg("interleaved"),

@@ -39,9 +39,11 @@ AttentionArgs attention_args(const ReadInput& in, std::span<const ScoreTerm> sco
             .values = values,
             .n_heads = c.n_heads,
             .scale = c.scale,
+            .score_cap = c.score_cap,
             .window = c.window,
             .relative_bias = in.relative_bias,
             .relative_origin = in.relative_bias.cols - 1,
+            .sinks = in.sinks,
             .sparse_threshold = c.sparse_threshold,
             .sparse_delta = c.sparse_delta};
 }
@@ -57,6 +59,13 @@ std::string narrow_encoder_k(const AttnConfig& c, const char* what) {
     if (c.kv_width() >= c.d_model) return "";
     return concat("K is ", c.kv_width(), " wide and the encoder's output ", c.d_model, ", so ", what,
                   " cannot be computed from it");
+}
+
+std::string capped_without_bias(const AttnConfig& c) {
+    if (c.score_cap == 0) return "";
+    return concat("scores are capped at ", c.score_cap,
+                  " (attn_logit_softcapping), so K's bias, which these rows do not know, would not shift all "
+                  "of a query alike");
 }
 
 void linear_heads(Backend& backend, const AttnConfig& c, Tensor x, Tensor weight, Tensor out) {

@@ -34,6 +34,10 @@ Tensor as_stored(Backend& backend, Scratch& scratch, Tensor x, const Plane& plan
 /// Cross-attention: why modes that compute `what` from K refuse; empty where K is wide enough.
 std::string narrow_encoder_k(const AttnConfig& config, const char* what);
 
+/// Why modes refuse whose rows do not know K's bias, all of it or of columns that RoPE leaves alone; empty
+/// where that bias shifts all scores of a query alike.
+std::string capped_without_bias(const AttnConfig& config);
+
 /// linear_per_head, the weight's heads shared by groups of query heads (GQA).
 void linear_heads(Backend& backend, const AttnConfig& config, Tensor x, Tensor weight, Tensor out);
 

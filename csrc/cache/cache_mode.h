@@ -39,6 +39,8 @@ struct AttnConfig {
     float sparse_threshold = 0, sparse_delta = 0;  // see AttentionArgs
     float clamp = 0;                               // 0: none, else q, k and v are clamped to it
     float scale = 1;                               // of scores
+    float score_cap = 0;                           // 0: none, see AttentionArgs
+    bool sinks = false;                            // AttnWeights has some
 
     int norm_width() const { return norms_heads ? head_dim : kv_width(); }  // of what keys are normed over
     int q_width() const { return n_heads * head_dim; }
@@ -53,6 +55,7 @@ struct AttnWeights {
     Tensor q_bias, k_bias, v_bias, o_bias;  // f32 or none
     Tensor q_norm, k_norm;                  // f32, with AttnConfig::qk_norm_eps
     Tensor relative_bias;  // f32 [n_heads, n_ctx] or none: the last column is for a query's own token
+    Tensor sinks;          // f32 [1, n_heads] or none, see AttentionArgs
 };
 
 /// A tensor that folding makes for a mode, blk.<layer>.<suffix> [rows, cols].
@@ -188,7 +191,7 @@ struct Written {
 };
 
 struct ReadInput : AttnInput {
-    Tensor relative_bias;                 // of the reader, as in AttnWeights
+    Tensor relative_bias, sinks;          // of the reader, as in AttnWeights
     const std::vector<Rows>& rows;        // what is stored, a view for each plane
     std::span<const StoredRegion> older;  // and in older regions, oldest first
     DenseRows& dense;

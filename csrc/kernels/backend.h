@@ -14,7 +14,9 @@
 namespace slimrt {
 
 enum class NormKind { rms, layer };
-enum class Activation { silu, gelu_tanh, gelu_erf, relu, tanh, relu_squared };
+/// clamped_swish: x sigmoid(1.702 x) of x up to 7; as a gate, times 1 and what it gates, which is between -7
+/// and 7.
+enum class Activation { silu, gelu_tanh, gelu_erf, relu, tanh, relu_squared, clamped_swish };
 /// By its name above. Throws Error{unsupported}, which lists them; `where` begins the message.
 Activation require_activation(const std::string& name, const std::string& where = "");
 
@@ -137,17 +139,25 @@ struct Product {
 
 inline constexpr int kMaxExperts = 1024;
 
-/// What share of the result the experts that a token takes have, of their scores' softmax.
+inline constexpr int kMaxExpertGroups = 32;
+inline constexpr float kLeastShares = 1e-20f;  // what shares are renormalised by is more
+
+/// What share of the result the experts that a token takes have: the probabilities that their scores become.
 struct Router {
+    bool sigmoid = false;       // of each score, else a softmax over all
     bool renormalised = false;  // shares add up to 1
     float scale = 1;            // shares are multiplied with it
+    /// Experts are taken from so many groups of neighbours, which have the best expert, of sigmoids the best
+    /// two together.
+    int groups = 1, groups_used = 1;
 };
 
 /// Feed-forward networks of which a token takes some, stacked: expert e has the rows from e * rows / n on.
 struct Experts {
     int n = 0;
-    Tensor gate, up;  // [n * inner, width]
-    Tensor down;      // [n * width, inner]
+    Tensor gate, up;                       // [n * inner, width]
+    Tensor down;                           // [n * width, inner]
+    Tensor gate_bias, up_bias, down_bias;  // f32 [n, inner], [n, inner], [n, width], or none
 };
 
 struct MemoryUse {
@@ -205,11 +215,12 @@ class Backend {
     /// out [n, n_heads * m].
     virtual void linear_per_head(Tensor x, Tensor weight, int n_heads, Tensor out) = 0;
     /// The ids.cols experts of each token with the highest scores, best first, of equal ones the lowest id,
-    /// and their shares. scores [n, experts] f32 (NaN is the lowest), ids I32 and shares f32 [n, experts
-    /// taken].
-    virtual void route(const Router& router, Tensor scores, Tensor ids, Tensor shares) = 0;
-    /// out[i] = sum over j of shares[i][j] * down(kind(gate x[i]) * up x[i]) of expert ids[i][j]; out may be
-    /// x.
+    /// and their shares. Of sigmoids, or where there is a bias [1, experts] f32, those with the highest sum
+    /// of probability and bias, which no share depends on. scores [n, experts] f32 (NaN is the lowest), ids
+    /// I32 and shares f32 [n, experts taken].
+    virtual void route(const Router& router, Tensor scores, Tensor bias, Tensor ids, Tensor shares) = 0;
+    /// out[i] = sum over j of shares[i][j] * down(kind(gate x[i]) * up x[i]) of expert ids[i][j], with its
+    /// biases; out may be x.
     virtual void experts(Activation kind, const Experts& experts, Tensor x, Tensor ids, Tensor shares,
                          Tensor out) = 0;
     /// x[head] *= sigmoid(by) of by.cols heads; by [n, heads].
@@ -217,7 +228,7 @@ class Backend {
     /// In place on x [n, n_heads * head_dim]; positions [1, n] I32.
     virtual void rope(Tensor x, int n_heads, const Rope& rope, Tensor positions) = 0;
     virtual void activate(Activation kind, Tensor x) = 0;
-    /// gate = activation(gate) * up.
+    /// gate = activation(gate) * up, but see clamped_swish.
     virtual void gate(Activation kind, Tensor gate, Tensor up) = 0;
     /// x += y; y may have one row, which is then added to every row of x.
     virtual void add(Tensor x, Tensor y) = 0;

@@ -13,7 +13,7 @@ enum class Presence { never, optional, required };
 /// relative: a learned bias of scores by the distance of row and query (T5); alibi: one that grows with it.
 enum class Positions { learned, rope_interleaved, rope_neox, relative, alibi };
 /// Of attention and FFN: norms of their inputs, one for both inputs, norms of their outputs, or of inputs and
-/// outputs. In files post_attention_norm is one of attention's output, ffn_norm one of the FFN's input.
+/// outputs. In files post_attention_norm is one of attention's output, but see ffn_norm.
 enum class Norms { before, shared, after, both };
 /// Norms of q and k before RoPE, of the architecture's kind and without bias: of each head, or of whole rows.
 enum class QkNorm { none, row, head };
@@ -56,9 +56,11 @@ struct Architecture {
     bool norm_bias = true, norm_weight = true;  // of NormKind::layer
     bool embedding_norm = false;                // of the token embedding
     Norms norms = Norms::before;
-    bool sub_norms = false;  // RMS norms of what W_O and the FFN's down projection read
+    const char* ffn_norm = "ffn_norm";  // what files call the norm of the FFN's input
+    bool sub_norms = false;             // RMS norms of what W_O and the FFN's down projection read
     Positions positions = Positions::rope_interleaved;
     bool partial_rotary = false;     // rope.dimension_count may be less than a head has
+    bool whole_ramp = true;          // YaRN's begins and ends at a pair, else between pairs
     bool parallel_residual = false;  // x + attention(x) + ffn(x)
     QkNorm qk_norm = QkNorm::none;
     bool scaled_scores = true;  // by 1 / sqrt(head_dim)

@@ -71,27 +71,6 @@ int read_vocab(const GgufFile& file) {
     return int(it->second.rows);
 }
 
-/// Sizes of experts, and how they are chosen. Throws Error{unsupported} for a choice that is not a softmax's.
-void read_experts(const GgufFile& file, const std::string& prefix, ModelConfig& c) {
-    c.n_experts = int(file.integer(prefix + "expert_count", 0, kMaxExperts, 0));
-    if (c.n_experts == 0) return;
-    if (c.architecture->ffn != &expert_ffn)
-        fail(ErrorCode::unsupported, file.path(), ": experts (", prefix, "expert_count ", c.n_experts,
-             ") are not supported in architecture '", c.architecture->name, "'");
-    c.n_experts_used = int(file.integer(prefix + "expert_used_count", 1, c.n_experts));
-    c.d_ff_expert = int(file.integer(prefix + "expert_feed_forward_length", 1, 1 << 24, c.d_ff));
-    const int64_t shared = file.integer(prefix + "expert_shared_count", 0, 1 << 10, 0) * c.d_ff_expert;
-    if (shared > 1 << 24)
-        fail(ErrorCode::format, prefix, "expert_shared_count makes a network of ", shared, " columns");
-    c.d_ff_shared = int(file.integer(prefix + "expert_shared_feed_forward_length", 0, 1 << 24, shared));
-    c.router.renormalised = file.boolean(prefix + "expert_weights_norm", c.architecture->router.renormalised);
-    c.router.scale = float(file.number(prefix + "expert_weights_scale", c.architecture->router.scale));
-    for (const char* only_one : {"expert_gating_func", "expert_group_count", "expert_group_used_count"})
-        if (const int64_t value = file.integer(prefix + only_one, 0, 1 << 16, 1); value > 1)
-            fail(ErrorCode::unsupported, file.path(), ": ", prefix, only_one, " ", value,
-                 " is not supported: experts are chosen by a softmax over all of them");
-}
-
 /// What an encoder adds: its own number of layers, the size of what it reads and makes.
 void read_encoder(const GgufFile& file, const std::string& prefix, ModelConfig& c) {
     const Architecture& a = *c.architecture;
@@ -127,6 +106,22 @@ void require_sane(const GgufFile& file, const ModelConfig& c) {
     if (!(c.clamp_kqv >= 0) || !std::isfinite(c.clamp_kqv))
         fail(ErrorCode::format, file.path(), ": attention.clamp_kqv is ", c.clamp_kqv,
              ", not a positive number");
+}
+
+/// What becomes of scores and logits, in any decoder whose file says so.
+void read_caps(const GgufFile& file, const std::string& prefix, ModelConfig& c) {
+    const auto read = [&](const char* key) {
+        const auto value = float(file.number(prefix + key, 0.0));
+        if (!(value >= 0) || !std::isfinite(value))
+            fail(ErrorCode::format, prefix, key, " is ", value, ", not a positive number");
+        if (value > 0 && c.architecture->encoder != EncoderKind::none)
+            fail(ErrorCode::unsupported, file.path(), ": ", prefix, key,
+                 " is not supported in an encoder-decoder");
+        return value;
+    };
+    c.score_cap = read("attn_logit_softcapping");
+    c.logit_cap = read("final_logit_softcapping");
+    c.sinks = file.tensors().count("blk.0.attn_sinks.weight") > 0;
 }
 
 }  // namespace
@@ -191,6 +186,7 @@ ModelConfig read_config(const GgufFile& file) {
                                                                           : "attention.layer_norm_epsilon")));
     if (c.norm_eps < 0) fail(ErrorCode::format, prefix, "the norm's epsilon is negative: ", c.norm_eps);
     c.activation = read_activation(file, c.architecture->activation);
+    read_caps(file, prefix, c);
     read_experts(file, prefix, c);
     const Positions positions = c.architecture->positions;
     if (positions == Positions::rope_interleaved || positions == Positions::rope_neox)

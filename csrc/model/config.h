@@ -43,7 +43,9 @@ struct ModelConfig {
     float clamp_kqv = 0;                            // 0: none, else q, k and v are clamped to it
     double query_growth = 0;  // g: q of position p are times 1 + g ln(1 + floor(p / query_growth_length))
     int64_t query_growth_length = 1;
-    float alibi_bias = 8;  // with ALiBi
+    float score_cap = 0, logit_cap = 0;  // 0: none, else a score or logit s is cap * tanh(s / cap)
+    bool sinks = false;                  // layers have attn_sinks
+    float alibi_bias = 8;                // with ALiBi
     float norm_eps = 0;
     Activation activation = Activation::silu;
     std::vector<RopeConfig> ropes;    // which layers name; none without RoPE
@@ -62,6 +64,10 @@ struct ModelConfig {
 
 /// Throws Error{unsupported} for an unknown architecture, Error{format} for a missing or absurd size.
 ModelConfig read_config(const GgufFile& file);
+
+/// Sizes of experts, and how they are chosen. Throws Error{format, unsupported}: what there is not, or cannot
+/// be. experts.cpp.
+void read_experts(const GgufFile& file, const std::string& prefix, ModelConfig& config);
 
 /// Of embedding, residuals, scores and logits, where the file says them: keys embedding_scale,
 /// residual_scale, attention.scale and logit_scale, by which logits are divided. Throws Error{format}: one is

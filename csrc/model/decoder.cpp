@@ -209,8 +209,9 @@ void Decoder::attention(int layer, const Batch& batch, StepState& state, Scratch
     std::vector<StoredRegion> older;
     for (const OlderRows& rows : group.older)
         older.push_back({rows.c > 0, rows.origin, rows.sequences, cache_->rows(owner, rows.c)});
-    mode->read(backend_, {step(scratch), w.attn.relative_bias, cache_->rows(owner), older, dense, q}, written,
-               heads);
+    mode->read(backend_,
+               {step(scratch), w.attn.relative_bias, w.attn.sinks, cache_->rows(owner), older, dense, q},
+               written, heads);
     norm(backend_, config_, w.attn_sub_norm, heads, heads);
     backend_.linear(heads, w.attn.o, w.attn.o_bias, out);
     norm(backend_, config_, w.attn_post_norm, out, out);
@@ -230,7 +231,7 @@ void Decoder::cross_attention(int layer, const Batch& batch, StepState& state, S
                          scratch};
     const Tensor q = queries_and({}, scratch, w.cross, kNoRope, step, in)[0];
     DenseRows none;
-    choice.mode->read(backend_, {step, {}, encoder_states_->rows(choice.owner), {}, none, q}, {}, heads);
+    choice.mode->read(backend_, {step, {}, {}, encoder_states_->rows(choice.owner), {}, none, q}, {}, heads);
     backend_.linear(heads, w.cross.o, w.cross.o_bias, out);
 }
 
@@ -266,6 +267,10 @@ void Decoder::finish(Tensor x) const { norm(backend_, config_, weights_.output_n
 void Decoder::logits(Tensor states, Tensor out) const {
     if (weights_.output_scale != 1) backend_.scale(states, weights_.output_scale);
     backend_.linear(states, weights_.output, weights_.output_bias, out);
+    if (config_.logit_cap == 0) return;
+    backend_.scale(out, 1 / config_.logit_cap);
+    backend_.activate(Activation::tanh, out);
+    backend_.scale(out, config_.logit_cap);
 }
 
 Decoder::Decoder(const GgufFile& file, const CacheOptions& options, Backend& backend,

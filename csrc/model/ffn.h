@@ -15,8 +15,11 @@ class TensorSource {
     /// Error{format}.
     virtual Tensor matrix(const std::string& name, int64_t rows, int64_t cols,
                           Presence presence = Presence::required) = 0;
-    /// A norm's weight or a bias: f32 [1, n].
-    virtual Tensor vector(const std::string& name, int64_t n, Presence presence) = 0;
+    /// A norm's weight or a bias, or one of each of some experts: f32 [rows, n].
+    virtual Tensor vectors(const std::string& name, int64_t rows, int64_t n, Presence presence) = 0;
+    Tensor vector(const std::string& name, int64_t n, Presence presence) {
+        return vectors(name, 1, n, presence);
+    }
 };
 
 struct Ffn {

@@ -33,7 +33,9 @@ AttnConfig attention_config(const ModelConfig& c, int layer, bool cross) {
             .window = own.window,
             .latent_heads = usual_latent_heads(own.n_kv_heads),
             .clamp = cross ? 0 : c.clamp_kqv,
-            .scale = c.score_scale};
+            .scale = c.score_scale,
+            .score_cap = c.score_cap,
+            .sinks = c.sinks && !cross};
 }
 
 std::string block_prefix(const ModelConfig& c, int layer) {
@@ -87,10 +89,10 @@ class Loader final : public TensorSource {
                                      : memory_.unpacked(name, *t, DType::F16);
     }
 
-    Tensor vector(const std::string& name, int64_t n, Presence presence) override {
+    Tensor vectors(const std::string& name, int64_t rows, int64_t n, Presence presence) override {
         const Tensor* t = presence == Presence::never ? nullptr : find(name, presence);
         if (!t) return {};
-        require_shape(name, *t, 1, n);
+        require_shape(name, *t, rows, n);
         return t->dtype == DType::F32 ? memory_.in_place(*t) : memory_.unpacked(name, *t, DType::F32);
     }
 
@@ -224,6 +226,7 @@ class Loader final : public TensorSource {
             load_qkv(c, p, "attn", l.attn);
         else
             load_q(c, p, l.attn);
+        if (c.sinks) l.attn.sinks = vector(p + "attn_sinks.weight", c.n_heads, Presence::required);
         arch_.ffn->load(*this, c_, p, l);
         return l;
     }
@@ -245,7 +248,7 @@ class Loader final : public TensorSource {
         }
         if (arch_.norms == Norms::after) return;
         l.attn_norm = norm(p + "attn_norm");
-        l.ffn_norm = arch_.norms == Norms::shared ? l.attn_norm : norm(p + "ffn_norm");
+        l.ffn_norm = arch_.norms == Norms::shared ? l.attn_norm : norm(p + arch_.ffn_norm);
     }
 
     /// `what`: "attn" or "cross_attn".

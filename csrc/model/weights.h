@@ -19,7 +19,8 @@ struct Norm {
 
 /// Of a layer with experts.
 struct ExpertWeights {
-    Tensor router;  // [experts, d_model]
+    Tensor router;                    // [experts, d_model]
+    Tensor router_bias, choice_bias;  // [1, experts], or none
     Experts experts;
     Tensor shared_gate, shared_up, shared_down;  // what every token takes, or none
     Tensor shared_weight;                        // [1, d_model]: gives the logit of its share, or none

@@ -356,6 +356,8 @@ def attention_modes(
     unrotated: bool = False,
     clamp: float = 0.0,
     layer_norm: bool = False,
+    score_cap: float = 0.0,
+    sinks: bool = False,
 ) -> list[dict[str, Any]]:
     """The same for an attention of these sizes, with rows of these types."""
 

@@ -147,6 +147,7 @@ class Architecture:
         window_rope: how layers with a window turn q and k: the "same" as the others, by their "own" base (window_base;
             0: that of the others) without scaling, or they "only".
         unturned_period: in every so many-th layer q and k know no positions; 0: in none.
+        whole_ramp: YaRN's ramp begins and ends at a pair, else between pairs.
         encoder: what it reads: "none", "tokens", "mel" or "audio".
     """
 
@@ -162,6 +163,7 @@ class Architecture:
     window_rope: str
     window_base: float
     unturned_period: int
+    whole_ramp: bool
     encoder: str
 
     @property
@@ -283,6 +285,8 @@ def attention_modes(
     unrotated: bool = False,
     clamp: float = 0.0,
     layer_norm: bool = False,
+    score_cap: float = 0.0,
+    sinks: bool = False,
 ) -> tuple[Mode, ...]:
     """The modes of self-attention, or of cross-attention, of such a shape; planes of these types.
 
@@ -291,6 +295,7 @@ def attention_modes(
         rank, residual_type: of a mode with a residual. v_heads: KV heads that keep V, of modes that compute it.
         unrotated: other layers read its keys before RoPE. clamp: what q, k and v are clamped to; 0: not at all.
         layer_norm: QK-norm is LayerNorm, else RMS norm.
+        score_cap: scores s become cap * tanh(s / cap); 0: they do not. sinks: softmax counts a logit without a value.
 
     Raises:
         UnsupportedError: an unknown type. ValueError: sizes that no attention has.
@@ -299,6 +304,7 @@ def attention_modes(
         d_model=d_model, n_heads=n_heads, n_kv_heads=n_kv_heads, head_dim=head_dim, n_rot=n_rot, qk_norm=qk_norm,
         window=window, cross=cross, type=type, rank=rank, residual_type=residual_type,
         v_heads=v_heads, unrotated=unrotated, clamp=clamp, layer_norm=layer_norm,
+        score_cap=score_cap, sinks=sinks,
     )  # fmt: skip
     return tuple(map(_mode, found))
 

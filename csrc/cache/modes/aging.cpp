@@ -219,6 +219,7 @@ void AgingMode::absorbed(Backend& backend, const ReadInput& in, const Written& o
         args.sequences = sequences;
         args.lse = lse;
         args.merge = std::exchange(merge, true);
+        if (args.merge) args.sinks = {};
         backend.attention(args);
     };
     if (!older.empty() && older[0]->rows[1].head_dim() < all)  // zeros: rows of q from before the first one
@@ -257,6 +258,7 @@ void AgingMode::materialised(Backend& backend, const ReadInput& in, const Writte
             backend.attention(args);
             args.sequences = {&all, 1};
             args.merge = true;
+            args.sinks = {};
         }
     }
     backend.attention(args);

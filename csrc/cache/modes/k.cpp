@@ -125,9 +125,9 @@ class K : public AbsorbingMode {
     }
 
   protected:
-    /// Without RoPE a bias of K shifts all scores of a query alike.
+    /// Without RoPE a bias of K shifts all scores of a query alike, and a cap bends each by where it is.
     static Tensor bias_that_matters(const PrepareInput& in) {
-        return in.config.rope ? in.weights.k_bias : Tensor{};
+        return in.config.rope || in.config.score_cap > 0 ? in.weights.k_bias : Tensor{};
     }
 
     /// The weight of QK-norm for each column of slim heads' K; none without.

@@ -26,7 +26,7 @@ class V final : public AbsorbingMode {
     std::string refusal(const AttnConfig& c) const override {
         if (c.qk_norm_eps) return "keys are normed (QK-norm), so scores cannot be read from V";
         if (c.rope) return "keys are rotated by position (RoPE), which a V row does not know";
-        if (c.kv_width() >= c.d_model) return "";
+        if (c.kv_width() >= c.d_model) return capped_without_bias(c);
         return concat("V is ", c.kv_width(), " wide and the layer's input ", c.d_model,
                       ", so K cannot be computed from V; V-only needs multi-head attention");
     }

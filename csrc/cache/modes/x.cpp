@@ -27,7 +27,8 @@ class X : public AbsorbingMode {
 
     std::string refusal(const AttnConfig& c) const override {
         if (c.qk_norm_eps) return "keys are normed (QK-norm), so scores cannot be read from the input";
-        return c.rope ? "keys are rotated by position (RoPE), so scores cannot be read from the input" : "";
+        if (c.rope) return "keys are rotated by position (RoPE), so scores cannot be read from the input";
+        return capped_without_bias(c);
     }
 
     bool has_values_of_all() const override { return true; }

@@ -37,7 +37,7 @@ class Xr final : public AbsorbingMode {
         if (c.qk_norm_eps) return "keys are normed (QK-norm), so scores cannot be read from the input";
         if (!c.rope) return "no column of K is rotated (no RoPE): mode x stores the input as it is";
         if (c.n_rot == c.head_dim) return "all columns of K are rotated: mode k or k+r stores them";
-        if (rotated(c) <= c.d_model) return "";
+        if (rotated(c) <= c.d_model) return capped_without_bias(c);
         return concat("the rotated columns of K are ", rotated(c), " and the layer's input is ", c.d_model,
                       " wide, so they determine more than a row holds");
     }

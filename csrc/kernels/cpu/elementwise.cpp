@@ -47,11 +47,6 @@ void map(float* x, int64_t n, const Fn& fn) {
     each_vector(n, [&](int64_t i, auto load, auto store) { store(x + i, fn(load(x + i))); });
 }
 
-template <class Fn>
-void map_times(float* x, const float* up, int64_t n, const Fn& fn) {
-    each_vector(n, [&](int64_t i, auto load, auto store) { store(x + i, fn(load(x + i)) * load(up + i)); });
-}
-
 Vec sigmoid_times(Vec x, Vec argument) { return x / (splat(1) + exp(splat(0) - argument)); }
 
 Vec silu(Vec x) { return sigmoid_times(x, x); }
@@ -67,22 +62,32 @@ Vec gelu_erf(Vec x) {
     return relu(x) - splat(0.5f) * size * erfc(splat(0.70710678f) * size);
 }
 
-/// Calls fn with the activation of this number, so that it is inlined where fn uses it. Numbers: backend.h.
+Vec clamped_swish(Vec x) {
+    const Vec most = min(splat(7), x);
+    return sigmoid_times(most, splat(1.702f) * most);
+}
+
+/// Calls fn with the activation of this number, so that it is inlined where fn uses it, and with what becomes
+/// of the factor that it gates. Numbers: backend.h.
 template <class Fn>
 void with_activation(uint32_t kind, const Fn& fn) {
+    const auto as_it_is = [](Vec up) { return up; };
     switch (kind) {
         case 0:
-            return fn([](Vec x) { return silu(x); });
+            return fn([](Vec x) { return silu(x); }, as_it_is);
         case 1:
-            return fn([](Vec x) { return gelu_tanh(x); });
+            return fn([](Vec x) { return gelu_tanh(x); }, as_it_is);
         case 2:
-            return fn([](Vec x) { return gelu_erf(x); });
+            return fn([](Vec x) { return gelu_erf(x); }, as_it_is);
         case 3:
-            return fn([](Vec x) { return relu(x); });
+            return fn([](Vec x) { return relu(x); }, as_it_is);
         case 4:
-            return fn([](Vec x) { return tanh(x); });
+            return fn([](Vec x) { return tanh(x); }, as_it_is);
+        case 5:
+            return fn([](Vec x) { return relu(x) * relu(x); }, as_it_is);
         default:
-            return fn([](Vec x) { return relu(x) * relu(x); });
+            return fn([](Vec x) { return clamped_swish(x); },
+                      [](Vec up) { return min(splat(7), max(splat(-7), up)) + splat(1); });
     }
 }
 
@@ -154,11 +159,15 @@ void rope(float* x, const float* cs, int64_t n_rot, bool interleaved) {
 }
 
 void activate(uint32_t kind, float* x, int64_t n) {
-    with_activation(kind, [=](auto activation) { map(x, n, activation); });
+    with_activation(kind, [=](auto activation, auto) { map(x, n, activation); });
 }
 
 void gate(uint32_t kind, float* gate, const float* up, int64_t n) {
-    with_activation(kind, [=](auto activation) { map_times(gate, up, n, activation); });
+    with_activation(kind, [=](auto activation, auto factor) {
+        each_vector(n, [&](int64_t i, auto load, auto store) {
+            store(gate + i, activation(load(gate + i)) * factor(load(up + i)));
+        });
+    });
 }
 
 void add(float* x, const float* y, int64_t n) {

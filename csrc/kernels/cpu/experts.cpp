@@ -1,9 +1,11 @@
 // Feed-forward networks of which each token takes a few. Pairs of a token and an expert are sorted by expert,
 // so that a weight is read once for all of its tokens, by the kernels that other products have.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <numeric>
+#include <span>
 
 #include "kernels/cpu/cpu_backend.h"
 
@@ -29,7 +31,7 @@ class Parts {
 };
 
 /// The best of the scores that are left, the first one of equals; scores that are no numbers come last.
-int best_of(const float* scores, const std::vector<bool>& taken) {
+int best_of(std::span<const float> scores, const std::vector<bool>& taken) {
     int best = -1;
     for (int i = 0; i < int(taken.size()); ++i) {
         if (taken[i]) continue;
@@ -39,22 +41,56 @@ int best_of(const float* scores, const std::vector<bool>& taken) {
     return best;
 }
 
+std::vector<float> probabilities(const Router& router, std::span<const float> scores) {
+    std::vector<float> p(scores.size());
+    const auto each = [&](auto value) { std::transform(scores.begin(), scores.end(), p.begin(), value); };
+    if (router.sigmoid) {
+        each([](float s) { return 1 / (1 + std::exp(-s)); });
+        return p;
+    }
+    const float high = scores[best_of(scores, std::vector<bool>(p.size()))];
+    each([&](float s) { return std::exp(s - high); });
+    const float sum = std::accumulate(p.begin(), p.end(), 0.0f);
+    for (float& share : p) share /= sum;
+    return p;
+}
+
+/// Which experts no token takes, being in other groups than those that are chosen.
+std::vector<bool> outside_groups(const Router& router, std::span<const float> by) {
+    const size_t size = by.size() / router.groups;
+    std::vector<float> of_group;
+    for (int g = 0; g < router.groups; ++g) {
+        const auto group = by.subspan(g * size, size);
+        std::vector<bool> counted(size);
+        const int best = best_of(group, counted);
+        of_group.push_back(group[best]);
+        counted[best] = true;
+        if (router.sigmoid && size > 1) of_group.back() += group[best_of(group, counted)];
+    }
+    std::vector<bool> chosen(router.groups), outside(by.size());
+    for (int j = 0; j < router.groups_used; ++j) chosen[best_of(of_group, chosen)] = true;
+    for (size_t i = 0; i < outside.size(); ++i) outside[i] = !chosen[i / size];
+    return outside;
+}
+
 }  // namespace
 
-void CpuBackend::route(const Router& router, Tensor scores, Tensor ids, Tensor shares) {
+void CpuBackend::route(const Router& router, Tensor scores, Tensor bias, Tensor ids, Tensor shares) {
     each_row(scores.rows, scores.cols * ids.cols, [&](int64_t row, int) {
-        const float* const s = scores.f32(row);
-        std::vector<bool> taken(scores.cols);
-        const float high = s[best_of(s, taken)];
-        float sum = 0, chosen = 0;
-        for (int64_t i = 0; i < scores.cols; ++i) sum += std::exp(s[i] - high);
+        const std::span<const float> s(scores.f32(row), size_t(scores.cols));
+        const std::vector<float> p = probabilities(router, s);
+        std::vector<float> by(s.begin(), s.end());  // in the order of their softmax, of which some are equal
+        if (router.sigmoid || bias)
+            for (size_t i = 0; i < by.size(); ++i) by[i] = p[i] + (bias ? bias.f32()[i] : 0.0f);
+        std::vector<bool> taken = outside_groups(router, by);
+        float sum = kLeastShares;
         for (int64_t j = 0; j < ids.cols; ++j) {
-            const int id = best_of(s, taken);
+            const int id = best_of(by, taken);
             taken[id] = true;
             ids.i32(row)[j] = id;
-            chosen += shares.f32(row)[j] = std::exp(s[id] - high) / sum;
+            sum += shares.f32(row)[j] = p[id];
         }
-        const float factor = router.renormalised ? router.scale / chosen : router.scale;
+        const float factor = router.renormalised ? router.scale / sum : router.scale;
         for (int64_t j = 0; j < ids.cols; ++j) shares.f32(row)[j] *= factor;
     });
 }
@@ -160,13 +196,23 @@ void CpuBackend::experts(Activation kind, const Experts& e, Tensor x, Tensor ids
     const SortedPairs sorted(ids, e.n);
     const SortedProduct first[] = {{e.gate, e.n, x, taken, gates, base + for_gate},
                                    {e.up, e.n, x, taken, ups, base + for_up}};
+    const auto add_biases = [&](Tensor to, Tensor biases) {
+        if (biases)
+            each_row(pairs, to.cols, [&](int64_t i, int) {
+                const int32_t pair = sorted.pair[i];
+                isa_.add(to.f32(i), biases.f32(ids.i32(pair / taken)[pair % taken]), to.cols);
+            });
+    };
     multiply_sorted(sorted, first);
+    add_biases(gates, e.gate_bias);
+    add_biases(ups, e.up_bias);
     gate(kind, gates, ups);
     // By now rows are where their pair is sorted to.
     SortedPairs there = sorted;
     std::iota(there.pair.begin(), there.pair.end(), 0);
     const SortedProduct second[] = {{e.down, e.n, gates, 1, outs, base + for_down}};
     multiply_sorted(there, second);
+    add_biases(outs, e.down_bias);
     each_row(n, x.cols * taken, [&](int64_t i, int) {
         std::fill_n(out.f32(i), x.cols, 0.0f);
         for (int64_t j = 0; j < taken; ++j) {

@@ -131,8 +131,8 @@ void CudaBackend::gate_heads(Tensor x, Tensor by) {
     if (ready()) cuda::gate_heads(device_, x, by);
 }
 
-void CudaBackend::route(const Router& router, Tensor scores, Tensor ids, Tensor shares) {
-    if (ready()) cuda::route(device_, router, scores, ids, shares);
+void CudaBackend::route(const Router& router, Tensor scores, Tensor bias, Tensor ids, Tensor shares) {
+    if (ready()) cuda::route(device_, router, scores, bias, ids, shares);
 }
 
 void CudaBackend::experts(Activation kind, const Experts& experts, Tensor x, Tensor ids, Tensor shares,

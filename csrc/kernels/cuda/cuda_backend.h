@@ -34,7 +34,7 @@ class CudaBackend final : public Backend {
     void inverse_rms(Tensor x, float eps, Tensor out) override;
     void linear(Tensor x, std::span<const Product> products) override;
     void linear_per_head(Tensor x, Tensor weight, int n_heads, Tensor out) override;
-    void route(const Router& router, Tensor scores, Tensor ids, Tensor shares) override;
+    void route(const Router& router, Tensor scores, Tensor bias, Tensor ids, Tensor shares) override;
     void experts(Activation kind, const Experts& experts, Tensor x, Tensor ids, Tensor shares,
                  Tensor out) override;
     void gate_heads(Tensor x, Tensor by) override;

@@ -27,9 +27,17 @@ __device__ float activated(Activation kind, float x) {
             return positive;
         case Activation::tanh:
             return tanhf(x);
-        default:
+        case Activation::relu_squared:
             return positive * positive;
+        default: {
+            const float most = x > 7 ? 7.0f : x;
+            return sigmoid_times(most, 1.702f * most);
+        }
     }
+}
+
+__device__ float gated(Activation kind, float up) {
+    return kind != Activation::clamped_swish ? up : (up > 7 ? 7.0f : up < -7 ? -7.0f : up) + 1;
 }
 
 struct Activate {
@@ -50,7 +58,7 @@ struct Gate {
     __device__ void run(int64_t row, int64_t column) const {
         auto v = load_pack<n>(gate.row(row) + column);
         const auto times = load_pack<n>(up.row(row) + column);
-        for (int j = 0; j < n; ++j) v.at[j] = activated(kind, v.at[j]) * times.at[j];
+        for (int j = 0; j < n; ++j) v.at[j] = activated(kind, v.at[j]) * gated(kind, times.at[j]);
         store_pack(gate.row(row) + column, v);
     }
 };

@@ -1,14 +1,16 @@
 // Feed-forward networks of which each token takes a few. What is started does not depend on which: a block
 // multiplies rows of the expert that its pair of a token and an expert names, so a step with them can be
-// recorded. Every pair reads its weights: at decoding they are the limit, of a prompt most reads are the
-// second-level cache's, and tiles of an expert's tokens would take fewer.
+// recorded. At decoding every pair reads its weights. Of a prompt pairs are ordered by expert, on the device,
+// and tiles of them share what is read; there are as many tiles as any choice could make, and some are empty.
+#include <algorithm>
+
 #include "kernels/cuda/kernels.h"
-#include "kernels/cuda/numbers.cuh"
+#include "kernels/cuda/linear_job.cuh"
 
 namespace slimrt::cuda {
 namespace {
 
-constexpr int kWarp = 32, kThreads = 256, kWarps = kThreads / kWarp;
+constexpr int kThreads = 256, kWarps = kThreads / kWarp, kOrdering = 1024;
 
 /// Of numbers before what is none, the larger one, of equals that with the lower id.
 __device__ bool before(float score, int id, float other, int other_id) {
@@ -18,39 +20,98 @@ __device__ bool before(float score, int id, float other, int other_id) {
     return id < other_id;
 }
 
+struct Best {
+    float score;
+    int id;
+};
+
+/// The best of numbers i < n for which `left`, in all lanes; lane i % 32 has them.
+template <class Left, class Value>
+__device__ Best best_in_warp(int n, const Left& left, const Value& value) {
+    Best best{0, n};
+    for (int i = threadIdx.x % kWarp; i < n; i += kWarp) {
+        if (!left(i)) continue;
+        const float score = value(i);
+        if (best.id == n || before(score, i, best.score, best.id)) best = {score, i};
+    }
+    for (int offset = kWarp / 2; offset; offset /= 2) {
+        const Best other{__shfl_xor_sync(0xffffffff, best.score, offset),
+                         __shfl_xor_sync(0xffffffff, best.id, offset)};
+        if (other.id < n && (best.id == n || before(other.score, other.id, best.score, best.id)))
+            best = other;
+    }
+    return best;
+}
+
+/// What one token's experts are chosen by, and their shares, before these are renormalised.
+struct Scores {
+    bool sigmoid;
+    const float *s, *bias;
+    float high = 0, sum = 1;  // of a softmax
+
+    __device__ float share(int i) const { return sigmoid ? 1 / (1 + expf(-s[i])) : expf(s[i] - high) / sum; }
+    __device__ float operator()(int i) const {
+        return sigmoid || bias ? share(i) + (bias ? bias[i] : 0.0f) : s[i];
+    }
+    __device__ void find_sum(int n) {
+        const float* const scores = s;
+        high = best_in_warp(n, [](int) { return true; }, [=](int i) { return scores[i]; }).score;
+        sum = 0;
+        for (int i = threadIdx.x % kWarp; i < n; i += kWarp) sum += expf(s[i] - high);
+        for (int offset = kWarp / 2; offset; offset /= 2) sum += __shfl_xor_sync(0xffffffff, sum, offset);
+    }
+    /// Of experts [first, first + n) the best one's, or the sum of the best two.
+    __device__ float of_group(int first, int n) const {
+        Best best{0, -1}, second{0, -1};
+        for (int i = first; i < first + n; ++i) {
+            const Best one{(*this)(i), i};
+            if (best.id < 0 || before(one.score, i, best.score, best.id))
+                second = best, best = one;
+            else if (second.id < 0 || before(one.score, i, second.score, second.id))
+                second = one;
+        }
+        return sigmoid && second.id >= 0 ? best.score + second.score : best.score;
+    }
+};
+
+/// A bit for each group that is chosen. A lane a group.
+__device__ uint32_t chosen_groups(const Router& router, const Scores& scores, int n) {
+    const int lane = threadIdx.x % kWarp, size = n / router.groups;
+    const float of_group = lane < router.groups ? scores.of_group(lane * size, size) : 0;
+    uint32_t chosen = 0;
+    for (int j = 0; j < router.groups_used; ++j) {
+        const auto left = [&](int g) { return !(chosen >> g & 1); };
+        chosen |= 1u << best_in_warp(router.groups, left, [&](int) { return of_group; }).id;
+    }
+    return chosen;
+}
+
 /// A warp a token; score i is lane i % 32's, of which there are at most 32 (kMaxExperts).
-__global__ void route_kernel(Router router, const unsigned char* scores, size_t stride, int n_tokens, int n,
-                             int taken, int32_t* ids, float* shares) {
+__global__ void route_kernel(Router router, const unsigned char* scores, size_t stride, const float* bias,
+                             int n_tokens, int n, int taken, int32_t* ids, float* shares) {
     const int token = blockIdx.x * kWarps + threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
     if (token >= n_tokens) return;
-    const float* const s = reinterpret_cast<const float*>(scores + token * stride);
-    uint32_t marks = 0;  // those that are taken
-    float high = 0, sum = 0, chosen = 0;
-    for (int j = 0; j < taken; ++j) {
-        float best = 0;
-        int id = n;
+    Scores of{router.sigmoid, reinterpret_cast<const float*>(scores + token * stride), bias};
+    if (!router.sigmoid) of.find_sum(n);
+    uint32_t marks = 0;  // those that are taken, or in no group that is chosen
+    if (router.groups > 1) {
+        const uint32_t chosen = chosen_groups(router, of, n);
         for (int i = lane; i < n; i += kWarp)
-            if (!(marks >> i / kWarp & 1) && (id == n || before(s[i], i, best, id))) best = s[i], id = i;
-        for (int offset = kWarp / 2; offset; offset /= 2) {
-            const float other = __shfl_xor_sync(0xffffffff, best, offset);
-            const int other_id = __shfl_xor_sync(0xffffffff, id, offset);
-            if (other_id < n && (id == n || before(other, other_id, best, id))) best = other, id = other_id;
-        }
+            if (!(chosen >> i / (n / router.groups) & 1)) marks |= 1u << i / kWarp;
+    }
+    float sum = kLeastShares;
+    for (int j = 0; j < taken; ++j) {
+        const int id = best_in_warp(n, [&](int i) { return !(marks >> i / kWarp & 1); }, of).id;
         if (id % kWarp == lane) marks |= 1u << id / kWarp;
-        if (j == 0) {
-            high = best;
-            for (int i = lane; i < n; i += kWarp) sum += expf(s[i] - high);
-            for (int offset = kWarp / 2; offset; offset /= 2) sum += __shfl_xor_sync(0xffffffff, sum, offset);
-        }
-        const float share = expf(best - high) / sum;
-        chosen += share;
+        const float share = of.share(id);
+        sum += share;
         if (lane == 0) {
             ids[token * taken + j] = id;
             shares[token * taken + j] = share;
         }
     }
     __syncwarp();
-    const float factor = router.renormalised ? router.scale / chosen : router.scale;
+    const float factor = router.renormalised ? router.scale / sum : router.scale;
     for (int j = lane; j < taken; j += kWarp) shares[token * taken + j] *= factor;
 }
 
@@ -67,32 +128,94 @@ __global__ void combine_kernel(const float* rows, const float* shares, int taken
     reinterpret_cast<float*>(out + token * stride)[column] = sum;
 }
 
+/// Pairs, expert by expert (among those of one as threads come: no sum depends on it), and tiles of them. One
+/// block.
+__global__ void order_kernel(const int32_t* ids, int pairs, int n_experts, int tile, int n_tiles,
+                             int32_t* order, Places* places) {
+    __shared__ int at[kMaxExperts];  // how many there are, then where the next one goes
+    for (int e = threadIdx.x; e < n_experts; e += blockDim.x) at[e] = 0;
+    __syncthreads();
+    for (int p = threadIdx.x; p < pairs; p += blockDim.x) atomicAdd(&at[ids[p]], 1);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        int begin = 0, t = 0;
+        for (int e = 0; e < n_experts; ++e) {
+            const int end = begin + at[e];
+            for (int first = begin; first < end; first += tile) places[t++] = {first, min(first + tile, end)};
+            at[e] = begin;
+            begin = end;
+        }
+        while (t < n_tiles) places[t++] = {0, 0};
+    }
+    __syncthreads();
+    for (int p = threadIdx.x; p < pairs; p += blockDim.x) order[atomicAdd(&at[ids[p]], 1)] = p;
+}
+
+/// Of the workspace: gates, ups and outs of pairs, and where tokens are many, what is in an Ordered.
+struct Parts {
+    size_t rounded_at, inverse_at, places_at, order_at, bytes;
+    int tile, n_tiles = 0;  // none: a pair at a time
+
+    Parts(const Experts& e, Tensor x, Tensor ids) {
+        const int64_t inner = e.up.rows / e.n, pairs = ids.rows * ids.cols;
+        const auto row = [](int64_t k) { return size_t(k + kStep - 1) / kStep * kStep * 2; };
+        const auto after = [](size_t at, size_t size) { return at + (size + 255) / 256 * 256; };
+        rounded_at = after(0, size_t(pairs * (2 * inner + x.cols)) * sizeof(float));
+        bytes = rounded_at;
+        if (x.rows <= kFewTokens || pairs < 2 * e.n) return;
+        tile = ordered_tile(int(pairs), e.n);
+        n_tiles = int(pairs / tile + std::min<int64_t>(pairs, e.n));
+        inverse_at = after(rounded_at, std::max(x.rows * row(x.cols), pairs * row(inner)));
+        places_at = after(inverse_at, pairs * sizeof(float));
+        order_at = after(places_at, n_tiles * sizeof(Places));
+        bytes = after(order_at, pairs * sizeof(int32_t));
+    }
+
+    Ordered ordered(std::byte* workspace) const {
+        if (!n_tiles) return {};
+        return {reinterpret_cast<const int32_t*>(workspace + order_at),
+                reinterpret_cast<const Places*>(workspace + places_at),
+                tile,
+                n_tiles,
+                reinterpret_cast<uint16_t*>(workspace + rounded_at),
+                reinterpret_cast<float*>(workspace + inverse_at)};
+    }
+};
+
 unsigned blocks_of(int64_t n, int each) { return static_cast<unsigned>((n + each - 1) / each); }
 
 }  // namespace
 
-void route(const Device& device, const Router& router, Tensor scores, Tensor ids, Tensor shares) {
+void route(const Device& device, const Router& router, Tensor scores, Tensor bias, Tensor ids,
+           Tensor shares) {
     if (scores.rows == 0) return;
     const Shape shape{.grid = dim3(blocks_of(scores.rows, kWarps)), .block = dim3(kThreads)};
     launch(device, route_kernel, shape, router, reinterpret_cast<const unsigned char*>(scores.data),
-           scores.stride, int(scores.rows), int(scores.cols), int(ids.cols), ids.i32(), shares.f32());
+           scores.stride, bias ? bias.f32() : nullptr, int(scores.rows), int(scores.cols), int(ids.cols),
+           ids.i32(), shares.f32());
 }
 
 size_t experts_workspace(const Experts& experts, Tensor x, Tensor ids) {
-    const int64_t inner = experts.up.rows / experts.n;
-    return size_t(ids.rows * ids.cols * (2 * inner + x.cols)) * sizeof(float);
+    return Parts(experts, x, ids).bytes;
 }
 
 void experts(const Device& device, Activation kind, const Experts& e, Tensor x, Tensor ids, Tensor shares,
              Tensor out, std::byte* workspace) {
     if (x.rows == 0) return;
+    const Parts parts(e, x, ids);
     const int64_t inner = e.up.rows / e.n, pairs = ids.rows * ids.cols;
     const Tensor gates(workspace, DType::F32, pairs, inner), ups(gates.row(pairs), DType::F32, pairs, inner),
         outs(ups.row(pairs), DType::F32, pairs, x.cols);
-    const Product first[] = {{e.gate, {}, gates}, {e.up, {}, ups}}, second[] = {{e.down, {}, outs}};
-    linear_experts(device, x, int(ids.cols), ids, e.n, first);
+    const Product first[] = {{e.gate, e.gate_bias, gates}, {e.up, e.up_bias, ups}};
+    const Product second[] = {{e.down, e.down_bias, outs}};
+    const Ordered ordered = parts.ordered(workspace);
+    if (parts.n_tiles)
+        launch(device, order_kernel, {.grid = dim3(1), .block = dim3(kOrdering)}, ids.i32(), int(pairs), e.n,
+               ordered.tile, ordered.n_tiles, const_cast<int32_t*>(ordered.order),
+               const_cast<Places*>(ordered.places));
+    linear_experts(device, x, int(ids.cols), ids, e.n, first, parts.n_tiles ? &ordered : nullptr);
     gate(device, kind, gates, ups);
-    linear_experts(device, gates, 1, ids, e.n, second);
+    linear_experts(device, gates, 1, ids, e.n, second, parts.n_tiles ? &ordered : nullptr);
     const Shape shape{.grid = dim3(blocks_of(x.cols, kThreads), unsigned(x.rows)), .block = dim3(kThreads)};
     launch(device, combine_kernel, shape, outs.f32(), shares.f32(), int(ids.cols), int(x.cols),
            reinterpret_cast<unsigned char*>(out.data), out.stride);

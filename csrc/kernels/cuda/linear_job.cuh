@@ -24,8 +24,14 @@ struct Part {
     int rows = 0;
 };
 
+/// Places [first, end) of pairs in their order, all of one expert.
+struct Places {
+    int first, end;
+};
+
 /// Kernels take it by value. x is [tokens, heads * k] f32. Of experts "heads" are pairs of a token and one of
-/// its experts, each with the weight of that expert, and `share` of them have the same columns of x.
+/// its experts, each with the weight of that expert, and `share` of them have the same columns of x. In an
+/// order, `tokens` are pairs, of which `places` has tiles.
 struct Job {
     const unsigned char* x = nullptr;
     size_t x_stride = 0;  // bytes
@@ -33,6 +39,8 @@ struct Job {
     Part parts[kParts];
     const int32_t* experts = nullptr;  // of each head
     int share = 1;
+    const int32_t* order = nullptr;  // pairs, expert by expert
+    const Places* places = nullptr;  // of each tile, as many as there might be; the last ones are empty
 };
 
 /// Rows [row, row + as many as a tile has) of a head of a part; row counts within the head.
@@ -58,11 +66,14 @@ __device__ inline Tile tile_at(const Job& job, int index, int rows) {
     return {p, index / in_head, index % in_head * rows};
 }
 
-/// Row `row` of the tile's head, and x's and out's columns of that head.
-__device__ inline const unsigned char* weight_row(const Job& job, const Tile& tile, int row) {
+/// Which row of the weight, and element of the bias, is row `row` of the tile's head.
+__device__ inline size_t row_of(const Job& job, const Tile& tile, int row) {
     const int head = job.experts ? job.experts[tile.head] : tile.head;
-    return job.parts[tile.part].weight +
-           (size_t(head) * job.parts[tile.part].rows + row) * job.parts[tile.part].stride;
+    return size_t(head) * job.parts[tile.part].rows + row;
+}
+/// That row, and x's and out's columns of that head.
+__device__ inline const unsigned char* weight_row(const Job& job, const Tile& tile, int row) {
+    return job.parts[tile.part].weight + row_of(job, tile, row) * job.parts[tile.part].stride;
 }
 __device__ inline const float* x_row(const Job& job, int head, int token) {
     return reinterpret_cast<const float*>(job.x + token * job.x_stride) + size_t(head / job.share) * job.k;
@@ -73,8 +84,7 @@ __device__ inline float& out_at(const Job& job, const Tile& tile, int token, int
         token * job.parts[tile.part].out_stride)[tile.head * job.parts[tile.part].rows + row];
 }
 __device__ inline float bias_at(const Job& job, const Tile& tile, int row) {
-    return job.parts[tile.part].bias ? job.parts[tile.part].bias[tile.head * job.parts[tile.part].rows + row]
-                                     : 0.0f;
+    return job.parts[tile.part].bias ? job.parts[tile.part].bias[row_of(job, tile, row)] : 0.0f;
 }
 
 /// A power of two by its exponent, -126 to 127.
@@ -101,9 +111,29 @@ constexpr int kStep = 64;  // what `stride` is a multiple of, and what is multip
 void few_tokens(const Device& device, DType dtype, const Job& job);
 void float_products(const Device& device, const Job& job);
 
-// linear_many.cu. `partial`: split_bytes() of memory.
+// linear_round.cu.
 void round_rows(const Device& device, const Job& job, bool brain, const Rounded& to);
+
+// linear_many.cu. `partial`: split_bytes() of memory.
 void many_tokens(const Device& device, DType dtype, const Job& job, const Rounded& x, float* partial);
 size_t split_bytes(const Device& device, const Job& job);
+/// A job with an order.
+void many_ordered(const Device& device, DType dtype, const Job& job, const Rounded& x, int tile, int n_tiles);
+
+/// Pairs of tokens and experts, expert by expert, and where their rows of x are rounded to.
+struct Ordered {
+    const int32_t* order;
+    const Places* places;
+    int tile, n_tiles;
+    uint16_t* rounded;
+    float* inverse;
+};
+/// Pairs of a tile, given how many there are.
+int ordered_tile(int pairs, int n_experts);
+
+/// out row p = x row p / share times the weight of expert ids[p] and its bias, for products with weights of
+/// `n_experts`; x, ids and out are contiguous. linear.cu.
+void linear_experts(const Device& device, Tensor x, int share, Tensor ids, int n_experts,
+                    std::span<const Product> products, const Ordered* ordered);
 
 }  // namespace slimrt::cuda

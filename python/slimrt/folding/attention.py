@@ -38,6 +38,9 @@ class Attention:
         scaled: scores are divided by the square root of a head's width (all but T5's), unless score_scale says another.
         alibi: ALiBi's largest bias, of which the slopes of heads are shares; 0: there is none.
         clamp: what q, k and v are clamped to; 0: not at all.
+        whole_ramp: YaRN's ramp begins and ends at a pair.
+        score_cap: scores s become cap * tanh(s / cap), once scaled; 0: they do not.
+        sinks: a logit of each head joins the softmax's denominator (attn_sinks).
         window: tokens that a query sees; 0: all. own_base: of a RoPE that is not scaled; 0: as the file says it of all
             layers. Both of one layer (in_layer()), and 0 of a model, whose layers may differ.
         positions: what each layer has of them.
@@ -67,6 +70,9 @@ class Attention:
     unrotated: bool = False
     alibi: float = 0.0
     clamp: float = 0.0
+    whole_ramp: bool = True
+    score_cap: float = 0.0
+    sinks: bool = False
     positions: tuple[Positions, ...] = ()
 
     @classmethod
@@ -93,12 +99,15 @@ class Attention:
             qk_norm=traits.qk_norm,
             layer_norm=traits.norm == "layer",
             positions=positions_of(model, traits),
+            whole_ramp=traits.whole_ramp,
             eps=model.size(f"attention.layer_norm_{'' if traits.norm == 'layer' else 'rms_'}epsilon", 0.0),
             owners=tuple(owners_of(model)),
             unrotated=model.value(KEYS, "") == "unrotated",
             alibi=model.size("attention.max_alibi_bias", 8.0) if traits.alibi else 0.0,
             clamp=model.size("attention.clamp_kqv", 0.0),
             score_scale=model.size("attention.scale", 0.0),
+            score_cap=model.size("attn_logit_softcapping", 0.0),
+            sinks="blk.0.attn_sinks.weight" in model.tensors,
         )
 
     @classmethod
@@ -205,7 +214,7 @@ class Attention:
             n_rot=self.n_rot if self.rope else 0, qk_norm=self.qk_norm, window=self.window,
             cross=self.part == "cross_attn", type=type, rank=rank, residual_type=residual_type,
             v_heads=v_heads, unrotated=self.unrotated, clamp=self.clamp,
-            layer_norm=self.layer_norm,
+            layer_norm=self.layer_norm, score_cap=self.score_cap, sinks=self.sinks,
         )  # fmt: skip
         return {mode.name: mode for mode in found}
 
@@ -316,6 +325,11 @@ class LayerWeights:
         name = "o" if a.encoder_decoder else "output"
         return _matrix(self.model, f"{a.prefix(self.layer)}{a.part}_{name}.weight", (a.d, a.q_width))
 
+    @cached_property
+    def sinks(self) -> np.ndarray | None:
+        """A logit of each query head that only the softmax's denominator counts, float32, if the layer has them."""
+        return self._vector("attn_sinks.weight")
+
     def bias(self, part: str) -> np.ndarray | None:
         """The bias of "q" or "k", float32, if the layer has one."""
         if (own := self._vector(f"{self.attention.part}_{part}.bias")) is not None:
@@ -354,9 +368,10 @@ def fold_value_bias(model: ModelData, attention: Attention) -> ModelData:
 
     Softmax weights sum to 1, so every query head adds its own KV head's b_V whatever it attends to; without it V is
     linear in x, which every mode but "kv" needs (cache-math.md section 1, "Biases"). A layer that reads another's rows
-    adds that one's b_V. Of an encoder-decoder the runtime does it while loading, and the model stays as it is.
+    adds that one's b_V. Of an encoder-decoder the runtime does it while loading, and the model stays as it is; so it
+    does where weights do not sum to 1, with sinks, whose modes all store V's bias.
     """
-    if attention.encoder_decoder:
+    if attention.encoder_decoder or attention.sinks:
         return model
     changed: list[Tensor] = []
     kv = attention.kv_width

@@ -135,12 +135,16 @@ class Window:
         return np.asarray(1 / np.sqrt(mean + a.eps))
 
     def _scores(self, head: int, keys: np.ndarray) -> np.ndarray:
-        """Scaled scores of one head's queries over the window [queries, n], before the mask."""
+        """Scaled and capped scores of one head's queries over the window [queries, n], before the mask."""
         a = self.weights.attention
-        scores = self._head(self._q, head) @ self._kv_head(keys, head).T * a.scale
+        scores = self._capped(self._head(self._q, head) @ self._kv_head(keys, head).T * a.scale)
         if a.alibi:
             scores += a.slopes[head] * (np.arange(len(self)) - self.queries[:, None])
         return np.asarray(scores)
+
+    def _capped(self, scores: np.ndarray) -> np.ndarray:
+        cap = self.weights.attention.score_cap
+        return cap * np.tanh(scores / cap) if cap else scores
 
     def _head(self, rows: np.ndarray, head: int) -> np.ndarray:
         dim = self.weights.attention.head_dim
@@ -162,22 +166,24 @@ class Window:
 
     @cached_property
     def _own_scores(self) -> list[np.ndarray]:
-        """Scaled scores of each head's queries with their own keys [queries]."""
+        """Scores of each head's queries with their own keys [queries]."""
         a, keys = self.weights.attention, self.exact_keys[self.queries]
         each = [(self._head(self._q, head), self._kv_head(keys, head)) for head in range(a.n_heads)]
-        return [np.einsum("ij,ij->i", q, k) * a.scale for q, k in each]
+        return [self._capped(np.einsum("ij,ij->i", q, k) * a.scale) for q, k in each]
 
     @cached_property
     def _own(self) -> np.ndarray:
         """Where a query meets its own row [queries, n]."""
         return np.asarray(np.arange(len(self)) == self.queries[:, None])
 
-    def _softmax(self, scores: np.ndarray) -> np.ndarray:
-        """Weights of scores [queries, n], which are overwritten."""
+    def _softmax(self, scores: np.ndarray, head: int) -> np.ndarray:
+        """Weights of scores [queries, n], which are overwritten. With a sink they sum to less than 1."""
+        sink = -np.inf if self.weights.sinks is None else float(self.weights.sinks[head])
         scores += self._mask
-        scores -= scores.max(axis=1, keepdims=True)
+        high = np.maximum(scores.max(axis=1, keepdims=True), sink)
+        scores -= high
         np.exp(scores, out=scores)
-        scores /= scores.sum(axis=1, keepdims=True)
+        scores /= scores.sum(axis=1, keepdims=True) + np.exp(sink - high)
         return np.asarray(scores)
 
     @cached_property
@@ -194,7 +200,7 @@ class Window:
         """Softmax weights [queries, n] and output [queries, head_dim] of each head."""
         keys, out = self.exact_keys, []
         for head in range(self.weights.attention.n_heads):
-            p = self._softmax(self._scores(head, keys))
+            p = self._softmax(self._scores(head, keys), head)
             out.append((p, p @ self._kv_head(self.exact_v, head)))
         return out
 
@@ -219,7 +225,7 @@ class Window:
         for head, (_, exact) in enumerate(self._attention):
             scores = self._scores(head, keys)
             scores[at] = self._own_scores[head]
-            p, v, read = self._softmax(scores), self._kv_head(self.exact_v, head), self._kv_head(values, head)
+            p, v, read = self._softmax(scores, head), self._kv_head(self.exact_v, head), self._kv_head(values, head)
             got = p @ read + p[at][:, None] * (v - read)[self.queries]
             error += float(np.square(got - exact).sum())
         return error, self.output_energy
@@ -260,9 +266,18 @@ class Window:
         error, square = 0.0, self.weights.attention.scale**2
         at = self._first if noise.repeats else slice(None)
         for head, weights in enumerate(self._of_groups if noise.repeats else self._of_tokens):
-            variance = noise.of_scores(self._head(self._q, head), self.columns(head))[:, at] * square
-            error += float(np.vdot(weights, variance))
+            variance = noise.of_scores(self._head(self._q, head), self.columns(head)) * square
+            error += float(np.vdot(weights, (variance * self._bends[head])[:, at]))
         return error
+
+    @cached_property
+    def _bends(self) -> list[np.ndarray] | list[float]:
+        """By how much a cap shrinks variances of scores, of each head [queries, n]."""
+        a = self.weights.attention
+        if not a.score_cap:
+            return [1.0] * a.n_heads
+        products = (self._head(self._q, h) @ self._kv_head(self.exact_keys, h).T * a.scale for h in range(a.n_heads))
+        return [np.cosh(scores / a.score_cap) ** -4.0 for scores in products]
 
     @cached_property
     def _of_tokens(self) -> list[np.ndarray]:

@@ -139,6 +139,7 @@ class Config:
         runs_online = isinstance(method, dict) and method.get("quantization_mode") == "online"
         if method and not (self.family.ternary and runs_online):
             method = method.get("quant_method") if isinstance(method, dict) else method
+        if method and not (self.family.ternary and runs_online) and method not in self.family.packed:
             raise UnsupportedError(f"{self.path}: weights quantised by {method!r}; convert the unquantised model")
         for key, allowed in self.family.only.items():
             if self.get(key) is not None and self.get(key) not in allowed:

@@ -14,8 +14,8 @@ from gguf.gguf_writer import GGUFValue
 
 from slimrt.modelfile.gguf import F32, ModelData, Tensor, boolean, float32, string, uint32
 from slimrt.modelfile.hf.config import Config, Sizes, values_of
-from slimrt.modelfile.hf.families import ACTIVATIONS
-from slimrt.modelfile.hf.layout import Layout, Source
+from slimrt.modelfile.hf.families import ACTIVATIONS, Source
+from slimrt.modelfile.hf.layout import Layout
 from slimrt.modelfile.hf.multimodal import TextPart
 from slimrt.modelfile.hf.rope import rope_fields
 from slimrt.modelfile.hf.safetensors_files import DTYPES, Checkpoint
@@ -51,6 +51,8 @@ def read_tensors(config: Config, checkpoint: Source, name: str) -> ModelData:
     sizes = Sizes.of(config)
     with values_of(config.path):
         metadata = _metadata(config, sizes, name)
+    if config.family.stored:
+        checkpoint = config.family.stored(checkpoint)
     tensors = list(Layout(config, sizes, checkpoint).tensors())
     if config.family.rope:
         with values_of(config.path):
@@ -68,7 +70,11 @@ def _file_type(tensors: list[Tensor]) -> dict[str, GGUFValue]:
     if not smaller:
         return {"general.file_type": uint32(int(LlamaFileType.ALL_F32))}
     kind = max(smaller, key=lambda tensor: tensor.nbytes).type.name
-    names = (name for name in (f"MOSTLY_{kind}", f"MOSTLY_{kind}_S") if name in LlamaFileType.__members__)
+    names = (
+        name
+        for name in (f"MOSTLY_{kind}", f"MOSTLY_{kind}_S", f"MOSTLY_{kind}_MOE")
+        if name in LlamaFileType.__members__
+    )
     said = {"general.file_type": uint32(int(LlamaFileType[next(names, "GUESSED")]))}
     return said if kind in DTYPES else said | {"general.quantization_version": uint32(2)}
 
