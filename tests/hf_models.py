@@ -77,10 +77,17 @@ CLASSES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2"
            "bitnet": "BitNetForCausalLM", "gemma3_text": "Gemma3ForCausalLM", "olmo3": "Olmo3ForCausalLM",
            "cohere2": "Cohere2ForCausalLM", "exaone4": "Exaone4ForCausalLM",
            "smollm3": "SmolLM3ForCausalLM", "ministral3": "Ministral3ForCausalLM",
-           "gpt_oss": "GptOssForCausalLM"}  # fmt: skip
+           "gpt_oss": "GptOssForCausalLM", "deepseek_v2": "DeepseekV2ForCausalLM",
+           "minicpm3": "MiniCPM3ForCausalLM", "deepseek_v3": "DeepseekV3ForCausalLM",
+           "glm4_moe_lite": "Glm4MoeLiteForCausalLM"}  # fmt: skip
 LONG_FACTORS = {"short_factor": [1.0, 1.1, 1.3, 1.4, 1.7, 2.0], "long_factor": [1.2, 2.1, 3.5, 6.0, 8.5, 11.0]}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 32}  # fmt: skip
+
+
+LATENT = {"kv_lora_rank": 20, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10}
+DEEPSEEK2 = {**LATENT, "num_hidden_layers": 3, "first_k_dense_replace": 1, "n_routed_experts": 5,
+             "num_experts_per_tok": 3, "moe_intermediate_size": 20}  # fmt: skip
 
 
 @dataclass
@@ -483,6 +490,73 @@ MODELS = {
             "rope_parameters": {"rope_theta": 1000.0, "rope_type": "default"},
         },
     ),
+    "deepseek2": Tiny("deepseek_v2", {**DEEPSEEK2, "q_lora_rank": None, "eos_token_id": [2, 5]}),
+    "deepseek2_yarn": Tiny(
+        "deepseek_v2",
+        {
+            **DEEPSEEK2,
+            "rms_norm_eps": 1e-6,
+            "q_lora_rank": 28,
+            "n_shared_experts": 1,
+            "routed_scaling_factor": 1.5,
+            "rope_parameters": {
+                "rope_theta": 10000.0,
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+                "mscale": 0.707,
+                "mscale_all_dim": 0.707,
+            },
+        },
+        rewrite=legacy_rope,
+    ),
+    "deepseek2_groups": Tiny(
+        "deepseek_v2",
+        {
+            **DEEPSEEK2,
+            "q_lora_rank": None,
+            "n_routed_experts": 6,
+            "topk_method": "group_limited_greedy",
+            "n_group": 3,
+            "topk_group": 2,
+        },
+    ),
+    "deepseek3": Tiny(  # its config names a layer for the token after the next, which transformers does not save
+        "deepseek_v3",
+        {
+            **DEEPSEEK2,
+            "rms_norm_eps": 1e-6,
+            "q_lora_rank": 28,
+            "n_routed_experts": 8,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.7,
+            "rope_parameters": {
+                "rope_theta": 10000.0,
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+            },
+        },
+    ),
+    "glm4_moe_lite": Tiny("glm4_moe_lite", {**DEEPSEEK2, "q_lora_rank": 28, "n_group": 1, "topk_group": 1}),
+    "minicpm3": Tiny(
+        "minicpm3",
+        {
+            **LATENT,
+            "q_lora_rank": 28,
+            "tie_word_embeddings": True,
+            "rope_parameters": {
+                "rope_theta": 10000.0,
+                "rope_type": "longrope",
+                "short_factor": [1.0, 1.1, 1.3, 1.4],
+                "long_factor": [1.2, 2.1, 3.5, 6.0],
+                "original_max_position_embeddings": 48,
+            },
+        },
+    ),
     "gpt2_tanh": Tiny("gpt2", {"activation_function": "gelu_new"}),
     "gpt2_erf": Tiny("gpt2", {"activation_function": "gelu", "tie_word_embeddings": False, "n_inner": 80}, seed=4),
 }
@@ -521,6 +595,9 @@ def build(name: str) -> Any:
                 value.copy_(noise)  # so that what is clamped, and what sinks take, is some of all
             else:
                 value.copy_(0.2 * noise)
+        for key, value in model.named_buffers():
+            if key.endswith("e_score_correction_bias"):
+                value.copy_(0.2 * torch.randn(value.shape, generator=random))
     return model
 
 

@@ -24,7 +24,9 @@ from numpy.typing import NDArray
 
 from reference_experts import Experts
 from reference_formats import Array, rounded
+from reference_latent import Latent, queries
 from reference_modes import BLOCK, CACHE_MODES, Planes, Rows, Types, aged, as_half, in_parts, plus
+from reference_rope import Rope
 
 
 # ---------------------------------------------------------------- the parts of a layer
@@ -63,45 +65,6 @@ def gated(kind: str, gate: Array, up: Array) -> Array:
     return ACTIVATIONS[kind](gate) * (np.clip(up, -7, 7) + 1 if kind == "clamped_swish" else up)
 
 
-@dataclass
-class Rope:
-    """Rotary embedding: pair i of a head turns by position * inv_freq[i]; cos and sin are times `scale`."""
-
-    inv_freq: Array
-    interleaved: bool  # pairs (2i, 2i+1), else (i, i + n_rot/2)
-    scale: float = 1.0
-
-    def __call__(self, x: Array, positions: NDArray[np.int64]) -> Array:
-        """x [n, heads, head_dim] -> the same, its first n_rot columns rotated."""
-        half = len(self.inv_freq)
-        angle = np.outer(positions, self.inv_freq)[:, None, :]
-        cos, sin = np.cos(angle) * self.scale, np.sin(angle) * self.scale
-        first = slice(0, 2 * half, 2) if self.interleaved else slice(0, half)
-        second = slice(1, 2 * half, 2) if self.interleaved else slice(half, 2 * half)
-        out = x.copy()
-        out[..., first] = x[..., first] * cos - x[..., second] * sin
-        out[..., second] = x[..., first] * sin + x[..., second] * cos
-        return out
-
-
-def yarn(
-    inv_freq: Array, factor: float, original_ctx: int, base: float, fast: float, slow: float, whole_ramp: bool = True
-) -> Array:
-    """Turns fewer than `slow` times within the original context: interpolated; more than `fast` times: kept; a ramp
-    between, which may begin and end between pairs."""
-    half = len(inv_freq)
-
-    def pair_turning(times: float) -> float:
-        return 2 * half * np.log(original_ctx / (times * 2 * pi)) / (2 * np.log(base))
-
-    first, last = pair_turning(fast), pair_turning(slow)
-    if whole_ramp:
-        first, last = np.floor(first), np.ceil(last)
-    low, high = max(first, 0), min(last, 2 * half - 1)
-    kept = 1 - np.clip((np.arange(half) - low) / max(high - low, 0.001), 0, 1)
-    return inv_freq / factor * (1 - kept) + inv_freq * kept
-
-
 # ---------------------------------------------------------------- the model
 @dataclass
 class Layer:
@@ -135,6 +98,7 @@ class Layer:
     sinks: Array | None = None  # of each head: a score that has no value
     rope: Rope | None = None
     window: int = 0  # 0: none; else position i sees j > i - window
+    latent: Latent | None = None  # of latent attention, whose wq reads q's own latent where it has one
 
 
 @dataclass
@@ -190,6 +154,9 @@ class Reference:
         first = self.w.layers[0]
         self.d_model = self.w.embed.shape[1]
         self.dk, self.dv = first.wk.shape[0] // self.w.n_kv_heads, first.wv.shape[0] // self.w.n_kv_heads
+        self.baseline = "kv"
+        if first.latent is not None:
+            (self.dk, self.dv), self.baseline = first.latent.head_dims, "latent"
         self._derived: dict[tuple[str, int], Array] = {}
         self._folds = folds or {}
         self.owners = list(owners or range(len(self.w.layers)))
@@ -220,7 +187,7 @@ class Reference:
     # ------------------------------------------------ running
     def logits(self, ids: Sequence[int]) -> Array:
         """All tokens at once, nothing cached: [n, vocab]."""
-        return self.append(ids, self.new_cache("kv", None))
+        return self.append(ids, self.new_cache(self.baseline, None))
 
     def logits_cached(
         self,
@@ -310,9 +277,11 @@ class Reference:
             cache.extend(
                 mode.store(self, i, x, positions, cache), partial(mode.in_chunks, self, owner) if chunk else None
             )
-        q = self.rotate(
-            self.norm_heads(self.clamp(plus(x @ layer.wq.T, layer.bq)), layer.q_norm), self.w.n_heads, positions, i
-        )
+        if layer.latent is not None:
+            q = queries(self, layer, x, positions, i)
+        else:
+            q = self.norm_heads(self.clamp(plus(x @ layer.wq.T, layer.bq)), layer.q_norm)
+            q = self.rotate(q, self.w.n_heads, positions, i)
         q = q * (1 + self.w.query_growth * np.log1p(positions // self.w.query_growth_length))[:, None, None]
         out = []
         for first in range(0, len(x), chunk or len(x)):

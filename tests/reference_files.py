@@ -12,9 +12,11 @@ import gguf
 import numpy as np
 from safetensors.numpy import load_file
 
-from reference import Layer, Rope, Weights, yarn
+from reference import Layer, Weights
 from reference_experts import experts_of_gguf, experts_of_hf
 from reference_formats import Array
+from reference_latent import latent_of_gguf, score_scale
+from reference_rope import Rope, yarn
 
 
 def load(path: str | Path, n_ctx: int = 0) -> Weights:
@@ -43,13 +45,14 @@ def load_gguf(path: Path, n_ctx: int) -> Weights:
     if layer_norm is not None:
         tensors = _whole_norms(tensors, arch, key("block_count"), d_model)
     layers = []
-    for i in range(key("block_count")):
+    for i in range(key("block_count") - key("nextn_predict_layers", 0)):
         prefix = f"blk.{i}."
         part = {name[len(prefix) :]: t for name, t in tensors.items() if name.startswith(prefix)}
         if arch in FFN_NORM:
             part["ffn_norm.weight"] = part.pop(FFN_NORM[arch])
+        latent = latent_of_gguf(part, key, meta)
         layers.append(_layer(part, n_heads * head_dim, n_kv_heads * head_dim))
-        layers[-1].experts = experts_of_gguf(part, key, arch)
+        layers[-1].latent, layers[-1].experts = latent, experts_of_gguf(part, key, arch)
     windows = _windows_of_gguf(key, arch, len(layers))
     for i, layer in enumerate(layers):
         layer.window = windows[i]
@@ -58,7 +61,7 @@ def load_gguf(path: Path, n_ctx: int) -> Weights:
     embed = tensors["token_embd.weight"]
     return Weights(
         n_heads,
-        n_kv_heads,
+        n_kv_heads if latent is None else n_heads,
         eps=key("attention.layer_norm_rms_epsilon") if layer_norm is None else layer_norm,
         activation=meta.get("slimrt.activation", ACTIVATIONS.get(arch, "silu")),
         embed=embed,
@@ -73,9 +76,9 @@ def load_gguf(path: Path, n_ctx: int) -> Weights:
         embed_norm_b=tensors.get("token_embd_norm.bias"),
         embed_scale=sqrt(d_model) if arch in ("gemma", "gemma3") else key("embedding_scale", 1.0),
         residual_scale=key("residual_scale", 1.0),
-        score_scale=key("attention.scale", 0.0),
+        score_scale=key("attention.scale", 0.0) if latent is None else score_scale(key),
         logit_scale=1 / key("logit_scale", 1.0)
-        if arch in ("granite", "granitemoe", "minicpm")
+        if arch in ("granite", "granitemoe", "minicpm", "minicpm3")
         else key("logit_scale", 1.0),
         clamp=key("attention.clamp_kqv", 0.0),
         query_growth=key("attention.temperature_scale", 0.0),
@@ -113,6 +116,7 @@ INTERLEAVED = (
     "cohere2",
     "smollm3",
     "mistral3",
+    "deepseek2",
 )  # RoPE turns neighbours
 
 
@@ -176,7 +180,7 @@ def _rope_of_gguf(key: Any, tensors: dict[str, Array], head_dim: int, arch: str,
     if kind == "yarn":
         fast, slow = key("rope.scaling.yarn_beta_fast", 32.0), key("rope.scaling.yarn_beta_slow", 1.0)
         inv_freq = yarn(inv_freq, factor, original, base, fast, slow, whole_ramp=arch != "gpt-oss")
-        scale = scale * (0.1 * log(factor) + 1)
+        scale = 1.0 if arch == "deepseek2" else scale * (0.1 * log(factor) + 1)
     return Rope(inv_freq, interleaved=arch in INTERLEAVED, scale=scale)
 
 

@@ -23,10 +23,12 @@ import slimrt
 from conftest import GOLDEN, decode, open_engine, rms
 from pairwise import pairwise
 from reference import Reference
+from reference_latent import store_heads
 from reference_modes import (
     CACHE_MODES,
     Mode,
     attend_heads,
+    attend_kv,
     by_head,
     norms,
     planes_kv,
@@ -102,6 +104,9 @@ CASES = [
     ("mpt", "k"),
     ("mpt", "v"),
     ("mpt", "x"),
+    ("deepseek2", "latent"),
+    ("deepseek2_yarn", "latent"),
+    ("minicpm3", "latent"),
     ("gpt2_erf", "k"),
     ("gpt2_erf", "v"),
     ("gpt2_erf", "x"),
@@ -137,6 +142,8 @@ def predict_chunks(path, mode, dtype, n_batch: int):
         return attend_heads(m, i, q, read_keys(m, i, rows["k"], rows), by_head(m, rows["v"]), positions)
 
     both = Mode(store, attend, lambda m, types: planes_kv(m, types) | planes_n(m, types))
+    if mode == "latent":
+        both = Mode(store_heads, attend_kv, planes_kv)
     kept = dtype if dtype in ("f32", "bf16") else "f16"
     types = (dtype if mode == "k" else kept, dtype if mode == "v" else kept)
     with patch.dict(CACHE_MODES, {"k and v": both}):
@@ -254,7 +261,8 @@ def test_bytes_per_token(name, mode, convert):
     path = convert(GOLDEN / name)
     model = reference(path)
     k, v = (w.shape[0] for w in (model.w.layers[0].wk, model.w.layers[0].wv))
-    width = {"kv": k + v, "k": k, "v": v, "x": model.d_model}[mode]
+    latent = model.w.layers[0].latent
+    width = {"kv": k + v, "k": k, "v": v, "x": model.d_model, "latent": latent and len(latent.down)}[mode]
     planes = CACHE_MODES[mode].planes(model, (None, None))
     heads = sum(heads for name, (_, heads) in planes.items() if name != "n")
     normed = 4 * norms(model) * ("n" in planes)
@@ -322,6 +330,10 @@ ILLEGAL = [
     ("cohere2", ["kv", "kv", "kv", "xr"], 3, "no RoPE"),
     ("exaone4", "v", 0, "QK-norm"),
     ("bloom", "xr", 0, "no RoPE"),
+    ("deepseek2", "kv", 0, "latent of 20 columns"),
+    ("deepseek2_yarn", "lowrank", 0, "MLA"),
+    ("minicpm3", ["latent", "k"], 1, "mode latent stores"),
+    ("llama_mha", "latent", 0, "not made of a latent"),
     ("qwen2_mha", ["kv", "x"], 1, "RoPE"),
     ("qwen2_mha", ["k", "v"], 1, "RoPE"),
 ]
@@ -380,10 +392,12 @@ def test_cache_modes_lists_every_mode_with_a_reason(convert):
         "opt": {"kv", "k", "k+r", "v", "x"},
         "bloom": {"kv", "k", "k+r", "v", "x"},
         "mpt": {"kv", "k", "k+r", "v", "x"},
+        "deepseek2": {"latent"},
+        "minicpm3": {"latent"},
     }.items():
         modes = core.modes(str(convert(GOLDEN / name)))
-        assert {mode.name for mode in modes} == {"kv", "k", "k+r", "v", "x", "xr", "kivi", "lowrank"}
-        ages = set() if name in WINDOWED else {"kivi", "lowrank"}  # rows behind a window do not grow old
+        assert {mode.name for mode in modes} == {"kv", "k", "k+r", "v", "x", "xr", "kivi", "lowrank", "latent"}
+        ages = set() if name in WINDOWED or "kv" not in legal else {"kivi", "lowrank"}  # none behind a window
         assert {mode.name for mode in modes if mode.legal} == legal | ages
         assert not any(mode.cross for mode in modes)
 

@@ -74,6 +74,7 @@ CASES = [
     ("glm4", "xr"),
     ("gptneox", "xr"),
     ("phi2", "xr"),
+    ("minicpm3", "latent"),
 ]
 each_case = pytest.mark.parametrize(("name", "mode"), CASES, ids=[f"{name}-{mode}" for name, mode in CASES])
 

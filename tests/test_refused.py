@@ -118,7 +118,7 @@ REFUSED = [
     ("stripedhyena", "stripedhyena", "keep no K or V"),
     ("rwkv7", "rwkv", "recurrent state"),
     ("qwen35moe", "qwen3_5_moe", "recurrent state or convolve"),
-    ("deepseek2", "deepseek_v3", "latent"),
+    ("mistral4", "mistral4", "temperature"),
     ("deepseek32", "deepseek_v32", "indexer"),
     ("phimoe", "phimoe", "SparseMixer"),
     ("gemma4", "gemma4_text", "its layers differ"),

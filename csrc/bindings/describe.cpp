@@ -60,6 +60,7 @@ nb::dict architecture_dict(const Architecture& a) {
     d["window_base"] = a.layers.window_base;
     d["unturned_period"] = a.layers.unturned_period;
     d["whole_ramp"] = a.whole_ramp;
+    d["latent"] = a.latent;
     d["encoder"] = name_of(a.encoder);
     return d;
 }
@@ -94,6 +95,7 @@ nb::dict mode_dict(const CacheMode& mode, const AttnConfig& c, const std::string
     d["of_all"] = mode.has_values_of_all();
     d["ages"] = mode.has_levels();
     d["shared"] = mode.shared();
+    d["latent"] = mode.reads_latents();
     d["inverts"] = mode.inverts();
     return d;
 }
@@ -130,9 +132,9 @@ nb::list modes_of_file(const FileOrPath& from) {
 nb::list modes_of_attention(int d_model, int n_heads, int n_kv_heads, int head_dim, int n_rot,
                             const std::string& qk_norm, int64_t window, bool cross, const std::string& type,
                             int rank, const std::string& residual_type, int v_heads, bool unrotated,
-                            float clamp, bool layer_norm, float score_cap, bool sinks) {
+                            float clamp, bool layer_norm, float score_cap, bool sinks, int latent) {
     if (d_model < 1 || n_heads < 1 || n_kv_heads < 1 || head_dim < 1 || n_rot < 0 || n_rot > head_dim ||
-        rank < 0 || v_heads < 0 || v_heads >= n_kv_heads)
+        latent < 0 || rank < 0 || v_heads < 0 || v_heads >= n_kv_heads)
         fail(ErrorCode::argument, "no attention has these sizes: d_model ", d_model, ", n_heads ", n_heads,
              ", n_kv_heads ", n_kv_heads, ", head_dim ", head_dim, ", n_rot ", n_rot, ", rank ", rank,
              ", v_heads ", v_heads);
@@ -148,7 +150,8 @@ nb::list modes_of_attention(int d_model, int n_heads, int n_kv_heads, int head_d
                  .v_heads = v_heads,
                  .clamp = clamp,
                  .score_cap = score_cap,
-                 .sinks = sinks};
+                 .sinks = sinks,
+                 .latent = latent};
     if (qk_norm != name_of(QkNorm::none)) c.qk_norm_eps = 0.0f;
     c.norms_heads = qk_norm == name_of(QkNorm::head);
     c.qk_norm_kind = layer_norm ? NormKind::layer : NormKind::rms;
@@ -215,7 +218,7 @@ void bind_describe(nb::module_& m) {
           nb::arg("window") = 0, nb::arg("cross") = false, nb::arg("type") = "f16", nb::arg("rank") = 0,
           nb::arg("residual_type") = "f16", nb::arg("v_heads") = 0, nb::arg("unrotated") = false,
           nb::arg("clamp") = 0.0f, nb::arg("layer_norm") = false, nb::arg("score_cap") = 0.0f,
-          nb::arg("sinks") = false);
+          nb::arg("sinks") = false, nb::arg("latent") = 0);
     m.def(
         "plane_bytes",
         [](const std::string& type, int width, int heads) {

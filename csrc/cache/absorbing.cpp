@@ -84,10 +84,10 @@ void store_dense(Backend& backend, const ReadInput& in, int64_t first, const std
 Written AbsorbingMode::write(Backend& backend, const WriteInput& in) const {
     Written written = write_rows(backend, in);
     const auto many = [&](const AttentionSequence& s) { return !pays_absorbed(in, s); };
-    if (!in.shared)
-        written.x = in.x;
-    else if (std::ranges::any_of(in.sequences, many))
-        written.dense = dense_of(backend, in, in.x);
+    written.x = in.x;
+    if (!in.shared) return written;
+    if (std::ranges::any_of(in.sequences, many)) written.dense = dense_of(backend, in, written);
+    written.x = {};
     return written;
 }
 
@@ -110,7 +110,7 @@ void AbsorbingMode::read(Backend& backend, const ReadInput& in, const Written& w
 
 /// Keeps the part's own rows for the chunks that follow.
 void AbsorbingMode::materialise(Backend& backend, const ReadInput& in, Written own, Tensor out) const {
-    if (own.dense.empty()) own.dense = dense_of(backend, in, own.x);
+    if (own.dense.empty()) own.dense = dense_of(backend, in, own);
     materialise_before(backend, in);
     materialised(backend, in, own, out);
     const int64_t position = in.sequences[0].position, end = position + own.dense[0].rows;
@@ -145,7 +145,7 @@ void AbsorbingMode::materialised(Backend& backend, const ReadInput& in, const Wr
     const ScoreTerm scores[] = {
         {dense_rows(in.dense.planes[0], 0), own.dense[0], c.n_kv_heads, c.head_dim, in.q}};
     const ValueTerm values[] = {
-        {dense_rows(in.dense.planes[1], 0), own.dense[1], c.n_kv_heads, c.head_dim, out}};
+        {dense_rows(in.dense.planes[1], 0), own.dense[1], c.n_kv_heads, c.value_width() / c.n_heads, out}};
     AttentionArgs args = attention_args(in, scores, values);
     AttentionSequence all = in.sequences[0];
     if (!in.older.empty()) {

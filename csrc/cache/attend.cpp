@@ -61,6 +61,9 @@ std::string narrow_encoder_k(const AttnConfig& c, const char* what) {
                   " cannot be computed from it");
 }
 
+/// A window of one row.
+void copy_rows(Backend& backend, Tensor from, Tensor to) { backend.unfold(from, 1, 0, to); }
+
 std::string capped_without_bias(const AttnConfig& c) {
     if (c.score_cap == 0) return "";
     return concat("scores are capped at ", c.score_cap,

@@ -34,6 +34,9 @@ Tensor as_stored(Backend& backend, Scratch& scratch, Tensor x, const Plane& plan
 /// Cross-attention: why modes that compute `what` from K refuse; empty where K is wide enough.
 std::string narrow_encoder_k(const AttnConfig& config, const char* what);
 
+/// to = from, both rows of any stride.
+void copy_rows(Backend& backend, Tensor from, Tensor to);
+
 /// Why modes refuse whose rows do not know K's bias, all of it or of columns that RoPE leaves alone; empty
 /// where that bias shifts all scores of a query alike.
 std::string capped_without_bias(const AttnConfig& config);
@@ -59,7 +62,7 @@ class AbsorbingMode : public CacheMode {
 
     /// Rows of the planes of dense_format(), f32: of a part's own tokens, in full precision, where
     /// write_rows() did not give them, and of the stored positions [begin, end) of its one sequence.
-    virtual std::vector<Tensor> dense_of(Backend& backend, const AttnInput& in, Tensor x) const = 0;
+    virtual std::vector<Tensor> dense_of(Backend& backend, const AttnInput& in, const Written& own) const = 0;
     virtual void dense_of_stored(Backend& backend, const ReadInput& in, int64_t begin, int64_t end,
                                  const std::vector<Tensor>& planes) const = 0;
     /// read() of a part over in.dense and own.dense. Here: planes of K and V.

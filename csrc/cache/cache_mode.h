@@ -20,6 +20,8 @@
 namespace slimrt {
 
 /// One layer's attention as a mode sees it. Widths: q n_heads * head_dim, k and v n_kv_heads * head_dim.
+/// Latent attention (MLA): K and V are made of a latent, which is beside columns that rotate all that a token
+/// leaves; of a head the last n_rot columns rotate, and V may be narrower than K.
 struct AttnConfig {
     int layer = 0;
     bool cross = false;  // over the rows of an encoder's output, all of which a query sees
@@ -41,11 +43,16 @@ struct AttnConfig {
     float scale = 1;                               // of scores
     float score_cap = 0;                           // 0: none, see AttentionArgs
     bool sinks = false;                            // AttnWeights has some
+    int latent = 0;                                // width of the latent, or 0
+    int value_dim = 0;                             // of V's heads, with a latent
+    float latent_eps = 0;                          // of the latent's norm
 
     int norm_width() const { return norms_heads ? head_dim : kv_width(); }  // of what keys are normed over
     int q_width() const { return n_heads * head_dim; }
     int kv_width() const { return n_kv_heads * head_dim; }
-    int computed_width() const { return (n_kv_heads - v_heads) * head_dim; }  // of V that is not kept
+    int computed_width() const { return (n_kv_heads - v_heads) * head_dim; }      // of V that is not kept
+    int value_width() const { return latent ? n_heads * value_dim : q_width(); }  // of attention's output
+    int row_width() const { return latent + n_rot; }                              // with a latent
     bool mha() const { return n_heads == n_kv_heads; }
 };
 
@@ -56,6 +63,10 @@ struct AttnWeights {
     Tensor q_norm, k_norm;                  // f32, with AttnConfig::qk_norm_eps
     Tensor relative_bias;  // f32 [n_heads, n_ctx] or none: the last column is for a query's own token
     Tensor sinks;          // f32 [1, n_heads] or none, see AttentionArgs
+    // Of latent attention: q = norm(x q_a^T) q^T; k [row_width, d_model] gives the latent, before k_norm, and
+    // what rotates; K and V of a head are the latent times k_b^T [n_heads * latent, K's columns that do not
+    // rotate] and v_b [n_heads * value_dim, latent], in old files one kv_b, head after head K's rows, V's.
+    Tensor q_a, q_a_norm, k_b, v_b, kv_b;
 };
 
 /// A tensor that folding makes for a mode, blk.<layer>.<suffix> [rows, cols].
@@ -245,6 +256,8 @@ class CacheMode {
     virtual bool has_values_of_all() const { return false; }
     /// Whether rows know the bias of V. Else W_O b_V belongs to the output's, since softmax weights sum to 1.
     virtual bool keeps_v_bias() const { return false; }
+    /// Whether it is for latent attention, else for any other.
+    virtual bool reads_latents() const { return false; }
     /// Of an encoder's output: whether one layer's rows serve all.
     virtual bool shared() const { return false; }
 
@@ -263,8 +276,8 @@ class CacheMode {
     virtual std::vector<Projection> projections(const Prepared&) const { return {}; }
     /// Owner: x -> what the tokens leave behind. The caller stores the planes.
     virtual Written write(Backend& backend, const WriteInput& in) const = 0;
-    /// Reader: out [n, q_width] = attention of the tokens over stored and written rows, before W_O. Written
-    /// rows are used in full precision.
+    /// Reader: out [n, value_width] = attention of the tokens over stored and written rows, before W_O.
+    /// Written rows are used in full precision.
     virtual void read(Backend& backend, const ReadInput& in, const Written& written, Tensor out) const = 0;
     /// Cross-attention: K [n, kv_width] of stored rows [n, width] of the first plane.
     virtual Tensor keys(Backend&, const Prepared&, Scratch&, Tensor rows) const { return rows; }

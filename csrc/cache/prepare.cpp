@@ -82,27 +82,35 @@ Tensor fold_v_bias(Backend& backend, const AttnConfig& c, const AttnWeights& w, 
     return out;
 }
 
-Tensor absorb_q(Backend& backend, const AttnConfig& c, Tensor weight, std::vector<Buffer>& owned,
-                int left_out) {
-    const int64_t width = weight.cols, dim = c.head_dim, group = c.n_heads / c.n_kv_heads;
+Tensor transpose_heads(Backend& backend, Tensor weight, int n_heads,
+                       const std::function<int64_t(int)>& first_row, int64_t n, const char* what,
+                       std::vector<Buffer>& owned, int left_out) {
+    const int64_t width = weight.cols;
     const Buffer temporary =
-        backend.alloc(MemoryKind::scratch, dim * (width + 1) * sizeof(float), "transposition of a weight");
-    const Tensor head(temporary.data.get(), DType::F32, dim, width);
-    const Tensor ids(head.row(dim), DType::I32, 1, dim);
+        backend.alloc(MemoryKind::scratch, n * (width + 1) * sizeof(float), "transposition of a weight");
+    const Tensor head(temporary.data.get(), DType::F32, n, width);
+    const Tensor ids(head.row(n), DType::I32, 1, n);
 
-    owned.push_back(
-        backend.alloc(MemoryKind::derived, c.n_heads * width * dim * sizeof(float), "absorbed query weight"));
-    const Tensor out(owned.back().data.get(), DType::F32, c.n_heads * width, dim);
+    owned.push_back(backend.alloc(MemoryKind::derived, n_heads * width * n * sizeof(float), what));
+    const Tensor out(owned.back().data.get(), DType::F32, n_heads * width, n);
     if (backend.dry()) return out;
-    std::vector<float> from(dim * width), to(dim * width);
-    for (int h = 0; h < c.n_heads; ++h) {
-        unpack_rows(backend, weight, h / group * dim, dim, ids, head);
+    std::vector<float> from(n * width), to(n * width);
+    for (int h = 0; h < n_heads; ++h) {
+        unpack_rows(backend, weight, first_row(h), n, ids, head);
         backend.download(from.data(), head, head.bytes());
-        for (int64_t i = left_out; i < dim; ++i)
-            for (int64_t j = 0; j < width; ++j) to[j * dim + i] = from[i * width + j];
+        for (int64_t i = left_out; i < n; ++i)
+            for (int64_t j = 0; j < width; ++j) to[j * n + i] = from[i * width + j];
         backend.upload(out.rows_of(h * width, width), to.data(), to.size() * sizeof(float));
     }
     return out;
+}
+
+Tensor absorb_q(Backend& backend, const AttnConfig& c, Tensor weight, std::vector<Buffer>& owned,
+                int left_out) {
+    const int64_t dim = c.head_dim, group = c.n_heads / c.n_kv_heads;
+    const auto first_row = [&](int head) { return head / group * dim; };
+    return transpose_heads(backend, weight, c.n_heads, first_row, dim, "absorbed query weight", owned,
+                           left_out);
 }
 
 uint64_t fingerprint_of(Backend& backend, std::initializer_list<Tensor> tensors) {

@@ -1,6 +1,7 @@
 // What modes make of weights at load.
 #pragma once
 
+#include <functional>
 #include <initializer_list>
 
 #include "cache/cache_mode.h"
@@ -15,6 +16,12 @@ Tensor fold_v_bias(Backend& backend, const AttnConfig& config, const AttnWeights
 /// head's q to a query against a whole row. The first `left_out` columns of a head count for nothing.
 Tensor absorb_q(Backend& backend, const AttnConfig& config, Tensor weight, std::vector<Buffer>& owned,
                 int left_out = 0);
+
+/// Of each head the n rows from first_row(head) on of a weight [.., width], transposed: [n_heads * width, n]
+/// f32, whose first `left_out` columns are zeros.
+Tensor transpose_heads(Backend& backend, Tensor weight, int n_heads,
+                       const std::function<int64_t(int)>& first_row, int64_t n, const char* what,
+                       std::vector<Buffer>& owned, int left_out = 0);
 
 /// A vector of prepare()'s own making, from host memory; f32 [1, n].
 Tensor derived_vector(Backend& backend, const std::vector<float>& values, const char* what,

@@ -23,11 +23,12 @@ Activation require_activation(const std::string& name, const std::string& where 
 /// Rotary position embedding as a table: row p holds, for each of n_rot/2 pairs, cos and sin of position p
 /// (interleaved: cos0 sin0 cos1 sin1 ...), any attention factor of YaRN or longrope multiplied in.
 /// Of every head the first n_rot columns rotate: pairs (2i, 2i+1) when `interleaved` (GGUF "llama"), else
-/// (i, i + n_rot/2) (neox).
+/// (i, i + n_rot/2) (neox). Backend::rope() has them begin at column `first`.
 struct Rope {
     Tensor table;  // [n_ctx, n_rot] f32; none: no rotation
     int n_rot = 0;
     bool interleaved = false;
+    int first = 0;  // 0 of rows that attention rotates as it reads them
     explicit operator bool() const { return bool(table); }
 };
 

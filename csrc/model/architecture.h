@@ -79,6 +79,7 @@ struct Architecture {
     Router router;                                 // of expert_ffn; keys may differ
     bool sliding_window = false;                   // honours attention.sliding_window
     LayerPattern layers;
+    bool latent = false;  // K and V are made of a latent (MLA): keys and tensors as latent.cpp has them
     /// What a family's files alone say, into the config; or a refusal.
     void (*settle)(const GgufFile& file, const std::string& prefix, ModelConfig& config) = nullptr;
     // Of an encoder, whose layers are as the decoder's, but see all rows.

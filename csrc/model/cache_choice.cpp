@@ -192,12 +192,13 @@ std::vector<LayerChoice> choose_cross(const GgufFile& file, const ModelConfig& m
     return choices;
 }
 
-/// Of a file that says none: kv; of an encoder-decoder x, where it is exact and no wider than K and V.
+/// Of a file that says none: kv; with latent attention latent; of an encoder-decoder x, where it is exact and
+/// no wider than K and V.
 const char* usual_mode(const ModelConfig& model, const CacheOptions& o) {
     const AttnConfig c = attention_config(model, 0);
     const bool x = model.architecture->encoder != EncoderKind::none && o.sparse_threshold == 0 &&
                    row_is_narrow(c) && refusal_of(find_cache_mode("x", false), c).empty();
-    return x ? "x" : "kv";
+    return c.latent ? "latent" : x ? "x" : "kv";
 }
 
 bool same_shape(const AttnConfig& a, const AttnConfig& b) {

@@ -103,6 +103,9 @@ void require_sane(const GgufFile& file, const ModelConfig& c) {
     if (!(c.query_growth >= 0) || !std::isfinite(c.query_growth))
         fail(ErrorCode::format, file.path(), ": attention.temperature_scale is ", c.query_growth,
              ", not a positive number");
+    if (c.latent && c.ropes[0].n_rot >= c.head_dim)
+        fail(ErrorCode::format, file.path(), ": ", c.ropes[0].n_rot, " columns of a head rotate, and it has ",
+             c.head_dim, ": latent attention needs some that do not");
     if (!(c.clamp_kqv >= 0) || !std::isfinite(c.clamp_kqv))
         fail(ErrorCode::format, file.path(), ": attention.clamp_kqv is ", c.clamp_kqv,
              ", not a positive number");
@@ -170,6 +173,8 @@ ModelConfig read_config(const GgufFile& file) {
     const std::string prefix = concat(c.architecture->name, ".");
     c.n_vocab = read_vocab(file);
     c.n_layers = int(file.integer(prefix + "block_count", 1, 4096));
+    c.n_unread_layers = int(file.integer(prefix + "nextn_predict_layers", 0, c.n_layers - 1, 0));
+    c.n_layers -= c.n_unread_layers;
     c.d_model = int(file.integer(prefix + "embedding_length", 1, 1 << 20));
     c.d_ff = int(file.integer(prefix + "feed_forward_length", 1, 1 << 22));
     c.n_heads = int(file.integer(prefix + "attention.head_count", 1, 1 << 14));

@@ -35,7 +35,10 @@ struct ModelConfig {
     const Architecture* architecture = nullptr;
     int n_layers = 0, d_model = 0, d_ff = 0, n_vocab = 0;
     int n_heads = 0;
-    int n_kv_heads = 0, head_dim = 0;  // of the first layer, and of all with an encoder
+    int n_kv_heads = 0, head_dim = 0;             // of the first layer, and of all with an encoder
+    int latent = 0, q_latent = 0, value_dim = 0;  // with latent attention: widths; of q's own latent, or 0
+    float latent_eps = 0;                         // of the norms of latents
+    int n_unread_layers = 0;                      // after those that run: they predict tokens after the next
     int64_t n_ctx_train = 0;
     bool parallel_residual = false;
     float embedding_scale = 1, residual_scale = 1;  // of the embedding, of what attention and FFN add

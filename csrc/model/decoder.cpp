@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <utility>
 
 #include "cache/attend.h"
 #include "core/error.h"
@@ -155,15 +156,22 @@ void Decoder::add_scaled(Tensor x, Tensor out) const {
     backend_.add(x, out);
 }
 
-// q = norm(clamp(x W_Q + b)), rotated, and other projections of x, which last longer: all one product.
+// q = norm(clamp(x W_Q + b)), rotated, and other projections of x, which last longer: all one product. Of q
+// with a latent of its own the latent is one of them.
 std::vector<Tensor> Decoder::queries_and(std::span<const Projection> others, Scratch& lasting,
                                          const AttnWeights& w, const Rope& rope, const AttnInput& in,
                                          Tensor x) const {
     const Tensor q = in.scratch.f32(x.rows, w.q.rows);
     std::vector<Product> products = {{w.q, w.q_bias, q}};
+    if (w.q_a) products[0] = {w.q_a, {}, in.scratch.f32(x.rows, w.q_a.rows)};
     for (const auto& [weight, bias] : others)
         products.push_back({weight, bias, lasting.f32(x.rows, weight.rows)});
     backend_.linear(x, products);
+    if (w.q_a) {
+        const Tensor latent = std::exchange(products[0].out, q);
+        backend_.norm(NormKind::rms, latent, w.q_a_norm, {}, in.config.latent_eps, latent);
+        backend_.linear(latent, w.q, w.q_bias, q);
+    }
     clamp(backend_, in.config, {&q, 1});
     norm_heads(backend_, in.config, w.q_norm, q, q);
     if (rope) backend_.rope(q, in.config.n_heads, rope, in.positions);
@@ -188,7 +196,7 @@ void Decoder::attention(int layer, const Batch& batch, StepState& state, Scratch
     const Tensor in = norm(backend_, config_, w.attn_norm, x, out);
     if (state.observer.attention_input) state.observer.attention_input(layer, in);
 
-    const Tensor heads = scratch.f32(x.rows, config.q_width());
+    const Tensor heads = scratch.f32(x.rows, config.value_width());
     Scratch lasting = shared ? scratch.other_end() : scratch;
     const int turn = config_.layers[layer].rope;
     const Rope& of_queries = turn < 0 ? kNoRope : query_ropes_[turn];
@@ -321,7 +329,8 @@ Rope Decoder::load_rope(const RopeFrequencies& frequencies) {
     rope_buffers_.push_back(backend_.alloc(MemoryKind::derived, n * n_rot * sizeof(float), "RoPE table"));
     const Tensor table(rope_buffers_.back().data.get(), DType::F32, n, n_rot);
     if (!backend_.dry()) backend_.upload(table, frequencies.table(n).data(), table.bytes());
-    return {table, n_rot, config_.architecture->positions == Positions::rope_interleaved};
+    const int first = config_.latent ? config_.head_dim - n_rot : 0;  // the last columns rotate
+    return {table, n_rot, config_.architecture->positions == Positions::rope_interleaved, first};
 }
 
 }  // namespace slimrt

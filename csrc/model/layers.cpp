@@ -5,6 +5,7 @@
 #include "core/error.h"
 #include "model/architecture.h"
 #include "model/config.h"
+#include "model/latent.h"
 
 namespace slimrt {
 namespace {
@@ -86,7 +87,7 @@ RopeConfig rope_of_windows(const GgufFile& file, const std::string& prefix, cons
 void read_layers(const GgufFile& file, const std::string& prefix, ModelConfig& c) {
     c.layers.assign(c.n_layers, {});
     read_windows(file, prefix, c);
-    read_heads(file, prefix, c);
+    c.architecture->latent ? read_latent(file, prefix, c) : read_heads(file, prefix, c);
     c.n_kv_heads = c.layers[0].n_kv_heads;
     c.head_dim = c.layers[0].head_dim;
 }

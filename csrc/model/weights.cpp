@@ -10,6 +10,7 @@
 #include "kernels/cpu/repack.h"
 #include "model/cache_choice.h"
 #include "model/ffn.h"
+#include "model/latent.h"
 #include "model/weight_memory.h"
 
 namespace slimrt {
@@ -35,7 +36,10 @@ AttnConfig attention_config(const ModelConfig& c, int layer, bool cross) {
             .clamp = cross ? 0 : c.clamp_kqv,
             .scale = c.score_scale,
             .score_cap = c.score_cap,
-            .sinks = c.sinks && !cross};
+            .sinks = c.sinks && !cross,
+            .latent = c.latent,
+            .value_dim = c.value_dim,
+            .latent_eps = c.latent_eps};
 }
 
 std::string block_prefix(const ModelConfig& c, int layer) {
@@ -222,7 +226,9 @@ class Loader final : public TensorSource {
     LayerWeights load_layer(const AttnConfig& c, const std::string& p, bool owns_rows = true) {
         LayerWeights l;
         load_norms(c, p, l);
-        if (owns_rows)
+        if (arch_.latent)
+            load_output(c, p + "attn", l.attn), load_latent(*this, c_, p, l.attn);
+        else if (owns_rows)
             load_qkv(c, p, "attn", l.attn);
         else
             load_q(c, p, l.attn);
@@ -285,7 +291,7 @@ class Loader final : public TensorSource {
 
     void load_output(const AttnConfig& c, const std::string& p, AttnWeights& a) {
         const std::string o = p + (encoder_decoder() ? "_o" : "_output");
-        a.o = matrix(o + ".weight", c_.d_model, c.q_width());
+        a.o = matrix(o + ".weight", c_.d_model, c.value_width());
         // Any architecture may have one here: converting folds the V bias into it.
         const bool required = arch_.linear_bias == Presence::required && arch_.attn_output_bias;
         a.o_bias = vector(o + ".bias", c_.d_model, required ? Presence::required : Presence::optional);
@@ -346,12 +352,20 @@ class Loader final : public TensorSource {
         return names;
     }
 
+    /// Of a layer that does not run.
+    bool is_unread(const std::string& name) const {
+        for (int layer = c_.n_layers; layer < c_.n_layers + c_.n_unread_layers; ++layer)
+            if (name.starts_with(block_prefix(c_, layer))) return true;
+        return false;
+    }
+
     /// A tensor we would not use may change what the model computes: say so instead of ignoring it.
     void refuse_unused() const {
         const std::set<std::string> folds = fold_names();
         for (const auto& [name, tensor] : file_.tensors()) {
             const bool known = used_.count(name) || folds.count(name) || name.starts_with("rope_") ||
-                               name.ends_with(".attn_rot_embd") || name.starts_with("slimrt.");
+                               name.ends_with(".attn_rot_embd") || name.starts_with("slimrt.") ||
+                               is_unread(name);
             if (!known)
                 fail(ErrorCode::unsupported, file_.path(), ": tensor '", name,
                      "' is not part of architecture '", arch_.name, "' as slimrt knows it");

@@ -358,6 +358,7 @@ def attention_modes(
     layer_norm: bool = False,
     score_cap: float = 0.0,
     sinks: bool = False,
+    latent: int = 0,
 ) -> list[dict[str, Any]]:
     """The same for an attention of these sizes, with rows of these types."""
 

@@ -141,7 +141,7 @@ class Architecture:
         norms: of attention and FFN: "before", "shared" (one for both), "after" or "both". norm: "rms" or "layer".
         qk_norm: norms of q and k, of the kind `norm`: "none", "row" (of whole rows) or "head" (of each head).
         scaled_scores: by 1 / sqrt(head width).
-        qkv_bias: "never", "optional" or "required".
+        qkv_bias: "never", "optional" or "required". latent: K and V are made of a latent (MLA).
         sliding_window: whether its layers may see a window. full_period: every so many-th of them sees all, where
             neither file nor config says which; 0: none does.
         window_rope: how layers with a window turn q and k: the "same" as the others, by their "own" base (window_base;
@@ -164,6 +164,7 @@ class Architecture:
     window_base: float
     unturned_period: int
     whole_ramp: bool
+    latent: bool
     encoder: str
 
     @property
@@ -223,7 +224,8 @@ class Mode:
         folds: the tensors that it needs beyond a plain file's. unread: what decoding leaves unread.
         residual: rows have a part of a width and type of its own. sparse: a sparse_threshold has something to skip;
         of_all: a sparse_delta too, since its values are rows that all heads read.
-        shared: one layer's rows serve all. inverts: the projection that folding inverts, "W_K" or "W_V"; or "".
+        shared: one layer's rows serve all. latent: it is for latent attention (MLA), else for any other.
+        inverts: the projection that folding inverts, "W_K" or "W_V"; or "".
     """
 
     name: str
@@ -237,6 +239,7 @@ class Mode:
     of_all: bool
     ages: bool
     shared: bool
+    latent: bool
     inverts: str
 
     @property
@@ -267,6 +270,15 @@ def modes(file: GgufFile | str) -> tuple[Mode, ...]:
     return tuple(map(_mode, _core.modes(file)))
 
 
+def baseline(file: GgufFile | str) -> str:
+    """The mode that keeps what attention itself makes of a token: kv, or latent where K and V are made of a latent.
+
+    Raises:
+        ModelFormatError, UnsupportedError: as `modes`.
+    """
+    return next(mode.name for mode in modes(file) if mode.legal)
+
+
 @cache
 def attention_modes(
     *,
@@ -287,6 +299,7 @@ def attention_modes(
     layer_norm: bool = False,
     score_cap: float = 0.0,
     sinks: bool = False,
+    latent: int = 0,
 ) -> tuple[Mode, ...]:
     """The modes of self-attention, or of cross-attention, of such a shape; planes of these types.
 
@@ -296,6 +309,7 @@ def attention_modes(
         unrotated: other layers read its keys before RoPE. clamp: what q, k and v are clamped to; 0: not at all.
         layer_norm: QK-norm is LayerNorm, else RMS norm.
         score_cap: scores s become cap * tanh(s / cap); 0: they do not. sinks: softmax counts a logit without a value.
+        latent: columns of what K and V are made of (MLA); 0: of the input.
 
     Raises:
         UnsupportedError: an unknown type. ValueError: sizes that no attention has.
@@ -305,6 +319,7 @@ def attention_modes(
         window=window, cross=cross, type=type, rank=rank, residual_type=residual_type,
         v_heads=v_heads, unrotated=unrotated, clamp=clamp, layer_norm=layer_norm,
         score_cap=score_cap, sinks=sinks,
+        latent=latent,
     )  # fmt: skip
     return tuple(map(_mode, found))
 

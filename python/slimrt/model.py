@@ -47,8 +47,9 @@ class Model(Tasks, Closing):
         n_batch: tokens computed at once in a prefill; scratch grows with it.
         n_seqs: sequences that may be full at once; also how many texts of a list are generated together.
         n_threads: None: the physical (or big) cores.
-        cache: what a token leaves behind in each layer: "kv", "k", "k+r", "v", "x", "xr", "kivi", "lowrank", or "auto"
-            (what the file was converted for, else kv, or of an encoder-decoder x where its rows are no wider); with its
+        cache: what a token leaves behind in each layer: "kv", "k", "k+r", "v", "x", "xr", "kivi", "lowrank", "latent",
+            or "auto" (what the file was converted for, else kv or latent, or of an encoder-decoder x where its rows are
+            no wider); with its
             types, "k+r:q8" or "k+r:q8:64:q4" (mode, type, rank of the residual, its type), or what rows become as they
             age, "lowrank:q2@0.5+q4*0.1+sinks=4"; or a CacheConfig; or one of these for each layer. "fastest": of kv
             in f16 and q8 and what the file says, what is predicted to decode fastest of what fits, by rates of this

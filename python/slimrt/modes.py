@@ -21,6 +21,9 @@ CROSS_MODES = tuple(mode.name for mode in _CROSS)
 # the mode whose rows have a second plane, of a width and type of its own
 RESIDUAL_MODE = next(mode.name for mode in _SELF if mode.residual)
 
+# the mode that keeps what attention itself makes of a token: kv, or that of latent attention (core.baseline)
+BASELINES = ("kv", next(mode.name for mode in _SELF if mode.latent))
+
 # modes whose rows age, in levels: the type of a cache of theirs may be a text that says which (core.levels)
 AGING = tuple(mode.name for mode in _SELF if mode.ages)
 

@@ -163,8 +163,8 @@ Written AgingMode::write_rows(Backend& backend, const WriteInput& in) const {
     return {.planes = {rows[0], rows[1]}, .dense = rows};
 }
 
-std::vector<Tensor> AgingMode::dense_of(Backend& backend, const AttnInput& in, Tensor x) const {
-    return rows_of(backend, in, project(backend, in.scratch, x, projections(in.prepared)));
+std::vector<Tensor> AgingMode::dense_of(Backend& backend, const AttnInput& in, const Written& own) const {
+    return rows_of(backend, in, project(backend, in.scratch, own.x, projections(in.prepared)));
 }
 
 void AgingMode::dense_of_stored(Backend& backend, const ReadInput& in, int64_t begin, int64_t end,

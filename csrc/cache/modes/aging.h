@@ -36,7 +36,7 @@ class AgingMode : public AbsorbingMode {
     virtual bool raw_keys() const = 0;
 
     Written write_rows(Backend& backend, const WriteInput& in) const final;
-    std::vector<Tensor> dense_of(Backend& backend, const AttnInput& in, Tensor x) const final;
+    std::vector<Tensor> dense_of(Backend& backend, const AttnInput& in, const Written& own) const final;
     void dense_of_stored(Backend& backend, const ReadInput& in, int64_t begin, int64_t end,
                          const std::vector<Tensor>& planes) const final;
     void absorbed(Backend& backend, const ReadInput& in, const Written& own, Tensor out) const final;

@@ -222,8 +222,8 @@ class K : public AbsorbingMode {
         backend.attention(args_of_heads(in, first, n, scores, values));
     }
 
-    std::vector<Tensor> dense_of(Backend& backend, const AttnInput& in, Tensor x) const override {
-        return project(backend, in.scratch, x,
+    std::vector<Tensor> dense_of(Backend& backend, const AttnInput& in, const Written& own) const override {
+        return project(backend, in.scratch, own.x,
                        {{in.prepared.model.v.rows_of(0, in.config.computed_width()), {}}});
     }
 

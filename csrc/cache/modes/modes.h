@@ -7,6 +7,7 @@ namespace slimrt {
 
 const CacheMode* kv_mode();
 const CacheMode* kivi_mode();
+const CacheMode* latent_mode();
 const CacheMode* lowrank_mode();
 const CacheMode* k_mode();
 const CacheMode* kr_mode();

@@ -68,8 +68,8 @@ class V final : public AbsorbingMode {
         backend.attention(attention_args(in, scores, values));
     }
 
-    std::vector<Tensor> dense_of(Backend& backend, const AttnInput& in, Tensor x) const override {
-        return project(backend, in.scratch, x, {{in.prepared.model.k, {}}});
+    std::vector<Tensor> dense_of(Backend& backend, const AttnInput& in, const Written& own) const override {
+        return project(backend, in.scratch, own.x, {{in.prepared.model.k, {}}});
     }
 
     void dense_of_stored(Backend& backend, const ReadInput& in, int64_t begin, int64_t end,

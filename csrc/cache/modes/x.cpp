@@ -87,8 +87,8 @@ class X : public AbsorbingMode {
         linear_heads(backend, c, u, p.row_v, out);
     }
 
-    std::vector<Tensor> dense_of(Backend& backend, const AttnInput& in, Tensor x) const override {
-        return project(backend, in.scratch, x, {{prepared(in).row_k, {}}, {prepared(in).row_v, {}}});
+    std::vector<Tensor> dense_of(Backend& backend, const AttnInput& in, const Written& own) const override {
+        return project(backend, in.scratch, own.x, {{prepared(in).row_k, {}}, {prepared(in).row_v, {}}});
     }
 
     void dense_of_stored(Backend& backend, const ReadInput& in, int64_t begin, int64_t end,

@@ -106,9 +106,9 @@ class Xr final : public AbsorbingMode {
     }
 
     /// Dense rows of K are biased and rotated, so that they are read as they are.
-    std::vector<Tensor> dense_of(Backend& backend, const AttnInput& in, Tensor x) const override {
+    std::vector<Tensor> dense_of(Backend& backend, const AttnInput& in, const Written& own) const override {
         const AttnWeights& w = in.prepared.model;
-        const auto kv = project(backend, in.scratch, x, {{w.k, w.k_bias}, {w.v, {}}});
+        const auto kv = project(backend, in.scratch, own.x, {{w.k, w.k_bias}, {w.v, {}}});
         backend.rope(kv[0], in.config.n_kv_heads, in.rope, in.positions);
         return kv;
     }

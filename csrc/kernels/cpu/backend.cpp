@@ -218,7 +218,7 @@ void CpuBackend::rope(Tensor x, int n_heads, const Rope& rope, Tensor positions)
     each_row(x.rows, x.cols, [&](int64_t i, int) {
         const float* rotation = rope.table.f32(positions.i32()[i]);
         for (int head = 0; head < n_heads; ++head) {
-            isa_.rope(x.f32(i) + head * head_dim, rotation, rope.n_rot, rope.interleaved);
+            isa_.rope(x.f32(i) + head * head_dim + rope.first, rotation, rope.n_rot, rope.interleaved);
         }
     });
 }

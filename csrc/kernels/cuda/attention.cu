@@ -1,20 +1,72 @@
 // Which kernel answers a call: the first that can.
 #include <algorithm>
+#include <utility>
 
 #include "kernels/cuda/absorbed.h"
 #include "kernels/cuda/attention_view.h"
 
 namespace slimrt::cuda {
+namespace {
+
+/// The call of some of the query heads, of terms whose rows every head reads.
+class SomeHeads {
+  public:
+    SomeHeads(const AttentionArgs& all, int first, int n) : args_(all) {
+        const auto part = [&](Tensor heads) {
+            const int64_t width = heads.cols / all.n_heads;
+            return heads ? heads.cols_of(first * width, n * width) : heads;
+        };
+        std::copy(all.scores.begin(), all.scores.end(), scores_);
+        std::copy(all.values.begin(), all.values.end(), values_);
+        for (ScoreTerm& term : scores_) term.q = part(term.q);
+        for (ValueTerm& term : values_) term.out = part(term.out);
+        args_.scores = {scores_, all.scores.size()};
+        args_.values = {values_, all.values.size()};
+        args_.n_heads = n;
+        args_.lse = part(all.lse);
+        args_.sinks = part(all.sinks);
+        if (all.relative_bias) args_.relative_bias = all.relative_bias.rows_of(first, n);
+    }
+    SomeHeads(const SomeHeads&) = delete;
+    SomeHeads& operator=(const SomeHeads&) = delete;
+    const AttentionArgs& args() const { return args_; }
+
+  private:
+    ScoreTerm scores_[2];
+    ValueTerm values_[kMaxValueTerms];
+    AttentionArgs args_;
+};
+
+/// As many heads as absorbed() computes at once: all, or where they share their rows as large a share as it
+/// can; 0: none.
+int absorbed_heads(const Device& device, const AttentionArgs& args) {
+    if (absorbed_can(device, args)) return args.n_heads;
+    const auto shared = [](const auto& term) { return term.n_heads == 1; };
+    if (!std::ranges::all_of(args.scores, shared) || !std::ranges::all_of(args.values, shared)) return 0;
+    for (int parts = 2; parts < args.n_heads; ++parts)
+        if (const int n = args.n_heads / parts;
+            n * parts == args.n_heads && absorbed_can(device, SomeHeads(args, 0, n).args()))
+            return n;
+    return 0;
+}
+
+}  // namespace
 
 /// Parts of no call are larger, whatever its sequences.
 size_t attention_workspace(const Device& device, const AttentionArgs& args) {
-    return std::max(kMaxPartBytes, absorbed_workspace(device, args));
+    const int heads = absorbed_heads(device, args);
+    return std::max(kMaxPartBytes,
+                    heads ? absorbed_workspace(device, SomeHeads(args, 0, heads).args()) : size_t{0});
 }
 
 void attention(const Device& device, const AttentionArgs& args, const PlacedSequence* placed, int query_shift,
                SparseCounts* counts, std::byte* workspace) {
     if (args.sequences.empty() || most_queries(args) == 0) return;
-    if (absorbed_can(device, args)) return absorbed(device, args, placed, query_shift, workspace);
+    if (const int heads = absorbed_heads(device, args)) {
+        for (int first = 0; first < args.n_heads; first += heads)
+            absorbed(device, SomeHeads(args, first, heads).args(), placed, query_shift, workspace);
+        return;
+    }
     const AttentionView view = view_of(args, placed, query_shift, counts);
     if (decode_can(device, args)) return attention_decode(device, args, view, workspace);
     if (prefill_can(device, args)) return attention_prefill(device, args, view, workspace);

@@ -137,11 +137,12 @@ template <bool interleaved>
 struct Rotate {
     Matrix x, table;
     const int32_t* positions;
-    int head_dim, half;
+    int head_dim, half, begin;  // begin: where a head's columns that turn do
     template <int n>
     __device__ void run(int64_t row, int64_t column) const {
         const int head = static_cast<int>(column) / half, i = static_cast<int>(column) % half;
-        float* const first = x.row(row) + static_cast<int64_t>(head) * head_dim + (interleaved ? 2 * i : i);
+        float* const first =
+            x.row(row) + static_cast<int64_t>(head) * head_dim + begin + (interleaved ? 2 * i : i);
         float* const second = first + (interleaved ? n : half);
         const float* const turn = table.row(positions[row]) + 2 * i;
         Pack<float, n> v[2] = {load_pack<n>(first), load_pack<n>(second)};
@@ -366,14 +367,15 @@ void inverse_rms(const Device& device, Tensor x, float eps, Tensor out) {
 
 void rope(const Device& device, Tensor x, int n_heads, const Rope& rope, Tensor positions) {
     const int head_dim = static_cast<int>(x.cols / n_heads), half = rope.n_rot / 2;
-    const bool packed = packs_fit(x) && packs_fit(rope.table) && head_dim % kPack == 0 && half % kPack == 0;
+    const bool packed = packs_fit(x) && packs_fit(rope.table) && head_dim % kPack == 0 && half % kPack == 0 &&
+                        rope.first % kPack == 0;
     const int64_t pairs = static_cast<int64_t>(n_heads) * half;
     if (rope.interleaved)
         each(device, x.rows, pairs, packed,
-             Rotate<true>{Matrix(x), Matrix(rope.table), positions.i32(), head_dim, half});
+             Rotate<true>{Matrix(x), Matrix(rope.table), positions.i32(), head_dim, half, rope.first});
     else
         each(device, x.rows, pairs, packed,
-             Rotate<false>{Matrix(x), Matrix(rope.table), positions.i32(), head_dim, half});
+             Rotate<false>{Matrix(x), Matrix(rope.table), positions.i32(), head_dim, half, rope.first});
 }
 
 void activate(const Device& device, Activation kind, Tensor x) {

@@ -30,7 +30,7 @@ class CacheConfig:
     """The cache of one layer, or of all.
 
     Attributes:
-        mode: "kv", "k", "k+r", "v", "x", "xr", "kivi", "lowrank", or "auto" (what the file says, else
+        mode: "kv", "k", "k+r", "v", "x", "xr", "kivi", "lowrank", "latent", or "auto" (what the file says, else
             what the core chooses).
         type: element type of the rows; "auto": what the file says, else f16. Of modes whose rows age, what they become
             (csrc/cache/levels.h), such as "q2@0.5+q4*0.1+sinks=4".

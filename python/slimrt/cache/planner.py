@@ -109,10 +109,10 @@ class Planner:
         return (_first_block(-(-most // BLOCK), lambda n_ctx: not self.fits(choice, n_ctx)) - 1) * BLOCK
 
     def smaller_from(self, choice: CacheChoice) -> int | None:
-        """The context, in whole blocks, from which the choice takes less memory in all than kv of the same type: its
-        derived weights are paid for, and its scratch. None: it never does, up to a million tokens, or as many as a
-        model with learned positions has."""
-        kv, most = choice.with_mode("kv"), self.source.n_ctx_limit or _LONGEST
+        """The context, in whole blocks, from which the choice takes less memory in all than the baseline of the same
+        type: its derived weights are paid for, and its scratch. None: it never does, up to a million tokens, or as many
+        as a model with learned positions has."""
+        kv, most = choice.with_mode(self.source.baseline), self.source.n_ctx_limit or _LONGEST
 
         def smaller(n_ctx: int) -> bool:
             return self.sizes(choice, n_ctx).total < self.sizes(kv, n_ctx).total
@@ -122,12 +122,12 @@ class Planner:
     def row(self, choice: CacheChoice, n_ctx: int) -> PlanRow:
         sizes = self.sizes(choice, n_ctx)
         cache = sizes.modes[0] if len(set(sizes.modes)) == 1 else "mixed"
-        plain = self.sizes(CacheChoice.of("kv", DEFAULT_TYPE).with_cross(choice.cross), n_ctx)
+        plain = self.sizes(CacheChoice.of(self.source.baseline, DEFAULT_TYPE).with_cross(choice.cross), n_ctx)
         return PlanRow(
             cache=cache,
             max_n_ctx=self.largest_n_ctx(choice),
             fits=sizes.total <= self.limit,
-            smaller_from=None if cache == "kv" else self.smaller_from(choice),
+            smaller_from=None if cache == self.source.baseline else self.smaller_from(choice),
             times_by_types=_times_by_types(sizes),
             times_held=plain.held_bytes / sizes.held_bytes,
             **vars(sizes),
@@ -142,9 +142,9 @@ class Planner:
         largest, sizes = self.largest_n_ctx(choice), self.sizes(choice, n_ctx)
         if 0 < largest < n_ctx:
             found.append(f"--ctx {largest}")
-        in_q8 = CacheChoice.of("kv", "q8").with_cross(choice.cross)
+        in_q8 = CacheChoice.of(self.source.baseline, "q8").with_cross(choice.cross)
         if set(sizes.types) <= set(core.FLOAT_TYPES) and self.fits(in_q8, n_ctx) and usable(in_q8):
-            found.append("--cache kv:q8")
+            found.append(f"--cache {self.source.baseline}:q8")
         modes = set(sizes.modes)
         for other in self.legal(choice):
             mode = other.configs[0].mode

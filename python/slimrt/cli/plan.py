@@ -8,6 +8,7 @@ import sys
 import slimrt
 from slimrt.cache.config import kinds, row_type
 from slimrt.cli.common import Flags, coloured, engine_arguments, model_source, positive, print_json, table
+from slimrt.modes import BASELINES
 from slimrt.plumbing.units import format_bytes
 from slimrt.results import EncoderRow, PlanResult, PlanRow
 
@@ -47,7 +48,7 @@ def _print(result: PlanResult) -> None:
             str(row.bytes_per_token),
             str(row.max_n_ctx),
             "too imprecise" if row.too_imprecise else "yes" if row.fits else "no",
-            "-" if row.cache == "kv" else "never" if row.smaller_from is None else f"from {row.smaller_from}",
+            "-" if row.cache in BASELINES else "never" if row.smaller_from is None else f"from {row.smaller_from}",
         )
         for row in (*result.rows, *(() if asked in result.rows else (asked,)))
     ]

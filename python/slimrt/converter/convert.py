@@ -30,7 +30,7 @@ from slimrt.folding.lowrank import LATENT_MODE, check_heads
 from slimrt.folding.report import CAUTION, TOO_LARGE, ConvertReport, CrossReport, LayerReport, verdict
 from slimrt.modelfile.gguf import ModelData, array, float32, string, uint32, write_gguf
 from slimrt.modelfile.reading import FORMAT_VERSION, read_model, runnable, source_files, source_hash
-from slimrt.modes import AGING, AUTO, FOLDED
+from slimrt.modes import AGING, AUTO, BASELINES, FOLDED
 from slimrt.plumbing import progress as bars
 from slimrt.plumbing.files import check_target, stand_in, writing
 
@@ -73,8 +73,8 @@ def convert(
         src: a GGUF file (of a split one the first), a Hugging Face directory (config.json, safetensors), or a ggml file
             of whisper.cpp; never written to.
         out: the GGUF file to write. It appears, or is replaced, only when it is complete.
-        cache: the cache mode to fold for ("kv", "k", "k+r", "v", "x", "xr", "kivi", "lowrank"); "auto": for each layer
-            the cheapest of them (but kivi) within the target; None: only convert.
+        cache: the cache mode to fold for ("kv", "k", "k+r", "v", "x", "xr", "kivi", "lowrank", "latent"); "auto": for
+            each layer the cheapest of them (but kivi) within the target; None: only convert.
         cache_type: element type the cache will have; with "auto" also several to choose from; of a mode whose rows age
             perhaps levels, such as "q2@0.5+q4*0.1+sinks=4". "auto": f16; for cache "auto" any of f16, q8, fp8_e4m3, q4,
             and of rows that age q8, q4, q3, q2; for cache "lowrank" its usual levels, with a target any of those four.
@@ -154,7 +154,10 @@ def convert(
         "slimrt.format_version": uint32(FORMAT_VERSION),
         "slimrt.source_hash": string(source_hash(source, show)),
     }
-    layers, basis = [LayerReport(layer, cache or "kv") for layer in range(attention.n_layers)], "none"
+    layers, basis = (
+        [LayerReport(layer, cache or BASELINES[attention.latent > 0]) for layer in range(attention.n_layers)],
+        "none",
+    )
     crossed: list[CrossReport] = []
     with stand_in(target, "", _private_folder) as spool, writing(target):
         if cache is not None:
@@ -253,6 +256,8 @@ def _attention(model: ModelData, request: Request, calibration: Text, verify: bo
         )
     if verify not in (None, False) and model.value("slimrt.chronos.kind", "") == "bolt":
         raise UnsupportedError("verify compares logits, and Chronos-Bolt has none: compare forecasts")
+    if attention.latent and cache == AUTO:
+        raise UnsupportedError("latent attention (MLA) has one cache mode, latent: there is nothing to choose")
     if cache is not None and cache != AUTO:
         attention.require(cache)
     if request.v_heads and (reason := refusal(attention)):

@@ -42,7 +42,7 @@ def compare(
         ids = rng.integers(0, shape["n_vocab"], n)
     ids = np.asarray(ids[:n], np.int32)
     heard = None if encoder is None else _source(encoder, ids, rng)
-    plain = {"cache": "kv", "cache_type_k": "f32", "cache_type_v": "f32"}
+    plain = {"cache": core.baseline(str(source)), "cache_type_k": "f32", "cache_type_v": "f32"}
     own = {"cache": "auto", "cache_type_k": cache_type, "cache_type_v": cache_type}
     if encoder is not None:
         plain |= {"cross": "kv", "cross_type": "f32"}

@@ -44,6 +44,7 @@ class Attention:
         window: tokens that a query sees; 0: all. own_base: of a RoPE that is not scaled; 0: as the file says it of all
             layers. Both of one layer (in_layer()), and 0 of a model, whose layers may differ.
         positions: what each layer has of them.
+        latent: columns of the latent that K and V are made of (MLA); 0: they are made of the input.
         owners: the layer whose rows each layer reads; (): its own.
         unrotated: layers read the keys of others before RoPE (MLKV).
     """
@@ -74,6 +75,7 @@ class Attention:
     score_cap: float = 0.0
     sinks: bool = False
     positions: tuple[Positions, ...] = ()
+    latent: int = 0
 
     @classmethod
     def of(cls, model: ModelData) -> Attention:
@@ -87,11 +89,13 @@ class Attention:
             return cls._of_encoder_decoder(model)
         d, n_heads = model.size("embedding_length"), model.size("attention.head_count")
         head_dim, rope = model.size("attention.key_length", d // n_heads), traits.rope
+        if traits.latent:
+            head_dim = model.size("attention.key_length_mla", head_dim)
         return cls(
             d=d,
-            n_layers=model.size("block_count"),
+            n_layers=model.size("block_count") - model.size("nextn_predict_layers", 0),
             n_heads=n_heads,
-            n_kv_heads=model.size("attention.head_count_kv", n_heads),
+            n_kv_heads=n_heads if traits.latent else model.size("attention.head_count_kv", n_heads),
             head_dim=head_dim,
             rope=rope,
             n_rot=model.size("rope.dimension_count", head_dim) if rope else 0,
@@ -108,6 +112,7 @@ class Attention:
             score_scale=model.size("attention.scale", 0.0),
             score_cap=model.size("attn_logit_softcapping", 0.0),
             sinks="blk.0.attn_sinks.weight" in model.tensors,
+            latent=model.size("attention.kv_lora_rank") if traits.latent else 0,
         )
 
     @classmethod
@@ -215,6 +220,7 @@ class Attention:
             cross=self.part == "cross_attn", type=type, rank=rank, residual_type=residual_type,
             v_heads=v_heads, unrotated=self.unrotated, clamp=self.clamp,
             layer_norm=self.layer_norm, score_cap=self.score_cap, sinks=self.sinks,
+            latent=self.latent,
         )  # fmt: skip
         return {mode.name: mode for mode in found}
 

@@ -49,7 +49,9 @@ def read_model(source: Path, *, keep_fold: bool = False) -> tuple[ModelData, lis
     version = model.value("slimrt.format_version", FORMAT_VERSION)
     if version != FORMAT_VERSION:
         raise UnsupportedError(f"{source}: slimrt.format_version is {version}; this slimrt reads {FORMAT_VERSION}")
-    core.plan(str(source), n_ctx=1, cache="kv")  # refuses the sizes that loading refuses, before they are believed
+    core.plan(
+        str(source), n_ctx=1, cache=core.baseline(str(source))
+    )  # refuses the sizes that loading refuses, before they are believed
     if keep_fold:
         return model, []
     metadata = {

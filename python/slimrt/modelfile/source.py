@@ -120,6 +120,11 @@ class ModelSource:
         return core.modes(self.file)
 
     @cached_property
+    def baseline(self) -> str:
+        """The mode that others are compared with (core.baseline)."""
+        return core.baseline(self.file)
+
+    @cached_property
     def model(self) -> ModelData:
         """Metadata and tensors, for folding."""
         from slimrt.modelfile.gguf import read_gguf

@@ -15,6 +15,7 @@ from slimrt.modelfile.hf.encoder_decoders import ENCODER_DECODERS
 from slimrt.modelfile.hf.experts import EXPERTS
 from slimrt.modelfile.hf.families import FAMILIES, Family, Stack
 from slimrt.modelfile.hf.gpt_families import GPT_FAMILIES
+from slimrt.modelfile.hf.latent import LATENT
 from slimrt.modelfile.hf.layered_families import LAYERED_FAMILIES
 from slimrt.modelfile.hf.llama_families import LLAMA_FAMILIES, OWN_CLASSES
 from slimrt.modelfile.hf.multimodal import WRAPPERS, text_config
@@ -27,6 +28,7 @@ _MODEL_TYPES = {
     **LAYERED_FAMILIES,
     **GPT_FAMILIES,
     **EXPERTS,
+    **LATENT,
     **ENCODER_DECODERS,
 }
 
@@ -189,6 +191,11 @@ class Sizes:
             head_dim=config.size("head_dim", d // n_heads),
             others={symbol: config.size(key) for symbol, key in config.family.symbols.items()},
         )
+
+    @property
+    def rotating_dim(self) -> int:
+        """Columns of a head of which RoPE turns all or a part: with a latent (symbol "rot") some at its end."""
+        return self.others.get("rot", self.head_dim)
 
     def shape(self, symbols: str) -> tuple[int, ...]:
         """The shape that a family's table writes in symbols."""

@@ -56,8 +56,8 @@ def read_tensors(config: Config, checkpoint: Source, name: str) -> ModelData:
     tensors = list(Layout(config, sizes, checkpoint).tensors())
     if config.family.rope:
         with values_of(config.path):
-            family = config.family
-            rope, more = rope_fields(config.values, sizes.head_dim, family.rope_aliases, windows=family.window_rope)
+            family, head_dim = config.family, sizes.rotating_dim
+            rope, more = rope_fields(config.values, head_dim, family.rope_aliases, windows=family.window_rope)
         metadata |= {f"{config.family.arch}.{key}": value for key, value in rope.items()}
         tensors += more
     metadata |= _file_type(tensors)

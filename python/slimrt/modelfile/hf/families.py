@@ -83,6 +83,8 @@ class Family:
         norms_less_one: the weights of norms are stored less one, which GGUF adds.
         ternary: modules whose weights run as one of -1, 0 and 1 times their mean size, and become that.
         by_head: modules of q, k, v whose rows are q | k | v in each head, which GGUF puts in order q | k | v.
+        latent_parts: modules of K and V of a latent, which are one in each head of their Hugging Face module (of symbol
+            "kvb" rows): K's rows, which GGUF turns, then V's.
         conv1d: the layers' matrices are stored [in, out].
         window: whether the runtime honours the model type's sliding window (None: the model type has none).
         window_rope: layers with a window turn q and k by parameters of their own.
@@ -124,6 +126,7 @@ class Family:
     norms_less_one: bool = False
     ternary: tuple[str, ...] = ()
     by_head: tuple[str, ...] = ()
+    latent_parts: tuple[str, ...] = ()
     conv1d: bool = False
     window: bool | None = None
     window_rope: bool = False

@@ -30,6 +30,7 @@ class _Module:
         shape: of the weight in the source, but for `transposed` and `half`.
         transposed: the weight is stored the other way round.
         half: which half of the source's rows it is; None: all.
+        alone: a bias without a weight, `theirs` is its whole name.
         experts: of how many it is the weights, one upon the other; `theirs` has a place for their number. 0: of none.
     """
 
@@ -160,6 +161,9 @@ class Layout:
         axis = max(0, len(shape) - 2)  # of experts, the rows of each
         if module.half is not None:
             stored = (*stored[:axis], 2 * stored[axis], *stored[axis + 1 :])
+        of_latent = module.part in self.family.latent_parts
+        if of_latent:
+            stored = self.sizes.shape("kvb lat")
         unused = self.family.unused_rows.get(module.part, 0)
         if unused:
             stored = (stored[0] + unused, *stored[1:])
@@ -178,6 +182,8 @@ class Layout:
                 elements = np.split(elements, 2, axis)[module.half]
             if transposed:
                 elements = elements.T
+            if of_latent:
+                elements = part_of_latent(elements, shape, is_v=module.part == self.family.latent_parts[1])
             if convolution:
                 elements = elements.swapaxes(1, 2).reshape(shape)
             if module.part in self.family.permuted:
@@ -228,6 +234,15 @@ def parts_in_order(rows: np.ndarray, n_heads: int) -> np.ndarray:
     """Reorder rows [n_heads * 3 * head_dim, ...], in each head q | k | v, to q of all heads, then k, then v."""
     heads = rows.reshape(n_heads, 3, -1, *rows.shape[1:])
     return heads.swapaxes(0, 1).reshape(rows.shape)
+
+
+def part_of_latent(rows: np.ndarray, shape: tuple[int, ...], *, is_v: bool) -> np.ndarray:
+    """Of rows [n_heads * (K's and V's columns), latent], in each head K's, then V's: one of them [n_heads, ...].
+
+    V's as they are, K's turned, so that they take a query to the latent.
+    """
+    heads = rows.reshape(shape[0], -1, rows.shape[1])
+    return heads[:, -shape[1] :] if is_v else heads[:, : shape[2]].swapaxes(1, 2)
 
 
 def as_ternary(elements: np.ndarray, dtype: str) -> np.ndarray:

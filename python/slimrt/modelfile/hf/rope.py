@@ -143,7 +143,8 @@ def _llama3(p: _Parameters, n_rot: int) -> _Scaling:
 
 
 def _yarn(p: _Parameters, n_rot: int) -> _Scaling:
-    """YaRN (Peng et al. 2023). GGUF's attn_factor multiplies the paper's own 1 + 0.1 ln s."""
+    """YaRN (Peng et al. 2023). GGUF's attn_factor multiplies the paper's own 1 + 0.1 ln s, by which what rotates grows;
+    with a yarn_log_multiplier scores do, by its square."""
     if p.get("truncate") is False:
         raise UnsupportedError("config.json: YaRN with truncate = false is not supported")
     factor = p.number("factor")
@@ -163,7 +164,11 @@ def _yarn(p: _Parameters, n_rot: int) -> _Scaling:
         "yarn_beta_fast": float32(p.number("beta_fast", 32.0)),
         "yarn_beta_slow": float32(p.number("beta_slow", 1.0)),
     }
-    if wanted != magnitude(1):
+    if (of_scores := p.get("yarn_log_multiplier")) is not None:
+        if wanted != 1:
+            raise UnsupportedError("config.json: YaRN whose mscale and mscale_all_dim differ is not supported here")
+        fields["yarn_log_multiplier"] = float32(of_scores)
+    elif wanted != magnitude(1):
         fields["attn_factor"] = float32(wanted / magnitude(1))
     return fields, []
 
