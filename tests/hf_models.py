@@ -55,6 +55,16 @@ BLOOM = {
 MPT = {"d_model": 48, "n_layers": 2, "n_heads": 6, "vocab_size": 101, "max_seq_len": 128, "eos_token_id": 0}
 OPT = {key: value for key, value in SMALL.items() if key not in ("rms_norm_eps", "num_key_value_heads")}
 OPT |= {"ffn_dim": 88, "word_embed_proj_dim": 48, "tie_word_embeddings": True}
+GPT_OSS = {
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 40,
+    "num_local_experts": 5,
+    "num_experts_per_tok": 3,
+    "sliding_window": 13,
+    "eos_token_id": [2, 7, 9],
+}
 BASES = {"gpt2": GPT2, "gpt_neox": GPT_NEOX, "phi": GPT_NEOX, "bloom": BLOOM, "mpt": MPT, "opt": OPT}  # others: SMALL
 CLASSES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM",
            "phi3": "Phi3ForCausalLM", "gpt2": "GPT2LMHeadModel", "gpt_neox": "GPTNeoXForCausalLM",
@@ -64,7 +74,10 @@ CLASSES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2"
            "granite": "GraniteForCausalLM", "glm4": "Glm4ForCausalLM", "opt": "OPTForCausalLM",
            "olmoe": "OlmoeForCausalLM", "mixtral": "MixtralForCausalLM", "qwen2_moe": "Qwen2MoeForCausalLM",
            "qwen3_moe": "Qwen3MoeForCausalLM", "granitemoe": "GraniteMoeForCausalLM",
-           "bitnet": "BitNetForCausalLM", "deepseek_v2": "DeepseekV2ForCausalLM",
+           "bitnet": "BitNetForCausalLM", "gemma3_text": "Gemma3ForCausalLM", "olmo3": "Olmo3ForCausalLM",
+           "cohere2": "Cohere2ForCausalLM", "exaone4": "Exaone4ForCausalLM",
+           "smollm3": "SmolLM3ForCausalLM", "ministral3": "Ministral3ForCausalLM",
+           "gpt_oss": "GptOssForCausalLM", "deepseek_v2": "DeepseekV2ForCausalLM",
            "minicpm3": "MiniCPM3ForCausalLM", "deepseek_v3": "DeepseekV3ForCausalLM",
            "glm4_moe_lite": "Glm4MoeLiteForCausalLM"}  # fmt: skip
 LONG_FACTORS = {"short_factor": [1.0, 1.1, 1.3, 1.4, 1.7, 2.0], "long_factor": [1.2, 2.1, 3.5, 6.0, 8.5, 11.0]}
@@ -130,6 +143,23 @@ def online(config: dict[str, Any]) -> None:
     """As in the configuration of BitNet b1.58 2B-4T's master weights."""
     config["quantization_config"] = {"quant_method": "bitnet", "linear_class": "autobitlinear",
                                      "quantization_mode": "online"}  # fmt: skip
+
+
+def legacy_gemma3(config: dict[str, Any]) -> None:
+    """As in Gemma 3's first configurations: RoPE's bases and the pattern as numbers."""
+    rope = config.pop("rope_parameters")
+    config["rope_theta"] = rope["full_attention"].pop("rope_theta")
+    config["rope_scaling"] = rope["full_attention"]
+    config["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+    config.pop("layer_types")
+    config["sliding_window_pattern"] = 3
+
+
+def gpt_oss(config: dict[str, Any]) -> None:
+    """The spelling of gpt-oss's configurations."""
+    legacy_rope(config)
+    config.pop("swiglu_alpha", None)
+    config["swiglu_limit"] = 7.0
 
 
 def unused_window(config: dict[str, Any]) -> None:
@@ -254,6 +284,102 @@ MODELS = {
         "cohere", {"num_key_value_heads": 2, "tie_word_embeddings": True, "layer_norm_eps": 1e-5}, dtype="float16"
     ),
     "bloom": Tiny("bloom", seed=55),
+    "gemma3": Tiny(  # as the 4B: windows, two bases, one of them scaled; another scale of scores
+        "gemma3_text",
+        {
+            "num_hidden_layers": 7,
+            "head_dim": 20,
+            "num_key_value_heads": 2,
+            "tie_word_embeddings": True,
+            "sliding_window": 9,
+            "query_pre_attn_scalar": 20,
+            "eos_token_id": [2, 7],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 3000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            },
+        },
+        dtype="bfloat16",
+    ),
+    "gemma3_mha": Tiny(  # K as wide as the input; a pattern of three
+        "gemma3_text",
+        {
+            "num_hidden_layers": 3,
+            "head_dim": 12,
+            "tie_word_embeddings": True,
+            "sliding_window": 11,
+            "query_pre_attn_scalar": 7,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 3000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 700.0},
+            },
+        },
+        rewrite=legacy_gemma3,
+        seed=7,
+    ),
+    "olmo3": Tiny(
+        "olmo3",
+        {
+            "num_hidden_layers": 5,
+            "sliding_window": 12,
+            "max_position_embeddings": 256,
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "yarn",
+                    "factor": 4.0,
+                    "rope_theta": 1000.0,
+                    "original_max_position_embeddings": 64,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+            },
+        },
+    ),
+    "cohere2": Tiny(
+        "cohere2",
+        {
+            "num_hidden_layers": 4,
+            "tie_word_embeddings": True,
+            "sliding_window": 10,
+            "logit_scale": 0.25,
+            "layer_norm_eps": 1e-5,
+        },
+        seed=31,
+    ),
+    "exaone4": Tiny("exaone4", {"num_hidden_layers": 4, "sliding_window": 13, "eos_token_id": [2, 4]}, seed=7),
+    "exaone4_full": Tiny(
+        "exaone4",
+        {
+            "num_key_value_heads": 2,
+            "sliding_window": None,
+            "layer_types": ["full_attention"] * 2,
+            "rope_parameters": {"rope_theta": 900.0, **LLAMA3},
+        },
+        dtype="bfloat16",
+    ),
+    "ministral3": Tiny(
+        "ministral3",
+        {
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "sliding_window": None,
+            "max_position_embeddings": 64,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "rope_theta": 1000.0,
+                "original_max_position_embeddings": 16,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.3,
+            },
+        },
+    ),  # fmt: skip
+    "smollm3": Tiny(
+        "smollm3",
+        {"num_hidden_layers": 5, "num_key_value_heads": 2, "tie_word_embeddings": True},
+        dtype="bfloat16",
+    ),
     "mpt": Tiny("mpt", seed=52),
     "mpt_clipped": Tiny("mpt", {"n_heads": 4, "attn_config": {"clip_qkv": 1.0}}),
     "granite": Tiny(
@@ -335,6 +461,33 @@ MODELS = {
             "residual_multiplier": 0.4,
             "attention_multiplier": 0.15,
             "logits_scaling": 3.0,
+        },
+    ),
+    "gpt_oss": Tiny(
+        "gpt_oss",
+        {
+            **GPT_OSS,
+            "max_position_embeddings": 4096,
+            "rope_parameters": {
+                "rope_theta": 1000.0,
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "truncate": False,
+                "original_max_position_embeddings": 1024,  # the ramp begins at pair 1.9 and ends at 5.9
+            },
+        },
+        dtype="bfloat16",
+        rewrite=gpt_oss,
+    ),
+    "gpt_oss_plain": Tiny(
+        "gpt_oss",
+        {
+            **GPT_OSS,
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_local_experts": 3,
+            "num_experts_per_tok": 2,
+            "rope_parameters": {"rope_theta": 1000.0, "rope_type": "default"},
         },
     ),
     "deepseek2": Tiny("deepseek_v2", {**DEEPSEEK2, "q_lora_rank": None, "eos_token_id": [2, 5]}),
@@ -438,6 +591,8 @@ def build(name: str) -> Any:
                 value.copy_(0.2 * noise + (0 if key.endswith("bias") or tiny.family == "gemma" else 1))
             elif key.endswith("bias"):
                 value.copy_(0.5 * noise)
+            elif tiny.family == "gpt_oss" and key.endswith(("gate_up_proj", "sinks")):
+                value.copy_(noise)  # so that what is clamped, and what sinks take, is some of all
             else:
                 value.copy_(0.2 * noise)
         for key, value in model.named_buffers():

@@ -96,6 +96,8 @@ class Layer:
     attn_sub_norm: Array | None = None  # of what W_O and down read
     ffn_sub_norm: Array | None = None
     sinks: Array | None = None  # of each head: a score that has no value
+    rope: Rope | None = None
+    window: int = 0  # 0: none; else position i sees j > i - window
     latent: Latent | None = None  # of latent attention, whose wq reads q's own latent where it has one
 
 
@@ -115,8 +117,6 @@ class Weights:
     head_b: Array | None = None
     parallel: bool = False  # attention and FFN read the same x
     positions: Array | None = None  # learned positions
-    rope: Rope | None = None
-    window: int = 0  # 0: none; else position i sees j > i - window
     embed_norm: Array | None = None  # of the embedding
     embed_norm_b: Array | None = None
     embed_scale: float = 1.0
@@ -126,6 +126,8 @@ class Weights:
     clamp: float = 0.0  # of q, k and v; 0: none
     qk_layer_norm: bool = False  # else RMS norm
     slopes: Array | None = None  # ALiBi, of each head
+    query_growth: float = 0.0  # q of position p times 1 + this ln(1 + p // query_growth_length)
+    query_growth_length: int = 1
     score_cap: float = 0.0  # s becomes cap * tanh(s / cap); 0: it does not
     logit_cap: float = 0.0
 
@@ -276,10 +278,11 @@ class Reference:
                 mode.store(self, i, x, positions, cache), partial(mode.in_chunks, self, owner) if chunk else None
             )
         if layer.latent is not None:
-            q = queries(self, layer, x, positions)
+            q = queries(self, layer, x, positions, i)
         else:
             q = self.norm_heads(self.clamp(plus(x @ layer.wq.T, layer.bq)), layer.q_norm)
-            q = self.rotate(q, self.w.n_heads, positions)
+            q = self.rotate(q, self.w.n_heads, positions, i)
+        q = q * (1 + self.w.query_growth * np.log1p(positions // self.w.query_growth_length))[:, None, None]
         out = []
         for first in range(0, len(x), chunk or len(x)):
             some = slice(first, first + (chunk or len(x)))
@@ -290,16 +293,18 @@ class Reference:
             out = plus_per_head(out, self.w.layers[owner].bv, self.w.n_kv_heads)
         return out.reshape(len(x), -1)
 
-    def rotate(self, x: Array, n_heads: int, positions: NDArray[np.int64]) -> Array:
-        """[n, heads * dim] -> [n, heads, dim], rotated where the model has RoPE."""
+    def rotate(self, x: Array, n_heads: int, positions: NDArray[np.int64], i: int) -> Array:
+        """[n, heads * dim] -> [n, heads, dim], rotated where layer i has RoPE."""
+        rope = self.w.layers[i].rope
         heads = x.reshape(len(x), n_heads, -1)
-        return heads if self.w.rope is None else self.w.rope(heads, positions)
+        return heads if rope is None else rope(heads, positions)
 
-    def weights(self, scores: Array, positions: NDArray[np.int64], head: int) -> Array:
-        """Causal softmax of one head's scores [n, T]."""
+    def weights(self, scores: Array, positions: NDArray[np.int64], head: int, i: int) -> Array:
+        """Causal softmax of one head's scores [n, T] in layer i."""
+        window = self.w.layers[i].window
         seen = np.arange(scores.shape[1])[None, :] <= positions[:, None]
-        if self.w.window:
-            seen &= np.arange(scores.shape[1])[None, :] > positions[:, None] - self.w.window
+        if window:
+            seen &= np.arange(scores.shape[1])[None, :] > positions[:, None] - window
         scores = capped(scores * (self.w.score_scale or 1 / sqrt(self.dk)), self.w.score_cap)
         if self.w.slopes is not None:
             scores = scores + self.w.slopes[head] * (np.arange(scores.shape[1])[None, :] - positions[:, None])

@@ -46,17 +46,17 @@ class Latent:
         return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + self.eps) * weight
 
 
-def rotated_end(m: Reference, heads: Array, first: int, positions: Positions) -> Array:
+def rotated_end(m: Reference, i: int, heads: Array, first: int, positions: Positions) -> Array:
     """heads [n, heads, dim], of each the columns from `first` on rotated."""
-    return np.concatenate([heads[..., :first], m.w.rope(heads[..., first:], positions)], axis=-1)
+    return np.concatenate([heads[..., :first], m.w.layers[i].rope(heads[..., first:], positions)], axis=-1)
 
 
-def queries(m: Reference, layer: Layer, x: Array, positions: Positions) -> Array:
+def queries(m: Reference, layer: Layer, x: Array, positions: Positions, i: int) -> Array:
     """[n, heads, dim]."""
     latent = layer.latent
     if latent.q_down is not None:
         x = latent.normed(x @ latent.q_down.T, latent.q_norm)
-    return rotated_end(m, (x @ layer.wq.T).reshape(len(x), m.w.n_heads, -1), latent.plain, positions)
+    return rotated_end(m, i, (x @ layer.wq.T).reshape(len(x), m.w.n_heads, -1), latent.plain, positions)
 
 
 def store(m: Reference, i: int, x: Array, positions: Positions, cache: Cache) -> Rows:
@@ -64,7 +64,7 @@ def store(m: Reference, i: int, x: Array, positions: Positions, cache: Cache) ->
     latent = m.w.layers[i].latent
     row = x @ latent.down.T
     row[:, : latent.width] = latent.normed(row[:, : latent.width], latent.norm)
-    return {"latent": rotated_end(m, row[:, None], latent.width, positions)[:, 0]}
+    return {"latent": rotated_end(m, i, row[:, None], latent.width, positions)[:, 0]}
 
 
 def attend(m: Reference, i: int, q: Array, rows: Rows, positions: Positions, absorbed: bool) -> Callable[[int], Array]:
@@ -76,9 +76,9 @@ def attend(m: Reference, i: int, q: Array, rows: Rows, positions: Positions, abs
         up_k, up_v = latent.up_k[head], latent.up_v[head]
         if absorbed:
             wide = np.concatenate([plain @ up_k, turned], axis=1)
-            return (m.weights(wide @ row.T, positions, head) @ of_latent) @ up_v.T
+            return (m.weights(wide @ row.T, positions, head, i) @ of_latent) @ up_v.T
         k = np.concatenate([of_latent @ up_k.T, rotating], axis=1)
-        return m.weights(q[:, head] @ k.T, positions, head) @ (of_latent @ up_v.T)
+        return m.weights(q[:, head] @ k.T, positions, head, i) @ (of_latent @ up_v.T)
 
     return read
 

@@ -33,13 +33,19 @@ class Rope:
         return out
 
 
-def yarn(inv_freq: Array, factor: float, original_ctx: int, base: float, fast: float, slow: float) -> Array:
-    """Turns fewer than `slow` times within the original context: interpolated; more than `fast` times: kept."""
+def yarn(
+    inv_freq: Array, factor: float, original_ctx: int, base: float, fast: float, slow: float, whole_ramp: bool = True
+) -> Array:
+    """Turns fewer than `slow` times within the original context: interpolated; more than `fast` times: kept; a ramp
+    between, which may begin and end between pairs."""
     half = len(inv_freq)
 
     def pair_turning(times: float) -> float:
         return 2 * half * np.log(original_ctx / (times * 2 * pi)) / (2 * np.log(base))
 
-    low, high = max(np.floor(pair_turning(fast)), 0), min(np.ceil(pair_turning(slow)), 2 * half - 1)
+    first, last = pair_turning(fast), pair_turning(slow)
+    if whole_ramp:
+        first, last = np.floor(first), np.ceil(last)
+    low, high = max(first, 0), min(last, 2 * half - 1)
     kept = 1 - np.clip((np.arange(half) - low) / max(high - low, 0.001), 0, 1)
     return inv_freq / factor * (1 - kept) + inv_freq * kept

@@ -24,10 +24,13 @@ ALL = sorted(path.name for path in GOLDEN.iterdir())
 
 # ---------------------------------------------------------------- what is read
 def of_experts(name: str, tensor: np.ndarray) -> list[np.ndarray]:
-    """Each expert's matrix where they are stored together; Granite's gate and up apart."""
+    """Each expert's matrix where they are stored together; Granite's and gpt-oss's gate and up apart."""
     if "input_linear" in name:
         return [half for expert in tensor for half in np.split(expert, 2)]
-    return list(tensor) if "_exps" in name or "output_linear" in name else [tensor]
+    if "experts.gate_up_proj" in name:
+        return [expert[..., first::2] for expert in tensor for first in (0, 1)]
+    together = ("_exps", "output_linear", "experts.down_proj")
+    return list(tensor) if any(word in name for word in together) else [tensor]
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if name != "bitnet_online"])  # whose weights become ternary
@@ -135,6 +138,28 @@ METADATA = {
         "minicpm.residual_scale": 1.4 / 2**0.5,
         "minicpm.logit_scale": 3.0,
     },
+    "gemma3": {
+        "gemma3.attention.sliding_window": 9,
+        "gemma3.attention.sliding_window_pattern": None,
+        "gemma3.attention.scale": None,
+        "gemma3.rope.freq_base_swa": 500.0,
+        "gemma3.rope.freq_base": 3000.0,
+        "gemma3.rope.scaling.factor": 8.0,
+    },
+    "gemma3_mha": {
+        "gemma3.attention.sliding_window_pattern": [True, True, False],
+        "gemma3.attention.scale": 7**-0.5,
+        "gemma3.rope.freq_base_swa": 700.0,
+    },
+    "olmo3": {"general.architecture": "olmo2", "olmo2.attention.sliding_window": 12},
+    "cohere2": {"cohere2.attention.sliding_window": 10, "cohere2.logit_scale": 0.25},
+    "exaone4_full": {"exaone4.attention.sliding_window": None},
+    "ministral3": {
+        "general.architecture": "mistral3",
+        "mistral3.attention.temperature_scale": 0.3,
+        "mistral3.rope.scaling.original_context_length": 16,
+    },
+    "smollm3": {"smollm3.attention.sliding_window": None, "smollm3.attention.head_count_kv": 2},
     "glm4": {"glm4.rope.dimension_count": 6, "glm4.attention.head_count_kv": 2},
     "opt": {"opt.context_length": 128, "opt.attention.layer_norm_epsilon": 1e-5, "opt.feed_forward_length": 88},
     "bitnet": {"slimrt.activation": "relu_squared", "bitnet.attention.head_count_kv": 2},
@@ -145,6 +170,7 @@ METADATA = {
     "qwen2moe": {"qwen2moe.expert_feed_forward_length": 24, "qwen2moe.expert_shared_feed_forward_length": 56},
     "qwen3moe": {"qwen3moe.expert_used_count": 3, "qwen3moe.expert_weights_norm": True},
     "granitemoe": {"granitemoe.expert_feed_forward_length": 40, "granitemoe.residual_scale": 0.4},
+    "gpt_oss": {"gpt-oss.attention.sliding_window": 13, "gpt-oss.expert_feed_forward_length": 40},
     "openlm": {"openlm.feed_forward_length": 256, "openlm.attention.layer_norm_epsilon": 1e-5},
     "mpt": {"mpt.attention.max_alibi_bias": 8.0, "mpt.attention.clamp_kqv": None, "slimrt.activation": "gelu_erf"},
     "mpt_clipped": {"mpt.attention.clamp_kqv": 1.0, "mpt.attention.head_count": 4},

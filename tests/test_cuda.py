@@ -46,6 +46,12 @@ CASES = [
     ("bitnet", "kv"),
     ("openlm", "kv"),
     ("olmo_clipped", "kv"),
+    ("gpt_oss_plain", "kv"),  # sinks, windows, experts with biases
+    ("gemma3", "kv"),  # windows, which turn otherwise
+    ("olmo3", "k"),
+    ("cohere2", "k"),  # layers that know no positions
+    ("smollm3", "k+r"),
+    ("exaone4", "kv"),
     ("granitemoe", "kv"),  # experts; of others what a GPU rounds makes a token take another one
     ("qwen2moe", "k"),  # beside one that all tokens take
     ("llama_mha", "k"),

@@ -13,7 +13,7 @@ enum class Presence { never, optional, required };
 /// relative: a learned bias of scores by the distance of row and query (T5); alibi: one that grows with it.
 enum class Positions { learned, rope_interleaved, rope_neox, relative, alibi };
 /// Of attention and FFN: norms of their inputs, one for both inputs, norms of their outputs, or of inputs and
-/// outputs. In files post_attention_norm is one of attention's output, ffn_norm one of the FFN's input.
+/// outputs. In files post_attention_norm is one of attention's output, but see ffn_norm.
 enum class Norms { before, shared, after, both };
 /// Norms of q and k before RoPE, of the architecture's kind and without bias: of each head, or of whole rows.
 enum class QkNorm { none, row, head };
@@ -30,6 +30,19 @@ struct Convolution {
     bool normed = false;  // then normed over all rows and channels at once
 };
 
+/// How q and k turn in layers with a window: as in the others; by a table of their own, whose frequencies are
+/// not scaled and of the base that rope.freq_base_swa says; or they alone turn, where there is a window at
+/// all.
+enum class WindowRope { same, own, only };
+
+/// What layers differ in where the file does not say it.
+struct LayerPattern {
+    int full_period = 0;  // every so many-th layer sees all in spite of a window; 0: none does
+    WindowRope window_rope = WindowRope::same;
+    double window_base = 0;   // of WindowRope::own; 0: that of the others
+    int unturned_period = 0;  // in every so many-th layer q and k know no positions; 0: in none
+};
+
 class GgufFile;
 struct ModelConfig;
 /// Of a layer's feed-forward part, model/ffn.h.
@@ -43,9 +56,11 @@ struct Architecture {
     bool norm_bias = true, norm_weight = true;  // of NormKind::layer
     bool embedding_norm = false;                // of the token embedding
     Norms norms = Norms::before;
-    bool sub_norms = false;  // RMS norms of what W_O and the FFN's down projection read
+    const char* ffn_norm = "ffn_norm";  // what files call the norm of the FFN's input
+    bool sub_norms = false;             // RMS norms of what W_O and the FFN's down projection read
     Positions positions = Positions::rope_interleaved;
     bool partial_rotary = false;     // rope.dimension_count may be less than a head has
+    bool whole_ramp = true;          // YaRN's begins and ends at a pair, else between pairs
     bool parallel_residual = false;  // x + attention(x) + ffn(x)
     QkNorm qk_norm = QkNorm::none;
     bool scaled_scores = true;  // by 1 / sqrt(head_dim)
@@ -63,7 +78,7 @@ struct Architecture {
     std::optional<Activation> ungated_activation;  // where it differs
     Router router;                                 // of expert_ffn; keys may differ
     bool sliding_window = false;                   // honours attention.sliding_window
-    int full_period = 0;                           // where every so many-th layer sees all; 0: none does
+    LayerPattern layers;
     bool latent = false;  // K and V are made of a latent (MLA): keys and tensors as latent.cpp has them
     /// What a family's files alone say, into the config; or a refusal.
     void (*settle)(const GgufFile& file, const std::string& prefix, ModelConfig& config) = nullptr;

@@ -100,6 +100,9 @@ void require_sane(const GgufFile& file, const ModelConfig& c) {
         if (!(scale > 0) || !std::isfinite(scale))
             fail(ErrorCode::format, file.path(), ": a scale in the metadata is ", scale,
                  ", not a positive number");
+    if (!(c.query_growth >= 0) || !std::isfinite(c.query_growth))
+        fail(ErrorCode::format, file.path(), ": attention.temperature_scale is ", c.query_growth,
+             ", not a positive number");
     if (c.latent && c.ropes[0].n_rot >= c.head_dim)
         fail(ErrorCode::format, file.path(), ": ", c.ropes[0].n_rot, " columns of a head rotate, and it has ",
              c.head_dim, ": latent attention needs some that do not");
@@ -192,7 +195,7 @@ ModelConfig read_config(const GgufFile& file) {
     read_experts(file, prefix, c);
     const Positions positions = c.architecture->positions;
     if (positions == Positions::rope_interleaved || positions == Positions::rope_neox)
-        c.ropes.push_back(read_rope(file, prefix, c));
+        choose_ropes(file, prefix, read_rope(file, prefix, c), c);
     else
         for (LayerConfig& layer : c.layers) layer.rope = -1;
     if (c.architecture->settle) c.architecture->settle(file, prefix, c);

@@ -44,9 +44,11 @@ struct ModelConfig {
     float embedding_scale = 1, residual_scale = 1;  // of the embedding, of what attention and FFN add
     float score_scale = 1, output_scale = 1;        // of scores, of what the head reads
     float clamp_kqv = 0;                            // 0: none, else q, k and v are clamped to it
-    float score_cap = 0, logit_cap = 0;             // 0: none, else a score or logit s is cap * tanh(s / cap)
-    bool sinks = false;                             // layers have attn_sinks
-    float alibi_bias = 8;                           // with ALiBi
+    double query_growth = 0;  // g: q of position p are times 1 + g ln(1 + floor(p / query_growth_length))
+    int64_t query_growth_length = 1;
+    float score_cap = 0, logit_cap = 0;  // 0: none, else a score or logit s is cap * tanh(s / cap)
+    bool sinks = false;                  // layers have attn_sinks
+    float alibi_bias = 8;                // with ALiBi
     float norm_eps = 0;
     Activation activation = Activation::silu;
     std::vector<RopeConfig> ropes;    // which layers name; none without RoPE
@@ -80,13 +82,10 @@ void read_scales(const GgufFile& file, const std::string& prefix, ModelConfig& c
 /// heads.
 void read_layers(const GgufFile& file, const std::string& prefix, ModelConfig& config);
 
-/// Gives layers with a window a RoPE of their own: not scaled, of the base that rope.freq_base_swa says, else
-/// of the usual one. Throws Error{format}: the base is not positive.
-void turn_windows_unscaled(const GgufFile& file, const std::string& prefix, double usual_base,
-                           ModelConfig& config);
-
-/// Takes RoPE from layers without a window, if any layer has one.
-void turn_windows_only(ModelConfig& config);
+/// Which of the RoPEs each layer has, given that of layers without a window. Throws Error{format}: the base
+/// of the others is not positive.
+void choose_ropes(const GgufFile& file, const std::string& prefix, const RopeConfig& rope,
+                  ModelConfig& config);
 
 /// ALiBi's slope of a head (Press et al., 2022, as published for any number of heads): what is added to a
 /// score for each row that its own comes later.
@@ -101,6 +100,8 @@ int relative_bucket(const ModelConfig& config, int64_t distance, bool causal);
 struct RopeFrequencies {
     std::vector<double> pairs;
     double magnitude = 1;
+    double growth = 0;  // of the magnitude by position: of q, see ModelConfig
+    int64_t growth_length = 1;
 
     /// cos/sin table [n_ctx, 2 * pairs] f32 (kernels/backend.h: Rope).
     std::vector<float> table(int64_t n_ctx) const;

@@ -4,6 +4,7 @@
 #include <numbers>
 
 #include "core/error.h"
+#include "model/architecture.h"
 #include "model/config.h"
 
 namespace slimrt {
@@ -13,12 +14,13 @@ namespace {
 double frequency(const RopeConfig& r, int i) { return std::pow(r.base, -2.0 * i / r.n_rot); }
 
 /// YaRN (Peng et al. 2023, section 3.2): low frequencies are interpolated, high ones kept, a ramp between.
-double yarn_frequency(const RopeConfig& r, int i) {
+double yarn_frequency(const RopeConfig& r, bool whole_ramp, int i) {
     auto pair_of = [&](double rotations) {  // the pair that makes that many turns over the original context
         return r.n_rot * std::log(r.n_ctx_orig / (rotations * 2 * std::numbers::pi)) / (2 * std::log(r.base));
     };
-    const double low = std::max(std::floor(pair_of(r.beta_fast)), 0.0);
-    const double high = std::min(std::ceil(pair_of(r.beta_slow)), r.n_rot - 1.0);
+    const double first = pair_of(r.beta_fast), last = pair_of(r.beta_slow);
+    const double low = std::max(whole_ramp ? std::floor(first) : first, 0.0);
+    const double high = std::min(whole_ramp ? std::ceil(last) : last, r.n_rot - 1.0);
     const double interpolated = std::clamp((i - low) / std::max(high - low, 1e-3), 0.0, 1.0);
     return frequency(r, i) * (interpolated / r.factor + 1 - interpolated);
 }
@@ -61,7 +63,8 @@ RopeFrequencies rope_frequencies(const ModelConfig& c, const RopeConfig& r, cons
     RopeFrequencies out;
     out.magnitude = magnitude(r, c.n_ctx_train);
     for (int i = 0; i < r.n_rot / 2; ++i) {
-        double f = r.scaling == RopeScaling::yarn ? yarn_frequency(r, i) : frequency(r, i);
+        double f = r.scaling == RopeScaling::yarn ? yarn_frequency(r, c.architecture->whole_ramp, i)
+                                                  : frequency(r, i);
         if (r.scaling == RopeScaling::linear) f /= r.factor;
         out.pairs.push_back(factors.empty() ? f : f / factors[i]);
         if (!std::isfinite(out.pairs.back()) || !std::isfinite(float(out.magnitude)))
@@ -75,11 +78,13 @@ RopeFrequencies rope_frequencies(const ModelConfig& c, const RopeConfig& r, cons
 std::vector<float> RopeFrequencies::table(int64_t n_ctx) const {
     std::vector<float> out;
     out.reserve(n_ctx * 2 * pairs.size());
-    for (int64_t p = 0; p < n_ctx; ++p)
+    for (int64_t p = 0; p < n_ctx; ++p) {
+        const double size = magnitude * (1 + growth * std::log1p(double(p / growth_length)));
         for (const double frequency : pairs) {
-            out.push_back(float(std::cos(p * frequency) * magnitude));
-            out.push_back(float(std::sin(p * frequency) * magnitude));
+            out.push_back(float(std::cos(p * frequency) * size));
+            out.push_back(float(std::sin(p * frequency) * size));
         }
+    }
     return out;
 }
 

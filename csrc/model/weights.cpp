@@ -254,7 +254,7 @@ class Loader final : public TensorSource {
         }
         if (arch_.norms == Norms::after) return;
         l.attn_norm = norm(p + "attn_norm");
-        l.ffn_norm = arch_.norms == Norms::shared ? l.attn_norm : norm(p + "ffn_norm");
+        l.ffn_norm = arch_.norms == Norms::shared ? l.attn_norm : norm(p + arch_.ffn_norm);
     }
 
     /// `what`: "attn" or "cross_attn".

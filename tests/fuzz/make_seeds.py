@@ -71,7 +71,7 @@ CONVOLUTIONS = {
     "whisper": {"conv1": (D, 3), "conv2": (D, 3 * D)},
     "moonshine": {"conv1": (D, 127), "conv2": (2 * D, 7 * D), "conv3": (D, 3 * 2 * D)},
 }
-EXPERTS = ("deepseek", "granitemoe", "olmoe", "qwen2moe", "qwen3moe")
+EXPERTS = ("deepseek", "gpt-oss", "granitemoe", "olmoe", "qwen2moe", "qwen3moe")
 ARCHITECTURES = ("bitnet", "bloom", "command-r", "gemma", "glm4", "gpt2", "gptneox", "granite", "llama", "minicpm",
                  "moonshine", "mpt", "olmo", "olmo2", "openlm", "opt", "phi2", "phi3", "qwen2", "qwen3", "stablelm",
                  "t5", "whisper", *EXPERTS)  # fmt: skip
@@ -82,10 +82,12 @@ def attention(arch: str, prefix: str, out: str) -> Shapes:
     fused = arch in ("bloom", "gpt2", "gptneox", "mpt", "openlm", "phi3")
     made = {f"{prefix}_qkv": (3 * D, D)} if fused else {f"{prefix}_{name}": (D, D) for name in "qkv"}
     shapes: Shapes = {f"{name}.weight": shape for name, shape in made.items()} | {f"{out}.weight": (D, D)}
-    if arch in BIASED or arch in ("qwen2", "qwen2moe"):
+    if arch in BIASED or arch in ("gpt-oss", "qwen2", "qwen2moe"):
         shapes |= {f"{name}.bias": shape[:1] for name, shape in made.items() if (arch, name[-2:]) != ("whisper", "_k")}
-    if arch in BIASED:
+    if arch in BIASED or arch == "gpt-oss":
         shapes[f"{out}.bias"] = (D,)
+    if arch == "gpt-oss":
+        shapes[f"{prefix}_sinks.weight"] = (HEADS,)
     norms = {"olmo2": D, "olmoe": D, "openlm": D, "qwen3": D // HEADS, "qwen3moe": D // HEADS}
     return shapes | ({f"{prefix}_{name}_norm.weight": (norms[arch],) for name in "qk"} if arch in norms else {})
 
@@ -104,6 +106,8 @@ def experts(arch: str, n: int = 2) -> Shapes:
         shapes |= {f"ffn_{name}_shexp.weight": shape for name, shape in network.items()}
     if arch == "qwen2moe":
         shapes["ffn_gate_inp_shexp.weight"] = (D,)
+    if arch == "gpt-oss":
+        shapes |= {name.replace("weight", "bias"): shape[:-1] for name, shape in shapes.items()}
     return shapes
 
 
@@ -112,6 +116,8 @@ def layer(arch: str, cross: bool, out: str) -> Shapes:
     names = {"olmo2": after, "phi2": ["attn_norm"], "command-r": ["attn_norm"]}.get(arch, ["attn_norm", "ffn_norm"])
     if arch == "glm4":
         names += after
+    if arch == "gpt-oss":
+        names = ["attn_norm", "post_attention_norm"]
     shapes = attention(arch, "attn", f"attn{out}")
     if cross:
         shapes |= attention(arch, "cross_attn", f"cross_attn{out}")
@@ -180,6 +186,16 @@ VARIANTS: dict[str, tuple[str, dict[str, object], Shapes]] = {
             "slimrt.cache.owners": [0],
         },
         {},
+    ),
+    "groups": (
+        "olmoe",
+        {
+            "olmoe.expert_count": 4,
+            "olmoe.expert_gating_func": 2,
+            "olmoe.expert_group_count": 2,
+            "olmoe.expert_group_used_count": 1,
+        },
+        {"blk.0.exp_probs_b.bias": (4,), **{f"blk.0.{name}": shape for name, shape in experts("olmoe", 4).items()}},
     ),
     "crossed": ("t5", {"slimrt.cache.cross": "k", "slimrt.cache.cross_type": "q8", "t5.decoder_block_count": 1}, {}),
 }

@@ -1,14 +1,16 @@
 // Feed-forward networks of which each token takes a few. What is started does not depend on which: a block
 // multiplies rows of the expert that its pair of a token and an expert names, so a step with them can be
-// recorded. Every pair reads its weights: at decoding they are the limit, of a prompt most reads are the
-// second-level cache's, and tiles of an expert's tokens would take fewer.
+// recorded. At decoding every pair reads its weights. Of a prompt pairs are ordered by expert, on the device,
+// and tiles of them share what is read; there are as many tiles as any choice could make, and some are empty.
+#include <algorithm>
+
 #include "kernels/cuda/kernels.h"
-#include "kernels/cuda/numbers.cuh"
+#include "kernels/cuda/linear_job.cuh"
 
 namespace slimrt::cuda {
 namespace {
 
-constexpr int kWarp = 32, kThreads = 256, kWarps = kThreads / kWarp;
+constexpr int kThreads = 256, kWarps = kThreads / kWarp, kOrdering = 1024;
 
 /// Of numbers before what is none, the larger one, of equals that with the lower id.
 __device__ bool before(float score, int id, float other, int other_id) {
@@ -126,6 +128,60 @@ __global__ void combine_kernel(const float* rows, const float* shares, int taken
     reinterpret_cast<float*>(out + token * stride)[column] = sum;
 }
 
+/// Pairs, expert by expert (among those of one as threads come: no sum depends on it), and tiles of them. One
+/// block.
+__global__ void order_kernel(const int32_t* ids, int pairs, int n_experts, int tile, int n_tiles,
+                             int32_t* order, Places* places) {
+    __shared__ int at[kMaxExperts];  // how many there are, then where the next one goes
+    for (int e = threadIdx.x; e < n_experts; e += blockDim.x) at[e] = 0;
+    __syncthreads();
+    for (int p = threadIdx.x; p < pairs; p += blockDim.x) atomicAdd(&at[ids[p]], 1);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        int begin = 0, t = 0;
+        for (int e = 0; e < n_experts; ++e) {
+            const int end = begin + at[e];
+            for (int first = begin; first < end; first += tile) places[t++] = {first, min(first + tile, end)};
+            at[e] = begin;
+            begin = end;
+        }
+        while (t < n_tiles) places[t++] = {0, 0};
+    }
+    __syncthreads();
+    for (int p = threadIdx.x; p < pairs; p += blockDim.x) order[atomicAdd(&at[ids[p]], 1)] = p;
+}
+
+/// Of the workspace: gates, ups and outs of pairs, and where tokens are many, what is in an Ordered.
+struct Parts {
+    size_t rounded_at, inverse_at, places_at, order_at, bytes;
+    int tile, n_tiles = 0;  // none: a pair at a time
+
+    Parts(const Experts& e, Tensor x, Tensor ids) {
+        const int64_t inner = e.up.rows / e.n, pairs = ids.rows * ids.cols;
+        const auto row = [](int64_t k) { return size_t(k + kStep - 1) / kStep * kStep * 2; };
+        const auto after = [](size_t at, size_t size) { return at + (size + 255) / 256 * 256; };
+        rounded_at = after(0, size_t(pairs * (2 * inner + x.cols)) * sizeof(float));
+        bytes = rounded_at;
+        if (x.rows <= kFewTokens || pairs < 2 * e.n) return;
+        tile = ordered_tile(int(pairs), e.n);
+        n_tiles = int(pairs / tile + std::min<int64_t>(pairs, e.n));
+        inverse_at = after(rounded_at, std::max(x.rows * row(x.cols), pairs * row(inner)));
+        places_at = after(inverse_at, pairs * sizeof(float));
+        order_at = after(places_at, n_tiles * sizeof(Places));
+        bytes = after(order_at, pairs * sizeof(int32_t));
+    }
+
+    Ordered ordered(std::byte* workspace) const {
+        if (!n_tiles) return {};
+        return {reinterpret_cast<const int32_t*>(workspace + order_at),
+                reinterpret_cast<const Places*>(workspace + places_at),
+                tile,
+                n_tiles,
+                reinterpret_cast<uint16_t*>(workspace + rounded_at),
+                reinterpret_cast<float*>(workspace + inverse_at)};
+    }
+};
+
 unsigned blocks_of(int64_t n, int each) { return static_cast<unsigned>((n + each - 1) / each); }
 
 }  // namespace
@@ -140,21 +196,26 @@ void route(const Device& device, const Router& router, Tensor scores, Tensor bia
 }
 
 size_t experts_workspace(const Experts& experts, Tensor x, Tensor ids) {
-    const int64_t inner = experts.up.rows / experts.n;
-    return size_t(ids.rows * ids.cols * (2 * inner + x.cols)) * sizeof(float);
+    return Parts(experts, x, ids).bytes;
 }
 
 void experts(const Device& device, Activation kind, const Experts& e, Tensor x, Tensor ids, Tensor shares,
              Tensor out, std::byte* workspace) {
     if (x.rows == 0) return;
+    const Parts parts(e, x, ids);
     const int64_t inner = e.up.rows / e.n, pairs = ids.rows * ids.cols;
     const Tensor gates(workspace, DType::F32, pairs, inner), ups(gates.row(pairs), DType::F32, pairs, inner),
         outs(ups.row(pairs), DType::F32, pairs, x.cols);
     const Product first[] = {{e.gate, e.gate_bias, gates}, {e.up, e.up_bias, ups}};
     const Product second[] = {{e.down, e.down_bias, outs}};
-    linear_experts(device, x, int(ids.cols), ids, e.n, first);
+    const Ordered ordered = parts.ordered(workspace);
+    if (parts.n_tiles)
+        launch(device, order_kernel, {.grid = dim3(1), .block = dim3(kOrdering)}, ids.i32(), int(pairs), e.n,
+               ordered.tile, ordered.n_tiles, const_cast<int32_t*>(ordered.order),
+               const_cast<Places*>(ordered.places));
+    linear_experts(device, x, int(ids.cols), ids, e.n, first, parts.n_tiles ? &ordered : nullptr);
     gate(device, kind, gates, ups);
-    linear_experts(device, gates, 1, ids, e.n, second);
+    linear_experts(device, gates, 1, ids, e.n, second, parts.n_tiles ? &ordered : nullptr);
     const Shape shape{.grid = dim3(blocks_of(x.cols, kThreads), unsigned(x.rows)), .block = dim3(kThreads)};
     launch(device, combine_kernel, shape, outs.f32(), shares.f32(), int(ids.cols), int(x.cols),
            reinterpret_cast<unsigned char*>(out.data), out.stride);

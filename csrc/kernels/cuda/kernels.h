@@ -39,11 +39,6 @@ size_t linear_workspace(const Device& device, Tensor x, int n_heads, std::span<c
 void linear(const Device& device, Tensor x, int n_heads, std::span<const Product> products,
             std::byte* workspace);
 
-/// out row p = x row p / share times the weight of expert ids[p], for products with weights of `n_experts`;
-/// x, ids and out are contiguous.
-void linear_experts(const Device& device, Tensor x, int share, Tensor ids, int n_experts,
-                    std::span<const Product> products);
-
 // experts.cu: see Backend.
 void route(const Device& device, const Router& router, Tensor scores, Tensor bias, Tensor ids, Tensor shares);
 size_t experts_workspace(const Experts& experts, Tensor x, Tensor ids);

@@ -173,27 +173,44 @@ void linear(const Device& device, Tensor x, int n_heads, std::span<const Product
 }
 
 void linear_experts(const Device& device, Tensor x, int share, Tensor ids, int n_experts,
-                    std::span<const Product> products) {
+                    std::span<const Product> products, const Ordered* ordered) {
     const int pairs = int(ids.rows * ids.cols);
-    if (pairs == 0) return;
+    const Job rows{.x = reinterpret_cast<const unsigned char*>(x.data),
+                   .x_stride = x.stride,
+                   .tokens = int(x.rows),
+                   .k = int(x.cols)};
+    const Product* rounded = nullptr;  // the last one for whose weight x was rounded
     for (const Product& product : products) {
+        const DType dtype = product.weight.dtype;
         require_aligned(product.weight);
-        Job job{.x = reinterpret_cast<const unsigned char*>(x.data),
-                .tokens = 1,
-                .k = int(x.cols),
-                .heads = pairs,
-                .n_parts = 1,
-                .experts = ids.i32(),
-                .share = share};
+        Job job = rows;
+        job.tokens = 1;
+        job.heads = pairs;
+        job.n_parts = 1;
+        job.experts = ids.i32();
+        job.share = share;
         job.parts[0] = {.weight = reinterpret_cast<const unsigned char*>(product.weight.data),
                         .stride = product.weight.stride,
                         .bias = product.bias ? product.bias.f32() : nullptr,
                         .out = reinterpret_cast<unsigned char*>(product.out.data),
                         .rows = int(product.weight.rows / n_experts)};
-        if (product.weight.dtype == DType::F32)
+        if (dtype == DType::F32) {
             float_products(device, job);
-        else
-            few_tokens(device, product.weight.dtype, job);
+            continue;
+        }
+        if (!ordered) {
+            few_tokens(device, dtype, job);
+            continue;
+        }
+        const bool brain = dtype == DType::BF16;
+        const Rounded to{ordered->rounded, ordered->inverse, divide_up(job.k, kStep) * kStep};
+        if (!rounded || (rounded->weight.dtype == DType::BF16) != brain) round_rows(device, rows, brain, to);
+        rounded = &product;
+        job.tokens = pairs;
+        job.heads = 1;
+        job.order = ordered->order;
+        job.places = ordered->places;
+        many_ordered(device, dtype, job, to, ordered->tile, ordered->n_tiles);
     }
 }
 

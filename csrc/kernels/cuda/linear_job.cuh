@@ -24,8 +24,14 @@ struct Part {
     int rows = 0;
 };
 
+/// Places [first, end) of pairs in their order, all of one expert.
+struct Places {
+    int first, end;
+};
+
 /// Kernels take it by value. x is [tokens, heads * k] f32. Of experts "heads" are pairs of a token and one of
-/// its experts, each with the weight of that expert, and `share` of them have the same columns of x.
+/// its experts, each with the weight of that expert, and `share` of them have the same columns of x. In an
+/// order, `tokens` are pairs, of which `places` has tiles.
 struct Job {
     const unsigned char* x = nullptr;
     size_t x_stride = 0;  // bytes
@@ -33,6 +39,8 @@ struct Job {
     Part parts[kParts];
     const int32_t* experts = nullptr;  // of each head
     int share = 1;
+    const int32_t* order = nullptr;  // pairs, expert by expert
+    const Places* places = nullptr;  // of each tile, as many as there might be; the last ones are empty
 };
 
 /// Rows [row, row + as many as a tile has) of a head of a part; row counts within the head.
@@ -103,9 +111,29 @@ constexpr int kStep = 64;  // what `stride` is a multiple of, and what is multip
 void few_tokens(const Device& device, DType dtype, const Job& job);
 void float_products(const Device& device, const Job& job);
 
-// linear_many.cu. `partial`: split_bytes() of memory.
+// linear_round.cu.
 void round_rows(const Device& device, const Job& job, bool brain, const Rounded& to);
+
+// linear_many.cu. `partial`: split_bytes() of memory.
 void many_tokens(const Device& device, DType dtype, const Job& job, const Rounded& x, float* partial);
 size_t split_bytes(const Device& device, const Job& job);
+/// A job with an order.
+void many_ordered(const Device& device, DType dtype, const Job& job, const Rounded& x, int tile, int n_tiles);
+
+/// Pairs of tokens and experts, expert by expert, and where their rows of x are rounded to.
+struct Ordered {
+    const int32_t* order;
+    const Places* places;
+    int tile, n_tiles;
+    uint16_t* rounded;
+    float* inverse;
+};
+/// Pairs of a tile, given how many there are.
+int ordered_tile(int pairs, int n_experts);
+
+/// out row p = x row p / share times the weight of expert ids[p] and its bias, for products with weights of
+/// `n_experts`; x, ids and out are contiguous. linear.cu.
+void linear_experts(const Device& device, Tensor x, int share, Tensor ids, int n_experts,
+                    std::span<const Product> products, const Ordered* ordered);
 
 }  // namespace slimrt::cuda

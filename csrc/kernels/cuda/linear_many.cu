@@ -1,7 +1,7 @@
 // Products of many tokens with 16-bit and quantised weights: tiles of 32 or 128 tokens by 64 rows of the
 // weight, multiplied by mma with f32 sums.
 //
-// x is rounded to f16 (bf16 for BF16 weights) once, by a kernel of its own. A tile then goes along k in steps
+// x is rounded to f16 (bf16 for BF16 weights) once (linear_round.cu). A tile then goes along k in steps
 // of 64: x arrives by copies in the background, a step ahead; the weight's bytes a chunk (128 or 256 of k)
 // ahead, and before each step its part of them is unpacked to f16: scale * code - minimum in f32, rounded
 // once. Where a scale is so large that f16 might not hold a weight, the block starts over with all weights
@@ -33,10 +33,15 @@ struct Layout {
     static constexpr int kBytes = kFlagAt + 16;
 };
 
-/// What a block multiplies: a tile's rows by tokens from `token`, along chunks [first, last) of k.
+/// What a block multiplies: a tile's rows by tokens [token, end), along chunks [first, last) of k.
 struct Share {
     Tile tile;
-    int token, first, last;
+    int token, end, first, last;
+
+    /// Of a token's row of x, as it was rounded.
+    __device__ int place(const Job& job, int index) const {
+        return job.order ? job.order[index] / job.share : index * job.heads + tile.head;
+    }
 };
 
 /// Blocks of the grid are tiles of tokens, so that those that read the same weights run together, tiles of
@@ -44,8 +49,15 @@ struct Share {
 template <class W>
 __device__ Share share_of(const Job& job, int tokens) {
     const int chunks = divide_up(job.k, W::kChunk), splits = gridDim.z, split = blockIdx.z;
-    return {tile_at(job, blockIdx.y, kRows), int(blockIdx.x) * tokens, int(int64_t(chunks) * split / splits),
-            int(int64_t(chunks) * (split + 1) / splits)};
+    const int token = int(blockIdx.x) * tokens;
+    Share share{tile_at(job, blockIdx.y, kRows), token, min(token + tokens, job.tokens),
+                int(int64_t(chunks) * split / splits), int(int64_t(chunks) * (split + 1) / splits)};
+    if (job.order) {
+        share.token = job.places[blockIdx.x].first;
+        share.end = job.places[blockIdx.x].end;
+        if (share.token < share.end) share.tile.head = job.order[share.token];
+    }
+    return share;
 }
 
 template <int kTokens>
@@ -53,8 +65,8 @@ __device__ void stage_x(unsigned char* to, const Job& job, const Rounded& x, con
     constexpr int kPerRow = kStep * 2 / kPiece;
     for (int i = threadIdx.x; i < kTokens * kPerRow; i += kThreads) {
         const int row = i / kPerRow, piece = i % kPerRow, token = share.token + row;
-        const bool there = token < job.tokens;
-        const size_t from = size_t(there ? token : 0) * job.heads + share.tile.head;
+        const bool there = token < share.end;
+        const size_t from = share.place(job, there ? token : share.token);
         copy16(to + row * kSpace * 2 + piece * kPiece,
                x.x + from * x.stride + step * kStep + piece * kPiece / 2, there);
     }
@@ -242,6 +254,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     many_kernel(Job job, Rounded x, size_t row_bytes, float* partial, int columns) {
     using L = Layout<W, kTokens>;
     const Share share = share_of<W>(job, kTokens);
+    if (share.token >= share.end) return;
     int* const flag = reinterpret_cast<int*>(shared_memory() + L::kFlagAt);
     if (threadIdx.x == 0) *flag = 0;
     WarpTile<kTokens> warp;
@@ -255,9 +268,12 @@ __global__ void __launch_bounds__(kThreads, 2)
     const int first = column_of(job, blockIdx.y);
     warp.each([&](int t, int r, float sum) {
         const int token = share.token + t, row = share.tile.row + r;
-        if (token >= job.tokens || row >= job.parts[share.tile.part].rows) return;
-        const float value = sum / factor * x.inverse[token * job.heads + share.tile.head];
-        if (partial)
+        if (token >= share.end || row >= job.parts[share.tile.part].rows) return;
+        const float value = sum / factor * x.inverse[share.place(job, token)];
+        if (job.order) {
+            const Tile pair{share.tile.part, job.order[token], row};
+            out_at(job, pair, 0, row) = value + bias_at(job, pair, row);
+        } else if (partial)
             partial[(size_t(blockIdx.z) * job.tokens + token) * columns + first + r] = value;
         else
             out_at(job, share.tile, token, row) = value + bias_at(job, share.tile, row);
@@ -275,31 +291,6 @@ __global__ void add_splits(Job job, const float* partial, int columns, int split
     const Part& part = job.parts[p];
     reinterpret_cast<float*>(part.out + token * part.out_stride)[column] =
         sum + (part.bias ? part.bias[column] : 0.0f);
-}
-
-/// A block a row of x.
-__global__ void round_kernel(Job job, bool brain, uint16_t* to, float* inverse, int stride) {
-    constexpr int kUsual = 14;  // above: brought to it
-    constexpr int kSmall = -8, kTop = 126;
-    __shared__ uint32_t largest_of[kWarp];
-    const int token = blockIdx.x / job.heads, head = blockIdx.x % job.heads;
-    const float* const from = x_row(job, head, token);
-    uint32_t largest = 0;
-    for (int i = threadIdx.x; i < job.k; i += blockDim.x)
-        largest = max(largest, __float_as_uint(from[i]) & 0x7fffffff);
-    largest = largest_in_warp(largest);
-    if (threadIdx.x % kWarp == 0) largest_of[threadIdx.x / kWarp] = largest;
-    __syncthreads();
-    for (unsigned w = 0; w < blockDim.x / kWarp; ++w) largest = max(largest, largest_of[w]);
-    const int exponent = exponent_of(largest);
-    const bool usual = largest == 0 || (exponent >= kSmall && exponent <= kUsual);
-    const int shift = usual ? 0 : min(kUsual - exponent, kTop);
-    const float factor = power_of_2(shift);
-    for (int i = threadIdx.x; i < stride; i += blockDim.x) {
-        const float value = i < job.k ? from[i] * factor : 0.0f;
-        to[size_t(blockIdx.x) * stride + i] = brain ? to_bf16(value) : to_f16(value);
-    }
-    if (threadIdx.x == 0) inverse[blockIdx.x] = power_of_2(-shift);
 }
 
 int tokens_of_tile(int tokens) { return tokens <= 2 * kFewer ? kFewer : kMore; }
@@ -336,13 +327,26 @@ void start(const Device& device, const Job& job, const Rounded& x, float* partia
     start<W, kMore>(device, job, x, partial);
 }
 
-}  // namespace
-
-void round_rows(const Device& device, const Job& job, bool brain, const Rounded& to) {
-    const Shape shape{.grid = dim3(job.tokens * job.heads), .block = dim3(kThreads)};
-    launch(device, round_kernel, shape, job, brain, const_cast<uint16_t*>(to.x),
-           const_cast<float*>(to.inverse), to.stride);
+/// fn(W) for the type of weights.
+template <class Fn>
+void with_weight(DType dtype, const Fn& fn) {
+    switch (dtype) {
+        case DType::F16:
+            return fn(PlainWeight());
+        case DType::BF16:
+            return fn(BrainWeight());
+        case DType::Q8_0:
+            return fn(Q8_0Weight());
+        case DType::Q4_0:
+            return fn(Q4_0Weight());
+        case DType::Q4_K:
+            return fn(Q4_KWeight());
+        default:
+            return fn(Q6_KWeight());
+    }
 }
+
+}  // namespace
 
 size_t split_bytes(const Device& device, const Job& job) {
     size_t most = 0;
@@ -356,20 +360,26 @@ size_t split_bytes(const Device& device, const Job& job) {
 }
 
 void many_tokens(const Device& device, DType dtype, const Job& job, const Rounded& x, float* partial) {
-    switch (dtype) {
-        case DType::F16:
-            return start<PlainWeight>(device, job, x, partial);
-        case DType::BF16:
-            return start<BrainWeight>(device, job, x, partial);
-        case DType::Q8_0:
-            return start<Q8_0Weight>(device, job, x, partial);
-        case DType::Q4_0:
-            return start<Q4_0Weight>(device, job, x, partial);
-        case DType::Q4_K:
-            return start<Q4_KWeight>(device, job, x, partial);
-        default:
-            return start<Q6_KWeight>(device, job, x, partial);
-    }
+    with_weight(dtype, [&](auto w) { start<decltype(w)>(device, job, x, partial); });
+}
+
+int ordered_tile(int pairs, int n_experts) { return tokens_of_tile(pairs / n_experts); }
+
+void many_ordered(const Device& device, DType dtype, const Job& job, const Rounded& x, int tile,
+                  int n_tiles) {
+    with_weight(dtype, [&](auto w) {
+        using W = decltype(w);
+        const auto start_tiles = [&](auto kernel, size_t shared_bytes) {
+            const Shape shape{.grid = dim3(n_tiles, tiles_of(job, kRows), 1),
+                              .block = dim3(kThreads),
+                              .shared_bytes = shared_bytes};
+            launch(device, kernel, shape, job, x, W::row_bytes(job.k), static_cast<float*>(nullptr), 0);
+        };
+        if (tile == kFewer)
+            start_tiles(many_kernel<W, kFewer>, Layout<W, kFewer>::kBytes);
+        else
+            start_tiles(many_kernel<W, kMore>, Layout<W, kMore>::kBytes);
+    });
 }
 
 }  // namespace slimrt::cuda

@@ -80,7 +80,7 @@ def requantise(model: ModelData, outtype: str) -> tuple[ModelData, list[str]]:
     """
     out, warnings, changed = OUT_TYPES[outtype], [], []
     for tensor in model.tensors.values():
-        if len(tensor.shape) == 1 or _KEPT.fullmatch(tensor.name):
+        if len(tensor.shape) == 1 or tensor.name.endswith(".bias") or _KEPT.fullmatch(tensor.name):
             continue
         wanted = _wanted(tensor.name, out, model)
         kind = _fitting(wanted, tensor.shape[-1])

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from slimrt import core
 from slimrt.errors import CacheUnsupportedError, ModelFormatError, UnsupportedError
 from slimrt.modelfile.gguf import ModelData, Tensor
+from slimrt.modelfile.positions import Positions, positions_of
 from slimrt.modelfile.sharing import KEYS, owners_of
 from slimrt.modes import DEFAULT_TYPE, MODES
 
@@ -37,8 +38,12 @@ class Attention:
         scaled: scores are divided by the square root of a head's width (all but T5's), unless score_scale says another.
         alibi: ALiBi's largest bias, of which the slopes of heads are shares; 0: there is none.
         clamp: what q, k and v are clamped to; 0: not at all.
+        whole_ramp: YaRN's ramp begins and ends at a pair.
         score_cap: scores s become cap * tanh(s / cap), once scaled; 0: they do not.
         sinks: a logit of each head joins the softmax's denominator (attn_sinks).
+        window: tokens that a query sees; 0: all. own_base: of a RoPE that is not scaled; 0: as the file says it of all
+            layers. Both of one layer (in_layer()), and 0 of a model, whose layers may differ.
+        positions: what each layer has of them.
         latent: columns of the latent that K and V are made of (MLA); 0: they are made of the input.
         owners: the layer whose rows each layer reads; (): its own.
         unrotated: layers read the keys of others before RoPE (MLKV).
@@ -55,6 +60,7 @@ class Attention:
     qk_norm: str = "none"
     layer_norm: bool = False
     window: int = 0
+    own_base: float = 0.0
     eps: float = 0.0
     blocks: str = "blk."
     part: str = "attn"
@@ -65,8 +71,10 @@ class Attention:
     unrotated: bool = False
     alibi: float = 0.0
     clamp: float = 0.0
+    whole_ramp: bool = True
     score_cap: float = 0.0
     sinks: bool = False
+    positions: tuple[Positions, ...] = ()
     latent: int = 0
 
     @classmethod
@@ -94,7 +102,8 @@ class Attention:
             interleaved=traits.interleaved,
             qk_norm=traits.qk_norm,
             layer_norm=traits.norm == "layer",
-            window=model.size("attention.sliding_window", 0) or 0,
+            positions=positions_of(model, traits),
+            whole_ramp=traits.whole_ramp,
             eps=model.size(f"attention.layer_norm_{'' if traits.norm == 'layer' else 'rms_'}epsilon", 0.0),
             owners=tuple(owners_of(model)),
             unrotated=model.value(KEYS, "") == "unrotated",
@@ -143,6 +152,18 @@ class Attention:
         """Whether a decoder that reads an encoder has it."""
         return self.blocks != "blk."
 
+    def in_layer(self, layer: int) -> Attention:
+        """Of one layer, where they differ."""
+        if not self.positions:
+            return self
+        own = self.positions[layer]
+        return replace(self, window=own.window, rope=own.rope, own_base=own.base, positions=())
+
+    def _kinds(self) -> dict[int, Attention]:
+        """Each kind of layer, by the first of it."""
+        first = {own: i for i, own in reversed(list(enumerate(self.positions)))}
+        return {i: self.in_layer(i) for i in sorted(first.values())} or {0: self}
+
     def prefix(self, layer: int) -> str:
         """What the names of a layer's tensors begin with."""
         return f"{self.blocks}{layer}."
@@ -188,7 +209,11 @@ class Attention:
     def modes(
         self, type: str = DEFAULT_TYPE, rank: int = 0, residual_type: str = DEFAULT_TYPE, v_heads: int = 0
     ) -> dict[str, core.Mode]:
-        """What each mode is here, by name, with planes of these types; v_heads: KV heads that keep V beside K."""
+        """What each mode is here, by name, with planes of these types; v_heads: KV heads that keep V beside K. A model
+        refuses what one of its layers does."""
+        if self.positions:
+            kinds = [one.modes(type, rank, residual_type, v_heads) for one in self._kinds().values()]
+            return {name: next((k[name] for k in kinds if k[name].refusal), mode) for name, mode in kinds[0].items()}
         found = core.attention_modes(
             d_model=self.d, n_heads=self.n_heads, n_kv_heads=self.n_kv_heads, head_dim=self.head_dim,
             n_rot=self.n_rot if self.rope else 0, qk_norm=self.qk_norm, window=self.window,
@@ -225,8 +250,9 @@ class Attention:
         """Raise CacheUnsupportedError unless the mode is exact for this attention; ValueError for no mode at all."""
         if mode not in MODES:
             raise ValueError(f"unknown cache mode {mode!r}; the modes are: {', '.join(MODES)}")
-        if reason := self.refusal(mode):
-            raise self.refuse(mode, 0, reason)
+        for layer, own in self._kinds().items():
+            if reason := own.refusal(mode):
+                raise self.refuse(mode, layer, reason)
 
 
 def _architecture(model: ModelData) -> core.Architecture:
@@ -272,7 +298,7 @@ def _matrix(model: ModelData, name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """What one layer's attention does to its input, up to the softmax."""
+    """What one layer's attention does to its input, up to the softmax. attention: of that layer."""
 
     model: ModelData
     attention: Attention

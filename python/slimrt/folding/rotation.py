@@ -26,13 +26,15 @@ class Rotation:
         if not attention.rope:
             return None
         n_rot, base = attention.n_rot, model.size("rope.freq_base", 10000.0)
+        if attention.own_base:
+            return cls(attention.own_base ** (-np.arange(0, n_rot, 2) / n_rot), 1.0, attention.interleaved)
         kind, factor = model.size("rope.scaling.type", ""), model.size("rope.scaling.factor", 1.0)
         trained = model.size("context_length")
         original = model.size("rope.scaling.original_context_length", trained)
         frequencies = base ** (-np.arange(0, n_rot, 2) / n_rot)
         magnitude, divisors = model.size("rope.scaling.attn_factor", 0.0), model.tensors.get("rope_freqs.weight")
         if kind == "yarn":
-            frequencies *= _yarn(model, n_rot, base, factor, original)
+            frequencies *= _yarn(model, attention, base, factor, original)
             magnitude = (magnitude or 1.0) * (1 + 0.1 * log(max(factor, 1.0)))
         elif kind == "longrope" or (not kind and "rope_factors_long.weight" in model.tensors):
             divisors = model.tensor(f"rope_factors_{'long' if n_ctx > original else 'short'}.weight")
@@ -67,13 +69,16 @@ class Rotation:
         return out.reshape(variance.shape)
 
 
-def _yarn(model: ModelData, n_rot: int, base: float, factor: float, original: int) -> np.ndarray:
+def _yarn(model: ModelData, attention: Attention, base: float, factor: float, original: int) -> np.ndarray:
     """What YaRN multiplies the frequencies by (Peng et al. 2023, section 3.2): a ramp from 1 to 1 / factor."""
+    n_rot = attention.n_rot
 
     def pair_turning(times: float) -> float:
         return n_rot * log(original / (times * 2 * pi)) / (2 * log(base))
 
-    low = max(floor(pair_turning(model.size("rope.scaling.yarn_beta_fast", 32.0))), 0)
-    high = min(ceil(pair_turning(model.size("rope.scaling.yarn_beta_slow", 1.0))), n_rot - 1)
+    first = pair_turning(model.size("rope.scaling.yarn_beta_fast", 32.0))
+    last = pair_turning(model.size("rope.scaling.yarn_beta_slow", 1.0))
+    low = max(floor(first) if attention.whole_ramp else first, 0)
+    high = min(ceil(last) if attention.whole_ramp else last, n_rot - 1)
     interpolated = np.clip((np.arange(n_rot // 2) - low) / max(high - low, 1e-3), 0, 1)
-    return interpolated / factor + 1 - interpolated
+    return np.asarray(interpolated / factor + 1 - interpolated)

@@ -16,12 +16,21 @@ from slimrt.modelfile.hf.experts import EXPERTS
 from slimrt.modelfile.hf.families import FAMILIES, Family, Stack
 from slimrt.modelfile.hf.gpt_families import GPT_FAMILIES
 from slimrt.modelfile.hf.latent import LATENT
+from slimrt.modelfile.hf.layered_families import LAYERED_FAMILIES
 from slimrt.modelfile.hf.llama_families import LLAMA_FAMILIES, OWN_CLASSES
 from slimrt.modelfile.hf.multimodal import WRAPPERS, text_config
 from slimrt.modelfile.hf.safetensors_files import read_json
 from slimrt.modelfile.sharing import SHARING
 
-_MODEL_TYPES = {**FAMILIES, **LLAMA_FAMILIES, **GPT_FAMILIES, **EXPERTS, **LATENT, **ENCODER_DECODERS}
+_MODEL_TYPES = {
+    **FAMILIES,
+    **LLAMA_FAMILIES,
+    **LAYERED_FAMILIES,
+    **GPT_FAMILIES,
+    **EXPERTS,
+    **LATENT,
+    **ENCODER_DECODERS,
+}
 
 
 @contextmanager
@@ -132,6 +141,7 @@ class Config:
         runs_online = isinstance(method, dict) and method.get("quantization_mode") == "online"
         if method and not (self.family.ternary and runs_online):
             method = method.get("quant_method") if isinstance(method, dict) else method
+        if method and not (self.family.ternary and runs_online) and method not in self.family.packed:
             raise UnsupportedError(f"{self.path}: weights quantised by {method!r}; convert the unquantised model")
         for key, allowed in self.family.only.items():
             if self.get(key) is not None and self.get(key) not in allowed:

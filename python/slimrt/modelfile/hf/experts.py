@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from slimrt.modelfile.hf.families import LLAMA, MISTRAL, QWEN2, Family, Stack
+from slimrt.modelfile.hf import gpt_oss
+from slimrt.modelfile.hf.families import ALWAYS, LLAMA, MISTRAL, QWEN2, Family, Stack
 from slimrt.modelfile.hf.llama_families import GRANITE, QWEN3
 
 _PROJECTIONS = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
+_BIASES = (("gate", "gate_proj", "experts eff"), ("up", "up_proj", "experts eff"), ("down", "down_proj", "experts d"))
 _EVERY_LAYER = {"decoder_sparse_step": (1,), "mlp_only_layers": ([],)}
 _SHARES = {"expert_weights_norm": "norm_topk_prob"}
 
@@ -31,7 +33,8 @@ def _with_experts(
     Args:
         dense: the family without them.
         count, size: config keys of how many there are, and how wide.
-        of: what the name of one begins with, with a place for its number. names: GGUF part -> its matrix after that.
+        of: what the name of one begins with, with a place for its number, or that of all as one tensor.
+        names: GGUF part -> its matrix after that.
         router: the module that scores them.
         shared, width: what the names of one that every token takes begin with, and the config key of its width.
     """
@@ -39,7 +42,7 @@ def _with_experts(
     layer["ffn_gate_inp"] = (router, "experts d")
     for part, name in names.items():
         rows, shared_rows = ("d eff", "d sff") if part == "down" else ("eff d", "sff d")
-        layer[f"ffn_{part}_exps"] = (f"{of}.{name}", rows)
+        layer[f"ffn_{part}_exps"] = (f"{of}.{name}", rows if "{}" in of else f"experts {rows}")
         if shared:
             layer[f"ffn_{part}_shexp"] = (f"{shared}.{name}", shared_rows)
     sizes = {"expert_count": count, "expert_used_count": "num_experts_per_tok", "expert_feed_forward_length": size}
@@ -172,6 +175,30 @@ DEEPSEEK = _with_experts(
     width="shared_width",
 )
 
+GPT_OSS = _with_experts(
+    replace(
+        LLAMA,
+        arch="gpt-oss",
+        layer={
+            **{"post_attention_norm" if name == "ffn_norm" else name: place for name, place in LLAMA.layer.items()},
+            "attn_sinks.weight": ("self_attn.sinks", "heads"),
+            **{f"ffn_{part}_exps.bias": (f"mlp.experts.{name}.bias", rows) for part, name, rows in _BIASES},
+        },
+        biases={ALWAYS: (*LLAMA.biases["attention_bias"], "ffn_gate_inp")},
+        defaults={**gpt_oss.DEFAULTS},
+        only={**LLAMA.only, "attention_bias": (True,), "swiglu_alpha": (1.702,), "swiglu_limit": (7.0,)},
+        permuted=(),
+        window=True,
+        packed=("mxfp4",),
+        stored=gpt_oss.Unpacked,
+        settle=gpt_oss.settle,
+    ),
+    count="num_local_experts",
+    size="intermediate_size",
+    of="mlp.experts",
+    router="mlp.router",
+)
+
 EXPERTS: dict[str, Family] = {
     "deepseek": DEEPSEEK,
     "olmoe": OLMOE,
@@ -179,4 +206,5 @@ EXPERTS: dict[str, Family] = {
     "qwen2_moe": QWEN2_MOE,
     "qwen3_moe": QWEN3_MOE,
     "granitemoe": GRANITE_MOE,
+    "gpt_oss": GPT_OSS,
 }

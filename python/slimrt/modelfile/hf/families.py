@@ -11,15 +11,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 from gguf.gguf_writer import GGUFValue
+
+from slimrt.modelfile.hf.safetensors_files import Entry
 
 ALWAYS = ""  # in place of a config key: the biases do not depend on the config
 LLAMA_BIASES = {
     "attention_bias": ("attn_q", "attn_k", "attn_v", "attn_output"),
     "mlp_bias": ("ffn_gate", "ffn_up", "ffn_down"),
 }
+
+
+class Source(Protocol):
+    """Tensors of a model by the names that they were saved under (`safetensors_files.Checkpoint`)."""
+
+    @property
+    def entries(self) -> Mapping[str, Entry]: ...
+
+    def elements(self, name: str) -> np.ndarray:
+        """Elements [shape], bfloat16 as its bits; of a quantised type its bytes, uint8 [..., bytes of a row]."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -30,7 +44,8 @@ class Stack:
         prefix: what GGUF calls a layer, with a place for its number.
         block: what the Hugging Face names of a layer's tensors begin with, after the stem.
         layer: GGUF module -> (Hugging Face module, shape of its weight), after the prefix; a module with a place for a
-            number is one of each expert (symbol "experts").
+            number is one of each expert (symbol "experts"). What ends with ".weight" or ".bias" is one tensor, whose
+            Hugging Face name is written out.
         count: config keys of the number of layers, in the usual spelling; the first that is set.
         only_first: modules that layer 0 alone has.
         halves: modules that are half of their Hugging Face module's rows: 0 the upper half, 1 the lower.
@@ -68,11 +83,11 @@ class Family:
         norms_less_one: the weights of norms are stored less one, which GGUF adds.
         ternary: modules whose weights run as one of -1, 0 and 1 times their mean size, and become that.
         by_head: modules of q, k, v whose rows are q | k | v in each head, which GGUF puts in order q | k | v.
-        bias_alone: modules that are a bias without a weight, under a name of their own.
         latent_parts: modules of K and V of a latent, which are one in each head of their Hugging Face module (of symbol
             "kvb" rows): K's rows, which GGUF turns, then V's.
         conv1d: the layers' matrices are stored [in, out].
         window: whether the runtime honours the model type's sliding window (None: the model type has none).
+        window_rope: layers with a window turn q and k by parameters of their own.
         ignored: tensors (regular expressions) that are computed, not learned.
         leading: config key of how many first layers have `leading_layer` in place of `layer`.
         several: the stacks of layers, in place of `block` and `layer`, where there is more than one.
@@ -87,6 +102,8 @@ class Family:
         head_decides: what is stored says whether the head is tied, not the config.
         sharing: how layers share K and V, a key of `SHARING`; "": they do not.
         settle: the family and config values to use, where the layout depends on the config's.
+        packed: what quantization_config may call weights that `stored` unpacks.
+        stored: what the files hold -> the same tensors as `layer` names them.
         extra: config values, and those of generation_config.json -> what GGUF has no key for.
     """
 
@@ -109,10 +126,10 @@ class Family:
     norms_less_one: bool = False
     ternary: tuple[str, ...] = ()
     by_head: tuple[str, ...] = ()
-    bias_alone: tuple[str, ...] = ()
     latent_parts: tuple[str, ...] = ()
     conv1d: bool = False
     window: bool | None = None
+    window_rope: bool = False
     ignored: tuple[str, ...] = (r".*rotary_emb\.inv_freq",)
     leading: str = ""
     leading_layer: Mapping[str, tuple[str, str]] = field(default_factory=dict)
@@ -129,6 +146,8 @@ class Family:
     head_decides: bool = False
     sharing: str = ""
     settle: Callable[[Family, dict[str, Any]], tuple[Family, dict[str, Any]]] | None = None
+    packed: tuple[str, ...] = ()
+    stored: Callable[[Source], Source] | None = None
     extra: Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, GGUFValue]] | None = None
 
     @property

@@ -200,12 +200,11 @@ _SIGMOIDS = {"scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",)}
 
 def _with_choice_bias(family: Family) -> Family:
     """Experts chosen by sigmoids and a bias that does not weigh them."""
-    bias = {"exp_probs_b": ("mlp.gate.e_score_correction_bias", "experts")}
+    bias = {"exp_probs_b.bias": ("mlp.gate.e_score_correction_bias", "experts")}
     return replace(
         family,
         layer={**family.layer, **bias},
-        bias_alone=tuple(bias),
-        float32=(*family.float32, *bias),
+        float32=(*family.float32, "exp_probs_b"),
         only={key: value for key, value in family.only.items() if key != "norm_topk_prob"} | _SIGMOIDS,
         flags={"expert_weights_norm": "norm_topk_prob"},
     )

@@ -6,7 +6,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from gguf import GGMLQuantizationType, quants
@@ -14,22 +13,11 @@ from gguf import GGMLQuantizationType, quants
 from slimrt.errors import ModelFormatError, UnsupportedError
 from slimrt.modelfile.gguf import F32, Tensor
 from slimrt.modelfile.hf.config import Config, Sizes
-from slimrt.modelfile.hf.families import ALWAYS, Stack
+from slimrt.modelfile.hf.families import ALWAYS, Source, Stack
 from slimrt.modelfile.hf.safetensors_files import DTYPES, Entry
 
 # What an Entry's dtype becomes: safetensors' names, and those of GGML's quantised types.
 TYPES = {kind.name: kind for kind in GGMLQuantizationType} | {"F64": F32}
-
-
-class Source(Protocol):
-    """Tensors of a model by the names that they were saved under (`safetensors_files.Checkpoint`)."""
-
-    @property
-    def entries(self) -> Mapping[str, Entry]: ...
-
-    def elements(self, name: str) -> np.ndarray:
-        """Elements [shape], bfloat16 as its bits; of a quantised type its bytes, uint8 [rows, bytes of a row]."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -38,6 +26,7 @@ class _Module:
 
     Attributes:
         name, theirs: GGUF's and the source's name of it, without "weight" or "bias".
+        only: "weight" or "bias" where it is a tensor by itself, which `theirs` names as it is; "": it is not.
         shape: of the weight in the source, but for `transposed` and `half`.
         transposed: the weight is stored the other way round.
         half: which half of the source's rows it is; None: all.
@@ -51,11 +40,17 @@ class _Module:
     transposed: bool = False
     half: int | None = None
     experts: int = 0
-    alone: bool = False
+    only: str = ""
+
+    def parts(self, biased: Collection[str]) -> dict[str, tuple[int, ...]]:
+        """Shapes of what is stored as "weight" and "bias"."""
+        if self.only:
+            return {self.only: self.shape}
+        return {"weight": self.shape, **({"bias": self.shape[:1]} if self.among(biased) else {})}
 
     def sources(self, part: str) -> list[str]:
         """The source's names of what is stored as "weight" or "bias"."""
-        if self.alone:
+        if self.only:
             return [self.theirs]
         return [f"{self.theirs.format(expert)}.{part}" for expert in range(self.experts or 1)]
 
@@ -92,10 +87,9 @@ class Layout:
             if not self._equal(copy, self.embeddings[0]):
                 raise ModelFormatError(f"{self.config.where}: {copy} differs from {self.embeddings[0]}")
         for module in self._modules():
-            for part, dims in {"weight": module.shape, "bias": module.shape[:1]}.items():
-                if part == "bias" if module.alone else part == "weight" or module.among(self.biased):
-                    used.update(module.sources(part))
-                    yield self._tensor(module, part, dims)
+            for part, dims in module.parts(self.biased).items():
+                used.update(module.sources(part))
+                yield self._tensor(module, part, dims)
         yield from self._head()
         if "output" in self.biased:
             used.add(self.head_bias)
@@ -126,8 +120,8 @@ class Layout:
                     if (layer == 0 or name not in stack.only_first) and not self._reads_another(layer, name):
                         half, shape = stack.halves.get(name), self.sizes.shape(symbols)
                         experts = self.sizes.others["experts"] if "{}" in module else 0
-                        alone = name in self.family.bias_alone
-                        yield _Module(prefix + name, theirs + module, shape, self.family.conv1d, half, experts, alone)
+                        name, _, only = name.partition(".")
+                        yield _Module(prefix + name, theirs + module, shape, self.family.conv1d, half, experts, only)
 
     def _layer(self, stack: Stack, layer: int) -> Mapping[str, tuple[str, str]]:
         leading = self.config.number(self.family.leading) if self.family.leading else 0
@@ -178,7 +172,8 @@ class Layout:
         convolution = len(shape) > 2 and module.among(self.family.convolutions)
         if convolution:
             shape = (shape[0], shape[1] * shape[2])
-        kind = F32 if len(shape) == 1 or module.among(self.family.float32) else TYPES[entry.dtype]
+        small = len(shape) == 1 or part == "bias" or module.among(self.family.float32)
+        kind = F32 if small else TYPES[entry.dtype]
         n_heads = {"attn_q": self.sizes.n_heads, "attn_k": self.sizes.n_kv_heads}.get(module.part, 1)
 
         def load() -> np.ndarray:

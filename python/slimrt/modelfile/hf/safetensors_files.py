@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from slimrt.errors import ModelFormatError, UnsupportedError
 
 # bfloat16, which NumPy lacks, as its bits.
 DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16}
+# Bytes of packed weights, which a model type unpacks (families.py: stored).
+_PACKED = re.compile(r".*\.experts\.\w+_(blocks|scales)")
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -59,7 +62,7 @@ class Checkpoint:
     def elements(self, name: str) -> np.ndarray:
         """The elements of a tensor, mapped from the file [shape]; bfloat16 as its bits (uint16)."""
         entry = self.entries[name]
-        return np.memmap(entry.file, DTYPES[entry.dtype], "r", entry.offset, entry.shape)
+        return np.memmap(entry.file, DTYPES.get(entry.dtype, np.uint8), "r", entry.offset, entry.shape)
 
 
 def _shards(directory: Path) -> dict[Path, set[str]]:
@@ -101,7 +104,7 @@ def _read_header(file: Path) -> dict[str, Entry]:
     entries = {}
     for name in names:
         tensor = header[name]
-        if tensor["dtype"] not in DTYPES:
+        if tensor["dtype"] not in DTYPES and not (tensor["dtype"] == "U8" and _PACKED.fullmatch(name)):
             raise UnsupportedError(f"{file}: tensor '{name}' is {tensor['dtype']}; slimrt converts {', '.join(DTYPES)}")
         offset = 8 + length + tensor["data_offsets"][0]
         entries[name] = Entry(file, tensor["dtype"], tuple(tensor["shape"]), offset)
