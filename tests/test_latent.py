@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 
 import gguf
@@ -253,6 +255,21 @@ def test_many_heads_on_cuda(n_heads, dtype, tmp_path):
     sequences["cuda"] = engines["cuda"].load_sequence(engines["cpu"].save_sequence(sequences["cpu"]))
     on_cpu, on_device = (decode(engines[d], IDS[50:], 0, sequences[d]) for d in engines)
     assert relative(on_device, on_cpu) < bound("latent", dtype, path)
+
+
+def test_the_command_line_shows_its_one_mode(run, convert, tmp_path):
+    path = str(convert(GOLDEN / "deepseek2"))
+    assert "latent yes, bytes a token: 168 in f16, 96 in q8" in run("inspect", path)[1]
+    report = json.loads(run("inspect", path, "--json")[1])
+    assert [one["mode"] for one in report["cache_modes"] if one["legal"]] == ["latent"] and report["pays"] == {}
+    table = run("plan", path)[1]
+    assert re.search(r"^latent .* -$", table, re.M) and "kv: not for this model" in table
+    code, _, err = run("convert", path, "-o", str(tmp_path / "out.gguf"), "--cache", "auto")
+    assert code != 0 and "there is nothing to choose" in err
+    code, out, _ = run(
+        "convert", path, "-o", str(tmp_path / "out.gguf"), "--cache", "latent", "--cache-type", "q8", "--verify"
+    )
+    assert code == 0 and "same top token" in out
 
 
 def test_rows_are_not_shared(convert, tmp_path):
