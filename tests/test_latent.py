@@ -108,6 +108,27 @@ def test_directories_with_layers_for_further_tokens(convert, tmp_path):
         slimrt.convert(directory, tmp_path / "more.gguf", progress=False)
 
 
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("deepseek2", {"attention_bias": True}, "attention_bias"),
+        ("deepseek2", {"norm_topk_prob": True}, "norm_topk_prob"),
+        ("deepseek2", {"num_key_value_heads": 2}, "num_key_value_heads"),
+        ("deepseek2_yarn", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "mscale": 1.0}}, "mscale"),
+        ("deepseek3", {"scoring_func": "softmax"}, "scoring_func"),
+        ("deepseek3", {"rope_interleave": False}, "rope_interleave"),
+        ("glm4_moe_lite", {"mlp_layer_types": ["sparse", "dense", "sparse"]}, "mlp_layer_types"),
+        ("minicpm3", {"num_key_value_heads": 1}, "num_key_value_heads"),
+    ],
+)
+def test_configs_that_mean_something_else_are_refused(name, changes, words, tmp_path):
+    directory = shutil.copytree(GOLDEN / name, tmp_path / "model")
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | changes))
+    with pytest.raises(slimrt.UnsupportedError, match=words):
+        slimrt.convert(directory, tmp_path / "out.gguf", progress=False)
+
+
 # ---------------------------------------------------------------- sizes
 def write(
     path, *, n_heads, d=48, plain=16, rotating=16, v=16, latent=32, n_layers=1, sparse=False, q_latent=0, changes=None
