@@ -56,10 +56,10 @@ def recorded(path: Path, n_heads: int) -> np.ndarray:
     ids = Tokenizer.from_gguf_fields(read_fields(file)).encode(TEXT.read_text(encoding="utf-8"))[:n]
     engine = Engine(file, n_ctx=n, cache="kv", cache_type_k="f32", cache_type_v="f32")
     inputs = engine.attention_inputs(np.array(ids, np.int32))
-    rotation = Rotation.of(model, attention, n)
     found = []
     for layer in range(attention.n_layers):
-        window = Window(LayerWeights(model, attention, layer), rotation, inputs[layer])
+        own = attention.in_layer(layer)
+        window = Window(LayerWeights(model, own, layer), Rotation.of(model, own, n), inputs[layer])
         late = np.flatnonzero(window.queries >= 3 * n // 4)
         rows = window.queries[late].min() + 1  # of all of them the same number, those before the first one's
         found += [p[late, :rows] for p in window.softmax_weights()]

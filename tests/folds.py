@@ -65,7 +65,7 @@ def fold_kr(
 def fold_xr(model: Reference, i: int, dtype: str | None) -> Tensors:
     """Tensors of mode xr for one layer."""
     layer, x = model.w.layers[i], inputs(model, i)
-    n_rot = 2 * len(model.w.rope.inv_freq)
+    n_rot = 2 * len(layer.rope.inv_freq)
     rotated = layer.wk.reshape(model.w.n_kv_heads, model.dk, -1)[:, :n_rot].reshape(-1, model.d_model).T
     rest = np.linalg.qr(rotated, mode="complete")[0][:, rotated.shape[1] :]
     basis = np.concatenate([rotated, rest], axis=1)

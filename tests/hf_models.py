@@ -64,7 +64,9 @@ CLASSES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2"
            "granite": "GraniteForCausalLM", "glm4": "Glm4ForCausalLM", "opt": "OPTForCausalLM",
            "olmoe": "OlmoeForCausalLM", "mixtral": "MixtralForCausalLM", "qwen2_moe": "Qwen2MoeForCausalLM",
            "qwen3_moe": "Qwen3MoeForCausalLM", "granitemoe": "GraniteMoeForCausalLM",
-           "bitnet": "BitNetForCausalLM"}  # fmt: skip
+           "bitnet": "BitNetForCausalLM", "gemma3_text": "Gemma3ForCausalLM", "olmo3": "Olmo3ForCausalLM",
+           "cohere2": "Cohere2ForCausalLM", "exaone4": "Exaone4ForCausalLM",
+           "smollm3": "SmolLM3ForCausalLM"}  # fmt: skip
 LONG_FACTORS = {"short_factor": [1.0, 1.1, 1.3, 1.4, 1.7, 2.0], "long_factor": [1.2, 2.1, 3.5, 6.0, 8.5, 11.0]}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 32}  # fmt: skip
@@ -123,6 +125,16 @@ def online(config: dict[str, Any]) -> None:
     """As in the configuration of BitNet b1.58 2B-4T's master weights."""
     config["quantization_config"] = {"quant_method": "bitnet", "linear_class": "autobitlinear",
                                      "quantization_mode": "online"}  # fmt: skip
+
+
+def legacy_gemma3(config: dict[str, Any]) -> None:
+    """As in Gemma 3's first configurations: RoPE's bases and the pattern as numbers."""
+    rope = config.pop("rope_parameters")
+    config["rope_theta"] = rope["full_attention"].pop("rope_theta")
+    config["rope_scaling"] = rope["full_attention"]
+    config["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+    config.pop("layer_types")
+    config["sliding_window_pattern"] = 3
 
 
 def unused_window(config: dict[str, Any]) -> None:
@@ -247,6 +259,84 @@ MODELS = {
         "cohere", {"num_key_value_heads": 2, "tie_word_embeddings": True, "layer_norm_eps": 1e-5}, dtype="float16"
     ),
     "bloom": Tiny("bloom", seed=55),
+    "gemma3": Tiny(  # as the 4B: windows, two bases, one of them scaled; another scale of scores
+        "gemma3_text",
+        {
+            "num_hidden_layers": 7,
+            "head_dim": 20,
+            "num_key_value_heads": 2,
+            "tie_word_embeddings": True,
+            "sliding_window": 9,
+            "query_pre_attn_scalar": 20,
+            "eos_token_id": [2, 7],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 3000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            },
+        },
+        dtype="bfloat16",
+    ),
+    "gemma3_mha": Tiny(  # K as wide as the input; a pattern of three
+        "gemma3_text",
+        {
+            "num_hidden_layers": 3,
+            "head_dim": 12,
+            "tie_word_embeddings": True,
+            "sliding_window": 11,
+            "query_pre_attn_scalar": 7,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 3000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 700.0},
+            },
+        },
+        rewrite=legacy_gemma3,
+        seed=7,
+    ),
+    "olmo3": Tiny(
+        "olmo3",
+        {
+            "num_hidden_layers": 5,
+            "sliding_window": 12,
+            "max_position_embeddings": 256,
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "yarn",
+                    "factor": 4.0,
+                    "rope_theta": 1000.0,
+                    "original_max_position_embeddings": 64,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+            },
+        },
+    ),
+    "cohere2": Tiny(
+        "cohere2",
+        {
+            "num_hidden_layers": 4,
+            "tie_word_embeddings": True,
+            "sliding_window": 10,
+            "logit_scale": 0.25,
+            "layer_norm_eps": 1e-5,
+        },
+        seed=31,
+    ),
+    "exaone4": Tiny("exaone4", {"num_hidden_layers": 4, "sliding_window": 13, "eos_token_id": [2, 4]}, seed=7),
+    "exaone4_full": Tiny(
+        "exaone4",
+        {
+            "num_key_value_heads": 2,
+            "sliding_window": None,
+            "layer_types": ["full_attention"] * 2,
+            "rope_parameters": {"rope_theta": 900.0, **LLAMA3},
+        },
+        dtype="bfloat16",
+    ),
+    "smollm3": Tiny(
+        "smollm3",
+        {"num_hidden_layers": 5, "num_key_value_heads": 2, "tie_word_embeddings": True},
+        dtype="bfloat16",
+    ),
     "mpt": Tiny("mpt", seed=52),
     "mpt_clipped": Tiny("mpt", {"n_heads": 4, "attn_config": {"clip_qkv": 1.0}}),
     "granite": Tiny(

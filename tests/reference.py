@@ -121,6 +121,8 @@ class Layer:
     attn_sub_norm: Array | None = None  # of what W_O and down read
     ffn_sub_norm: Array | None = None
     sinks: Array | None = None  # of each head: a score that has no value
+    rope: Rope | None = None
+    window: int = 0  # 0: none; else position i sees j > i - window
 
 
 @dataclass
@@ -139,8 +141,6 @@ class Weights:
     head_b: Array | None = None
     parallel: bool = False  # attention and FFN read the same x
     positions: Array | None = None  # learned positions
-    rope: Rope | None = None
-    window: int = 0  # 0: none; else position i sees j > i - window
     embed_norm: Array | None = None  # of the embedding
     embed_norm_b: Array | None = None
     embed_scale: float = 1.0
@@ -297,7 +297,7 @@ class Reference:
                 mode.store(self, i, x, positions, cache), partial(mode.in_chunks, self, owner) if chunk else None
             )
         q = self.rotate(
-            self.norm_heads(self.clamp(plus(x @ layer.wq.T, layer.bq)), layer.q_norm), self.w.n_heads, positions
+            self.norm_heads(self.clamp(plus(x @ layer.wq.T, layer.bq)), layer.q_norm), self.w.n_heads, positions, i
         )
         out = []
         for first in range(0, len(x), chunk or len(x)):
@@ -309,16 +309,18 @@ class Reference:
             out = plus_per_head(out, self.w.layers[owner].bv, self.w.n_kv_heads)
         return out.reshape(len(x), -1)
 
-    def rotate(self, x: Array, n_heads: int, positions: NDArray[np.int64]) -> Array:
-        """[n, heads * dim] -> [n, heads, dim], rotated where the model has RoPE."""
+    def rotate(self, x: Array, n_heads: int, positions: NDArray[np.int64], i: int) -> Array:
+        """[n, heads * dim] -> [n, heads, dim], rotated where layer i has RoPE."""
+        rope = self.w.layers[i].rope
         heads = x.reshape(len(x), n_heads, -1)
-        return heads if self.w.rope is None else self.w.rope(heads, positions)
+        return heads if rope is None else rope(heads, positions)
 
-    def weights(self, scores: Array, positions: NDArray[np.int64], head: int) -> Array:
-        """Causal softmax of one head's scores [n, T]."""
+    def weights(self, scores: Array, positions: NDArray[np.int64], head: int, i: int) -> Array:
+        """Causal softmax of one head's scores [n, T] in layer i."""
+        window = self.w.layers[i].window
         seen = np.arange(scores.shape[1])[None, :] <= positions[:, None]
-        if self.w.window:
-            seen &= np.arange(scores.shape[1])[None, :] > positions[:, None] - self.w.window
+        if window:
+            seen &= np.arange(scores.shape[1])[None, :] > positions[:, None] - window
         scores = capped(scores * (self.w.score_scale or 1 / sqrt(self.dk)), self.w.score_cap)
         if self.w.slopes is not None:
             scores = scores + self.w.slopes[head] * (np.arange(scores.shape[1])[None, :] - positions[:, None])

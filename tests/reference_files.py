@@ -48,6 +48,11 @@ def load_gguf(path: Path, n_ctx: int) -> Weights:
         part = {name[len(prefix) :]: t for name, t in tensors.items() if name.startswith(prefix)}
         layers.append(_layer(part, n_heads * head_dim, n_kv_heads * head_dim))
         layers[-1].experts = experts_of_gguf(part, key, arch)
+    windows = _windows_of_gguf(key, arch, len(layers))
+    for i, layer in enumerate(layers):
+        layer.window = windows[i]
+        if _knows_positions(arch, i, windows):
+            layer.rope = _rope_of_gguf(key, tensors, head_dim, arch, n_ctx, windowed=windows[i] > 0)
     embed = tensors["token_embd.weight"]
     return Weights(
         n_heads,
@@ -60,13 +65,11 @@ def load_gguf(path: Path, n_ctx: int) -> Weights:
         norm_b=tensors.get("output_norm.bias"),
         head=tensors.get("output.weight", embed),
         head_b=tensors.get("output.bias"),
-        parallel=key("use_parallel_residual", True) if arch == "gptneox" else arch in ("phi2", "command-r"),
+        parallel=key("use_parallel_residual", True) if arch == "gptneox" else arch in ("phi2", "command-r", "cohere2"),
         positions=tensors.get("position_embd.weight"),
-        rope=_rope_of_gguf(key, tensors, head_dim, arch, n_ctx) if arch not in WITHOUT_ROPE else None,
-        window=key("attention.sliding_window", 0) or 0,
         embed_norm=tensors.get("token_embd_norm.weight"),
         embed_norm_b=tensors.get("token_embd_norm.bias"),
-        embed_scale=sqrt(d_model) if arch == "gemma" else key("embedding_scale", 1.0),
+        embed_scale=sqrt(d_model) if arch in ("gemma", "gemma3") else key("embedding_scale", 1.0),
         residual_scale=key("residual_scale", 1.0),
         score_scale=key("attention.scale", 0.0),
         logit_scale=1 / key("logit_scale", 1.0)
@@ -82,8 +85,10 @@ def load_gguf(path: Path, n_ctx: int) -> Weights:
 
 # Where the file does not say.
 ACTIVATIONS = {"gpt2": "gelu_tanh", "gptneox": "gelu_erf", "phi2": "gelu_tanh", "gemma": "gelu_tanh"}
-ACTIVATIONS |= {"bloom": "gelu_tanh", "mpt": "gelu_erf", "opt": "relu"}
+ACTIVATIONS |= {"bloom": "gelu_tanh", "mpt": "gelu_erf", "opt": "relu", "gemma3": "gelu_tanh"}
 WITHOUT_ROPE = ("gpt2", "bloom", "mpt", "opt")
+FULL_EVERY = {"gemma3": 6, "olmo2": 4, "cohere2": 4, "exaone4": 4}  # the others' windows are in all layers
+WINDOWS_ROPE = {"gemma3": 10000.0, "olmo2": None}  # the base of their windows' own RoPE; None: that of the others
 INTERLEAVED = (
     "llama",
     "olmo",
@@ -93,7 +98,22 @@ INTERLEAVED = (
     "minicpm",
     "glm4",
     "deepseek",
+    "cohere2",
+    "smollm3",
 )  # RoPE turns neighbours
+
+
+def _windows_of_gguf(key: Any, arch: str, n_layers: int) -> list[int]:
+    window, period = key("attention.sliding_window", 0) or 0, FULL_EVERY.get(arch, n_layers + 1)
+    pattern = key("attention.sliding_window_pattern", period)
+    sliding = [(i + 1) % pattern != 0 for i in range(n_layers)] if isinstance(pattern, int) else pattern
+    return [window if slides else 0 for slides in sliding]
+
+
+def _knows_positions(arch: str, i: int, windows: list[int]) -> bool:
+    if arch in ("cohere2", "exaone4"):  # with windows, only there
+        return windows[i] > 0 or not any(windows)
+    return arch not in WITHOUT_ROPE and not (arch == "smollm3" and i % 4 == 3)
 
 
 def _whole_norms(tensors: dict[str, Array], arch: str, n_layers: int, d_model: int) -> dict[str, Array]:
@@ -122,7 +142,10 @@ def _slopes(n_heads: int, steepest: float) -> Array:
     return np.array(sequence(lower) + sequence(2 * lower)[0::2][: n_heads - lower])
 
 
-def _rope_of_gguf(key: Any, tensors: dict[str, Array], head_dim: int, arch: str, n_ctx: int) -> Rope:
+def _rope_of_gguf(key: Any, tensors: dict[str, Array], head_dim: int, arch: str, n_ctx: int, windowed: bool) -> Rope:
+    if windowed and arch in WINDOWS_ROPE:
+        base = key("rope.freq_base_swa", WINDOWS_ROPE[arch] or key("rope.freq_base"))
+        return Rope(base ** (-np.arange(0, head_dim, 2) / head_dim), interleaved=False)
     n_rot = key("rope.dimension_count", head_dim)
     base = key("rope.freq_base", 10000.0)
     inv_freq = base ** (-np.arange(0, n_rot, 2) / n_rot)
@@ -298,6 +321,8 @@ def load_hf(directory: Path, n_ctx: int) -> Weights:
                 part[name] = np.concatenate([np.split(rows, 3)[which] for which in range(3) for rows in heads])
         layers.append(_layer(part, n_heads * head_dim, n_kv_heads * head_dim))
         layers[-1].experts = experts_of_hf(tensors, f"{stem}{i}.", config)
+        layers[-1].rope = None if gpt2 else _rope_of_hf(config, head_dim, n_ctx)
+        layers[-1].window = (config.get("sliding_window") or 0) if config.get("use_sliding_window", True) else 0
     embed = tensors[f"{embedding}.weight"]
     eps = {"gpt2": "layer_norm_epsilon", "gpt_neox": "layer_norm_eps", "phi": "layer_norm_eps"}.get(kind)
     activation = config["activation_function"] if gpt2 else config["hidden_act"]
@@ -315,8 +340,6 @@ def load_hf(directory: Path, n_ctx: int) -> Weights:
         head_b=tensors.get(f"{head}.bias"),
         parallel=config.get("use_parallel_residual", kind == "phi"),
         positions=tensors["transformer.wpe.weight"] if gpt2 else None,
-        rope=None if gpt2 else _rope_of_hf(config, head_dim, n_ctx),
-        window=(config.get("sliding_window") or 0) if config.get("use_sliding_window", True) else 0,
     )
 
 

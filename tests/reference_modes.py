@@ -68,18 +68,18 @@ def in_parts(x: Array, weight: Array) -> Array:
 def store_kv(m: Reference, i: int, x: Array, positions: Positions, cache: Cache) -> Rows:
     """k and v with their biases, k normed and rotated."""
     layer = m.w.layers[i]
-    k = m.rotate(m.norm_heads(m.clamp(plus(x @ layer.wk.T, layer.bk)), layer.k_norm), m.w.n_kv_heads, positions)
+    k = m.rotate(m.norm_heads(m.clamp(plus(x @ layer.wk.T, layer.bk)), layer.k_norm), m.w.n_kv_heads, positions, i)
     return {"k": k.reshape(len(x), -1), "v": m.clamp(plus(x @ layer.wv.T, layer.bv))}
 
 
 def attend_kv(m: Reference, i: int, q: Array, rows: Rows, positions: Positions, absorbed: bool):
-    return attend_heads(m, q, by_head(m, rows["k"]), by_head(m, rows["v"]), positions)
+    return attend_heads(m, i, q, by_head(m, rows["k"]), by_head(m, rows["v"]), positions)
 
 
-def attend_heads(m: Reference, q: Array, k: Array, v: Array, positions: Positions):
+def attend_heads(m: Reference, i: int, q: Array, k: Array, v: Array, positions: Positions):
     """k and v [T, kv heads, dim]."""
     group = m.w.n_heads // m.w.n_kv_heads
-    return lambda head: m.weights(q[:, head] @ k[:, head // group].T, positions, head) @ v[:, head // group]
+    return lambda head: m.weights(q[:, head] @ k[:, head // group].T, positions, head, i) @ v[:, head // group]
 
 
 # ---------------------------------------------------------------- rows that age: kivi, lowrank
@@ -213,13 +213,13 @@ def told_lowrank(m: Reference, i: int) -> Callable[[Array], Array]:
 
 def attend_lowrank(m: Reference, i: int, q: Array, rows: Rows, positions: Positions, absorbed: bool):
     """Of the latent of a head's group: summed and made into v once, or v of each row."""
-    k = m.rotate(rows["k"], m.w.n_kv_heads, np.arange(len(rows["k"])))
+    k = m.rotate(rows["k"], m.w.n_kv_heads, np.arange(len(rows["k"])), i)
     expand = by_head(m, m.folded(i, "attn_v_expand.weight"))  # [columns of a latent, kv heads, dv]
     latents = rows["v"].reshape(len(k), latent_groups(m), -1)
     group, shared = m.w.n_heads // m.w.n_kv_heads, m.w.n_kv_heads // latent_groups(m)
 
     def read(head: int) -> Array:
-        p = m.weights(q[:, head] @ k[:, head // group].T, positions, head)
+        p = m.weights(q[:, head] @ k[:, head // group].T, positions, head, i)
         latent, w = latents[:, head // group // shared], expand[:, head // group]
         return (p @ latent) @ w if absorbed else p @ (latent @ w)
 
@@ -244,7 +244,7 @@ def read_keys(m: Reference, i: int, k: Array, rows: Rows) -> Array:
     layer = m.w.layers[i]
     if layer.k_norm is not None:
         k = (in_parts(k, layer.k_norm) * rows["n"][..., None] * layer.k_norm).reshape(k.shape)
-    return m.rotate(plus(k, layer.bk if m.w.rope or m.w.score_cap else None), m.w.n_kv_heads, np.arange(len(k)))
+    return m.rotate(plus(k, layer.bk if layer.rope or m.w.score_cap else None), m.w.n_kv_heads, np.arange(len(k)), i)
 
 
 def attend_k(m: Reference, i: int, q: Array, rows: Rows, positions: Positions, absorbed: bool):
@@ -253,7 +253,7 @@ def attend_k(m: Reference, i: int, q: Array, rows: Rows, positions: Positions, a
     group = m.w.n_heads // m.w.n_kv_heads
 
     def read(head: int) -> Array:
-        p = m.weights(q[:, head] @ k[:, head // group].T, positions, head)
+        p = m.weights(q[:, head] @ k[:, head // group].T, positions, head, i)
         w = w_kv[:, head // group]
         return (p @ raw) @ w if absorbed else p @ (raw @ w)
 
@@ -287,7 +287,7 @@ def attend_kr(m: Reference, i: int, q: Array, rows: Rows, positions: Positions, 
     k = read_keys(m, i, times(rows["k"], m.folded(i, "attn_kr_row.scale")), rows)
     n_stored = len(k) - len(rows["own v"])
     stored = read_values(m, i, {name: rows[name][:n_stored] for name in ("k", "r") if name in rows})
-    return attend_heads(m, q, k, by_head(m, np.concatenate([stored, rows["own v"]])), positions)
+    return attend_heads(m, i, q, k, by_head(m, np.concatenate([stored, rows["own v"]])), positions)
 
 
 # ---------------------------------------------------------------- v
@@ -297,14 +297,14 @@ def store_v(m: Reference, i: int, x: Array, positions: Positions, cache: Cache) 
 
 
 def attend_v(m: Reference, i: int, q: Array, rows: Rows, positions: Positions, absorbed: bool):
-    assert m.w.rope is None, "scores come from V: nothing to rotate"
+    assert m.w.layers[i].rope is None, "scores come from V: nothing to rotate"
     row, group = rows["v"], m.w.n_heads // m.w.n_kv_heads
     w_vk, v = by_head(m, m.w_vk(i)), by_head(m, row)
 
     def read(head: int) -> Array:
         w = w_vk[:, head // group]
         scores = (q[:, head] @ w.T) @ row.T if absorbed else q[:, head] @ (row @ w).T
-        return m.weights(scores, positions, head) @ v[:, head // group]
+        return m.weights(scores, positions, head, i) @ v[:, head // group]
 
     return read
 
@@ -316,7 +316,7 @@ def store_x(m: Reference, i: int, x: Array, positions: Positions, cache: Cache) 
 
 
 def attend_x(m: Reference, i: int, q: Array, rows: Rows, positions: Positions, absorbed: bool):
-    assert m.w.rope is None, "an absorbed W_K cannot be rotated"
+    assert m.w.layers[i].rope is None, "an absorbed W_K cannot be rotated"
     row, layer, group = rows["x"], m.w.layers[i], m.w.n_heads // m.w.n_kv_heads
     w_k = layer.wk.reshape(m.w.n_kv_heads, m.dk, -1)
     w_v = layer.wv.reshape(m.w.n_kv_heads, m.dv, -1)
@@ -324,7 +324,7 @@ def attend_x(m: Reference, i: int, q: Array, rows: Rows, positions: Positions, a
     def read(head: int) -> Array:
         wk, wv = w_k[head // group], w_v[head // group]
         scores = (q[:, head] @ wk) @ row.T if absorbed else q[:, head] @ (row @ wk.T).T
-        p = m.weights(scores, positions, head)
+        p = m.weights(scores, positions, head, i)
         return (p @ row) @ wv.T if absorbed else p @ (row @ wv.T)
 
     return read
@@ -339,14 +339,14 @@ def store_xr(m: Reference, i: int, x: Array, positions: Positions, cache: Cache)
 def attend_xr(m: Reference, i: int, q: Array, rows: Rows, positions: Positions, absorbed: bool):
     """Rotated columns are read from the row, the others and V through it."""
     row, layer = rows["x"], m.w.layers[i]
-    n_rot = 2 * len(m.w.rope.inv_freq)
+    n_rot = 2 * len(m.w.layers[i].rope.inv_freq)
     k = by_head(m, row @ m.folded(i, "attn_xr_k.weight"))
     rotated = times(row, m.folded(i, "attn_xr_row.scale"))[:, : m.w.n_kv_heads * n_rot]
     k[:, :, :n_rot] = by_head(m, rotated)
     if layer.bk is not None:
         k = k + layer.bk.reshape(m.w.n_kv_heads, -1)
-    k = m.w.rope(k, np.arange(len(row)))
-    return attend_heads(m, q, k, by_head(m, row @ m.folded(i, "attn_xr_v.weight")), positions)
+    k = m.w.layers[i].rope(k, np.arange(len(row)))
+    return attend_heads(m, i, q, k, by_head(m, row @ m.folded(i, "attn_xr_v.weight")), positions)
 
 
 # ---------------------------------------------------------------- all of them

@@ -56,6 +56,9 @@ KR_CASES = {
     "opt": (8, "q8"),
     "cohere_gqa": (8, "q8"),  # RoPE of neighbours as they are stored
     "bloom": (8, "q8"),  # ALiBi
+    "gemma3": (8, "q8"),  # windows, which turn otherwise
+    "smollm3": (8, "q4"),  # a layer that knows no positions
+    "olmo3": (4, "q8"),
     "qwen3": (8, "q8"),  # of each head
     "qwen3_gqa": (8, "q4"),
 }
@@ -118,7 +121,7 @@ def predict_chunks(path, mode, dtype, rank, n_batch: int) -> tuple[np.ndarray, n
         k = by_head(m, rows["k"])
         if mode == "k+r":
             k = read_keys(m, i, times(rows["k"], m.folded(i, "attn_kr_row.scale")), rows)
-        return attend_heads(m, q, k, by_head(m, rows["v"]), positions)
+        return attend_heads(m, i, q, k, by_head(m, rows["v"]), positions)
 
     def planes(m, types):
         stored = planes_kr(m, types)

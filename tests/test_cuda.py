@@ -46,6 +46,11 @@ CASES = [
     ("bitnet", "kv"),
     ("openlm", "kv"),
     ("olmo_clipped", "kv"),
+    ("gemma3", "kv"),  # windows, which turn otherwise
+    ("olmo3", "k"),
+    ("cohere2", "k"),  # layers that know no positions
+    ("smollm3", "k+r"),
+    ("exaone4", "kv"),
     ("granitemoe", "kv"),  # experts; of others what a GPU rounds makes a token take another one
     ("qwen2moe", "k"),  # beside one that all tokens take
     ("llama_mha", "k"),

@@ -14,11 +14,14 @@ from slimrt.modelfile.hf.encoder_decoders import ENCODER_DECODERS
 from slimrt.modelfile.hf.experts import EXPERTS
 from slimrt.modelfile.hf.families import FAMILIES
 from slimrt.modelfile.hf.gpt_families import GPT_FAMILIES
+from slimrt.modelfile.hf.layered_families import LAYERED_FAMILIES
 from slimrt.modelfile.hf.llama_families import LLAMA_FAMILIES
 from slimrt.modes import CACHE_TYPES, FOLD_SUFFIXES, FOLDED
 
 
-@pytest.mark.parametrize("name", ["llama_gqa_tied", "gptneox", "gpt2_erf", "olmo2", "qwen3", "bloom", "olmo_clipped"])
+@pytest.mark.parametrize(
+    "name", ["llama_gqa_tied", "gptneox", "gpt2_erf", "olmo2", "qwen3", "bloom", "olmo_clipped", "gemma3"]
+)
 @pytest.mark.parametrize("type", CACHE_TYPES)
 def test_planes_are_what_a_token_takes(name, type, convert):
     path = str(convert(GOLDEN / name))
@@ -50,16 +53,23 @@ def test_folds_are_what_a_conversion_writes(name, mode, convert, tmp_path):
 
 def test_architectures_rotate_as_their_families_do():
     known = {one.name: one for one in core.architectures()}
-    for family in [*FAMILIES.values(), *LLAMA_FAMILIES.values(), *GPT_FAMILIES.values(), *EXPERTS.values()]:
+    for family in [
+        *FAMILIES.values(),
+        *LLAMA_FAMILIES.values(),
+        *LAYERED_FAMILIES.values(),
+        *GPT_FAMILIES.values(),
+        *EXPERTS.values(),
+    ]:
         one = known[family.arch]
         assert (one.rope, one.has_encoder) == (family.rope, False), family.arch
-        neighbours = bool(family.permuted) or family.arch in ("command-r", "glm4")  # stored as they turn
+        neighbours = bool(family.permuted) or family.arch in ("command-r", "cohere2", "glm4")  # stored as they turn
         assert one.interleaved == neighbours, family.arch
         assert one.alibi == (family.arch in ("bloom", "mpt"))
     assert all(known[family.arch].has_encoder for family in ENCODER_DECODERS.values())
     assert {one.name for one in known.values() if not one.scaled_scores} == {"t5"}
     norms = {one.name: one.qk_norm for one in known.values() if one.qk_norm != "none"}
-    assert norms == {"olmo2": "row", "openlm": "row", "olmoe": "row", "qwen3": "head", "qwen3moe": "head"}
+    rows, heads = ("olmo2", "openlm", "olmoe"), ("qwen3", "qwen3moe", "gemma3", "exaone4")
+    assert norms == dict.fromkeys(rows, "row") | dict.fromkeys(heads, "head")
 
 
 def test_sizes_that_no_attention_has():

@@ -46,6 +46,7 @@ CLASSES: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "video_llava": ("VideoLlava", "llama", dict(vision_config=CLIP)),
     "mistral3": ("Mistral3", "mistral", dict(vision_config=dict(SIGHT, model_type="pixtral", head_dim=16))),
+    "gemma3": ("Gemma3", "gemma3_text", dict(vision_config=SIGHT, mm_tokens_per_image=4)),
     "internvl": ("InternVL", "qwen2", dict(vision_config=dict(SIGHT, image_size=[28, 28], patch_size=[14, 14]))),
     "got_ocr2": (
         "GotOcr2", "qwen2",

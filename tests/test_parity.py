@@ -86,7 +86,7 @@ def test_goldens_are_what_they_say(name):
     config = json.loads((GOLDEN / name / "config.json").read_text())
     shards = list((GOLDEN / name).glob("*.safetensors"))
     assert (len(shards) > 1) == (name == "llama_gqa_tied")
-    assert ("rope_scaling" in config) == (name in ("llama_llama3", "phi3"))
+    assert ("rope_scaling" in config) == (name in ("llama_llama3", "phi3", "gemma3_mha"))
     assert config["dtype"] == MODELS[name].dtype
 
 

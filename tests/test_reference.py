@@ -42,7 +42,8 @@ def test_v_and_x_equal_kv_without_rope(name, mode, absorbed):
 
 
 def test_x_needs_no_inverse_so_any_head_count_will_do():
-    model = Reference(replace(weights("llama_gqa_tied"), rope=None))
+    w = weights("llama_gqa_tied")
+    model = Reference(replace(w, layers=[replace(layer, rope=None) for layer in w.layers]))
     assert model.w.n_kv_heads < model.w.n_heads
     assert relative(model.logits_cached(IDS, 24, "x"), model.logits(IDS)) < EXACT
 
@@ -94,10 +95,11 @@ def test_interleaved_and_neox_rope_are_a_permutation_of_rows():
         heads = rows.reshape(w.n_heads, 2, -1, *rows.shape[1:])  # (first half, second half) of each head
         return np.swapaxes(heads, 1, 2).reshape(rows.shape)
 
-    layers = [replace(x, wq=permuted(x.wq), wk=permuted(x.wk), bq=permuted(x.bq), bk=permuted(x.bk)) for x in w.layers]
-    other = Reference(replace(w, layers=layers, rope=replace(w.rope, interleaved=True)))
+    turned = [replace(x, rope=replace(x.rope, interleaved=True)) for x in w.layers]
+    layers = [replace(x, wq=permuted(x.wq), wk=permuted(x.wk), bq=permuted(x.bq), bk=permuted(x.bk)) for x in turned]
+    other = Reference(replace(w, layers=layers))
     assert relative(other.logits(IDS), Reference(w).logits(IDS)) < EXACT
-    unpermuted = Reference(replace(w, rope=replace(w.rope, interleaved=True)))
+    unpermuted = Reference(replace(w, layers=turned))
     assert relative(unpermuted.logits(IDS), Reference(w).logits(IDS)) > 1e-2
 
 
@@ -113,7 +115,7 @@ def test_rope_turns_and_depends_on_distance_only():
 
 def test_window_hides_older_rows():
     w = weights("mistral_window")
-    assert w.window == 13
+    assert [layer.window for layer in w.layers] == [13, 13]
     ids = IDS.copy()
     before = Reference(w).logits(ids)[-1]
     # Two layers: a token reaches 2 * 12 positions ahead, not one more.

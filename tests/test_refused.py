@@ -24,7 +24,7 @@ FAMILIES = {
         "dimension_count",
     ),
     "residual neither": ("gptneox", {"use_parallel_residual": 1}, {}, slimrt.ModelFormatError, "use_parallel_residual"),
-    "a window": ("olmo2", {"attention.sliding_window": 16}, {}, slimrt.UnsupportedError, "sliding window"),
+    "a window": ("qwen3", {"attention.sliding_window": 16}, {}, slimrt.UnsupportedError, "sliding window"),
     "no norm after": ("olmo2", {}, {"blk.1.post_ffw_norm.weight": None}, slimrt.ModelFormatError, "1.post_ffw_norm"),
     "a norm before": ("olmo2", {}, {"blk.0.attn_norm.weight": ones(32)}, slimrt.UnsupportedError, "0.attn_norm"),
     "no QK-norm": ("olmo2", {}, {"blk.0.attn_k_norm.weight": None}, slimrt.ModelFormatError, "attn_k_norm"),
@@ -84,7 +84,7 @@ REFUSED = [
     ("deepseek2", "deepseek_v3", "latent"),
     ("deepseek32", "deepseek_v32", "indexer"),
     ("phimoe", "phimoe", "SparseMixer"),
-    ("gemma3", "gemma3_text", "its layers differ"),
+    ("gemma4", "gemma4_text", "its layers differ"),
 ]
 
 

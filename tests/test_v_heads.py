@@ -254,7 +254,7 @@ def active_shares(layer: int) -> list[float]:
     with calibrated(str(TALE), read_gguf(TALE), HELD_OUT, show_progress=False) as known:
         x = known.layer(layer)[0].windows[0].x[:512].astype(np.float64)
     one, positions, found = model.w.layers[layer], np.arange(len(x)), []
-    q, k = (model.rotate(x @ w.T, model.w.n_kv_heads, positions) for w in (one.wq, one.wk))
+    q, k = (model.rotate(x @ w.T, model.w.n_kv_heads, positions, layer) for w in (one.wq, one.wk))
     for head in range(model.w.n_kv_heads):
         shares = []
         for i in range(256, len(x), 8):

@@ -106,6 +106,47 @@ def test_a_mistral_at_32768_tokens_holds_its_window_and_a_step(tmp_path):
         _core.Engine(path, n_ctx=32768, memory_limit=1 << 30)
 
 
+def test_a_gemma_3_of_4b_at_32768_tokens(tmp_path):
+    """Of its 34 layers every sixth keeps all rows: 20 KB a token beyond the windows of the others."""
+    shape = Shape(2560, 34, 8, 131072, n_kv_heads=4, head_dim=256, d_ff=10240, n_vocab=262208, arch="gemma3")
+    path = str(write_sparse(tmp_path / "gemma.gguf", shape, {"attention.sliding_window": 1024}))
+    layer, full = 2 * 4 * 256 * 2, 34 // 6
+    for n_ctx in (8192, 32768):
+        plan = _core.plan(path, n_ctx=n_ctx)
+        assert [one["max_rows"] == n_ctx for one in plan["layers"]] == [(i + 1) % 6 == 0 for i in range(34)]
+        assert plan["cache"] == layer * (full * n_ctx + (34 - full) * kept_rows(1024, 512))
+    assert full * layer == 20480
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+def test_modes_and_windows_by_layer(dtype, convert):
+    """Rows of x in the layer that knows no positions and sees all, k in one that sees a window, kv in the others."""
+    path, ids = convert(GOLDEN / "cohere2"), ids_of(4, 300)
+    engine = open_engine(path, ["kv", "k", "kv", "x"], dtype, n_ctx=4096, n_batch=16)
+    rows = [layer["max_rows"] for layer in engine.info()["layers"]]
+    assert rows[3] == 4096 and max(rows[:3]) < 1100
+    got = appended(engine, engine.new_sequence(), ids, 7)
+    assert relative(got, Reference(path, 4096).logits(ids)) < (REFERENCE if dtype == "f32" else 1e-2)
+
+
+def test_pattern_of_the_file_holds(tmp_path):
+    """As an array, which says each layer, or as a number; of another length it is refused."""
+    shape = Shape(32, 4, 4, 256, n_kv_heads=2, head_dim=8, d_ff=48, n_vocab=101, arch="gemma3")
+    ids, window = ids_of(5, 80), {"attention.sliding_window": 9}
+    found = {}
+    for name, pattern in {"usual": None, "number": 2, "array": [True, False] * 2, "all": 5}.items():
+        more = {} if pattern is None else {"attention.sliding_window_pattern": pattern}
+        path = write_random(tmp_path / f"{name}.gguf", shape, window | more)
+        engine = open_engine(path, "kv", "f32", n_ctx=256)
+        found[name] = engine.append([(engine.new_sequence(), ids)], all_logits=True)
+        assert relative(found[name], Reference(path, 256).logits(ids)) < REFERENCE, name
+    assert np.array_equal(found["number"], found["array"]) and np.array_equal(found["usual"], found["all"])
+    assert relative(found["number"], found["usual"]) > 1e-2
+    path = write_random(tmp_path / "short.gguf", shape, window | {"attention.sliding_window_pattern": [True] * 3})
+    with pytest.raises(slimrt.ModelFormatError, match="sliding_window_pattern' is not an array of 4"):
+        open_engine(path, "kv", "f32", n_ctx=64)
+
+
 def test_plan_is_allocation_and_no_step_takes_more(tmp_path):
     shape = Shape(64, 2, 2, 8192, d_ff=32, n_vocab=128)
     path = str(write_random(tmp_path / "model.gguf", shape, {"attention.sliding_window": 200}))

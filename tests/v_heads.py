@@ -81,8 +81,8 @@ def folds(path: Path, mode: str, dtype: str | None, rank: int) -> Tensors:
 def _kept(m: Reference, i: int, x: Array, positions: Positions) -> Rows:
     """Planes of the heads that keep V: V without its bias, K as queries meet it, its bias where that matters."""
     layer, first = m.w.layers[i], slim(m)
-    k = m.norm_heads(plus(x @ layer.wk.T, layer.bk if m.w.rope else None), layer.k_norm)
-    k = m.rotate(k, m.w.n_kv_heads, positions).reshape(len(x), -1)
+    k = m.norm_heads(plus(x @ layer.wk.T, layer.bk if m.w.layers[i].rope else None), layer.k_norm)
+    k = m.rotate(k, m.w.n_kv_heads, positions, i).reshape(len(x), -1)
     return {"v": (x @ layer.wv.T)[:, first:], "k_v": k[:, first:]}
 
 
@@ -93,7 +93,7 @@ def _attend(m: Reference, i: int, q: Array, rows: Rows, scaled: Array, values: A
     k = np.concatenate([read_keys(m, i, padded, rows)[:, :n], rows["k_v"].reshape(len(padded), -1, m.dk)], axis=1)
     v = np.concatenate([values, rows["v"]], axis=1)
     assert group * n < m.w.n_heads
-    return attend_heads(m, q, k, by_head(m, v), positions)
+    return attend_heads(m, i, q, k, by_head(m, v), positions)
 
 
 def store_k_v(m: Reference, i: int, x: Array, positions: Positions, cache: Cache) -> Rows:

@@ -28,6 +28,11 @@ const char* name_of(QkNorm norm) {
     return kNames[int(norm)];
 }
 
+const char* name_of(WindowRope rope) {
+    constexpr const char* kNames[] = {"same", "own", "only"};
+    return kNames[int(rope)];
+}
+
 const char* name_of(Presence presence) {
     constexpr const char* kNames[] = {"never", "optional", "required"};
     return kNames[int(presence)];
@@ -50,6 +55,10 @@ nb::dict architecture_dict(const Architecture& a) {
     d["scaled_scores"] = a.scaled_scores;
     d["qkv_bias"] = name_of(a.qkv_bias);
     d["sliding_window"] = a.sliding_window;
+    d["full_period"] = a.layers.full_period;
+    d["window_rope"] = name_of(a.layers.window_rope);
+    d["window_base"] = a.layers.window_base;
+    d["unturned_period"] = a.layers.unturned_period;
     d["encoder"] = name_of(a.encoder);
     return d;
 }

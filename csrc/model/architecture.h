@@ -30,6 +30,19 @@ struct Convolution {
     bool normed = false;  // then normed over all rows and channels at once
 };
 
+/// How q and k turn in layers with a window: as in the others; by a table of their own, whose frequencies are
+/// not scaled and of the base that rope.freq_base_swa says; or they alone turn, where there is a window at
+/// all.
+enum class WindowRope { same, own, only };
+
+/// What layers differ in where the file does not say it.
+struct LayerPattern {
+    int full_period = 0;  // every so many-th layer sees all in spite of a window; 0: none does
+    WindowRope window_rope = WindowRope::same;
+    double window_base = 0;   // of WindowRope::own; 0: that of the others
+    int unturned_period = 0;  // in every so many-th layer q and k know no positions; 0: in none
+};
+
 class GgufFile;
 struct ModelConfig;
 /// Of a layer's feed-forward part, model/ffn.h.
@@ -63,7 +76,7 @@ struct Architecture {
     std::optional<Activation> ungated_activation;  // where it differs
     Router router;                                 // of expert_ffn; keys may differ
     bool sliding_window = false;                   // honours attention.sliding_window
-    int full_period = 0;                           // where every so many-th layer sees all; 0: none does
+    LayerPattern layers;
     /// What a family's files alone say, into the config; or a refusal.
     void (*settle)(const GgufFile& file, const std::string& prefix, ModelConfig& config) = nullptr;
     // Of an encoder, whose layers are as the decoder's, but see all rows.

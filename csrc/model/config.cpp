@@ -208,7 +208,7 @@ ModelConfig read_config(const GgufFile& file) {
     read_experts(file, prefix, c);
     const Positions positions = c.architecture->positions;
     if (positions == Positions::rope_interleaved || positions == Positions::rope_neox)
-        c.ropes.push_back(read_rope(file, prefix, c));
+        choose_ropes(file, prefix, read_rope(file, prefix, c), c);
     else
         for (LayerConfig& layer : c.layers) layer.rope = -1;
     if (c.architecture->settle) c.architecture->settle(file, prefix, c);

@@ -73,13 +73,10 @@ void read_scales(const GgufFile& file, const std::string& prefix, ModelConfig& c
 /// heads.
 void read_layers(const GgufFile& file, const std::string& prefix, ModelConfig& config);
 
-/// Gives layers with a window a RoPE of their own: not scaled, of the base that rope.freq_base_swa says, else
-/// of the usual one. Throws Error{format}: the base is not positive.
-void turn_windows_unscaled(const GgufFile& file, const std::string& prefix, double usual_base,
-                           ModelConfig& config);
-
-/// Takes RoPE from layers without a window, if any layer has one.
-void turn_windows_only(ModelConfig& config);
+/// Which of the RoPEs each layer has, given that of layers without a window. Throws Error{format}: the base
+/// of the others is not positive.
+void choose_ropes(const GgufFile& file, const std::string& prefix, const RopeConfig& rope,
+                  ModelConfig& config);
 
 /// ALiBi's slope of a head (Press et al., 2022, as published for any number of heads): what is added to a
 /// score for each row that its own comes later.

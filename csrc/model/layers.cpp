@@ -38,7 +38,8 @@ void read_windows(const GgufFile& file, const std::string& prefix, ModelConfig& 
     if (!c.architecture->sliding_window || window == 0) return;
     const std::string key = prefix + "attention.sliding_window_pattern";
     const auto each = numbers_by_layer(file, key, c.n_layers, 1);
-    const int64_t period = each ? 0 : file.integer(key, 0, c.n_layers + 1, c.architecture->full_period);
+    const int64_t period =
+        each ? 0 : file.integer(key, 0, c.n_layers + 1, c.architecture->layers.full_period);
     for (int i = 0; i < c.n_layers; ++i)
         if (each ? (*each)[i] : period == 0 || (i + 1) % period) c.layers[i].window = window;
 }
@@ -67,6 +68,19 @@ void read_heads(const GgufFile& file, const std::string& prefix, ModelConfig& c)
     }
 }
 
+RopeConfig rope_of_windows(const GgufFile& file, const std::string& prefix, const LayerConfig& layer,
+                           const ModelConfig& c) {
+    const double usual = c.architecture->layers.window_base;
+    const int n_rot = std::min(c.ropes[0].n_rot, layer.head_dim);
+    RopeConfig rope{.n_rot = int(file.integer(prefix + "rope.dimension_count_swa", 2, layer.head_dim, n_rot)),
+                    .base = file.number(prefix + "rope.freq_base_swa", usual ? usual : c.ropes[0].base),
+                    .pair_factors = false};
+    if (!(rope.base > 0) || rope.n_rot % 2)
+        fail(ErrorCode::format, file.path(), ": ", prefix,
+             "rope.freq_base_swa must be positive and rope.dimension_count_swa even");
+    return rope;
+}
+
 }  // namespace
 
 void read_layers(const GgufFile& file, const std::string& prefix, ModelConfig& c) {
@@ -77,27 +91,22 @@ void read_layers(const GgufFile& file, const std::string& prefix, ModelConfig& c
     c.head_dim = c.layers[0].head_dim;
 }
 
-void turn_windows_unscaled(const GgufFile& file, const std::string& prefix, double usual_base,
-                           ModelConfig& c) {
+void choose_ropes(const GgufFile& file, const std::string& prefix, const RopeConfig& rope, ModelConfig& c) {
+    const LayerPattern& pattern = c.architecture->layers;
     const auto windowed = [](const LayerConfig& layer) { return layer.window > 0; };
     const auto first = std::find_if(c.layers.begin(), c.layers.end(), windowed);
-    if (first == c.layers.end()) return;
-    RopeConfig rope{.n_rot = int(file.integer(prefix + "rope.dimension_count_swa", 2, first->head_dim,
-                                              std::min(c.ropes[0].n_rot, first->head_dim))),
-                    .base = file.number(prefix + "rope.freq_base_swa", usual_base),
-                    .pair_factors = false};
-    if (!(rope.base > 0) || rope.n_rot % 2)
-        fail(ErrorCode::format, prefix, "rope.freq_base_swa must be positive and dimension_count_swa even");
+    const bool any = first != c.layers.end();
     c.ropes.push_back(rope);
-    for (LayerConfig& layer : c.layers)
-        if (windowed(layer)) layer.rope = 1;
-}
-
-void turn_windows_only(ModelConfig& c) {
-    const auto full = [](const LayerConfig& layer) { return layer.window == 0; };
-    if (std::all_of(c.layers.begin(), c.layers.end(), full)) return;
-    for (LayerConfig& layer : c.layers)
-        if (full(layer)) layer.rope = -1;
+    if (any && pattern.window_rope == WindowRope::own)
+        c.ropes.push_back(rope_of_windows(file, prefix, *first, c));
+    for (int i = 0; i < c.n_layers; ++i) {
+        LayerConfig& layer = c.layers[i];
+        const bool unturned = pattern.unturned_period && (i + 1) % pattern.unturned_period == 0;
+        if (unturned || (any && pattern.window_rope == WindowRope::only && !windowed(layer)))
+            layer.rope = -1;
+        else
+            layer.rope = windowed(layer) ? int(c.ropes.size()) - 1 : 0;
+    }
 }
 
 }  // namespace slimrt

@@ -142,6 +142,11 @@ class Architecture:
         qk_norm: norms of q and k, of the kind `norm`: "none", "row" (of whole rows) or "head" (of each head).
         scaled_scores: by 1 / sqrt(head width).
         qkv_bias: "never", "optional" or "required".
+        sliding_window: whether its layers may see a window. full_period: every so many-th of them sees all, where
+            neither file nor config says which; 0: none does.
+        window_rope: how layers with a window turn q and k: the "same" as the others, by their "own" base (window_base;
+            0: that of the others) without scaling, or they "only".
+        unturned_period: in every so many-th layer q and k know no positions; 0: in none.
         encoder: what it reads: "none", "tokens", "mel" or "audio".
     """
 
@@ -153,6 +158,10 @@ class Architecture:
     scaled_scores: bool
     qkv_bias: str
     sliding_window: bool
+    full_period: int
+    window_rope: str
+    window_base: float
+    unturned_period: int
     encoder: str
 
     @property

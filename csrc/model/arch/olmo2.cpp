@@ -1,4 +1,5 @@
 // OLMo-2: Llama with norms after attention and FFN instead of before them, QK-norm and unpermuted RoPE.
+// OLMo-3, which files call the same: three of four layers see a window, in which RoPE is not scaled.
 #include "model/arch/arch.h"
 
 namespace slimrt {
@@ -8,6 +9,8 @@ const Architecture olmo2 = {
     .norms = Norms::after,
     .positions = Positions::rope_neox,
     .qk_norm = QkNorm::row,
+    .sliding_window = true,
+    .layers = {.full_period = 4, .window_rope = WindowRope::own},
 };
 
 }  // namespace slimrt

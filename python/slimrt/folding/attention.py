@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from slimrt import core
 from slimrt.errors import CacheUnsupportedError, ModelFormatError, UnsupportedError
 from slimrt.modelfile.gguf import ModelData, Tensor
+from slimrt.modelfile.positions import Positions, positions_of
 from slimrt.modelfile.sharing import KEYS, owners_of
 from slimrt.modes import DEFAULT_TYPE, MODES
 
@@ -39,6 +40,9 @@ class Attention:
         clamp: what q, k and v are clamped to; 0: not at all.
         score_cap: scores s become cap * tanh(s / cap), once scaled; 0: they do not.
         sinks: a logit of each head joins the softmax's denominator (attn_sinks).
+        window: tokens that a query sees; 0: all. own_base: of a RoPE that is not scaled; 0: as the file says it of all
+            layers. Both of one layer (in_layer()), and 0 of a model, whose layers may differ.
+        positions: what each layer has of them.
         owners: the layer whose rows each layer reads; (): its own.
         unrotated: layers read the keys of others before RoPE (MLKV).
     """
@@ -54,6 +58,7 @@ class Attention:
     qk_norm: str = "none"
     layer_norm: bool = False
     window: int = 0
+    own_base: float = 0.0
     eps: float = 0.0
     blocks: str = "blk."
     part: str = "attn"
@@ -66,6 +71,7 @@ class Attention:
     clamp: float = 0.0
     score_cap: float = 0.0
     sinks: bool = False
+    positions: tuple[Positions, ...] = ()
 
     @classmethod
     def of(cls, model: ModelData) -> Attention:
@@ -90,7 +96,7 @@ class Attention:
             interleaved=traits.interleaved,
             qk_norm=traits.qk_norm,
             layer_norm=traits.norm == "layer",
-            window=model.size("attention.sliding_window", 0) or 0,
+            positions=positions_of(model, traits),
             eps=model.size(f"attention.layer_norm_{'' if traits.norm == 'layer' else 'rms_'}epsilon", 0.0),
             owners=tuple(owners_of(model)),
             unrotated=model.value(KEYS, "") == "unrotated",
@@ -138,6 +144,18 @@ class Attention:
         """Whether a decoder that reads an encoder has it."""
         return self.blocks != "blk."
 
+    def in_layer(self, layer: int) -> Attention:
+        """Of one layer, where they differ."""
+        if not self.positions:
+            return self
+        own = self.positions[layer]
+        return replace(self, window=own.window, rope=own.rope, own_base=own.base, positions=())
+
+    def _kinds(self) -> dict[int, Attention]:
+        """Each kind of layer, by the first of it."""
+        first = {own: i for i, own in reversed(list(enumerate(self.positions)))}
+        return {i: self.in_layer(i) for i in sorted(first.values())} or {0: self}
+
     def prefix(self, layer: int) -> str:
         """What the names of a layer's tensors begin with."""
         return f"{self.blocks}{layer}."
@@ -183,7 +201,11 @@ class Attention:
     def modes(
         self, type: str = DEFAULT_TYPE, rank: int = 0, residual_type: str = DEFAULT_TYPE, v_heads: int = 0
     ) -> dict[str, core.Mode]:
-        """What each mode is here, by name, with planes of these types; v_heads: KV heads that keep V beside K."""
+        """What each mode is here, by name, with planes of these types; v_heads: KV heads that keep V beside K. A model
+        refuses what one of its layers does."""
+        if self.positions:
+            kinds = [one.modes(type, rank, residual_type, v_heads) for one in self._kinds().values()]
+            return {name: next((k[name] for k in kinds if k[name].refusal), mode) for name, mode in kinds[0].items()}
         found = core.attention_modes(
             d_model=self.d, n_heads=self.n_heads, n_kv_heads=self.n_kv_heads, head_dim=self.head_dim,
             n_rot=self.n_rot if self.rope else 0, qk_norm=self.qk_norm, window=self.window,
@@ -219,8 +241,9 @@ class Attention:
         """Raise CacheUnsupportedError unless the mode is exact for this attention; ValueError for no mode at all."""
         if mode not in MODES:
             raise ValueError(f"unknown cache mode {mode!r}; the modes are: {', '.join(MODES)}")
-        if reason := self.refusal(mode):
-            raise self.refuse(mode, 0, reason)
+        for layer, own in self._kinds().items():
+            if reason := own.refusal(mode):
+                raise self.refuse(mode, layer, reason)
 
 
 def _architecture(model: ModelData) -> core.Architecture:
@@ -266,7 +289,7 @@ def _matrix(model: ModelData, name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """What one layer's attention does to its input, up to the softmax."""
+    """What one layer's attention does to its input, up to the softmax. attention: of that layer."""
 
     model: ModelData
     attention: Attention

@@ -103,10 +103,11 @@ class Calibration:
 
     def layer(self, layer: int) -> tuple[Sample, list[Window]]:
         """The sample to fold one layer for, and windows of text that had no part in it (none without a text)."""
-        weights = LayerWeights(self.model, self.attention, layer)
+        attention = self.attention.in_layer(layer)
+        weights = LayerWeights(self.model, attention, layer)
         v_heads = self.v_heads[layer] if self.v_heads and not self.keeps_v(layer) else 0
         longest = max(self.chunks, default=_WHITE)
-        rotation = Rotation.of(self.model, self.attention, longest)
+        rotation = Rotation.of(self.model, attention, longest)
         if self.folder is None:
             moment, x = white_inputs(weights)
             return Sample(weights, moment, [Window(weights, rotation, x)], v_heads), []

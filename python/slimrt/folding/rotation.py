@@ -26,6 +26,8 @@ class Rotation:
         if not attention.rope:
             return None
         n_rot, base = attention.n_rot, model.size("rope.freq_base", 10000.0)
+        if attention.own_base:
+            return cls(attention.own_base ** (-np.arange(0, n_rot, 2) / n_rot), 1.0, attention.interleaved)
         kind, factor = model.size("rope.scaling.type", ""), model.size("rope.scaling.factor", 1.0)
         trained = model.size("context_length")
         original = model.size("rope.scaling.original_context_length", trained)

@@ -15,12 +15,20 @@ from slimrt.modelfile.hf.encoder_decoders import ENCODER_DECODERS
 from slimrt.modelfile.hf.experts import EXPERTS
 from slimrt.modelfile.hf.families import FAMILIES, Family, Stack
 from slimrt.modelfile.hf.gpt_families import GPT_FAMILIES
+from slimrt.modelfile.hf.layered_families import LAYERED_FAMILIES
 from slimrt.modelfile.hf.llama_families import LLAMA_FAMILIES, OWN_CLASSES
 from slimrt.modelfile.hf.multimodal import WRAPPERS, text_config
 from slimrt.modelfile.hf.safetensors_files import read_json
 from slimrt.modelfile.sharing import SHARING
 
-_MODEL_TYPES = {**FAMILIES, **LLAMA_FAMILIES, **GPT_FAMILIES, **EXPERTS, **ENCODER_DECODERS}
+_MODEL_TYPES = {
+    **FAMILIES,
+    **LLAMA_FAMILIES,
+    **LAYERED_FAMILIES,
+    **GPT_FAMILIES,
+    **EXPERTS,
+    **ENCODER_DECODERS,
+}
 
 
 @contextmanager

@@ -12,7 +12,6 @@ from pathlib import Path
 from gguf.constants import LlamaFileType
 from gguf.gguf_writer import GGUFValue
 
-from slimrt.errors import UnsupportedError
 from slimrt.modelfile.gguf import F32, ModelData, Tensor, boolean, float32, string, uint32
 from slimrt.modelfile.hf.config import Config, Sizes, values_of
 from slimrt.modelfile.hf.families import ACTIVATIONS
@@ -21,6 +20,7 @@ from slimrt.modelfile.hf.multimodal import TextPart
 from slimrt.modelfile.hf.rope import rope_fields
 from slimrt.modelfile.hf.safetensors_files import DTYPES, Checkpoint
 from slimrt.modelfile.hf.vocabulary import vocabulary_fields
+from slimrt.modelfile.hf.windows import window_fields
 from slimrt.modelfile.sharing import SHARING, sharing_fields
 
 
@@ -54,7 +54,8 @@ def read_tensors(config: Config, checkpoint: Source, name: str) -> ModelData:
     tensors = list(Layout(config, sizes, checkpoint).tensors())
     if config.family.rope:
         with values_of(config.path):
-            rope, more = rope_fields(config.values, sizes.head_dim, config.family.rope_aliases)
+            family = config.family
+            rope, more = rope_fields(config.values, sizes.head_dim, family.rope_aliases, windows=family.window_rope)
         metadata |= {f"{config.family.arch}.{key}": value for key, value in rope.items()}
         tensors += more
     metadata |= _file_type(tensors)
@@ -89,8 +90,7 @@ def _metadata(config: Config, sizes: Sizes, name: str) -> dict[str, GGUFValue]:
         fields["decoder_block_count"] = uint32(config.layers(config.family.stacks[-1]))
     if sizes.head_dim * sizes.n_heads != sizes.d or len(config.family.stacks) > 1:
         fields |= {f"attention.{part}_length": uint32(sizes.head_dim) for part in ("key", "value")}
-    if window := _window(config, sizes):
-        fields["attention.sliding_window"] = uint32(window)
+    fields |= window_fields(config, sizes)
     general = {"architecture": string(arch), "type": string("model"), "name": string(name)}
     metadata = {f"general.{key}": value for key, value in general.items()}
     metadata |= {f"{arch}.{key}": value for key, value in fields.items()}
@@ -105,29 +105,3 @@ def _metadata(config: Config, sizes: Sizes, name: str) -> dict[str, GGUFValue]:
     if config.family.extra is not None:
         metadata |= config.family.extra(config.values, config.generation)
     return metadata
-
-
-def _window(config: Config, sizes: Sizes) -> int | None:
-    """The sliding window of every layer, None when there is none or it is wider than the context.
-
-    Raises:
-        UnsupportedError: only some layers have it, or the runtime cannot honour it in this family.
-    """
-    if config.family.window is None or not config.get("sliding_window") or config.get("use_sliding_window") is False:
-        return None
-    window = config.size("sliding_window")
-    first = config.number("max_window_layers") if config.get("max_window_layers") else 0
-    sliding = [i >= first for i in range(sizes.n_layers)]
-    if isinstance(kinds := config.get("layer_types"), list):
-        sliding = [kind == "sliding_attention" for kind in kinds]
-    if window >= sizes.ctx or not any(sliding):
-        return None
-    if not all(sliding):
-        raise UnsupportedError(
-            f"{config.path}: a sliding window in {sum(sliding)} of {sizes.n_layers} layers is not supported"
-        )
-    if not config.family.window:
-        raise UnsupportedError(
-            f"{config.path}: use_sliding_window is not supported for model type '{config.model_type}'"
-        )
-    return window

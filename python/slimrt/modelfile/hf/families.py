@@ -70,6 +70,7 @@ class Family:
         by_head: modules of q, k, v whose rows are q | k | v in each head, which GGUF puts in order q | k | v.
         conv1d: the layers' matrices are stored [in, out].
         window: whether the runtime honours the model type's sliding window (None: the model type has none).
+        window_rope: layers with a window turn q and k by parameters of their own.
         ignored: tensors (regular expressions) that are computed, not learned.
         leading: config key of how many first layers have `leading_layer` in place of `layer`.
         several: the stacks of layers, in place of `block` and `layer`, where there is more than one.
@@ -108,6 +109,7 @@ class Family:
     by_head: tuple[str, ...] = ()
     conv1d: bool = False
     window: bool | None = None
+    window_rope: bool = False
     ignored: tuple[str, ...] = (r".*rotary_emb\.inv_freq",)
     leading: str = ""
     leading_layer: Mapping[str, tuple[str, str]] = field(default_factory=dict)

@@ -42,6 +42,7 @@ WRAPPERS: dict[str, Wrapper] = {
     "llava": _LLAVA,
     "vipllava": _LLAVA,
     "mistral3": _LLAVA,
+    "gemma3": _LLAVA,
     "internvl": _LLAVA,
     "got_ocr2": _LLAVA,
     "llava_next": _WITH_NEWLINE,
@@ -73,6 +74,13 @@ _USUAL: dict[str, dict[str, Any]] = {
 _USUAL = {
     kind: {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, **sizes}
     for kind, sizes in _USUAL.items()
+}
+_USUAL["gemma3_text"] = {
+    "vocab_size": 262208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
 }
 
 

@@ -20,12 +20,7 @@ _ALIASES = {"su": "longrope", "none": "default"}
 class _Parameters:
     """The RoPE parameters of a config, in either spelling: transformers 4's rope_scaling or 5's rope_parameters."""
 
-    def __init__(self, config: Mapping[str, Any], aliases: Mapping[str, str]):
-        found = config.get("rope_scaling") or config.get("rope_parameters") or {}
-        if not isinstance(found, dict):
-            raise ModelFormatError(f"config.json: rope_parameters is {found!r}, not an object")
-        if any(isinstance(value, dict) for value in found.values()):
-            raise UnsupportedError("config.json: rope_parameters that differ between layers are not supported")
+    def __init__(self, config: Mapping[str, Any], found: Mapping[str, Any], aliases: Mapping[str, str]):
         self._config, self._found = config, found
         kind = str(self.get("rope_type") or self.get("type") or "default")
         kind = _ALIASES.get(kind, kind)
@@ -62,8 +57,20 @@ class _Parameters:
         return self._context() / self.original_context()
 
 
+def _of_layers(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """The parameters of layers without a window, or of all; and of those with one, where they have their own."""
+    found = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(found, dict):
+        raise ModelFormatError(f"config.json: rope_parameters is {found!r}, not an object")
+    if not any(isinstance(value, dict) for value in found.values()):
+        return found, None
+    if unknown := sorted(found.keys() - {"full_attention", "sliding_attention"}):
+        raise UnsupportedError(f"config.json: rope_parameters of {', '.join(unknown)} are not supported")
+    return found.get("full_attention") or {}, found.get("sliding_attention") or {}
+
+
 def rope_fields(
-    config: Mapping[str, Any], head_dim: int, aliases: Mapping[str, str]
+    config: Mapping[str, Any], head_dim: int, aliases: Mapping[str, str], *, windows: bool = False
 ) -> tuple[dict[str, GGUFValue], list[Tensor]]:
     """Return the GGUF fields (without the architecture's prefix) and tensors that say how positions are rotated.
 
@@ -71,12 +78,16 @@ def rope_fields(
         config: the config's keys in the usual spelling, with at least max_position_embeddings.
         head_dim: elements of a head.
         aliases: names of scalings that mean another one in this family.
+        windows: layers with a window may have parameters of their own.
 
     Raises:
         UnsupportedError: a scaling that cannot be expressed, by name.
         ModelFormatError: a missing or absurd parameter.
     """
-    p = _Parameters(config, aliases)
+    full, windowed = _of_layers(config)
+    if windowed is not None and not windows:
+        raise UnsupportedError("config.json: rope_parameters that differ between layers are not supported")
+    p = _Parameters(config, full, aliases)
     share = p.number("partial_rotary_factor", 1.0)
     n_rot = int(head_dim * min(share, 2.0))
     if n_rot % 2 or not 2 <= n_rot <= head_dim:
@@ -88,6 +99,11 @@ def rope_fields(
         "rope.dimension_count": uint32(n_rot),
         "rope.freq_base": float32(p.number("rope_theta", 10000.0)),
     }
+    if windowed is not None:
+        own = _Parameters(config, windowed, aliases)
+        if own.kind != "default":
+            raise UnsupportedError(f"config.json: RoPE scaling '{own.kind}' of layers with a window is not supported")
+        fields["rope.freq_base_swa"] = float32(own.number("rope_theta", 10000.0))
     if p.kind == "default":
         return fields, []
     if p.kind not in _SCALINGS:

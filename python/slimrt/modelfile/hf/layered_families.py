@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decoders whose layers differ: windows in some, RoPE of another base or none in others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import sqrt
+from typing import Any
+
+from slimrt.errors import UnsupportedError
+from slimrt.modelfile.hf.families import LLAMA, OLMO2, Family
+from slimrt.modelfile.hf.llama_families import COHERE, GEMMA, QWEN3
+
+
+def _gemma3(family: Family, values: dict[str, Any]) -> tuple[Family, dict[str, Any]]:
+    """RoPE's two bases as transformers 5 spells them, and a scale of scores that is not the width of a head's."""
+    found = dict(values)
+    rope = found.pop("rope_parameters", None) or {}
+    if not isinstance(rope.get("full_attention"), dict):
+        scaling = found.pop("rope_scaling", None) or rope
+        full = {"rope_theta": values.get("rope_theta", 1e6), **scaling}
+        rope = {"full_attention": full, "sliding_attention": {"rope_theta": values.get("rope_local_base_freq", 1e4)}}
+    scalar, usual = values["query_pre_attn_scalar"], values["head_dim"]
+    if values["num_hidden_layers"] == 62:  # the 27B model's: csrc/model/arch/gemma3.cpp
+        usual = values["hidden_size"] // values["num_attention_heads"]
+    scale = {} if scalar == usual else {"attention_multiplier": 1 / sqrt(scalar)}
+    return family, {**found, "rope_parameters": rope, **scale}
+
+
+GEMMA3 = replace(
+    GEMMA,
+    arch="gemma3",
+    layer={
+        **GEMMA.layer,
+        "attn_q_norm": ("self_attn.q_norm", "dk"),
+        "attn_k_norm": ("self_attn.k_norm", "dk"),
+        "post_attention_norm": ("post_attention_layernorm", "d"),
+        "ffn_norm": ("pre_feedforward_layernorm", "d"),
+        "post_ffw_norm": ("post_feedforward_layernorm", "d"),
+    },
+    spelling={"hidden_act": "hidden_activation"},
+    defaults={
+        **GEMMA.defaults,
+        "max_position_embeddings": 131072,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+    },
+    only={
+        **GEMMA.only,
+        "attn_logit_softcapping": (None,),
+        "final_logit_softcapping": (None,),
+        "use_bidirectional_attention": (False,),
+    },
+    scales={"attention.scale": "attention_multiplier"},
+    window=True,
+    window_rope=True,
+    settle=_gemma3,
+)
+
+OLMO3 = replace(
+    OLMO2,
+    defaults={**OLMO2.defaults, "sliding_window": 4096, "rope_theta": 500000.0},
+    window=True,
+    window_rope=True,
+    settle=None,
+)
+
+COHERE2 = replace(
+    COHERE,
+    arch="cohere2",
+    defaults={**COHERE.defaults, "sliding_window": 4096, "rope_theta": 10000.0},
+    window=True,
+)
+
+EXAONE4 = replace(
+    QWEN3,
+    arch="exaone4",
+    layer={
+        **{name: module for name, module in QWEN3.layer.items() if name not in ("attn_norm", "ffn_norm")},
+        "post_attention_norm": ("post_attention_layernorm", "d"),
+        "post_ffw_norm": ("post_feedforward_layernorm", "d"),
+    },
+    defaults={**LLAMA.defaults, "rms_norm_eps": 1e-5, "sliding_window": 4096},
+    window=True,
+    settle=None,
+)
+
+
+def _smollm3(family: Family, values: dict[str, Any]) -> tuple[Family, dict[str, Any]]:
+    """Files do not say which layers know no positions: every fourth."""
+    n, interval = values["num_hidden_layers"], values.get("no_rope_layer_interval", 4)
+    turned = values.get("no_rope_layers") or [int((i + 1) % interval != 0) for i in range(n)]
+    if [bool(one) for one in turned[:n]] != [(i + 1) % 4 != 0 for i in range(n)]:
+        raise UnsupportedError("config.json: no_rope_layers other than every fourth layer are not supported")
+    return family, values
+
+
+SMOLLM3 = replace(
+    LLAMA,
+    arch="smollm3",
+    defaults={
+        **LLAMA.defaults,
+        "max_position_embeddings": 32768,
+        "num_key_value_heads": 4,
+        "rope_theta": 2000000.0,
+        "tie_word_embeddings": True,
+        "use_sliding_window": False,
+    },
+    only={**LLAMA.only, "use_cla": (False,)},
+    window=False,
+    settle=_smollm3,
+)
+
+LAYERED_FAMILIES: dict[str, Family] = {
+    "gemma3_text": GEMMA3,
+    "olmo3": OLMO3,
+    "cohere2": COHERE2,
+    "exaone4": EXAONE4,
+    "smollm3": SMOLLM3,
+}

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each layer of a decoder sees, and how positions turn its q and k (csrc/model/layers.cpp is the runtime's)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slimrt import core
+from slimrt.errors import ModelFormatError
+from slimrt.modelfile.gguf import ModelData
+
+
+@dataclass(frozen=True)
+class Positions:
+    """Of one layer. window: tokens that a query sees, 0: all. rope: whether q and k turn. base: of a RoPE that is not
+    scaled, 0: as the file says it of all layers."""
+
+    window: int
+    rope: bool
+    base: float
+
+
+def by_period(period: int, n_layers: int) -> list[bool]:
+    """Which layers see a window where every so many-th sees all; 0: none does."""
+    return [not period or (i + 1) % period != 0 for i in range(n_layers)]
+
+
+def positions_of(model: ModelData, traits: core.Architecture) -> tuple[Positions, ...]:
+    """Of each layer, from metadata.
+
+    Raises:
+        ModelFormatError: a pattern for another number of layers.
+    """
+    n = model.size("block_count")
+    window = model.size("attention.sliding_window", 0) or 0 if traits.sliding_window else 0
+    pattern = model.value(f"{model.arch}.attention.sliding_window_pattern", traits.full_period)
+    slides = by_period(pattern, n) if isinstance(pattern, int) else [bool(one) for one in pattern]
+    if len(slides) != n:
+        raise ModelFormatError(f"attention.sliding_window_pattern is of {len(slides)} layers, and there are {n}")
+    windows = [window if one else 0 for one in slides]
+    base = 0.0
+    if traits.window_rope == "own":
+        base = model.size("rope.freq_base_swa", traits.window_base or model.size("rope.freq_base", 10000.0))
+
+    def turns(i: int) -> bool:
+        unturned = traits.unturned_period and (i + 1) % traits.unturned_period == 0
+        return traits.rope and not unturned and (bool(windows[i]) or traits.window_rope != "only" or not any(windows))
+
+    return tuple(Positions(windows[i], turns(i), base if windows[i] else 0.0) for i in range(n))
