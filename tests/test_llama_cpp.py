@@ -28,11 +28,12 @@ GELU_TABLE = 1e-3  # its GELU goes through a table of f16
 UNREAD = (  # of which it does not read
     "gptneox_sequential",  # a tied head
     "olmo2_gqa",  # heads that are wider together than the input
+    "gemma2_mha",  # which layers see a window, and the scale of scores
     "gemma3_mha",  # which layers see a window, and the scale of scores
     "exaone4",  # windows, but in models of 64 layers
 )
 OWN_ACTIVATION = {"gelu_erf": "gelu_tanh", "relu_squared": "silu"}  # it knows no other of these architectures
-GELU = ("bloom", "gemma", "gemma3")  # architectures that have it where the file does not say
+GELU = ("bloom", "gemma", "gemma2", "gemma3")  # architectures that have it where the file does not say
 ROPE = {"rope_freqs", "rope_factors_long", "rope_factors_short"}  # of any architecture
 NAMED = [
     name for name, tiny in MODELS.items() if tiny.family not in ("opt", "openlm")
