@@ -64,9 +64,10 @@ CLASSES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2"
            "granite": "GraniteForCausalLM", "glm4": "Glm4ForCausalLM", "opt": "OPTForCausalLM",
            "olmoe": "OlmoeForCausalLM", "mixtral": "MixtralForCausalLM", "qwen2_moe": "Qwen2MoeForCausalLM",
            "qwen3_moe": "Qwen3MoeForCausalLM", "granitemoe": "GraniteMoeForCausalLM",
-           "bitnet": "BitNetForCausalLM", "gemma2": "Gemma2ForCausalLM", "gemma3_text": "Gemma3ForCausalLM",
-           "olmo3": "Olmo3ForCausalLM", "cohere2": "Cohere2ForCausalLM", "exaone4": "Exaone4ForCausalLM",
-           "smollm3": "SmolLM3ForCausalLM"}  # fmt: skip
+           "bitnet": "BitNetForCausalLM", "gemma2": "Gemma2ForCausalLM",
+           "gemma3_text": "Gemma3ForCausalLM", "olmo3": "Olmo3ForCausalLM",
+           "cohere2": "Cohere2ForCausalLM", "exaone4": "Exaone4ForCausalLM",
+           "smollm3": "SmolLM3ForCausalLM", "ministral3": "Ministral3ForCausalLM"}  # fmt: skip
 LONG_FACTORS = {"short_factor": [1.0, 1.1, 1.3, 1.4, 1.7, 2.0], "long_factor": [1.2, 2.1, 3.5, 6.0, 8.5, 11.0]}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 32}  # fmt: skip
@@ -368,6 +369,24 @@ MODELS = {
         },
         dtype="bfloat16",
     ),
+    "ministral3": Tiny(
+        "ministral3",
+        {
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "sliding_window": None,
+            "max_position_embeddings": 64,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "rope_theta": 1000.0,
+                "original_max_position_embeddings": 16,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.3,
+            },
+        },
+    ),  # fmt: skip
     "smollm3": Tiny(
         "smollm3",
         {"num_hidden_layers": 5, "num_key_value_heads": 2, "tie_word_embeddings": True},

@@ -152,6 +152,8 @@ class Weights:
     slopes: Array | None = None  # ALiBi, of each head
     score_cap: float = 0.0  # s becomes cap * tanh(s / cap); 0: it does not
     logit_cap: float = 0.0
+    query_growth: float = 0.0  # q of position p times 1 + this ln(1 + p // query_growth_length)
+    query_growth_length: int = 1
 
 
 class Reference:
@@ -299,6 +301,7 @@ class Reference:
         q = self.rotate(
             self.norm_heads(self.clamp(plus(x @ layer.wq.T, layer.bq)), layer.q_norm), self.w.n_heads, positions, i
         )
+        q = q * (1 + self.w.query_growth * np.log1p(positions // self.w.query_growth_length))[:, None, None]
         out = []
         for first in range(0, len(x), chunk or len(x)):
             some = slice(first, first + (chunk or len(x)))

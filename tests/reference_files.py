@@ -76,6 +76,8 @@ def load_gguf(path: Path, n_ctx: int) -> Weights:
         if arch in ("granite", "granitemoe", "minicpm")
         else key("logit_scale", 1.0),
         clamp=key("attention.clamp_kqv", 0.0),
+        query_growth=key("attention.temperature_scale", 0.0),
+        query_growth_length=key("rope.scaling.original_context_length", 1),
         qk_layer_norm=layer_norm is not None,
         score_cap=key("attn_logit_softcapping", 0.0),
         logit_cap=key("final_logit_softcapping", 0.0),
@@ -100,6 +102,7 @@ INTERLEAVED = (
     "deepseek",
     "cohere2",
     "smollm3",
+    "mistral3",
 )  # RoPE turns neighbours
 
 

@@ -96,6 +96,7 @@ CASES = [
     ("exaone4", "k"),
     ("exaone4_full", "kv"),
     ("smollm3", "kv"),
+    ("ministral3", "kv"),  # q grow with their position
     ("bloom", "k"),  # ALiBi
     ("bloom", "v"),
     ("bloom", "x"),

@@ -230,6 +230,10 @@ def test_inspect(run, tiny, grouped):
     assert all(m["reason"] for m in report["cache_modes"] if not m["legal"])
     assert report["bytes"] == sum(tensor["bytes"] for tensor in report["tensors"])
     assert "blk.0.attn_k.weight" in run("inspect", tiny, "-v")[1]
+    sizes = {m["mode"]: m["bytes_per_token_by_type"] for m in report["cache_modes"] if m["legal"]}
+    assert report["pays"]["f16"] == {"mode": "k", "bytes_per_token": sizes["k"]["f16"], "of_kv": 0.5}
+    assert "pays in f16: k, 50 % of kv's bytes\n" in run("inspect", tiny)[1]
+    assert "pays in f16: kv itself\n" in out and json.loads(run("inspect", grouped, "--json")[1])["pays"]["f16"] is None
 
 
 def test_inspect_of_what_cannot_run(run):

@@ -164,6 +164,11 @@ METADATA = {
     "olmo3": {"general.architecture": "olmo2", "olmo2.attention.sliding_window": 12},
     "cohere2": {"cohere2.attention.sliding_window": 10, "cohere2.logit_scale": 0.25},
     "exaone4_full": {"exaone4.attention.sliding_window": None},
+    "ministral3": {
+        "general.architecture": "mistral3",
+        "mistral3.attention.temperature_scale": 0.3,
+        "mistral3.rope.scaling.original_context_length": 16,
+    },
     "smollm3": {"smollm3.attention.sliding_window": None, "smollm3.attention.head_count_kv": 2},
     "glm4": {"glm4.rope.dimension_count": 6, "glm4.attention.head_count_kv": 2},
     "opt": {"opt.context_length": 128, "opt.attention.layer_norm_epsilon": 1e-5, "opt.feed_forward_length": 88},

@@ -103,6 +103,7 @@ PARTS = {
     "residual_scale": ("minicpm", 1.0),
     "score_scale": ("granite", 0.0),
     "slopes": ("mpt", None),
+    "query_growth": ("ministral3", 0.0),
 }
 
 

@@ -121,6 +121,9 @@ void require_sane(const GgufFile& file, const ModelConfig& c) {
         if (!(scale > 0) || !std::isfinite(scale))
             fail(ErrorCode::format, file.path(), ": a scale in the metadata is ", scale,
                  ", not a positive number");
+    if (!(c.query_growth >= 0) || !std::isfinite(c.query_growth))
+        fail(ErrorCode::format, file.path(), ": attention.temperature_scale is ", c.query_growth,
+             ", not a positive number");
     if (!(c.clamp_kqv >= 0) || !std::isfinite(c.clamp_kqv))
         fail(ErrorCode::format, file.path(), ": attention.clamp_kqv is ", c.clamp_kqv,
              ", not a positive number");

@@ -43,7 +43,9 @@ struct ModelConfig {
     float clamp_kqv = 0;                            // 0: none, else q, k and v are clamped to it
     float score_cap = 0, logit_cap = 0;             // 0: none, else a score or logit s is cap * tanh(s / cap)
     bool sinks = false;                             // layers have attn_sinks
-    float alibi_bias = 8;                           // with ALiBi
+    double query_growth = 0;  // g: q of position p are times 1 + g ln(1 + floor(p / query_growth_length))
+    int64_t query_growth_length = 1;
+    float alibi_bias = 8;  // with ALiBi
     float norm_eps = 0;
     Activation activation = Activation::silu;
     std::vector<RopeConfig> ropes;    // which layers name; none without RoPE
@@ -91,6 +93,8 @@ int relative_bucket(const ModelConfig& config, int64_t distance, bool causal);
 struct RopeFrequencies {
     std::vector<double> pairs;
     double magnitude = 1;
+    double growth = 0;  // of the magnitude by position: of q, see ModelConfig
+    int64_t growth_length = 1;
 
     /// cos/sin table [n_ctx, 2 * pairs] f32 (kernels/backend.h: Rope).
     std::vector<float> table(int64_t n_ctx) const;

@@ -190,13 +190,15 @@ void Decoder::attention(int layer, const Batch& batch, StepState& state, Scratch
 
     const Tensor heads = scratch.f32(x.rows, config.q_width());
     Scratch lasting = shared ? scratch.other_end() : scratch;
-    const Rope& rope = rope_of(layer);
-    const auto step = [&, &config = config, of_keys = rotates_keys ? &rope : &kNoRope](Scratch& of) {
-        return AttnInput{config, prepared, *of_keys, batch.positions, group.sequences, batch.chunk, of};
+    const int turn = config_.layers[layer].rope;
+    const Rope& of_queries = turn < 0 ? kNoRope : query_ropes_[turn];
+    const Rope& of_keys = turn < 0 || !rotates_keys ? kNoRope : ropes_[turn];
+    const auto step = [&, &config = config](Scratch& of) {
+        return AttnInput{config, prepared, of_keys, batch.positions, group.sequences, batch.chunk, of};
     };
     const bool owns = owner == layer;
     const auto others = owns ? mode->projections(prepared) : std::vector<Projection>{};
-    std::vector<Tensor> projected = queries_and(others, lasting, w.attn, rope, step(scratch), in);
+    std::vector<Tensor> projected = queries_and(others, lasting, w.attn, of_queries, step(scratch), in);
     const Tensor q = projected[0];
     auto& [dense, written] = state.owners[owner];
     if (owns) {
@@ -303,21 +305,23 @@ Decoder::Decoder(const GgufFile& file, const CacheOptions& options, Backend& bac
     }
 }
 
-const Rope& Decoder::rope_of(int layer) const {
-    const int rope = config_.layers[layer].rope;
-    return rope < 0 ? kNoRope : ropes_[rope];
+void Decoder::load_ropes(const GgufFile& file) {
+    for (const RopeConfig& rope : config_.ropes) {
+        RopeFrequencies frequencies = rope_frequencies(config_, rope, file, options_.n_ctx);
+        ropes_.push_back(load_rope(frequencies));
+        frequencies.growth = config_.query_growth;
+        frequencies.growth_length = config_.query_growth_length;
+        query_ropes_.push_back(frequencies.growth ? load_rope(frequencies) : ropes_.back());
+    }
 }
 
-void Decoder::load_ropes(const GgufFile& file) {
+Rope Decoder::load_rope(const RopeFrequencies& frequencies) {
     const int64_t n = std::max(options_.n_ctx, options_.n_source);
-    for (const RopeConfig& rope : config_.ropes) {
-        rope_buffers_.push_back(
-            backend_.alloc(MemoryKind::derived, n * rope.n_rot * sizeof(float), "RoPE table"));
-        const Tensor table(rope_buffers_.back().data.get(), DType::F32, n, rope.n_rot);
-        ropes_.push_back({table, rope.n_rot, config_.architecture->positions == Positions::rope_interleaved});
-        const RopeFrequencies frequencies = rope_frequencies(config_, rope, file, options_.n_ctx);
-        if (!backend_.dry()) backend_.upload(table, frequencies.table(n).data(), table.bytes());
-    }
+    const int n_rot = 2 * int(frequencies.pairs.size());
+    rope_buffers_.push_back(backend_.alloc(MemoryKind::derived, n * n_rot * sizeof(float), "RoPE table"));
+    const Tensor table(rope_buffers_.back().data.get(), DType::F32, n, n_rot);
+    if (!backend_.dry()) backend_.upload(table, frequencies.table(n).data(), table.bytes());
+    return {table, n_rot, config_.architecture->positions == Positions::rope_interleaved};
 }
 
 }  // namespace slimrt

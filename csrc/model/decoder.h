@@ -70,6 +70,7 @@ class Decoder {
 
   private:
     void load_ropes(const GgufFile& file);
+    Rope load_rope(const RopeFrequencies& frequencies);
     void embed(const Batch& batch, Scratch& scratch, Tensor x) const;
     /// What an owner has for its readers: of a step, and of a chunk of it. By layer.
     struct OwnerRows {
@@ -86,8 +87,6 @@ class Decoder {
     void add_scaled(Tensor x, Tensor out) const;
     void attention(int layer, const Batch& batch, StepState& state, Scratch& scratch, Tensor x,
                    Tensor out) const;
-    /// The rotation of a layer's q and k, or none.
-    const Rope& rope_of(int layer) const;
     std::vector<Tensor> queries_and(std::span<const Projection> others, Scratch& lasting,
                                     const AttnWeights& w, const Rope& rope, const AttnInput& in,
                                     Tensor x) const;
@@ -101,7 +100,7 @@ class Decoder {
     CacheChoices choices_;
     Weights weights_;
     std::vector<Buffer> rope_buffers_;
-    std::vector<Rope> ropes_;  // of ModelConfig::ropes
+    std::vector<Rope> ropes_, query_ropes_;  // of ModelConfig::ropes: of k, and of q
     std::vector<LayerSpan> spans_;
     Scratch recoding_scratch_;  // of rows that change their class
     std::unique_ptr<KvCache> cache_, encoder_states_;

@@ -75,11 +75,13 @@ RopeFrequencies rope_frequencies(const ModelConfig& c, const RopeConfig& r, cons
 std::vector<float> RopeFrequencies::table(int64_t n_ctx) const {
     std::vector<float> out;
     out.reserve(n_ctx * 2 * pairs.size());
-    for (int64_t p = 0; p < n_ctx; ++p)
+    for (int64_t p = 0; p < n_ctx; ++p) {
+        const double size = magnitude * (1 + growth * std::log1p(double(p / growth_length)));
         for (const double frequency : pairs) {
-            out.push_back(float(std::cos(p * frequency) * magnitude));
-            out.push_back(float(std::sin(p * frequency) * magnitude));
+            out.push_back(float(std::cos(p * frequency) * size));
+            out.push_back(float(std::sin(p * frequency) * size));
         }
+    }
     return out;
 }
 

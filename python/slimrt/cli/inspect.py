@@ -16,7 +16,7 @@ from slimrt.errors import CacheUnsupportedError, SlimrtError, UnsupportedError
 from slimrt.folding.spectrum import QUANTILES, Spectrum, spectra
 from slimrt.measure.plots import check_plot, plot_spectra
 from slimrt.modelfile.source import ModelSource
-from slimrt.modes import CACHE_TYPES, CODED_BY_AGE, INVERTED
+from slimrt.modes import AGING, CACHE_TYPES, CODED_BY_AGE, INVERTED, RESIDUAL_MODE
 from slimrt.plumbing.progress import wanted
 from slimrt.plumbing.units import format_bytes
 
@@ -101,7 +101,7 @@ def _report(source: ModelSource) -> dict[str, Any]:
     report = _contents(str(source.gguf), file, tensors)
     try:
         modes = [_cache_mode(source, mode) for mode in _described(source, cross=False)]
-        report |= {"cache_modes": modes, "cache": _chosen(source)}
+        report |= {"cache_modes": modes, "pays": _pays(modes), "cache": _chosen(source)}
         return report | ({"cross_modes": _cross_modes(source)} if source.has_encoder else {})
     except SlimrtError as error:  # a vocabulary, or an architecture that only others run: still worth a look
         return report | {"cache_modes": [], "cache": None, "unsupported": str(error)}
@@ -157,6 +157,21 @@ def _cache_mode(source: ModelSource, mode: dict[str, Any]) -> dict[str, Any]:
     return line | {"imprecise": _imprecise(source, "self-attention", mode)}
 
 
+def _pays(modes: list[dict[str, Any]]) -> dict[str, dict[str, Any] | None]:
+    """For each of kv's usual types the mode whose rows take least, and its share of kv's bytes; None: kv itself. One
+    that needs a residual only where no other takes less than kv, and none whose rows lose more as they age."""
+    kv = next(mode["bytes_per_token_by_type"] for mode in modes if mode["mode"] == "kv")
+    found: dict[str, dict[str, Any] | None] = {}
+    for name in ("f16", "q8"):
+        exact = [one for one in modes if one["legal"] and one["mode"] not in AGING and name not in one["imprecise"]]
+        sizes = {one["mode"]: one["bytes_per_token_by_type"][name] for one in exact}
+        smaller = [mode for mode, size in sizes.items() if size < kv[name]]
+        best = min(smaller, key=lambda mode: (mode == RESIDUAL_MODE, sizes[mode], mode in INVERTED), default=None)
+        said = best and {"mode": best, "bytes_per_token": sizes[best], "of_kv": sizes[best] / kv[name]}
+        found[name] = said or None
+    return found
+
+
 def _chosen(source: ModelSource) -> list[dict[str, Any]] | None:
     """What the file was converted for, layer by layer; None: for nothing."""
     if not source.says_cache:
@@ -192,6 +207,9 @@ def _print(report: dict[str, Any], *, all_tensors: bool) -> None:
     print(f"\nchat template: {'yes' if report['chat_template'] else 'no'}\n\ncache modes")
     for mode in report["cache_modes"]:
         print(f"  {mode['mode']:3} {_answer(mode)}")
+    for name, one in report.get("pays", {}).items():
+        best = f"{one['mode']}, {100 * one['of_kv']:.0f} % of kv's bytes" if one else "kv itself"
+        print(f"pays in {name}: {best}")
     for mode in report.get("cross_modes", ()):
         print(f"  cross {mode['mode']:3} {_cross_answer(mode)}")
     if "unsupported" in report:

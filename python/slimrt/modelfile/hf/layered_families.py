@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decoders whose layers differ: windows in some, RoPE of another base or none in others."""
+"""Decoders whose layers or positions differ: windows in some, RoPE of another base or none in others."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from math import sqrt
 from typing import Any
 
 from slimrt.errors import UnsupportedError
-from slimrt.modelfile.hf.families import LLAMA, OLMO2, Family
+from slimrt.modelfile.hf.families import LLAMA, MISTRAL, OLMO2, Family
 from slimrt.modelfile.hf.llama_families import COHERE, GEMMA, QWEN3
 
 
@@ -153,6 +153,20 @@ SMOLLM3 = replace(
     settle=_smollm3,
 )
 
+
+def _ministral3(family: Family, values: dict[str, Any]) -> tuple[Family, dict[str, Any]]:
+    """How q grow with their position, which stands among RoPE's parameters."""
+    return family, {**values, "growth": (values.get("rope_parameters") or {}).get("llama_4_scaling_beta")}
+
+
+MINISTRAL3 = replace(
+    MISTRAL,
+    arch="mistral3",
+    defaults={**MISTRAL.defaults, "max_position_embeddings": 262144, "head_dim": 128, "sliding_window": None},
+    scales={"attention.temperature_scale": "growth"},
+    settle=_ministral3,
+)
+
 LAYERED_FAMILIES: dict[str, Family] = {
     "gemma2": GEMMA2,
     "gemma3_text": GEMMA3,
@@ -160,4 +174,5 @@ LAYERED_FAMILIES: dict[str, Family] = {
     "cohere2": COHERE2,
     "exaone4": EXAONE4,
     "smollm3": SMOLLM3,
+    "ministral3": MINISTRAL3,
 }

@@ -82,6 +82,13 @@ _USUAL["gemma3_text"] = {
     "num_hidden_layers": 26,
     "num_attention_heads": 8,
 }
+_USUAL["ministral3"] = {
+    "vocab_size": 131072,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 34,
+    "num_attention_heads": 32,
+}
 
 
 def text_config(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,30 @@
+// Ministral 3 and Devstral 2: Llama with YaRN whose magnitude the file divides, and q that grow with their
+// position (as Llama 4's do).
+#include <algorithm>
+#include <cmath>
+
+#include "model/arch/arch.h"
+#include "model/config.h"
+
+namespace slimrt {
+namespace {
+
+void settle(const GgufFile& file, const std::string& prefix, ModelConfig& c) {
+    RopeConfig& rope = c.ropes[0];
+    c.query_growth = file.number(prefix + "attention.temperature_scale", 0.0);
+    c.query_growth_length = rope.n_ctx_orig;
+    const double divided = file.number(prefix + "rope.scaling.yarn_log_multiplier", 0.0);
+    if (rope.scaling == RopeScaling::yarn)
+        rope.attn_factor = (rope.attn_factor ? rope.attn_factor : 1) /
+                           (1 + 0.1 * divided * std::log(std::max(rope.factor, 1.0)));
+}
+
+}  // namespace
+
+const Architecture mistral3 = {
+    .name = "mistral3",
+    .sliding_window = true,
+    .settle = settle,
+};
+
+}  // namespace slimrt
