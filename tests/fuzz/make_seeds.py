@@ -73,8 +73,8 @@ CONVOLUTIONS = {
 }
 EXPERTS = ("deepseek", "granitemoe", "olmoe", "qwen2moe", "qwen3moe")
 ARCHITECTURES = ("bitnet", "bloom", "cohere2", "command-r", "exaone4", "gemma", "gemma2", "gemma3", "glm4", "gpt2",
-                 "gptneox", "granite", "llama", "minicpm", "moonshine", "mpt", "olmo", "olmo2", "openlm", "opt", "phi2",
-                 "phi3", "qwen2", "qwen3", "smollm3", "stablelm", "t5", "whisper", *EXPERTS)  # fmt: skip
+                 "gptneox", "granite", "llama", "minicpm", "mistral3", "moonshine", "mpt", "olmo", "olmo2", "openlm",
+                 "opt", "phi2", "phi3", "qwen2", "qwen3", "smollm3", "stablelm", "t5", "whisper", *EXPERTS)  # fmt: skip
 Shapes = dict[str, tuple[int, ...]]
 
 
