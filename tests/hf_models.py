@@ -74,7 +74,8 @@ CLASSES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2"
            "granite": "GraniteForCausalLM", "glm4": "Glm4ForCausalLM", "opt": "OPTForCausalLM",
            "olmoe": "OlmoeForCausalLM", "mixtral": "MixtralForCausalLM", "qwen2_moe": "Qwen2MoeForCausalLM",
            "qwen3_moe": "Qwen3MoeForCausalLM", "granitemoe": "GraniteMoeForCausalLM",
-           "bitnet": "BitNetForCausalLM", "gemma3_text": "Gemma3ForCausalLM", "olmo3": "Olmo3ForCausalLM",
+           "bitnet": "BitNetForCausalLM", "gemma2": "Gemma2ForCausalLM",
+           "gemma3_text": "Gemma3ForCausalLM", "olmo3": "Olmo3ForCausalLM",
            "cohere2": "Cohere2ForCausalLM", "exaone4": "Exaone4ForCausalLM",
            "smollm3": "SmolLM3ForCausalLM", "ministral3": "Ministral3ForCausalLM",
            "gpt_oss": "GptOssForCausalLM", "deepseek_v2": "DeepseekV2ForCausalLM",
@@ -128,6 +129,13 @@ def legacy_partial_rope(config: dict[str, Any]) -> None:
 def first_gelu(config: dict[str, Any]) -> None:
     """As in the first configurations of Gemma, where "gelu" means tanh's."""
     config["hidden_act"] = "gelu"
+
+
+def first_gemma2(config: dict[str, Any]) -> None:
+    """As in Gemma 2's published configurations, where every other layer has a window unsaid."""
+    config.pop("layer_types")
+    config["rope_theta"] = config.pop("rope_parameters")["rope_theta"]
+    config["hidden_act"] = config["hidden_activation"]
 
 
 def minicpm(config: dict[str, Any]) -> None:
@@ -276,6 +284,35 @@ MODELS = {
         {"head_dim": 16, "num_key_value_heads": 1, "tie_word_embeddings": True},
         dtype="bfloat16",
         rewrite=first_gelu,
+    ),
+    "gemma2": Tiny(  # caps that bend most scores and logits
+        "gemma2",
+        {
+            "num_hidden_layers": 3,
+            "head_dim": 20,
+            "num_key_value_heads": 2,
+            "tie_word_embeddings": True,
+            "sliding_window": 9,
+            "query_pre_attn_scalar": 20,
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 6.0,
+            "eos_token_id": [2, 7],
+        },
+        dtype="bfloat16",
+        rewrite=first_gemma2,
+    ),
+    "gemma2_mha": Tiny(  # K as wide as the input; layers in another order, scores of another scale
+        "gemma2",
+        {
+            "num_hidden_layers": 3,
+            "head_dim": 12,
+            "tie_word_embeddings": True,
+            "sliding_window": 11,
+            "query_pre_attn_scalar": 7,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+            "rms_norm_eps": 1e-6,
+        },
+        seed=7,
     ),
     "olmo": Tiny("olmo", {"tie_word_embeddings": True}, seed=40),
     "olmo_clipped": Tiny("olmo", {"num_key_value_heads": 2, "clip_qkv": 0.9}),
@@ -588,7 +625,7 @@ def build(name: str) -> Any:
         for key, value in model.named_parameters():
             noise = torch.randn(value.shape, generator=random)
             if "norm" in key or ".ln_" in key:
-                value.copy_(0.2 * noise + (0 if key.endswith("bias") or tiny.family == "gemma" else 1))
+                value.copy_(0.2 * noise + (0 if key.endswith("bias") or tiny.family in ("gemma", "gemma2") else 1))
             elif key.endswith("bias"):
                 value.copy_(0.5 * noise)
             elif tiny.family == "gpt_oss" and key.endswith(("gate_up_proj", "sinks")):

@@ -70,6 +70,8 @@ CASES = [
     ("gpt2_tanh", "x"),
     ("stablelm", "k"),
     ("gemma", "k"),  # heads together wider than the input
+    ("gemma2", "kv"),  # capped, a window in every other layer
+    ("gemma2_mha", "k"),
     ("olmo", "k"),
     ("olmo_clipped", "kv"),
     ("granite", "k"),
@@ -320,6 +322,10 @@ ILLEGAL = [
     ("openlm", "x", 0, "QK-norm"),
     ("stablelm", "x", 0, "RoPE"),
     ("gemma", "xr", 0, "all columns"),
+    ("gemma2", "k", 0, "40 wide"),
+    ("gemma2", "x", 0, "RoPE"),
+    ("gemma2", "kivi", 0, "window"),
+    ("gemma2_mha", "lowrank", 1, "window"),
     ("granite", "v", 0, "RoPE"),
     ("glm4", "k", 0, "24 wide"),
     ("gemma3", "k", 0, "40 wide"),

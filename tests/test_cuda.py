@@ -42,6 +42,7 @@ CASES = [
     ("olmo2_gqa", "kv"),
     ("qwen3_gqa", "kv"),
     ("gemma_mqa", "kv"),
+    ("gemma2", "kv"),
     ("granite_gqa", "kv"),
     ("bitnet", "kv"),
     ("openlm", "kv"),
