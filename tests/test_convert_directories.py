@@ -27,9 +27,9 @@ def of_experts(name: str, tensor: np.ndarray) -> list[np.ndarray]:
     """Each expert's matrix where they are stored together; Granite's and gpt-oss's gate and up apart."""
     if "input_linear" in name:
         return [half for expert in tensor for half in np.split(expert, 2)]
-    if "experts.gate_up_proj" in name:
+    if ".experts.gate_up_proj" in name:
         return [expert[..., first::2] for expert in tensor for first in (0, 1)]
-    together = ("_exps", "output_linear", "experts.down_proj")
+    together = ("_exps", "output_linear", ".experts.down_proj")
     return list(tensor) if any(word in name for word in together) else [tensor]
 
 
