@@ -76,7 +76,8 @@ CLASSES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2"
            "qwen3_moe": "Qwen3MoeForCausalLM", "granitemoe": "GraniteMoeForCausalLM",
            "bitnet": "BitNetForCausalLM", "gemma3_text": "Gemma3ForCausalLM", "olmo3": "Olmo3ForCausalLM",
            "cohere2": "Cohere2ForCausalLM", "exaone4": "Exaone4ForCausalLM",
-           "smollm3": "SmolLM3ForCausalLM", "gpt_oss": "GptOssForCausalLM"}  # fmt: skip
+           "smollm3": "SmolLM3ForCausalLM", "gpt_oss": "GptOssForCausalLM",
+           "minimax_m2": "MiniMaxM2ForCausalLM"}  # fmt: skip
 LONG_FACTORS = {"short_factor": [1.0, 1.1, 1.3, 1.4, 1.7, 2.0], "long_factor": [1.2, 2.1, 3.5, 6.0, 8.5, 11.0]}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 32}  # fmt: skip
@@ -145,6 +146,12 @@ def legacy_gemma3(config: dict[str, Any]) -> None:
     config["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
     config.pop("layer_types")
     config["sliding_window_pattern"] = 3
+
+
+def rotary_dim(config: dict[str, Any]) -> None:
+    """As in MiniMax-M2's configurations."""
+    config["rope_theta"] = config.pop("rope_parameters")["rope_theta"]
+    config["rotary_dim"], config["scoring_func"], config["use_qk_norm"] = 6, "sigmoid", True
 
 
 def gpt_oss(config: dict[str, Any]) -> None:
@@ -437,6 +444,20 @@ MODELS = {
             "logits_scaling": 3.0,
         },
     ),
+    "minimax_m2": Tiny(
+        "minimax_m2",
+        {
+            "num_attention_heads": 6,
+            "num_key_value_heads": 2,
+            "head_dim": 12,
+            "intermediate_size": 24,
+            "num_local_experts": 7,
+            "num_experts_per_tok": 3,
+            "eos_token_id": [2, 5],
+            "rope_parameters": {"rope_theta": 1000.0, "rope_type": "default", "partial_rotary_factor": 0.5},
+        },
+        rewrite=rotary_dim,
+    ),
     "gpt_oss": Tiny(
         "gpt_oss",
         {
@@ -502,6 +523,9 @@ def build(name: str) -> Any:
                 value.copy_(noise)  # so that what is clamped, and what sinks take, is some of all
             else:
                 value.copy_(0.2 * noise)
+        for key, value in model.named_buffers():
+            if key.endswith("e_score_correction_bias"):
+                value.copy_(0.2 * torch.randn(value.shape, generator=random))
     return model
 
 

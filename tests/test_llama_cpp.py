@@ -84,7 +84,7 @@ def test_tensors_are_where_llama_cpp_s_converter_puts_them(name, convert):
     path = convert(GOLDEN / name)
     ours, names = values_of(path), gguf.get_tensor_name_map(ARCHITECTURES[arch_of(path)], 8)
     for theirs, values in hf_tensors(GOLDEN / name).items():
-        stem, _, part = theirs.rpartition(".")
+        stem, _, part = theirs.replace("e_score_correction_bias", "e_score_correction.bias").rpartition(".")
         if expert := re.search(r"\.experts\.(\d+)\.", stem):
             stem, index = stem.replace(expert[0], ".experts."), int(expert[1])
             stem = re.sub(r"model\.(layers\.\d+)\.block_sparse_moe", r"\1.feed_forward", stem)  # Mixtral's converter

@@ -5,7 +5,7 @@
 namespace slimrt {
 
 extern const Architecture bitnet, bloom, cohere2, command_r, deepseek, exaone4, gemma, gemma3, glm4, gpt2,
-    gpt_oss, gptneox, granite, granitemoe, llama, minicpm, moonshine, mpt, olmo, olmo2, olmoe, openlm, opt,
-    phi2, phi3, qwen2, qwen2moe, qwen3, qwen3moe, smollm3, stablelm, t5, whisper;
+    gpt_oss, gptneox, granite, granitemoe, llama, minicpm, minimax_m2, moonshine, mpt, olmo, olmo2, olmoe,
+    openlm, opt, phi2, phi3, qwen2, qwen2moe, qwen3, qwen3moe, smollm3, stablelm, t5, whisper;
 
 }  // namespace slimrt
