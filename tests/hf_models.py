@@ -80,7 +80,7 @@ CLASSES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2"
            "smollm3": "SmolLM3ForCausalLM", "ministral3": "Ministral3ForCausalLM",
            "gpt_oss": "GptOssForCausalLM", "deepseek_v2": "DeepseekV2ForCausalLM",
            "minicpm3": "MiniCPM3ForCausalLM", "deepseek_v3": "DeepseekV3ForCausalLM",
-           "glm4_moe_lite": "Glm4MoeLiteForCausalLM"}  # fmt: skip
+           "glm4_moe_lite": "Glm4MoeLiteForCausalLM", "minimax_m2": "MiniMaxM2ForCausalLM"}  # fmt: skip
 LONG_FACTORS = {"short_factor": [1.0, 1.1, 1.3, 1.4, 1.7, 2.0], "long_factor": [1.2, 2.1, 3.5, 6.0, 8.5, 11.0]}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 32}  # fmt: skip
@@ -161,6 +161,12 @@ def legacy_gemma3(config: dict[str, Any]) -> None:
     config["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
     config.pop("layer_types")
     config["sliding_window_pattern"] = 3
+
+
+def rotary_dim(config: dict[str, Any]) -> None:
+    """As in MiniMax-M2's configurations."""
+    config["rope_theta"] = config.pop("rope_parameters")["rope_theta"]
+    config["rotary_dim"], config["scoring_func"], config["use_qk_norm"] = 6, "sigmoid", True
 
 
 def gpt_oss(config: dict[str, Any]) -> None:
@@ -499,6 +505,20 @@ MODELS = {
             "attention_multiplier": 0.15,
             "logits_scaling": 3.0,
         },
+    ),
+    "minimax_m2": Tiny(
+        "minimax_m2",
+        {
+            "num_attention_heads": 6,
+            "num_key_value_heads": 2,
+            "head_dim": 12,
+            "intermediate_size": 24,
+            "num_local_experts": 7,
+            "num_experts_per_tok": 3,
+            "eos_token_id": [2, 5],
+            "rope_parameters": {"rope_theta": 1000.0, "rope_type": "default", "partial_rotary_factor": 0.5},
+        },
+        rewrite=rotary_dim,
     ),
     "gpt_oss": Tiny(
         "gpt_oss",

@@ -92,6 +92,7 @@ CASES = [
     ("opt", "x"),
     ("cohere", "k"),
     ("gpt_oss", "kv"),  # sinks, windows
+    ("minimax_m2", "kv"),
     ("gemma3", "kv"),  # windows, which turn otherwise
     ("gemma3_mha", "k"),
     ("olmo3", "k"),
@@ -395,6 +396,7 @@ def test_cache_modes_lists_every_mode_with_a_reason(convert):
         "bitnet_online": {"kv", "k", "k+r"},
         "openlm": {"kv"},
         "gpt_oss": {"kv"},
+        "minimax_m2": {"kv", "k+r"},
         "opt": {"kv", "k", "k+r", "v", "x"},
         "bloom": {"kv", "k", "k+r", "v", "x"},
         "mpt": {"kv", "k", "k+r", "v", "x"},

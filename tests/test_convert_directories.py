@@ -27,9 +27,9 @@ def of_experts(name: str, tensor: np.ndarray) -> list[np.ndarray]:
     """Each expert's matrix where they are stored together; Granite's and gpt-oss's gate and up apart."""
     if "input_linear" in name:
         return [half for expert in tensor for half in np.split(expert, 2)]
-    if "experts.gate_up_proj" in name:
+    if ".experts.gate_up_proj" in name:
         return [expert[..., first::2] for expert in tensor for first in (0, 1)]
-    together = ("_exps", "output_linear", "experts.down_proj")
+    together = ("_exps", "output_linear", ".experts.down_proj")
     return list(tensor) if any(word in name for word in together) else [tensor]
 
 
@@ -183,6 +183,7 @@ METADATA = {
     "qwen2moe": {"qwen2moe.expert_feed_forward_length": 24, "qwen2moe.expert_shared_feed_forward_length": 56},
     "qwen3moe": {"qwen3moe.expert_used_count": 3, "qwen3moe.expert_weights_norm": True},
     "granitemoe": {"granitemoe.expert_feed_forward_length": 40, "granitemoe.residual_scale": 0.4},
+    "minimax_m2": {"minimax-m2.expert_gating_func": 2, "minimax-m2.rope.dimension_count": 6},
     "gpt_oss": {"gpt-oss.attention.sliding_window": 13, "gpt-oss.expert_feed_forward_length": 40},
     "openlm": {"openlm.feed_forward_length": 256, "openlm.attention.layer_norm_epsilon": 1e-5},
     "mpt": {"mpt.attention.max_alibi_bias": 8.0, "mpt.attention.clamp_kqv": None, "slimrt.activation": "gelu_erf"},

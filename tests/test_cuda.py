@@ -47,6 +47,7 @@ CASES = [
     ("bitnet", "kv"),
     ("openlm", "kv"),
     ("olmo_clipped", "kv"),
+    ("minimax_m2", "kv"),  # experts by sigmoids
     ("gpt_oss_plain", "kv"),  # sinks, windows, experts with biases
     ("gemma3", "kv"),  # windows, which turn otherwise
     ("olmo3", "k"),

@@ -71,7 +71,7 @@ CONVOLUTIONS = {
     "whisper": {"conv1": (D, 3), "conv2": (D, 3 * D)},
     "moonshine": {"conv1": (D, 127), "conv2": (2 * D, 7 * D), "conv3": (D, 3 * 2 * D)},
 }
-EXPERTS = ("deepseek", "gpt-oss", "granitemoe", "olmoe", "qwen2moe", "qwen3moe")
+EXPERTS = ("deepseek", "gpt-oss", "granitemoe", "minimax-m2", "olmoe", "qwen2moe", "qwen3moe")
 ARCHITECTURES = ("bitnet", "bloom", "cohere2", "command-r", "exaone4", "gemma", "gemma2", "gemma3", "glm4", "gpt2",
                  "gptneox", "granite", "llama", "minicpm", "mistral3", "moonshine", "mpt", "olmo", "olmo2", "openlm",
                  "opt", "phi2", "phi3", "qwen2", "qwen3", "smollm3", "stablelm", "t5", "whisper", *EXPERTS)  # fmt: skip
@@ -88,7 +88,7 @@ def attention(arch: str, prefix: str, out: str) -> Shapes:
         shapes[f"{out}.bias"] = (D,)
     if arch == "gpt-oss":
         shapes[f"{prefix}_sinks.weight"] = (HEADS,)
-    norms = {"olmo2": D, "olmoe": D, "openlm": D}
+    norms = {"olmo2": D, "olmoe": D, "minimax-m2": D, "openlm": D}
     norms |= {name: D // HEADS for name in ("exaone4", "gemma3", "qwen3", "qwen3moe")}
     return shapes | ({f"{prefix}_{name}_norm.weight": (norms[arch],) for name in "qk"} if arch in norms else {})
 
