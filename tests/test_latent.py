@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 
 import gguf
@@ -185,6 +187,59 @@ def test_sizes_that_do_not_fit_are_refused(changes, words, tmp_path):
             load(str(path))
 
 
+def test_sequences_fork_and_are_cut(convert):
+    """Rows that two texts share, and a text that goes on from where it was cut."""
+    path = convert(GOLDEN / "deepseek2_yarn")
+    engine = open_engine(path, "latent", "q8", n_ctx=64, n_seqs=2)
+    first = engine.new_sequence()
+    decode(engine, IDS[:40], 40, first)
+    second = engine.fork(first)
+    engine.truncate(second, 33)
+    together = engine.append(
+        [(first, IDS[40:41].astype(np.int32)), (second, IDS[50:51].astype(np.int32))], all_logits=True
+    )
+    alone = open_engine(path, "latent", "q8", n_ctx=64, n_seqs=2)
+    for logits, ids in zip(together, (IDS[:41], np.append(IDS[:33], IDS[50])), strict=True):
+        assert relative(logits, decode(alone, ids, len(ids) - 1)[-1]) < 1e-5
+
+
+def test_rows_are_passed_over_within_a_budget(tmp_path):
+    """As all heads read them; the mean of what is left out stands for it."""
+    path = write(tmp_path / "model.gguf", n_heads=4)
+    ids = np.random.default_rng(8).integers(3, 100, 1500)
+    exact, sparse = (open_engine(path, "latent", "f16", n_ctx=1600, sparse_threshold=budget) for budget in (0.0, 0.05))
+    logits = [decode(engine, ids, len(ids) - 4)[-4:] for engine in (exact, sparse)]
+    assert 0 < relative(*logits) < 0.02
+
+
+def test_caches_are_compared_with_rows_of_float32(convert):
+    ids = np.random.default_rng(4).integers(3, 100, 128)
+    found = slimrt.compare_caches(convert(GOLDEN / "deepseek2"), ids, ["latent:f16", "latent:q4"], window=64)
+    kl = [row.kl_mean for row in found.rows]
+    assert [row.cache for row in found.rows] == ["latent f32", "latent f16", "latent q4"]
+    assert kl[0] == 0 < kl[1] < kl[2]
+
+
+@pytest.mark.parametrize("options", [{"n_ctx": 200, "n_batch": 16, "n_seqs": 3}, {"n_ctx": 90, "n_threads": 3}])
+def test_no_step_needs_more_than_was_planned(options, tmp_path):
+    """Appends of all sizes around what either branch takes, after cuts: not a byte more than at the start."""
+    engine = _core.Engine(str(write(tmp_path / "model.gguf", n_heads=3, n_layers=2)), **options)
+    memory, random, n_ctx = engine.memory(), np.random.default_rng(0), options["n_ctx"]
+    assert _core.plan(str(tmp_path / "model.gguf"), **options)["total"] == memory["total"]
+    sequences = [engine.new_sequence() for _ in range(options.get("n_seqs", 1))]
+    for _ in range(60):
+        for sequence in sequences:
+            if engine.length(sequence) == n_ctx or random.random() < 0.2:
+                engine.truncate(sequence, int(random.integers(engine.length(sequence) + 1)))
+        counts = [
+            min(int(random.choice([0, 1, 2, 31, 32, 33, 96, n_ctx])), n_ctx - engine.length(s)) for s in sequences
+        ]
+        items = [(s, np.full(n, 5, np.int32)) for s, n in zip(sequences, counts, strict=True) if n]
+        if items:
+            engine.append(items, all_logits=bool(random.random() < 0.3))
+        assert engine.memory() == memory
+
+
 @pytest.mark.skipif(bool(CUDA_MISSING), reason=f"no CUDA device: {CUDA_MISSING}")
 @pytest.mark.parametrize(
     ("n_heads", "dtype"),
@@ -200,6 +255,21 @@ def test_many_heads_on_cuda(n_heads, dtype, tmp_path):
     sequences["cuda"] = engines["cuda"].load_sequence(engines["cpu"].save_sequence(sequences["cpu"]))
     on_cpu, on_device = (decode(engines[d], IDS[50:], 0, sequences[d]) for d in engines)
     assert relative(on_device, on_cpu) < bound("latent", dtype, path)
+
+
+def test_the_command_line_shows_its_one_mode(run, convert, tmp_path):
+    path = str(convert(GOLDEN / "deepseek2"))
+    assert "latent yes, bytes a token: 168 in f16, 96 in q8" in run("inspect", path)[1]
+    report = json.loads(run("inspect", path, "--json")[1])
+    assert [one["mode"] for one in report["cache_modes"] if one["legal"]] == ["latent"] and report["pays"] == {}
+    table = run("plan", path)[1]
+    assert re.search(r"^latent .* -$", table, re.M) and "kv: not for this model" in table
+    code, _, err = run("convert", path, "-o", str(tmp_path / "out.gguf"), "--cache", "auto")
+    assert code != 0 and "there is nothing to choose" in err
+    code, out, _ = run(
+        "convert", path, "-o", str(tmp_path / "out.gguf"), "--cache", "latent", "--cache-type", "q8", "--verify"
+    )
+    assert code == 0 and "same top token" in out
 
 
 def test_rows_are_not_shared(convert, tmp_path):

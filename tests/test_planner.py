@@ -175,6 +175,7 @@ CONFIGURATIONS = [
     ("llama_gqa_tied", "kv", {"n_ctx": 100, "sparse_threshold": 0.01, "n_batch": 3}),
     ("qwen2moe", "k", {"n_ctx": 100, "n_seqs": 2, "n_threads": 3, "n_batch": 17}),  # experts
     ("mixtral", "kv", {"n_ctx": 64}),
+    ("deepseek2", "latent", {"n_ctx": 100, "n_seqs": 2, "n_threads": 3, "n_batch": 17, "cache_type_k": "q8"}),
     ("llama_gqa_tied", "kv", {"n_ctx": 200, "cache_type_k": "q8", "cache_type_v": "q4", "n_threads": 3}),
     ("gpt2_erf", ["kv", "k", "x"], {"n_ctx": 128, "cache_type_k": "q4", "cache_type_v": "fp8_e4m3", "n_threads": 4}),
 ]

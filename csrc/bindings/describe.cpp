@@ -95,7 +95,7 @@ nb::dict mode_dict(const CacheMode& mode, const AttnConfig& c, const std::string
     d["of_all"] = mode.has_values_of_all();
     d["ages"] = mode.has_levels();
     d["shared"] = mode.shared();
-    d["latent"] = mode.reads_latents();
+    d["latent"] = mode.for_latent_attention();
     d["inverts"] = mode.inverts();
     return d;
 }

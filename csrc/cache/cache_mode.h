@@ -257,7 +257,7 @@ class CacheMode {
     /// Whether rows know the bias of V. Else W_O b_V belongs to the output's, since softmax weights sum to 1.
     virtual bool keeps_v_bias() const { return false; }
     /// Whether it is for latent attention, else for any other.
-    virtual bool reads_latents() const { return false; }
+    virtual bool for_latent_attention() const { return false; }
     /// Of an encoder's output: whether one layer's rows serve all.
     virtual bool shared() const { return false; }
 

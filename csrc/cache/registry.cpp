@@ -47,10 +47,10 @@ Levels read_levels(const CacheMode& mode, const std::string& text) {
 }
 
 std::string refusal_of(const CacheMode& mode, const AttnConfig& c) {
-    if (c.latent > 0 && !mode.reads_latents())
+    if (c.latent > 0 && !mode.for_latent_attention())
         return concat("K and V are made of a latent of ", c.latent,
                       " columns (MLA), which mode latent stores");
-    if (c.latent == 0 && mode.reads_latents()) return "K and V are not made of a latent (MLA)";
+    if (c.latent == 0 && mode.for_latent_attention()) return "K and V are not made of a latent (MLA)";
     if (c.clamp > 0 && !mode.keeps_v_bias())  // that is, V
         return concat("K and V are clamped to ", c.clamp,
                       " (attention.clamp_kqv), so they are no products of ",

@@ -43,7 +43,7 @@ class Latent final : public AbsorbingMode {
   public:
     const char* name() const override { return "latent"; }
     std::string refusal(const AttnConfig&) const override { return ""; }
-    bool reads_latents() const override { return true; }
+    bool for_latent_attention() const override { return true; }
     bool has_values_of_all() const override { return true; }
 
     Format format(const AttnConfig& c) const override { return {{"latent", c.row_width(), 1, c.type_k}}; }

@@ -100,7 +100,7 @@ class Flags:
             "--cache",
             default="auto",
             metavar="MODE",
-            help="kv, k, k+r, v, x, xr, kivi, lowrank, with types as in k+r:q8 or k+r:q8:64:q4 (mode:type:rank:"
+            help="kv, k, k+r, v, x, xr, kivi, lowrank, latent, with types as in k+r:q8 or k+r:q8:64:q4 (mode:type:rank:"
             "residual type), or of the last two levels as in lowrank:q2@0.5+q4*0.1+sinks=4 (TYPE_K/TYPE_V@PART*SHARE, "
             "oldest first), or one a layer with commas between; fastest: of kv and what the file says what is "
             "fastest here and fits; default: what the file says, else kv (beside an encoder x where its rows are no "

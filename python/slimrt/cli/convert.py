@@ -20,7 +20,7 @@ def add_flags(flags: Flags) -> None:
     flags.parser.add_argument("source", metavar="SRC", help="a GGUF file, a Hugging Face "
                               "directory or whisper.cpp's ggml-*.bin")  # fmt: skip
     flags.add("-o", "--out", required=True, metavar="OUT", help="the file to write")
-    modes = "kv, k, k+r, v, x, xr, kivi, lowrank, or auto: for each layer the best within a target"
+    modes = "kv, k, k+r, v, x, xr, kivi, lowrank, latent, or auto: for each layer the best within a target"
     flags.add("--cache", metavar="MODE", help=f"fold for {modes}; without it nothing is folded")
     flags.add(
         "--cache-type",

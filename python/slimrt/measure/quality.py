@@ -26,7 +26,6 @@ from slimrt.runtime.kinds import continues_texts
 from slimrt.runtime.runtime import Runtime, load
 from slimrt.runtime.session import Session, TokenIds, append_together, as_ids
 
-REFERENCE = CacheChoice.of("kv:f32")
 WINDOW = 512  # tokens, unless the model was trained on fewer
 _SEQUENCES = 8  # windows decoded together, unless said otherwise
 _KEPT_BYTES = 256 << 20  # of the reference's logits, which wait for the other caches
@@ -52,7 +51,7 @@ def compare_caches(
     memory_limit: str | int | None = None,
     progress: bool | None = None,
 ) -> CacheComparison:
-    """How far the next-token distributions of several caches are from those of kv in float32.
+    """How far the next-token distributions of several caches are from those of kv, or latent, in float32.
 
     The text is cut into windows. Of each the prefix is prefilled and the rest fed in chunks, so that every token that
     counts reads what came before its chunk as it was stored. All caches are loaded at once.
@@ -280,7 +279,7 @@ def _all_opened(loaded: Sequence[_Contestant], group: Sequence[Ids], prefix: int
 def _distinct(source: ModelSource, choices: Sequence[CacheChoice]) -> list[CacheChoice]:
     """The reference and the choices, each cache once."""
     found: list[CacheChoice] = []
-    for choice in (REFERENCE, *choices):
+    for choice in (CacheChoice.of(f"{source.baseline}:f32"), *choices):
         if all(choice.arguments(source) != other.arguments(source) for other in found):
             found.append(choice)
     return found
