@@ -42,7 +42,7 @@ class Shape:
         q, kv = self.n_heads * self.dk, self.kv_heads * self.dk
         gpt2, biased = self.arch == "gpt2", self.arch in BIASED
         norms = {"phi2": ("attn_norm",), "olmo2": ("post_attention_norm", "post_ffw_norm")}
-        norms["gemma3"] = ("attn_norm", "ffn_norm", *norms["olmo2"])
+        norms["gemma2"] = norms["gemma3"] = ("attn_norm", "ffn_norm", *norms["olmo2"])
         layer: dict[str, tuple[int, ...]] = {
             f"{name}.weight": (self.d,) for name in norms.get(self.arch, ("attn_norm", "ffn_norm"))
         }
@@ -110,6 +110,9 @@ def header(path: Path, shape: Shape, changes: dict[str, object] | None = None) -
         "attention.head_count_kv": shape.kv_heads,
         f"attention.{epsilon}": 1e-5,
     }
+    if shape.arch == "gemma2":
+        caps = {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 6.0}
+        values |= {"attention.sliding_window": 9, **caps}
     if shape.arch == "olmoe":
         values |= {"expert_count": EXPERTS, "expert_used_count": 2}
     if shape.head_dim:

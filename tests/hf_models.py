@@ -74,12 +74,13 @@ CLASSES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2"
            "granite": "GraniteForCausalLM", "glm4": "Glm4ForCausalLM", "opt": "OPTForCausalLM",
            "olmoe": "OlmoeForCausalLM", "mixtral": "MixtralForCausalLM", "qwen2_moe": "Qwen2MoeForCausalLM",
            "qwen3_moe": "Qwen3MoeForCausalLM", "granitemoe": "GraniteMoeForCausalLM",
-           "bitnet": "BitNetForCausalLM", "gemma3_text": "Gemma3ForCausalLM", "olmo3": "Olmo3ForCausalLM",
+           "bitnet": "BitNetForCausalLM", "gemma2": "Gemma2ForCausalLM",
+           "gemma3_text": "Gemma3ForCausalLM", "olmo3": "Olmo3ForCausalLM",
            "cohere2": "Cohere2ForCausalLM", "exaone4": "Exaone4ForCausalLM",
            "smollm3": "SmolLM3ForCausalLM", "ministral3": "Ministral3ForCausalLM",
            "gpt_oss": "GptOssForCausalLM", "deepseek_v2": "DeepseekV2ForCausalLM",
            "minicpm3": "MiniCPM3ForCausalLM", "deepseek_v3": "DeepseekV3ForCausalLM",
-           "glm4_moe_lite": "Glm4MoeLiteForCausalLM"}  # fmt: skip
+           "glm4_moe_lite": "Glm4MoeLiteForCausalLM", "minimax_m2": "MiniMaxM2ForCausalLM"}  # fmt: skip
 LONG_FACTORS = {"short_factor": [1.0, 1.1, 1.3, 1.4, 1.7, 2.0], "long_factor": [1.2, 2.1, 3.5, 6.0, 8.5, 11.0]}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 32}  # fmt: skip
@@ -130,6 +131,13 @@ def first_gelu(config: dict[str, Any]) -> None:
     config["hidden_act"] = "gelu"
 
 
+def first_gemma2(config: dict[str, Any]) -> None:
+    """As in Gemma 2's published configurations, where every other layer has a window unsaid."""
+    config.pop("layer_types")
+    config["rope_theta"] = config.pop("rope_parameters")["rope_theta"]
+    config["hidden_act"] = config["hidden_activation"]
+
+
 def minicpm(config: dict[str, Any]) -> None:
     """As in MiniCPM-2B's configuration."""
     config["model_type"] = "minicpm"
@@ -153,6 +161,12 @@ def legacy_gemma3(config: dict[str, Any]) -> None:
     config["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
     config.pop("layer_types")
     config["sliding_window_pattern"] = 3
+
+
+def rotary_dim(config: dict[str, Any]) -> None:
+    """As in MiniMax-M2's configurations."""
+    config["rope_theta"] = config.pop("rope_parameters")["rope_theta"]
+    config["rotary_dim"], config["scoring_func"], config["use_qk_norm"] = 6, "sigmoid", True
 
 
 def gpt_oss(config: dict[str, Any]) -> None:
@@ -276,6 +290,35 @@ MODELS = {
         {"head_dim": 16, "num_key_value_heads": 1, "tie_word_embeddings": True},
         dtype="bfloat16",
         rewrite=first_gelu,
+    ),
+    "gemma2": Tiny(  # caps that bend most scores and logits
+        "gemma2",
+        {
+            "num_hidden_layers": 3,
+            "head_dim": 20,
+            "num_key_value_heads": 2,
+            "tie_word_embeddings": True,
+            "sliding_window": 9,
+            "query_pre_attn_scalar": 20,
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 6.0,
+            "eos_token_id": [2, 7],
+        },
+        dtype="bfloat16",
+        rewrite=first_gemma2,
+    ),
+    "gemma2_mha": Tiny(  # K as wide as the input; layers in another order, scores of another scale
+        "gemma2",
+        {
+            "num_hidden_layers": 3,
+            "head_dim": 12,
+            "tie_word_embeddings": True,
+            "sliding_window": 11,
+            "query_pre_attn_scalar": 7,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+            "rms_norm_eps": 1e-6,
+        },
+        seed=7,
     ),
     "olmo": Tiny("olmo", {"tie_word_embeddings": True}, seed=40),
     "olmo_clipped": Tiny("olmo", {"num_key_value_heads": 2, "clip_qkv": 0.9}),
@@ -463,6 +506,20 @@ MODELS = {
             "logits_scaling": 3.0,
         },
     ),
+    "minimax_m2": Tiny(
+        "minimax_m2",
+        {
+            "num_attention_heads": 6,
+            "num_key_value_heads": 2,
+            "head_dim": 12,
+            "intermediate_size": 24,
+            "num_local_experts": 7,
+            "num_experts_per_tok": 3,
+            "eos_token_id": [2, 5],
+            "rope_parameters": {"rope_theta": 1000.0, "rope_type": "default", "partial_rotary_factor": 0.5},
+        },
+        rewrite=rotary_dim,
+    ),
     "gpt_oss": Tiny(
         "gpt_oss",
         {
@@ -588,7 +645,7 @@ def build(name: str) -> Any:
         for key, value in model.named_parameters():
             noise = torch.randn(value.shape, generator=random)
             if "norm" in key or ".ln_" in key:
-                value.copy_(0.2 * noise + (0 if key.endswith("bias") or tiny.family == "gemma" else 1))
+                value.copy_(0.2 * noise + (0 if key.endswith("bias") or tiny.family in ("gemma", "gemma2") else 1))
             elif key.endswith("bias"):
                 value.copy_(0.5 * noise)
             elif tiny.family == "gpt_oss" and key.endswith(("gate_up_proj", "sinks")):

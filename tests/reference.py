@@ -289,8 +289,8 @@ class Reference:
             read = mode.attend(self, owner, q[some], cache.seen_by(positions[some]), positions[some], cache.absorbed)
             out.append(np.stack([read(head) for head in range(self.w.n_heads)], axis=1))
         out = np.concatenate(out)
-        if not mode.v_bias_stored:
-            out = plus_per_head(out, self.w.layers[owner].bv, self.w.n_kv_heads)
+        if not mode.v_bias_stored and (bias := self.w.layers[owner].bv) is not None:  # softmax weights sum to 1
+            out = out + np.repeat(bias.reshape(self.w.n_kv_heads, -1), self.w.n_heads // self.w.n_kv_heads, axis=0)
         return out.reshape(len(x), -1)
 
     def rotate(self, x: Array, n_heads: int, positions: NDArray[np.int64], i: int) -> Array:
@@ -374,10 +374,3 @@ class Cache:
         for name, row in self.rows.items():
             row[whole:] = self.stored(name, row[whole:])
         self.ends[1:] = [min(end, whole) for end in self.ends[1:]]
-
-
-def plus_per_head(out: Array, bias: Array | None, n_kv_heads: int) -> Array:
-    """out [n, heads, dv] + V's bias: softmax weights sum to 1, so it needs no cache. GQA: shared within a group."""
-    if bias is None:
-        return out
-    return out + np.repeat(bias.reshape(n_kv_heads, -1), out.shape[1] // n_kv_heads, axis=0)

@@ -87,7 +87,7 @@ def experts_of_gguf(part: Mapping[str, Array], key: Callable[..., Any], arch: st
         part["ffn_gate_inp.weight"],
         of,
         used=key("expert_used_count"),
-        renormalised=key("expert_weights_norm", arch in ("llama", "qwen3moe", "granitemoe", "gpt-oss")),
+        renormalised=key("expert_weights_norm", arch in ("llama", "qwen3moe", "granitemoe", "gpt-oss", "minimax-m2")),
         scale=key("expert_weights_scale", 1.0),
         shared=None if shared[0] is None else Network(*shared),
         share=part.get("ffn_gate_inp_shexp.weight"),

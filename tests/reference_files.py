@@ -74,7 +74,7 @@ def load_gguf(path: Path, n_ctx: int) -> Weights:
         positions=tensors.get("position_embd.weight"),
         embed_norm=tensors.get("token_embd_norm.weight"),
         embed_norm_b=tensors.get("token_embd_norm.bias"),
-        embed_scale=sqrt(d_model) if arch in ("gemma", "gemma3") else key("embedding_scale", 1.0),
+        embed_scale=sqrt(d_model) if arch in ("gemma", "gemma2", "gemma3") else key("embedding_scale", 1.0),
         residual_scale=key("residual_scale", 1.0),
         score_scale=key("attention.scale", 0.0) if latent is None else score_scale(key),
         logit_scale=1 / key("logit_scale", 1.0)
@@ -92,17 +92,11 @@ def load_gguf(path: Path, n_ctx: int) -> Weights:
 
 # Where the file does not say.
 ACTIVATIONS = {"gpt2": "gelu_tanh", "gptneox": "gelu_erf", "phi2": "gelu_tanh", "gemma": "gelu_tanh"}
-ACTIVATIONS |= {"bloom": "gelu_tanh", "mpt": "gelu_erf", "opt": "relu", "gemma3": "gelu_tanh"}
+ACTIVATIONS |= {"bloom": "gelu_tanh", "mpt": "gelu_erf", "opt": "relu", "gemma2": "gelu_tanh", "gemma3": "gelu_tanh"}
 ACTIVATIONS |= {"gpt-oss": "clamped_swish"}
 FFN_NORM = {"gpt-oss": "post_attention_norm.weight"}  # what the norm of the FFN's input is called
 WITHOUT_ROPE = ("gpt2", "bloom", "mpt", "opt")
-FULL_EVERY = {
-    "gpt-oss": 2,
-    "gemma3": 6,
-    "olmo2": 4,
-    "cohere2": 4,
-    "exaone4": 4,
-}  # the others' windows are in all layers
+FULL_EVERY = {"gemma2": 2, "gpt-oss": 2, "gemma3": 6, "olmo2": 4, "cohere2": 4, "exaone4": 4}  # others: none sees all
 WINDOWS_ROPE = {"gemma3": 10000.0, "olmo2": None}  # the base of their windows' own RoPE; None: that of the others
 INTERLEAVED = (
     "llama",

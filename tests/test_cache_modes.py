@@ -70,6 +70,8 @@ CASES = [
     ("gpt2_tanh", "x"),
     ("stablelm", "k"),
     ("gemma", "k"),  # heads together wider than the input
+    ("gemma2", "kv"),  # capped, a window in every other layer
+    ("gemma2_mha", "k"),
     ("olmo", "k"),
     ("olmo_clipped", "kv"),
     ("granite", "k"),
@@ -90,6 +92,7 @@ CASES = [
     ("opt", "x"),
     ("cohere", "k"),
     ("gpt_oss", "kv"),  # sinks, windows
+    ("minimax_m2", "kv"),
     ("gemma3", "kv"),  # windows, which turn otherwise
     ("gemma3_mha", "k"),
     ("olmo3", "k"),
@@ -320,6 +323,10 @@ ILLEGAL = [
     ("openlm", "x", 0, "QK-norm"),
     ("stablelm", "x", 0, "RoPE"),
     ("gemma", "xr", 0, "all columns"),
+    ("gemma2", "k", 0, "40 wide"),
+    ("gemma2", "x", 0, "RoPE"),
+    ("gemma2", "kivi", 0, "window"),
+    ("gemma2_mha", "lowrank", 1, "window"),
     ("granite", "v", 0, "RoPE"),
     ("glm4", "k", 0, "24 wide"),
     ("gemma3", "k", 0, "40 wide"),
@@ -389,6 +396,7 @@ def test_cache_modes_lists_every_mode_with_a_reason(convert):
         "bitnet_online": {"kv", "k", "k+r"},
         "openlm": {"kv"},
         "gpt_oss": {"kv"},
+        "minimax_m2": {"kv", "k+r"},
         "opt": {"kv", "k", "k+r", "v", "x"},
         "bloom": {"kv", "k", "k+r", "v", "x"},
         "mpt": {"kv", "k", "k+r", "v", "x"},

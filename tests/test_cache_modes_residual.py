@@ -52,6 +52,7 @@ KR_CASES = {
     "olmo2": (8, "q8"),  # QK-norm
     "olmo2_gqa": (8, "q4"),
     "gemma": (8, "q4"),
+    "gemma2": (8, "q8"),
     "granite_gqa": (8, "q8"),  # a scale of scores
     "opt": (8, "q8"),
     "cohere_gqa": (8, "q8"),  # RoPE of neighbours as they are stored

@@ -27,9 +27,9 @@ def of_experts(name: str, tensor: np.ndarray) -> list[np.ndarray]:
     """Each expert's matrix where they are stored together; Granite's and gpt-oss's gate and up apart."""
     if "input_linear" in name:
         return [half for expert in tensor for half in np.split(expert, 2)]
-    if "experts.gate_up_proj" in name:
+    if ".experts.gate_up_proj" in name:
         return [expert[..., first::2] for expert in tensor for first in (0, 1)]
-    together = ("_exps", "output_linear", "experts.down_proj")
+    together = ("_exps", "output_linear", ".experts.down_proj")
     return list(tensor) if any(word in name for word in together) else [tensor]
 
 
@@ -115,6 +115,19 @@ METADATA = {
         "stablelm.attention.layer_norm_epsilon": 1e-5,
         "stablelm.use_parallel_residual": None,
     },
+    "gemma2": {
+        "gemma2.attention.sliding_window": 9,
+        "gemma2.attention.sliding_window_pattern": None,
+        "gemma2.attn_logit_softcapping": 3.0,
+        "gemma2.final_logit_softcapping": 6.0,
+        "gemma2.attention.scale": None,
+    },
+    "gemma2_mha": {
+        "gemma2.attention.sliding_window_pattern": [False, True, True],
+        "gemma2.attn_logit_softcapping": 50.0,
+        "gemma2.final_logit_softcapping": 30.0,
+        "gemma2.attention.scale": 7**-0.5,
+    },
     "gemma": {"gemma.attention.key_length": 20, "gemma.attention.value_length": 20, "slimrt.activation": None},
     "olmo": {"olmo.attention.layer_norm_epsilon": 1e-5, "olmo.attention.clamp_kqv": None},
     "olmo_clipped": {"olmo.attention.clamp_kqv": 0.9, "olmo.attention.head_count_kv": 2},
@@ -170,6 +183,7 @@ METADATA = {
     "qwen2moe": {"qwen2moe.expert_feed_forward_length": 24, "qwen2moe.expert_shared_feed_forward_length": 56},
     "qwen3moe": {"qwen3moe.expert_used_count": 3, "qwen3moe.expert_weights_norm": True},
     "granitemoe": {"granitemoe.expert_feed_forward_length": 40, "granitemoe.residual_scale": 0.4},
+    "minimax_m2": {"minimax-m2.expert_gating_func": 2, "minimax-m2.rope.dimension_count": 6},
     "gpt_oss": {"gpt-oss.attention.sliding_window": 13, "gpt-oss.expert_feed_forward_length": 40},
     "openlm": {"openlm.feed_forward_length": 256, "openlm.attention.layer_norm_epsilon": 1e-5},
     "mpt": {"mpt.attention.max_alibi_bias": 8.0, "mpt.attention.clamp_kqv": None, "slimrt.activation": "gelu_erf"},
@@ -280,6 +294,10 @@ REFUSED = {
     "StableLM 2 12B": ("stablelm", {"use_parallel_residual": True}, "use_parallel_residual"),
     "LayerNorms of heads": ("stablelm", {"qk_layernorm": True}, "qk_layernorm"),
     "Command R+": ("cohere", {"use_qk_norm": True}, "use_qk_norm"),
+    "another activation of Gemma 2": ("gemma2", {"hidden_activation": "gelu"}, "hidden_act"),
+    "Gemma 2 without a cap": ("gemma2", {"attn_logit_softcapping": None}, "attn_logit_softcapping = None"),
+    "Gemma 2 without windows": ("gemma2", {"sliding_window": None}, "sliding_window = None"),
+    "Gemma 2 in both directions": ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
     "another activation of Gemma": ("gemma", {"hidden_act": "silu"}, "hidden_act"),
     "BLOOM's other residual": (
         "bloom",

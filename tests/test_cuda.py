@@ -42,10 +42,12 @@ CASES = [
     ("olmo2_gqa", "kv"),
     ("qwen3_gqa", "kv"),
     ("gemma_mqa", "kv"),
+    ("gemma2", "kv"),
     ("granite_gqa", "kv"),
     ("bitnet", "kv"),
     ("openlm", "kv"),
     ("olmo_clipped", "kv"),
+    ("minimax_m2", "kv"),  # experts by sigmoids
     ("gpt_oss_plain", "kv"),  # sinks, windows, experts with biases
     ("gemma3", "kv"),  # windows, which turn otherwise
     ("olmo3", "k"),

@@ -123,6 +123,8 @@ def test_each_part_matters(arch, part, tmp_path):
 
 PARTS = {
     "embed_scale": ("gemma", 1.0),
+    "score_cap": ("gemma2", 0.0),
+    "logit_cap": ("gemma2", 0.0),
     "clamp": ("olmo_clipped", 0.0),
     "logit_scale": ("cohere", 1.0),
     "embed_norm": ("bloom", None),
@@ -151,6 +153,21 @@ def test_norms_before_w_o_and_down(convert):
         for layer in changed.w.layers:
             setattr(layer, norm, None)
         assert relative(logits(path), whole) < FLOAT32 < 1e-2 < relative(changed.logits(IDS), whole)
+
+
+@pytest.mark.parametrize(
+    ("n_layers", "said", "scale"), [(46, {}, 8**-0.5), (45, {}, 16**-0.5), (46, {"attention.scale": 0.2}, 0.2)]
+)
+def test_gemma_2_27b(n_layers, said, scale, tmp_path):
+    """It scales scores by heads' share of the model, which is not their width: files tell it by its layers alone."""
+    shape = Shape(32, n_layers, 4, 64, head_dim=16, n_vocab=60, arch="gemma2")
+    path = write_random(tmp_path / "model.gguf", shape, said)
+    model = Reference(path)
+    model.w.score_scale = scale
+    wanted = model.logits(IDS)
+    assert relative(logits(path), wanted) < FLOAT32
+    model.w.score_scale *= 1.4
+    assert relative(model.logits(IDS), wanted) > 1e-2
 
 
 def test_k_of_qwen3_0_6b(tmp_path):

@@ -28,6 +28,7 @@ GELU_TABLE = 1e-3  # its GELU goes through a table of f16
 UNREAD = (  # of which it does not read
     "gptneox_sequential",  # a tied head
     "olmo2_gqa",  # heads that are wider together than the input
+    "gemma2_mha",  # which layers see a window, and the scale of scores
     "gemma3_mha",  # which layers see a window, and the scale of scores
     "exaone4",  # windows, but in models of 64 layers
     "gpt_oss",  # that YaRN's ramp lies between pairs
@@ -37,7 +38,7 @@ UNREAD = (  # of which it does not read
 ONE_EPSILON = 1e-4  # it has one for all norms
 OTHER_EPSILON = ("glm4_moe_lite",)  # of the norms of latents
 OWN_ACTIVATION = {"gelu_erf": "gelu_tanh", "relu_squared": "silu"}  # it knows no other of these architectures
-GELU = ("bloom", "gemma", "gemma3")  # architectures that have it where the file does not say
+GELU = ("bloom", "gemma", "gemma2", "gemma3")  # architectures that have it where the file does not say
 ROPE = {"rope_freqs", "rope_factors_long", "rope_factors_short"}  # of any architecture
 NAMED = [
     name for name, tiny in MODELS.items() if tiny.family not in ("opt", "openlm")

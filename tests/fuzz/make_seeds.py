@@ -65,16 +65,16 @@ def aligned(writer: gguf.GGUFWriter) -> None:
 D, HEADS, FF, VOCAB, ROWS = 4, 2, 4, 3, 8  # ROWS: of context, of a source, of buckets
 SPEECH = ("whisper", "moonshine")
 BIASED = ("bloom", "gpt2", "gptneox", "opt", "phi2", "whisper")
-LAYER_NORM = (*BIASED, "command-r", "moonshine", "mpt", "olmo", "openlm", "stablelm")
+LAYER_NORM = (*BIASED, "cohere2", "command-r", "moonshine", "mpt", "olmo", "openlm", "stablelm")
 UNGATED = (*BIASED, "moonshine", "mpt", "openlm", "phi3", "glm4")
 CONVOLUTIONS = {
     "whisper": {"conv1": (D, 3), "conv2": (D, 3 * D)},
     "moonshine": {"conv1": (D, 127), "conv2": (2 * D, 7 * D), "conv3": (D, 3 * 2 * D)},
 }
-EXPERTS = ("deepseek", "gpt-oss", "granitemoe", "olmoe", "qwen2moe", "qwen3moe")
-ARCHITECTURES = ("bitnet", "bloom", "command-r", "gemma", "glm4", "gpt2", "gptneox", "granite", "llama", "minicpm",
-                 "moonshine", "mpt", "olmo", "olmo2", "openlm", "opt", "phi2", "phi3", "qwen2", "qwen3", "stablelm",
-                 "t5", "whisper", *EXPERTS)  # fmt: skip
+EXPERTS = ("deepseek", "gpt-oss", "granitemoe", "minimax-m2", "olmoe", "qwen2moe", "qwen3moe")
+ARCHITECTURES = ("bitnet", "bloom", "cohere2", "command-r", "exaone4", "gemma", "gemma2", "gemma3", "glm4", "gpt2",
+                 "gptneox", "granite", "llama", "minicpm", "mistral3", "moonshine", "mpt", "olmo", "olmo2", "openlm",
+                 "opt", "phi2", "phi3", "qwen2", "qwen3", "smollm3", "stablelm", "t5", "whisper", *EXPERTS)  # fmt: skip
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -88,7 +88,8 @@ def attention(arch: str, prefix: str, out: str) -> Shapes:
         shapes[f"{out}.bias"] = (D,)
     if arch == "gpt-oss":
         shapes[f"{prefix}_sinks.weight"] = (HEADS,)
-    norms = {"olmo2": D, "olmoe": D, "openlm": D, "qwen3": D // HEADS, "qwen3moe": D // HEADS}
+    norms = {"olmo2": D, "olmoe": D, "minimax-m2": D, "openlm": D}
+    norms |= {name: D // HEADS for name in ("exaone4", "gemma3", "qwen3", "qwen3moe")}
     return shapes | ({f"{prefix}_{name}_norm.weight": (norms[arch],) for name in "qk"} if arch in norms else {})
 
 
@@ -113,8 +114,10 @@ def experts(arch: str, n: int = 2) -> Shapes:
 
 def layer(arch: str, cross: bool, out: str) -> Shapes:
     after = ["post_attention_norm", "post_ffw_norm"]
-    names = {"olmo2": after, "phi2": ["attn_norm"], "command-r": ["attn_norm"]}.get(arch, ["attn_norm", "ffn_norm"])
-    if arch == "glm4":
+    one = ["attn_norm"]
+    few = {"exaone4": after, "olmo2": after, "phi2": one, "cohere2": one, "command-r": one}
+    names = few.get(arch, ["attn_norm", "ffn_norm"])
+    if arch in ("gemma2", "gemma3", "glm4"):
         names += after
     if arch == "gpt-oss":
         names = ["attn_norm", "post_attention_norm"]
@@ -217,7 +220,14 @@ def model(writer: gguf.GGUFWriter, changes: dict[str, object], more: Shapes, n_l
         sizes |= {"attention.relative_buckets_count": ROWS, "attention.relative_max_distance": 16}
     if arch == "whisper":
         sizes["mel_bins"] = 1
-    sizes |= {"mpt": {"attention.max_alibi_bias": 8.0}, "command-r": {"logit_scale": 0.5}}.get(arch, {})
+    sizes |= {
+        "mpt": {"attention.max_alibi_bias": 8.0},
+        "command-r": {"logit_scale": 0.5},
+        "cohere2": {"logit_scale": 0.5},
+    }.get(arch, {})
+    if arch == "gemma2":
+        caps = {"attn_logit_softcapping": 4.0, "final_logit_softcapping": 4.0}
+        sizes |= {"attention.sliding_window": 4, **caps}
     if arch in EXPERTS:
         sizes |= {"expert_count": 2, "expert_used_count": 1}
     if arch == "deepseek":

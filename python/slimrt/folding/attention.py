@@ -72,10 +72,10 @@ class Attention:
     alibi: float = 0.0
     clamp: float = 0.0
     whole_ramp: bool = True
+    latent: int = 0
     score_cap: float = 0.0
     sinks: bool = False
     positions: tuple[Positions, ...] = ()
-    latent: int = 0
 
     @classmethod
     def of(cls, model: ModelData) -> Attention:

@@ -118,6 +118,7 @@ def _table() -> dict[str, PreTokenizer]:
         "tekken": PreTokenizer(_split(_TEKKEN), ignore_merges=True, add_bos=True),
         "gpt-4o": gpt4o,
         "llama4": gpt4o,
+        "minimax-m2": gpt4o,
         "bloom": PreTokenizer(_split(_BLOOM)),
         "deepseek-coder": PreTokenizer(_split(*_DEEPSEEK_CODER)),
         "deepseek-v3": PreTokenizer(_split(*_DEEPSEEK_V3)),

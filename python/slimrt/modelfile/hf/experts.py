@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from slimrt.modelfile.gguf import uint32
 from slimrt.modelfile.hf import gpt_oss
 from slimrt.modelfile.hf.families import ALWAYS, LLAMA, MISTRAL, QWEN2, Family, Stack
 from slimrt.modelfile.hf.llama_families import GRANITE, QWEN3
@@ -199,6 +200,45 @@ GPT_OSS = _with_experts(
     router="mlp.router",
 )
 
+_SIGMOID = 2  # expert_gating_func
+
+
+def _partly_rotated(family: Family, values: dict[str, Any]) -> tuple[Family, dict[str, Any]]:
+    """The published configurations say how many dimensions of a head turn."""
+    if values.get("rotary_dim"):
+        values = {"partial_rotary_factor": values["rotary_dim"] / values["head_dim"], **values}
+    return family, values
+
+
+MINIMAX_M2 = _with_experts(
+    replace(
+        LLAMA,
+        arch="minimax-m2",
+        layer={
+            **LLAMA.layer,
+            "attn_q_norm": ("self_attn.q_norm", "q"),
+            "attn_k_norm": ("self_attn.k_norm", "kv"),
+            "exp_probs_b.bias": ("block_sparse_moe.e_score_correction_bias", "experts"),
+        },
+        biases={},
+        defaults={**LLAMA.defaults, "max_position_embeddings": 196608, "head_dim": 128, "rope_theta": 5000000.0},
+        only={
+            "hidden_act": ("silu", "swish"),
+            "scoring_func": ("sigmoid",),
+            "use_qk_norm": (True,),
+            "use_cla": (False,),
+        },
+        permuted=(),
+        extra=lambda values, generation: {"minimax-m2.expert_gating_func": uint32(_SIGMOID)},
+        settle=_partly_rotated,
+    ),
+    count="num_local_experts",
+    size="intermediate_size",
+    of="block_sparse_moe.experts.{}",
+    names={"gate": "w1", "up": "w3", "down": "w2"},
+    router="block_sparse_moe.gate",
+)
+
 EXPERTS: dict[str, Family] = {
     "deepseek": DEEPSEEK,
     "olmoe": OLMOE,
@@ -207,4 +247,5 @@ EXPERTS: dict[str, Family] = {
     "qwen3_moe": QWEN3_MOE,
     "granitemoe": GRANITE_MOE,
     "gpt_oss": GPT_OSS,
+    "minimax_m2": MINIMAX_M2,
 }

@@ -12,19 +12,59 @@ from slimrt.modelfile.hf.families import LLAMA, MISTRAL, OLMO2, Family
 from slimrt.modelfile.hf.llama_families import COHERE, GEMMA, QWEN3
 
 
+def _scale_of_scores(values: dict[str, Any], layers_of_27b: int) -> dict[str, Any]:
+    """Where it is not what a head's width says, or in a 27B model its share of the model's: arch/gemma2.cpp."""
+    scalar, usual = values["query_pre_attn_scalar"], values["head_dim"]
+    if values["num_hidden_layers"] == layers_of_27b:
+        usual = values["hidden_size"] // values["num_attention_heads"]
+    return {} if scalar == usual else {"attention_multiplier": 1 / sqrt(scalar)}
+
+
+def _gemma2(family: Family, values: dict[str, Any]) -> tuple[Family, dict[str, Any]]:
+    for key in ("attn_logit_softcapping", "final_logit_softcapping", "sliding_window"):
+        if not values[key]:
+            raise UnsupportedError(f"config.json: {key} = {values[key]!r} is not supported: Gemma 2 has one")
+    return family, {**values, **_scale_of_scores(values, 46)}
+
+
+GEMMA2 = replace(
+    GEMMA,
+    arch="gemma2",
+    layer={
+        **GEMMA.layer,
+        "post_attention_norm": ("post_attention_layernorm", "d"),
+        "ffn_norm": ("pre_feedforward_layernorm", "d"),
+        "post_ffw_norm": ("post_feedforward_layernorm", "d"),
+    },
+    spelling={"hidden_act": "hidden_activation"},
+    defaults={
+        **GEMMA.defaults,
+        "num_key_value_heads": 4,
+        "query_pre_attn_scalar": 256,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+        "sliding_window": 4096,
+    },
+    only={"hidden_act": ("gelu_pytorch_tanh",), "attention_bias": (False,), "use_bidirectional_attention": (False,)},
+    scales={
+        "attention.scale": "attention_multiplier",
+        "attn_logit_softcapping": "attn_logit_softcapping",
+        "final_logit_softcapping": "final_logit_softcapping",
+    },
+    window=True,
+    settle=_gemma2,
+)
+
+
 def _gemma3(family: Family, values: dict[str, Any]) -> tuple[Family, dict[str, Any]]:
-    """RoPE's two bases as transformers 5 spells them, and a scale of scores that is not the width of a head's."""
+    """RoPE's two bases as transformers 5 spells them."""
     found = dict(values)
     rope = found.pop("rope_parameters", None) or {}
     if not isinstance(rope.get("full_attention"), dict):
         scaling = found.pop("rope_scaling", None) or rope
         full = {"rope_theta": values.get("rope_theta", 1e6), **scaling}
         rope = {"full_attention": full, "sliding_attention": {"rope_theta": values.get("rope_local_base_freq", 1e4)}}
-    scalar, usual = values["query_pre_attn_scalar"], values["head_dim"]
-    if values["num_hidden_layers"] == 62:  # the 27B model's: csrc/model/arch/gemma3.cpp
-        usual = values["hidden_size"] // values["num_attention_heads"]
-    scale = {} if scalar == usual else {"attention_multiplier": 1 / sqrt(scalar)}
-    return family, {**found, "rope_parameters": rope, **scale}
+    return family, {**found, "rope_parameters": rope, **_scale_of_scores(values, 62)}
 
 
 GEMMA3 = replace(
@@ -128,6 +168,7 @@ MINISTRAL3 = replace(
 )
 
 LAYERED_FAMILIES: dict[str, Family] = {
+    "gemma2": GEMMA2,
     "gemma3_text": GEMMA3,
     "olmo3": OLMO3,
     "cohere2": COHERE2,
