@@ -49,7 +49,7 @@ CASES = [
     ("olmo_clipped", "kv"),
     ("minimax_m2", "kv"),  # experts by sigmoids
     ("gpt_oss_plain", "kv"),  # sinks, windows, experts with biases
-    ("gemma3", "kv"),  # windows, which turn otherwise
+    ("gemma3_mha", "kv"),  # windows, which turn otherwise
     ("olmo3", "k"),
     ("cohere2", "k"),  # layers that know no positions
     ("smollm3", "k+r"),

@@ -71,14 +71,31 @@ CONVOLUTIONS = {
     "whisper": {"conv1": (D, 3), "conv2": (D, 3 * D)},
     "moonshine": {"conv1": (D, 127), "conv2": (2 * D, 7 * D), "conv3": (D, 3 * 2 * D)},
 }
-EXPERTS = ("deepseek", "gpt-oss", "granitemoe", "minimax-m2", "olmoe", "qwen2moe", "qwen3moe")
+LATENT = ("deepseek2", "minicpm3")  # a latent of two columns, and heads of two more, which rotate
+EXPERTS = ("deepseek", "deepseek2", "gpt-oss", "granitemoe", "minimax-m2", "olmoe", "qwen2moe", "qwen3moe")
 ARCHITECTURES = ("bitnet", "bloom", "cohere2", "command-r", "exaone4", "gemma", "gemma2", "gemma3", "glm4", "gpt2",
-                 "gptneox", "granite", "llama", "minicpm", "mistral3", "moonshine", "mpt", "olmo", "olmo2", "openlm",
-                 "opt", "phi2", "phi3", "qwen2", "qwen3", "smollm3", "stablelm", "t5", "whisper", *EXPERTS)  # fmt: skip
+                 "gptneox", "granite", "llama", "minicpm", "minicpm3", "mistral3", "moonshine", "mpt", "olmo", "olmo2",
+                 "openlm", "opt", "phi2", "phi3", "qwen2", "qwen3", "smollm3", "stablelm", "t5", "whisper",
+                 *EXPERTS)  # fmt: skip
 Shapes = dict[str, tuple[int, ...]]
 
 
+def latent_attention(arch: str) -> Shapes:
+    """Of DeepSeek-V2 as llama.cpp's newer files have it, of MiniCPM 3 as its older ones."""
+    row = {"attn_kv_a_mqa.weight": (4, D), "attn_kv_a_norm.weight": (2,), "attn_output.weight": (D, 2 * HEADS)}
+    if arch == "deepseek2":
+        return row | {
+            "attn_q.weight": (4 * HEADS, D),
+            "attn_k_b.weight": (HEADS, 2, 2),
+            "attn_v_b.weight": (HEADS, 2, 2),
+        }
+    queries = {"attn_q_a.weight": (3, D), "attn_q_a_norm.weight": (3,), "attn_q_b.weight": (4 * HEADS, 3)}
+    return row | queries | {"attn_kv_b.weight": (4 * HEADS, 2)}
+
+
 def attention(arch: str, prefix: str, out: str) -> Shapes:
+    if arch in LATENT:
+        return latent_attention(arch)
     fused = arch in ("bloom", "gpt2", "gptneox", "mpt", "openlm", "phi3")
     made = {f"{prefix}_qkv": (3 * D, D)} if fused else {f"{prefix}_{name}": (D, D) for name in "qkv"}
     shapes: Shapes = {f"{name}.weight": shape for name, shape in made.items()} | {f"{out}.weight": (D, D)}
@@ -103,7 +120,7 @@ def experts(arch: str, n: int = 2) -> Shapes:
     network = {"gate": (FF, D), "up": (FF, D), "down": (D, FF)}
     shapes: Shapes = {f"ffn_{name}_exps.weight": (n, *shape) for name, shape in network.items()}
     shapes["ffn_gate_inp.weight"] = (n, D)
-    if arch in ("deepseek", "qwen2moe"):
+    if arch in ("deepseek", "deepseek2", "qwen2moe"):
         shapes |= {f"ffn_{name}_shexp.weight": shape for name, shape in network.items()}
     if arch == "qwen2moe":
         shapes["ffn_gate_inp_shexp.weight"] = (D,)
@@ -228,9 +245,16 @@ def model(writer: gguf.GGUFWriter, changes: dict[str, object], more: Shapes, n_l
     if arch == "gemma2":
         caps = {"attn_logit_softcapping": 4.0, "final_logit_softcapping": 4.0}
         sizes |= {"attention.sliding_window": 4, **caps}
+    if arch in LATENT:
+        sizes |= {"attention.kv_lora_rank": 2, "rope.dimension_count": 2}
+        sizes |= {"attention.key_length": 4, "attention.value_length": 2}
+    if arch == "minicpm3":
+        sizes["attention.q_lora_rank"] = 3
+    if arch == "deepseek2":
+        sizes |= {"attention.head_count_kv": 1, "attention.key_length_mla": 4, "attention.value_length_mla": 2}
     if arch in EXPERTS:
         sizes |= {"expert_count": 2, "expert_used_count": 1}
-    if arch == "deepseek":
+    if arch in ("deepseek", "deepseek2"):
         sizes["expert_shared_count"] = 1
     if arch == "qwen2moe":
         sizes["expert_shared_feed_forward_length"] = FF
