@@ -190,7 +190,7 @@ def test_a_directory_without_a_tokenizer():
 def test_plan_is_what_is_allocated(tiny):
     result = slimrt.plan(tiny, n_ctx=100, n_seqs=2, n_batch=16, cache_type="bf16", memory_limit="1GiB")
     assert [row.cache for row in result.rows] == ["kv", "k", "k+r", "lowrank"]
-    assert [mode for mode, reason in result.refused if reason] == ["v", "x", "xr"]
+    assert [mode for mode, reason in result.refused if reason] == ["v", "x", "xr", "latent"]
     assert result.fits and result.asked == result.rows[0]
     for row in result.rows:
         cache = row.cache if row.cache == "lowrank" else f"{row.cache}:bf16"  # whose usual levels are shown

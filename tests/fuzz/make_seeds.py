@@ -71,31 +71,38 @@ CONVOLUTIONS = {
     "whisper": {"conv1": (D, 3), "conv2": (D, 3 * D)},
     "moonshine": {"conv1": (D, 127), "conv2": (2 * D, 7 * D), "conv3": (D, 3 * 2 * D)},
 }
-LATENT = ("deepseek2", "minicpm3")  # a latent of two columns, and heads of two more, which rotate
 EXPERTS = ("deepseek", "deepseek2", "gpt-oss", "granitemoe", "minimax-m2", "olmoe", "qwen2moe", "qwen3moe")
 ARCHITECTURES = ("bitnet", "bloom", "cohere2", "command-r", "exaone4", "gemma", "gemma2", "gemma3", "glm4", "gpt2",
                  "gptneox", "granite", "llama", "minicpm", "minicpm3", "mistral3", "moonshine", "mpt", "olmo", "olmo2",
                  "openlm", "opt", "phi2", "phi3", "qwen2", "qwen3", "smollm3", "stablelm", "t5", "whisper",
                  *EXPERTS)  # fmt: skip
 Shapes = dict[str, tuple[int, ...]]
+# Latent attention: of a head of K so many columns that do not rotate and that do, of one of V; the latents.
+PLAIN, ROTATING, V, LATENT, Q_LATENT = 2, 2, 2, 3, 2
+MLA = {"attention.kv_lora_rank": LATENT, "rope.dimension_count": ROTATING}
+OF_HEADS = {"attention.key_length": PLAIN + ROTATING, "attention.value_length": V, "attention.q_lora_rank": Q_LATENT}
+OF_ROWS = {"attention.key_length": LATENT + ROTATING, "attention.value_length": LATENT, "attention.head_count_kv": 1,
+           "attention.key_length_mla": PLAIN + ROTATING, "attention.value_length_mla": V}  # fmt: skip
 
 
-def latent_attention(arch: str) -> Shapes:
-    """Of DeepSeek-V2 as llama.cpp's newer files have it, of MiniCPM 3 as its older ones."""
-    row = {"attn_kv_a_mqa.weight": (4, D), "attn_kv_a_norm.weight": (2,), "attn_output.weight": (D, 2 * HEADS)}
+def latent(arch: str) -> Shapes:
+    shapes: Shapes = {
+        "attn_kv_a_mqa": (LATENT + ROTATING, D),
+        "attn_kv_a_norm": (LATENT,),
+        "attn_output": (D, HEADS * V),
+    }
+    q = HEADS * (PLAIN + ROTATING)
     if arch == "deepseek2":
-        return row | {
-            "attn_q.weight": (4 * HEADS, D),
-            "attn_k_b.weight": (HEADS, 2, 2),
-            "attn_v_b.weight": (HEADS, 2, 2),
-        }
-    queries = {"attn_q_a.weight": (3, D), "attn_q_a_norm.weight": (3,), "attn_q_b.weight": (4 * HEADS, 3)}
-    return row | queries | {"attn_kv_b.weight": (4 * HEADS, 2)}
+        shapes |= {"attn_q": (q, D), "attn_k_b": (HEADS, LATENT, PLAIN), "attn_v_b": (HEADS, V, LATENT)}
+    else:
+        shapes |= {"attn_q_a": (Q_LATENT, D), "attn_q_a_norm": (Q_LATENT,), "attn_q_b": (q, Q_LATENT)}
+        shapes["attn_kv_b"] = (HEADS * (PLAIN + V), LATENT)
+    return {f"{name}.weight": shape for name, shape in shapes.items()}
 
 
 def attention(arch: str, prefix: str, out: str) -> Shapes:
-    if arch in LATENT:
-        return latent_attention(arch)
+    if arch in ("deepseek2", "minicpm3"):
+        return latent(arch)
     fused = arch in ("bloom", "gpt2", "gptneox", "mpt", "openlm", "phi3")
     made = {f"{prefix}_qkv": (3 * D, D)} if fused else {f"{prefix}_{name}": (D, D) for name in "qkv"}
     shapes: Shapes = {f"{name}.weight": shape for name, shape in made.items()} | {f"{out}.weight": (D, D)}
@@ -241,17 +248,12 @@ def model(writer: gguf.GGUFWriter, changes: dict[str, object], more: Shapes, n_l
         "mpt": {"attention.max_alibi_bias": 8.0},
         "command-r": {"logit_scale": 0.5},
         "cohere2": {"logit_scale": 0.5},
+        "deepseek2": {**MLA, **OF_ROWS},
+        "minicpm3": {**MLA, **OF_HEADS},
     }.get(arch, {})
     if arch == "gemma2":
         caps = {"attn_logit_softcapping": 4.0, "final_logit_softcapping": 4.0}
         sizes |= {"attention.sliding_window": 4, **caps}
-    if arch in LATENT:
-        sizes |= {"attention.kv_lora_rank": 2, "rope.dimension_count": 2}
-        sizes |= {"attention.key_length": 4, "attention.value_length": 2}
-    if arch == "minicpm3":
-        sizes["attention.q_lora_rank"] = 3
-    if arch == "deepseek2":
-        sizes |= {"attention.head_count_kv": 1, "attention.key_length_mla": 4, "attention.value_length_mla": 2}
     if arch in EXPERTS:
         sizes |= {"expert_count": 2, "expert_used_count": 1}
     if arch in ("deepseek", "deepseek2"):
