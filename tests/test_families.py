@@ -103,6 +103,14 @@ def test_experts_are_chosen_as_the_file_says(function, fields, biased, convert, 
         assert relative(plain.logits(IDS), whole.logits(IDS)) > 1e-4
 
 
+def test_a_bias_that_minimax_must_have(convert, tmp_path):
+    model = read_gguf(convert(GOLDEN / "minimax_m2"))
+    tensors = {name: tensor for name, tensor in model.tensors.items() if name != "blk.1.exp_probs_b.bias"}
+    path = rewritten(tmp_path / "model.gguf", ModelData(model.metadata, tensors))
+    with pytest.raises(slimrt.ModelFormatError, match=r"blk\.1\.exp_probs_b\.bias' is missing"):
+        slimrt.Model(path)
+
+
 @pytest.mark.parametrize(
     ("arch", "part"), [("gptneox", "rotation"), ("olmo2", "QK-norm"), ("qwen3", "QK-norm"), ("phi2", "head's bias")]
 )

@@ -1,6 +1,7 @@
 // Layers with experts: a router takes some of them for each token (Shazeer et al., 2017; Jiang et al.,
 // "Mixtral of Experts"), and a network that every token takes may stand beside them (Dai et al.,
 // "DeepSeekMoE").
+#include <algorithm>
 #include <cmath>
 
 #include "core/error.h"
@@ -56,7 +57,8 @@ void load(TensorSource& file, const ModelConfig& c, const std::string& p, LayerW
     if (!w.router) return dense_ffn.load(file, c, p, l);
     const Presence biased = c.architecture->linear_bias;
     w.router_bias = file.vector(p + "ffn_gate_inp.bias", n, biased);
-    w.choice_bias = file.vector(p + kChoiceBias, n, Presence::optional);
+    const bool needed = c.architecture->router.sigmoid;
+    w.choice_bias = file.vector(p + kChoiceBias, n, needed ? Presence::required : Presence::optional);
     w.experts = {.n = int(n),
                  .gate = file.matrix(p + "ffn_gate_exps.weight", n * inner, d),
                  .up = file.matrix(p + "ffn_up_exps.weight", n * inner, d),

@@ -131,6 +131,8 @@ def experts(arch: str, n: int = 2) -> Shapes:
         shapes |= {f"ffn_{name}_shexp.weight": shape for name, shape in network.items()}
     if arch == "qwen2moe":
         shapes["ffn_gate_inp_shexp.weight"] = (D,)
+    if arch == "minimax-m2":
+        shapes["exp_probs_b.bias"] = (n,)
     if arch == "gpt-oss":
         shapes |= {name.replace("weight", "bias"): shape[:-1] for name, shape in shapes.items()}
     return shapes
