@@ -75,6 +75,16 @@ def test_shares_of_experts_are_what_the_file_says(key, value, convert, tmp_path)
     assert relative(logits(path), wanted) < FLOAT32 < 1e-4 < relative(usual, wanted)
 
 
+def test_a_divided_magnitude(convert, tmp_path):
+    """Ministral 3's as llama.cpp's converter says it, which is 1 for mscale_all_dim 1."""
+    model, prefix = read_gguf(convert(GOLDEN / "ministral3")), "mistral3.rope.scaling."
+    kept = without(model, prefix + "attn_factor").metadata
+    path = rewritten(
+        tmp_path / "model.gguf", ModelData(kept | {prefix + "yarn_log_multiplier": float32(1)}, model.tensors)
+    )
+    assert relative(logits(path), logits(convert(GOLDEN / "ministral3"))) < FLOAT32
+
+
 GROUPS = {"expert_count": uint32(6), "expert_group_count": uint32(3), "expert_group_used_count": uint32(2)}
 
 
