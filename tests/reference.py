@@ -121,6 +121,10 @@ class Layer:
     attn_sub_norm: Array | None = None  # of what W_O and down read
     ffn_sub_norm: Array | None = None
     sinks: Array | None = None  # of each head: a score that has no value
+    n_kv_heads: int = 0  # 0: as many as the model says
+    norms_v: bool = False  # each head of V, without a weight
+    v_is_k: bool = False  # V is K before its norm's weight and RoPE
+    scale: float = 1.0  # of the layer's output
     rope: Rope | None = None
     window: int = 0  # 0: none; else position i sees j > i - window
 
@@ -175,11 +179,17 @@ class Reference:
         self.wkv_dtype = wkv_dtype
         first = self.w.layers[0]
         self.d_model = self.w.embed.shape[1]
-        self.dk, self.dv = first.wk.shape[0] // self.w.n_kv_heads, first.wv.shape[0] // self.w.n_kv_heads
+        self.dk, self.dv = (len(weight) // self.w.n_kv_heads for weight in (first.wk, first.wv))
         self._derived: dict[tuple[str, int], Array] = {}
         self._folds = folds or {}
         self.owners = list(owners or range(len(self.w.layers)))
         self.sinks: Array | None = None  # of the layer that reads
+        self.at: Layer = first  # whose rows are at work
+
+    @property
+    def n_kv_heads(self) -> int:
+        """Of the layer whose rows are at work."""
+        return self.at.n_kv_heads or self.w.n_kv_heads
 
     # ------------------------------------------------ derived weights
     def w_kv(self, i: int) -> Array:
@@ -231,7 +241,10 @@ class Reference:
         n = len(self.w.layers)
         modes = [mode] * n if isinstance(mode, str) else list(mode)
         types = (dtype, dtype) if dtype is None or isinstance(dtype, str) else dtype
-        caches = [Cache(m, types, CACHE_MODES[m].planes(self, types), absorbed) for m in modes]
+        caches = []
+        for layer, m in zip(self.w.layers, modes, strict=True):
+            self.at = layer
+            caches.append(Cache(m, types, CACHE_MODES[m].planes(self, types), absorbed))
         for i, cache in enumerate(caches):
             cache.told = CACHE_MODES[cache.mode].told and CACHE_MODES[cache.mode].told(self, i)
         return caches
@@ -251,6 +264,7 @@ class Reference:
             attended = self.norm(attended, layer.attn_post_norm) * self.w.residual_scale
             normed = self.norm(x if self.w.parallel else x + attended, layer.ffn_norm, layer.ffn_norm_b)
             x = x + attended + self.norm(self._ffn(layer, normed), layer.ffn_post_norm) * self.w.residual_scale
+            x = x * layer.scale
         for cache in caches:
             cache.settle()
         states = self.norm(x, self.w.norm, self.w.norm_b) * self.w.logit_scale
@@ -289,7 +303,7 @@ class Reference:
         """[n, d_model] -> [n, n_heads * dv]. Rows of the owner: the step's exact, earlier ones as stored."""
         owner = self.owners[i]
         cache, layer = caches[owner], self.w.layers[i]
-        self.sinks = layer.sinks
+        self.sinks, self.at = layer.sinks, self.w.layers[owner]
         mode = CACHE_MODES[cache.mode]
         chunk = n_batch if n_batch and (len(x) > n_batch or len(x) > BLOCK and cache.length) else 0
         if owner == i:
@@ -306,7 +320,7 @@ class Reference:
             out.append(np.stack([read(head) for head in range(self.w.n_heads)], axis=1))
         out = np.concatenate(out)
         if not mode.v_bias_stored:
-            out = plus_per_head(out, self.w.layers[owner].bv, self.w.n_kv_heads)
+            out = plus_per_head(out, self.w.layers[owner].bv, self.n_kv_heads)
         return out.reshape(len(x), -1)
 
     def rotate(self, x: Array, n_heads: int, positions: NDArray[np.int64], i: int) -> Array:

@@ -37,7 +37,8 @@ def load_gguf(path: Path, n_ctx: int) -> Weights:
         return meta.get(f"{arch}.{name}", default)
 
     d_model, n_heads = key("embedding_length"), key("attention.head_count")
-    n_kv_heads = key("attention.head_count_kv", n_heads)
+    each_kv = key("attention.head_count_kv", n_heads)
+    n_kv_heads = each_kv[0] if isinstance(each_kv, list) else each_kv
     head_dim = key("attention.key_length", d_model // n_heads)
     layer_norm = key("attention.layer_norm_epsilon")
     if layer_norm is not None:
@@ -48,11 +49,14 @@ def load_gguf(path: Path, n_ctx: int) -> Weights:
         part = {name[len(prefix) :]: t for name, t in tensors.items() if name.startswith(prefix)}
         layers.append(_layer(part, n_heads * head_dim, n_kv_heads * head_dim))
         layers[-1].experts = experts_of_gguf(part, key, arch)
+        layers[-1].n_kv_heads = each_kv[i] if isinstance(each_kv, list) else each_kv
+        layers[-1].norms_v = arch == "gemma4"
     windows = _windows_of_gguf(key, arch, len(layers))
     for i, layer in enumerate(layers):
         layer.window = windows[i]
         if _knows_positions(arch, i, windows):
-            layer.rope = _rope_of_gguf(key, tensors, head_dim, arch, n_ctx, windowed=windows[i] > 0)
+            dim = key("attention.key_length_swa", head_dim) if windows[i] else head_dim
+            layer.rope = _rope_of_gguf(key, tensors, dim, arch, n_ctx, windowed=windows[i] > 0)
     embed = tensors["token_embd.weight"]
     return Weights(
         n_heads,
@@ -69,9 +73,9 @@ def load_gguf(path: Path, n_ctx: int) -> Weights:
         positions=tensors.get("position_embd.weight"),
         embed_norm=tensors.get("token_embd_norm.weight"),
         embed_norm_b=tensors.get("token_embd_norm.bias"),
-        embed_scale=sqrt(d_model) if arch in ("gemma", "gemma3") else key("embedding_scale", 1.0),
+        embed_scale=sqrt(d_model) if arch in ("gemma", "gemma3", "gemma4") else key("embedding_scale", 1.0),
         residual_scale=key("residual_scale", 1.0),
-        score_scale=key("attention.scale", 0.0),
+        score_scale=key("attention.scale", 1.0 if arch == "gemma4" else 0.0),
         logit_scale=1 / key("logit_scale", 1.0)
         if arch in ("granite", "granitemoe", "minicpm")
         else key("logit_scale", 1.0),
@@ -85,10 +89,14 @@ def load_gguf(path: Path, n_ctx: int) -> Weights:
 
 # Where the file does not say.
 ACTIVATIONS = {"gpt2": "gelu_tanh", "gptneox": "gelu_erf", "phi2": "gelu_tanh", "gemma": "gelu_tanh"}
-ACTIVATIONS |= {"bloom": "gelu_tanh", "mpt": "gelu_erf", "opt": "relu", "gemma3": "gelu_tanh"}
+ACTIVATIONS |= {"bloom": "gelu_tanh", "mpt": "gelu_erf", "opt": "relu", "gemma3": "gelu_tanh", "gemma4": "gelu_tanh"}
 WITHOUT_ROPE = ("gpt2", "bloom", "mpt", "opt")
-FULL_EVERY = {"gemma3": 6, "olmo2": 4, "cohere2": 4, "exaone4": 4}  # the others' windows are in all layers
-WINDOWS_ROPE = {"gemma3": 10000.0, "olmo2": None}  # the base of their windows' own RoPE; None: that of the others
+FULL_EVERY = {"gemma3": 6, "gemma4": 6, "olmo2": 4, "cohere2": 4, "exaone4": 4}  # the others' windows are in all layers
+WINDOWS_ROPE = {
+    "gemma3": 10000.0,
+    "gemma4": 10000.0,
+    "olmo2": None,
+}  # the base of their windows' own RoPE; None: that of the others
 INTERLEAVED = (
     "llama",
     "olmo",
@@ -185,7 +193,9 @@ def _layer(part: dict[str, Array], q_rows: int, kv_rows: int) -> Layer:
         k_norm=part.get("attn_k_norm.weight"),
         wq=part["attn_q.weight"],
         wk=part["attn_k.weight"],
-        wv=part["attn_v.weight"],
+        wv=part.get("attn_v.weight", part["attn_k.weight"]),
+        v_is_k="attn_v.weight" not in part,
+        scale=float(part.get("layer_output_scale.weight", np.ones(1))[0]),
         wo=part["attn_output.weight"],
         bq=part.get("attn_q.bias"),
         bk=part.get("attn_k.bias"),

@@ -89,6 +89,8 @@ CASES = [
     ("cohere", "k"),
     ("gemma3", "kv"),  # windows, which turn otherwise
     ("gemma3_mha", "k"),
+    ("gemma4", "kv"),  # layers whose V is K, which is stored once
+    ("gemma4_mha", "kv"),  # V is normed
     ("olmo3", "k"),
     ("cohere2", "k"),  # layers that know no positions
     ("exaone4", "k"),
@@ -248,23 +250,27 @@ def test_a_prompt_alone_reads_nothing_stored(name, mode, dtype, convert):
 
 @each_case
 def test_bytes_per_token(name, mode, convert):
-    """The promise of the mode, from the sizes of the model."""
+    """The promise of the mode, from the sizes of each layer."""
     path = convert(GOLDEN / name)
-    model = reference(path)
-    k, v = (w.shape[0] for w in (model.w.layers[0].wk, model.w.layers[0].wv))
-    width = {"kv": k + v, "k": k, "v": v, "x": model.d_model}[mode]
-    planes = CACHE_MODES[mode].planes(model, (None, None))
-    heads = sum(heads for name, (_, heads) in planes.items() if name != "n")
-    normed = 4 * norms(model) * ("n" in planes)
-    few = {
-        f"q{bits}": heads * ((width // heads * bits + 7) // 8 + 4 * -(-(width // heads) // 32)) for bits in (4, 3, 2)
-    }
-    sizes = {"f32": 4 * width, "f16": 2 * width, "bf16": 2 * width, "q8": width + 4 * heads,
-             "fp8_e4m3": width + 4 * heads, "fp8_e5m2": width, **few}  # fmt: skip
-    for dtype in TYPES:
+    model, wanted = reference(path), dict.fromkeys(TYPES, 0)
+    for layer in model.w.layers:
+        model.at = layer
+        k, v = len(layer.wk), len(layer.wv)
+        width = {"kv": k if layer.v_is_k else k + v, "k": k, "v": v, "x": model.d_model}[mode]
+        planes = CACHE_MODES[mode].planes(model, (None, None))
+        heads = sum(heads for name, (_, heads) in planes.items() if name != "n")
+        normed = 4 * norms(model) * ("n" in planes)
+        few = {
+            f"q{bits}": heads * ((width // heads * bits + 7) // 8 + 4 * -(-(width // heads) // 32))
+            for bits in (4, 3, 2)
+        }
+        sizes = {"f32": 4 * width, "f16": 2 * width, "bf16": 2 * width, "q8": width + 4 * heads,
+                 "fp8_e4m3": width + 4 * heads, "fp8_e5m2": width, **few}  # fmt: skip
+        wanted = {dtype: bytes + sizes[dtype] + normed for dtype, bytes in wanted.items()}
+    for dtype, bytes in wanted.items():
         memory = open_engine(path, mode, dtype, n_ctx=64).memory()
-        assert memory["cache_bytes_per_token"] == (sizes[dtype] + normed) * len(model.w.layers)
-        assert memory["cache"] == 64 * memory["cache_bytes_per_token"]
+        assert memory["cache_bytes_per_token"] == bytes
+        assert memory["cache"] == 64 * bytes
 
 
 @pytest.mark.parametrize(
@@ -313,6 +319,11 @@ ILLEGAL = [
     ("granite", "v", 0, "RoPE"),
     ("glm4", "k", 0, "24 wide"),
     ("gemma3", "k", 0, "40 wide"),
+    ("gemma4", "k", 0, "V is normed"),
+    ("gemma4_mha", "k+r", 0, "V is normed"),
+    ("gemma4_mha", ["kv", "kv", "xr"], 2, "V is normed"),
+    ("gemma4", ["kv", "lowrank", "kv", "kv", "kv"], 1, "V is normed"),
+    ("gemma4", "kivi", 0, "behind a window"),
     ("olmo3", "x", 0, "QK-norm"),
     ("cohere2", "x", 0, "RoPE"),
     ("cohere2", ["kv", "kv", "kv", "xr"], 3, "no RoPE"),
@@ -339,7 +350,7 @@ def test_illegal_modes_say_layer_reason_and_alternatives(name, mode, layer, reas
         assert all(m in message.rsplit(":", 1)[-1] for m in legal), message
 
 
-WINDOWED = ("gemma3", "gemma3_mha", "olmo3", "cohere2", "exaone4")
+WINDOWED = ("gemma3", "gemma3_mha", "gemma4", "gemma4_mha", "olmo3", "cohere2", "exaone4")
 
 
 def test_cache_modes_lists_every_mode_with_a_reason(convert):
@@ -363,6 +374,8 @@ def test_cache_modes_lists_every_mode_with_a_reason(convert):
         "minicpm": {"kv", "k", "k+r"},
         "gemma3": {"kv", "k+r"},
         "gemma3_mha": {"kv", "k", "k+r"},
+        "gemma4": {"kv"},
+        "gemma4_mha": {"kv"},
         "olmo3": {"kv", "k", "k+r"},
         "cohere2": {"kv", "k", "k+r"},
         "exaone4": {"kv", "k", "k+r"},

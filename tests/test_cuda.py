@@ -47,6 +47,7 @@ CASES = [
     ("openlm", "kv"),
     ("olmo_clipped", "kv"),
     ("gemma3", "kv"),  # windows, which turn otherwise
+    ("gemma4", "kv"),  # V is K in some layers
     ("olmo3", "k"),
     ("cohere2", "k"),  # layers that know no positions
     ("smollm3", "k+r"),

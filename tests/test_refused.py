@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 import slimrt
@@ -61,6 +62,23 @@ FAMILIES = {
     "no bias": ("gptneox", {}, {"blk.1.attn_qkv.bias": None}, slimrt.ModelFormatError, "1.attn_qkv.bias"),
     "a norm too many": ("phi2", {}, {"blk.1.ffn_norm.weight": ones(32)}, slimrt.UnsupportedError, "1.ffn_norm"),
     "no head's bias": ("phi2", {}, {"output.bias": None}, slimrt.ModelFormatError, "output.bias"),
+    "embeddings in each layer": (
+        "gemma4",
+        {"embedding_length_per_layer_input": 8},
+        {},
+        slimrt.UnsupportedError,
+        "E2B and E4B",
+    ),
+    "layers that read others": ("gemma4", {"attention.shared_kv_layers": 1}, {}, slimrt.UnsupportedError, "K and V of"),
+    "experts of Gemma 4": ("gemma4", {"expert_count": 4}, {}, slimrt.UnsupportedError, "expert_count 4"),
+    "no number": (
+        "gemma4",
+        {},
+        {"blk.1.layer_output_scale.weight": np.full(1, np.nan, np.float32)},
+        slimrt.ModelFormatError,
+        "1.layer_output_scale.weight",
+    ),
+    "no K": ("gemma4", {}, {"blk.1.attn_k.weight": None}, slimrt.ModelFormatError, "1.attn_k.weight"),
     "both layouts": ("phi2", {}, {"blk.0.attn_qkv.weight": half(96, 32)}, slimrt.SlimrtError, "attn_qkv.bias"),
 }
 
@@ -84,7 +102,7 @@ REFUSED = [
     ("deepseek2", "deepseek_v3", "latent"),
     ("deepseek32", "deepseek_v32", "indexer"),
     ("phimoe", "phimoe", "SparseMixer"),
-    ("gemma4", "gemma4_text", "its layers differ"),
+    ("gpt-oss", "gpt_oss", "its layers differ"),
 ]
 
 

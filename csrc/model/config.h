@@ -28,6 +28,7 @@ struct LayerConfig {
     int64_t window = 0;  // 0: none
     int rope = 0;        // of ModelConfig::ropes, or -1: its q and k know no positions
     int n_kv_heads = 0, head_dim = 0;
+    bool v_is_k = false;  // V is K before its norm and RoPE
 };
 
 struct ModelConfig {

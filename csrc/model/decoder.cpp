@@ -129,7 +129,7 @@ void Decoder::embed(const Batch& batch, Scratch& scratch, Tensor x) const {
 }
 
 // x += attention(x), x += cross_attention(x) over encoder states, x += ffn(x); in parallel: x += attention(x)
-// + ffn(x). What attention and FFN add may be scaled.
+// + ffn(x). What attention and FFN add may be scaled, and then x.
 void Decoder::add_layer(int layer, const Batch& batch, StepState& state, Scratch& scratch, Tensor x) const {
     const Scratch::Scope scope(scratch);
     const Tensor out = scratch.f32(x.rows, x.cols);
@@ -148,6 +148,7 @@ void Decoder::add_layer(int layer, const Batch& batch, StepState& state, Scratch
         feed_forward(backend_, config_, w, scratch, x, out);
     }
     add_scaled(x, out);
+    if (w.output_scale != 1) backend_.scale(x, w.output_scale);
 }
 
 void Decoder::add_scaled(Tensor x, Tensor out) const {

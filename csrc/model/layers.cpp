@@ -59,6 +59,9 @@ void read_heads(const GgufFile& file, const std::string& prefix, ModelConfig& c)
         LayerConfig& layer = c.layers[i];
         layer.n_kv_heads = int(each ? (*each)[i] : all);
         layer.head_dim = int(layer.window ? windowed : full);
+        const std::string attn = concat("blk.", i, ".attn_");
+        layer.v_is_k = c.architecture->k_for_v && file.tensors().count(attn + "k.weight") &&
+                       !file.tensors().count(attn + "v.weight");
         if (layer.n_kv_heads == 0)
             fail(ErrorCode::unsupported, file.path(), ": layer ", i, " has no KV heads (", key,
                  "): layers without attention are not supported");

@@ -35,6 +35,7 @@ struct LayerWeights {
     Tensor gate, up, down;
     Tensor gate_bias, up_bias, down_bias;
     ExpertWeights experts;
+    float output_scale = 1;  // of the layer's output
 };
 
 struct ConvolutionWeights {

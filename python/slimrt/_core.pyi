@@ -358,6 +358,8 @@ def attention_modes(
     layer_norm: bool = False,
     score_cap: float = 0.0,
     sinks: bool = False,
+    norms_v: bool = False,
+    v_is_k: bool = False,
 ) -> list[dict[str, Any]]:
     """The same for an attention of these sizes, with rows of these types."""
 

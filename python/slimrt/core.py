@@ -140,7 +140,7 @@ class Architecture:
             "alibi".
         norms: of attention and FFN: "before", "shared" (one for both), "after" or "both". norm: "rms" or "layer".
         qk_norm: norms of q and k, of the kind `norm`: "none", "row" (of whole rows) or "head" (of each head).
-        scaled_scores: by 1 / sqrt(head width).
+        v_norm: each head of V is normed too, without a weight. scaled_scores: by 1 / sqrt(head width).
         qkv_bias: "never", "optional" or "required".
         sliding_window: whether its layers may see a window. full_period: every so many-th of them sees all, where
             neither file nor config says which; 0: none does.
@@ -156,6 +156,7 @@ class Architecture:
     norm: str
     qk_norm: str
     scaled_scores: bool
+    v_norm: bool
     qkv_bias: str
     sliding_window: bool
     full_period: int
@@ -285,6 +286,8 @@ def attention_modes(
     layer_norm: bool = False,
     score_cap: float = 0.0,
     sinks: bool = False,
+    norms_v: bool = False,
+    v_is_k: bool = False,
 ) -> tuple[Mode, ...]:
     """The modes of self-attention, or of cross-attention, of such a shape; planes of these types.
 
@@ -294,6 +297,7 @@ def attention_modes(
         unrotated: other layers read its keys before RoPE. clamp: what q, k and v are clamped to; 0: not at all.
         layer_norm: QK-norm is LayerNorm, else RMS norm.
         score_cap: scores s become cap * tanh(s / cap); 0: they do not. sinks: softmax counts a logit without a value.
+        norms_v: each head of V is normed, without a weight. v_is_k: V is K before its norm and RoPE.
 
     Raises:
         UnsupportedError: an unknown type. ValueError: sizes that no attention has.
@@ -302,7 +306,7 @@ def attention_modes(
         d_model=d_model, n_heads=n_heads, n_kv_heads=n_kv_heads, head_dim=head_dim, n_rot=n_rot, qk_norm=qk_norm,
         window=window, cross=cross, type=type, rank=rank, residual_type=residual_type,
         v_heads=v_heads, unrotated=unrotated, clamp=clamp, layer_norm=layer_norm,
-        score_cap=score_cap, sinks=sinks,
+        score_cap=score_cap, sinks=sinks, norms_v=norms_v, v_is_k=v_is_k,
     )  # fmt: skip
     return tuple(map(_mode, found))
 

@@ -4,8 +4,8 @@
 
 namespace slimrt {
 
-extern const Architecture bitnet, bloom, cohere2, command_r, deepseek, exaone4, gemma, gemma3, glm4, gpt2, gptneox, granite, granitemoe,
-    llama, minicpm, moonshine, mpt, olmo, olmo2, olmoe, openlm, opt, phi2, phi3, qwen2, qwen2moe, qwen3,
-    qwen3moe, smollm3, stablelm, t5, whisper;
+extern const Architecture bitnet, bloom, cohere2, command_r, deepseek, exaone4, gemma, gemma3, gemma4, glm4,
+    gpt2, gptneox, granite, granitemoe, llama, minicpm, moonshine, mpt, olmo, olmo2, olmoe, openlm, opt, phi2,
+    phi3, qwen2, qwen2moe, qwen3, qwen3moe, smollm3, stablelm, t5, whisper;
 
 }  // namespace slimrt

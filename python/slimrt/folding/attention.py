@@ -40,8 +40,10 @@ class Attention:
         clamp: what q, k and v are clamped to; 0: not at all.
         score_cap: scores s become cap * tanh(s / cap), once scaled; 0: they do not.
         sinks: a logit of each head joins the softmax's denominator (attn_sinks).
+        norms_v: each head of V is normed, without a weight.
         window: tokens that a query sees; 0: all. own_base: of a RoPE that is not scaled; 0: as the file says it of all
-            layers. Both of one layer (in_layer()), and 0 of a model, whose layers may differ.
+            layers. v_is_k: V is K before its norm and RoPE. All of one layer (in_layer()), and 0 of a model, whose
+            layers may differ; n_kv_heads, head_dim and n_rot of a model are those of its first layer.
         positions: what each layer has of them.
         owners: the layer whose rows each layer reads; (): its own.
         unrotated: layers read the keys of others before RoPE (MLKV).
@@ -71,6 +73,8 @@ class Attention:
     clamp: float = 0.0
     score_cap: float = 0.0
     sinks: bool = False
+    norms_v: bool = False
+    v_is_k: bool = False
     positions: tuple[Positions, ...] = ()
 
     @classmethod
@@ -84,19 +88,20 @@ class Attention:
         if traits.has_encoder:
             return cls._of_encoder_decoder(model)
         d, n_heads = model.size("embedding_length"), model.size("attention.head_count")
-        head_dim, rope = model.size("attention.key_length", d // n_heads), traits.rope
+        positions = positions_of(model, traits)
         return cls(
             d=d,
             n_layers=model.size("block_count"),
             n_heads=n_heads,
-            n_kv_heads=model.size("attention.head_count_kv", n_heads),
-            head_dim=head_dim,
-            rope=rope,
-            n_rot=model.size("rope.dimension_count", head_dim) if rope else 0,
+            n_kv_heads=positions[0].n_kv_heads,
+            head_dim=positions[0].head_dim,
+            rope=traits.rope,
+            n_rot=positions[0].n_rot,
             interleaved=traits.interleaved,
             qk_norm=traits.qk_norm,
             layer_norm=traits.norm == "layer",
-            positions=positions_of(model, traits),
+            positions=positions,
+            norms_v=traits.v_norm,
             eps=model.size(f"attention.layer_norm_{'' if traits.norm == 'layer' else 'rms_'}epsilon", 0.0),
             owners=tuple(owners_of(model)),
             unrotated=model.value(KEYS, "") == "unrotated",
@@ -149,7 +154,10 @@ class Attention:
         if not self.positions:
             return self
         own = self.positions[layer]
-        return replace(self, window=own.window, rope=own.rope, own_base=own.base, positions=())
+        return replace(
+            self, window=own.window, rope=own.rope, own_base=own.base, n_kv_heads=own.n_kv_heads,
+            head_dim=own.head_dim, n_rot=own.n_rot, v_is_k=own.v_is_k, positions=(),
+        )  # fmt: skip
 
     def _kinds(self) -> dict[int, Attention]:
         """Each kind of layer, by the first of it."""
@@ -212,6 +220,7 @@ class Attention:
             cross=self.part == "cross_attn", type=type, rank=rank, residual_type=residual_type,
             v_heads=v_heads, unrotated=self.unrotated, clamp=self.clamp,
             layer_norm=self.layer_norm, score_cap=self.score_cap, sinks=self.sinks,
+            norms_v=self.norms_v, v_is_k=self.v_is_k,
         )  # fmt: skip
         return {mode.name: mode for mode in found}
 

@@ -59,6 +59,54 @@ GEMMA3 = replace(
     settle=_gemma3,
 )
 
+
+def _gemma4(family: Family, values: dict[str, Any]) -> tuple[Family, dict[str, Any]]:
+    """Layers that see all have sizes of their own, and in the larger models no W_V."""
+    n = values["num_hidden_layers"]
+    usual = ["sliding_attention" if (i + 1) % 6 else "full_attention" for i in range(n)]
+    kinds = [*(values.get("layer_types") or usual)[: n - 1], "full_attention"]
+    full = [i for i, kind in enumerate(kinds) if kind == "full_attention"]
+    own = {"head_dim": values.get("global_head_dim", 512)}
+    if values.get("attention_k_eq_v") and values.get("num_global_key_value_heads"):
+        own["num_key_value_heads"] = values["num_global_key_value_heads"]
+    each = {int(i): one for i, one in (values.get("per_layer_config") or dict.fromkeys(full, own)).items()}
+    if each and (sorted(each) != full or any(one != each[full[0]] for one in each.values())):
+        raise UnsupportedError("config.json: per_layer_config of other layers than those that see all is not supported")
+    lacking = {"attn_v": full} if values.get("attention_k_eq_v") else {}
+    rope = values.get("rope_parameters") or {
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+        "sliding_attention": {"rope_theta": 1e4},
+    }
+    settled = {"layer_types": kinds, "per_layer_config": each, "rope_parameters": rope}
+    return replace(family, lacking=lacking), {**values, **settled}
+
+
+GEMMA4 = replace(
+    GEMMA3,
+    arch="gemma4",
+    layer={**GEMMA3.layer, "layer_output_scale": ("layer_scalar", "1")},
+    bare=("layer_output_scale",),
+    norms_less_one=False,
+    defaults={**GEMMA3.defaults, "sliding_window": 512, "hidden_size_per_layer_input": 256, "num_kv_shared_layers": 0},
+    only={
+        **GEMMA.only,
+        "hidden_size_per_layer_input": (0,),
+        "num_kv_shared_layers": (0,),
+        "enable_moe_block": (False,),
+        "use_bidirectional_attention": ("vision",),
+    },
+    numbers={
+        "embedding_length_per_layer_input": "hidden_size_per_layer_input",
+        "attention.shared_kv_layers": "num_kv_shared_layers",
+    },
+    scales={"final_logit_softcapping": "final_logit_softcapping"},
+    window_pattern=True,
+    settle=_gemma4,
+)
+
+# The 12B, which reads images and sound without a tower.
+GEMMA4_UNIFIED = replace(GEMMA4, defaults={**GEMMA4.defaults, "sliding_window": 1024, "hidden_size_per_layer_input": 0})
+
 OLMO3 = replace(
     OLMO2,
     defaults={**OLMO2.defaults, "sliding_window": 4096, "rope_theta": 500000.0},
@@ -115,6 +163,8 @@ SMOLLM3 = replace(
 
 LAYERED_FAMILIES: dict[str, Family] = {
     "gemma3_text": GEMMA3,
+    "gemma4_text": GEMMA4,
+    "gemma4_unified_text": GEMMA4_UNIFIED,
     "olmo3": OLMO3,
     "cohere2": COHERE2,
     "exaone4": EXAONE4,
