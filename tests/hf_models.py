@@ -334,6 +334,25 @@ MODELS = {
         },
         dtype="bfloat16",
     ),
+    "gemma4_small": Tiny(  # as E2B: embeddings in each layer; the last layers read K and V of others, and are wide
+        "gemma4_text",
+        {
+            "num_hidden_layers": 6,
+            "head_dim": 20,
+            "global_head_dim": 32,
+            "num_key_value_heads": 1,
+            "hidden_size_per_layer_input": 12,
+            "vocab_size_per_layer_input": 101,
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+            "tie_word_embeddings": True,
+            "sliding_window": 9,
+            "final_logit_softcapping": 20.0,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+        },
+        rewrite=published_gemma4,
+        seed=1,
+    ),
     "olmo3": Tiny(
         "olmo3",
         {

@@ -125,6 +125,12 @@ class Layer:
     norms_v: bool = False  # each head of V, without a weight
     v_is_k: bool = False  # V is K before its norm's weight and RoPE
     scale: float = 1.0  # of the layer's output
+    embd: Array | None = None  # an embedding of its own, [vocab, width]
+    embd_proj: Array | None = None  # what makes the model's embedding as wide as that
+    embd_proj_norm: Array | None = None
+    embd_gate: Array | None = None
+    embd_out: Array | None = None
+    embd_post_norm: Array | None = None
     rope: Rope | None = None
     window: int = 0  # 0: none; else position i sees j > i - window
 
@@ -156,6 +162,7 @@ class Weights:
     slopes: Array | None = None  # ALiBi, of each head
     score_cap: float = 0.0  # s becomes cap * tanh(s / cap); 0: it does not
     logit_cap: float = 0.0
+    owners: list[int] | None = None  # the layer whose rows each layer reads; None: its own
 
 
 class Reference:
@@ -182,7 +189,7 @@ class Reference:
         self.dk, self.dv = (len(weight) // self.w.n_kv_heads for weight in (first.wk, first.wv))
         self._derived: dict[tuple[str, int], Array] = {}
         self._folds = folds or {}
-        self.owners = list(owners or range(len(self.w.layers)))
+        self.owners = list(owners or self.w.owners or range(len(self.w.layers)))
         self.sinks: Array | None = None  # of the layer that reads
         self.at: Layer = first  # whose rows are at work
 
@@ -257,6 +264,7 @@ class Reference:
         x = self.norm(self.w.embed[ids] * self.w.embed_scale, self.w.embed_norm, self.w.embed_norm_b)
         if self.w.positions is not None:
             x = x + self.w.positions[positions]
+        embedding = x
         for i, layer in enumerate(self.w.layers):
             normed = self.norm(x, layer.attn_norm, layer.attn_norm_b)
             heads = self._attention(i, normed, positions, caches, n_batch)
@@ -264,11 +272,20 @@ class Reference:
             attended = self.norm(attended, layer.attn_post_norm) * self.w.residual_scale
             normed = self.norm(x if self.w.parallel else x + attended, layer.ffn_norm, layer.ffn_norm_b)
             x = x + attended + self.norm(self._ffn(layer, normed), layer.ffn_post_norm) * self.w.residual_scale
-            x = x * layer.scale
+            x = (x + self._of_layer_embedding(layer, ids, embedding, x)) * layer.scale
         for cache in caches:
             cache.settle()
         states = self.norm(x, self.w.norm, self.w.norm_b) * self.w.logit_scale
         return capped(plus(states @ self.w.head.T, self.w.head_b), self.w.logit_cap)
+
+    def _of_layer_embedding(self, layer: Layer, ids: NDArray[np.int64], embedding: Array, x: Array) -> Array:
+        """What a layer makes of an embedding of its own; 0 without one."""
+        if layer.embd is None:
+            return np.zeros_like(x)
+        own = self.norm(embedding @ layer.embd_proj.T / sqrt(self.d_model), layer.embd_proj_norm)
+        own = (own + layer.embd[ids] * sqrt(layer.embd.shape[1])) / sqrt(2)
+        gate = ACTIVATIONS[self.w.activation](x @ layer.embd_gate.T)
+        return self.norm((gate * own) @ layer.embd_out.T, layer.embd_post_norm)
 
     def norm(self, x: Array, weight: Array | None, bias: Array | None = None) -> Array:
         if weight is None:

@@ -51,6 +51,14 @@ def load_gguf(path: Path, n_ctx: int) -> Weights:
         layers[-1].experts = experts_of_gguf(part, key, arch)
         layers[-1].n_kv_heads = each_kv[i] if isinstance(each_kv, list) else each_kv
         layers[-1].norms_v = arch == "gemma4"
+        if "inp_gate.weight" in part:
+            width = part["inp_gate.weight"].shape[0]
+            own = slice(i * width, (i + 1) * width)
+            layers[-1].embd = tensors["per_layer_token_embd.weight"][:, own]
+            layers[-1].embd_proj = tensors["per_layer_model_proj.weight"][own]
+            layers[-1].embd_proj_norm = tensors["per_layer_proj_norm.weight"]
+            layers[-1].embd_gate, layers[-1].embd_out = part["inp_gate.weight"], part["proj.weight"]
+            layers[-1].embd_post_norm = part["post_norm.weight"]
     windows = _windows_of_gguf(key, arch, len(layers))
     for i, layer in enumerate(layers):
         layer.window = windows[i]
@@ -58,6 +66,7 @@ def load_gguf(path: Path, n_ctx: int) -> Weights:
             dim = key("attention.key_length_swa", head_dim) if windows[i] else head_dim
             layer.rope = _rope_of_gguf(key, tensors, dim, arch, n_ctx, windowed=windows[i] > 0)
     embed = tensors["token_embd.weight"]
+    shared = key("attention.shared_kv_layers", 0)
     return Weights(
         n_heads,
         n_kv_heads,
@@ -83,6 +92,7 @@ def load_gguf(path: Path, n_ctx: int) -> Weights:
         qk_layer_norm=layer_norm is not None,
         score_cap=key("attn_logit_softcapping", 0.0),
         logit_cap=key("final_logit_softcapping", 0.0),
+        owners=_last_of_its_kind(windows, len(layers) - shared) if shared else None,
         slopes=_slopes(n_heads, key("attention.max_alibi_bias", 8.0)) if arch in ("bloom", "mpt") else None,
     )
 
@@ -109,6 +119,12 @@ INTERLEAVED = (
     "cohere2",
     "smollm3",
 )  # RoPE turns neighbours
+
+
+def _last_of_its_kind(windows: list[int], own: int) -> list[int]:
+    """Whose rows each layer reads where only the first ones have their own."""
+    last = {window: i for i, window in enumerate(windows[:own])}
+    return [i if i < own else last[window] for i, window in enumerate(windows)]
 
 
 def _windows_of_gguf(key: Any, arch: str, n_layers: int) -> list[int]:
@@ -192,9 +208,9 @@ def _layer(part: dict[str, Array], q_rows: int, kv_rows: int) -> Layer:
         q_norm=part.get("attn_q_norm.weight"),
         k_norm=part.get("attn_k_norm.weight"),
         wq=part["attn_q.weight"],
-        wk=part["attn_k.weight"],
-        wv=part.get("attn_v.weight", part["attn_k.weight"]),
-        v_is_k="attn_v.weight" not in part,
+        wk=part.get("attn_k.weight"),  # none where another's rows are read
+        wv=part.get("attn_v.weight", part.get("attn_k.weight")),
+        v_is_k="attn_k.weight" in part and "attn_v.weight" not in part,
         scale=float(part.get("layer_output_scale.weight", np.ones(1))[0]),
         wo=part["attn_output.weight"],
         bq=part.get("attn_q.bias"),

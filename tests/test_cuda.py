@@ -48,6 +48,7 @@ CASES = [
     ("olmo_clipped", "kv"),
     ("gemma3", "kv"),  # windows, which turn otherwise
     ("gemma4", "kv"),  # V is K in some layers
+    ("gemma4_small", "kv"),  # embeddings in each layer
     ("olmo3", "k"),
     ("cohere2", "k"),  # layers that know no positions
     ("smollm3", "k+r"),

@@ -62,14 +62,25 @@ FAMILIES = {
     "no bias": ("gptneox", {}, {"blk.1.attn_qkv.bias": None}, slimrt.ModelFormatError, "1.attn_qkv.bias"),
     "a norm too many": ("phi2", {}, {"blk.1.ffn_norm.weight": ones(32)}, slimrt.UnsupportedError, "1.ffn_norm"),
     "no head's bias": ("phi2", {}, {"output.bias": None}, slimrt.ModelFormatError, "output.bias"),
-    "embeddings in each layer": (
+    "no embeddings of layers": (
         "gemma4",
         {"embedding_length_per_layer_input": 8},
         {},
-        slimrt.UnsupportedError,
-        "E2B and E4B",
+        slimrt.ModelFormatError,
+        "per_layer_token_embd",
     ),
-    "layers that read others": ("gemma4", {"attention.shared_kv_layers": 1}, {}, slimrt.UnsupportedError, "K and V of"),
+    "no layer with K and V": ("gemma4", {"attention.shared_kv_layers": 2}, {}, slimrt.ModelFormatError, "shared_kv"),
+    "no layer with a window and K and V": (
+        "gemma4",
+        {
+            "attention.shared_kv_layers": 1,
+            "attention.sliding_window": 8,
+            "attention.sliding_window_pattern": [False, True],
+        },
+        {},
+        slimrt.ModelFormatError,
+        "no layer of its kind",
+    ),
     "experts of Gemma 4": ("gemma4", {"expert_count": 4}, {}, slimrt.UnsupportedError, "expert_count 4"),
     "no number": (
         "gemma4",

@@ -189,7 +189,6 @@ ModelConfig read_config(const GgufFile& file) {
     c.n_vocab = read_vocab(file);
     c.n_layers = int(file.integer(prefix + "block_count", 1, 4096));
     c.d_model = int(file.integer(prefix + "embedding_length", 1, 1 << 20));
-    c.d_ff = int(file.integer(prefix + "feed_forward_length", 1, 1 << 22));
     c.n_heads = int(file.integer(prefix + "attention.head_count", 1, 1 << 14));
     if (!file.has(prefix + "attention.key_length") && c.d_model % c.n_heads)
         fail(ErrorCode::format, prefix, "embedding_length ", c.d_model, " is not a multiple of head_count ",

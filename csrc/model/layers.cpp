@@ -71,6 +71,18 @@ void read_heads(const GgufFile& file, const std::string& prefix, ModelConfig& c)
     }
 }
 
+void read_networks(const GgufFile& file, const std::string& prefix, ModelConfig& c) {
+    const std::string key = prefix + "feed_forward_length";
+    const auto each = numbers_by_layer(file, key, c.n_layers, 1 << 22);
+    const int64_t all = each ? 0 : file.integer(key, 1, 1 << 22);
+    for (int i = 0; i < c.n_layers; ++i) {
+        c.layers[i].d_ff = int(each ? (*each)[i] : all);
+        if (c.layers[i].d_ff == 0)
+            fail(ErrorCode::unsupported, file.path(), ": layer ", i, " has no feed-forward network (", key,
+                 ")");
+    }
+}
+
 RopeConfig rope_of_windows(const GgufFile& file, const std::string& prefix, const LayerConfig& layer,
                            const ModelConfig& c) {
     const double usual = c.architecture->layers.window_base;
@@ -88,7 +100,10 @@ RopeConfig rope_of_windows(const GgufFile& file, const std::string& prefix, cons
 
 void read_layers(const GgufFile& file, const std::string& prefix, ModelConfig& c) {
     c.layers.assign(c.n_layers, {});
+    for (int i = 0; i < c.n_layers; ++i) c.layers[i].owner = i;
     read_windows(file, prefix, c);
+    read_networks(file, prefix, c);
+    c.d_ff = c.layers[0].d_ff;
     read_heads(file, prefix, c);
     c.n_kv_heads = c.layers[0].n_kv_heads;
     c.head_dim = c.layers[0].head_dim;

@@ -10,6 +10,7 @@
 #include "kernels/cpu/repack.h"
 #include "model/cache_choice.h"
 #include "model/ffn.h"
+#include "model/layer_embedding.h"
 #include "model/weight_memory.h"
 
 namespace slimrt {
@@ -60,6 +61,7 @@ class Loader final : public TensorSource {
     Weights load(const CacheChoices& choices) {
         w_.token_embd = matrix("token_embd.weight", c_.n_vocab, c_.d_model);
         if (arch_.embedding_norm) w_.token_embd_norm = norm("token_embd_norm");
+        load_layer_embeddings(*this, c_, w_);
         load_encoder();
         const std::string part = encoder_decoder() ? "dec." : "";
         if (arch_.positions == Positions::learned)
@@ -229,8 +231,10 @@ class Loader final : public TensorSource {
         else
             load_q(c, p, l.attn);
         if (c.sinks) l.attn.sinks = vector(p + "attn_sinks.weight", c.n_heads, Presence::required);
+        l.d_ff = c_.layers[c.layer].d_ff;
         l.output_scale = layer_scale(p + "layer_output_scale.weight");
         arch_.ffn->load(*this, c_, p, l);
+        load_layer_embedding(*this, c_, p, l);
         return l;
     }
 

@@ -12,12 +12,16 @@ namespace {
 
 void settle(const GgufFile& file, const std::string& prefix, ModelConfig& c) {
     c.embedding_scale = std::sqrt(float(c.d_model));
-    if (file.integer(prefix + "embedding_length_per_layer_input", 0, 1 << 20, 0) > 0)
-        fail(ErrorCode::unsupported, file.path(), ": Gemma 4 with embeddings of its own in each layer (",
-             prefix, "embedding_length_per_layer_input; E2B and E4B) is not supported yet");
-    if (file.integer(prefix + "attention.shared_kv_layers", 0, c.n_layers, 0) > 0)
-        fail(ErrorCode::unsupported, file.path(), ": Gemma 4 whose last layers read the K and V of others (",
-             prefix, "attention.shared_kv_layers) is not supported yet");
+    c.d_layer_embd = int(file.integer(prefix + "embedding_length_per_layer_input", 0, 1 << 16, 0));
+    const int own =
+        c.n_layers - int(file.integer(prefix + "attention.shared_kv_layers", 0, c.n_layers - 1, 0));
+    for (int i = own; i < c.n_layers; ++i) {
+        int& owner = c.layers[i].owner = own - 1;
+        while (owner >= 0 && !c.layers[owner].window != !c.layers[i].window) --owner;
+        if (owner < 0)
+            fail(ErrorCode::format, file.path(), ": ", prefix, "attention.shared_kv_layers leaves layer ", i,
+                 " no layer of its kind to read K and V of");
+    }
 }
 
 }  // namespace

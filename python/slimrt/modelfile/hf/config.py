@@ -160,7 +160,7 @@ class Sizes:
     """The sizes of a model, in elements; where layers differ, those of most.
 
     Attributes:
-        differing: layers that do -> their n_kv_heads and head_dim.
+        differing: layers that do -> their n_kv_heads, head_dim and ff.
     """
 
     d: int
@@ -199,8 +199,14 @@ class Sizes:
         """The sizes in one layer."""
         own = self.differing.get(layer, {})
         return replace(
-            self, n_kv_heads=own.get("n_kv_heads", self.n_kv_heads), head_dim=own.get("head_dim", self.head_dim)
-        )
+            self, n_kv_heads=own.get("n_kv_heads", self.n_kv_heads), head_dim=own.get("head_dim", self.head_dim),
+            ff=own.get("ff", self.ff),
+        )  # fmt: skip
+
+    @property
+    def full_head_dim(self) -> int:
+        """Of layers without a window, where theirs is another."""
+        return next((one["head_dim"] for one in self.differing.values() if "head_dim" in one), self.head_dim)
 
     def shape(self, symbols: str) -> tuple[int, ...]:
         """The shape that a family's table writes in symbols."""
@@ -212,7 +218,7 @@ class Sizes:
 
 def _differing(config: Config, n_heads: int) -> dict[int, dict[str, int]]:
     """Of per_layer_config: layer -> the sizes that it has instead."""
-    ours, found = {"num_key_value_heads": "n_kv_heads", "head_dim": "head_dim"}, {}
+    ours, found = {"num_key_value_heads": "n_kv_heads", "head_dim": "head_dim", "intermediate_size": "ff"}, {}
     with values_of(config.path):
         for layer, sizes in dict(config.get("per_layer_config") or {}).items():
             if unknown := sorted(sizes.keys() - ours.keys()):

@@ -55,10 +55,11 @@ def read_tensors(config: Config, checkpoint: Source, name: str) -> ModelData:
     if config.family.rope:
         with values_of(config.path):
             family = config.family
-            full = next(iter(sizes.differing), -1)  # only layers without a window differ
-            dims = (sizes.in_layer(full).head_dim, sizes.head_dim)
             rope, more = rope_fields(
-                config.values, dims[0], family.rope_aliases, windows=dims[1] if family.window_rope else 0
+                config.values,
+                sizes.full_head_dim,
+                family.rope_aliases,
+                windows=sizes.head_dim if family.window_rope else 0,
             )
         metadata |= {f"{config.family.arch}.{key}": value for key, value in rope.items()}
         tensors += more
@@ -89,7 +90,7 @@ def _metadata(config: Config, sizes: Sizes, name: str) -> dict[str, GGUFValue]:
         "context_length": uint32(sizes.ctx),
         "embedding_length": uint32(sizes.d),
         "block_count": uint32(sizes.n_layers),
-        "feed_forward_length": uint32(sizes.ff),
+        "feed_forward_length": _of_layers([sizes.in_layer(i).ff for i in range(sizes.n_layers)]),
         "attention.head_count": uint32(sizes.n_heads),
         "attention.head_count_kv": _of_layers([sizes.in_layer(i).n_kv_heads for i in range(sizes.n_layers)]),
         f"attention.{eps_key}": float32(config.number(eps)),
@@ -98,9 +99,8 @@ def _metadata(config: Config, sizes: Sizes, name: str) -> dict[str, GGUFValue]:
     if len(config.family.stacks) > 1:
         fields["decoder_block_count"] = uint32(config.layers(config.family.stacks[-1]))
     if sizes.differing:
-        full = sizes.in_layer(next(iter(sizes.differing)))
         for part in ("key", "value"):
-            fields[f"attention.{part}_length"] = uint32(full.head_dim)
+            fields[f"attention.{part}_length"] = uint32(sizes.full_head_dim)
             fields[f"attention.{part}_length_swa"] = uint32(sizes.head_dim)
     elif sizes.head_dim * sizes.n_heads != sizes.d or len(config.family.stacks) > 1:
         fields |= {f"attention.{part}_length": uint32(sizes.head_dim) for part in ("key", "value")}

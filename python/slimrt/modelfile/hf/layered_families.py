@@ -78,8 +78,46 @@ def _gemma4(family: Family, values: dict[str, Any]) -> tuple[Family, dict[str, A
         "sliding_attention": {"rope_theta": 1e4},
     }
     settled = {"layer_types": kinds, "per_layer_config": each, "rope_parameters": rope}
-    return replace(family, lacking=lacking), {**values, **settled}
+    return _small_gemma4(replace(family, lacking=lacking), {**values, **settled})
 
+
+def _small_gemma4(family: Family, values: dict[str, Any]) -> tuple[Family, dict[str, Any]]:
+    """E2B and E4B: embeddings in each layer, and last layers that read the K and V of others, some of them wide."""
+    n, width = values["num_hidden_layers"], values.get("hidden_size_per_layer_input") or 0
+    values = {**values, "hidden_size_per_layer_input": width, "width_of_all_layers": n * width}
+    if width:
+        family = replace(
+            family,
+            outside={**family.outside, **LAYER_EMBEDDING},
+            layer={**family.layer, **LAYER_EMBEDDING_OF_LAYER},
+            symbols={"le": "hidden_size_per_layer_input", "all": "width_of_all_layers"},
+        )
+    shared = values.get("num_kv_shared_layers") or 0
+    if not shared:
+        return family, values
+    readers = range(n - shared, n)
+    parts = {"attn_k": "k_proj", "attn_v": "v_proj", "attn_k_norm": "k_norm"}
+    lacking = {**family.lacking, **{name: {*family.lacking.get(name, ()), *readers} for name in parts}}
+    unread = rf".*layers\.({'|'.join(map(str, readers))})\.self_attn\.({'|'.join(parts.values())}|v_norm)\..*"
+    if values.get("use_double_wide_mlp"):
+        sizes = {i: dict(one) for i, one in values["per_layer_config"].items()}
+        for i in readers:
+            sizes.setdefault(i, {})["intermediate_size"] = 2 * values["intermediate_size"]
+        values["per_layer_config"] = sizes
+    return replace(family, sharing="gemma3n", lacking=lacking, ignored=(*family.ignored, unread)), values
+
+
+LAYER_EMBEDDING = {
+    "per_layer_token_embd": ("embed_tokens_per_layer", "v all"),
+    "per_layer_model_proj": ("per_layer_model_projection", "all d"),
+    "per_layer_proj_norm": ("per_layer_projection_norm", "le"),
+}
+
+LAYER_EMBEDDING_OF_LAYER = {
+    "inp_gate": ("per_layer_input_gate", "le d"),
+    "proj": ("per_layer_projection", "d le"),
+    "post_norm": ("post_per_layer_input_norm", "d"),
+}
 
 GEMMA4 = replace(
     GEMMA3,
@@ -90,8 +128,6 @@ GEMMA4 = replace(
     defaults={**GEMMA3.defaults, "sliding_window": 512, "hidden_size_per_layer_input": 256, "num_kv_shared_layers": 0},
     only={
         **GEMMA.only,
-        "hidden_size_per_layer_input": (0,),
-        "num_kv_shared_layers": (0,),
         "enable_moe_block": (False,),
         "use_bidirectional_attention": ("vision",),
     },
