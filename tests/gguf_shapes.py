@@ -42,7 +42,7 @@ class Shape:
         q, kv = self.n_heads * self.dk, self.kv_heads * self.dk
         gpt2, biased = self.arch == "gpt2", self.arch in BIASED
         norms = {"phi2": ("attn_norm",), "olmo2": ("post_attention_norm", "post_ffw_norm")}
-        norms["gemma2"] = norms["gemma3"] = ("attn_norm", "ffn_norm", *norms["olmo2"])
+        norms["gemma2"] = norms["gemma3"] = norms["gemma4"] = ("attn_norm", "ffn_norm", *norms["olmo2"])
         layer: dict[str, tuple[int, ...]] = {
             f"{name}.weight": (self.d,) for name in norms.get(self.arch, ("attn_norm", "ffn_norm"))
         }
@@ -52,7 +52,7 @@ class Shape:
             layer |= {"attn_q.weight": (q, self.d), "attn_k.weight": (kv, self.d), "attn_v.weight": (kv, self.d)}
         if self.arch in ("olmo2", "olmoe"):
             layer |= {"attn_q_norm.weight": (q,), "attn_k_norm.weight": (kv,)}
-        if self.arch in ("qwen3", "gemma3"):
+        if self.arch in ("qwen3", "gemma3", "gemma4"):
             layer |= {"attn_q_norm.weight": (self.dk,), "attn_k_norm.weight": (self.dk,)}
         if not biased:
             layer |= {"ffn_gate.weight": (self.d_ff, self.d)}

@@ -80,7 +80,8 @@ CLASSES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2"
            "smollm3": "SmolLM3ForCausalLM", "ministral3": "Ministral3ForCausalLM",
            "gpt_oss": "GptOssForCausalLM", "deepseek_v2": "DeepseekV2ForCausalLM",
            "minicpm3": "MiniCPM3ForCausalLM", "deepseek_v3": "DeepseekV3ForCausalLM",
-           "glm4_moe_lite": "Glm4MoeLiteForCausalLM", "minimax_m2": "MiniMaxM2ForCausalLM"}  # fmt: skip
+           "glm4_moe_lite": "Glm4MoeLiteForCausalLM", "minimax_m2": "MiniMaxM2ForCausalLM",
+           "gemma4_text": "Gemma4ForCausalLM"}  # fmt: skip
 LONG_FACTORS = {"short_factor": [1.0, 1.1, 1.3, 1.4, 1.7, 2.0], "long_factor": [1.2, 2.1, 3.5, 6.0, 8.5, 11.0]}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 32}  # fmt: skip
@@ -174,6 +175,12 @@ def gpt_oss(config: dict[str, Any]) -> None:
     legacy_rope(config)
     config.pop("swiglu_alpha", None)
     config["swiglu_limit"] = 7.0
+
+
+def published_gemma4(config: dict[str, Any]) -> None:
+    """As in Gemma 4's published configurations: sizes of layers that see all by keys of their own."""
+    own = next(iter(config.pop("per_layer_config").values()))
+    config["global_head_dim"], config["num_global_key_value_heads"] = own["head_dim"], own.get("num_key_value_heads")
 
 
 def unused_window(config: dict[str, Any]) -> None:
@@ -360,6 +367,60 @@ MODELS = {
         },
         rewrite=legacy_gemma3,
         seed=7,
+    ),
+    "gemma4": Tiny(  # as the 31B: layers that see all have wider heads, fewer KV heads and no W_V
+        "gemma4_text",
+        {
+            "num_hidden_layers": 5,
+            "head_dim": 20,
+            "global_head_dim": 32,
+            "num_key_value_heads": 2,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "hidden_size_per_layer_input": 0,
+            "tie_word_embeddings": True,
+            "sliding_window": 9,
+            "final_logit_softcapping": 20.0,
+            "layer_types": ["sliding_attention", "full_attention"] * 2 + ["full_attention"],
+            "eos_token_id": [2, 7],
+        },
+        rewrite=published_gemma4,
+    ),
+    "gemma4_mha": Tiny(  # K as wide as the input, W_V in all layers
+        "gemma4_text",
+        {
+            "num_hidden_layers": 3,
+            "head_dim": 12,
+            "global_head_dim": 16,
+            "hidden_size_per_layer_input": 0,
+            "tie_word_embeddings": True,
+            "sliding_window": 11,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 3000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 700.0},
+            },
+        },
+        dtype="bfloat16",
+    ),
+    "gemma4_small": Tiny(  # as E2B: embeddings in each layer; the last layers read K and V of others, and are wide
+        "gemma4_text",
+        {
+            "num_hidden_layers": 6,
+            "head_dim": 20,
+            "global_head_dim": 32,
+            "num_key_value_heads": 1,
+            "hidden_size_per_layer_input": 12,
+            "vocab_size_per_layer_input": 101,
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+            "tie_word_embeddings": True,
+            "sliding_window": 9,
+            "final_logit_softcapping": 20.0,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+        },
+        rewrite=published_gemma4,
+        seed=1,
     ),
     "olmo3": Tiny(
         "olmo3",
@@ -655,6 +716,8 @@ def build(name: str) -> Any:
         for key, value in model.named_buffers():
             if key.endswith("e_score_correction_bias"):
                 value.copy_(0.2 * torch.randn(value.shape, generator=random))
+            if key.endswith("layer_scalar"):
+                value.copy_(1 + 0.3 * torch.randn(value.shape, generator=random))
     return model
 
 

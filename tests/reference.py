@@ -96,6 +96,16 @@ class Layer:
     attn_sub_norm: Array | None = None  # of what W_O and down read
     ffn_sub_norm: Array | None = None
     sinks: Array | None = None  # of each head: a score that has no value
+    n_kv_heads: int = 0  # 0: as many as the model says
+    norms_v: bool = False  # each head of V, without a weight
+    v_is_k: bool = False  # V is K before its norm's weight and RoPE
+    scale: float = 1.0  # of the layer's output
+    embd: Array | None = None  # an embedding of its own, [vocab, width]
+    embd_proj: Array | None = None  # what makes the model's embedding as wide as that
+    embd_proj_norm: Array | None = None
+    embd_gate: Array | None = None
+    embd_out: Array | None = None
+    embd_post_norm: Array | None = None
     rope: Rope | None = None
     window: int = 0  # 0: none; else position i sees j > i - window
     latent: Latent | None = None  # of latent attention, whose wq reads q's own latent where it has one
@@ -130,6 +140,7 @@ class Weights:
     query_growth_length: int = 1
     score_cap: float = 0.0  # s becomes cap * tanh(s / cap); 0: it does not
     logit_cap: float = 0.0
+    owners: list[int] | None = None  # the layer whose rows each layer reads; None: its own
 
 
 class Reference:
@@ -153,14 +164,20 @@ class Reference:
         self.wkv_dtype = wkv_dtype
         first = self.w.layers[0]
         self.d_model = self.w.embed.shape[1]
-        self.dk, self.dv = first.wk.shape[0] // self.w.n_kv_heads, first.wv.shape[0] // self.w.n_kv_heads
+        self.dk, self.dv = (len(weight) // self.w.n_kv_heads for weight in (first.wk, first.wv))
         self.baseline = "kv"
         if first.latent is not None:
             (self.dk, self.dv), self.baseline = first.latent.head_dims, "latent"
         self._derived: dict[tuple[str, int], Array] = {}
         self._folds = folds or {}
-        self.owners = list(owners or range(len(self.w.layers)))
+        self.owners = list(owners or self.w.owners or range(len(self.w.layers)))
         self.sinks: Array | None = None  # of the layer that reads
+        self.at: Layer = first  # whose rows are at work
+
+    @property
+    def n_kv_heads(self) -> int:
+        """Of the layer whose rows are at work."""
+        return self.at.n_kv_heads or self.w.n_kv_heads
 
     # ------------------------------------------------ derived weights
     def w_kv(self, i: int) -> Array:
@@ -212,7 +229,10 @@ class Reference:
         n = len(self.w.layers)
         modes = [mode] * n if isinstance(mode, str) else list(mode)
         types = (dtype, dtype) if dtype is None or isinstance(dtype, str) else dtype
-        caches = [Cache(m, types, CACHE_MODES[m].planes(self, types), absorbed) for m in modes]
+        caches = []
+        for layer, m in zip(self.w.layers, modes, strict=True):
+            self.at = layer
+            caches.append(Cache(m, types, CACHE_MODES[m].planes(self, types), absorbed))
         for i, cache in enumerate(caches):
             cache.told = CACHE_MODES[cache.mode].told and CACHE_MODES[cache.mode].told(self, i)
         return caches
@@ -225,6 +245,7 @@ class Reference:
         x = self.norm(self.w.embed[ids] * self.w.embed_scale, self.w.embed_norm, self.w.embed_norm_b)
         if self.w.positions is not None:
             x = x + self.w.positions[positions]
+        embedding = x
         for i, layer in enumerate(self.w.layers):
             normed = self.norm(x, layer.attn_norm, layer.attn_norm_b)
             heads = self._attention(i, normed, positions, caches, n_batch)
@@ -232,10 +253,20 @@ class Reference:
             attended = self.norm(attended, layer.attn_post_norm) * self.w.residual_scale
             normed = self.norm(x if self.w.parallel else x + attended, layer.ffn_norm, layer.ffn_norm_b)
             x = x + attended + self.norm(self._ffn(layer, normed), layer.ffn_post_norm) * self.w.residual_scale
+            x = (x + self._of_layer_embedding(layer, ids, embedding, x)) * layer.scale
         for cache in caches:
             cache.settle()
         states = self.norm(x, self.w.norm, self.w.norm_b) * self.w.logit_scale
         return capped(plus(states @ self.w.head.T, self.w.head_b), self.w.logit_cap)
+
+    def _of_layer_embedding(self, layer: Layer, ids: NDArray[np.int64], embedding: Array, x: Array) -> Array:
+        """What a layer makes of an embedding of its own; 0 without one."""
+        if layer.embd is None:
+            return np.zeros_like(x)
+        own = self.norm(embedding @ layer.embd_proj.T / sqrt(self.d_model), layer.embd_proj_norm)
+        own = (own + layer.embd[ids] * sqrt(layer.embd.shape[1])) / sqrt(2)
+        gate = ACTIVATIONS[self.w.activation](x @ layer.embd_gate.T)
+        return self.norm((gate * own) @ layer.embd_out.T, layer.embd_post_norm)
 
     def norm(self, x: Array, weight: Array | None, bias: Array | None = None) -> Array:
         if weight is None:
@@ -270,7 +301,7 @@ class Reference:
         """[n, d_model] -> [n, n_heads * dv]. Rows of the owner: the step's exact, earlier ones as stored."""
         owner = self.owners[i]
         cache, layer = caches[owner], self.w.layers[i]
-        self.sinks = layer.sinks
+        self.sinks, self.at = layer.sinks, self.w.layers[owner]
         mode = CACHE_MODES[cache.mode]
         chunk = n_batch if n_batch and (len(x) > n_batch or len(x) > BLOCK and cache.length) else 0
         if owner == i:
@@ -290,7 +321,7 @@ class Reference:
             out.append(np.stack([read(head) for head in range(self.w.n_heads)], axis=1))
         out = np.concatenate(out)
         if not mode.v_bias_stored and (bias := self.w.layers[owner].bv) is not None:  # softmax weights sum to 1
-            out = out + np.repeat(bias.reshape(self.w.n_kv_heads, -1), self.w.n_heads // self.w.n_kv_heads, axis=0)
+            out = out + np.repeat(bias.reshape(self.n_kv_heads, -1), self.w.n_heads // self.n_kv_heads, axis=0)
         return out.reshape(len(x), -1)
 
     def rotate(self, x: Array, n_heads: int, positions: NDArray[np.int64], i: int) -> Array:

@@ -39,7 +39,8 @@ def load_gguf(path: Path, n_ctx: int) -> Weights:
         return meta.get(f"{arch}.{name}", default)
 
     d_model, n_heads = key("embedding_length"), key("attention.head_count")
-    n_kv_heads = key("attention.head_count_kv", n_heads)
+    each_kv = key("attention.head_count_kv", n_heads)
+    n_kv_heads = each_kv[0] if isinstance(each_kv, list) else each_kv
     head_dim = key("attention.key_length", d_model // n_heads)
     layer_norm = key("attention.layer_norm_epsilon")
     if layer_norm is not None:
@@ -53,12 +54,24 @@ def load_gguf(path: Path, n_ctx: int) -> Weights:
         latent = latent_of_gguf(part, key, meta)
         layers.append(_layer(part, n_heads * head_dim, n_kv_heads * head_dim))
         layers[-1].latent, layers[-1].experts = latent, experts_of_gguf(part, key, arch)
+        layers[-1].n_kv_heads = each_kv[i] if isinstance(each_kv, list) else 0
+        layers[-1].norms_v = arch == "gemma4"
+        if "inp_gate.weight" in part:
+            width = part["inp_gate.weight"].shape[0]
+            own = slice(i * width, (i + 1) * width)
+            layers[-1].embd = tensors["per_layer_token_embd.weight"][:, own]
+            layers[-1].embd_proj = tensors["per_layer_model_proj.weight"][own]
+            layers[-1].embd_proj_norm = tensors["per_layer_proj_norm.weight"]
+            layers[-1].embd_gate, layers[-1].embd_out = part["inp_gate.weight"], part["proj.weight"]
+            layers[-1].embd_post_norm = part["post_norm.weight"]
     windows = _windows_of_gguf(key, arch, len(layers))
     for i, layer in enumerate(layers):
         layer.window = windows[i]
         if _knows_positions(arch, i, windows):
-            layer.rope = _rope_of_gguf(key, tensors, head_dim, arch, n_ctx, windowed=windows[i] > 0)
+            dim = key("attention.key_length_swa", head_dim) if windows[i] else head_dim
+            layer.rope = _rope_of_gguf(key, tensors, dim, arch, n_ctx, windowed=windows[i] > 0)
     embed = tensors["token_embd.weight"]
+    shared = key("attention.shared_kv_layers", 0)
     return Weights(
         n_heads,
         n_kv_heads if latent is None else n_heads,
@@ -74,9 +87,9 @@ def load_gguf(path: Path, n_ctx: int) -> Weights:
         positions=tensors.get("position_embd.weight"),
         embed_norm=tensors.get("token_embd_norm.weight"),
         embed_norm_b=tensors.get("token_embd_norm.bias"),
-        embed_scale=sqrt(d_model) if arch in ("gemma", "gemma2", "gemma3") else key("embedding_scale", 1.0),
+        embed_scale=sqrt(d_model) if arch.startswith("gemma") else key("embedding_scale", 1.0),
         residual_scale=key("residual_scale", 1.0),
-        score_scale=key("attention.scale", 0.0) if latent is None else score_scale(key),
+        score_scale=key("attention.scale", 1.0 if arch == "gemma4" else 0.0) if latent is None else score_scale(key),
         logit_scale=1 / key("logit_scale", 1.0)
         if arch in ("granite", "granitemoe", "minicpm", "minicpm3")
         else key("logit_scale", 1.0),
@@ -86,6 +99,7 @@ def load_gguf(path: Path, n_ctx: int) -> Weights:
         qk_layer_norm=layer_norm is not None,
         score_cap=key("attn_logit_softcapping", 0.0),
         logit_cap=key("final_logit_softcapping", 0.0),
+        owners=_last_of_its_kind(windows, len(layers) - shared) if shared else None,
         slopes=_slopes(n_heads, key("attention.max_alibi_bias", 8.0)) if arch in ("bloom", "mpt") else None,
     )
 
@@ -93,11 +107,13 @@ def load_gguf(path: Path, n_ctx: int) -> Weights:
 # Where the file does not say.
 ACTIVATIONS = {"gpt2": "gelu_tanh", "gptneox": "gelu_erf", "phi2": "gelu_tanh", "gemma": "gelu_tanh"}
 ACTIVATIONS |= {"bloom": "gelu_tanh", "mpt": "gelu_erf", "opt": "relu", "gemma2": "gelu_tanh", "gemma3": "gelu_tanh"}
-ACTIVATIONS |= {"gpt-oss": "clamped_swish"}
+ACTIVATIONS |= {"gpt-oss": "clamped_swish", "gemma4": "gelu_tanh"}
 FFN_NORM = {"gpt-oss": "post_attention_norm.weight"}  # what the norm of the FFN's input is called
 WITHOUT_ROPE = ("gpt2", "bloom", "mpt", "opt")
-FULL_EVERY = {"gemma2": 2, "gpt-oss": 2, "gemma3": 6, "olmo2": 4, "cohere2": 4, "exaone4": 4}  # others: none sees all
-WINDOWS_ROPE = {"gemma3": 10000.0, "olmo2": None}  # the base of their windows' own RoPE; None: that of the others
+# The others have windows in all layers.
+FULL_EVERY = {"gemma2": 2, "gpt-oss": 2, "gemma3": 6, "gemma4": 6, "olmo2": 4, "cohere2": 4, "exaone4": 4}
+# The base of their windows' own RoPE; None: that of the others.
+WINDOWS_ROPE = {"gemma3": 10000.0, "gemma4": 10000.0, "olmo2": None}
 INTERLEAVED = (
     "llama",
     "olmo",
@@ -112,6 +128,12 @@ INTERLEAVED = (
     "mistral3",
     "deepseek2",
 )  # RoPE turns neighbours
+
+
+def _last_of_its_kind(windows: list[int], own: int) -> list[int]:
+    """Whose rows each layer reads where only the first ones have their own."""
+    last = {window: i for i, window in enumerate(windows[:own])}
+    return [i if i < own else last[window] for i, window in enumerate(windows)]
 
 
 def _windows_of_gguf(key: Any, arch: str, n_layers: int) -> list[int]:
@@ -195,8 +217,10 @@ def _layer(part: dict[str, Array], q_rows: int, kv_rows: int) -> Layer:
         q_norm=part.get("attn_q_norm.weight"),
         k_norm=part.get("attn_k_norm.weight"),
         wq=part["attn_q.weight"],
-        wk=part["attn_k.weight"],
-        wv=part["attn_v.weight"],
+        wk=part.get("attn_k.weight"),  # none where another's rows are read
+        wv=part.get("attn_v.weight", part.get("attn_k.weight")),
+        v_is_k="attn_k.weight" in part and "attn_v.weight" not in part,
+        scale=float(part.get("layer_output_scale.weight", np.ones(1))[0]),
         wo=part["attn_output.weight"],
         bq=part.get("attn_q.bias"),
         bk=part.get("attn_k.bias"),

@@ -56,7 +56,7 @@ def times(x: Array, scale: Array | None) -> Array:
 
 def by_head(m: Reference, x: Array) -> Array:
     """[n, kv heads * dim] -> [n, kv heads, dim]."""
-    return x.reshape(len(x), m.w.n_kv_heads, -1)
+    return x.reshape(len(x), m.n_kv_heads, -1)
 
 
 def in_parts(x: Array, weight: Array) -> Array:
@@ -65,20 +65,39 @@ def in_parts(x: Array, weight: Array) -> Array:
 
 
 # ---------------------------------------------------------------- kv
-def store_kv(m: Reference, i: int, x: Array, positions: Positions, cache: Cache) -> Rows:
-    """k and v with their biases, k normed and rotated."""
+def store_heads(m: Reference, i: int, x: Array, positions: Positions, cache: Cache) -> Rows:
+    """k and v with their biases, k normed and rotated; v may be normed too."""
     layer = m.w.layers[i]
-    k = m.rotate(m.norm_heads(m.clamp(plus(x @ layer.wk.T, layer.bk)), layer.k_norm), m.w.n_kv_heads, positions, i)
-    return {"k": k.reshape(len(x), -1), "v": m.clamp(plus(x @ layer.wv.T, layer.bv))}
+    raw, v = m.clamp(plus(x @ layer.wk.T, layer.bk)), m.clamp(plus(x @ layer.wv.T, layer.bv))
+    k = m.rotate(m.norm_heads(raw, layer.k_norm), m.n_kv_heads, positions, i)
+    return {"k": k.reshape(len(x), -1), "v": unit(m, i, v)}
+
+
+def unit(m: Reference, i: int, v: Array) -> Array:
+    layer = m.w.layers[i]
+    return m.norm_heads(v, np.ones(len(layer.k_norm))) if layer.norms_v and layer.k_norm is not None else v
+
+
+def store_kv(m: Reference, i: int, x: Array, positions: Positions, cache: Cache) -> Rows:
+    """Where V is K before its norm's weight and RoPE, that alone."""
+    rows = store_heads(m, i, x, positions, cache)
+    return {"kv": rows["v"]} if m.w.layers[i].v_is_k else rows
+
+
+def attend_rows(m: Reference, i: int, q: Array, rows: Rows, positions: Positions, absorbed: bool):
+    return attend_heads(m, i, q, by_head(m, rows["k"]), by_head(m, rows["v"]), positions)
 
 
 def attend_kv(m: Reference, i: int, q: Array, rows: Rows, positions: Positions, absorbed: bool):
-    return attend_heads(m, i, q, by_head(m, rows["k"]), by_head(m, rows["v"]), positions)
+    if (layer := m.w.layers[i]).v_is_k:
+        rows = {"k": (in_parts(rows["kv"], layer.k_norm) * layer.k_norm).reshape(rows["kv"].shape), "v": rows["kv"]}
+        rows["k"] = m.rotate(rows["k"], m.n_kv_heads, np.arange(len(rows["k"])), i)
+    return attend_rows(m, i, q, rows, positions, absorbed)
 
 
 def attend_heads(m: Reference, i: int, q: Array, k: Array, v: Array, positions: Positions):
     """k and v [T, kv heads, dim]."""
-    group = m.w.n_heads // m.w.n_kv_heads
+    group = m.w.n_heads // k.shape[1]
     return lambda head: m.weights(q[:, head] @ k[:, head // group].T, positions, head, i) @ v[:, head // group]
 
 
@@ -167,7 +186,7 @@ def planes_aging(v_heads: Callable[[Reference], int], levels: Callable[[Types], 
 
     def planes(m: Reference, types: Types) -> Planes:
         newest = levels(types).of[-1]
-        return {"k": (as_written(newest.k), m.w.n_kv_heads), "v": (as_written(newest.v), v_heads(m))}
+        return {"k": (as_written(newest.k), m.n_kv_heads), "v": (as_written(newest.v), v_heads(m))}
 
     return planes
 
@@ -182,7 +201,7 @@ def lowrank_levels(types: Types) -> Levels:
 
 def latent_groups(m: Reference) -> int:
     """Heads of V's latent."""
-    return m.w.n_kv_heads * m.dv // m.folded(0, "attn_v_latent.weight").shape[0]
+    return m.n_kv_heads * m.dv // m.folded(0, "attn_v_latent.weight").shape[0]
 
 
 def per_group(x: Array, weight: Array) -> Array:
@@ -213,10 +232,10 @@ def told_lowrank(m: Reference, i: int) -> Callable[[Array], Array]:
 
 def attend_lowrank(m: Reference, i: int, q: Array, rows: Rows, positions: Positions, absorbed: bool):
     """Of the latent of a head's group: summed and made into v once, or v of each row."""
-    k = m.rotate(rows["k"], m.w.n_kv_heads, np.arange(len(rows["k"])), i)
+    k = m.rotate(rows["k"], m.n_kv_heads, np.arange(len(rows["k"])), i)
     expand = by_head(m, m.folded(i, "attn_v_expand.weight"))  # [columns of a latent, kv heads, dv]
     latents = rows["v"].reshape(len(k), latent_groups(m), -1)
-    group, shared = m.w.n_heads // m.w.n_kv_heads, m.w.n_kv_heads // latent_groups(m)
+    group, shared = m.w.n_heads // m.n_kv_heads, m.n_kv_heads // latent_groups(m)
 
     def read(head: int) -> Array:
         p = m.weights(q[:, head] @ k[:, head // group].T, positions, head, i)
@@ -245,13 +264,13 @@ def read_keys(m: Reference, i: int, k: Array, rows: Rows) -> Array:
     if layer.k_norm is not None:
         k = (in_parts(k, layer.k_norm) * rows["n"][..., None] * layer.k_norm).reshape(k.shape)
     bias = layer.bk if layer.rope or m.w.score_cap else None
-    return m.rotate(plus(k, bias), m.w.n_kv_heads, np.arange(len(k)), i)
+    return m.rotate(plus(k, bias), m.n_kv_heads, np.arange(len(k)), i)
 
 
 def attend_k(m: Reference, i: int, q: Array, rows: Rows, positions: Positions, absorbed: bool):
     raw = rows["k"]
     k, w_kv = read_keys(m, i, raw, rows), by_head(m, m.w_kv(i))
-    group = m.w.n_heads // m.w.n_kv_heads
+    group = m.w.n_heads // m.n_kv_heads
 
     def read(head: int) -> Array:
         p = m.weights(q[:, head] @ k[:, head // group].T, positions, head, i)
@@ -299,7 +318,7 @@ def store_v(m: Reference, i: int, x: Array, positions: Positions, cache: Cache) 
 
 def attend_v(m: Reference, i: int, q: Array, rows: Rows, positions: Positions, absorbed: bool):
     assert m.w.layers[i].rope is None, "scores come from V: nothing to rotate"
-    row, group = rows["v"], m.w.n_heads // m.w.n_kv_heads
+    row, group = rows["v"], m.w.n_heads // m.n_kv_heads
     w_vk, v = by_head(m, m.w_vk(i)), by_head(m, row)
 
     def read(head: int) -> Array:
@@ -318,9 +337,9 @@ def store_x(m: Reference, i: int, x: Array, positions: Positions, cache: Cache) 
 
 def attend_x(m: Reference, i: int, q: Array, rows: Rows, positions: Positions, absorbed: bool):
     assert m.w.layers[i].rope is None, "an absorbed W_K cannot be rotated"
-    row, layer, group = rows["x"], m.w.layers[i], m.w.n_heads // m.w.n_kv_heads
-    w_k = layer.wk.reshape(m.w.n_kv_heads, m.dk, -1)
-    w_v = layer.wv.reshape(m.w.n_kv_heads, m.dv, -1)
+    row, layer, group = rows["x"], m.w.layers[i], m.w.n_heads // m.n_kv_heads
+    w_k = layer.wk.reshape(m.n_kv_heads, m.dk, -1)
+    w_v = layer.wv.reshape(m.n_kv_heads, m.dv, -1)
 
     def read(head: int) -> Array:
         wk, wv = w_k[head // group], w_v[head // group]
@@ -342,21 +361,23 @@ def attend_xr(m: Reference, i: int, q: Array, rows: Rows, positions: Positions, 
     row, layer = rows["x"], m.w.layers[i]
     n_rot = 2 * len(m.w.layers[i].rope.inv_freq)
     k = by_head(m, row @ m.folded(i, "attn_xr_k.weight"))
-    rotated = times(row, m.folded(i, "attn_xr_row.scale"))[:, : m.w.n_kv_heads * n_rot]
+    rotated = times(row, m.folded(i, "attn_xr_row.scale"))[:, : m.n_kv_heads * n_rot]
     k[:, :, :n_rot] = by_head(m, rotated)
     if layer.bk is not None:
-        k = k + layer.bk.reshape(m.w.n_kv_heads, -1)
+        k = k + layer.bk.reshape(m.n_kv_heads, -1)
     k = m.w.layers[i].rope(k, np.arange(len(row)))
     return attend_heads(m, i, q, k, by_head(m, row @ m.folded(i, "attn_xr_v.weight")), positions)
 
 
 # ---------------------------------------------------------------- all of them
 def planes_kv(m: Reference, types: Types) -> Planes:
-    return {"k": (types[0], m.w.n_kv_heads), "v": (types[1], m.w.n_kv_heads)}
+    if m.at.v_is_k:
+        return {"kv": (types[0], m.n_kv_heads)}
+    return {"k": (types[0], m.n_kv_heads), "v": (types[1], m.n_kv_heads)}
 
 
 def planes_k(m: Reference, types: Types) -> Planes:
-    return {"k": (types[0], m.w.n_kv_heads)} | planes_n(m, types)
+    return {"k": (types[0], m.n_kv_heads)} | planes_n(m, types)
 
 
 def planes_n(m: Reference, types: Types) -> Planes:
@@ -373,7 +394,7 @@ def norms(m: Reference, kept: int = 0) -> int:
 def planes_kr(m: Reference, types: Types) -> Planes:
     """Static scales even out the channels: one scale a row. q4 has groups of 32 in each head."""
     residual = {"r": (types[1], 1)} if m.folded(0, "attn_kr_x.weight") is not None else {}
-    return {"k": (types[0], m.w.n_kv_heads if types[0] in ("q4", "q3", "q2") else 1)} | residual | planes_n(m, types)
+    return {"k": (types[0], m.n_kv_heads if types[0] in ("q4", "q3", "q2") else 1)} | residual | planes_n(m, types)
 
 
 def planes_x(m: Reference, types: Types) -> Planes:
@@ -384,11 +405,15 @@ CACHE_MODES: dict[str, Mode] = {
     "kv": Mode(store_kv, attend_kv, planes_kv, v_bias_stored=True),
     "k": Mode(store_k, attend_k, planes_k),
     "k+r": Mode(store_kr, attend_kr, planes_kr),
-    "v": Mode(store_v, attend_v, lambda m, types: {"v": (types[1], m.w.n_kv_heads)}),
+    "v": Mode(store_v, attend_v, lambda m, types: {"v": (types[1], m.n_kv_heads)}),
     "x": Mode(store_x, attend_x, planes_x),
     "xr": Mode(store_xr, attend_xr, lambda m, types: {"x": (types[0], 1)}),
     "kivi": Mode(
-        store_kv, attend_kv, planes_aging(lambda m: m.w.n_kv_heads, kivi_levels), v_bias_stored=True, levels=kivi_levels
+        store_heads,
+        attend_rows,
+        planes_aging(lambda m: m.n_kv_heads, kivi_levels),
+        v_bias_stored=True,
+        levels=kivi_levels,
     ),
     "lowrank": Mode(
         store_lowrank,

@@ -95,6 +95,9 @@ CASES = [
     ("minimax_m2", "kv"),
     ("gemma3", "kv"),  # windows, which turn otherwise
     ("gemma3_mha", "k"),
+    ("gemma4", "kv"),  # layers whose V is K, which is stored once
+    ("gemma4_mha", "kv"),  # V is normed
+    ("gemma4_small", "kv"),  # the last layers read the rows of others
     ("olmo3", "k"),
     ("cohere2", "k"),  # layers that know no positions
     ("exaone4", "k"),
@@ -260,24 +263,28 @@ def test_a_prompt_alone_reads_nothing_stored(name, mode, dtype, convert):
 
 @each_case
 def test_bytes_per_token(name, mode, convert):
-    """The promise of the mode, from the sizes of the model."""
+    """The promise of the mode, from the sizes of each layer."""
     path = convert(GOLDEN / name)
-    model = reference(path)
-    k, v = (w.shape[0] for w in (model.w.layers[0].wk, model.w.layers[0].wv))
-    latent = model.w.layers[0].latent
-    width = {"kv": k + v, "k": k, "v": v, "x": model.d_model, "latent": latent and len(latent.down)}[mode]
-    planes = CACHE_MODES[mode].planes(model, (None, None))
-    heads = sum(heads for name, (_, heads) in planes.items() if name != "n")
-    normed = 4 * norms(model) * ("n" in planes)
-    few = {
-        f"q{bits}": heads * ((width // heads * bits + 7) // 8 + 4 * -(-(width // heads) // 32)) for bits in (4, 3, 2)
-    }
-    sizes = {"f32": 4 * width, "f16": 2 * width, "bf16": 2 * width, "q8": width + 4 * heads,
-             "fp8_e4m3": width + 4 * heads, "fp8_e5m2": width, **few}  # fmt: skip
-    for dtype in TYPES:
+    model, wanted = reference(path), dict.fromkeys(TYPES, 0)
+    for layer in (layer for i, layer in enumerate(model.w.layers) if model.owners[i] == i):
+        model.at = layer
+        k, v = len(layer.wk), len(layer.wv)
+        width = {"kv": k if layer.v_is_k else k + v, "k": k, "v": v, "x": model.d_model}
+        width = (width | {"latent": layer.latent and len(layer.latent.down)})[mode]
+        planes = CACHE_MODES[mode].planes(model, (None, None))
+        heads = sum(heads for name, (_, heads) in planes.items() if name != "n")
+        normed = 4 * norms(model) * ("n" in planes)
+        few = {
+            f"q{bits}": heads * ((width // heads * bits + 7) // 8 + 4 * -(-(width // heads) // 32))
+            for bits in (4, 3, 2)
+        }
+        sizes = {"f32": 4 * width, "f16": 2 * width, "bf16": 2 * width, "q8": width + 4 * heads,
+                 "fp8_e4m3": width + 4 * heads, "fp8_e5m2": width, **few}  # fmt: skip
+        wanted = {dtype: bytes + sizes[dtype] + normed for dtype, bytes in wanted.items()}
+    for dtype, bytes in wanted.items():
         memory = open_engine(path, mode, dtype, n_ctx=64).memory()
-        assert memory["cache_bytes_per_token"] == (sizes[dtype] + normed) * len(model.w.layers)
-        assert memory["cache"] == 64 * memory["cache_bytes_per_token"]
+        assert memory["cache_bytes_per_token"] == bytes
+        assert memory["cache"] == 64 * bytes
 
 
 @pytest.mark.parametrize(
@@ -332,6 +339,11 @@ ILLEGAL = [
     ("gemma3", "k", 0, "40 wide"),
     ("gpt_oss", "k+r", 0, "attn_sinks"),
     ("gpt_oss", ["kv", "lowrank", "kv"], 1, "attn_sinks"),
+    ("gemma4", "k", 0, "V is normed"),
+    ("gemma4_mha", "k+r", 0, "V is normed"),
+    ("gemma4_mha", ["kv", "kv", "xr"], 2, "V is normed"),
+    ("gemma4", ["kv", "lowrank", "kv", "kv", "kv"], 1, "V is normed"),
+    ("gemma4", "kivi", 0, "behind a window"),
     ("olmo3", "x", 0, "QK-norm"),
     ("cohere2", "x", 0, "RoPE"),
     ("cohere2", ["kv", "kv", "kv", "xr"], 3, "no RoPE"),
@@ -362,7 +374,7 @@ def test_illegal_modes_say_layer_reason_and_alternatives(name, mode, layer, reas
         assert all(m in message.rsplit(":", 1)[-1] for m in legal), message
 
 
-WINDOWED = ("gpt_oss", "gemma3", "gemma3_mha", "olmo3", "cohere2", "exaone4")
+WINDOWED = ("gpt_oss", "gemma3", "gemma3_mha", "gemma4", "gemma4_mha", "gemma4_small", "olmo3", "cohere2", "exaone4")
 
 
 def test_cache_modes_lists_every_mode_with_a_reason(convert):
@@ -386,6 +398,9 @@ def test_cache_modes_lists_every_mode_with_a_reason(convert):
         "minicpm": {"kv", "k", "k+r"},
         "gemma3": {"kv", "k+r"},
         "gemma3_mha": {"kv", "k", "k+r"},
+        "gemma4": {"kv"},
+        "gemma4_mha": {"kv"},
+        "gemma4_small": {"kv"},
         "olmo3": {"kv", "k", "k+r"},
         "cohere2": {"kv", "k", "k+r"},
         "exaone4": {"kv", "k", "k+r"},

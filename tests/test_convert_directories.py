@@ -36,7 +36,7 @@ def of_experts(name: str, tensor: np.ndarray) -> list[np.ndarray]:
 @pytest.mark.parametrize("name", [name for name in ALL if name != "bitnet_online"])  # whose weights become ternary
 def test_every_weight_arrives_unchanged(name, convert):
     """By content: each tensor of the directory is in the file once, whatever it is called and however it is turned."""
-    less_one = name.startswith("gemma")  # norms, to which GGUF adds it
+    less_one = name.startswith("gemma") and not name.startswith("gemma4")  # norms, to which GGUF adds it
     unused = 2 if name == "opt" else 0  # positions
     tensors = {key: t + (less_one and "norm" in key) for key, t in hf_tensors(GOLDEN / name).items()}
     tensors = {key: t[unused * ("positions" in key) :] for key, t in tensors.items()}
@@ -166,6 +166,32 @@ METADATA = {
         "gemma3.attention.sliding_window_pattern": [True, True, False],
         "gemma3.attention.scale": 7**-0.5,
         "gemma3.rope.freq_base_swa": 700.0,
+    },
+    "gemma4": {
+        "gemma4.attention.head_count_kv": [2, 1, 2, 1, 1],
+        "gemma4.attention.key_length": 32,
+        "gemma4.attention.key_length_swa": 20,
+        "gemma4.attention.value_length_swa": 20,
+        "gemma4.attention.sliding_window_pattern": [True, False, True, False, False],
+        "gemma4.attention.shared_kv_layers": 0,
+        "gemma4.embedding_length_per_layer_input": 0,
+        "gemma4.final_logit_softcapping": 20.0,
+        "gemma4.rope.dimension_count": 32,
+        "gemma4.rope.dimension_count_swa": 20,
+        "gemma4.rope.freq_base": 1e6,
+        "gemma4.rope.freq_base_swa": 1e4,
+    },
+    "gemma4_mha": {
+        "gemma4.attention.head_count_kv": 4,
+        "gemma4.attention.sliding_window_pattern": [True, True, False],
+        "gemma4.final_logit_softcapping": None,
+    },
+    "gemma4_small": {
+        "gemma4.attention.shared_kv_layers": 3,
+        "gemma4.embedding_length_per_layer_input": 12,
+        "gemma4.feed_forward_length": [88, 88, 88, 176, 176, 176],
+        "slimrt.cache.owners": [0, 1, 2, 1, 1, 2],
+        "slimrt.cache.shared_keys": "rotated",
     },
     "olmo3": {"general.architecture": "olmo2", "olmo2.attention.sliding_window": 12},
     "cohere2": {"cohere2.attention.sliding_window": 10, "cohere2.logit_scale": 0.25},

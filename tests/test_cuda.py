@@ -50,6 +50,8 @@ CASES = [
     ("minimax_m2", "kv"),  # experts by sigmoids
     ("gpt_oss_plain", "kv"),  # sinks, windows, experts with biases
     ("gemma3_mha", "kv"),  # windows, which turn otherwise
+    ("gemma4", "kv"),  # V is K in some layers
+    ("gemma4_small", "kv"),  # embeddings in each layer
     ("olmo3", "k"),
     ("cohere2", "k"),  # layers that know no positions
     ("smollm3", "k+r"),

@@ -47,6 +47,18 @@ CLASSES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "video_llava": ("VideoLlava", "llama", dict(vision_config=CLIP)),
     "mistral3": ("Mistral3", "mistral", dict(vision_config=dict(SIGHT, model_type="pixtral", head_dim=16))),
     "gemma3": ("Gemma3", "gemma3_text", dict(vision_config=SIGHT, mm_tokens_per_image=4)),
+    "gemma4": (
+        "Gemma4", "gemma4_text",
+        dict(vision_config=dict(hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2,
+                                num_key_value_heads=2, head_dim=16, patch_size=4, position_embedding_size=16),
+             audio_config=dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, output_proj_dims=32),
+             image_token_id=90, video_token_id=91, audio_token_id=92),
+    ),
+    "gemma4_unified": (
+        "Gemma4Unified", "gemma4_unified_text",
+        dict(vision_config=dict(patch_size=4, mm_embed_dim=32, mm_posemb_size=16, output_proj_dims=32),
+             audio_config=dict(audio_embed_dim=32), image_token_id=90, video_token_id=91, audio_token_id=92),
+    ),
     "internvl": ("InternVL", "qwen2", dict(vision_config=dict(SIGHT, image_size=[28, 28], patch_size=[14, 14]))),
     "got_ocr2": (
         "GotOcr2", "qwen2",
@@ -102,7 +114,7 @@ def test_the_text_part_computes_what_transformers_does(name, tmp_path):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     stem, kind, rest = CLASSES[name]
     text = dict(TEXT, model_type=kind, bos_token_id=1, eos_token_id=2, pad_token_id=0) | (
-        MROPE if "vl_" in kind else {}
+        MROPE if "vl_" in kind else {"hidden_size_per_layer_input": 0} if name == "gemma4" else {}
     )
     config = getattr(transformers, f"{stem}Config")(text_config=text, **rest)
     model = getattr(transformers, f"{stem}ForConditionalGeneration")(config).eval()

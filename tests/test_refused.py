@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 import slimrt
@@ -101,6 +102,34 @@ FAMILIES = {
     "no bias": ("gptneox", {}, {"blk.1.attn_qkv.bias": None}, slimrt.ModelFormatError, "1.attn_qkv.bias"),
     "a norm too many": ("phi2", {}, {"blk.1.ffn_norm.weight": ones(32)}, slimrt.UnsupportedError, "1.ffn_norm"),
     "no head's bias": ("phi2", {}, {"output.bias": None}, slimrt.ModelFormatError, "output.bias"),
+    "no embeddings of layers": (
+        "gemma4",
+        {"embedding_length_per_layer_input": 8},
+        {},
+        slimrt.ModelFormatError,
+        "per_layer_token_embd",
+    ),
+    "no layer with K and V": ("gemma4", {"attention.shared_kv_layers": 2}, {}, slimrt.ModelFormatError, "shared_kv"),
+    "no layer with a window and K and V": (
+        "gemma4",
+        {
+            "attention.shared_kv_layers": 1,
+            "attention.sliding_window": 8,
+            "attention.sliding_window_pattern": [False, True],
+        },
+        {},
+        slimrt.ModelFormatError,
+        "no layer of its kind",
+    ),
+    "experts of Gemma 4": ("gemma4", {"expert_count": 4}, {}, slimrt.UnsupportedError, "expert_count 4"),
+    "no number": (
+        "gemma4",
+        {},
+        {"blk.1.layer_output_scale.weight": np.full(1, np.nan, np.float32)},
+        slimrt.ModelFormatError,
+        "1.layer_output_scale.weight",
+    ),
+    "no K": ("gemma4", {}, {"blk.1.attn_k.weight": None}, slimrt.ModelFormatError, "1.attn_k.weight"),
     "both layouts": ("phi2", {}, {"blk.0.attn_qkv.weight": half(96, 32)}, slimrt.SlimrtError, "attn_qkv.bias"),
 }
 
@@ -124,7 +153,7 @@ REFUSED = [
     ("mistral4", "mistral4", "temperature"),
     ("deepseek32", "deepseek_v32", "indexer"),
     ("phimoe", "phimoe", "SparseMixer"),
-    ("gemma4", "gemma4_text", "its layers differ"),
+    ("gpt-oss", "gpt_oss", "its layers differ"),
 ]
 
 

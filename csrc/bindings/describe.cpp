@@ -53,6 +53,7 @@ nb::dict architecture_dict(const Architecture& a) {
     d["norm"] = a.norm == NormKind::rms ? "rms" : "layer";
     d["qk_norm"] = name_of(a.qk_norm);
     d["scaled_scores"] = a.scaled_scores;
+    d["v_norm"] = a.v_norm;
     d["qkv_bias"] = name_of(a.qkv_bias);
     d["sliding_window"] = a.sliding_window;
     d["full_period"] = a.layers.full_period;
@@ -132,7 +133,8 @@ nb::list modes_of_file(const FileOrPath& from) {
 nb::list modes_of_attention(int d_model, int n_heads, int n_kv_heads, int head_dim, int n_rot,
                             const std::string& qk_norm, int64_t window, bool cross, const std::string& type,
                             int rank, const std::string& residual_type, int v_heads, bool unrotated,
-                            float clamp, bool layer_norm, float score_cap, bool sinks, int latent) {
+                            float clamp, bool layer_norm, float score_cap, bool sinks, int latent,
+                            bool norms_v, bool v_is_k) {
     if (d_model < 1 || n_heads < 1 || n_kv_heads < 1 || head_dim < 1 || n_rot < 0 || n_rot > head_dim ||
         latent < 0 || rank < 0 || v_heads < 0 || v_heads >= n_kv_heads)
         fail(ErrorCode::argument, "no attention has these sizes: d_model ", d_model, ", n_heads ", n_heads,
@@ -154,6 +156,8 @@ nb::list modes_of_attention(int d_model, int n_heads, int n_kv_heads, int head_d
                  .latent = latent};
     if (qk_norm != name_of(QkNorm::none)) c.qk_norm_eps = 0.0f;
     c.norms_heads = qk_norm == name_of(QkNorm::head);
+    c.norms_v = norms_v;
+    c.v_is_k = v_is_k;
     c.qk_norm_kind = layer_norm ? NormKind::layer : NormKind::rms;
     c.latent_heads = usual_latent_heads(n_kv_heads);
     c.type_r = require_cache_type(residual_type.c_str());
@@ -218,7 +222,8 @@ void bind_describe(nb::module_& m) {
           nb::arg("window") = 0, nb::arg("cross") = false, nb::arg("type") = "f16", nb::arg("rank") = 0,
           nb::arg("residual_type") = "f16", nb::arg("v_heads") = 0, nb::arg("unrotated") = false,
           nb::arg("clamp") = 0.0f, nb::arg("layer_norm") = false, nb::arg("score_cap") = 0.0f,
-          nb::arg("sinks") = false, nb::arg("latent") = 0);
+          nb::arg("sinks") = false, nb::arg("latent") = 0, nb::arg("norms_v") = false,
+          nb::arg("v_is_k") = false);
     m.def(
         "plane_bytes",
         [](const std::string& type, int width, int heads) {

@@ -31,6 +31,12 @@ void norm_heads(Backend& backend, const AttnConfig& c, Tensor weight, Tensor x, 
     backend.norm(c.qk_norm_kind, x.split(n), weight, {}, *c.qk_norm_eps, out.split(n));
 }
 
+void norm_values(Backend& backend, const AttnConfig& c, Tensor v) {
+    if (!c.norms_v) return;
+    const Tensor heads = v.split(v.cols / c.head_dim);
+    backend.norm(NormKind::rms, heads, {}, {}, *c.qk_norm_eps, heads);
+}
+
 AttentionArgs attention_args(const ReadInput& in, std::span<const ScoreTerm> scores,
                              std::span<const ValueTerm> values) {
     const AttnConfig& c = in.config;

@@ -24,6 +24,9 @@ void clamp(Backend& backend, const AttnConfig& config, std::span<const Tensor> r
 /// QK-norm, where there is one: out = norm(x) of q or k [n, heads * head_dim], in one piece; out may be x.
 void norm_heads(Backend& backend, const AttnConfig& config, Tensor weight, Tensor x, Tensor out);
 
+/// V [n, heads * head_dim], in place: where it is normed too.
+void norm_values(Backend& backend, const AttnConfig& config, Tensor v);
+
 /// Attention with these terms, which must outlive the result.
 AttentionArgs attention_args(const ReadInput& in, std::span<const ScoreTerm> scores,
                              std::span<const ValueTerm> values);

@@ -31,6 +31,8 @@ struct AttnConfig {
     std::optional<float> qk_norm_eps;  // norm of q and k before RoPE, of whole rows; or none
     NormKind qk_norm_kind = NormKind::rms;
     bool norms_heads = false;  // of each head by itself
+    bool norms_v = false;      // each head of V by itself, by RMS and without a weight; with QK-norm of heads
+    bool v_is_k = false;       // V is K before its norm and RoPE
     int64_t window = 0;
     DType type_k = DType::F16, type_v = DType::F16;
     int rank = 0;  // width of a residual, modes with one; and its type
@@ -58,7 +60,8 @@ struct AttnConfig {
 
 /// A model's own tensors of one attention.
 struct AttnWeights {
-    Tensor q, k, v, o;                      // [out, in], any native type; k and v none where rows are shared
+    Tensor q, k, v, o;                      // [out, in], any native type; k and v none where rows are shared,
+                                            // the same with AttnConfig::v_is_k
     Tensor q_bias, k_bias, v_bias, o_bias;  // f32 or none
     Tensor q_norm, k_norm;                  // f32, with AttnConfig::qk_norm_eps
     Tensor relative_bias;  // f32 [n_heads, n_ctx] or none: the last column is for a query's own token

@@ -34,6 +34,13 @@ Tensor derived_vector(Backend& backend, const std::vector<float>& values, const 
     return out;
 }
 
+Tensor norm_of_heads(Backend& backend, Tensor norm, int n_heads, std::vector<Buffer>& owned) {
+    const std::vector<float> head = values_of(backend, norm);
+    std::vector<float> all(head.size() * n_heads);
+    for (size_t i = 0; i < all.size(); ++i) all[i] = head[i % head.size()];
+    return derived_vector(backend, all, "the norm of every head", owned);
+}
+
 std::vector<float> for_query_heads(const AttnConfig& c, const std::vector<float>& v) {
     const int group = c.n_heads / c.n_kv_heads, dim = c.head_dim;
     std::vector<float> out(c.q_width());

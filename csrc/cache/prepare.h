@@ -26,6 +26,8 @@ Tensor transpose_heads(Backend& backend, Tensor weight, int n_heads,
 /// A vector of prepare()'s own making, from host memory; f32 [1, n].
 Tensor derived_vector(Backend& backend, const std::vector<float>& values, const char* what,
                       std::vector<Buffer>& owned);
+/// The weight of a norm of each head by itself, as often as there are heads.
+Tensor norm_of_heads(Backend& backend, Tensor norm, int n_heads, std::vector<Buffer>& owned);
 /// Values of an f32 vector; on a dry backend zeros.
 std::vector<float> values_of(Backend& backend, Tensor vector);
 /// A vector of V's width for the heads that the query heads read: [q width].

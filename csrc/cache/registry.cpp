@@ -55,6 +55,8 @@ std::string refusal_of(const CacheMode& mode, const AttnConfig& c) {
         return concat("K and V are clamped to ", c.clamp,
                       " (attention.clamp_kqv), so they are no products of ",
                       "the layer's input, and must be stored");
+    if (c.norms_v && !mode.keeps_v_bias())
+        return "V is normed, so it is no product of the layer's input, and must be stored";
     if (c.sinks && !mode.keeps_v_bias())
         return "its softmax weights do not sum to 1 (attn_sinks), so V's bias, which these rows do not know, "
                "cannot be added afterwards";

@@ -43,8 +43,9 @@ class UnrotatedKv final : public CacheMode {
 
 const CacheMode* with_unrotated_keys(const CacheMode& mode, const AttnConfig& c) {
     static const UnrotatedKv unrotated_kv;
-    if (&mode == kv_mode() && c.rope) return &unrotated_kv;
-    const bool rotates_on_read = &mode == k_mode() || &mode == kr_mode() || &mode == lowrank_mode();
+    if (&mode == kv_mode() && c.rope && !c.v_is_k) return &unrotated_kv;
+    const bool rotates_on_read =
+        &mode == k_mode() || &mode == kr_mode() || &mode == lowrank_mode() || &mode == kv_mode();
     return rotates_on_read || !c.rope ? &mode : nullptr;
 }
 

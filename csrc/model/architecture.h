@@ -56,13 +56,16 @@ struct Architecture {
     bool norm_bias = true, norm_weight = true;  // of NormKind::layer
     bool embedding_norm = false;                // of the token embedding
     Norms norms = Norms::before;
-    const char* ffn_norm = "ffn_norm";  // what files call the norm of the FFN's input
-    bool sub_norms = false;             // RMS norms of what W_O and the FFN's down projection read
+    const char* ffn_norm = "ffn_norm";       // what files call the norm of the FFN's input
+    Presence layer_scale = Presence::never;  // a number that a layer's output is multiplied by
+    bool sub_norms = false;                  // RMS norms of what W_O and the FFN's down projection read
     Positions positions = Positions::rope_interleaved;
     bool partial_rotary = false;     // rope.dimension_count may be less than a head has
     bool whole_ramp = true;          // YaRN's begins and ends at a pair, else between pairs
     bool parallel_residual = false;  // x + attention(x) + ffn(x)
     QkNorm qk_norm = QkNorm::none;
+    bool v_norm = false;        // with QkNorm::head: each head of V too, by RMS and without a weight
+    bool k_for_v = false;       // with v_norm: layers without a W_V take K, before its norm, for V
     bool scaled_scores = true;  // by 1 / sqrt(head_dim)
     Presence qkv_bias = Presence::never;
     bool k_bias = true;                      // where there is qkv_bias

@@ -1,7 +1,6 @@
 #include "model/cache_choice.h"
 
 #include <algorithm>
-#include <numeric>
 #include <set>
 
 #include "cache/unrotated_keys.h"
@@ -206,11 +205,11 @@ bool same_shape(const AttnConfig& a, const AttnConfig& b) {
            a.n_rot == b.n_rot && a.window == b.window;
 }
 
-/// The layer whose rows each layer reads; without the key its own.
+/// The layer whose rows each layer reads; without the key as its architecture has it.
 std::vector<int> read_owners(const GgufFile& file, const ModelConfig& model) {
     constexpr const char* kKey = "slimrt.cache.owners";
     std::vector<int> owners(model.n_layers);
-    std::iota(owners.begin(), owners.end(), 0);
+    for (int i = 0; i < model.n_layers; ++i) owners[i] = model.layers[i].owner;
     const std::vector<int64_t> stored = stored_numbers(file, kKey, model.n_layers, "layers");
     for (int i = 0; i < int(stored.size()); ++i) {
         const int64_t owner = stored[i];

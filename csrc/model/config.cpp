@@ -176,7 +176,6 @@ ModelConfig read_config(const GgufFile& file) {
     c.n_unread_layers = int(file.integer(prefix + "nextn_predict_layers", 0, c.n_layers - 1, 0));
     c.n_layers -= c.n_unread_layers;
     c.d_model = int(file.integer(prefix + "embedding_length", 1, 1 << 20));
-    c.d_ff = int(file.integer(prefix + "feed_forward_length", 1, 1 << 22));
     c.n_heads = int(file.integer(prefix + "attention.head_count", 1, 1 << 14));
     if (!file.has(prefix + "attention.key_length") && c.d_model % c.n_heads)
         fail(ErrorCode::format, prefix, "embedding_length ", c.d_model, " is not a multiple of head_count ",

@@ -28,6 +28,9 @@ struct LayerConfig {
     int64_t window = 0;  // 0: none
     int rope = 0;        // of ModelConfig::ropes, or -1: its q and k know no positions
     int n_kv_heads = 0, head_dim = 0;
+    bool v_is_k = false;  // V is K before its norm and RoPE
+    int d_ff = 0;
+    int owner = 0;  // whose rows it reads, itself or one before it
 };
 
 struct ModelConfig {
@@ -53,6 +56,7 @@ struct ModelConfig {
     Activation activation = Activation::silu;
     std::vector<RopeConfig> ropes;    // which layers name; none without RoPE
     std::vector<LayerConfig> layers;  // each of the decoder's
+    int d_layer_embd = 0;             // width of the embeddings that each layer has of its own; 0: none
     // Of experts, if there are any.
     int n_experts = 0, n_experts_used = 0;
     int d_ff_expert = 0, d_ff_shared = 0;  // shared: of what every token takes besides, or 0

@@ -7,6 +7,7 @@
 #include "cache/attend.h"
 #include "core/error.h"
 #include "model/architecture.h"
+#include "model/layer_embedding.h"
 
 namespace slimrt {
 
@@ -130,7 +131,8 @@ void Decoder::embed(const Batch& batch, Scratch& scratch, Tensor x) const {
 }
 
 // x += attention(x), x += cross_attention(x) over encoder states, x += ffn(x); in parallel: x += attention(x)
-// + ffn(x). What attention and FFN add may be scaled.
+// + ffn(x). What attention and FFN add may be scaled. Then x += what the layer makes of embeddings of its
+// own, and x may be scaled.
 void Decoder::add_layer(int layer, const Batch& batch, StepState& state, Scratch& scratch, Tensor x) const {
     const Scratch::Scope scope(scratch);
     const Tensor out = scratch.f32(x.rows, x.cols);
@@ -149,6 +151,12 @@ void Decoder::add_layer(int layer, const Batch& batch, StepState& state, Scratch
         feed_forward(backend_, config_, w, scratch, x, out);
     }
     add_scaled(x, out);
+    if (w.embd_gate) {
+        const Tensor first = scratch.f32(x.rows, x.cols);
+        embed(batch, scratch, first);
+        add_layer_embedding(backend_, config_, weights_, layer, batch.tokens, first, scratch, x, out);
+    }
+    if (w.output_scale != 1) backend_.scale(x, w.output_scale);
 }
 
 void Decoder::add_scaled(Tensor x, Tensor out) const {

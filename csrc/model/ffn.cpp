@@ -8,26 +8,26 @@ namespace {
 void load(TensorSource& file, const ModelConfig& c, const std::string& p, LayerWeights& l) {
     const Architecture& arch = *c.architecture;
     if (arch.fused_gate_up) {
-        const Tensor both = file.matrix(p + "ffn_up.weight", 2 * int64_t(c.d_ff), c.d_model);
-        l.gate = both.rows_of(0, c.d_ff);
-        l.up = both.rows_of(c.d_ff, c.d_ff);
+        const Tensor both = file.matrix(p + "ffn_up.weight", 2 * int64_t(l.d_ff), c.d_model);
+        l.gate = both.rows_of(0, l.d_ff);
+        l.up = both.rows_of(l.d_ff, l.d_ff);
     } else {
-        l.up = file.matrix(p + "ffn_up.weight", c.d_ff, c.d_model);
-        l.up_bias = file.vector(p + "ffn_up.bias", c.d_ff, arch.linear_bias);
-        l.gate = file.matrix(p + "ffn_gate.weight", c.d_ff, c.d_model, arch.gated_ffn);
-        if (l.gate) l.gate_bias = file.vector(p + "ffn_gate.bias", c.d_ff, arch.linear_bias);
+        l.up = file.matrix(p + "ffn_up.weight", l.d_ff, c.d_model);
+        l.up_bias = file.vector(p + "ffn_up.bias", l.d_ff, arch.linear_bias);
+        l.gate = file.matrix(p + "ffn_gate.weight", l.d_ff, c.d_model, arch.gated_ffn);
+        if (l.gate) l.gate_bias = file.vector(p + "ffn_gate.bias", l.d_ff, arch.linear_bias);
     }
-    l.down = file.matrix(p + "ffn_down.weight", c.d_model, c.d_ff);
+    l.down = file.matrix(p + "ffn_down.weight", c.d_model, l.d_ff);
     l.down_bias = file.vector(p + "ffn_down.bias", c.d_model, arch.linear_bias);
 }
 
 /// W_down act(W_up x), gated or not.
 void run(Backend& backend, const ModelConfig& config, const LayerWeights& w, Scratch& scratch, Tensor x,
          Tensor out) {
-    const Tensor up = scratch.f32(x.rows, config.d_ff);
+    const Tensor up = scratch.f32(x.rows, w.up.rows);
     Tensor inner = up;
     if (w.gate) {
-        inner = scratch.f32(x.rows, config.d_ff);
+        inner = scratch.f32(x.rows, w.up.rows);
         const Product products[] = {{w.up, w.up_bias, up}, {w.gate, w.gate_bias, inner}};
         backend.linear(x, products);
         backend.gate(config.activation, inner, up);

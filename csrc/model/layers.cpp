@@ -60,12 +60,27 @@ void read_heads(const GgufFile& file, const std::string& prefix, ModelConfig& c)
         LayerConfig& layer = c.layers[i];
         layer.n_kv_heads = int(each ? (*each)[i] : all);
         layer.head_dim = int(layer.window ? windowed : full);
+        const std::string attn = concat("blk.", i, ".attn_");
+        layer.v_is_k = c.architecture->k_for_v && file.tensors().count(attn + "k.weight") &&
+                       !file.tensors().count(attn + "v.weight");
         if (layer.n_kv_heads == 0)
             fail(ErrorCode::unsupported, file.path(), ": layer ", i, " has no KV heads (", key,
                  "): layers without attention are not supported");
         if (c.n_heads % layer.n_kv_heads)
             fail(ErrorCode::format, prefix, "attention.head_count ", c.n_heads,
                  " is not a multiple of head_count_kv ", layer.n_kv_heads);
+    }
+}
+
+void read_networks(const GgufFile& file, const std::string& prefix, ModelConfig& c) {
+    const std::string key = prefix + "feed_forward_length";
+    const auto each = numbers_by_layer(file, key, c.n_layers, 1 << 22);
+    const int64_t all = each ? 0 : file.integer(key, 1, 1 << 22);
+    for (int i = 0; i < c.n_layers; ++i) {
+        c.layers[i].d_ff = int(each ? (*each)[i] : all);
+        if (c.layers[i].d_ff == 0)
+            fail(ErrorCode::unsupported, file.path(), ": layer ", i, " has no feed-forward network (", key,
+                 ")");
     }
 }
 
@@ -86,7 +101,10 @@ RopeConfig rope_of_windows(const GgufFile& file, const std::string& prefix, cons
 
 void read_layers(const GgufFile& file, const std::string& prefix, ModelConfig& c) {
     c.layers.assign(c.n_layers, {});
+    for (int i = 0; i < c.n_layers; ++i) c.layers[i].owner = i;
     read_windows(file, prefix, c);
+    read_networks(file, prefix, c);
+    c.d_ff = c.layers[0].d_ff;
     c.architecture->latent ? read_latent(file, prefix, c) : read_heads(file, prefix, c);
     c.n_kv_heads = c.layers[0].n_kv_heads;
     c.head_dim = c.layers[0].head_dim;

@@ -11,6 +11,7 @@
 #include "model/cache_choice.h"
 #include "model/ffn.h"
 #include "model/latent.h"
+#include "model/layer_embedding.h"
 #include "model/weight_memory.h"
 
 namespace slimrt {
@@ -31,6 +32,8 @@ AttnConfig attention_config(const ModelConfig& c, int layer, bool cross) {
             .qk_norm_eps = norm == QkNorm::none ? std::nullopt : std::optional(c.norm_eps),
             .qk_norm_kind = c.architecture->norm,
             .norms_heads = norm == QkNorm::head,
+            .norms_v = c.architecture->v_norm,
+            .v_is_k = own.v_is_k,
             .window = own.window,
             .latent_heads = usual_latent_heads(own.n_kv_heads),
             .clamp = cross ? 0 : c.clamp_kqv,
@@ -62,6 +65,7 @@ class Loader final : public TensorSource {
     Weights load(const CacheChoices& choices) {
         w_.token_embd = matrix("token_embd.weight", c_.n_vocab, c_.d_model);
         if (arch_.embedding_norm) w_.token_embd_norm = norm("token_embd_norm");
+        load_layer_embeddings(*this, c_, w_);
         load_encoder();
         const std::string part = encoder_decoder() ? "dec." : "";
         if (arch_.positions == Positions::learned)
@@ -233,8 +237,20 @@ class Loader final : public TensorSource {
         else
             load_q(c, p, l.attn);
         if (c.sinks) l.attn.sinks = vector(p + "attn_sinks.weight", c.n_heads, Presence::required);
+        l.d_ff = c_.layers[c.layer].d_ff;
+        l.output_scale = layer_scale(p + "layer_output_scale.weight");
         arch_.ffn->load(*this, c_, p, l);
+        load_layer_embedding(*this, c_, p, l);
         return l;
+    }
+
+    float layer_scale(const std::string& name) {
+        const Tensor* t = arch_.layer_scale == Presence::never ? nullptr : find(name, arch_.layer_scale);
+        if (!t) return 1;
+        require_shape(name, *t, 1, 1);
+        if (t->dtype != DType::F32 || !std::isfinite(t->f32()[0]))
+            fail(ErrorCode::format, file_.path(), ": tensor '", name, "' does not hold a number in f32");
+        return t->f32()[0];
     }
 
     void load_cross(const AttnConfig& c, const std::string& p, LayerWeights& l) {
@@ -268,7 +284,7 @@ class Loader final : public TensorSource {
         if (!weight) {
             a.q = matrix(p + "_q.weight", q, c_.d_model);
             a.k = matrix(p + "_k.weight", kv, c_.d_model);
-            a.v = matrix(p + "_v.weight", kv, c_.d_model);
+            a.v = c.v_is_k ? a.k : matrix(p + "_v.weight", kv, c_.d_model);
             a.q_bias = vector(p + "_q.bias", q, arch_.qkv_bias);
             a.k_bias = vector(p + "_k.bias", kv, arch_.k_bias ? arch_.qkv_bias : Presence::never);
             a.v_bias = vector(p + "_v.bias", kv, arch_.qkv_bias);

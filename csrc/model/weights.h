@@ -36,6 +36,10 @@ struct LayerWeights {
     Tensor gate, up, down;
     Tensor gate_bias, up_bias, down_bias;
     ExpertWeights experts;
+    float output_scale = 1;       // of the layer's output
+    int d_ff = 0;                 // of a dense network
+    Tensor embd_gate, embd_proj;  // of embeddings of its own, or none
+    Norm embd_post_norm;
 };
 
 struct ConvolutionWeights {
@@ -54,6 +58,8 @@ struct Weights {
     Tensor token_embd, position_embd, output, output_bias;
     float output_scale = 1;  // of what the head reads
     Norm token_embd_norm, output_norm;
+    Tensor layer_embd, layer_embd_proj;  // of embeddings that layers have of their own, side by side; or none
+    Norm layer_embd_norm;
     std::vector<LayerWeights> layers;
     EncoderWeights encoder;
     std::vector<Buffer> owned;  // what could not be used in place

@@ -359,6 +359,8 @@ def attention_modes(
     score_cap: float = 0.0,
     sinks: bool = False,
     latent: int = 0,
+    norms_v: bool = False,
+    v_is_k: bool = False,
 ) -> list[dict[str, Any]]:
     """The same for an attention of these sizes, with rows of these types."""
 

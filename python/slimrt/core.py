@@ -140,7 +140,7 @@ class Architecture:
             "alibi".
         norms: of attention and FFN: "before", "shared" (one for both), "after" or "both". norm: "rms" or "layer".
         qk_norm: norms of q and k, of the kind `norm`: "none", "row" (of whole rows) or "head" (of each head).
-        scaled_scores: by 1 / sqrt(head width).
+        v_norm: each head of V is normed too, without a weight. scaled_scores: by 1 / sqrt(head width).
         qkv_bias: "never", "optional" or "required". latent: K and V are made of a latent (MLA).
         sliding_window: whether its layers may see a window. full_period: every so many-th of them sees all, where
             neither file nor config says which; 0: none does.
@@ -157,6 +157,7 @@ class Architecture:
     norm: str
     qk_norm: str
     scaled_scores: bool
+    v_norm: bool
     qkv_bias: str
     sliding_window: bool
     full_period: int
@@ -300,6 +301,8 @@ def attention_modes(
     score_cap: float = 0.0,
     sinks: bool = False,
     latent: int = 0,
+    norms_v: bool = False,
+    v_is_k: bool = False,
 ) -> tuple[Mode, ...]:
     """The modes of self-attention, or of cross-attention, of such a shape; planes of these types.
 
@@ -310,6 +313,7 @@ def attention_modes(
         layer_norm: QK-norm is LayerNorm, else RMS norm.
         score_cap: scores s become cap * tanh(s / cap); 0: they do not. sinks: softmax counts a logit without a value.
         latent: columns of what K and V are made of (MLA); 0: of the input.
+        norms_v: each head of V is normed, without a weight. v_is_k: V is K before its norm and RoPE.
 
     Raises:
         UnsupportedError: an unknown type. ValueError: sizes that no attention has.
@@ -318,8 +322,7 @@ def attention_modes(
         d_model=d_model, n_heads=n_heads, n_kv_heads=n_kv_heads, head_dim=head_dim, n_rot=n_rot, qk_norm=qk_norm,
         window=window, cross=cross, type=type, rank=rank, residual_type=residual_type,
         v_heads=v_heads, unrotated=unrotated, clamp=clamp, layer_norm=layer_norm,
-        score_cap=score_cap, sinks=sinks,
-        latent=latent,
+        score_cap=score_cap, sinks=sinks, latent=latent, norms_v=norms_v, v_is_k=v_is_k,
     )  # fmt: skip
     return tuple(map(_mode, found))
 

@@ -137,6 +137,7 @@ void AgingMode::recode(Backend& backend, const AttnInput& in, const Recoding& r)
 std::vector<Tensor> AgingMode::rows_of(Backend& backend, const AttnInput& in, std::vector<Tensor> kv) const {
     clamp(backend, in.config, kv);
     norm_heads(backend, in.config, in.prepared.model.k_norm, kv[0], kv[0]);
+    norm_values(backend, in.config, kv[1]);
     if (in.rope && !raw_keys()) backend.rope(kv[0], in.config.n_kv_heads, in.rope, in.positions);
     if (has_latents()) kv = {kv[0], latents_of(backend, in, kv[1]), kv[1]};
     if (levels(in.config).eager) {

@@ -134,10 +134,7 @@ class K : public AbsorbingMode {
     static Tensor norm_of_slim_heads(Backend& backend, const PrepareInput& in, std::vector<Buffer>& owned) {
         const Tensor norm = in.weights.k_norm;
         if (!norm || !in.config.norms_heads) return norm;
-        const std::vector<float> head = values_of(backend, norm);
-        std::vector<float> all(in.config.computed_width());
-        for (size_t i = 0; i < all.size(); ++i) all[i] = head[i % head.size()];
-        return derived_vector(backend, all, "the norm of every head", owned);
+        return norm_of_heads(backend, norm, slim_heads(in.config).n_kv_heads, owned);
     }
 
     /// The step's own values are read from k in full precision.

@@ -250,6 +250,11 @@ def _attention(model: ModelData, request: Request, calibration: Text, verify: bo
             "choose the modes, such as --cache x --cross e, which invert nothing; slimrt plan and slimrt inspect show "
             "what each one costs"
         )
+    if attention.norms_v and (request.target is not None or request.budget is not None):
+        raise UnsupportedError(
+            f"{'cache auto' if cache == AUTO else 'a target'} measures V as a product of a layer's input, and in "
+            f"architecture '{model.arch}' V is normed: choose modes and types (kv, and kivi in layers without a window)"
+        )
     if attention.encoder_decoder and calibration not in (None, "none"):
         raise UnsupportedError(
             f"a text says nothing of a decoder beside an encoder ('{model.arch}'): leave out the calibration"

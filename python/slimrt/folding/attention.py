@@ -41,8 +41,10 @@ class Attention:
         whole_ramp: YaRN's ramp begins and ends at a pair.
         score_cap: scores s become cap * tanh(s / cap), once scaled; 0: they do not.
         sinks: a logit of each head joins the softmax's denominator (attn_sinks).
+        norms_v: each head of V is normed, without a weight.
         window: tokens that a query sees; 0: all. own_base: of a RoPE that is not scaled; 0: as the file says it of all
-            layers. Both of one layer (in_layer()), and 0 of a model, whose layers may differ.
+            layers. v_is_k: V is K before its norm and RoPE. All of one layer (in_layer()), and 0 of a model, whose
+            layers may differ; n_kv_heads, head_dim and n_rot of a model are those of its first layer.
         positions: what each layer has of them.
         latent: columns of the latent that K and V are made of (MLA); 0: they are made of the input.
         owners: the layer whose rows each layer reads; (): its own.
@@ -75,6 +77,8 @@ class Attention:
     latent: int = 0
     score_cap: float = 0.0
     sinks: bool = False
+    norms_v: bool = False
+    v_is_k: bool = False
     positions: tuple[Positions, ...] = ()
 
     @classmethod
@@ -88,22 +92,21 @@ class Attention:
         if traits.has_encoder:
             return cls._of_encoder_decoder(model)
         d, n_heads = model.size("embedding_length"), model.size("attention.head_count")
-        head_dim, rope = model.size("attention.key_length", d // n_heads), traits.rope
-        if traits.latent:
-            head_dim = model.size("attention.key_length_mla", head_dim)
+        positions = positions_of(model, traits)
         return cls(
             d=d,
             n_layers=model.size("block_count") - model.size("nextn_predict_layers", 0),
             n_heads=n_heads,
-            n_kv_heads=n_heads if traits.latent else model.size("attention.head_count_kv", n_heads),
-            head_dim=head_dim,
-            rope=rope,
-            n_rot=model.size("rope.dimension_count", head_dim) if rope else 0,
+            n_kv_heads=positions[0].n_kv_heads,
+            head_dim=positions[0].head_dim,
+            rope=traits.rope,
+            n_rot=positions[0].n_rot,
             interleaved=traits.interleaved,
             qk_norm=traits.qk_norm,
             layer_norm=traits.norm == "layer",
-            positions=positions_of(model, traits),
+            positions=positions,
             whole_ramp=traits.whole_ramp,
+            norms_v=traits.v_norm,
             eps=model.size(f"attention.layer_norm_{'' if traits.norm == 'layer' else 'rms_'}epsilon", 0.0),
             owners=tuple(owners_of(model)),
             unrotated=model.value(KEYS, "") == "unrotated",
@@ -157,7 +160,10 @@ class Attention:
         if not self.positions:
             return self
         own = self.positions[layer]
-        return replace(self, window=own.window, rope=own.rope, own_base=own.base, positions=())
+        return replace(
+            self, window=own.window, rope=own.rope, own_base=own.base, n_kv_heads=own.n_kv_heads,
+            head_dim=own.head_dim, n_rot=own.n_rot, v_is_k=own.v_is_k, positions=(),
+        )  # fmt: skip
 
     def _kinds(self) -> dict[int, Attention]:
         """Each kind of layer, by the first of it."""
@@ -220,7 +226,7 @@ class Attention:
             cross=self.part == "cross_attn", type=type, rank=rank, residual_type=residual_type,
             v_heads=v_heads, unrotated=self.unrotated, clamp=self.clamp,
             layer_norm=self.layer_norm, score_cap=self.score_cap, sinks=self.sinks,
-            latent=self.latent,
+            latent=self.latent, norms_v=self.norms_v, v_is_k=self.v_is_k,
         )  # fmt: skip
         return {mode.name: mode for mode in found}
 

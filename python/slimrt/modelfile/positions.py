@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each layer of a decoder sees, and how positions turn its q and k (csrc/model/layers.cpp is the runtime's)."""
+"""What each layer of a decoder sees, how positions turn its q and k, and the heads whose rows it keeps
+(csrc/model/layers.cpp is the runtime's)."""
 
 from __future__ import annotations
 
@@ -13,11 +14,16 @@ from slimrt.modelfile.gguf import ModelData
 @dataclass(frozen=True)
 class Positions:
     """Of one layer. window: tokens that a query sees, 0: all. rope: whether q and k turn. base: of a RoPE that is not
-    scaled, 0: as the file says it of all layers."""
+    scaled, 0: as the file says it of all layers. n_rot: dimensions of a head that turn. v_is_k: V is K before its norm
+    and RoPE."""
 
     window: int
     rope: bool
     base: float
+    n_kv_heads: int
+    head_dim: int
+    n_rot: int
+    v_is_k: bool
 
 
 def by_period(period: int, n_layers: int) -> list[bool]:
@@ -46,4 +52,27 @@ def positions_of(model: ModelData, traits: core.Architecture) -> tuple[Positions
         unturned = traits.unturned_period and (i + 1) % traits.unturned_period == 0
         return traits.rope and not unturned and (bool(windows[i]) or traits.window_rope != "only" or not any(windows))
 
-    return tuple(Positions(windows[i], turns(i), base if windows[i] else 0.0) for i in range(n))
+    each = model.size("attention.head_count_kv", model.size("attention.head_count"))
+    if traits.latent:
+        each = model.size("attention.head_count")
+    full = model.size("attention.key_length", model.size("embedding_length") // model.size("attention.head_count"))
+    full = model.size("attention.key_length_mla", full) if traits.latent else full
+    n_rot = model.size("rope.dimension_count", full)
+
+    def of(i: int) -> Positions:
+        dim, turned = full, n_rot
+        if windows[i]:
+            dim = model.size("attention.key_length_swa", full)
+        if windows[i] and traits.window_rope == "own":
+            turned = model.size("rope.dimension_count_swa", min(n_rot, dim))
+        return Positions(
+            window=windows[i],
+            rope=turns(i),
+            base=base if windows[i] else 0.0,
+            n_kv_heads=each if isinstance(each, int) else int(each[i]),
+            head_dim=dim,
+            n_rot=turned if turns(i) else 0,
+            v_is_k=traits.v_norm and f"blk.{i}.attn_v.weight" not in model.tensors,
+        )
+
+    return tuple(map(of, range(n)))

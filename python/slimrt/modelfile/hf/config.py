@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +160,11 @@ class Config:
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of a model, in elements."""
+    """The sizes of a model, in elements; where layers differ, those of most.
+
+    Attributes:
+        differing: layers that do -> their n_kv_heads, head_dim and ff.
+    """
 
     d: int
     ff: int
@@ -171,6 +175,7 @@ class Sizes:
     n_kv_heads: int
     head_dim: int
     others: Mapping[str, int]
+    differing: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, config: Config) -> Sizes:
@@ -190,12 +195,23 @@ class Sizes:
             n_kv_heads=n_kv_heads,
             head_dim=config.size("head_dim", d // n_heads),
             others={symbol: config.size(key) for symbol, key in config.family.symbols.items()},
+            differing=_differing(config, n_heads),
         )
 
     @property
     def rotating_dim(self) -> int:
-        """Columns of a head of which RoPE turns all or a part: with a latent (symbol "rot") some at its end."""
-        return self.others.get("rot", self.head_dim)
+        """Columns of a head of which RoPE turns all or a part: with a latent (symbol "rot") some at its end, else those of
+        layers without a window, where theirs is another."""
+        own = (one["head_dim"] for one in self.differing.values() if "head_dim" in one)
+        return self.others.get("rot", next(own, self.head_dim))
+
+    def in_layer(self, layer: int) -> Sizes:
+        """The sizes in one layer."""
+        own = self.differing.get(layer, {})
+        return replace(
+            self, n_kv_heads=own.get("n_kv_heads", self.n_kv_heads), head_dim=own.get("head_dim", self.head_dim),
+            ff=own.get("ff", self.ff),
+        )  # fmt: skip
 
     def shape(self, symbols: str) -> tuple[int, ...]:
         """The shape that a family's table writes in symbols."""
@@ -203,3 +219,20 @@ class Sizes:
         known = {"d": self.d, "q": q, "kv": kv, "qkv": q + 2 * kv, "ff": self.ff, "2ff": 2 * self.ff, "v": self.v}
         known |= {"ctx": self.ctx, "dk": self.head_dim, "2d": 2 * self.d, "heads": self.n_heads, **self.others}
         return tuple(int(symbol) if symbol.isdecimal() else known[symbol] for symbol in symbols.split())
+
+
+def _differing(config: Config, n_heads: int) -> dict[int, dict[str, int]]:
+    """Of per_layer_config: layer -> the sizes that it has instead."""
+    ours, found = {"num_key_value_heads": "n_kv_heads", "head_dim": "head_dim", "intermediate_size": "ff"}, {}
+    with values_of(config.path):
+        for layer, sizes in dict(config.get("per_layer_config") or {}).items():
+            if unknown := sorted(sizes.keys() - ours.keys()):
+                raise UnsupportedError(f"{config.path}: per_layer_config of {', '.join(unknown)} is not supported")
+            if any(type(size) is not int or not 1 <= size < 2**31 for size in sizes.values()):
+                raise ModelFormatError(f"{config.path}: per_layer_config of layer {layer} holds {sizes}, not sizes")
+            if n_heads % (n_kv_heads := sizes.get("num_key_value_heads", 1)):
+                raise ModelFormatError(
+                    f"{config.path}: {n_heads} query heads do not share {n_kv_heads} key heads in layer {layer}"
+                )
+            found[int(layer)] = {ours[key]: size for key, size in sizes.items()}
+    return found

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gguf.constants import LlamaFileType
+from gguf.constants import GGUFValueType, LlamaFileType
 from gguf.gguf_writer import GGUFValue
 
-from slimrt.modelfile.gguf import F32, ModelData, Tensor, boolean, float32, string, uint32
+from slimrt.modelfile.gguf import F32, ModelData, Tensor, array, boolean, float32, string, uint32
 from slimrt.modelfile.hf.config import Config, Sizes, values_of
 from slimrt.modelfile.hf.families import ACTIVATIONS, Source
 from slimrt.modelfile.hf.layout import Layout
@@ -56,8 +56,8 @@ def read_tensors(config: Config, checkpoint: Source, name: str) -> ModelData:
     tensors = list(Layout(config, sizes, checkpoint).tensors())
     if config.family.rope:
         with values_of(config.path):
-            family, head_dim = config.family, sizes.rotating_dim
-            rope, more = rope_fields(config.values, head_dim, family.rope_aliases, windows=family.window_rope)
+            family, windows = config.family, sizes.head_dim if config.family.window_rope else 0
+            rope, more = rope_fields(config.values, sizes.rotating_dim, family.rope_aliases, windows=windows)
         metadata |= {f"{config.family.arch}.{key}": value for key, value in rope.items()}
         tensors += more
     metadata |= _file_type(tensors)
@@ -79,6 +79,11 @@ def _file_type(tensors: list[Tensor]) -> dict[str, GGUFValue]:
     return said if kind in DTYPES else said | {"general.quantization_version": uint32(2)}
 
 
+def _of_layers(numbers: list[int]) -> GGUFValue:
+    """One number where all layers have the same."""
+    return uint32(numbers[0]) if len(set(numbers)) == 1 else array(numbers, GGUFValueType.UINT32)
+
+
 def _metadata(config: Config, sizes: Sizes, name: str) -> dict[str, GGUFValue]:
     arch = config.family.arch
     eps_key, eps = config.family.norm_eps
@@ -86,15 +91,19 @@ def _metadata(config: Config, sizes: Sizes, name: str) -> dict[str, GGUFValue]:
         "context_length": uint32(sizes.ctx),
         "embedding_length": uint32(sizes.d),
         "block_count": uint32(sizes.n_layers),
-        "feed_forward_length": uint32(sizes.ff),
+        "feed_forward_length": _of_layers([sizes.in_layer(i).ff for i in range(sizes.n_layers)]),
         "attention.head_count": uint32(sizes.n_heads),
-        "attention.head_count_kv": uint32(sizes.n_kv_heads),
+        "attention.head_count_kv": _of_layers([sizes.in_layer(i).n_kv_heads for i in range(sizes.n_layers)]),
         f"attention.{eps_key}": float32(config.number(eps)),
         "vocab_size": uint32(sizes.v),
     }
     if len(config.family.stacks) > 1:
         fields["decoder_block_count"] = uint32(config.layers(config.family.stacks[-1]))
-    if sizes.head_dim * sizes.n_heads != sizes.d or len(config.family.stacks) > 1:
+    if sizes.differing:
+        for part in ("key", "value"):
+            fields[f"attention.{part}_length"] = uint32(sizes.rotating_dim)
+            fields[f"attention.{part}_length_swa"] = uint32(sizes.head_dim)
+    elif sizes.head_dim * sizes.n_heads != sizes.d or len(config.family.stacks) > 1:
         fields |= {f"attention.{part}_length": uint32(sizes.head_dim) for part in ("key", "value")}
     fields |= window_fields(config, sizes)
     general = {"architecture": string(arch), "type": string("model"), "name": string(name)}

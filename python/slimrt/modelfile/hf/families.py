@@ -9,7 +9,7 @@ Encoder-decoders are in encoder_decoders.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -88,6 +88,8 @@ class Family:
         conv1d: the layers' matrices are stored [in, out].
         window: whether the runtime honours the model type's sliding window (None: the model type has none).
         window_rope: layers with a window turn q and k by parameters of their own.
+        window_pattern: files always say which layers have one.
+        lacking: modules that some layers do not have -> these layers.
         ignored: tensors (regular expressions) that are computed, not learned.
         leading: config key of how many first layers have `leading_layer` in place of `layer`.
         several: the stacks of layers, in place of `block` and `layer`, where there is more than one.
@@ -130,6 +132,8 @@ class Family:
     conv1d: bool = False
     window: bool | None = None
     window_rope: bool = False
+    window_pattern: bool = False
+    lacking: Mapping[str, Collection[int]] = field(default_factory=dict)
     ignored: tuple[str, ...] = (r".*rotary_emb\.inv_freq",)
     leading: str = ""
     leading_layer: Mapping[str, tuple[str, str]] = field(default_factory=dict)

@@ -99,6 +99,89 @@ GEMMA3 = replace(
     settle=_gemma3,
 )
 
+
+def _gemma4(family: Family, values: dict[str, Any]) -> tuple[Family, dict[str, Any]]:
+    """Layers that see all have sizes of their own, and in the larger models no W_V."""
+    n = values["num_hidden_layers"]
+    usual = ["sliding_attention" if (i + 1) % 6 else "full_attention" for i in range(n)]
+    kinds = [*(values.get("layer_types") or usual)[: n - 1], "full_attention"]
+    full = [i for i, kind in enumerate(kinds) if kind == "full_attention"]
+    own = {"head_dim": values.get("global_head_dim", 512)}
+    if values.get("attention_k_eq_v") and values.get("num_global_key_value_heads"):
+        own["num_key_value_heads"] = values["num_global_key_value_heads"]
+    each = {int(i): one for i, one in (values.get("per_layer_config") or dict.fromkeys(full, own)).items()}
+    if each and (sorted(each) != full or any(one != each[full[0]] for one in each.values())):
+        raise UnsupportedError("config.json: per_layer_config of other layers than those that see all is not supported")
+    lacking = {"attn_v": full} if values.get("attention_k_eq_v") else {}
+    rope = values.get("rope_parameters") or {
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+        "sliding_attention": {"rope_theta": 1e4},
+    }
+    settled = {"layer_types": kinds, "per_layer_config": each, "rope_parameters": rope}
+    return _small_gemma4(replace(family, lacking=lacking), {**values, **settled})
+
+
+def _small_gemma4(family: Family, values: dict[str, Any]) -> tuple[Family, dict[str, Any]]:
+    """E2B and E4B: embeddings in each layer, and last layers that read the K and V of others, some of them wide."""
+    n, width = values["num_hidden_layers"], values.get("hidden_size_per_layer_input") or 0
+    values = {**values, "hidden_size_per_layer_input": width, "width_of_all_layers": n * width}
+    if width:
+        family = replace(
+            family,
+            outside={**family.outside, **LAYER_EMBEDDING},
+            layer={**family.layer, **LAYER_EMBEDDING_OF_LAYER},
+            symbols={"le": "hidden_size_per_layer_input", "all": "width_of_all_layers"},
+        )
+    shared = values.get("num_kv_shared_layers") or 0
+    if not shared:
+        return family, values
+    readers = range(n - shared, n)
+    parts = {"attn_k": "k_proj", "attn_v": "v_proj", "attn_k_norm": "k_norm"}
+    lacking = {**family.lacking, **{name: {*family.lacking.get(name, ()), *readers} for name in parts}}
+    unread = rf".*layers\.({'|'.join(map(str, readers))})\.self_attn\.({'|'.join(parts.values())}|v_norm)\..*"
+    if values.get("use_double_wide_mlp"):
+        sizes = {i: dict(one) for i, one in values["per_layer_config"].items()}
+        for i in readers:
+            sizes.setdefault(i, {})["intermediate_size"] = 2 * values["intermediate_size"]
+        values["per_layer_config"] = sizes
+    return replace(family, sharing="gemma3n", lacking=lacking, ignored=(*family.ignored, unread)), values
+
+
+LAYER_EMBEDDING = {
+    "per_layer_token_embd": ("embed_tokens_per_layer", "v all"),
+    "per_layer_model_proj": ("per_layer_model_projection", "all d"),
+    "per_layer_proj_norm": ("per_layer_projection_norm", "le"),
+}
+
+LAYER_EMBEDDING_OF_LAYER = {
+    "inp_gate": ("per_layer_input_gate", "le d"),
+    "proj": ("per_layer_projection", "d le"),
+    "post_norm": ("post_per_layer_input_norm", "d"),
+}
+
+GEMMA4 = replace(
+    GEMMA3,
+    arch="gemma4",
+    layer={**GEMMA3.layer, "layer_output_scale.weight": ("layer_scalar", "1")},
+    norms_less_one=False,
+    defaults={**GEMMA3.defaults, "sliding_window": 512, "hidden_size_per_layer_input": 256, "num_kv_shared_layers": 0},
+    only={
+        **GEMMA.only,
+        "enable_moe_block": (False,),
+        "use_bidirectional_attention": ("vision",),
+    },
+    numbers={
+        "embedding_length_per_layer_input": "hidden_size_per_layer_input",
+        "attention.shared_kv_layers": "num_kv_shared_layers",
+    },
+    scales={"final_logit_softcapping": "final_logit_softcapping"},
+    window_pattern=True,
+    settle=_gemma4,
+)
+
+# The 12B, which reads images and sound without a tower.
+GEMMA4_UNIFIED = replace(GEMMA4, defaults={**GEMMA4.defaults, "sliding_window": 1024, "hidden_size_per_layer_input": 0})
+
 OLMO3 = replace(
     OLMO2,
     defaults={**OLMO2.defaults, "sliding_window": 4096, "rope_theta": 500000.0},
@@ -170,6 +253,8 @@ MINISTRAL3 = replace(
 LAYERED_FAMILIES: dict[str, Family] = {
     "gemma2": GEMMA2,
     "gemma3_text": GEMMA3,
+    "gemma4_text": GEMMA4,
+    "gemma4_unified_text": GEMMA4_UNIFIED,
     "olmo3": OLMO3,
     "cohere2": COHERE2,
     "exaone4": EXAONE4,

@@ -30,7 +30,6 @@ class _Module:
         shape: of the weight in the source, but for `transposed` and `half`.
         transposed: the weight is stored the other way round.
         half: which half of the source's rows it is; None: all.
-        alone: a bias without a weight, `theirs` is its whole name.
         experts: of how many it is the weights, one upon the other; `theirs` has a place for their number. 0: of none.
     """
 
@@ -117,8 +116,8 @@ class Layout:
             for layer in range(self.config.layers(stack)):
                 prefix, theirs = stack.prefix.format(layer), self.stem + stack.block.format(layer)
                 for name, (module, symbols) in self._layer(stack, layer).items():
-                    if (layer == 0 or name not in stack.only_first) and not self._reads_another(layer, name):
-                        half, shape = stack.halves.get(name), self.sizes.shape(symbols)
+                    if (layer == 0 or name not in stack.only_first) and not self._lacks(layer, name):
+                        half, shape = stack.halves.get(name), self.sizes.in_layer(layer).shape(symbols)
                         experts = self.sizes.others["experts"] if "{}" in module else 0
                         name, _, only = name.partition(".")
                         yield _Module(prefix + name, theirs + module, shape, self.family.conv1d, half, experts, only)
@@ -127,10 +126,11 @@ class Layout:
         leading = self.config.number(self.family.leading) if self.family.leading else 0
         return self.family.leading_layer if layer < leading else stack.layer
 
-    def _reads_another(self, layer: int, name: str) -> bool:
-        """Whether it is K or V of a layer that reads another's."""
+    def _lacks(self, layer: int, name: str) -> bool:
+        """Whether a layer does not have a module: K or V of one that reads another's, or as the family says."""
         owners = self.config.owners
-        return owners is not None and owners[layer] != layer and name in ("attn_k", "attn_v")
+        reads = owners is not None and owners[layer] != layer and name in ("attn_k", "attn_v")
+        return reads or layer in self.family.lacking.get(name, ())
 
     def _head(self) -> Iterator[Tensor]:
         """The output matrix, unless it is the token embedding."""

@@ -35,6 +35,7 @@ _MOVING = "images and video are not read"
 _LLAVA = Wrapper("images are not read", ("vision_tower", "multi_modal_projector"))
 _IDEFICS3 = Wrapper("images are not read", ("vision_model", "connector"))
 _SOUND = Wrapper("sound is not read", ("audio_tower", "multi_modal_projector"))
+_SENSES = "images, video and sound are not read"
 _WITH_NEWLINE = Wrapper("images are not read", (*_LLAVA.left_out, "image_newline"))
 WRAPPERS: dict[str, Wrapper] = {
     "idefics3": _IDEFICS3,
@@ -43,6 +44,8 @@ WRAPPERS: dict[str, Wrapper] = {
     "vipllava": _LLAVA,
     "mistral3": _LLAVA,
     "gemma3": _LLAVA,
+    "gemma4": Wrapper(_SENSES, ("vision_tower", "embed_vision", "audio_tower", "embed_audio")),
+    "gemma4_unified": Wrapper(_SENSES, ("vision_embedder", "embed_vision", "embed_audio")),
     "internvl": _LLAVA,
     "got_ocr2": _LLAVA,
     "llava_next": _WITH_NEWLINE,
@@ -89,6 +92,14 @@ _USUAL["ministral3"] = {
     "num_hidden_layers": 34,
     "num_attention_heads": 32,
 }
+_USUAL["gemma4_text"] = {
+    "vocab_size": 262144,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 8,
+}
+_USUAL["gemma4_unified_text"] = _USUAL["gemma4_text"]
 
 
 def text_config(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:

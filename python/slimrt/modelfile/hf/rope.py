@@ -70,7 +70,7 @@ def _of_layers(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any
 
 
 def rope_fields(
-    config: Mapping[str, Any], head_dim: int, aliases: Mapping[str, str], *, windows: bool = False
+    config: Mapping[str, Any], head_dim: int, aliases: Mapping[str, str], *, windows: int = 0
 ) -> tuple[dict[str, GGUFValue], list[Tensor]]:
     """Return the GGUF fields (without the architecture's prefix) and tensors that say how positions are rotated.
 
@@ -78,7 +78,7 @@ def rope_fields(
         config: the config's keys in the usual spelling, with at least max_position_embeddings.
         head_dim: elements of a head.
         aliases: names of scalings that mean another one in this family.
-        windows: layers with a window may have parameters of their own.
+        windows: layers with a window may have parameters of their own: elements of their heads; 0: they may not.
 
     Raises:
         UnsupportedError: a scaling that cannot be expressed, by name.
@@ -89,7 +89,7 @@ def rope_fields(
         raise UnsupportedError("config.json: rope_parameters that differ between layers are not supported")
     p = _Parameters(config, full, aliases)
     share = p.number("partial_rotary_factor", 1.0)
-    n_rot = int(head_dim * min(share, 2.0))
+    n_rot = head_dim if p.kind == "proportional" else int(head_dim * min(share, 2.0))
     if n_rot % 2 or not 2 <= n_rot <= head_dim:
         raise ModelFormatError(
             f"config.json: RoPE's partial_rotary_factor {share:g} turns {n_rot} of a head's {head_dim} dimensions; it "
@@ -104,6 +104,8 @@ def rope_fields(
         if own.kind != "default":
             raise UnsupportedError(f"config.json: RoPE scaling '{own.kind}' of layers with a window is not supported")
         fields["rope.freq_base_swa"] = float32(own.number("rope_theta", 10000.0))
+        if windows != head_dim:
+            fields["rope.dimension_count_swa"] = uint32(windows)
     if p.kind == "default":
         return fields, []
     if p.kind not in _SCALINGS:
@@ -139,6 +141,13 @@ def _llama3(p: _Parameters, n_rot: int) -> _Scaling:
         raise ModelFormatError(f"config.json: RoPE's low_freq_factor {low} is not below high_freq_factor {high}")
     kept = np.clip((p.original_context() / wavelength - low) / (high - low), 0, 1)
     divisors = 1 / ((1 - kept) / p.number("factor") + kept)
+    return {}, [Tensor.of("rope_freqs.weight", divisors)]
+
+
+def _proportional(p: _Parameters, n_rot: int) -> _Scaling:
+    """Gemma 4: of a head's pairs only the first turn, as fast as if all did; the others' divisors are huge."""
+    turning = int(p.number("partial_rotary_factor", 1.0) * n_rot // 2)
+    divisors = np.where(np.arange(n_rot // 2) < turning, p.number("factor", 1.0), 1e30)
     return {}, [Tensor.of("rope_freqs.weight", divisors)]
 
 
@@ -188,4 +197,11 @@ def _longrope(p: _Parameters, n_rot: int) -> _Scaling:
     ]
 
 
-_SCALINGS = {"linear": _linear, "llama3": _llama3, "yarn": _yarn, "longrope": _longrope, "dynamic": _dynamic}
+_SCALINGS = {
+    "linear": _linear,
+    "llama3": _llama3,
+    "proportional": _proportional,
+    "yarn": _yarn,
+    "longrope": _longrope,
+    "dynamic": _dynamic,
+}

@@ -36,7 +36,7 @@ def window_fields(config: Config, sizes: Sizes) -> dict[str, GGUFValue]:
             f"{config.path}: use_sliding_window is not supported for model type '{config.model_type}'"
         )
     fields = {"attention.sliding_window": uint32(window)}
-    if usual and sliding != by_period(usual, sizes.n_layers):
+    if usual and (config.family.window_pattern or sliding != by_period(usual, sizes.n_layers)):
         fields["attention.sliding_window_pattern"] = array(sliding, GGUFValueType.BOOL)
     return fields
 
