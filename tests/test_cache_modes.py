@@ -243,6 +243,19 @@ def test_modes_by_layer(modes, dtype, convert):
     check(path, tuple(modes), dtype, decode(engine, IDS, N_PREFILL), N_PREFILL)
 
 
+@pytest.mark.parametrize("dtype", ["f16", "q8"])
+def test_kivi_where_v_is_k(dtype, convert):
+    """It keeps both: keys that have turned, and normed values."""
+    path, modes = convert(GOLDEN / "gemma4"), ["kv", "kivi", "kv", "kivi", "kivi"]
+    engine = open_engine(path, modes, dtype, n_ctx=64)
+    check(path, tuple(modes), dtype, decode(engine, IDS, N_PREFILL), N_PREFILL)
+
+
+def test_nothing_is_chosen_by_measuring_where_v_is_normed(convert, tmp_path):
+    with pytest.raises(slimrt.UnsupportedError, match="V is normed: choose modes"):
+        slimrt.convert(convert(GOLDEN / "gemma4"), tmp_path / "out.gguf", cache="auto", progress=False)
+
+
 @pytest.mark.parametrize("types", [("f32", "bf16"), ("bf16", "f32"), ("q8", "f16"), ("q8", "q4"), ("fp8_e4m3", "q8")])
 @pytest.mark.parametrize("name", ["llama_gqa_tied", "gpt2_tanh"])
 def test_types_of_k_and_v_differ(name, types, convert):
