@@ -200,8 +200,8 @@ class Sizes:
 
     @property
     def rotating_dim(self) -> int:
-        """Columns of a head of which RoPE turns all or a part: with a latent (symbol "rot") some at its end, else those of
-        layers without a window, where theirs is another."""
+        """Columns of a head of which RoPE turns all or a part: with a latent (symbol "rot") some at its end, else those
+        of layers without a window, where theirs is another."""
         own = (one["head_dim"] for one in self.differing.values() if "head_dim" in one)
         return self.others.get("rot", next(own, self.head_dim))
 
