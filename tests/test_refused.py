@@ -153,7 +153,7 @@ REFUSED = [
     ("mistral4", "mistral4", "temperature"),
     ("deepseek32", "deepseek_v32", "indexer"),
     ("phimoe", "phimoe", "SparseMixer"),
-    ("gpt-oss", "gpt_oss", "its layers differ"),
+    ("gemma3n", "gemma3n_text", "its layers differ"),
 ]
 
 

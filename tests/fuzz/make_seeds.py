@@ -72,9 +72,9 @@ CONVOLUTIONS = {
     "moonshine": {"conv1": (D, 127), "conv2": (2 * D, 7 * D), "conv3": (D, 3 * 2 * D)},
 }
 EXPERTS = ("deepseek", "deepseek2", "gpt-oss", "granitemoe", "minimax-m2", "olmoe", "qwen2moe", "qwen3moe")
-ARCHITECTURES = ("bitnet", "bloom", "cohere2", "command-r", "exaone4", "gemma", "gemma2", "gemma3", "glm4", "gpt2",
-                 "gptneox", "granite", "llama", "minicpm", "minicpm3", "mistral3", "moonshine", "mpt", "olmo", "olmo2",
-                 "openlm", "opt", "phi2", "phi3", "qwen2", "qwen3", "smollm3", "stablelm", "t5", "whisper",
+ARCHITECTURES = ("bitnet", "bloom", "cohere2", "command-r", "exaone4", "gemma", "gemma2", "gemma3", "gemma4", "glm4",
+                 "gpt2", "gptneox", "granite", "llama", "minicpm", "minicpm3", "mistral3", "moonshine", "mpt", "olmo",
+                 "olmo2", "openlm", "opt", "phi2", "phi3", "qwen2", "qwen3", "smollm3", "stablelm", "t5", "whisper",
                  *EXPERTS)  # fmt: skip
 Shapes = dict[str, tuple[int, ...]]
 # Latent attention: of a head of K so many columns that do not rotate and that do, of one of V; the latents.
@@ -113,7 +113,7 @@ def attention(arch: str, prefix: str, out: str) -> Shapes:
     if arch == "gpt-oss":
         shapes[f"{prefix}_sinks.weight"] = (HEADS,)
     norms = {"olmo2": D, "olmoe": D, "minimax-m2": D, "openlm": D}
-    norms |= {name: D // HEADS for name in ("exaone4", "gemma3", "qwen3", "qwen3moe")}
+    norms |= {name: D // HEADS for name in ("exaone4", "gemma3", "gemma4", "qwen3", "qwen3moe")}
     return shapes | ({f"{prefix}_{name}_norm.weight": (norms[arch],) for name in "qk"} if arch in norms else {})
 
 
@@ -143,7 +143,7 @@ def layer(arch: str, cross: bool, out: str) -> Shapes:
     one = ["attn_norm"]
     few = {"exaone4": after, "olmo2": after, "phi2": one, "cohere2": one, "command-r": one}
     names = few.get(arch, ["attn_norm", "ffn_norm"])
-    if arch in ("gemma2", "gemma3", "glm4"):
+    if arch in ("gemma2", "gemma3", "gemma4", "glm4"):
         names += after
     if arch == "gpt-oss":
         names = ["attn_norm", "post_attention_norm"]
