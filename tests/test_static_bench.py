@@ -42,7 +42,7 @@ def test_decodes_as_the_module_does():
     prompt = ",".join(map(str, PROMPT))
     found, _ = run(TALE, "--no-kernels", "--tokens", prompt, "--decode", 12, "--threads", 2)
     rows = {row["cache"]: row for row in found["decode"]}
-    assert set(rows) == {"kv", "k", "k+r", "v", "x", "xr", "kivi", "lowrank"}
+    assert set(rows) == {"kv", "k", "k+r", "v", "x", "xr", "kivi", "lowrank", "latent"}
     for cache in ("kv", "kivi"):
         assert rows[cache]["run"]["tokens"] == greedy(cache, 12) and rows[cache]["threads"] == 2
     assert rows["kv"]["run"]["depth"] == 5 and rows["kv"]["run"]["cache_bytes_per_token"] == 4096
@@ -74,7 +74,7 @@ def test_every_kernel_is_measured():
 def test_attention_is_measured_in_every_mode_over_all_of_its_rows():
     found, _ = run("--quick", "--threads", "1")
     rows = {(row["mode"], row["type"]): row for row in found["attention"]}
-    modes = ["kv", "k", "k+r", "v", "x", "xr", "kivi", "lowrank"]
+    modes = ["kv", "k", "k+r", "v", "x", "xr", "kivi", "lowrank"]  # latent is for other layers
     assert list(dict.fromkeys(mode for mode, _ in rows)) == modes
     n, width = 256, 16 * 64
     assert {row["rows"] for row in rows.values()} == {n}

@@ -97,7 +97,8 @@ std::vector<Json> products(const Effort& effort) {
 
 std::vector<Json> attention(const Effort& effort) {
     std::vector<Json> found;
-    for (const CacheMode* mode : cache_modes(false))
+    for (const CacheMode* mode : cache_modes(false)) {
+        if (mode->for_latent_attention()) continue;  // of other layers
         for (const std::string& type : row_types(*mode))
             for (const int threads : effort.threads) {
                 Arrays arrays(open_backend(effort.isa.empty() ? "cpu" : effort.isa, threads));
@@ -116,6 +117,7 @@ std::vector<Json> attention(const Effort& effort) {
                                      {"microseconds", seconds * 1e6},
                                      {"gb_s", double(times.bytes) / seconds / 1e9}});
             }
+    }
     return found;
 }
 

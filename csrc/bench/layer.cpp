@@ -51,7 +51,7 @@ class Layer {
         std::vector<double> seconds;
         for (int i = 0; i <= repetitions; ++i) {
             const auto start = std::chrono::steady_clock::now();
-            mode_.read(arrays_.backend(), {in, {}, rows, older, none, q_}, own_, out_);
+            mode_.read(arrays_.backend(), {in, {}, {}, rows, older, none, q_}, own_, out_);
             const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - start;
             if (i > 0) seconds.push_back(passed.count());  // the first one fills caches
         }

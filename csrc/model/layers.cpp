@@ -6,6 +6,7 @@
 #include "model/architecture.h"
 #include "model/config.h"
 #include "model/latent.h"
+#include "model/weights.h"
 
 namespace slimrt {
 namespace {
@@ -126,6 +127,35 @@ void choose_ropes(const GgufFile& file, const std::string& prefix, const RopeCon
         else
             layer.rope = windowed(layer) ? int(c.ropes.size()) - 1 : 0;
     }
+}
+
+AttnConfig attention_config(const ModelConfig& c, int layer, bool cross) {
+    LayerConfig own = c.layers[layer];
+    if (cross) own.rope = -1, own.window = 0;
+    const int n_rot = own.rope < 0 ? 0 : c.ropes[own.rope].n_rot;
+    const QkNorm norm = c.architecture->qk_norm;
+    return {.layer = layer,
+            .cross = cross,
+            .d_model = c.d_model,
+            .n_heads = c.n_heads,
+            .n_kv_heads = own.n_kv_heads,
+            .head_dim = own.head_dim,
+            .rope = n_rot > 0,
+            .n_rot = n_rot,
+            .qk_norm_eps = norm == QkNorm::none ? std::nullopt : std::optional(c.norm_eps),
+            .qk_norm_kind = c.architecture->norm,
+            .norms_heads = norm == QkNorm::head,
+            .norms_v = c.architecture->v_norm,
+            .v_is_k = own.v_is_k,
+            .window = own.window,
+            .latent_heads = usual_latent_heads(own.n_kv_heads),
+            .clamp = cross ? 0 : c.clamp_kqv,
+            .scale = c.score_scale,
+            .score_cap = c.score_cap,
+            .sinks = c.sinks && !cross,
+            .latent = c.latent,
+            .value_dim = c.value_dim,
+            .latent_eps = c.latent_eps};
 }
 
 }  // namespace slimrt

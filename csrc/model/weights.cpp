@@ -16,35 +16,6 @@
 
 namespace slimrt {
 
-AttnConfig attention_config(const ModelConfig& c, int layer, bool cross) {
-    LayerConfig own = c.layers[layer];
-    if (cross) own.rope = -1, own.window = 0;
-    const int n_rot = own.rope < 0 ? 0 : c.ropes[own.rope].n_rot;
-    const QkNorm norm = c.architecture->qk_norm;
-    return {.layer = layer,
-            .cross = cross,
-            .d_model = c.d_model,
-            .n_heads = c.n_heads,
-            .n_kv_heads = own.n_kv_heads,
-            .head_dim = own.head_dim,
-            .rope = n_rot > 0,
-            .n_rot = n_rot,
-            .qk_norm_eps = norm == QkNorm::none ? std::nullopt : std::optional(c.norm_eps),
-            .qk_norm_kind = c.architecture->norm,
-            .norms_heads = norm == QkNorm::head,
-            .norms_v = c.architecture->v_norm,
-            .v_is_k = own.v_is_k,
-            .window = own.window,
-            .latent_heads = usual_latent_heads(own.n_kv_heads),
-            .clamp = cross ? 0 : c.clamp_kqv,
-            .scale = c.score_scale,
-            .score_cap = c.score_cap,
-            .sinks = c.sinks && !cross,
-            .latent = c.latent,
-            .value_dim = c.value_dim,
-            .latent_eps = c.latent_eps};
-}
-
 std::string block_prefix(const ModelConfig& c, int layer) {
     return concat(c.architecture->encoder == EncoderKind::none ? "blk." : "dec.blk.", layer, ".");
 }
