@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import unicodedata
 from functools import lru_cache
@@ -23,12 +24,12 @@ from vocabularies import NORMAL, SMALL, byte_level_fields, ggml, opened, quick, 
 pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
 
 
-def greedy_union(text: str, fields: dict) -> list[int]:
+def greedy_union(text: str, fields: dict, prefix: str = "\u2581") -> list[int]:
     """SentencePiece's BPE in plain loops: join the best-scored union, leftmost first, until none is a token."""
     tokens, types = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
     ids = {token: id for id, token in enumerate(tokens)}
     score = {tokens[id]: fields["tokenizer.ggml.scores"][id] for id in range(len(tokens)) if types[id] == NORMAL}
-    parts = list("\u2581" + text.replace(" ", "\u2581")) if text else []
+    parts = list(prefix + text.replace(" ", "\u2581")) if text else []
     while True:
         joins = [(score[a + b], -at) for at, (a, b) in enumerate(zip(parts, parts[1:], strict=False)) if a + b in score]
         if not joins:
@@ -62,6 +63,43 @@ class TestSentencePiece:
         fields = sentencepiece_fields()
         del fields["tokenizer.ggml.scores"]
         with pytest.raises(ModelFormatError, match="scores"):
+            Tokenizer.from_gguf_fields(fields)
+
+
+@lru_cache
+def gemma4() -> Tokenizer:
+    """Of sentencepiece_fields(), with its merges in place of scores."""
+    fields = sentencepiece_fields()
+    tokens, types = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
+    score = {tokens[id]: fields["tokenizer.ggml.scores"][id] for id in range(len(tokens)) if types[id] == NORMAL}
+    ranked = sorted(score, key=score.__getitem__, reverse=True)
+    cuts = [(word[:cut], word[cut:]) for word in ranked for cut in range(1, len(word))]
+    merges = [" ".join(cut) for cut in cuts if set(cut) <= score.keys()]
+    del fields["tokenizer.ggml.scores"]
+    fields |= {"tokenizer.ggml.model": "gemma4", "tokenizer.ggml.merges": merges}
+    fields["tokenizer.ggml.add_bos_token"] = False
+    return Tokenizer.from_gguf_fields(fields)
+
+
+class TestGemma4:
+    """Merges of characters, as llama.cpp has Gemma 4: of a SentencePiece vocabulary the same tokens."""
+
+    @quick
+    @given(st.text("ab cdé\n😀", max_size=40) | texts)
+    def test_equals_greedy_unions_of_each_line(self, text):
+        tokenizer, fields, wanted = gemma4(), sentencepiece_fields(), []
+        for part in re.findall("[^\n]+|\n+", text):
+            wanted += greedy_union(part, fields, prefix="")
+        assert tokenizer.encode(text, add_special_tokens=False) == wanted
+        assert tokenizer.decode(wanted) == text
+
+    def test_a_text_begins_with_bos(self):
+        """Whatever the file says."""
+        assert gemma4().encode("a")[0] == gemma4().bos_id
+
+    def test_missing_merges(self):
+        fields = sentencepiece_fields() | {"tokenizer.ggml.model": "gemma4"}
+        with pytest.raises(ModelFormatError, match="merges"):
             Tokenizer.from_gguf_fields(fields)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import tokenizers
-from tokenizers import AddedToken, Regex, models, normalizers
+from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 
 from slimrt import core
 from slimrt.errors import ModelFormatError, UnsupportedError
@@ -18,7 +18,7 @@ from slimrt.tokenizer import pretokenizers
 from slimrt.tokenizer.vocabulary import SPACE, Vocabulary, end_of_generation
 
 _NO_TOKEN = 0xFFFFFFFF
-_MODELS = ("llama", "gpt2", "t5")
+_MODELS = ("llama", "gpt2", "t5", "gemma4")
 
 
 class _Type(IntEnum):
@@ -83,7 +83,7 @@ def build(fields: Mapping[str, Any]) -> Vocabulary:
     tokens = ggml.strings("tokens")
     types = ggml.numbers("token_type", len(tokens), default=_Type.NORMAL)
     special_ids = _special_ids(ggml, tokens, types, sentencepiece=model != "gpt2")
-    space_prefix = model != "gpt2" and ggml.flag("add_space_prefix", True)
+    space_prefix = model != "gpt2" and ggml.flag("add_space_prefix", model != "gemma4")
 
     pre = pretokenizers.lookup(ggml.text("pre")) if model == "gpt2" else None
     try:
@@ -91,6 +91,9 @@ def build(fields: Mapping[str, Any]) -> Vocabulary:
             backend = _bpe(tokens, ggml.strings("merges"), pre)
         elif model == "llama":
             backend = _sentencepiece(tokens, ggml.numbers("scores", len(tokens)), types, space_prefix)
+        elif model == "gemma4":
+            backend = _characters(tokens, _pairs(ggml.strings("merges")), types, space_prefix)
+            backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n+"), "isolated")
         else:
             backend = _unigram(tokens, types, special_ids, space_prefix, ggml)
     except (ModelFormatError, UnsupportedError):
@@ -103,7 +106,7 @@ def build(fields: Mapping[str, Any]) -> Vocabulary:
     rstrip = _strips_after_special(fields, model)
     aliases = _add_special(backend, tokens, sorted(control) + by_type[_Type.UNKNOWN], rstrip, special=True)
     aliases |= _add_special(backend, tokens, by_type[_Type.USER_DEFINED], rstrip, special=False)
-    default_bos = pre.add_bos if pre else model == "llama"
+    default_bos = pre.add_bos if pre else model in ("llama", "gemma4")
     return Vocabulary(
         backend=backend,
         tokens=list(tokens),
@@ -111,7 +114,7 @@ def build(fields: Mapping[str, Any]) -> Vocabulary:
         literal=control.union(by_type[_Type.UNKNOWN], by_type[_Type.USER_DEFINED]),
         byte_level=model == "gpt2",
         strips_space=space_prefix,
-        prefix=_around("bos", ggml, special_ids, default_bos),
+        prefix=_around("bos", ggml, special_ids, default_bos, always=model == "gemma4"),
         suffix=_around("eos", ggml, special_ids, model == "t5"),
         special_ids=special_ids,
         eog_ids=end_of_generation(
@@ -192,9 +195,13 @@ def _special_ids(ggml: _Fields, tokens: list[str], types: list[int], sentencepie
     return found
 
 
-def _around(name: str, ggml: _Fields, special_ids: Mapping[str, int], default: bool) -> tuple[int, ...]:
-    """The ids to put at one end of a text: BOS or EOS if the file, or else the kind of vocabulary, wants it."""
-    wanted = ggml.flag(f"add_{name}_token", default and name in special_ids)
+def _around(
+    name: str, ggml: _Fields, special_ids: Mapping[str, int], default: bool, *, always: bool = False
+) -> tuple[int, ...]:
+    """The ids to put at one end of a text: BOS or EOS if the file, or else the kind of vocabulary, wants it. always: the
+    kind alone decides, since files say what is wrong (as llama.cpp has it of Gemma 4)."""
+    usual = default and name in special_ids
+    wanted = usual if always else ggml.flag(f"add_{name}_token", usual)
     if wanted and name not in special_ids:
         raise ModelFormatError(f"tokenizer.ggml.add_{name}_token is true, but the file declares no {name} token")
     return (special_ids[name],) if wanted else ()
@@ -234,13 +241,18 @@ def _first_ids(tokens: list[str]) -> dict[str, int]:
     return {text: id for id, text in reversed(list(enumerate(tokens)))}
 
 
-def _bpe(tokens: list[str], merges: list[str], pre: pretokenizers.PreTokenizer) -> tokenizers.Tokenizer:
+def _pairs(merges: list[str]) -> list[tuple[str, str]]:
     pairs = []
     for merge in merges:
         cut = merge.find(" ", 1)  # a left side that is itself a space keeps it
         if cut < 0:
             raise ModelFormatError(f"the merge {merge!r} has no space between its two sides")
         pairs.append((merge[:cut], merge[cut + 1 :]))
+    return pairs
+
+
+def _bpe(tokens: list[str], merges: list[str], pre: pretokenizers.PreTokenizer) -> tokenizers.Tokenizer:
+    pairs = _pairs(merges)
     backend = tokenizers.Tokenizer(models.BPE(_first_ids(tokens), pairs, ignore_merges=pre.ignore_merges))
     backend.pre_tokenizer = pre.splitter
     if pre.normalizer:
@@ -267,6 +279,13 @@ def _sentencepiece(
         for cut in range(1, len(text))
         if text[:cut] in normal and text[cut:] in normal
     ]
+    return _characters(tokens, merges, types, space_prefix)
+
+
+def _characters(
+    tokens: list[str], merges: list[tuple[str, str]], types: list[int], space_prefix: bool
+) -> tokenizers.Tokenizer:
+    """BPE of characters, with spaces as SentencePiece writes them and bytes where there is no token."""
     unknown = next((tokens[id] for id, kind in enumerate(types) if kind == _Type.UNKNOWN), None)
     model = models.BPE(_first_ids(tokens), merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     backend = tokenizers.Tokenizer(model)
