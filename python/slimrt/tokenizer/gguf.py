@@ -199,7 +199,7 @@ def _around(
     name: str, ggml: _Fields, special_ids: Mapping[str, int], default: bool, *, always: bool = False
 ) -> tuple[int, ...]:
     """The ids to put at one end of a text: BOS or EOS if the file, or else the kind of vocabulary, wants it. always: the
-    kind alone decides, since files say what is wrong (as llama.cpp has it of Gemma 4)."""
+    kind alone decides, since files say otherwise and are wrong (llama.cpp has it so of Gemma 4)."""
     usual = default and name in special_ids
     wanted = usual if always else ggml.flag(f"add_{name}_token", usual)
     if wanted and name not in special_ids:
