@@ -31,7 +31,7 @@ def with_rounded_weights(reference: Reference) -> Reference:
 
     def rounded(layer: Layer) -> Layer:
         values = {f.name: getattr(layer, f.name) for f in fields(layer)}
-        return replace(layer, **{n: to_14_bits(v) for n, v in values.items() if v is not None and v.ndim == 2})
+        return replace(layer, **{n: to_14_bits(v) for n, v in values.items() if np.ndim(v) == 2})
 
     return Reference(replace(reference.w, layers=[rounded(layer) for layer in reference.w.layers]))
 

@@ -60,7 +60,7 @@ def test_refused_where_it_has_nothing_to_skip():
             slimrt.Model(path, sparse_delta=wrong)
     with pytest.raises(ValueError, match=r"let `slimrt convert --sparse` find one"):
         slimrt.Model(path, sparse_delta="auto")
-    with pytest.raises(ValueError, match=r"sparse is for cache k, k\+r, x, xr and auto, not for 'kv'"):
+    with pytest.raises(ValueError, match=r"sparse is for cache k, k\+r, x, xr, latent and auto, not for 'kv'"):
         slimrt.convert(path, "nowhere.gguf", cache="kv", sparse=True)
 
 

@@ -198,8 +198,8 @@ def _special_ids(ggml: _Fields, tokens: list[str], types: list[int], sentencepie
 def _around(
     name: str, ggml: _Fields, special_ids: Mapping[str, int], default: bool, *, always: bool = False
 ) -> tuple[int, ...]:
-    """The ids to put at one end of a text: BOS or EOS if the file, or else the kind of vocabulary, wants it. always: the
-    kind alone decides, since files say otherwise and are wrong (llama.cpp has it so of Gemma 4)."""
+    """The ids to put at one end of a text: BOS or EOS if the file, or else the kind of vocabulary, wants it. always:
+    the kind alone decides, since files say otherwise and are wrong (llama.cpp has it so of Gemma 4)."""
     usual = default and name in special_ids
     wanted = usual if always else ggml.flag(f"add_{name}_token", usual)
     if wanted and name not in special_ids:
