@@ -18,7 +18,7 @@ Type = gguf.GGMLQuantizationType
 
 @dataclass(frozen=True)
 class Shape:
-    """A Llama-layout model."""
+    """A Llama-layout model; with `latent` in the layout of DeepSeek-V3, dense layers alone."""
 
     name: str
     n_layers: int
@@ -33,11 +33,15 @@ class Shape:
     window: int = 0  # positions that a query sees; 0: all
     experts: int = 0  # networks d_ff wide, of which a token takes `taken`; 0: one that all take
     taken: int = 1
+    latent: int = 0  # columns of the latent of K and V; heads are then as DeepSeek-V3's
 
     @property
     def kv_width(self) -> int:
-        return self.d_model // self.n_heads * self.n_kv_heads
+        """Half of what a token leaves in a layer."""
+        return (self.latent + ROTATING) // 2 if self.latent else self.d_model // self.n_heads * self.n_kv_heads
 
+
+PLAIN, ROTATING, VALUE, Q_LATENT = 128, 64, 128, 1536  # DeepSeek-V3's: columns of a head of K and V, latent of q
 
 SHAPES = {
     shape.name: shape
@@ -49,6 +53,7 @@ SHAPES = {
         Shape("mistral-7b-2layers", 2, 4096, 32, 8, 14336, 32000, 32768, False, window=4096),
         Shape("moe-64-4layers", 4, 2048, 32, 4, 768, 32000, 32768, False, experts=64, taken=8),
         Shape("as-moe-64-4layers", 4, 2048, 32, 4, 8 * 768, 32000, 32768, False),
+        Shape("v3-heads-2layers", 2, 2048, 128, 1, 2048, 32000, 131072, False, latent=512),
         Shape("tiny", 2, 256, 4, 4, 512, 1024, 2048, True),
     )
 }
@@ -74,13 +79,14 @@ def make(shape: Shape, weights: str = "q8_0", *, seed: int = 0) -> Path:
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(f".{os.getpid()}.part")
-    writer = gguf.GGUFWriter(part, "llama")
+    writer = gguf.GGUFWriter(part, "deepseek2" if shape.latent else "llama")
     _metadata(writer, shape, weights)
     layout = tensors(shape, weights)
     for name, (type, rows, cols) in layout.items():
         if rows:
             row = gguf.quant_shape_to_byte_shape((cols,), type)[0]
-            sizes = (shape.experts, rows // shape.experts) if "_exps" in name else (rows,)
+            stacked = shape.experts if "_exps" in name else shape.n_heads if name.endswith("_b.weight") else 0
+            sizes = (stacked, rows // stacked) if stacked and "attn_q_b" not in name else (rows,)
             writer.add_tensor_info(name, (*sizes, row), np.dtype(np.uint8), rows * row, type)
         else:
             writer.add_tensor_info(name, (cols,), np.dtype(np.float32), cols * 4)
@@ -104,7 +110,9 @@ def _metadata(writer: gguf.GGUFWriter, shape: Shape, weights: str) -> None:
     writer.add_head_count(shape.n_heads)
     writer.add_head_count_kv(shape.n_kv_heads)
     writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_dimension_count(shape.d_model // shape.n_heads)
+    writer.add_rope_dimension_count(ROTATING if shape.latent else shape.d_model // shape.n_heads)
+    if shape.latent:
+        _latent_metadata(writer, shape)
     writer.add_rope_freq_base(shape.rope_base)
     if shape.experts:
         writer.add_expert_count(shape.experts)
@@ -116,11 +124,43 @@ def _metadata(writer: gguf.GGUFWriter, shape: Shape, weights: str) -> None:
     writer.add_file_type(WEIGHTS[weights][0])
 
 
+def _latent_metadata(writer: gguf.GGUFWriter, shape: Shape) -> None:
+    writer.add_q_lora_rank(Q_LATENT)
+    writer.add_kv_lora_rank(shape.latent)
+    writer.add_key_length(shape.latent + ROTATING)
+    writer.add_value_length(shape.latent)
+    writer.add_key_length_mla(PLAIN + ROTATING)
+    writer.add_value_length_mla(VALUE)
+    writer.add_leading_dense_block_count(shape.n_layers)
+    writer.add_expert_feed_forward_length(shape.d_ff)
+    writer.add_expert_count(2)
+    writer.add_expert_used_count(1)
+    writer.add_expert_shared_count(1)
+    writer.add_expert_weights_scale(1.0)
+
+
+def _attention(shape: Shape, plain: Type, some: Type) -> dict[str, tuple[Type, int, int]]:
+    d, kv, heads = shape.d_model, shape.kv_width, shape.n_heads
+    if not shape.latent:
+        projections = {"q": (plain, d, d), "k": (plain, kv, d), "v": (some, kv, d), "output": (plain, d, d)}
+        return {f"attn_{name}.weight": tensor for name, tensor in projections.items()}
+    return {
+        "attn_q_a.weight": (plain, Q_LATENT, d),
+        "attn_q_a_norm.weight": (plain, 0, Q_LATENT),
+        "attn_q_b.weight": (plain, heads * (PLAIN + ROTATING), Q_LATENT),
+        "attn_kv_a_mqa.weight": (plain, shape.latent + ROTATING, d),
+        "attn_kv_a_norm.weight": (plain, 0, shape.latent),
+        "attn_k_b.weight": (Type.Q8_0, heads * shape.latent, PLAIN),  # too narrow for 4 bits in blocks of 256
+        "attn_v_b.weight": (plain, heads * VALUE, shape.latent),
+        "attn_output.weight": (plain, d, heads * VALUE),
+    }
+
+
 def tensors(shape: Shape, weights: str) -> dict[str, tuple[Type, int, int]]:
     """name -> (type, rows, cols); rows 0: a float32 vector. Experts lie one upon the other."""
     plain = WEIGHTS[weights][1]
     more = Type.Q6_K if weights == "q4_k_m" else plain  # what the mixture spends more bits on
-    d, kv, ff, n = shape.d_model, shape.kv_width, shape.d_ff, shape.n_layers
+    d, ff, n = shape.d_model, shape.d_ff, shape.n_layers
     out = {"token_embd.weight": (more if shape.tied else plain, shape.n_vocab, d), "output_norm.weight": (plain, 0, d)}
     if not shape.tied:
         out["output.weight"] = (more, shape.n_vocab, d)
@@ -129,8 +169,7 @@ def tensors(shape: Shape, weights: str) -> dict[str, tuple[Type, int, int]]:
         # llama.cpp's choice for Q4_K_M: the first and last eighth of the layers, and every third between
         some = more if i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2 else plain
         out |= {p + "attn_norm.weight": (plain, 0, d), p + "ffn_norm.weight": (plain, 0, d)}
-        out |= {p + "attn_q.weight": (plain, d, d), p + "attn_k.weight": (plain, kv, d)}
-        out |= {p + "attn_v.weight": (some, kv, d), p + "attn_output.weight": (plain, d, d)}
+        out |= {p + name: tensor for name, tensor in _attention(shape, plain, some).items()}
         many, e = max(shape.experts, 1), "_exps" if shape.experts else ""
         if shape.experts:
             out[p + "ffn_gate_inp.weight"] = (Type.F32, shape.experts, d)
