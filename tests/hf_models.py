@@ -479,11 +479,7 @@ MODELS = {
             },
         },
     ),  # fmt: skip
-    "smollm3": Tiny(
-        "smollm3",
-        {"num_hidden_layers": 5, "num_key_value_heads": 2, "tie_word_embeddings": True},
-        dtype="bfloat16",
-    ),
+    "smollm3": Tiny("smollm3", {"num_hidden_layers": 5, "num_key_value_heads": 2, "tie_word_embeddings": True}),
     "mpt": Tiny("mpt", seed=52),
     "mpt_clipped": Tiny("mpt", {"n_heads": 4, "attn_config": {"clip_qkv": 1.0}}),
     "granite": Tiny(
