@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import slimrt
-from conftest import PROMPT, third_party
+from conftest import GOLDEN, PROMPT, third_party
 from slimrt.modelfile.gguf import Tensor, read_gguf, write_gguf
 from tiny_model import write_tiny
 
@@ -234,6 +234,7 @@ def test_inspect(run, tiny, grouped):
     sizes = {m["mode"]: m["bytes_per_token_by_type"] for m in report["cache_modes"] if m["legal"]}
     assert report["pays"]["f16"] == {"mode": "k", "bytes_per_token": sizes["k"]["f16"], "of_kv": 0.5}
     assert "pays in f16: k, 50 % of kv's bytes\n" in run("inspect", tiny)[1]
+    assert "pays in q8: kv itself\n" in run("inspect", GOLDEN / "gemma3")[1]  # K is too narrow for V
     assert "pays in f16: kv itself\n" in out and json.loads(run("inspect", grouped, "--json")[1])["pays"]["f16"] is None
 
 

@@ -159,12 +159,13 @@ def _cache_mode(source: ModelSource, mode: dict[str, Any]) -> dict[str, Any]:
 
 def _pays(modes: list[dict[str, Any]]) -> dict[str, dict[str, Any] | None]:
     """For each of kv's usual types the mode whose rows take least, and its share of kv's bytes; None: kv itself. One
-    that needs a residual only where no other takes less than kv, and none whose rows lose more as they age. Nothing
-    where kv is not legal."""
+    that needs a residual only where K tells all of V but for rounding and no other takes less than kv; none whose rows
+    lose more as they age. Nothing where kv is not legal."""
     kv = next(mode["bytes_per_token_by_type"] for mode in modes if mode["mode"] == "kv")
     found: dict[str, dict[str, Any] | None] = {}
+    lossy = (*AGING, *(() if any(one["legal"] for one in modes if one["mode"] == "k") else (RESIDUAL_MODE,)))
     for name in kv and ("f16", "q8"):
-        exact = [one for one in modes if one["legal"] and one["mode"] not in AGING and name not in one["imprecise"]]
+        exact = [one for one in modes if one["legal"] and one["mode"] not in lossy and name not in one["imprecise"]]
         sizes = {one["mode"]: one["bytes_per_token_by_type"][name] for one in exact}
         smaller = [mode for mode, size in sizes.items() if size < kv[name]]
         best = min(smaller, key=lambda mode: (mode == RESIDUAL_MODE, sizes[mode], mode in INVERTED), default=None)
