@@ -218,7 +218,7 @@ def test_chat_without_a_template(run, typed):
 
 
 # ---------------------------------------------------------------- inspect, plan, doctor, convert
-def test_inspect(run, tiny, grouped):
+def test_inspect(run, tiny, grouped, convert):
     code, out, err = run("inspect", grouped)
     assert (code, err) == (0, "")
     assert "llama.context_length = 256" in out and "chat template: yes" in out
@@ -234,7 +234,7 @@ def test_inspect(run, tiny, grouped):
     sizes = {m["mode"]: m["bytes_per_token_by_type"] for m in report["cache_modes"] if m["legal"]}
     assert report["pays"]["f16"] == {"mode": "k", "bytes_per_token": sizes["k"]["f16"], "of_kv": 0.5}
     assert "pays in f16: k, 50 % of kv's bytes\n" in run("inspect", tiny)[1]
-    assert "pays in q8: kv itself\n" in run("inspect", GOLDEN / "gemma3")[1]  # K is too narrow for V
+    assert "pays in q8: kv itself\n" in run("inspect", convert(GOLDEN / "gemma3"))[1]  # K is too narrow for V
     assert "pays in f16: kv itself\n" in out and json.loads(run("inspect", grouped, "--json")[1])["pays"]["f16"] is None
 
 
