@@ -327,6 +327,11 @@ REFUSED = {
     "Gemma 2 without a cap": ("gemma2", {"attn_logit_softcapping": None}, "attn_logit_softcapping = None"),
     "Gemma 2 without windows": ("gemma2", {"sliding_window": None}, "sliding_window = None"),
     "Gemma 2 in both directions": ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+    "Ministral 3 whose q do not grow": (
+        "ministral3",
+        {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1000.0}},
+        "no llama_4_scaling_beta",
+    ),
     "another activation of Gemma": ("gemma", {"hidden_act": "silu"}, "hidden_act"),
     "BLOOM's other residual": (
         "bloom",

@@ -1,5 +1,5 @@
-// MiniCPM 1 and 2: Llama with an embedding, residuals and logits that are scaled; the first files leave
-// MiniCPM-2B's scales out.
+// MiniCPM: Llama with an embedding, residuals and logits that are scaled; the first files of MiniCPM-2B leave its
+// scales out, and those of MiniCPM 3, which has latent attention (MLA) and halves that rotate, all do.
 #include <cmath>
 
 #include "model/arch/arch.h"
@@ -19,6 +19,14 @@ void settle(const GgufFile& file, const std::string& prefix, ModelConfig& c) {
 
 const Architecture minicpm = {
     .name = "minicpm",
+    .settle = settle,
+};
+
+const Architecture minicpm3 = {
+    .name = "minicpm3",
+    .positions = Positions::rope_neox,
+    .partial_rotary = true,
+    .latent = true,
     .settle = settle,
 };
 

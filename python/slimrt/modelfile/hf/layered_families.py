@@ -239,7 +239,10 @@ SMOLLM3 = replace(
 
 def _ministral3(family: Family, values: dict[str, Any]) -> tuple[Family, dict[str, Any]]:
     """How q grow with their position, which stands among RoPE's parameters."""
-    return family, {**values, "growth": (values.get("rope_parameters") or {}).get("llama_4_scaling_beta")}
+    rope = values.get("rope_scaling") or values.get("rope_parameters") or {}
+    if (growth := rope.get("llama_4_scaling_beta")) is None:
+        raise UnsupportedError("config.json: RoPE's parameters say no llama_4_scaling_beta, by which q grow")
+    return family, {**values, "growth": growth}
 
 
 MINISTRAL3 = replace(
