@@ -81,7 +81,7 @@ CLASSES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2"
            "gpt_oss": "GptOssForCausalLM", "deepseek_v2": "DeepseekV2ForCausalLM",
            "minicpm3": "MiniCPM3ForCausalLM", "deepseek_v3": "DeepseekV3ForCausalLM",
            "glm4_moe_lite": "Glm4MoeLiteForCausalLM", "minimax_m2": "MiniMaxM2ForCausalLM",
-           "gemma4_text": "Gemma4ForCausalLM"}  # fmt: skip
+           "gemma4_text": "Gemma4ForCausalLM", "mistral4": "Mistral4ForCausalLM"}  # fmt: skip
 LONG_FACTORS = {"short_factor": [1.0, 1.1, 1.3, 1.4, 1.7, 2.0], "long_factor": [1.2, 2.1, 3.5, 6.0, 8.5, 11.0]}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 32}  # fmt: skip
@@ -422,6 +422,28 @@ MODELS = {
         rewrite=published_gemma4,
         seed=1,
     ),
+    "gemma4_experts": Tiny(  # as the 26B-A4B: experts beside each layer's network
+        "gemma4_text",
+        {
+            "num_hidden_layers": 3,
+            "head_dim": 20,
+            "global_head_dim": 32,
+            "num_key_value_heads": 2,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "hidden_size_per_layer_input": 0,
+            "tie_word_embeddings": True,
+            "sliding_window": 9,
+            "final_logit_softcapping": 20.0,
+            "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+            "enable_moe_block": True,
+            "num_experts": 6,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 28,
+        },
+        rewrite=published_gemma4,
+        seed=1,
+    ),
     "olmo3": Tiny(
         "olmo3",
         {
@@ -656,6 +678,26 @@ MODELS = {
         },
     ),
     "glm4_moe_lite": Tiny("glm4_moe_lite", {**DEEPSEEK2, "q_lora_rank": 28, "n_group": 1, "topk_group": 1}),
+    "mistral4": Tiny(
+        "mistral4",
+        {
+            **DEEPSEEK2,
+            "first_k_dense_replace": 0,
+            "rms_norm_eps": 1e-6,
+            "q_lora_rank": 28,
+            "n_shared_experts": 1,
+            "routed_scaling_factor": 1.4,
+            "rope_parameters": {
+                "rope_theta": 1000.0,
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 16,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.3,
+            },
+        },
+    ),
     "minicpm3": Tiny(
         "minicpm3",
         {
@@ -748,7 +790,7 @@ def save(name: str, directory: Path) -> None:
 def golden(name: str, directory: Path, suffix: str, seed: int = 1) -> dict[str, Any]:
     """float32 logits of Hugging Face: of a whole prompt, then of N_DECODE tokens one at a time over its cache."""
     import torch
-    from transformers import AutoModelForCausalLM
+    import transformers
 
     n_prompt, n_ctx = MODELS[name].prompts[suffix]
     if MODELS[name].family in OWN:
@@ -766,7 +808,8 @@ def golden(name: str, directory: Path, suffix: str, seed: int = 1) -> dict[str, 
     elif MODELS[name].ternary:
         model = as_ternary(build(name))
     else:
-        model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
+        kind = getattr(transformers, CLASSES[MODELS[name].family])  # that of Mistral 4 has no Auto class
+        model = kind.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
     random = torch.Generator().manual_seed(seed)
     ids = torch.randint(3, model.config.vocab_size, (1, n_prompt + N_DECODE), generator=random)
     with torch.no_grad():

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from reference_experts import Experts
+from reference_experts import Beside, Experts
 from reference_formats import Array, rounded
 from reference_latent import Latent, queries
 from reference_modes import BLOCK, CACHE_MODES, Planes, Rows, Types, aged, as_half, in_parts, plus
@@ -76,7 +76,8 @@ class Layer:
     wo: Array
     up: Array | None = None
     down: Array | None = None
-    experts: Experts | None = None  # in place of up, down and gate
+    experts: Experts | None = None  # in place of up, down and gate, or
+    beside: Beside | None = None  # beside them
     gate: Array | None = None
     attn_norm: Array | None = None  # of the input
     attn_norm_b: Array | None = None
@@ -251,8 +252,9 @@ class Reference:
             heads = self._attention(i, normed, positions, caches, n_batch)
             attended = plus(self.norm(heads, layer.attn_sub_norm) @ layer.wo.T, layer.bo)
             attended = self.norm(attended, layer.attn_post_norm) * self.w.residual_scale
-            normed = self.norm(x if self.w.parallel else x + attended, layer.ffn_norm, layer.ffn_norm_b)
-            x = x + attended + self.norm(self._ffn(layer, normed), layer.ffn_post_norm) * self.w.residual_scale
+            state = x if self.w.parallel else x + attended
+            of_ffn = self._ffn(layer, self.norm(state, layer.ffn_norm, layer.ffn_norm_b), state)
+            x = x + attended + self.norm(of_ffn, layer.ffn_post_norm) * self.w.residual_scale
             x = (x + self._of_layer_embedding(layer, ids, embedding, x)) * layer.scale
         for cache in caches:
             cache.settle()
@@ -285,14 +287,20 @@ class Reference:
             return layer_norm(parts, weight, np.zeros(len(weight)), self.w.eps).reshape(x.shape)
         return rms_norm(parts, weight, self.w.eps).reshape(x.shape)
 
-    def _ffn(self, layer: Layer, x: Array) -> Array:
-        kind = self.w.activation
-        if layer.experts is not None:
+    def _ffn(self, layer: Layer, x: Array, state: Array) -> Array:
+        """state: x before its norm."""
+        kind, beside = self.w.activation, layer.beside
+        if layer.experts is not None and beside is None:
             return layer.experts(partial(gated, kind), x)
         assert layer.up is not None and layer.down is not None
         up = plus(x @ layer.up.T, layer.up_b)
         hidden = ACTIVATIONS[kind](up) if layer.gate is None else gated(kind, plus(x @ layer.gate.T, layer.gate_b), up)
-        return plus(self.norm(hidden, layer.ffn_sub_norm) @ layer.down.T, layer.down_b)
+        out = plus(self.norm(hidden, layer.ffn_sub_norm) @ layer.down.T, layer.down_b)
+        if beside is None:
+            return out
+        routed = self.norm(state, beside.router_norm) / sqrt(self.d_model)
+        of_experts = layer.experts(partial(gated, kind), self.norm(state, beside.norm), routed)
+        return self.norm(out, beside.dense_post_norm) + self.norm(of_experts, beside.post_norm)
 
     # ------------------------------------------------ attention
     def _attention(

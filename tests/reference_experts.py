@@ -32,7 +32,7 @@ class Network:
 @dataclass
 class Experts:
     """used: experts of a token. share: [d], makes the logit of what all tokens take; None: all of it. groups: how many
-    there are and how many are used; bias: [experts], for the choice alone."""
+    there are and how many are used; bias: [experts], for the choice alone; scales: of each expert's result."""
 
     router: Array
     of: list[Network]
@@ -45,17 +45,20 @@ class Experts:
     groups: tuple[int, int] = (1, 1)
     bias: Array | None = None
     router_bias: Array | float = 0.0
+    scales: Array | None = None
 
-    def __call__(self, gated: Gated, x: Array) -> Array:
-        return np.stack([self._token(gated, row) for row in x])
+    def __call__(self, gated: Gated, x: Array, routed: Array | None = None) -> Array:
+        """routed: what the router reads, if it is not x."""
+        return np.stack([self._token(gated, *rows) for rows in zip(x, x if routed is None else routed, strict=True)])
 
-    def _token(self, gated: Gated, x: Array) -> Array:
-        scores = self.router @ x + self.router_bias
+    def _token(self, gated: Gated, x: Array, routed: Array) -> Array:
+        scores = self.router @ routed + self.router_bias
         p = np.exp(scores - scores.max())
         p = 1 / (1 + np.exp(-scores)) if self.sigmoid else p / p.sum()
         chosen = self._chosen(p if self.bias is None else p + self.bias.ravel())
         total = p[chosen].sum() if self.renormalised else 1.0
-        out = sum(self.scale * p[expert] / total * self.of[expert](gated, x) for expert in chosen)
+        scales = np.ones(len(p)) if self.scales is None else self.scales.ravel()
+        out = sum(self.scale * scales[expert] * p[expert] / total * self.of[expert](gated, x) for expert in chosen)
         if self.shared is not None:
             share = 1.0 if self.share is None else 1 / (1 + np.exp(-self.share.ravel() @ x))
             out = out + share * self.shared(gated, x)
@@ -70,11 +73,29 @@ class Experts:
         return sorted(left, key=lambda expert: (-by[expert], expert))[: self.used]
 
 
+@dataclass
+class Beside:
+    """Norms of experts beside a dense network: of what the router and the experts read, of both results."""
+
+    router_norm: Array
+    norm: Array
+    post_norm: Array
+    dense_post_norm: Array
+
+
+def beside_of_gguf(part: Mapping[str, Array]) -> Beside | None:
+    names = ("ffn_gate_inp.scale", "pre_ffw_norm_2.weight", "post_ffw_norm_2.weight", "post_ffw_norm_1.weight")
+    return Beside(*(part[name] for name in names)) if names[0] in part else None
+
+
 def experts_of_gguf(part: Mapping[str, Array], key: Callable[..., Any], arch: str) -> Experts | None:
     """Of a layer's tensors by GGUF name; key(name, default): of the metadata."""
     if "ffn_gate_inp.weight" not in part:
         return None
-    stacks = [part[f"ffn_{name}_exps.weight"] for name in ("gate", "up", "down")]
+    if "ffn_gate_up_exps.weight" in part:
+        stacks = [*np.split(part["ffn_gate_up_exps.weight"], 2, axis=1), part["ffn_down_exps.weight"]]
+    else:
+        stacks = [part[f"ffn_{name}_exps.weight"] for name in ("gate", "up", "down")]
     biases = [part.get(f"ffn_{name}_exps.bias") for name in ("gate", "up", "down")]
     of = [Network(*matrices) for matrices in zip(*stacks, strict=True)]
     if biases[0] is not None:
@@ -87,7 +108,9 @@ def experts_of_gguf(part: Mapping[str, Array], key: Callable[..., Any], arch: st
         part["ffn_gate_inp.weight"],
         of,
         used=key("expert_used_count"),
-        renormalised=key("expert_weights_norm", arch in ("llama", "qwen3moe", "granitemoe", "gpt-oss", "minimax-m2")),
+        renormalised=key(
+            "expert_weights_norm", arch in ("llama", "qwen3moe", "granitemoe", "gpt-oss", "minimax-m2", "gemma4")
+        ),
         scale=key("expert_weights_scale", 1.0),
         shared=None if shared[0] is None else Network(*shared),
         share=part.get("ffn_gate_inp_shexp.weight"),
@@ -95,6 +118,7 @@ def experts_of_gguf(part: Mapping[str, Array], key: Callable[..., Any], arch: st
         groups=(key("expert_group_count", 1), key("expert_group_used_count", 1)),
         bias=part.get("exp_probs_b.bias"),
         router_bias=part.get("ffn_gate_inp.bias", 0.0),
+        scales=part.get("ffn_down_exps.scale"),
     )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from reference import Layer, Weights
-from reference_experts import experts_of_gguf, experts_of_hf
+from reference_experts import beside_of_gguf, experts_of_gguf, experts_of_hf
 from reference_formats import Array
 from reference_latent import latent_of_gguf, score_scale
 from reference_rope import Rope, yarn
@@ -54,6 +54,7 @@ def load_gguf(path: Path, n_ctx: int) -> Weights:
         latent = latent_of_gguf(part, key, meta)
         layers.append(_layer(part, n_heads * head_dim, n_kv_heads * head_dim))
         layers[-1].latent, layers[-1].experts = latent, experts_of_gguf(part, key, arch)
+        layers[-1].beside = beside_of_gguf(part)
         layers[-1].n_kv_heads = each_kv[i] if isinstance(each_kv, list) else 0
         layers[-1].norms_v = arch == "gemma4"
         if "inp_gate.weight" in part:
@@ -95,7 +96,7 @@ def load_gguf(path: Path, n_ctx: int) -> Weights:
         else key("logit_scale", 1.0),
         clamp=key("attention.clamp_kqv", 0.0),
         query_growth=key("attention.temperature_scale", 0.0),
-        query_growth_length=key("rope.scaling.original_context_length", 1),
+        query_growth_length=key("attention.temperature_length", key("rope.scaling.original_context_length", 1)),
         qk_layer_norm=layer_norm is not None,
         score_cap=key("attn_logit_softcapping", 0.0),
         logit_cap=key("final_logit_softcapping", 0.0),
@@ -127,6 +128,7 @@ INTERLEAVED = (
     "smollm3",
     "mistral3",
     "deepseek2",
+    "mistral4",
 )  # RoPE turns neighbours
 
 
@@ -196,7 +198,7 @@ def _rope_of_gguf(key: Any, tensors: dict[str, Array], head_dim: int, arch: str,
     if kind == "yarn":
         fast, slow = key("rope.scaling.yarn_beta_fast", 32.0), key("rope.scaling.yarn_beta_slow", 1.0)
         inv_freq = yarn(inv_freq, factor, original, base, fast, slow, whole_ramp=arch != "gpt-oss")
-        scale = 1.0 if arch == "deepseek2" else scale * (0.1 * log(factor) + 1)
+        scale = 1.0 if arch in ("deepseek2", "mistral4") else scale * (0.1 * log(factor) + 1)
     return Rope(inv_freq, interleaved=arch in INTERLEAVED, scale=scale)
 
 

@@ -98,6 +98,7 @@ CASES = [
     ("gemma4", "kv"),  # layers whose V is K, which is stored once
     ("gemma4_mha", "kv"),  # V is normed
     ("gemma4_small", "kv"),  # the last layers read the rows of others
+    ("gemma4_experts", "kv"),  # beside each layer's network
     ("olmo3", "k"),
     ("cohere2", "k"),  # layers that know no positions
     ("exaone4", "k"),
@@ -112,6 +113,7 @@ CASES = [
     ("mpt", "x"),
     ("deepseek2", "latent"),
     ("deepseek2_yarn", "latent"),
+    ("mistral4", "latent"),  # q grow with their position in all columns
     ("minicpm3", "latent"),
     ("gpt2_erf", "k"),
     ("gpt2_erf", "v"),
@@ -364,6 +366,8 @@ ILLEGAL = [
     ("bloom", "xr", 0, "no RoPE"),
     ("deepseek2", "kv", 0, "latent of 20 columns"),
     ("deepseek2_yarn", "lowrank", 0, "MLA"),
+    ("mistral4", "k", 0, "MLA"),
+    ("gemma4_experts", "k+r", 0, "V is normed"),
     ("minicpm3", ["latent", "k"], 1, "mode latent stores"),
     ("llama_mha", "latent", 0, "not made of a latent"),
     ("qwen2_mha", ["kv", "x"], 1, "RoPE"),
@@ -387,7 +391,8 @@ def test_illegal_modes_say_layer_reason_and_alternatives(name, mode, layer, reas
         assert all(m in message.rsplit(":", 1)[-1] for m in legal), message
 
 
-WINDOWED = ("gpt_oss", "gemma3", "gemma3_mha", "gemma4", "gemma4_mha", "gemma4_small", "olmo3", "cohere2", "exaone4")
+WINDOWED = ("gpt_oss", "gemma3", "gemma3_mha", "gemma4", "gemma4_mha", "gemma4_small", "gemma4_experts",
+            "olmo3", "cohere2", "exaone4")  # fmt: skip
 
 
 def test_cache_modes_lists_every_mode_with_a_reason(convert):
@@ -414,6 +419,7 @@ def test_cache_modes_lists_every_mode_with_a_reason(convert):
         "gemma4": {"kv"},
         "gemma4_mha": {"kv"},
         "gemma4_small": {"kv"},
+        "gemma4_experts": {"kv"},
         "olmo3": {"kv", "k", "k+r"},
         "cohere2": {"kv", "k", "k+r"},
         "exaone4": {"kv", "k", "k+r"},
@@ -430,6 +436,7 @@ def test_cache_modes_lists_every_mode_with_a_reason(convert):
         "mpt": {"kv", "k", "k+r", "v", "x"},
         "deepseek2": {"latent"},
         "minicpm3": {"latent"},
+        "mistral4": {"latent"},
     }.items():
         modes = core.modes(str(convert(GOLDEN / name)))
         assert {mode.name for mode in modes} == {"kv", "k", "k+r", "v", "x", "xr", "kivi", "lowrank", "latent"}

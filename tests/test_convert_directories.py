@@ -23,13 +23,15 @@ ALL = sorted(path.name for path in GOLDEN.iterdir())
 
 
 # ---------------------------------------------------------------- what is read
-def of_experts(name: str, tensor: np.ndarray) -> list[np.ndarray]:
+def of_experts(model: str, name: str, tensor: np.ndarray) -> list[np.ndarray]:
     """Each expert's matrix where they are stored together; Granite's and gpt-oss's gate and up apart."""
+    if name.endswith(".scale"):  # a number for each
+        return [tensor]
     if "input_linear" in name:
         return [half for expert in tensor for half in np.split(expert, 2)]
-    if ".experts.gate_up_proj" in name:
+    if ".experts.gate_up_proj" in name and model.startswith("gpt_oss"):
         return [expert[..., first::2] for expert in tensor for first in (0, 1)]
-    together = ("_exps", "output_linear", ".experts.down_proj")
+    together = ("_exps", "output_linear", ".experts.down_proj", ".experts.gate_up_proj")
     return list(tensor) if any(word in name for word in together) else [tensor]
 
 
@@ -43,7 +45,7 @@ def test_every_weight_arrives_unchanged(name, convert):
     theirs = sorted(
         np.sort(part.astype(np.float32), axis=None).tobytes()
         for key, t in tensors.items()
-        for part in of_experts(key, t)
+        for part in of_experts(name, key, t)
     )
     ours = values_of(convert(GOLDEN / name))
     made = {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}
@@ -52,7 +54,9 @@ def test_every_weight_arrives_unchanged(name, convert):
         both = ours.pop(key), ours.pop(key.replace("attn_k_b", "attn_v_b"))
         ours[key.replace("attn_k_b", "attn_kv_b")] = np.concatenate([part.ravel() for part in both])
     written = [
-        np.sort(part.astype(np.float32), axis=None).tobytes() for key, t in ours.items() for part in of_experts(key, t)
+        np.sort(part.astype(np.float32), axis=None).tobytes()
+        for key, t in ours.items()
+        for part in of_experts(name, key, t)
     ]
     assert sorted(written) == theirs
 
@@ -193,6 +197,17 @@ METADATA = {
         "slimrt.cache.owners": [0, 1, 2, 1, 1, 2],
         "slimrt.cache.shared_keys": "rotated",
     },
+    "gemma4_experts": {
+        "gemma4.expert_count": 6,
+        "gemma4.expert_used_count": 2,
+        "gemma4.expert_feed_forward_length": 28,
+    },
+    "mistral4": {
+        "mistral4.attention.temperature_scale": 0.3,
+        "mistral4.attention.temperature_length": 16,
+        "mistral4.rope.dimension_count": 8,
+        "mistral4.expert_weights_norm": True,
+    },
     "olmo3": {"general.architecture": "olmo2", "olmo2.attention.sliding_window": 12},
     "cohere2": {"cohere2.attention.sliding_window": 10, "cohere2.logit_scale": 0.25},
     "exaone4_full": {"exaone4.attention.sliding_window": None},
@@ -331,6 +346,12 @@ REFUSED = {
         "ministral3",
         {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1000.0}},
         "no llama_4_scaling_beta",
+    ),
+    "groups of Mistral 4": ("mistral4", {"n_group": 2}, "n_group"),
+    "a share of Mistral 4's heads that rotates": (
+        "mistral4",
+        {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "partial_rotary_factor": 0.5}},
+        "partial_rotary_factor",
     ),
     "another activation of Gemma": ("gemma", {"hidden_act": "silu"}, "hidden_act"),
     "BLOOM's other residual": (

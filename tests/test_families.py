@@ -85,6 +85,39 @@ def test_a_divided_magnitude(convert, tmp_path):
     assert relative(logits(path), logits(convert(GOLDEN / "ministral3"))) < FLOAT32
 
 
+def with_gate_and_up_apart(model: ModelData) -> ModelData:
+    tensors = {}
+    for name, tensor in model.tensors.items():
+        halves = (
+            zip(("gate", "up"), np.split(tensor.values(), 2, axis=1), strict=True) if "gate_up_exps" in name else ()
+        )
+        parts = {name.replace("gate_up", part): np.ascontiguousarray(half) for part, half in halves}
+        tensors |= {part: Tensor.of(part, half) for part, half in parts.items()} or {name: tensor}
+    return ModelData(model.metadata, tensors)
+
+
+@pytest.mark.parametrize(("name", "mode"), [("gemma4_experts", "kv"), ("mistral4", "latent")])
+def test_gate_and_up_of_experts_in_one_tensor_or_two(name, mode, convert, tmp_path):
+    path = convert(GOLDEN / name)
+    apart = rewritten(tmp_path / "apart.gguf", with_gate_and_up_apart(read_gguf(path)))
+    assert (
+        "blk.1.ffn_up_exps.weight" in read_gguf(apart).tensors
+        and "blk.1.ffn_gate_up_exps.weight" in read_gguf(path).tensors
+    )
+    of_both = [decode(open_engine(file, mode, "f32", n_ctx=64), IDS, 30) for file in (path, apart)]
+    assert np.array_equal(*of_both)
+
+
+@pytest.mark.parametrize("part", ["router_norm", "norm", "post_norm", "dense_post_norm", "scales"])
+def test_each_part_of_experts_beside_a_network_matters(part, convert):
+    path = convert(GOLDEN / "gemma4_experts")
+    whole, changed = Reference(path), Reference(path)
+    for layer in changed.w.layers:
+        of = layer.experts if part == "scales" else layer.beside
+        setattr(of, part, np.ones_like(getattr(of, part)))
+    assert relative(logits(path), whole.logits(IDS)) < 1e-2 * relative(changed.logits(IDS), whole.logits(IDS))
+
+
 GROUPS = {"expert_count": uint32(6), "expert_group_count": uint32(3), "expert_group_used_count": uint32(2)}
 
 
@@ -139,24 +172,23 @@ def test_each_part_matters(arch, part, tmp_path):
     assert relative(logits(path), whole.logits(IDS)) < 1e-2 * relative(changed.logits(IDS), whole.logits(IDS))
 
 
-PARTS = {
-    "embed_scale": ("gemma", 1.0),
-    "score_cap": ("gemma2", 0.0),
-    "logit_cap": ("gemma2", 0.0),
-    "clamp": ("olmo_clipped", 0.0),
-    "logit_scale": ("cohere", 1.0),
-    "embed_norm": ("bloom", None),
-    "residual_scale": ("minicpm", 1.0),
-    "score_scale": ("granite", 0.0),
-    "slopes": ("mpt", None),
-    "query_growth": ("ministral3", 0.0),
-}
+PARTS = [
+    ("embed_scale", "gemma", 1.0),
+    ("score_cap", "gemma2", 0.0),
+    ("logit_cap", "gemma2", 0.0),
+    ("clamp", "olmo_clipped", 0.0),
+    ("logit_scale", "cohere", 1.0),
+    ("embed_norm", "bloom", None),
+    ("residual_scale", "minicpm", 1.0),
+    ("score_scale", "granite", 0.0),
+    ("slopes", "mpt", None),
+    ("query_growth", "ministral3", 0.0),
+]
 
 
-@pytest.mark.parametrize("part", PARTS)
-def test_each_trait_matters(part, convert):
+@pytest.mark.parametrize(("part", "name", "without_it"), PARTS)
+def test_each_trait_matters(part, name, without_it, convert):
     """The same of what goldens have."""
-    name, without_it = PARTS[part]
     path = convert(GOLDEN / name)
     whole, changed = Reference(path), Reference(path)
     setattr(changed.w, part, without_it)

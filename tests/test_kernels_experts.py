@@ -34,11 +34,21 @@ class Call:
         self.ids = np.stack([random.permutation(EXPERTS)[:TAKEN] for _ in range(tokens)]).astype(np.int32)
         self.shares = random.random(size=(tokens, TAKEN)).astype(np.float32)
 
-    def run(self, isa: str, threads: int = 1, kind: str = "silu", biases: Biases = ()) -> np.ndarray:
-        weights = [(np.concatenate([raw.reshape(-1) for raw in part]), self.type) for part in self.raw]
-        return np.asarray(
-            ops.experts(kind, self.x, weights, EXPERTS, self.inner, self.ids, self.shares, isa, threads, biases)
-        )
+    def run(
+        self,
+        isa: str,
+        threads: int = 1,
+        kind: str = "silu",
+        biases: Biases = (),
+        scale: np.ndarray | None = None,
+        together: bool = False,
+    ) -> np.ndarray:
+        """together: gate and up are one tensor."""
+        gate, up, down = self.raw
+        parts = [[part for both in zip(gate, up, strict=True) for part in both], down] if together else self.raw
+        weights = [(np.concatenate([raw.reshape(-1) for raw in part]), self.type) for part in parts]
+        call = (kind, self.x, weights, EXPERTS, self.inner, self.ids, self.shares, isa, threads, biases, scale)
+        return np.asarray(ops.experts(*call))
 
     def one_by_one(self, isa: str) -> np.ndarray:
         """Each expert's products of its own tokens."""
@@ -114,6 +124,22 @@ def test_experts_with_biases(type_name, kind, tokens, isa):
     allowed = allowed_of(type_name, tokens, isa)
     assert relative(call.run(isa, 1, kind, biases), call.exact(kind, biases)) < allowed
     assert relative(call.run(isa, 1, kind), call.exact(kind, biases)) > 0.1
+
+
+@pytest.mark.parametrize("isa", DEVICES)
+@pytest.mark.parametrize("tokens", [1, 3, 64])
+@pytest.mark.parametrize("type_name", ["f32", "f16", "q4_k"])
+def test_experts_with_gate_and_up_together_and_scales(type_name, tokens, isa):
+    """As Gemma 4 has them: the same bits, but for scales."""
+    if (isa, type_name) in UNPACKED:
+        return
+    call = Call(type_name, tokens)
+    assert np.array_equal(call.run(isa, together=True), call.run(isa))
+    scale = np.linspace(0.5, 2, EXPERTS).astype(np.float32)
+    scaled = call.run(isa, scale=scale, together=True)
+    call.shares *= scale[call.ids]
+    assert relative(scaled, call.run(isa)) < 1e-6
+    assert relative(scaled, call.run(isa, scale=scale)) > 1e-2
 
 
 @pytest.mark.parametrize("type_name", ["f32", "q4_k"])

@@ -17,7 +17,7 @@ from conftest import CUDA_MISSING, GOLDEN, decode, open_engine, relative, values
 from gguf_shapes import finish, finish_sparse
 from reference import Reference
 from slimrt import _core
-from slimrt.modelfile.gguf import Tensor, array, read_gguf, uint32, write_gguf
+from slimrt.modelfile.gguf import ModelData, Tensor, array, float32, read_gguf, string, uint32, write_gguf
 from test_cuda import bound
 
 IDS = np.random.default_rng(3).integers(3, 100, 60)
@@ -62,6 +62,24 @@ def test_files_of_the_old_layout(name, convert, tmp_path):
     logits = [decode(open_engine(file, "latent", "f16", n_ctx=64, n_batch=24), IDS, 40) for file in (path, old)]
     assert relative(*logits) < 1e-5
     assert relative(Reference(old).logits(IDS), Reference(path).logits(IDS)) < 1e-12
+
+
+def test_queries_that_grow(convert, tmp_path):
+    """All columns of them, in a file of DeepSeek-V2's architecture too (Mistral Large 3's); where files of Mistral 4 do
+    not say it, as llama.cpp's converter writes them, by what is published."""
+    path, key = convert(GOLDEN / "mistral4"), "mistral4.attention.temperature_scale"
+    model = read_gguf(path)
+    renamed = {re.sub(r"^mistral4\.", "deepseek2.", name): value for name, value in model.metadata.items()}
+    other, published, bare = (tmp_path / f"{name}.gguf" for name in ("other", "published", "bare"))
+    write_gguf(
+        other, ModelData(renamed | {"general.architecture": string("deepseek2")}, model.tensors), show_progress=False
+    )
+    with_tensors(path, published, {}, {key: float32(0.1)})
+    with_tensors(path, bare, {}, {key: None, "mistral4.attention.temperature_length": None})
+    logits = [decode(open_engine(file, "latent", "f32", n_ctx=64), IDS, 40) for file in (path, other, published, bare)]
+    assert relative(logits[0], Reference(path).logits(IDS)) < 1e-5
+    assert np.array_equal(logits[0], logits[1]) and np.array_equal(logits[2], logits[3])
+    assert relative(logits[0], logits[2]) > 1e-3
 
 
 def test_scales_that_minicpm3_files_leave_out(convert, tmp_path):

@@ -94,8 +94,11 @@ def test_tensors_are_where_llama_cpp_s_converter_puts_them(name, convert):
     ours, names = values_of(path), gguf.get_tensor_name_map(ARCHITECTURES[arch_of(path)], 8)
     for theirs, values in hf_tensors(GOLDEN / name).items():
         stem, _, part = theirs.replace("e_score_correction_bias", "e_score_correction.bias").rpartition(".")
-        if part == "layer_scalar":
+        if part in ("layer_scalar", "gate_up_proj", "down_proj"):
             stem, part = theirs, "weight"
+        if ours_of := {"scale": "ffn_gate_inp", "per_expert_scale": "ffn_down_exps"}.get(part):  # Gemma 4's
+            assert np.array_equal(ours[f"blk.{stem.split('.')[2]}.{ours_of}.scale"].ravel(), values), theirs
+            continue
         if expert := re.search(r"\.experts\.(\d+)\.", stem):
             stem, index = stem.replace(expert[0], ".experts."), int(expert[1])
             stem = re.sub(r"model\.(layers\.\d+)\.block_sparse_moe", r"\1.feed_forward", stem)  # Mixtral's converter
@@ -105,7 +108,8 @@ def test_tensors_are_where_llama_cpp_s_converter_puts_them(name, convert):
             for half, name_of_half in zip(np.split(values, 2, 1), ("gate", "up"), strict=True):
                 assert np.array_equal(ours[f"blk.{stem.split('.')[2]}.ffn_{name_of_half}_exps.{part}"], half), theirs
             continue
-        if match := re.search(r"layers\.(\d+)\.mlp\.experts\.(gate_up|down)_proj(_bias)?$", theirs):  # gpt-oss's
+        layout = re.search(r"layers\.(\d+)\.mlp\.experts\.(gate_up|down)_proj(_bias)?$", theirs)
+        if (match := layout) and name.startswith("gpt_oss"):
             rows = values if match[3] else values.swapaxes(1, 2)
             of_parts = {"gate": rows[:, ::2], "up": rows[:, 1::2]} if match[2] == "gate_up" else {"down": rows}
             for name_of_part, values_of_part in of_parts.items():

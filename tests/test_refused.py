@@ -121,7 +121,13 @@ FAMILIES = {
         slimrt.ModelFormatError,
         "no layer of its kind",
     ),
-    "experts of Gemma 4": ("gemma4", {"expert_count": 4}, {}, slimrt.UnsupportedError, "expert_count 4"),
+    "no experts behind a router": (
+        "gemma4",
+        {"expert_count": 4, "expert_used_count": 2},
+        {"blk.1.ffn_gate_inp.weight": np.ones((4, 32), np.float32)},
+        slimrt.ModelFormatError,
+        "1.ffn_down_exps.weight' is missing",
+    ),
     "no number": (
         "gemma4",
         {},
@@ -150,7 +156,6 @@ REFUSED = [
     ("stripedhyena", "stripedhyena", "keep no K or V"),
     ("rwkv7", "rwkv", "recurrent state"),
     ("qwen35moe", "qwen3_5_moe", "recurrent state or convolve"),
-    ("mistral4", "mistral4", "temperature"),
     ("deepseek32", "deepseek_v32", "indexer"),
     ("phimoe", "phimoe", "SparseMixer"),
     ("gemma3n", "gemma3n_text", "its layers differ"),

@@ -184,23 +184,27 @@ auto route(const F32& scores, int taken, bool renormalised, float scale, const s
                           arrays.read(shares));
 }
 
-/// Weights (bytes, type): gate, up, down of `n` experts, `inner` wide; biases of the three, or none. ids,
-/// shares [tokens, taken].
+/// Weights (bytes, type): gate, up, down of `n` experts, `inner` wide, or gate and up together and down;
+/// biases of the three, or none. ids, shares [tokens, taken]; scale [n].
 auto experts(const std::string& kind, const F32& x, const std::vector<std::pair<U8, std::string>>& weights,
              int n, int64_t inner, const I32& ids, const F32& shares, const std::string& isa, int n_threads,
-             const std::vector<F32>& biases) {
+             const std::vector<F32>& biases, const std::optional<F32>& scale) {
     Arrays arrays(isa, n_threads);
     const Tensor in = arrays.of(x), out = arrays.zeros(in.rows, in.cols);
     const int64_t taken = int64_t(ids.size()) / std::max<int64_t>(in.rows, 1);
-    if (weights.size() != 3 || int64_t(ids.size()) != in.rows * taken || shares.size() != ids.size())
-        fail(ErrorCode::argument, "three weights, and ids and shares of every token are needed");
+    const int last = int(weights.size()) - 1;
+    if (last < 1 || last > 2 || int64_t(ids.size()) != in.rows * taken || shares.size() != ids.size())
+        fail(ErrorCode::argument, "two or three weights, and ids and shares of every token are needed");
     for (size_t i = 0; i < ids.size(); ++i)
         if (ids.data()[i] < 0 || ids.data()[i] >= n) fail(ErrorCode::argument, "no expert ", ids.data()[i]);
     const auto weight = [&](int i, int64_t rows, int64_t cols) {
         return weight_of(arrays, weights[i].first, weights[i].second, rows, cols);
     };
-    Experts all{n, weight(0, n * inner, in.cols), weight(1, n * inner, in.cols),
-                weight(2, n * in.cols, inner)};
+    Experts all{.n = n,
+                .gate = weight(0, (3 - last) * n * inner, in.cols),
+                .up = last == 2 ? weight(1, n * inner, in.cols) : Tensor{},
+                .down = weight(last, n * in.cols, inner)};
+    if (scale) all.scale = arrays.of(*scale);
     if (biases.size() == 3) {
         all.gate_bias = arrays.of(biases[0]);
         all.up_bias = arrays.of(biases[1]);
@@ -293,7 +297,8 @@ void bind_ops(nb::module_& m) {
     m.def("route", &route, arg("scores"), arg("taken"), arg("renormalised"), arg("scale"), arg("isa"),
           arg("sigmoid") = false, arg("bias") = nb::none(), arg("groups") = std::pair(1, 1));
     m.def("experts", &experts, arg("kind"), arg("x"), arg("weights"), arg("n"), arg("inner"), arg("ids"),
-          arg("shares"), arg("isa"), arg("n_threads") = 1, arg("biases") = std::vector<F32>{});
+          arg("shares"), arg("isa"), arg("n_threads") = 1, arg("biases") = std::vector<F32>{},
+          arg("scale") = nb::none());
     m.def("gate_heads", &gate_heads, arg("x"), arg("by"), arg("isa"));
     m.def("unfold", &unfold, arg("x"), arg("width"), arg("stride"), arg("padding"), arg("rows"), arg("isa"));
     m.def("rope", &rope, arg("x"), arg("n_heads"), arg("table"), arg("n_rot"), arg("interleaved"),

@@ -156,9 +156,16 @@ struct Router {
 /// Feed-forward networks of which a token takes some, stacked: expert e has the rows from e * rows / n on.
 struct Experts {
     int n = 0;
-    Tensor gate, up;                       // [n * inner, width]
-    Tensor down;                           // [n * width, inner]
+    Tensor gate, up;  // [n * inner, width]; where there is no up, gate has of each expert rows of both
+    Tensor down;      // [n * width, inner]
     Tensor gate_bias, up_bias, down_bias;  // f32 [n, inner], [n, inner], [n, width], or none
+    Tensor scale;                          // of each expert's result, f32 [1, n], or none
+
+    int64_t inner() const { return down.cols; }
+    /// Rows of gate and of up from one expert's to the next one's.
+    int64_t step() const { return gate.rows / n; }
+    /// The first of step() has those of the first expert.
+    Tensor ups() const { return up ? up : gate.rows_of(inner(), gate.rows - inner()); }
 };
 
 struct MemoryUse {
@@ -220,8 +227,8 @@ class Backend {
     /// of probability and bias, which no share depends on. scores [n, experts] f32 (NaN is the lowest), ids
     /// I32 and shares f32 [n, experts taken].
     virtual void route(const Router& router, Tensor scores, Tensor bias, Tensor ids, Tensor shares) = 0;
-    /// out[i] = sum over j of shares[i][j] * down(kind(gate x[i]) * up x[i]) of expert ids[i][j], with its
-    /// biases; out may be x.
+    /// out[i] = sum over j of shares[i][j] * scale * down(kind(gate x[i]) * up x[i]) of expert ids[i][j],
+    /// with its biases; out may be x.
     virtual void experts(Activation kind, const Experts& experts, Tensor x, Tensor ids, Tensor shares,
                          Tensor out) = 0;
     /// x[head] *= sigmoid(by) of by.cols heads; by [n, heads].

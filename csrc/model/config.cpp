@@ -106,6 +106,9 @@ void require_sane(const GgufFile& file, const ModelConfig& c) {
     if (c.latent && c.ropes[0].n_rot >= c.head_dim)
         fail(ErrorCode::format, file.path(), ": ", c.ropes[0].n_rot, " columns of a head rotate, and it has ",
              c.head_dim, ": latent attention needs some that do not");
+    if (c.latent && c.query_growth > 0 && c.head_dim % 2)
+        fail(ErrorCode::unsupported, file.path(), ": attention.temperature_scale with heads of ", c.head_dim,
+             " columns, an odd number, is not supported in latent attention");
     if (!(c.clamp_kqv >= 0) || !std::isfinite(c.clamp_kqv))
         fail(ErrorCode::format, file.path(), ": attention.clamp_kqv is ", c.clamp_kqv,
              ", not a positive number");
@@ -157,6 +160,12 @@ void read_scales(const GgufFile& file, const std::string& prefix, ModelConfig& c
     c.residual_scale = read("residual_scale", c.residual_scale);
     c.score_scale = read("attention.scale", c.score_scale);
     c.output_scale = 1 / read("logit_scale", 1 / c.output_scale);
+}
+
+void read_query_growth(const GgufFile& file, const std::string& prefix, double usual, ModelConfig& c) {
+    c.query_growth = file.number(prefix + "attention.temperature_scale", usual);
+    c.query_growth_length =
+        file.integer(prefix + "attention.temperature_length", 1, 1 << 30, c.ropes[0].n_ctx_orig);
 }
 
 float alibi_slope(const ModelConfig& c, int head) {

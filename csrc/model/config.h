@@ -81,6 +81,10 @@ void read_experts(const GgufFile& file, const std::string& prefix, ModelConfig& 
 /// not positive.
 void read_scales(const GgufFile& file, const std::string& prefix, ModelConfig& config);
 
+/// How q grow with their position: attention.temperature_scale, and temperature_length, or the context before
+/// RoPE's scaling. `usual`: where the file does not say.
+void read_query_growth(const GgufFile& file, const std::string& prefix, double usual, ModelConfig& config);
+
 /// What layers differ in, but for RoPE, which is one for all, if there is one. Throws Error{format} for
 /// nonsense, Error{unsupported} for a window that the architecture does not honour and a layer without KV
 /// heads.
@@ -106,8 +110,9 @@ struct RopeFrequencies {
     double magnitude = 1;
     double growth = 0;  // of the magnitude by position: of q, see ModelConfig
     int64_t growth_length = 1;
+    int unturned = 0;  // so many pairs before these only grow
 
-    /// cos/sin table [n_ctx, 2 * pairs] f32 (kernels/backend.h: Rope).
+    /// cos/sin table [n_ctx, 2 * all pairs] f32 (kernels/backend.h: Rope).
     std::vector<float> table(int64_t n_ctx) const;
 };
 

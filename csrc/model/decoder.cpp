@@ -327,13 +327,14 @@ void Decoder::load_ropes(const GgufFile& file) {
         ropes_.push_back(load_rope(frequencies));
         frequencies.growth = config_.query_growth;
         frequencies.growth_length = config_.query_growth_length;
+        if (config_.latent) frequencies.unturned = (config_.head_dim - rope.n_rot) / 2;
         query_ropes_.push_back(frequencies.growth ? load_rope(frequencies) : ropes_.back());
     }
 }
 
 Rope Decoder::load_rope(const RopeFrequencies& frequencies) {
     const int64_t n = std::max(options_.n_ctx, options_.n_source);
-    const int n_rot = 2 * int(frequencies.pairs.size());
+    const int n_rot = 2 * (frequencies.unturned + int(frequencies.pairs.size()));
     rope_buffers_.push_back(backend_.alloc(MemoryKind::derived, n * n_rot * sizeof(float), "RoPE table"));
     const Tensor table(rope_buffers_.back().data.get(), DType::F32, n, n_rot);
     if (!backend_.dry()) backend_.upload(table, frequencies.table(n).data(), table.bytes());

@@ -52,20 +52,9 @@ void read_router(const GgufFile& file, const std::string& prefix, ModelConfig& c
 
 void load(TensorSource& file, const ModelConfig& c, const std::string& p, LayerWeights& l) {
     ExpertWeights& w = l.experts;
-    const int64_t n = c.n_experts, d = c.d_model, inner = c.d_ff_expert, shared = c.d_ff_shared;
-    if (n) w.router = file.matrix(p + "ffn_gate_inp.weight", n, d, Presence::optional);
+    load_experts(file, c, p, w);
     if (!w.router) return dense_ffn.load(file, c, p, l);
-    const Presence biased = c.architecture->linear_bias;
-    w.router_bias = file.vector(p + "ffn_gate_inp.bias", n, biased);
-    const bool needed = c.architecture->router.sigmoid;
-    w.choice_bias = file.vector(p + kChoiceBias, n, needed ? Presence::required : Presence::optional);
-    w.experts = {.n = int(n),
-                 .gate = file.matrix(p + "ffn_gate_exps.weight", n * inner, d),
-                 .up = file.matrix(p + "ffn_up_exps.weight", n * inner, d),
-                 .down = file.matrix(p + "ffn_down_exps.weight", n * d, inner),
-                 .gate_bias = file.vectors(p + "ffn_gate_exps.bias", n, inner, biased),
-                 .up_bias = file.vectors(p + "ffn_up_exps.bias", n, inner, biased),
-                 .down_bias = file.vectors(p + "ffn_down_exps.bias", n, d, biased)};
+    const int64_t d = c.d_model, shared = c.d_ff_shared;
     if (!shared) return;
     w.shared_gate = file.matrix(p + "ffn_gate_shexp.weight", shared, d);
     w.shared_up = file.matrix(p + "ffn_up_shexp.weight", shared, d);
@@ -87,31 +76,56 @@ void run_shared(Backend& backend, const ModelConfig& c, const ExpertWeights& w, 
     backend.gate_heads(out, share);
 }
 
-void run(Backend& backend, const ModelConfig& c, const LayerWeights& l, Scratch& scratch, Tensor x,
-         Tensor out) {
+void run(Backend& backend, const ModelConfig& c, const LayerWeights& l, Scratch& scratch, Tensor state,
+         Tensor x, Tensor out) {
     const ExpertWeights& w = l.experts;
-    if (!w.router) return dense_ffn.run(backend, c, l, scratch, x, out);
-    const Tensor scores = scratch.f32(x.rows, c.n_experts), shares = scratch.f32(x.rows, c.n_experts_used);
-    const Tensor ids = scratch.take(DType::I32, x.rows, c.n_experts_used);
-    backend.linear(x, w.router, w.router_bias, scores);
-    backend.route(c.router, scores, w.choice_bias, ids, shares);
+    if (!w.router) return dense_ffn.run(backend, c, l, scratch, state, x, out);
     Tensor shared;
     if (w.shared_gate) {
         shared = scratch.f32(x.rows, x.cols);
         run_shared(backend, c, w, scratch, x, shared);
     }
-    backend.experts(c.activation, w.experts, x, ids, shares, out);
+    run_experts(backend, c, w, scratch, x, x, out);
     if (shared) backend.add(out, shared);
 }
 
 }  // namespace
+
+void load_experts(TensorSource& file, const ModelConfig& c, const std::string& p, ExpertWeights& w) {
+    const int64_t n = c.n_experts, d = c.d_model, inner = c.d_ff_expert;
+    if (n) w.router = file.matrix(p + "ffn_gate_inp.weight", n, d, Presence::optional);
+    if (!w.router) return;
+    const Presence biased = c.architecture->linear_bias;
+    w.router_bias = file.vector(p + "ffn_gate_inp.bias", n, biased);
+    const bool needed = c.architecture->router.sigmoid;
+    w.choice_bias = file.vector(p + kChoiceBias, n, needed ? Presence::required : Presence::optional);
+    w.experts = {.n = int(n),
+                 .gate = file.matrix(p + "ffn_gate_up_exps.weight", n * 2 * inner, d, Presence::optional),
+                 .down = file.matrix(p + "ffn_down_exps.weight", n * d, inner),
+                 .gate_bias = file.vectors(p + "ffn_gate_exps.bias", n, inner, biased),
+                 .up_bias = file.vectors(p + "ffn_up_exps.bias", n, inner, biased),
+                 .down_bias = file.vectors(p + "ffn_down_exps.bias", n, d, biased),
+                 .scale = file.vector(p + "ffn_down_exps.scale", n, Presence::optional)};
+    if (w.experts.gate) return;
+    w.experts.gate = file.matrix(p + "ffn_gate_exps.weight", n * inner, d);
+    w.experts.up = file.matrix(p + "ffn_up_exps.weight", n * inner, d);
+}
+
+void run_experts(Backend& backend, const ModelConfig& c, const ExpertWeights& w, Scratch& scratch,
+                 Tensor routed, Tensor x, Tensor out) {
+    const Tensor scores = scratch.f32(x.rows, c.n_experts), shares = scratch.f32(x.rows, c.n_experts_used);
+    const Tensor ids = scratch.take(DType::I32, x.rows, c.n_experts_used);
+    backend.linear(routed, w.router, w.router_bias, scores);
+    backend.route(c.router, scores, w.choice_bias, ids, shares);
+    backend.experts(c.activation, w.experts, x, ids, shares, out);
+}
 
 const Ffn expert_ffn = {load, run};
 
 void read_experts(const GgufFile& file, const std::string& prefix, ModelConfig& c) {
     c.n_experts = int(file.integer(prefix + "expert_count", 0, kMaxExperts, 0));
     if (c.n_experts == 0) return;
-    if (c.architecture->ffn != &expert_ffn)
+    if (c.architecture->ffn == &dense_ffn)
         fail(ErrorCode::unsupported, file.path(), ": experts (", prefix, "expert_count ", c.n_experts,
              ") are not supported in architecture '", c.architecture->name, "'");
     c.n_experts_used = int(file.integer(prefix + "expert_used_count", 1, c.n_experts));

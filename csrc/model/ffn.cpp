@@ -22,8 +22,8 @@ void load(TensorSource& file, const ModelConfig& c, const std::string& p, LayerW
 }
 
 /// W_down act(W_up x), gated or not.
-void run(Backend& backend, const ModelConfig& config, const LayerWeights& w, Scratch& scratch, Tensor x,
-         Tensor out) {
+void run(Backend& backend, const ModelConfig& config, const LayerWeights& w, Scratch& scratch, Tensor,
+         Tensor x, Tensor out) {
     const Tensor up = scratch.f32(x.rows, w.up.rows);
     Tensor inner = up;
     if (w.gate) {

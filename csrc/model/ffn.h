@@ -25,9 +25,15 @@ class TensorSource {
 struct Ffn {
     /// The tensors of the layer whose names begin with `prefix`.
     void (*load)(TensorSource& file, const ModelConfig& config, const std::string& prefix, LayerWeights& w);
-    /// out [n, d_model] of the normed x, which may be out itself.
+    /// out [n, d_model] of the normed x, which may be out itself; state: x before its norm.
     void (*run)(Backend& backend, const ModelConfig& config, const LayerWeights& w, Scratch& scratch,
-                Tensor x, Tensor out);
+                Tensor state, Tensor x, Tensor out);
 };
+
+/// The router and experts of a layer, or nothing where it has no router.
+void load_experts(TensorSource& file, const ModelConfig& config, const std::string& prefix, ExpertWeights& w);
+/// out = what the experts make of x that the router takes for `routed`; out may be either.
+void run_experts(Backend& backend, const ModelConfig& config, const ExpertWeights& w, Scratch& scratch,
+                 Tensor routed, Tensor x, Tensor out);
 
 }  // namespace slimrt

@@ -14,7 +14,7 @@ void feed_forward(Backend& backend, const ModelConfig& config, const LayerWeight
                   Tensor x, Tensor out) {
     const Scratch::Scope scope(scratch);
     const Tensor in = norm(backend, config, w.ffn_norm, x, out);
-    config.architecture->ffn->run(backend, config, w, scratch, in, out);
+    config.architecture->ffn->run(backend, config, w, scratch, x, in, out);
     norm(backend, config, w.ffn_post_norm, out, out);
 }
 

@@ -45,7 +45,6 @@ const std::vector<Refused>& all_refused() {
         {"its router masks scores before their softmax (SparseMixer)", {"phimoe"}},
         {"an indexer chooses what its attention reads (DSA)",
          {"deepseek32", "deepseek_v32", "glm-dsa", "glm_moe_dsa", "deepseek4", "deepseek_v4"}},
-        {"its queries grow with the position (a temperature), beside latent attention (MLA)", {"mistral4"}},
         {"its layers differ in window, heads or positions, which slimrt does not have yet",
          {"gemma3n", "gemma3n_text", "llama4", "llama4_text"}},
     };

@@ -77,12 +77,16 @@ RopeFrequencies rope_frequencies(const ModelConfig& c, const RopeConfig& r, cons
 
 std::vector<float> RopeFrequencies::table(int64_t n_ctx) const {
     std::vector<float> out;
-    out.reserve(n_ctx * 2 * pairs.size());
+    out.reserve(n_ctx * 2 * (unturned + pairs.size()));
     for (int64_t p = 0; p < n_ctx; ++p) {
-        const double size = magnitude * (1 + growth * std::log1p(double(p / growth_length)));
+        const double grown = 1 + growth * std::log1p(double(p / growth_length));
+        for (int i = 0; i < unturned; ++i) {
+            out.push_back(float(grown));
+            out.push_back(0);
+        }
         for (const double frequency : pairs) {
-            out.push_back(float(std::cos(p * frequency) * size));
-            out.push_back(float(std::sin(p * frequency) * size));
+            out.push_back(float(std::cos(p * frequency) * magnitude * grown));
+            out.push_back(float(std::sin(p * frequency) * magnitude * grown));
         }
     }
     return out;

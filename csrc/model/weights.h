@@ -24,6 +24,9 @@ struct ExpertWeights {
     Experts experts;
     Tensor shared_gate, shared_up, shared_down;  // what every token takes, or none
     Tensor shared_weight;                        // [1, d_model]: gives the logit of its share, or none
+    // With norms of their own, beside a dense network: of what the router and the experts read, of both
+    // results.
+    Norm router_norm, norm, post_norm, dense_post_norm;
 };
 
 struct LayerWeights {

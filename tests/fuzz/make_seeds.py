@@ -71,7 +71,8 @@ CONVOLUTIONS = {
     "whisper": {"conv1": (D, 3), "conv2": (D, 3 * D)},
     "moonshine": {"conv1": (D, 127), "conv2": (2 * D, 7 * D), "conv3": (D, 3 * 2 * D)},
 }
-EXPERTS = ("deepseek", "deepseek2", "gpt-oss", "granitemoe", "minimax-m2", "olmoe", "qwen2moe", "qwen3moe")
+EXPERTS = ("deepseek", "deepseek2", "gpt-oss", "granitemoe", "minimax-m2", "mistral4", "olmoe", "qwen2moe",
+           "qwen3moe")  # fmt: skip
 ARCHITECTURES = ("bitnet", "bloom", "cohere2", "command-r", "exaone4", "gemma", "gemma2", "gemma3", "gemma4", "glm4",
                  "gpt2", "gptneox", "granite", "llama", "minicpm", "minicpm3", "mistral3", "moonshine", "mpt", "olmo",
                  "olmo2", "openlm", "opt", "phi2", "phi3", "qwen2", "qwen3", "smollm3", "stablelm", "t5", "whisper",
@@ -92,7 +93,7 @@ def latent(arch: str) -> Shapes:
         "attn_output": (D, HEADS * V),
     }
     q = HEADS * (PLAIN + ROTATING)
-    if arch == "deepseek2":
+    if arch in ("deepseek2", "mistral4"):
         shapes |= {"attn_q": (q, D), "attn_k_b": (HEADS, LATENT, PLAIN), "attn_v_b": (HEADS, V, LATENT)}
     else:
         shapes |= {"attn_q_a": (Q_LATENT, D), "attn_q_a_norm": (Q_LATENT,), "attn_q_b": (q, Q_LATENT)}
@@ -101,7 +102,7 @@ def latent(arch: str) -> Shapes:
 
 
 def attention(arch: str, prefix: str, out: str) -> Shapes:
-    if arch in ("deepseek2", "minicpm3"):
+    if arch in ("deepseek2", "minicpm3", "mistral4"):
         return latent(arch)
     fused = arch in ("bloom", "gpt2", "gptneox", "mpt", "openlm", "phi3")
     made = {f"{prefix}_qkv": (3 * D, D)} if fused else {f"{prefix}_{name}": (D, D) for name in "qkv"}
@@ -127,7 +128,7 @@ def experts(arch: str, n: int = 2) -> Shapes:
     network = {"gate": (FF, D), "up": (FF, D), "down": (D, FF)}
     shapes: Shapes = {f"ffn_{name}_exps.weight": (n, *shape) for name, shape in network.items()}
     shapes["ffn_gate_inp.weight"] = (n, D)
-    if arch in ("deepseek", "deepseek2", "qwen2moe"):
+    if arch in ("deepseek", "deepseek2", "mistral4", "qwen2moe"):
         shapes |= {f"ffn_{name}_shexp.weight": shape for name, shape in network.items()}
     if arch == "qwen2moe":
         shapes["ffn_gate_inp_shexp.weight"] = (D,)
@@ -226,6 +227,18 @@ VARIANTS: dict[str, tuple[str, dict[str, object], Shapes]] = {
         },
         {"blk.0.exp_probs_b.bias": (4,), **{f"blk.0.{name}": shape for name, shape in experts("olmoe", 4).items()}},
     ),
+    "beside": (
+        "gemma4",
+        {"gemma4.expert_count": 2, "gemma4.expert_used_count": 1},
+        {
+            "blk.0.ffn_gate_inp.weight": (2, D),
+            "blk.0.ffn_gate_inp.scale": (D,),
+            "blk.0.ffn_gate_up_exps.weight": (2, 2 * FF, D),
+            "blk.0.ffn_down_exps.weight": (2, D, FF),
+            "blk.0.ffn_down_exps.scale": (2,),
+            **{f"blk.0.{name}.weight": (D,) for name in ("pre_ffw_norm_2", "post_ffw_norm_1", "post_ffw_norm_2")},
+        },
+    ),
     "crossed": ("t5", {"slimrt.cache.cross": "k", "slimrt.cache.cross_type": "q8", "t5.decoder_block_count": 1}, {}),
 }
 
@@ -251,6 +264,7 @@ def model(writer: gguf.GGUFWriter, changes: dict[str, object], more: Shapes, n_l
         "command-r": {"logit_scale": 0.5},
         "cohere2": {"logit_scale": 0.5},
         "deepseek2": {**MLA, **OF_ROWS},
+        "mistral4": {**MLA, **OF_ROWS, "attention.temperature_scale": 0.1, "attention.temperature_length": 4},
         "minicpm3": {**MLA, **OF_HEADS},
     }.get(arch, {})
     if arch == "gemma2":
@@ -258,7 +272,7 @@ def model(writer: gguf.GGUFWriter, changes: dict[str, object], more: Shapes, n_l
         sizes |= {"attention.sliding_window": 4, **caps}
     if arch in EXPERTS:
         sizes |= {"expert_count": 2, "expert_used_count": 1}
-    if arch in ("deepseek", "deepseek2"):
+    if arch in ("deepseek", "deepseek2", "mistral4"):
         sizes["expert_shared_count"] = 1
     if arch == "qwen2moe":
         sizes["expert_shared_feed_forward_length"] = FF

@@ -118,8 +118,8 @@ struct CpuBackend::SortedPairs {
 
 /// out [pairs, rows of an expert], place by place, of x, of which the pair at a place has row pair / share.
 struct CpuBackend::SortedProduct {
-    Tensor weight;
-    int n_experts;
+    Tensor weight;  // from the first expert's rows on
+    int64_t step;   // rows to the next one's
     Tensor x;
     int64_t share;
     Tensor out;
@@ -140,7 +140,7 @@ void CpuBackend::multiply_sorted(const SortedPairs& pairs, std::span<const Sorte
         const SortedPairs::Of* of;
         int64_t first, rows;  // of the expert
     };
-    const int64_t k = products[0].weight.cols, rows = products[0].weight.rows / products[0].n_experts;
+    const int64_t k = products[0].weight.cols, rows = products[0].out.cols;
     const auto kernel_of = [&](const SortedProduct& p, const SortedPairs::Of& of) {
         return find_kernel(p.weight.dtype, of.n);
     };
@@ -172,21 +172,21 @@ void CpuBackend::multiply_sorted(const SortedPairs& pairs, std::span<const Sorte
     run(int64_t(items.size()), [&](int64_t i, int) {
         const auto& [p, of, first, n] = items[i];
         const LinearKernel& kernel = *kernel_of(*p, *of);
-        kernel.product(p->weight.row(of->expert * rows + first), p->weight.stride, n, packed_at(*p, *of),
+        kernel.product(p->weight.row(of->expert * p->step + first), p->weight.stride, n, packed_at(*p, *of),
                        stride_of(kernel, of->n), of->n, k, p->out.f32(of->first) + first,
                        p->out.stride / sizeof(float), access_.weights[number(p->weight.dtype)]);
     });
 }
 
 void CpuBackend::experts(Activation kind, const Experts& e, Tensor x, Tensor ids, Tensor shares, Tensor out) {
-    const int64_t n = x.rows, taken = ids.cols, pairs = n * taken, inner = e.up.rows / e.n;
-    const bool same = e.gate.dtype == e.up.dtype;
+    const int64_t n = x.rows, taken = ids.cols, pairs = n * taken, inner = e.inner();
+    const Tensor up = e.ups();
+    const bool same = e.gate.dtype == up.dtype;
     Parts parts;
     const auto packed = [&](const Tensor& w) {
         return parts.take(pairs * max_packed_stride(w.dtype, pairs, w.cols));
     };
-    const size_t for_gate = packed(e.gate), for_up = same ? for_gate : packed(e.up),
-                 for_down = packed(e.down);
+    const size_t for_gate = packed(e.gate), for_up = same ? for_gate : packed(up), for_down = packed(e.down);
     const auto floats = [&](int64_t cols) { return parts.take(pairs * cols * sizeof(float)); };
     const size_t gate_at = floats(inner), up_at = floats(inner), out_at = floats(x.cols);
     std::byte* const base = workspace_of(parts.bytes());
@@ -194,8 +194,8 @@ void CpuBackend::experts(Activation kind, const Experts& e, Tensor x, Tensor ids
     const auto rows = [&](size_t at, int64_t cols) { return Tensor(base + at, DType::F32, pairs, cols); };
     const Tensor gates = rows(gate_at, inner), ups = rows(up_at, inner), outs = rows(out_at, x.cols);
     const SortedPairs sorted(ids, e.n);
-    const SortedProduct first[] = {{e.gate, e.n, x, taken, gates, base + for_gate},
-                                   {e.up, e.n, x, taken, ups, base + for_up}};
+    const SortedProduct first[] = {{e.gate, e.step(), x, taken, gates, base + for_gate},
+                                   {up, e.step(), x, taken, ups, base + for_up}};
     const auto add_biases = [&](Tensor to, Tensor biases) {
         if (biases)
             each_row(pairs, to.cols, [&](int64_t i, int) {
@@ -210,14 +210,14 @@ void CpuBackend::experts(Activation kind, const Experts& e, Tensor x, Tensor ids
     // By now rows are where their pair is sorted to.
     SortedPairs there = sorted;
     std::iota(there.pair.begin(), there.pair.end(), 0);
-    const SortedProduct second[] = {{e.down, e.n, gates, 1, outs, base + for_down}};
+    const SortedProduct second[] = {{e.down, x.cols, gates, 1, outs, base + for_down}};
     multiply_sorted(there, second);
     add_biases(outs, e.down_bias);
     each_row(n, x.cols * taken, [&](int64_t i, int) {
         std::fill_n(out.f32(i), x.cols, 0.0f);
         for (int64_t j = 0; j < taken; ++j) {
             const float* const from = outs.f32(sorted.place[i * taken + j]);
-            const float share = shares.f32(i)[j];
+            const float share = shares.f32(i)[j] * (e.scale ? e.scale.f32()[ids.i32(i)[j]] : 1.0f);
             for (int64_t c = 0; c < x.cols; ++c) out.f32(i)[c] += share * from[c];
         }
     });

@@ -115,15 +115,16 @@ __global__ void route_kernel(Router router, const unsigned char* scores, size_t 
     for (int j = lane; j < taken; j += kWarp) shares[token * taken + j] *= factor;
 }
 
-/// out[i] = sum over j of shares[i][j] * rows[i * taken + j].
-__global__ void combine_kernel(const float* rows, const float* shares, int taken, int width,
-                               unsigned char* out, size_t stride) {
+/// out[i] = sum over j of shares[i][j] * scale * rows[i * taken + j]; scales: of each expert, or none.
+__global__ void combine_kernel(const float* rows, const int32_t* ids, const float* shares,
+                               const float* scales, int taken, int width, unsigned char* out, size_t stride) {
     const int token = blockIdx.y, column = blockIdx.x * kThreads + threadIdx.x;
     if (column >= width) return;
     float sum = 0;
     for (int j = 0; j < taken; ++j) {
         const int64_t pair = int64_t(token) * taken + j;
-        sum = fmaf(shares[pair], rows[pair * width + column], sum);
+        const float share = scales ? shares[pair] * scales[ids[pair]] : shares[pair];
+        sum = fmaf(share, rows[pair * width + column], sum);
     }
     reinterpret_cast<float*>(out + token * stride)[column] = sum;
 }
@@ -157,7 +158,7 @@ struct Parts {
     int tile, n_tiles = 0;  // none: a pair at a time
 
     Parts(const Experts& e, Tensor x, Tensor ids) {
-        const int64_t inner = e.up.rows / e.n, pairs = ids.rows * ids.cols;
+        const int64_t inner = e.inner(), pairs = ids.rows * ids.cols;
         const auto row = [](int64_t k) { return size_t(k + kStep - 1) / kStep * kStep * 2; };
         const auto after = [](size_t at, size_t size) { return at + (size + 255) / 256 * 256; };
         rounded_at = after(0, size_t(pairs * (2 * inner + x.cols)) * sizeof(float));
@@ -203,21 +204,22 @@ void experts(const Device& device, Activation kind, const Experts& e, Tensor x, 
              Tensor out, std::byte* workspace) {
     if (x.rows == 0) return;
     const Parts parts(e, x, ids);
-    const int64_t inner = e.up.rows / e.n, pairs = ids.rows * ids.cols;
+    const int64_t inner = e.inner(), pairs = ids.rows * ids.cols;
     const Tensor gates(workspace, DType::F32, pairs, inner), ups(gates.row(pairs), DType::F32, pairs, inner),
         outs(ups.row(pairs), DType::F32, pairs, x.cols);
-    const Product first[] = {{e.gate, e.gate_bias, gates}, {e.up, e.up_bias, ups}};
+    const Product first[] = {{e.gate, e.gate_bias, gates}, {e.ups(), e.up_bias, ups}};
     const Product second[] = {{e.down, e.down_bias, outs}};
     const Ordered ordered = parts.ordered(workspace);
     if (parts.n_tiles)
         launch(device, order_kernel, {.grid = dim3(1), .block = dim3(kOrdering)}, ids.i32(), int(pairs), e.n,
                ordered.tile, ordered.n_tiles, const_cast<int32_t*>(ordered.order),
                const_cast<Places*>(ordered.places));
-    linear_experts(device, x, int(ids.cols), ids, e.n, first, parts.n_tiles ? &ordered : nullptr);
+    linear_experts(device, x, int(ids.cols), ids, e.step(), first, parts.n_tiles ? &ordered : nullptr);
     gate(device, kind, gates, ups);
-    linear_experts(device, gates, 1, ids, e.n, second, parts.n_tiles ? &ordered : nullptr);
+    linear_experts(device, gates, 1, ids, x.cols, second, parts.n_tiles ? &ordered : nullptr);
     const Shape shape{.grid = dim3(blocks_of(x.cols, kThreads), unsigned(x.rows)), .block = dim3(kThreads)};
-    launch(device, combine_kernel, shape, outs.f32(), shares.f32(), int(ids.cols), int(x.cols),
+    launch(device, combine_kernel, shape, outs.f32(), ids.i32(), shares.f32(),
+           e.scale ? e.scale.f32() : nullptr, int(ids.cols), int(x.cols),
            reinterpret_cast<unsigned char*>(out.data), out.stride);
 }
 

@@ -172,7 +172,7 @@ void linear(const Device& device, Tensor x, int n_heads, std::span<const Product
     }
 }
 
-void linear_experts(const Device& device, Tensor x, int share, Tensor ids, int n_experts,
+void linear_experts(const Device& device, Tensor x, int share, Tensor ids, int64_t step,
                     std::span<const Product> products, const Ordered* ordered) {
     const int pairs = int(ids.rows * ids.cols);
     const Job rows{.x = reinterpret_cast<const unsigned char*>(x.data),
@@ -193,7 +193,8 @@ void linear_experts(const Device& device, Tensor x, int share, Tensor ids, int n
                         .stride = product.weight.stride,
                         .bias = product.bias ? product.bias.f32() : nullptr,
                         .out = reinterpret_cast<unsigned char*>(product.out.data),
-                        .rows = int(product.weight.rows / n_experts)};
+                        .rows = int(product.out.cols),
+                        .step = int(step)};
         if (dtype == DType::F32) {
             float_products(device, job);
             continue;

@@ -22,6 +22,7 @@ struct Part {
     unsigned char* out = nullptr;
     size_t out_stride = 0;  // bytes
     int rows = 0;
+    int step = 0;  // rows of the weight from one expert's to the next one's
 };
 
 /// Places [first, end) of pairs in their order, all of one expert.
@@ -66,14 +67,15 @@ __device__ inline Tile tile_at(const Job& job, int index, int rows) {
     return {p, index / in_head, index % in_head * rows};
 }
 
-/// Which row of the weight, and element of the bias, is row `row` of the tile's head.
-__device__ inline size_t row_of(const Job& job, const Tile& tile, int row) {
-    const int head = job.experts ? job.experts[tile.head] : tile.head;
-    return size_t(head) * job.parts[tile.part].rows + row;
+/// The network that a tile's head multiplies with: its expert, if there are any.
+__device__ inline int network_of(const Job& job, const Tile& tile) {
+    return job.experts ? job.experts[tile.head] : tile.head;
 }
-/// That row, and x's and out's columns of that head.
+/// Row `row` of the tile's head in the weight, and x's and out's columns of that head.
 __device__ inline const unsigned char* weight_row(const Job& job, const Tile& tile, int row) {
-    return job.parts[tile.part].weight + row_of(job, tile, row) * job.parts[tile.part].stride;
+    const Part& part = job.parts[tile.part];
+    const int step = job.experts ? part.step : part.rows;
+    return part.weight + (size_t(network_of(job, tile)) * step + row) * part.stride;
 }
 __device__ inline const float* x_row(const Job& job, int head, int token) {
     return reinterpret_cast<const float*>(job.x + token * job.x_stride) + size_t(head / job.share) * job.k;
@@ -84,7 +86,8 @@ __device__ inline float& out_at(const Job& job, const Tile& tile, int token, int
         token * job.parts[tile.part].out_stride)[tile.head * job.parts[tile.part].rows + row];
 }
 __device__ inline float bias_at(const Job& job, const Tile& tile, int row) {
-    return job.parts[tile.part].bias ? job.parts[tile.part].bias[row_of(job, tile, row)] : 0.0f;
+    const Part& part = job.parts[tile.part];
+    return part.bias ? part.bias[size_t(network_of(job, tile)) * part.rows + row] : 0.0f;
 }
 
 /// A power of two by its exponent, -126 to 127.
@@ -131,9 +134,9 @@ struct Ordered {
 /// Pairs of a tile, given how many there are.
 int ordered_tile(int pairs, int n_experts);
 
-/// out row p = x row p / share times the weight of expert ids[p] and its bias, for products with weights of
-/// `n_experts`; x, ids and out are contiguous. linear.cu.
-void linear_experts(const Device& device, Tensor x, int share, Tensor ids, int n_experts,
+/// out row p = x row p / share times the weight of expert ids[p] and its bias, for products whose weights
+/// have an expert's first row every `step` rows; x, ids and out are contiguous. linear.cu.
+void linear_experts(const Device& device, Tensor x, int share, Tensor ids, int64_t step,
                     std::span<const Product> products, const Ordered* ordered);
 
 }  // namespace slimrt::cuda

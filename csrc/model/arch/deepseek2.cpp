@@ -1,5 +1,5 @@
 // DeepSeek-V2 and relatives: latent attention (MLA); the first layers dense, then experts and a network that
-// every token takes.
+// every token takes. Mistral's (Small 4, Large 3) have q that grow with their position, too.
 #include <algorithm>
 #include <cmath>
 
@@ -10,7 +10,8 @@ namespace slimrt {
 namespace {
 
 /// Under YaRN scores are scaled in place of what rotates, which files need not say.
-void settle(const GgufFile& file, const std::string& prefix, ModelConfig& c) {
+void settle(const GgufFile& file, const std::string& prefix, double growth, ModelConfig& c) {
+    read_query_growth(file, prefix, growth, c);
     RopeConfig& rope = c.ropes[0];
     if (rope.scaling != RopeScaling::yarn) return;
     const double stretch = std::log(std::max(rope.factor, 1.0));
@@ -19,6 +20,8 @@ void settle(const GgufFile& file, const std::string& prefix, ModelConfig& c) {
     if (rope.attn_factor == 0) rope.attn_factor = 1 / (1 + 0.1 * stretch);
 }
 
+constexpr double kGrowthOfMistral4 = 0.1f;  // as published; files converted from Hugging Face's leave it out
+
 }  // namespace
 
 const Architecture deepseek2 = {
@@ -26,7 +29,17 @@ const Architecture deepseek2 = {
     .partial_rotary = true,
     .ffn = &expert_ffn,
     .latent = true,
-    .settle = settle,
+    .settle = [](const GgufFile& file, const std::string& prefix,
+                 ModelConfig& c) { settle(file, prefix, 0, c); },
+};
+
+const Architecture mistral4 = {
+    .name = "mistral4",
+    .partial_rotary = true,
+    .ffn = &expert_ffn,
+    .latent = true,
+    .settle = [](const GgufFile& file, const std::string& prefix,
+                 ModelConfig& c) { settle(file, prefix, kGrowthOfMistral4, c); },
 };
 
 }  // namespace slimrt

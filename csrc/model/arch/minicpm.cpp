@@ -1,5 +1,5 @@
-// MiniCPM: Llama with an embedding, residuals and logits that are scaled; the first files of MiniCPM-2B leave its
-// scales out, and those of MiniCPM 3, which has latent attention (MLA) and halves that rotate, all do.
+// MiniCPM: Llama with an embedding, residuals and logits that are scaled; the first files of MiniCPM-2B leave
+// its scales out, and those of MiniCPM 3, which has latent attention (MLA) and halves that rotate, all do.
 #include <cmath>
 
 #include "model/arch/arch.h"

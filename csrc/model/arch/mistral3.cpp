@@ -11,8 +11,7 @@ namespace {
 
 void settle(const GgufFile& file, const std::string& prefix, ModelConfig& c) {
     RopeConfig& rope = c.ropes[0];
-    c.query_growth = file.number(prefix + "attention.temperature_scale", 0.0);
-    c.query_growth_length = rope.n_ctx_orig;
+    read_query_growth(file, prefix, 0, c);
     const double divided = file.number(prefix + "rope.scaling.yarn_log_multiplier", 0.0);
     if (rope.scaling == RopeScaling::yarn)
         rope.attn_factor = (rope.attn_factor ? rope.attn_factor : 1) /

@@ -17,6 +17,7 @@ from slimrt.errors import UnsupportedError
 from slimrt.modelfile.gguf import float32
 from slimrt.modelfile.hf.experts import DEEPSEEK
 from slimrt.modelfile.hf.families import LLAMA, Family
+from slimrt.modelfile.hf.layered_families import growth_of_q
 from slimrt.modelfile.hf.llama_families import MINICPM
 
 _OF_LATENTS = 1e-6  # epsilon of the norms of latents, whatever the config says of the others
@@ -163,6 +164,22 @@ def _minicpm3(family: Family, values: dict[str, Any]) -> tuple[Family, dict[str,
     return MINICPM.settle(family, values)
 
 
+def _mistral4(family: Family, values: dict[str, Any]) -> tuple[Family, dict[str, Any]]:
+    """Q grow with their position; RoPE's share of a head is the columns that rotate."""
+    heads = values["qk_nope_head_dim"] + values["qk_rope_head_dim"]
+    rope = dict(values.get("rope_parameters") or MISTRAL4_ROPE)
+    if rope.pop("partial_rotary_factor", None) not in (None, values["qk_rope_head_dim"] / heads):
+        raise UnsupportedError("config.json: a partial_rotary_factor that is not qk_rope_head_dim's is not supported")
+    found = {
+        **values,
+        "rope_parameters": rope,
+        "gate_and_up": 2 * values["moe_intermediate_size"],
+        "growth": growth_of_q({"rope_parameters": rope}),
+        "growth_length": rope.get("original_max_position_embeddings"),
+    }
+    return _deepseek2(family, found)
+
+
 DEEPSEEK2 = _in_parts(
     _with_latent(
         replace(
@@ -264,10 +281,46 @@ MINICPM3 = _with_latent(
     )
 )
 
+MISTRAL4_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 128.0,
+    "original_max_position_embeddings": 8192,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
+MISTRAL4 = replace(
+    DEEPSEEK2,
+    arch="mistral4",
+    layer={
+        **{name: module for name, module in DEEPSEEK2.layer.items() if not name.endswith("_exps")},
+        "ffn_gate_up_exps.weight": ("mlp.experts.gate_up_proj", "experts 2eff d"),
+        "ffn_down_exps.weight": ("mlp.experts.down_proj", "experts d eff"),
+    },
+    symbols={**DEEPSEEK2.symbols, "2eff": "gate_and_up"},
+    defaults={
+        **DEEPSEEK2.defaults,
+        "max_position_embeddings": 1048576,
+        "q_lora_rank": 1024,
+        "kv_lora_rank": 256,
+        "qk_nope_head_dim": 64,
+        "n_shared_experts": 1,
+        "norm_topk_prob": True,
+        "num_experts_per_tok": 4,
+    },
+    only={"hidden_act": ("silu", "swish"), "n_group": (1,), "attention_bias": (False,), "rope_interleave": (True,)},
+    flags={"expert_weights_norm": "norm_topk_prob"},
+    scales={**DEEPSEEK2.scales, "attention.temperature_scale": "growth"},
+    numbers={**DEEPSEEK2.numbers, "attention.temperature_length": "growth_length"},
+    settle=_mistral4,
+)
+
 LATENT: dict[str, Family] = {
     "deepseek_v2": DEEPSEEK2,
     "deepseek_v3": DEEPSEEK3,
     "kimi_k2": DEEPSEEK3,
     "glm4_moe_lite": GLM4_MOE_LITE,
     "minicpm3": MINICPM3,
+    "mistral4": MISTRAL4,
 }

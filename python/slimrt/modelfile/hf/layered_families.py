@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from math import sqrt
 from typing import Any
@@ -118,6 +119,15 @@ def _gemma4(family: Family, values: dict[str, Any]) -> tuple[Family, dict[str, A
         "sliding_attention": {"rope_theta": 1e4},
     }
     settled = {"layer_types": kinds, "per_layer_config": each, "rope_parameters": rope}
+    if values.get("enable_moe_block"):
+        family = replace(
+            family,
+            layer={**family.layer, **BESIDE_DENSE},
+            symbols={**family.symbols, "experts": "num_experts", "eff": "moe_intermediate_size", "2eff": "gate_and_up"},
+            numbers={**family.numbers, **COUNTS_OF_EXPERTS},
+            float32=(*family.float32, "ffn_gate_inp"),
+        )
+        settled["gate_and_up"] = 2 * values["moe_intermediate_size"]
     return _small_gemma4(replace(family, lacking=lacking), {**values, **settled})
 
 
@@ -130,7 +140,7 @@ def _small_gemma4(family: Family, values: dict[str, Any]) -> tuple[Family, dict[
             family,
             outside={**family.outside, **LAYER_EMBEDDING},
             layer={**family.layer, **LAYER_EMBEDDING_OF_LAYER},
-            symbols={"le": "hidden_size_per_layer_input", "all": "width_of_all_layers"},
+            symbols={**family.symbols, "le": "hidden_size_per_layer_input", "all": "width_of_all_layers"},
         )
     shared = values.get("num_kv_shared_layers") or 0
     if not shared:
@@ -159,6 +169,24 @@ LAYER_EMBEDDING_OF_LAYER = {
     "post_norm": ("post_per_layer_input_norm", "d"),
 }
 
+# The 26B-A4B: experts beside each layer's network, with norms of their own.
+BESIDE_DENSE = {
+    "ffn_gate_inp": ("router.proj", "experts d"),
+    "ffn_gate_inp.scale": ("router.scale", "d"),
+    "ffn_gate_up_exps.weight": ("experts.gate_up_proj", "experts 2eff d"),
+    "ffn_down_exps.weight": ("experts.down_proj", "experts d eff"),
+    "ffn_down_exps.scale": ("router.per_expert_scale", "experts"),
+    "pre_ffw_norm_2": ("pre_feedforward_layernorm_2", "d"),
+    "post_ffw_norm_1": ("post_feedforward_layernorm_1", "d"),
+    "post_ffw_norm_2": ("post_feedforward_layernorm_2", "d"),
+}
+
+COUNTS_OF_EXPERTS = {
+    "expert_count": "num_experts",
+    "expert_used_count": "top_k_experts",
+    "expert_feed_forward_length": "moe_intermediate_size",
+}
+
 GEMMA4 = replace(
     GEMMA3,
     arch="gemma4",
@@ -167,7 +195,6 @@ GEMMA4 = replace(
     defaults={**GEMMA3.defaults, "sliding_window": 512, "hidden_size_per_layer_input": 256, "num_kv_shared_layers": 0},
     only={
         **GEMMA.only,
-        "enable_moe_block": (False,),
         "use_bidirectional_attention": ("vision",),
     },
     numbers={
@@ -237,12 +264,12 @@ SMOLLM3 = replace(
 )
 
 
-def _ministral3(family: Family, values: dict[str, Any]) -> tuple[Family, dict[str, Any]]:
+def growth_of_q(values: Mapping[str, Any]) -> float:
     """How q grow with their position, which stands among RoPE's parameters."""
     rope = values.get("rope_scaling") or values.get("rope_parameters") or {}
     if (growth := rope.get("llama_4_scaling_beta")) is None:
         raise UnsupportedError("config.json: RoPE's parameters say no llama_4_scaling_beta, by which q grow")
-    return family, {**values, "growth": growth}
+    return float(growth)
 
 
 MINISTRAL3 = replace(
@@ -250,7 +277,7 @@ MINISTRAL3 = replace(
     arch="mistral3",
     defaults={**MISTRAL.defaults, "max_position_embeddings": 262144, "head_dim": 128, "sliding_window": None},
     scales={"attention.temperature_scale": "growth"},
-    settle=_ministral3,
+    settle=lambda family, values: (family, {**values, "growth": growth_of_q(values)}),
 )
 
 LAYERED_FAMILIES: dict[str, Family] = {
