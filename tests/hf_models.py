@@ -81,7 +81,8 @@ CLASSES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2"
            "gpt_oss": "GptOssForCausalLM", "deepseek_v2": "DeepseekV2ForCausalLM",
            "minicpm3": "MiniCPM3ForCausalLM", "deepseek_v3": "DeepseekV3ForCausalLM",
            "glm4_moe_lite": "Glm4MoeLiteForCausalLM", "minimax_m2": "MiniMaxM2ForCausalLM",
-           "gemma4_text": "Gemma4ForCausalLM", "mistral4": "Mistral4ForCausalLM"}  # fmt: skip
+           "gemma4_text": "Gemma4ForCausalLM", "mistral4": "Mistral4ForCausalLM",
+           "phimoe": "PhimoeForCausalLM"}  # fmt: skip
 LONG_FACTORS = {"short_factor": [1.0, 1.1, 1.3, 1.4, 1.7, 2.0], "long_factor": [1.2, 2.1, 3.5, 6.0, 8.5, 11.0]}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 32}  # fmt: skip
@@ -551,6 +552,27 @@ MODELS = {
         dtype="bfloat16",
         seed=2,  # rounding changes no token's experts
     ),
+    "phimoe": Tiny(  # transformers 5 takes the short factors at any length, unlike the published code
+        "phimoe",
+        {
+            "num_key_value_heads": 2,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "intermediate_size": 40,
+            "attention_bias": True,
+            "lm_head_bias": True,
+            "rope_parameters": {
+                "rope_theta": 10000.0,
+                "rope_type": "longrope",
+                **LONG_FACTORS,
+                "short_mscale": 1.24,
+                "long_mscale": 1.24,
+                "original_max_position_embeddings": 48,
+            },
+        },
+        prompts={"": (32, 48)},
+    ),
+    "phimoe_plain": Tiny("phimoe", {"num_local_experts": 4, "intermediate_size": 24, "num_experts_per_tok": 2}),
     "qwen2moe": Tiny(
         "qwen2_moe",
         {

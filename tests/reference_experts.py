@@ -46,6 +46,7 @@ class Experts:
     bias: Array | None = None
     router_bias: Array | float = 0.0
     scales: Array | None = None
+    near: float = 0.0  # SparseMixer's, if not 0
 
     def __call__(self, gated: Gated, x: Array, routed: Array | None = None) -> Array:
         """routed: what the router reads, if it is not x."""
@@ -56,6 +57,8 @@ class Experts:
         p = np.exp(scores - scores.max())
         p = 1 / (1 + np.exp(-scores)) if self.sigmoid else p / p.sum()
         chosen = self._chosen(p if self.bias is None else p + self.bias.ravel())
+        if self.near:
+            p = self._among_near(scores, chosen)
         total = p[chosen].sum() if self.renormalised else 1.0
         scales = np.ones(len(p)) if self.scales is None else self.scales.ravel()
         out = sum(self.scale * scales[expert] * p[expert] / total * self.of[expert](gated, x) for expert in chosen)
@@ -63,6 +66,16 @@ class Experts:
             share = 1.0 if self.share is None else 1 / (1 + np.exp(-self.share.ravel() @ x))
             out = out + share * self.shared(gated, x)
         return np.asarray(out)
+
+    def _among_near(self, scores: Array, chosen: list[int]) -> Array:
+        """SparseMixer: of each chosen one in turn its softmax over those that are left and near it."""
+        p, left = np.zeros(len(scores)), np.ones(len(scores), bool)
+        for best in chosen:
+            high = scores[best]
+            near = left & ((high - scores) / np.maximum(np.abs(scores), high) <= self.near)
+            p[best] = 1 / np.exp(scores[near] - high).sum()
+            left[best] = False
+        return p
 
     def _chosen(self, by: Array) -> list[int]:
         n_groups, n_used = self.groups
@@ -119,6 +132,7 @@ def experts_of_gguf(part: Mapping[str, Array], key: Callable[..., Any], arch: st
         bias=part.get("exp_probs_b.bias"),
         router_bias=part.get("ffn_gate_inp.bias", 0.0),
         scales=part.get("ffn_down_exps.scale"),
+        near=0.02 if arch == "phimoe" else 0.0,
     )
 
 

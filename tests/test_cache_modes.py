@@ -81,6 +81,7 @@ CASES = [
     ("bitnet_online", "k"),  # ternary
     ("openlm", "kv"),  # QK-norm by LayerNorm
     ("olmoe", "k"),  # experts
+    ("phimoe_plain", "k"),
     ("mixtral", "kv"),
     ("deepseek", "k"),  # the first layer dense
     ("qwen2moe", "k"),
@@ -435,6 +436,8 @@ def test_cache_modes_lists_every_mode_with_a_reason(convert):
         "bloom": {"kv", "k", "k+r", "v", "x"},
         "mpt": {"kv", "k", "k+r", "v", "x"},
         "deepseek2": {"latent"},
+        "phimoe": {"kv", "k+r"},
+        "phimoe_plain": {"kv", "k", "k+r"},
         "minicpm3": {"latent"},
         "mistral4": {"latent"},
     }.items():

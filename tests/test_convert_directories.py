@@ -224,6 +224,7 @@ METADATA = {
     "olmoe": {"olmoe.expert_count": 7, "olmoe.expert_used_count": 3, "olmoe.expert_weights_norm": False},
     "deepseek": {"deepseek.leading_dense_block_count": 1, "deepseek.expert_shared_count": 2},
     "mixtral": {"general.architecture": "llama", "llama.expert_count": 5, "llama.expert_weights_norm": None},
+    "phimoe": {"phimoe.expert_count": 6, "phimoe.rope.scaling.attn_factor": float(np.float32(1.24))},
     "qwen2moe": {"qwen2moe.expert_feed_forward_length": 24, "qwen2moe.expert_shared_feed_forward_length": 56},
     "qwen3moe": {"qwen3moe.expert_used_count": 3, "qwen3moe.expert_weights_norm": True},
     "granitemoe": {"granitemoe.expert_feed_forward_length": 40, "granitemoe.residual_scale": 0.4},
@@ -346,6 +347,12 @@ REFUSED = {
         "ministral3",
         {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1000.0}},
         "no llama_4_scaling_beta",
+    ),
+    "Phi-3.5-MoE with another jitter": ("phimoe", {"router_jitter_noise": 0.1}, "router_jitter_noise"),
+    "longrope of two magnitudes": (
+        "phimoe",
+        {"rope_scaling": {"type": "longrope", "short_mscale": 1.0, "long_mscale": 1.2}},
+        "short_mscale and long_mscale",
     ),
     "groups of Mistral 4": ("mistral4", {"n_group": 2}, "n_group"),
     "a share of Mistral 4's heads that rotates": (

@@ -200,6 +200,24 @@ def test_route_by_sigmoids_a_bias_and_groups(n, taken, groups, sigmoid, biased, 
 
 
 @pytest.mark.parametrize("isa", DEVICES)
+@pytest.mark.parametrize(("n", "taken"), [(2, 2), (16, 2), (70, 5)])
+def test_route_by_sparse_mixer(n, taken, isa):
+    """As Phi-3.5-MoE does, with scores of both signs: of each in turn a softmax over those left that are near it."""
+    scores = np.random.default_rng(n).normal(size=(19, n)).astype(np.float32)
+    scores[:4] -= 9  # the largest is negative
+    near = 0.3
+    ids, shares = ops.route(scores, taken, False, 1.0, isa, near=near)
+    for row, (s, best) in enumerate(zip(scores.astype(np.float64), chosen(scores, taken), strict=True)):
+        assert ids[row].tolist() == best.tolist()
+        left = np.ones(n, bool)
+        for place, one in enumerate(best):
+            among = left & ((s[one] - s) / np.maximum(abs(s), s[one]) <= near)
+            np.testing.assert_allclose(shares[row, place], 1 / np.exp(s[among] - s[one]).sum(), rtol=1e-5)
+            left[one] = False
+    assert ((0.01 < shares) & (shares < 0.99)).any() or n == 2
+
+
+@pytest.mark.parametrize("isa", DEVICES)
 def test_of_equal_groups_the_first_one_is_taken_and_of_none_the_last(isa):
     scores = np.array([[0, 0, 0, 0, 0, 0], [0, 0, 1, 0, 0, 1], [np.nan, 9, np.nan, 8, 0, 0]], np.float32)
     ids, _ = ops.route(scores, 2, True, 1.0, isa, True, None, (3, 2))

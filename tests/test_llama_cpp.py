@@ -31,6 +31,8 @@ UNREAD = (  # of which it does not read
     "olmo2_gqa",  # heads that are wider together than the input
     "deepseek2",  # that q has no latent, which it tells by the number of layers
     "deepseek2_groups",
+    "phimoe",  # LayerNorm, and SparseMixer: it has RMS norms and softmax there
+    "phimoe_plain",
 )
 WITHOUT = {  # compared without what it does not read in these architectures, or reads otherwise
     "gemma2_mha": r"attention\.(sliding_window_pattern|scale)",

@@ -157,7 +157,6 @@ REFUSED = [
     ("rwkv7", "rwkv", "recurrent state"),
     ("qwen35moe", "qwen3_5_moe", "recurrent state or convolve"),
     ("deepseek32", "deepseek_v32", "indexer"),
-    ("phimoe", "phimoe", "SparseMixer"),
     ("gemma3n", "gemma3n_text", "its layers differ"),
 ]
 

@@ -163,7 +163,7 @@ auto clamp(const F32& x, float limit, const std::string& isa) {
 
 /// ids and shares [tokens, taken]. groups: how many there are, and of how many experts are taken.
 auto route(const F32& scores, int taken, bool renormalised, float scale, const std::string& isa, bool sigmoid,
-           const std::optional<F32>& bias, std::pair<int, int> groups) {
+           const std::optional<F32>& bias, std::pair<int, int> groups, float near) {
     Arrays arrays(isa);
     const Tensor in = arrays.of(scores), added = bias ? arrays.of(*bias) : Tensor{};
     const auto [all, used] = groups;
@@ -177,7 +177,7 @@ auto route(const F32& scores, int taken, bool renormalised, float scale, const s
     const Tensor ids = arrays.zeros(in.rows, taken), shares = arrays.zeros(in.rows, taken);
     Tensor numbers = ids;
     numbers.dtype = DType::I32;
-    arrays->route({sigmoid, renormalised, scale, all, used}, in, added, numbers, shares);
+    arrays->route({sigmoid, renormalised, scale, all, used, near}, in, added, numbers, shares);
     std::vector<int32_t> chosen(in.rows * taken);
     arrays->download(chosen.data(), numbers, numbers.bytes());
     return nb::make_tuple(numpy_array(std::move(chosen), {size_t(in.rows), size_t(taken)}),
@@ -295,7 +295,8 @@ void bind_ops(nb::module_& m) {
     m.def("inverse_rms", &inverse_rms, arg("x"), arg("eps"), arg("isa"));
     m.def("multiply", &multiply, arg("x"), arg("y"), arg("isa"));
     m.def("route", &route, arg("scores"), arg("taken"), arg("renormalised"), arg("scale"), arg("isa"),
-          arg("sigmoid") = false, arg("bias") = nb::none(), arg("groups") = std::pair(1, 1));
+          arg("sigmoid") = false, arg("bias") = nb::none(), arg("groups") = std::pair(1, 1),
+          arg("near") = 0.0f);
     m.def("experts", &experts, arg("kind"), arg("x"), arg("weights"), arg("n"), arg("inner"), arg("ids"),
           arg("shares"), arg("isa"), arg("n_threads") = 1, arg("biases") = std::vector<F32>{},
           arg("scale") = nb::none());

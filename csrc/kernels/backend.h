@@ -151,6 +151,9 @@ struct Router {
     /// Experts are taken from so many groups of neighbours, which have the best expert, of sigmoids the best
     /// two together.
     int groups = 1, groups_used = 1;
+    /// SparseMixer (Liu et al., 2024, "GRIN"), if not 0: the share of each expert in turn is a softmax over
+    /// those that are not taken yet and whose score s is near its own, b: (b - s) / max(|s|, b) <= near.
+    float near = 0;
 };
 
 /// Feed-forward networks of which a token takes some, stacked: expert e has the rows from e * rows / n on.

@@ -194,9 +194,12 @@ ModelConfig read_config(const GgufFile& file) {
     read_layers(file, prefix, c);
     c.parallel_residual = c.architecture->parallel_residual;
     if (c.architecture->scaled_scores) c.score_scale = 1 / std::sqrt(float(c.head_dim));
-    c.norm_eps =
-        float(file.number(prefix + (c.architecture->norm == NormKind::rms ? "attention.layer_norm_rms_epsilon"
-                                                                          : "attention.layer_norm_epsilon")));
+    const std::string rms_eps = prefix + "attention.layer_norm_rms_epsilon",
+                      layer_eps = prefix + "attention.layer_norm_epsilon";
+    const bool of_rms =
+        c.architecture->norm == NormKind::rms ||
+        (file.has(rms_eps) && !file.has(layer_eps));  // as phimoe's files name that of LayerNorm
+    c.norm_eps = float(file.number(of_rms ? rms_eps : layer_eps));
     if (c.norm_eps < 0) fail(ErrorCode::format, prefix, "the norm's epsilon is negative: ", c.norm_eps);
     c.activation = read_activation(file, c.architecture->activation);
     read_caps(file, prefix, c);

@@ -42,7 +42,6 @@ const std::vector<Refused>& all_refused() {
           "kimi_linear",
           "plamo2",
           "recurrent_gemma"}},
-        {"its router masks scores before their softmax (SparseMixer)", {"phimoe"}},
         {"an indexer chooses what its attention reads (DSA)",
          {"deepseek32", "deepseek_v32", "glm-dsa", "glm_moe_dsa", "deepseek4", "deepseek_v4"}},
         {"its layers differ in window, heads or positions, which slimrt does not have yet",

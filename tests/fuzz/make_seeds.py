@@ -65,13 +65,13 @@ def aligned(writer: gguf.GGUFWriter) -> None:
 D, HEADS, FF, VOCAB, ROWS = 4, 2, 4, 3, 8  # ROWS: of context, of a source, of buckets
 SPEECH = ("whisper", "moonshine")
 BIASED = ("bloom", "gpt2", "gptneox", "opt", "phi2", "whisper")
-LAYER_NORM = (*BIASED, "cohere2", "command-r", "moonshine", "mpt", "olmo", "openlm", "stablelm")
+LAYER_NORM = ("phimoe", *BIASED, "cohere2", "command-r", "moonshine", "mpt", "olmo", "openlm", "stablelm")
 UNGATED = (*BIASED, "moonshine", "mpt", "openlm", "phi3", "glm4")
 CONVOLUTIONS = {
     "whisper": {"conv1": (D, 3), "conv2": (D, 3 * D)},
     "moonshine": {"conv1": (D, 127), "conv2": (2 * D, 7 * D), "conv3": (D, 3 * 2 * D)},
 }
-EXPERTS = ("deepseek", "deepseek2", "gpt-oss", "granitemoe", "minimax-m2", "mistral4", "olmoe", "qwen2moe",
+EXPERTS = ("deepseek", "deepseek2", "gpt-oss", "granitemoe", "minimax-m2", "mistral4", "olmoe", "phimoe", "qwen2moe",
            "qwen3moe")  # fmt: skip
 ARCHITECTURES = ("bitnet", "bloom", "cohere2", "command-r", "exaone4", "gemma", "gemma2", "gemma3", "gemma4", "glm4",
                  "gpt2", "gptneox", "granite", "llama", "minicpm", "minicpm3", "mistral3", "moonshine", "mpt", "olmo",
@@ -121,7 +121,7 @@ def attention(arch: str, prefix: str, out: str) -> Shapes:
 def norm(arch: str, name: str) -> Shapes:
     if arch == "olmo":
         return {}
-    return {f"{name}.weight": (D,)} | ({f"{name}.bias": (D,)} if arch in (*BIASED, "stablelm") else {})
+    return {f"{name}.weight": (D,)} | ({f"{name}.bias": (D,)} if arch in (*BIASED, "phimoe", "stablelm") else {})
 
 
 def experts(arch: str, n: int = 2) -> Shapes:

@@ -55,6 +55,16 @@ std::vector<float> probabilities(const Router& router, std::span<const float> sc
     return p;
 }
 
+/// The best one's share among those that are left and near it (SparseMixer).
+float share_among_near(float near, std::span<const float> scores, const std::vector<bool>& taken, int best) {
+    const float high = scores[best];
+    float sum = 0;
+    for (size_t i = 0; i < scores.size(); ++i)
+        if (!taken[i] && !((high - scores[i]) / std::max(std::abs(scores[i]), high) > near))
+            sum += std::exp(scores[i] - high);
+    return 1 / sum;
+}
+
 /// Which experts no token takes, being in other groups than those that are chosen.
 std::vector<bool> outside_groups(const Router& router, std::span<const float> by) {
     const size_t size = by.size() / router.groups;
@@ -86,9 +96,9 @@ void CpuBackend::route(const Router& router, Tensor scores, Tensor bias, Tensor 
         float sum = kLeastShares;
         for (int64_t j = 0; j < ids.cols; ++j) {
             const int id = best_of(by, taken);
+            sum += shares.f32(row)[j] = router.near > 0 ? share_among_near(router.near, s, taken, id) : p[id];
             taken[id] = true;
             ids.i32(row)[j] = id;
-            sum += shares.f32(row)[j] = p[id];
         }
         const float factor = router.renormalised ? router.scale / sum : router.scale;
         for (int64_t j = 0; j < ids.cols; ++j) shares.f32(row)[j] *= factor;

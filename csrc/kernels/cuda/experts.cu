@@ -43,6 +43,11 @@ __device__ Best best_in_warp(int n, const Left& left, const Value& value) {
     return best;
 }
 
+__device__ float sum_in_warp(float x) {
+    for (int offset = kWarp / 2; offset; offset /= 2) x += __shfl_xor_sync(0xffffffff, x, offset);
+    return x;
+}
+
 /// What one token's experts are chosen by, and their shares, before these are renormalised.
 struct Scores {
     bool sigmoid;
@@ -58,7 +63,7 @@ struct Scores {
         high = best_in_warp(n, [](int) { return true; }, [=](int i) { return scores[i]; }).score;
         sum = 0;
         for (int i = threadIdx.x % kWarp; i < n; i += kWarp) sum += expf(s[i] - high);
-        for (int offset = kWarp / 2; offset; offset /= 2) sum += __shfl_xor_sync(0xffffffff, sum, offset);
+        sum = sum_in_warp(sum);
     }
     /// Of experts [first, first + n) the best one's, or the sum of the best two.
     __device__ float of_group(int first, int n) const {
@@ -73,6 +78,17 @@ struct Scores {
         return sigmoid && second.id >= 0 ? best.score + second.score : best.score;
     }
 };
+
+/// The best one's share among those that are left and near it (SparseMixer).
+template <class Left>
+__device__ float share_among_near(float near, const float* scores, int n, const Left& left, int best) {
+    const float high = scores[best];
+    float sum = 0;
+    for (int i = threadIdx.x % kWarp; i < n; i += kWarp)
+        if (left(i) && !((high - scores[i]) / fmaxf(fabsf(scores[i]), high) > near))
+            sum += expf(scores[i] - high);
+    return 1 / sum_in_warp(sum);
+}
 
 /// A bit for each group that is chosen. A lane a group.
 __device__ uint32_t chosen_groups(const Router& router, const Scores& scores, int n) {
@@ -101,9 +117,10 @@ __global__ void route_kernel(Router router, const unsigned char* scores, size_t 
     }
     float sum = kLeastShares;
     for (int j = 0; j < taken; ++j) {
-        const int id = best_in_warp(n, [&](int i) { return !(marks >> i / kWarp & 1); }, of).id;
+        const auto left = [&](int i) { return !(marks >> i / kWarp & 1); };
+        const int id = best_in_warp(n, left, of).id;
+        const float share = router.near > 0 ? share_among_near(router.near, of.s, n, left, id) : of.share(id);
         if (id % kWarp == lane) marks |= 1u << id / kWarp;
-        const float share = of.share(id);
         sum += share;
         if (lane == 0) {
             ids[token * taken + j] = id;

@@ -81,6 +81,20 @@ MIXTRAL = _with_experts(
     router="block_sparse_moe.gate",
 )
 
+PHIMOE = replace(
+    MIXTRAL,
+    arch="phimoe",
+    biases={
+        ALWAYS: ("output_norm", "attn_norm", "ffn_norm"),
+        "attention_bias": LLAMA.biases["attention_bias"],
+        "lm_head_bias": ("output",),
+    },
+    defaults={**MIXTRAL.defaults, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
+    only={**MIXTRAL.only, "num_experts_per_tok": (2,), "router_jitter_noise": (0.01,)},
+    permuted=(),
+    settle=None,
+)
+
 QWEN2_MOE = _with_experts(
     replace(
         QWEN2,
@@ -243,6 +257,7 @@ EXPERTS: dict[str, Family] = {
     "deepseek": DEEPSEEK,
     "olmoe": OLMOE,
     "mixtral": MIXTRAL,
+    "phimoe": PHIMOE,
     "qwen2_moe": QWEN2_MOE,
     "qwen3_moe": QWEN3_MOE,
     "granitemoe": GRANITE_MOE,

@@ -187,6 +187,10 @@ def _longrope(p: _Parameters, n_rot: int) -> _Scaling:
     original = p.original_context()
     stretch = p.number("factor", p.stretch())
     usual = math.sqrt(1 + math.log(stretch) / math.log(original)) if stretch > 1 else 1.0
+    if (magnitude := p.get("short_mscale")) is not None:  # Phi-3.5-MoE's
+        if magnitude != p.get("long_mscale"):
+            raise UnsupportedError("config.json: longrope whose short_mscale and long_mscale differ is not supported")
+        usual = p.number("short_mscale")
     fields = {
         "type": string("longrope"),
         "original_context_length": uint32(int(original)),
