@@ -62,12 +62,14 @@ class Slimrt:
     """settings: cache (mode), type."""
 
     def __init__(self, load: Load, settings: dict[str, Any]):
-        from slimrt import _core
+        from slimrt import core, machine
 
         mode, type = settings["cache"], settings["type"]
         self._load = load
-        self._engine = _core.Engine(
-            load.path,
+        file = core.GgufFile(load.path)
+        machine.follow(machine.bytes_by_type(file), load.n_threads)  # as slimrt.Model does
+        self._engine = core.Engine(
+            file,
             n_ctx=load.n_ctx,
             n_seqs=load.n_seqs,
             n_threads=load.n_threads,
@@ -77,6 +79,7 @@ class Slimrt:
             derived=random_fold(load.shape, mode),
             **({"rank": residual_rank(load.shape), "residual_type": "q8"} if mode == "k+r" else {}),
         )
+        machine.use_huge_pages(file, load.n_threads)
         self.cache_bytes = float(self._engine.memory()["cache_bytes_per_token"])
         self._sequences: list[int] = []
 

@@ -52,7 +52,7 @@ CASES = [
     ("gemma3_mha", "kv"),  # windows, which turn otherwise
     ("gemma4", "kv"),  # V is K in some layers
     ("gemma4_small", "kv"),  # embeddings in each layer
-    ("phimoe_plain", "k"),  # a router by SparseMixer
+    ("phimoe_plain", "kv"),  # a router by SparseMixer
     ("gemma4_experts", "kv"),  # experts beside each layer's network, gate and up in one tensor
     ("olmo3", "k"),
     ("cohere2", "k"),  # layers that know no positions
@@ -81,6 +81,7 @@ CASES = [
     ("gptneox", "xr"),
     ("phi2", "xr"),
     ("minicpm3", "latent"),
+    ("mistral4", "latent"),  # q grow in all columns
 ]
 each_case = pytest.mark.parametrize(("name", "mode"), CASES, ids=[f"{name}-{mode}" for name, mode in CASES])
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from pathlib import Path
 
 import gguf
 import numpy as np
@@ -18,6 +19,7 @@ from gguf_shapes import finish, finish_sparse
 from reference import Reference
 from slimrt import _core
 from slimrt.modelfile.gguf import ModelData, Tensor, array, float32, read_gguf, string, uint32, write_gguf
+from slimrt.modelfile.hf.directory import read_hf
 from test_cuda import bound
 
 IDS = np.random.default_rng(3).integers(3, 100, 60)
@@ -80,6 +82,17 @@ def test_queries_that_grow(convert, tmp_path):
     assert relative(logits[0], Reference(path).logits(IDS)) < 1e-5
     assert np.array_equal(logits[0], logits[1]) and np.array_equal(logits[2], logits[3])
     assert relative(logits[0], logits[2]) > 1e-3
+
+
+def test_the_older_spelling_of_mistral_4_s_rope(tmp_path):
+    directory = Path(shutil.copytree(GOLDEN / "mistral4", tmp_path / "model"))
+    config = json.loads((directory / "config.json").read_text())
+    config["rope_scaling"] = config.pop("rope_parameters")
+    (directory / "config.json").write_text(json.dumps(config))
+    old, new = (read_hf(path)[0].metadata for path in (directory, GOLDEN / "mistral4"))
+    assert {key: value for key, value in old.items() if key != "general.name"} == {
+        key: value for key, value in new.items() if key != "general.name"
+    }
 
 
 def test_scales_that_minicpm3_files_leave_out(convert, tmp_path):

@@ -172,6 +172,14 @@ def _per_row(kind: Decoding, isa: str, n_threads: int) -> float:
     return float(1e9 * median(seconds) / rows)
 
 
+def bytes_by_type(file: core.GgufFile) -> dict[str, int]:
+    """What tensors of each type take, for follow()."""
+    weights: dict[str, int] = {}
+    for name, (kind, _) in file.tensors().items():
+        weights[kind] = weights.get(kind, 0) + file.tensor_bytes(name)
+    return weights
+
+
 def follow(weights: Mapping[str, int], n_threads: int, *, isa: str = "") -> dict[str, Tuned]:
     """Have engines opened from now on access memory as is fastest for weights of these types and bytes.
 

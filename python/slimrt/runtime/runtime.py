@@ -187,10 +187,7 @@ def _follow_machine(source: ModelSource, planner: Planner) -> str:
     """Has the engine access memory as is fastest here, and says what is not as usual; "" for what all is."""
     if planner.device != "cpu":
         return ""
-    weights: dict[str, int] = {}
-    for name, (kind, _) in source.file.tensors().items():
-        weights[kind] = weights.get(kind, 0) + source.file.tensor_bytes(name)
-    found = machine.follow(weights, planner.n_threads)
+    found = machine.follow(machine.bytes_by_type(source.file), planner.n_threads)
     return ", ".join(f"{kind} {one.best} ({one.gain:.2f} times as fast)" for kind, one in found.items())
 
 

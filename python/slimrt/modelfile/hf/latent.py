@@ -167,11 +167,12 @@ def _minicpm3(family: Family, values: dict[str, Any]) -> tuple[Family, dict[str,
 def _mistral4(family: Family, values: dict[str, Any]) -> tuple[Family, dict[str, Any]]:
     """Q grow with their position; RoPE's share of a head is the columns that rotate."""
     heads = values["qk_nope_head_dim"] + values["qk_rope_head_dim"]
-    rope = dict(values.get("rope_parameters") or MISTRAL4_ROPE)
+    rope = dict(values.get("rope_scaling") or values.get("rope_parameters") or MISTRAL4_ROPE)
     if rope.pop("partial_rotary_factor", None) not in (None, values["qk_rope_head_dim"] / heads):
         raise UnsupportedError("config.json: a partial_rotary_factor that is not qk_rope_head_dim's is not supported")
     found = {
         **values,
+        "rope_scaling": None,
         "rope_parameters": rope,
         "gate_and_up": 2 * values["moe_intermediate_size"],
         "growth": growth_of_q({"rope_parameters": rope}),
