@@ -93,6 +93,11 @@ DEEPSEEK2 = {**LATENT, "num_hidden_layers": 3, "first_k_dense_replace": 1, "n_ro
              "num_experts_per_tok": 3, "moe_intermediate_size": 20}  # fmt: skip
 
 
+GEMMA4 = {"head_dim": 20, "global_head_dim": 32, "num_key_value_heads": 2, "num_global_key_value_heads": 1,
+          "attention_k_eq_v": True, "hidden_size_per_layer_input": 0, "tie_word_embeddings": True,
+          "sliding_window": 9, "final_logit_softcapping": 20.0}  # fmt: skip
+
+
 @dataclass
 class Tiny:
     """How to make one model. prompt: golden name suffix -> prompt length and the n_ctx to load it with."""
@@ -372,16 +377,8 @@ MODELS = {
     "gemma4": Tiny(  # as the 31B: layers that see all have wider heads, fewer KV heads and no W_V
         "gemma4_text",
         {
+            **GEMMA4,
             "num_hidden_layers": 5,
-            "head_dim": 20,
-            "global_head_dim": 32,
-            "num_key_value_heads": 2,
-            "num_global_key_value_heads": 1,
-            "attention_k_eq_v": True,
-            "hidden_size_per_layer_input": 0,
-            "tie_word_embeddings": True,
-            "sliding_window": 9,
-            "final_logit_softcapping": 20.0,
             "layer_types": ["sliding_attention", "full_attention"] * 2 + ["full_attention"],
             "eos_token_id": [2, 7],
         },
@@ -426,16 +423,8 @@ MODELS = {
     "gemma4_experts": Tiny(  # as the 26B-A4B: experts beside each layer's network
         "gemma4_text",
         {
+            **GEMMA4,
             "num_hidden_layers": 3,
-            "head_dim": 20,
-            "global_head_dim": 32,
-            "num_key_value_heads": 2,
-            "num_global_key_value_heads": 1,
-            "attention_k_eq_v": True,
-            "hidden_size_per_layer_input": 0,
-            "tie_word_embeddings": True,
-            "sliding_window": 9,
-            "final_logit_softcapping": 20.0,
             "layer_types": ["sliding_attention", "full_attention", "full_attention"],
             "enable_moe_block": True,
             "num_experts": 6,

@@ -118,6 +118,25 @@ def test_a_gemma_3_of_4b_at_32768_tokens(tmp_path):
     assert full * layer == 20480
 
 
+def test_a_gpt_oss_of_20b_at_32768_tokens(tmp_path):
+    """Of its 24 layers every other one keeps all rows: 24 KB a token beyond the windows of the others. Its layers and
+    heads, over a narrower model."""
+    shape = Shape(32, 24, 64, 131072, n_kv_heads=8, head_dim=64, d_ff=32, arch="gpt-oss")
+    more: dict[str, np.ndarray | None] = {}
+    for name, dims in shape.tensors().items():
+        prefix, _, part = name.rpartition("blk.")[2].partition(".")
+        if part == "ffn_norm.weight":
+            more |= {name: None, name.replace("ffn_norm", "post_attention_norm"): np.ones(32, np.float32)}
+        elif part.startswith(("attn_q", "attn_k", "attn_v", "attn_output", "ffn_")):
+            more[name.replace("weight", "bias")] = np.ones(dims[0], np.float32)
+        if part == "attn_norm.weight":
+            more[f"blk.{prefix}.attn_sinks.weight"] = np.ones(64, np.float32)
+    path = str(write_random(tmp_path / "oss.gguf", shape, {"attention.sliding_window": 128}, more))
+    plan, layer = _core.plan(path, n_ctx=32768), 2 * 8 * 64 * 2
+    assert plan["cache"] == layer * 12 * (32768 + kept_rows(128, 512))
+    assert 12 * layer == 24576
+
+
 @pytest.mark.parametrize("dtype", ["f32", "f16"])
 def test_modes_and_windows_by_layer(dtype, convert):
     """Rows of x in the layer that knows no positions and sees all, k in one that sees a window, kv in the others."""
