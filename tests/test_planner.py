@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 import resource
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -328,3 +330,23 @@ def test_resident_memory_is_what_was_said(tmp_path):
     assert resident() - before < said + (12 << 20)
     del engine
     assert resident() - before < 24 << 20
+
+
+PLANS_ALL = """
+import resource, sys
+from slimrt import _core
+try:
+    _core.plan(sys.argv[1], n_ctx=1 << 30)
+except ValueError as error:
+    assert "can address" in str(error), error
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+@pytest.mark.unsanitized  # which reserves memory
+@pytest.mark.unemulated  # resident memory
+def test_a_plan_makes_no_biases_of_alibi(convert):
+    """Of any context: a row of them would be 4 GiB here."""
+    path = str(convert(GOLDEN / "mpt"))
+    ran = subprocess.run([sys.executable, "-c", PLANS_ALL, path], capture_output=True, text=True, check=True)
+    assert int(ran.stdout) < 1 << 20  # KiB

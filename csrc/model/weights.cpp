@@ -189,7 +189,7 @@ class Loader final : public TensorSource {
     /// One table for all layers, as load_relative_bias() makes them.
     void load_alibi(int64_t n) {
         const Tensor bias = memory_.own(DType::F32, c_.n_heads, n, MemoryKind::derived, "ALiBi");
-        std::vector<float> row(n);
+        std::vector<float> row(backend_.dry() ? 0 : n);  // a plan may ask for any context
         for (int head = 0; head < c_.n_heads && !backend_.dry(); ++head) {
             const float slope = alibi_slope(c_, head);
             for (int64_t j = 0; j < n; ++j) row[j] = slope * float(j - (n - 1));
