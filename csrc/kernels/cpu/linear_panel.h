@@ -122,7 +122,8 @@ struct PanelTile {
   private:
     /// Adds the fours from `quad` of the panel on, as many as fit into sums of pairs.
     template <class Pairs>
-    void multiply(const Panel<Weight, V, Ops>& panel, int quad, const uint8_t* codes, PanelSums (&s)[T][V]) const {
+    void multiply(const Panel<Weight, V, Ops>& panel, int quad, const uint8_t* codes,
+                  PanelSums (&s)[T][V]) const {
         constexpr int n = fours_in_pairs<Weight>;
         if constexpr (n == 1) {
             PanelCodes w[V];
