@@ -44,11 +44,11 @@ static inline Codes above(Codes low, Codes high) {
 
 constexpr int wide_offset = 0;
 static inline Codes wide(Codes c) { return c; }
-/// maddubs adds two products of an unsigned and a signed factor in 16 bits: codes below 64 cannot overflow,
-/// wide ones lend their sign to the activation.
 static inline __m256i add_pairs(__m256i acc, __m256i pairs) {
     return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
+/// maddubs adds two products of an unsigned and a signed factor in 16 bits: codes below 64 cannot overflow,
+/// wide ones lend their sign to the activation.
 template <bool is_wide>
 static inline __m256i dot(__m256i acc, __m256i w, __m256i x) {
     return add_pairs(acc, is_wide ? _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w))

@@ -38,31 +38,33 @@ struct FewTokens {
   private:
     const uint8_t* next(const uint8_t* p) const { return step(p, stride); }  // token
 
-    template <class Ops, class Pairs>
+    template <class Ops>
     static void dots(const Words* codes, const uint8_t* const (&x)[T], PanelSums (&s)[T]) {
-        constexpr int n = fours_in_pairs<Weight>;
-        if constexpr (n > 1) {
-#pragma GCC unroll 4
-            for (int first = 0; first < quads; first += n) {
-                Pairs p[T];
-#pragma GCC unroll 8
-                for (int q = 0; q < n; ++q) {
-#pragma GCC unroll 8
-                    for (int t = 0; t < T; ++t) {
-                        const PanelCodes four = splat_four(x[t] + 4 * (first + q));
-                        p[t] = q == 0 ? Pairs::of(codes[first], four) : p[t].plus(codes[first + q], four);
-                    }
-                }
-#pragma GCC unroll 8
-                for (int t = 0; t < T; ++t) s[t] = p[t].added_to(s[t]);
-            }
-            return;
-        }
 #pragma GCC unroll 8
         for (int q = 0; q < quads; ++q) {
 #pragma GCC unroll 8
             for (int t = 0; t < T; ++t)
                 s[t] = Ops::template dot_four<Weight::is_wide>(s[t], codes[q], x[t] + 4 * q);
+        }
+    }
+
+    /// The same by sums of pairs.
+    template <class Pairs>
+    static void dots_by_pairs(const Words* codes, const uint8_t* const (&x)[T], PanelSums (&s)[T]) {
+        constexpr int n = fours_in_pairs<Weight>;
+#pragma GCC unroll 4
+        for (int first = 0; first < quads; first += n) {
+            Pairs p[T];
+#pragma GCC unroll 8
+            for (int q = first; q < first + n; ++q) {
+#pragma GCC unroll 8
+                for (int t = 0; t < T; ++t) {
+                    const PanelCodes four = splat_four(x[t] + 4 * q);
+                    p[t] = q == first ? Pairs::of(codes[q], four) : p[t].plus(codes[q], four);
+                }
+            }
+#pragma GCC unroll 8
+            for (int t = 0; t < T; ++t) s[t] = p[t].added_to(s[t]);
         }
     }
 
@@ -96,8 +98,10 @@ struct FewTokens {
             s[t] = start_all(Weight::offset == 0 ? static_cast<const void*>(&none) : sums);
         if constexpr (ByElement::n > 1)
             dots_by_element<ByElement>(codes, x, s);
+        else if constexpr (fours_in_pairs<Weight> > 1)
+            dots_by_pairs<PanelPairs>(codes, x, s);
         else
-            dots<ByElement, PanelPairs>(codes, x, s);
+            dots<ByElement>(codes, x, s);
         const Vec of_rows = load(scales[g]);
         const uint8_t* d = first.scales + at * Weight::group / 32 * 4;
         sums = first.sums + 4 * at;
