@@ -275,7 +275,7 @@ def test_plan_and_its_exit_code(run, tiny, tmp_path):
     long = write_tiny(tmp_path / "long.gguf", n_ctx=8192)  # where the cache outweighs the scratch
     total_kv = json.loads(run("plan", long, "-c", 8192, "--json")[1])["asked"]["total"]
     assert run("plan", long, "-c", 8192, "--memory-limit", total_kv, "--cache", "k")[0] == 0
-    assert run("plan", tiny, "--memory-limit", total, "--batch", 2)[0] == 1
+    assert run("plan", tiny, "--memory-limit", total, "--parallel", 2)[0] == 1
     table = run("plan", long)[1]
     assert re.search(r"^k .* from \d+$", table, re.M) and re.search(r"^lowrank .* never$", table, re.M)
     assert "lowrank q2@0.5+q4*0.1: 9.14 times smaller than kv f16 by types and shares alone" in table

@@ -17,28 +17,11 @@ pytestmark = [pytest.mark.usefixtures("clean_environment"), pytest.mark.unsaniti
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--cache", "kk"), "did you mean 'k'?"),
-        (("--cache", "kr"), "supported: auto, kv, k"),
-        (("--cache", "k:q8:4"), "has no residual"),
-        (("--cache", "kv", "--rank", 4), "no layer has it"),
-        (("--cache", "auto:q8:x"), "not a whole number"),
-        (("--cache", "low"), "'low' is not supported"),
-        (("--cache", "lowrank:q2@2"), "'2' is not a number from 0 to 1"),
-        (("--cache", "lowrank:q2+q5"), "'q5'"),
-        (("--cache", "kv:q2+q4"), "cache type 'q2+q4' is not supported"),
-        (("--cache-type", "int3"), "supported: f32, f16, bf16, q8"),
-        (("--device", "tpu"), "supported: auto, cpu"),
         (("--num-beams", 4), "beam search"),
         (("--cache", "x"), "layer 0"),
-        (("--rank", 4), "no layer has it: kv"),
         (("--n-source", 4), "for models with an encoder"),
         (("--calibration", "/none.txt"), "/none.txt: no such calibration text"),
         (("--memory-limit", "1KiB"), "needs"),
-        (("--memory-limit", "lots"), "not a size"),
-        (("--temp", -1), "temperature"),
-        (("--typical-p", 2), "typical_p"),
-        (("--repeat-last-n", -2), "repeat_last_n"),
-        (("--logit-bias", "5=nan"), "logit_bias of token 5 must be a number"),
         (("--logit-bias", "99999=1"), "logit_bias names token 99999"),
         (("--load-session", "/none"), "No such file"),
     ],
@@ -49,6 +32,50 @@ def test_errors_are_one_sentence(run, tiny, arguments, said):
     assert err.startswith("slimrt: error: ") and err.count("\n") == 1 and said in err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--cache", "kk"), "did you mean 'k'?"),
+        (("--cache", "kr"), "supported: auto, kv, k"),
+        (("--cache", "k:q8:4"), "has no residual"),
+        (("--cache", "kv", "--rank", 4), "no layer has it"),
+        (("--cache", "auto:q8:x"), "not a whole number"),
+        (("--cache", "low"), "'low' is not supported"),
+        (("--cache", "lowrank:q2@2"), "'2' is not a number from 0 to 1"),
+        (("--cache", "lowrank:q2+q5"), "'q5'"),
+        (("--cache", "kv:q2+q4"), "cache type 'q2+q4' is not supported"),
+        (("--cache-type", "int3"), "supported: f32, f16, bf16, q8"),
+        (("-ctk", "q5_1"), "cache type 'q5_1' is not supported"),
+        (("--device", "tpu"), "supported: auto, cpu"),
+        (("--rank", 4, "--cache", "kv"), "no layer has it: kv"),
+        (("--memory-limit", "lots"), "not a size"),
+        (("--temp", -1), "--temp: must not be negative, got -1"),
+        (("--temp", "inf"), "finite"),
+        (("--top-p", 2), "--top-p: must be at most 1"),
+        (("--top-k", -3), "--top-k: must not be negative"),
+        (("--typical-p", 2), "--typical-p: must be at most 1"),
+        (("--repeat-last-n", -2), "--repeat-last-n: must be at least -1"),
+        (("--logit-bias", "5=nan"), "a token id and a number"),
+        (("--logit-bias", "5:1"), "a token id and a number"),
+        (("--stop", ""), "--stop: must not be empty"),
+        (("-n", -2), "-n/--n-predict: must be at least -1"),
+        (("-n", "x"), "-n/--n-predict: must be a whole number, got 'x'"),
+        (("--seed", -5), "-s/--seed: must not be negative"),
+        (("--seed", 1 << 63), "-s/--seed: must be at most"),
+        (("-c", 0), "-c/--ctx: must be at least 1"),
+        (("--sparse-threshold", "1"), "below 1"),
+        (("-m", "other.gguf"), "one model"),
+        (("-hff", "x.gguf"), "-hff names a file of a repository"),
+        (("extra",), "'extra' is one word too many"),
+    ],
+)
+def test_wrong_usage_is_one_sentence(run, tiny, arguments, said):
+    """Exit code 2, before the model is looked at, and no more than a line."""
+    code, out, err = run("generate", tiny, "-p", PROMPT, *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("slimrt: error: ") and err.count("\n") == 1 and said in err
+
+
 def test_a_missing_model(run, tmp_path):
     assert run("generate", tmp_path / "none", "-p", "x") == (
         1, "", f"slimrt: error: {tmp_path / 'none'}: no such file or directory\n",
@@ -56,10 +83,10 @@ def test_a_missing_model(run, tmp_path):
 
 
 def test_tracebacks_only_when_asked_for(run, tiny, monkeypatch):
-    assert "Traceback" not in run("generate", tiny, "-p", "x", "--cache", "q", "-v")[2]
-    assert "Traceback" in run("generate", tiny, "-p", "x", "--cache", "q", "-vv")[2]
+    assert "Traceback" not in run("generate", tiny, "-p", "x", "--cache", "x", "-v")[2]
+    assert "Traceback" in run("generate", tiny, "-p", "x", "--cache", "x", "-vv")[2]
     monkeypatch.setenv("SLIMRT_DEBUG", "1")
-    assert "Traceback" in run("generate", tiny, "-p", "x", "--cache", "q")[2]
+    assert "Traceback" in run("generate", tiny, "-p", "x", "--cache", "x")[2]
 
 
 @pytest.mark.parametrize(
@@ -72,6 +99,7 @@ def test_tracebacks_only_when_asked_for(run, tiny, monkeypatch):
 def test_wrong_usage(run, arguments):
     code, out, err = run(*arguments)
     assert (code, out) == (2, "") and "error:" in err and " _" not in err  # no name of ours
+    assert err.count("\n") == 1
 
 
 def test_version_and_help(run):

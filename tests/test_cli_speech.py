@@ -134,16 +134,11 @@ def test_every_flag_says_something(whisper, wavs, capsys):
     for flags, why in [
         (["--word-timestamps"], "give --format json"), (["--temp", "a"], "numbers with commas between, got 'a'"),
         (["--suppress-tokens", "x"], "token ids"), (["--logprob-threshold", "x"], "a number or none"),
-        (["--patience", "x"], "patience"),
+        (["--patience", "x"], "patience"), (["--patience", "nan"], "patience: must be a finite number"),
+        (["--temp", "nan"], "temperature must be"), (["--clip-timestamps", "2,1"], "each later than the one before"),
     ]:  # fmt: skip
         with pytest.raises(SystemExit, match="2"):
             main(["transcribe", model, wavs[0], *flags])
-        assert why in capsys.readouterr().err
-    for flags, why in [
-        (["--patience", "nan"], "patience must be a number, got nan"), (["--temp", "nan"], "temperature must be"),
-        (["--clip-timestamps", "2,1"], "each later than the one before"),
-    ]:  # fmt: skip
-        assert main(["transcribe", model, wavs[0], *flags]) == 1
         assert why in capsys.readouterr().err
 
 

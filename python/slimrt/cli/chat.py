@@ -19,16 +19,13 @@ from slimrt.results import Generation
 from slimrt.runtime.kinds import continues_texts
 from slimrt.tokenizer.chat import render_chat
 
-HELP = "a conversation in the terminal"
-
 _COMMANDS = "/help  /reset (forget everything)  /stats  /save FILE (messages as JSON)  /exit"
 
 
 def add_flags(flags: Flags) -> None:
     flags.model()
     flags.add("--system", metavar="TEXT", help="a first message that tells the model how to behave")
-    flags.add("-n", "--n-predict", type=int, default=-1, metavar="N", help="tokens of an answer at most; -1: until the "
-              "end or the context is full (default: %(default)s)")  # fmt: skip
+    flags.n_predict(-1)
     flags.sampling()
     flags.engine()
     flags.output()

@@ -17,20 +17,17 @@ from slimrt.results import Generation
 from slimrt.runtime.kinds import continues_texts
 from slimrt.runtime.session import Session, read_header
 
-HELP = "continue a text"
-
 
 def add_flags(flags: Flags) -> None:
     flags.model()
-    flags.add("-p", "--prompt", metavar="TEXT", help="the text to continue (else -f, else stdin)")
-    flags.add("-f", "--file", metavar="FILE", help="a file with the text to continue")
-    flags.add("-n", "--n-predict", type=int, default=128, metavar="N", help="tokens at most; -1: until the end or the "
-              "context is full (default: %(default)s)")  # fmt: skip
+    flags.add("-p", "--prompt", twin=False, metavar="TEXT", help="the text to continue (else -f, else stdin)")
+    flags.add("-f", "--file", twin=False, metavar="FILE", help="a file with the text to continue")
+    flags.n_predict(128)
     flags.sampling()
     flags.add("--ignore-eos", action="store_true", help="never choose an end token")
     flags.add("--no-display-prompt", "--no-echo", action="store_true", help="print only what is generated")
-    flags.add("--save-session", metavar="FILE", help="keep the context in a file afterwards")
-    flags.add("--load-session", metavar="FILE", help="continue a kept context; the prompt is added to it")
+    flags.add("--save-session", twin=False, metavar="FILE", help="keep the context in a file afterwards")
+    flags.add("--load-session", twin=False, metavar="FILE", help="continue a kept context; the prompt is added to it")
     flags.engine()
     flags.output()
 
