@@ -15,6 +15,7 @@ from slimrt.core import __version__
 from slimrt.errors import (
     AudioError,
     CacheUnsupportedError,
+    ChatError,
     ContextOverflowError,
     ModelFormatError,
     SlimrtError,
@@ -53,6 +54,7 @@ __all__ = [
     "CacheQuality",
     "CacheUnsupportedError",
     "CacheUse",
+    "ChatError",
     "ContextOverflowError",
     "GenerateOptions",
     "Generation",
