@@ -119,11 +119,6 @@ def stops(tokenizer: Tokenizer, chat_template: Template | None) -> list[str]:
     return [end] if end and end not in tokenizer.special_tokens else []
 
 
-def check_template(tokenizer: Tokenizer, chat_template: Template | None = None) -> None:
-    """Raises what `find_template` does, and ChatError for one that is not jinja2, before anything slow."""
-    _compiled(find_template(tokenizer, chat_template))
-
-
 def _render(
     tokenizer: Tokenizer,
     messages: Sequence[Message],
