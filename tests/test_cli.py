@@ -182,7 +182,7 @@ def test_a_session_file_with_broken_tokens(run, tiny, tmp_path):
 # ---------------------------------------------------------------- chat
 def test_chat_over_a_pipe(run, tiny, typed, tmp_path):
     saved = tmp_path / "chat.json"
-    typed(f"hello\n/stats\nand now\n/save {saved}\n/reset\nhello\n/wrong\n/exit\nnot read\n")
+    typed(f"hello\n/stats\nand now\n/save {saved}\n/reset\nhello\n/help\n/exit\nnot read\n")
     code, out, err = run("chat", tiny, "--temp", 0, "-n", 6, "--json", "--system", "be brief", "-v")
     assert code == 0
     first, second, again = [json.loads(line) for line in out.splitlines()]
@@ -193,7 +193,7 @@ def test_chat_over_a_pipe(run, tiny, typed, tmp_path):
     messages = json.loads(saved.read_text())
     assert [m["role"] for m in messages] == ["system", "user", "assistant", "user", "assistant"]
     assert messages[2]["content"] == first["text"]
-    assert "of 256 tokens, cache" in err and "/help" in err
+    assert "of 256 tokens, cache" in err and "/regenerate " in err
 
 
 def test_chat_prints_answers(run, tiny, typed):

@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # else on first use: __getattr__
     from slimrt.errors import (
         AudioError,
         CacheUnsupportedError,
+        ChatError,
         ContextOverflowError,
         ModelFormatError,
         SlimrtError,
@@ -53,6 +54,7 @@ __all__ = [
     "CacheQuality",
     "CacheUnsupportedError",
     "CacheUse",
+    "ChatError",
     "ContextOverflowError",
     "GenerateOptions",
     "Generation",
@@ -88,6 +90,7 @@ _NAMES = {
     "errors": (
         "AudioError",
         "CacheUnsupportedError",
+        "ChatError",
         "ContextOverflowError",
         "ModelFormatError",
         "SlimrtError",

@@ -40,3 +40,7 @@ class DeviceError(SlimrtError, RuntimeError):
 
 class AudioError(SlimrtError, ValueError):
     """A sound that cannot be used: not an audio file, cut off, empty, or with samples that are no numbers."""
+
+
+class ChatError(SlimrtError, ValueError):
+    """Messages that make no conversation, or that the chat template refuses; it says which message."""

@@ -239,25 +239,51 @@ class Model(Tasks, Closing):
         """stream() in a thread; closing the iterator stops the work at the next step."""
         return iterate_in_thread(lambda given: self.stream(prompt, session=session, **given), options)
 
-    def chat(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[GenerateOptions]) -> Generation:
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        chat_template: str | os.PathLike[str] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        session: Session | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> Generation:
         """The assistant's next message, in the model's own chat format.
 
         Args:
-            messages: {"role": "user", "content": "..."}, in order.
-            options: as generate.
+            messages: {"role": "user", "content": "..."}, in order; a content is text, or a list of OpenAI's parts
+                {"type": "text", "text": "..."}. The text of a control token in them stays text.
+            chat_template: another than the file's own: the name of one of several that it has or of a built-in one
+                (chatml, gemma, llama2, llama3, mistral, phi3, vicuna, zephyr), a file, or jinja2 text.
+            chat_template_kwargs: more variables for it, such as enable_thinking, documents or tools.
+            session, options: as generate.
 
         Raises:
-            UnsupportedError: the model has no chat template.
+            UnsupportedError: the model has no chat template and none was given, or there is none of that name; a part
+                of a message that is no text.
+            ChatError: messages that make no conversation, or that the template refuses; it says which.
+            OSError: the template's file cannot be read.
             Others as generate.
         """
-        return self.generate(self.render_chat(messages), **options)
+        from slimrt.tokenizer.chat import stops
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """The ids of a conversation, up to where the assistant's next message begins. Errors as chat."""
+        ids = self.render_chat(messages, chat_template=chat_template, chat_template_kwargs=chat_template_kwargs)
+        if ends := stops(self.tokenizer, chat_template):
+            options["stop"] = [*Options(**options).stops, *ends]
+        return self.generate(ids, session=session, **options)
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        chat_template: str | os.PathLike[str] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """The ids of a conversation, up to where the assistant's next message begins. Arguments and errors as chat."""
         continues_texts(self._runtime.source)
         from slimrt.tokenizer.chat import render_chat  # jinja2 takes as long to import as a small model to load
 
-        return list(render_chat(self.tokenizer, messages, add_generation_prompt=True))
+        return render_chat(self.tokenizer, messages, chat_template=chat_template, variables=chat_template_kwargs)
 
     def logits(self, ids: TokenIds) -> NDArray[np.float32]:
         """Logits after each token: float32 (n, vocab).

@@ -30,6 +30,13 @@ def cache_directory() -> Path:
     return Path(own) if own else (Path(xdg) if xdg else Path.home() / ".cache") / "slimrt"
 
 
+def state_directory() -> Path:
+    """Where what a program leaves behind unasked is kept, such as a conversation that an error ended: slimrt in
+    $XDG_STATE_HOME, else ~/.local/state/slimrt."""
+    xdg = os.environ.get("XDG_STATE_HOME")
+    return (Path(xdg) if xdg else Path.home() / ".local" / "state") / "slimrt"
+
+
 def decode_text(data: bytes, name: str) -> str:
     """The text in these bytes; ValueError, with the name of what they are from, when they are not UTF-8."""
     try:
