@@ -304,7 +304,7 @@ def _print(bench: Bench, output: str) -> None:
 def _markdown(bench: Bench, rows: list[dict[str, Any]]) -> str:
     info = bench.info
     lines = [
-        f"{bench.source.path.name}: {info['architecture']}, {info['device']}\n",
+        f"{bench.source.name}: {info['architecture']}, {info['device']}\n",
         "| cache | test | depth | tok/s | GB/s | of the read bandwidth |",
         "|---|---|---|---|---|---|",
     ]
