@@ -339,7 +339,7 @@ class Model(Tasks, Closing):
     def __repr__(self) -> str:
         info = self._runtime.info
         modes = "/".join(sorted({layer["mode"] for layer in info["layers"]}))
-        return f"<slimrt.Model {self._runtime.source.path.name}: {info['architecture']}, n_ctx {self.n_ctx}, {modes}>"
+        return f"<slimrt.Model {self._runtime.source.name}: {info['architecture']}, n_ctx {self.n_ctx}, {modes}>"
 
     def _generate(
         self, prompt: Prompt | Prompts, session: Session | None, options: GenerateOptions

@@ -317,7 +317,7 @@ def _text(bench: Bench, form: str) -> str:
 def _markdown(bench: Bench, rows: list[dict[str, Any]]) -> str:
     info = bench.info
     lines = [
-        f"{bench.source.path.name}: {info['architecture']}, {info['device']}\n",
+        f"{bench.source.name}: {info['architecture']}, {info['device']}\n",
         "| cache | test | depth | tok/s | GB/s | of the read bandwidth |",
         "|---|---|---|---|---|---|",
     ]

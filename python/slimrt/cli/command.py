@@ -31,7 +31,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         try:
             args = _read(sys.argv[1:] if argv is None else argv)
-            return int(args.run(args))
+            from slimrt.plumbing.notes import shown
+
+            with shown(not args.quiet):
+                return int(args.run(args))
         finally:
             sys.stdout.flush()  # what a pipe or a disk does not take must be told now, not by the interpreter's exit
     except KeyboardInterrupt:

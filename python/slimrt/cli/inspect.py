@@ -7,7 +7,6 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from math import prod
-from pathlib import Path
 from typing import Any
 
 from slimrt import core
@@ -16,6 +15,7 @@ from slimrt.cli.common import Flags, coloured, model_name, model_source, print_j
 from slimrt.errors import CacheUnsupportedError, SlimrtError, UnsupportedError
 from slimrt.folding.spectrum import QUANTILES, Spectrum, spectra
 from slimrt.measure.plots import check_plot, plot_spectra
+from slimrt.modelfile.hub import located
 from slimrt.modelfile.source import ModelSource
 from slimrt.modes import AGING, CACHE_TYPES, CODED_BY_AGE, INVERTED, RESIDUAL_MODE
 from slimrt.plumbing.progress import wanted
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     report = _report(source)
     found = spectra(source.model, progress=wanted(show_progress(args))) if args.spectrum is not None else []
     if args.spectrum:
-        plot_spectra(source.path.name, [one.values for one in found], args.spectrum)
+        plot_spectra(source.name, [one.values for one in found], args.spectrum)
     return _show(args, report, found)
 
 
@@ -60,7 +60,7 @@ def _report_of_unreadable(args: argparse.Namespace, error: UnsupportedError) -> 
     """What a GGUF file holds whose types slimrt does not read. The error, where that is not why it cannot be opened."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-    path = Path(model_name(args))
+    path = located(model_name(args), show_progress(args))
     if args.spectrum is not None or not path.is_file():
         raise error
     file = core.GgufFile(str(path), any_type=True)
@@ -97,7 +97,7 @@ def _report(source: ModelSource) -> dict[str, Any]:
         held, n_bytes = file.held(tensor["name"])
         if tensor["rows"] > 1 and held != tensor["type"]:
             tensor |= {"held_as": held, "held_bytes": n_bytes}
-    report = _contents(str(source.gguf), file, tensors)
+    report = _contents(str(source.path), file, tensors)
     try:
         modes = [_cache_mode(source, mode) for mode in _described(source, cross=False)]
         report |= {"cache_modes": modes, "pays": _pays(modes), "cache": _chosen(source)}

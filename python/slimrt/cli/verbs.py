@@ -79,6 +79,10 @@ VERBS = {
             "slimrt bench model.gguf -d 0 4096 --compare kv:f16 k:f16 --format csv -o speed.csv",
         ),
     ),
+    "cache": Verb(
+        "list or clear what slimrt keeps: models converted once, and what was measured of this machine",
+        ("slimrt cache list", "slimrt cache clear SmolLM2-1.7B --yes"),
+    ),
     "doctor": Verb(
         "CPU features, cores, memory bandwidth and access, versions", ("slimrt doctor", "slimrt doctor --tune")
     ),
