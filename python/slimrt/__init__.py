@@ -36,6 +36,7 @@ from slimrt.results import (
     Score,
     Timings,
     TokenLogprob,
+    TopLogprob,
     Usage,
 )
 from slimrt.runtime.plan import plan
@@ -69,6 +70,7 @@ __all__ = [
     "Timings",
     "TokenLogprob",
     "Tokenizer",
+    "TopLogprob",
     "TranscriptionInfo",
     "UnsupportedError",
     "Usage",
