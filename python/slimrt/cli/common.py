@@ -12,6 +12,7 @@ from typing import Any, NoReturn, TextIO, TypeVar
 
 from slimrt.cache.config import CacheConfig, CacheOptions
 from slimrt.errors import SlimrtError
+from slimrt.generation.options import DRY_SEQUENCE_BREAKERS
 from slimrt.model import Model
 from slimrt.modelfile.source import ModelSource
 from slimrt.modes import AUTO, CACHE_TYPES, RESIDUAL_MODE
@@ -158,6 +159,28 @@ class Flags:
                  "penalties look at; -1: all (default: %(default)s)")  # fmt: skip
         self.add("--logit-bias", action=Collect, type=bias, default=[], metavar="ID=VALUE", help="add to a token's "
                  "logit; -inf: never choose it; may be repeated")  # fmt: skip
+        self.add("--dry-multiplier", type=float, default=0.0, metavar="M", help="DRY: penalty of what goes on with a "
+                 "repetition; 0: none (default: %(default)s)")  # fmt: skip
+        self.add("--dry-base", type=float, default=1.75, metavar="B", help="what it grows by with each token of the "
+                 "repetition (default: %(default)s)")  # fmt: skip
+        self.add("--dry-allowed-length", type=int, default=2, metavar="N", help="beyond so many (default: %(default)s)")
+        self.add("--dry-penalty-last-n", type=int, default=-1, metavar="N", help="tokens, prompt included, that it "
+                 "looks at; -1: all (default: %(default)s)")  # fmt: skip
+        self.add("--dry-sequence-breaker", action=Collect, default=list(DRY_SEQUENCE_BREAKERS), metavar="TEXT",
+                 help="no repetition goes across it; may be repeated; none: nothing breaks one (default: a line's end, "
+                 ": \" and *)")  # fmt: skip
+        self.add("--top-n-sigma", "--top-nsigma", type=float, default=0.0, metavar="N", help="standard deviations of "
+                 "the logits below the largest that are left; 0: all (default: %(default)s)")  # fmt: skip
+        self.add("--xtc-probability", type=float, default=0.0, metavar="P", help="XTC: how often the top choices are "
+                 "left out but for the last of them; 0: never (default: %(default)s)")  # fmt: skip
+        self.add("--xtc-threshold", type=float, default=0.1, metavar="P", help="probability of a top choice (default: "
+                 "%(default)s)")  # fmt: skip
+        self.add("--mirostat", type=int, default=0, metavar="N", help="2: a bound of the surprise in place of top-k, "
+                 "top-p and the like; 0: none (default: %(default)s)")  # fmt: skip
+        self.add("--mirostat-ent", type=float, default=5.0, metavar="BITS", help="surprise it aims at, tau (default: "
+                 "%(default)s)")  # fmt: skip
+        self.add("--mirostat-lr", type=float, default=0.1, metavar="R", help="how fast it learns, eta (default: "
+                 "%(default)s)")  # fmt: skip
         self.add("--stop", action=Collect, default=[], metavar="TEXT", help="end before this text; may be repeated")
         self.add("--seed", type=int, metavar="N", help="makes the text reproducible")
         self.add("--num-beams", type=int, default=num_beams, metavar="N", help=beams)
@@ -306,6 +329,17 @@ def sampling_arguments(args: argparse.Namespace) -> dict[str, Any]:
         "presence_penalty": args.presence_penalty,
         "repeat_last_n": args.repeat_last_n,
         "logit_bias": dict(args.logit_bias),
+        "dry_multiplier": args.dry_multiplier,
+        "dry_base": args.dry_base,
+        "dry_allowed_length": args.dry_allowed_length,
+        "dry_penalty_last_n": args.dry_penalty_last_n,
+        "dry_sequence_breakers": [] if args.dry_sequence_breaker == ["none"] else args.dry_sequence_breaker,
+        "top_n_sigma": args.top_n_sigma,
+        "xtc_probability": args.xtc_probability,
+        "xtc_threshold": args.xtc_threshold,
+        "mirostat": args.mirostat,
+        "mirostat_tau": args.mirostat_ent,
+        "mirostat_eta": args.mirostat_lr,
         "stop": args.stop,
         "seed": args.seed,
         "num_beams": args.num_beams,
