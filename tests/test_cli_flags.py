@@ -140,6 +140,78 @@ def test_sampling_flags(run, tiny, monkeypatch):
     assert len(picked) == 1  # the one that is nearest to the entropy
 
 
+def test_flags_of_other_samplers(run, tiny):
+    """Each changes the choice as the option of its name does, from llama.cpp's names."""
+    text = ("generate", tiny, "-p", PROMPT, "-n", 12, "--seed", 3, "--ignore-eos", "--json")
+
+    def tokens(*flags):
+        return json.loads(run(*text, *flags)[1])["tokens"]
+
+    def options(**more):
+        with slimrt.Model(tiny, n_ctx=64) as model:
+            return list(model.generate(PROMPT, max_tokens=12, seed=3, ignore_eos=True, **more).tokens)
+
+    usual = tokens()
+    for flags, same in (
+        (("--mirostat", 2, "--mirostat-ent", 2, "--mirostat-lr", 0.3),
+         {"mirostat": 2, "mirostat_tau": 2.0, "mirostat_eta": 0.3}),
+        (("--xtc-probability", 1, "--xtc-threshold", 0.01), {"xtc_probability": 1.0, "xtc_threshold": 0.01}),
+        (("--top-nsigma", 0.5), {"top_n_sigma": 0.5}),
+        (("--dry-multiplier", 50, "--dry-allowed-length", 0, "--dry-sequence-breaker", "none"),
+         {"dry_multiplier": 50.0, "dry_allowed_length": 0, "dry_sequence_breakers": []}),
+        (("--dry-multiplier", 50, "--dry-allowed-length", 0, "--dry-base", 1, "--dry-penalty-last-n", 9,
+          "--dry-sequence-breaker", "e"),
+         {"dry_multiplier": 50.0, "dry_allowed_length": 0, "dry_base": 1.0, "dry_penalty_last_n": 9,
+          "dry_sequence_breakers": ["e"]}),
+    ):  # fmt: skip
+        assert tokens(*flags) == options(**same) != usual
+    code, _, err = run(*text, "--mirostat", 1)
+    assert code == 1 and "mirostat 1 is not supported: mirostat 2" in err
+
+
+def test_answers_and_beams_in_the_command(run, tiny):
+    text = ("generate", tiny, "-p", PROMPT, "-n", 6, "--ignore-eos")
+    with slimrt.Model(tiny, n_ctx=64, n_seqs=3) as model:
+        drawn = model.generate(PROMPT, n=3, max_tokens=6, seed=2, ignore_eos=True)
+        best = model.generate(PROMPT, n=2, max_tokens=6, num_beams=3, length_penalty=0.5, ignore_eos=True)
+    out = run(*text, "--answers", 3, "--seed", 2)[1]
+    assert out == "\n\n".join(PROMPT + one.text for one in drawn) + "\n"
+    answers = json.loads(run(*text, "--answers", 3, "--seed", 2, "--json")[1])["answers"]
+    assert [one["tokens"] for one in answers] == [list(one.tokens) for one in drawn]
+    beams = (*text, "--num-beams", 3, "--length-penalty", 0.5, "--no-display-prompt")
+    assert run(*beams)[1] == best[0].text + "\n"
+    assert run(*beams, "--answers", 2)[1] == f"{best[0].text}\n\n{best[1].text}\n"
+    assert json.loads(run(*beams, "--early-stopping", "--json")[1])["prompt"] == PROMPT
+    code, out, err = run(*text, "--answers", 2, "--save-session", "s")
+    assert (code, out) == (2, "") and "does not go with --answers" in err
+    code, out, err = run(*text, "--num-beams", 2, "--temp", 0.5)
+    assert (code, out) == (1, "") and "temperature=0.5 does not go with num_beams=2" in err
+
+
+def test_logprobs_in_json(run, tiny):
+    text = ("generate", tiny, "-p", PROMPT, "-n", 3, "--temp", 0, "--logprobs", 2)
+    result = json.loads(run(*text, "--json")[1])
+    assert [one["token"] for one in result["logprobs"]] == result["tokens"]
+    for one in result["logprobs"]:
+        assert len(one["top"]) == 2 and one["top"][0] == {key: one[key] for key in ("token", "text", "logprob")}
+    code, out, err = run(*text)
+    assert (code, out) == (2, "") and "give --json too" in err
+
+
+def test_a_shifted_context_is_said_and_saved(run, tiny, tmp_path):
+    text = ("generate", tiny, "-p", PROMPT, "-n", 40, "--temp", 0, "--ignore-eos", "-c", 32, "--json")
+    shift, file = ("--context-shift", "--keep", 3), tmp_path / "s"
+    code, out, err = run(*text, *shift, "--save-session", file)
+    result = json.loads(out)
+    assert code == 0 and len(result["tokens"]) == 40
+    assert f"the context of 32 tokens was full: {result['shifted']} older ones were dropped" in err
+    with slimrt.Model(tiny, n_ctx=32) as model, model.load_session(file) as session:
+        context = model.tokenize(PROMPT) + result["tokens"]
+        assert list(session.tokens) == context[:3] + context[3 + result["shifted"] :]
+    assert json.loads(run(*text)[1])["finish_reason"] == "context"
+    assert "n_keep=3 says what a shifted context keeps" in run(*text, "--keep", 3)[2]
+
+
 def test_twins_in_the_environment(run, tiny, monkeypatch):
     monkeypatch.setenv("SLIMRT_JSON", "1")
     monkeypatch.setenv("SLIMRT_CACHE_TYPE", "f32")

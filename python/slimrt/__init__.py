@@ -41,6 +41,7 @@ if TYPE_CHECKING:  # else on first use: __getattr__
         Score,
         Timings,
         TokenLogprob,
+        TopLogprob,
         Usage,
     )
     from slimrt.runtime.plan import plan
@@ -73,6 +74,7 @@ __all__ = [
     "Timings",
     "TokenLogprob",
     "Tokenizer",
+    "TopLogprob",
     "TranscriptionInfo",
     "UnsupportedError",
     "Usage",
@@ -115,6 +117,7 @@ _NAMES = {
         "Score",
         "Timings",
         "TokenLogprob",
+        "TopLogprob",
         "Usage",
     ),
     "runtime.plan": ("plan",),

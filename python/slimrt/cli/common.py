@@ -14,19 +14,14 @@ from typing import Any, TextIO, TypeVar
 
 from slimrt.cache.config import CacheChoice, CacheConfig, CacheOptions
 from slimrt.cache.planner import resolve_device
-from slimrt.cli.flags import Adder, Collect
+from slimrt.cli.sampling import SamplingFlags
 from slimrt.cli.values import (
-    bias,
     count,
     lower,
-    not_empty,
     positive,
-    real,
-    seed,
     share,
     share_or_auto,
     size,
-    whole,
 )
 from slimrt.errors import SlimrtError
 from slimrt.model import Model
@@ -44,7 +39,7 @@ _LLAMA_TYPES = {
 }
 
 
-class Flags(Adder):
+class Flags(SamplingFlags):
     """Adds the flags that verbs share."""
 
     def output(self) -> None:
@@ -130,33 +125,6 @@ class Flags(Adder):
             metavar="D",
             help="the same in modes k, k+r, x and xr by squares: root of their sum; auto: what the file says",
         )
-
-    def n_predict(self, default: int) -> None:
-        """How long a text becomes."""
-        self.add("-n", "--n-predict", "--predict", "--max-tokens", type=whole(-1), default=default, metavar="N",
-                 help="tokens at most; -1: until the end or the context is full (default: %(default)s)")  # fmt: skip
-
-    def sampling(self, *, temp: float = 0.8, num_beams: int | None = 1, beams: str = argparse.SUPPRESS) -> None:
-        """How tokens are chosen; temp, num_beams: the defaults. beams: what --num-beams says of itself."""
-        self.group("choice of tokens")
-        self.add("--temp", "--temperature", type=real(0), default=temp, metavar="T", help="0: greedy (default: "
-                 "%(default)s)")  # fmt: skip
-        self.add("--top-k", type=count, default=40, metavar="K", help="0: all (default: %(default)s)")
-        self.add("--top-p", type=real(0, 1), default=0.95, metavar="P", help="1: all (default: %(default)s)")
-        self.add("--min-p", type=real(0, 1), default=0.05, metavar="P", help="0: all (default: %(default)s)")
-        self.add("--typical-p", "--typical", type=real(0, 1), default=1.0, metavar="P", help="1: all (default: "
-                 "%(default)s)")  # fmt: skip
-        self.add("--repeat-penalty", type=real(0), default=1.0, metavar="R", help="1: none (default: %(default)s)")
-        self.add("--frequency-penalty", type=real(), default=0.0, metavar="F", help="0: none (default: %(default)s)")
-        self.add("--presence-penalty", type=real(), default=0.0, metavar="F", help="0: none (default: %(default)s)")
-        self.add("--repeat-last-n", type=whole(-1), default=64, metavar="N", help="tokens, prompt included, that the "
-                 "penalties look at; -1: all (default: %(default)s)")  # fmt: skip
-        self.add("-l", "--logit-bias", action=Collect, type=bias, default=[], metavar="ID=VALUE", help="add to a "
-                 "token's logit; -inf: never choose it; may be repeated")  # fmt: skip
-        self.add("--stop", action=Collect, type=not_empty, default=[], metavar="TEXT", help="end before this text; may "
-                 "be repeated")  # fmt: skip
-        self.add("-s", "--seed", type=seed, metavar="N", help="makes the text reproducible")
-        self.add("--num-beams", type=positive, default=num_beams, metavar="N", help=beams)
 
 
 def check_cache_flags(args: argparse.Namespace) -> None:
@@ -287,25 +255,6 @@ def open_model(args: argparse.Namespace, source: ModelSource, n_ctx: int, n_seqs
         verbose=args.verbose > 0,
         **engine_arguments(args),
     )
-
-
-def sampling_arguments(args: argparse.Namespace) -> dict[str, Any]:
-    """The flags of sampling(), as Model.generate takes them."""
-    return {
-        "temperature": args.temp,
-        "top_k": args.top_k,
-        "top_p": args.top_p,
-        "min_p": args.min_p,
-        "typical_p": args.typical_p,
-        "repeat_penalty": args.repeat_penalty,
-        "frequency_penalty": args.frequency_penalty,
-        "presence_penalty": args.presence_penalty,
-        "repeat_last_n": args.repeat_last_n,
-        "logit_bias": dict(args.logit_bias),
-        "stop": args.stop,
-        "seed": args.seed,
-        "num_beams": args.num_beams,
-    }
 
 
 def not_a_format(args: argparse.Namespace, formats: Sequence[str]) -> None:

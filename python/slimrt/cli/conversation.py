@@ -10,8 +10,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from slimrt.cli.common import note, sampling_arguments
+from slimrt.cli.common import note
 from slimrt.cli.generate import timings_line
+from slimrt.cli.sampling import sampling_arguments
 from slimrt.errors import ChatError
 from slimrt.generation.options import Options
 from slimrt.model import Model

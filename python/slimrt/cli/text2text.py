@@ -16,9 +16,9 @@ from slimrt.cli.common import (
     model_source,
     note,
     open_model,
-    sampling_arguments,
     show_progress,
 )
+from slimrt.cli.sampling import sampling_arguments
 from slimrt.cli.values import positive, real
 from slimrt.generation.text2text import Text2Text
 from slimrt.plumbing import progress
