@@ -5,15 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 import textwrap
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from slimrt.cli.common import Flags, as_json, complain, model_source, note, open_model, parsed, positive, show_progress
-from slimrt.errors import AudioError
+from slimrt.errors import SlimrtError
 from slimrt.plumbing import progress
 from slimrt.plumbing.files import written_beside
-from slimrt.speech.audio import Samples, load_audio, seconds
+from slimrt.speech.audio import MAX_SECONDS, Sound, read_sound, seconds
 from slimrt.speech.options import TEMPERATURES, Transcription
 from slimrt.speech.records import Segment, TranscriptionInfo
 from slimrt.speech.subtitles import FORMATS
@@ -26,7 +25,7 @@ _AT_ONCE = 8  # sounds decoded together where the user does not say
 def add_flags(flags: Flags) -> None:
     flags.model()
     flags.parser.add_argument(
-        "audio", metavar="AUDIO", nargs="*", help="sound files: WAV, FLAC, Ogg, MP3, ...; -: stdin"
+        "audio", metavar="AUDIO", nargs="*", help="sound files: WAV, FLAC, Ogg, MP3, M4A, MP4, MKV, ...; -: stdin"
     )
     flags.add("--format", choices=[*FORMATS, "json"], default="txt", help="default: %(default)s")
     flags.add("-o", "--output-dir", metavar="DIR", help="write a file for each sound there, named after it; default: "
@@ -38,6 +37,8 @@ def add_flags(flags: Flags) -> None:
     flags.add("--clip-timestamps", type=_numbers, default=(), metavar="S,E[,S,E]", help="hear only from second S to E; "
               "the last E may be missing")  # fmt: skip
     flags.add("--skip-silence", action="store_true", help="leave silences longer than 2 s out")
+    flags.add("--max-seconds", type=float, default=MAX_SECONDS, metavar="S", help="refuse longer sounds, which would "
+              "fill the memory (default: %(default)g)")  # fmt: skip
     flags.add("--parallel", type=positive, metavar="N", help="sounds decoded together; default: all, at most "
               f"{_AT_ONCE}")  # fmt: skip
     _search_flags(flags)
@@ -90,12 +91,12 @@ def run(args: argparse.Namespace) -> int:
     options = _options(args)
     sequences = Transcription.of(options).sequences
     output = _Output(args, form, _targets(args, form))
-    sounds = _sounds(args.audio)  # before the model: it is quick, and may fail
+    sounds = _sounds(args)  # before the model: it is quick, and may fail
     if not sounds:
         return 1
     source = model_source(args)
     at_once = args.parallel or min(len(sounds), _AT_ONCE)
-    total = round(sum(seconds(sound) for _, sound in sounds))
+    total = round(sum(seconds(sound.samples) for _, sound in sounds))
     with open_model(args, source, args.ctx or 0, n_seqs=at_once * sequences) as model:
         output.begin([path for path, _ in sounds])
         shown = progress.wanted(show_progress(args))
@@ -108,9 +109,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _options(args: argparse.Namespace) -> dict[str, Any]:
-    same = ("language", "task", "word_timestamps", "clip_timestamps", "skip_silence", "num_beams", "patience",
-            "length_penalty", "best_of", "compression_ratio_threshold", "logprob_threshold", "no_speech_threshold",
-            "seed", "initial_prompt", "hotwords", "prefix", "max_initial_timestamp", "suppress_tokens")  # fmt: skip
+    same = ("language", "task", "word_timestamps", "clip_timestamps", "skip_silence", "max_seconds", "num_beams",
+            "patience", "length_penalty", "best_of", "compression_ratio_threshold", "logprob_threshold",
+            "no_speech_threshold", "seed", "initial_prompt", "hotwords", "prefix", "max_initial_timestamp",
+            "suppress_tokens")  # fmt: skip
     return {name: getattr(args, name) for name in same} | {
         "timestamps": not args.no_timestamps,
         "temperature": args.temp,
@@ -149,14 +151,18 @@ def _targets(args: argparse.Namespace, form: str) -> dict[str, Path]:
     return targets
 
 
-def _sounds(paths: Sequence[str]) -> list[tuple[str, Samples]]:
+def _sounds(args: argparse.Namespace) -> list[tuple[str, Sound]]:
     """The sounds with their paths, without those that cannot be used, which is said."""
     sounds = []
-    for path in paths:
+    for path in args.audio:
         try:
-            sounds.append((path, load_audio(sys.stdin.buffer if path == _STDIN else path)))
-        except (AudioError, OSError) as error:
+            sound = read_sound(sys.stdin.buffer if path == _STDIN else path, max_seconds=args.max_seconds)
+        except (SlimrtError, OSError) as error:
             complain(error)
+            continue
+        for warning in sound.warnings:
+            note(args, f"slimrt: warning: {warning}")
+        sounds.append((path, sound))
     return sounds
 
 
