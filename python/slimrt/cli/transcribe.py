@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 import textwrap
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +21,10 @@ from slimrt.cli.common import (
 )
 from slimrt.cli.flags import Collect
 from slimrt.cli.values import is_number, parsed, positive, real, seed
-from slimrt.errors import AudioError
+from slimrt.errors import SlimrtError
 from slimrt.plumbing import progress
 from slimrt.plumbing.files import check_target, written_beside
-from slimrt.speech.audio import Samples, load_audio, seconds
+from slimrt.speech.audio import MAX_SECONDS, Sound, read_sound, seconds
 from slimrt.speech.options import TEMPERATURES, Transcription
 from slimrt.speech.records import Segment, TranscriptionInfo
 from slimrt.speech.subtitles import FORMATS
@@ -38,7 +37,7 @@ _AT_ONCE = 8  # sounds decoded together where the user does not say
 def add_flags(flags: Flags) -> None:
     flags.model()
     flags.parser.add_argument(
-        "audio", metavar="AUDIO", nargs="*", help="sound files: WAV, FLAC, Ogg, MP3, ...; -: stdin"
+        "audio", metavar="AUDIO", nargs="*", help="sound files: WAV, FLAC, Ogg, MP3, M4A, MP4, MKV, ...; -: stdin"
     )
     flags.add("-f", "--file", twin=False, action=Collect, default=[], metavar="AUDIO", help="the same as a flag")
     flags.add("--format", "--output-format", choices=_FORMATS, help="default: what -o ends in, else txt")
@@ -51,6 +50,8 @@ def add_flags(flags: Flags) -> None:
     flags.add("--clip-timestamps", twin=False, type=_numbers, goes_on=is_number, default=(), metavar="S,E[,S,E]",
               help="hear only from second S to E; the last E may be missing")  # fmt: skip
     flags.add("--skip-silence", action="store_true", help="leave silences longer than 2 s out")
+    flags.add("--max-seconds", type=real(0), default=MAX_SECONDS, metavar="S", help="refuse longer sounds, which would "
+              "fill the memory (default: %(default)g)")  # fmt: skip
     flags.add("--parallel", type=positive, metavar="N", help="sounds decoded together; default: all, at most "
               f"{_AT_ONCE}")  # fmt: skip
     _search_flags(flags)
@@ -102,12 +103,12 @@ def run(args: argparse.Namespace) -> int:
     options = _options(args)
     sequences = from_flags(args, lambda: Transcription.of(options)).sequences
     output = _Output(args, form, _targets(args, form))
-    sounds = _sounds(args.audio)  # before the model: it is quick, and may fail
+    sounds = _sounds(args)  # before the model: it is quick, and may fail
     if not sounds:
         return 1
     source = model_source(args)
     at_once = args.parallel or min(len(sounds), _AT_ONCE)
-    total = round(sum(seconds(sound) for _, sound in sounds))
+    total = round(sum(seconds(sound.samples) for _, sound in sounds))
     with open_model(args, source, args.ctx or 0, n_seqs=at_once * sequences) as model:
         output.begin([path for path, _ in sounds])
         shown = progress.wanted(show_progress(args))
@@ -120,9 +121,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _options(args: argparse.Namespace) -> dict[str, Any]:
-    same = ("language", "task", "word_timestamps", "clip_timestamps", "skip_silence", "num_beams", "patience",
-            "length_penalty", "best_of", "compression_ratio_threshold", "logprob_threshold", "no_speech_threshold",
-            "seed", "initial_prompt", "hotwords", "prefix", "max_initial_timestamp", "suppress_tokens")  # fmt: skip
+    same = ("language", "task", "word_timestamps", "clip_timestamps", "skip_silence", "max_seconds", "num_beams",
+            "patience", "length_penalty", "best_of", "compression_ratio_threshold", "logprob_threshold",
+            "no_speech_threshold", "seed", "initial_prompt", "hotwords", "prefix", "max_initial_timestamp",
+            "suppress_tokens")  # fmt: skip
     return {name: getattr(args, name) for name in same} | {
         "timestamps": not args.no_timestamps,
         "temperature": args.temp,
@@ -183,14 +185,18 @@ def _targets(args: argparse.Namespace, form: str) -> dict[str, Path]:
     return targets
 
 
-def _sounds(paths: Sequence[str]) -> list[tuple[str, Samples]]:
+def _sounds(args: argparse.Namespace) -> list[tuple[str, Sound]]:
     """The sounds with their paths, without those that cannot be used, which is said."""
     sounds = []
-    for path in paths:
+    for path in args.audio:
         try:
-            sounds.append((path, load_audio(sys.stdin.buffer if path == _STDIN else path)))
-        except (AudioError, OSError) as error:
+            sound = read_sound(sys.stdin.buffer if path == _STDIN else path, max_seconds=args.max_seconds)
+        except (SlimrtError, OSError) as error:
             complain(error)
+            continue
+        for warning in sound.warnings:
+            note(args, f"slimrt: warning: {warning}")
+        sounds.append((path, sound))
     return sounds
 
 
