@@ -17,7 +17,6 @@ pytestmark = [pytest.mark.usefixtures("clean_environment"), pytest.mark.unsaniti
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--num-beams", 4), "beam search"),
         (("--cache", "x"), "layer 0"),
         (("--n-source", 4), "for models with an encoder"),
         (("--calibration", "/none.txt"), "/none.txt: no such calibration text"),
