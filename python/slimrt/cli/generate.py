@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from slimrt.cache.config import kinds
 from slimrt.cache.planner import whole_blocks
 from slimrt.cli.common import Flags, model_source, note, open_model, print_json, sampling_arguments
+from slimrt.cli.flags import Collect
+from slimrt.cli.values import positive
 from slimrt.generation.generate import Stream
 from slimrt.modelfile.source import ModelSource
 from slimrt.plumbing.files import check_target, decode_text
@@ -17,12 +21,19 @@ from slimrt.results import Generation
 from slimrt.runtime.kinds import continues_texts
 from slimrt.runtime.session import Session, read_header
 
+_AT_ONCE = 8  # texts decoded together where the user does not say
+_ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
+
 
 def add_flags(flags: Flags) -> None:
     flags.model()
-    flags.add("-p", "--prompt", twin=False, metavar="TEXT", help="the text to continue (else -f, else stdin)")
+    flags.add("-p", "--prompt", twin=False, action=Collect, metavar="TEXT", help="the text to continue (else -f, else "
+              "stdin); several are one batch")  # fmt: skip
     flags.add("-f", "--file", twin=False, metavar="FILE", help="a file with the text to continue")
+    flags.add("-e", "--escape", action="store_true", help="\\n and \\t in -p are a line's end and a tab")
     flags.n_predict(128)
+    flags.add("-np", "--parallel", type=positive, metavar="N", help="texts decoded together; default: all, at most "
+              f"{_AT_ONCE}")  # fmt: skip
     flags.sampling()
     flags.add("--ignore-eos", action="store_true", help="never choose an end token")
     flags.add("--no-display-prompt", "--no-echo", action="store_true", help="print only what is generated")
@@ -37,7 +48,10 @@ def run(args: argparse.Namespace) -> int:
     continues_texts(source)
     if args.save_session:
         _check_session_file(Path(args.save_session), source)
-    prompt = _prompt(args)
+    prompts = _prompts(args)
+    if len(prompts) > 1:
+        return _several(args, source, prompts)
+    prompt = prompts[0]
     kept = read_header(args.load_session)["tokens"] if args.load_session else []
     ids = kept + source.tokenizer.encode(prompt, add_special_tokens=False) if kept else source.prompt_ids(prompt)
     with open_model(args, source, args.ctx or enough_context(source, len(ids), args.n_predict)) as model:
@@ -57,6 +71,26 @@ def run(args: argparse.Namespace) -> int:
     if args.verbose:
         note(args, timings_line(result))
     return code
+
+
+def _several(args: argparse.Namespace, source: ModelSource, prompts: Sequence[str]) -> int:
+    """Continue some prompts as a batch, and print what comes of each, with an empty line between."""
+    ids = [source.prompt_ids(prompt) for prompt in prompts]
+    n_ctx = args.ctx or max(enough_context(source, len(one), args.n_predict) for one in ids)
+    options = sampling_arguments(args) | {"max_tokens": args.n_predict, "ignore_eos": args.ignore_eos}
+    with open_model(args, source, n_ctx, n_seqs=args.parallel or min(len(ids), _AT_ONCE)) as model:
+        results = model.generate(ids, **options)
+    if args.json:
+        print_json([{"prompt": prompt} | one.to_dict() for prompt, one in zip(prompts, results, strict=True)])
+    else:
+        shown = [""] * len(prompts) if args.no_display_prompt else prompts
+        print("\n\n".join(prompt + one.text for prompt, one in zip(shown, results, strict=True)))
+    if cut := sum(one.truncated for one in results):
+        note(args, f"slimrt: {cut} of {len(results)} texts fill the context of {n_ctx} tokens; --ctx makes it larger")
+    if args.verbose:
+        for one in results:
+            note(args, timings_line(one))
+    return 0
 
 
 def _check_session_file(target: Path, source: ModelSource) -> None:
@@ -86,15 +120,22 @@ def timings_line(result: Generation) -> str:
     )
 
 
-def _prompt(args: argparse.Namespace) -> str:
+def _prompts(args: argparse.Namespace) -> list[str]:
     if args.prompt is not None and args.file is not None:
         args.usage_error("give -p or -f, not both")
     if args.prompt is not None:
-        return str(args.prompt)
+        if len(args.prompt) > 1 and (args.save_session or args.load_session):
+            args.usage_error("a session goes on with one text: give one -p")
+        return [_unescaped(one) for one in args.prompt] if args.escape else args.prompt
     if args.file is None and sys.stdin.isatty():
         args.usage_error("what to continue? give -p TEXT, -f FILE, or pipe a text in")
     data = Path(args.file).read_bytes() if args.file is not None else sys.stdin.buffer.read()
-    return decode_text(data, args.file or "stdin").removesuffix("\n")  # the one that an editor or echo put there
+    return [decode_text(data, args.file or "stdin").removesuffix("\n")]  # the one that an editor or echo put there
+
+
+def _unescaped(text: str) -> str:
+    """What llama.cpp makes of a backslash and a letter."""
+    return re.sub(r"\\([nrt\\'\"])", lambda found: _ESCAPES.get(found[1], found[1]), text)
 
 
 def _print(args: argparse.Namespace, prompt: str, stream: Stream) -> int:

@@ -79,6 +79,15 @@ VERBS = {
             "slimrt bench model.gguf -d 0 4096 --compare kv:f16 k:f16 --format csv -o speed.csv",
         ),
     ),
+    "completion": Verb(
+        "the script by which bash, zsh or fish complete command lines",
+        (
+            "slimrt completion bash > ~/.local/share/bash-completion/completions/slimrt",
+            "slimrt completion zsh > ~/.zfunc/_slimrt",
+            "slimrt completion fish > ~/.config/fish/completions/slimrt.fish",
+        ),
+    ),
+    "man": Verb("the manual, of all verbs and flags", ("slimrt man | man -l -", "slimrt man > slimrt.1")),
     "doctor": Verb(
         "CPU features, cores, memory bandwidth and access, versions", ("slimrt doctor", "slimrt doctor --tune")
     ),
