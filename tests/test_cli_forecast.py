@@ -41,6 +41,12 @@ def test_forecast(chronos, capsys, tmp_path, monkeypatch):
     assert np.array(record["series"]["b"]).shape == (6, 3)
     assert main([*both, "-o", str(tmp_path / "out.csv")]) == 0
     assert (tmp_path / "out.csv").read_text().startswith("series,step,0.1,0.5,0.9\na,1,")
+    assert main([*both, "-o", str(tmp_path / "out.json")]) == 0 and main([*both, "--format", "json"]) == 0
+    assert json.loads((tmp_path / "out.json").read_text()) == json.loads(capsys.readouterr().out) == record
+    for wrong, why in (("csv", "a format is --format csv"), ("out.csv", "out.csv and the format json do not go")):
+        with pytest.raises(SystemExit, match="2"):
+            main([*both, "--json", "-o", wrong])
+        assert why in capsys.readouterr().err
     assert main(["forecast", model, str(table), "--column", "day"]) == 1
     assert "column day is not numbers: row 2 says '2020-01-01'" in capsys.readouterr().err
 

@@ -28,7 +28,7 @@ from slimrt.model import Model
 from slimrt.modelfile.source import ModelSource
 from slimrt.modes import AUTO, CACHE_TYPES, FASTEST, MODES, RESIDUAL_MODE
 from slimrt.plumbing.arguments import unknown
-from slimrt.plumbing.files import check_target, written_beside
+from slimrt.plumbing.files import written_beside
 
 Made = TypeVar("Made")
 _COLOURS = {"red": "31", "green": "32", "dim": "2"}
@@ -257,12 +257,21 @@ def open_model(args: argparse.Namespace, source: ModelSource, n_ctx: int, n_seqs
     )
 
 
-def not_a_format(args: argparse.Namespace, formats: Sequence[str]) -> None:
-    """Wrong usage where -o is given a format, as llama-bench takes one; and what check_target says of the file."""
+def output_format(args: argparse.Namespace, formats: Sequence[str]) -> str:
+    """What --json or --format says, else what -o ends in, else the first. Wrong usage: -o is a format itself, as other
+    programs have it, or they disagree."""
     if args.output in formats:
         args.usage_error(f"-o names what to write to; a format is --format {args.output}")
-    if args.output is not None:
-        check_target(Path(args.output))
+    ending, asked = output_ending(args, formats), "json" if args.json else args.format
+    if ending and asked and ending != asked:
+        args.usage_error(f"-o {args.output} and the format {asked} do not go together")
+    return asked or ending or formats[0]
+
+
+def output_ending(args: argparse.Namespace, formats: Sequence[str]) -> str | None:
+    """The format that the file to write is named after; None: there is no such file."""
+    ending = Path(args.output).suffix[1:] if args.output and not os.path.isdir(args.output) else ""
+    return ending if ending in formats else None
 
 
 def write_out(target: str | None, text: str) -> None:

@@ -18,16 +18,16 @@ from slimrt.cli.common import (
     as_json,
     beside_model,
     model_source,
-    not_a_format,
     note,
     open_model,
+    output_format,
     write_out,
 )
 from slimrt.cli.flags import Collect
 from slimrt.cli.values import is_number, parsed, positive, seed
 from slimrt.forecast.predict import enough_context, trained_levels
 from slimrt.measure.plots import check_plot, plot_forecast
-from slimrt.plumbing.files import decode_text
+from slimrt.plumbing.files import check_target, decode_text
 
 _AT_ONCE = 32  # sequences: sample paths, or series
 _FORMATS = ("csv", "json")
@@ -60,7 +60,7 @@ def add_flags(flags: Flags) -> None:
         "--num-samples", type=positive, metavar="N", help="paths that Chronos draws; default: what the model says"
     )
     flags.add("-s", "--seed", type=seed, metavar="N", help="makes the paths reproducible")
-    flags.add("--format", "--output-format", twin=False, choices=_FORMATS, default="csv", help="default: %(default)s")
+    flags.add("--format", "--output-format", twin=False, choices=_FORMATS, help="default: what -o ends in, else csv")
     flags.add("-o", "--output", twin=False, metavar="FILE", help="write the CSV or JSON there; default: stdout")
     flags.add(
         "--plot", twin=False, metavar="FILE", help="draw series and quantiles (.png, .svg, .pdf; needs the extra plot)"
@@ -75,7 +75,9 @@ def run(args: argparse.Namespace) -> int:
         args.usage_error(f"give one CSV after the model, not {' and '.join(given)}")
     if args.plot is not None:
         check_plot(args.plot)
-    not_a_format(args, _FORMATS)
+    form = output_format(args, _FORMATS)
+    if args.output is not None:
+        check_target(Path(args.output))
     if not given and sys.stdin.isatty():
         args.usage_error("which series? give CSV after the model, or pipe one in")
     data = Path(given[0]).read_bytes() if given else sys.stdin.buffer.read()
@@ -90,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     if args.plot is not None:
         plot_forecast(series, quantiles, args.quantiles, args.plot)
     names = list(series)
-    if args.json or args.format == "json":
+    if form == "json":
         text = as_json(_record(names, args.quantiles, quantiles)) + "\n"
     else:
         text = _csv(names, args.quantiles, quantiles)

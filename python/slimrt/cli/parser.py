@@ -39,7 +39,8 @@ class Parser(argparse.ArgumentParser):
         """The command line. SystemExit 2: wrong usage."""
         found, left = self.parse_known_args(self._plain(words))
         if left:
-            self.error(f"'{left[0]}' is one word too many")
+            prompt = self._action("--prompt")
+            self.error(f"'{left[0]}' is one word too many{'; a text goes after -p' if prompt else ''}")
         return found
 
     def error(self, message: str) -> NoReturn:
