@@ -160,7 +160,7 @@ def test_help_has_groups_and_examples(run):
     assert (code, err) == (0, "") and out.startswith("usage: slimrt generate MODEL [flags]\n")
     for title in ("model:", "choice of tokens:", "machine and memory:", "cache:", "examples:"):
         assert f"\n{title}\n" in out
-    assert "-c, --ctx, --ctx-size N" in out and "--n-source" not in out and "--num-beams" not in out
+    assert "-c, --ctx, --ctx-size N" in out and "--n-source" not in out
     assert "--n-source" in run("translate", "--help")[1]
     assert "usage: slimrt convert MODEL -o OUT [flags]\n" in run("convert", "--help")[1]
 
@@ -225,7 +225,7 @@ def test_several_prompts_are_a_batch(run, tiny, tmp_path):
     results = json.loads(run(*arguments, "-p", PROMPT, "-p", "a", "-np", 1, "--json")[1])
     assert [one["prompt"] for one in results] == [PROMPT, "a"]
     assert [one["prompt"] + one["text"] + "\n" for one in results] == [out for _, out, _ in alone]
-    assert "2 of 2 texts fill the context" in run(*arguments, "-p", PROMPT, "-p", "a", "-c", 32, "-n", 99)[2]
+    assert "full in 2 of 2 texts" in run(*arguments, "-p", PROMPT, "-p", "a", "-c", 32, "-n", 99)[2]
     code, _, err = run(*arguments, "-p", PROMPT, "-p", "a", "--save-session", tmp_path / "s")
     assert code == 2 and "give one -p" in err
 

@@ -63,7 +63,7 @@ HABITS = (
            "--yarn-ext-factor", "--yarn-attn-factor", "--yarn-beta-slow", "--yarn-beta-fast"),
           "positions are scaled as the file says, and not otherwise"),
     Habit(("-gan", "--grp-attn-n", "-gaw", "--grp-attn-w"), "the context is not stretched: make it larger with -c N"),
-    Habit(("--no-context-shift",), "nothing is shifted out of a full context unless --context-shift asks for it", ("",)),
+    Habit(("--no-context-shift",), "a full context is only shifted where --context-shift asks for it", ("",)),
     Habit(("--swa-full", "-dt", "--defrag-thold"), "rows that no window reaches are given back by themselves"),
     Habit(("--prompt-cache", "--prompt-cache-all", "--prompt-cache-ro"),
           "contexts are kept with --save-session FILE and continued with --load-session FILE (slimrt generate)"),
