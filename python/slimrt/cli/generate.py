@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _several(args: argparse.Namespace) -> bool:
     """Whether texts are known only when they are done."""
-    return args.answers > 1 or args.num_beams > 1
+    return bool(args.answers > 1 or args.num_beams > 1)
 
 
 def _check_usage(args: argparse.Namespace) -> None:
