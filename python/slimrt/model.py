@@ -186,13 +186,8 @@ class Model(Tasks, Closing):
     ) -> list[list[Generation]]: ...
 
     def generate(
-        self,
-        prompt: Prompt | Prompts,
-        *,
-        n: int | None = None,
-        session: Session | None = None,
-        **options: Unpack[GenerateOptions],
-    ) -> Generation | list[Generation] | list[list[Generation]]:
+        self, prompt: Any, *, n: int | None = None, session: Session | None = None, **options: Unpack[GenerateOptions]
+    ) -> Any:  # what the overloads say
         """Continue a prompt.
 
         Args:
@@ -243,8 +238,7 @@ class Model(Tasks, Closing):
                 where the model has no BOS.
             TypeError: an option of a wrong kind, or one that there is not.
         """
-        result: Generation | list[Generation] | list[list[Generation]] = self._generate(prompt, n, session, options)
-        return result
+        return self._generate(prompt, n, session, options)
 
     def stream(self, prompt: Prompt, *, session: Session | None = None, **options: Unpack[GenerateOptions]) -> Stream:
         """Continue a prompt piece by piece: an iterator of str, whose `result` is the Generation so far.
@@ -259,19 +253,29 @@ class Model(Tasks, Closing):
 
     @overload
     async def agenerate(
-        self, prompt: Prompt, *, session: Session | None = None, **options: Unpack[GenerateOptions]
+        self, prompt: Prompt, *, n: None = None, session: Session | None = None, **options: Unpack[GenerateOptions]
     ) -> Generation: ...
 
     @overload
     async def agenerate(
-        self, prompt: Prompts, *, session: None = None, **options: Unpack[GenerateOptions]
+        self, prompt: Prompts, *, n: None = None, session: None = None, **options: Unpack[GenerateOptions]
     ) -> list[Generation]: ...
 
+    @overload
     async def agenerate(
-        self, prompt: Prompt | Prompts, *, session: Session | None = None, **options: Unpack[GenerateOptions]
-    ) -> Generation | list[Generation]:
+        self, prompt: Prompt, *, n: int, session: None = None, **options: Unpack[GenerateOptions]
+    ) -> list[Generation]: ...
+
+    @overload
+    async def agenerate(
+        self, prompt: Prompts, *, n: int, session: None = None, **options: Unpack[GenerateOptions]
+    ) -> list[list[Generation]]: ...
+
+    async def agenerate(
+        self, prompt: Any, *, n: int | None = None, session: Session | None = None, **options: Unpack[GenerateOptions]
+    ) -> Any:
         """generate() in a thread; cancelling it stops the work at the next step."""
-        return await run_in_thread(lambda given: self._generate(prompt, None, session, given), options)
+        return await run_in_thread(lambda given: self._generate(prompt, n, session, given), options)
 
     def astream(
         self, prompt: Prompt, *, session: Session | None = None, **options: Unpack[GenerateOptions]
@@ -386,7 +390,7 @@ class Model(Tasks, Closing):
 
     def _generate(
         self, prompt: Prompt | Prompts, n: int | None, session: Session | None, options: GenerateOptions
-    ) -> Any:  # what generate's overloads say
+    ) -> Any:
         settings, called = self._options(options), time.perf_counter()
         several = isinstance(prompt, list) and (not prompt or not isinstance(prompt[0], (int, np.integer)))
         if several and session is not None:
