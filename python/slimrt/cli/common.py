@@ -87,7 +87,7 @@ class Flags:
 
     def model(self) -> None:
         self.parser.add_argument("positional", metavar="MODEL", nargs="?", help="a GGUF file, Hugging Face "
-                                 "directory or whisper.cpp's ggml-*.bin")  # fmt: skip
+                                 "directory, whisper.cpp's ggml-*.bin, or ORG/REPO[:FILE or TYPE]")  # fmt: skip
         self.add("-m", "--model", metavar="MODEL", help="the same as a flag")
 
     def engine(self) -> None:

@@ -17,9 +17,10 @@ _NOT_VERIFIED = 3  # exit code: --verify, and the mode loses too much
 
 
 def add_flags(flags: Flags) -> None:
-    flags.parser.add_argument("source", metavar="SRC", help="a GGUF file, a Hugging Face "
-                              "directory or whisper.cpp's ggml-*.bin")  # fmt: skip
+    flags.parser.add_argument("source", metavar="SRC", help="a GGUF file, a Hugging Face directory, whisper.cpp's "
+                              "ggml-*.bin, or ORG/REPO[:FILE or TYPE]")  # fmt: skip
     flags.add("-o", "--out", required=True, metavar="OUT", help="the file to write")
+    flags.add("--force", action="store_true", help="replace OUT where it exists")
     modes = "kv, k, k+r, v, x, xr, kivi, lowrank, latent, or auto: for each layer the best within a target"
     flags.add("--cache", metavar="MODE", help=f"fold for {modes}; without it nothing is folded")
     flags.add(
@@ -139,4 +140,5 @@ def _convert(args: argparse.Namespace, cache: str | None) -> ConvertReport:
         verify=args.verify,
         allow_lossy=args.allow_lossy,
         progress=show_progress(args),
+        overwrite=args.force,
     )

@@ -15,7 +15,7 @@ from slimrt.plumbing.files import check_target, decode_text
 from slimrt.plumbing.units import format_bytes
 from slimrt.results import Generation
 from slimrt.runtime.kinds import continues_texts
-from slimrt.runtime.session import Session, read_header
+from slimrt.runtime.session import Session, is_session, read_header
 
 HELP = "continue a text"
 
@@ -30,6 +30,7 @@ def add_flags(flags: Flags) -> None:
     flags.add("--ignore-eos", action="store_true", help="never choose an end token")
     flags.add("--no-display-prompt", "--no-echo", action="store_true", help="print only what is generated")
     flags.add("--save-session", metavar="FILE", help="keep the context in a file afterwards")
+    flags.add("--force", action="store_true", help="--save-session may replace a file that is no session")
     flags.add("--load-session", metavar="FILE", help="continue a kept context; the prompt is added to it")
     flags.engine()
     flags.output()
@@ -39,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     source = model_source(args)
     continues_texts(source)
     if args.save_session:
-        _check_session_file(Path(args.save_session), source)
+        _check_session_file(Path(args.save_session), source, args.force)
     prompt = _prompt(args)
     kept = read_header(args.load_session)["tokens"] if args.load_session else []
     ids = kept + source.tokenizer.encode(prompt, add_special_tokens=False) if kept else source.prompt_ids(prompt)
@@ -62,10 +63,15 @@ def run(args: argparse.Namespace) -> int:
     return code
 
 
-def _check_session_file(target: Path, source: ModelSource) -> None:
+def _check_session_file(target: Path, source: ModelSource, force: bool) -> None:
     check_target(target)
-    if target.exists() and any(target.samefile(file) for file in source.file.paths):
+    if not target.exists():
+        return
+    if any(target.samefile(file) for file in source.file.paths):
         raise ValueError(f"--save-session {target} would replace the model; name another file")
+    if not force and target.stat().st_size and not is_session(target):
+        raise FileExistsError(f"--save-session {target} would replace a file that is no session: name another, or "
+                              "--force")  # fmt: skip
 
 
 def enough_context(source: ModelSource, n_prompt: int, n_predict: int) -> int:
