@@ -172,6 +172,7 @@ def convert(
     verify: bool | str | os.PathLike[str] | None = None,
     allow_lossy: bool = False,
     progress: bool | None = None,
+    overwrite: bool = True,
 ) -> ConvertReport:
     """Convert a GGUF file or a Hugging Face directory to a GGUF file that loads with its cache mode at once.
 
@@ -209,4 +210,5 @@ def convert(
         verify=verify,
         allow_lossy=allow_lossy,
         progress=wanted(progress),
+        overwrite=overwrite,
     )

@@ -53,7 +53,7 @@ class Flags(SamplingFlags):
     def model(self) -> None:
         """Which model; what follows is the verb's own."""
         self.parser.add_argument("positional", metavar="MODEL", nargs="?", help="a GGUF file, Hugging Face "
-                                 "directory or whisper.cpp's ggml-*.bin")  # fmt: skip
+                                 "directory, whisper.cpp's ggml-*.bin, or ORG/REPO[:FILE or TYPE]")  # fmt: skip
         self.group("model")
         self.add("-m", "--model", twin=False, metavar="MODEL", help="the same as a flag, or SLIMRT_MODEL in the "
                  "environment")  # fmt: skip

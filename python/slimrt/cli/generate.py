@@ -22,7 +22,7 @@ from slimrt.plumbing.files import check_target, decode_text
 from slimrt.plumbing.units import format_bytes
 from slimrt.results import Generation
 from slimrt.runtime.kinds import continues_texts
-from slimrt.runtime.session import Session, read_header
+from slimrt.runtime.session import Session, is_session, read_header
 
 _AT_ONCE = 8  # texts decoded together where the user does not say
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
@@ -52,6 +52,7 @@ def add_flags(flags: Flags) -> None:
     flags.add("--ignore-eos", action="store_true", help="never choose an end token")
     flags.add("--no-display-prompt", "--no-echo", action="store_true", help="print only what is generated")
     flags.add("--save-session", twin=False, metavar="FILE", help="keep the context in a file afterwards")
+    flags.add("--force", twin=False, action="store_true", help="--save-session may replace a file that is no session")
     flags.add("--load-session", twin=False, metavar="FILE", help="continue a kept context; the prompt is added to it")
     flags.engine()
     flags.output()
@@ -63,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     prompts = _prompts(args)
     _check_usage(args, prompts)
     if args.save_session:
-        _check_session_file(Path(args.save_session), source)
+        _check_session_file(Path(args.save_session), source, args.force)
     options = _options(args)
     Options(**options)  # what does not go together is said before the model is loaded
     if _are_several(args, prompts):
@@ -144,10 +145,15 @@ def _notes(args: argparse.Namespace, n_ctx: int, results: Sequence[Generation]) 
             note(args, timings_line(one))
 
 
-def _check_session_file(target: Path, source: ModelSource) -> None:
+def _check_session_file(target: Path, source: ModelSource, force: bool) -> None:
     check_target(target)
-    if target.exists() and any(target.samefile(file) for file in source.file.paths):
+    if not target.exists():
+        return
+    if any(target.samefile(file) for file in source.file.paths):
         raise ValueError(f"--save-session {target} would replace the model; name another file")
+    if not force and target.stat().st_size and not is_session(target):
+        raise FileExistsError(f"--save-session {target} would replace a file that is no session: name another, or "
+                              "--force")  # fmt: skip
 
 
 def enough_context(source: ModelSource, n_prompt: int, n_predict: int) -> int:

@@ -138,6 +138,17 @@ class SparseReport:
 
 
 @dataclass(frozen=True)
+class Stored:
+    """What a model takes on the disk. type: of its weights, such as "q4_k_m". bytes: of all its files."""
+
+    type: str
+    bytes: int
+
+    def __str__(self) -> str:
+        return f"{self.type} {format_bytes(self.bytes)}"
+
+
+@dataclass(frozen=True)
 class ConvertReport:
     """What `convert` wrote.
 
@@ -149,6 +160,7 @@ class ConvertReport:
         verify: the comparison with the source, when asked for.
         target_error: what errors were kept within. target_bytes: what `long_bytes` of all layers were kept within.
         cross: one report a layer whose cross-attention was folded. sparse: what sparse_delta the file says.
+        before, after: of the source, and of the new file.
     """
 
     path: Path
@@ -162,6 +174,8 @@ class ConvertReport:
     target_bytes: int | str | None = None
     cross: tuple[CrossReport, ...] = ()
     sparse: SparseReport | None = None
+    before: Stored | None = None
+    after: Stored | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain data, for JSON."""
@@ -169,7 +183,7 @@ class ConvertReport:
 
     def table(self) -> str:
         """The report as text: a row a layer, a total, then warnings."""
-        lines = [str(self.path)]
+        lines = [str(self.path), *([f"{self.before} -> {self.after}"] if self.before else [])]
         if any(layer.errors for layer in self.layers):
             lines += self._by_type()
         if any(layer.predicted for layer in self.layers):

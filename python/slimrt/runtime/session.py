@@ -192,6 +192,12 @@ def append_together(
     return logits
 
 
+def is_session(path: str | os.PathLike[str]) -> bool:
+    """Whether a file begins as a session file does, of whatever version, sound or not."""
+    with Path(path).open("rb") as file:
+        return file.read(len(_MAGIC)) == _MAGIC
+
+
 def read_header(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The header of a session file: version, model, cache, tokens, bytes (of rows). Its checksum is not looked at.
 
