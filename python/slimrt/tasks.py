@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any, Unpack, overload
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from slimrt.forecast.options import PredictOptions
 from slimrt.generation.text2text import Text2Text, Text2TextOptions, prefixed, text2text
 from slimrt.results import Generation
 from slimrt.runtime.runtime import Runtime
@@ -16,6 +17,9 @@ from slimrt.runtime.session import TokenIds, as_ids
 from slimrt.speech.audio import SAMPLE_RATE, Audio
 from slimrt.speech.options import TranscribeOptions, Transcription
 from slimrt.speech.records import Segment, TranscriptionInfo
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Text = str | TokenIds
 
@@ -134,12 +138,7 @@ class Tasks:
         series: Any,
         prediction_length: int | None = None,
         quantile_levels: Sequence[float] = (0.1, 0.5, 0.9),
-        *,
-        num_samples: int | None = None,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        seed: int | None = None,
+        **options: Unpack[PredictOptions],
     ) -> NDArray[np.float32]:
         """Quantiles of the values that follow series: float32 (batch, prediction_length, q). For Chronos and Bolt.
 
@@ -148,7 +147,7 @@ class Tasks:
             prediction_length: steps; None: what the model was trained for. Beyond that it goes on from its own
                 forecast.
             quantile_levels: from 0 to 1. Chronos-Bolt has nothing outside those it was trained for, mostly 0.1 to 0.9:
-                its lowest and highest stand for what is beyond.
+                its lowest and highest stand for what is beyond, with a warning.
             num_samples, temperature, top_k, top_p: of Chronos' sample paths; None: what the model says. Chronos-Bolt
                 draws none.
             seed: makes the paths reproducible; series i uses seed + i.
@@ -158,12 +157,55 @@ class Tasks:
             ValueError, TypeError: no numbers, infinite ones or beyond 1e17, none that the model reads, or an option out
                 of its range.
         """
-        from slimrt.forecast.predict import predict_quantiles
+        from slimrt.forecast.predict import predict, warn_beyond
 
-        return predict_quantiles(
-            self._runtime, series, prediction_length, quantile_levels, num_samples=num_samples,
-            temperature=temperature, top_k=top_k, top_p=top_p, seed=self._seed_of(seed),
+        seed = self._seed_of(options.get("seed"))
+        quantiles, _ = predict(self._runtime, series, prediction_length, quantile_levels, seed, options)
+        warn_beyond(self._runtime.source, quantile_levels)
+        return quantiles
+
+    def predict_df(
+        self,
+        df: pd.DataFrame,
+        *,
+        id_column: str = "item_id",
+        timestamp_column: str = "timestamp",
+        target: str = "target",
+        prediction_length: int | None = None,
+        quantile_levels: Sequence[float] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
+        freq: str | pd.DateOffset | None = None,
+        **options: Unpack[PredictOptions],
+    ) -> pd.DataFrame:
+        """The same of a pandas DataFrame with a row a step, as chronos-forecasting's predict_df (the extra `forecast`).
+
+        Args:
+            df: rows in any order. Columns but the three named are not read.
+            id_column: which series a row is of. timestamp_column: when it is; every series has the same regular steps.
+            target: the values; NaN is a missing one.
+            prediction_length, quantile_levels and the other options: as predict_quantiles.
+            freq: steps, as pandas names them ("D", "ME"); None: what the timestamps of series of 3 rows or more tell.
+                It is used as it is, for series that are not regular too.
+
+        Returns:
+            A row for each series, in the order of their first rows, and step: id_column, timestamp_column,
+            "target_name", "predictions" (of Chronos the mean of its paths, of Chronos-Bolt the median), and a column
+            for each quantile level, called str(level).
+
+        Raises:
+            UnsupportedError: not a Chronos model, or pandas is missing.
+            ValueError: no such column, dates that are ambiguous, given twice or not regular, without `freq`.
+            Others as predict_quantiles.
+        """
+        from slimrt.forecast.frame import Columns, predict_frame
+        from slimrt.forecast.predict import predict, warn_beyond
+
+        seed = self._seed_of(options.get("seed"))
+        found = predict_frame(
+            lambda series: predict(self._runtime, series, prediction_length, quantile_levels, seed, options),
+            df, Columns(id_column, timestamp_column, target), quantile_levels, freq,
         )  # fmt: skip
+        warn_beyond(self._runtime.source, quantile_levels)
+        return found
 
     def _source_ids(self, text: Text) -> list[int]:
         if isinstance(text, str):
