@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         if session is not None and args.save_session and code == 0:
             _save(session, [*ids, *result.tokens], model.n_ctx, args.save_session)
     if result.truncated:
-        note(args, f"slimrt: the context of {model.n_ctx} tokens is full; --ctx makes it larger")
+        note(args, f"slimrt: the context of {model.n_ctx} tokens is full; {source.more_context(model.n_ctx)}")
     if args.verbose:
         note(args, timings_line(result))
     return code
