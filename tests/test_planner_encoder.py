@@ -108,7 +108,7 @@ def test_a_model_without_an_encoder_has_no_such_table(tiny):
 
 @pytest.mark.usefixtures("clean_environment")
 def test_the_command_prints_it(run, whisper):
-    code, out, _ = run("plan", whisper("tiny"), "--batch", "64")
+    code, out, _ = run("plan", whisper("tiny"), "--parallel", "64")
     assert code == 0
     line = next(line for line in out.splitlines() if line.startswith("option 2, x"))
     assert "4.7" in line and "8.71x" in line and "x f16" in line and "e f16" in line

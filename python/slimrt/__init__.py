@@ -8,43 +8,46 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING
 
-from slimrt.cache.config import CacheConfig
-from slimrt.core import __version__
-from slimrt.errors import (
-    AudioError,
-    CacheUnsupportedError,
-    ContextOverflowError,
-    ModelFormatError,
-    SlimrtError,
-    UnsupportedError,
-    WontFitError,
-)
-from slimrt.generation.generate import Stream
-from slimrt.generation.options import GenerateOptions
-from slimrt.measure.quality import compare_caches
-from slimrt.model import Model
-from slimrt.modelfile.source import ModelSource
-from slimrt.results import (
-    CacheComparison,
-    CacheQuality,
-    CacheUse,
-    Generation,
-    PlanResult,
-    PlanRow,
-    Score,
-    Timings,
-    TokenLogprob,
-    Usage,
-)
-from slimrt.runtime.plan import plan
-from slimrt.runtime.session import Session
-from slimrt.speech.records import Segment, TranscriptionInfo, Word
-from slimrt.tokenizer.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # else on first use: __getattr__
+    from slimrt.cache.config import CacheConfig
+    from slimrt.core import __version__
+    from slimrt.errors import (
+        AudioError,
+        CacheUnsupportedError,
+        ChatError,
+        ContextOverflowError,
+        DownloadError,
+        ModelFormatError,
+        SlimrtError,
+        UnsupportedError,
+        WontFitError,
+    )
     from slimrt.folding.report import ConvertReport
+    from slimrt.generation.generate import Stream
+    from slimrt.generation.options import GenerateOptions
+    from slimrt.measure.quality import compare_caches
+    from slimrt.model import Model
+    from slimrt.modelfile.source import ModelSource
+    from slimrt.results import (
+        CacheComparison,
+        CacheQuality,
+        CacheUse,
+        Generation,
+        PlanResult,
+        PlanRow,
+        Score,
+        Timings,
+        TokenLogprob,
+        TopLogprob,
+        Usage,
+    )
+    from slimrt.runtime.plan import plan
+    from slimrt.runtime.session import Session
+    from slimrt.speech.records import Segment, TranscriptionInfo, Word
+    from slimrt.tokenizer.tokenizer import Tokenizer
 
 __all__ = [
     "AudioError",
@@ -53,7 +56,9 @@ __all__ = [
     "CacheQuality",
     "CacheUnsupportedError",
     "CacheUse",
+    "ChatError",
     "ContextOverflowError",
+    "DownloadError",
     "GenerateOptions",
     "Generation",
     "Model",
@@ -69,6 +74,7 @@ __all__ = [
     "Timings",
     "TokenLogprob",
     "Tokenizer",
+    "TopLogprob",
     "TranscriptionInfo",
     "UnsupportedError",
     "Usage",
@@ -79,6 +85,61 @@ __all__ = [
     "convert",
     "plan",
 ]
+
+# module -> the public names that it defines, which are imported when they are first used: `slimrt --version`, and
+# whoever uses a part, must not wait for all of it
+_NAMES = {
+    "cache.config": ("CacheConfig",),
+    "core": ("__version__",),
+    "errors": (
+        "AudioError",
+        "CacheUnsupportedError",
+        "ChatError",
+        "ContextOverflowError",
+        "DownloadError",
+        "ModelFormatError",
+        "SlimrtError",
+        "UnsupportedError",
+        "WontFitError",
+    ),
+    "generation.generate": ("Stream",),
+    "generation.options": ("GenerateOptions",),
+    "measure.quality": ("compare_caches",),
+    "model": ("Model",),
+    "modelfile.source": ("ModelSource",),
+    "results": (
+        "CacheComparison",
+        "CacheQuality",
+        "CacheUse",
+        "Generation",
+        "PlanResult",
+        "PlanRow",
+        "Score",
+        "Timings",
+        "TokenLogprob",
+        "TopLogprob",
+        "Usage",
+    ),
+    "runtime.plan": ("plan",),
+    "runtime.session": ("Session",),
+    "speech.records": ("Segment", "TranscriptionInfo", "Word"),
+    "tokenizer.tokenizer": ("Tokenizer",),
+}
+_HOMES = {name: f"slimrt.{module}" for module, names in _NAMES.items() for name in names}
+
+
+if not TYPE_CHECKING:  # a type checker knows the names, and must complain of others
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOMES:
+            raise AttributeError(f"module 'slimrt' has no attribute '{name}'")
+        value: object = getattr(import_module(_HOMES[name]), name)
+        globals()[name] = value  # from now on without this function
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def convert(

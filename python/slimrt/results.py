@@ -78,14 +78,20 @@ class CacheUse(_PerLayer, Record):
 
 
 @dataclass(frozen=True)
-class TokenLogprob(Record):
-    """A generated token and the likeliest ones in its place: natural logarithms of the model's own distribution,
-    before temperature, penalties and filters."""
+class TopLogprob(Record):
+    """A token (its id and its text; U+FFFD stands for part of a character), and the natural logarithm of its
+    probability in the model's own distribution, before temperature, penalties and filters."""
 
     token: int
     text: str
     logprob: float
-    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
+class TokenLogprob(TopLogprob):
+    """A generated token, and the likeliest ones in its place, best first."""
+
+    top: tuple[TopLogprob, ...]
 
 
 @dataclass(frozen=True)
@@ -94,12 +100,14 @@ class Generation(Record):
 
     Attributes:
         text: what follows the prompt, without the stop string or end token that ended it.
-        tokens: ids generated; an end token is not among them, the tokens of a stop string are.
+        tokens: ids generated: what the model's context holds. An end token is not among them; the tokens of a stop
+            string are, though `text` ends before it (detokenize(tokens) has it), since it may begin within a token.
         finish_reason: "stop" (an end token or a stop string), "length" (max_tokens), "context" (the context is full),
             "unfinished" (a stream read before its end).
         truncated: the full context cut it off (finish_reason "context").
         seed: the seed that reproduces it.
         logprobs: one entry a token, or None when not asked for.
+        shifted: tokens of prompt and text that were dropped from a full context (on_overflow="shift"); 0: none.
     """
 
     text: str
@@ -111,6 +119,7 @@ class Generation(Record):
     timings: Timings
     cache: CacheUse
     logprobs: tuple[TokenLogprob, ...] | None
+    shifted: int = 0
 
 
 @dataclass(frozen=True)

@@ -44,9 +44,9 @@ class Tasks:
         """What is said in a sound of any length: segments, and about the whole. For Whisper and Moonshine.
 
         Args:
-            audio: a file (WAV, FLAC, Ogg, MP3, ...; the extra `audio`), by its path or opened in binary, or an array
-                (n,) or (n, channels), full scale 1; a list of these gives a list of results, decoded together as far as
-                n_seqs allows.
+            audio: a file (WAV; with the extra `audio` FLAC, Ogg, MP3, M4A, MP4, MKV, ...), by its path or opened in
+                binary, or an array (n,) or (n, channels), full scale 1; a list of these gives a list of results,
+                decoded together as far as n_seqs allows.
             sample_rate: of arrays, Hz; files know theirs.
             language: a code or name, "en" or "English"; None: detected in the first window.
             task: "transcribe", or "translate" to English.
@@ -67,6 +67,7 @@ class Tasks:
             clip_timestamps: hear only these stretches: seconds start, end, start, end ..., the last end may be missing;
                 text such as "0,5" too.
             skip_silence: leave silences longer than 2 s out; times are those of the sound with them.
+            max_seconds: a longer sound is refused before it fills the memory; 4 hours.
             seed: of what is drawn at temperatures above 0; the i-th sound of a list uses seed + i.
             on_progress: called as f("transcribe", done, total) in hundredths of a second of sound.
             on_segment: called as f(i, segment) as soon as there is another one of the i-th sound; on_result: as
@@ -75,8 +76,10 @@ class Tasks:
         Moonshine transcribes English, tells no times but those of stretches of 30 s, and is greedy or takes num_beams:
         timestamps, thresholds, condition_on_previous_text and max_initial_timestamp say nothing to it.
 
+        A file that is cut off is read to its end, with a UserWarning that info.warnings repeats.
+
         Raises:
-            AudioError: not a sound, cut off, empty, or with NaN in it. FileNotFoundError: no such file.
+            AudioError: not a sound, empty, longer than max_seconds, or with NaN in it. FileNotFoundError: no such file.
             ContextOverflowError: n_ctx is too small for any text.
             UnsupportedError: not a model of speech, one that lacks what is asked for, or the extra `audio` is missing.
             ValueError, TypeError: an option out of its range, or of a wrong kind.

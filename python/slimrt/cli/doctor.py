@@ -11,10 +11,9 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from typing import Any
 
 from slimrt import __version__, core, machine
-from slimrt.cli.common import Flags, positive, print_json
+from slimrt.cli.common import Flags, print_json
+from slimrt.cli.values import positive
 from slimrt.plumbing.units import format_bytes
-
-HELP = "CPU features, cores, memory bandwidth and access, versions, extras"
 
 _PACKAGES = ("numpy", "gguf", "safetensors", "tokenizers", "jinja2", "tqdm")
 _NOT_FOR_USERS = ("test", "oracle", "bench", "dev")

@@ -13,47 +13,73 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from slimrt.cli.common import Collect, Flags, as_json, model_source, note, open_model, parsed, positive
+from slimrt.cli.common import (
+    Flags,
+    as_json,
+    beside_model,
+    model_source,
+    not_a_format,
+    note,
+    open_model,
+    write_out,
+)
+from slimrt.cli.flags import Collect
+from slimrt.cli.values import is_number, parsed, positive, seed
 from slimrt.forecast.predict import enough_context, trained_levels
 from slimrt.measure.plots import check_plot, plot_forecast
-from slimrt.plumbing.files import check_target, decode_text, written_beside
+from slimrt.plumbing.files import decode_text
 
-HELP = "forecast time series with Chronos and Chronos-Bolt: CSV in, quantiles out; several columns are one batch"
 _AT_ONCE = 32  # sequences: sample paths, or series
+_FORMATS = ("csv", "json")
 _MISSING = ("", "nan", "na", "null", "none")
 
 
 def add_flags(flags: Flags) -> None:
     flags.model()
     flags.parser.add_argument(
-        "csv", metavar="CSV", nargs="?", help="a file with a row a step, oldest first (else stdin)"
+        "csv", metavar="CSV", nargs="*", help="a file with a row a step, oldest first (else stdin)"
     )
-    flags.add("--column", action=Collect, default=[], metavar="NAME", help="to forecast, by name or number from 1; may "
-              "be repeated; default: the last one of numbers")  # fmt: skip
-    flags.add("--id", metavar="NAME", help="column that says which series a row belongs to, where several are stacked")
+    flags.add("--column", twin=False, action=Collect, default=[], metavar="NAME", help="to forecast, by name or "
+              "number from 1; may be repeated; default: the last one of numbers")  # fmt: skip
+    flags.add(
+        "--id",
+        twin=False,
+        metavar="NAME",
+        help="column that says which series a row belongs to, where several are stacked",
+    )
     flags.add("-n", "--horizon", type=positive, metavar="N", help="steps; default: what the model was trained for")
-    flags.add("--quantiles", type=_levels, default=(0.1, 0.5, 0.9), metavar="Q[,Q]", help="default: 0.1,0.5,0.9")
+    flags.add(
+        "--quantiles",
+        type=_levels,
+        goes_on=is_number,
+        default=(0.1, 0.5, 0.9),
+        metavar="Q[,Q]",
+        help="default: 0.1,0.5,0.9",
+    )
     flags.add(
         "--num-samples", type=positive, metavar="N", help="paths that Chronos draws; default: what the model says"
     )
-    flags.add("--seed", type=int, metavar="N", help="makes the paths reproducible")
-    flags.add("-o", "--output", metavar="FILE", help="write the CSV or JSON there; default: stdout")
-    flags.add("--plot", metavar="FILE", help="draw series and quantiles (.png, .svg, .pdf; needs the extra plot)")
-    flags.engine()
+    flags.add("-s", "--seed", type=seed, metavar="N", help="makes the paths reproducible")
+    flags.add("--format", "--output-format", twin=False, choices=_FORMATS, default="csv", help="default: %(default)s")
+    flags.add("-o", "--output", twin=False, metavar="FILE", help="write the CSV or JSON there; default: stdout")
+    flags.add(
+        "--plot", twin=False, metavar="FILE", help="draw series and quantiles (.png, .svg, .pdf; needs the extra plot)"
+    )
+    flags.engine(encoder=True)
     flags.output()
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.csv is None and args.model and args.positional:
-        args.csv, args.positional = args.positional, None
+    given = beside_model(args, args.csv)
+    if len(given) > 1:
+        args.usage_error(f"give one CSV after the model, not {' and '.join(given)}")
     if args.plot is not None:
         check_plot(args.plot)
-    if args.output is not None:
-        check_target(Path(args.output))
-    if args.csv is None and sys.stdin.isatty():
+    not_a_format(args, _FORMATS)
+    if not given and sys.stdin.isatty():
         args.usage_error("which series? give CSV after the model, or pipe one in")
-    data = Path(args.csv).read_bytes() if args.csv is not None else sys.stdin.buffer.read()
-    name = args.csv or "stdin"
+    data = Path(given[0]).read_bytes() if given else sys.stdin.buffer.read()
+    name = given[0] if given else "stdin"
     series = read_series(decode_text(data, name), name, args.column or None, args.id, lambda text: note(args, text))
     source = model_source(args)
     with open_model(args, source, args.ctx or enough_context(source), n_seqs=_AT_ONCE) as model:
@@ -64,15 +90,11 @@ def run(args: argparse.Namespace) -> int:
     if args.plot is not None:
         plot_forecast(series, quantiles, args.quantiles, args.plot)
     names = list(series)
-    if args.json:
+    if args.json or args.format == "json":
         text = as_json(_record(names, args.quantiles, quantiles)) + "\n"
     else:
         text = _csv(names, args.quantiles, quantiles)
-    if args.output is None:
-        print(text, end="")
-    else:
-        with written_beside(Path(args.output)) as partial:
-            partial.write_text(text, encoding="utf-8")
+    write_out(args.output, text)
     return 0
 
 

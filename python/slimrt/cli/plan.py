@@ -7,23 +7,22 @@ import sys
 
 import slimrt
 from slimrt.cache.config import kinds, row_type
-from slimrt.cli.common import Flags, coloured, engine_arguments, model_source, positive, print_json, table
+from slimrt.cli.common import Flags, coloured, engine_arguments, model_source, print_json, table
+from slimrt.cli.values import positive
 from slimrt.modes import BASELINES
 from slimrt.plumbing.units import format_bytes
 from slimrt.results import EncoderRow, PlanResult, PlanRow
 
-HELP = "weights, cache and scratch for every cache mode; exit code 0 if what was asked for fits and may be used, else 1"
-
 
 def add_flags(flags: Flags) -> None:
     flags.model()
-    flags.add("--batch", type=positive, default=1, metavar="N", help="texts at once (default: %(default)s)")
-    flags.engine()
+    flags.add("-np", "--parallel", type=positive, default=1, metavar="N", help="texts at once (default: %(default)s)")
+    flags.engine(encoder=True)
     flags.output()
 
 
 def run(args: argparse.Namespace) -> int:
-    result = slimrt.plan(model_source(args), n_ctx=args.ctx or 0, n_seqs=args.batch, **engine_arguments(args))
+    result = slimrt.plan(model_source(args), n_ctx=args.ctx or 0, n_seqs=args.parallel, **engine_arguments(args))
     if args.json:
         print_json(result.to_dict())
     else:

@@ -5,97 +5,110 @@ from __future__ import annotations
 import argparse
 import sys
 import textwrap
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from slimrt.cli.common import Flags, as_json, complain, model_source, note, open_model, parsed, positive, show_progress
-from slimrt.errors import AudioError
+from slimrt.cli.common import (
+    Flags,
+    as_json,
+    beside_model,
+    complain,
+    from_flags,
+    model_source,
+    note,
+    open_model,
+    show_progress,
+)
+from slimrt.cli.flags import Collect
+from slimrt.cli.values import is_number, parsed, positive, real, seed
+from slimrt.errors import SlimrtError
 from slimrt.plumbing import progress
-from slimrt.plumbing.files import written_beside
-from slimrt.speech.audio import Samples, load_audio, seconds
+from slimrt.plumbing.files import check_target, written_beside
+from slimrt.speech.audio import MAX_SECONDS, Sound, read_sound, seconds
 from slimrt.speech.options import TEMPERATURES, Transcription
 from slimrt.speech.records import Segment, TranscriptionInfo
 from slimrt.speech.subtitles import FORMATS
 
-HELP = "speech to text, subtitles or JSON, with Whisper and Moonshine; several sounds are one batch"
 _STDIN = "-"
+_FORMATS = (*FORMATS, "json")
 _AT_ONCE = 8  # sounds decoded together where the user does not say
 
 
 def add_flags(flags: Flags) -> None:
     flags.model()
     flags.parser.add_argument(
-        "audio", metavar="AUDIO", nargs="*", help="sound files: WAV, FLAC, Ogg, MP3, ...; -: stdin"
+        "audio", metavar="AUDIO", nargs="*", help="sound files: WAV, FLAC, Ogg, MP3, M4A, MP4, MKV, ...; -: stdin"
     )
-    flags.add("--format", choices=[*FORMATS, "json"], default="txt", help="default: %(default)s")
-    flags.add("-o", "--output-dir", metavar="DIR", help="write a file for each sound there, named after it; default: "
-              "stdout")  # fmt: skip
+    flags.add("-f", "--file", twin=False, action=Collect, default=[], metavar="AUDIO", help="the same as a flag")
+    flags.add("--format", "--output-format", choices=_FORMATS, help="default: what -o ends in, else txt")
+    flags.add("-o", "--output", "--output-dir", twin=False, metavar="PATH", help="write there: a file such as "
+              "talk.srt, or a folder for a file of each sound, named after it; default: stdout")  # fmt: skip
     flags.add("-l", "--language", metavar="NAME", help="such as en or English; default: detected")
     flags.add("--task", choices=["transcribe", "translate"], default="transcribe", help="translate: to English")
     flags.add("--word-timestamps", action="store_true", help="times of each word, in JSON")
     flags.add("--no-timestamps", action="store_true", help="do not let the model tell times")
-    flags.add("--clip-timestamps", type=_numbers, default=(), metavar="S,E[,S,E]", help="hear only from second S to E; "
-              "the last E may be missing")  # fmt: skip
+    flags.add("--clip-timestamps", twin=False, type=_numbers, goes_on=is_number, default=(), metavar="S,E[,S,E]",
+              help="hear only from second S to E; the last E may be missing")  # fmt: skip
     flags.add("--skip-silence", action="store_true", help="leave silences longer than 2 s out")
+    flags.add("--max-seconds", type=real(0), default=MAX_SECONDS, metavar="S", help="refuse longer sounds, which would "
+              "fill the memory (default: %(default)g)")  # fmt: skip
     flags.add("--parallel", type=positive, metavar="N", help="sounds decoded together; default: all, at most "
               f"{_AT_ONCE}")  # fmt: skip
     _search_flags(flags)
     _text_flags(flags)
-    flags.engine()
+    flags.engine(encoder=True)
     flags.output()
 
 
 def _search_flags(flags: Flags) -> None:
     flags.add("--num-beams", type=positive, default=1, metavar="N", help="1: greedy (default: %(default)s)")
-    flags.add("--patience", type=float, default=1.0, metavar="P", help="beams end with so many times N texts (default: "
-              "%(default)s)")  # fmt: skip
-    flags.add("--length-penalty", type=float, default=1.0, metavar="P", help="power of the length that texts are "
+    flags.add("--patience", type=real(0), default=1.0, metavar="P", help="beams end with so many times N texts "
+              "(default: %(default)s)")  # fmt: skip
+    flags.add("--length-penalty", type=real(), default=1.0, metavar="P", help="power of the length that texts are "
               "compared by (default: %(default)s)")  # fmt: skip
     flags.add("--best-of", type=positive, default=1, metavar="N", help="texts drawn at a temperature above 0 (default: "
               "%(default)s)")  # fmt: skip
-    flags.add("--temp", type=_numbers, default=TEMPERATURES, metavar="T[,T]", help="temperatures tried while a "
-              "text fails (default: 0,0.2,0.4,0.6,0.8,1)")  # fmt: skip
+    flags.add("--temp", "--temperature", twin=False, type=_numbers, goes_on=is_number, default=TEMPERATURES,
+              metavar="T[,T]", help="temperatures tried while a text fails (default: 0,0.2,0.4,0.6,0.8,1)")  # fmt: skip
     flags.add("--compression-ratio-threshold", type=_or_none, default=2.4, metavar="R", help="a text that compresses "
               "better fails: it repeats itself (default: %(default)s; none: without)")  # fmt: skip
     flags.add("--logprob-threshold", type=_or_none, default=-1.0, metavar="L", help="a text fails whose tokens are "
               "less likely than this, on average (default: %(default)s; none)")  # fmt: skip
     flags.add("--no-speech-threshold", type=_or_none, default=0.6, metavar="P", help="such a text is silence instead, "
               "where that is likelier than this (default: %(default)s; none)")  # fmt: skip
-    flags.add("--seed", type=int, metavar="N", help="makes what is drawn reproducible")
+    flags.add("-s", "--seed", type=seed, metavar="N", help="makes what is drawn reproducible")
 
 
 def _text_flags(flags: Flags) -> None:
-    flags.add("--initial-prompt", metavar="TEXT", help="stands before the first window: names, spelling")
-    flags.add("--hotwords", metavar="TEXT", help="the same before every window")
-    flags.add("--prefix", metavar="TEXT", help="what the text of the first window begins with")
+    flags.add("--initial-prompt", twin=False, metavar="TEXT", help="stands before the first window: names, spelling")
+    flags.add("--hotwords", twin=False, metavar="TEXT", help="the same before every window")
+    flags.add("--prefix", twin=False, metavar="TEXT", help="what the text of the first window begins with")
     flags.add("--no-previous-text", action="store_true", help="do not show the model the text of the windows before")
     flags.add("--max-initial-timestamp", type=_or_none, default=1.0, metavar="S", help="a window's first segment "
               "begins within so many seconds (default: %(default)s; none)")  # fmt: skip
-    flags.add("--suppress-tokens", type=_ids, metavar="ID[,ID]", help="tokens that never come; -1: those that the file "
-              "names (default)")  # fmt: skip
+    flags.add("--suppress-tokens", twin=False, type=_ids, goes_on=is_number, metavar="ID[,ID]", help="tokens that "
+              "never come; -1: those that the file names (default)")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.model and args.positional:  # the flag names the model, so this is a sound
-        args.audio, args.positional = [args.positional, *args.audio], None
+    args.audio = [*beside_model(args, args.audio), *args.file]
     if not args.audio:
         args.usage_error("which sound? give AUDIO after the model")
-    form = "json" if args.json else args.format
-    if len(args.audio) > 1 and form in ("srt", "vtt") and not args.output_dir:
-        args.usage_error(f"subtitles of several sounds do not go in one stream; give --output-dir or --format json, "
+    form = _format(args)
+    if len(args.audio) > 1 and form in ("srt", "vtt") and not args.output:
+        args.usage_error(f"subtitles of several sounds do not go in one stream; give -o FOLDER or --format json, "
                          f"not {form} alone")  # fmt: skip
     if args.word_timestamps and form != "json":
         args.usage_error(f"times of words go into JSON alone: give --format json with --word-timestamps, not {form}")
     options = _options(args)
-    sequences = Transcription.of(options).sequences
+    sequences = from_flags(args, lambda: Transcription.of(options)).sequences
     output = _Output(args, form, _targets(args, form))
-    sounds = _sounds(args.audio)  # before the model: it is quick, and may fail
+    sounds = _sounds(args)  # before the model: it is quick, and may fail
     if not sounds:
         return 1
     source = model_source(args)
     at_once = args.parallel or min(len(sounds), _AT_ONCE)
-    total = round(sum(seconds(sound) for _, sound in sounds))
+    total = round(sum(seconds(sound.samples) for _, sound in sounds))
     with open_model(args, source, args.ctx or 0, n_seqs=at_once * sequences) as model:
         output.begin([path for path, _ in sounds])
         shown = progress.wanted(show_progress(args))
@@ -108,9 +121,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _options(args: argparse.Namespace) -> dict[str, Any]:
-    same = ("language", "task", "word_timestamps", "clip_timestamps", "skip_silence", "num_beams", "patience",
-            "length_penalty", "best_of", "compression_ratio_threshold", "logprob_threshold", "no_speech_threshold",
-            "seed", "initial_prompt", "hotwords", "prefix", "max_initial_timestamp", "suppress_tokens")  # fmt: skip
+    same = ("language", "task", "word_timestamps", "clip_timestamps", "skip_silence", "max_seconds", "num_beams",
+            "patience", "length_penalty", "best_of", "compression_ratio_threshold", "logprob_threshold",
+            "no_speech_threshold", "seed", "initial_prompt", "hotwords", "prefix", "max_initial_timestamp",
+            "suppress_tokens")  # fmt: skip
     return {name: getattr(args, name) for name in same} | {
         "timestamps": not args.no_timestamps,
         "temperature": args.temp,
@@ -133,30 +147,56 @@ def _or_none(text: str) -> float | None:
     return None if text == "none" else parsed(float, text, "a number or none")
 
 
+def _format(args: argparse.Namespace) -> str:
+    """What --format says, else what -o ends in. Wrong usage: they disagree, or -o is a format, or one file for all."""
+    if args.output in _FORMATS:
+        args.usage_error(f"-o names what to write to; a format is --format {args.output}")
+    ending = _ending(args.output)
+    asked = "json" if args.json else args.format
+    if ending and asked and ending != asked:
+        args.usage_error(f"-o {args.output} and the format {asked} do not go together")
+    if ending and len(args.audio) > 1:
+        args.usage_error(f"-o {args.output} is one file for several sounds; name a folder")
+    return asked or ending or _FORMATS[0]
+
+
+def _ending(output: str | None) -> str | None:
+    """The format in the name of a file to write; None: it is a folder's, or there is none."""
+    ending = Path(output).suffix[1:] if output and not Path(output).is_dir() else ""
+    return ending if ending in _FORMATS else None
+
+
 def _targets(args: argparse.Namespace, form: str) -> dict[str, Path]:
     """The file to write for each sound, none for stdout; their directory made, and problems said, before the work."""
-    if not args.output_dir:
+    if not args.output:
         return {}
-    folder = Path(args.output_dir)
+    folder = Path(args.output)
+    if _ending(args.output):
+        check_target(folder)
+        return {args.audio[0]: folder}
     targets = {path: folder / f"{'stdin' if path == _STDIN else Path(path).stem}.{form}" for path in args.audio}
     if len(set(targets.values())) < len(args.audio):
         names = [target.name for target in targets.values()]
         twice = next((name for name in names if names.count(name) > 1), names[0])
-        raise ValueError(f"several sounds would be written to {folder / twice}: give each its own --output-dir")
+        raise ValueError(f"several sounds would be written to {folder / twice}: give each its own folder with -o")
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"{folder} is not a directory: name one to write the files to")
     folder.mkdir(parents=True, exist_ok=True)
     return targets
 
 
-def _sounds(paths: Sequence[str]) -> list[tuple[str, Samples]]:
+def _sounds(args: argparse.Namespace) -> list[tuple[str, Sound]]:
     """The sounds with their paths, without those that cannot be used, which is said."""
     sounds = []
-    for path in paths:
+    for path in args.audio:
         try:
-            sounds.append((path, load_audio(sys.stdin.buffer if path == _STDIN else path)))
-        except (AudioError, OSError) as error:
+            sound = read_sound(sys.stdin.buffer if path == _STDIN else path, max_seconds=args.max_seconds)
+        except (SlimrtError, OSError) as error:
             complain(error)
+            continue
+        for warning in sound.warnings:
+            note(args, f"slimrt: warning: {warning}")
+        sounds.append((path, sound))
     return sounds
 
 

@@ -32,6 +32,7 @@ from slimrt.folding.layers import Request, fold_model
 from slimrt.folding.lowrank import LATENT_MODE, check_heads
 from slimrt.folding.report import CAUTION, TOO_LARGE, ConvertReport, CrossReport, LayerReport, verdict
 from slimrt.modelfile.gguf import ModelData, array, float32, string, uint32, write_gguf
+from slimrt.modelfile.hub import located
 from slimrt.modelfile.reading import FORMAT_VERSION, read_model, runnable, source_files, source_hash
 from slimrt.modelfile.source import ModelSource
 from slimrt.modes import AGING, AUTO, BASELINES, FOLDED
@@ -74,8 +75,8 @@ def convert(
     """Convert a model.
 
     Args:
-        src: a GGUF file (of a split one the first), a Hugging Face directory (config.json, safetensors), or a ggml file
-            of whisper.cpp; never written to.
+        src: a GGUF file (of a split one the first), a Hugging Face directory (config.json, safetensors), a ggml file
+            of whisper.cpp, or a repository that holds one of these ("org/repo:file"); never written to.
         out: the GGUF file to write. It appears, or is replaced, only when it is complete.
         cache: the cache mode to fold for ("kv", "k", "k+r", "v", "x", "xr", "kivi", "lowrank", "latent"); "auto": for
             each layer the cheapest of them (but kivi) within the target; None: only convert.
@@ -131,7 +132,7 @@ def convert(
         ModelFormatError, UnsupportedError: the source is broken, or something in it is not handled; by name.
         OSError: the disk is full, a file cannot be read or written. Nothing partial stays behind.
     """
-    source, target, show = Path(src), Path(out), progress and bars.wanted(None)
+    source, target, show = located(src, progress), Path(out), progress and bars.wanted(None)
     request = checked(
         Asked(
             cache, cache_type, target_error, target_bytes, rank, residual_type, bits, share, sinks, group, heads,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from slimrt import core
 from slimrt.errors import UnsupportedError
+from slimrt.modelfile.hub import located, title
 from slimrt.plumbing import progress
 from slimrt.plumbing.arguments import whole
 from slimrt.plumbing.files import is_ggml_bin
@@ -26,21 +27,26 @@ class ModelSource:
     """A model's files, before any weight is read.
 
     Args:
-        path: a GGUF file (converted or not), a Hugging Face directory (config.json and safetensors), or whisper.cpp's
-            ggml-*.bin. The GGUF file made from either of the latter is kept in a cache, so this is slow once.
+        path: a GGUF file (converted or not), a Hugging Face directory (config.json and safetensors), whisper.cpp's
+            ggml-*.bin, or the name of a repository that holds one of these: "hf://org/repo[:file or type][@revision]",
+            also without "hf://" (slimrt.modelfile.hub). The GGUF file made from a directory or ggml-*.bin is kept in a
+            cache, so this is slow once.
         show_progress: show bars on stderr; None: when it is a terminal.
 
     Attributes:
-        path: as given; gguf: the file to load; file: the same, opened. What is said of a model is read from there, for
-            the path may lead to another one later.
+        path: as given, or where what it names was fetched to; gguf: the file to load; file: the same, opened. What is
+            said of a model is read from there, for the path may lead to another one later.
+        name: what to call the model.
 
     Raises:
         FileNotFoundError: there is nothing at path. OSError: it cannot be read.
-        ModelFormatError, UnsupportedError: a broken file, or a directory or ggml file that cannot be converted.
+        ModelFormatError, UnsupportedError: a broken file, or a directory or ggml file that cannot be converted; a URL.
+        DownloadError: the repository, or what is wanted of it, cannot be fetched.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, show_progress: bool | None = None):
-        self.path = Path(path)
+        self.path = located(path, show_progress)
+        self.name = title(self.path)
         if not self.path.exists():
             raise FileNotFoundError(f"{self.path}: no such file or directory")
         self.gguf = self.path

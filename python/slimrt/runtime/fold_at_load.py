@@ -143,7 +143,7 @@ class Judge:
         most = percent(self.doubtful[worst])
         said = (
             f"{self.rows.part} cache mode {self.rows.mode} in {self.rows.type} loses more than 1 % in layers "
-            f"{', '.join(map(str, sorted(self.doubtful)))} of {self.source.path.name}, {most} in layer {worst}"
+            f"{', '.join(map(str, sorted(self.doubtful)))} of {self.source.name}, {most} in layer {worst}"
         )
         if self.show_progress is not False:
             progress.note_once(said)
@@ -164,7 +164,7 @@ def fold(
     if show_progress is not False and (unfolded or missing):
         modes = [*dict.fromkeys(cache.mode for cache in unfolded), *([f"{mode} of cross-attention"] if missing else [])]
         progress.note_once(
-            f"folding {source.path.name} for cache mode {', '.join(modes)}; `slimrt convert` does it once and for all"
+            f"folding {source.name} for cache mode {', '.join(modes)}; `slimrt convert` does it once and for all"
         )
     derived, said = _self_attention(source, choice, unfolded, calibration, show_progress)
     if missing:

@@ -26,7 +26,7 @@ def require(runtime: Runtime, *kinds: str, to: str) -> str:
     if kind not in kinds:
         what = f"is a {runtime.info['architecture']} model" if kind in ("text", "t5") else f"is a {kind} model"
         raise UnsupportedError(
-            f"{runtime.source.path.name} {what} and cannot {to}: that takes {' or '.join(kinds)}; "
+            f"{runtime.source.name} {what} and cannot {to}: that takes {' or '.join(kinds)}; "
             f"use {_USES.get(kind, _TEXT)} with this one"
         )
     return kind
@@ -36,7 +36,7 @@ def continues_texts(source: ModelSource) -> None:
     """UnsupportedError for a model that has an encoder: without a source there is nothing to continue or to keep."""
     if source.kind != "text":
         raise UnsupportedError(
-            f"{source.path.name} is a {source.kind} model, and a decoder beside an encoder cannot continue a text by "
+            f"{source.name} is a {source.kind} model, and a decoder beside an encoder cannot continue a text by "
             f"itself: use {_USES[source.kind]} with this one"
         )
 

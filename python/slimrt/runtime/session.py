@@ -171,7 +171,7 @@ class Session(Closing):
             engine.append([(self.sequence, np.array(missing, np.int32))])
 
     def __repr__(self) -> str:
-        return f"<slimrt.Session of {self.runtime.source.path.name}: {self.length} of {self.runtime.n_ctx} tokens>"
+        return f"<slimrt.Session of {self.runtime.source.name}: {self.length} of {self.runtime.n_ctx} tokens>"
 
 
 def append_together(

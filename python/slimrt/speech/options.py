@@ -11,6 +11,7 @@ from typing import Any, TypedDict
 
 from slimrt.generation.options import OnProgress
 from slimrt.plumbing.arguments import check_function, check_seed, real, unknown, whole
+from slimrt.speech.audio import MAX_SECONDS
 from slimrt.speech.languages import code_of
 from slimrt.speech.records import Segment, TranscriptionInfo
 
@@ -52,6 +53,7 @@ class TranscribeOptions(TypedDict, total=False):
     suppress_tokens: Sequence[int] | None
     clip_timestamps: Sequence[float] | str
     skip_silence: bool
+    max_seconds: float
     seed: int | None
     on_progress: OnProgress | None
     on_segment: OnSegment | None
@@ -87,6 +89,7 @@ class Transcription:
     suppress_tokens: Sequence[int] | None = None
     clip_timestamps: Sequence[float] | str = ()
     skip_silence: bool = False
+    max_seconds: float = MAX_SECONDS
     seed: int | None = None
     on_progress: OnProgress | None = None
     on_segment: OnSegment | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -10,7 +11,7 @@ from slimrt.errors import ContextOverflowError, UnsupportedError
 from slimrt.generation.search import Task, run
 from slimrt.runtime.kinds import check_sequences, require
 from slimrt.runtime.runtime import Runtime
-from slimrt.speech.audio import SAMPLE_RATE, Audio, Samples, load_audio, seconds
+from slimrt.speech.audio import SAMPLE_RATE, Audio, Sound, read_sound, seconds
 from slimrt.speech.moonshine import Moonshine
 from slimrt.speech.options import Transcription
 from slimrt.speech.records import Segment, TranscriptionInfo, Word
@@ -31,9 +32,9 @@ def transcribe(
     kind = require(runtime, "whisper", "moonshine", to="transcribe")
     check_sequences(runtime, options.sequences)
     make = _whisper_maker(runtime, options) if kind == "whisper" else _moonshine_maker(runtime, options)
-    sounds = [load_audio(audio, sample_rate) for audio in audios]
-    heard = [Skipped.silences_of(one) if options.skip_silence else None for one in sounds]
-    progress = _Progress(options, [seconds(one) for one in sounds])
+    sounds = _read(audios, sample_rate, options.max_seconds)
+    heard = [Skipped.silences_of(one.samples) if options.skip_silence else None for one in sounds]
+    progress = _Progress(options, [seconds(one.samples) for one in sounds])
     with runtime.use() as engine:
         tasks = [
             (options.sequences, _one(make, engine, sound, skipped, seed + i, _Listener(options, progress, i)))
@@ -42,14 +43,24 @@ def transcribe(
         return run(engine, tasks, int(runtime.info["n_seqs"]))
 
 
+def _read(audios: Sequence[Audio], sample_rate: int, max_seconds: float) -> list[Sound]:
+    """The sounds; what their files warn of is a UserWarning too, unless who calls has read them and knows."""
+    sounds = []
+    for audio in audios:
+        sounds.append(read_sound(audio, sample_rate, max_seconds=max_seconds))
+        for warning in () if isinstance(audio, Sound) else sounds[-1].warnings:
+            warnings.warn(warning, stacklevel=4)
+    return sounds
+
+
 Maker = Callable[[SpeechEngine, int, Heard, Told], Whisper | Moonshine]
 
 
 def _one(
-    make: Maker, engine: SpeechEngine, sound: Samples, skipped: Skipped | None, seed: int, listener: _Listener
+    make: Maker, engine: SpeechEngine, sound: Sound, skipped: Skipped | None, seed: int, listener: _Listener
 ) -> Task[Transcript]:
     """One sound of a batch."""
-    samples, segments = sound if skipped is None else skipped.samples, list[Segment]()
+    samples, segments = sound.samples if skipped is None else skipped.samples, list[Segment]()
 
     def heard(time: float) -> None:
         listener.heard(time if skipped is None else skipped.original_time(time, ends=True))
@@ -60,13 +71,14 @@ def _one(
 
     model = make(engine, seed, heard, told)
     yield from model.transcribe(samples)
-    listener.heard(seconds(sound))  # the silence at its end too, and what was not to be heard
+    duration = seconds(sound.samples)
+    listener.heard(duration)  # the silence at its end too, and what was not to be heard
     language, probability = None, 0.0
     if isinstance(model, Whisper):
         language, probability = model.language, model.language_probability
     clips = listener.options.clips(seconds(samples))
     spoken = sum(end - start for start, end in clips)
-    info = TranscriptionInfo(language, probability, seconds(sound), spoken, seed)
+    info = TranscriptionInfo(language, probability, duration, spoken, seed, sound.warnings)
     listener.finished(segments, info)
     return segments, info
 
