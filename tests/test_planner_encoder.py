@@ -18,7 +18,7 @@ from whisper_shapes import N_CTX, SIZES, write_whisper
 
 gigabytes = pytest.mark.unsanitized  # are allocated
 
-# Graef and Wasielewski, "Slim attention", table of Whisper (cache-math.md, section 6): millions of elements of the
+# Graef and Wasielewski, "Slim attention", table of Whisper (docs/cache-math.md, section 6): millions of elements of the
 # baseline and of option 2 without E; how much smaller with E; how many fewer reads at batch 64 with E on chip.
 PAPER = {
     "tiny": (6.0, 0.7, 4.7, 5.6),

@@ -23,6 +23,7 @@ from slimrt.measure import score as _score
 from slimrt.modelfile.source import ModelSource
 from slimrt.plumbing.arguments import whole
 from slimrt.plumbing.closing import Closing
+from slimrt.plumbing.progress import note_once
 from slimrt.results import Generation, Score
 from slimrt.runtime import runtime as _runtime
 from slimrt.runtime.kinds import continues_texts
@@ -120,16 +121,22 @@ class Model(Tasks, Closing):
             continues_texts(source)
         self._on_overflow = on_overflow
         planner = Planner.of(source, memory_limit, n_seqs, n_batch, n_threads, device)
+        n_ctx = source.n_ctx(n_ctx)
         self._runtime = _runtime.load(
             source,
             choice,
             planner,
-            n_ctx=source.n_ctx(n_ctx),
+            n_ctx=n_ctx,
             memory_limit=0 if memory_limit is None else planner.limit,
             show_progress=progress,
             calibration=calibration,
         )
         self._seeds = random.Random(None if seed is None else whole("seed", seed))
+        if n_ctx > source.n_ctx_train and not source.has_encoder and progress is not False:
+            note_once(
+                f"the context of {n_ctx} tokens is longer than the {source.n_ctx_train} that {source.path.name} was "
+                "trained on, and the model makes little sense of more"
+            )
         if verbose:
             _runtime.describe(self._runtime, self.memory())
 

@@ -174,7 +174,7 @@ class PlanRow(MemorySizes):
 
     Attributes:
         cache: mode of all layers, or "mixed".
-        max_n_ctx: the largest context that fits the limit, 0 if none does.
+        max_n_ctx: the largest context that fits the limit, up to the trained one or to what was asked for; 0 if none.
         fits: the asked context fits.
         smaller_from: the context from which it takes less memory than kv of the same type, derived weights and scratch
             counted; None for kv itself, and where it never does.

@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
         result = stream.result
         if session is not None and args.save_session and code == 0:
             _save(session, [*ids, *result.tokens], result.shifted, args.save_session)
-    _notes(args, model.n_ctx, [result])
+    _notes(args, source, model.n_ctx, [result])
     return code
 
 
@@ -129,15 +129,16 @@ def _several(args: argparse.Namespace, source: ModelSource, prompts: Sequence[st
     else:
         shown = [""] * len(prompts) if args.no_display_prompt else prompts
         print("\n\n".join(prompt + one.text for prompt, of_it in zip(shown, answers, strict=True) for one in of_it))
-    _notes(args, n_ctx, [one for of_it in answers for one in of_it])
+    _notes(args, source, n_ctx, [one for of_it in answers for one in of_it])
     return 0
 
 
-def _notes(args: argparse.Namespace, n_ctx: int, results: Sequence[Generation]) -> None:
+def _notes(args: argparse.Namespace, source: ModelSource, n_ctx: int, results: Sequence[Generation]) -> None:
     """What became of a full context, and with -v how long it took."""
     if cut := sum(one.truncated for one in results):
         of = f" in {cut} of {len(results)} texts" if len(results) > 1 else ""
-        note(args, f"slimrt: the context of {n_ctx} tokens is full{of}; --ctx makes it larger")
+        note(args, f"slimrt: the context of {n_ctx} tokens is full{of}; {source.more_context(n_ctx)}; "
+             "--context-shift goes on without the oldest")  # fmt: skip
     if shifted := max(one.shifted for one in results):
         note(args, f"slimrt: the context of {n_ctx} tokens was full: {shifted} older ones were dropped")
     if args.verbose:

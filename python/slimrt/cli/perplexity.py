@@ -159,7 +159,8 @@ def _print(args: argparse.Namespace, comparison: CacheComparison) -> None:
     print(table(head, rows))
     note(
         args,
-        f"slimrt: {comparison.tokens} tokens in {comparison.windows} windows of {comparison.window}, each decoded over "
-        f"the cache after a prefix of {comparison.prefix}, {comparison.chunk} at a time; KL in nats; cache: "
-        "bytes allocated for a window; W^: bytes of weights beyond those of kv; *: on the Pareto front of bytes and KL",
+        f"slimrt: {comparison.tokens} tokens in {comparison.windows} window{'s' * (comparison.windows != 1)} of "
+        f"{comparison.window} at most, each decoded over the cache after a prefix of {comparison.prefix}, "
+        f"{comparison.chunk} at a time; KL in nats; cache: bytes allocated for a window; W^: bytes of weights beyond "
+        "those of kv; *: on the Pareto front of bytes and KL",
     )

@@ -32,7 +32,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _print(result: PlanResult) -> None:
     asked = result.asked
-    print(f"{result.path}: context {result.n_ctx} of {result.n_ctx_train} trained, {result.n_seqs} at once")
+    beyond = ", more than makes sense" if result.n_ctx > result.n_ctx_train else ""
+    print(f"{result.path}: context {result.n_ctx} of {result.n_ctx_train} trained{beyond}, {result.n_seqs} at once")
     head = ("cache", "type", "weights", "derived", "cache", "scratch", "total", "bytes/token", "largest ctx", "fits",
             "smaller than kv")  # fmt: skip
     rows = [
@@ -47,7 +48,7 @@ def _print(result: PlanResult) -> None:
             str(row.bytes_per_token),
             str(row.max_n_ctx),
             "too imprecise" if row.too_imprecise else "yes" if row.fits else "no",
-            "-" if row.cache in BASELINES else "never" if row.smaller_from is None else f"from {row.smaller_from}",
+            _smaller_from(row, result.n_ctx_train),
         )
         for row in (*result.rows, *(() if asked in result.rows else (asked,)))
     ]
@@ -71,6 +72,15 @@ def _print(result: PlanResult) -> None:
     refused = "is refused: too imprecise" if asked.too_imprecise else "" if asked.fits else "does not fit"
     verdict = coloured(refused, "red", sys.stdout) if refused else coloured("fits", "green", sys.stdout)
     print(f"{kinds(asked.layers())}: {format_bytes(asked.total)} {verdict} in {format_bytes(result.memory_limit)}")
+
+
+def _smaller_from(row: PlanRow, n_ctx_train: int) -> str:
+    """The context from which a cache takes less than kv, scratch and folded weights counted."""
+    if row.cache in BASELINES:
+        return "-"
+    if row.smaller_from is None:
+        return "never"
+    return f"from {row.smaller_from}" + (", untrained" if row.smaller_from > n_ctx_train else "")
 
 
 def _of_aging(row: PlanRow, n_ctx: int) -> str:

@@ -93,6 +93,6 @@ VERBS = {
     ),
     "man": Verb("the manual, of all verbs and flags", ("slimrt man | man -l -", "slimrt man > slimrt.1")),
     "doctor": Verb(
-        "CPU features, cores, memory bandwidth and access, versions", ("slimrt doctor", "slimrt doctor --tune")
+        "CPU features, cores, memory bandwidth and access, versions, extras", ("slimrt doctor", "slimrt doctor --tune")
     ),
 }

@@ -7,12 +7,15 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.random  # noqa: F401 (loaded before the work begins: its extension modules swallow a signal while loading)
 from gguf import GGUFValueType
 from gguf.gguf_writer import GGUFValue
 
+from slimrt.cache.config import CacheChoice
+from slimrt.cache.planner import Planner
 from slimrt.converter.quantize import OUT_TYPES, requantise, weight_type
 from slimrt.converter.request import Asked, checked
 from slimrt.converter.share import share as share_layers
@@ -31,6 +34,7 @@ from slimrt.folding.report import CAUTION, TOO_LARGE, ConvertReport, CrossReport
 from slimrt.modelfile.gguf import ModelData, array, float32, string, uint32, write_gguf
 from slimrt.modelfile.hub import located
 from slimrt.modelfile.reading import FORMAT_VERSION, read_model, runnable, source_files, source_hash
+from slimrt.modelfile.source import ModelSource
 from slimrt.modes import AGING, AUTO, BASELINES, FOLDED
 from slimrt.plumbing import progress as bars
 from slimrt.plumbing.files import check_target, stand_in, writing
@@ -199,6 +203,7 @@ def convert(
         cross=tuple(crossed),
         before=before,
         after=Stored(weight_type(model), target.stat().st_size),
+        **_break_evens(target, layers),
     )
     if sparse:
         ids = text_ids(runnable(source, show), None if calibration == "none" else calibration)
@@ -209,6 +214,16 @@ def convert(
     ids = text_ids(plain, None if verify is True else verify or None)
     type_name = AUTO if "slimrt.cache.types" in metadata else request.types[0]
     return replace(report, verify=compare(plain, target, ids, type_name, show_progress=show))
+
+
+def _break_evens(target: Path, layers: list[LayerReport]) -> dict[str, Any]:
+    """From which context the new file takes less memory than with plain caches, where weights were folded, as
+    `slimrt plan` counts; and the trained one."""
+    if not any(layer.weights for layer in layers):
+        return {}
+    source = ModelSource(target, show_progress=False)
+    planner = Planner.of(source, None, 1, 512, None)
+    return {"smaller_from": planner.break_evens(CacheChoice.of(AUTO)), "n_ctx_train": source.n_ctx_train}
 
 
 def _keep_v(known: Calibration, model: ModelData, share: float, outtype: str | None, show: bool) -> Calibration:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +160,8 @@ class ConvertReport:
         target_error: what errors were kept within. target_bytes: what `long_bytes` of all layers were kept within.
         cross: one report a layer whose cross-attention was folded. sparse: what sparse_delta the file says.
         before, after: of the source, and of the new file.
+        smaller_from: where weights were folded, the contexts from which the model takes less memory in all than with
+            plain caches, by their names, such as "kv q8", as slimrt.plan counts; None: never. n_ctx_train: the trained.
     """
 
     path: Path
@@ -176,6 +177,8 @@ class ConvertReport:
     sparse: SparseReport | None = None
     before: Stored | None = None
     after: Stored | None = None
+    smaller_from: dict[str, int | None] = field(default_factory=dict)
+    n_ctx_train: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain data, for JSON."""
@@ -262,8 +265,8 @@ class ConvertReport:
             total += f" (of the oldest rows; of a long context {long:.0f}, {long / kv:.1%})"
         if weights:
             total += f"; folded weights take {format_bytes(weights)}"
-            if long < kv:
-                total += f", which pays from {ceil(weights / (kv - long))} tokens on (of all sequences together)"
+        if self.smaller_from:
+            total += f"; with these and scratch less in all than with {', '.join(map(self._beside, self.smaller_from))}"
         lines = [total]
         if aging:
             where = "" if aging == len(self.layers) else f"rows age in {aging} of {len(self.layers)} layers: there "
@@ -277,6 +280,14 @@ class ConvertReport:
         if self.cache == "auto" and all(layer.mode == "kv" for layer in self.layers):
             lines.append(self._nothing_gained())
         return lines
+
+    def _beside(self, plain: str) -> str:
+        """A plain cache, and from which context on it takes more."""
+        n_ctx = self.smaller_from[plain]
+        if n_ctx is None:
+            return f"{plain} at no context"
+        beyond = f" (beyond the {self.n_ctx_train} trained)" if n_ctx > self.n_ctx_train else ""
+        return f"{plain} from {n_ctx} tokens on{beyond}"
 
     def _about_groups(self, shares: list[float]) -> str:
         low, high = min(shares), max(shares)

@@ -180,6 +180,14 @@ class ModelSource:
             raise ValueError(f"n_ctx must not be negative, got {asked}")
         return asked or min(self.n_ctx_train, DEFAULT_N_CTX)
 
+    def more_context(self, n_ctx: int) -> str:
+        """What a larger context than this one would do, for people whose text does not fit."""
+        if self.n_ctx_limit is not None and n_ctx >= self.n_ctx_limit:
+            return "the model has positions for no more"
+        if n_ctx >= self.n_ctx_train:
+            return f"the model was trained on {self.n_ctx_train}, and makes little sense of more"
+        return f"a larger context (n_ctx, --ctx) makes room, up to the trained {self.n_ctx_train}"
+
     @cached_property
     def fingerprint(self) -> str:
         """Identifies the GGUF file: SHA-256 of its size, its first MiB and 256 pages spread over the rest.

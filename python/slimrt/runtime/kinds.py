@@ -7,13 +7,13 @@ from slimrt.modelfile.source import ModelSource
 from slimrt.runtime.runtime import Runtime
 
 _USES = {
-    "whisper": "transcribe()",
-    "moonshine": "transcribe()",
-    "t5": "text2text() and translate()",
-    "chronos": "predict_quantiles() (slimrt forecast)",
-    "chronos-bolt": "predict_quantiles() (slimrt forecast)",
+    "whisper": "slimrt transcribe (from Python transcribe())",
+    "moonshine": "slimrt transcribe (from Python transcribe())",
+    "t5": "slimrt text2text or translate (from Python text2text() and translate())",
+    "chronos": "slimrt forecast (from Python predict_quantiles())",
+    "chronos-bolt": "slimrt forecast (from Python predict_quantiles())",
 }
-_TEXT = "generate(), stream() and chat()"
+_TEXT = "slimrt generate or chat (from Python generate(), stream() and chat())"
 
 
 def require(runtime: Runtime, *kinds: str, to: str) -> str:

@@ -52,8 +52,8 @@ def check_length(n_tokens: int, runtime: Runtime, what: str) -> None:
     """Raises ContextOverflowError when so many tokens do not fit a context."""
     if n_tokens > runtime.n_ctx:
         raise ContextOverflowError(
-            f"{what} has {n_tokens} tokens, the context holds {runtime.n_ctx} (without n_ctx or --ctx it is the "
-            f"trained {runtime.info['n_ctx_train']} or 4096, whichever is less). Shorten it, or give a larger context"
+            f"{what} has {n_tokens} tokens, the context holds {runtime.n_ctx}: shorten it; "
+            f"{runtime.source.more_context(runtime.n_ctx)}"
         )
 
 

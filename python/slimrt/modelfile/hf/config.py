@@ -97,7 +97,9 @@ class Config:
         """Of a Hugging Face directory. ModelFormatError: it has no config.json, or a broken one."""
         path, beside = directory / "config.json", directory / "generation_config.json"
         if not path.is_file():
-            raise ModelFormatError(f"{directory} is not a model: it has no config.json")
+            files = sorted(one.name for one in Path(directory).glob("*.gguf"))
+            hint = f", but {', '.join(files)}: name the file itself" if files else ""
+            raise ModelFormatError(f"{directory} is not a model: it has no config.json{hint}")
         values, generation = read_json(path), read_json(beside) if beside.is_file() else {}
         outer = str(values.get("model_type"))
         if outer not in WRAPPERS:
