@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from slimrt.cache.config import CacheConfig
+from slimrt.cache.plan_result import PlanResult, PlanRow
 from slimrt.core import __version__
 from slimrt.errors import (
     AudioError,
@@ -31,8 +32,6 @@ from slimrt.results import (
     CacheQuality,
     CacheUse,
     Generation,
-    PlanResult,
-    PlanRow,
     Score,
     Timings,
     TokenLogprob,

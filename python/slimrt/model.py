@@ -6,7 +6,7 @@ import os
 import random
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from typing import Any, Unpack, overload
+from typing import Any, Self, Unpack, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,10 +22,12 @@ from slimrt.measure import score as _score
 from slimrt.modelfile.source import ModelSource
 from slimrt.plumbing.arguments import unknown, whole
 from slimrt.plumbing.closing import Closing
+from slimrt.plumbing.keywords import named
+from slimrt.plumbing.notes import LOG, note, shown
 from slimrt.results import Generation, Score
 from slimrt.runtime import runtime as _runtime
 from slimrt.runtime.kinds import continues_texts
-from slimrt.runtime.session import Session, TokenIds, as_ids, load_session
+from slimrt.runtime.session import Session, TokenIds, as_ids, as_prompt, is_batch, load_session
 from slimrt.tasks import Tasks
 from slimrt.tokenizer.tokenizer import Tokenizer
 
@@ -79,8 +81,8 @@ class Model(Tasks, Closing):
         memory_limit: bytes, or text like "6GiB"; None: what the machine has available.
         on_overflow: what a full context does; "error" is the only way.
         seed: makes the seeds of calls that give none reproducible.
-        verbose: say on stderr what everything resolved to.
-        progress: bars on stderr for long work; None: when it is a terminal. False also silences notes.
+        verbose: say on stderr what everything resolved to, and what logging's "slimrt" is told.
+        progress: bars on stderr for long work; None: when it is a terminal.
 
     Raises:
         FileNotFoundError: there is no such path.
@@ -92,6 +94,7 @@ class Model(Tasks, Closing):
         ValueError, TypeError: an argument out of its range, or of a wrong kind.
     """
 
+    @named
     def __init__(
         self,
         path: str | os.PathLike[str] | ModelSource,
@@ -109,24 +112,46 @@ class Model(Tasks, Closing):
         progress: bool | None = None,
         **options: Unpack[CacheOptions],
     ):
+        self._given = {name: value for name, value in locals().items() if name not in ("self", "path", "options")}
+        self._given |= options
         resolve_device(device)  # before anything slow
         if on_overflow != "error":
             raise UnsupportedError(unknown("on_overflow", on_overflow, ["error"]))
         choice = CacheChoice.of(**options)
-        source = ModelSource.of(path, progress)
-        planner = Planner.of(source, memory_limit, n_seqs, n_batch, n_threads, device)
-        self._runtime = _runtime.load(
-            source,
-            choice,
-            planner,
-            n_ctx=source.n_ctx(n_ctx),
-            memory_limit=0 if memory_limit is None else planner.limit,
-            show_progress=progress,
-            calibration=calibration,
-        )
+        with shown(verbose):
+            source = ModelSource.of(path, progress)
+            planner = Planner.of(source, memory_limit, n_seqs, n_batch, n_threads, device)
+            self._runtime = _runtime.load(
+                source,
+                choice,
+                planner,
+                n_ctx=source.n_ctx(n_ctx),
+                memory_limit=0 if memory_limit is None else planner.limit,
+                show_progress=progress,
+                calibration=calibration,
+            )
+            _runtime.describe(self._runtime, self.memory(), note if verbose else LOG.debug)
         self._seeds = random.Random(None if seed is None else whole("seed", seed))
-        if verbose:
-            _runtime.describe(self._runtime, self.memory())
+
+    @classmethod
+    def from_pretrained(cls, repo_id: str | os.PathLike[str], filename: str | None = None, **options: Any) -> Self:
+        """A model from the Hugging Face hub, or from a path.
+
+        Args:
+            repo_id: "org/name", or a folder or file that is there.
+            filename: the file in it, "*q8_0.gguf" of one that is named so; None: the folder as a whole, or what
+                there is to be chosen from in a repository.
+            options: as Model.
+
+        Raises:
+            Those of Model, and what the hub says.
+        """
+        return cls(_address(os.fspath(repo_id), filename), **options)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled by path and arguments: it is loaded again where it is unpickled. ModelFormatError: the file there is
+        another one."""
+        return _loaded, (type(self), self._runtime.source, self._given)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -152,13 +177,15 @@ class Model(Tasks, Closing):
         with self._runtime.use() as engine:
             return dict(engine.memory())
 
+    @named
     def tokenize(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
         """The ids of a text, as Tokenizer.encode."""
         return self.tokenizer.encode(text, add_special_tokens=add_special_tokens, parse_special=parse_special)
 
-    def detokenize(self, ids: Iterable[int]) -> str:
-        """The text of ids, as Tokenizer.decode."""
-        return self.tokenizer.decode(ids)
+    @named
+    def detokenize(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of ids, as Tokenizer.decode, but without control tokens such as BOS, unless these are asked for."""
+        return self.tokenizer.decode(ids, skip_special_tokens)
 
     @overload
     def generate(
@@ -170,6 +197,7 @@ class Model(Tasks, Closing):
         self, prompt: Prompts, *, session: None = None, **options: Unpack[GenerateOptions]
     ) -> list[Generation]: ...
 
+    @named
     def generate(
         self, prompt: Prompt | Prompts, *, session: Session | None = None, **options: Unpack[GenerateOptions]
     ) -> Generation | list[Generation]:
@@ -209,6 +237,7 @@ class Model(Tasks, Closing):
         """
         return self._generate(prompt, session, options)
 
+    @named
     def stream(self, prompt: Prompt, *, session: Session | None = None, **options: Unpack[GenerateOptions]) -> Stream:
         """Continue a prompt piece by piece: an iterator of str, whose `result` is the Generation so far.
 
@@ -227,18 +256,21 @@ class Model(Tasks, Closing):
         self, prompt: Prompts, *, session: None = None, **options: Unpack[GenerateOptions]
     ) -> list[Generation]: ...
 
+    @named
     async def agenerate(
         self, prompt: Prompt | Prompts, *, session: Session | None = None, **options: Unpack[GenerateOptions]
     ) -> Generation | list[Generation]:
         """generate() in a thread; cancelling it stops the work at the next step."""
         return await run_in_thread(lambda given: self._generate(prompt, session, given), options)
 
+    @named
     def astream(
         self, prompt: Prompt, *, session: Session | None = None, **options: Unpack[GenerateOptions]
     ) -> AsyncIterator[str]:
         """stream() in a thread; closing the iterator stops the work at the next step."""
         return iterate_in_thread(lambda given: self.stream(prompt, session=session, **given), options)
 
+    @named
     def chat(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[GenerateOptions]) -> Generation:
         """The assistant's next message, in the model's own chat format.
 
@@ -252,6 +284,7 @@ class Model(Tasks, Closing):
         """
         return self.generate(self.render_chat(messages), **options)
 
+    @named
     def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """The ids of a conversation, up to where the assistant's next message begins. Errors as chat."""
         continues_texts(self._runtime.source)
@@ -268,6 +301,7 @@ class Model(Tasks, Closing):
         with self._runtime.lock, self.session() as session:
             return session.append(ids)
 
+    @named
     def score(self, text: Prompt) -> Score:
         """How likely the model finds a text (or ids), token by token.
 
@@ -277,6 +311,7 @@ class Model(Tasks, Closing):
         continues_texts(self._runtime.source)
         return _score.score(self._runtime, self._ids(text))
 
+    @named
     def perplexity(self, text: Prompt, *, stride: int | None = None) -> float:
         """Perplexity of a text of any length, in windows of n_ctx tokens.
 
@@ -319,16 +354,19 @@ class Model(Tasks, Closing):
         self, prompt: Prompt | Prompts, session: Session | None, options: GenerateOptions
     ) -> Generation | list[Generation]:
         settings, called = Options(**options), time.perf_counter()
-        several = isinstance(prompt, list) and (not prompt or not isinstance(prompt[0], (int, np.integer)))
+        several = is_batch(prompt)
         if several and session is not None:
             raise ValueError("a session continues one prompt, not a list of them")
         prompts: list[Any] = list(prompt) if several else [prompt]
         seed = self._seed_of(settings.seed)
         runs = [self._run(one, settings, seed + i, session, called) for i, one in enumerate(prompts)]
+        if len(runs) > (n_seqs := int(self._runtime.info["n_seqs"])):
+            with shown(self._given["verbose"]):
+                note(f"{len(runs)} texts are decoded {n_seqs} at a time: a model with a larger n_seqs takes more")
         engine = SessionEngine(self._runtime, settings.on_progress)
         with self._runtime.lock:
             tasks = [(1, run.task(engine)) for run in runs]
-            results = search.run(engine, tasks, int(self._runtime.info["n_seqs"]))
+            results = search.run(engine, tasks, n_seqs)
         return results if several else results[0]
 
     def _ids(self, prompt: Prompt) -> list[int]:
@@ -343,5 +381,17 @@ class Model(Tasks, Closing):
             raise TypeError(f"session must be one that Model.session() or load_session() made, got {session!r}")
         if session is not None and session.runtime is not self._runtime:
             raise ValueError("the session belongs to another model")
-        ids = self._runtime.source.prompt_ids(prompt) if isinstance(prompt, str) else as_ids(prompt, self.n_vocab)
-        return Run(self._runtime, ids, options, seed, session, called)
+        return Run(self._runtime, as_prompt(self._runtime, prompt), options, seed, session, called)
+
+
+def _address(repo_id: str, filename: str | None) -> str:
+    """A path that is there or can only be one, or hf://org/name[:file]."""
+    if os.path.exists(repo_id) or os.path.isabs(repo_id) or repo_id.startswith((".", "~")):
+        return os.path.join(repo_id, filename) if filename else repo_id
+    address = repo_id if repo_id.startswith("hf://") else f"hf://{repo_id}"
+    return f"{address}:{filename}" if filename else address
+
+
+def _loaded(kind: type[Model], source: ModelSource, given: dict[str, Any]) -> Model:
+    """A model that was pickled."""
+    return kind(source, **given)

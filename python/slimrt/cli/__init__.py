@@ -27,6 +27,7 @@ from slimrt.cli import (
     translate,
 )
 from slimrt.cli.common import Flags, complain
+from slimrt.plumbing.notes import shown
 
 VERBS = (
     generate,
@@ -57,7 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         try:
             args = _parser().parse_args(argv)
-            return int(args.run(args))
+            with shown(not args.quiet):
+                return int(args.run(args))
         finally:
             sys.stdout.flush()  # what a pipe or a disk does not take must be told now, not by the interpreter's exit
     except KeyboardInterrupt:

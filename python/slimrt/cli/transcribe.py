@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     if args.word_timestamps and form != "json":
         args.usage_error(f"times of words go into JSON alone: give --format json with --word-timestamps, not {form}")
     options = _options(args)
-    sequences = Transcription.of(options).sequences
+    sequences = Transcription(**options).sequences
     output = _Output(args, form, _targets(args, form))
     sounds = _sounds(args.audio)  # before the model: it is quick, and may fail
     if not sounds:

@@ -41,6 +41,9 @@ class Segment(Record):
     no_speech_prob: float
     words: tuple[Word, ...] | None = None
 
+    def __str__(self) -> str:
+        return f"[{self.start:.2f} -> {self.end:.2f}] {self.text.strip()}"
+
 
 @dataclass(frozen=True)
 class TranscriptionInfo(Record):
@@ -58,3 +61,7 @@ class TranscriptionInfo(Record):
     duration: float
     duration_heard: float
     seed: int
+
+    def __str__(self) -> str:
+        told = f"language {self.language} ({self.language_probability:.0%}), " if self.language else ""
+        return f"{told}{self.duration:.2f} s, of which {self.duration_heard:.2f} s were heard"

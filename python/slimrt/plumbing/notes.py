@@ -1,0 +1,37 @@
+"""Notes of the library: to logging's "slimrt", and on stderr for who asked to see them."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from slimrt.plumbing.progress import aside
+
+LOG = logging.getLogger("slimrt")
+LOG.addHandler(logging.NullHandler())  # else logging prints warnings of programs that set up nothing
+
+_seen: ContextVar[set[str] | None] = ContextVar("notes that were shown", default=None)
+
+
+def note(message: str, level: int = logging.INFO) -> None:
+    """Says something to the log; inside of `shown` on stderr too, once."""
+    LOG.log(level, message)
+    seen = _seen.get()
+    if seen is not None and message not in seen:
+        seen.add(message)
+        with aside():
+            print(f"slimrt: {message}", file=sys.stderr)
+
+
+@contextmanager
+def shown(wanted: bool = True) -> Iterator[None]:
+    """Notes of this thread are on stderr meanwhile, each once. Not wanted: as it was."""
+    token = _seen.set(_seen.get() or set()) if wanted else None
+    try:
+        yield
+    finally:
+        if token is not None:
+            _seen.reset(token)
