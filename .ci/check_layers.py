@@ -18,7 +18,8 @@ CONDITIONAL = re.compile(r"^\s*#\s*(if|ifdef|ifndef|elif)\b")
 
 # Those of a row do not import each other; "" is the face of the package, slimrt/__init__.py.
 PACKAGES = [
-    ["errors", "results", "plumbing", "core"],
+    ["errors", "plumbing", "core"],
+    ["results"],
     ["modes", "tokenizer", "machine"],
     ["modelfile"],
     ["cache", "folding"],

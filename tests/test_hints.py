@@ -12,7 +12,6 @@ from conftest import CUDA_MISSING
 from gguf_shapes import Shape, write_random
 from slimrt import core
 from slimrt.cli import doctor
-from slimrt.plumbing import progress
 from tiny_model import write_tiny
 
 SHIPPED = Path(__file__).parent.parent / "models"
@@ -52,7 +51,6 @@ def test_a_prompt_that_does_not_fit_is_answered_alike(tiny, learned):
 
 
 def test_a_context_beyond_the_trained_one_is_told_once(tiny, capfd):
-    progress.note_once.cache_clear()
     for _ in range(2):
         slimrt.Model(tiny, n_ctx=512).close()
     assert capfd.readouterr().err.count("512 tokens is longer than the 256 that tiny.gguf was trained on") == 1

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # else on first use: __getattr__
     from slimrt.cache.config import CacheConfig
+    from slimrt.cache.plan_result import PlanResult, PlanRow
     from slimrt.core import __version__
     from slimrt.errors import (
         AudioError,
@@ -36,8 +37,6 @@ if TYPE_CHECKING:  # else on first use: __getattr__
         CacheQuality,
         CacheUse,
         Generation,
-        PlanResult,
-        PlanRow,
         Score,
         Timings,
         TokenLogprob,
@@ -90,6 +89,7 @@ __all__ = [
 # whoever uses a part, must not wait for all of it
 _NAMES = {
     "cache.config": ("CacheConfig",),
+    "cache.plan_result": ("PlanResult", "PlanRow"),
     "core": ("__version__",),
     "errors": (
         "AudioError",
@@ -112,8 +112,6 @@ _NAMES = {
         "CacheQuality",
         "CacheUse",
         "Generation",
-        "PlanResult",
-        "PlanRow",
         "Score",
         "Timings",
         "TokenLogprob",

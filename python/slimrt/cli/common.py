@@ -29,6 +29,7 @@ from slimrt.modelfile.source import ModelSource
 from slimrt.modes import AUTO, CACHE_TYPES, FASTEST, MODES, RESIDUAL_MODE
 from slimrt.plumbing.arguments import unknown
 from slimrt.plumbing.files import written_beside
+from slimrt.plumbing.tables import table as table
 
 Made = TypeVar("Made")
 _COLOURS = {"red": "31", "green": "32", "dim": "2"}
@@ -318,15 +319,3 @@ def coloured(text: str, colour: str, stream: TextIO) -> str:
     if os.environ.get("NO_COLOR") or not stream.isatty():
         return text
     return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m"
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns under a head; those of numbers are aligned to the right."""
-    cells = [list(head), *[list(row) for row in rows]]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
-    right = [all(row[i][:1].isdigit() for row in rows) for i in range(len(head))]
-    lines = [
-        "  ".join(cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(row, widths, right, strict=True))
-        for row in cells
-    ]
-    return "\n".join(line.rstrip() for line in lines)

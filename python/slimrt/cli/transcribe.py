@@ -105,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
     if args.word_timestamps and form != "json":
         args.usage_error(f"times of words go into JSON alone: give --format json with --word-timestamps, not {form}")
     options = _options(args)
-    sequences = from_flags(args, lambda: Transcription.of(options)).sequences
+    sequences = from_flags(args, lambda: Transcription(**options)).sequences
     output = _Output(args, form, _targets(args, form))
     sounds = _sounds(args)  # before the model: it is quick, and may fail
     if not sounds:

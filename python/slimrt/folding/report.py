@@ -185,7 +185,7 @@ class ConvertReport:
         return asdict(self) | {"path": str(self.path)}
 
     def table(self) -> str:
-        """The report as text: a row a layer, a total, then warnings."""
+        """The report as text, which str() gives too: a row a layer, a total, then warnings."""
         lines = [str(self.path), *([f"{self.before} -> {self.after}"] if self.before else [])]
         if any(layer.errors for layer in self.layers):
             lines += self._by_type()
@@ -198,6 +198,8 @@ class ConvertReport:
         if self.verify:
             lines.append(str(self.verify))
         return "\n".join(lines + [f"warning: {text}" for text in self.warnings])
+
+    __str__ = table
 
     def _of_cross(self) -> list[str]:
         read = "K and V" if self.cross[0].mode == "e1" else "V"
