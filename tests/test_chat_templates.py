@@ -104,9 +104,9 @@ class TestWhich:
         message = [{"role": "user", "content": [{"type": "text", "text": "abc"}]}]
         with slimrt.Model(tiny, n_ctx=64) as model:
             own = model.render_chat(message)
-            assert model.detokenize(model.render_chat(message, chat_template="{{ messages[0].content }}!")) == "<s>abc!"
+            assert model.detokenize(model.render_chat(message, chat_template="{{ messages[0].content }}!")) == "abc!"
             think = {"chat_template": "{% if think %}x{% endif %}", "chat_template_kwargs": {"think": True}}
-            assert model.detokenize(model.render_chat(message, **think)) == "<s>x"
+            assert model.detokenize(model.render_chat(message, **think)) == "x"
             assert model.chat(message, max_tokens=3, seed=1).tokens == model.generate(own, max_tokens=3, seed=1).tokens
             with_session = model.session()
             model.chat(message, chat_template="chatml", max_tokens=3, seed=1, session=with_session)

@@ -54,7 +54,7 @@ def calls(model):
         (
             "generate",
             "temprature",
-            "generate has no temprature (did you mean temperature?); it has frequency_penalty, ",
+            "generate has no temprature (did you mean temperature?); it has ",
         ),
         ("generate", "stream", "generate has no stream: stream() yields"),
         ("generate", "beam_size", "here it is called num_beams"),
