@@ -8,10 +8,12 @@ import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 from resource import RUSAGE_CHILDREN, getrusage
 
 import pytest
 
+import slimrt
 from conftest import PROMPT, TESTS
 from slimrt.cli.command import verb_parser, whole_parser
 from slimrt.cli.common import beside_model, model_name
@@ -287,6 +289,19 @@ def test_the_version_takes_no_time():
     listed = [sys.executable, "-X", "importtime", "-m", "slimrt", "--version"]
     seen = subprocess.run(listed, capture_output=True, text=True).stderr
     assert not {"numpy", "slimrt.model", "slimrt.cli.generate"} & {line.split()[-1] for line in seen.splitlines()}
+
+
+def test_nothing_is_imported_before_ctrl_c_is_expected():
+    """By the module of the command, whose main() expects it: what is there before is Python's own."""
+    code = """if True:
+        import sys
+        sys.path.insert(0, sys.argv[1])
+        before = set(sys.modules)
+        import slimrt.cli
+        print(sorted(set(sys.modules) - before - {"__future__"}))"""
+    folder = Path(slimrt.__file__).parents[1]
+    seen = subprocess.run([sys.executable, "-S", "-c", code, folder], capture_output=True, text=True)
+    assert seen.stdout == "['slimrt', 'slimrt.cli']\n"
 
 
 @pytest.mark.parametrize("module", ["slimrt.cli.command", "slimrt.model", "slimrt._core"])

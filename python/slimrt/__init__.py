@@ -6,12 +6,11 @@ with slimrt.Model("model.gguf", cache="k") as model:
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
-from importlib import import_module
-from typing import TYPE_CHECKING
-
+TYPE_CHECKING = False  # what typing calls so; to import that, or importlib, takes longer than all else here
 if TYPE_CHECKING:  # else on first use: __getattr__
+    import os
+    from collections.abc import Sequence
+
     from slimrt.cache.config import CacheConfig
     from slimrt.cache.plan_result import PlanResult, PlanRow
     from slimrt.core import __version__
@@ -131,6 +130,8 @@ if not TYPE_CHECKING:  # a type checker knows the names, and must complain of ot
     def __getattr__(name: str) -> object:
         if name not in _HOMES:
             raise AttributeError(f"module 'slimrt' has no attribute '{name}'")
+        from importlib import import_module
+
         value: object = getattr(import_module(_HOMES[name]), name)
         globals()[name] = value  # from now on without this function
         return value
