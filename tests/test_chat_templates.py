@@ -192,6 +192,14 @@ class TestControlTokensInMessages:
         second = wanted.index(wanted[first], first + 1)
         assert ids[: first + 1] == wanted[: first + 1] and ids[second - len(wanted) :] == wanted[second:]
 
+    def test_no_unicode(self, any_tokenizer):
+        special = sorted(any_tokenizer.spelled_out)[0]
+        for said in ("\ud800", f"{special}\ud800"):
+            with pytest.raises(ValueError, match="lone surrogate"):
+                render_chat(
+                    any_tokenizer, [{"role": "user", "content": said}], chat_template="{{ messages[0].content }}"
+                )
+
     def test_a_template_finds_the_end_of_thoughts(self):
         """In an assistant's message the texts that the template looks for stay as they are, those of others do not."""
         template = (

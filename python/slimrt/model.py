@@ -341,8 +341,7 @@ class Model(Tasks, Closing):
             session, options: as generate.
 
         Raises:
-            UnsupportedError: the model has no chat template and none was given, or there is none of that name; a part
-                of a message that is no text.
+            UnsupportedError: the model has no chat template and none was given, or there is none of that name.
             ChatError: messages that make no conversation, or that the template refuses; it says which.
             OSError: the template's file cannot be read.
             Others as generate.
