@@ -44,7 +44,8 @@ class Model(Tasks, Closing):
 
     Args:
         path: a GGUF file (as it is, or from slimrt.convert; of a split one the first), a Hugging Face directory,
-            whisper.cpp's ggml-*.bin, or a ModelSource.
+            whisper.cpp's ggml-*.bin, the name of a repository that holds one of these ("org/repo:Q4_K_M", also after
+            "hf://"; docs/getting-models.md), or a ModelSource.
         device: "cpu", "cuda" (an NVIDIA GPU) or "cuda:N"; "auto" is the CPU.
         n_ctx: tokens a sequence may hold; 0: the trained context, at most 4096.
         n_batch: tokens computed at once in a prefill; scratch grows with it.
@@ -87,6 +88,7 @@ class Model(Tasks, Closing):
 
     Raises:
         FileNotFoundError: there is no such path.
+        DownloadError: what a repository's name leads to cannot be fetched.
         ModelFormatError: the file is broken.
         UnsupportedError: an architecture, tensor type, cache mode, cache type or device that slimrt does not have.
         CacheUnsupportedError: a cache mode that is not legal for this model, said before anything slow begins; or one
