@@ -27,6 +27,7 @@ PACKAGES = [
     ["generation", "measure"],
     ["speech", "forecast"],
     ["converter", "tasks"],
+    ["openai"],
     ["model"],
     [""],
     ["cli"],

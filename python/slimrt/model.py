@@ -21,6 +21,7 @@ from slimrt.generation.generate import Run, SessionEngine, Stream
 from slimrt.generation.options import GenerateOptions, Options
 from slimrt.measure import score as _score
 from slimrt.modelfile.source import ModelSource
+from slimrt.openai.methods import OpenAIMethods
 from slimrt.plumbing.arguments import whole
 from slimrt.plumbing.closing import Closing
 from slimrt.plumbing.keywords import named
@@ -29,14 +30,13 @@ from slimrt.results import Generation, Score
 from slimrt.runtime import runtime as _runtime
 from slimrt.runtime.kinds import continues_texts
 from slimrt.runtime.session import Session, TokenIds, as_ids, as_prompt, is_batch, load_session
-from slimrt.tasks import Tasks
 from slimrt.tokenizer.tokenizer import Tokenizer
 
 Prompt = str | TokenIds
 Prompts = list[str] | list[list[int]]
 
 
-class Model(Tasks, Closing):
+class Model(OpenAIMethods, Closing):
     """A model, loaded and ready. Use it as a context manager, or close() it.
 
     It may be used from several threads: each call has the model to itself until it returns; a stream lets others in

@@ -101,10 +101,16 @@ ADVICE: dict[str, str] = {
 """What to do in the place of what no call has."""
 
 
+def of_model(call: Callable[P, R]) -> Callable[P, R]:
+    """A method of a class behind Model; what Python says of wrong arguments then names Model."""
+    call.__qualname__ = f"Model.{call.__name__}"
+    return call
+
+
 def named(call: Callable[P, R]) -> Callable[P, R]:
     """A method of Model that refuses keywords it does not have by name, in a TypeError: how others call what it has,
     or what is nearest."""
-    call.__qualname__ = f"Model.{call.__name__}"  # what Python says of other wrong arguments names no class behind it
+    call = of_model(call)
     known = set[str]()
 
     def check(keywords: Iterable[str]) -> None:
