@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import partial
@@ -21,6 +20,7 @@ from slimrt.forecast.series import Values, as_series, check_levels
 from slimrt.generation.search import Encode, run
 from slimrt.modelfile.source import ModelSource
 from slimrt.plumbing.arguments import check_seed, real, whole
+from slimrt.plumbing.notes import warn
 from slimrt.runtime.kinds import require
 from slimrt.runtime.runtime import Runtime
 
@@ -65,14 +65,13 @@ def predict(
 
 
 def warn_beyond(source: ModelSource, levels: Sequence[float]) -> None:
-    """A warning, at the line that called who calls this, for levels that the model has nothing for."""
+    """A warning for levels that the model has nothing for."""
     trained = trained_levels(source)
     beyond = [f"{level:g}" for level in levels if trained and not min(trained) <= level <= max(trained)]
     if beyond:
-        warnings.warn(
+        warn(
             f"the model was trained for quantiles {min(trained):g} to {max(trained):g}; beyond them it repeats the "
-            f"nearest: {', '.join(beyond)}",
-            stacklevel=3,
+            f"nearest: {', '.join(beyond)}"
         )
 
 
