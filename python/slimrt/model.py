@@ -446,7 +446,7 @@ class Model(OpenAIMethods, Closing):
         if n is not None or settings.num_beams > 1:
             if session is not None:
                 raise ValueError("a session continues one text: it does not go with n or num_beams")
-            every = [as_prompt(self._runtime, one) for one in prompts]
+            every = [self._prompt_ids(one) for one in prompts]
             found = answers(self._runtime, every, 1 if n is None else n, settings, seed, called)
             results: list[Any] = found if n is not None else [one[0] for one in found]
         else:
@@ -468,7 +468,11 @@ class Model(OpenAIMethods, Closing):
             raise TypeError(f"session must be one that Model.session() or load_session() made, got {session!r}")
         if session is not None and session.runtime is not self._runtime:
             raise ValueError("the session belongs to another model")
-        return Run(self._runtime, as_prompt(self._runtime, prompt), options, seed, session, called)
+        return Run(self._runtime, self._prompt_ids(prompt), options, seed, session, called)
+
+    def _prompt_ids(self, prompt: Prompt) -> list[int]:
+        continues_texts(self._runtime.source)
+        return as_prompt(self._runtime, prompt)
 
 
 def _address(repo_id: str, filename: str | None) -> str:
