@@ -30,7 +30,7 @@ PACKAGES = [
     ["openai"],
     ["model"],
     [""],
-    ["cli"],
+    ["cli", "integrations"],
     ["__main__"],
 ]
 RANK = {name: rank for rank, row in enumerate(PACKAGES) for name in row}
