@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -67,6 +69,22 @@ def test_a_plan_for_more_than_the_trained_context(run, tiny):
     assert {row.max_n_ctx for row in slimrt.plan(tiny, n_ctx=64).rows} == {256}
 
 
+LIMITED = """
+import re, resource, sys, slimrt
+taken = int(re.search(r"VmSize:\\s+(\\d+)", open("/proc/self/status").read()).group(1)) << 10
+resource.setrlimit(resource.RLIMIT_AS, (taken + (600 << 20), taken + (600 << 20)))
+try:
+    slimrt.Model(sys.argv[1], n_ctx=1 << 18, n_threads=1, progress=False)
+except slimrt.WontFitError as error:
+    print(error)
+"""
+
+
+def test_a_limit_of_the_process_is_not_called_free_memory():
+    said = subprocess.run([sys.executable, "-c", LIMITED, TALE], capture_output=True, text=True).stdout
+    assert "which the system does not give this process (a limit such as ulimit -v)" in said and "are free" not in said
+
+
 # ---------------------------------------------------------------- what a smaller cache pays
 def test_conversion_and_plan_have_one_break_even(run, tmp_path):
     path, made = write_random(tmp_path / "model.gguf", Shape(64, 2, 4, 96, d_ff=64)), tmp_path / "k.gguf"
@@ -102,6 +120,18 @@ def test_a_directory_that_only_holds_a_file_names_it(run, tiny, tmp_path):
 def test_a_model_for_another_task_is_answered_with_a_verb(run):
     for name, verb in (("t5", "slimrt text2text"), ("whisper", "slimrt transcribe"), ("chronos", "slimrt forecast")):
         assert f"use {verb}" in run("generate", SHIPPED / f"tale-{name}.gguf", "-p", "hi")[2]
+
+
+def test_of_a_model_and_a_sound_that_are_not_there_the_model_is_told(run, tmp_path):
+    code, _, err = run("transcribe", tmp_path / "no.gguf", tmp_path / "no.wav")
+    assert code == 1 and "no.gguf: no such file" in err and "no.wav" not in err
+    code, _, err = run("transcribe", SHIPPED / "tale-whisper.gguf", "https://example.org/a.wav")
+    assert code == 1 and "sounds are files here: download it first" in err
+
+
+def test_one_window_is_not_several(run):
+    err = run("perplexity", TALE, SHIPPED / "heldout.txt", "--tokens", 8, "-c", 32, "--compare", "kv:f16")[2]
+    assert "8 tokens in 1 window of 32 at most" in err
 
 
 @pytest.mark.parametrize("device", ["gpu", "nvidia"])

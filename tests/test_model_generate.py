@@ -182,6 +182,16 @@ def test_other_sequences_may_fill_the_cache(tiny):
             model.generate([BOS] * 60, max_tokens=1)
 
 
+def test_a_full_cache_ends_one_text_and_the_others_go_on(tiny):
+    """A session holds one block of four; where both texts want a second one, there is one."""
+    with slimrt.Model(tiny, n_ctx=64, n_seqs=2) as model, model.session() as session:
+        session.append([BOS] * 20)
+        first, last = model.generate([PROMPT, PROMPT], max_tokens=-1, **GREEDY)
+        assert first.finish_reason == last.finish_reason == "context"
+        assert first.usage.prompt_tokens + len(first.tokens) >= 64 > 34 > last.usage.prompt_tokens + len(last.tokens)
+        assert first.tokens[: len(last.tokens)] == last.tokens
+
+
 def test_max_tokens_zero_only_reads_the_prompt(model):
     result = model.generate(PROMPT, max_tokens=0)
     assert (result.text, result.tokens, result.finish_reason) == ("", (), "length")

@@ -107,10 +107,10 @@ def run(args: argparse.Namespace) -> int:
     options = _options(args)
     sequences = from_flags(args, lambda: Transcription(**options)).sequences
     output = _Output(args, form, _targets(args, form))
-    sounds = _sounds(args)  # before the model: it is quick, and may fail
+    source = model_source(args)
+    sounds = _sounds(args)  # before the weights
     if not sounds:
         return 1
-    source = model_source(args)
     at_once = args.parallel or min(len(sounds), _AT_ONCE)
     total = round(sum(seconds(sound.samples) for _, sound in sounds))
     with open_model(args, source, args.ctx or 0, n_seqs=at_once * sequences) as model:

@@ -142,8 +142,9 @@ class Judge:
             return []
         worst = max(self.doubtful, key=lambda layer: self.doubtful[layer])
         most = percent(self.doubtful[worst])
+        several = "s" * (len(self.doubtful) > 1)
         said = (
-            f"{self.rows.part} cache mode {self.rows.mode} in {self.rows.type} loses more than 1 % in layers "
+            f"{self.rows.part} cache mode {self.rows.mode} in {self.rows.type} loses more than 1 % in layer{several} "
             f"{', '.join(map(str, sorted(self.doubtful)))} of {self.source.name}, {most} in layer {worst}"
         )
         note(said, logging.WARNING)

@@ -96,7 +96,8 @@ def _name_of(file: Any) -> str:
 
 def _read(path: Path, max_seconds: float) -> Sound:
     if not path.exists():
-        raise FileNotFoundError(f"{path}: no such file")
+        hint = "; sounds are files here: download it first" if str(path).startswith(("http:/", "https:/")) else ""
+        raise FileNotFoundError(f"{path}: no such file{hint}")
     if path.is_fifo():
         return _of_bytes(path.read_bytes(), str(path), max_seconds)
     if not path.is_file():
