@@ -5,10 +5,10 @@
     python tools/build_wheels.py linux-x86_64 --cuda --out dist
 
 Needs Debian's tools (apt-get, dpkg-deb, advzip of advancecomp, which packs a wheel 4 % smaller), for AArch64 its
-g++-aarch64-linux-gnu, for --cuda an nvcc; what Python needs goes into a virtual environment beside the builds. Linux: compiled by this system's g++ and linked against Debian 11's
-libraries (RK3588's images have those), of which anything newer is not used: what that libstdc++ lacks is linked in from
-this system's. macOS: cross-compiled by zig without an SDK; nobody has run it: it is built to be tried, and must not be
-published before.
+g++-aarch64-linux-gnu, for --cuda an nvcc; what Python needs goes into a virtual environment beside the builds. Linux:
+compiled by this system's g++ and linked against Debian 11's libraries (RK3588's images have those), of which anything
+newer is not used: what that libstdc++ lacks is linked in from this system's. macOS: cross-compiled by zig without an
+SDK; nobody has run it: it is built to be tried, and must not be published before.
 """
 
 from __future__ import annotations
