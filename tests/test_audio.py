@@ -21,7 +21,8 @@ from slimrt.speech.audio import SAMPLE_RATE, load_audio, read_sound
 from slimrt.speech.complete import cut_off
 from slimrt.speech.mel import log_mel, mel_filters
 from slimrt.speech.resample import Resampler
-from slimrt.speech.silence import Skipped, quietest, speech_spans
+from slimrt.speech.silence import Skipped, quietest
+from slimrt.speech.vad import Vad
 
 pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
 
@@ -341,10 +342,10 @@ def test_speech_is_where_the_energy_is():
     sound = room.copy()
     for start in (5, 6.5, 20):  # 1.5 s apart: one stretch
         sound[round(start * SAMPLE_RATE) :][: SAMPLE_RATE // 2] += tone(0.5)
-    spans = [(start / SAMPLE_RATE, end / SAMPLE_RATE) for start, end in speech_spans(sound)]
+    spans = [(start / SAMPLE_RATE, end / SAMPLE_RATE) for start, end in Vad("energy").spans(sound)]
     np.testing.assert_allclose(spans, [(4.6, 7.4), (19.6, 20.9)], atol=0.04)
-    assert speech_spans(np.zeros(SAMPLE_RATE, np.float32)) == []
-    assert speech_spans(tone(3.0)) == [(0, 3 * SAMPLE_RATE)]
+    assert Vad("energy").spans(np.zeros(SAMPLE_RATE, np.float32)) == []
+    assert Vad("energy").spans(tone(3.0)) == [(0, 3 * SAMPLE_RATE)]
 
 
 def test_times_go_back_to_the_whole_sound():
@@ -362,5 +363,5 @@ def test_the_quietest_place():
 
 def test_real_speech_is_not_skipped():
     samples = load_audio(third_party("audio/jfk.wav"))
-    spans = speech_spans(samples)
+    spans = Vad("energy").spans(samples)
     assert len(samples) == 11 * SAMPLE_RATE and sum(end - start for start, end in spans) > 0.9 * len(samples)

@@ -17,7 +17,7 @@ from slimrt.runtime.embed import embed
 from slimrt.runtime.runtime import Runtime
 from slimrt.runtime.session import TokenIds, as_ids, as_prompt, is_batch
 from slimrt.speech.audio import SAMPLE_RATE, Audio
-from slimrt.speech.options import TranscribeOptions, Transcription
+from slimrt.speech.options import DetectOptions, TranscribeOptions, Transcription
 from slimrt.speech.records import Segment, TranscriptionInfo
 
 if TYPE_CHECKING:
@@ -74,7 +74,15 @@ class Tasks:
                 None: what the file says, and so does -1 among others.
             clip_timestamps: hear only these stretches: seconds start, end, start, end ..., the last end may be missing;
                 text such as "0,5" too.
-            skip_silence: leave silences longer than 2 s out; times are those of the sound with them.
+            vad: how silences are found that are left out; times are those of the sound with them. "none": they stay.
+                "energy": by loudness. "silero": by a network that knows speech from noise (the extra `vad`).
+                skip_silence: the same as "energy". vad_parameters: threshold 0.5 (of silero: a probability),
+                min_speech_duration_ms 0 (what is shorter is none), min_silence_duration_ms 2000 (what is shorter
+                stays), speech_pad_ms 400 (stays on either side).
+            batch_size: decode so many windows of a sound together; needs so many n_seqs, times num_beams. Windows are
+                cut beforehand, where silence was left out or where it is quietest in the last quarter; none is shown
+                the text before it (condition_on_previous_text says nothing), all of them initial_prompt. None: one
+                after the other, each from where the last one ended.
             max_seconds: a longer sound is refused before it fills the memory; 4 hours.
             seed: of what is drawn at temperatures above 0; the i-th sound of a list uses seed + i.
             on_progress: called as f("transcribe", done, total) in hundredths of a second of sound.
@@ -89,7 +97,7 @@ class Tasks:
         Raises:
             AudioError: not a sound, empty, longer than max_seconds, or with NaN in it. FileNotFoundError: no such file.
             ContextOverflowError: n_ctx is too small for any text.
-            UnsupportedError: not a model of speech, one that lacks what is asked for, or the extra `audio` is missing.
+            UnsupportedError: not a model of speech, one that lacks what is asked for, or an extra is missing.
             ValueError, TypeError: an option out of its range, or of a wrong kind.
         """
         from slimrt.speech.transcribe import transcribe
@@ -97,6 +105,37 @@ class Tasks:
         settings = Transcription(**options)
         audios = audio if _several(audio) else [audio]
         results = transcribe(self._runtime, audios, settings, self._seed_of(settings.seed), sample_rate)
+        return results if _several(audio) else results[0]
+
+    @overload
+    def detect_language(
+        self, audio: list[Any], *, sample_rate: int = SAMPLE_RATE, **options: Unpack[DetectOptions]
+    ) -> list[tuple[str, dict[str, float]]]: ...
+
+    @overload
+    def detect_language(
+        self, audio: Audio, *, sample_rate: int = SAMPLE_RATE, **options: Unpack[DetectOptions]
+    ) -> tuple[str, dict[str, float]]: ...
+
+    @named
+    def detect_language(
+        self, audio: Any, *, sample_rate: int = SAMPLE_RATE, **options: Unpack[DetectOptions]
+    ) -> tuple[str, dict[str, float]] | list[tuple[str, dict[str, float]]]:
+        """The language spoken in the first window of a sound, and the probability of each that the model knows, the
+        likeliest first. For Whisper models of several languages.
+
+        Args:
+            audio, sample_rate, vad, vad_parameters, max_seconds: as transcribe's; with a vad the first window is that
+                of what is left.
+
+        Raises:
+            UnsupportedError: not Whisper, a model of English alone, or an extra is missing. Others as transcribe.
+        """
+        from slimrt.speech.transcribe import detect_languages
+
+        settings = Transcription(**options)
+        found = detect_languages(self._runtime, audio if _several(audio) else [audio], settings, sample_rate)
+        results = [(next(iter(likely)), likely) for likely in found]
         return results if _several(audio) else results[0]
 
     @overload

@@ -19,6 +19,7 @@ from slimrt.cli.common import (
     open_model,
     output_ending,
     output_format,
+    print_json,
     show_progress,
 )
 from slimrt.cli.flags import Collect
@@ -29,7 +30,8 @@ from slimrt.plumbing.files import check_target, written_beside
 from slimrt.speech.audio import MAX_SECONDS, Sound, read_sound, seconds
 from slimrt.speech.options import TEMPERATURES, Transcription
 from slimrt.speech.records import Segment, TranscriptionInfo
-from slimrt.speech.subtitles import FORMATS
+from slimrt.speech.subtitles import FORMATS, Subtitles, written
+from slimrt.speech.vad import METHODS
 
 _STDIN = "-"
 _FORMATS = (*FORMATS, "json")
@@ -47,19 +49,33 @@ def add_flags(flags: Flags) -> None:
               "talk.srt, or a folder for a file of each sound, named after it; default: stdout")  # fmt: skip
     flags.add("-l", "--language", metavar="NAME", help="such as en or English; default: detected")
     flags.add("--task", choices=["transcribe", "translate"], default="transcribe", help="translate: to English")
-    flags.add("--word-timestamps", action="store_true", help="times of each word, in JSON")
+    flags.add("--detect-language", action="store_true", help="only say the language of each sound and how likely it is")
+    flags.add("--word-timestamps", action="store_true", help="times of each word: in JSON beside the text, in vtt and "
+              "lrc as tags within a cue, in srt, tsv and csv as a cue a word")  # fmt: skip
     flags.add("--no-timestamps", action="store_true", help="do not let the model tell times")
     flags.add("--clip-timestamps", twin=False, type=_numbers, goes_on=is_number, default=(), metavar="S,E[,S,E]",
               help="hear only from second S to E; the last E may be missing")  # fmt: skip
-    flags.add("--skip-silence", action="store_true", help="leave silences longer than 2 s out")
+    _silence_flags(flags)
     flags.add("--max-seconds", type=real(0), default=MAX_SECONDS, metavar="S", help="refuse longer sounds, which would "
               "fill the memory (default: %(default)g)")  # fmt: skip
     flags.add("--parallel", type=positive, metavar="N", help="sounds decoded together; default: all, at most "
               f"{_AT_ONCE}")  # fmt: skip
+    flags.add("--batch-size", type=positive, metavar="N", help="decode N windows of a sound together, cut beforehand; "
+              "none is shown the text before it")  # fmt: skip
     _search_flags(flags)
     _text_flags(flags)
     flags.engine(encoder=True)
     flags.output()
+
+
+def _silence_flags(flags: Flags) -> None:
+    flags.add("--vad", choices=METHODS, default="none", help="leave silences out, found by loudness (energy) or by a "
+              "network that knows speech from noise (silero; default: %(default)s)")  # fmt: skip
+    flags.add("--skip-silence", action="store_true", help="the same as --vad energy")
+    flags.add("--vad-threshold", type=real(0, 1), metavar="P", help="of silero: probability of speech (default: 0.5)")
+    flags.add("--vad-min-speech-duration-ms", type=real(0), metavar="MS", help="what is shorter is none (default: 0)")
+    flags.add("--vad-min-silence-duration-ms", type=real(0), metavar="MS", help="what is shorter stays (default: 2000)")
+    flags.add("--vad-speech-pad-ms", type=real(0), metavar="MS", help="stays on either side of speech (default: 400)")
 
 
 def _search_flags(flags: Flags) -> None:
@@ -96,14 +112,18 @@ def run(args: argparse.Namespace) -> int:
     args.audio = [*beside_model(args, args.audio), *args.file]
     if not args.audio:
         args.usage_error("which sound? give AUDIO after the model")
+    if args.detect_language:
+        return _detect_languages(args)
     form, several = output_format(args, _FORMATS), len(args.audio) > 1
     if several and output_ending(args, _FORMATS):
         args.usage_error(f"-o {args.output} is one file for several sounds; name a folder")
-    if several and form in ("srt", "vtt") and not args.output:
-        args.usage_error(f"subtitles of several sounds do not go in one stream; give -o FOLDER or --format json, "
+    if several and form not in ("txt", "json") and not args.output:
+        args.usage_error(f"{form} of several sounds does not go in one stream; give -o FOLDER or --format json, "
                          f"not {form} alone")  # fmt: skip
-    if args.word_timestamps and form != "json":
-        args.usage_error(f"times of words go into JSON alone: give --format json with --word-timestamps, not {form}")
+    if args.word_timestamps and form == "txt":
+        args.usage_error("txt tells no times: give --format json, srt, vtt, tsv, csv or lrc with --word-timestamps")
+    if args.batch_size and args.parallel:
+        args.usage_error("--parallel counts sounds, --batch-size windows of all of them: give one of them")
     options = _options(args)
     sequences = from_flags(args, lambda: Transcription(**options)).sequences
     output = _Output(args, form, _targets(args, form))
@@ -111,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
     sounds = _sounds(args)  # before the weights
     if not sounds:
         return 1
-    at_once = args.parallel or min(len(sounds), _AT_ONCE)
+    at_once = args.batch_size or args.parallel or min(len(sounds), _AT_ONCE)
     total = round(sum(seconds(sound.samples) for _, sound in sounds))
     with open_model(args, source, args.ctx or 0, n_seqs=at_once * sequences) as model:
         output.begin([path for path, _ in sounds])
@@ -124,15 +144,43 @@ def run(args: argparse.Namespace) -> int:
     return 0 if len(sounds) == len(args.audio) else 1
 
 
+def _detect_languages(args: argparse.Namespace) -> int:
+    """Prints the language of each sound and its probability, in JSON those of all languages."""
+    options = {name: _options(args)[name] for name in ("vad", "vad_parameters", "skip_silence", "max_seconds")}
+    from_flags(args, lambda: Transcription(**options))
+    sounds = _sounds(args)
+    if not sounds:
+        return 1
+    with open_model(args, model_source(args), args.ctx or 0, n_seqs=min(len(sounds), _AT_ONCE)) as model:
+        found = model.detect_language([sound for _, sound in sounds], **options)
+    if args.json or args.format == "json":
+        records = [
+            {"audio": path, "language": language, "probabilities": likely}
+            for (path, _), (language, likely) in zip(sounds, found, strict=True)
+        ]
+        print_json(records if len(args.audio) > 1 else records[0])
+    else:
+        for (path, _), (language, likely) in zip(sounds, found, strict=True):
+            print(f"{f'{path}: ' if len(args.audio) > 1 else ''}{language} {likely[language]:.3f}")
+    return 0 if len(sounds) == len(args.audio) else 1
+
+
 def _options(args: argparse.Namespace) -> dict[str, Any]:
-    same = ("language", "task", "word_timestamps", "clip_timestamps", "skip_silence", "max_seconds", "num_beams",
-            "patience", "length_penalty", "best_of", "compression_ratio_threshold", "logprob_threshold",
-            "no_speech_threshold", "seed", "initial_prompt", "hotwords", "prefix", "max_initial_timestamp",
-            "suppress_tokens")  # fmt: skip
+    same = ("language", "task", "word_timestamps", "clip_timestamps", "skip_silence", "vad", "batch_size",
+            "max_seconds", "num_beams", "patience", "length_penalty", "best_of", "compression_ratio_threshold",
+            "logprob_threshold", "no_speech_threshold", "seed", "initial_prompt", "hotwords", "prefix",
+            "max_initial_timestamp", "suppress_tokens")  # fmt: skip
+    given = {
+        "threshold": args.vad_threshold,
+        "min_speech_duration_ms": args.vad_min_speech_duration_ms,
+        "min_silence_duration_ms": args.vad_min_silence_duration_ms,
+        "speech_pad_ms": args.vad_speech_pad_ms,
+    }
     return {name: getattr(args, name) for name in same} | {
         "timestamps": not args.no_timestamps,
         "temperature": args.temp,
         "condition_on_previous_text": not args.no_previous_text,
+        "vad_parameters": {name: value for name, value in given.items() if value is not None},
     }
 
 
@@ -195,6 +243,7 @@ class _Output:
     def __init__(self, args: argparse.Namespace, form: str, targets: dict[str, Path]):
         self._args, self._form, self._targets = args, form, targets
         self._paths: list[str] = []
+        self._cues: list[Subtitles] = []
         self._waiting: dict[int, list[str]] = {}  # what sounds have said whose turn has not come
         self._done: set[int] = set()
         self._turn = 0
@@ -203,12 +252,14 @@ class _Output:
         """With the sounds that can be used."""
         self._paths = paths
         self._waiting = {i: [] for i in range(len(paths))}
+        if self._form != "json":
+            self._cues = [Subtitles(self._form, self._args.word_timestamps) for _ in paths]
         if not self._targets:
             self._say(self._head(0))
 
     def segment(self, index: int, segment: Segment) -> None:
         if not self._targets and self._form != "json":
-            self._waiting[index].append(FORMATS[self._form].cue(segment))
+            self._waiting[index].append(self._cues[index].add(segment))
             self._flush()
 
     def result(self, index: int, segments: list[Segment], info: TranscriptionInfo) -> None:
@@ -217,7 +268,8 @@ class _Output:
         if self._targets:
             target = self._targets[path]
             with written_beside(target) as partial:
-                partial.write_text(f"{record}\n" if record else FORMATS[self._form].whole(segments), encoding="utf-8")
+                words = self._args.word_timestamps
+                partial.write_text(f"{record}\n" if record else written(self._form, segments, words), encoding="utf-8")
             with progress.aside():
                 note(self._args, f"slimrt: {target}")
         else:
@@ -227,7 +279,7 @@ class _Output:
         if not info.duration_heard:
             with progress.aside():
                 note(self._args, f"slimrt: {path}: nothing of its {info.duration:.1f} s was heard: "
-                     f"{'all is silence' if self._args.skip_silence else 'clips begin later'}")  # fmt: skip
+                     f"{'clips begin later' if self._args.clip_timestamps else 'all is silence'}")  # fmt: skip
         if self._args.verbose and info.language:
             with progress.aside():
                 note(self._args, f"slimrt: {path}: {info.duration:.1f} s, {info.language} "

@@ -42,7 +42,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "prompts": ("prompt",),
     # transcribe
     "log_prob_threshold": ("logprob_threshold",),
-    "vad_filter": ("skip_silence",),
+    "vad_filter": ("vad ('silero', or 'energy', which skip_silence means too)",),
     "without_timestamps": ("timestamps (which says the contrary)",),
     "return_timestamps": ("timestamps, or word_timestamps",),
     # translate
