@@ -265,6 +265,7 @@ class CacheQuality(_PerLayer, Record):
         bytes_per_token: of the rows that a full window holds, in all layers, a token.
         cache_bytes: allocated for a window.
         extra_weights: bytes of weights beyond those of mode kv, such as the matrix that makes V from K.
+        too_imprecise: why loading refuses it unless one insists; "": it does not.
     """
 
     cache: str
@@ -276,6 +277,7 @@ class CacheQuality(_PerLayer, Record):
     bytes_per_token: int
     cache_bytes: int
     extra_weights: int
+    too_imprecise: str = ""
 
 
 @dataclass(frozen=True)
@@ -297,10 +299,11 @@ class CacheComparison(Record):
     rows: tuple[CacheQuality, ...]
 
     def front(self) -> tuple[CacheQuality, ...]:
-        """The Pareto front, smallest first: no other row has fewer bytes a token and no more divergence."""
+        """The Pareto front, smallest first: no other row has fewer bytes a token and no more divergence. A cache that
+        loading refuses as too imprecise is not on it, and takes nothing from it."""
         found: list[CacheQuality] = []
         for row in sorted(self.rows, key=lambda row: (row.bytes_per_token, row.kl_mean)):
-            if not found or row.kl_mean < found[-1].kl_mean:
+            if not row.too_imprecise and (not found or row.kl_mean < found[-1].kl_mean):
                 found.append(row)
         return tuple(found)
 

@@ -162,7 +162,7 @@ def _print(args: argparse.Namespace, comparison: CacheComparison) -> None:
             str(row.bytes_per_token),
             str(row.cache_bytes),
             str(row.extra_weights),
-            "*" if row in front else "",
+            "refused" if row.too_imprecise else "*" if row in front else "",
         )
         for row in comparison.rows
     ]
@@ -171,5 +171,6 @@ def _print(args: argparse.Namespace, comparison: CacheComparison) -> None:
         args,
         f"slimrt: {comparison.tokens} tokens in {comparison.windows} windows of {comparison.window}, each decoded over "
         f"the cache after a prefix of {comparison.prefix}, {comparison.chunk} at a time; KL in nats; cache: "
-        "bytes allocated for a window; W^: bytes of weights beyond those of kv; *: on the Pareto front of bytes and KL",
+        "bytes allocated for a window; W^: bytes of weights beyond those of kv; *: on the Pareto front of bytes and KL"
+        + ("; refused: unless --allow-lossy insists" if any(row.too_imprecise for row in comparison.rows) else ""),
     )
