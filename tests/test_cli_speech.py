@@ -83,7 +83,7 @@ def test_silences_and_windows(whisper, wavs, capsys, tmp_path):
     model, seen = whisper
     long = str(tmp_path / "long.wav")
     soundfile.write(long, sound((25.5, 0.3), (1.0, 0.0), (20.0, 0.3), (5.0, 0.0), (5.0, 0.3)), 16000)
-    assert main(["transcribe", model, long, "--batch-size", "2", "--num-beams", "2", "-q", "--format", "lrc"]) == 0
+    assert main(["transcribe", model, long, "--windows", "2", "--num-beams", "2", "-q", "--format", "lrc"]) == 0
     assert seen["n_seqs"] == 4
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "[00:00.20]Hello there." and lines[2].startswith("[00:25.") and len(lines) == 6
@@ -95,7 +95,7 @@ def test_silences_and_windows(whisper, wavs, capsys, tmp_path):
         assert json.loads(capsys.readouterr().out)["duration_heard"] == pytest.approx(heard, abs=0.1)
     for flags, code, why in [
         (["--vad-threshold", "0.3"], 1, "threshold: say which vad is meant"), (["--vad", "loud"], 2, "invalid choice"),
-        (["--batch-size", "2", "--parallel", "2"], 2, "--parallel counts sounds"),
+        (["--windows", "2", "--parallel", "2"], 2, "--parallel counts sounds"),
     ]:  # fmt: skip
         try:
             assert main(["transcribe", model, long, *flags]) == code

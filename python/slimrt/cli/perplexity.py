@@ -145,5 +145,6 @@ def _print(args: argparse.Namespace, comparison: CacheComparison) -> None:
         f"slimrt: {comparison.tokens} tokens in {comparison.windows} window{'s' * (comparison.windows != 1)} of "
         f"{comparison.window} at most, each decoded over the cache after a prefix of {comparison.prefix}, "
         f"{comparison.chunk} at a time; KL in nats; cache: bytes allocated for a window; W^: bytes of weights beyond "
-        "those of kv; *: on the Pareto front of bytes and KL",
+        "those of kv; *: on the Pareto front of bytes and KL"
+        + ("; refused: unless --allow-lossy insists" if any(row.too_imprecise for row in comparison.rows) else ""),
     )

@@ -60,7 +60,7 @@ def add_flags(flags: Flags) -> None:
               "fill the memory (default: %(default)g)")  # fmt: skip
     flags.add("--parallel", type=positive, metavar="N", help="sounds decoded together; default: all, at most "
               f"{_AT_ONCE}")  # fmt: skip
-    flags.add("--batch-size", type=positive, metavar="N", help="decode N windows of a sound together, cut beforehand; "
+    flags.add("--windows", type=positive, metavar="N", help="decode N windows of a sound together, cut beforehand; "
               "none is shown the text before it")  # fmt: skip
     _search_flags(flags)
     _text_flags(flags)
@@ -122,8 +122,8 @@ def run(args: argparse.Namespace) -> int:
                          f"not {form} alone")  # fmt: skip
     if args.word_timestamps and form == "txt":
         args.usage_error("txt tells no times: give --format json, srt, vtt, tsv, csv or lrc with --word-timestamps")
-    if args.batch_size and args.parallel:
-        args.usage_error("--parallel counts sounds, --batch-size windows of all of them: give one of them")
+    if args.windows and args.parallel:
+        args.usage_error("--parallel counts sounds, --windows windows of all of them: give one of them")
     options = _options(args)
     sequences = from_flags(args, lambda: Transcription(**options)).sequences
     output = _Output(args, form, _targets(args, form))
@@ -131,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
     sounds = _sounds(args)  # before the weights
     if not sounds:
         return 1
-    at_once = args.batch_size or args.parallel or min(len(sounds), _AT_ONCE)
+    at_once = args.windows or args.parallel or min(len(sounds), _AT_ONCE)
     total = round(sum(seconds(sound.samples) for _, sound in sounds))
     with open_model(args, source, args.ctx or 0, n_seqs=at_once * sequences) as model:
         output.begin([path for path, _ in sounds])
@@ -166,7 +166,7 @@ def _detect_languages(args: argparse.Namespace) -> int:
 
 
 def _options(args: argparse.Namespace) -> dict[str, Any]:
-    same = ("language", "task", "word_timestamps", "clip_timestamps", "skip_silence", "vad", "batch_size",
+    same = ("language", "task", "word_timestamps", "clip_timestamps", "skip_silence", "vad",
             "max_seconds", "num_beams", "patience", "length_penalty", "best_of", "compression_ratio_threshold",
             "logprob_threshold", "no_speech_threshold", "seed", "initial_prompt", "hotwords", "prefix",
             "max_initial_timestamp", "suppress_tokens")  # fmt: skip
@@ -177,6 +177,7 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
         "speech_pad_ms": args.vad_speech_pad_ms,
     }
     return {name: getattr(args, name) for name in same} | {
+        "batch_size": args.windows,
         "timestamps": not args.no_timestamps,
         "temperature": args.temp,
         "condition_on_previous_text": not args.no_previous_text,
