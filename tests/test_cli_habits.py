@@ -113,9 +113,9 @@ def test_lists_take_blanks_and_commas(tmp_path, words):
     text = tmp_path / "text"
     text.write_text("a text")
     args = read("perplexity", "m", "--compare", *words, str(text))
-    assert args.compare.lower() == "kv:f16,k:f16" and args.text == [str(text)]
+    assert args.compare == "kv:f16,k:f16" and args.text == [str(text)]
     assert read("perplexity", "m", "--compare", *words, "text.txt").text == ["text.txt"]
-    assert read("bench", "m", "--compare", *words).compare.lower() == "kv:f16,k:f16"
+    assert read("bench", "m", "--compare", *words).compare == "kv:f16,k:f16"
 
 
 def test_other_lists():

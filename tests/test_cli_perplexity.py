@@ -97,6 +97,7 @@ def test_caches_with_commas_and_their_types(run, tiny, file):
         (("-p", ""), 1, "at least two tokens"),
         (("-p", "a", "--compare", "kv"), 1, "the text has 3 tokens"),
         (("-p", TEXT, "--compare", "kv", "kk"), 2, "did you mean"),
+        (("-p", TEXT, "--compare", "KV:Q8_0", "KV:Q5_0"), 2, "q8_0 is q8 here"),
         (("-p", TEXT, "--compare", "kv", "x"), 1, "layer 0"),
         (("-p", TEXT, "--compare", "kv", "--plot", "picture.bmp"), 1, ".png, .svg, .pdf"),
         (("-p", TEXT, "--compare", "kv", "--plot", "/none/picture.png"), 1, "/none: no such directory"),

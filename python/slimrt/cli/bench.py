@@ -27,7 +27,7 @@ from slimrt.cli.common import (
     show_progress,
     write_out,
 )
-from slimrt.cli.values import count, is_cache, is_number, positive
+from slimrt.cli.values import count, is_cache, is_number, lower, positive
 from slimrt.modelfile.source import ModelSource
 from slimrt.plumbing import progress
 from slimrt.plumbing.files import check_target
@@ -55,6 +55,7 @@ def add_flags(flags: Flags) -> None:
     flags.add(
         "--compare",
         twin=False,
+        type=lower,
         goes_on=is_cache,
         metavar="MODE[:TYPE],...",
         help="caches to take turns, such as kv:f16,k+r:q8; not --cache's",

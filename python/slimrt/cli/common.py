@@ -130,7 +130,7 @@ class Flags(SamplingFlags):
 
 def check_cache_flags(args: argparse.Namespace) -> None:
     """Wrong usage where the flags of engine() do not go together, whatever the model."""
-    _native_types(args)
+    native_types(args)
     from_flags(args, lambda: resolve_device(args.device))
     known_cache(args, cache_arguments(args))
 
@@ -153,7 +153,7 @@ def from_flags(args: argparse.Namespace, make: Callable[[], Made]) -> Made:
         raise
 
 
-def _native_types(args: argparse.Namespace) -> None:
+def native_types(args: argparse.Namespace) -> None:
     """Takes llama.cpp's names of cache types for ours, and says so where these are not quite the same."""
     said = set[str]()
     for name in ("cache", "cache_type", "cache_type_k", "cache_type_v", "residual_type", "cross_type", "compare"):

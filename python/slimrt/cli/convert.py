@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 import slimrt
-from slimrt.cli.common import Flags, complain, model_name, print_json, show_progress
+from slimrt.cli.common import Flags, complain, model_name, native_types, print_json, show_progress
 from slimrt.cli.values import between, count, is_number, lower, parsed, positive
 from slimrt.errors import CacheUnsupportedError
 from slimrt.folding.report import ConvertReport
@@ -15,6 +15,7 @@ _NOT_VERIFIED = 3  # exit code: --verify, and the mode loses too much
 
 
 def add_flags(flags: Flags) -> None:
+    flags.checks.append(native_types)
     flags.twins = False  # what a file holds must not hang on the environment
     flags.model()
     flags.add("-o", "--output", "--out", required=True, metavar="OUT", help="the file to write")

@@ -20,7 +20,7 @@ from slimrt.cli.common import (
     print_json,
     show_progress,
 )
-from slimrt.cli.values import is_cache, positive
+from slimrt.cli.values import is_cache, lower, positive
 from slimrt.measure.plots import check_plot, plot_front
 from slimrt.measure.quality import compare_caches
 from slimrt.modelfile.source import ModelSource
@@ -38,8 +38,8 @@ def add_flags(flags: Flags) -> None:
     flags.add("-p", "--prompt", twin=False, metavar="TEXT", help="the text as a flag")
     flags.add("--stride", type=positive, metavar="N", help="tokens that each window but the first scores; default: "
               "half a window; not with --compare")  # fmt: skip
-    flags.add("--compare", twin=False, goes_on=is_cache, metavar="MODE[:TYPE[:RANK[:TYPE]]]", help="caches to "
-              "compare with kv:f32 through cached decoding, such as kv:f16 k:f16 k+r:q8")  # fmt: skip
+    flags.add("--compare", twin=False, type=lower, goes_on=is_cache, metavar="MODE[:TYPE[:RANK[:TYPE]]]", help="caches "
+              "to compare with kv:f32 through cached decoding, such as kv:f16 k:f16 k+r:q8")  # fmt: skip
     flags.add("--prefix", twin=False, type=positive, metavar="N", help="with --compare: tokens of each window that "
               "are prefilled; default: a quarter")  # fmt: skip
     flags.add("--chunk", type=positive, default=1, metavar="N", help="with --compare: tokens fed at once after the "
