@@ -27,6 +27,7 @@ from slimrt.generation.options import GenerateOptions
 from slimrt.measure.quality import compare_caches
 from slimrt.model import Model
 from slimrt.modelfile.source import ModelSource
+from slimrt.plumbing.keywords import named
 from slimrt.results import (
     CacheComparison,
     CacheQuality,
@@ -80,6 +81,7 @@ __all__ = [
 ]
 
 
+@named
 def convert(
     src: str | os.PathLike[str],
     out: str | os.PathLike[str],
