@@ -22,6 +22,7 @@ import pytest
 import slimrt
 from conftest import GREEDY, PROMPT, TESTS
 from slimrt.folding.report import ConvertReport, LayerReport
+from slimrt.plumbing import notes
 from slimrt.plumbing.keywords import ADVICE, ELSEWHERE
 from slimrt.results import CacheComparison, CacheQuality
 from slimrt.speech.records import Segment, TranscriptionInfo
@@ -152,6 +153,16 @@ def test_notes_reach_the_log_and_the_terminal_of_the_command_line_alone(tiny, ru
     assert folding not in run(*arguments, "-q")[2]
     slimrt.Model(tiny, cache="k", n_ctx=64).close()
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_note_is_shown_once_however_deep_and_only_inside(capsys):
+    with notes.shown():
+        with notes.shown(), notes.shown(False):
+            notes.note("one")
+        notes.note("one")
+        notes.note("two")
+    notes.note("three")
+    assert capsys.readouterr().err == "slimrt: one\nslimrt: two\n"
 
 
 def test_results_print_as_text(model, tiny):

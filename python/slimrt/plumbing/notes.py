@@ -29,7 +29,8 @@ def note(message: str, level: int = logging.INFO) -> None:
 @contextmanager
 def shown(wanted: bool = True) -> Iterator[None]:
     """Notes of this thread are on stderr meanwhile, each once. Not wanted: as it was."""
-    token = _seen.set(_seen.get() or set()) if wanted else None
+    before = _seen.get()
+    token = _seen.set(set() if before is None else before) if wanted else None
     try:
         yield
     finally:
