@@ -22,6 +22,7 @@ import pytest
 import slimrt
 from conftest import GREEDY, PROMPT, TESTS
 from slimrt.folding.report import ConvertReport, LayerReport
+from slimrt.plumbing import notes
 from slimrt.plumbing.keywords import ADVICE, ELSEWHERE
 from slimrt.results import CacheComparison, CacheQuality
 from slimrt.speech.records import Segment, TranscriptionInfo
@@ -44,6 +45,9 @@ def calls(model):
         "tokenize": lambda **given: model.tokenize(PROMPT, **given),
         "detokenize": lambda **given: model.detokenize([5], **given),
         "perplexity": lambda **given: model.perplexity(PROMPT, **given),
+        "plan": lambda **given: slimrt.plan("x.gguf", **given),
+        "convert": lambda **given: slimrt.convert("x.gguf", "y.gguf", **given),
+        "compare_caches": lambda **given: slimrt.compare_caches("x.gguf", "text", ["kv"], **given),
         "Model": lambda **given: slimrt.Model("x.gguf", **given),
     }
 
@@ -72,6 +76,9 @@ def calls(model):
         ("tokenize", "special", "tokenize has no special: here it is called parse_special"),
         ("detokenize", "special", "here it is called skip_special_tokens"),
         ("perplexity", "strides", "did you mean stride"),
+        ("plan", "context_length", "plan has no context_length: here it is called n_ctx"),
+        ("convert", "ftype", "convert has no ftype: here it is called outtype"),
+        ("compare_caches", "windows", "compare_caches has no windows (did you mean window?)"),
         ("Model", "context_length", "Model has no context_length: here it is called n_ctx"),
         ("Model", "n_gpu_layers", "Model has no n_gpu_layers: here it is called device"),
         ("Model", "cachetype", "did you mean cache_type"),
@@ -84,7 +91,7 @@ def test_an_option_that_a_call_lacks_is_told_its_name_here(model, call, theirs, 
 
 
 def test_every_name_in_the_table_is_one_of_some_call():
-    known = set()
+    known = set(_parameters(slimrt.convert))
     for name, call in inspect.getmembers(slimrt.Model, inspect.isfunction):
         if hasattr(call, "__wrapped__"):
             known |= set(_parameters(call))
@@ -146,6 +153,16 @@ def test_notes_reach_the_log_and_the_terminal_of_the_command_line_alone(tiny, ru
     assert folding not in run(*arguments, "-q")[2]
     slimrt.Model(tiny, cache="k", n_ctx=64).close()
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_note_is_shown_once_however_deep_and_only_inside(capsys):
+    with notes.shown():
+        with notes.shown(), notes.shown(False):
+            notes.note("one")
+        notes.note("one")
+        notes.note("two")
+    notes.note("three")
+    assert capsys.readouterr().err == "slimrt: one\nslimrt: two\n"
 
 
 def test_results_print_as_text(model, tiny):

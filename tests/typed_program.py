@@ -82,6 +82,23 @@ def forecast(path: str, series: NDArray[np.float64]) -> NDArray[np.float32]:
     return slimrt.Model(path).predict_quantiles(series, 24, (0.1, 0.5, 0.9))
 
 
+def vectors(m: Model) -> list[tuple[int, ...]]:
+    tokens = m.embed(["a", "b"], pooling=None)
+    return [
+        m.embed("a").shape,
+        m.embed(["a", "b"], pooling="last", normalize=False).shape,
+        *(one.shape for one in tokens),
+    ]
+
+
+def answers(m: Model) -> str:
+    whole = m.create_chat_completion([{"role": "user", "content": "hi"}], max_tokens=8, logprobs=True, top_logprobs=2)
+    for chunk in m.create_completion("a", stream=True):
+        print(chunk["choices"][0]["text"], end="")
+    print(m("a", echo=True)["usage"], m.create_embedding(["a"])["data"])
+    return str(whole["choices"][0]["message"]["content"])
+
+
 def files(path: Path) -> bool:
     plan = slimrt.plan(path, n_ctx=32768, memory_limit="6GiB")
     print(plan, [row.total for row in plan.rows if row.fits])
@@ -95,7 +112,8 @@ def main() -> None:
     try:
         with Model("model.gguf", memory_limit="6GiB") as m:
             print(conversation(m), *pieces(m, "a"), context(m, Path("s.session")).shape, likelihoods(m))
-            print(asyncio.run(at_once(m)))
+            print(asyncio.run(at_once(m)), vectors(m), answers(m))
+        Model.from_pretrained("org/name", "*q8_0.gguf", n_ctx=2048).close()
     except slimrt.WontFitError as error:
         print(error.needed, error.available, *error.options)
     except slimrt.SlimrtError as error:

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # what typing calls so; to import that, or importlib, takes longer than all else here
 if TYPE_CHECKING:  # else on first use: __getattr__
-    import os
-    from collections.abc import Sequence
-
     from slimrt.cache.config import CacheConfig
     from slimrt.cache.plan_result import PlanResult, PlanRow
+    from slimrt.converter.call import convert
     from slimrt.core import __version__
     from slimrt.errors import (
         AudioError,
@@ -25,7 +23,6 @@ if TYPE_CHECKING:  # else on first use: __getattr__
         UnsupportedError,
         WontFitError,
     )
-    from slimrt.folding.report import ConvertReport
     from slimrt.generation.generate import Stream
     from slimrt.generation.options import GenerateOptions
     from slimrt.measure.quality import compare_caches
@@ -89,6 +86,7 @@ __all__ = [
 _NAMES = {
     "cache.config": ("CacheConfig",),
     "cache.plan_result": ("PlanResult", "PlanRow"),
+    "converter.call": ("convert",),
     "core": ("__version__",),
     "errors": (
         "AudioError",
@@ -139,75 +137,3 @@ if not TYPE_CHECKING:  # a type checker knows the names, and must complain of ot
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-def convert(
-    src: str | os.PathLike[str],
-    out: str | os.PathLike[str],
-    *,
-    cache: str | None = None,
-    cache_type: str | Sequence[str] = "auto",
-    target_error: float | None = None,
-    target_bytes: int | str | None = None,
-    rank: float | Sequence[float] | None = None,
-    residual_type: str | None = None,
-    bits: int | Sequence[int] | None = None,
-    share: float | Sequence[float] | None = None,
-    sinks: int | None = None,
-    group: int | None = None,
-    heads: int | None = None,
-    predict: bool = False,
-    v_heads: float = 0.0,
-    outtype: str | None = None,
-    kv_layers: int | None = None,
-    kv_heads: int | None = None,
-    merge: str = "uniform",
-    shared_keys: str = "unrotated",
-    calibration: str | os.PathLike[str] | None = None,
-    exact: bool = False,
-    cross: str | None = None,
-    cross_type: str = "auto",
-    sparse: bool = False,
-    verify: bool | str | os.PathLike[str] | None = None,
-    allow_lossy: bool = False,
-    progress: bool | None = None,
-    overwrite: bool = True,
-) -> ConvertReport:
-    """Convert a GGUF file or a Hugging Face directory to a GGUF file that loads with its cache mode at once.
-
-    Args: as slimrt.converter.convert.convert; progress None: bars when stderr is a terminal.
-    """
-    from slimrt.converter import convert as tool  # its readers and writers are needed for nothing else
-    from slimrt.plumbing.progress import wanted
-
-    return tool.convert(
-        src,
-        out,
-        cache=cache,
-        cache_type=cache_type,
-        target_error=target_error,
-        target_bytes=target_bytes,
-        rank=rank,
-        residual_type=residual_type,
-        bits=bits,
-        share=share,
-        sinks=sinks,
-        group=group,
-        heads=heads,
-        predict=predict,
-        v_heads=v_heads,
-        outtype=outtype,
-        kv_layers=kv_layers,
-        kv_heads=kv_heads,
-        merge=merge,
-        shared_keys=shared_keys,
-        calibration=calibration,
-        exact=exact,
-        cross=cross,
-        cross_type=cross_type,
-        sparse=sparse,
-        verify=verify,
-        allow_lossy=allow_lossy,
-        progress=wanted(progress),
-        overwrite=overwrite,
-    )

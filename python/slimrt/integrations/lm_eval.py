@@ -99,7 +99,7 @@ class SlimrtLM(TemplateLM):
         return float(log_softmax_at(logits, continuation).sum()), bool(np.array_equal(logits.argmax(-1), continuation))
 
     def loglikelihood_rolling(self, requests: Iterable[Any], disable_tqdm: bool = False) -> list[float]:
-        """Of whole texts, in windows of n_ctx tokens that do not overlap, each after one token."""
+        """Of whole texts: each token once, in windows of n_ctx tokens, the last with as much before it as fits."""
         totals = []
         for request in requests:
             (text,) = request.args

@@ -21,6 +21,7 @@ from slimrt.modelfile.source import ModelSource
 from slimrt.modelfile.text import file_ids
 from slimrt.plumbing import progress as bars
 from slimrt.plumbing.arguments import whole
+from slimrt.plumbing.keywords import named
 from slimrt.plumbing.numbers import surprise_and_divergence
 from slimrt.results import CacheComparison, CacheQuality
 from slimrt.runtime.kinds import continues_texts
@@ -36,6 +37,7 @@ Ids = NDArray[np.int32]
 Logits = NDArray[np.float32]
 
 
+@named
 def compare_caches(
     path: str | os.PathLike[str] | ModelSource,
     text: str | os.PathLike[str] | TokenIds,

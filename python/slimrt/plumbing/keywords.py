@@ -77,6 +77,9 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "type_k": ("cache_type_k",),
     "type_v": ("cache_type_v",),
     "kv_cache_type": ("cache_type",),
+    # convert
+    "ftype": ("outtype",),
+    "quantization": ("outtype",),
 }
 """What other libraries call it, and what it is called here, in whichever call has it: a name, and maybe a remark."""
 
@@ -102,14 +105,15 @@ ADVICE: dict[str, str] = {
 
 
 def of_model(call: Callable[P, R]) -> Callable[P, R]:
-    """A method of a class behind Model; what Python says of wrong arguments then names Model."""
-    call.__qualname__ = f"Model.{call.__name__}"
+    """What Python says of wrong arguments of a method then names Model, not the class behind it."""
+    if "." in call.__qualname__:
+        call.__qualname__ = f"Model.{call.__name__}"
     return call
 
 
 def named(call: Callable[P, R]) -> Callable[P, R]:
-    """A method of Model that refuses keywords it does not have by name, in a TypeError: how others call what it has,
-    or what is nearest."""
+    """A method of Model, or a function beside it, that refuses keywords it does not have by name, in a TypeError: how
+    others call what it has, or what is nearest."""
     call = of_model(call)
     known = set[str]()
 

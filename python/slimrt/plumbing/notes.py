@@ -38,7 +38,8 @@ def warn(message: str) -> None:
 @contextmanager
 def shown(wanted: bool = True) -> Iterator[None]:
     """Notes of this thread are on stderr meanwhile, each once. Not wanted: as it was."""
-    token = _seen.set(_seen.get() or set()) if wanted else None
+    before = _seen.get()
+    token = _seen.set(set() if before is None else before) if wanted else None
     try:
         yield
     finally:

@@ -11,10 +11,12 @@ from slimrt.cache.plan_result import PlanResult
 from slimrt.cache.planner import Planner, resolve_device
 from slimrt.cache.planner_encoder import encoder_rows
 from slimrt.modelfile.source import ModelSource
+from slimrt.plumbing.keywords import named
 from slimrt.runtime.fold_at_load import refusal
 from slimrt.runtime.runtime import settle
 
 
+@named
 def plan(
     path: str | os.PathLike[str] | ModelSource,
     *,
