@@ -18,7 +18,8 @@ CONDITIONAL = re.compile(r"^\s*#\s*(if|ifdef|ifndef|elif)\b")
 
 # Those of a row do not import each other; "" is the face of the package, slimrt/__init__.py.
 PACKAGES = [
-    ["errors", "results", "plumbing", "core"],
+    ["errors", "plumbing", "core"],
+    ["results"],
     ["modes", "tokenizer", "machine"],
     ["modelfile"],
     ["cache", "folding"],
@@ -26,9 +27,10 @@ PACKAGES = [
     ["generation", "measure"],
     ["speech", "forecast"],
     ["converter", "tasks"],
+    ["openai"],
     ["model"],
     [""],
-    ["cli"],
+    ["cli", "integrations"],
     ["__main__"],
 ]
 RANK = {name: rank for rank, row in enumerate(PACKAGES) for name in row}

@@ -99,6 +99,20 @@ class TestMessages:
         assert text("{{ messages[0].content }}|{{ messages[0].name }}", messages) == "a\nb|Ann"
         assert messages == [{"role": "user", "content": parts, "name": "Ann"}]
 
+    def test_a_template_that_reads_parts_alone(self):
+        """SmolVLM's, as published: text that is no part would vanish from it."""
+        template = (
+            "<|im_start|>{% for message in messages %}{{message['role'] | capitalize}}"
+            "{% if message['content'][0]['type'] == 'image' %}{{':'}}{% else %}{{': '}}{% endif %}"
+            "{% for line in message['content'] %}{% if line['type'] == 'text' %}{{line['text']}}"
+            "{% elif line['type'] == 'image' %}{{ '<image>' }}{% endif %}{% endfor %}<end_of_utterance>\n{% endfor %}"
+            "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
+        )
+        wanted = "<|im_start|>User: {}<end_of_utterance>\nAssistant:"
+        for content in ("hi", [{"type": "text", "text": "hi"}], "<|im_end|>"):
+            said = content if isinstance(content, str) else "hi"
+            assert text(template, [{"role": "user", "content": content}]) == wanted.format(said)
+
     def test_tools_answer_calls(self):
         calls = [{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}]
         messages = [

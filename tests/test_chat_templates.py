@@ -104,9 +104,9 @@ class TestWhich:
         message = [{"role": "user", "content": [{"type": "text", "text": "abc"}]}]
         with slimrt.Model(tiny, n_ctx=64) as model:
             own = model.render_chat(message)
-            assert model.detokenize(model.render_chat(message, chat_template="{{ messages[0].content }}!")) == "<s>abc!"
+            assert model.detokenize(model.render_chat(message, chat_template="{{ messages[0].content }}!")) == "abc!"
             think = {"chat_template": "{% if think %}x{% endif %}", "chat_template_kwargs": {"think": True}}
-            assert model.detokenize(model.render_chat(message, **think)) == "<s>x"
+            assert model.detokenize(model.render_chat(message, **think)) == "x"
             assert model.chat(message, max_tokens=3, seed=1).tokens == model.generate(own, max_tokens=3, seed=1).tokens
             with_session = model.session()
             model.chat(message, chat_template="chatml", max_tokens=3, seed=1, session=with_session)
@@ -191,6 +191,14 @@ class TestControlTokensInMessages:
         first = wanted.index(tok.encode(special, add_special_tokens=False)[0])
         second = wanted.index(wanted[first], first + 1)
         assert ids[: first + 1] == wanted[: first + 1] and ids[second - len(wanted) :] == wanted[second:]
+
+    def test_no_unicode(self, any_tokenizer):
+        special = sorted(any_tokenizer.spelled_out)[0]
+        for said in ("\ud800", f"{special}\ud800"):
+            with pytest.raises(ValueError, match="lone surrogate"):
+                render_chat(
+                    any_tokenizer, [{"role": "user", "content": said}], chat_template="{{ messages[0].content }}"
+                )
 
     def test_a_template_finds_the_end_of_thoughts(self):
         """In an assistant's message the texts that the template looks for stay as they are, those of others do not."""

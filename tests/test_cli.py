@@ -303,7 +303,9 @@ def test_convert_then_load_without_folding(run, tiny, tmp_path):
     code, out, err = run("generate", out_file, *arguments, "-v")
     assert (code, out) == (0, expected)
     assert "cache k f32" in err and "folding" not in err
-    report = json.loads(run("convert", tiny, "-o", out_file, "--cache", "k", "--json", "--calibration", "none")[1])
+    report = json.loads(
+        run("convert", tiny, "-o", out_file, "--force", "--cache", "k", "--json", "--calibration", "none")[1]
+    )
     assert report
 
 

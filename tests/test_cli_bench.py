@@ -140,7 +140,7 @@ def test_weights_that_decoding_leaves_unread_are_not_counted(name, mode, run, tm
 
 
 @pytest.mark.usefixtures("known_bandwidth")
-def test_outputs(run, tiny):
+def test_outputs(run, tiny, tmp_path):
     code, out, err = run("bench", tiny, *QUICK, "-d", "0,32")
     lines = out.splitlines()
     assert (code, err) == (0, "") and lines[0].startswith("tiny.gguf: llama, cpu ")
@@ -152,6 +152,8 @@ def test_outputs(run, tiny):
     ]  # fmt: skip
     assert rows[0]["gb_s"] == "" and float(rows[1]["gb_s"]) > 0
     assert run("bench", tiny, *QUICK, "--output-format", "json")[1].startswith("{")
+    assert run("bench", tiny, *QUICK, "-o", tmp_path / "speed.csv") == (0, "", "")
+    assert (tmp_path / "speed.csv").read_text().startswith("cache,type,test,")
 
 
 @pytest.mark.usefixtures("known_bandwidth")

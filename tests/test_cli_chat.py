@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import argparse
 import fcntl
 import json
 import os
@@ -155,6 +156,41 @@ def test_an_error_keeps_the_conversation(chat, tmp_path):
 
 
 # ---------------------------------------------------------------- a terminal
+def test_ctrl_c_before_an_answer_leaves_all_as_it_was(tiny, monkeypatch, capsys):
+    """While the template is rendered, in prefill, and in a command."""
+    from slimrt.cli import chat, conversation
+    from slimrt.cli.chat_input import Entered
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    args = argparse.Namespace(system="", save=None, json=False, verbose=0, quiet=True, chat_template=None,
+                              chat_template_kwargs=None, n_predict=5)  # fmt: skip
+    monkeypatch.setattr(conversation, "sampling_arguments", lambda _: {"temperature": 0.0, "stop": [], "seed": None})
+    steps = iter(["hello", "render", "prefill", "/save x", "bye"])
+    with slimrt.Model(tiny) as model:
+        talk = conversation.Conversation(model, args, interactive=True)
+
+        class Typed:
+            interactive = True
+
+            def read(self):
+                step = next(steps, None)
+                monkeypatch.undo()
+                where = {
+                    "render": (model, "render_chat"),
+                    "prefill": (slimrt.Stream, "__next__"),
+                    "/save x": (talk, "save"),
+                }
+                if step in where:
+                    monkeypatch.setattr(*where[step], interrupted)
+                return step and Entered(step, command=step.startswith("/"))
+
+        chat._converse(talk, Typed())
+        assert [m["content"] for m in talk.messages[::2]] == ["hello", "bye"] and len(talk.messages) == 4
+    assert capsys.readouterr().err.count("stopped; the conversation is as it was") == 3
+
+
 class Terminal:
     """slimrt chat in a terminal of its own."""
 

@@ -183,6 +183,22 @@ def test_wrong_usage_and_errors(whisper, wavs, capsys, tmp_path):
     assert "language 'xx' is not supported" in capsys.readouterr().err
 
 
+def test_a_file_to_write_to(whisper, wavs, capsys, tmp_path):
+    """Its ending is the format."""
+    model, _ = whisper
+    assert main(["transcribe", model, wavs[0], "-o", str(tmp_path / "talk.vtt")]) == 0
+    assert (tmp_path / "talk.vtt").read_text().startswith("WEBVTT\n\n00:00")
+    capsys.readouterr()
+    for arguments, why in (
+        (["-o", "srt"], "a format is --format srt"),
+        (["-o", "a.srt", wavs[1]], "a.srt is one file for several sounds"),
+        (["-o", "a.srt", "--format", "vtt"], "a.srt and the format vtt do not go together"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            main(["transcribe", "-m", model, "-f", wavs[0], *arguments])
+        assert why in capsys.readouterr().err
+
+
 def test_standard_input_is_a_sound(whisper, wavs, capsys, tmp_path, monkeypatch):
     model, _ = whisper
     for extra in ([], ["-o", str(tmp_path)]):

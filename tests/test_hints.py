@@ -14,7 +14,6 @@ from conftest import CUDA_MISSING
 from gguf_shapes import Shape, write_random
 from slimrt import core
 from slimrt.cli import doctor
-from slimrt.plumbing import progress
 from tiny_model import write_tiny
 
 SHIPPED = Path(__file__).parent.parent / "models"
@@ -53,14 +52,14 @@ def test_a_prompt_that_does_not_fit_is_answered_alike(tiny, learned):
             model.generate([3] * 100)
 
 
-def test_a_context_beyond_the_trained_one_is_told_once(tiny, capfd):
-    progress.note_once.cache_clear()
-    for _ in range(2):
+def test_a_context_beyond_the_trained_one_is_told(run, tiny, caplog):
+    said = "512 tokens is longer than the 256 that tiny.gguf was trained on"
+    with caplog.at_level("INFO", "slimrt"):
+        slimrt.Model(tiny, n_ctx=256).close()
+        assert said not in caplog.text
         slimrt.Model(tiny, n_ctx=512).close()
-    assert capfd.readouterr().err.count("512 tokens is longer than the 256 that tiny.gguf was trained on") == 1
-    slimrt.Model(tiny, n_ctx=256).close()
-    slimrt.Model(tiny, n_ctx=544, progress=False).close()
-    assert capfd.readouterr().err == ""
+    assert said in caplog.text
+    assert run("generate", tiny, "-p", "the cat", "-n", 1, "-c", 512)[2].count(said) == 1
 
 
 def test_a_plan_for_more_than_the_trained_context(run, tiny):

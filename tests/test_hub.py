@@ -119,6 +119,7 @@ def test_urls_are_refused_with_what_to_type(run, url, said):
 @pytest.mark.parametrize(
     ("wanted", "file"),
     [("", "m-Q4_K_M.gguf"), ("q8_0", "m-Q8_0.gguf"), ("Q4_K_S", "m-Q4_K_S.gguf"), ("bf16", "m-BF16.gguf"),
+     ("*q8_0.gguf", "m-Q8_0.gguf"),
      ("m-IQ1_S.gguf", "m-IQ1_S.gguf"), ("mmproj-m-F16.gguf", "mmproj-m-F16.gguf")],
 )  # fmt: skip
 def test_a_file_is_chosen_by_type_or_name(wanted, file):

@@ -13,7 +13,6 @@ import slimrt
 from slimrt import CacheUnsupportedError
 from slimrt.folding.gate import percent
 from slimrt.modelfile.gguf import ModelData, Tensor, read_gguf, write_gguf
-from slimrt.plumbing import progress
 
 SHIPPED = Path(__file__).parent.parent / "models"
 TALE, T5 = SHIPPED / "tale-llama.gguf", SHIPPED / "tale-t5.gguf"
@@ -71,8 +70,7 @@ def test_what_loses_less_runs_as_ever(cache):
 
 
 def test_who_insists_gets_it_and_is_told_once(capfd):
-    progress.note_once.cache_clear()  # another test of this process may have been told
-    with slimrt.Model(TALE, cache="k:q8", n_ctx=32, allow_lossy=True) as model:
+    with slimrt.Model(TALE, cache="k:q8", n_ctx=32, allow_lossy=True, verbose=True) as model:
         assert model.info()["layers"][0]["mode"] == "k"
         said = model.generate("Anna", max_tokens=1).cache.lossy
     err = capfd.readouterr().err

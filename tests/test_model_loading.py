@@ -21,19 +21,20 @@ from tiny_model import BOS, write_tiny
 SHIPPED = TESTS.parent / "models"
 
 
-def test_k_is_folded_while_loading_and_says_so_once(tiny, capsys):
-    from slimrt.plumbing import progress
-
-    progress.note_once.cache_clear()
+def test_k_is_folded_while_loading_and_says_so_to_who_wants_to_know(tiny, capsys, caplog):
+    caplog.set_level("INFO", "slimrt")
     with slimrt.Model(tiny, n_ctx=64, cache_type="f32") as kv:
         ids = kv.tokenize(PROMPT)
         expected, size = kv.logits(ids), kv.memory()["cache_bytes_per_token"]
-    for _ in range(2):
-        with slimrt.Model(tiny, n_ctx=64, cache="k", cache_type="f32") as k, k.session() as session:
+    for verbose in (False, True):
+        with slimrt.Model(tiny, n_ctx=64, cache="k", cache_type="f32", verbose=verbose) as k, k.session() as session:
             rows = np.concatenate([session.append([id]) for id in ids])
             assert relative(rows, expected) < 1e-3
             assert k.memory()["cache_bytes_per_token"] * 2 == size
-    assert capsys.readouterr().err.count("slimrt convert") == 1
+        err = capsys.readouterr().err
+        assert err.count("slimrt convert") == err.count("tiny.gguf: llama, 2 layers") == verbose
+    said = [record.getMessage() for record in caplog.records if record.name == "slimrt"]
+    assert len([text for text in said if "slimrt convert" in text]) == 2
 
 
 @pytest.mark.parametrize(
@@ -107,7 +108,7 @@ def test_too_little_memory_is_said_before_the_fold(tiny, monkeypatch):
         ({"cache_type": "int3"}, slimrt.UnsupportedError, "f32, f16, bf16"),
         ({"cache_type_v": "fp16"}, slimrt.UnsupportedError, "did you mean 'f16'"),
         ({"device": "tpu"}, slimrt.UnsupportedError, "auto, cpu"),
-        ({"on_overflow": "shift"}, slimrt.UnsupportedError, "error"),
+        ({"on_overflow": "shuffle"}, ValueError, "error, shift"),
         ({"memory_limit": "lots"}, ValueError, "not a size"),
         ({"n_ctx": -1}, ValueError, "n_ctx"),
         ({"sparse_threshold": "0.1"}, TypeError, "sparse_threshold"),

@@ -18,7 +18,6 @@ from slimrt.errors import ModelFormatError, UnsupportedError
 from slimrt.modelfile.gguf import read_gguf, string, write_gguf
 from slimrt.modelfile.hf.directory import read_hf
 from slimrt.modelfile.hf.multimodal import _USUAL, WRAPPERS
-from slimrt.plumbing.progress import note_once
 from tiny_model import write_tiny
 
 IDS = [3, 40, 41, 50, 7, 9, 2, 88]
@@ -162,7 +161,6 @@ def test_it_is_said_whenever_the_model_is_used(tmp_path, run):
     again = tmp_path / "again.gguf"
     slimrt.convert(out, again, outtype="q8_0", progress=False)
     for path in (made, out, again, made):
-        note_once.cache_clear()
         code, shown, err = run("inspect", path)
         assert code == 0 and err.count(note) == 1 and "slimrt.text_part = " in shown
 
@@ -222,7 +220,6 @@ def test_a_flat_config_of_qwen2_vl(tmp_path):
 def test_generation_says_it_beside_the_text(tmp_path, run):
     plain, part = write_tiny(tmp_path / "plain.gguf"), tmp_path / "part.gguf"
     write_gguf(part, read_gguf(plain).with_metadata({"slimrt.text_part": string("a part")}), show_progress=False)
-    note_once.cache_clear()
     shown = [run("generate", file, "-p", PROMPT, "-n", 2, "--temp", 0) for file in (plain, part)]
     assert shown[0][:2] == shown[1][:2]
     assert "a part" not in shown[0][2] and "slimrt: a part\n" in shown[1][2]

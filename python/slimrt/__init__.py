@@ -6,13 +6,13 @@ with slimrt.Model("model.gguf", cache="k") as model:
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
-from importlib import import_module
-from typing import TYPE_CHECKING
-
+TYPE_CHECKING = False  # what typing calls so; to import that, or importlib, takes longer than all else here
 if TYPE_CHECKING:  # else on first use: __getattr__
+    import os
+    from collections.abc import Sequence
+
     from slimrt.cache.config import CacheConfig
+    from slimrt.cache.plan_result import PlanResult, PlanRow
     from slimrt.core import __version__
     from slimrt.errors import (
         AudioError,
@@ -36,8 +36,6 @@ if TYPE_CHECKING:  # else on first use: __getattr__
         CacheQuality,
         CacheUse,
         Generation,
-        PlanResult,
-        PlanRow,
         Score,
         Timings,
         TokenLogprob,
@@ -90,6 +88,7 @@ __all__ = [
 # whoever uses a part, must not wait for all of it
 _NAMES = {
     "cache.config": ("CacheConfig",),
+    "cache.plan_result": ("PlanResult", "PlanRow"),
     "core": ("__version__",),
     "errors": (
         "AudioError",
@@ -112,8 +111,6 @@ _NAMES = {
         "CacheQuality",
         "CacheUse",
         "Generation",
-        "PlanResult",
-        "PlanRow",
         "Score",
         "Timings",
         "TokenLogprob",
@@ -133,6 +130,8 @@ if not TYPE_CHECKING:  # a type checker knows the names, and must complain of ot
     def __getattr__(name: str) -> object:
         if name not in _HOMES:
             raise AttributeError(f"module 'slimrt' has no attribute '{name}'")
+        from importlib import import_module
+
         value: object = getattr(import_module(_HOMES[name]), name)
         globals()[name] = value  # from now on without this function
         return value
@@ -172,6 +171,7 @@ def convert(
     verify: bool | str | os.PathLike[str] | None = None,
     allow_lossy: bool = False,
     progress: bool | None = None,
+    overwrite: bool = True,
 ) -> ConvertReport:
     """Convert a GGUF file or a Hugging Face directory to a GGUF file that loads with its cache mode at once.
 
@@ -209,4 +209,5 @@ def convert(
         verify=verify,
         allow_lossy=allow_lossy,
         progress=wanted(progress),
+        overwrite=overwrite,
     )

@@ -6,7 +6,7 @@ import os
 import random
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from typing import Any, Unpack, overload
+from typing import Any, Self, Unpack, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,21 +21,22 @@ from slimrt.generation.generate import Run, SessionEngine, Stream
 from slimrt.generation.options import GenerateOptions, Options
 from slimrt.measure import score as _score
 from slimrt.modelfile.source import ModelSource
+from slimrt.openai.methods import OpenAIMethods
 from slimrt.plumbing.arguments import whole
 from slimrt.plumbing.closing import Closing
-from slimrt.plumbing.progress import note_once
+from slimrt.plumbing.keywords import named
+from slimrt.plumbing.notes import LOG, note, shown
 from slimrt.results import Generation, Score
 from slimrt.runtime import runtime as _runtime
 from slimrt.runtime.kinds import continues_texts
-from slimrt.runtime.session import Session, TokenIds, as_ids, load_session
-from slimrt.tasks import Tasks
+from slimrt.runtime.session import Session, TokenIds, as_ids, as_prompt, is_batch, load_session
 from slimrt.tokenizer.tokenizer import Tokenizer
 
 Prompt = str | TokenIds
 Prompts = list[str] | list[list[int]]
 
 
-class Model(Tasks, Closing):
+class Model(OpenAIMethods, Closing):
     """A model, loaded and ready. Use it as a context manager, or close() it.
 
     It may be used from several threads: each call has the model to itself until it returns; a stream lets others in
@@ -43,7 +44,8 @@ class Model(Tasks, Closing):
 
     Args:
         path: a GGUF file (as it is, or from slimrt.convert; of a split one the first), a Hugging Face directory,
-            whisper.cpp's ggml-*.bin, or a ModelSource.
+            whisper.cpp's ggml-*.bin, the name of a repository that holds one of these ("org/repo:Q4_K_M", also after
+            "hf://"; docs/getting-models.md), or a ModelSource.
         device: "cpu", "cuda" (an NVIDIA GPU) or "cuda:N"; "auto" is the CPU.
         n_ctx: tokens a sequence may hold; 0: the trained context, at most 4096.
         n_batch: tokens computed at once in a prefill; scratch grows with it.
@@ -81,11 +83,12 @@ class Model(Tasks, Closing):
         memory_limit: bytes, or text like "6GiB"; None: what the machine has available.
         on_overflow: what calls do at a full context that do not say it themselves, "error" or "shift": see generate.
         seed: makes the seeds of calls that give none reproducible.
-        verbose: say on stderr what everything resolved to.
-        progress: bars on stderr for long work; None: when it is a terminal. False also silences notes.
+        verbose: say on stderr what everything resolved to, and what logging's "slimrt" is told.
+        progress: bars on stderr for long work; None: when it is a terminal.
 
     Raises:
         FileNotFoundError: there is no such path.
+        DownloadError: what a repository's name leads to cannot be fetched.
         ModelFormatError: the file is broken.
         UnsupportedError: an architecture, tensor type, cache mode, cache type or device that slimrt does not have.
         CacheUnsupportedError: a cache mode that is not legal for this model, said before anything slow begins; or one
@@ -96,6 +99,7 @@ class Model(Tasks, Closing):
 
     _on_overflow = "error"
 
+    @named
     def __init__(
         self,
         path: str | os.PathLike[str] | ModelSource,
@@ -113,32 +117,54 @@ class Model(Tasks, Closing):
         progress: bool | None = None,
         **options: Unpack[CacheOptions],
     ):
+        self._given = {name: value for name, value in locals().items() if name not in ("self", "path", "options")}
+        self._given |= options
         resolve_device(device)  # before anything slow
         Options(on_overflow=on_overflow)
         choice = CacheChoice.of(**options)
-        source = ModelSource.of(path, progress)
-        if on_overflow != "error":
-            continues_texts(source)
-        self._on_overflow = on_overflow
-        planner = Planner.of(source, memory_limit, n_seqs, n_batch, n_threads, device)
-        n_ctx = source.n_ctx(n_ctx)
-        self._runtime = _runtime.load(
-            source,
-            choice,
-            planner,
-            n_ctx=n_ctx,
-            memory_limit=0 if memory_limit is None else planner.limit,
-            show_progress=progress,
-            calibration=calibration,
-        )
-        self._seeds = random.Random(None if seed is None else whole("seed", seed))
-        if n_ctx > source.n_ctx_train and not source.has_encoder and progress is not False:
-            note_once(
-                f"the context of {n_ctx} tokens is longer than the {source.n_ctx_train} that {source.path.name} was "
-                "trained on, and the model makes little sense of more"
+        with shown(verbose):
+            source = ModelSource.of(path, progress)
+            if on_overflow != "error":
+                continues_texts(source)
+            planner = Planner.of(source, memory_limit, n_seqs, n_batch, n_threads, device)
+            n_ctx = source.n_ctx(n_ctx)
+            self._runtime = _runtime.load(
+                source,
+                choice,
+                planner,
+                n_ctx=n_ctx,
+                memory_limit=0 if memory_limit is None else planner.limit,
+                show_progress=progress,
+                calibration=calibration,
             )
-        if verbose:
-            _runtime.describe(self._runtime, self.memory())
+            if n_ctx > source.n_ctx_train and not source.has_encoder:
+                note(
+                    f"the context of {n_ctx} tokens is longer than the {source.n_ctx_train} that {source.name} was "
+                    "trained on, and the model makes little sense of more"
+                )
+            _runtime.describe(self._runtime, self.memory(), note if verbose else LOG.debug)
+        self._on_overflow = on_overflow
+        self._seeds = random.Random(None if seed is None else whole("seed", seed))
+
+    @classmethod
+    def from_pretrained(cls, repo_id: str | os.PathLike[str], filename: str | None = None, **options: Any) -> Self:
+        """A model from the Hugging Face hub, or from a path.
+
+        Args:
+            repo_id: "org/name", or a folder or file that is there.
+            filename: the file in it, "*q8_0.gguf" of one that is named so; None: the folder as a whole, or what
+                there is to be chosen from in a repository.
+            options: as Model.
+
+        Raises:
+            Those of Model, and what the hub says.
+        """
+        return cls(_address(os.fspath(repo_id), filename), **options)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled by path and arguments: it is loaded again where it is unpickled. ModelFormatError: the file there is
+        another one."""
+        return _loaded, (type(self), self._runtime.source, self._given)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -164,13 +190,15 @@ class Model(Tasks, Closing):
         with self._runtime.use() as engine:
             return dict(engine.memory())
 
+    @named
     def tokenize(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
         """The ids of a text, as Tokenizer.encode."""
         return self.tokenizer.encode(text, add_special_tokens=add_special_tokens, parse_special=parse_special)
 
-    def detokenize(self, ids: Iterable[int]) -> str:
-        """The text of ids, as Tokenizer.decode."""
-        return self.tokenizer.decode(ids)
+    @named
+    def detokenize(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of ids, as Tokenizer.decode, but without control tokens such as BOS, unless these are asked for."""
+        return self.tokenizer.decode(ids, skip_special_tokens)
 
     @overload
     def generate(
@@ -192,14 +220,10 @@ class Model(Tasks, Closing):
         self, prompt: Prompts, *, n: int, session: None = None, **options: Unpack[GenerateOptions]
     ) -> list[list[Generation]]: ...
 
+    @named
     def generate(
-        self,
-        prompt: Prompt | Prompts,
-        *,
-        n: int | None = None,
-        session: Session | None = None,
-        **options: Unpack[GenerateOptions],
-    ) -> Generation | list[Generation] | list[list[Generation]]:
+        self, prompt: Any, *, n: int | None = None, session: Session | None = None, **options: Unpack[GenerateOptions]
+    ) -> Any:  # what the overloads say
         """Continue a prompt.
 
         Args:
@@ -250,9 +274,9 @@ class Model(Tasks, Closing):
                 where the model has no BOS.
             TypeError: an option of a wrong kind, or one that there is not.
         """
-        result: Generation | list[Generation] | list[list[Generation]] = self._generate(prompt, n, session, options)
-        return result
+        return self._generate(prompt, n, session, options)
 
+    @named
     def stream(self, prompt: Prompt, *, session: Session | None = None, **options: Unpack[GenerateOptions]) -> Stream:
         """Continue a prompt piece by piece: an iterator of str, whose `result` is the Generation so far.
 
@@ -266,26 +290,39 @@ class Model(Tasks, Closing):
 
     @overload
     async def agenerate(
-        self, prompt: Prompt, *, session: Session | None = None, **options: Unpack[GenerateOptions]
+        self, prompt: Prompt, *, n: None = None, session: Session | None = None, **options: Unpack[GenerateOptions]
     ) -> Generation: ...
 
     @overload
     async def agenerate(
-        self, prompt: Prompts, *, session: None = None, **options: Unpack[GenerateOptions]
+        self, prompt: Prompts, *, n: None = None, session: None = None, **options: Unpack[GenerateOptions]
     ) -> list[Generation]: ...
 
+    @overload
     async def agenerate(
-        self, prompt: Prompt | Prompts, *, session: Session | None = None, **options: Unpack[GenerateOptions]
-    ) -> Generation | list[Generation]:
-        """generate() in a thread; cancelling it stops the work at the next step."""
-        return await run_in_thread(lambda given: self._generate(prompt, None, session, given), options)
+        self, prompt: Prompt, *, n: int, session: None = None, **options: Unpack[GenerateOptions]
+    ) -> list[Generation]: ...
 
+    @overload
+    async def agenerate(
+        self, prompt: Prompts, *, n: int, session: None = None, **options: Unpack[GenerateOptions]
+    ) -> list[list[Generation]]: ...
+
+    @named
+    async def agenerate(
+        self, prompt: Any, *, n: int | None = None, session: Session | None = None, **options: Unpack[GenerateOptions]
+    ) -> Any:
+        """generate() in a thread; cancelling it stops the work at the next step."""
+        return await run_in_thread(lambda given: self._generate(prompt, n, session, given), options)
+
+    @named
     def astream(
         self, prompt: Prompt, *, session: Session | None = None, **options: Unpack[GenerateOptions]
     ) -> AsyncIterator[str]:
         """stream() in a thread; closing the iterator stops the work at the next step."""
         return iterate_in_thread(lambda given: self.stream(prompt, session=session, **given), options)
 
+    @named
     def chat(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -306,8 +343,7 @@ class Model(Tasks, Closing):
             session, options: as generate.
 
         Raises:
-            UnsupportedError: the model has no chat template and none was given, or there is none of that name; a part
-                of a message that is no text.
+            UnsupportedError: the model has no chat template and none was given, or there is none of that name.
             ChatError: messages that make no conversation, or that the template refuses; it says which.
             OSError: the template's file cannot be read.
             Others as generate.
@@ -319,6 +355,7 @@ class Model(Tasks, Closing):
             options["stop"] = [*Options(**options).stops, *ends]
         return self.generate(ids, session=session, **options)
 
+    @named
     def render_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -341,6 +378,7 @@ class Model(Tasks, Closing):
         with self._runtime.lock, self.session() as session:
             return session.append(ids)
 
+    @named
     def score(self, text: Prompt) -> Score:
         """How likely the model finds a text (or ids), token by token.
 
@@ -350,6 +388,7 @@ class Model(Tasks, Closing):
         continues_texts(self._runtime.source)
         return _score.score(self._runtime, self._ids(text))
 
+    @named
     def perplexity(self, text: Prompt, *, stride: int | None = None) -> float:
         """Perplexity of a text of any length, in windows of n_ctx tokens.
 
@@ -393,13 +432,17 @@ class Model(Tasks, Closing):
 
     def _generate(
         self, prompt: Prompt | Prompts, n: int | None, session: Session | None, options: GenerateOptions
-    ) -> Any:  # what generate's overloads say
+    ) -> Any:
         settings, called = self._options(options), time.perf_counter()
-        several = isinstance(prompt, list) and (not prompt or not isinstance(prompt[0], (int, np.integer)))
+        several = is_batch(prompt)
         if several and session is not None:
             raise ValueError("a session continues one prompt, not a list of them")
         prompts: list[Any] = list(prompt) if several else [prompt]
         seed = self._seed_of(settings.seed)
+        n_seqs = int(self._runtime.info["n_seqs"])
+        if len(prompts) > n_seqs:
+            with shown(self._given["verbose"]):
+                note(f"{len(prompts)} texts are decoded {n_seqs} at a time: a model with a larger n_seqs takes more")
         if n is not None or settings.num_beams > 1:
             if session is not None:
                 raise ValueError("a session continues one text: it does not go with n or num_beams")
@@ -411,7 +454,7 @@ class Model(Tasks, Closing):
             engine = SessionEngine(self._runtime, settings.on_progress)
             with self._runtime.lock:
                 tasks = [(1, run.task(engine)) for run in runs]
-                results = search.run(engine, tasks, int(self._runtime.info["n_seqs"]))
+                results = search.run(engine, tasks, n_seqs)
         return results if several else results[0]
 
     def _ids(self, prompt: Prompt) -> list[int]:
@@ -429,4 +472,17 @@ class Model(Tasks, Closing):
 
     def _prompt_ids(self, prompt: Prompt) -> list[int]:
         continues_texts(self._runtime.source)
-        return self._runtime.source.prompt_ids(prompt) if isinstance(prompt, str) else as_ids(prompt, self.n_vocab)
+        return as_prompt(self._runtime, prompt)
+
+
+def _address(repo_id: str, filename: str | None) -> str:
+    """A path that is there or can only be one, or hf://org/name[:file]."""
+    if os.path.exists(repo_id) or os.path.isabs(repo_id) or repo_id.startswith((".", "~")):
+        return os.path.join(repo_id, filename) if filename else repo_id
+    address = repo_id if repo_id.startswith("hf://") else f"hf://{repo_id}"
+    return f"{address}:{filename}" if filename else address
+
+
+def _loaded(kind: type[Model], source: ModelSource, given: dict[str, Any]) -> Model:
+    """A model that was pickled."""
+    return kind(source, **given)

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from slimrt.plumbing.tables import table
+
 
 class Record:
     """Adds to_dict() to the dataclasses below."""
@@ -18,7 +20,7 @@ class Record:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _PerLayer:
+class PerLayer:
     """What each layer's cache is."""
 
     modes: tuple[str, ...]
@@ -57,7 +59,7 @@ class Timings(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CacheUse(_PerLayer, Record):
+class CacheUse(PerLayer, Record):
     """The context rows of one text.
 
     Attributes:
@@ -121,6 +123,9 @@ class Generation(Record):
     logprobs: tuple[TokenLogprob, ...] | None
     shifted: int = 0
 
+    def __str__(self) -> str:
+        return self.text
+
 
 @dataclass(frozen=True)
 class Score:
@@ -144,125 +149,12 @@ class Score:
         """exp of the mean negative logprob."""
         return float(np.exp(-self.logprobs.mean(dtype=np.float64)))
 
-
-@dataclass(frozen=True, kw_only=True)
-class MemorySizes(_PerLayer, Record):
-    """What a model takes in memory, in bytes.
-
-    Attributes:
-        modes, types: of each layer's cache; ranks, residual_types: of its residual, 0 and "" without one.
-        mapped: weights read in place from the file.
-        weights, derived, cache_bytes, scratch: what is allocated beside them.
-        total: the sum of these five, which a limit is compared with.
-        bytes_per_token: cache of one token in all layers, in the end where rows age.
-        held_bytes: of the rows of one text that fills its context; what is allocated for it is more.
-    """
-
-    mapped: int
-    weights: int
-    derived: int
-    cache_bytes: int
-    scratch: int
-    total: int
-    bytes_per_token: int
-    held_bytes: int
+    def __str__(self) -> str:
+        return f"log-likelihood {self.log_likelihood:.4f}, perplexity {self.perplexity:.4f}, {len(self.tokens)} tokens"
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanRow(MemorySizes):
-    """What one choice of cache would take.
-
-    Attributes:
-        cache: mode of all layers, or "mixed".
-        max_n_ctx: the largest context that fits the limit, up to the trained one or to what was asked for; 0 if none.
-        fits: the asked context fits.
-        smaller_from: the context from which it takes less memory than kv of the same type, derived weights and scratch
-            counted; None for kv itself, and where it never does.
-        too_imprecise: why loading refuses it though it may fit; "": it does not; None: not looked at, since that would
-            take long (what was asked for always is). Predicted for white inputs, or by the file's conversion; of mode
-            k+r loading predicts for the text that it folds on, and near the limit that may decide otherwise.
-        times_by_types: where rows of all layers age, how many times smaller than kv f16 they are by types and shares
-            alone, as TALE counts: without scales, sinks and newest rows; else None.
-        times_held: the same of held_bytes, with all of these, in any mode.
-    """
-
-    cache: str
-    max_n_ctx: int
-    fits: bool
-    smaller_from: int | None
-    times_by_types: float | None
-    times_held: float
-    too_imprecise: str | None = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class EncoderRow(_PerLayer, Record):
-    """The cache of an encoder-decoder, in one of slim attention's options (slimrt.plan_encoder).
-
-    Attributes:
-        name: "baseline", "option 1", "option 2, x", "option 2, k", or "this choice".
-        modes, types, ranks, residual_types: of each layer's self-attention; cross, cross_type: of cross-attention.
-        self_bytes, cross_bytes: allocated for full contexts of all texts.
-        shared: cross-attention's rows are one encoder output (or the first layer's K) for all layers.
-        read: bytes that a token reads where every layer reads shared rows from memory; read_on_chip: where none does.
-    """
-
-    name: str
-    cross: str
-    cross_type: str
-    self_bytes: int
-    cross_bytes: int
-    shared: bool
-    read: int
-    read_on_chip: int
-
-    @property
-    def cache_bytes(self) -> int:
-        """Allocated in all."""
-        return self.self_bytes + self.cross_bytes
-
-    @property
-    def uncounted(self) -> int:
-        """The same without shared rows."""
-        return self.self_bytes + (0 if self.shared else self.cross_bytes)
-
-
-@dataclass(frozen=True)
-class PlanResult(Record):
-    """What a model would take in memory, for every cache mode that is legal for it.
-
-    Attributes:
-        path: the model, as given.
-        n_ctx, n_seqs, n_batch: what was planned for; n_ctx_train: what the model was trained on.
-        memory_limit: bytes.
-        asked: the cache that was asked for; rows: every legal mode.
-        refused: (mode, reason) of the others.
-        fits: the cache that was asked for fits, and loading does not refuse it.
-        encoder: of a model with an encoder, slim attention's options for both of its decoder's attentions.
-    """
-
-    path: str
-    n_ctx: int
-    n_ctx_train: int
-    n_seqs: int
-    n_batch: int
-    memory_limit: int
-    asked: PlanRow
-    rows: tuple[PlanRow, ...]
-    refused: tuple[tuple[str, str], ...]
-    encoder: tuple[EncoderRow, ...] = ()
-
-    @property
-    def fits(self) -> bool:
-        return self.asked.fits and not self.asked.too_imprecise
-
-    def to_dict(self) -> dict[str, Any]:
-        """The record as plain JSON-ready values, with fits."""
-        return super().to_dict() | {"fits": self.fits}
-
-
-@dataclass(frozen=True, kw_only=True)
-class CacheQuality(_PerLayer, Record):
+class CacheQuality(PerLayer, Record):
     """What one cache does to a model's next-token distributions, over all scored tokens.
 
     Attributes:
@@ -312,6 +204,38 @@ class CacheComparison(Record):
             if not found or row.kl_mean < found[-1].kl_mean:
                 found.append(row)
         return tuple(found)
+
+    def table(self) -> str:
+        """A row a cache, a star where it is on the front. KL in nats; W^: bytes of weights beyond those of kv."""
+        head = (
+            "cache",
+            "perplexity",
+            "KL mean",
+            "KL 99 %",
+            "KL max",
+            "same top",
+            "bytes/token",
+            "cache",
+            "W^",
+            "front",
+        )
+        front = self.front()
+        rows = [
+            (
+                row.cache,
+                f"{row.perplexity:.4f}",
+                *(f"{value:.2e}" for value in (row.kl_mean, row.kl_p99, row.kl_max)),
+                f"{100 * row.same_top:.2f} %",
+                str(row.bytes_per_token),
+                str(row.cache_bytes),
+                str(row.extra_weights),
+                "*" if row in front else "",
+            )
+            for row in self.rows
+        ]
+        return table(head, rows)
+
+    __str__ = table
 
     def to_dict(self) -> dict[str, Any]:
         """The record as plain JSON-ready values: what is not finite becomes None."""

@@ -1,27 +1,34 @@
-"""What models with an encoder are for: sound to text, text to text, forecasts."""
+"""What models are for besides continuing a text: sound to text, text to text, vectors, forecasts."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from slimrt.forecast.options import PredictOptions
 from slimrt.generation.text2text import Text2Text, Text2TextOptions, prefixed, text2text
+from slimrt.plumbing.keywords import named
 from slimrt.results import Generation
+from slimrt.runtime.embed import embed
 from slimrt.runtime.runtime import Runtime
-from slimrt.runtime.session import TokenIds, as_ids
+from slimrt.runtime.session import TokenIds, as_ids, as_prompt, is_batch
 from slimrt.speech.audio import SAMPLE_RATE, Audio
 from slimrt.speech.options import TranscribeOptions, Transcription
 from slimrt.speech.records import Segment, TranscriptionInfo
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 Text = str | TokenIds
+Texts = list[str] | list[list[int]]
 
 
 class Tasks:
-    """Methods of slimrt.Model; each is for one kind of model, and says so of the others."""
+    """Methods of slimrt.Model; each is for some kinds of models, and says so of the others."""
 
     _runtime: Runtime
 
@@ -38,6 +45,7 @@ class Tasks:
         self, audio: Audio, *, sample_rate: int = SAMPLE_RATE, **options: Unpack[TranscribeOptions]
     ) -> tuple[list[Segment], TranscriptionInfo]: ...
 
+    @named
     def transcribe(
         self, audio: Any, *, sample_rate: int = SAMPLE_RATE, **options: Unpack[TranscribeOptions]
     ) -> tuple[list[Segment], TranscriptionInfo] | list[tuple[list[Segment], TranscriptionInfo]]:
@@ -86,7 +94,7 @@ class Tasks:
         """
         from slimrt.speech.transcribe import transcribe
 
-        settings = Transcription.of(options)
+        settings = Transcription(**options)
         audios = audio if _several(audio) else [audio]
         results = transcribe(self._runtime, audios, settings, self._seed_of(settings.seed), sample_rate)
         return results if _several(audio) else results[0]
@@ -95,8 +103,9 @@ class Tasks:
     def text2text(self, text: Text, **options: Unpack[Text2TextOptions]) -> Generation: ...
 
     @overload
-    def text2text(self, text: list[str] | list[list[int]], **options: Unpack[Text2TextOptions]) -> list[Generation]: ...
+    def text2text(self, text: Texts, **options: Unpack[Text2TextOptions]) -> list[Generation]: ...
 
+    @named
     def text2text(self, text: Any, **options: Unpack[Text2TextOptions]) -> Generation | list[Generation]:
         """The text a model of the T5 family makes of another one, such as "summarize: ...".
 
@@ -116,11 +125,23 @@ class Tasks:
             ValueError, TypeError: an option out of its range, or of a wrong kind.
         """
         settings, called = Text2Text(**options), time.perf_counter()
-        several = _several(text) and (not text or not isinstance(text[0], (int, np.integer)))
+        several = is_batch(text)
         sources = [self._source_ids(one) for one in (text if several else [text])]
         results = text2text(self._runtime, sources, settings, self._seed_of(settings.seed), called)
         return results if several else results[0]
 
+    @overload
+    def translate(
+        self, text: str, *, source: str | None = None, target: str | None = None, **options: Unpack[Text2TextOptions]
+    ) -> Generation: ...
+
+    @overload
+    def translate(
+        self, text: list[str], *, source: str | None = None, target: str | None = None,
+        **options: Unpack[Text2TextOptions],
+    ) -> list[Generation]: ...  # fmt: skip
+
+    @named
     def translate(
         self, text: str | list[str], *, source: str | None = None, target: str | None = None,
         **options: Unpack[Text2TextOptions],
@@ -129,17 +150,52 @@ class Tasks:
         whole = [prefixed(one, source, target) for one in (text if isinstance(text, list) else [text])]
         return self.text2text(whole if isinstance(text, list) else whole[0], **options)
 
+    @overload
+    def embed(
+        self, texts: Texts, *, pooling: Literal["mean", "last"] = "mean", normalize: bool = True
+    ) -> NDArray[np.float32]: ...
+
+    @overload
+    def embed(self, texts: Texts, *, pooling: None, normalize: bool = True) -> list[NDArray[np.float32]]: ...
+
+    @overload
+    def embed(
+        self, texts: Text, *, pooling: Literal["mean", "last"] | None = "mean", normalize: bool = True
+    ) -> NDArray[np.float32]: ...
+
+    @named
+    def embed(
+        self, texts: Text | Texts, *, pooling: Literal["mean", "last"] | None = "mean", normalize: bool = True
+    ) -> NDArray[np.float32] | list[NDArray[np.float32]]:
+        """Texts as vectors: float32 (n, d_model) of a list of n, computed n_seqs at a time; (d_model,) of one.
+
+        A token's vector is its state after the last layer and norm; of a model of the T5 family, the encoder's output.
+
+        Args:
+            texts: a text, or its token ids; or a list of these.
+            pooling: "mean" of a text's tokens, BOS among them; "last": its last token's; None: each token's, float32
+                (tokens, d_model) of a text.
+            normalize: divide each vector by its Euclidean norm.
+
+        Raises:
+            ContextOverflowError: a text does not fit. ValueError: one has no tokens.
+            UnsupportedError: another pooling, or a model that reads no texts.
+        """
+        several = is_batch(texts)
+        given: list[Any] = list(texts) if several else [texts]
+        ids = [as_prompt(self._runtime, one) for one in given]
+        vectors = embed(self._runtime, ids, pooling, normalize)
+        if not several:
+            return vectors[0]
+        return vectors if pooling is None else np.array(vectors, np.float32).reshape(-1, self._runtime.info["d_model"])
+
+    @named
     def predict_quantiles(
         self,
         series: Any,
         prediction_length: int | None = None,
         quantile_levels: Sequence[float] = (0.1, 0.5, 0.9),
-        *,
-        num_samples: int | None = None,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        seed: int | None = None,
+        **options: Unpack[PredictOptions],
     ) -> NDArray[np.float32]:
         """Quantiles of the values that follow series: float32 (batch, prediction_length, q). For Chronos and Bolt.
 
@@ -148,7 +204,7 @@ class Tasks:
             prediction_length: steps; None: what the model was trained for. Beyond that it goes on from its own
                 forecast.
             quantile_levels: from 0 to 1. Chronos-Bolt has nothing outside those it was trained for, mostly 0.1 to 0.9:
-                its lowest and highest stand for what is beyond.
+                its lowest and highest stand for what is beyond, with a warning.
             num_samples, temperature, top_k, top_p: of Chronos' sample paths; None: what the model says. Chronos-Bolt
                 draws none.
             seed: makes the paths reproducible; series i uses seed + i.
@@ -158,12 +214,55 @@ class Tasks:
             ValueError, TypeError: no numbers, infinite ones or beyond 1e17, none that the model reads, or an option out
                 of its range.
         """
-        from slimrt.forecast.predict import predict_quantiles
+        from slimrt.forecast.predict import predict, warn_beyond
 
-        return predict_quantiles(
-            self._runtime, series, prediction_length, quantile_levels, num_samples=num_samples,
-            temperature=temperature, top_k=top_k, top_p=top_p, seed=self._seed_of(seed),
+        seed = self._seed_of(options.get("seed"))
+        quantiles, _ = predict(self._runtime, series, prediction_length, quantile_levels, seed, options)
+        warn_beyond(self._runtime.source, quantile_levels)
+        return quantiles
+
+    def predict_df(
+        self,
+        df: pd.DataFrame,
+        *,
+        id_column: str = "item_id",
+        timestamp_column: str = "timestamp",
+        target: str = "target",
+        prediction_length: int | None = None,
+        quantile_levels: Sequence[float] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
+        freq: str | pd.DateOffset | None = None,
+        **options: Unpack[PredictOptions],
+    ) -> pd.DataFrame:
+        """The same of a pandas DataFrame with a row a step, as chronos-forecasting's predict_df (the extra `forecast`).
+
+        Args:
+            df: rows in any order. Columns but the three named are not read.
+            id_column: which series a row is of. timestamp_column: when it is; every series has the same regular steps.
+            target: the values; NaN is a missing one.
+            prediction_length, quantile_levels and the other options: as predict_quantiles.
+            freq: steps, as pandas names them ("D", "ME"); None: what the timestamps of series of 3 rows or more tell.
+                It is used as it is, for series that are not regular too.
+
+        Returns:
+            A row for each series, in the order of their first rows, and step: id_column, timestamp_column,
+            "target_name", "predictions" (of Chronos the mean of its paths, of Chronos-Bolt the median), and a column
+            for each quantile level, called str(level).
+
+        Raises:
+            UnsupportedError: not a Chronos model, or pandas is missing.
+            ValueError: no such column, dates that are ambiguous, given twice or not regular, without `freq`.
+            Others as predict_quantiles.
+        """
+        from slimrt.forecast.frame import Columns, predict_frame
+        from slimrt.forecast.predict import predict, warn_beyond
+
+        seed = self._seed_of(options.get("seed"))
+        found = predict_frame(
+            lambda series: predict(self._runtime, series, prediction_length, quantile_levels, seed, options),
+            df, Columns(id_column, timestamp_column, target), quantile_levels, freq,
         )  # fmt: skip
+        warn_beyond(self._runtime.source, quantile_levels)
+        return found
 
     def _source_ids(self, text: Text) -> list[int]:
         if isinstance(text, str):

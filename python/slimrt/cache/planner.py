@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from slimrt import core
 from slimrt.cache.config import CacheChoice, LayerCache, kinds
+from slimrt.cache.plan_result import MemorySizes, PlanRow
 from slimrt.errors import SlimrtError, UnsupportedError, WontFitError
 from slimrt.modelfile.source import ModelSource
 from slimrt.modes import AGING, CACHE_TYPES, DEFAULT_TYPE
 from slimrt.plumbing.arguments import unknown, whole
 from slimrt.plumbing.units import format_bytes, parse_bytes
-from slimrt.results import MemorySizes, PlanRow
 
 DEVICES = ("auto", "cpu", "cuda", "cuda:N")
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")

@@ -11,9 +11,9 @@ from __future__ import annotations
 from slimrt import core
 from slimrt.cache.config import CacheChoice
 from slimrt.cache.cross import CrossConfig
+from slimrt.cache.plan_result import EncoderRow
 from slimrt.cache.planner import Planner, whole_blocks
 from slimrt.modes import FOLD_SUFFIXES
-from slimrt.results import EncoderRow
 
 _OPTIONS = (("baseline", "kv", "kv"), ("option 1", "k", "k"), ("option 2, x", "x", "e"), ("option 2, k", "k", "e"))
 

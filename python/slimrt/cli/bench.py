@@ -8,6 +8,7 @@ import io
 import statistics
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,14 +22,15 @@ from slimrt.cli.common import (
     cache_arguments,
     caches_to_compare,
     model_source,
-    not_a_format,
     note,
+    output_format,
     show_progress,
     write_out,
 )
 from slimrt.cli.values import count, is_cache, is_number, positive
 from slimrt.modelfile.source import ModelSource
 from slimrt.plumbing import progress
+from slimrt.plumbing.files import check_target
 from slimrt.runtime.kinds import continues_texts
 from slimrt.runtime.runtime import Runtime, load
 
@@ -57,14 +59,16 @@ def add_flags(flags: Flags) -> None:
         metavar="MODE[:TYPE],...",
         help="caches to take turns, such as kv:f16,k+r:q8; not --cache's",
     )
-    flags.add("--format", "--output-format", twin=False, choices=_FORMATS, default="md", help="default: %(default)s")
+    flags.add("--format", "--output-format", twin=False, choices=_FORMATS, help="default: what -o ends in, else md")
     flags.add("-o", "--output", twin=False, metavar="FILE", help="write it there; default: stdout")
     flags.engine()
     flags.output()
 
 
 def run(args: argparse.Namespace) -> int:
-    not_a_format(args, _FORMATS)
+    form = output_format(args, _FORMATS)
+    if args.output is not None:
+        check_target(Path(args.output))
     depths = _depths(args)
     if not args.n_prompt and not args.n_gen:
         args.usage_error("nothing to measure: -p and -n are both 0")
@@ -84,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
                 bench.measure(depth, update)
     except KeyboardInterrupt:  # what there is is worth showing
         code = 130
-    write_out(args.output, _text(bench, "json" if args.json else args.format))
+    write_out(args.output, _text(bench, form))
     return code
 
 

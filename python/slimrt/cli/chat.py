@@ -20,8 +20,8 @@ from slimrt.runtime.kinds import continues_texts
 
 def add_flags(flags: Flags) -> None:
     flags.model()
-    flags.add("-p", "--prompt", metavar="TEXT", help="one message: print the answer to it and leave")
-    flags.add("-f", "--file", metavar="FILE", help="the same, from a file")
+    flags.add("-p", "--prompt", twin=False, metavar="TEXT", help="one message: print the answer to it and leave")
+    flags.add("-f", "--file", twin=False, metavar="FILE", help="the same, from a file")
     flags.add("-sys", "--system", "--system-prompt", metavar="TEXT", dest="system", help="a first message that tells "
               "the model how to behave")  # fmt: skip
     flags.add("--chat-template", "--chat-template-file", metavar="TEMPLATE", dest="chat_template", help="another than "
@@ -29,8 +29,8 @@ def add_flags(flags: Flags) -> None:
               "file; or jinja2 text")  # fmt: skip
     flags.add("--chat-template-kwargs", type=json_object, metavar="JSON", help="variables for the template, such as "
               "'{\"enable_thinking\": false}'")  # fmt: skip
-    flags.add("--load", metavar="FILE", help="go on with a conversation that --save or /save wrote")
-    flags.add("--save", metavar="FILE", help="keep the conversation in a file, after each answer")
+    flags.add("--load", twin=False, metavar="FILE", help="go on with a conversation that --save or /save wrote")
+    flags.add("--save", twin=False, metavar="FILE", help="keep the conversation in a file, after each answer")
     flags.n_predict(-1)
     flags.sampling()
     flags.engine()

@@ -83,13 +83,13 @@ def _read(words: Sequence[str]) -> argparse.Namespace:
     parser.usage = "slimrt VERB [flags]"
     if words and words[0] in ("-h", "--help", "--version"):
         parser.parse_args(words[:1])
-    parser.error(_no_verb(words))
+    parser.refuse(_no_verb(words))
 
 
 def _no_verb(words: Sequence[str]) -> str:
     """What is wrong with a command line that begins with no verb of ours."""
     if not words:
-        return f"which verb? {', '.join(VERBS)}"
+        return f"which verb? {', '.join(VERBS)} (slimrt --help says what for)"
     word = words[0]
     if word in VERB_HABITS:
         return f"there is no verb {word}; type: {VERB_HABITS[word]}"

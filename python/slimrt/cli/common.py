@@ -28,7 +28,8 @@ from slimrt.model import Model
 from slimrt.modelfile.source import ModelSource
 from slimrt.modes import AUTO, CACHE_TYPES, FASTEST, MODES, RESIDUAL_MODE
 from slimrt.plumbing.arguments import unknown
-from slimrt.plumbing.files import check_target, written_beside
+from slimrt.plumbing.files import written_beside
+from slimrt.plumbing.tables import table as table
 
 Made = TypeVar("Made")
 _COLOURS = {"red": "31", "green": "32", "dim": "2"}
@@ -53,7 +54,7 @@ class Flags(SamplingFlags):
     def model(self) -> None:
         """Which model; what follows is the verb's own."""
         self.parser.add_argument("positional", metavar="MODEL", nargs="?", help="a GGUF file, Hugging Face "
-                                 "directory or whisper.cpp's ggml-*.bin")  # fmt: skip
+                                 "directory, whisper.cpp's ggml-*.bin, or ORG/REPO[:FILE or TYPE]")  # fmt: skip
         self.group("model")
         self.add("-m", "--model", twin=False, metavar="MODEL", help="the same as a flag, or SLIMRT_MODEL in the "
                  "environment")  # fmt: skip
@@ -257,12 +258,21 @@ def open_model(args: argparse.Namespace, source: ModelSource, n_ctx: int, n_seqs
     )
 
 
-def not_a_format(args: argparse.Namespace, formats: Sequence[str]) -> None:
-    """Wrong usage where -o is given a format, as llama-bench takes one; and what check_target says of the file."""
+def output_format(args: argparse.Namespace, formats: Sequence[str]) -> str:
+    """What --json or --format says, else what -o ends in, else the first. Wrong usage: -o is a format itself, as other
+    programs have it, or they disagree."""
     if args.output in formats:
         args.usage_error(f"-o names what to write to; a format is --format {args.output}")
-    if args.output is not None:
-        check_target(Path(args.output))
+    ending, asked = output_ending(args, formats), "json" if args.json else args.format
+    if ending and asked and ending != asked:
+        args.usage_error(f"-o {args.output} and the format {asked} do not go together")
+    return asked or ending or formats[0]
+
+
+def output_ending(args: argparse.Namespace, formats: Sequence[str]) -> str | None:
+    """The format that the file to write is named after; None: there is no such file."""
+    ending = Path(args.output).suffix[1:] if args.output and not os.path.isdir(args.output) else ""
+    return ending if ending in formats else None
 
 
 def write_out(target: str | None, text: str) -> None:
@@ -309,15 +319,3 @@ def coloured(text: str, colour: str, stream: TextIO) -> str:
     if os.environ.get("NO_COLOR") or not stream.isatty():
         return text
     return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m"
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns under a head; those of numbers are aligned to the right."""
-    cells = [list(head), *[list(row) for row in rows]]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
-    right = [all(row[i][:1].isdigit() for row in rows) for i in range(len(head))]
-    lines = [
-        "  ".join(cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(row, widths, right, strict=True))
-        for row in cells
-    ]
-    return "\n".join(line.rstrip() for line in lines)

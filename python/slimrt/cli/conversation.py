@@ -160,7 +160,7 @@ class Conversation:
         except OSError as error:
             told = f"slimrt: the conversation could not be kept: {error}"
         try:
-            print(f"\n{told}", file=sys.stderr, flush=True)
+            print("\n" * self.interactive + told, file=sys.stderr, flush=True)
         except OSError:  # the terminal is gone
             pass
 

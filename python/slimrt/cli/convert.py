@@ -18,6 +18,7 @@ def add_flags(flags: Flags) -> None:
     flags.twins = False  # what a file holds must not hang on the environment
     flags.model()
     flags.add("-o", "--output", "--out", required=True, metavar="OUT", help="the file to write")
+    flags.add("--force", action="store_true", help="replace OUT where it exists")
     modes = "kv, k, k+r, v, x, xr, kivi, lowrank, latent, or auto: for each layer the best within a target"
     flags.group("cache")
     flags.add("--cache", type=lower, metavar="MODE", help=f"fold for {modes}; without it nothing is folded")
@@ -141,4 +142,5 @@ def _convert(args: argparse.Namespace, cache: str | None) -> ConvertReport:
         verify=args.verify,
         allow_lossy=args.allow_lossy,
         progress=show_progress(args),
+        overwrite=args.force,
     )

@@ -39,12 +39,17 @@ class Parser(argparse.ArgumentParser):
         """The command line. SystemExit 2: wrong usage."""
         found, left = self.parse_known_args(self._plain(words))
         if left:
-            self.error(f"'{left[0]}' is one word too many")
+            prompt = self._action("--prompt")
+            self.error(f"'{left[0]}' is one word too many{'; a text goes after -p' if prompt else ''}")
         return found
 
     def error(self, message: str) -> NoReturn:
-        message = re.sub(r"^argument ((-\w+/)*--[\w-]+)\S*:", r"\1:", " ".join(message.split()))  # not every name
-        self.exit(2, f"slimrt: error: {message} ({self.prog} --help shows what there is)\n")
+        message = re.sub(r"^argument ((-\w+/)*--[\w-]+)\S*:", r"\1:", message)  # not every name
+        self.refuse(f"{message} ({self.prog} --help shows what there is)")
+
+    def refuse(self, message: str) -> NoReturn:
+        """Wrong usage, of which everything is said."""
+        self.exit(2, f"slimrt: error: {' '.join(message.split())}\n")
 
     def _plain(self, words: Sequence[str]) -> list[str]:
         left, flags, positionals = deque(words), list[str](), list[str]()
@@ -110,12 +115,12 @@ class Parser(argparse.ArgumentParser):
         if known is None:
             self.error(f"there is no flag {name}{self._nearest(name)}")
         if known.granted is None:
-            self.error(f"there is no flag {name}: {known.advice}")
+            self.refuse(f"there is no flag {name}: {known.advice}")
         if value is None:
             takes = [one for one in (*known.granted, "off", "0", "false") if one]
             value = left.popleft() if known.granted != ("",) and left and left[0] in takes else ""
         if value not in known.granted:
-            self.error(f"{name} {value}: {known.advice}")
+            self.refuse(f"{name} {value}: {known.advice}")
 
     def _nearest(self, name: str) -> str:
         """A hint: the flag, of ours or of another program, that was perhaps meant."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import sys
 from pathlib import Path
@@ -20,7 +19,6 @@ from slimrt.cli.common import (
     open_model,
     print_json,
     show_progress,
-    table,
 )
 from slimrt.cli.values import is_cache, positive
 from slimrt.measure.plots import check_plot, plot_front
@@ -141,22 +139,7 @@ def _compare(args: argparse.Namespace, source: ModelSource, text: str | Path) ->
 
 
 def _print(args: argparse.Namespace, comparison: CacheComparison) -> None:
-    head = ("cache", "perplexity", "KL mean", "KL 99 %", "KL max", "same top", "bytes/token", "cache", "W^", "front")
-    front = comparison.front()
-    rows = [
-        (
-            row.cache,
-            f"{row.perplexity:.4f}",
-            *(f"{value:.2e}" if math.isfinite(value) else "inf" for value in (row.kl_mean, row.kl_p99, row.kl_max)),
-            f"{100 * row.same_top:.2f} %",
-            str(row.bytes_per_token),
-            str(row.cache_bytes),
-            str(row.extra_weights),
-            "*" if row in front else "",
-        )
-        for row in comparison.rows
-    ]
-    print(table(head, rows))
+    print(comparison.table())
     note(
         args,
         f"slimrt: {comparison.tokens} tokens in {comparison.windows} window{'s' * (comparison.windows != 1)} of "

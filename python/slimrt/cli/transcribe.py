@@ -17,6 +17,8 @@ from slimrt.cli.common import (
     model_source,
     note,
     open_model,
+    output_ending,
+    output_format,
     show_progress,
 )
 from slimrt.cli.flags import Collect
@@ -94,14 +96,16 @@ def run(args: argparse.Namespace) -> int:
     args.audio = [*beside_model(args, args.audio), *args.file]
     if not args.audio:
         args.usage_error("which sound? give AUDIO after the model")
-    form = _format(args)
-    if len(args.audio) > 1 and form in ("srt", "vtt") and not args.output:
+    form, several = output_format(args, _FORMATS), len(args.audio) > 1
+    if several and output_ending(args, _FORMATS):
+        args.usage_error(f"-o {args.output} is one file for several sounds; name a folder")
+    if several and form in ("srt", "vtt") and not args.output:
         args.usage_error(f"subtitles of several sounds do not go in one stream; give -o FOLDER or --format json, "
                          f"not {form} alone")  # fmt: skip
     if args.word_timestamps and form != "json":
         args.usage_error(f"times of words go into JSON alone: give --format json with --word-timestamps, not {form}")
     options = _options(args)
-    sequences = from_flags(args, lambda: Transcription.of(options)).sequences
+    sequences = from_flags(args, lambda: Transcription(**options)).sequences
     output = _Output(args, form, _targets(args, form))
     source = model_source(args)
     sounds = _sounds(args)  # before the weights
@@ -147,31 +151,12 @@ def _or_none(text: str) -> float | None:
     return None if text == "none" else parsed(float, text, "a number or none")
 
 
-def _format(args: argparse.Namespace) -> str:
-    """What --format says, else what -o ends in. Wrong usage: they disagree, or -o is a format, or one file for all."""
-    if args.output in _FORMATS:
-        args.usage_error(f"-o names what to write to; a format is --format {args.output}")
-    ending = _ending(args.output)
-    asked = "json" if args.json else args.format
-    if ending and asked and ending != asked:
-        args.usage_error(f"-o {args.output} and the format {asked} do not go together")
-    if ending and len(args.audio) > 1:
-        args.usage_error(f"-o {args.output} is one file for several sounds; name a folder")
-    return asked or ending or _FORMATS[0]
-
-
-def _ending(output: str | None) -> str | None:
-    """The format in the name of a file to write; None: it is a folder's, or there is none."""
-    ending = Path(output).suffix[1:] if output and not Path(output).is_dir() else ""
-    return ending if ending in _FORMATS else None
-
-
 def _targets(args: argparse.Namespace, form: str) -> dict[str, Path]:
     """The file to write for each sound, none for stdout; their directory made, and problems said, before the work."""
     if not args.output:
         return {}
     folder = Path(args.output)
-    if _ending(args.output):
+    if output_ending(args, _FORMATS):
         check_target(folder)
         return {args.audio[0]: folder}
     targets = {path: folder / f"{'stdin' if path == _STDIN else Path(path).stem}.{form}" for path in args.audio}

@@ -83,6 +83,15 @@ VERBS = {
         "list or clear what slimrt keeps: models converted once, and what was measured of this machine",
         ("slimrt cache list", "slimrt cache clear SmolLM2-1.7B --yes"),
     ),
+    "completion": Verb(
+        "the script by which bash, zsh or fish complete command lines",
+        (
+            "slimrt completion bash > ~/.local/share/bash-completion/completions/slimrt",
+            "slimrt completion zsh > ~/.zfunc/_slimrt",
+            "slimrt completion fish > ~/.config/fish/completions/slimrt.fish",
+        ),
+    ),
+    "man": Verb("the manual, of all verbs and flags", ("slimrt man | man -l -", "slimrt man > slimrt.1")),
     "doctor": Verb(
         "CPU features, cores, memory bandwidth and access, versions, extras", ("slimrt doctor", "slimrt doctor --tune")
     ),

@@ -16,7 +16,7 @@ from gguf.gguf_writer import GGUFValue
 
 from slimrt.cache.config import CacheChoice
 from slimrt.cache.planner import Planner
-from slimrt.converter.quantize import OUT_TYPES, requantise
+from slimrt.converter.quantize import OUT_TYPES, requantise, weight_type
 from slimrt.converter.request import Asked, checked
 from slimrt.converter.share import share as share_layers
 from slimrt.converter.sparse import KEY as SPARSE_KEY
@@ -30,7 +30,7 @@ from slimrt.folding.fold import check_rank
 from slimrt.folding.heads import keeping_heads, refusal, reordered
 from slimrt.folding.layers import Request, fold_model
 from slimrt.folding.lowrank import LATENT_MODE, check_heads
-from slimrt.folding.report import CAUTION, TOO_LARGE, ConvertReport, CrossReport, LayerReport, verdict
+from slimrt.folding.report import CAUTION, TOO_LARGE, ConvertReport, CrossReport, LayerReport, Stored, verdict
 from slimrt.modelfile.gguf import ModelData, array, float32, string, uint32, write_gguf
 from slimrt.modelfile.hub import located
 from slimrt.modelfile.reading import FORMAT_VERSION, read_model, runnable, source_files, source_hash
@@ -144,6 +144,7 @@ def convert(
     sharing = _sharing(cache, kv_layers, kv_heads, merge, shared_keys)
     plainly = cache is None and cross is None and outtype is None and not sharing
     model, warnings = read_model(source, keep_fold=plainly)
+    before = Stored(weight_type(model), sum(file.stat().st_size for file in source_files(source)))
     if sharing:
         model, more = share_layers(model, kv_layers, kv_heads, merge, shared_keys)
         warnings += more
@@ -187,7 +188,8 @@ def convert(
                 model, cross, cross_type, spool, allow_lossy=allow_lossy, show_progress=show
             )
             metadata |= cross_fields(crossed, cross, cross_type)
-        write_gguf(target, model.with_metadata(metadata), show_progress=show)
+        model = model.with_metadata(metadata)
+        write_gguf(target, model, show_progress=show)
     shown = ", ".join(request.types)
     report = ConvertReport(
         target,
@@ -199,6 +201,8 @@ def convert(
         target_error=request.target,
         target_bytes=target_bytes,
         cross=tuple(crossed),
+        before=before,
+        after=Stored(weight_type(model), target.stat().st_size),
         **_break_evens(target, layers),
     )
     if sparse:
@@ -300,7 +304,7 @@ def _check(source: Path, target: Path, outtype: str | None, overwrite: bool) -> 
     if any(target.samefile(file) for file in source_files(source)):
         raise ValueError(f"{target} is the source itself; write to another file")
     if not overwrite:
-        raise FileExistsError(f"{target} exists")
+        raise FileExistsError(f"{target} exists: name another file, or replace it: --force, overwrite=True in Python")
 
 
 def _check_texts(cache: str | None, calibration: Text, verify: bool | Text) -> None:

@@ -137,6 +137,17 @@ class SparseReport:
 
 
 @dataclass(frozen=True)
+class Stored:
+    """What a model takes on the disk. type: of its weights, such as "q4_k_m". bytes: of all its files."""
+
+    type: str
+    bytes: int
+
+    def __str__(self) -> str:
+        return f"{self.type} {format_bytes(self.bytes)}"
+
+
+@dataclass(frozen=True)
 class ConvertReport:
     """What `convert` wrote.
 
@@ -148,6 +159,7 @@ class ConvertReport:
         verify: the comparison with the source, when asked for.
         target_error: what errors were kept within. target_bytes: what `long_bytes` of all layers were kept within.
         cross: one report a layer whose cross-attention was folded. sparse: what sparse_delta the file says.
+        before, after: of the source, and of the new file.
         smaller_from: where weights were folded, the contexts from which the model takes less memory in all than with
             plain caches, by their names, such as "kv q8", as slimrt.plan counts; None: never. n_ctx_train: the trained.
     """
@@ -163,6 +175,8 @@ class ConvertReport:
     target_bytes: int | str | None = None
     cross: tuple[CrossReport, ...] = ()
     sparse: SparseReport | None = None
+    before: Stored | None = None
+    after: Stored | None = None
     smaller_from: dict[str, int | None] = field(default_factory=dict)
     n_ctx_train: int = 0
 
@@ -171,8 +185,8 @@ class ConvertReport:
         return asdict(self) | {"path": str(self.path)}
 
     def table(self) -> str:
-        """The report as text: a row a layer, a total, then warnings."""
-        lines = [str(self.path)]
+        """The report as text, which str() gives too: a row a layer, a total, then warnings."""
+        lines = [str(self.path), *([f"{self.before} -> {self.after}"] if self.before else [])]
         if any(layer.errors for layer in self.layers):
             lines += self._by_type()
         if any(layer.predicted for layer in self.layers):
@@ -184,6 +198,8 @@ class ConvertReport:
         if self.verify:
             lines.append(str(self.verify))
         return "\n".join(lines + [f"warning: {text}" for text in self.warnings])
+
+    __str__ = table
 
     def _of_cross(self) -> list[str]:
         read = "K and V" if self.cross[0].mode == "e1" else "V"

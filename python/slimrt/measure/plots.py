@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,7 @@ def check_plot(target: str | os.PathLike[str]) -> None:
     if Path(target).suffix.lower() not in _FORMATS:
         raise UnsupportedError(f"{target}: a picture is written as {', '.join(_FORMATS)}; name the file so")
     check_target(Path(target))
-    _figure()
+    new_figure()
 
 
 def plot_front(comparison: CacheComparison, target: str | os.PathLike[str]) -> None:
@@ -40,7 +40,7 @@ def plot_front(comparison: CacheComparison, target: str | os.PathLike[str]) -> N
     check_plot.
     """
     check_plot(target)
-    figure = _figure()
+    figure = new_figure()
     axes = figure.add_subplot()
     rows = [row for row in comparison.rows if 0 < row.kl_mean < np.inf]
     front = [row for row in comparison.front() if row in rows]
@@ -54,20 +54,20 @@ def plot_front(comparison: CacheComparison, target: str | os.PathLike[str]) -> N
     axes.margins(x=0.15)
     axes.grid(alpha=0.3)
     axes.legend()
-    _write(figure, target)
+    save(figure, target)
 
 
 def plot_spectra(name: str, spectra: Sequence[NDArray[np.float64]], target: str | os.PathLike[str]) -> None:
     """Draw the singular values of every layer's W_K, over the largest. Errors as check_plot."""
     check_plot(target)
-    figure = _figure()
+    figure = new_figure()
     axes = figure.add_subplot()
     from matplotlib import colormaps
 
     for layer, values in enumerate(spectra):
         colour = colormaps["viridis"](layer / max(len(spectra) - 1, 1))
         axes.plot(np.linspace(0, 1, len(values)), values / values[0], color=colour, label=f"layer {layer}")
-    axes.set(xlabel="share of the singular values", ylabel="over the largest", yscale="log",
+    axes.set(xlabel="share of the singular values", ylabel="singular value / largest", yscale="log",
              title=f"{name}: singular values of W_K")  # fmt: skip
     axes.grid(alpha=0.3)
     if len(spectra) <= 12:
@@ -75,47 +75,19 @@ def plot_spectra(name: str, spectra: Sequence[NDArray[np.float64]], target: str 
     else:
         first, last = axes.lines[0], axes.lines[-1]
         axes.legend([first, last], ["layer 0", f"layer {len(spectra) - 1}"], fontsize=8)
-    _write(figure, target)
+    save(figure, target)
 
 
-def plot_forecast(
-    series: Mapping[str, NDArray[np.floating[Any]]],
-    quantiles: NDArray[np.float32],
-    levels: Sequence[float],
-    target: str | os.PathLike[str],
-) -> None:
-    """Draw series and their forecasts (batch, horizon, q): a line for the middle level, bands between the others.
-
-    Errors as check_plot.
-    """
-    check_plot(target)
-    figure = _figure()
-    order = np.argsort(levels)
-    all_axes = figure.subplots(len(series), squeeze=False)[:, 0]
-    for axes, (name, values), rows in zip(all_axes, series.items(), quantiles, strict=True):
-        shown = values[-4 * len(rows) :]  # of a long past the end
-        then = np.arange(len(values), len(values) + len(rows))
-        axes.plot(np.arange(len(values) - len(shown), len(values)), shown, color="0.3", label=name)
-        for low, high in zip(order, order[::-1], strict=True):
-            if levels[low] < levels[high]:
-                axes.fill_between(then, rows[:, low], rows[:, high], color="C0", alpha=0.2, linewidth=0,
-                                  label=f"{levels[low]:g} to {levels[high]:g}")  # fmt: skip
-        middle = order[len(order) // 2]
-        axes.plot(then, rows[:, middle], color="C0", label=f"{levels[middle]:g}")
-        axes.legend(fontsize=8)
-        axes.grid(alpha=0.3)
-    all_axes[-1].set_xlabel("step")
-    _write(figure, target)
-
-
-def _figure() -> Figure:
+def new_figure(size: tuple[float, float] = (8, 5.5)) -> Figure:
+    """A figure of so many inches. UnsupportedError: matplotlib is missing."""
     try:
         from matplotlib.figure import Figure  # without pyplot: no window, no state
     except ImportError:
         raise UnsupportedError("drawing needs matplotlib: pip install 'slimrt[plot]'") from None
-    return Figure(figsize=(8, 5.5), layout="constrained")
+    return Figure(figsize=size, layout="constrained")
 
 
-def _write(figure: Figure, target: str | os.PathLike[str]) -> None:
+def save(figure: Figure, target: str | os.PathLike[str]) -> None:
+    """Writes it, in the format that its name says."""
     with written_beside(Path(target)) as partial:
         figure.savefig(partial, format=Path(target).suffix[1:].lower(), dpi=150)

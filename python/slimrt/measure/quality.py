@@ -15,13 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slimrt.cache.config import Cache, CacheChoice, check_cache, kinds
+from slimrt.cache.plan_result import MemorySizes
 from slimrt.cache.planner import Planner, memory_limit_bytes, require_together, resolve_device
 from slimrt.modelfile.source import ModelSource
 from slimrt.modelfile.text import file_ids
 from slimrt.plumbing import progress as bars
 from slimrt.plumbing.arguments import whole
 from slimrt.plumbing.numbers import surprise_and_divergence
-from slimrt.results import CacheComparison, CacheQuality, MemorySizes
+from slimrt.results import CacheComparison, CacheQuality
 from slimrt.runtime.kinds import continues_texts
 from slimrt.runtime.runtime import Runtime, load
 from slimrt.runtime.session import Session, TokenIds, append_together, as_ids

@@ -37,8 +37,8 @@ def choose(repo: str, files: Iterable[str], wanted: str = "") -> Chosen:
 
     Args:
         repo: its name, for messages. files: all that it has.
-        wanted: a file's name; or a type, such as "q8_0", as file names spell it; "": Q4_K_M, else the first GGUF file
-            of a type that slimrt runs, else the directory's safetensors.
+        wanted: a file's name, or a pattern of one ("*q8_0.gguf"); or a type, such as "q8_0", as file names spell it;
+            "": Q4_K_M, else the first GGUF file of a type that slimrt runs, else the directory's safetensors.
 
     Raises:
         DownloadError: no such file or type; it says which there are. Or a shard is missing.
@@ -75,9 +75,13 @@ def _is_model(file: str) -> bool:
 
 
 def _of_type(files: Sequence[str], wanted: str) -> list[str]:
-    """Those of this type, or whose names have it between two separators, in capitals or not."""
+    """Those of this type, whose names have it between two separators, or that a pattern fits; in capitals or not."""
     said = re.compile(rf"(?:^|[-./]){re.escape(wanted)}(?=[-./])", re.IGNORECASE)
-    return [file for file in files if type_of(file) == wanted.upper() or said.search(file)]
+    return [
+        file
+        for file in files
+        if type_of(file) == wanted.upper() or said.search(file) or fnmatch.fnmatch(file.lower(), wanted.lower())
+    ]
 
 
 def _types(files: Sequence[str]) -> str:

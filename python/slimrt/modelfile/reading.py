@@ -133,10 +133,11 @@ def cached_gguf(
     for file in source_files(source):
         status = file.stat()
         digest.update(f"\0{file.name}\0{status.st_size}\0{status.st_mtime_ns}".encode())
-    name = title(source if source.is_dir() else Path(path))
+    named = source if source.is_dir() else Path(path).absolute()  # a file by its link's name: its own may be a hash
+    name = title(named)
     target = cache_directory() / f"{name}-{digest.hexdigest()[:16]}.gguf"
     if not target.is_file():
-        model, warnings = read_model(source)
+        model, warnings = read_model(named)
         if on_warning:
             for warning in warnings:
                 on_warning(warning)

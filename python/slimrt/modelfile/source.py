@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slimrt import core
-from slimrt.errors import UnsupportedError
+from slimrt.errors import ModelFormatError, UnsupportedError
 from slimrt.modelfile.hub import located, title
 from slimrt.plumbing import progress
 from slimrt.plumbing.arguments import whole
 from slimrt.plumbing.files import is_ggml_bin
+from slimrt.plumbing.notes import note
 from slimrt.tokenizer.gguf import read_fields
 from slimrt.tokenizer.tokenizer import Tokenizer
 
@@ -49,20 +51,24 @@ class ModelSource:
         self.name = title(self.path)
         if not self.path.exists():
             raise FileNotFoundError(f"{self.path}: no such file or directory")
+        self._absolute = os.path.abspath(self.path)  # a process may change its directory, and another one has its own
         self.gguf = self.path
         if self.path.is_dir() or is_ggml_bin(self.path):
             from slimrt.modelfile.reading import cached_gguf
 
-            warn = None if show_progress is False else progress.note_once
-            self.gguf = Path(cached_gguf(self.path, progress=progress.wanted(show_progress), on_warning=warn))
+            self.gguf = Path(cached_gguf(self.path, progress=progress.wanted(show_progress), on_warning=note))
         self.file = core.GgufFile(str(self.gguf))
-        if "slimrt.text_part" in self.file.keys() and show_progress is not False:
-            progress.note_once(str(self.file.value("slimrt.text_part")))
+        if "slimrt.text_part" in self.file.keys():
+            note(str(self.file.value("slimrt.text_part")))
 
     @classmethod
     def of(cls, path: str | os.PathLike[str] | ModelSource, show_progress: bool | None) -> ModelSource:
         """The argument if it is one already."""
         return path if isinstance(path, ModelSource) else cls(path, show_progress=show_progress)
+
+    def __reduce__(self) -> tuple[Callable[[str, str], ModelSource], tuple[str, str]]:
+        """Pickled by path: it is opened again where it is unpickled, and must be the same file there."""
+        return _reopened, (self._absolute, self.fingerprint)
 
     @cached_property
     def kind(self) -> str:
@@ -201,3 +207,11 @@ class ModelSource:
         for i in range(256):
             digest.update(data[len(data) * i // 256 :][:4096])
         return digest.hexdigest()
+
+
+def _reopened(path: str, fingerprint: str) -> ModelSource:
+    """A source that was pickled. ModelFormatError: there is another file by now; others as ModelSource."""
+    source = ModelSource(path)
+    if source.fingerprint != fingerprint:
+        raise ModelFormatError(f"{path}: not the model that was pickled: the file has changed since, load it anew")
+    return source

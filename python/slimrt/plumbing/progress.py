@@ -1,11 +1,10 @@
-"""Progress bars and notes: always on stderr, never in the way of a pipe."""
+"""Progress bars: always on stderr, never in the way of a pipe."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
 
 Update = Callable[[int, int], object]
 
@@ -36,9 +35,3 @@ def aside() -> Iterator[None]:
         return
     with tqdm.tqdm.external_write_mode():
         yield
-
-
-@cache
-def note_once(message: str) -> None:
-    """Says something on stderr, the first time only."""
-    print(f"slimrt: {message}", file=sys.stderr)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from slimrt.errors import CacheUnsupportedError
 from slimrt.modelfile.source import ModelSource
 from slimrt.modes import CROSS_FOLDED, FOLDED, RESIDUAL_MODE
 from slimrt.plumbing import progress
+from slimrt.plumbing.notes import note
 
 if TYPE_CHECKING:
     from slimrt.folding.gate import Lossy
@@ -67,7 +69,7 @@ def _lossy(cache: LayerCache) -> Lossy:
     return Lossy(SELF, cache.mode, cache.type, residual)
 
 
-def require_precise(source: ModelSource, choice: CacheChoice, show_progress: bool | None) -> list[str]:
+def require_precise(source: ModelSource, choice: CacheChoice) -> list[str]:
     """Refuses modes that lose too much, by inverting a projection or by a small residual, where that is known without
     folding: the others are judged while they are folded. Returns what to say of those that were insisted on.
 
@@ -79,7 +81,7 @@ def require_precise(source: ModelSource, choice: CacheChoice, show_progress: boo
     said = []
     unfolded = {layer for layers in folds_at_load(source, choice).values() for layer in layers}
     for rows, layers in lossy_layers(source, choice).items():
-        judge = Judge(source, rows, choice, show_progress)
+        judge = Judge(source, rows, choice)
         judge.predict([layer for layer in layers if rows.part == CROSS or layer not in unfolded])
         said += judge.say()
     return said
@@ -97,7 +99,7 @@ def refusal(source: ModelSource, choice: CacheChoice, *, only_cheap: bool) -> st
         if only_cheap and not predicts_fast(source.model, rows, layers):
             return None
         try:
-            Judge(source, rows, choice, False).predict(layers)
+            Judge(source, rows, choice).predict(layers)
         except CacheUnsupportedError as error:
             return str(error)
     return ""
@@ -106,9 +108,8 @@ def refusal(source: ModelSource, choice: CacheChoice, *, only_cheap: bool) -> st
 class Judge:
     """Refuses layers of one sort of rows, and remembers which of them want caution."""
 
-    def __init__(self, source: ModelSource, rows: Lossy, choice: CacheChoice, show_progress: bool | None):
+    def __init__(self, source: ModelSource, rows: Lossy, choice: CacheChoice):
         self.source, self.rows, self.allowed = source, rows, choice.allow_lossy
-        self.show_progress = show_progress
         self.doubtful: dict[int, float] = {}
 
     def __call__(self, layer: int, error: float, inputs: str) -> None:
@@ -133,7 +134,7 @@ class Judge:
             self(layer, error, "by its conversion" if layer in known else WHITE_INPUTS)
 
     def say(self) -> list[str]:
-        """Says on stderr what wants caution, and returns it where it is over the limit."""
+        """Notes what wants caution, and returns it where it is over the limit."""
         from slimrt.folding.gate import percent
         from slimrt.folding.report import TOO_LARGE
 
@@ -146,8 +147,7 @@ class Judge:
             f"{self.rows.part} cache mode {self.rows.mode} in {self.rows.type} loses more than 1 % in layer{several} "
             f"{', '.join(map(str, sorted(self.doubtful)))} of {self.source.name}, {most} in layer {worst}"
         )
-        if self.show_progress is not False:
-            progress.note_once(said)
+        note(said, logging.WARNING)
         return [said] if self.doubtful[worst] > TOO_LARGE else []
 
 
@@ -162,11 +162,9 @@ def fold(
     unfolded = folds_at_load(source, choice)
     mode = choice.cross.mode_for(source)
     missing = cross_folds_at_load(source, mode)
-    if show_progress is not False and (unfolded or missing):
+    if unfolded or missing:
         modes = [*dict.fromkeys(cache.mode for cache in unfolded), *([f"{mode} of cross-attention"] if missing else [])]
-        progress.note_once(
-            f"folding {source.name} for cache mode {', '.join(modes)}; `slimrt convert` does it once and for all"
-        )
+        note(f"folding {source.name} for cache mode {', '.join(modes)}; `slimrt convert` does it once and for all")
     derived, said = _self_attention(source, choice, unfolded, calibration, show_progress)
     if missing:
         from slimrt.folding.cross import fold_cross
@@ -191,7 +189,7 @@ def _self_attention(
     for cache, layers in unfolded.items():
         residual = cache.mode == RESIDUAL_MODE
         rows = _lossy(cache)
-        judge = Judge(source, rows, choice, show_progress) if rows.loses else None
+        judge = Judge(source, rows, choice) if rows.loses else None
         derived |= fold_layers(
             source.file,
             cache.mode,

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Unpack
 
 from slimrt.cache.config import CacheChoice, CacheOptions, check_cache
+from slimrt.cache.plan_result import PlanResult
 from slimrt.cache.planner import Planner, resolve_device
 from slimrt.cache.planner_encoder import encoder_rows
 from slimrt.modelfile.source import ModelSource
-from slimrt.results import PlanResult
 from slimrt.runtime.fold_at_load import refusal
 from slimrt.runtime.runtime import settle
 

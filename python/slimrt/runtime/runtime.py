@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
-import sys
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from slimrt.modelfile.sharing import NOT_UPTRAINED
 from slimrt.modelfile.source import ModelSource
 from slimrt.plumbing import progress
 from slimrt.plumbing.forking import watch
+from slimrt.plumbing.notes import note
 from slimrt.plumbing.units import format_bytes
 from slimrt.runtime.fold_at_load import fold, needs_folding, refusal, require_precise
 
@@ -136,9 +137,10 @@ def load(
     choice, compared = settle(planner, choice, n_ctx)
     check_cache(source, choice)
     _check_calibration(source, calibration)
-    if NOT_UPTRAINED in source.file.keys() and show_progress is not False:
-        progress.note_once(
-            f"{source.name} shares K and V and was not trained since: it is not usable yet (training/uptrain.py)"
+    if NOT_UPTRAINED in source.file.keys():
+        note(
+            f"{source.name} shares K and V and was not trained since: it is not usable yet (training/uptrain.py)",
+            logging.WARNING,
         )
     sizes = planner.sizes(choice, n_ctx)
     try:
@@ -148,7 +150,7 @@ def load(
                 sizes.total,
                 planner.limit,
             )
-        lossy = require_precise(source, choice, show_progress)
+        lossy = require_precise(source, choice)
         derived, folded_lossy = fold(source, choice, calibration, show_progress)
         access = _follow_machine(source, planner)
         engine = core.Engine(
@@ -209,20 +211,19 @@ def _check_calibration(source: ModelSource, calibration: str | os.PathLike[str] 
         raise FileNotFoundError(f"{calibration}: no such calibration text")
 
 
-def describe(runtime: Runtime, memory: Mapping[str, int]) -> None:
-    """Says on stderr what a load resolved to."""
+def describe(runtime: Runtime, memory: Mapping[str, int], say: Callable[[str], object]) -> None:
+    """Says what a load resolved to."""
     info = runtime.info
     cross = f"{describe_cross(crossed)}, " if (crossed := info.get("cross")) else ""
-    print(
-        f"slimrt: {runtime.source.name}: {info['architecture']}, {info['n_layers']} layers, "
+    say(
+        f"{runtime.source.name}: {info['architecture']}, {info['n_layers']} layers, "
         f"{info['device']}, context {info['n_ctx']} of {info['n_ctx_train']} trained"
         f"{' x ' + str(info['n_seqs']) if info['n_seqs'] > 1 else ''}, cache {kinds(info['layers'])} "
         f"({memory['cache_bytes_per_token']} bytes a token), "
         f"{cross}{format_bytes(memory['total'])} allocated, "
-        f"{format_bytes(memory['mapped'])} mapped",
-        file=sys.stderr,
+        f"{format_bytes(memory['mapped'])} mapped"
     )
     if runtime.compared:
-        print(f"slimrt: {runtime.compared}", file=sys.stderr)
+        say(runtime.compared)
     if runtime.access:
-        print(f"slimrt: access to memory, measured here: {runtime.access}", file=sys.stderr)
+        say(f"access to memory, measured here: {runtime.access}")

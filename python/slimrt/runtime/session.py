@@ -10,7 +10,7 @@ import weakref
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,16 +36,30 @@ def as_ids(ids: TokenIds, n_vocab: int) -> list[int]:
 
     Raises:
         ValueError: not one-dimensional integers, or one that is not in the vocabulary.
+        TypeError: None, bytes, or texts.
     """
     array = np.asarray(ids)
     if array.size == 0:
         return []
+    if ids is None or array.dtype.kind in "SU":
+        hint = {"S": ": decode() bytes first", "U": ": several texts are given as a list"}.get(array.dtype.kind, "")
+        raise TypeError(f"a text is str, or its token ids, got {type(ids).__name__}{hint if array.ndim < 2 else ''}")
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise ValueError(f"token ids are a one-dimensional sequence of int, got {array.dtype} of shape {array.shape}")
     if array.min() < 0 or array.max() >= n_vocab:
         bad = array.min() if array.min() < 0 else array.max()
         raise ValueError(f"token id {bad} is not in the vocabulary of {n_vocab} tokens")
     return [int(id) for id in array]
+
+
+def as_prompt(runtime: Runtime, prompt: str | TokenIds) -> list[int]:
+    """The ids of a text, or ids as a list: of an empty text BOS alone, if the model has it. Errors as as_ids."""
+    return runtime.source.prompt_ids(prompt) if isinstance(prompt, str) else as_ids(prompt, runtime.n_vocab)
+
+
+def is_batch(prompts: Any) -> bool:
+    """Whether a list of texts, or of ids of several, was given, not one."""
+    return isinstance(prompts, list) and (not prompts or not isinstance(prompts[0], (int, np.integer)))
 
 
 def check_length(n_tokens: int, runtime: Runtime, what: str) -> None:
@@ -170,6 +184,9 @@ class Session(Closing):
         if missing := self._tokens[engine.length(self.sequence) :]:
             engine.append([(self.sequence, np.array(missing, np.int32))])
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a session's rows belong to this process: save() it, and load_session() it in the other one")
+
     def __repr__(self) -> str:
         return f"<slimrt.Session of {self.runtime.source.name}: {self.length} of {self.runtime.n_ctx} tokens>"
 
@@ -190,6 +207,12 @@ def append_together(
         for session, ids in items:  # before another thread may look: it would drop the rows as not agreed on
             session._tokens.extend(ids)
     return logits
+
+
+def is_session(path: str | os.PathLike[str]) -> bool:
+    """Whether a file begins as a session file does, of whatever version, sound or not."""
+    with Path(path).open("rb") as file:
+        return file.read(len(_MAGIC)) == _MAGIC
 
 
 def read_header(path: str | os.PathLike[str]) -> dict[str, Any]:

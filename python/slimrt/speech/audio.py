@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import mmap
 import os
-import warnings
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -16,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from slimrt.errors import AudioError
 from slimrt.plumbing.arguments import real, whole
+from slimrt.plumbing.notes import warn
 from slimrt.speech.decoding import Decoder, decoder
 from slimrt.speech.resample import Resampler
 from slimrt.speech.resample import Samples as Samples
@@ -48,7 +48,7 @@ def load_audio(audio: Audio, sample_rate: int = SAMPLE_RATE, *, max_seconds: flo
     """The samples of read_sound(), float32 (n,). Arguments and errors as there; what it warns of is a UserWarning."""
     sound = read_sound(audio, sample_rate, max_seconds=max_seconds)
     for warning in sound.warnings:
-        warnings.warn(warning, stacklevel=2)
+        warn(warning)
     return sound.samples
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
@@ -10,7 +10,7 @@ from types import NoneType
 from typing import Any, TypedDict
 
 from slimrt.generation.options import OnProgress
-from slimrt.plumbing.arguments import check_function, check_seed, real, unknown, whole
+from slimrt.plumbing.arguments import check_function, check_seed, real, whole
 from slimrt.speech.audio import MAX_SECONDS
 from slimrt.speech.languages import code_of
 from slimrt.speech.records import Segment, TranscriptionInfo
@@ -18,15 +18,6 @@ from slimrt.speech.records import Segment, TranscriptionInfo
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 OnSegment = Callable[[int, Segment], object]
 OnResult = Callable[[int, list[Segment], TranscriptionInfo], object]
-
-# What others call it, and what slimrt does.
-_ELSEWHERE = {
-    "beam_size": "num_beams",
-    "log_prob_threshold": "logprob_threshold",
-    "vad_filter": "skip_silence",
-    "without_timestamps": "timestamps (which says the contrary)",
-    "return_timestamps": "timestamps, or word_timestamps",
-}
 
 
 class TranscribeOptions(TypedDict, total=False):
@@ -120,16 +111,6 @@ class Transcription:
         check_seed(self.seed)
         for name in ("on_progress", "on_segment", "on_result"):
             check_function(name, getattr(self, name))
-
-    @classmethod
-    def of(cls, options: Mapping[str, Any]) -> Transcription:
-        """From keywords. TypeError for one there is not, with its name here if others have it."""
-        for name in options:
-            if name in _ELSEWHERE:
-                raise TypeError(f"transcribe has no {name}: here it is called {_ELSEWHERE[name]}")
-            if name not in cls.__dataclass_fields__:
-                raise TypeError(unknown("transcribe's keyword", name, cls.__dataclass_fields__))
-        return cls(**options)
 
     def _check_clips(self) -> None:
         times = self._clip_times()

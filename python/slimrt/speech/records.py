@@ -41,6 +41,9 @@ class Segment(Record):
     no_speech_prob: float
     words: tuple[Word, ...] | None = None
 
+    def __str__(self) -> str:
+        return f"[{self.start:.2f} -> {self.end:.2f}] {self.text.strip()}"
+
 
 @dataclass(frozen=True)
 class TranscriptionInfo(Record):
@@ -60,3 +63,7 @@ class TranscriptionInfo(Record):
     duration_heard: float
     seed: int
     warnings: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        told = f"language {self.language} ({self.language_probability:.0%}), " if self.language else ""
+        return f"{told}{self.duration:.2f} s, of which {self.duration_heard:.2f} s were heard"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from slimrt import core
 from slimrt.errors import ContextOverflowError, UnsupportedError
 from slimrt.generation.search import Task, run
+from slimrt.plumbing.notes import warn
 from slimrt.runtime.kinds import check_sequences, require
 from slimrt.runtime.runtime import Runtime
 from slimrt.speech.audio import SAMPLE_RATE, Audio, Sound, read_sound, seconds
@@ -49,7 +49,7 @@ def _read(audios: Sequence[Audio], sample_rate: int, max_seconds: float) -> list
     for audio in audios:
         sounds.append(read_sound(audio, sample_rate, max_seconds=max_seconds))
         for warning in () if isinstance(audio, Sound) else sounds[-1].warnings:
-            warnings.warn(warning, stacklevel=4)
+            warn(warning)
     return sounds
 
 

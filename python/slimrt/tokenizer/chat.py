@@ -136,8 +136,9 @@ def _render(
     sought = frozenset(control for control in marks.controls if control in _sought(template))
     given = {"tools": None, "documents": None} | marks.put(variables)
     marked = [marks.put(message, sought if message["role"] == "assistant" else frozenset()) for message in made]
+    given["messages"] = [_in_parts(message) for message in marked] if _reads_parts(template) else marked
     try:
-        text = compiled.render(messages=marked, add_generation_prompt=add_generation_prompt, **tokens, **given)
+        text = compiled.render(add_generation_prompt=add_generation_prompt, **tokens, **given)
     except Exception as error:  # a template is foreign code: whatever it raises is a fault of it or of the messages
         raise ChatError(f"chat template: {error}") from error
     squeezed = "".join(text.split())
@@ -181,6 +182,27 @@ class _Marks:
     def _mark(self, control: re.Match[str]) -> str:
         self.texts.append(control[0])
         return f"{self._secret}m{len(self.texts) - 1}m"
+
+
+def _in_parts(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message whose content is a list of one part."""
+    return {**message, "content": [{"type": "text", "text": message["content"]}]}
+
+
+@lru_cache(maxsize=16)
+def _reads_parts(template: str) -> bool:
+    """Whether a template finds a text only in parts, as those of some models do that read images too (SmolVLM's): a
+    content that is text would vanish."""
+
+    def shows(message: Message) -> bool:
+        try:
+            text = _compiled(template).render(messages=[message], bos_token="", eos_token="")
+        except Exception:  # it wants more than this: then it says so at the conversation itself
+            return False
+        return str(probe["content"]) in text
+
+    probe = {"role": "user", "content": "3f7a90c2"}
+    return not shows(probe) and shows(_in_parts(probe))
 
 
 @lru_cache(maxsize=16)

@@ -94,10 +94,6 @@ class Tokenizer:
         """
         if not isinstance(text, str):
             raise TypeError(f"a text must be str, got {type(text).__name__}")
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:  # the backend calls it a TypeError
-            raise ValueError(f"the text is not valid Unicode: a lone surrogate at character {error.start}") from None
         with self._lock:
             ids = self._encoded(text, parse_special)[0]
         if not add_special_tokens:
@@ -106,7 +102,11 @@ class Tokenizer:
         return ids if not suffix or ids[-len(suffix) :] == suffix else ids + suffix
 
     def _encoded(self, text: str, parse_special: bool) -> tuple[list[int], list[tuple[int, int]]]:
-        """Ids, and the characters of the text that each stands for. The caller holds the lock."""
+        """Ids, and the characters of the text that each stands for. The caller holds the lock. Errors as encode."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:  # the backend calls it a TypeError
+            raise ValueError(f"the text is not valid Unicode: a lone surrogate at character {error.start}") from None
         backend, aliases = self.vocabulary.backend, self.vocabulary.aliases
         with typed("the tokenizer cannot encode this text"):
             backend.encode_special_tokens = not parse_special

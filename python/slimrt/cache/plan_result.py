@@ -1,0 +1,226 @@
+"""What a model would take in memory: records of the planner, and the table of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from slimrt.cache.config import kinds, row_type
+from slimrt.modes import BASELINES
+from slimrt.plumbing.tables import table
+from slimrt.plumbing.units import format_bytes
+from slimrt.results import PerLayer, Record
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemorySizes(PerLayer, Record):
+    """What a model takes in memory, in bytes.
+
+    Attributes:
+        modes, types: of each layer's cache; ranks, residual_types: of its residual, 0 and "" without one.
+        mapped: weights read in place from the file.
+        weights, derived, cache_bytes, scratch: what is allocated beside them.
+        total: the sum of these five, which a limit is compared with.
+        bytes_per_token: cache of one token in all layers, in the end where rows age.
+        held_bytes: of the rows of one text that fills its context; what is allocated for it is more.
+    """
+
+    mapped: int
+    weights: int
+    derived: int
+    cache_bytes: int
+    scratch: int
+    total: int
+    bytes_per_token: int
+    held_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRow(MemorySizes):
+    """What one choice of cache would take.
+
+    Attributes:
+        cache: mode of all layers, or "mixed".
+        max_n_ctx: the largest context that fits the limit, up to the trained one or to what was asked for; 0 if none.
+        fits: the asked context fits.
+        smaller_from: the context from which it takes less memory than kv of the same type, derived weights and scratch
+            counted; None for kv itself, and where it never does.
+        too_imprecise: why loading refuses it though it may fit; "": it does not; None: not looked at, since that would
+            take long (what was asked for always is). Predicted for white inputs, or by the file's conversion; of mode
+            k+r loading predicts for the text that it folds on, and near the limit that may decide otherwise.
+        times_by_types: where rows of all layers age, how many times smaller than kv f16 they are by types and shares
+            alone, as TALE counts: without scales, sinks and newest rows; else None.
+        times_held: the same of held_bytes, with all of these, in any mode.
+    """
+
+    cache: str
+    max_n_ctx: int
+    fits: bool
+    smaller_from: int | None
+    times_by_types: float | None
+    times_held: float
+    too_imprecise: str | None = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderRow(PerLayer, Record):
+    """The cache of an encoder-decoder, in one of slim attention's options (slimrt.plan_encoder).
+
+    Attributes:
+        name: "baseline", "option 1", "option 2, x", "option 2, k", or "this choice".
+        modes, types, ranks, residual_types: of each layer's self-attention; cross, cross_type: of cross-attention.
+        self_bytes, cross_bytes: allocated for full contexts of all texts.
+        shared: cross-attention's rows are one encoder output (or the first layer's K) for all layers.
+        read: bytes that a token reads where every layer reads shared rows from memory; read_on_chip: where none does.
+    """
+
+    name: str
+    cross: str
+    cross_type: str
+    self_bytes: int
+    cross_bytes: int
+    shared: bool
+    read: int
+    read_on_chip: int
+
+    @property
+    def cache_bytes(self) -> int:
+        """Allocated in all."""
+        return self.self_bytes + self.cross_bytes
+
+    @property
+    def uncounted(self) -> int:
+        """The same without shared rows."""
+        return self.self_bytes + (0 if self.shared else self.cross_bytes)
+
+
+@dataclass(frozen=True)
+class PlanResult(Record):
+    """What a model would take in memory, for every cache mode that is legal for it.
+
+    Attributes:
+        path: the model, as given.
+        n_ctx, n_seqs, n_batch: what was planned for; n_ctx_train: what the model was trained on.
+        memory_limit: bytes.
+        asked: the cache that was asked for; rows: every legal mode.
+        refused: (mode, reason) of the others.
+        fits: the cache that was asked for fits, and loading does not refuse it.
+        encoder: of a model with an encoder, slim attention's options for both of its decoder's attentions.
+    """
+
+    path: str
+    n_ctx: int
+    n_ctx_train: int
+    n_seqs: int
+    n_batch: int
+    memory_limit: int
+    asked: PlanRow
+    rows: tuple[PlanRow, ...]
+    refused: tuple[tuple[str, str], ...]
+    encoder: tuple[EncoderRow, ...] = ()
+
+    @property
+    def fits(self) -> bool:
+        return self.asked.fits and not self.asked.too_imprecise
+
+    @property
+    def verdict(self) -> str:
+        """Of what was asked for: "fits", "does not fit", or that it is refused."""
+        if self.asked.too_imprecise:
+            return "is refused: too imprecise"
+        return "fits" if self.asked.fits else "does not fit"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The record as plain JSON-ready values, with fits."""
+        return super().to_dict() | {"fits": self.fits}
+
+    def table(self) -> str:
+        """A row for every legal mode and for what was asked for, then what there is to say of them."""
+        rows = (*self.rows, *(() if self.asked in self.rows else (self.asked,)))
+        beyond = ", more than makes sense" if self.n_ctx > self.n_ctx_train else ""
+        lines = [f"{self.path}: context {self.n_ctx} of {self.n_ctx_train} trained{beyond}, {self.n_seqs} at once"]
+        lines.append(table(_HEAD, [_cells(row, self.n_ctx_train) for row in rows]))
+        lines += [_of_aging(row, self.n_ctx) for row in rows if row.times_by_types not in (None, 1.0)]  # 1: as kv f16
+        for row in rows:
+            if row.too_imprecise:
+                lines.append(f"{row.cache}: {row.too_imprecise}")
+            elif row.too_imprecise is None:
+                lines.append(
+                    f"{row.cache}: what it loses was not looked at, which would take long: ask for it "
+                    f"(--cache {row.cache})"
+                )
+        lines += [f"{mode}: not for this model: {reason}" for mode, reason in self.refused]
+        return "\n".join(lines + ([_encoder_table(self)] if self.encoder else []))
+
+    def conclusion(self, verdict: str | None = None) -> str:
+        """What was asked for, and whether it fits. verdict: how to write it, in colour maybe."""
+        asked, limit = self.asked, format_bytes(self.memory_limit)
+        return f"{kinds(asked.layers())}: {format_bytes(asked.total)} {verdict or self.verdict} in {limit}"
+
+    def __str__(self) -> str:
+        return f"{self.table()}\n{self.conclusion()}"
+
+
+_HEAD = ("cache", "type", "weights", "derived", "cache", "scratch", "total", "bytes/token", "largest ctx", "fits",
+         "smaller than kv")  # fmt: skip
+
+
+def _cells(row: PlanRow, n_ctx_train: int) -> tuple[str, ...]:
+    return (
+        row.cache,
+        ", ".join(sorted({row_type(layer) for layer in row.layers()})),
+        format_bytes(row.mapped + row.weights),
+        format_bytes(row.derived),
+        format_bytes(row.cache_bytes),
+        format_bytes(row.scratch),
+        format_bytes(row.total),
+        str(row.bytes_per_token),
+        str(row.max_n_ctx),
+        "too imprecise" if row.too_imprecise else "yes" if row.fits else "no",
+        _smaller_from(row, n_ctx_train),
+    )
+
+
+def _smaller_from(row: PlanRow, n_ctx_train: int) -> str:
+    """The context from which a cache takes less than kv, scratch and folded weights counted."""
+    if row.cache in BASELINES:
+        return "-"
+    if row.smaller_from is None:
+        return "never"
+    return f"from {row.smaller_from}" + (", untrained" if row.smaller_from > n_ctx_train else "")
+
+
+def _of_aging(row: PlanRow, n_ctx: int) -> str:
+    """How small rows that age become, by two counts."""
+    return (
+        f"{kinds(row.layers())}: {row.times_by_types:.2f} times smaller than kv f16 by types and shares alone (as TALE "
+        f"counts), {row.times_held:.2f} times with scales, sinks and newest rows: a text of "
+        f"{n_ctx} tokens holds {format_bytes(row.held_bytes)}, and more is allocated"
+    )
+
+
+def _encoder_table(result: PlanResult) -> str:
+    """Both attentions' caches beside the baseline: slim attention's table for encoder-decoders."""
+    base = result.encoder[0]
+
+    def times(part: str, row: EncoderRow) -> str:
+        return f"{getattr(base, part) / getattr(row, part):.2f}x"
+
+    head = ("", "self", "cross", "self bytes", "cross bytes", "smaller", "E not counted", "read a token", "fewer",
+            "E on chip")  # fmt: skip
+    rows = [
+        (
+            row.name,
+            kinds(row.layers()),
+            f"{row.cross} {row.cross_type}",
+            format_bytes(row.self_bytes),
+            format_bytes(row.cross_bytes),
+            times("cache_bytes", row),
+            times("uncounted", row),
+            format_bytes(row.read),
+            times("read", row),
+            times("read_on_chip", row),
+        )
+        for row in result.encoder
+    ]
+    return f"\nwith the encoder's output, {result.n_seqs} at once, full contexts\n{table(head, rows)}\n"

@@ -1,0 +1,261 @@
+"""The OpenAI-shaped methods of slimrt.Model, with the names and defaults of llama-cpp-python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, Unpack, overload
+
+import numpy as np
+
+from slimrt.errors import UnsupportedError
+from slimrt.generation.generate import Stream
+from slimrt.generation.options import GenerateOptions
+from slimrt.measure.score import prompt_logprobs
+from slimrt.openai.requests import engine_options, refuse
+from slimrt.openai.responses import (
+    Head,
+    Json,
+    chat_choice,
+    chat_logprobs,
+    chat_piece,
+    completion_choice,
+    completion_logprobs,
+    embeddings,
+    finish_reason,
+    usage,
+)
+from slimrt.plumbing.arguments import unknown, whole
+from slimrt.plumbing.keywords import of_model, refusal
+from slimrt.results import Generation, TokenLogprob
+from slimrt.runtime.kinds import continues_texts
+from slimrt.runtime.session import Session, as_prompt, is_batch
+from slimrt.tasks import Tasks, Text, Texts
+
+_COMPLETION, _CHAT, _CHUNK = "text_completion", "chat.completion", "chat.completion.chunk"
+_Choice = Callable[[str, Sequence[TokenLogprob], str | None], Json]
+"""Of a piece of text, the tokens that are new with it, and why the text ends."""
+
+
+class OpenAIMethods(Tasks):
+    """Requests and answers as dictionaries of OpenAI's shapes, made by the same engine as generate's."""
+
+    def _generate(self, prompt: Text | Texts, n: int | None, session: Session | None, options: GenerateOptions) -> Any:
+        raise NotImplementedError
+
+    def stream(self, prompt: Text, *, session: Session | None = None, **options: Unpack[GenerateOptions]) -> Stream:
+        raise NotImplementedError
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        raise NotImplementedError
+
+    @overload
+    def create_completion(
+        self, prompt: Text | Texts, *, max_tokens: int | None = 16, echo: bool = False, logprobs: int | None = None,
+        n: int = 1, stream: Literal[False] = False, stream_options: Mapping[str, bool] | None = None,
+        model: str | None = None, **options: Any,
+    ) -> Json: ...  # fmt: skip
+
+    @overload
+    def create_completion(
+        self, prompt: Text | Texts, *, max_tokens: int | None = 16, echo: bool = False, logprobs: int | None = None,
+        n: int = 1, stream: bool, stream_options: Mapping[str, bool] | None = None,
+        model: str | None = None, **options: Any,
+    ) -> Any: ...  # fmt: skip
+
+    @of_model
+    def create_completion(
+        self, prompt: Text | Texts, *, max_tokens: int | None = 16, echo: bool = False, logprobs: int | None = None,
+        n: int = 1, stream: bool = False, stream_options: Mapping[str, bool] | None = None,
+        model: str | None = None, **options: Any,
+    ) -> Json | Iterator[Json]:  # fmt: skip
+        """Continue a prompt: a text_completion; calling the model is the same.
+
+        Args:
+            prompt: text or token ids, or a list of these, whose choices come one prompt after the other.
+            max_tokens: 16; None or -1: until the model ends the text or the context is full.
+            echo: begin the text with the prompt; with logprobs its tokens are scored too.
+            logprobs: how many of the likeliest tokens to report in each place, besides the chosen one.
+            n: answers to each prompt; the i-th of all choices uses seed + i. They are made n_seqs at a time.
+            stream: return an iterator of chunks. stream_options: {"include_usage": True} for one with the usage.
+            model: the name that the answer has; None: the file's.
+            options: as generate, temperature 0.8 among them; None is a default.
+
+        Raises:
+            UnsupportedError: something that slimrt lacks, by name. TypeError: an option that nobody has.
+            Others as generate.
+        """
+        continues_texts(self._runtime.source)
+        asked = engine_options("create_completion", options, max_tokens)
+        count = None if logprobs is None or logprobs is False else whole("logprobs", logprobs)
+        ids = [as_prompt(self._runtime, one) for one in _listed(prompt)]
+        begun = [self._echoed(one, its) if echo else "" for one, its in zip(_listed(prompt), ids, strict=True)]
+        head = Head.new("cmpl", model or self._runtime.source.name)
+        asked |= {"logprobs": 0 if count is None else max(count, 1)}
+        if stream:
+            _require_one_text(len(ids), n)
+            if echo and count is not None:
+                raise UnsupportedError("create_completion has no echo with logprobs where stream=True: drop one")
+            return self._completion_chunks(head, ids[0], asked, begun[0], count, _wants_usage(stream_options))
+        results = self._several(ids, n, asked)
+        choices = []
+        for index, result in enumerate(results):
+            its = ids[index // n]
+            shown = None if count is None else self._completion_logprobs(its, result, count, echo)
+            text = begun[index // n] + result.text
+            choices.append(completion_choice(index, text, shown, finish_reason(result)))
+        return head.response(_COMPLETION, choices, usage(results[::n], results))
+
+    __call__ = create_completion
+
+    @overload
+    def create_chat_completion(
+        self, messages: Sequence[Mapping[str, Any]], *, max_tokens: int | None = None, temperature: float | None = 0.2,
+        logprobs: bool | None = None, top_logprobs: int | None = None, n: int = 1, stream: Literal[False] = False,
+        stream_options: Mapping[str, bool] | None = None, model: str | None = None, **options: Any,
+    ) -> Json: ...  # fmt: skip
+
+    @overload
+    def create_chat_completion(
+        self, messages: Sequence[Mapping[str, Any]], *, max_tokens: int | None = None, temperature: float | None = 0.2,
+        logprobs: bool | None = None, top_logprobs: int | None = None, n: int = 1, stream: bool,
+        stream_options: Mapping[str, bool] | None = None, model: str | None = None, **options: Any,
+    ) -> Any: ...  # fmt: skip
+
+    @of_model
+    def create_chat_completion(
+        self, messages: Sequence[Mapping[str, Any]], *, max_tokens: int | None = None, temperature: float | None = 0.2,
+        logprobs: bool | None = None, top_logprobs: int | None = None, n: int = 1, stream: bool = False,
+        stream_options: Mapping[str, bool] | None = None, model: str | None = None, **options: Any,
+    ) -> Json | Iterator[Json]:  # fmt: skip
+        """The assistant's next message: a chat.completion.
+
+        Args:
+            messages: {"role": "user", "content": "..."}, in order.
+            max_tokens: None or -1: until the model ends the message or the context is full; max_completion_tokens is
+                the same.
+            temperature: 0.2.
+            logprobs: report those of the tokens, with top_logprobs of the likeliest ones in each place.
+            Others as create_completion, and its errors; UnsupportedError too for a model without a chat template.
+        """
+        max_tokens = options.pop("max_completion_tokens", None) or max_tokens
+        asked = engine_options("create_chat_completion", options | {"temperature": temperature}, max_tokens)
+        count = whole("top_logprobs", top_logprobs or 0)
+        if count and not logprobs:
+            raise ValueError("top_logprobs goes with logprobs=True")
+        asked |= {"logprobs": max(count, 1) if logprobs else 0}
+        ids = self.render_chat(messages)
+        head = Head.new("chatcmpl", model or self._runtime.source.name)
+        bytes_of = self._runtime.source.tokenizer.token_bytes
+
+        def shown(tokens: Sequence[TokenLogprob]) -> Json | None:
+            return chat_logprobs(tokens, count, bytes_of) if logprobs else None
+
+        def piece(text: str, tokens: Sequence[TokenLogprob], reason: str | None) -> Json:
+            delta = {} if reason else {"content": text}
+            return chat_piece(0, delta, shown(tokens) if tokens else None, reason)
+
+        if stream:
+            _require_one_text(1, n)
+            role = head.response(_CHUNK, [chat_piece(0, {"role": "assistant"}, None, None)])
+            return _chunks(head, _CHUNK, self.stream(ids, **asked), piece, role, _wants_usage(stream_options))
+        results = self._several([ids], n, asked)
+        choices = [
+            chat_choice(index, one.text, shown(one.logprobs or ()), finish_reason(one))
+            for index, one in enumerate(results)
+        ]
+        return head.response(_CHAT, choices, usage(results[:1], results))
+
+    @of_model
+    def create_embedding(
+        self, input: Text | Texts, *, model: str | None = None, encoding_format: str = "float", **options: Any
+    ) -> Json:
+        """Texts as vectors of length 1, the means of their tokens' states (see embed): a list of embeddings.
+
+        Args:
+            input: a text or its token ids, or a list of these.
+            encoding_format: "float" or "base64".
+
+        Raises:
+            UnsupportedError: dimensions, or another format. Others as embed.
+        """
+        for name, value in options.items():
+            if name == "dimensions":
+                refuse("create_embedding", name, value)
+            elif name != "user":
+                raise TypeError(refusal("create_embedding", name, {"input", "model", "encoding_format"}))
+        if encoding_format not in ("float", "base64"):
+            raise UnsupportedError(unknown("encoding_format", encoding_format, ["float", "base64"]))
+        ids = [as_prompt(self._runtime, one) for one in _listed(input)]
+        vectors = np.asarray(self.embed(ids), np.float32)
+        name = model or self._runtime.source.name
+        return embeddings(vectors, sum(map(len, ids)), name, encoding_format)
+
+    def _several(self, prompts: list[list[int]], n: int, options: GenerateOptions) -> list[Generation]:
+        """n answers to each prompt, one prompt after the other."""
+        if _positive("n", n) == 1:
+            return list(self._generate(prompts, None, None, options))
+        return [one for answers in self._generate(prompts, n, None, options) for one in answers]
+
+    def _echoed(self, prompt: Text, ids: list[int]) -> str:
+        """A prompt as text."""
+        return prompt if isinstance(prompt, str) else self._runtime.source.tokenizer.decode(ids, True)
+
+    def _completion_logprobs(self, prompt: list[int], result: Generation, count: int, echo: bool) -> Json:
+        bytes_of = self._runtime.source.tokenizer.token_bytes
+        tokens = result.logprobs or ()
+        if not echo:
+            return completion_logprobs(tokens, count, bytes_of)
+        first, scored = prompt_logprobs(self._runtime, prompt, max(count, 1))
+        return completion_logprobs([*scored, *tokens], count, bytes_of, first=first)
+
+    def _completion_chunks(
+        self, head: Head, prompt: list[int], options: GenerateOptions, begun: str, count: int | None, counts: bool
+    ) -> Iterator[Json]:
+        bytes_of, offset = self._runtime.source.tokenizer.token_bytes, 0
+
+        def piece(text: str, tokens: Sequence[TokenLogprob], reason: str | None) -> Json:
+            nonlocal offset
+            shown = None if count is None or not tokens else completion_logprobs(tokens, count, bytes_of, offset=offset)
+            offset += sum(len(one.text) for one in tokens)
+            return completion_choice(0, text, shown, reason)
+
+        first = head.response(_COMPLETION, [completion_choice(0, begun, None, None)]) if begun else None
+        return _chunks(head, _COMPLETION, self.stream(prompt, **options), piece, first, counts)
+
+
+def _chunks(head: Head, kind: str, stream: Stream, choice: _Choice, first: Json | None, counts: bool) -> Iterator[Json]:
+    """The chunks of a text as it comes; closing the iterator ends the work."""
+    with stream:
+        if first is not None:
+            yield first
+        told = 0
+        for text in stream:
+            tokens = (stream.result.logprobs or ())[told:]
+            told += len(tokens)
+            yield head.response(kind, [choice(text, tokens, None)])
+        result = stream.result
+        yield head.response(kind, [choice("", (result.logprobs or ())[told:], finish_reason(result))])
+        if counts:
+            yield head.response(kind, [], usage([result], [result]))
+
+
+def _listed(prompt: Any) -> list[Any]:
+    return list(prompt) if is_batch(prompt) else [prompt]
+
+
+def _positive(name: str, value: int) -> int:
+    if whole(name, value) < 1:
+        raise ValueError(f"{name} must be at least 1, got {value}")
+    return value
+
+
+def _require_one_text(prompts: int, n: int) -> None:
+    if prompts * _positive("n", n) != 1:
+        raise UnsupportedError(f"stream=True gives one text, not {prompts * n}: ask for each by itself")
+
+
+def _wants_usage(options: Mapping[str, bool] | None) -> bool:
+    for name in options or ():
+        if name != "include_usage":
+            raise UnsupportedError(unknown("stream_options", name, ["include_usage"]))
+    return bool((options or {}).get("include_usage"))

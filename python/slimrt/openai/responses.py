@@ -1,0 +1,127 @@
+"""Answers in OpenAI's shapes, as plain dictionaries: pure functions of what was generated."""
+
+from __future__ import annotations
+
+import base64
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slimrt.results import Generation, TokenLogprob
+
+Json = dict[str, Any]
+BytesOf = Callable[[int], bytes]
+"""Of a token id."""
+
+_REASONS = {"stop": "stop", "length": "length", "context": "length", "unfinished": None}
+
+
+@dataclass(frozen=True)
+class Head:
+    """What all parts of an answer begin with."""
+
+    id: str
+    created: int
+    model: str
+
+    @classmethod
+    def new(cls, prefix: str, model: str) -> Head:
+        """With an id of its own, and the time."""
+        return cls(f"{prefix}-{uuid.uuid4().hex}", int(time.time()), model)
+
+    def response(self, kind: str, choices: Sequence[Json], usage: Json | None = None) -> Json:
+        """A whole answer, or a chunk of one."""
+        head = {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": list(choices)}
+        return head if usage is None else head | {"usage": usage}
+
+
+def usage(prompts: Sequence[Generation], answers: Sequence[Generation]) -> Json:
+    """Counts of tokens. prompts: one answer to each prompt; a prompt counts once, however many answers it has."""
+    prompt = sum(one.usage.prompt_tokens for one in prompts)
+    completion = sum(one.usage.completion_tokens for one in answers)
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
+def finish_reason(result: Generation) -> str | None:
+    """OpenAI's word for it; None of a text that goes on."""
+    return _REASONS[result.finish_reason]
+
+
+def completion_choice(index: int, text: str, logprobs: Json | None, reason: str | None) -> Json:
+    """A choice of a text_completion, whole or a piece."""
+    return {"text": text, "index": index, "logprobs": logprobs, "finish_reason": reason}
+
+
+def chat_choice(index: int, text: str, logprobs: Json | None, reason: str | None) -> Json:
+    """A choice of a chat.completion."""
+    message = {"role": "assistant", "content": text}
+    return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
+
+
+def chat_piece(index: int, delta: Mapping[str, str], logprobs: Json | None, reason: str | None) -> Json:
+    """A choice of a chat.completion.chunk."""
+    return {"index": index, "delta": dict(delta), "logprobs": logprobs, "finish_reason": reason}
+
+
+def completion_logprobs(
+    tokens: Sequence[TokenLogprob], count: int, bytes_of: BytesOf, *, offset: int = 0, first: str | None = None
+) -> Json:
+    """Of a text_completion: lists with an entry a token.
+
+    Args:
+        count: likeliest tokens shown in each place; the chosen one is among them in any case.
+        offset: characters before the first token.
+        first: the text of a token before them that has nothing before it, and no probability.
+    """
+    texts = [] if first is None else [first]
+    values: list[float | None] = [None] * len(texts)
+    tops: list[dict[str, float] | None] = [None] * len(texts)
+    for one in tokens:
+        texts.append(one.text)
+        values.append(one.logprob)
+        likeliest = reversed(one.top[:count])  # of tokens that look the same the likelier one stays
+        tops.append({text_of(top.token, bytes_of): top.logprob for top in likeliest} | {one.text: one.logprob})
+    ends = np.cumsum([offset, *map(len, texts)]).tolist()
+    return {"tokens": texts, "text_offset": ends[:-1], "token_logprobs": values, "top_logprobs": tops}
+
+
+def chat_logprobs(tokens: Sequence[TokenLogprob], count: int, bytes_of: BytesOf) -> Json:
+    """Of a chat.completion: an entry a token, with the likeliest `count` in its place."""
+    entries = [
+        _entry(one.token, one.logprob, bytes_of)
+        | {"top_logprobs": [_entry(top.token, top.logprob, bytes_of) for top in one.top[:count]]}
+        for one in tokens
+    ]
+    return {"content": entries, "refusal": None}
+
+
+def _entry(id: int, logprob: float, bytes_of: BytesOf) -> Json:
+    return {"token": text_of(id, bytes_of), "bytes": list(bytes_of(id)), "logprob": logprob}
+
+
+def text_of(id: int, bytes_of: BytesOf) -> str:
+    return bytes_of(id).decode("utf-8", "replace")
+
+
+def embeddings(vectors: NDArray[np.float32], n_tokens: int, model: str, encoding_format: str) -> Json:
+    """A list of embeddings. vectors: float32 (n, d). encoding_format: "float", or "base64" of little-endian float32."""
+
+    def written(vector: NDArray[np.float32]) -> Any:
+        return (
+            base64.b64encode(vector.astype("<f4").tobytes()).decode()
+            if encoding_format == "base64"
+            else vector.tolist()
+        )
+
+    data = [{"object": "embedding", "embedding": written(one), "index": index} for index, one in enumerate(vectors)]
+    return {
+        "object": "list",
+        "data": data,
+        "model": model,
+        "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
+    }

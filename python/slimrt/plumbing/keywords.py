@@ -1,0 +1,163 @@
+"""Keywords that a call does not have: refused with the name that they have here."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, ParamSpec, TypeVar, get_args, get_type_hints
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+ELSEWHERE: dict[str, tuple[str, ...]] = {
+    # how texts are generated
+    "temp": ("temperature",),
+    "max_new_tokens": ("max_tokens",),
+    "max_length": ("max_tokens (of what is generated, the prompt not counted)",),
+    "max_completion_tokens": ("max_tokens",),
+    "n_predict": ("max_tokens",),
+    "num_predict": ("max_tokens",),
+    "n_tokens": ("max_tokens",),
+    "do_sample": ("temperature (0: the likeliest token)",),
+    "typical": ("typical_p",),
+    "repetition_penalty": ("repeat_penalty",),
+    "penalty_alpha": ("repeat_penalty",),
+    "penalty_last_n": ("repeat_last_n",),
+    "last_n_tokens_size": ("repeat_last_n",),
+    "stop_strings": ("stop",),
+    "stop_sequences": ("stop",),
+    "top_logprobs": ("logprobs",),
+    "random_seed": ("seed",),
+    "beam_size": ("num_beams",),
+    "n_beams": ("num_beams",),
+    "logits_processors": ("logits_processor",),
+    "callback": ("on_progress",),
+    "progress_callback": ("on_progress",),
+    "conversation": ("messages",),
+    "inputs": ("prompt", "text", "texts"),
+    "input": ("prompt", "text", "texts"),
+    "prompts": ("prompt",),
+    # transcribe
+    "log_prob_threshold": ("logprob_threshold",),
+    "vad_filter": ("skip_silence",),
+    "without_timestamps": ("timestamps (which says the contrary)",),
+    "return_timestamps": ("timestamps, or word_timestamps",),
+    # translate
+    "src_lang": ("source",),
+    "source_lang": ("source",),
+    "tgt_lang": ("target",),
+    "target_lang": ("target",),
+    # predict_quantiles
+    "context": ("series",),
+    "horizon": ("prediction_length",),
+    "quantiles": ("quantile_levels",),
+    "n_samples": ("num_samples",),
+    # embed
+    "normalize_embeddings": ("normalize",),
+    "pooling_type": ("pooling",),
+    # tokenize, detokenize
+    "add_bos": ("add_special_tokens",),
+    "special": ("parse_special", "skip_special_tokens (which says the contrary)"),
+    # Model
+    "model_path": ("path",),
+    "model_id": ("path",),
+    "context_length": ("n_ctx",),
+    "max_seq_len": ("n_ctx",),
+    "n_parallel": ("n_seqs",),
+    "n_ubatch": ("n_batch",),
+    "threads": ("n_threads",),
+    "num_threads": ("n_threads",),
+    "cpu_threads": ("n_threads",),
+    "n_threads_batch": ("n_threads",),
+    "n_gpu_layers": ('device (a model is on one as a whole: device="cuda")',),
+    "device_map": ("device",),
+    "type_k": ("cache_type_k",),
+    "type_v": ("cache_type_v",),
+    "kv_cache_type": ("cache_type",),
+}
+"""What other libraries call it, and what it is called here, in whichever call has it: a name, and maybe a remark."""
+
+
+ADVICE: dict[str, str] = {
+    "stream": "stream() yields the pieces of a text, and create_completion() takes stream",
+    "tools": "write what tools there are into the messages",
+    "grammar": "a logits_processor sees the logits of each token",
+    "response_format": "a logits_processor sees the logits of each token",
+    "echo": "create_completion() takes it",
+    "chat_format": "the file says it",
+    "embedding": "embed() works with every model",
+    "logits_all": "logits() and score() work with every model",
+    "use_mmap": "weights are read where the file is mapped",
+    "use_mlock": "weights are read where the file is mapped",
+    "flash_attn": "attention never holds all scores",
+    "dtype": "the file says it; cache_type is that of the context's rows",
+    "torch_dtype": "the file says it; cache_type is that of the context's rows",
+    "compute_type": "the file says it; cache_type is that of the context's rows",
+    "main_gpu": 'device names one: "cuda:1"',
+}
+"""What to do in the place of what no call has."""
+
+
+def of_model(call: Callable[P, R]) -> Callable[P, R]:
+    """A method of a class behind Model; what Python says of wrong arguments then names Model."""
+    call.__qualname__ = f"Model.{call.__name__}"
+    return call
+
+
+def named(call: Callable[P, R]) -> Callable[P, R]:
+    """A method of Model that refuses keywords it does not have by name, in a TypeError: how others call what it has,
+    or what is nearest."""
+    call = of_model(call)
+    known = set[str]()
+
+    def check(keywords: Iterable[str]) -> None:
+        if not known.issuperset(keywords):  # of what is known nothing is, before the first call
+            known.update(_names(call))
+            for name in keywords:
+                if name not in known:
+                    raise TypeError(refusal(call.__name__, name, known))
+
+    if inspect.iscoroutinefunction(call):
+
+        @functools.wraps(call)
+        async def checked_coroutine(*args: P.args, **keywords: P.kwargs) -> Any:
+            check(keywords)
+            return await call(*args, **keywords)
+
+        return checked_coroutine  # type: ignore[return-value]  # R is the coroutine
+
+    @functools.wraps(call)
+    def checked(*args: P.args, **keywords: P.kwargs) -> R:
+        check(keywords)
+        return call(*args, **keywords)
+
+    return checked
+
+
+def refusal(call: str, name: str, known: Iterable[str]) -> str:
+    """The sentence for a keyword that a call does not have."""
+    known = sorted(known)
+    call = "Model" if call == "__init__" else call
+    for there in ELSEWHERE.get(name, ()):
+        if re.split(r"\W", there)[0] in known:
+            return f"{call} has no {name}: here it is called {there}"
+    if name in ADVICE:
+        return f"{call} has no {name}: {ADVICE[name]}"
+    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    hint = f" (did you mean {nearest[0]}?)" if nearest else ""
+    return f"{call} has no {name}{hint}; it has {', '.join(known)}"
+
+
+def _names(call: Callable[..., Any]) -> set[str]:
+    """Of the keywords that it takes, those of a TypedDict that it unpacks among them."""
+    names = set[str]()
+    for parameter in inspect.signature(call).parameters.values():
+        if parameter.kind == parameter.VAR_KEYWORD:
+            (options,) = get_args(get_type_hints(call)[parameter.name])
+            names |= set(get_type_hints(options))
+        elif parameter.kind != parameter.VAR_POSITIONAL:
+            names.add(parameter.name)
+    return names - {"self", "cls"}
