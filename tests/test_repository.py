@@ -29,3 +29,12 @@ def test_comments_point_to_documents_that_are_there():
 @pytest.mark.parametrize("path", sorted((ROOT / "models").glob("*.gguf")), ids=lambda path: path.stem)
 def test_shipped_models_are_called_what_their_files_are(path):
     assert core.GgufFile(str(path)).value("general.name") == path.stem
+
+
+def test_quick_tests_are_there():
+    named = (ROOT / "tests/quick.txt").read_text(encoding="utf-8").split()
+    assert named and not any(line.startswith("-") for line in named)
+    for line in named:
+        path, *names = line.split("[")[0].split("::")
+        text = (ROOT / path).read_text(encoding="utf-8")
+        assert all(re.search(rf"^\s*(def|class) {name}\b", text, re.MULTILINE) for name in names), line
