@@ -27,6 +27,7 @@ PACKAGES = [
     ["generation", "measure"],
     ["speech", "forecast"],
     ["converter", "tasks"],
+    ["text_generation"],
     ["openai"],
     ["model"],
     [""],

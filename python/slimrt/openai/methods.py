@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Unpack, overload
+from typing import Any, Literal, overload
 
 import numpy as np
 
 from slimrt.errors import UnsupportedError
 from slimrt.generation.generate import Stream
-from slimrt.generation.options import GenerateOptions
+from slimrt.generation.options import GenerateOptions, Options
 from slimrt.measure.score import prompt_logprobs
 from slimrt.openai.requests import engine_options, refuse
 from slimrt.openai.responses import (
@@ -28,25 +28,17 @@ from slimrt.plumbing.arguments import unknown, whole
 from slimrt.plumbing.keywords import of_model, refusal
 from slimrt.results import Generation, TokenLogprob
 from slimrt.runtime.kinds import continues_texts
-from slimrt.runtime.session import Session, as_prompt, is_batch
-from slimrt.tasks import Tasks, Text, Texts
+from slimrt.runtime.session import as_prompt, is_batch
+from slimrt.tasks import Text, Texts
+from slimrt.text_generation import TextGeneration
 
 _COMPLETION, _CHAT, _CHUNK = "text_completion", "chat.completion", "chat.completion.chunk"
 _Choice = Callable[[str, Sequence[TokenLogprob], str | None], Json]
 """Of a piece of text, the tokens that are new with it, and why the text ends."""
 
 
-class OpenAIMethods(Tasks):
+class OpenAIMethods(TextGeneration):
     """Requests and answers as dictionaries of OpenAI's shapes, made by the same engine as generate's."""
-
-    def _generate(self, prompt: Text | Texts, n: int | None, session: Session | None, options: GenerateOptions) -> Any:
-        raise NotImplementedError
-
-    def stream(self, prompt: Text, *, session: Session | None = None, **options: Unpack[GenerateOptions]) -> Stream:
-        raise NotImplementedError
-
-    def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        raise NotImplementedError
 
     @overload
     def create_completion(
@@ -135,15 +127,21 @@ class OpenAIMethods(Tasks):
                 the same.
             temperature: 0.2.
             logprobs: report those of the tokens, with top_logprobs of the likeliest ones in each place.
+            chat_template, chat_template_kwargs: as chat.
             Others as create_completion, and its errors; UnsupportedError too for a model without a chat template.
         """
         max_tokens = options.pop("max_completion_tokens", None) or max_tokens
+        template, variables = options.pop("chat_template", None), options.pop("chat_template_kwargs", None)
         asked = engine_options("create_chat_completion", options | {"temperature": temperature}, max_tokens)
         count = whole("top_logprobs", top_logprobs or 0)
         if count and not logprobs:
             raise ValueError("top_logprobs goes with logprobs=True")
         asked |= {"logprobs": max(count, 1) if logprobs else 0}
-        ids = self.render_chat(messages)
+        from slimrt.tokenizer.chat import stops  # and with it jinja2
+
+        ids = self.render_chat(messages, chat_template=template, chat_template_kwargs=variables)
+        if ends := stops(self._runtime.source.tokenizer, template):
+            asked["stop"] = [*Options(**asked).stops, *ends]
         head = Head.new("chatcmpl", model or self._runtime.source.name)
         bytes_of = self._runtime.source.tokenizer.token_bytes
 
