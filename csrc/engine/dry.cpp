@@ -6,13 +6,19 @@
 namespace slimrt {
 namespace {
 
+using Breakers = std::vector<std::vector<int32_t>>;
+
+/// The breakers that begin with a token; one that is it alone comes first.
+auto beginning_with(const Breakers& sorted, int32_t token) {
+    return std::ranges::equal_range(sorted, token, {}, [](const auto& breaker) { return breaker.front(); });
+}
+
 /// How many of the newest tokens (newest first) stand after the last breaker.
-int64_t tokens_since_breaker(std::span<const int32_t> newest,
-                             std::span<const std::vector<int32_t>> breakers) {
+int64_t tokens_since_breaker(std::span<const int32_t> newest, const Breakers& breakers) {
     const int64_t n = int64_t(newest.size());
     for (int64_t at = 0; at < n; ++at) {
         int64_t longest = 0;  // of those that begin here and are complete
-        for (const std::vector<int32_t>& breaker : breakers) {
+        for (const auto& breaker : beginning_with(breakers, newest[at])) {
             const int64_t size = int64_t(breaker.size());
             if (size > longest && size <= at + 1 &&
                 std::equal(breaker.rbegin(), breaker.rend(), newest.begin() + (at + 1 - size)))
@@ -42,8 +48,10 @@ std::unordered_map<int32_t, int64_t> repetitions(std::span<const int32_t> histor
             most = std::max(most, length);
         }
     }
-    for (const std::vector<int32_t>& breaker : options.breakers)
-        if (breaker.size() == 1) longest.erase(breaker[0]);
+    std::erase_if(longest, [&](const auto& found) {
+        const auto breakers = beginning_with(options.breakers, found.first);
+        return !breakers.empty() && breakers.front().size() == 1;
+    });
     return longest;
 }
 

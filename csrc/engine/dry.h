@@ -14,7 +14,7 @@ struct DryOptions {
     float base = 1.75f;                          // of the power that the penalty grows with
     int64_t allowed_length = 2;                  // repetitions up to it cost nothing
     int64_t penalty_last_n = -1;                 // tokens of history that it looks at; -1: all
-    std::vector<std::vector<int32_t>> breakers;  // sequences of tokens that no repetition goes across
+    std::vector<std::vector<int32_t>> breakers;  // sorted sequences of tokens that no repetition goes across
 };
 
 /// For each token that followed earlier on what the history ends with: the length of the longest such ending,

@@ -55,6 +55,7 @@ Sampler::Sampler(SamplerOptions options)
     require(o.mirostat_eta >= 0 && std::isfinite(o.mirostat_eta),
             "mirostat_eta must be 0 or more, and finite");
     require_valid(o.dry);
+    std::ranges::sort(options_.dry.breakers);
     for (const auto& [token, bias] : o.logit_bias) {
         require(token >= 0, "a token id in logit_bias must not be negative");
         require(bias < INFINITY, "a number in logit_bias must be finite, or -infinity for never");
