@@ -72,8 +72,9 @@ def values_of(path: Path) -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="session", autouse=True)
 def converted_directories_stay_here(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Directories that slimrt converts on loading go here, not into the user's cache."""
+    """Directories that slimrt converts on loading go here, not into the user's cache; so do conversations it keeps."""
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folds of modes k+r, xr and lowrank for tests, in a few lines of NumPy from cache-math.md; nothing of slimrt.
+"""Folds of modes k+r, xr and lowrank for tests, in a few lines of NumPy from docs/cache-math.md; nothing of slimrt.
 
 They need not be the best ones: whatever the tensors are, the engine must compute with them what the reference does.
 """

@@ -2,7 +2,7 @@
 """A transformer in NumPy float64: the specification of what slimrt computes, in plain loops and without its code.
 
 Covers decoders without experts, of every family that slimrt reads, and what every cache mode stores and reads back
-(cache-math.md). Row vectors: a weight is [out, in] as in the file, so x W is written `x @ w.T`.
+(docs/cache-math.md). Row vectors: a weight is [out, in] as in the file, so x W is written `x @ w.T`.
 
     model = Reference("model.gguf")            # or a Hugging Face directory
     model.logits(ids)                          # [n, vocab], everything exact

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each cache mode stores and how it reads it back, in float64 (cache-math.md, sections 1, 3 and 4).
+"""What each cache mode stores and how it reads it back, in float64 (docs/cache-math.md, sections 1, 3 and 4).
 
 store(model, layer, x, positions, cache) -> planes [n, width] of the step's tokens, exact
 attend(model, layer, q, planes, positions, absorbed) -> a function: head -> [n, dv]

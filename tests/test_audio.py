@@ -8,6 +8,8 @@ import json
 import os
 import sys
 import threading
+import tracemalloc
+from math import inf
 
 import numpy as np
 import pytest
@@ -15,10 +17,12 @@ import soundfile
 
 from conftest import GOLDEN, third_party
 from slimrt.errors import AudioError, UnsupportedError
-from slimrt.speech.audio import SAMPLE_RATE, load_audio
+from slimrt.speech.audio import SAMPLE_RATE, load_audio, read_sound
 from slimrt.speech.complete import cut_off
 from slimrt.speech.mel import log_mel, mel_filters
-from slimrt.speech.silence import Skipped, quietest, speech_spans
+from slimrt.speech.resample import Resampler
+from slimrt.speech.silence import Skipped, quietest
+from slimrt.speech.vad import Vad
 
 pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
 
@@ -79,18 +83,28 @@ def test_files_that_cannot_be_used(tmp_path):
         load_audio(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["a.wav", "a.flac", "a.aiff", "a.au", "a.ogg", "a.opus"])
-def test_a_file_that_is_cut_off(tmp_path, name):
+NAMES = ["a.wav", "a.rf64", "a.w64", "a.flac", "a.aiff", "a.au", "a.ogg", "a.opus", "a.mp3"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_that_is_cut_off_is_read_to_its_end_and_that_is_said(tmp_path, name):
     path = tmp_path / name
-    opus = {"format": "OGG", "subtype": "OPUS"} if name == "a.opus" else {}
+    kind = {"a.opus": {"format": "OGG", "subtype": "OPUS"}, "a.rf64": {"format": "RF64"}}.get(name, {})
     noise = np.random.default_rng(0).normal(0, 0.1, 20 * SAMPLE_RATE)  # long, and no codec makes it short: many pages
-    soundfile.write(path, noise, SAMPLE_RATE, **opus)
-    whole = path.read_bytes()
-    assert abs(len(load_audio(path)) - len(noise)) <= 1000
-    for left in (len(whole) // 2, len(whole) * 2 // 3 + 1, len(whole) - 2):
-        path.write_bytes(whole[:left])
-        with pytest.raises(AudioError, match=r"a\.(flac: |\w+: cut off after)"):
-            load_audio(path)
+    soundfile.write(path, noise, SAMPLE_RATE, **kind)
+    content, whole = path.read_bytes(), read_sound(path)
+    assert abs(len(whole.samples) - len(noise)) <= 1000 and not whole.warnings
+    for left in (len(content) // 2, len(content) * 2 // 3 + 1, len(content) - 2):
+        path.write_bytes(content[:left])
+        sound = read_sound(path)
+        assert len(sound.samples) == pytest.approx(left / len(content) * 20 * SAMPLE_RATE, abs=1.5 * SAMPLE_RATE)
+        np.testing.assert_allclose(sound.samples[:100000], whole.samples[:100000], atol=1e-6)
+        assert len(sound.warnings) == 1 and f"{name}: cut off after" in sound.warnings[0]
+    with pytest.warns(UserWarning, match="cut off after"):
+        load_audio(path)
+    path.write_bytes(content[:20])
+    with pytest.raises(AudioError, match=f"{name}: (not a sound that can be read|cut off before|no samples)"):
+        read_sound(path)
 
 
 def test_headers_of_streams_and_broken_files_are_no_reason_to_read_on():
@@ -100,6 +114,10 @@ def test_headers_of_streams_and_broken_files_are_no_reason_to_read_on():
     assert cut_off(b"OggS" + bytes(9)) and cut_off(b"OggS" + bytes(22) + b"\x02\x01")  # within a page's header
     assert cut_off(b"OggS" + bytes(22) + b"\x01\x03ab") and not cut_off(b"OggS" + bytes(22) + b"\x01\x03abc")
     assert not cut_off(b"") and not cut_off(b"ID3" + bytes(20))
+    frame = b"\xff\xfb\x10\xc4" + bytes(100)  # MPEG 1, layer III, 32 kbit/s, 44100 Hz: 104 bytes
+    assert not cut_off(3 * frame) and not cut_off(2 * frame + b"TAG" + bytes(125))
+    assert cut_off(2 * frame + frame[:50]) and cut_off(2 * frame + frame[:3])
+    assert cut_off(b"ID3\4\0\0\0\0\1\2" + bytes(130) + frame[:-1])  # behind 130 bytes of names
 
 
 def test_pipes_and_open_files(tmp_path):
@@ -134,14 +152,155 @@ def test_arrays_that_cannot_be_used():
         load_audio(tone(0.1), 0)
 
 
-def test_the_missing_extra_is_named(monkeypatch, tmp_path):
-    for module in ("soundfile", "soxr"):
+@pytest.fixture
+def no_extra(monkeypatch):
+    """As if the extra `audio` were not installed."""
+    for module in ("soundfile", "av", "soxr"):
         monkeypatch.setitem(sys.modules, module, None)
-    (tmp_path / "a.wav").write_bytes(b"RIFF")
-    with pytest.raises(UnsupportedError, match=r"needs soundfile: pip install 'slimrt\[audio\]'"):
-        load_audio(tmp_path / "a.wav")
-    with pytest.raises(UnsupportedError, match="needs soxr"):
-        load_audio(tone(0.1), 8000)
+
+
+def test_the_missing_extra_is_named(no_extra, tmp_path):
+    for name, content, module in [("a.flac", b"fLaC", "soundfile"), ("a.m4a", b"\0\0\0\x20ftypM4A ", "av")]:
+        (tmp_path / name).write_bytes(content + bytes(100))
+        with pytest.raises(UnsupportedError, match=rf"{name}: .* needs {module}: pip install 'slimrt\[audio\]'"):
+            load_audio(tmp_path / name)
+
+
+@pytest.mark.parametrize("form", ["WAV", "WAVEX"])
+@pytest.mark.parametrize("subtype", ["PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE"])
+def test_plain_wav_needs_no_library(tmp_path, request, form, subtype):
+    path = tmp_path / "a.wav"
+    stereo = np.stack((tone(0.5), tone(0.5, hertz=300) - 0.4), axis=1)
+    soundfile.write(path, stereo, SAMPLE_RATE, subtype, format=form)
+    theirs = soundfile.read(path, dtype="float32")[0]
+    assert np.abs(theirs - stereo).max() < 0.01
+    request.getfixturevalue("no_extra")
+    np.testing.assert_allclose(load_audio(path), theirs.mean(axis=1), atol=1e-7)
+
+
+def test_wav_with_a_header_of_its_own(no_extra, tmp_path):
+    """Chunks before and behind the samples, one of odd length; a header that does not know the length."""
+    path, samples = tmp_path / "a.wav", (tone(0.01) * 32767).astype("<i2")
+    form = b"fmt \x10\0\0\0\1\0\1\0" + b"".join(n.to_bytes(4, "little") for n in (SAMPLE_RATE, 32000, 0x100002))
+    for length in (samples.nbytes, 0, 0xFFFFFFFF):
+        data = b"data" + length.to_bytes(4, "little") + samples.tobytes()
+        behind = b"LIST\4\0\0\0abcd" if length == samples.nbytes else b""
+        path.write_bytes(b"RIFF\0\0\0\0WAVE" + b"LIST\3\0\0\0abc\0" + form + data + behind)
+        sound = read_sound(path)
+        assert not sound.warnings
+        np.testing.assert_allclose(sound.samples, tone(0.01), atol=1e-4)
+
+
+@pytest.mark.parametrize("rate", [8000, 11025, 22050, 44100, 48000, 96000, 15999])
+def test_resampling_is_that_of_soxr_in_whatever_blocks(no_extra, rate):
+    n, lowest = rate * 5 // 2 + 17, min(rate, SAMPLE_RATE) / 2
+    pitches = (60, 440, 1900, 0.88 * lowest, *([1.1 * lowest] if rate > SAMPLE_RATE else []))  # the last must go
+
+    def chord(rate, n, pitches):
+        return sum(0.1 * np.sin(2 * np.pi * f * np.arange(n) / rate + f) for f in pitches).astype(np.float32)
+
+    x, resampler, made, at = chord(rate, n, pitches), Resampler(rate, SAMPLE_RATE), [], 0
+    for size in (1, 5000, 70000, 3, 140000, n):
+        made.append(resampler.push(x[at : at + size]))
+        at += size
+    made = np.concatenate([*made, resampler.finish()])
+    assert len(made) == -(-n * SAMPLE_RATE // rate)
+    inner = slice(1000, -1000)
+    np.testing.assert_allclose(made[inner], chord(SAMPLE_RATE, len(made), pitches[:4])[inner], atol=1e-5)
+    np.testing.assert_allclose(load_audio(x[:, None], rate), made, atol=2e-6)
+    sys.modules.pop("soxr")
+    theirs = pytest.importorskip("soxr").resample(x, rate, SAMPLE_RATE)
+    np.testing.assert_allclose(made[inner], theirs[1000 : len(made) - 1000], atol=2e-4)  # theirs is not as precise
+
+
+def test_rates_that_are_not_resampled():
+    with pytest.raises(AudioError, match="999983 Hz are not resampled to 16000 Hz: bring it to a usual rate"):
+        load_audio(tone(0.1), 999983)
+
+
+def written_by_ffmpeg(path, codec, rate, *, picture=False, options=None):
+    """2 s of a tone, louder on the left."""
+    av = pytest.importorskip("av")
+    left = tone(2.0, rate)
+    with av.open(str(path), "w", options=options or {}) as out:
+        stream = out.add_stream(codec, rate=rate, layout="stereo")
+        if picture:
+            video = out.add_stream("mpeg4", rate=5, width=16, height=16, pix_fmt="yuv420p")
+            frame = av.VideoFrame.from_ndarray(np.zeros((16, 16, 3), np.uint8), format="rgb24")
+            out.mux([packet for one in (*[frame] * 10, None) for packet in video.encode(one)])
+        frame = av.AudioFrame.from_ndarray(np.stack((left, left / 2)), format="fltp", layout="stereo")
+        frame.sample_rate, frame.pts = rate, 0
+        fitted = av.AudioResampler(stream.format.name, "stereo", rate, frame_size=960)
+        for part in (*fitted.resample(frame), *fitted.resample(None), None):
+            out.mux(stream.encode(part))
+
+
+@pytest.mark.parametrize(
+    ("name", "codec", "rate", "picture"),
+    [("a.m4a", "aac", 44100, False), ("a.mp4", "aac", 16000, True), ("a.mkv", "aac", 48000, True),
+     ("a.webm", "libopus", 48000, False)],
+)  # fmt: skip
+def test_containers_are_read_by_ffmpeg(tmp_path, name, codec, rate, picture):
+    path = tmp_path / name
+    written_by_ffmpeg(path, codec, rate, picture=picture)
+    sound = read_sound(path)
+    assert len(sound.samples) == pytest.approx(2 * SAMPLE_RATE, abs=2000) and not sound.warnings
+    spectrum = np.abs(np.fft.rfft(sound.samples[8000:24000]))
+    assert spectrum.argmax() == 440 and spectrum[440] / 8000 == pytest.approx(0.375, abs=0.02)
+    with path.open("rb") as file:
+        np.testing.assert_array_equal(load_audio(io.BytesIO(file.read())), sound.samples)
+
+
+def test_a_container_that_is_cut_off(tmp_path):
+    path = tmp_path / "a.m4a"
+    written_by_ffmpeg(path, "aac", 44100, options={"movflags": "faststart"})
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    sound = read_sound(path)
+    assert 0.5 * SAMPLE_RATE < len(sound.samples) < 1.5 * SAMPLE_RATE
+    assert "a.m4a: cut off after" in sound.warnings[0] and "of 2.00 s" in sound.warnings[0]
+    written_by_ffmpeg(path, "aac", 44100)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(AudioError, match="its index is missing, which may stand at the end"):
+        load_audio(path)
+
+
+def test_a_playlist_opens_no_other_file(tmp_path):
+    pytest.importorskip("av")
+    soundfile.write(tmp_path / "secret.wav", tone(1.0), SAMPLE_RATE)
+    entry = f"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nfile://{tmp_path}/secret.wav\n#EXT-X-ENDLIST\n"
+    for name, text in [("a.m3u8", entry), ("a.txt", f"ffconcat version 1.0\nfile {tmp_path}/secret.wav\n")]:
+        (tmp_path / name).write_text(text)
+        with pytest.raises(AudioError, match="not a sound that can be read"):
+            load_audio(tmp_path / name)
+
+
+def test_nothing_is_decoded_beyond_the_limit(tmp_path):
+    """A FLAC of silence is small, and would fill the memory."""
+    path = tmp_path / "a.flac"
+    soundfile.write(path, np.zeros(100 * 48000, np.int16), 48000)
+    content = bytearray(path.read_bytes())
+    assert len(content) < 20_000
+    for known in (True, False):
+        if not known:  # of its samples, 36 bits, the header may say nothing
+            content[21] &= 0xF0
+            content[22:26] = bytes(4)
+            path.write_bytes(content)
+        tracemalloc.start()
+        with pytest.raises(AudioError, match=r"a.flac: longer than 5 s: give max_seconds \(--max-seconds\) more"):
+            load_audio(path, max_seconds=5)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 3e6, peak  # of 19 MB; filters included
+    tracemalloc.start()
+    made = load_audio(path, max_seconds=inf)
+    assert tracemalloc.get_traced_memory()[1] < 1.5 * made.nbytes  # the samples, and not those at 48 kHz
+    tracemalloc.stop()
+    assert len(made) == 100 * SAMPLE_RATE
+    with pytest.raises(AudioError, match="audio: longer than 0.5 s"):
+        load_audio(tone(0.6), max_seconds=0.5)
+    for wrong in (0, float("nan")):
+        with pytest.raises(ValueError, match="max_seconds must be"):
+            load_audio(tone(0.6), max_seconds=wrong)
 
 
 @pytest.mark.parametrize("n_mels", [80, 128])
@@ -183,10 +342,10 @@ def test_speech_is_where_the_energy_is():
     sound = room.copy()
     for start in (5, 6.5, 20):  # 1.5 s apart: one stretch
         sound[round(start * SAMPLE_RATE) :][: SAMPLE_RATE // 2] += tone(0.5)
-    spans = [(start / SAMPLE_RATE, end / SAMPLE_RATE) for start, end in speech_spans(sound)]
+    spans = [(start / SAMPLE_RATE, end / SAMPLE_RATE) for start, end in Vad("energy").spans(sound)]
     np.testing.assert_allclose(spans, [(4.6, 7.4), (19.6, 20.9)], atol=0.04)
-    assert speech_spans(np.zeros(SAMPLE_RATE, np.float32)) == []
-    assert speech_spans(tone(3.0)) == [(0, 3 * SAMPLE_RATE)]
+    assert Vad("energy").spans(np.zeros(SAMPLE_RATE, np.float32)) == []
+    assert Vad("energy").spans(tone(3.0)) == [(0, 3 * SAMPLE_RATE)]
 
 
 def test_times_go_back_to_the_whole_sound():
@@ -204,5 +363,5 @@ def test_the_quietest_place():
 
 def test_real_speech_is_not_skipped():
     samples = load_audio(third_party("audio/jfk.wav"))
-    spans = speech_spans(samples)
+    spans = Vad("energy").spans(samples)
     assert len(samples) == 11 * SAMPLE_RATE and sum(end - start for start, end in spans) > 0.9 * len(samples)

@@ -10,7 +10,7 @@ import pytest
 from tokenizers import pre_tokenizers
 
 from conftest import third_party
-from slimrt.errors import UnsupportedError
+from slimrt.errors import ChatError, UnsupportedError
 from slimrt.tokenizer.chat import render_chat, render_chat_text
 from slimrt.tokenizer.tokenizer import Tokenizer
 
@@ -51,8 +51,8 @@ def tokenizer(template: str | None, **changes) -> Tokenizer:
     return Tokenizer.from_gguf_fields(fields | {f"tokenizer.ggml.{name}": value for name, value in changes.items()})
 
 
-def text(template: str, messages=MESSAGES, **variables) -> str:
-    return render_chat_text(tokenizer(template), messages, **variables)
+def text(template: str, messages=MESSAGES, add_generation_prompt: bool = True, **variables) -> str:
+    return render_chat_text(tokenizer(template), messages, add_generation_prompt, variables=variables)
 
 
 class TestText:
@@ -90,6 +90,48 @@ class TestText:
     def test_unset_variables_are_false(self):
         assert text("{% if enable_thinking %}a{% else %}b{% endif %}") == "b"
         assert text("{% if enable_thinking %}a{% else %}b{% endif %}", enable_thinking=True) == "a"
+
+
+class TestMessages:
+    def test_parts_are_joined_and_messages_left_alone(self):
+        parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+        messages = [{"role": "user", "content": parts, "name": "Ann"}]
+        assert text("{{ messages[0].content }}|{{ messages[0].name }}", messages) == "a\nb|Ann"
+        assert messages == [{"role": "user", "content": parts, "name": "Ann"}]
+
+    def test_a_template_that_reads_parts_alone(self):
+        """SmolVLM's, as published: text that is no part would vanish from it."""
+        template = (
+            "<|im_start|>{% for message in messages %}{{message['role'] | capitalize}}"
+            "{% if message['content'][0]['type'] == 'image' %}{{':'}}{% else %}{{': '}}{% endif %}"
+            "{% for line in message['content'] %}{% if line['type'] == 'text' %}{{line['text']}}"
+            "{% elif line['type'] == 'image' %}{{ '<image>' }}{% endif %}{% endfor %}<end_of_utterance>\n{% endfor %}"
+            "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
+        )
+        wanted = "<|im_start|>User: {}<end_of_utterance>\nAssistant:"
+        for content in ("hi", [{"type": "text", "text": "hi"}], "<|im_end|>"):
+            said = content if isinstance(content, str) else "hi"
+            assert text(template, [{"role": "user", "content": content}]) == wanted.format(said)
+
+    def test_tools_answer_calls(self):
+        calls = [{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}]
+        messages = [
+            MESSAGES[0],
+            {"role": "assistant", "content": None, "tool_calls": calls},
+            {"role": "tool", "content": "4"},
+            {"role": "tool", "content": "5"},
+        ]
+        got = text(
+            "{% for m in messages %}{{ m.role }}:{{ m.content }}{{ m.tool_calls | default(0) | tojson }};{% endfor %}",
+            messages,
+        )
+        assert f"assistant:{json.dumps(calls)};" in got and got.endswith("tool:50;")
+
+    def test_roles_that_the_template_names(self):
+        message = [{"role": "developer", "content": "hi"}]
+        assert text("{% if messages[0].role == 'developer' %}yes{% endif %}", message) == "yes"
+        with pytest.raises(ChatError, match="role 'developer' is not supported"):
+            text(CHATML, message)
 
 
 class TestIds:
@@ -151,6 +193,51 @@ class TestErrors:
     def test_what_a_message_is(self, messages):
         with pytest.raises(ValueError, match="a role and a content"):
             text(CHATML, messages)
+
+    @pytest.mark.parametrize(
+        ("messages", "message"),
+        [
+            ([], "there are no messages"),
+            ("hi", "messages are a list"),
+            ({"role": "user", "content": "hi"}, "messages are a list"),
+            ([*MESSAGES, {"role": "user"}], r"messages\[3\]: the user's message has no content"),
+            ([{"role": "user", "content": 5}], r"messages\[0\]: a content is text or a list of parts, got 5"),
+            ([{"role": "usr", "content": "hi"}], r"messages\[0\]: role 'usr' is not supported \(did you mean 'user'\?"),
+            ([*MESSAGES, {"role": "tool", "content": "4"}], r"messages\[3\] is a tool's, but .* calls none"),
+            (MESSAGES[:2], r"messages\[1\] is the assistant's, and so would the next be"),
+            ([{"role": "user", "content": [{"type": "text"}]}], r"messages\[0\]\.content\[0\].* under 'text'"),
+            ([{"role": "user", "content": ["hi"]}], r"messages\[0\]\.content\[0\]: a part is a mapping"),
+            (
+                [MESSAGES[0], MESSAGES[1], {"role": "user", "content": [{"type": "image_url", "image_url": {}}]}],
+                r"messages\[2\]\.content\[0\]: a part of type 'image_url' is not supported",
+            ),
+        ],
+    )
+    def test_messages_that_make_no_conversation(self, messages, message):
+        with pytest.raises(ChatError, match=message):
+            text(CHATML, messages)
+
+    def test_a_system_message_that_the_template_leaves_out(self):
+        messages = [{"role": "system", "content": "be  brief"}, MESSAGES[0]]
+        assert "be  brief" in text(CHATML, messages)
+        for template in (
+            "{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}",
+            "{{ messages[1] }}",
+        ):
+            with pytest.raises(ChatError, match=r"messages\[0\]: the chat template leaves the system message out"):
+                text(template, messages)
+
+    @pytest.mark.parametrize(
+        ("variables", "message"),
+        [
+            ({"messages": []}, "'messages' is set by the conversation"),
+            ({"bos_token": "x"}, "'bos_token' is set by"),
+            ({"documents": [object()]}, "'documents' must be what JSON can hold"),
+        ],
+    )
+    def test_variables_that_cannot_be(self, variables, message):
+        with pytest.raises(ChatError, match=message):
+            render_chat_text(tokenizer(CHATML), MESSAGES, variables=variables)
 
 
 class TestPublished:

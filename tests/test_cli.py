@@ -182,7 +182,7 @@ def test_a_session_file_with_broken_tokens(run, tiny, tmp_path):
 # ---------------------------------------------------------------- chat
 def test_chat_over_a_pipe(run, tiny, typed, tmp_path):
     saved = tmp_path / "chat.json"
-    typed(f"hello\n/stats\nand now\n/save {saved}\n/reset\nhello\n/wrong\n/exit\nnot read\n")
+    typed(f"hello\n/stats\nand now\n/save {saved}\n/reset\nhello\n/help\n/exit\nnot read\n")
     code, out, err = run("chat", tiny, "--temp", 0, "-n", 6, "--json", "--system", "be brief", "-v")
     assert code == 0
     first, second, again = [json.loads(line) for line in out.splitlines()]
@@ -193,7 +193,7 @@ def test_chat_over_a_pipe(run, tiny, typed, tmp_path):
     messages = json.loads(saved.read_text())
     assert [m["role"] for m in messages] == ["system", "user", "assistant", "user", "assistant"]
     assert messages[2]["content"] == first["text"]
-    assert "of 256 tokens, cache" in err and "/help" in err
+    assert "of 256 tokens, cache" in err and "/regenerate " in err
 
 
 def test_chat_prints_answers(run, tiny, typed):
@@ -275,7 +275,7 @@ def test_plan_and_its_exit_code(run, tiny, tmp_path):
     long = write_tiny(tmp_path / "long.gguf", n_ctx=8192)  # where the cache outweighs the scratch
     total_kv = json.loads(run("plan", long, "-c", 8192, "--json")[1])["asked"]["total"]
     assert run("plan", long, "-c", 8192, "--memory-limit", total_kv, "--cache", "k")[0] == 0
-    assert run("plan", tiny, "--memory-limit", total, "--batch", 2)[0] == 1
+    assert run("plan", tiny, "--memory-limit", total, "--parallel", 2)[0] == 1
     table = run("plan", long)[1]
     assert re.search(r"^k .* from \d+$", table, re.M) and re.search(r"^lowrank .* never$", table, re.M)
     assert "lowrank q2@0.5+q4*0.1: 9.14 times smaller than kv f16 by types and shares alone" in table
@@ -303,7 +303,9 @@ def test_convert_then_load_without_folding(run, tiny, tmp_path):
     code, out, err = run("generate", out_file, *arguments, "-v")
     assert (code, out) == (0, expected)
     assert "cache k f32" in err and "folding" not in err
-    report = json.loads(run("convert", tiny, "-o", out_file, "--cache", "k", "--json", "--calibration", "none")[1])
+    report = json.loads(
+        run("convert", tiny, "-o", out_file, "--force", "--cache", "k", "--json", "--calibration", "none")[1]
+    )
     assert report
 
 

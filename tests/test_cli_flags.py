@@ -17,28 +17,10 @@ pytestmark = [pytest.mark.usefixtures("clean_environment"), pytest.mark.unsaniti
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--cache", "kk"), "did you mean 'k'?"),
-        (("--cache", "kr"), "supported: auto, kv, k"),
-        (("--cache", "k:q8:4"), "has no residual"),
-        (("--cache", "kv", "--rank", 4), "no layer has it"),
-        (("--cache", "auto:q8:x"), "not a whole number"),
-        (("--cache", "low"), "'low' is not supported"),
-        (("--cache", "lowrank:q2@2"), "'2' is not a number from 0 to 1"),
-        (("--cache", "lowrank:q2+q5"), "'q5'"),
-        (("--cache", "kv:q2+q4"), "cache type 'q2+q4' is not supported"),
-        (("--cache-type", "int3"), "supported: f32, f16, bf16, q8"),
-        (("--device", "tpu"), "supported: auto, cpu"),
-        (("--num-beams", 4), "beam search"),
         (("--cache", "x"), "layer 0"),
-        (("--rank", 4), "no layer has it: kv"),
         (("--n-source", 4), "for models with an encoder"),
         (("--calibration", "/none.txt"), "/none.txt: no such calibration text"),
         (("--memory-limit", "1KiB"), "needs"),
-        (("--memory-limit", "lots"), "not a size"),
-        (("--temp", -1), "temperature"),
-        (("--typical-p", 2), "typical_p"),
-        (("--repeat-last-n", -2), "repeat_last_n"),
-        (("--logit-bias", "5=nan"), "logit_bias of token 5 must be a number"),
         (("--logit-bias", "99999=1"), "logit_bias names token 99999"),
         (("--load-session", "/none"), "No such file"),
     ],
@@ -49,6 +31,50 @@ def test_errors_are_one_sentence(run, tiny, arguments, said):
     assert err.startswith("slimrt: error: ") and err.count("\n") == 1 and said in err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--cache", "kk"), "did you mean 'k'?"),
+        (("--cache", "kr"), "supported: auto, kv, k"),
+        (("--cache", "k:q8:4"), "has no residual"),
+        (("--cache", "kv", "--rank", 4), "no layer has it"),
+        (("--cache", "auto:q8:x"), "not a whole number"),
+        (("--cache", "low"), "'low' is not supported"),
+        (("--cache", "lowrank:q2@2"), "'2' is not a number from 0 to 1"),
+        (("--cache", "lowrank:q2+q5"), "'q5'"),
+        (("--cache", "kv:q2+q4"), "cache type 'q2+q4' is not supported"),
+        (("--cache-type", "int3"), "supported: f32, f16, bf16, q8"),
+        (("-ctk", "q5_1"), "cache type 'q5_1' is not supported"),
+        (("--device", "tpu"), "supported: auto, cpu"),
+        (("--rank", 4, "--cache", "kv"), "no layer has it: kv"),
+        (("--memory-limit", "lots"), "not a size"),
+        (("--temp", -1), "--temp: must not be negative, got -1"),
+        (("--temp", "inf"), "finite"),
+        (("--top-p", 2), "--top-p: must be at most 1"),
+        (("--top-k", -3), "--top-k: must not be negative"),
+        (("--typical-p", 2), "--typical-p: must be at most 1"),
+        (("--repeat-last-n", -2), "--repeat-last-n: must be at least -1"),
+        (("--logit-bias", "5=nan"), "a token id and a number"),
+        (("--logit-bias", "5:1"), "a token id and a number"),
+        (("--stop", ""), "--stop: must not be empty"),
+        (("-n", -2), "-n/--n-predict: must be at least -1"),
+        (("-n", "x"), "-n/--n-predict: must be a whole number, got 'x'"),
+        (("--seed", -5), "-s/--seed: must not be negative"),
+        (("--seed", 1 << 63), "-s/--seed: must be at most"),
+        (("-c", 0), "-c/--ctx: must be at least 1"),
+        (("--sparse-threshold", "1"), "below 1"),
+        (("-m", "other.gguf"), "one model"),
+        (("-hff", "x.gguf"), "-hff names a file of a repository"),
+        (("extra",), "'extra' is one word too many"),
+    ],
+)
+def test_wrong_usage_is_one_sentence(run, tiny, arguments, said):
+    """Exit code 2, before the model is looked at, and no more than a line."""
+    code, out, err = run("generate", tiny, "-p", PROMPT, *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("slimrt: error: ") and err.count("\n") == 1 and said in err
+
+
 def test_a_missing_model(run, tmp_path):
     assert run("generate", tmp_path / "none", "-p", "x") == (
         1, "", f"slimrt: error: {tmp_path / 'none'}: no such file or directory\n",
@@ -56,10 +82,10 @@ def test_a_missing_model(run, tmp_path):
 
 
 def test_tracebacks_only_when_asked_for(run, tiny, monkeypatch):
-    assert "Traceback" not in run("generate", tiny, "-p", "x", "--cache", "q", "-v")[2]
-    assert "Traceback" in run("generate", tiny, "-p", "x", "--cache", "q", "-vv")[2]
+    assert "Traceback" not in run("generate", tiny, "-p", "x", "--cache", "x", "-v")[2]
+    assert "Traceback" in run("generate", tiny, "-p", "x", "--cache", "x", "-vv")[2]
     monkeypatch.setenv("SLIMRT_DEBUG", "1")
-    assert "Traceback" in run("generate", tiny, "-p", "x", "--cache", "q")[2]
+    assert "Traceback" in run("generate", tiny, "-p", "x", "--cache", "x")[2]
 
 
 @pytest.mark.parametrize(
@@ -72,6 +98,7 @@ def test_tracebacks_only_when_asked_for(run, tiny, monkeypatch):
 def test_wrong_usage(run, arguments):
     code, out, err = run(*arguments)
     assert (code, out) == (2, "") and "error:" in err and " _" not in err  # no name of ours
+    assert err.count("\n") == 1
 
 
 def test_version_and_help(run):
@@ -110,6 +137,78 @@ def test_sampling_flags(run, tiny, monkeypatch):
     warm = ("generate", tiny, "-p", PROMPT, "-n", 1, "--json", "--top-k", 0, "--top-p", 1, "--min-p", 0, "--temp", 9)
     picked = {json.loads(run(*warm, "--seed", i, "--typical-p", 1e-6)[1])["tokens"][0] for i in range(4)}
     assert len(picked) == 1  # the one that is nearest to the entropy
+
+
+def test_flags_of_other_samplers(run, tiny):
+    """Each changes the choice as the option of its name does, from llama.cpp's names."""
+    text = ("generate", tiny, "-p", PROMPT, "-n", 12, "--seed", 3, "--ignore-eos", "--json")
+
+    def tokens(*flags):
+        return json.loads(run(*text, *flags)[1])["tokens"]
+
+    def options(**more):
+        with slimrt.Model(tiny, n_ctx=64) as model:
+            return list(model.generate(PROMPT, max_tokens=12, seed=3, ignore_eos=True, **more).tokens)
+
+    usual = tokens()
+    for flags, same in (
+        (("--mirostat", 2, "--mirostat-ent", 2, "--mirostat-lr", 0.3),
+         {"mirostat": 2, "mirostat_tau": 2.0, "mirostat_eta": 0.3}),
+        (("--xtc-probability", 1, "--xtc-threshold", 0.01), {"xtc_probability": 1.0, "xtc_threshold": 0.01}),
+        (("--top-nsigma", 0.5), {"top_n_sigma": 0.5}),
+        (("--dry-multiplier", 50, "--dry-allowed-length", 0, "--dry-sequence-breaker", "none"),
+         {"dry_multiplier": 50.0, "dry_allowed_length": 0, "dry_sequence_breakers": []}),
+        (("--dry-multiplier", 50, "--dry-allowed-length", 0, "--dry-base", 1, "--dry-penalty-last-n", 9,
+          "--dry-sequence-breaker", "e"),
+         {"dry_multiplier": 50.0, "dry_allowed_length": 0, "dry_base": 1.0, "dry_penalty_last_n": 9,
+          "dry_sequence_breakers": ["e"]}),
+    ):  # fmt: skip
+        assert tokens(*flags) == options(**same) != usual
+    code, _, err = run(*text, "--mirostat", 1)
+    assert code == 1 and "mirostat 1 is not supported: mirostat 2" in err
+
+
+def test_answers_and_beams_in_the_command(run, tiny):
+    text = ("generate", tiny, "-p", PROMPT, "-n", 6, "--ignore-eos")
+    with slimrt.Model(tiny, n_ctx=64, n_seqs=3) as model:
+        drawn = model.generate(PROMPT, n=3, max_tokens=6, seed=2, ignore_eos=True)
+        best = model.generate(PROMPT, n=2, max_tokens=6, num_beams=3, length_penalty=0.5, ignore_eos=True)
+    out = run(*text, "--answers", 3, "--seed", 2)[1]
+    assert out == "\n\n".join(PROMPT + one.text for one in drawn) + "\n"
+    answers = json.loads(run(*text, "--answers", 3, "--seed", 2, "--json")[1])["answers"]
+    assert [one["tokens"] for one in answers] == [list(one.tokens) for one in drawn]
+    beams = (*text, "--num-beams", 3, "--length-penalty", 0.5, "--no-display-prompt")
+    assert run(*beams)[1] == best[0].text + "\n"
+    assert run(*beams, "--answers", 2)[1] == f"{best[0].text}\n\n{best[1].text}\n"
+    assert json.loads(run(*beams, "--early-stopping", "--json")[1])["prompt"] == PROMPT
+    code, out, err = run(*text, "--answers", 2, "--save-session", "s")
+    assert (code, out) == (2, "") and "no --answers" in err
+    code, out, err = run(*text, "--num-beams", 2, "--temp", 0.5)
+    assert (code, out) == (1, "") and "temperature=0.5 does not go with num_beams=2" in err
+
+
+def test_logprobs_in_json(run, tiny):
+    text = ("generate", tiny, "-p", PROMPT, "-n", 3, "--temp", 0, "--logprobs", 2)
+    result = json.loads(run(*text, "--json")[1])
+    assert [one["token"] for one in result["logprobs"]] == result["tokens"]
+    for one in result["logprobs"]:
+        assert len(one["top"]) == 2 and one["top"][0] == {key: one[key] for key in ("token", "text", "logprob")}
+    code, out, err = run(*text)
+    assert (code, out) == (2, "") and "give --json too" in err
+
+
+def test_a_shifted_context_is_said_and_saved(run, tiny, tmp_path):
+    text = ("generate", tiny, "-p", PROMPT, "-n", 40, "--temp", 0, "--ignore-eos", "-c", 32, "--json")
+    shift, file = ("--context-shift", "--keep", 3), tmp_path / "s"
+    code, out, err = run(*text, *shift, "--save-session", file)
+    result = json.loads(out)
+    assert code == 0 and len(result["tokens"]) == 40
+    assert f"the context of 32 tokens was full: {result['shifted']} older ones were dropped" in err
+    with slimrt.Model(tiny, n_ctx=32) as model, model.load_session(file) as session:
+        context = model.tokenize(PROMPT) + result["tokens"]
+        assert list(session.tokens) == context[:3] + context[3 + result["shifted"] :]
+    assert json.loads(run(*text)[1])["finish_reason"] == "context"
+    assert "n_keep=3 says what a shifted context keeps" in run(*text, "--keep", 3)[2]
 
 
 def test_twins_in_the_environment(run, tiny, monkeypatch):

@@ -70,12 +70,15 @@ def test_comparison_on_a_trained_model(run, tmp_path):
     assert list(rows) == ["kv f32", "kv f16", "kv q4", "k q8"]
     kl = {name: row["kl_mean"] for name, row in rows.items()}
     assert kl["kv f32"] == 0 < kl["kv f16"] < 1e-5 < kl["kv q4"] < 0.1 < kl["k q8"]
-    assert got["front"] == ["k q8", "kv q4", "kv f16", "kv f32"]
+    assert got["front"] == ["kv q4", "kv f16", "kv f32"]  # k q8 is smaller, and no cache at all
+    assert "loses more than 1 %" in rows["k q8"]["too_imprecise"] and not rows["kv q4"]["too_imprecise"]
     picture = tmp_path / "front.svg"
     pytest.importorskip("matplotlib")
     code, out, err = run(*arguments, "--plot", picture)
     assert code == 0 and len(out.splitlines()) == 5 and "after a prefix of 16" in err
-    drawn = [name for name in rows if f"<!-- {name} -->" in picture.read_text()]
+    marks = {line[:6]: line.split()[-1] for line in out.splitlines()[1:]}
+    assert marks["k q8  "] == "refused" and marks["kv q4 "] == "*" and "refused: unless --allow-lossy insists" in err
+    drawn = [name for name in rows if f"<!-- {name}" in picture.read_text()]
     assert drawn == ["kv f16", "kv q4", "k q8"]  # a divergence of 0 has no place on a logarithmic axis
 
 
@@ -93,7 +96,7 @@ def test_caches_with_commas_and_their_types(run, tiny, file):
         (("missing.txt",), 1, "missing.txt: No such file"),
         (("-p", ""), 1, "at least two tokens"),
         (("-p", "a", "--compare", "kv"), 1, "the text has 3 tokens"),
-        (("-p", TEXT, "--compare", "kv", "kk"), 1, "did you mean"),
+        (("-p", TEXT, "--compare", "kv", "kk"), 2, "did you mean"),
         (("-p", TEXT, "--compare", "kv", "x"), 1, "layer 0"),
         (("-p", TEXT, "--compare", "kv", "--plot", "picture.bmp"), 1, ".png, .svg, .pdf"),
         (("-p", TEXT, "--compare", "kv", "--plot", "/none/picture.png"), 1, "/none: no such directory"),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,8 +14,8 @@ import soundfile
 
 from scripted import at, said, whisper_file
 from slimrt.cli import main
-from slimrt.speech.records import Segment
-from slimrt.speech.subtitles import FORMATS
+from slimrt.speech.records import Segment, Word
+from slimrt.speech.subtitles import written
 from test_transcribe import Speaker, constant, sound
 
 pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
@@ -37,15 +38,70 @@ def wavs(tmp_path):
 def test_formats(whisper, wavs, capsys):
     model, _ = whisper
     outputs = {}
-    for form in ("txt", "srt", "vtt", "json"):
+    for form in ("txt", "srt", "vtt", "tsv", "csv", "lrc", "json"):
         assert main(["transcribe", model, wavs[0], "--format", form, "-q"]) == 0
         outputs[form] = capsys.readouterr().out
     assert outputs["txt"] == "Hello there.\nBye\n"
     assert outputs["srt"].startswith("1\n00:00:00,200 --> 00:00:01,400\nHello there.\n\n2\n00:00:01,400 -->")
     assert outputs["vtt"].startswith("WEBVTT\n\n00:00:00.200 --> 00:00:01.400\nHello there.\n\n")
+    assert outputs["tsv"] == "start\tend\ttext\n200\t1400\tHello there.\n1400\t2000\tBye\n"
+    assert outputs["csv"] == "start,end,text\n200,1400,Hello there.\n1400,2000,Bye\n"
+    assert outputs["lrc"] == "[00:00.20]Hello there.\n[00:01.40]Bye\n"
     record = json.loads(outputs["json"])
     assert (record["text"], record["language"], record["duration"]) == ("Hello there. Bye", "en", 2.0)
     assert [segment["end"] for segment in record["segments"]] == [pytest.approx(1.4), pytest.approx(2.0)]
+
+
+def test_times_of_words_in_subtitles(whisper, wavs, capsys, tmp_path):
+    model, _ = whisper
+    told = {}
+    for form in ("srt", "vtt", "tsv", "csv", "lrc"):
+        assert main(["transcribe", model, wavs[0], "--format", form, "--word-timestamps", "-q"]) == 0
+        told[form] = capsys.readouterr().out
+    assert main(["transcribe", model, wavs[0], "--format", "srt", "--word-timestamps", "-o", str(tmp_path)]) == 0
+    assert (tmp_path / "one.srt").read_text() == told["srt"]
+    assert told["srt"].startswith("1\n00:00:00,000 --> 00:00:01,200\nHello\n\n2\n00:00:01,200 --> ")
+    assert "3\n" in told["srt"] and told["srt"].count(" --> ") == 3  # numbers go on from segment to segment
+    assert told["vtt"].startswith("WEBVTT\n\n00:00:00.200 --> 00:00:01.400\nHello <00:00:01.200>there.\n\n")
+    assert told["tsv"].splitlines()[1] == "0\t1200\tHello" and told["csv"].splitlines()[1] == "0,1200,Hello"
+    assert told["lrc"].startswith("[00:00.20]Hello <00:01.20>there.")
+
+
+def test_the_language_alone(whisper, wavs, capsys, tmp_path):
+    model, seen = whisper
+    assert main(["transcribe", model, wavs[0], "--detect-language"]) == 0
+    assert capsys.readouterr().out == "en 1.000\n"
+    assert main(["transcribe", model, *wavs, str(tmp_path / "absent.wav"), "--detect-language"]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == f"{wavs[0]}: en 1.000\n{wavs[1]}: en 1.000\n" and "absent.wav: no such file" in captured.err
+    assert main(["transcribe", model, wavs[0], "--detect-language", "--json", "--vad", "energy"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["language"] == "en" and list(record["probabilities"]) == ["en", "de"]
+
+
+def test_silences_and_windows(whisper, wavs, capsys, tmp_path):
+    model, seen = whisper
+    long = str(tmp_path / "long.wav")
+    soundfile.write(long, sound((25.5, 0.3), (1.0, 0.0), (20.0, 0.3), (5.0, 0.0), (5.0, 0.3)), 16000)
+    assert main(["transcribe", model, long, "--windows", "2", "--num-beams", "2", "-q", "--format", "lrc"]) == 0
+    assert seen["n_seqs"] == 4
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "[00:00.20]Hello there." and lines[2].startswith("[00:25.") and len(lines) == 6
+    for flags, heard in [
+        (["--vad", "energy"], 52.3), (["--skip-silence"], 52.3), ([], 56.5),
+        (["--vad", "energy", "--vad-speech-pad-ms", "0", "--vad-min-silence-duration-ms", "900"], 50.5),
+    ]:  # fmt: skip
+        assert main(["transcribe", model, long, "--json", "-q", *flags]) == 0
+        assert json.loads(capsys.readouterr().out)["duration_heard"] == pytest.approx(heard, abs=0.1)
+    for flags, code, why in [
+        (["--vad-threshold", "0.3"], 1, "threshold: say which vad is meant"), (["--vad", "loud"], 2, "invalid choice"),
+        (["--windows", "2", "--parallel", "2"], 2, "--parallel counts sounds"),
+    ]:  # fmt: skip
+        try:
+            assert main(["transcribe", model, long, *flags]) == code
+        except SystemExit as error:
+            assert error.code == code
+        assert why in capsys.readouterr().err
 
 
 def test_several_sounds(whisper, wavs, capsys, tmp_path):
@@ -76,6 +132,21 @@ def test_a_sound_that_cannot_be_used_does_not_hold_the_others_up(whisper, wavs, 
     assert main(["transcribe", model, bad, wavs[0], "--json"]) == 1
     assert [record["audio"] for record in json.loads(capsys.readouterr().out)] == [wavs[0]]
     assert main(["transcribe", model, bad, absent]) == 1 and capsys.readouterr().out == ""
+
+
+def test_a_sound_that_is_cut_off_is_heard_and_one_too_long_is_not(whisper, wavs, capsys):
+    model, _ = whisper
+    content = Path(wavs[0]).read_bytes()
+    Path(wavs[0]).write_bytes(content[: len(content) * 3 // 4])
+    assert main(["transcribe", model, wavs[0], "--json"]) == 0
+    captured = capsys.readouterr()
+    warning = f"{wavs[0]}: cut off after 1.50 s of 2.00 s; what there is was read"
+    record = json.loads(captured.out)
+    assert (record["text"], record["warnings"], record["duration"]) == ("Hello there. Bye", [warning], 1.499625)
+    assert captured.err.count(f"slimrt: warning: {warning}") == 1 and "UserWarning" not in captured.err
+    assert main(["transcribe", model, *wavs, "--max-seconds", "2.5", "-q"]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == f"{wavs[0]}:\nHello there.\nBye\n" and "two.wav: longer than 2.5 s" in captured.err
 
 
 @pytest.fixture
@@ -132,18 +203,14 @@ def test_every_flag_says_something(whisper, wavs, capsys):
     record = json.loads(text("--format", "json", "--word-timestamps", "--task", "translate"))
     assert record["segments"][0]["words"][0]["word"] == " Hello"
     for flags, why in [
-        (["--word-timestamps"], "give --format json"), (["--temp", "a"], "numbers with commas between, got 'a'"),
+        (["--word-timestamps"], "txt tells no times: give --format json"),
+        (["--temp", "a"], "numbers with commas between, got 'a'"),
         (["--suppress-tokens", "x"], "token ids"), (["--logprob-threshold", "x"], "a number or none"),
-        (["--patience", "x"], "patience"),
+        (["--patience", "x"], "patience"), (["--patience", "nan"], "patience: must be a finite number"),
+        (["--temp", "nan"], "temperature must be"), (["--clip-timestamps", "2,1"], "each later than the one before"),
     ]:  # fmt: skip
         with pytest.raises(SystemExit, match="2"):
             main(["transcribe", model, wavs[0], *flags])
-        assert why in capsys.readouterr().err
-    for flags, why in [
-        (["--patience", "nan"], "patience must be a number, got nan"), (["--temp", "nan"], "temperature must be"),
-        (["--clip-timestamps", "2,1"], "each later than the one before"),
-    ]:  # fmt: skip
-        assert main(["transcribe", model, wavs[0], *flags]) == 1
         assert why in capsys.readouterr().err
 
 
@@ -172,6 +239,22 @@ def test_wrong_usage_and_errors(whisper, wavs, capsys, tmp_path):
     assert "language 'xx' is not supported" in capsys.readouterr().err
 
 
+def test_a_file_to_write_to(whisper, wavs, capsys, tmp_path):
+    """Its ending is the format."""
+    model, _ = whisper
+    assert main(["transcribe", model, wavs[0], "-o", str(tmp_path / "talk.vtt")]) == 0
+    assert (tmp_path / "talk.vtt").read_text().startswith("WEBVTT\n\n00:00")
+    capsys.readouterr()
+    for arguments, why in (
+        (["-o", "srt"], "a format is --format srt"),
+        (["-o", "a.srt", wavs[1]], "a.srt is one file for several sounds"),
+        (["-o", "a.srt", "--format", "vtt"], "a.srt and the format vtt do not go together"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            main(["transcribe", "-m", model, "-f", wavs[0], *arguments])
+        assert why in capsys.readouterr().err
+
+
 def test_standard_input_is_a_sound(whisper, wavs, capsys, tmp_path, monkeypatch):
     model, _ = whisper
     for extra in ([], ["-o", str(tmp_path)]):
@@ -193,7 +276,14 @@ def test_it_is_said_when_nothing_was_heard(whisper, wavs, capsys, tmp_path):
 
 def test_cues_cannot_break_their_file():
     segment = Segment(0, 3599.9996, 3661.5, " a --> b\n\n c", (), 0.0, 0.0, 0.0, 0.0)
-    assert FORMATS["srt"].whole([segment]) == "1\n01:00:00,000 --> 01:01:01,500\na -> b c\n\n"
-    vtt = FORMATS["vtt"].whole([replace(segment, text=" R&D <i> \n\n--> c")])
+    assert written("srt", [segment]) == "1\n01:00:00,000 --> 01:01:01,500\na -> b c\n\n"
+    vtt = written("vtt", [replace(segment, text=" R&D <i> \n\n--> c")])
     assert vtt == "WEBVTT\n\n01:00:00.000 --> 01:01:01.500\nR&amp;D &lt;i&gt; --&gt; c\n\n"
-    assert FORMATS["vtt"].whole([]) == "WEBVTT\n\n" and FORMATS["txt"].whole([]) == FORMATS["srt"].whole([]) == ""
+    assert written("csv", [segment, replace(segment, text=' "so", he')]).endswith('3600000,3661500,"""so"", he"\n')
+    assert written("tsv", [replace(segment, text=" a\tb")]).endswith("3600000\t3661500\ta b\n")
+    assert written("lrc", [segment]) == "[60:00.00]a --> b c\n"
+    words = (Word(" R&D", 3599.9, 3600.0, 1.0), Word(" is", 3600.5, 3601, 1.0), Word("n't", 3600.5, 3601, 1.0))
+    tagged = written("vtt", [replace(segment, words=words)], words=True)
+    assert tagged.endswith(" --> 01:01:01.500\nR&amp;D <01:00:00.500>isn't\n\n")  # none twice, none before the cue
+    assert written("vtt", [replace(segment, words=words)]).endswith("\na --&gt; b c\n\n")
+    assert written("vtt", []) == "WEBVTT\n\n" and written("txt", []) == written("srt", []) == ""

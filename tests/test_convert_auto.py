@@ -227,13 +227,15 @@ def test_the_command(run, tmp_path):
     out = tmp_path / "a.gguf"
     code, said, _ = run("convert", GOLDEN / "llama_mha", "-o", out, "--target-error", "0.05", "--cache-type", "f16,q8")
     assert code == 0 and "of kv f16" in said and "total: " in said
-    code, said, _ = run("convert", GOLDEN / "llama_mha", "-o", out, "--cache", "k+r", "--rank", "8", "--json")
+    code, said, _ = run(
+        "convert", GOLDEN / "llama_mha", "-o", out, "--force", "--cache", "k+r", "--rank", "8", "--json"
+    )
     assert code == 0 and json.loads(said)["layers"][0]["rank"] == 8
-    assert run("convert", GOLDEN / "llama_mha", "-o", out, "--cache", "k", "--exact")[0] == 0
+    assert run("convert", GOLDEN / "llama_mha", "-o", out, "--force", "--cache", "k", "--exact")[0] == 0
     for wrong in (
         ["--target-error", "2"],
         ["--cache", "kv", "--rank", "8"],
         ["--cache", "k", "--cache-type", "f16,q8"],
     ):
-        code, _, error = run("convert", GOLDEN / "llama_mha", "-o", out, *wrong)
+        code, _, error = run("convert", GOLDEN / "llama_mha", "-o", out, "--force", *wrong)
         assert code != 0 and error

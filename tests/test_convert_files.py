@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import shutil
@@ -18,7 +19,9 @@ import pytest
 import slimrt
 from conftest import GOLDEN, values_of
 from slimrt.converter import convert as tool
+from slimrt.converter.quantize import weight_type
 from slimrt.modelfile import reading
+from slimrt.modelfile.gguf import ModelData, read_gguf, uint32
 from tiny_model import write_tiny
 
 pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
@@ -135,7 +138,7 @@ def test_a_directory_is_converted_once_and_again_when_it_changes(tmp_path, monke
     assert reading.cached_gguf(directory) == first and first.stat().st_mtime_ns == stamp
     (directory / "config.json").write_text((directory / "config.json").read_text() + "\n")
     second = reading.cached_gguf(directory)
-    assert second != first and sorted((tmp_path / "cache").iterdir()) == sorted([first, second])
+    assert second != first and sorted((tmp_path / "cache").glob("*.gguf")) == sorted([first, second])
     one, two = values_of(first), values_of(second)
     assert all(np.array_equal(one[name], two[name]) for name in one)
 
@@ -162,5 +165,50 @@ def test_processes_may_convert_at_once(tmp_path):
         for _ in range(3)
     ]
     paths = {process.communicate()[0].strip() for process in running}
-    assert len(paths) == 1 and [str(p) for p in (tmp_path / "cache").iterdir()] == list(paths)
+    assert len(paths) == 1 and sorted(path.suffix for path in (tmp_path / "cache").iterdir()) == [".gguf", ".source"]
     assert slimrt._core.GgufFile(paths.pop()).tensors()["token_embd.weight"] == ("f32", (101, 48))
+
+
+# ---------------------------------------------------------------- the command
+def test_the_command_says_sizes_and_types_before_and_after(run, tiny, tmp_path):
+    """And where the file is; the name of the model stays."""
+    out = tmp_path / "out.gguf"
+    code, said, err = run("convert", tiny, "-o", out, "--outtype", "q8_0")
+    assert (code, err) == (0, "") and out.stat().st_size < tiny.stat().st_size / 2
+    assert said.splitlines()[:2] == [str(out), f"f32 124.8 KiB -> q8_0 {out.stat().st_size / 1024:.1f} KiB"]
+    report = json.loads(run("convert", GOLDEN / "llama_mha", "-o", out, "--force", "--outtype", "bf16", "--json")[1])
+    files = [path for path in (GOLDEN / "llama_mha").iterdir() if path.suffix in (".json", ".safetensors")]
+    assert report["before"] == {"type": "f32", "bytes": sum(path.stat().st_size for path in files)}
+    assert report["after"] == {"type": "bf16", "bytes": out.stat().st_size}
+    assert read_gguf(out).value("general.name") == "llama_mha"
+    slimrt.convert(out, tmp_path / "again.gguf", outtype="q8_0", progress=False)
+    assert read_gguf(tmp_path / "again.gguf").value("general.name") == "llama_mha"
+
+
+def test_what_a_file_is_of_is_read_from_its_tensors_where_it_does_not_say(tiny):
+    model = read_gguf(tiny)
+    assert weight_type(ModelData({}, model.tensors)) == "f32"
+    assert weight_type(model.with_metadata({"general.file_type": uint32(15)})) == "q4_k_m"
+    assert weight_type(model.with_metadata({"general.file_type": uint32(1024)})) == "f32"  # guessed
+
+
+def test_the_command_replaces_a_file_only_when_told_to(run, tiny, tmp_path):
+    out = tmp_path / "README.md"
+    out.write_text("mine")
+    code, said, err = run("convert", tiny, "-o", out)
+    assert (code, said) == (1, "") and "README.md exists: name another file, or replace it: --force" in err
+    assert out.read_text() == "mine"
+    assert run("convert", tiny, "-o", out, "--force")[0] == 0 and read_gguf(out).tensors
+
+
+def test_a_session_replaces_sessions_alone(run, tiny, tmp_path):
+    out = tmp_path / "README.md"
+    out.write_text("mine")
+    command = ("generate", tiny, "-p", "a", "-n", 1, "--save-session", out)
+    code, said, err = run(*command)
+    assert (code, said) == (1, "") and "would replace a file that is no session: name another, or --force" in err
+    assert out.read_text() == "mine"
+    assert run(*command, "--force")[0] == 0 and out.read_bytes().startswith(b"SLIMRTSE")
+    assert run(*command)[0] == 0
+    out.write_bytes(b"")  # as mktemp makes it
+    assert run(*command)[0] == 0

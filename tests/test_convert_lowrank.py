@@ -106,7 +106,9 @@ def test_report(tmp_path, run):
                           "0.1", "--sinks", 4, "--group", 32, "--heads", 2, "--verify")  # fmt: skip
     assert (code, err) == (0, "") and f"  lowrank  {USUAL}  " in said and "cond(W_K)" in said
     assert said.count("lossy by choice") == 1 and "warning" not in said and "verified on 129 tokens" in said
-    data = json.loads(run("convert", TALE, "-o", out, "--cache", "lowrank", "--rank", "1", "--bits", "16", "--json")[1])
+    data = json.loads(
+        run("convert", TALE, "-o", out, "--force", "--cache", "lowrank", "--rank", "1", "--bits", "16", "--json")[1]
+    )
     assert data["cache_type"] == "f16" and data["warnings"] == []
     assert all(layer["measured"]["value"] < 1e-3 and layer["measured"]["output"] < 1e-3 for layer in data["layers"])
     for half, whole in zip(

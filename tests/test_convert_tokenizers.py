@@ -80,13 +80,15 @@ def with_tokenizer(tmp_path: Path, made: tokenizers.Tokenizer, n_vocab: int, **s
 
 @pytest.mark.parametrize("pre", ["gpt-2", "llama-bpe", "qwen2", "smollm", "mpt", "tekken", "gpt-4o", "dbrx"])
 def test_byte_level_tokenizer_is_recognised(pre, tmp_path):
-    directory = with_tokenizer(tmp_path, byte_level(pre), 330, chat_template="{{ bos_token }}")
+    templates = [{"name": "default", "template": "{{ bos_token }}"}, {"name": "rag", "template": "{{ documents }}"}]
+    directory = with_tokenizer(tmp_path, byte_level(pre), 330, chat_template=templates)
     report = convert(directory, tmp_path / "out.gguf")
     model = read_gguf(tmp_path / "out.gguf")
     made, own = slimrt.Tokenizer(tmp_path / "out.gguf"), slimrt.Tokenizer(directory)
     assert (model.value("tokenizer.ggml.model"), model.value("tokenizer.ggml.pre")) == ("gpt2", pre)
     assert made.encode(TEXT) == own.encode(TEXT) and made.decode(made.encode(TEXT)) == TEXT
     assert (made.bos_id, made.eos_id, made.add_bos, made.chat_template) == (0, 1, False, "{{ bos_token }}")
+    assert made.chat_templates == {"rag": "{{ documents }}"}
     assert model.value("tokenizer.ggml.tokens")[-1] == b"[PAD329]" and report.warnings == []
     assert json.loads(model.value("tokenizer.huggingface.json")) == json.loads(
         (directory / "tokenizer.json").read_text()

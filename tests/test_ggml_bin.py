@@ -94,6 +94,7 @@ def test_a_model_opens_it_as_it_is(weights, tmp_path, monkeypatch, capsys):
     """By way of the cache folder, once; the same words as from a file that was converted by hand."""
     monkeypatch.setenv("SLIMRT_CACHE_DIR", str(tmp_path / "cache"))
     source = whisper_bin.write_bin(tmp_path / "ggml-tiny.bin", TOKENS, weights, Kind.Q8_0)
+    source.symlink_to(source.rename(tmp_path / "0123abcd"))  # as Hugging Face's cache has it
     converted = slimrt.convert(source, tmp_path / "out.gguf", progress=False).path
     sound = np.sin(np.arange(24000) * 0.3).astype(np.float32)
     heard = []
@@ -103,11 +104,12 @@ def test_a_model_opens_it_as_it_is(weights, tmp_path, monkeypatch, capsys):
         assert info.language in ("en", "zh", "de")
         heard.append([(one.start, one.tokens) for one in segments])
     assert heard[0] == heard[1] != []
-    kept = list((tmp_path / "cache").iterdir())
+    kept = list((tmp_path / "cache").glob("*.gguf"))
     assert len(kept) == 1 and kept[0].name.startswith("ggml-tiny.bin-")
     assert main(["inspect", str(source), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["metadata"]["whisper.mel_bins"] == whisper_bin.N_MELS
-    assert list((tmp_path / "cache").iterdir()) == kept
+    metadata = json.loads(capsys.readouterr().out)["metadata"]
+    assert metadata["whisper.mel_bins"] == whisper_bin.N_MELS and metadata["general.name"] == "ggml-tiny"
+    assert list((tmp_path / "cache").glob("*.gguf")) == kept
     source.write_bytes(source.read_bytes()[:-1])
     with pytest.raises(ModelFormatError, match="ggml-tiny.bin: cut off"):
         slimrt.Model(source)

@@ -238,14 +238,16 @@ def test_linear_of_extreme_rows(type_name, bits, isa):
     x = np.zeros((4, k), np.float32)
     x[1], x[2], x[3] = 1.0, -1.0, 1e-3
     x[3, 5] = 1e4
-    got = ops.linear(x, filled[bits].reshape(-1), type_name, rows, None, isa, 1)
     wanted = x.astype(np.float64) @ weight.T
     largest = np.max([np.abs(w) for w in weights.values()], axis=0)  # float32 rounds at the size of a block's range
     sigma = activation_rounding(x, weight, type_name) + (8 * EPS + product_unit(isa, type_name)) * (
         np.abs(x) @ largest.T
     )
-    assert (got[0] == 0).all()
-    assert (np.abs(got - wanted) <= 6 * sigma).all()
+    for times in (1, 3):  # few tokens, and enough for panels
+        got = ops.linear(np.tile(x, (times, 1)), filled[bits].reshape(-1), type_name, rows, None, isa, 1)
+        for part in got.reshape(times, *wanted.shape):
+            assert (part[0] == 0).all()
+            assert (np.abs(part - wanted) <= 6 * sigma).all()
 
 
 @pytest.mark.parametrize("isa", ISAS)

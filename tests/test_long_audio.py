@@ -83,6 +83,20 @@ def test_skipped_silences_move_nothing(model):
         assert any(segment.end > start and segment.end < end + 0.3 for _, start, end in truth), segment
 
 
+def test_windows_together_are_heard_as_one_by_one(model):
+    """Clips end where the cells do, so that windows that are cut beforehand are those that are met one by one."""
+    samples, truth = composed(12)
+    cells = np.arange(round(len(samples) / SAMPLE_RATE / CELL))
+    clips = np.stack((cells * CELL, (cells + 1) * CELL - 0.02), axis=1).ravel().tolist()
+    one_by_one, _ = model.transcribe(samples, clip_timestamps=clips, condition_on_previous_text=False)
+    assert [one.text.strip() for one in one_by_one] == [text for text, _, _ in truth]
+    for size in (1, 3):
+        together, _ = model.transcribe(samples, clip_timestamps=clips, batch_size=size)
+        assert [(o.id, o.text, o.start, o.end) for o in together] == [
+            (o.id, o.text, o.start, o.end) for o in one_by_one
+        ]
+
+
 def test_sounds_of_different_length_are_heard_together_as_they_are_alone(model):
     sounds = [composed(count, seed)[0] for seed, count in enumerate((20, 2, 9, 1, 5))]
     for sound, (segments, _) in zip(sounds, model.transcribe(sounds), strict=True):

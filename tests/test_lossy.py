@@ -6,12 +6,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import slimrt
 from slimrt import CacheUnsupportedError
 from slimrt.folding.gate import percent
-from slimrt.modelfile.gguf import ModelData, read_gguf, write_gguf
+from slimrt.modelfile.gguf import ModelData, Tensor, read_gguf, write_gguf
 
 SHIPPED = Path(__file__).parent.parent / "models"
 TALE, T5 = SHIPPED / "tale-llama.gguf", SHIPPED / "tale-t5.gguf"
@@ -39,6 +40,28 @@ def test_loading_refuses_it_and_names_what_is_fine():
         slimrt.Model(TALE, cache=["k:q8", "kv", "kv", "kv"], n_ctx=32)
     with slimrt.Model(TALE, cache="k+r:q8", n_ctx=32) as model:  # what it advises
         assert model.generate("Anna", max_tokens=1).tokens
+
+
+def nearly_singular(source: Path, target: Path) -> Path:
+    """With a W_K in layer 1 whose singular values fall to what float32 can just tell from nothing."""
+    model = read_gguf(source)
+    u, s, v = np.linalg.svd(model.tensor("blk.1.attn_k.weight").values().astype(np.float64))
+    doubtful = Tensor.of("blk.1.attn_k.weight", u * (s[0] * np.geomspace(1, 1e-7, len(s))) @ v)
+    write_gguf(target, model.with_tensors(doubtful), show_progress=False)
+    return target
+
+
+def test_float32_rows_are_gated_too(tiny, tmp_path):
+    path = nearly_singular(tiny, tmp_path / "doubtful.gguf")
+    slimrt.Model(tiny, cache="k:f32", n_ctx=32).close()
+    with pytest.raises(CacheUnsupportedError, match=r"too imprecise in f32: .*in layer 1 .*use k\+r") as refused:
+        slimrt.Model(path, cache="k:f32", n_ctx=32)
+    assert "or type f32" not in str(refused.value)
+    with pytest.raises(CacheUnsupportedError, match="in layer 1") as refused:
+        slimrt.Model(path, cache="k:f16", n_ctx=32)
+    assert "or type f32" not in str(refused.value)  # it would be refused, too
+    assert not slimrt.plan(path, cache="k:f32").fits
+    slimrt.Model(path, cache="k:f32", n_ctx=32, allow_lossy=True).close()
 
 
 @pytest.mark.parametrize("cache", ["k:f16", "k:f32", "kv:q4", "k+r:q8"])

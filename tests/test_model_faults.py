@@ -49,7 +49,7 @@ def test_a_file_that_was_replaced_by_its_name_goes_on(copy, grouped, tmp_path):
 def test_a_page_that_is_gone_is_said_in_words(copy):
     """Where no check comes before the read: the process ends as it did, of SIGBUS, but not without a word."""
     script = """if True:
-        import os, sys, slimrt
+        import os, sys, slimrt._core
         file = slimrt._core.GgufFile(sys.argv[1])
         os.truncate(sys.argv[1], 0)
         file.bytes()[-1]

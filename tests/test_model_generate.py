@@ -182,6 +182,16 @@ def test_other_sequences_may_fill_the_cache(tiny):
             model.generate([BOS] * 60, max_tokens=1)
 
 
+def test_a_full_cache_ends_one_text_and_the_others_go_on(tiny):
+    """A session holds one block of four; where both texts want a second one, there is one."""
+    with slimrt.Model(tiny, n_ctx=64, n_seqs=2) as model, model.session() as session:
+        session.append([BOS] * 20)
+        first, last = model.generate([PROMPT, PROMPT], max_tokens=-1, **GREEDY)
+        assert first.finish_reason == last.finish_reason == "context"
+        assert first.usage.prompt_tokens + len(first.tokens) >= 64 > 34 > last.usage.prompt_tokens + len(last.tokens)
+        assert first.tokens[: len(last.tokens)] == last.tokens
+
+
 def test_max_tokens_zero_only_reads_the_prompt(model):
     result = model.generate(PROMPT, max_tokens=0)
     assert (result.text, result.tokens, result.finish_reason) == ("", (), "length")
@@ -196,8 +206,10 @@ def test_logprobs(model):
     for i, one in enumerate(result.logprobs):
         assert one.token == result.tokens[i]
         assert one.logprob == pytest.approx(expected[i, one.token], abs=5e-3)
-        assert [p for _, p in one.top] == sorted((p for _, p in one.top), reverse=True)
-        assert len(one.top) == 3 and one.top[0][0] == one.token
+        assert [top.logprob for top in one.top] == sorted((top.logprob for top in one.top), reverse=True)
+        assert len(one.top) == 3 and one.top[0] == slimrt.TopLogprob(one.token, one.text, one.logprob)
+        for top in one.top:
+            assert top.text == model.tokenizer.token_bytes(top.token).decode("utf-8", "replace")
     assert model.generate(PROMPT, max_tokens=2).logprobs is None
 
 
@@ -210,7 +222,7 @@ def test_logprobs_are_the_models_own_whatever_changes_the_choice(model):
         expected = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
         for i, one in enumerate(result.logprobs):
             assert one.logprob == pytest.approx(expected[i, one.token], abs=2e-2)
-            assert one.top[0][1] == pytest.approx(expected[i].max(), abs=2e-2)
+            assert one.top[0].logprob == pytest.approx(expected[i].max(), abs=2e-2)
 
 
 def test_logit_bias_forces_and_bans(model):
@@ -278,7 +290,23 @@ def test_progress_and_stopping_by_it(tiny):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"num_beams": 4}, slimrt.UnsupportedError, "beam search is not supported.*temperature=0"),
+        ({"num_beams": 0}, ValueError, "num_beams must be at least 1"),
+        ({"num_beams": 4, "temperature": 0.7}, ValueError, "temperature=0.7 does not go with num_beams=4"),
+        ({"num_beams": 4, "top_k": 5}, ValueError, "top_k=5 does not go with num_beams=4"),
+        ({"num_beams": 4, "dry_multiplier": 0.5}, ValueError, "dry_multiplier=0.5 does not go with num_beams=4"),
+        ({"num_beams": 4, "on_overflow": "shift"}, ValueError, "on_overflow='shift' does not go with num_beams=4"),
+        ({"length_penalty": 2.0}, ValueError, "length_penalty=2.0 is about beams: give num_beams too"),
+        ({"early_stopping": True}, ValueError, "early_stopping=True is about beams"),
+        ({"mirostat": 1}, slimrt.UnsupportedError, "mirostat 1 is not supported: mirostat 2"),
+        ({"mirostat": 2, "min_p": 0.1}, ValueError, "min_p=0.1 does not go with mirostat=2"),
+        ({"mirostat": 2, "mirostat_tau": -1.0}, ValueError, "mirostat_tau"),
+        ({"dry_multiplier": -1.0}, ValueError, "dry_multiplier"),
+        ({"dry_sequence_breakers": "ab"}, TypeError, "dry_sequence_breakers must be a sequence of texts"),
+        ({"dry_sequence_breakers": ["a", ""]}, ValueError, "dry_sequence_breakers must not be empty"),
+        ({"xtc_probability": 2.0}, ValueError, "xtc_probability"),
+        ({"on_overflow": "shfit"}, ValueError, "on_overflow 'shfit'.*did you mean 'shift'"),
+        ({"n_keep": 4}, ValueError, "n_keep=4 says what a shifted context keeps: give on_overflow='shift'"),
+        ({"n_keep": -2, "on_overflow": "shift"}, ValueError, "n_keep must be -1"),
         ({"temperature": -1.0}, ValueError, "temperature"),
         ({"top_p": 2.0}, ValueError, "top_p"),
         ({"typical_p": 0.0}, ValueError, "typical_p"),
@@ -295,7 +323,7 @@ def test_progress_and_stopping_by_it(tiny):
         ({"logprobs": -1}, ValueError, "logprobs"),
         ({"seed": -1}, ValueError, "seed"),
         ({"stop": ["a", ""]}, ValueError, "stop string"),
-        ({"length_penalty": 1.0}, TypeError, "length_penalty"),
+        ({"best_of": 1.0}, TypeError, "best_of"),
         ({"max_tokens": 2.5}, TypeError, "max_tokens must be a whole number"),
         ({"max_tokens": None}, TypeError, "max_tokens must be a whole number"),
         ({"temperature": "hot"}, TypeError, "temperature must be a number"),

@@ -108,7 +108,7 @@ def test_too_little_memory_is_said_before_the_fold(tiny, monkeypatch):
         ({"cache_type": "int3"}, slimrt.UnsupportedError, "f32, f16, bf16"),
         ({"cache_type_v": "fp16"}, slimrt.UnsupportedError, "did you mean 'f16'"),
         ({"device": "tpu"}, slimrt.UnsupportedError, "auto, cpu"),
-        ({"on_overflow": "shift"}, slimrt.UnsupportedError, "error"),
+        ({"on_overflow": "shuffle"}, ValueError, "error, shift"),
         ({"memory_limit": "lots"}, ValueError, "not a size"),
         ({"n_ctx": -1}, ValueError, "n_ctx"),
         ({"sparse_threshold": "0.1"}, TypeError, "sparse_threshold"),

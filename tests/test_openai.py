@@ -14,7 +14,7 @@ import slimrt
 from conftest import GREEDY, PROMPT
 from slimrt.openai.requests import OPTIONS, REFUSED
 from slimrt.openai.responses import completion_logprobs
-from slimrt.results import TokenLogprob
+from slimrt.results import TokenLogprob, TopLogprob
 from tiny_model import BOS
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -96,7 +96,7 @@ def test_echo_scores_the_prompt_as_score_does(model):
 
 
 def test_a_chosen_token_is_among_the_likeliest_shown():
-    tokens = [TokenLogprob(7, "x", -3.0, ((1, -0.1), (2, -2.0)))]
+    tokens = [TokenLogprob(7, "x", -3.0, (TopLogprob(1, "1", -0.1), TopLogprob(2, "2", -2.0)))]
     assert completion_logprobs(tokens, 2, lambda id: b"y")["top_logprobs"] == [{"y": -0.1, "x": -3.0}]
     shown = completion_logprobs(tokens, 1, lambda id: b"%d" % id, offset=4)
     assert shown == {

@@ -19,7 +19,7 @@ from gguf_shapes import Shape, write_random, write_sparse
 from reference import Reference
 from slimrt import _core, core
 
-# Cache elements (K and V) at a context, cache-math.md section 6, for the architectures of this release.
+# Cache elements (K and V) at a context, docs/cache-math.md section 6, for the architectures of this release.
 # name: shape, context, elements in the paper, half a unit of its last digit.
 PAPER = {
     "CodeLlama-7B": (Shape(4096, 32, 32, 16384), 16384, 4.3e9, 0.05e9),

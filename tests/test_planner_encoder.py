@@ -18,7 +18,7 @@ from whisper_shapes import N_CTX, SIZES, write_whisper
 
 gigabytes = pytest.mark.unsanitized  # are allocated
 
-# Graef and Wasielewski, "Slim attention", table of Whisper (cache-math.md, section 6): millions of elements of the
+# Graef and Wasielewski, "Slim attention", table of Whisper (docs/cache-math.md, section 6): millions of elements of the
 # baseline and of option 2 without E; how much smaller with E; how many fewer reads at batch 64 with E on chip.
 PAPER = {
     "tiny": (6.0, 0.7, 4.7, 5.6),
@@ -108,7 +108,7 @@ def test_a_model_without_an_encoder_has_no_such_table(tiny):
 
 @pytest.mark.usefixtures("clean_environment")
 def test_the_command_prints_it(run, whisper):
-    code, out, _ = run("plan", whisper("tiny"), "--batch", "64")
+    code, out, _ = run("plan", whisper("tiny"), "--parallel", "64")
     assert code == 0
     line = next(line for line in out.splitlines() if line.startswith("option 2, x"))
     assert "4.7" in line and "8.71x" in line and "x f16" in line and "e f16" in line

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The identities of cache-math.md section 1 hold in the reference itself, in float64."""
+"""The identities of docs/cache-math.md section 1 hold in the reference itself, in float64."""
 
 from __future__ import annotations
 

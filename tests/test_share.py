@@ -137,7 +137,7 @@ def test_types_stay_as_far_as_their_blocks_fit(kind, tmp_path):
     assert got.shape == wanted.shape and np.isfinite(got).all()
 
 
-# ---------------------------------------------------------------- Pythia-160M, as published (cache-math.md, section 5)
+# ---------------------------------------------------------------- Pythia-160M, as published (docs/cache-math.md)
 PYTHIA = Shape(d=768, n_layers=12, n_heads=12, n_ctx=2048, d_ff=3072, n_vocab=50304, arch="gptneox")
 PUBLISHED = {  # variant -> layers and heads with K and V, units of a feed-forward network, parameters
     "GQA-48": (12, 4, 3584, 162_316_800),

@@ -217,11 +217,40 @@ def test_gqa_refuses_k():
         load("tale-gqa", "k")
 
 
-@each_model
+@pytest.mark.parametrize(("mode", "cache_type"), [("kv", "f32"), ("k", "f32"), ("kv", "q8"), ("k+r", "q8")])
+def test_tale_chat_answers(mode, cache_type):
+    """The recorded conversations, turn by turn: ids of the prompts, the likeliest tokens, the answers."""
+    recorded = json.loads((SHIPPED / "tale-chat.json").read_text(encoding="utf-8"))["conversations"]
+    assert sum(len(one["turns"]) for one in recorded) >= 12
+    with load("tale-chat", mode, cache_type) as model:
+        for conversation in recorded:
+            asked = [i for i, message in enumerate(conversation["messages"]) if message["role"] == "user"]
+            for end, turn in zip(asked, conversation["turns"], strict=True):
+                ids = model.render_chat(conversation["messages"][: end + 1])
+                assert ids == turn["ids"]
+                last = model.logits(ids)[-1].astype(np.float64)
+                if cache_type == "f32":
+                    assert np.abs(last[turn["top5_ids"]] - turn["top5_logits"]).max() < 1e-4 * np.abs(last).max()
+                assert model.generate(ids, max_tokens=40, temperature=0).text == turn["answer"]
+
+
+def test_tale_chat_adds_and_remembers(run):
+    """What README shows, and a name."""
+    path = SHIPPED / "tale-chat.gguf"
+    assert run("chat", path, "-p", "What is 2 + 3?", "--temp", 0) == (0, "2 + 3 is 5.\n", "")
+    assert run("chat", path, "-p", "What is 2 + 3?", "--temp", 0, "-sys", "Be brief.")[1] == "5\n"
+    messages = [{"role": "user", "content": "My name is Ruth."}]
+    with slimrt.Model(path) as model:
+        messages.append({"role": "assistant", "content": model.chat(messages, temperature=0).text})
+        messages.append({"role": "user", "content": "What is my name?"})
+        assert model.chat(messages, temperature=0).text == "Your name is Ruth."
+
+
+@pytest.mark.parametrize("name", [*NAMES, "tale-chat"])
 def test_files_are_small_and_complete(name):
     """What ships with the project stays small, and carries its licence and tokenizer."""
     path = SHIPPED / f"{name}.gguf"
     file = slimrt._core.GgufFile(str(path))
     assert path.stat().st_size < 16 << 20
-    assert file.value("general.license") == "Apache-2.0"
+    assert (file.value("general.name"), file.value("general.license")) == (name, "Apache-2.0")
     assert len(file.value("tokenizer.ggml.tokens")) == file.tensors()["token_embd.weight"][1][0]

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import numpy as np
 import pytest
+import soundfile
 
 from scripted import (
     DE,
@@ -30,7 +32,7 @@ from scripted import (
     write_gguf,
 )
 from slimrt.errors import AudioError, ContextOverflowError, UnsupportedError
-from slimrt.speech.audio import SAMPLE_RATE
+from slimrt.speech.audio import SAMPLE_RATE, read_sound
 
 pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
 
@@ -108,6 +110,20 @@ def test_a_short_sound(path):
     assert (info.language, info.duration, info.duration_heard) == ("en", 2.0, 2.0) and info.language_probability > 0.99
     assert engine.prompts == [[START, EN, TRANSCRIBE]] and not engine.live
     assert engine.windows[0][199].max() > 0 and (engine.windows[0][200:] == 0).all()  # nothing is heard after the end
+
+
+def test_what_is_to_be_known_of_a_file_is_told_once(path, tmp_path):
+    soundfile.write(tmp_path / "a.wav", sound((2.0, 0.3)), SAMPLE_RATE)
+    (tmp_path / "a.wav").write_bytes((tmp_path / "a.wav").read_bytes()[:32044])
+    model = scripted_model(path, Speaker(constant(HELLO)))
+    with pytest.warns(UserWarning, match="cut off after 1.00 s of 2.00 s") as told:
+        _, info = model.transcribe(tmp_path / "a.wav")
+    assert told[0].filename == __file__ and info.warnings == (str(told[0].message),) and info.duration == 1.0
+    with warnings.catch_warnings(action="error"):
+        _, info = model.transcribe(read_sound(tmp_path / "a.wav"))
+    assert len(info.warnings) == 1
+    with pytest.raises(AudioError, match="longer than 0.5 s"):
+        model.transcribe(sound((1.0, 0.3)), max_seconds=0.5)
 
 
 def test_language_and_task_are_forced_or_detected(path):
@@ -277,7 +293,7 @@ def test_blanks_are_suppressed_unless_asked_for(path):
 def test_languages_by_name_and_options_by_their_name_elsewhere(path):
     model = scripted_model(path, Speaker(constant(HELLO)))
     assert model.transcribe(sound((1.0, 0.3)), language="German")[1].language == "de"
-    for theirs, ours in (("beam_size", "num_beams"), ("vad_filter", "skip_silence"), ("without_timestamps", "timest")):
+    for theirs, ours in (("beam_size", "num_beams"), ("vad_filter", "vad"), ("without_timestamps", "timest")):
         with pytest.raises(TypeError, match=f"no {theirs}: here it is called {ours}"):
             model.transcribe(sound((1.0, 0.3)), **{theirs: 1})
 

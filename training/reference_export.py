@@ -40,13 +40,18 @@ def round_weights(model: nn.Module) -> None:
                 p.copy_(p.half().float())
 
 
-def write_gguf(model: nn.Module, c: Config, tokenizer: Tokenizer, path: Path) -> None:
-    """Write one model in llama.cpp's layout; the module names are already GGUF's."""
+def write_gguf(
+    model: nn.Module, c: Config, tokenizer: Tokenizer, path: Path, *, chat_template: str = "", end: str = END
+) -> None:
+    """Write one model in llama.cpp's layout; the module names are already GGUF's.
+
+    chat_template: of a model that chats, whose texts begin with no BOS. end: the token that ends what it generates.
+    """
     w = gguf.GGUFWriter(str(path), c.arch)
     w.add_name(c.name)
     w.add_author("slimrt contributors")
     w.add_license("Apache-2.0")
-    w.add_description("Small reference model of slimrt, trained on a generated language (training/train_reference.py)")
+    w.add_description("Small reference model of slimrt, trained on a generated language (training/)")
     w.add_languages(["en"])
     w.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
     w.add_context_length(c.n_ctx)
@@ -67,16 +72,18 @@ def write_gguf(model: nn.Module, c: Config, tokenizer: Tokenizer, path: Path) ->
         w.add_parallel_residual(True)
     w.add_vocab_size(vocab)
     spec = json.loads(tokenizer.to_str())
-    end = tokenizer.token_to_id(END)
+    control = tokenizer.get_added_tokens_decoder()
     w.add_tokenizer_model("gpt2")
     w.add_tokenizer_pre("gpt-2")
     w.add_token_list([tokenizer.id_to_token(i) for i in range(vocab)])
-    w.add_token_types([gguf.TokenType.CONTROL if i == end else gguf.TokenType.NORMAL for i in range(vocab)])
+    w.add_token_types([gguf.TokenType.CONTROL if i in control else gguf.TokenType.NORMAL for i in range(vocab)])
     w.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in spec["model"]["merges"]])
-    w.add_bos_token_id(end)
-    w.add_eos_token_id(end)
-    w.add_add_bos_token(True)
+    w.add_bos_token_id(tokenizer.token_to_id(END))
+    w.add_eos_token_id(tokenizer.token_to_id(end))
+    w.add_add_bos_token(not chat_template)
     w.add_add_eos_token(False)
+    if chat_template:
+        w.add_chat_template(chat_template)
     for name, p in model.state_dict().items():
         matrix = p.ndim == 2
         w.add_tensor(name, (p.half() if matrix else p.float()).numpy())

@@ -14,6 +14,7 @@ namespace {
 
 using Masks = Array<const uint32_t>;
 using Bias = std::vector<std::pair<int32_t, float>>;
+using Breakers = std::vector<std::vector<int32_t>>;
 
 /// Not converted: a copy would be gone before it is read.
 Masks read_masks(const nb::object& from) {
@@ -31,9 +32,28 @@ nb::tuple logprobs_tuple(const TokenLogprobs& from) {
 
 void create(Sampler* self, float temperature, int64_t top_k, double top_p, double min_p, double typical_p,
             float repeat_penalty, float frequency_penalty, float presence_penalty, int64_t repeat_last_n,
-            uint64_t seed, const Bias& logit_bias) {
-    new (self) Sampler({temperature, top_k, top_p, min_p, typical_p, repeat_penalty, frequency_penalty,
-                        presence_penalty, repeat_last_n, seed, logit_bias});
+            uint64_t seed, const Bias& logit_bias, float dry_multiplier, float dry_base,
+            int64_t dry_allowed_length, int64_t dry_penalty_last_n, const Breakers& dry_breakers,
+            double top_n_sigma, double xtc_probability, double xtc_threshold, int64_t mirostat,
+            double mirostat_tau, double mirostat_eta) {
+    new (self) Sampler({temperature,
+                        top_k,
+                        top_p,
+                        min_p,
+                        typical_p,
+                        repeat_penalty,
+                        frequency_penalty,
+                        presence_penalty,
+                        repeat_last_n,
+                        seed,
+                        logit_bias,
+                        {dry_multiplier, dry_base, dry_allowed_length, dry_penalty_last_n, dry_breakers},
+                        top_n_sigma,
+                        xtc_probability,
+                        xtc_threshold,
+                        mirostat,
+                        mirostat_tau,
+                        mirostat_eta});
 }
 
 int32_t sample(Sampler& self, const Array<const float>& logits, const nb::object& mask) {
@@ -60,8 +80,9 @@ nb::tuple logprobs_of(const Array<const float>& logits, int32_t token, int64_t n
 
 /// The ids that the filters leave.
 nb::object filter_logits(const Array<const float>& logits, int64_t top_k, double top_p, double min_p,
-                         double typical_p) {
+                         double typical_p, double top_n_sigma) {
     SamplerOptions options;
+    options.top_n_sigma = top_n_sigma;
     options.top_k = top_k, options.top_p = top_p, options.min_p = min_p, options.typical_p = typical_p;
     Candidates candidates;
     candidates.reset({logits.data(), logits.size()});
@@ -124,7 +145,11 @@ void bind_sampler(nb::module_& m, nb::module_& ops) {
              nb::arg("top_p") = 0.95, nb::arg("min_p") = 0.05, nb::arg("typical_p") = 1.0,
              nb::arg("repeat_penalty") = 1.0f, nb::arg("frequency_penalty") = 0.0f,
              nb::arg("presence_penalty") = 0.0f, nb::arg("repeat_last_n") = 64, nb::arg("seed") = 0,
-             nb::arg("logit_bias") = nb::make_tuple())
+             nb::arg("logit_bias") = nb::make_tuple(), nb::arg("dry_multiplier") = 0.0f,
+             nb::arg("dry_base") = 1.75f, nb::arg("dry_allowed_length") = 2,
+             nb::arg("dry_penalty_last_n") = -1, nb::arg("dry_breakers") = nb::make_tuple(),
+             nb::arg("top_n_sigma") = 0.0, nb::arg("xtc_probability") = 0.0, nb::arg("xtc_threshold") = 0.1,
+             nb::arg("mirostat") = 0, nb::arg("mirostat_tau") = 5.0, nb::arg("mirostat_eta") = 0.1)
         .def(
             "accept", [](Sampler& self, const std::vector<int32_t>& tokens) { self.accept(tokens); },
             nb::arg("tokens"))
@@ -132,7 +157,8 @@ void bind_sampler(nb::module_& m, nb::module_& ops) {
     m.def("token_logprobs", &logprobs_of, nb::arg("logits"), nb::arg("token"), nb::arg("n") = 0);
     ops.def("row_exponentials", &row_exponentials, nb::arg("logits"), nb::arg("temperature"));
     ops.def("filter_logits", &filter_logits, nb::arg("logits"), nb::kw_only(), nb::arg("top_k") = 0,
-            nb::arg("top_p") = 1.0, nb::arg("min_p") = 0.0, nb::arg("typical_p") = 1.0);
+            nb::arg("top_p") = 1.0, nb::arg("min_p") = 0.0, nb::arg("typical_p") = 1.0,
+            nb::arg("top_n_sigma") = 0.0);
 }
 
 }  // namespace slimrt

@@ -49,7 +49,7 @@ void linear_heads(Backend& backend, const AttnConfig& config, Tensor x, Tensor w
 
 /// A mode that reads rows in two ways. Absorbed attention pays for few queries only: a query costs n_heads
 /// times the arithmetic, where materialising costs one product of the stored rows with a weight (break-even
-/// near head_dim queries, cache-math section 1). So a step is taken part by part: absorbed ones have at most
+/// near head_dim queries, docs/cache-math.md). So a step is taken part by part: absorbed ones have at most
 /// head_dim tokens, which bounds scratch; a materialised one is one sequence. A chunk is materialised however
 /// short it is, since its append is long. An encoder's rows are always absorbed.
 class AbsorbingMode : public CacheMode {

@@ -14,6 +14,9 @@ namespace {
 using cpu::scan_block;
 using cpu::scan_blocks;
 
+constexpr double kLog2 = 0.6931471805599453;
+constexpr float kColdest = 1e-37f;  // a thread may take subnormal numbers for 0, and 0 / 0 is none
+
 /// A number that is ordered as x is.
 uint32_t ordered(float x) {
     const uint32_t bits = std::bit_cast<uint32_t>(x + 0.0f);  // -0 becomes 0
@@ -25,7 +28,19 @@ uint32_t ordered(float x) {
 float logit_below(float top, double p) {
     int exponent = 0;
     std::frexp(p, &exponent);
-    return float(top + (exponent - 1) * 0.6931471805599453 - 0.01 - std::abs(double(top)) * 0x1p-22);
+    return float(top + (exponent - 1) * kLog2 - 0.01 - std::abs(double(top)) * 0x1p-22);
+}
+
+/// Natural logarithm of a finite number above 0, by operations that every machine rounds alike: of 2^e m it
+/// is e log 2 + 2 artanh((m - 1) / (m + 1)), whose series is cut off below 1e-16.
+double portable_log(double x) {
+    int exponent = 0;
+    double m = std::frexp(x, &exponent);  // [1/2, 1)
+    if (m < 0.7071067811865476) m *= 2, --exponent;
+    const double z = (m - 1) / (m + 1), square = z * z;  // square < 0.03
+    double sum = 0;
+    for (int k = 21; k > 0; k -= 2) sum = sum * square + 1.0 / k;
+    return exponent * kLog2 + 2 * z * sum;
 }
 
 }  // namespace
@@ -65,6 +80,22 @@ std::vector<int32_t> Candidates::ranked() const {
     std::vector<int32_t> order = ids();
     std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return row_[a] > row_[b]; });
     return order;
+}
+
+double Candidates::surprise(int32_t id, float temperature) {
+    temperature = std::max(temperature, kColdest);
+    const double below = (double(top_) - double(row_[size_t(id)])) / double(temperature);
+    return (portable_log(exponentials(temperature)) + below) / kLog2;
+}
+
+void Candidates::keep_top_n_sigma(double deviations) {
+    const auto x = logits();
+    double n = 0, sum = 0, squares = 0;
+    for (const float logit : x)
+        if (logit != -INFINITY) ++n, sum += double(logit);
+    for (const float logit : x)
+        if (logit != -INFINITY) squares += (double(logit) - sum / n) * (double(logit) - sum / n);
+    keep_logits_from(float(double(top_) - deviations * std::sqrt(squares / n)));
 }
 
 void Candidates::keep_top_k(int64_t k) {
@@ -112,6 +143,29 @@ void Candidates::keep_min_p(double share) {
         kept += double(p_[i]) >= share;
     }
     left_.resize(kept), ids_.resize(kept);
+}
+
+void Candidates::drop_top_choices(double threshold) {
+    keep_logits_from(-INFINITY);
+    const double least = threshold * exponentials(1);
+    const auto is_top = [&](size_t i) { return p_[i] > 0 && double(p_[i]) >= least; };
+    size_t stays = left_.size();
+    for (size_t i = 0; i < left_.size(); ++i)
+        if (is_top(i) && (stays == left_.size() || left_[i] <= left_[stays])) stays = i;
+    size_t kept = 0;
+    for (size_t i = 0; i < left_.size(); ++i) {
+        if (is_top(i) && i != stays) continue;
+        left_[kept] = left_[i], ids_[kept++] = ids_[i];
+    }
+    left_.resize(kept), ids_.resize(kept);
+    top_ = *std::max_element(left_.begin(), left_.end());
+}
+
+void Candidates::keep_surprise(double bits, float temperature) {
+    temperature = std::max(temperature, kColdest);
+    const double room =
+        bits * kLog2 - portable_log(exponentials(temperature));  // of (top - logit) / temperature
+    keep_logits_from(float(double(top_) - double(temperature) * std::max(room, 0.0)));
 }
 
 /// Fills p_ (but for a whole row) and sums_; the sum of all.
@@ -180,8 +234,7 @@ void Candidates::keep_keys_until(double target, bool by_mass) {
 
 int32_t Candidates::draw(float temperature, double at) {
     const auto x = logits();
-    temperature =
-        std::max(temperature, 1e-37f);  // a thread may take subnormal numbers for 0, and 0 / 0 is none
+    temperature = std::max(temperature, kColdest);
     double rest = at * exponentials(temperature);
     size_t block = 0;
     while (block < sums_.size() && rest >= sums_[block]) rest -= sums_[block++];

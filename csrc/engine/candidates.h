@@ -23,7 +23,11 @@ class Candidates {
     double log_normaliser();
     /// The ids that are left, the likeliest first.
     std::vector<int32_t> ranked() const;
+    /// -log2 of the probability of one that is left, in bits, at a temperature.
+    double surprise(int32_t id, float temperature);
 
+    /// Those whose logit is at most so many standard deviations of all logits below the largest.
+    void keep_top_n_sigma(double deviations);
     void keep_top_k(int64_t k);
     /// The fewest that together have this share of the probability, 0 < share < 1, the likeliest first.
     void keep_top_p(double share);
@@ -31,6 +35,10 @@ class Candidates {
     void keep_typical(double share);
     /// Those with at least this share of the probability of the likeliest.
     void keep_min_p(double share);
+    /// All but those with at least this probability; of these the least likely one stays.
+    void drop_top_choices(double threshold);
+    /// Those with at most this surprise at a temperature, and the likeliest whatever its own is.
+    void keep_surprise(double bits, float temperature);
 
     /// One of them by chance: the one whose part of [0, 1), after those with lower ids, holds `at`.
     int32_t draw(float temperature, double at);

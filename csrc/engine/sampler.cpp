@@ -10,17 +10,32 @@
 namespace slimrt {
 
 void filter(Candidates& candidates, const SamplerOptions& options) {
+    if (options.top_n_sigma > 0) candidates.keep_top_n_sigma(options.top_n_sigma);
     if (options.top_k > 0) candidates.keep_top_k(options.top_k);
     if (options.typical_p < 1) candidates.keep_typical(options.typical_p);
     if (options.top_p < 1) candidates.keep_top_p(options.top_p);
     if (options.min_p > 0) candidates.keep_min_p(options.min_p);
 }
 
-Sampler::Sampler(SamplerOptions options) : options_(std::move(options)), random_(options_.seed) {
+namespace {
+
+void require(bool ok, const char* what) {
+    if (!ok) fail(ErrorCode::argument, what);
+}
+
+void require_valid(const DryOptions& dry) {
+    require(dry.multiplier >= 0 && std::isfinite(dry.multiplier), "dry_multiplier must be 0 (none) or more");
+    require(dry.base >= 1 && std::isfinite(dry.base), "dry_base must be 1 or more, and finite");
+    require(dry.allowed_length >= 0, "dry_allowed_length must not be negative");
+    require(dry.penalty_last_n >= -1, "dry_penalty_last_n must be -1 (all), 0 or more");
+    for (const auto& breaker : dry.breakers) require(!breaker.empty(), "a sequence breaker has no tokens");
+}
+
+}  // namespace
+
+Sampler::Sampler(SamplerOptions options)
+    : options_(std::move(options)), random_(options_.seed), most_surprise_(2 * options_.mirostat_tau) {
     const SamplerOptions& o = options_;
-    auto require = [](bool ok, const char* what) {
-        if (!ok) fail(ErrorCode::argument, what);
-    };
     require(o.temperature >= 0 && std::isfinite(o.temperature), "temperature must be 0 or more, and finite");
     require(o.top_k >= 0, "top_k must be 0 (all) or more");
     require(o.top_p > 0 && o.top_p <= 1, "top_p must lie in (0, 1]");
@@ -31,6 +46,15 @@ Sampler::Sampler(SamplerOptions options) : options_(std::move(options)), random_
     require(std::isfinite(o.frequency_penalty), "frequency_penalty must be finite");
     require(std::isfinite(o.presence_penalty), "presence_penalty must be finite");
     require(o.repeat_last_n >= -1, "repeat_last_n must be -1 (all), 0 or more");
+    require(o.top_n_sigma >= 0, "top_n_sigma must be 0 (all) or more");
+    require(o.xtc_probability >= 0 && o.xtc_probability <= 1, "xtc_probability must lie in [0, 1]");
+    require(o.xtc_threshold >= 0 && o.xtc_threshold <= 1, "xtc_threshold must lie in [0, 1]");
+    require(o.mirostat == 0 || o.mirostat == 2, "mirostat must be 0 (none) or 2 (1 is not supported)");
+    require(o.mirostat_tau >= 0 && std::isfinite(o.mirostat_tau),
+            "mirostat_tau must be 0 or more, and finite");
+    require(o.mirostat_eta >= 0 && std::isfinite(o.mirostat_eta),
+            "mirostat_eta must be 0 or more, and finite");
+    require_valid(o.dry);
     for (const auto& [token, bias] : o.logit_bias) {
         require(token >= 0, "a token id in logit_bias must not be negative");
         require(bias < INFINITY, "a number in logit_bias must be finite, or -infinity for never");
@@ -43,6 +67,11 @@ bool Sampler::penalises() const {
 }
 
 void Sampler::accept(std::span<const int32_t> tokens) {
+    if (const int64_t last = options_.dry.penalty_last_n; options_.dry.multiplier > 0 && last != 0) {
+        dry_history_.insert(dry_history_.end(), tokens.begin(), tokens.end());
+        const int64_t over = last < 0 ? 0 : int64_t(dry_history_.size()) - last;
+        if (over > 0) dry_history_.erase(dry_history_.begin(), dry_history_.begin() + over);
+    }
     if (!penalises()) return;
     const int64_t most = options_.repeat_last_n;
     if (most > 0 && int64_t(tokens.size()) > most) tokens = tokens.last(size_t(most));
@@ -63,7 +92,7 @@ std::span<const float> Sampler::changed(std::span<const float> logits, std::span
     if (!mask.empty() && mask.size() < (logits.size() + 31) / 32)
         fail(ErrorCode::argument, "a mask for ", logits.size(), " tokens needs ", (logits.size() + 31) / 32,
              " words of 32 bits, it has ", mask.size());
-    if (mask.empty() && options_.logit_bias.empty() && counts_.empty()) return logits;
+    if (mask.empty() && options_.logit_bias.empty() && counts_.empty() && dry_history_.empty()) return logits;
     row.assign(logits.begin(), logits.end());
     if (!mask.empty())
         for (size_t i = 0; i < row.size(); ++i) row[i] = mask[i / 32] >> (i % 32) & 1 ? row[i] : -INFINITY;
@@ -72,13 +101,39 @@ std::span<const float> Sampler::changed(std::span<const float> logits, std::span
             fail(ErrorCode::argument, "logit_bias names token ", token, ", the vocabulary has ", row.size());
         row[token] += bias;
     }
+    penalise(row);
+    return row;
+}
+
+void Sampler::penalise(std::span<float> row) const {
+    const auto known = [&](int32_t token) { return token >= 0 && size_t(token) < row.size(); };
     for (const auto& [token, count] : counts_) {
-        if (token < 0 || size_t(token) >= row.size()) continue;
+        if (!known(token)) continue;
         float& logit = row[token];
         logit = logit > 0 ? logit / options_.repeat_penalty : logit * options_.repeat_penalty;
         logit -= float(count) * options_.frequency_penalty + options_.presence_penalty;
     }
-    return row;
+    if (dry_history_.empty()) return;
+    for (const auto& [token, length] : repetitions(dry_history_, options_.dry))
+        if (known(token)) row[token] = float(double(row[token]) - dry_penalty(options_.dry, length));
+}
+
+/// From [0, 1): 53 random bits by hand, std::uniform_real_distribution differs between standard libraries.
+double Sampler::random() { return double(random_() >> 11) * 0x1p-53; }
+
+int32_t Sampler::choose(Candidates& candidates) {
+    filter(candidates, options_);
+    if (options_.xtc_probability > 0 && random() < options_.xtc_probability)
+        candidates.drop_top_choices(options_.xtc_threshold);
+    return candidates.draw(options_.temperature, random());
+}
+
+int32_t Sampler::choose_by_surprise(Candidates& candidates) {
+    candidates.keep_surprise(most_surprise_, options_.temperature);
+    const int32_t token = candidates.draw(options_.temperature, random());
+    const double surprise = candidates.surprise(token, options_.temperature);
+    most_surprise_ -= options_.mirostat_eta * (surprise - options_.mirostat_tau);
+    return token;
 }
 
 int32_t Sampler::sample(std::span<const float> logits, std::span<const uint32_t> mask,
@@ -86,9 +141,7 @@ int32_t Sampler::sample(std::span<const float> logits, std::span<const uint32_t>
     Candidates& candidates = scratch.candidates;
     candidates.reset(changed(logits, mask, scratch.row));
     if (options_.temperature == 0) return candidates.likeliest();
-    filter(candidates, options_);
-    // 53 random bits by hand: std::uniform_real_distribution differs between standard libraries.
-    return candidates.draw(options_.temperature, double(random_() >> 11) * 0x1p-53);
+    return options_.mirostat == 2 ? choose_by_surprise(candidates) : choose(candidates);
 }
 
 TokenLogprobs token_logprobs(std::span<const float> logits, int32_t token, int64_t n,

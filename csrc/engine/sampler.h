@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "engine/candidates.h"
+#include "engine/dry.h"
 
 namespace slimrt {
 
@@ -27,10 +28,17 @@ struct SamplerOptions {
     int64_t repeat_last_n = 64;   // tokens of history that penalties look at; -1: all
     uint64_t seed = 0;
     std::vector<std::pair<int32_t, float>> logit_bias;
+    DryOptions dry;
+    double top_n_sigma = 0;      // standard deviations below the largest logit; 0: all
+    double xtc_probability = 0;  // of leaving the top choices out; 0: never
+    double xtc_threshold = 0.1;  // probability from which on a token is one of these
+    int64_t mirostat = 0;        // 2: in place of all filters; 0: none
+    double mirostat_tau = 5;     // bits that a choice is to surprise by
+    double mirostat_eta = 0.1;   // rate of learning
 };
 
-/// Leaves what top-k, typical, top-p and min-p do, in this order, each on the softmax of what those before it
-/// left.
+/// Leaves what top-n-sigma (Tang et al., "Top-nσ: Not All Logits Are You Need", 2024), top-k, typical, top-p
+/// and min-p do, in this order, each on the softmax of what those before it left.
 void filter(Candidates& candidates, const SamplerOptions& options);
 
 /// Memory that rows are sampled in, one after the other, by any sampler.
@@ -41,13 +49,16 @@ struct SamplerScratch {
 
 /// The choices of one text. In this order, as llama.cpp has it: mask and bias; repeat penalty (a logit above
 /// 0 is divided by it, another one multiplied), frequency (times the occurrences) and presence penalty
-/// (subtracted); filter(); temperature. At temperature 0 the likeliest after the penalties, with the lowest
-/// id among equals. A seed gives the same choices on every machine. For one thread at a time.
+/// (subtracted); DRY; filter(); XTC ("Exclude Top Choices", by p-e-w, text-generation-webui #6335);
+/// temperature. At temperature 0 the likeliest after the penalties, with the lowest id among equals. With
+/// mirostat (Basu et al., "Mirostat", arXiv:2007.14966, its second algorithm) the penalties, temperature, and
+/// then only tokens that surprise by no more than a bound, which follows what the choices so far surprised
+/// by. A seed gives the same choices on every machine. For one thread at a time.
 class Sampler {
   public:
     /// Throws Error{argument} naming the option that is out of range.
     explicit Sampler(SamplerOptions options);
-    /// Tokens that the text continues with, for the penalties.
+    /// Tokens that the text continues with, for the penalties and DRY.
     void accept(std::span<const int32_t> tokens);
     /// mask: none, or a bit for each token, from the lowest of the first word on: 1 where it may be chosen.
     /// Throws as Candidates::reset(), then nothing was drawn; a NaN that the mask rules out is not seen.
@@ -57,11 +68,17 @@ class Sampler {
     std::span<const float> changed(std::span<const float> logits, std::span<const uint32_t> mask,
                                    std::vector<float>& row) const;
     bool penalises() const;
+    void penalise(std::span<float> row) const;
+    double random();
+    int32_t choose(Candidates& candidates);
+    int32_t choose_by_surprise(Candidates& candidates);
 
     SamplerOptions options_;
     std::mt19937_64 random_;
     std::deque<int32_t> history_;  // only while penalties look at it
     std::unordered_map<int32_t, int64_t> counts_;
+    std::vector<int32_t> dry_history_;  // only while DRY looks at it
+    double most_surprise_ = 0;          // mirostat's bound, in bits
 };
 
 /// Natural logarithms of probabilities, as a row of logits has them.

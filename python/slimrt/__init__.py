@@ -6,45 +6,46 @@ with slimrt.Model("model.gguf", cache="k") as model:
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+TYPE_CHECKING = False  # what typing calls so; to import that, or importlib, takes longer than all else here
+if TYPE_CHECKING:  # else on first use: __getattr__
+    import os
+    from collections.abc import Sequence
 
-from slimrt.cache.config import CacheConfig
-from slimrt.cache.plan_result import PlanResult, PlanRow
-from slimrt.core import __version__
-from slimrt.errors import (
-    AudioError,
-    CacheUnsupportedError,
-    ContextOverflowError,
-    ModelFormatError,
-    SlimrtError,
-    UnsupportedError,
-    WontFitError,
-)
-from slimrt.generation.generate import Stream
-from slimrt.generation.options import GenerateOptions
-from slimrt.measure.quality import compare_caches
-from slimrt.model import Model
-from slimrt.modelfile.source import ModelSource
-from slimrt.plumbing.keywords import named
-from slimrt.results import (
-    CacheComparison,
-    CacheQuality,
-    CacheUse,
-    Generation,
-    Score,
-    Timings,
-    TokenLogprob,
-    Usage,
-)
-from slimrt.runtime.plan import plan
-from slimrt.runtime.session import Session
-from slimrt.speech.records import Segment, TranscriptionInfo, Word
-from slimrt.tokenizer.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
+    from slimrt.cache.config import CacheConfig
+    from slimrt.cache.plan_result import PlanResult, PlanRow
+    from slimrt.core import __version__
+    from slimrt.errors import (
+        AudioError,
+        CacheUnsupportedError,
+        ChatError,
+        ContextOverflowError,
+        DownloadError,
+        ModelFormatError,
+        SlimrtError,
+        UnsupportedError,
+        WontFitError,
+    )
     from slimrt.folding.report import ConvertReport
+    from slimrt.generation.generate import Stream
+    from slimrt.generation.options import GenerateOptions
+    from slimrt.measure.quality import compare_caches
+    from slimrt.model import Model
+    from slimrt.modelfile.source import ModelSource
+    from slimrt.results import (
+        CacheComparison,
+        CacheQuality,
+        CacheUse,
+        Generation,
+        Score,
+        Timings,
+        TokenLogprob,
+        TopLogprob,
+        Usage,
+    )
+    from slimrt.runtime.plan import plan
+    from slimrt.runtime.session import Session
+    from slimrt.speech.records import Segment, TranscriptionInfo, Word
+    from slimrt.tokenizer.tokenizer import Tokenizer
 
 __all__ = [
     "AudioError",
@@ -53,7 +54,9 @@ __all__ = [
     "CacheQuality",
     "CacheUnsupportedError",
     "CacheUse",
+    "ChatError",
     "ContextOverflowError",
+    "DownloadError",
     "GenerateOptions",
     "Generation",
     "Model",
@@ -69,6 +72,7 @@ __all__ = [
     "Timings",
     "TokenLogprob",
     "Tokenizer",
+    "TopLogprob",
     "TranscriptionInfo",
     "UnsupportedError",
     "Usage",
@@ -80,8 +84,63 @@ __all__ = [
     "plan",
 ]
 
+# module -> the public names that it defines, which are imported when they are first used: `slimrt --version`, and
+# whoever uses a part, must not wait for all of it
+_NAMES = {
+    "cache.config": ("CacheConfig",),
+    "cache.plan_result": ("PlanResult", "PlanRow"),
+    "core": ("__version__",),
+    "errors": (
+        "AudioError",
+        "CacheUnsupportedError",
+        "ChatError",
+        "ContextOverflowError",
+        "DownloadError",
+        "ModelFormatError",
+        "SlimrtError",
+        "UnsupportedError",
+        "WontFitError",
+    ),
+    "generation.generate": ("Stream",),
+    "generation.options": ("GenerateOptions",),
+    "measure.quality": ("compare_caches",),
+    "model": ("Model",),
+    "modelfile.source": ("ModelSource",),
+    "results": (
+        "CacheComparison",
+        "CacheQuality",
+        "CacheUse",
+        "Generation",
+        "Score",
+        "Timings",
+        "TokenLogprob",
+        "TopLogprob",
+        "Usage",
+    ),
+    "runtime.plan": ("plan",),
+    "runtime.session": ("Session",),
+    "speech.records": ("Segment", "TranscriptionInfo", "Word"),
+    "tokenizer.tokenizer": ("Tokenizer",),
+}
+_HOMES = {name: f"slimrt.{module}" for module, names in _NAMES.items() for name in names}
 
-@named
+
+if not TYPE_CHECKING:  # a type checker knows the names, and must complain of others
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOMES:
+            raise AttributeError(f"module 'slimrt' has no attribute '{name}'")
+        from importlib import import_module
+
+        value: object = getattr(import_module(_HOMES[name]), name)
+        globals()[name] = value  # from now on without this function
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def convert(
     src: str | os.PathLike[str],
     out: str | os.PathLike[str],
@@ -112,6 +171,7 @@ def convert(
     verify: bool | str | os.PathLike[str] | None = None,
     allow_lossy: bool = False,
     progress: bool | None = None,
+    overwrite: bool = True,
 ) -> ConvertReport:
     """Convert a GGUF file or a Hugging Face directory to a GGUF file that loads with its cache mode at once.
 
@@ -149,4 +209,5 @@ def convert(
         verify=verify,
         allow_lossy=allow_lossy,
         progress=wanted(progress),
+        overwrite=overwrite,
     )

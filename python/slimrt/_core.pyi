@@ -255,8 +255,12 @@ class Sampler:
 
     In this order: mask and logit_bias; repeat_penalty (a logit above 0 is divided by it, another one multiplied),
     frequency_penalty (times the occurrences) and presence_penalty (subtracted), on the last repeat_last_n accepted
-    tokens (-1: on all); top_k, typical_p, top_p, min_p, each on the softmax of what those before it left; temperature.
-    Of equal tokens a filter takes that with the lower id first. temperature 0: the likeliest after the penalties.
+    tokens (-1: on all); DRY, on the last dry_penalty_last_n; top_n_sigma, top_k, typical_p, top_p, min_p, each on the
+    softmax of what those before it left; XTC; temperature. Of equal tokens a filter takes that with the lower id first.
+    temperature 0: the likeliest after the penalties. mirostat 2: the penalties, temperature, and in place of all
+    filters a bound of the surprise, which sample() moves. Sources of each: csrc/engine/sampler.h and dry.h.
+
+    dry_breakers: sequences of tokens that no repetition goes across.
 
     Raises:
         ValueError: an option out of its range.
@@ -276,9 +280,20 @@ class Sampler:
         repeat_last_n: int = 64,
         seed: int = 0,
         logit_bias: Sequence[tuple[int, float]] = (),
+        dry_multiplier: float = 0.0,
+        dry_base: float = 1.75,
+        dry_allowed_length: int = 2,
+        dry_penalty_last_n: int = -1,
+        dry_breakers: Sequence[Sequence[int]] = (),
+        top_n_sigma: float = 0.0,
+        xtc_probability: float = 0.0,
+        xtc_threshold: float = 0.1,
+        mirostat: int = 0,
+        mirostat_tau: float = 5.0,
+        mirostat_eta: float = 0.1,
     ) -> None: ...
     def accept(self, tokens: Sequence[int]) -> None:
-        """Note tokens that the text continues with, for the penalties: the prompt's, then each that was chosen."""
+        """Note tokens that the text continues with, for penalties and DRY: the prompt's, then each that was chosen."""
 
     def sample(self, logits: NDArray[np.float32], mask: NDArray[np.uint32] | None = None) -> int:
         """A token. mask: a bit for each, from the lowest of the first word on; 0 where it must not be chosen.

@@ -38,5 +38,13 @@ class DeviceError(SlimrtError, RuntimeError):
     """A GPU failed at something it should be able to do; the message says at what. A new process may do better."""
 
 
+class DownloadError(SlimrtError, OSError):
+    """A model cannot be fetched: no such repository or file, no access, no connection, no room; says what to do."""
+
+
 class AudioError(SlimrtError, ValueError):
     """A sound that cannot be used: not an audio file, cut off, empty, or with samples that are no numbers."""
+
+
+class ChatError(SlimrtError, ValueError):
+    """Messages that make no conversation, or that the chat template refuses; it says which message."""

@@ -15,13 +15,14 @@ from slimrt.cache.config import CacheChoice, CacheOptions
 from slimrt.cache.planner import Planner, resolve_device
 from slimrt.errors import UnsupportedError
 from slimrt.generation import search
+from slimrt.generation.answers import answers
 from slimrt.generation.asynchronous import iterate_in_thread, run_in_thread
 from slimrt.generation.generate import Run, SessionEngine, Stream
 from slimrt.generation.options import GenerateOptions, Options
 from slimrt.measure import score as _score
 from slimrt.modelfile.source import ModelSource
 from slimrt.openai.methods import OpenAIMethods
-from slimrt.plumbing.arguments import unknown, whole
+from slimrt.plumbing.arguments import whole
 from slimrt.plumbing.closing import Closing
 from slimrt.plumbing.keywords import named
 from slimrt.plumbing.notes import LOG, note, shown
@@ -43,7 +44,8 @@ class Model(OpenAIMethods, Closing):
 
     Args:
         path: a GGUF file (as it is, or from slimrt.convert; of a split one the first), a Hugging Face directory,
-            whisper.cpp's ggml-*.bin, or a ModelSource.
+            whisper.cpp's ggml-*.bin, the name of a repository that holds one of these ("org/repo:Q4_K_M", also after
+            "hf://"; docs/getting-models.md), or a ModelSource.
         device: "cpu", "cuda" (an NVIDIA GPU) or "cuda:N"; "auto" is the CPU.
         n_ctx: tokens a sequence may hold; 0: the trained context, at most 4096.
         n_batch: tokens computed at once in a prefill; scratch grows with it.
@@ -79,13 +81,14 @@ class Model(OpenAIMethods, Closing):
         calibration: for modes k+r, xr and lowrank where they are folded while loading: a text file like what the model
             is to read; None: a built-in English one; "none": the weights alone.
         memory_limit: bytes, or text like "6GiB"; None: what the machine has available.
-        on_overflow: what a full context does; "error" is the only way.
+        on_overflow: what calls do at a full context that do not say it themselves, "error" or "shift": see generate.
         seed: makes the seeds of calls that give none reproducible.
         verbose: say on stderr what everything resolved to, and what logging's "slimrt" is told.
         progress: bars on stderr for long work; None: when it is a terminal.
 
     Raises:
         FileNotFoundError: there is no such path.
+        DownloadError: what a repository's name leads to cannot be fetched.
         ModelFormatError: the file is broken.
         UnsupportedError: an architecture, tensor type, cache mode, cache type or device that slimrt does not have.
         CacheUnsupportedError: a cache mode that is not legal for this model, said before anything slow begins; or one
@@ -93,6 +96,8 @@ class Model(OpenAIMethods, Closing):
         WontFitError: too little memory; its `options` would fit.
         ValueError, TypeError: an argument out of its range, or of a wrong kind.
     """
+
+    _on_overflow = "error"
 
     @named
     def __init__(
@@ -115,22 +120,30 @@ class Model(OpenAIMethods, Closing):
         self._given = {name: value for name, value in locals().items() if name not in ("self", "path", "options")}
         self._given |= options
         resolve_device(device)  # before anything slow
-        if on_overflow != "error":
-            raise UnsupportedError(unknown("on_overflow", on_overflow, ["error"]))
+        Options(on_overflow=on_overflow)
         choice = CacheChoice.of(**options)
         with shown(verbose):
             source = ModelSource.of(path, progress)
+            if on_overflow != "error":
+                continues_texts(source)
             planner = Planner.of(source, memory_limit, n_seqs, n_batch, n_threads, device)
+            n_ctx = source.n_ctx(n_ctx)
             self._runtime = _runtime.load(
                 source,
                 choice,
                 planner,
-                n_ctx=source.n_ctx(n_ctx),
+                n_ctx=n_ctx,
                 memory_limit=0 if memory_limit is None else planner.limit,
                 show_progress=progress,
                 calibration=calibration,
             )
+            if n_ctx > source.n_ctx_train and not source.has_encoder:
+                note(
+                    f"the context of {n_ctx} tokens is longer than the {source.n_ctx_train} that {source.name} was "
+                    "trained on, and the model makes little sense of more"
+                )
             _runtime.describe(self._runtime, self.memory(), note if verbose else LOG.debug)
+        self._on_overflow = on_overflow
         self._seeds = random.Random(None if seed is None else whole("seed", seed))
 
     @classmethod
@@ -189,23 +202,35 @@ class Model(OpenAIMethods, Closing):
 
     @overload
     def generate(
-        self, prompt: Prompt, *, session: Session | None = None, **options: Unpack[GenerateOptions]
+        self, prompt: Prompt, *, n: None = None, session: Session | None = None, **options: Unpack[GenerateOptions]
     ) -> Generation: ...
 
     @overload
     def generate(
-        self, prompt: Prompts, *, session: None = None, **options: Unpack[GenerateOptions]
+        self, prompt: Prompts, *, n: None = None, session: None = None, **options: Unpack[GenerateOptions]
     ) -> list[Generation]: ...
+
+    @overload
+    def generate(
+        self, prompt: Prompt, *, n: int, session: None = None, **options: Unpack[GenerateOptions]
+    ) -> list[Generation]: ...
+
+    @overload
+    def generate(
+        self, prompt: Prompts, *, n: int, session: None = None, **options: Unpack[GenerateOptions]
+    ) -> list[list[Generation]]: ...
 
     @named
     def generate(
-        self, prompt: Prompt | Prompts, *, session: Session | None = None, **options: Unpack[GenerateOptions]
-    ) -> Generation | list[Generation]:
+        self, prompt: Any, *, n: int | None = None, session: Session | None = None, **options: Unpack[GenerateOptions]
+    ) -> Any:  # what the overloads say
         """Continue a prompt.
 
         Args:
             prompt: text, or token ids; a list of either gives a list of results. The texts of a list are decoded
                 together, n_seqs at a time; the i-th uses seed + i.
+            n: so many answers to the prompt, as a list (of a list of prompts a list for each): it is computed once and
+                forked, and the answers are decoded together, n_seqs at a time. The i-th is what seed + i gives alone.
             session: a session of this model whose tokens the prompt repeats: what they have in common is not
                 computed again, the rest of the session is dropped. It ends up with prompt and text, except for the
                 last token, which is not computed yet.
@@ -217,51 +242,78 @@ class Model(OpenAIMethods, Closing):
             frequency_penalty, presence_penalty: 0.0 (none): subtracted from them, times their number and once.
             repeat_last_n: 64: the tokens, prompt included, that penalties look at; -1: all.
             logit_bias: token ids to what is added to their logits; -inf: never chosen.
+            dry_multiplier: 0.0 (none): DRY, subtracted from tokens that would go on with a repetition of
+                dry_allowed_length (2) tokens, times dry_base (1.75) for each token that it is longer. It looks at the
+                last dry_penalty_last_n (-1: all); none goes across the texts dry_sequence_breakers (\\n : " *).
+            top_n_sigma: 0.0: all; so many standard deviations of the logits below the largest are left.
+            xtc_probability: 0.0: never; how often all tokens of at least xtc_threshold (0.1) but the least likely of
+                them are left out.
+            mirostat: 0; 2: in place of the filters a bound that follows the choices, so that they surprise by
+                mirostat_tau (5.0) bits; mirostat_eta: 0.1, how fast it follows.
             stop: text, or several: generation ends before the first of them, and no part of it is shown.
             ignore_eos: never choose an end token.
             seed: None: a new one, reported in the result.
             logprobs: how many of the likeliest tokens to report for each position; 0: no report.
-            num_beams: 1.
+            num_beams: 1. More search for a likelier text and draw none: they take so many of the model's n_seqs, and n
+                gives the n likeliest. length_penalty: 1.0, power of the length that a score is divided by.
+                early_stopping: end the search with the first num_beams texts.
+            on_overflow: "error": a context that fills up ends the text, with finish_reason "context". "shift": the
+                older half of it is dropped but for the first n_keep tokens (0; -1: the prompt; a BOS always stays),
+                what stays is computed again, as a prompt is, in any cache mode, and the text goes on; `shifted` in the
+                result counts what was dropped. A session then holds what stayed.
             logits_processor: called as f(ids so far, logits float32 (vocab,)); returns the logits to sample from.
-                Then come logit_bias, the penalties, top_k, typical_p, top_p, min_p, temperature, as in llama.cpp.
+                Then come logit_bias, the penalties, DRY, top_n_sigma, top_k, typical_p, top_p, min_p, XTC, temperature,
+                as in llama.cpp.
             on_progress: called as f("prefill" or "decode", done, total) between steps; an exception from it stops
                 the work and goes on to the caller.
 
-        A context that fills up ends the text: what there is is returned with finish_reason "context".
-
         Raises:
             ContextOverflowError: a prompt does not fit; nothing was computed.
-            UnsupportedError: num_beams > 1, or text for a model without a tokenizer.
-            ValueError: an option or a token id out of its range, or an empty prompt where the model has no BOS.
+            UnsupportedError: text, stop strings or DRY's breakers for a model without a tokenizer.
+            ValueError: an option or a token id out of its range, options that do not go together, or an empty prompt
+                where the model has no BOS.
             TypeError: an option of a wrong kind, or one that there is not.
         """
-        return self._generate(prompt, session, options)
+        return self._generate(prompt, n, session, options)
 
     @named
     def stream(self, prompt: Prompt, *, session: Session | None = None, **options: Unpack[GenerateOptions]) -> Stream:
         """Continue a prompt piece by piece: an iterator of str, whose `result` is the Generation so far.
 
-        Pieces are whole UTF-8 characters and never part of a stop string. Arguments and errors as generate.
+        Pieces are whole UTF-8 characters and never part of a stop string. Arguments and errors as generate;
+        UnsupportedError: num_beams, which know no text before the end.
         """
-        settings, called = Options(**options), time.perf_counter()
+        settings, called = self._options(options), time.perf_counter()
+        if settings.num_beams > 1:
+            raise UnsupportedError("beams choose a text when they are done, so none can be streamed: use generate()")
         return Stream(self._runtime, self._run(prompt, settings, self._seed_of(settings.seed), session, called))
 
     @overload
     async def agenerate(
-        self, prompt: Prompt, *, session: Session | None = None, **options: Unpack[GenerateOptions]
+        self, prompt: Prompt, *, n: None = None, session: Session | None = None, **options: Unpack[GenerateOptions]
     ) -> Generation: ...
 
     @overload
     async def agenerate(
-        self, prompt: Prompts, *, session: None = None, **options: Unpack[GenerateOptions]
+        self, prompt: Prompts, *, n: None = None, session: None = None, **options: Unpack[GenerateOptions]
     ) -> list[Generation]: ...
+
+    @overload
+    async def agenerate(
+        self, prompt: Prompt, *, n: int, session: None = None, **options: Unpack[GenerateOptions]
+    ) -> list[Generation]: ...
+
+    @overload
+    async def agenerate(
+        self, prompt: Prompts, *, n: int, session: None = None, **options: Unpack[GenerateOptions]
+    ) -> list[list[Generation]]: ...
 
     @named
     async def agenerate(
-        self, prompt: Prompt | Prompts, *, session: Session | None = None, **options: Unpack[GenerateOptions]
-    ) -> Generation | list[Generation]:
+        self, prompt: Any, *, n: int | None = None, session: Session | None = None, **options: Unpack[GenerateOptions]
+    ) -> Any:
         """generate() in a thread; cancelling it stops the work at the next step."""
-        return await run_in_thread(lambda given: self._generate(prompt, session, given), options)
+        return await run_in_thread(lambda given: self._generate(prompt, n, session, given), options)
 
     @named
     def astream(
@@ -271,26 +323,51 @@ class Model(OpenAIMethods, Closing):
         return iterate_in_thread(lambda given: self.stream(prompt, session=session, **given), options)
 
     @named
-    def chat(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[GenerateOptions]) -> Generation:
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        chat_template: str | os.PathLike[str] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        session: Session | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> Generation:
         """The assistant's next message, in the model's own chat format.
 
         Args:
-            messages: {"role": "user", "content": "..."}, in order.
-            options: as generate.
+            messages: {"role": "user", "content": "..."}, in order; a content is text, or a list of OpenAI's parts
+                {"type": "text", "text": "..."}. The text of a control token in them stays text.
+            chat_template: another than the file's own: the name of one of several that it has or of a built-in one
+                (chatml, gemma, llama2, llama3, mistral, phi3, vicuna, zephyr), a file, or jinja2 text.
+            chat_template_kwargs: more variables for it, such as enable_thinking, documents or tools.
+            session, options: as generate.
 
         Raises:
-            UnsupportedError: the model has no chat template.
+            UnsupportedError: the model has no chat template and none was given, or there is none of that name.
+            ChatError: messages that make no conversation, or that the template refuses; it says which.
+            OSError: the template's file cannot be read.
             Others as generate.
         """
-        return self.generate(self.render_chat(messages), **options)
+        from slimrt.tokenizer.chat import stops
+
+        ids = self.render_chat(messages, chat_template=chat_template, chat_template_kwargs=chat_template_kwargs)
+        if ends := stops(self.tokenizer, chat_template):
+            options["stop"] = [*Options(**options).stops, *ends]
+        return self.generate(ids, session=session, **options)
 
     @named
-    def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """The ids of a conversation, up to where the assistant's next message begins. Errors as chat."""
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        chat_template: str | os.PathLike[str] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """The ids of a conversation, up to where the assistant's next message begins. Arguments and errors as chat."""
         continues_texts(self._runtime.source)
         from slimrt.tokenizer.chat import render_chat  # jinja2 takes as long to import as a small model to load
 
-        return list(render_chat(self.tokenizer, messages, add_generation_prompt=True))
+        return render_chat(self.tokenizer, messages, chat_template=chat_template, variables=chat_template_kwargs)
 
     def logits(self, ids: TokenIds) -> NDArray[np.float32]:
         """Logits after each token: float32 (n, vocab).
@@ -348,25 +425,36 @@ class Model(OpenAIMethods, Closing):
     def __repr__(self) -> str:
         info = self._runtime.info
         modes = "/".join(sorted({layer["mode"] for layer in info["layers"]}))
-        return f"<slimrt.Model {self._runtime.source.path.name}: {info['architecture']}, n_ctx {self.n_ctx}, {modes}>"
+        return f"<slimrt.Model {self._runtime.source.name}: {info['architecture']}, n_ctx {self.n_ctx}, {modes}>"
+
+    def _options(self, options: GenerateOptions) -> Options:
+        return Options(**({"on_overflow": self._on_overflow} | options))
 
     def _generate(
-        self, prompt: Prompt | Prompts, session: Session | None, options: GenerateOptions
-    ) -> Generation | list[Generation]:
-        settings, called = Options(**options), time.perf_counter()
+        self, prompt: Prompt | Prompts, n: int | None, session: Session | None, options: GenerateOptions
+    ) -> Any:
+        settings, called = self._options(options), time.perf_counter()
         several = is_batch(prompt)
         if several and session is not None:
             raise ValueError("a session continues one prompt, not a list of them")
         prompts: list[Any] = list(prompt) if several else [prompt]
         seed = self._seed_of(settings.seed)
-        runs = [self._run(one, settings, seed + i, session, called) for i, one in enumerate(prompts)]
-        if len(runs) > (n_seqs := int(self._runtime.info["n_seqs"])):
+        n_seqs = int(self._runtime.info["n_seqs"])
+        if len(prompts) > n_seqs:
             with shown(self._given["verbose"]):
-                note(f"{len(runs)} texts are decoded {n_seqs} at a time: a model with a larger n_seqs takes more")
-        engine = SessionEngine(self._runtime, settings.on_progress)
-        with self._runtime.lock:
-            tasks = [(1, run.task(engine)) for run in runs]
-            results = search.run(engine, tasks, n_seqs)
+                note(f"{len(prompts)} texts are decoded {n_seqs} at a time: a model with a larger n_seqs takes more")
+        if n is not None or settings.num_beams > 1:
+            if session is not None:
+                raise ValueError("a session continues one text: it does not go with n or num_beams")
+            every = [self._prompt_ids(one) for one in prompts]
+            found = answers(self._runtime, every, 1 if n is None else n, settings, seed, called)
+            results: list[Any] = found if n is not None else [one[0] for one in found]
+        else:
+            runs = [self._run(one, settings, seed + i, session, called) for i, one in enumerate(prompts)]
+            engine = SessionEngine(self._runtime, settings.on_progress)
+            with self._runtime.lock:
+                tasks = [(1, run.task(engine)) for run in runs]
+                results = search.run(engine, tasks, n_seqs)
         return results if several else results[0]
 
     def _ids(self, prompt: Prompt) -> list[int]:
@@ -376,12 +464,15 @@ class Model(OpenAIMethods, Closing):
         return self._seeds.getrandbits(32) if seed is None else seed
 
     def _run(self, prompt: Prompt, options: Options, seed: int, session: Session | None, called: float) -> Run:
-        continues_texts(self._runtime.source)
         if session is not None and not isinstance(session, Session):
             raise TypeError(f"session must be one that Model.session() or load_session() made, got {session!r}")
         if session is not None and session.runtime is not self._runtime:
             raise ValueError("the session belongs to another model")
-        return Run(self._runtime, as_prompt(self._runtime, prompt), options, seed, session, called)
+        return Run(self._runtime, self._prompt_ids(prompt), options, seed, session, called)
+
+    def _prompt_ids(self, prompt: Prompt) -> list[int]:
+        continues_texts(self._runtime.source)
+        return as_prompt(self._runtime, prompt)
 
 
 def _address(repo_id: str, filename: str | None) -> str:

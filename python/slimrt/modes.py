@@ -52,7 +52,7 @@ CROSS_FOLDED = {mode.name: tuple(fold.suffix for fold in mode.folds if fold.requ
 # how the names of tensors end that only folding makes
 FOLD_SUFFIXES = tuple(sorted({f".{fold.suffix}" for mode in (*_SELF, *_CROSS) for fold in mode.folds}))
 
-# type of k -> what part of V's width the residual has, and its type (cache-math.md section 3: in floats k is nearly
+# type of k -> what part of V's width the residual has, and its type (docs/cache-math.md: in floats k is nearly
 # exact and a thin residual does; in 8 and 4 bits rounding matters more, so it is wider and coarser)
 _RESIDUALS = {
     "f32": (16, "q8"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -80,14 +81,20 @@ class CacheUse(PerLayer, Record):
 
 
 @dataclass(frozen=True)
-class TokenLogprob(Record):
-    """A generated token and the likeliest ones in its place: natural logarithms of the model's own distribution,
-    before temperature, penalties and filters."""
+class TopLogprob(Record):
+    """A token (its id and its text; U+FFFD stands for part of a character), and the natural logarithm of its
+    probability in the model's own distribution, before temperature, penalties and filters."""
 
     token: int
     text: str
     logprob: float
-    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
+class TokenLogprob(TopLogprob):
+    """A generated token, and the likeliest ones in its place, best first."""
+
+    top: tuple[TopLogprob, ...]
 
 
 @dataclass(frozen=True)
@@ -96,12 +103,14 @@ class Generation(Record):
 
     Attributes:
         text: what follows the prompt, without the stop string or end token that ended it.
-        tokens: ids generated; an end token is not among them, the tokens of a stop string are.
+        tokens: ids generated: what the model's context holds. An end token is not among them; the tokens of a stop
+            string are, though `text` ends before it (detokenize(tokens) has it), since it may begin within a token.
         finish_reason: "stop" (an end token or a stop string), "length" (max_tokens), "context" (the context is full),
             "unfinished" (a stream read before its end).
         truncated: the full context cut it off (finish_reason "context").
         seed: the seed that reproduces it.
         logprobs: one entry a token, or None when not asked for.
+        shifted: tokens of prompt and text that were dropped from a full context (on_overflow="shift"); 0: none.
     """
 
     text: str
@@ -113,6 +122,7 @@ class Generation(Record):
     timings: Timings
     cache: CacheUse
     logprobs: tuple[TokenLogprob, ...] | None
+    shifted: int = 0
 
     def __str__(self) -> str:
         return self.text
@@ -157,6 +167,7 @@ class CacheQuality(PerLayer, Record):
         bytes_per_token: of the rows that a full window holds, in all layers, a token.
         cache_bytes: allocated for a window.
         extra_weights: bytes of weights beyond those of mode kv, such as the matrix that makes V from K.
+        too_imprecise: why loading refuses it unless one insists; "": it does not.
     """
 
     cache: str
@@ -168,6 +179,7 @@ class CacheQuality(PerLayer, Record):
     bytes_per_token: int
     cache_bytes: int
     extra_weights: int
+    too_imprecise: str = ""
 
 
 @dataclass(frozen=True)
@@ -189,15 +201,16 @@ class CacheComparison(Record):
     rows: tuple[CacheQuality, ...]
 
     def front(self) -> tuple[CacheQuality, ...]:
-        """The Pareto front, smallest first: no other row has fewer bytes a token and no more divergence."""
+        """The Pareto front, smallest first: no other row has fewer bytes a token and no more divergence. A cache that
+        loading refuses as too imprecise is not on it, and takes nothing from it."""
         found: list[CacheQuality] = []
         for row in sorted(self.rows, key=lambda row: (row.bytes_per_token, row.kl_mean)):
-            if not found or row.kl_mean < found[-1].kl_mean:
+            if not row.too_imprecise and (not found or row.kl_mean < found[-1].kl_mean):
                 found.append(row)
         return tuple(found)
 
     def table(self) -> str:
-        """A row a cache, a star where it is on the front. KL in nats; W^: bytes of weights beyond those of kv."""
+        """A row a cache; a star: on the front; refused: loading it is. KL in nats; W^: bytes of weights beyond kv's."""
         head = (
             "cache",
             "perplexity",
@@ -215,12 +228,12 @@ class CacheComparison(Record):
             (
                 row.cache,
                 f"{row.perplexity:.4f}",
-                *(f"{value:.2e}" for value in (row.kl_mean, row.kl_p99, row.kl_max)),
+                *(f"{value:.2e}" if math.isfinite(value) else "inf" for value in (row.kl_mean, row.kl_p99, row.kl_max)),
                 f"{100 * row.same_top:.2f} %",
                 str(row.bytes_per_token),
                 str(row.cache_bytes),
                 str(row.extra_weights),
-                "*" if row in front else "",
+                "refused" if row.too_imprecise else "*" if row in front else "",
             )
             for row in self.rows
         ]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any, Literal, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from slimrt.forecast.options import PredictOptions
 from slimrt.generation.text2text import Text2Text, Text2TextOptions, prefixed, text2text
 from slimrt.plumbing.keywords import named
 from slimrt.results import Generation
@@ -16,8 +17,11 @@ from slimrt.runtime.embed import embed
 from slimrt.runtime.runtime import Runtime
 from slimrt.runtime.session import TokenIds, as_ids, as_prompt, is_batch
 from slimrt.speech.audio import SAMPLE_RATE, Audio
-from slimrt.speech.options import TranscribeOptions, Transcription
+from slimrt.speech.options import DetectOptions, TranscribeOptions, Transcription
 from slimrt.speech.records import Segment, TranscriptionInfo
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Text = str | TokenIds
 Texts = list[str] | list[list[int]]
@@ -48,9 +52,9 @@ class Tasks:
         """What is said in a sound of any length: segments, and about the whole. For Whisper and Moonshine.
 
         Args:
-            audio: a file (WAV, FLAC, Ogg, MP3, ...; the extra `audio`), by its path or opened in binary, or an array
-                (n,) or (n, channels), full scale 1; a list of these gives a list of results, decoded together as far as
-                n_seqs allows.
+            audio: a file (WAV; with the extra `audio` FLAC, Ogg, MP3, M4A, MP4, MKV, ...), by its path or opened in
+                binary, or an array (n,) or (n, channels), full scale 1; a list of these gives a list of results,
+                decoded together as far as n_seqs allows.
             sample_rate: of arrays, Hz; files know theirs.
             language: a code or name, "en" or "English"; None: detected in the first window.
             task: "transcribe", or "translate" to English.
@@ -70,7 +74,16 @@ class Tasks:
                 None: what the file says, and so does -1 among others.
             clip_timestamps: hear only these stretches: seconds start, end, start, end ..., the last end may be missing;
                 text such as "0,5" too.
-            skip_silence: leave silences longer than 2 s out; times are those of the sound with them.
+            vad: how silences are found that are left out; times are those of the sound with them. "none": they stay.
+                "energy": by loudness. "silero": by a network that knows speech from noise (the extra `vad`).
+                skip_silence: the same as "energy". vad_parameters: threshold 0.5 (of silero: a probability),
+                min_speech_duration_ms 0 (what is shorter is none), min_silence_duration_ms 2000 (what is shorter
+                stays), speech_pad_ms 400 (stays on either side).
+            batch_size: decode so many windows of a sound together; needs so many n_seqs, times num_beams. Windows are
+                cut beforehand, where silence was left out or where it is quietest in the last quarter; none is shown
+                the text before it (condition_on_previous_text says nothing), all of them initial_prompt. None: one
+                after the other, each from where the last one ended.
+            max_seconds: a longer sound is refused before it fills the memory; 4 hours.
             seed: of what is drawn at temperatures above 0; the i-th sound of a list uses seed + i.
             on_progress: called as f("transcribe", done, total) in hundredths of a second of sound.
             on_segment: called as f(i, segment) as soon as there is another one of the i-th sound; on_result: as
@@ -79,10 +92,12 @@ class Tasks:
         Moonshine transcribes English, tells no times but those of stretches of 30 s, and is greedy or takes num_beams:
         timestamps, thresholds, condition_on_previous_text and max_initial_timestamp say nothing to it.
 
+        A file that is cut off is read to its end, with a UserWarning that info.warnings repeats.
+
         Raises:
-            AudioError: not a sound, cut off, empty, or with NaN in it. FileNotFoundError: no such file.
+            AudioError: not a sound, empty, longer than max_seconds, or with NaN in it. FileNotFoundError: no such file.
             ContextOverflowError: n_ctx is too small for any text.
-            UnsupportedError: not a model of speech, one that lacks what is asked for, or the extra `audio` is missing.
+            UnsupportedError: not a model of speech, one that lacks what is asked for, or an extra is missing.
             ValueError, TypeError: an option out of its range, or of a wrong kind.
         """
         from slimrt.speech.transcribe import transcribe
@@ -90,6 +105,37 @@ class Tasks:
         settings = Transcription(**options)
         audios = audio if _several(audio) else [audio]
         results = transcribe(self._runtime, audios, settings, self._seed_of(settings.seed), sample_rate)
+        return results if _several(audio) else results[0]
+
+    @overload
+    def detect_language(
+        self, audio: list[Any], *, sample_rate: int = SAMPLE_RATE, **options: Unpack[DetectOptions]
+    ) -> list[tuple[str, dict[str, float]]]: ...
+
+    @overload
+    def detect_language(
+        self, audio: Audio, *, sample_rate: int = SAMPLE_RATE, **options: Unpack[DetectOptions]
+    ) -> tuple[str, dict[str, float]]: ...
+
+    @named
+    def detect_language(
+        self, audio: Any, *, sample_rate: int = SAMPLE_RATE, **options: Unpack[DetectOptions]
+    ) -> tuple[str, dict[str, float]] | list[tuple[str, dict[str, float]]]:
+        """The language spoken in the first window of a sound, and the probability of each that the model knows, the
+        likeliest first. For Whisper models of several languages.
+
+        Args:
+            audio, sample_rate, vad, vad_parameters, max_seconds: as transcribe's; with a vad the first window is that
+                of what is left.
+
+        Raises:
+            UnsupportedError: not Whisper, a model of English alone, or an extra is missing. Others as transcribe.
+        """
+        from slimrt.speech.transcribe import detect_languages
+
+        settings = Transcription(**options)
+        found = detect_languages(self._runtime, audio if _several(audio) else [audio], settings, sample_rate)
+        results = [(next(iter(likely)), likely) for likely in found]
         return results if _several(audio) else results[0]
 
     @overload
@@ -188,12 +234,7 @@ class Tasks:
         series: Any,
         prediction_length: int | None = None,
         quantile_levels: Sequence[float] = (0.1, 0.5, 0.9),
-        *,
-        num_samples: int | None = None,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        seed: int | None = None,
+        **options: Unpack[PredictOptions],
     ) -> NDArray[np.float32]:
         """Quantiles of the values that follow series: float32 (batch, prediction_length, q). For Chronos and Bolt.
 
@@ -202,7 +243,7 @@ class Tasks:
             prediction_length: steps; None: what the model was trained for. Beyond that it goes on from its own
                 forecast.
             quantile_levels: from 0 to 1. Chronos-Bolt has nothing outside those it was trained for, mostly 0.1 to 0.9:
-                its lowest and highest stand for what is beyond.
+                its lowest and highest stand for what is beyond, with a warning.
             num_samples, temperature, top_k, top_p: of Chronos' sample paths; None: what the model says. Chronos-Bolt
                 draws none.
             seed: makes the paths reproducible; series i uses seed + i.
@@ -212,12 +253,55 @@ class Tasks:
             ValueError, TypeError: no numbers, infinite ones or beyond 1e17, none that the model reads, or an option out
                 of its range.
         """
-        from slimrt.forecast.predict import predict_quantiles
+        from slimrt.forecast.predict import predict, warn_beyond
 
-        return predict_quantiles(
-            self._runtime, series, prediction_length, quantile_levels, num_samples=num_samples,
-            temperature=temperature, top_k=top_k, top_p=top_p, seed=self._seed_of(seed),
+        seed = self._seed_of(options.get("seed"))
+        quantiles, _ = predict(self._runtime, series, prediction_length, quantile_levels, seed, options)
+        warn_beyond(self._runtime.source, quantile_levels)
+        return quantiles
+
+    def predict_df(
+        self,
+        df: pd.DataFrame,
+        *,
+        id_column: str = "item_id",
+        timestamp_column: str = "timestamp",
+        target: str = "target",
+        prediction_length: int | None = None,
+        quantile_levels: Sequence[float] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
+        freq: str | pd.DateOffset | None = None,
+        **options: Unpack[PredictOptions],
+    ) -> pd.DataFrame:
+        """The same of a pandas DataFrame with a row a step, as chronos-forecasting's predict_df (the extra `forecast`).
+
+        Args:
+            df: rows in any order. Columns but the three named are not read.
+            id_column: which series a row is of. timestamp_column: when it is; every series has the same regular steps.
+            target: the values; NaN is a missing one.
+            prediction_length, quantile_levels and the other options: as predict_quantiles.
+            freq: steps, as pandas names them ("D", "ME"); None: what the timestamps of series of 3 rows or more tell.
+                It is used as it is, for series that are not regular too.
+
+        Returns:
+            A row for each series, in the order of their first rows, and step: id_column, timestamp_column,
+            "target_name", "predictions" (of Chronos the mean of its paths, of Chronos-Bolt the median), and a column
+            for each quantile level, called str(level).
+
+        Raises:
+            UnsupportedError: not a Chronos model, or pandas is missing.
+            ValueError: no such column, dates that are ambiguous, given twice or not regular, without `freq`.
+            Others as predict_quantiles.
+        """
+        from slimrt.forecast.frame import Columns, predict_frame
+        from slimrt.forecast.predict import predict, warn_beyond
+
+        seed = self._seed_of(options.get("seed"))
+        found = predict_frame(
+            lambda series: predict(self._runtime, series, prediction_length, quantile_levels, seed, options),
+            df, Columns(id_column, timestamp_column, target), quantile_levels, freq,
         )  # fmt: skip
+        warn_beyond(self._runtime.source, quantile_levels)
+        return found
 
     def _source_ids(self, text: Text) -> list[int]:
         if isinstance(text, str):

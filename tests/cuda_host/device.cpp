@@ -51,6 +51,8 @@ const char* cudaGetErrorName(cudaError_t error) {
             return "cudaErrorMemoryAllocation";
         case cudaErrorInvalidConfiguration:
             return "cudaErrorInvalidConfiguration";
+        case cudaErrorInsufficientDriver:
+            return "cudaErrorInsufficientDriver";
         case cudaErrorNoDevice:
             return "cudaErrorNoDevice";
         case cudaErrorInvalidDevice:

@@ -30,6 +30,8 @@
 // PanelCodes: 4 codes in each of `lanes` lanes; PanelSums: a sum in each. See linear_panel.h.
 // - load_panel(p); splat_four(p): the same 4 codes in all; start_all(p): the same integer; dot<wide>; to_vec.
 // - panel_vectors: of a register tile. few_in_registers: whether there are registers for linear_few.h.
+// - PanelPairs: sums of products of codes that are not wide, two to a sum, of at most `max` (0: there are
+//   none): of(w, x), plus(w, x), added_to(sums). To add in 16 bits first takes fewer instructions.
 //
 // Words: four bytes of each of `lanes` rows, see linear_unpack.h.
 // - load_words(rows, at, to[4]), perhaps to[8]: those from byte `at` of the rows on; load_word(rows, at).
@@ -78,6 +80,10 @@ struct Powers {
     }
 };
 alignas(64) static constexpr Powers powers;
+
+struct NoPairs {
+    static constexpr int max = 0;
+};
 
 /// Where `lanes` rows are, some bytes apart.
 struct RowsAt {

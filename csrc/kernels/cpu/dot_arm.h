@@ -134,6 +134,7 @@ static inline Acc add_last_eight(Acc acc, const Scales& s) { return acc + s.v[2]
 
 using PanelCodes = int8x16_t;
 using PanelSums = int32x4_t;
+struct PanelPairs : NoPairs {};
 
 static inline PanelCodes load_panel(const void* p) { return load_as<int8x16_t>(p); }
 static inline PanelSums start_all(const void* p) { return vdupq_n_s32(load_as<int32_t>(p)); }

@@ -44,13 +44,15 @@ static inline Codes above(Codes low, Codes high) {
 
 constexpr int wide_offset = 0;
 static inline Codes wide(Codes c) { return c; }
+static inline __m256i add_pairs(__m256i acc, __m256i pairs) {
+    return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
 /// maddubs adds two products of an unsigned and a signed factor in 16 bits: codes below 64 cannot overflow,
 /// wide ones lend their sign to the activation.
 template <bool is_wide>
 static inline __m256i dot(__m256i acc, __m256i w, __m256i x) {
-    const __m256i pairs = is_wide ? _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w))
-                                  : _mm256_maddubs_epi16(w, x);
-    return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    return add_pairs(acc, is_wide ? _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w))
+                                  : _mm256_maddubs_epi16(w, x));
 }
 template <bool is_wide>
 static inline Sums dot(Sums acc, Codes w, Codes x) {
@@ -129,7 +131,7 @@ static inline void store(float* p, Scales s) {
 
 using PanelCodes = __m256i;
 using PanelSums = __m256i;
-constexpr int panel_vectors = 1;
+constexpr int panel_vectors = 2;
 constexpr bool few_in_registers = true;
 
 static inline PanelCodes splat_four(const void* p) {
@@ -138,6 +140,14 @@ static inline PanelCodes splat_four(const void* p) {
     return _mm256_set1_epi32(four);
 }
 static inline PanelSums start_all(const void* p) { return splat_four(p); }
+struct PanelPairs {
+    static constexpr int max = 32767;
+    __m256i v;
+
+    static PanelPairs of(PanelCodes w, PanelCodes x) { return {_mm256_maddubs_epi16(w, x)}; }
+    PanelPairs plus(PanelCodes w, PanelCodes x) const { return {_mm256_add_epi16(v, of(w, x).v)}; }
+    PanelSums added_to(PanelSums sums) const { return add_pairs(sums, v); }
+};
 
 using Words = __m256i;
 static inline void load_words(const RowsAt& row, int at, Words (&to)[4]) {

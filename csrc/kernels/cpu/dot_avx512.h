@@ -109,6 +109,7 @@ static inline Acc add_last_eight(Acc acc, Scales s) {
 
 using PanelCodes = __m512i;
 using PanelSums = __m512i;
+struct PanelPairs : NoPairs {};
 constexpr int panel_vectors = 2;
 constexpr bool few_in_registers = true;
 

@@ -188,6 +188,7 @@ struct PanelCodes {
     Shorts even, odd;
 };
 using PanelSums = Ints;
+struct PanelPairs : NoPairs {};
 constexpr int panel_vectors = 1;
 constexpr bool few_in_registers = false;
 

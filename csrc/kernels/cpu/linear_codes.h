@@ -30,7 +30,7 @@ static void quant_product(const void* weights, size_t w_stride, int64_t n_rows, 
     if (n_tokens > max_few<Weight>) {
         r = product_by_panels<Weight, panel_vectors, Ops>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k,
                                                           out, out_stride);
-        if constexpr (!is_rare<Weight>)
+        if constexpr (!is_rare<Weight> && panel_vectors * lanes > 16)  // items are of multiples of 16 rows
             r = product_by_panels<Weight, 1, Ops>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k, out,
                                                   out_stride);
     } else if (n_tokens >= min_few<Weight>) {

@@ -48,6 +48,26 @@ struct FewTokens {
         }
     }
 
+    /// The same by sums of pairs.
+    template <class Pairs>
+    static void dots_by_pairs(const Words* codes, const uint8_t* const (&x)[T], PanelSums (&s)[T]) {
+        constexpr int n = fours_in_pairs<Weight>;
+#pragma GCC unroll 4
+        for (int first = 0; first < quads; first += n) {
+            Pairs p[T];
+#pragma GCC unroll 8
+            for (int q = first; q < first + n; ++q) {
+#pragma GCC unroll 8
+                for (int t = 0; t < T; ++t) {
+                    const PanelCodes four = splat_four(x[t] + 4 * q);
+                    p[t] = q == first ? Pairs::of(codes[q], four) : p[t].plus(codes[q], four);
+                }
+            }
+#pragma GCC unroll 8
+            for (int t = 0; t < T; ++t) s[t] = p[t].added_to(s[t]);
+        }
+    }
+
     template <class Ops>
     static void dots_by_element(const Words* codes, const uint8_t* const (&x)[T], PanelSums (&s)[T]) {
 #pragma GCC unroll 2
@@ -78,6 +98,8 @@ struct FewTokens {
             s[t] = start_all(Weight::offset == 0 ? static_cast<const void*>(&none) : sums);
         if constexpr (ByElement::n > 1)
             dots_by_element<ByElement>(codes, x, s);
+        else if constexpr (fours_in_pairs<Weight> > 1)
+            dots_by_pairs<PanelPairs>(codes, x, s);
         else
             dots<ByElement>(codes, x, s);
         const Vec of_rows = load(scales[g]);

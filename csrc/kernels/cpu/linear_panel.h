@@ -104,14 +104,8 @@ struct PanelTile {
                                                         : first.sums + 4 * at + t * x_stride);
             }
         }
-        for (int q = 0; q < quads; ++q) {
-            PanelCodes w[V];
-            for (int v = 0; v < V; ++v) w[v] = load_panel(panel.codes[g * quads + q][v * lanes]);
-            for (int t = 0; t < T; ++t) {
-                const PanelCodes four = splat_four(first.codes + 4 * (at * quads + q) + t * x_stride);
-                for (int v = 0; v < V; ++v) s[t][v] = dot<Weight::is_wide>(s[t][v], w[v], four);
-            }
-        }
+        for (int q = 0; q < quads; q += fours_in_pairs<Weight>)
+            multiply<PanelPairs>(panel, g * quads + q, first.codes + 4 * (at * quads + q), s);
         for (int t = 0; t < T; ++t) {
             const Vec d = splat(f32_at(first.scales + at * Weight::group / 32 * 4 + t * x_stride));
             for (int v = 0; v < V; ++v) {
@@ -124,6 +118,37 @@ struct PanelTile {
         }
     }
     Vec sum(int t, int v) const { return acc[t][v]; }
+
+  private:
+    /// Adds the fours from `quad` of the panel on, as many as fit into sums of pairs.
+    template <class Pairs>
+    void multiply(const Panel<Weight, V, Ops>& panel, int quad, const uint8_t* codes,
+                  PanelSums (&s)[T][V]) const {
+        constexpr int n = fours_in_pairs<Weight>;
+        if constexpr (n == 1) {
+            PanelCodes w[V];
+            for (int v = 0; v < V; ++v) w[v] = load_panel(panel.codes[quad][v * lanes]);
+            for (int t = 0; t < T; ++t) {
+                const PanelCodes four = splat_four(codes + t * x_stride);
+                for (int v = 0; v < V; ++v) s[t][v] = dot<Weight::is_wide>(s[t][v], w[v], four);
+            }
+        } else {
+            Pairs p[T][V];
+#pragma GCC unroll 8
+            for (int q = 0; q < n; ++q) {
+                PanelCodes w[V];
+                for (int v = 0; v < V; ++v) w[v] = load_panel(panel.codes[quad + q][v * lanes]);
+                for (int t = 0; t < T; ++t) {
+                    const PanelCodes four = splat_four(codes + 4 * q + t * x_stride);
+                    for (int v = 0; v < V; ++v)
+                        p[t][v] = q == 0 ? Pairs::of(w[v], four) : p[t][v].plus(w[v], four);
+                }
+            }
+            for (int t = 0; t < T; ++t) {
+                for (int v = 0; v < V; ++v) s[t][v] = p[t][v].added_to(s[t][v]);
+            }
+        }
+    }
 };
 
 /// The same of signed codes. A vector has the sums of Ops::tokens tokens.

@@ -84,6 +84,18 @@ static inline const typename Weight::Block* unit_at(
 template <class Weight>
 constexpr bool is_rare = requires { Weight::is_rare; };
 
+/// How many fours of codes and activations fit into sums of pairs, a power of two; 1: they are added one by
+/// one.
+template <class Weight>
+constexpr int fours_in_pairs = [] {
+    int max_code = 63, fours = 1;
+    if constexpr (requires { Weight::max_code; }) max_code = Weight::max_code;
+    while (!Weight::is_wide && fours < Weight::group / 4 &&
+           2 * fours * (2 * 127 * max_code) <= PanelPairs::max)
+        fours *= 2;
+    return fours;
+}();
+
 /// Whether a weight has so many bytes that reading them is the limit with one token, and with two.
 template <class Weight>
 constexpr bool large = sizeof(typename Weight::Block) * 5 > Weight::block * 4;

@@ -1,7 +1,7 @@
 // The quantised weight types with a product of their own, as: element = scale * (code - offset), or
 // scale * code - min. A unit is what is multiplied at a time: 256 elements, or unit_blocks blocks of 32; a
 // group has one scale. codes(blocks, j): the unit's elements 64 j ... 64 j + 63; scales(): all of the unit's
-// groups.
+// groups. max_code: the largest, where it is less than 63.
 #pragma once
 
 #include "kernels/cpu/blocks_grid.h"
@@ -22,6 +22,7 @@ struct WeightQ4_0 {
     using Block = BlockQ4_0;
     static constexpr int block = 32, unit = unit_blocks * block, group = 32, offset = 8;
     static constexpr bool has_min = false, is_wide = false;
+    static constexpr int max_code = 15;
     static Codes codes(const Block* b, int j) { return load_nibbles(b[2 * j].codes, b[2 * j + 1].codes); }
     static Scales scales(const Block* b) { return blocks_apart(&b->d, sizeof *b); }
 };
@@ -30,6 +31,7 @@ struct WeightQ4_K {
     using Block = BlockQ4_K;
     static constexpr int block = 256, unit = 256, group = 32, offset = 0;
     static constexpr bool has_min = true, is_wide = false;
+    static constexpr int max_code = 15;
     static Codes codes(const Block* b, int j) { return fields(load_twice(b->codes + 32 * j), 0, 4, 15); }
     static Scales scales(const Block* b) { return eight_scales(b); }
 };
@@ -38,6 +40,7 @@ struct WeightQ5_K {
     using Block = BlockQ5_K;
     static constexpr int block = 256, unit = 256, group = 32, offset = 0;
     static constexpr bool has_min = true, is_wide = false;
+    static constexpr int max_code = 31;
     static Codes codes(const Block* b, int j) {
         return above(fields(load_twice(b->codes + 32 * j), 0, 4, 15),
                      fields(load_twice(b->high), 2 * j, 2 * j + 1, 1));
@@ -84,6 +87,7 @@ struct WeightMXFP4 {
     using Block = BlockMXFP4;
     static constexpr int block = 32, unit = unit_blocks * block, group = 32, offset = 12;
     static constexpr bool has_min = false, is_wide = false, is_rare = true;
+    static constexpr int max_code = 24;
     static Words table() { return load_table(codes_fp4); }
     static Codes codes(const Block* b, int j) {
         return look_up(table(), load_nibbles(b[2 * j].codes, b[2 * j + 1].codes));
@@ -124,6 +128,7 @@ struct WeightTQ2_0 {
     using Block = BlockTQ2_0;
     static constexpr int block = 256, unit = 256, group = 32, offset = 1;
     static constexpr bool has_min = false, is_wide = false, is_rare = true;
+    static constexpr int max_code = 3;
     static Codes codes(const Block* b, int j) {
         return fields(load_twice(b->codes + j / 2 * 32), j % 2 * 4, j % 2 * 4 + 2, 3);
     }

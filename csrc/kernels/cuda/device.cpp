@@ -28,6 +28,14 @@ Device describe(int id) {
             .name = properties.name};
 }
 
+/// Why there is no device. Without any driver the runtime speaks of one that is too old.
+std::string why_no_device(cudaError_t result) {
+    int driver = 0;
+    if (result == cudaErrorInsufficientDriver && cudaDriverGetVersion(&driver) == cudaSuccess && driver == 0)
+        return "no NVIDIA driver is installed";
+    return result == cudaSuccess ? "no device" : cudaGetErrorString(result);
+}
+
 }  // namespace
 }  // namespace cuda
 
@@ -40,7 +48,7 @@ std::vector<std::string> cuda_devices(std::string* why_none) {
         n = 0;
     }
     for (int id = 0; id < n; ++id) names.push_back(cuda::describe(id).name);
-    if (why_none) *why_none = result != cudaSuccess ? cudaGetErrorString(result) : n == 0 ? "no device" : "";
+    if (why_none) *why_none = n == 0 ? cuda::why_no_device(result) : "";
     return names;
 }
 

@@ -306,7 +306,7 @@ def check_cache(source: ModelSource, choice: CacheChoice) -> None:
     if len(choice.configs) == 1 and mode != AUTO and not modes[mode].legal:
         legal = ", ".join(name for name, one in modes.items() if one.legal)
         raise CacheUnsupportedError(
-            f"cache mode '{mode}' cannot be used with {source.path.name}: {modes[mode].refusal}. "
+            f"cache mode '{mode}' cannot be used with {source.name}: {modes[mode].refusal}. "
             f"Legal for this model: {legal}"
         )
     choice.layers(source)

@@ -52,7 +52,7 @@ class CrossConfig:
             return {"cross": self.mode, "cross_type": self.type, "n_source": self.n_source}
         if self.given:
             raise ValueError(
-                f"cross, cross_type and n_source are for models with an encoder, and {source.path.name} has none: "
+                f"cross, cross_type and n_source are for models with an encoder, and {source.name} has none: "
                 "leave them out"
             )
         return {}

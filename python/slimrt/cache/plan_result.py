@@ -41,7 +41,7 @@ class PlanRow(MemorySizes):
 
     Attributes:
         cache: mode of all layers, or "mixed".
-        max_n_ctx: the largest context that fits the limit, 0 if none does.
+        max_n_ctx: the largest context that fits the limit, up to the trained one or to what was asked for; 0 if none.
         fits: the asked context fits.
         smaller_from: the context from which it takes less memory than kv of the same type, derived weights and scratch
             counted; None for kv itself, and where it never does.
@@ -137,8 +137,9 @@ class PlanResult(Record):
     def table(self) -> str:
         """A row for every legal mode and for what was asked for, then what there is to say of them."""
         rows = (*self.rows, *(() if self.asked in self.rows else (self.asked,)))
-        lines = [f"{self.path}: context {self.n_ctx} of {self.n_ctx_train} trained, {self.n_seqs} at once"]
-        lines.append(table(_HEAD, [_cells(row) for row in rows]))
+        beyond = ", more than makes sense" if self.n_ctx > self.n_ctx_train else ""
+        lines = [f"{self.path}: context {self.n_ctx} of {self.n_ctx_train} trained{beyond}, {self.n_seqs} at once"]
+        lines.append(table(_HEAD, [_cells(row, self.n_ctx_train) for row in rows]))
         lines += [_of_aging(row, self.n_ctx) for row in rows if row.times_by_types not in (None, 1.0)]  # 1: as kv f16
         for row in rows:
             if row.too_imprecise:
@@ -164,8 +165,7 @@ _HEAD = ("cache", "type", "weights", "derived", "cache", "scratch", "total", "by
          "smaller than kv")  # fmt: skip
 
 
-def _cells(row: PlanRow) -> tuple[str, ...]:
-    smaller = "never" if row.smaller_from is None else f"from {row.smaller_from}"
+def _cells(row: PlanRow, n_ctx_train: int) -> tuple[str, ...]:
     return (
         row.cache,
         ", ".join(sorted({row_type(layer) for layer in row.layers()})),
@@ -177,8 +177,17 @@ def _cells(row: PlanRow) -> tuple[str, ...]:
         str(row.bytes_per_token),
         str(row.max_n_ctx),
         "too imprecise" if row.too_imprecise else "yes" if row.fits else "no",
-        "-" if row.cache in BASELINES else smaller,
+        _smaller_from(row, n_ctx_train),
     )
+
+
+def _smaller_from(row: PlanRow, n_ctx_train: int) -> str:
+    """The context from which a cache takes less than kv, scratch and folded weights counted."""
+    if row.cache in BASELINES:
+        return "-"
+    if row.smaller_from is None:
+        return "never"
+    return f"from {row.smaller_from}" + (", untrained" if row.smaller_from > n_ctx_train else "")
 
 
 def _of_aging(row: PlanRow, n_ctx: int) -> str:

@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from slimrt import core
-from slimrt.cache.config import CacheChoice, LayerCache
+from slimrt.cache.config import CacheChoice, LayerCache, kinds
 from slimrt.cache.plan_result import MemorySizes, PlanRow
 from slimrt.errors import SlimrtError, UnsupportedError, WontFitError
 from slimrt.modelfile.source import ModelSource
-from slimrt.modes import AGING, DEFAULT_TYPE
+from slimrt.modes import AGING, CACHE_TYPES, DEFAULT_TYPE
 from slimrt.plumbing.arguments import unknown, whole
 from slimrt.plumbing.units import format_bytes, parse_bytes
 
-DEVICES = ("auto", "cpu", "cuda", "cuda:1")
+DEVICES = ("auto", "cpu", "cuda", "cuda:N")
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 BLOCK = 32  # tokens in a cache block: a context between two multiples costs as much as the larger
 
@@ -30,6 +30,8 @@ _LONGEST = 1 << 20  # tokens: no break-even is looked for beyond
 
 def resolve_device(device: str) -> str:
     """ "cpu", which is what "auto" means, "cuda" or "cuda:N". UnsupportedError: another."""
+    if device in ("gpu", "nvidia"):
+        raise UnsupportedError(f"device '{device}': a GPU is called cuda, or cuda:N of several; NVIDIA's are supported")
     if not isinstance(device, str) or not _DEVICE.fullmatch(device):
         raise UnsupportedError(unknown("device", device, DEVICES))
     return "cpu" if device == "auto" else device
@@ -101,23 +103,32 @@ class Planner:
     def fits(self, choice: CacheChoice, n_ctx: int) -> bool:
         return self.sizes(choice, n_ctx).total <= self.limit
 
-    def largest_n_ctx(self, choice: CacheChoice) -> int:
-        """The largest context, up to the trained one and in whole blocks, that fits the limit; 0 if none does."""
-        most = self.source.n_ctx_train
+    def largest_n_ctx(self, choice: CacheChoice, n_ctx: int = 0) -> int:
+        """The largest context that fits the limit, in whole blocks, up to the trained one or `n_ctx` if that is more; 0
+        if none does."""
+        most = max(self.source.n_ctx_train, n_ctx)
         if self.fits(choice, most):
             return most
         return (_first_block(-(-most // BLOCK), lambda n_ctx: not self.fits(choice, n_ctx)) - 1) * BLOCK
 
-    def smaller_from(self, choice: CacheChoice) -> int | None:
-        """The context, in whole blocks, from which the choice takes less memory in all than the baseline of the same
-        type: its derived weights are paid for, and its scratch. None: it never does, up to a million tokens, or as many
-        as a model with learned positions has."""
-        kv, most = choice.with_mode(self.source.baseline), self.source.n_ctx_limit or _LONGEST
+    def smaller_from(self, choice: CacheChoice, plain: CacheChoice | None = None) -> int | None:
+        """The context, in whole blocks, from which the choice takes less memory in all than another one (by default the
+        baseline of the same type): its derived weights are paid for, and its scratch. None: it never does, up to a
+        million tokens, or as many as a model with learned positions has."""
+        kv, most = plain or choice.with_mode(self.source.baseline), self.source.n_ctx_limit or _LONGEST
 
         def smaller(n_ctx: int) -> bool:
             return self.sizes(choice, n_ctx).total < self.sizes(kv, n_ctx).total
 
         return _first_block(most // BLOCK, smaller) * BLOCK if smaller(most // BLOCK * BLOCK) else None
+
+    def break_evens(self, choice: CacheChoice) -> dict[str, int | None]:
+        """The same beside the baseline in f16, and in the type of the choice where its layers have one, by their names,
+        such as "kv q8"."""
+        own = {layer.type for layer in choice.layers(self.source)}
+        types = {DEFAULT_TYPE, *(own if len(own) == 1 else ())} & set(CACHE_TYPES)
+        plain = [CacheChoice.of(self.source.baseline, type).with_cross(choice.cross) for type in sorted(types)]
+        return {kinds(self.sizes(one, BLOCK).layers()): self.smaller_from(choice, one) for one in plain}
 
     def row(self, choice: CacheChoice, n_ctx: int) -> PlanRow:
         sizes = self.sizes(choice, n_ctx)
@@ -125,7 +136,7 @@ class Planner:
         plain = self.sizes(CacheChoice.of(self.source.baseline, DEFAULT_TYPE).with_cross(choice.cross), n_ctx)
         return PlanRow(
             cache=cache,
-            max_n_ctx=self.largest_n_ctx(choice),
+            max_n_ctx=self.largest_n_ctx(choice, n_ctx),
             fits=sizes.total <= self.limit,
             smaller_from=None if cache == self.source.baseline else self.smaller_from(choice),
             times_by_types=_times_by_types(sizes),

@@ -4,37 +4,38 @@ from __future__ import annotations
 
 import argparse
 import csv
+import io
 import statistics
-import sys
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from slimrt import core
 from slimrt.cache.config import CacheChoice, check_cache, row_type
-from slimrt.cache.planner import BLOCK, Planner, memory_limit_bytes, require_together, resolve_device, whole_blocks
+from slimrt.cache.planner import BLOCK, Planner, memory_limit_bytes, require_together, whole_blocks
 from slimrt.cli.common import (
     Flags,
+    as_json,
     cache_arguments,
-    cache_for_comparison,
-    count,
+    caches_to_compare,
     model_source,
     note,
-    positive,
-    print_json,
+    output_format,
     show_progress,
+    write_out,
 )
+from slimrt.cli.values import count, is_cache, is_number, positive
 from slimrt.modelfile.source import ModelSource
 from slimrt.plumbing import progress
+from slimrt.plumbing.files import check_target
 from slimrt.runtime.kinds import continues_texts
 from slimrt.runtime.runtime import Runtime, load
 
-HELP = "prefill and decode speed at depths, for one or several cache modes in turns, beside the read bandwidth"
-
 _BASE = 512  # tokens computed for a depth; a longer one repeats their rows
-_N_BATCH = 512
+_FORMATS = ("md", "csv", "json")
 _READ_MIB = 256  # far more than any cache
 
 
@@ -42,16 +43,32 @@ def add_flags(flags: Flags) -> None:
     flags.model()
     flags.add("-p", "--n-prompt", type=count, default=512, metavar="N", help="tokens of a prefill; 0: none (512)")
     flags.add("-n", "--n-gen", type=count, default=32, metavar="N", help="tokens of a decode; 0: none (32)")
-    flags.add("-d", "--depths", default="0", metavar="N,...", help="tokens in the cache before each test (default: 0)")
+    flags.add(
+        "-d",
+        "--depths",
+        goes_on=is_number,
+        default="0",
+        metavar="N,...",
+        help="tokens in the cache before each test (default: 0)",
+    )
     flags.add("-r", "--repetitions", type=positive, default=5, metavar="N", help="of each test (default: %(default)s)")
-    flags.add("--compare", metavar="MODE[:TYPE],...", help="caches to take turns, such as kv:f16,k+r:q8; not --cache's")
-    flags.add("-o", "--output", choices=("md", "csv", "json"), default="md", help="default: %(default)s")
+    flags.add(
+        "--compare",
+        twin=False,
+        goes_on=is_cache,
+        metavar="MODE[:TYPE],...",
+        help="caches to take turns, such as kv:f16,k+r:q8; not --cache's",
+    )
+    flags.add("--format", "--output-format", twin=False, choices=_FORMATS, help="default: what -o ends in, else md")
+    flags.add("-o", "--output", twin=False, metavar="FILE", help="write it there; default: stdout")
     flags.engine()
     flags.output()
 
 
 def run(args: argparse.Namespace) -> int:
-    resolve_device(args.device)
+    form = output_format(args, _FORMATS)
+    if args.output is not None:
+        check_target(Path(args.output))
     depths = _depths(args)
     if not args.n_prompt and not args.n_gen:
         args.usage_error("nothing to measure: -p and -n are both 0")
@@ -71,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
                 bench.measure(depth, update)
     except KeyboardInterrupt:  # what there is is worth showing
         code = 130
-    _print(bench, "json" if args.json else args.output)
+    write_out(args.output, _text(bench, form))
     return code
 
 
@@ -89,7 +106,7 @@ class Result:
     read_gb_s: list[float] = field(default_factory=list)
 
     def row(self) -> dict[str, Any]:
-        """What the outputs show; gb_s and its share of the read bandwidth only of a decode."""
+        """What the outputs show; gb_s and its share of the read bandwidth only of a decode, deviation of several."""
         mean, read = statistics.fmean(self.tok_s), statistics.fmean(self.read_gb_s)
         gb_s = None if self.bytes_per_step is None else self.bytes_per_step * mean / 1e9
         return {
@@ -99,7 +116,7 @@ class Result:
             "tokens": self.tokens,
             "depth": self.depth,
             "tok_s": mean,
-            "deviation": statistics.stdev(self.tok_s) if len(self.tok_s) > 1 else 0.0,
+            "deviation": statistics.stdev(self.tok_s) if len(self.tok_s) > 1 else None,
             "repetitions": len(self.tok_s),
             "gb_s": gb_s,
             "read_gb_s": read,
@@ -123,7 +140,7 @@ class Bench:
     def load(self, choices: list[CacheChoice]) -> None:
         """All at once, so that they can take turns. WontFitError: they do not fit together."""
         args = self._args
-        planner = Planner.of(self.source, args.memory_limit, 1, _N_BATCH, args.threads, args.device)
+        planner = Planner.of(self.source, args.memory_limit, 1, args.batch_size or 512, args.threads, args.device)
         if len(choices) > 1:
             advice = "Compare fewer, or lower the largest depth (-d)"
             require_together([planner.sizes(choice, self.n_ctx) for choice in choices], planner.limit, advice)
@@ -270,11 +287,8 @@ def _depths(args: argparse.Namespace) -> list[int]:
 
 
 def _choices(args: argparse.Namespace) -> list[CacheChoice]:
-    """The caches of --compare, else the one of --cache; what --compare leaves out is --cache-type's and the like."""
-    arguments = cache_arguments(args)
-    if args.compare is None:
-        return [CacheChoice.of(**arguments)]
-    return [CacheChoice.of(**cache_for_comparison(arguments, one)) for one in args.compare.split(",")]
+    """The caches of --compare, else the one of --cache."""
+    return [CacheChoice.of(**cache_arguments(args))] if args.compare is None else caches_to_compare(args)
 
 
 def _context(args: argparse.Namespace, depth: int) -> int:
@@ -288,23 +302,26 @@ def _context(args: argparse.Namespace, depth: int) -> int:
     return int(args.ctx or whole_blocks(needed))
 
 
-def _print(bench: Bench, output: str) -> None:
+def _text(bench: Bench, form: str) -> str:
     rows = [result.row() for result in bench.results if result.tok_s]
-    if output == "json":
+    if form == "json":
         info = {key: bench.info.get(key) for key in ("architecture", "device", "n_threads", "n_ctx")}
-        print_json({"model": str(bench.source.path)} | info | {"results": rows})
-    elif rows and output == "csv":
-        writer = csv.DictWriter(sys.stdout, rows[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    elif rows:
-        print(_markdown(bench, rows))
+        return as_json({"model": str(bench.source.path)} | info | {"results": rows}) + "\n"
+    if not rows:
+        return ""
+    if form == "md":
+        return _markdown(bench, rows) + "\n"
+    out = io.StringIO()
+    writer = csv.DictWriter(out, rows[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
 
 
 def _markdown(bench: Bench, rows: list[dict[str, Any]]) -> str:
     info = bench.info
     lines = [
-        f"{bench.source.path.name}: {info['architecture']}, {info['device']}\n",
+        f"{bench.source.name}: {info['architecture']}, {info['device']}\n",
         "| cache | test | depth | tok/s | GB/s | of the read bandwidth |",
         "|---|---|---|---|---|---|",
     ]
@@ -312,7 +329,9 @@ def _markdown(bench: Bench, rows: list[dict[str, Any]]) -> str:
         decode = row["gb_s"] is not None
         gb_s = f"{row['gb_s']:.1f}" if decode else "-"
         share = f"{100 * row['read_share']:.0f} % of {row['read_gb_s']:.1f} GB/s" if decode else "-"
-        speed = f"{row['tok_s']:.2f} ± {row['deviation']:.2f}"
+        speed = f"{row['tok_s']:.2f}" + ("" if row["deviation"] is None else f" ± {row['deviation']:.2f}")
         cells = (f"{row['cache']} {row['type']}", f"{row['test']} {row['tokens']}", row["depth"], speed, gb_s, share)
         lines.append("| " + " | ".join(map(str, cells)) + " |")
+    if any(row["read_share"] is not None and row["read_share"] > 1 for row in rows):
+        lines.append("\nover 100 %: some of what a step reads lies in the CPU's caches, which are faster than memory")
     return "\n".join(lines)

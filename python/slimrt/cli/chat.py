@@ -5,137 +5,132 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from slimrt.cli.common import Flags, model_source, note, open_model, sampling_arguments
-from slimrt.cli.generate import timings_line
-from slimrt.errors import ContextOverflowError
-from slimrt.model import Model
-from slimrt.plumbing.files import decode_text
-from slimrt.plumbing.units import format_bytes
-from slimrt.results import Generation
+from slimrt.cli.chat_commands import HINT, Commands
+from slimrt.cli.chat_input import Entered, Reader
+from slimrt.cli.common import Flags, model_source, note, open_model, sentence
+from slimrt.cli.conversation import Conversation
+from slimrt.errors import SlimrtError
+from slimrt.modelfile.source import ModelSource
+from slimrt.plumbing.files import check_target, decode_text
 from slimrt.runtime.kinds import continues_texts
-from slimrt.tokenizer.chat import render_chat
-
-HELP = "a conversation in the terminal"
-
-_COMMANDS = "/help  /reset (forget everything)  /stats  /save FILE (messages as JSON)  /exit"
 
 
 def add_flags(flags: Flags) -> None:
     flags.model()
-    flags.add("--system", metavar="TEXT", help="a first message that tells the model how to behave")
-    flags.add("-n", "--n-predict", type=int, default=-1, metavar="N", help="tokens of an answer at most; -1: until the "
-              "end or the context is full (default: %(default)s)")  # fmt: skip
+    flags.add("-p", "--prompt", twin=False, metavar="TEXT", help="one message: print the answer to it and leave")
+    flags.add("-f", "--file", twin=False, metavar="FILE", help="the same, from a file")
+    flags.add("-sys", "--system", "--system-prompt", metavar="TEXT", dest="system", help="a first message that tells "
+              "the model how to behave")  # fmt: skip
+    flags.add("--chat-template", "--chat-template-file", metavar="TEMPLATE", dest="chat_template", help="another than "
+              "the file's own: a name of the file's or chatml, gemma, llama2, llama3, mistral, phi3, vicuna, zephyr; a "
+              "file; or jinja2 text")  # fmt: skip
+    flags.add("--chat-template-kwargs", type=json_object, metavar="JSON", help="variables for the template, such as "
+              "'{\"enable_thinking\": false}'")  # fmt: skip
+    flags.add("--load", twin=False, metavar="FILE", help="go on with a conversation that --save or /save wrote")
+    flags.add("--save", twin=False, metavar="FILE", help="keep the conversation in a file, after each answer")
+    flags.n_predict(-1)
     flags.sampling()
     flags.engine()
     flags.output()
 
 
+def json_object(text: str) -> dict[str, Any]:
+    """The object that a JSON text writes, for argparse."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"not JSON: {error}: '{text}'") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"must be a JSON object, such as {{\"enable_thinking\": false}}, got '{text}'")
+    return value
+
+
 def run(args: argparse.Namespace) -> int:
     source = model_source(args)
     continues_texts(source)
-    if source.tokenizer.chat_template is None:
-        render_chat(source.tokenizer, [])  # says so, before the model is loaded
+    message = _one_message(args)
+    if args.save:
+        _check_save(args)
+    _try_template(args, source)
     with open_model(args, source, source.n_ctx(args.ctx or 0)) as model:
-        conversation = Conversation(args, model)
-        for line in _lines(args):
-            if line.startswith("/"):
-                if not conversation.command(line):
-                    break
-            elif line:
-                conversation.answer(line)
+        interactive = message is None and sys.stdin.isatty()
+        conversation = Conversation(model, args, interactive)
+        if args.load:
+            conversation.load(Path(args.load))
+        if message is not None:
+            conversation.say(message)
+            return 0
+        try:
+            _converse(conversation, Reader(interactive))
+        except BaseException:  # Ctrl-C and signals too
+            conversation.rescue()
+            raise
     return 0
 
 
-class Conversation:
-    """Messages, and the session that holds what they have in common from turn to turn."""
-
-    def __init__(self, args: argparse.Namespace, model: Model):
-        self.args = args
-        self.model = model
-        self.session = model.session()
-        self.messages: list[dict[str, str]] = []
-        self.last: Generation | None = None
-        self.reset()
-
-    def reset(self) -> None:
-        self.messages = [{"role": "system", "content": self.args.system}] if self.args.system else []
-        self.session.truncate(0)
-
-    def answer(self, text: str) -> None:
-        """Say something, and print what the model says. Ctrl-C ends the answer and keeps what there is of it."""
-        self.messages.append({"role": "user", "content": text})
-        options: dict[str, Any] = sampling_arguments(self.args) | {"max_tokens": self.args.n_predict}
-        try:
-            stream = self.model.stream(self.model.render_chat(self.messages), session=self.session, **options)
-        except (ContextOverflowError, ValueError) as error:  # too long, or the template will not have it
-            self.messages.pop()
-            if not sys.stdin.isatty():
-                raise
-            note(self.args, f"slimrt: {error} (/reset begins anew)")
-            return
-        with stream:
-            try:
-                for piece in stream:
-                    if not self.args.json:
-                        print(piece, end="", flush=True)
-            except KeyboardInterrupt:
-                if not sys.stdin.isatty():
-                    raise
-        self.last = stream.result
-        self.messages.append({"role": "assistant", "content": self.last.text})
-        print(json.dumps(self.last.to_dict(), ensure_ascii=False) if self.args.json else "", flush=True)
-        if self.last.truncated:
-            note(self.args, f"slimrt: the context of {self.model.n_ctx} tokens is full; /reset begins anew")
-        if self.args.verbose:
-            note(self.args, timings_line(self.last))
-
-    def command(self, line: str) -> bool:
-        """Do what a /command says; False ends the conversation."""
-        name, _, argument = line.partition(" ")
-        if name == "/exit":
-            return False
-        if name == "/reset":
-            self.reset()
-        elif name == "/stats":
-            self.stats()
-        elif name == "/save" and argument:
-            self.save(Path(argument.strip()))
-        else:
-            print(_COMMANDS, file=sys.stderr)
-        return True
-
-    def save(self, path: Path) -> None:
-        """Write the messages; at a terminal a file that cannot be written does not end the conversation."""
-        try:
-            path.write_text(json.dumps(self.messages, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
-        except OSError as error:
-            if not sys.stdin.isatty():
-                raise
-            note(self.args, f"slimrt: not saved: {error}")
-
-    def stats(self) -> None:
-        size = self.session.runtime.cache_bytes(self.session.length)
-        print(f"{self.session.length} of {self.model.n_ctx} tokens, cache {format_bytes(size)}", file=sys.stderr)
-        if self.last is not None:
-            print(timings_line(self.last), file=sys.stderr)
+def _one_message(args: argparse.Namespace) -> str | None:
+    """The message of -p or -f; None: there will be a conversation."""
+    if args.prompt is not None and args.file is not None:
+        args.usage_error("give -p or -f, not both")
+    if args.prompt is None and args.file is None:
+        return None
+    text = args.prompt if args.file is None else decode_text(Path(args.file).read_bytes(), args.file)
+    message = str(text).strip()
+    if not message:
+        args.usage_error("the message of -p or -f is empty")
+    return message
 
 
-def _lines(args: argparse.Namespace) -> Iterator[str]:
-    """What the user types, or pipes in, a message a line, until the end of it."""
-    if not sys.stdin.isatty():
-        for line in sys.stdin.buffer:
-            yield decode_text(line, "stdin").strip()
-        return
-    import readline  # noqa: F401  gives input() its line editing
+def _check_save(args: argparse.Namespace) -> None:
+    """Raises OSError where --save cannot write, or would replace what is not being gone on with."""
+    target = Path(args.save)
+    check_target(target)
+    if target.exists() and not (args.load and target.samefile(args.load)):
+        raise FileExistsError(f"{target} exists: go on with it with --load {target} as well, or name another file")
 
-    note(args, _COMMANDS)
+
+def _try_template(args: argparse.Namespace, source: ModelSource) -> None:
+    """Raises what the template does at a first message, before the model is loaded. It also imports jinja2 now, and not
+    at that message, where Ctrl-C might strike in the middle of it."""
+    from slimrt.tokenizer.chat import render_chat_text
+
+    system = [{"role": "system", "content": args.system}] if args.system else []
+    render_chat_text(
+        source.tokenizer,
+        [*system, {"role": "user", "content": "hello"}],
+        chat_template=args.chat_template,
+        variables=args.chat_template_kwargs,
+    )
+
+
+def _converse(conversation: Conversation, reader: Reader) -> None:
+    """Answer until the end of the input or /exit. At a terminal nothing but these ends it: not Ctrl-C, no error."""
+    commands = Commands(conversation)
+    if reader.interactive:
+        note(conversation.args, HINT)
     while True:
         try:
-            yield input("> ").strip()
-        except EOFError:
-            print(file=sys.stderr)
-            return
+            entered = reader.read()
+            if entered is None or not _react(conversation, commands, entered):
+                return
+        except KeyboardInterrupt:
+            if not reader.interactive:
+                raise
+            print("\nslimrt: stopped; the conversation is as it was (/exit or Ctrl-D leaves)", file=sys.stderr)
+
+
+def _react(conversation: Conversation, commands: Commands, entered: Entered) -> bool:
+    """Answer a message, or do what a command says; False: it ends the conversation."""
+    try:
+        if entered.command:
+            return commands.obey(entered.text)
+        if entered.text:
+            conversation.say(entered.text)
+    except (SlimrtError, OSError, ValueError, TypeError) as error:
+        if not conversation.interactive or isinstance(error, BrokenPipeError):
+            raise
+        print(f"slimrt: {sentence(error)}", file=sys.stderr)
+    return True

@@ -5,100 +5,79 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, TextIO, TypeVar
+from typing import Any, TextIO, TypeVar
 
-from slimrt.cache.config import CacheConfig, CacheOptions
+from slimrt.cache.config import CacheChoice, CacheConfig, CacheOptions
+from slimrt.cache.planner import resolve_device
+from slimrt.cli.sampling import SamplingFlags
+from slimrt.cli.values import (
+    count,
+    lower,
+    positive,
+    share,
+    share_or_auto,
+    size,
+)
 from slimrt.errors import SlimrtError
 from slimrt.model import Model
 from slimrt.modelfile.source import ModelSource
-from slimrt.modes import AUTO, CACHE_TYPES, RESIDUAL_MODE
+from slimrt.modes import AUTO, CACHE_TYPES, FASTEST, MODES, RESIDUAL_MODE
+from slimrt.plumbing.arguments import unknown
+from slimrt.plumbing.files import written_beside
 from slimrt.plumbing.tables import table as table
 
-Number = TypeVar("Number")
+Made = TypeVar("Made")
 _COLOURS = {"red": "31", "green": "32", "dim": "2"}
+_LLAMA_TYPE = re.compile(r"\bq[48]_0\b")
+_LLAMA_TYPES = {
+    "q8_0": "q8 here: 8 bits, with one scale for a head of a token and not for each 32 values",
+    "q4_0": "q4 here: 4 bits, with a scale and a minimum for each 32 values",
+}
 
 
-class Collect(argparse.Action):
-    """A list of what the flag is given each time, in place of its default; argparse's "append" adds to the default."""
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
-    ) -> None:
-        so_far = getattr(namespace, self.dest)
-        setattr(namespace, self.dest, [values] if so_far is self.default else [*so_far, values])
-
-
-def _no_layers(_: str) -> NoReturn:
-    raise argparse.ArgumentTypeError("a model is on one device as a whole: choose it with --device cpu or cuda")
-
-
-class Flags:
-    """Adds flags to a parser; each takes its default from SLIMRT_NAME in the environment, if that is set."""
-
-    def __init__(self, parser: argparse.ArgumentParser):
-        self.parser = parser
-
-    def add(self, *names: str, **settings: Any) -> None:
-        action = self.parser.add_argument(*names, **settings)
-        self._take_twin(action, names)
-
-    def _take_twin(self, action: argparse.Action, names: Sequence[str]) -> None:
-        twin = "SLIMRT_" + max(names, key=len).lstrip("-").replace("-", "_").upper()
-        value = os.environ.get(twin)
-        if not value:
-            return
-        action.required = False
-        if isinstance(action.const, bool):
-            const = action.const
-            action.type = lambda text: const if self._switch(twin, text) else not const
-            action.default = value
-        elif isinstance(action.default, int) and action.nargs == 0:  # a count
-            action.default = int(value) if value.isdecimal() else int(self._switch(twin, value))
-        elif isinstance(action, Collect):
-            action.default = [self._converted(twin, action, value)]
-        else:  # argparse converts it, and complains about it, as if it had been typed, but for the choices
-            action.type = action.type or _choice(action.choices)
-            action.default = value
-
-    def _converted(self, twin: str, action: argparse.Action, value: str) -> Any:
-        """What the type of a flag makes of a variable; wrong usage if it takes offence."""
-        if not callable(action.type):
-            return value
-        try:
-            return action.type(value)
-        except argparse.ArgumentTypeError as error:
-            self.parser.error(f"{twin}: {error}")
-
-    def _switch(self, twin: str, value: str) -> bool:
-        """What a variable says of a flag without a value; wrong usage if that is neither yes nor no."""
-        known = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
-        if value.lower() not in known:
-            self.parser.error(f"{twin} is '{value}'; it may be {', '.join(known)}")
-        return known[value.lower()]
+class Flags(SamplingFlags):
+    """Adds the flags that verbs share."""
 
     def output(self) -> None:
         """The flags of every verb."""
+        self.group("what is said")
         self.add("--json", action="store_true", help="print the result as JSON")
         self.add("-v", "--verbose", action="count", default=0, help="say more on stderr; -vv: tracebacks too")
         self.add("-q", "--quiet", action="store_true", help="nothing on stderr but errors")
         self.add("--no-progress", action="store_true", help="no progress bars")
 
     def model(self) -> None:
+        """Which model; what follows is the verb's own."""
         self.parser.add_argument("positional", metavar="MODEL", nargs="?", help="a GGUF file, Hugging Face "
-                                 "directory or whisper.cpp's ggml-*.bin")  # fmt: skip
-        self.add("-m", "--model", metavar="MODEL", help="the same as a flag")
+                                 "directory, whisper.cpp's ggml-*.bin, or ORG/REPO[:FILE or TYPE]")  # fmt: skip
+        self.group("model")
+        self.add("-m", "--model", twin=False, metavar="MODEL", help="the same as a flag, or SLIMRT_MODEL in the "
+                 "environment")  # fmt: skip
+        self.add("-hf", "-hfr", "--hf-repo", twin=False, metavar="ORG/REPO[:TYPE]", help="a model of the Hugging Face "
+                 "Hub, downloaded once")  # fmt: skip
+        self.add("-hff", "--hf-file", twin=False, metavar="FILE", help="which file of it")
+        self.group("what is done")
 
-    def engine(self) -> None:
-        """What a model is loaded, or planned, with."""
+    def engine(self, *, encoder: bool = False) -> None:
+        """What a model is loaded, or planned, with. encoder: --help tells of models with one."""
+        shown = None if encoder else argparse.SUPPRESS
+        self.checks.append(check_cache_flags)
+        self.group("machine and memory")
         self.add("-t", "--threads", type=positive, metavar="N", help="default: the physical (or big) cores")
-        self.add("-c", "--ctx", type=positive, metavar="N", help="tokens of context")
-        self.add("--device", default="auto", help="cpu (which auto is), cuda or cuda:N")
-        self.add("-ngl", "--n-gpu-layers", type=_no_layers, help=argparse.SUPPRESS)
+        self.add("-c", "--ctx", "--ctx-size", type=positive, metavar="N", help="tokens of context")
+        self.add("-b", "--batch-size", type=positive, metavar="N", help="tokens computed at once; default: 512")
+        self.add("--device", type=lower, default="auto", help="cpu (which auto is), cuda or cuda:N")
+        self.add("--memory-limit", type=size, metavar="SIZE", help="such as 6GiB; default: what the machine has "
+                 "available")  # fmt: skip
+        self.group("cache")
         self.add(
             "--cache",
+            type=lower,
             default="auto",
             metavar="MODE",
             help="kv, k, k+r, v, x, xr, kivi, lowrank, latent, with types as in k+r:q8 or k+r:q8:64:q4 (mode:type:rank:"
@@ -109,24 +88,28 @@ class Flags:
         )
         self.add(
             "--cache-type",
+            type=lower,
             default="auto",
             metavar="TYPE",
             help=f"{', '.join(CACHE_TYPES)}; default: what the file says, else f16",
         )
-        self.add("--cache-type-k", metavar="TYPE", help="of K, where it differs")
-        self.add("--cache-type-v", metavar="TYPE", help="of V, where it differs")
+        self.add("-ctk", "--cache-type-k", type=lower, metavar="TYPE", help="of K, where it differs")
+        self.add("-ctv", "--cache-type-v", type=lower, metavar="TYPE", help="of V, where it differs")
         self.add("--rank", type=count, metavar="N", help="width of the residual of mode k+r; 0: none")
-        self.add("--residual-type", metavar="TYPE", help="of the residual of mode k+r")
+        self.add("--residual-type", type=lower, metavar="TYPE", help="of the residual of mode k+r")
         self.add(
             "--cross",
+            type=lower,
             default="auto",
             metavar="MODE",
-            help="what an encoder's output leaves behind: kv, k, e, e1; default: what the file says, else e "
-            "where layers read no more bytes of it than of kv",
+            help=shown
+            or "what an encoder's output leaves behind: kv, k, e, e1; default: what the file says, else e where layers "
+            "read no more bytes of it than of kv",
         )
-        self.add("--cross-type", default="auto", metavar="TYPE", help="of its rows, as --cache-type")
-        self.add("--n-source", type=count, default=0, metavar="N", help="most rows of it, tokens of a source text; "
-                 "default: the model's own")  # fmt: skip
+        self.add("--cross-type", type=lower, default="auto", metavar="TYPE", help=shown or "of its rows, as "
+                 "--cache-type")  # fmt: skip
+        self.add("--n-source", type=count, default=0, metavar="N", help=shown or "most rows of it, tokens of a source "
+                 "text; default: the model's own")  # fmt: skip
         self.add("--allow-lossy", action="store_true", help="insist on a mode that loses over 5 %% of V in a layer")
         self.add(
             "--calibration",
@@ -143,87 +126,43 @@ class Flags:
             metavar="D",
             help="the same in modes k, k+r, x and xr by squares: root of their sum; auto: what the file says",
         )
-        self.add("--memory-limit", metavar="SIZE", help="such as 6GiB; default: what the machine has available")
-
-    def sampling(self, *, temp: float = 0.8, num_beams: int | None = 1, beams: str = "only 1 is supported") -> None:
-        """How tokens are chosen; temp, num_beams: the defaults. beams: what --num-beams says of itself."""
-        self.add("--temp", type=float, default=temp, metavar="T", help="temperature; 0: greedy (default: %(default)s)")
-        self.add("--top-k", type=int, default=40, metavar="K", help="0: all (default: %(default)s)")
-        self.add("--top-p", type=float, default=0.95, metavar="P", help="1: all (default: %(default)s)")
-        self.add("--min-p", type=float, default=0.05, metavar="P", help="0: all (default: %(default)s)")
-        self.add("--typical-p", "--typical", type=float, default=1.0, metavar="P", help="1: all (default: %(default)s)")
-        self.add("--repeat-penalty", type=float, default=1.0, metavar="R", help="1: none (default: %(default)s)")
-        self.add("--frequency-penalty", type=float, default=0.0, metavar="F", help="0: none (default: %(default)s)")
-        self.add("--presence-penalty", type=float, default=0.0, metavar="F", help="0: none (default: %(default)s)")
-        self.add("--repeat-last-n", type=int, default=64, metavar="N", help="tokens, prompt included, that the "
-                 "penalties look at; -1: all (default: %(default)s)")  # fmt: skip
-        self.add("--logit-bias", action=Collect, type=bias, default=[], metavar="ID=VALUE", help="add to a token's "
-                 "logit; -inf: never choose it; may be repeated")  # fmt: skip
-        self.add("--stop", action=Collect, default=[], metavar="TEXT", help="end before this text; may be repeated")
-        self.add("--seed", type=int, metavar="N", help="makes the text reproducible")
-        self.add("--num-beams", type=int, default=num_beams, metavar="N", help=beams)
 
 
-def positive(text: str) -> int:
-    """A whole number above zero, for argparse."""
-    value = _integer(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
-    return value
+def check_cache_flags(args: argparse.Namespace) -> None:
+    """Wrong usage where the flags of engine() do not go together, whatever the model."""
+    _native_types(args)
+    from_flags(args, lambda: resolve_device(args.device))
+    known_cache(args, cache_arguments(args))
 
 
-def count(text: str) -> int:
-    """A whole number, 0 included, for argparse."""
-    value = _integer(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"must not be negative, got {value}")
-    return value
+def known_cache(args: argparse.Namespace, arguments: CacheOptions) -> CacheChoice:
+    """The cache, of modes that there are; wrong usage else."""
+    choice = from_flags(args, lambda: CacheChoice.of(**arguments))
+    for config in choice.configs:
+        if config.mode not in (AUTO, FASTEST, *MODES):
+            args.usage_error(unknown("cache mode", config.mode, (AUTO, *MODES, FASTEST)))
+    return choice
 
 
-def share(text: str) -> float:
-    """A number from 0 up to, but not, 1, for argparse."""
-    value = parsed(float, text, "a number")
-    if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 0 and below 1, got {text}")
-    return value
-
-
-def share_or_auto(text: str) -> float | str:
-    """The same, or "auto"."""
-    return AUTO if text == AUTO else share(text)
-
-
-def bias(text: str) -> tuple[int, float]:
-    """A token id and what is added to its logit, for argparse."""
-    token, _, value = text.partition("=")
-    what = "a token id and a number, such as 42=-1.5 or 42=-inf"
-    return parsed(int, token, what), parsed(float, value, what)
-
-
-def parsed(kind: Callable[[str], Number], text: str, what: str) -> Number:
-    """A value from a text, for argparse, which says what it must be."""
+def from_flags(args: argparse.Namespace, make: Callable[[], Made]) -> Made:
+    """What the library makes of flags alone; wrong usage where it takes offence."""
     try:
-        return kind(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be {what}, got '{text}'") from None
+        return make()
+    except (SlimrtError, ValueError) as error:
+        args.usage_error(sentence(error))
+        raise
 
 
-def _integer(text: str) -> int:
-    return parsed(int, text, "a whole number")
-
-
-def _choice(choices: Iterable[str] | None) -> Callable[[str], str] | None:
-    """Takes what is among the choices; None: anything goes."""
-    if choices is None:
-        return None
-    known = list(choices)
-
-    def one_of(text: str) -> str:
-        if text not in known:
-            raise argparse.ArgumentTypeError(f"invalid choice: '{text}' (choose from {', '.join(known)})")
-        return text
-
-    return one_of
+def _native_types(args: argparse.Namespace) -> None:
+    """Takes llama.cpp's names of cache types for ours, and says so where these are not quite the same."""
+    said = set[str]()
+    for name in ("cache", "cache_type", "cache_type_k", "cache_type_v", "residual_type", "cross_type", "compare"):
+        text = getattr(args, name, None)
+        if text is not None:
+            said |= set(_LLAMA_TYPE.findall(text))
+            setattr(args, name, _LLAMA_TYPE.sub(lambda found: found[0].removesuffix("_0"), text))
+    for one in sorted(said):
+        note(args, f"slimrt: {one} is {_LLAMA_TYPES[one]}")
 
 
 def show_progress(args: argparse.Namespace) -> bool | None:
@@ -231,19 +170,39 @@ def show_progress(args: argparse.Namespace) -> bool | None:
     return False if args.quiet or args.no_progress else None
 
 
-def model_path(args: argparse.Namespace) -> Path:
+def model_name(args: argparse.Namespace) -> str:
     """The model that was named, by position, flag or environment; wrong usage if none or two were."""
-    if args.positional and args.model and args.model not in (args.positional, os.environ.get("SLIMRT_MODEL")):
-        args.usage_error("give one model, as MODEL or with -m")
-    path = args.positional or args.model
-    if not path:
+    named = [one for one in (args.positional, args.model, args.hf_repo) if one]
+    if len(named) > 1:
+        args.usage_error("give one model, as MODEL, with -m or with -hf")
+    if args.hf_file and not args.hf_repo:
+        args.usage_error("-hff names a file of a repository: give that too, with -hf")
+    if args.hf_repo:
+        return f"hf://{args.hf_repo.partition(':')[0]}:{args.hf_file}" if args.hf_file else f"hf://{args.hf_repo}"
+    name = named[0] if named else os.environ.get("SLIMRT_MODEL")
+    if not name:
         args.usage_error("which model? give MODEL, -m MODEL or SLIMRT_MODEL")
-    return Path(path)
+    return str(name)
+
+
+def beside_model(args: argparse.Namespace, inputs: Sequence[str]) -> list[str]:
+    """What a verb reads besides its model. The first word is MODEL, but where a flag names that; and where
+    SLIMRT_MODEL does, unless the word looks like a model."""
+    first = args.positional
+    flagged = args.model or args.hf_repo
+    if first is None or not (flagged or os.environ.get("SLIMRT_MODEL") and not _looks_like_model(first)):
+        return list(inputs)
+    args.positional = None
+    return [first, *inputs]
+
+
+def _looks_like_model(word: str) -> bool:
+    return word.startswith("hf://") or word.endswith((".gguf", ".bin")) or os.path.isdir(word)
 
 
 def model_source(args: argparse.Namespace) -> ModelSource:
     """The model at that path. Errors as ModelSource."""
-    return ModelSource(model_path(args), show_progress=show_progress(args))
+    return ModelSource.of(model_name(args), show_progress(args))
 
 
 def cache_arguments(args: argparse.Namespace) -> CacheOptions:
@@ -264,11 +223,15 @@ def cache_arguments(args: argparse.Namespace) -> CacheOptions:
     }
 
 
-def cache_for_comparison(arguments: CacheOptions, cache: str) -> CacheOptions:
-    """The arguments for one cache of several: a rank and residual type only for one that may have them."""
-    config = CacheConfig.parse(cache)
-    no_residual: CacheOptions = {} if config.mode == RESIDUAL_MODE else {"rank": None, "residual_type": None}
-    return {**arguments, "cache": config, **no_residual}
+def caches_to_compare(args: argparse.Namespace) -> list[CacheChoice]:
+    """Those of --compare; what one leaves out is --cache-type's and the like, a rank and residual type only of one that
+    may have them."""
+    choices = []
+    for text in args.compare.split(","):
+        config = from_flags(args, partial(CacheConfig.parse, text))
+        no_residual: CacheOptions = {} if config.mode == RESIDUAL_MODE else {"rank": None, "residual_type": None}
+        choices.append(known_cache(args, {**cache_arguments(args), "cache": config, **no_residual}))
+    return choices
 
 
 def engine_arguments(args: argparse.Namespace) -> dict[str, Any]:
@@ -278,6 +241,7 @@ def engine_arguments(args: argparse.Namespace) -> dict[str, Any]:
         **cache_arguments(args),
         "memory_limit": args.memory_limit,
         "n_threads": args.threads,
+        **({"n_batch": args.batch_size} if args.batch_size else {}),
         "progress": show_progress(args),
     }
 
@@ -294,23 +258,30 @@ def open_model(args: argparse.Namespace, source: ModelSource, n_ctx: int, n_seqs
     )
 
 
-def sampling_arguments(args: argparse.Namespace) -> dict[str, Any]:
-    """The flags of sampling(), as Model.generate takes them."""
-    return {
-        "temperature": args.temp,
-        "top_k": args.top_k,
-        "top_p": args.top_p,
-        "min_p": args.min_p,
-        "typical_p": args.typical_p,
-        "repeat_penalty": args.repeat_penalty,
-        "frequency_penalty": args.frequency_penalty,
-        "presence_penalty": args.presence_penalty,
-        "repeat_last_n": args.repeat_last_n,
-        "logit_bias": dict(args.logit_bias),
-        "stop": args.stop,
-        "seed": args.seed,
-        "num_beams": args.num_beams,
-    }
+def output_format(args: argparse.Namespace, formats: Sequence[str]) -> str:
+    """What --json or --format says, else what -o ends in, else the first. Wrong usage: -o is a format itself, as other
+    programs have it, or they disagree."""
+    if args.output in formats:
+        args.usage_error(f"-o names what to write to; a format is --format {args.output}")
+    ending, asked = output_ending(args, formats), "json" if args.json else args.format
+    if ending and asked and ending != asked:
+        args.usage_error(f"-o {args.output} and the format {asked} do not go together")
+    return asked or ending or formats[0]
+
+
+def output_ending(args: argparse.Namespace, formats: Sequence[str]) -> str | None:
+    """The format that the file to write is named after; None: there is no such file."""
+    ending = Path(args.output).suffix[1:] if args.output and not os.path.isdir(args.output) else ""
+    return ending if ending in formats else None
+
+
+def write_out(target: str | None, text: str) -> None:
+    """A result, to a file, at once and whole, or to stdout."""
+    if target is None:
+        print(text, end="")
+        return
+    with written_beside(Path(target)) as file:
+        file.write_text(text, encoding="utf-8")
 
 
 def as_json(value: Any) -> str:

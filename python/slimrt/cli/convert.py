@@ -5,62 +5,72 @@ from __future__ import annotations
 import argparse
 
 import slimrt
-from slimrt.cli.common import Flags, complain, count, parsed, positive, print_json, show_progress
+from slimrt.cli.common import Flags, complain, model_name, print_json, show_progress
+from slimrt.cli.values import between, count, is_number, lower, parsed, positive
 from slimrt.errors import CacheUnsupportedError
 from slimrt.folding.report import ConvertReport
 from slimrt.modes import CACHE_TYPES
-
-HELP = "write a GGUF file folded for a cache mode, with a report for each layer"
-
 
 _NOT_VERIFIED = 3  # exit code: --verify, and the mode loses too much
 
 
 def add_flags(flags: Flags) -> None:
-    flags.parser.add_argument("source", metavar="SRC", help="a GGUF file, a Hugging Face "
-                              "directory or whisper.cpp's ggml-*.bin")  # fmt: skip
-    flags.add("-o", "--out", required=True, metavar="OUT", help="the file to write")
+    flags.twins = False  # what a file holds must not hang on the environment
+    flags.model()
+    flags.add("-o", "--output", "--out", required=True, metavar="OUT", help="the file to write")
+    flags.add("--force", action="store_true", help="replace OUT where it exists")
     modes = "kv, k, k+r, v, x, xr, kivi, lowrank, latent, or auto: for each layer the best within a target"
-    flags.add("--cache", metavar="MODE", help=f"fold for {modes}; without it nothing is folded")
+    flags.group("cache")
+    flags.add("--cache", type=lower, metavar="MODE", help=f"fold for {modes}; without it nothing is folded")
     flags.add(
         "--cache-type",
+        type=lower,
+        goes_on=lambda word: word.lower() in CACHE_TYPES,
         default="auto",
         metavar="TYPE",
         help=f"of the rows: {', '.join(CACHE_TYPES)} (default: f16); for auto with commas between those it may choose "
         "from (default: f16,q8,fp8_e4m3,q4)",
     )
-    flags.add(
-        "--target-error",
-        type=error,
-        metavar="E",
-        help="for auto and lowrank: the largest relative error of V, and over sqrt(2) of attention's output (default "
-        "of auto: 0.01)",
-    )
+    flags.add("--target-error", type=between, metavar="E", help="for auto and lowrank, as 0.01 or 1%%: the "
+              "largest relative error of V, and over sqrt(2) of attention's output (auto: 0.01)")  # fmt: skip
     flags.add("--target-bytes", metavar="N", help="for auto and lowrank: bytes a token of all layers together in a "
               "long context, such as 600, or how many times fewer than kv f16, such as 8x")  # fmt: skip
-    flags.add("--rank", type=several, metavar="N", help="width of k+r's residual (default: by type); of lowrank the "
-              "part of V's latent that old rows keep, with commas between levels, oldest first "
+    flags.add("--rank", type=several, goes_on=is_number, metavar="N", help="width of k+r's residual (default: by "
+              "type); of lowrank the part of V's latent that old rows keep, with commas between levels, oldest first "
               "(default: 0.5)")  # fmt: skip
-    flags.add("--residual-type", metavar="TYPE", help="element type of k+r's residual (default: by type)")
-    flags.add("--bits", type=several, metavar="B", help="of lowrank's levels, 2, 3, 4, 8 or 16 (default: 2,4)")
-    flags.add("--share", type=several, metavar="P", help="of the rows that have aged, of each level but the oldest, or "
-              "how many: 64 (default: 0.1)")  # fmt: skip
+    flags.add("--residual-type", type=lower, metavar="TYPE", help="element type of k+r's residual (default: by type)")
+    flags.add(
+        "--bits",
+        type=several,
+        goes_on=is_number,
+        metavar="B",
+        help="of lowrank's levels, 2, 3, 4, 8 or 16 (default: 2,4)",
+    )
+    flags.add("--share", type=several, goes_on=is_number, metavar="P", help="of the rows that have aged, of each "
+              "level but the oldest, or how many: 64 (default: 0.1)")  # fmt: skip
     flags.add("--sinks", type=count, metavar="N", help="tokens at a text's beginning that lowrank keeps (default: 4)")
     flags.add("--group", type=count, metavar="N", help="of lowrank's scales: 32")
     flags.add("--heads", type=positive, metavar="N", help="KV heads that share a latent of lowrank (default: up to 4)")
     flags.add("--predict", action="store_true", help="of V, lowrank keeps only what stored keys do not tell: fewer "
               "bytes, for some time more")  # fmt: skip
-    flags.add("--v-heads", type=error, default=0.0, metavar="P", help="of k and k+r, the share of heads that keep V "
+    flags.add("--v-heads", type=between, default=0.0, metavar="P", help="of k and k+r, the share of heads that keep V "
               "beside K, those that attend to most tokens, such as 0.25 (default: 0)")  # fmt: skip
     flags.add("--exact", action="store_true", help="insist on an exact fold, without a residual: k or v")
-    flags.add("--cross", metavar="MODE", help="of a model with an encoder, fold cross-attention for kv, k, e or e1")
-    flags.add("--cross-type", default="auto", metavar="TYPE", help="of its rows, as --cache-type (default: f16)")
-    types = "f32, f16, bf16, q8_0, q4_0, q4_k, q4_k_m, q5_k, q6_k"
-    flags.add("--outtype", metavar="TYPE", help=f"type of the weights: {types}; default: as they are")
     flags.add(
-        "--kv-layers", type=int, metavar="M", help="merge K and V of neighbouring layers until M have some (MLKV)"
+        "--cross",
+        type=lower,
+        metavar="MODE",
+        help="of a model with an encoder, fold cross-attention for kv, k, e or e1",
     )
-    flags.add("--kv-heads", type=int, metavar="G", help="merge K and V of neighbouring heads until a layer has G")
+    flags.add(
+        "--cross-type", type=lower, default="auto", metavar="TYPE", help="of its rows, as --cache-type (default: f16)"
+    )
+    types = "f32, f16, bf16, q8_0, q4_0, q4_k, q4_k_m, q5_k, q6_k"
+    flags.add("--outtype", type=lower, metavar="TYPE", help=f"type of the weights: {types}; default: as they are")
+    flags.add(
+        "--kv-layers", type=positive, metavar="M", help="merge K and V of neighbouring layers until M have some (MLKV)"
+    )
+    flags.add("--kv-heads", type=positive, metavar="G", help="merge K and V of neighbouring heads until a layer has G")
     flags.add("--merge", default="uniform", metavar="HOW", help="uniform or reference, as the published converter "
               "weighs layers (default: uniform)")  # fmt: skip
     flags.add("--shared-keys", default="unrotated", metavar="HOW", help="what layers read of others' K: unrotated, as "
@@ -72,15 +82,8 @@ def add_flags(flags: Flags) -> None:
               "text; encoders that hear are given noise. Exit code 3, and no file, where over 5 %% of V is "
               "lost in a layer")  # fmt: skip
     flags.add("--allow-lossy", action="store_true", help="insist on a mode that loses over 5 %% of V in a layer")
+    flags.twins = True
     flags.output()
-
-
-def error(text: str) -> float:
-    """A number between 0 and 1, for argparse."""
-    value = float(text)
-    if not 0 < value < 1:
-        raise argparse.ArgumentTypeError(f"must be above 0 and below 1, got {text}")
-    return value
 
 
 def several(text: str) -> int | float | list[int | float]:
@@ -111,8 +114,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _convert(args: argparse.Namespace, cache: str | None) -> ConvertReport:
     return slimrt.convert(
-        args.source,
-        args.out,
+        model_name(args),
+        args.output,
         cache=cache,
         cache_type=args.cache_type.split(",") if "," in args.cache_type else args.cache_type,
         target_error=args.target_error,
@@ -139,4 +142,5 @@ def _convert(args: argparse.Namespace, cache: str | None) -> ConvertReport:
         verify=args.verify,
         allow_lossy=args.allow_lossy,
         progress=show_progress(args),
+        overwrite=args.force,
     )

@@ -5,17 +5,19 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import re
 import sys
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
 from typing import Any
 
 from slimrt import __version__, core, machine
-from slimrt.cli.common import Flags, positive, print_json
+from slimrt.cli.common import Flags, print_json
+from slimrt.cli.values import positive
 from slimrt.plumbing.units import format_bytes
 
-HELP = "CPU features, cores, memory bandwidth and access, versions"
-
 _PACKAGES = ("numpy", "gguf", "safetensors", "tokenizers", "jinja2", "tqdm")
+_NOT_FOR_USERS = ("test", "oracle", "bench", "dev")
+_OF_EXTRA = re.compile(r"""([\w.-]+).*;.*extra == ["']([\w-]+)["']""")
 
 
 def add_flags(flags: Flags) -> None:
@@ -51,6 +53,7 @@ def _report(threads: int | None, tune: bool) -> dict[str, Any]:
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "packages": {name: _version(name) for name in _PACKAGES},
+        **({"extras": extras} if (extras := _extras()) else {}),
         "isas": cpu["isas"],
         "isa": cpu["isa"],
         "logical_cores": os.cpu_count(),
@@ -61,7 +64,33 @@ def _report(threads: int | None, tune: bool) -> dict[str, Any]:
         "devices": {"cpu": cpu["isa"], **_cuda_devices()},
         "architectures": [one.name for one in core.architectures()],
         "executable": sys.executable,
+        **({"advice": advice} if (advice := _advice(cpu["isa"], cpu["isas"])) else {}),
     }
+
+
+def _extras() -> dict[str, str]:
+    """What of each extra is installed, and how the rest would be; {} where slimrt itself is not, but its sources."""
+    try:
+        found = [match.groups() for one in requires("slimrt") or [] if (match := _OF_EXTRA.match(one))]
+    except PackageNotFoundError:
+        return {}
+    extras: dict[str, str] = {}
+    for extra in dict.fromkeys(extra for _, extra in found if extra not in _NOT_FOR_USERS):
+        versions = {package: _version(package) for package, of in found if of == extra}
+        shown = " ".join(f"{package} {value}" for package, value in versions.items())
+        missing = "missing" in versions.values()
+        extras[extra] = f"{shown} (pip install 'slimrt[{extra}]')" if missing else shown
+    return extras
+
+
+def _advice(isa: str, isas: list[str]) -> list[str]:
+    """What makes this machine slower than it need be."""
+    if isa != "portable":
+        return []
+    if os.environ.get("SLIMRT_ISA") == isa and len(isas) > 1:
+        return [f"SLIMRT_ISA=portable asks for code without vector instructions; without it: {isas[0]}"]
+    return ["portable code, without vector instructions, is several times slower: this CPU, or what a virtual machine "
+            "shows of it, has none of AVX-512, AVX2 (x86-64) and NEON (AArch64)"]  # fmt: skip
 
 
 def _access(threads: int) -> dict[str, Any]:

@@ -5,83 +5,129 @@ from __future__ import annotations
 import argparse
 import csv
 import io
-import math
 import sys
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from slimrt.cli.common import Collect, Flags, as_json, model_source, note, open_model, parsed, positive
-from slimrt.forecast.predict import enough_context, trained_levels
-from slimrt.measure.plots import check_plot, plot_forecast
-from slimrt.plumbing.files import check_target, decode_text, written_beside
+from slimrt.cli.common import (
+    Flags,
+    as_json,
+    beside_model,
+    model_source,
+    note,
+    open_model,
+    output_format,
+    write_out,
+)
+from slimrt.cli.flags import Collect
+from slimrt.cli.values import is_number, parsed, positive, seed
+from slimrt.forecast.plot import plot_forecast
+from slimrt.forecast.predict import answered_levels, enough_context
+from slimrt.forecast.table import Columns, Read, read_series
+from slimrt.measure.plots import check_plot
+from slimrt.plumbing.files import check_target, decode_text
 
-HELP = "forecast time series with Chronos and Chronos-Bolt: CSV in, quantiles out; several columns are one batch"
 _AT_ONCE = 32  # sequences: sample paths, or series
-_MISSING = ("", "nan", "na", "null", "none")
+_FORMATS = ("csv", "json")
 
 
 def add_flags(flags: Flags) -> None:
     flags.model()
     flags.parser.add_argument(
-        "csv", metavar="CSV", nargs="?", help="a file with a row a step, oldest first (else stdin)"
+        "csv", metavar="CSV", nargs="*", help="a file with a row a step, with dates or oldest first (else stdin)"
     )
-    flags.add("--column", action=Collect, default=[], metavar="NAME", help="to forecast, by name or number from 1; may "
-              "be repeated; default: the last one of numbers")  # fmt: skip
-    flags.add("--id", metavar="NAME", help="column that says which series a row belongs to, where several are stacked")
+    flags.add("--column", twin=False, action=Collect, default=[], metavar="NAME", help="to forecast, by name or "
+              "number from 1; may be repeated; default: the last one of numbers")  # fmt: skip
+    flags.add(
+        "--id",
+        twin=False,
+        metavar="NAME",
+        help="column that says which series a row belongs to, where several are stacked",
+    )
+    flags.add(
+        "--date-column",
+        "--timestamp",
+        twin=False,
+        metavar="NAME",
+        help="column that says when a row is; default: the first "
+        "one of dates, if there is one; none: rows are taken as they follow each other",
+    )
+    flags.add(
+        "--date-format",
+        twin=False,
+        metavar="FORMAT",
+        help="how dates are written, as strptime has it, such as %%d/%%m/%%Y; "
+        "default: found out where one reading is possible",
+    )
+    flags.add(
+        "--freq",
+        twin=False,
+        metavar="STEP",
+        help="insist on a step: s, min, h, D, B, W, MS, ME, QS, QE, YS, YE, or several "
+        "as in 15min; a row counts for the one it falls in; default: found in the dates",
+    )
     flags.add("-n", "--horizon", type=positive, metavar="N", help="steps; default: what the model was trained for")
-    flags.add("--quantiles", type=_levels, default=(0.1, 0.5, 0.9), metavar="Q[,Q]", help="default: 0.1,0.5,0.9")
+    flags.add(
+        "--quantiles",
+        type=_levels,
+        goes_on=is_number,
+        default=(0.1, 0.5, 0.9),
+        metavar="Q[,Q]",
+        help="default: 0.1,0.5,0.9",
+    )
     flags.add(
         "--num-samples", type=positive, metavar="N", help="paths that Chronos draws; default: what the model says"
     )
-    flags.add("--seed", type=int, metavar="N", help="makes the paths reproducible")
-    flags.add("-o", "--output", metavar="FILE", help="write the CSV or JSON there; default: stdout")
-    flags.add("--plot", metavar="FILE", help="draw series and quantiles (.png, .svg, .pdf; needs the extra plot)")
-    flags.engine()
+    flags.add("-s", "--seed", type=seed, metavar="N", help="makes the paths reproducible")
+    flags.add("--format", "--output-format", twin=False, choices=_FORMATS, help="default: what -o ends in, else csv")
+    flags.add("-o", "--output", twin=False, metavar="FILE", help="write the CSV or JSON there; default: stdout")
+    flags.add(
+        "--plot", twin=False, metavar="FILE", help="draw series and quantiles (.png, .svg, .pdf; needs the extra plot)"
+    )
+    flags.engine(encoder=True)
     flags.output()
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.csv is None and args.model and args.positional:
-        args.csv, args.positional = args.positional, None
+    given = beside_model(args, args.csv)
+    if len(given) > 1:
+        args.usage_error(f"give one CSV after the model, not {' and '.join(given)}")
     if args.plot is not None:
         check_plot(args.plot)
+    form = output_format(args, _FORMATS)
     if args.output is not None:
         check_target(Path(args.output))
-    if args.csv is None and sys.stdin.isatty():
+    if not given and sys.stdin.isatty():
         args.usage_error("which series? give CSV after the model, or pipe one in")
-    data = Path(args.csv).read_bytes() if args.csv is not None else sys.stdin.buffer.read()
-    name = args.csv or "stdin"
-    series = read_series(decode_text(data, name), name, args.column or None, args.id, lambda text: note(args, text))
+    data = Path(given[0]).read_bytes() if given else sys.stdin.buffer.read()
+    name = given[0] if given else "stdin"
+    columns = Columns(args.column, args.id, args.date_column, args.date_format, args.freq)
+    read = read_series(decode_text(data, name), name, columns, lambda text: note(args, f"slimrt: {text}"))
     source = model_source(args)
-    with open_model(args, source, args.ctx or enough_context(source), n_seqs=_AT_ONCE) as model:
+    with (
+        open_model(args, source, args.ctx or enough_context(source), n_seqs=_AT_ONCE) as model,
+        warnings.catch_warnings(record=True) as said,
+    ):
+        warnings.simplefilter("always")
         quantiles = model.predict_quantiles(
-            list(series.values()), args.horizon, args.quantiles, num_samples=args.num_samples, seed=args.seed
-        )
-    _tell_of_levels(args, trained_levels(source))
+            [one.values for one in read.series.values()], args.horizon, args.quantiles, num_samples=args.num_samples,
+            seed=args.seed,
+        )  # fmt: skip
+    for one in said:
+        note(args, f"slimrt: {one.message}")
+    forecast = Forecast(read, quantiles, args.quantiles, answered_levels(source, args.quantiles))
     if args.plot is not None:
-        plot_forecast(series, quantiles, args.quantiles, args.plot)
-    names = list(series)
-    if args.json:
-        text = as_json(_record(names, args.quantiles, quantiles)) + "\n"
-    else:
-        text = _csv(names, args.quantiles, quantiles)
-    if args.output is None:
-        print(text, end="")
-    else:
-        with written_beside(Path(args.output)) as partial:
-            partial.write_text(text, encoding="utf-8")
+        title = f"{Path(name).name}: {quantiles.shape[1]} steps by {source.path.name}"
+        told = plot_forecast(read, quantiles, forecast.answered, title, args.plot)
+        if told:
+            note(args, f"slimrt: {args.plot}: {told}")
+    write_out(args.output, as_json(forecast.record()) + "\n" if form == "json" else forecast.csv())
     return 0
-
-
-def _tell_of_levels(args: argparse.Namespace, trained: Sequence[float]) -> None:
-    """Says which of the levels a model cannot tell apart from its own outermost ones."""
-    beyond = [f"{level:g}" for level in args.quantiles if trained and not min(trained) <= level <= max(trained)]
-    if beyond:
-        note(args, f"slimrt: the model was trained for quantiles {min(trained):g} to {max(trained):g}; beyond them it "
-             f"repeats the nearest: {', '.join(beyond)}")  # fmt: skip
 
 
 def _levels(text: str) -> tuple[float, ...]:
@@ -92,147 +138,42 @@ def _levels(text: str) -> tuple[float, ...]:
     return levels
 
 
-def read_series(
-    text: str,
-    name: str,
-    columns: Sequence[str] | None,
-    ids: str | None = None,
-    tell: Callable[[str], None] = lambda text: None,
-) -> dict[str, NDArray[np.float64]]:
-    """The series of a CSV text, by name; what is empty or says NaN is missing.
+@dataclass(frozen=True)
+class Forecast:
+    """What is written.
 
-    Args:
-        columns: names, or numbers from 1; None: the last column that holds numbers.
-        ids: the column that tells stacked series apart, likewise; None: a column is a series.
-        tell: is told of a column that looks like `ids`, where none is given.
-
-    Raises:
-        ValueError: no rows, no such column, or one that is not numbers.
+    Attributes:
+        quantiles: float32 (batch, horizon, q). levels: asked for. answered: that they are of.
     """
-    rows = _rows(text, name)
-    headed = _is_header(rows[0], rows[1] if len(rows) > 1 else [])
-    body, numbers = rows[headed:], [str(i + 1) for i in range(len(rows[0]))]
-    _check_widths(rows, name)
-    if not body:
-        raise ValueError(f"{name}: no rows in it but a header")
-    titles = [cell.strip() for cell in rows[0]] if headed else numbers
-    names = [
-        title if title and titles.count(title) == 1 else number for title, number in zip(titles, numbers, strict=True)
-    ]
-    table = {column: [row[i] if i < len(row) else "" for row in body] for i, column in enumerate(names)}
-    by = None if ids is None else _column(name, ids, names)
-    odd = {column: _first_odd(cells, 1 + headed) for column, cells in table.items()}
-    numeric = [column for column, complaint in odd.items() if complaint is None and column != by]
-    if columns is None and not numeric:
-        complaints = "; ".join(f"{column}: {odd[column]}" for column in names if column != by)
-        raise ValueError(f"{name}: no column of numbers in it; {complaints}")
-    chosen = numeric[-1:] if columns is None else [_column(name, one, names) for one in columns]
-    for column in chosen:
-        if column not in numeric:
-            raise ValueError(f"{name}: column {column} is not numbers: {odd[column] or 'it tells series apart (--id)'}")
-    values = {column: np.array([_number(cell) for cell in table[column]], np.float64) for column in chosen}
-    if by is not None:
-        of = [cell.strip() for cell in table[by]]
-        if "" in of:
-            raise ValueError(f"{name}: row {of.index('') + 1 + headed} has nothing in column {by}, so is of no series")
-        return _unstacked(values, of)
-    for column in names:
-        if odd[column] is not None and _repeats(table[column]):
-            tell(f"slimrt: {name}: column {column} says the same in rows that follow each other; if it tells series "
-                 f"apart, give --id {column}")  # fmt: skip
-    return values
 
+    read: Read
+    quantiles: NDArray[np.float32]
+    levels: Sequence[float]
+    answered: Sequence[float]
 
-def _unstacked(values: dict[str, NDArray[np.float64]], ids: Sequence[str]) -> dict[str, NDArray[np.float64]]:
-    """The rows of each id, ids as they first come; named by it, and by the column where there are several."""
-    where = np.array(ids)
-    return {
-        one if len(values) == 1 else f"{one} {column}": cells[where == one]
-        for one in dict.fromkeys(ids)
-        for column, cells in values.items()
-    }
+    def dates(self, name: str) -> list[str] | None:
+        timeline = self.read.series[name].timeline
+        return None if timeline is None else timeline.future(self.quantiles.shape[1])
 
+    def csv(self) -> str:
+        """A row a step: the series where there are several, its date (or number from 1), the quantiles."""
+        out = io.StringIO()
+        writer, several = csv.writer(out, lineterminator="\n"), len(self.read.series) > 1
+        levels = [
+            f"{level:g}" if level == answered else f"{level:g} (as {answered:g})"
+            for level, answered in zip(self.levels, self.answered, strict=True)
+        ]
+        writer.writerow([*(["series"] if several else []), self.read.dated or "step", *levels])
+        for name, rows in zip(self.read.series, self.quantiles, strict=True):
+            steps = self.dates(name) or range(1, len(rows) + 1)
+            for step, row in zip(steps, rows, strict=True):
+                writer.writerow([*([name] if several else []), step, *(f"{value:.7g}" for value in row)])
+        return out.getvalue()
 
-def _repeats(cells: Sequence[str]) -> bool:
-    """Whether several words come in many rows each, one after the other, and then never again."""
-    runs = sum(a != b for a, b in zip(cells, cells[1:], strict=False)) + 1
-    return 1 < runs == len(set(cells)) <= len(cells) / 2
-
-
-def _rows(text: str, name: str) -> list[list[str]]:
-    """The rows that say something. Lines may end in any way; between cells are semicolons, commas or tabs."""
-    lines = io.StringIO(text.removeprefix("\ufeff"), newline=None)
-    first = next((line for line in lines if line.strip()), "")
-    lines.seek(0)
-    between = ";" if ";" in first else "\t" if "\t" in first and "," not in first else ","
-    try:
-        rows = [row for row in csv.reader(lines, delimiter=between) if any(cell.strip() for cell in row)]
-    except csv.Error as error:
-        raise ValueError(f"{name}: not a CSV file: {error}") from None
-    if not rows:
-        raise ValueError(f"{name}: no rows in it")
-    return rows
-
-
-def _check_widths(rows: Sequence[Sequence[str]], name: str) -> None:
-    """ValueError where a row has more in it than the first one names, as 1,000 for a thousand would."""
-    for i, row in enumerate(rows, 1):
-        if any(cell.strip() for cell in row[len(rows[0]) :]):
-            raise ValueError(
-                f"{name}: row {i} has {len(row)} cells, the first has {len(rows[0])}: is there a comma in a number? "
-                "Decimals take a point, thousands nothing"
-            )
-
-
-def _is_header(first: Sequence[str], second: Sequence[str]) -> bool:
-    """It holds no numbers, or a word above a date or the like (columns may be called 2020 and 2021)."""
-    if not any(_number(cell) is not None for cell in first if cell.strip()):
-        return True
-    return any(
-        _number(above) is None and above.strip().isalpha() and _number(below) is None and any(map(str.isdigit, below))
-        for above, below in zip(first, second, strict=False)
-    )
-
-
-def _first_odd(cells: Sequence[str], row: int) -> str | None:
-    """Why a column, whose first cell is in this row, is not one of numbers; None of one that is."""
-    for i, cell in enumerate(cells, row):
-        if _number(cell) is None:
-            comma = " (decimals take a point, thousands nothing)" if _number(cell.replace(",", "")) is not None else ""
-            return f"row {i} says {cell.strip()!r:.40}{comma}"
-    return "nothing in it" if all(math.isnan(_number(cell) or 0) for cell in cells) else None
-
-
-def _column(name: str, asked: str, names: Sequence[str]) -> str:
-    if asked in names:
-        return asked
-    if asked.isdecimal() and 1 <= int(asked) <= len(names):
-        return names[int(asked) - 1]
-    raise ValueError(f"{name}: no column {asked}; there are {', '.join(names)}")
-
-
-def _number(cell: str) -> float | None:
-    """A cell's number, NaN where it is missing, None where it is something else or infinite."""
-    if cell.strip().lower() in _MISSING:
-        return float("nan")
-    try:
-        value = float(cell)
-    except ValueError:
-        return None
-    return None if math.isinf(value) else value
-
-
-def _csv(names: Sequence[str], levels: Sequence[float], quantiles: NDArray[np.float32]) -> str:
-    """A row a step: the series where there are several, the step from 1, the quantiles."""
-    out = io.StringIO()
-    writer, several = csv.writer(out, lineterminator="\n"), len(names) > 1
-    writer.writerow([*(["series"] if several else []), "step", *(f"{level:g}" for level in levels)])
-    for name, rows in zip(names, quantiles, strict=True):
-        for step, row in enumerate(rows, 1):
-            writer.writerow([*([name] if several else []), step, *(f"{value:.7g}" for value in row)])
-    return out.getvalue()
-
-
-def _record(names: Sequence[str], levels: Sequence[float], quantiles: NDArray[np.float32]) -> dict[str, object]:
-    series = {name: rows.tolist() for name, rows in zip(names, quantiles, strict=True)}
-    return {"quantile_levels": list(levels), "horizon": quantiles.shape[1], "series": series}
+    def record(self) -> dict[str, object]:
+        """The same for JSON; dates by series where there are some, and the levels that the quantiles are of."""
+        names = list(self.read.series)
+        values = {name: rows.tolist() for name, rows in zip(names, self.quantiles, strict=True)}
+        record = {"quantile_levels": list(self.levels), "answered_levels": list(self.answered)}
+        dates = {"dates": {name: self.dates(name) for name in names}} if self.read.dated else {}
+        return record | {"horizon": self.quantiles.shape[1], "series": values} | dates

@@ -3,34 +3,57 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from slimrt.cache.config import kinds
 from slimrt.cache.planner import whole_blocks
-from slimrt.cli.common import Flags, model_source, note, open_model, print_json, sampling_arguments
+from slimrt.cli.common import Flags, model_source, note, open_model, print_json
+from slimrt.cli.flags import Collect
+from slimrt.cli.sampling import sampling_arguments
+from slimrt.cli.values import count, positive, real, whole
 from slimrt.generation.generate import Stream
+from slimrt.generation.options import Options
 from slimrt.modelfile.source import ModelSource
 from slimrt.plumbing.files import check_target, decode_text
 from slimrt.plumbing.units import format_bytes
 from slimrt.results import Generation
 from slimrt.runtime.kinds import continues_texts
-from slimrt.runtime.session import Session, read_header
+from slimrt.runtime.session import Session, is_session, read_header
 
-HELP = "continue a text"
+_AT_ONCE = 8  # texts decoded together where the user does not say
+_ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
 
 
 def add_flags(flags: Flags) -> None:
     flags.model()
-    flags.add("-p", "--prompt", metavar="TEXT", help="the text to continue (else -f, else stdin)")
-    flags.add("-f", "--file", metavar="FILE", help="a file with the text to continue")
-    flags.add("-n", "--n-predict", type=int, default=128, metavar="N", help="tokens at most; -1: until the end or the "
-              "context is full (default: %(default)s)")  # fmt: skip
-    flags.sampling()
+    flags.add("-p", "--prompt", twin=False, action=Collect, metavar="TEXT", help="the text to continue (else -f, else "
+              "stdin); several are one batch")  # fmt: skip
+    flags.add("-f", "--file", twin=False, metavar="FILE", help="a file with the text to continue")
+    flags.add("-e", "--escape", action="store_true", help="\\n and \\t in -p are a line's end and a tab")
+    flags.n_predict(128)
+    flags.add("-np", "--parallel", type=positive, metavar="N", help="texts decoded together; default: all, at most "
+              f"{_AT_ONCE}")  # fmt: skip
+    flags.sampling(beams="search for the likeliest text, so many beginnings at a time; 1: choose token by token")
+    flags.add("--length-penalty", type=real(), default=1.0, metavar="P", help="power of the length that beams are "
+              "compared by (default: %(default)s)")  # fmt: skip
+    flags.add("--early-stopping", action="store_true", help="end the search with the first --num-beams texts")
+    flags.add("--answers", type=positive, default=1, metavar="N", help="texts to make of the prompt, each with a "
+              "seed of its own; of beams the likeliest (default: %(default)s)")  # fmt: skip
+    flags.add(
+        "--logprobs", type=count, default=0, metavar="N", help="with --json: the N likeliest tokens in each place"
+    )
+    flags.add("--context-shift", action="store_true", help="go on in a full context without its older half")
+    flags.add("--keep", type=whole(-1), default=0, metavar="N", help="tokens of the prompt that such a shift keeps; "
+              "-1: all (default: %(default)s)")  # fmt: skip
     flags.add("--ignore-eos", action="store_true", help="never choose an end token")
     flags.add("--no-display-prompt", "--no-echo", action="store_true", help="print only what is generated")
-    flags.add("--save-session", metavar="FILE", help="keep the context in a file afterwards")
-    flags.add("--load-session", metavar="FILE", help="continue a kept context; the prompt is added to it")
+    flags.add("--save-session", twin=False, metavar="FILE", help="keep the context in a file afterwards")
+    flags.add("--force", twin=False, action="store_true", help="--save-session may replace a file that is no session")
+    flags.add("--load-session", twin=False, metavar="FILE", help="continue a kept context; the prompt is added to it")
     flags.engine()
     flags.output()
 
@@ -38,9 +61,15 @@ def add_flags(flags: Flags) -> None:
 def run(args: argparse.Namespace) -> int:
     source = model_source(args)
     continues_texts(source)
+    prompts = _prompts(args)
+    _check_usage(args, prompts)
     if args.save_session:
-        _check_session_file(Path(args.save_session), source)
-    prompt = _prompt(args)
+        _check_session_file(Path(args.save_session), source, args.force)
+    options = _options(args)
+    Options(**options)  # what does not go together is said before the model is loaded
+    if _are_several(args, prompts):
+        return _several(args, source, prompts, options)
+    prompt = prompts[0]
     kept = read_header(args.load_session)["tokens"] if args.load_session else []
     ids = kept + source.tokenizer.encode(prompt, add_special_tokens=False) if kept else source.prompt_ids(prompt)
     with open_model(args, source, args.ctx or enough_context(source, len(ids), args.n_predict)) as model:
@@ -49,23 +78,83 @@ def run(args: argparse.Namespace) -> int:
             session = model.load_session(args.load_session)
         elif args.save_session:
             session = model.session()
-        options = sampling_arguments(args) | {"max_tokens": args.n_predict, "ignore_eos": args.ignore_eos}
         stream = model.stream(ids, session=session, **options)
         code = _print(args, prompt, stream)
         result = stream.result
         if session is not None and args.save_session and code == 0:
-            _save(session, [*ids, *result.tokens], model.n_ctx, args.save_session)
-    if result.truncated:
-        note(args, f"slimrt: the context of {model.n_ctx} tokens is full; --ctx makes it larger")
-    if args.verbose:
-        note(args, timings_line(result))
+            _save(session, [*ids, *result.tokens], result.shifted, args.save_session)
+    _notes(args, source, model.n_ctx, [result])
     return code
 
 
-def _check_session_file(target: Path, source: ModelSource) -> None:
+def _are_several(args: argparse.Namespace, prompts: Sequence[str]) -> bool:
+    """Whether more texts than one are made, so that they are known only when they are done."""
+    return len(prompts) > 1 or bool(args.answers > 1 or args.num_beams > 1)
+
+
+def _check_usage(args: argparse.Namespace, prompts: Sequence[str]) -> None:
+    if args.logprobs and not args.json:
+        args.usage_error("--logprobs are part of the result as JSON: give --json too")
+    if _are_several(args, prompts) and (args.load_session or args.save_session):
+        args.usage_error("a session goes on with one text: give one -p, and no --answers or --num-beams")
+
+
+def _options(args: argparse.Namespace) -> dict[str, Any]:
+    """As Model.generate takes them."""
+    return sampling_arguments(args) | {
+        "max_tokens": args.n_predict,
+        "ignore_eos": args.ignore_eos,
+        "length_penalty": args.length_penalty,
+        "early_stopping": args.early_stopping,
+        "logprobs": args.logprobs,
+        "on_overflow": "shift" if args.context_shift else "error",
+        "n_keep": args.keep,
+    }
+
+
+def _several(args: argparse.Namespace, source: ModelSource, prompts: Sequence[str], options: dict[str, Any]) -> int:
+    """Continue some prompts as a batch, each as often as asked, and print what comes of them."""
+    ids = [source.prompt_ids(prompt) for prompt in prompts]
+    n_ctx = args.ctx or max(enough_context(source, len(one), args.n_predict) for one in ids)
+    at_once = args.parallel or min(len(ids), _AT_ONCE)
+    with open_model(args, source, n_ctx, n_seqs=at_once * max(args.answers, args.num_beams)) as model:
+        answers = model.generate(ids, n=args.answers, **options)
+    if args.json:
+        records = [
+            {"prompt": prompt}
+            | (of_it[0].to_dict() if len(of_it) == 1 else {"answers": [one.to_dict() for one in of_it]})
+            for prompt, of_it in zip(prompts, answers, strict=True)
+        ]
+        print_json(records if len(records) > 1 else records[0])
+    else:
+        shown = [""] * len(prompts) if args.no_display_prompt else prompts
+        print("\n\n".join(prompt + one.text for prompt, of_it in zip(shown, answers, strict=True) for one in of_it))
+    _notes(args, source, n_ctx, [one for of_it in answers for one in of_it])
+    return 0
+
+
+def _notes(args: argparse.Namespace, source: ModelSource, n_ctx: int, results: Sequence[Generation]) -> None:
+    """What became of a full context, and with -v how long it took."""
+    if cut := sum(one.truncated for one in results):
+        of = f" in {cut} of {len(results)} texts" if len(results) > 1 else ""
+        note(args, f"slimrt: the context of {n_ctx} tokens is full{of}; {source.more_context(n_ctx)}; "
+             "--context-shift goes on without the oldest")  # fmt: skip
+    if shifted := max(one.shifted for one in results):
+        note(args, f"slimrt: the context of {n_ctx} tokens was full: {shifted} older ones were dropped")
+    if args.verbose:
+        for one in results:
+            note(args, timings_line(one))
+
+
+def _check_session_file(target: Path, source: ModelSource, force: bool) -> None:
     check_target(target)
-    if target.exists() and any(target.samefile(file) for file in source.file.paths):
+    if not target.exists():
+        return
+    if any(target.samefile(file) for file in source.file.paths):
         raise ValueError(f"--save-session {target} would replace the model; name another file")
+    if not force and target.stat().st_size and not is_session(target):
+        raise FileExistsError(f"--save-session {target} would replace a file that is no session: name another, or "
+                              "--force")  # fmt: skip
 
 
 def enough_context(source: ModelSource, n_prompt: int, n_predict: int) -> int:
@@ -89,15 +178,20 @@ def timings_line(result: Generation) -> str:
     )
 
 
-def _prompt(args: argparse.Namespace) -> str:
+def _prompts(args: argparse.Namespace) -> list[str]:
     if args.prompt is not None and args.file is not None:
         args.usage_error("give -p or -f, not both")
     if args.prompt is not None:
-        return str(args.prompt)
+        return [_unescaped(one) for one in args.prompt] if args.escape else args.prompt
     if args.file is None and sys.stdin.isatty():
         args.usage_error("what to continue? give -p TEXT, -f FILE, or pipe a text in")
     data = Path(args.file).read_bytes() if args.file is not None else sys.stdin.buffer.read()
-    return decode_text(data, args.file or "stdin").removesuffix("\n")  # the one that an editor or echo put there
+    return [decode_text(data, args.file or "stdin").removesuffix("\n")]  # the one that an editor or echo put there
+
+
+def _unescaped(text: str) -> str:
+    """What llama.cpp makes of a backslash and a letter."""
+    return re.sub(r"\\([nrt\\'\"])", lambda found: _ESCAPES.get(found[1], found[1]), text)
 
 
 def _print(args: argparse.Namespace, prompt: str, stream: Stream) -> int:
@@ -119,9 +213,10 @@ def _print(args: argparse.Namespace, prompt: str, stream: Stream) -> int:
     return code
 
 
-def _save(session: Session, tokens: list[int], n_ctx: int, path: str) -> None:
-    """Keep the whole text: the last token was chosen but not computed, unless the context is full."""
-    left = tokens[session.length : n_ctx]
+def _save(session: Session, tokens: list[int], shifted: int, path: str) -> None:
+    """Keep the whole text, without what was shifted out of the context: the last token was chosen but not computed,
+    unless the context is full."""
+    left = tokens[session.length + shifted :][: session.runtime.n_ctx - session.length]
     if left:
         session.append(left, last_only=True)
     session.save(path)

@@ -11,16 +11,15 @@ from typing import Any
 
 from slimrt import core
 from slimrt.cache.config import CacheChoice, kinds, row_type
-from slimrt.cli.common import Flags, coloured, model_path, model_source, print_json, show_progress, table
+from slimrt.cli.common import Flags, coloured, model_name, model_source, print_json, show_progress, table
 from slimrt.errors import CacheUnsupportedError, SlimrtError, UnsupportedError
 from slimrt.folding.spectrum import QUANTILES, Spectrum, spectra
 from slimrt.measure.plots import check_plot, plot_spectra
+from slimrt.modelfile.hub import located
 from slimrt.modelfile.source import ModelSource
 from slimrt.modes import AGING, CACHE_TYPES, CODED_BY_AGE, INVERTED, RESIDUAL_MODE
 from slimrt.plumbing.progress import wanted
 from slimrt.plumbing.units import format_bytes
-
-HELP = "metadata, tensors, and which cache modes a model may use and why not the others"
 
 _GATED = ("f16", "bf16", "q8")  # types that are looked at for what an inverse does to their rounding
 _LONG = 16  # a list of more values is shown by its first ones
@@ -28,8 +27,8 @@ _LONG = 16  # a list of more values is shown by its first ones
 
 def add_flags(flags: Flags) -> None:
     flags.model()
-    flags.add("--spectrum", nargs="?", const="", metavar="FILE", help="the singular values of every layer's W_K; drawn "
-              "to FILE (.png, .svg, .pdf; needs the extra plot)")  # fmt: skip
+    flags.add("--spectrum", twin=False, nargs="?", const="", metavar="FILE", help="the singular values of every "
+              "layer's W_K; drawn to FILE (.png, .svg, .pdf; needs the extra plot)")  # fmt: skip
     flags.output()
 
 
@@ -43,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     report = _report(source)
     found = spectra(source.model, progress=wanted(show_progress(args))) if args.spectrum is not None else []
     if args.spectrum:
-        plot_spectra(source.path.name, [one.values for one in found], args.spectrum)
+        plot_spectra(source.name, [one.values for one in found], args.spectrum)
     return _show(args, report, found)
 
 
@@ -61,7 +60,7 @@ def _report_of_unreadable(args: argparse.Namespace, error: UnsupportedError) -> 
     """What a GGUF file holds whose types slimrt does not read. The error, where that is not why it cannot be opened."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-    path = model_path(args)
+    path = located(model_name(args), show_progress(args))
     if args.spectrum is not None or not path.is_file():
         raise error
     file = core.GgufFile(str(path), any_type=True)
@@ -98,7 +97,7 @@ def _report(source: ModelSource) -> dict[str, Any]:
         held, n_bytes = file.held(tensor["name"])
         if tensor["rows"] > 1 and held != tensor["type"]:
             tensor |= {"held_as": held, "held_bytes": n_bytes}
-    report = _contents(str(source.gguf), file, tensors)
+    report = _contents(str(source.path), file, tensors)
     try:
         modes = [_cache_mode(source, mode) for mode in _described(source, cross=False)]
         report |= {"cache_modes": modes, "pays": _pays(modes), "cache": _chosen(source)}

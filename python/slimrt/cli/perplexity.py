@@ -6,21 +6,21 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
-from slimrt.cache.config import CacheChoice, kinds
+from slimrt.cache.config import kinds
 from slimrt.cli.common import (
     Flags,
+    beside_model,
     cache_arguments,
-    cache_for_comparison,
+    caches_to_compare,
     engine_arguments,
     model_source,
     note,
     open_model,
-    positive,
     print_json,
     show_progress,
 )
+from slimrt.cli.values import is_cache, positive
 from slimrt.measure.plots import check_plot, plot_front
 from slimrt.measure.quality import compare_caches
 from slimrt.modelfile.source import ModelSource
@@ -29,27 +29,25 @@ from slimrt.plumbing.files import decode_text
 from slimrt.results import CacheComparison
 from slimrt.runtime.kinds import continues_texts
 
-HELP = "perplexity of a text, or with --compare what each cache costs: KL divergence from kv f32 against bytes"
-
 
 def add_flags(flags: Flags) -> None:
     flags.model()
-    flags.parser.add_argument("text", metavar="FILE|TEXT", nargs="?", help="a UTF-8 file, or a text with spaces in it "
+    flags.parser.add_argument("text", metavar="FILE|TEXT", nargs="*", help="a UTF-8 file, or a text with spaces in it "
                               "(else -f or -p, else stdin)")  # fmt: skip
-    flags.add("-f", "--file", metavar="FILE", help="the file as a flag")
-    flags.add("-p", "--prompt", metavar="TEXT", help="the text as a flag")
+    flags.add("-f", "--file", twin=False, metavar="FILE", help="the file as a flag")
+    flags.add("-p", "--prompt", twin=False, metavar="TEXT", help="the text as a flag")
     flags.add("--stride", type=positive, metavar="N", help="tokens that each window but the first scores; default: "
               "half a window; not with --compare")  # fmt: skip
-    flags.add("--compare", nargs="+", metavar="MODE[:TYPE[:RANK[:TYPE]]]", help="caches to compare with kv:f32 through "
-              "cached decoding, such as kv:f16 k:f16 k+r:q8")  # fmt: skip
-    flags.add("--prefix", type=positive, metavar="N", help="with --compare: tokens of each window that are prefilled; "
-              "default: a quarter")  # fmt: skip
+    flags.add("--compare", twin=False, goes_on=is_cache, metavar="MODE[:TYPE[:RANK[:TYPE]]]", help="caches to "
+              "compare with kv:f32 through cached decoding, such as kv:f16 k:f16 k+r:q8")  # fmt: skip
+    flags.add("--prefix", twin=False, type=positive, metavar="N", help="with --compare: tokens of each window that "
+              "are prefilled; default: a quarter")  # fmt: skip
     flags.add("--chunk", type=positive, default=1, metavar="N", help="with --compare: tokens fed at once after the "
               "prefix; those of a chunk see each other exactly (default: %(default)s)")  # fmt: skip
     flags.add("--tokens", type=positive, metavar="N", help="tokens of the text scored at most; default: all")
     flags.add("--sequences", type=positive, metavar="N", help="with --compare: windows decoded together (default: 8)")
-    flags.add("--plot", metavar="FILE", help="with --compare: draw divergence against bytes (.png, .svg, .pdf; needs "
-              "the extra plot)")  # fmt: skip
+    flags.add("--plot", twin=False, metavar="FILE", help="with --compare: draw divergence against bytes (.png, .svg, "
+              ".pdf; needs the extra plot)")  # fmt: skip
     flags.engine()
     flags.output()
 
@@ -68,15 +66,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _text(args: argparse.Namespace) -> str | Path:
     """What to score: a path, or the text itself. A lone argument is the text where a flag names the model."""
-    if args.text is None and args.positional and args.model:
-        args.text, args.positional = args.positional, None
-    given = [one for one in (args.text, args.file, args.prompt) if one is not None]
+    given = [*beside_model(args, args.text), *(one for one in (args.file, args.prompt) if one is not None)]
     if len(given) > 1:
         args.usage_error("give one text: FILE or TEXT, -f FILE, or -p TEXT")
     if args.prompt is not None:
         return str(args.prompt)
-    if args.text is not None and " " in args.text and not os.path.exists(args.text):
-        return str(args.text)
+    if given and args.file is None and " " in given[0] and not os.path.exists(given[0]):
+        return str(given[0])
     if given:
         return Path(given[0])
     if sys.stdin.isatty():
@@ -90,7 +86,7 @@ def _check_usage(args: argparse.Namespace) -> None:
         flags = {"--prefix": args.prefix, "--plot": args.plot, "--sequences": args.sequences}
         flags["--chunk"] = None if args.chunk == 1 else args.chunk
     else:
-        flags = {"--stride": args.stride}
+        flags = {"--stride": args.stride, "--batch-size": args.batch_size}
     for flag, value in flags.items():
         if value is not None:
             args.usage_error(f"{flag} belongs to {'--compare' if args.compare is None else 'the plain perplexity'}")
@@ -120,17 +116,11 @@ def _plain(args: argparse.Namespace, source: ModelSource, text: str | Path) -> N
 
 
 def _compare(args: argparse.Namespace, source: ModelSource, text: str | Path) -> None:
-    arguments = cache_arguments(args)
-    choices = [
-        CacheChoice.of(**cache_for_comparison(arguments, one)) for several in args.compare for one in several.split(",")
-    ]
-    engine: dict[str, Any] = {
-        key: value for key, value in engine_arguments(args).items() if key not in arguments and key != "progress"
-    }
+    others = {*cache_arguments(args), "progress"}
     comparison = compare_caches(
         source,
         text,
-        choices,
+        caches_to_compare(args),
         window=args.ctx or 0,
         prefix=args.prefix,
         chunk=args.chunk,
@@ -138,7 +128,7 @@ def _compare(args: argparse.Namespace, source: ModelSource, text: str | Path) ->
         sequences=args.sequences,
         calibration=args.calibration,
         progress=show_progress(args),
-        **engine,
+        **{key: value for key, value in engine_arguments(args).items() if key not in others},
     )
     if args.plot is not None:
         plot_front(comparison, args.plot)
@@ -152,7 +142,9 @@ def _print(args: argparse.Namespace, comparison: CacheComparison) -> None:
     print(comparison.table())
     note(
         args,
-        f"slimrt: {comparison.tokens} tokens in {comparison.windows} windows of {comparison.window}, each decoded over "
-        f"the cache after a prefix of {comparison.prefix}, {comparison.chunk} at a time; KL in nats; cache: "
-        "bytes allocated for a window; W^: bytes of weights beyond those of kv; *: on the Pareto front of bytes and KL",
+        f"slimrt: {comparison.tokens} tokens in {comparison.windows} window{'s' * (comparison.windows != 1)} of "
+        f"{comparison.window} at most, each decoded over the cache after a prefix of {comparison.prefix}, "
+        f"{comparison.chunk} at a time; KL in nats; cache: bytes allocated for a window; W^: bytes of weights beyond "
+        "those of kv; *: on the Pareto front of bytes and KL"
+        + ("; refused: unless --allow-lossy insists" if any(row.too_imprecise for row in comparison.rows) else ""),
     )

@@ -6,20 +6,19 @@ import argparse
 import sys
 
 import slimrt
-from slimrt.cli.common import Flags, coloured, engine_arguments, model_source, positive, print_json
-
-HELP = "weights, cache and scratch for every cache mode; exit code 0 if what was asked for fits and may be used, else 1"
+from slimrt.cli.common import Flags, coloured, engine_arguments, model_source, print_json
+from slimrt.cli.values import positive
 
 
 def add_flags(flags: Flags) -> None:
     flags.model()
-    flags.add("--batch", type=positive, default=1, metavar="N", help="texts at once (default: %(default)s)")
-    flags.engine()
+    flags.add("-np", "--parallel", type=positive, default=1, metavar="N", help="texts at once (default: %(default)s)")
+    flags.engine(encoder=True)
     flags.output()
 
 
 def run(args: argparse.Namespace) -> int:
-    result = slimrt.plan(model_source(args), n_ctx=args.ctx or 0, n_seqs=args.batch, **engine_arguments(args))
+    result = slimrt.plan(model_source(args), n_ctx=args.ctx or 0, n_seqs=args.parallel, **engine_arguments(args))
     if args.json:
         print_json(result.to_dict())
     else:

@@ -12,36 +12,39 @@ from typing import Any
 from slimrt.cli.common import (
     Flags,
     as_json,
+    from_flags,
     model_source,
     note,
     open_model,
-    positive,
-    sampling_arguments,
     show_progress,
 )
+from slimrt.cli.sampling import sampling_arguments
+from slimrt.cli.values import positive, real
 from slimrt.generation.text2text import Text2Text
 from slimrt.plumbing import progress
 from slimrt.plumbing.files import decode_text
 from slimrt.results import Generation
 
-HELP = "make a text of another, with the T5 family; several lines are one batch"
 _AT_ONCE = 8  # texts decoded together where the user does not say
 
 
 def add_flags(flags: Flags, *, what: str = "turn into another", num_beams: int | None = 1) -> None:
     flags.model()
-    flags.add("-p", "--prompt", metavar="TEXT", help=f"the text to {what} (else -f, else stdin)")
-    flags.add("-f", "--file", metavar="FILE", help="a file with a text on each line")
-    flags.add("-n", "--n-predict", type=int, default=256, metavar="N", help="tokens at most; -1: until the end or the "
-              "context is full (default: %(default)s)")  # fmt: skip
+    flags.add("-p", "--prompt", twin=False, metavar="TEXT", help=f"the text to {what} (else -f, else stdin)")
+    flags.add("-f", "--file", twin=False, metavar="FILE", help="a file with a text on each line")
+    flags.n_predict(256)
     flags.sampling(temp=0.0, num_beams=num_beams, beams="1: greedy, or what --temp says (default: "
                    f"{num_beams or '4 where nothing is drawn'})")  # fmt: skip
-    flags.add("--length-penalty", type=float, default=1.0, metavar="P", help="power of the length that beams are "
+    flags.add("--length-penalty", type=real(), default=1.0, metavar="P", help="power of the length that beams are "
               "compared by (default: %(default)s)")  # fmt: skip
     flags.add(
-        "--parallel", type=positive, metavar="N", help=f"texts decoded together; default: all, at most {_AT_ONCE}"
+        "-np",
+        "--parallel",
+        type=positive,
+        metavar="N",
+        help=f"texts decoded together; default: all, at most {_AT_ONCE}",
     )
-    flags.engine()
+    flags.engine(encoder=True)
     flags.output()
 
 
@@ -70,7 +73,7 @@ def transform(args: argparse.Namespace, sources: Sequence[str]) -> int:
         "max_tokens": args.n_predict,
         "length_penalty": args.length_penalty,
     }
-    Text2Text(**options)  # what does not go together is said before the model is loaded
+    from_flags(args, lambda: Text2Text(**options))  # what does not go together is said before the model is loaded
     at_once, n = args.parallel or min(len(sources), _AT_ONCE), len(sources)
     output = _Output(args, sources)
     with open_model(args, model_source(args), args.ctx or 0, n_seqs=at_once * args.num_beams) as model:

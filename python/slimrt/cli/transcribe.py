@@ -5,97 +5,134 @@ from __future__ import annotations
 import argparse
 import sys
 import textwrap
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from slimrt.cli.common import Flags, as_json, complain, model_source, note, open_model, parsed, positive, show_progress
-from slimrt.errors import AudioError
+from slimrt.cli.common import (
+    Flags,
+    as_json,
+    beside_model,
+    complain,
+    from_flags,
+    model_source,
+    note,
+    open_model,
+    output_ending,
+    output_format,
+    print_json,
+    show_progress,
+)
+from slimrt.cli.flags import Collect
+from slimrt.cli.values import is_number, parsed, positive, real, seed
+from slimrt.errors import SlimrtError
 from slimrt.plumbing import progress
-from slimrt.plumbing.files import written_beside
-from slimrt.speech.audio import Samples, load_audio, seconds
+from slimrt.plumbing.files import check_target, written_beside
+from slimrt.speech.audio import MAX_SECONDS, Sound, read_sound, seconds
 from slimrt.speech.options import TEMPERATURES, Transcription
 from slimrt.speech.records import Segment, TranscriptionInfo
-from slimrt.speech.subtitles import FORMATS
+from slimrt.speech.subtitles import FORMATS, Subtitles, written
+from slimrt.speech.vad import METHODS
 
-HELP = "speech to text, subtitles or JSON, with Whisper and Moonshine; several sounds are one batch"
 _STDIN = "-"
+_FORMATS = (*FORMATS, "json")
 _AT_ONCE = 8  # sounds decoded together where the user does not say
 
 
 def add_flags(flags: Flags) -> None:
     flags.model()
     flags.parser.add_argument(
-        "audio", metavar="AUDIO", nargs="*", help="sound files: WAV, FLAC, Ogg, MP3, ...; -: stdin"
+        "audio", metavar="AUDIO", nargs="*", help="sound files: WAV, FLAC, Ogg, MP3, M4A, MP4, MKV, ...; -: stdin"
     )
-    flags.add("--format", choices=[*FORMATS, "json"], default="txt", help="default: %(default)s")
-    flags.add("-o", "--output-dir", metavar="DIR", help="write a file for each sound there, named after it; default: "
-              "stdout")  # fmt: skip
+    flags.add("-f", "--file", twin=False, action=Collect, default=[], metavar="AUDIO", help="the same as a flag")
+    flags.add("--format", "--output-format", choices=_FORMATS, help="default: what -o ends in, else txt")
+    flags.add("-o", "--output", "--output-dir", twin=False, metavar="PATH", help="write there: a file such as "
+              "talk.srt, or a folder for a file of each sound, named after it; default: stdout")  # fmt: skip
     flags.add("-l", "--language", metavar="NAME", help="such as en or English; default: detected")
     flags.add("--task", choices=["transcribe", "translate"], default="transcribe", help="translate: to English")
-    flags.add("--word-timestamps", action="store_true", help="times of each word, in JSON")
+    flags.add("--detect-language", action="store_true", help="only say the language of each sound and how likely it is")
+    flags.add("--word-timestamps", action="store_true", help="times of each word: in JSON beside the text, in vtt and "
+              "lrc as tags within a cue, in srt, tsv and csv as a cue a word")  # fmt: skip
     flags.add("--no-timestamps", action="store_true", help="do not let the model tell times")
-    flags.add("--clip-timestamps", type=_numbers, default=(), metavar="S,E[,S,E]", help="hear only from second S to E; "
-              "the last E may be missing")  # fmt: skip
-    flags.add("--skip-silence", action="store_true", help="leave silences longer than 2 s out")
+    flags.add("--clip-timestamps", twin=False, type=_numbers, goes_on=is_number, default=(), metavar="S,E[,S,E]",
+              help="hear only from second S to E; the last E may be missing")  # fmt: skip
+    _silence_flags(flags)
+    flags.add("--max-seconds", type=real(0), default=MAX_SECONDS, metavar="S", help="refuse longer sounds, which would "
+              "fill the memory (default: %(default)g)")  # fmt: skip
     flags.add("--parallel", type=positive, metavar="N", help="sounds decoded together; default: all, at most "
               f"{_AT_ONCE}")  # fmt: skip
+    flags.add("--windows", type=positive, metavar="N", help="decode N windows of a sound together, cut beforehand; "
+              "none is shown the text before it")  # fmt: skip
     _search_flags(flags)
     _text_flags(flags)
-    flags.engine()
+    flags.engine(encoder=True)
     flags.output()
+
+
+def _silence_flags(flags: Flags) -> None:
+    flags.add("--vad", choices=METHODS, default="none", help="leave silences out, found by loudness (energy) or by a "
+              "network that knows speech from noise (silero; default: %(default)s)")  # fmt: skip
+    flags.add("--skip-silence", action="store_true", help="the same as --vad energy")
+    flags.add("--vad-threshold", type=real(0, 1), metavar="P", help="of silero: probability of speech (default: 0.5)")
+    flags.add("--vad-min-speech-duration-ms", type=real(0), metavar="MS", help="what is shorter is none (default: 0)")
+    flags.add("--vad-min-silence-duration-ms", type=real(0), metavar="MS", help="what is shorter stays (default: 2000)")
+    flags.add("--vad-speech-pad-ms", type=real(0), metavar="MS", help="stays on either side of speech (default: 400)")
 
 
 def _search_flags(flags: Flags) -> None:
     flags.add("--num-beams", type=positive, default=1, metavar="N", help="1: greedy (default: %(default)s)")
-    flags.add("--patience", type=float, default=1.0, metavar="P", help="beams end with so many times N texts (default: "
-              "%(default)s)")  # fmt: skip
-    flags.add("--length-penalty", type=float, default=1.0, metavar="P", help="power of the length that texts are "
+    flags.add("--patience", type=real(0), default=1.0, metavar="P", help="beams end with so many times N texts "
+              "(default: %(default)s)")  # fmt: skip
+    flags.add("--length-penalty", type=real(), default=1.0, metavar="P", help="power of the length that texts are "
               "compared by (default: %(default)s)")  # fmt: skip
     flags.add("--best-of", type=positive, default=1, metavar="N", help="texts drawn at a temperature above 0 (default: "
               "%(default)s)")  # fmt: skip
-    flags.add("--temp", type=_numbers, default=TEMPERATURES, metavar="T[,T]", help="temperatures tried while a "
-              "text fails (default: 0,0.2,0.4,0.6,0.8,1)")  # fmt: skip
+    flags.add("--temp", "--temperature", twin=False, type=_numbers, goes_on=is_number, default=TEMPERATURES,
+              metavar="T[,T]", help="temperatures tried while a text fails (default: 0,0.2,0.4,0.6,0.8,1)")  # fmt: skip
     flags.add("--compression-ratio-threshold", type=_or_none, default=2.4, metavar="R", help="a text that compresses "
               "better fails: it repeats itself (default: %(default)s; none: without)")  # fmt: skip
     flags.add("--logprob-threshold", type=_or_none, default=-1.0, metavar="L", help="a text fails whose tokens are "
               "less likely than this, on average (default: %(default)s; none)")  # fmt: skip
     flags.add("--no-speech-threshold", type=_or_none, default=0.6, metavar="P", help="such a text is silence instead, "
               "where that is likelier than this (default: %(default)s; none)")  # fmt: skip
-    flags.add("--seed", type=int, metavar="N", help="makes what is drawn reproducible")
+    flags.add("-s", "--seed", type=seed, metavar="N", help="makes what is drawn reproducible")
 
 
 def _text_flags(flags: Flags) -> None:
-    flags.add("--initial-prompt", metavar="TEXT", help="stands before the first window: names, spelling")
-    flags.add("--hotwords", metavar="TEXT", help="the same before every window")
-    flags.add("--prefix", metavar="TEXT", help="what the text of the first window begins with")
+    flags.add("--initial-prompt", twin=False, metavar="TEXT", help="stands before the first window: names, spelling")
+    flags.add("--hotwords", twin=False, metavar="TEXT", help="the same before every window")
+    flags.add("--prefix", twin=False, metavar="TEXT", help="what the text of the first window begins with")
     flags.add("--no-previous-text", action="store_true", help="do not show the model the text of the windows before")
     flags.add("--max-initial-timestamp", type=_or_none, default=1.0, metavar="S", help="a window's first segment "
               "begins within so many seconds (default: %(default)s; none)")  # fmt: skip
-    flags.add("--suppress-tokens", type=_ids, metavar="ID[,ID]", help="tokens that never come; -1: those that the file "
-              "names (default)")  # fmt: skip
+    flags.add("--suppress-tokens", twin=False, type=_ids, goes_on=is_number, metavar="ID[,ID]", help="tokens that "
+              "never come; -1: those that the file names (default)")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.model and args.positional:  # the flag names the model, so this is a sound
-        args.audio, args.positional = [args.positional, *args.audio], None
+    args.audio = [*beside_model(args, args.audio), *args.file]
     if not args.audio:
         args.usage_error("which sound? give AUDIO after the model")
-    form = "json" if args.json else args.format
-    if len(args.audio) > 1 and form in ("srt", "vtt") and not args.output_dir:
-        args.usage_error(f"subtitles of several sounds do not go in one stream; give --output-dir or --format json, "
+    if args.detect_language:
+        return _detect_languages(args)
+    form, several = output_format(args, _FORMATS), len(args.audio) > 1
+    if several and output_ending(args, _FORMATS):
+        args.usage_error(f"-o {args.output} is one file for several sounds; name a folder")
+    if several and form not in ("txt", "json") and not args.output:
+        args.usage_error(f"{form} of several sounds does not go in one stream; give -o FOLDER or --format json, "
                          f"not {form} alone")  # fmt: skip
-    if args.word_timestamps and form != "json":
-        args.usage_error(f"times of words go into JSON alone: give --format json with --word-timestamps, not {form}")
+    if args.word_timestamps and form == "txt":
+        args.usage_error("txt tells no times: give --format json, srt, vtt, tsv, csv or lrc with --word-timestamps")
+    if args.windows and args.parallel:
+        args.usage_error("--parallel counts sounds, --windows windows of all of them: give one of them")
     options = _options(args)
-    sequences = Transcription(**options).sequences
+    sequences = from_flags(args, lambda: Transcription(**options)).sequences
     output = _Output(args, form, _targets(args, form))
-    sounds = _sounds(args.audio)  # before the model: it is quick, and may fail
+    source = model_source(args)
+    sounds = _sounds(args)  # before the weights
     if not sounds:
         return 1
-    source = model_source(args)
-    at_once = args.parallel or min(len(sounds), _AT_ONCE)
-    total = round(sum(seconds(sound) for _, sound in sounds))
+    at_once = args.windows or args.parallel or min(len(sounds), _AT_ONCE)
+    total = round(sum(seconds(sound.samples) for _, sound in sounds))
     with open_model(args, source, args.ctx or 0, n_seqs=at_once * sequences) as model:
         output.begin([path for path, _ in sounds])
         shown = progress.wanted(show_progress(args))
@@ -107,14 +144,44 @@ def run(args: argparse.Namespace) -> int:
     return 0 if len(sounds) == len(args.audio) else 1
 
 
+def _detect_languages(args: argparse.Namespace) -> int:
+    """Prints the language of each sound and its probability, in JSON those of all languages."""
+    options = {name: _options(args)[name] for name in ("vad", "vad_parameters", "skip_silence", "max_seconds")}
+    from_flags(args, lambda: Transcription(**options))
+    sounds = _sounds(args)
+    if not sounds:
+        return 1
+    with open_model(args, model_source(args), args.ctx or 0, n_seqs=min(len(sounds), _AT_ONCE)) as model:
+        found = model.detect_language([sound for _, sound in sounds], **options)
+    if args.json or args.format == "json":
+        records = [
+            {"audio": path, "language": language, "probabilities": likely}
+            for (path, _), (language, likely) in zip(sounds, found, strict=True)
+        ]
+        print_json(records if len(args.audio) > 1 else records[0])
+    else:
+        for (path, _), (language, likely) in zip(sounds, found, strict=True):
+            print(f"{f'{path}: ' if len(args.audio) > 1 else ''}{language} {likely[language]:.3f}")
+    return 0 if len(sounds) == len(args.audio) else 1
+
+
 def _options(args: argparse.Namespace) -> dict[str, Any]:
-    same = ("language", "task", "word_timestamps", "clip_timestamps", "skip_silence", "num_beams", "patience",
-            "length_penalty", "best_of", "compression_ratio_threshold", "logprob_threshold", "no_speech_threshold",
-            "seed", "initial_prompt", "hotwords", "prefix", "max_initial_timestamp", "suppress_tokens")  # fmt: skip
+    same = ("language", "task", "word_timestamps", "clip_timestamps", "skip_silence", "vad",
+            "max_seconds", "num_beams", "patience", "length_penalty", "best_of", "compression_ratio_threshold",
+            "logprob_threshold", "no_speech_threshold", "seed", "initial_prompt", "hotwords", "prefix",
+            "max_initial_timestamp", "suppress_tokens")  # fmt: skip
+    given = {
+        "threshold": args.vad_threshold,
+        "min_speech_duration_ms": args.vad_min_speech_duration_ms,
+        "min_silence_duration_ms": args.vad_min_silence_duration_ms,
+        "speech_pad_ms": args.vad_speech_pad_ms,
+    }
     return {name: getattr(args, name) for name in same} | {
+        "batch_size": args.windows,
         "timestamps": not args.no_timestamps,
         "temperature": args.temp,
         "condition_on_previous_text": not args.no_previous_text,
+        "vad_parameters": {name: value for name, value in given.items() if value is not None},
     }
 
 
@@ -135,28 +202,35 @@ def _or_none(text: str) -> float | None:
 
 def _targets(args: argparse.Namespace, form: str) -> dict[str, Path]:
     """The file to write for each sound, none for stdout; their directory made, and problems said, before the work."""
-    if not args.output_dir:
+    if not args.output:
         return {}
-    folder = Path(args.output_dir)
+    folder = Path(args.output)
+    if output_ending(args, _FORMATS):
+        check_target(folder)
+        return {args.audio[0]: folder}
     targets = {path: folder / f"{'stdin' if path == _STDIN else Path(path).stem}.{form}" for path in args.audio}
     if len(set(targets.values())) < len(args.audio):
         names = [target.name for target in targets.values()]
         twice = next((name for name in names if names.count(name) > 1), names[0])
-        raise ValueError(f"several sounds would be written to {folder / twice}: give each its own --output-dir")
+        raise ValueError(f"several sounds would be written to {folder / twice}: give each its own folder with -o")
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"{folder} is not a directory: name one to write the files to")
     folder.mkdir(parents=True, exist_ok=True)
     return targets
 
 
-def _sounds(paths: Sequence[str]) -> list[tuple[str, Samples]]:
+def _sounds(args: argparse.Namespace) -> list[tuple[str, Sound]]:
     """The sounds with their paths, without those that cannot be used, which is said."""
     sounds = []
-    for path in paths:
+    for path in args.audio:
         try:
-            sounds.append((path, load_audio(sys.stdin.buffer if path == _STDIN else path)))
-        except (AudioError, OSError) as error:
+            sound = read_sound(sys.stdin.buffer if path == _STDIN else path, max_seconds=args.max_seconds)
+        except (SlimrtError, OSError) as error:
             complain(error)
+            continue
+        for warning in sound.warnings:
+            note(args, f"slimrt: warning: {warning}")
+        sounds.append((path, sound))
     return sounds
 
 
@@ -170,6 +244,7 @@ class _Output:
     def __init__(self, args: argparse.Namespace, form: str, targets: dict[str, Path]):
         self._args, self._form, self._targets = args, form, targets
         self._paths: list[str] = []
+        self._cues: list[Subtitles] = []
         self._waiting: dict[int, list[str]] = {}  # what sounds have said whose turn has not come
         self._done: set[int] = set()
         self._turn = 0
@@ -178,12 +253,14 @@ class _Output:
         """With the sounds that can be used."""
         self._paths = paths
         self._waiting = {i: [] for i in range(len(paths))}
+        if self._form != "json":
+            self._cues = [Subtitles(self._form, self._args.word_timestamps) for _ in paths]
         if not self._targets:
             self._say(self._head(0))
 
     def segment(self, index: int, segment: Segment) -> None:
         if not self._targets and self._form != "json":
-            self._waiting[index].append(FORMATS[self._form].cue(segment))
+            self._waiting[index].append(self._cues[index].add(segment))
             self._flush()
 
     def result(self, index: int, segments: list[Segment], info: TranscriptionInfo) -> None:
@@ -192,7 +269,8 @@ class _Output:
         if self._targets:
             target = self._targets[path]
             with written_beside(target) as partial:
-                partial.write_text(f"{record}\n" if record else FORMATS[self._form].whole(segments), encoding="utf-8")
+                words = self._args.word_timestamps
+                partial.write_text(f"{record}\n" if record else written(self._form, segments, words), encoding="utf-8")
             with progress.aside():
                 note(self._args, f"slimrt: {target}")
         else:
@@ -202,7 +280,7 @@ class _Output:
         if not info.duration_heard:
             with progress.aside():
                 note(self._args, f"slimrt: {path}: nothing of its {info.duration:.1f} s was heard: "
-                     f"{'all is silence' if self._args.skip_silence else 'clips begin later'}")  # fmt: skip
+                     f"{'clips begin later' if self._args.clip_timestamps else 'all is silence'}")  # fmt: skip
         if self._args.verbose and info.language:
             with progress.aside():
                 note(self._args, f"slimrt: {path}: {info.duration:.1f} s, {info.language} "

@@ -9,7 +9,6 @@ from slimrt.cli.common import Flags
 from slimrt.generation.options import PENALTIES
 from slimrt.generation.text2text import prefixed
 
-HELP = "translate, with the T5 family; several lines are one batch"
 _NUM_BEAMS = 4
 
 

@@ -7,13 +7,16 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.random  # noqa: F401 (loaded before the work begins: its extension modules swallow a signal while loading)
 from gguf import GGUFValueType
 from gguf.gguf_writer import GGUFValue
 
-from slimrt.converter.quantize import OUT_TYPES, requantise
+from slimrt.cache.config import CacheChoice
+from slimrt.cache.planner import Planner
+from slimrt.converter.quantize import OUT_TYPES, requantise, weight_type
 from slimrt.converter.request import Asked, checked
 from slimrt.converter.share import share as share_layers
 from slimrt.converter.sparse import KEY as SPARSE_KEY
@@ -27,9 +30,11 @@ from slimrt.folding.fold import check_rank
 from slimrt.folding.heads import keeping_heads, refusal, reordered
 from slimrt.folding.layers import Request, fold_model
 from slimrt.folding.lowrank import LATENT_MODE, check_heads
-from slimrt.folding.report import CAUTION, TOO_LARGE, ConvertReport, CrossReport, LayerReport, verdict
+from slimrt.folding.report import CAUTION, TOO_LARGE, ConvertReport, CrossReport, LayerReport, Stored, verdict
 from slimrt.modelfile.gguf import ModelData, array, float32, string, uint32, write_gguf
+from slimrt.modelfile.hub import located
 from slimrt.modelfile.reading import FORMAT_VERSION, read_model, runnable, source_files, source_hash
+from slimrt.modelfile.source import ModelSource
 from slimrt.modes import AGING, AUTO, BASELINES, FOLDED
 from slimrt.plumbing import progress as bars
 from slimrt.plumbing.files import check_target, stand_in, writing
@@ -70,8 +75,8 @@ def convert(
     """Convert a model.
 
     Args:
-        src: a GGUF file (of a split one the first), a Hugging Face directory (config.json, safetensors), or a ggml file
-            of whisper.cpp; never written to.
+        src: a GGUF file (of a split one the first), a Hugging Face directory (config.json, safetensors), a ggml file
+            of whisper.cpp, or a repository that holds one of these ("org/repo:file"); never written to.
         out: the GGUF file to write. It appears, or is replaced, only when it is complete.
         cache: the cache mode to fold for ("kv", "k", "k+r", "v", "x", "xr", "kivi", "lowrank", "latent"); "auto": for
             each layer the cheapest of them (but kivi) within the target; None: only convert.
@@ -127,7 +132,7 @@ def convert(
         ModelFormatError, UnsupportedError: the source is broken, or something in it is not handled; by name.
         OSError: the disk is full, a file cannot be read or written. Nothing partial stays behind.
     """
-    source, target, show = Path(src), Path(out), progress and bars.wanted(None)
+    source, target, show = located(src, progress), Path(out), progress and bars.wanted(None)
     request = checked(
         Asked(
             cache, cache_type, target_error, target_bytes, rank, residual_type, bits, share, sinks, group, heads,
@@ -139,6 +144,7 @@ def convert(
     sharing = _sharing(cache, kv_layers, kv_heads, merge, shared_keys)
     plainly = cache is None and cross is None and outtype is None and not sharing
     model, warnings = read_model(source, keep_fold=plainly)
+    before = Stored(weight_type(model), sum(file.stat().st_size for file in source_files(source)))
     if sharing:
         model, more = share_layers(model, kv_layers, kv_heads, merge, shared_keys)
         warnings += more
@@ -182,7 +188,8 @@ def convert(
                 model, cross, cross_type, spool, allow_lossy=allow_lossy, show_progress=show
             )
             metadata |= cross_fields(crossed, cross, cross_type)
-        write_gguf(target, model.with_metadata(metadata), show_progress=show)
+        model = model.with_metadata(metadata)
+        write_gguf(target, model, show_progress=show)
     shown = ", ".join(request.types)
     report = ConvertReport(
         target,
@@ -194,6 +201,9 @@ def convert(
         target_error=request.target,
         target_bytes=target_bytes,
         cross=tuple(crossed),
+        before=before,
+        after=Stored(weight_type(model), target.stat().st_size),
+        **_break_evens(target, layers),
     )
     if sparse:
         ids = text_ids(runnable(source, show), None if calibration == "none" else calibration)
@@ -204,6 +214,16 @@ def convert(
     ids = text_ids(plain, None if verify is True else verify or None)
     type_name = AUTO if "slimrt.cache.types" in metadata else request.types[0]
     return replace(report, verify=compare(plain, target, ids, type_name, show_progress=show))
+
+
+def _break_evens(target: Path, layers: list[LayerReport]) -> dict[str, Any]:
+    """From which context the new file takes less memory than with plain caches, where weights were folded, as
+    `slimrt plan` counts; and the trained one."""
+    if not any(layer.weights for layer in layers):
+        return {}
+    source = ModelSource(target, show_progress=False)
+    planner = Planner.of(source, None, 1, 512, None)
+    return {"smaller_from": planner.break_evens(CacheChoice.of(AUTO)), "n_ctx_train": source.n_ctx_train}
 
 
 def _keep_v(known: Calibration, model: ModelData, share: float, outtype: str | None, show: bool) -> Calibration:
@@ -284,7 +304,7 @@ def _check(source: Path, target: Path, outtype: str | None, overwrite: bool) -> 
     if any(target.samefile(file) for file in source_files(source)):
         raise ValueError(f"{target} is the source itself; write to another file")
     if not overwrite:
-        raise FileExistsError(f"{target} exists")
+        raise FileExistsError(f"{target} exists: name another file, or replace it: --force, overwrite=True in Python")
 
 
 def _check_texts(cache: str | None, calibration: Text, verify: bool | Text) -> None:

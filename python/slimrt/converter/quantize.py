@@ -99,6 +99,18 @@ def requantise(model: ModelData, outtype: str) -> tuple[ModelData, list[str]]:
     return model.with_tensors(*changed).with_metadata(metadata), warnings
 
 
+def weight_type(model: ModelData) -> str:
+    """The type of a model's weights, as its file says it ("q4_k_m"), else that which most bytes have."""
+    said = model.value("general.file_type")
+    known = {int(kind): kind.name for kind in LlamaFileType if kind != LlamaFileType.GUESSED}
+    if said in known:
+        return known[said].removeprefix("MOSTLY_").removeprefix("ALL_").lower()
+    sizes: dict[str, int] = {}
+    for tensor in model.tensors.values():
+        sizes[tensor.type.name] = sizes.get(tensor.type.name, 0) + tensor.nbytes
+    return max(sizes, key=sizes.__getitem__).lower()
+
+
 def stored_as(
     name: str, shape: tuple[int, ...], kind: GGMLQuantizationType, values: Callable[[], np.ndarray]
 ) -> Tensor:

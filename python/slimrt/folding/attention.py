@@ -231,7 +231,7 @@ class Attention:
         return {mode.name: mode for mode in found}
 
     def refusal(self, mode: str) -> str:
-        """Why a mode is not exact here; empty when it is (cache-math.md, section 1).
+        """Why a mode is not exact here; empty when it is (docs/cache-math.md, section 1).
 
         "k+r" suits every attention: what K cannot predict, the residual holds.
         """
@@ -379,7 +379,7 @@ def fold_value_bias(model: ModelData, attention: Attention) -> ModelData:
     """Move each layer's V bias into the output bias: c' = b_V W_O + c, b_V = 0.
 
     Softmax weights sum to 1, so every query head adds its own KV head's b_V whatever it attends to; without it V is
-    linear in x, which every mode but "kv" needs (cache-math.md section 1, "Biases"). A layer that reads another's rows
+    linear in x, which every mode but "kv" needs (docs/cache-math.md, "Biases"). A layer that reads another's rows
     adds that one's b_V. Of an encoder-decoder the runtime does it while loading, and the model stays as it is; so it
     does where weights do not sum to 1, with sinks, whose modes all store V's bias.
     """

@@ -95,7 +95,7 @@ class Option:
     @property
     def refused(self) -> bool:
         """Whether a file with it would not load (gate): it computes V, or K, and loses too much of it."""
-        if self.mode not in LOSSY or self.type == "f32":
+        if self.mode not in LOSSY:
             return False
         if self.reader.fold_error() > TOO_LARGE:
             return True

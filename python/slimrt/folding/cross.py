@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cross-attention offline: the folds of modes k and e1, and what rounding makes of them (cache-math.md, section 1).
+"""Cross-attention offline: the folds of modes k and e1, and what rounding makes of them (docs/cache-math.md).
 
 k: V_N = K_N W_K,N^-1 W_V,N. e1: K_N = K_1 W_K,1^-1 W_K,N and V_N = K_1 W_K,1^-1 W_V,N. Exact in exact arithmetic; the
 rounding of the stored row comes out amplified by the inverse (section 2), which is why it is predicted here.

@@ -101,7 +101,7 @@ def folded(attention: Attention, mode: str, layer: int, w_k: np.ndarray, w_v: np
 def stored(fold: Fold) -> np.ndarray:
     """A fold's weight as it is stored: float32 [e_out, e_in].
 
-    Never a smaller type: W has the inverse's large entries, and its rounding is amplified as K's is (cache-math.md
+    Never a smaller type: W has the inverse's large entries, and its rounding is amplified as K's is (docs/cache-math.md
     section 2, rule 3: W in bf16 costs 11 % of V, in f16 with scales 1.4 %, in f32 2e-6).
     """
     return np.ascontiguousarray(fold.weight.T, np.float32)

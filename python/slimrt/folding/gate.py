@@ -3,7 +3,7 @@
 
 Modes k, v and e1 invert a projection, which amplifies the rounding of stored rows; k+r may have too small a residual.
 What types lose by themselves (kv in 4 bits) is not looked at. Published measurements of Whisper's cross-attention
-(cache-math.md, section 2): with float16 rows, mode k keeps V within 5 % in no layer of any size.
+(docs/cache-math.md, section 2): with float16 rows, mode k keeps V within 5 % in no layer of any size.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Lossy:
 
     @property
     def loses(self) -> bool:
-        """Whether it may lose too much; float32 rows may lose anything, since the user chose the largest type."""
-        return self.mode in (CROSS_LOSSY if self.part == CROSS else LOSSY) and self.type != "f32"
+        """Whether it may lose too much: even float32 rows do, where W_K is nearly singular."""
+        return self.mode in (CROSS_LOSSY if self.part == CROSS else LOSSY)
 
     @property
     def lost(self) -> str:
@@ -169,7 +169,7 @@ def require_precise(model: ModelData, rows: Lossy, layer: int, error: float, inp
     raise CacheUnsupportedError(
         f"{rows.part} cache mode '{rows.mode}' is too imprecise in {rows.type}: {why}, and the predicted error of "
         f"{rows.lost} is {percent(error)} in layer {layer} (the limit is {TOO_LARGE:.0%}): "
-        f"{_instead(model, rows, layer)}, or type f32; allow_lossy=True (--allow-lossy) insists on it"
+        f"{_instead(model, rows, layer)}{_or_f32(model, rows, layer)}; allow_lossy=True (--allow-lossy) insists on it"
         + (f" (predicted {inputs})" if inputs else "")
     )
 
@@ -193,6 +193,13 @@ def _instead(model: ModelData, rows: Lossy, layer: int) -> str:
         if found:
             return f"use {', or '.join(found)}"
     return f"use {plain} (--cache {plain})"
+
+
+def _or_f32(model: ModelData, rows: Lossy, layer: int) -> str:
+    """The same mode in float32, where it is fine there."""
+    wide = replace(rows, type="f32")
+    fine = rows.type != "f32" and all(error <= TOO_LARGE for _, error in predicted(model, wide, [layer]))
+    return ", or type f32" if fine else ""
 
 
 def check(model: ModelData, rows: Lossy, layers: Collection[int] | None = None) -> list[int]:

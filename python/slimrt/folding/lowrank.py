@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mode lowrank in one layer: a latent of V whose first columns tell most of it (TALE; cache-math.md, section 4).
+"""Mode lowrank in one layer: a latent of V whose first columns tell most of it (TALE; docs/cache-math.md, section 4).
 
 TALE factors a group of KV heads by the singular values of W C, W the group's rows of W_V and C C^T the second moments
 of the layer's input: W C = U Sigma Vt, latent = sqrt(Sigma) Vt C^-1 x, V = U sqrt(Sigma) latent. The same latent is

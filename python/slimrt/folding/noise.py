@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much rounding adds to a row: the noise N of cache-math.md section 3, measured through the runtime's own kernels.
+"""How much rounding adds to a row: the noise N of docs/cache-math.md, measured through the runtime's own kernels.
 
 A formula would do for floats (ROUNDING), but with scales shared by channels the noise depends on how the channels vary
 together; rows of the calibration text, which are at hand, tell it within a few percent.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a cache mode reads keys and values back in one layer: its tensors, the noise it expects, and the rounding itself.
 
-k^ is what a stored row reads back as (cache-math.md). The conditioned mode, k+r, is in conditioned.py.
+k^ is what a stored row reads back as (docs/cache-math.md). The conditioned mode, k+r, is in conditioned.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from slimrt.folding.exact import FOLDED, Fold, condition, folded, stored
 from slimrt.folding.planes import Plane, bytes_per_token, planes, static_scales
 from slimrt.folding.window import KeyNoise, Window
 
-_FULL_WEIGHTS = ("f32", "f16", "bf16")  # types beside which folds stay in float32 (cache-math.md section 2, rule 3)
+_FULL_WEIGHTS = ("f32", "f16", "bf16")  # types beside which folds stay in float32 (docs/cache-math.md section 2)
 
 
 @dataclass(frozen=True)

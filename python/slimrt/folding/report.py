@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +137,17 @@ class SparseReport:
 
 
 @dataclass(frozen=True)
+class Stored:
+    """What a model takes on the disk. type: of its weights, such as "q4_k_m". bytes: of all its files."""
+
+    type: str
+    bytes: int
+
+    def __str__(self) -> str:
+        return f"{self.type} {format_bytes(self.bytes)}"
+
+
+@dataclass(frozen=True)
 class ConvertReport:
     """What `convert` wrote.
 
@@ -149,6 +159,9 @@ class ConvertReport:
         verify: the comparison with the source, when asked for.
         target_error: what errors were kept within. target_bytes: what `long_bytes` of all layers were kept within.
         cross: one report a layer whose cross-attention was folded. sparse: what sparse_delta the file says.
+        before, after: of the source, and of the new file.
+        smaller_from: where weights were folded, the contexts from which the model takes less memory in all than with
+            plain caches, by their names, such as "kv q8", as slimrt.plan counts; None: never. n_ctx_train: the trained.
     """
 
     path: Path
@@ -162,6 +175,10 @@ class ConvertReport:
     target_bytes: int | str | None = None
     cross: tuple[CrossReport, ...] = ()
     sparse: SparseReport | None = None
+    before: Stored | None = None
+    after: Stored | None = None
+    smaller_from: dict[str, int | None] = field(default_factory=dict)
+    n_ctx_train: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain data, for JSON."""
@@ -169,7 +186,7 @@ class ConvertReport:
 
     def table(self) -> str:
         """The report as text, which str() gives too: a row a layer, a total, then warnings."""
-        lines = [str(self.path)]
+        lines = [str(self.path), *([f"{self.before} -> {self.after}"] if self.before else [])]
         if any(layer.errors for layer in self.layers):
             lines += self._by_type()
         if any(layer.predicted for layer in self.layers):
@@ -250,8 +267,8 @@ class ConvertReport:
             total += f" (of the oldest rows; of a long context {long:.0f}, {long / kv:.1%})"
         if weights:
             total += f"; folded weights take {format_bytes(weights)}"
-            if long < kv:
-                total += f", which pays from {ceil(weights / (kv - long))} tokens on (of all sequences together)"
+        if self.smaller_from:
+            total += f"; with these and scratch less in all than with {', '.join(map(self._beside, self.smaller_from))}"
         lines = [total]
         if aging:
             where = "" if aging == len(self.layers) else f"rows age in {aging} of {len(self.layers)} layers: there "
@@ -265,6 +282,14 @@ class ConvertReport:
         if self.cache == "auto" and all(layer.mode == "kv" for layer in self.layers):
             lines.append(self._nothing_gained())
         return lines
+
+    def _beside(self, plain: str) -> str:
+        """A plain cache, and from which context on it takes more."""
+        n_ctx = self.smaller_from[plain]
+        if n_ctx is None:
+            return f"{plain} at no context"
+        beyond = f" (beyond the {self.n_ctx_train} trained)" if n_ctx > self.n_ctx_train else ""
+        return f"{plain} from {n_ctx} tokens on{beyond}"
 
     def _about_groups(self, shares: list[float]) -> str:
         low, high = min(shares), max(shares)

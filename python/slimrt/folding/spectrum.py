@@ -1,4 +1,4 @@
-"""The singular values of W_K, which say how far a mode that inverts it amplifies rounding (cache-math section 2)."""
+"""The singular values of W_K, which say how far a mode that inverts it amplifies rounding (docs/cache-math.md)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The conditioned fold: V from a rounded K, and the few directions in which that errs most (cache-math.md section 3).
+"""The conditioned fold: V from a rounded K, and the few directions in which that errs most (docs/cache-math.md).
 
 K is known with noise only, so V's best linear prediction from it is a Wiener filter, not W_K^-1 W_V.
 """

@@ -15,10 +15,12 @@ from slimrt.cache.planner import whole_blocks
 from slimrt.errors import ContextOverflowError, ModelFormatError, UnsupportedError
 from slimrt.forecast.bolt import Bolt, ResidualBlock
 from slimrt.forecast.chronos import Chronos, Paths
+from slimrt.forecast.options import PredictOptions, sampling
 from slimrt.forecast.series import Values, as_series, check_levels
 from slimrt.generation.search import Encode, run
 from slimrt.modelfile.source import ModelSource
 from slimrt.plumbing.arguments import check_seed, real, whole
+from slimrt.plumbing.notes import warn
 from slimrt.runtime.kinds import require
 from slimrt.runtime.runtime import Runtime
 
@@ -26,43 +28,57 @@ _BLOCK_TENSORS = [f"{layer}.{kind}" for layer in ("hidden", "output", "residual"
 _REGISTER = 1  # the id whose embedding is put behind the patches, where the file does not say
 
 
-def predict_quantiles(
+def predict(
     runtime: Runtime,
     series: Any,
     prediction_length: int | None,
     quantile_levels: Sequence[float],
-    *,
-    num_samples: int | None,
-    temperature: float | None,
-    top_k: int | None,
-    top_p: float | None,
     seed: int,
-) -> NDArray[np.float32]:
-    """float32 (batch, horizon, q). Arguments and errors as Model.predict_quantiles."""
+    options: PredictOptions,
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Quantiles float32 (batch, horizon, q), and a value for each step (batch, horizon): the mean of Chronos' paths,
+    Chronos-Bolt's median. Arguments and errors as Model.predict_quantiles; seed: the one to use."""
     kind = require(runtime, "chronos", "chronos-bolt", to="forecast")
     check_seed(seed)
+    given = sampling(options)
     rows, levels = as_series(series), check_levels(quantile_levels)
     file = runtime.source.file
     if prediction_length is not None and whole("prediction_length", prediction_length) < 1:
         raise ValueError(f"prediction_length must be at least 1, got {prediction_length}")
     if kind == "chronos-bolt":
-        if any(option is not None for option in (num_samples, temperature, top_k, top_p)):
+        if any(option is not None for option in given.values()):
             raise ValueError(
                 "num_samples, temperature, top_k and top_p belong to Chronos; Chronos-Bolt draws no samples"
             )
         bolt = read_bolt(file)
         _try(bolt.patches, rows)
-        horizon = prediction_length or bolt.prediction_length
-        return bolt.at_levels(_bolt(runtime, bolt, rows, horizon), levels.tolist())
+        found = _bolt(runtime, bolt, rows, prediction_length or bolt.prediction_length)
+        return bolt.at_levels(found, levels.tolist()), bolt.at_levels(found, [0.5])[..., 0]
     model = read_chronos(file)
-    given = {"num_samples": num_samples, "temperature": temperature, "top_k": top_k, "top_p": top_p}
     how = {name: getattr(model, name) if value is None else value for name, value in given.items()}
     if whole("num_samples", how["num_samples"]) < 1:
         raise ValueError(f"num_samples must be at least 1, got {how['num_samples']}")
     _try(model.encode, rows)
-    horizon = prediction_length or model.prediction_length
-    paths = _paths(runtime, model, rows, horizon, how, seed)
-    return np.moveaxis(np.quantile(paths, levels, axis=1), 0, -1).astype(np.float32)
+    paths = _paths(runtime, model, rows, prediction_length or model.prediction_length, how, seed)
+    quantiles = np.moveaxis(np.quantile(paths, levels, axis=1), 0, -1).astype(np.float32)
+    return quantiles, paths.mean(axis=1, dtype=np.float32)
+
+
+def warn_beyond(source: ModelSource, levels: Sequence[float]) -> None:
+    """A warning for levels that the model has nothing for."""
+    trained = trained_levels(source)
+    beyond = [f"{level:g}" for level in levels if trained and not min(trained) <= level <= max(trained)]
+    if beyond:
+        warn(
+            f"the model was trained for quantiles {min(trained):g} to {max(trained):g}; beyond them it repeats the "
+            f"nearest: {', '.join(beyond)}"
+        )
+
+
+def answered_levels(source: ModelSource, levels: Sequence[float]) -> list[float]:
+    """The levels that the quantiles for these are of: the model's lowest and highest for those beyond them."""
+    trained = trained_levels(source)
+    return [min(max(level, min(trained)), max(trained)) for level in levels] if trained else list(levels)
 
 
 def _try(prepare: Callable[[Values], object], rows: Sequence[Values]) -> None:

@@ -26,6 +26,11 @@ def as_series(series: Any) -> list[Values]:
     """
     if hasattr(series, "columns"):
         series = [series[name] for name in series.columns]
+    if isinstance(series, dict) or (isinstance(series, (list, tuple)) and any(isinstance(one, dict) for one in series)):
+        raise TypeError(
+            "a series is numbers (n,), not a dict: several targets and covariates are for Chronos-2, which is not "
+            "supported; Chronos and Chronos-Bolt read the series alone"
+        )
     several = isinstance(series, (list, tuple)) and len(series) > 0 and np.ndim(series[0]) == 1
     rows: Any = series if several else np.asarray(series)
     if not several and rows.ndim == 0:

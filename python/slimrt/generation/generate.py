@@ -11,13 +11,16 @@ from numpy.typing import NDArray
 
 from slimrt import core
 from slimrt.errors import ContextOverflowError
+from slimrt.generation.breakers import breaker_tokens
 from slimrt.generation.options import OnProgress, Options
 from slimrt.generation.search import Append, Decode, Encode, Logprobs, Task, steps
 from slimrt.plumbing import progress
 from slimrt.plumbing.closing import Closing
-from slimrt.results import CacheUse, Generation, Timings, TokenLogprob, Usage
+from slimrt.results import CacheUse, Generation, Timings, TokenLogprob, TopLogprob, Usage
 from slimrt.runtime.runtime import Runtime
 from slimrt.runtime.session import Session, append_together, check_length
+from slimrt.tokenizer.detokenizer import IncrementalDetokenizer
+from slimrt.tokenizer.tokenizer import Tokenizer
 
 
 class StopFilter:
@@ -111,7 +114,7 @@ class Run:
     Raises:
         ContextOverflowError: the prompt does not fit the context.
         ValueError: an empty prompt, or a sampling parameter out of its range.
-        UnsupportedError: stop strings without a tokenizer.
+        UnsupportedError: stop strings, or breakers for DRY, without a tokenizer.
     """
 
     def __init__(
@@ -126,22 +129,26 @@ class Run:
         if not prompt:
             raise ValueError("the prompt has no tokens, and the model has no BOS token to begin with: give some text")
         check_length(len(prompt), runtime, "the prompt")
+        breaking = options.dry_sequence_breakers if options.dry_multiplier else ()
         tokenizer = runtime.source.tokenizer_if_any
-        if tokenizer is None and options.stops:
+        if tokenizer is None and (options.stops or breaking):
             runtime.source.tokenizer  # noqa: B018  raises, with the reason why there is none
         self.runtime, self.prompt, self.options, self.seed = runtime, prompt, options, seed
         self.session = session
         self.tokens: list[int] = []
         self.finish_reason: str | None = None
+        self.shifted = 0
         self._own_session = session is None
+        self._pending: list[int] = []
         self._tokenizer = tokenizer
-        self._ends = frozenset(tokenizer.eog_ids) if tokenizer else frozenset()
-        self._detokenizer = tokenizer.detokenizer(prompt, skip_special_tokens=True) if tokenizer else None
+        self.ends = frozenset(tokenizer.eog_ids) if tokenizer else frozenset()
+        self._detokenizer = self._new_detokenizer(tokenizer) if tokenizer else None
         self._filter = StopFilter(options.stops)
         for token in options.logit_bias or ():
             if not 0 <= token < runtime.n_vocab:
                 raise ValueError(f"logit_bias names token {token}, the vocabulary has {runtime.n_vocab}")
-        self._sampler = options.sampler(seed, self._ends)
+        breakers = breaker_tokens(tokenizer, breaking) if tokenizer and breaking else ()
+        self._sampler = options.sampler(seed, self.ends, breakers)
         self._sampler.accept(list(prompt))
         self._text: list[str] = []
         self._n_taken = 0
@@ -154,13 +161,13 @@ class Run:
     def task(self, engine: SessionEngine) -> Task[Generation]:
         """Make the text; take() has the pieces that may be shown."""
         try:
-            pending = self._begin()
-            for encode in self._sources():
+            self._pending = self._begin()
+            for encode in self.sources(self.session):
                 yield encode
                 self._prefill_seconds += time.perf_counter() - engine.started
             while self.finish_reason is None:
                 try:
-                    token, logprobs = yield from self._next(pending)
+                    token, logprobs = yield from self._next(self._pending)
                 except ContextOverflowError:
                     if not self.tokens:
                         raise
@@ -168,7 +175,6 @@ class Run:
                     break
                 self._accept(token, logprobs)
                 self._count(engine)
-                pending = self.tokens[-1:]
         finally:
             self._end()
         return self.result()
@@ -186,8 +192,8 @@ class Run:
         self._cached = self.session.length
         return pending
 
-    def _sources(self) -> Sequence[Encode]:
-        """What an encoder reads first; nothing of a model that continues texts."""
+    def sources(self, sequence: Any) -> Sequence[Encode]:
+        """What an encoder reads into this sequence first; nothing of a model that continues texts."""
         return ()
 
     def _end(self) -> None:
@@ -205,16 +211,21 @@ class Run:
             choice: tuple[int, Logprobs | None] = yield Decode(self.session, pending, self._sampler, n_logprobs)
             return choice
         (logits,) = yield Append([(self.session, pending)])
-        token = self._sampler.sample(self._processed(logits, self.tokens))
+        return self._chosen(logits)
+
+    def _chosen(self, logits: NDArray[np.float32]) -> tuple[int, Logprobs | None]:
+        """The choice from a row (vocab,)."""
+        token, n_logprobs = self._sampler.sample(self._processed(logits, self.tokens)), self.options.logprobs
         return token, core.token_logprobs(logits, token, n_logprobs) if n_logprobs else None
 
     def _accept(self, token: int, logprobs: Logprobs | None) -> None:
         """Continue with a token."""
         if self.options.max_tokens == 0:
             return self._finish("length")
-        if token in self._ends:
+        if token in self.ends:
             return self._finish("stop")
         self.tokens.append(token)
+        self._pending = [token]
         self._sampler.accept([token])
         if logprobs is not None:
             self._logprobs.append(self._token_logprob(token, logprobs))
@@ -225,8 +236,26 @@ class Run:
             self.finish_reason = "stop"
         elif len(self.tokens) == self.options.max_tokens:
             self._finish("length")
-        elif self.session.length >= self.runtime.n_ctx:
+        elif self.session.length >= self.runtime.n_ctx and not self._shift():
             self._finish("context")
+
+    def _shift(self) -> bool:
+        """Make room in a full context, if that is wanted and there is something to drop: what stays is computed again,
+        as a prompt is."""
+        if self.options.on_overflow != "shift" or self.session is None:
+            return False
+        n_keep, n_prompt = self.options.n_keep, len(self.prompt)
+        keep = n_prompt if n_keep < 0 else min(n_keep, n_prompt)
+        if self._tokenizer and self.prompt[0] == self._tokenizer.bos_id:
+            keep = max(keep, 1)
+        context = [*self.session.tokens, *self._pending]
+        dropped = (len(context) - keep) // 2
+        if dropped == 0:
+            return False
+        self.shifted += dropped
+        self._pending = context[:keep] + context[keep + dropped :]
+        self.session.truncate(0)
+        return True
 
     def _count(self, engine: SessionEngine) -> None:
         """Note what the step took, and tell who wants to know."""
@@ -271,14 +300,25 @@ class Run:
                 lossy=self.runtime.lossy,
             ),
             logprobs=tuple(self._logprobs) if self.options.logprobs else None,
+            shifted=self.shifted,
         )
 
     def adjusted(self, logits: NDArray[np.float32], tokens: Sequence[int]) -> NDArray[np.float32]:
         """A copy of logits (vocab,) after these tokens, changed by the processor and the biases: for beams."""
         logits = self._processed(logits, tokens).copy()
-        for token, bias in self.options.biases(self._ends).items():
+        for token, bias in self.options.biases(self.ends).items():
             logits[token] += bias
         return logits
+
+    def text_of(self, tokens: Sequence[int]) -> str:
+        """The text of tokens that follow the prompt; "" without a tokenizer."""
+        if self._tokenizer is None:
+            return ""
+        detokenizer = self._new_detokenizer(self._tokenizer)
+        return "".join([detokenizer.feed(token) for token in tokens]) + detokenizer.flush()
+
+    def _new_detokenizer(self, tokenizer: Tokenizer) -> IncrementalDetokenizer:
+        return tokenizer.detokenizer(self.prompt, skip_special_tokens=True)
 
     def _processed(self, logits: NDArray[np.float32], tokens: Sequence[int]) -> NDArray[np.float32]:
         """Logits (vocab,) after these tokens, as the logits_processor changes them."""
@@ -292,8 +332,11 @@ class Run:
 
     def _token_logprob(self, token: int, logprobs: Logprobs) -> TokenLogprob:
         logprob, top = logprobs
-        text = self._tokenizer.token_bytes(token).decode("utf-8", "replace") if self._tokenizer else ""
-        return TokenLogprob(token, text, logprob, tuple(top))
+        likeliest = tuple(TopLogprob(id, self._token_text(id), value) for id, value in top)
+        return TokenLogprob(token, self._token_text(token), logprob, likeliest)
+
+    def _token_text(self, token: int) -> str:
+        return self._tokenizer.token_bytes(token).decode("utf-8", "replace") if self._tokenizer else ""
 
     def _show(self, text: str) -> None:
         self._text.append(self._filter.feed(text))

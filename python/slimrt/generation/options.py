@@ -12,10 +12,13 @@ from numpy.typing import NDArray
 
 from slimrt import core
 from slimrt.errors import UnsupportedError
-from slimrt.plumbing.arguments import check_function, check_seed, real, whole
+from slimrt.plumbing.arguments import check_function, check_seed, real, unknown, whole
 
-PENALTIES = {"repeat_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
+PENALTIES = {"repeat_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0, "dry_multiplier": 0.0}
+FILTERS = {"top_n_sigma": 0.0, "top_k": 0, "typical_p": 1.0, "top_p": 1.0, "min_p": 0.0, "xtc_probability": 0.0}
 """Names, and the values that change nothing."""
+DRY_SEQUENCE_BREAKERS = ("\n", ":", '"', "*")
+ON_OVERFLOW = ("error", "shift")
 
 LogitsProcessor = Callable[[Sequence[int], NDArray[np.float32]], NDArray[np.float32]]
 OnProgress = Callable[[str, int, int], object]
@@ -35,11 +38,26 @@ class GenerateOptions(TypedDict, total=False):
     presence_penalty: float
     repeat_last_n: int
     logit_bias: Mapping[int, float] | None
+    dry_multiplier: float
+    dry_base: float
+    dry_allowed_length: int
+    dry_penalty_last_n: int
+    dry_sequence_breakers: Sequence[str]
+    top_n_sigma: float
+    xtc_probability: float
+    xtc_threshold: float
+    mirostat: int
+    mirostat_tau: float
+    mirostat_eta: float
     stop: str | Sequence[str]
     ignore_eos: bool
     seed: int | None
     logprobs: int
     num_beams: int
+    length_penalty: float
+    early_stopping: bool
+    on_overflow: str
+    n_keep: int
     logits_processor: LogitsProcessor | None
     on_progress: OnProgress | None
 
@@ -49,9 +67,9 @@ class Options:
     """The same with their defaults, checked.
 
     Raises:
-        UnsupportedError: num_beams > 1.
-        ValueError, TypeError: an option out of its range (the sampler's own are checked in sampler()), or of a wrong
-            kind.
+        UnsupportedError: mirostat 1.
+        ValueError, TypeError: an option out of its range (the sampler's own are checked in sampler()), of a wrong kind,
+            or that does not go with another one.
     """
 
     max_tokens: int = 128
@@ -65,35 +83,92 @@ class Options:
     presence_penalty: float = 0.0
     repeat_last_n: int = 64
     logit_bias: Mapping[int, float] | None = None
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    dry_sequence_breakers: Sequence[str] = DRY_SEQUENCE_BREAKERS
+    top_n_sigma: float = 0.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    mirostat: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
     stop: str | Sequence[str] = ()
     ignore_eos: bool = False
     seed: int | None = None
     logprobs: int = 0
     num_beams: int = 1
+    length_penalty: float = 1.0
+    early_stopping: bool = False
+    on_overflow: str = "error"
+    n_keep: int = 0
     logits_processor: LogitsProcessor | None = None
     on_progress: OnProgress | None = None
 
     def __post_init__(self) -> None:
         self._check_kinds()
+        self._check_ranges()
+        self._check_mirostat()
         self._check_beams()
+
+    def _check_ranges(self) -> None:
         if self.max_tokens < -1:
             raise ValueError(f"max_tokens (-n) must be -1 (no limit but the context) or more, got {self.max_tokens}")
         if self.logprobs < 0:
             raise ValueError(f"logprobs must not be negative, got {self.logprobs}")
         if "" in self.stops:
             raise ValueError("a stop string must not be empty")
+        if "" in self.dry_sequence_breakers:
+            raise ValueError("a text among dry_sequence_breakers must not be empty")
+        if self.num_beams < 1:
+            raise ValueError(f"num_beams must be at least 1, got {self.num_beams}")
+        if self.on_overflow not in ON_OVERFLOW:
+            raise ValueError(unknown("on_overflow", self.on_overflow, ON_OVERFLOW))
+        if self.n_keep < -1:
+            raise ValueError(f"n_keep must be -1 (the whole prompt) or more, got {self.n_keep}")
+        if self.n_keep and self.on_overflow != "shift":
+            raise ValueError(f"n_keep={self.n_keep} says what a shifted context keeps: give on_overflow='shift' too")
+
+    def _check_mirostat(self) -> None:
+        if self.mirostat == 1:
+            raise UnsupportedError(
+                "mirostat 1 is not supported: mirostat 2 aims at the same surprise without an estimate"
+            )
+        if self.mirostat:
+            self._refuse_beside("mirostat", FILTERS)
 
     def _check_beams(self) -> None:
-        if self.num_beams != 1:
-            raise UnsupportedError(
-                f"num_beams={self.num_beams}: beam search is not supported; what is: num_beams=1 with temperature=0 "
-                "(greedy), or sampling with temperature, top_k, top_p and min_p"
-            )
+        if self.num_beams > 1:
+            plain = {"temperature": 0.0, **PENALTIES, **FILTERS, "mirostat": 0, "logprobs": 0, "stop": ()}
+            self._refuse_beside("num_beams", plain | {"on_overflow": "error"})
+            return
+        for name in ("length_penalty", "early_stopping"):
+            if getattr(self, name) != self._default(name):
+                raise ValueError(f"{name}={getattr(self, name)!r} is about beams: give num_beams too")
+
+    def _refuse_beside(self, option: str, plain: Mapping[str, object]) -> None:
+        """ValueError for what an option cannot follow, unless it is as it was or changes nothing.
+
+        Args:
+            plain: names, and the values that change nothing.
+        """
+        for name, nothing in plain.items():
+            value = self.stops if name == "stop" else getattr(self, name)
+            if value not in (nothing, self._default(name)):
+                raise ValueError(
+                    f"{name}={value!r} does not go with {option}={getattr(self, option)}: leave out one of them"
+                )
+
+    def _default(self, name: str) -> object:
+        return self.__dataclass_fields__[name].default
 
     def _check_kinds(self) -> None:
-        for name in ("max_tokens", "top_k", "repeat_last_n", "logprobs", "num_beams"):
+        for name in ("max_tokens", "top_k", "repeat_last_n", "logprobs", "num_beams", "dry_allowed_length",
+                     "dry_penalty_last_n", "mirostat", "n_keep"):  # fmt: skip
             whole(name, getattr(self, name))
-        for name in ("temperature", "top_p", "min_p", "typical_p", *PENALTIES):
+        for name in ("temperature", "top_p", "min_p", "typical_p", *PENALTIES, "dry_base", "top_n_sigma",
+                     "xtc_probability", "xtc_threshold", "mirostat_tau", "mirostat_eta", "length_penalty"):  # fmt: skip
             real(name, getattr(self, name))
         if self.logit_bias is not None and not isinstance(self.logit_bias, Mapping):
             raise TypeError(f"logit_bias must map token ids to numbers, got {self.logit_bias!r}")
@@ -102,6 +177,13 @@ class Options:
         check_seed(self.seed)
         if not isinstance(self.stop, Sequence) or not all(isinstance(stop, str) for stop in self.stops):
             raise TypeError(f"stop must be text, or a sequence of texts, got {self.stop!r}")
+        breakers = self.dry_sequence_breakers
+        if (
+            isinstance(breakers, str)
+            or not isinstance(breakers, Sequence)
+            or not all(isinstance(b, str) for b in breakers)
+        ):
+            raise TypeError(f"dry_sequence_breakers must be a sequence of texts, got {breakers!r}")
         for name in ("logits_processor", "on_progress"):
             check_function(name, getattr(self, name))
 
@@ -113,8 +195,8 @@ class Options:
         """What is added to logits: logit_bias, and -infinity for the ends of the text with ignore_eos."""
         return dict(self.logit_bias or {}) | (dict.fromkeys(ends, -math.inf) if self.ignore_eos else {})
 
-    def sampler(self, seed: int, ends: Iterable[int] = ()) -> core.Sampler:
-        """ends: of the text, for ignore_eos."""
+    def sampler(self, seed: int, ends: Iterable[int] = (), breakers: Sequence[Sequence[int]] = ()) -> core.Sampler:
+        """ends: of the text, for ignore_eos. breakers: dry_sequence_breakers as tokens."""
         return core.Sampler(
             temperature=self.temperature,
             top_k=self.top_k,
@@ -127,4 +209,15 @@ class Options:
             repeat_last_n=self.repeat_last_n,
             seed=seed,
             logit_bias=list(self.biases(ends).items()),
+            dry_multiplier=self.dry_multiplier,
+            dry_base=self.dry_base,
+            dry_allowed_length=self.dry_allowed_length,
+            dry_penalty_last_n=self.dry_penalty_last_n,
+            dry_breakers=breakers,
+            top_n_sigma=self.top_n_sigma,
+            xtc_probability=self.xtc_probability,
+            xtc_threshold=self.xtc_threshold,
+            mirostat=self.mirostat,
+            mirostat_tau=self.mirostat_tau,
+            mirostat_eta=self.mirostat_eta,
         )

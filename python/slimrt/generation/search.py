@@ -76,8 +76,8 @@ class Encode:
 class Append:
     """Wanted: tokens at the ends of sequences. The answer: logits float32 (sequences, vocab), the task's to change.
 
-    Where not all tasks' tokens find room, each is thrown the ContextOverflowError: nothing was computed, and a task
-    that is content with what it has returns it.
+    Where not all tasks' tokens find room, the last task is thrown the ContextOverflowError, and the others ask again:
+    nothing was computed, and a task that is content with what it has returns it, which makes room.
     """
 
     items: Sequence[tuple[Any, Sequence[int]]]
@@ -193,8 +193,7 @@ def _serve(engine: Computing, running: Sequence[_Running[Any]]) -> None:
     try:
         logits = engine.append(items)
     except ContextOverflowError as error:
-        for one, _ in appends:
-            one.throw(error)
+        appends[-1][0].throw(error)
         return
     choices, at = iter(_choices(engine, logits, [wanted for _, wanted in appends])), 0
     for one, wanted in appends:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from slimrt import core
-from slimrt.errors import ContextOverflowError
+from slimrt.errors import ContextOverflowError, UnsupportedError
+from slimrt.generation.beams import search_beams
 from slimrt.generation.generate import Run, SessionEngine
-from slimrt.generation.options import PENALTIES, GenerateOptions, Options
-from slimrt.generation.search import Append, Encode, Engine, Hypothesis, Logits, Task, beam_search, run
-from slimrt.plumbing.arguments import check_function, real
-from slimrt.results import Generation, Timings
+from slimrt.generation.options import GenerateOptions, Options
+from slimrt.generation.search import Encode, Task, run
+from slimrt.plumbing.arguments import check_function
+from slimrt.results import Generation
 from slimrt.runtime.kinds import check_sequences, require
 from slimrt.runtime.runtime import Runtime
+from slimrt.tokenizer.detokenizer import IncrementalDetokenizer
+from slimrt.tokenizer.tokenizer import Tokenizer
 
 OnResult = Callable[[int, Generation], object]
 
@@ -24,8 +27,6 @@ OnResult = Callable[[int, Generation], object]
 class Text2TextOptions(GenerateOptions, total=False):
     """The keywords of text2text and translate. See Model.text2text."""
 
-    length_penalty: float
-    early_stopping: bool
     on_result: OnResult | None
 
 
@@ -34,30 +35,22 @@ class Text2Text(Options):
     """The same with their defaults, checked: greedy, unless told otherwise.
 
     Raises:
-        ValueError, TypeError: an option out of its range, of a wrong kind, or that beams cannot follow.
+        UnsupportedError: a context that is to be shifted.
+        ValueError, TypeError: as Options.
     """
 
     max_tokens: int = 256
     temperature: float = 0.0
-    length_penalty: float = 1.0
-    early_stopping: bool = False
     on_result: OnResult | None = None
 
     def _check_kinds(self) -> None:
         super()._check_kinds()
         check_function("on_result", self.on_result)
 
-    def _check_beams(self) -> None:
-        real("length_penalty", self.length_penalty)
-        if self.num_beams < 1:
-            raise ValueError(f"num_beams must be at least 1, got {self.num_beams}")
-        if self.num_beams == 1:
-            return
-        plain = {"temperature": 0.0, **PENALTIES, "logprobs": 0, "stop": ()}
-        for name, value in plain.items():
-            given = self.stops if name == "stop" else getattr(self, name)
-            if given != value:
-                raise ValueError(f"{name}={given!r} does not go with num_beams={self.num_beams}: leave out one of them")
+    def _check_ranges(self) -> None:
+        super()._check_ranges()
+        if self.on_overflow != "error":
+            raise UnsupportedError("a context beside an encoder is not shifted: leave on_overflow out")
 
 
 class EncodedRun(Run):
@@ -74,16 +67,18 @@ class EncodedRun(Run):
         start = int(runtime.info["decoder_start_token_id"])
         super().__init__(runtime, [start], options, seed + index, None, called)
         self.source, self.index, self._on_result = source, index, options.on_result
-        if self._tokenizer is not None:  # the text begins here, whatever token the decoder starts with
-            self._detokenizer = self._tokenizer.detokenizer((), skip_special_tokens=True)
+
+    def _new_detokenizer(self, tokenizer: Tokenizer) -> IncrementalDetokenizer:
+        """The text begins here, whatever token the decoder starts with."""
+        return tokenizer.detokenizer((), skip_special_tokens=True)
 
     def task(self, engine: SessionEngine) -> Task[Generation]:
         result = yield from super().task(engine)
         self.tell(result)
         return result
 
-    def _sources(self) -> Sequence[Encode]:
-        return [Encode(self.session, np.array(self.source, np.int32))]
+    def sources(self, sequence: Any) -> Sequence[Encode]:
+        return [Encode(sequence, np.array(self.source, np.int32))]
 
     def result(self) -> Generation:
         """What there is so far; its prompt is the source."""
@@ -115,9 +110,15 @@ def text2text(
         with runtime.lock:
             return run(sessions, [(1, one.task(sessions)) for one in runs], width)
     check_sequences(runtime, options.num_beams)
-    searches = [_Beams(runtime, one, called) for one in runs]
     with runtime.use() as engine:
-        return run(engine, [(options.num_beams, search.task(engine)) for search in searches], width)
+        return run(engine, [(options.num_beams, _told(one, search_beams(engine, one, called))) for one in runs], width)
+
+
+def _told(run: EncodedRun, search: Task[list[Generation]]) -> Task[Generation]:
+    """The best text of a search."""
+    best = (yield from search)[0]
+    run.tell(best)
+    return best
 
 
 def check_source(runtime: Runtime, length: int) -> None:
@@ -129,62 +130,6 @@ def check_source(runtime: Runtime, length: int) -> None:
         raise ContextOverflowError(
             f"the text has {length} tokens, the encoder takes {most}: shorten it or split it, or load the model with a "
             f"larger n_source"
-        )
-
-
-class _Beams:
-    """A beam search for one text."""
-
-    def __init__(self, runtime: Runtime, run: EncodedRun, called: float):
-        self._runtime, self._run, self._called = runtime, run, called
-        tokenizer = runtime.source.tokenizer_if_any
-        self._ends = frozenset(tokenizer.eog_ids) if tokenizer else frozenset[int]()
-
-    def task(self, engine: Engine) -> Task[Generation]:
-        options, prompt = self._run.options, list(self._run.prompt)
-        assert isinstance(options, Text2Text)
-        sequence = engine.new_sequence()
-        try:
-            yield Encode(sequence, np.array(self._run.source, np.int32))
-            row = (yield Append([(sequence, prompt)]))[0]
-            ready = time.perf_counter()
-            room = self._runtime.n_ctx - len(prompt) + 1  # the last token takes no row
-            limit = room if options.max_tokens < 0 else min(options.max_tokens, room)
-            found = [Hypothesis((), (), False)]
-            if limit > 0:
-                found = yield from beam_search(
-                    engine, sequence, row, self._rules, self._ends, limit, num_beams=options.num_beams,
-                    length_penalty=options.length_penalty, early_stopping=options.early_stopping,
-                    on_step=self._report,
-                )  # fmt: skip
-        finally:
-            engine.free_sequence(sequence)
-        result = self._result(found[0], limit != options.max_tokens, ready)
-        self._run.tell(result)
-        return result
-
-    def _rules(self, row: Logits, tokens: Sequence[int]) -> None:
-        row[:] = self._run.adjusted(row, tokens)
-
-    def _report(self, n_tokens: int) -> None:
-        if self._run.options.on_progress is not None:
-            self._run.options.on_progress("decode", n_tokens, self._run.options.max_tokens)
-
-    def _result(self, found: Hypothesis, full: bool, ready: float) -> Generation:
-        tokenizer = self._runtime.source.tokenizer_if_any
-        reason = "stop" if found.ended else ("context" if full else "length")
-        blank = self._run.result()
-        now, n_source = time.perf_counter(), len(self._run.source)
-        first = ready - self._called
-        return replace(
-            blank,
-            text=tokenizer.decode(found.tokens, skip_special_tokens=True) if tokenizer else "",
-            tokens=found.tokens,
-            finish_reason=reason,
-            truncated=reason == "context",
-            usage=replace(blank.usage, completion_tokens=len(found.tokens)),
-            timings=Timings(first, n_source / first, max(len(found.tokens) - 1, 0) / (now - ready)),
-            cache=replace(blank.cache, bytes=(len(found.tokens) + 1) * blank.cache.bytes_per_token),
         )
 
 

@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from itertools import pairwise, zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slimrt.errors import UnsupportedError
+from slimrt.measure.labels import place_labels
 from slimrt.plumbing.files import check_target, written_beside
 from slimrt.results import CacheComparison
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _FORMATS = (".png", ".svg", ".pdf")
+_MARGIN = 2.0  # of the axis of divergence, as a factor
+_SHARES = (1 / 32, 1 / 16, 1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1, 3 / 2, 2)
+_KINDS = {
+    "front": ("C0", "on the Pareto front"),
+    "other": ("0.55", "off it: another is no larger and closer"),
+    "refused": ("C3", "refused as too imprecise (triangle: beyond the axis)"),
+}
+_ORDER = {said: i for i, (_, said) in enumerate(_KINDS.values())}
 
 
 def check_plot(target: str | os.PathLike[str]) -> None:
@@ -30,44 +41,75 @@ def check_plot(target: str | os.PathLike[str]) -> None:
     if Path(target).suffix.lower() not in _FORMATS:
         raise UnsupportedError(f"{target}: a picture is written as {', '.join(_FORMATS)}; name the file so")
     check_target(Path(target))
-    _figure()
+    new_figure()
 
 
 def plot_front(comparison: CacheComparison, target: str | os.PathLike[str]) -> None:
-    """Draw KL divergence (logarithmic) against bytes a token, and through the points the Pareto front.
+    """Draw KL divergence against bytes a token, both logarithmic, and through the points the Pareto front.
 
-    Rows whose divergence is 0 or not finite have no place on a logarithmic axis; they are left out. Errors as
-    check_plot.
+    Rows whose divergence is 0, as the reference's, have no place on a logarithmic axis; they are left out. Those that
+    loading refuses as too imprecise, or that are not finite, do not stretch the axis: beyond it they stand at its end,
+    with their divergence. Errors as check_plot.
     """
     check_plot(target)
-    figure = _figure()
+    figure = new_figure((8.5, 6))
     axes = figure.add_subplot()
-    rows = [row for row in comparison.rows if 0 < row.kl_mean < np.inf]
-    front = [row for row in comparison.front() if row in rows]
-    axes.step([row.bytes_per_token for row in front], [row.kl_mean for row in front], where="post", color="0.6",
-              label="Pareto front")  # fmt: skip
+    rows = [row for row in comparison.rows if row.kl_mean != 0]
+    finite = [row for row in rows if row.kl_mean < np.inf]
+    fine = [row.kl_mean for row in finite if not row.too_imprecise] or [row.kl_mean for row in finite] or [1.0]
+    top = _MARGIN**2 * max(fine)
+    front = [row for row in comparison.front() if row in rows and row.kl_mean < np.inf]
+    axes.step([row.bytes_per_token for row in front], [row.kl_mean for row in front], where="post", color="0.7",
+              linewidth=1, zorder=1)  # fmt: skip
+    points, texts = [], []
     for row in rows:
-        axes.plot(row.bytes_per_token, row.kl_mean, "o", color="C0" if row in front else "C3")
-        axes.annotate(row.cache, (row.bytes_per_token, row.kl_mean), (5, 4), textcoords="offset points", fontsize=8)
-    axes.set(xlabel="bytes a token", ylabel="KL divergence from kv f32, nats (mean)", yscale="log",
+        beyond = not row.kl_mean <= top
+        how = "refused" if row.too_imprecise else "front" if row in front else "other"
+        colour, meaning = _KINDS[how]
+        point = (row.bytes_per_token, top if beyond else row.kl_mean)
+        axes.plot(*point, "^" if beyond else "o", color=colour, label=meaning, clip_on=False, markersize=5)
+        points.append(point)
+        texts.append(f"{row.cache}: KL {row.kl_mean:.2g}" if beyond else row.cache)
+    _share_axis(axes, comparison)
+    axes.set(ylabel=f"KL divergence from {comparison.rows[0].cache.split()[0]} f32, nats (mean)", yscale="log",
              title=f"{Path(comparison.path).name}: {comparison.tokens} tokens, cached decoding")  # fmt: skip
-    axes.margins(x=0.15)
     axes.grid(alpha=0.3)
-    axes.legend()
-    _write(figure, target)
+    axes.set_ylim(min([*fine, *(row.kl_mean for row in finite)]) / _MARGIN, top)
+    handles, said = axes.get_legend_handles_labels()
+    named = dict(sorted(zip(said, handles, strict=True), key=lambda one: _ORDER.get(one[0], len(_ORDER))))
+    figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=2, fontsize=9, frameon=False)
+    corners = [(b.bytes_per_token, a.kl_mean) for a, b in pairwise(front)]
+    steps = [(row.bytes_per_token, row.kl_mean) for row in front]
+    place_labels(axes, points, texts, [one for both in zip_longest(steps, corners) for one in both if one])
+    save(figure, target)
+
+
+def _share_axis(axes: Axes, comparison: CacheComparison) -> None:
+    """Bytes a token from left to right, with their share of what the reference takes in f16: half of f32."""
+    reference = comparison.rows[0]
+    whole, name = reference.bytes_per_token / 2, reference.cache.split()[0]
+    sizes = [whole, *(row.bytes_per_token for row in comparison.rows if row.kl_mean != 0)]
+    low, high = min(sizes) / 1.15, max(sizes) * 1.25
+    ticks = [whole * share for share in _SHARES if low <= whole * share <= high]
+    axes.set_xscale("log")
+    axes.set_xticks(ticks, [f"{tick:.0f}\n{100 * tick / whole:.3g} %" for tick in ticks])
+    axes.set_xticks([], minor=True)
+    axes.set_xlim(low, high)
+    axes.set_xlabel(f"bytes a token, and their share of {name} f16")
+    axes.axvline(whole, color="0.4", linestyle=":", linewidth=1, label=f"{name} f16 = 100 %", zorder=0)
 
 
 def plot_spectra(name: str, spectra: Sequence[NDArray[np.float64]], target: str | os.PathLike[str]) -> None:
     """Draw the singular values of every layer's W_K, over the largest. Errors as check_plot."""
     check_plot(target)
-    figure = _figure()
+    figure = new_figure()
     axes = figure.add_subplot()
     from matplotlib import colormaps
 
     for layer, values in enumerate(spectra):
         colour = colormaps["viridis"](layer / max(len(spectra) - 1, 1))
         axes.plot(np.linspace(0, 1, len(values)), values / values[0], color=colour, label=f"layer {layer}")
-    axes.set(xlabel="share of the singular values", ylabel="over the largest", yscale="log",
+    axes.set(xlabel="share of the singular values", ylabel="singular value / largest", yscale="log",
              title=f"{name}: singular values of W_K")  # fmt: skip
     axes.grid(alpha=0.3)
     if len(spectra) <= 12:
@@ -75,47 +117,19 @@ def plot_spectra(name: str, spectra: Sequence[NDArray[np.float64]], target: str 
     else:
         first, last = axes.lines[0], axes.lines[-1]
         axes.legend([first, last], ["layer 0", f"layer {len(spectra) - 1}"], fontsize=8)
-    _write(figure, target)
+    save(figure, target)
 
 
-def plot_forecast(
-    series: Mapping[str, NDArray[np.floating[Any]]],
-    quantiles: NDArray[np.float32],
-    levels: Sequence[float],
-    target: str | os.PathLike[str],
-) -> None:
-    """Draw series and their forecasts (batch, horizon, q): a line for the middle level, bands between the others.
-
-    Errors as check_plot.
-    """
-    check_plot(target)
-    figure = _figure()
-    order = np.argsort(levels)
-    all_axes = figure.subplots(len(series), squeeze=False)[:, 0]
-    for axes, (name, values), rows in zip(all_axes, series.items(), quantiles, strict=True):
-        shown = values[-4 * len(rows) :]  # of a long past the end
-        then = np.arange(len(values), len(values) + len(rows))
-        axes.plot(np.arange(len(values) - len(shown), len(values)), shown, color="0.3", label=name)
-        for low, high in zip(order, order[::-1], strict=True):
-            if levels[low] < levels[high]:
-                axes.fill_between(then, rows[:, low], rows[:, high], color="C0", alpha=0.2, linewidth=0,
-                                  label=f"{levels[low]:g} to {levels[high]:g}")  # fmt: skip
-        middle = order[len(order) // 2]
-        axes.plot(then, rows[:, middle], color="C0", label=f"{levels[middle]:g}")
-        axes.legend(fontsize=8)
-        axes.grid(alpha=0.3)
-    all_axes[-1].set_xlabel("step")
-    _write(figure, target)
-
-
-def _figure() -> Figure:
+def new_figure(size: tuple[float, float] = (8, 5.5)) -> Figure:
+    """A figure of so many inches. UnsupportedError: matplotlib is missing."""
     try:
         from matplotlib.figure import Figure  # without pyplot: no window, no state
     except ImportError:
         raise UnsupportedError("drawing needs matplotlib: pip install 'slimrt[plot]'") from None
-    return Figure(figsize=(8, 5.5), layout="constrained")
+    return Figure(figsize=size, layout="constrained")
 
 
-def _write(figure: Figure, target: str | os.PathLike[str]) -> None:
+def save(figure: Figure, target: str | os.PathLike[str]) -> None:
+    """Writes it, in the format that its name says."""
     with written_beside(Path(target)) as partial:
         figure.savefig(partial, format=Path(target).suffix[1:].lower(), dpi=150)

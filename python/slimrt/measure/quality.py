@@ -240,6 +240,7 @@ class _Contestant:
             bytes_per_token=round(size.held_bytes / n_ctx),
             cache_bytes=size.cache_bytes,
             extra_weights=size.mapped + size.weights + size.derived - kv.mapped - kv.weights - kv.derived,
+            too_imprecise=self.runtime.lossy,
         )
 
 

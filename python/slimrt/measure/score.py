@@ -9,7 +9,7 @@ from slimrt import core
 from slimrt.plumbing import progress
 from slimrt.plumbing.arguments import whole
 from slimrt.plumbing.numbers import log_softmax_at
-from slimrt.results import Score, TokenLogprob
+from slimrt.results import Score, TokenLogprob, TopLogprob
 from slimrt.runtime.runtime import Runtime
 from slimrt.runtime.session import Session, check_length
 
@@ -30,12 +30,17 @@ def prompt_logprobs(runtime: Runtime, ids: list[int], n: int) -> tuple[str, list
     detokenizer = runtime.source.tokenizer.detokenizer(skip_special_tokens=True)
     texts = [detokenizer.feed(id) for id in ids]
     n_batch, found = int(runtime.info["n_batch"]), list[TokenLogprob]()
+
+    def text_of(token: int) -> str:
+        return runtime.source.tokenizer.token_bytes(token).decode("utf-8", "replace")
+
     with runtime.lock, Session.new(runtime) as session:
         for start in range(0, len(ids) - 1, n_batch):
             end = min(start + n_batch, len(ids) - 1)
             for at, row in enumerate(session.append(ids[start:end]), start + 1):
                 logprob, top = core.token_logprobs(row, ids[at], n)
-                found.append(TokenLogprob(ids[at], texts[at], logprob, tuple(top)))
+                shown = tuple(TopLogprob(id, text_of(id), value) for id, value in top)
+                found.append(TokenLogprob(ids[at], texts[at], logprob, shown))
     return texts[0], found
 
 

@@ -163,17 +163,23 @@ def _value(kind: int, item: int | None, value: Any) -> GGUFValue:
     return GGUFValue(value, GGUFValueType(kind), None if item is None else GGUFValueType(item))
 
 
+def check_room(path: Path, model: ModelData) -> int:
+    """What the tensors of a model take in a GGUF file. OSError: that does not fit where the file is to be written."""
+    needed = sum(-(-t.nbytes // _ALIGNMENT) * _ALIGNMENT for t in model.tensors.values())
+    free = shutil.disk_usage(path.parent).free
+    if needed > free:
+        message = f"needs {format_bytes(needed)} for the result, {format_bytes(free)} free"
+        raise OSError(errno.ENOSPC, message, str(path))
+    return needed
+
+
 def write_gguf(path: Path, model: ModelData, *, show_progress: bool) -> None:
     """Write a model, one tensor in memory at a time; `path` appears, or is replaced, only when it is complete.
 
     Raises:
         OSError: the disk is full, the folder is missing, ...; an old file at `path` is untouched.
     """
-    needed = sum(-(-t.nbytes // _ALIGNMENT) * _ALIGNMENT for t in model.tensors.values())
-    free = shutil.disk_usage(path.parent).free
-    if needed > free:
-        message = f"needs {format_bytes(needed)} for the result, {format_bytes(free)} free"
-        raise OSError(errno.ENOSPC, message, str(path))
+    needed = check_room(path, model)
     with written_beside(path) as partial:
         writer = GGUFWriter(partial, model.arch)
         try:

@@ -11,12 +11,17 @@ from pathlib import Path
 from slimrt import core
 from slimrt.errors import UnsupportedError
 from slimrt.modelfile.ggml_bin import read_ggml_bin
-from slimrt.modelfile.gguf import ModelData, read_gguf, uint32, write_gguf
+from slimrt.modelfile.gguf import ModelData, check_room, read_gguf, uint32, write_gguf
 from slimrt.modelfile.hf.directory import read_hf
+from slimrt.modelfile.hub import title
+from slimrt.modelfile.hub_files import MODEL_FILES
+from slimrt.modelfile.kept import remember_source
 from slimrt.modelfile.sharing import KEYS, OWNERS
 from slimrt.modes import FOLD_SUFFIXES
 from slimrt.plumbing import progress as bars
 from slimrt.plumbing.files import cache_directory, is_ggml_bin
+from slimrt.plumbing.notes import note
+from slimrt.plumbing.units import format_bytes
 
 FORMAT_VERSION = 1  # of the keys under "slimrt."
 _CONVERTER = 2  # raise it when the same source converts to other bytes: cached files are made again
@@ -30,7 +35,6 @@ _KEPT_KEYS = (
     KEYS,
     "slimrt.text_part",
 )
-_MODEL_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja")
 
 
 def read_model(source: Path, *, keep_fold: bool = False) -> tuple[ModelData, list[str]]:
@@ -107,7 +111,7 @@ def source_files(source: Path) -> list[Path]:
 
 def model_files(directory: Path) -> list[Path]:
     """The files of a Hugging Face directory that a conversion may read, by name."""
-    return sorted(file for pattern in _MODEL_FILES for file in directory.glob(pattern) if file.is_file())
+    return sorted(file for pattern in MODEL_FILES for file in directory.glob(pattern) if file.is_file())
 
 
 def cached_gguf(
@@ -129,15 +133,22 @@ def cached_gguf(
     for file in source_files(source):
         status = file.stat()
         digest.update(f"\0{file.name}\0{status.st_size}\0{status.st_mtime_ns}".encode())
-    target = cache_directory() / f"{source.name}-{digest.hexdigest()[:16]}.gguf"
+    named = source if source.is_dir() else Path(path).absolute()  # a file by its link's name: its own may be a hash
+    name = title(named)
+    target = cache_directory() / f"{name}-{digest.hexdigest()[:16]}.gguf"
     if not target.is_file():
-        model, warnings = read_model(source)
+        model, warnings = read_model(named)
         if on_warning:
             for warning in warnings:
                 on_warning(warning)
         target.parent.mkdir(parents=True, exist_ok=True)
+        note(
+            f"converting {name} once, {format_bytes(check_room(target, model))} into {target.parent} (slimrt cache "
+            "list shows it, SLIMRT_CACHE_DIR names another place)"
+        )
         version = {"slimrt.format_version": uint32(FORMAT_VERSION)}
         write_gguf(target, model.with_metadata(version), show_progress=progress and bars.wanted(None))
+        remember_source(target, Path(path).absolute())
     return target
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers that read another layer's K and V: whose, and what of its K (cache-math.md, section 5)."""
+"""Layers that read another layer's K and V: whose, and what of its K (docs/cache-math.md, section 5)."""
 
 from __future__ import annotations
 

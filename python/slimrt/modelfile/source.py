@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from slimrt import core
 from slimrt.errors import ModelFormatError, UnsupportedError
+from slimrt.modelfile.hub import located, title
 from slimrt.plumbing import progress
 from slimrt.plumbing.arguments import whole
 from slimrt.plumbing.files import is_ggml_bin
@@ -28,21 +29,26 @@ class ModelSource:
     """A model's files, before any weight is read.
 
     Args:
-        path: a GGUF file (converted or not), a Hugging Face directory (config.json and safetensors), or whisper.cpp's
-            ggml-*.bin. The GGUF file made from either of the latter is kept in a cache, so this is slow once.
+        path: a GGUF file (converted or not), a Hugging Face directory (config.json and safetensors), whisper.cpp's
+            ggml-*.bin, or the name of a repository that holds one of these: "hf://org/repo[:file or type][@revision]",
+            also without "hf://" (slimrt.modelfile.hub). The GGUF file made from a directory or ggml-*.bin is kept in a
+            cache, so this is slow once.
         show_progress: show bars on stderr; None: when it is a terminal.
 
     Attributes:
-        path: as given; gguf: the file to load; file: the same, opened. What is said of a model is read from there, for
-            the path may lead to another one later.
+        path: as given, or where what it names was fetched to; gguf: the file to load; file: the same, opened. What is
+            said of a model is read from there, for the path may lead to another one later.
+        name: what to call the model.
 
     Raises:
         FileNotFoundError: there is nothing at path. OSError: it cannot be read.
-        ModelFormatError, UnsupportedError: a broken file, or a directory or ggml file that cannot be converted.
+        ModelFormatError, UnsupportedError: a broken file, or a directory or ggml file that cannot be converted; a URL.
+        DownloadError: the repository, or what is wanted of it, cannot be fetched.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, show_progress: bool | None = None):
-        self.path = Path(path)
+        self.path = located(path, show_progress)
+        self.name = title(self.path)
         if not self.path.exists():
             raise FileNotFoundError(f"{self.path}: no such file or directory")
         self._absolute = os.path.abspath(self.path)  # a process may change its directory, and another one has its own
@@ -179,6 +185,14 @@ class ModelSource:
         if whole("n_ctx", asked) < 0:
             raise ValueError(f"n_ctx must not be negative, got {asked}")
         return asked or min(self.n_ctx_train, DEFAULT_N_CTX)
+
+    def more_context(self, n_ctx: int) -> str:
+        """What a larger context than this one would do, for people whose text does not fit."""
+        if self.n_ctx_limit is not None and n_ctx >= self.n_ctx_limit:
+            return "the model has positions for no more"
+        if n_ctx >= self.n_ctx_train:
+            return f"the model was trained on {self.n_ctx_train}, and makes little sense of more"
+        return f"a larger context (n_ctx, --ctx) makes room, up to the trained {self.n_ctx_train}"
 
     @cached_property
     def fingerprint(self) -> str:

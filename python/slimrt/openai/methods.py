@@ -39,9 +39,7 @@ _Choice = Callable[[str, Sequence[TokenLogprob], str | None], Json]
 class OpenAIMethods(Tasks):
     """Requests and answers as dictionaries of OpenAI's shapes, made by the same engine as generate's."""
 
-    def _generate(
-        self, prompt: Text | Texts, session: Session | None, options: GenerateOptions
-    ) -> Generation | list[Generation]:
+    def _generate(self, prompt: Text | Texts, n: int | None, session: Session | None, options: GenerateOptions) -> Any:
         raise NotImplementedError
 
     def stream(self, prompt: Text, *, session: Session | None = None, **options: Unpack[GenerateOptions]) -> Stream:
@@ -91,15 +89,14 @@ class OpenAIMethods(Tasks):
         count = None if logprobs is None or logprobs is False else whole("logprobs", logprobs)
         ids = [as_prompt(self._runtime, one) for one in _listed(prompt)]
         begun = [self._echoed(one, its) if echo else "" for one, its in zip(_listed(prompt), ids, strict=True)]
-        head = Head.new("cmpl", model or self._runtime.source.path.name)
+        head = Head.new("cmpl", model or self._runtime.source.name)
         asked |= {"logprobs": 0 if count is None else max(count, 1)}
         if stream:
             _require_one_text(len(ids), n)
             if echo and count is not None:
                 raise UnsupportedError("create_completion has no echo with logprobs where stream=True: drop one")
             return self._completion_chunks(head, ids[0], asked, begun[0], count, _wants_usage(stream_options))
-        several = [one for one in ids for _ in range(_positive("n", n))]
-        results = self._several(several, asked)
+        results = self._several(ids, n, asked)
         choices = []
         for index, result in enumerate(results):
             its = ids[index // n]
@@ -147,7 +144,7 @@ class OpenAIMethods(Tasks):
             raise ValueError("top_logprobs goes with logprobs=True")
         asked |= {"logprobs": max(count, 1) if logprobs else 0}
         ids = self.render_chat(messages)
-        head = Head.new("chatcmpl", model or self._runtime.source.path.name)
+        head = Head.new("chatcmpl", model or self._runtime.source.name)
         bytes_of = self._runtime.source.tokenizer.token_bytes
 
         def shown(tokens: Sequence[TokenLogprob]) -> Json | None:
@@ -161,7 +158,7 @@ class OpenAIMethods(Tasks):
             _require_one_text(1, n)
             role = head.response(_CHUNK, [chat_piece(0, {"role": "assistant"}, None, None)])
             return _chunks(head, _CHUNK, self.stream(ids, **asked), piece, role, _wants_usage(stream_options))
-        results = self._several([ids] * _positive("n", n), asked)
+        results = self._several([ids], n, asked)
         choices = [
             chat_choice(index, one.text, shown(one.logprobs or ()), finish_reason(one))
             for index, one in enumerate(results)
@@ -190,13 +187,14 @@ class OpenAIMethods(Tasks):
             raise UnsupportedError(unknown("encoding_format", encoding_format, ["float", "base64"]))
         ids = [as_prompt(self._runtime, one) for one in _listed(input)]
         vectors = np.asarray(self.embed(ids), np.float32)
-        name = model or self._runtime.source.path.name
+        name = model or self._runtime.source.name
         return embeddings(vectors, sum(map(len, ids)), name, encoding_format)
 
-    def _several(self, prompts: list[list[int]], options: GenerateOptions) -> list[Generation]:
-        results = self._generate(prompts, None, options)
-        assert isinstance(results, list)
-        return results
+    def _several(self, prompts: list[list[int]], n: int, options: GenerateOptions) -> list[Generation]:
+        """n answers to each prompt, one prompt after the other."""
+        if _positive("n", n) == 1:
+            return list(self._generate(prompts, None, None, options))
+        return [one for answers in self._generate(prompts, n, None, options) for one in answers]
 
     def _echoed(self, prompt: Text, ids: list[int]) -> str:
         """A prompt as text."""

@@ -15,6 +15,8 @@ OPTIONS = frozenset(GenerateOptions.__annotations__) - {"max_tokens", "logprobs"
 _NO_TOOLS = "write what tools there are into the messages"
 _NO_GRAMMAR = "a logits_processor may choose what can follow"
 
+_RENAMED = {"mirostat_mode": "mirostat"}
+
 REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "tools": ((None, []), _NO_TOOLS),
     "tool_choice": ((None, "none", "auto"), _NO_TOOLS),
@@ -27,9 +29,6 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "stopping_criteria": ((None,), "stop takes texts"),
     "best_of": ((None, 1), "n gives so many answers, to choose from by their logprobs"),
     "tfs_z": ((None, 1.0), "top_p, min_p and typical_p leave out what is unlikely"),
-    "mirostat_mode": ((None, 0), "temperature, top_p and min_p choose tokens"),
-    "mirostat_tau": ((None, 5.0), "temperature, top_p and min_p choose tokens"),
-    "mirostat_eta": ((None, 0.1), "temperature, top_p and min_p choose tokens"),
     "modalities": ((None, ["text"]), "answers are texts"),
     "audio": ((None,), "answers are texts"),
     "reasoning_effort": ((None,), "say it in the messages"),
@@ -45,7 +44,8 @@ def engine_options(call: str, given: Mapping[str, Any], max_tokens: int | None) 
         UnsupportedError: something that slimrt lacks. TypeError: what nobody has.
     """
     options: dict[str, Any] = {"max_tokens": -1 if max_tokens is None else max_tokens}
-    for name, value in given.items():
+    for given_name, value in given.items():
+        name = _RENAMED.get(given_name, given_name)
         if name in OPTIONS:
             options |= {} if value is None else {name: value}
         elif name in REFUSED:

@@ -85,7 +85,7 @@ def completion_logprobs(
         texts.append(one.text)
         values.append(one.logprob)
         likeliest = reversed(one.top[:count])  # of tokens that look the same the likelier one stays
-        tops.append({text_of(id, bytes_of): value for id, value in likeliest} | {one.text: one.logprob})
+        tops.append({text_of(top.token, bytes_of): top.logprob for top in likeliest} | {one.text: one.logprob})
     ends = np.cumsum([offset, *map(len, texts)]).tolist()
     return {"tokens": texts, "text_offset": ends[:-1], "token_logprobs": values, "top_logprobs": tops}
 
@@ -94,7 +94,7 @@ def chat_logprobs(tokens: Sequence[TokenLogprob], count: int, bytes_of: BytesOf)
     """Of a chat.completion: an entry a token, with the likeliest `count` in its place."""
     entries = [
         _entry(one.token, one.logprob, bytes_of)
-        | {"top_logprobs": [_entry(id, value, bytes_of) for id, value in one.top[:count]]}
+        | {"top_logprobs": [_entry(top.token, top.logprob, bytes_of) for top in one.top[:count]]}
         for one in tokens
     ]
     return {"content": entries, "refusal": None}

@@ -30,6 +30,13 @@ def cache_directory() -> Path:
     return Path(own) if own else (Path(xdg) if xdg else Path.home() / ".cache") / "slimrt"
 
 
+def state_directory() -> Path:
+    """Where what a program leaves behind unasked is kept, such as a conversation that an error ended: slimrt in
+    $XDG_STATE_HOME, else ~/.local/state/slimrt."""
+    xdg = os.environ.get("XDG_STATE_HOME")
+    return (Path(xdg) if xdg else Path.home() / ".local" / "state") / "slimrt"
+
+
 def decode_text(data: bytes, name: str) -> str:
     """The text in these bytes; ValueError, with the name of what they are from, when they are not UTF-8."""
     try:
@@ -76,7 +83,7 @@ def stand_in(target: Path, suffix: str, make: Callable[[Path], object]) -> Itera
     Where this process is killed it stays, and goes when the same target is written again: whoever uses one holds a lock
     on it, which ends with the process.
     """
-    _remove_leftovers(target)
+    remove_leftovers(target)
     path, descriptor = target, None
     try:
         while descriptor is None:
@@ -110,7 +117,7 @@ def _claim(path: Path) -> int | None:
     return None
 
 
-def _remove_leftovers(target: Path) -> None:
+def remove_leftovers(target: Path) -> None:
     """Removes what processes that were killed left beside a target."""
     ours = re.compile(re.escape(f".{target.name}.") + r"[0-9a-f]{8}(\.partial)?")
     found = [Path(entry.path) for entry in os.scandir(target.parent) if ours.fullmatch(entry.name)]

@@ -42,7 +42,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "prompts": ("prompt",),
     # transcribe
     "log_prob_threshold": ("logprob_threshold",),
-    "vad_filter": ("skip_silence",),
+    "vad_filter": ("vad ('silero', or 'energy', which skip_silence means too)",),
     "without_timestamps": ("timestamps (which says the contrary)",),
     "return_timestamps": ("timestamps, or word_timestamps",),
     # translate
@@ -77,9 +77,6 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "type_k": ("cache_type_k",),
     "type_v": ("cache_type_v",),
     "kv_cache_type": ("cache_type",),
-    # convert
-    "ftype": ("outtype",),
-    "quantization": ("outtype",),
 }
 """What other libraries call it, and what it is called here, in whichever call has it: a name, and maybe a remark."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -24,6 +25,14 @@ def note(message: str, level: int = logging.INFO) -> None:
         seen.add(message)
         with aside():
             print(f"slimrt: {message}", file=sys.stderr)
+
+
+def warn(message: str) -> None:
+    """A UserWarning at the line outside of slimrt that led here."""
+    depth = 1
+    while sys._getframe(depth).f_globals["__name__"].partition(".")[0] == "slimrt":
+        depth += 1
+    warnings.warn(message, stacklevel=depth + 1)
 
 
 @contextmanager

@@ -142,9 +142,10 @@ class Judge:
             return []
         worst = max(self.doubtful, key=lambda layer: self.doubtful[layer])
         most = percent(self.doubtful[worst])
+        several = "s" * (len(self.doubtful) > 1)
         said = (
-            f"{self.rows.part} cache mode {self.rows.mode} in {self.rows.type} loses more than 1 % in layers "
-            f"{', '.join(map(str, sorted(self.doubtful)))} of {self.source.path.name}, {most} in layer {worst}"
+            f"{self.rows.part} cache mode {self.rows.mode} in {self.rows.type} loses more than 1 % in layer{several} "
+            f"{', '.join(map(str, sorted(self.doubtful)))} of {self.source.name}, {most} in layer {worst}"
         )
         note(said, logging.WARNING)
         return [said] if self.doubtful[worst] > TOO_LARGE else []
@@ -163,7 +164,7 @@ def fold(
     missing = cross_folds_at_load(source, mode)
     if unfolded or missing:
         modes = [*dict.fromkeys(cache.mode for cache in unfolded), *([f"{mode} of cross-attention"] if missing else [])]
-        note(f"folding {source.path.name} for cache mode {', '.join(modes)}; `slimrt convert` does it once and for all")
+        note(f"folding {source.name} for cache mode {', '.join(modes)}; `slimrt convert` does it once and for all")
     derived, said = _self_attention(source, choice, unfolded, calibration, show_progress)
     if missing:
         from slimrt.folding.cross import fold_cross

@@ -7,13 +7,13 @@ from slimrt.modelfile.source import ModelSource
 from slimrt.runtime.runtime import Runtime
 
 _USES = {
-    "whisper": "transcribe()",
-    "moonshine": "transcribe()",
-    "t5": "text2text() and translate()",
-    "chronos": "predict_quantiles() (slimrt forecast)",
-    "chronos-bolt": "predict_quantiles() (slimrt forecast)",
+    "whisper": "slimrt transcribe (from Python transcribe())",
+    "moonshine": "slimrt transcribe (from Python transcribe())",
+    "t5": "slimrt text2text or translate (from Python text2text() and translate())",
+    "chronos": "slimrt forecast (from Python predict_quantiles())",
+    "chronos-bolt": "slimrt forecast (from Python predict_quantiles())",
 }
-_TEXT = "generate(), stream() and chat()"
+_TEXT = "slimrt generate or chat (from Python generate(), stream() and chat())"
 
 
 def require(runtime: Runtime, *kinds: str, to: str) -> str:
@@ -26,7 +26,7 @@ def require(runtime: Runtime, *kinds: str, to: str) -> str:
     if kind not in kinds:
         what = f"is a {runtime.info['architecture']} model" if kind in ("text", "t5") else f"is a {kind} model"
         raise UnsupportedError(
-            f"{runtime.source.path.name} {what} and cannot {to}: that takes {' or '.join(kinds)}; "
+            f"{runtime.source.name} {what} and cannot {to}: that takes {' or '.join(kinds)}; "
             f"use {_USES.get(kind, _TEXT)} with this one"
         )
     return kind
@@ -36,7 +36,7 @@ def continues_texts(source: ModelSource) -> None:
     """UnsupportedError for a model that has an encoder: without a source there is nothing to continue or to keep."""
     if source.kind != "text":
         raise UnsupportedError(
-            f"{source.path.name} is a {source.kind} model, and a decoder beside an encoder cannot continue a text by "
+            f"{source.name} is a {source.kind} model, and a decoder beside an encoder cannot continue a text by "
             f"itself: use {_USES[source.kind]} with this one"
         )
 

@@ -139,7 +139,7 @@ def load(
     _check_calibration(source, calibration)
     if NOT_UPTRAINED in source.file.keys():
         note(
-            f"{source.path.name} shares K and V and was not trained since: it is not usable yet (training/uptrain.py)",
+            f"{source.name} shares K and V and was not trained since: it is not usable yet (training/uptrain.py)",
             logging.WARNING,
         )
     sizes = planner.sizes(choice, n_ctx)
@@ -205,7 +205,7 @@ def _check_calibration(source: ModelSource, calibration: str | os.PathLike[str] 
         return
     if source.has_encoder:
         raise ValueError(
-            f"a text says nothing of a decoder beside an encoder ('{source.path.name}'): leave out the calibration"
+            f"a text says nothing of a decoder beside an encoder ('{source.name}'): leave out the calibration"
         )
     if not Path(calibration).is_file():
         raise FileNotFoundError(f"{calibration}: no such calibration text")
@@ -216,7 +216,7 @@ def describe(runtime: Runtime, memory: Mapping[str, int], say: Callable[[str], o
     info = runtime.info
     cross = f"{describe_cross(crossed)}, " if (crossed := info.get("cross")) else ""
     say(
-        f"{runtime.source.path.name}: {info['architecture']}, {info['n_layers']} layers, "
+        f"{runtime.source.name}: {info['architecture']}, {info['n_layers']} layers, "
         f"{info['device']}, context {info['n_ctx']} of {info['n_ctx_train']} trained"
         f"{' x ' + str(info['n_seqs']) if info['n_seqs'] > 1 else ''}, cache {kinds(info['layers'])} "
         f"({memory['cache_bytes_per_token']} bytes a token), "

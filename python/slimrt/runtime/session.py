@@ -66,8 +66,8 @@ def check_length(n_tokens: int, runtime: Runtime, what: str) -> None:
     """Raises ContextOverflowError when so many tokens do not fit a context."""
     if n_tokens > runtime.n_ctx:
         raise ContextOverflowError(
-            f"{what} has {n_tokens} tokens, the context holds {runtime.n_ctx} (without n_ctx or --ctx it is the "
-            f"trained {runtime.info['n_ctx_train']} or 4096, whichever is less). Shorten it, or give a larger context"
+            f"{what} has {n_tokens} tokens, the context holds {runtime.n_ctx}: shorten it; "
+            f"{runtime.source.more_context(runtime.n_ctx)}"
         )
 
 
@@ -188,7 +188,7 @@ class Session(Closing):
         raise TypeError("a session's rows belong to this process: save() it, and load_session() it in the other one")
 
     def __repr__(self) -> str:
-        return f"<slimrt.Session of {self.runtime.source.path.name}: {self.length} of {self.runtime.n_ctx} tokens>"
+        return f"<slimrt.Session of {self.runtime.source.name}: {self.length} of {self.runtime.n_ctx} tokens>"
 
 
 def append_together(
@@ -207,6 +207,12 @@ def append_together(
         for session, ids in items:  # before another thread may look: it would drop the rows as not agreed on
             session._tokens.extend(ids)
     return logits
+
+
+def is_session(path: str | os.PathLike[str]) -> bool:
+    """Whether a file begins as a session file does, of whatever version, sound or not."""
+    with Path(path).open("rb") as file:
+        return file.read(len(_MAGIC)) == _MAGIC
 
 
 def read_header(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -5,58 +5,82 @@ from __future__ import annotations
 import io
 import mmap
 import os
+from dataclasses import dataclass
+from math import inf
 from pathlib import Path
-from types import ModuleType
 from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from slimrt.errors import AudioError, UnsupportedError
-from slimrt.plumbing.arguments import whole
-from slimrt.speech.complete import Content, cut_off
+from slimrt.errors import AudioError
+from slimrt.plumbing.arguments import real, whole
+from slimrt.plumbing.notes import warn
+from slimrt.speech.decoding import Decoder, decoder
+from slimrt.speech.resample import Resampler
+from slimrt.speech.resample import Samples as Samples
+from slimrt.speech.wav import Content
 
 SAMPLE_RATE = 16000  # samples a second
+MAX_SECONDS = 4 * 3600.0  # of one sound, where nothing else is said: 0.9 GB
 _LOUDEST = 100.0  # full scale is 1: more is samples of whole numbers, taken for floats
 _MOST_CHANNELS = 32  # where there are fewer samples than these, axes are the other way round
-
-Samples = NDArray[np.float32]
-Audio = str | os.PathLike[str] | BinaryIO | ArrayLike
+_AT_ONCE = 1 << 16  # samples of an array looked at together
 
 
-def load_audio(audio: Audio, sample_rate: int = SAMPLE_RATE) -> Samples:
-    """A sound as float32 (n,) at 16 kHz, full scale 1.
+@dataclass(frozen=True)
+class Sound:
+    """A sound that was read.
+
+    Attributes:
+        samples: float32 (n,) at 16 kHz, full scale 1.
+        warnings: what its reader should know, in sentences: that the file is cut off.
+    """
+
+    samples: Samples
+    warnings: tuple[str, ...] = ()
+
+
+Audio = str | os.PathLike[str] | BinaryIO | ArrayLike | Sound
+
+
+def load_audio(audio: Audio, sample_rate: int = SAMPLE_RATE, *, max_seconds: float = MAX_SECONDS) -> Samples:
+    """The samples of read_sound(), float32 (n,). Arguments and errors as there; what it warns of is a UserWarning."""
+    sound = read_sound(audio, sample_rate, max_seconds=max_seconds)
+    for warning in sound.warnings:
+        warn(warning)
+    return sound.samples
+
+
+def read_sound(audio: Audio, sample_rate: int = SAMPLE_RATE, *, max_seconds: float = MAX_SECONDS) -> Sound:
+    """A sound at 16 kHz. A file that is cut off is read up to its end, with a warning.
 
     Args:
-        audio: a file that libsndfile reads (WAV, FLAC, Ogg, MP3, ...), by its path or opened in binary (a pipe too),
+        audio: a file by its path or opened in binary (a pipe too): WAV of plain samples, with the extra `audio` also
+            what libsndfile reads (FLAC, Ogg, MP3, ...) and the sound in what FFmpeg does (M4A, MP4, MKV, WebM, ...);
             or samples: (n,) or (n, channels), floats with full scale 1 or whole numbers with that of their type.
-            Channels are averaged.
+            Channels are averaged. A Sound is returned as it is.
         sample_rate: of samples, Hz; a file knows its own.
+        max_seconds: a longer sound is refused, before more of it than this is decoded; inf: none is.
 
     Raises:
         FileNotFoundError: no such file.
-        AudioError: not audio, cut off, empty, or NaN, infinity or far too large values among the samples.
+        AudioError: not audio, empty, cut off before its first sample, longer than max_seconds, at a rate that cannot be
+            brought to 16 kHz, or NaN, infinity or far too large values among the samples.
         UnsupportedError: the extra `audio` is needed and missing.
-        ValueError: sample_rate is not positive.
+        ValueError: sample_rate or max_seconds is not positive.
     """
+    if real("max_seconds", max_seconds) <= 0:
+        raise ValueError(f"max_seconds must be positive, got {max_seconds}")
+    if isinstance(audio, Sound):
+        return audio
     if isinstance(audio, (str, os.PathLike)):
-        name = str(audio)
-        samples, sample_rate = _read(Path(audio))
-    elif hasattr(audio, "read"):
-        name = _name_of(audio)
-        samples, sample_rate = _of_bytes(audio.read(), name)
-    else:
-        name, samples = "audio", _as_float(np.asarray(audio))
-        if whole("sample_rate", sample_rate) <= 0:
-            raise ValueError(f"sample_rate must be positive, got {sample_rate}")
-    if samples.ndim == 2:
-        samples = samples.mean(axis=1, dtype=np.float32)
-    _check(samples, name)
-    if sample_rate != SAMPLE_RATE:
-        samples = _extra("soxr").resample(samples, sample_rate, SAMPLE_RATE)
-        if not len(samples):
-            raise AudioError(f"{name}: too short to resample to {SAMPLE_RATE} Hz")
-    return np.ascontiguousarray(samples, np.float32)
+        return _read(Path(audio), max_seconds)
+    if hasattr(audio, "read"):
+        return _of_bytes(audio.read(), _name_of(audio), max_seconds)
+    if whole("sample_rate", sample_rate) <= 0:
+        raise ValueError(f"sample_rate must be positive, got {sample_rate}")
+    return _of_samples(_as_float(np.asarray(audio)), sample_rate, max_seconds)
 
 
 def seconds(samples: Samples) -> float:
@@ -70,42 +94,114 @@ def _name_of(file: Any) -> str:
     return name.strip("<>") if isinstance(name, str) else "audio"
 
 
-def _read(path: Path) -> tuple[Samples, int]:
-    """Samples float32 (n,) or (n, channels), and their rate."""
+def _read(path: Path, max_seconds: float) -> Sound:
     if not path.exists():
-        raise FileNotFoundError(f"{path}: no such file")
+        hint = "; sounds are files here: download it first" if str(path).startswith(("http:/", "https:/")) else ""
+        raise FileNotFoundError(f"{path}: no such file{hint}")
     if path.is_fifo():
-        return _of_bytes(path.read_bytes(), str(path))
+        return _of_bytes(path.read_bytes(), str(path), max_seconds)
     if not path.is_file():
         raise AudioError(f"{path} is not a file{': name the sounds in the directory' if path.is_dir() else ''}")
     if path.stat().st_size == 0:
         raise AudioError(f"{path}: an empty file")
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        return _decoded(path, data, str(path))
+        return _of_file(path, data, str(path), max_seconds)
 
 
-def _of_bytes(data: Any, name: str) -> tuple[Samples, int]:
-    """The same of what a pipe or an open file holds."""
+def _of_bytes(data: Any, name: str, max_seconds: float) -> Sound:
+    """What a pipe or an open file holds."""
     if not isinstance(data, bytes):
         raise AudioError(f"{name}: opened as text; open it in binary ('rb')")
     if not data:
         raise AudioError(f"{name}: an empty file")
-    return _decoded(io.BytesIO(data), data, name)
+    return _of_file(io.BytesIO(data), data, name, max_seconds)
 
 
-def _decoded(file: Path | io.BytesIO, data: Content, name: str) -> tuple[Samples, int]:
-    """The same of a file whose content is `data`."""
-    soundfile = _extra("soundfile")
-    try:
-        with soundfile.SoundFile(file) as sound:
-            announced, rate = sound.frames, sound.samplerate
-            samples = sound.read(dtype="float32")
-    except (soundfile.SoundFileError, RuntimeError) as error:
-        reason = str(error).rpartition(": ")[2].rstrip(".")
-        raise AudioError(f"{name}: not a sound that can be read ({reason}); WAV, FLAC, Ogg and MP3 can") from None
-    if len(samples) < announced or cut_off(data):
-        raise AudioError(f"{name}: cut off after {len(samples) / rate:.2f} s; get the whole file")
-    return samples, int(rate)
+def _of_file(file: Path | io.BytesIO, data: Content, name: str, max_seconds: float) -> Sound:
+    """A file with the content `data`."""
+    source = decoder(file, data, name)
+    gathered = _Gathered(name, source.rate, max_seconds)
+    if source.announced is not None and not source.cut:
+        gathered.allow(source.announced)
+    for block in source.blocks():
+        gathered.add(block.mean(axis=1, dtype=np.float32) if block.shape[1] > 1 else block[:, 0])
+    samples = gathered.samples(source.cut)
+    return Sound(samples, (_cut_off(name, gathered.n / source.rate, source),) if source.cut else ())
+
+
+def _cut_off(name: str, lasts: float, source: Decoder) -> str:
+    of = f" of {source.announced / source.rate:.2f} s" if source.announced else ""
+    of = of if source.announced and source.announced / source.rate > lasts else ""
+    return f"{name}: cut off after {lasts:.2f} s{of}; what there is was read"
+
+
+def _of_samples(samples: Samples, rate: int, max_seconds: float) -> Sound:
+    if samples.ndim == 2:
+        samples = samples.mean(axis=1, dtype=np.float32)
+    gathered = _Gathered("audio", rate, max_seconds)
+    gathered.allow(len(samples))
+    take = gathered.look_at if rate == SAMPLE_RATE else gathered.add  # what is right already is not copied
+    for start in range(0, len(samples), _AT_ONCE):
+        take(samples[start : start + _AT_ONCE])
+    made = gathered.samples()
+    return Sound(np.ascontiguousarray(samples, np.float32) if rate == SAMPLE_RATE else made)
+
+
+class _Gathered:
+    """The samples of one channel, as they come: checked, and brought to 16 kHz.
+
+    Attributes:
+        n: samples so far, at their own rate.
+    """
+
+    def __init__(self, name: str, rate: int, max_seconds: float):
+        self.n = 0
+        self._name, self._rate, self._max_seconds = name, rate, max_seconds
+        self._most = inf if max_seconds == inf else int(max_seconds * rate)
+        self._bad, self._first_bad, self._peak = 0, 0, 0.0
+        self._made = bytearray()  # grows in place: a list of blocks takes twice the memory when it is put together
+        try:
+            self._resampler = None if rate == SAMPLE_RATE else Resampler(rate, SAMPLE_RATE)
+        except ValueError as error:
+            raise AudioError(f"{name}: {error}") from None
+
+    def allow(self, n: int) -> None:
+        """AudioError for as many samples as are too many."""
+        if n > self._most:
+            raise AudioError(
+                f"{self._name}: longer than {self._max_seconds:g} s: give max_seconds (--max-seconds) more, or cut it"
+            )
+
+    def add(self, samples: Samples) -> None:
+        self.look_at(samples)
+        at_16_khz = samples if self._resampler is None else self._resampler.push(samples)
+        self._made += at_16_khz.tobytes()
+
+    def look_at(self, samples: Samples) -> None:
+        """Count and check them."""
+        self.allow(self.n + len(samples))
+        finite = np.isfinite(samples)
+        if finite.all():
+            self._peak = max(self._peak, float(np.abs(samples).max(initial=0.0)))
+        else:
+            self._first_bad = self._first_bad if self._bad else self.n + int(finite.argmin())
+            self._bad += int(np.count_nonzero(~finite))
+        self.n += len(samples)
+
+    def samples(self, cut: bool = False) -> Samples:
+        """All of them at 16 kHz. AudioError if they cannot be used; cut: they were cut off."""
+        name = self._name
+        if not self.n:
+            raise AudioError(f"{name}: {'cut off before its first sample' if cut else 'no samples in it'}")
+        if self._bad:
+            raise AudioError(f"{name}: {self._bad} samples are NaN or infinite, the first at sample {self._first_bad}")
+        if self._peak > _LOUDEST:
+            raise AudioError(
+                f"{name}: full scale is 1, and samples reach {self._peak:.6g}: divide them by theirs, such as 32768"
+            )
+        if self._resampler is not None:
+            self._made += self._resampler.finish().tobytes()
+        return np.frombuffer(self._made, np.float32)
 
 
 def _as_float(samples: NDArray[Any]) -> Samples:
@@ -121,22 +217,3 @@ def _as_float(samples: NDArray[Any]) -> Samples:
     kind = np.iinfo(samples.dtype)
     middle = (kind.max + 1) // 2 if kind.min == 0 else 0  # unsigned sound is silent in the middle of its range
     return ((samples.astype(np.float64) - middle) / (kind.max + 1 - middle)).astype(np.float32)
-
-
-def _check(samples: Samples, name: str) -> None:
-    if not len(samples):
-        raise AudioError(f"{name}: no samples in it")
-    bad = ~np.isfinite(samples)
-    if bad.any():
-        raise AudioError(f"{name}: {int(bad.sum())} samples are NaN or infinite, the first at sample {bad.argmax()}")
-    peak = float(np.abs(samples).max())
-    if peak > _LOUDEST:
-        raise AudioError(f"{name}: full scale is 1, and samples reach {peak:.6g}: divide them by theirs, such as 32768")
-
-
-def _extra(module: str) -> ModuleType:
-    """soundfile or soxr, which only those need who have sound."""
-    try:
-        return __import__(module)
-    except (ImportError, OSError):  # soundfile: OSError where libsndfile is missing
-        raise UnsupportedError(f"this sound needs {module}: pip install 'slimrt[audio]'") from None

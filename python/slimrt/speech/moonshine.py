@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from slimrt.speech.audio import SAMPLE_RATE, Samples, seconds
 from slimrt.speech.options import Transcription
 from slimrt.speech.records import Segment
 from slimrt.speech.rules import compression_ratio
-from slimrt.speech.silence import quietest
+from slimrt.speech.silence import Span, stretches
 from slimrt.speech.whisper import Heard, Told
 from slimrt.tokenizer.tokenizer import Tokenizer
 
@@ -36,26 +37,36 @@ class Moonshine:
     def transcribe(self, samples: Samples) -> Task[list[Segment]]:
         """A segment for each stretch of at most 30 s, cut where it is quietest."""
         segments: list[Segment] = []
-        for begin, end in stretches(samples):
-            sequence = self.engine.new_sequence()
-            try:
-                part = samples[begin:end]
-                yield Encode(sequence, np.pad(part, (0, max(_SHORTEST - len(part), 0)))[:, None])
-                row = (yield Append([(sequence, [self.start])]))[0]
-                found = yield from self._search(sequence, row, seconds(part))
-            finally:
-                self.engine.free_sequence(sequence)
-            text = self.tokenizer.decode(found.tokens, skip_special_tokens=True).strip()
-            if text:
-                segments.append(
-                    Segment(
-                        len(segments), begin / SAMPLE_RATE, end / SAMPLE_RATE, text, found.tokens, 0.0,
-                        found.score(), compression_ratio(text), 0.0,
-                    )
-                )  # fmt: skip
+        for begin, end in self.windows(samples, ()):
+            for segment in (yield from self.window(samples, begin, end)):
+                segments.append(replace(segment, id=len(segments)))
                 self.told(segments[-1])
             self.heard(end / SAMPLE_RATE)
         return segments
+
+    def prepare(self, samples: Samples) -> Samples:
+        """What windows of a sound hear of it: the samples."""
+        return samples
+
+    def windows(self, samples: Samples, cuts: Sequence[int]) -> list[Span]:
+        """A sound cut into stretches, [start, end) samples."""
+        longest = LONGEST * SAMPLE_RATE
+        return stretches(samples, longest, earliest=longest // 2, cuts=cuts)
+
+    def window(self, samples: Samples, start: int, end: int) -> Task[list[Segment]]:
+        """The segment of a stretch; none where nothing is said."""
+        sequence = self.engine.new_sequence()
+        try:
+            part = samples[start:end]
+            yield Encode(sequence, np.pad(part, (0, max(_SHORTEST - len(part), 0)))[:, None])
+            row = (yield Append([(sequence, [self.start])]))[0]
+            found = yield from self._search(sequence, row, seconds(part))
+        finally:
+            self.engine.free_sequence(sequence)
+        text = self.tokenizer.decode(found.tokens, skip_special_tokens=True).strip()
+        times = start / SAMPLE_RATE, end / SAMPLE_RATE
+        segment = Segment(0, *times, text, found.tokens, 0.0, found.score(), compression_ratio(text), 0.0)
+        return [segment] if text else []
 
     def _search(self, sequence: int, row: Logits, duration: float) -> Task[Hypothesis]:
         limit = max(min(round(duration * _TOKENS_PER_SECOND), self.n_ctx - 1), 1)
@@ -72,14 +83,3 @@ class Moonshine:
 
 def _anything(row: Logits, tokens: object) -> None:
     """Moonshine has no rules for what may come."""
-
-
-def stretches(samples: Samples) -> list[tuple[int, int]]:
-    """A sound cut into [start, end) samples of at most 30 s, where the second half of each is quietest; no samples, no
-    stretches."""
-    longest, found, start = LONGEST * SAMPLE_RATE, [], 0
-    while len(samples) - start > longest:
-        end = quietest(samples, start + longest // 2, start + longest)
-        found.append((start, end))
-        start = end
-    return [*found, (start, len(samples))] if start < len(samples) else found

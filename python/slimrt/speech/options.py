@@ -11,15 +11,26 @@ from typing import Any, TypedDict
 
 from slimrt.generation.options import OnProgress
 from slimrt.plumbing.arguments import check_function, check_seed, real, whole
+from slimrt.speech.audio import MAX_SECONDS
 from slimrt.speech.languages import code_of
 from slimrt.speech.records import Segment, TranscriptionInfo
+from slimrt.speech.vad import Vad, VadParameters
 
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 OnSegment = Callable[[int, Segment], object]
 OnResult = Callable[[int, list[Segment], TranscriptionInfo], object]
 
 
-class TranscribeOptions(TypedDict, total=False):
+class DetectOptions(TypedDict, total=False):
+    """The keywords of detect_language. See Model.detect_language."""
+
+    vad: str
+    vad_parameters: VadParameters | None
+    skip_silence: bool
+    max_seconds: float
+
+
+class TranscribeOptions(DetectOptions, total=False):
     """The keywords of transcribe. See Model.transcribe."""
 
     language: str | None
@@ -42,7 +53,7 @@ class TranscribeOptions(TypedDict, total=False):
     suppress_blank: bool
     suppress_tokens: Sequence[int] | None
     clip_timestamps: Sequence[float] | str
-    skip_silence: bool
+    batch_size: int | None
     seed: int | None
     on_progress: OnProgress | None
     on_segment: OnSegment | None
@@ -78,6 +89,10 @@ class Transcription:
     suppress_tokens: Sequence[int] | None = None
     clip_timestamps: Sequence[float] | str = ()
     skip_silence: bool = False
+    vad: str = "none"
+    vad_parameters: VadParameters | None = None
+    batch_size: int | None = None
+    max_seconds: float = MAX_SECONDS
     seed: int | None = None
     on_progress: OnProgress | None = None
     on_segment: OnSegment | None = None
@@ -103,6 +118,8 @@ class Transcription:
         if self.language is not None:
             object.__setattr__(self, "language", code_of(self.language))  # frozen for others
         self._check_clips()
+        if self.batch_size is not None and whole("batch_size", self.batch_size) < 1:
+            raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
         if not self.temperatures or not all(0 <= one < inf for one in self.temperatures):
             raise ValueError(f"temperature must be 0 or more, or several of these, got {self.temperature}")
         check_seed(self.seed)
@@ -113,8 +130,9 @@ class Transcription:
         times = self._clip_times()
         if any(later <= earlier for earlier, later in pairwise(times)) or min(times, default=0.0) < 0:
             raise ValueError(f"clip_timestamps are seconds, each later than the one before, got {times}")
-        if times and self.skip_silence:
-            raise ValueError("clip_timestamps and skip_silence both say what to leave out: give one of them")
+        if times and self.voice is not None:
+            name = "skip_silence" if self.skip_silence else "vad"
+            raise ValueError(f"clip_timestamps and {name} both say what to leave out: give one of them")
 
     def _clip_times(self) -> list[float]:
         """clip_timestamps as numbers, from text as from others."""
@@ -131,6 +149,11 @@ class Transcription:
         times = [min(time, duration) for time in self._clip_times()] or [0.0]
         ends = times if len(times) % 2 == 0 else [*times, duration]
         return list(zip(ends[::2], ends[1::2], strict=True))
+
+    @property
+    def voice(self) -> Vad | None:
+        """How silences are found that are left out; None: they stay."""
+        return Vad.of("energy" if self.skip_silence and self.vad == "none" else self.vad, self.vad_parameters)
 
     @property
     def temperatures(self) -> tuple[float, ...]:

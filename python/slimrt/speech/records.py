@@ -54,6 +54,7 @@ class TranscriptionInfo(Record):
         language_probability: 1.0 where it was given, 0.0 where nothing was heard.
         duration: seconds. duration_heard: of them, without skipped silence or what is outside clip_timestamps.
         seed: that reproduces it.
+        warnings: what its file's reader should know, in sentences: that it is cut off.
     """
 
     language: str | None
@@ -61,6 +62,7 @@ class TranscriptionInfo(Record):
     duration: float
     duration_heard: float
     seed: int
+    warnings: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         told = f"language {self.language} ({self.language_probability:.0%}), " if self.language else ""

@@ -82,7 +82,7 @@ def compression_ratio(text: str) -> float:
 
 
 def pieces(
-    tokens: Sequence[int], first_time: int | None, n_frames: int
+    tokens: Sequence[int], first_time: int | None, n_frames: int, *, whole: bool = False
 ) -> tuple[list[tuple[float, float, list[int]]], int]:
     """The segments of a window, (start, end, tokens) in seconds from its beginning, and the frames that are done.
 
@@ -92,6 +92,7 @@ def pieces(
     Args:
         tokens: of the window; first_time: <|0.00|>, None where no times are told.
         n_frames: mel frames of sound in the window.
+        whole: no window hears again what was cut off: it is a segment too.
     """
     times = [first_time is not None and token >= first_time for token in tokens]
     cuts = [i for i in range(1, len(tokens)) if times[i - 1] and times[i]]
@@ -108,5 +109,9 @@ def pieces(
         part = list(tokens[start:cut])
         found.append(((part[0] - first_time) * SECONDS_PER_TIME, (part[-1] - first_time) * SECONDS_PER_TIME, part))
         start = cut
+    if whole and not complete:
+        rest = list(tokens[start:])
+        found.append(((rest[0] - first_time) * SECONDS_PER_TIME, n_frames / FRAMES_PER_TIME * SECONDS_PER_TIME, rest))
+        return found, n_frames
     done = n_frames if complete else (tokens[start - 1] - first_time) * FRAMES_PER_TIME
     return found, done

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from functools import partial
 
 from slimrt import core
 from slimrt.errors import ContextOverflowError, UnsupportedError
 from slimrt.generation.search import Task, run
+from slimrt.plumbing.notes import warn
 from slimrt.runtime.kinds import check_sequences, require
 from slimrt.runtime.runtime import Runtime
-from slimrt.speech.audio import SAMPLE_RATE, Audio, Samples, load_audio, seconds
+from slimrt.speech.audio import SAMPLE_RATE, Audio, Sound, read_sound, seconds
+from slimrt.speech.batched import Make, in_batches
+from slimrt.speech.listening import Progress, Source, Transcript
+from slimrt.speech.mel import HOP
 from slimrt.speech.moonshine import Moonshine
 from slimrt.speech.options import Transcription
-from slimrt.speech.records import Segment, TranscriptionInfo, Word
+from slimrt.speech.records import Segment
 from slimrt.speech.silence import Skipped
+from slimrt.speech.vad import Vad
 from slimrt.speech.vocabulary import WhisperTokens
 from slimrt.speech.whisper import Heard, SpeechEngine, Told, Whisper, WhisperModel
 
 _WHISPER_ONLY = ("best_of", "initial_prompt", "hotwords", "prefix", "suppress_blank", "suppress_tokens",
                  "clip_timestamps")  # fmt: skip
 _LEAST_CONTEXT = 16  # half of it is for text: two times and some words
-Transcript = tuple[list[Segment], TranscriptionInfo]
 
 
 def transcribe(
@@ -29,56 +33,79 @@ def transcribe(
 ) -> list[Transcript]:
     """The segments of each sound, and about it. Arguments and errors as Model.transcribe."""
     kind = require(runtime, "whisper", "moonshine", to="transcribe")
-    check_sequences(runtime, options.sequences)
+    _check_sequences(runtime, options)
     make = _whisper_maker(runtime, options) if kind == "whisper" else _moonshine_maker(runtime, options)
-    sounds = [load_audio(audio, sample_rate) for audio in audios]
-    heard = [Skipped.silences_of(one) if options.skip_silence else None for one in sounds]
-    progress = _Progress(options, [seconds(one) for one in sounds])
+    sounds = _read(audios, sample_rate, options.max_seconds)
+    progress = Progress(options, [seconds(one.samples) for one in sounds])
+    sources = [
+        Source(sound, _without_silence(sound, options.voice), seed + i, options, progress, i)
+        for i, sound in enumerate(sounds)
+    ]
     with runtime.use() as engine:
-        tasks = [
-            (options.sequences, _one(make, engine, sound, skipped, seed + i, _Listener(options, progress, i)))
-            for i, (sound, skipped) in enumerate(zip(sounds, heard, strict=True))
-        ]
+        made = partial(make, engine)
+        if options.batch_size is not None:
+            return in_batches(engine, made, sources, options.batch_size * options.sequences)
+        tasks = [(options.sequences, _one(made, source)) for source in sources]
         return run(engine, tasks, int(runtime.info["n_seqs"]))
 
 
-Maker = Callable[[SpeechEngine, int, Heard, Told], Whisper | Moonshine]
+def detect_languages(
+    runtime: Runtime, audios: Sequence[Audio], options: Transcription, sample_rate: int = SAMPLE_RATE
+) -> list[dict[str, float]]:
+    """How likely each language is in the first window of each sound. Arguments and errors as Model.detect_language."""
+    require(runtime, "whisper", to="detect a language")
+    model = whisper_model(runtime)
+    if not model.tokens.languages:
+        raise UnsupportedError("this model knows English alone: there is no language to detect")
+    window, heard = model.n_frames * HOP, []
+    for sound in _read(audios, sample_rate, options.max_seconds):
+        skipped = _without_silence(sound, options.voice)
+        heard.append((sound.samples if skipped is None else skipped.samples)[:window])
+    with runtime.use() as engine:
+        tasks = [(1, Whisper(engine, model, options, 0, _unheard, _unheard).detect(one)) for one in heard]
+        return run(engine, tasks, int(runtime.info["n_seqs"]))
 
 
-def _one(
-    make: Maker, engine: SpeechEngine, sound: Samples, skipped: Skipped | None, seed: int, listener: _Listener
-) -> Task[Transcript]:
-    """One sound of a batch."""
-    samples, segments = sound if skipped is None else skipped.samples, list[Segment]()
+def _check_sequences(runtime: Runtime, options: Transcription) -> None:
+    """ValueError where the model was loaded with fewer sequences than are asked for."""
+    check_sequences(runtime, options.sequences)
+    needed, there = (options.batch_size or 1) * options.sequences, int(runtime.info["n_seqs"])
+    if needed > there:
+        raise ValueError(
+            f"batch_size {options.batch_size} needs {needed} sequences at once, the model has {there}: load it with "
+            f"n_seqs={needed}"
+        )
 
-    def heard(time: float) -> None:
-        listener.heard(time if skipped is None else skipped.original_time(time, ends=True))
+
+def _read(audios: Sequence[Audio], sample_rate: int, max_seconds: float) -> list[Sound]:
+    """The sounds; what their files warn of is a UserWarning too, unless who calls has read them and knows."""
+    sounds = []
+    for audio in audios:
+        sounds.append(read_sound(audio, sample_rate, max_seconds=max_seconds))
+        for warning in () if isinstance(audio, Sound) else sounds[-1].warnings:
+            warn(warning)
+    return sounds
+
+
+def _without_silence(sound: Sound, voice: Vad | None) -> Skipped | None:
+    return None if voice is None else Skipped.all_but(sound.samples, voice.spans(sound.samples))
+
+
+def _one(make: Make, source: Source) -> Task[Transcript]:
+    """One sound of a batch, window after window."""
+    segments: list[Segment] = []
 
     def told(segment: Segment) -> None:
-        segments.append(segment if skipped is None else _moved(segment, skipped))
-        listener.told(segments[-1])
+        segments.append(source.told(segment))
 
-    model = make(engine, seed, heard, told)
-    yield from model.transcribe(samples)
-    listener.heard(seconds(sound))  # the silence at its end too, and what was not to be heard
-    language, probability = None, 0.0
+    model = make(source.options, source.seed, source.heard, told)
+    yield from model.transcribe(source.samples)
     if isinstance(model, Whisper):
-        language, probability = model.language, model.language_probability
-    clips = listener.options.clips(seconds(samples))
-    spoken = sum(end - start for start, end in clips)
-    info = TranscriptionInfo(language, probability, seconds(sound), spoken, seed)
-    listener.finished(segments, info)
-    return segments, info
+        return source.finished(segments, model.language, model.language_probability)
+    return source.finished(segments, None, 0.0)
 
 
-def _moved(segment: Segment, skipped: Skipped) -> Segment:
-    """A segment at its time in the sound with its silences."""
-    words = segment.words and tuple(
-        Word(word.word, skipped.original_time(word.start), skipped.original_time(word.end, ends=True), word.probability)
-        for word in segment.words
-    )
-    start, end = skipped.original_time(segment.start), skipped.original_time(segment.end, ends=True)
-    return replace(segment, start=start, end=end, words=words)
+Maker = Callable[[SpeechEngine, Transcription, int, Heard, Told], Whisper | Moonshine]
 
 
 def _whisper_maker(runtime: Runtime, options: Transcription) -> Maker:
@@ -92,7 +119,7 @@ def _whisper_maker(runtime: Runtime, options: Transcription) -> Maker:
             f"a context of {model.n_ctx} tokens leaves no room for a text beside what says how to write it: give n_ctx "
             f"{_LEAST_CONTEXT} or more"
         )
-    return lambda engine, seed, heard, told: Whisper(engine, model, options, seed, heard, told)
+    return lambda engine, options, seed, heard, told: Whisper(engine, model, options, seed, heard, told)
 
 
 def whisper_model(runtime: Runtime) -> WhisperModel:
@@ -136,40 +163,9 @@ def _moonshine_maker(runtime: Runtime, options: Transcription) -> Maker:
     if 0.0 not in options.temperatures:
         raise UnsupportedError("Moonshine is greedy or takes num_beams: temperature must be 0, or have 0 among others")
     tokenizer, start = runtime.source.tokenizer, int(runtime.info["decoder_start_token_id"])
-    return lambda engine, seed, heard, told: Moonshine(engine, tokenizer, start, runtime.n_ctx, options, heard, told)
+    n_ctx = runtime.n_ctx
+    return lambda engine, options, _, heard, told: Moonshine(engine, tokenizer, start, n_ctx, options, heard, told)
 
 
-class _Progress:
-    """Adds up what the sounds of a batch have come to, in hundredths of a second."""
-
-    def __init__(self, options: Transcription, durations: Sequence[float]):
-        self._report = options.on_progress
-        self._done = [0.0] * len(durations)
-        self._total = sum(durations)
-
-    def heard(self, index: int, time: float) -> None:
-        if time <= self._done[index]:
-            return
-        self._done[index] = time
-        if self._report is not None:
-            self._report("transcribe", round(100 * sum(self._done)), round(100 * self._total))
-
-
-@dataclass(frozen=True)
-class _Listener:
-    """Passes what becomes of the i-th sound on to who wants to know."""
-
-    options: Transcription
-    progress: _Progress
-    index: int
-
-    def heard(self, time: float) -> None:
-        self.progress.heard(self.index, time)
-
-    def told(self, segment: Segment) -> None:
-        if self.options.on_segment is not None:
-            self.options.on_segment(self.index, segment)
-
-    def finished(self, segments: list[Segment], info: TranscriptionInfo) -> None:
-        if self.options.on_result is not None:
-            self.options.on_result(self.index, segments, info)
+def _unheard(_: object) -> None:
+    """Nobody waits for progress."""

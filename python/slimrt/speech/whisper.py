@@ -29,6 +29,7 @@ from slimrt.speech.mel import FRAMES_PER_SECOND, HOP, Mel, log_mel
 from slimrt.speech.options import Transcription
 from slimrt.speech.records import Segment, Word
 from slimrt.speech.rules import WhisperRules, compression_ratio, pieces
+from slimrt.speech.silence import Span, stretches
 from slimrt.speech.vocabulary import WhisperTokens
 from slimrt.speech.words import Aligner, spoken_words
 
@@ -89,8 +90,8 @@ class Whisper:
     seed: int
     heard: Heard
     told: Told
-    language: str = "en"
-    language_probability: float = 0.0
+    language: str = field(init=False)
+    language_probability: float = field(init=False)
     _segments: list[Segment] = field(default_factory=list)
     _previous: list[int] = field(default_factory=list)
 
@@ -104,6 +105,8 @@ class Whisper:
             begin_suppress=self.model.begin_suppress if self.options.suppress_blank else (),
             max_initial=self.options.max_initial_timestamp,
         )
+        self.language = self.options.language or "en"
+        self.language_probability = 0.0 if tokens.languages and self.options.language is None else 1.0
         self._times = tokens.timestamps if self.options.timestamps else None
         self._previous, self._hotwords, self._prefix = (
             tokens.encode(" " + text.strip()) if text else []
@@ -119,39 +122,71 @@ class Whisper:
         return [*named, *self.model.suppress] if len(named) < len(asked) else named
 
     def transcribe(self, samples: Samples) -> Task[list[Segment]]:
-        """The segments of a sound, samples (n,) at 16 kHz."""
-        window = self.model.n_frames
-        mel = log_mel(samples, self.model.n_mels, padding=window * HOP)
-        n_frames = len(mel) - window
-        known = not self.model.tokens.languages or self.options.language is not None
-        self.language_probability = 1.0 if known else 0.0
-        self.language = self.options.language or "en"
-        for clip in self.options.clips(n_frames / FRAMES_PER_SECOND):
-            seek, end = (round(time * FRAMES_PER_SECOND) for time in clip)
+        """The segments of a sound, samples (n,) at 16 kHz: each window begins where the one before was done."""
+        mel, window = self.prepare(samples), self.model.n_frames
+        for seek, end in self._clips(samples):
             while seek < end:
-                size = min(window, end - seek)
-                sequence = self.engine.new_sequence()
-                try:
-                    yield Encode(sequence, _padded(mel[seek : seek + size], window))
-                    if not known:
-                        yield from self._detect(sequence)
-                        known = True
-                    decoded = yield from self._decode(sequence)
-                    seek += self._take(sequence, decoded, seek, size)
-                finally:
-                    self.engine.free_sequence(sequence)
+                seek += yield from self._hear(mel, seek, min(window, end - seek))
                 self.heard(min(min(seek, end) / FRAMES_PER_SECOND, seconds(samples)))
         return self._segments
 
-    def _detect(self, sequence: int) -> Task[None]:
-        """The language of a window: the likeliest of the language tokens after <|startoftranscript|>."""
+    def prepare(self, samples: Samples) -> Mel:
+        """What windows of a sound hear of it."""
+        return log_mel(samples, self.model.n_mels, padding=self.model.n_frames * HOP)
+
+    def windows(self, samples: Samples, cuts: Sequence[int]) -> list[Span]:
+        """A sound cut into windows that may be heard in any order, [start, end) samples, in pauses or where silence was
+        taken out."""
+        longest = self.model.n_frames * HOP
+        found = []
+        for start, end in ((HOP * first, HOP * last) for first, last in self._clips(samples)):
+            mine = stretches(samples[start:end], longest, earliest=longest * 3 // 4, cuts=[x - start for x in cuts],
+                             whole=HOP)  # fmt: skip
+            found += [(start + first, start + last) for first, last in mine]
+        return found
+
+    def window(self, mel: Mel, start: int, end: int) -> Task[list[Segment]]:
+        """The segments of one of these windows, of a sound that prepare() has seen."""
+        yield from self._hear(mel, start // HOP, (end - start) // HOP, alone=True)
+        return self._segments
+
+    def detect(self, samples: Samples) -> Task[dict[str, float]]:
+        """How likely each language is in the first window of a sound, the likeliest first; that is its language."""
+        sequence, mel = self.engine.new_sequence(), log_mel(samples, self.model.n_mels)[: self.model.n_frames]
+        try:
+            yield Encode(sequence, _padded(mel, self.model.n_frames))
+            return (yield from self._detect(sequence))
+        finally:
+            self.engine.free_sequence(sequence)
+
+    def _detect(self, sequence: int) -> Task[dict[str, float]]:
+        """The same of the window that a sequence has heard: softmax over the language tokens after
+        <|startoftranscript|>."""
         languages = self.model.tokens.languages
         row = (yield Append([(sequence, [self.model.tokens.start])]))[0]
         self.engine.truncate(sequence, 0)
         scores = row[list(languages.values())]
-        best = int(scores.argmax())
-        self.language = list(languages)[best]
-        self.language_probability = float(np.exp(float(scores[best]) - log_normaliser(scores)))
+        likely = np.exp(scores.astype(np.float64) - log_normaliser(scores)).tolist()
+        found = dict(sorted(zip(languages, likely, strict=True), key=lambda one: -one[1]))
+        self.language, self.language_probability = next(iter(found.items()))
+        return found
+
+    def _clips(self, samples: Samples) -> list[tuple[int, int]]:
+        """What is to be heard of a sound, in mel frames."""
+        clips = self.options.clips(len(samples) // HOP / FRAMES_PER_SECOND)
+        return [(round(start * FRAMES_PER_SECOND), round(end * FRAMES_PER_SECOND)) for start, end in clips]
+
+    def _hear(self, mel: Mel, seek: int, size: int, alone: bool = False) -> Task[int]:
+        """Add the segments of a window of so many mel frames; returns those that are done. alone: all are."""
+        sequence = self.engine.new_sequence()
+        try:
+            yield Encode(sequence, _padded(mel[seek : seek + size], self.model.n_frames))
+            if not self.language_probability:
+                yield from self._detect(sequence)
+            decoded = yield from self._decode(sequence)
+            return self._take(sequence, decoded, seek, size, alone)
+        finally:
+            self.engine.free_sequence(sequence)
 
     def _decode(self, sequence: int) -> Task[Decoded]:
         """Decode a window, with rising temperature while the thresholds call it a failure."""
@@ -258,11 +293,11 @@ class Whisper:
             return False
         return options.logprob_threshold is None or decoded.avg_logprob <= options.logprob_threshold
 
-    def _take(self, sequence: int, decoded: Decoded, seek: int, size: int) -> int:
+    def _take(self, sequence: int, decoded: Decoded, seek: int, size: int, alone: bool) -> int:
         """Add the segments of a window; returns the frames that are done."""
         if self._silent(decoded):
             return size
-        parts, done = pieces(decoded.tokens, self._times, size)
+        parts, done = pieces(decoded.tokens, self._times, size, whole=alone)
         offset = seek / FRAMES_PER_SECOND
         words = self._words(sequence, parts, decoded, offset, size)
         for index, (start, end, tokens) in enumerate(parts):

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import os
+import re
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jinja2
@@ -14,69 +18,224 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from slimrt.errors import UnsupportedError
+from slimrt.errors import ChatError, UnsupportedError
+from slimrt.plumbing.arguments import unknown
+from slimrt.plumbing.files import decode_text
+from slimrt.tokenizer.chat_templates import ENDS, TEMPLATES
+from slimrt.tokenizer.messages import Message, checked_messages
 
 if TYPE_CHECKING:
     from slimrt.tokenizer.tokenizer import Tokenizer
 
-Message = Mapping[str, Any]
+Template = str | os.PathLike[str]
+
+# Where a template looks for a text in what it is given, as in content.split('</think>') or '</think>' in content.
+_LOOKS_FOR = re.compile(
+    r"""(?:with|split|partition|find|replace)\(\s*(['"])(.+?)\1|(['"])([^'"]+)\3\s+(?:not\s+)?in\s"""
+)
 
 
 def render_chat(
-    tokenizer: Tokenizer, messages: Sequence[Message], add_generation_prompt: bool = True, **kwargs: Any
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    add_generation_prompt: bool = True,
+    *,
+    chat_template: Template | None = None,
+    variables: Mapping[str, Any] | None = None,
 ) -> list[int]:
     """Return the ids of a conversation in the model's own chat format.
 
-    The model's BOS is there once, whether or not the template writes it. Control tokens are parsed in the whole text,
-    messages included, as the template's own must be.
+    The model's BOS is there once, whether or not the template writes it. Only the template writes control tokens: the
+    text of one in a message or a variable ("<|im_end|>") stays text.
 
     Args:
         tokenizer: the model's.
-        messages: {"role": ..., "content": ...}, in order.
+        messages: {"role": ..., "content": ...}, in order; a content is text, or parts {"type": "text", "text": ...}.
         add_generation_prompt: end with the opening of the assistant's turn.
-        kwargs: more variables for the template (tools, enable_thinking, ...).
+        chat_template: another than the file's own: see `find_template`.
+        variables: more for the template (tools, documents, enable_thinking, ...): what JSON can hold.
 
     Raises:
-        UnsupportedError: the model has no chat template.
-        ValueError: the template refused the messages, or is itself wrong; the message is the template's.
+        UnsupportedError: the model has no chat template, and none was given or there is none of that name.
+        ChatError: messages that are none, or in an impossible order; a variable that cannot be; or the template refused
+            them, leaves the system message out, or is itself wrong: the message is then the template's.
+        OSError: the file of a chat template cannot be read.
     """
-    text = render_chat_text(tokenizer, messages, add_generation_prompt, **kwargs)
-    return tokenizer.with_bos(tokenizer.encode(text, add_special_tokens=False))
+    marks, text = _render(tokenizer, messages, add_generation_prompt, chat_template, variables or {})
+    ids = tokenizer.encode_plain(text, marks.plain) if marks.texts else tokenizer.encode(text, add_special_tokens=False)
+    return tokenizer.with_bos(ids)
 
 
 def render_chat_text(
-    tokenizer: Tokenizer, messages: Sequence[Message], add_generation_prompt: bool = True, **kwargs: Any
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    add_generation_prompt: bool = True,
+    *,
+    chat_template: Template | None = None,
+    variables: Mapping[str, Any] | None = None,
 ) -> str:
     """Return the text that `render_chat` tokenises; same arguments and errors."""
-    if tokenizer.chat_template is None:
-        raise UnsupportedError(
-            "the model has no chat template (tokenizer.chat_template in a GGUF, chat_template in a directory's "
-            "tokenizer_config.json). It may not be a chat model: write the whole prompt yourself and generate from it, "
-            "or use a file that has a template"
-        )
-    for message in messages:
-        if not isinstance(message, Mapping) or "role" not in message:
-            raise ValueError(f"a message is a mapping with a role and a content, got {message!r}")
-    variables = {
-        f"{name}_token": tokenizer.vocabulary.tokens[id] for name, id in tokenizer.vocabulary.special_ids.items()
-    }
-    variables |= {"tools": None, "documents": None} | kwargs
+    marks, text = _render(tokenizer, messages, add_generation_prompt, chat_template, variables or {})
+    return marks.plain(text)
+
+
+def find_template(tokenizer: Tokenizer, chat_template: Template | None = None) -> str:
+    """Return the text (jinja2) of a chat template.
+
+    Args:
+        tokenizer: the model's.
+        chat_template: None: the model's own. Else jinja2 text, or the name of one of several that the file has, or of a
+            built-in one (slimrt.tokenizer.chat_templates), or a file.
+
+    Raises:
+        UnsupportedError: the model has none; or there is none of that name, and no such file.
+        OSError, ValueError: the file cannot be read, or is not UTF-8.
+    """
+    if chat_template is None:
+        if tokenizer.chat_template is None:
+            raise UnsupportedError(
+                "the model has no chat template (tokenizer.chat_template in a GGUF, chat_template in a directory's "
+                "tokenizer_config.json). It may not be a chat model: write the whole prompt yourself and generate from "
+                "it, or give the template it was trained with (chat_template, --chat-template: "
+                f"{', '.join(TEMPLATES)}, or a file)"
+            )
+        return tokenizer.chat_template
+    name = os.fspath(chat_template)
+    if "{{" in name or "{%" in name:
+        return name
+    named = TEMPLATES | tokenizer.chat_templates
+    if name in named:
+        return named[name]
+    if not Path(name).is_file():
+        known = unknown("chat template", name, named)
+        raise UnsupportedError(f"{known}; it is no file either, and no jinja2 text")
+    return decode_text(Path(name).read_bytes(), name)
+
+
+def stops(tokenizer: Tokenizer, chat_template: Template | None) -> list[str]:
+    """The text that ends a turn of a built-in template, where the vocabulary has no such control token to end with."""
+    name = None if chat_template is None else os.fspath(chat_template)
+    end = ENDS.get(name or "") if name not in tokenizer.chat_templates else None
+    return [end] if end and end not in tokenizer.special_tokens else []
+
+
+def _render(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    add_generation_prompt: bool,
+    chat_template: Template | None,
+    variables: Mapping[str, Any],
+) -> tuple[_Marks, str]:
+    """The text of a conversation, in which marks stand for the control tokens that messages and variables spell out."""
+    template = find_template(tokenizer, chat_template)
+    compiled = _compiled(template)
+    made = checked_messages(messages, template, answer=add_generation_prompt)
+    tokens = {f"{name}_token": tokenizer.vocabulary.tokens[id] for name, id in tokenizer.vocabulary.special_ids.items()}
+    _check_variables(variables, {"messages", "add_generation_prompt", *tokens})
+    marks = _Marks(tokenizer.spelled_out)
+    sought = frozenset(control for control in marks.controls if control in _sought(template))
+    given = {"tools": None, "documents": None} | marks.put(variables)
+    marked = [marks.put(message, sought if message["role"] == "assistant" else frozenset()) for message in made]
+    given["messages"] = [_in_parts(message) for message in marked] if _reads_parts(template) else marked
     try:
-        return _compile(tokenizer.chat_template).render(
-            messages=messages, add_generation_prompt=add_generation_prompt, **variables
-        )
+        text = compiled.render(add_generation_prompt=add_generation_prompt, **tokens, **given)
     except Exception as error:  # a template is foreign code: whatever it raises is a fault of it or of the messages
-        raise ValueError(f"chat template: {error}") from error
+        raise ChatError(f"chat template: {error}") from error
+    squeezed = "".join(text.split())
+    for i, message in enumerate(marked):
+        if message["role"] == "system" and "".join(message["content"].split()) not in squeezed:
+            raise ChatError(
+                f"messages[{i}]: the chat template leaves the system message out, as of a model trained without one; "
+                "put it into the user's first message"
+            )
+    return marks, text
+
+
+class _Marks:
+    """Random stand-ins for control tokens that are spelled out in what a template is given.
+
+    Attributes:
+        controls: the texts of the control tokens.
+        texts: what the marks made so far stand for.
+    """
+
+    def __init__(self, controls: Iterable[str]):
+        self.controls = sorted(controls, key=len, reverse=True)
+        self.texts: list[str] = []
+        self._secret = secrets.token_hex(8)
+
+    def put(self, value: Any, leave: frozenset[str] = frozenset()) -> Any:
+        """A copy of a value whose texts have marks in place of control tokens, but for those to leave."""
+        if isinstance(value, str):
+            controls = [re.escape(control) for control in self.controls if control not in leave and control in value]
+            return re.sub("|".join(controls), self._mark, value) if controls else value
+        if isinstance(value, Mapping):
+            return {self.put(name, leave): self.put(one, leave) for name, one in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self.put(one, leave) for one in value]
+        return value
+
+    def plain(self, text: str) -> str:
+        """A text with what the marks stand for."""
+        return re.sub(rf"{self._secret}m(\d+)m", lambda mark: self.texts[int(mark[1])], text)
+
+    def _mark(self, control: re.Match[str]) -> str:
+        self.texts.append(control[0])
+        return f"{self._secret}m{len(self.texts) - 1}m"
+
+
+def _in_parts(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message whose content is a list of one part."""
+    return {**message, "content": [{"type": "text", "text": message["content"]}]}
 
 
 @lru_cache(maxsize=16)
-def _compile(template: str) -> jinja2.Template:
+def _reads_parts(template: str) -> bool:
+    """Whether a template finds a text only in parts, as those of some models do that read images too (SmolVLM's): a
+    content that is text would vanish."""
+
+    def shows(message: Message) -> bool:
+        try:
+            text = _compiled(template).render(messages=[message], bos_token="", eos_token="")
+        except Exception:  # it wants more than this: then it says so at the conversation itself
+            return False
+        return str(probe["content"]) in text
+
+    probe = {"role": "user", "content": "3f7a90c2"}
+    return not shows(probe) and shows(_in_parts(probe))
+
+
+@lru_cache(maxsize=16)
+def _sought(template: str) -> str:
+    """The texts that a template looks for in messages: it takes the thoughts out of an assistant's, for one."""
+    return "\n".join(found[2] or found[4] for found in _LOOKS_FOR.finditer(template))
+
+
+def _check_variables(variables: Mapping[str, Any], taken: Iterable[str]) -> None:
+    """Raises ChatError for no variables, or one that is not the caller's to set, or holds what JSON cannot."""
+    if not isinstance(variables, Mapping):
+        raise ChatError(f"chat_template_kwargs maps names to values, got {variables!r}")
+    for name, value in variables.items():
+        if name in taken:
+            raise ChatError(f"chat_template_kwargs: '{name}' is set by the conversation and the vocabulary")
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError) as error:
+            raise ChatError(f"chat_template_kwargs: '{name}' must be what JSON can hold: {error}") from None
+
+
+@lru_cache(maxsize=16)
+def _compiled(template: str) -> jinja2.Template:
+    """Raises ChatError for what is not jinja2."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
     )
     environment.filters["tojson"] = _to_json
     environment.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
-    return environment.from_string(template)
+    try:
+        return environment.from_string(template)
+    except jinja2.TemplateError as error:
+        raise ChatError(f"chat template: {error}") from error
 
 
 class _GenerationTag(Extension):

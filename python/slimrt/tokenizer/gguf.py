@@ -123,6 +123,7 @@ def build(fields: Mapping[str, Any]) -> Vocabulary:
         ),
         chat_template=ggml.chat_template(),
         aliases=aliases,
+        chat_templates=ggml.chat_templates(),
     )
 
 
@@ -179,6 +180,15 @@ class _Fields:
     def chat_template(self) -> str | None:
         value = self._fields.get("tokenizer.chat_template")
         return value if isinstance(value, str) else None
+
+    def chat_templates(self) -> dict[str, str]:
+        """Those under a name, tokenizer.chat_template.NAME."""
+        prefix = "tokenizer.chat_template."
+        return {
+            key.removeprefix(prefix): value
+            for key, value in self._fields.items()
+            if key.startswith(prefix) and isinstance(value, str)
+        }
 
 
 def _special_ids(ggml: _Fields, tokens: list[str], types: list[int], sentencepiece: bool) -> dict[str, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import tokenizers
 
@@ -14,6 +14,11 @@ from slimrt.tokenizer.vocabulary import Vocabulary, end_of_generation, typed
 
 _MOST_GAPS = 1 << 20  # ids below the largest that no token has
 _SENTENCEPIECE_DECODERS = {"Metaspace", "ByteFallback", "Replace"}
+
+
+class _Templates(TypedDict):
+    chat_template: str | None
+    chat_templates: dict[str, str]
 
 
 def load_directory(directory: Path) -> Vocabulary:
@@ -78,7 +83,7 @@ def load_file(path: Path) -> Vocabulary:
         suffix=suffix,
         special_ids=special_ids,
         eog_ids=end_of_generation({added[id].content: id for id in control}, [special_ids.get("eos"), *ends]),
-        chat_template=_chat_template(directory, config),
+        **_chat_templates(directory, config),
     )
 
 
@@ -168,15 +173,24 @@ def _as_configured(
     return prefix, suffix
 
 
-def _chat_template(directory: Path | None, config: Mapping[str, Any]) -> str | None:
-    """The default template: its own file, else the configuration's (one, or a list of named ones)."""
-    if directory is not None and (directory / "chat_template.jinja").is_file():
-        try:
-            return (directory / "chat_template.jinja").read_text("utf-8")
-        except UnicodeDecodeError as error:
-            raise ModelFormatError(f"{directory / 'chat_template.jinja'}: not UTF-8: {error}") from error
+def _chat_templates(directory: Path | None, config: Mapping[str, Any]) -> _Templates:
+    """The default template, of its own file, else the configuration's (one, or a list of named ones); and those with
+    names, of that list and of the folder additional_chat_templates."""
     template = _read_json(directory, "chat_template.json").get("chat_template", config.get("chat_template"))
-    if isinstance(template, list):
-        named = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
-        template = named.get("default")
-    return template if isinstance(template, str) else None
+    listed = template if isinstance(template, list) else [{"name": "default", "template": template}]
+    found = {item.get("name"): item.get("template") for item in listed if isinstance(item, dict)}
+    named = {name: text for name, text in found.items() if isinstance(name, str) and isinstance(text, str)}
+    if directory is not None:
+        for path in sorted((directory / "additional_chat_templates").glob("*.jinja")):
+            named[path.stem] = _read_text(path)
+        if (directory / "chat_template.jinja").is_file():
+            named["default"] = _read_text(directory / "chat_template.jinja")
+    default = named.pop("default", None)
+    return {"chat_template": default, "chat_templates": named}
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise ModelFormatError(f"{path}: not UTF-8: {error}") from error

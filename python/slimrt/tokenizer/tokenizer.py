@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+from tokenizers import pre_tokenizers
 
 from slimrt.errors import ModelFormatError
 from slimrt.plumbing.forking import watch
@@ -28,6 +32,7 @@ class Tokenizer:
         eog_ids: every id that ends a generation: end of text, of a turn, of a message.
         special_tokens: the text of each control token, to its id.
         chat_template: the file's chat template (jinja2), or None.
+        chat_templates: others of the file's, by name.
         vocabulary: the loaded facts, for `slimrt.tokenizer.detokenizer` and `slimrt.tokenizer.chat`.
 
     Raises:
@@ -65,6 +70,7 @@ class Tokenizer:
         self.eog_ids = vocabulary.eog_ids
         self.special_tokens = {vocabulary.tokens[id]: id for id in sorted(vocabulary.control)}
         self.chat_template = vocabulary.chat_template
+        self.chat_templates = dict(vocabulary.chat_templates)
         # The backend keeps "control tokens are plain text" as a setting, not as an argument of encode.
         self._lock = threading.Lock()
         watch(self)
@@ -88,19 +94,65 @@ class Tokenizer:
         """
         if not isinstance(text, str):
             raise TypeError(f"a text must be str, got {type(text).__name__}")
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:  # the backend calls it a TypeError
-            raise ValueError(f"the text is not valid Unicode: a lone surrogate at character {error.start}") from None
-        with self._lock, typed("the tokenizer cannot encode this text"):
-            self.vocabulary.backend.encode_special_tokens = not parse_special
-            ids = self.vocabulary.backend.encode(text, add_special_tokens=False).ids
-        if self.vocabulary.aliases:
-            ids = [self.vocabulary.aliases.get(id, id) for id in ids]
+        with self._lock:
+            ids = self._encoded(text, parse_special)[0]
         if not add_special_tokens:
             return ids
         ids, suffix = self.with_bos(ids), list(self.vocabulary.suffix)
         return ids if not suffix or ids[-len(suffix) :] == suffix else ids + suffix
+
+    def _encoded(self, text: str, parse_special: bool) -> tuple[list[int], list[tuple[int, int]]]:
+        """Ids, and the characters of the text that each stands for. The caller holds the lock. Errors as encode."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:  # the backend calls it a TypeError
+            raise ValueError(f"the text is not valid Unicode: a lone surrogate at character {error.start}") from None
+        backend, aliases = self.vocabulary.backend, self.vocabulary.aliases
+        with typed("the tokenizer cannot encode this text"):
+            backend.encode_special_tokens = not parse_special
+            found = backend.encode(text, add_special_tokens=False)
+        return [aliases.get(id, id) for id in found.ids] if aliases else found.ids, found.offsets
+
+    @cached_property
+    def spelled_out(self) -> frozenset[str]:
+        """The texts that `encode` reads as one token each unless told parse_special=False."""
+        added = self.vocabulary.backend.get_added_tokens_decoder().values()
+        return frozenset(token.content for token in added if token.special and token.content)
+
+    def encode_plain(self, text: str, plain: Callable[[str], str]) -> list[int]:
+        """Return the ids of a text whose parts between control tokens are turned into plain text.
+
+        Args:
+            text: as for `encode`, without add_special_tokens.
+            plain: makes of each part what is to be encoded with parse_special=False.
+
+        Raises:
+            Errors as encode.
+        """
+        made, start, special = list[int](), 0, self.spelled_out
+        with self._lock:
+            ids, offsets = self._encoded(text, True)
+            for id, (begin, end) in [*zip(ids, offsets, strict=True), (-1, (len(text), len(text)))]:
+                if id >= 0 and text[begin:end].strip() not in special:
+                    continue
+                if begin > start:
+                    with self._after_start(start):
+                        made += self._encoded(plain(text[start:begin]), False)[0]
+                made, start = made + [id] * (id >= 0), end
+        return made
+
+    @contextmanager
+    def _after_start(self, position: int) -> Iterator[None]:
+        """Has a Metaspace that marks the first word of a whole text leave alone that of a part which begins later."""
+        space = self.vocabulary.backend.pre_tokenizer
+        if not position or not isinstance(space, pre_tokenizers.Metaspace) or space.prepend_scheme != "first":
+            yield
+            return
+        space.prepend_scheme = "never"
+        try:
+            yield
+        finally:
+            space.prepend_scheme = "first"
 
     def with_bos(self, ids: list[int]) -> list[int]:
         """Return the ids with the model's BOS in front, unless it has none or it is already there."""

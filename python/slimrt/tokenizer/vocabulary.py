@@ -48,6 +48,7 @@ class Vocabulary:
         special_ids: "bos", "eos", "unk", "pad" to the id, for those declared.
         eog_ids: ids that end a generation.
         chat_template: the file's default chat template, if any.
+        chat_templates: others that it has under a name.
         aliases: ids the backend gives that stand for another id of the vocabulary.
     """
 
@@ -63,6 +64,7 @@ class Vocabulary:
     eog_ids: frozenset[int]
     chat_template: str | None
     aliases: Mapping[int, int] = field(default_factory=dict)
+    chat_templates: Mapping[str, str] = field(default_factory=dict)
 
     def token_bytes(self, id: int) -> bytes:
         """Return the bytes that one token stands for; empty for an id without a token.

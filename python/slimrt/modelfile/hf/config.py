@@ -11,7 +11,7 @@ from typing import Any
 
 from slimrt import core
 from slimrt.errors import ModelFormatError, UnsupportedError
-from slimrt.modelfile.hf.encoder_decoders import ENCODER_DECODERS
+from slimrt.modelfile.hf.encoder_decoders import ENCODER_DECODERS, REFUSED_CLASSES
 from slimrt.modelfile.hf.experts import EXPERTS
 from slimrt.modelfile.hf.families import FAMILIES, Family, Stack
 from slimrt.modelfile.hf.gpt_families import GPT_FAMILIES
@@ -68,9 +68,11 @@ class Config:
         self.where = path.parent if path.suffix == ".json" else path
         self.model_type = str(values.get("model_type"))
         with values_of(path):
-            family = family or next(
-                (OWN_CLASSES[one] for one in values.get("architectures") or () if one in OWN_CLASSES), None
-            )
+            classes = values.get("architectures") or ()
+            family = family or next((OWN_CLASSES[one] for one in classes if one in OWN_CLASSES), None)
+            for one in classes:
+                if one in REFUSED_CLASSES:
+                    raise UnsupportedError(f"{path}: {REFUSED_CLASSES[one]}")
         if family is None and self.model_type not in _MODEL_TYPES:
             why = core.why_refused(self.model_type)
             raise UnsupportedError(
@@ -95,7 +97,9 @@ class Config:
         """Of a Hugging Face directory. ModelFormatError: it has no config.json, or a broken one."""
         path, beside = directory / "config.json", directory / "generation_config.json"
         if not path.is_file():
-            raise ModelFormatError(f"{directory} is not a model: it has no config.json")
+            files = sorted(one.name for one in Path(directory).glob("*.gguf"))
+            hint = f", but {', '.join(files)}: name the file itself" if files else ""
+            raise ModelFormatError(f"{directory} is not a model: it has no config.json{hint}")
         values, generation = read_json(path), read_json(beside) if beside.is_file() else {}
         outer = str(values.get("model_type"))
         if outer not in WRAPPERS:

@@ -21,6 +21,7 @@ from slimrt.modelfile.hf.rope import rope_fields
 from slimrt.modelfile.hf.safetensors_files import DTYPES, Checkpoint
 from slimrt.modelfile.hf.vocabulary import vocabulary_fields
 from slimrt.modelfile.hf.windows import window_fields
+from slimrt.modelfile.hub import title
 from slimrt.modelfile.sharing import SHARING, sharing_fields
 
 
@@ -33,7 +34,7 @@ def read_hf(directory: Path) -> tuple[ModelData, list[str]]:
     """
     config = Config.of(directory)
     part = TextPart(Checkpoint(directory), config.wrapped_in)
-    model = read_tensors(config, part, directory.resolve().name)
+    model = read_tensors(config, part, title(directory.resolve()))
     vocabulary, warnings = vocabulary_fields(directory, config.family.arch, Sizes.of(config).v)
     if part.note:
         warnings, vocabulary["slimrt.text_part"] = [*warnings, part.note], string(part.note)

@@ -14,6 +14,10 @@ from slimrt.modelfile.hf.families import ALWAYS, Family, Stack
 from slimrt.modelfile.hf.seq2seq_fields import chronos_fields, whisper_fields
 
 BOLT = "ChronosBoltModelForForecasting"
+REFUSED_CLASSES = {
+    "Chronos2Model": "Chronos-2, whose attention sees several series at once, is not supported; forecasts are for "
+    "Chronos (as amazon/chronos-t5-small) and Chronos-Bolt (as amazon/chronos-bolt-small), without covariates"
+}
 _DECODER_LAYERS = ("num_decoder_layers", "num_hidden_layers")
 
 

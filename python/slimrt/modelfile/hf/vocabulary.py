@@ -113,6 +113,8 @@ def _fields(
     named = {f"tokenizer.ggml.{key}": value for key, value in fields.items()}
     if tokenizer.chat_template:
         named["tokenizer.chat_template"] = string(tokenizer.chat_template)
+    for name, template in tokenizer.chat_templates.items():
+        named[f"tokenizer.chat_template.{name}"] = string(template)
     return named, warnings
 
 

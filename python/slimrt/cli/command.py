@@ -1,0 +1,163 @@
+"""One command line: which verb, how it ends, and with which exit code."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import io
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from slimrt.cli.habits import VERB_HABITS
+from slimrt.cli.parser import Parser
+from slimrt.cli.verbs import VERBS
+
+_EPILOG = """\
+Settings have twins in the environment: --cache-type is SLIMRT_CACHE_TYPE, MODEL is SLIMRT_MODEL; what is typed wins.
+Results go to stdout, everything else to stderr. Exit code: 0 done, 1 error, 2 wrong usage, 130 Ctrl-C."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line; returns its exit code."""
+    _prepare_streams()
+    _unwind_when_told_to_end()
+    args: argparse.Namespace | None = None
+    try:
+        try:
+            args = _read(sys.argv[1:] if argv is None else argv)
+            from slimrt.plumbing.notes import shown
+
+            with shown(not args.quiet):
+                return int(args.run(args))
+        finally:
+            sys.stdout.flush()  # what a pipe or a disk does not take must be told now, not by the interpreter's exit
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # `slimrt ... | head`: the reader has what it wanted
+        return 141
+    except Exception as error:
+        if (args is not None and args.verbose >= 2) or os.environ.get("SLIMRT_DEBUG"):
+            import traceback
+
+            traceback.print_exc()
+        from slimrt.cli.common import complain
+
+        complain(error)
+        return 1
+    finally:
+        _drop_unwritten_output()
+
+
+def whole_parser() -> Parser:
+    """The parser with all verbs and their flags, for what describes them: completion, man pages."""
+    parser = _top()
+    verbs = parser.add_subparsers(title="verbs", metavar="VERB")
+    for name, verb in VERBS.items():
+        _add_flags(verbs.add_parser(name, help=verb.help, **_description(name)), name)
+    return parser
+
+
+def verb_parser(name: str) -> Parser:
+    """The parser of what follows a verb."""
+    return _add_flags(Parser(prog=f"slimrt {name}", **_description(name)), name)
+
+
+def _read(words: Sequence[str]) -> argparse.Namespace:
+    """The command line, checked. SystemExit: it is wrong usage, or asks for help or the version."""
+    if words and words[0] in VERBS:
+        parser = verb_parser(words[0])
+        args = parser.read(words[1:])
+        for check in args.checks:
+            check(args)
+        return args
+    parser = _top()
+    width = max(map(len, VERBS))
+    listed = "\n".join(f"  {name:<{width}}  {verb.help}" for name, verb in VERBS.items())
+    parser.epilog = f"verbs:\n{listed}\n\nslimrt VERB --help tells a verb's flags, with examples.\n\n{_EPILOG}"
+    parser.usage = "slimrt VERB [flags]"
+    if words and words[0] in ("-h", "--help", "--version"):
+        parser.parse_args(words[:1])
+    parser.refuse(_no_verb(words))
+
+
+def _no_verb(words: Sequence[str]) -> str:
+    """What is wrong with a command line that begins with no verb of ours."""
+    if not words:
+        return f"which verb? {', '.join(VERBS)} (slimrt --help says what for)"
+    word = words[0]
+    if word in VERB_HABITS:
+        return f"there is no verb {word}; type: {VERB_HABITS[word]}"
+    if word.startswith("-") or Path(word).exists():
+        return f"the verb comes first: slimrt generate {word} ..., or another of {', '.join(VERBS)}"
+    nearest = difflib.get_close_matches(word, [*VERBS, *VERB_HABITS], n=1, cutoff=0.6)
+    named = VERB_HABITS.get(nearest[0], f"slimrt {nearest[0]}") if nearest else ""
+    hint = f" (did you mean {named}?)" if named else ""
+    return f"there is no verb {word}{hint}; there are {', '.join(VERBS)}"
+
+
+def _top() -> Parser:
+    parser = Parser(prog="slimrt", description="A transformer runtime whose context memory is a choice.")
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
+    return parser
+
+
+def _description(name: str) -> dict[str, Any]:
+    verb = VERBS[name]
+    examples = "".join(f"\n  {example}" for example in verb.examples)
+    return {"description": f"{verb.help[0].upper()}{verb.help[1:]}.", "epilog": f"examples:{examples}\n\n{_EPILOG}"}
+
+
+def _add_flags(parser: Parser, name: str) -> Parser:
+    """A verb's flags, out of its module, which is imported for that."""
+    from slimrt.cli.common import Flags
+
+    module, flags = import_module(f"slimrt.cli.{name}"), Flags(parser)
+    module.add_flags(flags)
+    parser.set_defaults(run=module.run, usage_error=parser.error, checks=flags.checks)
+    parser.usage = flags.usage()
+    return parser
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from slimrt.core import __version__
+
+        print(f"slimrt {__version__}")
+        parser.exit()
+
+
+def _prepare_streams() -> None:
+    """Gives a stream that the caller closed (`slimrt ... >&-`) the null device, and one that is not UTF-8 a '?'."""
+    sys.stdin = sys.stdin or open(os.devnull)
+    sys.stdout = sys.stdout or open(os.devnull, "w")
+    sys.stderr = sys.stderr or open(os.devnull, "w")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def _drop_unwritten_output() -> None:
+    """Sends what stdout would not take to the null device, or the interpreter complains of it again when it exits."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _unwind_when_told_to_end() -> None:
+    """Lets SIGTERM and SIGHUP end the program as an exception does, so that no partial file stays behind."""
+    if threading.current_thread() is not threading.main_thread():  # only there can signals be handled
+        return
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:  # nohup's choice is kept
+            signal.signal(number, _end)
+
+
+def _end(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)

@@ -1,0 +1,179 @@
+"""The conversation that slimrt chat leads: its messages, their answers, and the files they are kept in."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from slimrt.cli.common import note
+from slimrt.cli.generate import timings_line
+from slimrt.cli.sampling import sampling_arguments
+from slimrt.errors import ChatError
+from slimrt.generation.options import Options
+from slimrt.model import Model
+from slimrt.plumbing.files import decode_text, state_directory, written_beside
+from slimrt.plumbing.units import format_bytes
+from slimrt.results import Generation
+
+
+class Conversation:
+    """Messages, and the session that holds what they have in common from turn to turn.
+
+    Whatever stops an answer before it began, the messages are as they were.
+
+    Attributes:
+        messages: {"role", "content"}, in order.
+        options: how tokens are chosen, as Model.stream takes them.
+        last: the last answer, if there is one.
+    """
+
+    def __init__(self, model: Model, args: argparse.Namespace, interactive: bool):
+        from slimrt.tokenizer.chat import stops
+
+        self.model, self.args, self.interactive = model, args, interactive
+        self.session = model.session()
+        self.options: dict[str, Any] = sampling_arguments(args) | {"max_tokens": args.n_predict}
+        self.messages: list[dict[str, Any]] = []
+        self.last: Generation | None = None
+        self._ends = stops(model.tokenizer, args.chat_template)
+        self._again = 0  # how often an answer was asked for again: with a fixed seed it is to be another
+        self._files: set[Path] = {Path(args.save).resolve()} if args.save else set()  # those of this conversation
+        self._unsaved = False
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything but the system message of the command line."""
+        self.messages = [{"role": "system", "content": self.args.system}] if self.args.system else []
+        self.session.truncate(0)
+        self._unsaved = False
+
+    @property
+    def system(self) -> str:
+        """The system message; empty: none."""
+        return str(self.messages[0]["content"]) if self.messages and self.messages[0]["role"] == "system" else ""
+
+    @system.setter
+    def system(self, text: str) -> None:
+        self.messages = [{"role": "system", "content": text}] * bool(text) + self.messages[bool(self.system) :]
+
+    def say(self, text: str) -> None:
+        """Say something, and print what the model says. Ctrl-C at a terminal ends the answer and keeps what there is.
+
+        Raises:
+            ContextOverflowError: it does not fit.
+            ChatError: the template will not have it.
+        """
+        self._answer([*self.messages, {"role": "user", "content": text}])
+
+    def regenerate(self) -> None:
+        """Answer the last message again. ValueError if there is none."""
+        end = len(self.messages)
+        while end and self.messages[end - 1]["role"] == "assistant":
+            end -= 1
+        if not end or self.messages[end - 1]["role"] == "system":
+            raise ValueError("there is no message to answer again")
+        self._again += 1
+        self._answer(self.messages[:end])
+
+    def set(self, **changes: Any) -> None:
+        """Change how tokens are chosen.
+
+        Raises:
+            ValueError, TypeError, UnsupportedError: there is no such option, or it cannot have that value.
+        """
+        options = self.options | changes
+        Options(**options).sampler(0)
+        self.options = options
+
+    def _answer(self, messages: list[dict[str, Any]]) -> None:
+        seed = self.options["seed"]
+        options = self.options | {
+            "stop": [*Options(**self.options).stops, *self._ends],
+            "seed": None if seed is None else seed + self._again,
+        }
+        ids = self.model.render_chat(
+            messages, chat_template=self.args.chat_template, chat_template_kwargs=self.args.chat_template_kwargs
+        )
+        stream = self.model.stream(ids, session=self.session, **options)
+        with stream:
+            try:
+                for piece in stream:
+                    if not self.args.json:
+                        print(piece, end="", flush=True)
+            except KeyboardInterrupt:
+                if not self.interactive or not stream.result.text:
+                    raise
+        last = stream.result
+        self.last, self.messages = last, [*messages, {"role": "assistant", "content": last.text}]
+        self._unsaved = True
+        print(json.dumps(last.to_dict(), ensure_ascii=False) if self.args.json else "", flush=True)
+        if self.args.save:
+            self._write(Path(self.args.save))
+        if last.truncated:
+            note(self.args, f"slimrt: the context of {self.model.n_ctx} tokens is full; /reset begins anew")
+        if self.args.verbose:
+            note(self.args, timings_line(last))
+
+    def save(self, path: Path) -> None:
+        """Write the messages as JSON. OSError if they cannot be, or the file is there and not of this conversation."""
+        if path.exists() and path.resolve() not in self._files:
+            raise FileExistsError(f"{path} exists and is not of this conversation; name another file")
+        self._write(path)
+
+    def load(self, path: Path) -> None:
+        """Go on with the messages of a file that `save` wrote; of others, too, that are a list of messages in JSON.
+
+        Raises:
+            OSError: it cannot be read.
+            ChatError: it holds no conversation.
+        """
+        from slimrt.tokenizer.chat import find_template
+        from slimrt.tokenizer.messages import checked_messages
+
+        try:
+            found = json.loads(decode_text(path.read_bytes(), str(path)))
+            messages = found["messages"] if isinstance(found, dict) and "messages" in found else found
+            template = find_template(self.model.tokenizer, self.args.chat_template)
+            self.messages = checked_messages(messages, template, answer=False)
+        except (ValueError, RecursionError) as error:
+            raise ChatError(f"{path} holds no conversation: {error}") from error
+        self._files.add(path.resolve())
+        self._unsaved = False
+        waits = self.messages[-1]["role"] != "assistant"
+        note(self.args, f"slimrt: {len(self.messages)} messages" + (": /regenerate answers the last" if waits else ""))
+
+    def rescue(self) -> None:
+        """When the program is ended by an error or a signal: keep what is not saved, and say where."""
+        if not self._unsaved:
+            return
+        try:
+            folder = state_directory()
+            folder.mkdir(parents=True, exist_ok=True)
+            path = folder / f"chat-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}.json"
+            self._write(path)
+            told = f"slimrt: the conversation is kept in {path}; slimrt chat MODEL --load goes on with it"
+        except OSError as error:
+            told = f"slimrt: the conversation could not be kept: {error}"
+        try:
+            print("\n" * self.interactive + told, file=sys.stderr, flush=True)
+        except OSError:  # the terminal is gone
+            pass
+
+    def _write(self, path: Path) -> None:
+        with written_beside(path) as partial:
+            partial.touch(mode=0o600)
+            partial.chmod(0o600)  # what people tell a model is their own
+            partial.write_text(json.dumps(self.messages, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+        self._files.add(path.resolve())
+        self._unsaved = False
+
+    def describe(self) -> str:
+        """How full the context is, and how the last answer went."""
+        size = self.session.runtime.cache_bytes(self.session.length)
+        told = f"{self.session.length} of {self.model.n_ctx} tokens, cache {format_bytes(size)}"
+        return told if self.last is None else f"{told}\n{timings_line(self.last)}"

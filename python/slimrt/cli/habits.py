@@ -1,0 +1,161 @@
+"""What people type who come from other programs, and what to type here instead. Flags that mean the same under another
+name are not here: they are further names of the flags themselves."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Habit(NamedTuple):
+    """Flags of another program that are none of ours.
+
+    Attributes:
+        names: as they are typed.
+        advice: what to do instead, or why nothing need be done.
+        granted: values that ask for what is so here anyway, "" where a bare flag does: these are taken; None: it is
+            refused always.
+        verbs: of ours where this is so; none: all of them.
+    """
+
+    names: tuple[str, ...]
+    advice: str
+    granted: tuple[str, ...] | None = None
+    verbs: tuple[str, ...] = ()
+
+
+TEXT = ("generate", "chat")
+SOUND = ("transcribe",)
+
+HABITS = (
+    # llama.cpp: how it computes
+    Habit(("-fa", "--flash-attn"), "scores of attention are never stored here, there is nothing to turn off",
+          ("", "on", "auto", "1", "true")),
+    Habit(("-ub", "--ubatch-size"), "there is one batch size: -b N, tokens computed at once"),
+    Habit(("-ngl", "--n-gpu-layers", "--gpu-layers"),
+          "a model is on one device as a whole: choose it with --device cpu or cuda"),
+    Habit(("-dev", "-mg", "--main-gpu"), "name one device: --device cpu, cuda or cuda:N"),
+    Habit(("-sm", "--split-mode", "-ts", "--tensor-split", "-ot", "--override-tensor", "-cmoe", "--cpu-moe",
+           "-ncmoe", "--n-cpu-moe", "-nkvo", "--no-kv-offload", "--no-op-offload"),
+          "a model and its cache are on one device as a whole: choose it with --device cpu or cuda"),
+    Habit(("--list-devices",), "slimrt doctor lists the devices"),
+    Habit(("--mlock",), "weights cannot be locked: they are mapped and read in place; allocations are touched when "
+          "they are made"),
+    Habit(("--mmap",), "weights are always mapped", ("",)),
+    Habit(("--no-mmap",), "weights are always mapped; those that are laid out anew are copied anyway"),
+    Habit(("-tb", "--threads-batch"), "there is one number of threads, -t N"),
+    Habit(("--numa", "--prio", "--prio-batch", "--poll", "--poll-batch", "-C", "--cpu-mask", "-Cr", "--cpu-range",
+           "--cpu-strict"), "threads keep to the physical (or big) cores by themselves; -t N says how many, taskset or "
+          "numactl where"),
+    Habit(("-nr", "--no-repack"), "weights are laid out anew only where that is needed; slimrt plan says how many"),
+    Habit(("--warmup", "--no-warmup"), "nothing is warmed up", ("",)),
+    Habit(("--check-tensors",), "a file is checked whenever it is opened", ("",)),
+    Habit(("-md", "--model-draft", "--draft", "--draft-max", "--draft-min", "-hfd", "--hf-repo-draft"),
+          "there is no speculative decoding"),
+    # llama.cpp: the model and its context
+    Habit(("-mu", "--model-url", "-dr", "--docker-repo"), "download the file first, or name it on the Hugging Face "
+          "Hub: -hf ORG/REPO[:TYPE]"),
+    Habit(("-hft", "--hf-token"), "the token is HF_TOKEN in the environment, or what `hf auth login` kept"),
+    Habit(("--offline",), "HF_HUB_OFFLINE=1 in the environment keeps off the network"),
+    Habit(("--lora", "--lora-scaled", "--control-vector", "--control-vector-scaled"),
+          "adapters are not applied while loading: merge them into the model first"),
+    Habit(("--override-kv",), "the metadata of a file are taken as they are"),
+    Habit(("--rope-scaling", "--rope-scale", "--rope-freq-base", "--rope-freq-scale", "--yarn-orig-ctx",
+           "--yarn-ext-factor", "--yarn-attn-factor", "--yarn-beta-slow", "--yarn-beta-fast"),
+          "positions are scaled as the file says, and not otherwise"),
+    Habit(("-gan", "--grp-attn-n", "-gaw", "--grp-attn-w"), "the context is not stretched: make it larger with -c N"),
+    Habit(("--no-context-shift",), "a full context is only shifted where --context-shift asks for it", ("",)),
+    Habit(("--swa-full", "-dt", "--defrag-thold"), "rows that no window reaches are given back by themselves"),
+    Habit(("--prompt-cache", "--prompt-cache-all", "--prompt-cache-ro"),
+          "contexts are kept with --save-session FILE and continued with --load-session FILE (slimrt generate)"),
+    # llama.cpp: texts in and out
+    Habit(("-cnv", "--conversation"), "a conversation", ("",), ("chat",)),
+    Habit(("-cnv", "--conversation", "-i", "--interactive", "-if", "--interactive-first", "-mli", "--multiline-input"),
+          "conversations are slimrt chat MODEL", None, ("generate",)),
+    Habit(("-no-cnv", "--no-conversation"), "the text is continued as it is", ("",), ("generate",)),
+    Habit(("-no-cnv", "--no-conversation"), "texts are continued by slimrt generate MODEL -p TEXT", None, ("chat",)),
+    Habit(("-sys", "--system-prompt", "-sysf", "--system-prompt-file", "-st", "--single-turn", "--chat-template",
+           "--chat-template-file", "--chat-template-kwargs"),
+          "slimrt generate continues a text as it is; messages and templates are for slimrt chat", None, ("generate",)),
+    Habit(("--jinja",), "chat templates are always read as Jinja", ("",)),
+    Habit(("--no-jinja",), "chat templates are always read as Jinja"),
+    Habit(("--in-prefix", "--in-suffix", "--in-prefix-bos"), "the chat template says what stands around a message"),
+    Habit(("-r", "--reverse-prompt"), "texts end before --stop TEXT, which is left out of them", None, TEXT),
+    Habit(("-bf", "--binary-file"), "give the file with -f"),
+    Habit(("-sp", "--special"), "control tokens are never shown; --json has their ids"),
+    Habit(("-ptc", "--print-token-count", "--perf", "--verbose-prompt"), "-v tells tokens and times at the end"),
+    Habit(("--no-perf", "--simple-io"), "times are told only with -v", ("",)),
+    Habit(("-co", "--color", "--log-colors"), "texts are not coloured"),
+    Habit(("-lv", "--verbosity", "--log-verbosity"), "-v says more, -vv all"),
+    Habit(("--log-disable",), "-q leaves nothing on stderr but errors"),
+    Habit(("--log-file",), "what is said goes to stderr: 2> FILE keeps it"),
+    # llama.cpp: sampling
+    Habit(("--samplers", "--sampling-seq", "--sampler-seq"), "the order of samplers is fixed: docs/architecture.md"),
+    Habit(("--dynatemp-range", "--dynatemp-exp"),
+          "there is no such sampler: --top-p, --min-p and --typical-p follow the certainty of the model"),
+    Habit(("--grammar", "--grammar-file", "-j", "--json-schema", "-jf", "--json-schema-file"),
+          "grammars are not built in: a logits_processor in Python may hold the model to one"),
+    # llama.cpp's other programs
+    Habit(("--host", "--port", "--api-key", "-a", "--alias", "--metrics", "--slots"), "there is no server yet"),
+    Habit(("--batch",), "texts at once are --parallel N; tokens computed at once are -b N", None, ("plan",)),
+    Habit(("--ppl-stride",), "the tokens that a window scores are --stride N", None, ("perplexity",)),
+    Habit(("--chunks",), "the tokens that are scored at most are --tokens N", None, ("perplexity",)),
+    Habit(("--kl-divergence", "--kl-divergence-base"), "--compare kv:q8 k:f16 ... measures it in one call", None,
+          ("perplexity",)),
+    Habit(("-pg",), "prefill and decode are measured one by one: -p N -n N", None, ("bench",)),
+    Habit(("--allow-requantize", "--leave-output-tensor", "--pure", "--imatrix"),
+          "every tensor takes the type that --outtype says of it, and there is no importance matrix", None,
+          ("convert",)),
+    Habit(("--outfile",), "the file to write is -o FILE", None, ("convert",)),
+    # whisper.cpp and openai-whisper
+    Habit(("-otxt", "--output-txt", "-osrt", "--output-srt", "-ovtt", "--output-vtt", "-oj", "--output-json", "-ocsv",
+           "--output-csv", "-olrc", "--output-lrc"), "name the format and the folder: --format srt -o FOLDER", None,
+          SOUND),
+    Habit(("-of", "--output-file"), "the file or folder to write is -o", None, SOUND),
+    Habit(("-tr", "--translate"), "--task translate", None, SOUND),
+    Habit(("-nt",), "plain text has no times; --no-timestamps keeps the model from telling them", None, SOUND),
+    Habit(("-ml", "--max-len", "-sow", "--split-on-word", "-owts", "--output-words"),
+          "times of words: --word-timestamps --format json", None, SOUND),
+    Habit(("-bs", "--beam-size"), "--num-beams N", None, SOUND),
+    Habit(("-bo",), "--best-of N", None, SOUND),
+    Habit(("--prompt",), "--initial-prompt TEXT", None, SOUND),
+    Habit(("-np", "--no-prints"), "-q leaves nothing on stderr but errors", None, SOUND),
+    Habit(("-pp", "--print-progress"), "bars are shown on a terminal", ("",), SOUND),
+    Habit(("-di", "--diarize", "-tdrz", "--tinydiarize"), "speakers are not told apart", None, SOUND),
+    Habit(("--fp16", "--compute-type"), "weights are used as they are stored; of cached rows it is --cache-type",
+          None, SOUND),
+    Habit(("--condition-on-previous-text",), "it is so, unless --no-previous-text", None, SOUND),
+    # Chronos
+    Habit(("--prediction-length",), "-n N, steps", None, ("forecast",)),
+    Habit(("--quantile-levels",), "--quantiles 0.1,0.5,0.9", None, ("forecast",)),
+    # MLX
+    Habit(("--max-kv-size",), "the context is -c N"),
+    Habit(("--kv-bits",), "the cache's type is --cache kv:q8, or kivi or lowrank for fewer bits"),
+)  # fmt: skip
+
+VERB_HABITS = {
+    "help": "slimrt --help, or slimrt VERB --help",
+    "version": "slimrt --version",
+    "quantize": "slimrt convert IN -o OUT --outtype q4_k_m",
+    "quantise": "slimrt convert IN -o OUT --outtype q4_k_m",
+    "run": "slimrt chat MODEL, or slimrt generate MODEL -p TEXT",
+    "cli": "slimrt chat MODEL, or slimrt generate MODEL -p TEXT",
+    "complete": "slimrt generate MODEL -p TEXT",
+    "completions": "slimrt completion bash",
+    "serve": "slimrt generate MODEL -p TEXT; there is no server yet",
+    "server": "slimrt generate MODEL -p TEXT; there is no server yet",
+    "pull": "slimrt generate -hf ORG/REPO -p TEXT, which downloads the model once",
+    "download": "slimrt generate -hf ORG/REPO -p TEXT, which downloads the model once",
+    "show": "slimrt inspect MODEL",
+    "info": "slimrt inspect MODEL",
+    "fold": "slimrt convert IN -o OUT --cache k+r",
+    "whisper": "slimrt transcribe MODEL AUDIO",
+    "predict": "slimrt forecast MODEL CSV",
+    "devices": "slimrt doctor",
+    "benchmark": "slimrt bench MODEL",
+    "ppl": "slimrt perplexity MODEL FILE",
+}
+
+
+def habit(name: str, verb: str) -> Habit | None:
+    """What is known of a flag that a verb lacks."""
+    return next((one for one in HABITS if name in one.names and (not one.verbs or verb in one.verbs)), None)

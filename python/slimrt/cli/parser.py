@@ -1,0 +1,138 @@
+"""A parser that takes flags by their whole names, knows other programs' ones, and complains in one line."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NoReturn
+
+from slimrt.cli.habits import HABITS, habit
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Names what a flag takes once, after all its names."""
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings or action.nargs == 0:
+            return super()._format_action_invocation(action)
+        value = self._format_args(action, action.dest.upper())
+        return f"{', '.join(action.option_strings)} {value}"
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with exact names: it is given flags as --name=value and positionals after them, so that it has nothing
+    to guess. Wrong usage is exit code 2 and one line on stderr.
+
+    Attributes:
+        lists: flags whose value is a list -> whether a word goes on with it (`--compare kv:f16 k:f16`).
+    """
+
+    def __init__(self, **settings: Any):
+        super().__init__(**{"allow_abbrev": False, "formatter_class": _Help, **settings})
+        self.lists: dict[argparse.Action, Callable[[str], bool]] = {}
+
+    def read(self, words: Sequence[str]) -> argparse.Namespace:
+        """The command line. SystemExit 2: wrong usage."""
+        found, left = self.parse_known_args(self._plain(words))
+        if left:
+            prompt = self._action("--prompt")
+            self.error(f"'{left[0]}' is one word too many{'; a text goes after -p' if prompt else ''}")
+        return found
+
+    def error(self, message: str) -> NoReturn:
+        message = re.sub(r"^argument ((-\w+/)*--[\w-]+)\S*:", r"\1:", message)  # not every name
+        self.refuse(f"{message} ({self.prog} --help shows what there is)")
+
+    def refuse(self, message: str) -> NoReturn:
+        """Wrong usage, of which everything is said."""
+        self.exit(2, f"slimrt: error: {' '.join(message.split())}\n")
+
+    def _plain(self, words: Sequence[str]) -> list[str]:
+        left, flags, positionals = deque(words), list[str](), list[str]()
+        while left:
+            word = left.popleft()
+            name, equals, value = word.partition("=")
+            if word == "--":
+                positionals += left
+                break
+            if not name.startswith("-") or name == "-":
+                positionals.append(word)
+            elif action := self._action(name):
+                flags.append(self._flag(action, value if equals else None, left))
+            elif apart := self._apart(word):
+                left.extendleft(reversed(apart))
+            elif " " in name:  # a text that begins with a dash
+                positionals.append(word)
+            else:
+                self._others(name, value if equals else None, left)
+        dashed = any(one.startswith("-") and one != "-" for one in positionals)
+        return [*flags, *(["--"] if dashed else []), *positionals]
+
+    def _action(self, name: str) -> argparse.Action | None:
+        """The flag of this name; of long ones underscores are dashes."""
+        known = self._option_string_actions
+        return known.get(name) or (known.get(name.replace("_", "-")) if name.startswith("--") else None)
+
+    def _flag(self, action: argparse.Action, value: str | None, left: deque[str]) -> str:
+        """A flag with its value, which is taken from the words after it where it is not given."""
+        name = action.option_strings[-1]
+        if value is None and action.nargs is None and left and not self._is_flag(left[0]):
+            value = left.popleft()
+        elif value is None and action.nargs == "?":
+            value = left.popleft() if left and not left[0].startswith("-") else str(action.const)
+        if value is None:
+            return name
+        if goes_on := self.lists.get(action):
+            parts = [value.rstrip(", ")]
+            while left and goes_on(left[0].rstrip(",")):
+                parts.append(left.popleft().rstrip(","))
+            value = ",".join(parts)
+        return f"{name}={value}"
+
+    def _is_flag(self, word: str) -> bool:
+        """Whether a word after a flag is the next one, so that the first lacks its value."""
+        name = word.partition("=")[0]
+        known = self._action(name) or habit(name, self._verb)
+        return known is not None or word.startswith("--") and " " not in word
+
+    def _apart(self, word: str) -> list[str]:
+        """`-n5` and `-vv` as the flags that they are; nothing else may be written together."""
+        first = self._action(word[:2])
+        if first is None or len(word) < 3:
+            return []
+        if first.nargs is None and re.fullmatch(r"-?\d+(\.\d+)?", word[2:]):
+            return [word[:2], word[2:]]
+        switches = [f"-{letter}" for letter in word[1:]]
+        return switches if all((one := self._action(name)) and one.nargs == 0 for name in switches) else []
+
+    def _others(self, name: str, value: str | None, left: deque[str]) -> None:
+        """Another program's flag: passed over where it asks for what is so anyway, else refused."""
+        known = habit(name, self._verb) or habit(name.replace("_", "-"), self._verb)
+        if known is None:
+            self.error(f"there is no flag {name}{self._nearest(name)}")
+        if known.granted is None:
+            self.refuse(f"there is no flag {name}: {known.advice}")
+        if value is None:
+            takes = [one for one in (*known.granted, "off", "0", "false") if one]
+            value = left.popleft() if known.granted != ("",) and left and left[0] in takes else ""
+        if value not in known.granted:
+            self.refuse(f"{name} {value}: {known.advice}")
+
+    def _nearest(self, name: str) -> str:
+        """A hint: the flag, of ours or of another program, that was perhaps meant."""
+        glued = self._action(name[:2])
+        if glued and glued.nargs is None and len(name) > 2:
+            return f" (did you mean {name[:2]} {name[2:]}?)"
+        long = [one for one in self._option_string_actions if one.startswith("--")]
+        others = [one for habit in HABITS if self._verb in (habit.verbs or [self._verb]) for one in habit.names]
+        near = partial(difflib.get_close_matches, name.replace("_", "-"), n=1)
+        found = near(long, cutoff=0.7) or near(others, cutoff=0.8) if name.startswith("--") else []
+        return f" (did you mean {found[0]}?)" if found else ""
+
+    @property
+    def _verb(self) -> str:
+        return self.prog.rpartition(" ")[2]

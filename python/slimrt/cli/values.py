@@ -1,0 +1,147 @@
+"""What flags take, for argparse: numbers within bounds, sizes, caches, types. Each raises ArgumentTypeError."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import re
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from slimrt.errors import SlimrtError
+from slimrt.plumbing.units import parse_bytes
+
+Number = TypeVar("Number", int, float)
+
+
+def parsed(kind: Callable[[str], Number], text: str, what: str) -> Number:
+    """A value from a text; what: it must be, for the complaint."""
+    try:
+        return kind(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be {what}, got '{text}'") from None
+
+
+def accepted(check: Callable[[str], object]) -> Callable[[str], str]:
+    """The text, if a function of the library takes it; what that one says is the complaint."""
+
+    def text_of(text: str) -> str:
+        try:
+            check(text)
+        except (SlimrtError, ValueError) as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+        return text
+
+    return text_of
+
+
+def whole(low: int, high: int | None = None) -> Callable[[str], int]:
+    """A whole number within bounds, both included."""
+
+    def number(text: str) -> int:
+        return _within(parsed(int, text, "a whole number"), low, high)
+
+    return number
+
+
+def real(low: float = -math.inf, high: float | None = None) -> Callable[[str], float]:
+    """A finite number within bounds, both included."""
+
+    def number(text: str) -> float:
+        value = parsed(float, text, "a number")
+        if not math.isfinite(value):
+            raise argparse.ArgumentTypeError(f"must be a finite number, got '{text}'")
+        return _within(value, low, high)
+
+    return number
+
+
+def _within(value: Number, low: float, high: float | None) -> Number:
+    if value < low == 0:
+        raise argparse.ArgumentTypeError(f"must not be negative, got {value}")
+    if value < low:
+        raise argparse.ArgumentTypeError(f"must be at least {low}, got {value}")
+    if high is not None and value > high:
+        raise argparse.ArgumentTypeError(f"must be at most {high}, got {value}")
+    return value
+
+
+positive = whole(1)
+count = whole(0)
+seed = whole(0, (1 << 63) - 1)
+
+
+def portion(text: str) -> float:
+    """A number or a percentage, 0.02 or 2%."""
+    if text.endswith("%"):
+        return parsed(float, text[:-1], "a number or a percentage") / 100
+    return parsed(float, text, "a number or a percentage")
+
+
+def share(text: str) -> float:
+    """A portion from 0 up to, but not, 1."""
+    value = portion(text)
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 0 and below 1, got {text}")
+    return value
+
+
+def share_or_auto(text: str) -> float | str:
+    """The same, or "auto"."""
+    return text if text == "auto" else share(text)
+
+
+def between(text: str) -> float:
+    """A portion above 0 and below 1."""
+    value = share(text)
+    if value == 0:
+        raise argparse.ArgumentTypeError(f"must be above 0 and below 1, got {text}")
+    return value
+
+
+def bias(text: str) -> tuple[int, float]:
+    """A token id and what is added to its logit: 42=-1.5, or 42-1.5 as in llama.cpp."""
+    token, _, value = re.sub(r"^(\d+)([+-])", r"\1=\2", text).partition("=")
+    what = "a token id and a number, such as 42=-1.5 or 42=-inf"
+    number = parsed(float, value, what)
+    if math.isnan(number):
+        raise argparse.ArgumentTypeError(f"must be {what}, got '{text}'")
+    return parsed(int, token, what), number
+
+
+def not_empty(text: str) -> str:
+    """A text that says something."""
+    if not text:
+        raise argparse.ArgumentTypeError("must not be empty")
+    return text
+
+
+def lower(text: str) -> str:
+    """Names are small letters here; Q8_0 is q8_0."""
+    return text.lower()
+
+
+size = accepted(parse_bytes)  # an amount of memory, such as 6GiB
+
+
+def is_number(word: str) -> bool:
+    """Whether a word goes on with a list of numbers."""
+    return re.fullmatch(r"-?[\d.]+(e-?\d+)?(,-?[\d.]+(e-?\d+)?)*", word) is not None and not os.path.exists(word)
+
+
+def is_cache(word: str) -> bool:
+    """Whether a word goes on with a list of caches: it looks like the name of one, and is no file."""
+    return re.fullmatch(r"[\w+]{1,8}(:[^\s/]*)?(,[^\s/]*)*", word) is not None and not os.path.exists(word)
+
+
+def one_of(choices: Iterable[str] | None) -> Callable[[str], str]:
+    """What is among the choices; None: anything."""
+    known = None if choices is None else list(choices)
+
+    def chosen(text: str) -> str:
+        if known is not None and text not in known:
+            raise argparse.ArgumentTypeError(f"invalid choice: '{text}' (choose from {', '.join(known)})")
+        return text
+
+    return chosen

@@ -1,0 +1,60 @@
+"""The likeliest texts that a beam search finds, from a prompt or beside a source."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from slimrt.generation.generate import Run
+from slimrt.generation.search import Append, Engine, Hypothesis, Logits, Task, beam_search
+from slimrt.results import Generation, Timings
+
+
+def search_beams(engine: Engine, run: Run, called: float) -> Task[list[Generation]]:
+    """Search for the text of a run, with its options; at most num_beams texts, best first.
+
+    Args:
+        called: time.perf_counter() when the user asked.
+    """
+    options, prompt, n_ctx = run.options, list(run.prompt), run.runtime.n_ctx
+
+    def rules(row: Logits, tokens: Sequence[int]) -> None:
+        row[:] = run.adjusted(row, tokens)
+
+    def report(n_tokens: int) -> None:
+        if options.on_progress is not None:
+            options.on_progress("decode", n_tokens, options.max_tokens)
+
+    sequence = engine.new_sequence()
+    try:
+        yield from run.sources(sequence)
+        row = (yield Append([(sequence, prompt)]))[0]
+        ready = time.perf_counter()
+        room = n_ctx - len(prompt) + 1  # the last token takes no row
+        limit = room if options.max_tokens < 0 else min(options.max_tokens, room)
+        found = [Hypothesis((), (), False)]
+        if limit > 0:
+            found = yield from beam_search(
+                engine, sequence, row, rules, run.ends, limit, num_beams=options.num_beams,
+                length_penalty=options.length_penalty, early_stopping=options.early_stopping, on_step=report,
+            )  # fmt: skip
+    finally:
+        engine.free_sequence(sequence)
+    reason = "length" if limit == options.max_tokens else "context"
+    return [_result(run, one, "stop" if one.ended else reason, ready, called) for one in found]
+
+
+def _result(run: Run, found: Hypothesis, reason: str, ready: float, called: float) -> Generation:
+    blank, n_tokens = run.result(), len(found.tokens)
+    first, now = ready - called, time.perf_counter()
+    return replace(
+        blank,
+        text=run.text_of(found.tokens),
+        tokens=found.tokens,
+        finish_reason=reason,
+        truncated=reason == "context",
+        usage=replace(blank.usage, completion_tokens=n_tokens),
+        timings=Timings(first, blank.usage.prompt_tokens / first, max(n_tokens - 1, 0) / (now - ready)),
+        cache=replace(blank.cache, bytes=run.runtime.cache_bytes(len(run.prompt) + n_tokens)),
+    )

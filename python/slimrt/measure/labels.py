@@ -1,0 +1,87 @@
+"""Labels beside points of a picture, where they cover neither each other nor points."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Point = tuple[float, float]
+Box = tuple[float, float, float, float]  # left, bottom, right, top, in pixels
+
+_RADII = (6, 12, 18, 27, 38, 52)  # points from a mark to its label
+_ANGLES = (45, 0, -45, 90, -90, 135, -135, 180)  # degrees, the best first
+_LEADER = 12  # points from which on a line leads to the label
+_MARK = 4  # points from the middle of a mark to its edge
+
+
+def place_labels(
+    axes: Axes, points: Sequence[Point], texts: Sequence[str], line: Sequence[Point] = (), size: float = 8
+) -> None:
+    """Write a text beside each point (data coordinates), the nearest to it where there is room, with a line if far.
+
+    The limits of the axes must be set, and all else drawn. line: the corners of one, level or upright from each to the
+    next, that labels had better not cross.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = axes.figure
+    assert isinstance(figure, Figure)
+    renderer: Any = FigureCanvasAgg(figure).get_renderer()  # type: ignore[no-untyped-call]
+    figure.draw_without_rendering()  # settles where the axes are
+    pixels = figure.dpi / 72
+    places = [tuple(float(one) for one in axes.transData.transform(point)) for point in points]
+    frame: Box = axes.get_window_extent(renderer).extents
+    taken: list[Box] = [_around(x, y, _MARK * pixels, _MARK * pixels) for x, y in places]
+    corners = [axes.transData.transform(corner) for corner in line]
+    taken += [(*np.minimum(a, b) - 1, *np.maximum(a, b) + 1) for a, b in pairwise(corners)]
+    for point, (x, y), text in zip(points, places, texts, strict=True):
+        written = axes.annotate(text, point, (0, 0), textcoords="offset points", fontsize=size)
+        extent = written.get_window_extent(renderer)
+        best = min(
+            _candidates(x, y, extent.width, extent.height, pixels),
+            key=lambda one: sum(_overlap(one[1], box) for box in taken) + _outside(one[1], frame),
+        )
+        taken.append(best[1])
+        offset = ((best[1][0] - x) / pixels, (best[1][1] - y) / pixels)
+        written.remove()
+        leader = {"arrowstyle": "-", "color": "0.6", "linewidth": 0.6, "shrinkA": 0, "shrinkB": 3}
+        written = axes.annotate(
+            text, point, offset, textcoords="offset points", fontsize=size, va="bottom",
+            arrowprops=leader if best[0] > _LEADER else None,
+        )  # fmt: skip
+        written.set_in_layout(False)
+
+
+def _candidates(x: float, y: float, width: float, height: float, pixels: float) -> Iterator[tuple[int, Box]]:
+    """(points away, where the label would be), the best first."""
+    for radius in _RADII:
+        for angle in _ANGLES:
+            turn = math.radians(angle)
+            side, up = round(math.cos(turn), 3), round(math.sin(turn), 3)  # 0 straight above, below and beside
+            middle_x = x + radius * pixels * side + math.copysign(width / 2, side) * bool(side)
+            middle_y = y + radius * pixels * up + math.copysign(height / 2, up) * bool(up)
+            yield radius, _around(middle_x, middle_y, width / 2, height / 2)
+
+
+def _around(x: float, y: float, half_width: float, half_height: float) -> Box:
+    return x - half_width, y - half_height, x + half_width, y + half_height
+
+
+def _overlap(one: Box, other: Box) -> float:
+    """The area that both cover."""
+    width = min(one[2], other[2]) - max(one[0], other[0])
+    height = min(one[3], other[3]) - max(one[1], other[1])
+    return max(width, 0) * max(height, 0)
+
+
+def _outside(one: Box, frame: Box) -> float:
+    """The area of one that is not inside the frame."""
+    return (one[2] - one[0]) * (one[3] - one[1]) - _overlap(one, frame)

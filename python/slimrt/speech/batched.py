@@ -1,0 +1,93 @@
+"""One long sound as windows that are decoded together: none knows what was said before it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+from numpy.typing import NDArray
+
+from slimrt.generation.search import Computing, Task, run
+from slimrt.speech.audio import SAMPLE_RATE
+from slimrt.speech.listening import Source, Transcript
+from slimrt.speech.moonshine import Moonshine
+from slimrt.speech.options import Transcription
+from slimrt.speech.records import Segment
+from slimrt.speech.whisper import Heard, Told, Whisper
+
+Make = Callable[[Transcription, int, Heard, Told], Whisper | Moonshine]
+"""A model for one sound, or window, from options and a seed."""
+
+
+def in_batches(engine: Computing, make: Make, sources: Sequence[Source], width: int) -> list[Transcript]:
+    """The transcripts of sounds, whose windows take at most `width` sequences at once."""
+    sounds = [_Windows(make, source) for source in sources]
+    run(engine, [(1, sound.detect()) for sound in sounds], width)
+    tasks = [(sound.needs, sound.window(k)) for sound in sounds for k in range(sound.n_windows)]
+    run(engine, tasks, width)
+    return [sound.result for sound in sounds]
+
+
+class _Windows:
+    """The windows of one sound, done in any order and told in theirs."""
+
+    result: Transcript
+
+    def __init__(self, make: Make, source: Source):
+        self._make, self._source, self._options = make, source, source.options
+        self._model = make(self._options, source.seed, _ignored, _ignored)
+        self._windows = self._model.windows(source.samples, source.cuts)
+        self._done: dict[int, list[Segment]] = {}
+        self._turn, self._heard = 0, 0
+        self._segments: list[Segment] = []
+        self._language: tuple[str | None, float] = (None, 0.0)
+
+    @property
+    def n_windows(self) -> int:
+        return len(self._windows)
+
+    @property
+    def needs(self) -> int:
+        """Sequences that a window takes."""
+        return self._options.sequences
+
+    def detect(self) -> Task[None]:
+        """Its language, by its first window; a sound without any is done."""
+        if isinstance(self._model, Whisper):
+            if self._windows and not self._model.language_probability:
+                start, end = self._windows[0]
+                yield from self._model.detect(self._source.samples[start:end])
+            self._language = self._model.language, self._model.language_probability
+            self._options = replace(self._options, language=self._model.language)
+        self._tell()
+
+    def window(self, k: int) -> Task[None]:
+        """The k-th window, with a seed of its own."""
+        seed = random.Random((self._source.seed << 32) + k).getrandbits(62)
+        options = replace(self._options, prefix=None) if k else self._options
+        start, end = self._windows[k]
+        self._done[k] = yield from self._make(options, seed, _ignored, _ignored).window(self._prepared, start, end)
+        self._heard += end - start
+        self._source.heard(self._heard / SAMPLE_RATE)
+        self._tell()
+
+    @cached_property
+    def _prepared(self) -> NDArray[Any]:
+        return self._model.prepare(self._source.samples)
+
+    def _tell(self) -> None:
+        """Tell what is known of the windows whose turn it is."""
+        while self._turn in self._done:
+            for segment in self._done.pop(self._turn):
+                self._segments.append(self._source.told(replace(segment, id=len(self._segments))))
+            self._turn += 1
+        if self._turn == len(self._windows):
+            self.__dict__.pop("_prepared", None)  # the spectrogram of a long sound is large
+            self.result = self._source.finished(self._segments, *self._language)
+
+
+def _ignored(_: object) -> None:
+    """Windows tell nothing by themselves: their turn may not have come."""

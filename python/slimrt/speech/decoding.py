@@ -1,0 +1,133 @@
+"""Sound files to samples, a block at a time: plain WAV by wav.py, what libsndfile knows by it, the rest by FFmpeg."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from slimrt.errors import AudioError, UnsupportedError
+from slimrt.speech.complete import cut_off
+from slimrt.speech.wav import Content, Frames, Wav
+
+_AT_ONCE = 4096  # frames: what a decoder had of its last block when the file ends is lost
+_UNKNOWN = 1 << 48  # frames: libsndfile says more than this of what it does not know
+_MEDIA = (b"ftyp", b"moov", b"mdat", b"\x1a\x45\xdf\xa3")  # how MP4 (behind four bytes) and Matroska begin
+_SLACK = 1.0  # seconds that a container may promise more than it has
+_OUTSIDE = {"protocol_whitelist": "none"}  # playlists may name other files and addresses: nothing of that is opened
+
+
+class Decoder:
+    """A sound file being decoded.
+
+    Attributes:
+        rate: Hz.
+        announced: frames that the file says it has; None: it does not say.
+        cut: whether there is less in it, as far as is known before the last block was asked for.
+    """
+
+    def __init__(self, rate: int, announced: int | None, cut: bool, blocks: Callable[[Decoder], Iterator[Frames]]):
+        self.rate, self.announced, self.cut = rate, announced, cut
+        self._blocks = blocks
+
+    def blocks(self) -> Iterator[Frames]:
+        """All that can be read, float32 (frames, channels), full scale 1."""
+        return self._blocks(self)
+
+
+def decoder(file: Path | io.BytesIO, data: Content, name: str) -> Decoder:
+    """Of a file and its content. Both must stay open while it is read.
+
+    Raises:
+        AudioError: not a sound that anything here reads.
+        UnsupportedError: the extra `audio` is needed and missing.
+    """
+    wav = Wav.of(data)
+    if wav is not None:
+        return Decoder(wav.rate, wav.n_announced, wav.n_announced > wav.n_frames, lambda _: wav.blocks(16 * _AT_ONCE))
+    media = data[:4] in _MEDIA or data[4:8] in _MEDIA
+    soundfile, av = _module("soundfile"), _module("av")
+    if av is None and (soundfile is None or media):
+        needed = "av" if media else "soundfile"
+        raise UnsupportedError(f"{name}: this sound needs {needed}: pip install 'slimrt[audio]'")
+    reason = "its index is missing, which may stand at the end" if media else "unknown format"
+    if soundfile is not None and not media:
+        try:
+            return _by_soundfile(soundfile, file, data)
+        except (soundfile.SoundFileError, RuntimeError) as error:
+            reason = str(error).rpartition(": ")[2].rstrip(".")
+    found = None if av is None else _by_av(av, file)
+    if found is None:
+        raise AudioError(f"{name}: not a sound that can be read ({reason}); WAV, FLAC, Ogg, MP3, M4A, MP4, MKV and "
+                         "WebM can")  # fmt: skip
+    return found
+
+
+def _module(name: str) -> ModuleType | None:
+    try:
+        return __import__(name)
+    except (ImportError, OSError):  # soundfile: OSError where libsndfile is missing
+        return None
+
+
+def _by_soundfile(soundfile: ModuleType, file: Path | io.BytesIO, data: Content) -> Decoder:
+    sound = soundfile.SoundFile(file)
+    sound.seekable = lambda: False  # else every read ends with a seek, about which libmpg123 complains on stderr
+
+    announced = sound.frames if sound.frames < _UNKNOWN else None
+
+    def blocks(decoder: Decoder) -> Iterator[Frames]:
+        done = 0
+        with sound:
+            try:
+                while len(block := sound.read(_AT_ONCE, dtype="float32", always_2d=True)):
+                    done += len(block)
+                    yield block
+            except (soundfile.SoundFileError, RuntimeError):  # of FLAC, where it is cut off or damaged
+                decoder.cut = True
+        if announced is not None and done < announced:
+            decoder.cut = True
+
+    return Decoder(int(sound.samplerate), announced, cut_off(data), blocks)
+
+
+def _by_av(av: ModuleType, file: Path | io.BytesIO) -> Decoder | None:
+    """The first sound in a container; None where there is none, or FFmpeg reads nothing of it."""
+    try:
+        container = av.open(file.open("rb") if isinstance(file, Path) else file, options=_OUTSIDE)
+    except (av.error.FFmpegError, ValueError):
+        return None
+    stream = next(iter(container.streams.audio), None)
+    if stream is None or not stream.rate:
+        container.close()
+        return None
+    lasts = 0.0 if stream.duration is None else float(stream.duration * stream.time_base)
+    if not lasts and container.duration and not container.streams.video:  # a picture may last longer
+        lasts = container.duration / av.time_base
+
+    def blocks(decoder: Decoder) -> Iterator[Frames]:
+        done = 0
+        with container:
+            try:
+                for frame in _frames(av, container, stream):
+                    block = np.ascontiguousarray(frame.to_ndarray().T, np.float32)
+                    done += len(block)
+                    yield block
+            except (av.error.FFmpegError, ValueError):
+                decoder.cut = True
+        if done / decoder.rate < lasts - max(_SLACK, 0.05 * lasts):
+            decoder.cut = True
+
+    return Decoder(int(stream.rate), round(lasts * stream.rate) or None, False, blocks)
+
+
+def _frames(av: ModuleType, container: Any, stream: Any) -> Iterator[Any]:
+    """Its frames as planes of floats, at its own rate and of its own channels."""
+    plain = av.AudioResampler(format="fltp")
+    for frame in container.decode(stream):
+        yield from plain.resample(frame)
+    yield from plain.resample(None)

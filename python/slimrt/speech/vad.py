@@ -1,0 +1,94 @@
+"""Where there is speech in a sound: by its energy, or by Silero's network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import Any, TypedDict
+
+from slimrt.plumbing.arguments import real, unknown
+from slimrt.speech.audio import SAMPLE_RATE, Samples
+from slimrt.speech.silence import Span, joined, loud_spans
+from slimrt.speech.silero import CHUNK, speech_probabilities
+
+METHODS = ("none", "energy", "silero")
+_HYSTERESIS = 0.15  # speech goes on until its probability falls so far below the threshold
+_LOWEST = 0.01
+
+
+class VadParameters(TypedDict, total=False):
+    """How speech is told from silence: see Vad."""
+
+    threshold: float
+    min_speech_duration_ms: float
+    min_silence_duration_ms: float
+    speech_pad_ms: float
+
+
+@dataclass(frozen=True)
+class Vad:
+    """Voice activity detection, with faster-whisper's names and defaults.
+
+    Args:
+        method: "energy" or "silero".
+        threshold: probability from which on a chunk is speech; of silero alone.
+        min_speech_duration_ms: what is shorter is none. min_silence_duration_ms: what is shorter stays. speech_pad_ms:
+            stays on either side of speech.
+
+    Raises:
+        ValueError, TypeError: a method or parameter that there is not, or one out of its range.
+    """
+
+    method: str
+    threshold: float = 0.5
+    min_speech_duration_ms: float = 0.0
+    min_silence_duration_ms: float = 2000.0
+    speech_pad_ms: float = 400.0
+
+    def __post_init__(self) -> None:
+        if not 0 < real("threshold", self.threshold) <= 1:
+            raise ValueError(f"threshold must be above 0 and at most 1, got {self.threshold}")
+        for name in ("min_speech_duration_ms", "min_silence_duration_ms", "speech_pad_ms"):
+            if not 0 <= real(name, getattr(self, name)) < inf:
+                raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}")
+
+    @classmethod
+    def of(cls, method: str, parameters: Mapping[str, Any] | None) -> Vad | None:
+        """None of "none"."""
+        given = dict(parameters or {})
+        if method not in METHODS:
+            raise ValueError(unknown("vad", method, METHODS))
+        for name in given:
+            if name not in VadParameters.__annotations__:
+                raise ValueError(unknown("vad_parameters'", name, VadParameters.__annotations__))
+        if method == "none" and given:
+            raise ValueError(f"{', '.join(given)}: say which vad is meant, 'silero' or 'energy'")
+        if method == "energy" and "threshold" in given:
+            raise ValueError("threshold is a probability of vad 'silero'; 'energy' has none")
+        return None if method == "none" else cls(method, **given)
+
+    def spans(self, samples: Samples) -> list[Span]:
+        """Where there is speech: [start, end) in samples, in order, apart from each other.
+
+        Raises:
+            UnsupportedError: the extra `vad` is needed and missing.
+        """
+        found = loud_spans(samples) if self.method == "energy" else self._spoken(samples)
+        silence, pad, shortest = (
+            round(ms * SAMPLE_RATE / 1000)
+            for ms in (self.min_silence_duration_ms, self.speech_pad_ms, self.min_speech_duration_ms)
+        )
+        return joined(found, len(samples), silence=silence, pad=pad, shortest=shortest)
+
+    def _spoken(self, samples: Samples) -> list[Span]:
+        """Chunks that are likely speech; once they are, those that may be too."""
+        spans: list[Span] = []
+        start, leave = None, max(self.threshold - _HYSTERESIS, _LOWEST)
+        for i, probability in enumerate(speech_probabilities(samples)):
+            if start is None and probability >= self.threshold:
+                start = i * CHUNK
+            elif start is not None and probability < leave:
+                spans.append((start, i * CHUNK))
+                start = None
+        return spans if start is None else [*spans, (start, len(samples))]

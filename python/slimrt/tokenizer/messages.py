@@ -1,0 +1,72 @@
+"""The messages of a conversation, checked before a template sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from slimrt.errors import ChatError
+from slimrt.plumbing.arguments import unknown
+
+Message = Mapping[str, Any]
+
+_ROLES = ("system", "user", "assistant", "tool")
+
+
+def checked_messages(messages: Sequence[Message], template: str, answer: bool) -> list[dict[str, Any]]:
+    """The messages as copies whose contents are text, if they make a conversation.
+
+    Args:
+        messages: {"role": ..., "content": ...}, in order; a content is text, or OpenAI's parts of the type "text",
+            which are joined by new lines. An assistant's message that calls tools may have none.
+        template: the chat template's text: roles that it names are known, beside the usual ones.
+        answer: the assistant's next message is wanted.
+
+    Raises:
+        ChatError: there is none, one is not as described, or they are in an impossible order; it says which.
+    """
+    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
+        raise ChatError(f"messages are a list of mappings with a role and a content, got {messages!r}")
+    if not messages:
+        raise ChatError("there are no messages: a conversation has at least one")
+    made = [_checked(f"messages[{i}]", message, template) for i, message in enumerate(messages)]
+    for i, message in enumerate(made):
+        before = made[i - 1] if i else {}
+        if message["role"] == "tool" and not (before.get("role") == "tool" or before.get("tool_calls")):
+            raise ChatError(f"messages[{i}] is a tool's, but the message before it calls none (tool_calls)")
+    if answer and made[-1]["role"] == "assistant":
+        raise ChatError(
+            f"messages[{len(made) - 1}] is the assistant's, and so would the next be: end with the message to answer"
+        )
+    return made
+
+
+def _checked(where: str, message: Message, template: str) -> dict[str, Any]:
+    if not isinstance(message, Mapping) or "role" not in message:
+        raise ChatError(f"{where}: a message is a mapping with a role and a content, got {message!r}")
+    role = message["role"]
+    if not isinstance(role, str) or not (role in _ROLES or f"'{role}'" in template or f'"{role}"' in template):
+        raise ChatError(f"{where}: {unknown('role', role, _ROLES)}, and the chat template names no other such role")
+    content = message.get("content")
+    if content is None and not (role == "assistant" and message.get("tool_calls")):
+        raise ChatError(f"{where}: the {role}'s message has no content")
+    return {**message, "content": "" if content is None else _text(where, content)}
+
+
+def _text(where: str, content: Any) -> str:
+    """A content as text. Raises ChatError."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, Sequence) or isinstance(content, bytes):
+        raise ChatError(f"{where}: a content is text or a list of parts, got {content!r}")
+    texts = []
+    for i, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind is None:
+            raise ChatError(f"{where}.content[{i}]: a part is a mapping with a type, got {part!r}")
+        if kind != "text":
+            raise ChatError(f"{where}.content[{i}]: a part of type '{kind}' is not supported: this reads text alone")
+        if not isinstance(part.get("text"), str):
+            raise ChatError(f"{where}.content[{i}]: a part of type 'text' has its text under 'text', got {part!r}")
+        texts.append(part["text"])
+    return "\n".join(texts)

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the repository says of itself is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from slimrt import core
+
+ROOT = Path(__file__).parent.parent
+SOURCES = [path for folder in ("csrc", "python", "tools", "training") for path in (ROOT / folder).rglob("*")]
+
+
+def test_comments_point_to_documents_that_are_there():
+    named = re.compile(r"[\w/-]*[a-z]\.md\b|cache-math\b")
+    gone = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in SOURCES
+        if path.suffix in {".h", ".cpp", ".cu", ".cuh", ".py"}
+        for name in named.findall(path.read_text(encoding="utf-8"))
+        if not (ROOT / name).is_file()
+    }
+    assert SOURCES and not gone
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "models").glob("*.gguf")), ids=lambda path: path.stem)
+def test_shipped_models_are_called_what_their_files_are(path):
+    assert core.GgufFile(str(path)).value("general.name") == path.stem
