@@ -46,7 +46,6 @@ def calls(model):
         "detokenize": lambda **given: model.detokenize([5], **given),
         "perplexity": lambda **given: model.perplexity(PROMPT, **given),
         "plan": lambda **given: slimrt.plan("x.gguf", **given),
-        "convert": lambda **given: slimrt.convert("x.gguf", "y.gguf", **given),
         "compare_caches": lambda **given: slimrt.compare_caches("x.gguf", "text", ["kv"], **given),
         "Model": lambda **given: slimrt.Model("x.gguf", **given),
     }
@@ -77,7 +76,6 @@ def calls(model):
         ("detokenize", "special", "here it is called skip_special_tokens"),
         ("perplexity", "strides", "did you mean stride"),
         ("plan", "context_length", "plan has no context_length: here it is called n_ctx"),
-        ("convert", "ftype", "convert has no ftype: here it is called outtype"),
         ("compare_caches", "windows", "compare_caches has no windows (did you mean window?)"),
         ("Model", "context_length", "Model has no context_length: here it is called n_ctx"),
         ("Model", "n_gpu_layers", "Model has no n_gpu_layers: here it is called device"),
@@ -91,7 +89,7 @@ def test_an_option_that_a_call_lacks_is_told_its_name_here(model, call, theirs, 
 
 
 def test_every_name_in_the_table_is_one_of_some_call():
-    known = set(_parameters(slimrt.convert))
+    known = set()
     for name, call in inspect.getmembers(slimrt.Model, inspect.isfunction):
         if hasattr(call, "__wrapped__"):
             known |= set(_parameters(call))

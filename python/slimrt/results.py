@@ -210,7 +210,7 @@ class CacheComparison(Record):
         return tuple(found)
 
     def table(self) -> str:
-        """A row a cache; a star: it is on the front; refused: loading it is. KL in nats; W^: weights beyond kv's."""
+        """A row a cache; a star: on the front; refused: loading it is. KL in nats; W^: bytes of weights beyond kv's."""
         head = (
             "cache",
             "perplexity",

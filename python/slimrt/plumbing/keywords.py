@@ -77,9 +77,6 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "type_k": ("cache_type_k",),
     "type_v": ("cache_type_v",),
     "kv_cache_type": ("cache_type",),
-    # convert
-    "ftype": ("outtype",),
-    "quantization": ("outtype",),
 }
 """What other libraries call it, and what it is called here, in whichever call has it: a name, and maybe a remark."""
 
