@@ -110,6 +110,8 @@ def run(args: argparse.Namespace) -> int:
         args.usage_error("which sound? give AUDIO after the model")
     form = "json" if args.json else args.format
     if args.detect_language:
+        if args.output_dir:
+            args.usage_error("--detect-language prints a line a sound and writes no files: leave --output-dir out")
         return _detect_languages(args)
     if len(args.audio) > 1 and form not in ("txt", "json") and not args.output_dir:
         args.usage_error(f"{form} of several sounds does not go in one stream; give --output-dir or --format json, "
