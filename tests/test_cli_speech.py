@@ -96,6 +96,7 @@ def test_silences_and_windows(whisper, wavs, capsys, tmp_path):
     for flags, code, why in [
         (["--vad-threshold", "0.3"], 1, "threshold: say which vad is meant"), (["--vad", "loud"], 2, "invalid choice"),
         (["--windows", "2", "--parallel", "2"], 2, "--parallel counts sounds"),
+        (["--detect-language", "-o", str(tmp_path)], 2, "writes no files"),
     ]:  # fmt: skip
         try:
             assert main(["transcribe", model, long, *flags]) == code

@@ -113,6 +113,8 @@ def run(args: argparse.Namespace) -> int:
     if not args.audio:
         args.usage_error("which sound? give AUDIO after the model")
     if args.detect_language:
+        if args.output:
+            args.usage_error("--detect-language prints a line a sound and writes no files: leave -o out")
         return _detect_languages(args)
     form, several = output_format(args, _FORMATS), len(args.audio) > 1
     if several and output_ending(args, _FORMATS):

@@ -48,7 +48,7 @@ def decoder(file: Path | io.BytesIO, data: Content, name: str) -> Decoder:
     """
     wav = Wav.of(data)
     if wav is not None:
-        return Decoder(wav.rate, wav.n_announced, wav.n_announced > wav.n_frames, lambda _: wav.blocks(16 * _AT_ONCE))
+        return Decoder(wav.rate, wav.n_announced, wav.n_announced > wav.n_frames, lambda _: wav.blocks(32 * _AT_ONCE))
     media = data[:4] in _MEDIA or data[4:8] in _MEDIA
     soundfile, av = _module("soundfile"), _module("av")
     if av is None and (soundfile is None or media):

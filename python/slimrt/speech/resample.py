@@ -1,6 +1,6 @@
 """Another sampling rate for one channel, block by block: a polyphase filter, a Kaiser-windowed sinc.
 
-Flat to 90 % of the lower of the two Nyquist frequencies, and 100 dB down from there on (J. F. Kaiser 1974).
+Flat to 91 % of the lower of the two Nyquist frequencies, and 100 dB down from there on (J. F. Kaiser 1974).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 Samples = NDArray[np.float32]
 
-_CROSSINGS = 64  # zero crossings of the sinc on either side
-_CUTOFF = 0.95  # of the lower Nyquist frequency: the middle of the transition band
+_CROSSINGS = 74  # zero crossings of the sinc on either side
+_CUTOFF = 0.956  # of the lower Nyquist frequency: the middle of the transition band
 _BETA = 10.06  # Kaiser's window for 100 dB
 _LARGEST = 1 << 23  # floats of a matrix that makes a whole period: rates with a longer one go row by row
 _AT_ONCE = 1 << 17  # samples that are waited for: a product has its price, above all on a machine with much to do

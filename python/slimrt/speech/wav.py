@@ -58,9 +58,9 @@ class Wav:
         n_announced = promised // frame if known else n_frames
         return cls(data, rate, channels, bits, code == _FLOAT, start, n_frames, n_announced)
 
-    def blocks(self, n_frames: int) -> Iterator[Frames]:
-        """Its samples, float32 (frames, channels), full scale 1, at most so many frames at once."""
-        width = self.channels * self.bits // 8
+    def blocks(self, n_samples: int) -> Iterator[Frames]:
+        """Its samples, float32 (frames, channels), full scale 1: of all channels so many at once, or one frame."""
+        width, n_frames = self.channels * self.bits // 8, max(n_samples // self.channels, 1)
         for at in range(0, self.n_frames, n_frames):
             count = min(n_frames, self.n_frames - at)
             begin = self.start + at * width
