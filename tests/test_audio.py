@@ -293,7 +293,7 @@ def test_nothing_is_decoded_beyond_the_limit(tmp_path):
         assert peak < 3e6, peak  # of 19 MB; filters included
     tracemalloc.start()
     made = load_audio(path, max_seconds=inf)
-    assert tracemalloc.get_traced_memory()[1] < 1.5 * made.nbytes  # the samples, and not those at 48 kHz
+    assert tracemalloc.get_traced_memory()[1] < 2 * made.nbytes  # those at 48 kHz alone would be three times as many
     tracemalloc.stop()
     assert len(made) == 100 * SAMPLE_RATE
     with pytest.raises(AudioError, match="audio: longer than 0.5 s"):
