@@ -241,7 +241,7 @@ def test_a_wrong_twin_is_said_by_its_own_verb_alone(run, tiny, monkeypatch):
     monkeypatch.setenv("SLIMRT_WORD_TIMESTAMPS", "maybe")
     assert run("plan", tiny)[0] == 0
     code, _, err = run("transcribe", tiny, "a.wav")
-    assert code == 2 and "--format: invalid choice: 'doc' (choose from txt, srt, vtt, json)" in err
+    assert code == 2 and "--format: invalid choice: 'doc' (choose from txt, srt, vtt, tsv, csv, lrc, json)" in err
     code, _, err = run("transcribe", tiny, "a.wav", "--format", "txt")  # the flag wins
     assert code == 2 and "SLIMRT_WORD_TIMESTAMPS is 'maybe'" in err
     assert run("transcribe", tiny, "a.wav", "--format", "json", "--word-timestamps")[0] == 1  # a.wav is missing

@@ -94,6 +94,7 @@ def _table() -> dict[str, PreTokenizer]:
     return {
         "gpt-2": gpt2,
         "phi-2": gpt2,
+        "exaone4": gpt2,
         "mpt": gpt2_nfc,
         "olmo": gpt2_nfc,
         "starcoder": digits,
