@@ -100,11 +100,6 @@ class _Handler(BaseHTTPRequestHandler):
         if repository is None:
             return
         files = repository.files.items()
-        if rest[:1] == ["tree"]:
-            listed = [
-                {"type": "file", "path": file, "size": len(data), "oid": _sha1(data)} for file, data in sorted(files)
-            ]
-            return self._send(json.dumps(listed).encode(), {"Content-Type": "application/json"})
         siblings = [{"rfilename": file, "size": len(data), "blobId": _sha1(data)} for file, data in sorted(files)]
         about = {"id": name, "modelId": name, "sha": repository.commit, "siblings": siblings}
         return self._send(json.dumps(about).encode(), {"Content-Type": "application/json"})

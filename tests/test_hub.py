@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections import namedtuple
 from pathlib import Path
 
@@ -219,15 +220,29 @@ def test_a_download_that_broke_off_goes_on(models, tiny, monkeypatch):
     monkeypatch.setattr("huggingface_hub.file_download.time.sleep", lambda seconds: None)
     models.breaks_after["tiny-F32.gguf"] = 5000
     assert located("org/tiny-GGUF:f32").read_bytes() == tiny.read_bytes()
-    assert models.requests[-1].endswith("tiny-F32.gguf bytes=5000-")
+    assert [line.split()[-1] for line in models.requests if "bytes=" in line] == ["bytes=5000-"]
+
+
+def test_ctrl_c_does_not_wait_for_threads(models, monkeypatch):
+    def interrupted(*arguments, **settings):
+        assert threading.current_thread() is threading.main_thread()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("huggingface_hub.file_download.http_get", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        located("org/tiny-GGUF")
 
 
 def test_bars_only_where_they_are_shown(models, capsys):
     located("org/tiny-GGUF:f32", show_progress=False)
     assert capsys.readouterr() == ("", "")
     bars = [("bytes", "B"), ("bytes.transfer", "B"), ("files", "it")]
-    assert [hub_names._bar(True)(total=9, unit=unit, name=name).disable for name, unit in bars] == [False, True, True]
-    assert hub_names._bar(False)(total=9, unit="B", name="bytes").disable
+    assert [hub_names._bar(True, "f")(total=9, unit=unit, name=name).disable for name, unit in bars] == [
+        False,
+        True,
+        True,
+    ]
+    assert hub_names._bar(False, "f")(total=9, unit="B", name="bytes").disable
 
 
 # ---------------------------------------------------------------- what goes wrong

@@ -5,7 +5,6 @@ HF_HOME, HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE mean what they mean there.
 
 from __future__ import annotations
 
-import glob
 import os
 import re
 import shutil
@@ -120,7 +119,7 @@ def _about_url(url: re.Match[str]) -> str:
 
 def _fetched(name: HubName, show: bool) -> Path:
     """What the name leads to, on this machine. Errors as located()."""
-    from huggingface_hub import snapshot_download, try_to_load_from_cache
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
     with _explained(name):
         sizes, commit = _online(name)
@@ -128,19 +127,19 @@ def _fetched(name: HubName, show: bool) -> Path:
             return _from_cache(name)
         chosen = choose(name.repo, sizes, name.wanted)
         held = {file: try_to_load_from_cache(name.repo, file, revision=commit) for file in chosen.files}
-        if all(isinstance(path, str) for path in held.values()):
-            if chosen.why:
-                note(f"{name.repo}:{chosen.model}{chosen.why}")
-            first, path = next(iter(held.items()))
-            return Path(str(path)).parents[first.count("/")] / chosen.model
-        _make_room(name, chosen, sum(sizes[file] for file, path in held.items() if not isinstance(path, str)))
-        folder = snapshot_download(
-            name.repo,
-            revision=name.revision,
-            allow_patterns=[glob.escape(file) for file in chosen.files],
-            tqdm_class=_bar(show),
-        )
-        return Path(folder) / chosen.model
+        missing = [file for file, path in held.items() if not isinstance(path, str)]
+        if missing:
+            _make_room(name, chosen, sum(sizes[file] for file in missing))
+        elif chosen.why:
+            note(f"{name.repo}:{chosen.model}{chosen.why}")
+        # One by one in this thread: snapshot_download's threads make Ctrl-C wait until all is there.
+        paths = [
+            hf_hub_download(name.repo, file, revision=commit, tqdm_class=_bar(show, file)) for file in chosen.files
+        ]
+        first = chosen.files[0]
+        if missing:  # now that all is there, have the cache say that this commit is the branch's
+            hf_hub_download(name.repo, first, revision=name.revision, tqdm_class=_bar(show, first))
+        return Path(paths[0]).parents[first.count("/")] / chosen.model
 
 
 def _online(name: HubName) -> tuple[dict[str, int], str]:
@@ -197,8 +196,8 @@ def _make_room(name: HubName, chosen: Chosen, needed: int) -> None:
     note(f"fetching {what}{chosen.why}, {format_bytes(needed)}, into {folder}")
 
 
-def _bar(show: bool) -> type[Any]:
-    """The bar of a download: of those that huggingface_hub makes the one that counts all bytes.
+def _bar(show: bool, file: str) -> type[Any]:
+    """The bar of a file's download: of those that huggingface_hub may make the one that counts what is on the disk.
 
     HF_HUB_DISABLE_PROGRESS_BARS takes it away, too.
     """
@@ -207,11 +206,14 @@ def _bar(show: bool) -> type[Any]:
     class Bar(tqdm):
         def __init__(self, *args: Any, name: str | None = None, bar_format: str | None = None, **settings: Any):
             shown = show and settings.get("unit") == "B" and not str(name).endswith(".transfer")
-            ours = {"desc": "fetching", "disable": not shown, "leave": False, "delay": 1.0, "dynamic_ncols": True}
+            ours = {
+                "desc": file.rpartition("/")[2],
+                "disable": not shown,
+                "leave": False,
+                "delay": 1.0,
+                "dynamic_ncols": True,
+            }
             super().__init__(*args, name=name, **settings | ours)  # type: ignore[no-untyped-call]
-
-        def set_description(self, desc: str | None = None, refresh: bool | None = True) -> None:
-            """Keeps its own."""
 
     return Bar
 

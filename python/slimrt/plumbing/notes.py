@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -26,10 +27,19 @@ def note(message: str, level: int = logging.INFO) -> None:
             print(f"slimrt: {message}", file=sys.stderr)
 
 
+def warn(message: str) -> None:
+    """A UserWarning at the line outside of slimrt that led here."""
+    depth = 1
+    while sys._getframe(depth).f_globals["__name__"].partition(".")[0] == "slimrt":
+        depth += 1
+    warnings.warn(message, stacklevel=depth + 1)
+
+
 @contextmanager
 def shown(wanted: bool = True) -> Iterator[None]:
     """Notes of this thread are on stderr meanwhile, each once. Not wanted: as it was."""
-    token = _seen.set(_seen.get() or set()) if wanted else None
+    before = _seen.get()
+    token = _seen.set(set() if before is None else before) if wanted else None
     try:
         yield
     finally:
