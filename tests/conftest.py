@@ -18,6 +18,8 @@ from tiny_model import write_tiny
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # so a shell starts background jobs, and their children
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # so nohup does
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 TESTS = Path(__file__).parent
 GOLDEN = TESTS / "golden"

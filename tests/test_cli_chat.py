@@ -224,7 +224,7 @@ class Terminal:
     def end(self):
         """The exit code."""
         try:
-            while os.read(self.main, 4096):
+            while select.select([self.main], [], [], 60)[0] and os.read(self.main, 4096):
                 pass
         except OSError:
             pass
