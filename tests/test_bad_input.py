@@ -318,7 +318,7 @@ def test_arguments_out_of_range(options, words, model):
 
 SIZES = """
 import resource, sys
-import slimrt
+import slimrt._core
 resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
 try:
     slimrt._core.{call}(sys.argv[1], **{options})

@@ -59,7 +59,7 @@ KR_CASES = {
     "bloom": (8, "q8"),  # ALiBi
     "gemma3": (8, "q8"),  # windows, which turn otherwise
     "smollm3": (8, "q4"),  # a layer that knows no positions
-    "olmo3": (4, "q8"),
+    "olmo3": (8, "q8"),
     "ministral3": (8, "q8"),  # q grow with their position
     "qwen3": (8, "q8"),  # of each head
     "qwen3_gqa": (8, "q4"),

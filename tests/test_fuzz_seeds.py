@@ -28,7 +28,7 @@ def test_every_seed_that_is_a_model_can_be_planned(tmp_path):
 
 PLAN = """
 import resource, sys
-import slimrt
+import slimrt._core
 resource.setrlimit(resource.RLIMIT_DATA, (1 << 30, 1 << 30))
 print(slimrt._core.plan(sys.argv[1])["scratch"])
 """
