@@ -70,7 +70,7 @@ def calls(model):
         ("chat", "tools", "chat has no tools: "),
         ("text2text", "beam_size", "text2text has no beam_size: here it is called num_beams"),
         ("translate", "tgt_lang", "translate has no tgt_lang: here it is called target"),
-        ("transcribe", "vad_filter", "transcribe has no vad_filter: here it is called skip_silence"),
+        ("transcribe", "vad_filter", "transcribe has no vad_filter: here it is called vad"),
         ("transcribe", "temp", "here it is called temperature"),
         ("predict_quantiles", "horizon", "predict_quantiles has no horizon: here it is called prediction_length"),
         ("tokenize", "special", "tokenize has no special: here it is called parse_special"),
