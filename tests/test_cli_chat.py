@@ -165,7 +165,7 @@ def test_ctrl_c_before_an_answer_leaves_all_as_it_was(tiny, monkeypatch, capsys)
         raise KeyboardInterrupt
 
     args = argparse.Namespace(system="", save=None, json=False, verbose=0, quiet=True, chat_template=None,
-                              chat_template_kwargs=None, n_predict=5)  # fmt: skip
+                              chat_template_kwargs=None, n_predict=5, single_turn=False)  # fmt: skip
     monkeypatch.setattr(conversation, "sampling_arguments", lambda _: {"temperature": 0.0, "stop": [], "seed": None})
     steps = iter(["hello", "render", "prefill", "/save x", "bye"])
     with slimrt.Model(tiny) as model:
@@ -292,3 +292,8 @@ def test_a_terminal_that_goes_away(terminal, tmp_path):
     assert one.end() == 129
     (kept,) = (tmp_path / "state" / "slimrt").iterdir()
     assert user_messages(kept) == ["hello"]
+
+
+def test_a_single_turn_leaves_the_rest_unread(chat):
+    code, answers, err = chat("one\ntwo\n", "--single-turn")
+    assert (code, len(answers), err) == (0, 1, "")

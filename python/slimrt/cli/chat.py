@@ -22,6 +22,7 @@ def add_flags(flags: Flags) -> None:
     flags.model()
     flags.add("-p", "--prompt", twin=False, metavar="TEXT", help="one message: print the answer to it and leave")
     flags.add("-f", "--file", twin=False, metavar="FILE", help="the same, from a file")
+    flags.add("-st", "--single-turn", twin=False, action="store_true", help="leave after the answer to one message")
     flags.add("-sys", "--system", "--system-prompt", metavar="TEXT", dest="system", help="a first message that tells "
               "the model how to behave")  # fmt: skip
     flags.add("--chat-template", "--chat-template-file", metavar="TEMPLATE", dest="chat_template", help="another than "
@@ -129,6 +130,7 @@ def _react(conversation: Conversation, commands: Commands, entered: Entered) -> 
             return commands.obey(entered.text)
         if entered.text:
             conversation.say(entered.text)
+            return not conversation.args.single_turn
     except (SlimrtError, OSError, ValueError, TypeError) as error:
         if not conversation.interactive or isinstance(error, BrokenPipeError):
             raise

@@ -85,6 +85,7 @@ class Parser(argparse.ArgumentParser):
         elif value is None and action.nargs == "?":
             value = left.popleft() if left and not left[0].startswith("-") else str(action.const)
         if value is None:
+            self._leave_out_true(action, name, left)
             return name
         if goes_on := self.lists.get(action):
             parts = [value.rstrip(", ")]
@@ -92,6 +93,11 @@ class Parser(argparse.ArgumentParser):
                 parts.append(left.popleft().rstrip(","))
             value = ",".join(parts)
         return f"{name}={value}"
+
+    def _leave_out_true(self, action: argparse.Action, name: str, left: deque[str]) -> None:
+        """Drop the "True" that openai-whisper has after a switch; "False", else taken as an argument, is refused."""
+        if action.nargs == 0 and left and left[0] in ("True", "False") and left.popleft() == "False":
+            self.refuse(f"{name} takes no value: for False leave it out")
 
     def _is_flag(self, word: str) -> bool:
         """Whether a word after a flag is the next one, so that the first lacks its value."""
@@ -120,7 +126,7 @@ class Parser(argparse.ArgumentParser):
             takes = [one for one in (*known.granted, "off", "0", "false") if one]
             value = left.popleft() if known.granted != ("",) and left and left[0] in takes else ""
         if value not in known.granted:
-            self.refuse(f"{name} {value}: {known.advice}")
+            self.refuse(f"{name}{value and f' {value}'}: {known.advice}")
 
     def _nearest(self, name: str) -> str:
         """A hint: the flag, of ours or of another program, that was perhaps meant."""

@@ -69,8 +69,9 @@ def add_flags(flags: Flags) -> None:
 
 
 def _silence_flags(flags: Flags) -> None:
-    flags.add("--vad", choices=METHODS, default="none", help="leave silences out, found by loudness (energy) or by a "
-              "network that knows speech from noise (silero; default: %(default)s)")  # fmt: skip
+    flags.add("--vad", choices=METHODS, nargs="?", const="silero", default="none", help="leave silences out, found by "
+              "loudness (energy) or by a network that knows speech from noise (silero, or --vad alone; default: "
+              "%(default)s)")  # fmt: skip
     flags.add("--skip-silence", action="store_true", help="the same as --vad energy")
     flags.add("--vad-threshold", type=real(0, 1), metavar="P", help="of silero: probability of speech (default: 0.5)")
     flags.add("--vad-min-speech-duration-ms", type=real(0), metavar="MS", help="what is shorter is none (default: 0)")

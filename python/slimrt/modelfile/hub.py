@@ -28,6 +28,7 @@ _NAME = re.compile(
 )
 _FILES = (".gguf", ".bin", ".safetensors")  # a path that ends so is meant as one
 _URL = re.compile(r"https?:/+(?P<page>(huggingface\.co|hf\.co)/)?(?P<rest>.*)")
+_WHISPER = re.compile(r"(tiny|base|(distil-)?(small|medium))(\.en)?|(distil-)?large(-v[123])?|(large-v3-)?turbo")
 _NO_FILE = "/"  # a pattern that none matches
 
 
@@ -103,6 +104,15 @@ def title(path: Path) -> str:
     """What to call a model: the last part of its path, or of its repository's name where that is a commit."""
     repository = repository_of(path)
     return repository.rpartition("/")[2] if repository else path.absolute().name
+
+
+def whispers_name(text: str) -> str:
+    """Where there is what openai-whisper and faster-whisper have a short name for ("turbo"); "" if it is none."""
+    if not _WHISPER.fullmatch(text):
+        return ""
+    full = {"turbo": "large-v3-turbo", "large": "large-v3"}.get(text, text)
+    repo = f"distil-whisper/{text}" if text.startswith("distil") else f"openai/whisper-{full}"
+    return f" (on Hugging Face's hub that model of Whisper is {repo})"
 
 
 def _about_url(url: re.Match[str]) -> str:

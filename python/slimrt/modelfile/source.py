@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from slimrt import core
 from slimrt.errors import ModelFormatError, UnsupportedError
-from slimrt.modelfile.hub import located, title
+from slimrt.modelfile.hub import located, title, whispers_name
 from slimrt.plumbing import progress
 from slimrt.plumbing.arguments import whole
 from slimrt.plumbing.files import is_ggml_bin
@@ -50,7 +50,7 @@ class ModelSource:
         self.path = located(path, show_progress)
         self.name = title(self.path)
         if not self.path.exists():
-            raise FileNotFoundError(f"{self.path}: no such file or directory")
+            raise FileNotFoundError(f"{self.path}: no such file or directory{whispers_name(self.path.name)}")
         self._absolute = os.path.abspath(self.path)  # a process may change its directory, and another one has its own
         self.gguf = self.path
         if self.path.is_dir() or is_ggml_bin(self.path):
