@@ -10,6 +10,8 @@ import pytest
 import slimrt
 from conftest import TESTS
 
+pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
+
 ROOT = TESTS.parent
 PROGRAMS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "adapters.md").read_text(), re.DOTALL)
 

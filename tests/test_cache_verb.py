@@ -15,6 +15,8 @@ import slimrt
 from conftest import GOLDEN
 from slimrt.modelfile.kept import kept
 
+pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
+
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch, clean_environment):

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
 import os
 import pty
@@ -13,7 +12,6 @@ import select
 import signal
 import subprocess
 import sys
-import termios
 import time
 from pathlib import Path
 
@@ -191,15 +189,20 @@ def test_ctrl_c_before_an_answer_leaves_all_as_it_was(tiny, monkeypatch, capsys)
     assert capsys.readouterr().err.count("stopped; the conversation is as it was") == 3
 
 
+# Its Ctrl-C is a signal then. Not preexec_fn, which may wait for ever for a lock that another thread of ours had.
+_IN_A_TERMINAL = """import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.executable, [sys.executable, "-m", "slimrt", "chat", *sys.argv[1:]])"""
+
+
 class Terminal:
     """slimrt chat in a terminal of its own."""
 
     def __init__(self, *arguments, **environment):
         self.main, side = pty.openpty()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "slimrt", "chat", *map(str, arguments)], stdin=side, stdout=side, stderr=side,
+            [sys.executable, "-c", _IN_A_TERMINAL, *map(str, arguments)], stdin=side, stdout=side, stderr=side,
             env=os.environ | {"TERM": "dumb", "NO_COLOR": "1"} | environment, start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # its Ctrl-C is a signal then
         )  # fmt: skip
         os.close(side)
         self.seen = ""
@@ -220,6 +223,18 @@ class Terminal:
 
     def type(self, text):
         os.write(self.main, text.encode())
+
+    def type_at_the_prompt(self, key):
+        self.wait_for_input()
+        self.type(key)
+
+    def signal(self, number):
+        self.wait_for_input()
+        self.process.send_signal(number)
+
+    def wait_for_input(self):
+        """A signal between a prompt and the wait for a key is heeded only when a key comes (CPython's readline)."""
+        time.sleep(0.5)
 
     def end(self):
         """The exit code."""
@@ -252,9 +267,10 @@ def test_ctrl_c_never_loses_a_conversation(terminal, tmp_path):
     one.read("> $")
     one.type("hello\n")
     one.read("\n> $")
-    one.type("\x03")
+    one.type_at_the_prompt("\x03")
     assert "/exit or Ctrl-D leaves" in one.read("\n> $")
-    one.type("half a line\x03")
+    one.type("half a line")
+    one.type_at_the_prompt("\x03")
     one.read("leaves\n> $")
     one.type("/wrong\n")
     assert "slimrt: command '/wrong' is not supported" in one.read("\n> $")
@@ -278,7 +294,7 @@ def test_a_signal_says_where_the_conversation_is(terminal, tmp_path):
     one.read("> $")
     one.type("hello\n")
     one.read("\n> $")
-    one.process.send_signal(signal.SIGTERM)
+    one.signal(signal.SIGTERM)
     kept = re.search(r"is kept in\s(\S+);", one.read("goes on with it"))
     assert one.end() == 143 and kept and user_messages(kept[1].replace("\n", "")) == ["hello"]
 
@@ -288,7 +304,7 @@ def test_a_terminal_that_goes_away(terminal, tmp_path):
     one.read("> $")
     one.type("hello\n")
     one.read("\n> $")
-    one.process.send_signal(signal.SIGHUP)
+    one.signal(signal.SIGHUP)
     assert one.end() == 129
     (kept,) = (tmp_path / "state" / "slimrt").iterdir()
     assert user_messages(kept) == ["hello"]

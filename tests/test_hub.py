@@ -23,6 +23,8 @@ from slimrt.modelfile.hub_files import choose, type_of
 from test_shards import split
 from tiny_model import write_tiny
 
+pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
+
 NAMES = ["m-BF16.gguf", "m-IQ1_S.gguf", "m-Q4_K_M.gguf", "m-Q4_K_S.gguf", "m-Q8_0.gguf", "mmproj-m-F16.gguf"]
 
 

@@ -11,6 +11,8 @@ import pytest
 import slimrt
 from conftest import TESTS
 
+pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
+
 pytest.importorskip("lm_eval", reason="lm-eval is not installed (the extra `eval`)")
 TALE = TESTS.parent / "models" / "tale-llama.gguf"
 

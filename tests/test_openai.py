@@ -17,6 +17,8 @@ from slimrt.openai.responses import completion_logprobs
 from slimrt.results import TokenLogprob, TopLogprob
 from tiny_model import BOS
 
+pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
+
 MESSAGES = [{"role": "user", "content": "hi"}]
 PLAIN = {"temperature": 0.0, "ignore_eos": True}
 

@@ -10,6 +10,8 @@ import pytest
 
 from slimrt import core
 
+pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
+
 ROOT = Path(__file__).parent.parent
 SOURCES = [path for folder in ("csrc", "python", "tools", "training") for path in (ROOT / folder).rglob("*")]
 
