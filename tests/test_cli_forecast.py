@@ -144,3 +144,8 @@ def test_tables_of_other_programs(between, end):
     }  # fmt: skip
     assert np.isnan(values(text)["5"][1])
     assert values(text.replace(f"month{between}2020", f"2018-12{between}9"), ["2"])["2"].tolist() == [9, 1, 5]
+
+
+def test_a_missing_model_is_told_before_a_missing_table(capsys, tmp_path):
+    assert main(["forecast", str(tmp_path / "none.gguf"), str(tmp_path / "none.csv")]) == 1
+    assert "none.gguf: no such file" in capsys.readouterr().err

@@ -104,11 +104,11 @@ def run(args: argparse.Namespace) -> int:
         check_target(Path(args.output))
     if not given and sys.stdin.isatty():
         args.usage_error("which series? give CSV after the model, or pipe one in")
+    source = model_source(args)
     data = Path(given[0]).read_bytes() if given else sys.stdin.buffer.read()
     name = given[0] if given else "stdin"
     columns = Columns(args.column, args.id, args.date_column, args.date_format, args.freq)
     read = read_series(decode_text(data, name), name, columns, lambda text: note(args, f"slimrt: {text}"))
-    source = model_source(args)
     with (
         open_model(args, source, args.ctx or enough_context(source), n_seqs=_AT_ONCE) as model,
         warnings.catch_warnings(record=True) as said,
