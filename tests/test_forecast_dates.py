@@ -94,6 +94,7 @@ def test_missing_rows_are_missing_values():
             "row 4 .* is not at a step of the others .days.: --freq",
         ),
         ("2020-01-01|2020-01-02|2020-01-09", "6 of 9 days are missing, behind row 3 .2020-01-02.: name the step"),
+        ("1600000000|1600000001|1600000002|1900000000", "299999997 of 300000001 seconds are missing"),  # takes no room
         ("2020-01-01", "1 date tells no frequency"),
     ],
 )

@@ -154,6 +154,7 @@ def _steps(dates: Dates, freq: str | None, enough: int) -> _Steps | None:
 
 
 def _placed(name: str, rows: Rows, steps: _Steps, insisted: bool, notes: Notes) -> tuple[NDArray[np.float64], Timeline]:
+    """A series whose rows are in order, a value a step."""
     moments, frequency, in_utc = steps.of(rows.dates), steps.frequency, steps.in_utc
     where = notes.where(name)
     same = np.flatnonzero(np.diff(moments) == np.timedelta64(0))
@@ -177,9 +178,9 @@ def _placed(name: str, rows: Rows, steps: _Steps, insisted: bool, notes: Notes) 
         raise ValueError(f"{where}{rows.named(same + 1)} falls in the same step as the row before ({frequency})")
     frequency = frequency.starting(frequency.moments(places[:1])[0])
     places -= places[0]
+    _tell_of_gaps(name, rows, places, frequency, notes)
     values = np.full(places[-1] + 1, np.nan)
     values[places] = rows.values
-    _tell_of_gaps(name, rows, places, frequency, notes)
     offsets = rows.dates.offsets
     if offsets is not None and (offsets != offsets[-1]).any():
         notes.add("offset", name, "the offset from UTC changes; the forecast is written with that of the last row")
