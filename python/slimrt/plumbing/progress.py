@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -20,10 +21,24 @@ def bar(show: bool, total: int, description: str, unit: str) -> Iterator[Update]
     if not show:
         yield lambda done, total: None
         return
-    from tqdm import tqdm  # type: ignore[import-untyped]  # here: it is as slow to import as a small model to load
+    started, shown = time.monotonic(), None
 
-    with tqdm(total=total, desc=description, unit=unit, delay=1.0, leave=False, dynamic_ncols=True) as shown:
-        yield lambda done, total: shown.update(done - shown.n)
+    def update(done: int, total: int) -> None:
+        nonlocal shown
+        took = time.monotonic() - started
+        if shown is None and took >= 1.0:  # not by tqdm's own delay: a bar that aside() drew before it stayed for good
+            from tqdm import tqdm  # type: ignore[import-untyped]  # here: it is as slow to import as a small model to load
+
+            shown = tqdm(total=total, desc=description, unit=unit, leave=False, dynamic_ncols=True)
+            shown.start_t -= took
+        if shown is not None:
+            shown.update(done - shown.n)
+
+    try:
+        yield update
+    finally:
+        if shown is not None:
+            shown.close()
 
 
 @contextmanager
