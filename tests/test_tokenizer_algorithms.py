@@ -225,11 +225,17 @@ class TestPreTokenizers:
             "falcon": "I_'_ve_ _123_45_ DON_'_T_ end_..._\n _ camelCase",
             "deepseek-v3": "I_'ve_ _123_45_ DON_'T_ end_...\n_ _ camelCase",
             "deepseek-coder": "I_'_ve_ _1_2_3_4_5_ DON_'_T_ end_..._\n_ _ camelCase",
+            "deepseek-llm": "I_'_ve_ _12345_ DON_'_T_ end_..._\n_ _ camelCase",
             "bloom": "I've_ 12345_ DON'T_ end_...\n _ camelCase",
         }.items(),
     )
     def test_cuts(self, name, expected):
         assert cut(name, "I've 12345 DON'T end...\n  camelCase") == expected.split("_")
+
+    def test_letters_that_are_composed(self):
+        """Qwen 2's tokenizer composes them first, Qwen 3.5's keeps the mark, beside its letter (llama.cpp's vectors)."""
+        assert pretokenizers.lookup("qwen2").nfc and not pretokenizers.lookup("qwen35").nfc
+        assert cut("qwen35", "re\u0301sume") == ["re\u0301sume"] != cut("gpt-2", "re\u0301sume")
 
     @pytest.mark.parametrize("name", pretokenizers.SUPPORTED)
     @settings(deadline=None, max_examples=25)
