@@ -233,7 +233,7 @@ class TestPreTokenizers:
         assert cut(name, "I've 12345 DON'T end...\n  camelCase") == expected.split("_")
 
     def test_letters_that_are_composed(self):
-        """Qwen 2's tokenizer composes them first, Qwen 3.5's keeps the mark, beside its letter (llama.cpp's vectors)."""
+        """Qwen 2's tokenizer composes them first; Qwen 3.5's keeps the mark beside its letter (llama.cpp's vectors)."""
         assert pretokenizers.lookup("qwen2").nfc and not pretokenizers.lookup("qwen35").nfc
         assert cut("qwen35", "re\u0301sume") == ["re\u0301sume"] != cut("gpt-2", "re\u0301sume")
 
