@@ -164,3 +164,23 @@ def test_doctor_has_advice_for_code_without_vector_instructions(monkeypatch):
     assert "none of AVX-512, AVX2" in doctor._advice("portable", ["portable"])[0]
     monkeypatch.setenv("SLIMRT_ISA", "portable")
     assert "without it: avx2" in doctor._advice("portable", ["avx2", "portable"])[0]
+
+
+# ---------------------------------------------------------------- a context that nobody asked for
+def test_a_context_that_was_not_asked_for_becomes_what_fits(run, tmp_path):
+    path = write_random(tmp_path / "model.gguf", Shape(64, 2, 4, 2048, d_ff=64))
+    needed = slimrt.plan(path).asked.total
+    with pytest.warns(UserWarning, match=r"the context is (\d+) tokens, the most that fits in .*, not 2048") as warned:
+        model = slimrt.Model(path, memory_limit=needed * 2 // 3)
+    with model:
+        largest = slimrt.plan(path, memory_limit=needed * 2 // 3).asked.max_n_ctx
+        assert 256 <= model.n_ctx == largest < 2048 and warned[0].filename == __file__
+    with pytest.raises(slimrt.WontFitError, match=f"--ctx {largest}"):
+        slimrt.Model(path, n_ctx=2048, memory_limit=needed * 2 // 3)
+    least = slimrt.plan(path, n_ctx=224).asked.total  # so few tokens are not worth it unless they are asked for
+    with pytest.raises(slimrt.WontFitError, match="--ctx 224"):
+        slimrt.Model(path, memory_limit=least)
+    path = SHIPPED / "tale-chat.gguf"
+    asked = slimrt.plan(path).asked
+    code, _, err = run("chat", path, "-p", "hi", "-n", 1, "--memory-limit", asked.total - asked.cache_bytes // 2)
+    assert code == 0 and err.count("tokens, the most that fits in") == 1

@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     if args.save:
         _check_save(args)
     _try_template(args, source)
-    with open_model(args, source, source.n_ctx(args.ctx or 0)) as model:
+    with open_model(args, source, args.ctx or 0) as model:
         interactive = message is None and sys.stdin.isatty()
         conversation = Conversation(model, args, interactive)
         if args.load:

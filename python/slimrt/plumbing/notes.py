@@ -35,6 +35,14 @@ def warn(message: str) -> None:
     warnings.warn(message, stacklevel=depth + 1)
 
 
+def tell(message: str) -> None:
+    """What must not go unnoticed: a note where notes are shown, else a UserWarning."""
+    if _seen.get() is None:
+        warn(message)
+    else:
+        note(message, logging.WARNING)
+
+
 @contextmanager
 def shown(wanted: bool = True) -> Iterator[None]:
     """Notes of this thread are on stderr meanwhile, each once. Not wanted: as it was."""

@@ -20,7 +20,7 @@ from slimrt.modelfile.sharing import NOT_UPTRAINED
 from slimrt.modelfile.source import ModelSource
 from slimrt.plumbing import progress
 from slimrt.plumbing.forking import watch
-from slimrt.plumbing.notes import note
+from slimrt.plumbing.notes import note, tell
 from slimrt.plumbing.units import format_bytes
 from slimrt.runtime.fold_at_load import fold, needs_folding, refusal, require_precise
 
@@ -117,6 +117,9 @@ class Runtime:
             self._engine = None
 
 
+LEAST_FITTED = 256  # tokens; what is shorter is not worth loading a model for unless it is asked for
+
+
 def load(
     source: ModelSource,
     choice: CacheChoice,
@@ -127,16 +130,20 @@ def load(
     show_progress: bool | None,
     calibration: str | os.PathLike[str] | None = None,
 ) -> Runtime:
-    """Load a model; memory_limit 0: what the machine has available. calibration: for what is folded, as slimrt.Model.
+    """Load a model; n_ctx 0: its own context, or what fits of it; memory_limit 0: what the machine has available;
+    calibration: for what is folded, as slimrt.Model.
 
     Raises:
         WontFitError: with options, what would fit instead.
         CacheUnsupportedError, UnsupportedError, ModelFormatError: as slimrt.Model.
         FileNotFoundError, ValueError: no such calibration text, or one for an encoder-decoder.
     """
+    asked, n_ctx = n_ctx, source.n_ctx(n_ctx)
     choice, compared = settle(planner, choice, n_ctx)
     check_cache(source, choice)
     _check_calibration(source, calibration)
+    if not asked and not source.has_encoder:
+        n_ctx = _what_fits(planner, choice, n_ctx)
     if NOT_UPTRAINED in source.file.keys():
         note(
             f"{source.name} shares K and V and was not trained since: it is not usable yet (training/uptrain.py)",
@@ -175,6 +182,17 @@ def load(
     if cross := runtime.info.get("cross"):
         cross["reason"] = choice.cross.reason(source, cross["mode"])
     return runtime
+
+
+def _what_fits(planner: Planner, choice: CacheChoice, n_ctx: int) -> int:
+    """A context that nobody asked for, made so small that it fits and said so; as it is if that would be hardly any."""
+    if planner.fits(choice, n_ctx) or (largest := planner.largest_n_ctx(choice)) < LEAST_FITTED:
+        return n_ctx
+    tell(
+        f"the context is {largest} tokens, the most that fits in {format_bytes(planner.limit)}, not {n_ctx}: "
+        "n_ctx (--ctx) insists"
+    )
+    return largest
 
 
 def settle(planner: Planner, choice: CacheChoice, n_ctx: int) -> tuple[CacheChoice, str]:
