@@ -40,8 +40,8 @@ class Model(OpenAIMethods, Closing):
             whisper.cpp's ggml-*.bin, the name of a repository that holds one of these ("org/repo:Q4_K_M", also after
             "hf://"; docs/getting-models.md), or a ModelSource.
         device: "cpu", "cuda" (an NVIDIA GPU) or "cuda:N"; "auto" is the CPU.
-        n_ctx: tokens a sequence may hold; 0: the trained context, at most 4096, or where that does not fit the most that
-            does (256 at least), which a warning tells.
+        n_ctx: tokens a sequence may hold; 0: the trained context, at most 4096, or where that does not fit the most
+            that does (256 at least), which a warning tells.
         n_batch: tokens computed at once in a prefill; scratch grows with it.
         n_seqs: sequences that may be full at once; also how many texts of a list are generated together.
         n_threads: None: the physical (or big) cores.
