@@ -59,9 +59,11 @@ print(*p["dependencies"], *p["optional-dependencies"]["test"], sep="\n")' >"$bui
 # The module, and a package of links to the sources, so that a change of those needs no installation.
 build_core() {
     python -c 'import nanobind, cmake, ninja' 2>/dev/null || quietly pip-build python -m pip install 'nanobind>=3.1,<4' 'cmake>=3.28' ninja
+    local include  # told, since CMake 4.4.5 looks for it among AArch64's headers alone
+    include=$(python -c 'import sysconfig; print(sysconfig.get_path("include"))')
     quietly cmake python -m cmake -S . -B "$build/core" -G Ninja -DCMAKE_MAKE_PROGRAM="$(command -v ninja)" \
         -DCMAKE_TOOLCHAIN_FILE="$PWD/cmake/aarch64-linux.cmake" -DPython_EXECUTABLE="$(command -v python)" \
-        -DSLIMRT_CUDA=OFF -DSLIMRT_PCH=ON -DSKBUILD_PROJECT_VERSION=0.0.0+aarch64
+        -DPython_INCLUDE_DIR="$include" -DSLIMRT_CUDA=OFF -DSLIMRT_PCH=ON -DSKBUILD_PROJECT_VERSION=0.0.0+aarch64
     quietly compile python -m cmake --build "$build/core" --parallel 2
     local package
     package=$(echo "$venv"/lib/python3*/site-packages)/slimrt
