@@ -234,7 +234,7 @@ class Terminal:
 
     def wait_for_input(self):
         """A signal between a prompt and the wait for a key is heeded only when a key comes (CPython's readline)."""
-        time.sleep(0.5)
+        time.sleep(1.0)
 
     def end(self):
         """The exit code."""
