@@ -39,6 +39,7 @@ class ScriptedEngine:
         self._info = {
             "n_seqs": 1,
             "n_ctx": 448,
+            "n_batch": 512,
             "sparse_threshold": 0.0,
             "sparse_delta": 0.0,
             "layers": [],
@@ -87,7 +88,10 @@ class ScriptedEngine:
                 assert one.dtype == np.int32 and one.shape == source.shape[:1] and (np.diff(one) > 0).all()
             self.live[sequence][0] = source
 
-    def append(self, items, *, all_logits=False, states=False, on_progress=None) -> np.ndarray:
+    def has_room(self, growth) -> bool:
+        return True
+
+    def append(self, items, *, outputs=None, states=False, on_progress=None) -> np.ndarray:
         self.appends.append(len(items))
         assert len({sequence for sequence, _ in items}) == len(items)
         rows = []
