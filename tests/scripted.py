@@ -13,6 +13,8 @@ import numpy as np
 import slimrt
 from gguf_shapes import finish
 from slimrt import core
+from slimrt.generation.loop import Loop
+from slimrt.generation.sequences import Sequences
 from slimrt.modelfile.source import ModelSource
 from slimrt.runtime.runtime import Runtime
 from slimrt.tokenizer.tokenizer import Tokenizer
@@ -111,6 +113,11 @@ class ScriptedEngine:
             token = sampler.sample(row)
             chosen.append((token, core.token_logprobs(row, token, n) if n else None))
         return chosen
+
+
+def run(engine: ScriptedEngine, tasks, width: int) -> list:
+    """The results of (sequences that it needs, task)s, which use at most `width` sequences at once."""
+    return Loop(Sequences(Runtime(None, engine, show_progress=False)), width).run(tasks)
 
 
 def write_gguf(path: Path, architecture: str, fields: dict, tensors: dict | None = None) -> Path:

@@ -4,7 +4,7 @@ A sequence is its tokens, and rows are a cache of them: where the pool has no ro
 and they are computed again later, so nothing is lost (preemption by recomputation: Kwon et al., "Efficient Memory
 Management for Large Language Model Serving with PagedAttention", 2023, section 4.5). Who waits for a task turns the
 crank for all; a server has a thread that does. Prompts beside others' texts are computed in pieces that take no longer
-than the texts may wait (Agrawal et al., "Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve", 2024).
+than the texts may wait (Agrawal et al., "Taming Throughput-Latency Tradeoff in LLM Inference", 2024).
 """
 
 from __future__ import annotations
@@ -145,14 +145,14 @@ class Loop:
         with self._changed:
             self._changed.notify_all()
 
-    def end(self, tickets: Sequence[Ticket[Any]]) -> None:
-        """End tickets now, which frees their sequences; waits for a step under way."""
+    def end(self, tickets: Sequence[Ticket[Any]], error: Exception | None = None) -> None:
+        """End tickets now, which frees their sequences; waits for a step under way. error: what they tell."""
         if all(one.done for one in tickets):
             return
         with self._engine.alone():
             for one in tickets:
                 self._remove(one)
-                one.close()
+                one.close(error)
 
     def close(self) -> None:
         """Wait for all that somebody waits for, end the rest, and refuse what comes later."""
@@ -160,7 +160,7 @@ class Loop:
             while any(one.awaited for one in (*self._waiting, *self._running)):
                 self._changed.wait()
             self._closed = True
-        self.end([*self._waiting, *self._running])
+        self.end([*self._waiting, *self._running], ValueError("the model is closed"))
 
     def after_fork(self) -> None:
         """In the child nobody waits for what other threads of the parent asked for."""
@@ -179,9 +179,7 @@ class Loop:
         with self._engine.alone():
             self._end_cancelled()
             self._admit(only)
-            asking = [one for one in self._running if (one.eager or one.awaited) if only is None or one in only]
-            if only is not None:
-                asking = [one for one in self._running if one in only]
+            asking = [one for one in self._running if _attended(one, only)]
             if not asking:
                 return False
             self._encode(asking)
@@ -202,13 +200,12 @@ class Loop:
         """Begin tasks that wait, as far as there are sequences for them."""
         while True:
             of_key, of_call = Counter(one.key for one in self._running), Counter[Call]()
-            for one in self._running:
-                of_call[one.call] += one.needs
+            for one in self._running:  # a stream that nobody reads takes nobody's place
+                of_call[one.call] += one.needs if _attended(one, only) else 0
             asking = [
                 one
                 for one in self._waiting
-                if (one in only if only is not None else one.eager or one.awaited > 0)
-                and _fits(one.needs, of_call[one.call], one.call.width)
+                if _attended(one, only) and _fits(one.needs, of_call[one.call], one.call.width)
             ]
             if not asking:
                 return
@@ -221,8 +218,7 @@ class Loop:
             self._resume(first)
 
     def _resume(self, one: Ticket[Any], error: BaseException | None = None) -> None:
-        failure, one.call.failure = one.call.failure if error is None else None, one.call.failure
-        one.resume(error or failure)
+        one.resume(error or one.call.failure)
         if one.done:
             self._remove(one)
         self._tell(one)
@@ -340,6 +336,11 @@ class Loop:
     def _give_up(self, victim: Ticket[Any]) -> None:
         victim.preemptions += 1
         self._engine.give_up(victim.wants)
+
+
+def _attended(one: Ticket[Any], only: Sequence[Ticket[Any]] | None) -> bool:
+    """Whether a step is for this one: whom somebody waits for, or, in a callback of a step, those of the callback."""
+    return one in only if only is not None else one.eager or one.awaited > 0
 
 
 def _fits(needs: int, used: int, width: int | None) -> bool:

@@ -115,11 +115,11 @@ class Ticket(Generic[Result]):
             self.left = [(of, list(ids)) for of, ids in wish.items] if isinstance(wish, (Append, Decode)) else []
             self.answered = isinstance(wish, Wait)
 
-    def close(self) -> None:
-        """End it now; for a thread that has the model."""
+    def close(self, error: Exception | None = None) -> None:
+        """End it now, with this error or Cancelled; for a thread that has the model."""
         if not self.done:
             self._task.close()
-            self._finish(error=Cancelled("this work was cancelled"))
+            self._finish(error=error or Cancelled("this work was cancelled"))
 
     def _finish(self, *, result: Any = None, error: BaseException | None = None) -> None:
         self.wants, self.left, self.done, self._result, self.error = None, [], True, result, error
