@@ -21,6 +21,7 @@ from slimrt.plumbing.numbers import log_normaliser
 
 Result = TypeVar("Result")
 Logits = NDArray[np.float32]
+Masks = NDArray[np.uint32]
 Rules = Callable[[Logits, Sequence[int]], None]
 """Changes a row of logits (vocab,) in place, given the tokens found so far."""
 
@@ -35,7 +36,7 @@ class Computing(Protocol):
     def encode(self, items: Sequence[Any]) -> Any: ...
     def append(self, items: Sequence[tuple[Any, NDArray[np.int32]]]) -> Logits: ...
     def sample(
-        self, logits: Logits, samplers: Sequence[core.Sampler], *, logprobs: Sequence[int]
+        self, logits: Logits, samplers: Sequence[core.Sampler], *, masks: Masks | None, logprobs: Sequence[int]
     ) -> Sequence[tuple[int, Logprobs | None]]: ...
 
 
@@ -90,12 +91,14 @@ class Decode:
     All that tasks want in a step are chosen in one call, each by its sampler as if it were alone. Errors as Append.
 
     logprobs: how many of the likeliest tokens to report; 0: none.
+    mask: uint32 bits (words,) of those that may be chosen, as core.Sampler reads them; None: all.
     """
 
     sequence: Any
     tokens: Sequence[int]
     sampler: core.Sampler
     logprobs: int = 0
+    mask: NDArray[np.uint32] | None = None
 
     @property
     def items(self) -> Sequence[tuple[Any, Sequence[int]]]:
@@ -214,7 +217,20 @@ def _choices(
     if not decodes:
         return []
     chosen = logits if len(rows) == len(logits) else logits[rows]
-    return engine.sample(chosen, [one.sampler for one in decodes], logprobs=[one.logprobs for one in decodes])
+    samplers, logprobs = [one.sampler for one in decodes], [one.logprobs for one in decodes]
+    return engine.sample(chosen, samplers, masks=_masks(decodes, chosen.shape[1]), logprobs=logprobs)
+
+
+def _masks(decodes: Sequence[Decode], n_vocab: int) -> Masks | None:
+    """A row for each; those without a mask may choose any token. None: no one has a mask."""
+    if all(one.mask is None for one in decodes):
+        return None
+    words = (n_vocab + 31) // 32
+    rows = np.full((len(decodes), words), -1, np.int32).view(np.uint32)
+    for row, one in zip(rows, decodes, strict=True):
+        if one.mask is not None:
+            row[:] = one.mask[:words]
+    return rows
 
 
 def together(tasks: Sequence[Task[Result]]) -> Task[list[Result]]:
