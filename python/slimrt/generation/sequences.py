@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slimrt import core
-from slimrt.generation.search import Append, Decode, Logits, Logprobs, Wish
+from slimrt.generation.search import Append, Decode, Logits, Logprobs, Masks, Wish
 from slimrt.plumbing import progress
 from slimrt.runtime.runtime import Runtime
 from slimrt.runtime.session import Session
@@ -87,10 +87,10 @@ class Sequences:
         return logits
 
     def sample(
-        self, logits: Logits, samplers: Sequence[core.Sampler], *, logprobs: Sequence[int]
+        self, logits: Logits, samplers: Sequence[core.Sampler], *, masks: Masks | None, logprobs: Sequence[int]
     ) -> Sequence[tuple[int, Logprobs | None]]:
         with self._runtime.use() as engine:
-            return engine.sample(logits, samplers, logprobs=logprobs)
+            return engine.sample(logits, samplers, masks=masks, logprobs=logprobs)
 
     def missing(self, sequence: Any) -> Ids:
         """Tokens of a Session without rows; of another sequence none."""
