@@ -164,6 +164,7 @@ def load(
             source.file,
             n_ctx=n_ctx,
             n_seqs=planner.n_seqs,
+            cache_tokens=planner.cache_tokens,
             n_batch=planner.n_batch,
             n_threads=planner.n_threads,
             device=planner.device,
@@ -233,10 +234,12 @@ def describe(runtime: Runtime, memory: Mapping[str, int], say: Callable[[str], o
     """Says what a load resolved to."""
     info = runtime.info
     cross = f"{describe_cross(crossed)}, " if (crossed := info.get("cross")) else ""
+    tokens = info["cache_tokens"]
+    pool = f" in {tokens} tokens" if tokens != info["n_ctx"] * info["n_seqs"] else ""
     say(
         f"{runtime.source.name}: {info['architecture']}, {info['n_layers']} layers, "
         f"{info['device']}, context {info['n_ctx']} of {info['n_ctx_train']} trained"
-        f"{' x ' + str(info['n_seqs']) if info['n_seqs'] > 1 else ''}, cache {kinds(info['layers'])} "
+        f"{' x ' + str(info['n_seqs']) if info['n_seqs'] > 1 else ''}{pool}, cache {kinds(info['layers'])} "
         f"({memory['cache_bytes_per_token']} bytes a token), "
         f"{cross}{format_bytes(memory['total'])} allocated, "
         f"{format_bytes(memory['mapped'])} mapped"

@@ -74,7 +74,7 @@ def check_length(n_tokens: int, runtime: Runtime, what: str) -> None:
 class Session(Closing):
     """A sequence of tokens whose cache rows stay in memory. Made by Model.session() and Model.load_session().
 
-    Every session takes rows from the cache of its model, which holds n_ctx * n_seqs of them; forks share theirs
+    Every session takes rows from the cache of its model, which holds cache_tokens of them; forks share theirs
     until they differ. Use it as a context manager, or close() it.
 
     A model with a sliding window keeps the rows of the window and of about n_batch tokens before it: a session that is
