@@ -174,6 +174,12 @@ class Session(Closing):
         """Give the rows back."""
         self._free()
 
+    def hand_over(self, engine: core.Engine) -> tuple[int, list[int]]:
+        """Closes the session, but leaves its sequence to the caller, with the tokens whose rows that has."""
+        self._agree(engine)
+        self._free.detach()
+        return self.sequence, self._tokens[: engine.length(self.sequence)]
+
     def _agree(self, engine: core.Engine) -> None:
         """Drop rows beyond our tokens: Ctrl-C may strike between a step of the engine and our note of it. Where a
         window has given back what the others look back to, drop all."""
