@@ -225,15 +225,13 @@ def test_a_model_holds_to_it(tale):
 
 
 def test_texts_beside_it_are_free(tale):
-    from slimrt.generation.generate import Run, SessionEngine
+    from slimrt.generation.generate import Run, run_texts
     from slimrt.generation.options import Options
-    from slimrt.generation.search import run
 
     runtime, settings = tale._runtime, {"temperature": 0.9, "max_tokens": 20}
     free, held = Options(**settings), Options(**settings, regex="[0-9]{30}")
     runs = [Run(runtime, tale.tokenize(PROMPT), options, 7, None, 0.0) for options in (free, held, free)]
-    engine = SessionEngine(runtime, None)
-    first, second, third = run(engine, [(1, one.task(engine)) for one in runs], int(runtime.info["n_seqs"]))
+    first, second, third = run_texts(runtime, runs, free)
     assert first.text == third.text == tale.generate(PROMPT, seed=7, **settings).text
     assert re.fullmatch("[0-9]{1,30}", second.text)
 

@@ -89,6 +89,9 @@ class TextGeneration(Tasks):
                 older half of it is dropped but for the first n_keep tokens (0; -1: the prompt; a BOS always stays),
                 what stays is computed again, as a prompt is, in any cache mode, and the text goes on; `shifted` in the
                 result counts what was dropped. A session then holds what stayed.
+            cache_prompt: take the rows that earlier texts with this option have left for a prompt that begins as they
+                do, in any cache mode, and leave those of this one, for as long as nobody needs the room; usage counts
+                cached_tokens. Rows are read as they are stored then, so that the last digits of logits differ.
             json_schema: hold the text to JSON of this schema: a mapping, or JSON; {"type": "object"}: any object.
                 regex: to a regular expression, the whole text (Rust's syntax). choice: to one of these texts.
                 grammar: to one in Lark's form, or in llama.cpp's (GBNF). One at a time; with the extra `grammar`. Where

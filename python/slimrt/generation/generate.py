@@ -14,7 +14,7 @@ from slimrt import core
 from slimrt.errors import ContextOverflowError
 from slimrt.generation.breakers import breaker_tokens
 from slimrt.generation.grammar import Matcher, compile_grammar
-from slimrt.generation.loop import loop_of
+from slimrt.generation.loop import loop_of, prefixes_of
 from slimrt.generation.options import Options
 from slimrt.generation.search import Append, Decode, Encode, Logprobs, Task
 from slimrt.generation.tickets import Call, Meter
@@ -63,6 +63,9 @@ class StopFilter:
 class Run:
     """One text in the making.
 
+    Attributes:
+        key: whose text it is: with cache_prompt rows of texts of the same key are taken, and left for them.
+
     Args:
         prompt: ids, checked.
         session: a session to continue in; None: one of its own, which ends with the run.
@@ -97,6 +100,7 @@ class Run:
         self.tokens: list[int] = []
         self.finish_reason: str | None = None
         self.shifted = 0
+        self.key = ""
         self.meter = Meter()
         self._own_session = session is None
         self._pending: list[int] = []
@@ -150,7 +154,8 @@ class Run:
         """Take a sequence; returns what is to be computed first."""
         yield from ()
         if self.session is None:
-            self.session = Session.new(self.runtime)
+            found = prefixes_of(self.runtime).take(self.prompt, self.key) if self.options.cache_prompt else None
+            self.session = found or Session.new(self.runtime)
             self.session.replaceable = True
         pending = self.session.keep_common(self.prompt)
         self._cached = self.session.length
@@ -165,7 +170,10 @@ class Run:
         if self.session is not None:
             self._held = self.session.length
             if self._own_session:
-                self.session.close()
+                if self.options.cache_prompt:
+                    prefixes_of(self.runtime).give(self.session, self.key)
+                else:
+                    self.session.close()
                 self.session = None
 
     def _next(self, pending: Sequence[int]) -> Task[tuple[int, Logprobs | None]]:

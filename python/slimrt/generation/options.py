@@ -59,6 +59,7 @@ class GenerateOptions(TypedDict, total=False):
     early_stopping: bool
     on_overflow: str
     n_keep: int
+    cache_prompt: bool
     grammar: str | Grammar | None
     json_schema: Mapping[str, Any] | str | bool | None
     regex: str | None
@@ -108,6 +109,7 @@ class Options:
     early_stopping: bool = False
     on_overflow: str = "error"
     n_keep: int = 0
+    cache_prompt: bool = False
     grammar: str | Grammar | None = None
     json_schema: Mapping[str, Any] | str | bool | None = None
     regex: str | None = None

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slimrt import core
+from slimrt.cache.planner import BLOCK as BLOCK
 from slimrt.generation.search import Append, Decode, Logits, Logprobs, Masks, Wish
 from slimrt.plumbing import progress
 from slimrt.runtime.runtime import Runtime
@@ -20,13 +21,7 @@ Report = Callable[[int, int], object]
 
 
 class Sequences:
-    """The engine of a model, which each call has for itself.
-
-    Attributes:
-        block: tokens in a block of the cache.
-    """
-
-    block = 32
+    """The engine of a model, which each call has for itself."""
 
     def __init__(self, runtime: Runtime):
         self._runtime = runtime
