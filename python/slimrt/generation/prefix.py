@@ -144,7 +144,7 @@ class PrefixTree:
             yield from root.below()
 
     def _evict(self, engine: core.Engine, blocks: int) -> int:
-        before, freed = engine.free_blocks(), 0
+        free, freed = engine.free_blocks(), 0
         oldest = [(node.used, id(node), node, key) for key, root in self._roots.items() for node in root.below()]
         heapq.heapify(oldest)
         while freed < blocks and oldest:
@@ -154,10 +154,11 @@ class PrefixTree:
             left = self._cut(engine, node, blocks - freed, key)
             if left is not None:
                 heapq.heappush(oldest, (left.used, id(left), left, key))
-            freed = engine.free_blocks() - before
+            before, free = free, engine.free_blocks()
+            freed += max(0, free - before)  # behind windows another kind of blocks may be the scarcest now
         self._forget_roots()
-        self.evicted += max(0, freed)
-        return max(0, freed)
+        self.evicted += freed
+        return freed
 
     def _forget_roots(self) -> None:
         self._roots = {key: root for key, root in self._roots.items() if root.children}
@@ -217,20 +218,20 @@ class PrefixTree:
         return True
 
     def _cut(self, engine: core.Engine, node: Node, blocks: int, key: str) -> Node | None:
-        """Gives up at most so many blocks of a node's end. Returns the node that has the sequence then, if any has."""
+        """Gives up at most so many blocks of a node's end. Returns the node that may have blocks to give up then."""
         sequence, parent = node.sequence, node.parent
         assert sequence is not None and parent is not None
         whole = self._store is not None and self._store.keeps_whole
         length = 0 if node.children or whole else (-(-node.end // BLOCK) - blocks) * BLOCK
         self._written(engine, node, max(length, node.begin), key)
+        if not node.children and length > node.begin and _truncated(engine, sequence, length):
+            node.ids = node.ids[: length - node.begin].copy()
+            return node
+        node.sequence = None
         if node.children:
-            node.sequence = None
             engine.free_sequence(sequence)
             _join(node)
             return None
-        if length > node.begin and _truncated(engine, sequence, length):
-            node.ids = node.ids[: length - node.begin].copy()
-            return node
         del parent.children[int(node.ids[0])]
         wanted = parent.sequence is None and not parent.children and parent.end >= BLOCK
         if wanted and _truncated(engine, sequence, parent.end):
@@ -241,7 +242,7 @@ class PrefixTree:
             del parent.parent.children[int(parent.ids[0])]
             parent = parent.parent
         _join(parent)
-        return None
+        return parent  # whose own sequence, if it has one, may have shared all blocks with this one
 
     def _written(self, engine: core.Engine, node: Node, begin: int, key: str) -> None:
         """Has the store keep the rows of a node's sequence from a token on."""
