@@ -72,11 +72,13 @@ class Operations(RuleBasedStateMachine):
 
     running = Bundle("running")
     alone: slimrt.Model
-    known: dict[tuple[int, ...], np.ndarray] = {}
+    known: dict[tuple[int, ...], np.ndarray]
+    path, options = LLAMA, {}
+    exact = True  # a block is a block: there are no windows, and rows do not age
 
     @initialize(n_seqs=st.sampled_from([2, 5]))
     def load(self, n_seqs: int) -> None:
-        self.model, self.tree = open_tree(n_seqs=n_seqs)
+        self.model, self.tree = open_tree(self.path, n_seqs=n_seqs, **self.options)
         self.sessions: set[Session] = set()
         self.full = self.side_by_side = False
 
@@ -97,6 +99,7 @@ class Operations(RuleBasedStateMachine):
     )
     def begin(self, head: int, n_head: int, tail: int, n_tail: int, key: str) -> tuple[Session, str]:
         ids = text()[head : head + n_head] + text()[tail : tail + n_tail]
+        ids = [3 + id % (self.model.n_vocab - 3) for id in ids]
         session, _ = begun(self.model, self.tree, ids, key)
         self.side_by_side |= bool(self.sessions)
         while True:
@@ -141,10 +144,12 @@ class Operations(RuleBasedStateMachine):
     def evict(self, blocks: int) -> None:
         before, (held, tokens) = free_blocks(self.model), self.tree.held
         freed = self.tree.evict(blocks)
-        assert free_blocks(self.model) - before == freed
-        assert freed >= min(blocks, held) or self.sessions
-        assert freed <= blocks or self.side_by_side
         assert self.tree.held[1] < tokens or freed == 0
+        assert freed > 0 or tokens == 0 or self.sessions
+        if self.exact:
+            assert free_blocks(self.model) - before == freed
+            assert freed >= min(blocks, held) or self.sessions
+            assert freed <= blocks or self.side_by_side
 
     @rule()
     def clear(self) -> None:
@@ -153,7 +158,7 @@ class Operations(RuleBasedStateMachine):
 
     @invariant()
     def every_block_is_free_or_held(self) -> None:
-        if hasattr(self, "tree") and not self.sessions:
+        if hasattr(self, "tree") and not self.sessions and self.exact:
             taken = n_blocks(self.model) - free_blocks(self.model)
             # What was computed twice, side by side, is not always worth to be copied.
             assert self.tree.held[0] <= taken if self.side_by_side else self.tree.held[0] == taken
@@ -167,10 +172,24 @@ class Operations(RuleBasedStateMachine):
             self.model.close()
 
 
-def test_random_operations():
-    Operations.TestCase.settings = settings(max_examples=30, stateful_step_count=30, deadline=None, derandomize=True)
-    with slimrt.Model(LLAMA, n_ctx=256, cache_type="f32") as Operations.alone:
-        Operations.TestCase().runTest()
+@pytest.mark.parametrize(
+    ("name", "options", "examples"),
+    [
+        ("tale-llama", {}, 30),
+        ("tale-llama", {"cache": "kivi:f32", "cache_type": "auto"}, 10),
+        ("mistral_window", {"n_batch": 16}, 30),
+    ],
+)
+def test_random_operations(name, options, examples, convert):
+    class Machine(Operations):
+        path = LLAMA if name == "tale-llama" else convert(GOLDEN / name)
+        known = {}
+        exact = not options
+
+    Machine.options = options
+    Machine.TestCase.settings = settings(max_examples=examples, stateful_step_count=30, deadline=None, derandomize=True)
+    with slimrt.Model(Machine.path, n_ctx=256, cache_type="f32") as Machine.alone:
+        Machine.TestCase().runTest()
 
 
 # ---------------------------------------------------------------- modes

@@ -145,7 +145,8 @@ class PrefixTree:
 
     def _evict(self, engine: core.Engine, blocks: int) -> int:
         free, freed = engine.free_blocks(), 0
-        oldest = [(node.used, id(node), node, key) for key, root in self._roots.items() for node in root.below()]
+        nodes = ((node, key) for key, root in self._roots.items() for node in root.below())
+        oldest = [(node.used, id(node), node, key) for node, key in nodes if node.sequence is not None]
         heapq.heapify(oldest)
         while freed < blocks and oldest:
             *_, node, key = heapq.heappop(oldest)
