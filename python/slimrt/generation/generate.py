@@ -184,6 +184,11 @@ class Run:
         text, self._n_taken = "".join(self._text[self._n_taken :]), len(self._text)
         return text
 
+    @property
+    def logprobs(self) -> Sequence[TokenLogprob]:
+        """Of the tokens so far; none unless they were asked for."""
+        return self._logprobs
+
     def _begin(self) -> list[int]:
         """Take a sequence; returns what is to be computed first."""
         if self.session is None:
