@@ -2,6 +2,7 @@
 #include "engine/engine.h"
 
 #include <nanobind/stl/function.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -104,22 +105,41 @@ class PyEngine {
         engine_ = std::make_unique<Engine>(open_file(from), options, extra);
     }
 
-    nb::object append(const nb::sequence& items, bool all_logits, bool states,
+    nb::object append(const nb::sequence& items, bool all_logits,
+                      const std::optional<std::vector<int64_t>>& outputs, bool states, const nb::object& out,
                       const nb::object& on_progress) {
         std::vector<std::vector<int32_t>> keep;  // copies: nobody may change a token once it is checked
         std::vector<Engine::Item> list;
+        if (outputs && (outputs->size() != nb::len(items) || all_logits))
+            fail(ErrorCode::argument, "outputs has a number for each of ", nb::len(items),
+                 " items, and goes without all_logits");
         size_t rows = 0;
         for (const nb::handle& item : items) {
             const auto tokens = nb::cast<Tokens>(item[1]);
             keep.emplace_back(tokens.data(), tokens.data() + tokens.size());
-            list.push_back({nb::cast<int>(item[0]), keep.back()});
-            rows += all_logits ? tokens.size() : 1;
+            const int64_t n = int64_t(tokens.size());
+            int64_t wanted = outputs ? (*outputs)[list.size()] : all_logits ? -1 : std::min<int64_t>(1, n);
+            if (wanted == -1) wanted = n;
+            if (wanted < 0 || wanted > n)
+                fail(ErrorCode::argument, "outputs of an item of ", n,
+                     " tokens: at most so many, or -1 for all, not ", wanted);
+            list.push_back({nb::cast<int>(item[0]), keep.back(), wanted});
+            rows += size_t(wanted);
         }
         const Output output = states ? Output::states : Output::logits;
         const size_t width = states ? engine_->config().d_model : engine_->config().n_vocab;
-        std::vector<float> out(rows * width);
-        locked([&] { engine_->append(list, all_logits, output, out.data(), checked_progress(on_progress)); });
-        return nb::cast(numpy_array(std::move(out), {rows, width}));
+        Array<float> given;
+        std::vector<float> made;
+        if (out.is_none())
+            made.resize(rows * width);
+        else if (!nb::try_cast(out, given, false) || given.ndim() != 2 || given.shape(0) < rows ||
+                 given.shape(1) != width)
+            fail(ErrorCode::argument, "out must be a float32 array [", rows, " or more, ", width,
+                 "], without gaps, that may be written to");
+        float* const to = out.is_none() ? made.data() : given.data();
+        locked([&] { engine_->append(list, output, to, checked_progress(on_progress)); });
+        if (out.is_none()) return nb::cast(numpy_array(std::move(made), {rows, width}));
+        return out[nb::slice(rows)];
     }
 
     nb::object encode(const nb::sequence& items, bool states, bool encoded, const nb::object& on_progress) {
@@ -237,6 +257,18 @@ class PyEngine {
     int64_t length(int s) {
         return with([&](Engine& e) { return e.length(s); });
     }
+    bool has_room(const std::vector<std::pair<int, int64_t>>& growth) {
+        return with([&](Engine& e) { return e.has_room(growth); });
+    }
+    int64_t free_blocks() {
+        return with([](Engine& e) { return e.free_blocks(); });
+    }
+    int64_t n_blocks() {
+        return with([](Engine& e) { return e.n_blocks(); });
+    }
+    std::pair<int64_t, int64_t> blocks(int s) {
+        return with([&](Engine& e) { return e.blocks(s); });
+    }
 
   private:
     std::unique_ptr<Engine> engine_;
@@ -266,9 +298,14 @@ void bind_engine(nb::module_& m) {
         .def("truncate", &PyEngine::truncate, nb::arg("sequence"), nb::arg("length"))
         .def("can_truncate", &PyEngine::can_truncate, nb::arg("sequence"), nb::arg("length"))
         .def("length", &PyEngine::length, nb::arg("sequence"))
+        .def("has_room", &PyEngine::has_room, nb::arg("growth"))
+        .def("free_blocks", &PyEngine::free_blocks)
+        .def("n_blocks", &PyEngine::n_blocks)
+        .def("blocks", &PyEngine::blocks, nb::arg("sequence"))
         .def("tile", &PyEngine::tile, nb::arg("sequence"), nb::arg("length"))
         .def("append", &PyEngine::append, nb::arg("items"), nb::kw_only(), nb::arg("all_logits") = false,
-             nb::arg("states") = false, nb::arg("on_progress") = nb::none())
+             nb::arg("outputs") = nb::none(), nb::arg("states") = false, nb::arg("out") = nb::none(),
+             nb::arg("on_progress") = nb::none())
         .def("encode", &PyEngine::encode, nb::arg("items"), nb::kw_only(), nb::arg("states") = false,
              nb::arg("encoded") = false, nb::arg("on_progress") = nb::none())
         .def("sample", &PyEngine::sample, nb::arg("logits"), nb::arg("samplers"), nb::kw_only(),

@@ -30,6 +30,8 @@ void read_option(const std::string& name, nb::handle value, EngineOptions& o) {
         o.cache.cross_type = nb::cast<std::string>(value);
     else if (name == "n_seqs")
         o.cache.n_seqs = nb::cast<int>(value);
+    else if (name == "cache_tokens")
+        o.cache.cache_tokens = nb::cast<int64_t>(value);
     else if (name == "n_batch")
         o.cache.n_batch = nb::cast<int>(value);
     else if (name == "device")
@@ -120,6 +122,7 @@ void put_info(nb::dict& d, const EngineInfo& info) {
     d["n_ctx"] = info.cache.n_ctx;
     d["n_batch"] = info.cache.n_batch;
     d["n_seqs"] = info.cache.n_seqs;
+    d["cache_tokens"] = info.cache.cache_tokens;
     d["sparse_threshold"] = info.cache.sparse_threshold;
     d["sparse_delta"] = info.cache.sparse_delta;
     d["n_threads"] = info.n_threads;

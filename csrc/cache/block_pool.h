@@ -19,6 +19,7 @@ class BlockPool {
     size_t block_bytes() const;  // of all layers
     int n_layers() const { return int(layers_.size()); }
 
+    int64_t n_blocks() const { return int64_t(users_.size()); }
     int64_t n_free() const { return int64_t(free_.size()); }
     /// Sequences that use a block; more than one may, as long as none writes to it.
     int users(int32_t block) const { return users_[block]; }
@@ -33,7 +34,7 @@ class BlockPool {
 
     /// Calls visit(address, bytes) for the rows of the positions [begin, end) in the blocks of a table, layer
     /// after layer, plane after plane, block after block, head after head: elements, then scales. Rows that
-    /// share scales (Plane::scale_tokens) go together.
+    /// share scales (Plane::scale_tokens) go together, and a block's plane that is wanted whole.
     template <class Visit>
     void visit_rows(std::span<const int32_t> table, int64_t begin, int64_t end, Visit visit) const;
 
@@ -67,6 +68,10 @@ void BlockPool::visit_rows(std::span<const int32_t> table, int64_t begin, int64_
                 const int64_t row = first % kBlockTokens;
                 n = std::min(kBlockTokens - row, end - first);
                 std::byte* head = layer.plane(table[first / kBlockTokens], int(p));
+                if (n == kBlockTokens) {
+                    visit(head, plane.block_bytes());
+                    continue;
+                }
                 for (int h = 0; h < plane.heads; ++h, head += bytes.total()) {
                     visit(head + row * elements, n * elements);
                     if (bytes.scales)

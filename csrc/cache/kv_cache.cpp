@@ -7,10 +7,20 @@
 
 namespace slimrt {
 
+namespace {
+
+constexpr int64_t kMaxTokens = 1 << 28;  // slots are int32, with room to spare
+
+}  // namespace
+
 KvCache::KvCache(Backend& backend, const std::vector<LayerRows>& layers, int64_t n_ctx, int n_seqs,
-                 StepLimits limits, Recode recode)
-    : backend_(backend), n_ctx_(n_ctx), limits_(limits), recode_(std::move(recode)) {
-    constexpr int64_t kMaxTokens = 1 << 28;                 // slots are int32, with room to spare
+                 int64_t cache_tokens, StepLimits limits, Recode recode)
+    : backend_(backend),
+      n_ctx_(n_ctx),
+      n_seqs_(n_seqs),
+      cache_tokens_(cache_tokens),
+      limits_(limits),
+      recode_(std::move(recode)) {
     std::vector<std::vector<std::vector<Format>>> formats;  // of each group, class and layer
     for (const LayerRows& layer : layers) {
         const auto known = std::ranges::find_if(groups_, [&](const Group& group) {
@@ -34,16 +44,31 @@ KvCache::KvCache(Backend& backend, const std::vector<LayerRows>& layers, int64_t
             const int64_t blocks = window                  ? std::min(all, blocks_across(rows))
                                    : regions.n_classes > 1 ? max_blocks(regions, c)
                                                            : all;
-            if (blocks > kMaxTokens / kBlockTokens / n_seqs)
-                fail(ErrorCode::argument, "a cache of ", n_ctx, " tokens x ", n_seqs,
-                     " sequences, in blocks of ", kBlockTokens, ", is more than the ", kMaxTokens,
-                     " tokens slimrt can address");
             groups_[g].classes.push_back(
-                {blocks, BlockPool(backend, std::move(formats[g][c]), blocks * n_seqs)});
+                {blocks, BlockPool(backend, std::move(formats[g][c]), n_blocks(regions, c, blocks))});
         }
         if (regions.n_classes > 1 && !slots_.data)
             slots_ = backend.alloc(MemoryKind::scratch, kMoved * sizeof(int32_t), "slots of aging rows");
     }
+}
+
+/// Of a pool, of which a sequence takes at most so many.
+int64_t KvCache::n_blocks(const Regions& r, int c, int64_t of_sequence) const {
+    if (cache_tokens_ == 0) {
+        if (of_sequence > kMaxTokens / kBlockTokens / n_seqs_)
+            fail(ErrorCode::argument, "a cache of ", n_ctx_, " tokens x ", n_seqs_,
+                 " sequences, in blocks of ", kBlockTokens, ", is more than the ", kMaxTokens,
+                 " tokens slimrt can address");
+        return of_sequence * n_seqs_;
+    }
+    if (cache_tokens_ > kMaxTokens)
+        fail(ErrorCode::argument, "a cache of ", cache_tokens_, " tokens is more than the ", kMaxTokens,
+             " tokens slimrt can address");
+    const int64_t all = blocks_for(cache_tokens_), one = blocks_for(n_ctx_);
+    const int64_t share = (of_sequence * all + one - 1) / one;
+    // Of a region that does not grow with the text, short sequences have as much as long ones.
+    const bool grows = c == r.n_classes - 1 ? c > 0 : c > 0 && r.shares[c - 1].blocks == 0;
+    return grows ? share : std::max(share, std::min(n_seqs_ * of_sequence, all));
 }
 
 size_t KvCache::bytes_per_token(int layer) const {
@@ -199,12 +224,44 @@ int64_t KvCache::blocks_taken(int group, Growth growth) const {
 }
 
 void KvCache::require_free(const Group& group, int c, int64_t blocks) const {
-    const int64_t n_free = group.classes[c].pool.n_free();
-    if (blocks <= n_free) return;
+    const BlockPool& pool = group.classes[c].pool;
+    if (blocks <= pool.n_free()) return;
     const std::string whose = group.window ? concat(" for the layers with a window of ", group.window) : "";
-    fail(ErrorCode::context_overflow, "the cache has ", n_free, " free blocks of ", kBlockTokens, " tokens",
-         whose, " and ", blocks, " are needed. Raise n_seqs", group.window ? "" : " or n_ctx",
-         ", or free sequences");
+    const bool by_sequences = pool.n_blocks() == n_seqs_ * group.classes[c].max_blocks;
+    const char* raise = !by_sequences  ? "cache_tokens (--cache-tokens)"
+                        : group.window ? "n_seqs"
+                                       : "n_seqs or n_ctx";
+    fail(ErrorCode::context_overflow, "the cache has ", pool.n_free(), " free blocks of ", kBlockTokens,
+         " tokens", whose, " and ", blocks, " are needed. Raise ", raise, ", or free sequences");
+}
+
+bool KvCache::has_room(Growth growth) const {
+    for (const auto& [id, n] : growth)
+        if (n > n_ctx_ - find(id).length) return false;
+    for (int g = 0; g < n_groups(); ++g)
+        for (int c = 0; c < groups_[g].regions.n_classes; ++c)
+            if (blocks_wanted(g, c, growth) > pool_of({g, c}).n_free()) return false;
+    return true;
+}
+
+KvCache::GroupClass KvCache::scarcest_class() const {
+    GroupClass least{0, 0};
+    for (int g = 0; g < n_groups(); ++g)
+        for (int c = 0; c < groups_[g].regions.n_classes; ++c) {
+            const BlockPool &pool = pool_of({g, c}), &known = pool_of(least);
+            if (pool.n_free() * known.n_blocks() < known.n_free() * pool.n_blocks()) least = {g, c};
+        }
+    return least;
+}
+
+std::pair<int64_t, int64_t> KvCache::blocks(int sequence) const {
+    const GroupClass at = scarcest_class();
+    int64_t held = 0, alone = 0;
+    for (const int32_t block : find(sequence).groups[at.first][at.second].table) {
+        held += block >= 0;
+        alone += block >= 0 && pool_of(at).users(block) == 1;
+    }
+    return {held, alone};
 }
 
 void KvCache::require_room(Growth growth) const {
@@ -213,8 +270,8 @@ void KvCache::require_room(Growth growth) const {
             fail(ErrorCode::context_overflow, "the context is full: ", length, " tokens are cached and ", n,
                  " more do not fit in n_ctx ", n_ctx_, ". Raise n_ctx (--ctx) or truncate");
     for (int g = 0; g < n_groups(); ++g)
-        for (int c = 0, n = groups_[g].regions.n_classes; c < n; ++c)
-            require_free(groups_[g], c, n > 1 ? aged_blocks_taken(g, c, growth) : blocks_taken(g, growth));
+        for (int c = 0; c < groups_[g].regions.n_classes; ++c)
+            require_free(groups_[g], c, blocks_wanted(g, c, growth));
 }
 
 /// Gives back the blocks before the front-th.

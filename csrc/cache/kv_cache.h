@@ -54,9 +54,10 @@ class KvCache {
     /// Sequences, and by how many tokens each.
     using Growth = std::span<const std::pair<int, int64_t>>;
 
-    /// Room for n_seqs sequences of n_ctx tokens.
+    /// Room for cache_tokens tokens, at least n_ctx, of all sequences together, of which n_seqs may grow at
+    /// once; 0: for n_seqs sequences of n_ctx tokens.
     KvCache(Backend& backend, const std::vector<LayerRows>& layers, int64_t n_ctx, int n_seqs,
-            StepLimits limits, Recode recode = {});
+            int64_t cache_tokens, StepLimits limits, Recode recode = {});
 
     int64_t n_ctx() const { return n_ctx_; }
     /// What a token leaves behind in the end.
@@ -92,6 +93,12 @@ class KvCache {
 
     /// Throws Error{context_overflow} unless every sequence can grow by its count; changes nothing.
     void require_room(Growth growth) const;
+    /// Whether that would not throw.
+    bool has_room(Growth growth) const;
+    /// The pool of which the smallest share is free now, and a sequence's blocks in it: all, and those that
+    /// no other shares.
+    const BlockPool& scarcest() const { return pool_of(scarcest_class()); }
+    std::pair<int64_t, int64_t> blocks(int sequence) const;
     /// Makes the next n rows of a sequence writable, n at most StepLimits::longest. Its length grows at
     /// commit(); until then truncate() to its length gives them up, before anything else is done with it.
     void reserve(int sequence, int64_t n);
@@ -136,6 +143,7 @@ class KvCache {
     struct Place {
         int group, index;  // of a layer: in its group
     };
+    using GroupClass = std::pair<int, int>;
     /// What a sequence has of a class.
     struct Kept {
         std::vector<int32_t> table;
@@ -157,10 +165,17 @@ class KvCache {
     };
 
     const BlockPool& pool(int layer, int c) const { return groups_[where_[layer].group].classes[c].pool; }
+    const BlockPool& pool_of(GroupClass at) const { return groups_[at.first].classes[at.second].pool; }
+    GroupClass scarcest_class() const;
     Slots slots(int layer, int c, int plane, Tensor slots) const;
     Sequence& find(int sequence);
     const Sequence& find(int sequence) const;
     Sequence empty() const;
+    int64_t n_blocks(const Regions& regions, int c, int64_t of_sequence) const;
+    int64_t blocks_wanted(int group, int c, Growth growth) const {
+        return groups_[group].regions.n_classes > 1 ? aged_blocks_taken(group, c, growth)
+                                                    : blocks_taken(group, growth);
+    }
     int64_t blocks_taken(int group, Growth growth) const;
     void require_free(const Group& group, int c, int64_t blocks) const;
     void own_block(Class& of, int32_t& block);
@@ -189,7 +204,7 @@ class KvCache {
     static constexpr int64_t kMoved = 512;  // rows that change their class at once
 
     Backend& backend_;
-    int64_t n_ctx_;
+    int64_t n_ctx_, n_seqs_, cache_tokens_;
     StepLimits limits_;
     Recode recode_;
     Buffer slots_;  // I32, of rows that change their class

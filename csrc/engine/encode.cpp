@@ -170,8 +170,7 @@ std::vector<float> Engine::alignment(const Item& item, std::span<const Head> hea
     };
     const int64_t before = cache().length(item.sequence);
     const ScopeExit finish([&] { undo({{item.sequence, before}}); });
-    std::vector<float> last(config().n_vocab);
-    append({&item, 1}, false, Output::logits, last.data(), progress, observer);
+    append({&item, 1}, Output::logits, nullptr, progress, observer);
     return out;
 }
 

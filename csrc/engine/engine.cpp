@@ -63,12 +63,21 @@ void Engine::require_valid(std::span<const Item> items) {
     cache().require_room(growth);
 }
 
-Step Engine::next_step(std::span<const Item> items, Cursor& at, bool all_logits) {
+bool Engine::has_room(KvCache::Growth growth) {
+    std::set<int> seen;
+    for (const auto& [id, n] : growth) {
+        if (n < 0) fail(ErrorCode::argument, "a sequence cannot grow by ", n, " tokens");
+        if (!seen.insert(id).second) fail(ErrorCode::argument, "sequence ", id, " is listed twice");
+    }
+    return cache().has_room(growth);
+}
+
+Step Engine::next_step(std::span<const Item> items, Cursor& at) {
     const CacheOptions& o = decoder_->options();
     const auto [longest, stored] = decoder_->step_limits();
     Step step(cache());
     while (at.item < items.size() && int(step.n_sequences()) < o.n_seqs) {
-        const auto [id, tokens] = items[at.item];
+        const auto [id, tokens, outputs] = items[at.item];
         const int64_t left = tokens.size() - at.token, room = o.n_batch - int64_t(step.tokens.size());
         // Where long steps pay, what does not fit beside others is a step of its own; so is what has no
         // slots.
@@ -81,7 +90,7 @@ Step Engine::next_step(std::span<const Item> items, Cursor& at, bool all_logits)
             step.add_encoder_states(states->length(of), states->table(of, 0));
         }
         for (int64_t i = 0; i < n; ++i, ++at.token) {
-            if (all_logits || at.token + 1 == tokens.size())
+            if (at.token + size_t(outputs) >= tokens.size())
                 step.outputs.push_back(int32_t(step.tokens.size()));
             step.tokens.push_back(tokens[at.token]);
         }
@@ -105,13 +114,13 @@ std::string Engine::undo(const Lengths& before) {
     return kept;
 }
 
-void Engine::append(std::span<const Item> items, bool all_logits, Output output, float* out,
-                    const Progress& progress, const StepObserver& observer) {
+void Engine::append(std::span<const Item> items, Output output, float* out, const Progress& progress,
+                    const StepObserver& observer) {
     require_valid(items);
     Lengths before;
     for (const Item& item : items) before.emplace_back(item.sequence, cache().length(item.sequence));
     try {
-        run_steps(items, all_logits, output, out, progress, observer);
+        run_steps(items, output, out, progress, observer);
     } catch (const Error& error) {
         throw Error(error.code, error.what() + undo(before), error.needed, error.available);
     } catch (...) {
@@ -120,8 +129,8 @@ void Engine::append(std::span<const Item> items, bool all_logits, Output output,
     }
 }
 
-void Engine::run_steps(std::span<const Item> items, bool all_logits, Output output, float* out,
-                       const Progress& progress, StepObserver observer) {
+void Engine::run_steps(std::span<const Item> items, Output output, float* out, const Progress& progress,
+                       StepObserver observer) {
     const OnFastCores place(n_threads_);
     int64_t total = 0, done = 0;
     for (const Item& item : items) total += int64_t(item.tokens.size());
@@ -138,7 +147,7 @@ void Engine::run_steps(std::span<const Item> items, bool all_logits, Output outp
     };
     for (Cursor at; at.item < items.size();) {
         size_t item = at.item;
-        const Step step = next_step(items, at, all_logits);
+        const Step step = next_step(items, at);
         in_step = int64_t(step.tokens.size());
         run_step(*decoder_, *backend_, scratch_, step, output, out, observer);
         for (const AttentionSequence& s : step.groups[0].sequences)
@@ -167,9 +176,8 @@ void Engine::attention_inputs(std::span<const int32_t> tokens, float* out, const
         filled[layer] += x.rows;
     };
     const ScopeExit finish([&] { cache().release(sequence); });
-    std::vector<float> last(config().n_vocab);
     const Item item{sequence, tokens};
-    append({&item, 1}, false, Output::logits, last.data(), progress, observer);
+    append({&item, 1}, Output::logits, nullptr, progress, observer);
 }
 
 std::string Engine::cache_fingerprint() {

@@ -19,6 +19,7 @@ class Engine {
     struct Item {
         int sequence;
         std::span<const int32_t> tokens;
+        int64_t outputs = 0;  // so many of the last tokens, at most all, have a row of output
     };
     /// Called after each step, and within a long one about five times a second; may throw to stop.
     using Progress = std::function<void(int64_t done, int64_t total)>;
@@ -34,6 +35,11 @@ class Engine {
     bool can_truncate(int sequence, int64_t length) { return cache().can_truncate(sequence, length); }
     void tile(int sequence, int64_t length) { cache().tile(sequence, length); }
     int64_t length(int sequence) { return cache().length(sequence); }
+    /// Whether the sequences, each listed once, can grow by so many tokens each: in n_ctx and in blocks.
+    bool has_room(KvCache::Growth growth);
+    int64_t free_blocks() { return cache().scarcest().n_free(); }
+    int64_t n_blocks() { return cache().scarcest().n_blocks(); }
+    std::pair<int64_t, int64_t> blocks(int sequence) { return cache().blocks(sequence); }
 
     struct EncodeItem {
         int sequence;
@@ -46,12 +52,12 @@ class Engine {
     /// the input is too short, Error{context_overflow} when it is longer than n_source allows.
     int64_t encoder_rows(const EncoderInput& input) const;
 
-    /// Appends tokens in steps (Decoder::step_limits) and writes logits rows to `out`: for the last token
-    /// of each item, or for every token (all_logits); or states (Output). An exception leaves the sequences
-    /// as they were; one whose rows are gone by then, behind a window, keeps the tokens of the steps that
-    /// were done, and an Error says so.
-    void append(std::span<const Item> items, bool all_logits, Output output, float* out,
-                const Progress& progress, const StepObserver& observer = {});
+    /// Appends tokens in steps (Decoder::step_limits) and writes rows to `out`, logits or states (Output),
+    /// for the last Item::outputs tokens of each item. An exception leaves the sequences as they were; one
+    /// whose rows are gone by then, behind a window, keeps the tokens of the steps that were done, and an
+    /// Error says so.
+    void append(std::span<const Item> items, Output output, float* out, const Progress& progress,
+                const StepObserver& observer = {});
 
     struct Head {
         int layer, head;
@@ -82,12 +88,12 @@ class Engine {
     };
     KvCache& cache() { return decoder_->cache(); }
     void require_valid(std::span<const Item> items);
-    void run_steps(std::span<const Item> items, bool all_logits, Output output, float* out,
-                   const Progress& progress, StepObserver observer);
+    void run_steps(std::span<const Item> items, Output output, float* out, const Progress& progress,
+                   StepObserver observer);
     /// Drops what was appended since; says of which sequences it cannot.
     std::string undo(const Lengths& before);
     /// The next tokens of the items, in order, as many as a step may hold; their slots are reserved.
-    Step next_step(std::span<const Item> items, Cursor& at, bool all_logits);
+    Step next_step(std::span<const Item> items, Cursor& at);
     std::string cache_fingerprint();
     void require_positions(const EncoderInput& input) const;
     void require_not_encoded(const EncodeItem& item);

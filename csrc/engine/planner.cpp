@@ -136,13 +136,17 @@ void require_fit(const Measured& measured, uint64_t limit) {
     const bool weights_alone = m.mapped + m.use.weights + m.use.derived > available;
     int64_t rows = 0;  // of a sequence
     for (const LayerCache& layer : info.layers) rows = std::max(rows, layer.max_rows);
-    const std::string kept = rows < info.cache.n_ctx ? concat(rows, " of ", info.cache.n_ctx) : concat(rows);
+    const CacheOptions& cache = info.cache;
+    const std::string kept = rows < cache.n_ctx ? concat(rows, " of ", cache.n_ctx) : concat(rows);
+    const bool by_sequences = cache.cache_tokens == cache.n_ctx * cache.n_seqs;
+    const std::string tokens = by_sequences ? kept : concat(cache.cache_tokens);
     throw Error(
         ErrorCode::wont_fit,
         concat("needs ", gib(m.total()), ", ", gib(available), limit ? " allowed" : " free", ": weights ",
                gib(m.mapped + m.use.weights), ", derived weights ", gib(m.use.derived), ", cache ",
-               gib(m.use.cache), " (", kept, " tokens x ", m.cache_bytes_per_token, " bytes x ",
-               info.cache.n_seqs, " sequences), scratch ", gib(m.use.scratch),
+               gib(m.use.cache), " (", tokens, " tokens x ", m.cache_bytes_per_token, " bytes",
+               by_sequences ? concat(" x ", cache.n_seqs, " sequences") : "", "), scratch ",
+               gib(m.use.scratch),
                weights_alone
                    ? ". The weights alone do not fit: try a smaller or more quantised model"
                    : ". Try a smaller context (--ctx) or another cache mode (slimrt plan shows what fits)"),

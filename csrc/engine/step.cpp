@@ -112,6 +112,7 @@ void run_step(const Decoder& decoder, Backend& backend, Scratch& scratch, const 
         backend.capture_and_replay(concat(batch.tokens.cols, " ", n), forward);
     else
         forward();
+    if (n == 0) return;
     const Tensor states = scratch.f32(std::min(n, kLogitRows), x.cols);
     const Tensor logits = scratch.f32(states.rows, decoder.config().n_vocab);
     const Tensor told = output == Output::logits ? logits : states;

@@ -389,9 +389,14 @@ std::vector<LayerOptions> resolve_layers(const GgufFile& file, const ModelConfig
 CacheChoices choose_caches(const GgufFile& file, const ModelConfig& model, const CacheOptions& o,
                            const ExtraTensors& extra) {
     if (o.n_seqs < 1 || o.n_batch < 1) fail(ErrorCode::argument, "n_seqs and n_batch must be at least 1");
+    const int64_t n_ctx = resolve_n_ctx(model, o.n_ctx);
+    if (o.cache_tokens != 0 && o.cache_tokens < n_ctx)
+        fail(ErrorCode::argument, "cache_tokens ", o.cache_tokens,
+             " is less than one sequence may hold, n_ctx ", n_ctx,
+             ": raise it (--cache-tokens), or lower n_ctx (--ctx)");
     return {.layers = choose_layers(file, model, o, extra),
             .cross = choose_cross(file, model, o),
-            .n_ctx = resolve_n_ctx(model, o.n_ctx),
+            .n_ctx = n_ctx,
             .n_source = resolve_n_source(model, o.n_source)};
 }
 

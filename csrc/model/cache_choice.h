@@ -34,8 +34,10 @@ struct CacheOptions {
     std::string cross = "auto", cross_type = "auto";  // of an encoder's output: mode, type of its rows
     int64_t n_source = 0;  // most rows of an encoder's output, of each sequence; 0: the model's own
     int64_t n_ctx = 0;     // 0: the smaller of the model's training context and 4096
-    int n_seqs = 1;        // sequences that may be full at once, and the most in one step
-    int n_batch = 512;     // most tokens in one step
+    int n_seqs = 1;        // the most sequences in one step
+    /// Tokens whose rows the cache holds, of all sequences together; 0: n_ctx for each of n_seqs.
+    int64_t cache_tokens = 0;
+    int n_batch = 512;  // most tokens in one step
 };
 
 /// A layer's options with what was asked for, what the file says and the defaults filled in.

@@ -311,10 +311,11 @@ Decoder::Decoder(const GgufFile& file, const CacheOptions& options, Backend& bac
         choice.mode->recode(backend_, in, rows);
     };
     cache_ = std::make_unique<KvCache>(backend, rows_of(choices_.layers), options_.n_ctx, options_.n_seqs,
-                                       step_limits(), recode);
+                                       options_.cache_tokens, step_limits(), recode);
+    if (options_.cache_tokens == 0) options_.cache_tokens = options_.n_ctx * options_.n_seqs;
     if (!choices_.cross.empty()) {
         encoder_states_ =
-            std::make_unique<KvCache>(backend, rows_of(choices_.cross), options_.n_source, options_.n_seqs,
+            std::make_unique<KvCache>(backend, rows_of(choices_.cross), options_.n_source, options_.n_seqs, 0,
                                       StepLimits{options_.n_source, options_.n_source});
         encoder_ = std::make_unique<Encoder>(backend, config_, weights_, ropes_.empty() ? kNoRope : ropes_[0],
                                              options_.n_batch);

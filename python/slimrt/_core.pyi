@@ -109,7 +109,8 @@ class Engine:
         than K and V together, else kv); cross_type: of its rows, "auto": what the file says, else f16. ValueError
         without an encoder.
     n_source: most rows of one encoder output; 0: the model's own.
-    n_ctx: positions each sequence may hold; n_seqs: sequences that may be full at once.
+    n_ctx: positions each sequence may hold; n_seqs: the most sequences of a step. cache_tokens: tokens whose rows the
+        cache holds, of all sequences together, at least n_ctx; 0: n_ctx for each of n_seqs.
     device: "cpu", "cuda" or "cuda:N". UnsupportedError: there is no such device.
     memory_limit: bytes, or 0 for what the device has available.
     """
@@ -120,6 +121,7 @@ class Engine:
         *,
         n_ctx: int = 0,
         n_seqs: int = 1,
+        cache_tokens: int = 0,
         n_batch: int = 512,
         n_threads: int = 0,
         cache: str | Sequence[str] = "auto",
@@ -138,7 +140,7 @@ class Engine:
     ) -> None: ...
     def info(self) -> Info:
         """architecture, d_model, n_layers, n_heads, n_kv_heads, head_dim, n_vocab, n_ctx, n_ctx_train, n_batch,
-        n_seqs, n_threads, sparse_threshold, sparse_delta, device, name, d_ff, layers: list of {layer, mode,
+        n_seqs, cache_tokens, n_threads, sparse_threshold, sparse_delta, device, name, d_ff, layers: list of {layer, mode,
         type, rank, residual_type, bytes_per_token, max_rows, bytes_held, v_heads}: type of k, v or x ("f16+q8": k and
         v; of modes whose rows age their levels), rank 0 and residual_type "" where there is no residual;
         bytes_per_token: what a token leaves behind, in the end; max_rows: the most rows of a sequence that are kept,
@@ -162,6 +164,18 @@ class Engine:
         """Whether all rows that a text of this length looks back to are still there, behind a window: always after an
         append of no more than n_batch tokens, and for 0."""
     def length(self, sequence: int) -> int: ...
+    def has_room(self, growth: Sequence[tuple[int, int]]) -> bool:
+        """Whether the (sequence, tokens) could be appended together: each within n_ctx, and all within the blocks that
+        are free, of 32 tokens, shared ones counted once. ValueError: an unknown sequence, or one that is listed twice.
+        """
+    def free_blocks(self) -> int:
+        """Blocks of 32 tokens that no sequence holds. Layers with a sliding window, and rows that age, have blocks of
+        their own: this is of those of which the smallest share is free now, as n_blocks() and blocks() are."""
+    def n_blocks(self) -> int:
+        """Blocks that there are, free or not: see free_blocks()."""
+    def blocks(self, sequence: int) -> tuple[int, int]:
+        """Blocks that a sequence holds, and of these the ones that no other shares, which it alone could give back: see
+        free_blocks()."""
     def tile(self, sequence: int, length: int) -> None:
         """Lengthens a sequence with copies of its own rows, in turn, without computing anything: a long context for
         measurements. ValueError unless both lengths are multiples of 32."""
@@ -192,20 +206,24 @@ class Engine:
         items: Sequence[tuple[int, NDArray[np.int32]]],
         *,
         all_logits: bool = False,
+        outputs: Sequence[int] | None = None,
         states: bool = False,
+        out: NDArray[np.float32] | None = None,
         on_progress: Callable[[int, int], object] | None = None,
     ) -> NDArray[np.float32]:
         """Runs the tokens of several sequences in chunks of at most n_batch tokens; the GIL is released.
 
         Returns logits float32 [rows, n_vocab], with states what the head would read of them, [rows, d_model]: a row for
-        each item's last token, or with all_logits a row for every token, items one after another.
+        each item's last token, with all_logits a row for every token, or with outputs for so many of each item's last
+        tokens (0: none, -1: all), items one after another. out: an array of at least so many rows to write to, whose
+        first rows are returned.
 
         on_progress(done, total) is called with the GIL after each chunk and a few times a second within a long one; an
         exception it raises stops the work, the sequences are truncated to where they stood before, and the exception
         goes on. A sequence whose rows from before are gone behind a window keeps the chunks that were done instead: see
         length() and can_truncate(). Signals (Ctrl-C) are checked at the same times. Before anything is computed:
-        ContextOverflowError if it does not fit, ValueError for an id outside the vocabulary, or beside an encoder for a
-        sequence without a source.
+        ContextOverflowError if it does not fit, ValueError for an id outside the vocabulary, outputs that items do not
+        have, an out of another shape, or beside an encoder for a sequence without a source.
         """
     def sample(
         self,
@@ -311,6 +329,7 @@ def plan(
     *,
     n_ctx: int = 0,
     n_seqs: int = 1,
+    cache_tokens: int = 0,
     n_batch: int = 512,
     n_threads: int = 0,
     cache: str | Sequence[str] = "auto",

@@ -92,6 +92,7 @@ class Info(TypedDict):
     n_ctx: int
     n_batch: int
     n_seqs: int
+    cache_tokens: int
     sparse_threshold: float
     sparse_delta: float
     n_threads: int

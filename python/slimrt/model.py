@@ -43,7 +43,9 @@ class Model(OpenAIMethods, Closing):
         n_ctx: tokens a sequence may hold; 0: the trained context, at most 4096, or where that does not fit the most
             that does (256 at least), which a warning tells.
         n_batch: tokens computed at once in a prefill; scratch grows with it.
-        n_seqs: sequences that may be full at once; also how many texts of a list are generated together.
+        n_seqs: sequences computed together, such as texts of a list.
+        cache_tokens: tokens whose rows the cache holds, of all sequences together, at least n_ctx; 0: n_ctx for each of
+            n_seqs, so that all may be full at once.
         n_threads: None: the physical (or big) cores.
         cache: what a token leaves behind in each layer: "kv", "k", "k+r", "v", "x", "xr", "kivi", "lowrank", "latent",
             or "auto" (what the file was converted for, else kv or latent, or of an encoder-decoder x where its rows are
@@ -100,6 +102,7 @@ class Model(OpenAIMethods, Closing):
         n_ctx: int = 0,
         n_batch: int = 512,
         n_seqs: int = 1,
+        cache_tokens: int = 0,
         n_threads: int | None = None,
         calibration: str | os.PathLike[str] | None = None,
         memory_limit: str | int | None = None,
@@ -118,7 +121,7 @@ class Model(OpenAIMethods, Closing):
             source = ModelSource.of(path, progress)
             if on_overflow != "error":
                 continues_texts(source)
-            planner = Planner.of(source, memory_limit, n_seqs, n_batch, n_threads, device)
+            planner = Planner.of(source, memory_limit, n_seqs, n_batch, n_threads, device, cache_tokens)
             source.n_ctx(n_ctx)  # checked before anything slow
             self._runtime = _runtime.load(
                 source,

@@ -8,10 +8,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Unpack, overload
 
 from slimrt.errors import UnsupportedError
-from slimrt.generation import search
 from slimrt.generation.answers import answers
 from slimrt.generation.asynchronous import iterate_in_thread, run_in_thread
-from slimrt.generation.generate import Run, SessionEngine, Stream
+from slimrt.generation.generate import Run, Stream, run_texts
 from slimrt.generation.options import GenerateOptions, Options
 from slimrt.plumbing.keywords import named
 from slimrt.plumbing.notes import note, shown
@@ -223,10 +222,7 @@ class TextGeneration(Tasks):
             results: list[Any] = found if n is not None else [one[0] for one in found]
         else:
             runs = [self._run(one, settings, seed + i, session, called) for i, one in enumerate(prompts)]
-            engine = SessionEngine(self._runtime, settings.on_progress)
-            with self._runtime.lock:
-                tasks = [(1, run.task(engine)) for run in runs]
-                results = search.run(engine, tasks, n_seqs)
+            results = run_texts(self._runtime, runs, settings)
         return results if several else results[0]
 
     def _run(self, prompt: Prompt, options: Options, seed: int, session: Session | None, called: float) -> Run:

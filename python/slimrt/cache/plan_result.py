@@ -100,12 +100,13 @@ class PlanResult(Record):
 
     Attributes:
         path: the model, as given.
-        n_ctx, n_seqs, n_batch: what was planned for; n_ctx_train: what the model was trained on.
+        n_ctx, n_seqs, n_batch, cache_tokens: what was planned for; n_ctx_train: what the model was trained on.
         memory_limit: bytes.
         asked: the cache that was asked for; rows: every legal mode.
         refused: (mode, reason) of the others.
         fits: the cache that was asked for fits, and loading does not refuse it.
         encoder: of a model with an encoder, slim attention's options for both of its decoder's attentions.
+        cache_tokens: 0 where it is n_ctx for each of n_seqs.
     """
 
     path: str
@@ -118,6 +119,7 @@ class PlanResult(Record):
     rows: tuple[PlanRow, ...]
     refused: tuple[tuple[str, str], ...]
     encoder: tuple[EncoderRow, ...] = ()
+    cache_tokens: int = 0
 
     @property
     def fits(self) -> bool:
@@ -138,7 +140,9 @@ class PlanResult(Record):
         """A row for every legal mode and for what was asked for, then what there is to say of them."""
         rows = (*self.rows, *(() if self.asked in self.rows else (self.asked,)))
         beyond = ", more than makes sense" if self.n_ctx > self.n_ctx_train else ""
-        lines = [f"{self.path}: context {self.n_ctx} of {self.n_ctx_train} trained{beyond}, {self.n_seqs} at once"]
+        pool = f" in {self.cache_tokens} tokens" if self.cache_tokens else ""
+        at_once = f"{self.n_seqs} at once{pool}"
+        lines = [f"{self.path}: context {self.n_ctx} of {self.n_ctx_train} trained{beyond}, {at_once}"]
         lines.append(table(_HEAD, [_cells(row, self.n_ctx_train) for row in rows]))
         lines += [_of_aging(row, self.n_ctx) for row in rows if row.times_by_types not in (None, 1.0)]  # 1: as kv f16
         for row in rows:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from slimrt import core
 from slimrt.cache.config import CacheChoice, LayerCache, kinds
@@ -47,6 +47,7 @@ class Planner:
     n_batch: int
     n_threads: int
     device: str = "cpu"
+    cache_tokens: int = 0
 
     @classmethod
     def of(
@@ -57,6 +58,7 @@ class Planner:
         n_batch: int,
         n_threads: int | None,
         device: str = "cpu",
+        cache_tokens: int = 0,
     ) -> Planner:
         """From the arguments of slimrt.Model. TypeError, ValueError: one of a wrong kind, or a limit that is none.
         UnsupportedError: there is no such device."""
@@ -68,6 +70,7 @@ class Planner:
             whole("n_batch", n_batch),
             0 if n_threads is None else whole("n_threads", n_threads),
             device,
+            whole("cache_tokens", cache_tokens),
         )
 
     def ask(self, choice: CacheChoice, n_ctx: int) -> core.Plan:
@@ -76,6 +79,7 @@ class Planner:
             self.source.file,
             n_ctx=n_ctx,
             n_seqs=self.n_seqs,
+            cache_tokens=self.cache_tokens,
             n_batch=self.n_batch,
             n_threads=self.n_threads,
             device=self.device,
@@ -107,9 +111,23 @@ class Planner:
         """The largest context that fits the limit, in whole blocks, up to the trained one or `n_ctx` if that is more; 0
         if none does."""
         most = max(self.source.n_ctx_train, n_ctx)
+        if self.cache_tokens:
+            most = min(most, self.cache_tokens)
         if self.fits(choice, most):
             return most
         return (_first_block(-(-most // BLOCK), lambda n_ctx: not self.fits(choice, n_ctx)) - 1) * BLOCK
+
+    def most_tokens(self, choice: CacheChoice, n_ctx: int) -> int:
+        """The most cache_tokens, in whole blocks, that fit the limit in the place of n_ctx for each of n_seqs, or of
+        what was asked for; 0 if not one sequence does."""
+        least, asked = whole_blocks(n_ctx), self.cache_tokens or n_ctx * self.n_seqs
+
+        def too_many(more: int) -> bool:
+            return not replace(self, cache_tokens=least + more).fits(choice, n_ctx)
+
+        if asked <= least or too_many(0):
+            return 0
+        return least + (_first_block(-(-(asked - least) // BLOCK), too_many) - 1) * BLOCK
 
     def smaller_from(self, choice: CacheChoice, plain: CacheChoice | None = None) -> int | None:
         """The context, in whole blocks, from which the choice takes less memory in all than another one (by default the
@@ -118,7 +136,8 @@ class Planner:
         kv, most = plain or choice.with_mode(self.source.baseline), self.source.n_ctx_limit or _LONGEST
 
         def smaller(n_ctx: int) -> bool:
-            return self.sizes(choice, n_ctx).total < self.sizes(kv, n_ctx).total
+            wide = replace(self, cache_tokens=self.cache_tokens and max(self.cache_tokens, n_ctx))
+            return wide.sizes(choice, n_ctx).total < wide.sizes(kv, n_ctx).total
 
         return _first_block(most // BLOCK, smaller) * BLOCK if smaller(most // BLOCK * BLOCK) else None
 
@@ -147,12 +166,14 @@ class Planner:
     def options(
         self, choice: CacheChoice, n_ctx: int, usable: Callable[[CacheChoice], bool] = lambda _: True
     ) -> tuple[str, ...]:
-        """What would fit instead, as flags: the same cache with less context; with the same context kv in q8, which is
-        the fastest in half of 16 bits; then other usable modes."""
+        """What would fit instead, as flags: the same cache with less context; with the same context fewer tokens of all
+        sequences together, or kv in q8, which is the fastest in half of 16 bits; then other usable modes."""
         found = []
         largest, sizes = self.largest_n_ctx(choice), self.sizes(choice, n_ctx)
         if 0 < largest < n_ctx:
             found.append(f"--ctx {largest}")
+        if tokens := self.most_tokens(choice, n_ctx):
+            found.append(f"--cache-tokens {tokens}")
         in_q8 = CacheChoice.of(self.source.baseline, "q8").with_cross(choice.cross)
         if set(sizes.types) <= set(core.FLOAT_TYPES) and self.fits(in_q8, n_ctx) and usable(in_q8):
             found.append(f"--cache {self.source.baseline}:q8")

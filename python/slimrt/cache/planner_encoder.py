@@ -43,6 +43,7 @@ def _row(planner: Planner, name: str, choice: CacheChoice, n_ctx: int) -> Encode
     shared = planner.source.modes(cross=True)[cross["mode"]].shared
     self_read = found["cache_bytes_per_token"] * found["n_ctx"]
     cross_read = cross["bytes_per_row"] * n_source * (n_layers if shared else 1)
+    rows = whole_blocks(planner.cache_tokens) or planner.n_seqs * whole_blocks(found["n_ctx"])
     weights = decoder_weights(planner, cross["mode"]) // planner.n_seqs
     return EncoderRow(
         name=name,
@@ -52,7 +53,7 @@ def _row(planner: Planner, name: str, choice: CacheChoice, n_ctx: int) -> Encode
         residual_types=tuple(layer["residual_type"] for layer in found["layers"]),
         cross=cross["mode"],
         cross_type=cross["type"],
-        self_bytes=planner.n_seqs * found["cache_bytes_per_token"] * whole_blocks(found["n_ctx"]),
+        self_bytes=found["cache_bytes_per_token"] * rows,
         cross_bytes=planner.n_seqs * cross["bytes_per_row"] * whole_blocks(n_source),
         shared=shared,
         read=weights + self_read + cross_read,

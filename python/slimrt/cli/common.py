@@ -63,14 +63,18 @@ class Flags(SamplingFlags):
         self.add("-hff", "--hf-file", twin=False, metavar="FILE", help="which file of it")
         self.group("what is done")
 
-    def engine(self, *, encoder: bool = False) -> None:
-        """What a model is loaded, or planned, with. encoder: --help tells of models with one."""
+    def engine(self, *, encoder: bool = False, several: bool = False) -> None:
+        """What a model is loaded, or planned, with. encoder: --help tells of models with one. several: for several
+        texts at once."""
         shown = None if encoder else argparse.SUPPRESS
         self.checks.append(check_cache_flags)
         self.group("machine and memory")
         self.add("-t", "--threads", type=positive, metavar="N", help="default: the physical (or big) cores")
         self.add("-c", "--ctx", "--ctx-size", type=positive, metavar="N", help="tokens of context")
         self.add("-b", "--batch-size", type=positive, metavar="N", help="tokens computed at once; default: 512")
+        if several:
+            self.add("--cache-tokens", type=positive, metavar="N", help="tokens that the cache holds of all texts "
+                     "together; default: a whole context for each")  # fmt: skip
         self.add("--device", type=lower, default="auto", help="cpu (which auto is), cuda or cuda:N")
         self.add("--memory-limit", type=size, metavar="SIZE", help="such as 6GiB; default: what the machine has "
                  "available")  # fmt: skip
@@ -242,6 +246,7 @@ def engine_arguments(args: argparse.Namespace) -> dict[str, Any]:
         "memory_limit": args.memory_limit,
         "n_threads": args.threads,
         **({"n_batch": args.batch_size} if args.batch_size else {}),
+        **({"cache_tokens": args.cache_tokens} if getattr(args, "cache_tokens", None) else {}),
         "progress": show_progress(args),
     }
 

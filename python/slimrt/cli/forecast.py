@@ -89,7 +89,7 @@ def add_flags(flags: Flags) -> None:
     flags.add(
         "--plot", twin=False, metavar="FILE", help="draw series and quantiles (.png, .svg, .pdf; needs the extra plot)"
     )
-    flags.engine(encoder=True)
+    flags.engine(encoder=True, several=True)
     flags.output()
 
 

@@ -54,7 +54,7 @@ def add_flags(flags: Flags) -> None:
     flags.add("--save-session", twin=False, metavar="FILE", help="keep the context in a file afterwards")
     flags.add("--force", twin=False, action="store_true", help="--save-session may replace a file that is no session")
     flags.add("--load-session", twin=False, metavar="FILE", help="continue a kept context; the prompt is added to it")
-    flags.engine()
+    flags.engine(several=True)
     flags.output()
 
 

@@ -13,7 +13,7 @@ from slimrt.cli.values import positive
 def add_flags(flags: Flags) -> None:
     flags.model()
     flags.add("-np", "--parallel", type=positive, default=1, metavar="N", help="texts at once (default: %(default)s)")
-    flags.engine(encoder=True)
+    flags.engine(encoder=True, several=True)
     flags.output()
 
 

@@ -44,7 +44,7 @@ def add_flags(flags: Flags, *, what: str = "turn into another", num_beams: int |
         metavar="N",
         help=f"texts decoded together; default: all, at most {_AT_ONCE}",
     )
-    flags.engine(encoder=True)
+    flags.engine(encoder=True, several=True)
     flags.output()
 
 

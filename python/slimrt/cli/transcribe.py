@@ -64,7 +64,7 @@ def add_flags(flags: Flags) -> None:
               "none is shown the text before it")  # fmt: skip
     _search_flags(flags)
     _text_flags(flags)
-    flags.engine(encoder=True)
+    flags.engine(encoder=True, several=True)
     flags.output()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,13 +13,14 @@ from numpy.typing import NDArray
 from slimrt import core
 from slimrt.errors import ContextOverflowError
 from slimrt.generation.breakers import breaker_tokens
-from slimrt.generation.options import OnProgress, Options
-from slimrt.generation.search import Append, Decode, Encode, Logprobs, Task, steps
-from slimrt.plumbing import progress
+from slimrt.generation.loop import loop_of
+from slimrt.generation.options import Options
+from slimrt.generation.search import Append, Decode, Encode, Logprobs, Task
+from slimrt.generation.tickets import Call, Meter
 from slimrt.plumbing.closing import Closing
 from slimrt.results import CacheUse, Generation, Timings, TokenLogprob, TopLogprob, Usage
 from slimrt.runtime.runtime import Runtime
-from slimrt.runtime.session import Session, append_together, check_length
+from slimrt.runtime.session import Session, check_length
 from slimrt.tokenizer.detokenizer import IncrementalDetokenizer
 from slimrt.tokenizer.tokenizer import Tokenizer
 
@@ -57,52 +59,6 @@ class StopFilter:
         return 0
 
 
-class SessionEngine:
-    """The engine for tasks whose sequences are Sessions; each call has the model to itself, and notes what it did.
-
-    Attributes:
-        started: time.perf_counter() when the last call began.
-        rows, skipped: rows of V that the last append came by, and those it skipped.
-    """
-
-    def __init__(self, runtime: Runtime, on_progress: OnProgress | None):
-        self.started = 0.0
-        self.rows = self.skipped = 0
-        self._runtime = runtime
-        self._on_progress = on_progress
-
-    def encode(self, items: Sequence[tuple[Session, NDArray[Any]]]) -> None:
-        self.started = time.perf_counter()
-        with self._runtime.use() as engine:
-            engine.encode([(session.sequence, source) for session, source in items])
-
-    def append(self, items: Sequence[tuple[Session, NDArray[np.int32]]]) -> NDArray[np.float32]:
-        self.started, (rows, skipped) = time.perf_counter(), self._runtime.sparse_counts()
-        logits = self._append([(session, ids.tolist()) for session, ids in items])
-        rows_now, skipped_now = self._runtime.sparse_counts()
-        self.rows, self.skipped = rows_now - rows, skipped_now - skipped
-        return logits
-
-    def sample(
-        self, logits: NDArray[np.float32], samplers: Sequence[core.Sampler], *, logprobs: Sequence[int]
-    ) -> Sequence[tuple[int, Logprobs | None]]:
-        with self._runtime.use() as engine:
-            return engine.sample(logits, samplers, logprobs=logprobs)
-
-    def _append(self, items: Sequence[tuple[Session, list[int]]]) -> NDArray[np.float32]:
-        n_tokens = sum(len(ids) for _, ids in items)
-        if n_tokens == len(items):
-            return append_together(self._runtime, items)
-        with progress.bar(self._runtime.show_progress, n_tokens, "prefill", "tok") as update:
-
-            def report(done: int, total: int) -> None:
-                update(done, total)
-                if self._on_progress is not None:
-                    self._on_progress("prefill", done, total)
-
-            return append_together(self._runtime, items, on_progress=report)
-
-
 class Run:
     """One text in the making.
 
@@ -138,6 +94,7 @@ class Run:
         self.tokens: list[int] = []
         self.finish_reason: str | None = None
         self.shifted = 0
+        self.meter = Meter()
         self._own_session = session is None
         self._pending: list[int] = []
         self._tokenizer = tokenizer
@@ -158,13 +115,11 @@ class Run:
         self._ttft = self._prefill_seconds = self._decode_seconds = 0.0
         self._rows = self._skipped = 0
 
-    def task(self, engine: SessionEngine) -> Task[Generation]:
+    def task(self) -> Task[Generation]:
         """Make the text; take() has the pieces that may be shown."""
         try:
-            self._pending = self._begin()
-            for encode in self.sources(self.session):
-                yield encode
-                self._prefill_seconds += time.perf_counter() - engine.started
+            self._pending = yield from self._begin()
+            yield from self.sources(self.session)
             while self.finish_reason is None:
                 try:
                     token, logprobs = yield from self._next(self._pending)
@@ -174,25 +129,27 @@ class Run:
                     self._finish("context")  # others hold the rows that the next token needs
                     break
                 self._accept(token, logprobs)
-                self._count(engine)
+                self._count()
         finally:
             self._end()
         return self.result()
 
     def take(self) -> str:
         """The text that may be shown and has not been taken yet."""
-        text, self._n_taken = "".join(self._text[self._n_taken :]), len(self._text)
-        return text
+        begin, self._n_taken = self._n_taken, len(self._text)  # another thread may add to it
+        return "".join(self._text[begin : self._n_taken])
 
     @property
     def logprobs(self) -> Sequence[TokenLogprob]:
         """Of the tokens so far; none unless they were asked for."""
         return self._logprobs
 
-    def _begin(self) -> list[int]:
+    def _begin(self) -> Task[list[int]]:
         """Take a sequence; returns what is to be computed first."""
+        yield from ()
         if self.session is None:
             self.session = Session.new(self.runtime)
+            self.session.replaceable = True
         pending = self.session.keep_common(self.prompt)
         self._cached = self.session.length
         return pending
@@ -262,16 +219,16 @@ class Run:
         self.session.truncate(0)
         return True
 
-    def _count(self, engine: SessionEngine) -> None:
-        """Note what the step took, and tell who wants to know."""
-        seconds = time.perf_counter() - engine.started
+    def _count(self) -> None:
+        """Note what the steps took, and tell who wants to know."""
+        seconds, rows, skipped = self.meter.take()
         if self._ttft == 0.0:
             self._prefill_seconds += seconds
             self._ttft = time.perf_counter() - self._called
         else:
             self._decode_seconds += seconds
-        self._rows += engine.rows
-        self._skipped += engine.skipped
+        self._rows += rows
+        self._skipped += skipped
         if self.options.on_progress is not None and self.tokens:
             self.options.on_progress("decode", len(self.tokens), self.options.max_tokens)
 
@@ -357,6 +314,12 @@ class Run:
             self._text.append(self._filter.flush())
 
 
+def run_texts(runtime: Runtime, runs: Sequence[Run], options: Options) -> list[Generation]:
+    """The texts of runs, made together."""
+    loop, call = loop_of(runtime), Call.of(options.on_progress)
+    return loop.results([loop.submit(run.task(), call=call, meter=run.meter) for run in runs])
+
+
 class Stream(Closing, Iterator[str]):
     """Pieces of text as they are generated; `result` is the Generation so far, complete after the last piece.
 
@@ -364,19 +327,34 @@ class Stream(Closing, Iterator[str]):
     """
 
     def __init__(self, runtime: Runtime, run: Run):
-        engine = SessionEngine(runtime, run.options.on_progress)
-        self._run = run
-        self._steps = steps(engine, [(1, run.task(engine))], 1)
+        self._run, self._loop, self._text, self._ended = run, loop_of(runtime), "", False
+        call = Call.of(run.options.on_progress)
+        self._ticket = self._loop.submit(run.task(), call=call, meter=run.meter)
+        weakref.finalize(self, self._ticket.cancel).atexit = False
 
     @property
     def result(self) -> Generation:
         return self._run.result()
 
     def __next__(self) -> str:
-        for _ in self._steps:
-            if text := self._run.take():
-                return text
+        if self._ended:
+            raise StopIteration
+        try:
+            self._loop.wait([self._ticket], self._has_text)
+        except BaseException:
+            self.close()
+            raise
+        if self._has_text():
+            text, self._text = self._text, ""
+            return text
+        self._ended = True
+        self._ticket.result()
         raise StopIteration
 
     def close(self) -> None:
-        self._steps.close()
+        self._ended = True
+        self._loop.end([self._ticket])
+
+    def _has_text(self) -> bool:
+        self._text += self._run.take()
+        return self._text != ""

@@ -23,6 +23,7 @@ def plan(
     device: str = "auto",
     n_ctx: int = 0,
     n_seqs: int = 1,
+    cache_tokens: int = 0,
     n_batch: int = 512,
     n_threads: int | None = None,
     memory_limit: str | int | None = None,
@@ -41,7 +42,7 @@ def plan(
     resolve_device(device)  # before anything slow
     source = ModelSource.of(path, progress)
     choice = CacheChoice.of(**options)
-    planner = Planner.of(source, memory_limit, n_seqs, n_batch, n_threads, device)
+    planner = Planner.of(source, memory_limit, n_seqs, n_batch, n_threads, device, cache_tokens)
     context = source.n_ctx(n_ctx)
     choice, _ = settle(planner, choice, context)
     check_cache(source, choice)
@@ -51,6 +52,7 @@ def plan(
         n_ctx_train=source.n_ctx_train,
         n_seqs=n_seqs,
         n_batch=n_batch,
+        cache_tokens=cache_tokens,
         memory_limit=planner.limit,
         asked=replace(planner.row(choice, context), too_imprecise=refusal(source, choice, only_cheap=False)),
         rows=tuple(

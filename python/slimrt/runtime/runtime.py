@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from slimrt import core, machine
 from slimrt.cache.config import CacheChoice, check_cache, kinds
@@ -37,6 +38,7 @@ class Runtime:
         show_progress: whether long work shows a bar.
         lossy: what is lost in modes that allow_lossy insisted on, for people.
         access: how memory is accessed where that is faster than the usual way (slimrt.machine), for people.
+        loop: of all its tasks, where there were some (generation.loop).
         compared: the caches of which the fastest was to be found, with their times, for people; "" where one was named.
     """
 
@@ -48,6 +50,7 @@ class Runtime:
         self.lossy = ""
         self.access = ""
         self.compared = ""
+        self.loop: Any = None
         self._engine: core.Engine | None = engine
         self._user: int | None = None  # the thread that is inside use()
         self._forked_at_work = False
@@ -103,6 +106,8 @@ class Runtime:
     def after_fork(self) -> None:
         """A model that nobody was using goes on in the child, with threads of its own; another one is lost."""
         self.lock = threading.RLock()
+        if self.loop is not None:
+            self.loop.after_fork()
         if self._user not in (None, threading.get_ident()):
             self._forked_at_work = True
             _lost.append(self._engine)
@@ -112,7 +117,9 @@ class Runtime:
         self._dropped.append(sequence)
 
     def close(self) -> None:
-        """Frees everything; waits for a call in progress."""
+        """Frees everything; waits for calls in progress."""
+        if self.loop is not None:
+            self.loop.close()
         with self.lock:
             self._engine = None
 
@@ -164,6 +171,7 @@ def load(
             source.file,
             n_ctx=n_ctx,
             n_seqs=planner.n_seqs,
+            cache_tokens=planner.cache_tokens,
             n_batch=planner.n_batch,
             n_threads=planner.n_threads,
             device=planner.device,
@@ -233,10 +241,12 @@ def describe(runtime: Runtime, memory: Mapping[str, int], say: Callable[[str], o
     """Says what a load resolved to."""
     info = runtime.info
     cross = f"{describe_cross(crossed)}, " if (crossed := info.get("cross")) else ""
+    tokens = info["cache_tokens"]
+    pool = f" in {tokens} tokens" if tokens != info["n_ctx"] * info["n_seqs"] else ""
     say(
         f"{runtime.source.name}: {info['architecture']}, {info['n_layers']} layers, "
         f"{info['device']}, context {info['n_ctx']} of {info['n_ctx_train']} trained"
-        f"{' x ' + str(info['n_seqs']) if info['n_seqs'] > 1 else ''}, cache {kinds(info['layers'])} "
+        f"{' x ' + str(info['n_seqs']) if info['n_seqs'] > 1 else ''}{pool}, cache {kinds(info['layers'])} "
         f"({memory['cache_bytes_per_token']} bytes a token), "
         f"{cross}{format_bytes(memory['total'])} allocated, "
         f"{format_bytes(memory['mapped'])} mapped"

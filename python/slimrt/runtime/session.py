@@ -74,12 +74,17 @@ def check_length(n_tokens: int, runtime: Runtime, what: str) -> None:
 class Session(Closing):
     """A sequence of tokens whose cache rows stay in memory. Made by Model.session() and Model.load_session().
 
-    Every session takes rows from the cache of its model, which holds n_ctx * n_seqs of them; forks share theirs
+    Every session takes rows from the cache of its model, which holds cache_tokens of them; forks share theirs
     until they differ. Use it as a context manager, or close() it.
 
     A model with a sliding window keeps the rows of the window and of about n_batch tokens before it: a session that is
     truncated to a text that looks further back computes its rows again, when it is next used.
+
+    Attributes:
+        replaceable: its rows may be dropped to make room, and are computed again when it goes on.
     """
+
+    replaceable = False
 
     def __init__(self, runtime: Runtime, sequence: int, tokens: list[int]):
         self.runtime = runtime
@@ -178,10 +183,18 @@ class Session(Closing):
             kept = self.length if engine.can_truncate(self.sequence, self.length) else 0
             engine.truncate(self.sequence, kept)
 
+    def missing(self, engine: core.Engine) -> list[int]:
+        """The last tokens, which have no rows, where the others have and nothing else does."""
+        self._agree(engine)
+        return self._tokens[engine.length(self.sequence) :]
+
+    def note(self, begin: int, ids: Sequence[int]) -> None:
+        """Know of these tokens that they were computed, from the begin-th on: some may be known already."""
+        self._tokens[begin : begin + len(ids)] = ids
+
     def _complete(self, engine: core.Engine) -> None:
         """Rows for all our tokens, and no others."""
-        self._agree(engine)
-        if missing := self._tokens[engine.length(self.sequence) :]:
+        if missing := self.missing(engine):
             engine.append([(self.sequence, np.array(missing, np.int32))])
 
     def __reduce__(self) -> NoReturn:
