@@ -7,8 +7,9 @@ import ipaddress
 from pathlib import Path
 
 from slimrt.cli.common import Flags, model_source, note, open_model
-from slimrt.cli.values import count, positive, real, whole
+from slimrt.cli.values import between, count, positive, real, whole
 from slimrt.errors import UnsupportedError
+from slimrt.generation.loop import loop_of
 from slimrt.model import Model
 from slimrt.modelfile.source import ModelSource
 from slimrt.plumbing.files import decode_text
@@ -36,7 +37,12 @@ def add_flags(flags: Flags) -> None:
     flags.add("--no-auth", action="store_true", help="listen beyond this machine without a key")
     flags.add("--cors-origins", metavar="LIST", default="", help="pages that browsers may ask from, with commas between, "
               "such as https://example.org; *: all")  # fmt: skip
-    flags.engine()
+    flags.engine(several=True)
+    flags.group("prompts beside texts")
+    flags.add("--stall-ms", type=positive, default=400, metavar="N", help="a text waits no longer for a piece of "
+              "another's prompt (default: %(default)s)")  # fmt: skip
+    flags.add("--prefill-share", type=between, default=0.5, metavar="P", help="part of the time that prompts get while "
+              "texts go on (default: %(default)s)")  # fmt: skip
     flags.output()
 
 
@@ -75,7 +81,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _loaded(args: argparse.Namespace, source: ModelSource) -> Model:
-    return open_model(args, source, args.ctx or 0, n_seqs=args.parallel)
+    model = open_model(args, source, args.ctx or 0, n_seqs=args.parallel)
+    pace = loop_of(model._runtime).pace
+    pace.stall, pace.share = args.stall_ms / 1000, args.prefill_share
+    return model
 
 
 def _keys(args: argparse.Namespace) -> tuple[str, ...]:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from slimrt.generation.generate import Run
-from slimrt.generation.loop import Cancelled, Loop, Ticket
+from slimrt.generation.loop import Loop
+from slimrt.generation.tickets import Cancelled, Ticket
 from slimrt.results import Generation, TokenLogprob
 
 Result = TypeVar("Result")
@@ -48,16 +49,20 @@ class Making:
     def __init__(self, run: Run, tell: Callable[[Making, News], object]):
         self.run, self.tell = run, tell
         self.ticket: Ticket[Generation] | None = None
+        self._begun = False
         self._tokens = self._logprobs = 0
 
-    def news(self, ticket: Ticket[Generation], at: float) -> News:
-        """What is new since the last time; for the thread that steps."""
+    def news(self, ticket: Ticket[Generation], at: float) -> News | None:
+        """What is new since the last time, at first that it has begun; for the thread that steps."""
         text, count = self.run.take(), len(self.run.tokens)
         logprobs = self.run.logprobs[self._logprobs :]
         new, self._tokens, self._logprobs = count - self._tokens, count, self._logprobs + len(logprobs)
         result, error = None, ticket.error
         if ticket.done and (error is None or isinstance(error, Cancelled)):
             result, error = self.run.result(), None
+        begun, self._begun = self._begun, True
+        if begun and not (new or text or ticket.done):
+            return None
         return News(text, new, logprobs, result, error, at)
 
     def cancel(self) -> None:
@@ -121,9 +126,11 @@ class EngineThread:
         assert self.loop is not None
 
         def on_step(ticket: Ticket[Any]) -> None:
-            self._outbox.append((making, making.news(ticket, time.perf_counter())))
+            if (news := making.news(ticket, time.perf_counter())) is not None:
+                self._outbox.append((making, news))
 
-        making.ticket = self.loop.submit(making.run.task(self.loop.engine), on_step=on_step, key=key, eager=True)
+        run = making.run
+        making.ticket = self.loop.submit(run.task(), meter=run.meter, on_step=on_step, key=key, eager=True)
         self._wake.set()
 
     def cancel(self, makings: Sequence[Making]) -> None:

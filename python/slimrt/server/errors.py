@@ -47,6 +47,8 @@ def refusal_of(error: Exception, param: str | None = None) -> Refusal:
         return error
     if isinstance(error, ContextOverflowError):
         return Refusal(400, str(error), "context_length_exceeded", param=param)
-    if isinstance(error, (SlimrtError, ValueError, TypeError)) and not isinstance(error, (OSError, MemoryError, DeviceError)):
+    if isinstance(error, (SlimrtError, ValueError, TypeError)) and not isinstance(
+        error, (OSError, MemoryError, DeviceError)
+    ):
         return Refusal(400, str(error), "invalid_value", param=param)
     return Refusal(500, f"the server failed at this request ({type(error).__name__}); its log says more", "internal")

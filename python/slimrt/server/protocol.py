@@ -30,7 +30,13 @@ _LONGEST_NAME = 64
 _MOST_TOP = 20
 _MOST_INPUTS = 2048
 _Kind = TypeVar("_Kind")
-_KINDS: dict[Any, str] = {bool: "true or false", int: "a whole number", str: "a text", list: "a list", dict: "an object"}
+_KINDS: dict[Any, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    str: "a text",
+    list: "a list",
+    dict: "an object",
+}
 
 
 @dataclass(frozen=True)
@@ -234,7 +240,9 @@ class _Fields:
     def _options(self, max_tokens: int | None, logprobs: int | None) -> GenerateOptions:
         for name, value in self._left.items():
             if name in _NOT_OURS or not (name in OPTIONS or name in REFUSED or name == "mirostat_mode"):
-                raise self.wrong(name, refusal(self._call, name, (OPTIONS - _NOT_OURS) | {"max_tokens"}), "unknown_field")
+                raise self.wrong(
+                    name, refusal(self._call, name, (OPTIONS - _NOT_OURS) | {"max_tokens"}), "unknown_field"
+                )
             try:
                 engine_options(self._call, {name: value}, None)
             except (UnsupportedError, TypeError, ValueError) as error:

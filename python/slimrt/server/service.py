@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from slimrt.cache.config import kinds
+from slimrt.generation.loop import loop_of
 from slimrt.model import Model
 from slimrt.server.engine_thread import EngineThread
 from slimrt.server.errors import Refusal
@@ -45,7 +46,7 @@ class Service:
 
     @property
     def state(self) -> str:
-        """"ok", or why nothing is taken on: "loading", "draining", "stuck"."""
+        """ "ok", or why nothing is taken on: "loading", "draining", "stuck"."""
         if self._model is None:
             return "loading"
         if self._thread is None or not self._thread.alive:
@@ -112,7 +113,7 @@ class Service:
 
     def _loaded(self) -> Model:
         model = self._load()
-        self.thread.loop = model._runtime.loop
+        self.thread.loop = loop_of(model._runtime)
         return model
 
     async def _keep_watch(self) -> None:

@@ -19,7 +19,7 @@ from slimrt.openai.responses import (
 )
 from slimrt.results import Generation, TokenLogprob
 from slimrt.server.errors import refusal_of
-from slimrt.server.protocol import ChatRequest, CompletionRequest, TextRequest
+from slimrt.server.protocol import ChatRequest, CompletionRequest
 
 
 class Writer(Protocol):
@@ -188,7 +188,9 @@ class CompletionChoice:
 
     def whole(self, result: Generation, reason: str | None) -> Json:
         tokens = [*self.prompt.tokens, *(result.logprobs or ())]
-        return completion_choice(self.index, self.prompt.text + result.text, self.shown(tokens, first=self.prompt.first), reason)
+        return completion_choice(
+            self.index, self.prompt.text + result.text, self.shown(tokens, first=self.prompt.first), reason
+        )
 
     def _shown_next(self, tokens: Sequence[TokenLogprob]) -> Json | None:
         if not tokens:
@@ -223,9 +225,3 @@ def measured(results: Sequence[Generation]) -> Json:
 
 def _length(prompt: Scored) -> int:
     return len(prompt.first or "") + sum(len(one.text) for one in prompt.tokens)
-
-
-def seeds(model: Model, request: TextRequest, count: int) -> list[int]:
-    """Of each text: those that follow the request's, or a new one."""
-    first = model._seed_of(request.options.get("seed"))
-    return [first + i for i in range(count)]

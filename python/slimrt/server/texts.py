@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from slimrt.generation.answers import Answer, Root
 from slimrt.generation.generate import Run
 from slimrt.model import Model
 from slimrt.openai.responses import Head, Json
@@ -16,7 +17,7 @@ from slimrt.server.exchange import ClientGone, Exchange
 from slimrt.server.limits import Limits, Place, Places
 from slimrt.server.metrics import Metrics
 from slimrt.server.protocol import TextRequest
-from slimrt.server.text import Choice, Plan, counts, measured, reason_of, seeds
+from slimrt.server.text import Choice, Plan, counts, measured, reason_of
 
 _PING_EVERY = 15.0  # seconds of silence after which a comment says that the connection lives
 _GUESS = 256  # tokens of a text without a limit, where it is guessed how long the work takes
@@ -36,9 +37,13 @@ class _Text:
 
 def runs_of(model: Model, request: TextRequest, plan: Plan, called: float) -> list[Run]:
     """The runs that a plan comes to, n to a prompt; for a thread of the executor. Refusal 400: one cannot be."""
-    seed = iter(seeds(model, request, len(plan.prompts) * request.n))
+    seed, n, runtime = model._seed_of(plan.options.seed), request.n, model._runtime
     try:
-        return [model._run(ids, plan.options, next(seed), None, called) for ids in plan.prompts for _ in range(request.n)]
+        if n == 1:
+            return [model._run(ids, plan.options, seed + i, None, called) for i, ids in enumerate(plan.prompts)]
+        roots = [Root(ids, n) for ids in plan.prompts]
+        return [Answer(runtime, root, i, plan.options, seed + at * n, called)
+                for at, root in enumerate(roots) for i in range(n)]  # fmt: skip
     except Exception as error:
         raise refusal_of(error, "messages" if "chat" in request.call else "prompt") from error
 
