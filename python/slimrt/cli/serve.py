@@ -35,8 +35,8 @@ def add_flags(flags: Flags) -> None:
               "others see what is typed")  # fmt: skip
     flags.add("--api-key-file", metavar="FILE", help="keys, one a line")
     flags.add("--no-auth", action="store_true", help="listen beyond this machine without a key")
-    flags.add("--cors-origins", metavar="LIST", default="", help="pages that browsers may ask from, with commas between, "
-              "such as https://example.org; *: all")  # fmt: skip
+    flags.add("--cors-origins", metavar="LIST", default="", help="pages that browsers may ask from, with commas "
+              "between, such as https://example.org; *: all")  # fmt: skip
     flags.engine(several=True)
     flags.group("prompts beside texts")
     flags.add("--stall-ms", type=positive, default=400, metavar="N", help="a text waits no longer for a piece of "

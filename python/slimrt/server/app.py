@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib.resources import files
 
 import numpy as np
@@ -31,6 +32,7 @@ from slimrt.server.guard import Access, Guard
 from slimrt.server.metrics import CONTENT_TYPE
 from slimrt.server.protocol import (
     CompletionRequest,
+    TextRequest,
     chat_request,
     completion_request,
     embedding_request,
@@ -39,7 +41,7 @@ from slimrt.server.protocol import (
 )
 from slimrt.server.service import Service
 from slimrt.server.text import Plan, Scored, plan_chat, plan_completion
-from slimrt.server.texts import Texts, TextRequest, runs_of
+from slimrt.server.texts import Texts, runs_of
 
 Answer = Callable[[Exchange], Awaitable[None]]
 
@@ -141,9 +143,9 @@ class Routes:
 
             try:
                 ids, encoding = await self._service.apart(read)
-                vectors = list[np.ndarray]()
+                vectors = []
                 for some in _batches(ids, int(model.info()["n_batch"]), int(model.info()["n_seqs"])):
-                    vectors += list(await self._service.thread.call(lambda some=some: model.embed(some)))
+                    vectors += list(await self._service.thread.call(partial(model.embed, some)))
             except Exception as error:
                 raise refusal_of(error, "input") from error
             name = model._runtime.source.name

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from slimrt.generation.generate import Run
@@ -152,7 +153,7 @@ class EngineThread:
                 if not self._work_once():
                     self._wake.wait()
         except BaseException as error:
-            self._tell_loop(lambda: self._on_death(error))
+            self._tell_loop(partial(self._on_death, error))
 
     def _work_once(self) -> bool:
         """A call and a step; whether there was anything to do."""
@@ -168,7 +169,7 @@ class EngineThread:
             self.seconds += time.monotonic() - started
         if self._outbox:
             outbox, self._outbox = self._outbox, []
-            self._tell_loop(lambda: _deliver(outbox))
+            self._tell_loop(partial(_deliver, outbox))
         return called or stepped
 
     def _tell_loop(self, what: Callable[[], object]) -> None:

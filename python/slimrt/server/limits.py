@@ -16,8 +16,8 @@ class Limits:
 
     Attributes:
         parallel: texts made at once. max_queue: texts that may wait for these; None: 4 times as many.
-        queue_timeout: seconds that a request may wait for its first step. request_timeout: seconds that it may take as a
-            whole. send_timeout: seconds that a reader may take nothing. body_timeout: seconds for a request to arrive.
+        queue_timeout: seconds that a request may wait for its first step. request_timeout: seconds that it may take
+            as a whole. send_timeout: seconds that a reader may take nothing. body_timeout: seconds for a request to arrive.
         drain_timeout: seconds that texts under way have when the server is told to end.
         max_body: bytes. max_depth: of nested lists and objects in a body. max_texts: prompts times n.
     """
@@ -52,8 +52,8 @@ class Place:
 
 @dataclass
 class Places:
-    """The requests that were taken on. One takes its place before its body is read, so that no more bodies lie in memory,
-    and no more prompts wait to be tokenised, than may wait for the model.
+    """The requests that were taken on. One takes its place before its body is read, so that no more bodies lie in
+    memory, and no more prompts wait to be tokenised, than may wait for the model.
 
     Attributes:
         computed: tokens so far, of prompts and texts. rate: those a second, as measured; 0: not yet.

@@ -89,7 +89,8 @@ def read_object(body: bytes, limits: Limits) -> Json:
         raise Refusal(400, f"the body is not JSON: {error}", "invalid_json") from None
     if not isinstance(value, dict):
         raise Refusal(400, "the body must be a JSON object", "invalid_json")
-    level, depth = [value], 0
+    level: list[Any] = [value]
+    depth = 0
     while level:
         depth += 1
         if depth > limits.max_depth:
