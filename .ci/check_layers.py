@@ -31,6 +31,7 @@ PACKAGES = [
     ["openai"],
     ["model"],
     [""],
+    ["server"],
     ["cli", "integrations"],
     ["__main__"],
 ]

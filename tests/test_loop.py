@@ -70,14 +70,14 @@ class Anything(RuleBasedStateMachine):
         runtime, ids = self.model._runtime, self.model.tokenize(prompt)
         options = Options(max_tokens=max_tokens, ignore_eos=ignore_eos, cache_prompt=reuse, **GREEDY)
         if n == 1:
-            one = Run(runtime, ids, options, 0, None, 0.0)
-            one.key = key
-            tickets = [self.loop.submit(one.task(), meter=one.meter, key=key, eager=True)]
+            runs = [Run(runtime, ids, options, 0, None, 0.0)]
+            runs[0].key = key
         else:
             root = Root(ids)
             runs = [Answer(runtime, root, i, options, 0, 0.0) for i in range(n)]
-            tickets = root.submit(self.loop, runs, key=key, eager=True)
-        self.texts += [(ticket, prompt, max_tokens, ignore_eos) for ticket in tickets]
+        for one in runs:
+            ticket = self.loop.submit(one.task(), meter=one.meter, key=key, eager=True)
+            self.texts.append((ticket, prompt, max_tokens, ignore_eos))
 
     @rule(times=st.integers(1, 12))
     def go_on(self, times):
@@ -304,7 +304,9 @@ def test_whoever_has_least_comes_first(model):
 def test_answers_outlive_the_one_that_computes_the_prompt(model, n):
     loop, root = loop_of(model._runtime), Root(model.tokenize(STORY))
     options = Options(max_tokens=30, **GREEDY)
-    tickets = root.submit(loop, [Answer(model._runtime, root, i, options, 0, 0.0) for i in range(n)], eager=True)
+    runs = [Answer(model._runtime, root, i, options, 0, 0.0) for i in range(n)]
+    tickets = [loop.submit(one.task(), meter=one.meter, eager=True) for one in runs]
+    del runs  # as of whoever cancels and goes
     loop._admit(None)  # the first one has begun to compute it
     tickets[0].cancel()
     while loop.step():

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import Any
 
 from slimrt.generation.beams import search_beams
-from slimrt.generation.generate import Run
-from slimrt.generation.loop import Loop, loop_of
+from slimrt.generation.generate import Run, run_texts
+from slimrt.generation.loop import loop_of
 from slimrt.generation.options import Options
 from slimrt.generation.search import Append, Logits, Logprobs, Task, Wait
 from slimrt.generation.sequences import Sequences
-from slimrt.generation.tickets import Call, Ticket
 from slimrt.plumbing.arguments import whole
 from slimrt.results import Generation
 from slimrt.runtime.kinds import check_sequences
@@ -33,13 +31,11 @@ class Root:
         self.session: Session | None = None
         self.logits: Logits | None = None
         self._computing = False
-        self._answers: list[tuple[weakref.ref[Answer], Ticket[Generation]]] = []  # cancelled ones are gone
+        self._to_begin: weakref.WeakSet[Answer] = weakref.WeakSet()  # one that is cancelled before is gone
 
-    def submit(self, loop: Loop, answers: Sequence[Answer], **how: Any) -> list[Ticket[Generation]]:
-        """Hand over all its answers. how: as Loop.submit."""
-        tickets = [loop.submit(one.task(), meter=one.meter, **how) for one in answers]
-        self._answers = list(zip(map(weakref.ref, answers), tickets, strict=True))
-        return tickets
+    def join(self, answer: Answer) -> None:
+        """Know of an answer."""
+        self._to_begin.add(answer)
 
     def compute(self, runtime: Runtime) -> Task[bool]:
         """Return when the prompt is computed: whether it was done here."""
@@ -49,31 +45,37 @@ class Root:
                 continue
             self._computing = True
             try:
-                if self.session is None:
-                    self.session = Session.new(runtime)
+                self.session = Session.new(runtime)
+                self.session.replaceable = True
                 (self.logits,) = yield Append([(self.session, list(self.prompt))])
+                loop_of(runtime).idle.add(self)
                 return True
             finally:
                 self._computing = False
+                if self.logits is None:
+                    self.give_up()
         return False
 
     def begin(self, answer: Answer) -> Session:
         """A session for an answer."""
         assert self.session is not None
-        if self._is_wanted(answer):
+        self._to_begin.discard(answer)
+        if self._to_begin:
             return self.session.fork()
         session, self.session = self.session, None
         return session
 
     def release(self, answer: Answer) -> None:
-        """Give up the session if no answer but this one is still to begin: they may have been cancelled."""
-        if self.session is not None and not self._is_wanted(answer):
-            self.session.close()
-            self.session = None
+        """Give up the session if no answer but this one is still to begin."""
+        self._to_begin.discard(answer)
+        if not self._to_begin and not self._computing:
+            self.give_up()
 
-    def _is_wanted(self, but: Answer) -> bool:
-        others = ((one, ticket) for of, ticket in self._answers if (one := of()) is not None and one is not but)
-        return any(one.session is None and not ticket.done for one, ticket in others)
+    def give_up(self) -> None:
+        """Free the rows; an answer that is still to begin computes them again."""
+        if self.session is not None:
+            self.session.close()
+        self.session = self.logits = None
 
 
 class Answer(Run):
@@ -87,6 +89,7 @@ class Answer(Run):
     def __init__(self, runtime: Runtime, root: Root, index: int, options: Options, seed: int, called: float):
         super().__init__(runtime, root.prompt, options, seed + index, None, called)
         self._root = root
+        root.join(self)
 
     def _begin(self) -> Task[list[int]]:
         computed = yield from self._root.compute(self.runtime)
@@ -123,9 +126,8 @@ def answers(
 def _drawn(
     runtime: Runtime, prompt: Sequence[int], n: int, options: Options, seed: int, called: float
 ) -> list[Generation]:
-    loop, root = loop_of(runtime), Root(prompt)
-    runs = [Answer(runtime, root, i, options, seed, called) for i in range(n)]
-    return loop.results(root.submit(loop, runs, call=Call.of(options.on_progress)))
+    root = Root(prompt)
+    return run_texts(runtime, [Answer(runtime, root, i, options, seed, called) for i in range(n)], options)
 
 
 def _likeliest(
