@@ -52,14 +52,17 @@ class Answer:
         return int((self.usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0))
 
 
-async def complete(port: int, prompt: Sequence[int], n: int, *, leave_after: int | None = None) -> Answer:
+async def complete(
+    port: int, prompt: Sequence[int], n: int, *, reuse: bool = False, leave_after: int | None = None
+) -> Answer:
     """Ask for exactly n tokens after the ids of a prompt; leave after so many pieces (0: once the request is sent), or
-    when cancelled.
+    when cancelled. reuse: of what is cached of prompts that begin alike.
 
     Never raises: what broke is in the answer.
     """
     wish = {"prompt": list(prompt), "max_tokens": n, "temperature": 0, "ignore_eos": True}
     wish |= {"stream": True, "stream_options": {"include_usage": True}}
+    wish |= {"cache_prompt": True} if reuse else {}
     answer = Answer(time.perf_counter())
     writer = None
     try:

@@ -120,7 +120,7 @@ async def conversations(
         for words in own:
             prompt += words
             async with places:  # first come, first served: so they take turns
-                answers.append(await complete(server.port, prompt, n_answer))
+                answers.append(await complete(server.port, prompt, n_answer, reuse=True))
             prompt += ids_of(answers[-1].text)
         return answers
 
@@ -184,7 +184,8 @@ async def overload(
 async def soak(server: Server, prompts: Prompts, *, requests: int, streams: int) -> Figures:
     """Short requests, a tenth of them broken off somewhere; memory as it goes, and whether every block comes back.
 
-    Half of the prompts begin alike, so that prefixes are shared, dropped and evicted too.
+    Half of the prompts begin alike, so that prefixes are shared, dropped and evicted too. What a request leaves is
+    counted over the second half.
     """
     common, left, memory, cut = prompts.ids(40), requests, [], np.random.default_rng(0)
     counts: Counter[str] = Counter()
@@ -193,18 +194,20 @@ async def soak(server: Server, prompts: Prompts, *, requests: int, streams: int)
         nonlocal left
         while left > 0:
             left -= 1
-            prompt = common * (left % 2) + prompts.ids(16)
-            leaving = int(cut.integers(0, 5)) if left % 10 == 0 else None
-            answer = await complete(server.port, prompt, 8, leave_after=leaving)
+            number = left
+            prompt = common * (number // 2 % 2) + prompts.ids(16)
+            leaving = int(cut.integers(0, 5)) if number % 10 == 0 else None
+            answer = await complete(server.port, prompt, 8, reuse=True, leave_after=leaving)
             counts["left" if answer.left else "whole" if answer.whole else f"{answer.status} {answer.error}"] += 1
-            if left % max(requests // 20, 1) == 0:
-                memory.append({"after": requests - left} | server.memory())
+            if number % max(requests // 20, 1) == 0:
+                memory.append({"after": requests - number} | server.memory())
 
     start = time.perf_counter()
     await asyncio.gather(*(stream() for _ in range(streams)))
     seconds = time.perf_counter() - start
     await asyncio.sleep(1)  # the last who left
-    settled = next(one for one in memory if one["after"] >= requests // 4)
+    memory.sort(key=lambda one: one["after"])
+    settled = next(one for one in memory if one["after"] >= requests // 2)
     grown = memory[-1]["anonymous"] - settled["anonymous"]
     return {
         "outcomes": dict(counts),

@@ -103,6 +103,15 @@ def contestants(cell: Cell, args: argparse.Namespace) -> Iterator[tuple[str, str
         yield "llama-server", "llama-server", settings, tried
 
 
+def planned(server: Server, settings: dict[str, Any]) -> int:
+    """Bytes that slimrt says it would allocate."""
+    import slimrt
+
+    setup, cache = server.setup, {"cache": settings["cache"], "cache_type": settings["type"]}
+    said = slimrt.plan(setup.model, n_ctx=setup.n_ctx, n_seqs=setup.parallel, n_threads=setup.threads, **cache)
+    return int(said.to_dict()["asked"]["total"])
+
+
 def run_cell(cell: Cell, args: argparse.Namespace) -> dict[str, Any]:
     """All turns of one cell, as the JSON file holds them."""
     from slimrt import _core
@@ -112,7 +121,8 @@ def run_cell(cell: Cell, args: argparse.Namespace) -> dict[str, Any]:
     try:
         for name, engine, settings, tried in contestants(cell, args):
             servers[name] = Server(engine, settings, cell.setup(args))
-            facts = {"loading": servers[name].loading, "command": [Path(one).name for one in servers[name].command]}
+            facts: dict[str, Any] = {"planned": planned(servers[name], settings)} if engine == "slimrt" else {}
+            facts |= {"loading": servers[name].loading, "command": [Path(one).name for one in servers[name].command]}
             results[name] = {"engine": engine, "settings": settings, "tried": tried, "turns": []} | facts
         for turn in range(args.turns):
             for name in list(servers) if turn % 2 == 0 else list(servers)[::-1]:

@@ -78,6 +78,9 @@ def table(cells: dict[str, dict[str, Any]]) -> str:
             cells_of_line = [shown(one, keys, factor) for one in servers.values()]
             if any(text != "-" for text in cells_of_line):
                 lines.append((f"{title}, {unit}", *cells_of_line, ratio(first, last, keys)))
+        if any("planned" in one for one in servers.values()):
+            plans = (f"{one['planned'] * 2**-20:.4g}" if "planned" in one else "-" for one in servers.values())
+            lines.append(("planned, beside the interpreter, MiB", *plans, "-"))
         for key in ("statuses", "odd", "outcomes", "blocks"):
             texts = ["; ".join(str(turn[key]) for turn in one["turns"] if turn.get(key)) for one in servers.values()]
             if any(texts):
