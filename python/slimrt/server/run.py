@@ -75,7 +75,7 @@ def serve(
         server_header=False,
         timeout_graceful_shutdown=5,
     )
-    logging.getLogger("uvicorn").setLevel(logging.INFO if log_requests else logging.CRITICAL)
+    _log(log_requests)
     server = Server(config, service)
     server.run(sockets=[listener])
     if failures:
@@ -83,6 +83,17 @@ def serve(
     if service.state == "loading":  # its thread is at work, and cannot be asked to stop
         os._exit(0)
     return 0
+
+
+def _log(requests: bool) -> None:
+    """Have uvicorn say on stderr what goes wrong, and each request in a line."""
+    said = logging.StreamHandler()
+    said.setFormatter(logging.Formatter("slimrt: %(message)s"))
+    for name in ("access", "error")[0 if requests else 1 :]:
+        logging.getLogger(f"uvicorn.{name}").addHandler(said)
+    logging.getLogger("uvicorn").propagate = False
+    logging.getLogger("uvicorn.access").setLevel(logging.INFO)
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
 
 
 class Server(uvicorn.Server):
