@@ -104,7 +104,9 @@ class Served:
 
 
 @contextmanager
-def served(folder: Path, *flags: str, model: Path = CHAT, before: str = "", ready: bool = True, **env: str) -> Iterator[Served]:
+def served(
+    folder: Path, *flags: str, model: Path = CHAT, before: str = "", ready: bool = True, **env: str
+) -> Iterator[Served]:
     """A server of a model; it is killed in the end if it is still there.
 
     Args:

@@ -88,7 +88,9 @@ class TestChat:
         assert np.allclose([one.logprob for one in got], [one["logprob"] for one in wanted], atol=1e-4)
         assert [len(one.top_logprobs) for one in got] == [3] * len(wanted)
         chunks = client.chat.completions.create(model="x", messages=MESSAGES, stream=True, **asked)
-        streamed = [entry.token for one in chunks if one.choices[0].logprobs for entry in one.choices[0].logprobs.content]
+        streamed = [
+            entry.token for one in chunks if one.choices[0].logprobs for entry in one.choices[0].logprobs.content
+        ]
         assert streamed == [one["token"] for one in wanted]
 
     def test_stop_and_limit(self, client: Any) -> None:

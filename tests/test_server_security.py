@@ -89,7 +89,14 @@ class TestBrowsers:
     def test_only_our_names(self, server: Served) -> None:
         for host in ("localhost", f"127.0.0.1:{server.port}", "[::1]:80", "LOCALHOST:1", "good.example"):
             assert server.ask("/health", host=host).status == 200, host
-        for host in ("evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "", "0x7f.1", "evil.example:127"):
+        for host in (
+            "evil.example",
+            "localhost.evil.example",
+            "127.0.0.1.evil.example",
+            "",
+            "0x7f.1",
+            "evil.example:127",
+        ):
             assert server.ask("/health", host=host).error["code"] == "host_not_allowed", host
 
     def test_only_our_pages(self, server: Served) -> None:
@@ -124,9 +131,7 @@ class TestBodies:
 
     def test_larger_ones_are_not_read(self, server: Served) -> None:
         with server.connect() as connection:
-            connection.sendall(
-                b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999999999\r\n\r\n"
-            )
+            connection.sendall(b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999999999\r\n\r\n")
             answer = read_all(connection)
             assert b"413" in answer.partition(b"\r\n")[0] and b"body_too_large" in answer
 

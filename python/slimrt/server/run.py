@@ -86,14 +86,15 @@ def serve(
 
 
 def _log(requests: bool) -> None:
-    """Have uvicorn say on stderr what goes wrong, and each request in a line."""
+    """Have faults told on stderr, and each request in a line if that is wanted."""
     said = logging.StreamHandler()
     said.setFormatter(logging.Formatter("slimrt: %(message)s"))
-    for name in ("access", "error")[0 if requests else 1 :]:
-        logging.getLogger(f"uvicorn.{name}").addHandler(said)
-    logging.getLogger("uvicorn").propagate = False
-    logging.getLogger("uvicorn.access").setLevel(logging.INFO)
-    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+    for name, level in (("slimrt", logging.ERROR), ("uvicorn.error", logging.ERROR), ("uvicorn.access", logging.INFO)):
+        if requests or name != "uvicorn.access":
+            logger = logging.getLogger(name)
+            logger.addHandler(said)
+            logger.setLevel(level)
+            logger.propagate = False
 
 
 class Server(uvicorn.Server):
