@@ -65,6 +65,10 @@ std::vector<int32_t> read_positions(const nb::handle& item) {
     return {positions.data(), positions.data() + positions.size()};
 }
 
+std::span<const std::byte> bytes_of(const Array<const uint8_t>& data) {
+    return std::as_bytes(std::span(data.data(), data.size()));
+}
+
 class PyEngine {
     /// The engine to itself. After a fork() nobody gives back the lock of a call that another thread was in,
     /// and what that call was writing is half written.
@@ -201,19 +205,20 @@ class PyEngine {
         return nb::cast(numpy_array(std::move(out), {layers, n, d}));
     }
 
-    nb::object save_sequence(int sequence) {
+    nb::object save_rows(int sequence, int64_t begin) {
         std::vector<std::byte> bytes;
-        locked([&] { bytes = engine_->save_sequence(sequence); });
+        locked([&] { bytes = engine_->save_rows(sequence, begin); });
         const auto* data = reinterpret_cast<const uint8_t*>(bytes.data());
         return nb::cast(numpy_array(std::vector<uint8_t>(data, data + bytes.size()), {bytes.size()}));
     }
 
+    nb::object save_sequence(int sequence) { return save_rows(sequence, 0); }
+
+    void load_rows(int sequence, const Array<const uint8_t>& data) {
+        with([&](Engine& e) { e.load_rows(sequence, bytes_of(data)); });
+    }
     int load_sequence(const Array<const uint8_t>& data) {
-        int id = 0;
-        locked([&] {
-            id = engine_->load_sequence({reinterpret_cast<const std::byte*>(data.data()), data.size()});
-        });
-        return id;
+        return with([&](Engine& e) { return e.load_sequence(bytes_of(data)); });
     }
 
     nb::dict info() {
@@ -315,7 +320,9 @@ void bind_engine(nb::module_& m) {
         .def("attention_inputs", &PyEngine::attention_inputs, nb::arg("ids"), nb::kw_only(),
              nb::arg("on_progress") = nb::none())
         .def("save_sequence", &PyEngine::save_sequence, nb::arg("sequence"))
-        .def("load_sequence", &PyEngine::load_sequence, nb::arg("data"));
+        .def("load_sequence", &PyEngine::load_sequence, nb::arg("data"))
+        .def("save_rows", &PyEngine::save_rows, nb::arg("sequence"), nb::arg("begin"))
+        .def("load_rows", &PyEngine::load_rows, nb::arg("sequence"), nb::arg("data"));
     m.def("plan", &plan_dict, nb::arg("file"), nb::arg("options"));
 }
 

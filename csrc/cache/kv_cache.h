@@ -116,11 +116,14 @@ class KvCache {
     std::vector<Rows> rows(int layer, int c = 0) const;
     Slots slots(int layer, int plane, Tensor slots) const { return this->slots(layer, 0, plane, slots); }
 
-    /// The rows of a sequence that later tokens may read, as bytes, group after group: where its regions end,
-    /// if there are several, and region after region their rows (see BlockPool::visit_rows); and back into a
-    /// new sequence.
-    std::vector<std::byte> save(int sequence) const;
-    int restore(std::span<const std::byte> bytes, int64_t length);
+    /// The rows of a sequence, from those of a token on, that later tokens may read, as bytes, group after
+    /// group: where its regions end, if there are several, and region after region their rows (see
+    /// BlockPool::visit_rows). Throws Error{argument} unless `from` is a whole block of it, and beyond 0
+    /// Error{unsupported} where what a text keeps of its beginning changes as it grows.
+    std::vector<std::byte> save(int sequence, int64_t from) const;
+    /// Back to the end of a sequence of `from` tokens, which then has `length`. Throws Error{format}, and
+    /// Error{argument} for another sequence.
+    void restore(int sequence, std::span<const std::byte> bytes, int64_t from, int64_t length);
 
     /// Lengthens a sequence to `length` tokens with copies of its own blocks, in turn: a long context to
     /// measure with, that nobody waits for. Throws Error{argument} unless both lengths are whole blocks, at
@@ -195,6 +198,7 @@ class KvCache {
     static bool forgot(const Group& group, const std::vector<Kept>& classes, int64_t length);
     void require_retreat(const Group& group, const std::vector<Kept>& classes, int64_t length) const;
     static void drop_unread(Group& group, std::vector<Kept>& classes, int64_t length);
+    void require_parts(int64_t from) const;
     /// Reads what save() wrote of a group's regions; returns its bytes.
     size_t restore_ends(const Group& group, std::vector<Kept>& classes, int64_t length,
                         std::span<const std::byte> bytes) const;

@@ -7,8 +7,23 @@
 
 namespace slimrt {
 
-std::vector<std::byte> KvCache::save(int sequence) const {
+/// Refuses rows from a token on whose predecessors are elsewhere, where a longer text keeps fewer of those.
+void KvCache::require_parts(int64_t from) const {
+    for (const Group& group : groups_)
+        if (from > 0 && (group.window || group.regions.n_classes > 1))
+            fail(ErrorCode::unsupported,
+                 "rows behind a window, or that age, are saved and loaded with those of the whole sequence "
+                 "alone, "
+                 "not from token ",
+                 from, " on");
+}
+
+std::vector<std::byte> KvCache::save(int sequence, int64_t from) const {
     const Sequence& s = find(sequence);
+    if (from < 0 || from > s.length || from % kBlockTokens)
+        fail(ErrorCode::argument, "rows are saved from a multiple of ", kBlockTokens, " tokens on, of the ",
+             s.length, " that there are, not from ", from);
+    require_parts(from);
     std::vector<std::byte> out;
     const auto grow = [&](size_t bytes) {
         out.resize(out.size() + bytes);
@@ -19,11 +34,12 @@ std::vector<std::byte> KvCache::save(int sequence) const {
         for (size_t c = 1; c < classes.size(); ++c)
             std::memcpy(grow(sizeof(int64_t)), &classes[c].end, sizeof(int64_t));
         for (const auto& [c, origin, begin, end] : regions_of(s, g))
-            groups_[g].classes[c].pool.visit_rows(
-                classes[c].table, begin - origin, end - origin, [&](std::byte* rows, size_t bytes) {
-                    std::byte* const to = grow(bytes);
-                    backend_.download(to, Tensor(rows, DType::F32, 1, 0), bytes);
-                });
+            groups_[g].classes[c].pool.visit_rows(classes[c].table, std::max(begin, from) - origin,
+                                                  end - origin, [&](std::byte* rows, size_t bytes) {
+                                                      std::byte* const to = grow(bytes);
+                                                      backend_.download(to, Tensor(rows, DType::F32, 1, 0),
+                                                                        bytes);
+                                                  });
     }
     return out;
 }
@@ -44,11 +60,16 @@ size_t KvCache::restore_ends(const Group& group, std::vector<Kept>& classes, int
     return size;
 }
 
-int KvCache::restore(std::span<const std::byte> bytes, int64_t length) {
+void KvCache::restore(int sequence, std::span<const std::byte> bytes, int64_t from, int64_t length) {
     constexpr int32_t kWanted = -2;
-    if (length < 0 || length > n_ctx_)
-        fail(ErrorCode::format, "saved rows of ", length, " tokens: n_ctx is ", n_ctx_);
-    Sequence s = empty();
+    if (from > length || length > n_ctx_ || from % kBlockTokens)
+        fail(ErrorCode::format, "saved rows of ", length, " tokens from ", from, " on: n_ctx is ", n_ctx_);
+    const Sequence& before = find(sequence);
+    if (before.length != from)
+        fail(ErrorCode::argument, "the saved rows go on from ", from, " tokens, and sequence ", sequence,
+             " has ", before.length);
+    require_parts(from);
+    Sequence s = from > 0 ? before : empty();
     s.length = length;
     size_t expected = 0;
     std::vector<size_t> at;  // of each group's rows
@@ -59,8 +80,9 @@ int KvCache::restore(std::span<const std::byte> bytes, int64_t length) {
         for (const auto& [c, origin, begin, end] : regions_of(s, g)) {
             std::vector<int32_t>& table = s.groups[g][c].table;
             table.resize(blocks_for(end - origin), -1);
-            std::fill(table.begin() + (begin - origin) / kBlockTokens, table.end(), kWanted);
-            expected += group.classes[c].pool.block_bytes() * size_t(end - begin) / kBlockTokens;
+            const int64_t first = std::max(begin, from);
+            std::fill(table.begin() + (first - origin) / kBlockTokens, table.end(), kWanted);
+            expected += group.classes[c].pool.block_bytes() * size_t(end - first) / kBlockTokens;
         }
     }
     if (bytes.size() != expected)
@@ -75,15 +97,14 @@ int KvCache::restore(std::span<const std::byte> bytes, int64_t length) {
             BlockPool& pool = groups_[g].classes[c].pool;
             for (int32_t& block : s.groups[g][c].table)
                 if (block == kWanted) block = pool.take();
-            pool.visit_rows(s.groups[g][c].table, begin - origin, end - origin,
+            pool.visit_rows(s.groups[g][c].table, std::max(begin, from) - origin, end - origin,
                             [&](std::byte* rows, size_t n) {
                                 backend_.upload(Tensor(rows, DType::F32, 1, 0), bytes.data() + at[g], n);
                                 at[g] += n;
                             });
         }
     }
-    sequences_[next_] = std::move(s);
-    return next_++;
+    find(sequence) = std::move(s);
 }
 
 void KvCache::tile(int sequence, int64_t length) {

@@ -17,6 +17,12 @@ namespace {
 /// What ends the fingerprint of saved rows: the rotation they were computed with.
 constexpr const char* kRope = " rope:";
 
+/// What precedes saved rows: bytes of the fingerprint, the tokens before them, and with them.
+struct SavedHead {
+    uint32_t fingerprint, begin;
+    uint64_t length;
+};
+
 /// A number for the angles and the magnitudes of rotary embeddings, as FNV-1a; longrope has others by n_ctx.
 uint64_t hash_of_rotation(const ModelConfig& config, const GgufFile& file, int64_t n_ctx) {
     uint64_t hash = 0;
@@ -200,30 +206,41 @@ std::string Engine::cache_fingerprint() {
     return text + kRope + std::to_string(hash_of_rotation(config(), file_, decoder_->options().n_ctx));
 }
 
-// Saved rows: fingerprint length, fingerprint, token count, rows.
-std::vector<std::byte> Engine::save_sequence(int sequence) {
+// Saved rows: SavedHead, fingerprint, rows.
+std::vector<std::byte> Engine::save_rows(int sequence, int64_t begin) {
     if (decoder_->encoder())
         fail(ErrorCode::unsupported,
              "sequences with a source cannot be saved: encode the source again instead");
     const std::string fingerprint = cache_fingerprint();
-    const uint64_t head[2] = {fingerprint.size(), uint64_t(cache().length(sequence))};
-    const std::vector<std::byte> rows = cache().save(sequence);
+    const std::vector<std::byte> rows = cache().save(sequence, begin);
+    const SavedHead head{uint32_t(fingerprint.size()), uint32_t(begin), uint64_t(cache().length(sequence))};
     std::vector<std::byte> out(sizeof head + fingerprint.size());
-    std::memcpy(out.data(), head, sizeof head);
+    std::memcpy(out.data(), &head, sizeof head);
     std::memcpy(out.data() + sizeof head, fingerprint.data(), fingerprint.size());
     out.insert(out.end(), rows.begin(), rows.end());
     return out;
 }
 
 int Engine::load_sequence(std::span<const std::byte> bytes) {
-    uint64_t head[2];
+    const int sequence = create();
+    try {
+        load_rows(sequence, bytes);
+    } catch (...) {
+        release(sequence);
+        throw;
+    }
+    return sequence;
+}
+
+void Engine::load_rows(int sequence, std::span<const std::byte> bytes) {
+    SavedHead head;
     const std::string expected = cache_fingerprint();
     if (bytes.size() < sizeof head) fail(ErrorCode::format, "the saved sequence is truncated");
-    std::memcpy(head, bytes.data(), sizeof head);
+    std::memcpy(&head, bytes.data(), sizeof head);
     bytes = bytes.subspan(sizeof head);
-    if (head[0] > bytes.size())
+    if (head.fingerprint > bytes.size())
         fail(ErrorCode::format, "the saved sequence is truncated or not one of slimrt's");
-    const std::string found(reinterpret_cast<const char*>(bytes.data()), head[0]);
+    const std::string found(reinterpret_cast<const char*>(bytes.data()), head.fingerprint);
     if (found != expected && found.substr(0, found.rfind(kRope)) == expected.substr(0, expected.rfind(kRope)))
         fail(
             ErrorCode::format,
@@ -233,10 +250,10 @@ int Engine::load_sequence(std::span<const std::byte> bytes) {
     if (found != expected)
         fail(ErrorCode::format, "the saved sequence is of another model or cache: it has '", found,
              "', this is '", expected, "'");
-    if (head[1] > uint64_t(cache().n_ctx()))
-        fail(ErrorCode::context_overflow, "the saved sequence has ", head[1], " tokens, n_ctx is ",
+    if (head.length > uint64_t(cache().n_ctx()))
+        fail(ErrorCode::context_overflow, "the saved sequence has ", head.length, " tokens, n_ctx is ",
              cache().n_ctx());
-    return cache().restore(bytes.subspan(head[0]), int64_t(head[1]));
+    cache().restore(sequence, bytes.subspan(head.fingerprint), head.begin, int64_t(head.length));
 }
 
 }  // namespace slimrt

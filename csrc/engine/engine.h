@@ -73,7 +73,11 @@ class Engine {
     /// Each layer's normed attention input, [n_layers, n, d_model] f32.
     void attention_inputs(std::span<const int32_t> tokens, float* out, const Progress& progress);
 
-    std::vector<std::byte> save_sequence(int sequence);
+    /// The rows of a sequence from a token on, a whole block of the cache, and what they depend on; and back
+    /// to the end of a sequence of so many tokens, or from 0 on to a new one. Throws Error{format} for rows
+    /// of another model or cache, or damaged ones, and as KvCache::save() and restore().
+    std::vector<std::byte> save_rows(int sequence, int64_t begin);
+    void load_rows(int sequence, std::span<const std::byte> bytes);
     int load_sequence(std::span<const std::byte> bytes);
 
     const ModelConfig& config() const { return decoder_->config(); }

@@ -264,6 +264,13 @@ class Engine:
     def save_sequence(self, sequence: int) -> NDArray[np.uint8]: ...
     def load_sequence(self, data: NDArray[np.uint8]) -> int:
         """A new sequence from saved rows. ModelFormatError when they are of another model or cache."""
+    def save_rows(self, sequence: int, begin: int) -> NDArray[np.uint8]:
+        """The rows of the tokens from begin on, a multiple of 32; from 0 on as save_sequence. ValueError: another begin.
+        UnsupportedError: beyond 0 where layers have a sliding window, or rows age."""
+    def load_rows(self, sequence: int, data: NDArray[np.uint8]) -> None:
+        """Saved rows to the end of a sequence, of the tokens before them. ValueError: it has more or fewer than begin.
+        ModelFormatError when they are of another model or cache, or cut; ContextOverflowError: no room; nothing has
+        changed then."""
 
 _Logprobs = tuple[float, list[tuple[int, float]]]  # of a token, and of the likeliest ones with theirs
 _Choice = tuple[int, _Logprobs | None]

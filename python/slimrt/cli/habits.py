@@ -92,8 +92,6 @@ HABITS = (
     Habit(("--samplers", "--sampling-seq", "--sampler-seq"), "the order of samplers is fixed: docs/architecture.md"),
     Habit(("--dynatemp-range", "--dynatemp-exp"),
           "there is no such sampler: --top-p, --min-p and --typical-p follow the certainty of the model"),
-    Habit(("--grammar", "--grammar-file", "-j", "--json-schema", "-jf", "--json-schema-file"),
-          "grammars are not built in: a logits_processor in Python may hold the model to one"),
     # llama.cpp's other programs
     Habit(("--metrics", "--cont-batching", "-cb"), "it is always so", ("",), ("serve",)),
     Habit(("--slots", "-a", "--alias"), "GET /props and /metrics tell what there is", None, ("serve",)),

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
+from typing import Any
 
 from slimrt.generation.beams import search_beams
-from slimrt.generation.generate import Run, run_texts
-from slimrt.generation.loop import loop_of
+from slimrt.generation.generate import Run
+from slimrt.generation.loop import Loop, loop_of
 from slimrt.generation.options import Options
 from slimrt.generation.search import Append, Logits, Logprobs, Task, Wait
 from slimrt.generation.sequences import Sequences
+from slimrt.generation.tickets import Call, Ticket
 from slimrt.plumbing.arguments import whole
 from slimrt.results import Generation
 from slimrt.runtime.kinds import check_sequences
@@ -18,20 +21,25 @@ from slimrt.runtime.session import Session
 
 
 class Root:
-    """A prompt that several answers follow, computed once, by the first of them.
+    """A prompt (ids) that several answers follow, computed once, by the first of them.
 
     Attributes:
         session: where it is computed; the last answer to begin goes on in it.
         logits: of what follows, float32 (vocab,); None: not there yet.
-        to_begin, to_end: answers that have not.
     """
 
-    def __init__(self, prompt: Sequence[int], n: int):
+    def __init__(self, prompt: Sequence[int]):
         self.prompt = prompt
         self.session: Session | None = None
         self.logits: Logits | None = None
-        self.to_begin = self.to_end = n
         self._computing = False
+        self._answers: list[tuple[weakref.ref[Answer], Ticket[Generation]]] = []  # cancelled ones are gone
+
+    def submit(self, loop: Loop, answers: Sequence[Answer], **how: Any) -> list[Ticket[Generation]]:
+        """Hand over all its answers. how: as Loop.submit."""
+        tickets = [loop.submit(one.task(), meter=one.meter, **how) for one in answers]
+        self._answers = list(zip(map(weakref.ref, answers), tickets, strict=True))
+        return tickets
 
     def compute(self, runtime: Runtime) -> Task[bool]:
         """Return when the prompt is computed: whether it was done here."""
@@ -49,20 +57,23 @@ class Root:
                 self._computing = False
         return False
 
-    def begin(self) -> Session:
-        """A session for the next answer."""
+    def begin(self, answer: Answer) -> Session:
+        """A session for an answer."""
         assert self.session is not None
-        self.to_begin -= 1
-        if self.to_begin:
+        if self._is_wanted(answer):
             return self.session.fork()
         session, self.session = self.session, None
         return session
 
-    def end(self) -> None:
-        """An answer is done, whether or not it has begun."""
-        self.to_end -= 1
-        if self.to_end == 0 and self.session is not None:
+    def release(self, answer: Answer) -> None:
+        """Give up the session if no answer but this one is still to begin: they may have been cancelled."""
+        if self.session is not None and not self._is_wanted(answer):
             self.session.close()
+            self.session = None
+
+    def _is_wanted(self, but: Answer) -> bool:
+        others = ((one, ticket) for of, ticket in self._answers if (one := of()) is not None and one is not but)
+        return any(one.session is None and not ticket.done for one, ticket in others)
 
 
 class Answer(Run):
@@ -79,7 +90,7 @@ class Answer(Run):
 
     def _begin(self) -> Task[list[int]]:
         computed = yield from self._root.compute(self.runtime)
-        self.session = self._root.begin()
+        self.session = self._root.begin(self)
         self.session.replaceable = True
         self._cached = 0 if computed else len(self.prompt)
         return []
@@ -88,11 +99,12 @@ class Answer(Run):
         if not pending:
             assert self._root.logits is not None
             return self._chosen(self._root.logits)
+        self._root.release(self)
         return (yield from super()._next(pending))
 
     def _end(self) -> None:
         super()._end()
-        self._root.end()
+        self._root.release(self)
 
 
 def answers(
@@ -111,8 +123,9 @@ def answers(
 def _drawn(
     runtime: Runtime, prompt: Sequence[int], n: int, options: Options, seed: int, called: float
 ) -> list[Generation]:
-    root = Root(prompt, n)
-    return run_texts(runtime, [Answer(runtime, root, i, options, seed, called) for i in range(n)], options)
+    loop, root = loop_of(runtime), Root(prompt)
+    runs = [Answer(runtime, root, i, options, seed, called) for i in range(n)]
+    return loop.results(root.submit(loop, runs, call=Call.of(options.on_progress)))
 
 
 def _likeliest(

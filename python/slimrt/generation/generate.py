@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from slimrt import core
 from slimrt.errors import ContextOverflowError
 from slimrt.generation.breakers import breaker_tokens
-from slimrt.generation.loop import loop_of
+from slimrt.generation.grammar import Matcher, compile_grammar
+from slimrt.generation.loop import loop_of, prefixes_of
 from slimrt.generation.options import Options
 from slimrt.generation.search import Append, Decode, Encode, Logprobs, Task
 from slimrt.generation.tickets import Call, Meter
@@ -62,6 +63,9 @@ class StopFilter:
 class Run:
     """One text in the making.
 
+    Attributes:
+        key: whose text it is: with cache_prompt rows of texts of the same key are taken, and left for them.
+
     Args:
         prompt: ids, checked.
         session: a session to continue in; None: one of its own, which ends with the run.
@@ -70,7 +74,8 @@ class Run:
     Raises:
         ContextOverflowError: the prompt does not fit the context.
         ValueError: an empty prompt, or a sampling parameter out of its range.
-        UnsupportedError: stop strings, or breakers for DRY, without a tokenizer.
+        GrammarError: a grammar that is wrong, or that cannot be enforced.
+        UnsupportedError: stop strings, a grammar, or breakers for DRY, without a tokenizer.
     """
 
     def __init__(
@@ -87,18 +92,24 @@ class Run:
         check_length(len(prompt), runtime, "the prompt")
         breaking = options.dry_sequence_breakers if options.dry_multiplier else ()
         tokenizer = runtime.source.tokenizer_if_any
-        if tokenizer is None and (options.stops or breaking):
+        constraint = options.constraint
+        if tokenizer is None and (options.stops or breaking or constraint):
             runtime.source.tokenizer  # noqa: B018  raises, with the reason why there is none
         self.runtime, self.prompt, self.options, self.seed = runtime, prompt, options, seed
         self.session = session
         self.tokens: list[int] = []
         self.finish_reason: str | None = None
         self.shifted = 0
+        self.key = ""
         self.meter = Meter()
         self._own_session = session is None
         self._pending: list[int] = []
         self._tokenizer = tokenizer
         self.ends = frozenset(tokenizer.eog_ids) if tokenizer else frozenset()
+        grammar = compile_grammar(tokenizer, runtime.n_vocab, **constraint) if tokenizer and constraint else None
+        self._matcher = grammar.matcher() if grammar else None
+        self._mask = self._matcher.mask() if self._matcher else None
+        self._shown = grammar.shown if grammar else frozenset[int]()
         self._detokenizer = self._new_detokenizer(tokenizer) if tokenizer else None
         self._filter = StopFilter(options.stops)
         for token in options.logit_bias or ():
@@ -148,7 +159,8 @@ class Run:
         """Take a sequence; returns what is to be computed first."""
         yield from ()
         if self.session is None:
-            self.session = Session.new(self.runtime)
+            found = prefixes_of(self.runtime).take(self.prompt, self.key) if self.options.cache_prompt else None
+            self.session = found or Session.new(self.runtime)
             self.session.replaceable = True
         pending = self.session.keep_common(self.prompt)
         self._cached = self.session.length
@@ -163,21 +175,27 @@ class Run:
         if self.session is not None:
             self._held = self.session.length
             if self._own_session:
-                self.session.close()
+                if self.options.cache_prompt:
+                    prefixes_of(self.runtime).give(self.session, self.key)
+                else:
+                    self.session.close()
                 self.session = None
 
     def _next(self, pending: Sequence[int]) -> Task[tuple[int, Logprobs | None]]:
         """The choice that follows these tokens; with a logits_processor its logprobs are still the model's own."""
         n_logprobs = self.options.logprobs
         if self.options.logits_processor is None:
-            choice: tuple[int, Logprobs | None] = yield Decode(self.session, pending, self._sampler, n_logprobs)
+            choice: tuple[int, Logprobs | None] = yield Decode(
+                self.session, pending, self._sampler, n_logprobs, self._mask
+            )
             return choice
         (logits,) = yield Append([(self.session, pending)])
         return self._chosen(logits)
 
     def _chosen(self, logits: NDArray[np.float32]) -> tuple[int, Logprobs | None]:
         """The choice from a row (vocab,)."""
-        token, n_logprobs = self._sampler.sample(self._processed(logits, self.tokens)), self.options.logprobs
+        token = self._sampler.sample(self._processed(logits, self.tokens), self._mask)
+        n_logprobs = self.options.logprobs
         return token, core.token_logprobs(logits, token, n_logprobs) if n_logprobs else None
 
     def _accept(self, token: int, logprobs: Logprobs | None) -> None:
@@ -186,19 +204,41 @@ class Run:
             return self._finish("length")
         if token in self.ends:
             return self._finish("stop")
-        self.tokens.append(token)
-        self._pending = [token]
-        self._sampler.accept([token])
         if logprobs is not None:
             self._logprobs.append(self._token_logprob(token, logprobs))
+        self._pending = []
+        self._add(token)
+        if self._matcher is not None:
+            self._follow(self._matcher)
+
+    def _follow(self, matcher: Matcher) -> None:
+        """Go on with the tokens that the grammar forces, which cost no choice (unless their logprobs are wanted), and
+        learn which ones may follow."""
+        for token in matcher.forced() if not self.options.logprobs and self.finish_reason is None else ():
+            if self.finish_reason is None:
+                self._add(token)
+        if self.finish_reason is None:
+            self._mask = matcher.mask()
+            if self._mask is not None and not self._mask.any():  # no token spells what must come
+                self._finish("stop" if matcher.is_complete else "length")
+
+    def _add(self, token: int) -> None:
+        """Put a token at the end of the text, and see whether it ends there."""
+        self.tokens.append(token)
+        self._pending.append(token)
+        self._sampler.accept([token])
+        if self._matcher is not None:
+            self._matcher.accept(token)
         if self._detokenizer:
             self._show(self._detokenizer.feed(token))
         assert self.session is not None
         if self._filter.stopped:
             self.finish_reason = "stop"
+        elif self._matcher is not None and self._matcher.is_done:
+            self._finish("stop")
         elif len(self.tokens) == self.options.max_tokens:
             self._finish("length")
-        elif self.session.length >= self.runtime.n_ctx and not self._shift():
+        elif self.session.length + len(self._pending) > self.runtime.n_ctx and not self._shift():
             self._finish("context")
 
     def _shift(self) -> bool:
@@ -280,7 +320,7 @@ class Run:
         return "".join([detokenizer.feed(token) for token in tokens]) + detokenizer.flush()
 
     def _new_detokenizer(self, tokenizer: Tokenizer) -> IncrementalDetokenizer:
-        return tokenizer.detokenizer(self.prompt, skip_special_tokens=True)
+        return tokenizer.detokenizer(self.prompt, skip_special_tokens=True, shown=self._shown)
 
     def _processed(self, logits: NDArray[np.float32], tokens: Sequence[int]) -> NDArray[np.float32]:
         """Logits (vocab,) after these tokens, as the logits_processor changes them."""

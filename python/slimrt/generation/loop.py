@@ -18,8 +18,9 @@ from typing import Any
 from slimrt.errors import ContextOverflowError
 from slimrt.generation.pace import Pace
 from slimrt.generation.parts import Part, told_to_all
+from slimrt.generation.prefix import PrefixTree
 from slimrt.generation.search import Decode, Encode, Result, Task, choices
-from slimrt.generation.sequences import Sequences
+from slimrt.generation.sequences import BLOCK, Ids, Sequences
 from slimrt.generation.tickets import Call, Meter, OnStep, Ticket
 from slimrt.modes import AGING
 from slimrt.runtime.runtime import Runtime
@@ -36,6 +37,7 @@ class Loop:
 
     def __init__(self, engine: Sequences, width: int, pace: Pace | None = None):
         self.pace = pace or Pace()
+        self.prefixes: PrefixTree | None = None  # rows that texts have left for others that begin alike
         self.stepped = time.monotonic()  # when a step last ended
         self._engine, self._width = engine, width
         self._waiting: list[Ticket[Any]] = []
@@ -309,7 +311,7 @@ class Loop:
 
     def _with_room(self, texts: list[Part]) -> list[Part]:
         """The texts for whose next tokens there is room, when the youngest have given up their rows."""
-        while texts and not self._engine.has_room([item for part in texts for item in part.items]):
+        while texts and not self._has_room([item for part in texts for item in part.items]):
             victim = self._youngest(min(part.ticket.order for part in texts))
             if victim is None:
                 return texts[:-1] if len(texts) > 1 else texts  # the engine says what is missing
@@ -319,14 +321,21 @@ class Loop:
 
     def _finds_room(self, part: Part, chosen: Sequence[Part]) -> bool:
         """Whether a prompt may begin or go on: as a whole, beside a block more for each of the others."""
-        reserve = [(of, ids + [0] * self._engine.block) for other in chosen for of, ids in other.items]
-        return self._engine.has_room([*reserve, *part.all_items])
+        reserve = [(of, ids + [0] * BLOCK) for other in chosen for of, ids in other.items]
+        return self._has_room([*reserve, *part.all_items])
 
     def _forced(self, part: Part) -> list[Part]:
         """The oldest, where nobody finds room: all the others give up their rows for it, one after the other."""
-        while not self._engine.has_room(part.all_items) and (victim := self._youngest(part.ticket.order)):
+        while not self._has_room(part.all_items) and (victim := self._youngest(part.ticket.order)):
             self._give_up(victim)
         return [part]
+
+    def _has_room(self, items: Sequence[tuple[Any, Ids]]) -> bool:
+        """Whether tokens find room, once the prefixes that nobody uses have given up as much as that takes."""
+        while not self._engine.has_room(items):
+            if self.prefixes is None or not self.prefixes.evict(sum(-(-len(ids) // BLOCK) for _, ids in items)):
+                return False
+        return True
 
     def _youngest(self, older_than: int) -> Ticket[Any] | None:
         """The youngest, but not the oldest of those who ask, whose rows can be computed again."""
@@ -336,6 +345,16 @@ class Loop:
     def _give_up(self, victim: Ticket[Any]) -> None:
         victim.preemptions += 1
         self._engine.give_up(victim.wants)
+
+
+def prefixes_of(runtime: Runtime) -> PrefixTree:
+    """What texts of a model have left for others that begin alike. UnsupportedError: a model with an encoder."""
+    loop = loop_of(runtime)
+    with runtime.lock:
+        if loop.prefixes is None:
+            loop.prefixes = PrefixTree(runtime)
+            runtime.reclaim = loop.prefixes.evict
+        return loop.prefixes
 
 
 def _attended(one: Ticket[Any], only: Sequence[Ticket[Any]] | None) -> bool:

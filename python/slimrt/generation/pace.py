@@ -50,7 +50,7 @@ class Pace:
             self._texts = _mean(self._texts, seconds)
             self._owed = max(self._owed - seconds, 0.0)
             return
-        spent = max(seconds - (self._texts if texts else 0.0), seconds / 2)
+        spent = max(seconds - (self._texts if texts else 0.0), seconds / 10)
         if n_prompt >= LEAST or not self._token:
             self._token = _mean(self._token, spent / n_prompt)
         if texts:

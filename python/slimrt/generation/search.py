@@ -19,6 +19,7 @@ from slimrt.plumbing.numbers import log_normaliser
 
 Result = TypeVar("Result")
 Logits = NDArray[np.float32]
+Masks = NDArray[np.uint32]
 Rules = Callable[[Logits, Sequence[int]], None]
 """Changes a row of logits (vocab,) in place, given the tokens found so far."""
 
@@ -31,7 +32,7 @@ class Choosing(Protocol):
     """What chooses tokens."""
 
     def sample(
-        self, logits: Logits, samplers: Sequence[core.Sampler], *, logprobs: Sequence[int]
+        self, logits: Logits, samplers: Sequence[core.Sampler], *, masks: Masks | None, logprobs: Sequence[int]
     ) -> Sequence[tuple[int, Logprobs | None]]: ...
 
 
@@ -86,12 +87,14 @@ class Decode:
     All that tasks want in a step are chosen in one call, each by its sampler as if it were alone. Errors as Append.
 
     logprobs: how many of the likeliest tokens to report; 0: none.
+    mask: uint32 bits (words,) of those that may be chosen, as core.Sampler reads them; None: all.
     """
 
     sequence: Any
     tokens: Sequence[int]
     sampler: core.Sampler
     logprobs: int = 0
+    mask: NDArray[np.uint32] | None = None
 
     @property
     def items(self) -> Sequence[tuple[Any, Sequence[int]]]:
@@ -147,7 +150,20 @@ def choices(
 ) -> Sequence[tuple[int, Logprobs | None]]:
     """The answers to wishes, all in one call. rows: of each its logits (1, vocab)."""
     logits = rows[0] if len(rows) == 1 else np.concatenate(rows)
-    return engine.sample(logits, [one.sampler for one in wishes], logprobs=[one.logprobs for one in wishes])
+    samplers, logprobs = [one.sampler for one in wishes], [one.logprobs for one in wishes]
+    return engine.sample(logits, samplers, masks=_masks(wishes, logits.shape[1]), logprobs=logprobs)
+
+
+def _masks(wishes: Sequence[Decode], n_vocab: int) -> Masks | None:
+    """A row for each; those without a mask may choose any token. None: no one has a mask."""
+    if all(one.mask is None for one in wishes):
+        return None
+    words = (n_vocab + 31) // 32
+    rows = np.full((len(wishes), words), -1, np.int32).view(np.uint32)
+    for row, one in zip(rows, wishes, strict=True):
+        if one.mask is not None:
+            row[:] = one.mask[:words]
+    return rows
 
 
 def together(tasks: Sequence[Task[Result]]) -> Task[list[Result]]:

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slimrt import core
-from slimrt.generation.search import Append, Decode, Logits, Logprobs, Wish
+from slimrt.cache.planner import BLOCK as BLOCK
+from slimrt.generation.search import Append, Decode, Logits, Logprobs, Masks, Wish
 from slimrt.plumbing import progress
 from slimrt.runtime.runtime import Runtime
 from slimrt.runtime.session import Session
@@ -20,13 +21,7 @@ Report = Callable[[int, int], object]
 
 
 class Sequences:
-    """The engine of a model, which each call has for itself.
-
-    Attributes:
-        block: tokens in a block of the cache.
-    """
-
-    block = 32
+    """The engine of a model, which each call has for itself."""
 
     def __init__(self, runtime: Runtime):
         self._runtime = runtime
@@ -87,10 +82,10 @@ class Sequences:
         return logits
 
     def sample(
-        self, logits: Logits, samplers: Sequence[core.Sampler], *, logprobs: Sequence[int]
+        self, logits: Logits, samplers: Sequence[core.Sampler], *, masks: Masks | None, logprobs: Sequence[int]
     ) -> Sequence[tuple[int, Logprobs | None]]:
         with self._runtime.use() as engine:
-            return engine.sample(logits, samplers, logprobs=logprobs)
+            return engine.sample(logits, samplers, masks=masks, logprobs=logprobs)
 
     def missing(self, sequence: Any) -> Ids:
         """Tokens of a Session without rows; of another sequence none."""

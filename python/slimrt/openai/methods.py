@@ -70,6 +70,7 @@ class OpenAIMethods(TextGeneration):
             n: answers to each prompt; the i-th of all choices uses seed + i. They are made n_seqs at a time.
             stream: return an iterator of chunks. stream_options: {"include_usage": True} for one with the usage.
             model: the name that the answer has; None: the file's.
+            response_format: {"type": "json_object"} or {"type": "json_schema", "json_schema": {"schema": ...}}.
             options: as generate, temperature 0.8 among them; None is a default.
 
         Raises:

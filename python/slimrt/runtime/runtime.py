@@ -39,6 +39,7 @@ class Runtime:
         lossy: what is lost in modes that allow_lossy insisted on, for people.
         access: how memory is accessed where that is faster than the usual way (slimrt.machine), for people.
         loop: of all its tasks, where there were some (generation.loop).
+        reclaim: makes blocks of the cache free that only wait for a use, at most so many; returns how many.
         compared: the caches of which the fastest was to be found, with their times, for people; "" where one was named.
     """
 
@@ -51,6 +52,7 @@ class Runtime:
         self.access = ""
         self.compared = ""
         self.loop: Any = None
+        self.reclaim: Callable[[int], int] | None = None
         self._engine: core.Engine | None = engine
         self._user: int | None = None  # the thread that is inside use()
         self._forked_at_work = False

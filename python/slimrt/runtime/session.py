@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slimrt import core
+from slimrt.cache.planner import BLOCK
 from slimrt.errors import ContextOverflowError, ModelFormatError
 from slimrt.plumbing.arguments import whole
 from slimrt.plumbing.closing import Closing
@@ -174,6 +175,12 @@ class Session(Closing):
         """Give the rows back."""
         self._free()
 
+    def hand_over(self, engine: core.Engine) -> tuple[int, list[int]]:
+        """Closes the session, but leaves its sequence to the caller, with the tokens whose rows that has."""
+        self._agree(engine)
+        self._free.detach()
+        return self.sequence, self._tokens[: engine.length(self.sequence)]
+
     def _agree(self, engine: core.Engine) -> None:
         """Drop rows beyond our tokens: Ctrl-C may strike between a step of the engine and our note of it. Where a
         window has given back what the others look back to, drop all."""
@@ -212,6 +219,7 @@ def append_together(
     on_progress: Callable[[int, int], object] | None = None,
 ) -> NDArray[np.float32]:
     """One step of the engine for several sessions; logits as Engine.append."""
+    _make_room(runtime, items)
     with runtime.use() as engine:
         for session, _ in items:
             session._complete(engine)
@@ -220,6 +228,16 @@ def append_together(
         for session, ids in items:  # before another thread may look: it would drop the rows as not agreed on
             session._tokens.extend(ids)
     return logits
+
+
+def _make_room(runtime: Runtime, items: Sequence[tuple[Session, list[int]]]) -> None:
+    """Take blocks that only wait for a use, where these tokens need them."""
+    while runtime.reclaim is not None:
+        with runtime.use() as engine:
+            growth = [(session.sequence, len(session.missing(engine)) + len(ids)) for session, ids in items]
+            has_room = engine.has_room(growth)
+        if has_room or not runtime.reclaim(sum(n // BLOCK + 1 for _, n in growth)):
+            return
 
 
 def is_session(path: str | os.PathLike[str]) -> bool:
@@ -287,6 +305,8 @@ def load_session(runtime: Runtime, path: str | os.PathLike[str]) -> Session:
     except ValueError as error:
         raise ModelFormatError(f"{path}: the token ids of this session file are broken: {error}") from error
     check_length(len(tokens), runtime, f"{path}")
+    with Session.new(runtime) as empty:
+        _make_room(runtime, [(empty, tokens)])
     with runtime.use() as engine:
         try:
             sequence = engine.load_sequence(rows)

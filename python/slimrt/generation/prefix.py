@@ -1,0 +1,332 @@
+"""Prefix reuse: finished sequences are kept, so that a text that begins as one of them did need not be computed there.
+
+A radix tree over token ids, as of RadixAttention (SGLang; Zheng et al. 2024, arXiv:2312.07104), of forked sequences.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slimrt import core
+from slimrt.errors import ContextOverflowError, UnsupportedError
+from slimrt.generation.store import BLOCK, PrefixStore
+from slimrt.runtime.runtime import Runtime
+from slimrt.runtime.session import Session
+
+Ids = NDArray[np.int32]
+
+
+@dataclass(eq=False)
+class Node:
+    """The tokens [begin, end) of texts that agree up to there. A leaf has a sequence of all tokens up to its end; so
+    has a node within the tree whose rows no sequence below it still has, behind a window."""
+
+    parent: Node | None
+    begin: int
+    ids: Ids
+    used: int
+    sequence: int | None = None
+    children: dict[int, Node] = field(default_factory=dict)  # by their first token
+
+    @property
+    def end(self) -> int:
+        return self.begin + len(self.ids)
+
+    @property
+    def blocks(self) -> int:
+        """What its own tokens take of the cache: forks copy the block in which they begin to differ."""
+        return (self.end // BLOCK if self.children else -(-self.end // BLOCK)) - self.begin // BLOCK
+
+    def below(self, but: Node | None = None) -> Iterator[Node]:
+        """Itself and all nodes below, those near it first; without what lies below one of them."""
+        layer = [self]
+        while layer:
+            yield from layer
+            layer = [child for node in layer for child in node.children.values() if child is not but]
+
+    def above(self) -> Iterator[Node]:
+        """The nodes on the way to the root, without it."""
+        node = self.parent
+        while node is not None and node.parent is not None:
+            yield node
+            node = node.parent
+
+    def path(self) -> Ids:
+        """All tokens up to its end."""
+        return np.concatenate([*reversed([node.ids for node in self.above()]), self.ids])
+
+
+class PrefixTree:
+    """Sequences that may be continued, of one model. For one thread at a time.
+
+    Layers behind a sliding window, and rows that age and are forgotten, cannot be cut anywhere: there a text is
+    continued from the longest length at which it still can be.
+
+    Attributes:
+        hits, misses: texts that take() found something for, or nothing.
+        reused: tokens that need not be computed thanks to it.
+        evicted: blocks that evict() made free.
+
+    Raises:
+        UnsupportedError: a model with an encoder, whose rows depend on more than tokens.
+    """
+
+    def __init__(self, runtime: Runtime, store: PrefixStore | None = None):
+        if runtime.info["encoder"]:
+            raise UnsupportedError(f"{runtime.source.name} has an encoder: its sequences are not known by their tokens")
+        self.hits = self.misses = self.reused = self.evicted = 0
+        self._runtime = runtime
+        self._store = store
+        self._roots: dict[str, Node] = {}
+        self._time = 0
+
+    def take(self, ids: Sequence[int], key: str = "") -> Session | None:
+        """A session that holds the longest beginning of these tokens that is here, and not the last one, whose logits
+        are wanted; None where that is less than a block.
+
+        Args:
+            key: nothing is shared with what was given under another one.
+        """
+        sequence, length = None, 0
+        with self._runtime.use() as engine:
+            if key in self._roots:
+                sequence, length = self._forked(engine, *_walk(self._roots[key], np.array(ids[:-1], np.int32)))
+            if self._store is not None:
+                sequence, length = self._loaded(engine, self._store, sequence, length, ids[:-1], key)
+        self.reused += length
+        self.hits += sequence is not None
+        self.misses += sequence is None
+        return None if sequence is None else Session(self._runtime, sequence, list(ids[:length]))
+
+    def give(self, session: Session, key: str = "") -> None:
+        """Takes over the rows of a session that nobody needs any more, which is closed then."""
+        with self._runtime.use() as engine:
+            sequence, tokens = session.hand_over(engine)
+            root = self._roots.setdefault(key, Node(None, 0, np.empty(0, np.int32), 0))
+            if len(tokens) < BLOCK or not self._kept(engine, root, np.array(tokens, np.int32), sequence):
+                engine.free_sequence(sequence)
+            self._forget_roots()
+
+    def evict(self, blocks: int) -> int:
+        """Makes so many blocks of the cache free, if there are so many that only this tree holds: of what was used
+        longest ago, from its end on. Returns how many became free."""
+        with self._runtime.use() as engine:
+            return self._evict(engine, blocks)
+
+    def write(self) -> None:
+        """Has the store, if there is one, keep all that is here: what was used last is what it drops last."""
+        with self._runtime.use() as engine:
+            for key, root in self._roots.items():
+                for node in sorted(root.below(), key=lambda node: node.used):
+                    self._written(engine, node, 0, key)
+
+    def clear(self) -> None:
+        """Gives all rows back."""
+        with self._runtime.use() as engine:
+            for node in self._nodes():
+                if node.sequence is not None:
+                    engine.free_sequence(node.sequence)
+            self._roots = {}
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """(blocks, tokens) of what is here, shared ones once; of layers that keep all rows."""
+        nodes = list(self._nodes())
+        return sum(node.blocks for node in nodes), sum(len(node.ids) for node in nodes)
+
+    def _nodes(self) -> Iterator[Node]:
+        for root in self._roots.values():
+            yield from root.below()
+
+    def _evict(self, engine: core.Engine, blocks: int) -> int:
+        free, freed = engine.free_blocks(), 0
+        nodes = ((node, key) for key, root in self._roots.items() for node in root.below())
+        oldest = [(node.used, id(node), node, key) for node, key in nodes if node.sequence is not None]
+        heapq.heapify(oldest)
+        while freed < blocks and oldest:
+            *_, node, key = heapq.heappop(oldest)
+            if node.sequence is None or engine.blocks(node.sequence)[1] == 0:  # others hold the same blocks
+                continue
+            left = self._cut(engine, node, blocks - freed, key)
+            if left is not None:
+                heapq.heappush(oldest, (left.used, id(left), left, key))
+            before, free = free, engine.free_blocks()
+            freed += max(0, free - before)  # behind windows another kind of blocks may be the scarcest now
+        self._forget_roots()
+        self.evicted += freed
+        return freed
+
+    def _forget_roots(self) -> None:
+        self._roots = {key: root for key, root in self._roots.items() if root.children}
+
+    def _touch(self, node: Node) -> None:
+        self._time += 1
+        node.used = self._time
+
+    def _forked(self, engine: core.Engine, node: Node, length: int) -> tuple[int | None, int]:
+        """A fork of `length` tokens, which end in a node; or of fewer, if they are not to be had; and how many."""
+        searched = None
+        while length >= BLOCK and node.parent is not None:
+            holder = _holder(engine, node, length, searched)
+            if holder is not None:
+                sequence = engine.fork(holder)
+                if not _truncated(engine, sequence, length):
+                    engine.free_sequence(sequence)
+                    break
+                self._touch(_split(node, length))
+                return sequence, length
+            searched, node = node, node.parent
+            length = node.end
+        return None, 0
+
+    def _loaded(
+        self, engine: core.Engine, store: PrefixStore, sequence: int | None, length: int, ids: Sequence[int], key: str
+    ) -> tuple[int | None, int]:
+        """The sequence with more rows from the store, if that has some and they pay; and its length."""
+        found = store.find(ids, length, key)
+        if found is None:
+            return sequence, length
+        if (missing := found.blocks - engine.free_blocks()) > 0:
+            self._evict(engine, missing)
+        return store.load(engine, found, sequence, length)
+
+    def _kept(self, engine: core.Engine, root: Node, ids: Ids, sequence: int) -> bool:
+        """Whether a sequence of these tokens has found a place in the tree; else the tree has all that it has."""
+        node, length = _walk(root, ids)
+        if length == len(ids):
+            known = _holder(engine, node, length) is not None
+            node = _split(node, length)
+            self._touch(node)
+            if known:
+                return False
+        else:
+            node = _split(node, length)
+            leaf = Node(node, length, ids[length:].copy(), 0)
+            node.children[int(ids[length])] = node = leaf
+            self._touch(node)
+        node.sequence = sequence
+        for other in list(node.above()):
+            if other.sequence is not None and engine.can_truncate(sequence, other.end):
+                engine.free_sequence(other.sequence)  # what it has the new one has, and most of it in the same blocks
+                other.sequence = None
+            _join(other)
+        _share(engine, node)
+        return True
+
+    def _cut(self, engine: core.Engine, node: Node, blocks: int, key: str) -> Node | None:
+        """Gives up at most so many blocks of a node's end. Returns the node that may have blocks to give up then."""
+        sequence, parent = node.sequence, node.parent
+        assert sequence is not None and parent is not None
+        whole = self._store is not None and self._store.keeps_whole
+        length = 0 if node.children or whole else (-(-node.end // BLOCK) - blocks) * BLOCK
+        self._written(engine, node, max(length, node.begin), key)
+        if not node.children and length > node.begin and _truncated(engine, sequence, length):
+            node.ids = node.ids[: length - node.begin].copy()
+            return node
+        node.sequence = None
+        if node.children:
+            engine.free_sequence(sequence)
+            _join(node)
+            return None
+        del parent.children[int(node.ids[0])]
+        wanted = parent.sequence is None and not parent.children and parent.end >= BLOCK
+        if wanted and _truncated(engine, sequence, parent.end):
+            parent.sequence, parent.used = sequence, max(parent.used, node.used)
+            return parent
+        engine.free_sequence(sequence)
+        while parent.parent is not None and parent.sequence is None and not parent.children:
+            del parent.parent.children[int(parent.ids[0])]
+            parent = parent.parent
+        _join(parent)
+        return parent  # whose own sequence, if it has one, may have shared all blocks with this one
+
+    def _written(self, engine: core.Engine, node: Node, begin: int, key: str) -> None:
+        """Has the store keep the rows of a node's sequence from a token on."""
+        if self._store is not None and node.sequence is not None:
+            self._store.save(engine, node.sequence, node.path(), begin, key)
+
+
+def _walk(root: Node, ids: Ids) -> tuple[Node, int]:
+    """The node in which the longest beginning of ids ends that is in the tree, and its length."""
+    node, length = root, 0
+    while length < len(ids) and length == node.end:
+        child = node.children.get(int(ids[length]))
+        if child is None:
+            break
+        rest = ids[length : length + len(child.ids)]
+        differs = np.flatnonzero(rest != child.ids[: len(rest)])
+        node, length = child, length + (int(differs[0]) if len(differs) else len(rest))
+    return node, length
+
+
+def _split(node: Node, length: int) -> Node:
+    """The node that ends at a length within this one."""
+    parent = node.parent
+    if length == node.end or parent is None:
+        return node
+    head = Node(parent, node.begin, node.ids[: length - node.begin].copy(), node.used)
+    parent.children[int(head.ids[0])] = head
+    node.parent, node.begin, node.ids = head, length, node.ids[length - node.begin :].copy()
+    head.children[int(node.ids[0])] = node
+    return head
+
+
+def _join(node: Node) -> None:
+    """Makes one of a node and its only child, if nothing sets it apart: a sequence, or that it was used since."""
+    if node.parent is None or node.sequence is not None or len(node.children) != 1:
+        return
+    (child,) = node.children.values()
+    if child.used >= node.used:
+        child.parent, child.begin, child.ids = node.parent, node.begin, np.concatenate([node.ids, child.ids])
+        node.parent.children[int(child.ids[0])] = child
+
+
+def _holder(engine: core.Engine, node: Node, length: int, but: Node | None = None) -> int | None:
+    """A sequence of a node here or below, but not below one of them, that can be cut to this length."""
+    for one in node.below(but):
+        if one.sequence is not None and engine.can_truncate(one.sequence, length):
+            return one.sequence
+    return None
+
+
+def _share(engine: core.Engine, node: Node) -> None:
+    """Puts a sequence that has computed anew what others in the tree have too on their blocks, where they have more of
+    them in common than must be copied for that."""
+    below = node
+    for branch in node.above():
+        if len(branch.children) > 1:
+            break
+        below = branch
+    else:
+        return
+    common = branch.end // BLOCK * BLOCK
+    n_own = -(-node.end // BLOCK) - common // BLOCK
+    assert node.sequence is not None
+    if n_own > common // BLOCK or engine.blocks(node.sequence)[1] <= n_own:
+        return
+    if (holder := _holder(engine, branch, common, below)) is None:
+        return
+    twin = engine.fork(holder)
+    try:
+        engine.truncate(twin, common)
+        engine.load_rows(twin, engine.save_rows(node.sequence, common))
+        node.sequence, twin = twin, node.sequence
+    except (ContextOverflowError, UnsupportedError):
+        pass  # no room for the copy; or rows that are behind a window, or have aged, which depend on the length
+    engine.free_sequence(twin)
+
+
+def _truncated(engine: core.Engine, sequence: int, length: int) -> bool:
+    """Cuts a sequence; False: it cannot be, or rows that become recent again find no blocks."""
+    if not engine.can_truncate(sequence, length):
+        return False
+    try:
+        engine.truncate(sequence, length)
+    except ContextOverflowError:
+        return False
+    return True
