@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 from slimrt.errors import ContextOverflowError, DeviceError, SlimrtError
+from slimrt.generation.options import GenerateOptions
 from slimrt.openai.responses import Json
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
@@ -42,9 +45,11 @@ class Refusal(Exception):
 
 def refusal_of(error: Exception, param: str | None = None) -> Refusal:
     """What a request is refused with for an error of the library: the client's fault, or ours, of which it is not told
-    more."""
+    more. param: the field at fault, unless the error begins with the name of an option."""
     if isinstance(error, Refusal):
         return error
+    if (named := re.match(r"\w+", str(error))) and named[0] in GenerateOptions.__annotations__:
+        param = named[0]
     if isinstance(error, ContextOverflowError):
         return Refusal(400, str(error), "context_length_exceeded", param=param)
     if isinstance(error, (SlimrtError, ValueError, TypeError)) and not isinstance(

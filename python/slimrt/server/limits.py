@@ -16,9 +16,9 @@ class Limits:
 
     Attributes:
         parallel: texts made at once. max_queue: texts that may wait for these; None: 4 times as many.
-        queue_timeout: seconds that a request may wait for its first step. request_timeout: seconds that it may take
-            as a whole. send_timeout: seconds that a reader may take nothing. body_timeout: seconds for a request to arrive.
-        drain_timeout: seconds that texts under way have when the server is told to end.
+        queue_timeout: seconds that a request may wait for its first step. request_timeout: that it may take as a whole.
+        send_timeout: seconds that a reader may take nothing. body_timeout: for a request to arrive. drain_timeout: that
+            texts under way have when the server is told to end.
         max_body: bytes. max_depth: of nested lists and objects in a body. max_texts: prompts times n.
     """
 

@@ -254,6 +254,5 @@ class _Fields:
         try:
             Options(**options)
         except Exception as error:
-            named = re.match(r"\w+", str(error))
-            raise refusal_of(error, named[0] if named and named[0] in self._left else None) from None
+            raise refusal_of(error) from None
         return options

@@ -75,7 +75,7 @@ def serve(
         server_header=False,
         timeout_graceful_shutdown=5,
     )
-    logging.getLogger("uvicorn").setLevel(logging.INFO if log_requests else logging.CRITICAL)
+    _log(log_requests)
     server = Server(config, service)
     server.run(sockets=[listener])
     if failures:
@@ -83,6 +83,18 @@ def serve(
     if service.state == "loading":  # its thread is at work, and cannot be asked to stop
         os._exit(0)
     return 0
+
+
+def _log(requests: bool) -> None:
+    """Have faults told on stderr, and each request in a line if that is wanted."""
+    said = logging.StreamHandler()
+    said.setFormatter(logging.Formatter("slimrt: %(message)s"))
+    for name, level in (("slimrt", logging.ERROR), ("uvicorn.error", logging.ERROR), ("uvicorn.access", logging.INFO)):
+        if requests or name != "uvicorn.access":
+            logger = logging.getLogger(name)
+            logger.addHandler(said)
+            logger.setLevel(level)
+            logger.propagate = False
 
 
 class Server(uvicorn.Server):

@@ -177,11 +177,15 @@ class Texts:
         if news.tokens:
             self._count(making, news)
         if news.result is not None:
-            one.result = news.result
+            one.result, usage = news.result, news.result.usage
+            self._metrics.tokens.labels("reused").inc(usage.cached_tokens)
+            if self._latest.get(making):
+                self._metrics.tokens.labels("prompt").inc(usage.prompt_tokens - usage.cached_tokens)
         self._error = self._error or news.error
         self._exchange.news.set()
 
     def _count(self, making: Making, news: News) -> None:
+        self._metrics.tokens.labels("generated").inc(news.tokens)
         latest, self._latest[making] = self._latest.get(making), news.at
         done = news.tokens
         if latest is None:
