@@ -97,6 +97,7 @@ class TextGeneration(Tasks):
                 grammar: to one in Lark's form, or in llama.cpp's (GBNF). One at a time; with the extra `grammar`. Where
                 it is complete the text ends, with finish_reason "stop"; what only one token can continue is continued
                 without the model, unless logprobs are wanted. See docs/structured-output.md.
+            show_tokens: ids of control tokens that are shown in the text; others are left out of it.
             logits_processor: called as f(ids so far, logits float32 (vocab,)); returns the logits to sample from.
                 Then come logit_bias, the penalties, DRY, top_n_sigma, top_k, typical_p, top_p, min_p, XTC, temperature,
                 as in llama.cpp.

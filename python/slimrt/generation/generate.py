@@ -109,7 +109,6 @@ class Run:
         grammar = compile_grammar(tokenizer, runtime.n_vocab, **constraint) if tokenizer and constraint else None
         self._matcher = grammar.matcher() if grammar else None
         self._mask = self._matcher.mask() if self._matcher else None
-        self._shown = grammar.shown if grammar else frozenset[int]()
         self._detokenizer = self._new_detokenizer(tokenizer) if tokenizer else None
         self._filter = StopFilter(options.stops)
         for token in options.logit_bias or ():
@@ -320,7 +319,7 @@ class Run:
         return "".join([detokenizer.feed(token) for token in tokens]) + detokenizer.flush()
 
     def _new_detokenizer(self, tokenizer: Tokenizer) -> IncrementalDetokenizer:
-        return tokenizer.detokenizer(self.prompt, skip_special_tokens=True, shown=self._shown)
+        return tokenizer.detokenizer(self.prompt, skip_special_tokens=True, shown=self.options.show_tokens)
 
     def _processed(self, logits: NDArray[np.float32], tokens: Sequence[int]) -> NDArray[np.float32]:
         """Logits (vocab,) after these tokens, as the logits_processor changes them."""

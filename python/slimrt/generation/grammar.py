@@ -89,8 +89,16 @@ class Vocabulary:
         self.words = (len(tokens.tokens) + 31) // 32
         self._trie = llguidance.LLTokenizer(tokens, eos_token=tokens.ends)  # type: ignore[arg-type]
         self._limits = llguidance.LLParserLimits(max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False)
-        self._new = llguidance.LLMatcher
+        self._new, self._tokens = llguidance.LLMatcher, tokens.tokens
         self._begun: dict[str, LLMatcher] = {}
+
+    def marked(self, id: int) -> bytes:
+        """The bytes of a token, 0xff before those of a control token."""
+        return self._tokens[id]
+
+    def ids_of(self, data: bytes) -> list[int]:
+        """Tokens that spell these bytes."""
+        return self._trie.tokenize_bytes(data)
 
     def begin(self, source: str) -> LLMatcher:
         """A matcher at the beginning of a grammar, to be copied. GrammarError: it is wrong, or cannot be enforced."""
@@ -138,11 +146,6 @@ class Grammar:
         if len(source) > MAX_TEXT:
             raise GrammarError(f"the grammar has {len(source)} characters; at most {MAX_TEXT} are compiled")
         self.vocabulary, self._begun = vocabulary, vocabulary.begin(source)
-
-    @property
-    def shown(self) -> frozenset[int]:
-        """Control tokens that are part of the text, for whoever reads it."""
-        return frozenset()
 
     def matcher(self) -> Matcher:
         """For one text, at its beginning."""

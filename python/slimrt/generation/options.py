@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
@@ -64,6 +64,7 @@ class GenerateOptions(TypedDict, total=False):
     json_schema: Mapping[str, Any] | str | bool | None
     regex: str | None
     choice: Sequence[str] | None
+    show_tokens: Container[int]
     logits_processor: LogitsProcessor | None
     on_progress: OnProgress | None
 
@@ -114,6 +115,7 @@ class Options:
     json_schema: Mapping[str, Any] | str | bool | None = None
     regex: str | None = None
     choice: Sequence[str] | None = None
+    show_tokens: Container[int] = ()
     logits_processor: LogitsProcessor | None = None
     on_progress: OnProgress | None = None
 
@@ -207,6 +209,8 @@ class Options:
             or not all(isinstance(b, str) for b in breakers)
         ):
             raise TypeError(f"dry_sequence_breakers must be a sequence of texts, got {breakers!r}")
+        if not isinstance(self.show_tokens, Container):
+            raise TypeError(f"show_tokens must be a set of token ids, got {self.show_tokens!r}")
         for name in ("logits_processor", "on_progress"):
             check_function(name, getattr(self, name))
 

@@ -72,7 +72,7 @@ class EncodedRun(Run):
 
     def _new_detokenizer(self, tokenizer: Tokenizer) -> IncrementalDetokenizer:
         """The text begins here, whatever token the decoder starts with."""
-        return tokenizer.detokenizer((), skip_special_tokens=True, shown=self._shown)
+        return tokenizer.detokenizer((), skip_special_tokens=True, shown=self.options.show_tokens)
 
     def task(self) -> Task[Generation]:
         result = yield from super().task()

@@ -13,7 +13,10 @@ from slimrt.plumbing.keywords import refusal
 OPTIONS = frozenset(GenerateOptions.__annotations__) - {"max_tokens", "logprobs", "num_beams", "on_progress"}
 """Those of generate that have the same name, and mean the same, here."""
 
-_NO_TOOLS = "write what tools there are into the messages"
+_NO_TOOLS = "create_chat_completion has tools"
+
+TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
+"""What chat requests have beside options (tools.py)."""
 
 _RENAMED = {"mirostat_mode": "mirostat"}
 
