@@ -157,7 +157,7 @@ class ChatChoice:
         self.writer.feed(result.text)
         _, reason = self.writer.end(reason)
         shown = self.shown(result.logprobs or ())
-        return chat_choice(self.index, "", shown, reason) | {"message": self.writer.message()}
+        return chat_choice(self.index, self.writer.message(), reason, shown)
 
 
 @dataclass
