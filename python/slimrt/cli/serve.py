@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slimrt.cli.common import Flags, model_source, note, open_model
-from slimrt.cli.values import between, count, positive, real, whole
+from slimrt.cli.values import between, count, positive, real, size, whole
 from slimrt.errors import UnsupportedError
-from slimrt.generation.loop import loop_of
+from slimrt.generation.loop import loop_of, prefixes_of
+from slimrt.generation.store import PrefixStore
 from slimrt.model import Model
 from slimrt.modelfile.source import ModelSource
 from slimrt.plumbing.files import decode_text
+from slimrt.plumbing.units import parse_bytes
 from slimrt.runtime.kinds import continues_texts
 
 if TYPE_CHECKING:
@@ -45,6 +47,9 @@ def add_flags(flags: Flags) -> None:
     flags.add("--cors-origins", metavar="LIST", default="", help="pages that browsers may ask from, with commas "
               "between, such as https://example.org; *: all")  # fmt: skip
     flags.engine(several=True)
+    flags.add("--prefix-dir", metavar="DIR", help="keep the beginnings of texts there, for the next start too")
+    flags.add("--prefix-disk", type=size, default="4GiB", metavar="SIZE", help="as much of them (default: "
+              "%(default)s)")  # fmt: skip
     flags.group("prompts beside texts")
     flags.add("--stall-ms", type=positive, default=400, metavar="N", help="a text waits no longer for a piece of "
               "another's prompt (default: %(default)s)")  # fmt: skip
@@ -105,8 +110,11 @@ def _on_ray(args: argparse.Namespace, source: ModelSource, access: Access, limit
 
 def _loaded(args: argparse.Namespace, source: ModelSource) -> Model:
     model = open_model(args, source, args.ctx or 0, n_seqs=args.parallel)
-    pace = loop_of(model._runtime).pace
+    runtime = model._runtime
+    pace = loop_of(runtime).pace
     pace.stall, pace.share = args.stall_ms / 1000, args.prefill_share
+    store = PrefixStore(runtime, args.prefix_dir, parse_bytes(args.prefix_disk)) if args.prefix_dir else None
+    prefixes_of(runtime, store)
     return model
 
 

@@ -22,6 +22,7 @@ from slimrt.generation.parts import Part, told_to_all
 from slimrt.generation.prefix import PrefixTree
 from slimrt.generation.search import Decode, Encode, Result, Task, choices
 from slimrt.generation.sequences import BLOCK, Ids, Sequences
+from slimrt.generation.store import PrefixStore
 from slimrt.generation.tickets import Call, Meter, OnStep, Ticket
 from slimrt.modes import AGING
 from slimrt.runtime.runtime import Runtime
@@ -364,12 +365,13 @@ class Loop:
         self._engine.give_up(victim.wants)
 
 
-def prefixes_of(runtime: Runtime) -> PrefixTree:
-    """What texts of a model have left for others that begin alike. UnsupportedError: a model with an encoder."""
+def prefixes_of(runtime: Runtime, store: PrefixStore | None = None) -> PrefixTree:
+    """What texts of a model have left for others that begin alike. store: where it goes from memory, as the first call
+    says. UnsupportedError: a model with an encoder."""
     loop = loop_of(runtime)
     with runtime.lock:
         if loop.prefixes is None:
-            loop.prefixes = PrefixTree(runtime)
+            loop.prefixes = PrefixTree(runtime, store)
             runtime.reclaim = loop.prefixes.evict
         return loop.prefixes
 

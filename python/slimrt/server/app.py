@@ -180,10 +180,8 @@ class Routes:
 
     async def apply_template(self, exchange: Exchange) -> None:
         def prompt(model: Model, given: Json) -> Json:
-            from slimrt.tokenizer.chat import render_chat_text
-
-            request = chat_request(exchange.path, given, self._service.limits)
-            return {"prompt": render_chat_text(model.tokenizer, request.messages, variables=request.variables)}
+            planned = plan_chat(model, chat_request(exchange.path, given, self._service.limits))
+            return {"prompt": model.detokenize(planned.prompts[0], skip_special_tokens=False)}
 
         await self._at_once(exchange, prompt)
 
@@ -225,7 +223,7 @@ class Routes:
         with service.places.take() as place:
             request, planned = await plan(model, await exchange.body())
             service.places.widen(place, len(planned.prompts) * request.n)
-            runs = await service.apart(lambda: runs_of(model, request, planned, called))
+            runs = await service.apart(lambda: runs_of(model, request, planned, called, exchange.key))
             head = Head.new(prefix, model._runtime.source.name)
             texts = Texts(request, planned, runs, exchange, head, called, place, service.places, service.metrics,
                           service.limits)  # fmt: skip

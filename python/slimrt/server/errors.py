@@ -6,9 +6,12 @@ import re
 
 from slimrt.errors import ContextOverflowError, DeviceError, SlimrtError
 from slimrt.generation.options import GenerateOptions
+from slimrt.openai.requests import TOOLS
 from slimrt.openai.responses import Json
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+_NAMES = {*GenerateOptions.__annotations__, *TOOLS, "messages", "response_format"}
 
 
 class Refusal(Exception):
@@ -48,7 +51,7 @@ def refusal_of(error: Exception, param: str | None = None) -> Refusal:
     more. param: the field at fault, unless the error begins with the name of an option."""
     if isinstance(error, Refusal):
         return error
-    if (named := re.match(r"\w+", str(error))) and named[0] in GenerateOptions.__annotations__:
+    if (named := re.match(r"\w+", str(error))) and named[0] in _NAMES:
         param = named[0]
     if isinstance(error, ContextOverflowError):
         return Refusal(400, str(error), "context_length_exceeded", param=param)

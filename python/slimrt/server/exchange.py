@@ -10,7 +10,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from slimrt.server.errors import Refusal
-from slimrt.server.guard import send_refusal
+from slimrt.server.guard import KEY, send_refusal
 from slimrt.server.limits import Limits
 
 ABORT = "slimrt.abort"  # of a scope's extensions: closes the connection without waiting for the reader
@@ -26,6 +26,7 @@ class Exchange:
     Attributes:
         news: set when the client leaves; others may set it too, and whoever waits looks what there is.
         status: of the answer that is under way, which cannot change any more; 0: none is.
+        key: the client's, which was checked; "": there is no need of one.
         client: by what one client is told from another.
     """
 
@@ -35,7 +36,8 @@ class Exchange:
         self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         self.news = asyncio.Event()
         self.status = 0
-        self.client = self.headers.get("authorization") or str((scope.get("client") or ("",))[0])
+        self.key: str = scope[KEY]
+        self.client = self.key or str((scope.get("client") or ("",))[0])
         self._scope, self._receive, self._send_raw, self._limits = scope, receive, send, limits
         self._gone = False
         self._watching: asyncio.Task[None] | None = None

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from slimrt.server.errors import Refusal
 
+KEY = "slimrt.key"  # of a scope: whose the request is
 _OPEN = ("/health",)  # to which no key is needed
 _ID = re.compile(r"[!-~]{1,128}")
 _LOCAL = ("localhost", "127.0.0.1", "::1")
@@ -62,10 +63,11 @@ class Access:
         """Whether pages of another origin may ask and see the answer."""
         return "*" in self.origins or origin.lower() in self.origins
 
-    def check_key(self, authorization: str) -> None:
-        """Refuse who has no key: as a Bearer token, or as the password that a browser asks for. Refusal 401."""
+    def check_key(self, authorization: str) -> str:
+        """Whose a request is: the key, given as a Bearer token or as the password that a browser asks for; "" where
+        there is no need of one. Refusal 401."""
         if not self.keys:
-            return
+            return ""
         scheme, _, given = authorization.partition(" ")
         given = given.strip()
         if scheme.lower() == "basic":
@@ -78,6 +80,7 @@ class Access:
         offered = given.encode("utf-8", "surrogateescape")
         if not any([hmac.compare_digest(offered, key.encode()) for key in self.keys]):  # all of them, whichever fits
             raise Refusal(401, "this server wants a key: Authorization: Bearer KEY", "invalid_api_key")
+        return given
 
 
 class Guard:
@@ -115,12 +118,11 @@ class Guard:
                 self._access.check_origin(origin, headers.get(b"host", ""))
                 if scope["method"] == "OPTIONS" and b"access-control-request-method" in headers:
                     return await _allow(send_with)
-            if scope["path"] not in _OPEN:
-                self._access.check_key(headers.get(b"authorization", ""))
+            key = "" if scope["path"] in _OPEN else self._access.check_key(headers.get(b"authorization", ""))
             self._check_length(headers.get(b"content-length", "0"))
         except Refusal as refusal:
             return await send_refusal(send_with, refusal)
-        await self._app(scope, receive, send_with)
+        await self._app({**scope, KEY: key}, receive, send_with)
 
     def _check_length(self, length: str) -> None:
         if not length.isdecimal() or int(length[:20]) > self._max_body:

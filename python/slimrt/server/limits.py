@@ -30,9 +30,10 @@ class Limits:
     body_timeout: float = 30.0
     drain_timeout: float = 30.0
     max_body: int = 4 << 20
-    max_depth: int = 32
+    max_depth: int = 64
     max_messages: int = 4096
     max_texts: int = 256
+    max_tools: int = 128
     max_stops: int = 32
     max_biases: int = 4096
 

@@ -11,6 +11,7 @@ import msgspec
 
 from slimrt.errors import UnsupportedError
 from slimrt.generation.options import GenerateOptions, Options
+from slimrt.openai import tools
 from slimrt.openai.requests import OPTIONS, REFUSED, engine_options, refuse
 from slimrt.openai.responses import Json
 from slimrt.plumbing.keywords import refusal
@@ -25,7 +26,8 @@ IGNORED = frozenset(
 )  # fmt: skip
 """What OpenAI's clients send that changes nothing here: there is one model, and nothing is kept."""
 
-_NOT_OURS = {"logits_processor", "early_stopping", "length_penalty"}  # a function, and what goes with beams
+_NOT_OURS = {"logits_processor", "show_tokens", "early_stopping", "length_penalty"}  # of the library, and of beams
+_RENAMED = {"mirostat_mode", "response_format"}  # of the same meaning as options of ours
 _LONGEST_NAME = 64
 _MOST_TOP = 20
 _MOST_INPUTS = 2048
@@ -59,10 +61,9 @@ class TextRequest:
 
 @dataclass(frozen=True)
 class ChatRequest(TextRequest):
-    """Of /v1/chat/completions."""
+    """Of /v1/chat/completions. asked: messages, tools and options as the library takes them."""
 
-    messages: Sequence[Mapping[str, Any]]
-    variables: Mapping[str, Any] | None
+    asked: tools.ChatRequest
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,17 @@ def chat_request(call: str, given: Json, limits: Limits) -> ChatRequest:
     if not 0 <= top <= _MOST_TOP:
         raise fields.wrong("top_logprobs", f"top_logprobs must be from 0 to {_MOST_TOP}, got {top}")
     logprobs = top if shows else None
-    return ChatRequest(**fields.common(newer or tokens, logprobs), messages=messages, variables=variables)
+    listed, chosen, several = (
+        fields.take("tools", list),
+        fields.take("tool_choice", object),
+        fields.take("parallel_tool_calls", bool),
+    )
+    if len(listed or ()) > limits.max_tools:
+        raise fields.wrong("tools", f"there may be {limits.max_tools} tools, not {len(listed or ())}")
+    common = fields.common(newer or tokens, logprobs)
+    asked = tools.ChatRequest(messages, common["options"], listed or (), chosen, several is not False, None,
+                              variables or {})  # fmt: skip
+    return ChatRequest(**common, asked=asked)
 
 
 def completion_request(call: str, given: Json, limits: Limits) -> CompletionRequest:
@@ -240,7 +251,7 @@ class _Fields:
 
     def _options(self, max_tokens: int | None, logprobs: int | None) -> GenerateOptions:
         for name, value in self._left.items():
-            if name in _NOT_OURS or not (name in OPTIONS or name in REFUSED or name == "mirostat_mode"):
+            if name in _NOT_OURS or not (name in OPTIONS or name in REFUSED or name in _RENAMED):
                 raise self.wrong(
                     name, refusal(self._call, name, (OPTIONS - _NOT_OURS) | {"max_tokens"}), "unknown_field"
                 )
@@ -248,7 +259,7 @@ class _Fields:
                 engine_options(self._call, {name: value}, None)
             except (UnsupportedError, TypeError, ValueError) as error:
                 raise self.wrong(name, str(error), "unsupported") from None
-        options = engine_options(self._call, self._left, max_tokens)
+        options: GenerateOptions = {"cache_prompt": True, **engine_options(self._call, self._left, max_tokens)}
         if logprobs is not None:
             options["logprobs"] = max(logprobs, 1)
         try:

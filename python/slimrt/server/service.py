@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from slimrt.cache.config import kinds
-from slimrt.generation.loop import loop_of
+from slimrt.generation.loop import loop_of, prefixes_of
 from slimrt.model import Model
 from slimrt.server.engine_thread import EngineThread
 from slimrt.server.errors import Refusal
@@ -95,6 +95,7 @@ class Service:
         self._executor.shutdown(wait=False, cancel_futures=True)
         if self._model is not None and self._thread is not None:
             self._thread.end()
+            prefixes_of(self._model._runtime).write()
             self._model.close()
 
     async def _become_ready(self) -> None:
@@ -107,6 +108,9 @@ class Service:
         assert loop is not None
         self.metrics.watch("texts_running", "Texts that the model makes now.", lambda: loop.running)
         self.metrics.watch("texts_waiting", "Texts that wait for the model.", lambda: loop.waiting)
+        prefixes = prefixes_of(self._model._runtime)
+        self.metrics.watch("prefixes_found", "Texts that went on from what others had left.", lambda: prefixes.hits)
+        self.metrics.watch("blocks_evicted", "That left texts gave up.", lambda: prefixes.evicted)
         self.metrics.watch("places_taken", "Texts of all requests taken on.", lambda: self.places.texts)
         self.metrics.watch("tokens_per_second", "Computed, while there was work.", lambda: self.places.rate)
         self.metrics.watch("context_tokens", f"Of a sequence; cache {kinds(info['layers'])}.", lambda: info["n_ctx"])

@@ -13,43 +13,15 @@ from slimrt.openai.responses import (
     chat_choice,
     chat_logprobs,
     chat_piece,
+    chat_reason,
     completion_choice,
     completion_logprobs,
     finish_reason,
 )
+from slimrt.openai.tools import Chat, constrain
 from slimrt.results import Generation, TokenLogprob
 from slimrt.server.errors import refusal_of
 from slimrt.server.protocol import ChatRequest, CompletionRequest
-
-
-class Writer(Protocol):
-    """Makes an assistant's message of the text that a model generates: one for each choice."""
-
-    def feed(self, text: str) -> Json:
-        """What a piece of text adds to the message, as OpenAI's deltas have it; {} for nothing."""
-
-    def end(self, reason: str | None) -> tuple[Json, str | None]:
-        """What is still to be added now that the text has ended for this reason, and the reason to tell."""
-
-    def message(self) -> Json:
-        """All that was added, as a message."""
-
-
-class Plain:
-    """A message that is the text itself."""
-
-    def __init__(self) -> None:
-        self._text: list[str] = []
-
-    def feed(self, text: str) -> Json:
-        self._text.append(text)
-        return {"content": text} if text else {}
-
-    def end(self, reason: str | None) -> tuple[Json, str | None]:
-        return {}, reason
-
-    def message(self) -> Json:
-        return {"role": "assistant", "content": "".join(self._text)}
 
 
 @dataclass(frozen=True)
@@ -59,11 +31,13 @@ class Plan:
     Attributes:
         prompts: ids; each is continued n times.
         choice: makes the choice with that index, of that prompt.
+        details: what more the usage of its answers says.
     """
 
     prompts: Sequence[list[int]]
     options: Options
     choice: Callable[[int, int], Choice]
+    details: Callable[[Sequence[Generation]], Json] = lambda _: {}
 
 
 class Choice(Protocol):
@@ -72,34 +46,28 @@ class Choice(Protocol):
     def opening(self) -> Json | None:
         """The chunk that comes before all text, if there is one."""
 
-    def piece(self, text: str, tokens: Sequence[TokenLogprob]) -> Json | None:
-        """The chunk for a piece of text and the tokens that are new with it."""
+    def piece(self, text: str, tokens: Sequence[TokenLogprob]) -> list[Json]:
+        """The chunks for a piece of text and the tokens that are new with it; none if it tells nothing yet."""
 
-    def closing(self, result: Generation, tokens: Sequence[TokenLogprob], reason: str | None) -> list[Json]:
-        """The last chunks."""
+    def closing(self, result: Generation, tokens: Sequence[TokenLogprob], late: bool) -> list[Json]:
+        """The last chunks. late: it was ended early, which counts as its limit."""
 
-    def whole(self, result: Generation, reason: str | None) -> Json:
+    def whole(self, result: Generation, late: bool) -> Json:
         """The choice of an answer that comes at once."""
 
 
 def plan_chat(model: Model, request: ChatRequest) -> Plan:
-    """Refusals as Model.render_chat's errors."""
+    """Refusals as slimrt.openai.tools.constrain's errors."""
     try:
-        prompt = model.render_chat(request.messages, chat_template_kwargs=request.variables)
+        chat = constrain(model._runtime, request.asked)
     except Exception as error:
         raise refusal_of(error, "messages") from error
-    options, writer = shape(model, request)
     bytes_of = model.tokenizer.token_bytes
 
     def shown(tokens: Sequence[TokenLogprob]) -> Json | None:
         return None if request.logprobs is None else chat_logprobs(tokens, request.logprobs, bytes_of)
 
-    return Plan([prompt], options, lambda index, _: ChatChoice(index, writer(), shown))
-
-
-def shape(model: Model, request: ChatRequest) -> tuple[Options, Callable[[], Writer]]:
-    """How the answers to a chat are generated, and what makes messages of their texts."""
-    return Options(**request.options), Plain
+    return Plan([chat.ids], Options(**chat.options), lambda index, _: ChatChoice(index, chat, shown), chat.details)
 
 
 def plan_completion(model: Model, request: CompletionRequest, scored: Sequence[Scored]) -> Plan:
@@ -138,26 +106,31 @@ class ChatChoice:
     """Of a chat.completion, or of its chunks."""
 
     index: int
-    writer: Writer
+    chat: Chat
     shown: Callable[[Sequence[TokenLogprob]], Json | None]
+
+    def __post_init__(self) -> None:
+        self._parser = self.chat.parser()
 
     def opening(self) -> Json:
         return chat_piece(self.index, {"role": "assistant", "content": ""}, None, None)
 
-    def piece(self, text: str, tokens: Sequence[TokenLogprob]) -> Json | None:
-        delta = self.writer.feed(text)
-        return chat_piece(self.index, delta, self.shown(tokens) if tokens else None, None) if delta or tokens else None
+    def piece(self, text: str, tokens: Sequence[TokenLogprob]) -> list[Json]:
+        return self._chunks(self._parser.feed(text), tokens)
 
-    def closing(self, result: Generation, tokens: Sequence[TokenLogprob], reason: str | None) -> list[Json]:
-        delta, reason = self.writer.end(reason)
-        added = [chat_piece(self.index, delta, None, None)] if delta else []
-        return [*added, chat_piece(self.index, {}, self.shown(tokens) if tokens else None, reason)]
+    def closing(self, result: Generation, tokens: Sequence[TokenLogprob], late: bool) -> list[Json]:
+        told = self._chunks(self._parser.flush(), ())
+        reason = "length" if late else chat_reason(result, self._parser.calls)
+        return [*told, chat_piece(self.index, {}, self.shown(tokens) if tokens else None, reason)]
 
-    def whole(self, result: Generation, reason: str | None) -> Json:
-        self.writer.feed(result.text)
-        _, reason = self.writer.end(reason)
-        shown = self.shown(result.logprobs or ())
-        return chat_choice(self.index, self.writer.message(), reason, shown)
+    def whole(self, result: Generation, late: bool) -> Json:
+        message, reason = self.chat.message(result)
+        return chat_choice(self.index, message, "length" if late else reason, self.shown(result.logprobs or ()))
+
+    def _chunks(self, deltas: Sequence[Json], tokens: Sequence[TokenLogprob]) -> list[Json]:
+        """A chunk for each delta, the first with the tokens."""
+        shown = self.shown(tokens) if tokens else None
+        return [chat_piece(self.index, delta, None if i else shown, None) for i, delta in enumerate(deltas)]
 
 
 @dataclass
@@ -178,19 +151,16 @@ class CompletionChoice:
             shown, self._offset = self.shown(prompt.tokens, first=prompt.first), _length(prompt)
         return completion_choice(self.index, prompt.text, shown, None)
 
-    def piece(self, text: str, tokens: Sequence[TokenLogprob]) -> Json | None:
-        if not text and not tokens:
-            return None
-        return completion_choice(self.index, text, self._shown_next(tokens), None)
+    def piece(self, text: str, tokens: Sequence[TokenLogprob]) -> list[Json]:
+        return [completion_choice(self.index, text, self._shown_next(tokens), None)]
 
-    def closing(self, result: Generation, tokens: Sequence[TokenLogprob], reason: str | None) -> list[Json]:
-        return [completion_choice(self.index, "", self._shown_next(tokens), reason)]
+    def closing(self, result: Generation, tokens: Sequence[TokenLogprob], late: bool) -> list[Json]:
+        return [completion_choice(self.index, "", self._shown_next(tokens), _reason(result, late))]
 
-    def whole(self, result: Generation, reason: str | None) -> Json:
+    def whole(self, result: Generation, late: bool) -> Json:
         tokens = [*self.prompt.tokens, *(result.logprobs or ())]
-        return completion_choice(
-            self.index, self.prompt.text + result.text, self.shown(tokens, first=self.prompt.first), reason
-        )
+        shown = self.shown(tokens, first=self.prompt.first)
+        return completion_choice(self.index, self.prompt.text + result.text, shown, _reason(result, late))
 
     def _shown_next(self, tokens: Sequence[TokenLogprob]) -> Json | None:
         if not tokens:
@@ -200,8 +170,8 @@ class CompletionChoice:
         return shown
 
 
-def reason_of(result: Generation, late: bool) -> str | None:
-    """OpenAI's word for why a text ended; of one that was ended early "length"."""
+def _reason(result: Generation, late: bool) -> str | None:
+    """OpenAI's word for why a text ended."""
     return "length" if late else finish_reason(result)
 
 
@@ -215,7 +185,7 @@ def counts(plan: Plan, n: int, results: Sequence[Generation]) -> Json:
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": cached},
-    }
+    } | plan.details(results)
 
 
 def measured(results: Sequence[Generation]) -> Json:

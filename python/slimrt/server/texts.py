@@ -17,7 +17,7 @@ from slimrt.server.exchange import ClientGone, Exchange
 from slimrt.server.limits import Limits, Place, Places
 from slimrt.server.metrics import Metrics
 from slimrt.server.protocol import TextRequest
-from slimrt.server.text import Choice, Plan, counts, measured, reason_of
+from slimrt.server.text import Choice, Plan, counts, measured
 
 _PING_EVERY = 15.0  # seconds of silence after which a comment says that the connection lives
 _GUESS = 256  # tokens of a text without a limit, where it is guessed how long the work takes
@@ -35,17 +35,22 @@ class _Text:
     told: bool = False  # its end too
 
 
-def runs_of(model: Model, request: TextRequest, plan: Plan, called: float) -> list[Run]:
-    """The runs that a plan comes to, n to a prompt; for a thread of the executor. Refusal 400: one cannot be."""
+def runs_of(model: Model, request: TextRequest, plan: Plan, called: float, key: str) -> list[Run]:
+    """The runs that a plan comes to, n to a prompt; for a thread of the executor. key: of those with whom they share
+    rows. Refusal 400: one cannot be."""
     seed, n, runtime = model._seed_of(plan.options.seed), request.n, model._runtime
     try:
         if n == 1:
-            return [model._run(ids, plan.options, seed + i, None, called) for i, ids in enumerate(plan.prompts)]
-        roots = [Root(ids) for ids in plan.prompts]
-        return [Answer(runtime, root, i, plan.options, seed + at * n, called)
-                for at, root in enumerate(roots) for i in range(n)]  # fmt: skip
+            runs = [model._run(ids, plan.options, seed + i, None, called) for i, ids in enumerate(plan.prompts)]
+        else:
+            roots = [Root(ids) for ids in plan.prompts]
+            runs = [Answer(runtime, root, i, plan.options, seed + at * n, called)
+                    for at, root in enumerate(roots) for i in range(n)]  # fmt: skip
     except Exception as error:
         raise refusal_of(error, "messages" if "chat" in request.call else "prompt") from error
+    for one in runs:
+        one.key = key
+    return runs
 
 
 class Texts:
@@ -133,7 +138,7 @@ class Texts:
             self._raise_error()
         kind = "chat.completion" if "chat" in self._request.call else "text_completion"
         results = self._results()
-        choices = [self._marked(one.choice.whole(result, self._reason(result)), result)
+        choices = [self._marked(one.choice.whole(result, self._ended_early(result)), result)
                    for one, result in zip(self._texts, results, strict=True)]  # fmt: skip
         answer = self._head.response(kind, choices, counts(self._plan, self._request.n, results))
         await self._exchange.answer(answer | (measured(results) if more else {}))
@@ -143,14 +148,14 @@ class Texts:
         if one.told:
             return []
         text, tokens, one.text, one.logprobs = one.text, one.logprobs, "", []
-        pieces = list[Json]()
-        if text and (piece := one.choice.piece(text, tokens)):
-            pieces, tokens = [piece], []
+        pieces = one.choice.piece(text, tokens) if text else []
+        if pieces:
+            tokens = []
         if one.result is None:
             one.logprobs = tokens  # of tokens whose text is held back yet
             return pieces
         one.told = True
-        *added, last = one.choice.closing(one.result, tokens, self._reason(one.result))
+        *added, last = one.choice.closing(one.result, tokens, self._ended_early(one.result))
         return [*pieces, *added, self._marked(last, one.result)]
 
     async def _wait(self, thread: EngineThread, seconds: float) -> bool:
@@ -179,6 +184,7 @@ class Texts:
         if news.result is not None:
             one.result, usage = news.result, news.result.usage
             self._metrics.tokens.labels("reused").inc(usage.cached_tokens)
+            self._metrics.preempted.inc(making.ticket.preemptions if making.ticket else 0)
             if self._latest.get(making):
                 self._metrics.tokens.labels("prompt").inc(usage.prompt_tokens - usage.cached_tokens)
         self._error = self._error or news.error
@@ -198,9 +204,6 @@ class Texts:
     def _raise_error(self) -> None:
         if self._error is not None:
             raise self._error
-
-    def _reason(self, result: Generation) -> str | None:
-        return reason_of(result, self._ended_early(result))
 
     def _ended_early(self, result: Generation) -> bool:
         return self._late and result.finish_reason == "unfinished"
