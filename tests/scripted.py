@@ -13,6 +13,8 @@ import numpy as np
 import slimrt
 from gguf_shapes import finish
 from slimrt import core
+from slimrt.generation.loop import Loop
+from slimrt.generation.sequences import Sequences
 from slimrt.modelfile.source import ModelSource
 from slimrt.runtime.runtime import Runtime
 from slimrt.tokenizer.tokenizer import Tokenizer
@@ -39,6 +41,7 @@ class ScriptedEngine:
         self._info = {
             "n_seqs": 1,
             "n_ctx": 448,
+            "n_batch": 512,
             "sparse_threshold": 0.0,
             "sparse_delta": 0.0,
             "layers": [],
@@ -87,7 +90,10 @@ class ScriptedEngine:
                 assert one.dtype == np.int32 and one.shape == source.shape[:1] and (np.diff(one) > 0).all()
             self.live[sequence][0] = source
 
-    def append(self, items, *, all_logits=False, states=False, on_progress=None) -> np.ndarray:
+    def has_room(self, growth) -> bool:
+        return True
+
+    def append(self, items, *, outputs=None, states=False, on_progress=None) -> np.ndarray:
         self.appends.append(len(items))
         assert len({sequence for sequence, _ in items}) == len(items)
         rows = []
@@ -107,6 +113,11 @@ class ScriptedEngine:
             token = sampler.sample(row)
             chosen.append((token, core.token_logprobs(row, token, n) if n else None))
         return chosen
+
+
+def run(engine: ScriptedEngine, tasks, width: int) -> list:
+    """The results of (sequences that it needs, task)s, which use at most `width` sequences at once."""
+    return Loop(Sequences(Runtime(None, engine, show_progress=False)), width).run(tasks)
 
 
 def write_gguf(path: Path, architecture: str, fields: dict, tensors: dict | None = None) -> Path:

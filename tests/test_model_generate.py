@@ -182,14 +182,24 @@ def test_other_sequences_may_fill_the_cache(tiny):
             model.generate([BOS] * 60, max_tokens=1)
 
 
-def test_a_full_cache_ends_one_text_and_the_others_go_on(tiny):
+def test_where_the_cache_is_full_the_youngest_text_waits_and_loses_nothing(tiny):
     """A session holds one block of four; where both texts want a second one, there is one."""
     with slimrt.Model(tiny, n_ctx=64, n_seqs=2) as model, model.session() as session:
         session.append([BOS] * 20)
         first, last = model.generate([PROMPT, PROMPT], max_tokens=-1, **GREEDY)
         assert first.finish_reason == last.finish_reason == "context"
-        assert first.usage.prompt_tokens + len(first.tokens) >= 64 > 34 > last.usage.prompt_tokens + len(last.tokens)
-        assert first.tokens[: len(last.tokens)] == last.tokens
+        assert first.usage.prompt_tokens + len(first.tokens) >= 64 and last.tokens == first.tokens
+        assert session.length == 20 and session.append([BOS]).shape == (1, model.n_vocab)
+
+
+def test_a_text_that_finds_no_room_ends_where_it_is(tiny):
+    """Sessions are their owner's: their rows stay, and a text has what is left."""
+    with slimrt.Model(tiny, n_ctx=64, n_seqs=2) as model, model.session() as session, model.session() as other:
+        session.append([BOS] * 60)
+        other.append([BOS] * 20)
+        text = model.generate(PROMPT, max_tokens=-1, **GREEDY)
+        assert (text.finish_reason, text.truncated) == ("context", True)
+        assert text.usage.prompt_tokens + len(text.tokens) == 33  # the last token takes no row
 
 
 def test_max_tokens_zero_only_reads_the_prompt(model):

@@ -8,9 +8,9 @@ import itertools
 import numpy as np
 import pytest
 
-from scripted import ScriptedEngine
+from scripted import ScriptedEngine, run
 from slimrt import _core
-from slimrt.generation.search import Append, Encode, Hypothesis, beam_search, follow, run
+from slimrt.generation.search import Append, Encode, Hypothesis, beam_search, follow
 from slimrt.plumbing.numbers import log_softmax
 
 pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others

@@ -48,3 +48,7 @@ class AudioError(SlimrtError, ValueError):
 
 class ChatError(SlimrtError, ValueError):
     """Messages that make no conversation, or that the chat template refuses; it says which message."""
+
+
+class GrammarError(SlimrtError, ValueError):
+    """A grammar, JSON schema or regular expression that is wrong, or that texts cannot be held to; it names the key."""

@@ -8,10 +8,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Unpack, overload
 
 from slimrt.errors import UnsupportedError
-from slimrt.generation import search
 from slimrt.generation.answers import answers
 from slimrt.generation.asynchronous import iterate_in_thread, run_in_thread
-from slimrt.generation.generate import Run, SessionEngine, Stream
+from slimrt.generation.generate import Run, Stream, run_texts
 from slimrt.generation.options import GenerateOptions, Options
 from slimrt.plumbing.keywords import named
 from slimrt.plumbing.notes import note, shown
@@ -90,6 +89,15 @@ class TextGeneration(Tasks):
                 older half of it is dropped but for the first n_keep tokens (0; -1: the prompt; a BOS always stays),
                 what stays is computed again, as a prompt is, in any cache mode, and the text goes on; `shifted` in the
                 result counts what was dropped. A session then holds what stayed.
+            cache_prompt: take the rows that earlier texts with this option have left for a prompt that begins as they
+                do, in any cache mode, and leave those of this one, for as long as nobody needs the room; usage counts
+                cached_tokens. Rows are read as they are stored then, so that the last digits of logits differ.
+            json_schema: hold the text to JSON of this schema: a mapping, or JSON; {"type": "object"}: any object.
+                regex: to a regular expression, the whole text (Rust's syntax). choice: to one of these texts.
+                grammar: to one in Lark's form, or in llama.cpp's (GBNF). One at a time; with the extra `grammar`. Where
+                it is complete the text ends, with finish_reason "stop"; what only one token can continue is continued
+                without the model, unless logprobs are wanted. See docs/structured-output.md.
+            show_tokens: ids of control tokens that are shown in the text; others are left out of it.
             logits_processor: called as f(ids so far, logits float32 (vocab,)); returns the logits to sample from.
                 Then come logit_bias, the penalties, DRY, top_n_sigma, top_k, typical_p, top_p, min_p, XTC, temperature,
                 as in llama.cpp.
@@ -98,7 +106,10 @@ class TextGeneration(Tasks):
 
         Raises:
             ContextOverflowError: a prompt does not fit; nothing was computed.
-            UnsupportedError: text, stop strings or DRY's breakers for a model without a tokenizer.
+            GrammarError: a grammar or schema that is wrong, or has what cannot be enforced: it is named, and nothing
+                was computed. A ValueError.
+            UnsupportedError: text, stop strings, a grammar or DRY's breakers for a model without a tokenizer; a grammar
+                without llguidance.
             ValueError: an option or a token id out of its range, options that do not go together, or an empty prompt
                 where the model has no BOS.
             TypeError: an option of a wrong kind, or one that there is not.
@@ -223,10 +234,7 @@ class TextGeneration(Tasks):
             results: list[Any] = found if n is not None else [one[0] for one in found]
         else:
             runs = [self._run(one, settings, seed + i, session, called) for i, one in enumerate(prompts)]
-            engine = SessionEngine(self._runtime, settings.on_progress)
-            with self._runtime.lock:
-                tasks = [(1, run.task(engine)) for run in runs]
-                results = search.run(engine, tasks, n_seqs)
+            results = run_texts(self._runtime, runs, settings)
         return results if several else results[0]
 
     def _run(self, prompt: Prompt, options: Options, seed: int, session: Session | None, called: float) -> Run:

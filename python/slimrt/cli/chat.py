@@ -34,6 +34,7 @@ def add_flags(flags: Flags) -> None:
     flags.add("--save", twin=False, metavar="FILE", help="keep the conversation in a file, after each answer")
     flags.n_predict(-1)
     flags.sampling()
+    flags.constraints()
     flags.engine()
     flags.output()
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from slimrt.cli.common import note
 from slimrt.cli.generate import timings_line
-from slimrt.cli.sampling import sampling_arguments
+from slimrt.cli.sampling import constraint_arguments, sampling_arguments
 from slimrt.errors import ChatError
 from slimrt.generation.options import Options
 from slimrt.model import Model
@@ -37,7 +37,8 @@ class Conversation:
 
         self.model, self.args, self.interactive = model, args, interactive
         self.session = model.session()
-        self.options: dict[str, Any] = sampling_arguments(args) | {"max_tokens": args.n_predict}
+        self.options: dict[str, Any] = sampling_arguments(args) | constraint_arguments(args)
+        self.options["max_tokens"] = args.n_predict
         self.messages: list[dict[str, Any]] = []
         self.last: Generation | None = None
         self._ends = stops(model.tokenizer, args.chat_template)

@@ -13,7 +13,7 @@ from slimrt.cache.config import kinds
 from slimrt.cache.planner import whole_blocks
 from slimrt.cli.common import Flags, model_source, note, open_model, print_json
 from slimrt.cli.flags import Collect
-from slimrt.cli.sampling import sampling_arguments
+from slimrt.cli.sampling import constraint_arguments, sampling_arguments
 from slimrt.cli.values import count, positive, real, whole
 from slimrt.generation.generate import Stream
 from slimrt.generation.options import Options
@@ -38,6 +38,7 @@ def add_flags(flags: Flags) -> None:
     flags.add("-np", "--parallel", type=positive, metavar="N", help="texts decoded together; default: all, at most "
               f"{_AT_ONCE}")  # fmt: skip
     flags.sampling(beams="search for the likeliest text, so many beginnings at a time; 1: choose token by token")
+    flags.constraints()
     flags.add("--length-penalty", type=real(), default=1.0, metavar="P", help="power of the length that beams are "
               "compared by (default: %(default)s)")  # fmt: skip
     flags.add("--early-stopping", action="store_true", help="end the search with the first --num-beams texts")
@@ -101,15 +102,19 @@ def _check_usage(args: argparse.Namespace, prompts: Sequence[str]) -> None:
 
 def _options(args: argparse.Namespace) -> dict[str, Any]:
     """As Model.generate takes them."""
-    return sampling_arguments(args) | {
-        "max_tokens": args.n_predict,
-        "ignore_eos": args.ignore_eos,
-        "length_penalty": args.length_penalty,
-        "early_stopping": args.early_stopping,
-        "logprobs": args.logprobs,
-        "on_overflow": "shift" if args.context_shift else "error",
-        "n_keep": args.keep,
-    }
+    return (
+        sampling_arguments(args)
+        | constraint_arguments(args)
+        | {
+            "max_tokens": args.n_predict,
+            "ignore_eos": args.ignore_eos,
+            "length_penalty": args.length_penalty,
+            "early_stopping": args.early_stopping,
+            "logprobs": args.logprobs,
+            "on_overflow": "shift" if args.context_shift else "error",
+            "n_keep": args.keep,
+        }
+    )
 
 
 def _several(args: argparse.Namespace, source: ModelSource, prompts: Sequence[str], options: dict[str, Any]) -> int:

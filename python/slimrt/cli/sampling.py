@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from slimrt.cli.flags import Adder, Collect
 from slimrt.cli.values import bias, count, not_empty, positive, real, seed, whole
 from slimrt.generation.options import DRY_SEQUENCE_BREAKERS
+from slimrt.plumbing.files import decode_text
 
 
 class SamplingFlags(Adder):
@@ -143,6 +145,33 @@ class SamplingFlags(Adder):
         )
         self.add("-s", "--seed", type=seed, metavar="N", help="makes the text reproducible")
         self.add("--num-beams", type=positive, default=num_beams, metavar="N", help=beams)
+
+    def constraints(self) -> None:
+        """What texts are held to."""
+        self.group("structured output (one of these; needs the extra grammar)")
+        self.add("-j", "--json-schema", "-jf", "--json-schema-file", dest="json_schema", twin=False,
+                 metavar="FILE|TEXT", help="JSON of this schema; {}: any")  # fmt: skip
+        self.add("--grammar", "--grammar-file", dest="grammar", twin=False, metavar="FILE|TEXT", help="texts of this "
+                 "grammar, in Lark's form or llama.cpp's (GBNF)")  # fmt: skip
+        self.add("--regex", twin=False, metavar="TEXT", help="what matches this regular expression as a whole")
+        self.add("--choice", action=Collect, type=not_empty, twin=False, metavar="TEXT", help="one of these texts; "
+                 "given once for each")  # fmt: skip
+
+
+def constraint_arguments(args: argparse.Namespace) -> dict[str, Any]:
+    """The flags of constraints(), as Model.generate takes them. OSError, ValueError: a file that cannot be read."""
+    given = {"json_schema": args.json_schema, "grammar": args.grammar}
+    read = {name: value if value is None or _is_text(value) else _text_of(value) for name, value in given.items()}
+    return read | {"regex": args.regex, "choice": args.choice}
+
+
+def _is_text(value: str) -> bool:
+    """Whether it is a schema or a grammar itself, not the name of a file with it."""
+    return value.lstrip().startswith(("{", "true")) or "::=" in value or "start:" in value
+
+
+def _text_of(name: str) -> str:
+    return decode_text(Path(name).read_bytes(), name)
 
 
 def sampling_arguments(args: argparse.Namespace) -> dict[str, Any]:

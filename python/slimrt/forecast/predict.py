@@ -17,7 +17,9 @@ from slimrt.forecast.bolt import Bolt, ResidualBlock
 from slimrt.forecast.chronos import Chronos, Paths
 from slimrt.forecast.options import PredictOptions, sampling
 from slimrt.forecast.series import Values, as_series, check_levels
-from slimrt.generation.search import Encode, run
+from slimrt.generation.loop import loop_of
+from slimrt.generation.search import Encode
+from slimrt.generation.sequences import Sequences
 from slimrt.modelfile.source import ModelSource
 from slimrt.plumbing.arguments import check_seed, real, whole
 from slimrt.plumbing.notes import warn
@@ -101,8 +103,9 @@ def _paths(
         )
     width, start = int(runtime.info["n_seqs"]), int(runtime.info["decoder_start_token_id"])
     at_once = min(width, int(how["num_samples"]))
-    with runtime.use() as engine:
-        tasks = [
+    engine = Sequences(runtime)
+    return np.stack(
+        loop_of(runtime).run(
             (
                 at_once,
                 Paths(
@@ -111,8 +114,8 @@ def _paths(
                 ).draw(row, horizon),
             )
             for i, row in enumerate(rows)
-        ]  # fmt: skip
-        return np.stack(run(engine, tasks, width))
+        )
+    )  # fmt: skip
 
 
 def _bolt(runtime: Runtime, bolt: Bolt, rows: Sequence[Values], horizon: int) -> NDArray[np.float32]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 
-import numpy as np
-
 from slimrt.generation.beams import search_beams
-from slimrt.generation.generate import Run, SessionEngine
+from slimrt.generation.generate import Run, run_texts
+from slimrt.generation.loop import loop_of
 from slimrt.generation.options import Options
-from slimrt.generation.search import Logits, Logprobs, Task, run
+from slimrt.generation.search import Append, Logits, Logprobs, Task, Wait
+from slimrt.generation.sequences import Sequences
 from slimrt.plumbing.arguments import whole
 from slimrt.results import Generation
 from slimrt.runtime.kinds import check_sequences
@@ -17,33 +18,96 @@ from slimrt.runtime.runtime import Runtime
 from slimrt.runtime.session import Session
 
 
-class _Answer(Run):
+class Root:
+    """A prompt (ids) that several answers follow, computed once, by the first of them.
+
+    Attributes:
+        session: where it is computed; the last answer to begin goes on in it.
+        logits: of what follows, float32 (vocab,); None: not there yet.
+    """
+
+    def __init__(self, prompt: Sequence[int]):
+        self.prompt = prompt
+        self.session: Session | None = None
+        self.logits: Logits | None = None
+        self._computing = False
+        self._to_begin: weakref.WeakSet[Answer] = weakref.WeakSet()  # one that is cancelled before is gone
+
+    def join(self, answer: Answer) -> None:
+        """Know of an answer."""
+        self._to_begin.add(answer)
+
+    def compute(self, runtime: Runtime) -> Task[bool]:
+        """Return when the prompt is computed: whether it was done here."""
+        while self.logits is None:
+            if self._computing:
+                yield Wait()
+                continue
+            self._computing = True
+            try:
+                self.session = Session.new(runtime)
+                self.session.replaceable = True
+                (self.logits,) = yield Append([(self.session, list(self.prompt))])
+                loop_of(runtime).idle.add(self)
+                return True
+            finally:
+                self._computing = False
+                if self.logits is None:
+                    self.give_up()
+        return False
+
+    def begin(self, answer: Answer) -> Session:
+        """A session for an answer."""
+        assert self.session is not None
+        self._to_begin.discard(answer)
+        if self._to_begin:
+            return self.session.fork()
+        session, self.session = self.session, None
+        return session
+
+    def release(self, answer: Answer) -> None:
+        """Give up the session if no answer but this one is still to begin."""
+        self._to_begin.discard(answer)
+        if not self._to_begin and not self._computing:
+            self.give_up()
+
+    def give_up(self) -> None:
+        """Free the rows; an answer that is still to begin computes them again."""
+        if self.session is not None:
+            self.session.close()
+        self.session = self.logits = None
+
+
+class Answer(Run):
     """One of the texts that follow a prompt.
 
     Args:
         index: its place; the seed is that many above the call's.
-        root: the session in which the prompt is computed, up to `logits` (vocab,). The last answer goes on in it, the
-            others in forks of it.
+        root: the prompt's.
     """
 
-    logits: Logits
+    def __init__(self, runtime: Runtime, root: Root, index: int, options: Options, seed: int, called: float):
+        super().__init__(runtime, root.prompt, options, seed + index, None, called)
+        self._root = root
+        root.join(self)
 
-    def __init__(
-        self, runtime: Runtime, prompt: Sequence[int], index: int, n: int, options: Options, seed: int, called: float,
-        root: Session,
-    ):  # fmt: skip
-        super().__init__(runtime, prompt, options, seed + index, root if index == n - 1 else None, called)
-        self._root, self._first = root, index == 0
-
-    def _begin(self) -> list[int]:
-        self.session = self.session or self._root.fork()
-        self._cached = 0 if self._first else len(self.prompt)
+    def _begin(self) -> Task[list[int]]:
+        computed = yield from self._root.compute(self.runtime)
+        self.session = self._root.begin(self)
+        self.session.replaceable = True
+        self._cached = 0 if computed else len(self.prompt)
         return []
 
     def _next(self, pending: Sequence[int]) -> Task[tuple[int, Logprobs | None]]:
         if not pending:
-            return self._chosen(self.logits)
+            assert self._root.logits is not None
+            return self._chosen(self._root.logits)
+        self._root.release(self)
         return (yield from super()._next(pending))
+
+    def _end(self) -> None:
+        super()._end()
+        self._root.release(self)
 
 
 def answers(
@@ -62,13 +126,8 @@ def answers(
 def _drawn(
     runtime: Runtime, prompt: Sequence[int], n: int, options: Options, seed: int, called: float
 ) -> list[Generation]:
-    engine = SessionEngine(runtime, options.on_progress)
-    with runtime.lock, Session.new(runtime) as root:
-        runs = [_Answer(runtime, prompt, i, n, options, seed, called, root) for i in range(n)]
-        (logits,) = engine.append([(root, np.array(prompt, np.int32))])
-        for one in runs:
-            one.logits = logits
-        return run(engine, [(1, one.task(engine)) for one in runs], int(runtime.info["n_seqs"]))
+    root = Root(prompt)
+    return run_texts(runtime, [Answer(runtime, root, i, options, seed, called) for i in range(n)], options)
 
 
 def _likeliest(
@@ -79,6 +138,5 @@ def _likeliest(
         raise ValueError(f"n={n} answers need as many beams, num_beams is {beams}")
     runs = [Run(runtime, one, options, seed + i * n, None, called) for i, one in enumerate(prompts)]
     check_sequences(runtime, beams)
-    with runtime.use() as engine:
-        tasks = [(beams, search_beams(engine, one, called)) for one in runs]
-        return [found[:n] for found in run(engine, tasks, int(runtime.info["n_seqs"]))]
+    engine = Sequences(runtime)
+    return [found[:n] for found in loop_of(runtime).run((beams, search_beams(engine, one, called)) for one in runs)]

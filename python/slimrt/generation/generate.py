@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,13 +13,15 @@ from numpy.typing import NDArray
 from slimrt import core
 from slimrt.errors import ContextOverflowError
 from slimrt.generation.breakers import breaker_tokens
-from slimrt.generation.options import OnProgress, Options
-from slimrt.generation.search import Append, Decode, Encode, Logprobs, Task, steps
-from slimrt.plumbing import progress
+from slimrt.generation.grammar import Matcher, compile_grammar
+from slimrt.generation.loop import loop_of, prefixes_of
+from slimrt.generation.options import Options
+from slimrt.generation.search import Append, Decode, Encode, Logprobs, Task
+from slimrt.generation.tickets import Call, Meter
 from slimrt.plumbing.closing import Closing
 from slimrt.results import CacheUse, Generation, Timings, TokenLogprob, TopLogprob, Usage
 from slimrt.runtime.runtime import Runtime
-from slimrt.runtime.session import Session, append_together, check_length
+from slimrt.runtime.session import Session, check_length
 from slimrt.tokenizer.detokenizer import IncrementalDetokenizer
 from slimrt.tokenizer.tokenizer import Tokenizer
 
@@ -57,54 +60,11 @@ class StopFilter:
         return 0
 
 
-class SessionEngine:
-    """The engine for tasks whose sequences are Sessions; each call has the model to itself, and notes what it did.
-
-    Attributes:
-        started: time.perf_counter() when the last call began.
-        rows, skipped: rows of V that the last append came by, and those it skipped.
-    """
-
-    def __init__(self, runtime: Runtime, on_progress: OnProgress | None):
-        self.started = 0.0
-        self.rows = self.skipped = 0
-        self._runtime = runtime
-        self._on_progress = on_progress
-
-    def encode(self, items: Sequence[tuple[Session, NDArray[Any]]]) -> None:
-        self.started = time.perf_counter()
-        with self._runtime.use() as engine:
-            engine.encode([(session.sequence, source) for session, source in items])
-
-    def append(self, items: Sequence[tuple[Session, NDArray[np.int32]]]) -> NDArray[np.float32]:
-        self.started, (rows, skipped) = time.perf_counter(), self._runtime.sparse_counts()
-        logits = self._append([(session, ids.tolist()) for session, ids in items])
-        rows_now, skipped_now = self._runtime.sparse_counts()
-        self.rows, self.skipped = rows_now - rows, skipped_now - skipped
-        return logits
-
-    def sample(
-        self, logits: NDArray[np.float32], samplers: Sequence[core.Sampler], *, logprobs: Sequence[int]
-    ) -> Sequence[tuple[int, Logprobs | None]]:
-        with self._runtime.use() as engine:
-            return engine.sample(logits, samplers, logprobs=logprobs)
-
-    def _append(self, items: Sequence[tuple[Session, list[int]]]) -> NDArray[np.float32]:
-        n_tokens = sum(len(ids) for _, ids in items)
-        if n_tokens == len(items):
-            return append_together(self._runtime, items)
-        with progress.bar(self._runtime.show_progress, n_tokens, "prefill", "tok") as update:
-
-            def report(done: int, total: int) -> None:
-                update(done, total)
-                if self._on_progress is not None:
-                    self._on_progress("prefill", done, total)
-
-            return append_together(self._runtime, items, on_progress=report)
-
-
 class Run:
     """One text in the making.
+
+    Attributes:
+        key: whose text it is: with cache_prompt rows of texts of the same key are taken, and left for them.
 
     Args:
         prompt: ids, checked.
@@ -114,7 +74,8 @@ class Run:
     Raises:
         ContextOverflowError: the prompt does not fit the context.
         ValueError: an empty prompt, or a sampling parameter out of its range.
-        UnsupportedError: stop strings, or breakers for DRY, without a tokenizer.
+        GrammarError: a grammar that is wrong, or that cannot be enforced.
+        UnsupportedError: stop strings, a grammar, or breakers for DRY, without a tokenizer.
     """
 
     def __init__(
@@ -131,17 +92,23 @@ class Run:
         check_length(len(prompt), runtime, "the prompt")
         breaking = options.dry_sequence_breakers if options.dry_multiplier else ()
         tokenizer = runtime.source.tokenizer_if_any
-        if tokenizer is None and (options.stops or breaking):
+        constraint = options.constraint
+        if tokenizer is None and (options.stops or breaking or constraint):
             runtime.source.tokenizer  # noqa: B018  raises, with the reason why there is none
         self.runtime, self.prompt, self.options, self.seed = runtime, prompt, options, seed
         self.session = session
         self.tokens: list[int] = []
         self.finish_reason: str | None = None
         self.shifted = 0
+        self.key = ""
+        self.meter = Meter()
         self._own_session = session is None
         self._pending: list[int] = []
         self._tokenizer = tokenizer
         self.ends = frozenset(tokenizer.eog_ids) if tokenizer else frozenset()
+        grammar = compile_grammar(tokenizer, runtime.n_vocab, **constraint) if tokenizer and constraint else None
+        self._matcher = grammar.matcher() if grammar else None
+        self._mask = self._matcher.mask() if self._matcher else None
         self._detokenizer = self._new_detokenizer(tokenizer) if tokenizer else None
         self._filter = StopFilter(options.stops)
         for token in options.logit_bias or ():
@@ -158,13 +125,11 @@ class Run:
         self._ttft = self._prefill_seconds = self._decode_seconds = 0.0
         self._rows = self._skipped = 0
 
-    def task(self, engine: SessionEngine) -> Task[Generation]:
+    def task(self) -> Task[Generation]:
         """Make the text; take() has the pieces that may be shown."""
         try:
-            self._pending = self._begin()
-            for encode in self.sources(self.session):
-                yield encode
-                self._prefill_seconds += time.perf_counter() - engine.started
+            self._pending = yield from self._begin()
+            yield from self.sources(self.session)
             while self.finish_reason is None:
                 try:
                     token, logprobs = yield from self._next(self._pending)
@@ -174,20 +139,28 @@ class Run:
                     self._finish("context")  # others hold the rows that the next token needs
                     break
                 self._accept(token, logprobs)
-                self._count(engine)
+                self._count()
         finally:
             self._end()
         return self.result()
 
     def take(self) -> str:
         """The text that may be shown and has not been taken yet."""
-        text, self._n_taken = "".join(self._text[self._n_taken :]), len(self._text)
-        return text
+        begin, self._n_taken = self._n_taken, len(self._text)  # another thread may add to it
+        return "".join(self._text[begin : self._n_taken])
 
-    def _begin(self) -> list[int]:
+    @property
+    def logprobs(self) -> Sequence[TokenLogprob]:
+        """Of the tokens so far; none unless they were asked for."""
+        return self._logprobs
+
+    def _begin(self) -> Task[list[int]]:
         """Take a sequence; returns what is to be computed first."""
+        yield from ()
         if self.session is None:
-            self.session = Session.new(self.runtime)
+            found = prefixes_of(self.runtime).take(self.prompt, self.key) if self.options.cache_prompt else None
+            self.session = found or Session.new(self.runtime)
+            self.session.replaceable = True
         pending = self.session.keep_common(self.prompt)
         self._cached = self.session.length
         return pending
@@ -201,21 +174,27 @@ class Run:
         if self.session is not None:
             self._held = self.session.length
             if self._own_session:
-                self.session.close()
+                if self.options.cache_prompt:
+                    prefixes_of(self.runtime).give(self.session, self.key)
+                else:
+                    self.session.close()
                 self.session = None
 
     def _next(self, pending: Sequence[int]) -> Task[tuple[int, Logprobs | None]]:
         """The choice that follows these tokens; with a logits_processor its logprobs are still the model's own."""
         n_logprobs = self.options.logprobs
         if self.options.logits_processor is None:
-            choice: tuple[int, Logprobs | None] = yield Decode(self.session, pending, self._sampler, n_logprobs)
+            choice: tuple[int, Logprobs | None] = yield Decode(
+                self.session, pending, self._sampler, n_logprobs, self._mask
+            )
             return choice
         (logits,) = yield Append([(self.session, pending)])
         return self._chosen(logits)
 
     def _chosen(self, logits: NDArray[np.float32]) -> tuple[int, Logprobs | None]:
         """The choice from a row (vocab,)."""
-        token, n_logprobs = self._sampler.sample(self._processed(logits, self.tokens)), self.options.logprobs
+        token = self._sampler.sample(self._processed(logits, self.tokens), self._mask)
+        n_logprobs = self.options.logprobs
         return token, core.token_logprobs(logits, token, n_logprobs) if n_logprobs else None
 
     def _accept(self, token: int, logprobs: Logprobs | None) -> None:
@@ -224,19 +203,41 @@ class Run:
             return self._finish("length")
         if token in self.ends:
             return self._finish("stop")
-        self.tokens.append(token)
-        self._pending = [token]
-        self._sampler.accept([token])
         if logprobs is not None:
             self._logprobs.append(self._token_logprob(token, logprobs))
+        self._pending = []
+        self._add(token)
+        if self._matcher is not None:
+            self._follow(self._matcher)
+
+    def _follow(self, matcher: Matcher) -> None:
+        """Go on with the tokens that the grammar forces, which cost no choice (unless their logprobs are wanted), and
+        learn which ones may follow."""
+        for token in matcher.forced() if not self.options.logprobs and self.finish_reason is None else ():
+            if self.finish_reason is None:
+                self._add(token)
+        if self.finish_reason is None:
+            self._mask = matcher.mask()
+            if self._mask is not None and not self._mask.any():  # no token spells what must come
+                self._finish("stop" if matcher.is_complete else "length")
+
+    def _add(self, token: int) -> None:
+        """Put a token at the end of the text, and see whether it ends there."""
+        self.tokens.append(token)
+        self._pending.append(token)
+        self._sampler.accept([token])
+        if self._matcher is not None:
+            self._matcher.accept(token)
         if self._detokenizer:
             self._show(self._detokenizer.feed(token))
         assert self.session is not None
         if self._filter.stopped:
             self.finish_reason = "stop"
+        elif self._matcher is not None and self._matcher.is_done:
+            self._finish("stop")
         elif len(self.tokens) == self.options.max_tokens:
             self._finish("length")
-        elif self.session.length >= self.runtime.n_ctx and not self._shift():
+        elif self.session.length + len(self._pending) > self.runtime.n_ctx and not self._shift():
             self._finish("context")
 
     def _shift(self) -> bool:
@@ -257,16 +258,16 @@ class Run:
         self.session.truncate(0)
         return True
 
-    def _count(self, engine: SessionEngine) -> None:
-        """Note what the step took, and tell who wants to know."""
-        seconds = time.perf_counter() - engine.started
+    def _count(self) -> None:
+        """Note what the steps took, and tell who wants to know."""
+        seconds, rows, skipped = self.meter.take()
         if self._ttft == 0.0:
             self._prefill_seconds += seconds
             self._ttft = time.perf_counter() - self._called
         else:
             self._decode_seconds += seconds
-        self._rows += engine.rows
-        self._skipped += engine.skipped
+        self._rows += rows
+        self._skipped += skipped
         if self.options.on_progress is not None and self.tokens:
             self.options.on_progress("decode", len(self.tokens), self.options.max_tokens)
 
@@ -318,7 +319,7 @@ class Run:
         return "".join([detokenizer.feed(token) for token in tokens]) + detokenizer.flush()
 
     def _new_detokenizer(self, tokenizer: Tokenizer) -> IncrementalDetokenizer:
-        return tokenizer.detokenizer(self.prompt, skip_special_tokens=True)
+        return tokenizer.detokenizer(self.prompt, skip_special_tokens=True, shown=self.options.show_tokens)
 
     def _processed(self, logits: NDArray[np.float32], tokens: Sequence[int]) -> NDArray[np.float32]:
         """Logits (vocab,) after these tokens, as the logits_processor changes them."""
@@ -352,6 +353,12 @@ class Run:
             self._text.append(self._filter.flush())
 
 
+def run_texts(runtime: Runtime, runs: Sequence[Run], options: Options) -> list[Generation]:
+    """The texts of runs, made together."""
+    loop, call = loop_of(runtime), Call.of(options.on_progress)
+    return loop.results([loop.submit(run.task(), call=call, meter=run.meter) for run in runs])
+
+
 class Stream(Closing, Iterator[str]):
     """Pieces of text as they are generated; `result` is the Generation so far, complete after the last piece.
 
@@ -359,19 +366,34 @@ class Stream(Closing, Iterator[str]):
     """
 
     def __init__(self, runtime: Runtime, run: Run):
-        engine = SessionEngine(runtime, run.options.on_progress)
-        self._run = run
-        self._steps = steps(engine, [(1, run.task(engine))], 1)
+        self._run, self._loop, self._text, self._ended = run, loop_of(runtime), "", False
+        call = Call.of(run.options.on_progress)
+        self._ticket = self._loop.submit(run.task(), call=call, meter=run.meter)
+        weakref.finalize(self, self._ticket.cancel).atexit = False
 
     @property
     def result(self) -> Generation:
         return self._run.result()
 
     def __next__(self) -> str:
-        for _ in self._steps:
-            if text := self._run.take():
-                return text
+        if self._ended:
+            raise StopIteration
+        try:
+            self._loop.wait([self._ticket], self._has_text)
+        except BaseException:
+            self.close()
+            raise
+        if self._has_text():
+            text, self._text = self._text, ""
+            return text
+        self._ended = True
+        self._ticket.result()
         raise StopIteration
 
     def close(self) -> None:
-        self._steps.close()
+        self._ended = True
+        self._loop.end([self._ticket])
+
+    def _has_text(self) -> bool:
+        self._text += self._run.take()
+        return self._text != ""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slimrt import core
 from slimrt.errors import UnsupportedError
+from slimrt.generation.grammar import CONSTRAINTS, Grammar, source_of
 from slimrt.plumbing.arguments import check_function, check_seed, real, unknown, whole
 
 PENALTIES = {"repeat_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0, "dry_multiplier": 0.0}
@@ -58,6 +59,12 @@ class GenerateOptions(TypedDict, total=False):
     early_stopping: bool
     on_overflow: str
     n_keep: int
+    cache_prompt: bool
+    grammar: str | Grammar | None
+    json_schema: Mapping[str, Any] | str | bool | None
+    regex: str | None
+    choice: Sequence[str] | None
+    show_tokens: Container[int]
     logits_processor: LogitsProcessor | None
     on_progress: OnProgress | None
 
@@ -103,6 +110,12 @@ class Options:
     early_stopping: bool = False
     on_overflow: str = "error"
     n_keep: int = 0
+    cache_prompt: bool = False
+    grammar: str | Grammar | None = None
+    json_schema: Mapping[str, Any] | str | bool | None = None
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    show_tokens: Container[int] = ()
     logits_processor: LogitsProcessor | None = None
     on_progress: OnProgress | None = None
 
@@ -111,6 +124,7 @@ class Options:
         self._check_ranges()
         self._check_mirostat()
         self._check_beams()
+        self._check_constraint()
 
     def _check_ranges(self) -> None:
         if self.max_tokens < -1:
@@ -141,11 +155,22 @@ class Options:
     def _check_beams(self) -> None:
         if self.num_beams > 1:
             plain = {"temperature": 0.0, **PENALTIES, **FILTERS, "mirostat": 0, "logprobs": 0, "stop": ()}
-            self._refuse_beside("num_beams", plain | {"on_overflow": "error"})
+            plain |= {"on_overflow": "error", **dict.fromkeys(CONSTRAINTS)}
+            self._refuse_beside("num_beams", plain)
             return
         for name in ("length_penalty", "early_stopping"):
             if getattr(self, name) != self._default(name):
                 raise ValueError(f"{name}={getattr(self, name)!r} is about beams: give num_beams too")
+
+    def _check_constraint(self) -> None:
+        given = self.constraint
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} each say what the text is: give one of them")
+        for name, value in given.items():
+            if self.ignore_eos:
+                raise ValueError(f"ignore_eos does not go with {name}, which says where a text ends: leave out one")
+            if not isinstance(value, Grammar):
+                source_of(name, value)
 
     def _refuse_beside(self, option: str, plain: Mapping[str, object]) -> None:
         """ValueError for what an option cannot follow, unless it is as it was or changes nothing.
@@ -184,8 +209,15 @@ class Options:
             or not all(isinstance(b, str) for b in breakers)
         ):
             raise TypeError(f"dry_sequence_breakers must be a sequence of texts, got {breakers!r}")
+        if not isinstance(self.show_tokens, Container):
+            raise TypeError(f"show_tokens must be a set of token ids, got {self.show_tokens!r}")
         for name in ("logits_processor", "on_progress"):
             check_function(name, getattr(self, name))
+
+    @property
+    def constraint(self) -> dict[str, Any]:
+        """What the text is held to, by name; at most one."""
+        return {name: value for name in CONSTRAINTS if (value := getattr(self, name)) is not None}
 
     @property
     def stops(self) -> tuple[str, ...]:

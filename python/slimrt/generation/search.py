@@ -1,14 +1,13 @@
 """Searches for token sequences over the engine: many at once, each written as if it were alone.
 
-A task is a generator: it yields what it wants computed (Encode or Append), is sent the result, and returns what it
-found. steps() puts what all tasks want into one call of the engine. So a batch forms by itself: who ends leaves it, and
-who waits takes the place. Greedy and sampled texts, beams, transcripts and forecasts are all made by it.
+A task is a generator: it yields what it wants computed (Encode, Append, Decode), is sent the result, and returns what
+it found. The loop puts what all tasks want into one call of the engine. So a batch forms by itself: who ends leaves it,
+and who waits takes the place. Greedy and sampled texts, beams, transcripts and forecasts are all made by it.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -16,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slimrt import core
-from slimrt.errors import ContextOverflowError
 from slimrt.plumbing.numbers import log_normaliser
 
 Result = TypeVar("Result")
 Logits = NDArray[np.float32]
+Masks = NDArray[np.uint32]
 Rules = Callable[[Logits, Sequence[int]], None]
 """Changes a row of logits (vocab,) in place, given the tokens found so far."""
 
@@ -29,18 +28,16 @@ Logprobs = tuple[float, Sequence[tuple[int, float]]]
 """Of a chosen token, and of the likeliest ones with theirs."""
 
 
-class Computing(Protocol):
-    """What computes a step. Sequences are what its tasks call them: ids of core.Engine's, or Sessions."""
+class Choosing(Protocol):
+    """What chooses tokens."""
 
-    def encode(self, items: Sequence[Any]) -> Any: ...
-    def append(self, items: Sequence[tuple[Any, NDArray[np.int32]]]) -> Logits: ...
     def sample(
-        self, logits: Logits, samplers: Sequence[core.Sampler], *, logprobs: Sequence[int]
+        self, logits: Logits, samplers: Sequence[core.Sampler], *, masks: Masks | None, logprobs: Sequence[int]
     ) -> Sequence[tuple[int, Logprobs | None]]: ...
 
 
-class Engine(Computing, Protocol):
-    """What searches need of core.Engine."""
+class Engine(Protocol):
+    """What searches need of an engine, beside the tokens that they yield."""
 
     def new_sequence(self) -> int: ...
     def free_sequence(self, sequence: int) -> None: ...
@@ -76,7 +73,7 @@ class Encode:
 class Append:
     """Wanted: tokens at the ends of sequences. The answer: logits float32 (sequences, vocab), the task's to change.
 
-    Where not all tasks' tokens find room, the last task is thrown the ContextOverflowError, and the others ask again:
+    Where tokens find no room, even after others have given up their rows, the task is thrown the ContextOverflowError:
     nothing was computed, and a task that is content with what it has returns it, which makes room.
     """
 
@@ -90,19 +87,26 @@ class Decode:
     All that tasks want in a step are chosen in one call, each by its sampler as if it were alone. Errors as Append.
 
     logprobs: how many of the likeliest tokens to report; 0: none.
+    mask: uint32 bits (words,) of those that may be chosen, as core.Sampler reads them; None: all.
     """
 
     sequence: Any
     tokens: Sequence[int]
     sampler: core.Sampler
     logprobs: int = 0
+    mask: NDArray[np.uint32] | None = None
 
     @property
     def items(self) -> Sequence[tuple[Any, Sequence[int]]]:
         return [(self.sequence, self.tokens)]
 
 
-Wish = Encode | Append | Decode
+@dataclass(frozen=True)
+class Wait:
+    """Wanted: nothing in this step, since another task computes what this one needs. The answer is nothing."""
+
+
+Wish = Encode | Append | Decode | Wait
 Task = Generator[Wish, Any, Result]
 
 
@@ -130,96 +134,41 @@ class _Running(Generic[Result]):
 
     result: Result
 
-    def __init__(self, needs: int, task: Task[Result]):
-        self.needs, self.task = needs, task
+    def __init__(self, task: Task[Result]):
+        self.task = task
         self.wants: Wish | None = None
 
     def answer(self, value: Any = None) -> None:
-        self._resume(lambda: self.task.send(value))
-
-    def throw(self, error: Exception) -> None:
-        self._resume(lambda: self.task.throw(error))
-
-    def _resume(self, resume: Callable[[], Wish]) -> None:
         try:
-            self.wants = resume()
+            self.wants = self.task.send(value)
         except StopIteration as end:
             self.wants, self.result = None, end.value
 
 
-def run(engine: Computing, tasks: Iterable[tuple[int, Task[Result]]], width: int) -> list[Result]:
-    """Run tasks together; their results in order. Arguments and errors as steps()."""
-    results: dict[int, Result] = {}
-    for finished in steps(engine, tasks, width):
-        results |= finished
-    return [results[index] for index in range(len(results))]
-
-
-def steps(engine: Computing, tasks: Iterable[tuple[int, Task[Result]]], width: int) -> Generator[dict[int, Result]]:
-    """Run tasks together, a step of all for each item: the results of the tasks that it ended, by place.
-
-    Args:
-        tasks: (sequences that it uses at once, task).
-        width: sequences that all running tasks may use at once; one that needs more runs alone.
-
-    An exception, or closing the iterator, closes every task, which frees its sequences.
-    """
-    waiting = deque(enumerate(tasks))
-    running: dict[int, _Running[Result]] = {}
-    try:
-        while waiting or running:
-            while waiting and (not running or sum(r.needs for r in running.values()) + waiting[0][1][0] <= width):
-                index, (needs, task) = waiting.popleft()
-                running[index] = _Running(needs, task)
-                running[index].answer()
-            _serve(engine, list(running.values()))
-            ended = [index for index, one in running.items() if one.wants is None]
-            yield {index: running.pop(index).result for index in ended}
-    finally:
-        for one in running.values():
-            one.task.close()
-
-
-def _serve(engine: Computing, running: Sequence[_Running[Any]]) -> None:
-    """Give every task what it wants: all sources in one call, then all tokens in one, then all choices in one."""
-    while encodes := [(one, one.wants) for one in running if isinstance(one.wants, Encode)]:
-        engine.encode([wanted.item for _, wanted in encodes])
-        for one, _ in encodes:
-            one.answer()
-    appends = [(one, one.wants) for one in running if isinstance(one.wants, (Append, Decode))]
-    if not appends:
-        return
-    items = [(sequence, np.array(tokens, np.int32)) for _, wanted in appends for sequence, tokens in wanted.items]
-    try:
-        logits = engine.append(items)
-    except ContextOverflowError as error:
-        appends[-1][0].throw(error)
-        return
-    choices, at = iter(_choices(engine, logits, [wanted for _, wanted in appends])), 0
-    for one, wanted in appends:
-        one.answer(next(choices) if isinstance(wanted, Decode) else logits[at : at + len(wanted.items)])
-        at += len(wanted.items)
-
-
-def _choices(
-    engine: Computing, logits: Logits, wishes: Sequence[Append | Decode]
+def choices(
+    engine: Choosing, rows: Sequence[Logits], wishes: Sequence[Decode]
 ) -> Sequence[tuple[int, Logprobs | None]]:
-    """The answers to those that are Decode, of which each has one row of logits."""
-    rows, decodes, at = list[int](), list[Decode](), 0
-    for wanted in wishes:
-        if isinstance(wanted, Decode):
-            rows.append(at)
-            decodes.append(wanted)
-        at += len(wanted.items)
-    if not decodes:
-        return []
-    chosen = logits if len(rows) == len(logits) else logits[rows]
-    return engine.sample(chosen, [one.sampler for one in decodes], logprobs=[one.logprobs for one in decodes])
+    """The answers to wishes, all in one call. rows: of each its logits (1, vocab)."""
+    logits = rows[0] if len(rows) == 1 else np.concatenate(rows)
+    samplers, logprobs = [one.sampler for one in wishes], [one.logprobs for one in wishes]
+    return engine.sample(logits, samplers, masks=_masks(wishes, logits.shape[1]), logprobs=logprobs)
+
+
+def _masks(wishes: Sequence[Decode], n_vocab: int) -> Masks | None:
+    """A row for each; those without a mask may choose any token. None: no one has a mask."""
+    if all(one.mask is None for one in wishes):
+        return None
+    words = (n_vocab + 31) // 32
+    rows = np.full((len(wishes), words), -1, np.int32).view(np.uint32)
+    for row, one in zip(rows, wishes, strict=True):
+        if one.mask is not None:
+            row[:] = one.mask[:words]
+    return rows
 
 
 def together(tasks: Sequence[Task[Result]]) -> Task[list[Result]]:
     """One task of several that only append: they go in step, and their results come in order."""
-    running = [_Running(1, task) for task in tasks]
+    running = [_Running(task) for task in tasks]
     try:
         for one in running:
             one.answer()

@@ -11,9 +11,11 @@ import numpy as np
 from slimrt import core
 from slimrt.errors import ContextOverflowError, UnsupportedError
 from slimrt.generation.beams import search_beams
-from slimrt.generation.generate import Run, SessionEngine
+from slimrt.generation.generate import Run, run_texts
+from slimrt.generation.loop import loop_of
 from slimrt.generation.options import GenerateOptions, Options
-from slimrt.generation.search import Encode, Task, run
+from slimrt.generation.search import Encode, Task
+from slimrt.generation.sequences import Sequences
 from slimrt.plumbing.arguments import check_function
 from slimrt.results import Generation
 from slimrt.runtime.kinds import check_sequences, require
@@ -70,10 +72,10 @@ class EncodedRun(Run):
 
     def _new_detokenizer(self, tokenizer: Tokenizer) -> IncrementalDetokenizer:
         """The text begins here, whatever token the decoder starts with."""
-        return tokenizer.detokenizer((), skip_special_tokens=True)
+        return tokenizer.detokenizer((), skip_special_tokens=True, shown=self.options.show_tokens)
 
-    def task(self, engine: SessionEngine) -> Task[Generation]:
-        result = yield from super().task(engine)
+    def task(self) -> Task[Generation]:
+        result = yield from super().task()
         self.tell(result)
         return result
 
@@ -104,14 +106,11 @@ def text2text(
     for source in sources:
         check_source(runtime, len(source))
     runs = [EncodedRun(runtime, source, i, options, seed, called) for i, source in enumerate(sources)]
-    width = int(runtime.info["n_seqs"])
     if options.num_beams == 1:
-        sessions = SessionEngine(runtime, options.on_progress)
-        with runtime.lock:
-            return run(sessions, [(1, one.task(sessions)) for one in runs], width)
+        return run_texts(runtime, runs, options)
     check_sequences(runtime, options.num_beams)
-    with runtime.use() as engine:
-        return run(engine, [(options.num_beams, _told(one, search_beams(engine, one, called))) for one in runs], width)
+    engine = Sequences(runtime)
+    return loop_of(runtime).run((options.num_beams, _told(one, search_beams(engine, one, called))) for one in runs)
 
 
 def _told(run: EncodedRun, search: Task[list[Generation]]) -> Task[Generation]:

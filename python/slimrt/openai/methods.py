@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
 from slimrt.errors import UnsupportedError
 from slimrt.generation.generate import Stream
-from slimrt.generation.options import GenerateOptions, Options
+from slimrt.generation.options import GenerateOptions
 from slimrt.measure.score import prompt_logprobs
-from slimrt.openai.requests import engine_options, refuse
+from slimrt.openai.requests import TOOLS, engine_options, refuse
 from slimrt.openai.responses import (
     Head,
     Json,
     chat_choice,
     chat_logprobs,
     chat_piece,
+    chat_reason,
     completion_choice,
     completion_logprobs,
     embeddings,
@@ -31,6 +33,9 @@ from slimrt.runtime.kinds import continues_texts
 from slimrt.runtime.session import as_prompt, is_batch
 from slimrt.tasks import Text, Texts
 from slimrt.text_generation import TextGeneration
+
+if TYPE_CHECKING:
+    from slimrt.openai.tools import Chat
 
 _COMPLETION, _CHAT, _CHUNK = "text_completion", "chat.completion", "chat.completion.chunk"
 _Choice = Callable[[str, Sequence[TokenLogprob], str | None], Json]
@@ -70,6 +75,7 @@ class OpenAIMethods(TextGeneration):
             n: answers to each prompt; the i-th of all choices uses seed + i. They are made n_seqs at a time.
             stream: return an iterator of chunks. stream_options: {"include_usage": True} for one with the usage.
             model: the name that the answer has; None: the file's.
+            response_format: {"type": "json_object"} or {"type": "json_schema", "json_schema": {"schema": ...}}.
             options: as generate, temperature 0.8 among them; None is a default.
 
         Raises:
@@ -127,41 +133,39 @@ class OpenAIMethods(TextGeneration):
                 the same.
             temperature: 0.2.
             logprobs: report those of the tokens, with top_logprobs of the likeliest ones in each place.
-            chat_template, chat_template_kwargs: as chat.
+            tools: {"type": "function", "function": {"name", "description", "parameters"}}, that the model may call:
+                the message then has tool_calls, whose arguments are of the schemas in `parameters`. tool_choice:
+                "auto", "none", "required", or a function; parallel_tool_calls: several in a message.
+            chat_template, chat_template_kwargs: as chat. Thoughts that the template knows of are reasoning_content.
             Others as create_completion, and its errors; UnsupportedError too for a model without a chat template.
         """
+        from slimrt.openai.tools import ChatRequest, constrain  # and with it jinja2
+
+        continues_texts(self._runtime.source)
         max_tokens = options.pop("max_completion_tokens", None) or max_tokens
         template, variables = options.pop("chat_template", None), options.pop("chat_template_kwargs", None)
+        tools = {name: value for name in TOOLS if (value := options.pop(name, None)) is not None}
         asked = engine_options("create_chat_completion", options | {"temperature": temperature}, max_tokens)
         count = whole("top_logprobs", top_logprobs or 0)
         if count and not logprobs:
             raise ValueError("top_logprobs goes with logprobs=True")
         asked |= {"logprobs": max(count, 1) if logprobs else 0}
-        from slimrt.tokenizer.chat import stops  # and with it jinja2
-
-        ids = self.render_chat(messages, chat_template=template, chat_template_kwargs=variables)
-        if ends := stops(self._runtime.source.tokenizer, template):
-            asked["stop"] = [*Options(**asked).stops, *ends]
+        request = ChatRequest(messages, asked, chat_template=template, variables=variables or {}, **tools)
+        chat = constrain(self._runtime, request)
         head = Head.new("chatcmpl", model or self._runtime.source.name)
         bytes_of = self._runtime.source.tokenizer.token_bytes
 
         def shown(tokens: Sequence[TokenLogprob]) -> Json | None:
             return chat_logprobs(tokens, count, bytes_of) if logprobs else None
 
-        def piece(text: str, tokens: Sequence[TokenLogprob], reason: str | None) -> Json:
-            delta = {} if reason else {"content": text}
-            return chat_piece(0, delta, shown(tokens) if tokens else None, reason)
-
         if stream:
             _require_one_text(1, n)
-            role = head.response(_CHUNK, [chat_piece(0, {"role": "assistant"}, None, None)])
-            return _chunks(head, _CHUNK, self.stream(ids, **asked), piece, role, _wants_usage(stream_options))
-        results = self._several([ids], n, asked)
+            return _chat_chunks(head, self.stream(chat.ids, **chat.options), chat, shown, _wants_usage(stream_options))
+        results = self._several([chat.ids], n, chat.options)
         choices = [
-            chat_choice(index, one.text, shown(one.logprobs or ()), finish_reason(one))
-            for index, one in enumerate(results)
+            chat_choice(index, *chat.message(one), shown(one.logprobs or ())) for index, one in enumerate(results)
         ]
-        return head.response(_CHAT, choices, usage(results[:1], results))
+        return head.response(_CHAT, choices, usage(results[:1], results) | chat.details(results))
 
     @of_model
     def create_embedding(
@@ -235,6 +239,25 @@ def _chunks(head: Head, kind: str, stream: Stream, choice: _Choice, first: Json 
         yield head.response(kind, [choice("", (result.logprobs or ())[told:], finish_reason(result))])
         if counts:
             yield head.response(kind, [], usage([result], [result]))
+
+
+def _chat_chunks(
+    head: Head, stream: Stream, chat: Chat, shown: Callable[[Sequence[TokenLogprob]], Json | None], counts: bool
+) -> Iterator[Json]:
+    """The chunks of a message as it comes; closing the iterator ends the work."""
+    with stream:
+        yield head.response(_CHUNK, [chat_piece(0, {"role": "assistant"}, None, None)])
+        parser, told = chat.parser(), 0
+        for text in itertools.chain(stream, [None]):
+            for delta in parser.flush() if text is None else parser.feed(text):
+                tokens = (stream.result.logprobs or ())[told:]
+                told += len(tokens)
+                yield head.response(_CHUNK, [chat_piece(0, delta, shown(tokens) if tokens else None, None)])
+        result = stream.result
+        rest, reason = (result.logprobs or ())[told:], chat_reason(result, parser.calls)
+        yield head.response(_CHUNK, [chat_piece(0, {}, shown(rest) if rest else None, reason)])
+        if counts:
+            yield head.response(_CHUNK, [], usage([result], [result]) | chat.details([result]))
 
 
 def _listed(prompt: Any) -> list[Any]:

@@ -57,13 +57,17 @@ def completion_choice(index: int, text: str, logprobs: Json | None, reason: str 
     return {"text": text, "index": index, "logprobs": logprobs, "finish_reason": reason}
 
 
-def chat_choice(index: int, text: str, logprobs: Json | None, reason: str | None) -> Json:
+def chat_reason(result: Generation, calls: int) -> str | None:
+    """OpenAI's word for why a message ends, which has calls of tools or not."""
+    return "tool_calls" if calls and result.finish_reason == "stop" else finish_reason(result)
+
+
+def chat_choice(index: int, message: Json, reason: str | None, logprobs: Json | None) -> Json:
     """A choice of a chat.completion."""
-    message = {"role": "assistant", "content": text}
     return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
 
 
-def chat_piece(index: int, delta: Mapping[str, str], logprobs: Json | None, reason: str | None) -> Json:
+def chat_piece(index: int, delta: Mapping[str, Any], logprobs: Json | None, reason: str | None) -> Json:
     """A choice of a chat.completion.chunk."""
     return {"index": index, "delta": dict(delta), "logprobs": logprobs, "finish_reason": reason}
 

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from slimrt import core, machine
 from slimrt.cache.config import CacheChoice, check_cache, kinds
@@ -37,6 +38,8 @@ class Runtime:
         show_progress: whether long work shows a bar.
         lossy: what is lost in modes that allow_lossy insisted on, for people.
         access: how memory is accessed where that is faster than the usual way (slimrt.machine), for people.
+        loop: of all its tasks, where there were some (generation.loop).
+        reclaim: makes blocks of the cache free that only wait for a use, at most so many; returns how many.
         compared: the caches of which the fastest was to be found, with their times, for people; "" where one was named.
     """
 
@@ -48,6 +51,8 @@ class Runtime:
         self.lossy = ""
         self.access = ""
         self.compared = ""
+        self.loop: Any = None
+        self.reclaim: Callable[[int], int] | None = None
         self._engine: core.Engine | None = engine
         self._user: int | None = None  # the thread that is inside use()
         self._forked_at_work = False
@@ -103,6 +108,8 @@ class Runtime:
     def after_fork(self) -> None:
         """A model that nobody was using goes on in the child, with threads of its own; another one is lost."""
         self.lock = threading.RLock()
+        if self.loop is not None:
+            self.loop.after_fork()
         if self._user not in (None, threading.get_ident()):
             self._forked_at_work = True
             _lost.append(self._engine)
@@ -112,7 +119,9 @@ class Runtime:
         self._dropped.append(sequence)
 
     def close(self) -> None:
-        """Frees everything; waits for a call in progress."""
+        """Frees everything; waits for calls in progress."""
+        if self.loop is not None:
+            self.loop.close()
         with self.lock:
             self._engine = None
 

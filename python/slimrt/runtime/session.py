@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slimrt import core
+from slimrt.cache.planner import BLOCK
 from slimrt.errors import ContextOverflowError, ModelFormatError
 from slimrt.plumbing.arguments import whole
 from slimrt.plumbing.closing import Closing
@@ -79,7 +80,12 @@ class Session(Closing):
 
     A model with a sliding window keeps the rows of the window and of about n_batch tokens before it: a session that is
     truncated to a text that looks further back computes its rows again, when it is next used.
+
+    Attributes:
+        replaceable: its rows may be dropped to make room, and are computed again when it goes on.
     """
+
+    replaceable = False
 
     def __init__(self, runtime: Runtime, sequence: int, tokens: list[int]):
         self.runtime = runtime
@@ -184,10 +190,18 @@ class Session(Closing):
             kept = self.length if engine.can_truncate(self.sequence, self.length) else 0
             engine.truncate(self.sequence, kept)
 
+    def missing(self, engine: core.Engine) -> list[int]:
+        """The last tokens, which have no rows, where the others have and nothing else does."""
+        self._agree(engine)
+        return self._tokens[engine.length(self.sequence) :]
+
+    def note(self, begin: int, ids: Sequence[int]) -> None:
+        """Know of these tokens that they were computed, from the begin-th on: some may be known already."""
+        self._tokens[begin : begin + len(ids)] = ids
+
     def _complete(self, engine: core.Engine) -> None:
         """Rows for all our tokens, and no others."""
-        self._agree(engine)
-        if missing := self._tokens[engine.length(self.sequence) :]:
+        if missing := self.missing(engine):
             engine.append([(self.sequence, np.array(missing, np.int32))])
 
     def __reduce__(self) -> NoReturn:
@@ -205,6 +219,7 @@ def append_together(
     on_progress: Callable[[int, int], object] | None = None,
 ) -> NDArray[np.float32]:
     """One step of the engine for several sessions; logits as Engine.append."""
+    _make_room(runtime, items)
     with runtime.use() as engine:
         for session, _ in items:
             session._complete(engine)
@@ -213,6 +228,16 @@ def append_together(
         for session, ids in items:  # before another thread may look: it would drop the rows as not agreed on
             session._tokens.extend(ids)
     return logits
+
+
+def _make_room(runtime: Runtime, items: Sequence[tuple[Session, list[int]]]) -> None:
+    """Take blocks that only wait for a use, where these tokens need them."""
+    while runtime.reclaim is not None:
+        with runtime.use() as engine:
+            growth = [(session.sequence, len(session.missing(engine)) + len(ids)) for session, ids in items]
+            has_room = engine.has_room(growth)
+        if has_room or not runtime.reclaim(sum(n // BLOCK + 1 for _, n in growth)):
+            return
 
 
 def is_session(path: str | os.PathLike[str]) -> bool:
@@ -280,6 +305,8 @@ def load_session(runtime: Runtime, path: str | os.PathLike[str]) -> Session:
     except ValueError as error:
         raise ModelFormatError(f"{path}: the token ids of this session file are broken: {error}") from error
     check_length(len(tokens), runtime, f"{path}")
+    with Session.new(runtime) as empty:
+        _make_room(runtime, [(empty, tokens)])
     with runtime.use() as engine:
         try:
             sequence = engine.load_sequence(rows)

@@ -10,7 +10,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from slimrt.generation.search import Computing, Task, run
+from slimrt.generation.loop import Loop
+from slimrt.generation.search import Task
 from slimrt.speech.audio import SAMPLE_RATE
 from slimrt.speech.listening import Source, Transcript
 from slimrt.speech.moonshine import Moonshine
@@ -22,12 +23,11 @@ Make = Callable[[Transcription, int, Heard, Told], Whisper | Moonshine]
 """A model for one sound, or window, from options and a seed."""
 
 
-def in_batches(engine: Computing, make: Make, sources: Sequence[Source], width: int) -> list[Transcript]:
+def in_batches(loop: Loop, make: Make, sources: Sequence[Source], width: int) -> list[Transcript]:
     """The transcripts of sounds, whose windows take at most `width` sequences at once."""
     sounds = [_Windows(make, source) for source in sources]
-    run(engine, [(1, sound.detect()) for sound in sounds], width)
-    tasks = [(sound.needs, sound.window(k)) for sound in sounds for k in range(sound.n_windows)]
-    run(engine, tasks, width)
+    loop.run(((1, sound.detect()) for sound in sounds), width=width)
+    loop.run(((sound.needs, sound.window(k)) for sound in sounds for k in range(sound.n_windows)), width=width)
     return [sound.result for sound in sounds]
 
 

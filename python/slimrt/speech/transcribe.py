@@ -7,7 +7,9 @@ from functools import partial
 
 from slimrt import core
 from slimrt.errors import ContextOverflowError, UnsupportedError
-from slimrt.generation.search import Task, run
+from slimrt.generation.loop import loop_of
+from slimrt.generation.search import Task
+from slimrt.generation.sequences import Sequences
 from slimrt.plumbing.notes import warn
 from slimrt.runtime.kinds import check_sequences, require
 from slimrt.runtime.runtime import Runtime
@@ -41,12 +43,10 @@ def transcribe(
         Source(sound, _without_silence(sound, options.voice), seed + i, options, progress, i)
         for i, sound in enumerate(sounds)
     ]
-    with runtime.use() as engine:
-        made = partial(make, engine)
-        if options.batch_size is not None:
-            return in_batches(engine, made, sources, options.batch_size * options.sequences)
-        tasks = [(options.sequences, _one(made, source)) for source in sources]
-        return run(engine, tasks, int(runtime.info["n_seqs"]))
+    made, loop = partial(make, Sequences(runtime)), loop_of(runtime)
+    if options.batch_size is not None:
+        return in_batches(loop, made, sources, options.batch_size * options.sequences)
+    return loop.run((options.sequences, _one(made, source)) for source in sources)
 
 
 def detect_languages(
@@ -61,9 +61,10 @@ def detect_languages(
     for sound in _read(audios, sample_rate, options.max_seconds):
         skipped = _without_silence(sound, options.voice)
         heard.append((sound.samples if skipped is None else skipped.samples)[:window])
-    with runtime.use() as engine:
-        tasks = [(1, Whisper(engine, model, options, 0, _unheard, _unheard).detect(one)) for one in heard]
-        return run(engine, tasks, int(runtime.info["n_seqs"]))
+    engine = Sequences(runtime)
+    return loop_of(runtime).run(
+        (1, Whisper(engine, model, options, 0, _unheard, _unheard).detect(one)) for one in heard
+    )
 
 
 def _check_sequences(runtime: Runtime, options: Transcription) -> None:

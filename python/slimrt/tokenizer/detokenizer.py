@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from slimrt.tokenizer.vocabulary import Vocabulary
 
@@ -15,12 +15,19 @@ class IncrementalDetokenizer:
         vocabulary: whose ids are fed.
         prompt_ids: the ids before the first one fed. SentencePiece writes a space before a text; it is taken off at
             the start of a text (nothing or only BOS before) and kept where the ids continue one.
-        skip_special_tokens: leave control tokens out.
+        skip_special_tokens: leave control tokens out, but for those in `shown`.
     """
 
-    def __init__(self, vocabulary: Vocabulary, prompt_ids: Iterable[int] = (), skip_special_tokens: bool = False):
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        prompt_ids: Iterable[int] = (),
+        skip_special_tokens: bool = False,
+        shown: Container[int] = (),
+    ):
         self._token_bytes = vocabulary.token_bytes
         self._skipped = vocabulary.control if skip_special_tokens else frozenset()
+        self._shown = shown
         self._bos_id = vocabulary.special_ids.get("bos")
         self._strip_space = vocabulary.strips_space and all(id == self._bos_id for id in prompt_ids)
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
@@ -31,7 +38,7 @@ class IncrementalDetokenizer:
         Raises:
             ValueError: the id is negative.
         """
-        if id in self._skipped:
+        if id in self._skipped and id not in self._shown:
             return ""
         piece = self._token_bytes(id)
         if self._strip_space and piece and id != self._bos_id:

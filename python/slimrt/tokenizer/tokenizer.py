@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -176,9 +176,11 @@ class Tokenizer:
         """Return the bytes one token stands for; empty for an id without a token, ValueError if negative."""
         return self.vocabulary.token_bytes(id)
 
-    def detokenizer(self, prompt_ids: Iterable[int] = (), skip_special_tokens: bool = False) -> IncrementalDetokenizer:
+    def detokenizer(
+        self, prompt_ids: Iterable[int] = (), skip_special_tokens: bool = False, shown: Container[int] = ()
+    ) -> IncrementalDetokenizer:
         """Return a detokenizer for ids that follow `prompt_ids` (see IncrementalDetokenizer)."""
-        return IncrementalDetokenizer(self.vocabulary, prompt_ids, skip_special_tokens)
+        return IncrementalDetokenizer(self.vocabulary, prompt_ids, skip_special_tokens, shown)
 
 
 def _load(path: Path) -> Vocabulary:

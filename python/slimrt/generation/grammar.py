@@ -1,0 +1,292 @@
+"""Texts held to a grammar: JSON schemas, Lark, GBNF, regular expressions, choices; by llguidance (extra `grammar`).
+
+A Grammar is compiled before anything is computed; each text has a Matcher, which says before each token which ones may
+come, and which must.
+"""
+
+from __future__ import annotations
+
+import json
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slimrt.errors import GrammarError, UnsupportedError
+from slimrt.tokenizer.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+CONSTRAINTS = ("grammar", "json_schema", "regex", "choice")
+"""The options that hold a text to something; one at a time."""
+
+MAX_TEXT = 1 << 18
+"""Characters of a grammar; each takes up to about a microsecond to compile."""
+
+# Between the tokens of JSON nothing, a blank, or a new line and its indentation, as whoever writes JSON lays it out. A
+# model that may write any white space at all can do so until the context is full.
+_JSON_RULES = {"whitespace_pattern": r"( |\n[ \t]{0,40})?", "lenient": False}
+_MAX_LEXER_STATES = 20_000  # up to 2 kB each
+
+_KEPT = 32  # compiled grammars
+
+_PROBE = "\x02"  # what is encoded behind it stands in the middle of a text
+
+
+class _Tokens:
+    """A model's tokens, as llguidance asks for them. It keeps this, so this knows of nothing that keeps it."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer, n_vocab: int):
+        self._tokenizer = weakref.proxy(tokenizer)  # which may go, and this with it
+        control = tokenizer.vocabulary.control
+        self.tokens = [_marked(tokenizer.token_bytes(id), id in control) for id in range(n_vocab)]
+        self.special_token_ids = sorted(id for id in control if id < n_vocab)
+        self.ends = sorted(id for id in tokenizer.eog_ids if id < n_vocab)
+        if not self.ends:  # one that the model cannot choose
+            self.ends = [n_vocab]
+            self.tokens.append(b"\xffend")
+        self.eos_token_id = self.ends[0]
+        self._before = tokenizer.encode(_PROBE, False, False)
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        """The ids of a text in the middle of another one."""
+        text = text if isinstance(text, str) else text.decode()
+        ids: list[int] = self._tokenizer.encode(_PROBE + text, False, False)
+        return ids[len(self._before) :]
+
+
+class Vocabulary:
+    """A model's tokens as a trie; building it takes a second for 150,000. Grammars are compiled for one.
+
+    Args:
+        n_vocab: width of the model's logits.
+
+    Attributes:
+        ends: the ids that end a text.
+        ends_unseen: the only one is n_vocab, which no model chooses: the vocabulary has none.
+        words: of 32 bits, in a mask.
+
+    Raises:
+        UnsupportedError: llguidance is missing.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, n_vocab: int):
+        try:
+            import llguidance
+        except ImportError:
+            raise UnsupportedError(
+                "grammars and JSON schemas need llguidance, which is missing: pip install 'slimrt[grammar]'"
+            ) from None
+        tokens = _Tokens(tokenizer, n_vocab)
+        self.n_vocab, self.ends = n_vocab, frozenset(tokens.ends)
+        self.ends_unseen = n_vocab in self.ends
+        self.words = (len(tokens.tokens) + 31) // 32
+        self._trie = llguidance.LLTokenizer(tokens, eos_token=tokens.ends)  # type: ignore[arg-type]
+        self._limits = llguidance.LLParserLimits(max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False)
+        self._new, self._tokens = llguidance.LLMatcher, tokens.tokens
+        self._begun: dict[str, LLMatcher] = {}
+
+    def marked(self, id: int) -> bytes:
+        """The bytes of a token, 0xff before those of a control token."""
+        return self._tokens[id]
+
+    def ids_of(self, data: bytes) -> list[int]:
+        """Tokens that spell these bytes."""
+        return self._trie.tokenize_bytes(data)
+
+    def begin(self, source: str) -> LLMatcher:
+        """A matcher at the beginning of a grammar, to be copied. GrammarError: it is wrong, or cannot be enforced."""
+        found = self._begun.pop(source, None)
+        if found is None:
+            wrong, words = self._new.validate_grammar_with_warnings(source, self._trie, limits=self._limits)
+            if words:
+                raise GrammarError(_for_people("; ".join(words)))
+            found = self._new(self._trie, source, log_level=0, limits=self._limits)
+            if found.is_error():
+                raise GrammarError(_for_people(found.get_error()))
+        self._begun[source] = found  # the last one now
+        while len(self._begun) > _KEPT:
+            self._begun.pop(next(iter(self._begun)), None)
+        return found
+
+
+def _marked(data: bytes, control: bool) -> bytes:
+    """The bytes of a token as llguidance wants them: no text spells one that begins with 0xff."""
+    return b"\xff" + data if data and control else data
+
+
+_vocabularies: weakref.WeakKeyDictionary[Tokenizer, Vocabulary] = weakref.WeakKeyDictionary()
+
+
+def vocabulary_of(tokenizer: Tokenizer, n_vocab: int) -> Vocabulary:
+    """That of a model, built at the first call. UnsupportedError: llguidance is missing."""
+    found = _vocabularies.get(tokenizer)
+    if found is None or found.n_vocab != n_vocab:
+        found = _vocabularies[tokenizer] = Vocabulary(tokenizer, n_vocab)
+    return found
+
+
+class Grammar:
+    """What texts are held to, compiled for a vocabulary.
+
+    Args:
+        source: as llguidance reads it (see source_of).
+
+    Raises:
+        GrammarError: it is wrong, too large, or has what cannot be enforced; it names that.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, source: str):
+        if len(source) > MAX_TEXT:
+            raise GrammarError(f"the grammar has {len(source)} characters; at most {MAX_TEXT} are compiled")
+        self.vocabulary, self._begun = vocabulary, vocabulary.begin(source)
+
+    def matcher(self) -> Matcher:
+        """For one text, at its beginning."""
+        return Matcher(self.vocabulary, self._begun.deep_copy())
+
+
+class Matcher:
+    """How far a text has come in its grammar.
+
+    Raises, from each of its methods:
+        GrammarError: a token that may not come, or a step that would take more work than is allowed.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, state: LLMatcher):
+        self._vocabulary, self._state = vocabulary, state
+        self._words = np.zeros(vocabulary.words, np.uint32)
+
+    def mask(self) -> NDArray[np.uint32] | None:
+        """Bits (words,) of the tokens that may come, as core.Sampler reads them, until the next call; None: all may."""
+        self._state.unsafe_compute_mask_ptr(self._words.ctypes.data, self._words.nbytes)
+        self._check()
+        if self._vocabulary.ends_unseen:
+            n_vocab = self._vocabulary.n_vocab
+            self._words[n_vocab // 32] &= np.uint32((1 << n_vocab % 32) - 1)
+        return self._words
+
+    def accept(self, token: int) -> None:
+        """Go on with a token that may come."""
+        self._state.consume_token(token)
+        self._check()
+
+    def forced(self) -> list[int]:
+        """The tokens that must come now, whatever the model says; they are still to be accepted."""
+        tokens = self._state.compute_ff_tokens()
+        self._check()
+        return [token for token in tokens if token not in self._vocabulary.ends]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the text may end here."""
+        return self._state.is_accepting()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it must end here."""
+        return self._state.is_stopped()
+
+    def copy(self) -> Matcher:
+        """Another one that has come as far."""
+        return Matcher(self._vocabulary, self._state.deep_copy())
+
+    def _check(self) -> None:
+        if self._state.is_error():
+            raise GrammarError(_for_people(self._state.get_error()))
+
+
+def compile_grammar(tokenizer: Tokenizer, n_vocab: int, **constraint: Any) -> Grammar:
+    """The grammar of one of CONSTRAINTS, given by name as source_of takes it.
+
+    Raises:
+        UnsupportedError: llguidance is missing. Others as source_of and Grammar.
+    """
+    ((name, value),) = constraint.items()
+    if isinstance(value, Grammar):
+        return value
+    source = source_of(name, value)
+    try:
+        return Grammar(vocabulary_of(tokenizer, n_vocab), source)
+    except GrammarError as error:
+        raise GrammarError(f"{name}: {error}") from None
+
+
+def source_of(name: str, value: Any) -> str:
+    """A constraint as llguidance reads it.
+
+    Args:
+        name, value: "json_schema": a mapping, or JSON. "grammar": Lark's or GBNF's text. "regex": the text of Rust's.
+            "choice": texts.
+
+    Raises:
+        GrammarError, TypeError: a value that is none of these.
+    """
+    if name == "json_schema":
+        return json.dumps({"grammars": [{"json_schema": json_rules(value)}]})
+    if name == "choice":
+        return "start: " + " | ".join(quoted(one) for one in _choices(value))
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be text, got {value!r}")
+    if name == "regex":
+        return "start: /" + value.replace("/", r"\/").replace("\n", r"\n") + "/"
+    return _lark(value)
+
+
+def json_rules(schema: Any) -> dict[str, Any]:
+    """A JSON schema (a mapping, true, or JSON) as llguidance reads it. GrammarError: it is none."""
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except ValueError as error:
+            raise GrammarError(f"json_schema is not JSON: {error}") from None
+    if schema is True:
+        schema = {}
+    if not isinstance(schema, Mapping):
+        raise GrammarError(f"json_schema must be an object, got {schema!r}")
+    try:
+        json.dumps({**schema})
+    except (TypeError, ValueError) as error:
+        raise GrammarError(f"json_schema must be what JSON can hold: {error}") from None
+    return {**schema, "x-guidance": _JSON_RULES}
+
+
+def quoted(text: str) -> str:
+    """A text as a literal of a Lark grammar. GrammarError: it cannot be one."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise GrammarError(f"not valid Unicode: {text!r}") from None
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _choices(value: Any) -> Sequence[str]:
+    """Raises GrammarError, TypeError."""
+    if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(one, str) for one in value):
+        raise TypeError(f"choice must be a sequence of texts, got {value!r}")
+    if not value or "" in value:
+        raise GrammarError("choice needs at least one text, and none may be empty")
+    return value
+
+
+def _lark(text: str) -> str:
+    """A grammar as Lark; GBNF is what defines rules with ::=. GrammarError: it is no GBNF."""
+    if "::=" not in text:
+        return text
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    try:
+        return any_to_lark(text)
+    except Exception as error:  # of several kinds
+        raise GrammarError(f"not GBNF: {error}") from None
+
+
+def _for_people(message: str) -> str:
+    """What is wrong, without what only llguidance's authors need."""
+    return message.partition("<backtrace>")[0].partition("<state>")[0].strip() or "the grammar cannot be followed"

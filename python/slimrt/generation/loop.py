@@ -1,0 +1,397 @@
+"""One loop for all callers of a model: tasks enter and leave at any step, and a step computes what all of them want.
+
+A sequence is its tokens, and rows are a cache of them: where the pool has no room the youngest text gives its rows up,
+and they are computed again later, so nothing is lost (preemption by recomputation: Kwon et al., "Efficient Memory
+Management for Large Language Model Serving with PagedAttention", 2023, section 4.5). Who waits for a task turns the
+crank for all; a server has a thread that does. Prompts beside others' texts are computed in pieces that take no longer
+than the texts may wait (Agrawal et al., "Taming Throughput-Latency Tradeoff in LLM Inference", 2024).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+from slimrt.errors import ContextOverflowError
+from slimrt.generation.pace import Pace
+from slimrt.generation.parts import Part, told_to_all
+from slimrt.generation.prefix import PrefixTree
+from slimrt.generation.search import Decode, Encode, Result, Task, choices
+from slimrt.generation.sequences import BLOCK, Ids, Sequences
+from slimrt.generation.store import PrefixStore
+from slimrt.generation.tickets import Call, Meter, OnStep, Ticket
+from slimrt.modes import AGING
+from slimrt.runtime.runtime import Runtime
+
+
+class Idle(Protocol):
+    """What holds rows that no step needs now."""
+
+    def give_up(self) -> None: ...
+
+
+class Loop:
+    """Steps of one model.
+
+    Args:
+        engine: what computes them.
+        width: sequences that all running tasks may use at once; one that needs more runs alone.
+        pace: how long texts wait for the prompts of others.
+
+    Attributes:
+        prefixes: rows that texts have left for others that begin alike; None: of none.
+        idle: what else holds rows that no step needs now, and can have them computed again.
+        stepped: time.monotonic() when a step last ended.
+    """
+
+    def __init__(self, engine: Sequences, width: int, pace: Pace | None = None):
+        self.pace = pace or Pace()
+        self.prefixes: PrefixTree | None = None
+        self.idle: weakref.WeakSet[Idle] = weakref.WeakSet()
+        self.stepped = time.monotonic()
+        self._engine, self._width = engine, width
+        self._waiting: list[Ticket[Any]] = []
+        self._running: list[Ticket[Any]] = []
+        self._order = 0
+        self._changed = threading.Condition()
+        self._stepper: int | None = None  # the thread that computes a step
+        self._closed = False
+
+    @property
+    def waiting(self) -> int:
+        """Tasks that have not begun."""
+        return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        """Tasks that have begun and not ended."""
+        return len(self._running)
+
+    def submit(
+        self,
+        task: Task[Result],
+        *,
+        needs: int = 1,
+        call: Call | None = None,
+        meter: Meter | None = None,
+        on_step: OnStep | None = None,
+        key: str = "",
+        eager: bool = False,
+    ) -> Ticket[Result]:
+        """Hand over a task, from any thread.
+
+        Args:
+            needs: sequences that it uses at once.
+            on_step: called in the thread that computes, after each step that answered the task, and when it is done.
+            key: whose it is; of those who wait he comes first who has the fewest running.
+            eager: goes on whoever computes steps; else only while somebody waits for it.
+
+        Raises:
+            ValueError: the model is closed.
+        """
+        with self._changed:
+            if self._closed:
+                raise ValueError("the model is closed")
+            ticket = Ticket(task, needs, call or Call(), self._order, self.wake)
+            ticket.meter, ticket.on_step, ticket.key, ticket.eager = meter, on_step, key, eager
+            self._order += 1
+            self._waiting.append(ticket)
+            self._changed.notify_all()
+        return ticket
+
+    def run(self, tasks: Iterable[tuple[int, Task[Result]]], *, width: int | None = None) -> list[Result]:
+        """Run tasks, each with the sequences that it needs, together, of which there are at most `width`; their results
+        in order. The first error of one ends all of them."""
+        call = Call(width=width)
+        tickets = [self.submit(task, needs=needs, call=call) for needs, task in tasks]
+        return self.results(tickets)
+
+    def results(self, tickets: Sequence[Ticket[Result]]) -> list[Result]:
+        """Wait for tickets; their results in order. The first error ends all of them."""
+        try:
+            self.wait(tickets, lambda: all(one.done for one in tickets) or any(one.error for one in tickets))
+            for failed in (one for one in tickets if one.error):
+                failed.result()
+            return [one.result() for one in tickets]
+        finally:
+            self.end(tickets)
+
+    def wait(self, tickets: Sequence[Ticket[Any]], until: Callable[[], bool]) -> None:
+        """Return when `until` holds or all tickets are done; compute steps meanwhile, unless another thread does."""
+        if self._stepper == threading.get_ident():  # called by a callback of a step: the others wait for this one
+            while not until() and not all(one.done for one in tickets):
+                self._step(tickets)
+            return
+        with self._changed:
+            for one in tickets:
+                one.awaited += 1
+        try:
+            while not until() and not all(one.done for one in tickets):
+                with self._changed:
+                    if self._stepper is not None:
+                        if not until():  # what a step changed is seen before its end is waited for
+                            self._changed.wait()
+                        continue
+                    self._stepper = threading.get_ident()
+                self._step_for_all()
+        finally:
+            with self._changed:
+                for one in tickets:
+                    one.awaited -= 1
+
+    def step(self) -> bool:
+        """Compute a step of all that is wanted. False: nothing is, or another thread computes."""
+        with self._changed:
+            if self._stepper is not None:
+                return False
+            self._stepper = threading.get_ident()
+        return self._step_for_all()
+
+    def sleep(self, seconds: float) -> None:
+        """Wait until something is submitted, cancelled or ended, or so long."""
+        with self._changed:
+            self._changed.wait(seconds)
+
+    def wake(self) -> None:
+        """Have whoever sleeps or waits look again."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def end(self, tickets: Sequence[Ticket[Any]], error: Exception | None = None) -> None:
+        """End tickets now, which frees their sequences; waits for a step under way. error: what they tell."""
+        if all(one.done for one in tickets):
+            return
+        with self._engine.alone():
+            for one in tickets:
+                self._remove(one)
+                one.close(error)
+
+    def close(self) -> None:
+        """Wait for all that somebody waits for, end the rest, and refuse what comes later."""
+        with self._changed:
+            while any(one.awaited for one in (*self._waiting, *self._running)):
+                self._changed.wait()
+            self._closed = True
+        self.end([*self._waiting, *self._running], ValueError("the model is closed"))
+
+    def after_fork(self) -> None:
+        """In the child nobody waits for what other threads of the parent asked for."""
+        self._changed, self._stepper = threading.Condition(), None
+        self._waiting, self._running = [], []
+
+    def _step_for_all(self) -> bool:
+        try:
+            return self._step(None)
+        finally:
+            with self._changed:
+                self._stepper, self.stepped = None, time.monotonic()
+                self._changed.notify_all()
+
+    def _step(self, only: Sequence[Ticket[Any]] | None) -> bool:
+        with self._engine.alone():
+            self._end_cancelled()
+            self._admit(only)
+            asking = [one for one in self._running if _attended(one, only)]
+            if not asking:
+                return False
+            self._encode(asking)
+            self._compute(asking)
+            self._choose_tokens(asking)
+            for one in asking:
+                if one.answered:
+                    self._resume(one)
+            return True
+
+    def _end_cancelled(self) -> None:
+        for one in [one for one in (*self._waiting, *self._running) if one.cancelled]:
+            self._remove(one)
+            one.close()
+            self._tell(one)
+
+    def _admit(self, only: Sequence[Ticket[Any]] | None) -> None:
+        """Begin tasks that wait, as far as there are sequences for them."""
+        while True:
+            of_key, of_call = Counter(one.key for one in self._running), Counter[Call]()
+            for one in self._running:  # a stream that nobody reads takes nobody's place
+                of_call[one.call] += one.needs if _attended(one, only) else 0
+            asking = [
+                one
+                for one in self._waiting
+                if _attended(one, only) and _fits(one.needs, of_call[one.call], one.call.width)
+            ]
+            if not asking:
+                return
+            first = min(asking, key=lambda one: (of_key[one.key], one.order))
+            if not _fits(first.needs, of_call.total(), self._width):
+                return
+            with self._changed:
+                self._waiting.remove(first)
+            self._running.append(first)
+            self._resume(first)
+
+    def _resume(self, one: Ticket[Any], error: BaseException | None = None) -> None:
+        one.resume(error or one.call.failure)
+        if one.done:
+            self._remove(one)
+        self._tell(one)
+
+    def _tell(self, one: Ticket[Any]) -> None:
+        if one.on_step is not None:
+            one.on_step(one)
+
+    def _remove(self, one: Ticket[Any]) -> None:
+        with self._changed:
+            for tickets in (self._waiting, self._running):
+                if one in tickets:
+                    tickets.remove(one)
+
+    def _encode(self, asking: Sequence[Ticket[Any]]) -> None:
+        """Give sources to all who have some, in one call."""
+        while wanting := [(one, one.wants) for one in asking if isinstance(one.wants, Encode)]:
+            started = time.perf_counter()
+            try:
+                self._engine.encode([wanted.item for _, wanted in wanting])
+            except Exception as error:
+                for one, _ in wanting:
+                    self._resume(one, error)
+                return
+            for one, _ in wanting:
+                if one.meter is not None:
+                    one.meter.add(time.perf_counter() - started, 0, 0)
+                self._resume(one)
+
+    def _compute(self, asking: Sequence[Ticket[Any]]) -> None:
+        """Compute the tokens of a step, and keep the logits for those who have all of theirs."""
+        parts = self._parts([one for one in asking if one.left])
+        if not parts:
+            return
+        items = [item for part in parts for item in part.items]
+        outputs = [int(part.whole) for part in parts for _ in part.items]
+        calls = {part.ticket.call for part in parts}
+        started, counts = time.perf_counter(), self._engine.sparse_counts()
+        try:
+            logits = self._engine.append(items, outputs, told_to_all(parts, calls))
+        except ContextOverflowError as error:
+            self._resume(parts[-1].ticket, error)
+            return
+        except Exception as error:
+            for part in parts:
+                self._resume(part.ticket, part.ticket.call.failure or error)
+            return
+        seconds, now, at = time.perf_counter() - started, self._engine.sparse_counts(), 0
+        self.pace.note(seconds, sum(len(part) for part in parts if not part.few), any(part.few for part in parts))
+        for part in parts:
+            if part.ticket.meter is not None:
+                part.ticket.meter.add(seconds, now[0] - counts[0], now[1] - counts[1])
+            at = part.take(logits, at)
+
+    def _choose_tokens(self, asking: Sequence[Ticket[Any]]) -> None:
+        """Answer all who want a token chosen, in one call."""
+        wanting = [
+            (one, one.wants)
+            for one in asking
+            if isinstance(one.wants, Decode) and one.answer is not None and not one.answered
+        ]
+        if not wanting:
+            return
+        try:
+            chosen = choices(self._engine, [one.answer for one, _ in wanting], [wanted for _, wanted in wanting])
+        except Exception as error:
+            for one, _ in wanting:
+                self._resume(one, error)
+            return
+        for (one, _), choice in zip(wanting, chosen, strict=True):
+            one.answer, one.answered = choice, True
+
+    def _parts(self, asking: Sequence[Ticket[Any]]) -> list[Part]:
+        """What goes into a step: every text, and of prompts as much as the texts of others may wait for."""
+        wanted = [Part(one, self._engine) for one in asking]
+        texts = self._with_room([part for part in wanted if part.few])
+        prompts = [part for part in wanted if not part.few]
+        others = {part.ticket.call for part in wanted}
+        if len(others) > 1 or (texts and any(part.ticket.eager for part in prompts)):
+            prompts = self.pace.pieces(prompts, bool(texts))
+        chosen = list(texts)
+        for part in prompts:
+            if self._finds_room(part, chosen):
+                chosen.append(part)
+        if chosen or not wanted:
+            return chosen
+        return self._forced(min(wanted, key=lambda part: part.ticket.order))
+
+    def _with_room(self, texts: list[Part]) -> list[Part]:
+        """The texts for whose next tokens there is room, when the youngest have given up their rows."""
+        while texts and not self._has_room([item for part in texts for item in part.items]):
+            victim = self._youngest(min(part.ticket.order for part in texts))
+            if victim is None:
+                return texts[:-1] if len(texts) > 1 else texts  # the engine says what is missing
+            self._give_up(victim)
+            texts = [part for part in texts if part.ticket is not victim]
+        return texts
+
+    def _finds_room(self, part: Part, chosen: Sequence[Part]) -> bool:
+        """Whether a prompt may begin or go on: as a whole, beside a block more for each of the others."""
+        reserve = [(of, ids + [0] * BLOCK) for other in chosen for of, ids in other.items]
+        return self._has_room([*reserve, *part.all_items])
+
+    def _forced(self, part: Part) -> list[Part]:
+        """The oldest, where nobody finds room: all the others give up their rows for it, one after the other."""
+        while not self._has_room(part.all_items) and (victim := self._youngest(part.ticket.order)):
+            self._give_up(victim)
+        return [part]
+
+    def _has_room(self, items: Sequence[tuple[Any, Ids]]) -> bool:
+        """Whether tokens find room, once the prefixes and all else that nobody uses have given up what that takes."""
+        blocks = sum(-(-len(ids) // BLOCK) for _, ids in items)
+        while not self._engine.has_room(items):
+            if self.prefixes is not None and self.prefixes.evict(blocks):
+                continue
+            if not self.idle:
+                return False
+            self.idle.pop().give_up()
+        return True
+
+    def _youngest(self, older_than: int) -> Ticket[Any] | None:
+        """The youngest, but not the oldest of those who ask, whose rows can be computed again."""
+        young = [one for one in self._running if one.order > older_than and self._engine.gives_up(one.wants)]
+        return max(young, key=lambda one: one.order, default=None)
+
+    def _give_up(self, victim: Ticket[Any]) -> None:
+        victim.preemptions += 1
+        self._engine.give_up(victim.wants)
+
+
+def prefixes_of(runtime: Runtime, store: PrefixStore | None = None) -> PrefixTree:
+    """What texts of a model have left for others that begin alike. store: where it goes from memory, as the first call
+    says. UnsupportedError: a model with an encoder."""
+    loop = loop_of(runtime)
+    with runtime.lock:
+        if loop.prefixes is None:
+            loop.prefixes = PrefixTree(runtime, store)
+            runtime.reclaim = loop.prefixes.evict
+        return loop.prefixes
+
+
+def _attended(one: Ticket[Any], only: Sequence[Ticket[Any]] | None) -> bool:
+    """Whether a step is for this one: whom somebody waits for, or, in a callback of a step, those of the callback."""
+    return one in only if only is not None else one.eager or one.awaited > 0
+
+
+def _fits(needs: int, used: int, width: int | None) -> bool:
+    """Whether a task finds its sequences; one that needs more than there are runs alone."""
+    return width is None or used == 0 or used + needs <= width
+
+
+def loop_of(runtime: Runtime) -> Loop:
+    """The loop of a model, for all who use it."""
+    with runtime.lock:
+        if runtime.loop is None:
+            modes = {layer["mode"] for layer in runtime.info["layers"]}
+            pace = Pace(batch=int(runtime.info["n_batch"]), recomputes=bool(modes - {"kv", *AGING}))
+            runtime.loop = Loop(Sequences(runtime), int(runtime.info["n_seqs"]), pace)
+        loop: Loop = runtime.loop
+    return loop

@@ -1,0 +1,91 @@
+"""How much of prompts a step computes beside the texts of others, which wait for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+LEAST = 64  # tokens: smaller pieces make less of the weights that they read
+_UNIT = 32
+_TO_STORED = 6  # a piece is at least this part of what stands before it, where each piece makes V of all rows again
+_NEWEST = 0.3  # weight of the newest step in a mean
+
+
+class Piece(Protocol):
+    """A prompt, of which the first tokens may be cut off for a step; `before`: rows that it follows."""
+
+    before: int
+
+    def __len__(self) -> int: ...
+    def cut(self, n: int) -> None: ...
+
+
+P = TypeVar("P", bound=Piece)
+
+
+class Pace:
+    """Sizes pieces of prompts by what steps took so far.
+
+    Args:
+        stall: seconds that a text may wait for a piece.
+        share: of the time that prompts get while there are both; after a piece texts go on alone for the rest.
+        batch: tokens of a step while nobody waits (n_batch).
+        recomputes: a piece costs time for all rows that stand before it (modes k, v and x).
+    """
+
+    def __init__(self, stall: float = 0.4, share: float = 0.5, batch: int = 512, recomputes: bool = False):
+        self.stall, self.share, self.batch, self.recomputes = stall, share, batch, recomputes
+        self._token = 0.0  # seconds that a token of a prompt takes
+        self._texts = 0.0  # seconds that a step of texts alone takes
+        self._owed = 0.0  # seconds that texts have still to go on alone
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of prompts, as measured; 0: not yet."""
+        return 1 / self._token if self._token else 0.0
+
+    def note(self, seconds: float, n_prompt: int, texts: bool) -> None:
+        """Learn from a step: n_prompt tokens of prompts, beside texts or not."""
+        if n_prompt == 0:
+            self._texts = _mean(self._texts, seconds)
+            self._owed = max(self._owed - seconds, 0.0)
+            return
+        spent = max(seconds - (self._texts if texts else 0.0), seconds / 10)
+        if n_prompt >= LEAST or not self._token:
+            self._token = _mean(self._token, spent / n_prompt)
+        if texts:
+            self._owed += spent * (1 - self.share) / self.share
+
+    def pieces(self, prompts: Sequence[P], texts: bool) -> list[P]:
+        """Those of the prompts (oldest first) that a step takes up, cut to size: half of the tokens go to the oldest,
+        half to the one with the least left. None while texts have still to go on alone."""
+        if texts and self._owed > 0:
+            return []
+        budget = self._budget() if texts else self.batch
+        chosen: list[P] = []
+        for prompt in _oldest_and_shortest(prompts, texts):
+            share = max(budget // 2, LEAST) if not chosen and len(prompts) > 1 and texts else budget
+            if share < min(LEAST, len(prompt)) and chosen:
+                break
+            prompt.cut(max(share, prompt.before // _TO_STORED if self.recomputes else 0))
+            budget -= len(prompt)
+            chosen.append(prompt)
+            if budget <= 0:
+                break
+        return chosen
+
+    def _budget(self) -> int:
+        if not self._token:
+            return LEAST
+        return max(int(max(self.stall - self._texts, 0.0) / self._token) // _UNIT * _UNIT, LEAST)
+
+
+def _oldest_and_shortest(prompts: Sequence[P], texts: bool) -> list[P]:
+    if len(prompts) < 2 or not texts:
+        return list(prompts)
+    first, *others = prompts
+    return [first, *sorted(others, key=len)]
+
+
+def _mean(before: float, newest: float) -> float:
+    return newest if before == 0.0 else before + _NEWEST * (newest - before)

@@ -1,0 +1,63 @@
+"""What a step of the loop computes for one ticket."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from slimrt.generation.search import Append
+from slimrt.generation.sequences import Report, Sequences
+from slimrt.generation.tickets import Call, Ticket
+
+FEW = 8  # tokens of a sequence that cost a step little more than one does: no prompt
+
+
+class Part:
+    """What a step computes for a ticket: items (sequence, tokens), rows that its sessions lack among them.
+
+    Attributes:
+        few: it is no prompt. whole: all that the ticket wants. before: rows that the first sequence has.
+    """
+
+    def __init__(self, ticket: Ticket[Any], engine: Sequences):
+        self.ticket, self.whole = ticket, True
+        self.items = self.all_items = [(of, [*engine.missing(of), *ids]) for of, ids in ticket.left]
+        self.few = all(len(ids) <= FEW for _, ids in self.items)
+        self.before = engine.stored(ticket.left[0][0])
+
+    def __len__(self) -> int:
+        return sum(len(ids) for _, ids in self.items)
+
+    def cut(self, n: int) -> None:
+        """Compute no more than the first n tokens; of several sequences all."""
+        if len(self.all_items) == 1 and n < len(self):
+            (of, ids), self.whole = self.all_items[0], False
+            self.items = [(of, ids[:n])]
+
+    def take(self, logits: Any, at: int) -> int:
+        """Keep what was computed; `at` is the first row of logits that is not taken yet. Returns the next one."""
+        if not self.whole:
+            (of, ids), (_, wanted) = self.items[0], self.ticket.left[0]
+            lacked = len(self.all_items[0][1]) - len(wanted)
+            self.ticket.left = [(of, wanted[max(len(ids) - lacked, 0) :])]
+            return at
+        n = len(self.items)
+        self.ticket.left, self.ticket.answer = [], logits[at : at + n]
+        self.ticket.answered = isinstance(self.ticket.wants, Append)
+        return at + n
+
+
+def told_to_all(parts: Sequence[Part], calls: set[Call]) -> Report | None:
+    """Tells each caller what part of his own is done; the exception of one who is alone stops the step."""
+    totals = {call: sum(len(part) for part in parts if part.ticket.call is call) for call in calls}
+    n_items, everything = sum(len(part.items) for part in parts), sum(totals.values())
+    if n_items == everything:  # a token each
+        return None
+
+    def report(done: int, total: int) -> None:
+        for call, own in totals.items():
+            call.report(done * own // total, own)
+            if call.failure is not None and len(totals) == 1:
+                raise call.failure
+
+    return report

@@ -1,0 +1,133 @@
+"""The engine as tasks use it: a sequence is a Session, whose tokens are known, or a handle of the engine's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slimrt import core
+from slimrt.cache.planner import BLOCK as BLOCK
+from slimrt.generation.search import Append, Decode, Logits, Logprobs, Masks, Wish
+from slimrt.plumbing import progress
+from slimrt.runtime.runtime import Runtime
+from slimrt.runtime.session import Session
+
+Ids = list[int]
+Report = Callable[[int, int], object]
+
+
+class Sequences:
+    """The engine of a model, which each call has for itself."""
+
+    def __init__(self, runtime: Runtime):
+        self._runtime = runtime
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Nobody else uses the model meanwhile."""
+        with self._runtime.lock:
+            yield
+
+    def new_sequence(self) -> int:
+        with self._runtime.use() as engine:
+            return engine.new_sequence()
+
+    def free_sequence(self, sequence: int) -> None:
+        with self._runtime.use() as engine:
+            engine.free_sequence(sequence)
+
+    def fork(self, sequence: int) -> int:
+        with self._runtime.use() as engine:
+            return engine.fork(sequence)
+
+    def truncate(self, sequence: int, length: int) -> None:
+        with self._runtime.use() as engine:
+            engine.truncate(sequence, length)
+
+    def alignment(
+        self, sequence: int, tokens: NDArray[np.int32], heads: Sequence[tuple[int, int]]
+    ) -> NDArray[np.float32]:
+        with self._runtime.use() as engine:
+            return engine.alignment(sequence, tokens, heads)
+
+    def encode(self, items: Sequence[tuple[Any, ...]]) -> None:
+        """As the engine's; sequences may be Sessions."""
+        with self._runtime.use() as engine:
+            engine.encode([(_handle(of), *source) for of, *source in items])
+
+    def append(self, items: Sequence[tuple[Any, Ids]], outputs: Sequence[int], on_progress: Report | None) -> Logits:
+        """Compute tokens, for Sessions after the rows that they have: these may be tokens of theirs that lack some, and
+        then new ones. Returns logits of the last `outputs` tokens of each item, float32 (rows, vocab)."""
+        total = sum(len(ids) for _, ids in items)
+        show = self._runtime.show_progress and total > len(items)
+        with progress.bar(show, total, "prefill", "tok") as update, self._runtime.use() as engine:
+
+            def report(done: int, all: int) -> None:
+                update(done, all)
+                if on_progress is not None:
+                    on_progress(done, all)
+
+            lengths = [engine.length(_handle(of)) for of, _ in items]
+            arrays = [(_handle(of), np.array(ids, np.int32)) for of, ids in items]
+            logits = engine.append(
+                arrays, outputs=outputs, on_progress=report if show or on_progress is not None else None
+            )
+            for (of, ids), length in zip(items, lengths, strict=True):
+                if isinstance(of, Session):
+                    of.note(length, ids)
+        return logits
+
+    def sample(
+        self, logits: Logits, samplers: Sequence[core.Sampler], *, masks: Masks | None, logprobs: Sequence[int]
+    ) -> Sequence[tuple[int, Logprobs | None]]:
+        with self._runtime.use() as engine:
+            return engine.sample(logits, samplers, masks=masks, logprobs=logprobs)
+
+    def missing(self, sequence: Any) -> Ids:
+        """Tokens of a Session without rows; of another sequence none."""
+        if not isinstance(sequence, Session):
+            return []
+        with self._runtime.use() as engine:
+            return sequence.missing(engine)
+
+    def stored(self, sequence: Any) -> int:
+        """Rows that it has."""
+        with self._runtime.use() as engine:
+            return engine.length(_handle(sequence))
+
+    def has_room(self, items: Sequence[tuple[Any, Ids]]) -> bool:
+        """Whether the pool has room for these tokens. What exceeds a context is for the engine to say."""
+        with self._runtime.use() as engine:
+            return engine.has_room([(_handle(of), len(ids)) for of, ids in items])
+
+    def gives_up(self, wish: Wish | None) -> bool:
+        """Whether a task that wants this has rows that it can do without, and have computed again."""
+        sessions = _sessions(wish)
+        if not sessions or not all(one.replaceable for one in sessions):
+            return False
+        with self._runtime.use() as engine:
+            return any(engine.length(one.sequence) > 0 for one in sessions)
+
+    def give_up(self, wish: Wish | None) -> None:
+        """Free these rows."""
+        with self._runtime.use() as engine:
+            for one in _sessions(wish):
+                engine.truncate(one.sequence, 0)
+
+    def sparse_counts(self) -> tuple[int, int]:
+        return self._runtime.sparse_counts()
+
+
+def _handle(sequence: Any) -> int:
+    return sequence.sequence if isinstance(sequence, Session) else int(sequence)
+
+
+def _sessions(wish: Wish | None) -> list[Session]:
+    """The sequences of a wish, if all of them are Sessions."""
+    items = wish.items if isinstance(wish, (Append, Decode)) else ()
+    found = [of for of, _ in items if isinstance(of, Session)]
+    return found if len(found) == len(items) else []

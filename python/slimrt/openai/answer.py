@@ -1,0 +1,236 @@
+"""The parts of an assistant's answer: thoughts, content, calls of tools, told from its text as it comes.
+
+A state machine over text, however it is cut into pieces. Nothing is repaired: what does not go on as a call is content,
+and arguments are the model's text, which a grammar has made JSON.
+"""
+
+from __future__ import annotations
+
+import secrets
+import string
+from collections.abc import Sequence
+from typing import Any
+
+from slimrt.tokenizer.tool_format import ID, ID_LENGTH, Thoughts, ToolFormat
+
+Delta = dict[str, Any]
+_ID_LETTERS = string.ascii_letters + string.digits
+_MORE, _NOT = -1, -2
+
+
+class AnswerParser:
+    """Tells the parts of one answer.
+
+    Args:
+        thoughts: how thoughts are marked; None: there are none.
+        opened: the prompt has opened them.
+        format, names: how calls are written, and of what tools; None: there are none.
+
+    Attributes:
+        calls: how many there were so far.
+    """
+
+    def __init__(
+        self,
+        thoughts: Thoughts | None = None,
+        opened: bool = False,
+        format: ToolFormat | None = None,
+        names: Sequence[str] = (),
+    ):
+        self.calls = 0
+        self._thoughts, self._format = thoughts, format
+        self._names = sorted(names, key=len, reverse=True)
+        self._held = ""  # what is not told yet
+        self._begun = ""  # of a call: what is content if it is none
+        self._strip = opened  # white space that comes next is no part of the answer
+        self._depth, self._quoted, self._escaped = 0, False, False
+        self._deltas: list[Delta] = []
+        self._state = self._in_thoughts if opened else self._at_start if thoughts else self._in_content
+
+    def feed(self, text: str) -> list[Delta]:
+        """What a further piece tells: {"content": text}, {"reasoning_content": text}, {"tool_calls": [...]}, as the
+        chunks of OpenAI have them."""
+        self._held += text
+        while self._held and self._state():
+            pass
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    def flush(self) -> list[Delta]:
+        """What is left, now that no more text comes."""
+        rest, self._held, begun, self._begun = self._held, "", self._begun, ""
+        if self._state == self._in_thoughts:
+            self._tell("reasoning_content", rest)
+        elif self._state not in (self._in_arguments, self._behind_arguments):
+            self._tell("content", begun + rest)
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    # Each state takes of what is held as much as it can tell, and says whether another look is worth while.
+
+    def _at_start(self) -> bool:
+        assert self._thoughts is not None
+        text = self._held.lstrip()
+        if text.startswith(self._thoughts.begin):
+            self._held, self._strip, self._state = text[len(self._thoughts.begin) :], True, self._in_thoughts
+        elif self._thoughts.begin.startswith(text):
+            return False
+        else:
+            self._state = self._in_content
+        return True
+
+    def _in_thoughts(self) -> bool:
+        assert self._thoughts is not None
+        before, end, after = self._held.partition(self._thoughts.end)
+        if not end:
+            return self._show("reasoning_content", self._thoughts.end)
+        self._held = before.rstrip()
+        self._show("reasoning_content", "")
+        self._held, self._strip, self._state = after, True, self._in_content
+        return True
+
+    def _in_content(self) -> bool:
+        if self._format is None:
+            return self._show("content", "")
+        before, trigger, after = self._held.partition(self._format.trigger)
+        if not trigger:
+            return self._show("content", self._format.trigger)
+        self._held = before.rstrip()
+        self._show("content", "")
+        self._held, self._begun, self._state = trigger + after, "", self._in_head
+        return True
+
+    def _in_head(self) -> bool:
+        assert self._format is not None
+        return self._expect(self._format.head, self._in_name)
+
+    def _in_name(self) -> bool:
+        assert self._format is not None
+        sizes = [matched(name + self._format.middle, self._held) for name in self._names]
+        found = next(((name, size) for name, size in zip(self._names, sizes, strict=True) if size > 0), None)
+        if found is None:
+            return False if _MORE in sizes else self._is_none()
+        name, size = found
+        self._held, self._begun, self._state = self._held[size:], "", self._in_arguments
+        self._depth, self._quoted, self._escaped = 0, False, False
+        head = {"id": f"call_{''.join(secrets.choice(_ID_LETTERS) for _ in range(24))}", "type": "function"}
+        self._deltas.append(
+            {"tool_calls": [{"index": self.calls, **head, "function": {"name": name, "arguments": ""}}]}
+        )
+        self.calls += 1
+        return True
+
+    def _in_arguments(self) -> bool:
+        size = self._scan()
+        ended, piece = self._depth == 0, self._held[:size]
+        self._held = self._held[size:]
+        if piece:
+            self._deltas.append({"tool_calls": [{"index": self.calls - 1, "function": {"arguments": piece}}]})
+        if ended:
+            self._state = self._behind_arguments
+        return ended
+
+    def _behind_arguments(self) -> bool:
+        assert self._format is not None
+        between = matched(self._format.between, self._held) if self._format.between is not None else _NOT
+        tail = matched(self._format.tail, self._held)
+        if between >= 0:
+            self._held, self._state = self._held[between:], self._in_name
+        elif between == _MORE:
+            return False
+        elif tail >= 0:
+            self._held, self._strip, self._state = self._held[tail:], True, self._in_content
+        elif tail == _NOT:
+            self._state = self._in_content
+        return between >= 0 or tail != _MORE
+
+    def _expect(self, pattern: str, then: Any) -> bool:
+        size = matched(pattern, self._held)
+        if size == _MORE:
+            return False
+        if size == _NOT:
+            return self._is_none()
+        self._begun += self._held[:size]
+        self._held, self._state = self._held[size:], then
+        return True
+
+    def _is_none(self) -> bool:
+        """It is no call: it begins as one, and is content."""
+        text = self._begun + self._held
+        self._tell("content", text[0])
+        self._held, self._begun, self._state = text[1:], "", self._in_content
+        return True
+
+    def _scan(self) -> int:
+        """How much of what is held belongs to the arguments, an object or a list."""
+        for at, letter in enumerate(self._held):
+            if self._escaped:
+                self._escaped = False
+            elif self._quoted:
+                self._escaped, self._quoted = letter == "\\", letter != '"'
+            elif letter == '"':
+                self._quoted = True
+            elif letter in "{[":
+                self._depth += 1
+            elif letter in "}]":
+                self._depth -= 1
+                if self._depth <= 0:
+                    self._depth = 0
+                    return at + 1
+            elif self._depth == 0:
+                return at
+        return len(self._held)
+
+    def _show(self, part: str, mark: str) -> bool:
+        """Tell what is held, but for an end that may begin the mark, and white space before that."""
+        if self._strip:
+            self._held = self._held.lstrip()
+            self._strip = not self._held
+        begun = next((n for n in range(min(len(mark) - 1, len(self._held)), 0, -1) if self._held.endswith(mark[:n])), 0)
+        text = self._held[: len(self._held) - begun]
+        text = text.rstrip() if mark else text
+        self._tell(part, text)
+        self._held = self._held[len(text) :]
+        return False
+
+    def _tell(self, part: str, text: str) -> None:
+        if text:
+            self._deltas.append({part: text})
+
+
+def matched(pattern: str, text: str) -> int:
+    """How many characters of the beginning of a text are a pattern, in which ID stands for any id; _MORE: all of it may
+    be the beginning of one; _NOT: it is none."""
+    at = 0
+    for letter in pattern:
+        if letter == ID:
+            piece = text[at : at + ID_LENGTH]
+            if not all(one in _ID_LETTERS for one in piece):
+                return _NOT
+            if len(piece) < ID_LENGTH:
+                return _MORE
+            at += ID_LENGTH
+        elif at >= len(text):
+            return _MORE
+        elif text[at] != letter:
+            return _NOT
+        else:
+            at += 1
+    return at
+
+
+def joined(deltas: Sequence[Delta]) -> dict[str, Any]:
+    """The message that deltas make: content (None where there is none beside calls), reasoning_content and tool_calls
+    where there are some."""
+    content, thoughts, calls = "", "", list[dict[str, Any]]()
+    for delta in deltas:
+        content += delta.get("content", "")
+        thoughts += delta.get("reasoning_content", "")
+        for call in delta.get("tool_calls", ()):
+            if call["index"] == len(calls):
+                calls.append({"id": call["id"], "type": call["type"], "function": {**call["function"]}})
+            else:
+                calls[call["index"]]["function"]["arguments"] += call["function"]["arguments"]
+    message: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else "")}
+    message |= {"reasoning_content": thoughts} if thoughts else {}
+    return message | ({"tool_calls": calls} if calls else {})

@@ -1,0 +1,252 @@
+"""Tools and thoughts of chat requests: what the model may write, and who tells its parts."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from slimrt.errors import GrammarError, UnsupportedError
+from slimrt.generation.grammar import compile_grammar, json_rules, quoted, source_of, vocabulary_of
+from slimrt.generation.options import GenerateOptions, Options
+from slimrt.generation.waiting import WaitingGrammar, split_controls
+from slimrt.openai.answer import AnswerParser, joined
+from slimrt.openai.responses import chat_reason
+from slimrt.plumbing.arguments import unknown
+from slimrt.results import Generation
+from slimrt.runtime.runtime import Runtime
+from slimrt.tokenizer.chat import Template, find_template, render_chat, stops
+from slimrt.tokenizer.tokenizer import Tokenizer
+from slimrt.tokenizer.tool_format import (
+    ID,
+    ID_PATTERN,
+    Thoughts,
+    ToolFormat,
+    history,
+    instructions,
+    thoughts_of,
+    tool_format,
+)
+
+_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+_SPACE = r"/[ \n]{0,4}/"  # between thoughts and what follows them
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """What a chat request says of its messages and tools, as OpenAI has it.
+
+    Attributes:
+        options: of generate, with json_schema, grammar, regex or choice where the request has them (requests.py).
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    options: GenerateOptions
+    tools: Sequence[Mapping[str, Any]] = ()
+    tool_choice: Any = None
+    parallel_tool_calls: bool = True
+    chat_template: Template | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Chat:
+    """A request made ready.
+
+    Attributes:
+        ids: the prompt.
+        options: as generate takes them.
+        parser: makes one for each answer.
+        thoughts, opened: as AnswerParser has them.
+        tokenizer: the model's.
+    """
+
+    ids: list[int]
+    options: GenerateOptions
+    parser: Callable[[], AnswerParser]
+    thoughts: Thoughts | None
+    opened: bool
+    tokenizer: Tokenizer
+
+    def message(self, result: Generation) -> tuple[dict[str, Any], str | None]:
+        """The message of an answer, and why it ends, as OpenAI has them."""
+        parser = self.parser()
+        message = joined([*parser.feed(result.text), *parser.flush()])
+        return message, chat_reason(result, parser.calls)
+
+    def details(self, results: Sequence[Generation]) -> dict[str, Any]:
+        """What the usage of answers says of thoughts; of a model that has none nothing."""
+        if self.thoughts is None:
+            return {}
+        return {"completion_tokens_details": {"reasoning_tokens": sum(self._thought(one.tokens) for one in results)}}
+
+    def _thought(self, tokens: Sequence[int]) -> int:
+        """How many of an answer's tokens are thoughts, the marks around them included."""
+        assert self.thoughts is not None
+        begin, end, data = self.thoughts.begin.encode(), self.thoughts.end.encode(), b""
+        for n, token in enumerate(tokens, 1):
+            piece = self.tokenizer.token_bytes(token)
+            data += piece
+            if not self.opened and not data.lstrip().startswith(begin[: len(data.lstrip())]):
+                return 0
+            if end in data[-len(end) - len(piece) :]:
+                return n
+        return len(tokens)
+
+
+def constrain(runtime: Runtime, request: ChatRequest) -> Chat:
+    """Make a chat request ready: the prompt, what the answer is held to, and how its parts are told. Nothing is
+    computed; it takes some milliseconds, with a new model a second.
+
+    Raises:
+        GrammarError: a schema that is wrong or cannot be enforced. TypeError: tools that are not as OpenAI has them.
+        UnsupportedError: a tool_choice that there is not; no chat template; llguidance is missing.
+        Others as slimrt.tokenizer.chat.render_chat.
+    """
+    tokenizer = runtime.source.tokenizer
+    template = find_template(tokenizer, request.chat_template)
+    thoughts = thoughts_of(template)
+    tools, required = chosen_tools(request)
+    calls = any(isinstance(one, Mapping) and one.get("tool_calls") for one in request.messages)
+    format = tool_format(tokenizer, template) if tools or calls else None
+    ids = _prompt(tokenizer, template, request, tools, format)
+    opened = thoughts is not None and tokenizer.decode(ids[-32:]).rstrip().endswith(thoughts.begin)
+    options: dict[str, Any] = {**request.options}
+    if ends := stops(tokenizer, request.chat_template):
+        options["stop"] = [*Options(**request.options).stops, *ends]
+    calling = format if tools else None
+    texts = [*(calling.texts if calling else ()), *([thoughts.begin, thoughts.end] if thoughts else ())]
+    shown = [tokenizer.special_tokens[one] for text in texts for one in split_controls(tokenizer, text)
+             if one in tokenizer.special_tokens]  # fmt: skip
+    options["show_tokens"] = frozenset(shown) - tokenizer.eog_ids
+    constraint = {name: options.pop(name) for name in Options(**request.options).constraint}
+    if tools or constraint:
+        options["grammar"] = _grammar(runtime, request, tools, required, calling, constraint, thoughts, opened)
+    names = [_function(one)["name"] for one in tools]
+    parser = lambda: AnswerParser(thoughts, opened, calling, names)  # noqa: E731
+    return Chat(ids, cast(GenerateOptions, options), parser, thoughts, opened, tokenizer)
+
+
+def chosen_tools(request: ChatRequest) -> tuple[list[Mapping[str, Any]], bool]:
+    """The tools that may be called, and whether one must be.
+
+    Raises:
+        TypeError: tools that are not as OpenAI has them. UnsupportedError: a tool_choice that there is not.
+        ValueError: a tool_choice without its tool.
+    """
+    tools, choice = list(request.tools or ()), request.tool_choice
+    names = [str(_function(one)["name"]) for one in tools]
+    if len(set(names)) < len(names):
+        raise ValueError("tools: two have the same name")
+    if choice in (None, "auto"):
+        return tools, False
+    if choice == "none":
+        return [], False
+    if not tools:
+        raise ValueError(f"tool_choice={choice!r} goes with tools")
+    if choice == "required":
+        return tools, True
+    name = choice.get("function", choice).get("name") if isinstance(choice, Mapping) else None
+    if name is None:
+        raise UnsupportedError(unknown("tool_choice", choice, ["none", "auto", "required", "a function"]))
+    if name not in names:
+        raise ValueError(f"tool_choice names {name!r}, which is none of the tools: {', '.join(names)}")
+    return [tools[names.index(name)]], True
+
+
+def _function(tool: Any) -> Mapping[str, Any]:
+    """The function of a tool. TypeError, UnsupportedError."""
+    if not isinstance(tool, Mapping) or not isinstance(function := tool.get("function"), Mapping):
+        raise TypeError(f"a tool is {{'type': 'function', 'function': {{'name', 'parameters'}}}}, got {tool!r}")
+    if tool.get("type", "function") != "function":
+        raise UnsupportedError(unknown("tool of type", tool.get("type"), ["function"]))
+    if not isinstance(function.get("name"), str) or not _NAME.fullmatch(function["name"]):
+        raise GrammarError(f"tools: a name has 1 to 64 letters, digits, _, . and -, got {function.get('name')!r}")
+    return function
+
+
+def _prompt(
+    tokenizer: Tokenizer,
+    template: str,
+    request: ChatRequest,
+    tools: Sequence[Mapping[str, Any]],
+    format: ToolFormat | None,
+) -> list[int]:
+    messages: list[Any] = list(request.messages)
+    variables = dict(request.variables or {})
+    if format is not None:
+        messages = history(messages, format)
+    if tools and format is not None and format.origin == "prompt":
+        system = messages[0]["content"] if messages and messages[0].get("role") == "system" else ""
+        text = f"{system}\n\n{instructions(tools)}" if system else instructions(tools)
+        messages = [{"role": "system", "content": text}, *messages[bool(system) :]]
+    elif tools:
+        variables["tools"] = tools
+    return render_chat(tokenizer, messages, chat_template=template, variables=variables)
+
+
+def _grammar(
+    runtime: Runtime,
+    request: ChatRequest,
+    tools: Sequence[Mapping[str, Any]],
+    required: bool,
+    format: ToolFormat | None,
+    constraint: Mapping[str, Any],
+    thoughts: Thoughts | None,
+    opened: bool,
+) -> Any:
+    """What the answer is held to: calls, another constraint, or either; behind the thoughts."""
+    tokenizer, trigger = runtime.source.tokenizer, ""
+    if constraint and not (tools or thoughts):
+        return compile_grammar(tokenizer, runtime.n_vocab, **constraint)
+    grammars = [{"name": "answer", **_answer(name, value)} for name, value in constraint.items()]
+    alternatives = ["@answer"] * bool(grammars and not required)
+    rules = ""
+    if format is not None:
+        rules = calls_source(tokenizer, tools, format, several=request.parallel_tool_calls)
+        alternatives.append("calls")
+        trigger = "" if required or grammars else format.trigger
+    source = f"start: {'' if trigger else _SPACE} ({' | '.join(alternatives)})\n{rules}"
+    marks = (thoughts.begin, thoughts.end) if thoughts else ()
+    vocabulary = vocabulary_of(tokenizer, runtime.n_vocab)
+    whole = json.dumps({"grammars": [{"lark_grammar": source}, *(grammars if not required else ())]})
+    try:
+        return WaitingGrammar(tokenizer, vocabulary, whole, trigger=trigger, thoughts=marks, opened=opened)
+    except GrammarError as error:
+        raise GrammarError(f"{' or '.join([*constraint, *['tools'] * bool(tools)])}: {error}") from None
+
+
+def _answer(name: str, value: Any) -> dict[str, Any]:
+    """A constraint as one of several grammars."""
+    return {"json_schema": json_rules(value)} if name == "json_schema" else {"lark_grammar": source_of(name, value)}
+
+
+def calls_source(tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any]], format: ToolFormat, several: bool) -> str:
+    """The rule `calls` of a Lark grammar. GrammarError: parameters that are no schema."""
+    functions = [_function(tool) for tool in tools]
+    alternatives = " | ".join(f"call_{i}" for i in range(len(functions)))
+    more = f"({_literal(tokenizer, format.between)} call)*" if several and format.between is not None else ""
+    rules = [
+        f"calls: {_literal(tokenizer, format.head)} call {more} {_literal(tokenizer, format.tail)}",
+        f"call: {alternatives}",
+    ]
+    for i, function in enumerate(functions):
+        schema = {"type": "object"} | dict(function.get("parameters") or {"properties": {}})
+        rules.append(
+            f"call_{i}: {_literal(tokenizer, function['name'] + format.middle)} %json {json.dumps(json_rules(schema))}"
+        )
+    return "\n".join(rules)
+
+
+def _literal(tokenizer: Tokenizer, text: str) -> str:
+    """A text in a Lark grammar: control tokens by their ids, ids of calls as a pattern."""
+    made = []
+    for part in split_controls(tokenizer, text):
+        if part in tokenizer.special_tokens:
+            made.append(f"<[{tokenizer.special_tokens[part]}]>")
+        else:
+            pieces = [quoted(piece) if piece else "" for piece in part.split(ID)]
+            made.append(f" /{ID_PATTERN}/ ".join(pieces))
+    return " ".join(made)
