@@ -32,7 +32,8 @@ PACKAGES = [
     ["model"],
     [""],
     ["server"],
-    ["cli", "integrations"],
+    ["integrations"],
+    ["cli"],
     ["__main__"],
 ]
 RANK = {name: rank for rank, row in enumerate(PACKAGES) for name in row}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -138,8 +139,10 @@ async def conversations(
 
 
 def ids_of(text: str) -> list[int]:
-    """The ids of an answer, models.word() read backwards."""
-    return [sum((ord(letter) - ord("a")) * 26**place for place, letter in enumerate(word)) for word in text.split()]
+    """The ids of an answer, models.word() read backwards; control tokens, which servers write in several ways, are not
+    said again."""
+    words = re.findall(r" ([a-z]{5})", text)
+    return [sum((ord(letter) - ord("a")) * 26**place for place, letter in enumerate(word)) for word in words]
 
 
 async def overload(

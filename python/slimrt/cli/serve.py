@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ipaddress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from slimrt.cli.common import Flags, model_source, note, open_model
 from slimrt.cli.values import between, count, positive, real, size, whole
@@ -15,7 +16,10 @@ from slimrt.model import Model
 from slimrt.modelfile.source import ModelSource
 from slimrt.plumbing.files import decode_text
 from slimrt.plumbing.units import parse_bytes
-from slimrt.runtime.kinds import continues_texts
+
+if TYPE_CHECKING:
+    from slimrt.server.guard import Access
+    from slimrt.server.limits import Limits
 
 
 def add_flags(flags: Flags) -> None:
@@ -32,6 +36,8 @@ def add_flags(flags: Flags) -> None:
               "(default: %(default)s)")  # fmt: skip
     flags.add("--request-timeout", type=real(0), default=600.0, metavar="SECONDS", help="for a request as a whole; it "
               "ends with what there is (default: %(default)s)")  # fmt: skip
+    flags.add("--ray", type=positive, metavar="N", help="N replicas on the Ray cluster that there is, else on this "
+              "machine, each with --threads CPUs (default: equal parts) and --parallel texts")  # fmt: skip
     flags.group("who may ask")
     flags.add("--api-key", metavar="KEY", help="what clients must know; better in SLIMRT_API_KEY or a file, for "
               "others see what is typed")  # fmt: skip
@@ -65,16 +71,18 @@ def run(args: argparse.Namespace) -> int:
         args.usage_error(f"--host {args.host} is open to others: give a key (--api-key-file, SLIMRT_API_KEY), or "
                          "--no-auth if they may all ask")  # fmt: skip
     source = model_source(args)
-    continues_texts(source)
     origins = tuple(one.strip().rstrip("/").lower() for one in args.cors_origins.split(",") if one.strip())
-    listener = bind(args.host, args.port)
-    port = listener.getsockname()[1]
+    access = Access(args.host, keys, origins)
     limits = Limits(
         parallel=args.parallel,
         max_queue=args.max_queue,
         queue_timeout=args.queue_timeout,
         request_timeout=args.request_timeout,
     )
+    if args.ray:
+        return _on_ray(args, source, access, limits)
+    listener = bind(args.host, args.port)
+    port = listener.getsockname()[1]
 
     def load() -> Model:
         model = _loaded(args, source)
@@ -82,7 +90,20 @@ def run(args: argparse.Namespace) -> int:
              f"{'' if keys else ', to anybody there'}")  # fmt: skip
         return model
 
-    return serve(listener, load, Access(args.host, keys, origins), limits, log_requests=args.verbose > 0)
+    return serve(listener, load, access, limits, log_requests=args.verbose > 0)
+
+
+def _on_ray(args: argparse.Namespace, source: ModelSource, access: Access, limits: Limits) -> int:
+    try:
+        from slimrt.integrations import ray
+    except ImportError as error:
+        raise UnsupportedError(str(error)) from None
+
+    def load(n_threads: int) -> Model:
+        return _loaded(argparse.Namespace(**vars(args) | {"threads": n_threads}), source)
+
+    ray.run(load, args.ray, args.threads, access, args.port, limits)
+    return 0
 
 
 def _loaded(args: argparse.Namespace, source: ModelSource) -> Model:
@@ -90,8 +111,11 @@ def _loaded(args: argparse.Namespace, source: ModelSource) -> Model:
     runtime = model._runtime
     pace = loop_of(runtime).pace
     pace.stall, pace.share = args.stall_ms / 1000, args.prefill_share
+    if args.prefix_dir and source.kind != "text":
+        raise UnsupportedError(f"--prefix-dir keeps beginnings of texts: {source.name} is a {source.kind} model")
     store = PrefixStore(runtime, args.prefix_dir, parse_bytes(args.prefix_disk)) if args.prefix_dir else None
-    prefixes_of(runtime, store)
+    if source.kind == "text":
+        prefixes_of(runtime, store)
     return model
 
 

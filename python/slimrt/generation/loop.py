@@ -284,6 +284,8 @@ class Loop:
             return
         seconds, now, at = time.perf_counter() - started, self._engine.sparse_counts(), 0
         self.pace.note(seconds, sum(len(part) for part in parts if not part.few), any(part.few for part in parts))
+        if self.prefixes is not None:
+            self.prefixes.note_rate(self.pace.tokens_per_second)
         for part in parts:
             if part.ticket.meter is not None:
                 part.ticket.meter.add(seconds, now[0] - counts[0], now[1] - counts[1])
@@ -348,7 +350,7 @@ class Loop:
         """Whether tokens find room, once the prefixes and all else that nobody uses have given up what that takes."""
         blocks = sum(-(-len(ids) // BLOCK) for _, ids in items)
         while not self._engine.has_room(items):
-            if self.prefixes is not None and self.prefixes.evict(blocks):
+            if self.prefixes is not None and self.prefixes.evict(max(blocks - self._engine.free_blocks(), 1)):
                 continue
             if not self.idle:
                 return False

@@ -1,4 +1,4 @@
-"""slimrt over Ray: a server of whole replicas (slimrt serve --ray N), and texts for Ray Data (docs/serving.md).
+"""slimrt over Ray: a server of whole replicas (slimrt serve --ray N), and texts for Ray Data (docs/adapters.md).
 
 It takes more users or rows; models become no larger and answers no faster. The model's file is on every machine.
 """
@@ -45,11 +45,17 @@ def cpus() -> int:
     return max(1, int(ray.get_runtime_context().get_assigned_resources().get("CPU", 1)))
 
 
-def replicas(load: Callable[[int], slimrt.Model], n: int, n_cpus: int, access: Any, limits: Any) -> serve.Application:
-    """n replicas of a served model, n_cpus each. With one that ends its answers break; Ray starts it anew.
+def run(load: Callable[[int], slimrt.Model], n: int, n_cpus: int | None, access: Any, port: int, limits: Any) -> None:
+    """Serve n replicas of a model on the cluster that there is, else on this machine, until SIGTERM or Ctrl-C; texts
+    under way are then ended. With a replica that dies its answers break; Ray starts it anew.
 
-    load: makes a replica's model, for so many threads. access, limits: as slimrt.server has them, of each replica.
+    load: makes a replica's model, for so many threads. n_cpus: of each; None: what there is, in equal parts. access,
+    limits: as slimrt.server has them, of each replica.
     """
+    serve.start(proxy_location="HeadOnly", http_options={"host": access.host, "port": port})
+    told = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):  # after Ray has had them
+        signal.signal(number, lambda *_: told.set())
 
     def build() -> Any:
         from slimrt.server.app import build_app
@@ -58,18 +64,10 @@ def replicas(load: Callable[[int], slimrt.Model], n: int, n_cpus: int, access: A
         model = load(cpus())  # a replica is ready with its model
         return build_app(Service(lambda: model, limits, lambda *_: os._exit(1)), access)
 
-    options: Any = {"num_replicas": n, "ray_actor_options": {"num_cpus": n_cpus}}
-    options |= {"max_ongoing_requests": limits.places + 1}  # so that a replica itself says that it is full
-    options |= {"max_queued_requests": n * limits.places, "graceful_shutdown_timeout_s": limits.drain_timeout}
-    return serve.deployment(serve.ingress(build)()).options(**options).bind()
-
-
-def run(host: str, port: int, application: serve.Application) -> None:
-    """Serve on the cluster that there is, else on this machine, until SIGTERM or Ctrl-C; texts under way are ended."""
-    told = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: told.set())
-    serve.start(proxy_location="HeadOnly", http_options={"host": host, "port": port})
-    serve.run(application)
+    options: Any = {"num_replicas": n, "graceful_shutdown_timeout_s": limits.drain_timeout}
+    options |= {"ray_actor_options": {"num_cpus": n_cpus or max(1, int(ray.cluster_resources()["CPU"]) // n)}}
+    # a replica itself says that it is full
+    options |= {"max_ongoing_requests": limits.places + 1, "max_queued_requests": n * limits.places}
+    serve.run(serve.deployment(serve.ingress(build)()).options(**options).bind())
     told.wait()
     serve.shutdown()
