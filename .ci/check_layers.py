@@ -31,7 +31,9 @@ PACKAGES = [
     ["openai"],
     ["model"],
     [""],
-    ["cli", "integrations"],
+    ["server"],
+    ["integrations"],
+    ["cli"],
     ["__main__"],
 ]
 RANK = {name: rank for rank, row in enumerate(PACKAGES) for name in row}

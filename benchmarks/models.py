@@ -54,6 +54,7 @@ SHAPES = {
         Shape("moe-64-4layers", 4, 2048, 32, 4, 768, 32000, 32768, False, experts=64, taken=8),
         Shape("as-moe-64-4layers", 4, 2048, 32, 4, 8 * 768, 32000, 32768, False),
         Shape("v3-heads-2layers", 2, 2048, 128, 1, 2048, 32000, 131072, False, latent=512),
+        Shape("smollm2-135m", 30, 576, 9, 3, 1536, 49152, 8192, True, 100000.0),
         Shape("tiny", 2, 256, 4, 4, 512, 1024, 2048, True),
     )
 }
@@ -72,15 +73,22 @@ def folder() -> Path:
     return Path(os.environ.get("SLIMRT_BENCH_MODELS", Path(__file__).parent / "models"))
 
 
-def make(shape: Shape, weights: str = "q8_0", *, seed: int = 0) -> Path:
-    """The GGUF of a shape; written when it is not there yet, beside its name and then renamed."""
-    path = folder() / f"{shape.name}.{weights}.gguf"
+def make(shape: Shape, weights: str = "q8_0", *, seed: int = 0, words: bool = False) -> Path:
+    """The GGUF of a shape; written when it is not there yet, beside its name and then renamed.
+
+    words: with a vocabulary, which servers want.
+    """
+    path = folder() / f"{shape.name}.{weights}{'.words' * words}.gguf"
     if path.exists():
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(f".{os.getpid()}.part")
     writer = gguf.GGUFWriter(part, "deepseek2" if shape.latent else "llama")
     _metadata(writer, shape, weights)
+    if words:
+        _vocabulary(writer, shape.n_vocab)
+    else:
+        writer.add_tokenizer_model("no_vocab")
     layout = tensors(shape, weights)
     for name, (type, rows, cols) in layout.items():
         if rows:
@@ -120,8 +128,26 @@ def _metadata(writer: gguf.GGUFWriter, shape: Shape, weights: str) -> None:
     if shape.window:
         writer.add_sliding_window(shape.window)
     writer.add_vocab_size(shape.n_vocab)
-    writer.add_tokenizer_model("no_vocab")
     writer.add_file_type(WEIGHTS[weights][0])
+
+
+def word(id: int) -> str:
+    """The text of a token of a model with words, for an id after the three control tokens: five letters."""
+    return "".join(chr(ord("a") + id // 26**place % 26) for place in range(5))
+
+
+def _vocabulary(writer: gguf.GGUFWriter, n: int) -> None:
+    """SentencePiece's, every token a word of its own: whole characters, so that each is shown at once, and the ids of
+    a text can be told."""
+    kinds = gguf.TokenType
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(["<unk>", "<s>", "</s>", *(f"\u2581{word(id)}" for id in range(3, n))])
+    writer.add_token_scores([0.0] * 3 + [-float(id) for id in range(3, n)])
+    writer.add_token_types([kinds.UNKNOWN, kinds.CONTROL, kinds.CONTROL] + [kinds.NORMAL] * (n - 3))
+    writer.add_unk_token_id(0)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_add_bos_token(False)
 
 
 def _latent_metadata(writer: gguf.GGUFWriter, shape: Shape) -> None:

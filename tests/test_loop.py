@@ -69,10 +69,13 @@ class Anything(RuleBasedStateMachine):
     def arrive(self, prompt, n, max_tokens, ignore_eos, reuse, key):
         runtime, ids = self.model._runtime, self.model.tokenize(prompt)
         options = Options(max_tokens=max_tokens, ignore_eos=ignore_eos, cache_prompt=reuse, **GREEDY)
-        root = Root(ids, n)
-        for i in range(n):
-            one = Run(runtime, ids, options, 0, None, 0.0) if n == 1 else Answer(runtime, root, i, options, 0, 0.0)
-            one.key = key
+        if n == 1:
+            runs = [Run(runtime, ids, options, 0, None, 0.0)]
+            runs[0].key = key
+        else:
+            root = Root(ids)
+            runs = [Answer(runtime, root, i, options, 0, 0.0) for i in range(n)]
+        for one in runs:
             ticket = self.loop.submit(one.task(), meter=one.meter, key=key, eager=True)
             self.texts.append((ticket, prompt, max_tokens, ignore_eos))
 
@@ -157,12 +160,11 @@ def test_threads_share_steps(model, monkeypatch):
     assert sum(counts) >= 4 * 60 and len(counts) < 3 * 60 and max(counts) == 4
 
 
-def test_preempted_texts_come_back(monkeypatch):
+def test_preempted_texts_come_back():
     """Two texts fill a cache of one context: the younger gives up its rows, and both end as they would alone."""
     with load(cache_tokens=N_CTX) as model:
-        loop = loop_of(model._runtime)
-        runs = [Run(model._runtime, model.tokenize(STORY), Options(max_tokens=60, ignore_eos=True, **GREEDY), 0, None, 0)
-                for _ in range(2)]  # fmt: skip
+        loop, options = loop_of(model._runtime), Options(max_tokens=60, ignore_eos=True, **GREEDY)
+        runs = [Run(model._runtime, model.tokenize(STORY), options, 0, None, 0) for _ in range(2)]
         tickets = [loop.submit(one.task(), meter=one.meter) for one in runs]
         results = loop.results(tickets)
         assert [one.tokens for one in results] == [alone(STORY, 60, True)] * 2
@@ -300,10 +302,11 @@ def test_whoever_has_least_comes_first(model):
 
 @pytest.mark.parametrize("n", [2, 3])
 def test_answers_outlive_the_one_that_computes_the_prompt(model, n):
-    loop, root, ids = loop_of(model._runtime), None, model.tokenize(STORY)
-    options, root = Options(max_tokens=30, **GREEDY), Root(ids, n)
+    loop, root = loop_of(model._runtime), Root(model.tokenize(STORY))
+    options = Options(max_tokens=30, **GREEDY)
     runs = [Answer(model._runtime, root, i, options, 0, 0.0) for i in range(n)]
     tickets = [loop.submit(one.task(), meter=one.meter, eager=True) for one in runs]
+    del runs  # as of whoever cancels and goes
     loop._admit(None)  # the first one has begun to compute it
     tickets[0].cancel()
     while loop.step():

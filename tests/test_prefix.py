@@ -72,13 +72,15 @@ class Operations(RuleBasedStateMachine):
 
     running = Bundle("running")
     alone: slimrt.Model
-    known: dict[tuple[int, ...], np.ndarray] = {}
+    known: dict[tuple[int, ...], np.ndarray]
+    path, options = LLAMA, {}
+    exact = True  # a block is a block: there are no windows, and rows do not age
 
     @initialize(n_seqs=st.sampled_from([2, 5]))
     def load(self, n_seqs: int) -> None:
-        self.model, self.tree = open_tree(n_seqs=n_seqs)
+        self.model, self.tree = open_tree(self.path, n_seqs=n_seqs, **self.options)
         self.sessions: set[Session] = set()
-        self.full = False
+        self.full = self.side_by_side = False
 
     def wanted(self, ids: list[int]) -> np.ndarray:
         if tuple(ids) not in self.known:
@@ -90,14 +92,16 @@ class Operations(RuleBasedStateMachine):
     @rule(
         target=running,
         head=st.sampled_from([0, 300]),
-        n_head=st.sampled_from([0, 5, 31, 32, 33, 64, 100]),
-        tail=st.sampled_from([0, 300, 600]),
+        n_head=st.sampled_from([5, 33, 64, 100]),
+        tail=st.sampled_from([300, 600]),
         n_tail=st.sampled_from([1, 20, 32, 64, 130]),
-        key=st.sampled_from(["", "", "other"]),
+        key=st.sampled_from(["", "", "", "other"]),
     )
     def begin(self, head: int, n_head: int, tail: int, n_tail: int, key: str) -> tuple[Session, str]:
         ids = text()[head : head + n_head] + text()[tail : tail + n_tail]
+        ids = [3 + id % (self.model.n_vocab - 3) for id in ids]
         session, _ = begun(self.model, self.tree, ids, key)
+        self.side_by_side |= bool(self.sessions)
         while True:
             try:
                 got = continued(session, ids)
@@ -112,6 +116,16 @@ class Operations(RuleBasedStateMachine):
         assert np.array_equal(got.argmax(axis=1), wanted.argmax(axis=1))
         self.sessions.add(session)
         return session, key
+
+    @precondition(lambda self: len(self.sessions) < 4)
+    @rule(
+        n_head=st.sampled_from([31, 32, 33, 64, 100]),
+        tail=st.sampled_from([300, 600]),
+        n_tail=st.sampled_from([1, 20, 64, 130]),
+        key=st.sampled_from(["", "", "", "other"]),
+    )
+    def serve(self, n_head: int, tail: int, n_tail: int, key: str) -> None:
+        self.finish(self.begin(0, n_head, tail, n_tail, key))
 
     @rule(one=consumes(running))
     def finish(self, one: tuple[Session, str]) -> None:
@@ -130,10 +144,12 @@ class Operations(RuleBasedStateMachine):
     def evict(self, blocks: int) -> None:
         before, (held, tokens) = free_blocks(self.model), self.tree.held
         freed = self.tree.evict(blocks)
-        assert free_blocks(self.model) - before == freed
-        assert freed >= min(blocks, held) or self.sessions
-        assert freed <= blocks or self.full
         assert self.tree.held[1] < tokens or freed == 0
+        assert freed > 0 or tokens == 0 or self.sessions
+        if self.exact:
+            assert free_blocks(self.model) - before == freed
+            assert freed >= min(blocks, held) or self.sessions
+            assert freed <= blocks or self.side_by_side
 
     @rule()
     def clear(self) -> None:
@@ -142,10 +158,10 @@ class Operations(RuleBasedStateMachine):
 
     @invariant()
     def every_block_is_free_or_held(self) -> None:
-        if hasattr(self, "tree") and not self.sessions:
+        if hasattr(self, "tree") and not self.sessions and self.exact:
             taken = n_blocks(self.model) - free_blocks(self.model)
-            # In a full cache there may have been no room to share what was computed twice.
-            assert self.tree.held[0] <= taken if self.full else self.tree.held[0] == taken
+            # What was computed twice, side by side, is not always worth to be copied.
+            assert self.tree.held[0] <= taken if self.side_by_side else self.tree.held[0] == taken
 
     def teardown(self) -> None:
         if hasattr(self, "tree"):
@@ -156,52 +172,61 @@ class Operations(RuleBasedStateMachine):
             self.model.close()
 
 
-def test_random_operations():
-    Operations.TestCase.settings = settings(max_examples=30, stateful_step_count=30, deadline=None, derandomize=True)
-    with slimrt.Model(LLAMA, n_ctx=256, cache_type="f32") as Operations.alone:
-        Operations.TestCase().runTest()
+@pytest.mark.parametrize(
+    ("name", "options", "examples"),
+    [
+        ("tale-llama", {}, 30),
+        ("tale-llama", {"cache": "kivi:f32", "cache_type": "auto"}, 10),
+        ("mistral_window", {"n_batch": 16}, 30),
+    ],
+)
+def test_random_operations(name, options, examples, convert):
+    class Machine(Operations):
+        path = LLAMA if name == "tale-llama" else convert(GOLDEN / name)
+        known = {}
+        exact = not options
+
+    Machine.options = options
+    Machine.TestCase.settings = settings(max_examples=examples, stateful_step_count=30, deadline=None, derandomize=True)
+    with slimrt.Model(Machine.path, n_ctx=256, cache_type="f32") as Machine.alone:
+        Machine.TestCase().runTest()
 
 
 # ---------------------------------------------------------------- modes
 MODES = [
-    ("tale-llama", {"cache": "kv", "cache_type": "f16"}),
-    ("tale-llama", {"cache": "kv", "cache_type": "q8"}),
-    ("tale-llama", {"cache": "kv", "cache_type": "q4"}),
-    ("tale-llama", {"cache": "k", "cache_type": "f32"}),
-    ("tale-llama", {"cache": "k+r:q8"}),
-    ("tale-llama", {"cache": "kivi:q4"}),
-    ("tale-llama", {"cache": "lowrank:q4@0.5+q8*0.3+sinks=4"}),
-    ("tale-gpt2", {"cache": "v", "cache_type": "f32"}),
-    ("tale-gpt2", {"cache": "x", "cache_type": "q8"}),
-    ("tale-neox", {"cache": "xr", "cache_type": "f16"}),
+    ("tale-llama", "kv:f16"),
+    ("tale-llama", "kv:q8"),
+    ("tale-llama", "kv:q4"),
+    ("tale-llama", "k:f32"),
+    ("tale-llama", "k+r:q8"),
+    ("tale-llama", "kivi:q4"),
+    ("tale-llama", "lowrank:q4@0.5+q8*0.3+sinks=4"),
+    ("tale-gpt2", "v:f32"),
+    ("tale-gpt2", "x:q8"),
+    ("tale-neox", "xr:f16"),
 ]
 
 
-@pytest.mark.parametrize(("name", "options"), MODES, ids=lambda value: value if isinstance(value, str) else str(value))
-@pytest.mark.parametrize("shared", [230, 203, 96, 50])
-def test_goes_on_as_the_session_itself_does(name, options, shared):
+@pytest.mark.parametrize(("name", "kind"), MODES)
+def test_goes_on_as_the_session_itself_does(name, kind):
     """At its end, in rows that are as they were written, and among those that have aged: to the bit."""
-    n_vocab = slimrt.ModelSource(MODELS / f"{name}.gguf").n_vocab if hasattr(slimrt, "ModelSource") else 0
-    model, tree = open_tree(MODELS / f"{name}.gguf", n_seqs=3, **{"cache_type": "auto"} | options)
+    model, tree = open_tree(MODELS / f"{name}.gguf", n_seqs=3, cache=kind, cache_type="auto")
     with model:
-        n_vocab = model.n_vocab
-        first = [5 + id % (n_vocab - 5) for id in text()[:230]]
-        second = [*first[:shared], *([5 + id % (n_vocab - 5) for id in text()[400:420]])]
-        if shared < 230:
-            second[shared] = first[shared] % (n_vocab - 6) + 6
-        own = Session.new(model._runtime)
-        own.append(first, last_only=True)
-        give(model, tree, first)
-        taken, reused = begun(model, tree, second)
-        assert reused == shared
-        assert np.array_equal(continued(taken, second), continued(own, second))
-        own.close()
-        tree.give(taken)
-        again, reused = begun(model, tree, second)
-        assert reused == len(second) - 1
-        again.close()
-        tree.clear()
-        assert free_blocks(model) == n_blocks(model)
+        first, then = ([5 + id % (model.n_vocab - 6) for id in ids] for ids in (text()[:230], text()[400:420]))
+        for shared in (230, 203, 96, 50):
+            second = [*first[:shared], model.n_vocab - 1, *then]  # which is none of the others
+            give(model, tree, first)
+            with Session.new(model._runtime) as own:
+                own.append(first, last_only=True)
+                taken, reused = begun(model, tree, second)
+                assert reused == shared
+                assert np.array_equal(continued(taken, second), continued(own, second))
+            tree.give(taken)
+            again, reused = begun(model, tree, second)
+            assert reused == len(second) - 1
+            again.close()
+            tree.clear()
+            assert free_blocks(model) == n_blocks(model)
 
 
 def test_behind_a_window_it_goes_on_where_it_can(convert):
@@ -277,7 +302,7 @@ def test_blocks_of_those_who_run_are_not_free():
     model, tree = open_tree(n_seqs=2)
     with model:
         give(model, tree, text()[:128])
-        session, _ = begun(model, tree, text()[:100])
+        session, _ = begun(model, tree, text()[:97])
         assert tree.evict(4) == 1
         assert tree.held == (3, 96)
         session.close()

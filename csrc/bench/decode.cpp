@@ -26,8 +26,8 @@ class Text {
 
     /// Appends tokens; the likeliest next one.
     int32_t append(std::span<const int32_t> tokens) {
-        const Engine::Item item{id_, tokens};
-        engine_.append({&item, 1}, false, Output::logits, logits_.data(), {});
+        const Engine::Item item{id_, tokens, 1};
+        engine_.append({&item, 1}, Output::logits, logits_.data(), {});
         return int32_t(std::ranges::max_element(logits_) - logits_.begin());
     }
     /// Lengthens it to whole blocks that are about `depth` tokens.

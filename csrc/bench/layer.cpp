@@ -21,7 +21,8 @@ class Layer {
           mode_(mode),
           c_(config),
           prepared_(prepare()),
-          cache_(arrays.backend(), {rows_of(mode, config)}, n + kBlockTokens, 1, {kBlockTokens, kBlockTokens},
+          cache_(arrays.backend(), {rows_of(mode, config)}, n + kBlockTokens, 1, 0,
+                 {kBlockTokens, kBlockTokens},
                  [this](int, const Recoding& r) {
                      const AttnInput in{c_, *prepared_, rope_, {}, {}, false, scratch_};
                      mode_.recode(arrays_.backend(), in, r);

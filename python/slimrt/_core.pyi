@@ -140,9 +140,9 @@ class Engine:
     ) -> None: ...
     def info(self) -> Info:
         """architecture, d_model, n_layers, n_heads, n_kv_heads, head_dim, n_vocab, n_ctx, n_ctx_train, n_batch,
-        n_seqs, cache_tokens, n_threads, sparse_threshold, sparse_delta, device, name, d_ff, layers: list of {layer, mode,
-        type, rank, residual_type, bytes_per_token, max_rows, bytes_held, v_heads}: type of k, v or x ("f16+q8": k and
-        v; of modes whose rows age their levels), rank 0 and residual_type "" where there is no residual;
+        n_seqs, cache_tokens, n_threads, sparse_threshold, sparse_delta, device, name, d_ff, layers: list of {layer,
+        mode, type, rank, residual_type, bytes_per_token, max_rows, bytes_held, v_heads}: type of k, v or x ("f16+q8": k
+        and v; of modes whose rows age their levels), rank 0 and residual_type "" where there is no residual;
         bytes_per_token: what a token leaves behind, in the end; max_rows: the most rows of a sequence that are kept,
         n_ctx, or what a sliding window and the longest step need; bytes_held: of the rows of a sequence of n_ctx
         tokens; v_heads: KV heads that keep V beside K.
@@ -265,8 +265,8 @@ class Engine:
     def load_sequence(self, data: NDArray[np.uint8]) -> int:
         """A new sequence from saved rows. ModelFormatError when they are of another model or cache."""
     def save_rows(self, sequence: int, begin: int) -> NDArray[np.uint8]:
-        """The rows of the tokens from begin on, a multiple of 32; from 0 on as save_sequence. ValueError: another begin.
-        UnsupportedError: beyond 0 where layers have a sliding window, or rows age."""
+        """The rows of the tokens from begin on, a multiple of 32; from 0 on as save_sequence. ValueError: another
+        begin. UnsupportedError: beyond 0 where layers have a sliding window, or rows age."""
     def load_rows(self, sequence: int, data: NDArray[np.uint8]) -> None:
         """Saved rows to the end of a sequence, of the tokens before them. ValueError: it has more or fewer than begin.
         ModelFormatError when they are of another model or cache, or cut; ContextOverflowError: no room; nothing has

@@ -36,7 +36,7 @@ class RandomWalk {
                   {{format_}, kWindow, {}},
                   {{format_}, 0, {}},
                   {{format_, format_, format_}, 0, kRegions}},
-                 kContext, kSequences, {kLongestStep, kStoredStep},
+                 kContext, kSequences, 0, {kLongestStep, kStoredStep},
                  [this](int layer, const Recoding& rows) { recode(layer, rows); }),
           memory_(backend_->alloc(MemoryKind::scratch, 1 << 16, "rows of the test")) {
         require(cache_.n_groups() == 3, "full, window and aging layers are three groups");
@@ -142,12 +142,13 @@ class RandomWalk {
     }
 
     void save_and_restore(int id) {
-        const std::vector<std::byte> saved = cache_.save(id);
+        const std::vector<std::byte> saved = cache_.save(id, 0);
         const Text copy = texts_[id];
-        const int twin = cache_.restore(saved, int64_t(copy.size()));
+        const int twin = cache_.create();
+        cache_.restore(twin, saved, 0, int64_t(copy.size()));
         texts_[twin] = copy;
         check(twin);
-        require(cache_.save(twin) == saved, "restored rows are saved alike");
+        require(cache_.save(twin, 0) == saved, "restored rows are saved alike");
     }
 
     void append(int id) {

@@ -23,6 +23,13 @@ VERBS = {
         "a conversation in the terminal",
         ("slimrt chat model.gguf", "slimrt chat model.gguf --system 'Answer in one sentence.' --temp 0.3"),
     ),
+    "serve": Verb(
+        "an HTTP server with OpenAI's interface, for many clients at once",
+        (
+            "slimrt serve model.gguf --parallel 8 -c 8192",
+            "SLIMRT_API_KEY=... slimrt serve model.gguf --host 0.0.0.0 --port 8080 --cache k+r:q8",
+        ),
+    ),
     "transcribe": Verb(
         "speech to text, subtitles or JSON, with Whisper and Moonshine; several sounds are one batch",
         (

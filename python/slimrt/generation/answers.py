@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 
 from slimrt.generation.beams import search_beams
@@ -18,20 +19,23 @@ from slimrt.runtime.session import Session
 
 
 class Root:
-    """A prompt that several answers follow, computed once, by the first of them.
+    """A prompt (ids) that several answers follow, computed once, by the first of them.
 
     Attributes:
         session: where it is computed; the last answer to begin goes on in it.
         logits: of what follows, float32 (vocab,); None: not there yet.
-        to_begin, to_end: answers that have not.
     """
 
-    def __init__(self, prompt: Sequence[int], n: int):
+    def __init__(self, prompt: Sequence[int]):
         self.prompt = prompt
         self.session: Session | None = None
         self.logits: Logits | None = None
-        self.to_begin = self.to_end = n
         self._computing = False
+        self._to_begin: weakref.WeakSet[Answer] = weakref.WeakSet()  # one that is cancelled before is gone
+
+    def join(self, answer: Answer) -> None:
+        """Know of an answer."""
+        self._to_begin.add(answer)
 
     def compute(self, runtime: Runtime) -> Task[bool]:
         """Return when the prompt is computed: whether it was done here."""
@@ -41,28 +45,37 @@ class Root:
                 continue
             self._computing = True
             try:
-                if self.session is None:
-                    self.session = Session.new(runtime)
+                self.session = Session.new(runtime)
+                self.session.replaceable = True
                 (self.logits,) = yield Append([(self.session, list(self.prompt))])
+                loop_of(runtime).idle.add(self)
                 return True
             finally:
                 self._computing = False
+                if self.logits is None:
+                    self.give_up()
         return False
 
-    def begin(self) -> Session:
-        """A session for the next answer."""
+    def begin(self, answer: Answer) -> Session:
+        """A session for an answer."""
         assert self.session is not None
-        self.to_begin -= 1
-        if self.to_begin:
+        self._to_begin.discard(answer)
+        if self._to_begin:
             return self.session.fork()
         session, self.session = self.session, None
         return session
 
-    def end(self) -> None:
-        """An answer is done, whether or not it has begun."""
-        self.to_end -= 1
-        if self.to_end == 0 and self.session is not None:
+    def release(self, answer: Answer) -> None:
+        """Give up the session if no answer but this one is still to begin."""
+        self._to_begin.discard(answer)
+        if not self._to_begin and not self._computing:
+            self.give_up()
+
+    def give_up(self) -> None:
+        """Free the rows; an answer that is still to begin computes them again."""
+        if self.session is not None:
             self.session.close()
+        self.session = self.logits = None
 
 
 class Answer(Run):
@@ -76,10 +89,11 @@ class Answer(Run):
     def __init__(self, runtime: Runtime, root: Root, index: int, options: Options, seed: int, called: float):
         super().__init__(runtime, root.prompt, options, seed + index, None, called)
         self._root = root
+        root.join(self)
 
     def _begin(self) -> Task[list[int]]:
         computed = yield from self._root.compute(self.runtime)
-        self.session = self._root.begin()
+        self.session = self._root.begin(self)
         self.session.replaceable = True
         self._cached = 0 if computed else len(self.prompt)
         return []
@@ -88,11 +102,12 @@ class Answer(Run):
         if not pending:
             assert self._root.logits is not None
             return self._chosen(self._root.logits)
+        self._root.release(self)
         return (yield from super()._next(pending))
 
     def _end(self) -> None:
         super()._end()
-        self._root.end()
+        self._root.release(self)
 
 
 def answers(
@@ -111,7 +126,7 @@ def answers(
 def _drawn(
     runtime: Runtime, prompt: Sequence[int], n: int, options: Options, seed: int, called: float
 ) -> list[Generation]:
-    root = Root(prompt, n)
+    root = Root(prompt)
     return run_texts(runtime, [Answer(runtime, root, i, options, seed, called) for i in range(n)], options)
 
 

@@ -149,6 +149,11 @@ class Run:
         begin, self._n_taken = self._n_taken, len(self._text)  # another thread may add to it
         return "".join(self._text[begin : self._n_taken])
 
+    @property
+    def logprobs(self) -> Sequence[TokenLogprob]:
+        """Of the tokens so far; none unless they were asked for."""
+        return self._logprobs
+
     def _begin(self) -> Task[list[int]]:
         """Take a sequence; returns what is to be computed first."""
         yield from ()

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from slimrt.errors import ContextOverflowError
 from slimrt.generation.pace import Pace
@@ -21,9 +22,16 @@ from slimrt.generation.parts import Part, told_to_all
 from slimrt.generation.prefix import PrefixTree
 from slimrt.generation.search import Decode, Encode, Result, Task, choices
 from slimrt.generation.sequences import BLOCK, Ids, Sequences
+from slimrt.generation.store import PrefixStore
 from slimrt.generation.tickets import Call, Meter, OnStep, Ticket
 from slimrt.modes import AGING
 from slimrt.runtime.runtime import Runtime
+
+
+class Idle(Protocol):
+    """What holds rows that no step needs now."""
+
+    def give_up(self) -> None: ...
 
 
 class Loop:
@@ -33,12 +41,18 @@ class Loop:
         engine: what computes them.
         width: sequences that all running tasks may use at once; one that needs more runs alone.
         pace: how long texts wait for the prompts of others.
+
+    Attributes:
+        prefixes: rows that texts have left for others that begin alike; None: of none.
+        idle: what else holds rows that no step needs now, and can have them computed again.
+        stepped: time.monotonic() when a step last ended.
     """
 
     def __init__(self, engine: Sequences, width: int, pace: Pace | None = None):
         self.pace = pace or Pace()
-        self.prefixes: PrefixTree | None = None  # rows that texts have left for others that begin alike
-        self.stepped = time.monotonic()  # when a step last ended
+        self.prefixes: PrefixTree | None = None
+        self.idle: weakref.WeakSet[Idle] = weakref.WeakSet()
+        self.stepped = time.monotonic()
         self._engine, self._width = engine, width
         self._waiting: list[Ticket[Any]] = []
         self._running: list[Ticket[Any]] = []
@@ -331,10 +345,14 @@ class Loop:
         return [part]
 
     def _has_room(self, items: Sequence[tuple[Any, Ids]]) -> bool:
-        """Whether tokens find room, once the prefixes that nobody uses have given up as much as that takes."""
+        """Whether tokens find room, once the prefixes and all else that nobody uses have given up what that takes."""
+        blocks = sum(-(-len(ids) // BLOCK) for _, ids in items)
         while not self._engine.has_room(items):
-            if self.prefixes is None or not self.prefixes.evict(sum(-(-len(ids) // BLOCK) for _, ids in items)):
+            if self.prefixes is not None and self.prefixes.evict(blocks):
+                continue
+            if not self.idle:
                 return False
+            self.idle.pop().give_up()
         return True
 
     def _youngest(self, older_than: int) -> Ticket[Any] | None:
@@ -347,12 +365,13 @@ class Loop:
         self._engine.give_up(victim.wants)
 
 
-def prefixes_of(runtime: Runtime) -> PrefixTree:
-    """What texts of a model have left for others that begin alike. UnsupportedError: a model with an encoder."""
+def prefixes_of(runtime: Runtime, store: PrefixStore | None = None) -> PrefixTree:
+    """What texts of a model have left for others that begin alike. store: where it goes from memory, as the first call
+    says. UnsupportedError: a model with an encoder."""
     loop = loop_of(runtime)
     with runtime.lock:
         if loop.prefixes is None:
-            loop.prefixes = PrefixTree(runtime)
+            loop.prefixes = PrefixTree(runtime, store)
             runtime.reclaim = loop.prefixes.evict
         return loop.prefixes
 

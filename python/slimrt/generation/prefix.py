@@ -1,6 +1,6 @@
 """Prefix reuse: finished sequences are kept, so that a text that begins as one of them did need not be computed there.
 
-A radix tree over token ids: Radix Attention of SGLang (Zheng et al., 2024, arXiv:2312.07104) over forks of our sequences.
+A radix tree over token ids, as of RadixAttention (SGLang; Zheng et al. 2024, arXiv:2312.07104), of forked sequences.
 """
 
 from __future__ import annotations
@@ -14,18 +14,17 @@ from numpy.typing import NDArray
 
 from slimrt import core
 from slimrt.errors import ContextOverflowError, UnsupportedError
+from slimrt.generation.store import BLOCK, PrefixStore
 from slimrt.runtime.runtime import Runtime
 from slimrt.runtime.session import Session
-
-BLOCK = 32  # tokens of a block of the cache: what is shared is whole blocks
 
 Ids = NDArray[np.int32]
 
 
 @dataclass(eq=False)
 class Node:
-    """The tokens [begin, end) of texts that agree up to there. A leaf has a sequence of all tokens up to its end; so has
-    a node within the tree whose rows no sequence below it still has, behind a window."""
+    """The tokens [begin, end) of texts that agree up to there. A leaf has a sequence of all tokens up to its end; so
+    has a node within the tree whose rows no sequence below it still has, behind a window."""
 
     parent: Node | None
     begin: int
@@ -77,11 +76,12 @@ class PrefixTree:
         UnsupportedError: a model with an encoder, whose rows depend on more than tokens.
     """
 
-    def __init__(self, runtime: Runtime):
+    def __init__(self, runtime: Runtime, store: PrefixStore | None = None):
         if runtime.info["encoder"]:
             raise UnsupportedError(f"{runtime.source.name} has an encoder: its sequences are not known by their tokens")
         self.hits = self.misses = self.reused = self.evicted = 0
         self._runtime = runtime
+        self._store = store
         self._roots: dict[str, Node] = {}
         self._time = 0
 
@@ -92,18 +92,16 @@ class PrefixTree:
         Args:
             key: nothing is shared with what was given under another one.
         """
-        found = None
-        if key in self._roots:
-            node, length = _walk(self._roots[key], np.array(ids[:-1], np.int32))
-            with self._runtime.use() as engine:
-                found = self._forked(engine, node, length)
-        if found is None:
-            self.misses += 1
-            return None
-        sequence, length = found
-        self.hits += 1
+        sequence, length = None, 0
+        with self._runtime.use() as engine:
+            if key in self._roots:
+                sequence, length = self._forked(engine, *_walk(self._roots[key], np.array(ids[:-1], np.int32)))
+            if self._store is not None:
+                sequence, length = self._loaded(engine, self._store, sequence, length, ids[:-1], key)
         self.reused += length
-        return Session(self._runtime, sequence, list(ids[:length]))
+        self.hits += sequence is not None
+        self.misses += sequence is None
+        return None if sequence is None else Session(self._runtime, sequence, list(ids[:length]))
 
     def give(self, session: Session, key: str = "") -> None:
         """Takes over the rows of a session that nobody needs any more, which is closed then."""
@@ -118,20 +116,14 @@ class PrefixTree:
         """Makes so many blocks of the cache free, if there are so many that only this tree holds: of what was used
         longest ago, from its end on. Returns how many became free."""
         with self._runtime.use() as engine:
-            before, freed = engine.free_blocks(), 0
-            oldest = [(node.used, id(node), node) for node in self._nodes() if node.sequence is not None]
-            heapq.heapify(oldest)
-            while freed < blocks and oldest:
-                node = heapq.heappop(oldest)[-1]
-                if node.sequence is None or engine.blocks(node.sequence)[1] == 0:  # others hold the same blocks
-                    continue
-                left = self._cut(engine, node, blocks - freed)
-                if left is not None:
-                    heapq.heappush(oldest, (left.used, id(left), left))
-                freed = engine.free_blocks() - before
-            self._forget_roots()
-        self.evicted += max(0, freed)
-        return max(0, freed)
+            return self._evict(engine, blocks)
+
+    def write(self) -> None:
+        """Has the store, if there is one, keep all that is here: what was used last is what it drops last."""
+        with self._runtime.use() as engine:
+            for key, root in self._roots.items():
+                for node in sorted(root.below(), key=lambda node: node.used):
+                    self._written(engine, node, 0, key)
 
     def clear(self) -> None:
         """Gives all rows back."""
@@ -151,6 +143,24 @@ class PrefixTree:
         for root in self._roots.values():
             yield from root.below()
 
+    def _evict(self, engine: core.Engine, blocks: int) -> int:
+        free, freed = engine.free_blocks(), 0
+        nodes = ((node, key) for key, root in self._roots.items() for node in root.below())
+        oldest = [(node.used, id(node), node, key) for node, key in nodes if node.sequence is not None]
+        heapq.heapify(oldest)
+        while freed < blocks and oldest:
+            *_, node, key = heapq.heappop(oldest)
+            if node.sequence is None or engine.blocks(node.sequence)[1] == 0:  # others hold the same blocks
+                continue
+            left = self._cut(engine, node, blocks - freed, key)
+            if left is not None:
+                heapq.heappush(oldest, (left.used, id(left), left, key))
+            before, free = free, engine.free_blocks()
+            freed += max(0, free - before)  # behind windows another kind of blocks may be the scarcest now
+        self._forget_roots()
+        self.evicted += freed
+        return freed
+
     def _forget_roots(self) -> None:
         self._roots = {key: root for key, root in self._roots.items() if root.children}
 
@@ -158,23 +168,32 @@ class PrefixTree:
         self._time += 1
         node.used = self._time
 
-    def _forked(self, engine: core.Engine, node: Node, length: int) -> tuple[int, int] | None:
+    def _forked(self, engine: core.Engine, node: Node, length: int) -> tuple[int | None, int]:
         """A fork of `length` tokens, which end in a node; or of fewer, if they are not to be had; and how many."""
         searched = None
         while length >= BLOCK and node.parent is not None:
             holder = _holder(engine, node, length, searched)
             if holder is not None:
                 sequence = engine.fork(holder)
-                try:
-                    engine.truncate(sequence, length)
-                except ContextOverflowError:  # aged rows that become recent again take blocks, and there are none
+                if not _truncated(engine, sequence, length):
                     engine.free_sequence(sequence)
-                    return None
+                    break
                 self._touch(_split(node, length))
                 return sequence, length
             searched, node = node, node.parent
             length = node.end
-        return None
+        return None, 0
+
+    def _loaded(
+        self, engine: core.Engine, store: PrefixStore, sequence: int | None, length: int, ids: Sequence[int], key: str
+    ) -> tuple[int | None, int]:
+        """The sequence with more rows from the store, if that has some and they pay; and its length."""
+        found = store.find(ids, length, key)
+        if found is None:
+            return sequence, length
+        if (missing := found.blocks - engine.free_blocks()) > 0:
+            self._evict(engine, missing)
+        return store.load(engine, found, sequence, length)
 
     def _kept(self, engine: core.Engine, root: Node, ids: Ids, sequence: int) -> bool:
         """Whether a sequence of these tokens has found a place in the tree; else the tree has all that it has."""
@@ -196,21 +215,24 @@ class PrefixTree:
                 engine.free_sequence(other.sequence)  # what it has the new one has, and most of it in the same blocks
                 other.sequence = None
             _join(other)
+        _share(engine, node)
         return True
 
-    def _cut(self, engine: core.Engine, node: Node, blocks: int) -> Node | None:
-        """Gives up at most so many blocks of a node's end. Returns the node that has the sequence then, if any has."""
+    def _cut(self, engine: core.Engine, node: Node, blocks: int, key: str) -> Node | None:
+        """Gives up at most so many blocks of a node's end. Returns the node that may have blocks to give up then."""
         sequence, parent = node.sequence, node.parent
         assert sequence is not None and parent is not None
+        whole = self._store is not None and self._store.keeps_whole
+        length = 0 if node.children or whole else (-(-node.end // BLOCK) - blocks) * BLOCK
+        self._written(engine, node, max(length, node.begin), key)
+        if not node.children and length > node.begin and _truncated(engine, sequence, length):
+            node.ids = node.ids[: length - node.begin].copy()
+            return node
+        node.sequence = None
         if node.children:
-            node.sequence = None
             engine.free_sequence(sequence)
             _join(node)
             return None
-        length = (-(-node.end // BLOCK) - blocks) * BLOCK
-        if length > node.begin and _truncated(engine, sequence, length):
-            node.ids = node.ids[: length - node.begin].copy()
-            return node
         del parent.children[int(node.ids[0])]
         wanted = parent.sequence is None and not parent.children and parent.end >= BLOCK
         if wanted and _truncated(engine, sequence, parent.end):
@@ -221,7 +243,12 @@ class PrefixTree:
             del parent.parent.children[int(parent.ids[0])]
             parent = parent.parent
         _join(parent)
-        return None
+        return parent  # whose own sequence, if it has one, may have shared all blocks with this one
+
+    def _written(self, engine: core.Engine, node: Node, begin: int, key: str) -> None:
+        """Has the store keep the rows of a node's sequence from a token on."""
+        if self._store is not None and node.sequence is not None:
+            self._store.save(engine, node.sequence, node.path(), begin, key)
 
 
 def _walk(root: Node, ids: Ids) -> tuple[Node, int]:
@@ -250,7 +277,7 @@ def _split(node: Node, length: int) -> Node:
 
 
 def _join(node: Node) -> None:
-    """Makes one of a node and its only child, if nothing sets it apart: neither a sequence nor that it was used since."""
+    """Makes one of a node and its only child, if nothing sets it apart: a sequence, or that it was used since."""
     if node.parent is None or node.sequence is not None or len(node.children) != 1:
         return
     (child,) = node.children.values()
@@ -265,6 +292,33 @@ def _holder(engine: core.Engine, node: Node, length: int, but: Node | None = Non
         if one.sequence is not None and engine.can_truncate(one.sequence, length):
             return one.sequence
     return None
+
+
+def _share(engine: core.Engine, node: Node) -> None:
+    """Puts a sequence that has computed anew what others in the tree have too on their blocks, where they have more of
+    them in common than must be copied for that."""
+    below = node
+    for branch in node.above():
+        if len(branch.children) > 1:
+            break
+        below = branch
+    else:
+        return
+    common = branch.end // BLOCK * BLOCK
+    n_own = -(-node.end // BLOCK) - common // BLOCK
+    assert node.sequence is not None
+    if n_own > common // BLOCK or engine.blocks(node.sequence)[1] <= n_own:
+        return
+    if (holder := _holder(engine, branch, common, below)) is None:
+        return
+    twin = engine.fork(holder)
+    try:
+        engine.truncate(twin, common)
+        engine.load_rows(twin, engine.save_rows(node.sequence, common))
+        node.sequence, twin = twin, node.sequence
+    except (ContextOverflowError, UnsupportedError):
+        pass  # no room for the copy; or rows that are behind a window, or have aged, which depend on the length
+    engine.free_sequence(twin)
 
 
 def _truncated(engine: core.Engine, sequence: int, length: int) -> bool:

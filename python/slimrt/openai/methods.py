@@ -133,7 +133,7 @@ class OpenAIMethods(TextGeneration):
                 the same.
             temperature: 0.2.
             logprobs: report those of the tokens, with top_logprobs of the likeliest ones in each place.
-            tools: {"type": "function", "function": {"name", "description", "parameters"}}, which the model may call:
+            tools: {"type": "function", "function": {"name", "description", "parameters"}}, that the model may call:
                 the message then has tool_calls, whose arguments are of the schemas in `parameters`. tool_choice:
                 "auto", "none", "required", or a function; parallel_tool_calls: several in a message.
             chat_template, chat_template_kwargs: as chat. Thoughts that the template knows of are reasoning_content.

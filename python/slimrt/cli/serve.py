@@ -1,0 +1,139 @@
+"""slimrt serve: a model behind OpenAI's HTTP interface."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from slimrt.cli.common import Flags, model_source, note, open_model
+from slimrt.cli.values import between, count, positive, real, size, whole
+from slimrt.errors import UnsupportedError
+from slimrt.generation.loop import loop_of, prefixes_of
+from slimrt.generation.store import PrefixStore
+from slimrt.model import Model
+from slimrt.modelfile.source import ModelSource
+from slimrt.plumbing.files import decode_text
+from slimrt.plumbing.units import parse_bytes
+
+if TYPE_CHECKING:
+    from slimrt.server.guard import Access
+    from slimrt.server.limits import Limits
+
+
+def add_flags(flags: Flags) -> None:
+    flags.model()
+    flags.add("--host", default="127.0.0.1", metavar="ADDRESS", help="where to listen; another than this machine's own "
+              "loopback needs a key (default: %(default)s)")  # fmt: skip
+    flags.add("--port", type=whole(0, 65535), default=8080, metavar="N", help="0: one that is free (default: "
+              "%(default)s)")  # fmt: skip
+    flags.add("-np", "--parallel", type=positive, default=4, metavar="N", help="texts made at once (default: "
+              "%(default)s)")  # fmt: skip
+    flags.add("--max-queue", type=count, metavar="N", help="texts that may wait; more are refused with 429 (default: "
+              "4 times --parallel)")  # fmt: skip
+    flags.add("--queue-timeout", type=real(0), default=60.0, metavar="SECONDS", help="for a request to begin, else 503 "
+              "(default: %(default)s)")  # fmt: skip
+    flags.add("--request-timeout", type=real(0), default=600.0, metavar="SECONDS", help="for a request as a whole; it "
+              "ends with what there is (default: %(default)s)")  # fmt: skip
+    flags.add("--ray", type=positive, metavar="N", help="N replicas on the Ray cluster that there is, else on this "
+              "machine, each with --threads CPUs (default: equal parts) and --parallel texts")  # fmt: skip
+    flags.group("who may ask")
+    flags.add("--api-key", metavar="KEY", help="what clients must know; better in SLIMRT_API_KEY or a file, for "
+              "others see what is typed")  # fmt: skip
+    flags.add("--api-key-file", metavar="FILE", help="keys, one a line")
+    flags.add("--no-auth", action="store_true", help="listen beyond this machine without a key")
+    flags.add("--cors-origins", metavar="LIST", default="", help="pages that browsers may ask from, with commas "
+              "between, such as https://example.org; *: all")  # fmt: skip
+    flags.engine(several=True)
+    flags.add("--prefix-dir", metavar="DIR", help="keep the beginnings of texts there, for the next start too")
+    flags.add("--prefix-disk", type=size, default="4GiB", metavar="SIZE", help="as much of them (default: "
+              "%(default)s)")  # fmt: skip
+    flags.group("prompts beside texts")
+    flags.add("--stall-ms", type=positive, default=400, metavar="N", help="a text waits no longer for a piece of "
+              "another's prompt (default: %(default)s)")  # fmt: skip
+    flags.add("--prefill-share", type=between, default=0.5, metavar="P", help="part of the time that prompts get while "
+              "texts go on (default: %(default)s)")  # fmt: skip
+    flags.output()
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        from slimrt.server.guard import Access, is_loopback
+        from slimrt.server.limits import Limits
+        from slimrt.server.run import bind, serve
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] == "slimrt":
+            raise
+        raise UnsupportedError(f"serve needs {error.name}: pip install 'slimrt[serve]'") from None
+    keys = _keys(args)
+    if not keys and not args.no_auth and not is_loopback(args.host):
+        args.usage_error(f"--host {args.host} is open to others: give a key (--api-key-file, SLIMRT_API_KEY), or "
+                         "--no-auth if they may all ask")  # fmt: skip
+    source = model_source(args)
+    origins = tuple(one.strip().rstrip("/").lower() for one in args.cors_origins.split(",") if one.strip())
+    access = Access(args.host, keys, origins)
+    limits = Limits(
+        parallel=args.parallel,
+        max_queue=args.max_queue,
+        queue_timeout=args.queue_timeout,
+        request_timeout=args.request_timeout,
+    )
+    if args.ray:
+        return _on_ray(args, source, access, limits)
+    listener = bind(args.host, args.port)
+    port = listener.getsockname()[1]
+
+    def load() -> Model:
+        model = _loaded(args, source)
+        note(args, f"slimrt: {source.name} is served at http://{_written(args.host)}:{port}"
+             f"{'' if keys else ', to anybody there'}")  # fmt: skip
+        return model
+
+    return serve(listener, load, access, limits, log_requests=args.verbose > 0)
+
+
+def _on_ray(args: argparse.Namespace, source: ModelSource, access: Access, limits: Limits) -> int:
+    try:
+        from slimrt.integrations import ray
+    except ImportError as error:
+        raise UnsupportedError(str(error)) from None
+
+    def load(n_threads: int) -> Model:
+        return _loaded(argparse.Namespace(**vars(args) | {"threads": n_threads}), source)
+
+    ray.run(load, args.ray, args.threads, access, args.port, limits)
+    return 0
+
+
+def _loaded(args: argparse.Namespace, source: ModelSource) -> Model:
+    model = open_model(args, source, args.ctx or 0, n_seqs=args.parallel)
+    runtime = model._runtime
+    pace = loop_of(runtime).pace
+    pace.stall, pace.share = args.stall_ms / 1000, args.prefill_share
+    if args.prefix_dir and source.kind != "text":
+        raise UnsupportedError(f"--prefix-dir keeps beginnings of texts: {source.name} is a {source.kind} model")
+    store = PrefixStore(runtime, args.prefix_dir, parse_bytes(args.prefix_disk)) if args.prefix_dir else None
+    if source.kind == "text":
+        prefixes_of(runtime, store)
+    return model
+
+
+def _keys(args: argparse.Namespace) -> tuple[str, ...]:
+    """All keys; ValueError where a file has none."""
+    keys = [args.api_key] if args.api_key else []
+    if args.api_key_file:
+        text = decode_text(Path(args.api_key_file).read_bytes(), args.api_key_file)
+        found = [line.strip() for line in text.splitlines() if line.strip()]
+        if not found:
+            raise ValueError(f"{args.api_key_file} holds no key: write one a line")
+        keys += found
+    return tuple(keys)
+
+
+def _written(host: str) -> str:
+    """An address as URLs have it."""
+    try:
+        return f"[{host}]" if ipaddress.ip_address(host).version == 6 else host
+    except ValueError:
+        return host

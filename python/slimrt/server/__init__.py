@@ -1,0 +1,1 @@
+"""A model behind OpenAI's HTTP interface: `slimrt serve`. Needs the extra `serve`."""

@@ -1,0 +1,182 @@
+"""Between asyncio and the loop: one thread steps, and hands over all that a step brought in one call."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from slimrt.generation.generate import Run
+from slimrt.generation.loop import Loop
+from slimrt.generation.tickets import Cancelled, Ticket
+from slimrt.results import Generation, TokenLogprob
+
+Result = TypeVar("Result")
+_STUCK = 60.0  # seconds of one step after which the loop counts as dead
+
+
+@dataclass(frozen=True)
+class News:
+    """What a step brought for a text.
+
+    Attributes:
+        text: that may be shown now. tokens: so many were generated.
+        logprobs: of tokens that are new, if they were asked for.
+        result: it is done, or was cancelled. error: it failed.
+        at: time.perf_counter() then.
+    """
+
+    text: str
+    tokens: int
+    logprobs: Sequence[TokenLogprob]
+    result: Generation | None
+    error: BaseException | None
+    at: float
+
+
+class Making:
+    """A text in the making, as the event loop sees it.
+
+    Args:
+        tell: called with news, in the event loop.
+    """
+
+    def __init__(self, run: Run, tell: Callable[[Making, News], object]):
+        self.run, self.tell = run, tell
+        self.ticket: Ticket[Generation] | None = None
+        self._begun = False
+        self._tokens = self._logprobs = 0
+
+    def news(self, ticket: Ticket[Generation], at: float) -> News | None:
+        """What is new since the last time, at first that it has begun; for the thread that steps."""
+        text, count = self.run.take(), len(self.run.tokens)
+        logprobs = self.run.logprobs[self._logprobs :]
+        new, self._tokens, self._logprobs = count - self._tokens, count, self._logprobs + len(logprobs)
+        result, error = None, ticket.error
+        if ticket.done and (error is None or isinstance(error, Cancelled)):
+            result, error = self.run.result(), None
+        begun, self._begun = self._begun, True
+        if begun and not (new or text or ticket.done):
+            return None
+        return News(text, new, logprobs, result, error, at)
+
+    def cancel(self) -> None:
+        """End it with what there is."""
+        if self.ticket is not None:
+            self.ticket.cancel()
+
+
+class EngineThread:
+    """The thread that computes all steps of a model. Other methods are the event loop's.
+
+    Args:
+        on_death: called in the event loop with the error that ended the thread.
+
+    Attributes:
+        loop: the model's; None: not loaded yet.
+        seconds: of all steps.
+    """
+
+    def __init__(self, on_death: Callable[[BaseException], object]):
+        self.loop: Loop | None = None
+        self.seconds = 0.0
+        self._on_death = on_death
+        self._events = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._work, name="slimrt-engine", daemon=True)
+        self._calls: deque[Callable[[], object]] = deque()
+        self._outbox: list[tuple[Making, News]] = []
+        self._wake = threading.Event()
+        self._since: float | None = None  # when the step under way began
+        self._ending = False
+        self._thread.start()
+
+    @property
+    def step_seconds(self) -> float:
+        """How long the step under way takes already; 0.0: there is none."""
+        since = self._since
+        return 0.0 if since is None else time.monotonic() - since
+
+    @property
+    def alive(self) -> bool:
+        """It moves, or has nothing to do."""
+        return self._thread.is_alive() and self.step_seconds < _STUCK
+
+    def call(self, work: Callable[[], Result]) -> asyncio.Future[Result]:
+        """Have something else done with the model, between two steps."""
+        done: Future[Result] = Future()
+
+        def do() -> None:
+            if done.set_running_or_notify_cancel():
+                try:
+                    done.set_result(work())
+                except Exception as error:
+                    done.set_exception(error)
+
+        self._calls.append(do)
+        self._wake.set()
+        return asyncio.wrap_future(done)
+
+    def submit(self, making: Making, key: str) -> None:
+        """Have a text made. key: whose it is."""
+        assert self.loop is not None
+
+        def on_step(ticket: Ticket[Any]) -> None:
+            if (news := making.news(ticket, time.perf_counter())) is not None:
+                self._outbox.append((making, news))
+
+        run = making.run
+        making.ticket = self.loop.submit(run.task(), meter=run.meter, on_step=on_step, key=key, eager=True)
+        self._wake.set()
+
+    def cancel(self, makings: Sequence[Making]) -> None:
+        """End texts with what there is."""
+        for one in makings:
+            one.cancel()
+        self._wake.set()
+
+    def end(self) -> None:
+        """Let the thread end after its step."""
+        self._ending = True
+        self._wake.set()
+        self._thread.join()
+
+    def _work(self) -> None:
+        try:
+            while not self._ending:
+                self._wake.clear()
+                if not self._work_once():
+                    self._wake.wait()
+        except BaseException as error:
+            self._tell_loop(partial(self._on_death, error))
+
+    def _work_once(self) -> bool:
+        """A call and a step; whether there was anything to do."""
+        called = bool(self._calls)
+        if called:
+            self._calls.popleft()()
+        if self.loop is None:
+            return called
+        started = self._since = time.monotonic()
+        stepped = self.loop.step()
+        self._since = None
+        if stepped:
+            self.seconds += time.monotonic() - started
+        if self._outbox:
+            outbox, self._outbox = self._outbox, []
+            self._tell_loop(partial(_deliver, outbox))
+        return called or stepped
+
+    def _tell_loop(self, what: Callable[[], object]) -> None:
+        if not self._events.is_closed():
+            self._events.call_soon_threadsafe(what)
+
+
+def _deliver(outbox: Sequence[tuple[Making, News]]) -> None:
+    for making, news in outbox:
+        making.tell(making, news)

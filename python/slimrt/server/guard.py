@@ -1,0 +1,171 @@
+"""Who may ask: keys, hosts, origins and the size of bodies, looked at before anything of a request is read."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import ipaddress
+import re
+import socket
+import uuid
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import msgspec
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from slimrt.server.errors import Refusal
+from slimrt.server.limits import Limits
+
+KEY = "slimrt.key"  # of a scope: whose the request is
+_OPEN = ("/health",)  # to which no key is needed
+_ID = re.compile(r"[!-~]{1,128}")
+_LOCAL = ("localhost", "127.0.0.1", "::1")
+
+
+@dataclass(frozen=True)
+class Access:
+    """Who may ask.
+
+    Attributes:
+        host: the address that is listened at.
+        keys: any of them opens every route; none: there is no need of one.
+        origins: pages that browsers may ask from beside our own, such as "https://example.org"; "*": all.
+    """
+
+    host: str = "127.0.0.1"
+    keys: Sequence[str] = ()
+    origins: Collection[str] = ()
+
+    def check_host(self, host: str) -> None:
+        """Refuse a name that is not ours where a page of the open web may have had it point here (DNS rebinding): on
+        the loopback, and where there is no key. Refusal 403."""
+        if not is_loopback(self.host) and self.keys:
+            return
+        name = _name_of(host)
+        known = {*_LOCAL, self.host.lower(), *(_name_of(one.partition("://")[2]) for one in self.origins)}
+        if not is_loopback(self.host):
+            known |= {socket.gethostname().lower(), socket.getfqdn().lower()}
+            if _is_address(name):
+                return
+        if name not in known:
+            raise Refusal(403, f"this server does not go by the name of '{host:.200}'", "host_not_allowed")
+
+    def check_origin(self, origin: str, host: str) -> None:
+        """Refuse a page of somebody else. Refusal 403."""
+        if not self.allows(origin) and origin.lower().partition("://")[2] != host.lower():
+            raise Refusal(
+                403, f"pages of '{origin:.200}' may not ask this server (--cors-origins says which may)",
+                "origin_not_allowed",
+            )  # fmt: skip
+
+    def allows(self, origin: str) -> bool:
+        """Whether pages of another origin may ask and see the answer."""
+        return "*" in self.origins or origin.lower() in self.origins
+
+    def check_key(self, authorization: str) -> str:
+        """Whose a request is: the key, given as a Bearer token or as the password that a browser asks for; "" where
+        there is no need of one. Refusal 401."""
+        if not self.keys:
+            return ""
+        scheme, _, given = authorization.partition(" ")
+        given = given.strip()
+        if scheme.lower() == "basic":
+            try:
+                given = base64.b64decode(given, validate=True).decode().partition(":")[2]
+            except (binascii.Error, UnicodeDecodeError):
+                given = ""
+        elif scheme.lower() != "bearer":
+            given = ""
+        offered = given.encode("utf-8", "surrogateescape")
+        if not any([hmac.compare_digest(offered, key.encode()) for key in self.keys]):  # all of them, whichever fits
+            raise Refusal(401, "this server wants a key: Authorization: Bearer KEY", "invalid_api_key")
+        return given
+
+
+class Guard:
+    """An ASGI application in front of another, which sees only requests that may be answered.
+
+    Answers carry x-request-id, the client's or a new one, and what browsers want to know (CORS).
+
+    Args:
+        limits: of the size of bodies.
+    """
+
+    def __init__(self, app: ASGIApp, access: Access, limits: Limits):
+        self._app, self._access, self._limits = app, access, limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            return await self._app(scope, receive, send)
+        if scope["type"] != "http":
+            return await send({"type": "websocket.close", "code": 1008})
+        headers = {name: value.decode("latin-1") for name, value in reversed(scope["headers"])}
+        origin, given = headers.get(b"origin"), headers.get(b"x-request-id", "")
+        more = [(b"x-request-id", (given if _ID.fullmatch(given) else uuid.uuid4().hex).encode())]
+        more += [(b"x-content-type-options", b"nosniff")]
+        if origin is not None and self._access.allows(origin):
+            more += [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"Origin")]
+
+        async def send_with(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message["headers"], *more]}
+            await send(message)
+
+        try:
+            self._access.check_host(headers.get(b"host", ""))
+            if origin is not None:
+                self._access.check_origin(origin, headers.get(b"host", ""))
+                if scope["method"] == "OPTIONS" and b"access-control-request-method" in headers:
+                    return await _allow(send_with)
+            key = "" if scope["path"] in _OPEN else self._access.check_key(headers.get(b"authorization", ""))
+            self._check_length(scope["path"], headers.get(b"content-length", "0"))
+        except Refusal as refusal:
+            return await send_refusal(send_with, refusal)
+        await self._app({**scope, KEY: key}, receive, send_with)
+
+    def _check_length(self, path: str, length: str) -> None:
+        most = self._limits.body_of(path)
+        if not length.isdecimal() or int(length[:20]) > most:
+            raise Refusal(413, f"a request may have {most} bytes", "body_too_large")
+
+
+async def send_refusal(send: Send, refusal: Refusal) -> None:
+    """Answer with a refusal, and close the connection: what the client still sends is not read."""
+    body = msgspec.json.encode(refusal.json)
+    headers = refusal.headers | {"content-type": "application/json", "content-length": str(len(body))}
+    headers |= {"connection": "close"}
+    encoded = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": refusal.status, "headers": encoded})
+    await send({"type": "http.response.body", "body": body})
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what listens there."""
+    return host.lower() == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
+
+
+async def _allow(send: Send) -> None:
+    """Answer a browser that asks whether a page may ask."""
+    headers = [
+        (b"access-control-allow-methods", b"GET, POST"),
+        (b"access-control-allow-headers", b"authorization, content-type, x-request-id, x-slimrt"),
+        (b"access-control-max-age", b"600"),
+    ]
+    await send({"type": "http.response.start", "status": 204, "headers": headers})
+    await send({"type": "http.response.body", "body": b""})
+
+
+def _name_of(host: str) -> str:
+    """Of a Host header, without the port."""
+    found = re.fullmatch(r"\[?(.*?)\]?(:\d*)?", host.lower()) if host.startswith("[") or host.count(":") < 2 else None
+    return found[1].rstrip(".") if found else host.lower()
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

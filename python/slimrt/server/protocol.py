@@ -1,0 +1,269 @@
+"""Requests: JSON to records, checked and bounded. What is unknown is refused by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+
+from slimrt.errors import UnsupportedError
+from slimrt.generation.options import GenerateOptions, Options
+from slimrt.openai import tools
+from slimrt.openai.requests import OPTIONS, REFUSED, engine_options, refuse
+from slimrt.openai.responses import Json
+from slimrt.plumbing.keywords import refusal
+from slimrt.server.errors import Refusal, refusal_of
+from slimrt.server.limits import Limits
+
+IGNORED = frozenset(
+    {
+        "model", "user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key",
+        "prompt_cache_retention",
+    }
+)  # fmt: skip
+"""What OpenAI's clients send that changes nothing here: there is one model, and nothing is kept."""
+
+_NOT_OURS = {"logits_processor", "show_tokens", "early_stopping", "length_penalty"}  # of the library, and of beams
+_RENAMED = {"mirostat_mode", "response_format"}  # of the same meaning as options of ours
+_LONGEST_NAME = 64
+_MOST_TOP = 20
+_MOST_INPUTS = 2048
+_Kind = TypeVar("_Kind")
+_KINDS: dict[Any, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    str: "a text",
+    list: "a list",
+    dict: "an object",
+}
+
+
+@dataclass(frozen=True)
+class TextRequest:
+    """What both kinds of completion ask for.
+
+    Attributes:
+        options: as Model.generate takes them.
+        logprobs: likeliest tokens to show in each place; None: no logprobs.
+        include_usage: a stream ends with the counts of tokens.
+    """
+
+    call: str
+    options: GenerateOptions
+    n: int
+    logprobs: int | None
+    stream: bool
+    include_usage: bool
+
+
+@dataclass(frozen=True)
+class ChatRequest(TextRequest):
+    """Of /v1/chat/completions. asked: messages, tools and options as the library takes them."""
+
+    asked: tools.ChatRequest
+
+
+@dataclass(frozen=True)
+class CompletionRequest(TextRequest):
+    """Of /v1/completions. prompts: texts or ids."""
+
+    prompts: Sequence[str | Sequence[int]]
+    echo: bool
+
+
+@dataclass(frozen=True)
+class EmbeddingRequest:
+    """Of /v1/embeddings. encoding_format: "float" or "base64"."""
+
+    inputs: Sequence[str | Sequence[int]]
+    encoding_format: str
+
+
+def read_object(body: bytes, limits: Limits) -> Json:
+    """The object that a body writes. Refusal 400: it is no JSON, no object, or nested too deeply."""
+    try:
+        value = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Refusal(400, f"the body is not JSON: {error}", "invalid_json") from None
+    if not isinstance(value, dict):
+        raise Refusal(400, "the body must be a JSON object", "invalid_json")
+    level: list[Any] = [value]
+    depth = 0
+    while level:
+        depth += 1
+        if depth > limits.max_depth:
+            raise Refusal(400, f"the body is nested more than {limits.max_depth} deep", "invalid_json")
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, (dict, list))
+        ]
+    if long := next((name for name in value if len(name) > _LONGEST_NAME), None):
+        raise Refusal(400, f"there is no field {long[:_LONGEST_NAME]}...", "unknown_field")
+    return value
+
+
+def chat_request(call: str, given: Json, limits: Limits) -> ChatRequest:
+    """Refusal 400: a field that is unknown, of a wrong kind or beyond its bound."""
+    fields = _Fields(call, given, limits)
+    messages = fields.required("messages", list)
+    if not 1 <= len(messages) <= limits.max_messages:
+        raise fields.wrong("messages", f"there must be 1 to {limits.max_messages} messages, not {len(messages)}")
+    variables = fields.take("chat_template_kwargs", dict)
+    if any(isinstance(value, (dict, list)) for value in (variables or {}).values()):
+        raise fields.wrong("chat_template_kwargs", "chat_template_kwargs are texts, numbers, true or false")
+    if fields.take("chat_template", object) is not None:
+        raise fields.wrong("chat_template", "the chat template is the model's: a request cannot bring one")
+    tokens, newer = fields.take("max_tokens", int), fields.take("max_completion_tokens", int)
+    shows, top = fields.take("logprobs", bool), fields.take("top_logprobs", int) or 0
+    if top and not shows:
+        raise fields.wrong("top_logprobs", "top_logprobs goes with logprobs: true")
+    if not 0 <= top <= _MOST_TOP:
+        raise fields.wrong("top_logprobs", f"top_logprobs must be from 0 to {_MOST_TOP}, got {top}")
+    logprobs = top if shows else None
+    listed, chosen, several = (
+        fields.take("tools", list),
+        fields.take("tool_choice", object),
+        fields.take("parallel_tool_calls", bool),
+    )
+    if len(listed or ()) > limits.max_tools:
+        raise fields.wrong("tools", f"there may be {limits.max_tools} tools, not {len(listed or ())}")
+    common = fields.common(newer or tokens, logprobs)
+    asked = tools.ChatRequest(messages, common["options"], listed or (), chosen, several is not False, None,
+                              variables or {})  # fmt: skip
+    return ChatRequest(**common, asked=asked)
+
+
+def completion_request(call: str, given: Json, limits: Limits) -> CompletionRequest:
+    """Refusal 400: as chat_request."""
+    fields = _Fields(call, given, limits)
+    prompts = fields.texts("prompt", limits.max_texts)
+    echo = bool(fields.take("echo", bool))
+    tokens = fields.take("max_tokens", int)
+    logprobs = fields.take("logprobs", int)
+    if logprobs is not None and not 0 <= logprobs <= _MOST_TOP:
+        raise fields.wrong("logprobs", f"logprobs must be from 0 to {_MOST_TOP}, got {logprobs}")
+    common = fields.common(16 if tokens is None else tokens, logprobs)
+    if len(prompts) * common["n"] > limits.max_texts:
+        raise fields.wrong("n", f"{len(prompts)} prompts times n={common['n']} are more than {limits.max_texts} texts")
+    return CompletionRequest(**common, prompts=prompts, echo=echo)
+
+
+def embedding_request(call: str, given: Json, limits: Limits) -> EmbeddingRequest:
+    """Refusal 400: as chat_request; dimensions, or another format."""
+    fields = _Fields(call, given, limits)
+    inputs = fields.texts("input", _MOST_INPUTS)
+    encoding = fields.take("encoding_format", str) or "float"
+    if encoding not in ("float", "base64"):
+        raise fields.wrong("encoding_format", f"encoding_format must be float or base64, got {encoding}")
+    fields.refuse_rest({"input", "encoding_format"})
+    return EmbeddingRequest(inputs, encoding)
+
+
+def take_fields(call: str, given: Json, kinds: Mapping[str, type[Any]], needed: Collection[str]) -> Json:
+    """Fields of these kinds, None for those that are not there. Refusal 400: as chat_request."""
+    fields = _Fields(call, given, Limits())
+    taken = {name: (fields.required if name in needed else fields.take)(name, kind) for name, kind in kinds.items()}
+    fields.refuse_rest(set(kinds))
+    return taken
+
+
+class _Fields:
+    """The fields of a request, taken out one by one; null is as if a field were not there."""
+
+    def __init__(self, call: str, given: Json, limits: Limits):
+        self._call, self._limits = call, limits
+        self._left = {name: value for name, value in given.items() if name not in IGNORED and value is not None}
+
+    def take(self, name: str, kind: type[_Kind]) -> _Kind | None:
+        """A field, of that kind; None: it is not there."""
+        value = self._left.pop(name, None)
+        if value is None or (isinstance(value, kind) and not (kind is int and isinstance(value, bool))):
+            return value
+        raise self.wrong(name, f"{name} must be {_KINDS[kind]}, got {value!r:.80}")
+
+    def required(self, name: str, kind: type[_Kind]) -> _Kind:
+        """The same, of a field that must be there."""
+        value = self.take(name, kind)
+        if value is None:
+            raise self.wrong(name, f"{self._call} needs {name}")
+        return value
+
+    def texts(self, name: str, most: int) -> list[Any]:
+        """Texts, or their ids: one, or a list of several."""
+        value = self.required(name, object)
+        one = isinstance(value, str) or (isinstance(value, list) and value and isinstance(value[0], int))
+        texts: Any = [value] if one else value
+        if not isinstance(texts, list) or not all(isinstance(text, (str, list)) for text in texts):
+            raise self.wrong(name, f"{name} must be a text or its token ids, or a list of these")
+        if not 1 <= len(texts) <= most:
+            raise self.wrong(name, f"{name} must be 1 to {most} texts, not {len(texts)}")
+        return texts
+
+    def common(self, max_tokens: int | None, logprobs: int | None) -> dict[str, Any]:
+        """What TextRequest says; nothing may be left then."""
+        n, stream = self.take("n", int), bool(self.take("stream", bool))
+        n = 1 if n is None else n
+        if not 1 <= n <= self._limits.max_texts:
+            raise self.wrong("n", f"n must be from 1 to {self._limits.max_texts}, got {n}")
+        wanted = self.take("stream_options", dict) or {}
+        if others := [name for name in wanted if name != "include_usage"]:
+            raise self.wrong("stream_options", f"stream_options has include_usage alone, got {others[0]:.80}")
+        self._check_bounds()
+        return {
+            "call": self._call,
+            "options": self._options(max_tokens, logprobs),
+            "n": n,
+            "logprobs": logprobs,
+            "stream": stream,
+            "include_usage": bool(wanted.get("include_usage")),
+        }
+
+    def refuse_rest(self, known: set[str]) -> None:
+        """Refuse what has not been taken."""
+        for name, value in self._left.items():
+            if name not in REFUSED:
+                raise self.wrong(name, refusal(self._call, name, known), "unknown_field")
+            try:
+                refuse(self._call, name, value)
+            except UnsupportedError as error:
+                raise self.wrong(name, str(error), "unsupported") from None
+
+    def wrong(self, name: str, message: str, code: str = "invalid_value") -> Refusal:
+        """What is raised for a field."""
+        return Refusal(400, message, code, param=name)
+
+    def _check_bounds(self) -> None:
+        stop = self._left.get("stop")
+        if isinstance(stop, list) and len(stop) > self._limits.max_stops:
+            raise self.wrong("stop", f"stop may be {self._limits.max_stops} texts, not {len(stop)}")
+        bias = self._left.get("logit_bias")
+        if not isinstance(bias, dict):
+            return
+        if len(bias) > self._limits.max_biases:
+            raise self.wrong("logit_bias", f"logit_bias may name {self._limits.max_biases} tokens, not {len(bias)}")
+        if odd := next((key for key in bias if not re.fullmatch(r"[0-9]{1,9}", key)), None):
+            raise self.wrong("logit_bias", f"logit_bias maps token ids to numbers, got '{odd:.80}'")
+
+    def _options(self, max_tokens: int | None, logprobs: int | None) -> GenerateOptions:
+        for name, value in self._left.items():
+            if name in _NOT_OURS or not (name in OPTIONS or name in REFUSED or name in _RENAMED):
+                raise self.wrong(
+                    name, refusal(self._call, name, (OPTIONS - _NOT_OURS) | {"max_tokens"}), "unknown_field"
+                )
+            try:
+                engine_options(self._call, {name: value}, None)
+            except (UnsupportedError, TypeError, ValueError) as error:
+                raise self.wrong(name, str(error), "unsupported") from None
+        options: GenerateOptions = {"cache_prompt": True, **engine_options(self._call, self._left, max_tokens)}
+        if logprobs is not None:
+            options["logprobs"] = max(logprobs, 1)
+        try:
+            Options(**options)
+        except Exception as error:
+            raise refusal_of(error) from None
+        return options

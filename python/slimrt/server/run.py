@@ -1,0 +1,166 @@
+"""The server's process: a socket, uvicorn, and an end that lets texts under way come to theirs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import sys
+from asyncio import TimerHandle, Transport
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from slimrt.model import Model
+from slimrt.server.app import build_app
+from slimrt.server.exchange import ABORT
+from slimrt.server.guard import Access
+from slimrt.server.limits import Limits
+from slimrt.server.service import Service
+
+DEAD = 70  # exit code of a server whose model does not move any more (EX_SOFTWARE)
+_HEAD_SECONDS = 30.0
+_HEAD_BYTES = 64 << 10
+_SWITCH = 0.0005  # seconds after which a thread that waits for the interpreter gets it: a step has a few hand-overs
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that listens there. port 0: one that is free. OSError: it cannot."""
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(2048)
+    except OSError as error:
+        listener.close()
+        raise OSError(f"cannot listen at {host}:{port}: {error.strerror}") from None
+    return listener
+
+
+def serve(
+    listener: socket.socket, load: Callable[[], Model], access: Access, limits: Limits, *, log_requests: bool
+) -> int:
+    """Serve until SIGTERM or Ctrl-C; returns the exit code. The model is loaded meanwhile; what fails then is raised.
+
+    Raises:
+        Exception: what loading raised.
+    """
+    sys.setswitchinterval(_SWITCH)
+    failures = list[BaseException]()
+
+    def fail(what: str, error: BaseException | None) -> None:
+        """End: by itself if the model could not be loaded, else at once, for its thread may never come back."""
+        if what == "loading the model" and error is not None:
+            failures.append(error)
+            server.should_exit = True
+            return
+        print(f"slimrt: error: the server ends, it cannot go on: {what}{': ' if error else ''}{error or ''}",
+              file=sys.stderr, flush=True)  # fmt: skip
+        os._exit(DEAD)
+
+    service = Service(load, limits, fail)
+    config = uvicorn.Config(
+        build_app(service, access),
+        http=Connection,
+        ws="none",
+        loop="asyncio",
+        lifespan="on",
+        log_config=None,
+        access_log=log_requests,
+        server_header=False,
+        timeout_graceful_shutdown=5,
+    )
+    _log(log_requests)
+    server = Server(config, service)
+    server.run(sockets=[listener])
+    if failures:
+        raise failures[0]
+    if service.state == "loading":  # its thread is at work, and cannot be asked to stop
+        os._exit(0)
+    return 0
+
+
+def _log(requests: bool) -> None:
+    """Have faults told on stderr, and each request in a line if that is wanted."""
+    said = logging.StreamHandler()
+    said.setFormatter(logging.Formatter("slimrt: %(message)s"))
+    for name, level in (("slimrt", logging.ERROR), ("uvicorn.error", logging.ERROR), ("uvicorn.access", logging.INFO)):
+        if requests or name != "uvicorn.access":
+            logger = logging.getLogger(name)
+            logger.addHandler(said)
+            logger.setLevel(level)
+            logger.propagate = False
+
+
+class Server(uvicorn.Server):
+    """Uvicorn's, which goes on to listen while it drains: who comes then is told so."""
+
+    def __init__(self, config: uvicorn.Config, service: Service):
+        super().__init__(config)
+        self._service = service
+        self._drain: asyncio.Task[None] | None = None
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        self._events = asyncio.get_running_loop()
+        await super().serve(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal: drain; another one: end at once."""
+        if self._service.draining or self._service.state == "loading":
+            os._exit(0 if self._service.state == "loading" else 128 + sig)
+        self._service.draining = True
+        self._events.call_soon_threadsafe(self._begin_to_drain)
+
+    def _begin_to_drain(self) -> None:
+        async def drain() -> None:
+            await self._service.drain()
+            self.should_exit = True
+
+        self._drain = asyncio.create_task(drain())
+
+
+class Connection(HttpToolsProtocol):
+    """Uvicorn's, with bounds of what comes before a body, and a way to end it without waiting for its reader."""
+
+    _timer: TimerHandle | None = None
+    _head = 0
+
+    def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._timer is not None:
+            self._head += len(data)
+            if self._head > _HEAD_BYTES:
+                self.transport.abort()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        extensions: Any = {ABORT: self.transport.abort}
+        self.scope["extensions"] = extensions
+        self._await_head()
+
+    def on_headers_complete(self) -> None:
+        self._stop_waiting()
+        super().on_headers_complete()
+
+    def _await_head(self) -> None:
+        if self._timer is None:
+            self._head = 0
+            self._timer = self.loop.call_later(_HEAD_SECONDS, self.transport.abort)
+
+    def _stop_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,0 +1,142 @@
+"""What the routes share: the model, the thread that steps it, what is under way, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from slimrt.cache.config import kinds
+from slimrt.generation.loop import loop_of, prefixes_of
+from slimrt.model import Model
+from slimrt.server.engine_thread import EngineThread
+from slimrt.server.errors import Refusal
+from slimrt.server.limits import Limits, Places
+from slimrt.server.metrics import Metrics
+from slimrt.server.texts import Texts
+
+Result = TypeVar("Result")
+OnFailure = Callable[[str, BaseException | None], object]
+_NEWEST = 0.3  # weight of the newest measurement in a mean
+
+
+class Service:
+    """A model that is served.
+
+    Args:
+        load: makes the model, in the thread that is going to use it.
+        on_failure: called once it cannot go on: what failed, and the error if there is one.
+
+    Attributes:
+        texts: requests for texts under way.
+    """
+
+    def __init__(self, load: Callable[[], Model], limits: Limits, on_failure: OnFailure):
+        self.limits, self.metrics, self.places = limits, Metrics(), Places(limits.places)
+        self.draining = False
+        self.texts = set[Texts]()
+        self.created = int(time.time())
+        self._load, self._on_failure = load, on_failure
+        self._model: Model | None = None
+        self._thread: EngineThread | None = None
+        self._executor = ThreadPoolExecutor(2, "slimrt-text")
+        self._callers = ThreadPoolExecutor(limits.parallel, "slimrt-call")
+        self._tasks = list[asyncio.Task[None]]()
+
+    @property
+    def state(self) -> str:
+        """ "ok", or why nothing is taken on: "loading", "draining", "stuck"."""
+        if self._model is None:
+            return "loading"
+        if self._thread is None or not self._thread.alive:
+            return "stuck"
+        return "draining" if self.draining else "ok"
+
+    @property
+    def thread(self) -> EngineThread:
+        """The engine's."""
+        assert self._thread is not None
+        return self._thread
+
+    def model(self) -> Model:
+        """The model. Refusal 503: nothing is taken on."""
+        state = self.state
+        if self._model is None or state != "ok":
+            words = {"loading": "the model is being loaded", "draining": "the server is about to end",
+                     "stuck": "the model does not move any more"}  # fmt: skip
+            raise Refusal(503, words[state], state, retry_after=5)
+        return self._model
+
+    async def start(self) -> None:
+        """Begin to load the model; returns at once."""
+        self._thread = EngineThread(lambda error: self._on_failure("the thread that computes", error))
+        self._tasks = [asyncio.create_task(self._become_ready()), asyncio.create_task(self._keep_watch())]
+
+    async def apart(self, work: Callable[[], Result]) -> Result:
+        """Have work done beside the event loop that needs no engine: templates, tokenising."""
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+    async def calling(self, work: Callable[[], Result]) -> Result:
+        """Have a call of the library made in a thread of its own, as many at once as there are texts: what it waits for
+        is computed in the steps of all."""
+        return await asyncio.get_running_loop().run_in_executor(self._callers, work)
+
+    async def drain(self) -> None:
+        """Take nothing on any more, and return when what is under way has ended: late texts with what there is."""
+        self.draining = True
+        end = time.monotonic() + self.limits.drain_timeout
+        while self.places.texts and time.monotonic() < end:
+            await asyncio.sleep(0.02)
+        for one in self.texts:
+            one.end_early(self.thread)
+        while self.places.texts and time.monotonic() < end + self.limits.send_timeout:
+            await asyncio.sleep(0.02)
+
+    async def stop(self) -> None:
+        """End the thread, unless it is busy with loading, and free the model."""
+        for task in self._tasks:
+            task.cancel()
+        for executor in (self._executor, self._callers):
+            executor.shutdown(wait=False, cancel_futures=True)
+        if self._model is not None and self._thread is not None:
+            self._thread.end()
+            if self._model._runtime.source.kind == "text":
+                prefixes_of(self._model._runtime).write()
+            self._model.close()
+
+    async def _become_ready(self) -> None:
+        try:
+            self._model = await self.thread.call(self._loaded)
+        except Exception as error:
+            self._on_failure("loading the model", error)
+            return
+        loop, info = self.thread.loop, self._model.info()
+        assert loop is not None
+        self.metrics.watch("texts_running", "Texts that the model makes now.", lambda: loop.running)
+        self.metrics.watch("texts_waiting", "Texts that wait for the model.", lambda: loop.waiting)
+        if self._model._runtime.source.kind == "text":
+            prefixes = prefixes_of(self._model._runtime)
+            self.metrics.watch("prefixes_found", "Texts that went on from what others had left.", lambda: prefixes.hits)
+            self.metrics.watch("blocks_evicted", "That left texts gave up.", lambda: prefixes.evicted)
+        self.metrics.watch("places_taken", "Texts of all requests taken on.", lambda: self.places.texts)
+        self.metrics.watch("tokens_per_second", "Computed, while there was work.", lambda: self.places.rate)
+        self.metrics.watch("context_tokens", f"Of a sequence; cache {kinds(info['layers'])}.", lambda: info["n_ctx"])
+
+    def _loaded(self) -> Model:
+        model = self._load()
+        self.thread.loop = loop_of(model._runtime)
+        return model
+
+    async def _keep_watch(self) -> None:
+        """Each second: look whether the thread moves, and how fast it is."""
+        computed, seconds = 0, 0.0
+        while True:
+            await asyncio.sleep(1.0)
+            if not self.thread.alive:
+                self._on_failure(f"a step of the model that takes {self.thread.step_seconds:.0f} s already", None)
+            if self.thread.seconds > seconds and self.places.computed > computed:
+                rate = (self.places.computed - computed) / (self.thread.seconds - seconds)
+                self.places.rate += (rate - self.places.rate) * (_NEWEST if self.places.rate else 1.0)
+            computed, seconds = self.places.computed, self.thread.seconds

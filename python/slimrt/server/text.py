@@ -1,0 +1,197 @@
+"""What a request for texts comes to: prompts, options, and how the texts become choices of an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from slimrt.generation.options import Options
+from slimrt.model import Model
+from slimrt.openai.responses import (
+    Json,
+    chat_choice,
+    chat_logprobs,
+    chat_piece,
+    chat_reason,
+    completion_choice,
+    completion_logprobs,
+    finish_reason,
+)
+from slimrt.openai.tools import Chat, constrain
+from slimrt.results import Generation, TokenLogprob
+from slimrt.server.errors import refusal_of
+from slimrt.server.protocol import ChatRequest, CompletionRequest
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be generated.
+
+    Attributes:
+        prompts: ids; each is continued n times.
+        choice: makes the choice with that index, of that prompt.
+        details: what more the usage of its answers says.
+    """
+
+    prompts: Sequence[list[int]]
+    options: Options
+    choice: Callable[[int, int], Choice]
+    details: Callable[[Sequence[Generation]], Json] = lambda _: {}
+
+
+class Choice(Protocol):
+    """One text as a choice of an answer."""
+
+    def opening(self) -> Json | None:
+        """The chunk that comes before all text, if there is one."""
+
+    def piece(self, text: str, tokens: Sequence[TokenLogprob]) -> list[Json]:
+        """The chunks for a piece of text and the tokens that are new with it; none if it tells nothing yet."""
+
+    def closing(self, result: Generation, tokens: Sequence[TokenLogprob], late: bool) -> list[Json]:
+        """The last chunks. late: it was ended early, which counts as its limit."""
+
+    def whole(self, result: Generation, late: bool) -> Json:
+        """The choice of an answer that comes at once."""
+
+
+def plan_chat(model: Model, request: ChatRequest) -> Plan:
+    """Refusals as slimrt.openai.tools.constrain's errors."""
+    try:
+        chat = constrain(model._runtime, request.asked)
+    except Exception as error:
+        raise refusal_of(error, "messages") from error
+    bytes_of = model.tokenizer.token_bytes
+
+    def shown(tokens: Sequence[TokenLogprob]) -> Json | None:
+        return None if request.logprobs is None else chat_logprobs(tokens, request.logprobs, bytes_of)
+
+    return Plan([chat.ids], Options(**chat.options), lambda index, _: ChatChoice(index, chat, shown), chat.details)
+
+
+def plan_completion(model: Model, request: CompletionRequest, scored: Sequence[Scored]) -> Plan:
+    """scored: of each prompt, what echo shows of it."""
+    bytes_of = model.tokenizer.token_bytes if request.logprobs is not None else None
+
+    def shown(tokens: Sequence[TokenLogprob], offset: int = 0, first: str | None = None) -> Json | None:
+        if bytes_of is None or request.logprobs is None:
+            return None
+        return completion_logprobs(tokens, request.logprobs, bytes_of, offset=offset, first=first)
+
+    def choice(index: int, prompt: int) -> Choice:
+        return CompletionChoice(index, scored[prompt], shown)
+
+    return Plan([one.ids for one in scored], Options(**request.options), choice)
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A prompt, and what an answer that echoes it begins with.
+
+    Attributes:
+        text: "" without echo.
+        first: the text of its first token, which has no probability; None: no logprobs of the prompt are shown.
+        tokens: the others with their logprobs.
+    """
+
+    ids: list[int]
+    text: str = ""
+    first: str | None = None
+    tokens: Sequence[TokenLogprob] = ()
+
+
+@dataclass
+class ChatChoice:
+    """Of a chat.completion, or of its chunks."""
+
+    index: int
+    chat: Chat
+    shown: Callable[[Sequence[TokenLogprob]], Json | None]
+
+    def __post_init__(self) -> None:
+        self._parser = self.chat.parser()
+
+    def opening(self) -> Json:
+        return chat_piece(self.index, {"role": "assistant", "content": ""}, None, None)
+
+    def piece(self, text: str, tokens: Sequence[TokenLogprob]) -> list[Json]:
+        return self._chunks(self._parser.feed(text), tokens)
+
+    def closing(self, result: Generation, tokens: Sequence[TokenLogprob], late: bool) -> list[Json]:
+        told = self._chunks(self._parser.flush(), ())
+        reason = "length" if late else chat_reason(result, self._parser.calls)
+        return [*told, chat_piece(self.index, {}, self.shown(tokens) if tokens else None, reason)]
+
+    def whole(self, result: Generation, late: bool) -> Json:
+        message, reason = self.chat.message(result)
+        return chat_choice(self.index, message, "length" if late else reason, self.shown(result.logprobs or ()))
+
+    def _chunks(self, deltas: Sequence[Json], tokens: Sequence[TokenLogprob]) -> list[Json]:
+        """A chunk for each delta, the first with the tokens."""
+        shown = self.shown(tokens) if tokens else None
+        return [chat_piece(self.index, delta, None if i else shown, None) for i, delta in enumerate(deltas)]
+
+
+@dataclass
+class CompletionChoice:
+    """Of a text_completion, or of its chunks."""
+
+    index: int
+    prompt: Scored
+    shown: Callable[..., Json | None]
+    _offset: int = field(default=0, init=False)
+
+    def opening(self) -> Json | None:
+        prompt = self.prompt
+        if not prompt.text:
+            return None
+        shown = None
+        if prompt.first is not None:
+            shown, self._offset = self.shown(prompt.tokens, first=prompt.first), _length(prompt)
+        return completion_choice(self.index, prompt.text, shown, None)
+
+    def piece(self, text: str, tokens: Sequence[TokenLogprob]) -> list[Json]:
+        return [completion_choice(self.index, text, self._shown_next(tokens), None)]
+
+    def closing(self, result: Generation, tokens: Sequence[TokenLogprob], late: bool) -> list[Json]:
+        return [completion_choice(self.index, "", self._shown_next(tokens), _reason(result, late))]
+
+    def whole(self, result: Generation, late: bool) -> Json:
+        tokens = [*self.prompt.tokens, *(result.logprobs or ())]
+        shown = self.shown(tokens, first=self.prompt.first)
+        return completion_choice(self.index, self.prompt.text + result.text, shown, _reason(result, late))
+
+    def _shown_next(self, tokens: Sequence[TokenLogprob]) -> Json | None:
+        if not tokens:
+            return None
+        shown = self.shown(tokens, offset=self._offset)
+        self._offset += sum(len(one.text) for one in tokens)
+        return shown
+
+
+def _reason(result: Generation, late: bool) -> str | None:
+    """OpenAI's word for why a text ended."""
+    return "length" if late else finish_reason(result)
+
+
+def counts(plan: Plan, n: int, results: Sequence[Generation]) -> Json:
+    """Counts of tokens of an answer whose choices are n to a prompt, in order; a prompt counts once."""
+    prompt = sum(len(one) for one in plan.prompts)
+    cached = sum(one.usage.cached_tokens for one in results[::n])
+    completion = sum(one.usage.completion_tokens for one in results)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    } | plan.details(results)
+
+
+def measured(results: Sequence[Generation]) -> Json:
+    """Speed and cache of an answer's texts, for who asks for them (x-slimrt: 1)."""
+    return {"timings": [one.timings.to_dict() for one in results], "cache": [one.cache.to_dict() for one in results]}
+
+
+def _length(prompt: Scored) -> int:
+    return len(prompt.first or "") + sum(len(one.text) for one in prompt.tokens)

@@ -1,0 +1,237 @@
+"""Texts for one request: made by the engine's thread, told whole or as events."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from slimrt.generation.answers import Answer, Root
+from slimrt.generation.generate import Run
+from slimrt.generation.text2text import EncodedRun, Text2Text, check_source
+from slimrt.model import Model
+from slimrt.openai.responses import Head, Json
+from slimrt.results import Generation, TokenLogprob
+from slimrt.runtime.session import as_prompt
+from slimrt.server.engine_thread import EngineThread, Making, News
+from slimrt.server.errors import Refusal, refusal_of
+from slimrt.server.exchange import ClientGone, Exchange
+from slimrt.server.limits import Limits, Place, Places
+from slimrt.server.metrics import Metrics
+from slimrt.server.protocol import TextRequest
+from slimrt.server.text import Choice, Plan, counts, measured
+
+_PING_EVERY = 15.0  # seconds of silence after which a comment says that the connection lives
+_GUESS = 256  # tokens of a text without a limit, where it is guessed how long the work takes
+
+
+@dataclass
+class _Text:
+    """One text and what was brought of it that is not told yet."""
+
+    making: Making
+    choice: Choice
+    text: str = ""
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    result: Generation | None = None
+    told: bool = False  # its end too
+
+
+def runs_of(model: Model, request: TextRequest, plan: Plan, called: float, key: str) -> list[Run]:
+    """The runs that a plan comes to, n to a prompt; for a thread of the executor. key: of those with whom they share
+    rows. Refusal 400: one cannot be."""
+    seed, n, runtime = model._seed_of(plan.options.seed), request.n, model._runtime
+    try:
+        if runtime.source.kind == "t5":
+            runs = list[Run](_encoded(model, request, plan, seed, called))
+        elif n == 1:
+            runs = [model._run(ids, plan.options, seed + i, None, called) for i, ids in enumerate(plan.prompts)]
+        else:
+            roots = [Root(ids) for ids in plan.prompts]
+            runs = [Answer(runtime, root, i, plan.options, seed + at * n, called)
+                    for at, root in enumerate(roots) for i in range(n)]  # fmt: skip
+    except Exception as error:
+        raise refusal_of(error, "messages" if "chat" in request.call else "prompt") from error
+    for one in runs:
+        one.key = key
+    return runs
+
+
+def prompt_of(model: Model, prompt: str | Sequence[int]) -> list[int]:
+    """The ids of a text, or ids: what is continued, or, of a model of the T5 family, what its encoder reads."""
+    runtime = model._runtime
+    return model._source_ids(prompt) if runtime.source.kind == "t5" else as_prompt(runtime, prompt)
+
+
+def _encoded(model: Model, request: TextRequest, plan: Plan, seed: int, called: float) -> Iterator[EncodedRun]:
+    """The same of a model that makes one text of another."""
+    given: Any = request.options | {"cache_prompt": False}  # rows beside an encoder are its source's too
+    options = Text2Text(**given)
+    for at, ids in enumerate(plan.prompts):
+        check_source(model._runtime, len(ids))
+        for i in range(request.n):
+            yield EncodedRun(model._runtime, ids, at * request.n + i, options, seed, called)
+
+
+class Texts:
+    """The texts of a request, from their submission to the end of the answer.
+
+    Args:
+        head: what the answer begins with.
+        called: time.perf_counter() when the request came.
+        place: whose tokens are counted down in places.
+    """
+
+    def __init__(
+        self, request: TextRequest, plan: Plan, runs: Sequence[Run], exchange: Exchange, head: Head, called: float,
+        place: Place, places: Places, metrics: Metrics, limits: Limits,
+    ):  # fmt: skip
+        self._request, self._plan, self._exchange, self._head = request, plan, exchange, head
+        self._called, self._place, self._places, self._metrics, self._limits = called, place, places, metrics, limits
+        self._texts = [
+            _Text(Making(run, self._take), plan.choice(index, index // request.n)) for index, run in enumerate(runs)
+        ]
+        self._of = {one.making: one for one in self._texts}
+        self._latest: dict[Making, float] = {}
+        self._error: BaseException | None = None
+        self._started = self._late = False
+        most = plan.options.max_tokens
+        place.tokens = sum(len(run.prompt) + (_GUESS if most < 0 else most) for run in runs)
+
+    async def answer(self, thread: EngineThread, key: str, more: bool) -> None:
+        """Have them made and answer. more: with what was measured too.
+
+        Raises:
+            Refusal: they did not begin in time, or one failed. ClientGone.
+        """
+        makings = [one.making for one in self._texts]
+        try:
+            for one in makings:
+                thread.submit(one, key)
+            await self._wait_for_start()
+            if self._request.stream:
+                await self._stream(thread, more)
+            else:
+                await self._all_at_once(thread, more)
+        except ClientGone:
+            self._metrics.cancelled.labels("gone").inc()
+            raise
+        finally:
+            thread.cancel(makings)
+            self._place.tokens = 0
+
+    async def _wait_for_start(self) -> None:
+        end = self._called + self._limits.queue_timeout
+        while not self._started and self._error is None:
+            if not await self._exchange.wait(end - time.perf_counter()) and not self._started:
+                self._metrics.cancelled.labels("queue").inc()
+                raise Refusal(
+                    503, f"the model had no time for this within {self._limits.queue_timeout:g} s", "queue_timeout",
+                    retry_after=max(round(self._limits.queue_timeout), 1),
+                )  # fmt: skip
+        self._raise_error()
+
+    async def _stream(self, thread: EngineThread, more: bool) -> None:
+        exchange, kind = self._exchange, "chat.completion.chunk" if "chat" in self._request.call else "text_completion"
+        await exchange.begin_events()
+        for one in self._texts:
+            if (opening := one.choice.opening()) is not None:
+                await exchange.event(self._head.response(kind, [opening]))
+        while not all(one.told for one in self._texts):
+            for one in self._texts:
+                for piece in self._pieces(one):
+                    await exchange.event(self._head.response(kind, [piece]))
+            self._raise_error()
+            if not all(one.told for one in self._texts) and not await self._wait(thread, _PING_EVERY):
+                await exchange.send_part(b": ping\n\n")
+        results = self._results()
+        extra = measured(results) if more else {}
+        if self._request.include_usage or more:
+            usage = counts(self._plan, self._request.n, results)
+            await exchange.event(self._head.response(kind, [], usage) | extra)
+        await exchange.send_part(b"data: [DONE]\n\n")
+        await exchange.end_events()
+
+    async def _all_at_once(self, thread: EngineThread, more: bool) -> None:
+        while not all(one.result for one in self._texts):
+            await self._wait(thread, self._limits.request_timeout)
+            self._raise_error()
+        kind = "chat.completion" if "chat" in self._request.call else "text_completion"
+        results = self._results()
+        choices = [self._marked(one.choice.whole(result, self._ended_early(result)), result)
+                   for one, result in zip(self._texts, results, strict=True)]  # fmt: skip
+        answer = self._head.response(kind, choices, counts(self._plan, self._request.n, results))
+        await self._exchange.answer(answer | (measured(results) if more else {}))
+
+    def _pieces(self, one: _Text) -> list[Json]:
+        """The chunks for what is not told yet of a text."""
+        if one.told:
+            return []
+        text, tokens, one.text, one.logprobs = one.text, one.logprobs, "", []
+        pieces = one.choice.piece(text, tokens) if text else []
+        if pieces:
+            tokens = []
+        if one.result is None:
+            one.logprobs = tokens  # of tokens whose text is held back yet
+            return pieces
+        one.told = True
+        *added, last = one.choice.closing(one.result, tokens, self._ended_early(one.result))
+        return [*pieces, *added, self._marked(last, one.result)]
+
+    async def _wait(self, thread: EngineThread, seconds: float) -> bool:
+        """Wait for news, so long at most; a request that takes too long is ended with what there is."""
+        left = self._called + self._limits.request_timeout - time.perf_counter()
+        if left <= 0 and not self._late:
+            self.end_early(thread)
+        return await self._exchange.wait(seconds if self._late else min(seconds, left))
+
+    def end_early(self, thread: EngineThread) -> None:
+        """End the texts with what there is, as if they had reached their limit."""
+        self._late = True
+        self._metrics.cancelled.labels("timeout").inc()
+        thread.cancel([one.making for one in self._texts])
+
+    def _take(self, making: Making, news: News) -> None:
+        """News of a text, as they come."""
+        one = self._of[making]
+        if not self._started:
+            self._started = True
+            self._metrics.queued.observe(news.at - self._called)
+        one.text += news.text
+        one.logprobs += news.logprobs
+        if news.tokens:
+            self._count(making, news)
+        if news.result is not None:
+            one.result, usage = news.result, news.result.usage
+            self._metrics.tokens.labels("reused").inc(usage.cached_tokens)
+            self._metrics.preempted.inc(making.ticket.preemptions if making.ticket else 0)
+            if self._latest.get(making):
+                self._metrics.tokens.labels("prompt").inc(usage.prompt_tokens - usage.cached_tokens)
+        self._error = self._error or news.error
+        self._exchange.news.set()
+
+    def _count(self, making: Making, news: News) -> None:
+        self._metrics.tokens.labels("generated").inc(news.tokens)
+        latest, self._latest[making] = self._latest.get(making), news.at
+        done = news.tokens
+        if latest is None:
+            self._metrics.first_token.observe(news.at - self._called)
+            done += len(making.run.prompt)
+        else:
+            self._metrics.between_tokens.observe(news.at - latest)
+        self._places.count(self._place, done)
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _ended_early(self, result: Generation) -> bool:
+        return self._late and result.finish_reason == "unfinished"
+
+    def _marked(self, choice: Json, result: Generation) -> Json:
+        """The last of a choice, which says so if it was ended early."""
+        return choice | {"timeout": True} if self._ended_early(result) else choice
+
+    def _results(self) -> list[Generation]:
+        return [one.result for one in self._texts if one.result is not None]
