@@ -270,7 +270,7 @@ class Loop:
         if not parts:
             return
         items = [item for part in parts for item in part.items]
-        outputs = [int(part.whole) for part in parts for _ in part.items]
+        outputs = [n for part in parts for n in part.outputs]
         calls = {part.ticket.call for part in parts}
         started, counts = time.perf_counter(), self._engine.sparse_counts()
         try:
@@ -283,7 +283,9 @@ class Loop:
                 self._resume(part.ticket, part.ticket.call.failure or error)
             return
         seconds, now, at = time.perf_counter() - started, self._engine.sparse_counts(), 0
-        self.pace.note(seconds, sum(len(part) for part in parts if not part.few), any(part.few for part in parts))
+        few = [part for part in parts if part.few]
+        n_tokens = sum(map(len, few))
+        self.pace.note(seconds, sum(map(len, parts)) - n_tokens, sum(len(part.items) for part in few), n_tokens)
         if self.prefixes is not None:
             self.prefixes.note_rate(self.pace.tokens_per_second)
         for part in parts:
