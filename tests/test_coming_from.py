@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import re
 import shlex
+import socket
 import sys
 from pathlib import Path
 
@@ -90,6 +91,7 @@ def test_commands(run, folder, monkeypatch, theirs, ours, state):
     if words[0] == "serve":
         pytest.importorskip("uvicorn")
         monkeypatch.setattr("slimrt.server.run.serve", served)
+        monkeypatch.setattr("slimrt.server.run.bind", lambda host, port: socket.socket())  # others may have the port
     code, out, err = run(*words)
     if words_of_it := said(state):
         assert words_of_it in err and code in (1, 2) and (out, err.count("\n")) == ("", 1)
