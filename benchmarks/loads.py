@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from client import Answer, complete
 from servers import Server
 
 Figures = dict[str, Any]
+BLOCKS = ("slimrt_blocks", "slimrt_blocks_free", "slimrt_blocks_left")  # left: held for texts that begin alike
 
 
 class Prompts:
@@ -138,8 +140,10 @@ async def conversations(
 
 
 def ids_of(text: str) -> list[int]:
-    """The ids of an answer, models.word() read backwards."""
-    return [sum((ord(letter) - ord("a")) * 26**place for place, letter in enumerate(word)) for word in text.split()]
+    """The ids of an answer, models.word() read backwards; control tokens, which servers write in several ways, are not
+    said again."""
+    words = re.findall(r" ([a-z]{5})", text)
+    return [sum((ord(letter) - ord("a")) * 26**place for place, letter in enumerate(word)) for word in words]
 
 
 async def overload(
@@ -205,7 +209,7 @@ async def soak(server: Server, prompts: Prompts, *, requests: int, streams: int)
     start = time.perf_counter()
     await asyncio.gather(*(stream() for _ in range(streams)))
     seconds = time.perf_counter() - start
-    await asyncio.sleep(1)  # the last who left
+    await asyncio.sleep(3)  # the last who left, and what the server counts each second
     memory.sort(key=lambda one: one["after"])
     settled = next(one for one in memory if one["after"] >= requests // 2)
     grown = memory[-1]["anonymous"] - settled["anonymous"]
@@ -219,10 +223,11 @@ async def soak(server: Server, prompts: Prompts, *, requests: int, streams: int)
 
 
 async def blocks(server: Server) -> dict[str, float]:
-    """What /metrics says of blocks, by name; empty for a server that says nothing."""
+    """Those of the cache as /metrics has them, and those that are neither free nor left; empty: it says nothing."""
     status, text = await client.fetch(server.port, "/metrics")
-    lines = (line.rpartition(" ") for line in text.splitlines() if status == 200 and not line.startswith("#"))
-    return {name: float(value) for name, _, value in lines if "block" in name}
+    lines = (line.rpartition(" ") for line in text.splitlines() if status == 200)
+    found = {name: float(value) for name, _, value in lines if name in BLOCKS}
+    return found | ({"lost": 2 * found[BLOCKS[0]] - sum(found.values())} if len(found) == len(BLOCKS) else {})
 
 
 def show(figures: Figures) -> str:

@@ -34,6 +34,7 @@ from servers import Server, Setup
 
 SETTINGS = [{"flash": flash, "n_batch": n_batch} for flash in (True, False) for n_batch in (64, 256, 2048)]
 SCENARIOS = ("steady", "stall", "conversations", "overload", "soak")
+PEOPLE = 20  # of conversations
 QUEUE = 4  # requests that slimrt lets wait, for each that it computes
 
 
@@ -55,7 +56,9 @@ class Cell:
         n_ctx = {"steady": args.prompt + args.answer, "stall": 4096 + 128, "conversations": 1280}.get(
             self.scenario, 256
         )
-        return Setup(model, parallel, -(-n_ctx // 256) * 256, reuse, args.threads)
+        n_ctx = -(-n_ctx // 256) * 256
+        kept = (PEOPLE - parallel) * n_ctx if self.scenario == "conversations" else 0
+        return Setup(model, parallel, n_ctx, reuse, kept, args.threads)
 
     def turn(self, server: Server, seed: int, args: argparse.Namespace) -> Coroutine[Any, Any, loads.Figures]:
         prompts, n = loads.Prompts(self.shape.n_vocab, seed), self.streams
@@ -66,7 +69,7 @@ class Cell:
             return loads.stall(server, prompts, streams=n, n_prompt=4096)
         if self.scenario == "conversations":
             sizes = {"n_system": 256, "n_said": 64, "n_answer": 32}
-            return loads.conversations(server, prompts, people=20, turns=10, streams=n, **sizes)
+            return loads.conversations(server, prompts, people=PEOPLE, turns=10, streams=n, **sizes)
         if self.scenario == "overload":
             clients = 10 * n * (1 + QUEUE)
             return loads.overload(server, prompts, clients=clients, seconds=args.seconds, n_prompt=64, n_answer=32)
@@ -107,8 +110,11 @@ def planned(server: Server, settings: dict[str, Any]) -> int:
     """Bytes that slimrt says it would allocate."""
     import slimrt
 
-    setup, cache = server.setup, {"cache": settings["cache"], "cache_type": settings["type"]}
-    said = slimrt.plan(setup.model, n_ctx=setup.n_ctx, n_seqs=setup.parallel, n_threads=setup.threads, **cache)
+    setup = server.setup
+    cache: Any = {"cache": settings["cache"], "cache_type": settings["type"]}
+    pool = setup.parallel * setup.n_ctx + setup.kept
+    sizes: Any = {"n_ctx": setup.n_ctx, "n_seqs": setup.parallel, "cache_tokens": pool, "n_threads": setup.threads}
+    said = slimrt.plan(setup.model, **sizes, **cache)
     return int(said.to_dict()["asked"]["total"])
 
 

@@ -27,26 +27,31 @@ LOADING = 300.0  # seconds that a server may take until it is healthy
 class Setup:
     """What a scenario wants of a server.
 
-    parallel: requests computed at once. n_ctx: tokens that one of them may take. reuse: of prefixes.
+    parallel: requests computed at once. n_ctx: tokens that one of them may take. reuse: of prefixes. kept: tokens that
+    are to be held of earlier requests, beside those of `parallel` requests.
     """
 
     model: Path
     parallel: int
     n_ctx: int
     reuse: bool = False
+    kept: int = 0
     threads: int = 2
 
 
 def slimrt_command(setup: Setup, settings: dict[str, Any], port: int) -> list[str]:
     """settings: cache (mode) and type of its rows."""
-    pool = setup.parallel * setup.n_ctx
+    pool = setup.parallel * setup.n_ctx + setup.kept
     flags = ["--parallel", setup.parallel, "-c", setup.n_ctx, "--cache-tokens", pool, "-t", setup.threads]
     flags += ["--cache", settings["cache"], "--cache-type", settings["type"], "--port", port]
     return [sys.executable, "-m", "slimrt", "serve", str(setup.model), *map(str, flags)]
 
 
 def llama_command(setup: Setup, settings: dict[str, Any], port: int) -> list[str]:
-    """settings: flash, n_batch: tokens that are planned together, at most 512 of them computed together."""
+    """settings: flash, n_batch: tokens that are planned together, at most 512 of them computed together.
+
+    It holds what is reused beside its cache, in `--cache-ram` (8 GiB, its default).
+    """
     flags = ["-np", setup.parallel, "-c", setup.parallel * setup.n_ctx, "-t", setup.threads, "--port", port]
     flags += ["-fa", "on" if settings["flash"] else "off", "-b", settings["n_batch"]]
     flags += ["-ub", min(settings["n_batch"], 512), "--log-verbosity", 2]

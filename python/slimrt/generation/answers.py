@@ -118,6 +118,8 @@ def answers(
     prompts go together. Arguments and errors as Model.generate."""
     if whole("n", n) < 1:
         raise ValueError(f"n must be at least 1, got {n}")
+    if options.lookup:
+        raise ValueError("lookup goes with one answer to a prompt: leave out n, or lookup")
     if options.num_beams > 1:
         return _likeliest(runtime, prompts, n, options, seed, called)
     return [_drawn(runtime, one, n, options, seed + i * n, called) for i, one in enumerate(prompts)]

@@ -44,6 +44,7 @@ class Service:
         self._executor = ThreadPoolExecutor(2, "slimrt-text")
         self._callers = ThreadPoolExecutor(limits.parallel, "slimrt-call")
         self._tasks = list[asyncio.Task[None]]()
+        self._blocks = (0, 0, 0)  # of the cache: all, free, held by texts that others may go on from
 
     @property
     def state(self) -> str:
@@ -120,6 +121,9 @@ class Service:
             prefixes = prefixes_of(self._model._runtime)
             self.metrics.watch("prefixes_found", "Texts that went on from what others had left.", lambda: prefixes.hits)
             self.metrics.watch("blocks_evicted", "That left texts gave up.", lambda: prefixes.evicted)
+            self.metrics.watch("blocks", "Of 32 tokens, in the cache.", lambda: self._blocks[0])
+            self.metrics.watch("blocks_free", "That nobody holds, a second ago.", lambda: self._blocks[1])
+            self.metrics.watch("blocks_left", "That left texts hold, a second ago.", lambda: self._blocks[2])
         self.metrics.watch("places_taken", "Texts of all requests taken on.", lambda: self.places.texts)
         self.metrics.watch("tokens_per_second", "Computed, while there was work.", lambda: self.places.rate)
         self.metrics.watch("context_tokens", f"Of a sequence; cache {kinds(info['layers'])}.", lambda: info["n_ctx"])
@@ -129,11 +133,22 @@ class Service:
         self.thread.loop = loop_of(model._runtime)
         return model
 
+    def _count_blocks(self) -> None:
+        """For the engine's thread: a step holds the engine."""
+        assert self._model is not None
+        runtime = self._model._runtime
+        left = prefixes_of(runtime).held[0] if runtime.source.kind == "text" else 0
+        with runtime.use() as engine:
+            self._blocks = (engine.n_blocks(), engine.free_blocks(), left)
+
     async def _keep_watch(self) -> None:
         """Each second: look whether the thread moves, and how fast it is."""
         computed, seconds = 0, 0.0
+        counted: asyncio.Future[None] | None = None
         while True:
             await asyncio.sleep(1.0)
+            if self._model is not None and (counted is None or counted.done()):
+                counted = self.thread.call(self._count_blocks)
             if not self.thread.alive:
                 self._on_failure(f"a step of the model that takes {self.thread.step_seconds:.0f} s already", None)
             if self.thread.seconds > seconds and self.places.computed > computed:
