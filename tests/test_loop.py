@@ -362,3 +362,10 @@ def test_a_session_finds_room_where_left_rows_are():
         model.generate(STORY * 2, max_tokens=20, cache_prompt=True, **GREEDY)
         with model.session() as session:
             assert session.append(model.tokenize(STORY) * 3).shape[0] > 64
+
+
+def test_several_answers_take_what_was_left(model):
+    first = model.generate(STORY * 2, max_tokens=20, cache_prompt=True, **GREEDY)
+    several = model.generate(STORY * 2 + first.text, n=3, max_tokens=10, cache_prompt=True, **GREEDY)
+    assert min(one.usage.cached_tokens for one in several) >= len(model.tokenize(STORY * 2))
+    assert {one.tokens for one in several} == {model.generate(STORY * 2 + first.text, max_tokens=10, **GREEDY).tokens}

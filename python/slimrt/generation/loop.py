@@ -316,8 +316,8 @@ class Loop:
         wanted = [Part(one, self._engine) for one in asking]
         texts = self._with_room([part for part in wanted if part.few])
         prompts = [part for part in wanted if not part.few]
-        others = {part.ticket.call for part in wanted}
-        if len(others) > 1 or (texts and any(part.ticket.eager for part in prompts)):
+        calls = {part.ticket.call for part in wanted}
+        if len(calls) > 1 or any(part.ticket.eager for part in prompts):  # others wait, or may come at any time
             prompts = self.pace.pieces(prompts, bool(texts))
         chosen = list(texts)
         for part in prompts:
