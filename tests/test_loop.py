@@ -369,3 +369,24 @@ def test_several_answers_take_what_was_left(model):
     several = model.generate(STORY * 2 + first.text, n=3, max_tokens=10, cache_prompt=True, **GREEDY)
     assert min(one.usage.cached_tokens for one in several) >= len(model.tokenize(STORY * 2))
     assert {one.tokens for one in several} == {model.generate(STORY * 2 + first.text, max_tokens=10, **GREEDY).tokens}
+
+
+def test_closing_waits_for_a_stream_that_is_read():
+    model = load()
+    stream, closed = model.stream(STORY, max_tokens=60, **GREEDY), threading.Event()
+    next(stream)
+    thread = threading.Thread(target=lambda: (model.close(), closed.set()))
+    thread.start()
+    assert closed.wait(20)  # nobody is waiting for it at this moment
+    thread.join()
+    with pytest.raises(ValueError, match="closed"):
+        next(stream)
+
+
+def test_a_stream_that_nobody_holds_any_more_gives_its_rows_back():
+    with load(n_seqs=1) as model:
+        stream = model.stream(STORY * 2, max_tokens=20, **GREEDY)
+        next(stream)
+        del stream
+        with model.session() as session:
+            assert session.append(model.tokenize(STORY) * 3).shape[0] > 64

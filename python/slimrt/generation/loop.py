@@ -45,14 +45,12 @@ class Loop:
     Attributes:
         prefixes: rows that texts have left for others that begin alike; None: of none.
         idle: what else holds rows that no step needs now, and can have them computed again.
-        stepped: time.monotonic() when a step last ended.
     """
 
     def __init__(self, engine: Sequences, width: int, pace: Pace | None = None):
         self.pace = pace or Pace()
         self.prefixes: PrefixTree | None = None
         self.idle: weakref.WeakSet[Idle] = weakref.WeakSet()
-        self.stepped = time.monotonic()
         self._engine, self._width = engine, width
         self._waiting: list[Ticket[Any]] = []
         self._running: list[Ticket[Any]] = []
@@ -96,7 +94,7 @@ class Loop:
         with self._changed:
             if self._closed:
                 raise ValueError("the model is closed")
-            ticket = Ticket(task, needs, call or Call(), self._order, self.wake)
+            ticket = Ticket(task, needs, call or Call(), self._order)
             ticket.meter, ticket.on_step, ticket.key, ticket.eager = meter, on_step, key, eager
             self._order += 1
             self._waiting.append(ticket)
@@ -122,18 +120,22 @@ class Loop:
 
     def wait(self, tickets: Sequence[Ticket[Any]], until: Callable[[], bool]) -> None:
         """Return when `until` holds or all tickets are done; compute steps meanwhile, unless another thread does."""
+
+        def is_over() -> bool:
+            return until() or all(one.done for one in tickets)
+
         if self._stepper == threading.get_ident():  # called by a callback of a step: the others wait for this one
-            while not until() and not all(one.done for one in tickets):
+            while not is_over():
                 self._step(tickets)
             return
         with self._changed:
             for one in tickets:
                 one.awaited += 1
         try:
-            while not until() and not all(one.done for one in tickets):
+            while not is_over():
                 with self._changed:
                     if self._stepper is not None:
-                        if not until():  # what a step changed is seen before its end is waited for
+                        if not is_over():  # what a step changed is seen before its end is waited for
                             self._changed.wait()
                         continue
                     self._stepper = threading.get_ident()
@@ -142,6 +144,7 @@ class Loop:
             with self._changed:
                 for one in tickets:
                     one.awaited -= 1
+                self._changed.notify_all()  # close() waits for that
 
     def step(self) -> bool:
         """Compute a step of all that is wanted. False: nothing is, or another thread computes."""
@@ -151,15 +154,11 @@ class Loop:
             self._stepper = threading.get_ident()
         return self._step_for_all()
 
-    def sleep(self, seconds: float) -> None:
-        """Wait until something is submitted, cancelled or ended, or so long."""
-        with self._changed:
-            self._changed.wait(seconds)
-
-    def wake(self) -> None:
-        """Have whoever sleeps or waits look again."""
-        with self._changed:
-            self._changed.notify_all()
+    def end_cancelled(self) -> None:
+        """End what was cancelled without waiting for a step: streams that nobody holds any more."""
+        if self._stepper != threading.get_ident() and any(one.cancelled for one in (*self._waiting, *self._running)):
+            with self._engine.alone():
+                self._end_cancelled()
 
     def end(self, tickets: Sequence[Ticket[Any]], error: Exception | None = None) -> None:
         """End tickets now, which frees their sequences; waits for a step under way. error: what they tell."""
@@ -188,7 +187,7 @@ class Loop:
             return self._step(None)
         finally:
             with self._changed:
-                self._stepper, self.stepped = None, time.monotonic()
+                self._stepper = None
                 self._changed.notify_all()
 
     def _step(self, only: Sequence[Ticket[Any]] | None) -> bool:

@@ -73,7 +73,7 @@ class Ticket(Generic[Result]):
         preemptions: how often it gave its rows up.
     """
 
-    def __init__(self, task: Task[Result], needs: int, call: Call, order: int, wake: Callable[[], None]):
+    def __init__(self, task: Task[Result], needs: int, call: Call, order: int):
         self.done, self.preemptions = False, 0
         self.needs, self.call, self.order, self.key = needs, call, order, ""
         self.meter: Meter | None = None
@@ -83,7 +83,7 @@ class Ticket(Generic[Result]):
         self.left: list[tuple[Any, Ids]] = []  # tokens of what it wants that are not computed yet
         self.answer: Any = None
         self.answered = False
-        self._wake, self._task = wake, task
+        self._task = task
         self._result: Result | None = None
         self.error: BaseException | None = None
 
@@ -96,7 +96,6 @@ class Ticket(Generic[Result]):
     def cancel(self) -> None:
         """End it at the next step, whichever thread this is; nothing of a task that is done."""
         self.cancelled = True
-        self._wake()
 
     def resume(self, error: BaseException | None = None) -> None:
         """Go on with the answer, or with an error, up to the next wish."""

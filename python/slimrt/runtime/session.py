@@ -231,7 +231,9 @@ def append_together(
 
 
 def _make_room(runtime: Runtime, items: Sequence[tuple[Session, list[int]]]) -> None:
-    """Take blocks that only wait for a use, where these tokens need them."""
+    """Take blocks that only wait for a use, or that nobody holds any more, where these tokens need them."""
+    if runtime.loop is not None:
+        runtime.loop.end_cancelled()
     while runtime.reclaim is not None:
         with runtime.use() as engine:
             growth = [(session.sequence, len(session.missing(engine)) + len(ids)) for session, ids in items]
