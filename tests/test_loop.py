@@ -332,10 +332,10 @@ def sizes(pace: Pace, lengths: list[int], texts: bool = True, before: int = 0) -
 def test_pieces_take_no_longer_than_texts_may_wait():
     pace = Pace(stall=0.4)
     assert sizes(pace, [1000]) == [LEAST]  # nothing is known yet
-    pace.note(0.1, 0, True)
-    pace.note(0.1 + 0.064, 64, True)  # 1 ms a token
+    pace.note(0.1, 0, 4, 4)
+    pace.note(0.1 + 0.064, 64, 4, 4)  # 1 ms a token
     assert sizes(pace, [1000]) == []  # texts go on alone for as long as the piece took
-    pace.note(0.1, 0, True)
+    pace.note(0.1, 0, 4, 4)
     assert sizes(pace, [1000]) == [288]  # 0.4 s less a step of the texts, in whole units
     assert sizes(pace, [1000, 500, 80]) == [144, 80, 64]  # half to the oldest, then to who has the least left
     assert sizes(pace, [1000, 2000], texts=False) == [512]  # nobody waits: a whole batch, the oldest first
@@ -362,3 +362,10 @@ def test_a_session_finds_room_where_left_rows_are():
         model.generate(STORY * 2, max_tokens=20, cache_prompt=True, **GREEDY)
         with model.session() as session:
             assert session.append(model.tokenize(STORY) * 3).shape[0] > 64
+
+
+def test_several_answers_take_what_was_left(model):
+    first = model.generate(STORY * 2, max_tokens=20, cache_prompt=True, **GREEDY)
+    several = model.generate(STORY * 2 + first.text, n=3, max_tokens=10, cache_prompt=True, **GREEDY)
+    assert min(one.usage.cached_tokens for one in several) >= len(model.tokenize(STORY * 2))
+    assert {one.tokens for one in several} == {model.generate(STORY * 2 + first.text, max_tokens=10, **GREEDY).tokens}

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 import shutil
 import subprocess
@@ -114,6 +115,62 @@ class TestChat:
         with ThreadPoolExecutor(8) as threads:
             got = list(threads.map(lambda one: server.chat(messages=one, **GREEDY).json, asked))
         assert [one["choices"][0]["message"]["content"] for one in got] == wanted
+
+    def test_what_two_texts_begin_with_is_computed_once(self, server: Served) -> None:
+        said = [{"role": "user", "content": "Tell me of a red fox who lives in the woods by the old mill. " * 3}]
+        first, again = (server.chat(messages=said, **GREEDY).json for _ in range(2))
+        fresh = server.chat(messages=said, cache_prompt=False, **GREEDY).json
+        assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= again["usage"]["prompt_tokens"] - 32
+        assert fresh["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+        assert first["choices"][0]["message"] == again["choices"][0]["message"] == fresh["choices"][0]["message"]
+
+
+SCHEMA = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}
+TOOL = {"type": "function", "function": {"name": "count", "parameters": SCHEMA}}
+
+
+class TestStructure:
+    @pytest.fixture(scope="class", autouse=True)
+    @staticmethod
+    def grammars() -> None:
+        pytest.importorskip("llguidance")  # the extra `grammar`
+
+    def test_schemas(self, client: Any) -> None:
+        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+        got = client.chat.completions.create(model="x", messages=MESSAGES, response_format=form, n=3, extra_body=HOT)
+        assert all(json.loads(one.message.content)["n"] in (1, 2) for one in got.choices)
+
+    def test_calls_of_tools(self, client: Any) -> None:
+        asked = {"model": "x", "messages": MESSAGES, "tools": [TOOL], "tool_choice": "required", **GREEDY}
+        (call,) = client.chat.completions.create(**asked, parallel_tool_calls=False).choices[0].message.tool_calls
+        assert call.function.name == "count" and json.loads(call.function.arguments)["n"] in (1, 2)
+        chunks = [one.choices[0] for one in client.chat.completions.create(**asked, stream=True)]
+        told = [piece for one in chunks for piece in one.delta.tool_calls or () if piece.index == 0]
+        assert told[0].id.startswith("call_") and told[0].function.name == "count"
+        assert json.loads("".join(piece.function.arguments or "" for piece in told)) in ({"n": 1}, {"n": 2})
+        assert chunks[-1].finish_reason == "tool_calls"
+
+    def test_what_cannot_be_enforced_is_named(self, server: Served) -> None:
+        schema = {"type": "object", "not": {"required": ["a"]}}
+        for path, more in (("chat/completions", {"messages": MESSAGES}), ("completions", {"prompt": "a"})):
+            form = {"type": "json_schema", "json_schema": {"schema": schema}}
+            answer = server.ask(f"/v1/{path}", {**more, "response_format": form})
+            assert answer.status == 400 and "not" in answer.error["message"], answer.body
+        assert server.chat(tools=[{"type": "function"}]).status == 400
+        assert server.chat(tool_choice="required").error["param"] == "tool_choice"
+        assert server.chat(tools=[TOOL] * 129).error["param"] == "tools"
+        assert server.chat(grammar="/etc/passwd").status == 400
+
+
+def test_beginnings_outlive_the_server(tmp_path: Any) -> None:
+    flags, said = ("--prefix-dir", str(tmp_path / "kept")), {"prompt": "the red fox " * 40, "max_tokens": 2}
+    cached = []
+    for _ in range(2):
+        with served(tmp_path, *flags) as server:
+            answer = server.ask("/v1/completions", said).json
+            cached.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+            assert server.terminate() == 0, server.log.read_text()
+    assert cached[0] == 0 and cached[1] >= answer["usage"]["prompt_tokens"] - 64
 
 
 class TestCompletions:

@@ -60,6 +60,14 @@ class TestKeys:
         word = base64.b64encode("me:schl\u00fcssel".encode()).decode()
         assert locked.ask("/props", authorization=f"Basic {word}").status == 200
 
+    def test_none_shares_rows_with_another(self, locked: Served) -> None:
+        said = {"messages": [{"role": "user", "content": "A secret of the first that is long enough to be kept. " * 3}]}
+        cached = []
+        for key in (KEY, KEY, "third"):
+            answer = locked.ask("/v1/chat/completions", said | {"max_tokens": 1}, authorization=f"Bearer {key}").json
+            cached.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+        assert cached[0] == cached[2] == 0 and cached[1] > 0
+
     def test_health_is_open_and_says_no_more(self, locked: Served) -> None:
         assert locked.ask("/health").json == {"status": "ok"}
 
@@ -150,9 +158,9 @@ class TestBodies:
 
     @pytest.mark.parametrize("opening", [b"[", b'{"a":'])
     def test_deep_ones(self, server: Served, opening: bytes) -> None:
-        for depth in (40, 5000, 500_000):
+        for depth in (80, 5000, 500_000):
             assert server.ask("/v1/completions", opening * depth).error["code"] == "invalid_json"
-        assert server.ask("/v1/completions", b'{"x": ' + b"[" * 40 + b"]" * 40 + b"}").error["code"] == "invalid_json"
+        assert server.ask("/v1/completions", b'{"x": ' + b"[" * 80 + b"]" * 80 + b"}").error["code"] == "invalid_json"
 
     @pytest.mark.parametrize(
         ("path", "body", "param"),

@@ -51,6 +51,8 @@ def add_flags(flags: Flags) -> None:
     flags.add("--keep", type=whole(-1), default=0, metavar="N", help="tokens of the prompt that such a shift keeps; "
               "-1: all (default: %(default)s)")  # fmt: skip
     flags.add("--ignore-eos", action="store_true", help="never choose an end token")
+    flags.add("--lookup", action="store_true", help="guess what comes from what the text repeats, and check several "
+              "tokens at once where that pays")  # fmt: skip
     flags.add("--no-display-prompt", "--no-echo", action="store_true", help="print only what is generated")
     flags.add("--save-session", twin=False, metavar="FILE", help="keep the context in a file afterwards")
     flags.add("--force", twin=False, action="store_true", help="--save-session may replace a file that is no session")
@@ -113,6 +115,7 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
             "logprobs": args.logprobs,
             "on_overflow": "shift" if args.context_shift else "error",
             "n_keep": args.keep,
+            "lookup": args.lookup,
         }
     )
 

@@ -16,7 +16,6 @@ from slimrt.model import Model
 from slimrt.modelfile.source import ModelSource
 from slimrt.plumbing.files import decode_text
 from slimrt.plumbing.units import parse_bytes
-from slimrt.runtime.kinds import continues_texts
 
 if TYPE_CHECKING:
     from slimrt.server.guard import Access
@@ -72,7 +71,6 @@ def run(args: argparse.Namespace) -> int:
         args.usage_error(f"--host {args.host} is open to others: give a key (--api-key-file, SLIMRT_API_KEY), or "
                          "--no-auth if they may all ask")  # fmt: skip
     source = model_source(args)
-    continues_texts(source)
     origins = tuple(one.strip().rstrip("/").lower() for one in args.cors_origins.split(",") if one.strip())
     access = Access(args.host, keys, origins)
     limits = Limits(
@@ -113,8 +111,11 @@ def _loaded(args: argparse.Namespace, source: ModelSource) -> Model:
     runtime = model._runtime
     pace = loop_of(runtime).pace
     pace.stall, pace.share = args.stall_ms / 1000, args.prefill_share
+    if args.prefix_dir and source.kind != "text":
+        raise UnsupportedError(f"--prefix-dir keeps beginnings of texts: {source.name} is a {source.kind} model")
     store = PrefixStore(runtime, args.prefix_dir, parse_bytes(args.prefix_disk)) if args.prefix_dir else None
-    prefixes_of(runtime, store)
+    if source.kind == "text":
+        prefixes_of(runtime, store)
     return model
 
 

@@ -27,7 +27,7 @@ VERBS = {
         "an HTTP server with OpenAI's interface, for many clients at once",
         (
             "slimrt serve model.gguf --parallel 8 -c 8192",
-            "SLIMRT_API_KEY=... slimrt serve model.gguf --host 0.0.0.0 --port 8080 --cache k+r:q8",
+            "slimrt serve model.gguf --host 0.0.0.0 --api-key-file keys.txt --cache k+r:q8",
         ),
     ),
     "transcribe": Verb(

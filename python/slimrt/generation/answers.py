@@ -37,24 +37,25 @@ class Root:
         """Know of an answer."""
         self._to_begin.add(answer)
 
-    def compute(self, runtime: Runtime) -> Task[bool]:
-        """Return when the prompt is computed: whether it was done here."""
+    def compute(self, answer: Answer) -> Task[int]:
+        """Return when the prompt is computed: how many of its tokens that answer did not have to."""
         while self.logits is None:
             if self._computing:
                 yield Wait()
                 continue
             self._computing = True
             try:
-                self.session = Session.new(runtime)
-                self.session.replaceable = True
-                (self.logits,) = yield Append([(self.session, list(self.prompt))])
-                loop_of(runtime).idle.add(self)
-                return True
+                self.session = answer.begin_session()
+                pending = self.session.keep_common(self.prompt)
+                cached = self.session.length
+                (self.logits,) = yield Append([(self.session, pending)])
+                loop_of(answer.runtime).idle.add(self)
+                return cached
             finally:
                 self._computing = False
                 if self.logits is None:
                     self.give_up()
-        return False
+        return len(self.prompt)
 
     def begin(self, answer: Answer) -> Session:
         """A session for an answer."""
@@ -92,10 +93,9 @@ class Answer(Run):
         root.join(self)
 
     def _begin(self) -> Task[list[int]]:
-        computed = yield from self._root.compute(self.runtime)
+        self._cached = yield from self._root.compute(self)
         self.session = self._root.begin(self)
         self.session.replaceable = True
-        self._cached = 0 if computed else len(self.prompt)
         return []
 
     def _next(self, pending: Sequence[int]) -> Task[tuple[int, Logprobs | None]]:
@@ -118,6 +118,8 @@ def answers(
     prompts go together. Arguments and errors as Model.generate."""
     if whole("n", n) < 1:
         raise ValueError(f"n must be at least 1, got {n}")
+    if options.lookup:
+        raise ValueError("lookup goes with one answer to a prompt: leave out n, or lookup")
     if options.num_beams > 1:
         return _likeliest(runtime, prompts, n, options, seed, called)
     return [_drawn(runtime, one, n, options, seed + i * n, called) for i, one in enumerate(prompts)]

@@ -157,13 +157,17 @@ class Run:
     def _begin(self) -> Task[list[int]]:
         """Take a sequence; returns what is to be computed first."""
         yield from ()
-        if self.session is None:
-            found = prefixes_of(self.runtime).take(self.prompt, self.key) if self.options.cache_prompt else None
-            self.session = found or Session.new(self.runtime)
-            self.session.replaceable = True
+        self.session = self.session or self.begin_session()
         pending = self.session.keep_common(self.prompt)
         self._cached = self.session.length
         return pending
+
+    def begin_session(self) -> Session:
+        """A session for the prompt, with what others have left of it."""
+        found = prefixes_of(self.runtime).take(self.prompt, self.key) if self.options.cache_prompt else None
+        session = found or Session.new(self.runtime)
+        session.replaceable = True
+        return session
 
     def sources(self, sequence: Any) -> Sequence[Encode]:
         """What an encoder reads into this sequence first; nothing of a model that continues texts."""

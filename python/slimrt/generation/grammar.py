@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import weakref
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +27,10 @@ CONSTRAINTS = ("grammar", "json_schema", "regex", "choice")
 MAX_TEXT = 1 << 18
 """Characters of a grammar; each takes up to about a microsecond to compile."""
 
+MAX_RULES = 500
+"""Rules of a grammar, or references of a schema: llguidance descends along them, some 4 kB of the stack each, and what
+does not fit ends the process."""
+
 # Between the tokens of JSON nothing, a blank, or a new line and its indentation, as whoever writes JSON lays it out. A
 # model that may write any white space at all can do so until the context is full.
 _JSON_RULES = {"whitespace_pattern": r"( |\n[ \t]{0,40})?", "lenient": False}
@@ -34,6 +39,16 @@ _MAX_LEXER_STATES = 20_000  # up to 2 kB each
 _KEPT = 32  # compiled grammars
 
 _PROBE = "\x02"  # what is encoded behind it stands in the middle of a text
+
+
+def _library(module: str) -> Any:
+    """llguidance, or a module of it. UnsupportedError: it is missing."""
+    try:
+        return import_module(module)
+    except ImportError:
+        raise UnsupportedError(
+            "grammars and JSON schemas need llguidance, which is missing: pip install 'slimrt[grammar]'"
+        ) from None
 
 
 class _Tokens:
@@ -77,17 +92,12 @@ class Vocabulary:
     """
 
     def __init__(self, tokenizer: Tokenizer, n_vocab: int):
-        try:
-            import llguidance
-        except ImportError:
-            raise UnsupportedError(
-                "grammars and JSON schemas need llguidance, which is missing: pip install 'slimrt[grammar]'"
-            ) from None
+        llguidance = _library("llguidance")
         tokens = _Tokens(tokenizer, n_vocab)
         self.n_vocab, self.ends = n_vocab, frozenset(tokens.ends)
         self.ends_unseen = n_vocab in self.ends
         self.words = (len(tokens.tokens) + 31) // 32
-        self._trie = llguidance.LLTokenizer(tokens, eos_token=tokens.ends)  # type: ignore[arg-type]
+        self._trie = llguidance.LLTokenizer(tokens, eos_token=tokens.ends)
         self._limits = llguidance.LLParserLimits(max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False)
         self._new, self._tokens = llguidance.LLMatcher, tokens.tokens
         self._begun: dict[str, LLMatcher] = {}
@@ -98,7 +108,8 @@ class Vocabulary:
 
     def ids_of(self, data: bytes) -> list[int]:
         """Tokens that spell these bytes."""
-        return self._trie.tokenize_bytes(data)
+        ids: list[int] = self._trie.tokenize_bytes(data)
+        return ids
 
     def begin(self, source: str) -> LLMatcher:
         """A matcher at the beginning of a grammar, to be copied. GrammarError: it is wrong, or cannot be enforced."""
@@ -144,7 +155,9 @@ class Grammar:
 
     def __init__(self, vocabulary: Vocabulary, source: str):
         if len(source) > MAX_TEXT:
-            raise GrammarError(f"the grammar has {len(source)} characters; at most {MAX_TEXT} are compiled")
+            raise GrammarError(
+                f"all that is to be enforced has {len(source)} characters; at most {MAX_TEXT} are compiled"
+            )
         self.vocabulary, self._begun = vocabulary, vocabulary.begin(source)
 
     def matcher(self) -> Matcher:
@@ -244,16 +257,17 @@ def json_rules(schema: Any) -> dict[str, Any]:
     if isinstance(schema, str):
         try:
             schema = json.loads(schema)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise GrammarError(f"json_schema is not JSON: {error}") from None
     if schema is True:
         schema = {}
     if not isinstance(schema, Mapping):
         raise GrammarError(f"json_schema must be an object, got {schema!r}")
     try:
-        json.dumps({**schema})
-    except (TypeError, ValueError) as error:
+        text = json.dumps({**schema})
+    except (TypeError, ValueError, RecursionError) as error:
         raise GrammarError(f"json_schema must be what JSON can hold: {error}") from None
+    _check_size("the schema", "references", text, '"$ref"')
     return {**schema, "x-guidance": _JSON_RULES}
 
 
@@ -277,14 +291,22 @@ def _choices(value: Any) -> Sequence[str]:
 
 def _lark(text: str) -> str:
     """A grammar as Lark; GBNF is what defines rules with ::=. GrammarError: it is no GBNF."""
+    _check_size("the grammar", "rules", text, ":")
     if "::=" not in text:
         return text
-    from llguidance.gbnf_to_lark import any_to_lark
-
+    gbnf = _library("llguidance.gbnf_to_lark")
     try:
-        return any_to_lark(text)
+        return str(gbnf.any_to_lark(text))
     except Exception as error:  # of several kinds
         raise GrammarError(f"not GBNF: {error}") from None
+
+
+def _check_size(what: str, parts: str, text: str, mark: str) -> None:
+    """GrammarError for more than can be compiled. mark: there is at least one in each part."""
+    if len(text) > MAX_TEXT:
+        raise GrammarError(f"{what} has {len(text)} characters; at most {MAX_TEXT} are compiled")
+    if text.count(mark) > MAX_RULES:
+        raise GrammarError(f"{what} has more than {MAX_RULES} {parts} ({mark})")
 
 
 def _for_people(message: str) -> str:

@@ -270,7 +270,7 @@ class Loop:
         if not parts:
             return
         items = [item for part in parts for item in part.items]
-        outputs = [int(part.whole) for part in parts for _ in part.items]
+        outputs = [n for part in parts for n in part.outputs]
         calls = {part.ticket.call for part in parts}
         started, counts = time.perf_counter(), self._engine.sparse_counts()
         try:
@@ -283,7 +283,11 @@ class Loop:
                 self._resume(part.ticket, part.ticket.call.failure or error)
             return
         seconds, now, at = time.perf_counter() - started, self._engine.sparse_counts(), 0
-        self.pace.note(seconds, sum(len(part) for part in parts if not part.few), any(part.few for part in parts))
+        few = [part for part in parts if part.few]
+        n_tokens = sum(map(len, few))
+        self.pace.note(seconds, sum(map(len, parts)) - n_tokens, sum(len(part.items) for part in few), n_tokens)
+        if self.prefixes is not None:
+            self.prefixes.note_rate(self.pace.tokens_per_second)
         for part in parts:
             if part.ticket.meter is not None:
                 part.ticket.meter.add(seconds, now[0] - counts[0], now[1] - counts[1])
@@ -312,8 +316,8 @@ class Loop:
         wanted = [Part(one, self._engine) for one in asking]
         texts = self._with_room([part for part in wanted if part.few])
         prompts = [part for part in wanted if not part.few]
-        others = {part.ticket.call for part in wanted}
-        if len(others) > 1 or (texts and any(part.ticket.eager for part in prompts)):
+        calls = {part.ticket.call for part in wanted}
+        if len(calls) > 1 or any(part.ticket.eager for part in prompts):  # others wait, or may come at any time
             prompts = self.pace.pieces(prompts, bool(texts))
         chosen = list(texts)
         for part in prompts:
@@ -348,7 +352,7 @@ class Loop:
         """Whether tokens find room, once the prefixes and all else that nobody uses have given up what that takes."""
         blocks = sum(-(-len(ids) // BLOCK) for _, ids in items)
         while not self._engine.has_room(items):
-            if self.prefixes is not None and self.prefixes.evict(blocks):
+            if self.prefixes is not None and self.prefixes.evict(max(blocks - self._engine.free_blocks(), 1)):
                 continue
             if not self.idle:
                 return False

@@ -60,6 +60,7 @@ class GenerateOptions(TypedDict, total=False):
     on_overflow: str
     n_keep: int
     cache_prompt: bool
+    lookup: bool
     grammar: str | Grammar | None
     json_schema: Mapping[str, Any] | str | bool | None
     regex: str | None
@@ -111,6 +112,7 @@ class Options:
     on_overflow: str = "error"
     n_keep: int = 0
     cache_prompt: bool = False
+    lookup: bool = False
     grammar: str | Grammar | None = None
     json_schema: Mapping[str, Any] | str | bool | None = None
     regex: str | None = None
@@ -154,7 +156,15 @@ class Options:
 
     def _check_beams(self) -> None:
         if self.num_beams > 1:
-            plain = {"temperature": 0.0, **PENALTIES, **FILTERS, "mirostat": 0, "logprobs": 0, "stop": ()}
+            plain = {
+                "lookup": False,
+                "temperature": 0.0,
+                **PENALTIES,
+                **FILTERS,
+                "mirostat": 0,
+                "logprobs": 0,
+                "stop": (),
+            }
             plain |= {"on_overflow": "error", **dict.fromkeys(CONSTRAINTS)}
             self._refuse_beside("num_beams", plain)
             return

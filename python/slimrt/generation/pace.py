@@ -8,6 +8,7 @@ from typing import Protocol, TypeVar
 LEAST = 64  # tokens: smaller pieces make less of the weights that they read
 _UNIT = 32
 _TO_STORED = 6  # a piece is at least this part of what stands before it, where each piece makes V of all rows again
+_ASSUMED = 0.1  # what a token more adds to a step of one, until it is measured
 _NEWEST = 0.3  # weight of the newest step in a mean
 
 
@@ -37,6 +38,8 @@ class Pace:
         self.stall, self.share, self.batch, self.recomputes = stall, share, batch, recomputes
         self._token = 0.0  # seconds that a token of a prompt takes
         self._texts = 0.0  # seconds that a step of texts alone takes
+        self._seconds: dict[int, float] = {}  # that a step of so many tokens of texts takes
+        self._n_texts = 1  # of the last such step
         self._owed = 0.0  # seconds that texts have still to go on alone
 
     @property
@@ -44,10 +47,18 @@ class Pace:
         """Of prompts, as measured; 0: not yet."""
         return 1 / self._token if self._token else 0.0
 
-    def note(self, seconds: float, n_prompt: int, texts: bool) -> None:
-        """Learn from a step: n_prompt tokens of prompts, beside texts or not."""
+    def cost(self, more: int) -> float:
+        """How many times as long a step takes with so many tokens more than one for each of the texts there are."""
+        alone, together = self._seconds.get(self._n_texts), self._seconds.get(self._n_texts + more)
+        return together / alone if alone and together else 1 + _ASSUMED * more / self._n_texts
+
+    def note(self, seconds: float, n_prompt: int, n_texts: int, n_tokens: int) -> None:
+        """Learn from a step: of so many tokens of prompts, and of so many texts beside them with so many tokens."""
+        texts = n_texts > 0
         if n_prompt == 0:
             self._texts = _mean(self._texts, seconds)
+            self._seconds[n_tokens] = _mean(self._seconds.get(n_tokens, 0.0), seconds)
+            self._n_texts = n_texts
             self._owed = max(self._owed - seconds, 0.0)
             return
         spent = max(seconds - (self._texts if texts else 0.0), seconds / 10)

@@ -25,6 +25,12 @@ class Part:
         self.few = all(len(ids) <= FEW for _, ids in self.items)
         self.before = engine.stored(ticket.left[0][0])
 
+    @property
+    def outputs(self) -> list[int]:
+        """Rows of logits that are wanted of each item."""
+        wish = self.ticket.wants
+        return [(wish.outputs if isinstance(wish, Append) else 1) if self.whole else 0] * len(self.items)
+
     def __len__(self) -> int:
         return sum(len(ids) for _, ids in self.items)
 
@@ -41,7 +47,7 @@ class Part:
             lacked = len(self.all_items[0][1]) - len(wanted)
             self.ticket.left = [(of, wanted[max(len(ids) - lacked, 0) :])]
             return at
-        n = len(self.items)
+        n = sum(self.outputs)
         self.ticket.left, self.ticket.answer = [], logits[at : at + n]
         self.ticket.answered = isinstance(self.ticket.wants, Append)
         return at + n

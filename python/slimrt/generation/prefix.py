@@ -85,6 +85,11 @@ class PrefixTree:
         self._roots: dict[str, Node] = {}
         self._time = 0
 
+    def note_rate(self, tokens_per_second: float) -> None:
+        """How fast prompts are computed, so that rows come from the store only where that is faster."""
+        if self._store is not None:
+            self._store.prefill_rate = tokens_per_second
+
     def take(self, ids: Sequence[int], key: str = "") -> Session | None:
         """A session that holds the longest beginning of these tokens that is here, and not the last one, whose logits
         are wanted; None where that is less than a block.

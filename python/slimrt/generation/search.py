@@ -75,9 +75,12 @@ class Append:
 
     Where tokens find no room, even after others have given up their rows, the task is thrown the ContextOverflowError:
     nothing was computed, and a task that is content with what it has returns it, which makes room.
+
+    outputs: rows of logits for so many of each sequence's last tokens, one sequence after the other.
     """
 
     items: Sequence[tuple[Any, Sequence[int]]]
+    outputs: int = 1
 
 
 @dataclass(frozen=True)

@@ -104,6 +104,10 @@ class Sequences:
         with self._runtime.use() as engine:
             return engine.has_room([(_handle(of), len(ids)) for of, ids in items])
 
+    def free_blocks(self) -> int:
+        with self._runtime.use() as engine:
+            return engine.free_blocks()
+
     def gives_up(self, wish: Wish | None) -> bool:
         """Whether a task that wants this has rows that it can do without, and have computed again."""
         sessions = _sessions(wish)

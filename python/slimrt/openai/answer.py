@@ -41,9 +41,10 @@ class AnswerParser:
         self._thoughts, self._format = thoughts, format
         self._names = sorted(names, key=len, reverse=True)
         self._held = ""  # what is not told yet
-        self._begun = ""  # of a call: what is content if it is none
+        self._begun = self._space = ""  # of a call, and before it: what is content if it is none
         self._strip = opened  # white space that comes next is no part of the answer
         self._depth, self._quoted, self._escaped = 0, False, False
+        self._calling = False  # a call was told, and what ends all of them was not seen
         self._deltas: list[Delta] = []
         self._state = self._in_thoughts if opened else self._at_start if thoughts else self._in_content
 
@@ -58,10 +59,10 @@ class AnswerParser:
 
     def flush(self) -> list[Delta]:
         """What is left, now that no more text comes."""
-        rest, self._held, begun, self._begun = self._held, "", self._begun, ""
+        rest, begun, self._held, self._begun, self._space = self._held, self._space + self._begun, "", "", ""
         if self._state == self._in_thoughts:
             self._tell("reasoning_content", rest)
-        elif self._state not in (self._in_arguments, self._behind_arguments):
+        elif not self._calling:
             self._tell("content", begun + rest)
         deltas, self._deltas = self._deltas, []
         return deltas
@@ -96,6 +97,7 @@ class AnswerParser:
         if not trigger:
             return self._show("content", self._format.trigger)
         self._held = before.rstrip()
+        self._space = "" if self._strip and not self._held else before[len(self._held) :]
         self._show("content", "")
         self._held, self._begun, self._state = trigger + after, "", self._in_head
         return True
@@ -111,13 +113,13 @@ class AnswerParser:
         if found is None:
             return False if _MORE in sizes else self._is_none()
         name, size = found
-        self._held, self._begun, self._state = self._held[size:], "", self._in_arguments
+        self._held, self._begun, self._space, self._state = self._held[size:], "", "", self._in_arguments
         self._depth, self._quoted, self._escaped = 0, False, False
         head = {"id": f"call_{''.join(secrets.choice(_ID_LETTERS) for _ in range(24))}", "type": "function"}
         self._deltas.append(
             {"tool_calls": [{"index": self.calls, **head, "function": {"name": name, "arguments": ""}}]}
         )
-        self.calls += 1
+        self.calls, self._calling = self.calls + 1, True
         return True
 
     def _in_arguments(self) -> bool:
@@ -135,13 +137,14 @@ class AnswerParser:
         between = matched(self._format.between, self._held) if self._format.between is not None else _NOT
         tail = matched(self._format.tail, self._held)
         if between >= 0:
-            self._held, self._state = self._held[between:], self._in_name
+            self._begun, self._held, self._state = self._held[:between], self._held[between:], self._in_name
         elif between == _MORE:
             return False
         elif tail >= 0:
             self._held, self._strip, self._state = self._held[tail:], True, self._in_content
+            self._calling = False
         elif tail == _NOT:
-            self._state = self._in_content
+            self._state, self._calling = self._in_content, False
         return between >= 0 or tail != _MORE
 
     def _expect(self, pattern: str, then: Any) -> bool:
@@ -157,8 +160,9 @@ class AnswerParser:
     def _is_none(self) -> bool:
         """It is no call: it begins as one, and is content."""
         text = self._begun + self._held
-        self._tell("content", text[0])
-        self._held, self._begun, self._state = text[1:], "", self._in_content
+        self._tell("content", self._space + text[0])
+        self._held, self._begun, self._space, self._state = text[1:], "", "", self._in_content
+        self._calling = False
         return True
 
     def _scan(self) -> int:

@@ -208,7 +208,7 @@ def _grammar(
         rules = calls_source(tokenizer, tools, format, several=request.parallel_tool_calls)
         alternatives.append("calls")
         trigger = "" if required or grammars else format.trigger
-    source = f"start: {'' if trigger else _SPACE} ({' | '.join(alternatives)})\n{rules}"
+    source = f"start: {_SPACE if thoughts and not trigger else ''} ({' | '.join(alternatives)})\n{rules}"
     marks = (thoughts.begin, thoughts.end) if thoughts else ()
     vocabulary = vocabulary_of(tokenizer, runtime.n_vocab)
     whole = json.dumps({"grammars": [{"lark_grammar": source}, *(grammars if not required else ())]})

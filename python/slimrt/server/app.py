@@ -40,8 +40,9 @@ from slimrt.server.protocol import (
     take_fields,
 )
 from slimrt.server.service import Service
+from slimrt.server.sounds import Sounds
 from slimrt.server.text import Plan, Scored, plan_chat, plan_completion
-from slimrt.server.texts import Texts, runs_of
+from slimrt.server.texts import Texts, prompt_of, runs_of
 
 Answer = Callable[[Exchange], Awaitable[None]]
 
@@ -60,7 +61,7 @@ def build_app(service: Service, access: Access) -> ASGIApp:
         Route(path, _Endpoint(service, path, answer), methods=[method]) for method, path, answer in routes.listed()
     ]
     app = Starlette(routes=listed, lifespan=lifespan, exception_handlers={HTTPException: _no_route})
-    return Guard(app, access, service.limits.max_body)
+    return Guard(app, access, service.limits)
 
 
 class _Endpoint:
@@ -93,7 +94,7 @@ class Routes:
     """What each route answers."""
 
     def __init__(self, service: Service):
-        self._service = service
+        self._service, self._sounds = service, Sounds(service)
 
     def listed(self) -> list[tuple[str, str, Answer]]:
         """Method, path and answer of each."""
@@ -101,6 +102,9 @@ class Routes:
             ("POST", "/v1/chat/completions", self.chat),
             ("POST", "/v1/completions", self.completions),
             ("POST", "/v1/embeddings", self.embeddings),
+            ("POST", "/v1/audio/transcriptions", self._sounds.transcriptions),
+            ("POST", "/v1/audio/translations", self._sounds.translations),
+            ("POST", "/v1/forecasts", self._sounds.forecasts),
             ("GET", "/v1/models", self.models),
             ("GET", "/v1/models/{name:path}", self.one_model),
             ("POST", "/tokenize", self.tokenize),
@@ -247,7 +251,7 @@ class Routes:
         prompts = []
         for one in request.prompts:
             try:
-                ids = as_prompt(model._runtime, one)
+                ids = prompt_of(model, one)
             except Exception as error:
                 raise refusal_of(error, "prompt") from error
             text = one if isinstance(one, str) else model.detokenize(ids) if request.echo else ""

@@ -18,6 +18,7 @@ from slimrt.generation.tickets import Cancelled, Ticket
 from slimrt.results import Generation, TokenLogprob
 
 Result = TypeVar("Result")
+_LOOK = 0.02  # seconds after which to look whether a thread that computes for all has ended
 _STUCK = 60.0  # seconds of one step after which the loop counts as dead
 
 
@@ -90,7 +91,7 @@ class EngineThread:
         self._events = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._work, name="slimrt-engine", daemon=True)
         self._calls: deque[Callable[[], object]] = deque()
-        self._outbox: list[tuple[Making, News]] = []
+        self._outbox: deque[tuple[Making, News]] = deque()
         self._wake = threading.Event()
         self._since: float | None = None  # when the step under way began
         self._ending = False
@@ -129,6 +130,8 @@ class EngineThread:
         def on_step(ticket: Ticket[Any]) -> None:
             if (news := making.news(ticket, time.perf_counter())) is not None:
                 self._outbox.append((making, news))
+                if threading.get_ident() != self._thread.ident:  # a caller of the library computed the step
+                    self._wake.set()
 
         run = making.run
         making.ticket = self.loop.submit(run.task(), meter=run.meter, on_step=on_step, key=key, eager=True)
@@ -151,7 +154,7 @@ class EngineThread:
             while not self._ending:
                 self._wake.clear()
                 if not self._work_once():
-                    self._wake.wait()
+                    self._wake.wait(_LOOK if self.loop is not None and self.loop.running else None)
         except BaseException as error:
             self._tell_loop(partial(self._on_death, error))
 
@@ -168,8 +171,7 @@ class EngineThread:
         if stepped:
             self.seconds += time.monotonic() - started
         if self._outbox:
-            outbox, self._outbox = self._outbox, []
-            self._tell_loop(partial(_deliver, outbox))
+            self._tell_loop(partial(_deliver, [self._outbox.popleft() for _ in range(len(self._outbox))]))
         return called or stepped
 
     def _tell_loop(self, what: Callable[[], object]) -> None:

@@ -64,8 +64,8 @@ class Exchange:
                         raise ClientGone
                     parts.append(message.get("body", b""))
                     size += len(parts[-1])
-                    if size > self._limits.max_body:
-                        raise Refusal(413, f"a request may have {self._limits.max_body} bytes", "body_too_large")
+                    if size > (most := self._limits.body_of(self.path)):
+                        raise Refusal(413, f"a request may have {most} bytes", "body_too_large")
                     if not message.get("more_body"):
                         break
         except TimeoutError:

@@ -16,6 +16,7 @@ import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from slimrt.server.errors import Refusal
+from slimrt.server.limits import Limits
 
 KEY = "slimrt.key"  # of a scope: whose the request is
 _OPEN = ("/health",)  # to which no key is needed
@@ -89,11 +90,11 @@ class Guard:
     Answers carry x-request-id, the client's or a new one, and what browsers want to know (CORS).
 
     Args:
-        max_body: bytes.
+        limits: of the size of bodies.
     """
 
-    def __init__(self, app: ASGIApp, access: Access, max_body: int):
-        self._app, self._access, self._max_body = app, access, max_body
+    def __init__(self, app: ASGIApp, access: Access, limits: Limits):
+        self._app, self._access, self._limits = app, access, limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -119,14 +120,15 @@ class Guard:
                 if scope["method"] == "OPTIONS" and b"access-control-request-method" in headers:
                     return await _allow(send_with)
             key = "" if scope["path"] in _OPEN else self._access.check_key(headers.get(b"authorization", ""))
-            self._check_length(headers.get(b"content-length", "0"))
+            self._check_length(scope["path"], headers.get(b"content-length", "0"))
         except Refusal as refusal:
             return await send_refusal(send_with, refusal)
         await self._app({**scope, KEY: key}, receive, send_with)
 
-    def _check_length(self, length: str) -> None:
-        if not length.isdecimal() or int(length[:20]) > self._max_body:
-            raise Refusal(413, f"a request may have {self._max_body} bytes", "body_too_large")
+    def _check_length(self, path: str, length: str) -> None:
+        most = self._limits.body_of(path)
+        if not length.isdecimal() or int(length[:20]) > most:
+            raise Refusal(413, f"a request may have {most} bytes", "body_too_large")
 
 
 async def send_refusal(send: Send, refusal: Refusal) -> None:

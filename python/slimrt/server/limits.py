@@ -19,7 +19,8 @@ class Limits:
         queue_timeout: seconds that a request may wait for its first step. request_timeout: that it may take as a whole.
         send_timeout: seconds that a reader may take nothing. body_timeout: for a request to arrive. drain_timeout: that
             texts under way have when the server is told to end.
-        max_body: bytes. max_depth: of nested lists and objects in a body. max_texts: prompts times n.
+        max_body: bytes; max_sound: of a body with a sound. max_depth: of nested lists and objects in a body. max_texts:
+            prompts times n.
     """
 
     parallel: int = 1
@@ -30,12 +31,17 @@ class Limits:
     body_timeout: float = 30.0
     drain_timeout: float = 30.0
     max_body: int = 4 << 20
+    max_sound: int = 25 << 20
     max_depth: int = 64
     max_messages: int = 4096
     max_texts: int = 256
     max_tools: int = 128
     max_stops: int = 32
     max_biases: int = 4096
+
+    def body_of(self, path: str) -> int:
+        """Bytes that the body of a request to a route may have."""
+        return self.max_sound if path.startswith("/v1/audio/") else self.max_body
 
     @property
     def places(self) -> int:

@@ -42,6 +42,7 @@ class Service:
         self._model: Model | None = None
         self._thread: EngineThread | None = None
         self._executor = ThreadPoolExecutor(2, "slimrt-text")
+        self._callers = ThreadPoolExecutor(limits.parallel, "slimrt-call")
         self._tasks = list[asyncio.Task[None]]()
         self._blocks = (0, 0, 0)  # of the cache: all, free, held by texts that others may go on from
 
@@ -78,6 +79,11 @@ class Service:
         """Have work done beside the event loop that needs no engine: templates, tokenising."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
+    async def calling(self, work: Callable[[], Result]) -> Result:
+        """Have a call of the library made in a thread of its own, as many at once as there are texts: what it waits for
+        is computed in the steps of all."""
+        return await asyncio.get_running_loop().run_in_executor(self._callers, work)
+
     async def drain(self) -> None:
         """Take nothing on any more, and return when what is under way has ended: late texts with what there is."""
         self.draining = True
@@ -93,10 +99,12 @@ class Service:
         """End the thread, unless it is busy with loading, and free the model."""
         for task in self._tasks:
             task.cancel()
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        for executor in (self._executor, self._callers):
+            executor.shutdown(wait=False, cancel_futures=True)
         if self._model is not None and self._thread is not None:
             self._thread.end()
-            prefixes_of(self._model._runtime).write()
+            if self._model._runtime.source.kind == "text":
+                prefixes_of(self._model._runtime).write()
             self._model.close()
 
     async def _become_ready(self) -> None:
@@ -109,12 +117,13 @@ class Service:
         assert loop is not None
         self.metrics.watch("texts_running", "Texts that the model makes now.", lambda: loop.running)
         self.metrics.watch("texts_waiting", "Texts that wait for the model.", lambda: loop.waiting)
-        prefixes = prefixes_of(self._model._runtime)
-        self.metrics.watch("prefixes_found", "Texts that went on from what others had left.", lambda: prefixes.hits)
-        self.metrics.watch("blocks_evicted", "That left texts gave up.", lambda: prefixes.evicted)
-        self.metrics.watch("blocks", "Of 32 tokens, in the cache.", lambda: self._blocks[0])
-        self.metrics.watch("blocks_free", "That nobody holds, a second ago.", lambda: self._blocks[1])
-        self.metrics.watch("blocks_left", "That left texts hold, a second ago.", lambda: self._blocks[2])
+        if self._model._runtime.source.kind == "text":
+            prefixes = prefixes_of(self._model._runtime)
+            self.metrics.watch("prefixes_found", "Texts that went on from what others had left.", lambda: prefixes.hits)
+            self.metrics.watch("blocks_evicted", "That left texts gave up.", lambda: prefixes.evicted)
+            self.metrics.watch("blocks", "Of 32 tokens, in the cache.", lambda: self._blocks[0])
+            self.metrics.watch("blocks_free", "That nobody holds, a second ago.", lambda: self._blocks[1])
+            self.metrics.watch("blocks_left", "That left texts hold, a second ago.", lambda: self._blocks[2])
         self.metrics.watch("places_taken", "Texts of all requests taken on.", lambda: self.places.texts)
         self.metrics.watch("tokens_per_second", "Computed, while there was work.", lambda: self.places.rate)
         self.metrics.watch("context_tokens", f"Of a sequence; cache {kinds(info['layers'])}.", lambda: info["n_ctx"])
@@ -128,8 +137,9 @@ class Service:
         """For the engine's thread: a step holds the engine."""
         assert self._model is not None
         runtime = self._model._runtime
+        left = prefixes_of(runtime).held[0] if runtime.source.kind == "text" else 0
         with runtime.use() as engine:
-            self._blocks = (engine.n_blocks(), engine.free_blocks(), prefixes_of(runtime).held[0])
+            self._blocks = (engine.n_blocks(), engine.free_blocks(), left)
 
     async def _keep_watch(self) -> None:
         """Each second: look whether the thread moves, and how fast it is."""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from slimrt.generation.answers import Answer, Root
 from slimrt.generation.generate import Run
+from slimrt.generation.text2text import EncodedRun, Text2Text, check_source
 from slimrt.model import Model
 from slimrt.openai.responses import Head, Json
 from slimrt.results import Generation, TokenLogprob
+from slimrt.runtime.session import as_prompt
 from slimrt.server.engine_thread import EngineThread, Making, News
 from slimrt.server.errors import Refusal, refusal_of
 from slimrt.server.exchange import ClientGone, Exchange
@@ -40,7 +43,9 @@ def runs_of(model: Model, request: TextRequest, plan: Plan, called: float, key: 
     rows. Refusal 400: one cannot be."""
     seed, n, runtime = model._seed_of(plan.options.seed), request.n, model._runtime
     try:
-        if n == 1:
+        if runtime.source.kind == "t5":
+            runs = list[Run](_encoded(model, request, plan, seed, called))
+        elif n == 1:
             runs = [model._run(ids, plan.options, seed + i, None, called) for i, ids in enumerate(plan.prompts)]
         else:
             roots = [Root(ids) for ids in plan.prompts]
@@ -51,6 +56,22 @@ def runs_of(model: Model, request: TextRequest, plan: Plan, called: float, key: 
     for one in runs:
         one.key = key
     return runs
+
+
+def prompt_of(model: Model, prompt: str | Sequence[int]) -> list[int]:
+    """The ids of a text, or ids: what is continued, or, of a model of the T5 family, what its encoder reads."""
+    runtime = model._runtime
+    return model._source_ids(prompt) if runtime.source.kind == "t5" else as_prompt(runtime, prompt)
+
+
+def _encoded(model: Model, request: TextRequest, plan: Plan, seed: int, called: float) -> Iterator[EncodedRun]:
+    """The same of a model that makes one text of another."""
+    given: Any = request.options | {"cache_prompt": False}  # rows beside an encoder are its source's too
+    options = Text2Text(**given)
+    for at, ids in enumerate(plan.prompts):
+        check_source(model._runtime, len(ids))
+        for i in range(request.n):
+            yield EncodedRun(model._runtime, ids, at * request.n + i, options, seed, called)
 
 
 class Texts:

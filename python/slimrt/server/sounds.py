@@ -1,0 +1,276 @@
+"""Sound to text and series to forecasts: calls of the library, each in a thread, whose steps are everybody's."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import threading
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+from python_multipart.exceptions import FormParserError
+from starlette.datastructures import FormData, Headers, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+
+from slimrt.forecast.options import PredictOptions
+from slimrt.model import Model
+from slimrt.openai.responses import Json
+from slimrt.server.errors import Refusal, refusal_of
+from slimrt.server.exchange import ClientGone, Exchange
+from slimrt.server.protocol import read_object, take_fields
+from slimrt.server.service import Service
+from slimrt.speech.options import TranscribeOptions
+from slimrt.speech.records import Segment, TranscriptionInfo
+from slimrt.speech.subtitles import written
+
+Result = TypeVar("Result")
+_FORMATS = ("json", "text", "srt", "vtt", "verbose_json")
+_FIELDS = ("file", "model", "language", "prompt", "response_format", "temperature", "timestamp_granularities[]",
+           "timestamp_granularities", "stream", "user")  # fmt: skip
+_MOST_FIELDS = 32
+_MOST_SERIES, _MOST_VALUES, _MOST_STEPS = 1024, 1 << 20, 1 << 16
+
+
+@dataclass(frozen=True)
+class SoundRequest:
+    """Of /v1/audio/transcriptions and translations. words, segments: whether their times are wanted."""
+
+    sound: bytes
+    form: str
+    options: TranscribeOptions
+    words: bool
+    stream: bool
+
+
+class Sounds:
+    """The routes for models that hear or forecast."""
+
+    def __init__(self, service: Service):
+        self._service = service
+
+    async def transcriptions(self, exchange: Exchange) -> None:
+        await self._listen(exchange, "transcribe")
+
+    async def translations(self, exchange: Exchange) -> None:
+        await self._listen(exchange, "translate")
+
+    async def forecasts(self, exchange: Exchange) -> None:
+        model, limits = self._service.model(), self._service.limits
+        with self._service.places.take():
+            body = await exchange.body()
+
+            def forecast(_: Callable[[], None]) -> Json:
+                series, length, levels, options = forecast_request(exchange.path, read_object(body, limits))
+                quantiles = model.predict_quantiles(series, length, levels, **options)
+                return _forecasts(model, quantiles, levels)
+
+            await exchange.answer(await self._called(exchange, forecast, "series"))
+
+    async def _listen(self, exchange: Exchange, task: str) -> None:
+        model = self._service.model()
+        with self._service.places.take():
+            request = await sound_request(exchange, task)
+            if request.stream:
+                return await self._stream(exchange, model, request)
+            segments, info = await self._called(exchange, partial(_heard, model, request, None), "file")
+            if request.form in ("json", "verbose_json"):
+                await exchange.answer(_whole(request, task, segments, info))
+            else:
+                form = "txt" if request.form == "text" else request.form
+                kind = "text/vtt" if form == "vtt" else "text/plain"
+                await exchange.answer_bytes(written(form, segments, request.words).encode(), f"{kind}; charset=utf-8")
+
+    async def _stream(self, exchange: Exchange, model: Model, request: SoundRequest) -> None:
+        """Segments as they are heard, as OpenAI's transcript.text events."""
+        events, queue = asyncio.get_running_loop(), asyncio.Queue[Segment | None]()
+
+        def tell(segment: Segment | None) -> None:
+            events.call_soon_threadsafe(queue.put_nowait, segment)
+
+        def hear(check: Callable[[], None]) -> tuple[list[Segment], TranscriptionInfo]:
+            try:
+                return _heard(model, request, tell, check)
+            finally:
+                tell(None)
+
+        work = asyncio.create_task(self._called(exchange, hear, "file"))
+        try:
+            while (segment := await queue.get()) is not None:
+                await exchange.begin_events()
+                await exchange.event({"type": "transcript.text.delta", "delta": segment.text})
+            segments, _ = await work
+        finally:
+            work.cancel()
+        await exchange.begin_events()
+        await exchange.event({"type": "transcript.text.done", "text": _text(segments)})
+        await exchange.end_events()
+
+    async def _called(self, exchange: Exchange, work: Callable[[Callable[[], None]], Result], param: str) -> Result:
+        """What a call gives that runs in a thread. It gets a function that raises once nobody waits any more.
+
+        Raises:
+            Refusal: 400, it refuses. ClientGone.
+        """
+        gone = threading.Event()
+
+        def check() -> None:
+            if gone.is_set():
+                raise ClientGone
+
+        made = asyncio.ensure_future(self._service.calling(partial(work, check)))
+        made.add_done_callback(lambda _: exchange.news.set())
+        try:
+            while not made.done():
+                await exchange.wait(self._service.limits.request_timeout)
+            return made.result()
+        except ClientGone:
+            raise
+        except Exception as error:
+            raise refusal_of(error, param) from error
+        finally:
+            gone.set()
+
+
+def _heard(
+    model: Model, request: SoundRequest, tell: Callable[[Segment], object] | None, check: Callable[[], None]
+) -> tuple[list[Segment], TranscriptionInfo]:
+    """The transcript; for a thread of its own."""
+    options = request.options.copy()
+    options["on_progress"] = lambda *_: check()
+    if tell is not None:
+        options["on_segment"] = lambda _, segment: tell(segment)
+    return model.transcribe(io.BytesIO(request.sound), **options)
+
+
+async def sound_request(exchange: Exchange, task: str) -> SoundRequest:
+    """A form with a sound. Nothing in it is a path: what a file is called is not looked at.
+
+    Raises:
+        Refusal: 400, no form, or a field that is missing, unknown or wrong; others as Exchange.body. ClientGone.
+    """
+    form = await _form(exchange)
+    try:
+        return await _read(form, task)
+    finally:
+        await form.close()
+
+
+async def _form(exchange: Exchange) -> FormData:
+    body = await exchange.body()
+
+    async def stream() -> AsyncGenerator[bytes, None]:
+        yield body
+
+    headers = Headers(dict(exchange.headers))
+    if not headers.get("content-type", "").startswith("multipart/form-data"):
+        raise Refusal(400, "a sound comes as multipart/form-data, in the field file", "invalid_form")
+    try:
+        parser = MultiPartParser(headers, stream(), max_files=1, max_fields=_MOST_FIELDS)
+        return await parser.parse()
+    except (MultiPartException, FormParserError, KeyError, ValueError) as error:
+        raise Refusal(400, f"the form cannot be read: {error}", "invalid_form") from None
+
+
+async def _read(form: FormData, task: str) -> SoundRequest:
+    for name in form:
+        if name not in _FIELDS:
+            raise Refusal(400, f"there is no field {name:.64}; there are {', '.join(_FIELDS)}", "unknown_field",
+                          param=name[:64])  # fmt: skip
+    sound = form.get("file")
+    if not isinstance(sound, UploadFile):
+        raise Refusal(400, "the form has no sound in the field file", "missing_field", param="file")
+    text = {name: value for name, value in form.items() if isinstance(value, str)}
+    response, stream = text.get("response_format") or "json", text.get("stream", "false").lower()
+    if response not in _FORMATS:
+        raise Refusal(400, f"response_format must be one of {', '.join(_FORMATS)}, got {response:.64}",
+                      "invalid_value", param="response_format")  # fmt: skip
+    if stream not in ("true", "false"):
+        raise Refusal(400, f"stream must be true or false, got {stream:.64}", "invalid_value", param="stream")
+    wanted = [*form.getlist("timestamp_granularities[]"), *form.getlist("timestamp_granularities")]
+    if not {*wanted} <= {"word", "segment"}:
+        raise Refusal(400, "timestamp_granularities[] are word and segment", "invalid_value",
+                      param="timestamp_granularities")  # fmt: skip
+    words = "word" in wanted
+    return SoundRequest(await sound.read(), response, _options(text, task, words), words, stream == "true")
+
+
+def _options(text: Mapping[str, str], task: str, words: bool) -> TranscribeOptions:
+    options: TranscribeOptions = {"task": task, "word_timestamps": words}
+    if text.get("language"):
+        options["language"] = text["language"]
+    if text.get("prompt"):
+        options["initial_prompt"] = text["prompt"]
+    if text.get("temperature"):
+        try:
+            options["temperature"] = float(text["temperature"])
+        except ValueError:
+            raise Refusal(400, f"temperature must be a number, got {text['temperature']:.64}", "invalid_value",
+                          param="temperature") from None  # fmt: skip
+    return options
+
+
+def _text(segments: Sequence[Segment]) -> str:
+    return "".join(segment.text for segment in segments).strip()
+
+
+def _whole(request: SoundRequest, task: str, segments: Sequence[Segment], info: TranscriptionInfo) -> Json:
+    answer: Json = {"text": _text(segments)}
+    if request.form == "json":
+        return answer
+    answer |= {"task": task, "language": info.language, "duration": info.duration, "warnings": list(info.warnings)}
+    if request.words:
+        answer["words"] = [
+            {"word": word.word, "start": word.start, "end": word.end} for one in segments for word in one.words or ()
+        ]
+    return answer | {"segments": [_segment(one) for one in segments]}
+
+
+def _segment(one: Segment) -> Json:
+    return {
+        "id": one.id, "seek": round(one.start * 100), "start": one.start, "end": one.end, "text": one.text,
+        "tokens": list(one.tokens), "temperature": one.temperature, "avg_logprob": one.avg_logprob,
+        "compression_ratio": one.compression_ratio, "no_speech_prob": one.no_speech_prob,
+    }  # fmt: skip
+
+
+def forecast_request(
+    path: str, given: Json
+) -> tuple[list[list[float | None]], int | None, list[float], PredictOptions]:
+    """Series, steps, levels and how paths are drawn. A null among the values is a missing one.
+
+    Raises:
+        Refusal: 400, a field that is unknown, of a wrong kind, or beyond its bound.
+    """
+    kinds: dict[str, Any] = {"series": list, "prediction_length": int, "quantile_levels": list, "num_samples": int,
+                             "temperature": object, "top_k": int, "top_p": object, "seed": int}  # fmt: skip
+    fields = take_fields(path, given, kinds, ("series",))
+    series, levels = fields["series"], fields["quantile_levels"] or [0.1, 0.5, 0.9]
+    several = [series] if series and not isinstance(series[0], list) else series
+    n_values = sum(len(one) if isinstance(one, list) else 1 for one in several)
+    if not several or len(several) > _MOST_SERIES or n_values > _MOST_VALUES:
+        raise Refusal(400, f"series are 1 to {_MOST_SERIES} lists of at most {_MOST_VALUES} numbers together",
+                      "invalid_value", param="series")  # fmt: skip
+    for i, one in enumerate(several):
+        if not isinstance(one, list) or not all(x is None or type(x) in (int, float) for x in one):
+            raise Refusal(400, f"series[{i}] must be a list of numbers or null", "invalid_value", param="series")
+    if not all(type(level) in (int, float) for level in levels):
+        raise Refusal(400, "quantile_levels are numbers from 0 to 1", "invalid_value", param="quantile_levels")
+    length = fields["prediction_length"]
+    if length is not None and not 1 <= length <= _MOST_STEPS:
+        raise Refusal(400, f"prediction_length must be from 1 to {_MOST_STEPS}", "invalid_value",
+                      param="prediction_length")  # fmt: skip
+    options: Any = {name: fields[name] for name in PredictOptions.__annotations__ if fields[name] is not None}
+    rows: Any = [np.array([np.nan if x is None else x for x in one], np.float64) for one in several]
+    return rows, length, levels, options
+
+
+def _forecasts(model: Model, quantiles: Any, levels: Sequence[float]) -> Json:
+    data = [
+        {"object": "forecast", "index": i,
+         "quantiles": {f"{level:g}": row[:, j].tolist() for j, level in enumerate(levels)}}
+        for i, row in enumerate(quantiles)
+    ]  # fmt: skip
+    return {"object": "list", "model": model._runtime.source.name, "data": data}

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Guesses from the text itself: the same tokens as without, in fewer steps where the text repeats itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import slimrt
+from slimrt.errors import UnsupportedError
+from slimrt.generation import lookup
+from slimrt.generation.lookup import Lookup, LookupRun
+from slimrt.generation.loop import loop_of
+from slimrt.generation.options import Options
+from slimrt.generation.pace import Pace
+
+MODELS = Path(__file__).parents[1] / "models"
+STORY = "Anna was a baker in a green valley. She worked in the bakery with her friend Fred. One day"
+
+
+@pytest.fixture(autouse=True)
+def always_pays(monkeypatch):
+    """Whatever this machine's steps take."""
+    monkeypatch.setattr(Pace, "cost", lambda self, more: 1.0)
+    monkeypatch.setattr(lookup, "_FORGETS", 0.5)
+
+
+@pytest.fixture(scope="module")
+def model():
+    with slimrt.Model(MODELS / "tale-llama.gguf", n_ctx=512, n_seqs=2, cache_type="f32") as loaded:
+        yield loaded
+
+
+def test_what_followed_last_time_is_guessed():
+    known = Lookup()
+    known.extend([1, 2, 3, 4, 5, 9, 2, 3, 4])
+    assert known.guess(7) == [5, 9, 2, 3, 4] and known.guess(2) == [5, 9]
+    known.extend([8, 3, 4])  # three tokens that were never together, then two that were: the last time counts
+    assert known.guess(2) == [8, 3]
+    known.extend([7])
+    assert known.guess(5) == []
+
+
+def made(model, prompt, **options) -> tuple[LookupRun, slimrt.Generation]:
+    run = model._run(prompt, Options(lookup=True, **options), options.get("seed", 0), None, 0.0)
+    loop = loop_of(model._runtime)
+    return run, loop.results([loop.submit(run.task(), meter=run.meter)])[0]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 0.0},
+        {"temperature": 0.8, "seed": 5},
+        {"temperature": 1.0, "seed": 9, "repeat_penalty": 1.3, "dry_multiplier": 0.5},
+        {"temperature": 1.0, "seed": 2, "mirostat": 2, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
+        {"temperature": 0.0, "logprobs": 2},
+        {"temperature": 0.0, "stop": "the"},
+        {"temperature": 0.9, "seed": 4, "regex": "([a-d]{3}, )*end"},
+    ],
+    ids=str,
+)
+def test_the_tokens_are_those_that_come_without(model, options):
+    options |= {"max_tokens": 120}
+    if "regex" in options:
+        pytest.importorskip("llguidance")
+    plain = model.generate(STORY * 3, **options)
+    run, guessed = made(model, STORY * 3, **options)
+    assert run.guessed > 0 or "stop" in options
+    assert (guessed.tokens, guessed.text, guessed.finish_reason) == (plain.tokens, plain.text, plain.finish_reason)
+    if options.get("logprobs"):
+        assert [one.logprob for one in guessed.logprobs] == pytest.approx(
+            [one.logprob for one in plain.logprobs], abs=1e-3
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "cache"),
+    [("tale-llama", "k"), ("tale-llama", "k+r"), ("tale-gpt2", "v"), ("tale-gpt2", "x"), ("tale-gqa", "kv")],
+)
+def test_in_every_mode(name, cache):
+    with slimrt.Model(MODELS / f"{name}.gguf", n_ctx=256, cache=cache, cache_type="f32", allow_lossy=True) as model:
+        prompt, options = (
+            "one two three one two three one two",
+            {"max_tokens": 60, "temperature": 0, "ignore_eos": True},
+        )
+        run, guessed = made(model, prompt, **options)
+        assert run.guessed > 0 and guessed.tokens == model.generate(prompt, **options).tokens
+
+
+def test_rows_that_age_cannot_be_taken_back():
+    with slimrt.Model(MODELS / "tale-llama.gguf", n_ctx=256, cache="kivi") as model:
+        run, guessed = made(model, STORY * 2, max_tokens=40, temperature=0)
+        assert run.guessed == 0 and guessed.tokens == model.generate(STORY * 2, max_tokens=40, temperature=0).tokens
+
+
+def test_right_guesses_save_steps(model, monkeypatch):
+    """The text is made to repeat its prompt."""
+    ids, steps = model.tokenize(STORY, add_special_tokens=False), []
+    append = loop_of(model._runtime)._engine.append
+    monkeypatch.setattr(loop_of(model._runtime)._engine, "append", lambda *a: steps.append(1) or append(*a))
+
+    def again(so_far, logits):
+        logits[ids[len(so_far) % len(ids)]] += 1000
+        return logits
+
+    run, result = made(model, ids * 2, max_tokens=len(ids) * 3, temperature=0, ignore_eos=True, logits_processor=again)
+    assert list(result.tokens) == ids * 3 and run.right > len(ids) and len(steps) < len(ids)
+
+
+def test_a_session_holds_the_text_and_no_guesses(model):
+    with model.session() as session, model.session() as other:
+        options = {"max_tokens": 40, "temperature": 0, "ignore_eos": True}
+        guessed = model.generate(STORY * 2, session=session, lookup=True, **options)
+        plain = model.generate(STORY * 2, session=other, **options)
+        assert guessed.tokens == plain.tokens and session.tokens == other.tokens
+        again = model.generate(STORY * 2 + guessed.text + " and so", session=session, lookup=True, **options)
+        assert again.usage.cached_tokens > 60
+
+
+def test_up_to_the_end_of_the_context():
+    with slimrt.Model(MODELS / "tale-llama.gguf", n_ctx=128, cache_type="f32") as model:
+        options = {"max_tokens": -1, "temperature": 0, "ignore_eos": True}
+        run, guessed = made(model, STORY, **options)
+        assert guessed.finish_reason == "context" and guessed.tokens == model.generate(STORY, **options).tokens
+
+
+def test_what_it_does_not_go_with(model):
+    with pytest.raises(ValueError, match="lookup"):
+        model.generate(STORY, n=2, lookup=True)
+    with pytest.raises(ValueError, match="lookup"):
+        model.generate(STORY, num_beams=2, temperature=0, lookup=True)
+    with slimrt.Model(MODELS / "tale-t5.gguf") as t5, pytest.raises(UnsupportedError, match="lookup"):
+        t5.text2text("a", lookup=True)

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sound, series and texts beside an encoder over HTTP, with the `openai` client and by hand."""
+
+from __future__ import annotations
+
+import io
+import threading
+import wave
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import slimrt
+from served import Answer, Served, served
+from slimrt.speech.subtitles import written
+
+openai = pytest.importorskip("openai")
+pytest.importorskip("uvicorn")
+pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
+MODELS = Path(__file__).parent.parent / "models"
+SOUND = MODELS / "digits.wav"
+LISTEN = "/v1/audio/transcriptions"
+
+
+@pytest.fixture(scope="module")
+def whisper(tmp_path_factory):
+    with served(tmp_path_factory.mktemp("server"), "--parallel", "4", model=MODELS / "tale-whisper.gguf") as server:
+        yield server
+
+
+def client(server: Served) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+
+
+def form(server: Served, fields: dict[str, str], sound: bytes | None) -> Answer:
+    """A form as a browser sends it."""
+    parts = [f'--mark\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'.encode()
+             for name, value in fields.items()]  # fmt: skip
+    if sound is not None:
+        head = '--mark\r\nContent-Disposition: form-data; name="file"; filename="/etc/passwd"\r\n\r\n'
+        parts += [head.encode(), sound, b"\r\n"]
+    return server.ask(LISTEN, b"".join(parts) + b"--mark--\r\n", content_type="multipart/form-data; boundary=mark")
+
+
+@pytest.fixture(scope="module")
+def wanted():
+    with slimrt.Model(MODELS / "tale-whisper.gguf") as model:
+        return model.transcribe(SOUND, word_timestamps=True)
+
+
+def test_transcripts_are_the_librarys(whisper, wanted):
+    segments, info = wanted
+    text = "".join(one.text for one in segments).strip()
+    audio = client(whisper).audio
+    assert text and audio.transcriptions.create(model="any", file=SOUND).text == text
+    for form in ("text", "srt", "vtt"):
+        found = audio.transcriptions.create(model="any", file=SOUND, response_format=form)
+        assert found == written(form.replace("text", "txt"), segments)
+    verbose = audio.transcriptions.create(
+        model="any", file=SOUND, response_format="verbose_json", timestamp_granularities=["word", "segment"]
+    )
+    assert verbose.duration == pytest.approx(info.duration)
+    assert [one.text for one in verbose.segments] == [one.text for one in segments]
+    assert [one.word for one in verbose.words] == [word.word for one in segments for word in one.words]
+
+
+def test_a_stream_of_segments_is_the_transcript(whisper, wanted):
+    events = list(client(whisper).audio.transcriptions.create(model="any", file=SOUND, stream=True))
+    assert [one.type for one in events[:-1]] == ["transcript.text.delta"] * len(wanted[0])
+    assert "".join(one.delta for one in events[:-1]).strip() == events[-1].text
+    assert events[-1].type == "transcript.text.done"
+
+
+def test_uploads_at_once_are_each_their_own(whisper, wanted):
+    found = []
+
+    def work() -> None:
+        found.append(client(whisper).audio.transcriptions.create(model="any", file=SOUND).text)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == ["".join(one.text for one in wanted[0]).strip()] * 8
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": "html"}, "response_format"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"stream": "perhaps"}, "stream"),
+        ({"path": "/etc/passwd"}, "path"),
+        ({"language": "klingon"}, "file"),
+        ({"timestamp_granularities[]": "syllable"}, "timestamp_granularities"),
+    ],
+)
+def test_fields_that_are_wrong_are_named(whisper, fields, param):
+    answer = form(whisper, fields, SOUND.read_bytes())
+    assert answer.status == 400 and answer.error["param"] == param
+
+
+def test_what_is_no_sound_is_refused(whisper):
+    for content in (b"", b"RIFF", b"no sound at all" * 99):
+        answer = form(whisper, {}, content)
+        assert answer.status == 400 and answer.error["message"]
+    answer = form(whisper, {"model": "any"}, None)
+    assert (answer.status, answer.error["param"]) == (400, "file")
+    assert whisper.ask(LISTEN, {"file": "/etc/passwd"}).status == 400
+    assert whisper.chat().status == 400 and form(whisper, {}, SOUND.read_bytes()).status == 200
+
+
+def test_a_body_may_be_as_large_as_a_sound_is(whisper):
+    """Larger than a body of JSON may be; two and a half minutes of silence."""
+    samples = np.zeros(16000 * 150, "<i2")
+    content = io.BytesIO()
+    with wave.open(content, "wb") as file:
+        file.setparams((1, 2, 16000, 0, "NONE", ""))
+        file.writeframes(samples.tobytes())
+    assert len(content.getvalue()) > 4 << 20
+    assert form(whisper, {"temperature": "0"}, content.getvalue()).status == 200
+
+
+def test_forecasts_are_the_librarys(tmp_path):
+    series = [np.sin(np.arange(60) / 3).tolist(), [1.0, None, 3.0, 4.0] * 10]
+    with served(tmp_path, model=MODELS / "tale-chronos.gguf") as server:
+        asked = {"series": series, "prediction_length": 5, "quantile_levels": [0.1, 0.5]}
+        answer = server.ask("/v1/forecasts", asked).json
+        assert [one["index"] for one in answer["data"]] == [0, 1]
+        with slimrt.Model(MODELS / "tale-chronos.gguf", n_seqs=4) as model:
+            rows = [np.array(one, float) for one in series]
+            wanted = model.predict_quantiles(rows, 5, [0.1, 0.5])
+        for one, row in zip(answer["data"], wanted, strict=True):
+            np.testing.assert_allclose([one["quantiles"][level] for level in ("0.1", "0.5")], row.T, rtol=1e-5)
+        for wrong in ({}, {"series": []}, {"series": [["a"]]}, {"series": [1, 2], "prediction_length": 0},
+                      {"series": [1, 2], "horizon": 3}, {"series": [1, 2], "quantile_levels": ["x"]},
+                      {"series": [1, 2], "num_samples": 3}):  # fmt: skip
+            assert server.ask("/v1/forecasts", wrong).status == 400
+
+
+def test_texts_beside_an_encoder_are_completions(tmp_path):
+    with served(tmp_path, model=MODELS / "tale-t5.gguf") as server, slimrt.Model(MODELS / "tale-t5.gguf") as model:
+        prompts = ["Anna was a baker in a green valley.", "Fred was a farmer."]
+        wanted = [one.text for one in model.text2text(prompts, max_tokens=20)]
+        found = client(server).completions.create(model="any", prompt=prompts, max_tokens=20, temperature=0)
+        assert [one.text for one in found.choices] == wanted
+        asked = {"model": "any", "prompt": prompts[0], "max_tokens": 20, "temperature": 0}
+        stream = client(server).completions.create(**asked, stream=True)
+        assert "".join(one.choices[0].text for one in stream if one.choices) == wanted[0]

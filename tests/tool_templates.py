@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Chat templates as families write calls of tools: ours, in their formats."""
+
+from __future__ import annotations
+
+_TOOLS = (
+    "{% if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}"
+)
+_OPENING = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+
+
+def _chatml(calls: str, opening: str = _OPENING, tools: str = _TOOLS) -> str:
+    """Messages of ChatML, with calls behind the content."""
+    return (
+        tools + "{% for m in messages %}{{ '<|im_start|>' ~ m.role ~ '\n' ~ m.content }}"
+        "{% if m.tool_calls %}" + calls + "{% endif %}<|im_end|>\n{% endfor %}" + opening
+    )
+
+
+HERMES = _chatml(
+    "{% for c in m.tool_calls %}{{ '\n' if not loop.first or m.content }}<tool_call>\n"
+    '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}\n</tool_call>{% endfor %}'
+)
+THINKING = _chatml(
+    "{% for c in m.tool_calls %}\n<tool_call>\n"
+    '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}\n</tool_call>{% endfor %}',
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% if enable_thinking is defined and not enable_thinking %}"
+    "<think>\n\n</think>\n\n{% endif %}{% endif %}",
+)
+OPENED = THINKING.replace("<think>\n\n</think>\n\n", "").replace(
+    "<|im_start|>assistant\n{% if enable", "<|im_start|>assistant\n<think>\n{% if enable"
+)
+LLAMA = (
+    "{% if tools %}system: {{ tools | tojson }}\n{% endif %}{% for m in messages %}{% if m.tool_calls %}"
+    "{% if m.tool_calls | length != 1 %}{{ raise_exception('one call at once') }}{% endif %}"
+    "{% set f = m.tool_calls[0].function %}"
+    'assistant: {"name": "{{ f.name }}", "parameters": {{ f.arguments | tojson }}}'
+    "<|eot|>{% else %}{{ m.role }}: {{ m.content }}<|eot|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+MISTRAL = (
+    "{% for m in messages %}{% if m.role == 'user' %}{% if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}"
+    "[/AVAILABLE_TOOLS]{% endif %}[INST]{{ m.content }}[/INST]{% elif m.tool_calls %}[TOOL_CALLS] ["
+    "{% for c in m.tool_calls %}{% if c.id | length < 9 %}{{ raise_exception('ids are longer') }}{% endif %}"
+    '{{ (c.function | tojson)[:-1] }}, "id": "{{ c.id[-9:] }}"}{{ ", " if not loop.last }}{% endfor %}]{{ eos_token }}'
+    "{% elif m.role == 'tool' %}[TOOL_RESULTS]{{ m.content }}[/TOOL_RESULTS]{% else %}{{ m.content ~ eos_token }}"
+    "{% endif %}{% endfor %}"
+)
+PHI = (
+    "{% if tools %}<|system|>{% for t in tools %}<|tool|>{{ t.function | tojson }}<|/tool|>{% endfor %}<|end|>"
+    "{% endif %}"
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% for c in m.tool_calls %}<|tool_call|>"
+    "{{ c.function | tojson }}<|/tool_call|>{% endfor %}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% else %}{{ eos_token }}{% endif %}"
+)
+TEXTUAL = (  # as DeepSeek's: arguments are text
+    "{{ tools | tojson if tools }}{% for m in messages %}<{{ m.role }}>{{ m.content }}{% if m.tool_calls %}<calls>"
+    "{% for c in m.tool_calls %}{{ '\n' if not loop.first }}"
+    "{{ '<call>' + c.type + '<sep>' + c.function.name + '\n```json\n' + c.function.arguments + '\n```</call>' }}"
+    "{% endfor %}</calls>{% endif %}{{ eos_token }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+XML = _chatml(  # as Qwen3-Coder's: arguments are no JSON
+    "{% for c in m.tool_calls %}<tool_call>\n<function={{ c.function.name }}>{% for name, value in "
+    "c.function.arguments | items %}<parameter={{ name }}>{{ value }}</parameter>{% endfor %}</function>{% endfor %}"
+)
+CODED = _chatml(  # shows calls in no way that can be read, though it speaks of them
+    '{% for c in m.tool_calls %}<tool_call>{# {"name": N, "arguments": A} #}{{ c.id }}</tool_call>{% endfor %}'
+    "{{ '' if true else '\"arguments\"' }}"
+)
+PLAIN = _chatml("", tools="")
