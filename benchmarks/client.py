@@ -35,8 +35,8 @@ class Answer:
 
     @property
     def first(self) -> float:
-        """Seconds to the first token."""
-        return self.times[0] - self.sent
+        """Seconds to the first token, or to the end of an answer that shows none."""
+        return (self.times[0] if self.times else self.ended) - self.sent
 
     @property
     def gaps(self) -> list[float]:

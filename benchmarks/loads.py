@@ -23,7 +23,7 @@ BLOCKS = ("slimrt_blocks", "slimrt_blocks_free", "slimrt_blocks_left")  # left: 
 
 
 class Prompts:
-    """Random ids after the three control tokens; a turn's seed makes them the same for every contestant."""
+    """Random ids after the control tokens; a turn's seed makes them the same for every contestant."""
 
     def __init__(self, n_vocab: int, seed: int):
         self._rng, self._n_vocab = np.random.default_rng(seed), n_vocab
@@ -79,6 +79,8 @@ async def stall(server: Server, prompts: Prompts, *, streams: int, n_prompt: int
     Before, the long prompt alone, and the streams alone for as many tokens as they have when it arrives.
     """
     alone = await complete(server.port, prompts.ids(n_prompt), 1)
+    if not alone.whole:
+        raise RuntimeError(f"the long prompt alone was not answered: {alone}; {server.said()}"[:2000])
     room = server.setup.n_ctx - 64
     answers = [asyncio.create_task(complete(server.port, prompts.ids(64), room)) for _ in range(streams)]
     await asyncio.sleep(10 * alone.first / n_prompt * 64 * streams)  # their prompts, and steps to compare with
@@ -94,8 +96,8 @@ async def stall(server: Server, prompts: Prompts, *, streams: int, n_prompt: int
         "first_alone": alone.first,
         "first": late.first,
         "gap_before": spread([after - before for before, after in pairs if after < sent]),
-        "gap": spread([after - before for before, after in pairs if after > sent and before < late.times[0]]),
-        "tok_s_meanwhile": sum(after > sent for _, after in pairs) / (late.times[0] - sent),
+        "gap": spread([after - before for before, after in pairs if after > sent and before < late.sent + late.first]),
+        "tok_s_meanwhile": sum(after > sent for _, after in pairs) / late.first,
     }
 
 

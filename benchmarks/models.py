@@ -132,7 +132,7 @@ def _metadata(writer: gguf.GGUFWriter, shape: Shape, weights: str) -> None:
 
 
 def word(id: int) -> str:
-    """The text of a token of a model with words, for an id after the three control tokens: five letters."""
+    """The text of a token of a model with words, but for the two control tokens 1 and 2: five letters."""
     return "".join(chr(ord("a") + id // 26**place % 26) for place in range(5))
 
 
@@ -141,10 +141,10 @@ def _vocabulary(writer: gguf.GGUFWriter, n: int) -> None:
     a text can be told."""
     kinds = gguf.TokenType
     writer.add_tokenizer_model("llama")
-    writer.add_token_list(["<unk>", "<s>", "</s>", *(f"\u2581{word(id)}" for id in range(3, n))])
-    writer.add_token_scores([0.0] * 3 + [-float(id) for id in range(3, n)])
-    writer.add_token_types([kinds.UNKNOWN, kinds.CONTROL, kinds.CONTROL] + [kinds.NORMAL] * (n - 3))
-    writer.add_unk_token_id(0)
+    writer.add_token_list(["<s>" if id == 1 else "</s>" if id == 2 else f"\u2581{word(id)}" for id in range(n)])
+    writer.add_token_scores([-float(id) for id in range(n)])
+    writer.add_token_types([kinds.CONTROL if id in (1, 2) else kinds.NORMAL for id in range(n)])
+    writer.add_unk_token_id(0)  # it is a word too: nothing that a model draws goes unseen but <s>
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_add_bos_token(False)
