@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -64,7 +64,8 @@ class Sequences:
         then new ones. Returns logits of the last `outputs` tokens of each item, float32 (rows, vocab)."""
         total = sum(len(ids) for _, ids in items)
         show = self._runtime.show_progress and total > len(items)
-        with progress.bar(show, total, "prefill", "tok") as update, self._runtime.use() as engine:
+        bar = progress.bar(True, total, "prefill", "tok") if show else nullcontext(lambda done, all: None)
+        with bar as update, self._runtime.use() as engine:
 
             def report(done: int, all: int) -> None:
                 update(done, all)
