@@ -15,6 +15,8 @@ from slimrt.generation.loop import loop_of
 from slimrt.generation.options import Options
 from slimrt.generation.pace import Pace
 
+pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
+
 MODELS = Path(__file__).parents[1] / "models"
 STORY = "Anna was a baker in a green valley. She worked in the bakery with her friend Fred. One day"
 

@@ -23,6 +23,8 @@ from slimrt.generation.pace import LEAST, Pace
 from slimrt.generation.search import Append
 from slimrt.generation.tickets import Cancelled
 
+pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
+
 N_CTX, N_SEQS = 96, 4
 PLAIN = {"n_ctx": N_CTX, "n_seqs": N_SEQS, "cache_type": "f32"}
 MODELS = Path(__file__).parents[1] / "models"

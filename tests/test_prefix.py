@@ -18,6 +18,8 @@ from conftest import GOLDEN, relative
 from slimrt.generation.prefix import BLOCK, PrefixTree
 from slimrt.runtime.session import Session
 
+pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
+
 MODELS = Path(__file__).parent.parent / "models"
 LLAMA = MODELS / "tale-llama.gguf"
 SAME = 2e-5  # the order of float32 sums

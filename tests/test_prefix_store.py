@@ -22,6 +22,8 @@ from slimrt.generation.store import PrefixStore
 from slimrt.runtime.session import Session
 from test_prefix import LLAMA, MODELS, SAME, begun, continued, free_blocks, give, n_blocks, text
 
+pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
+
 SIZE = 1 << 30
 PROMPT = 130  # tokens, of which four blocks are written
 

@@ -19,6 +19,8 @@ pytest.importorskip("uvicorn")  # the extra `serve`
 
 from served import CHAT, ENDLESS, MESSAGES, Served, dechunked, events, read_all, served, wait_for  # noqa: E402
 
+pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
+
 ENDLESS_CHAT = {"messages": MESSAGES, **ENDLESS}
 SOME_TEXT = {"messages": MESSAGES, "max_tokens": 300, "ignore_eos": True}
 

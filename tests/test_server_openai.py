@@ -20,6 +20,8 @@ openai = pytest.importorskip("openai")
 from served import CHAT, MESSAGES, Served, events, served  # noqa: E402
 from slimrt import Model  # noqa: E402
 
+pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
+
 GREEDY = {"temperature": 0.0}
 HOT = {"temperature": 4.0, "top_p": 1.0, "min_p": 0.0}
 PROMPT = "Anna has a red"

@@ -18,6 +18,8 @@ pytest.importorskip("uvicorn")  # the extra `serve`
 from served import CHAT, MESSAGES, Served, read_all, served  # noqa: E402
 from slimrt import Model  # noqa: E402
 
+pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
+
 KEY = "k3y-of-the-first"
 ROUTES = [
     ("GET", "/"), ("GET", "/metrics"), ("GET", "/props"), ("GET", "/v1/models"), ("GET", "/v1/models/x"),
