@@ -173,6 +173,24 @@ def test_preempted_texts_come_back():
         assert tickets[0].preemptions == 0 < tickets[1].preemptions
 
 
+def test_short_prompts_that_find_no_room_wait():
+    """They cost a step no more than texts do, and have no rows that could be given up."""
+    with load(cache_tokens=N_CTX) as model, model.session() as session:
+        session.append([1])
+        loop, options, prompts = (
+            loop_of(model._runtime),
+            Options(max_tokens=20, **GREEDY),
+            [STORY * 2, *["Fred was"] * 3],
+        )
+        runs = [Run(model._runtime, model.tokenize(one), options, 0, None, 0) for one in prompts]
+        tickets = [loop.submit(runs[0].task(), eager=True)]
+        loop.step()  # it has the two blocks that the session leaves
+        tickets += [loop.submit(one.task(), eager=True) for one in runs[1:]]
+        while loop.step():
+            pass
+        assert [one.result().tokens for one in tickets] == [alone(one, 20, False) for one in prompts]
+
+
 def test_a_prompt_beside_the_texts_of_others_comes_in_pieces(monkeypatch):
     with load(n_ctx=1024, n_seqs=2) as model:
         loop, ids = loop_of(model._runtime), model.tokenize(STORY * 20)

@@ -313,7 +313,8 @@ class Loop:
     def _parts(self, asking: Sequence[Ticket[Any]]) -> list[Part]:
         """What goes into a step: every text, and of prompts as much as the texts of others may wait for."""
         wanted = [Part(one, self._engine) for one in asking]
-        texts = self._with_room([part for part in wanted if part.few])
+        oldest = min((part.ticket.order for part in wanted), default=0)
+        texts = self._with_room([part for part in wanted if part.few], oldest)
         prompts = [part for part in wanted if not part.few]
         calls = {part.ticket.call for part in wanted}
         if len(calls) > 1 or any(part.ticket.eager for part in prompts):  # others wait, or may come at any time
@@ -326,13 +327,16 @@ class Loop:
             return chosen
         return self._forced(min(wanted, key=lambda part: part.ticket.order))
 
-    def _with_room(self, texts: list[Part]) -> list[Part]:
-        """The texts for whose next tokens there is room, when the youngest have given up their rows."""
+    def _with_room(self, texts: list[Part], oldest: int) -> list[Part]:
+        """The texts for whose next tokens there is room, once the youngest have given up their rows; others wait."""
         while texts and not self._has_room([item for part in texts for item in part.items]):
             victim = self._youngest(min(part.ticket.order for part in texts))
-            if victim is None:
-                return texts[:-1] if len(texts) > 1 else texts  # the engine says what is missing
-            self._give_up(victim)
+            if victim is not None:
+                self._give_up(victim)
+            elif len(texts) > 1 or texts[0].ticket.order > oldest:
+                victim = max((part.ticket for part in texts), key=lambda one: one.order)
+            else:
+                break  # nobody else has what it needs: the engine says what that is
             texts = [part for part in texts if part.ticket is not victim]
         return texts
 
