@@ -410,3 +410,13 @@ def test_a_stream_that_nobody_holds_any_more_gives_its_rows_back():
         del stream
         with model.session() as session:
             assert session.append(model.tokenize(STORY) * 3).shape[0] > 64
+
+
+def test_a_callback_does_not_close_its_model(model):
+    def close(stage, done, total):
+        if stage == "decode":
+            model.close()
+
+    with pytest.raises(RuntimeError, match="must not close"):
+        model.generate(STORY, max_tokens=5, on_progress=close, **GREEDY)
+    assert model.generate(STORY, max_tokens=20, **GREEDY).tokens == alone(STORY, 20, False)

@@ -170,7 +170,10 @@ class Loop:
                 one.close(error)
 
     def close(self) -> None:
-        """Wait for all that somebody waits for, end the rest, and refuse what comes later."""
+        """Wait for all that somebody waits for, end the rest, and refuse what comes later. RuntimeError: in a callback
+        of a step, which would wait for itself."""
+        if self._stepper == threading.get_ident():
+            raise RuntimeError("a callback must not close the model that calls it")
         with self._changed:
             while any(one.awaited for one in (*self._waiting, *self._running)):
                 self._changed.wait()
