@@ -211,6 +211,29 @@ void compare_bits(const Device& device, DType dtype) {
     ++failures;
 }
 
+/// Few tokens: a kernel reads the weights once, on devices with the least shared memory too. Rows for one or
+/// two tiles a warp.
+void compare_launches(const Device& device, DType dtype) {
+    for (const int rows : {48, 800}) {
+        for (int tokens = 1; tokens <= 8; ++tokens) {
+            const Matrix x(DType::F32, tokens, 256, 0, 0), w(dtype, rows, 256, 0, 0);
+            const Matrix out(DType::F32, tokens, rows, 0, 0);
+            const Product product{w.view, {}, out.view};
+            check(cudaStreamBeginCapture(device.stream, cudaStreamCaptureModeThreadLocal), "recording");
+            linear(device, x.view, 1, {&product, 1}, nullptr);
+            cudaGraph_t graph = nullptr;
+            size_t launches = 0;
+            check(cudaStreamEndCapture(device.stream, &graph), "recording");
+            check(cudaGraphGetNodes(graph, nullptr, &launches), "counting");
+            check(cudaGraphDestroy(graph), "forgetting");
+            if (launches == 1) continue;
+            std::fprintf(stderr, "type %s, %d rows, %d tokens: weights are read %zu times\n",
+                         dtype_info(dtype).name, rows, tokens, launches);
+            ++failures;
+        }
+    }
+}
+
 }  // namespace
 
 int main() {
@@ -226,6 +249,8 @@ int main() {
         for (const int tokens : {1, 2, 3, 5, 8, 9, 17, 64, 130}) {
             run(device, {.dtype = dtype, .tokens = tokens, .m = 37, .k = k, .uneven = true, .wild = true});
             run(device, {.dtype = dtype, .tokens = tokens, .m = 129, .k = 1024});
+            if (block > 1 && tokens <= 8)
+                run(device, {.dtype = dtype, .tokens = tokens, .m = 200, .k = 2560});
         }
         for (const int tokens : {1, 5, 40, 70})
             run(device, {.dtype = dtype, .tokens = tokens, .m = 24, .k = k, .heads = 3, .wild = true});
@@ -237,6 +262,7 @@ int main() {
             run(device, {.dtype = dtype, .tokens = 11, .m = 18, .k = odd, .uneven = true});
         }
         compare_bits(device, dtype);
+        compare_launches(device, dtype);
     }
     check(cudaStreamDestroy(device.stream), "cudaStreamDestroy");
     if (failures) return 1;
