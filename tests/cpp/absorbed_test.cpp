@@ -191,7 +191,8 @@ void Run::call() {
     const size_t bytes = cuda::absorbed_workspace(device, args);
     cuda::check(cudaMalloc(&workspace, bytes), "allocating a workspace");
     cuda::check(cudaMemset(workspace, 0xff, bytes), "filling it");
-    cuda::absorbed(device, args, placed.data(), shift, static_cast<std::byte*>(workspace));
+    cuda::absorbed(device, args, placed.data(), int(placed.size()), shift,
+                   static_cast<std::byte*>(workspace));
     cuda::check(cudaDeviceSynchronize(), "waiting for kernels");
     cuda::check(cudaFree(workspace), "freeing it");
 }
