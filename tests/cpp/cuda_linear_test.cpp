@@ -2,6 +2,8 @@
 // stride, a weight beyond f16, rows of x of any magnitude and with NaN, the bits of a token alone and among
 // others, the workspace that a plan reserves. Runs on the emulator or a device whose memory the host may
 // touch.
+#include <dlfcn.h>
+
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -9,6 +11,7 @@
 #include <random>
 #include <vector>
 
+#include "kernels/cuda/cublas_lt.h"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/numbers.cuh"
 
@@ -234,9 +237,31 @@ void compare_launches(const Device& device, DType dtype) {
     }
 }
 
+/// A library that fails is done without: the own kernels multiply, also what it has begun.
+void compare_without_library(Device device) {
+    void* const library = dlopen(SLIMRT_NO_CUBLASLT, RTLD_NOW | RTLD_LOCAL);
+    int* const fails_at = library ? static_cast<int*>(dlsym(library, "fails_at")) : nullptr;
+    int* const n_products = library ? static_cast<int*>(dlsym(library, "n_products")) : nullptr;
+    if (!fails_at || !n_products || cublas_lt_library() != SLIMRT_NO_CUBLASLT) {
+        std::fprintf(stderr, "the library is not found: '%s'\n", cublas_lt_library().c_str());
+        ++failures;
+        return;
+    }
+    for (*fails_at = 1; *fails_at <= 4; ++*fails_at) {  // of each device it is started once
+        device.id = *fails_at;
+        *n_products = 0;
+        for (int again = 0; again < 2; ++again)
+            run(device, {.dtype = DType::F16, .tokens = 64, .m = 24, .k = 64});
+        if (*n_products == (*fails_at == 3)) continue;
+        std::fprintf(stderr, "failing at %d, the library multiplies %d times\n", *fails_at, *n_products);
+        ++failures;
+    }
+}
+
 }  // namespace
 
 int main() {
+    look_for_cublas_lt({SLIMRT_NO_CUBLASLT});
     Device device;
     device.capability = 90;
     device.processors = 3;
@@ -264,6 +289,7 @@ int main() {
         compare_bits(device, dtype);
         compare_launches(device, dtype);
     }
+    compare_without_library(device);
     check(cudaStreamDestroy(device.stream), "cudaStreamDestroy");
     if (failures) return 1;
     std::puts("cuda_linear_test: ok");
