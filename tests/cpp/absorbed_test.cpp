@@ -183,8 +183,9 @@ void Run::call() {
                              .sinks = maybe(c.sinks, sinks),
                              .lse = maybe(c.lse, lse),
                              .merge = c.merge};
-    const cuda::Device device{
+    cuda::Device device{
         .capability = capability, .processors = c.processors, .shared_bytes = size_t(c.kib) << 10};
+    for (int size = 1; size <= cuda::kMaxCluster; ++size) device.clusters[size] = c.processors / size;
     if (!cuda::absorbed_can(device, args))
         std::printf("sm_%d %s: refused\n", capability, c.name), std::exit(1);
     void* workspace = nullptr;

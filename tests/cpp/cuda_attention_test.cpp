@@ -59,6 +59,7 @@ void call(const Case& c, const AttentionArgs& args, const std::vector<AttentionS
             {s.table, s.position, s.begin, s.end, s.query + kShift, s.n_queries, s.fresh, s.causal});
     cuda::Device device;
     device.capability = 90, device.processors = c.processors, device.shared_bytes = 227 << 10;
+    device.clusters.fill(8);
     std::vector<std::byte> workspace(cuda::attention_workspace(device, args), std::byte{0xff});
     if (run)
         run(device, args, cuda::view_of(args, placed.data(), -kShift, counts), workspace.data());
@@ -117,7 +118,8 @@ void test_choice(Backend& b) {
         std::vector<Floats> outs = p.outs;
         Floats lse = p.lse;
         const AttentionArgs args = p.with(outs, lse);
-        const cuda::Device device{.capability = 90, .processors = 132, .shared_bytes = 227 << 10};
+        cuda::Device device{.capability = 90, .processors = 132, .shared_bytes = 227 << 10};
+        device.clusters.fill(8);
         constexpr const char* kNames[] = {"absorbed", "decode", "prefill", "general"};
         return std::string(kNames[int(cuda::attention_kernel(device, args))]);
     };

@@ -137,17 +137,27 @@ void weight_row(const Device& device) {
 int main() {
     cudaStream_t stream = nullptr;
     cuda::check(cudaStreamCreate(&stream), "making a stream");
-    const auto device = [&](const char* name, int capability, int processors, size_t shared_kib) {
-        return Device{.capability = capability,
-                      .processors = processors,
-                      .shared_bytes = shared_kib << 10,
-                      .name = name,
-                      .stream = stream};
+    // groups: of processors, as cards may have them; where there are no clusters, one of all.
+    const auto device = [&](const char* name, int capability, size_t shared_kib, std::vector<int> groups) {
+        Device d{.capability = capability, .shared_bytes = shared_kib << 10, .name = name, .stream = stream};
+        for (const int processors : groups) {
+            d.processors += processors;
+            for (int size = 1; size <= cuda::kMaxCluster && capability == 90; ++size)
+                d.clusters[size] += processors / size;
+        }
+        return d;
     };
-    for (const Device& d :
-         {device("H100 SXM", 90, 132, 227), device("H100 PCIe", 90, 114, 227), device("H20", 90, 78, 227),
-          device("A100", 80, 108, 163), device("RTX 3090", 86, 82, 99), device("RTX 4090", 89, 128, 99),
-          device("RTX 5090", 120, 170, 99), device("Orin", 87, 16, 163), device("Orin Nano", 87, 8, 163)}) {
+    for (const Device& d : {
+             device("H100 SXM", 90, 227, {16, 16, 16, 16, 16, 16, 18, 18}),
+             device("H100 PCIe", 90, 227, {14, 16, 16, 16, 16, 18, 18}),
+             device("H20", 90, 227, {10, 10, 10, 12, 12, 12, 12}),
+             device("A100", 80, 163, {108}),
+             device("RTX 3090", 86, 99, {82}),
+             device("RTX 4090", 89, 99, {128}),
+             device("RTX 5090", 120, 99, {170}),
+             device("Orin", 87, 163, {16}),
+             device("Orin Nano", 87, 163, {8}),
+         }) {
         attention_rows(d);
         weight_row(d);
     }

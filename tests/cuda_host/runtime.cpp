@@ -28,6 +28,7 @@ struct CUgraphExec_st {
 };
 struct CUstream_st {
     bool waits_for_default = true;
+    int device = 0;
     std::vector<Work> queue;
     bool capturing = false;
     cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
@@ -125,6 +126,7 @@ bool fits_kind(const void* to, const void* from, size_t bytes, cudaMemcpyKind ki
 cudaError_t cuda_host::enqueue(cudaStream_t handle, Work work) {
     if (!is_stream(handle)) return result(cudaErrorInvalidResourceHandle);
     CUstream_st& stream = stream_of(handle);
+    if (handle != nullptr && stream.device != current_device) return result(cudaErrorInvalidResourceHandle);
     if (handle == nullptr && capture_forbids()) return result(cudaErrorStreamCaptureUnsupported);
     if (!stream.capturing) put_in_order(handle);
     (stream.capturing ? stream.captured : stream.queue).push_back(std::move(work));
@@ -147,7 +149,7 @@ cudaError_t cudaDeviceSynchronize() {
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
     const Lock lock(all);
-    *stream = new CUstream_st{.waits_for_default = flags != cudaStreamNonBlocking};
+    *stream = new CUstream_st{.waits_for_default = flags != cudaStreamNonBlocking, .device = current_device};
     streams.insert(*stream);
     return cudaSuccess;
 }

@@ -9,6 +9,10 @@
 
 namespace slimrt::cuda {
 
+inline constexpr int kClusterCapability = 90;
+/// How many clusters of each size run at once, where a device has them. absorbed_sm90.cu.
+void ask_for_clusters(Device& device);
+
 /// Whether absorbed() computes such terms on this device, of whatever sequences; others are for attention().
 bool absorbed_can(const Device& device, const AttentionArgs& args);
 

@@ -35,8 +35,8 @@ __global__ void part_sequences(const PlacedSequence* from, PlacedSequence* queri
     if (threadIdx.x == 0) own[blockIdx.x] = s;
 }
 
-/// What the workspace holds, one after the other, before what the kernels need; of so many queries of whatever
-/// sequences.
+/// What the workspace holds, one after the other, before what the kernels need; of so many queries of
+/// whatever sequences.
 struct Workspace {
     size_t queries, own, lse;
 
