@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from slimrt.errors import ContextOverflowError
+from slimrt.generation.masks import MASKS, Mask
 from slimrt.generation.pace import Pace
 from slimrt.generation.parts import Part, told_to_all
 from slimrt.generation.prefix import PrefixTree
@@ -297,20 +298,25 @@ class Loop:
 
     def _choose_tokens(self, asking: Sequence[Ticket[Any]]) -> None:
         """Answer all who want a token chosen, in one call."""
-        wanting = [
-            (one, one.wants)
-            for one in asking
-            if isinstance(one.wants, Decode) and one.answer is not None and not one.answered
-        ]
+        wanting, wishes, masks = list[Ticket[Any]](), list[Decode](), list[Mask | None]()
+        for one in asking:
+            if isinstance(one.wants, Decode) and one.answer is not None and not one.answered:
+                try:
+                    masks.append(MASKS.wait(one.wants.mask))
+                except Exception as error:
+                    self._resume(one, error)
+                else:
+                    wanting.append(one)
+                    wishes.append(one.wants)
         if not wanting:
             return
         try:
-            chosen = choices(self._engine, [one.answer for one, _ in wanting], [wanted for _, wanted in wanting])
+            chosen = choices(self._engine, [one.answer for one in wanting], wishes, masks)
         except Exception as error:
-            for one, _ in wanting:
+            for one in wanting:
                 self._resume(one, error)
             return
-        for (one, _), choice in zip(wanting, chosen, strict=True):
+        for one, choice in zip(wanting, chosen, strict=True):
             one.answer, one.answered = choice, True
 
     def _parts(self, asking: Sequence[Ticket[Any]]) -> list[Part]:

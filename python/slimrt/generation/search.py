@@ -8,6 +8,7 @@ and who waits takes the place. Greedy and sampled texts, beams, transcripts and 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -90,14 +91,14 @@ class Decode:
     All that tasks want in a step are chosen in one call, each by its sampler as if it were alone. Errors as Append.
 
     logprobs: how many of the likeliest tokens to report; 0: none.
-    mask: uint32 bits (words,) of those that may be chosen, as core.Sampler reads them; None: all.
+    mask: bits (words,) of those that may be chosen, as core.Sampler reads them, made while the step runs; None: all.
     """
 
     sequence: Any
     tokens: Sequence[int]
     sampler: core.Sampler
     logprobs: int = 0
-    mask: NDArray[np.uint32] | None = None
+    mask: Future[NDArray[np.uint32]] | None = None
 
     @property
     def items(self) -> Sequence[tuple[Any, Sequence[int]]]:
@@ -149,23 +150,23 @@ class _Running(Generic[Result]):
 
 
 def choices(
-    engine: Choosing, rows: Sequence[Logits], wishes: Sequence[Decode]
+    engine: Choosing, rows: Sequence[Logits], wishes: Sequence[Decode], masks: Sequence[NDArray[np.uint32] | None]
 ) -> Sequence[tuple[int, Logprobs | None]]:
-    """The answers to wishes, all in one call. rows: of each its logits (1, vocab)."""
+    """The answers to wishes, all in one call. rows: of each its logits (1, vocab); masks: of each its mask."""
     logits = rows[0] if len(rows) == 1 else np.concatenate(rows)
     samplers, logprobs = [one.sampler for one in wishes], [one.logprobs for one in wishes]
-    return engine.sample(logits, samplers, masks=_masks(wishes, logits.shape[1]), logprobs=logprobs)
+    return engine.sample(logits, samplers, masks=_masks(masks, logits.shape[1]), logprobs=logprobs)
 
 
-def _masks(wishes: Sequence[Decode], n_vocab: int) -> Masks | None:
+def _masks(masks: Sequence[NDArray[np.uint32] | None], n_vocab: int) -> Masks | None:
     """A row for each; those without a mask may choose any token. None: no one has a mask."""
-    if all(one.mask is None for one in wishes):
+    if all(one is None for one in masks):
         return None
     words = (n_vocab + 31) // 32
-    rows = np.full((len(wishes), words), -1, np.int32).view(np.uint32)
-    for row, one in zip(rows, wishes, strict=True):
-        if one.mask is not None:
-            row[:] = one.mask[:words]
+    rows = np.full((len(masks), words), -1, np.int32).view(np.uint32)
+    for row, one in zip(rows, masks, strict=True):
+        if one is not None:
+            row[:] = one[:words]
     return rows
 
 

@@ -43,6 +43,7 @@ from slimrt.server.service import Service
 from slimrt.server.sounds import Sounds
 from slimrt.server.text import Plan, Scored, plan_chat, plan_completion
 from slimrt.server.texts import Texts, prompt_of, runs_of
+from slimrt.tokenizer.tool_format import tool_format
 
 Answer = Callable[[Exchange], Awaitable[None]]
 
@@ -204,6 +205,7 @@ class Routes:
                 "cache_bytes_per_token": sum(layer["bytes_per_token"] for layer in info["layers"]),
                 "device": info["device"],
                 "chats": _chats(model),
+                "tools": await self._service.apart(lambda: _tools(model)),
                 "version": core.__version__,
             }
         )
@@ -284,6 +286,11 @@ def _batches(ids: list[list[int]], n_tokens: int, n_texts: int) -> list[list[lis
 def _chats(model: Model) -> bool:
     tokenizer = model._runtime.source.tokenizer_if_any
     return tokenizer is not None and tokenizer.chat_template is not None
+
+
+def _tools(model: Model) -> str | None:
+    """Where the format of calls came from (ToolFormat.origin); None: the model does not chat."""
+    return tool_format(model.tokenizer).origin if _chats(model) else None
 
 
 async def _no_route(request: Request, error: Exception) -> JSONResponse:

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from slimrt.cache.config import kinds
 from slimrt.generation.loop import loop_of, prefixes_of
+from slimrt.generation.masks import MASKS
 from slimrt.model import Model
 from slimrt.server.engine_thread import EngineThread
 from slimrt.server.errors import Refusal
@@ -124,6 +125,9 @@ class Service:
             self.metrics.watch("blocks", "Of 32 tokens, in the cache.", lambda: self._blocks[0])
             self.metrics.watch("blocks_free", "That nobody holds, a second ago.", lambda: self._blocks[1])
             self.metrics.watch("blocks_left", "That left texts hold, a second ago.", lambda: self._blocks[2])
+        self.metrics.watch("masks", "Made for grammars, beside the steps that they are for.", lambda: MASKS.made)
+        self.metrics.watch("mask_seconds_mean", "That a mask takes.", lambda: MASKS.seconds / max(MASKS.made, 1))
+        self.metrics.watch("mask_wait_seconds", "That steps waited for masks, in all.", lambda: MASKS.waited)
         self.metrics.watch("places_taken", "Texts of all requests taken on.", lambda: self.places.texts)
         self.metrics.watch("tokens_per_second", "Computed, while there was work.", lambda: self.places.rate)
         self.metrics.watch("context_tokens", f"Of a sequence; cache {kinds(info['layers'])}.", lambda: info["n_ctx"])
