@@ -18,7 +18,7 @@ from slimrt.forecast.chronos import Chronos, Paths
 from slimrt.forecast.options import PredictOptions, sampling
 from slimrt.forecast.series import Values, as_series, check_levels
 from slimrt.generation.loop import loop_of
-from slimrt.generation.search import Encode
+from slimrt.generation.search import Encode, Read, Task
 from slimrt.generation.sequences import Sequences
 from slimrt.modelfile.source import ModelSource
 from slimrt.plumbing.arguments import check_seed, real, whole
@@ -140,26 +140,20 @@ def _bolt(runtime: Runtime, bolt: Bolt, rows: Sequence[Values], horizon: int) ->
 
 def _bolt_step(runtime: Runtime, bolt: Bolt, rows: Sequence[Values]) -> NDArray[np.float32]:
     """Quantiles float32 (batch, quantiles, prediction_length), n_seqs series at a time."""
-    width, start = int(runtime.info["n_seqs"]), np.array([runtime.info["decoder_start_token_id"]], np.int32)
-    inputs = [bolt.patches(row) for row in rows]
-    found: list[NDArray[np.float32]] = []
-    with runtime.use() as engine:
-        for at in range(0, len(inputs), width):
-            some = inputs[at : at + width]
-            sequences: list[int] = []
-            try:
-                sequences += [engine.new_sequence() for _ in some]
-                wanted = [
-                    Encode(sequence, patches, positions)
-                    for sequence, (patches, positions, _) in zip(sequences, some, strict=True)
-                ]
-                engine.encode([one.item for one in wanted])
-                states = engine.append([(sequence, start) for sequence in sequences], states=True)
-            finally:
-                for sequence in sequences:
-                    engine.free_sequence(sequence)
-            found += [bolt.forecast(state, scales) for state, (*_, scales) in zip(states, some, strict=True)]
-    return np.stack(found)
+    engine = Sequences(runtime)
+    return np.stack(loop_of(runtime).run((1, _bolt_quantiles(engine, runtime, bolt, row)) for row in rows))
+
+
+def _bolt_quantiles(engine: Sequences, runtime: Runtime, bolt: Bolt, row: Values) -> Task[NDArray[np.float32]]:
+    """Quantiles float32 (quantiles, prediction_length) of what follows a series."""
+    patches, positions, scales = bolt.patches(row)
+    sequence = engine.new_sequence()
+    try:
+        yield Encode(sequence, patches, positions)
+        (state,) = yield Read(sequence, [int(runtime.info["decoder_start_token_id"])], states=True)
+    finally:
+        engine.free_sequence(sequence)
+    return bolt.forecast(state, scales)
 
 
 def enough_context(source: ModelSource) -> int:

@@ -1,8 +1,8 @@
 """Searches for token sequences over the engine: many at once, each written as if it were alone.
 
-A task is a generator: it yields what it wants computed (Encode, Append, Decode), is sent the result, and returns what
-it found. The loop puts what all tasks want into one call of the engine. So a batch forms by itself: who ends leaves it,
-and who waits takes the place. Greedy and sampled texts, beams, transcripts and forecasts are all made by it.
+A task is a generator: it yields what it wants computed (Encode, Append, Decode, Read), is sent the result, and returns
+what it found. The loop puts what all tasks want into one call of the engine. So a batch forms by itself: who ends
+leaves it, and who waits takes the place. Greedy and sampled texts, beams, transcripts and forecasts are all made by it.
 """
 
 from __future__ import annotations
@@ -58,11 +58,13 @@ class Encode:
     """Wanted: a source (int32 ids or float32 rows) encoded into an empty sequence. The answer is nothing.
 
     positions: of its rows, int32 (n,), where there are gaps between them.
+    states: the answer is what the encoder made of it, float32 (rows, d_model).
     """
 
     sequence: Any
     source: NDArray[Any]
     positions: NDArray[np.int32] | None = None
+    states: bool = False
 
     @property
     def item(self) -> tuple[Any, ...]:
@@ -106,11 +108,28 @@ class Decode:
 
 
 @dataclass(frozen=True)
+class Read:
+    """Wanted: tokens at the end of a sequence, and what the model makes of each. The answer: the rows of so many of the
+    first ones as a step had time for, float32 (n, vocab) of logits; the task asks again for the rest. Errors as Append.
+
+    states: rows (n, d_model) of what the head reads, in place of logits.
+    """
+
+    sequence: Any
+    tokens: Sequence[int]
+    states: bool = False
+
+    @property
+    def items(self) -> Sequence[tuple[Any, Sequence[int]]]:
+        return [(self.sequence, self.tokens)]
+
+
+@dataclass(frozen=True)
 class Wait:
     """Wanted: nothing in this step, since another task computes what this one needs. The answer is nothing."""
 
 
-Wish = Encode | Append | Decode | Wait
+Wish = Encode | Append | Decode | Read | Wait
 Task = Generator[Wish, Any, Result]
 
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Generic
 
 from slimrt.generation.options import OnProgress
-from slimrt.generation.search import Append, Decode, Result, Task, Wait, Wish
+from slimrt.generation.search import Append, Decode, Read, Result, Task, Wait, Wish
 from slimrt.generation.sequences import Ids, Report
 
 OnStep = Callable[["Ticket[Any]"], object]
@@ -69,12 +69,13 @@ class Ticket(Generic[Result]):
     """A task that was given to a loop.
 
     Attributes:
-        done: it has a result, has failed, or was cancelled.
+        begun: it has had a sequence. done: it has a result, has failed, or was cancelled.
         preemptions: how often it gave its rows up.
     """
 
     def __init__(self, task: Task[Result], needs: int, call: Call, order: int):
-        self.done, self.preemptions = False, 0
+        self.begun = self.done = False
+        self.preemptions = 0
         self.needs, self.call, self.order, self.key = needs, call, order, ""
         self.meter: Meter | None = None
         self.on_step: OnStep | None = None
@@ -99,7 +100,7 @@ class Ticket(Generic[Result]):
 
     def resume(self, error: BaseException | None = None) -> None:
         """Go on with the answer, or with an error, up to the next wish."""
-        answer, self.answer, self.answered = self.answer, None, False
+        answer, self.answer, self.answered, self.begun = self.answer, None, False, True
         try:
             self.wants = self._task.send(answer) if error is None else self._task.throw(error)
         except StopIteration as end:
@@ -111,7 +112,8 @@ class Ticket(Generic[Result]):
             raise
         else:
             wish = self.wants
-            self.left = [(of, list(ids)) for of, ids in wish.items] if isinstance(wish, (Append, Decode)) else []
+            items = wish.items if isinstance(wish, (Append, Decode, Read)) else ()
+            self.left = [(of, list(ids)) for of, ids in items]
             self.answered = isinstance(wish, Wait)
 
     def close(self, error: Exception | None = None) -> None:
