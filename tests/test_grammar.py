@@ -412,6 +412,7 @@ def test_masks_are_made_while_the_step_runs(tale, monkeypatch):
     from slimrt.generation.sequences import Sequences
 
     begun, threads, append, mask = threading.Event(), set(), Sequences.append, Matcher.mask
+    begun.set()  # the first mask comes before all steps
 
     def slow(matcher):
         assert begun.wait(20), "the step waits for the mask"
@@ -455,6 +456,17 @@ def test_a_mask_that_fails_ends_its_own_text_alone(tale, monkeypatch):
     assert re.fullmatch("[a-z]{5}", tickets[1].result().text)
     with pytest.raises(GrammarError, match="too much work"):
         tickets[0].result()
+
+
+def test_a_first_mask_that_fails_is_told_before_anything_is_computed(tale, monkeypatch):
+    def failing(matcher):
+        raise GrammarError("no token spells that")
+
+    monkeypatch.setattr(Matcher, "mask", failing)
+    told = []
+    with pytest.raises(GrammarError, match="no token spells that"):
+        tale.generate(PROMPT, choice=["yes"], on_progress=lambda *step: told.append(step))
+    assert told == []
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slimrt import core
-from slimrt.errors import ContextOverflowError
+from slimrt.errors import ContextOverflowError, GrammarError
 from slimrt.generation.breakers import breaker_tokens
 from slimrt.generation.grammar import Matcher, compile_grammar
 from slimrt.generation.loop import loop_of, prefixes_of
@@ -113,6 +113,8 @@ class Run:
         grammar = compile_grammar(tokenizer, runtime.n_vocab, **constraint) if tokenizer and constraint else None
         self._matcher = grammar.matcher() if grammar else None
         self._coming = MASKS.begin(self._matcher) if self._matcher else None
+        if self._coming is not None and isinstance(error := self._coming.exception(), GrammarError):
+            raise error  # before anything is computed
         self._detokenizer = self._new_detokenizer(tokenizer) if tokenizer else None
         self._filter = StopFilter(options.stops)
         for token in options.logit_bias or ():
