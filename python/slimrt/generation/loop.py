@@ -103,10 +103,10 @@ class Loop:
             self._changed.notify_all()
         return ticket
 
-    def run(self, tasks: Iterable[tuple[int, Task[Result]]], *, width: int | None = None) -> list[Result]:
-        """Run tasks, each with the sequences that it needs, together, of which there are at most `width`; their results
-        in order. The first error of one ends all of them."""
-        call = Call(width=width)
+    def run(self, tasks: Iterable[tuple[int, Task[Result]]], call: Call | None = None) -> list[Result]:
+        """Run tasks, each with the sequences that it needs, together; their results in order. The first error of one
+        ends all of them. call: whose they are; None: of this one."""
+        call = call or Call()
         tickets = [self.submit(task, needs=needs, call=call) for needs, task in tasks]
         return self.results(tickets)
 

@@ -55,6 +55,10 @@ class Call:
         """Of texts, whose on_progress is told of prompts as "prefill"."""
         return cls(None if on_progress is None else partial(on_progress, "prefill"))
 
+    def give_up(self, error: Exception) -> None:
+        """End its tasks at the next step with this error, whichever thread this is."""
+        self.failure = self.failure or error
+
     def report(self, done: int, total: int) -> None:
         """Tell; what is raised is kept for its tasks."""
         if self.on_progress is None or self.failure is not None:
