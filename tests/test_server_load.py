@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 import slimrt
+from slimrt.cache.server_sizes import ROWS_OF_A_TEXT
+from slimrt.generation.parts import FEW
 
 pytest.importorskip("uvicorn")  # the extra `serve`
 
@@ -84,7 +86,7 @@ def test_a_server_is_part_of_the_plan() -> None:
         n_vocab = model.n_vocab
     assert alone.asked.logits == alone.asked.masks == alone.asked.queue == 0 and "with a server" not in str(alone)
     assert row.queue == (PARALLEL + QUEUE) * (4 << 20) and row.masks == 2 * PARALLEL * -(-n_vocab // 32) * 4
-    assert row.logits >= PARALLEL * n_vocab * 4
+    assert row.logits >= PARALLEL * n_vocab * 4 and ROWS_OF_A_TEXT >= FEW
     assert row.total == alone.asked.total + row.logits + row.masks + row.queue
     assert "with a server" in str(beside) and "2 of which wait, 16.0 MiB" in str(beside)
     assert not slimrt.plan(CHAT, n_ctx=N_CTX, max_queue=100, memory_limit="100MiB").fits
