@@ -177,11 +177,12 @@ def timings_line(result: Generation) -> str:
     usage, timings, cache = result.usage, result.timings, result.cache
     computed = usage.prompt_tokens - usage.cached_tokens
     skipped = f", {cache.skipped:.0%} of rows not read" if cache.skipped else ""
+    drafts = f" ({usage.accepted_tokens} of {usage.drafted_tokens} guesses right)" if usage.drafted_tokens else ""
     held = f"cache {format_bytes(cache.bytes)} ({kinds(cache.layers())}{skipped})"
     return (
         f"slimrt: first token after {timings.ttft:.3f} s; "
         f"prefill {computed} tokens, {timings.prefill_tok_s:.1f} tok/s; "
-        f"decode {usage.completion_tokens} tokens, {timings.decode_tok_s:.1f} tok/s; "
+        f"decode {usage.completion_tokens} tokens{drafts}, {timings.decode_tok_s:.1f} tok/s; "
         f"{held}; seed {result.seed}; {result.finish_reason}"
     )
 

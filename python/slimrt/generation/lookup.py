@@ -53,7 +53,6 @@ class LookupRun(Run):
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
-        self.guessed = self.right = 0
         self._lookup, self._known, self._likely = Lookup(), 0, _FIRST
         self._lookup.extend(self.prompt)
         self._guesses: deque[int] = deque()  # tokens that have rows and are not part of the text yet
@@ -69,7 +68,7 @@ class LookupRun(Run):
                 return (yield from super()._next(pending))
             self._ahead.extend((yield Append([(self.session, [*pending, *guesses])], outputs=len(guesses) + 1)))
             self._guesses.extend(guesses)
-            self.guessed += len(guesses)
+            self.drafted += len(guesses)
         return self._chosen(self._ahead.popleft())
 
     def _guess(self, n_pending: int) -> list[int]:
@@ -106,7 +105,7 @@ class LookupRun(Run):
         self._pending = self._pending[n:]
 
     def _learn(self, right: bool) -> None:
-        self.right += right
+        self.accepted += right
         self._likely += _NEWEST * (right - self._likely)
 
     def _drop(self) -> None:
