@@ -2,6 +2,7 @@
 
     LLAMA_SERVER=build/bin/llama-server python benchmarks/serve.py steady --streams 1 8 32 --json out.json
     python benchmarks/serve.py stall | conversations | overload | soak --requests 10000
+    python benchmarks/serve.py soak --requests 10000 --model models/tale-chat.gguf --turns 1 --no-rival
 
 Both servers hold the same file and take turns, the idle one stopped; the pure-read control is measured after each.
 llama-server has the best of its settings, found by a short run of the same kind (`--rival` names one instead).
@@ -32,10 +33,13 @@ import report
 import serve_report
 from servers import Server, Setup
 
+import slimrt
+from slimrt import core
+from slimrt.cache.server_sizes import QUEUE
+
 SETTINGS = [{"flash": flash, "n_batch": n_batch} for flash in (True, False) for n_batch in (64, 256, 2048)]
 SCENARIOS = ("steady", "stall", "conversations", "overload", "soak")
 PEOPLE = 20  # of conversations
-QUEUE = 4  # requests that slimrt lets wait, for each that it computes
 
 
 @dataclass(frozen=True)
@@ -44,13 +48,19 @@ class Cell:
     streams: int
     shape: models.Shape
     weights: str
+    file: Path | None = None  # a model that is there, in the place of one of this shape
 
     @property
     def name(self) -> str:
-        return f"{self.shape.name} {self.weights} {self.scenario} {self.streams}"
+        of = self.file.stem if self.file else f"{self.shape.name} {self.weights}"
+        return f"{of} {self.scenario} {self.streams}"
+
+    @property
+    def n_vocab(self) -> int:
+        return int(core.plan(core.GgufFile(str(self.file)))["n_vocab"]) if self.file else self.shape.n_vocab
 
     def setup(self, args: argparse.Namespace) -> Setup:
-        model = models.make(self.shape, self.weights, words=True)
+        model = self.file or models.make(self.shape, self.weights, words=True)
         reuse = self.scenario in ("conversations", "soak")
         parallel = self.streams + (self.scenario == "stall")
         n_ctx = {"steady": args.prompt + args.answer, "stall": 4096 + 128, "conversations": 1280}.get(
@@ -61,7 +71,7 @@ class Cell:
         return Setup(model, parallel, n_ctx, reuse, kept, args.threads)
 
     def turn(self, server: Server, seed: int, args: argparse.Namespace) -> Coroutine[Any, Any, loads.Figures]:
-        prompts, n = loads.Prompts(self.shape.n_vocab, seed), self.streams
+        prompts, n = loads.Prompts(self.n_vocab, seed), self.streams
         if self.scenario == "steady":
             sizes = {"n_prompt": args.prompt, "n_answer": args.answer}
             return loads.steady(server, prompts, streams=n, each=max(args.each, 4 // n), **sizes)
@@ -85,7 +95,7 @@ def best_settings(cell: Cell, args: argparse.Namespace) -> tuple[dict[str, Any],
         server = Server("llama-server", settings, cell.setup(args))
         try:
             with server.turn():
-                prompts = loads.Prompts(cell.shape.n_vocab, 1)
+                prompts = loads.Prompts(cell.n_vocab, 1)
                 sizes = {"n_prompt": min(256, server.setup.n_ctx // 2), "n_answer": 32}
                 figures = asyncio.run(loads.steady(server, prompts, streams=cell.streams, each=1, **sizes))
         finally:
@@ -107,14 +117,12 @@ def contestants(cell: Cell, args: argparse.Namespace) -> Iterator[tuple[str, str
 
 
 def planned(server: Server, settings: dict[str, Any]) -> int:
-    """Bytes that slimrt says it would allocate."""
-    import slimrt
-
+    """Bytes that slimrt says it would take, mapped weights and requests that wait among them."""
     setup = server.setup
     cache: Any = {"cache": settings["cache"], "cache_type": settings["type"]}
     pool = setup.parallel * setup.n_ctx + setup.kept
     sizes: Any = {"n_ctx": setup.n_ctx, "n_seqs": setup.parallel, "cache_tokens": pool, "n_threads": setup.threads}
-    said = slimrt.plan(setup.model, **sizes, **cache)
+    said = slimrt.plan(setup.model, max_queue=QUEUE * setup.parallel, **sizes, **cache)
     return int(said.to_dict()["asked"]["total"])
 
 
@@ -155,6 +163,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("scenarios", nargs="+", choices=SCENARIOS, metavar="SCENARIO", help=", ".join(SCENARIOS))
     parser.add_argument("--shape", choices=sorted(models.SHAPES), default="smollm2-1.7b")
     parser.add_argument("--weights", choices=sorted(models.WEIGHTS), default="q8_0")
+    parser.add_argument("--model", type=Path, metavar="FILE", help="serve this file, not a shape with random weights")
     parser.add_argument("--streams", nargs="+", type=int, default=[4], help="requests at once")
     parser.add_argument("--slimrt", nargs="*", default=["kv:f16"], metavar="MODE:TYPE", help="cache modes and types")
     parser.add_argument("--rival", type=json.loads, metavar="JSON", help='such as {"flash": true, "n_batch": 256}')
@@ -181,7 +190,7 @@ def main() -> None:
     done = {}
     for scenario in args.scenarios:
         for streams in args.streams:
-            cell = Cell(scenario, streams, models.SHAPES[args.shape], args.weights)
+            cell = Cell(scenario, streams, models.SHAPES[args.shape], args.weights, args.model)
             done[cell.name] = run_cell(cell, args) | {"versions": here["versions"]}
             data["cells"][cell.name] = done[cell.name]
             if args.json:

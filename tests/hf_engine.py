@@ -22,7 +22,7 @@ class HfEngine(ScriptedEngine):
         self._model, self._encode = model.eval().float(), encode
         self._states: dict[int, torch.Tensor] = {}
 
-    def encode(self, items) -> None:
+    def encode(self, items, *, states=False) -> None:
         super().encode(items)
         with torch.no_grad():
             for _, source, *positions in items:

@@ -81,7 +81,7 @@ class ScriptedEngine:
     def length(self, sequence: int) -> int:
         return len(self.live[sequence][1])
 
-    def encode(self, items) -> None:
+    def encode(self, items, *, states=False) -> None:
         self.encodes.append(len(items))
         for sequence, source, *positions in items:
             assert self.live[sequence] == [None, []]

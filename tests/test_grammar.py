@@ -4,8 +4,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import sys
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -14,7 +18,8 @@ import slimrt
 from conftest import PROMPT, TESTS, third_party
 from slimrt import core
 from slimrt.errors import GrammarError
-from slimrt.generation.grammar import MAX_TEXT, Grammar, compile_grammar, source_of, vocabulary_of
+from slimrt.generation.grammar import MAX_TEXT, Grammar, Matcher, compile_grammar, source_of, vocabulary_of
+from slimrt.generation.masks import MASKS
 from slimrt.tokenizer.tokenizer import Tokenizer
 
 pytest.importorskip("llguidance")
@@ -400,3 +405,79 @@ def test_the_command(run, tmp_path, clean_environment):
     assert code != 0 and out == "" and 'Unimplemented keys: ["uniqueItems"]' in err
     code, out, err = run(*command, "--grammar", tmp_path / "none")
     assert code != 0 and "none" in err
+
+
+def test_masks_are_made_while_the_step_runs(tale, monkeypatch):
+    """Each mask waits for its step to begin: made before it, it would wait for ever."""
+    from slimrt.generation.sequences import Sequences
+
+    begun, threads, append, mask = threading.Event(), set(), Sequences.append, Matcher.mask
+    begun.set()  # the first mask comes before all steps
+
+    def slow(matcher):
+        assert begun.wait(20), "the step waits for the mask"
+        begun.clear()
+        threads.add(threading.current_thread().name)
+        return mask(matcher)
+
+    def watched(*arguments):
+        begun.set()
+        return append(*arguments)
+
+    monkeypatch.setattr(Matcher, "mask", slow)
+    monkeypatch.setattr(Sequences, "append", watched)
+    made, seconds = MASKS.made, MASKS.seconds
+    text = tale.generate(PROMPT, regex="[a-d]{3}x[a-d]{2}", temperature=1.0, logprobs=1, seed=1).text
+    assert re.fullmatch("[a-d]{3}x[a-d]{2}", text) and all("slimrt-masks" in one for one in threads)
+    assert MASKS.made >= made + 2 and MASKS.seconds > seconds
+
+
+def test_a_mask_that_fails_ends_its_own_text_alone(tale, monkeypatch):
+    from slimrt.generation.generate import Run
+    from slimrt.generation.loop import loop_of
+    from slimrt.generation.options import Options
+
+    mask = Matcher.mask
+
+    def failing(matcher):
+        if matcher is bad._matcher and bad.tokens:
+            raise GrammarError("too much work")
+        return mask(matcher)
+
+    def run(regex):
+        return Run(tale._runtime, tale.tokenize(PROMPT), Options(regex=regex), 7, None, 0.0)
+
+    bad, good = run("[0-9]{30}"), run("[a-z]{5}")
+    monkeypatch.setattr(Matcher, "mask", failing)
+    loop = loop_of(tale._runtime)
+    tickets = [loop.submit(one.task(), eager=True) for one in (bad, good)]
+    while not all(one.done for one in tickets):
+        loop.step()
+    assert re.fullmatch("[a-z]{5}", tickets[1].result().text)
+    with pytest.raises(GrammarError, match="too much work"):
+        tickets[0].result()
+
+
+def test_a_first_mask_that_fails_is_told_before_anything_is_computed(tale, monkeypatch):
+    def failing(matcher):
+        raise GrammarError("no token spells that")
+
+    monkeypatch.setattr(Matcher, "mask", failing)
+    told = []
+    with pytest.raises(GrammarError, match="no token spells that"):
+        tale.generate(PROMPT, choice=["yes"], on_progress=lambda *step: told.append(step))
+    assert told == []
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_the_child_of_a_fork_makes_masks_too(tale):
+    assert tale.generate(PROMPT, choice=["yes", "no"]).text in ("yes", "no")
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if tale.generate(PROMPT, choice=["yes", "no"]).text in ("yes", "no") else 1)
+    end = time.monotonic() + 30
+    while (found := os.waitpid(child, os.WNOHANG))[0] == 0:
+        if time.monotonic() > end:
+            os.kill(child, signal.SIGKILL)
+        time.sleep(0.02)
+    assert os.waitstatus_to_exitcode(found[1]) == 0

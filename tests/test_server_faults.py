@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -119,6 +120,22 @@ class TestTooMany:
         assert answer.status == 503 and answer.error["code"] == "queue_timeout"
         assert 1.3 < time.monotonic() - began < 10
 
+    @pytest.mark.parametrize(
+        ("path", "body"),
+        [
+            ("/v1/embeddings", {"input": "Anna"}),
+            ("/v1/completions", {"prompt": "Anna was", "echo": True, "logprobs": 1, "max_tokens": 0}),
+        ],
+    )
+    def test_what_is_read_waits_as_texts_do(self, busy: Served, path: str, body: dict[str, Any]) -> None:
+        answer = busy.ask(path, body)
+        assert answer.status == 503 and answer.error["code"] == "queue_timeout"
+        waiting = busy.begin(body, path)
+        busy.wait_until("texts_waiting", 1)
+        waiting.close()
+        busy.wait_until("texts_waiting", 0, seconds=1.0)
+        assert busy.metric("texts_running") == 1  # the one that was there
+
 
 class TestSlowness:
     @pytest.fixture(scope="class")
@@ -184,6 +201,43 @@ def _until_closed(connection: socket.socket) -> bytes:
     except ConnectionResetError:
         pass
     return data
+
+
+class TestPings:
+    """Before the first text."""
+
+    SLOW = (
+        "import slimrt.server.texts as t, slimrt.generation.loop as l, time; t._PING_EVERY = 0.2; "
+        "step = l.Loop._compute; l.Loop._compute = lambda *a: (time.sleep(0.5), step(*a))"
+    )
+    FAILS = (
+        "import slimrt.generation.sequences as s; s.Sequences.append = lambda *a: exec('raise MemoryError(\"full\")')"
+    )
+
+    def test_a_stream_is_alive_while_its_prompt_is_computed(self, tmp_path: Path) -> None:
+        wish = {"prompt": "a green valley " * 30, "max_tokens": 2, "ignore_eos": True, "stream": True}
+        with served(tmp_path, "--batch-size", "32", before=self.SLOW) as server:
+            with server.begin(wish, "/v1/completions") as connection:
+                told = dechunked(read_all(connection))
+        before, *_ = told.split(b"data: ")
+        assert before.count(b": ping") >= 2 and events(told.replace(b": ping\n\n", b""))[-1] == "[DONE]"
+
+    @pytest.mark.parametrize("stream", [False, True])
+    def test_what_fails_before_a_text_has_its_status(self, tmp_path: Path, stream: bool) -> None:
+        with served(tmp_path, before=self.FAILS) as server:
+            answer = server.chat(stream=stream)
+            assert answer.status == 500 and answer.error["type"] == "server_error"
+
+    def test_a_queue_longer_than_proxies_wait(self, tmp_path: Path) -> None:
+        """Then a stream begins before they give up, and its refusal is an event; others keep their status."""
+        before = "import slimrt.server.texts as t; t._PING_EVERY, t._PROXY = 0.3, 0.6"
+        with served(tmp_path, "--parallel", "1", "--queue-timeout", "1.5", before=before) as server:
+            with server.begin(ENDLESS_CHAT) as endless:
+                assert b"200 OK" in endless.recv(65536)
+                with server.begin(SOME_TEXT | {"stream": True}) as waiting:
+                    told = dechunked(read_all(waiting))
+                assert told.count(b": ping") >= 3 and b"queue_timeout" in told and b"[DONE]" not in told
+                assert server.chat().status == 503
 
 
 class TestEnd:

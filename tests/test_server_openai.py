@@ -19,6 +19,7 @@ openai = pytest.importorskip("openai")
 
 from served import CHAT, MESSAGES, Served, events, served  # noqa: E402
 from slimrt import Model  # noqa: E402
+from slimrt.tokenizer.tool_format import tool_format  # noqa: E402
 
 pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
 
@@ -243,13 +244,26 @@ class TestOthers:
         prompt = server.ask("/apply-template", {"messages": MESSAGES}).json["prompt"]
         assert model.tokenize(prompt) == model.render_chat(MESSAGES)
 
-    def test_properties_and_counts(self, server: Served) -> None:
+    def test_properties_and_counts(self, server: Served, model: Model) -> None:
         props = server.ask("/props").json
         assert (props["n_ctx"], props["parallel"], props["cache"]) == (1024, 3, "kv f16")
+        assert props["chats"] and props["tools"] == tool_format(model.tokenizer).origin
         before = server.metric('tokens_total{kind="generated"}')
         server.chat(max_tokens=4, ignore_eos=True)
         assert server.metric('tokens_total{kind="generated"}') == before + 4
         assert server.metric("time_to_first_token_seconds_count") > 0
+
+    def test_masks_and_guesses_are_counted(self, server: Served) -> None:
+        made = server.metric("masks")
+        assert json.loads(server.chat(response_format={"type": "json_object"}, max_tokens=40).body)
+        assert server.metric("masks") > made and 0 < server.metric("mask_seconds_mean") < 1
+        assert server.metric("mask_wait_seconds") >= 0
+        words = "one two three one two three one two three one two"
+        for _ in range(20):  # whether a guess pays is for the clock to say
+            server.ask("/v1/completions", {"prompt": words, "lookup": True, "max_tokens": 40, "temperature": 0})
+            if guessed := server.metric('drafts_total{kind="guessed"}'):
+                break
+        assert 0 <= server.metric('drafts_total{kind="right"}') <= guessed > 0
 
     def test_every_answer_has_an_id(self, server: Served) -> None:
         assert server.ask("/health", x_request_id="mine-1").headers["x-request-id"] == "mine-1"

@@ -140,6 +140,21 @@ def test_forecasts_are_the_librarys(tmp_path):
             assert server.ask("/v1/forecasts", wrong).status == 400
 
 
+def test_a_forecast_ends_when_nobody_waits_for_it(tmp_path):
+    """In steps of half a second a hundred series, one at a time, would take a minute."""
+    slow = "import slimrt.generation.loop as l, time; step = l.Loop._compute\n"
+    slow += "l.Loop._compute = lambda *a: (time.sleep(0.5), step(*a))"
+    with served(tmp_path, "--parallel", "1", model=MODELS / "tale-chronos.gguf", before=slow) as server:
+        series = [[1.0, 2.0, 3.0, 4.0] * 10] * 100
+        connection = server.begin({"series": series, "prediction_length": 5}, "/v1/forecasts")
+        server.wait_until("texts_running", 1)
+        connection.close()
+        server.wait_until("places_taken", 0, seconds=5.0)
+        server.wait_until("texts_running", 0, seconds=5.0)
+        assert server.metric("texts_waiting") == 0
+        assert server.ask("/v1/forecasts", {"series": [1.0, 2.0], "prediction_length": 5}).status == 200
+
+
 def test_texts_beside_an_encoder_are_completions(tmp_path):
     with served(tmp_path, model=MODELS / "tale-t5.gguf") as server, slimrt.Model(MODELS / "tale-t5.gguf") as model:
         prompts = ["Anna was a baker in a green valley.", "Fred was a farmer."]

@@ -444,7 +444,7 @@ def test_thoughts_may_come_first_where_one_token_opens_them(tokenizer):
     assert direct.is_done
     for token in [start, *tokenizer.encode("no, or yes", False)]:
         thinking.accept(token)
-        assert thinking.mask() is None and thinking.forced() == [] and not thinking.is_done
+        assert thinking.is_free and thinking.forced() == [] and not thinking.is_done
     thinking.accept(end)
     assert {b"y", b" "} <= allowed(thinking) and b"<|im_start|>" not in allowed(thinking)
     for token in tokenizer.encode(" yes", False):

@@ -60,7 +60,7 @@ class Speaker(ScriptedEngine):
         self.windows: list[np.ndarray] = []
         self.prompts: list[list[int]] = []
 
-    def encode(self, items) -> None:
+    def encode(self, items, *, states=False) -> None:
         super().encode(items)
         for sequence, window in items:
             assert window.shape == (3000, 80) and window.dtype == np.float32

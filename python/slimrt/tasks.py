@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slimrt.forecast.options import PredictOptions
+from slimrt.generation.embed import embed
 from slimrt.generation.text2text import Text2Text, Text2TextOptions, prefixed, text2text
 from slimrt.plumbing.keywords import named
 from slimrt.results import Generation
-from slimrt.runtime.embed import embed
 from slimrt.runtime.runtime import Runtime
 from slimrt.runtime.session import TokenIds, as_ids, as_prompt, is_batch
 from slimrt.speech.audio import SAMPLE_RATE, Audio

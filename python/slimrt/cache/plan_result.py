@@ -20,7 +20,8 @@ class MemorySizes(PerLayer, Record):
         modes, types: of each layer's cache; ranks, residual_types: of its residual, 0 and "" without one.
         mapped: weights read in place from the file.
         weights, derived, cache_bytes, scratch: what is allocated beside them.
-        total: the sum of these five, which a limit is compared with.
+        logits, masks, queue: what a server takes beside these on the host, where one is planned (ServerSizes).
+        total: the sum, which a limit is compared with; of a device's memory without a server's.
         bytes_per_token: cache of one token in all layers, in the end where rows age.
         held_bytes: of the rows of one text that fills its context; what is allocated for it is more.
     """
@@ -30,6 +31,9 @@ class MemorySizes(PerLayer, Record):
     derived: int
     cache_bytes: int
     scratch: int
+    logits: int = 0
+    masks: int = 0
+    queue: int = 0
     total: int
     bytes_per_token: int
     held_bytes: int
@@ -107,6 +111,7 @@ class PlanResult(Record):
         fits: the cache that was asked for fits, and loading does not refuse it.
         encoder: of a model with an encoder, slim attention's options for both of its decoder's attentions.
         cache_tokens: 0 where it is n_ctx for each of n_seqs.
+        max_queue: requests that wait for a server, whose memory is counted; None: there is none.
     """
 
     path: str
@@ -120,6 +125,7 @@ class PlanResult(Record):
     refused: tuple[tuple[str, str], ...]
     encoder: tuple[EncoderRow, ...] = ()
     cache_tokens: int = 0
+    max_queue: int | None = None
 
     @property
     def fits(self) -> bool:
@@ -144,6 +150,8 @@ class PlanResult(Record):
         at_once = f"{self.n_seqs} at once{pool}"
         lines = [f"{self.path}: context {self.n_ctx} of {self.n_ctx_train} trained{beyond}, {at_once}"]
         lines.append(table(_HEAD, [_cells(row, self.n_ctx_train) for row in rows]))
+        if self.max_queue is not None:
+            lines.append(_of_server(self.asked, self.max_queue))
         lines += [_of_aging(row, self.n_ctx) for row in rows if row.times_by_types not in (None, 1.0)]  # 1: as kv f16
         for row in rows:
             if row.too_imprecise:
@@ -200,6 +208,13 @@ def _of_aging(row: PlanRow, n_ctx: int) -> str:
         f"{kinds(row.layers())}: {row.times_by_types:.2f} times smaller than kv f16 by types and shares alone (as TALE "
         f"counts), {row.times_held:.2f} times with scales, sinks and newest rows: a text of "
         f"{n_ctx} tokens holds {format_bytes(row.held_bytes)}, and more is allocated"
+    )
+
+
+def _of_server(row: PlanRow, max_queue: int) -> str:
+    return (
+        f"with a server: logits of a step {format_bytes(row.logits)}, masks {format_bytes(row.masks)}, requests taken "
+        f"on, {max_queue} of which wait, {format_bytes(row.queue)}"
     )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from slimrt import core
 from slimrt.cache.config import CacheChoice, LayerCache, kinds
 from slimrt.cache.plan_result import MemorySizes, PlanRow
+from slimrt.cache.server_sizes import ServerSizes
 from slimrt.errors import SlimrtError, UnsupportedError, WontFitError
 from slimrt.modelfile.source import ModelSource
 from slimrt.modes import AGING, CACHE_TYPES, DEFAULT_TYPE
@@ -39,7 +40,10 @@ def resolve_device(device: str) -> str:
 
 @dataclass(frozen=True)
 class Planner:
-    """Asks the core about one model under one limit; everything but cache and context is fixed."""
+    """Asks the core about one model under one limit; everything but cache and context is fixed.
+
+    max_queue: requests that wait for a server of the model; None: there is no server.
+    """
 
     source: ModelSource
     limit: int
@@ -48,6 +52,7 @@ class Planner:
     n_threads: int
     device: str = "cpu"
     cache_tokens: int = 0
+    max_queue: int | None = None
 
     @classmethod
     def of(
@@ -59,6 +64,7 @@ class Planner:
         n_threads: int | None,
         device: str = "cpu",
         cache_tokens: int = 0,
+        max_queue: int | None = None,
     ) -> Planner:
         """From the arguments of slimrt.Model. TypeError, ValueError: one of a wrong kind, or a limit that is none.
         UnsupportedError: there is no such device."""
@@ -71,6 +77,7 @@ class Planner:
             0 if n_threads is None else whole("n_threads", n_threads),
             device,
             whole("cache_tokens", cache_tokens),
+            None if max_queue is None else whole("max_queue", max_queue),
         )
 
     def ask(self, choice: CacheChoice, n_ctx: int) -> core.Plan:
@@ -89,6 +96,7 @@ class Planner:
     def sizes(self, choice: CacheChoice, n_ctx: int) -> MemorySizes:
         sizes = self.ask(choice, n_ctx)
         resolved = choice.layers(self.source)
+        server = self.server(sizes)
         return MemorySizes(
             modes=tuple(layer["mode"] for layer in sizes["layers"]),
             types=tuple(layer["type"] for layer in sizes["layers"]),
@@ -99,10 +107,21 @@ class Planner:
             derived=sizes["derived"],
             cache_bytes=sizes["cache"],
             scratch=sizes["scratch"],
-            total=sizes["total"] + sizes["mapped"],
+            logits=server.logits,
+            masks=server.masks,
+            queue=server.queue,
+            total=sizes["total"] + sizes["mapped"] + (server.total if self.device == "cpu" else 0),
             bytes_per_token=sizes["cache_bytes_per_token"],
             held_bytes=sum(layer["bytes_held"] for layer in sizes["layers"]),
         )
+
+    def server(self, sizes: core.Plan) -> ServerSizes:
+        """What a server takes beside an engine of these sizes: nothing where there is none."""
+        if self.max_queue is None:
+            return ServerSizes(0, 0, 0)
+        sounds = self.source.kind in ("whisper", "moonshine")
+        n_threads = self.n_threads or sizes["n_threads"]
+        return ServerSizes.of(sizes["n_vocab"], self.n_seqs, n_threads, self.max_queue, sounds=sounds)
 
     def fits(self, choice: CacheChoice, n_ctx: int) -> bool:
         return self.sizes(choice, n_ctx).total <= self.limit

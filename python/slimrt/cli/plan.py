@@ -7,18 +7,26 @@ import sys
 
 import slimrt
 from slimrt.cli.common import Flags, coloured, engine_arguments, model_source, print_json
-from slimrt.cli.values import positive
+from slimrt.cli.values import count, positive
 
 
 def add_flags(flags: Flags) -> None:
     flags.model()
     flags.add("-np", "--parallel", type=positive, default=1, metavar="N", help="texts at once (default: %(default)s)")
+    flags.add("--max-queue", type=count, metavar="N", help="count what slimrt serve takes too, where so many requests "
+              "may wait")  # fmt: skip
     flags.engine(encoder=True, several=True)
     flags.output()
 
 
 def run(args: argparse.Namespace) -> int:
-    result = slimrt.plan(model_source(args), n_ctx=args.ctx or 0, n_seqs=args.parallel, **engine_arguments(args))
+    result = slimrt.plan(
+        model_source(args),
+        n_ctx=args.ctx or 0,
+        n_seqs=args.parallel,
+        max_queue=args.max_queue,
+        **engine_arguments(args),
+    )
     if args.json:
         print_json(result.to_dict())
     else:

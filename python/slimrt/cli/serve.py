@@ -7,15 +7,17 @@ import ipaddress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from slimrt.cache.planner import Planner, resolve_device
+from slimrt.cache.server_sizes import places
 from slimrt.cli.common import Flags, model_source, note, open_model
 from slimrt.cli.values import between, count, positive, real, size, whole
-from slimrt.errors import UnsupportedError
+from slimrt.errors import UnsupportedError, WontFitError
 from slimrt.generation.loop import loop_of, prefixes_of
 from slimrt.generation.store import PrefixStore
 from slimrt.model import Model
 from slimrt.modelfile.source import ModelSource
 from slimrt.plumbing.files import decode_text
-from slimrt.plumbing.units import parse_bytes
+from slimrt.plumbing.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from slimrt.server.guard import Access
@@ -107,7 +109,7 @@ def _on_ray(args: argparse.Namespace, source: ModelSource, access: Access, limit
 
 
 def _loaded(args: argparse.Namespace, source: ModelSource) -> Model:
-    model = open_model(args, source, args.ctx or 0, n_seqs=args.parallel)
+    model = _with_room(args, source)
     runtime = model._runtime
     pace = loop_of(runtime).pace
     pace.stall, pace.share = args.stall_ms / 1000, args.prefill_share
@@ -117,6 +119,22 @@ def _loaded(args: argparse.Namespace, source: ModelSource) -> Model:
     if source.kind == "text":
         prefixes_of(runtime, store)
     return model
+
+
+def _with_room(args: argparse.Namespace, source: ModelSource) -> Model:
+    """The model, in what the server leaves of the memory. WontFitError: it says what that is."""
+    if resolve_device(args.device) != "cpu":  # of the host the engine takes little
+        return open_model(args, source, args.ctx or 0, n_seqs=args.parallel)
+    planner = Planner.of(source, args.memory_limit, args.parallel, 1, args.threads,
+                         max_queue=places(args.parallel, args.max_queue) - args.parallel)  # fmt: skip
+    beside = planner.server(source.defaults).total
+    left = argparse.Namespace(**vars(args) | {"memory_limit": max(planner.limit - beside, 1)})
+    try:
+        return open_model(left, source, args.ctx or 0, n_seqs=args.parallel)
+    except WontFitError as error:
+        said = (f"{error}. Of {format_bytes(planner.limit)} the server keeps {format_bytes(beside)} for logits, masks "
+                "and requests that wait (--parallel, --max-queue)")  # fmt: skip
+        raise WontFitError(said, error.needed, error.available, tuple(error.options)) from None
 
 
 def _keys(args: argparse.Namespace) -> tuple[str, ...]:

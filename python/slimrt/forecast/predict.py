@@ -18,8 +18,9 @@ from slimrt.forecast.chronos import Chronos, Paths
 from slimrt.forecast.options import PredictOptions, sampling
 from slimrt.forecast.series import Values, as_series, check_levels
 from slimrt.generation.loop import loop_of
-from slimrt.generation.search import Encode
+from slimrt.generation.search import Encode, Read, Task
 from slimrt.generation.sequences import Sequences
+from slimrt.generation.tickets import Call
 from slimrt.modelfile.source import ModelSource
 from slimrt.plumbing.arguments import check_seed, real, whole
 from slimrt.plumbing.notes import warn
@@ -37,9 +38,11 @@ def predict(
     quantile_levels: Sequence[float],
     seed: int,
     options: PredictOptions,
+    call: Call | None = None,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Quantiles float32 (batch, horizon, q), and a value for each step (batch, horizon): the mean of Chronos' paths,
-    Chronos-Bolt's median. Arguments and errors as Model.predict_quantiles; seed: the one to use."""
+    Chronos-Bolt's median. Arguments and errors as Model.predict_quantiles; seed: the one to use; call: by
+    which it can be ended."""
     kind = require(runtime, "chronos", "chronos-bolt", to="forecast")
     check_seed(seed)
     given = sampling(options)
@@ -54,14 +57,14 @@ def predict(
             )
         bolt = read_bolt(file)
         _try(bolt.patches, rows)
-        found = _bolt(runtime, bolt, rows, prediction_length or bolt.prediction_length)
+        found = _bolt(runtime, bolt, rows, prediction_length or bolt.prediction_length, call or Call())
         return bolt.at_levels(found, levels.tolist()), bolt.at_levels(found, [0.5])[..., 0]
     model = read_chronos(file)
     how = {name: getattr(model, name) if value is None else value for name, value in given.items()}
     if whole("num_samples", how["num_samples"]) < 1:
         raise ValueError(f"num_samples must be at least 1, got {how['num_samples']}")
     _try(model.encode, rows)
-    paths = _paths(runtime, model, rows, prediction_length or model.prediction_length, how, seed)
+    paths = _paths(runtime, model, rows, prediction_length or model.prediction_length, how, seed, call or Call())
     quantiles = np.moveaxis(np.quantile(paths, levels, axis=1), 0, -1).astype(np.float32)
     return quantiles, paths.mean(axis=1, dtype=np.float32)
 
@@ -93,7 +96,7 @@ def _try(prepare: Callable[[Values], object], rows: Sequence[Values]) -> None:
 
 
 def _paths(
-    runtime: Runtime, model: Chronos, rows: Sequence[Values], horizon: int, how: dict[str, Any], seed: int
+    runtime: Runtime, model: Chronos, rows: Sequence[Values], horizon: int, how: dict[str, Any], seed: int, call: Call
 ) -> NDArray[np.float32]:
     """Sample paths float32 (batch, samples, horizon)."""
     if min(horizon, model.prediction_length) > runtime.n_ctx:
@@ -106,25 +109,26 @@ def _paths(
     engine = Sequences(runtime)
     return np.stack(
         loop_of(runtime).run(
-            (
+            ((
                 at_once,
                 Paths(
                     engine, model, start, at_once, int(how["num_samples"]), real("temperature", how["temperature"]),
                     whole("top_k", how["top_k"]), real("top_p", how["top_p"]), seed + i,
                 ).draw(row, horizon),
             )
-            for i, row in enumerate(rows)
+            for i, row in enumerate(rows)),
+            call,
         )
     )  # fmt: skip
 
 
-def _bolt(runtime: Runtime, bolt: Bolt, rows: Sequence[Values], horizon: int) -> NDArray[np.float32]:
+def _bolt(runtime: Runtime, bolt: Bolt, rows: Sequence[Values], horizon: int, call: Call) -> NDArray[np.float32]:
     """Quantiles float32 (batch, quantiles, horizon).
 
     Beyond the trained length each quantile's forecast is put behind the series, and the quantiles of all that these
     predict are the next stretch.
     """
-    blocks = [_bolt_step(runtime, bolt, rows)]
+    blocks = [_bolt_step(runtime, bolt, rows, call)]
     levels, n = bolt.quantiles, len(bolt.quantiles)
     branches = [row[-bolt.context_length :] for row in rows for _ in levels]
     while sum(block.shape[2] for block in blocks) < horizon:
@@ -133,33 +137,27 @@ def _bolt(runtime: Runtime, bolt: Bolt, rows: Sequence[Values], horizon: int) ->
             np.concatenate((branch, more))[-bolt.context_length :]
             for branch, more in zip(branches, latest, strict=True)
         ]
-        every = _bolt_step(runtime, bolt, branches).reshape(len(rows), n * n, -1)
+        every = _bolt_step(runtime, bolt, branches, call).reshape(len(rows), n * n, -1)
         blocks.append(np.moveaxis(np.quantile(every, levels, axis=1), 0, 1).astype(np.float32))
     return np.concatenate(blocks, axis=2)[:, :, :horizon]
 
 
-def _bolt_step(runtime: Runtime, bolt: Bolt, rows: Sequence[Values]) -> NDArray[np.float32]:
+def _bolt_step(runtime: Runtime, bolt: Bolt, rows: Sequence[Values], call: Call) -> NDArray[np.float32]:
     """Quantiles float32 (batch, quantiles, prediction_length), n_seqs series at a time."""
-    width, start = int(runtime.info["n_seqs"]), np.array([runtime.info["decoder_start_token_id"]], np.int32)
-    inputs = [bolt.patches(row) for row in rows]
-    found: list[NDArray[np.float32]] = []
-    with runtime.use() as engine:
-        for at in range(0, len(inputs), width):
-            some = inputs[at : at + width]
-            sequences: list[int] = []
-            try:
-                sequences += [engine.new_sequence() for _ in some]
-                wanted = [
-                    Encode(sequence, patches, positions)
-                    for sequence, (patches, positions, _) in zip(sequences, some, strict=True)
-                ]
-                engine.encode([one.item for one in wanted])
-                states = engine.append([(sequence, start) for sequence in sequences], states=True)
-            finally:
-                for sequence in sequences:
-                    engine.free_sequence(sequence)
-            found += [bolt.forecast(state, scales) for state, (*_, scales) in zip(states, some, strict=True)]
-    return np.stack(found)
+    engine = Sequences(runtime)
+    return np.stack(loop_of(runtime).run(((1, _bolt_quantiles(engine, runtime, bolt, row)) for row in rows), call))
+
+
+def _bolt_quantiles(engine: Sequences, runtime: Runtime, bolt: Bolt, row: Values) -> Task[NDArray[np.float32]]:
+    """Quantiles float32 (quantiles, prediction_length) of what follows a series."""
+    patches, positions, scales = bolt.patches(row)
+    sequence = engine.new_sequence()
+    try:
+        yield Encode(sequence, patches, positions)
+        (state,) = yield Read(sequence, [int(runtime.info["decoder_start_token_id"])], states=True)
+    finally:
+        engine.free_sequence(sequence)
+    return bolt.forecast(state, scales)
 
 
 def enough_context(source: ModelSource) -> int:

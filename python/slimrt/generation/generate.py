@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slimrt import core
-from slimrt.errors import ContextOverflowError
+from slimrt.errors import ContextOverflowError, GrammarError
 from slimrt.generation.breakers import breaker_tokens
 from slimrt.generation.grammar import Matcher, compile_grammar
 from slimrt.generation.loop import loop_of, prefixes_of
+from slimrt.generation.masks import MASKS, NothingMayCome
 from slimrt.generation.options import Options
 from slimrt.generation.search import Append, Decode, Encode, Logprobs, Task
 from slimrt.generation.tickets import Call, Meter
@@ -66,6 +67,7 @@ class Run:
     Attributes:
         drafted, accepted: tokens that were guessed, and those of them that came true.
         key: whose text it is: with cache_prompt rows of texts of the same key are taken, and left for them.
+        guessed, right: tokens that were guessed and checked, and those of them that came true.
 
     Args:
         prompt: ids, checked.
@@ -78,6 +80,8 @@ class Run:
         GrammarError: a grammar that is wrong, or that cannot be enforced.
         UnsupportedError: stop strings, a grammar, or breakers for DRY, without a tokenizer.
     """
+
+    guessed = right = 0
 
     def __init__(
         self,
@@ -109,7 +113,9 @@ class Run:
         self.ends = frozenset(tokenizer.eog_ids) if tokenizer else frozenset()
         grammar = compile_grammar(tokenizer, runtime.n_vocab, **constraint) if tokenizer and constraint else None
         self._matcher = grammar.matcher() if grammar else None
-        self._mask = self._matcher.mask() if self._matcher else None
+        self._coming = MASKS.begin(self._matcher) if self._matcher else None
+        if self._coming is not None and isinstance(error := self._coming.exception(), GrammarError):
+            raise error  # before anything is computed
         self._detokenizer = self._new_detokenizer(tokenizer) if tokenizer else None
         self._filter = StopFilter(options.stops)
         for token in options.logit_bias or ():
@@ -134,6 +140,9 @@ class Run:
             while self.finish_reason is None:
                 try:
                     token, logprobs = yield from self._next(self._pending)
+                except NothingMayCome:
+                    self._finish("stop" if self._matcher is not None and self._matcher.is_complete else "length")
+                    break
                 except ContextOverflowError:
                     if not self.tokens:
                         raise
@@ -190,7 +199,7 @@ class Run:
         n_logprobs = self.options.logprobs
         if self.options.logits_processor is None:
             choice: tuple[int, Logprobs | None] = yield Decode(
-                self.session, pending, self._sampler, n_logprobs, self._mask
+                self.session, pending, self._sampler, n_logprobs, self._coming
             )
             return choice
         (logits,) = yield Append([(self.session, pending)])
@@ -198,7 +207,7 @@ class Run:
 
     def _chosen(self, logits: NDArray[np.float32]) -> tuple[int, Logprobs | None]:
         """The choice from a row (vocab,)."""
-        token = self._sampler.sample(self._processed(logits, self.tokens), self._mask)
+        token = self._sampler.sample(self._processed(logits, self.tokens), MASKS.wait(self._coming))
         n_logprobs = self.options.logprobs
         return token, core.token_logprobs(logits, token, n_logprobs) if n_logprobs else None
 
@@ -217,14 +226,12 @@ class Run:
 
     def _follow(self, matcher: Matcher) -> None:
         """Go on with the tokens that the grammar forces, which cost no choice (unless their logprobs are wanted), and
-        learn which ones may follow."""
+        have it found out which ones may follow."""
         for token in matcher.forced() if not self.options.logprobs and self.finish_reason is None else ():
             if self.finish_reason is None:
                 self._add(token)
         if self.finish_reason is None:
-            self._mask = matcher.mask()
-            if self._mask is not None and not self._mask.any():  # no token spells what must come
-                self._finish("stop" if matcher.is_complete else "length")
+            self._coming = MASKS.begin(matcher)
 
     def _add(self, token: int) -> None:
         """Put a token at the end of the text, and see whether it ends there."""

@@ -176,8 +176,13 @@ class Matcher:
         self._vocabulary, self._state = vocabulary, state
         self._words = np.zeros(vocabulary.words, np.uint32)
 
-    def mask(self) -> NDArray[np.uint32] | None:
-        """Bits (words,) of the tokens that may come, as core.Sampler reads them, until the next call; None: all may."""
+    @property
+    def is_free(self) -> bool:
+        """Whether any token may come, so that there is no mask."""
+        return False
+
+    def mask(self) -> NDArray[np.uint32]:
+        """Bits (words,) of the tokens that may come, as core.Sampler reads them, until the next call."""
         self._state.unsafe_compute_mask_ptr(self._words.ctypes.data, self._words.nbytes)
         self._check()
         if self._vocabulary.ends_unseen:

@@ -14,9 +14,11 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 from typing import Any, Protocol
 
 from slimrt.errors import ContextOverflowError
+from slimrt.generation.masks import MASKS, Mask
 from slimrt.generation.pace import Pace
 from slimrt.generation.parts import Part, told_to_all
 from slimrt.generation.prefix import PrefixTree
@@ -85,7 +87,7 @@ class Loop:
         Args:
             needs: sequences that it uses at once.
             on_step: called in the thread that computes, after each step that answered the task, and when it is done.
-            key: whose it is; of those who wait he comes first who has the fewest running.
+            key: whose it is; of those who wait he comes first who has the fewest running, then whose call has.
             eager: goes on whoever computes steps; else only while somebody waits for it.
 
         Raises:
@@ -101,10 +103,10 @@ class Loop:
             self._changed.notify_all()
         return ticket
 
-    def run(self, tasks: Iterable[tuple[int, Task[Result]]], *, width: int | None = None) -> list[Result]:
-        """Run tasks, each with the sequences that it needs, together, of which there are at most `width`; their results
-        in order. The first error of one ends all of them."""
-        call = Call(width=width)
+    def run(self, tasks: Iterable[tuple[int, Task[Result]]], call: Call | None = None) -> list[Result]:
+        """Run tasks, each with the sequences that it needs, together; their results in order. The first error of one
+        ends all of them. call: whose they are; None: of this one."""
+        call = call or Call()
         tickets = [self.submit(task, needs=needs, call=call) for needs, task in tasks]
         return self.results(tickets)
 
@@ -227,7 +229,7 @@ class Loop:
             ]
             if not asking:
                 return
-            first = min(asking, key=lambda one: (of_key[one.key], one.order))
+            first = min(asking, key=lambda one: (of_key[one.key], of_call[one.call], one.order))
             if not _fits(first.needs, of_call.total(), self._width):
                 return
             with self._changed:
@@ -252,31 +254,42 @@ class Loop:
                     tickets.remove(one)
 
     def _encode(self, asking: Sequence[Ticket[Any]]) -> None:
-        """Give sources to all who have some, in one call."""
+        """Give sources to all who have some, in one call; where others wait, to as many as a step has time for."""
+        shared = _shared(asking)
         while wanting := [(one, one.wants) for one in asking if isinstance(one.wants, Encode)]:
-            started = time.perf_counter()
+            if shared:
+                rows = list(accumulate(len(wanted.source) for _, wanted in wanting))
+                wanting = wanting[: max(sum(n <= self.pace.batch for n in rows), 1)]
+            started, states = time.perf_counter(), any(wanted.states for _, wanted in wanting)
             try:
-                self._engine.encode([wanted.item for _, wanted in wanting])
+                made = self._engine.encode([wanted.item for _, wanted in wanting], *([True] if states else []))
             except Exception as error:
                 for one, _ in wanting:
                     self._resume(one, error)
                 return
-            for one, _ in wanting:
+            for i, (one, wanted) in enumerate(wanting):
                 if one.meter is not None:
                     one.meter.add(time.perf_counter() - started, 0, 0)
+                one.answer = made[i] if made and wanted.states else None
                 self._resume(one)
+            if shared:
+                return
 
     def _compute(self, asking: Sequence[Ticket[Any]]) -> None:
-        """Compute the tokens of a step, and keep the logits for those who have all of theirs."""
+        """Compute the tokens of a step, and keep the rows for those who have all of theirs."""
         parts = self._parts([one for one in asking if one.left])
-        if not parts:
-            return
+        for states in (False, True):
+            if some := [part for part in parts if part.states == states]:
+                self._compute_parts(some, states)
+
+    def _compute_parts(self, parts: Sequence[Part], states: bool) -> None:
+        """The same of those who want rows of one kind, in one call."""
         items = [item for part in parts for item in part.items]
         outputs = [n for part in parts for n in part.outputs]
         calls = {part.ticket.call for part in parts}
         started, counts = time.perf_counter(), self._engine.sparse_counts()
         try:
-            logits = self._engine.append(items, outputs, told_to_all(parts, calls))
+            rows = self._engine.append(items, outputs, told_to_all(parts, calls), *([True] if states else []))
         except ContextOverflowError as error:
             self._resume(parts[-1].ticket, error)
             return
@@ -293,34 +306,40 @@ class Loop:
         for part in parts:
             if part.ticket.meter is not None:
                 part.ticket.meter.add(seconds, now[0] - counts[0], now[1] - counts[1])
-            at = part.take(logits, at)
+            at = part.take(rows, at)
 
     def _choose_tokens(self, asking: Sequence[Ticket[Any]]) -> None:
         """Answer all who want a token chosen, in one call."""
-        wanting = [
-            (one, one.wants)
-            for one in asking
-            if isinstance(one.wants, Decode) and one.answer is not None and not one.answered
-        ]
+        wanting, wishes, masks = list[Ticket[Any]](), list[Decode](), list[Mask | None]()
+        for one in asking:
+            if isinstance(one.wants, Decode) and one.answer is not None and not one.answered:
+                try:
+                    masks.append(MASKS.wait(one.wants.mask))
+                except Exception as error:
+                    self._resume(one, error)
+                else:
+                    wanting.append(one)
+                    wishes.append(one.wants)
         if not wanting:
             return
         try:
-            chosen = choices(self._engine, [one.answer for one, _ in wanting], [wanted for _, wanted in wanting])
+            chosen = choices(self._engine, [one.answer for one in wanting], wishes, masks)
         except Exception as error:
-            for one, _ in wanting:
+            for one in wanting:
                 self._resume(one, error)
             return
-        for (one, _), choice in zip(wanting, chosen, strict=True):
+        for one, choice in zip(wanting, chosen, strict=True):
             one.answer, one.answered = choice, True
 
     def _parts(self, asking: Sequence[Ticket[Any]]) -> list[Part]:
         """What goes into a step: every text, and of prompts as much as the texts of others may wait for."""
         wanted = [Part(one, self._engine) for one in asking]
+        scores = [part for part in wanted if part.scores]  # whose rows are large: one prompt's at a time
+        wanted = [part for part in wanted if part not in scores[1:]]
         oldest = min((part.ticket.order for part in wanted), default=0)
         texts = self._with_room([part for part in wanted if part.few], oldest)
         prompts = [part for part in wanted if not part.few]
-        calls = {part.ticket.call for part in wanted}
-        if len(calls) > 1 or any(part.ticket.eager for part in prompts):  # others wait, or may come at any time
+        if _shared([part.ticket for part in wanted]):
             prompts = self.pace.pieces(prompts, bool(texts))
         chosen = list(texts)
         for part in prompts:
@@ -389,6 +408,11 @@ def prefixes_of(runtime: Runtime, store: PrefixStore | None = None) -> PrefixTre
 def _attended(one: Ticket[Any], only: Sequence[Ticket[Any]] | None) -> bool:
     """Whether a step is for this one: whom somebody waits for, or, in a callback of a step, those of the callback."""
     return one in only if only is not None else one.eager or one.awaited > 0
+
+
+def _shared(asking: Sequence[Ticket[Any]]) -> bool:
+    """Whether others wait for what these want, or may come at any time."""
+    return len({one.call for one in asking}) > 1 or any(one.eager for one in asking)
 
 
 def _fits(needs: int, used: int, width: int | None) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from slimrt.generation.search import Append
+from slimrt.cache.server_sizes import ROWS_OF_A_PIECE
+from slimrt.generation.search import Append, Read
 from slimrt.generation.sequences import Report, Sequences
 from slimrt.generation.tickets import Call, Ticket
 
@@ -17,6 +18,7 @@ class Part:
 
     Attributes:
         few: it is no prompt. whole: all that the ticket wants. before: rows that the first sequence has.
+        states: it wants rows of states, not of logits. scores: it wants rows of logits of every token.
     """
 
     def __init__(self, ticket: Ticket[Any], engine: Sequences):
@@ -24,11 +26,19 @@ class Part:
         self.items = self.all_items = [(of, [*engine.missing(of), *ids]) for of, ids in ticket.left]
         self.few = all(len(ids) <= FEW for _, ids in self.items)
         self.before = engine.stored(ticket.left[0][0])
+        self._lacked = len(self.items[0][1]) - len(ticket.left[0][1])
+        reads = isinstance(ticket.wants, Read)
+        self.states = isinstance(ticket.wants, Read) and ticket.wants.states
+        self.scores = reads and not self.states
+        if self.scores:
+            self.cut(ROWS_OF_A_PIECE)
 
     @property
     def outputs(self) -> list[int]:
-        """Rows of logits that are wanted of each item."""
+        """Rows that are wanted of each item."""
         wish = self.ticket.wants
+        if isinstance(wish, Read):
+            return [max(len(self) - self._lacked, 0)]
         return [(wish.outputs if isinstance(wish, Append) else 1) if self.whole else 0] * len(self.items)
 
     def __len__(self) -> int:
@@ -41,15 +51,14 @@ class Part:
             self.items = [(of, ids[:n])]
 
     def take(self, logits: Any, at: int) -> int:
-        """Keep what was computed; `at` is the first row of logits that is not taken yet. Returns the next one."""
-        if not self.whole:
+        """Keep what was computed; `at` is the first row that is not taken yet. Returns the next one."""
+        n, reads = sum(self.outputs), isinstance(self.ticket.wants, Read)
+        if self.whole or n > 0:
+            self.ticket.left, self.ticket.answer = [], logits[at : at + n]
+            self.ticket.answered = reads or isinstance(self.ticket.wants, Append)
+        else:
             (of, ids), (_, wanted) = self.items[0], self.ticket.left[0]
-            lacked = len(self.all_items[0][1]) - len(wanted)
-            self.ticket.left = [(of, wanted[max(len(ids) - lacked, 0) :])]
-            return at
-        n = sum(self.outputs)
-        self.ticket.left, self.ticket.answer = [], logits[at : at + n]
-        self.ticket.answered = isinstance(self.ticket.wants, Append)
+            self.ticket.left = [(of, wanted[max(len(ids) - self._lacked, 0) :])]
         return at + n
 
 

@@ -1,13 +1,14 @@
 """Searches for token sequences over the engine: many at once, each written as if it were alone.
 
-A task is a generator: it yields what it wants computed (Encode, Append, Decode), is sent the result, and returns what
-it found. The loop puts what all tasks want into one call of the engine. So a batch forms by itself: who ends leaves it,
-and who waits takes the place. Greedy and sampled texts, beams, transcripts and forecasts are all made by it.
+A task is a generator: it yields what it wants computed (Encode, Append, Decode, Read), is sent the result, and returns
+what it found. The loop puts what all tasks want into one call of the engine. So a batch forms by itself: who ends
+leaves it, and who waits takes the place. Greedy and sampled texts, beams, transcripts and forecasts are all made by it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -57,11 +58,13 @@ class Encode:
     """Wanted: a source (int32 ids or float32 rows) encoded into an empty sequence. The answer is nothing.
 
     positions: of its rows, int32 (n,), where there are gaps between them.
+    states: the answer is what the encoder made of it, float32 (rows, d_model).
     """
 
     sequence: Any
     source: NDArray[Any]
     positions: NDArray[np.int32] | None = None
+    states: bool = False
 
     @property
     def item(self) -> tuple[Any, ...]:
@@ -90,14 +93,31 @@ class Decode:
     All that tasks want in a step are chosen in one call, each by its sampler as if it were alone. Errors as Append.
 
     logprobs: how many of the likeliest tokens to report; 0: none.
-    mask: uint32 bits (words,) of those that may be chosen, as core.Sampler reads them; None: all.
+    mask: bits (words,) of those that may be chosen, as core.Sampler reads them, made while the step runs; None: all.
     """
 
     sequence: Any
     tokens: Sequence[int]
     sampler: core.Sampler
     logprobs: int = 0
-    mask: NDArray[np.uint32] | None = None
+    mask: Future[NDArray[np.uint32]] | None = None
+
+    @property
+    def items(self) -> Sequence[tuple[Any, Sequence[int]]]:
+        return [(self.sequence, self.tokens)]
+
+
+@dataclass(frozen=True)
+class Read:
+    """Wanted: tokens at the end of a sequence, and what the model makes of each. The answer: the rows of so many of the
+    first ones as a step had time for, float32 (n, vocab) of logits; the task asks again for the rest. Errors as Append.
+
+    states: rows (n, d_model) of what the head reads, in place of logits.
+    """
+
+    sequence: Any
+    tokens: Sequence[int]
+    states: bool = False
 
     @property
     def items(self) -> Sequence[tuple[Any, Sequence[int]]]:
@@ -109,7 +129,7 @@ class Wait:
     """Wanted: nothing in this step, since another task computes what this one needs. The answer is nothing."""
 
 
-Wish = Encode | Append | Decode | Wait
+Wish = Encode | Append | Decode | Read | Wait
 Task = Generator[Wish, Any, Result]
 
 
@@ -149,23 +169,23 @@ class _Running(Generic[Result]):
 
 
 def choices(
-    engine: Choosing, rows: Sequence[Logits], wishes: Sequence[Decode]
+    engine: Choosing, rows: Sequence[Logits], wishes: Sequence[Decode], masks: Sequence[NDArray[np.uint32] | None]
 ) -> Sequence[tuple[int, Logprobs | None]]:
-    """The answers to wishes, all in one call. rows: of each its logits (1, vocab)."""
+    """The answers to wishes, all in one call. rows: of each its logits (1, vocab); masks: of each its mask."""
     logits = rows[0] if len(rows) == 1 else np.concatenate(rows)
     samplers, logprobs = [one.sampler for one in wishes], [one.logprobs for one in wishes]
-    return engine.sample(logits, samplers, masks=_masks(wishes, logits.shape[1]), logprobs=logprobs)
+    return engine.sample(logits, samplers, masks=_masks(masks, logits.shape[1]), logprobs=logprobs)
 
 
-def _masks(wishes: Sequence[Decode], n_vocab: int) -> Masks | None:
+def _masks(masks: Sequence[NDArray[np.uint32] | None], n_vocab: int) -> Masks | None:
     """A row for each; those without a mask may choose any token. None: no one has a mask."""
-    if all(one.mask is None for one in wishes):
+    if all(one is None for one in masks):
         return None
     words = (n_vocab + 31) // 32
-    rows = np.full((len(wishes), words), -1, np.int32).view(np.uint32)
-    for row, one in zip(rows, wishes, strict=True):
-        if one.mask is not None:
-            row[:] = one.mask[:words]
+    rows = np.full((len(masks), words), -1, np.int32).view(np.uint32)
+    for row, one in zip(rows, masks, strict=True):
+        if one is not None:
+            row[:] = one[:words]
     return rows
 
 

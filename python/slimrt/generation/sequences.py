@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from slimrt import core
 from slimrt.cache.planner import BLOCK as BLOCK
-from slimrt.generation.search import Append, Decode, Logits, Logprobs, Masks, Wish
+from slimrt.generation.search import Append, Decode, Logits, Logprobs, Masks, Read, Wish
 from slimrt.plumbing import progress
 from slimrt.runtime.runtime import Runtime
 from slimrt.runtime.session import Session
@@ -54,14 +54,17 @@ class Sequences:
         with self._runtime.use() as engine:
             return engine.alignment(sequence, tokens, heads)
 
-    def encode(self, items: Sequence[tuple[Any, ...]]) -> None:
+    def encode(self, items: Sequence[tuple[Any, ...]], states: bool = False) -> list[NDArray[np.float32]] | None:
         """As the engine's; sequences may be Sessions."""
         with self._runtime.use() as engine:
-            engine.encode([(_handle(of), *source) for of, *source in items])
+            return engine.encode([(_handle(of), *source) for of, *source in items], states=states)
 
-    def append(self, items: Sequence[tuple[Any, Ids]], outputs: Sequence[int], on_progress: Report | None) -> Logits:
+    def append(
+        self, items: Sequence[tuple[Any, Ids]], outputs: Sequence[int], on_progress: Report | None, states: bool = False
+    ) -> Logits:
         """Compute tokens, for Sessions after the rows that they have: these may be tokens of theirs that lack some, and
-        then new ones. Returns logits of the last `outputs` tokens of each item, float32 (rows, vocab)."""
+        then new ones. Returns logits of the last `outputs` tokens of each item, float32 (rows, vocab); or their states,
+        (rows, d_model)."""
         total = sum(len(ids) for _, ids in items)
         show = self._runtime.show_progress and total > len(items)
         bar = progress.bar(True, total, "prefill", "tok") if show else nullcontext(lambda done, all: None)
@@ -74,9 +77,8 @@ class Sequences:
 
             lengths = [engine.length(_handle(of)) for of, _ in items]
             arrays = [(_handle(of), np.array(ids, np.int32)) for of, ids in items]
-            logits = engine.append(
-                arrays, outputs=outputs, on_progress=report if show or on_progress is not None else None
-            )
+            told = report if show or on_progress is not None else None
+            logits = engine.append(arrays, outputs=outputs, states=states, on_progress=told)
             for (of, ids), length in zip(items, lengths, strict=True):
                 if isinstance(of, Session):
                     of.note(length, ids)
@@ -133,6 +135,6 @@ def _handle(sequence: Any) -> int:
 
 def _sessions(wish: Wish | None) -> list[Session]:
     """The sequences of a wish, if all of them are Sessions."""
-    items = wish.items if isinstance(wish, (Append, Decode)) else ()
+    items = wish.items if isinstance(wish, (Append, Decode, Read)) else ()
     found = [of for of, _ in items if isinstance(of, Session)]
     return found if len(found) == len(items) else []

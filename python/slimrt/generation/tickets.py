@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Generic
 
 from slimrt.generation.options import OnProgress
-from slimrt.generation.search import Append, Decode, Result, Task, Wait, Wish
+from slimrt.generation.search import Append, Decode, Read, Result, Task, Wait, Wish
 from slimrt.generation.sequences import Ids, Report
 
 OnStep = Callable[["Ticket[Any]"], object]
@@ -55,6 +55,10 @@ class Call:
         """Of texts, whose on_progress is told of prompts as "prefill"."""
         return cls(None if on_progress is None else partial(on_progress, "prefill"))
 
+    def give_up(self, error: Exception) -> None:
+        """End its tasks at the next step with this error, whichever thread this is."""
+        self.failure = self.failure or error
+
     def report(self, done: int, total: int) -> None:
         """Tell; what is raised is kept for its tasks."""
         if self.on_progress is None or self.failure is not None:
@@ -69,12 +73,13 @@ class Ticket(Generic[Result]):
     """A task that was given to a loop.
 
     Attributes:
-        done: it has a result, has failed, or was cancelled.
+        begun: it has had a sequence. done: it has a result, has failed, or was cancelled.
         preemptions: how often it gave its rows up.
     """
 
     def __init__(self, task: Task[Result], needs: int, call: Call, order: int):
-        self.done, self.preemptions = False, 0
+        self.begun = self.done = False
+        self.preemptions = 0
         self.needs, self.call, self.order, self.key = needs, call, order, ""
         self.meter: Meter | None = None
         self.on_step: OnStep | None = None
@@ -99,7 +104,7 @@ class Ticket(Generic[Result]):
 
     def resume(self, error: BaseException | None = None) -> None:
         """Go on with the answer, or with an error, up to the next wish."""
-        answer, self.answer, self.answered = self.answer, None, False
+        answer, self.answer, self.answered, self.begun = self.answer, None, False, True
         try:
             self.wants = self._task.send(answer) if error is None else self._task.throw(error)
         except StopIteration as end:
@@ -111,7 +116,8 @@ class Ticket(Generic[Result]):
             raise
         else:
             wish = self.wants
-            self.left = [(of, list(ids)) for of, ids in wish.items] if isinstance(wish, (Append, Decode)) else []
+            items = wish.items if isinstance(wish, (Append, Decode, Read)) else ()
+            self.left = [(of, list(ids)) for of, ids in items]
             self.answered = isinstance(wish, Wait)
 
     def close(self, error: Exception | None = None) -> None:

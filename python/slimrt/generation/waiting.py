@@ -84,37 +84,35 @@ class _WaitingMatcher(Matcher):
         self._waits = grammar.trigger is not None
 
     @property
-    def _free(self) -> bool:
+    def is_free(self) -> bool:
         return self._thinks or self._waits
 
-    def mask(self) -> NDArray[np.uint32] | None:
-        if self._free:
-            return None
+    def mask(self) -> NDArray[np.uint32]:
         words, opening = super().mask(), self._opening
-        if words is not None and opening is not None:
+        if opening is not None:
             words[opening // 32] |= np.uint32(1 << opening % 32)
         return words
 
     def accept(self, token: int) -> None:
         opening, self._first = self._opening, False
-        if not self._free and token == opening:
+        if not self.is_free and token == opening:
             self._thinks = True
-        elif not self._free:
+        elif not self.is_free:
             super().accept(token)
         else:
             self._seen += self._vocabulary.marked(token)
             self._look()
 
     def forced(self) -> list[int]:
-        return [] if self._free else super().forced()
+        return [] if self.is_free else super().forced()
 
     @property
     def is_complete(self) -> bool:
-        return self._free or super().is_complete
+        return self.is_free or super().is_complete
 
     @property
     def is_done(self) -> bool:
-        return not self._free and super().is_done
+        return not self.is_free and super().is_done
 
     def copy(self) -> Matcher:
         other = _WaitingMatcher(self._grammar)

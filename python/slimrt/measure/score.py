@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from slimrt import core
 from slimrt.plumbing import progress
 from slimrt.plumbing.arguments import whole
 from slimrt.plumbing.numbers import log_softmax_at
-from slimrt.results import Score, TokenLogprob, TopLogprob
+from slimrt.results import Score
 from slimrt.runtime.runtime import Runtime
 from slimrt.runtime.session import Session, check_length
 
@@ -19,29 +18,6 @@ def score(runtime: Runtime, ids: list[int]) -> Score:
     _require_two(ids)
     check_length(len(ids), runtime, "the text")
     return Score(tuple(ids), _window(runtime, ids, 1).astype(np.float32))
-
-
-def prompt_logprobs(runtime: Runtime, ids: list[int], n: int) -> tuple[str, list[TokenLogprob]]:
-    """The text of the first token, and every other one as if it had been generated, with the n likeliest in its place.
-
-    The texts joined are that of the ids, without control tokens.
-    """
-    check_length(len(ids), runtime, "the text")
-    detokenizer = runtime.source.tokenizer.detokenizer(skip_special_tokens=True)
-    texts = [detokenizer.feed(id) for id in ids]
-    n_batch, found = int(runtime.info["n_batch"]), list[TokenLogprob]()
-
-    def text_of(token: int) -> str:
-        return runtime.source.tokenizer.token_bytes(token).decode("utf-8", "replace")
-
-    with runtime.lock, Session.new(runtime) as session:
-        for start in range(0, len(ids) - 1, n_batch):
-            end = min(start + n_batch, len(ids) - 1)
-            for at, row in enumerate(session.append(ids[start:end]), start + 1):
-                logprob, top = core.token_logprobs(row, ids[at], n)
-                shown = tuple(TopLogprob(id, text_of(id), value) for id, value in top)
-                found.append(TokenLogprob(ids[at], texts[at], logprob, shown))
-    return texts[0], found
 
 
 def perplexity(runtime: Runtime, ids: list[int], stride: int | None) -> float:

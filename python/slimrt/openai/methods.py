@@ -11,7 +11,7 @@ import numpy as np
 from slimrt.errors import UnsupportedError
 from slimrt.generation.generate import Stream
 from slimrt.generation.options import GenerateOptions
-from slimrt.measure.score import prompt_logprobs
+from slimrt.generation.scored import prompt_logprobs
 from slimrt.openai.requests import TOOLS, engine_options, refuse
 from slimrt.openai.responses import (
     Head,

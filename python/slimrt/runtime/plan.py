@@ -24,6 +24,7 @@ def plan(
     n_ctx: int = 0,
     n_seqs: int = 1,
     cache_tokens: int = 0,
+    max_queue: int | None = None,
     n_batch: int = 512,
     n_threads: int | None = None,
     memory_limit: str | int | None = None,
@@ -34,6 +35,8 @@ def plan(
     what a mode that is asked for loses, which loading would refuse: it is folded, a layer at a time.
 
     Args: as for slimrt.Model; memory_limit in bytes or as "6GiB", None: what the device has available now.
+        max_queue: requests that wait for a server of the model (slimrt serve), whose logits, masks and requests are
+            then counted too; None: there is no server.
 
     Raises:
         FileNotFoundError, ModelFormatError, UnsupportedError, CacheUnsupportedError: as slimrt.Model.
@@ -42,7 +45,7 @@ def plan(
     resolve_device(device)  # before anything slow
     source = ModelSource.of(path, progress)
     choice = CacheChoice.of(**options)
-    planner = Planner.of(source, memory_limit, n_seqs, n_batch, n_threads, device, cache_tokens)
+    planner = Planner.of(source, memory_limit, n_seqs, n_batch, n_threads, device, cache_tokens, max_queue)
     context = source.n_ctx(n_ctx)
     choice, _ = settle(planner, choice, context)
     check_cache(source, choice)
@@ -53,6 +56,7 @@ def plan(
         n_seqs=n_seqs,
         n_batch=n_batch,
         cache_tokens=cache_tokens,
+        max_queue=max_queue,
         memory_limit=planner.limit,
         asked=replace(planner.row(choice, context), too_imprecise=refusal(source, choice, only_cheap=False)),
         rows=tuple(

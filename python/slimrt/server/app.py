@@ -6,9 +6,8 @@ import base64
 import hashlib
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from importlib.resources import files
 
 import numpy as np
@@ -21,7 +20,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from slimrt import core
 from slimrt.cache.config import kinds
-from slimrt.measure.score import prompt_logprobs
+from slimrt.generation.embed import embeddings as embedding_tasks
+from slimrt.generation.scored import scored
 from slimrt.model import Model
 from slimrt.openai.responses import Head, Json, embeddings
 from slimrt.plumbing.notes import LOG
@@ -43,6 +43,7 @@ from slimrt.server.service import Service
 from slimrt.server.sounds import Sounds
 from slimrt.server.text import Plan, Scored, plan_chat, plan_completion
 from slimrt.server.texts import Texts, prompt_of, runs_of
+from slimrt.tokenizer.tool_format import tool_format
 
 Answer = Callable[[Exchange], Awaitable[None]]
 
@@ -129,10 +130,10 @@ class Routes:
 
     async def completions(self, exchange: Exchange) -> None:
         async def plan(model: Model, body: bytes) -> tuple[TextRequest, Plan]:
-            request, scored = await self._service.apart(lambda: self._prompts(model, body))
+            request, prompts = await self._service.apart(lambda: self._prompts(model, body))
             if request.echo and request.logprobs is not None:
-                scored = [await self._scored(model, one, max(request.logprobs, 1)) for one in scored]
-            return request, plan_completion(model, request, scored)
+                prompts = await self._scored(exchange, model, prompts, max(request.logprobs, 1))
+            return request, plan_completion(model, request, prompts)
 
         await self._texts(exchange, "cmpl", plan)
 
@@ -147,9 +148,10 @@ class Routes:
 
             try:
                 ids, encoding = await self._service.apart(read)
-                vectors = []
-                for some in _batches(ids, int(model.info()["n_batch"]), int(model.info()["n_seqs"])):
-                    vectors += list(await self._service.thread.call(partial(model.embed, some)))
+                tasks = embedding_tasks(model._runtime, ids, "mean", True)
+                vectors = await self._service.computed(exchange, tasks)
+            except ClientGone:
+                raise
             except Exception as error:
                 raise refusal_of(error, "input") from error
             name = model._runtime.source.name
@@ -204,6 +206,7 @@ class Routes:
                 "cache_bytes_per_token": sum(layer["bytes_per_token"] for layer in info["layers"]),
                 "device": info["device"],
                 "chats": _chats(model),
+                "tools": await self._service.apart(lambda: _tools(model)),
                 "version": core.__version__,
             }
         )
@@ -258,32 +261,30 @@ class Routes:
             prompts.append(Scored(ids, text if request.echo else ""))
         return request, prompts
 
-    async def _scored(self, model: Model, prompt: Scored, count: int) -> Scored:
-        """A prompt with the logprobs of its tokens."""
+    async def _scored(self, exchange: Exchange, model: Model, prompts: Sequence[Scored], count: int) -> list[Scored]:
+        """Prompts with the logprobs of their tokens."""
         try:
-            first, tokens = await self._service.thread.call(lambda: prompt_logprobs(model._runtime, prompt.ids, count))
+            tasks = [scored(model._runtime, one.ids, count) for one in prompts]
+            found = await self._service.computed(exchange, tasks)
+        except ClientGone:
+            raise
         except Exception as error:
             raise refusal_of(error, "prompt") from error
-        return Scored(prompt.ids, prompt.text, first, tokens)
+        return [Scored(one.ids, one.text, *told) for one, told in zip(prompts, found, strict=True)]
 
     def _model_card(self, model: Model) -> Json:
         name = model._runtime.source.name
         return {"id": name, "object": "model", "created": self._service.created, "owned_by": "slimrt"}
 
 
-def _batches(ids: list[list[int]], n_tokens: int, n_texts: int) -> list[list[list[int]]]:
-    """Texts in groups that are computed at once: a step's worth of tokens, or one text."""
-    groups = list[list[list[int]]]()
-    for text in ids:
-        if not groups or len(groups[-1]) == n_texts or sum(map(len, groups[-1])) + len(text) > n_tokens:
-            groups.append([])
-        groups[-1].append(text)
-    return groups
-
-
 def _chats(model: Model) -> bool:
     tokenizer = model._runtime.source.tokenizer_if_any
     return tokenizer is not None and tokenizer.chat_template is not None
+
+
+def _tools(model: Model) -> str | None:
+    """Where the format of calls came from (ToolFormat.origin); None: the model does not chat."""
+    return tool_format(model.tokenizer).origin if _chats(model) else None
 
 
 async def _no_route(request: Request, error: Exception) -> JSONResponse:

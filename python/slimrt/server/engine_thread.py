@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from slimrt.generation.generate import Run
 from slimrt.generation.loop import Loop
+from slimrt.generation.search import Task
 from slimrt.generation.tickets import Cancelled, Ticket
 from slimrt.results import Generation, TokenLogprob
 
@@ -137,8 +138,24 @@ class EngineThread:
         making.ticket = self.loop.submit(run.task(), meter=run.meter, on_step=on_step, key=key, eager=True)
         self._wake.set()
 
-    def cancel(self, makings: Sequence[Making]) -> None:
-        """End texts with what there is."""
+    def compute(self, task: Task[Result], key: str, told: Callable[[], object]) -> Ticket[Result]:
+        """Have something else computed in the steps of all. told: called in the event loop when it has begun, and when
+        it is done."""
+        assert self.loop is not None
+        begun = False
+
+        def on_step(ticket: Ticket[Any]) -> None:
+            nonlocal begun
+            if ticket.done or not begun:
+                begun = True
+                self._tell_loop(told)
+
+        ticket = self.loop.submit(task, on_step=on_step, key=key, eager=True)
+        self._wake.set()
+        return ticket
+
+    def cancel(self, makings: Sequence[Making | Ticket[Any]]) -> None:
+        """End texts with what there is, and other work."""
         for one in makings:
             one.cancel()
         self._wake.set()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from slimrt.cache.server_sizes import MAX_BODY, MAX_SOUND, places
 from slimrt.server.errors import Refusal
 
 
@@ -30,8 +31,8 @@ class Limits:
     send_timeout: float = 60.0
     body_timeout: float = 30.0
     drain_timeout: float = 30.0
-    max_body: int = 4 << 20
-    max_sound: int = 25 << 20
+    max_body: int = MAX_BODY
+    max_sound: int = MAX_SOUND
     max_depth: int = 64
     max_messages: int = 4096
     max_texts: int = 256
@@ -46,7 +47,7 @@ class Limits:
     @property
     def places(self) -> int:
         """Texts that may be under way or wait."""
-        return self.parallel + (4 * self.parallel if self.max_queue is None else self.max_queue)
+        return places(self.parallel, self.max_queue)
 
 
 @dataclass

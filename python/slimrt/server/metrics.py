@@ -17,6 +17,7 @@ class Metrics:
         first_token, between_tokens, queued, whole: seconds of requests: until a first token, from one piece of text to
             the next, waiting for a first step, and as a whole.
         tokens: by kind: "prompt" that was computed, "reused" that was held already, "generated".
+        drafts: "guessed": tokens that were guessed and checked; "right": those that came true.
         preempted: how often texts gave up their rows, which were computed again later.
         requests: by route and status. cancelled: by why: "gone" (the client left), "timeout". refused: by code.
     """
@@ -28,6 +29,7 @@ class Metrics:
         self.queued = self._histogram("queue_seconds", "From a request to its first step.")
         self.whole = self._histogram("request_seconds", "From a request to the end of its answer.")
         self.tokens = self._counter("tokens", "Tokens of prompts computed and reused, and generated.", "kind")
+        self.drafts = self._counter("drafts", "Tokens guessed and checked, and of them right.", "kind")
         self.requests = self._counter("requests", "Requests by route and status.", "route", "status")
         self.cancelled = self._counter("cancelled", "Requests that were ended early.", "reason")
         self.preempted = Counter("slimrt_preemptions", "Times that a text gave up its rows.", registry=self._registry)

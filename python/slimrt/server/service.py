@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from slimrt.cache.config import kinds
 from slimrt.generation.loop import loop_of, prefixes_of
+from slimrt.generation.masks import MASKS
+from slimrt.generation.search import Task
 from slimrt.model import Model
 from slimrt.server.engine_thread import EngineThread
 from slimrt.server.errors import Refusal
+from slimrt.server.exchange import ClientGone, Exchange
 from slimrt.server.limits import Limits, Places
 from slimrt.server.metrics import Metrics
 from slimrt.server.texts import Texts
@@ -84,6 +87,31 @@ class Service:
         is computed in the steps of all."""
         return await asyncio.get_running_loop().run_in_executor(self._callers, work)
 
+    async def computed(self, exchange: Exchange, tasks: Sequence[Task[Result]]) -> list[Result]:
+        """What tasks give, computed in the steps of all; they end when the client leaves.
+
+        Raises:
+            Refusal: 503, none has begun, or not all are done, within the time for that. ClientGone. What a task raised.
+        """
+        began, limits = time.perf_counter(), self.limits
+        tickets = [self.thread.compute(one, exchange.client, exchange.news.set) for one in tasks]
+        try:
+            while not all(one.done for one in tickets) and not any(one.error for one in tickets):
+                begun = any(one.begun for one in tickets)
+                most = limits.request_timeout if begun else limits.queue_timeout
+                if not await exchange.wait(began + most - time.perf_counter()) and time.perf_counter() >= began + most:
+                    self.metrics.cancelled.labels("timeout" if begun else "queue").inc()
+                    raise Refusal(
+                        503, f"the model had no time for this within {most:g} s",
+                        "request_timeout" if begun else "queue_timeout", retry_after=max(round(most), 1),
+                    )  # fmt: skip
+            return [one.result() for one in tickets]
+        except ClientGone:
+            self.metrics.cancelled.labels("gone").inc()
+            raise
+        finally:
+            self.thread.cancel(tickets)
+
     async def drain(self) -> None:
         """Take nothing on any more, and return when what is under way has ended: late texts with what there is."""
         self.draining = True
@@ -124,6 +152,9 @@ class Service:
             self.metrics.watch("blocks", "Of 32 tokens, in the cache.", lambda: self._blocks[0])
             self.metrics.watch("blocks_free", "That nobody holds, a second ago.", lambda: self._blocks[1])
             self.metrics.watch("blocks_left", "That left texts hold, a second ago.", lambda: self._blocks[2])
+        self.metrics.watch("masks", "Made for grammars, beside the steps that they are for.", lambda: MASKS.made)
+        self.metrics.watch("mask_seconds_mean", "That a mask takes.", lambda: MASKS.seconds / max(MASKS.made, 1))
+        self.metrics.watch("mask_wait_seconds", "That steps waited for masks, in all.", lambda: MASKS.waited)
         self.metrics.watch("places_taken", "Texts of all requests taken on.", lambda: self.places.texts)
         self.metrics.watch("tokens_per_second", "Computed, while there was work.", lambda: self.places.rate)
         self.metrics.watch("context_tokens", f"Of a sequence; cache {kinds(info['layers'])}.", lambda: info["n_ctx"])

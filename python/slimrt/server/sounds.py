@@ -16,6 +16,8 @@ from starlette.datastructures import FormData, Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from slimrt.forecast.options import PredictOptions
+from slimrt.forecast.predict import predict, warn_beyond
+from slimrt.generation.tickets import Call
 from slimrt.model import Model
 from slimrt.openai.responses import Json
 from slimrt.server.errors import Refusal, refusal_of
@@ -60,14 +62,19 @@ class Sounds:
     async def forecasts(self, exchange: Exchange) -> None:
         model, limits = self._service.model(), self._service.limits
         with self._service.places.take():
-            body = await exchange.body()
+            body, call = await exchange.body(), Call()
 
             def forecast(_: Callable[[], None]) -> Json:
                 series, length, levels, options = forecast_request(exchange.path, read_object(body, limits))
-                quantiles = model.predict_quantiles(series, length, levels, **options)
-                return _forecasts(model, quantiles, levels)
+                seed = model._seed_of(options.get("seed"))
+                found = predict(model._runtime, series, length, levels, seed, options, call)[0]
+                warn_beyond(model._runtime.source, levels)
+                return _forecasts(model, found, levels)
 
-            await exchange.answer(await self._called(exchange, forecast, "series"))
+            try:
+                await exchange.answer(await self._called(exchange, forecast, "series"))
+            finally:
+                call.give_up(ClientGone())
 
     async def _listen(self, exchange: Exchange, task: str) -> None:
         model = self._service.model()

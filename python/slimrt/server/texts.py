@@ -23,6 +23,8 @@ from slimrt.server.protocol import TextRequest
 from slimrt.server.text import Choice, Plan, counts, measured
 
 _PING_EVERY = 15.0  # seconds of silence after which a comment says that the connection lives
+_PING = b": ping\n\n"
+_PROXY = 60.0  # seconds of silence after which proxies give up, unless told otherwise
 _GUESS = 256  # tokens of a text without a limit, where it is guessed how long the work takes
 
 
@@ -122,9 +124,19 @@ class Texts:
             self._place.tokens = 0
 
     async def _wait_for_start(self) -> None:
-        end = self._called + self._limits.queue_timeout
+        """Until the model begins. What is too late is told by a status, 503; only where a stream may wait longer than
+        proxies do it begins before they give up, and an event tells."""
+        end, ping = self._called + self._limits.queue_timeout, self._called + _PROXY - _PING_EVERY
+        if not self._request.stream or self._limits.queue_timeout <= _PROXY:
+            ping = end
         while not self._started and self._error is None:
-            if not await self._exchange.wait(end - time.perf_counter()) and not self._started:
+            if await self._exchange.wait(min(end, ping) - time.perf_counter()) or self._started:
+                continue
+            if ping < end:
+                await self._exchange.begin_events()
+                await self._exchange.send_part(_PING)
+                ping += _PING_EVERY
+            else:
                 self._metrics.cancelled.labels("queue").inc()
                 raise Refusal(
                     503, f"the model had no time for this within {self._limits.queue_timeout:g} s", "queue_timeout",
@@ -132,8 +144,17 @@ class Texts:
                 )  # fmt: skip
         self._raise_error()
 
+    async def _wait_for_text(self, thread: EngineThread) -> None:
+        """Until there is something to tell, so that what fails before is told by its status; but no longer than a
+        connection may be silent."""
+        while not any(one.text or one.result for one in self._texts) and self._error is None:
+            if not await self._wait(thread, _PING_EVERY):
+                break
+        self._raise_error()
+
     async def _stream(self, thread: EngineThread, more: bool) -> None:
         exchange, kind = self._exchange, "chat.completion.chunk" if "chat" in self._request.call else "text_completion"
+        await self._wait_for_text(thread)
         await exchange.begin_events()
         for one in self._texts:
             if (opening := one.choice.opening()) is not None:
@@ -144,7 +165,7 @@ class Texts:
                     await exchange.event(self._head.response(kind, [piece]))
             self._raise_error()
             if not all(one.told for one in self._texts) and not await self._wait(thread, _PING_EVERY):
-                await exchange.send_part(b": ping\n\n")
+                await exchange.send_part(_PING)
         results = self._results()
         extra = measured(results) if more else {}
         if self._request.include_usage or more:
@@ -206,6 +227,8 @@ class Texts:
             one.result, usage = news.result, news.result.usage
             self._metrics.tokens.labels("reused").inc(usage.cached_tokens)
             self._metrics.preempted.inc(making.ticket.preemptions if making.ticket else 0)
+            self._metrics.drafts.labels("guessed").inc(making.run.guessed)
+            self._metrics.drafts.labels("right").inc(making.run.right)
             if self._latest.get(making):
                 self._metrics.tokens.labels("prompt").inc(usage.prompt_tokens - usage.cached_tokens)
         self._error = self._error or news.error

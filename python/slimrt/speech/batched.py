@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from slimrt.generation.loop import Loop
 from slimrt.generation.search import Task
+from slimrt.generation.tickets import Call
 from slimrt.speech.audio import SAMPLE_RATE
 from slimrt.speech.listening import Source, Transcript
 from slimrt.speech.moonshine import Moonshine
@@ -26,8 +27,8 @@ Make = Callable[[Transcription, int, Heard, Told], Whisper | Moonshine]
 def in_batches(loop: Loop, make: Make, sources: Sequence[Source], width: int) -> list[Transcript]:
     """The transcripts of sounds, whose windows take at most `width` sequences at once."""
     sounds = [_Windows(make, source) for source in sources]
-    loop.run(((1, sound.detect()) for sound in sounds), width=width)
-    loop.run(((sound.needs, sound.window(k)) for sound in sounds for k in range(sound.n_windows)), width=width)
+    loop.run(((1, sound.detect()) for sound in sounds), Call(width=width))
+    loop.run(((sound.needs, sound.window(k)) for sound in sounds for k in range(sound.n_windows)), Call(width=width))
     return [sound.result for sound in sounds]
 
 

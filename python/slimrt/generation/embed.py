@@ -1,0 +1,113 @@
+"""Texts as vectors: what a model makes of their tokens, before its head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slimrt import core
+from slimrt.errors import ContextOverflowError, UnsupportedError
+from slimrt.generation.loop import loop_of
+from slimrt.generation.search import Encode, Read, Task
+from slimrt.generation.sequences import Sequences
+from slimrt.generation.tickets import Call, Ticket
+from slimrt.plumbing import progress
+from slimrt.runtime.kinds import require
+from slimrt.runtime.runtime import Runtime
+from slimrt.runtime.session import Session, check_length
+
+POOLINGS = ("mean", "last", None)
+
+Vectors = NDArray[np.float32]
+
+
+def embed(runtime: Runtime, texts: Sequence[Sequence[int]], pooling: str | None, normalize: bool) -> list[Vectors]:
+    """The vector of each text (ids), or with pooling None those of its tokens; see Model.embed.
+
+    Texts are computed together, n_seqs at a time.
+    """
+    tasks, loop, call, done = embeddings(runtime, texts, pooling, normalize), loop_of(runtime), Call(), 0
+    with progress.bar(runtime.show_progress, len(texts), "embed", "text") as update:
+
+        def on_step(ticket: Ticket[Any]) -> None:
+            nonlocal done
+            done += ticket.done
+            update(done, len(texts))
+
+        return loop.results([loop.submit(one, call=call, on_step=on_step) for one in tasks])
+
+
+def embeddings(
+    runtime: Runtime, texts: Sequence[Sequence[int]], pooling: str | None, normalize: bool
+) -> list[Task[Vectors]]:
+    """The same as tasks, one a text, whose arguments are checked."""
+    if pooling not in POOLINGS:
+        raise UnsupportedError(f"pooling {pooling!r} is not supported; supported: 'mean', 'last' and None")
+    make = _encoded if require(runtime, "text", "t5", to="embed a text") == "t5" else _read
+    for number, text in enumerate(texts):
+        _check(runtime, text, number)
+    return [make(runtime, text, _Pooled(pooling, normalize)) for text in texts]
+
+
+def _check(runtime: Runtime, text: Sequence[int], number: int) -> None:
+    if not text:
+        raise ValueError(f"text {number} has no tokens, and the model has no BOS token: give some text")
+    if not runtime.source.has_encoder:
+        return check_length(len(text), runtime, f"text {number}")
+    if len(text) > (most := core.encoder_of(runtime.info)["n_source"]):
+        raise ContextOverflowError(f"text {number} has {len(text)} tokens, the encoder takes {most}: shorten it")
+
+
+class _Pooled:
+    """States of tokens made into a vector, or kept with pooling None, as they come."""
+
+    def __init__(self, pooling: str | None, normalize: bool):
+        self._pooling, self._normalize = pooling, normalize
+        self._kept: list[Vectors] = []
+        self._sum: Any = 0.0  # float64 (d_model,)
+        self._n = 0
+
+    def add(self, states: Vectors) -> None:
+        """States (tokens, d_model) of the next tokens."""
+        self._n += len(states)
+        if self._pooling == "mean":
+            self._sum = self._sum + states.sum(axis=0, dtype=np.float64)
+        else:
+            self._kept = [states[-1:].copy()] if self._pooling == "last" else [*self._kept, states.copy()]
+
+    def result(self) -> Vectors:
+        """(d_model,), or (tokens, d_model)."""
+        found = self._sum / self._n if self._pooling == "mean" else np.concatenate(self._kept)
+        vectors = np.asarray(found[0] if self._pooling == "last" else found, np.float32)
+        return _of_length_one(vectors) if self._normalize else vectors
+
+
+def _read(runtime: Runtime, text: Sequence[int], pooled: _Pooled) -> Task[Vectors]:
+    """Of the states that the head reads."""
+    with Session.new(runtime) as session:
+        session.replaceable = True
+        while text:
+            states = yield Read(session, text, states=True)
+            pooled.add(states)
+            text = text[len(states) :]
+    return pooled.result()
+
+
+def _encoded(runtime: Runtime, text: Sequence[int], pooled: _Pooled) -> Task[Vectors]:
+    """Of the encoder's output."""
+    engine = Sequences(runtime)
+    sequence = engine.new_sequence()
+    try:
+        pooled.add((yield Encode(sequence, np.array(text, np.int32), states=True)))
+    finally:
+        engine.free_sequence(sequence)
+    return pooled.result()
+
+
+def _of_length_one(vectors: Vectors) -> Vectors:
+    """Divided by their Euclidean norms; zeros stay."""
+    norms = np.sqrt(np.sum(np.square(vectors, dtype=np.float64), axis=-1, keepdims=True))
+    return np.asarray(vectors / np.where(norms > 0, norms, 1), np.float32)

@@ -1,0 +1,64 @@
+"""Masks of grammars, made in a thread while the model computes the step that they are for."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slimrt.generation.grammar import Matcher
+from slimrt.plumbing.forking import watch
+
+Mask = NDArray[np.uint32]
+
+
+class NothingMayCome(Exception):
+    """No token spells what must come next."""
+
+
+class Masks:
+    """Makes the masks of all texts, one after the other, in one thread.
+
+    Attributes:
+        made: masks so far. seconds: that they took. waited: seconds that steps waited for them.
+    """
+
+    def __init__(self) -> None:
+        self.made, self.seconds, self.waited = 0, 0.0, 0.0
+        self._thread: ThreadPoolExecutor | None = None
+        watch(self)
+
+    def begin(self, matcher: Matcher) -> Future[Mask] | None:
+        """Begin to make the mask of what may come now; nobody uses the matcher until it is there. None: all may."""
+        if matcher.is_free:
+            return None
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "slimrt-masks")
+        return self._thread.submit(self._make, matcher)
+
+    def wait(self, mask: Future[Mask] | None) -> Mask | None:
+        """The mask, once it is there. Raises NothingMayCome, GrammarError."""
+        if mask is None:
+            return None
+        began = time.perf_counter()
+        try:
+            return mask.result()
+        finally:
+            self.waited += time.perf_counter() - began
+
+    def after_fork(self) -> None:
+        """The child has no such thread yet."""
+        self._thread = None
+
+    def _make(self, matcher: Matcher) -> Mask:
+        began = time.perf_counter()
+        mask = matcher.mask()
+        self.made, self.seconds = self.made + 1, self.seconds + time.perf_counter() - began
+        if not mask.any():
+            raise NothingMayCome
+        return mask
+
+
+MASKS = Masks()

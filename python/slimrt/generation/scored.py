@@ -1,0 +1,43 @@
+"""How likely a model finds the tokens of a prompt, a piece of it at a time, since rows of logits are large."""
+
+from __future__ import annotations
+
+from slimrt import core
+from slimrt.generation.loop import loop_of
+from slimrt.generation.search import Read, Task
+from slimrt.results import TokenLogprob, TopLogprob
+from slimrt.runtime.runtime import Runtime
+from slimrt.runtime.session import Session, check_length
+
+
+def prompt_logprobs(runtime: Runtime, ids: list[int], n: int) -> tuple[str, list[TokenLogprob]]:
+    """The text of the first token, and every other one as if it had been generated, with the n likeliest in its place.
+
+    The texts joined are that of the ids, without control tokens.
+    """
+    return loop_of(runtime).run([(1, scored(runtime, ids, n))])[0]
+
+
+def scored(runtime: Runtime, ids: list[int], n: int) -> Task[tuple[str, list[TokenLogprob]]]:
+    """The same as a task. ContextOverflowError, at once: the text does not fit."""
+    check_length(len(ids), runtime, "the text")
+    return _scored(runtime, ids, n)
+
+
+def _scored(runtime: Runtime, ids: list[int], n: int) -> Task[tuple[str, list[TokenLogprob]]]:
+    tokenizer, found = runtime.source.tokenizer, list[TokenLogprob]()
+    detokenizer = tokenizer.detokenizer(skip_special_tokens=True)
+    texts = [detokenizer.feed(id) for id in ids]
+
+    def text_of(token: int) -> str:
+        return tokenizer.token_bytes(token).decode("utf-8", "replace")
+
+    with Session.new(runtime) as session:
+        session.replaceable = True
+        while left := ids[len(found) : -1]:
+            for row in (yield Read(session, left)):
+                at = len(found) + 1
+                logprob, top = core.token_logprobs(row, ids[at], n)
+                shown = tuple(TopLogprob(id, text_of(id), value) for id, value in top)
+                found.append(TokenLogprob(ids[at], texts[at], logprob, shown))
+    return texts[0], found
