@@ -11,7 +11,8 @@ import slimrt
 from slimrt.cli.generate import timings_line
 from slimrt.errors import UnsupportedError
 from slimrt.generation import lookup
-from slimrt.generation.lookup import Lookup, LookupRun
+from slimrt.generation.drafts import DraftedRun
+from slimrt.generation.lookup import Lookup
 from slimrt.generation.loop import loop_of
 from slimrt.generation.options import Options
 from slimrt.generation.pace import Pace
@@ -45,7 +46,7 @@ def test_what_followed_last_time_is_guessed():
     assert known.guess(5) == []
 
 
-def made(model, prompt, **options) -> tuple[LookupRun, slimrt.Generation]:
+def made(model, prompt, **options) -> tuple[DraftedRun, slimrt.Generation]:
     run = model._run(prompt, Options(lookup=True, **options), options.get("seed", 0), None, 0.0)
     loop = loop_of(model._runtime)
     return run, loop.results([loop.submit(run.task(), meter=run.meter)])[0]

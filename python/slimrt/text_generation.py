@@ -10,8 +10,8 @@ from typing import Any, Unpack, overload
 from slimrt.errors import UnsupportedError
 from slimrt.generation.answers import answers
 from slimrt.generation.asynchronous import iterate_in_thread, run_in_thread
+from slimrt.generation.drafts import DraftedRun
 from slimrt.generation.generate import Run, Stream, run_texts
-from slimrt.generation.lookup import LookupRun
 from slimrt.generation.options import GenerateOptions, Options
 from slimrt.plumbing.keywords import named
 from slimrt.plumbing.notes import note, shown
@@ -246,7 +246,7 @@ class TextGeneration(Tasks):
             raise TypeError(f"session must be one that Model.session() or load_session() made, got {session!r}")
         if session is not None and session.runtime is not self._runtime:
             raise ValueError("the session belongs to another model")
-        kind = LookupRun if options.lookup else Run
+        kind = DraftedRun if options.lookup or self._runtime.draft is not None else Run
         return kind(self._runtime, self._prompt_ids(prompt), options, seed, session, called)
 
     def _prompt_ids(self, prompt: Prompt) -> list[int]:

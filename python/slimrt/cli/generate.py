@@ -53,6 +53,7 @@ def add_flags(flags: Flags) -> None:
     flags.add("--ignore-eos", action="store_true", help="never choose an end token")
     flags.add("--lookup", action="store_true", help="guess what comes from what the text repeats, and check several "
               "tokens at once where that pays")  # fmt: skip
+    flags.draft()
     flags.add("--no-display-prompt", "--no-echo", action="store_true", help="print only what is generated")
     flags.add("--save-session", twin=False, metavar="FILE", help="keep the context in a file afterwards")
     flags.add("--force", twin=False, action="store_true", help="--save-session may replace a file that is no session")
