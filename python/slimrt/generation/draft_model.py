@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -60,6 +60,7 @@ class DraftModel:
     Attributes:
         odds: of all guesses; of a new text nothing else is known.
         seconds: that a token takes; 0: not measured yet. proposals: that were asked for.
+        n_tokens: of the vocabulary; logits may be wider, by other numbers in the two models.
         taken: bytes, of its file and beside it.
 
     Raises:
@@ -72,6 +73,7 @@ class DraftModel:
         self.odds = Odds()
         self.seconds = 0.0
         self.proposals = 0
+        self.n_tokens = runtime.source.tokenizer.vocab_size
         with runtime.use() as engine:
             memory = engine.memory()
         self.taken = int(memory["total"] + memory["mapped"])
@@ -83,9 +85,9 @@ class DraftModel:
     def __str__(self) -> str:
         return f"drafts by {self.runtime.source.name}: {format_bytes(self.taken)}, counted in the memory limit"
 
-    def drafter(self) -> ModelDrafter:
-        """For one text."""
-        return ModelDrafter(self)
+    def drafter(self, biases: Mapping[int, float]) -> ModelDrafter:
+        """For one text, with what is added to logits of tokens there."""
+        return ModelDrafter(self, biases)
 
     def close(self) -> None:
         self.runtime.close()
@@ -98,8 +100,9 @@ class DraftModel:
 class ModelDrafter:
     """A drafter that has a model go on with its text. Attributes: as Drafter."""
 
-    def __init__(self, model: DraftModel):
+    def __init__(self, model: DraftModel, biases: Mapping[int, float]):
         self._model, self.odds, self.spent = model, model.odds, 0.0
+        self._biases = biases
         self._session: Session | None = None
 
     def extend(self, tokens: Sequence[int]) -> None:
@@ -140,9 +143,12 @@ class ModelDrafter:
             return []
         for _ in range(most):
             started = time.perf_counter()
-            logits = self._session.append(tokens, last_only=True)[0]
+            logits = self._session.append(tokens, last_only=True)[0, : self._model.n_tokens]
             if len(tokens) <= FEW:
                 self._model.note(time.perf_counter() - started)
+            for token, bias in self._biases.items():
+                if token < len(logits):
+                    logits[token] += bias
             tokens = [int(np.argmax(logits))]
             guesses += tokens
         return guesses

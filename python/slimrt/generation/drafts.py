@@ -56,7 +56,7 @@ class DraftedRun(Run):
         if self.options.lookup:
             self._drafters.append(Lookup())
         if self.runtime.draft is not None:
-            self._drafters.append(self.runtime.draft.drafter())
+            self._drafters.append(self.runtime.draft.drafter(self.options.biases(self.ends)))
         for one in self._drafters:
             one.extend(self.prompt)
         self._known = 0
@@ -84,6 +84,8 @@ class DraftedRun(Run):
         self._known = len(self.tokens)
         assert self.session is not None
         room = self.runtime.n_ctx - self.session.length - _ROOM
+        if self.options.max_tokens > 0:  # the last token needs no guess
+            room = min(room, self.options.max_tokens - len(self.tokens) - 1)
         if not self.tokens or not self._may_guess or room <= 0:
             return []
         text = [*self.session.tokens, *pending]

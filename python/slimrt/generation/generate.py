@@ -67,7 +67,6 @@ class Run:
     Attributes:
         drafted, accepted: tokens that were guessed, and those of them that came true.
         key: whose text it is: with cache_prompt rows of texts of the same key are taken, and left for them.
-        guessed, right: tokens that were guessed and checked, and those of them that came true.
 
     Args:
         prompt: ids, checked.
@@ -80,8 +79,6 @@ class Run:
         GrammarError: a grammar that is wrong, or that cannot be enforced.
         UnsupportedError: stop strings, a grammar, or breakers for DRY, without a tokenizer.
     """
-
-    guessed = right = 0
 
     def __init__(
         self,
