@@ -6,7 +6,8 @@ Attention alone at achieved TB/s beside the device's own copy rate (bytes read p
 absorbed K-only of mode k in turns, beside the best kernel of PyTorch's scaled_dot_product_attention where torch is
 installed; products with weights at decoding; decoding end to end of models with random weights; and Whisper's
 cross-attention, mode e in turns with kv. Parts come in the order of what is wanted most; what the time does not
-suffice for is listed as left out. slimrt must have been built with CUDA (--build does it with CMake, in build/gpu).
+suffice for is listed as left out, and what fails as failed: nothing stops the rest. slimrt must have been built with
+CUDA (--build does it with CMake, in build/gpu, for the device at hand; the minutes count from then on).
 Needs what slimrt needs, and --build nvcc, CMake and nanobind; where nothing can be installed, take along the wheels of
 gguf, nanobind and nanobind-backend. Rows of less than some 200 MB are partly read from the L2: their rates may exceed
 the copy's.
@@ -213,20 +214,28 @@ PARTS: list[Callable[[Clock, list[str]], Iterator[Row]]] = [
 
 
 def checks(minutes: float) -> Row:
-    """The tests of the CUDA backend, and compute-sanitizer over a model's prefill and decoding."""
+    """The tests of the CUDA backend, and compute-sanitizer over a model; at most so long in all."""
+    clock = Clock(minutes)
     models_on_device = str(ROOT / "tests" / "test_cuda.py")
     kernels = [str(path) for path in sorted((ROOT / "tests").glob("test_kernels*.py"))]
-    pytest = [sys.executable, "-m", "pytest", "-q", "-x", "-k"]
+    pytest = [sys.executable, "-m", "pytest", "-q", "--maxfail=30", "-k"]
     sanitizer = ["compute-sanitizer", "--error-exitcode", "9"]
     found: Row = {}
     for name, command in {
         "tests": [*pytest, "cuda", models_on_device, *kernels],
-        "memcheck": [*sanitizer, *pytest, "test_every_mode and llama_mha and f16", models_on_device],
+        **{
+            tool: [*sanitizer, "--tool", tool, *pytest, "test_every_mode and llama_mha and f16", models_on_device]
+            for tool in ("memcheck", "racecheck", "synccheck")
+        },
     }.items():
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=60 * minutes, cwd=ROOT)
+            limit = max(clock.left(), 1)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=limit, cwd=ROOT)
             found[name] = {"exit": done.returncode, "end": (done.stdout + done.stderr)[-600:]}
-        except (subprocess.TimeoutExpired, FileNotFoundError) as error:
+        except subprocess.TimeoutExpired as error:
+            said = error.stdout or ""  # bytes, whatever was asked for
+            found[name] = {"exit": None, "end": f"{error}: {said.decode() if isinstance(said, bytes) else said}"[-600:]}
+        except FileNotFoundError as error:
             found[name] = {"exit": None, "end": str(error)[:300]}
         print(f"{name}: {found[name]}", file=sys.stderr, flush=True)
     return found
@@ -236,6 +245,7 @@ def build() -> None:
     """build/gpu, and there a package of links to the sources with its module, for this process and those it starts."""
     folder = ROOT / "build" / "gpu"
     cmake = ["cmake", "-S", ROOT, "-B", folder, "-DSLIMRT_CUDA=ON", "-DSKBUILD_PROJECT_VERSION=0.0.0+gpu"]
+    cmake.append("-DSLIMRT_CUDA_ARCHS=native")
     subprocess.run([*cmake, f"-DPython_EXECUTABLE={sys.executable}"], check=True, stdout=sys.stderr)
     subprocess.run(["cmake", "--build", folder, "--parallel"], check=True, stdout=sys.stderr)
     package = folder / "package" / "slimrt"
@@ -265,9 +275,9 @@ def main() -> int:
     parser.add_argument("--no-checks", action="store_true")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    clock = Clock(args.minutes)
     if args.build:
         build()
+    clock = Clock(args.minutes)
     from slimrt import _core
 
     devices, why_none = _core.cuda_devices()
@@ -278,15 +288,24 @@ def main() -> int:
     report["shapes"] = [shape.name for shape in models.SHAPES.values()]
     report["copy_tb_s"] = copy_rate()
     report["checks"] = {} if args.no_checks else checks(args.minutes / 4)
-    report["rows"], report["left_out"] = [], []
+    report["rows"], report["left_out"], report["failed"] = [], [], []
+
+    def keep() -> None:
+        if args.json:  # what there is survives whatever comes next
+            args.json.write_text(json.dumps(report, indent=1))
+
     for part in PARTS:
-        for row in part(clock, report["left_out"]):
-            report["rows"].append(row)
-            show(row)
-            if args.json:  # what there is survives whatever comes next
-                args.json.write_text(json.dumps(report, indent=1))
+        try:
+            for row in part(clock, report["left_out"]):
+                report["rows"].append(row)
+                show(row)
+                keep()
+        except Exception as error:  # of a run that may be the only one
+            report["failed"].append(f"{getattr(part, '__name__', 'attention_rows')}: {type(error).__name__}: {error}")
+            print("failed:", report["failed"][-1], file=sys.stderr, flush=True)
+            keep()
     print("left out:", ", ".join(report["left_out"]) or "nothing")
-    return int(any(check["exit"] for check in report["checks"].values()))
+    return int(bool(report["failed"]) or any(check["exit"] for check in report["checks"].values()))
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ WANTED = {
     "many_kernel": {"HMMA", "LDGSTS", "LDSM"},
     "general_kernel": {"FFMA"},
     "7ClusterE": {"UBLKCP", "SYNCS", "UCGABAR", "HMMA", "LDSM"},
-    "6BlocksE": {"LDGSTS", "ARRIVES", "ATOMG", "HMMA", "LDSM"},
+    "6BlocksE": {"LDGSTS", "ARRIVES", "HMMA", "LDSM"},
 }
 ONLY = {"7ClusterE": ("sm_90a",), "6BlocksE": ("sm_80",)}  # absorbed_kernel<Cluster, ...>, <Blocks, ...>
 

@@ -6,6 +6,7 @@
 #include "core/processors.h"
 #include "engine/engine.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/cuda/cublas_lt.h"
 
 namespace slimrt {
 namespace {
@@ -20,7 +21,7 @@ nb::dict cpu_info() {
     return out;
 }
 
-nb::tuple cuda() {
+nb::tuple devices_of_cuda() {
     std::string why_none;
     const std::vector<std::string> names = cuda_devices(&why_none);
     return nb::make_tuple(names, why_none);
@@ -65,7 +66,9 @@ NB_MODULE(_core, m) {
     m.def("cpu_info", &cpu_info);
     m.def("access", &access_text, nb::arg("text") = "");
     m.def("set_access", &set_access, nb::arg("text"));
-    m.def("cuda_devices", &cuda);
+    m.def("cuda_devices", &devices_of_cuda);
+    m.def("look_for_cublas_lt", &look_for_cublas_lt, nb::arg("files"));
+    m.def("cublas_lt_library", &cublas_lt_library);
     m.def("available_memory", &available_on, nb::arg("device") = "cpu");
     m.def("cache_types", &cache_type_list);
 }

@@ -421,6 +421,12 @@ def cpu_info() -> dict[str, Any]:
 def cuda_devices() -> tuple[list[str], str]:
     """Names of the CUDA devices that can be used, and why there are none ("" if there are)."""
 
+def look_for_cublas_lt(files: list[str]) -> None:
+    """Files that cuBLASLt may be besides where the system's loader looks; before a device multiplies first."""
+
+def cublas_lt_library() -> str:
+    """The file that CUDA devices multiply prompts with; "": their own kernels do, slower."""
+
 def available_memory(device: str = "cpu") -> int:
     """Bytes free on a device; 0: unknown. UnsupportedError: there is no such device."""
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 import slimrt._core as _core
@@ -15,6 +17,7 @@ from slimrt._core import __version__ as __version__
 from slimrt._core import access as access
 from slimrt._core import available_memory as available_memory
 from slimrt._core import cpu_info as cpu_info
+from slimrt._core import cublas_lt_library as cublas_lt_library
 from slimrt._core import cuda_devices as cuda_devices
 from slimrt._core import huge_page_gain as huge_page_gain
 from slimrt._core import ops as ops
@@ -27,6 +30,20 @@ from slimrt._core import set_access as set_access
 from slimrt._core import token_logprobs as token_logprobs
 from slimrt._core import tune as tune
 from slimrt._core import why_refused as why_refused
+
+
+def _cublas_lt_of_pip() -> list[str]:
+    """cuBLASLt of the wheels nvidia-cublas and nvidia-cublas-cu12, where the system's loader does not look."""
+    try:
+        spec = find_spec("nvidia")
+    except ValueError:  # a module of that name without one
+        return []
+    folders = spec.submodule_search_locations or () if spec else ()
+    found = [str(path) for folder in folders for path in Path(folder).glob("*/lib/libcublasLt.so.1[23]")]
+    return sorted(found, key=lambda path: path[-2:], reverse=True)
+
+
+_core.look_for_cublas_lt(_cublas_lt_of_pip())
 
 
 class LayerOptions(TypedDict):

@@ -35,6 +35,10 @@ inline const std::vector<int64_t> some = {0, 1, 31, 32, 33, 100, 200};
 // Heads of 16 to 128 columns read head by head (modes k and k+r), of a part of them (xr), whole rows (v, x,
 // e).
 inline const std::vector<Case> cases = {
+    {.name = "k bf16, more sequences than a launch has",
+     .ends = std::vector<int64_t>(130, 3),
+     .begins = std::vector<int64_t>(130),
+     .processors = 1},
     {.name = "k bf16", .n_rot = 16},
     {.name = "k f16 neox, partial",
      .type = f16,

@@ -183,15 +183,17 @@ void Run::call() {
                              .sinks = maybe(c.sinks, sinks),
                              .lse = maybe(c.lse, lse),
                              .merge = c.merge};
-    const cuda::Device device{
+    cuda::Device device{
         .capability = capability, .processors = c.processors, .shared_bytes = size_t(c.kib) << 10};
+    for (int size = 1; size <= cuda::kMaxCluster; ++size) device.clusters[size] = c.processors / size;
     if (!cuda::absorbed_can(device, args))
         std::printf("sm_%d %s: refused\n", capability, c.name), std::exit(1);
     void* workspace = nullptr;
     const size_t bytes = cuda::absorbed_workspace(device, args);
     cuda::check(cudaMalloc(&workspace, bytes), "allocating a workspace");
     cuda::check(cudaMemset(workspace, 0xff, bytes), "filling it");
-    cuda::absorbed(device, args, placed.data(), shift, static_cast<std::byte*>(workspace));
+    cuda::absorbed(device, args, placed.data(), int(placed.size()), shift,
+                   static_cast<std::byte*>(workspace));
     cuda::check(cudaDeviceSynchronize(), "waiting for kernels");
     cuda::check(cudaFree(workspace), "freeing it");
 }

@@ -35,7 +35,8 @@ struct Case {
     int v_heads = 0;        // 0: kv
     int gap = 0;            // columns of a head of out that are no result
     bool channels = false;  // of K have scales, for the rows of a block
-    int processors = 132;   // few: the rows are in one part
+    bool lse = true;
+    int processors = 132;  // few: the rows are in one part
 };
 
 inline Floats random_floats(size_t n, float size, unsigned seed) {
@@ -211,7 +212,7 @@ struct Problem {
         for (size_t t = 0; t < values.size(); ++t)
             values[t].out = Tensor(to[t].data(), DType::F32, n, c.heads * (values[t].dim + c.gap));
         AttentionArgs a = args;
-        a.lse = Tensor(to_lse.data(), DType::F32, n, c.heads);
+        if (c.lse) a.lse = Tensor(to_lse.data(), DType::F32, n, c.heads);
         return a;
     }
 };

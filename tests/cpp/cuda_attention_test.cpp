@@ -16,10 +16,6 @@ void check(cudaError_t result, const char* what) {
     std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorName(result));
     std::exit(1);
 }
-// Not under test here.
-bool absorbed_can(const Device&, const AttentionArgs&) { return false; }
-size_t absorbed_workspace(const Device&, const AttentionArgs&) { return 0; }
-void absorbed(const Device&, const AttentionArgs&, const PlacedSequence*, int, std::byte*) {}
 
 }  // namespace slimrt::cuda
 
@@ -54,6 +50,24 @@ bool compare(const char* what, const Case& c, const std::vector<Floats>& outs, c
     return ok;
 }
 
+void call(const Case& c, const AttentionArgs& args, const std::vector<AttentionSequence>& sequences, Run run,
+          SparseCounts* counts) {
+    std::vector<cuda::PlacedSequence> placed;
+    constexpr int kShift = 5;
+    for (const AttentionSequence& s : sequences)
+        placed.push_back(
+            {s.table, s.position, s.begin, s.end, s.query + kShift, s.n_queries, s.fresh, s.causal});
+    cuda::Device device;
+    device.capability = 90, device.processors = c.processors, device.shared_bytes = 227 << 10;
+    device.clusters.fill(8);
+    std::vector<std::byte> workspace(cuda::attention_workspace(device, args), std::byte{0xff});
+    if (run)
+        run(device, args, cuda::view_of(args, placed.data(), -kShift, counts), workspace.data());
+    else
+        cuda::attention(device, args, placed.data(), -kShift, counts, workspace.data());
+    cuda::check(cudaDeviceSynchronize(), "waiting");
+}
+
 const char* type_name(DType type) { return dtype_info(type).name; }
 
 int failures = 0, runs = 0;
@@ -64,6 +78,7 @@ void test(Backend& backend, Case c, const char* what, Run run, double bound) {
     std::vector<Floats> wanted = p.outs;
     Floats wanted_lse = p.lse;
     reference(p, wanted, wanted_lse);
+    if (!c.lse) wanted_lse = p.lse;
     if (c.sparse == 0) {
         std::vector<Floats> outs = p.outs;
         Floats lse = p.lse;
@@ -77,20 +92,8 @@ void test(Backend& backend, Case c, const char* what, Run run, double bound) {
     std::vector<Floats> outs = p.outs;
     Floats lse = p.lse;
     const AttentionArgs args = p.with(outs, lse);
-    std::vector<cuda::PlacedSequence> placed;
-    constexpr int kShift = 5;
-    for (const AttentionSequence& s : p.sequences)
-        placed.push_back(
-            {s.table, s.position, s.begin, s.end, s.query + kShift, s.n_queries, s.fresh, s.causal});
-    cuda::Device device;
-    device.capability = 90, device.processors = c.processors, device.shared_bytes = 227 << 10;
     SparseCounts counts;
-    std::vector<std::byte> workspace(cuda::attention_workspace(device, args), std::byte{0xff});
-    if (run)
-        run(device, args, cuda::view_of(args, placed.data(), -kShift, &counts), workspace.data());
-    else
-        cuda::attention(device, args, placed.data(), -kShift, &counts, workspace.data());
-    cuda::check(cudaDeviceSynchronize(), "waiting");
+    call(c, args, p.sequences, run, &counts);
     failures += !compare(what, c, outs, lse, wanted, wanted_lse, bound);
     if (c.sparse > 0) {
         uint64_t rows = 0;
@@ -115,10 +118,10 @@ void test_choice(Backend& b) {
         std::vector<Floats> outs = p.outs;
         Floats lse = p.lse;
         const AttentionArgs args = p.with(outs, lse);
-        const cuda::Device device{.capability = 90, .processors = 132, .shared_bytes = 227 << 10};
-        return std::string(cuda::decode_can(device, args)    ? "decode"
-                           : cuda::prefill_can(device, args) ? "prefill"
-                                                             : "general");
+        cuda::Device device{.capability = 90, .processors = 132, .shared_bytes = 227 << 10};
+        device.clusters.fill(8);
+        constexpr const char* kNames[] = {"absorbed", "decode", "prefill", "general"};
+        return std::string(kNames[int(cuda::attention_kernel(device, args))]);
     };
     const auto expect = [&](Case c, const char* wanted, int wider = 0) {
         const std::string got = chosen(c, wider);
@@ -154,11 +157,63 @@ void test_choice(Backend& b) {
     expect({.name = "wider by 8, q8", .stored = {9}, .queries = {1}, .k = DType::Q8, .whole = true},
            "prefill", 8);
     expect({.name = "wider by 4", .stored = {9}, .queries = {1}, .whole = true}, "general", 4);
-    expect({.name = "absorbed", .stored = {9}, .queries = {3}, .one_value = true}, "general");
+    expect({.name = "absorbed", .stored = {9}, .queries = {1}, .one_value = true}, "absorbed");
+    expect({.name = "absorbed, several queries", .stored = {9}, .queries = {3}, .one_value = true},
+           "absorbed");
     const std::vector<int> stored = {9, 40};
     test(b, {.name = "one query", .stored = stored, .queries = {1, 1}}, "attention", nullptr, 2e-5);
     test(b, {.name = "few queries", .stored = stored, .queries = {2, 1}}, "attention", nullptr, 6e-3);
     test(b, {.name = "odd", .stored = stored, .queries = {2, 1}, .dk = 12}, "attention", nullptr, 2e-5);
+}
+
+/// Several queries of rows that every head reads whole, beside sequences with one.
+void test_absorbed_queries(Backend& b) {
+    Case c{.name = "absorbed queries",
+           .stored = {40, 0, 100, 33},
+           .queries = {1, 4, 5, 1},
+           .v = DType::F16,
+           .one_value = true};
+    const auto run = [&](Case c, const char* name) {
+        c.name = name;
+        test(b, c, "attention", nullptr, 6e-3);
+    };
+    run(c, "absorbed queries");
+    for (const DType type : {DType::BF16, DType::Q8, DType::FP8_E4M3}) {
+        c.k = type;
+        run(c, "absorbed queries");
+    }
+    c.k = DType::F16, c.n_rot = 64;
+    run(c, "absorbed queries, rotated");
+    c.lse = false;
+    run(c, "absorbed queries, no lse");
+    c.lse = true, c.sinks = true, c.cap = 1.5, c.window = 37, c.relative = true, c.hidden = 3;
+    run(c, "absorbed queries, window, cap, sinks");
+    c.merge = true;
+    run(c, "absorbed queries, merge");
+    c = {.name = "",
+         .stored = {70, 9},
+         .queries = {70, 3},
+         .fresh = false,
+         .causal = false,
+         .one_value = true};
+    run(c, "absorbed queries, encoder");
+}
+
+/// A sequence with one query costs the same beside one with more: it is read as exactly.
+void test_mixed_queries(Backend& b) {
+    Case c{.name = "one query beside several", .stored = {100, 90}, .queries = {5, 1}};
+    Problem p(b, c);
+    std::vector<Floats> wanted = p.outs;
+    Floats lse = p.lse;
+    reference(p, wanted, lse);
+    const size_t last = wanted[0].size() / p.n * (p.n - 1);
+    std::vector<Floats> outs = p.outs;
+    call(c, p.with(outs, lse), p.sequences, nullptr, nullptr);
+    const auto end = [&](const Floats& all) { return Floats(all.begin() + last, all.end()); };
+    const double error = worst(end(outs[0]), end(wanted[0]));
+    if (error <= 2e-5) return;
+    std::printf("FAIL %s: %.2g\n", c.name.c_str(), error);
+    ++failures;
 }
 
 void test_general(Backend& b) {
@@ -217,6 +272,8 @@ void test_prefill(Backend& b) {
 int main() {
     const auto backend = open_cpu_backend({.n_threads = 1});
     test_choice(*backend);
+    test_absorbed_queries(*backend);
+    test_mixed_queries(*backend);
     test_general(*backend);
     test_decode(*backend);
     test_prefill(*backend);

@@ -2,6 +2,8 @@
 // stride, a weight beyond f16, rows of x of any magnitude and with NaN, the bits of a token alone and among
 // others, the workspace that a plan reserves. Runs on the emulator or a device whose memory the host may
 // touch.
+#include <dlfcn.h>
+
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -9,6 +11,7 @@
 #include <random>
 #include <vector>
 
+#include "kernels/cuda/cublas_lt.h"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/numbers.cuh"
 
@@ -211,9 +214,54 @@ void compare_bits(const Device& device, DType dtype) {
     ++failures;
 }
 
+/// Few tokens: a kernel reads the weights once, on devices with the least shared memory too. Rows for one or
+/// two tiles a warp.
+void compare_launches(const Device& device, DType dtype) {
+    for (const int rows : {48, 800}) {
+        for (int tokens = 1; tokens <= 8; ++tokens) {
+            const Matrix x(DType::F32, tokens, 256, 0, 0), w(dtype, rows, 256, 0, 0);
+            const Matrix out(DType::F32, tokens, rows, 0, 0);
+            const Product product{w.view, {}, out.view};
+            check(cudaStreamBeginCapture(device.stream, cudaStreamCaptureModeThreadLocal), "recording");
+            linear(device, x.view, 1, {&product, 1}, nullptr);
+            cudaGraph_t graph = nullptr;
+            size_t launches = 0;
+            check(cudaStreamEndCapture(device.stream, &graph), "recording");
+            check(cudaGraphGetNodes(graph, nullptr, &launches), "counting");
+            check(cudaGraphDestroy(graph), "forgetting");
+            if (launches == 1) continue;
+            std::fprintf(stderr, "type %s, %d rows, %d tokens: weights are read %zu times\n",
+                         dtype_info(dtype).name, rows, tokens, launches);
+            ++failures;
+        }
+    }
+}
+
+/// A library that fails is done without: the own kernels multiply, also what it has begun.
+void compare_without_library(Device device) {
+    void* const library = dlopen(SLIMRT_NO_CUBLASLT, RTLD_NOW | RTLD_LOCAL);
+    int* const fails_at = library ? static_cast<int*>(dlsym(library, "fails_at")) : nullptr;
+    int* const n_products = library ? static_cast<int*>(dlsym(library, "n_products")) : nullptr;
+    if (!fails_at || !n_products || cublas_lt_library() != SLIMRT_NO_CUBLASLT) {
+        std::fprintf(stderr, "the library is not found: '%s'\n", cublas_lt_library().c_str());
+        ++failures;
+        return;
+    }
+    for (*fails_at = 1; *fails_at <= 4; ++*fails_at) {  // of each device it is started once
+        device.id = *fails_at;
+        *n_products = 0;
+        for (int again = 0; again < 2; ++again)
+            run(device, {.dtype = DType::F16, .tokens = 64, .m = 24, .k = 64});
+        if (*n_products == (*fails_at == 3)) continue;
+        std::fprintf(stderr, "failing at %d, the library multiplies %d times\n", *fails_at, *n_products);
+        ++failures;
+    }
+}
+
 }  // namespace
 
 int main() {
+    look_for_cublas_lt({SLIMRT_NO_CUBLASLT});
     Device device;
     device.capability = 90;
     device.processors = 3;
@@ -226,6 +274,8 @@ int main() {
         for (const int tokens : {1, 2, 3, 5, 8, 9, 17, 64, 130}) {
             run(device, {.dtype = dtype, .tokens = tokens, .m = 37, .k = k, .uneven = true, .wild = true});
             run(device, {.dtype = dtype, .tokens = tokens, .m = 129, .k = 1024});
+            if (block > 1 && tokens <= 8)
+                run(device, {.dtype = dtype, .tokens = tokens, .m = 200, .k = 2560});
         }
         for (const int tokens : {1, 5, 40, 70})
             run(device, {.dtype = dtype, .tokens = tokens, .m = 24, .k = k, .heads = 3, .wild = true});
@@ -237,7 +287,9 @@ int main() {
             run(device, {.dtype = dtype, .tokens = 11, .m = 18, .k = odd, .uneven = true});
         }
         compare_bits(device, dtype);
+        compare_launches(device, dtype);
     }
+    compare_without_library(device);
     check(cudaStreamDestroy(device.stream), "cudaStreamDestroy");
     if (failures) return 1;
     std::puts("cuda_linear_test: ok");

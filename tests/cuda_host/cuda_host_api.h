@@ -112,6 +112,7 @@ cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stre
 
 using cudaGraph_t = struct CUgraph_st*;
 using cudaGraphExec_t = struct CUgraphExec_st*;
+using cudaGraphNode_t = struct CUgraphNode_st*;
 enum cudaStreamCaptureMode {
     cudaStreamCaptureModeGlobal,
     cudaStreamCaptureModeThreadLocal,
@@ -126,6 +127,7 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsig
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream);
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec);
 cudaError_t cudaGraphDestroy(cudaGraph_t graph);
+cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, size_t* count);  // counts alone
 
 // Kernels.
 
@@ -134,11 +136,12 @@ enum cudaFuncAttribute {
     cudaFuncAttributePreferredSharedMemoryCarveout = 9,
     cudaFuncAttributeNonPortableClusterSizeAllowed = 13,
 };
-enum cudaLaunchAttributeID { cudaLaunchAttributeClusterDimension = 4 };
+enum cudaLaunchAttributeID { cudaLaunchAttributeCooperative = 2, cudaLaunchAttributeClusterDimension = 4 };
 union cudaLaunchAttributeValue {
     struct {
         unsigned x, y, z;
     } clusterDim;
+    int cooperative;
 };
 struct cudaLaunchAttribute {
     cudaLaunchAttributeID id;
@@ -152,6 +155,8 @@ struct cudaLaunchConfig_t {
     unsigned numAttrs;
 };
 
+cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, const void* kernel,
+                                           const cudaLaunchConfig_t* config);
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value);
 
 namespace cuda_host {

@@ -15,6 +15,7 @@ inline std::recursive_mutex all;  // of every call that reads or changes what th
 /// The error itself, which cudaGetLastError() will give too.
 cudaError_t result(cudaError_t error);
 size_t total_memory();
+inline thread_local int current_device = 0;
 /// To run on the stream after what it has, or to be recorded where the stream is captured.
 cudaError_t enqueue(cudaStream_t stream, Work work);
 

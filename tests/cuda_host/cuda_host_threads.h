@@ -61,6 +61,7 @@ struct Launch {
     unsigned cluster = 1;  // along x
     size_t shared_bytes = 0;
     std::function<void()> kernel;
+    bool cooperative = false;  // blocks may wait for others
 };
 /// Runs every thread of every block.
 void run(const Launch& launch);

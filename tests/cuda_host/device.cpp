@@ -28,6 +28,8 @@ size_t from_environment(const char* name, size_t otherwise) {
     return text ? std::strtoull(text, nullptr, 10) : otherwise;
 }
 
+int n_devices() { return int(from_environment("SLIMRT_EMULATED_DEVICES", 1)); }
+
 size_t most_shared(int capability) {
     return capability == 90 ? 227 << 10 : capability == 80 ? 163 << 10 : 99 << 10;
 }
@@ -70,14 +72,17 @@ const char* cudaGetErrorString(cudaError_t error) { return cudaGetErrorName(erro
 cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
 cudaError_t cudaPeekAtLastError() { return last_error; }
 
-cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, cudaSuccess; }
-cudaError_t cudaSetDevice(int device) { return result(device == 0 ? cudaSuccess : cudaErrorInvalidDevice); }
-cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
+cudaError_t cudaGetDeviceCount(int* count) { return *count = n_devices(), cudaSuccess; }
+cudaError_t cudaSetDevice(int device) {
+    if (device < 0 || device >= n_devices()) return result(cudaErrorInvalidDevice);
+    return current_device = device, cudaSuccess;
+}
+cudaError_t cudaGetDevice(int* device) { return *device = current_device, cudaSuccess; }
 cudaError_t cudaDriverGetVersion(int* version) { return *version = 13000, cudaSuccess; }
 cudaError_t cudaRuntimeGetVersion(int* version) { return *version = 13000, cudaSuccess; }
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
-    if (device != 0) return result(cudaErrorInvalidDevice);
+    if (device < 0 || device >= n_devices()) return result(cudaErrorInvalidDevice);
     const int capability = int(from_environment("SLIMRT_EMULATED_CAPABILITY", 90));
     *properties = {.name = "emulated",
                    .totalGlobalMem = total_memory(),
@@ -131,11 +136,24 @@ cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute
     return cudaSuccess;
 }
 
+/// The processors of the device are one group, or SLIMRT_EMULATED_GROUP of them are.
+cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, const void*, const cudaLaunchConfig_t* config) {
+    cudaDeviceProp device;
+    cudaGetDeviceProperties(&device, 0);
+    const int all = device.multiProcessorCount, size = int(config->attrs[0].val.clusterDim.x);
+    const int group = int(from_environment("SLIMRT_EMULATED_GROUP", size_t(all)));
+    return *clusters = all / group * (group / size), cudaSuccess;
+}
+
 cudaError_t cuda_host::launch(const cudaLaunchConfig_t& config, const void* kernel,
                               std::function<void()> thread) {
     const Lock lock(all);
     Launch launch{config.gridDim, config.blockDim, 1, config.dynamicSmemBytes, std::move(thread)};
     for (unsigned i = 0; i < config.numAttrs; ++i) {
+        if (config.attrs[i].id == cudaLaunchAttributeCooperative) {
+            launch.cooperative = config.attrs[i].val.cooperative != 0;
+            continue;
+        }
         const auto& cluster = config.attrs[i].val.clusterDim;
         if (cluster.y != 1 || cluster.z != 1) return result(cudaErrorInvalidValue);
         launch.cluster = cluster.x;

@@ -28,6 +28,7 @@ struct CUgraphExec_st {
 };
 struct CUstream_st {
     bool waits_for_default = true;
+    int device = 0;
     std::vector<Work> queue;
     bool capturing = false;
     cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
@@ -125,6 +126,7 @@ bool fits_kind(const void* to, const void* from, size_t bytes, cudaMemcpyKind ki
 cudaError_t cuda_host::enqueue(cudaStream_t handle, Work work) {
     if (!is_stream(handle)) return result(cudaErrorInvalidResourceHandle);
     CUstream_st& stream = stream_of(handle);
+    if (handle != nullptr && stream.device != current_device) return result(cudaErrorInvalidResourceHandle);
     if (handle == nullptr && capture_forbids()) return result(cudaErrorStreamCaptureUnsupported);
     if (!stream.capturing) put_in_order(handle);
     (stream.capturing ? stream.captured : stream.queue).push_back(std::move(work));
@@ -147,7 +149,7 @@ cudaError_t cudaDeviceSynchronize() {
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
     const Lock lock(all);
-    *stream = new CUstream_st{.waits_for_default = flags != cudaStreamNonBlocking};
+    *stream = new CUstream_st{.waits_for_default = flags != cudaStreamNonBlocking, .device = current_device};
     streams.insert(*stream);
     return cudaSuccess;
 }
@@ -328,3 +330,8 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
 
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) { return delete exec, cudaSuccess; }
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) { return delete graph, cudaSuccess; }
+
+cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, size_t* count) {
+    if (nodes != nullptr) return result(cudaErrorInvalidValue);
+    return *count = graph->nodes.size(), cudaSuccess;
+}

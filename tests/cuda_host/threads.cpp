@@ -195,6 +195,8 @@ void start_block() {
 /// Blocks that wait for others that have not begun: those begin, as on a device with room for them.
 bool start_more() {
     if (cluster.launch->cluster > 1 || !there_are_more() || !somebody_waits_for_a_count()) return false;
+    if (!cluster.launch->cooperative)
+        die("blocks wait for some that may never begin: the launch is not cooperative");
     if (cluster.blocks.size() == kMostBlocks) die("more than %zu blocks wait for each other", kMostBlocks);
     start_block();
     return true;

@@ -73,14 +73,13 @@ void score_channels(const BlockAttention& b, const float* q, int64_t n_q, const 
 
 /// Scores of the queries [pair, pair + n_q) of a head of k.
 void score_pairs(const BlockAttention& b, int64_t head, int64_t pair, int64_t n_q, Prefetch& next, float* s) {
-    with_head(b, b.k, head, b.k.by_channel && reads_codes(b.k), [&](const auto& rows) {
+    with_head(b, b.k, head, b.k.by_channel && reads_codes(b.k), [&]<class Rows>(const Head<Rows>& rows) {
         const Queries q = Queries{b.q, static_cast<const char*>(b.packed_q), b.k.dim}.from(pair);
-        if (b.rope.first)
-            score_turned(b, q.floats, n_q, rows, next, s);
-        else if (rows.others)
-            score_channels(b, q.floats, n_q, rows, next, s);
-        else
-            score_head(q, n_q, rows, b.n, b.scale, next, s);
+        if constexpr (has_channels<Rows>) {
+            if (b.rope.first) return score_turned(b, q.floats, n_q, rows, next, s);
+            if (rows.others) return score_channels(b, q.floats, n_q, rows, next, s);
+        }
+        if constexpr (!is_codes<Rows>) score_head(q, n_q, rows, b.n, b.scale, next, s);
     });
 }
 
@@ -132,8 +131,9 @@ void sum_keys(const BlockAttention& b, int64_t head, int64_t query, int64_t n_q,
                   [&]<class Rows>(const Head<Rows>& rows) {
                       const Product<Rows> x = {p,         kBlockTokens, n_q, factors,      1,
                                                rows.rows, b.n,          out, b.keys_stride};
-                      rows.others ? sum_channels<Rows>(x, rows.others, b.k.dim, b.rows)
-                                  : value_head<Rows>(x, b.k.dim, none);
+                      if constexpr (has_channels<Rows>)
+                          if (rows.others) return sum_channels<Rows>(x, rows.others, b.k.dim, b.rows);
+                      if constexpr (!is_codes<Rows>) value_head<Rows>(x, b.k.dim, none);
                   });
     }
 }

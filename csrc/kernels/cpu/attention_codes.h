@@ -7,11 +7,6 @@
 namespace slimrt::cpu::SLIMRT_ISA {
 namespace {
 
-template <class Rows>
-constexpr bool is_codes = false;
-template <int bits>
-constexpr bool is_codes<CodeRows<bits>> = true;
-
 /// n pairs as floats, scales and minima.
 inline void split_scales(const ScaleAndMin* from, int64_t n, float* scales, float* mins) {
     const Half* const halves = reinterpret_cast<const Half*>(from);

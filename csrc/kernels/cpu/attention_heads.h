@@ -50,15 +50,35 @@ struct Head {
     const void* others = nullptr;
 };
 
+template <class Rows>
+constexpr bool is_codes = false;
+template <int bits>
+constexpr bool is_codes<CodeRows<bits>> = true;
+
+/// Rows whose channels may have scales, in place of the rows themselves.
+template <class Rows>
+constexpr bool has_channels = is_codes<Rows>;
+template <>
+constexpr bool has_channels<RowsOf<Int8>> = true;
+template <>
+constexpr bool has_channels<RowsOf<E4M3>> = true;
+
+/// Whether the common widths have code of their own; for CPUs without vectors of their own it is small
+/// instead.
+constexpr bool has_widths = lanes * registers > 64;
+
 template <class Stored, class Fn>
 void with_width(const BlockRows& rows, const char* data, const float* scales, const Fn& fn) {
-    const float *const of_rows = rows.by_channel ? nullptr : scales, *const others =
-                                                                         rows.by_channel ? scales : nullptr;
-    if (rows.dim == 64 && rows.stride == 64 * sizeof(Stored))
-        return fn(Head<PackedRows<Stored, 64>>{{reinterpret_cast<const Stored*>(data)}, of_rows, others});
-    if (rows.dim == 128 && rows.stride == 128 * sizeof(Stored))
-        return fn(Head<PackedRows<Stored, 128>>{{reinterpret_cast<const Stored*>(data)}, of_rows, others});
-    fn(Head<RowsOf<Stored>>{{data, rows.stride}, of_rows, others});
+    const RowsOf<Stored> any = {data, rows.stride};
+    if constexpr (has_channels<RowsOf<Stored>>)
+        if (rows.by_channel) return fn(Head<RowsOf<Stored>>{any, nullptr, scales});
+    if constexpr (has_widths) {
+        if (rows.dim == 64 && rows.stride == 64 * sizeof(Stored))
+            return fn(Head<PackedRows<Stored, 64>>{{reinterpret_cast<const Stored*>(data)}, scales});
+        if (rows.dim == 128 && rows.stride == 128 * sizeof(Stored))
+            return fn(Head<PackedRows<Stored, 128>>{{reinterpret_cast<const Stored*>(data)}, scales});
+    }
+    fn(Head<RowsOf<Stored>>{any, scales});
 }
 
 /// Whether a head's codes of few bits can be read as they are: as whole vectors.

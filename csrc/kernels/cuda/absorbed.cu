@@ -8,9 +8,11 @@
 namespace slimrt::cuda {
 namespace {
 
-constexpr int kMaxCluster = 16, kMaxTeam = 32, kMaxHeads = 64, kMaxWideHeads = 32;
+constexpr int kMaxTeam = 32, kMaxHeads = 64, kMaxWideHeads = 32;
 constexpr int kMaxStages = 6, kGoodStages = 4;
-constexpr int kFirstCapability = 80, kClusterCapability = 90;
+constexpr size_t kMostJobBytes = 32ull
+                                 << 20;  // of splits of sequences at once, unless these leave places free
+constexpr int kFirstCapability = 80;
 
 template <class Number>
 Number round_up(Number n, Number unit) {
@@ -70,10 +72,7 @@ bool fits_values(std::span<const ValueTerm> values, int n_heads) {
 }
 
 bool fits(const AttentionArgs& args) {
-    if (args.n_heads > kMaxHeads || args.sequences.empty() || !fits_values(args.values, args.n_heads))
-        return false;
-    for (const AttentionSequence& sequence : args.sequences)
-        if (sequence.n_queries != 1) return false;
+    if (args.n_heads > kMaxHeads || !fits_values(args.values, args.n_heads)) return false;
     const Rows& rows = args.values[0].stored;
     int wide = 0;
     for (const ScoreTerm& term : args.scores) {
@@ -159,7 +158,6 @@ void lay_out(Absorbed& x, int stages, int tiles) {
     at.scores = take(x.head.per_slice * kTileTokens * kFloat);
     at.sums = take(x.wide.dim ? kWideWarps * at.slot_heads * kSumStride * kFloat : 0);
     at.parts = take(x.wide.dim && !x.mailed ? kPartSlots * x.n_heads * kTileTokens * kFloat : 0);
-    at.ticket = take(kFloat);
     at.state = take(2 * x.own_heads * kFloat);
     at.barriers = take((2 * stages + tiles + at.slots + kPartSlots + 1) * static_cast<int>(sizeof(uint64_t)));
     at.bytes = end;
@@ -204,21 +202,18 @@ bool share_columns(Absorbed& x, int team, size_t shared_bytes) {
     return fill_memory(x, shared_bytes);
 }
 
-/// How many run at once. The blocks of a cluster share a group of 16 processors or a few more (on Hopper).
-int teams_at_once(const Absorbed& x, int processors) {
-    constexpr int kGroup = 16;
-    const bool in_groups = !x.mailed && x.team > 1;
-    return std::max(1, in_groups ? processors / kGroup * (kGroup / x.team) : processors / x.team);
+/// How many run at once: a block has a processor's shared memory.
+int teams_at_once(const Absorbed& x, const Device& device, int team) {
+    return x.mailed || team == 1 ? device.processors / team : device.clusters[team];
 }
 
 /// So many that the last of the waves, in which teams run, is nearly full; more waves cost a little.
-int splits_of(const Absorbed& x, int processors) {
+int splits_of(int sequences, int teams, int most_jobs) {
     constexpr double kWaveCost = 0.02;
-    const int teams = teams_at_once(x, processors), sequences = x.sequences;
-    const int most = (teams + sequences - 1) / sequences + 3;
+    const int most = std::min({(teams + sequences - 1) / sequences + 3, kMaxSplits, most_jobs / sequences});
     int best = 1;
     double best_use = -1;
-    for (int splits = 1; splits <= std::min(most, kMaxSplits); ++splits) {
+    for (int splits = 1; splits <= most; ++splits) {
         const int jobs = splits * sequences, waves = (jobs + teams - 1) / teams;
         const double use = double(jobs) / (double(waves) * teams) - kWaveCost * waves;
         if (use > best_use + 1e-9) {
@@ -236,18 +231,29 @@ bool choose_team(Absorbed& x, const Device& device) {
     const int enough = x.mailed ? kGoodStages : 1;
     int best = 0, stages = 0;
     for (int team = 1; team <= most && stages < enough; ++team) {
-        if (!share_columns(x, team, device.shared_bytes) || x.at.stages <= stages) continue;
+        if (teams_at_once(x, device, team) == 0 || !share_columns(x, team, device.shared_bytes) ||
+            x.at.stages <= stages)
+            continue;
         best = team;
         stages = x.at.stages;
     }
+    x.teams = best > 0 ? teams_at_once(x, device, best) : 0;
     return best > 0 && share_columns(x, best, device.shared_bytes);
 }
 
+/// Clusters where the device has some that are large enough.
+bool choose_teams(Absorbed& x, const Device& device) {
+    x.mailed = device.capability != kClusterCapability;
+    if (choose_team(x, device)) return true;
+    if (x.mailed) return false;
+    x.mailed = true;
+    return choose_team(x, device);
+}
+
+/// Of any sequences.
 std::optional<Absorbed> plan(const Device& device, const AttentionArgs& args) {
     if (device.capability < kFirstCapability || !fits(args)) return std::nullopt;
     Absorbed x{.n_heads = args.n_heads,
-               .sequences = static_cast<int>(args.sequences.size()),
-               .mailed = device.capability != kClusterCapability,
                .scale = args.scale,
                .window = args.window,
                .finish = ScoreFinish(args, 1),
@@ -277,8 +283,7 @@ std::optional<Absorbed> plan(const Device& device, const AttentionArgs& args) {
     }
     x.bf16 = x.rows.rows.dtype == DType::BF16;
     x.converted = !x.bf16 && x.rows.rows.dtype != DType::F16;
-    if (!choose_team(x, device)) return std::nullopt;
-    x.splits = splits_of(x, device.processors);
+    if (!choose_teams(x, device)) return std::nullopt;
     if (x.mailed) {
         x.mail.team_counts = x.wide.dim ? x.team * kPartSlots : 0;
         x.mail.team_words = x.at.slots * x.n_heads * kMailWords;
@@ -287,41 +292,59 @@ std::optional<Absorbed> plan(const Device& device, const AttentionArgs& args) {
     return x;
 }
 
-/// Bytes for all of it; where it is in a workspace, if there is one, is set in x.
-size_t share_workspace(Absorbed& x, std::byte* workspace) {
-    const size_t teams = size_t(x.sequences) * x.splits;
+/// Bytes of so many jobs, splits of sequences; where they are in a workspace, if there is one, is set in x.
+size_t share_workspace(Absorbed& x, size_t jobs, std::byte* workspace) {
     size_t end = 0;
     const auto take = [&]<class T>(T*& part, size_t bytes) {
         if (workspace) part = reinterpret_cast<T*>(workspace + end);
         end += round_up(bytes, size_t{16});
     };
     if (x.mailed) {
-        take(x.mail.counts, (1 + teams * x.mail.team_counts) * kCountBytes);
+        const size_t teams = std::min(jobs, size_t(x.teams));
+        take(x.mail.counts, teams * x.mail.team_counts * kCountBytes);
         take(x.mail.words, teams * x.mail.team_words * sizeof(uint64_t));
         take(x.mail.parts, teams * x.mail.team_parts * sizeof(float));
     }
-    take(x.partial, teams * x.n_heads * x.columns * sizeof(float));
-    take(x.ends, teams * x.n_heads * 2 * sizeof(float));
+    take(x.partial, jobs * x.n_heads * x.columns * sizeof(float));
+    take(x.ends, jobs * x.n_heads * 2 * sizeof(float));
     return end;
+}
+
+/// Jobs of a launch: as many as memory is for, at least as many as run at once.
+int most_jobs(Absorbed& x) {
+    const size_t fit = kMostJobBytes / share_workspace(x, 1, nullptr), teams = x.teams;
+    return static_cast<int>(std::clamp(fit, teams, kMaxSplits * teams));
 }
 
 }  // namespace
 
+std::optional<AbsorbedShape> absorbed_shape(const Device& device, const AttentionArgs& args) {
+    std::optional<Absorbed> x = plan(device, args);
+    if (!x) return std::nullopt;
+    const int jobs = most_jobs(*x);
+    return AbsorbedShape{x->team, x->teams, jobs, x->mailed, share_workspace(*x, jobs, nullptr)};
+}
+
 bool absorbed_can(const Device& device, const AttentionArgs& args) { return plan(device, args).has_value(); }
 
 size_t absorbed_workspace(const Device& device, const AttentionArgs& args) {
-    std::optional<Absorbed> x = plan(device, args);
-    return x ? share_workspace(*x, nullptr) : 0;
+    const std::optional<AbsorbedShape> shape = absorbed_shape(device, args);
+    return shape ? shape->workspace : 0;
 }
 
-void absorbed(const Device& device, const AttentionArgs& args, const PlacedSequence* placed, int query_shift,
-              std::byte* workspace) {
+void absorbed(const Device& device, const AttentionArgs& args, const PlacedSequence* placed, int n_placed,
+              int query_shift, std::byte* workspace) {
     Absorbed x = *plan(device, args);
-    x.placed = placed;
+    const int jobs = most_jobs(x);
     x.query_shift = query_shift;
-    share_workspace(x, workspace);
-    x.mailed ? absorbed_teams(device, x) : absorbed_clusters(device, x);
-    absorbed_merge(device, x);
+    for (int first = 0; first < n_placed; first += jobs) {
+        x.placed = placed + first;
+        x.sequences = std::min(jobs, n_placed - first);
+        x.splits = splits_of(x.sequences, x.teams, jobs);
+        share_workspace(x, size_t(x.sequences) * x.splits, workspace);
+        x.mailed ? absorbed_teams(device, x) : absorbed_clusters(device, x);
+        absorbed_merge(device, x);
+    }
 }
 
 }  // namespace slimrt::cuda

@@ -90,14 +90,14 @@ struct AbsorbedLayout {
     int turns, factors;              // in a stage: rows of the rope table, factors of rows
     int tiles, n_tiles, tile_bytes;  // operands; of planes that need no conversion the stages themselves
     int weights, slots, slot_heads, slot_bytes;  // softmax weights of a tile; then what sums shrink by
-    int q, turned_q, key_turns, affine, scores, sums, parts, state, ticket, barriers;
+    int q, turned_q, key_turns, affine, scores, sums, parts, state, barriers;
     int bytes;
 };
 
 /// Where the blocks of a team that is no cluster write for each other, in device memory, and how much of it
-/// is a team's. Counts and words, one after the other, are zeros at first.
+/// is a team's, of those that run at once. Counts and words, one after the other, are zeros at first.
 struct AbsorbedMail {
-    uint32_t* counts = nullptr;  // of tickets; then of parts: [team][owner][slot], each on kCountBytes
+    uint32_t* counts = nullptr;  // of parts: [team][owner][slot], each on kCountBytes
     uint64_t* words = nullptr;   // [team][slot][head][kMailWords]
     float* parts = nullptr;      // [team][owner][slot][rank][own head][kTileTokens]
     int team_counts = 0, team_words = 0, team_parts = 0;
@@ -110,7 +110,9 @@ struct Absorbed {
     const PlacedSequence* placed;
     int query_shift;
     int n_heads, own_heads, team, splits, sequences;
-    bool mailed;  // teams are no clusters: they have mail
+    int teams;       // that run at once
+    int first_team;  // of a launch, if teams are no clusters
+    bool mailed;     // then they have mail
     float scale;
     int64_t window;
     AbsorbedPlane rows, residual;  // residual.width == 0: none

@@ -1,8 +1,9 @@
-// Absorbed decode attention wherever absorbed_sm90.cu is not for: sm_80, sm_89, newer ones from PTX. A team
-// is as many blocks as began one after the other, told by a ticket each draws: whoever waits for one with a
-// later ticket waits for a block that comes when earlier teams end, and those wait for nobody else. So
-// nothing hangs, and no launch must fit the device as a whole. Weights and partial scores go through device
-// memory, a few kilobytes a tile that stay in the L2 cache.
+// Absorbed decode attention wherever absorbed_sm90.cu is not for: sm_80, sm_89, newer ones from PTX, and
+// devices whose clusters are too small. Blocks of a team wait for each other, so a launch has no more teams
+// than run at once and is cooperative: CUDA runs all of its blocks or refuses it. Weights and partial scores
+// go through device memory, a few kilobytes a tile that stay in the L2 cache.
+#include <algorithm>
+
 #include "kernels/cuda/absorbed_kernel.cuh"
 
 namespace slimrt::cuda {
@@ -11,18 +12,19 @@ namespace {
 struct Blocks {
     static constexpr int kCopyArrivals = 32;  // of a warp: each lane, when its copies are there
 
-    int number, rank;
+    const int of_launch, number, rank;
     uint64_t* const arrived;
 
-    __device__ Blocks(const Absorbed& x, const Barriers& barriers) : arrived(barriers.arrived) {
-        auto* const ticket = reinterpret_cast<unsigned*>(shared_memory() + x.at.ticket);
-        if (threadIdx.x == 0) *ticket = atomicAdd(x.mail.counts, 1u);
-        __syncthreads();
-        number = static_cast<int>(*ticket) / x.team;
-        rank = static_cast<int>(*ticket) % x.team;
-    }
+    __device__ Blocks(const Absorbed& x, const Barriers& barriers)
+        : of_launch(static_cast<int>(blockIdx.x) / x.team),
+          number(x.first_team + of_launch),
+          rank(static_cast<int>(blockIdx.x) % x.team),
+          arrived(barriers.arrived) {}
 
-    static Shape shape(const Absorbed& x) { return {.grid = dim3(x.team * x.splits * x.sequences)}; }
+    static Shape shape(const Absorbed& x) {
+        const int teams = std::min(x.teams, x.splits * x.sequences - x.first_team);
+        return {.grid = dim3(x.team * teams), .cooperative = true};
+    }
     static __device__ int arrivals_of_weights(const Absorbed&) { return kProductWarps + 1; }
     static __device__ void begin() { __syncthreads(); }
     static __device__ void end() {}
@@ -42,7 +44,7 @@ struct Blocks {
 
     /// A word's tag is the round of its slot, so it tells by itself that it is there, and needs no fence.
     __device__ uint64_t* words_of(const Absorbed& x, int slot) const {
-        return x.mail.words + int64_t(number) * x.mail.team_words + slot * x.n_heads * kMailWords;
+        return x.mail.words + int64_t(of_launch) * x.mail.team_words + slot * x.n_heads * kMailWords;
     }
     __device__ void send_weights(const Absorbed& x, const Ring& slot, int head, uint32_t pair, float shrink,
                                  int lane) const {
@@ -88,12 +90,12 @@ struct Blocks {
     }
 
     __device__ float* parts_of(const Absorbed& x, int slot, int owner) const {
-        return x.mail.parts + int64_t(number) * x.mail.team_parts +
+        return x.mail.parts + int64_t(of_launch) * x.mail.team_parts +
                (owner * kPartSlots + slot) * x.n_heads * kTileTokens;
     }
     __device__ uint32_t* count_of_parts(const Absorbed& x, int slot, int owner) const {
-        const int64_t count = int64_t(number) * x.mail.team_counts + owner * kPartSlots + slot;
-        return x.mail.counts + (1 + count) * (kCountBytes / sizeof(uint32_t));
+        const int64_t count = int64_t(of_launch) * x.mail.team_counts + owner * kPartSlots + slot;
+        return x.mail.counts + count * (kCountBytes / sizeof(uint32_t));
     }
     __device__ const float* own_parts(const Absorbed& x, int slot) const { return parts_of(x, slot, rank); }
     __device__ void parts_sent(const Absorbed& x, int slot, int lane) const {
@@ -110,8 +112,11 @@ struct Blocks {
 void absorbed_teams(const Device& device, const Absorbed& x) {
     const size_t bytes =
         reinterpret_cast<std::byte*>(x.mail.parts) - reinterpret_cast<std::byte*>(x.mail.counts);
-    check(cudaMemsetAsync(x.mail.counts, 0, bytes, device.stream), "emptying the mail of blocks");
-    start_team<Blocks>(device, x);
+    Absorbed some = x;
+    for (some.first_team = 0; some.first_team < x.splits * x.sequences; some.first_team += x.teams) {
+        check(cudaMemsetAsync(x.mail.counts, 0, bytes, device.stream), "emptying the mail of blocks");
+        start_team<Blocks>(device, some);
+    }
 }
 
 }  // namespace slimrt::cuda

@@ -1,6 +1,7 @@
 // Absorbed decode attention on sm_90a: a team is a cluster. Rows come by bulk copies; weights and partial
 // scores are written into the other blocks' shared memory, where barriers count them: an arrival for each
 // head, and for each warp of the scores.
+#include "kernels/cuda/absorbed.h"
 #include "kernels/cuda/absorbed_kernel.cuh"
 #include "kernels/cuda/ptx_sm90.cuh"
 
@@ -79,5 +80,28 @@ struct Cluster {
 }  // namespace
 
 void absorbed_clusters(const Device& device, const Absorbed& x) { start_team<Cluster>(device, x); }
+
+/// As driver and device say: groups of processors differ from device to device, and MIG has parts of them.
+void ask_for_clusters(Device& device) {
+    if (device.capability != kClusterCapability) return;
+    const auto* const kernel =
+        reinterpret_cast<const void*>(absorbed_kernel<Cluster, BrainOperand, 1, 5, false>);
+    allow(device.id, kernel, device.shared_bytes, true);
+    for (unsigned size = 1; size <= kMaxCluster; ++size) {
+        cudaLaunchAttribute cluster{};
+        cluster.id = cudaLaunchAttributeClusterDimension;
+        cluster.val.clusterDim = {size, 1, 1};
+        cudaLaunchConfig_t config{};
+        config.gridDim = dim3(size * unsigned(device.processors));
+        config.blockDim = dim3(kThreads<1>);
+        config.dynamicSmemBytes = device.shared_bytes;
+        config.attrs = &cluster;
+        config.numAttrs = 1;
+        int& most = device.clusters[size];
+        if (cudaOccupancyMaxActiveClusters(&most, kernel, &config) == cudaSuccess) continue;
+        cudaGetLastError();  // none fits
+        most = 0;
+    }
+}
 
 }  // namespace slimrt::cuda

@@ -50,27 +50,60 @@ int absorbed_heads(const Device& device, const AttentionArgs& args) {
     return 0;
 }
 
+void attend_absorbed(const Device& device, const AttentionArgs& args, const PlacedSequence* placed,
+                     int query_shift, SparseCounts* counts, std::byte* workspace) {
+    const int heads = absorbed_heads(device, args);
+    const bool single = most_queries(args) == 1;
+    for (int first = 0; first < args.n_heads; first += heads) {
+        const SomeHeads some(args, first, heads);
+        if (single)
+            absorbed(device, some.args(), placed, int(args.sequences.size()), query_shift, workspace);
+        else
+            absorbed_queries(device, some.args(), placed, query_shift, counts, workspace);
+    }
+}
+
+/// Of sequences that all have one query, or all several.
+void attend(const Device& device, const AttentionArgs& args, const PlacedSequence* placed, int query_shift,
+            SparseCounts* counts, std::byte* workspace) {
+    const auto view = [&] { return view_of(args, placed, query_shift, counts); };
+    switch (attention_kernel(device, args)) {
+        case AttentionKernel::absorbed:
+            return attend_absorbed(device, args, placed, query_shift, counts, workspace);
+        case AttentionKernel::decode:
+            return attention_decode(device, args, view(), workspace);
+        case AttentionKernel::prefill:
+            return attention_prefill(device, args, view(), workspace);
+        case AttentionKernel::general:
+            return attention_general(device, args, view(), workspace);
+    }
+}
+
 }  // namespace
+
+AttentionKernel attention_kernel(const Device& device, const AttentionArgs& args) {
+    if (absorbed_heads(device, args)) return AttentionKernel::absorbed;
+    if (decode_can(device, args)) return AttentionKernel::decode;
+    return prefill_can(device, args) ? AttentionKernel::prefill : AttentionKernel::general;
+}
 
 /// Parts of no call are larger, whatever its sequences.
 size_t attention_workspace(const Device& device, const AttentionArgs& args) {
     const int heads = absorbed_heads(device, args);
-    return std::max(kMaxPartBytes,
-                    heads ? absorbed_workspace(device, SomeHeads(args, 0, heads).args()) : size_t{0});
+    return heads ? absorbed_queries_workspace(device, SomeHeads(args, 0, heads).args()) : kMaxPartBytes;
 }
 
+/// One query beside others of a sequence would take a kernel for many: neighbours that are alike go together.
 void attention(const Device& device, const AttentionArgs& args, const PlacedSequence* placed, int query_shift,
                SparseCounts* counts, std::byte* workspace) {
-    if (args.sequences.empty() || most_queries(args) == 0) return;
-    if (const int heads = absorbed_heads(device, args)) {
-        for (int first = 0; first < args.n_heads; first += heads)
-            absorbed(device, SomeHeads(args, first, heads).args(), placed, query_shift, workspace);
-        return;
+    const auto all = args.sequences;
+    for (size_t first = 0, end = 0; first < all.size(); first = end) {
+        const bool single = all[first].n_queries == 1;
+        while (end < all.size() && (all[end].n_queries == 1) == single) ++end;
+        AttentionArgs alike = args;
+        alike.sequences = all.subspan(first, end - first);
+        if (most_queries(alike) > 0) attend(device, alike, placed + first, query_shift, counts, workspace);
     }
-    const AttentionView view = view_of(args, placed, query_shift, counts);
-    if (decode_can(device, args)) return attention_decode(device, args, view, workspace);
-    if (prefill_can(device, args)) return attention_prefill(device, args, view, workspace);
-    attention_general(device, args, view, workspace);
 }
 
 }  // namespace slimrt::cuda

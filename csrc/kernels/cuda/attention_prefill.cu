@@ -15,6 +15,7 @@ namespace {
 constexpr int kWarps = 4, kThreads = kWarps * 32;
 constexpr int kPairs = kWarps * 16;
 constexpr int kMaxDim = 256;
+constexpr int kManyRows = 64, kFewRows = 32;  // of a tile
 
 /// Where a block reads: the same for all its threads, so not in their registers.
 struct Sources {
@@ -166,11 +167,16 @@ void run_of(const Device& device, const AttentionArgs& args, const AttentionView
     const int dim = args.values[0].dim;
     if (dim <= 64) return run<exact, kRows, 8>(device, args, view, workspace);
     if (dim <= 128) return run<exact, kRows, 16>(device, args, view, workspace);
-    run<exact, 32, 32>(device, args, view, workspace);
+    run<exact, kFewRows, 32>(device, args, view, workspace);
 }
 
 bool is_exact(const AttentionArgs& args) {
     return args.scores[0].stored.dtype == DType::F32 || args.values[0].stored.dtype == DType::F32;
+}
+
+/// Of a tile, as run_of() has them.
+int rows_of(const AttentionArgs& args) {
+    return is_exact(args) || args.values[0].dim > 128 ? kFewRows : kManyRows;
 }
 
 bool aligned(const void* p, size_t stride) {
@@ -197,13 +203,13 @@ bool prefill_can(const Device& device, const AttentionArgs& args) {
     if (score.n_heads % args.values[0].n_heads || !can_read(score) || !can_read(args.values[0])) return false;
     const int n_rot = score.rope ? score.rope.n_rot : 0;
     if (n_rot % (score.rope.interleaved ? 8 : 16)) return false;
-    return shared_bytes(args, is_exact(args) ? 2 : 1, is_exact(args) ? 32 : 64) + 2048 <= device.shared_bytes;
+    return shared_bytes(args, is_exact(args) ? 2 : 1, rows_of(args)) + 2048 <= device.shared_bytes;
 }
 
 void attention_prefill(const Device& device, const AttentionArgs& args, const AttentionView& view,
                        std::byte* workspace) {
-    if (is_exact(args)) return run_of<true, 32>(device, args, view, workspace);
-    run_of<false, 64>(device, args, view, workspace);
+    if (is_exact(args)) return run_of<true, kFewRows>(device, args, view, workspace);
+    run_of<false, kManyRows>(device, args, view, workspace);
 }
 
 }  // namespace slimrt::cuda

@@ -91,6 +91,10 @@ int parts_for(const AttentionArgs& args, int64_t blocks, int64_t places, int mos
 
 int most_queries(const AttentionArgs& args);
 
+/// What attention() takes for sequences that all have one query, or all several: the first that can.
+enum class AttentionKernel { absorbed, decode, prefill, general };
+AttentionKernel attention_kernel(const Device& device, const AttentionArgs& args);
+
 // The kernels, and what each can do.
 void attention_general(const Device& device, const AttentionArgs& args, const AttentionView& view,
                        std::byte* workspace);

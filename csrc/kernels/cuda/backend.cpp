@@ -6,41 +6,49 @@
 #include "kernels/cuda/cuda_backend.h"
 
 namespace slimrt::cuda {
+namespace {
+
+// Beside a hundredth of the memory: for kernels that the driver loads when they first start, cuBLASLt,
+// graphs.
+constexpr uint64_t kOthersBytes = 300ull << 20;
+
+}  // namespace
 
 CudaBackend::CudaBackend(Device device, bool dry)
     : device_(std::move(device)), memory_(device_), small_(device_), staging_(device_) {
     if (dry) return;
-    check(cudaSetDevice(device_.id), "choosing the device");
+    const Current current(device_.id);
     check(cudaStreamCreateWithFlags(&device_.stream, cudaStreamNonBlocking), "making a stream");
     counts_ = small_.alloc(MemoryKind::scratch, sizeof(SparseCounts), "counts");
 }
 
 CudaBackend::~CudaBackend() {
     if (dry()) return;
+    int before = device_.id;
+    cudaGetDevice(&before);
     cudaSetDevice(device_.id);
     forget_graphs();
     cudaStreamSynchronize(device_.stream);
     cudaStreamDestroy(device_.stream);
+    cudaSetDevice(before);
 }
 
 std::string CudaBackend::description() const { return concat("cuda ", device_.id, ", ", device_.name); }
 
-bool CudaBackend::ready() const {
-    check(cudaSetDevice(device_.id), "choosing the device");
-    return !dry();
-}
+Current CudaBackend::ready() const { return Current(device_.id, !dry()); }
 
 Buffer CudaBackend::alloc(MemoryKind kind, size_t bytes, const char* what) {
     assert(!recording_);
-    ready();
+    const Current current = ready();
     return memory_.alloc(kind, bytes, what);
 }
 
 uint64_t CudaBackend::available() const {
     size_t available = 0, total = 0;
-    check(cudaSetDevice(device_.id), "choosing the device");
+    const Current current = ready();
     check(cudaMemGetInfo(&available, &total), "asking for the free memory");
-    return available;
+    const uint64_t others = kOthersBytes + total / 100;
+    return available > others ? available - others : 1;
 }
 
 void CudaBackend::require_no_recording() const {
@@ -48,7 +56,8 @@ void CudaBackend::require_no_recording() const {
 }
 
 void CudaBackend::send(void* to, const void* from, size_t bytes) {
-    if (bytes == 0 || !ready()) return;
+    const Current current = ready();
+    if (bytes == 0 || !current) return;
     require_no_recording();
     staging_.copy(to, from, bytes);
 }
@@ -56,7 +65,8 @@ void CudaBackend::send(void* to, const void* from, size_t bytes) {
 void CudaBackend::upload(Tensor to, const void* from, size_t bytes) { send(to.data, from, bytes); }
 
 void CudaBackend::download(void* to, Tensor from, size_t bytes) {
-    if (!ready()) return;
+    const Current current = ready();
+    if (!current) return;
     require_no_recording();
     check(cudaMemcpyAsync(to, from.data, bytes, cudaMemcpyDefault, device_.stream), "copying");
     staging_.wait();
@@ -75,15 +85,15 @@ std::byte* CudaBackend::workspace_of(size_t bytes) {
 }
 
 void CudaBackend::gather(Tensor table, Tensor ids, Tensor out) {
-    if (ready()) cuda::gather(device_, table, ids, out);
+    if (const Current current = ready()) cuda::gather(device_, table, ids, out);
 }
 
 void CudaBackend::norm(NormKind kind, Tensor x, Tensor weight, Tensor bias, float eps, Tensor out) {
-    if (ready()) cuda::norm(device_, kind, x, weight, bias, eps, out);
+    if (const Current current = ready()) cuda::norm(device_, kind, x, weight, bias, eps, out);
 }
 
 void CudaBackend::inverse_rms(Tensor x, float eps, Tensor out) {
-    if (ready()) cuda::inverse_rms(device_, x, eps, out);
+    if (const Current current = ready()) cuda::inverse_rms(device_, x, eps, out);
 }
 
 void CudaBackend::linear(Tensor x, std::span<const Product> products) { multiply(x, 1, products); }
@@ -94,67 +104,68 @@ void CudaBackend::linear_per_head(Tensor x, Tensor weight, int n_heads, Tensor o
 }
 
 void CudaBackend::multiply(Tensor x, int n_heads, std::span<const Product> products) {
-    const bool real = ready();  // libraries too ask for the device when they are opened, so when planning
+    const Current real = ready();  // libraries too ask for the device when they are opened, so when planning
     std::byte* const workspace = workspace_of(linear_workspace(device_, x, n_heads, products));
     if (real) cuda::linear(device_, x, n_heads, products, workspace);
 }
 
 void CudaBackend::rope(Tensor x, int n_heads, const Rope& rope, Tensor positions) {
-    if (ready()) cuda::rope(device_, x, n_heads, rope, positions);
+    if (const Current current = ready()) cuda::rope(device_, x, n_heads, rope, positions);
 }
 
 void CudaBackend::activate(Activation kind, Tensor x) {
-    if (ready()) cuda::activate(device_, kind, x);
+    if (const Current current = ready()) cuda::activate(device_, kind, x);
 }
 
 void CudaBackend::gate(Activation kind, Tensor gate, Tensor up) {
-    if (ready()) cuda::gate(device_, kind, gate, up);
+    if (const Current current = ready()) cuda::gate(device_, kind, gate, up);
 }
 
 void CudaBackend::add(Tensor x, Tensor y) {
-    if (ready()) cuda::add(device_, x, y);
+    if (const Current current = ready()) cuda::add(device_, x, y);
 }
 
 void CudaBackend::multiply(Tensor x, Tensor y, Tensor out) {
-    if (ready()) cuda::multiply(device_, x, y, out);
+    if (const Current current = ready()) cuda::multiply(device_, x, y, out);
 }
 
 void CudaBackend::scale(Tensor x, float factor) {
-    if (ready()) cuda::scale(device_, x, factor);
+    if (const Current current = ready()) cuda::scale(device_, x, factor);
 }
 
 void CudaBackend::clamp(Tensor x, float limit) {
-    if (ready()) cuda::clamp(device_, x, limit);
+    if (const Current current = ready()) cuda::clamp(device_, x, limit);
 }
 
 void CudaBackend::gate_heads(Tensor x, Tensor by) {
-    if (ready()) cuda::gate_heads(device_, x, by);
+    if (const Current current = ready()) cuda::gate_heads(device_, x, by);
 }
 
 void CudaBackend::route(const Router& router, Tensor scores, Tensor bias, Tensor ids, Tensor shares) {
-    if (ready()) cuda::route(device_, router, scores, bias, ids, shares);
+    if (const Current current = ready()) cuda::route(device_, router, scores, bias, ids, shares);
 }
 
 void CudaBackend::experts(Activation kind, const Experts& experts, Tensor x, Tensor ids, Tensor shares,
                           Tensor out) {
     std::byte* const workspace = workspace_of(experts_workspace(experts, x, ids));
-    if (ready()) cuda::experts(device_, kind, experts, x, ids, shares, out, workspace);
+    if (const Current current = ready())
+        cuda::experts(device_, kind, experts, x, ids, shares, out, workspace);
 }
 
 void CudaBackend::reweigh(Tensor x, Tensor before, Tensor after) {
-    if (ready()) cuda::reweigh(device_, x, before, after);
+    if (const Current current = ready()) cuda::reweigh(device_, x, before, after);
 }
 
 void CudaBackend::quantize_dequantize(Tensor x, DType dtype, int heads, Tensor out) {
-    if (ready()) cuda::round(device_, x, dtype, heads, out);
+    if (const Current current = ready()) cuda::round(device_, x, dtype, heads, out);
 }
 
 void CudaBackend::store(Tensor x, const Slots& slots) {
-    if (ready()) cuda::store(device_, x, slots);
+    if (const Current current = ready()) cuda::store(device_, x, slots);
 }
 
 void CudaBackend::unfold(Tensor x, int64_t stride, int64_t padding, Tensor out) {
-    if (ready()) cuda::unfold(device_, x, stride, padding, out);
+    if (const Current current = ready()) cuda::unfold(device_, x, stride, padding, out);
 }
 
 const int32_t* CudaBackend::table_of(const Rows& rows, const int32_t* table, int64_t end) {
@@ -178,17 +189,20 @@ const int32_t* CudaBackend::table_of(const Rows& rows, const int32_t* table, int
 }
 
 void CudaBackend::load(const Rows& rows, const int32_t* table, int64_t begin, int64_t end, Tensor out) {
-    if (ready()) cuda::load(device_, rows, table_of(rows, table, end), begin, end, out);
+    if (const Current current = ready())
+        cuda::load(device_, rows, table_of(rows, table, end), begin, end, out);
 }
 
 void CudaBackend::recode(const Rows& from, const int32_t* table, int64_t begin, int64_t end,
                          const Slots& to) {
-    if (ready()) cuda::recode(device_, from, table_of(from, table, end), begin, end, to);
+    if (const Current current = ready())
+        cuda::recode(device_, from, table_of(from, table, end), begin, end, to);
 }
 
 void CudaBackend::attention(const AttentionArgs& args) {
     std::byte* const workspace = workspace_of(attention_workspace(device_, args));
-    if (!ready() || args.sequences.empty()) return;
+    const Current current = ready();
+    if (!current || args.sequences.empty()) return;
     int first = args.sequences[0].uploaded;
     const bool placed = first >= 0;
     if (!placed) {
@@ -207,7 +221,8 @@ void CudaBackend::attention(const AttentionArgs& args) {
 
 SparseCounts CudaBackend::sparse_counts() const {
     SparseCounts counts;
-    if (!ready()) return counts;
+    const Current current = ready();
+    if (!current) return counts;
     check(cudaMemcpyAsync(&counts, counts_.data.get(), sizeof counts, cudaMemcpyDefault, device_.stream),
           "copying");
     check(cudaStreamSynchronize(device_.stream), "waiting for results");

@@ -7,10 +7,7 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <memory>
 #include <string_view>
-
-#include "core/error.h"
 
 namespace slimrt::cuda {
 
@@ -32,16 +29,14 @@ struct HeuristicResult {  // cublasLtMatmulHeuristicResult_t
     int reserved[4];
 };
 
-void must(Status status, const char* what) {
-    if (status != 0)
-        fail(ErrorCode::device, "cuBLASLt failed at ", what, " (status ", status,
-             "); SLIMRT_CUBLASLT=0 does without it");
-}
-
 uint32_t alignment_of(const void* p) {
     constexpr uintptr_t most = 256;
     const uintptr_t address = reinterpret_cast<uintptr_t>(p);
     return static_cast<uint32_t>(std::min(most, address & (~address + 1)));
+}
+
+uint32_t least_alignment(const LtProduct& p) {
+    return std::min({alignment_of(p.weight), alignment_of(p.x), alignment_of(p.out)});
 }
 
 }  // namespace
@@ -65,33 +60,31 @@ struct CublasLt::Calls {
                        void* d, void* d_layout, const void* algorithm, void* workspace,
                        size_t workspace_bytes, void* stream);
 
-    explicit Calls(void* library) {
+    /// Whether the library has them all.
+    bool find_in(void* library) {
         const auto find = [library](auto& call, const char* name) {
             call = reinterpret_cast<std::remove_reference_t<decltype(call)>>(dlsym(library, name));
-            if (!call)
-                fail(ErrorCode::device, "the cuBLASLt library has no ", name,
-                     "; SLIMRT_CUBLASLT=0 does without it");
+            return call != nullptr;
         };
-        find(create, "cublasLtCreate");
-        find(destroy, "cublasLtDestroy");
-        find(create_product, "cublasLtMatmulDescCreate");
-        find(destroy_product, "cublasLtMatmulDescDestroy");
-        find(set_product, "cublasLtMatmulDescSetAttribute");
-        find(create_layout, "cublasLtMatrixLayoutCreate");
-        find(destroy_layout, "cublasLtMatrixLayoutDestroy");
-        find(set_layout, "cublasLtMatrixLayoutSetAttribute");
-        find(create_preference, "cublasLtMatmulPreferenceCreate");
-        find(destroy_preference, "cublasLtMatmulPreferenceDestroy");
-        find(set_preference, "cublasLtMatmulPreferenceSetAttribute");
-        find(ask, "cublasLtMatmulAlgoGetHeuristic");
-        find(multiply, "cublasLtMatmul");
+        return find(create, "cublasLtCreate") && find(destroy, "cublasLtDestroy") &&
+               find(create_product, "cublasLtMatmulDescCreate") &&
+               find(destroy_product, "cublasLtMatmulDescDestroy") &&
+               find(set_product, "cublasLtMatmulDescSetAttribute") &&
+               find(create_layout, "cublasLtMatrixLayoutCreate") &&
+               find(destroy_layout, "cublasLtMatrixLayoutDestroy") &&
+               find(set_layout, "cublasLtMatrixLayoutSetAttribute") &&
+               find(create_preference, "cublasLtMatmulPreferenceCreate") &&
+               find(destroy_preference, "cublasLtMatmulPreferenceDestroy") &&
+               find(set_preference, "cublasLtMatmulPreferenceSetAttribute") &&
+               find(ask, "cublasLtMatmulAlgoGetHeuristic") && find(multiply, "cublasLtMatmul");
     }
 };
 
-/// The library's objects that describe a product, as long as a call needs them.
+/// The library's objects that describe a product, as long as a call needs them; `good`: all were made.
 struct CublasLt::Descriptions {
     using Object = std::unique_ptr<void, Status (*)(void*)>;
     Object product, weight, x, out;
+    bool good;
 
     Descriptions(const Calls& calls, const LtProduct& p)
         : product(nullptr, calls.destroy_product),
@@ -99,33 +92,33 @@ struct CublasLt::Descriptions {
           x(nullptr, calls.destroy_layout),
           out(nullptr, calls.destroy_layout) {
         void* made = nullptr;
-        must(calls.create_product(&made, kComputeF32, kRealF32), "describing a product");
-        product.reset(made);
         const int32_t transposed = kTransposed;
-        must(calls.set_product(made, kTransposeA, &transposed, sizeof transposed), "describing a product");
+        good = calls.create_product(&made, kComputeF32, kRealF32) == 0;
+        product.reset(made);
+        good = good && calls.set_product(made, kTransposeA, &transposed, sizeof transposed) == 0;
         const int type = p.brain ? kRealBF16 : kRealF16;
-        weight.reset(layout(calls, type, p.k, p.m, p.weight_stride, p.heads, p.m * p.weight_stride));
-        x.reset(layout(calls, type, p.k, p.n, p.x_stride, p.heads, p.x_step));
-        out.reset(layout(calls, kRealF32, p.m, p.n, p.out_stride, p.heads, p.out_step));
+        good = good &&
+               lay_out(calls, weight, type, p.k, p.m, p.weight_stride, p.heads, p.m * p.weight_stride) &&
+               lay_out(calls, x, type, p.k, p.n, p.x_stride, p.heads, p.x_step) &&
+               lay_out(calls, out, kRealF32, p.m, p.n, p.out_stride, p.heads, p.out_step);
     }
 
-    static void* layout(const Calls& calls, int type, int rows, int columns, int64_t stride, int32_t heads,
-                        int64_t step) {
-        Object made(nullptr, calls.destroy_layout);
-        void* raw = nullptr;
-        must(calls.create_layout(&raw, type, uint64_t(rows), uint64_t(columns), stride),
-             "describing a matrix");
-        made.reset(raw);
-        must(calls.set_layout(raw, kBatchCount, &heads, sizeof heads), "describing a matrix");
-        must(calls.set_layout(raw, kBatchOffset, &step, sizeof step), "describing a matrix");
-        return made.release();
+    static bool lay_out(const Calls& calls, Object& to, int type, int rows, int columns, int64_t stride,
+                        int32_t heads, int64_t step) {
+        void* made = nullptr;
+        if (calls.create_layout(&made, type, uint64_t(rows), uint64_t(columns), stride) != 0) return false;
+        to.reset(made);
+        return calls.set_layout(made, kBatchCount, &heads, sizeof heads) == 0 &&
+               calls.set_layout(made, kBatchOffset, &step, sizeof step) == 0;
     }
 };
 
-CublasLt::CublasLt(void* library) {
-    static const Calls calls(library);
-    calls_ = &calls;
-    must(calls_->create(&handle_), "starting");
+std::unique_ptr<CublasLt> CublasLt::open(void* library) {
+    static Calls calls;
+    static const bool found = calls.find_in(library);
+    void* handle = nullptr;
+    if (!found || calls.create(&handle) != 0) return nullptr;
+    return std::unique_ptr<CublasLt>(new CublasLt(calls, handle));
 }
 
 CublasLt::~CublasLt() { calls_->destroy(handle_); }
@@ -136,58 +129,92 @@ bool CublasLt::fits(const LtProduct& p) {
            p.x_step % kHalves == 0 && alignment_of(p.weight) >= 16 && alignment_of(p.x) >= 16;
 }
 
-CublasLt::Algorithm CublasLt::algorithm_of(const LtProduct& p, const Descriptions& descriptions) const {
-    const uint32_t alignment[4] = {alignment_of(p.weight), alignment_of(p.x), alignment_of(p.out),
-                                   alignment_of(p.out)};
-    const Key key(p.brain, p.m, p.n, p.k, p.heads, p.weight_stride, p.x_stride, p.out_stride,
-                  static_cast<int>(std::min({alignment[0], alignment[1], alignment[2]})));
-    const std::lock_guard lock(mutex_);
-    if (const auto known = algorithms_.find(key); known != algorithms_.end()) return known->second;
+CublasLt::Key CublasLt::key_of(const LtProduct& p) {
+    return {
+        p.brain, p.m, p.n, p.k, p.heads, p.weight_stride, p.x_stride, p.out_stride, int(least_alignment(p))};
+}
+
+std::optional<CublasLt::Algorithm> CublasLt::ask(const LtProduct& p, const Descriptions& descriptions) const {
     void* raw = nullptr;
-    must(calls_->create_preference(&raw), "asking for an algorithm");
+    if (calls_->create_preference(&raw) != 0) return std::nullopt;
     const Descriptions::Object preference(raw, calls_->destroy_preference);
     const uint64_t workspace = kWorkspace;
-    must(calls_->set_preference(raw, kMaxWorkspace, &workspace, sizeof workspace), "asking for an algorithm");
-    const uint32_t least = std::min({alignment[0], alignment[1], alignment[2]});
+    bool good = calls_->set_preference(raw, kMaxWorkspace, &workspace, sizeof workspace) == 0;
+    const uint32_t least = least_alignment(p);
     for (int matrix = kAlignmentA; matrix <= kAlignmentD; ++matrix)
-        must(calls_->set_preference(raw, matrix, &least, sizeof least), "asking for an algorithm");
+        good = good && calls_->set_preference(raw, matrix, &least, sizeof least) == 0;
     HeuristicResult result{};
     int found = 0;
-    must(calls_->ask(handle_, descriptions.product.get(), descriptions.weight.get(), descriptions.x.get(),
-                     descriptions.out.get(), descriptions.out.get(), raw, 1, &result, &found),
-         "asking for an algorithm");
-    if (found < 1 || result.state != 0) must(result.state ? result.state : -1, "finding an algorithm");
+    good = good &&
+           calls_->ask(handle_, descriptions.product.get(), descriptions.weight.get(), descriptions.x.get(),
+                       descriptions.out.get(), descriptions.out.get(), raw, 1, &result, &found) == 0;
+    if (!good || found < 1 || result.state != 0) return std::nullopt;
     Algorithm algorithm;
     std::copy(std::begin(result.algorithm), std::end(result.algorithm), algorithm.data);
-    return algorithms_.emplace(key, algorithm).first->second;
+    return algorithm;
 }
 
-void CublasLt::multiply(const LtProduct& p, void* workspace, void* stream) const {
+bool CublasLt::multiply(const LtProduct& p, void* workspace, void* stream) const {
+    const std::lock_guard lock(mutex_);
+    const auto [known, is_new] = algorithms_.try_emplace(key_of(p));
+    std::optional<Algorithm>& algorithm = known->second;
+    if (!is_new && !algorithm) return false;
     const Descriptions descriptions(*calls_, p);
-    const Algorithm algorithm = algorithm_of(p, descriptions);
+    if (is_new && descriptions.good) algorithm = ask(p, descriptions);
     const float one = 1, zero = 0;
-    must(calls_->multiply(handle_, descriptions.product.get(), &one, p.weight, descriptions.weight.get(), p.x,
-                          descriptions.x.get(), &zero, p.out, descriptions.out.get(), p.out,
-                          descriptions.out.get(), algorithm.data, workspace, kWorkspace, stream),
-         "a product");
+    if (algorithm &&
+        calls_->multiply(handle_, descriptions.product.get(), &one, p.weight, descriptions.weight.get(), p.x,
+                         descriptions.x.get(), &zero, p.out, descriptions.out.get(), p.out,
+                         descriptions.out.get(), algorithm->data, workspace, kWorkspace, stream) != 0)
+        algorithm.reset();
+    return algorithm.has_value();
 }
+
+namespace {
+
+std::vector<std::string>& places() {
+    static std::vector<std::string> of_libraries = {"libcublasLt.so.13", "libcublasLt.so.12"};
+    return of_libraries;
+}
+
+struct Library {
+    void* opened = nullptr;
+    std::string name;
+};
+
+const Library& library() {
+    static const Library found = []() -> Library {
+        const char* const wanted = std::getenv("SLIMRT_CUBLASLT");
+        if (wanted && std::string_view(wanted) == "0") return {};
+        for (const std::string& name : places())
+            if (void* const opened = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL)) return {opened, name};
+        return {};
+    }();
+    return found;
+}
+
+}  // namespace
 
 const CublasLt* cublas_lt(int device) {
-    static void* const library = []() -> void* {
-        const char* const wanted = std::getenv("SLIMRT_CUBLASLT");
-        if (wanted && std::string_view(wanted) == "0") return nullptr;
-        for (const char* name : {"libcublasLt.so.13", "libcublasLt.so.12"})
-            if (void* const found = dlopen(name, RTLD_NOW | RTLD_LOCAL)) return found;
-        return nullptr;
-    }();
-    if (!library) return nullptr;
+    if (!library().opened) return nullptr;
     static std::mutex mutex;
     // Never destroyed: when the process ends, the driver may have gone before.
     static auto& of_devices = *new std::map<int, std::unique_ptr<CublasLt>>;
     const std::lock_guard lock(mutex);
-    std::unique_ptr<CublasLt>& own = of_devices[device];
-    if (!own) own = std::make_unique<CublasLt>(library);
-    return own.get();
+    const auto [own, is_new] = of_devices.try_emplace(device);
+    if (is_new) own->second = CublasLt::open(library().opened);
+    return own->second.get();
 }
 
 }  // namespace slimrt::cuda
+
+namespace slimrt {
+
+void look_for_cublas_lt(std::vector<std::string> files) {
+    std::vector<std::string>& all = cuda::places();
+    all.insert(all.end(), files.begin(), files.end());
+}
+
+std::string cublas_lt_library() { return cuda::library().name; }
+
+}  // namespace slimrt

@@ -5,8 +5,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
+#include <optional>
+#include <string>
 #include <tuple>
+#include <vector>
 
 namespace slimrt::cuda {
 
@@ -25,14 +29,15 @@ class CublasLt {
     /// Bytes of workspace, at a multiple of 256; what the library's makers advise for Hopper.
     static constexpr size_t kWorkspace = size_t(32) << 20;
 
-    /// For the current device; throws Error{device}, later too.
-    explicit CublasLt(void* library);
+    /// For the current device; nullptr where the library does not start there.
+    static std::unique_ptr<CublasLt> open(void* library);
     ~CublasLt();
     CublasLt(const CublasLt&) = delete;
 
     /// Whether the library is of use: 16-byte rows, which its fast kernels need.
     static bool fits(const LtProduct& product);
-    void multiply(const LtProduct& product, void* workspace, void* stream) const;
+    /// Whether it multiplied. What it once could not, it is not asked again.
+    bool multiply(const LtProduct& product, void* workspace, void* stream) const;
 
   private:
     struct Calls;
@@ -41,12 +46,14 @@ class CublasLt {
     struct Algorithm {
         uint64_t data[8];
     };
-    Algorithm algorithm_of(const LtProduct& product, const Descriptions& descriptions) const;
+    CublasLt(const Calls& calls, void* handle) : calls_(&calls), handle_(handle) {}
+    static Key key_of(const LtProduct& product);
+    std::optional<Algorithm> ask(const LtProduct& product, const Descriptions& descriptions) const;
 
     const Calls* calls_;
     void* handle_ = nullptr;
     mutable std::mutex mutex_;
-    mutable std::map<Key, Algorithm> algorithms_;
+    mutable std::map<Key, std::optional<Algorithm>> algorithms_;
 };
 
 /// The library's for the current device, whose number is `device`; nullptr when there is none, or the
@@ -54,3 +61,12 @@ class CublasLt {
 const CublasLt* cublas_lt(int device);
 
 }  // namespace slimrt::cuda
+
+namespace slimrt {
+
+/// Files that the library may be besides where the system's loader looks; before a device multiplies first.
+void look_for_cublas_lt(std::vector<std::string> files);
+/// The file that CUDA devices multiply prompts with; empty: their own kernels do, slower.
+std::string cublas_lt_library();
+
+}  // namespace slimrt

@@ -81,8 +81,8 @@ class CudaBackend final : public Backend {
     void require_no_recording() const;
     void record(Graph& graph, const std::function<void()>& body);
     void forget_graphs();
-    /// Makes the device this thread's own. Whether there is something to be done: not when dry.
-    bool ready() const;
+    /// True where there is something to be done: not when dry.
+    Current ready() const;
     std::byte* workspace_of(size_t bytes);
 
     Device device_;

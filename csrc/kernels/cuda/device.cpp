@@ -1,6 +1,7 @@
 #include "kernels/cuda/device.h"
 
 #include "core/error.h"
+#include "kernels/cuda/absorbed.h"
 #include "kernels/cuda/cuda_backend.h"
 
 namespace slimrt {
@@ -62,6 +63,8 @@ std::unique_ptr<Backend> open_cuda_backend(int id, bool dry) {
     if (device.capability < cuda::kMinCapability)
         fail(ErrorCode::unsupported, device.name, " has compute capability ", device.capability / 10, ".",
              device.capability % 10, ", slimrt needs 8.0 or newer");
+    const cuda::Current current(id);
+    cuda::ask_for_clusters(device);
     return std::make_unique<cuda::CudaBackend>(std::move(device), dry);
 }
 

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime.h>
 
+#include <array>
 #include <cstddef>
 #include <string>
 #include <utility>
@@ -12,20 +13,47 @@ namespace slimrt::cuda {
 /// Throws Error{device} that says what was being done.
 void check(cudaError_t result, const char* what);
 
+inline constexpr int kMaxCluster = 16;
+
+/// What plans are made of: nothing is asked of the device for them later.
 struct Device {
     int id = 0;
     int capability = 0;       // 90: sm_90
     int processors = 0;       // streaming multiprocessors
     size_t shared_bytes = 0;  // that one block may have
     size_t l2_bytes = 0;
+    std::array<int, kMaxCluster + 1>
+        clusters{};  // of so many blocks, each a processor's all: how many at once
     std::string name;
     cudaStream_t stream = nullptr;  // none: planning
 };
 
+/// Makes a device this thread's own, as long as it lives: what others in the thread have chosen (PyTorch)
+/// stays theirs.
+class Current {
+  public:
+    explicit Current(int device, bool real = true) : real_(real) {
+        check(cudaGetDevice(&before_), "asking for the current device");
+        if (before_ != device) check(cudaSetDevice(device), "choosing the device");
+        changed_ = before_ != device;
+    }
+    ~Current() {
+        if (changed_) cudaSetDevice(before_);
+    }
+    Current(const Current&) = delete;
+    Current& operator=(const Current&) = delete;
+    explicit operator bool() const { return real_; }
+
+  private:
+    int before_ = 0;
+    bool real_, changed_ = false;
+};
+
 struct Shape {
     dim3 grid, block;
-    size_t shared_bytes = 0;  // dynamic
-    unsigned cluster = 1;     // blocks of a cluster, along x
+    size_t shared_bytes = 0;   // dynamic
+    unsigned cluster = 1;      // blocks of a cluster, along x
+    bool cooperative = false;  // all blocks run at once, or the launch fails
 };
 
 /// Lets a kernel have so much dynamic shared memory and, if `large_cluster`, clusters of more than 8 blocks.
@@ -39,17 +67,21 @@ void launch(const Device& device, void (*kernel)(Params...), const Shape& shape,
     const bool large_cluster = shape.cluster > kPortableCluster;
     if (shape.shared_bytes > kUnasked || large_cluster)
         allow(device.id, reinterpret_cast<const void*>(kernel), shape.shared_bytes, large_cluster);
-    cudaLaunchAttribute cluster{};
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = shape.cluster;
-    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+    cudaLaunchAttribute attribute{};
+    if (shape.cooperative) {
+        attribute.id = cudaLaunchAttributeCooperative;
+        attribute.val.cooperative = 1;
+    } else {
+        attribute.id = cudaLaunchAttributeClusterDimension;
+        attribute.val.clusterDim = {shape.cluster, 1, 1};
+    }
     cudaLaunchConfig_t config{};
     config.gridDim = shape.grid;
     config.blockDim = shape.block;
     config.dynamicSmemBytes = shape.shared_bytes;
     config.stream = device.stream;
-    config.attrs = &cluster;
-    config.numAttrs = shape.cluster > 1 ? 1 : 0;
+    config.attrs = &attribute;
+    config.numAttrs = shape.cooperative || shape.cluster > 1 ? 1 : 0;
     check(cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...), "starting a kernel");
 }
 

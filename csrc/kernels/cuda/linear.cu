@@ -117,7 +117,7 @@ bool multiply_by_lt(const Device& device, const Group& group, const Rounded& x, 
     const auto fits = [&](const Part& part) { return CublasLt::fits(lt_product(group, part, x)); };
     if (!lt || !std::all_of(parts.begin(), parts.end(), fits)) return false;
     for (const Part& part : parts) {
-        lt->multiply(lt_product(group, part, x), workspace, device.stream);
+        if (!lt->multiply(lt_product(group, part, x), workspace, device.stream)) return false;
         const Shape shape{.grid = dim3(group.job.tokens * group.job.heads), .block = dim3(256)};
         launch(device, finish_kernel, shape, group.job, x.inverse, int(&part - group.job.parts));
     }

@@ -1,12 +1,13 @@
 // Products of up to eight tokens: as fast as the weights' bytes arrive, and nearly as exact as float32.
 //
-// A block takes 16 rows of the weight (32 where many are quantised) and its warps take turns at the chunks of
-// k, each alone: it copies the bytes of its chunk to shared memory, meanwhile splits x in a high and a low
-// 16-bit part (f16: 22 bits of a float, after a power of two per token and chunk; bf16: 16 bits), and
-// multiplies rows by tokens with mma, whose cost does not depend on how many of the eight columns are tokens.
-// Codes are exact in f16; scales multiply the f32 sums of their groups. In the end the warps' sums are added
-// in order. A warp does not copy ahead: the 24 warps of a multiprocessor have enough on the way among them
-// (24 KB on each of 132 multiprocessors hold 4.3 TB/s up).
+// A block takes 16 rows of the weight (32 where many are quantised) and its eight chains of sums take turns
+// at the chunks of k, each alone, a warp's or, where shared memory has no room for eight, two of a warp's: it
+// copies the bytes of its chunk to shared memory, meanwhile splits x in a high and a low 16-bit part (f16: 22
+// bits of a float, after a power of two per token and chunk; bf16: 16 bits), and multiplies rows by tokens
+// with mma, whose cost does not depend on how many of the eight columns are tokens. Codes are exact in f16;
+// scales multiply the f32 sums of their groups. In the end the chains are added in order. A warp does not
+// copy ahead: the 24 warps of a multiprocessor have enough on the way among them (24 KB on each of 132
+// multiprocessors hold 4.3 TB/s up).
 //
 // The order of a sum depends on k and the weight's type alone, so a token's result does not depend on the
 // other tokens or products.
@@ -18,7 +19,7 @@ namespace slimrt::cuda {
 
 namespace {
 
-constexpr int kWarps = 8;
+constexpr int kChains = 8;
 constexpr int kTop = 9;  // exponent that the largest magnitude gets: sums of 32 fit f16 then
 
 template <class W>
@@ -216,18 +217,18 @@ struct Chunk {
     }
 };
 
-/// Adds the warps' sums in order, and the bias, and writes out.
-template <int kTiles>
-__device__ void finish(const Job& job, const Tile& tile, const Sums<kTiles>& sums) {
+/// Adds the chains in order, and the bias, and writes out.
+template <int kTiles, int kWarps>
+__device__ void finish(const Job& job, const Tile& tile, const Sums<kTiles> (&sums)[kChains / kWarps]) {
     constexpr int kRows = 16 * kTiles;
     const int warp = threadIdx.x / kWarp, group = threadIdx.x % kWarp / 4, member = threadIdx.x % 4;
-    float* const all = reinterpret_cast<float*>(shared_memory());  // [warp, token, row]
+    float* const all = reinterpret_cast<float*>(shared_memory());  // [chain, token, row]
     __syncthreads();
 #pragma unroll
-    for (int t = 0; t < kTiles; ++t) {
-        for (int i = 0; i < 4; ++i) {
-            const int token = 2 * member + i % 2, row = 16 * t + group + i / 2 * 8;
-            all[(warp * kFewTokens + token) * kRows + row] = sums[t][i];
+    for (int c = 0; c < kChains / kWarps; ++c) {
+        for (int i = 0; i < 4 * kTiles; ++i) {
+            const int token = 2 * member + i % 2, row = i / 4 * 16 + group + i % 4 / 2 * 8;
+            all[((warp + c * kWarps) * kFewTokens + token) * kRows + row] = sums[c][i / 4][i % 4];
         }
     }
     __syncthreads();
@@ -235,20 +236,19 @@ __device__ void finish(const Job& job, const Tile& tile, const Sums<kTiles>& sum
         const int row = tile.row + i % kRows;
         if (row >= job.parts[tile.part].rows) continue;
         float sum = 0;
-        for (int w = 0; w < kWarps; ++w) sum += all[w * kFewTokens * kRows + i];
+        for (int c = 0; c < kChains; ++c) sum += all[c * kFewTokens * kRows + i];
         out_at(job, tile, i / kRows, row) = sum + bias_at(job, tile, row);
     }
 }
 
+/// One chain's sums: chunks chain, chain + kChains ...
 template <class W, int kTiles>
-__global__ void __launch_bounds__(kWarps* kWarp, 3) few_kernel(Job job, size_t row_bytes) {
+__device__ void add_chain(const Job& job, const Tile& tile, size_t row_bytes, int chain, unsigned char* own,
+                          Sums<kTiles>& sums) {
     using L = Layout<W, kTiles>;
-    const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, group = lane / 4, member = lane % 4;
-    const Tile tile = tile_at(job, blockIdx.x, L::kRows);
-    unsigned char* const own = shared_memory() + warp * L::bytes(job.tokens);
+    const int lane = threadIdx.x % kWarp, group = lane / 4, member = lane % 4;
     float* const inverse = reinterpret_cast<float*>(own + L::kInverseAt);
-    Sums<kTiles> sums{};
-    for (int first = warp * W::kChunk; first < job.k; first += kWarps * W::kChunk) {
+    for (int first = chain * W::kChunk; first < job.k; first += kChains * W::kChunk) {
         const size_t offset = size_t(first / W::kChunk) * W::kChunkBytes;
         const int k = min(job.k - first, W::kChunk);
         stage_rows<W>(own, job, tile, L::kRows, offset, row_bytes, lane, kWarp);
@@ -280,35 +280,40 @@ __global__ void __launch_bounds__(kWarps* kWarp, 3) few_kernel(Job job, size_t r
         }
         __syncwarp();
     }
-    finish<kTiles>(job, tile, sums);
 }
 
-template <class W, int kTiles>
-void start(const Device& device, const Job& job) {
+template <class W, int kTiles, int kWarps>
+__global__ void __launch_bounds__(kWarps* kWarp, 3 * kChains / kWarps) few_kernel(Job job, size_t row_bytes) {
     using L = Layout<W, kTiles>;
-    static constexpr size_t kFinish = size_t(4) * kWarps * kFewTokens * L::kRows;
-    const auto bytes = [](int tokens) { return std::max(kFinish, size_t(kWarps) * L::bytes(tokens)); };
-    int at_once = job.tokens;  // what shared memory has room for
-    while (at_once > 1 && bytes(at_once) > device.shared_bytes) at_once = divide_up(at_once, 2);
-    for (int first = 0; first < job.tokens; first += at_once) {
-        Job now = job;
-        now.tokens = std::min(at_once, job.tokens - first);
-        now.x += first * job.x_stride;
-        for (Part& part : now.parts) part.out += first * part.out_stride;
-        const Shape shape{.grid = dim3(tiles_of(job, L::kRows)),
-                          .block = dim3(kWarps * kWarp),
-                          .shared_bytes = bytes(now.tokens)};
-        launch(device, few_kernel<W, kTiles>, shape, now, W::row_bytes(job.k));
-    }
+    const int warp = threadIdx.x / kWarp;
+    const Tile tile = tile_at(job, blockIdx.x, L::kRows);
+    unsigned char* const own = shared_memory() + warp * L::bytes(job.tokens);
+    Sums<kTiles> sums[kChains / kWarps]{};
+#pragma unroll
+    for (int c = 0; c < kChains / kWarps; ++c)
+        add_chain<W, kTiles>(job, tile, row_bytes, warp + c * kWarps, own, sums[c]);
+    finish<kTiles, kWarps>(job, tile, sums);
 }
 
-/// Two tiles a warp where there are enough rows for all multiprocessors.
+/// Whether it was started: where shared memory has room for all tokens.
+template <class W, int kTiles, int kWarps>
+bool start(const Device& device, const Job& job) {
+    using L = Layout<W, kTiles>;
+    constexpr size_t kFinish = size_t(4) * kChains * kFewTokens * L::kRows;
+    const size_t bytes = std::max(kFinish, size_t(kWarps) * L::bytes(job.tokens));
+    if (bytes > device.shared_bytes) return false;
+    const Shape shape{
+        .grid = dim3(tiles_of(job, L::kRows)), .block = dim3(kWarps * kWarp), .shared_bytes = bytes};
+    launch(device, few_kernel<W, kTiles, kWarps>, shape, job, W::row_bytes(job.k));
+    return true;
+}
+
+/// Two tiles a warp where there are enough rows for all multiprocessors, and room.
 template <class W>
 void start_coded(const Device& device, const Job& job) {
-    if (tiles_of(job, 32) >= 2 * device.processors)
-        start<W, 2>(device, job);
-    else
-        start<W, 1>(device, job);
+    static_assert(4 * Layout<W, 1>::bytes(kFewTokens) <= 99 << 10, "the least that a device has");
+    const bool many = tiles_of(job, 32) >= 2 * device.processors;
+    (many && start<W, 2, 8>(device, job)) || start<W, 1, 8>(device, job) || start<W, 1, 4>(device, job);
 }
 
 }  // namespace
@@ -316,9 +321,11 @@ void start_coded(const Device& device, const Job& job) {
 void few_tokens(const Device& device, DType dtype, const Job& job) {
     switch (dtype) {
         case DType::F16:
-            return start<PlainWeight, 1>(device, job);
+            start<PlainWeight, 1, 8>(device, job);
+            return;
         case DType::BF16:
-            return start<BrainWeight, 1>(device, job);
+            start<BrainWeight, 1, 8>(device, job);
+            return;
         case DType::Q8_0:
             return start_coded<Q8_0Weight>(device, job);
         case DType::Q4_0:

@@ -41,7 +41,8 @@ void CudaBackend::put(Places& places, std::span<AttentionSequence* const> sequen
 }
 
 void CudaBackend::upload_sequences(std::span<const std::span<AttentionSequence>> lists) {
-    if (!ready()) return;
+    const Current current = ready();
+    if (!current) return;
     std::vector<AttentionSequence*> all;
     for (const std::span<AttentionSequence> list : lists)
         for (AttentionSequence& s : list) all.push_back(&s);
@@ -49,7 +50,8 @@ void CudaBackend::upload_sequences(std::span<const std::span<AttentionSequence>>
 }
 
 void CudaBackend::capture_and_replay(const std::string& shape, const std::function<void()>& body) {
-    if (!ready()) return body();
+    const Current current = ready();
+    if (!current) return body();
     const auto known = graphs_.find(shape);
     if (known == graphs_.end()) {
         body();  // what it allocates and loads, it has then

@@ -1,0 +1,165 @@
+// What the host decides for devices that are not at hand, before it starts a kernel: which one computes a
+// call's attention, on how many processors, how often weights are read, and whether the workspace that a plan
+// of one sequence measures suffices for many. Prints a table, which tests/emulated.sh holds against
+// tests/cuda_plans.txt; exits 1 where a rule is broken.
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "kernels/cuda/absorbed.h"
+#include "kernels/cuda/attention_view.h"
+
+using namespace slimrt;
+
+namespace slimrt::cuda {
+void check(cudaError_t result, const char* what) {
+    if (result != cudaSuccess) std::printf("failed: %s\n", what), std::exit(1);
+}
+}  // namespace slimrt::cuda
+
+namespace {
+
+using cuda::Device;
+
+int failures = 0;
+
+void require(bool good, const Device& device, const std::string& what) {
+    if (!good) std::fprintf(stderr, "FAIL %s: %s\n", device.name.c_str(), what.c_str()), ++failures;
+}
+
+struct Model {
+    const char* name;
+    const char* mode;  // kv, k, or e: whole rows for scores too
+    int heads, kv, dim;
+    DType type = DType::BF16;
+};
+constexpr Model kModels[] = {
+    {"7B", "k", 32, 32, 128},      {"13B", "k", 40, 40, 128},
+    {"70B-MHA", "k", 64, 64, 128}, {"head_dim 256", "kv", 8, 8, 256},
+    {"Qwen3", "kv", 32, 8, 128},   {"Whisper-large", "e", 20, 20, 64, DType::F16},
+};
+
+/// The tensors of a call are addresses that nobody reads.
+struct Call {
+    std::vector<AttentionSequence> sequences;
+    ScoreTerm score;
+    ValueTerm value;
+    AttentionArgs args;
+
+    Call(const Model& m, int n_sequences, int n_queries) {
+        const bool whole = m.mode != std::string("kv"), wide = m.mode == std::string("e");
+        const int width = m.kv * m.dim, tokens = n_sequences * n_queries;
+        auto* const there = reinterpret_cast<std::byte*>(uintptr_t{1} << 30);
+        const auto floats = [&](int64_t rows, int64_t columns) {
+            return Tensor(there, DType::F32, rows, columns);
+        };
+        const int stored = whole ? 1 : m.kv;
+        const Rows rows{.base = there,
+                        .dtype = m.type,
+                        .width = width,
+                        .heads = stored,
+                        .block_stride = head_bytes(m.type, width / stored, 32, 0).total() * stored,
+                        .block_tokens = 32};
+        for (int s = 0; s < n_sequences; ++s)
+            sequences.push_back(
+                {.query = s * n_queries, .n_queries = n_queries, .position = 4000, .end = 4000});
+        score = {.stored = rows,
+                 .fresh = floats(tokens, width),
+                 .n_heads = wide ? 1 : m.kv,
+                 .dim = wide ? width : m.dim,
+                 .q = floats(tokens, int64_t(m.heads) * (wide ? width : m.dim))};
+        if (m.mode == std::string("k")) score.rope = {floats(8192, m.dim), m.dim, true};
+        const int columns = whole ? width : m.dim;
+        value = {rows, floats(tokens, width), whole ? 1 : m.kv, columns,
+                 floats(tokens, int64_t(m.heads) * columns)};
+        args = {.sequences = sequences, .scores = {&score, 1}, .values = {&value, 1}, .n_heads = m.heads};
+    }
+    Call(const Call&) = delete;
+};
+
+void attention_rows(const Device& device) {
+    constexpr const char* kNames[] = {"absorbed", "decode", "prefill", "general"};
+    for (const Model& m : kModels) {
+        std::printf("%-12s %-13s %-2s", device.name.c_str(), m.name, m.mode);
+        const Call planned(m, 1, m.dim);
+        const size_t workspace = cuda::attention_workspace(device, planned.args);
+        for (const auto& [n_sequences, n_queries] : {std::pair{1, 1}, {64, 1}, {1, 5}}) {
+            const Call call(m, n_sequences, n_queries);
+            const auto kernel = cuda::attention_kernel(device, call.args);
+            std::printf("  %dx%d %s", n_sequences, n_queries, kNames[int(kernel)]);
+            // A block has at most 512 columns of the rows that all heads read, so Orin Nano has too few.
+            const bool too_wide = m.kv * m.dim > 512 * device.processors;
+            require((kernel == cuda::AttentionKernel::general) == too_wide, device,
+                    std::string(m.name) + ": " + kNames[int(kernel)]);
+            require(cuda::attention_workspace(device, call.args) <= workspace, device,
+                    std::string(m.name) + " needs more workspace than a plan knows");
+        }
+        std::printf("  %zu MiB", workspace >> 20);
+        if (const auto shape = cuda::absorbed_shape(device, planned.args))
+            std::printf("  %s of %d, %d at once, %d of %d processors", shape->mailed ? "teams" : "clusters",
+                        shape->team, shape->teams, shape->team * shape->teams, device.processors);
+        std::printf("\n");
+    }
+}
+
+/// How often weights of gate and up of a model of 8B are read: by as many kernels as are started.
+int passes(const Device& device, DType dtype, int tokens) {
+    auto* const there = reinterpret_cast<std::byte*>(uintptr_t{1} << 30);
+    const int rows = 14336, columns = 4096;
+    const Tensor x(there, DType::F32, tokens, columns), weight(there, dtype, rows, columns);
+    const Tensor out(there, DType::F32, tokens, rows);
+    const Product products[] = {{weight, {}, out}, {weight, {}, out}};
+    cudaGraph_t graph = nullptr;
+    size_t launches = 0;
+    cuda::check(cudaStreamBeginCapture(device.stream, cudaStreamCaptureModeThreadLocal), "recording");
+    cuda::linear(device, x, 1, products, nullptr);
+    cuda::check(cudaStreamEndCapture(device.stream, &graph), "recording");
+    cuda::check(cudaGraphGetNodes(graph, nullptr, &launches), "counting");
+    cuda::check(cudaGraphDestroy(graph), "forgetting");
+    return int(launches);
+}
+
+void weight_row(const Device& device) {
+    std::printf("%-12s weights are read by up to 8 tokens:", device.name.c_str());
+    for (const DType dtype : {DType::F16, DType::Q8_0, DType::Q4_0, DType::Q4_K, DType::Q6_K}) {
+        int most = 0;
+        for (int tokens = 1; tokens <= 8; ++tokens) most = std::max(most, passes(device, dtype, tokens));
+        std::printf("  %s %d", dtype_info(dtype).name, most);
+        require(most == 1, device, std::string(dtype_info(dtype).name) + " weights are read more than once");
+    }
+    std::printf("\n");
+}
+
+}  // namespace
+
+int main() {
+    cudaStream_t stream = nullptr;
+    cuda::check(cudaStreamCreate(&stream), "making a stream");
+    // groups: of processors, as cards may have them; where there are no clusters, one of all.
+    const auto device = [&](const char* name, int capability, size_t shared_kib, std::vector<int> groups) {
+        Device d{.capability = capability, .shared_bytes = shared_kib << 10, .name = name, .stream = stream};
+        for (const int processors : groups) {
+            d.processors += processors;
+            for (int size = 1; size <= cuda::kMaxCluster && capability == 90; ++size)
+                d.clusters[size] += processors / size;
+        }
+        return d;
+    };
+    for (const Device& d : {
+             device("H100 SXM", 90, 227, {16, 16, 16, 16, 16, 16, 18, 18}),
+             device("H100 PCIe", 90, 227, {14, 16, 16, 16, 16, 18, 18}),
+             device("H20", 90, 227, {10, 10, 10, 12, 12, 12, 12}),
+             device("A100", 80, 163, {108}),
+             device("RTX 3090", 86, 99, {82}),
+             device("RTX 4090", 89, 99, {128}),
+             device("RTX 5090", 120, 99, {170}),
+             device("Orin", 87, 163, {16}),
+             device("Orin Nano", 87, 163, {8}),
+         }) {
+        attention_rows(d);
+        weight_row(d);
+    }
+    return failures != 0;
+}

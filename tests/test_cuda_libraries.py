@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""cuBLASLt, which multiplies prompts on CUDA devices: where it is looked for, and what is said of it."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from conftest import CUDA_MISSING
+from slimrt import _core, core
+
+needs_device = pytest.mark.skipif(bool(CUDA_MISSING), reason=f"no CUDA device: {CUDA_MISSING}")
+
+
+@pytest.mark.unsanitized
+def test_cublaslt_of_wheels_is_found(monkeypatch, tmp_path):
+    """Of the newest version first; pip keeps them where no loader looks."""
+    wanted = [tmp_path / "nvidia" / "cu13" / "lib" / "libcublasLt.so.13"]
+    wanted += [tmp_path / "nvidia" / "cublas" / "lib" / "libcublasLt.so.12"]
+    for path in wanted:
+        path.parent.mkdir(parents=True)
+        path.touch()
+    monkeypatch.delitem(sys.modules, "nvidia", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    found = core._cublas_lt_of_pip()
+    assert [path for path in found if path.startswith(str(tmp_path))] == [str(path) for path in wanted]
+
+
+@pytest.mark.unsanitized
+@needs_device
+def test_doctor_says_what_multiplies_prompts(run, monkeypatch):
+    assert (_core.cublas_lt_library() or "pip install nvidia-cublas") in run("doctor", "-t", "1")[1]
+    monkeypatch.setenv("SLIMRT_CUBLASLT", "0")
+    assert "not used (SLIMRT_CUBLASLT=0)" in run("doctor", "-t", "1")[1]
