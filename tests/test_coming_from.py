@@ -29,6 +29,7 @@ FILES = {
     "tale-chat.gguf": ("chat/model.gguf", "chat/models/gemma-1.1-7b-it.Q4_K_M.gguf"),
     "tale-whisper.gguf": ("whisper.gguf", "models/ggml-base.en.bin", "models/ggml-base.en-q5_0.bin"),
     "digits.wav": ("audio.wav", "audio.mp3", "audio.flac", "japanese.wav", "samples/jfk.wav", "samples/gb0.wav"),
+    "tale-gqa.gguf": ("draft.gguf",),
     "tale-chronos.gguf": ("chronos.gguf",),
     "months.csv": ("data.csv",),
 }

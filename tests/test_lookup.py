@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 import slimrt
+from slimrt.cli.generate import timings_line
 from slimrt.errors import UnsupportedError
 from slimrt.generation import lookup
-from slimrt.generation.lookup import Lookup, LookupRun
+from slimrt.generation.drafts import DraftedRun
+from slimrt.generation.lookup import Lookup
 from slimrt.generation.loop import loop_of
 from slimrt.generation.options import Options
 from slimrt.generation.pace import Pace
@@ -44,7 +46,7 @@ def test_what_followed_last_time_is_guessed():
     assert known.guess(5) == []
 
 
-def made(model, prompt, **options) -> tuple[LookupRun, slimrt.Generation]:
+def made(model, prompt, **options) -> tuple[DraftedRun, slimrt.Generation]:
     run = model._run(prompt, Options(lookup=True, **options), options.get("seed", 0), None, 0.0)
     loop = loop_of(model._runtime)
     return run, loop.results([loop.submit(run.task(), meter=run.meter)])[0]
@@ -69,7 +71,8 @@ def test_the_tokens_are_those_that_come_without(model, options):
         pytest.importorskip("llguidance")
     plain = model.generate(STORY * 3, **options)
     run, guessed = made(model, STORY * 3, **options)
-    assert run.guessed > 0 or "stop" in options
+    assert run.drafted > 0 or "stop" in options
+    assert (plain.usage.drafted_tokens, plain.usage.accepted_tokens) == (0, 0)
     assert (guessed.tokens, guessed.text, guessed.finish_reason) == (plain.tokens, plain.text, plain.finish_reason)
     if options.get("logprobs"):
         assert [one.logprob for one in guessed.logprobs] == pytest.approx(
@@ -88,13 +91,13 @@ def test_in_every_mode(name, cache):
             {"max_tokens": 60, "temperature": 0, "ignore_eos": True},
         )
         run, guessed = made(model, prompt, **options)
-        assert run.guessed > 0 and guessed.tokens == model.generate(prompt, **options).tokens
+        assert run.drafted > 0 and guessed.tokens == model.generate(prompt, **options).tokens
 
 
 def test_rows_that_age_cannot_be_taken_back():
     with slimrt.Model(MODELS / "tale-llama.gguf", n_ctx=256, cache="kivi") as model:
         run, guessed = made(model, STORY * 2, max_tokens=40, temperature=0)
-        assert run.guessed == 0 and guessed.tokens == model.generate(STORY * 2, max_tokens=40, temperature=0).tokens
+        assert run.drafted == 0 and guessed.tokens == model.generate(STORY * 2, max_tokens=40, temperature=0).tokens
 
 
 def test_right_guesses_save_steps(model, monkeypatch):
@@ -108,7 +111,10 @@ def test_right_guesses_save_steps(model, monkeypatch):
         return logits
 
     run, result = made(model, ids * 2, max_tokens=len(ids) * 3, temperature=0, ignore_eos=True, logits_processor=again)
-    assert list(result.tokens) == ids * 3 and run.right > len(ids) and len(steps) < len(ids)
+    drafted, accepted = result.usage.drafted_tokens, result.usage.accepted_tokens
+    assert len(ids) * 3 - len(steps) == accepted <= drafted, "every token comes from a step or from a right guess"
+    assert f"({accepted} of {drafted} guesses right)" in timings_line(result)
+    assert list(result.tokens) == ids * 3 and run.accepted > len(ids) and len(steps) < len(ids)
 
 
 def test_a_session_holds_the_text_and_no_guesses(model):

@@ -43,7 +43,7 @@ def test_result(model):
     result = model.generate(PROMPT, max_tokens=7, seed=3)
     n = len(model.tokenize(PROMPT))
     assert (result.finish_reason, result.truncated, result.seed) == ("length", False, 3)
-    assert dataclasses.astuple(result.usage) == (n, 0, 7)
+    assert dataclasses.astuple(result.usage) == (n, 0, 7, 0, 0)
     assert len(result.tokens) == 7
     assert result.timings.ttft > 0 and result.timings.prefill_tok_s > 0 and result.timings.decode_tok_s > 0
     assert result.cache.bytes == (n + 6) * model.memory()["cache_bytes_per_token"]

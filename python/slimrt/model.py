@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, Self, Unpack
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from slimrt.cache.config import CacheChoice, CacheOptions
 from slimrt.cache.planner import Planner, resolve_device
+from slimrt.generation.draft_model import load_draft, refuse_aging
 from slimrt.generation.options import Options
 from slimrt.measure import score as _score
 from slimrt.modelfile.source import ModelSource
@@ -77,6 +79,10 @@ class Model(OpenAIMethods, Closing):
         calibration: for modes k+r, xr and lowrank where they are folded while loading: a text file like what the model
             is to read; None: a built-in English one; "none": the weights alone.
         memory_limit: bytes, or text like "6GiB"; None: what the machine has available.
+        draft_model: a smaller model with the same tokenizer, as path: it guesses what texts go on with, and several
+            guesses are checked in a step, as many as pay by what that takes and how many were right, none included. The
+            tokens are those that come without. For one answer to a prompt; its memory counts in memory_limit, and it is
+            closed with the model.
         on_overflow: what calls do at a full context that do not say it themselves, "error" or "shift": see generate.
         seed: makes the seeds of calls that give none reproducible.
         verbose: say on stderr what everything resolved to, and what logging's "slimrt" is told.
@@ -86,7 +92,8 @@ class Model(OpenAIMethods, Closing):
         FileNotFoundError: there is no such path.
         DownloadError: what a repository's name leads to cannot be fetched.
         ModelFormatError: the file is broken.
-        UnsupportedError: an architecture, tensor type, cache mode, cache type or device that slimrt does not have.
+        UnsupportedError: an architecture, tensor type, cache mode, cache type or device that slimrt does not have;
+            a draft_model with another tokenizer (it says what differs), or with rows that age.
         CacheUnsupportedError: a cache mode that is not legal for this model, said before anything slow begins; or one
             that loses too much of V.
         WontFitError: too little memory; its `options` would fit.
@@ -106,6 +113,7 @@ class Model(OpenAIMethods, Closing):
         n_threads: int | None = None,
         calibration: str | os.PathLike[str] | None = None,
         memory_limit: str | int | None = None,
+        draft_model: str | os.PathLike[str] | ModelSource | None = None,
         on_overflow: str = "error",
         seed: int | None = None,
         verbose: bool = False,
@@ -122,22 +130,35 @@ class Model(OpenAIMethods, Closing):
             if on_overflow != "error":
                 continues_texts(source)
             planner = Planner.of(source, memory_limit, n_seqs, n_batch, n_threads, device, cache_tokens)
-            source.n_ctx(n_ctx)  # checked before anything slow
-            self._runtime = _runtime.load(
-                source,
-                choice,
-                planner,
-                n_ctx=n_ctx,
-                memory_limit=0 if memory_limit is None else planner.limit,
-                show_progress=progress,
-                calibration=calibration,
-            )
+            wanted = source.n_ctx(n_ctx)  # checked before anything slow
+            draft = None if draft_model is None else load_draft(draft_model, source, planner, wanted, progress)
+            if draft is not None:
+                planner = replace(planner, limit=max(planner.limit - draft.taken, 1))
+            try:
+                self._runtime = _runtime.load(
+                    source,
+                    choice,
+                    planner,
+                    n_ctx=n_ctx,
+                    memory_limit=0 if memory_limit is None and draft is None else planner.limit,
+                    show_progress=progress,
+                    calibration=calibration,
+                )
+                if draft is not None:
+                    refuse_aging(self._runtime)
+            except BaseException:
+                if draft is not None:
+                    draft.close()
+                raise
+            self._runtime.draft = draft
             if n_ctx > source.n_ctx_train and not source.has_encoder:
                 note(
                     f"the context of {n_ctx} tokens is longer than the {source.n_ctx_train} that {source.name} was "
                     "trained on, and the model makes little sense of more"
                 )
             _runtime.describe(self._runtime, self.memory(), note if verbose else LOG.debug)
+            if draft is not None:
+                (note if verbose else LOG.debug)(f"{draft}")
         self._on_overflow, self._verbose = on_overflow, verbose
         self._seeds = random.Random(None if seed is None else whole("seed", seed))
 
@@ -177,8 +198,10 @@ class Model(OpenAIMethods, Closing):
         return self._runtime.n_vocab
 
     def info(self) -> dict[str, Any]:
-        """Sizes, device, threads and each layer's cache (mode, type, bytes_per_token, ...), as resolved."""
-        return dict(self._runtime.info)
+        """Sizes, device, threads and each layer's cache (mode, type, bytes_per_token, ...), as resolved; with a
+        draft_model what it is and takes: "draft", of name, n_ctx and bytes."""
+        draft = self._runtime.draft
+        return dict(self._runtime.info) | ({} if draft is None else {"draft": draft.info()})
 
     def memory(self) -> dict[str, int]:
         """Bytes: weights, derived, cache, scratch and total allocated, mapped, cache_bytes_per_token."""

@@ -37,11 +37,18 @@ class PerLayer:
 
 @dataclass(frozen=True)
 class Usage(Record):
-    """Counts of tokens. cached_tokens: the part of the prompt that a session already held."""
+    """Counts of tokens.
+
+    Attributes:
+        cached_tokens: the part of the prompt that a session already held.
+        drafted_tokens: guesses (`lookup`) that the model has checked. accepted_tokens: those that came true.
+    """
 
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from typing import Any, Unpack, overload
 from slimrt.errors import UnsupportedError
 from slimrt.generation.answers import answers
 from slimrt.generation.asynchronous import iterate_in_thread, run_in_thread
+from slimrt.generation.drafts import DraftedRun
 from slimrt.generation.generate import Run, Stream, run_texts
-from slimrt.generation.lookup import LookupRun
 from slimrt.generation.options import GenerateOptions, Options
 from slimrt.plumbing.keywords import named
 from slimrt.plumbing.notes import note, shown
@@ -95,7 +95,7 @@ class TextGeneration(Tasks):
                 cached_tokens. Rows are read as they are stored then, so that the last digits of logits differ.
             lookup: guess what comes by what followed the last tokens where they stood before, and check several guesses
                 in a step, where that pays: of text that repeats its prompt two tokens and more at once. The tokens are
-                those that come without. For one answer to a prompt.
+                those that come without. For one answer to a prompt; usage counts drafted_tokens and accepted_tokens.
             json_schema: hold the text to JSON of this schema: a mapping, or JSON; {"type": "object"}: any object.
                 regex: to a regular expression, the whole text (Rust's syntax). choice: to one of these texts.
                 grammar: to one in Lark's form, or in llama.cpp's (GBNF). One at a time; with the extra `grammar`. Where
@@ -246,7 +246,7 @@ class TextGeneration(Tasks):
             raise TypeError(f"session must be one that Model.session() or load_session() made, got {session!r}")
         if session is not None and session.runtime is not self._runtime:
             raise ValueError("the session belongs to another model")
-        kind = LookupRun if options.lookup else Run
+        kind = DraftedRun if options.lookup or self._runtime.draft is not None else Run
         return kind(self._runtime, self._prompt_ids(prompt), options, seed, session, called)
 
     def _prompt_ids(self, prompt: Prompt) -> list[int]:

@@ -35,6 +35,7 @@ def add_flags(flags: Flags) -> None:
     flags.n_predict(-1)
     flags.sampling()
     flags.constraints()
+    flags.draft()
     flags.engine()
     flags.output()
 

@@ -63,6 +63,12 @@ class Flags(SamplingFlags):
         self.add("-hff", "--hf-file", twin=False, metavar="FILE", help="which file of it")
         self.group("what is done")
 
+    def draft(self) -> None:
+        """A model that guesses for the one that is named."""
+        self.add("-md", "--draft-model", "--model-draft", dest="draft_model", metavar="MODEL", help="a smaller model "
+                 "with the same tokenizer, which guesses what comes: several tokens are checked at once where that "
+                 "pays")  # fmt: skip
+
     def engine(self, *, encoder: bool = False, several: bool = False) -> None:
         """What a model is loaded, or planned, with. encoder: --help tells of models with one. several: for several
         texts at once."""
@@ -258,6 +264,7 @@ def open_model(args: argparse.Namespace, source: ModelSource, n_ctx: int, n_seqs
         n_ctx=n_ctx,
         n_seqs=n_seqs,
         calibration=args.calibration,
+        draft_model=getattr(args, "draft_model", None),
         verbose=args.verbose > 0,
         **engine_arguments(args),
     )

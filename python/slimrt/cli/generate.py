@@ -53,6 +53,7 @@ def add_flags(flags: Flags) -> None:
     flags.add("--ignore-eos", action="store_true", help="never choose an end token")
     flags.add("--lookup", action="store_true", help="guess what comes from what the text repeats, and check several "
               "tokens at once where that pays")  # fmt: skip
+    flags.draft()
     flags.add("--no-display-prompt", "--no-echo", action="store_true", help="print only what is generated")
     flags.add("--save-session", twin=False, metavar="FILE", help="keep the context in a file afterwards")
     flags.add("--force", twin=False, action="store_true", help="--save-session may replace a file that is no session")
@@ -177,11 +178,12 @@ def timings_line(result: Generation) -> str:
     usage, timings, cache = result.usage, result.timings, result.cache
     computed = usage.prompt_tokens - usage.cached_tokens
     skipped = f", {cache.skipped:.0%} of rows not read" if cache.skipped else ""
+    drafts = f" ({usage.accepted_tokens} of {usage.drafted_tokens} guesses right)" if usage.drafted_tokens else ""
     held = f"cache {format_bytes(cache.bytes)} ({kinds(cache.layers())}{skipped})"
     return (
         f"slimrt: first token after {timings.ttft:.3f} s; "
         f"prefill {computed} tokens, {timings.prefill_tok_s:.1f} tok/s; "
-        f"decode {usage.completion_tokens} tokens, {timings.decode_tok_s:.1f} tok/s; "
+        f"decode {usage.completion_tokens} tokens{drafts}, {timings.decode_tok_s:.1f} tok/s; "
         f"{held}; seed {result.seed}; {result.finish_reason}"
     )
 

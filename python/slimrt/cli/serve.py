@@ -40,6 +40,7 @@ def add_flags(flags: Flags) -> None:
               "ends with what there is (default: %(default)s)")  # fmt: skip
     flags.add("--ray", type=positive, metavar="N", help="N replicas on the Ray cluster that there is, else on this "
               "machine, each with --threads CPUs (default: equal parts) and --parallel texts")  # fmt: skip
+    flags.draft()
     flags.group("who may ask")
     flags.add("--api-key", metavar="KEY", help="what clients must know; better in SLIMRT_API_KEY or a file, for "
               "others see what is typed")  # fmt: skip

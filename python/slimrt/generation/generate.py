@@ -65,8 +65,8 @@ class Run:
     """One text in the making.
 
     Attributes:
+        drafted, accepted: tokens that were guessed, and those of them that came true.
         key: whose text it is: with cache_prompt rows of texts of the same key are taken, and left for them.
-        guessed, right: tokens that were guessed and checked, and those of them that came true.
 
     Args:
         prompt: ids, checked.
@@ -79,8 +79,6 @@ class Run:
         GrammarError: a grammar that is wrong, or that cannot be enforced.
         UnsupportedError: stop strings, a grammar, or breakers for DRY, without a tokenizer.
     """
-
-    guessed = right = 0
 
     def __init__(
         self,
@@ -103,7 +101,7 @@ class Run:
         self.session = session
         self.tokens: list[int] = []
         self.finish_reason: str | None = None
-        self.shifted = 0
+        self.shifted = self.drafted = self.accepted = 0
         self.key = ""
         self.meter = Meter()
         self._own_session = session is None
@@ -294,7 +292,7 @@ class Run:
             finish_reason=self.finish_reason or "unfinished",
             truncated=self.finish_reason == "context",
             seed=self.seed,
-            usage=Usage(len(self.prompt), self._cached, len(self.tokens)),
+            usage=Usage(len(self.prompt), self._cached, len(self.tokens), self.drafted, self.accepted),
             timings=Timings(
                 ttft=self._ttft,
                 prefill_tok_s=computed / self._prefill_seconds if self._prefill_seconds else 0.0,

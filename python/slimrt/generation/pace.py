@@ -47,6 +47,16 @@ class Pace:
         """Of prompts, as measured; 0: not yet."""
         return 1 / self._token if self._token else 0.0
 
+    @property
+    def n_texts(self) -> int:
+        """Of the last step of texts alone."""
+        return self._n_texts
+
+    @property
+    def alone(self) -> float:
+        """Seconds that a step of a token for each of these texts takes, as measured; 0: not yet."""
+        return self._seconds.get(self._n_texts, 0.0)
+
     def cost(self, more: int) -> float:
         """How many times as long a step takes with so many tokens more than one for each of the texts there are."""
         alone, together = self._seconds.get(self._n_texts), self._seconds.get(self._n_texts + more)

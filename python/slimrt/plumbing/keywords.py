@@ -95,7 +95,7 @@ ADVICE: dict[str, str] = {
     "echo": "create_completion() takes it",
     "chat_format": "the file says it; chat() takes chat_template",
     "chat_handler": "it reads text alone",
-    "draft_model": "there is no speculative decoding",
+    "draft_model": "Model() takes it, for all its texts",
     "tokenizer": "it is the file's",
     "lora_path": "merge the adapter into the model first",
     "fp16": "weights are used as they are stored",

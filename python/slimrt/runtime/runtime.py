@@ -39,6 +39,7 @@ class Runtime:
         lossy: what is lost in modes that allow_lossy insisted on, for people.
         access: how memory is accessed where that is faster than the usual way (slimrt.machine), for people.
         loop: of all its tasks, where there were some (generation.loop).
+        draft: a model that drafts for its texts, closed with it (generation.draft_model); None: there is none.
         reclaim: makes blocks of the cache free that only wait for a use, at most so many; returns how many.
         compared: the caches of which the fastest was to be found, with their times, for people; "" where one was named.
     """
@@ -52,6 +53,7 @@ class Runtime:
         self.access = ""
         self.compared = ""
         self.loop: Any = None
+        self.draft: Any = None
         self.reclaim: Callable[[int], int] | None = None
         self._engine: core.Engine | None = engine
         self._user: int | None = None  # the thread that is inside use()
@@ -124,6 +126,8 @@ class Runtime:
             self.loop.close()
         with self.lock:
             self._engine = None
+            if self.draft is not None:
+                self.draft.close()
 
 
 LEAST_FITTED = 256  # tokens; what is shorter is not worth loading a model for unless it is asked for
