@@ -20,7 +20,7 @@ from slimrt.generation import store as stores
 from slimrt.generation.prefix import PrefixTree
 from slimrt.generation.store import PrefixStore
 from slimrt.runtime.session import Session
-from test_prefix import LLAMA, MODELS, SAME, begun, continued, free_blocks, give, n_blocks, text
+from test_prefix import LLAMA, MODELS, SAME, begun, continued, exact_llama, free_blocks, give, n_blocks, text
 
 pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
 
@@ -31,8 +31,10 @@ PROMPT = 130  # tokens, of which four blocks are written
 class Served(slimrt.Model):
     """A model with a tree and a store, as a server has them."""
 
-    def __init__(self, directory: Path, path: Path = LLAMA, size: int = SIZE, **options):
-        super().__init__(path, **{"n_ctx": 256, "n_seqs": 3, "cache_type": "f32", "progress": False} | options)
+    def __init__(self, directory: Path, path: Path | None = None, size: int = SIZE, **options):
+        super().__init__(
+            path or exact_llama(), **{"n_ctx": 256, "n_seqs": 3, "cache_type": "f32", "progress": False} | options
+        )
         self.store = PrefixStore(self._runtime, directory, size)
         self.tree = PrefixTree(self._runtime, self.store)
 
