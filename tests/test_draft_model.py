@@ -149,7 +149,8 @@ def test_a_poor_drafter_is_soon_turned_off(plain, poor, monkeypatch):
 def test_a_slow_drafter_is_tried_and_left(monkeypatch):
     """Right, but it takes longer than the steps that it saves."""
     with drafting(TALE) as model:
-        model._runtime.draft.note = lambda seconds: setattr(model._runtime.draft, "seconds", 1.0)
+        guess = model._runtime.draft.guess
+        monkeypatch.setattr(guess, "note", lambda seconds: setattr(guess, "seconds", 1.0))
         got = model.generate(STORY, max_tokens=200, temperature=0, ignore_eos=True)
         assert 0 < got.usage.drafted_tokens <= 8
 
@@ -165,7 +166,8 @@ def test_how_many_pay():
     for _ in range(100):
         odds.learn(False)
     assert odds.best(7, lambda n: 1 + 0.1 * n) == 0
-    for _ in range(60):
+    for _ in range(64):  # it is worked out anew after every eight
+        assert odds.best(7, lambda n: 1 + 0.1 * n) == 0 or odds._idle > 55
         odds.rest()
     assert odds.best(7, lambda n: 1 + 0.1 * n) == 1, "a trial, for at most 2 % of the time since"
     odds.guessed()

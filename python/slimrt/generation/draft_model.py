@@ -16,7 +16,7 @@ from slimrt.cache.config import CacheChoice
 from slimrt.cache.planner import Planner
 from slimrt.errors import ContextOverflowError, UnsupportedError
 from slimrt.generation.odds import Odds
-from slimrt.generation.pace import Pace
+from slimrt.generation.pace import Pace, Recent
 from slimrt.generation.parts import FEW
 from slimrt.modelfile.source import ModelSource
 from slimrt.modes import AGING
@@ -24,7 +24,6 @@ from slimrt.plumbing.units import format_bytes
 from slimrt.runtime.runtime import Runtime, load
 from slimrt.runtime.session import Session
 
-_NEWEST = 0.3  # weight of the newest step in a mean
 _PLAIN = 16  # of so many proposals one is left out, so that what a step takes without guesses is measured again
 
 
@@ -59,7 +58,7 @@ class DraftModel:
 
     Attributes:
         odds: of all guesses; of a new text nothing else is known.
-        seconds: that a token takes; 0: not measured yet. proposals: that were asked for.
+        guess: what a guess takes. proposals: that were asked for.
         n_tokens: of the vocabulary; logits may be wider, by other numbers in the two models.
         taken: bytes, of its file and beside it.
 
@@ -71,7 +70,7 @@ class DraftModel:
         refuse_aging(runtime)
         self.runtime = runtime
         self.odds = Odds()
-        self.seconds = 0.0
+        self.guess = Recent()
         self.proposals = 0
         self.n_tokens = runtime.source.tokenizer.vocab_size
         with runtime.use() as engine:
@@ -92,10 +91,6 @@ class DraftModel:
     def close(self) -> None:
         self.runtime.close()
 
-    def note(self, seconds: float) -> None:
-        """Learn from a step of few tokens."""
-        self.seconds = seconds if self.seconds == 0.0 else self.seconds + _NEWEST * (seconds - self.seconds)
-
 
 class ModelDrafter:
     """A drafter that has a model go on with its text. Attributes: as Drafter."""
@@ -110,9 +105,9 @@ class ModelDrafter:
 
     def cost(self, n: int, pace: Pace) -> float:
         """Every text there is has drafts of its own: they are made one after the other, and checked together."""
-        if not pace.alone:  # a step without guesses is measured first
+        if not pace.alone:  # steps without guesses are measured first
             return float("inf")
-        return pace.cost(n * pace.n_texts) + n * pace.n_texts * self._model.seconds / pace.alone
+        return pace.cost(n * pace.n_texts) + n * pace.n_texts * self._model.guess.seconds / pace.alone
 
     def propose(self, text: Sequence[int], most: int) -> list[int]:
         self._model.proposals += 1
@@ -142,15 +137,15 @@ class ModelDrafter:
             self._session.append(tokens[:n_batch], last_only=True)
             return []
         for _ in range(most):
-            started = time.perf_counter()
+            started, few = time.perf_counter(), len(tokens) <= FEW
             logits = self._session.append(tokens, last_only=True)[0, : self._model.n_tokens]
-            if len(tokens) <= FEW:
-                self._model.note(time.perf_counter() - started)
             for token, bias in self._biases.items():
                 if token < len(logits):
                     logits[token] += bias
             tokens = [int(np.argmax(logits))]
             guesses += tokens
+            if few:
+                self._model.guess.note(time.perf_counter() - started)
         return guesses
 
 

@@ -88,17 +88,17 @@ class DraftedRun(Run):
             room = min(room, self.options.max_tokens - len(self.tokens) - 1)
         if not self.tokens or not self._may_guess or room <= 0:
             return []
-        text = [*self.session.tokens, *pending]
         for one in self._drafters:
-            if guesses := self._proposed(one, text, FEW - len(pending), room):
+            if guesses := self._proposed(one, pending, FEW - len(pending), room):
                 return guesses
         return []
 
-    def _proposed(self, drafter: Drafter, text: list[int], most: int, room: int) -> list[int]:
+    def _proposed(self, drafter: Drafter, pending: Sequence[int], most: int, room: int) -> list[int]:
         """What one has to propose, as far as that pays."""
+        assert self.session is not None
         best = drafter.odds.best(most, lambda n: drafter.cost(n, self._pace))
         spent = drafter.spent
-        guesses = drafter.propose(text, min(best, room)) if best else []
+        guesses = drafter.propose([*self.session.tokens, *pending], min(best, room)) if best else []
         if drafter.spent > spent:
             self.meter.add(drafter.spent - spent, 0, 0)
         if guesses:

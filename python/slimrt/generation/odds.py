@@ -7,6 +7,7 @@ from collections.abc import Callable
 _PAYS = 1.05  # times as many tokens a second as without guesses, as estimated
 _FIRST = 0.7  # how likely a guess is to be right, before any was checked
 _NEWEST = 0.1  # weight of the newest guess in that
+_AGAIN = 8  # tokens after which it is worked out anew whether guesses pay, where they did not
 _TRIALS = 0.02  # of the time, at most, for guesses that did not pay when they were last tried
 
 
@@ -18,7 +19,8 @@ class Odds:
     """
 
     def __init__(self, forgets: float = 0.0):
-        self._likely, self._forgets, self._idle = _FIRST, forgets, 0
+        self._likely, self._forgets = _FIRST, forgets
+        self._idle, self._pays = 0, True
 
     def best(self, most: int, cost: Callable[[int], float]) -> int:
         """How many guesses, at most so many, bring the most tokens in the time of a step without any; 0: none pays.
@@ -28,10 +30,13 @@ class Odds:
         Args:
             cost: how many times as long a step takes with n guesses, the guessing included.
         """
+        if not self._pays and self._idle % _AGAIN:
+            return 0
         costs = {n: cost(n) for n in range(1, most + 1)}
         worth = {n: _expected(self._likely, n) / costs[n] for n in costs}
         best = max(worth, key=lambda n: worth[n], default=0)
-        if best and worth[best] > _PAYS:
+        self._pays = best > 0 and worth[best] > _PAYS
+        if self._pays:
             return best
         return 1 if best and self._idle * _TRIALS >= costs[1] else 0
 

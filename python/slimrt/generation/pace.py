@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
@@ -24,6 +25,28 @@ class Piece(Protocol):
 P = TypeVar("P", bound=Piece)
 
 
+class Recent:
+    """Seconds that something takes: the median of the last times, so that one in which the machine had other things to
+    do says nothing.
+
+    Attributes:
+        seconds: 0: not measured yet.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._last = deque[float](maxlen=5)
+
+    def note(self, seconds: float) -> None:
+        self._last.append(seconds)
+        self.seconds = sorted(self._last)[len(self._last) // 2]
+
+    @property
+    def sure(self) -> bool:
+        """Whether that is more than a guess."""
+        return len(self._last) >= 3
+
+
 class Pace:
     """Sizes pieces of prompts by what steps took so far.
 
@@ -38,7 +61,7 @@ class Pace:
         self.stall, self.share, self.batch, self.recomputes = stall, share, batch, recomputes
         self._token = 0.0  # seconds that a token of a prompt takes
         self._texts = 0.0  # seconds that a step of texts alone takes
-        self._seconds: dict[int, float] = {}  # that a step of so many tokens of texts takes
+        self._steps = defaultdict[int, Recent](Recent)  # of so many tokens of texts
         self._n_texts = 1  # of the last such step
         self._owed = 0.0  # seconds that texts have still to go on alone
 
@@ -54,12 +77,13 @@ class Pace:
 
     @property
     def alone(self) -> float:
-        """Seconds that a step of a token for each of these texts takes, as measured; 0: not yet."""
-        return self._seconds.get(self._n_texts, 0.0)
+        """Seconds that a step of a token for each of these texts takes; 0: not measured well yet."""
+        steps = self._steps[self._n_texts]
+        return steps.seconds if steps.sure else 0.0
 
     def cost(self, more: int) -> float:
         """How many times as long a step takes with so many tokens more than one for each of the texts there are."""
-        alone, together = self._seconds.get(self._n_texts), self._seconds.get(self._n_texts + more)
+        alone, together = (self._steps[self._n_texts + n].seconds for n in (0, more))
         return together / alone if alone and together else 1 + _ASSUMED * more / self._n_texts
 
     def note(self, seconds: float, n_prompt: int, n_texts: int, n_tokens: int) -> None:
@@ -67,7 +91,7 @@ class Pace:
         texts = n_texts > 0
         if n_prompt == 0:
             self._texts = _mean(self._texts, seconds)
-            self._seconds[n_tokens] = _mean(self._seconds.get(n_tokens, 0.0), seconds)
+            self._steps[n_tokens].note(seconds)
             self._n_texts = n_texts
             self._owed = max(self._owed - seconds, 0.0)
             return
