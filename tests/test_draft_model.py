@@ -138,7 +138,7 @@ def test_a_poor_drafter_is_soon_turned_off(plain, poor, monkeypatch):
     monkeypatch.setattr(Pace, "cost", lambda self, more: 1 + 0.1 * more)
     options = {"max_tokens": 300, "temperature": 0, "ignore_eos": True}
     with drafting(poor) as model:
-        model._runtime.draft.note = lambda seconds: None  # as if drafting cost nothing
+        monkeypatch.setattr(model._runtime.draft.guess, "note", lambda seconds: None)  # as if drafting cost nothing
         got = model.generate(STORY, **options)
         again = model.generate(STORY, **options)
         assert got.tokens == again.tokens == plain.generate(STORY, **options).tokens

@@ -129,7 +129,7 @@ def link_flags(target: Linux, root: Path, cuda: bool) -> dict[str, str]:
     ]
     names += [lib / "libdl.so.2", lib / "librt.so.1"] if cuda else []
     names += [lib / "libc.so.6", usr / "libc_nonshared.a", *lib.glob("ld-linux*"), "-lgcc", lib / "libgcc_s.so.1"]
-    # Functions that are the same code are one: 20 KB of a wheel.
+    # Functions that are the same code are one, which a wheel feels.
     fold = "-fuse-ld=gold -Wl,--gc-sections,--icf=safe" if target.machine == "x86_64" and not cuda else ""
     return {
         "CMAKE_CXX_FLAGS": "-ffunction-sections",
