@@ -185,10 +185,12 @@ static inline void unpack(const RowsAt& from, const BlockQ6_K*, To& to) {
 /// while something else is worked on.
 struct Ahead {
     const uint8_t *next, *upto;
+    Hint hint;
 
     void some(int64_t bytes) {
         upto += bytes;
-        for (; next < upto; next += 64) __builtin_prefetch(next);
+        call_for(next, upto - next, hint);
+        if (next < upto) next += (upto - next + 63) / 64 * 64;
     }
 };
 
