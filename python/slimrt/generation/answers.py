@@ -49,7 +49,7 @@ class Root:
                 pending = self.session.keep_common(self.prompt)
                 cached = self.session.length
                 (self.logits,) = yield Append([(self.session, pending)])
-                loop_of(answer.runtime).idle.add(self)
+                loop_of(answer.runtime).room.idle.add(self)
                 return cached
             finally:
                 self._computing = False
