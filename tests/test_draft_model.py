@@ -16,7 +16,7 @@ from slimrt.errors import CacheUnsupportedError, UnsupportedError, WontFitError
 from slimrt.generation import draft_model
 from slimrt.generation.loop import loop_of
 from slimrt.generation.odds import Odds
-from slimrt.generation.pace import Pace
+from slimrt.generation.pace import Pace, Recent
 from slimrt.runtime.session import Session
 
 pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
@@ -30,7 +30,7 @@ SIZES = {"n_ctx": 512, "n_seqs": 3, "cache_type": "f32"}
 @pytest.fixture
 def always_pays(monkeypatch):
     """Whatever this machine's steps take."""
-    monkeypatch.setattr(draft_model.ModelDrafter, "cost", lambda self, n, pace: 1.0)
+    monkeypatch.setattr(draft_model.DraftModel, "cost", lambda self, n, n_texts, pace: 1.0)
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +50,18 @@ def poor(tmp_path_factory) -> Path:
             tensor.data[:] = np.random.default_rng(1).permutation(tensor.data, axis=0)
     reader.data.flush()
     return path
+
+
+class Unnoted(Recent):
+    """As if guessing cost nothing."""
+
+    def note(self, seconds: float) -> None:
+        pass
+
+
+class Slow(Recent):
+    def note(self, seconds: float) -> None:
+        self.seconds = 1.0
 
 
 def drafting(draft: Path, **options) -> slimrt.Model:
@@ -138,7 +150,7 @@ def test_a_poor_drafter_is_soon_turned_off(plain, poor, monkeypatch):
     monkeypatch.setattr(Pace, "cost", lambda self, more: 1 + 0.1 * more)
     options = {"max_tokens": 300, "temperature": 0, "ignore_eos": True}
     with drafting(poor) as model:
-        monkeypatch.setattr(model._runtime.draft.guess, "note", lambda seconds: None)  # as if drafting cost nothing
+        model._runtime.draft.steps.default_factory = Unnoted
         got = model.generate(STORY, **options)
         again = model.generate(STORY, **options)
         assert got.tokens == again.tokens == plain.generate(STORY, **options).tokens
@@ -146,11 +158,10 @@ def test_a_poor_drafter_is_soon_turned_off(plain, poor, monkeypatch):
         assert 0 < again.usage.drafted_tokens < 20, "known from the last text, and tried again at times"
 
 
-def test_a_slow_drafter_is_tried_and_left(monkeypatch):
+def test_a_slow_drafter_is_tried_and_left():
     """Right, but it takes longer than the steps that it saves."""
     with drafting(TALE) as model:
-        guess = model._runtime.draft.guess
-        monkeypatch.setattr(guess, "note", lambda seconds: setattr(guess, "seconds", 1.0))
+        model._runtime.draft.steps.default_factory = Slow
         got = model.generate(STORY, max_tokens=200, temperature=0, ignore_eos=True)
         assert 0 < got.usage.drafted_tokens <= 8
 

@@ -22,7 +22,7 @@ from slimrt.generation.pace import Pace
 from slimrt.generation.parts import Part, told_to_all
 from slimrt.generation.prefix import PrefixTree
 from slimrt.generation.room import Room, is_shared
-from slimrt.generation.search import Decode, Encode, Result, Task, choices
+from slimrt.generation.search import Decode, Encode, Guess, Result, Task, choices
 from slimrt.generation.sequences import Sequences
 from slimrt.generation.store import PrefixStore
 from slimrt.generation.tickets import Call, Meter, OnStep, Ticket
@@ -195,6 +195,7 @@ class Loop:
             if not asking:
                 return False
             self._encode(asking)
+            self._guess(asking)
             self._compute(asking)
             self._choose_tokens(asking)
             for one in asking:
@@ -266,6 +267,25 @@ class Loop:
                 self._resume(one)
             if shared:
                 return
+
+    def _guess(self, asking: Sequence[Ticket[Any]]) -> None:
+        """Give guesses to all who want some, in one call: they have them checked in this step."""
+        wanting = [(one, one.wants) for one in asking if isinstance(one.wants, Guess)]
+        if not wanting:
+            return
+        started = time.perf_counter()
+        try:
+            guessed = self._engine.guess([wanted for _, wanted in wanting], self.pace)
+        except Exception as error:
+            for one, _ in wanting:
+                self._resume(one, error)
+            return
+        seconds = time.perf_counter() - started
+        for (one, _), guesses in zip(wanting, guessed, strict=True):
+            if one.meter is not None:
+                one.meter.add(seconds, 0, 0)
+            one.answer = guesses
+            self._resume(one)
 
     def _compute(self, asking: Sequence[Ticket[Any]]) -> None:
         """Compute the tokens of a step, and keep the rows for those who have all of theirs."""
