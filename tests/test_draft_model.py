@@ -110,6 +110,7 @@ class TestSameTokens:
             assert all(one.usage.drafted_tokens for one in together)
             answers, wanted = model.generate(STORY, n=3, **options), plain.generate(STORY, n=3, **options)
             assert [one.tokens for one in answers] == [one.tokens for one in wanted]
+            assert all(one.usage.drafted_tokens for one in answers)
 
     def test_a_session_holds_the_text_and_no_guesses(self, plain):
         options = {"max_tokens": 40, "temperature": 0, "ignore_eos": True}
