@@ -9,7 +9,6 @@ import pytest
 
 import slimrt
 from slimrt.generation import draft_model, guesser
-from slimrt.generation.drafts import DraftedRun
 from slimrt.generation.loop import loop_of
 from slimrt.generation.options import Options
 from slimrt.generation.pace import Pace
