@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import ipaddress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slimrt.cache.planner import Planner, resolve_device
 from slimrt.cache.server_sizes import places
-from slimrt.cli.common import Flags, model_source, note, open_model
+from slimrt.cli.common import Flags, model_source, note, open_model, show_progress
 from slimrt.cli.values import between, count, positive, real, size, whole
 from slimrt.errors import UnsupportedError, WontFitError
 from slimrt.generation.loop import loop_of, prefixes_of
@@ -128,8 +129,9 @@ def _with_room(args: argparse.Namespace, source: ModelSource) -> Model:
         return open_model(args, source, args.ctx or 0, n_seqs=args.parallel)
     planner = Planner.of(source, args.memory_limit, args.parallel, 1, args.threads,
                          max_queue=places(args.parallel, args.max_queue) - args.parallel)  # fmt: skip
-    beside = planner.server(source.defaults).total
-    left = argparse.Namespace(**vars(args) | {"memory_limit": max(planner.limit - beside, 1)})
+    draft = ModelSource.of(args.draft_model, show_progress(args)) if args.draft_model else None
+    beside = replace(planner, draft=draft).server(source.defaults).total
+    left = argparse.Namespace(**vars(args) | {"memory_limit": max(planner.limit - beside, 1), "draft_model": draft})
     try:
         return open_model(left, source, args.ctx or 0, n_seqs=args.parallel)
     except WontFitError as error:

@@ -5,45 +5,19 @@ Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", 2
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from slimrt.cache.config import CacheChoice
 from slimrt.cache.planner import BLOCK, Planner
-from slimrt.errors import UnsupportedError
 from slimrt.generation.guesser import Drafter, Going, Guesser
 from slimrt.generation.parts import FEW
 from slimrt.generation.search import Guess, Logits
-from slimrt.modelfile.source import ModelSource
-from slimrt.modes import AGING
 from slimrt.plumbing.units import format_bytes
+from slimrt.runtime.drafting import refuse_aging
 from slimrt.runtime.runtime import Runtime, load
 from slimrt.runtime.session import Session, append_together, common_length
-
-
-def check_draft(source: ModelSource, target: ModelSource) -> None:
-    """UnsupportedError: a model that cannot draft for the target, because tokens are not the same; says which."""
-    for one, what in ((target, "a draft_model is for"), (source, "a draft_model is one of")):
-        if one.kind != "text":
-            raise UnsupportedError(f"{what} models that continue texts: {one.name} is a {one.kind} model")
-    mine, wanted = source.tokenizer.vocabulary, target.tokenizer.vocabulary
-    difference = ""
-    if len(mine.tokens) != len(wanted.tokens):
-        difference = f"it has {len(mine.tokens)} tokens, not {len(wanted.tokens)}"
-    elif mine.tokens != wanted.tokens:
-        at = next(i for i, pair in enumerate(zip(mine.tokens, wanted.tokens, strict=True)) if pair[0] != pair[1])
-        difference = f"its token {at} is {mine.tokens[at]!r}, not {wanted.tokens[at]!r}"
-    elif mine.control != wanted.control:
-        difference = f"other tokens are control tokens: {sorted(mine.control ^ wanted.control)[:8]}"
-    elif mine.special_ids != wanted.special_ids:
-        difference = f"its special tokens are {dict(mine.special_ids)}, not {dict(wanted.special_ids)}"
-    if difference:
-        raise UnsupportedError(
-            f"{source.name} cannot draft for {target.name}, their tokenizers differ: {difference}. Give a draft_model "
-            "of the same family, or none"
-        )
 
 
 class DraftModel(Guesser):
@@ -60,7 +34,7 @@ class DraftModel(Guesser):
     """
 
     def __init__(self, runtime: Runtime):
-        refuse_aging(runtime)
+        refuse_aging(runtime.source, [layer["mode"] for layer in runtime.info["layers"]])
         super().__init__(runtime.source.tokenizer.vocab_size)
         self.runtime = runtime
         with runtime.use() as engine:
@@ -124,36 +98,24 @@ class DraftModel(Guesser):
         return session, tokens
 
 
-def load_draft(
-    path: str | os.PathLike[str] | ModelSource, target: ModelSource, planner: Planner, n_ctx: int, progress: bool | None
-) -> DraftModel:
-    """The model at a path, to draft for a target.
+def load_draft(planner: Planner, target: Runtime, progress: bool | None) -> DraftModel:
+    """The model that drafts for a loaded one.
 
     Args:
-        planner: of the target: the device, threads and memory that it has, and as many sequences.
-        n_ctx: of the target; the draft's own is no longer than it was trained for.
+        planner: of the target, which names it: the device, threads and sequences are the target's, and so is the
+            memory that it leaves.
 
     Raises:
-        UnsupportedError: as check_draft and DraftModel. WontFitError and others: as slimrt.Model.
+        UnsupportedError: as DraftModel. WontFitError and others: as slimrt.Model.
     """
-    source = ModelSource.of(path, progress)
-    check_draft(source, target)
-    n_ctx = min(n_ctx, source.n_ctx_train)
-    tokens = max(planner.cache_tokens, n_ctx) if planner.cache_tokens else 0
-    own = replace(planner, source=source, cache_tokens=tokens, max_queue=None)
-    runtime = load(source, CacheChoice.of(), own, n_ctx=n_ctx, memory_limit=planner.limit, show_progress=progress)
+    own, n_ctx = planner.of_draft(target.n_ctx)
+    with target.use() as engine:
+        memory = engine.memory()
+    own = replace(own, limit=max(planner.limit - memory["total"] - memory["mapped"], 1))
+    runtime = load(own.source, CacheChoice.of(), own, n_ctx=n_ctx, memory_limit=own.limit, show_progress=progress)
     try:
         runtime.show_progress = False
         return DraftModel(runtime)
     except BaseException:
         runtime.close()
         raise
-
-
-def refuse_aging(runtime: Runtime) -> None:
-    """UnsupportedError: the model's rows age, and cannot be taken back where a guess was wrong."""
-    if modes := {layer["mode"] for layer in runtime.info["layers"]} & set(AGING):
-        raise UnsupportedError(
-            f"drafts need rows that can be taken back, those of cache mode {', '.join(sorted(modes))} of "
-            f"{runtime.source.name} age: choose another cache, or no draft_model"
-        )
