@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any, Self, Unpack
 
 import numpy as np
@@ -15,6 +14,7 @@ from slimrt.cache.config import CacheChoice, CacheOptions
 from slimrt.cache.planner import Planner, resolve_device
 from slimrt.generation.draft_model import load_draft
 from slimrt.generation.options import Options
+from slimrt.generation.thin_forks import ThinForks
 from slimrt.measure import score as _score
 from slimrt.modelfile.source import ModelSource
 from slimrt.openai.methods import OpenAIMethods
@@ -24,7 +24,7 @@ from slimrt.plumbing.keywords import named
 from slimrt.plumbing.notes import LOG, note, shown
 from slimrt.results import Score
 from slimrt.runtime import runtime as _runtime
-from slimrt.runtime.drafting import check_draft, refuse_aging
+from slimrt.runtime.drafting import refuse_aging, with_draft
 from slimrt.runtime.kinds import continues_texts
 from slimrt.runtime.session import Session, TokenIds, as_ids, load_session
 from slimrt.tokenizer.tokenizer import Tokenizer
@@ -83,7 +83,8 @@ class Model(OpenAIMethods, Closing):
         draft_model: a smaller model with the same tokenizer, as path: it guesses what texts go on with, and several
             guesses are checked in a step, as many as pay by what that takes and how many were right, none included. The
             tokens are those that come without. Beams take no guesses. Its memory counts in memory_limit, and it is
-            closed with the model.
+            closed with the model. "self": the model itself, which reads few rows of a long text for its guesses; with
+            cache mode kv, where reading rows is most of a step.
         on_overflow: what calls do at a full context that do not say it themselves, "error" or "shift": see generate.
         seed: makes the seeds of calls that give none reproducible.
         verbose: say on stderr what everything resolved to, and what logging's "slimrt" is told.
@@ -132,10 +133,7 @@ class Model(OpenAIMethods, Closing):
                 continues_texts(source)
             planner = Planner.of(source, memory_limit, n_seqs, n_batch, n_threads, device, cache_tokens)
             source.n_ctx(n_ctx)  # checked before anything slow
-            if draft_model is not None:
-                draft = ModelSource.of(draft_model, progress)
-                check_draft(draft, source)
-                planner = replace(planner, draft=draft)
+            planner = with_draft(planner, draft_model, progress)
             self._runtime = _runtime.load(
                 source,
                 choice,
@@ -145,10 +143,12 @@ class Model(OpenAIMethods, Closing):
                 show_progress=progress,
                 calibration=calibration,
             )
-            if planner.draft is not None:
+            if draft_model is not None:
                 try:
                     refuse_aging(source, [layer["mode"] for layer in self._runtime.info["layers"]])
-                    self._runtime.draft = load_draft(planner, self._runtime, progress)
+                    self._runtime.draft = (
+                        ThinForks(self._runtime) if planner.by_itself else load_draft(planner, self._runtime, progress)
+                    )
                 except BaseException:
                     self._runtime.close()
                     raise

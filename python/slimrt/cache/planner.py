@@ -43,7 +43,7 @@ class Planner:
     """Asks the core about one model under one limit; everything but cache and context is fixed.
 
     max_queue: requests that wait for a server of the model; None: there is no server.
-    draft: a model that drafts for this one, in the same memory; None: there is none.
+    draft: a model that drafts for this one, in the same memory; None: there is none. by_itself: it drafts for itself.
     """
 
     source: ModelSource
@@ -55,6 +55,7 @@ class Planner:
     cache_tokens: int = 0
     max_queue: int | None = None
     draft: ModelSource | None = None
+    by_itself: bool = False
 
     @classmethod
     def of(
@@ -143,9 +144,8 @@ class Planner:
             return ServerSizes(0, 0, 0)
         sounds = self.source.kind in ("whisper", "moonshine")
         n_threads = self.n_threads or sizes["n_threads"]
-        return ServerSizes.of(
-            sizes["n_vocab"], self.n_seqs, n_threads, self.max_queue, sounds=sounds, drafts=self.draft is not None
-        )
+        drafts = self.draft is not None or self.by_itself
+        return ServerSizes.of(sizes["n_vocab"], self.n_seqs, n_threads, self.max_queue, sounds=sounds, drafts=drafts)
 
     def fits(self, choice: CacheChoice, n_ctx: int) -> bool:
         return self.sizes(choice, n_ctx).total <= self.limit

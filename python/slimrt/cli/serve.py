@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import ipaddress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +18,7 @@ from slimrt.model import Model
 from slimrt.modelfile.source import ModelSource
 from slimrt.plumbing.files import decode_text
 from slimrt.plumbing.units import format_bytes, parse_bytes
+from slimrt.runtime.drafting import with_draft
 
 if TYPE_CHECKING:
     from slimrt.server.guard import Access
@@ -129,9 +129,10 @@ def _with_room(args: argparse.Namespace, source: ModelSource) -> Model:
         return open_model(args, source, args.ctx or 0, n_seqs=args.parallel)
     planner = Planner.of(source, args.memory_limit, args.parallel, 1, args.threads,
                          max_queue=places(args.parallel, args.max_queue) - args.parallel)  # fmt: skip
-    draft = ModelSource.of(args.draft_model, show_progress(args)) if args.draft_model else None
-    beside = replace(planner, draft=draft).server(source.defaults).total
-    left = argparse.Namespace(**vars(args) | {"memory_limit": max(planner.limit - beside, 1), "draft_model": draft})
+    planner = with_draft(planner, args.draft_model, show_progress(args))
+    beside = planner.server(source.defaults).total
+    left = argparse.Namespace(**vars(args) | {"memory_limit": max(planner.limit - beside, 1),
+                                              "draft_model": planner.draft or args.draft_model})  # fmt: skip
     try:
         return open_model(left, source, args.ctx or 0, n_seqs=args.parallel)
     except WontFitError as error:

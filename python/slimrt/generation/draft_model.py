@@ -6,7 +6,8 @@ Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", 2
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 from slimrt.cache.config import CacheChoice
@@ -57,10 +58,14 @@ class DraftModel(Guesser):
     def close(self) -> None:
         self.runtime.close()
 
-    def begin(self, wishes: Sequence[Guess], n: int) -> list[Going | None]:
+    def can_guess(self, wish: Guess) -> bool:
+        return len(wish.tokens) < self.runtime.n_ctx
+
+    @contextmanager
+    def begin(self, wishes: Sequence[Guess], n: int) -> Iterator[list[Going]]:
         """What a text lacks is computed first; of what is long only a part, for all texts wait for it. Where there is
         no room for all, the last ones go without."""
-        room, begun = list[tuple[int, int]](), list[Going | None]()
+        room, begun = list[tuple[int, int]](), list[Going]()
         budget = int(self.runtime.info["n_batch"])
         for wish in wishes:
             drafter, most = wish.drafter, min(n, wish.most)
@@ -70,15 +75,15 @@ class DraftModel(Guesser):
                 if not engine.has_room(room):  # drafts of other texts hold the rows, or the context is full
                     room.pop()
                     drafter.close()
-                    begun.append(None)
                     continue
             if len(tokens) > FEW and budget > 0:
                 part = tokens[: min(len(tokens) - 1, budget)]
                 append_together(self.runtime, [(session, part)])
                 tokens, budget = tokens[len(part) :], budget - len(part)
                 room[-1] = session.sequence, len(tokens) + most
-            begun.append(Going(session, tokens, drafter, most) if len(tokens) <= FEW else None)
-        return begun
+            if len(tokens) <= FEW:
+                begun.append(Going(wish, session, tokens, most))
+        yield begun
 
     def append(self, going: Sequence[Going]) -> Logits:
         return append_together(self.runtime, [(one.sequence, one.tokens) for one in going])

@@ -6,7 +6,9 @@ import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -44,21 +46,21 @@ class Drafter:
 
 @dataclass
 class Going:
-    """A text that guesses are made for. sequence: of the guessing model; tokens: that it lacks."""
+    """A text that guesses are made for, at most so many. sequence: of the guessing model; tokens: that it lacks."""
 
-    sequence: Session
+    wish: Guess
+    sequence: Any
     tokens: list[int]
-    drafter: Drafter
     most: int
     guesses: list[int] = field(default_factory=list)
 
     def take(self, logits: Logits) -> bool:
         """Go on with the likeliest token of logits (vocab,), which it changes. False: there are enough guesses."""
-        for token, bias in self.drafter.biases.items():
+        for token, bias in self.wish.drafter.biases.items():
             if token < len(logits):
                 logits[token] += bias
         token = int(np.argmax(logits))
-        if token in self.drafter.ends:
+        if token in self.wish.drafter.ends:
             return False
         self.tokens = [token]
         self.guesses.append(token)
@@ -94,23 +96,27 @@ class Guesser(ABC):
 
     def guess(self, wishes: Sequence[Guess], pace: Pace) -> list[list[int]]:
         """What may follow each text, all of them in the same steps; nothing where that does not pay."""
-        self._rounds += 1
-        n = self.odds.best(max(one.most for one in wishes), lambda n: self.cost(n, len(wishes), pace))
-        if n == 0 or self._rounds % _PLAIN == 0:
-            self.odds.rest()
-            return [[] for _ in wishes]
-        begun = self.begin(wishes, n)
-        self._go_on([one for one in begun if one is not None])
-        found = [[] if one is None else one.guesses for one in begun]
-        if any(found):
-            self.odds.guessed()
-        else:
-            self.odds.rest()
-        return found
+        found = {id(one): list[int]() for one in wishes}
+        if able := [one for one in wishes if self.can_guess(one)]:
+            self._rounds += 1
+            n = self.odds.best(max(one.most for one in able), lambda n: self.cost(n, len(able), pace))
+            if n > 0 and self._rounds % _PLAIN:
+                with self.begin(able, n) as going:
+                    self._go_on(going)
+                found |= {id(one.wish): one.guesses for one in going}
+            if any(found.values()):
+                self.odds.guessed()
+            else:
+                self.odds.rest()
+        return [found[id(one)] for one in wishes]
 
     @abstractmethod
-    def begin(self, wishes: Sequence[Guess], n: int) -> list[Going | None]:
-        """Each text as n guesses go on from it; None: there are none for it this time."""
+    def can_guess(self, wish: Guess) -> bool:
+        """Whether a text is one that it has guesses for."""
+
+    @abstractmethod
+    def begin(self, wishes: Sequence[Guess], n: int) -> AbstractContextManager[list[Going]]:
+        """The texts as n guesses go on from them: without those that have to do without this time."""
 
     @abstractmethod
     def append(self, going: Sequence[Going]) -> Logits:

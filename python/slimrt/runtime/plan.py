@@ -12,7 +12,7 @@ from slimrt.cache.planner import Planner, resolve_device
 from slimrt.cache.planner_encoder import encoder_rows
 from slimrt.modelfile.source import ModelSource
 from slimrt.plumbing.keywords import named
-from slimrt.runtime.drafting import check_draft, refuse_aging
+from slimrt.runtime.drafting import refuse_aging, with_draft
 from slimrt.runtime.fold_at_load import refusal
 from slimrt.runtime.runtime import settle
 
@@ -39,7 +39,8 @@ def plan(
     Args: as for slimrt.Model; memory_limit in bytes or as "6GiB", None: what the device has available now.
         max_queue: requests that wait for a server of the model (slimrt serve), whose logits, masks and requests are
             then counted too; None: there is no server.
-        draft_model: what it takes is in every total, and by name in draft_weights, draft_cache and draft_scratch.
+        draft_model: what it takes is in every total, and by name in draft_weights, draft_cache and draft_scratch;
+            "self" takes no weights and rows of its own.
 
     Raises:
         FileNotFoundError, ModelFormatError, UnsupportedError, CacheUnsupportedError: as slimrt.Model.
@@ -49,15 +50,12 @@ def plan(
     source = ModelSource.of(path, progress)
     choice = CacheChoice.of(**options)
     planner = Planner.of(source, memory_limit, n_seqs, n_batch, n_threads, device, cache_tokens, max_queue)
-    if draft_model is not None:
-        draft = ModelSource.of(draft_model, progress)
-        check_draft(draft, source)
-        planner = replace(planner, draft=draft)
+    planner = with_draft(planner, draft_model, progress)
     context = source.n_ctx(n_ctx)
     choice, _ = settle(planner, choice, context)
     check_cache(source, choice)
     asked = planner.row(choice, context)
-    if planner.draft is not None:
+    if draft_model is not None:
         refuse_aging(source, asked.modes)
     return PlanResult(
         path=str(source.path),
