@@ -13,6 +13,7 @@ from slimrt.errors import UnsupportedError
 from slimrt.generation import guesser
 from slimrt.generation.loop import loop_of
 from slimrt.generation.options import Options
+from slimrt.generation.pace import Recent
 from slimrt.generation.thin_forks import ThinForks
 
 pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
@@ -22,6 +23,9 @@ TALE, NEOX, CHAT = MODELS / "tale-llama.gguf", MODELS / "tale-neox.gguf", MODELS
 STORY = (MODELS / "heldout.txt").read_text()
 SIZES = {"n_ctx": 640, "n_seqs": 3, "cache_type": "f32"}
 LEAST = 4 * 3 * 32  # tokens of a text that has guesses
+
+
+cost = guesser.Guesser.cost
 
 
 @pytest.fixture(autouse=True)
@@ -85,6 +89,21 @@ def test_rows_of_other_types_and_another_architecture(path, types):
         ids = model.tokenize(STORY)[:400]
         found, wanted = model.generate(ids, **options), alone.generate(ids, **options)
     assert found.usage.accepted_tokens > 10 and (types != "f32" or found.tokens == wanted.tokens)
+
+
+class Slow(Recent):
+    def note(self, seconds: float) -> None:
+        self.seconds = 1.0
+
+
+def test_forks_that_read_too_much_are_tried_and_left(plain, prompts, monkeypatch):
+    """As if a step of few rows took a second."""
+    monkeypatch.setattr(guesser.Guesser, "cost", cost)
+    options = {"max_tokens": 120, "temperature": 0, "ignore_eos": True}
+    with drafting() as model:
+        model._runtime.draft.steps.default_factory = Slow
+        found = model.generate(prompts[0], **options)
+    assert 0 < found.usage.drafted_tokens <= 8 and found.tokens == plain.generate(prompts[0], **options).tokens
 
 
 def test_a_text_that_is_not_long_has_no_guesses(plain, prompts):
