@@ -39,3 +39,18 @@ def test_appends_of_several_tokens(name, mode, dtype, convert):
         assert engine.memory() == memory  # nothing grows later
         rows.append(np.concatenate(logits))
     assert relative(rows[1], rows[0]) < bound(mode, dtype, path)
+
+
+@needs_device
+@pytest.mark.parametrize("dtype", ["f16", "q8"])
+def test_thin_forks(dtype, convert):
+    """Rows are shared, and the last block is copied before it is written to; steps of one token are recorded."""
+    path, ids, rows = convert(GOLDEN / "llama_gqa_tied"), np.resize(IDS, 140).astype(np.int32), []
+    for device in ("cpu", "cuda"):
+        engine = open_engine(path, "kv", dtype, device=device, n_ctx=192, n_seqs=2)
+        whole = engine.new_sequence()
+        engine.append([(whole, ids)])
+        thin = engine.thin(whole, 1, 2)
+        logits = [engine.append([(thin, ids[i : i + 1]), (whole, ids[i : i + 1])]) for i in range(4)]
+        rows.append(np.concatenate(logits))
+    assert relative(rows[1], rows[0]) < bound("kv", dtype, path)

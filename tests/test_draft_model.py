@@ -16,7 +16,9 @@ from slimrt.errors import CacheUnsupportedError, UnsupportedError, WontFitError
 from slimrt.generation import draft_model
 from slimrt.generation.loop import loop_of
 from slimrt.generation.odds import Odds
-from slimrt.generation.pace import Pace
+from slimrt.generation.pace import Pace, Recent
+from slimrt.runtime.drafting import check_draft
+from slimrt.runtime.runtime import Runtime
 from slimrt.runtime.session import Session
 
 pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
@@ -30,7 +32,7 @@ SIZES = {"n_ctx": 512, "n_seqs": 3, "cache_type": "f32"}
 @pytest.fixture
 def always_pays(monkeypatch):
     """Whatever this machine's steps take."""
-    monkeypatch.setattr(draft_model.ModelDrafter, "cost", lambda self, n, pace: 1.0)
+    monkeypatch.setattr(draft_model.DraftModel, "cost", lambda self, n, n_texts, pace: 1.0)
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +52,18 @@ def poor(tmp_path_factory) -> Path:
             tensor.data[:] = np.random.default_rng(1).permutation(tensor.data, axis=0)
     reader.data.flush()
     return path
+
+
+class Unnoted(Recent):
+    """As if guessing cost nothing."""
+
+    def note(self, seconds: float) -> None:
+        pass
+
+
+class Slow(Recent):
+    def note(self, seconds: float) -> None:
+        self.seconds = 1.0
 
 
 def drafting(draft: Path, **options) -> slimrt.Model:
@@ -98,6 +112,7 @@ class TestSameTokens:
             assert all(one.usage.drafted_tokens for one in together)
             answers, wanted = model.generate(STORY, n=3, **options), plain.generate(STORY, n=3, **options)
             assert [one.tokens for one in answers] == [one.tokens for one in wanted]
+            assert all(one.usage.drafted_tokens for one in answers)
 
     def test_a_session_holds_the_text_and_no_guesses(self, plain):
         options = {"max_tokens": 40, "temperature": 0, "ignore_eos": True}
@@ -138,7 +153,7 @@ def test_a_poor_drafter_is_soon_turned_off(plain, poor, monkeypatch):
     monkeypatch.setattr(Pace, "cost", lambda self, more: 1 + 0.1 * more)
     options = {"max_tokens": 300, "temperature": 0, "ignore_eos": True}
     with drafting(poor) as model:
-        monkeypatch.setattr(model._runtime.draft.guess, "note", lambda seconds: None)  # as if drafting cost nothing
+        model._runtime.draft.steps.default_factory = Unnoted
         got = model.generate(STORY, **options)
         again = model.generate(STORY, **options)
         assert got.tokens == again.tokens == plain.generate(STORY, **options).tokens
@@ -146,11 +161,10 @@ def test_a_poor_drafter_is_soon_turned_off(plain, poor, monkeypatch):
         assert 0 < again.usage.drafted_tokens < 20, "known from the last text, and tried again at times"
 
 
-def test_a_slow_drafter_is_tried_and_left(monkeypatch):
+def test_a_slow_drafter_is_tried_and_left():
     """Right, but it takes longer than the steps that it saves."""
     with drafting(TALE) as model:
-        guess = model._runtime.draft.guess
-        monkeypatch.setattr(guess, "note", lambda seconds: setattr(guess, "seconds", 1.0))
+        model._runtime.draft.steps.default_factory = Slow
         got = model.generate(STORY, max_tokens=200, temperature=0, ignore_eos=True)
         assert 0 < got.usage.drafted_tokens <= 8
 
@@ -197,10 +211,10 @@ def test_what_differs_is_said(change, words):
     from slimrt.modelfile.source import ModelSource
 
     mine, target = ModelSource.of(OTHER, None), ModelSource.of(TALE, None)
-    draft_model.check_draft(mine, target)
+    check_draft(mine, target)
     change(mine.tokenizer.vocabulary)
     with pytest.raises(UnsupportedError, match=words):
-        draft_model.check_draft(mine, target)
+        check_draft(mine, target)
 
 
 def test_rows_that_age_are_refused():
@@ -218,10 +232,47 @@ def test_its_memory_counts_and_is_told(capfd):
     both = memory["total"] + memory["mapped"] + draft["bytes"]
     with drafting(OTHER, memory_limit=both):
         pass
-    with pytest.raises(WontFitError):
-        drafting(OTHER, memory_limit=both - (1 << 16))
-    with slimrt.Model(TALE, memory_limit=both - (1 << 16), **SIZES):
+    with pytest.raises(
+        WontFitError, match=r"drafts by tale-gqa.gguf .* \(weights .*, cache .*, buffers .*\)"
+    ) as caught:
+        drafting(OTHER, memory_limit=both - 1)
+    assert (caught.value.needed, caught.value.available) == (both, both - 1)
+    smaller = next(int(one.split()[1]) for one in caught.value.options if one.startswith("--ctx"))
+    with drafting(OTHER, memory_limit=both - 1, n_ctx=smaller), slimrt.Model(TALE, memory_limit=both - 1, **SIZES):
         pass
+
+
+@pytest.mark.parametrize("sizes", [{}, {"n_ctx": 256, "n_seqs": 2}, {"n_ctx": 96, "n_seqs": 5, "cache_tokens": 128}])
+def test_the_plan_is_what_both_take(sizes):
+    planned = slimrt.plan(TALE, draft_model=OTHER, **SIZES | sizes)
+    alone, other = slimrt.plan(TALE, **SIZES | sizes), slimrt.plan(OTHER, **SIZES | sizes | {"cache_type": "auto"})
+    with drafting(OTHER, **sizes) as model:
+        memory, taken = model.memory(), model.info()["draft"]["bytes"]
+        with model._runtime.draft.runtime.use() as engine:
+            own = engine.memory()
+    asked = planned.asked
+    assert asked.total == memory["total"] + memory["mapped"] + taken == alone.asked.total + other.asked.total
+    assert asked.draft == taken and asked.draft_cache == own["cache"] and asked.draft_scratch == own["scratch"]
+    assert asked.draft_weights == own["mapped"] + own["weights"] + own["derived"]
+    assert all(row.draft == taken for row in planned.rows) and alone.asked.draft == 0
+    assert planned.draft_model == OTHER.name and f"drafts by {OTHER.name}: weights" in str(planned)
+    assert "drafts by" not in str(alone)
+
+
+def test_a_plan_says_what_cannot_draft():
+    with pytest.raises(UnsupportedError, match="900 tokens, not 1662"):
+        slimrt.plan(TALE, draft_model=FOREIGN)
+    with pytest.raises(UnsupportedError, match="kivi of tale-llama.gguf age"):
+        slimrt.plan(TALE, draft_model=OTHER, cache="kivi")
+
+
+def test_a_context_that_nobody_asked_for_is_what_fits_with_it():
+    limit = slimrt.plan(TALE, draft_model=OTHER, n_ctx=512).asked.total
+    with (
+        pytest.warns(UserWarning, match="the context is 512 tokens, the most that fits"),
+        slimrt.Model(TALE, draft_model=OTHER, memory_limit=limit) as model,
+    ):
+        assert model.n_ctx == model.info()["draft"]["n_ctx"] == 512
 
 
 def test_it_is_closed_with_the_model(monkeypatch):
@@ -231,11 +282,20 @@ def test_it_is_closed_with_the_model(monkeypatch):
     for runtime in (model._runtime, draft):
         with pytest.raises(ValueError, match="closed"), runtime.use():
             pass
-    closed = []
-    monkeypatch.setattr(draft_model.DraftModel, "close", lambda self: closed.append(self.runtime.close()))
+
+
+def test_where_one_of_them_cannot_be_loaded_nothing_stays(monkeypatch):
+    begun, closed, close = [], [], Runtime.close
+    load = draft_model.load
+    monkeypatch.setattr(Runtime, "close", lambda self: closed.append(self.source.name) or close(self))
+    monkeypatch.setattr(draft_model, "load", lambda *given, **named: begun.append(1) or load(*given, **named))
     with pytest.raises(CacheUnsupportedError):
         drafting(OTHER, cache="latent")
-    assert len(closed) == 1, "where the model itself cannot be loaded too"
+    assert begun == closed == []
+    monkeypatch.setattr(draft_model.DraftModel, "__init__", lambda self, runtime: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        drafting(OTHER)
+    assert begun == [1] and closed == [OTHER.name, TALE.name]
 
 
 @pytest.mark.usefixtures("always_pays")
@@ -253,6 +313,17 @@ class TestFlag:
     def test_v_says_how_many_were_right(self, run):
         _, _, said = run("generate", TALE, "-p", STORY, "-n", "40", "--temp", "0", "-c", "512", "-v", "-md", TALE)
         assert "drafts by tale-llama" in said and "guesses right)" in said
+
+    def test_plan_counts_it_and_generate_refuses_in_words(self, run):
+        options = ["-c", "512", "--memory-limit", "1MiB", "-md", OTHER]
+        code, out, _ = run("plan", TALE, *options)
+        assert code == 1 and f"in each total, drafts by {OTHER.name}: weights" in out
+        asked = json.loads(run("plan", TALE, *options, "--json")[1])["asked"]
+        assert (
+            asked["draft_weights"] > OTHER.stat().st_size / 2 and min(asked["draft_cache"], asked["draft_scratch"]) > 0
+        )
+        code, _, said = run("generate", TALE, "-p", STORY, *options)
+        assert code == 1 and f"and drafts by {OTHER.name} " in said and ": 1.0 MiB available" in said
 
     def test_chat(self, run):
         options = ["chat", FOREIGN, "-p", "hello", "-n", "20", "--temp", "0", "-q"]

@@ -134,9 +134,14 @@ def test_up_to_the_end_of_the_context():
         assert guessed.finish_reason == "context" and guessed.tokens == model.generate(STORY, **options).tokens
 
 
+def test_answers_to_one_prompt_look_up_each_its_own(model):
+    options = {"n": 3, "max_tokens": 60, "temperature": 0.7, "seed": 3, "ignore_eos": True}
+    plain, guessed = (model.generate(STORY * 3, lookup=lookup, **options) for lookup in (False, True))
+    assert [one.tokens for one in guessed] == [one.tokens for one in plain] and len({one.tokens for one in plain}) == 3
+    assert all(one.usage.drafted_tokens > 0 for one in guessed)
+
+
 def test_what_it_does_not_go_with(model):
-    with pytest.raises(ValueError, match="lookup"):
-        model.generate(STORY, n=2, lookup=True)
     with pytest.raises(ValueError, match="lookup"):
         model.generate(STORY, num_beams=2, temperature=0, lookup=True)
     with slimrt.Model(MODELS / "tale-t5.gguf") as t5, pytest.raises(UnsupportedError, match="lookup"):

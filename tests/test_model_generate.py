@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import slimrt
 from conftest import GREEDY, PROMPT, third_party
-from slimrt.generation.generate import StopFilter
+from slimrt.generation.stops import StopFilter
 from tiny_model import BOS, EOS, FIRST_BYTE
 
 

@@ -94,7 +94,7 @@ def test_rows_that_were_given_up_are_not_told_twice(model, pooling):
     while not read.done:
         loop.step()
         if gave_up < 3 and not read.done and loop._engine.gives_up(read.wants):
-            loop._give_up(read)
+            loop.room.give_up(read)
             gave_up += 1
     (found,) = finish(loop, read)
     assert gave_up == 3 and found.shape == wanted.shape and relative(found, wanted) < 1e-5

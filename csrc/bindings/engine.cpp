@@ -250,6 +250,9 @@ class PyEngine {
     int fork(int s) {
         return with([&](Engine& e) { return e.fork(s); });
     }
+    int thin(int s, int64_t first, int64_t last) {
+        return with([&](Engine& e) { return e.thin(s, first, last); });
+    }
     void truncate(int s, int64_t n) {
         with([&](Engine& e) { e.truncate(s, n); });
     }
@@ -300,6 +303,7 @@ void bind_engine(nb::module_& m) {
         .def("new_sequence", &PyEngine::create)
         .def("free_sequence", &PyEngine::release, nb::arg("sequence"))
         .def("fork", &PyEngine::fork, nb::arg("sequence"))
+        .def("thin", &PyEngine::thin, nb::arg("sequence"), nb::arg("first_blocks"), nb::arg("last_blocks"))
         .def("truncate", &PyEngine::truncate, nb::arg("sequence"), nb::arg("length"))
         .def("can_truncate", &PyEngine::can_truncate, nb::arg("sequence"), nb::arg("length"))
         .def("length", &PyEngine::length, nb::arg("sequence"))

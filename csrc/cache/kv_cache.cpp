@@ -128,6 +128,27 @@ int KvCache::fork(int sequence) {
     return next_++;
 }
 
+int KvCache::thin(int sequence, int64_t first, int64_t last) {
+    const int64_t all = blocks_for(length(sequence)), end = all - last;
+    for (const Group& group : groups_)
+        if (group.window || group.regions.n_classes > 1)
+            fail(ErrorCode::unsupported, "rows behind a window, or that age, cannot be left out of a fork");
+    if (first < 0 || last < 1 || first >= end)
+        fail(ErrorCode::argument, "a sequence of ", length(sequence), " tokens has ", all,
+             " blocks: nothing is between its first ", first, " and its last ", last);
+    const int id = fork(sequence);
+    Sequence& s = find(id);
+    for (size_t g = 0; g < groups_.size(); ++g) {
+        std::vector<int32_t>& table = s.groups[g][0].table;
+        const auto out = std::span(table).subspan(first, end - first);
+        for (const int32_t block : out) groups_[g].classes[0].pool.drop(block);
+        table.erase(table.begin() + first, table.begin() + end);
+    }
+    s.skipped += (end - first) * kBlockTokens;
+    s.length -= (end - first) * kBlockTokens;
+    return id;
+}
+
 void KvCache::truncate(int sequence, int64_t length) {
     Sequence& s = find(sequence);
     if (length < 0 || length > s.length)
@@ -154,6 +175,7 @@ void KvCache::truncate(int sequence, int64_t length) {
         if (length == 0) first = 0;
         if (groups_[g].classes.size() > 1) retreat(groups_[g], s.groups[g], length);
     }
+    if (length == 0) s.skipped = 0;
     s.length = length;
     s.placed = false;
 }
@@ -237,7 +259,7 @@ void KvCache::require_free(const Group& group, int c, int64_t blocks) const {
 
 bool KvCache::has_room(Growth growth) const {
     for (const auto& [id, n] : growth)
-        if (n > n_ctx_ - find(id).length) return false;
+        if (n > n_ctx_ - find(id).length - skipped(id)) return false;
     for (int g = 0; g < n_groups(); ++g)
         for (int c = 0; c < groups_[g].regions.n_classes; ++c)
             if (blocks_wanted(g, c, growth) > pool_of({g, c}).n_free()) return false;
@@ -266,7 +288,7 @@ std::pair<int64_t, int64_t> KvCache::blocks(int sequence) const {
 
 void KvCache::require_room(Growth growth) const {
     for (const auto& [id, n] : growth)
-        if (const int64_t length = find(id).length; length + n > n_ctx_)
+        if (const int64_t length = find(id).length + skipped(id); length + n > n_ctx_)
             fail(ErrorCode::context_overflow, "the context is full: ", length, " tokens are cached and ", n,
                  " more do not fit in n_ctx ", n_ctx_, ". Raise n_ctx (--ctx) or truncate");
     for (int g = 0; g < n_groups(); ++g)

@@ -75,6 +75,13 @@ class KvCache {
     int create();
     void release(int sequence);
     int fork(int sequence);
+    /// A fork that lacks the rows between its first and its last blocks, so many of each. Its length is that
+    /// of what it has; tokens appended to it follow the others at the positions that they had in the whole
+    /// sequence. Throws Error{argument} where nothing is between them, Error{unsupported} where layers have a
+    /// window, or rows that age.
+    int thin(int sequence, int64_t first, int64_t last);
+    /// Tokens whose rows it lacks before those of its last blocks.
+    int64_t skipped(int sequence) const { return find(sequence).skipped; }
     int64_t length(int sequence) const { return find(sequence).length; }
     /// Throws Error{argument} for a length it has not, or to which can_truncate() is false.
     void truncate(int sequence, int64_t length);
@@ -159,6 +166,7 @@ class KvCache {
         std::vector<std::vector<Kept>> groups;  // of each its classes
         int64_t length = 0;
         int64_t reserved = 0;  // its length with what reserve() made room for last
+        int64_t skipped = 0;   // tokens without rows, see thin()
         bool placed = false;   // rows that place() put where they belong, or will: until settle()
     };
     /// Rows [begin, end) that go from one class, or -1: dense rows, to another.

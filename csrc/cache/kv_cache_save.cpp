@@ -23,6 +23,7 @@ std::vector<std::byte> KvCache::save(int sequence, int64_t from) const {
     if (from < 0 || from > s.length || from % kBlockTokens)
         fail(ErrorCode::argument, "rows are saved from a multiple of ", kBlockTokens, " tokens on, of the ",
              s.length, " that there are, not from ", from);
+    if (s.skipped) fail(ErrorCode::unsupported, "a thin fork lacks rows: save the sequence that it is of");
     require_parts(from);
     std::vector<std::byte> out;
     const auto grow = [&](size_t bytes) {
@@ -68,6 +69,8 @@ void KvCache::restore(int sequence, std::span<const std::byte> bytes, int64_t fr
     if (before.length != from)
         fail(ErrorCode::argument, "the saved rows go on from ", from, " tokens, and sequence ", sequence,
              " has ", before.length);
+    if (before.skipped)
+        fail(ErrorCode::unsupported, "a thin fork lacks rows: load into the sequence that it is of");
     require_parts(from);
     Sequence s = from > 0 ? before : empty();
     s.length = length;

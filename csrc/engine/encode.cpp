@@ -30,6 +30,15 @@ int Engine::fork(int sequence) {
     return id;
 }
 
+int Engine::thin(int sequence, int64_t first_blocks, int64_t last_blocks) {
+    for (const auto& layer : decoder_->layers())
+        if (std::string_view(layer.mode->name()) != "kv" || !layer.rotates_keys || decoder_->encoder())
+            fail(ErrorCode::unsupported,
+                 "a thin fork needs rows of cache mode kv in all layers, of a model "
+                 "without an encoder: others' rows do not know their positions");
+    return cache().thin(sequence, first_blocks, last_blocks);
+}
+
 void Engine::release(int sequence) {
     cache().release(sequence);
     forget_encoder_states(sequence);

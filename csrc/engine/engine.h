@@ -30,6 +30,9 @@ class Engine {
     /// Sequences, by handle; with an encoder each has encoder states, which forks share. See KvCache.
     int create();
     int fork(int sequence);
+    /// See KvCache. Throws Error{unsupported} too in modes that turn keys when they read them, by where they
+    /// stand in the fork.
+    int thin(int sequence, int64_t first_blocks, int64_t last_blocks);
     void release(int sequence);
     void truncate(int sequence, int64_t length) { cache().truncate(sequence, length); }
     bool can_truncate(int sequence, int64_t length) { return cache().can_truncate(sequence, length); }

@@ -11,7 +11,7 @@ void Step::add_sequence(KvCache& cache, int sequence, int64_t n) {
     const int first = int(positions.size());
     const int64_t cached = cache.length(sequence);
     cache.reserve(sequence, n);
-    for (int64_t i = 0; i < n; ++i) positions.push_back(int32_t(cached + i));
+    for (int64_t i = 0; i < n; ++i) positions.push_back(int32_t(cached + cache.skipped(sequence) + i));
     for (int g = 0; g < cache.n_groups(); ++g) {
         auto& [slots, newest, older] = groups[g];
         cache.add_slots(sequence, g, n, slots);

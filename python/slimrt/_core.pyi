@@ -158,6 +158,11 @@ class Engine:
     def free_sequence(self, sequence: int) -> None: ...
     def fork(self, sequence: int) -> int:
         """A copy that shares full blocks (copy on write)."""
+    def thin(self, sequence: int, first_blocks: int, last_blocks: int) -> int:
+        """A fork that shares so many of the first and of the last blocks of 32 tokens and lacks the rows between them:
+        its length is that of what it has, and tokens that are appended have the positions that would follow the whole
+        sequence. It cannot be saved. ValueError: nothing is between these blocks. UnsupportedError: a cache mode other
+        than kv, a sliding window, an encoder."""
     def truncate(self, sequence: int, length: int) -> None:
         """ValueError: it has fewer tokens, or can_truncate() is false."""
     def can_truncate(self, sequence: int, length: int) -> bool:

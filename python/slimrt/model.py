@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any, Self, Unpack
 
 import numpy as np
@@ -13,8 +12,9 @@ from numpy.typing import NDArray
 
 from slimrt.cache.config import CacheChoice, CacheOptions
 from slimrt.cache.planner import Planner, resolve_device
-from slimrt.generation.draft_model import load_draft, refuse_aging
+from slimrt.generation.draft_model import load_draft
 from slimrt.generation.options import Options
+from slimrt.generation.thin_forks import ThinForks
 from slimrt.measure import score as _score
 from slimrt.modelfile.source import ModelSource
 from slimrt.openai.methods import OpenAIMethods
@@ -24,6 +24,7 @@ from slimrt.plumbing.keywords import named
 from slimrt.plumbing.notes import LOG, note, shown
 from slimrt.results import Score
 from slimrt.runtime import runtime as _runtime
+from slimrt.runtime.drafting import refuse_aging, with_draft
 from slimrt.runtime.kinds import continues_texts
 from slimrt.runtime.session import Session, TokenIds, as_ids, load_session
 from slimrt.tokenizer.tokenizer import Tokenizer
@@ -81,8 +82,9 @@ class Model(OpenAIMethods, Closing):
         memory_limit: bytes, or text like "6GiB"; None: what the machine has available.
         draft_model: a smaller model with the same tokenizer, as path: it guesses what texts go on with, and several
             guesses are checked in a step, as many as pay by what that takes and how many were right, none included. The
-            tokens are those that come without. For one answer to a prompt; its memory counts in memory_limit, and it is
-            closed with the model.
+            tokens are those that come without. Beams take no guesses. Its memory counts in memory_limit, and it is
+            closed with the model. "self": the model itself, which reads few rows of a long text for its guesses; with
+            cache mode kv, where reading rows is most of a step.
         on_overflow: what calls do at a full context that do not say it themselves, "error" or "shift": see generate.
         seed: makes the seeds of calls that give none reproducible.
         verbose: say on stderr what everything resolved to, and what logging's "slimrt" is told.
@@ -130,35 +132,34 @@ class Model(OpenAIMethods, Closing):
             if on_overflow != "error":
                 continues_texts(source)
             planner = Planner.of(source, memory_limit, n_seqs, n_batch, n_threads, device, cache_tokens)
-            wanted = source.n_ctx(n_ctx)  # checked before anything slow
-            draft = None if draft_model is None else load_draft(draft_model, source, planner, wanted, progress)
-            if draft is not None:
-                planner = replace(planner, limit=max(planner.limit - draft.taken, 1))
-            try:
-                self._runtime = _runtime.load(
-                    source,
-                    choice,
-                    planner,
-                    n_ctx=n_ctx,
-                    memory_limit=0 if memory_limit is None and draft is None else planner.limit,
-                    show_progress=progress,
-                    calibration=calibration,
-                )
-                if draft is not None:
-                    refuse_aging(self._runtime)
-            except BaseException:
-                if draft is not None:
-                    draft.close()
-                raise
-            self._runtime.draft = draft
+            source.n_ctx(n_ctx)  # checked before anything slow
+            planner = with_draft(planner, draft_model, progress)
+            self._runtime = _runtime.load(
+                source,
+                choice,
+                planner,
+                n_ctx=n_ctx,
+                memory_limit=0 if memory_limit is None else planner.limit,
+                show_progress=progress,
+                calibration=calibration,
+            )
+            if draft_model is not None:
+                try:
+                    refuse_aging(source, [layer["mode"] for layer in self._runtime.info["layers"]])
+                    self._runtime.draft = (
+                        ThinForks(self._runtime) if planner.by_itself else load_draft(planner, self._runtime, progress)
+                    )
+                except BaseException:
+                    self._runtime.close()
+                    raise
             if n_ctx > source.n_ctx_train and not source.has_encoder:
                 note(
                     f"the context of {n_ctx} tokens is longer than the {source.n_ctx_train} that {source.name} was "
                     "trained on, and the model makes little sense of more"
                 )
             _runtime.describe(self._runtime, self.memory(), note if verbose else LOG.debug)
-            if draft is not None:
-                (note if verbose else LOG.debug)(f"{draft}")
+            if self._runtime.draft is not None:
+                (note if verbose else LOG.debug)(f"{self._runtime.draft}")
         self._on_overflow, self._verbose = on_overflow, verbose
         self._seeds = random.Random(None if seed is None else whole("seed", seed))
 

@@ -95,7 +95,7 @@ class TextGeneration(Tasks):
                 cached_tokens. Rows are read as they are stored then, so that the last digits of logits differ.
             lookup: guess what comes by what followed the last tokens where they stood before, and check several guesses
                 in a step, where that pays: of text that repeats its prompt two tokens and more at once. The tokens are
-                those that come without. For one answer to a prompt; usage counts drafted_tokens and accepted_tokens.
+                those that come without. Not with num_beams; usage counts drafted_tokens and accepted_tokens.
             json_schema: hold the text to JSON of this schema: a mapping, or JSON; {"type": "object"}: any object.
                 regex: to a regular expression, the whole text (Rust's syntax). choice: to one of these texts.
                 grammar: to one in Lark's form, or in llama.cpp's (GBNF). One at a time; with the extra `grammar`. Where

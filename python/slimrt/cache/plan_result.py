@@ -21,6 +21,8 @@ class MemorySizes(PerLayer, Record):
         mapped: weights read in place from the file.
         weights, derived, cache_bytes, scratch: what is allocated beside them.
         logits, masks, queue: what a server takes beside these on the host, where one is planned (ServerSizes).
+        draft_weights, draft_cache, draft_scratch: of a model that drafts, where there is one: its weights, read in
+            place or not, its rows and its buffers.
         total: the sum, which a limit is compared with; of a device's memory without a server's.
         bytes_per_token: cache of one token in all layers, in the end where rows age.
         held_bytes: of the rows of one text that fills its context; what is allocated for it is more.
@@ -34,9 +36,22 @@ class MemorySizes(PerLayer, Record):
     logits: int = 0
     masks: int = 0
     queue: int = 0
+    draft_weights: int = 0
+    draft_cache: int = 0
+    draft_scratch: int = 0
     total: int
     bytes_per_token: int
     held_bytes: int
+
+    @property
+    def draft(self) -> int:
+        """All that a model that drafts takes."""
+        return self.draft_weights + self.draft_cache + self.draft_scratch
+
+    def drafting(self) -> str:
+        """The same by name, for people."""
+        weights, rows, buffers = map(format_bytes, (self.draft_weights, self.draft_cache, self.draft_scratch))
+        return f"weights {weights}, cache {rows}, buffers {buffers}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +127,7 @@ class PlanResult(Record):
         encoder: of a model with an encoder, slim attention's options for both of its decoder's attentions.
         cache_tokens: 0 where it is n_ctx for each of n_seqs.
         max_queue: requests that wait for a server, whose memory is counted; None: there is none.
+        draft_model: the name of a model that drafts, whose memory is counted; "": there is none.
     """
 
     path: str
@@ -126,6 +142,7 @@ class PlanResult(Record):
     encoder: tuple[EncoderRow, ...] = ()
     cache_tokens: int = 0
     max_queue: int | None = None
+    draft_model: str = ""
 
     @property
     def fits(self) -> bool:
@@ -150,6 +167,8 @@ class PlanResult(Record):
         at_once = f"{self.n_seqs} at once{pool}"
         lines = [f"{self.path}: context {self.n_ctx} of {self.n_ctx_train} trained{beyond}, {at_once}"]
         lines.append(table(_HEAD, [_cells(row, self.n_ctx_train) for row in rows]))
+        if self.draft_model:
+            lines.append(f"in each total, drafts by {self.draft_model}: {self.asked.drafting()}")
         if self.max_queue is not None:
             lines.append(_of_server(self.asked, self.max_queue))
         lines += [_of_aging(row, self.n_ctx) for row in rows if row.times_by_types not in (None, 1.0)]  # 1: as kv f16

@@ -43,6 +43,7 @@ class Planner:
     """Asks the core about one model under one limit; everything but cache and context is fixed.
 
     max_queue: requests that wait for a server of the model; None: there is no server.
+    draft: a model that drafts for this one, in the same memory; None: there is none. by_itself: it drafts for itself.
     """
 
     source: ModelSource
@@ -53,6 +54,8 @@ class Planner:
     device: str = "cpu"
     cache_tokens: int = 0
     max_queue: int | None = None
+    draft: ModelSource | None = None
+    by_itself: bool = False
 
     @classmethod
     def of(
@@ -93,10 +96,26 @@ class Planner:
             **choice.arguments(self.source),
         )
 
+    def of_draft(self, n_ctx: int) -> tuple[Planner, int]:
+        """That of the model that drafts, for as many sequences, and its context: no longer than it was trained for."""
+        assert self.draft is not None
+        n_ctx = min(n_ctx, self.draft.n_ctx_train)
+        tokens = max(self.cache_tokens, n_ctx) if self.cache_tokens else 0
+        return replace(self, source=self.draft, draft=None, cache_tokens=tokens, max_queue=None), n_ctx
+
     def sizes(self, choice: CacheChoice, n_ctx: int) -> MemorySizes:
         sizes = self.ask(choice, n_ctx)
         resolved = choice.layers(self.source)
         server = self.server(sizes)
+        drafts: dict[str, int] = {}
+        if self.draft is not None:
+            own, own_ctx = self.of_draft(n_ctx)
+            one = own.sizes(CacheChoice.of(), own_ctx)
+            drafts = {
+                "draft_weights": one.mapped + one.weights + one.derived,
+                "draft_cache": one.cache_bytes,
+                "draft_scratch": one.scratch,
+            }
         return MemorySizes(
             modes=tuple(layer["mode"] for layer in sizes["layers"]),
             types=tuple(layer["type"] for layer in sizes["layers"]),
@@ -110,7 +129,11 @@ class Planner:
             logits=server.logits,
             masks=server.masks,
             queue=server.queue,
-            total=sizes["total"] + sizes["mapped"] + (server.total if self.device == "cpu" else 0),
+            **drafts,
+            total=sizes["total"]
+            + sizes["mapped"]
+            + sum(drafts.values())
+            + (server.total if self.device == "cpu" else 0),
             bytes_per_token=sizes["cache_bytes_per_token"],
             held_bytes=sum(layer["bytes_held"] for layer in sizes["layers"]),
         )
@@ -121,7 +144,8 @@ class Planner:
             return ServerSizes(0, 0, 0)
         sounds = self.source.kind in ("whisper", "moonshine")
         n_threads = self.n_threads or sizes["n_threads"]
-        return ServerSizes.of(sizes["n_vocab"], self.n_seqs, n_threads, self.max_queue, sounds=sounds)
+        drafts = self.draft is not None or self.by_itself
+        return ServerSizes.of(sizes["n_vocab"], self.n_seqs, n_threads, self.max_queue, sounds=sounds, drafts=drafts)
 
     def fits(self, choice: CacheChoice, n_ctx: int) -> bool:
         return self.sizes(choice, n_ctx).total <= self.limit
@@ -155,7 +179,7 @@ class Planner:
         kv, most = plain or choice.with_mode(self.source.baseline), self.source.n_ctx_limit or _LONGEST
 
         def smaller(n_ctx: int) -> bool:
-            wide = replace(self, cache_tokens=self.cache_tokens and max(self.cache_tokens, n_ctx))
+            wide = replace(self, draft=None, cache_tokens=self.cache_tokens and max(self.cache_tokens, n_ctx))
             return wide.sizes(choice, n_ctx).total < wide.sizes(kv, n_ctx).total
 
         return _first_block(most // BLOCK, smaller) * BLOCK if smaller(most // BLOCK * BLOCK) else None

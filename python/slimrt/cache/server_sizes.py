@@ -38,12 +38,15 @@ class ServerSizes:
     queue: int
 
     @classmethod
-    def of(cls, n_vocab: int, n_seqs: int, n_threads: int, max_queue: int, *, sounds: bool) -> ServerSizes:
-        """Of a server that makes n_seqs texts at once. sounds: it may be sent some."""
+    def of(
+        cls, n_vocab: int, n_seqs: int, n_threads: int, max_queue: int, *, sounds: bool, drafts: bool
+    ) -> ServerSizes:
+        """Of a server that makes n_seqs texts at once. sounds: it may be sent some. drafts: a model drafts for them,
+        with a row of logits for each."""
         rows = n_seqs * ROWS_OF_A_TEXT + ROWS_OF_A_PIECE
         words = (n_vocab + 31) // 32
         return cls(
-            logits=2 * rows * n_vocab * 4 + n_threads * n_vocab * _SAMPLER,
+            logits=(2 * rows + drafts * n_seqs) * n_vocab * 4 + n_threads * n_vocab * _SAMPLER,
             masks=2 * n_seqs * words * 4,
             queue=places(n_seqs, max_queue) * (MAX_SOUND if sounds else MAX_BODY),
         )

@@ -67,7 +67,7 @@ class Flags(SamplingFlags):
         """A model that guesses for the one that is named."""
         self.add("-md", "--draft-model", "--model-draft", dest="draft_model", metavar="MODEL", help="a smaller model "
                  "with the same tokenizer, which guesses what comes: several tokens are checked at once where that "
-                 "pays")  # fmt: skip
+                 "pays; self: the model itself, from few rows of long texts")  # fmt: skip
 
     def engine(self, *, encoder: bool = False, several: bool = False) -> None:
         """What a model is loaded, or planned, with. encoder: --help tells of models with one. several: for several

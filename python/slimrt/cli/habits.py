@@ -49,7 +49,7 @@ HABITS = (
     Habit(("-nr", "--no-repack"), "weights are laid out anew only where that is needed; slimrt plan says how many"),
     Habit(("--warmup", "--no-warmup"), "nothing is warmed up", ("",)),
     Habit(("--check-tensors",), "a file is checked whenever it is opened", ("",)),
-    Habit(("-md", "--model-draft"), "generate, chat and serve take it: nothing else continues a text"),
+    Habit(("-md", "--model-draft"), "generate, chat and serve take it, plan counts it: nothing else continues a text"),
     Habit(("--draft", "--draft-max", "--draft-min"), "how many tokens are drafted is decided by what steps take and "
           "how many were right"),
     Habit(("-hfd", "--hf-repo-draft"), "--draft-model takes ORG/REPO[:TYPE] too"),

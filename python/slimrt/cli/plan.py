@@ -15,6 +15,7 @@ def add_flags(flags: Flags) -> None:
     flags.add("-np", "--parallel", type=positive, default=1, metavar="N", help="texts at once (default: %(default)s)")
     flags.add("--max-queue", type=count, metavar="N", help="count what slimrt serve takes too, where so many requests "
               "may wait")  # fmt: skip
+    flags.draft()
     flags.engine(encoder=True, several=True)
     flags.output()
 
@@ -25,6 +26,7 @@ def run(args: argparse.Namespace) -> int:
         n_ctx=args.ctx or 0,
         n_seqs=args.parallel,
         max_queue=args.max_queue,
+        draft_model=args.draft_model,
         **engine_arguments(args),
     )
     if args.json:

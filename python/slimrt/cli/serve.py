@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from slimrt.cache.planner import Planner, resolve_device
 from slimrt.cache.server_sizes import places
-from slimrt.cli.common import Flags, model_source, note, open_model
+from slimrt.cli.common import Flags, model_source, note, open_model, show_progress
 from slimrt.cli.values import between, count, positive, real, size, whole
 from slimrt.errors import UnsupportedError, WontFitError
 from slimrt.generation.loop import loop_of, prefixes_of
@@ -18,6 +18,7 @@ from slimrt.model import Model
 from slimrt.modelfile.source import ModelSource
 from slimrt.plumbing.files import decode_text
 from slimrt.plumbing.units import format_bytes, parse_bytes
+from slimrt.runtime.drafting import with_draft
 
 if TYPE_CHECKING:
     from slimrt.server.guard import Access
@@ -128,8 +129,10 @@ def _with_room(args: argparse.Namespace, source: ModelSource) -> Model:
         return open_model(args, source, args.ctx or 0, n_seqs=args.parallel)
     planner = Planner.of(source, args.memory_limit, args.parallel, 1, args.threads,
                          max_queue=places(args.parallel, args.max_queue) - args.parallel)  # fmt: skip
+    planner = with_draft(planner, args.draft_model, show_progress(args))
     beside = planner.server(source.defaults).total
-    left = argparse.Namespace(**vars(args) | {"memory_limit": max(planner.limit - beside, 1)})
+    left = argparse.Namespace(**vars(args) | {"memory_limit": max(planner.limit - beside, 1),
+                                              "draft_model": planner.draft or args.draft_model})  # fmt: skip
     try:
         return open_model(left, source, args.ctx or 0, n_seqs=args.parallel)
     except WontFitError as error:

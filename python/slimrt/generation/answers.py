@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Sequence
 
 from slimrt.generation.beams import search_beams
+from slimrt.generation.drafts import DraftedRun
 from slimrt.generation.generate import Run, run_texts
 from slimrt.generation.loop import loop_of
 from slimrt.generation.options import Options
@@ -49,7 +50,7 @@ class Root:
                 pending = self.session.keep_common(self.prompt)
                 cached = self.session.length
                 (self.logits,) = yield Append([(self.session, pending)])
-                loop_of(answer.runtime).idle.add(self)
+                loop_of(answer.runtime).room.idle.add(self)
                 return cached
             finally:
                 self._computing = False
@@ -79,7 +80,7 @@ class Root:
         self.session = self.logits = None
 
 
-class Answer(Run):
+class Answer(DraftedRun):
     """One of the texts that follow a prompt.
 
     Args:
@@ -99,7 +100,7 @@ class Answer(Run):
         return []
 
     def _next(self, pending: Sequence[int]) -> Task[tuple[int, Logprobs | None]]:
-        if not pending:
+        if not self.tokens:
             assert self._root.logits is not None
             return self._chosen(self._root.logits)
         self._root.release(self)
@@ -118,8 +119,6 @@ def answers(
     prompts go together. Arguments and errors as Model.generate."""
     if whole("n", n) < 1:
         raise ValueError(f"n must be at least 1, got {n}")
-    if options.lookup:
-        raise ValueError("lookup goes with one answer to a prompt: leave out n, or lookup")
     if options.num_beams > 1:
         return _likeliest(runtime, prompts, n, options, seed, called)
     return [_drawn(runtime, one, n, options, seed + i * n, called) for i, one in enumerate(prompts)]
@@ -136,6 +135,8 @@ def _likeliest(
     runtime: Runtime, prompts: Sequence[Sequence[int]], n: int, options: Options, seed: int, called: float
 ) -> list[list[Generation]]:
     beams = options.num_beams
+    if options.lookup:
+        raise ValueError("lookup goes with texts that are drawn, not with beams: leave out num_beams, or lookup")
     if n > beams:
         raise ValueError(f"n={n} answers need as many beams, num_beams is {beams}")
     runs = [Run(runtime, one, options, seed + i * n, None, called) for i, one in enumerate(prompts)]

@@ -5,61 +5,29 @@ Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", 2
 
 from __future__ import annotations
 
-import os
-import time
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
-import numpy as np
-
 from slimrt.cache.config import CacheChoice
-from slimrt.cache.planner import Planner
-from slimrt.errors import ContextOverflowError, UnsupportedError
-from slimrt.generation.odds import Odds
-from slimrt.generation.pace import Pace, Recent
+from slimrt.cache.planner import BLOCK, Planner
+from slimrt.generation.guesser import Drafter, Going, Guesser
 from slimrt.generation.parts import FEW
-from slimrt.modelfile.source import ModelSource
-from slimrt.modes import AGING
+from slimrt.generation.search import Guess, Logits
 from slimrt.plumbing.units import format_bytes
+from slimrt.runtime.drafting import refuse_aging
 from slimrt.runtime.runtime import Runtime, load
-from slimrt.runtime.session import Session
-
-_PLAIN = 16  # of so many proposals one is left out, so that what a step takes without guesses is measured again
+from slimrt.runtime.session import Session, append_together, common_length
 
 
-def check_draft(source: ModelSource, target: ModelSource) -> None:
-    """UnsupportedError: a model that cannot draft for the target, because tokens are not the same; says which."""
-    for one, what in ((target, "a draft_model is for"), (source, "a draft_model is one of")):
-        if one.kind != "text":
-            raise UnsupportedError(f"{what} models that continue texts: {one.name} is a {one.kind} model")
-    mine, wanted = source.tokenizer.vocabulary, target.tokenizer.vocabulary
-    difference = ""
-    if len(mine.tokens) != len(wanted.tokens):
-        difference = f"it has {len(mine.tokens)} tokens, not {len(wanted.tokens)}"
-    elif mine.tokens != wanted.tokens:
-        at = next(i for i, pair in enumerate(zip(mine.tokens, wanted.tokens, strict=True)) if pair[0] != pair[1])
-        difference = f"its token {at} is {mine.tokens[at]!r}, not {wanted.tokens[at]!r}"
-    elif mine.control != wanted.control:
-        difference = f"other tokens are control tokens: {sorted(mine.control ^ wanted.control)[:8]}"
-    elif mine.special_ids != wanted.special_ids:
-        difference = f"its special tokens are {dict(mine.special_ids)}, not {dict(wanted.special_ids)}"
-    if difference:
-        raise UnsupportedError(
-            f"{source.name} cannot draft for {target.name}, their tokenizers differ: {difference}. Give a draft_model "
-            "of the same family, or none"
-        )
-
-
-class DraftModel:
+class DraftModel(Guesser):
     """A loaded model that drafts for the texts of another.
 
     Args:
         runtime: of the model that drafts, which is closed with this.
 
     Attributes:
-        odds: of all guesses; of a new text nothing else is known.
-        guess: what a guess takes. proposals: that were asked for.
-        n_tokens: of the vocabulary; logits may be wider, by other numbers in the two models.
         taken: bytes, of its file and beside it.
 
     Raises:
@@ -67,15 +35,13 @@ class DraftModel:
     """
 
     def __init__(self, runtime: Runtime):
-        refuse_aging(runtime)
+        refuse_aging(runtime.source, [layer["mode"] for layer in runtime.info["layers"]])
+        super().__init__(runtime.source.tokenizer.vocab_size)
         self.runtime = runtime
-        self.odds = Odds()
-        self.guess = Recent()
-        self.proposals = 0
-        self.n_tokens = runtime.source.tokenizer.vocab_size
         with runtime.use() as engine:
             memory = engine.memory()
         self.taken = int(memory["total"] + memory["mapped"])
+        self._drafters: weakref.WeakSet[Drafter] = weakref.WeakSet()
 
     def info(self) -> dict[str, str | int]:
         """name, n_ctx and bytes."""
@@ -84,101 +50,77 @@ class DraftModel:
     def __str__(self) -> str:
         return f"drafts by {self.runtime.source.name}: {format_bytes(self.taken)}, counted in the memory limit"
 
-    def drafter(self, biases: Mapping[int, float]) -> ModelDrafter:
-        """For one text, with what is added to logits of tokens there."""
-        return ModelDrafter(self, biases)
+    def drafter(self, biases: Mapping[int, float], ends: frozenset[int], key: str) -> Drafter:
+        one = super().drafter(biases, ends, key)
+        self._drafters.add(one)
+        return one
 
     def close(self) -> None:
         self.runtime.close()
 
+    def can_guess(self, wish: Guess) -> bool:
+        return len(wish.tokens) < self.runtime.n_ctx
 
-class ModelDrafter:
-    """A drafter that has a model go on with its text. Attributes: as Drafter."""
+    @contextmanager
+    def begin(self, wishes: Sequence[Guess], n: int) -> Iterator[list[Going]]:
+        """What a text lacks is computed first; of what is long only a part, for all texts wait for it. Where there is
+        no room for all, the last ones go without."""
+        room, begun = list[tuple[int, int]](), list[Going]()
+        budget = int(self.runtime.info["n_batch"])
+        for wish in wishes:
+            drafter, most = wish.drafter, min(n, wish.most)
+            session, tokens = self._of(drafter, wish.tokens)
+            room.append((session.sequence, len(tokens) + most))
+            with self.runtime.use() as engine:
+                if not engine.has_room(room):  # drafts of other texts hold the rows, or the context is full
+                    room.pop()
+                    drafter.close()
+                    continue
+            if len(tokens) > FEW and budget > 0:
+                part = tokens[: min(len(tokens) - 1, budget)]
+                append_together(self.runtime, [(session, part)])
+                tokens, budget = tokens[len(part) :], budget - len(part)
+                room[-1] = session.sequence, len(tokens) + most
+            if len(tokens) <= FEW:
+                begun.append(Going(wish, session, tokens, most))
+        yield begun
 
-    def __init__(self, model: DraftModel, biases: Mapping[int, float]):
-        self._model, self.odds, self.spent = model, model.odds, 0.0
-        self._biases = biases
-        self._session: Session | None = None
+    def append(self, going: Sequence[Going]) -> Logits:
+        return append_together(self.runtime, [(one.sequence, one.tokens) for one in going])
 
-    def extend(self, tokens: Sequence[int]) -> None:
-        """The text is seen as a whole when it is gone on with."""
-
-    def cost(self, n: int, pace: Pace) -> float:
-        """Every text there is has drafts of its own: they are made one after the other, and checked together."""
-        if not pace.alone:  # steps without guesses are measured first
-            return float("inf")
-        return pace.cost(n * pace.n_texts) + n * pace.n_texts * self._model.guess.seconds / pace.alone
-
-    def propose(self, text: Sequence[int], most: int) -> list[int]:
-        self._model.proposals += 1
-        if self._model.proposals % _PLAIN == 0 or len(text) + most > self._model.runtime.n_ctx:
-            return []
-        started = time.perf_counter()
-        try:
-            return self._continued(text, most)
-        except ContextOverflowError:  # drafts of other texts hold the rows
-            self.close()
-            return []
-        finally:
-            self.spent += time.perf_counter() - started
-
-    def close(self) -> None:
-        if self._session is not None:
-            self._session.close()
-            self._session = None
-
-    def _continued(self, text: Sequence[int], most: int) -> list[int]:
-        """The likeliest tokens one after the other. What it lacks of the text is computed first, of a long one only a
-        part, for all texts wait for it."""
-        self._session = self._session or Session.new(self._model.runtime)
-        tokens, guesses = self._session.keep_common(text), list[int]()
-        n_batch = int(self._model.runtime.info["n_batch"])
-        if len(tokens) > n_batch:
-            self._session.append(tokens[:n_batch], last_only=True)
-            return []
-        for _ in range(most):
-            started, few = time.perf_counter(), len(tokens) <= FEW
-            logits = self._session.append(tokens, last_only=True)[0, : self._model.n_tokens]
-            for token, bias in self._biases.items():
-                if token < len(logits):
-                    logits[token] += bias
-            tokens = [int(np.argmax(logits))]
-            guesses += tokens
-            if few:
-                self._model.guess.note(time.perf_counter() - started)
-        return guesses
+    def _of(self, drafter: Drafter, text: Sequence[int]) -> tuple[Session, list[int]]:
+        """The session of a text, and the tokens that it lacks: one that begins shares the rows of the text that begins
+        most alike, such as another answer to the same prompt."""
+        session = drafter.session = drafter.session or Session.new(self.runtime)
+        tokens = session.keep_common(text)
+        if len(tokens) > BLOCK:
+            others = [one.session for one in self._drafters if one.key == drafter.key and one.session is not None]
+            like = max(others, key=lambda one: common_length(one.tokens, text))
+            if common_length(like.tokens, text) >= session.length + BLOCK:
+                drafter.session = like.fork()
+                session.close()
+                session, tokens = drafter.session, drafter.session.keep_common(text)
+        return session, tokens
 
 
-def load_draft(
-    path: str | os.PathLike[str] | ModelSource, target: ModelSource, planner: Planner, n_ctx: int, progress: bool | None
-) -> DraftModel:
-    """The model at a path, to draft for a target.
+def load_draft(planner: Planner, target: Runtime, progress: bool | None) -> DraftModel:
+    """The model that drafts for a loaded one.
 
     Args:
-        planner: of the target: the device, threads and memory that it has, and as many sequences.
-        n_ctx: of the target; the draft's own is no longer than it was trained for.
+        planner: of the target, which names it: the device, threads and sequences are the target's, and so is the
+            memory that it leaves.
 
     Raises:
-        UnsupportedError: as check_draft and DraftModel. WontFitError and others: as slimrt.Model.
+        UnsupportedError: as DraftModel. WontFitError and others: as slimrt.Model.
     """
-    source = ModelSource.of(path, progress)
-    check_draft(source, target)
-    n_ctx = min(n_ctx, source.n_ctx_train)
-    tokens = max(planner.cache_tokens, n_ctx) if planner.cache_tokens else 0
-    own = replace(planner, source=source, cache_tokens=tokens, max_queue=None)
-    runtime = load(source, CacheChoice.of(), own, n_ctx=n_ctx, memory_limit=planner.limit, show_progress=progress)
+    own, n_ctx = planner.of_draft(target.n_ctx)
+    with target.use() as engine:
+        memory = engine.memory()
+    own = replace(own, limit=max(planner.limit - memory["total"] - memory["mapped"], 1))
+    runtime = load(own.source, CacheChoice.of(), own, n_ctx=n_ctx, memory_limit=own.limit, show_progress=progress)
     try:
         runtime.show_progress = False
         return DraftModel(runtime)
     except BaseException:
         runtime.close()
         raise
-
-
-def refuse_aging(runtime: Runtime) -> None:
-    """UnsupportedError: the model's rows age, and cannot be taken back where a guess was wrong."""
-    if modes := {layer["mode"] for layer in runtime.info["layers"]} & set(AGING):
-        raise UnsupportedError(
-            f"drafts need rows that can be taken back, those of cache mode {', '.join(sorted(modes))} of "
-            f"{runtime.source.name} age: choose another cache, or no draft_model"
-        )

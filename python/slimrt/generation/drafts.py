@@ -9,42 +9,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from slimrt.generation.generate import Run
+from slimrt.generation.guesser import Drafter
 from slimrt.generation.lookup import Lookup
 from slimrt.generation.loop import loop_of
 from slimrt.generation.odds import Odds
-from slimrt.generation.pace import Pace
 from slimrt.generation.parts import FEW
-from slimrt.generation.search import Append, Logits, Logprobs, Task
+from slimrt.generation.search import Append, Guess, Logits, Logprobs, Task
 from slimrt.modes import AGING
 
 _ROOM = 64  # tokens before the end of the context where nothing is guessed any more
-
-
-class Drafter(Protocol):
-    """Proposes tokens that may follow one text.
-
-    Attributes:
-        odds: of its guesses.
-        spent: seconds that its proposals took in all.
-    """
-
-    odds: Odds
-    spent: float
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        """Tokens at the end of the text."""
-
-    def cost(self, n: int, pace: Pace) -> float:
-        """How many times as long a step takes with n guesses of this drafter as without, the guessing included."""
-
-    def propose(self, text: Sequence[int], most: int) -> list[int]:
-        """What may follow this text, as the context holds it: at most so many tokens, [] if it has none."""
-
-    def close(self) -> None:
-        """Nothing more is asked."""
 
 
 class DraftedRun(Run):
@@ -52,13 +28,10 @@ class DraftedRun(Run):
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
-        self._drafters = list[Drafter]()
-        if self.options.lookup:
-            self._drafters.append(Lookup())
-        if self.runtime.draft is not None:
-            self._drafters.append(self.runtime.draft.drafter(self.options.biases(self.ends)))
-        for one in self._drafters:
-            one.extend(self.prompt)
+        self._lookup = Lookup() if self.options.lookup else None
+        if self._lookup is not None:
+            self._lookup.extend(self.prompt)
+        self._drafter: Drafter | None = None
         self._known = 0
         self._asked: Odds | None = None  # of whose guesses are checked now
         self._guesses: deque[int] = deque()  # tokens that have rows and are not part of the text yet
@@ -69,7 +42,7 @@ class DraftedRun(Run):
 
     def _next(self, pending: Sequence[int]) -> Task[tuple[int, Logprobs | None]]:
         if not self._ahead:
-            guesses = self._guess(pending)
+            guesses = yield from self._guess(pending)
             if not guesses:
                 return (yield from super()._next(pending))
             self._ahead.extend((yield Append([(self.session, [*pending, *guesses])], outputs=len(guesses) + 1)))
@@ -77,35 +50,36 @@ class DraftedRun(Run):
             self.drafted += len(guesses)
         return self._chosen(self._ahead.popleft())
 
-    def _guess(self, pending: Sequence[int]) -> list[int]:
+    def _guess(self, pending: Sequence[int]) -> Task[list[int]]:
         """Guesses that are worth a step, for after these tokens that have no rows."""
-        for one in self._drafters:
-            one.extend(self.tokens[self._known :])
-        self._known = len(self.tokens)
         assert self.session is not None
         room = self.runtime.n_ctx - self.session.length - _ROOM
         if self.options.max_tokens > 0:  # the last token needs no guess
             room = min(room, self.options.max_tokens - len(self.tokens) - 1)
-        if not self.tokens or not self._may_guess or room <= 0:
+        most = min(FEW - len(pending), room)
+        if not self.tokens or not self._may_guess or most <= 0:
             return []
-        for one in self._drafters:
-            if guesses := self._proposed(one, pending, FEW - len(pending), room):
-                return guesses
-        return []
+        if self._lookup is not None and (guesses := self._looked_up(self._lookup, most)):
+            self._asked = self._lookup.odds
+            return guesses
+        if (draft := self.runtime.draft) is None:
+            return []
+        if self._drafter is None:
+            self._drafter = draft.drafter(self.options.biases(self.ends), self.ends, self.key)
+        self._asked = draft.odds
+        found: list[int] = yield Guess(self.session, [*self.session.tokens, *pending], self._drafter, most)
+        return found
 
-    def _proposed(self, drafter: Drafter, pending: Sequence[int], most: int, room: int) -> list[int]:
-        """What one has to propose, as far as that pays."""
-        assert self.session is not None
-        best = drafter.odds.best(most, lambda n: drafter.cost(n, self._pace))
-        spent = drafter.spent
-        guesses = drafter.propose([*self.session.tokens, *pending], min(best, room)) if best else []
-        if drafter.spent > spent:
-            self.meter.add(drafter.spent - spent, 0, 0)
+    def _looked_up(self, lookup: Lookup, most: int) -> list[int]:
+        """What the text says itself, as far as that pays."""
+        lookup.extend(self.tokens[self._known :])
+        self._known = len(self.tokens)
+        best = lookup.odds.best(most, self._pace.cost)
+        guesses = lookup.guess(best) if best else []
         if guesses:
-            drafter.odds.guessed()
-            self._asked = drafter.odds
+            lookup.odds.guessed()
         else:
-            drafter.odds.rest()
+            lookup.odds.rest()
         return guesses
 
     def _accept(self, token: int, logprobs: Logprobs | None) -> None:
@@ -142,6 +116,6 @@ class DraftedRun(Run):
     def _end(self) -> None:
         if self.session is not None:
             self._drop()
-        for one in self._drafters:
-            one.close()
+        if self._drafter is not None:
+            self._drafter.close()
         super()._end()

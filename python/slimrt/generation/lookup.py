@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slimrt.generation.odds import Odds
-from slimrt.generation.pace import Pace
 
 _GRAMS = (3, 2)  # tokens that must have stood together before, the longer first
 _FORGETS = 0.01  # of what was found, with each token that nothing was guessed for
 
 
 class Lookup:
-    """A drafter that knows where each few tokens of its text stood last. Attributes: as Drafter."""
+    """Knows where each few tokens of a text stood last.
 
-    spent = 0.0
+    Attributes:
+        odds: of its guesses.
+    """
 
     def __init__(self) -> None:
         self.odds = Odds(_FORGETS)
@@ -32,15 +33,6 @@ class Lookup:
                 if len(self._tokens) >= n:
                     self._after[tuple(self._tokens[-n:])] = len(self._tokens)
             self._tokens.append(token)
-
-    def cost(self, n: int, pace: Pace) -> float:
-        return pace.cost(n)
-
-    def propose(self, text: Sequence[int], most: int) -> list[int]:
-        return self.guess(most)
-
-    def close(self) -> None:
-        """Nothing is held."""
 
     def guess(self, most: int) -> list[int]:
         """What followed when the last tokens stood there before; [] if they never did."""

@@ -11,29 +11,23 @@ from __future__ import annotations
 
 import threading
 import time
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 
 from slimrt.errors import ContextOverflowError
 from slimrt.generation.masks import MASKS, Mask
 from slimrt.generation.pace import Pace
 from slimrt.generation.parts import Part, told_to_all
 from slimrt.generation.prefix import PrefixTree
-from slimrt.generation.search import Decode, Encode, Result, Task, choices
-from slimrt.generation.sequences import BLOCK, Ids, Sequences
+from slimrt.generation.room import Room, is_shared
+from slimrt.generation.search import Decode, Encode, Guess, Result, Task, choices
+from slimrt.generation.sequences import Sequences
 from slimrt.generation.store import PrefixStore
 from slimrt.generation.tickets import Call, Meter, OnStep, Ticket
 from slimrt.modes import AGING
 from slimrt.runtime.runtime import Runtime
-
-
-class Idle(Protocol):
-    """What holds rows that no step needs now."""
-
-    def give_up(self) -> None: ...
 
 
 class Loop:
@@ -45,14 +39,12 @@ class Loop:
         pace: how long texts wait for the prompts of others.
 
     Attributes:
-        prefixes: rows that texts have left for others that begin alike; None: of none.
-        idle: what else holds rows that no step needs now, and can have them computed again.
+        room: who finds rows for his tokens.
     """
 
     def __init__(self, engine: Sequences, width: int, pace: Pace | None = None):
         self.pace = pace or Pace()
-        self.prefixes: PrefixTree | None = None
-        self.idle: weakref.WeakSet[Idle] = weakref.WeakSet()
+        self.room = Room(engine)
         self._engine, self._width = engine, width
         self._waiting: list[Ticket[Any]] = []
         self._running: list[Ticket[Any]] = []
@@ -203,6 +195,7 @@ class Loop:
             if not asking:
                 return False
             self._encode(asking)
+            self._guess(asking)
             self._compute(asking)
             self._choose_tokens(asking)
             for one in asking:
@@ -255,7 +248,7 @@ class Loop:
 
     def _encode(self, asking: Sequence[Ticket[Any]]) -> None:
         """Give sources to all who have some, in one call; where others wait, to as many as a step has time for."""
-        shared = _shared(asking)
+        shared = is_shared(asking)
         while wanting := [(one, one.wants) for one in asking if isinstance(one.wants, Encode)]:
             if shared:
                 rows = list(accumulate(len(wanted.source) for _, wanted in wanting))
@@ -275,9 +268,28 @@ class Loop:
             if shared:
                 return
 
+    def _guess(self, asking: Sequence[Ticket[Any]]) -> None:
+        """Give guesses to all who want some, in one call: they have them checked in this step."""
+        wanting = [(one, one.wants) for one in asking if isinstance(one.wants, Guess)]
+        if not wanting:
+            return
+        started = time.perf_counter()
+        try:
+            guessed = self._engine.guess([wanted for _, wanted in wanting], self.pace)
+        except Exception as error:
+            for one, _ in wanting:
+                self._resume(one, error)
+            return
+        seconds = time.perf_counter() - started
+        for (one, _), guesses in zip(wanting, guessed, strict=True):
+            if one.meter is not None:
+                one.meter.add(seconds, 0, 0)
+            one.answer = guesses
+            self._resume(one)
+
     def _compute(self, asking: Sequence[Ticket[Any]]) -> None:
         """Compute the tokens of a step, and keep the rows for those who have all of theirs."""
-        parts = self._parts([one for one in asking if one.left])
+        parts = self.room.parts([one for one in asking if one.left], self._running, self.pace)
         for states in (False, True):
             if some := [part for part in parts if part.states == states]:
                 self._compute_parts(some, states)
@@ -301,8 +313,8 @@ class Loop:
         few = [part for part in parts if part.few]
         n_tokens = sum(map(len, few))
         self.pace.note(seconds, sum(map(len, parts)) - n_tokens, sum(len(part.items) for part in few), n_tokens)
-        if self.prefixes is not None:
-            self.prefixes.note_rate(self.pace.tokens_per_second)
+        if self.room.prefixes is not None:
+            self.room.prefixes.note_rate(self.pace.tokens_per_second)
         for part in parts:
             if part.ticket.meter is not None:
                 part.ticket.meter.add(seconds, now[0] - counts[0], now[1] - counts[1])
@@ -331,88 +343,21 @@ class Loop:
         for one, choice in zip(wanting, chosen, strict=True):
             one.answer, one.answered = choice, True
 
-    def _parts(self, asking: Sequence[Ticket[Any]]) -> list[Part]:
-        """What goes into a step: every text, and of prompts as much as the texts of others may wait for."""
-        wanted = [Part(one, self._engine) for one in asking]
-        scores = [part for part in wanted if part.scores]  # whose rows are large: one prompt's at a time
-        wanted = [part for part in wanted if part not in scores[1:]]
-        oldest = min((part.ticket.order for part in wanted), default=0)
-        texts = self._with_room([part for part in wanted if part.few], oldest)
-        prompts = [part for part in wanted if not part.few]
-        if _shared([part.ticket for part in wanted]):
-            prompts = self.pace.pieces(prompts, bool(texts))
-        chosen = list(texts)
-        for part in prompts:
-            if self._finds_room(part, chosen):
-                chosen.append(part)
-        if chosen or not wanted:
-            return chosen
-        return self._forced(min(wanted, key=lambda part: part.ticket.order))
-
-    def _with_room(self, texts: list[Part], oldest: int) -> list[Part]:
-        """The texts for whose next tokens there is room, once the youngest have given up their rows; others wait."""
-        while texts and not self._has_room([item for part in texts for item in part.items]):
-            victim = self._youngest(min(part.ticket.order for part in texts))
-            if victim is not None:
-                self._give_up(victim)
-            elif len(texts) > 1 or texts[0].ticket.order > oldest:
-                victim = max((part.ticket for part in texts), key=lambda one: one.order)
-            else:
-                break  # nobody else has what it needs: the engine says what that is
-            texts = [part for part in texts if part.ticket is not victim]
-        return texts
-
-    def _finds_room(self, part: Part, chosen: Sequence[Part]) -> bool:
-        """Whether a prompt may begin or go on: as a whole, beside a block more for each of the others."""
-        reserve = [(of, ids + [0] * BLOCK) for other in chosen for of, ids in other.items]
-        return self._has_room([*reserve, *part.all_items])
-
-    def _forced(self, part: Part) -> list[Part]:
-        """The oldest, where nobody finds room: all the others give up their rows for it, one after the other."""
-        while not self._has_room(part.all_items) and (victim := self._youngest(part.ticket.order)):
-            self._give_up(victim)
-        return [part]
-
-    def _has_room(self, items: Sequence[tuple[Any, Ids]]) -> bool:
-        """Whether tokens find room, once the prefixes and all else that nobody uses have given up what that takes."""
-        blocks = sum(-(-len(ids) // BLOCK) for _, ids in items)
-        while not self._engine.has_room(items):
-            if self.prefixes is not None and self.prefixes.evict(max(blocks - self._engine.free_blocks(), 1)):
-                continue
-            if not self.idle:
-                return False
-            self.idle.pop().give_up()
-        return True
-
-    def _youngest(self, older_than: int) -> Ticket[Any] | None:
-        """The youngest, but not the oldest of those who ask, whose rows can be computed again."""
-        young = [one for one in self._running if one.order > older_than and self._engine.gives_up(one.wants)]
-        return max(young, key=lambda one: one.order, default=None)
-
-    def _give_up(self, victim: Ticket[Any]) -> None:
-        victim.preemptions += 1
-        self._engine.give_up(victim.wants)
-
 
 def prefixes_of(runtime: Runtime, store: PrefixStore | None = None) -> PrefixTree:
     """What texts of a model have left for others that begin alike. store: where it goes from memory, as the first call
     says. UnsupportedError: a model with an encoder."""
     loop = loop_of(runtime)
     with runtime.lock:
-        if loop.prefixes is None:
-            loop.prefixes = PrefixTree(runtime, store)
-            runtime.reclaim = loop.prefixes.evict
-        return loop.prefixes
+        if loop.room.prefixes is None:
+            loop.room.prefixes = PrefixTree(runtime, store)
+            runtime.reclaim = loop.room.prefixes.evict
+        return loop.room.prefixes
 
 
 def _attended(one: Ticket[Any], only: Sequence[Ticket[Any]] | None) -> bool:
     """Whether a step is for this one: whom somebody waits for, or, in a callback of a step, those of the callback."""
     return one in only if only is not None else one.eager or one.awaited > 0
-
-
-def _shared(asking: Sequence[Ticket[Any]]) -> bool:
-    """Whether others wait for what these want, or may come at any time."""
-    return len({one.call for one in asking}) > 1 or any(one.eager for one in asking)
 
 
 def _fits(needs: int, used: int, width: int | None) -> bool:

@@ -1,8 +1,9 @@
 """Searches for token sequences over the engine: many at once, each written as if it were alone.
 
-A task is a generator: it yields what it wants computed (Encode, Append, Decode, Read), is sent the result, and returns
-what it found. The loop puts what all tasks want into one call of the engine. So a batch forms by itself: who ends
-leaves it, and who waits takes the place. Greedy and sampled texts, beams, transcripts and forecasts are all made by it.
+A task is a generator: it yields what it wants computed (Encode, Append, Decode, Read, Guess), is sent the result, and
+returns what it found. The loop puts what all tasks want into one call of the engine. So a batch forms by itself: who
+ends leaves it, and who waits takes the place. Greedy and sampled texts, beams, transcripts and forecasts are all made
+by it.
 """
 
 from __future__ import annotations
@@ -125,11 +126,29 @@ class Read:
 
 
 @dataclass(frozen=True)
+class Guess:
+    """Wanted: what may follow a text, as a smaller model guesses for all that want this in a step. The answer: so many
+    tokens at most, none where that does not pay.
+
+    session: of the text, whose rows may be given up meanwhile. tokens: the text, those without rows included.
+    """
+
+    session: Any
+    tokens: Sequence[int]
+    drafter: Any
+    most: int
+
+    @property
+    def items(self) -> Sequence[tuple[Any, Sequence[int]]]:
+        return [(self.session, ())]
+
+
+@dataclass(frozen=True)
 class Wait:
     """Wanted: nothing in this step, since another task computes what this one needs. The answer is nothing."""
 
 
-Wish = Encode | Append | Decode | Read | Wait
+Wish = Encode | Append | Decode | Read | Guess | Wait
 Task = Generator[Wish, Any, Result]
 
 

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from slimrt import core
 from slimrt.cache.planner import BLOCK as BLOCK
-from slimrt.generation.search import Append, Decode, Logits, Logprobs, Masks, Read, Wish
+from slimrt.generation.pace import Pace
+from slimrt.generation.search import Append, Decode, Guess, Logits, Logprobs, Masks, Read, Wish
 from slimrt.plumbing import progress
 from slimrt.runtime.runtime import Runtime
 from slimrt.runtime.session import Session
@@ -90,6 +91,10 @@ class Sequences:
         with self._runtime.use() as engine:
             return engine.sample(logits, samplers, masks=masks, logprobs=logprobs)
 
+    def guess(self, wishes: Sequence[Guess], pace: Pace) -> list[Ids]:
+        """What the model that drafts for this one guesses."""
+        return list(self._runtime.draft.guess(wishes, pace))
+
     def missing(self, sequence: Any) -> Ids:
         """Tokens of a Session without rows; of another sequence none."""
         if not isinstance(sequence, Session):
@@ -135,6 +140,6 @@ def _handle(sequence: Any) -> int:
 
 def _sessions(wish: Wish | None) -> list[Session]:
     """The sequences of a wish, if all of them are Sessions."""
-    items = wish.items if isinstance(wish, (Append, Decode, Read)) else ()
+    items = wish.items if isinstance(wish, (Append, Decode, Read, Guess)) else ()
     found = [of for of, _ in items if isinstance(of, Session)]
     return found if len(found) == len(items) else []

@@ -12,6 +12,7 @@ from slimrt.cache.planner import Planner, resolve_device
 from slimrt.cache.planner_encoder import encoder_rows
 from slimrt.modelfile.source import ModelSource
 from slimrt.plumbing.keywords import named
+from slimrt.runtime.drafting import refuse_aging, with_draft
 from slimrt.runtime.fold_at_load import refusal
 from slimrt.runtime.runtime import settle
 
@@ -28,6 +29,7 @@ def plan(
     n_batch: int = 512,
     n_threads: int | None = None,
     memory_limit: str | int | None = None,
+    draft_model: str | os.PathLike[str] | ModelSource | None = None,
     progress: bool | None = None,
     **options: Unpack[CacheOptions],
 ) -> PlanResult:
@@ -37,6 +39,8 @@ def plan(
     Args: as for slimrt.Model; memory_limit in bytes or as "6GiB", None: what the device has available now.
         max_queue: requests that wait for a server of the model (slimrt serve), whose logits, masks and requests are
             then counted too; None: there is no server.
+        draft_model: what it takes is in every total, and by name in draft_weights, draft_cache and draft_scratch;
+            "self" takes no weights and rows of its own.
 
     Raises:
         FileNotFoundError, ModelFormatError, UnsupportedError, CacheUnsupportedError: as slimrt.Model.
@@ -46,9 +50,13 @@ def plan(
     source = ModelSource.of(path, progress)
     choice = CacheChoice.of(**options)
     planner = Planner.of(source, memory_limit, n_seqs, n_batch, n_threads, device, cache_tokens, max_queue)
+    planner = with_draft(planner, draft_model, progress)
     context = source.n_ctx(n_ctx)
     choice, _ = settle(planner, choice, context)
     check_cache(source, choice)
+    asked = planner.row(choice, context)
+    if draft_model is not None:
+        refuse_aging(source, asked.modes)
     return PlanResult(
         path=str(source.path),
         n_ctx=context,
@@ -57,8 +65,9 @@ def plan(
         n_batch=n_batch,
         cache_tokens=cache_tokens,
         max_queue=max_queue,
+        draft_model="" if planner.draft is None else planner.draft.name,
         memory_limit=planner.limit,
-        asked=replace(planner.row(choice, context), too_imprecise=refusal(source, choice, only_cheap=False)),
+        asked=replace(asked, too_imprecise=refusal(source, choice, only_cheap=False)),
         rows=tuple(
             replace(planner.row(legal, context), too_imprecise=refusal(source, legal, only_cheap=True))
             for legal in planner.legal(choice)

@@ -164,9 +164,16 @@ def load(
         )
     sizes = planner.sizes(choice, n_ctx)
     try:
+        if sizes.total > planner.limit and planner.draft is not None:
+            raise WontFitError(
+                f"needs {format_bytes(sizes.total - sizes.draft)}, and drafts by {planner.draft.name} "
+                f"{format_bytes(sizes.draft)} ({sizes.drafting()}): {format_bytes(planner.limit)} available",
+                sizes.total,
+                planner.limit,
+            )
         if sizes.total > planner.limit and needs_folding(source, choice):
             raise WontFitError(  # the core would say so too, after minutes of folding
-                f"needs {format_bytes(sizes.total)}, {format_bytes(planner.limit)} available.",
+                f"needs {format_bytes(sizes.total)}, {format_bytes(planner.limit)} available",
                 sizes.total,
                 planner.limit,
             )
@@ -182,7 +189,7 @@ def load(
             n_threads=planner.n_threads,
             device=planner.device,
             derived=derived or None,
-            memory_limit=memory_limit,
+            memory_limit=memory_limit if planner.draft is None else max(planner.limit - sizes.draft, 1),
             **choice.arguments(source),
         )
     except WontFitError as error:

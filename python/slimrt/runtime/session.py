@@ -72,6 +72,17 @@ def check_length(n_tokens: int, runtime: Runtime, what: str) -> None:
         )
 
 
+def common_length(one: Sequence[int], other: Sequence[int]) -> int:
+    """Tokens with which two lists begin alike."""
+    one, other = list(one), list(other)  # which are compared faster than their elements
+    most, step, n = min(len(one), len(other)), 256, 0
+    while n < most and one[n : n + step] == other[n : n + step]:
+        n += step
+    while n < most and one[n] == other[n]:
+        n += 1
+    return min(n, most)
+
+
 class Session(Closing):
     """A sequence of tokens whose cache rows stay in memory. Made by Model.session() and Model.load_session().
 
@@ -142,11 +153,7 @@ class Session(Closing):
 
     def keep_common(self, ids: Sequence[int]) -> list[int]:
         """Truncate to what it has in common with ids; returns the ids that are still to be computed, at least one."""
-        common = 0
-        for mine, wanted in zip(self._tokens, ids[:-1], strict=False):
-            if mine != wanted:
-                break
-            common += 1
+        common = common_length(self._tokens, ids[:-1])
         with self.runtime.use() as engine:
             self._agree(engine)
             if common < self.length and not engine.can_truncate(self.sequence, common):  # rows behind a window are gone
