@@ -362,6 +362,19 @@ def test_pieces_take_no_longer_than_texts_may_wait():
     assert pace.tokens_per_second == pytest.approx(1000)
 
 
+@pytest.mark.parametrize("n_prompts, n_texts, steps", [(1, 2, 7), (2, 2, 7), (6, 2, 3), (14, 2, 1)])
+def test_prompts_get_more_time_where_they_are_more_than_the_texts(n_prompts, n_texts, steps):
+    pace, prompts = Pace(stall=0.4, share=0.5), [1000] * n_prompts
+    pace.note(0.01, 0, n_texts, n_texts)
+    assert sizes(pace, prompts)
+    pace.note(0.01 + 0.064, 64, n_texts, n_texts)  # half of the time is theirs: the texts have 64 ms to go on alone
+    alone = 0
+    while not sizes(pace, prompts):
+        pace.note(0.01, 0, n_texts, n_texts)
+        alone += 1
+    assert alone == steps
+
+
 def test_pieces_grow_where_each_computes_what_is_stored_again():
     pace = Pace(recomputes=True)
     assert sizes(pace, [1000], before=3000) == [500] and sizes(Pace(), [1000], before=3000) == [LEAST]

@@ -215,7 +215,7 @@ std::unique_ptr<Trial> trial_of(const std::string& kind, const std::string& isa,
 std::vector<Access> candidates(const std::string& kind, Access usual) {
     std::vector<Access> all{usual};
     if (kind == "batch") {  // what is called for is the next rows
-        for (const Hint hint : {Hint::none, Hint::t1, Hint::nta}) all.push_back({hint});
+        for (const Hint hint : {Hint::none, Hint::t0, Hint::nta}) all.push_back({hint});
         return all;
     }
     const bool has_streams = kind != "rows" && !is_float(find_dtype(kind.c_str())->dtype);

@@ -28,7 +28,7 @@ _FEWEST_ROWS, _MOST_ROWS = 2048, 32768
 
 @dataclass(frozen=True)
 class Tuned:
-    """The fastest access to memory of one kind: a type of weight, "batch" (products of several tokens), "rows" of the cache.
+    """The fastest access to memory of one kind: a type of weight, "batch" (several tokens), or "rows" of the cache.
 
     Attributes:
         best: as SLIMRT_ACCESS takes it, "nta:8192:several".

@@ -84,7 +84,7 @@ AccessPolicy usual_access() {
         policy.weights[static_cast<size_t>(type)] = {Hint::t0, false, 8 << 10};
     for (const DType type : {DType::F32, DType::F16, DType::BF16})
         policy.weights[static_cast<size_t>(type)] = {Hint::t0, false, 4 << 10};
-    policy.batch = {Hint::t0};
+    policy.batch = {Hint::t1};  // the next rows are further ahead than the first level holds
     policy.rows = usual_access_of_rows();
     return policy;
 }

@@ -52,18 +52,20 @@ class Pace:
 
     Args:
         stall: seconds that a text may wait for a piece.
-        share: of the time that prompts get while there are both; after a piece texts go on alone for the rest.
+        share: of the time that prompts get at least while there are both; more where they are more than the texts, as
+            each sequence is worth as much. After a piece texts go on alone for the rest.
         batch: tokens of a step while nobody waits (n_batch).
         recomputes: a piece costs time for all rows that stand before it (modes k, v and x).
     """
 
-    def __init__(self, stall: float = 0.4, share: float = 0.5, batch: int = 512, recomputes: bool = False):
+    def __init__(self, stall: float = 0.4, share: float = 0.7, batch: int = 512, recomputes: bool = False):
         self.stall, self.share, self.batch, self.recomputes = stall, share, batch, recomputes
         self._token = 0.0  # seconds that a token of a prompt takes
         self._texts = 0.0  # seconds that a step of texts alone takes
         self._steps = defaultdict[int, Recent](Recent)  # of so many tokens of texts
         self._n_texts = 1  # of the last such step
         self._owed = 0.0  # seconds that texts have still to go on alone
+        self._waiting = 0  # prompts of the last step that had texts beside it
 
     @property
     def tokens_per_second(self) -> float:
@@ -99,11 +101,13 @@ class Pace:
         if n_prompt >= LEAST or not self._token:
             self._token = _mean(self._token, spent / n_prompt)
         if texts:
-            self._owed += spent * (1 - self.share) / self.share
+            share = max(self.share, self._waiting / (self._waiting + n_texts))
+            self._owed += spent * (1 - share) / share
 
     def pieces(self, prompts: Sequence[P], texts: bool) -> list[P]:
         """Those of the prompts (oldest first) that a step takes up, cut to size: half of the tokens go to the oldest,
         half to the one with the least left. None while texts have still to go on alone."""
+        self._waiting = len(prompts)
         if texts and self._owed > 0:
             return []
         budget = self._budget() if texts else self.batch
