@@ -64,6 +64,7 @@ def test_refused_where_it_has_nothing_to_skip():
         slimrt.convert(path, "nowhere.gguf", cache="kv", sparse=True)
 
 
+@pytest.mark.unsanitized  # three minutes there; with deltas that are given it runs the same code above
 def test_a_conversion_finds_a_delta(tmp_path, run):
     """And what it says is so, within twice as much on another text: the file, asked for it, diverges by no more."""
     out = tmp_path / "sparse.gguf"
