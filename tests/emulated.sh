@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 emulated=$(realpath "$1")/emulated
 
-printf '%s\n' absorbed cuda_attention cuda_backend cuda_host cuda_linear cuda_plans cuda_rows |
+printf '%s\n' absorbed cuda_attention cuda_backend cuda_fusion cuda_host cuda_linear cuda_plans cuda_rows |
     xargs -P "$(nproc)" -I{} sh -c "$emulated/{}_test >$emulated/{}.txt 2>&1 || { cat $emulated/{}.txt; exit 1; }"
 diff tests/cuda_plans.txt "$emulated/cuda_plans.txt"
 
